@@ -1,0 +1,408 @@
+package catalog
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"iter"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// ControlDir is the name at the top of a mount that belongs to Shoal itself.
+const ControlDir = ".shoal"
+
+// WeakETagPrefix begins an ETag that was made up from size and modification time. As in HTTP, such a
+// tag can be compared but not be sent in If-Match.
+const WeakETagPrefix = "W/"
+
+const (
+	maxName     = 255  // NAME_MAX
+	maxPath     = 4095 // PATH_MAX without its NUL: a longer path cannot be opened
+	maxExamples = 16
+)
+
+// BuildOptions tell Build how to read a listing.
+type BuildOptions struct {
+	// Prefix is what every key begins with and no path shows. It is empty or ends in "/".
+	Prefix string
+	// WeakETag allows objects without an ETag: theirs becomes [WeakETagPrefix] + "size-mtime",
+	// with the time in nanoseconds. An object that is overwritten in place by another of the same
+	// size within the clock's resolution then goes unnoticed.
+	WeakETag bool
+}
+
+// Build makes a manifest of a listing, in memory, whatever the order of the objects. It fails with
+// the listing's own error, and when an object has no ETag, when a key was listed twice with different
+// versions, and when nothing is left to show.
+func Build(objects iter.Seq2[objstore.Object, error], o BuildOptions) (*Manifest, error) {
+	if o.Prefix != "" && !strings.HasSuffix(o.Prefix, "/") {
+		return nil, fmt.Errorf("prefix %q must be empty or end in a slash", o.Prefix)
+	}
+	b := builder{opts: o, dirIndex: map[string]uint32{"": 0}, dirs: []buildDir{{}}}
+	for obj, err := range objects {
+		if err != nil {
+			return nil, err
+		}
+		if err := b.add(obj); err != nil {
+			return nil, err
+		}
+	}
+	return b.finish()
+}
+
+// builder collects files in arenas without pointers, so that ten million of them cost the garbage
+// collector nothing.
+type builder struct {
+	opts     BuildOptions
+	skipped  Skipped
+	names    []byte
+	etags    []byte
+	files    []buildFile
+	dirIndex map[string]uint32
+	dirs     []buildDir
+	lastDir  string // listings come sorted, so the last directory is nearly always the next one's
+	lastID   uint32
+}
+
+type buildFile struct {
+	name    uint64
+	etag    uint64
+	size    int64
+	mtime   int64
+	dir     uint32
+	etagLen uint32
+	nameLen uint8
+}
+
+type buildDir struct {
+	path     string
+	parent   uint32
+	number   uint32 // breadth-first
+	children []uint32
+	files    []uint32
+}
+
+func (b *builder) nameOf(f uint32) []byte {
+	e := &b.files[f]
+	return b.names[e.name : e.name+uint64(e.nameLen)]
+}
+
+func (b *builder) etagOf(f uint32) []byte {
+	e := &b.files[f]
+	return b.etags[e.etag : e.etag+uint64(e.etagLen)]
+}
+
+func (b *builder) add(o objstore.Object) error {
+	path, ok := strings.CutPrefix(o.Key, b.opts.Prefix)
+	if !ok {
+		return fmt.Errorf("key %q was listed but does not begin with the prefix %q", o.Key, b.opts.Prefix)
+	}
+	if o.Size == 0 && (path == "" || strings.HasSuffix(path, "/")) {
+		b.skipped.Markers++
+		return nil
+	}
+	if why := hostile(path); why != "" {
+		b.skipped.Hostile++
+		b.example(o.Key, why)
+		return nil
+	}
+	if o.Size < 0 {
+		return fmt.Errorf("object %q has size %d", o.Key, o.Size)
+	}
+	mtime := int64(noTime)
+	if t := o.ModTime; !t.IsZero() && t.Year() > 1678 && t.Year() < 2262 { // what UnixNano can hold
+		mtime = t.UnixNano()
+	}
+	tag := o.ETag
+	if tag == "" {
+		if !b.opts.WeakETag {
+			return fmt.Errorf("object %q has no ETag, so that a change of it could not be noticed (--weak-etag uses size and modification time instead)", o.Key)
+		}
+		if mtime == noTime {
+			return fmt.Errorf("object %q has neither ETag nor modification time", o.Key)
+		}
+		tag = WeakETagPrefix + strconv.FormatInt(o.Size, 10) + "-" + strconv.FormatInt(mtime, 10)
+	}
+	if len(tag) > math.MaxUint16 {
+		return fmt.Errorf("object %q has an ETag of %d bytes", o.Key, len(tag))
+	}
+	if len(b.files) >= math.MaxUint32-1 {
+		return fmt.Errorf("more than %d objects", len(b.files))
+	}
+	dir, name := "", path
+	if i := strings.LastIndexByte(path, '/'); i >= 0 {
+		dir, name = path[:i], path[i+1:]
+	}
+	if dir != b.lastDir {
+		b.lastID = b.dirID(dir)
+		b.lastDir = b.dirs[b.lastID].path
+	}
+	b.dirs[b.lastID].files = append(b.dirs[b.lastID].files, uint32(len(b.files)))
+	b.files = append(b.files, buildFile{
+		name: uint64(len(b.names)), nameLen: uint8(len(name)),
+		etag: uint64(len(b.etags)), etagLen: uint32(len(tag)),
+		size: o.Size, mtime: mtime, dir: b.lastID,
+	})
+	b.names = append(b.names, name...)
+	b.etags = append(b.etags, tag...)
+	return nil
+}
+
+// hostile returns why path cannot be shown as a file, or "".
+func hostile(path string) string {
+	if len(path) > maxPath {
+		return "path over 4095 bytes"
+	}
+	if strings.IndexByte(path, 0) >= 0 {
+		return "NUL in the name"
+	}
+	if !utf8.ValidString(path) {
+		return "not UTF-8"
+	}
+	for first, rest, more := true, path, true; more; first = false {
+		var c string
+		c, rest, more = strings.Cut(rest, "/")
+		switch {
+		case c == "":
+			return "empty path component"
+		case c == "." || c == "..":
+			return "path component " + c
+		case len(c) > maxName:
+			return "name over 255 bytes"
+		case first && c == ControlDir:
+			return "the name " + ControlDir + " is reserved"
+		}
+	}
+	return ""
+}
+
+func (b *builder) example(key, why string) {
+	if len(b.skipped.Examples) < maxExamples {
+		if len(key) > 300 {
+			key = key[:300] + "..."
+		}
+		b.skipped.Examples = append(b.skipped.Examples, strconv.Quote(key)+": "+why)
+	}
+}
+
+// dirID returns the number of a directory, which it makes with all its ancestors.
+func (b *builder) dirID(path string) uint32 {
+	if id, ok := b.dirIndex[path]; ok {
+		return id
+	}
+	parent := uint32(0)
+	if i := strings.LastIndexByte(path, '/'); i >= 0 {
+		parent = b.dirID(path[:i])
+	}
+	id := uint32(len(b.dirs))
+	path = strings.Clone(path) // not the whole key
+	b.dirs = append(b.dirs, buildDir{path: path, parent: parent})
+	b.dirs[parent].children = append(b.dirs[parent].children, id)
+	b.dirIndex[path] = id
+	return id
+}
+
+// arrange sorts the files of every directory by name and removes double and shadowed ones.
+func (b *builder) arrange() error {
+	var buf []byte
+	for d := range b.dirs {
+		dir := &b.dirs[d]
+		byName := func(x, y uint32) int { return bytes.Compare(b.nameOf(x), b.nameOf(y)) }
+		if !slices.IsSortedFunc(dir.files, byName) {
+			slices.SortFunc(dir.files, byName)
+		}
+		kept := dir.files[:0]
+		for _, f := range dir.files {
+			if n := len(kept); n > 0 && byName(kept[n-1], f) == 0 {
+				if old := kept[n-1]; b.files[old].size != b.files[f].size || !bytes.Equal(b.etagOf(old), b.etagOf(f)) {
+					return fmt.Errorf("object %q was listed twice, with different versions: it changed meanwhile (list again)", b.opts.Prefix+join(dir.path, string(b.nameOf(f))))
+				}
+				continue
+			}
+			if len(dir.children) > 0 {
+				buf = buf[:0]
+				if d != 0 {
+					buf = append(append(buf, dir.path...), '/')
+				}
+				buf = append(buf, b.nameOf(f)...)
+				if _, ok := b.dirIndex[string(buf)]; ok {
+					b.skipped.Shadowed++
+					b.example(b.opts.Prefix+string(buf), "a folder has the same name")
+					continue
+				}
+			}
+			kept = append(kept, f)
+		}
+		dir.files = kept
+	}
+	return nil
+}
+
+func join(dir, name string) string {
+	if dir == "" {
+		return name
+	}
+	return dir + "/" + name
+}
+
+// breadthFirst returns the directories in the order of their numbers, and sets those.
+func (b *builder) breadthFirst() []uint32 {
+	order := make([]uint32, 1, len(b.dirs))
+	for i := 0; i < len(order); i++ {
+		dir := &b.dirs[order[i]]
+		dir.number = uint32(i)
+		// Siblings share all but the last component, so their paths sort as their names do.
+		slices.SortFunc(dir.children, func(x, y uint32) int { return cmp.Compare(b.dirs[x].path, b.dirs[y].path) })
+		order = append(order, dir.children...)
+	}
+	return order
+}
+
+// sampleOrder returns the directories in the order in which their files are numbered.
+func (b *builder) sampleOrder() []uint32 {
+	order := make([]uint32, len(b.dirs))
+	for i := range order {
+		order[i] = uint32(i)
+	}
+	slices.SortFunc(order, func(x, y uint32) int {
+		p, q := b.dirs[x].path, b.dirs[y].path
+		cp, _, _ := strings.Cut(p, "/")
+		cq, _, _ := strings.Cut(q, "/")
+		return cmp.Or(cmp.Compare(cp, cq), cmp.Compare(p, q))
+	})
+	return order
+}
+
+func (b *builder) finish() (*Manifest, error) {
+	if err := b.arrange(); err != nil {
+		return nil, err
+	}
+	var files int
+	for i := range b.dirs {
+		files += len(b.dirs[i].files)
+	}
+	if files == 0 {
+		var what string
+		if n := b.skipped.Total(); n > 0 {
+			what = fmt.Sprintf(" that a file system can show (%d cannot: %s)", n, strings.Join(b.skipped.Examples, ", "))
+		}
+		return nil, fmt.Errorf("no objects under %q%s; check bucket and prefix", b.opts.Prefix, what)
+	}
+	bfs := b.breadthFirst()
+
+	// Rows of the directory table in breadth-first order; the file ranges follow the sample order.
+	rows := make([]dirRow, len(b.dirs))
+	var dirNames []byte
+	next := uint32(1)
+	for i, id := range bfs {
+		dir := &b.dirs[id]
+		r := &rows[i]
+		name := dir.path[strings.LastIndexByte(dir.path, '/')+1:]
+		r.name, r.nameLen = uint64(len(dirNames)), uint32(len(name))
+		dirNames = append(dirNames, name...)
+		if i > 0 {
+			r.parent = b.dirs[dir.parent].number
+			r.depth = rows[r.parent].depth + 1
+		}
+		r.firstDir, r.endDir = next, next+uint32(len(dir.children))
+		next = r.endDir
+	}
+	order := make([]uint32, 0, files)
+	var names, etags uint64
+	var sum int64
+	for _, id := range b.sampleOrder() {
+		dir := &b.dirs[id]
+		r := &rows[dir.number]
+		r.firstFile = uint32(len(order))
+		order = append(order, dir.files...)
+		r.endFile = uint32(len(order))
+		for _, f := range dir.files {
+			names += uint64(b.files[f].nameLen)
+			etags += uint64(b.files[f].etagLen)
+			if size := b.files[f].size; sum > math.MaxInt64-size {
+				return nil, fmt.Errorf("the objects under %q together exceed 8 EiB", b.opts.Prefix)
+			} else {
+				sum += size
+			}
+		}
+	}
+	skipped, err := json.Marshal(b.skipped)
+	if err != nil {
+		return nil, fmt.Errorf("manifest: %w", err)
+	}
+
+	le := binary.LittleEndian
+	total := uint64(headerLen) + uint64(len(rows))*dirLen + 2*8*(uint64(files)+1) + (8+8+4)*uint64(files) +
+		uint64(len(dirNames)) + names + etags + uint64(len(b.opts.Prefix)) + uint64(len(skipped))
+	out := make([]byte, headerLen, total)
+	for _, r := range rows {
+		out = r.append(out)
+	}
+	var off uint64
+	for _, f := range order {
+		out = le.AppendUint64(out, off)
+		off += uint64(b.files[f].nameLen)
+	}
+	out = le.AppendUint64(out, off)
+	off = 0
+	for _, f := range order {
+		out = le.AppendUint64(out, off)
+		off += uint64(b.files[f].etagLen)
+	}
+	out = le.AppendUint64(out, off)
+	for _, f := range order {
+		out = le.AppendUint64(out, uint64(b.files[f].size))
+	}
+	for _, f := range order {
+		out = le.AppendUint64(out, uint64(b.files[f].mtime))
+	}
+	for _, f := range order {
+		out = le.AppendUint32(out, b.dirs[b.files[f].dir].number)
+	}
+	out = append(out, dirNames...)
+	for _, f := range order {
+		out = append(out, b.nameOf(f)...)
+	}
+	for _, f := range order {
+		out = append(out, b.etagOf(f)...)
+	}
+	out = append(out, b.opts.Prefix...)
+	out = append(out, skipped...)
+
+	h := out[:headerLen]
+	copy(h, manifestMagic)
+	le.PutUint32(h[8:], manifestVersion)
+	le.PutUint32(h[12:], headerLen)
+	le.PutUint64(h[48:], uint64(files))
+	le.PutUint64(h[56:], uint64(len(rows)))
+	le.PutUint64(h[64:], uint64(sum))
+	le.PutUint64(h[72:], uint64(len(out)))
+	for i, n := range []uint64{uint64(len(dirNames)), names, etags, uint64(len(b.opts.Prefix)), uint64(len(skipped))} {
+		le.PutUint64(h[80+8*i:], n)
+	}
+	seal(out)
+	m, err := parse(out)
+	if err != nil {
+		return nil, fmt.Errorf("manifest: a bug made an invalid one: %w", err)
+	}
+	m.version = m.hash()
+	copy(h[16:], m.version[:])
+	seal(out)
+	return m, nil
+}
+
+// seal writes the two checksums of a manifest file.
+func seal(data []byte) {
+	h := data[:headerLen]
+	binary.LittleEndian.PutUint32(h[120:], crc32.Checksum(data[headerLen:], castagnoli))
+	binary.LittleEndian.PutUint32(h[124:], crc32.Checksum(h[:124], castagnoli))
+}

@@ -1,0 +1,586 @@
+package catalog
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+var (
+	// ErrCorrupt is wrapped by errors about files whose content is not what was written.
+	ErrCorrupt = errors.New("corrupt")
+	// ErrNewerFormat is wrapped by errors about files of a format version that this program does
+	// not know.
+	ErrNewerFormat = errors.New("written by a newer version of shoal")
+)
+
+const (
+	manifestMagic   = "SHOALMAN"
+	manifestVersion = 1
+	headerLen       = 128
+	dirLen          = 40
+
+	// noTime stands for an unknown modification time, and for one that int64 nanoseconds cannot
+	// hold.
+	noTime = math.MinInt64
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Manifest is one immutable version of a dataset: its files in sample order and the directories that
+// they lie in. It is safe for concurrent use. File and directory numbers that are out of range panic,
+// as slice indices do.
+type Manifest struct {
+	data   []byte // the whole file, on the heap after Build, mapped after Load
+	mapped bool
+
+	version      [32]byte
+	files, dirs  int
+	bytes        int64
+	dirTab       []byte
+	nameOff      []byte
+	etagOff      []byte
+	sizes        []byte
+	mtimes       []byte
+	fileDir      []byte
+	dirNames     []byte
+	names, etags []byte
+	prefix       string
+	skipped      Skipped
+}
+
+// Dir is one directory. Its files are FirstFile..EndFile-1 and its subdirectories
+// FirstDir..EndDir-1, both sorted by name. The root has the empty name and is its own parent.
+type Dir struct {
+	Name               string
+	Parent             int
+	FirstFile, EndFile int
+	FirstDir, EndDir   int
+}
+
+// Node is a file or a directory of a manifest.
+type Node struct {
+	IsDir bool
+	Index int // number of the file or directory
+}
+
+// Skipped tells what a listing held that the tree cannot show.
+type Skipped struct {
+	// Markers counts empty objects whose key ends in "/", which some tools write for folders.
+	Markers int `json:"markers"`
+	// Hostile counts keys that are no valid path: empty, "." and ".." components, names over 255
+	// bytes, paths over 4,095 bytes, NUL, invalid UTF-8, and a top-level ".shoal".
+	Hostile int `json:"hostile"`
+	// Shadowed counts files with the name of a directory; the directory is shown.
+	Shadowed int `json:"shadowed"`
+	// Examples holds the first few hostile and shadowed keys, quoted, each with the reason.
+	Examples []string `json:"examples,omitempty"`
+}
+
+// Total returns the number of files that are missing in the tree. Markers are not counted.
+func (s Skipped) Total() int { return s.Hostile + s.Shadowed }
+
+// Load maps the manifest file at path and checks it: checksums, lengths, and the structure of the
+// tree. Errors wrap [ErrCorrupt], [ErrNewerFormat], or the operating system's error.
+func Load(path string) (*Manifest, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("load manifest: %w", err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("load manifest: %w", err)
+	}
+	if st.Size() < headerLen || st.Size() > math.MaxInt {
+		return nil, fmt.Errorf("manifest %s: %w: %d bytes long (remove it; the dataset is then listed again)", path, ErrCorrupt, st.Size())
+	}
+	data, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map manifest %s: %w", path, err)
+	}
+	m, err := parse(data)
+	if err != nil {
+		_ = unix.Munmap(data)
+		remedy := "remove it; the dataset is then listed again"
+		if errors.Is(err, ErrNewerFormat) {
+			remedy = "use that version of shoal, or another --cache-dir"
+		}
+		return nil, fmt.Errorf("manifest %s: %w (%s)", path, err, remedy)
+	}
+	m.mapped = true
+	return m, nil
+}
+
+// Close gives the mapping back. No other method may be running or be called afterwards. Closing a
+// manifest that Build made does nothing.
+func (m *Manifest) Close() error {
+	if !m.mapped {
+		return nil
+	}
+	m.mapped = false
+	return unix.Munmap(m.data)
+}
+
+func corrupt(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
+}
+
+// parse checks data and returns the manifest that reads from it. It trusts nothing: every index that
+// a method follows later is checked here.
+func parse(data []byte) (*Manifest, error) {
+	le := binary.LittleEndian
+	if len(data) < headerLen {
+		return nil, corrupt("%d bytes long, shorter than its header", len(data))
+	}
+	h := data[:headerLen]
+	if string(h[:8]) != manifestMagic {
+		return nil, corrupt("not a manifest (magic %q)", h[:8])
+	}
+	// The version comes before the checksum: a newer format may keep its checksum elsewhere.
+	if v := le.Uint32(h[8:]); v > manifestVersion {
+		return nil, fmt.Errorf("%w: format version %d, this one reads %d", ErrNewerFormat, v, manifestVersion)
+	} else if v != manifestVersion {
+		return nil, corrupt("format version %d", v)
+	}
+	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
+		return nil, corrupt("header has checksum %08x, want %08x", got, want)
+	}
+	if n := le.Uint32(h[12:]); n != headerLen {
+		return nil, corrupt("header length %d", n)
+	}
+	files, dirs := le.Uint64(h[48:]), le.Uint64(h[56:])
+	if n := le.Uint64(h[72:]); n != uint64(len(data)) {
+		return nil, corrupt("%d bytes long, want %d", len(data), n)
+	}
+	if files > math.MaxUint32-1 || dirs > math.MaxUint32-1 || dirs == 0 {
+		return nil, corrupt("%d files in %d directories", files, dirs)
+	}
+	var arena [5]uint64
+	want := uint64(headerLen) + dirs*dirLen + 2*8*(files+1) + (8+8+4)*files
+	for i := range arena {
+		arena[i] = le.Uint64(h[80+8*i:])
+		if arena[i] > uint64(len(data)) {
+			return nil, corrupt("section of %d bytes", arena[i])
+		}
+		want += arena[i]
+	}
+	if want != uint64(len(data)) {
+		return nil, corrupt("sections fill %d bytes of %d", want, len(data))
+	}
+	if got, want := crc32.Checksum(data[headerLen:], castagnoli), le.Uint32(h[120:]); got != want {
+		return nil, corrupt("content has checksum %08x, want %08x", got, want)
+	}
+
+	m := &Manifest{data: data, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs), bytes: int64(le.Uint64(h[64:]))}
+	rest := data[headerLen:]
+	cut := func(n uint64) []byte {
+		s := rest[:n:n]
+		rest = rest[n:]
+		return s
+	}
+	m.dirTab = cut(dirs * dirLen)
+	m.nameOff, m.etagOff = cut(8*(files+1)), cut(8*(files+1))
+	m.sizes, m.mtimes, m.fileDir = cut(8*files), cut(8*files), cut(4*files)
+	m.dirNames, m.names, m.etags = cut(arena[0]), cut(arena[1]), cut(arena[2])
+	m.prefix = string(cut(arena[3]))
+	if err := json.Unmarshal(cut(arena[4]), &m.skipped); err != nil {
+		return nil, corrupt("skipped: %v", err)
+	}
+	if err := m.checkDirs(); err != nil {
+		return nil, err
+	}
+	return m, m.checkFiles()
+}
+
+// checkDirs checks that the directory table is one tree, numbered breadth-first, with sorted names
+// and sensible file ranges.
+func (m *Manifest) checkDirs() error {
+	if m.prefix != "" && !strings.HasSuffix(m.prefix, "/") {
+		return corrupt("prefix %q", m.prefix)
+	}
+	next := 1 // first directory that is nobody's child yet
+	for d := range m.dirs {
+		r := m.dirRow(d)
+		if uint64(r.name) > uint64(len(m.dirNames)) || uint64(r.nameLen) > uint64(len(m.dirNames))-r.name {
+			return corrupt("directory %d: name out of range", d)
+		}
+		if r.firstFile > r.endFile || int(r.endFile) > m.files {
+			return corrupt("directory %d: files %d to %d of %d", d, r.firstFile, r.endFile, m.files)
+		}
+		if int(r.firstDir) != next || r.endDir < r.firstDir || int(r.endDir) > m.dirs {
+			return corrupt("directory %d: subdirectories %d to %d of %d", d, r.firstDir, r.endDir, m.dirs)
+		}
+		next = int(r.endDir)
+		if d == 0 {
+			if r.parent != 0 || r.nameLen != 0 || r.depth != 0 {
+				return corrupt("the root has a name or a parent")
+			}
+			continue
+		}
+		// Breadth-first numbers make a child's greater than its parent's, so the walk to the
+		// root always ends.
+		if int(r.parent) >= d {
+			return corrupt("directory %d: parent %d", d, r.parent)
+		}
+		p := m.dirRow(int(r.parent))
+		if d < int(p.firstDir) || d >= int(p.endDir) || r.depth != p.depth+1 {
+			return corrupt("directory %d: not below its parent %d", d, r.parent)
+		}
+		if n := m.dirName(d); len(n) == 0 || d > int(p.firstDir) && bytes.Compare(m.dirName(d-1), n) >= 0 {
+			return corrupt("directory %d: name %q out of order", d, n)
+		}
+	}
+	if next != m.dirs {
+		return corrupt("%d of %d directories belong to none", m.dirs-next, m.dirs)
+	}
+	return nil
+}
+
+// checkFiles checks the columns: offsets ascend and stay inside their arena, every file lies in its
+// directory's range, names ascend within a directory, and the sizes add up.
+func (m *Manifest) checkFiles() error {
+	if err := ascends(m.nameOff, len(m.names)); err != nil {
+		return corrupt("names: %v", err)
+	}
+	if err := ascends(m.etagOff, len(m.etags)); err != nil {
+		return corrupt("ETags: %v", err)
+	}
+	for _, arena := range [][]byte{m.names, m.dirNames} {
+		if bytes.IndexByte(arena, '/') >= 0 || bytes.IndexByte(arena, 0) >= 0 {
+			return corrupt("a name holds a slash or a NUL")
+		}
+	}
+	var sum int64
+	prevDir, row := -1, dirRow{}
+	for f := range m.files {
+		d := int(binary.LittleEndian.Uint32(m.fileDir[4*f:]))
+		if d != prevDir {
+			if d >= m.dirs {
+				return corrupt("file %d: directory %d of %d", f, d, m.dirs)
+			}
+			row = m.dirRow(d)
+			if int(row.firstFile) != f {
+				return corrupt("file %d: directory %d begins with file %d", f, d, row.firstFile)
+			}
+			prevDir = d
+		} else if bytes.Compare(m.name(f-1), m.name(f)) >= 0 {
+			return corrupt("file %d: name out of order", f)
+		}
+		if f >= int(row.endFile) || len(m.name(f)) == 0 {
+			return corrupt("file %d: not in directory %d, or without a name", f, d)
+		}
+		size := m.Size(f)
+		if size < 0 || sum > math.MaxInt64-size {
+			return corrupt("file %d: size %d", f, size)
+		}
+		sum += size
+	}
+	if sum != m.bytes {
+		return corrupt("sizes add up to %d, want %d", sum, m.bytes)
+	}
+	// Each file is in the range of its own directory; equal totals mean that no range claims a
+	// file of another one.
+	claimed := 0
+	for d := range m.dirs {
+		r := m.dirRow(d)
+		claimed += int(r.endFile - r.firstFile)
+	}
+	if claimed != m.files {
+		return corrupt("directories hold %d files, want %d", claimed, m.files)
+	}
+	return nil
+}
+
+func ascends(off []byte, limit int) error {
+	prev := uint64(0)
+	for i := 0; i < len(off); i += 8 {
+		o := binary.LittleEndian.Uint64(off[i:])
+		if i == 0 && o != 0 || o < prev {
+			return fmt.Errorf("offset %d descends", i/8)
+		}
+		prev = o
+	}
+	if prev != uint64(limit) {
+		return fmt.Errorf("last offset is %d, want %d", prev, limit)
+	}
+	return nil
+}
+
+// dirRow is a row of the directory table.
+type dirRow struct {
+	name               uint64
+	nameLen, parent    uint32
+	firstFile, endFile uint32
+	firstDir, endDir   uint32
+	depth              uint32
+}
+
+func (m *Manifest) dirRow(d int) dirRow {
+	b := m.dirTab[d*dirLen : (d+1)*dirLen]
+	le := binary.LittleEndian
+	return dirRow{
+		name: le.Uint64(b), nameLen: le.Uint32(b[8:]), parent: le.Uint32(b[12:]),
+		firstFile: le.Uint32(b[16:]), endFile: le.Uint32(b[20:]),
+		firstDir: le.Uint32(b[24:]), endDir: le.Uint32(b[28:]), depth: le.Uint32(b[32:]),
+	}
+}
+
+func (r dirRow) append(b []byte) []byte {
+	le := binary.LittleEndian
+	b = le.AppendUint64(b, r.name)
+	for _, v := range [...]uint32{r.nameLen, r.parent, r.firstFile, r.endFile, r.firstDir, r.endDir, r.depth, 0} {
+		b = le.AppendUint32(b, v)
+	}
+	return b
+}
+
+func (m *Manifest) dirName(d int) []byte {
+	b := m.dirTab[d*dirLen : (d+1)*dirLen]
+	off := binary.LittleEndian.Uint64(b)
+	return m.dirNames[off : off+uint64(binary.LittleEndian.Uint32(b[8:]))]
+}
+
+func (m *Manifest) name(file int) []byte {
+	off := m.nameOff[8*file : 8*file+16]
+	return m.names[binary.LittleEndian.Uint64(off):binary.LittleEndian.Uint64(off[8:])]
+}
+
+func (m *Manifest) etag(file int) []byte {
+	off := m.etagOff[8*file : 8*file+16]
+	return m.etags[binary.LittleEndian.Uint64(off):binary.LittleEndian.Uint64(off[8:])]
+}
+
+// Version returns the dataset version, 64 hexadecimal digits.
+func (m *Manifest) Version() string { return hex.EncodeToString(m.version[:]) }
+
+// VersionHash returns the dataset version as it is, a SHA-256. Its first 16 bytes are the dataset id
+// of cached records.
+func (m *Manifest) VersionHash() [32]byte { return m.version }
+
+// Len returns the number of files.
+func (m *Manifest) Len() int { return m.files }
+
+// Bytes returns the sum of the files' sizes.
+func (m *Manifest) Bytes() int64 { return m.bytes }
+
+// Prefix returns what precedes a path in the object's key. It is empty or ends in "/".
+func (m *Manifest) Prefix() string { return m.prefix }
+
+// Path returns a file's path below the prefix.
+func (m *Manifest) Path(file int) string {
+	var buf [256]byte
+	return string(m.AppendPath(buf[:0], file))
+}
+
+// AppendPath appends a file's path to dst.
+func (m *Manifest) AppendPath(dst []byte, file int) []byte {
+	if d := m.DirOf(file); d != 0 {
+		dst = append(m.appendDirPath(dst, d), '/')
+	}
+	return append(dst, m.name(file)...)
+}
+
+func (m *Manifest) appendDirPath(dst []byte, d int) []byte {
+	if d == 0 {
+		return dst
+	}
+	if p := int(binary.LittleEndian.Uint32(m.dirTab[d*dirLen+12:])); p != 0 {
+		dst = append(m.appendDirPath(dst, p), '/')
+	}
+	return append(dst, m.dirName(d)...)
+}
+
+// Name returns a file's name within its directory.
+func (m *Manifest) Name(file int) string { return string(m.name(file)) }
+
+// Size returns a file's size in bytes.
+func (m *Manifest) Size(file int) int64 {
+	return int64(binary.LittleEndian.Uint64(m.sizes[8*file:]))
+}
+
+// ETag returns the version tag of a file's object.
+func (m *Manifest) ETag(file int) string { return string(m.etag(file)) }
+
+// ModTime returns a file's modification time in UTC; the zero time where the listing had none.
+func (m *Manifest) ModTime(file int) time.Time {
+	ns := int64(binary.LittleEndian.Uint64(m.mtimes[8*file:]))
+	if ns == noTime {
+		return time.Time{}
+	}
+	return time.Unix(0, ns).UTC()
+}
+
+// Object returns the object that holds a file's bytes.
+func (m *Manifest) Object(file int) objstore.Object {
+	return objstore.Object{Key: m.prefix + m.Path(file), Size: m.Size(file), ETag: m.ETag(file), ModTime: m.ModTime(file)}
+}
+
+// PathHash returns the first 16 bytes of the SHA-256 of a file's path, by which cached records name
+// it.
+func (m *Manifest) PathHash(file int) [16]byte {
+	var buf [256]byte
+	h := sha256.Sum256(m.AppendPath(buf[:0], file))
+	return [16]byte(h[:16])
+}
+
+// DirOf returns the directory of a file.
+func (m *Manifest) DirOf(file int) int {
+	return int(binary.LittleEndian.Uint32(m.fileDir[4*file:]))
+}
+
+// Dirs returns the number of directories, the root included.
+func (m *Manifest) Dirs() int { return m.dirs }
+
+// Dir returns a directory; 0 is the root.
+func (m *Manifest) Dir(d int) Dir {
+	r := m.dirRow(d)
+	return Dir{
+		Name: string(m.dirName(d)), Parent: int(r.parent),
+		FirstFile: int(r.firstFile), EndFile: int(r.endFile), FirstDir: int(r.firstDir), EndDir: int(r.endDir),
+	}
+}
+
+// DirPath returns a directory's path; "" for the root.
+func (m *Manifest) DirPath(d int) string {
+	var buf [256]byte
+	return string(m.appendDirPath(buf[:0], d))
+}
+
+// Lookup finds a name in a directory. It does not allocate.
+func (m *Manifest) Lookup(dir int, name string) (Node, bool) {
+	r := m.dirRow(dir)
+	lo, n := int(r.firstFile), int(r.endFile-r.firstFile)
+	if i := sort.Search(n, func(i int) bool { return string(m.name(lo+i)) >= name }); i < n && string(m.name(lo+i)) == name {
+		return Node{Index: lo + i}, true
+	}
+	lo, n = int(r.firstDir), int(r.endDir-r.firstDir)
+	if i := sort.Search(n, func(i int) bool { return string(m.dirName(lo+i)) >= name }); i < n && string(m.dirName(lo+i)) == name {
+		return Node{IsDir: true, Index: lo + i}, true
+	}
+	return Node{}, false
+}
+
+// Find finds a path; "" is the root. Paths have no leading, trailing or double slash. It does not
+// allocate.
+func (m *Manifest) Find(path string) (Node, bool) {
+	at := Node{IsDir: true}
+	for path != "" {
+		name, rest, more := strings.Cut(path, "/")
+		if more && rest == "" || !at.IsDir {
+			return Node{}, false
+		}
+		var ok bool
+		if at, ok = m.Lookup(at.Index, name); !ok {
+			return Node{}, false
+		}
+		path = rest
+	}
+	return at, true
+}
+
+// Skipped tells what the listing held that the tree does not show.
+func (m *Manifest) Skipped() Skipped { return m.skipped }
+
+// Verify computes the dataset version anew and compares it. Load leaves that out: its checksums find
+// damage, and hashing a million files takes longer than all the rest.
+func (m *Manifest) Verify() error {
+	if v := m.hash(); v != m.version {
+		return corrupt("the files have dataset version %x, the manifest says %x", v, m.version)
+	}
+	return nil
+}
+
+// hash computes the dataset version; its encoding is in the package comment.
+func (m *Manifest) hash() [32]byte {
+	h := sha256.New()
+	le := binary.LittleEndian
+	buf := make([]byte, 0, 64<<10)
+	for f := range m.files {
+		at := len(buf)
+		buf = m.AppendPath(append(buf, 0, 0, 0, 0), f)
+		le.PutUint32(buf[at:], uint32(len(buf)-at-4))
+		buf = le.AppendUint64(buf, uint64(m.Size(f)))
+		tag := m.etag(f)
+		buf = append(le.AppendUint32(buf, uint32(len(tag))), tag...)
+		if len(buf) >= 48<<10 {
+			h.Write(buf)
+			buf = buf[:0]
+		}
+	}
+	h.Write(buf)
+	return [32]byte(h.Sum(nil))
+}
+
+// Save writes the manifest into the folder dir, which is made if need be, under its version as name,
+// and makes it durable. An equal file that is already there is kept; another one (the same version
+// seen through another prefix) is replaced by rename, which does not disturb who has it mapped.
+func (m *Manifest) Save(dir string) (path string, err error) {
+	path = filepath.Join(dir, m.Version())
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return "", fmt.Errorf("save manifest: %w", err)
+	}
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, m.data) {
+		return path, nil
+	}
+	if err := writeFileSync(path, m.data); err != nil {
+		return "", fmt.Errorf("save manifest: %w", err)
+	}
+	return path, nil
+}
+
+// writeFileSync replaces path by data so that after a crash either the old or the new content is
+// there: write a temporary file, fsync, rename, fsync the folder.
+func writeFileSync(path string, data []byte) (err error) {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, ".tmp-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+			_ = os.Remove(f.Name())
+		}
+	}()
+	if _, err = f.Write(data); err != nil {
+		return err
+	}
+	if err = f.Chmod(0o644); err != nil {
+		return err
+	}
+	if err = f.Sync(); err != nil {
+		return err
+	}
+	if err = f.Close(); err != nil {
+		return err
+	}
+	if err = os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}

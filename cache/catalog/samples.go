@@ -1,0 +1,130 @@
+package catalog
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Samples numbers the files of a manifest that a trainer sees: those below a class folder, in sample
+// order. It is immutable and safe for concurrent use. It reads from the manifest, which must stay
+// open.
+type Samples struct {
+	m       *Manifest
+	first   int      // file of sample 0, while list is nil
+	n       int      // number of samples
+	list    []uint32 // files of the samples, nil where all files from first on are samples
+	classes []string
+}
+
+// Samples numbers the files for which match is true; all if match is nil. Files at the root belong to
+// no class and are never numbered. Where every file matches, it takes no memory per file.
+func (m *Manifest) Samples(match func(path string) bool) *Samples {
+	root := m.Dir(0)
+	s := &Samples{m: m, first: root.EndFile, n: m.files - root.EndFile}
+	for d := root.FirstDir; d < root.EndDir; d++ {
+		s.classes = append(s.classes, string(m.dirName(d)))
+	}
+	if match == nil {
+		return s
+	}
+	var buf []byte
+	dir, dirLen := -1, 0
+	for f := s.first; f < m.files; f++ {
+		if d := m.DirOf(f); d != dir {
+			buf = append(m.appendDirPath(buf[:0], d), '/')
+			dir, dirLen = d, len(buf)
+		}
+		buf = append(buf[:dirLen], m.name(f)...)
+		switch ok := match(string(buf)); {
+		case ok && s.list != nil:
+			s.list = append(s.list, uint32(f))
+		case !ok && s.list == nil:
+			// The first file that is left out: from here on the samples are listed.
+			s.list = make([]uint32, 0, s.n-1)
+			for g := s.first; g < f; g++ {
+				s.list = append(s.list, uint32(g))
+			}
+		}
+	}
+	if s.list != nil {
+		s.list = slices.Clip(s.list)
+		s.n = len(s.list)
+	}
+	return s
+}
+
+// Len returns the number of samples.
+func (s *Samples) Len() int { return s.n }
+
+// File returns the file of a sample.
+func (s *Samples) File(sample int) int {
+	if s.list != nil {
+		return int(s.list[sample])
+	}
+	if sample < 0 || sample >= s.n {
+		panic(fmt.Sprintf("catalog: sample %d of %d", sample, s.n))
+	}
+	return s.first + sample
+}
+
+// Sample returns the number of a file, or false where the file is not a sample.
+func (s *Samples) Sample(file int) (int, bool) {
+	if s.list != nil {
+		return slices.BinarySearch(s.list, uint32(file))
+	}
+	if file < s.first || file >= s.first+s.n {
+		return 0, false
+	}
+	return file - s.first, true
+}
+
+// Label returns the class of a sample, as an index in Classes.
+func (s *Samples) Label(sample int) int {
+	d := s.m.DirOf(s.File(sample))
+	r := s.m.dirRow(d)
+	for r.depth > 1 {
+		d = int(r.parent)
+		r = s.m.dirRow(d)
+	}
+	return d - 1 // the root's subdirectories are numbered from 1
+}
+
+// Classes returns the names of all top-level folders, sorted. The caller must not change it.
+func (s *Samples) Classes() []string { return s.classes }
+
+// imageExtensions are torchvision's IMG_EXTENSIONS.
+var imageExtensions = []string{".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
+
+// Match returns the filter that glob names: "images" for torchvision's IMG_EXTENSIONS in any case,
+// "*" for all files, else a pattern as [path.Match] has it, for the base name, or for the whole path
+// if it holds a "/".
+func Match(glob string) (func(path string) bool, error) {
+	switch glob {
+	case "images":
+		return func(p string) bool {
+			for _, ext := range imageExtensions {
+				// EqualFold would also fold the Kelvin sign and the long s, but no
+				// extension has a k or an s.
+				if n := len(p) - len(ext); n >= 0 && strings.EqualFold(p[n:], ext) {
+					return true
+				}
+			}
+			return false
+		}, nil
+	case "*":
+		return func(string) bool { return true }, nil
+	}
+	if _, err := path.Match(glob, ""); err != nil || glob == "" {
+		return nil, fmt.Errorf("samples pattern %q is not valid (use images, * or a pattern such as *.jpg or */train/*.png)", glob)
+	}
+	whole := strings.Contains(glob, "/")
+	return func(p string) bool {
+		if !whole {
+			p = path.Base(p)
+		}
+		ok, _ := path.Match(glob, p) // the pattern was checked above
+		return ok
+	}, nil
+}
