@@ -1,0 +1,364 @@
+// Package proxy makes an S3 server on loopback behave like one far away, and on request like a
+// broken one: it adds lognormal latency to the first byte, limits the bandwidth, and injects
+// scripted faults.
+//
+// It forwards HTTP/1.1 by hand instead of through net/http, because it shares the cores with what
+// is being measured: each client connection owns one upstream connection, heads are passed on byte
+// for byte (so the signed Host header stays what the client signed), and a response that has
+// arrived during the added latency leaves in one write.
+//
+// Traps:
+//
+//   - The latency is counted from the arrival of the request and overlaps the server's own work: a
+//     response never leaves earlier than that, and no later than the server allows. A median of
+//     30 ms is thus 30 ms as the client sees it, not 30 ms and the server.
+//   - Latency is per request, as on a real network, not per byte: connections do not share it.
+//     The bandwidth, in contrast, is one bucket for all.
+//   - Faults are chosen per request, by rules in order; the first rule that fires wins.
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Options says how the far store behaves.
+type Options struct {
+	// Listen is the address to listen on; empty means a free port on 127.0.0.1.
+	Listen string `json:"listen,omitempty"`
+	// Latency is the median time from a request's arrival to the first byte of its response.
+	Latency time.Duration `json:"latency_ns,omitempty"`
+	// Sigma is the standard deviation of the latency's logarithm; 0 makes every request take
+	// exactly Latency. At 0.3 the 99th percentile is twice the median.
+	Sigma float64 `json:"sigma,omitempty"`
+	// Bandwidth limits responses of known length (all objects are), all connections together, in
+	// bytes/s; 0 is no limit.
+	Bandwidth int64 `json:"bandwidth,omitempty"`
+	// Faults are tried in order for each request.
+	Faults []Fault `json:"faults,omitempty"`
+	// Seed makes latencies and random faults repeatable, as far as the order of requests is.
+	Seed uint64 `json:"seed,omitempty"`
+}
+
+// Stats counts what has passed since the start. An object GET is a GET of one key's content, not a
+// listing or another sub-resource.
+type Stats struct {
+	Requests    int64            `json:"requests"`
+	Gets        int64            `json:"gets"`      // object GETs received
+	GetBytes    int64            `json:"get_bytes"` // body bytes sent in answer to object GETs
+	Heads       int64            `json:"heads"`
+	Lists       int64            `json:"lists"`
+	Puts        int64            `json:"puts"`
+	PutBytes    int64            `json:"put_bytes"`
+	Errors      int64            `json:"errors"` // responses with status 400 or more, injected ones included
+	InFlight    int64            `json:"in_flight"`
+	MaxInFlight int64            `json:"max_in_flight"`
+	Connections int64            `json:"connections"` // accepted in all
+	Faults      map[string]int64 `json:"faults"`      // injected, by kind
+	CPUSeconds  float64          `json:"cpu_seconds"` // of the whole process
+}
+
+// Sub returns the difference of the counters s - o. The gauges InFlight and MaxInFlight stay s's.
+func (s Stats) Sub(o Stats) Stats {
+	d := s
+	d.Requests -= o.Requests
+	d.Gets -= o.Gets
+	d.GetBytes -= o.GetBytes
+	d.Heads -= o.Heads
+	d.Lists -= o.Lists
+	d.Puts -= o.Puts
+	d.PutBytes -= o.PutBytes
+	d.Errors -= o.Errors
+	d.Connections -= o.Connections
+	d.CPUSeconds -= o.CPUSeconds
+	d.Faults = make(map[string]int64, len(s.Faults))
+	for k, n := range s.Faults {
+		if n -= o.Faults[k]; n != 0 {
+			d.Faults[k] = n
+		}
+	}
+	return d
+}
+
+// Proxy is a running proxy.
+type Proxy struct {
+	// URL is the endpoint to give to clients, "http://127.0.0.1:PORT".
+	URL string
+
+	upstream string // host:port
+	listener net.Listener
+	ctx      context.Context
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	shape    atomic.Pointer[shape]
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{} // both sides, so that Stop can close them; nil once stopped
+
+	requests, gets, getBytes, heads, lists, puts, putBytes, errs atomic.Int64
+	inFlight, maxInFlight, accepted                              atomic.Int64
+	faults                                                       [numKinds]atomic.Int64
+}
+
+// Start listens and forwards to the S3 server at upstream ("http://host:port") until Stop or the
+// end of ctx.
+func Start(ctx context.Context, upstream string, o Options) (*Proxy, error) {
+	u, err := url.Parse(upstream)
+	if err != nil || u.Scheme != "http" || u.Host == "" {
+		return nil, fmt.Errorf("proxy: upstream %q: want http://host:port", upstream)
+	}
+	host := u.Host
+	if u.Port() == "" {
+		host = net.JoinHostPort(u.Hostname(), "80")
+	}
+	sh, err := newShape(o)
+	if err != nil {
+		return nil, err
+	}
+	addr := o.Listen
+	if addr == "" {
+		addr = "127.0.0.1:0"
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	p := &Proxy{
+		URL:      "http://" + l.Addr().String(),
+		upstream: host,
+		listener: l,
+		conns:    make(map[net.Conn]struct{}),
+	}
+	p.shape.Store(sh)
+	p.ctx, p.cancel = context.WithCancel(ctx)
+	p.wg.Add(2)
+	go func() {
+		defer p.wg.Done()
+		p.accept()
+	}()
+	go func() {
+		defer p.wg.Done()
+		<-p.ctx.Done()
+		p.closeAll()
+	}()
+	return p, nil
+}
+
+// Set changes latency, bandwidth, faults and seed for the requests that arrive from now on. The
+// fault rules start counting anew. Options.Listen is ignored.
+func (p *Proxy) Set(o Options) error {
+	sh, err := newShape(o)
+	if err != nil {
+		return err
+	}
+	p.shape.Store(sh)
+	return nil
+}
+
+// Stop closes the listener and every connection and waits for all goroutines.
+func (p *Proxy) Stop() {
+	p.cancel()
+	p.wg.Wait()
+}
+
+// Stats returns the counters.
+func (p *Proxy) Stats() Stats {
+	s := Stats{
+		Requests:    p.requests.Load(),
+		Gets:        p.gets.Load(),
+		GetBytes:    p.getBytes.Load(),
+		Heads:       p.heads.Load(),
+		Lists:       p.lists.Load(),
+		Puts:        p.puts.Load(),
+		PutBytes:    p.putBytes.Load(),
+		Errors:      p.errs.Load(),
+		InFlight:    p.inFlight.Load(),
+		MaxInFlight: p.maxInFlight.Load(),
+		Connections: p.accepted.Load(),
+		Faults:      make(map[string]int64),
+	}
+	for k := range p.faults {
+		if n := p.faults[k].Load(); n > 0 {
+			s.Faults[Kind(k).String()] = n
+		}
+	}
+	var ru syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &ru) == nil {
+		s.CPUSeconds = time.Duration(ru.Utime.Nano() + ru.Stime.Nano()).Seconds()
+	}
+	return s
+}
+
+func (p *Proxy) accept() {
+	for {
+		c, err := p.listener.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// Out of descriptors, most likely: give the connections time to end.
+			select {
+			case <-p.ctx.Done():
+				return
+			case <-time.After(10 * time.Millisecond):
+				continue
+			}
+		}
+		p.accepted.Add(1)
+		if !p.track(c) {
+			return
+		}
+		p.wg.Add(1)
+		go func() {
+			defer p.wg.Done()
+			s := newSession(p, c)
+			s.serve()
+			s.close()
+		}()
+	}
+}
+
+// track registers c for Stop. It closes c and returns false when the proxy has been stopped.
+func (p *Proxy) track(c net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conns == nil {
+		_ = c.Close()
+		return false
+	}
+	p.conns[c] = struct{}{}
+	return true
+}
+
+func (p *Proxy) closeConn(c net.Conn) {
+	_ = c.Close()
+	p.mu.Lock()
+	delete(p.conns, c)
+	p.mu.Unlock()
+}
+
+func (p *Proxy) closeAll() {
+	_ = p.listener.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		_ = c.Close()
+	}
+	p.conns = nil
+}
+
+// sleep waits for d; it returns false when the proxy is being stopped.
+func (p *Proxy) sleep(d time.Duration) bool {
+	// A plain sleep is cheaper than a timer and a select, and short ones delay Stop by little.
+	if d <= 100*time.Millisecond {
+		time.Sleep(d)
+		return p.ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-p.ctx.Done():
+		return false
+	}
+}
+
+// shape is one setting of the behaviour, with the state that belongs to it.
+type shape struct {
+	latency   time.Duration
+	sigma     float64
+	bandwidth int64
+
+	mu    sync.Mutex
+	rng   *rand.Rand
+	rules []rule
+	free  time.Time // when the bandwidth bucket will have sent all that was reserved
+}
+
+func newShape(o Options) (*shape, error) {
+	if o.Latency < 0 || o.Sigma < 0 || math.IsNaN(o.Sigma) || o.Bandwidth < 0 {
+		return nil, fmt.Errorf("proxy: latency %v, sigma %v and bandwidth %v must not be negative", o.Latency, o.Sigma, o.Bandwidth)
+	}
+	s := &shape{
+		latency:   o.Latency,
+		sigma:     o.Sigma,
+		bandwidth: o.Bandwidth,
+		rng:       rand.New(rand.NewPCG(o.Seed, 0x73686f616c)),
+	}
+	for _, f := range o.Faults {
+		if err := f.validate(); err != nil {
+			return nil, fmt.Errorf("proxy: %w", err)
+		}
+		s.rules = append(s.rules, rule{Fault: f})
+	}
+	return s, nil
+}
+
+// delay draws one request's latency: median · e^(σ·N(0,1)).
+func (s *shape) delay() time.Duration {
+	if s.latency == 0 || s.sigma == 0 {
+		return s.latency
+	}
+	s.mu.Lock()
+	z := s.rng.NormFloat64()
+	s.mu.Unlock()
+	return time.Duration(float64(s.latency) * math.Exp(s.sigma*z))
+}
+
+// burst is how much unused bandwidth is kept for later.
+const burst = 20 * time.Millisecond
+
+// reserve takes n bytes from the bandwidth bucket and returns how long to wait before sending them.
+func (s *shape) reserve(n int, now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if earliest := now.Add(-burst); s.free.Before(earliest) {
+		s.free = earliest
+	}
+	wait := s.free.Sub(now)
+	s.free = s.free.Add(time.Duration(float64(n) / float64(s.bandwidth) * float64(time.Second)))
+	return max(wait, 0)
+}
+
+// pick returns the fault for a request, or nil.
+func (s *shape) pick(op Op, key string) *Fault {
+	if len(s.rules) == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.rules {
+		if s.rules[i].fires(op, key, s.rng) {
+			return &s.rules[i].Fault
+		}
+	}
+	return nil
+}
+
+// MarshalJSON writes the kind by its name.
+func (k Kind) MarshalJSON() ([]byte, error) { return json.Marshal(k.String()) }
+
+// UnmarshalJSON is the inverse of MarshalJSON.
+func (k *Kind) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return err
+	}
+	v, err := parseKind(s)
+	if err != nil {
+		return err
+	}
+	*k = v
+	return nil
+}

@@ -1,0 +1,13 @@
+// Package rig is the test rig: what stands in for the world outside Shoal when it is tested,
+// measured and shown. It is real where that matters and scripted where it must be.
+//
+//   - [github.com/shoalfs/shoal/rig/photos] makes a training set of real photographs.
+//   - [github.com/shoalfs/shoal/rig/s3server] runs a real S3 server (versitygw) on loopback.
+//   - [github.com/shoalfs/shoal/rig/proxy] puts distance and faults in front of it.
+//   - [github.com/shoalfs/shoal/rig/subproc] runs all of these so that none outlives its parent.
+//   - [github.com/shoalfs/shoal/rig/progress] draws the progress bars.
+//
+// Only cmd, bench, demo and tests import it. The server, the proxy and the daemon under test each
+// belong in a process of their own: they share the cores anyway, but a figure for "the daemon"
+// must not contain the rig's allocations, threads and garbage collection.
+package rig

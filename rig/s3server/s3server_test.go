@@ -1,0 +1,165 @@
+package s3server_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/minio/minio-go/v7"
+
+	"github.com/shoalfs/shoal/rig/s3server"
+)
+
+func start(t *testing.T) *s3server.Server {
+	t.Helper()
+	s, err := s3server.Start(t.Context(), s3server.Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	return s
+}
+
+// writeTree makes n files of various sizes in folders and returns their contents by path.
+func writeTree(t *testing.T, dir string, n int) map[string][]byte {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(1, 2))
+	tree := make(map[string][]byte)
+	for i := range n {
+		rel := fmt.Sprintf("class-%d/img %03d.jpg", i%5, i)
+		b := make([]byte, rng.IntN(90_000))
+		for j := range b {
+			b[j] = byte(rng.Uint32())
+		}
+		tree[rel] = b
+		p := filepath.Join(dir, rel)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return tree
+}
+
+func TestUploadAndReadBack(t *testing.T) {
+	s := start(t)
+	dir := t.TempDir()
+	tree := writeTree(t, dir, 60)
+
+	up, err := s.Upload(t.Context(), dir, "photos", "train/a", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if up.Files != 60 || up.Sent != 60 || up.Deleted != 0 {
+		t.Fatalf("first upload: %+v", up)
+	}
+
+	c, err := s3server.Client(s.URL, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for o := range c.ListObjects(t.Context(), "photos", minio.ListObjectsOptions{Prefix: "train/a/", Recursive: true}) {
+		if o.Err != nil {
+			t.Fatal(o.Err)
+		}
+		if o.ETag == "" {
+			t.Errorf("%s: empty ETag in the listing", o.Key)
+		}
+		want, ok := tree[strings.TrimPrefix(o.Key, "train/a/")]
+		if !ok {
+			t.Fatalf("unexpected key %s", o.Key)
+		}
+		r, err := c.GetObject(t.Context(), "photos", o.Key, minio.GetObjectOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r)
+		_ = r.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Fatalf("%s: read back %d other bytes", o.Key, len(got))
+		}
+		seen++
+	}
+	if seen != len(tree) {
+		t.Fatalf("listed %d objects, want %d", seen, len(tree))
+	}
+
+	// Again: one file changed, one gone, one new; only these move.
+	var names []string
+	for rel := range tree {
+		names = append(names, rel)
+	}
+	if err := os.WriteFile(filepath.Join(dir, names[0]), []byte("changed"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(dir, names[1])); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "class-0", "new.jpg"), []byte("new"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var calls int
+	up, err = s.Upload(t.Context(), dir, "photos", "train/a", func(done, total int) {
+		if done == total {
+			calls++
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if up.Files != 60 || up.Sent != 2 || up.Deleted != 1 {
+		t.Fatalf("second upload: %+v", up)
+	}
+	if calls != 1 {
+		t.Fatalf("progress reported the end %d times", calls)
+	}
+}
+
+func TestDataOutlivesServer(t *testing.T) {
+	dir := t.TempDir()
+	files := t.TempDir()
+	writeTree(t, files, 5)
+	for i, wantSent := range []int{5, 0} {
+		s, err := s3server.Start(t.Context(), s3server.Options{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		up, err := s.Upload(t.Context(), files, "photos", "", nil)
+		pid := s.Pid()
+		s.Stop()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if up.Sent != wantSent {
+			t.Fatalf("run %d: %+v", i, up)
+		}
+		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+			t.Fatalf("run %d: the server is still there after Stop: %v", i, err)
+		}
+	}
+}
+
+func TestWrongBinary(t *testing.T) {
+	t.Setenv("SHOAL_VERSITYGW", filepath.Join(t.TempDir(), "none"))
+	_, err := s3server.FindBinary()
+	if !errors.Is(err, s3server.ErrNoBinary) {
+		t.Fatalf("got %v", err)
+	}
+	_, err = s3server.Start(t.Context(), s3server.Options{Dir: t.TempDir(), Binary: "/bin/false"})
+	if err == nil || !strings.Contains(err.Error(), "versitygw") {
+		t.Fatalf("a server that ends at once: got %v", err)
+	}
+}

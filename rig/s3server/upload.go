@@ -1,0 +1,124 @@
+package s3server
+
+import (
+	"bytes"
+	"context"
+	"crypto/md5" //nolint:gosec // S3's ETag of a plain PUT is the MD5 of the body; nothing is secured by it.
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/minio/minio-go/v7"
+	"golang.org/x/sync/errgroup"
+)
+
+// uploadWorkers is how many PUTs are in flight. The server and the client share the cores, so more
+// only queue.
+const uploadWorkers = 16
+
+// Uploaded says what [Server.Upload] did.
+type Uploaded struct {
+	Files   int   // files in the folder
+	Sent    int   // of these, how many were sent because the server lacked them
+	Bytes   int64 // size of all files
+	Deleted int   // objects under the prefix that had no file and were removed
+}
+
+// Upload makes bucket/prefix on the server equal to the regular files under dir: it sends, in
+// parallel, each file that is missing there or has another content (the ETag of a plain PUT is its
+// MD5), and removes what has no file. bucket is made if it is missing. progress, if not nil, is
+// called from several goroutines after each file.
+func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progress func(done, total int)) (Uploaded, error) {
+	fail := func(err error) (Uploaded, error) {
+		return Uploaded{}, fmt.Errorf("upload %s to %s/%s: %w", dir, bucket, prefix, err)
+	}
+	c, err := Client(s.URL, uploadWorkers)
+	if err != nil {
+		return fail(err)
+	}
+	if ok, err := c.BucketExists(ctx, bucket); err != nil {
+		return fail(err)
+	} else if !ok {
+		if err := c.MakeBucket(ctx, bucket, minio.MakeBucketOptions{Region: Region}); err != nil {
+			return fail(err)
+		}
+	}
+
+	type file struct{ path, key string }
+	var files []file
+	var up Uploaded
+	err = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() || d.Name()[0] == '.' {
+			return err
+		}
+		rel, err := filepath.Rel(dir, p)
+		if err != nil {
+			return err
+		}
+		files = append(files, file{p, path.Join(prefix, filepath.ToSlash(rel))})
+		return nil
+	})
+	if err != nil {
+		return fail(err)
+	}
+	up.Files = len(files)
+
+	have := make(map[string]string) // key -> ETag
+	listPrefix := prefix
+	if listPrefix != "" {
+		listPrefix += "/"
+	}
+	for o := range c.ListObjects(ctx, bucket, minio.ListObjectsOptions{Prefix: listPrefix, Recursive: true}) {
+		if o.Err != nil {
+			return fail(o.Err)
+		}
+		have[o.Key] = trimETag(o.ETag)
+	}
+
+	var sent, done, total atomic.Int64
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(uploadWorkers)
+	for _, f := range files {
+		old, exists := have[f.key]
+		delete(have, f.key)
+		g.Go(func() error {
+			if err := gctx.Err(); err != nil {
+				return err
+			}
+			b, err := os.ReadFile(f.path)
+			if err != nil {
+				return err
+			}
+			total.Add(int64(len(b)))
+			sum := md5.Sum(b) //nolint:gosec // see the import
+			if !exists || old != hex.EncodeToString(sum[:]) {
+				if _, err := c.PutObject(gctx, bucket, f.key, bytes.NewReader(b), int64(len(b)), minio.PutObjectOptions{
+					DisableMultipart: true,
+					ContentType:      "application/octet-stream",
+				}); err != nil {
+					return fmt.Errorf("put %s: %w", f.key, err)
+				}
+				sent.Add(1)
+			}
+			if n := done.Add(1); progress != nil {
+				progress(int(n), len(files))
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return fail(err)
+	}
+	for key := range have {
+		if err := c.RemoveObject(ctx, bucket, key, minio.RemoveObjectOptions{}); err != nil {
+			return fail(err)
+		}
+		up.Deleted++
+	}
+	up.Sent, up.Bytes = int(sent.Load()), total.Load()
+	return up, nil
+}
