@@ -1,0 +1,154 @@
+// Package order says which sample is read when. It is pure: an order is a function of its spec,
+// the number of samples and the epoch, and of nothing else: not of threads, clocks, caches or the
+// machine.
+//
+// Traps:
+//   - torch orders are bit-exact copies of what PyTorch computes, so a change here that is not a
+//     change there breaks every unmodified trainer. They pad: with a world size that does not
+//     divide the number of samples, some samples occur twice (or more, if there are fewer samples
+//     than ranks). Our own orders never pad.
+//   - A position is an index into the order, a sample is an index into the dataset. Both are int;
+//     mixing them up compiles.
+//   - The epoch of a Spec is where a run starts; Spec.Order takes the epoch that is wanted and
+//     does not add the two.
+//   - Published algorithms are frozen: resume states name them by Spec.Algorithm. A change of any
+//     output needs a new version number.
+package order
+
+import "fmt"
+
+// Order is the sequence in which samples are read. Implementations are immutable and so safe for
+// concurrent use; equal positions give equal samples for ever.
+type Order interface {
+	// Len returns the number of positions, which need not be the number of samples: an order may
+	// repeat samples or leave some out.
+	Len() int
+	// At returns the sample at pos. It panics unless 0 <= pos < Len().
+	At(pos int) int
+}
+
+// Locator is an Order that can also be searched by sample.
+type Locator interface {
+	Order
+	// Find returns the smallest position not below from that holds sample, or -1 if there is
+	// none. Any sample and any from are allowed.
+	Find(sample, from int) int
+}
+
+// Sequential is the identity on [0,n).
+func Sequential(n int) Locator {
+	if n < 0 {
+		panic(fmt.Sprintf("order: negative length %d", n))
+	}
+	return sequential(n)
+}
+
+type sequential int
+
+func (n sequential) Len() int { return int(n) }
+
+func (n sequential) At(pos int) int {
+	check(pos, int(n))
+	return pos
+}
+
+func (n sequential) Find(sample, from int) int {
+	if sample < max(from, 0) || sample >= int(n) {
+		return -1
+	}
+	return sample
+}
+
+// List is an order written out, as a plan is. It keeps the slice and does not copy it: the caller
+// must not change it afterwards. Samples may repeat.
+func List(samples []uint32) Order { return list(samples) }
+
+type list []uint32
+
+func (l list) Len() int { return len(l) }
+
+func (l list) At(pos int) int {
+	check(pos, len(l))
+	return int(l[pos])
+}
+
+// Slice returns the positions [from,to) of o as an order of their own. It is a view: O(1) memory.
+// It panics unless 0 <= from <= to <= o.Len(). If o is a Locator, so is the result.
+func Slice(o Order, from, to int) Order {
+	if from < 0 || from > to || to > o.Len() {
+		panic(fmt.Sprintf("order: slice [%d,%d) of an order of %d positions", from, to, o.Len()))
+	}
+	v := view{o: o, n: to - from, block: max(to-from, 1), stride: max(to-from, 1), first: from}
+	return v.order()
+}
+
+// Stripe returns what the ranks first..last (inclusive) of a world of that many read: of each
+// world consecutive positions of o, in order, those numbered first to last. An incomplete step at
+// the end is kept. It is a view: O(1) memory. It panics unless 0 <= first <= last < world. If o is
+// a Locator, so is the result.
+func Stripe(o Order, world, first, last int) Order {
+	if first < 0 || first > last || last >= world {
+		panic(fmt.Sprintf("order: ranks %d-%d of a world of %d", first, last, world))
+	}
+	block := last - first + 1
+	if block == world {
+		return o
+	}
+	n := o.Len()/world*block + min(max(o.Len()%world-first, 0), block)
+	v := view{o: o, n: n, block: block, stride: world, first: first}
+	return v.order()
+}
+
+// view takes from each stride positions of o, counted from position first, the leading block.
+type view struct {
+	o             Order
+	n             int
+	block, stride int
+	first         int
+}
+
+func (v view) order() Order {
+	if l, ok := v.o.(Locator); ok {
+		return locatorView{v, l}
+	}
+	return v
+}
+
+func (v view) Len() int { return v.n }
+
+func (v view) At(pos int) int {
+	check(pos, v.n)
+	return v.o.At(v.base(pos))
+}
+
+// base maps a position of the view to one of the order below.
+func (v view) base(pos int) int { return pos/v.block*v.stride + pos%v.block + v.first }
+
+type locatorView struct {
+	view
+	l Locator
+}
+
+func (v locatorView) Find(sample, from int) int {
+	if from = max(from, 0); from >= v.n {
+		return -1
+	}
+	for p := v.l.Find(sample, v.base(from)); p >= 0; p = v.l.Find(sample, p+1) {
+		q := p - v.first
+		if q%v.stride >= v.block {
+			continue
+		}
+		pos := q/v.stride*v.block + q%v.stride
+		if pos >= v.n {
+			return -1
+		}
+		return pos
+	}
+	return -1
+}
+
+func check(pos, n int) {
+	if pos < 0 || pos >= n {
+		panic(fmt.Sprintf("order: position %d outside [0,%d)", pos, n))
+	}
+}
