@@ -1,16 +1,28 @@
 // Package objstore is the contract between Shoal and whatever holds the objects, and its
 // implementations: [S3] (minio-go), [Dir] (a local folder) and [Mem] (tests). Concerns that are the
 // same for every store (retrying, limiting, counting, scripted faults) are decorators, one a file,
-// that take a [Reader] and are a [Reader].
+// that take a [Reader] and are a [Reader]. The usual stack is Retry(Limit(Meter(store))): the meter
+// sees every try, a waiting retry holds no place in the limiter.
 //
 // Every implementation passes the one conformance suite in package objstoretest.
+//
+// Traps:
+//   - Key order is the byte order of whole keys, which is not the order of a directory walk:
+//     "a-b" < "a/b" < "a0".
+//   - A key is any string. "a//b", "..", and "a" beside "a/b" are legal in S3; [Dir] cannot hold
+//     them and says not found.
+//   - An object without an ETag cannot be pinned; stores refuse it in listings.
+//   - A store's own timeout is KindTransient; only the caller's context ends with a bare
+//     context error, so errors.Is(err, context.Canceled) means that the caller gave up.
 package objstore
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
+	"strings"
 	"time"
 )
 
@@ -42,12 +54,51 @@ type Reader interface {
 	List(ctx context.Context, prefix string) iter.Seq2[Object, error]
 }
 
+// IsPrefix says whether o stands for a prefix in a level listing rather than for an object.
+func (o Object) IsPrefix() bool { return o.ETag == "" && strings.HasSuffix(o.Key, "/") }
+
 // Prefixer is implemented by stores that can list one level of the key space, so that a large
 // listing can be split and run in parallel.
+//
+// Decorators always have the method. Where the store below has not, the sequence is one error that
+// wraps [errors.ErrUnsupported].
 type Prefixer interface {
-	// ListLevel returns the objects directly under prefix and the prefixes one level below it
-	// (each ending in "/"), both in key order. prefix is empty or ends in "/".
-	ListLevel(ctx context.Context, prefix string) (objects []Object, prefixes []string, err error)
+	// ListLevel yields the objects directly under prefix and, as Objects whose [Object.IsPrefix]
+	// is true and whose Key ends in "/", the prefixes one level below it. Objects come in key
+	// order and prefixes come in key order; the two are interleaved in any way. prefix is empty
+	// or ends in "/". It is a sequence, not a slice, because one folder can hold ten million
+	// objects. The sequence ends after the first non-nil error.
+	ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error]
+}
+
+// ListerAfter is implemented by stores that can list from the middle, so that a listing of millions
+// of keys that fails near its end need not begin again.
+type ListerAfter interface {
+	// ListAfter is List without the keys up to and including after.
+	ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error]
+}
+
+// Putter is implemented by stores that can be written to.
+type Putter interface {
+	// Put stores size bytes from r under key and replaces what was there, all or nothing. It
+	// returns the new version. It is never retried: r is read once.
+	Put(ctx context.Context, key string, r io.Reader, size int64) (Object, error)
+}
+
+// Checker is implemented by stores that can be probed before use.
+type Checker interface {
+	// Check tells within seconds whether the store can be reached, exists and can be listed, by
+	// an error that names the store, the cause and the remedy.
+	Check(ctx context.Context) error
+}
+
+// Store is all that [S3], [Dir] and [Mem] can do.
+type Store interface {
+	Reader
+	Prefixer
+	ListerAfter
+	Putter
+	Checker
 }
 
 // Kind says what an error means for the caller. It is mapped once to an errno (fusefs) and once to
@@ -77,7 +128,7 @@ func (k Kind) String() string {
 // Error is a failed operation on a store. Its text names the thing, the cause and, where one is
 // known, the remedy. It never holds a credential.
 type Error struct {
-	Op     string // "read", "stat", "list"
+	Op     string // "read", "stat", "list", "put", "check", "open"
 	Key    string // key or prefix, with the store's URL where that helps
 	Kind   Kind
 	Remedy string // what the user can do about it; may be empty
@@ -124,9 +175,15 @@ func WithPriority(ctx context.Context, p Priority) context.Context {
 	return context.WithValue(ctx, priorityKey{}, p)
 }
 
-// PriorityOf returns the context's priority; Demand where none was set, so that a caller who says
-// nothing is never starved.
+// PriorityOf returns the context's priority now; Demand where none was set, so that a caller who
+// says nothing is never starved.
 func PriorityOf(ctx context.Context) Priority {
+	if u := urgencyOf(ctx); u != nil {
+		if u.Raised() {
+			return Demand
+		}
+		return Prefetch
+	}
 	if p, ok := ctx.Value(priorityKey{}).(Priority); ok {
 		return p
 	}

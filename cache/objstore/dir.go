@@ -1,0 +1,488 @@
+package objstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dir is a local folder as a store. A key is the path below the folder with "/" between its parts.
+//
+// The ETag is made of modification time, size and inode. A file that is overwritten in place within
+// the file system's time granularity (usually 1 to 4 ms), with the same size, keeps its ETag; nothing
+// short of reading it all can tell.
+//
+// Symbolic links are followed, to files and to folders, as torchvision's ImageFolder does; a link
+// to a folder that contains it is skipped. Sockets, pipes and devices are skipped.
+type Dir struct {
+	root string
+}
+
+var _ Store = (*Dir)(nil)
+
+// tmpPrefix begins the names of files that Put has not finished. They are not objects.
+const tmpPrefix = ".shoal-put-"
+
+// NewDir returns the store of the folder root.
+func NewDir(root string) (*Dir, error) {
+	abs, err := filepath.Abs(root)
+	if err != nil {
+		return nil, &Error{Op: "open", Key: root, Kind: KindInvalid, Err: err}
+	}
+	return &Dir{root: abs}, nil
+}
+
+// Root returns the folder's absolute path.
+func (d *Dir) Root() string { return d.root }
+
+// Check implements [Checker]: the folder exists and can be listed.
+func (d *Dir) Check(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	f, err := os.Open(d.root)
+	if err == nil {
+		_, err = f.ReadDir(1)
+		f.Close()
+	}
+	if err != nil && err != io.EOF {
+		e := fileError("check", d.root, err)
+		if e.Kind == KindNotFound {
+			e.Remedy = "check the path; file:// sources are folders"
+		}
+		return e
+	}
+	return nil
+}
+
+// path returns the file that holds key; ok is false if no file can.
+func (d *Dir) path(key string) (path string, ok bool) {
+	// ValidPath refuses "..", "a//b", "/a" and "a/"; "." is the root itself.
+	if !fs.ValidPath(key) || key == "." || strings.IndexByte(key, 0) >= 0 {
+		return "", false
+	}
+	return d.root + "/" + key, true
+}
+
+// Stat implements [Reader].
+func (d *Dir) Stat(ctx context.Context, key string) (Object, error) {
+	if err := ctx.Err(); err != nil {
+		return Object{}, err
+	}
+	path, ok := d.path(key)
+	if !ok {
+		return Object{}, &Error{Op: "stat", Key: key, Kind: KindNotFound}
+	}
+	fi, err := os.Stat(path)
+	if err != nil {
+		return Object{}, fileError("stat", key, err)
+	}
+	if !fi.Mode().IsRegular() {
+		return Object{}, &Error{Op: "stat", Key: key, Kind: KindNotFound, Err: errNotRegular}
+	}
+	return fileObject(key, fi), nil
+}
+
+var errNotRegular = errors.New("not a regular file")
+
+// ReadAt implements [Reader]. The version is compared before and after the read, so that a file
+// that is written to meanwhile is seen.
+func (d *Dir) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := checkRange(o, len(p), off); err != nil {
+		return err
+	}
+	if len(p) == 0 {
+		return nil
+	}
+	path, ok := d.path(o.Key)
+	if !ok {
+		return &Error{Op: "read", Key: o.Key, Kind: KindNotFound}
+	}
+	// O_NONBLOCK: opening a pipe that has replaced the file must not hang. Raw calls, because
+	// os.File would register each descriptor with the poller.
+	fd, err := openRetry(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK)
+	if err != nil {
+		return fileError("read", o.Key, err)
+	}
+	defer unix.Close(fd)
+	if err := sameVersion(fd, o); err != nil {
+		return err
+	}
+	for done := 0; done < len(p); {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		// Bounded steps keep a read of gigabytes cancellable.
+		n, err := unix.Pread(fd, p[done:min(len(p), done+8<<20)], off+int64(done))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return fileError("read", o.Key, err)
+		case n == 0: // truncated since the check above
+			return errChanged(o, "")
+		default:
+			done += n
+		}
+	}
+	return sameVersion(fd, o)
+}
+
+func openRetry(path string, flags int) (int, error) {
+	for {
+		fd, err := unix.Open(path, flags, 0)
+		if err != unix.EINTR {
+			return fd, err
+		}
+	}
+}
+
+// sameVersion returns KindChanged unless the open file is the version o.
+func sameVersion(fd int, o Object) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fileError("read", o.Key, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return &Error{Op: "read", Key: o.Key, Kind: KindNotFound, Err: errNotRegular}
+	}
+	var buf [etagMax]byte
+	if etag := appendETag(buf[:0], st.Mtim.Nano(), st.Size, st.Ino); string(etag) != o.ETag {
+		return errChanged(o, string(etag))
+	}
+	return nil
+}
+
+const etagMax = 3*16 + 2
+
+func appendETag(b []byte, mtimeNs, size int64, inode uint64) []byte {
+	return fmt.Appendf(b, "%x-%x-%x", uint64(mtimeNs), uint64(size), inode)
+}
+
+func fileObject(key string, fi fs.FileInfo) Object {
+	var inode uint64
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		inode = st.Ino
+	}
+	return Object{
+		Key:     key,
+		Size:    fi.Size(),
+		ETag:    string(appendETag(make([]byte, 0, etagMax), fi.ModTime().UnixNano(), fi.Size(), inode)),
+		ModTime: fi.ModTime(),
+	}
+}
+
+// List implements [Reader].
+func (d *Dir) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
+	return d.ListAfter(ctx, prefix, "")
+}
+
+// ListAfter implements [ListerAfter].
+func (d *Dir) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
+		w := dirWalk{d: d, ctx: ctx, prefix: prefix, after: after, recurse: true, yield: yield}
+		w.start()
+	}
+}
+
+// ListLevel implements [Prefixer].
+func (d *Dir) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
+		w := dirWalk{d: d, ctx: ctx, prefix: prefix, yield: yield}
+		w.start()
+	}
+}
+
+// dirWalk walks a tree in key order. Sorting the names in each folder is not enough: "a-b" < "a/b"
+// though "a" < "a-b", because "-" < "/". Folders therefore sort with their "/" appended, and then
+// depth-first order is key order.
+type dirWalk struct {
+	d       *Dir
+	ctx     context.Context
+	prefix  string
+	after   string // keys up to and including it are left out; "" leaves out none
+	recurse bool
+	yield   func(Object, error) bool
+	parents []os.FileInfo // of the folders from the root to the current one
+}
+
+func (w *dirWalk) start() {
+	// The ancestors of the first folder take part in finding link loops, so that a listing split
+	// by prefix sees the same tree as one from the root.
+	path := w.d.root
+	fi, err := os.Stat(path)
+	if err == nil && !fi.IsDir() {
+		err = syscall.ENOTDIR
+	}
+	if err != nil {
+		w.yield(Object{}, fileError("list", path, err))
+		return
+	}
+	base := w.prefix[:strings.LastIndexByte(w.prefix, '/')+1]
+	if base != "" {
+		if _, ok := w.d.path(strings.TrimSuffix(base, "/")); !ok {
+			return // no file can have such a key
+		}
+	}
+	for part := range strings.SplitSeq(strings.TrimSuffix(base, "/"), "/") {
+		if part == "" {
+			break
+		}
+		w.parents = append(w.parents, fi)
+		path += "/" + part
+		link, lerr := os.Lstat(path)
+		if fi, err = os.Stat(path); lerr != nil || err != nil {
+			if err = errors.Join(lerr, err); !isAbsent(err) {
+				w.yield(Object{}, fileError("list", path, err))
+			}
+			return // as in S3: nothing lies under such a prefix
+		}
+		if !fi.IsDir() || (link.Mode()&fs.ModeSymlink != 0 && w.isParent(fi)) {
+			return
+		}
+	}
+	if !w.folder(base, path, fi) {
+		return
+	}
+	if err := w.ctx.Err(); err != nil {
+		w.yield(Object{}, err)
+	}
+}
+
+// folder walks one folder whose key is dir ("" or ending in "/"). It returns false when the
+// sequence has ended.
+func (w *dirWalk) folder(dir, path string, self os.FileInfo) bool {
+	if err := w.ctx.Err(); err != nil {
+		w.yield(Object{}, err)
+		return false
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		if isAbsent(err) && dir != "" {
+			return true // removed meanwhile
+		}
+		w.yield(Object{}, fileError("list", path, err))
+		return false
+	}
+	w.parents = append(w.parents, self)
+	defer func() { w.parents = w.parents[:len(w.parents)-1] }()
+
+	type entry struct {
+		name string // with "/" after a folder
+		info os.FileInfo
+	}
+	list := make([]entry, 0, len(entries))
+	for _, e := range entries {
+		name := e.Name()
+		if strings.HasPrefix(name, tmpPrefix) {
+			continue
+		}
+		switch t := e.Type(); {
+		case t.IsRegular():
+			list = append(list, entry{name: name})
+		case t.IsDir():
+			list = append(list, entry{name: name + "/"})
+		case t&fs.ModeSymlink != 0, t&fs.ModeIrregular != 0:
+			fi, err := os.Stat(path + "/" + name)
+			switch {
+			case err != nil: // dangling link
+			case fi.Mode().IsRegular():
+				list = append(list, entry{name, fi})
+			case fi.IsDir() && !w.isParent(fi):
+				list = append(list, entry{name + "/", fi})
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b entry) int { return strings.Compare(a.name, b.name) })
+
+	for _, e := range list {
+		key := dir + e.name
+		isDir := strings.HasSuffix(e.name, "/")
+		if !isDir {
+			if !strings.HasPrefix(key, w.prefix) || (w.after != "" && key <= w.after) {
+				continue
+			}
+			fi := e.info
+			if fi == nil {
+				if fi, err = os.Lstat(path + "/" + e.name); err != nil {
+					if isAbsent(err) {
+						continue
+					}
+					w.yield(Object{}, fileError("list", key, err))
+					return false
+				}
+			}
+			if !w.yield(fileObject(key, fi), nil) {
+				return false
+			}
+			continue
+		}
+		// A folder: is any key below it wanted?
+		if !strings.HasPrefix(key, w.prefix) && !strings.HasPrefix(w.prefix, key) {
+			continue
+		}
+		if key < w.after && !strings.HasPrefix(w.after, key) {
+			continue
+		}
+		sub := path + "/" + strings.TrimSuffix(e.name, "/")
+		if !w.recurse {
+			// S3 has no empty folders: a prefix is there only if a key begins with it.
+			holds, err := w.holdsFile(key)
+			if err != nil {
+				w.yield(Object{}, err)
+				return false
+			}
+			if holds && !w.yield(Object{Key: key}, nil) {
+				return false
+			}
+			continue
+		}
+		fi := e.info
+		if fi == nil {
+			if fi, err = os.Lstat(sub); err != nil {
+				if isAbsent(err) {
+					continue
+				}
+				w.yield(Object{}, fileError("list", key, err))
+				return false
+			}
+		}
+		if !w.folder(key, sub, fi) {
+			return false
+		}
+	}
+	return true
+}
+
+// holdsFile says whether any object lies below the folder key.
+func (w *dirWalk) holdsFile(key string) (bool, error) {
+	for _, err := range w.d.List(w.ctx, key) {
+		return err == nil, err
+	}
+	return false, nil
+}
+
+func (w *dirWalk) isParent(fi os.FileInfo) bool {
+	return slices.ContainsFunc(w.parents, func(p os.FileInfo) bool { return os.SameFile(p, fi) })
+}
+
+// Put implements [Putter]: write, fsync, rename, fsync the folder.
+func (d *Dir) Put(ctx context.Context, key string, r io.Reader, size int64) (Object, error) {
+	if err := ctx.Err(); err != nil {
+		return Object{}, err
+	}
+	path, ok := d.path(key)
+	if !ok {
+		return Object{}, &Error{Op: "put", Key: key, Kind: KindInvalid, Err: errors.New("no file can have this key")}
+	}
+	o, err := d.put(ctx, key, path, r, size)
+	if err != nil {
+		if cerr := ctx.Err(); cerr != nil {
+			return Object{}, cerr
+		}
+		return Object{}, fileError("put", key, err)
+	}
+	return o, nil
+}
+
+func (d *Dir) put(ctx context.Context, key, path string, r io.Reader, size int64) (_ Object, err error) {
+	folder := filepath.Dir(path)
+	if err := os.MkdirAll(folder, 0o777); err != nil {
+		return Object{}, err
+	}
+	// In the root: there a leftover of a crash is easy to find, and a rename stays on one file
+	// system unless a folder below is a mount of its own.
+	f, err := os.CreateTemp(d.root, tmpPrefix)
+	if err != nil {
+		return Object{}, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+		}
+	}()
+	n, err := io.Copy(f, io.LimitReader(readerFunc(func(p []byte) (int, error) {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		return r.Read(p)
+	}), size))
+	if err != nil {
+		return Object{}, err
+	}
+	if n != size {
+		return Object{}, fmt.Errorf("source ended after %d of %d bytes: %w", n, size, io.ErrUnexpectedEOF)
+	}
+	if err := f.Chmod(0o644); err != nil { // CreateTemp makes 0600
+		return Object{}, err
+	}
+	if err := f.Sync(); err != nil {
+		return Object{}, err
+	}
+	fi, err := f.Stat()
+	if err != nil {
+		return Object{}, err
+	}
+	if err := f.Close(); err != nil {
+		return Object{}, err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return Object{}, err
+	}
+	if df, err := os.Open(folder); err == nil {
+		err = df.Sync()
+		df.Close()
+		if err != nil {
+			return Object{}, err
+		}
+	}
+	return fileObject(key, fi), nil
+}
+
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// isAbsent says whether err means that there is no such file.
+func isAbsent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP) ||
+		errors.Is(err, syscall.ENAMETOOLONG)
+}
+
+// fileError classifies an error of the file system.
+func fileError(op, key string, err error) *Error {
+	e := &Error{Op: op, Key: key, Err: err}
+	var pe *fs.PathError // its path repeats the key
+	if errors.As(err, &pe) {
+		e.Err = pe.Err
+	}
+	switch {
+	case isAbsent(err):
+		e.Kind = KindNotFound
+	case errors.Is(err, fs.ErrPermission):
+		e.Kind, e.Remedy = KindDenied, "give the daemon's user the right to read it"
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		e.Kind, e.Remedy = KindTransient, "raise the limit of open files (ulimit -n)"
+	case errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EAGAIN),
+		errors.Is(err, os.ErrDeadlineExceeded):
+		e.Kind = KindTransient // network file systems
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		e.Kind, e.Remedy = KindOther, "make room on the file system"
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		e.Kind = KindInvalid
+	}
+	return e
+}

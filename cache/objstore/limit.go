@@ -1,0 +1,259 @@
+package objstore
+
+import (
+	"container/list"
+	"context"
+	"iter"
+	"sync"
+)
+
+// Limiter lets at most n requests into a store at once and serves those that wait by priority:
+// Demand before Prefetch, first come first served within each. One place in eight (at least one,
+// if there are two) is kept for Demand, so that a reader never waits behind a wall of prefetches.
+//
+// A request's priority is its context's when it arrives; [Urgency] can raise it while it waits.
+//
+// Listings that are sequences (List, ListAfter, ListLevel) are not limited: their caller's loop runs
+// between the requests, and a place held meanwhile would lock out, or deadlock, a loop that reads.
+type Limiter struct {
+	r Reader
+
+	mu       sync.Mutex
+	n        int // places
+	inUse    int // places taken
+	prefetch int // of them, by Prefetch
+	queue    [2]list.List
+}
+
+// Limit decorates r with n places.
+func Limit(r Reader, n int) *Limiter { return &Limiter{r: r, n: max(1, n)} }
+
+var (
+	_ Reader      = (*Limiter)(nil)
+	_ Prefixer    = (*Limiter)(nil)
+	_ ListerAfter = (*Limiter)(nil)
+)
+
+// demandShare is the part of the places that Prefetch cannot take: 1 in 8. It costs prefetching an
+// eighth of its concurrency at most, and gives a reader who arrives at a full house a place at once.
+const demandShare = 8
+
+// reserved returns the places kept for Demand.
+func (l *Limiter) reserved() int {
+	if l.n < 2 {
+		return 0 // Prefetch must be able to run at all
+	}
+	return max(1, l.n/demandShare)
+}
+
+// SetLimit changes the number of places. Requests under way are not disturbed.
+func (l *Limiter) SetLimit(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.n = max(1, n)
+	l.dispatch()
+}
+
+// LimitStats are the limiter's gauges. All but Limit are zero when nothing runs.
+type LimitStats struct {
+	Limit           int `json:"limit"`
+	InFlight        int `json:"in_flight"`
+	WaitingDemand   int `json:"waiting_demand"`
+	WaitingPrefetch int `json:"waiting_prefetch"`
+}
+
+// Stats returns the gauges.
+func (l *Limiter) Stats() LimitStats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return LimitStats{l.n, l.inUse, l.queue[Demand].Len(), l.queue[Prefetch].Len()}
+}
+
+// waiter is a request in a queue. Its fields are guarded by Limiter.mu.
+type waiter struct {
+	class   Priority
+	elem    *list.Element // nil when it has its place or has given up
+	granted chan struct{} // closed with its place
+}
+
+// fits says whether a request of class p may start now.
+func (l *Limiter) fits(p Priority) bool {
+	return l.inUse < l.n && (p != Prefetch || l.prefetch < l.n-l.reserved())
+}
+
+func (l *Limiter) take(p Priority) {
+	l.inUse++
+	if p == Prefetch {
+		l.prefetch++
+	}
+}
+
+// dispatch gives free places to those that wait.
+func (l *Limiter) dispatch() {
+	for _, p := range [...]Priority{Demand, Prefetch} {
+		for q := &l.queue[p]; q.Len() > 0 && l.fits(p); {
+			w := q.Remove(q.Front()).(*waiter)
+			w.elem = nil
+			l.take(p)
+			close(w.granted)
+		}
+	}
+}
+
+// acquire waits for a place and returns the class under which it was given.
+func (l *Limiter) acquire(ctx context.Context) (Priority, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	class := min(PriorityOf(ctx), Demand)
+	l.mu.Lock()
+	if l.queue[class].Len() == 0 && l.fits(class) {
+		l.take(class)
+		l.mu.Unlock()
+		return class, nil
+	}
+	w := &waiter{class: class, granted: make(chan struct{})}
+	w.elem = l.queue[class].PushBack(w)
+	l.mu.Unlock()
+
+	if u := urgencyOf(ctx); u != nil && class == Prefetch {
+		defer u.watch(func() { l.raise(w) })()
+	}
+	select {
+	case <-w.granted:
+		return w.class, nil // written before close
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w.elem == nil { // both happened: give the place back
+		l.put(w.class)
+	} else {
+		l.queue[w.class].Remove(w.elem)
+		w.elem = nil // a Raise that comes late must not queue it again
+	}
+	return 0, ctx.Err()
+}
+
+// raise moves a waiting Prefetch to the end of the Demand queue.
+func (l *Limiter) raise(w *waiter) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w.elem == nil || w.class == Demand {
+		return
+	}
+	l.queue[Prefetch].Remove(w.elem)
+	w.class = Demand
+	w.elem = l.queue[Demand].PushBack(w)
+	l.dispatch()
+}
+
+// put gives back a place. l.mu is held.
+func (l *Limiter) put(p Priority) {
+	l.inUse--
+	if p == Prefetch {
+		l.prefetch--
+	}
+	l.dispatch()
+}
+
+func (l *Limiter) release(p Priority) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.put(p)
+}
+
+// Stat implements [Reader].
+func (l *Limiter) Stat(ctx context.Context, key string) (Object, error) {
+	class, err := l.acquire(ctx)
+	if err != nil {
+		return Object{}, err
+	}
+	defer l.release(class)
+	return l.r.Stat(ctx, key)
+}
+
+// ReadAt implements [Reader].
+func (l *Limiter) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
+	class, err := l.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.release(class)
+	return l.r.ReadAt(ctx, o, p, off)
+}
+
+// List implements [Reader]; it is not limited.
+func (l *Limiter) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
+	return l.r.List(ctx, prefix)
+}
+
+// ListAfter implements [ListerAfter]; it is not limited.
+func (l *Limiter) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
+	return listAfter(ctx, l.r, prefix, after)
+}
+
+// ListLevel implements [Prefixer]; it is not limited.
+func (l *Limiter) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
+	return listLevel(ctx, l.r, prefix)
+}
+
+// Urgency is a priority that can rise while its request waits: a prefetch becomes Demand when a
+// reader arrives for the same bytes. The zero value is ready to use; it serves one request and any
+// number of raisers.
+type Urgency struct {
+	mu      sync.Mutex
+	raised  bool
+	onRaise func()
+}
+
+// Raise makes the request Demand, at once where it waits now and from the start where it arrives
+// later. A request that has its place already is not changed.
+func (u *Urgency) Raise() {
+	u.mu.Lock()
+	f := u.onRaise
+	u.raised, u.onRaise = true, nil
+	u.mu.Unlock()
+	if f != nil {
+		f()
+	}
+}
+
+// Raised says whether Raise has been called.
+func (u *Urgency) Raised() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.raised
+}
+
+// watch calls f at the first Raise, which may have been. The returned function ends the watch; f
+// may still be running then.
+func (u *Urgency) watch(f func()) (stop func()) {
+	u.mu.Lock()
+	raised := u.raised
+	if !raised {
+		u.onRaise = f
+	}
+	u.mu.Unlock()
+	if raised {
+		f()
+	}
+	return func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.onRaise = nil
+	}
+}
+
+type urgencyKey struct{}
+
+// WithUrgency returns a context whose requests are Prefetch until u is raised. It goes over
+// [WithPriority].
+func WithUrgency(ctx context.Context, u *Urgency) context.Context {
+	return context.WithValue(ctx, urgencyKey{}, u)
+}
+
+func urgencyOf(ctx context.Context) *Urgency {
+	u, _ := ctx.Value(urgencyKey{}).(*Urgency)
+	return u
+}

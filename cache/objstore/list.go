@@ -1,0 +1,153 @@
+package objstore
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// prefixesPerWorker is how many prefixes ListParallel gathers for each worker before it lists
+	// them flat. With fewer, one large folder at the end leaves the other workers idle; each one
+	// more costs a request.
+	prefixesPerWorker = 4
+	// maxSplitDepth bounds the levels that are looked at: below it a listing is flat. A tree with
+	// a single child a level would otherwise cost a request a level.
+	maxSplitDepth = 4
+	// listBatch objects travel together from a worker to the caller's loop.
+	listBatch = 256
+)
+
+// ListParallel yields every object whose key begins with prefix, in no particular order, with up to
+// workers listings at once where r can list levels, and one otherwise. progress, if not nil, is
+// called now and then from the caller's goroutine with the number of objects so far, and at the end
+// with their number.
+//
+// The sequence ends after the first error. Memory is bounded by workers and the number of prefixes
+// at the level where it splits, not by the number of objects. Breaking out of the loop stops and
+// awaits the workers.
+func ListParallel(ctx context.Context, r Reader, prefix string, workers int, progress func(objects int)) iter.Seq2[Object, error] {
+	workers = max(1, workers)
+	return func(yield func(Object, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		out := make(chan []Object, workers)
+		var failed error // written before out is closed
+		go func() {
+			defer close(out)
+			l := parallelLister{r: r, workers: workers, out: out}
+			failed = l.list(ctx, prefix)
+		}()
+		defer func() {
+			cancel()
+			for range out { // until the workers have gone
+			}
+		}()
+
+		n := 0
+		for batch := range out {
+			for _, o := range batch {
+				if !yield(o, nil) {
+					return
+				}
+			}
+			n += len(batch)
+			if progress != nil {
+				progress(n)
+			}
+		}
+		if failed != nil {
+			yield(Object{}, failed)
+		}
+	}
+}
+
+type parallelLister struct {
+	r       Reader
+	workers int
+	out     chan<- []Object
+}
+
+// list splits the key space level by level until there are enough prefixes, then lists them flat.
+func (l *parallelLister) list(ctx context.Context, prefix string) error {
+	if prefix != "" && !strings.HasSuffix(prefix, "/") {
+		return l.flat(ctx, []string{prefix}) // not a level
+	}
+	prefixes := []string{prefix}
+	for depth := 0; len(prefixes) > 0 && len(prefixes) < prefixesPerWorker*l.workers && depth < maxSplitDepth; depth++ {
+		next, err := l.level(ctx, prefixes)
+		if depth == 0 && errors.Is(err, errors.ErrUnsupported) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		prefixes = next
+	}
+	return l.flat(ctx, prefixes)
+}
+
+// level sends the objects directly under the prefixes and returns the prefixes one level below.
+func (l *parallelLister) level(ctx context.Context, prefixes []string) ([]string, error) {
+	var mu sync.Mutex
+	var below []string
+	err := l.each(ctx, prefixes, func(ctx context.Context, prefix string) iter.Seq2[Object, error] {
+		return func(yield func(Object, error) bool) {
+			for o, err := range listLevel(ctx, l.r, prefix) {
+				if err == nil && o.IsPrefix() {
+					mu.Lock()
+					below = append(below, o.Key)
+					mu.Unlock()
+					continue
+				}
+				if !yield(o, err) {
+					return
+				}
+			}
+		}
+	})
+	return below, err
+}
+
+func (l *parallelLister) flat(ctx context.Context, prefixes []string) error {
+	return l.each(ctx, prefixes, l.r.List)
+}
+
+// each runs list for every prefix, up to l.workers at once, and sends what they yield.
+func (l *parallelLister) each(ctx context.Context, prefixes []string, list func(context.Context, string) iter.Seq2[Object, error]) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(l.workers)
+	for _, prefix := range prefixes {
+		g.Go(func() error {
+			var batch []Object
+			for o, err := range list(ctx, prefix) {
+				if err != nil {
+					return err
+				}
+				if batch = append(batch, o); len(batch) == listBatch {
+					if err := l.send(ctx, batch); err != nil {
+						return err
+					}
+					batch = nil
+				}
+			}
+			return l.send(ctx, batch)
+		})
+	}
+	return g.Wait()
+}
+
+func (l *parallelLister) send(ctx context.Context, batch []Object) error {
+	if len(batch) == 0 {
+		return nil
+	}
+	select {
+	case l.out <- batch:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

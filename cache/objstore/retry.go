@@ -1,0 +1,307 @@
+package objstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+)
+
+// RetryPolicy says how often and how long a failed request is tried again. The zero value of each
+// field means its default.
+type RetryPolicy struct {
+	// Tries is the number of tries in all, the first included. Default 8.
+	Tries int
+	// Base and Cap bound the sleeps: before try k+1 it is uniform in [0, min(Cap, Base·2^(k-1))),
+	// "full jitter" (M. Brooker, AWS Architecture Blog, 2015). Defaults 50 ms and 5 s.
+	Base, Cap time.Duration
+	// Total is the time after which no further try is begun. Default 2 min.
+	Total time.Duration
+	// TryTimeout ends one try of a ReadAt or Stat that hangs; a ReadAt of n bytes gets n/MinRate
+	// on top. Defaults 30 s and 1 MiB/s. Listings have no such limit: the caller's loop runs
+	// inside them.
+	TryTimeout time.Duration
+	MinRate    int64 // bytes/s
+
+	// Rand, Now and Sleep are for tests. Rand returns a number in [0,1).
+	Rand  func() float64
+	Now   func() time.Time
+	Sleep func(ctx context.Context, d time.Duration) error
+}
+
+// FastFail is the policy for the first contact with a store: a wrong endpoint is told in about a
+// second, one dropped connection is forgiven.
+var FastFail = RetryPolicy{Tries: 3, Base: 200 * time.Millisecond, Cap: 400 * time.Millisecond, Total: 10 * time.Second, TryTimeout: 5 * time.Second}
+
+func (p RetryPolicy) withDefaults() RetryPolicy {
+	setDefault(&p.Tries, 8)
+	setDefault(&p.Base, 50*time.Millisecond)
+	setDefault(&p.Cap, 5*time.Second)
+	setDefault(&p.Total, 2*time.Minute)
+	setDefault(&p.TryTimeout, 30*time.Second)
+	setDefault(&p.MinRate, 1<<20)
+	if p.Rand == nil {
+		p.Rand = rand.Float64
+	}
+	if p.Now == nil {
+		p.Now = time.Now
+	}
+	if p.Sleep == nil {
+		p.Sleep = sleep
+	}
+	return p
+}
+
+func setDefault[T int | int64 | time.Duration](p *T, v T) {
+	if *p <= 0 {
+		*p = v
+	}
+}
+
+// sleep waits for d or until ctx ends, and returns ctx's error then.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// Retrier tries again what failed with KindTransient, and nothing else.
+type Retrier struct {
+	r Reader
+	p RetryPolicy
+
+	retries atomic.Int64
+	gaveUp  atomic.Int64
+}
+
+// Retry decorates r with policy p.
+func Retry(r Reader, p RetryPolicy) *Retrier { return &Retrier{r: r, p: p.withDefaults()} }
+
+var (
+	_ Reader      = (*Retrier)(nil)
+	_ Prefixer    = (*Retrier)(nil)
+	_ ListerAfter = (*Retrier)(nil)
+)
+
+// RetryStats are counts since the start.
+type RetryStats struct {
+	Retries int64 `json:"retries"` // tries after the first
+	GaveUp  int64 `json:"gave_up"` // requests that ran out of tries or time
+}
+
+// Stats returns the counts.
+func (t *Retrier) Stats() RetryStats {
+	return RetryStats{Retries: t.retries.Load(), GaveUp: t.gaveUp.Load()}
+}
+
+// attempts is the state of one request's tries.
+type attempts struct {
+	t     *Retrier
+	n     int // tries that failed
+	start time.Time
+}
+
+// again records a failed try. It returns nil when the request may be tried once more, after having
+// slept, and otherwise the error for the caller.
+func (a *attempts) again(ctx context.Context, err error) error {
+	if KindOf(err) != KindTransient {
+		return err
+	}
+	if cerr := ctx.Err(); cerr != nil {
+		return cerr
+	}
+	t := a.t
+	a.n++
+	if a.n == 1 {
+		a.start = t.p.Now() // the time of the first try is part of no budget: it may have read for long
+	}
+	pause := t.p.Cap
+	if shift := a.n - 1; shift < 32 && t.p.Base < t.p.Cap>>shift {
+		pause = t.p.Base << shift
+	}
+	pause = time.Duration(t.p.Rand() * float64(pause))
+	spent := t.p.Now().Sub(a.start)
+	if a.n >= t.p.Tries || spent+pause > t.p.Total {
+		t.gaveUp.Add(1)
+		return gaveUp(err, a.n, spent)
+	}
+	if cerr := t.p.Sleep(ctx, pause); cerr != nil {
+		return cerr
+	}
+	t.retries.Add(1)
+	return nil
+}
+
+// gaveUp adds to err how often it was tried.
+func gaveUp(err error, tries int, spent time.Duration) error {
+	var e *Error
+	if tries <= 1 || !errors.As(err, &e) {
+		return err
+	}
+	wrapped := *e
+	wrapped.Err = fmt.Errorf("gave up after %d tries in %v: %w", tries, spent.Round(time.Millisecond), e.Err)
+	if e.Err == nil {
+		wrapped.Err = fmt.Errorf("gave up after %d tries in %v", tries, spent.Round(time.Millisecond))
+	}
+	return &wrapped
+}
+
+// errTryTimeout is the cause of a try's context that ran out, by which decorators below tell it from
+// a caller who gave up.
+var errTryTimeout = errors.New("no answer in time")
+
+// try runs f under the timeout of one try.
+func (t *Retrier) try(ctx context.Context, op, key string, n int, f func(ctx context.Context) error) error {
+	limit := t.p.TryTimeout + time.Duration(float64(n)/float64(t.p.MinRate)*float64(time.Second))
+	tctx, cancel := context.WithTimeoutCause(ctx, limit, errTryTimeout)
+	defer cancel()
+	err := f(tctx)
+	if err != nil && ctx.Err() == nil && tctx.Err() != nil && KindOf(err) == KindOther {
+		return &Error{Op: op, Key: key, Kind: KindTransient, Err: fmt.Errorf("no answer within %v", limit.Round(time.Millisecond))}
+	}
+	return err
+}
+
+// Stat implements [Reader].
+func (t *Retrier) Stat(ctx context.Context, key string) (Object, error) {
+	a := attempts{t: t}
+	for {
+		var o Object
+		err := t.try(ctx, "stat", key, 0, func(ctx context.Context) (err error) {
+			o, err = t.r.Stat(ctx, key)
+			return err
+		})
+		if err == nil {
+			return o, nil
+		}
+		if err = a.again(ctx, err); err != nil {
+			return Object{}, err
+		}
+	}
+}
+
+// ReadAt implements [Reader].
+func (t *Retrier) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
+	a := attempts{t: t}
+	for {
+		err := t.try(ctx, "read", o.Key, len(p), func(ctx context.Context) error {
+			return t.r.ReadAt(ctx, o, p, off)
+		})
+		if err == nil {
+			return nil
+		}
+		if err = a.again(ctx, err); err != nil {
+			return err
+		}
+	}
+}
+
+// List implements [Reader]. A listing that fails on the way goes on after the last key that was
+// yielded; progress gives it all its tries back.
+func (t *Retrier) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
+	return t.ListAfter(ctx, prefix, "")
+}
+
+// ListAfter implements [ListerAfter].
+func (t *Retrier) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
+		c := cursor{last: after}
+		t.resume(ctx, yield, func() iter.Seq2[Object, error] { return listAfter(ctx, t.r, prefix, c.last) },
+			func(Object) *cursor { return &c })
+	}
+}
+
+// ListLevel implements [Prefixer]. A level that fails on the way is listed again from its start,
+// and what was yielded before is left out.
+func (t *Retrier) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
+		objects, prefixes := cursor{}, cursor{}
+		t.resume(ctx, yield, func() iter.Seq2[Object, error] { return listLevel(ctx, t.r, prefix) },
+			func(o Object) *cursor {
+				if o.IsPrefix() {
+					return &prefixes
+				}
+				return &objects
+			})
+	}
+}
+
+// cursor is the last key that a sequence has yielded.
+type cursor struct{ last string }
+
+// resume yields what list yields, and lists again after a temporary failure, without what the
+// cursors say was yielded already. Going on after the last key loses objects if the store does not
+// list in key order (some gateways over a file system do not), so then it does not go on.
+func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, list func() iter.Seq2[Object, error], of func(Object) *cursor) {
+	a := attempts{t: t}
+	ordered, again := true, false
+	for {
+		var failed error
+		for o, err := range list() {
+			if err != nil {
+				failed = err
+				break
+			}
+			c := of(o)
+			if c.last != "" && o.Key <= c.last {
+				if again {
+					continue
+				}
+				ordered = false
+			}
+			if !yield(o, nil) {
+				return
+			}
+			c.last, a.n = o.Key, 0
+		}
+		if failed == nil {
+			return
+		}
+		if ordered {
+			failed = a.again(ctx, failed)
+		}
+		if failed != nil {
+			yield(Object{}, failed)
+			return
+		}
+		again = true
+	}
+}
+
+// listAfter lists from the middle also where the store cannot.
+func listAfter(ctx context.Context, r Reader, prefix, after string) iter.Seq2[Object, error] {
+	if after == "" {
+		return r.List(ctx, prefix)
+	}
+	if la, ok := r.(ListerAfter); ok {
+		return la.ListAfter(ctx, prefix, after)
+	}
+	return func(yield func(Object, error) bool) {
+		for o, err := range r.List(ctx, prefix) {
+			if err == nil && o.Key <= after {
+				continue
+			}
+			if !yield(o, err) {
+				return
+			}
+		}
+	}
+}
+
+// listLevel lists one level, or yields errors.ErrUnsupported.
+func listLevel(ctx context.Context, r Reader, prefix string) iter.Seq2[Object, error] {
+	if p, ok := r.(Prefixer); ok {
+		return p.ListLevel(ctx, prefix)
+	}
+	return func(yield func(Object, error) bool) {
+		yield(Object{}, &Error{Op: "list", Key: prefix, Kind: KindInvalid, Err: errors.ErrUnsupported})
+	}
+}

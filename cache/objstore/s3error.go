@@ -1,0 +1,234 @@
+package objstore
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"syscall"
+	"unicode"
+
+	"github.com/minio/minio-go/v7"
+)
+
+// verdict is what an S3 error means.
+type verdict struct {
+	kind   Kind
+	remedy string // %s, if there, is the endpoint
+}
+
+const (
+	remedyKeys   = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they belong to the store at %s"
+	remedyToken  = "get new temporary credentials, and set AWS_SESSION_TOKEN with them"
+	remedyBucket = "check the bucket's name, and AWS_ENDPOINT_URL (now %s)"
+	remedyRights = "the credentials need s3:GetObject on the objects and s3:ListBucket on the bucket"
+	remedyClock  = "set this machine's clock (NTP): the store refuses signatures that are off by more than 15 minutes"
+	remedyRegion = "set AWS_REGION to the bucket's region"
+	remedyReach  = "check AWS_ENDPOINT_URL (now %s) and that the store is up"
+	remedyScheme = "check http:// or https:// in AWS_ENDPOINT_URL (now %s)"
+	remedyNotS3  = "what answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
+	remedyCA     = "set AWS_CA_BUNDLE to the certificate authority of %s"
+)
+
+// s3Codes is the one place that says what an error code means.
+// https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+var s3Codes = map[string]verdict{
+	"NoSuchBucket":  {KindNotFound, remedyBucket},
+	"NoSuchKey":     {KindNotFound, ""},
+	"NotFound":      {KindNotFound, ""},
+	"NoSuchVersion": {KindNotFound, ""},
+
+	"PreconditionFailed": {KindChanged, ""},
+	"InvalidRange":       {KindChanged, ""}, // the range lies inside the object that we know
+
+	"AccessDenied":          {KindDenied, remedyRights},
+	"AllAccessDisabled":     {KindDenied, remedyRights},
+	"AccountProblem":        {KindDenied, ""},
+	"InvalidAccessKeyId":    {KindDenied, remedyKeys},
+	"SignatureDoesNotMatch": {KindDenied, remedyKeys},
+	"ExpiredToken":          {KindDenied, remedyToken},
+	"ExpiredTokenException": {KindDenied, remedyToken},
+	"InvalidToken":          {KindDenied, remedyToken},
+	"TokenRefreshRequired":  {KindDenied, remedyToken},
+	"InvalidObjectState":    {KindDenied, "restore the object from its archive class first"},
+
+	"RequestTimeTooSkewed":         {KindInvalid, remedyClock},
+	"RequestExpired":               {KindInvalid, remedyClock},
+	"AuthorizationHeaderMalformed": {KindInvalid, remedyRegion},
+	"PermanentRedirect":            {KindInvalid, remedyRegion},
+	"TemporaryRedirect":            {KindTransient, ""},
+	"InvalidRegion":                {KindInvalid, remedyRegion},
+	"InvalidBucketName":            {KindInvalid, remedyBucket},
+	"NotImplemented":               {KindInvalid, remedyNotS3},
+	"MethodNotAllowed":             {KindInvalid, remedyNotS3},
+
+	"SlowDown":             {KindTransient, ""},
+	"SlowDownRead":         {KindTransient, ""},
+	"Throttling":           {KindTransient, ""},
+	"ThrottlingException":  {KindTransient, ""},
+	"RequestLimitExceeded": {KindTransient, ""},
+	"RequestThrottled":     {KindTransient, ""},
+	"RequestTimeout":       {KindTransient, ""},
+	"InternalError":        {KindTransient, ""},
+	"ServiceUnavailable":   {KindTransient, ""},
+	"OperationAborted":     {KindTransient, ""},
+	"IncompleteBody":       {KindTransient, ""},
+	"BadDigest":            {KindTransient, ""},
+}
+
+// statusVerdict is for answers whose code is not in the table.
+func statusVerdict(status int) verdict {
+	switch {
+	case status == http.StatusNotFound:
+		return verdict{KindNotFound, ""}
+	case status == http.StatusPreconditionFailed, status == http.StatusRequestedRangeNotSatisfiable:
+		return verdict{KindChanged, ""}
+	case status == http.StatusUnauthorized, status == http.StatusForbidden:
+		return verdict{KindDenied, remedyRights}
+	case status == http.StatusProxyAuthRequired:
+		return verdict{KindDenied, "the proxy wants credentials; check HTTPS_PROXY and NO_PROXY"}
+	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests, status == 499:
+		return verdict{KindTransient, ""}
+	case status == http.StatusNotImplemented, status == http.StatusHTTPVersionNotSupported:
+		return verdict{KindInvalid, remedyNotS3}
+	case status >= 500:
+		return verdict{KindTransient, ""}
+	case status >= 300 && status < 400:
+		return verdict{KindInvalid, remedyRegion}
+	case status >= 400:
+		return verdict{KindInvalid, remedyNotS3}
+	}
+	return verdict{KindOther, ""}
+}
+
+// fail turns an error of minio-go into the contract's: ctx's own error, or an *Error.
+func (s *S3) fail(ctx context.Context, op, key string, err error) error {
+	if cerr := ctx.Err(); cerr != nil {
+		return cerr
+	}
+	var v verdict
+	var cause error
+	if resp := minio.ToErrorResponse(err); resp.Code != "" || resp.StatusCode != 0 {
+		v, cause = s.answer(resp)
+	} else {
+		v, cause = s.transportError(err)
+	}
+	if strings.Contains(v.remedy, "%s") {
+		v.remedy = fmt.Sprintf(v.remedy, s.endpoint)
+	}
+	e := &Error{Op: op, Key: key, Kind: v.kind, Remedy: v.remedy, Err: cause}
+	if v.kind == KindChanged {
+		e.Remedy = remedyChanged
+	}
+	return e
+}
+
+// answer judges an error answer of the server.
+func (s *S3) answer(r minio.ErrorResponse) (verdict, error) {
+	v, known := s3Codes[r.Code]
+	if !known {
+		v = statusVerdict(r.StatusCode)
+	}
+	if v.remedy == remedyRegion && r.Region != "" {
+		v.remedy = "set AWS_REGION=" + clean(r.Region)
+	}
+	if strings.Contains(r.Message, "HTTP request to an HTTPS server") {
+		v = verdict{KindInvalid, remedyScheme}
+	}
+	text := clean(s.redact(r.Message))
+	if code := clean(s.redact(r.Code)); code != "" && !strings.HasPrefix(text, code) {
+		text = strings.TrimSuffix(code+": "+text, ": ")
+	}
+	if r.StatusCode != 0 && !strings.Contains(text, fmt.Sprint(r.StatusCode)) {
+		text = fmt.Sprintf("%s (HTTP %d)", text, r.StatusCode)
+	}
+	return v, errors.New(text)
+}
+
+// transportError judges an error without an answer.
+func (s *S3) transportError(err error) (verdict, error) {
+	var ue *url.Error
+	if errors.As(err, &ue) {
+		err = ue.Err // its URL repeats endpoint and key
+	}
+	at := func(err error) error { return fmt.Errorf("%s: %w", s.endpoint, err) }
+
+	var unknownCA x509.UnknownAuthorityError
+	var badHost x509.HostnameError
+	var badCert x509.CertificateInvalidError
+	var verify *tls.CertificateVerificationError
+	var record tls.RecordHeaderError
+	var dns *net.DNSError
+	var xmlShape xml.UnmarshalError
+	var xmlSyntax *xml.SyntaxError
+	switch {
+	case errors.As(err, &unknownCA):
+		return verdict{KindInvalid, remedyCA}, at(err)
+	case errors.As(err, &badCert) && badCert.Reason == x509.Expired:
+		return verdict{KindInvalid, "the certificate or this machine's clock is out of date"}, at(err)
+	case errors.As(err, &badHost), errors.As(err, &badCert), errors.As(err, &verify):
+		return verdict{KindInvalid, "use the host name of the store's certificate in AWS_ENDPOINT_URL"}, at(err)
+	case errors.As(err, &record), strings.Contains(err.Error(), "HTTP response to HTTPS client"):
+		return verdict{KindInvalid, remedyScheme}, at(err)
+	case errors.As(err, &xmlShape):
+		return verdict{KindInvalid, remedyNotS3}, at(errors.New("the answer is not S3's XML"))
+	case errors.As(err, &xmlSyntax):
+		if strings.Contains(xmlSyntax.Msg, "EOF") {
+			return verdict{KindTransient, ""}, at(errors.New("the answer is cut short"))
+		}
+		return verdict{KindInvalid, remedyNotS3}, at(errors.New("the answer is not XML"))
+	case errors.As(err, &dns):
+		return verdict{KindTransient, remedyReach}, at(err)
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return verdict{KindTransient, remedyReach}, at(err)
+	case strings.HasPrefix(err.Error(), "Connection closed by foreign host"): // minio-go hides an EOF
+		return verdict{KindTransient, ""}, at(io.ErrUnexpectedEOF)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		// Not the caller's: a timeout of the dialer or of a credential's source. The text is
+		// kept, the identity is not, so that nobody takes it for the caller's.
+		return verdict{KindTransient, remedyReach}, at(errors.New(err.Error()))
+	}
+	var ne net.Error
+	if errors.As(err, &ne) && ne.Timeout() {
+		return verdict{KindTransient, remedyReach}, at(err)
+	}
+	return verdict{KindTransient, ""}, at(err)
+}
+
+var signature = regexp.MustCompile(`(?i)(signature|credential|token|authorization)\s*[=:]\s*[^\s,&;<]+`)
+
+// redact removes credentials from a server's text: some servers and proxies echo the request.
+func (s *S3) redact(text string) string {
+	text = signature.ReplaceAllString(text, "$1=…")
+	if s.creds.IsExpired() {
+		return text // do not fetch new ones for this
+	}
+	v, err := s.creds.GetWithContext(nil)
+	if err != nil {
+		return text
+	}
+	for _, secret := range []string{v.SecretAccessKey, v.SessionToken, v.AccessKeyID} {
+		if secret != "" {
+			text = strings.ReplaceAll(text, secret, "…")
+		}
+	}
+	return text
+}
+
+// clean makes a server's text fit for one line of a log or a terminal.
+func clean(text string) string {
+	const most = 200
+	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
+}
