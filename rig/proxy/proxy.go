@@ -5,7 +5,9 @@
 // It forwards HTTP/1.1 by hand instead of through net/http, because it shares the cores with what
 // is being measured: each client connection owns one upstream connection, heads are passed on byte
 // for byte (so the signed Host header stays what the client signed), and a response that has
-// arrived during the added latency leaves in one write.
+// arrived during the added latency leaves in one write. Measured with BenchmarkGet (63-kB objects,
+// two cores): 40 µs of CPU a GET under load where httputil.ReverseProxy takes 80 to 90, and 110 to 130
+// where it takes 240 when 30 ms of latency leave the cores mostly idle (waking up costs more then).
 //
 // Traps:
 //

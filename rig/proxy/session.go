@@ -137,12 +137,12 @@ func (s *session) serveOne() bool {
 		}
 	}
 	noBody := f.length <= 0 && !f.chunked
-	respHead, whole, err := s.exchange(head, f)
+	respHead, whole, err := s.exchange(head, f, due)
 	if err != nil && reused && noBody {
 		// The server closed the idle connection just now; a request without a body can be sent
 		// again, and head is still in the buffer.
 		if err = s.dial(); err == nil {
-			respHead, whole, err = s.exchange(head, f)
+			respHead, whole, err = s.exchange(head, f, due)
 		}
 	}
 	if err != nil {
@@ -151,9 +151,6 @@ func (s *session) serveOne() bool {
 	}
 	if noBody {
 		_, _ = s.cr.Discard(len(head))
-	}
-	if !s.p.sleep(time.Until(due)) {
-		return false
 	}
 	keep, err := s.respond(req, respHead, fault, sh)
 	s.used = time.Now()
@@ -182,15 +179,16 @@ func (s *session) count(op Op) {
 	}
 }
 
-// exchange sends the request and returns the head of the final response, unconsumed. The request's
-// head is consumed from the client's buffer only when a body follows it. whole is false when the
-// server answered before it had the whole body: the connection is then out of step.
-func (s *session) exchange(head []byte, f framing) (resp []byte, whole bool, err error) {
+// exchange sends the request and returns, not before due, the head of the final response,
+// unconsumed. The request's head is consumed from the client's buffer only when a body follows it.
+// whole is false when the server answered before it had the whole body: the connection is then out
+// of step.
+func (s *session) exchange(head []byte, f framing, due time.Time) (resp []byte, whole bool, err error) {
 	if _, err := s.up.Write(head); err != nil {
 		return nil, false, err
 	}
 	if f.length <= 0 && !f.chunked {
-		resp, err = s.finalHead()
+		resp, err = s.finalHead(due)
 		return resp, true, err
 	}
 	_, _ = s.cr.Discard(len(head))
@@ -215,17 +213,21 @@ func (s *session) exchange(head []byte, f framing) (resp []byte, whole bool, err
 	s.p.putBytes.Add(n)
 	if err != nil {
 		// The server may have answered and closed before it had read all: that answer counts.
-		if h, herr := s.finalHead(); herr == nil {
+		if h, herr := s.finalHead(due); herr == nil {
 			return h, false, nil
 		}
 		return nil, false, err
 	}
-	resp, err = s.finalHead()
+	resp, err = s.finalHead(due)
 	return resp, true, err
 }
 
-// finalHead returns the next head that is not an interim (1xx) one.
-func (s *session) finalHead() ([]byte, error) {
+// finalHead waits until due and returns the next head that is not an interim (1xx) one. It looks
+// only after the wait: the response gathers in the socket meanwhile, and one wake-up is saved.
+func (s *session) finalHead(due time.Time) ([]byte, error) {
+	if !s.p.sleep(time.Until(due)) {
+		return nil, net.ErrClosed
+	}
 	for {
 		h, err := readHead(s.ur)
 		if err != nil {

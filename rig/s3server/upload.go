@@ -20,6 +20,13 @@ import (
 // only queue.
 const uploadWorkers = 16
 
+// PutOptions returns options for one plain PUT. Without DisableContentSha256 minio-go sends the body
+// as signed chunks: versitygw then stores "aws-chunked" as the object's Content-Encoding, and the
+// final chunk of an empty object, sent beside Content-Length: 0, puts the connection out of step.
+func PutOptions() minio.PutObjectOptions {
+	return minio.PutObjectOptions{DisableMultipart: true, DisableContentSha256: true}
+}
+
 // Uploaded says what [Server.Upload] did.
 type Uploaded struct {
 	Files   int   // files in the folder
@@ -96,10 +103,7 @@ func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progres
 			total.Add(int64(len(b)))
 			sum := md5.Sum(b) //nolint:gosec // see the import
 			if !exists || old != hex.EncodeToString(sum[:]) {
-				if _, err := c.PutObject(gctx, bucket, f.key, bytes.NewReader(b), int64(len(b)), minio.PutObjectOptions{
-					DisableMultipart: true,
-					ContentType:      "application/octet-stream",
-				}); err != nil {
+				if _, err := c.PutObject(gctx, bucket, f.key, bytes.NewReader(b), int64(len(b)), PutOptions()); err != nil {
 					return fmt.Errorf("put %s: %w", f.key, err)
 				}
 				sent.Add(1)
