@@ -1,0 +1,174 @@
+package segment
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+)
+
+const photo = 63 << 10 // the size of the photographs that the design's figures are for
+
+func photoRecord(i int) Record {
+	r := Record{Dataset: [16]byte{1}, ETag: "d41d8cd98f00b204e9800998ecf8427e", ObjectSize: photo, Length: photo}
+	r.KeyHash[0], r.KeyHash[1], r.KeyHash[2] = byte(i), byte(i>>8), byte(i>>16)
+	return r
+}
+
+func fill(b *testing.B, s *Store, n int, payload []byte) []Loc {
+	b.Helper()
+	locs := make([]Loc, n)
+	for i := range locs {
+		var err error
+		if locs[i], err = s.Append(photoRecord(i), payload); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return locs
+}
+
+func randomBytes(n int) []byte {
+	p := make([]byte, n)
+	src := rand.NewChaCha8([32]byte{})
+	_, _ = src.Read(p)
+	return p
+}
+
+func benchStore(b *testing.B, dir string, o Options) *Store {
+	b.Helper()
+	s, err := Open(dir, o, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return s
+}
+
+// BenchmarkAlign compares alignments of the payload, for later reads of 63 KB from the page cache in
+// random order.
+func BenchmarkAlign(b *testing.B) {
+	const n = 8000 // 500 MB
+	payload := randomBytes(photo)
+	for _, align := range []int64{64, 512, 4096} {
+		s := benchStore(b, b.TempDir(), Options{})
+		s.align = align
+		locs := fill(b, s, n, payload)
+		p := make([]byte, photo)
+		for _, loc := range locs {
+			if err := s.ReadAt(loc, photo, p, 0); err != nil {
+				b.Fatal(err)
+			}
+		}
+		used := s.Used()
+		for _, par := range []int{1, 4} {
+			b.Run(fmt.Sprintf("align=%d/readers=%d", align, par), func(b *testing.B) {
+				b.SetBytes(photo)
+				b.SetParallelism(par)
+				var seed atomic.Uint64
+				b.RunParallel(func(pb *testing.PB) {
+					rng := rand.New(rand.NewPCG(1, seed.Add(1)))
+					p := make([]byte, photo)
+					for pb.Next() {
+						if err := s.ReadAt(locs[rng.IntN(n)], photo, p, 0); err != nil {
+							b.Error(err)
+						}
+					}
+				})
+				b.ReportMetric(float64(used)/n-photo, "overhead-B/record")
+			})
+		}
+		if err := s.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkAppend63KB(b *testing.B) {
+	payload := randomBytes(photo)
+	for _, align := range []int64{64, 4096} {
+		for _, par := range []int{1, 4} {
+			b.Run(fmt.Sprintf("align=%d/writers=%d", align, par), func(b *testing.B) {
+				s := benchStore(b, b.TempDir(), Options{Index: &mapIndex{}})
+				s.align = align
+				b.SetBytes(photo)
+				b.SetParallelism(par)
+				b.ReportAllocs()
+				b.RunParallel(func(pb *testing.PB) {
+					for i := 0; pb.Next(); i++ {
+						if _, err := s.Append(photoRecord(i), payload); err != nil {
+							b.Error(err)
+						}
+					}
+				})
+				b.StopTimer()
+				if err := s.Close(); err != nil {
+					b.Fatal(err)
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkRead63KB reads records once that were not checked yet, and again when they were.
+func BenchmarkRead63KB(b *testing.B) {
+	const n = 4000
+	payload := randomBytes(photo)
+	s := benchStore(b, b.TempDir(), Options{})
+	defer s.Close()
+	locs := fill(b, s, n, payload)
+	p := make([]byte, photo)
+	for _, first := range []bool{true, false} {
+		b.Run(map[bool]string{true: "first", false: "later"}[first], func(b *testing.B) {
+			b.SetBytes(photo)
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				if first && i%n == 0 {
+					for _, g := range *s.segs.Load() {
+						clear(g.tab.Load().checked)
+					}
+				}
+				if err := s.ReadAt(locs[i%n], photo, p, 0); err != nil {
+					b.Fatal(err)
+				}
+				i++
+			}
+		})
+	}
+}
+
+// BenchmarkOpen100k opens a store of 100,000 records, from committed tables and by a scan.
+func BenchmarkOpen100k(b *testing.B) {
+	const n = 100_000
+	for _, size := range []int{photo, 4 << 10} {
+		dir := b.TempDir()
+		idx := &mapIndex{}
+		s := benchStore(b, dir, Options{Index: idx})
+		payload := make([]byte, size)
+		for i := range n {
+			r := photoRecord(i)
+			r.ObjectSize, r.Length = int64(size), size
+			if _, err := s.Append(r, payload); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := s.Close(); err != nil {
+			b.Fatal(err)
+		}
+		for name, idx := range map[string]Index{"tables": idx, "scan": nil} {
+			b.Run(fmt.Sprintf("size=%d/%s", size, name), func(b *testing.B) {
+				for b.Loop() {
+					seen := 0
+					s, err := Open(dir, Options{Index: idx}, func(Record, Loc) { seen++ })
+					if err != nil || seen != n {
+						b.Fatal(seen, err)
+					}
+					b.StopTimer()
+					if err := s.Close(); err != nil {
+						b.Fatal(err)
+					}
+					b.StartTimer()
+				}
+			})
+		}
+	}
+}

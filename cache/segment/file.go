@@ -1,0 +1,73 @@
+package segment
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+)
+
+// FS is the part of a file system that a store needs. Tests put faults and crashes behind it.
+type FS interface {
+	// OpenFile is [os.OpenFile].
+	OpenFile(name string, flag int, perm fs.FileMode) (File, error)
+	// ReadDir returns the names in a folder, sorted.
+	ReadDir(name string) ([]string, error)
+	MkdirAll(name string, perm fs.FileMode) error
+	Remove(name string) error
+	// SyncDir makes the names in a folder durable.
+	SyncDir(name string) error
+}
+
+// File is an open segment. Its methods are safe for concurrent use, Close included: calls that began
+// before it finish, those that come after it fail with [fs.ErrClosed].
+type File interface {
+	io.ReaderAt
+	io.WriterAt
+	Size() (int64, error)
+	Truncate(size int64) error
+	Sync() error
+	Close() error
+}
+
+// osFS is the operating system's file system.
+type osFS struct{}
+
+func (osFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
+	f, err := os.OpenFile(name, flag, perm)
+	if err != nil {
+		return nil, err
+	}
+	return osFile{f}, nil
+}
+
+func (osFS) ReadDir(name string) ([]string, error) {
+	entries, err := os.ReadDir(name)
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	return names, err
+}
+
+func (osFS) MkdirAll(name string, perm fs.FileMode) error { return os.MkdirAll(name, perm) }
+
+func (osFS) Remove(name string) error { return os.Remove(name) }
+
+func (osFS) SyncDir(name string) error {
+	d, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+type osFile struct{ *os.File }
+
+func (f osFile) Size() (int64, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return st.Size(), nil
+}
