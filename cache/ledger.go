@@ -1,0 +1,191 @@
+package cache
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	humanize "github.com/dustin/go-humanize"
+)
+
+// Class says what bytes are reserved for. Demand may use the whole ledger; the others leave an
+// eighth of it alone, so that a reader who waits is never locked out by work done ahead of time.
+type Class uint8
+
+// The classes of reservations.
+const (
+	ForDemand   Class = iota // a reader waits for these bytes
+	ForPrefetch              // fetched ahead of the reader
+	ForBatches               // finished batches of the feed, at most half of the ledger
+	numClasses
+)
+
+// ErrTooLarge is returned for a reservation that could never be granted.
+var ErrTooLarge = errors.New("larger than the memory budget")
+
+// Ledger accounts for every byte of sample data held in memory. Bytes are reserved before they are
+// allocated and released when they are given back, so that the limit holds at every moment, and at
+// teardown Used is zero. Safe for concurrent use.
+type Ledger struct {
+	limit   int64
+	reclaim func(need int64) // frees reclaimable bytes by calling Release; called without the lock
+	freed   func()           // told after every release; must not block
+
+	mu      sync.Mutex
+	used    [numClasses]int64
+	total   int64
+	peak    int64
+	waiters list.List // of *waiter, in order of arrival
+}
+
+type waiter struct {
+	n     int64
+	class Class
+	ready chan struct{}
+}
+
+// NewLedger returns a ledger over limit bytes.
+func NewLedger(limit int64) *Ledger { return &Ledger{limit: limit} }
+
+// cap returns the total up to which a class may fill the ledger.
+func (l *Ledger) capOf(c Class) int64 {
+	if c == ForDemand {
+		return l.limit
+	}
+	return l.limit - l.limit/8
+}
+
+func (l *Ledger) fits(n int64, c Class) bool {
+	if c == ForBatches && l.used[c]+n > l.limit/2 {
+		return false
+	}
+	return l.total+n <= l.capOf(c)
+}
+
+func (l *Ledger) take(n int64, c Class) {
+	l.used[c] += n
+	l.total += n
+	l.peak = max(l.peak, l.total)
+}
+
+// TryReserve reserves n bytes if they are to be had now, reclaiming what nobody needs any more.
+func (l *Ledger) TryReserve(n int64, c Class) bool {
+	for attempt := 0; ; attempt++ {
+		l.mu.Lock()
+		// Those who wait go first, but for a demand read, which nothing may overtake.
+		if l.fits(n, c) && (l.waiters.Len() == 0 || c == ForDemand) {
+			l.take(n, c)
+			l.mu.Unlock()
+			return true
+		}
+		need := l.total + n - l.capOf(c)
+		l.mu.Unlock()
+		if attempt > 0 || need <= 0 || l.reclaim == nil {
+			return false
+		}
+		l.reclaim(need)
+	}
+}
+
+// Reserve waits until n bytes are to be had. It fails with ErrTooLarge if they never can be, and
+// with the context's error when that ends first.
+func (l *Ledger) Reserve(ctx context.Context, n int64, c Class) error {
+	if n > l.capOf(c) || c == ForBatches && n > l.limit/2 {
+		return fmt.Errorf("reserve %s: %w of %s; raise --memory or lower --batch",
+			humanize.IBytes(uint64(n)), ErrTooLarge, humanize.IBytes(uint64(l.limit)))
+	}
+	if l.TryReserve(n, c) {
+		return nil
+	}
+	w := &waiter{n: n, class: c, ready: make(chan struct{})}
+	l.mu.Lock()
+	el := l.waiters.PushBack(w)
+	l.grant() // space may have come free between the try and the lock
+	l.mu.Unlock()
+	select {
+	case <-w.ready:
+		return nil
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	select {
+	case <-w.ready: // granted in the same moment: give it back
+		l.mu.Unlock()
+		l.Release(n, c)
+	default:
+		l.waiters.Remove(el)
+		l.grant() // it may have stood before others
+		l.mu.Unlock()
+	}
+	return ctx.Err()
+}
+
+// grant serves the waiters: demand first, then in order of arrival, none overtaking one of its
+// class. The lock is held.
+func (l *Ledger) grant() {
+	for pass := range 2 {
+		var blocked [numClasses]bool
+		for el := l.waiters.Front(); el != nil; {
+			next := el.Next()
+			w := el.Value.(*waiter)
+			if (pass == 0) == (w.class == ForDemand) && !blocked[w.class] {
+				if l.fits(w.n, w.class) {
+					l.take(w.n, w.class)
+					l.waiters.Remove(el)
+					close(w.ready)
+				} else {
+					blocked[w.class] = true
+				}
+			}
+			el = next
+		}
+	}
+}
+
+// Release gives n bytes of class c back.
+func (l *Ledger) Release(n int64, c Class) {
+	l.mu.Lock()
+	l.used[c] -= n
+	l.total -= n
+	if l.used[c] < 0 {
+		l.mu.Unlock()
+		panic("cache: ledger released more than was reserved")
+	}
+	if l.waiters.Len() > 0 {
+		l.grant()
+	}
+	l.mu.Unlock()
+	if l.freed != nil {
+		l.freed()
+	}
+}
+
+// Used returns the bytes reserved now.
+func (l *Ledger) Used() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.total
+}
+
+// Peak returns the most bytes that were ever reserved at once.
+func (l *Ledger) Peak() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.peak
+}
+
+// Limit returns the bytes that may be reserved at once.
+func (l *Ledger) Limit() int64 { return l.limit }
+
+// pressed reports whether somebody waits for bytes, and how many.
+func (l *Ledger) pressed() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var n int64
+	for el := l.waiters.Front(); el != nil; el = el.Next() {
+		n += el.Value.(*waiter).n
+	}
+	return n
+}

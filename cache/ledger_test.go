@@ -1,0 +1,150 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// A ledger under random reservations never passes a limit, loses no byte, and ends at zero.
+func TestLedgerModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		limit := rapid.Int64Range(64, 4096).Draw(t, "limit")
+		l := NewLedger(limit)
+		type hold struct {
+			n int64
+			c Class
+		}
+		var held []hold
+		var used [numClasses]int64
+		total := int64(0)
+		t.Repeat(map[string]func(*rapid.T){
+			"try": func(t *rapid.T) {
+				c := Class(rapid.IntRange(0, int(numClasses)-1).Draw(t, "class"))
+				n := rapid.Int64Range(1, limit).Draw(t, "n")
+				want := total+n <= limit
+				if c != ForDemand {
+					want = total+n <= limit-limit/8
+				}
+				if c == ForBatches {
+					want = want && used[c]+n <= limit/2
+				}
+				if got := l.TryReserve(n, c); got != want {
+					t.Fatalf("TryReserve(%d, %d) = %v with %d of %d used", n, c, got, total, limit)
+				}
+				if want {
+					held, total, used[c] = append(held, hold{n, c}), total+n, used[c]+n
+				}
+			},
+			"release": func(t *rapid.T) {
+				if len(held) == 0 {
+					t.Skip()
+				}
+				i := rapid.IntRange(0, len(held)-1).Draw(t, "i")
+				h := held[i]
+				held = append(held[:i:i], held[i+1:]...)
+				l.Release(h.n, h.c)
+				total, used[h.c] = total-h.n, used[h.c]-h.n
+			},
+			"": func(t *rapid.T) {
+				if l.Used() != total || l.Used() > limit {
+					t.Fatalf("used %d, model %d, limit %d", l.Used(), total, limit)
+				}
+			},
+		})
+	})
+}
+
+func TestReserveWaitsAndIsServedInOrder(t *testing.T) {
+	l := NewLedger(80)
+	if !l.TryReserve(80, ForDemand) {
+		t.Fatal("the first reservation must fit")
+	}
+	var mu sync.Mutex
+	var got []string
+	var wg sync.WaitGroup
+	wait := func(name string, c Class) {
+		before := l.waiting()
+		wg.Go(func() {
+			if err := l.Reserve(context.Background(), 10, c); err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			got = append(got, name)
+			mu.Unlock()
+		})
+		for l.waiting() == before {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	wait("batch", ForBatches)
+	wait("demand", ForDemand)
+	l.Release(10, ForDemand) // room for one: demand goes first
+	for {
+		mu.Lock()
+		n := len(got)
+		mu.Unlock()
+		if n == 1 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	l.Release(70, ForDemand)
+	wg.Wait()
+	if got[0] != "demand" || got[1] != "batch" {
+		t.Fatalf("served in order %v", got)
+	}
+}
+
+func (l *Ledger) waiting() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waiters.Len()
+}
+
+func TestReserveGivesUp(t *testing.T) {
+	l := NewLedger(80)
+	if err := l.Reserve(context.Background(), 81, ForDemand); !errors.Is(err, ErrTooLarge) {
+		t.Fatalf("more than the limit: %v", err)
+	}
+	if err := l.Reserve(context.Background(), 41, ForBatches); !errors.Is(err, ErrTooLarge) {
+		t.Fatalf("more than the batches' half: %v", err)
+	}
+	l.TryReserve(80, ForDemand)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+	defer cancel()
+	if err := l.Reserve(ctx, 1, ForDemand); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("cancelled: %v", err)
+	}
+	if l.waiting() != 0 || l.Used() != 80 {
+		t.Fatalf("a cancelled reservation left %d waiters, %d bytes", l.waiting(), l.Used())
+	}
+}
+
+func TestReserveReclaims(t *testing.T) {
+	l := NewLedger(80)
+	l.TryReserve(80, ForDemand)
+	l.reclaim = func(need int64) { l.Release(need, ForDemand) }
+	if !l.TryReserve(30, ForDemand) || l.Used() != 80 {
+		t.Fatalf("used %d", l.Used())
+	}
+}
+
+func TestBufferClasses(t *testing.T) {
+	for n := 1; n < 5<<20; n += 1 + n/7 {
+		class, size := sizeClass(n)
+		if size < n || n > 4096 && size > n+n/3 {
+			t.Fatalf("sizeClass(%d) = %d", n, size)
+		}
+		if again, same := sizeClass(size); again != class || same != size {
+			t.Fatalf("sizeClass(%d) = %d,%d is not stable: %d,%d", n, class, size, again, same)
+		}
+		if p := getBytes(n); len(p) != n || cap(p) != size {
+			t.Fatalf("getBytes(%d): len %d cap %d", n, len(p), cap(p))
+		}
+	}
+}

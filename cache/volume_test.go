@@ -1,0 +1,413 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// gate is a store that counts reads and, while it is shut, holds them.
+type gate struct {
+	objstore.Reader
+	reads atomic.Int64
+	shut  atomic.Pointer[chan struct{}]
+	fail  atomic.Pointer[error]
+}
+
+func (g *gate) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	g.reads.Add(1)
+	if ch := g.shut.Load(); ch != nil {
+		select {
+		case <-*ch:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := g.fail.Load(); err != nil {
+		return *err
+	}
+	return g.Reader.ReadAt(ctx, o, p, off)
+}
+
+func (g *gate) close() (open func()) {
+	ch := make(chan struct{})
+	g.shut.Store(&ch)
+	return func() { g.shut.Store(nil); close(ch) }
+}
+
+// noise is what all files are cut from, each at another place: making it anew for every case of the
+// model costs more than the test.
+var noise = func() []byte {
+	data := make([]byte, 10<<20)
+	_, _ = rand.NewChaCha8([32]byte{3}).Read(data)
+	return data
+}()
+
+// fixture is a dataset in a memory store.
+type fixture struct {
+	mem   *objstore.Mem
+	gate  *gate
+	m     *catalog.Manifest
+	bytes [][]byte // by file
+}
+
+func newFixture(t testing.TB, sizes ...int) *fixture {
+	t.Helper()
+	f := &fixture{mem: objstore.NewMem()}
+	f.gate = &gate{Reader: f.mem}
+	var objects []objstore.Object
+	content := map[string][]byte{}
+	for i, n := range sizes {
+		data := noise[i*977:][:n]
+		key := fmt.Sprintf("c/f%04d", i)
+		objects = append(objects, f.mem.PutBytes(key, data))
+		content[key] = data
+	}
+	m, err := catalog.Build(all(objects), catalog.BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.m = m
+	for i := range m.Len() {
+		f.bytes = append(f.bytes, content[m.Path(i)])
+	}
+	return f
+}
+
+func all(objects []objstore.Object) iter.Seq2[objstore.Object, error] {
+	return func(yield func(objstore.Object, error) bool) {
+		for _, o := range objects {
+			if !yield(o, nil) {
+				return
+			}
+		}
+	}
+}
+
+// open returns a cache over the fixture; dir "" means memory only.
+func (f *fixture) open(t testing.TB, memory int64, dir string, disk int64) (*Cache, *Volume) {
+	t.Helper()
+	c := New(Options{Memory: memory, Logger: quiet})
+	v := c.NewVolume(f.m, [16]byte{1}, f.gate)
+	if dir != "" {
+		if err := c.OpenDisk(dir, segment.Options{MaxBytes: disk, Logger: quiet}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c, v
+}
+
+func closeCache(t testing.TB, c *Cache) {
+	t.Helper()
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestManyReadersOneFetch(t *testing.T) {
+	f := newFixture(t, 70<<10)
+	c, v := f.open(t, 64<<20, t.TempDir(), 64<<20)
+	defer closeCache(t, c)
+	open := f.gate.close()
+	var wg sync.WaitGroup
+	for range 32 {
+		wg.Go(func() {
+			p := make([]byte, 70<<10)
+			if n, err := v.ReadAt(context.Background(), 0, p, 0); err != nil || !bytes.Equal(p[:n], f.bytes[0]) {
+				t.Errorf("%d bytes, %v", n, err)
+			}
+		})
+	}
+	for c.Stats().Joined < 31 {
+		time.Sleep(time.Millisecond)
+	}
+	open()
+	wg.Wait()
+	if s := c.Stats(); f.gate.reads.Load() != 1 || s.Misses != 1 || s.Joined != 31 {
+		t.Errorf("%d fetches, %+v", f.gate.reads.Load(), s)
+	}
+}
+
+// A reader that is interrupted leaves at once; what it asked for lands anyway.
+func TestInterruptedReaderLeavesItsFetch(t *testing.T) {
+	f := newFixture(t, 50<<10)
+	c, v := f.open(t, 64<<20, t.TempDir(), 64<<20)
+	defer closeCache(t, c)
+	open := f.gate.close()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() {
+		_, err := v.ReadAt(ctx, 0, make([]byte, 10), 0)
+		done <- err
+	}()
+	for f.gate.reads.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Fatalf("interrupted read: %v", err)
+	}
+	open()
+	for !v.Staged(0) {
+		time.Sleep(time.Millisecond)
+	}
+	if n, err := v.ReadAt(context.Background(), 0, make([]byte, 10), 0); n != 10 || err != nil || f.gate.reads.Load() != 1 {
+		t.Errorf("read again: %d, %v, %d fetches", n, err, f.gate.reads.Load())
+	}
+}
+
+func TestPrefetchNeverWaitsForMemory(t *testing.T) {
+	f := newFixture(t, 1<<20, 1<<20, 1<<20)
+	c, v := f.open(t, 2<<20, "", 0)
+	defer closeCache(t, c)
+	landed := make(chan error, 3)
+	if out := v.Prefetch(0, 0, func(err error) { landed <- err }); out != Started {
+		t.Fatalf("first: %v", out)
+	}
+	if err := <-landed; err != nil {
+		t.Fatal(err)
+	}
+	if out := v.Prefetch(1, 0, nil); out != NoMemory {
+		t.Fatalf("second of three in 2 MiB, of which an eighth is the readers': %v", out)
+	}
+	if out := v.Prefetch(0, 0, nil); out != Present {
+		t.Fatalf("what is there: %v", out)
+	}
+	// Once it was read its bytes are free to take.
+	if _, err := v.ReadAt(context.Background(), 0, make([]byte, 1<<20), 0); err != nil {
+		t.Fatal(err)
+	}
+	freed := make(chan struct{}, 8)
+	defer c.OnFreed(func() { freed <- struct{}{} })()
+	v.Spend(0)
+	<-freed
+	if out := v.Prefetch(1, 0, func(err error) { landed <- err }); out != Started {
+		t.Fatalf("after the first was spent: %v", out)
+	}
+	if err := <-landed; err != nil {
+		t.Fatal(err)
+	}
+	// A reader takes what prefetching holds.
+	if n, err := v.ReadAt(context.Background(), 2, make([]byte, 1<<20), 0); n != 1<<20 || err != nil {
+		t.Fatal(n, err)
+	}
+	if s := c.Stats(); s.MemoryPeak > 2<<20 {
+		t.Errorf("peak %d of %d", s.MemoryPeak, 2<<20)
+	}
+}
+
+func TestFailedFetch(t *testing.T) {
+	f := newFixture(t, 10<<10)
+	c, v := f.open(t, 64<<20, t.TempDir(), 64<<20)
+	defer closeCache(t, c)
+	var boom error = &objstore.Error{Op: "read", Key: "c/f0000", Kind: objstore.KindChanged}
+	f.gate.fail.Store(&boom)
+	if _, err := v.ReadAt(context.Background(), 0, make([]byte, 10), 0); objstore.KindOf(err) != objstore.KindChanged {
+		t.Errorf("read: %v", err)
+	}
+	landed := make(chan error)
+	v.Prefetch(0, 0, func(err error) { landed <- err })
+	if err := <-landed; objstore.KindOf(err) != objstore.KindChanged {
+		t.Errorf("prefetch: %v", err)
+	}
+	f.gate.fail.Store(nil)
+	if n, err := v.ReadAt(context.Background(), 0, make([]byte, 10), 0); n != 10 || err != nil {
+		t.Errorf("once the store is well again: %d, %v", n, err)
+	}
+}
+
+func TestFlippedByteIsFetchedAgain(t *testing.T) {
+	f := newFixture(t, 300<<10)
+	dir := t.TempDir()
+	c, v := f.open(t, 64<<20, dir, 64<<20)
+	p := make([]byte, 300<<10)
+	if _, err := v.ReadAt(context.Background(), 0, p, 0); err != nil {
+		t.Fatal(err)
+	}
+	closeCache(t, c)
+	segs, err := filepath.Glob(filepath.Join(dir, "*.seg"))
+	if err != nil || len(segs) != 1 {
+		t.Fatal(segs, err)
+	}
+	data, err := os.ReadFile(segs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := bytes.Index(data, f.bytes[0][200<<10:200<<10+64])
+	data[at] ^= 1
+	if err := os.WriteFile(segs[0], data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, v = f.open(t, 64<<20, dir, 64<<20)
+	defer closeCache(t, c)
+	if kept, _ := v.Kept(); kept != 1 {
+		t.Fatalf("%d records adopted", kept)
+	}
+	clear(p)
+	if n, err := v.ReadAt(context.Background(), 0, p, 0); err != nil || !bytes.Equal(p[:n], f.bytes[0]) {
+		t.Fatalf("served %d bytes that are not the object's, %v", n, err)
+	}
+	if s := c.Stats(); s.Corrupt != 1 || f.gate.reads.Load() != 2 {
+		t.Errorf("%d fetches, %+v", f.gate.reads.Load(), s)
+	}
+}
+
+// A disk that fails costs the tier, not the reads.
+func TestFailingDisk(t *testing.T) {
+	f := newFixture(t, 64<<10, 64<<10, 64<<10)
+	dir := t.TempDir()
+	c, v := f.open(t, 64<<20, dir, 64<<20)
+	defer func() { _ = c.Close() }()
+	c.diskFailed("write", errors.New("no space left on device"))
+	for i := range 3 {
+		p := make([]byte, 64<<10)
+		if _, err := v.ReadAt(context.Background(), i, p, 0); err != nil || !bytes.Equal(p, f.bytes[i]) {
+			t.Errorf("file %d: %v", i, err)
+		}
+	}
+	if s := c.Stats(); !s.DiskDown || s.DiskErrors != 1 || s.DiskUsed > 64<<10 {
+		t.Errorf("%+v", s)
+	}
+	c.diskDown.Store(1) // the retry time has come
+	v.Spend(0)
+	c.ring.reclaim(1<<30, true)
+	if _, err := v.ReadAt(context.Background(), 0, make([]byte, 1), 0); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		if kept, _ := v.Kept(); kept == 1 {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatal("the disk was not taken back")
+		}
+	}
+}
+
+func TestInherit(t *testing.T) {
+	f := newFixture(t, 5<<10, 6<<10, 5<<20)
+	c, v := f.open(t, 64<<20, t.TempDir(), 64<<20)
+	defer closeCache(t, c)
+	for i := range 3 {
+		if _, err := v.ReadAt(context.Background(), i, make([]byte, 5<<20), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for kept, n := v.Kept(); kept < n; kept, _ = v.Kept() {
+		time.Sleep(time.Millisecond)
+	}
+	var objects []objstore.Object
+	for i := range f.m.Len() {
+		objects = append(objects, f.m.Object(i))
+	}
+	objects[1] = f.mem.PutBytes(objects[1].Key, []byte("new"))
+	objects = append(objects, f.mem.PutBytes("b/added", []byte("added")))
+	m2, err := catalog.Build(all(objects), catalog.BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := c.NewVolume(m2, [16]byte{1}, f.gate)
+	w.Inherit(v)
+	v.Retire()
+	before := f.gate.reads.Load()
+	for i := range m2.Len() {
+		p := make([]byte, m2.Size(i))
+		if _, err := w.ReadAt(context.Background(), i, p, 0); err != nil {
+			t.Errorf("%s: %v", m2.Path(i), err)
+		}
+	}
+	if n := f.gate.reads.Load() - before; n != 2 {
+		t.Errorf("%d fetches for one changed and one new file", n)
+	}
+}
+
+// Whatever is read, prefetched, spent, corrupted and reopened in whatever order: every byte is the
+// object's, the ledger keeps its limit, and nothing is left at the end.
+func TestVolumeModel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		sizes := rapid.SliceOfN(rapid.SampledFrom([]int{0, 1, 4095, 4096, 64 << 10, 131 << 10, 700 << 10, 4 << 20, 4<<20 + 1, 9 << 20}), 1, 12).Draw(rt, "sizes")
+		f := newFixture(t, sizes...)
+		dir, err := os.MkdirTemp("", "cache-model-")
+		if err != nil {
+			rt.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		disk := rapid.SampledFrom([]int64{0, 9 << 20, 64 << 20}).Draw(rt, "disk")
+		open := func() (*Cache, *Volume) {
+			if disk == 0 {
+				return f.open(t, 48<<20, "", 0)
+			}
+			return f.open(t, 48<<20, dir, disk)
+		}
+		c, v := open()
+		file := rapid.IntRange(0, len(sizes)-1)
+		rt.Repeat(map[string]func(*rapid.T){
+			"read": func(rt *rapid.T) {
+				i := file.Draw(rt, "file")
+				off := rapid.IntRange(0, len(f.bytes[i])+10).Draw(rt, "off")
+				p := make([]byte, rapid.SampledFrom([]int{0, 1, 4096, 128 << 10, 5 << 20}).Draw(rt, "len"))
+				n, err := v.ReadAt(context.Background(), i, p, int64(off))
+				want := f.bytes[i][min(off, len(f.bytes[i])):]
+				want = want[:min(len(want), len(p))]
+				if err != nil || !bytes.Equal(p[:n], want) {
+					rt.Fatalf("file %d at %d: %d bytes, want %d, %v", i, off, n, len(want), err)
+				}
+			},
+			"sample": func(rt *rapid.T) {
+				i := file.Draw(rt, "file")
+				data, release, err := v.Sample(context.Background(), i)
+				if err != nil || !bytes.Equal(data, f.bytes[i]) {
+					rt.Fatalf("file %d: %d bytes, %v", i, len(data), err)
+				}
+				release()
+			},
+			"prefetch": func(rt *rapid.T) {
+				i := file.Draw(rt, "file")
+				for x := range v.Extents(i) {
+					landed := make(chan error, 1)
+					if v.Prefetch(i, x, func(err error) { landed <- err }) == Started && rapid.Bool().Draw(rt, "wait") {
+						if err := <-landed; err != nil {
+							rt.Fatal(err)
+						}
+					}
+				}
+			},
+			"spend": func(rt *rapid.T) { v.Spend(file.Draw(rt, "file")) },
+			"reopen": func(rt *rapid.T) {
+				if err := c.Close(); err != nil {
+					rt.Fatal(err)
+				}
+				c, v = open()
+			},
+			"": func(rt *rapid.T) {
+				if s := c.Stats(); s.MemoryPeak > s.MemoryLimit || disk > 0 && s.DiskUsed > disk {
+					rt.Fatalf("limits: %+v", s)
+				}
+			},
+		})
+		if err := c.Close(); err != nil {
+			rt.Fatal(err)
+		}
+	})
+}
