@@ -1,0 +1,385 @@
+// Package photos makes a training set of real photographs: varied crops of the photographs in
+// Debian's wallpaper packages, as JPEG files in one folder a class, the way ImageFolder wants them.
+//
+// The set is a pure function of [Options] and the source files: the same bytes on every run, however
+// many cores make it. It is kept between runs and made again only when the options change.
+//
+// Trap: a file must be 40 to 120 KB at a few hundred thousand pixels. Fog and sky compress to less
+// at any quality, so each file searches its quality, and where that does not do, its crop.
+package photos
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"image"
+	"io/fs"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
+)
+
+// Defaults of [Options].
+const (
+	DefaultCount    = 4096
+	DefaultMinBytes = 41_000
+	DefaultMaxBytes = 119_000
+)
+
+// algorithm changes when the same options would give other bytes.
+const algorithm = 1
+
+// Options says what to make.
+type Options struct {
+	Count    int    // files in all; 0 means DefaultCount
+	Seed     uint64 // of crops, sizes, chroma samplings and qualities
+	MinBytes int    // smallest file; 0 means DefaultMinBytes
+	MaxBytes int    // largest file; 0 means DefaultMaxBytes
+}
+
+func (o Options) withDefaults() Options {
+	if o.Count == 0 {
+		o.Count = DefaultCount
+	}
+	if o.MinBytes == 0 {
+		o.MinBytes = DefaultMinBytes
+	}
+	if o.MaxBytes == 0 {
+		o.MaxBytes = DefaultMaxBytes
+	}
+	return o
+}
+
+// Set describes a finished training set.
+type Set struct {
+	Files   int
+	Classes int
+	Bytes   int64
+	Made    bool // false when it was there already
+}
+
+// marker is the file that says what a folder holds; its dot keeps it out of listings.
+const marker = ".shoal-photos.json"
+
+type state struct {
+	Algorithm int
+	Options   Options
+	Complete  bool
+	Set       Set
+}
+
+// sizes are the files' widths and heights; the mix resembles ImageNet's.
+var sizes = []image.Point{
+	{500, 375}, {500, 375}, {500, 375}, {375, 500}, {375, 500}, {500, 333}, {333, 500},
+	{640, 480}, {480, 640}, {512, 384}, {480, 480},
+}
+
+// Make fills dir/CLASS/NNNN.jpg, or finds that it has been filled with the same options before.
+// progress, if not nil, is called from several goroutines after each file. A folder that holds
+// anything else is refused; what an interrupted Make has left is made again.
+func Make(ctx context.Context, dir string, o Options, progress func(done, total int)) (Set, error) {
+	set, err := makeSet(ctx, dir, o.withDefaults(), progress)
+	if err != nil {
+		return Set{}, fmt.Errorf("make photographs in %s: %w", dir, err)
+	}
+	return set, nil
+}
+
+func makeSet(ctx context.Context, dir string, o Options, progress func(done, total int)) (Set, error) {
+	sources, err := Sources()
+	if err != nil {
+		return Set{}, err
+	}
+	if o.Count < len(sources) || o.MinBytes < 0 || o.MaxBytes < 2*o.MinBytes {
+		return Set{}, fmt.Errorf("options %+v: want at least %d files (one a class) and MaxBytes at least twice MinBytes", o, len(sources))
+	}
+	set, ok, err := existing(dir, o, sources)
+	if ok || err != nil {
+		return set, err
+	}
+	st := state{Algorithm: algorithm, Options: o}
+	if err := st.write(dir); err != nil {
+		return Set{}, err
+	}
+
+	var done, bytes atomic.Int64
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	first := 0
+	for i, src := range sources {
+		// Class i gets the files first..first+n-1; the remainder goes to the first classes.
+		n := o.Count / len(sources)
+		if i < o.Count%len(sources) {
+			n++
+		}
+		from := first
+		first += n
+		g.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			levels, err := loadPyramid(src.Path)
+			if err != nil {
+				return err
+			}
+			folder := filepath.Join(dir, src.Class)
+			if err := os.MkdirAll(folder, 0o755); err != nil {
+				return err
+			}
+			var c cropper
+			for k := range n {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				b, err := c.make(levels, o, sampleRand(o.Seed, src.Class, k))
+				if err != nil {
+					return fmt.Errorf("crop %d of %s: %w", k, src.Path, err)
+				}
+				if err := os.WriteFile(filepath.Join(folder, fmt.Sprintf("%s_%05d.jpg", src.Class, from+k)), b, 0o644); err != nil {
+					return err
+				}
+				bytes.Add(int64(len(b)))
+				if d := done.Add(1); progress != nil {
+					progress(int(d), o.Count)
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return Set{}, err
+	}
+	st.Complete = true
+	st.Set = Set{Files: o.Count, Classes: len(sources), Bytes: bytes.Load()}
+	if err := st.write(dir); err != nil {
+		return Set{}, err
+	}
+	st.Set.Made = true
+	return st.Set, nil
+}
+
+// existing returns the set in dir if it is whole and of the same options. Otherwise it clears the
+// class folders of a set that was made before, and refuses a folder that holds anything else.
+func existing(dir string, o Options, sources []Source) (Set, bool, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
+		return Set{}, false, nil
+	}
+	if err != nil {
+		return Set{}, false, err
+	}
+	b, err := os.ReadFile(filepath.Join(dir, marker))
+	if err != nil {
+		return Set{}, false, fmt.Errorf("the folder is not empty and holds no training set of ours; name another one or empty it (%w)", err)
+	}
+	var st state
+	if json.Unmarshal(b, &st) == nil && st.Complete && st.Algorithm == algorithm && st.Options == o && st.Set.matches(dir) {
+		return st.Set, true, nil
+	}
+	for _, s := range sources {
+		if err := os.RemoveAll(filepath.Join(dir, s.Class)); err != nil {
+			return Set{}, false, err
+		}
+	}
+	return Set{}, false, nil
+}
+
+// matches reports whether dir still holds as many files and bytes as were made.
+func (s Set) matches(dir string) bool {
+	got := Set{Classes: s.Classes}
+	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || d.Name() == marker {
+			return err
+		}
+		fi, err := d.Info()
+		if err != nil {
+			return err
+		}
+		got.Files++
+		got.Bytes += fi.Size()
+		return nil
+	})
+	return err == nil && got == s
+}
+
+func (st state) write(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(st, "", "\t")
+	if err != nil {
+		return err
+	}
+	tmp := filepath.Join(dir, marker+".tmp")
+	if err := os.WriteFile(tmp, b, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(tmp, filepath.Join(dir, marker))
+}
+
+// sampleRand gives each file random numbers of its own, so that the order of making does not matter.
+func sampleRand(seed uint64, class string, k int) *rand.Rand {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(class))
+	return rand.New(rand.NewPCG(seed^h.Sum64(), uint64(k)))
+}
+
+// cropper makes files; it keeps its buffers.
+type cropper struct {
+	rgb []byte
+	out []byte
+}
+
+// attempts is how many crops are tried for one file.
+const attempts = 12
+
+// make draws crops until one can be stored in a number of bytes that is allowed. The result is valid
+// until the next call.
+func (c *cropper) make(levels []pixels, o Options, rng *rand.Rand) ([]byte, error) {
+	full := levels[0]
+	target := math.Exp(math.Log(63_000) + 0.25*rng.NormFloat64())
+	target = min(max(target, 1.08*float64(o.MinBytes)), 0.92*float64(o.MaxBytes))
+	for try := range attempts {
+		size := sizes[rng.IntN(len(sizes))]
+		// How many source pixels make one of the file's: never less than one (nothing is
+		// enlarged unless the photograph is small), at most what fits.
+		most := min(float64(full.w)/float64(size.X), float64(full.h)/float64(size.Y))
+		zoom := math.Exp(rng.Float64() * math.Log(most))
+		if try >= attempts/2 { // a large part holds more detail than a small one
+			zoom = most
+		}
+		w, h := zoom*float64(size.X), zoom*float64(size.Y)
+		x, y := rng.Float64()*(float64(full.w)-w), rng.Float64()*(float64(full.h)-h)
+		sub := jpeg.Sub420
+		if rng.IntN(2) == 0 {
+			sub = jpeg.Sub444
+		}
+		c.rgb = resample(c.rgb[:0], levels, x, y, zoom, size, rng.IntN(2) == 0)
+		ok, err := c.encode(size, sub, int(target), o)
+		if ok || err != nil {
+			return c.out, err
+		}
+	}
+	return nil, fmt.Errorf("no crop in %d fits %d to %d bytes", attempts, o.MinBytes, o.MaxBytes)
+}
+
+// encode searches the quality at which the picture takes about target bytes, by bisection: size
+// grows with quality. It reports whether the result has an allowed size.
+func (c *cropper) encode(size image.Point, sub jpeg.Subsampling, target int, o Options) (bool, error) {
+	lo, hi := 30, 100
+	for q := 88; ; q = (lo + hi) / 2 {
+		var err error
+		if c.out, err = jpeg.Encode(c.out[:0], c.rgb, size.X, size.Y, q, sub); err != nil {
+			return false, err
+		}
+		n := len(c.out)
+		if n < target {
+			lo = q
+		} else {
+			hi = q
+		}
+		if near := 20*max(n-target, target-n) <= 3*target; near || hi-lo <= 1 {
+			return n >= o.MinBytes && n <= o.MaxBytes, nil
+		}
+	}
+}
+
+// pixels are packed RGB.
+type pixels struct {
+	w, h int
+	rgb  []byte
+}
+
+// loadPyramid decodes a photograph and halves it until a side is below 512.
+func loadPyramid(path string) ([]pixels, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	rgb, w, h, err := jpeg.DecodeRGB(b)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	levels := []pixels{{w, h, rgb}}
+	for {
+		p := levels[len(levels)-1]
+		if min(p.w, p.h) < 512 {
+			return levels, nil
+		}
+		levels = append(levels, p.half())
+	}
+}
+
+// half averages 2×2 pixels to one.
+func (p pixels) half() pixels {
+	q := pixels{w: p.w / 2, h: p.h / 2}
+	q.rgb = make([]byte, 3*q.w*q.h)
+	for y := range q.h {
+		a := p.rgb[3*p.w*2*y:]
+		b := a[3*p.w:]
+		d := q.rgb[3*q.w*y : 3*q.w*(y+1)]
+		for x := range q.w {
+			for ch := range 3 {
+				i := 6*x + ch
+				d[3*x+ch] = byte((int(a[i]) + int(a[i+3]) + int(b[i]) + int(b[i+3]) + 2) / 4)
+			}
+		}
+	}
+	return q
+}
+
+// resample appends to dst the part of the photograph that starts at (x, y) and spans zoom·size
+// pixels, scaled to size by bilinear interpolation in the level that is nearest above, mirrored if
+// flip.
+func resample(dst []byte, levels []pixels, x, y, zoom float64, size image.Point, flip bool) []byte {
+	level := 0
+	for level+1 < len(levels) && zoom >= 2 {
+		level++
+		zoom, x, y = zoom/2, x/2, y/2
+	}
+	p := levels[level]
+	dst = slices.Grow(dst, 3*size.X*size.Y)
+
+	// Weights of 8 bits are exact enough for 8-bit pixels.
+	cols := make([][2]int, size.X) // offset of the left pixel, weight of the right one
+	for i := range cols {
+		j := i
+		if flip {
+			j = size.X - 1 - i
+		}
+		cols[i][0], cols[i][1] = tap(x+(float64(j)+0.5)*zoom-0.5, p.w)
+		cols[i][0] *= 3
+	}
+	for j := range size.Y {
+		row, wy := tap(y+(float64(j)+0.5)*zoom-0.5, p.h)
+		a := p.rgb[3*p.w*row:]
+		b := a[3*p.w:]
+		for _, c := range cols {
+			i, wx := c[0], c[1]
+			for ch := range 3 {
+				top := int(a[i+ch])<<8 + (int(a[i+3+ch])-int(a[i+ch]))*wx
+				bottom := int(b[i+ch])<<8 + (int(b[i+3+ch])-int(b[i+ch]))*wx
+				dst = append(dst, byte((top<<8+(bottom-top)*wy+1<<15)>>16))
+			}
+		}
+	}
+	return dst
+}
+
+// tap returns the lower of the two pixels that position v lies between, and the weight, of 256, of
+// the upper one. Both lie inside 0..n-1.
+func tap(v float64, n int) (int, int) {
+	v = min(max(v, 0), float64(n-1))
+	i := min(int(v), n-2)
+	return i, int(math.Round((v - float64(i)) * 256))
+}

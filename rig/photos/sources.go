@@ -1,0 +1,103 @@
+package photos
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Source is one photograph and the class that its crops belong to.
+type Source struct {
+	Class string // folder name
+	Path  string
+}
+
+// pack is a Debian package and the photographs in it.
+type pack struct {
+	name   string
+	format string // path of a file, with %s for its name
+	photos [][2]string
+}
+
+// packs lists the photographs by hand. Most wallpapers are drawings, renderings and gradients, and
+// no measure of texture tells them from a foggy lake; each file here has been looked at. Of
+// gnome-backgrounds (43, Debian 12) none is a photograph, nor are Autumn and Volna of the others.
+var packs = []pack{
+	{
+		name:   "plasma-workspace-wallpapers",
+		format: "/usr/share/wallpapers/%s/contents/images/2560x1600.jpg",
+		photos: [][2]string{
+			{"by_the_water", "BytheWater"},
+			{"cold_ripple", "ColdRipple"},
+			{"colorful_cups", "ColorfulCups"},
+			{"darkest_hour", "DarkestHour"},
+			{"evening_glow", "EveningGlow"},
+			{"fallen_leaf", "FallenLeaf"},
+			{"grey", "Grey"}, // stored in one component
+			{"kite", "Kite"},
+			{"one_stands_out", "OneStandsOut"},
+			{"path", "Path"},
+			{"summer_1am", "summer_1am"},
+		},
+	},
+	{
+		name:   "mate-backgrounds",
+		format: "/usr/share/backgrounds/mate/nature/%s.jpg",
+		photos: [][2]string{
+			{"aqua", "Aqua"},
+			{"blinds", "Blinds"},
+			{"dune", "Dune"},
+			{"fresh_flower", "FreshFlower"},
+			{"garden", "Garden"},
+			{"green_meadow", "GreenMeadow"},
+			{"lady_bird", "LadyBird"},
+			{"rain_drops", "RainDrops"},
+			{"storm", "Storm"},
+			{"two_wings", "TwoWings"},
+			{"wood", "Wood"},
+			{"yellow_flower", "YellowFlower"},
+		},
+	},
+}
+
+// ErrNoSources says that wallpaper packages are missing; errors that wrap it name them.
+var ErrNoSources = errors.New("photographs are missing")
+
+// Packages returns the Debian packages that hold the photographs.
+func Packages() []string {
+	var names []string
+	for _, p := range packs {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// Sources returns the photographs, in the order of their classes' numbers. If one is missing the
+// error wraps [ErrNoSources] and gives the apt-get line.
+func Sources() ([]Source, error) { return sourcesIn("/") }
+
+func sourcesIn(root string) ([]Source, error) {
+	var found []Source
+	var missing []string
+	for _, p := range packs {
+		complete := true
+		for _, photo := range p.photos {
+			path := filepath.Join(root, fmt.Sprintf(p.format, photo[1]))
+			if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
+				complete = false
+				continue
+			}
+			found = append(found, Source{Class: photo[0], Path: path})
+		}
+		if !complete {
+			missing = append(missing, p.name)
+		}
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("%w: install the wallpaper packages: apt-get install --no-install-recommends %s",
+			ErrNoSources, strings.Join(missing, " "))
+	}
+	return found, nil
+}
