@@ -26,7 +26,8 @@
 //
 // # Manifest file
 //
-// CACHE-DIR/manifests/VERSION, written once, mapped read-only. All integers are little endian.
+// CACHE-DIR/manifests/VERSION, written once, mapped read-only. All integers are little endian. Later
+// versions of the format keep magic, version, and the place of the header's checksum.
 //
 //	offset
 //	     0  +--------------------------------+

@@ -152,14 +152,15 @@ func parse(data []byte) (*Manifest, error) {
 	if string(h[:8]) != manifestMagic {
 		return nil, corrupt("not a manifest (magic %q)", h[:8])
 	}
-	// The version comes before the checksum: a newer format may keep its checksum elsewhere.
+	// Every later format keeps the header's first 16 and last 4 bytes, so the checksum comes before the
+	// version: damage to the version is not taken for a newer format.
+	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
+		return nil, corrupt("header has checksum %08x, want %08x", got, want)
+	}
 	if v := le.Uint32(h[8:]); v > manifestVersion {
 		return nil, fmt.Errorf("%w: format version %d, this one reads %d", ErrNewerFormat, v, manifestVersion)
 	} else if v != manifestVersion {
 		return nil, corrupt("format version %d", v)
-	}
-	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
-		return nil, corrupt("header has checksum %08x, want %08x", got, want)
 	}
 	if n := le.Uint32(h[12:]); n != headerLen {
 		return nil, corrupt("header length %d", n)
@@ -369,8 +370,7 @@ func (m *Manifest) etag(file int) []byte {
 // Version returns the dataset version, 64 hexadecimal digits.
 func (m *Manifest) Version() string { return hex.EncodeToString(m.version[:]) }
 
-// VersionHash returns the dataset version as it is, a SHA-256. Its first 16 bytes are the dataset id
-// of cached records.
+// VersionHash returns the dataset version as it is, a SHA-256.
 func (m *Manifest) VersionHash() [32]byte { return m.version }
 
 // Len returns the number of files.
@@ -544,11 +544,14 @@ func (m *Manifest) Save(dir string) (path string, err error) {
 	return path, nil
 }
 
+// tempPrefix begins the names of files that are being written.
+const tempPrefix = ".tmp-"
+
 // writeFileSync replaces path by data so that after a crash either the old or the new content is
 // there: write a temporary file, fsync, rename, fsync the folder.
 func writeFileSync(path string, data []byte) (err error) {
 	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, ".tmp-*")
+	f, err := os.CreateTemp(dir, tempPrefix+"*")
 	if err != nil {
 		return err
 	}

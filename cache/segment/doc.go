@@ -14,7 +14,7 @@
 //	    16  | salt                        |  u64, random
 //	    24  | zero                        |  36 bytes
 //	    60  | CRC32C of bytes 0..59       |  u32
-//	    64  +-----------------------------+
+//	    64  +-----------------------------+  (up to here as it is in all versions)
 //	        | record                      |  padded to a multiple of 64 bytes
 //	        | record ...                  |
 //	        +-----------------------------+

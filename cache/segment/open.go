@@ -187,6 +187,10 @@ func (s *Store) recover(id uint32, c *cover, visit func(Record, Loc)) (err error
 			if len(entries) > 0 {
 				g.end = entries[len(entries)-1].end()
 			}
+			// New records may come to lie where the table has the lost ones.
+			if err := s.o.Index.DropSegment(id); err != nil {
+				return err
+			}
 		default:
 			g.end, g.committed, g.sealed = c.size, c.size, c.sealed
 		}

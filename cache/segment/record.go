@@ -204,11 +204,16 @@ func parseSegmentHeader(b []byte, id uint32) (salt uint64, err error) {
 	if len(b) < segHeaderLen || string(b[:8]) != segmentMagic {
 		return 0, fmt.Errorf("%w: no segment header", ErrCorrupt)
 	}
+	// Every later format keeps these 64 bytes as they are, so the checksum comes before the version:
+	// damage to the version is not taken for a newer format.
+	if le.Uint32(b[60:]) != crc32.Checksum(b[:60], castagnoli) {
+		return 0, fmt.Errorf("%w: damaged segment header", ErrCorrupt)
+	}
 	if v := le.Uint32(b[8:]); v > formatVersion {
 		return 0, fmt.Errorf("%w: format version %d, this one reads %d (use that version of shoal, or another --cache-dir)", ErrNewerFormat, v, formatVersion)
 	}
-	if le.Uint32(b[60:]) != crc32.Checksum(b[:60], castagnoli) || le.Uint32(b[12:]) != id || le.Uint32(b[8:]) != formatVersion {
-		return 0, fmt.Errorf("%w: damaged segment header", ErrCorrupt)
+	if n := le.Uint32(b[12:]); n != id || le.Uint32(b[8:]) != formatVersion {
+		return 0, fmt.Errorf("%w: the header is that of segment %08d", ErrCorrupt, n)
 	}
 	return le.Uint64(b[16:]), nil
 }

@@ -1,0 +1,217 @@
+package segment
+
+import (
+	"bytes"
+	"io"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+)
+
+// memFS is a file system in memory with scripted faults and power failures.
+type memFS struct {
+	mu    sync.Mutex
+	files map[string]*memData
+	// fault, if set, is asked before each operation ("open", "read", "write", "sync", "truncate",
+	// "remove"). A write that fails has written the first half of its bytes.
+	fault func(op, name string, off int64) error
+}
+
+// memData is a file's content: what reads see, and what a power failure leaves for sure.
+type memData struct {
+	mu            sync.RWMutex
+	data, durable []byte
+	named         bool // the name is durable
+}
+
+func newMemFS() *memFS { return &memFS{files: make(map[string]*memData)} }
+
+func (m *memFS) ask(op, name string, off int64) error {
+	m.mu.Lock()
+	fault := m.fault
+	m.mu.Unlock()
+	if fault != nil {
+		if err := fault(op, name, off); err != nil {
+			return &fs.PathError{Op: op, Path: name, Err: err}
+		}
+	}
+	return nil
+}
+
+func (m *memFS) setFault(f func(op, name string, off int64) error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fault = f
+}
+
+func (m *memFS) OpenFile(name string, flag int, _ fs.FileMode) (File, error) {
+	if err := m.ask("open", name, 0); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.files[name]
+	switch {
+	case d == nil && flag&os.O_CREATE == 0:
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	case d != nil && flag&os.O_EXCL != 0:
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrExist}
+	case d == nil:
+		d = &memData{}
+		m.files[name] = d
+	}
+	return &memFile{fs: m, name: name, d: d}, nil
+}
+
+func (m *memFS) MkdirAll(string, fs.FileMode) error { return nil }
+
+func (m *memFS) ReadDir(dir string) ([]string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var names []string
+	for name := range m.files {
+		if filepath.Dir(name) == dir {
+			names = append(names, filepath.Base(name))
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+func (m *memFS) Remove(name string) error {
+	if err := m.ask("remove", name, 0); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.files, name)
+	return nil
+}
+
+func (m *memFS) SyncDir(dir string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for name, d := range m.files {
+		if filepath.Dir(name) == dir {
+			d.mu.Lock()
+			d.named = true
+			d.mu.Unlock()
+		}
+	}
+	return nil
+}
+
+// names returns the files, sorted.
+func (m *memFS) names() []string { return slices.Sorted(maps.Keys(m.files)) }
+
+// powerFailure leaves of each file what was fsynced and, of every 4-KiB page changed since, either the old or
+// the new bytes.
+func (m *memFS) powerFailure(rng *rand.Rand) {
+	const page = 4096
+	for _, name := range m.names() {
+		d := m.files[name]
+		if !d.named && rng.IntN(2) == 0 {
+			delete(m.files, name)
+			continue
+		}
+		size := min(len(d.data), len(d.durable))
+		if more := max(len(d.data), len(d.durable)) - size; more > 0 {
+			size += rng.IntN(more + 1)
+		}
+		after := make([]byte, size)
+		for at := 0; at < size; at += page {
+			src := d.durable
+			if rng.IntN(2) == 0 {
+				src = d.data
+			}
+			if at < len(src) {
+				copy(after[at:min(at+page, size)], src[at:])
+			}
+		}
+		m.files[name] = &memData{data: after, durable: bytes.Clone(after), named: true}
+	}
+}
+
+type memFile struct {
+	fs     *memFS
+	name   string
+	d      *memData
+	closed bool // guarded by d.mu
+}
+
+func (f *memFile) ReadAt(p []byte, off int64) (int, error) {
+	if err := f.fs.ask("read", f.name, off); err != nil {
+		return 0, err
+	}
+	f.d.mu.RLock()
+	defer f.d.mu.RUnlock()
+	if f.closed {
+		return 0, fs.ErrClosed
+	}
+	if off >= int64(len(f.d.data)) {
+		return 0, io.EOF
+	}
+	n := copy(p, f.d.data[off:])
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+func (f *memFile) WriteAt(p []byte, off int64) (int, error) {
+	err := f.fs.ask("write", f.name, off)
+	if err != nil {
+		p = p[:len(p)/2]
+	}
+	f.d.mu.Lock()
+	defer f.d.mu.Unlock()
+	if f.closed {
+		return 0, fs.ErrClosed
+	}
+	if end := int(off) + len(p); end > len(f.d.data) {
+		f.d.data = append(f.d.data, make([]byte, end-len(f.d.data))...)
+	}
+	return copy(f.d.data[off:], p), err
+}
+
+func (f *memFile) Size() (int64, error) {
+	f.d.mu.RLock()
+	defer f.d.mu.RUnlock()
+	return int64(len(f.d.data)), nil
+}
+
+func (f *memFile) Truncate(size int64) error {
+	if err := f.fs.ask("truncate", f.name, size); err != nil {
+		return err
+	}
+	f.d.mu.Lock()
+	defer f.d.mu.Unlock()
+	if size < int64(len(f.d.data)) {
+		f.d.data = slices.Clone(f.d.data[:size])
+	}
+	return nil
+}
+
+func (f *memFile) Sync() error {
+	if err := f.fs.ask("sync", f.name, 0); err != nil {
+		return err
+	}
+	f.d.mu.Lock()
+	defer f.d.mu.Unlock()
+	f.d.durable = bytes.Clone(f.d.data)
+	return nil
+}
+
+func (f *memFile) Close() error {
+	f.d.mu.Lock()
+	defer f.d.mu.Unlock()
+	if f.closed {
+		return fs.ErrClosed
+	}
+	f.closed = true
+	return nil
+}
