@@ -1,0 +1,101 @@
+// Package oracle asks Debian's Pillow, torch and torchvision what the right answer is: tests compare bytes with theirs.
+// It runs one Python process a test binary; questions are answered one at a time. It is imported by tests only.
+package oracle
+
+import (
+	"bufio"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+)
+
+// Python is the interpreter that has the libraries: Debian's, not whichever comes first in PATH.
+const Python = "/usr/bin/python3"
+
+//go:embed oracle.py
+var script string
+
+type process struct {
+	mu  sync.Mutex
+	in  io.WriteCloser
+	out *bufio.Reader
+	err error
+}
+
+// The process ends when the test binary does: its standard input closes.
+var start = sync.OnceValue(func() *process {
+	p := &process{}
+	cmd := exec.Command(Python, "-c", script)
+	cmd.Stderr = os.Stderr
+	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		p.err = err
+		return p
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		p.err = err
+		return p
+	}
+	p.in, p.out = in, bufio.NewReaderSize(out, 1<<20)
+	p.err = cmd.Start()
+	return p
+})
+
+// Q is a question's or an answer's named values.
+type Q map[string]any
+
+// Refused is the oracle's answer where Python raised an exception.
+type Refused struct{ Message string }
+
+func (r *Refused) Error() string { return r.Message }
+
+// Ask puts one question with a payload. The error is *Refused where the library itself raised one.
+func Ask(op string, q Q, payload []byte) (Q, []byte, error) {
+	p := start()
+	if p.err != nil {
+		return nil, nil, fmt.Errorf("oracle: %s with Pillow and torch is needed (apt install python3-pil python3-torchvision): %w", Python, p.err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := Q{"op": op, "n": len(payload)}
+	for k, v := range q {
+		m[k] = v
+	}
+	line, err := json.Marshal(m)
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, err := p.in.Write(append(line, '\n')); err != nil {
+		return nil, nil, err
+	}
+	if _, err := p.in.Write(payload); err != nil {
+		return nil, nil, err
+	}
+	head, err := p.out.ReadBytes('\n')
+	if err != nil {
+		return nil, nil, fmt.Errorf("oracle: it ended: %w", err)
+	}
+	var a Q
+	if err := json.Unmarshal(head, &a); err != nil {
+		return nil, nil, err
+	}
+	n, ok := a["n"].(float64)
+	if !ok {
+		return nil, nil, errors.New("oracle: answer without a length")
+	}
+	body := make([]byte, int(n))
+	if _, err := io.ReadFull(p.out, body); err != nil {
+		return nil, nil, err
+	}
+	if msg, ok := a["error"].(string); ok {
+		return nil, nil, &Refused{msg}
+	}
+	return a, body, nil
+}

@@ -1,0 +1,112 @@
+package jpeg
+
+import (
+	"image"
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// benchFiles are photos of 500x375 at about 75 KB, the size of a usual training sample.
+func benchFiles(b *testing.B) [][]byte {
+	b.Helper()
+	const w, h = 500, 375
+	var files [][]byte
+	var bytes int
+	for i := range 16 {
+		pix := photo(b, i*3, w, h)
+		var best []byte
+		for q := 60; q <= 99; q++ {
+			best = encode(b, pix, w, h, Encoding{Quality: q, Subsampling: Sub420})
+			if len(best) >= 75_000 {
+				break
+			}
+		}
+		files, bytes = append(files, best), bytes+len(best)
+	}
+	b.Logf("%d photos, %d bytes on average", len(files), bytes/len(files))
+	return files
+}
+
+// rrc draws boxes as RandomResizedCrop does by default.
+func rrc(r *rand.Rand) image.Rectangle {
+	for {
+		area := 500 * 375 * (0.08 + 0.92*r.Float64())
+		ratio := math.Exp((2*r.Float64() - 1) * math.Log(4.0/3))
+		w, h := int(math.Sqrt(area*ratio)), int(math.Sqrt(area/ratio))
+		if w > 0 && h > 0 && w <= 500 && h <= 375 {
+			x, y := r.IntN(500-w+1), r.IntN(375-h+1)
+			return image.Rect(x, y, x+w, y+h)
+		}
+	}
+}
+
+func benchJob(b *testing.B, make1 func(r *rand.Rand) Job) {
+	files := benchFiles(b)
+	r := rand.New(rand.NewPCG(1, 1))
+	jobs := make([]Job, 256)
+	for i := range jobs {
+		jobs[i] = make1(r)
+	}
+	dst := make([]byte, 500*375*3*4)
+	b.ResetTimer()
+	for i := range b.N {
+		j := &jobs[i%len(jobs)]
+		size := j.Window.Size()
+		if size == (image.Point{}) {
+			size = j.Size
+		}
+		if size == (image.Point{}) {
+			size = j.Box.Size()
+		}
+		if err := Decode(dst[:size.X*size.Y*3*max(j.Elem, 1)], files[i%len(files)], j); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "images/s")
+}
+
+// BenchmarkEntropyOnly decodes one pixel of the last row: everything is entropy-decoded, next to nothing transformed.
+func BenchmarkEntropyOnly(b *testing.B) {
+	benchJob(b, func(*rand.Rand) Job { return Job{Box: image.Rect(0, 374, 1, 375)} })
+}
+
+func BenchmarkFullDecode(b *testing.B) {
+	benchJob(b, func(*rand.Rand) Job { return Job{Box: image.Rect(0, 0, 500, 375)} })
+}
+
+func BenchmarkRegionDecode(b *testing.B) {
+	benchJob(b, func(r *rand.Rand) Job { return Job{Box: rrc(r)} })
+}
+
+// BenchmarkRegionResizeFlip is a whole sample: RandomResizedCrop(224), RandomHorizontalFlip, uint8, CHW.
+func BenchmarkRegionResizeFlip(b *testing.B) {
+	benchJob(b, func(r *rand.Rand) Job {
+		return Job{Box: rrc(r), Size: image.Pt(224, 224), Flip: r.IntN(2) == 1, Planar: true}
+	})
+}
+
+func BenchmarkRegionResizeFlipFloat32(b *testing.B) {
+	table := make([]byte, 3*256*4)
+	benchJob(b, func(r *rand.Rand) Job {
+		return Job{Box: rrc(r), Size: image.Pt(224, 224), Flip: r.IntN(2) == 1, Planar: true, Elem: 4, Table: table}
+	})
+}
+
+func BenchmarkRegionResizeFlipPortable(b *testing.B) {
+	setSIMD(false)
+	defer setSIMD(true)
+	benchJob(b, func(r *rand.Rand) Job {
+		return Job{Box: rrc(r), Size: image.Pt(224, 224), Flip: r.IntN(2) == 1, Planar: true}
+	})
+}
+
+func BenchmarkSize(b *testing.B) {
+	files := benchFiles(b)
+	b.ResetTimer()
+	for i := range b.N {
+		if _, _, err := Size(files[i%len(files)]); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

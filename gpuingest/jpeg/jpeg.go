@@ -1,0 +1,323 @@
+// Package jpeg decodes the part of a JPEG that a crop needs, resizes it as Pillow does, flips it and stores it in the
+// wanted layout and type: one cgo call a sample. It is the only package of the module that calls libjpeg(-turbo).
+//
+// Results are byte-identical to Pillow 9.4 on the same libjpeg: Image.open(f).convert("RGB").crop(box).resize(size,
+// BILINEAR), with the slow integer DCT and fancy upsampling. What Pillow ignores is ignored: EXIF orientation and
+// colour profiles. What Pillow tolerates is tolerated: libjpeg's warnings, bytes after the end marker. Where this
+// package is stricter: a file without end marker is always ErrTruncated, since a crop would hide the truncation, and a
+// file of more than 500 scans is refused, since each costs a pass over the whole picture.
+//
+// Traps:
+//   - Rows below the crop are not decoded, unless a marker stands among them that does not belong there: then libjpeg
+//     reads on and judges.
+//   - Progressive files are held whole as coefficients, 2 bytes a sample, before the first row: MaxPixels bounds it.
+//   - The C side's buffers are kept for reuse, at most one set for each CPU and 32 MiB a set.
+package jpeg
+
+/*
+#cgo pkg-config: libjpeg
+#cgo CFLAGS: -O3 -std=c11 -Wall -Wextra
+#cgo LDFLAGS: -lm
+#cgo noescape sj_decode
+#cgo nocallback sj_decode
+#cgo noescape sj_resample
+#cgo nocallback sj_resample
+#cgo noescape sj_encode
+#cgo nocallback sj_encode
+#include "shoaljpeg.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"image"
+	"math"
+	"runtime"
+	"unsafe"
+)
+
+// DefaultMaxPixels is the size above which Pillow raises DecompressionBombError.
+const DefaultMaxPixels = 2 * 89478485
+
+// Errors that callers tell apart; each comes wrapped in a message about the file at hand.
+var (
+	// ErrTruncated means that the data end before the picture does.
+	ErrTruncated = errors.New("truncated JPEG")
+	// ErrCorrupt means that the data are no JPEG, or one that libjpeg gives up on.
+	ErrCorrupt = errors.New("corrupt JPEG")
+	// ErrUnsupported means a well-formed JPEG of a kind that Pillow does not read either.
+	ErrUnsupported = errors.New("unsupported JPEG")
+	// ErrTooLarge means more pixels, or more scans, than the limit.
+	ErrTooLarge = errors.New("JPEG too large")
+)
+
+// Job says what to make of a picture, in this order: crop to Box, resize the crop to Size, take Window, flip, look up
+// in Table, store. It is read-only during calls and may be shared.
+type Job struct {
+	// Box is the crop in pixels of the picture; it must lie within it. Empty means the whole picture.
+	Box image.Rectangle
+	// Size is what Box is resized to. Zero means no resize.
+	Size image.Point
+	// Window is the part to store, in pixels of the resized crop. Pixels outside of it are 0 before Table. Empty means all.
+	Window image.Rectangle
+	// Flip mirrors the window left to right.
+	Flip bool
+	// Planar stores planes R, G, B (CHW) in place of pixels (HWC).
+	Planar bool
+	// Elem is the size of a stored element in bytes: 1, 2 or 4. Zero means 1.
+	Elem int
+	// Table maps each byte of each channel to a stored element: 3 x 256 x Elem bytes, channel first, in the machine's
+	// byte order. Nil stores the bytes as they are and needs an Elem of 1.
+	Table []byte
+	// MaxPixels bounds width x height of the picture before anything is allocated. Zero means DefaultMaxPixels.
+	MaxPixels int64
+}
+
+// maxSide bounds what a Job may ask for, so that sizes in bytes fit an int32 in C. JPEG itself ends at 65,535.
+const maxSide = 1 << 16
+
+var haveSIMD = setSIMD(true)
+
+// setSIMD chooses the resize loops and tells whether vector ones are in force. Not safe beside running calls.
+func setSIMD(on bool) bool {
+	var v C.int
+	if on {
+		v = 1
+	}
+	return C.sj_set_simd(v) != 0
+}
+
+// scratches keeps the C buffers between calls. A channel, not a sync.Pool: the garbage collector does not see C memory,
+// and a Pool would let go of it without freeing it.
+var scratches = make(chan *C.sj_scratch, max(4, runtime.NumCPU()))
+
+// maxScratch is the most C memory in bytes that one idle scratch may keep.
+const maxScratch = 32 << 20
+
+func getScratch() (*C.sj_scratch, error) {
+	select {
+	case s := <-scratches:
+		return s, nil
+	default:
+	}
+	s := C.sj_new()
+	if s == nil {
+		return nil, errors.New("jpeg: out of memory")
+	}
+	return s, nil
+}
+
+func putScratch(s *C.sj_scratch) {
+	if C.sj_bytes(s) <= maxScratch {
+		select {
+		case scratches <- s:
+			return
+		default:
+		}
+	}
+	C.sj_free(s)
+}
+
+// Decode makes j of the JPEG src into dst, whose length must be what the job stores. The picture's size is read from
+// src; use DecodeSized where it is known. Safe for concurrent use; allocates no Go memory.
+func Decode(dst, src []byte, j *Job) error {
+	w, h, err := Size(src)
+	if err != nil {
+		return err
+	}
+	return DecodeSized(dst, src, image.Pt(w, h), j)
+}
+
+// DecodeSized is Decode for a caller that has called Size already, usually to choose the box.
+func DecodeSized(dst, src []byte, size image.Point, j *Job) error {
+	limit := j.MaxPixels
+	if limit <= 0 {
+		limit = DefaultMaxPixels
+	}
+	if px := int64(size.X) * int64(size.Y); px > limit {
+		return fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d; raise the limit if you trust the source", ErrTooLarge, size.X, size.Y, px, limit)
+	}
+	s, err := getScratch()
+	if err != nil {
+		return err
+	}
+	defer putScratch(s)
+	if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
+		return err
+	}
+	if len(src) == 0 {
+		return fmt.Errorf("%w: no bytes", ErrTruncated)
+	}
+	rc := C.sj_decode(s, bytePtr(src), C.size_t(len(src)), bytePtr(j.Table), bytePtr(dst))
+	return result(s, rc, size, len(src))
+}
+
+// Resample makes j of packed RGB pixels of the given size into dst. It is the resize of Decode for pictures of
+// other formats, and for chains of two resizes.
+func Resample(dst, rgb []byte, size image.Point, j *Job) error {
+	if size.X <= 0 || size.Y <= 0 || size.X > maxSide || size.Y > maxSide || len(rgb) != size.X*size.Y*3 {
+		return fmt.Errorf("jpeg: %d bytes are not %dx%d RGB pixels", len(rgb), size.X, size.Y)
+	}
+	s, err := getScratch()
+	if err != nil {
+		return err
+	}
+	defer putScratch(s)
+	if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
+		return err
+	}
+	rc := C.sj_resample(s, bytePtr(rgb), bytePtr(j.Table), bytePtr(dst))
+	return result(s, rc, size, len(rgb))
+}
+
+// DecodeRGB decodes a whole picture to packed RGB, as Pillow's convert("RGB") gives it.
+func DecodeRGB(src []byte) (pix []byte, w, h int, err error) {
+	w, h, err = Size(src)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	if px := int64(w) * int64(h); px > DefaultMaxPixels {
+		return nil, 0, 0, fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d", ErrTooLarge, w, h, px, DefaultMaxPixels)
+	}
+	pix = make([]byte, w*h*3)
+	if err := DecodeSized(pix, src, image.Pt(w, h), &Job{}); err != nil {
+		return nil, 0, 0, err
+	}
+	return pix, w, h, nil
+}
+
+// fill checks the job against the picture and writes it where C reads it.
+func (j *Job) fill(q *C.sj_request, size image.Point, dst int) error {
+	box, out, win := j.Box, j.Size, j.Window
+	if box.Empty() {
+		box = image.Rectangle{Max: size}
+	}
+	if !box.In(image.Rectangle{Max: size}) {
+		return fmt.Errorf("jpeg: crop box %v lies outside of the %dx%d picture", box, size.X, size.Y)
+	}
+	if out == (image.Point{}) {
+		out = box.Size()
+	}
+	if win.Empty() {
+		win = image.Rectangle{Max: out}
+	}
+	elem := max(j.Elem, 1)
+	if out.X <= 0 || out.Y <= 0 || out.X > maxSide || out.Y > maxSide || win.Dx() > maxSide || win.Dy() > maxSide ||
+		win.Min.X < -maxSide || win.Min.Y < -maxSide || win.Max.X > 2*maxSide || win.Max.Y > 2*maxSide {
+		return fmt.Errorf("jpeg: resize to %v and window %v: sides must lie between 1 and %d", out, win, maxSide)
+	}
+	switch {
+	case elem != 1 && elem != 2 && elem != 4:
+		return fmt.Errorf("jpeg: elements of %d bytes: want 1, 2 or 4", elem)
+	case j.Table == nil && elem != 1:
+		return fmt.Errorf("jpeg: elements of %d bytes need a table", elem)
+	case j.Table != nil && len(j.Table) != 3*256*elem:
+		return fmt.Errorf("jpeg: table of %d bytes: want 3 x 256 x %d", len(j.Table), elem)
+	case elem > 1 && uintptr(unsafe.Pointer(unsafe.SliceData(j.Table)))%uintptr(elem) != 0:
+		return fmt.Errorf("jpeg: table is not aligned to its elements of %d bytes", elem)
+	}
+	want := int64(win.Dx()) * int64(win.Dy()) * 3 * int64(elem)
+	if want > math.MaxInt32 || int64(dst) != want {
+		return fmt.Errorf("jpeg: destination of %d bytes: a window of %dx%d with elements of %d bytes takes %d", dst, win.Dx(), win.Dy(), elem, want)
+	}
+	*q = C.sj_request{
+		img_w: C.int(size.X), img_h: C.int(size.Y),
+		box_x: C.int(box.Min.X), box_y: C.int(box.Min.Y), box_w: C.int(box.Dx()), box_h: C.int(box.Dy()),
+		out_w: C.int(out.X), out_h: C.int(out.Y),
+		win_x: C.int(win.Min.X), win_y: C.int(win.Min.Y), win_w: C.int(win.Dx()), win_h: C.int(win.Dy()),
+		flip: cbool(j.Flip), planar: cbool(j.Planar), elem: C.int(elem),
+	}
+	return nil
+}
+
+func result(s *C.sj_scratch, rc C.int, size image.Point, n int) error {
+	switch rc {
+	case C.SJ_OK:
+		return nil
+	case C.SJ_TRUNCATED:
+		return fmt.Errorf("%w: %d bytes of a %dx%d picture hold no end marker, or end before it: fetch or copy the file again", ErrTruncated, n, size.X, size.Y)
+	case C.SJ_MEMORY:
+		return fmt.Errorf("jpeg: out of memory for a %dx%d picture", size.X, size.Y)
+	case C.SJ_SIZE:
+		return fmt.Errorf("%w: libjpeg reads another size than %dx%d from the header", ErrCorrupt, size.X, size.Y)
+	case C.SJ_SCANS:
+		return fmt.Errorf("%w: more than %d scans", ErrTooLarge, int(C.SJ_MAX_SCANS))
+	case C.SJ_COLOR:
+		return fmt.Errorf("%w: neither grey, nor colour of 3 or 4 components", ErrUnsupported)
+	default:
+		return fmt.Errorf("%w: libjpeg: %s", ErrCorrupt, C.GoString(C.sj_message(s)))
+	}
+}
+
+func bytePtr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(b))) }
+
+func cbool(b bool) C.int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Subsampling is how chroma is stored: 444 in full, 422 at half the width, 420 at half of both, and the rarer 440
+// (half the height) and 411 (a quarter of the width).
+type Subsampling int
+
+// The subsamplings that Encode knows.
+const (
+	Sub444 Subsampling = 444
+	Sub422 Subsampling = 422
+	Sub420 Subsampling = 420
+	Sub440 Subsampling = 440
+	Sub411 Subsampling = 411
+)
+
+// Encoding says how EncodeWith stores a picture.
+type Encoding struct {
+	Quality     int // 1 to 100, as libjpeg and Pillow count
+	Subsampling Subsampling
+	Components  int  // 1 grey, 3 RGB, 4 CMYK; zero means 3
+	YCCK        bool // of 4 components: store YCCK rather than CMYK
+	Progressive bool
+	Optimize    bool // Huffman tables made for the picture
+	RestartRows int  // rows of blocks between restart markers; zero means none
+}
+
+// Encode appends packed RGB pixels to dst as a baseline JPEG.
+func Encode(dst, rgb []byte, w, h, quality int, sub Subsampling) ([]byte, error) {
+	return EncodeWith(dst, rgb, w, h, Encoding{Quality: quality, Subsampling: sub})
+}
+
+// EncodeWith appends packed pixels of e.Components bytes each to dst as a JPEG.
+func EncodeWith(dst, pix []byte, w, h int, e Encoding) ([]byte, error) {
+	if e.Components == 0 {
+		e.Components = 3
+	}
+	factors, ok := map[Subsampling][2]int{Sub444: {1, 1}, Sub422: {2, 1}, Sub420: {2, 2}, Sub440: {1, 2}, Sub411: {4, 1}}[e.Subsampling]
+	switch {
+	case !ok && e.Components != 1:
+		return dst, fmt.Errorf("jpeg: subsampling %d: want 444, 422, 420, 440 or 411", e.Subsampling)
+	case e.Components != 1 && e.Components != 3 && e.Components != 4:
+		return dst, fmt.Errorf("jpeg: %d components: want 1, 3 or 4", e.Components)
+	case e.Quality < 1 || e.Quality > 100:
+		return dst, fmt.Errorf("jpeg: quality %d: want 1 to 100", e.Quality)
+	case w < 1 || h < 1 || w > 65500 || h > 65500 || len(pix) != w*h*e.Components:
+		return dst, fmt.Errorf("jpeg: %d bytes are not %dx%d pixels of %d components, or a side exceeds 65,500", len(pix), w, h, e.Components)
+	}
+	s, err := getScratch()
+	if err != nil {
+		return dst, err
+	}
+	defer putScratch(s)
+	c := C.sj_encoding{
+		w: C.int(w), h: C.int(h), components: C.int(e.Components), ycck: cbool(e.YCCK),
+		h_samp: C.int(factors[0]), v_samp: C.int(factors[1]), quality: C.int(e.Quality),
+		progressive: cbool(e.Progressive), optimize: cbool(e.Optimize), restart_rows: C.int(e.RestartRows),
+	}
+	if rc := C.sj_encode(s, &c, bytePtr(pix)); rc != C.SJ_OK {
+		return dst, fmt.Errorf("jpeg: encoding a %dx%d picture failed: %s (code %d)", w, h, C.GoString(C.sj_message(s)), int(rc))
+	}
+	var n C.size_t
+	p := C.sj_output(s, &n)
+	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(p)), int(n))...), nil
+}

@@ -1,0 +1,750 @@
+// Region decode with libjpeg-turbo, then the bilinear resize of Pillow 9.4, bit for bit.
+//
+// Traps
+//   - Fancy upsampling looks one chroma sample to each side, so the outermost pixels of a decoded region differ from
+//     those of a full decode. The region therefore has a margin of 2 pixels, which is thrown away.
+//   - jpeg_crop_scanline re-chooses the upsampler when a component gets narrower than its filter: regions and pictures
+//     below MIN_REGION columns are not cropped.
+//   - Block smoothing (progressive files whose last scans are missing) looks further than the margin: such files are
+//     decoded whole.
+//   - A decompress object keeps quantisation and Huffman tables between pictures: it is made anew for each, or a file
+//     without tables would decode with those of its predecessor.
+//   - Coefficients are computed in double without contraction (gcc: -std=c11; clang: the pragma): a fused
+//     multiply-add would change last bits.
+
+#include "shoaljpeg.h"
+
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#endif
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jpeglib.h>
+#include <jerror.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAVE_AVX2 1
+#include <immintrin.h>
+#endif
+
+enum {
+	MARGIN = 2,
+	MIN_REGION = 64,
+	BATCH = 8,  // source rows that pass from libjpeg to the horizontal pass together: they stay in L1
+	SLACK = 64, // bytes behind every row buffer, for vector loads and stores that overhang
+	BITS = 22,  // fraction bits of a coefficient (Pillow: 32 - 8 - 2)
+	SPLIT = 11  // a coefficient is hi << SPLIT | lo, so that both halves fit pmaddwd's int16
+};
+
+typedef struct {
+	void *p;
+	size_t cap;
+} buffer;
+
+// The taps of one axis: output i reads n[i] source samples from first[i] on.
+// hilo holds, for each pair of taps, the high halves of both and the low halves of both.
+typedef struct {
+	int in, out, taps; // taps is even: odd counts are padded with a zero
+	int identity;
+	int32_t *first, *n;
+	int32_t *k;    // out x taps
+	int16_t *hilo; // out x taps x 2
+	int lo, hi;    // source samples that any output reads: [lo, hi)
+	buffer mem;
+} axis;
+
+struct sj_scratch {
+	sj_request req;
+	struct jpeg_decompress_struct d;
+	struct jpeg_compress_struct c;
+	struct jpeg_error_mgr err;
+	struct jpeg_source_mgr src;
+	struct jpeg_progress_mgr progress;
+	jmp_buf jmp;
+	int code;
+	char msg[JMSG_LENGTH_MAX];
+	axis x, y;
+	buffer rows, mid, line, out;
+	struct jpeg_destination_mgr dest;
+	size_t written;
+};
+
+static int simd_on;
+
+int sj_set_simd(int on) {
+#ifdef HAVE_AVX2
+	simd_on = on && __builtin_cpu_supports("avx2");
+#else
+	(void)on;
+#endif
+	return simd_on;
+}
+
+static int reserve(buffer *b, size_t n) {
+	if (n <= b->cap) return 1;
+	free(b->p);
+	b->p = NULL;
+	b->cap = 0;
+	n += n / 4;
+	b->p = malloc(n);
+	if (!b->p) return 0;
+	b->cap = n;
+	return 1;
+}
+
+sj_scratch *sj_new(void) { return calloc(1, sizeof(sj_scratch)); }
+
+void sj_free(sj_scratch *s) {
+	if (!s) return;
+	free(s->x.mem.p);
+	free(s->y.mem.p);
+	free(s->rows.p);
+	free(s->mid.p);
+	free(s->line.p);
+	free(s->out.p);
+	free(s);
+}
+
+sj_request *sj_req(sj_scratch *s) { return &s->req; }
+
+size_t sj_bytes(const sj_scratch *s) {
+	return sizeof *s + s->x.mem.cap + s->y.mem.cap + s->rows.cap + s->mid.cap + s->line.cap + s->out.cap;
+}
+
+const char *sj_message(const sj_scratch *s) { return s->msg; }
+
+// ---------------------------------------------------------------------------------------------------------- resize
+
+static double triangle(double x) {
+	if (x < 0) x = -x;
+	return x < 1 ? 1 - x : 0;
+}
+
+// axis_init computes the taps of outputs [from, to) of a resize of `in` samples to `out`; reversed for a flip.
+// The arithmetic follows Pillow's precompute_coeffs and normalize_coeffs_8bpc step by step: it decides the last bit.
+static int axis_init(axis *a, int in, int out, int from, int to, int reverse) {
+	int count = to - from, taps = 0;
+	double scale = (double)in / out;
+	double fscale = scale < 1 ? 1 : scale;
+	double support = fscale; // of the triangle filter: 1.0
+	double inv = 1.0 / fscale;
+	a->in = in;
+	a->out = count;
+	a->identity = in == out;
+	taps = a->identity ? 2 : (int)ceil(support) * 2 + 1;
+	taps += taps & 1;
+	a->taps = taps;
+	size_t cells = (size_t)count * (size_t)taps;
+	// One block: taps as double (one row), first, n, k, hilo.
+	size_t need = sizeof(double) * (size_t)taps + (size_t)count * 2 * sizeof(int32_t) + cells * (sizeof(int32_t) + 2 * sizeof(int16_t));
+	if (!reserve(&a->mem, need)) return 0;
+	double *w = a->mem.p;
+	a->first = (int32_t *)(w + taps);
+	a->n = a->first + count;
+	a->k = a->n + count;
+	a->hilo = (int16_t *)(a->k + cells);
+	a->lo = in;
+	a->hi = 0;
+	for (int i = 0; i < count; i++) {
+		int o = reverse ? to - 1 - i : from + i;
+		int xmin, n;
+		int32_t *k = a->k + (size_t)i * taps;
+		int16_t *hl = a->hilo + (size_t)i * taps * 2;
+		if (a->identity) {
+			xmin = o;
+			n = 1;
+			k[0] = 1 << BITS;
+		} else {
+			double center = (o + 0.5) * scale, sum = 0;
+			xmin = (int)(center - support + 0.5);
+			if (xmin < 0) xmin = 0;
+			int xmax = (int)(center + support + 0.5);
+			if (xmax > in) xmax = in;
+			n = xmax - xmin;
+			for (int x = 0; x < n; x++) {
+				w[x] = triangle((x + xmin - center + 0.5) * inv);
+				sum += w[x];
+			}
+			for (int x = 0; x < n; x++) {
+				double v = sum != 0 ? w[x] / sum : w[x];
+				k[x] = (int32_t)(0.5 + v * (1 << BITS));
+			}
+		}
+		for (int x = n; x < taps; x++) k[x] = 0;
+		for (int x = 0; x < taps; x += 2) {
+			hl[2 * x + 0] = (int16_t)(k[x] >> SPLIT);
+			hl[2 * x + 1] = (int16_t)(k[x + 1] >> SPLIT);
+			hl[2 * x + 2] = (int16_t)(k[x] & ((1 << SPLIT) - 1));
+			hl[2 * x + 3] = (int16_t)(k[x + 1] & ((1 << SPLIT) - 1));
+		}
+		a->first[i] = xmin;
+		a->n[i] = n;
+		if (xmin < a->lo) a->lo = xmin;
+		if (xmin + n > a->hi) a->hi = xmin + n;
+	}
+	return 1;
+}
+
+static inline uint8_t clip8(int32_t v) {
+	v >>= BITS;
+	return (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : v);
+}
+
+// Horizontal pass: rows of 4-byte pixels in, packed RGB out. in[i] points at source sample a->lo.
+static void horizontal_c(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows) {
+	for (int r = 0; r < rows; r++) {
+		const uint8_t *p = in[r];
+		uint8_t *q = out[r];
+		for (int i = 0; i < a->out; i++, q += 3) {
+			const uint8_t *s = p + 4 * (ptrdiff_t)(a->first[i] - a->lo);
+			const int32_t *k = a->k + (size_t)i * a->taps;
+			int32_t s0 = 1 << (BITS - 1), s1 = s0, s2 = s0;
+			for (int x = 0; x < a->n[i]; x++, s += 4) {
+				s0 += s[0] * k[x];
+				s1 += s[1] * k[x];
+				s2 += s[2] * k[x];
+			}
+			q[0] = clip8(s0);
+			q[1] = clip8(s1);
+			q[2] = clip8(s2);
+		}
+	}
+}
+
+// Vertical pass: one output row of n bytes from taps rows `stride` apart.
+static void vertical_c(const uint8_t *in, size_t stride, const int32_t *k, int taps, uint8_t *out, int from, int n) {
+	enum { CHUNK = 64 }; // sums of a chunk stay in registers or L1, and the inner loops vectorise
+	for (int x = from; x < n; x += CHUNK) {
+		int32_t sum[CHUNK];
+		int m = n - x < CHUNK ? n - x : CHUNK;
+		for (int i = 0; i < m; i++) sum[i] = 1 << (BITS - 1);
+		for (int t = 0; t < taps; t++) {
+			const uint8_t *p = in + (size_t)t * stride + x;
+			for (int i = 0; i < m; i++) sum[i] += p[i] * k[t];
+		}
+		for (int i = 0; i < m; i++) out[x + i] = clip8(sum[i]);
+	}
+}
+
+#ifdef HAVE_AVX2
+// Exact in integers: k = hi << SPLIT | lo, and sums are linear, so two pmaddwd of halves equal one 32-bit multiply.
+
+__attribute__((target("avx2"))) static inline __m256i join(const uint8_t *a, const uint8_t *b) {
+	return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)a)), _mm_loadl_epi64((const __m128i *)b), 1);
+}
+
+__attribute__((target("avx2"))) static void horizontal_avx2(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows) {
+	// Two 4-byte pixels become r0 r1 g0 g1 b0 b1 x0 x1 in 16 bits each.
+	const __m256i spread = _mm256_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1, 0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1);
+	const __m256i half = _mm256_set1_epi32(1 << (BITS - 1));
+	for (int r = 0; r < rows; r += 4) {
+		// Rows beyond the last repeat it: the same bytes are written twice.
+		int r1 = r + 1 < rows ? r + 1 : r, r2 = r + 2 < rows ? r + 2 : r1, r3 = r + 3 < rows ? r + 3 : r2;
+		const uint8_t *p0 = in[r], *p1 = in[r1], *p2 = in[r2], *p3 = in[r3];
+		uint8_t *q0 = out[r], *q1 = out[r1], *q2 = out[r2], *q3 = out[r3];
+		for (int i = 0; i < a->out; i++) {
+			ptrdiff_t off = 4 * (ptrdiff_t)(a->first[i] - a->lo);
+			const int32_t *k = (const int32_t *)(a->hilo + (size_t)i * a->taps * 2);
+			__m256i h0 = _mm256_setzero_si256(), l0 = half, h1 = h0, l1 = half;
+			for (int x = 0; x < a->n[i]; x += 2, off += 8, k += 2) {
+				__m256i kh = _mm256_set1_epi32(k[0]), kl = _mm256_set1_epi32(k[1]);
+				__m256i v0 = _mm256_shuffle_epi8(join(p0 + off, p1 + off), spread);
+				__m256i v1 = _mm256_shuffle_epi8(join(p2 + off, p3 + off), spread);
+				h0 = _mm256_add_epi32(h0, _mm256_madd_epi16(v0, kh));
+				l0 = _mm256_add_epi32(l0, _mm256_madd_epi16(v0, kl));
+				h1 = _mm256_add_epi32(h1, _mm256_madd_epi16(v1, kh));
+				l1 = _mm256_add_epi32(l1, _mm256_madd_epi16(v1, kl));
+			}
+			h0 = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h0, SPLIT), l0), BITS);
+			h1 = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h1, SPLIT), l1), BITS);
+			__m256i v = _mm256_packs_epi32(h0, h1);
+			v = _mm256_packus_epi16(v, v); // lanes: rows 0 2 | 1 3
+			// Four bytes are stored for three: the next pixel, or the slack, takes the fourth.
+			uint64_t e = (uint64_t)_mm256_extract_epi64(v, 0), o = (uint64_t)_mm256_extract_epi64(v, 2);
+			uint32_t w0 = (uint32_t)e, w2 = (uint32_t)(e >> 32), w1 = (uint32_t)o, w3 = (uint32_t)(o >> 32);
+			memcpy(q0 + 3 * i, &w0, 4);
+			memcpy(q1 + 3 * i, &w1, 4);
+			memcpy(q2 + 3 * i, &w2, 4);
+			memcpy(q3 + 3 * i, &w3, 4);
+		}
+	}
+}
+
+__attribute__((target("avx2"))) static int vertical_avx2(const uint8_t *in, size_t stride, const int16_t *hilo, int taps, uint8_t *out, int n) {
+	const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (BITS - 1));
+	int x = 0;
+	for (; x + 32 <= n; x += 32) {
+		__m256i h0 = zero, h1 = zero, h2 = zero, h3 = zero, l0 = half, l1 = half, l2 = half, l3 = half;
+		const int32_t *k = (const int32_t *)hilo;
+		const uint8_t *p = in + x;
+		for (int t = 0; t < taps; t += 2, p += 2 * stride, k += 2) {
+			__m256i kh = _mm256_set1_epi32(k[0]), kl = _mm256_set1_epi32(k[1]);
+			__m256i a = _mm256_loadu_si256((const __m256i *)p);
+			// An odd last tap has no second row: its coefficient is 0, its row must not be touched.
+			__m256i b = t + 1 < taps ? _mm256_loadu_si256((const __m256i *)(p + stride)) : zero;
+			__m256i lo = _mm256_unpacklo_epi8(a, b), hi = _mm256_unpackhi_epi8(a, b);
+			__m256i v0 = _mm256_unpacklo_epi8(lo, zero), v1 = _mm256_unpackhi_epi8(lo, zero);
+			__m256i v2 = _mm256_unpacklo_epi8(hi, zero), v3 = _mm256_unpackhi_epi8(hi, zero);
+			h0 = _mm256_add_epi32(h0, _mm256_madd_epi16(v0, kh));
+			l0 = _mm256_add_epi32(l0, _mm256_madd_epi16(v0, kl));
+			h1 = _mm256_add_epi32(h1, _mm256_madd_epi16(v1, kh));
+			l1 = _mm256_add_epi32(l1, _mm256_madd_epi16(v1, kl));
+			h2 = _mm256_add_epi32(h2, _mm256_madd_epi16(v2, kh));
+			l2 = _mm256_add_epi32(l2, _mm256_madd_epi16(v2, kl));
+			h3 = _mm256_add_epi32(h3, _mm256_madd_epi16(v3, kh));
+			l3 = _mm256_add_epi32(l3, _mm256_madd_epi16(v3, kl));
+		}
+		h0 = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h0, SPLIT), l0), BITS);
+		h1 = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h1, SPLIT), l1), BITS);
+		h2 = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h2, SPLIT), l2), BITS);
+		h3 = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h3, SPLIT), l3), BITS);
+		_mm256_storeu_si256((__m256i *)(out + x), _mm256_packus_epi16(_mm256_packs_epi32(h0, h1), _mm256_packs_epi32(h2, h3)));
+	}
+	return x;
+}
+
+// Packed RGB to three planes, 16 pixels at a time. Returns the pixels done.
+__attribute__((target("avx2"))) static int planes_avx2(const uint8_t *rgb, int n, uint8_t *r, uint8_t *g, uint8_t *b) {
+	const __m128i m0 = _mm_setr_epi8(0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+	const __m128i m1 = _mm_setr_epi8(-1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14, -1, -1, -1, -1, -1);
+	const __m128i m2 = _mm_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 1, 4, 7, 10, 13);
+	const __m128i n0 = _mm_setr_epi8(1, 4, 7, 10, 13, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+	const __m128i n1 = _mm_setr_epi8(-1, -1, -1, -1, -1, 0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1);
+	const __m128i n2 = _mm_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14);
+	const __m128i o0 = _mm_setr_epi8(2, 5, 8, 11, 14, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+	const __m128i o1 = _mm_setr_epi8(-1, -1, -1, -1, -1, 1, 4, 7, 10, 13, -1, -1, -1, -1, -1, -1);
+	const __m128i o2 = _mm_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 3, 6, 9, 12, 15);
+	int x = 0;
+	for (; x + 16 <= n; x += 16, rgb += 48) {
+		__m128i a = _mm_loadu_si128((const __m128i *)rgb), c = _mm_loadu_si128((const __m128i *)(rgb + 16)), e = _mm_loadu_si128((const __m128i *)(rgb + 32));
+		_mm_storeu_si128((__m128i *)(r + x), _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(a, m0), _mm_shuffle_epi8(c, m1)), _mm_shuffle_epi8(e, m2)));
+		_mm_storeu_si128((__m128i *)(g + x), _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(a, n0), _mm_shuffle_epi8(c, n1)), _mm_shuffle_epi8(e, n2)));
+		_mm_storeu_si128((__m128i *)(b + x), _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(a, o0), _mm_shuffle_epi8(c, o1)), _mm_shuffle_epi8(e, o2)));
+	}
+	return x;
+}
+#endif
+
+static void horizontal(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows) {
+	if (a->identity) { // also a flip without resize: first[] is reversed
+		for (int r = 0; r < rows; r++) {
+			for (int i = 0; i < a->out; i++) {
+				const uint8_t *s = in[r] + 4 * (ptrdiff_t)(a->first[i] - a->lo);
+				uint8_t *q = out[r] + 3 * (ptrdiff_t)i;
+				q[0] = s[0];
+				q[1] = s[1];
+				q[2] = s[2];
+			}
+		}
+		return;
+	}
+#ifdef HAVE_AVX2
+	if (simd_on) {
+		horizontal_avx2(a, in, out, rows);
+		return;
+	}
+#endif
+	horizontal_c(a, in, out, rows);
+}
+
+static void vertical(const axis *a, int i, const uint8_t *mid, size_t stride, uint8_t *out, int n) {
+	const uint8_t *p = mid + (size_t)(a->first[i] - a->lo) * stride;
+	int done = 0;
+	if (a->identity) {
+		memcpy(out, p, (size_t)n);
+		return;
+	}
+#ifdef HAVE_AVX2
+	if (simd_on) done = vertical_avx2(p, stride, a->hilo + (size_t)i * a->taps * 2, a->n[i], out, n);
+#endif
+	vertical_c(p, stride, a->k + (size_t)i * a->taps, a->n[i], out, done, n);
+}
+
+// store_row writes one row of win_w packed RGB pixels in the layout and type of the request.
+static void store_row(const sj_request *q, const uint8_t *rgb, int y, const uint8_t *table, uint8_t *dst) {
+	size_t w = (size_t)q->win_w, plane = w * (size_t)q->win_h;
+	if (!table) {
+		if (!q->planar) {
+			memcpy(dst + (size_t)y * w * 3, rgb, w * 3);
+			return;
+		}
+		uint8_t *r = dst + (size_t)y * w, *g = r + plane, *b = g + plane;
+		size_t x = 0;
+#ifdef HAVE_AVX2
+		if (simd_on) x = (size_t)planes_avx2(rgb, q->win_w, r, g, b);
+#endif
+		for (; x < w; x++) {
+			r[x] = rgb[3 * x];
+			g[x] = rgb[3 * x + 1];
+			b[x] = rgb[3 * x + 2];
+		}
+		return;
+	}
+#define LOOKUP(T)                                                                                    \
+	do {                                                                                             \
+		const T *t = (const T *)table;                                                               \
+		if (q->planar) {                                                                             \
+			T *o = (T *)dst + (size_t)y * w;                                                         \
+			for (int c = 0; c < 3; c++, o += plane, t += 256)                                        \
+				for (size_t x = 0; x < w; x++) o[x] = t[rgb[3 * x + c]];                             \
+		} else {                                                                                     \
+			T *o = (T *)dst + (size_t)y * w * 3;                                                     \
+			for (size_t x = 0; x < w; x++, o += 3) {                                                 \
+				o[0] = t[rgb[3 * x]];                                                                \
+				o[1] = t[256 + rgb[3 * x + 1]];                                                      \
+				o[2] = t[512 + rgb[3 * x + 2]];                                                      \
+			}                                                                                        \
+		}                                                                                            \
+	} while (0)
+	switch (q->elem) {
+	case 1: LOOKUP(uint8_t); break;
+	case 2: LOOKUP(uint16_t); break;
+	case 4: LOOKUP(uint32_t); break;
+	}
+#undef LOOKUP
+}
+
+// A visible part: the window's intersection with the resized picture, in the resized picture's coordinates.
+typedef struct {
+	int x0, x1, y0, y1;
+} part;
+
+static part visible(const sj_request *q) {
+	part v = {q->win_x, q->win_x + q->win_w, q->win_y, q->win_y + q->win_h};
+	if (v.x0 < 0) v.x0 = 0;
+	if (v.y0 < 0) v.y0 = 0;
+	if (v.x1 > q->out_w) v.x1 = q->out_w;
+	if (v.y1 > q->out_h) v.y1 = q->out_h;
+	if (v.x1 < v.x0) v.x1 = v.x0;
+	if (v.y1 < v.y0) v.y1 = v.y0;
+	return v;
+}
+
+static size_t mid_stride(const sj_scratch *s) { return (size_t)s->x.out * 3 + SLACK; }
+
+static int plan(sj_scratch *s) {
+	const sj_request *q = &s->req;
+	part v = visible(q);
+	if (v.x0 == v.x1 || v.y0 == v.y1) { // nothing but padding
+		v.x0 = v.y0 = 0;
+		v.x1 = v.y1 = 1;
+	}
+	if (!axis_init(&s->x, q->box_w, q->out_w, v.x0, v.x1, q->flip)) return 0;
+	if (!axis_init(&s->y, q->box_h, q->out_h, v.y0, v.y1, 0)) return 0;
+	return reserve(&s->mid, mid_stride(s) * (size_t)(s->y.hi - s->y.lo) + SLACK) && reserve(&s->line, (size_t)q->win_w * 3 + SLACK);
+}
+
+// push runs the horizontal pass on rows [row, row+n) of the rows needed.
+static void push(sj_scratch *s, const uint8_t *const *in, int row, int n) {
+	uint8_t *out[BATCH];
+	for (int i = 0; i < n; i++) out[i] = (uint8_t *)s->mid.p + mid_stride(s) * (size_t)(row + i);
+	horizontal(&s->x, in, out, n);
+}
+
+// finish runs the vertical pass and stores.
+static void finish(sj_scratch *s, const uint8_t *table, uint8_t *dst) {
+	const sj_request *q = &s->req;
+	part v = visible(q);
+	uint8_t *line = s->line.p;
+	int pad_left = q->flip ? q->win_x + q->win_w - v.x1 : v.x0 - q->win_x;
+	int empty = v.x0 == v.x1 || v.y0 == v.y1;
+	int direct = !table && !q->planar && !empty && v.x1 - v.x0 == q->win_w;
+	memset(line, 0, (size_t)q->win_w * 3);
+	for (int y = 0; y < q->win_h; y++) {
+		int at = q->win_y + y; // row of the resized picture
+		if (empty || at < v.y0 || at >= v.y1) {
+			memset(line, 0, (size_t)q->win_w * 3);
+			store_row(q, line, y, table, dst);
+		} else if (direct) {
+			vertical(&s->y, at - v.y0, s->mid.p, mid_stride(s), dst + (size_t)y * q->win_w * 3, q->win_w * 3);
+		} else {
+			vertical(&s->y, at - v.y0, s->mid.p, mid_stride(s), line + 3 * pad_left, (v.x1 - v.x0) * 3);
+			store_row(q, line, y, table, dst);
+		}
+	}
+}
+
+int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t *dst) {
+	const sj_request *q = &s->req;
+	s->msg[0] = 0;
+	if (!plan(s)) return SJ_MEMORY;
+	int w = s->x.hi - s->x.lo, rows = s->y.hi - s->y.lo;
+	size_t stride = (size_t)w * 4 + SLACK;
+	if (!reserve(&s->rows, stride * BATCH)) return SJ_MEMORY;
+	memset(s->rows.p, 0, stride * BATCH);
+	for (int y = 0; y < rows; y += BATCH) {
+		const uint8_t *in[BATCH];
+		int n = rows - y < BATCH ? rows - y : BATCH;
+		for (int i = 0; i < n; i++) {
+			const uint8_t *p = rgb + ((size_t)(q->box_y + s->y.lo + y + i) * q->img_w + (size_t)(q->box_x + s->x.lo)) * 3;
+			uint8_t *o = (uint8_t *)s->rows.p + stride * i;
+			in[i] = o;
+			for (int x = 0; x < w; x++, p += 3, o += 4) {
+				o[0] = p[0];
+				o[1] = p[1];
+				o[2] = p[2];
+			}
+		}
+		push(s, in, y, n);
+	}
+	finish(s, table, dst);
+	return SJ_OK;
+}
+
+// ---------------------------------------------------------------------------------------------------------- libjpeg
+
+static void fail(j_common_ptr c, int code) {
+	sj_scratch *s = c->client_data;
+	s->code = code;
+	if (code == SJ_CORRUPT) (*c->err->format_message)(c, s->msg);
+	longjmp(s->jmp, 1);
+}
+
+static void on_error(j_common_ptr c) {
+	fail(c, c->err->msg_code == JERR_OUT_OF_MEMORY ? SJ_MEMORY : SJ_CORRUPT);
+}
+
+// Warnings (extraneous bytes, a damaged scan) are tolerated, as Pillow tolerates them.
+static void on_message(j_common_ptr c) { (void)c; }
+
+static void on_progress(j_common_ptr c) {
+	if (((j_decompress_ptr)c)->input_scan_number > SJ_MAX_SCANS) fail(c, SJ_SCANS);
+}
+
+static void src_nothing(j_decompress_ptr d) { (void)d; }
+
+static boolean src_fill(j_decompress_ptr d) {
+	fail((j_common_ptr)d, SJ_TRUNCATED);
+	return FALSE;
+}
+
+static void src_skip(j_decompress_ptr d, long n) {
+	if (n <= 0) return;
+	if ((size_t)n > d->src->bytes_in_buffer) fail((j_common_ptr)d, SJ_TRUNCATED);
+	d->src->next_input_byte += n;
+	d->src->bytes_in_buffer -= (size_t)n;
+}
+
+static struct jpeg_error_mgr *errors(sj_scratch *s) {
+	jpeg_std_error(&s->err);
+	s->err.error_exit = on_error;
+	s->err.output_message = on_message;
+	s->code = SJ_OK;
+	s->msg[0] = 0;
+	return &s->err;
+}
+
+// has_end looks for the end-of-image marker behind the first scan's header, from the end: a crop would hide a
+// truncation. Bytes after the marker are tolerated.
+static int has_end(const uint8_t *p, size_t n) {
+	for (size_t i = n; i >= 2; i--) {
+		if (p[i - 1] == 0xD9 && p[i - 2] == 0xFF) return 1;
+	}
+	return 0;
+}
+
+// settled tells whether nothing can go wrong behind the rows read so far: the rest is entropy-coded data up to the end
+// marker. Multi-scan files have been read to their end by now.
+static int settled(j_decompress_ptr d) {
+	if (d->unread_marker) return d->unread_marker == JPEG_EOI;
+	const uint8_t *p = d->src->next_input_byte, *end = p + d->src->bytes_in_buffer;
+	while (p < end && (p = memchr(p, 0xFF, (size_t)(end - p)))) {
+		while (p < end && *p == 0xFF) p++;
+		if (p == end) return 0;
+		if (*p == JPEG_EOI) return 1;
+		if (*p != 0 && !(*p >= JPEG_RST0 && *p <= JPEG_RST0 + 7)) return 0;
+		p++;
+	}
+	return 0;
+}
+
+// smoothed tells whether libjpeg will blur block edges: some AC coefficient of a progressive file is not fully known.
+static int smoothed(j_decompress_ptr d) {
+	if (!d->progressive_mode || !d->coef_bits) return 0;
+	for (int c = 0; c < d->num_components; c++) {
+		for (int i = 0; i < 10; i++) {
+			if (d->coef_bits[c][i] != 0) return 1;
+		}
+	}
+	return 0;
+}
+
+// cmyk_rgb converts Adobe's inverted CMYK to RGB as Pillow's convert("RGB") does, in place.
+static void cmyk_rgb(uint8_t *p, int n) {
+	for (int i = 0; i < n; i++, p += 4) {
+		int k = p[3]; // inverted: 255 - K
+		for (int c = 0; c < 3; c++) {
+			int t = (255 - p[c]) * k + 128;
+			p[c] = (uint8_t)(k - (((t >> 8) + t) >> 8));
+		}
+	}
+}
+
+static void decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst) {
+	j_decompress_ptr d = &s->d;
+	const sj_request *q = &s->req;
+	jpeg_create_decompress(d);
+	s->src.next_input_byte = src;
+	s->src.bytes_in_buffer = n;
+	s->src.init_source = src_nothing;
+	s->src.fill_input_buffer = src_fill;
+	s->src.skip_input_data = src_skip;
+	s->src.resync_to_restart = jpeg_resync_to_restart;
+	s->src.term_source = src_nothing;
+	d->src = &s->src;
+	s->progress.progress_monitor = on_progress;
+	d->progress = &s->progress;
+
+	jpeg_read_header(d, TRUE);
+	if ((int)d->image_width != q->img_w || (int)d->image_height != q->img_h) fail((j_common_ptr)d, SJ_SIZE);
+	if (!has_end(s->src.next_input_byte, s->src.bytes_in_buffer)) fail((j_common_ptr)d, SJ_TRUNCATED);
+	switch (d->num_components) {
+	case 1:
+	case 3: d->out_color_space = JCS_EXT_RGBX; break;
+	case 4: d->out_color_space = JCS_CMYK; break;
+	default: fail((j_common_ptr)d, SJ_COLOR);
+	}
+	d->dct_method = JDCT_ISLOW;
+	d->do_fancy_upsampling = TRUE;
+	jpeg_start_decompress(d);
+
+	// The region: what the resize reads, plus the margin.
+	int x0 = q->box_x + s->x.lo, x1 = q->box_x + s->x.hi, y0 = q->box_y + s->y.lo, y1 = q->box_y + s->y.hi;
+	int left = 0, width = q->img_w, whole = smoothed(d);
+	if (!whole && q->img_w > MIN_REGION) {
+		int a = x0 - MARGIN, b = x1 + MARGIN;
+		if (b - a < MIN_REGION) b = a + MIN_REGION;
+		if (b > q->img_w) b = q->img_w;
+		if (b - a < MIN_REGION) a = b - MIN_REGION;
+		if (a < 0) a = 0;
+		if (a >= 8 || b <= q->img_w - 8) {
+			JDIMENSION off = (JDIMENSION)a, w = (JDIMENSION)(b - a);
+			jpeg_crop_scanline(d, &off, &w);
+			left = (int)off;
+			width = (int)w;
+		}
+	}
+	size_t stride = (size_t)width * 4 + SLACK;
+	if (!reserve(&s->rows, stride * BATCH)) fail((j_common_ptr)d, SJ_MEMORY);
+	memset(s->rows.p, 0, stride * BATCH);
+	uint8_t *rows[BATCH];
+	const uint8_t *in[BATCH];
+	for (int i = 0; i < BATCH; i++) {
+		rows[i] = (uint8_t *)s->rows.p + stride * i;
+		in[i] = rows[i] + 4 * (ptrdiff_t)(x0 - left);
+	}
+	if (!whole && y0 > MARGIN) jpeg_skip_scanlines(d, (JDIMENSION)(y0 - MARGIN));
+	while ((int)d->output_scanline < y0) {
+		if (jpeg_read_scanlines(d, rows, 1) == 0) fail((j_common_ptr)d, SJ_TRUNCATED);
+	}
+	for (int y = y0; y < y1;) {
+		int want = y1 - y < BATCH ? y1 - y : BATCH, got = 0;
+		while (got < want) {
+			int m = (int)jpeg_read_scanlines(d, rows + got, (JDIMENSION)(want - got));
+			if (m <= 0) fail((j_common_ptr)d, SJ_TRUNCATED); // only a suspending source gives none
+			got += m;
+		}
+		if (d->num_components == 4) {
+			for (int i = 0; i < got; i++) cmyk_rgb(rows[i] + 4 * (ptrdiff_t)(x0 - left), x1 - x0);
+		}
+		push(s, in, y - y0, got);
+		y += got;
+	}
+	finish(s, table, dst);
+	if (!settled(d)) { // a marker where none belongs: let libjpeg judge the rest, as Pillow does
+		while (d->output_scanline < d->output_height) {
+			if (jpeg_read_scanlines(d, rows, 1) == 0) fail((j_common_ptr)d, SJ_TRUNCATED);
+		}
+		jpeg_finish_decompress(d);
+	}
+}
+
+int sj_decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst) {
+	if (!plan(s)) return SJ_MEMORY;
+	memset(&s->d, 0, sizeof s->d);
+	s->d.err = errors(s);
+	s->d.client_data = s; // jpeg_create_decompress keeps err and client_data
+	if (!setjmp(s->jmp)) decode(s, src, n, table, dst);
+	jpeg_destroy_decompress(&s->d);
+	return s->code;
+}
+
+// The destination is the scratch's own growing buffer: jpeg_mem_dest leaves a dangling pointer behind when an error
+// leaves by longjmp after it has grown.
+static void dest_init(j_compress_ptr c) {
+	sj_scratch *s = c->client_data;
+	if (!reserve(&s->out, 1 << 16)) fail((j_common_ptr)c, SJ_MEMORY);
+	s->dest.next_output_byte = s->out.p;
+	s->dest.free_in_buffer = s->out.cap;
+}
+
+static boolean dest_grow(j_compress_ptr c) {
+	sj_scratch *s = c->client_data;
+	size_t have = s->out.cap;
+	void *p = realloc(s->out.p, have * 2);
+	if (!p) fail((j_common_ptr)c, SJ_MEMORY);
+	s->out.p = p;
+	s->out.cap = have * 2;
+	s->dest.next_output_byte = (JOCTET *)p + have;
+	s->dest.free_in_buffer = have;
+	return TRUE;
+}
+
+static void dest_term(j_compress_ptr c) {
+	sj_scratch *s = c->client_data;
+	s->written = s->out.cap - s->dest.free_in_buffer;
+}
+
+static void encode(sj_scratch *s, const sj_encoding *e, const uint8_t *pix) {
+	j_compress_ptr c = &s->c;
+	jpeg_create_compress(c);
+	s->dest.init_destination = dest_init;
+	s->dest.empty_output_buffer = dest_grow;
+	s->dest.term_destination = dest_term;
+	c->dest = &s->dest;
+	c->image_width = (JDIMENSION)e->w;
+	c->image_height = (JDIMENSION)e->h;
+	c->input_components = e->components;
+	c->in_color_space = e->components == 1 ? JCS_GRAYSCALE : e->components == 3 ? JCS_RGB : JCS_CMYK;
+	jpeg_set_defaults(c);
+	jpeg_set_quality(c, e->quality, TRUE);
+	if (e->components == 4) jpeg_set_colorspace(c, e->ycck ? JCS_YCCK : JCS_CMYK);
+	if (e->components != 1) {
+		c->comp_info[0].h_samp_factor = e->h_samp;
+		c->comp_info[0].v_samp_factor = e->v_samp;
+	}
+	if (e->components == 4 && e->ycck) {
+		c->comp_info[3].h_samp_factor = e->h_samp;
+		c->comp_info[3].v_samp_factor = e->v_samp;
+	}
+	c->dct_method = JDCT_ISLOW;
+	c->optimize_coding = e->optimize;
+	c->restart_in_rows = e->restart_rows;
+	if (e->progressive) jpeg_simple_progression(c);
+	jpeg_start_compress(c, TRUE);
+	while (c->next_scanline < c->image_height) {
+		JSAMPROW row = (JSAMPROW)(pix + (size_t)c->next_scanline * e->w * e->components);
+		jpeg_write_scanlines(c, &row, 1);
+	}
+	jpeg_finish_compress(c);
+}
+
+int sj_encode(sj_scratch *s, const sj_encoding *e, const uint8_t *pix) {
+	s->written = 0;
+	memset(&s->c, 0, sizeof s->c);
+	s->c.err = errors(s);
+	s->c.client_data = s;
+	if (!setjmp(s->jmp)) encode(s, e, pix);
+	jpeg_destroy_compress(&s->c);
+	return s->code;
+}
+
+const uint8_t *sj_output(const sj_scratch *s, size_t *n) {
+	*n = s->written;
+	return s->out.p;
+}
