@@ -53,8 +53,8 @@ func (a Action) String() string {
 // OP is read, stat, list or * (all). GLOB matches the whole key, or a listing's prefix: "*" is any
 // run of characters, "/" too, and "?" one. WHEN is N, N-M, N- or "all"; requests are counted for
 // each rule and key, so that the outcome does not depend on the order in which parallel requests
-// arrive; with "total:" they are counted for the rule. The first rule that matches acts, and only
-// the rules up to it count the request.
+// arrive; with "total:" they are counted for the rule. Every rule that matches counts the request; the
+// first whose WHEN holds acts.
 type FaultRule struct {
 	Op       string // "read", "stat", "list" or "*"
 	Glob     string
@@ -269,6 +269,7 @@ func (f *Faulty) Hits() []int64 {
 func (f *Faulty) rule(op, key string) *FaultRule {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	acts := -1
 	for i := range f.rules {
 		r := &f.rules[i]
 		if (r.Op != "*" && r.Op != op) || !matchGlob(r.Glob, key) {
@@ -279,12 +280,15 @@ func (f *Faulty) rule(op, key string) *FaultRule {
 			counter = ""
 		}
 		f.counts[i][counter]++
-		if n := f.counts[i][counter]; n >= r.From && (r.To == 0 || n <= r.To) {
-			f.hits[i]++
-			return r
+		if n := f.counts[i][counter]; acts < 0 && n >= r.From && (r.To == 0 || n <= r.To) {
+			acts = i
 		}
 	}
-	return nil
+	if acts < 0 {
+		return nil
+	}
+	f.hits[acts]++
+	return &f.rules[acts]
 }
 
 // before acts on a request that has not begun. It returns an action left to do after a read.

@@ -99,7 +99,7 @@ func NewS3(ctx context.Context, cfg S3Config) (*S3, error) {
 	core, err := minio.NewCore(host, &minio.Options{
 		Creds:        creds,
 		Secure:       secure,
-		Transport:    transport,
+		Transport:    listGuard{transport},
 		Region:       region,
 		BucketLookup: minio.BucketLookupPath,
 		MaxRetries:   1,
@@ -145,6 +145,23 @@ func parseEndpoint(text string) (host string, secure bool, err error) {
 	}
 	return strings.ToLower(u.Host), u.Scheme == "https", nil
 }
+
+// listGuard refuses web pages as listings. minio-go takes any XML for an empty listing, and a wrong
+// endpoint's "It works!" page, or a captive portal, would pass for an empty bucket.
+type listGuard struct{ http.RoundTripper }
+
+func (g listGuard) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := g.RoundTripper.RoundTrip(r)
+	if err == nil && resp.StatusCode == http.StatusOK && strings.Contains(r.URL.RawQuery, "list-type=") {
+		if t := resp.Header.Get("Content-Type"); strings.HasPrefix(t, "text/html") || strings.HasPrefix(t, "application/json") {
+			resp.Body.Close()
+			return nil, errNotXML
+		}
+	}
+	return resp, err
+}
+
+var errNotXML = errors.New("the answer to a listing is a web page")
 
 // newTransport returns a transport for hundreds of small requests at once.
 func newTransport(cfg S3Config) (*http.Transport, error) {

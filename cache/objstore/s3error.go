@@ -178,6 +178,8 @@ func (s *S3) transportError(err error) (verdict, error) {
 		return verdict{KindInvalid, "use the host name of the store's certificate in AWS_ENDPOINT_URL"}, at(err)
 	case errors.As(err, &record), strings.Contains(err.Error(), "HTTP response to HTTPS client"):
 		return verdict{KindInvalid, remedyScheme}, at(err)
+	case errors.Is(err, errNotXML):
+		return verdict{KindInvalid, remedyNotS3}, at(err)
 	case errors.As(err, &xmlShape):
 		return verdict{KindInvalid, remedyNotS3}, at(errors.New("the answer is not S3's XML"))
 	case errors.As(err, &xmlSyntax):

@@ -1,0 +1,264 @@
+package objstore_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+func newDir(t testing.TB) (*objstore.Dir, string) {
+	t.Helper()
+	root := t.TempDir()
+	d, err := objstore.NewDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, root
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func keysOf(objects []objstore.Object) []string {
+	var keys []string
+	for _, o := range objects {
+		keys = append(keys, o.Key)
+	}
+	return keys
+}
+
+// TestDirKinds: links to files and folders are followed, loops and everything else are left out.
+func TestDirKinds(t *testing.T) {
+	d, root := newDir(t)
+	outside := t.TempDir()
+	must(t, os.WriteFile(outside+"/f", []byte("outside"), 0o644))
+	must(t, os.MkdirAll(root+"/d/sub", 0o755))
+	must(t, os.WriteFile(root+"/d/file", []byte("x"), 0o644))
+	must(t, os.WriteFile(root+"/d/.shoal-put-123", []byte("unfinished"), 0o644))
+	must(t, os.Symlink(outside+"/f", root+"/d/link"))
+	must(t, os.Symlink(outside, root+"/folder-link"))
+	must(t, os.Symlink("nowhere", root+"/dangling"))
+	must(t, os.Symlink(root, root+"/d/sub/loop"))
+	must(t, os.Symlink("self", root+"/self"))
+	must(t, syscall.Mkfifo(root+"/pipe", 0o644))
+
+	want := []string{"d/file", "d/link", "folder-link/f"}
+	if got := keysOf(collect(t, d.List(t.Context(), ""))); !slices.Equal(got, want) {
+		t.Errorf("List: %q, want %q", got, want)
+	}
+	got := keysOf(collect(t, objstore.ListParallel(t.Context(), d, "", 4, nil)))
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("ListParallel: %q, want %q", got, want)
+	}
+	for _, prefix := range []string{"d/sub/", "d/sub/loop/", "d/sub/loop/d/", "self/"} {
+		if got := collect(t, d.List(t.Context(), prefix)); len(got) != 0 {
+			t.Errorf("List(%q): %v: a link loop was followed", prefix, got)
+		}
+	}
+	o, err := d.Stat(t.Context(), "d/link")
+	must(t, err)
+	p := make([]byte, 7)
+	if err := d.ReadAt(t.Context(), o, p, 0); err != nil || string(p) != "outside" {
+		t.Errorf("read through a link: %q, %v", p, err)
+	}
+	for _, key := range []string{"pipe", "dangling", "d", ".", "self", "d/file/x"} {
+		if _, err := d.Stat(t.Context(), key); objstore.KindOf(err) != objstore.KindNotFound {
+			t.Errorf("Stat(%q): %v", key, err)
+		}
+		if err := d.ReadAt(t.Context(), objstore.Object{Key: key, Size: 1, ETag: "e"}, make([]byte, 1), 0); objstore.KindOf(err) != objstore.KindNotFound {
+			t.Errorf("ReadAt(%q): %v", key, err)
+		}
+	}
+}
+
+// TestDirChanges: what a version is made of.
+func TestDirChanges(t *testing.T) {
+	d, root := newDir(t)
+	path := root + "/f"
+	change := map[string]func(){
+		"rewritten": func() {
+			must(t, os.WriteFile(path, []byte("9876543210"), 0o644))
+			must(t, os.Chtimes(path, time.Time{}, time.Now().Add(time.Second)))
+		},
+		"touched": func() { must(t, os.Chtimes(path, time.Time{}, time.Unix(1, 0))) },
+		"truncated, time put back": func() {
+			fi, err := os.Stat(path)
+			must(t, err)
+			must(t, os.Truncate(path, 5))
+			must(t, os.Chtimes(path, time.Time{}, fi.ModTime()))
+		},
+		"replaced, time put back": func() {
+			fi, err := os.Stat(path)
+			must(t, err)
+			must(t, os.WriteFile(path+".new", []byte("9876543210"), 0o644))
+			must(t, os.Chtimes(path+".new", time.Time{}, fi.ModTime()))
+			must(t, os.Rename(path+".new", path))
+		},
+	}
+	for name, f := range change {
+		must(t, os.WriteFile(path, []byte("0123456789"), 0o644))
+		o, err := d.Stat(t.Context(), "f")
+		must(t, err)
+		f()
+		if err := d.ReadAt(t.Context(), o, make([]byte, 10), 0); objstore.KindOf(err) != objstore.KindChanged {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestDirTornRead: a writer that alternates two contents in place never yields a mixture, as long as
+// it takes the file system longer than a clock tick.
+func TestDirTornRead(t *testing.T) {
+	d, root := newDir(t)
+	const size = 4 << 20
+	a, b := bytes.Repeat([]byte("a"), size), bytes.Repeat([]byte("b"), size)
+	f, err := os.Create(root + "/f")
+	must(t, err)
+	defer f.Close()
+	_, err = f.WriteAt(a, 0)
+	must(t, err)
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 0; !stop.Load(); i++ {
+			content := a
+			if i%2 == 0 {
+				content = b
+			}
+			for off := 0; off < size; off += 64 << 10 {
+				if _, err := f.WriteAt(content[off:off+64<<10], int64(off)); err != nil {
+					t.Error(err)
+				}
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	changed, whole := 0, 0
+	p := make([]byte, size)
+	for range 100 {
+		o, err := d.Stat(t.Context(), "f")
+		must(t, err)
+		switch err := d.ReadAt(t.Context(), o, p, 0); {
+		case objstore.KindOf(err) == objstore.KindChanged:
+			changed++
+		case err != nil:
+			t.Fatal(err)
+		default:
+			whole++
+		}
+		time.Sleep(time.Millisecond)
+	}
+	stop.Store(true)
+	wg.Wait()
+	if changed+whole != 100 {
+		t.Errorf("%d changed, %d whole", changed, whole)
+	}
+	t.Logf("%d reads saw a change, %d did not", changed, whole)
+}
+
+func TestDirErrors(t *testing.T) {
+	missing, err := objstore.NewDir(filepath.Join(t.TempDir(), "none"))
+	must(t, err)
+	if err := missing.Check(t.Context()); objstore.KindOf(err) != objstore.KindNotFound || !strings.Contains(err.Error(), "check the path") {
+		t.Errorf("Check of a missing folder: %v", err)
+	}
+	for _, err := range missing.List(t.Context(), "") {
+		if objstore.KindOf(err) != objstore.KindNotFound {
+			t.Errorf("List of a missing folder: %v", err)
+		}
+	}
+	d, root := newDir(t)
+	must(t, d.Check(t.Context()))
+	if _, err := d.Put(t.Context(), "../up", strings.NewReader("x"), 1); objstore.KindOf(err) != objstore.KindInvalid {
+		t.Errorf("Put outside the folder: %v", err)
+	}
+	broken := errors.New("source broke")
+	if _, err := d.Put(t.Context(), "f", io.MultiReader(strings.NewReader("x"), errReader{broken}), 10); !errors.Is(err, broken) {
+		t.Errorf("Put from a source that breaks: %v", err)
+	}
+	entries, err := os.ReadDir(root)
+	must(t, err)
+	if len(entries) != 0 {
+		t.Errorf("failed Puts left %v", entries)
+	}
+}
+
+type errReader struct{ err error }
+
+func (r errReader) Read([]byte) (int, error) { return 0, r.err }
+
+// drawTree puts a random tree, without keys that are at once file and folder, into both stores.
+func drawTree(rt *rapid.T, put func(key string)) {
+	keys := rapid.SliceOfNDistinct(rapid.StringMatching(`([ab]-?/){0,5}[ab.-]{1,3}`), 0, 40, rapid.ID).Draw(rt, "keys")
+	taken := map[string]bool{}
+	for _, k := range keys {
+		// "." and ".." are no file names; a file cannot be a folder too.
+		ok := !taken[k+"/"] && !slices.Contains([]string{".", ".."}, k[strings.LastIndexByte(k, '/')+1:])
+		for i := range k {
+			if k[i] == '/' && taken[k[:i]] {
+				ok = false
+			}
+		}
+		if !ok {
+			continue
+		}
+		taken[k] = true
+		for i := range k {
+			if k[i] == '/' {
+				taken[k[:i+1]] = true
+			}
+		}
+		put(k)
+	}
+}
+
+// TestDirModel: listings of a folder equal those of the model, for any tree, prefix and start.
+func TestDirModel(t *testing.T) {
+	base := t.TempDir()
+	rapid.Check(t, func(rt *rapid.T) {
+		root, err := os.MkdirTemp(base, "")
+		must(t, err)
+		defer os.RemoveAll(root)
+		d, err := objstore.NewDir(root)
+		must(t, err)
+		m := objstore.NewMem()
+		drawTree(rt, func(k string) {
+			must(t, os.MkdirAll(filepath.Dir(root+"/"+k), 0o755))
+			must(t, os.WriteFile(root+"/"+k, nil, 0o644))
+			m.PutBytes(k, nil)
+		})
+		prefix := rapid.StringMatching(`([ab]-?/){0,2}[ab]?-?`).Draw(rt, "prefix")
+		after := rapid.StringMatching(`([ab]-?/){0,3}[ab.-]{0,2}`).Draw(rt, "after")
+		if got, want := keysOf(collect(rt, d.List(t.Context(), prefix))), keysOf(collect(rt, m.List(t.Context(), prefix))); !slices.Equal(got, want) {
+			rt.Fatalf("List(%q)\n got %q\nwant %q", prefix, got, want)
+		}
+		if got, want := keysOf(collect(rt, d.ListAfter(t.Context(), prefix, after))), keysOf(collect(rt, m.ListAfter(t.Context(), prefix, after))); !slices.Equal(got, want) {
+			rt.Fatalf("ListAfter(%q, %q)\n got %q\nwant %q", prefix, after, got, want)
+		}
+		level := prefix[:strings.LastIndexByte(prefix, '/')+1]
+		got, want := keysOf(collect(rt, d.ListLevel(t.Context(), level))), keysOf(collect(rt, m.ListLevel(t.Context(), level)))
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			rt.Fatalf("ListLevel(%q)\n got %q\nwant %q", level, got, want)
+		}
+	})
+}

@@ -1,0 +1,147 @@
+package objstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// TestListParallelModel: for any keys, also hostile ones, a parallel listing is the plain one.
+func TestListParallelModel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		m := objstore.NewMem()
+		for _, k := range rapid.SliceOfDistinct(rapid.StringMatching(`[ab./-]{1,12}`), rapid.ID).Draw(rt, "keys") {
+			m.PutBytes(k, []byte(k))
+		}
+		prefix := rapid.StringMatching(`[ab./-]{0,3}`).Draw(rt, "prefix")
+		workers := rapid.IntRange(1, 6).Draw(rt, "workers")
+		last := 0
+		got := collect(rt, objstore.ListParallel(t.Context(), m, prefix, workers, func(n int) {
+			if n <= last {
+				rt.Fatalf("progress went from %d to %d", last, n)
+			}
+			last = n
+		}))
+		slices.SortFunc(got, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
+		want := collect(rt, m.List(t.Context(), prefix))
+		same(rt, got, want)
+		if last != len(want) {
+			rt.Fatalf("progress ended at %d of %d", last, len(want))
+		}
+	})
+}
+
+func bigTree() *objstore.Mem {
+	m := objstore.NewMem()
+	for c := range 50 {
+		for i := range 100 {
+			m.PutBytes(fmt.Sprintf("train/c%02d/%03d.jpg", c, i), nil)
+		}
+	}
+	return m
+}
+
+// TestListParallelEnds: whatever ends the loop, no goroutine stays.
+func TestListParallelEnds(t *testing.T) {
+	m := bigTree()
+	before := runtime.NumGoroutine()
+	for stop := range 20 {
+		n := 0
+		for _, err := range objstore.ListParallel(t.Context(), m, "", 4, nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n++; n > stop*200 {
+				break
+			}
+		}
+	}
+	func() {
+		defer func() { recover() }()
+		for range objstore.ListParallel(t.Context(), m, "", 4, nil) {
+			panic("in the loop's body")
+		}
+	}()
+	for _, script := range []string{"list train/c30/ 1 denied", "list train/ 1 denied", "list \"\" 1 denied"} {
+		var last error
+		for _, err := range objstore.ListParallel(t.Context(), faulty(t, m, script), "", 4, nil) {
+			last = err
+		}
+		if objstore.KindOf(last) != objstore.KindDenied {
+			t.Errorf("%s: ended with %v", script, last)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var last error
+	for _, err := range objstore.ListParallel(ctx, m, "", 4, nil) {
+		cancel()
+		last = err
+	}
+	if !errors.Is(last, context.Canceled) {
+		t.Errorf("canceled: ended with %v", last)
+	}
+	for range 100 {
+		if runtime.NumGoroutine() <= before {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("%d goroutines before, %d after", before, runtime.NumGoroutine())
+}
+
+// busiest counts how many listings run at once.
+type busiest struct {
+	*objstore.Mem
+	now, most atomic.Int64
+}
+
+func (b *busiest) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
+	return func(yield func(objstore.Object, error) bool) {
+		n := b.now.Add(1)
+		defer b.now.Add(-1)
+		for {
+			m := b.most.Load()
+			if n <= m || b.most.CompareAndSwap(m, n) {
+				break
+			}
+		}
+		time.Sleep(time.Millisecond)
+		b.Mem.List(ctx, prefix)(yield)
+	}
+}
+
+func TestListParallelWorkers(t *testing.T) {
+	b := &busiest{Mem: bigTree()}
+	if n := len(collect(t, objstore.ListParallel(t.Context(), b, "", 8, nil))); n != 5000 {
+		t.Errorf("%d objects", n)
+	}
+	if most := b.most.Load(); most < 2 || most > 8 {
+		t.Errorf("%d listings at once with 8 workers", most)
+	}
+}
+
+func BenchmarkListParallel(b *testing.B) {
+	m := bigTree()
+	b.ReportAllocs()
+	for b.Loop() {
+		n := 0
+		for range objstore.ListParallel(b.Context(), m, "", 8, nil) {
+			n++
+		}
+		if n != 5000 {
+			b.Fatal(n)
+		}
+	}
+}

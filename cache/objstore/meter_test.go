@@ -1,0 +1,87 @@
+package objstore_test
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+func TestMeter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := objstore.NewMem()
+		o := m.PutBytes("a/k", make([]byte, 100))
+		m.PutBytes("b", nil)
+		meter := objstore.NewMeter(faulty(t, m, "read a/k 1 slow 30ms\nread a/k 2 503\nread a/k 3 changed\nread a/k 4 stall\nread a/k all slow 30ms"))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 3 {
+			meter.ReadAt(ctx, o, make([]byte, 60), 0)
+		}
+		wg.Go(func() { meter.ReadAt(ctx, o, make([]byte, 60), 0) })
+		synctest.Wait()
+		if n := meter.Stats().InFlight; n != 1 {
+			t.Errorf("%d in flight during a stall", n)
+		}
+		wg.Wait()
+		meter.ReadAt(t.Context(), o, make([]byte, 100), 0)
+		meter.Stat(t.Context(), "a/k")
+		meter.Stat(t.Context(), "none")
+		collect(t, meter.List(t.Context(), ""))
+		collect(t, meter.ListLevel(t.Context(), ""))
+		for range meter.List(t.Context(), "") {
+			break
+		}
+		s := meter.Stats()
+		want := objstore.MeterStats{
+			Reads: 5, Stats: 2, Lists: 3, Listed: 5, Bytes: 160, Canceled: 1,
+			Errors: map[string]int64{"temporary failure": 1, "changed": 1, "not found": 1},
+		}
+		for k, n := range want.Errors {
+			if s.Errors[k] != n {
+				t.Errorf("%d errors %q, want %d", s.Errors[k], k, n)
+			}
+		}
+		if s.Reads != want.Reads || s.Stats != want.Stats || s.Lists != want.Lists || s.Listed != want.Listed ||
+			s.Bytes != want.Bytes || s.Canceled != want.Canceled || s.InFlight != 0 || len(s.Errors) != 3 {
+			t.Errorf("stats %+v\nwant  %+v", s, want)
+		}
+		for _, d := range []time.Duration{s.Median, s.P99} {
+			if d < 27*time.Millisecond || d > 33*time.Millisecond {
+				t.Errorf("median %v, p99 %v of reads that take 30 ms", s.Median, s.P99)
+			}
+		}
+	})
+}
+
+// TestHistogram: quantiles are within 10% of the exact ones over nine powers of ten.
+func TestHistogram(t *testing.T) {
+	var h objstore.Histogram
+	if q := h.Quantiles(0.5); q[0] != 0 {
+		t.Errorf("median of nothing: %v", q[0])
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	var all []time.Duration
+	for range 20_000 {
+		d := time.Duration(math.Exp(rng.Float64()*math.Log(1e8)) * 10e3) // 10 µs to 1,000 s
+		all = append(all, d)
+		h.Record(d)
+	}
+	slices.Sort(all)
+	qs := []float64{0, 0.01, 0.1, 0.5, 0.9, 0.99, 1}
+	for i, got := range h.Quantiles(qs...) {
+		want := all[min(len(all)-1, int(qs[i]*float64(len(all))))]
+		if r := float64(got) / float64(want); r < 0.9 || r > 1.1 {
+			t.Errorf("quantile %v: %v, exact %v", qs[i], got, want)
+		}
+	}
+	h.Record(-time.Second) // a clock that went back must not panic
+	h.Record(1 << 62)
+}

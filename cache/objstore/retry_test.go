@@ -1,0 +1,261 @@
+package objstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+func faulty(t testing.TB, r objstore.Reader, script string) *objstore.Faulty {
+	t.Helper()
+	rules, err := objstore.ParseFaults(script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objstore.Fault(r, rules)
+}
+
+func TestRetryKinds(t *testing.T) {
+	for _, c := range []struct {
+		script string
+		reads  int64 // tries
+		want   objstore.Kind
+		ok     bool
+	}{
+		{"", 1, 0, true},
+		{"read k 1-3 503", 4, 0, true},
+		{"read k 1-2 truncate", 3, 0, true},
+		{"read k 1-4 503", 4, objstore.KindTransient, false},
+		{"read k 1 503\nread k all changed", 2, objstore.KindChanged, false},
+		{"read k all changed", 1, objstore.KindChanged, false},
+		{"read k all notfound", 1, objstore.KindNotFound, false},
+		{"read k all denied", 1, objstore.KindDenied, false},
+	} {
+		m := objstore.NewMem()
+		o := m.PutBytes("k", []byte("content"))
+		meter := objstore.NewMeter(faulty(t, m, c.script))
+		var slept []time.Duration
+		r := objstore.Retry(meter, objstore.RetryPolicy{
+			Tries: 4, Base: 100 * time.Millisecond, Cap: 250 * time.Millisecond,
+			Rand:  func() float64 { return 0.5 },
+			Sleep: func(_ context.Context, d time.Duration) error { slept = append(slept, d); return nil },
+		})
+		p := make([]byte, 7)
+		err := r.ReadAt(t.Context(), o, p, 0)
+		if c.ok && (err != nil || string(p) != "content") || !c.ok && (err == nil || objstore.KindOf(err) != c.want) {
+			t.Errorf("%q: read %q, error %v", c.script, p, err)
+		}
+		if got := meter.Stats().Reads; got != c.reads {
+			t.Errorf("%q: %d tries, want %d", c.script, got, c.reads)
+		}
+		if c.want == objstore.KindTransient && !strings.Contains(fmt.Sprint(err), "gave up after 4 tries") {
+			t.Errorf("%q: the text does not tell the tries: %v", c.script, err)
+		}
+		want := []time.Duration{50 * time.Millisecond, 100 * time.Millisecond, 125 * time.Millisecond}
+		if !slices.Equal(slept, want[:c.reads-1]) {
+			t.Errorf("%q: slept %v, want %v", c.script, slept, want[:c.reads-1])
+		}
+		if s := r.Stats(); s.Retries != c.reads-1 {
+			t.Errorf("%q: %d retries counted, want %d", c.script, s.Retries, c.reads-1)
+		}
+	}
+}
+
+func TestRetryTotal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := objstore.NewMem()
+		o := m.PutBytes("k", []byte("x"))
+		r := objstore.Retry(faulty(t, m, "read k all 503"), objstore.RetryPolicy{
+			Tries: 1000, Base: time.Second, Cap: time.Second, Total: 10 * time.Second, Rand: func() float64 { return 0.999 },
+		})
+		start := time.Now()
+		err := r.ReadAt(t.Context(), o, make([]byte, 1), 0)
+		if d := time.Since(start); objstore.KindOf(err) != objstore.KindTransient || d > 10*time.Second || d < 9*time.Second {
+			t.Errorf("gave up after %v with %v", d, err)
+		}
+		if r.Stats().GaveUp != 1 {
+			t.Errorf("stats %+v", r.Stats())
+		}
+	})
+}
+
+func TestRetryCancel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := objstore.NewMem()
+		o := m.PutBytes("k", []byte("x"))
+		r := objstore.Retry(faulty(t, m, "read k all 503"), objstore.RetryPolicy{Base: time.Hour, Cap: time.Hour, Total: 100 * time.Hour})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := r.ReadAt(ctx, o, make([]byte, 1), 0); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("canceled while it slept: %v", err)
+		}
+	})
+}
+
+// TestRetryHang: a try that hangs is ended and made again; the meter below calls it a failure of the
+// store, not of the caller.
+func TestRetryHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := objstore.NewMem()
+		o := m.PutBytes("k", make([]byte, 2<<20))
+		meter := objstore.NewMeter(faulty(t, m, "* k 1 stall"))
+		r := objstore.Retry(meter, objstore.RetryPolicy{TryTimeout: 5 * time.Second, MinRate: 1 << 20, Rand: func() float64 { return 0 }})
+		start := time.Now()
+		if err := r.ReadAt(t.Context(), o, make([]byte, 2<<20), 0); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(start); d != 7*time.Second { // 5 s and 2 MiB at 1 MiB/s
+			t.Errorf("took %v", d)
+		}
+		if s := meter.Stats(); s.Errors["temporary failure"] != 1 || s.Canceled != 0 || s.InFlight != 0 {
+			t.Errorf("meter: %+v", s)
+		}
+	})
+}
+
+// flaky fails a listing at drawn places, before or after the yield.
+type flaky struct {
+	*objstore.Mem
+	fail func() bool
+}
+
+func (f flaky) cut(seq iter.Seq2[objstore.Object, error]) iter.Seq2[objstore.Object, error] {
+	return func(yield func(objstore.Object, error) bool) {
+		for o, err := range seq {
+			if f.fail() {
+				yield(objstore.Object{}, &objstore.Error{Op: "list", Kind: objstore.KindTransient})
+				return
+			}
+			if !yield(o, err) {
+				return
+			}
+		}
+	}
+}
+
+func (f flaky) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
+	return f.cut(f.Mem.List(ctx, prefix))
+}
+
+func (f flaky) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
+	return f.cut(f.Mem.ListAfter(ctx, prefix, after))
+}
+
+func (f flaky) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
+	return f.cut(f.Mem.ListLevel(ctx, prefix))
+}
+
+// plain hides all but Reader.
+type plain struct{ objstore.Reader }
+
+// TestRetryList: however often a listing breaks, each key comes once and in order.
+func TestRetryList(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		m := objstore.NewMem()
+		for _, k := range rapid.SliceOfDistinct(rapid.StringMatching(`[ab/-]{1,5}`), rapid.ID).Draw(rt, "keys") {
+			m.PutBytes(k, nil)
+		}
+		failures := rapid.SliceOfN(rapid.IntRange(0, 4), 0, 20).Draw(rt, "runs between failures")
+		fail := func() bool {
+			if len(failures) == 0 {
+				return false
+			}
+			if failures[0]--; failures[0] < 0 {
+				failures = failures[1:]
+				return true
+			}
+			return false
+		}
+		policy := objstore.RetryPolicy{Tries: 25, Sleep: func(context.Context, time.Duration) error { return nil }}
+		var inner objstore.Reader = flaky{m, fail}
+		if rapid.Bool().Draw(rt, "cannot list from the middle") {
+			inner = plain{inner}
+		}
+		r := objstore.Retry(inner, policy)
+		prefix := rapid.SampledFrom([]string{"", "a", "a/", "a/b"}).Draw(rt, "prefix")
+		same(rt, collect(rt, r.List(t.Context(), prefix)), collect(rt, m.List(t.Context(), prefix)))
+		if prefix == "" || strings.HasSuffix(prefix, "/") {
+			if _, ok := inner.(objstore.Prefixer); ok {
+				same(rt, collect(rt, r.ListLevel(t.Context(), prefix)), collect(rt, m.ListLevel(t.Context(), prefix)))
+			}
+		}
+	})
+}
+
+type tb interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+func collect(t tb, seq iter.Seq2[objstore.Object, error]) []objstore.Object {
+	t.Helper()
+	var out []objstore.Object
+	for o, err := range seq {
+		if err != nil {
+			t.Fatalf("listing: %v", err)
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+func same(t tb, got, want []objstore.Object) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Fatalf("listing\n got %v\nwant %v", got, want)
+	}
+}
+
+// disorderly lists in the order of a directory walk.
+type disorderly struct{ objstore.Reader }
+
+func (disorderly) List(context.Context, string) iter.Seq2[objstore.Object, error] {
+	return func(yield func(objstore.Object, error) bool) {
+		for _, k := range []string{"a/b", "a-b"} {
+			if !yield(objstore.Object{Key: k, ETag: "e"}, nil) {
+				return
+			}
+		}
+		yield(objstore.Object{}, &objstore.Error{Op: "list", Kind: objstore.KindTransient})
+	}
+}
+
+// TestRetryDisorder: where the store's order is wrong, going on after the last key could lose
+// objects, so the failure is told instead.
+func TestRetryDisorder(t *testing.T) {
+	r := objstore.Retry(disorderly{}, objstore.RetryPolicy{Base: 1, Cap: 1})
+	var keys []string
+	var last error
+	for o, err := range r.List(t.Context(), "") {
+		if last = err; err == nil {
+			keys = append(keys, o.Key)
+		}
+	}
+	if !slices.Equal(keys, []string{"a/b", "a-b"}) || objstore.KindOf(last) != objstore.KindTransient {
+		t.Errorf("listed %v, then %v", keys, last)
+	}
+}
+
+func TestLevelUnsupported(t *testing.T) {
+	m := objstore.NewMem()
+	m.PutBytes("a/b", nil)
+	stack := objstore.Retry(objstore.Limit(objstore.NewMeter(plain{m}), 2), objstore.RetryPolicy{})
+	for _, err := range stack.ListLevel(t.Context(), "") {
+		if !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("ListLevel over a store without: %v", err)
+		}
+	}
+	if got := collect(t, objstore.ListParallel(t.Context(), stack, "", 4, nil)); len(got) != 1 || got[0].Key != "a/b" {
+		t.Errorf("ListParallel over a store without levels: %v", got)
+	}
+}
