@@ -174,15 +174,10 @@ func (v *Volume) Resident(file, extent int) bool {
 	return flying || v.c.ring.has(extentKey{v, e})
 }
 
-// Staged reports whether the whole file could be read without waiting.
-func (v *Volume) Staged(file int) bool {
-	for x := range v.Extents(file) {
-		e := v.extent(file, x)
-		if v.locs[e].Load() == 0 && !v.c.ring.has(extentKey{v, e}) {
-			return false
-		}
-	}
-	return true
+// Staged reports whether the extent can be read without waiting.
+func (v *Volume) Staged(file, extent int) bool {
+	e := v.extent(file, extent)
+	return v.locs[e].Load() != 0 || v.c.ring.has(extentKey{v, e})
 }
 
 // ReadAt fills p from the file's offset off; fewer bytes only at the end of the file. When ctx ends

@@ -170,7 +170,7 @@ func TestInterruptedReaderLeavesItsFetch(t *testing.T) {
 		t.Fatalf("interrupted read: %v", err)
 	}
 	open()
-	for !v.Staged(0) {
+	for !v.Staged(0, 0) {
 		time.Sleep(time.Millisecond)
 	}
 	if n, err := v.ReadAt(context.Background(), 0, make([]byte, 10), 0); n != 10 || err != nil || f.gate.reads.Load() != 1 {

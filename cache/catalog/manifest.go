@@ -376,6 +376,9 @@ func (m *Manifest) VersionHash() [32]byte { return m.version }
 // Len returns the number of files.
 func (m *Manifest) Len() int { return m.files }
 
+// FileSize returns the length of the manifest's file in bytes, which is also what it takes of memory.
+func (m *Manifest) FileSize() int64 { return int64(len(m.data)) }
+
 // Bytes returns the sum of the files' sizes.
 func (m *Manifest) Bytes() int64 { return m.bytes }
 

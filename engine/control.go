@@ -1,0 +1,208 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// plan is a written order: the files that a reader will open, in order.
+type plan struct {
+	text     []byte // as written; nil for a name under which only bad plans were written
+	order    order.Order
+	written  time.Time
+	rejected string // why the latest writing was refused; empty when it was not
+}
+
+// maxPlanErrors is how many bad lines of a plan are named.
+const maxPlanErrors = 20
+
+// startOrder (re)starts what steers the mount, on the version in force.
+func (e *Engine) startOrder() error {
+	v := e.cur.Load()
+	spec := e.cfg.Order
+	var streams []*Stream
+	if spec.Computed() {
+		if _, err := spec.Order(v.samples.Len(), spec.Epoch()); err != nil {
+			return fmt.Errorf("--order %s: %w", spec, err)
+		}
+		s, err := e.newStream("mount", v.volume, func(epoch int) order.Order {
+			o, err := spec.Order(v.samples.Len(), epoch)
+			if err != nil {
+				return nil // an epoch that this order does not tell
+			}
+			return fileOrder{o, v.samples}
+		}, spec.Epoch(), 0)
+		if err != nil {
+			return err
+		}
+		streams = append(streams, s)
+	}
+	e.mu.Lock()
+	old := e.mount
+	e.mount = streams
+	texts := map[string][]byte{}
+	for name, p := range e.plans {
+		texts[name] = p.text
+	}
+	e.mu.Unlock()
+	for _, s := range old {
+		s.Close()
+	}
+	for name, text := range texts { // plans name paths, so they are read anew against the new version
+		if text == nil {
+			continue
+		}
+		if err := e.PutPlan(name, text); err != nil {
+			e.log.Warn("a written plan does not fit the new version of the dataset", "plan", name, "cause", err)
+		}
+	}
+	return nil
+}
+
+// PutPlan checks a whole plan and installs it, or fails and leaves the old one in force. data holds
+// relative paths, one a line.
+func (e *Engine) PutPlan(name string, data []byte) error {
+	v := e.cur.Load()
+	o, err := parsePlan(v.manifest, data)
+	if err == nil && e.cfg.Order.Name() == "none" {
+		err = fmt.Errorf("the mount runs with --order none, which follows no plan; mount with --order auto")
+	}
+	var s *Stream
+	if err == nil {
+		// A reader that starts over repeats its plan until it writes another.
+		s, err = e.newStream("plans/"+name, v.volume, func(int) order.Order { return o }, 0, 0)
+	}
+	e.mu.Lock()
+	p := e.plans[name]
+	if p == nil {
+		p = &plan{}
+		e.plans[name] = p
+	}
+	if err != nil {
+		p.rejected = err.Error()
+		e.mu.Unlock()
+		return fmt.Errorf("plan %s: %w", name, err)
+	}
+	*p = plan{text: slices.Clone(data), order: o, written: time.Now()}
+	// The same reader's older plan, and what --order guessed of it, give way.
+	var old []*Stream
+	keep := []*Stream{s}
+	for _, m := range e.mount {
+		if m.name == s.name || m.name == "mount" {
+			old = append(old, m)
+		} else {
+			keep = append(keep, m)
+		}
+	}
+	e.mount = keep
+	e.mu.Unlock()
+	for _, m := range old {
+		m.Close()
+	}
+	e.log.Info("plan installed", "plan", name, "lines", o.Len())
+	return nil
+}
+
+// parsePlan turns lines of relative paths into an order over files.
+func parsePlan(m *catalog.Manifest, data []byte) (order.Order, error) {
+	var files []uint32
+	var bad []string
+	more := 0
+	for n, line := range bytes.Split(data, []byte("\n")) {
+		if len(line) == 0 {
+			continue
+		}
+		path := strings.TrimPrefix(string(line), "./")
+		node, ok := m.Find(path)
+		switch {
+		case ok && !node.IsDir:
+			files = append(files, uint32(node.Index))
+		case len(bad) == maxPlanErrors:
+			more++
+		case ok:
+			bad = append(bad, fmt.Sprintf("line %d: %q is a folder", n+1, path))
+		default:
+			bad = append(bad, fmt.Sprintf("line %d: no file %q in the dataset", n+1, path))
+		}
+	}
+	if more > 0 {
+		bad = append(bad, fmt.Sprintf("and %d more", more))
+	}
+	if len(bad) > 0 {
+		return nil, fmt.Errorf("%s (paths are relative to the mount point, one a line)", strings.Join(bad, "\n"))
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("it names no file")
+	}
+	return order.List(files), nil
+}
+
+// Get returns the content of a control file: stats, order, refresh, plan or plans/NAME.
+func (e *Engine) Get(name string) ([]byte, error) {
+	switch name {
+	case "stats":
+		b, err := json.MarshalIndent(e.Stats(), "", "  ")
+		return append(b, '\n'), err
+	case "order":
+		return e.orderText(), nil
+	case "refresh":
+		return []byte("Write anything to this file to list the source again.\n"), nil
+	case "plan":
+		name = "plans/default"
+	}
+	plainName, ok := strings.CutPrefix(name, "plans/")
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p := e.plans[plainName]; ok && p != nil && p.text != nil {
+		return p.text, nil
+	}
+	return nil, fs.ErrNotExist
+}
+
+// Plans returns the names of the plans that were written.
+func (e *Engine) Plans() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var names []string
+	for name, p := range e.plans {
+		if p.text != nil {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// orderText says what order is in force and why.
+func (e *Engine) orderText() []byte {
+	var b bytes.Buffer
+	streams := e.mountStreams()
+	if len(streams) == 0 {
+		fmt.Fprintf(&b, "order: none (--order %s; write paths to .shoal/plan to give one)\n", e.cfg.Order)
+	}
+	for _, s := range streams {
+		p := s.Progress()
+		if p.Name == "mount" {
+			fmt.Fprintf(&b, "order: %s (by --order)\n", e.cfg.Order)
+		} else {
+			fmt.Fprintf(&b, "order: plan (written to .shoal/%s)\n", p.Name)
+		}
+		fmt.Fprintf(&b, "  epoch %d, position %d of %d, %d read, %d ahead of the reader\n", p.Epoch, p.Position, p.Len, p.Consumed, p.Lead)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for name, p := range e.plans {
+		if p.rejected != "" {
+			fmt.Fprintf(&b, "plan %s refused:\n  %s\n", name, strings.ReplaceAll(p.rejected, "\n", "\n  "))
+		}
+	}
+	return b.Bytes()
+}

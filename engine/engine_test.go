@@ -1,0 +1,251 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// folder makes files of 1 to 9 KiB, classes of perClass.
+func folder(t testing.TB, classes, perClass int) (dir string, paths []string) {
+	t.Helper()
+	dir = t.TempDir()
+	for c := range classes {
+		for i := range perClass {
+			p := fmt.Sprintf("c%02d/f%03d.jpg", c, i)
+			data := bytes.Repeat([]byte(p), 1+(c*7+i*13)%900)
+			if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, p)), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, p), data, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			paths = append(paths, p)
+		}
+	}
+	return dir, paths
+}
+
+func openEngine(t testing.TB, dir, cacheDir, spec string) *Engine {
+	t.Helper()
+	s, err := order.Parse(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Open(context.Background(), Config{
+		Source: "file://" + dir, CacheDir: cacheDir, CacheSize: 256 << 20, Memory: 256 << 20, Order: s,
+		Samples: "images", Connections: 32, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func closeEngine(t testing.TB, e *Engine) {
+	t.Helper()
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// read plays a reader of the mount.
+func read(t testing.TB, e *Engine, dir, path string) {
+	t.Helper()
+	m := e.Manifest()
+	node, ok := m.Find(path)
+	if !ok {
+		t.Fatalf("no %s", path)
+	}
+	want, err := os.ReadFile(filepath.Join(dir, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Opened(m, node.Index)
+	p := make([]byte, len(want)+1)
+	n, err := e.ReadAt(context.Background(), m, node.Index, p, 0)
+	if err != nil || !bytes.Equal(p[:n], want) {
+		t.Fatalf("%s: %d bytes, want %d, %v", path, n, len(want), err)
+	}
+	e.Released(m, node.Index)
+}
+
+func waitFor(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func TestOrderFetchesBeforeTheReader(t *testing.T) {
+	dir, paths := folder(t, 4, 50)
+	e := openEngine(t, dir, t.TempDir(), "torch:seed=5")
+	defer closeEngine(t, e)
+	waitFor(t, "the whole epoch is staged", func() bool { return e.Stats().Lead == len(paths) })
+	spec, _ := order.Parse("torch:seed=5")
+	for epoch := range 3 {
+		o, err := spec.Order(len(paths), epoch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for pos := range o.Len() {
+			read(t, e, dir, paths[o.At(pos)])
+		}
+		if s := e.Stats(); s.Order.Epoch != epoch || s.Order.State != "finished" || s.Misses+s.Joined != 0 {
+			t.Errorf("epoch %d: %+v, %d misses, %d joined", epoch, s.Order, s.Misses, s.Joined)
+		}
+	}
+	if s := e.Stats(); s.GetRequests != int64(len(paths)) {
+		t.Errorf("%d GETs for %d files", s.GetRequests, len(paths))
+	}
+}
+
+func TestPlans(t *testing.T) {
+	dir, paths := folder(t, 2, 10)
+	e := openEngine(t, dir, t.TempDir(), "auto")
+	defer closeEngine(t, e)
+	if text := string(e.orderText()); !strings.HasPrefix(text, "order: none") {
+		t.Errorf("before any plan: %s", text)
+	}
+	plan := strings.Join(paths, "\n") + "\n"
+	if err := e.PutPlan("default", []byte(plan)); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the plan is staged", func() bool { return e.Stats().Lead == len(paths) })
+	for _, bad := range []string{"", "c00/none.jpg\n", "c00\n", plan + "/etc/passwd\n"} {
+		if err := e.PutPlan("default", []byte(bad)); err == nil {
+			t.Errorf("plan %q was taken", bad)
+		}
+	}
+	if text := string(e.orderText()); !strings.Contains(text, "line 21") || !strings.Contains(text, "/etc/passwd") {
+		t.Errorf("the refusal does not name the line:\n%s", text)
+	}
+	got, err := e.Get("plan")
+	if err != nil || string(got) != plan {
+		t.Errorf("after refusals the plan is %d bytes, %v", len(got), err)
+	}
+	// A second stream for another rank.
+	if err := e.PutPlan("rank1", []byte("./"+paths[3]+"\n"+paths[3]+"\n")); err != nil {
+		t.Fatal(err)
+	}
+	if names := e.Plans(); len(names) != 2 {
+		t.Errorf("plans %v", names)
+	}
+	if _, err := e.Get("plans/none"); !os.IsNotExist(err) {
+		t.Errorf("a plan that nobody wrote: %v", err)
+	}
+}
+
+func TestRefreshKeepsPlansAndOldReaders(t *testing.T) {
+	dir, paths := folder(t, 2, 10)
+	e := openEngine(t, dir, t.TempDir(), "auto")
+	defer closeEngine(t, e)
+	if err := e.PutPlan("default", []byte(paths[0]+"\n")); err != nil {
+		t.Fatal(err)
+	}
+	old := e.Manifest()
+	if changed, err := e.Refresh(context.Background()); changed || err != nil {
+		t.Fatalf("nothing changed: %v, %v", changed, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "c00/new.jpg"), []byte("new"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if changed, err := e.Refresh(context.Background()); !changed || err != nil {
+		t.Fatalf("a new file: %v, %v", changed, err)
+	}
+	read(t, e, dir, "c00/new.jpg")
+	node, _ := old.Find(paths[5])
+	if n, err := e.ReadAt(context.Background(), old, node.Index, make([]byte, 10), 0); n != 10 || err != nil {
+		t.Errorf("a file that was open before: %d, %v", n, err)
+	}
+	if names := e.Plans(); len(names) != 1 || len(e.mountStreams()) != 1 {
+		t.Errorf("plans %v, %d streams", names, len(e.mountStreams()))
+	}
+}
+
+func TestReopenListsAndFetchesNothing(t *testing.T) {
+	dir, paths := folder(t, 2, 10)
+	cache := t.TempDir()
+	for i := range 2 {
+		e := openEngine(t, dir, cache, "sequential")
+		for _, p := range paths {
+			read(t, e, dir, p)
+		}
+		if s := e.Stats(); i == 1 && (s.GetRequests != 0 || s.ListRequests != 0 || s.Hits.Keep != int64(len(paths))) {
+			t.Errorf("second open: %+v", s)
+		}
+		closeEngine(t, e)
+	}
+}
+
+func TestFeedStream(t *testing.T) {
+	dir, paths := folder(t, 2, 20)
+	e := openEngine(t, dir, t.TempDir(), "auto")
+	defer closeEngine(t, e)
+	d := e.Dataset()
+	seq := order.Uniform(d.Len(), 1, 0)
+	s, err := d.Begin("session", seq, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pos := 10; pos < seq.Len(); pos++ {
+		data, release, err := s.Read(context.Background(), pos)
+		want, _ := os.ReadFile(filepath.Join(dir, paths[seq.At(pos)]))
+		if err != nil || !bytes.Equal(data, want) || d.Path(seq.At(pos)) != paths[seq.At(pos)] {
+			t.Fatalf("position %d: %d bytes, %v", pos, len(data), err)
+		}
+		release()
+	}
+	d.End(s)
+	if n := e.Stats().GetRequests; n != int64(len(paths)-10) {
+		t.Errorf("%d GETs for %d samples", n, len(paths)-10)
+	}
+}
+
+func TestStatsSchema(t *testing.T) {
+	dir, _ := folder(t, 1, 2)
+	e := openEngine(t, dir, t.TempDir(), "none")
+	defer closeEngine(t, e)
+	b, err := e.Get("stats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got map[string]any
+	if err := json.Unmarshal(b, &got); err != nil {
+		t.Fatal(err)
+	}
+	for _, field := range []string{"version", "opens", "reads", "get_requests", "get_bytes", "hits", "stall_seconds", "lead_samples", "order", "errors"} {
+		if _, ok := got[field]; !ok {
+			t.Errorf("no field %q", field)
+		}
+	}
+	if err := e.PutPlan("default", []byte("c00/f000.jpg\n")); err == nil {
+		t.Error("--order none took a plan")
+	}
+}
+
+func TestTooLittleMemoryIsRefusedWithTheFigure(t *testing.T) {
+	dir, _ := folder(t, 1, 2)
+	s, _ := order.Parse("none")
+	_, err := Open(context.Background(), Config{Source: "file://" + dir, CacheDir: t.TempDir(), CacheSize: 64 << 20, Memory: 32 << 20,
+		Order: s, Samples: "*", Connections: 1, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	if err == nil || !strings.Contains(err.Error(), "32 MiB") || !strings.Contains(err.Error(), "at least") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,89 @@
+package engine
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+)
+
+// errorRing is a slog handler that passes everything on and keeps the last warnings and errors, each
+// distinct text once with a count, so that `.shoal/stats` shows what the log says.
+type errorRing struct {
+	next slog.Handler
+
+	mu   sync.Mutex
+	list []ErrorEvent
+}
+
+// ErrorEvent is a warning or error that the daemon logged.
+type ErrorEvent struct {
+	Time  time.Time `json:"time"` // of the latest
+	Level string    `json:"level"`
+	Text  string    `json:"text"`
+	Count int       `json:"count"`
+}
+
+const keptErrors = 32
+
+// Enabled implements slog.Handler.
+func (r *errorRing) Enabled(ctx context.Context, l slog.Level) bool { return r.next.Enabled(ctx, l) }
+
+// Handle implements slog.Handler.
+func (r *errorRing) Handle(ctx context.Context, rec slog.Record) error {
+	if rec.Level >= slog.LevelWarn {
+		var b strings.Builder
+		b.WriteString(rec.Message)
+		rec.Attrs(func(a slog.Attr) bool {
+			b.WriteString("; " + a.Key + ": " + a.Value.String())
+			return true
+		})
+		r.add(rec.Time, rec.Level, b.String())
+	}
+	return r.next.Handle(ctx, rec)
+}
+
+func (r *errorRing) add(t time.Time, l slog.Level, text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.list {
+		if r.list[i].Text == text {
+			ev := r.list[i]
+			ev.Time, ev.Count = t, ev.Count+1
+			r.list = append(append(r.list[:i:i], r.list[i+1:]...), ev)
+			return
+		}
+	}
+	if len(r.list) == keptErrors {
+		r.list = r.list[1:]
+	}
+	r.list = append(r.list, ErrorEvent{t, l.String(), text, 1})
+}
+
+// WithAttrs implements slog.Handler. Attributes of a derived logger are not part of the kept text.
+func (r *errorRing) WithAttrs(a []slog.Attr) slog.Handler { return &derived{r, r.next.WithAttrs(a)} }
+
+// WithGroup implements slog.Handler.
+func (r *errorRing) WithGroup(name string) slog.Handler { return &derived{r, r.next.WithGroup(name)} }
+
+type derived struct {
+	ring *errorRing
+	next slog.Handler
+}
+
+func (d *derived) Enabled(ctx context.Context, l slog.Level) bool { return d.next.Enabled(ctx, l) }
+func (d *derived) Handle(ctx context.Context, rec slog.Record) error {
+	if rec.Level >= slog.LevelWarn {
+		d.ring.add(rec.Time, rec.Level, rec.Message)
+	}
+	return d.next.Handle(ctx, rec)
+}
+func (d *derived) WithAttrs(a []slog.Attr) slog.Handler { return &derived{d.ring, d.next.WithAttrs(a)} }
+func (d *derived) WithGroup(n string) slog.Handler      { return &derived{d.ring, d.next.WithGroup(n)} }
+
+func (r *errorRing) snapshot() []ErrorEvent {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]ErrorEvent{}, r.list...)
+}

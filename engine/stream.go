@@ -1,0 +1,248 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/prefetch"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// Stream carries one order out: it follows its reader and keeps fetching what comes next, nearest
+// first, as long as connections and memory allow. When the epoch's last request is out it goes on
+// with the head of the next epoch.
+//
+// A stream has one goroutine, ended and waited for by Close.
+type Stream struct {
+	name     string
+	volume   *cache.Volume
+	epochs   func(epoch int) order.Order // over file numbers; nil when the epoch is not known
+	inFlight int                         // most requests in flight
+	first    order.Order                 // of the epoch that the stream began with
+
+	mu      sync.Mutex
+	tracker *prefetch.Tracker
+	cur     phase
+	next    phase // planner is nil while the next epoch is not known
+	known   int   // the epoch whose successor was given to the tracker
+	flying  int
+	failed  int64
+
+	wake   chan struct{}
+	cancel context.CancelFunc
+	done   chan struct{}
+	off    func()
+}
+
+// phase is an epoch's plan and how far it was carried out.
+type phase struct {
+	order   order.Order
+	planner *prefetch.Linear
+	pos     int
+}
+
+// newStream starts to prefetch epochs(epoch) from position start.
+func (e *Engine) newStream(name string, v *cache.Volume, epochs func(int) order.Order, epoch, start int) (*Stream, error) {
+	o := epochs(epoch)
+	if o == nil {
+		return nil, errors.New("engine: the stream's first epoch is not known")
+	}
+	s := &Stream{
+		name: name, volume: v, epochs: epochs, first: o, known: epoch - 1,
+		// The limiter keeps an eighth of the connections for readers who wait.
+		inFlight: max(1, e.cfg.Connections-e.cfg.Connections/8),
+		tracker:  prefetch.NewTracker(o, prefetch.TrackerOptions{Epoch: epoch}),
+		wake:     make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	s.cur = s.phaseOf(s.tracker.Order(), s.tracker.Read, start)
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	s.off = e.cache.OnFreed(s.poke)
+	go s.run(ctx)
+	return s, nil
+}
+
+func (s *Stream) phaseOf(o order.Order, read func(pos int) bool, pos int) phase {
+	if o == nil {
+		return phase{}
+	}
+	return phase{o, prefetch.NewPlanner(o, s.volume).Skipping(read), pos}
+}
+
+func unread(int) bool { return false }
+
+// Close stops prefetching for this order and waits for the stream's goroutine.
+func (s *Stream) Close() {
+	s.cancel()
+	<-s.done
+	s.off()
+}
+
+func (s *Stream) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Stream) run(ctx context.Context) {
+	defer close(s.done)
+	for {
+		s.prepareNext()
+		s.fill()
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+		}
+	}
+}
+
+// prepareNext computes and indexes the next epoch's order, which for torch is a whole permutation,
+// outside the lock that every open of a file takes.
+func (s *Stream) prepareNext() {
+	s.mu.Lock()
+	epoch := s.tracker.Epoch()
+	known := s.known == epoch
+	s.mu.Unlock()
+	if known {
+		return
+	}
+	var next order.Locator
+	if o := s.epochs(epoch + 1); o != nil {
+		next = order.Index(o)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.tracker.Epoch() != epoch {
+		return // the reader moved on meanwhile; the next round tries again
+	}
+	s.known = epoch
+	if next != nil {
+		s.tracker.SetNext(next)
+		s.next = s.phaseOf(s.tracker.Upcoming(), unread, 0)
+	}
+}
+
+// fill starts as many requests as connections and memory allow.
+func (s *Stream) fill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cur.pos = max(s.cur.pos, s.tracker.Frontier())
+	if s.issue(&s.cur) && s.next.planner != nil {
+		s.issue(&s.next)
+	}
+}
+
+// issue carries the phase's plan out. It reports whether the plan's end was reached. s.mu is held.
+func (s *Stream) issue(p *phase) bool {
+	for {
+		room := s.inFlight - s.flying
+		if room <= 0 {
+			return false
+		}
+		reqs, next := p.planner.Plan(p.pos, 1<<62, room, s.volume.Resident)
+		for _, r := range reqs {
+			s.flying++
+			switch s.volume.Prefetch(r.Sample, r.Extent, s.landed) {
+			case cache.Started:
+				continue
+			case cache.Present:
+				s.flying--
+			case cache.NoMemory, cache.Closed:
+				s.flying--
+				p.pos = r.Pos
+				return false
+			}
+		}
+		p.pos = next
+		if next >= p.order.Len() {
+			return true
+		}
+	}
+}
+
+// landed is told about every request that ended. A failed one is left to the reader, whose own read
+// tries again and reports the error.
+func (s *Stream) landed(err error) {
+	s.mu.Lock()
+	s.flying--
+	if err != nil {
+		s.failed++
+	}
+	s.mu.Unlock()
+	s.poke()
+}
+
+// opened tells the stream that its reader has opened a file.
+func (s *Stream) opened(file int) {
+	s.mu.Lock()
+	if ev, _ := s.tracker.Open(file); ev.Moved() {
+		s.cur = s.phaseOf(s.tracker.Order(), s.tracker.Read, s.tracker.Frontier())
+		s.next = s.phaseOf(s.tracker.Upcoming(), unread, 0)
+	}
+	s.mu.Unlock()
+	s.poke()
+}
+
+// Read returns the whole file at position pos of the stream's first epoch and moves its position
+// there. The bytes are valid, and nobody writes to them, until release.
+func (s *Stream) Read(ctx context.Context, pos int) (data []byte, release func(), err error) {
+	file := s.first.At(pos)
+	s.opened(file)
+	data, free, err := s.volume.Sample(ctx, file)
+	if err != nil {
+		return nil, nil, err
+	}
+	return data, func() {
+		free()
+		s.volume.Spend(file)
+	}, nil
+}
+
+// Progress tells where a stream stands.
+type Progress struct {
+	Name     string `json:"name"`
+	Epoch    int    `json:"epoch"`
+	Pass     int    `json:"pass"`     // times that the epoch was begun again
+	Position int    `json:"position"` // highest position read + 1
+	Consumed int    `json:"consumed"` // positions read
+	Len      int    `json:"len"`      // positions in the epoch
+	Planned  int    `json:"planned"`  // position up to which requests are out
+	Lead     int    `json:"lead_samples"`
+	InFlight int    `json:"in_flight"`
+	Failed   int64  `json:"failed_prefetches"`
+	Skipped  int    `json:"skipped"` // positions given up as not read
+	Strays   int    `json:"strays"`  // opened files that are not in the order
+}
+
+// maxLead bounds the work of computing a lead.
+const maxLead = 100_000
+
+// Progress returns a snapshot. Lead is the number of samples ahead of the reader that can be read
+// without waiting.
+func (s *Stream) Progress() Progress {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := s.tracker.Position()
+	return Progress{
+		Name: s.name, Epoch: at.Epoch, Pass: at.Pass, Position: s.tracker.Head(), Consumed: s.tracker.Consumed(), Len: s.cur.order.Len(),
+		Planned: s.cur.pos, InFlight: s.flying, Failed: s.failed, Skipped: s.tracker.Skipped(), Strays: s.tracker.Count(prefetch.Stray),
+		Lead: s.cur.planner.Lead(s.tracker.Frontier(), maxLead, s.volume.Staged),
+	}
+}
+
+// fileOrder maps an order over samples to one over files.
+type fileOrder struct {
+	samples order.Order
+	view    *catalog.Samples
+}
+
+// Len implements order.Order.
+func (o fileOrder) Len() int { return o.samples.Len() }
+
+// At implements order.Order.
+func (o fileOrder) At(pos int) int { return o.view.File(o.samples.At(pos)) }
