@@ -1,0 +1,25 @@
+#!/bin/sh
+# Installs the Debian packages that building, testing and the demo need, if any is missing.
+set -eu
+
+packages="gcc libc6-dev make pkg-config libjpeg62-turbo-dev fuse3 \
+python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
+plasma-workspace-wallpapers mate-backgrounds gnome-backgrounds"
+
+missing=""
+for p in $packages; do
+	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
+done
+if [ -n "$missing" ]; then
+	sudo=""
+	if [ "$(id -u)" != 0 ]; then
+		command -v sudo >/dev/null || { echo "setup: not root and no sudo; as root run: apt-get install$missing" >&2; exit 1; }
+		sudo=sudo
+	fi
+	echo "setup: installing$missing"
+	$sudo apt-get update -q
+	$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing
+fi
+
+command -v go >/dev/null || { echo "setup: Go is missing: install Go 1.26 or newer (https://go.dev/dl)" >&2; exit 1; }
+go mod download
