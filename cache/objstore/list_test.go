@@ -44,8 +44,8 @@ func TestListParallelModel(t *testing.T) {
 
 func bigTree() *objstore.Mem {
 	m := objstore.NewMem()
-	for c := range 50 {
-		for i := range 100 {
+	for c := range 40 {
+		for i := range 50 {
 			m.PutBytes(fmt.Sprintf("train/c%02d/%03d.jpg", c, i), nil)
 		}
 	}
@@ -62,7 +62,7 @@ func TestListParallelEnds(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if n++; n > stop*200 {
+			if n++; n > stop*100 {
 				break
 			}
 		}
@@ -124,7 +124,7 @@ func (b *busiest) List(ctx context.Context, prefix string) iter.Seq2[objstore.Ob
 
 func TestListParallelWorkers(t *testing.T) {
 	b := &busiest{Mem: bigTree()}
-	if n := len(collect(t, objstore.ListParallel(t.Context(), b, "", 8, nil))); n != 5000 {
+	if n := len(collect(t, objstore.ListParallel(t.Context(), b, "", 8, nil))); n != 2000 {
 		t.Errorf("%d objects", n)
 	}
 	if most := b.most.Load(); most < 2 || most > 8 {
@@ -140,7 +140,7 @@ func BenchmarkListParallel(b *testing.B) {
 		for range objstore.ListParallel(b.Context(), m, "", 8, nil) {
 			n++
 		}
-		if n != 5000 {
+		if n != 2000 {
 			b.Fatal(n)
 		}
 	}

@@ -48,7 +48,8 @@ type S3Config struct {
 
 // S3 is a bucket behind the S3 API.
 //
-// It tries every request once: retrying is [Retry]'s. Requests use path style, HTTP/1.1 and, to name
+// It tries every request once: retrying is [Retry]'s. (minio-go sleeps up to 200 ms after a temporary
+// failure even so, before it returns the error; that adds to the policy's sleeps.) Requests use path style, HTTP/1.1 and, to name
 // the version, If-Match. It serves general-purpose buckets, which list in key order; S3 Express
 // directory buckets do not.
 type S3 struct {
@@ -143,7 +144,13 @@ func parseEndpoint(text string) (host string, secure bool, err error) {
 	case (u.Path != "" && u.Path != "/") || u.RawQuery != "" || u.Fragment != "":
 		return "", false, errors.New("the endpoint has a path; the bucket is part of the source, s3://BUCKET/PREFIX")
 	}
-	return strings.ToLower(u.Host), u.Scheme == "https", nil
+	host = strings.ToLower(u.Host)
+	if u.Scheme == "http" {
+		host = strings.TrimSuffix(host, ":80")
+	} else {
+		host = strings.TrimSuffix(host, ":443")
+	}
+	return host, u.Scheme == "https", nil
 }
 
 // listGuard refuses web pages as listings. minio-go takes any XML for an empty listing, and a wrong

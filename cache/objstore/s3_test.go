@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -53,6 +54,7 @@ func TestS3Errors(t *testing.T) {
 		{"unknown 400", 400, "Strange", objstore.KindInvalid, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // minio-go sleeps after a failure
 			srv := &objstoretest.S3Server{}
 			srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
 				w.Header().Set("X-Amz-Bucket-Region", "eu-west-9")
@@ -256,10 +258,11 @@ func TestS3Check(t *testing.T) {
 	html := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, "<html><body>It works!</body></html>")
 	}))
-	defer html.Close()
-	tlsServer := httptest.NewTLSServer(good)
-	tlsServer.Config.ErrorLog = nil
-	defer tlsServer.Close()
+	t.Cleanup(html.Close)
+	tlsServer := httptest.NewUnstartedServer(good)
+	tlsServer.Config.ErrorLog = log.New(io.Discard, "", 0) // it is told of our failed handshakes
+	tlsServer.StartTLS()
+	t.Cleanup(tlsServer.Close)
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -285,6 +288,7 @@ func TestS3Check(t *testing.T) {
 		{"unknown authority", objstore.S3Config{Endpoint: tlsServer.URL}, objstore.KindInvalid, []string{"AWS_CA_BUNDLE"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			cfg := c.cfg
 			if cfg.Bucket == "" {
 				cfg.Bucket = "bucket"
@@ -457,8 +461,8 @@ func TestS3InstanceRole(t *testing.T) {
 }
 
 // BenchmarkS3ReadAt reads 63-KB objects from a loopback server in this process; its allocations
-// are the client's and the server's together. BenchmarkS3Bare is the same server under a bare
-// net/http client.
+// are the client's and the server's together. The two after it are the same under bare minio-go, and
+// under net/http without signatures: what is theirs is not ours to save.
 func BenchmarkS3ReadAt(b *testing.B) {
 	srv := &objstoretest.S3Server{}
 	data := bytes.Repeat([]byte("x"), 63_000)
