@@ -460,7 +460,12 @@ func (s *S3) Put(ctx context.Context, key string, r io.Reader, size int64) (Obje
 	if !validKey(key) || size < 0 {
 		return Object{}, &Error{Op: "put", Key: key, Kind: KindInvalid, Err: errKey}
 	}
-	info, err := s.core.Client.PutObject(ctx, s.bucket, key, r, size, minio.PutObjectOptions{})
+	info, err := s.core.Client.PutObject(ctx, s.bucket, key, r, size, minio.PutObjectOptions{
+		// minio-go would send an empty body as one signed chunk without Content-Length. Servers
+		// refuse that, or (versitygw) leave the chunk unread and fail the next request on the
+		// connection.
+		DisableContentSha256: size == 0,
+	})
 	if err != nil {
 		return Object{}, s.fail(ctx, "put", s.url(key), err)
 	}

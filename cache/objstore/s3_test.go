@@ -131,6 +131,22 @@ func TestS3Broken(t *testing.T) {
 	}
 }
 
+// TestS3PutEmpty: an empty object goes up with a Content-Length and without a body.
+func TestS3PutEmpty(t *testing.T) {
+	var length int64 = -1
+	var encoding []string
+	s := newS3(t, &objstoretest.S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
+		length, encoding = r.ContentLength, r.TransferEncoding
+		return false
+	}}, nil)
+	if _, err := s.Put(t.Context(), "empty", strings.NewReader(""), 0); err != nil {
+		t.Fatal(err)
+	}
+	if length != 0 || len(encoding) != 0 {
+		t.Errorf("Content-Length %d, Transfer-Encoding %v", length, encoding)
+	}
+}
+
 func TestS3IgnoresIfMatch(t *testing.T) {
 	srv := &objstoretest.S3Server{IgnoreIfMatch: true}
 	s := newS3(t, srv, nil)
