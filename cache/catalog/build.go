@@ -221,13 +221,15 @@ func (b *builder) arrange() error {
 			slices.SortFunc(dir.files, byName)
 		}
 		kept := dir.files[:0]
-		for _, f := range dir.files {
-			if n := len(kept); n > 0 && byName(kept[n-1], f) == 0 {
-				if old := kept[n-1]; b.files[old].size != b.files[f].size || !bytes.Equal(b.etagOf(old), b.etagOf(f)) {
+		var prev uint32
+		for i, f := range dir.files {
+			if i > 0 && byName(prev, f) == 0 {
+				if b.files[prev].size != b.files[f].size || !bytes.Equal(b.etagOf(prev), b.etagOf(f)) {
 					return fmt.Errorf("object %q was listed twice, with different versions: it changed meanwhile (list again)", b.opts.Prefix+join(dir.path, string(b.nameOf(f))))
 				}
 				continue
 			}
+			prev = f
 			if len(dir.children) > 0 {
 				buf = buf[:0]
 				if d != 0 {
