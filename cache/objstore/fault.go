@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -137,10 +138,10 @@ func parseFault(words []string) (r FaultRule, err error) {
 	if r.From, r.To, r.Total, err = parseWhen(words[2]); err != nil {
 		return r, err
 	}
-	for r.Action = 0; r.Action < numActions && actionNames[r.Action] != words[3]; r.Action++ {
-	}
+	action := slices.Index(actionNames[:], words[3])
+	r.Action = Action(max(0, action))
 	switch {
-	case r.Action == numActions:
+	case action < 0:
 		return r, fmt.Errorf("action %q is none of %s", words[3], strings.Join(actionNames[:], ", "))
 	case len(words) == 5 && r.Action != ActionSlow && r.Action != ActionStall:
 		return r, fmt.Errorf("action %s takes no duration", r.Action)

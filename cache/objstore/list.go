@@ -43,7 +43,8 @@ func ListParallel(ctx context.Context, r Reader, prefix string, workers int, pro
 		}()
 		defer func() {
 			cancel()
-			for range out { // until the workers have gone
+			for open := true; open; { // until the workers have gone
+				_, open = <-out
 			}
 		}()
 

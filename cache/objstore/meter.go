@@ -89,14 +89,16 @@ func (m *Meter) begin(op int) {
 
 func (m *Meter) end(ctx context.Context, err error) {
 	m.inFlight.Add(-1)
+	if err == nil {
+		return
+	}
 	var e *Error
 	switch {
-	case err == nil:
 	case errors.As(err, &e):
 		if int(e.Kind) < len(m.errors) {
 			m.errors[e.Kind].Add(1)
 		}
-	case ctx.Err() != nil && context.Cause(ctx) == errTryTimeout:
+	case ctx.Err() != nil && errors.Is(context.Cause(ctx), errTryTimeout):
 		m.errors[KindTransient].Add(1)
 	case ctx.Err() != nil:
 		m.canceled.Add(1)

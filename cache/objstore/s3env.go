@@ -53,8 +53,8 @@ func envTrue(name string) bool {
 func awsProfile() (profile, services *ini.Section, err error) {
 	path := os.Getenv("AWS_CONFIG_FILE")
 	if path == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
+		home := os.Getenv("HOME")
+		if home == "" {
 			return nil, nil, nil // no home, no file: a container with a bare environment
 		}
 		path = filepath.Join(home, ".aws", "config")

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -88,7 +89,7 @@ func WriteS3Error(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/xml")
 	w.WriteHeader(status)
 	fmt.Fprintf(w, "%s<Error><Code>%s</Code><Message>", xml.Header, code)
-	xml.EscapeText(w, []byte(message))
+	_ = xml.EscapeText(w, []byte(message))
 	fmt.Fprint(w, "</Message></Error>")
 }
 
@@ -169,7 +170,7 @@ func (s *S3Server) get(w http.ResponseWriter, r *http.Request, key string) {
 	h.Set("Content-Length", strconv.Itoa(len(data)))
 	w.WriteHeader(status)
 	if r.Method == http.MethodGet {
-		w.Write(data)
+		_, _ = w.Write(data) // a client that has gone is its own affair
 	}
 }
 
@@ -222,7 +223,7 @@ func (c *chunkedReader) Read(p []byte) (int, error) {
 	}
 	n, err := c.r.Read(p[:min(int64(len(p)), c.left)])
 	c.left -= int64(n)
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
 	c.err = err
@@ -330,7 +331,7 @@ func (s *S3Server) list(w http.ResponseWriter, q url.Values) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/xml")
-	w.Write(buf.Bytes())
+	_, _ = w.Write(buf.Bytes())
 }
 
 // Hang waits until the client has gone away or d is over; for interceptors.
@@ -340,16 +341,16 @@ func Hang(r *http.Request, d time.Duration) {
 	<-ctx.Done()
 }
 
-// Reset closes the connection at once with a TCP reset, after the first n bytes of answer.
+// Reset sends the first n bytes of answer and closes the connection; with a TCP reset if n is 0.
 func Reset(w http.ResponseWriter, answer string, n int) {
 	conn, buf, err := w.(http.Hijacker).Hijack()
 	if err != nil {
 		panic(err)
 	}
-	buf.WriteString(answer[:min(n, len(answer))])
-	buf.Flush()
-	if tcp, ok := conn.(interface{ SetLinger(int) error }); ok && n == 0 {
-		tcp.SetLinger(0)
+	_, _ = buf.WriteString(answer[:min(n, len(answer))])
+	_ = buf.Flush()
+	if tcp, ok := conn.(*net.TCPConn); ok && n == 0 {
+		_ = tcp.SetLinger(0)
 	}
 	conn.Close()
 }
