@@ -18,7 +18,7 @@ type RetryPolicy struct {
 	// Base and Cap bound the sleeps: before try k+1 it is uniform in [0, min(Cap, Base·2^(k-1))),
 	// "full jitter" (M. Brooker, AWS Architecture Blog, 2015). Defaults 50 ms and 5 s.
 	Base, Cap time.Duration
-	// Total is the time after which no further try is begun. Default 2 min.
+	// Total is the time from the first failure after which no further try is begun. Default 2 min.
 	Total time.Duration
 	// TryTimeout ends one try of a ReadAt or Stat that hangs; a ReadAt of n bytes gets n/MinRate
 	// on top. Defaults 30 s and 1 MiB/s. Listings have no such limit: the caller's loop runs
