@@ -1,0 +1,127 @@
+// Package wire is the gRPC codec of the batch feed. It is protobuf, except that the payload of a
+// Chunk is neither marshalled nor unmarshalled: on the server it goes out of the batch's buffer as
+// it lies there, on the client it is copied once, from the transport's buffers to where it belongs.
+//
+// The bytes on the wire are those of shoal.feed.v1, so any protobuf implementation can be at the
+// other end.
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/grpc/encoding"
+	// The codec for everything that is not a chunk.
+	_ "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+
+	"github.com/shoalfs/shoal/loader/feedpb"
+)
+
+// MaxChunk is the most bytes of payload in one Chunk. Python's receiver accepts messages of at most
+// 4 MiB by default, and its throughput falls to a quarter for messages of 32 MiB.
+const MaxChunk = 1 << 20
+
+// The tags of ServerMessage.chunk and Chunk.data, both length-delimited.
+const (
+	tagChunk = 3<<3 | 2
+	tagData  = 1<<3 | 2
+)
+
+// Chunk is a ServerMessage that holds a Chunk. Sending it hands the sender's reference to Data over
+// to gRPC, which drops it when the bytes are on their way.
+type Chunk struct{ Data mem.Buffer }
+
+// Incoming receives a ServerMessage. A Chunk's payload is copied to the beginning of Dst; a chunk
+// that does not fit is an error.
+type Incoming struct {
+	Dst []byte
+
+	IsChunk bool
+	N       int                  // length of the payload, when IsChunk
+	Message feedpb.ServerMessage // otherwise
+}
+
+// Codec returns the codec, for grpc.ForceServerCodecV2 and grpc.ForceCodecV2.
+func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
+
+type codec struct{ proto encoding.CodecV2 }
+
+// Name implements encoding.CodecV2. It is protobuf's, since that is what is on the wire.
+func (codec) Name() string { return "proto" }
+
+// Marshal implements encoding.CodecV2.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	chunk, ok := v.(*Chunk)
+	if !ok {
+		return c.proto.Marshal(v)
+	}
+	n := uint64(chunk.Data.Len())
+	inner := binary.AppendUvarint([]byte{tagData}, n)
+	head := binary.AppendUvarint([]byte{tagChunk}, uint64(len(inner))+n)
+	return mem.BufferSlice{mem.SliceBuffer(append(head, inner...)), chunk.Data}, nil
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	in, ok := v.(*Incoming)
+	if !ok {
+		return c.proto.Unmarshal(data, v)
+	}
+	in.IsChunk, in.N = false, 0
+	ok, err := in.chunk(data)
+	if ok || err != nil {
+		return err
+	}
+	// Also chunks with fields of a later version of the protocol come here, the slow way.
+	if err := c.proto.Unmarshal(data, &in.Message); err != nil {
+		return err
+	}
+	if k := in.Message.GetChunk(); k != nil {
+		if len(k.GetData()) > len(in.Dst) {
+			return tooLong(len(k.GetData()), len(in.Dst))
+		}
+		in.IsChunk, in.N = true, copy(in.Dst, k.GetData())
+	}
+	return nil
+}
+
+// chunk takes data if it is a plain chunk.
+func (in *Incoming) chunk(data mem.BufferSlice) (bool, error) {
+	r := data.Reader()
+	defer r.Close()
+	if tag, err := r.ReadByte(); err != nil || tag != tagChunk {
+		return false, nil // an empty message is a valid one: a oneof member that is not known here
+	}
+	size, err := binary.ReadUvarint(r)
+	if err != nil || size != uint64(r.Remaining()) {
+		return false, nil
+	}
+	if size == 0 {
+		in.IsChunk = true
+		return true, nil
+	}
+	if tag, err := r.ReadByte(); err != nil || tag != tagData {
+		return false, nil
+	}
+	size, err = binary.ReadUvarint(r)
+	if err != nil || size != uint64(r.Remaining()) {
+		return false, nil
+	}
+	if size > uint64(len(in.Dst)) {
+		return false, tooLong(int(size), len(in.Dst))
+	}
+	in.IsChunk, in.N = true, int(size)
+	if _, err := io.ReadFull(r, in.Dst[:size]); err != nil {
+		return false, fmt.Errorf("feed: read a chunk: %w", err)
+	}
+	return true, nil
+}
+
+var errTooLong = errors.New("the server sent more than it announced")
+
+func tooLong(n, room int) error {
+	return fmt.Errorf("feed: chunk of %d bytes where %d are missing: %w", n, room, errTooLong)
+}

@@ -1,0 +1,123 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// ListenOptions are the settings of a listener.
+type ListenOptions struct {
+	// SocketMode is the permission of a unix socket; default 0660, so that a trainer of the same
+	// group can connect. Connecting takes write permission.
+	SocketMode fs.FileMode
+	// SocketGroup is the group of a unix socket, by name or number; default the process's.
+	SocketGroup string
+	// AllowRemote permits TCP addresses beyond loopback. The feed has neither encryption nor
+	// authentication of its own: whoever can connect can read the dataset.
+	AllowRemote bool
+}
+
+// Listen opens unix:///path or tcp://host:port. A unix socket that nobody serves any more is
+// replaced; one that is served is an error.
+func Listen(addr string, o ListenOptions) (net.Listener, error) {
+	scheme, rest, ok := strings.Cut(addr, "://")
+	if !ok {
+		return nil, fmt.Errorf("listen on %q: must be unix:///PATH or tcp://HOST:PORT", addr)
+	}
+	switch scheme {
+	case "unix":
+		return listenUnix(rest, o)
+	case "tcp":
+		return listenTCP(rest, o)
+	}
+	return nil, fmt.Errorf("listen on %q: unknown scheme %q; must be unix:///PATH or tcp://HOST:PORT", addr, scheme)
+}
+
+func listenTCP(addr string, o ListenOptions) (net.Listener, error) {
+	a, err := net.ResolveTCPAddr("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen on tcp://%s: %w", addr, err)
+	}
+	if !o.AllowRemote && !a.IP.IsLoopback() {
+		return nil, fmt.Errorf("listen on tcp://%s: the address can be reached from other machines, and the feed neither encrypts nor "+
+			"authenticates: use tcp://127.0.0.1:%d, a unix socket, or allow remote clients explicitly", addr, a.Port)
+	}
+	l, err := net.ListenTCP("tcp", a)
+	if err != nil {
+		return nil, fmt.Errorf("listen on tcp://%s: %w", addr, err)
+	}
+	return l, nil
+}
+
+func listenUnix(path string, o ListenOptions) (net.Listener, error) {
+	fail := func(err error) (net.Listener, error) { return nil, fmt.Errorf("listen on unix://%s: %w", path, err) }
+	if !strings.HasPrefix(path, "/") {
+		return fail(errors.New("the path must be absolute: unix:///PATH"))
+	}
+	if err := removeStale(path); err != nil {
+		return fail(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return fail(err)
+	}
+	if err := permit(path, o); err != nil {
+		l.Close()
+		return fail(err)
+	}
+	return l, nil
+}
+
+// removeStale removes a socket whose server is gone.
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return errors.New("a file that is not a socket is there: remove it or choose another path")
+	}
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		c.Close()
+		return errors.New("another server answers there: stop it or choose another path")
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return err
+	}
+	return os.Remove(path)
+}
+
+// permit sets mode and group. Until then the umask rules, which by default lets nobody else write.
+func permit(path string, o ListenOptions) error {
+	if o.SocketGroup != "" {
+		gid, err := strconv.Atoi(o.SocketGroup)
+		if err != nil {
+			g, err := user.LookupGroup(o.SocketGroup)
+			if err != nil {
+				return err
+			}
+			if gid, err = strconv.Atoi(g.Gid); err != nil {
+				return err
+			}
+		}
+		if err := os.Chown(path, -1, gid); err != nil {
+			return err
+		}
+	}
+	mode := o.SocketMode
+	if mode == 0 {
+		mode = 0o660
+	}
+	return os.Chmod(path, mode)
+}

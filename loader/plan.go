@@ -1,0 +1,116 @@
+package loader
+
+import (
+	"fmt"
+
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// Tail says what becomes of an epoch's last batch when the samples do not fill it.
+type Tail string
+
+// The tails. With Drop and Pad all ranks see the same number of batches.
+const (
+	Drop   Tail = "drop"   // leave it out
+	Pad    Tail = "pad"    // fill it up with rows of zeros that are marked as not valid
+	Uneven Tail = "uneven" // deliver it short; a rank for which nothing is left has one batch less
+)
+
+// ParseTail reads a tail; empty is Drop.
+func ParseTail(s string) (Tail, error) {
+	switch t := Tail(s); t {
+	case "":
+		return Drop, nil
+	case Drop, Pad, Uneven:
+		return t, nil
+	}
+	return "", fmt.Errorf("tail %q: must be drop, pad or uneven", s)
+}
+
+// plan says which samples are whose in one epoch, from a cursor on. Global batch k is the positions
+// [cursor+kB, cursor+(k+1)B) of the global order, B = batch*world, and rank r takes r, r+world, ...
+// of it. The rank's positions, counted over the whole epoch in seq, are then consecutive.
+type plan struct {
+	seq    order.Order // what the rank reads in the epoch
+	n      int         // positions of the global order
+	first  int         // global position of seq's position 0
+	start  int         // position in seq where the cursor is
+	cursor int
+	batch  int // rows of the rank
+	world  int
+	tail   Tail
+}
+
+// newPlan cuts whole, the order of all ranks.
+func newPlan(whole order.Order, cursor, batch, world, rank int, tail Tail) (plan, error) {
+	n := whole.Len()
+	if cursor > n {
+		return plan{}, fmt.Errorf("cursor %d is beyond the epoch's %d samples", cursor, n)
+	}
+	// The cursor is a multiple of the global batch that it was taken with, and so of the world,
+	// unless another global batch was asked for; then the phase shifts.
+	base := cursor % world
+	seq := order.Stripe(order.Slice(whole, base, n), world, rank, rank)
+	return plan{seq, n, base + rank, cursor / world, cursor, batch, world, tail}.trim(), nil
+}
+
+// newRankPlan is newPlan for an order that exists as ranks' shares only, all of equal length, as
+// torch's does.
+func newRankPlan(share order.Order, cursor, batch, world, rank int, tail Tail) (plan, error) {
+	n := share.Len() * world
+	if cursor > n {
+		return plan{}, fmt.Errorf("cursor %d is beyond the epoch's %d samples", cursor, n)
+	}
+	if cursor%world != 0 {
+		return plan{}, fmt.Errorf("cursor %d is not a multiple of the world size %d, which torch orders need", cursor, world)
+	}
+	return plan{share, n, rank, cursor / world, cursor, batch, world, tail}.trim(), nil
+}
+
+// trim takes away what is never delivered, so that it is not prefetched either.
+func (p plan) trim() plan {
+	if end := p.start + p.batches()*p.batch; end < p.seq.Len() {
+		p.seq = order.Slice(p.seq, 0, end)
+	}
+	return p
+}
+
+func (p plan) global() int { return p.batch * p.world }
+
+// batches returns the number of batches that are left for this rank.
+func (p plan) batches() int {
+	left := p.n - p.cursor
+	k := left / p.global()
+	switch {
+	case left%p.global() == 0 || p.tail == Drop:
+		return k
+	case p.tail == Uneven && p.samples(k) == 0:
+		return k
+	}
+	return k + 1
+}
+
+// samples returns how many samples there are for batch k, of at most p.batch.
+func (p plan) samples(k int) int {
+	return min(p.batch, max(0, p.seq.Len()-p.pos(k)))
+}
+
+// rows returns the number of rows of batch k.
+func (p plan) rows(k int) int {
+	if p.tail == Uneven {
+		return p.samples(k)
+	}
+	return p.batch
+}
+
+// pos returns the position in seq of batch k's row 0.
+func (p plan) pos(k int) int { return p.start + k*p.batch }
+
+// globalPos returns the position in the global order of position pos in seq.
+func (p plan) globalPos(pos int) int { return p.first + pos*p.world }
+
+// after returns the cursor once batch k is consumed by all ranks.
+func (p plan) after(k int) int { return min(p.n, p.cursor+(k+1)*p.global()) }
+
+// index returns the number of batch k in the epoch.
+func (p plan) index(k int) int { return (p.cursor + k*p.global()) / p.global() }

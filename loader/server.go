@@ -1,0 +1,292 @@
+package loader
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/shoalfs/shoal/loader/feedpb"
+	"github.com/shoalfs/shoal/loader/internal/wire"
+)
+
+// Options are the server's settings. The zero value is usable.
+type Options struct {
+	Version string       // of the server, told to clients
+	Compile Compiler     // nil: raw samples only
+	Memory  Memory       // nil: no limit but the sessions' windows
+	Log     *slog.Logger // nil: none
+
+	// Workers is how many transforms run at once, over all sessions; default GOMAXPROCS.
+	Workers int
+	// Readers is how many samples a session reads at once; default 4*Workers, at least 8. More
+	// than Workers, because a reader may wait for the store while the processors are idle.
+	Readers int
+	// LookAhead is how many batches a session builds beyond the client's credits, so that one is
+	// ready when the next credit arrives; default 2.
+	LookAhead int
+	// MaxWindow is how many batches of a session may be in memory at once, whatever credits the
+	// client grants; default 16.
+	MaxWindow int
+	// MaxBatchBytes is the largest batch; default 1 GiB.
+	MaxBatchBytes int64
+}
+
+func (o Options) withDefaults() Options {
+	set := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	set(&o.Workers, runtime.GOMAXPROCS(0))
+	set(&o.Readers, max(8, 4*o.Workers))
+	set(&o.LookAhead, 2)
+	set(&o.MaxWindow, 16)
+	if o.MaxBatchBytes <= 0 {
+		o.MaxBatchBytes = 1 << 30
+	}
+	if o.Memory == nil {
+		o.Memory = unlimited{}
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+type unlimited struct{}
+
+func (unlimited) Reserve(ctx context.Context, _ int64) error { return ctx.Err() }
+func (unlimited) Release(int64)                              {}
+
+// Server serves one version of a dataset to any number of sessions, which share nothing but the
+// processors and the memory.
+type Server struct {
+	ds     Dataset
+	o      Options
+	memory Memory
+	log    *slog.Logger
+	cpu    chan struct{} // one place for each running transform
+	pool   pool
+	grpc   *grpc.Server
+	health *health.Server
+	bytes  func() uint64 // of the whole dataset
+
+	streams sync.WaitGroup // goroutines that outlive their handlers
+
+	mu       sync.Mutex
+	stopping bool
+	names    map[key]*session      // the newest of each
+	sessions map[*session]struct{} // all that are not over
+	serial   int64
+	counters struct {
+		held                   atomic.Int64
+		opened, fenced, failed int64
+		ended                  SessionStats // sums over ended sessions
+	}
+}
+
+// key is what a newer opening takes over.
+type key struct {
+	session string
+	rank    int
+}
+
+// HTTP/2 tuning. The client's window is what limits batches; these are the server's.
+const (
+	// writeBuffer gathers frames of 16 KiB (gRPC's fixed size) into one write. From 32 KiB, the
+	// default, to 512 KiB the processor time of both ends together is the same within 5%, the least
+	// at 128 KiB: fewer system calls, and the copy is still in the cache when the kernel reads it.
+	writeBuffer = 128 << 10
+	// Open is the largest message that a client sends; its state and specs are far below this.
+	maxRequest = 1 << 20
+)
+
+// NewServer returns a server for ds. Close it, also if it never serves.
+func NewServer(ds Dataset, o Options) *Server {
+	o = o.withDefaults()
+	s := &Server{ds: ds, o: o, memory: o.Memory, log: o.Log, cpu: make(chan struct{}, o.Workers),
+		names: map[key]*session{}, sessions: map[*session]struct{}{}}
+	s.bytes = sync.OnceValue(func() uint64 {
+		var n uint64
+		for i := range ds.Len() {
+			n += uint64(ds.Size(i))
+		}
+		return n
+	})
+	s.grpc = grpc.NewServer(
+		grpc.ForceServerCodecV2(wire.Codec()),
+		grpc.WriteBufferSize(writeBuffer),
+		grpc.MaxRecvMsgSize(maxRequest),
+		// A trainer that hangs, or whose host is gone, is noticed within a minute.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	)
+	feedpb.RegisterFeedServer(s.grpc, service{s: s})
+	s.health = health.NewServer()
+	s.health.SetServingStatus(feedpb.Feed_ServiceDesc.ServiceName, grpc_health_v1.HealthCheckResponse_SERVING)
+	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	return s
+}
+
+// Serve accepts connections on all listeners until Close, and then returns nil. It closes the
+// listeners. When one of them fails, the server goes on with the others, and the error is returned
+// in the end.
+func (s *Server) Serve(listeners ...net.Listener) error {
+	errs := make([]error, len(listeners))
+	var wg sync.WaitGroup
+	for i, l := range listeners {
+		wg.Go(func() {
+			if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+				errs[i] = fmt.Errorf("feed on %s: %w", l.Addr(), err)
+				s.log.Error("feed listener failed", "error", errs[i])
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// closeGrace is how long Close waits for clients to take the last message.
+const closeGrace = time.Second
+
+// Close ends all sessions, tells their clients that the server is stopping, and waits until nothing
+// of them is left.
+func (s *Server) Close() {
+	s.health.Shutdown()
+	s.mu.Lock()
+	s.stopping = true
+	for open := range s.sessions {
+		open.cancel(errStopping)
+	}
+	s.mu.Unlock()
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		s.grpc.GracefulStop()
+	}()
+	select {
+	case <-gone:
+	case <-time.After(closeGrace):
+		s.grpc.Stop() // makes GracefulStop return too
+		<-gone
+	}
+	s.streams.Wait()
+}
+
+// service is the gRPC side of a Server.
+type service struct {
+	feedpb.UnimplementedFeedServer
+	s *Server
+}
+
+// Info implements feedpb.FeedServer.
+func (v service) Info(context.Context, *feedpb.InfoRequest) (*feedpb.InfoResponse, error) {
+	ds := v.s.ds
+	return &feedpb.InfoResponse{Dataset: ds.Version(), Samples: uint64(ds.Len()), Bytes: v.s.bytes(),
+		Classes: ds.Classes(), Server: v.s.o.Version}, nil
+}
+
+// Stats implements feedpb.FeedServer.
+func (v service) Stats(context.Context, *feedpb.StatsRequest) (*feedpb.StatsResponse, error) {
+	b, err := json.Marshal(v.s.Stats())
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &feedpb.StatsResponse{Json: string(b)}, nil
+}
+
+// Stream implements feedpb.FeedServer: one session.
+func (v service) Stream(stream feedpb.Feed_StreamServer) error {
+	m, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if m.GetOpen() == nil {
+		return toStatus(coded(codes.InvalidArgument, errors.New("the first message on a stream must be an Open")))
+	}
+	open, err := v.s.open(stream.Context(), m.GetOpen())
+	if err != nil {
+		return toStatus(err)
+	}
+	err = open.run(stream)
+	v.s.ended(open, err)
+	return toStatus(err)
+}
+
+// open makes a session and fences the one before it.
+func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
+	sp, err := resolve(o, s.ds, s.o.Compile, s.o.MaxBatchBytes)
+	if err != nil {
+		return nil, err
+	}
+	first, err := sp.plan(s.ds.Len(), sp.start.Epoch, sp.start.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	if sp.perEpoch(first) == 0 {
+		return nil, coded(codes.InvalidArgument, fmt.Errorf(
+			"an epoch of %d samples holds no batch for rank %d: %d ranks of %d samples each make a global batch of %d (tail %s): "+
+				"lower the batch size, or use tail=pad", s.ds.Len(), sp.rank, sp.world, sp.batch, sp.global(), sp.tail))
+	}
+
+	open := &session{srv: s, spec: sp, first: first, window: newWindow(s.o.LookAhead, s.o.MaxWindow),
+		opened: time.Now(), buffers: map[*buffer]struct{}{}}
+	open.ctx, open.cancel = context.WithCancelCause(ctx)
+	open.window.grant(o.GetCredits())
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		open.cancel(errStopping)
+		return nil, errStopping
+	}
+	s.serial++
+	if sp.session == "" {
+		sp.session = fmt.Sprintf("unnamed-%d", s.serial)
+	}
+	k := key{sp.session, sp.rank}
+	if old := s.names[k]; old != nil {
+		s.counters.fenced++
+		old.cancel(errFenced)
+		s.log.Warn("feed session taken over", "session", sp.session, "rank", sp.rank, "by", sp.client)
+	}
+	s.names[k] = open
+	s.sessions[open] = struct{}{}
+	s.counters.opened++
+	s.log.Info("feed session opened", "session", sp.session, "rank", sp.rank, "world", sp.world, "client", sp.client,
+		"order", sp.orderName, "batch", sp.batch, "transform", sp.transformName(), "epoch", sp.start.Epoch, "cursor", sp.start.Cursor)
+	return open, nil
+}
+
+// ended takes a session off the books.
+func (s *Server) ended(open *session, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sessions, open)
+	if k := (key{open.spec.session, open.spec.rank}); s.names[k] == open {
+		delete(s.names, k)
+	}
+	s.counters.ended.add(&open.count)
+	level := slog.LevelInfo
+	if err != nil && !errors.Is(err, errFenced) && !errors.Is(err, errStopping) && Code(err) != codes.Canceled {
+		s.counters.failed++
+		level = slog.LevelWarn
+	}
+	s.log.Log(context.Background(), level, "feed session ended", "session", open.spec.session, "rank", open.spec.rank,
+		"batches", open.count.batches.Load(), "samples", open.count.samples.Load(), "cause", err)
+}

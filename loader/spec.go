@@ -1,0 +1,307 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/shoalfs/shoal/loader/feedpb"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// raw is the transform that leaves samples as they are.
+const raw = "raw"
+
+// spec is a checked Open: all that determines a session's stream.
+type spec struct {
+	session   string
+	client    string
+	order     order.Spec
+	orderName string // as in states
+	batch     int    // rows of this rank
+	world     int
+	rank      int
+	transform Transform // nil for raw samples
+	hash      string    // of the transform
+	seed      uint64
+	tail      Tail
+	bad       badPolicy
+	epochs    int // 0: without end
+	start     State
+}
+
+// global is the global batch.
+func (s *spec) global() int { return s.batch * s.world }
+
+// transformName is the canonical text of the transform.
+func (s *spec) transformName() string {
+	if s.transform == nil {
+		return raw
+	}
+	return s.transform.String()
+}
+
+// plan returns one epoch's plan from a cursor on.
+func (s *spec) plan(samples, epoch, cursor int) (plan, error) {
+	o, err := s.order.Order(samples, epoch)
+	if err != nil {
+		return plan{}, coded(codes.InvalidArgument, err)
+	}
+	cut := newPlan
+	if ranked(s.order) {
+		cut = newRankPlan
+	}
+	p, err := cut(o, cursor, s.batch, s.world, s.rank, s.tail)
+	if err != nil {
+		return plan{}, coded(codes.FailedPrecondition, fmt.Errorf("state of %s: %w", s.orderName, err))
+	}
+	return p, nil
+}
+
+// ranked reports whether the ranks' shares of an order are part of its algorithm: torch's padding
+// depends on the world size.
+func ranked(o order.Spec) bool { return o.Name() == "torch" }
+
+// resolve checks an Open against the dataset.
+func resolve(o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) (*spec, error) {
+	invalid := func(err error) (*spec, error) { return nil, coded(codes.InvalidArgument, err) }
+	refuse := func(format string, args ...any) (*spec, error) {
+		return nil, coded(codes.FailedPrecondition, fmt.Errorf(format, args...))
+	}
+	if o.GetDataset() != "" && o.GetDataset() != ds.Version() {
+		return refuse("the trainer wants dataset %s, this server has %s: start the server on the other version, or leave dataset out",
+			o.GetDataset(), ds.Version())
+	}
+	var from *State
+	if o.GetState() != "" {
+		st, err := ParseState(o.GetState())
+		if err != nil {
+			return invalid(err)
+		}
+		if st.Dataset != ds.Version() {
+			return refuse("the state is of dataset %s, this server has %s: a state holds for one version of a dataset only; "+
+				"serve that version, or start the epoch again without a state", st.Dataset, ds.Version())
+		}
+		from = &st
+	}
+
+	s := &spec{session: o.GetSession(), client: o.GetClient(), seed: o.GetSeed(), epochs: int(o.GetEpochs())}
+	var err error
+	if s.bad, err = parseBad(o.GetBad()); err != nil {
+		return invalid(err)
+	}
+	tail := o.GetTail()
+	if tail == "" && from != nil {
+		tail = from.Tail
+	}
+	if s.tail, err = ParseTail(tail); err != nil {
+		return invalid(err)
+	}
+	if err := s.resolveOrder(o, from); err != nil {
+		return invalid(err)
+	}
+	if t := strings.TrimSpace(o.GetTransform()); t == "" || t == raw {
+		s.hash = raw
+	} else {
+		if compile == nil {
+			return invalid(fmt.Errorf("transform %q: this server delivers raw samples only", t))
+		}
+		if s.transform, err = compile(t); err != nil {
+			return invalid(err)
+		}
+		s.hash = s.transform.Hash()
+	}
+	if err := s.resolveBatch(o, from); err != nil {
+		return nil, err
+	}
+	row := int64(64)
+	if s.transform != nil {
+		row += int64(s.transform.OutBytes())
+	}
+	if int64(s.batch) > maxBatchBytes/row {
+		return invalid(fmt.Errorf("a batch of %d rows of %d bytes is more than the server's limit of %d bytes: lower the batch size",
+			s.batch, row-64, maxBatchBytes))
+	}
+
+	if from == nil {
+		epoch := int64(o.GetEpoch())
+		if e := int64(s.order.Epoch()); e != 0 {
+			if epoch != 0 && epoch != e {
+				return invalid(fmt.Errorf("order %s starts at epoch %d, the session at %d: leave one out", s.order, e, epoch))
+			}
+			epoch = e
+		}
+		if epoch > maxEpoch {
+			return invalid(fmt.Errorf("epoch %d is beyond %d", epoch, maxEpoch))
+		}
+		s.start = s.state(ds, int(epoch), 0)
+		return s, nil
+	}
+	if from.Transform != s.hash {
+		return refuse("the state was taken with transform %s, the session asks for %s (%s): pass the transform that the state was taken with",
+			from.Transform, s.hash, s.transformName())
+	}
+	if from.Order != s.orderName {
+		return refuse("the state was taken with order %s, the session asks for %s: pass that order, or start without a state",
+			from.Order, s.orderName)
+	}
+	if from.Seed != s.seed {
+		return refuse("the state was taken with seed %d, the session asks for seed %d: pass seed=%d", from.Seed, s.seed, from.Seed)
+	}
+	if from.Tail != string(s.tail) {
+		return refuse("the state was taken with tail %q, the session asks for %q: pass tail=%q", from.Tail, s.tail, from.Tail)
+	}
+	s.start = s.state(ds, from.Epoch, from.Cursor)
+	return s, nil
+}
+
+// resolveOrder fills in what the order's text leaves to the session's fields.
+func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
+	text := strings.TrimSpace(o.GetOrder())
+	switch {
+	case text == "" && from != nil:
+		name, keys, _ := strings.Cut(from.Order, ":")
+		name, _, _ = strings.Cut(name, "@")
+		if text = name; keys != "" {
+			text += ":" + keys
+		}
+		s.seed = from.Seed
+	case text == "":
+		text = "uniform"
+	}
+	name, keys, _ := strings.Cut(text, ":")
+	if seeded := name == "uniform" || name == "torch"; seeded && !strings.Contains(","+keys, ",seed=") {
+		sep := ","
+		if keys == "" {
+			text, sep = name, ":"
+		}
+		text += sep + "seed=" + strconv.FormatUint(s.seed, 10)
+	}
+	spec, err := order.Parse(text)
+	if err != nil {
+		return err
+	}
+	if !spec.Computed() {
+		return fmt.Errorf("order %s is for mounts: the feed makes its own, such as uniform:seed=0 or torch:seed=0", spec)
+	}
+
+	s.world, s.rank = int(o.GetWorld()), int(o.GetRank())
+	r := spec.Ranks()
+	hasWorld, hasRank := strings.Contains(","+keys, ",world="), strings.Contains(","+keys, ",rank=")
+	switch {
+	case r.First != r.Last:
+		return fmt.Errorf("order %s: one stream is one rank, not %s: open one for each", spec, r)
+	case s.world == 0 && (hasWorld || hasRank):
+		s.world, s.rank = spec.World(), r.First
+	case hasWorld && s.world != spec.World(), hasRank && s.rank != r.First:
+		return fmt.Errorf("order %s: the session is rank %d of %d: leave world and rank out of the order", spec, s.rank, s.world)
+	}
+	s.world = max(s.world, 1)
+	if s.rank >= s.world {
+		return fmt.Errorf("rank %d is outside a world of %d: ranks are 0 to %d", s.rank, s.world, s.world-1)
+	}
+	world, rank := 1, 0
+	if ranked(spec) {
+		world, rank = s.world, s.rank
+	}
+	// Of our own orders the whole is wanted; plan cuts it.
+	if spec, err = spec.With("world", strconv.Itoa(world)); err != nil {
+		return err
+	}
+	if spec, err = spec.With("rank", strconv.Itoa(rank)); err != nil {
+		return err
+	}
+	s.order = spec
+
+	_, keys, _ = strings.Cut(spec.String(), ":")
+	var kept []string
+	for key := range strings.SplitSeq(keys, ",") {
+		if key != "" && !strings.HasPrefix(key, "epoch=") && !strings.HasPrefix(key, "rank=") {
+			kept = append(kept, key)
+		}
+	}
+	s.orderName = spec.Algorithm()
+	if kept != nil {
+		s.orderName += ":" + strings.Join(kept, ",")
+	}
+	return nil
+}
+
+// resolveBatch settles the rank's batch. The global batch stays what the state says.
+func (s *spec) resolveBatch(o *feedpb.Open, from *State) error {
+	s.batch = int(o.GetBatch())
+	if from != nil && s.batch == 0 {
+		if from.Batch%s.world != 0 {
+			return coded(codes.FailedPrecondition, fmt.Errorf(
+				"the state's global batch of %d cannot be shared by %d ranks: resume with a divisor of it, or pass a batch size and allow rebatch",
+				from.Batch, s.world))
+		}
+		s.batch = from.Batch / s.world
+	}
+	if s.batch <= 0 {
+		return coded(codes.InvalidArgument, errors.New("batch size missing: it is the number of samples in a batch of this rank, at least 1"))
+	}
+	if s.batch > math.MaxInt32/s.world {
+		return coded(codes.InvalidArgument, fmt.Errorf("batches of %d for %d ranks are more than 2^31 samples", s.batch, s.world))
+	}
+	if from != nil && from.Batch != s.global() && !o.GetRebatch() {
+		return coded(codes.FailedPrecondition, fmt.Errorf(
+			"the state was taken with a global batch of %d, the session asks for %d (%d for each of %d ranks): pass a batch size of %s, or allow rebatch",
+			from.Batch, s.global(), s.batch, s.world, share(from.Batch, s.world)))
+	}
+	return nil
+}
+
+func share(batch, world int) string {
+	if batch%world == 0 {
+		return strconv.Itoa(batch / world)
+	}
+	return fmt.Sprintf("%d/%d (not a whole number: use another world size)", batch, world)
+}
+
+// state returns the session's state at a position.
+func (s *spec) state(ds Dataset, epoch, cursor int) State {
+	return State{V: stateVersion, Dataset: ds.Version(), Order: s.orderName, Transform: s.hash, Seed: s.seed,
+		Epoch: epoch, Cursor: cursor, Batch: s.global(), Tail: string(s.tail)}
+}
+
+// badPolicy says how many bad samples a session endures in an epoch. The zero value is none.
+type badPolicy struct {
+	text     string
+	fraction float64
+	count    int
+}
+
+// parseBad reads error, skip:P% or skip:N.
+func parseBad(text string) (badPolicy, error) {
+	if text == "" || text == "error" {
+		return badPolicy{text: "error"}, nil
+	}
+	fail := fmt.Errorf("bad-sample policy %q: must be error, skip:P%% (of a rank's samples in an epoch) or skip:N", text)
+	quota, ok := strings.CutPrefix(text, "skip:")
+	if !ok {
+		return badPolicy{}, fail
+	}
+	if p, ok := strings.CutSuffix(quota, "%"); ok {
+		v, err := strconv.ParseFloat(p, 64)
+		if err != nil || !(v >= 0 && v <= 100) {
+			return badPolicy{}, fail
+		}
+		return badPolicy{text: text, fraction: v / 100}, nil
+	}
+	v, err := strconv.ParseUint(quota, 10, 31)
+	if err != nil {
+		return badPolicy{}, fail
+	}
+	return badPolicy{text: text, count: int(v)}, nil
+}
+
+// allows returns how many of the rank's samples in an epoch may be bad. A share is rounded up, so
+// that a small dataset may have one.
+func (b badPolicy) allows(samples int) int {
+	return max(b.count, int(math.Ceil(b.fraction*float64(samples))))
+}

@@ -1,0 +1,59 @@
+package loader
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// stateVersion is the version of State's format.
+const stateVersion = 1
+
+// State is where a trainer stands: everything that, with a session's spec, determines what comes
+// next. It is small JSON, the same for all ranks, and taken at a boundary between global batches.
+type State struct {
+	V         int    `json:"v"`         // format, 1
+	Dataset   string `json:"dataset"`   // version of the dataset
+	Order     string `json:"order"`     // algorithm with its version and keys, such as uniform@1:seed=5
+	Transform string `json:"transform"` // hash of the transform, or raw
+	Seed      uint64 `json:"seed"`      // of the augmentation
+	Epoch     int    `json:"epoch"`
+	Cursor    int    `json:"cursor"` // samples of the epoch that all ranks together have consumed
+	Batch     int    `json:"batch"`  // global batch: batch of a rank times world
+	Tail      string `json:"tail"`
+}
+
+// JSON returns the state as text.
+func (s State) JSON() string {
+	b, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // strings and integers only
+	}
+	return string(b)
+}
+
+// ParseState reads a state and checks what can be checked without a dataset.
+func ParseState(text string) (State, error) {
+	var s State
+	d := json.NewDecoder(strings.NewReader(text))
+	if err := d.Decode(&s); err != nil {
+		return State{}, fmt.Errorf("state: not valid JSON: %w", err)
+	}
+	if d.More() {
+		return State{}, fmt.Errorf("state: something follows the JSON object")
+	}
+	switch {
+	case s.V != stateVersion:
+		return State{}, fmt.Errorf("state: format version %d, this server reads version %d", s.V, stateVersion)
+	case s.Epoch < 0 || s.Epoch > maxEpoch:
+		return State{}, fmt.Errorf("state: epoch %d is outside 0..%d", s.Epoch, maxEpoch)
+	case s.Cursor < 0:
+		return State{}, fmt.Errorf("state: cursor %d is negative", s.Cursor)
+	case s.Batch <= 0:
+		return State{}, fmt.Errorf("state: global batch %d; it must be positive", s.Batch)
+	}
+	return s, nil
+}
+
+// maxEpoch keeps epochs within what Philox's counter and the protocol hold.
+const maxEpoch = 1<<31 - 1

@@ -1,0 +1,83 @@
+package loader
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// Stats is a snapshot of the feed's counters, as its JSON shows them.
+type Stats struct {
+	Version   int            `json:"version"` // of this schema, 1
+	Open      int            `json:"open_sessions"`
+	Sessions  int64          `json:"sessions"`   // opened since the start
+	Fenced    int64          `json:"fenced"`     // ended by a newer opening of the same session and rank
+	Failed    int64          `json:"failed"`     // ended by an error, not counting clients that left
+	HeldBytes int64          `json:"held_bytes"` // memory of batches now
+	Total     SessionStats   `json:"total"`      // over all sessions since the start
+	List      []SessionStats `json:"session_list"`
+}
+
+// SessionStats are the counters of one session, or of all of them.
+type SessionStats struct {
+	Session string  `json:"session,omitempty"`
+	Client  string  `json:"client,omitempty"`
+	Rank    int     `json:"rank"`
+	World   int     `json:"world,omitempty"`
+	Age     float64 `json:"age_seconds,omitempty"`
+	Epoch   int64   `json:"epoch"`
+	Batch   int64   `json:"batch"` // of the epoch, the next to be sent
+
+	Batches     int64 `json:"batches"`
+	Samples     int64 `json:"samples"` // valid ones
+	Bad         int64 `json:"bad_samples"`
+	Bytes       int64 `json:"bytes"`        // of batches, sent
+	SourceBytes int64 `json:"source_bytes"` // of stored samples, read
+
+	Fetch   float64 `json:"fetch_seconds"`   // waiting for the engine, summed over parallel readers
+	Decode  float64 `json:"decode_seconds"`  // in the transform, summed over parallel workers
+	Stall   float64 `json:"stall_seconds"`   // the client had credit and no batch was ready
+	Send    float64 `json:"send_seconds"`    // writing to the connection, flow control included
+	Credit  float64 `json:"credit_seconds"`  // the client gave no credit: it is the slower side
+	Reserve float64 `json:"reserve_seconds"` // waiting for memory
+}
+
+func (s *SessionStats) add(c *counters) {
+	s.Batches += c.batches.Load()
+	s.Samples += c.samples.Load()
+	s.Bad += c.bad.Load()
+	s.Bytes += c.bytes.Load()
+	s.SourceBytes += c.sourceBytes.Load()
+	s.Fetch += c.fetch.seconds()
+	s.Decode += c.decode.seconds()
+	s.Stall += c.stall.seconds()
+	s.Send += c.send.seconds()
+	s.Credit += c.credit.seconds()
+	s.Reserve += c.reserve.seconds()
+}
+
+func (s *session) stats() SessionStats {
+	out := SessionStats{Session: s.spec.session, Client: s.spec.client, Rank: s.spec.rank, World: s.spec.world,
+		Age: time.Since(s.opened).Seconds(), Epoch: s.count.epoch.Load(), Batch: s.count.index.Load()}
+	out.add(&s.count)
+	return out
+}
+
+// Stats returns the counters as of now.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := Stats{Version: 1, Open: len(s.sessions), Sessions: s.counters.opened, Fenced: s.counters.fenced, Failed: s.counters.failed,
+		HeldBytes: s.counters.held.Load(), Total: s.counters.ended, List: []SessionStats{}}
+	for open := range s.sessions {
+		out.List = append(out.List, open.stats())
+		out.Total.add(&open.count)
+	}
+	slices.SortFunc(out.List, func(a, b SessionStats) int {
+		if c := strings.Compare(a.Session, b.Session); c != 0 {
+			return c
+		}
+		return a.Rank - b.Rank
+	})
+	return out
+}
