@@ -69,7 +69,7 @@ func FindBinary() (string, error) {
 		if isExecutable(p) {
 			return p, nil
 		}
-		return "", fmt.Errorf("%w: SHOAL_VERSITYGW=%s is not an executable file", ErrNoBinary, p)
+		return "", fmt.Errorf("%w: SHOAL_VERSITYGW=%s is not an executable file; get it with %s", ErrNoBinary, p, howToGet)
 	}
 	var roots []string
 	if exe, err := os.Executable(); err == nil {
@@ -93,10 +93,11 @@ func FindBinary() (string, error) {
 	if p, err := exec.LookPath("versitygw"); err == nil {
 		return p, nil
 	}
-	return "", fmt.Errorf("%w in bin/, beside the executable or on PATH; get it with: "+
-		"`go build -C tools -o ../bin/versitygw github.com/versity/versitygw/cmd/versitygw` in a checkout, or "+
-		"`go install github.com/versity/versitygw/cmd/versitygw@%s`, or set SHOAL_VERSITYGW", ErrNoBinary, Version)
+	return "", fmt.Errorf("%w in bin/, beside the executable or on PATH; get it with %s", ErrNoBinary, howToGet)
 }
+
+const howToGet = "`go build -C tools -o ../bin/versitygw github.com/versity/versitygw/cmd/versitygw` in a checkout, or " +
+	"`go install github.com/versity/versitygw/cmd/versitygw@" + Version + "` and its folder on PATH or its path in SHOAL_VERSITYGW"
 
 func isExecutable(p string) bool {
 	fi, err := os.Stat(p)
