@@ -1,0 +1,476 @@
+package fusefs
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// controlName is the folder that is reached by name only: a class folder of that name must not appear
+// to ImageFolder.
+const controlName = ".shoal"
+
+// Control nodes, by their number.
+const (
+	controlRoot = iota
+	controlPlans
+	controlStats
+	controlOrder
+	controlRefresh
+	controlPlan   // plans/default
+	firstPlanName // then the names that were seen, in order
+)
+
+var controlFiles = map[string]int{"order": controlOrder, "plan": controlPlan, "plans": controlPlans, "refresh": controlRefresh, "stats": controlStats}
+
+var controlNames = []string{"order", "plan", "plans", "refresh", "stats"}
+
+const (
+	// maxPlanBytes bounds what may be written to a plan: ten million paths of 100 bytes.
+	maxPlanBytes = 1 << 30
+	// maxPlanNames bounds the plans of one mount; one a rank is usual.
+	maxPlanNames = 4096
+)
+
+// controlFolder is .shoal.
+//
+// Modes: a plan may be written by everybody whom the umask allows (0666): with --allow-other the
+// trainer is often another user than the daemon, and a plan can only make prefetching better or worse.
+// --umask 022 keeps it to the owner. Refreshing costs a listing of the source, so it is the owner's (0644).
+//
+// A plan is installed by the FLUSH that every close(2) sends, if something was written since the last
+// one: then close returns the result. It arrives for each duplicate of the descriptor, which is why
+// `printf x > .shoal/plan` sends one before it writes, and why two commands in one redirection
+// install twice, the second time all of it.
+type controlFolder struct {
+	c        Control
+	opts     Options
+	log      *slog.Logger
+	stopping <-chan struct{}
+	mounted  time.Time
+
+	install sync.Mutex // an append reads the plan in force and puts a longer one
+
+	mu      sync.Mutex
+	names   []string // of plans: node firstPlanName+i is names[i]
+	handles map[uint64]*controlHandle
+	nextFh  uint64
+}
+
+// controlHandle is an open control file.
+type controlHandle struct {
+	name string // as Control.Get takes it
+
+	mu       sync.Mutex
+	snapshot []byte // what is read, as it was at open
+	staged   []byte // what was written
+	whole    bool   // staged is the whole file; otherwise it goes after what is there
+	dirty    bool   // written to since the last FLUSH
+	reserved int64  // of Options.Memory
+}
+
+func newControlFolder(c Control, o Options, stopping <-chan struct{}) *controlFolder {
+	return &controlFolder{c: c, opts: o, log: o.Logger, stopping: stopping, mounted: time.Now(), handles: map[uint64]*controlHandle{}}
+}
+
+// fileName returns the name of a control file as Control.Get takes it.
+func (f *controlFolder) fileName(index int) string {
+	switch index {
+	case controlStats:
+		return "stats"
+	case controlOrder:
+		return "order"
+	case controlRefresh:
+		return "refresh"
+	case controlPlan:
+		return "plans/default"
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return "plans/" + f.names[index-firstPlanName]
+}
+
+// planNode returns the number of the plan's node; ok is false if there are too many.
+func (f *controlFolder) planNode(name string) (index int, ok bool) {
+	if name == "default" {
+		return controlPlan, true
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := slices.Index(f.names, name)
+	if i < 0 {
+		if len(f.names) == maxPlanNames {
+			return 0, false
+		}
+		i = len(f.names)
+		f.names = append(f.names, name)
+	}
+	return firstPlanName + i, true
+}
+
+func (f *controlFolder) mode(index int) uint32 {
+	var mode uint32
+	switch index {
+	case controlRoot:
+		mode = syscall.S_IFDIR | 0o555
+	case controlPlans:
+		mode = syscall.S_IFDIR | 0o777
+	case controlStats, controlOrder:
+		mode = syscall.S_IFREG | 0o444
+	case controlRefresh:
+		mode = syscall.S_IFREG | 0o644
+	default:
+		mode = syscall.S_IFREG | 0o666
+	}
+	return mode &^ f.opts.Umask
+}
+
+// attr fills in attributes, valid for no time. The length of stats and order is told as 0, as in
+// /proc: it is only known once the file is open.
+func (f *controlFolder) attr(index int, a *fuse.Attr) {
+	path := controlName
+	a.Mode, a.Nlink, a.Blksize = f.mode(index), 1, blockSize
+	switch {
+	case index == controlRoot:
+		a.Nlink = 3
+	case index == controlPlans:
+		path += "/plans"
+		a.Nlink = 2
+	default:
+		name := f.fileName(index)
+		path += "/" + name
+		if index >= controlPlan {
+			if text, err := f.c.Get(name); err == nil {
+				a.Size = uint64(len(text))
+				a.Blocks = (a.Size + 511) / 512
+			}
+		}
+	}
+	a.Ino = inode([]byte(path))
+	a.Uid, a.Gid = f.opts.UID, f.opts.GID
+	a.SetTimes(&f.mounted, &f.mounted, &f.mounted)
+}
+
+func (f *controlFolder) entry(index int, out *fuse.EntryOut) {
+	out.NodeId = uint64(makeID(0, kindControl, index))
+	f.attr(index, &out.Attr)
+	if index < firstPlanName { // these are always there
+		out.SetEntryTimeout(f.opts.EntryTimeout)
+	}
+}
+
+func (f *controlFolder) lookup(dir int, name string, out *fuse.EntryOut) fuse.Status {
+	if dir == controlPlans {
+		index := controlPlan
+		if name != "default" {
+			if _, err := f.c.Get("plans/" + name); err != nil {
+				return fuse.ENOENT
+			}
+			var ok bool
+			if index, ok = f.planNode(name); !ok {
+				return fuse.Status(syscall.ENOSPC)
+			}
+		}
+		f.entry(index, out)
+		return fuse.OK
+	}
+	index, ok := controlFiles[name]
+	if dir != controlRoot || !ok {
+		return fuse.ENOENT
+	}
+	f.entry(index, out)
+	return fuse.OK
+}
+
+func (f *controlFolder) readDir(dir int, offset uint64, out *fuse.DirEntryList, plus bool) fuse.Status {
+	names := append([]string{".", ".."}, controlNames...)
+	if dir == controlPlans {
+		names = names[:2]
+		if l, ok := f.c.(PlanLister); ok {
+			names = append(names, l.Plans()...)
+		}
+	}
+	for pos := offset; pos < uint64(len(names)); pos++ {
+		e := fuse.DirEntry{Name: names[pos], Mode: syscall.S_IFREG, Off: pos + 1}
+		if pos < 2 || names[pos] == "plans" && dir == controlRoot {
+			e.Mode = syscall.S_IFDIR
+		}
+		// Without a node in the entry the kernel looks the name up when it needs it.
+		if plus && out.AddDirLookupEntry(e) == nil || !plus && !out.AddDirEntry(e) {
+			break
+		}
+	}
+	return fuse.OK
+}
+
+// create makes a plan's name known; the plan is there once it is installed.
+func (f *controlFolder) create(dir int, name string, flags uint32, out *fuse.CreateOut) fuse.Status {
+	// Editors write .NAME.swp and NAME~ beside a file before they write the file.
+	if dir != controlPlans || strings.HasPrefix(name, ".") || strings.HasSuffix(name, "~") {
+		return fuse.EROFS
+	}
+	if len(name) > maxName {
+		return fuse.Status(syscall.ENAMETOOLONG)
+	}
+	index, ok := f.planNode(name)
+	if !ok {
+		return fuse.Status(syscall.ENOSPC)
+	}
+	f.entry(index, &out.EntryOut)
+	return f.open(index, flags, &out.OpenOut)
+}
+
+func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.Status {
+	if index == controlRoot || index == controlPlans {
+		return fuse.Status(syscall.EISDIR)
+	}
+	writing := flags&syscall.O_ACCMODE != syscall.O_RDONLY
+	if writing && (index == controlStats || index == controlOrder) {
+		return fuse.EROFS
+	}
+	h := &controlHandle{name: f.fileName(index), whole: flags&syscall.O_TRUNC != 0}
+	if flags&syscall.O_ACCMODE != syscall.O_WRONLY {
+		text, err := f.c.Get(h.name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			f.log.Warn("control file failed", "file", controlName+"/"+h.name, "cause", err)
+			return fuse.Status(errnoOf(err))
+		}
+		h.snapshot = text
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.nextFh++
+	f.handles[f.nextFh] = h
+	out.Fh = f.nextFh
+	// The page cache would clip reads at the size that was told, and keep what was true once.
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO
+	return fuse.OK
+}
+
+func (f *controlFolder) handle(fh uint64) *controlHandle {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.handles[fh]
+}
+
+func (f *controlFolder) read(in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	h := f.handle(in.Fh)
+	if h == nil {
+		return nil, fuse.EBADF
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	text := h.snapshot
+	if h.whole {
+		text = h.staged
+	}
+	if in.Offset >= uint64(len(text)) {
+		return fuse.ReadResultData(nil), fuse.OK
+	}
+	n := copy(buf[:min(len(buf), int(in.Size))], text[in.Offset:])
+	return fuse.ReadResultData(buf[:n]), fuse.OK
+}
+
+func (f *controlFolder) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	h := f.handle(in.Fh)
+	if h == nil {
+		return 0, fuse.EBADF
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.name == "refresh" {
+		h.dirty = true
+		return uint32(len(data)), fuse.OK
+	}
+	offset := in.Offset
+	if in.Flags&syscall.O_APPEND != 0 {
+		offset = uint64(len(h.staged)) // the kernel's idea of the end may be old
+	} else if !h.whole {
+		// Written into the middle: what is there becomes the beginning of what is staged.
+		old, err := f.c.Get(h.name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 0, fuse.Status(errnoOf(err))
+		}
+		appended := h.staged
+		if errno := f.grow(h, len(old)+len(appended)); errno != 0 {
+			return 0, fuse.Status(errno)
+		}
+		h.staged = joinPlan(append([]byte(nil), old...), appended)
+		h.whole = true
+	}
+	if offset > uint64(len(h.staged)) {
+		return 0, fuse.EINVAL // a hole: no line of a plan
+	}
+	if offset+uint64(len(data)) > maxPlanBytes {
+		return 0, fuse.Status(syscall.EFBIG)
+	}
+	end := int(offset) + len(data)
+	if errno := f.grow(h, end); errno != 0 {
+		return 0, fuse.Status(errno)
+	}
+	if end > len(h.staged) {
+		h.staged = append(h.staged, make([]byte, end-len(h.staged))...)
+	}
+	copy(h.staged[offset:], data)
+	h.dirty = true
+	return uint32(len(data)), fuse.OK
+}
+
+// grow makes sure that n bytes of staging are accounted for and allocated. h.mu is held.
+func (f *controlFolder) grow(h *controlHandle, n int) syscall.Errno {
+	if n <= cap(h.staged) {
+		return 0
+	}
+	want := max(n, min(2*cap(h.staged), maxPlanBytes))
+	if m := f.opts.Memory; m != nil {
+		if !m.Reserve(int64(want) - h.reserved) {
+			if want = n; !m.Reserve(int64(want) - h.reserved) {
+				f.log.Warn("no memory for the written plan", "plan", h.name, "bytes", n)
+				return errnoOf(errNoMemory)
+			}
+		}
+		h.reserved = int64(want)
+	}
+	h.staged = slices.Grow(h.staged, want-len(h.staged))
+	return 0
+}
+
+// drop frees what is staged. h.mu is held.
+func (f *controlFolder) drop(h *controlHandle) {
+	h.staged = nil
+	if h.reserved > 0 {
+		f.opts.Memory.Release(h.reserved)
+		h.reserved = 0
+	}
+}
+
+// joinPlan puts appended lines after a plan that may lack its last newline.
+func joinPlan(old, appended []byte) []byte {
+	if len(old) > 0 && len(appended) > 0 && old[len(old)-1] != '\n' {
+		old = append(old, '\n')
+	}
+	return append(old, appended...)
+}
+
+// flush does what the writing asked for, once. Its result is what close(2) returns.
+func (f *controlFolder) flush(cancel <-chan struct{}, tid uint32, fh uint64) fuse.Status {
+	h := f.handle(fh)
+	if h == nil {
+		return fuse.EBADF
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.dirty {
+		return fuse.OK
+	}
+	h.dirty = false
+	if h.name == "refresh" {
+		ctx, stop := callerContext(cancel, f.stopping, tid)
+		defer stop()
+		if err := f.c.Refresh(ctx); err != nil {
+			f.log.Warn("refresh failed", "cause", err)
+			if errors.Is(err, context.Canceled) && interrupted(cancel) {
+				return fuse.EINTR
+			}
+			return fuse.EIO
+		}
+		return fuse.OK
+	}
+	name := strings.TrimPrefix(h.name, "plans/")
+	f.install.Lock()
+	defer f.install.Unlock()
+	text := h.staged
+	if !h.whole {
+		old, err := f.c.Get(h.name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fuse.Status(errnoOf(err))
+		}
+		if len(old)+len(text) >= maxPlanBytes {
+			return fuse.Status(syscall.EFBIG)
+		}
+		text = joinPlan(slices.Clone(old), text)
+	}
+	if err := f.c.PutPlan(name, text); err != nil {
+		f.log.Warn("plan refused, the one before stays in force", "plan", name, "cause", err)
+		return fuse.EINVAL
+	}
+	if !h.whole {
+		f.drop(h) // it is part of the plan now, and the next append goes after it
+	}
+	return fuse.OK
+}
+
+// setAttr truncates. Times are accepted, for touch(1), and forgotten. An empty plan is none, so
+// truncating alone changes no plan.
+func (f *controlFolder) setAttr(index int, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	const allowed = fuse.FATTR_SIZE | fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID |
+		fuse.FATTR_ATIME | fuse.FATTR_ATIME_NOW | fuse.FATTR_MTIME | fuse.FATTR_MTIME_NOW | fuse.FATTR_CTIME
+	if f.mode(index)&0o222 == 0 || in.Valid&^allowed != 0 {
+		return fuse.EROFS
+	}
+	if in.Valid&fuse.FATTR_SIZE != 0 && index != controlRefresh {
+		var h *controlHandle
+		if in.Valid&fuse.FATTR_FH != 0 {
+			h = f.handle(in.Fh)
+		}
+		switch {
+		case h != nil:
+			if errno := f.truncate(h, in.Size); errno != 0 {
+				return fuse.Status(errno)
+			}
+		case in.Size != 0:
+			return fuse.EINVAL
+		}
+	}
+	f.attr(index, &out.Attr)
+	return fuse.OK
+}
+
+func (f *controlFolder) truncate(h *controlHandle, size uint64) syscall.Errno {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case size == 0:
+		f.drop(h)
+		h.whole, h.dirty = true, false
+	case h.whole && size <= uint64(len(h.staged)):
+		h.staged = h.staged[:size]
+		h.dirty = true
+	default:
+		return syscall.EINVAL
+	}
+	return 0
+}
+
+func (f *controlFolder) release(fh uint64) {
+	f.mu.Lock()
+	h := f.handles[fh]
+	delete(f.handles, fh)
+	f.mu.Unlock()
+	if h != nil {
+		h.mu.Lock()
+		f.drop(h)
+		h.mu.Unlock()
+	}
+}
+
+// close frees what open handles hold: after an abort no RELEASE comes.
+func (f *controlFolder) close() {
+	f.mu.Lock()
+	handles := f.handles
+	f.handles = map[uint64]*controlHandle{}
+	f.mu.Unlock()
+	for _, h := range handles {
+		h.mu.Lock()
+		f.drop(h)
+		h.mu.Unlock()
+	}
+}

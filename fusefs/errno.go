@@ -1,0 +1,42 @@
+package fusefs
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"syscall"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// errnoOf maps the error of a read to what the reader's system call fails with. This is the only such
+// table.
+//
+//	caller gone                      EINTR
+//	object changed or vanished       ESTALE   the mount shows a version that the store no longer has
+//	access denied                    EACCES
+//	no such control file             ENOENT
+//	no memory for it                 ENOMEM
+//	invalid, temporary, other        EIO      temporary ones were retried before they got here
+func errnoOf(err error) syscall.Errno {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, context.Canceled):
+		return syscall.EINTR
+	case errors.Is(err, fs.ErrNotExist):
+		return syscall.ENOENT
+	case errors.Is(err, errNoMemory):
+		return syscall.ENOMEM
+	}
+	switch objstore.KindOf(err) {
+	case objstore.KindChanged, objstore.KindNotFound:
+		return syscall.ESTALE
+	case objstore.KindDenied:
+		return syscall.EACCES
+	default:
+		return syscall.EIO
+	}
+}
+
+var errNoMemory = errors.New("the memory limit is reached")

@@ -1,0 +1,423 @@
+package fusefs
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"syscall"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+)
+
+const (
+	etagAttr    = "user.shoal.etag"
+	versionAttr = "user.shoal.version"
+
+	maxName = 255
+
+	// blockSize is what stat(2) recommends for reading. Python sizes a file's buffer by it, so an
+	// image of usual size arrives by one READ instead of a ladder of growing ones.
+	blockSize = 128 << 10
+)
+
+// filesystem answers the kernel. What it does not define is answered ENOSYS, which the kernel
+// remembers and stops asking: locks, ioctl, fallocate, SEEK_HOLE, copy_file_range and statx then get
+// the kernel's own behavior.
+type filesystem struct {
+	fuse.RawFileSystem
+	volume   Volume
+	opts     Options
+	log      *slog.Logger
+	throttle *throttle
+	gens     *generations
+	control  *controlFolder
+	stopping chan struct{} // closed when the server wants to end
+}
+
+// String implements fuse.RawFileSystem.
+func (f *filesystem) String() string { return f.opts.Name }
+
+// resolve finds a node. The root is looked at in the version in force.
+func (f *filesystem) resolve(id nodeID) (*generation, kind, int) {
+	if id == rootID {
+		return f.gens.current(), kindDir, 0
+	}
+	if id.kind() == kindControl {
+		return nil, kindControl, id.index()
+	}
+	g := f.gens.find(id.generation())
+	if g == nil {
+		return nil, kindNone, 0
+	}
+	return g, id.kind(), id.index()
+}
+
+// Lookup implements fuse.RawFileSystem.
+func (f *filesystem) Lookup(_ <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	parent := nodeID(header.NodeId)
+	if parent == rootID && name == controlName {
+		f.control.entry(controlRoot, out)
+		return fuse.OK
+	}
+	for {
+		g, k, index := f.resolve(parent)
+		switch {
+		case k == kindControl:
+			return f.control.lookup(index, name, out)
+		case k != kindDir:
+			return fuse.Status(syscall.ESTALE)
+		case len(name) > maxName:
+			return fuse.Status(syscall.ENAMETOOLONG)
+		}
+		node, ok := g.manifest.Lookup(index, name)
+		if !ok {
+			// No node but a timeout: the kernel remembers that there is no such name.
+			out.SetEntryTimeout(f.opts.EntryTimeout)
+			return fuse.OK
+		}
+		if !g.retain(1) {
+			continue // retired in this moment; only the root gets here, whose generation is the newest
+		}
+		f.entry(g, node, out)
+		return fuse.OK
+	}
+}
+
+// entry fills in a looked-up node. The caller has counted the reference.
+func (f *filesystem) entry(g *generation, node catalog.Node, out *fuse.EntryOut) {
+	if node.IsDir {
+		out.NodeId = uint64(makeID(g.number, kindDir, node.Index))
+		f.dirAttr(g.manifest, node.Index, &out.Attr)
+	} else {
+		out.NodeId = uint64(makeID(g.number, kindFile, node.Index))
+		f.fileAttr(g.manifest, node.Index, &out.Attr)
+	}
+	out.SetEntryTimeout(f.opts.EntryTimeout)
+	out.SetAttrTimeout(f.opts.AttrTimeout)
+}
+
+// Forget implements fuse.RawFileSystem.
+func (f *filesystem) Forget(id, n uint64) {
+	node := nodeID(id)
+	if node == rootID || node.kind() == kindControl {
+		return
+	}
+	if g := f.gens.find(node.generation()); g != nil {
+		f.gens.release(g, int64(n))
+	}
+}
+
+// GetAttr implements fuse.RawFileSystem.
+func (f *filesystem) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	g, k, index := f.resolve(nodeID(in.NodeId))
+	switch k {
+	case kindDir:
+		f.dirAttr(g.manifest, index, &out.Attr)
+	case kindFile:
+		f.fileAttr(g.manifest, index, &out.Attr)
+	case kindControl:
+		f.control.attr(index, &out.Attr)
+		return fuse.OK
+	default:
+		return fuse.Status(syscall.ESTALE)
+	}
+	out.SetTimeout(f.opts.AttrTimeout)
+	return fuse.OK
+}
+
+func (f *filesystem) fileAttr(m *catalog.Manifest, file int, a *fuse.Attr) {
+	var buf [512]byte
+	a.Ino = inode(m.AppendPath(buf[:0], file))
+	a.Mode = syscall.S_IFREG | 0o444&^f.opts.Umask
+	a.Nlink = 1
+	a.Size = uint64(m.Size(file))
+	a.Blocks = (a.Size + 511) / 512
+	a.Blksize = blockSize
+	f.owner(a)
+	setTimes(a, m.ModTime(file))
+}
+
+func (f *filesystem) dirAttr(m *catalog.Manifest, dir int, a *fuse.Attr) {
+	d := m.Dir(dir)
+	a.Ino = dirInode(m, dir)
+	a.Mode = syscall.S_IFDIR | 0o555&^f.opts.Umask
+	a.Nlink = uint32(2 + d.EndDir - d.FirstDir) // find(1) relies on it
+	a.Blksize = 4096
+	f.owner(a)
+	setTimes(a, newest(m, dir))
+}
+
+func (f *filesystem) owner(a *fuse.Attr) { a.Uid, a.Gid = f.opts.UID, f.opts.GID }
+
+// newest returns the time of the latest file in or below a directory. Object stores have no times of
+// folders, and this one is equal on every mount.
+func newest(m *catalog.Manifest, dir int) time.Time {
+	var t time.Time
+	d := m.Dir(dir)
+	for file := d.FirstFile; file < d.EndFile; file++ {
+		if ft := m.ModTime(file); ft.After(t) {
+			t = ft
+		}
+	}
+	for sub := d.FirstDir; sub < d.EndDir; sub++ {
+		if st := newest(m, sub); st.After(t) {
+			t = st
+		}
+	}
+	return t
+}
+
+func setTimes(a *fuse.Attr, t time.Time) {
+	if t.IsZero() {
+		t = time.Unix(0, 0)
+	}
+	a.SetTimes(&t, &t, &t)
+}
+
+// inode returns the inode number of a path: xxHash64, with the kernel's own numbers avoided.
+func inode(path []byte) uint64 {
+	h := xxhash.Sum64(path)
+	if h <= uint64(rootID) {
+		h += 1 << 32
+	}
+	return h
+}
+
+func dirInode(m *catalog.Manifest, dir int) uint64 {
+	if dir == 0 {
+		return uint64(rootID)
+	}
+	return inode([]byte(m.DirPath(dir)))
+}
+
+// Open implements fuse.RawFileSystem.
+func (f *filesystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	g, k, file := f.resolve(nodeID(in.NodeId))
+	switch k {
+	case kindFile:
+	case kindControl:
+		return f.control.open(file, in.Flags, out)
+	case kindDir:
+		return fuse.Status(syscall.EISDIR)
+	default:
+		return fuse.Status(syscall.ESTALE)
+	}
+	if in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY || in.Flags&syscall.O_TRUNC != 0 {
+		return fuse.EROFS
+	}
+	out.OpenFlags = fuse.FOPEN_NOFLUSH
+	if f.opts.KernelCache {
+		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
+	}
+	f.volume.Opened(g.manifest, file)
+	return fuse.OK
+}
+
+// Read implements fuse.RawFileSystem.
+func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	g, k, file := f.resolve(nodeID(in.NodeId))
+	switch k {
+	case kindFile:
+	case kindControl:
+		return f.control.read(in, buf)
+	default:
+		return nil, fuse.Status(syscall.ESTALE)
+	}
+	buf = buf[:min(len(buf), int(in.Size))]
+	left := g.manifest.Size(file) - int64(in.Offset)
+	if left <= 0 {
+		return fuse.ReadResultData(nil), fuse.OK
+	}
+	if int64(len(buf)) > left {
+		buf = buf[:left]
+	}
+	n, err := f.volume.ReadAt(requestContext{cancel}, g.manifest, file, buf, int64(in.Offset))
+	if err != nil && interrupted(cancel) && errors.Is(err, context.Canceled) && !dying(in.Pid) && !f.isStopping() {
+		ctx, stop := callerContext(cancel, f.stopping, in.Pid)
+		n, err = f.volume.ReadAt(ctx, g.manifest, file, buf, int64(in.Offset))
+		stop()
+	}
+	if err != nil {
+		return nil, f.readError(cancel, g.manifest, file, err)
+	}
+	return fuse.ReadResultData(buf[:n]), fuse.OK
+}
+
+func (f *filesystem) isStopping() bool { return interrupted(f.stopping) }
+
+// readError maps and logs a failed read.
+func (f *filesystem) readError(cancel <-chan struct{}, m *catalog.Manifest, file int, err error) fuse.Status {
+	errno := errnoOf(err)
+	if errno == syscall.EINTR {
+		if interrupted(cancel) {
+			return fuse.EINTR // the caller is gone: nothing to tell
+		}
+		// Canceled by the engine: many programs would repeat an EINTR for ever.
+		errno = syscall.EIO
+	}
+	f.throttle.warn(errno.Error(), "read failed", "path", m.Path(file), "errno", errno.Error(), "cause", err)
+	return fuse.Status(errno)
+}
+
+// Release implements fuse.RawFileSystem.
+func (f *filesystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
+	switch g, k, index := f.resolve(nodeID(in.NodeId)); k {
+	case kindFile:
+		f.volume.Released(g.manifest, index)
+	case kindControl:
+		f.control.release(in.Fh)
+	}
+}
+
+// Flush implements fuse.RawFileSystem.
+func (f *filesystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
+	if nodeID(in.NodeId).kind() == kindControl {
+		return f.control.flush(cancel, in.Pid, in.Fh)
+	}
+	return fuse.OK // a kernel before 5.16, which does not know FOPEN_NOFLUSH
+}
+
+// Fsync implements fuse.RawFileSystem.
+func (f *filesystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	if nodeID(in.NodeId).kind() == kindControl {
+		return f.control.flush(cancel, in.Pid, in.Fh)
+	}
+	return fuse.OK
+}
+
+// FsyncDir implements fuse.RawFileSystem.
+func (f *filesystem) FsyncDir(<-chan struct{}, *fuse.FsyncIn) fuse.Status { return fuse.OK }
+
+// Access implements fuse.RawFileSystem. It is asked only without default_permissions, that is when
+// nobody but the owner can get at the mount.
+func (f *filesystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {
+	_, k, index := f.resolve(nodeID(in.NodeId))
+	writable := k == kindControl && f.control.mode(index)&0o222 != 0
+	isDir := k == kindDir || k == kindControl && f.control.mode(index)&syscall.S_IFMT == syscall.S_IFDIR
+	switch {
+	case in.Mask&fuse.W_OK != 0 && !writable:
+		return fuse.EROFS
+	case in.Mask&fuse.X_OK != 0 && !isDir:
+		return fuse.EACCES
+	}
+	return fuse.OK
+}
+
+// StatFs implements fuse.RawFileSystem: the dataset's totals, nothing free.
+func (f *filesystem) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	m := f.gens.current().manifest
+	const block = 4096
+	out.Bsize, out.Frsize, out.NameLen = block, block, maxName
+	out.Blocks = (uint64(m.Bytes()) + block - 1) / block
+	out.Files = uint64(m.Len() + m.Dirs())
+	return fuse.OK
+}
+
+// GetXAttr implements fuse.RawFileSystem.
+func (f *filesystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr string, dest []byte) (uint32, fuse.Status) {
+	g, k, index := f.resolve(nodeID(header.NodeId))
+	var value string
+	switch {
+	case attr == versionAttr && (k == kindFile || k == kindDir):
+		value = g.manifest.Version()
+	case attr == etagAttr && k == kindFile:
+		value = g.manifest.ETag(index)
+	default:
+		return 0, fuse.ENODATA
+	}
+	return copyAttr(dest, value)
+}
+
+// ListXAttr implements fuse.RawFileSystem.
+func (f *filesystem) ListXAttr(_ <-chan struct{}, header *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
+	switch _, k, _ := f.resolve(nodeID(header.NodeId)); k {
+	case kindFile:
+		return copyAttr(dest, etagAttr+"\x00"+versionAttr+"\x00")
+	case kindDir:
+		return copyAttr(dest, versionAttr+"\x00")
+	}
+	return 0, fuse.OK
+}
+
+func copyAttr(dest []byte, value string) (uint32, fuse.Status) {
+	if len(dest) < len(value) {
+		return uint32(len(value)), fuse.ERANGE
+	}
+	return uint32(copy(dest, value)), fuse.OK
+}
+
+// SetAttr implements fuse.RawFileSystem.
+func (f *filesystem) SetAttr(_ <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	if id := nodeID(in.NodeId); id.kind() == kindControl {
+		return f.control.setAttr(id.index(), in, out)
+	}
+	return fuse.EROFS
+}
+
+// Create implements fuse.RawFileSystem: only plans can be made.
+func (f *filesystem) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	if id := nodeID(in.NodeId); id.kind() == kindControl {
+		return f.control.create(id.index(), name, in.Flags, out)
+	}
+	return fuse.EROFS
+}
+
+// Write implements fuse.RawFileSystem.
+func (f *filesystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	if nodeID(in.NodeId).kind() == kindControl {
+		return f.control.write(in, data)
+	}
+	return 0, fuse.EROFS
+}
+
+// What follows changes the tree, which nobody may.
+
+// Mknod implements fuse.RawFileSystem.
+func (f *filesystem) Mknod(<-chan struct{}, *fuse.MknodIn, string, *fuse.EntryOut) fuse.Status {
+	return fuse.EROFS
+}
+
+// Mkdir implements fuse.RawFileSystem.
+func (f *filesystem) Mkdir(<-chan struct{}, *fuse.MkdirIn, string, *fuse.EntryOut) fuse.Status {
+	return fuse.EROFS
+}
+
+// Unlink implements fuse.RawFileSystem.
+func (f *filesystem) Unlink(<-chan struct{}, *fuse.InHeader, string) fuse.Status { return fuse.EROFS }
+
+// Rmdir implements fuse.RawFileSystem.
+func (f *filesystem) Rmdir(<-chan struct{}, *fuse.InHeader, string) fuse.Status { return fuse.EROFS }
+
+// Rename implements fuse.RawFileSystem.
+func (f *filesystem) Rename(<-chan struct{}, *fuse.RenameIn, string, string) fuse.Status {
+	return fuse.EROFS
+}
+
+// Link implements fuse.RawFileSystem.
+func (f *filesystem) Link(<-chan struct{}, *fuse.LinkIn, string, *fuse.EntryOut) fuse.Status {
+	return fuse.EROFS
+}
+
+// Symlink implements fuse.RawFileSystem.
+func (f *filesystem) Symlink(<-chan struct{}, *fuse.InHeader, string, string, *fuse.EntryOut) fuse.Status {
+	return fuse.EROFS
+}
+
+// Tmpfile implements fuse.RawFileSystem.
+func (f *filesystem) Tmpfile(<-chan struct{}, *fuse.CreateIn, *fuse.CreateOut) fuse.Status {
+	return fuse.EROFS
+}
+
+// SetXAttr implements fuse.RawFileSystem.
+func (f *filesystem) SetXAttr(<-chan struct{}, *fuse.SetXAttrIn, string, []byte) fuse.Status {
+	return fuse.EROFS
+}
+
+// RemoveXAttr implements fuse.RawFileSystem.
+func (f *filesystem) RemoveXAttr(<-chan struct{}, *fuse.InHeader, string) fuse.Status {
+	return fuse.EROFS
+}

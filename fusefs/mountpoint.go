@@ -1,0 +1,266 @@
+package fusefs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// statPatience is how long a mount point may take to answer. A mount whose daemon is stopped never
+// does.
+const statPatience = 5 * time.Second
+
+// Check tells whether a dataset can be mounted at mountpoint, which must be an empty folder without a
+// FUSE mount on it. A mount that a dead process left counts as empty: [Mount] replaces it. The error
+// names the thing, the cause and the remedy.
+func Check(mountpoint string) error {
+	_, _, err := check(mountpoint)
+	return err
+}
+
+// check returns the mount point as the kernel knows it, and whether a dead mount lies on it.
+func check(mountpoint string) (path string, dead bool, err error) {
+	type answer struct {
+		path string
+		dead bool
+		err  error
+	}
+	c := make(chan answer, 1)
+	go func() {
+		path, dead, err := checkNow(mountpoint)
+		c <- answer{path, dead, err}
+	}()
+	select {
+	case a := <-c:
+		return a.path, a.dead, a.err
+	case <-time.After(statPatience):
+		return "", false, fmt.Errorf("mount point %s: no answer for %v (a filesystem mounted there hangs: end its daemon, or umount -l %s)", mountpoint, statPatience, mountpoint)
+	}
+}
+
+func checkNow(mountpoint string) (path string, dead bool, err error) {
+	path, err = resolve(mountpoint)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", false, fmt.Errorf("mount point %s does not exist (create it: mkdir -p %s)", mountpoint, mountpoint)
+	} else if err != nil {
+		return "", false, fmt.Errorf("mount point: %w", err)
+	}
+	fi, err := os.Stat(path)
+	switch {
+	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED):
+		return path, true, nil
+	case errors.Is(err, os.ErrNotExist):
+		return "", false, fmt.Errorf("mount point %s does not exist (create it: mkdir -p %s)", mountpoint, mountpoint)
+	case err != nil:
+		return "", false, fmt.Errorf("mount point: %w", err)
+	case !fi.IsDir():
+		return "", false, fmt.Errorf("mount point %s is not a folder (give an empty folder)", mountpoint)
+	}
+	// Another filesystem may be mounted there, as volumes in a pod are; two FUSE mounts on top of
+	// each other are always a mistake.
+	mi, err := findMount(path)
+	if err != nil {
+		return "", false, err
+	}
+	if mi != nil && strings.HasPrefix(mi.fstype, "fuse") && mi.fstype != "fusectl" {
+		return "", false, fmt.Errorf("mount point %s: %s is mounted there already, as %s (unmount it first: shoal umount %s)", mountpoint, mi.source, mi.fstype, mountpoint)
+	}
+	d, err := os.Open(path)
+	if err != nil {
+		return "", false, fmt.Errorf("mount point: %w", err)
+	}
+	defer d.Close()
+	if names, err := d.Readdirnames(1); err == nil {
+		return "", false, fmt.Errorf("mount point %s is not empty: it holds %q (give an empty folder)", mountpoint, names[0])
+	} else if err != io.EOF {
+		return "", false, fmt.Errorf("mount point: %w", err)
+	}
+	return path, false, nil
+}
+
+// resolve makes a path absolute and free of symbolic links, also where a dead mount lies at its end.
+func resolve(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if err == nil {
+		return real, nil
+	}
+	if !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED) {
+		return "", err
+	}
+	parent, perr := filepath.EvalSymlinks(filepath.Dir(path))
+	if perr != nil {
+		return "", err
+	}
+	return filepath.Join(parent, filepath.Base(path)), nil
+}
+
+// mountInfo is a line of /proc/self/mountinfo.
+type mountInfo struct {
+	device string // MAJOR:MINOR
+	path   string
+	fstype string
+	source string
+}
+
+// findMount returns the topmost mount at path, or nil.
+func findMount(path string) (*mountInfo, error) {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var found *mountInfo
+	for line := range bytes.Lines(data) {
+		if mi, ok := parseMountInfo(string(line)); ok && mi.path == path {
+			found = &mi // later lines lie on top
+		}
+	}
+	return found, nil
+}
+
+// parseMountInfo reads a line as proc(5) describes it:
+//
+//	36 35 98:0 /mnt1 /mnt/parent rw,noatime master:1 - ext3 /dev/root rw,errors=continue
+//	      device     path                   ...      - type source
+func parseMountInfo(line string) (mountInfo, bool) {
+	left, right, ok := strings.Cut(line, " - ")
+	l, r := strings.Fields(left), strings.Fields(right)
+	if !ok || len(l) < 6 || len(r) < 2 {
+		return mountInfo{}, false
+	}
+	return mountInfo{device: l[2], path: unescape(l[4]), fstype: r[0], source: unescape(r[1])}, true
+}
+
+// unescape undoes the kernel's \040 for a space, and the like.
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(c))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// Unmount takes away a mount of Shoal, of any process, dead or alive. If it is in use, it fails and
+// says by whom; lazy detaches it at once, and it is gone when its last user leaves.
+func Unmount(mountpoint string, lazy bool) error {
+	path, err := resolve(mountpoint)
+	if err != nil {
+		return fmt.Errorf("unmount: %w", err)
+	}
+	mi, err := findMount(path)
+	if err != nil {
+		return fmt.Errorf("unmount: %w", err)
+	}
+	if mi == nil {
+		return fmt.Errorf("unmount %s: nothing is mounted there (`findmnt -t fuse.shoal` lists the mounts)", mountpoint)
+	}
+	if !strings.HasPrefix(mi.fstype, "fuse.shoal") {
+		return fmt.Errorf("unmount %s: it is a mount of %s, type %s, not of shoal (use umount)", mountpoint, mi.source, mi.fstype)
+	}
+	err = unmount(path, lazy)
+	if errors.Is(err, unix.EBUSY) {
+		who := users(path)
+		if who == "" {
+			who = "another process, or a mount below it"
+		}
+		return fmt.Errorf("unmount %s: in use by %s (end that first, or detach it with --lazy)", mountpoint, who)
+	}
+	if err != nil {
+		return fmt.Errorf("unmount %s: %w", mountpoint, err)
+	}
+	return nil
+}
+
+// unmount is umount(2), or fusermount3 for those who may not call it.
+func unmount(path string, lazy bool) error {
+	flags := unix.UMOUNT_NOFOLLOW
+	if lazy {
+		flags |= unix.MNT_DETACH
+	}
+	err := unix.Unmount(path, flags)
+	if !errors.Is(err, unix.EPERM) || os.Geteuid() == 0 {
+		return err
+	}
+	bin, err := fusermount()
+	if err != nil {
+		return err
+	}
+	args := []string{"-u"}
+	if lazy {
+		args = append(args, "-z")
+	}
+	out, err := exec.Command(bin, append(args, "--", path)...).CombinedOutput()
+	if err != nil {
+		if bytes.Contains(out, []byte("busy")) {
+			return unix.EBUSY
+		}
+		return fmt.Errorf("%s: %w", strings.TrimSpace(string(out)), err)
+	}
+	return nil
+}
+
+// fusermount returns the path of the helper that mounts for users.
+func fusermount() (string, error) {
+	for _, name := range []string{"fusermount3", "fusermount", "/bin/fusermount3", "/bin/fusermount"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", errors.New("fusermount3 is not installed, and without it only root can mount (apt-get install fuse3)")
+}
+
+// maxUsers is how many processes an error names.
+const maxUsers = 5
+
+// users names processes that have something of the mount open or stand in it. It reads only links of
+// /proc, never the mount. Processes of others are seen by root alone.
+func users(path string) string {
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	var found []string
+	for _, proc := range procs {
+		if !uses(proc, path) {
+			continue
+		}
+		if len(found) == maxUsers {
+			found = append(found, "others")
+			break
+		}
+		comm, _ := os.ReadFile(proc + "/comm")
+		found = append(found, fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(comm)), filepath.Base(proc)))
+	}
+	return strings.Join(found, ", ")
+}
+
+func uses(proc, path string) bool {
+	links, _ := filepath.Glob(proc + "/fd/*")
+	for _, link := range append(links, proc+"/cwd", proc+"/root", proc+"/exe") {
+		target, err := os.Readlink(link)
+		if err == nil && (target == path || strings.HasPrefix(target, path+"/")) {
+			return true
+		}
+	}
+	maps, _ := os.ReadFile(proc + "/maps")
+	return bytes.Contains(maps, []byte(" "+path+"/"))
+}

@@ -1,0 +1,131 @@
+package fusefs
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+)
+
+// nodeID names a node towards the kernel:
+//
+//	bit 63        40 39  36 35                                0
+//	   +------------+------+-----------------------------------+
+//	   | generation | kind | number of the file or directory   |
+//	   +------------+------+-----------------------------------+
+//
+// The root is always 1, in every generation. Control nodes have generation 0.
+type nodeID uint64
+
+type kind uint8
+
+const (
+	kindNone kind = iota
+	kindDir
+	kindFile
+	kindControl
+)
+
+const (
+	rootID          = nodeID(fuse.FUSE_ROOT_ID)
+	kindShift       = 36
+	generationShift = 40
+	indexMask       = 1<<kindShift - 1
+)
+
+func makeID(generation uint64, k kind, index int) nodeID {
+	return nodeID(generation<<generationShift | uint64(k)<<kindShift | uint64(index))
+}
+
+func (id nodeID) generation() uint64 { return uint64(id) >> generationShift }
+func (id nodeID) kind() kind         { return kind(id >> kindShift & 0xf) }
+func (id nodeID) index() int         { return int(id & indexMask) }
+
+// generation is one version of the dataset as the kernel knows it.
+type generation struct {
+	number   uint64
+	manifest *catalog.Manifest
+
+	// refs counts the lookups that the kernel has not forgotten and the open handles of the root
+	// folder. It is very negative once the generation is retired.
+	refs atomic.Int64
+}
+
+const retired = -1 << 62
+
+// retain counts n more references. It fails if the generation was retired meanwhile.
+func (g *generation) retain(n int64) bool { return g.refs.Add(n) > 0 }
+
+// generations holds every version that the kernel has nodes of.
+type generations struct {
+	volume Volume
+	newest atomic.Pointer[generation]
+	older  atomic.Pointer[[]*generation] // copied on write, nearly always empty
+	mu     sync.Mutex                    // serializes changes of the two
+}
+
+func newGenerations(v Volume) *generations {
+	s := &generations{volume: v}
+	s.newest.Store(&generation{number: 1, manifest: v.Manifest()})
+	s.older.Store(&[]*generation{})
+	return s
+}
+
+// current returns the generation of the version in force, which it begins if need be.
+func (s *generations) current() *generation {
+	g := s.newest.Load()
+	if s.volume.Manifest() == g.manifest {
+		return g
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g = s.newest.Load()
+	m := s.volume.Manifest()
+	if m == g.manifest {
+		return g
+	}
+	next := &generation{number: g.number + 1, manifest: m}
+	// Into older first: a reader looks at newest, then at older, and must find g in one of them.
+	older := append(slices.Clone(*s.older.Load()), g)
+	s.older.Store(&older)
+	s.newest.Store(next)
+	s.prune()
+	return next
+}
+
+// find returns the generation with the given number, or nil.
+func (s *generations) find(number uint64) *generation {
+	if g := s.newest.Load(); g.number == number {
+		return g
+	}
+	for _, g := range *s.older.Load() {
+		if g.number == number {
+			return g
+		}
+	}
+	// It may have moved from newest to older in between, or have become newest.
+	if g := s.newest.Load(); g.number == number {
+		return g
+	}
+	return nil
+}
+
+// release gives n references back.
+func (s *generations) release(g *generation, n int64) {
+	if g.refs.Add(-n) == 0 && g != s.newest.Load() {
+		s.mu.Lock()
+		s.prune()
+		s.mu.Unlock()
+	}
+}
+
+// prune retires older generations that the kernel has nothing of. s.mu is held.
+func (s *generations) prune() {
+	kept := slices.DeleteFunc(slices.Clone(*s.older.Load()), func(g *generation) bool {
+		return g.refs.CompareAndSwap(0, retired)
+	})
+	s.older.Store(&kept)
+}

@@ -1,0 +1,366 @@
+package fusefs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+)
+
+// Volume is the data that is shown. It is safe for concurrent use.
+type Volume interface {
+	// Manifest returns the version in force for new lookups. It is called for nearly every
+	// request, so it must cost no more than an atomic load. A manifest that it has returned
+	// stays usable as long as the mount lives: the kernel may have old files open.
+	Manifest() *catalog.Manifest
+
+	// ReadAt fills p from the file's offset off, inside the file, and returns fewer bytes than
+	// len(p) only at its end. ctx ends when the reader is interrupted; it is valid only until
+	// ReadAt returns. A fetch that was begun goes on, and a later read finds its result.
+	// Errors are [objstore.Error] or the context's.
+	ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error)
+
+	// Opened tells that a reader has opened the file, before it reads: the signal of where it
+	// stands. It must be cheap and must not block.
+	Opened(m *catalog.Manifest, file int)
+
+	// Released tells that the last descriptor of one open was closed. It comes some time after
+	// close(2), and not at all if the mount is aborted.
+	Released(m *catalog.Manifest, file int)
+}
+
+// Control is what stands behind the files of .shoal. It is safe for concurrent use.
+type Control interface {
+	// Get returns the content of "stats", "order", "refresh" or "plans/NAME", or an error that
+	// wraps [fs.ErrNotExist]. Nobody writes to the bytes afterwards.
+	Get(name string) ([]byte, error)
+
+	// PutPlan checks a whole plan and puts it in force, or fails and leaves the one before. data
+	// is the caller's again when PutPlan returns. Any error is EINVAL to the writer.
+	PutPlan(name string, data []byte) error
+
+	// Refresh lists the source again and returns when a new version, if there is one, is in
+	// force. ctx ends when the caller is killed.
+	Refresh(ctx context.Context) error
+}
+
+// PlanLister is implemented by a [Control] that can list the names of its plans for
+// `ls .shoal/plans`.
+type PlanLister interface {
+	Plans() []string
+}
+
+// Memory accounts for what written plans occupy until they are installed.
+type Memory interface {
+	// Reserve takes n bytes and reports whether they were there; otherwise the write fails with
+	// ENOMEM. It does not block.
+	Reserve(n int64) bool
+	// Release gives bytes back.
+	Release(n int64)
+}
+
+// Defaults of [Options].
+const (
+	DefaultTimeout = 4 * time.Hour
+	// DefaultMaxBackground is how many asynchronous READs the kernel sends before it waits. Reads
+	// through the page cache are asynchronous, so it bounds how many readers can wait for the
+	// store at a time; the kernel's own default of 12 would throttle DataLoaders with many
+	// workers. With warm data and 8 readers 16 to 512 measure alike.
+	DefaultMaxBackground = 256
+	// maxRequest is the largest READ, in bytes. go-fuse allocates a buffer of this size for each
+	// goroutine that waits for a request, and splices (should that ever pay) only if header,
+	// payload and a page fit a pipe of 1 MiB.
+	maxRequest = 512 << 10
+)
+
+// Options of a mount. The zero value of a field asks for its default.
+type Options struct {
+	KernelCache   bool          // keep a file's pages in the kernel's cache between opens
+	AllowOther    bool          // let other users in; the kernel then checks the modes
+	UID, GID      uint32        // owner of all nodes
+	Umask         uint32        // permission bits to clear
+	EntryTimeout  time.Duration // how long the kernel trusts a name, also that there is none
+	AttrTimeout   time.Duration // how long it trusts attributes
+	MaxBackground int           // asynchronous requests in flight
+	ReadAhead     int           // bytes that the kernel reads ahead; set only if root
+	Debug         bool          // log every message, at level Info
+	FsName        string        // the source, as df(1) shows it
+	Name          string        // the type is "fuse." + Name
+	Memory        Memory        // accounts for staged plans; may be nil
+	Logger        *slog.Logger
+}
+
+func (o *Options) setDefaults() {
+	if o.EntryTimeout == 0 {
+		o.EntryTimeout = DefaultTimeout
+	}
+	if o.AttrTimeout == 0 {
+		o.AttrTimeout = DefaultTimeout
+	}
+	if o.MaxBackground == 0 {
+		o.MaxBackground = DefaultMaxBackground
+	}
+	if o.Name == "" {
+		o.Name = "shoal"
+	}
+	if o.FsName == "" {
+		o.FsName = o.Name
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+// plusLimit is the number of files up to which a listing brings the kernel every file's attributes,
+// which saves the LOOKUP of the first open. Each then costs the kernel about 1.2 KB until it is
+// short of memory, so larger datasets bring them only when they are asked for.
+const plusLimit = 500_000
+
+// Server is a mount that is being served.
+type Server struct {
+	fs         *filesystem
+	fuse       *fuse.Server
+	mountpoint string // absolute, without symbolic links
+
+	invalidate chan chan struct{}
+	stop       sync.Once
+	done       chan struct{} // closed when nothing of the server runs any more
+}
+
+// Mount mounts v and c at the folder mountpoint and serves until it is unmounted. A mount that a dead
+// process left there is replaced. Errors name the thing, the cause and the remedy.
+func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
+	o.setDefaults()
+	path, dead, err := check(mountpoint)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPrivileges(o); err != nil {
+		return nil, err
+	}
+	if dead {
+		o.Logger.Warn("replacing the mount of a process that has died", "mountpoint", path)
+		if err := unmount(path, true); err != nil {
+			return nil, fmt.Errorf("mount point %s: a dead mount cannot be removed: %w (as its owner: fusermount3 -uz %s)", path, err, path)
+		}
+		if path, dead, err = check(path); err != nil {
+			return nil, err
+		} else if dead {
+			return nil, fmt.Errorf("mount point %s: several dead mounts lie on it (umount -l %s until it is a folder again)", path, path)
+		}
+	}
+
+	stopping := make(chan struct{})
+	f := &filesystem{
+		RawFileSystem: fuse.NewDefaultRawFileSystem(),
+		volume:        v, opts: o, log: o.Logger, stopping: stopping,
+		throttle: &throttle{log: o.Logger, by: map[string]*throttled{}},
+		gens:     newGenerations(v),
+		control:  newControlFolder(c, o, stopping),
+	}
+	level := slog.LevelDebug
+	if o.Debug {
+		level = slog.LevelInfo
+	}
+	root := os.Geteuid() == 0
+	mo := &fuse.MountOptions{
+		AllowOther: o.AllowOther, FsName: o.FsName, Name: o.Name, Debug: o.Debug,
+		Logger:            slog.NewLogLogger(o.Logger.Handler(), level),
+		DirectMountStrict: root, // no fallback: its error would hide the cause
+		MaxBackground:     o.MaxBackground,
+		MaxWrite:          maxRequest,
+		DisableSplice:     true, // see the package comment
+		// The content of a node never changes, so the kernel need not look at times to keep pages.
+		ExplicitDataCacheControl: true,
+		// O_TRUNC comes with the open, so it is clear whose staging it empties.
+		ExtraCapabilities: fuse.CAP_ATOMIC_O_TRUNC,
+		PanicHandler: func(v any) fuse.Status {
+			o.Logger.Error("panic while answering the kernel", "panic", v, "stack", string(debug.Stack()))
+			return fuse.EIO
+		},
+	}
+	if o.AllowOther {
+		// Otherwise every user could read everything, whatever the modes say. When only the
+		// owner has access, mutations should say EROFS and not EACCES.
+		mo.Options = append(mo.Options, "default_permissions")
+	}
+	if v.Manifest().Len() > plusLimit {
+		mo.ExtraCapabilities |= fuse.CAP_READDIRPLUS_AUTO
+	}
+	fs, err := fuse.NewServer(f, path, mo)
+	if err != nil {
+		return nil, mountError(path, root, err)
+	}
+	closeOnExec()
+	s := &Server{fs: f, fuse: fs, mountpoint: path, invalidate: make(chan chan struct{}), done: make(chan struct{})}
+	served := make(chan struct{})
+	go func() {
+		fs.Serve()
+		close(served)
+	}()
+	go func() {
+		defer close(s.done)
+		s.notifyLoop(served)
+		f.control.close()
+	}()
+	if o.ReadAhead > 0 && root {
+		if err := setReadAhead(path, o.ReadAhead); err != nil {
+			o.Logger.Warn("read-ahead was not set; the kernel's default applies", "cause", err)
+		}
+	}
+	return s, nil
+}
+
+// mountError explains a failed mount(2) or fusermount3.
+func mountError(path string, root bool, err error) error {
+	if root && errors.Is(err, syscall.EPERM) {
+		return fmt.Errorf("mount on %s: %w (root without the capability CAP_SYS_ADMIN; in a container: --cap-add SYS_ADMIN --device /dev/fuse, and an AppArmor profile that lets it mount)", path, err)
+	}
+	if !root {
+		return fmt.Errorf("mount on %s: %w (fusermount3's own message is above; the folder must belong to you)", path, err)
+	}
+	return fmt.Errorf("mount on %s: %w", path, err)
+}
+
+// closeOnExec keeps /dev/fuse from child processes: go-fuse opens it without O_CLOEXEC for a direct
+// mount, and a mount lives as long as any process has it open.
+func closeOnExec() {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && target == "/dev/fuse" {
+			if fd, err := strconv.Atoi(e.Name()); err == nil {
+				unix.CloseOnExec(fd)
+			}
+		}
+	}
+}
+
+// setReadAhead sets the read-ahead of the mount's backing device. The device number comes from
+// mountinfo, because a stat of the mount would be a request to ourselves.
+func setReadAhead(path string, bytes int) error {
+	mi, err := findMount(path)
+	if err != nil {
+		return err
+	}
+	if mi == nil {
+		return fmt.Errorf("%s is not in /proc/self/mountinfo", path)
+	}
+	return os.WriteFile(filepath.Join("/sys/class/bdi", mi.device, "read_ahead_kb"), []byte(strconv.Itoa(bytes>>10)), 0)
+}
+
+// Wait returns when the mount is gone and nothing of the server runs any more.
+func (s *Server) Wait() { <-s.done }
+
+// Unmount takes the mount away. If it is in use, it fails and says by whom; lazy detaches it at once,
+// and it is gone when its last user leaves. Reads that wait are given up when their reader dies or
+// when the server stops; [Server.Wait] tells when all has ended.
+func (s *Server) Unmount(lazy bool) error {
+	select {
+	case <-s.done:
+		return nil
+	default:
+	}
+	err := Unmount(s.mountpoint, lazy)
+	if err == nil || lazy {
+		s.stop.Do(func() { close(s.fs.stopping) })
+	}
+	return err
+}
+
+// Invalidate makes the kernel forget what it knows of names, so that lookups see the version in force.
+// Files that are open, and folders that are some process's working directory, stay as they are. It
+// returns when that is done, or when the server ends. It may be called from [Control].
+func (s *Server) Invalidate() {
+	finished := make(chan struct{})
+	select {
+	case s.invalidate <- finished:
+		<-finished
+	case <-s.done:
+	}
+}
+
+// notifyLoop sends notifications until the server has ended.
+func (s *Server) notifyLoop(served <-chan struct{}) {
+	before := s.fs.gens.current().manifest
+	for {
+		select {
+		case finished := <-s.invalidate:
+			now := s.fs.gens.current().manifest
+			s.notify(before, now)
+			before = now
+			close(finished)
+		case <-served:
+			return
+		}
+	}
+}
+
+// notify drops every name at the root, of both versions: the new ones too, because the kernel may
+// remember that they were missing. What lies below goes with its folder.
+func (s *Server) notify(before, now *catalog.Manifest) {
+	for _, m := range []*catalog.Manifest{before, now} {
+		root := m.Dir(0)
+		for d := root.FirstDir; d < root.EndDir; d++ {
+			s.fuse.EntryNotify(uint64(rootID), m.Dir(d).Name) // ENOENT: the kernel does not know it
+		}
+		for file := root.FirstFile; file < root.EndFile; file++ {
+			s.fuse.EntryNotify(uint64(rootID), m.Name(file))
+		}
+		if before == now {
+			break
+		}
+	}
+	s.fuse.InodeNotify(uint64(rootID), 0, 0) // attributes and the cached listing
+}
+
+// fuseConf is where a system administrator allows allow_other.
+const fuseConf = "/etc/fuse.conf"
+
+// checkPrivileges looks for what mounting needs besides the mount point.
+func checkPrivileges(o Options) error {
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("/dev/fuse: %w (load the kernel module: modprobe fuse; in a container: --device /dev/fuse)", err)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return fmt.Errorf("/dev/fuse: %w (chmod 666 /dev/fuse; in a container: --device /dev/fuse)", err)
+	case err != nil:
+		return fmt.Errorf("/dev/fuse: %w", err)
+	}
+	unix.Close(fd)
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	if _, err := fusermount(); err != nil {
+		return err
+	}
+	if !o.AllowOther {
+		return nil
+	}
+	conf, err := os.ReadFile(fuseConf)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%s: %w", fuseConf, err)
+	}
+	for line := range strings.Lines(string(conf)) {
+		if strings.TrimSpace(line) == "user_allow_other" {
+			return nil
+		}
+	}
+	return fmt.Errorf("--allow-other: %s does not have the line user_allow_other (add it, or mount as root)", fuseConf)
+}

@@ -1,0 +1,140 @@
+package fusefs
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+)
+
+func TestNodeID(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		g := rapid.Uint64Range(1, 1<<24-1).Draw(t, "generation")
+		k := kind(rapid.IntRange(1, 3).Draw(t, "kind"))
+		i := rapid.IntRange(0, 1<<32-1).Draw(t, "index")
+		id := makeID(g, k, i)
+		if id.generation() != g || id.kind() != k || id.index() != i || id == rootID {
+			t.Fatalf("%d, %d, %d became %d, %d, %d", g, k, i, id.generation(), id.kind(), id.index())
+		}
+	})
+	if rootID.kind() != kindNone || rootID.generation() != 0 {
+		t.Error("the root's id looks like another node's")
+	}
+}
+
+type versionsOnly struct {
+	Volume
+	m *catalog.Manifest
+}
+
+func (v *versionsOnly) Manifest() *catalog.Manifest { return v.m }
+
+// A version must be found as long as the kernel has one reference to it, and no longer.
+func TestGenerations(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		v := &versionsOnly{m: new(catalog.Manifest)}
+		s := newGenerations(v)
+		refs := map[uint64]int64{}
+		newest := uint64(1)
+		known := []uint64{1}
+		t.Repeat(map[string]func(*rapid.T){
+			"new version": func(*rapid.T) {
+				v.m = new(catalog.Manifest)
+				newest++
+				known = append(known, newest)
+				if g := s.current(); g.number != newest || g.manifest != v.m {
+					t.Fatalf("generation %d, want %d", g.number, newest)
+				}
+			},
+			"lookup": func(*rapid.T) {
+				g := s.current()
+				if !g.retain(1) {
+					t.Fatal("the newest was retired")
+				}
+				refs[g.number]++
+			},
+			"forget": func(t *rapid.T) {
+				n := rapid.SampledFrom(known).Draw(t, "generation")
+				if refs[n] == 0 {
+					t.Skip()
+				}
+				k := rapid.Int64Range(1, refs[n]).Draw(t, "count")
+				refs[n] -= k
+				s.release(s.find(n), k)
+			},
+			"": func(t *rapid.T) {
+				for _, n := range known {
+					g := s.find(n)
+					if want := n == newest || refs[n] > 0; (g != nil) != want {
+						t.Fatalf("generation %d of %d with %d references: found %v", n, newest, refs[n], g != nil)
+					}
+					if g != nil && g.refs.Load() != refs[n] {
+						t.Fatalf("generation %d: %d references, want %d", n, g.refs.Load(), refs[n])
+					}
+				}
+			},
+		})
+	})
+}
+
+func TestParseMountInfo(t *testing.T) {
+	for _, tc := range []struct {
+		line string
+		want mountInfo
+		ok   bool
+	}{
+		{"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue", mountInfo{"98:0", "/mnt2", "ext3", "/dev/root"}, true},
+		{`61 28 0:52 / /mnt/a\040b rw,nosuid - fuse.shoal s3://x/a\134b\011 rw`, mountInfo{"0:52", "/mnt/a b", "fuse.shoal", "s3://x/a\\b\t"}, true},
+		{`61 28 0:52 / /mnt/end\0 rw - tmpfs none rw`, mountInfo{"0:52", `/mnt/end\0`, "tmpfs", "none"}, true},
+		{"", mountInfo{}, false},
+		{"36 35 98:0 - ext3 /dev/root rw", mountInfo{}, false},
+	} {
+		if got, ok := parseMountInfo(tc.line); got != tc.want || ok != tc.ok {
+			t.Errorf("%q: %+v, %v", tc.line, got, ok)
+		}
+	}
+}
+
+func FuzzParseMountInfo(f *testing.F) {
+	f.Add(`61 28 0:52 / /mnt/a\040b rw,nosuid - fuse.shoal s3://x/a\134b\011 rw`)
+	f.Fuzz(func(t *testing.T, line string) {
+		if mi, ok := parseMountInfo(line); ok && (mi.path == "" || mi.fstype == "") {
+			t.Errorf("%q: %+v", line, mi)
+		}
+	})
+}
+
+func TestThrottle(t *testing.T) {
+	var out bytes.Buffer
+	th := &throttle{log: slog.New(slog.NewTextHandler(&out, nil)), by: map[string]*throttled{}}
+	for i := range 100 {
+		th.warn("a", "first", "i", i)
+		if i%50 == 0 {
+			th.warn("b", "second")
+		}
+	}
+	if a, b := strings.Count(out.String(), "msg=first"), strings.Count(out.String(), "msg=second"); a != throttleBurst || b != 2 {
+		t.Errorf("%d and %d lines", a, b)
+	}
+	th.by["a"].since = th.by["a"].since.Add(-2 * throttleWindow)
+	out.Reset()
+	th.warn("a", "first")
+	if want := fmt.Sprintf("suppressed_before=%d", 100-throttleBurst); !strings.Contains(out.String(), want) {
+		t.Errorf("%s lacks %s", out.String(), want)
+	}
+}
+
+func TestDying(t *testing.T) {
+	if dying(uint32(os.Getpid())) {
+		t.Error("this process is not about to die")
+	}
+	if !dying(0) || !dying(1<<22+1) {
+		t.Error("a thread that cannot be seen counts as dying")
+	}
+}
