@@ -1,0 +1,380 @@
+package gpuingest
+
+import (
+	"fmt"
+	"image"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+)
+
+// param is one parameter of an operation, as torchvision names it.
+type param struct {
+	name string
+	def  string // default as a literal; empty: required
+}
+
+// args are an operation's arguments by name, defaults filled in.
+type args struct {
+	p   *parser
+	of  call
+	val map[string]value
+}
+
+// maxSide bounds sizes that a SPEC may ask for, in pixels; maxOut bounds a sample's bytes.
+const (
+	maxSide = 16384
+	maxOut  = math.MaxInt32
+	maxOps  = 32
+)
+
+// operations lists the geometric ones with their parameters in torchvision's order.
+var operations = map[string]struct {
+	params []param
+	build  func(a *args) (operation, error)
+}{
+	"RandomResizedCrop": {
+		[]param{{"size", ""}, {"scale", "(0.08, 1.0)"}, {"ratio", "(0.75, 1.3333333333333333)"}, {"interpolation", "'bilinear'"}, {"antialias", "True"}},
+		func(a *args) (operation, error) {
+			o := &randomResizedCrop{}
+			var err error
+			if o.h, o.w, err = a.hw("size"); err != nil {
+				return nil, err
+			}
+			if o.scale, err = a.interval("scale", 1); err != nil {
+				return nil, err
+			}
+			if o.ratio, err = a.interval("ratio", 1e4); err != nil {
+				return nil, err
+			}
+			return o, a.bilinear()
+		},
+	},
+	"Resize": {
+		[]param{{"size", ""}, {"interpolation", "'bilinear'"}, {"max_size", "None"}, {"antialias", "True"}},
+		func(a *args) (operation, error) {
+			if err := a.bilinear(); err != nil {
+				return nil, err
+			}
+			size, limit := a.val["size"], a.val["max_size"]
+			if size.kind == 't' && len(size.list) == 2 {
+				if limit.kind != 'n' {
+					return nil, a.bad(limit, "max_size goes with a size that is one number")
+				}
+				h, w, err := a.hw("size")
+				return &resizeTo{h, w}, err
+			}
+			if size.kind == 't' && len(size.list) == 1 {
+				size = size.list[0]
+			}
+			n, err := a.side(size, "size")
+			if err != nil {
+				return nil, err
+			}
+			o := &resizeShort{short: n}
+			if limit.kind != 'n' {
+				if o.maxSize, err = a.side(limit, "max_size"); err != nil {
+					return nil, err
+				}
+				if o.maxSize <= n {
+					return nil, a.bad(limit, "max_size must exceed size")
+				}
+			}
+			return o, nil
+		},
+	},
+	"CenterCrop": {
+		[]param{{"size", ""}},
+		func(a *args) (operation, error) {
+			h, w, err := a.hw("size")
+			return &centerCrop{h, w}, err
+		},
+	},
+	"RandomHorizontalFlip": {
+		[]param{{"p", "0.5"}},
+		func(a *args) (operation, error) {
+			p := a.val["p"]
+			if !p.number() || p.num < 0 || p.num > 1 {
+				return nil, a.bad(p, "p is a probability from 0 to 1")
+			}
+			return &randomHorizontalFlip{p.num}, nil
+		},
+	},
+}
+
+var normalizeParams = []param{{"mean", ""}, {"std", ""}, {"inplace", "False"}}
+
+// dtypes maps each type's word to its size in bytes.
+var dtypes = map[string]int{"uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4}
+
+var layouts = []string{"nchw", "nhwc"}
+
+const (
+	rawWord    = "raw"
+	pillowWord = "pillow"
+	// pillowRule is the version whose resize is followed. Later ones sometimes resize vertically first.
+	pillowRule = "pillow(9.4)"
+)
+
+// hints answer what users of torchvision are likely to write.
+var hints = map[string]string{
+	"ToTensor":               "write fp32 (which scales to [0, 1]) and, if wanted, nchw or nhwc",
+	"PILToTensor":            "write uint8",
+	"ToImage":                "write uint8",
+	"ToDtype":                "write uint8, fp16, bf16 or fp32",
+	"ConvertImageDtype":      "write uint8, fp16, bf16 or fp32",
+	"Compose":                "separate operations by |",
+	"float32":                "write fp32",
+	"float16":                "write fp16",
+	"half":                   "write fp16",
+	"bfloat16":               "write bf16",
+	"RandomHorizontallyFlip": "did you mean RandomHorizontalFlip?",
+}
+
+func words() []string {
+	return slices.Concat(slices.Collect(maps.Keys(operations)), slices.Collect(maps.Keys(dtypes)), layouts, []string{"Normalize", rawWord, pillowWord})
+}
+
+// Compile reads a transform SPEC.
+//
+//	SPEC      = "raw" | operation { "|" operation } { "|" word }
+//	operation = RandomResizedCrop(size, scale, ratio) | Resize(size, max_size) | CenterCrop(size) | RandomHorizontalFlip(p)
+//	word      = uint8 | fp16 | bf16 | fp32 | nchw | nhwc | Normalize(mean, std) | pillow(9.4)
+//
+// Names, keywords, order of arguments and defaults are torchvision's, values are Python literals. uint8 is the default
+// type, nchw the default layout (PyTorch's). uint8 gives pixels as they are, the other types value/255, or
+// (value/255 - mean)/std with Normalize. The operations must end in a fixed size, since samples form batches.
+// Errors are *SpecError.
+func Compile(spec string) (*Transform, error) {
+	calls, err := parseSpec(spec)
+	if err != nil {
+		return nil, err
+	}
+	p := &parser{s: spec}
+	t := &Transform{dtype: "uint8", layout: "nchw"}
+	if calls[0].name == rawWord {
+		if len(calls) > 1 {
+			return nil, p.fail(calls[1].pos, len(calls[1].name), "", "raw gives the file as it is and stands alone")
+		}
+		if calls[0].parens {
+			return nil, p.fail(calls[0].pos, len(rawWord), "", "raw takes no arguments")
+		}
+		t.raw, t.dtype, t.layout = true, rawWord, rawWord
+		return t, nil
+	}
+	var norm *args
+	seen := map[string]string{} // what has been chosen already: dtype, layout, ...
+	for _, c := range calls {
+		once := func(what string) error {
+			if was, ok := seen[what]; ok {
+				return p.fail(c.pos, len(c.name), "", "%s after %s: one %s is enough", c.name, was, what)
+			}
+			seen[what] = c.name
+			return nil
+		}
+		o, isOp := operations[c.name]
+		switch {
+		case isOp:
+			if len(seen) > 0 {
+				return nil, p.fail(c.pos, len(c.name), "", "%s after a word: operations come before type, layout and Normalize", c.name)
+			}
+			if len(t.ops) == maxOps {
+				return nil, p.fail(c.pos, len(c.name), "", "more than %d operations", maxOps)
+			}
+			a, err := bind(p, c, o.params)
+			if err != nil {
+				return nil, err
+			}
+			op, err := o.build(a)
+			if err != nil {
+				return nil, err
+			}
+			t.ops = append(t.ops, op)
+			continue
+		case c.name == "Normalize":
+			if err := once("normalization"); err != nil {
+				return nil, err
+			}
+			if norm, err = bind(p, c, normalizeParams); err != nil {
+				return nil, err
+			}
+			if err := t.setNorm(norm); err != nil {
+				return nil, err
+			}
+			continue
+		case c.name == pillowWord:
+			if err := once("version of Pillow"); err != nil {
+				return nil, err
+			}
+			a, err := bind(p, c, []param{{"version", ""}})
+			if err != nil {
+				return nil, err
+			}
+			if v := a.val["version"]; v.kind != 'f' || v.num != 9.4 {
+				return nil, a.bad(v, "only the rules of Pillow 9.4 are known: write pillow(9.4), or leave it out")
+			}
+			continue
+		case c.name == rawWord:
+			return nil, p.fail(c.pos, len(c.name), "", "raw gives the file as it is and stands alone")
+		case dtypes[c.name] > 0:
+			if err := once("type"); err != nil {
+				return nil, err
+			}
+			t.dtype = c.name
+		case slices.Contains(layouts, c.name):
+			if err := once("layout"); err != nil {
+				return nil, err
+			}
+			t.layout = c.name
+		default:
+			hint, ok := hints[c.name]
+			if !ok {
+				hint = nearest(c.name, words())
+			}
+			return nil, p.fail(c.pos, len(c.name), hint, "unknown operation %s", c.name)
+		}
+		if c.parens {
+			return nil, p.fail(c.pos, len(c.name), "", "%s takes no arguments", c.name)
+		}
+	}
+	if norm != nil && t.dtype == "uint8" {
+		return nil, p.fail(norm.of.pos, len(norm.of.name), "add fp32, fp16 or bf16", "Normalize gives fractions, the type is uint8")
+	}
+	for _, op := range t.ops {
+		t.size = op.out(t.size)
+	}
+	if c := calls[len(calls)-1]; t.size == (image.Point{}) {
+		return nil, p.fail(c.pos, len(c.name), "add CenterCrop(224), or use Resize((224, 224)) or RandomResizedCrop(224)",
+			"samples would differ in size and could not form a batch")
+	}
+	if n := int64(t.size.X) * int64(t.size.Y) * 3 * int64(dtypes[t.dtype]); t.size.X > maxSide || t.size.Y > maxSide || n > maxOut {
+		return nil, p.fail(calls[0].pos, len(calls[0].name), "", "a sample of %dx%d %s takes %d bytes: the limits are %d a side and %d bytes", t.size.X, t.size.Y, t.dtype, n, maxSide, maxOut)
+	}
+	t.makeTable()
+	return t, nil
+}
+
+// bind gives arguments their parameters' names and fills in defaults.
+func bind(p *parser, c call, params []param) (*args, error) {
+	a := &args{p: p, of: c, val: map[string]value{}}
+	names := make([]string, len(params))
+	for i, q := range params {
+		names[i] = q.name
+	}
+	for i, g := range c.args {
+		name := g.name
+		if name == "" {
+			if i >= len(params) {
+				return nil, p.fail(g.val.pos, g.val.len, "", "%s takes at most %d arguments", c.name, len(params))
+			}
+			name = names[i]
+		}
+		if !slices.Contains(names, name) {
+			return nil, p.fail(g.pos, len(name), nearest(name, slices.Clone(names)), "%s has no argument %s", c.name, name)
+		}
+		if _, ok := a.val[name]; ok {
+			return nil, p.fail(g.pos, max(len(g.name), 1), "", "%s is given twice", name)
+		}
+		a.val[name] = g.val
+	}
+	for _, q := range params {
+		if _, ok := a.val[q.name]; ok {
+			continue
+		}
+		if q.def == "" {
+			return nil, p.fail(c.pos, len(c.name), fmt.Sprintf("write %s(%s)", c.name, example(params)), "%s needs %s", c.name, q.name)
+		}
+		d := &parser{s: q.def}
+		v, err := d.value(0)
+		if err != nil {
+			return nil, err // not reached: defaults are literals of this file
+		}
+		v.pos, v.len = c.pos, len(c.name)
+		a.val[q.name] = v
+	}
+	return a, nil
+}
+
+func example(params []param) string {
+	var need []string
+	for _, q := range params {
+		if q.def == "" {
+			need = append(need, map[string]string{"size": "224", "mean": "(0.485, 0.456, 0.406)", "std": "(0.229, 0.224, 0.225)", "version": "9.4"}[q.name])
+		}
+	}
+	return strings.Join(need, ", ")
+}
+
+func (a *args) bad(v value, format string, x ...any) error {
+	return a.p.fail(v.pos, v.len, "", "%s: %s, not %s", a.of.name, fmt.Sprintf(format, x...), v)
+}
+
+func (a *args) side(v value, name string) (int, error) {
+	if v.kind != 'i' || v.num < 1 || v.num > maxSide {
+		return 0, a.bad(v, "%s is a number of pixels from 1 to %d", name, maxSide)
+	}
+	return int(v.num), nil
+}
+
+// hw reads one side for both, (side,) or (height, width).
+func (a *args) hw(name string) (h, w int, err error) {
+	v := a.val[name]
+	if v.kind != 't' {
+		h, err = a.side(v, name)
+		return h, h, err
+	}
+	if len(v.list) != 1 && len(v.list) != 2 {
+		return 0, 0, a.bad(v, "%s is one number or (height, width)", name)
+	}
+	if h, err = a.side(v.list[0], name); err != nil {
+		return 0, 0, err
+	}
+	w, err = a.side(v.list[len(v.list)-1], name)
+	return h, w, err
+}
+
+// interval reads (min, max) with 0 < min <= max <= top.
+func (a *args) interval(name string, top float64) (r [2]float64, err error) {
+	v := a.val[name]
+	if v.kind != 't' || len(v.list) != 2 || !v.list[0].number() || !v.list[1].number() ||
+		v.list[0].num < 1/1e6 || v.list[0].num > v.list[1].num || v.list[1].num > top {
+		return r, a.bad(v, "%s is (min, max) with 0 < min <= max <= %g", name, top)
+	}
+	return [2]float64{v.list[0].num, v.list[1].num}, nil
+}
+
+// bilinear checks that what is asked for is what Pillow's path does: bilinear, always antialiased.
+func (a *args) bilinear() error {
+	if v := a.val["interpolation"]; v.kind != 's' || !strings.EqualFold(strings.TrimPrefix(v.str, "InterpolationMode."), "bilinear") {
+		return a.bad(v, "only interpolation='bilinear' is known")
+	}
+	if v := a.val["antialias"]; v.kind != 'n' && (v.kind != 'b' || v.num == 0) {
+		return a.bad(v, "Pillow always resizes with antialias=True")
+	}
+	return nil
+}
+
+// setNorm reads mean and std: three numbers, or one for all channels.
+func (t *Transform) setNorm(a *args) error {
+	read := func(name string, to *[3]float64, zero bool) error {
+		v := a.val[name]
+		list := v.list
+		if v.kind != 't' || len(list) != 1 && len(list) != 3 {
+			return a.bad(v, "%s is a tuple of 3 numbers, or of 1 for all channels", name)
+		}
+		for c := range 3 {
+			x := list[c%len(list)]
+			if f := math.Abs(x.num); !x.number() || f > math.MaxFloat32 || !zero && float32(f) == 0 {
+				return a.bad(x, "%s takes finite numbers, and std none that is 0", name)
+			}
+			to[c] = x.num
+		}
+		return nil
+	}
+	t.norm = true
+	if err := read("mean", &t.mean, true); err != nil {
+		return err
+	}
+	return read("std", &t.std, false)
+}

@@ -1,0 +1,176 @@
+package gpuingest
+
+import (
+	"bytes"
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+
+	"golang.org/x/image/webp"
+
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
+)
+
+// format names a file by its first bytes.
+func format(b []byte) string {
+	switch {
+	case len(b) == 0:
+		return "an empty file"
+	case bytes.HasPrefix(b, []byte("\x89PNG\r\n\x1a\n")):
+		return "PNG"
+	case len(b) >= 12 && string(b[:4]) == "RIFF" && string(b[8:12]) == "WEBP":
+		return "WebP"
+	case bytes.HasPrefix(b, []byte("GIF8")):
+		return "GIF"
+	case bytes.HasPrefix(b, []byte("BM")):
+		return "BMP"
+	case bytes.HasPrefix(b, []byte("II*\x00")), bytes.HasPrefix(b, []byte("MM\x00*")):
+		return "TIFF"
+	case len(b) >= 12 && string(b[4:8]) == "ftyp":
+		return "HEIF, AVIF or MP4"
+	case bytes.HasPrefix(b, []byte("\x1f\x8b")):
+		return "gzip"
+	case bytes.HasPrefix(b, []byte("<?xml")), bytes.HasPrefix(b, []byte("<svg")), bytes.HasPrefix(b, []byte("<!DOCTYPE")), bytes.HasPrefix(b, []byte("<html")):
+		return "XML or HTML"
+	}
+	return fmt.Sprintf("unknown (first bytes % x)", b[:min(8, len(b))])
+}
+
+// decodeOther replaces p.src by packed RGB.
+func (p *picture) decodeOther() error {
+	var config func([]byte) (image.Config, error)
+	var decode func([]byte) (image.Image, error)
+	kind := format(p.src)
+	switch kind {
+	case "PNG":
+		config = func(b []byte) (image.Config, error) { return png.DecodeConfig(bytes.NewReader(b)) }
+		decode = func(b []byte) (image.Image, error) { return png.Decode(bytes.NewReader(b)) }
+	case "WebP":
+		config = func(b []byte) (image.Config, error) { return webp.DecodeConfig(bytes.NewReader(b)) }
+		decode = func(b []byte) (image.Image, error) { return webp.Decode(bytes.NewReader(b)) }
+	default:
+		return fmt.Errorf("%w: neither JPEG, PNG nor WebP but %s: convert it, or narrow --samples to pictures", ErrBadSample, kind)
+	}
+	c, err := config(p.src)
+	if err != nil {
+		return fmt.Errorf("%w: %s header: %w", ErrBadSample, kind, err)
+	}
+	if n := int64(c.Width) * int64(c.Height); n > p.maxPixels {
+		return fmt.Errorf("%w: %s: %w: %dx%d is %d pixels, the limit is %d", ErrBadSample, kind, jpeg.ErrTooLarge, c.Width, c.Height, n, p.maxPixels)
+	}
+	img, err := decode(p.src)
+	if err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrBadSample, kind, err)
+	}
+	size := img.Bounds().Size()
+	if size.X < 1 || size.Y < 1 {
+		return fmt.Errorf("%w: %s of %v pixels", ErrBadSample, kind, size)
+	}
+	p.buf = getBuffer(size.X * size.Y * 3)
+	toRGB(*p.buf, img)
+	p.src, p.size0 = *p.buf, size
+	return nil
+}
+
+// toRGB converts as Pillow's convert("RGB") does: alpha is dropped, not blended; of 16 bits the upper 8 remain, except
+// in grey without alpha, which Pillow reads as integers and clips at 255.
+func toRGB(dst []byte, img image.Image) {
+	b := img.Bounds()
+	w, h := b.Dx(), b.Dy()
+	switch m := img.(type) {
+	case *image.YCbCr:
+		webpRGB(dst, m)
+		return
+	case *image.NYCbCrA:
+		webpRGB(dst, &m.YCbCr)
+		return
+	}
+	for y := range h {
+		row := dst[y*w*3 : (y+1)*w*3]
+		switch m := img.(type) {
+		case *image.RGBA: // opaque, so not premultiplied
+			take(row, m.Pix[y*m.Stride:], 4, 1)
+		case *image.NRGBA:
+			take(row, m.Pix[y*m.Stride:], 4, 1)
+		case *image.RGBA64:
+			take(row, m.Pix[y*m.Stride:], 8, 2)
+		case *image.NRGBA64:
+			take(row, m.Pix[y*m.Stride:], 8, 2)
+		case *image.Gray:
+			for x, v := range m.Pix[y*m.Stride:][:w] {
+				row[3*x], row[3*x+1], row[3*x+2] = v, v, v
+			}
+		case *image.Gray16:
+			for x := range w {
+				v := m.Pix[y*m.Stride+2*x+1]
+				if m.Pix[y*m.Stride+2*x] != 0 {
+					v = 255
+				}
+				row[3*x], row[3*x+1], row[3*x+2] = v, v, v
+			}
+		default: // paletted
+			for x := range w {
+				c := color.NRGBAModel.Convert(img.At(b.Min.X+x, b.Min.Y+y)).(color.NRGBA)
+				row[3*x], row[3*x+1], row[3*x+2] = c.R, c.G, c.B
+			}
+		}
+	}
+}
+
+// take copies three channels of `each` bytes, their first byte, from pixels of `step` bytes.
+func take(dst, src []byte, step, each int) {
+	for i := 0; i < len(dst); i += 3 {
+		dst[i], dst[i+1], dst[i+2] = src[0], src[each], src[2*each]
+		src = src[step:]
+		if len(src) < step {
+			break
+		}
+	}
+}
+
+// webpRGB converts lossy WebP's 4:2:0 as libwebp does by default, bit for bit: "fancy" upsampling, which weighs the
+// nearest four chroma samples 9:3:3:1 in two rounding steps, and 14-bit fixed-point colour conversion.
+func webpRGB(dst []byte, m *image.YCbCr) {
+	w, h := m.Rect.Dx(), m.Rect.Dy()
+	cw := (w + 1) / 2
+	chroma := func(plane []byte, y int) []byte {
+		y = min(max(y, 0), (h+1)/2-1)
+		return plane[y*m.CStride:][:cw]
+	}
+	u, v := make([]byte, w), make([]byte, w)
+	for y := range h {
+		// Rows 2k-1 and 2k lie between chroma rows k-1 and k.
+		near, far := y/2, y/2-1
+		if y%2 == 1 {
+			far = y/2 + 1
+		}
+		webpUpsample(u, chroma(m.Cb, near), chroma(m.Cb, far))
+		webpUpsample(v, chroma(m.Cr, near), chroma(m.Cr, far))
+		row := dst[y*w*3 : (y+1)*w*3]
+		for x, l := range m.Y[y*m.YStride:][:w] {
+			yy, cb, cr := int(l)*19077>>8, int(u[x]), int(v[x])
+			row[3*x] = webpClip(yy + cr*26149>>8 - 14234)
+			row[3*x+1] = webpClip(yy - cb*6419>>8 - cr*13320>>8 + 8708)
+			row[3*x+2] = webpClip(yy + cb*33050>>8 - 17685)
+		}
+	}
+}
+
+func webpClip(v int) byte { return byte(min(max(v>>6, 0), 255)) }
+
+// webpUpsample doubles a chroma row; near is the row that the pixels lie in, far the one above or below.
+func webpUpsample(dst, near, far []byte) {
+	n := len(dst)
+	edge := func(i int) byte { return byte((3*int(near[i]) + int(far[i]) + 2) >> 2) }
+	dst[0] = edge(0)
+	for i := 1; i <= (n-1)/2; i++ {
+		nl, nr, fl, fr := int(near[i-1]), int(near[i]), int(far[i-1]), int(far[i])
+		sum := nl + nr + fl + fr + 8
+		dst[2*i-1] = byte((nl + (sum+2*(nr+fl))>>3) >> 1)
+		dst[2*i] = byte((nr + (sum+2*(nl+fr))>>3) >> 1)
+	}
+	if n%2 == 0 {
+		dst[n-1] = edge(n/2 - 1)
+	}
+}

@@ -1,0 +1,165 @@
+package gpuingest
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// TestCanonical pins canonical forms and hashes: sessions and resumes carry them.
+func TestCanonical(t *testing.T) {
+	const (
+		rrc = "RandomResizedCrop(size=(224, 224), scale=(0.08, 1.0), ratio=(0.75, 1.3333333333333333), interpolation='bilinear', antialias=True)"
+		rs  = "Resize(size=256, interpolation='bilinear', max_size=None, antialias=True)"
+	)
+	for spec, want := range map[string]string{
+		"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nhwc":                                                    rrc + "|RandomHorizontalFlip(p=0.5)|uint8|nhwc|pillow(9.4)",
+		"RandomResizedCrop(224)":                                                                                      rrc + "|uint8|nchw|pillow(9.4)",
+		" RandomResizedCrop( size = [ 224 , ] , antialias = None ) | nchw | uint8 | pillow(9.4) ":                     rrc + "|uint8|nchw|pillow(9.4)",
+		"RandomResizedCrop((224,224),(0.08,1),(.75,1.3333333333333333),interpolation=InterpolationMode.BILINEAR,)":    rrc + "|uint8|nchw|pillow(9.4)",
+		"Resize(256)|CenterCrop(224)|fp32|nchw|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))":                    rs + "|CenterCrop(size=(224, 224))|fp32|nchw|Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))|pillow(9.4)",
+		"Resize(256)|CenterCrop(224)|Normalize(std=(0.229,0.224,0.225),mean=(485e-3,0.456,0.406), inplace=True)|fp32": rs + "|CenterCrop(size=(224, 224))|fp32|nchw|Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))|pillow(9.4)",
+		"Resize((10, 20), 'bilinear')|bf16":                                                                           "Resize(size=(10, 20), interpolation='bilinear', max_size=None, antialias=True)|bf16|nchw|pillow(9.4)",
+		"Resize(10, max_size=12)|CenterCrop([8,9])|RandomHorizontalFlip(1)|fp16|Normalize([-0.0],(2,))":               "Resize(size=10, interpolation='bilinear', max_size=12, antialias=True)|CenterCrop(size=(8, 9))|RandomHorizontalFlip(p=1.0)|fp16|nchw|Normalize(mean=(0.0, 0.0, 0.0), std=(2.0, 2.0, 2.0))|pillow(9.4)",
+		"raw": "raw",
+	} {
+		tr := compile(t, spec)
+		if got := tr.String(); got != want {
+			t.Errorf("%s\n got %s\nwant %s", spec, got, want)
+		}
+		if again := compile(t, want); again.String() != want || again.Hash() != tr.Hash() {
+			t.Errorf("the canonical form of %s does not compile to itself", spec)
+		}
+	}
+	const hash = "51981aac660df1d78731c8a0fc2d45f4295a723490c1472f0c32b5d4f064ea17"
+	if got := compile(t, "RandomResizedCrop(224)|RandomHorizontalFlip()").Hash(); got != hash {
+		t.Errorf("hash %s, was %s: this breaks every resume", got, hash)
+	}
+}
+
+func TestSpecErrors(t *testing.T) {
+	for _, c := range []struct {
+		spec string
+		pos  int
+		says string
+	}{
+		{"", 0, "expected an operation, found the end"},
+		{"|", 0, "expected an operation, found '|'"},
+		{"RandomResizedCrop(224)|", 23, "expected an operation"},
+		{"RandomResizeCrop(224)", 0, "did you mean RandomResizedCrop?"},
+		{"resize(224)|CenterCrop(3)", 0, "did you mean Resize?"},
+		{"Resize(256)|CentreCrop(224)", 12, "did you mean CenterCrop?"},
+		{"Blur(3)", 0, "known: "},
+		{"CenterCrop(3)|ToTensor()", 14, "write fp32"},
+		{"CenterCrop(3)|float32", 14, "write fp32"},
+		{"CenterCrop(3)|fp33", 14, "did you mean fp32?"},
+		{"Resize(256),CenterCrop(224)", 11, "separated by |"},
+		{"Resize(256", 10, "expected , or )"},
+		{"Resize(256 4)", 11, "expected , or )"},
+		{"Resize(256|", 10, "expected , or )"},
+		{"Resize((256,4)", 14, "expected , or )"},
+		{"Resize((256", 11, "expected , or )"},
+		{"Resize()", 0, "needs size: write Resize(224)"},
+		{"CenterCrop|fp32", 0, "needs size"},
+		{"Resize(sise=3)", 7, "did you mean size?"},
+		{"Resize(3, size=4)", 10, "given twice"},
+		{"Resize(size=4, 3)", 15, "positional argument after a keyword"},
+		{"CenterCrop(3, 4)", 14, "at most 1"},
+		{"CenterCrop((3, 4, 5))", 11, "(height, width)"},
+		{"CenterCrop(3.5)", 11, "number of pixels"},
+		{"CenterCrop(0)", 11, "number of pixels"},
+		{"CenterCrop(-3)", 11, "number of pixels"},
+		{"CenterCrop(99999999999999999999)", 11, "not a number in range"},
+		{"CenterCrop(0x10)", 11, "not a decimal number"},
+		{"CenterCrop(1_000)", 11, "not a decimal number"},
+		{"CenterCrop('a)", 11, "string without end"},
+		{"CenterCrop(None)", 11, "not None"},
+		{"CenterCrop(?)", 11, "found '?'"},
+		{"Resize((3,4), max_size=9)", 23, "goes with a size that is one number"},
+		{"Resize(3, max_size=3)|CenterCrop(3)", 19, "must exceed size"},
+		{"Resize(3, interpolation='bicubic')", 24, "only interpolation='bilinear'"},
+		{"Resize(3, antialias=False)", 20, "antialias=True"},
+		{"RandomResizedCrop(3, scale=(0.5, 0.2))", 27, "0 < min <= max <= 1"},
+		{"RandomResizedCrop(3, scale=(0.5, 1.5))", 27, "not (0.5, 1.5)"},
+		{"RandomResizedCrop(3, scale=(0.0, 1))", 27, "0 < min"},
+		{"RandomResizedCrop(3, ratio=1)", 27, "(min, max)"},
+		{"RandomResizedCrop(3, ratio=(1, 'x'))", 27, "(min, max)"},
+		{"CenterCrop(3)|RandomHorizontalFlip(1.5)", 35, "probability"},
+		{"Resize(256)", 0, "could not form a batch: add CenterCrop(224)"},
+		{"RandomHorizontalFlip()|fp32", 23, "could not form a batch"},
+		{"uint8", 0, "could not form a batch"},
+		{"CenterCrop(3)|fp32|fp16", 19, "one type is enough"},
+		{"CenterCrop(3)|nchw|nhwc", 19, "one layout is enough"},
+		{"CenterCrop(3)|fp32|Resize((2,2))", 19, "operations come before"},
+		{"CenterCrop(3)|fp32()", 14, "takes no arguments"},
+		{"CenterCrop(3)|Normalize((1,1,1),(1,1,1))", 14, "add fp32"},
+		{"CenterCrop(3)|fp32|Normalize((1,1),(1,1,1))", 29, "tuple of 3"},
+		{"CenterCrop(3)|fp32|Normalize((1,1,1),(1,0,1))", 40, "none that is 0"},
+		{"CenterCrop(3)|fp32|Normalize((1,1,1),(1,1e-50,1))", 40, "none that is 0"},
+		{"CenterCrop(3)|fp32|Normalize((1,1e39,1),(1,1,1))", 32, "finite"},
+		{"CenterCrop(3)|fp32|Normalize((1,1,1))", 19, "needs std"},
+		{"CenterCrop(3)|pillow(13)", 21, "Pillow 9.4"},
+		{"CenterCrop(3)|raw", 14, "stands alone"},
+		{"raw|CenterCrop(3)", 4, "stands alone"},
+		{"raw()", 0, "no arguments"},
+		{"CenterCrop(16384)|fp32", 0, "limits"},
+		{strings.Repeat("CenterCrop(3)|", 33) + "fp32", 32 * 14, "more than 32"},
+		{strings.Repeat(" ", 5000), 4096, "the limit is 4096"},
+		{"CenterCrop(((((((3)))))))", 15, "expected a number"},
+	} {
+		_, err := Compile(c.spec)
+		var se *SpecError
+		if !errors.As(err, &se) {
+			t.Errorf("%q: %v is no SpecError", c.spec, err)
+			continue
+		}
+		if !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q: %q does not say %q", c.spec, err, c.says)
+		}
+		if se.Pos != c.pos {
+			t.Errorf("%q: position %d, want %d (%v)", c.spec, se.Pos, c.pos, err)
+		}
+	}
+}
+
+func TestCaret(t *testing.T) {
+	_, err := Compile("Resize(256)|CentreCrop(224)")
+	var se *SpecError
+	if !errors.As(err, &se) {
+		t.Fatal(err)
+	}
+	if got, want := se.Caret(), "Resize(256)|CentreCrop(224)\n            ^~~~~~~~~~"; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if got, want := err.Error(), "transform, column 13: unknown operation CentreCrop: did you mean CenterCrop?"; got != want {
+		t.Errorf("%s", got)
+	}
+}
+
+// FuzzCompile checks that the parser never panics, that errors point into the text, and that what compiles has a
+// canonical form that compiles to itself.
+func FuzzCompile(f *testing.F) {
+	for _, s := range []string{
+		"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nhwc",
+		"Resize(256, max_size=300)|CenterCrop(224)|fp32|nchw|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))",
+		"RandomResizedCrop(size=[3,4],scale=(1e-2,.5),ratio=(0.1,3),interpolation='bilinear')|bf16|pillow(9.4)",
+		"raw", "Resize((1,),antialias=None)|CenterCrop((2))", "Resize(3.|'", "CenterCrop(1e5", "é(",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		tr, err := Compile(s)
+		if err != nil {
+			var se *SpecError
+			if !errors.As(err, &se) || se.Pos < 0 || se.Pos > len(s) || se.Len < 1 {
+				t.Errorf("%q: %#v", s, err)
+			}
+			_ = se.Caret()
+			return
+		}
+		again, err := Compile(tr.String())
+		if err != nil || again.String() != tr.String() || again.OutBytes() != tr.OutBytes() {
+			t.Errorf("%q becomes %q, which gives %v", s, tr, err)
+		}
+	})
+}

@@ -1,0 +1,288 @@
+// Package gpuingest turns the bytes of a sample into what a trainer takes: decoded, cropped, resized, flipped,
+// normalised, in the wanted type and layout, written into its place in a batch.
+//
+// A transform is given as text in torchvision's words (Compile) and gives torchvision's pixels: those of its PIL path
+// with Pillow 9.4, bit for bit, JPEG, PNG and WebP alike. Its random choices have torchvision's distributions but are
+// pure functions of (seed, epoch, sample, occurrence), see Draw.
+//
+// Traps:
+//   - EXIF orientation and colour profiles are ignored, alpha is dropped: what ImageFolder's convert("RGB") does.
+//   - A resize after a flip or after another resize makes pixels in between, since rounding happens there in Pillow
+//     too. Flip last.
+//   - The canonical form (String) is hashed into sessions: a change of it breaks every resume.
+package gpuingest
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"image"
+	"math"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
+)
+
+// ErrBadSample is wrapped by all errors of Apply that the sample's bytes cause: truncated, corrupt, too large, of an
+// unknown format. A session's policy for bad samples is for these.
+var ErrBadSample = errors.New("bad sample")
+
+// Transform is a compiled SPEC. It is safe for concurrent use.
+type Transform struct {
+	ops           []operation
+	raw           bool
+	dtype, layout string
+	norm          bool
+	mean, std     [3]float64
+	size          image.Point // of the result
+	table         []byte      // 3 x 256 elements, nil for uint8
+
+	// MaxPixels bounds a picture's width x height; zero means jpeg.DefaultMaxPixels. Set it before the first Apply.
+	MaxPixels int64
+}
+
+// OutShape returns a sample's channels, height and width, whatever the layout; zeros for raw.
+func (t *Transform) OutShape() (c, h, w int) {
+	if t.raw {
+		return 0, 0, 0
+	}
+	return 3, t.size.Y, t.size.X
+}
+
+// OutBytes returns a sample's length in bytes; 0 for raw, whose samples are as long as their files.
+func (t *Transform) OutBytes() int {
+	if t.raw {
+		return 0
+	}
+	return t.size.X * t.size.Y * 3 * dtypes[t.dtype]
+}
+
+// DType returns uint8, fp16, bf16 or fp32; raw for raw.
+func (t *Transform) DType() string { return t.dtype }
+
+// Layout returns nchw or nhwc; raw for raw.
+func (t *Transform) Layout() string { return t.layout }
+
+// String returns the canonical form: every argument explicit, torchvision's names. It compiles to the same transform.
+func (t *Transform) String() string {
+	if t.raw {
+		return rawWord
+	}
+	parts := make([]string, 0, len(t.ops)+4)
+	for _, o := range t.ops {
+		parts = append(parts, o.String())
+	}
+	parts = append(parts, t.dtype, t.layout)
+	if t.norm {
+		triple := func(v [3]float64) string {
+			return "(" + pyFloat(v[0]) + ", " + pyFloat(v[1]) + ", " + pyFloat(v[2]) + ")"
+		}
+		parts = append(parts, "Normalize(mean="+triple(t.mean)+", std="+triple(t.std)+")")
+	}
+	return strings.Join(append(parts, pillowRule), "|")
+}
+
+// Hash returns the SHA-256 of the canonical form in hexadecimal: equal hashes mean equal pixels for equal draws.
+func (t *Transform) Hash() string {
+	sum := sha256.Sum256([]byte(t.String()))
+	return hex.EncodeToString(sum[:])
+}
+
+// makeTable computes what torch's ToTensor and Normalize give for each byte of each channel, in float32, each step
+// rounded, then rounded to the type, halves to even.
+func (t *Transform) makeTable() {
+	if t.dtype == "uint8" {
+		return
+	}
+	elem := dtypes[t.dtype]
+	words := make([]uint32, 3*256*elem/4) // words, so that the table is aligned for the C side
+	t.table = unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), len(words)*4)
+	for c := range 3 {
+		mean, std := float32(t.mean[c]), float32(t.std[c])
+		for v := range 256 {
+			x := float32(v) / 255
+			if t.norm {
+				x = float32(x - mean)
+				x = float32(x / std)
+			}
+			at := t.table[(c*256+v)*elem:]
+			switch t.dtype {
+			case "fp32":
+				native.PutUint32(at, math.Float32bits(x))
+			case "fp16":
+				native.PutUint16(at, float16(x))
+			case "bf16":
+				native.PutUint16(at, bfloat16(x))
+			}
+		}
+	}
+}
+
+// bfloat16 rounds to the nearest, halves to even. x must not be NaN.
+func bfloat16(x float32) uint16 {
+	b := math.Float32bits(x)
+	return uint16((b + 0x7fff + b>>16&1) >> 16)
+}
+
+// float16 rounds to IEEE 754 binary16, to the nearest, halves to even; too large a number becomes infinite. x must not be NaN.
+func float16(x float32) uint16 {
+	b := math.Float32bits(x)
+	sign := uint16(b >> 16 & 0x8000)
+	exp := int(b>>23&0xff) - 127
+	frac := b&0x7fffff | 0x800000
+	switch {
+	case exp > 15:
+		return sign | 0x7c00
+	case exp < -25:
+		return sign
+	}
+	shift, bias := uint(13), uint32(exp+14)<<10 // frac's leading one adds the last unit of the exponent
+	if exp < -14 {
+		shift, bias = uint(-1-exp), 0
+	}
+	h := frac >> shift
+	if rest, half := frac&(1<<shift-1), uint32(1)<<(shift-1); rest > half || rest == half && h&1 == 1 {
+		h++
+	}
+	return sign | uint16(bias+h) // a carry moves into the exponent, up to infinity, as it should
+}
+
+// picture is a sample on its way through the operations: where its pixels come from, and the view of them.
+type picture struct {
+	view
+	src       []byte // a JPEG, or packed RGB
+	isJPEG    bool
+	size0     image.Point // of src
+	buf       *[]byte     // backs src where it is packed RGB that belongs to the pool
+	rand      Rand        // of the operation at hand
+	maxPixels int64
+}
+
+// pictures spares Apply its only allocation: a picture escapes through the operation interface.
+var pictures = sync.Pool{New: func() any { return new(picture) }}
+
+// buffers hold pixels between two operations that do not fold into one.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// maxBetween bounds the bytes of such pixels, and of other formats' decoded pictures, that stay in the pool.
+const maxBetween = 32 << 20
+
+func getBuffer(n int) *[]byte {
+	b := buffers.Get().(*[]byte)
+	if cap(*b) < n {
+		*b = make([]byte, n)
+	}
+	*b = (*b)[:n]
+	return b
+}
+
+func putBuffer(b *[]byte) {
+	if b != nil && cap(*b) <= maxBetween {
+		buffers.Put(b)
+	}
+}
+
+// store makes the view's pixels into dst.
+func (p *picture) store(dst []byte, j *jpeg.Job) error {
+	if p.isJPEG {
+		return jpeg.DecodeSized(dst, p.src, p.size0, j)
+	}
+	return jpeg.Resample(dst, p.src, p.size0, j)
+}
+
+// pixels computes the view and starts afresh from its pixels.
+func (p *picture) pixels() error {
+	size := p.size()
+	if n := int64(size.X) * int64(size.Y); n > p.maxPixels {
+		return fmt.Errorf("%w: %w: %v after resize is %d pixels, the limit is %d", ErrBadSample, jpeg.ErrTooLarge, size, n, p.maxPixels)
+	}
+	b := getBuffer(size.X * size.Y * 3)
+	j := p.job
+	j.MaxPixels = p.maxPixels
+	if err := p.store(*b, &j); err != nil {
+		putBuffer(b)
+		return err
+	}
+	putBuffer(p.buf)
+	p.view, p.src, p.isJPEG, p.size0, p.buf = viewOf(size), *b, false, size, b
+	return nil
+}
+
+// resizeTo resizes the picture as it stands. The same size is no change, as in torchvision.
+func (p *picture) resizeTo(to image.Point) error {
+	if to == p.size() {
+		return nil
+	}
+	if to.X < 1 || to.Y < 1 || to.X > 4*maxSide || to.Y > 4*maxSide {
+		return fmt.Errorf("%w: a picture of %v would be resized to %v, sides must lie between 1 and %d", ErrBadSample, p.size(), to, 4*maxSide)
+	}
+	if !p.foldable() {
+		if err := p.pixels(); err != nil {
+			return err
+		}
+	}
+	p.resize(to)
+	return nil
+}
+
+// Apply makes the sample's bytes src into dst, whose length must be OutBytes (len(src) for raw). The result is a pure
+// function of src and at. Errors that src causes wrap ErrBadSample, and one of package jpeg's errors where they fit;
+// dst then holds arbitrary bytes.
+func (t *Transform) Apply(src []byte, at Draw, dst []byte) error {
+	if at.Sample > maxSample || at.Occurrence > maxOccurrence {
+		return fmt.Errorf("gpuingest: sample %d, occurrence %d: random numbers end at sample 2^48 and occurrence 2^16", at.Sample, at.Occurrence)
+	}
+	if t.raw {
+		if len(dst) != len(src) {
+			return fmt.Errorf("gpuingest: destination of %d bytes for a raw sample of %d", len(dst), len(src))
+		}
+		copy(dst, src)
+		return nil
+	}
+	if len(dst) != t.OutBytes() {
+		return fmt.Errorf("gpuingest: destination of %d bytes, %s takes %d", len(dst), t, t.OutBytes())
+	}
+	p := pictures.Get().(*picture)
+	*p = picture{src: src, maxPixels: t.MaxPixels}
+	if p.maxPixels <= 0 {
+		p.maxPixels = jpeg.DefaultMaxPixels
+	}
+	err := t.apply(p, at, dst)
+	putBuffer(p.buf)
+	*p = picture{} // keeps no sample alive
+	pictures.Put(p)
+	if err != nil && !errors.Is(err, ErrBadSample) && badBytes(err) {
+		err = fmt.Errorf("%w: %w", ErrBadSample, err)
+	}
+	return err
+}
+
+func badBytes(err error) bool {
+	return errors.Is(err, jpeg.ErrTruncated) || errors.Is(err, jpeg.ErrCorrupt) || errors.Is(err, jpeg.ErrUnsupported) || errors.Is(err, jpeg.ErrTooLarge)
+}
+
+func (t *Transform) apply(p *picture, at Draw, dst []byte) error {
+	if bytes.HasPrefix(p.src, []byte("\xff\xd8")) {
+		w, h, err := jpeg.Size(p.src)
+		if err != nil {
+			return err
+		}
+		p.isJPEG, p.size0 = true, image.Pt(w, h)
+	} else if err := p.decodeOther(); err != nil {
+		return err
+	}
+	p.view = viewOf(p.size0)
+	for i, op := range t.ops {
+		p.rand = at.Rand(i)
+		if err := op.apply(p, &p.rand); err != nil {
+			return err
+		}
+	}
+	j := p.job
+	j.Planar, j.Elem, j.Table, j.MaxPixels = t.layout == "nchw", dtypes[t.dtype], t.table, p.maxPixels
+	return p.store(dst, &j)
+}
