@@ -453,13 +453,18 @@ func TestLoadDamaged(t *testing.T) {
 		}
 		return err
 	}
-	for n := range len(m.data) {
+	for _, n := range []int{0, 1, headerLen - 1, headerLen, len(m.data) - 1} {
 		if err := load(m.data[:n]); !errors.Is(err, ErrCorrupt) {
+			t.Fatalf("file cut to %d bytes: %v", n, err)
+		}
+	}
+	for n := range len(m.data) {
+		if _, err := parse(m.data[:n]); !errors.Is(err, ErrCorrupt) {
 			t.Fatalf("cut to %d bytes: %v", n, err)
 		}
 		b := bytes.Clone(m.data)
 		b[n] ^= 0x10
-		if err := load(b); !errors.Is(err, ErrCorrupt) {
+		if _, err := parse(b); !errors.Is(err, ErrCorrupt) {
 			t.Fatalf("byte %d flipped: %v", n, err)
 		}
 	}
@@ -495,7 +500,7 @@ func TestLoadDamaged(t *testing.T) {
 func FuzzLoad(f *testing.F) {
 	f.Add(mustBuild(f, BuildOptions{}, "a/1", "a/2", "b/c/3", "r").data, uint16(0), uint64(0))
 	m := mustBuild(f, BuildOptions{Prefix: "p/"}, "p/x/y/z/1", "p/x/2", "p/x/y//")
-	for off := 16; off < len(m.data); off += 4 {
+	for off := 16; off < len(m.data); off += 12 {
 		f.Add(m.data, uint16(off), uint64(1))
 		f.Add(m.data, uint16(off), uint64(1<<63))
 		f.Add(m.data, uint16(off), uint64(0xffffffff))
