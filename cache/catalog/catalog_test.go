@@ -208,21 +208,25 @@ func TestCatalogSegments(t *testing.T) {
 		sealed bool
 		table  []byte
 	}
-	rapid.Check(t, func(rt *rapid.T) {
-		dir, err := os.MkdirTemp(t.TempDir(), "")
-		if err != nil {
-			rt.Fatal(err)
+	// One catalog for all checks: opening badger takes most of the time.
+	dir := t.TempDir()
+	c := openUnsynced(t, dir)
+	defer func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
 		}
-		c := openUnsynced(t, dir)
-		defer func() {
-			if err := c.Close(); err != nil {
-				rt.Error(err)
+	}()
+	ids := []uint32{1, 2, 3, 255, 256, 1 << 24}
+	rapid.Check(t, func(rt *rapid.T) {
+		for _, id := range ids {
+			if err := c.DropSegment(id); err != nil {
+				rt.Fatal(err)
 			}
-		}()
+		}
 		model := make(map[uint32]entry)
 		for range rapid.IntRange(1, 6).Draw(rt, "steps") {
-			id := rapid.SampledFrom([]uint32{1, 2, 3, 255, 256, 1 << 24}).Draw(rt, "id")
-			switch rapid.SampledFrom([]string{"commit", "commit", "commit", "drop", "reopen"}).Draw(rt, "step") {
+			id := rapid.SampledFrom(ids).Draw(rt, "id")
+			switch rapid.SampledFrom([]string{"commit", "commit", "commit", "commit", "commit", "drop", "drop", "reopen"}).Draw(rt, "step") {
 			case "commit":
 				e := entry{int64(rapid.Uint32().Draw(rt, "size")), rapid.Bool().Draw(rt, "sealed"), nil}
 				n := rapid.SampledFrom([]int{0, 1, 1000, 256 << 10, 256<<10 + 1, 1 << 20}).Draw(rt, "table")
@@ -245,19 +249,19 @@ func TestCatalogSegments(t *testing.T) {
 				c = openUnsynced(t, dir)
 			}
 		}
-		var ids []uint32
-		err = c.LoadSegments(func(id uint32, size int64, sealed bool, table []byte) error {
-			ids = append(ids, id)
+		var got []uint32
+		err := c.LoadSegments(func(id uint32, size int64, sealed bool, table []byte) error {
+			got = append(got, id)
 			if e, ok := model[id]; !ok || e.size != size || e.sealed != sealed || !bytes.Equal(e.table, table) {
 				rt.Fatalf("segment %d: size %d, sealed %v, table of %d bytes; want %d, %v, %d", id, size, sealed, len(table), e.size, e.sealed, len(e.table))
 			}
 			return nil
 		})
-		if err != nil || len(ids) != len(model) || !slices.IsSorted(ids) {
-			rt.Fatal(ids, err)
+		if err != nil || len(got) != len(model) || !slices.IsSorted(got) {
+			rt.Fatal(got, err)
 		}
 		stop := errors.New("stop")
-		if len(ids) > 0 {
+		if len(got) > 0 {
 			if err := c.LoadSegments(func(uint32, int64, bool, []byte) error { return stop }); !errors.Is(err, stop) {
 				rt.Fatal("the error of yield was", err)
 			}

@@ -132,7 +132,7 @@ type segment struct {
 	liveRecs  int
 	pending   int           // appends under way
 	entries   []recordState // parallel to the slots; nil once sealed
-	dead      []uint64      // bits by record number; nil while there is none
+	dead      []uint64      // bits by record number, as far as the last dead one
 	retired   bool          // takes no more appends
 	sealed    bool          // committed as a whole
 	dropped   bool
@@ -151,7 +151,7 @@ const (
 	void          // its append failed
 )
 
-func (g *segment) isDead(i int) bool { return g.dead != nil && g.dead[i/64]&(1<<(i%64)) != 0 }
+func (g *segment) isDead(i int) bool { return i/64 < len(g.dead) && g.dead[i/64]&(1<<(i%64)) != 0 }
 
 func (g *segment) setDead(i int) {
 	for len(g.dead) <= i/64 {
