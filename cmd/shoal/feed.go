@@ -1,0 +1,206 @@
+package main
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/loader/feedclient"
+	"github.com/shoalfs/shoal/loader/feedpb"
+)
+
+// feedReport is what `shoal feed --json` prints (docs/stats.md).
+type feedReport struct {
+	Version     int     `json:"version"` // of this schema
+	Dataset     string  `json:"dataset"`
+	Transform   string  `json:"transform"`
+	Epochs      int     `json:"epochs"` // that were consumed to their end
+	Batches     int     `json:"batches"`
+	Samples     int     `json:"samples"` // valid rows
+	Bad         int     `json:"bad_samples"`
+	Bytes       int64   `json:"bytes"` // of batches
+	Seconds     float64 `json:"seconds"`
+	Stall       float64 `json:"stall_seconds"` // of these, waiting for a batch to begin
+	SamplesPerS float64 `json:"samples_per_second"`
+	Digest      string  `json:"digest"`
+	State       string  `json:"state"` // to go on from
+
+	// Of the session's order; position counts the samples that were delivered.
+	Order engine.OrderState `json:"order"`
+
+	// Of the daemon, after the last batch.
+	Opens       int64               `json:"opens"`
+	Reads       int64               `json:"reads"`
+	GetRequests int64               `json:"get_requests"`
+	GetBytes    int64               `json:"get_bytes"`
+	Hits        engine.Hits         `json:"hits"`
+	Lead        int                 `json:"lead_samples"`
+	Errors      []engine.ErrorEvent `json:"errors"`
+	Daemon      json.RawMessage     `json:"daemon"` // its stats, whole
+}
+
+// addDaemon merges the daemon's stats.
+func (r *feedReport) addDaemon(raw []byte) error {
+	var s engine.Stats
+	if err := json.Unmarshal(raw, &s); err != nil {
+		return fmt.Errorf("the daemon's stats: %w", err)
+	}
+	r.Opens, r.Reads, r.GetRequests, r.GetBytes, r.Hits, r.Lead, r.Errors = s.Opens, s.Reads, s.GetRequests, s.GetBytes, s.Hits, s.Lead, s.Errors
+	r.Daemon = raw
+	return nil
+}
+
+func feedCommand() *cobra.Command {
+	var open feedpb.Open
+	var asJSON bool
+	var batches int
+	c := &cobra.Command{
+		Use:   "feed ADDR",
+		Short: "Consume a feed in the terminal: rates, stalls, digest",
+		Long: `Opens a session at ADDR (unix:///PATH or tcp://HOST:PORT) and consumes its batches. The digest is
+SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows in order of delivery.`,
+		Example: `  shoal feed unix:///run/shoal/feed.sock --batch 256 --transform "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw"`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			client, err := feedclient.Dial(args[0])
+			if err != nil {
+				return usageError{err}
+			}
+			defer client.Close()
+			if f := c.Flags(); !f.Changed("epochs") && open.State != "" {
+				open.Epochs = 1
+			}
+			open.Client = fmt.Sprintf("shoal feed (pid %d)", os.Getpid())
+			stream, err := client.Open(c.Context(), &open)
+			if err != nil {
+				return err
+			}
+			defer stream.Close()
+			o := stream.Opened()
+			r := feedReport{Version: 1, Dataset: o.GetDataset(), Transform: o.GetTransform(), Order: engine.OrderState{Spec: o.GetOrder(), State: "following"}}
+			digest := feedclient.NewDigest()
+			start := time.Now()
+			progress := newFeedProgress(c.ErrOrStderr(), int(o.GetBatches())+int(o.GetPerEpoch())*(int(open.Epochs)-1))
+			for batches == 0 || r.Batches < batches {
+				b, err := stream.Next()
+				if errors.Is(err, io.EOF) {
+					r.Order.State = "finished"
+					break
+				}
+				if err != nil {
+					progress.clear()
+					return err
+				}
+				digest.Add(b)
+				r.Batches++
+				r.Order.Epoch = int(b.Header.GetEpoch())
+				r.Samples += int(b.Header.GetValid())
+				r.Bad += len(b.Header.GetBad())
+				r.Bytes += int64(b.Header.GetTotalBytes())
+				for _, bad := range b.Header.GetBad() {
+					progress.clear()
+					fmt.Fprintf(c.ErrOrStderr(), "skipped sample %d, %s: %s\n", bad.GetId(), bad.GetPath(), bad.GetCause())
+				}
+				b.Release()
+				progress.show(r.Batches, r.Samples)
+			}
+			progress.clear()
+			r.Seconds, r.Stall, r.Epochs = time.Since(start).Seconds(), stream.Stalled().Seconds(), stream.Epochs()
+			r.SamplesPerS, r.Order.Position = float64(r.Samples)/r.Seconds, r.Samples
+			r.Digest, r.State = hex.EncodeToString(digest.Sum()), stream.State()
+			if !asJSON {
+				fmt.Fprintf(c.OutOrStdout(), "%s samples in %d batches, %s, in %.2f s: %s samples/s, %.1f%% of the time waiting\n",
+					humanize.Comma(int64(r.Samples)), r.Batches, humanize.IBytes(uint64(r.Bytes)), r.Seconds, humanize.Comma(int64(r.SamplesPerS)), 100*r.Stall/r.Seconds)
+				fmt.Fprintf(c.OutOrStdout(), "dataset %.12s, order %s, transform %s\ndigest %s\n", r.Dataset, r.Order.Spec, r.Transform, r.Digest)
+				return nil
+			}
+			raw, err := client.Stats(c.Context())
+			if err != nil {
+				return err
+			}
+			if err := r.addDaemon(raw); err != nil {
+				return err
+			}
+			return json.NewEncoder(c.OutOrStdout()).Encode(r)
+		},
+	}
+	f := c.Flags()
+	f.Uint32Var(&open.Batch, "batch", 256, "samples a batch, per rank")
+	f.Uint32Var(&open.Epochs, "epochs", 1, "epochs to consume")
+	f.Uint32Var(&open.Epoch, "epoch", 0, "first epoch")
+	f.StringVar(&open.Transform, "transform", "", `what is done to a sample, such as "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw" (default: raw bytes)`)
+	f.Uint64Var(&open.Seed, "seed", 0, "seed of order and augmentation")
+	f.StringVar(&open.Order, "order", "uniform", "order of the samples")
+	f.Uint32Var(&open.World, "world", 1, "number of ranks")
+	f.Uint32Var(&open.Rank, "rank", 0, "this rank")
+	f.StringVar(&open.Tail, "tail", "", "incomplete last batch: drop, pad or uneven (default: uneven, so that every sample comes)")
+	f.StringVar(&open.Bad, "bad", "error", "samples that cannot be decoded: error, skip:0.1% or skip:N an epoch")
+	f.StringVar(&open.State, "state", "", "state to go on from, as --json prints it")
+	f.StringVar(&open.Session, "session", "", "name of the session; a newer one of the same name and rank ends this one")
+	f.Uint32Var(&open.Credits, "credits", 4, "batches that may be on their way")
+	f.IntVar(&batches, "batches", 0, "stop after so many batches (0: at the end)")
+	f.BoolVar(&asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
+	c.PreRun = func(c *cobra.Command, _ []string) {
+		if open.State != "" { // what the state holds must not be contradicted by a flag's default
+			for name, clear := range map[string]func(){
+				"batch": func() { open.Batch = 0 }, "order": func() { open.Order = "" }, "bad": func() {},
+			} {
+				if !c.Flags().Changed(name) {
+					clear()
+				}
+			}
+		} else if open.Tail == "" {
+			open.Tail = "uneven"
+		}
+	}
+	return c
+}
+
+// feedProgress is a line on a terminal, or a line now and then elsewhere.
+type feedProgress struct {
+	w       io.Writer
+	tty     bool
+	total   int
+	started time.Time
+	last    time.Time
+}
+
+func newFeedProgress(w io.Writer, total int) *feedProgress {
+	p := &feedProgress{w: w, total: total, started: time.Now(), last: time.Now()}
+	if f, ok := w.(*os.File); ok {
+		if fi, err := f.Stat(); err == nil {
+			p.tty = fi.Mode()&os.ModeCharDevice != 0
+		}
+	}
+	return p
+}
+
+func (p *feedProgress) show(batches, samples int) {
+	every := 10 * time.Second
+	if p.tty {
+		every = 200 * time.Millisecond
+	}
+	if time.Since(p.last) < every {
+		return
+	}
+	p.last = time.Now()
+	end := "\n"
+	if p.tty {
+		end = "\r"
+	}
+	fmt.Fprintf(p.w, "batch %d of %d, %.0f samples/s   %s", batches, p.total, float64(samples)/time.Since(p.started).Seconds(), end)
+}
+
+func (p *feedProgress) clear() {
+	if p.tty {
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+}

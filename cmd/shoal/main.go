@@ -1,0 +1,83 @@
+// Command shoal keeps GPUs fed from object storage: it mounts a bucket as a filesystem that reads
+// ahead in the order of the epoch, and serves finished batches over gRPC.
+//
+// All wiring is here, one file a verb. Exit codes: 0 done, 1 failed (one line on stderr that names
+// the thing, the cause and the remedy), 2 wrong use.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// usageError marks an error of the command line: exit code 2.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := root().ExecuteContext(ctx)
+	stop()
+	os.Exit(report(err))
+}
+
+// report prints err as one line and returns the exit code.
+func report(err error) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "shoal: "+oneLine(err))
+	if errors.As(err, new(usageError)) {
+		return 2
+	}
+	return 1
+}
+
+func oneLine(err error) string {
+	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
+}
+
+func root() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "shoal",
+		Short: "Keeps GPUs fed from object storage",
+		Long: `Shoal keeps GPUs fed from object storage. It knows the order of an epoch before the trainer
+asks, so that the trainer never waits: as a mounted filesystem, as a feed of finished batches,
+or as a sidecar container.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usagef("%w (see: %s --help)", err, c.CommandPath())
+	})
+	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), feedCommand(),
+		orderCommand(), statCommand(), demoCommand(), versionCommand(), proxyCommand())
+	for _, sub := range c.Commands() {
+		if args := sub.Args; args != nil {
+			sub.Args = func(c *cobra.Command, a []string) error {
+				if err := args(c, a); err != nil {
+					return usagef("%s: %w (see: %s --help)", c.CommandPath(), err, c.CommandPath())
+				}
+				return nil
+			}
+		}
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return usagef("unknown verb %q (see: shoal --help)", args[0])
+		}
+		return c.Help()
+	}
+	c.Args = cobra.ArbitraryArgs
+	return c
+}

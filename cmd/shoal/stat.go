@@ -1,0 +1,120 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/loader/feedclient"
+)
+
+// mountStats are the stats of a mount's daemon.
+type mountStats struct {
+	engine.Stats
+	raw []byte
+}
+
+// serves reports whether the process that wrote the stats is still the daemon, and not another
+// process that took its number.
+func (s *mountStats) serves(string) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.PID))
+	if err != nil {
+		return false
+	}
+	// Field 2 is the command in parentheses, field 3 the state: a zombie has let go of everything.
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return !strings.HasPrefix(rest, "Z")
+}
+
+// readStats reads the control file of a mount.
+func readStats(mountpoint string) (*mountStats, error) {
+	path := filepath.Join(mountpoint, ".shoal", "stats")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s is not a live shoal mount: %w (mount it with `shoal mount SOURCE %s`)", mountpoint, err, mountpoint)
+	}
+	s := &mountStats{raw: b}
+	if err := json.Unmarshal(b, &s.Stats); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return s, nil
+}
+
+func statCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "stat MOUNTPOINT|ADDR",
+		Short: "Show what a daemon did and holds",
+		Example: `  shoal stat /mnt/train
+  shoal stat unix:///run/shoal/feed.sock --json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			raw, err := anyStats(c, args[0])
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				_, err = c.OutOrStdout().Write(raw)
+				return err
+			}
+			var s engine.Stats
+			if err := json.Unmarshal(raw, &s); err != nil {
+				return fmt.Errorf("stats of %s: %w", args[0], err)
+			}
+			printStats(c.OutOrStdout(), &s)
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
+	return c
+}
+
+func anyStats(c *cobra.Command, target string) ([]byte, error) {
+	if !strings.Contains(target, "://") {
+		if _, err := os.Lstat(target); err == nil || strings.HasPrefix(target, "/") || !strings.Contains(target, ":") {
+			s, err := readStats(target)
+			if err != nil {
+				return nil, err
+			}
+			return s.raw, nil
+		}
+	}
+	client, err := feedclient.Dial(target)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	return client.Stats(c.Context())
+}
+
+func printStats(w io.Writer, s *engine.Stats) {
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%-10s "+format+"\n", append([]any{name}, args...)...)
+	}
+	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+	share := func(n int64) float64 { return 100 * float64(n) / float64(max(s.Reads, 1)) }
+	row("source", "%s", s.Source)
+	row("dataset", "%.12s, %s files, %s numbered, %s", s.Dataset, humanize.Comma(int64(s.Files)), humanize.Comma(int64(s.Samples)), bytes(s.Bytes))
+	row("up", "%s (pid %d)", (time.Duration(s.Uptime) * time.Second), s.PID)
+	row("order", "%s, epoch %d, position %d, %s; %d samples ahead of the reader", s.Order.Spec, s.Order.Epoch, s.Order.Position, s.Order.State, s.Lead)
+	row("reads", "%s of %s opened files: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads), humanize.Comma(s.Opens),
+		share(s.Hits.Keep), share(s.Hits.Ring), share(s.Joined), share(s.Misses))
+	row("stall", "%.2f s, summed over readers", s.Stall)
+	row("store", "%s GETs, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, errors %v", humanize.Comma(s.GetRequests), bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, s.StoreErrors)
+	row("memory", "%s of %s for data (peak %s), RSS %s, %d goroutines", bytes(s.Memory.Used), bytes(s.Memory.Limit), bytes(s.Memory.Peak), bytes(s.Memory.RSS), s.Memory.Goroutines)
+	row("disk", "%s of %s, %s of %s extents kept", bytes(s.Disk.Used), bytes(s.Disk.Limit), humanize.Comma(int64(s.Disk.Kept)), humanize.Comma(int64(s.Disk.Extents)))
+	if n := s.Skipped.Hostile + s.Skipped.Shadowed; n > 0 {
+		row("not shown", "%d keys: %s", n, strings.Join(s.Skipped.Examples, ", "))
+	}
+	for _, e := range s.Errors {
+		row(strings.ToLower(e.Level), "%s (%d×, last %s)", e.Text, e.Count, e.Time.Format(time.TimeOnly))
+	}
+}
