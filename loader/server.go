@@ -30,6 +30,10 @@ type Options struct {
 	Memory  Memory       // nil: no limit but the sessions' windows
 	Log     *slog.Logger // nil: none
 
+	// Stats makes what the Stats call returns of the feed's counters, so that a daemon can add its
+	// own; nil: the feed's alone. The result is marshalled to JSON.
+	Stats func(feed Stats) any
+
 	// Workers is how many transforms run at once, over all sessions; default GOMAXPROCS.
 	Workers int
 	// Readers is how many samples a session reads at once; default 4*Workers, at least 8. More
@@ -203,7 +207,11 @@ func (v service) Info(context.Context, *feedpb.InfoRequest) (*feedpb.InfoRespons
 
 // Stats implements feedpb.FeedServer.
 func (v service) Stats(context.Context, *feedpb.StatsRequest) (*feedpb.StatsResponse, error) {
-	b, err := json.Marshal(v.s.Stats())
+	var stats any = v.s.Stats()
+	if v.s.o.Stats != nil {
+		stats = v.s.o.Stats(v.s.Stats())
+	}
+	b, err := json.Marshal(stats)
 	if err != nil {
 		return nil, toStatus(err)
 	}
