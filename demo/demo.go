@@ -26,6 +26,7 @@ import (
 
 	humanize "github.com/dustin/go-humanize"
 
+	"github.com/shoalfs/shoal/python"
 	"github.com/shoalfs/shoal/rig/photos"
 	"github.com/shoalfs/shoal/rig/progress"
 	"github.com/shoalfs/shoal/rig/proxy"
@@ -38,8 +39,7 @@ type Options struct {
 	Shoal string
 	// WorkDir keeps photographs, objects, caches and results; default "shoal-demo".
 	WorkDir string
-	// Client holds the Python client as "shoal/*.py". Default: python/ of the checkout that the
-	// binary or the current folder belongs to.
+	// Client holds the Python client as "shoal/*.py"; default the one in the binary.
 	Client fs.FS
 	// Python is the interpreter that has torch; default /usr/bin/python3.
 	Python string
@@ -91,6 +91,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.Sigma == 0 {
 		o.Sigma = 0.3
+	}
+	if o.Client == nil {
+		o.Client = python.Files
 	}
 	if o.Progress == nil {
 		o.Progress = os.Stderr

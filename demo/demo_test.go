@@ -75,10 +75,19 @@ func standIn(args []string) error {
 const feed = `
 import torch
 
+class Batch:
+    def __init__(self, data, label):
+        self.data, self.label = data, label
+
+    def __iter__(self):
+        return iter((self.data, self.label))
+
 class Feed(torch.utils.data.IterableDataset):
     def __init__(self, address, batch_size, **spec):
         assert address.startswith("unix://"), address
         self.batch = batch_size
+
+        self.classes = ["a", "b"]
 
     def set_epoch(self, epoch):
         pass
@@ -88,7 +97,7 @@ class Feed(torch.utils.data.IterableDataset):
 
     def __iter__(self):
         for i in range(4):
-            yield torch.full((self.batch, 3, 224, 224), i * 50, dtype=torch.uint8), torch.zeros(self.batch, dtype=torch.int64)
+            yield Batch(torch.full((self.batch, 3, 224, 224), i * 50, dtype=torch.uint8), torch.zeros(self.batch, dtype=torch.int64))
 `
 
 func options(t *testing.T, mode, client string) Options {

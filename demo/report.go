@@ -74,6 +74,11 @@ func (r *report) Notes() []string {
 				humanize.Comma(s.Gets), humanize.Bytes(uint64(s.GetBytes)), humanize.Comma(s.StoreGets), humanize.Bytes(uint64(s.StoreGetBytes))))
 		}
 	}
+	for _, s := range r.Results {
+		if share := s.OtherCPU / (s.Seconds * float64(r.Cores)); share > 0.1 {
+			notes = append(notes, fmt.Sprintf("%s: other processes took %.0f%% of the cores meanwhile", s.Title, 100*share))
+		}
+	}
 	if !r.Dropped {
 		notes = append(notes, "the kernel's caches could not be dropped between the runs (that takes root): the warm runs may have read from memory")
 	}
@@ -88,16 +93,19 @@ func (j *job) explain(r *Result, s scenario) string {
 	split := fmt.Sprintf("CPU a sample: trainer %s ms, shoal %s ms, S3 server and proxy %s ms", per(r.TrainerCPU), per(r.ShoalCPU), per(r.StoreCPU))
 	switch {
 	case r.WaitShare() < 0.1:
-		return fmt.Sprintf("bound by the model itself: it waits %.0f%% of the time (%s)", 100*r.WaitShare(), split)
+		return fmt.Sprintf("bound by the model itself, which computes %.0f%% of the time (%s)", 100*(1-r.WaitShare()), split)
 	case busy > 0.8:
-		what := "PIL decodes in the workers"
+		what := "PIL decoding in the workers"
 		if s.feed {
-			what = "decoding"
+			what = "decoding and the model"
 		}
 		return fmt.Sprintf("bound by CPU, most of it %s: %.0f%% of %.0f cores busy (%s)", what, 100*busy, cores, split)
-	case !s.feed && s.order == "none":
+	case busy+r.OtherCPU/(r.Seconds*cores) > 0.9:
+		return fmt.Sprintf("bound by CPU: all of %.0f cores are busy, %.0f%% with what is not part of the demo (%s)",
+			cores, 100*r.OtherCPU/(r.Seconds*cores), split)
+	case s.order == "none":
 		limit := float64(max(j.Workers, 1)) / (j.Latency.Seconds() * math.Exp(j.Sigma*j.Sigma/2))
-		return fmt.Sprintf("bound by latency: %d workers that wait for one GET each cannot pass %.0f samples/s (%s)", j.Workers, limit, split)
+		return fmt.Sprintf("bound by latency: %d workers that wait for one GET each cannot pass %.0f samples/s (%s)", max(j.Workers, 1), limit, split)
 	default:
 		return fmt.Sprintf("bound by waiting: only %.0f%% of %.0f cores busy (%s)", 100*busy, cores, split)
 	}

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/shoalfs/shoal/rig/proxy"
@@ -42,7 +43,8 @@ type Result struct {
 	StoreGets, StoreGetBytes int64
 	// CPU seconds while the loop ran. The trainer's hold its workers; the store's, the proxy.
 	TrainerCPU, ShoalCPU, StoreCPU float64
-	Bound                          string // what bounds it
+	OtherCPU                       float64 // of everything else on the machine
+	Bound                          string  // what bounds it
 }
 
 // Rate is in samples/s.
@@ -139,6 +141,7 @@ func (j *job) runScenario(ctx context.Context, s scenario) (_ *Result, err error
 	}
 	now := j.cpu(d)
 	r.ShoalCPU, r.StoreCPU = now.shoal-cpu.shoal, now.store-cpu.store
+	r.OtherCPU = max(now.machine-cpu.machine-r.ShoalCPU-r.StoreCPU-now.trainers+cpu.trainers, 0)
 	if err := j.counters(ctx, d, before, r); err != nil {
 		return nil, err
 	}
@@ -260,7 +263,7 @@ type event struct {
 func (j *job) train(ctx context.Context, s scenario, d *daemon, r *Result, progress func(done, total int), note func(string)) error {
 	args := []string{j.path("trainer", "trainer_mount.py"), d.target, "--workers", strconv.Itoa(j.Workers)}
 	if s.feed {
-		args = []string{j.path("trainer", "trainer_feed.py"), d.target, "--classes", strconv.Itoa(j.classes), "--sheet", j.path("contact-sheet.png")}
+		args = []string{j.path("trainer", "trainer_feed.py"), d.target, "--sheet", j.path("contact-sheet.png")}
 	}
 	args = append(args, "--batch", strconv.Itoa(j.Batch), "--seed", strconv.Itoa(j.Seed), "--epoch", strconv.Itoa(s.epoch))
 	if j.Steps > 0 {
@@ -382,11 +385,46 @@ func (j *job) shoalStats(ctx context.Context, target string) (shoalStats, error)
 	return st, nil
 }
 
-// cpuTimes are CPU seconds used so far.
-type cpuTimes struct{ shoal, store float64 }
+// cpuTimes are CPU seconds used so far. The trainers' are those of this process and of its children
+// that have ended, which between two readings are the trainer, its workers and a few short helpers.
+type cpuTimes struct{ shoal, store, trainers, machine float64 }
 
 func (j *job) cpu(d *daemon) cpuTimes {
-	return cpuTimes{shoal: cpuSeconds(d.proc.Pid()), store: cpuSeconds(j.store.Pid()) + cpuSeconds(j.proxy.Pid())}
+	t := cpuTimes{
+		shoal:   cpuSeconds(d.proc.Pid()),
+		store:   cpuSeconds(j.store.Pid()) + cpuSeconds(j.proxy.Pid()),
+		machine: machineSeconds(),
+	}
+	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
+		var ru syscall.Rusage
+		if syscall.Getrusage(who, &ru) == nil {
+			t.trainers += time.Duration(ru.Utime.Nano() + ru.Stime.Nano()).Seconds()
+		}
+	}
+	return t
+}
+
+// machineSeconds returns the CPU time that all cores have spent working since the machine's start.
+func machineSeconds() float64 {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	return parseBusy(string(b))
+}
+
+// parseBusy reads the first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq and
+// steal in 1/100 s. All but idle and iowait is work, steal included: it is somebody else's.
+func parseBusy(stat string) float64 {
+	line, _, _ := strings.Cut(stat, "\n")
+	var busy float64
+	for i, f := range strings.Fields(line) {
+		if i >= 1 && i <= 8 && i != 4 && i != 5 {
+			n, _ := strconv.ParseFloat(f, 64)
+			busy += n
+		}
+	}
+	return busy / 100
 }
 
 // cpuSeconds returns the user and system time of a process, 0 if it is gone. The clock tick of

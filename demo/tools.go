@@ -67,9 +67,6 @@ func (j *job) Missing(ctx context.Context) error {
 	if _, err := os.Stat(j.Shoal); err != nil {
 		other = append(other, fmt.Sprintf("%s is not there: run make build", j.Shoal))
 	}
-	if _, err := j.client(); err != nil {
-		other = append(other, err.Error())
-	}
 	if len(packages) > 0 {
 		other = append([]string{"Debian packages: apt-get install --no-install-recommends " + strings.Join(packages, " ")}, other...)
 	}
@@ -102,24 +99,6 @@ func (j *job) missingModules(ctx context.Context) []string {
 	return packages
 }
 
-// client returns the Python client's files.
-func (j *job) client() (fs.FS, error) {
-	if j.Client != nil {
-		return j.Client, nil
-	}
-	roots := []string{filepath.Dir(filepath.Dir(j.Shoal))}
-	if wd, err := os.Getwd(); err == nil {
-		roots = append(roots, wd, filepath.Dir(wd))
-	}
-	for _, r := range roots {
-		dir := filepath.Join(r, "python")
-		if _, err := os.Stat(filepath.Join(dir, "shoal", "__init__.py")); err == nil {
-			return os.DirFS(dir), nil
-		}
-	}
-	return nil, errors.New("the Python client (python/shoal) is not beside the binary's folder: run the demo in a checkout")
-}
-
 // writeTrainers puts the trainers and the Python client into WorkDir/trainer.
 func (j *job) writeTrainers() error {
 	dir := j.path("trainer")
@@ -133,22 +112,15 @@ func (j *job) writeTrainers() error {
 	if err := os.CopyFS(dir, scripts); err != nil {
 		return err
 	}
-	client, err := j.client()
-	if err != nil {
-		return err
-	}
-	return fs.WalkDir(client, "shoal", func(p string, d fs.DirEntry, err error) error {
+	return fs.WalkDir(j.Client, "shoal", func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		to := filepath.Join(dir, filepath.FromSlash(p))
 		if d.IsDir() {
-			if d.Name() == "__pycache__" {
-				return fs.SkipDir
-			}
 			return os.MkdirAll(to, 0o755)
 		}
-		b, err := fs.ReadFile(client, p)
+		b, err := fs.ReadFile(j.Client, p)
 		if err != nil {
 			return err
 		}

@@ -26,7 +26,6 @@ def contact_sheet(images, path, columns=8, side=112):
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("address")
-    p.add_argument("--classes", type=int, required=True)
     p.add_argument("--batch", type=int, default=16)
     p.add_argument("--seed", type=int, default=7)
     p.add_argument("--epoch", type=int, default=0)
@@ -35,17 +34,17 @@ def main():
     args = p.parse_args()
 
     record = Recorder()
-    feed = Feed(args.address, batch_size=args.batch, order=f"torch:seed={args.seed}", seed=args.seed,
+    feed = Feed(args.address, batch_size=args.batch, order=f"torch:seed={args.seed}", seed=args.seed, epochs=args.epoch + 1,
                 transform="RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw", tail="drop")
     feed.set_epoch(args.epoch)
     loader = DataLoader(feed, batch_size=None)
-    trainer = Trainer(args.classes, args.seed)
+    trainer = Trainer(len(feed.classes), args.seed)
     mean = torch.tensor([0.485, 0.456, 0.406]).mul(255).view(1, 3, 1, 1)
     inv_std = torch.tensor([0.229, 0.224, 0.225]).mul(255).reciprocal().view(1, 3, 1, 1)
 
     first = None
-    for images, labels in record.steps(loader, args.steps, lambda b: len(b[1]),
-                                       total=len(loader), classes=args.classes):
+    for images, labels in record.steps(loader, args.steps, lambda b: len(b.label),
+                                       total=len(feed), classes=len(feed.classes)):
         if first is None:
             first = images.clone()
         record.loss = trainer.step((images.float() - mean) * inv_std, labels)
