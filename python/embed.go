@@ -1,0 +1,11 @@
+// Package python carries the trainer's client, the Python package shoal, inside the binary, so that
+// `shoal demo` can unpack it where there is no checkout.
+package python
+
+import "embed"
+
+// Files holds shoal/*.py. Copied into a folder that is on PYTHONPATH, they are the package; they
+// need grpcio and numpy, and use torch where it is installed.
+//
+//go:embed shoal/*.py
+var Files embed.FS

@@ -1,0 +1,18 @@
+"""Shoal's client for trainers.
+
+Feed receives finished batches from `shoal serve`; hint tells a Shoal mount in which order a
+DataLoader is about to read. Needs numpy and grpcio; uses torch where it is installed.
+
+    import shoal
+    feed = shoal.Feed("unix:///run/shoal/feed.sock", 256,
+                      transform="RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw")
+    for epoch in range(90):
+        feed.set_epoch(epoch)
+        for images, labels in feed:
+            ...
+"""
+
+from ._feed import Batch, Feed, FeedError
+from ._hint import hint, predict
+
+__all__ = ["Batch", "Feed", "FeedError", "hint", "predict"]
