@@ -54,10 +54,13 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 	} else if err != nil {
 		return "", false, fmt.Errorf("mount point: %w", err)
 	}
+	// statfs always reaches the daemon; a stat of a mount whose daemon died may be answered for hours
+	// from attributes that the kernel still trusts.
+	if err := unix.Statfs(path, new(unix.Statfs_t)); errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
+		return path, true, nil
+	}
 	fi, err := os.Stat(path)
 	switch {
-	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED):
-		return path, true, nil
 	case errors.Is(err, os.ErrNotExist):
 		return "", false, fmt.Errorf("mount point %s does not exist (create it: mkdir -p %s)", mountpoint, mountpoint)
 	case err != nil:
@@ -87,24 +90,36 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 	return path, false, nil
 }
 
-// resolve makes a path absolute and free of symbolic links, also where a dead mount lies at its end.
+// resolve makes a path absolute and free of symbolic links. It does not touch what is mounted at the
+// path itself, which may be dead or hang.
 func resolve(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
 	}
-	real, err := filepath.EvalSymlinks(path)
-	if err == nil {
-		return real, nil
-	}
-	if !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED) {
+	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if err != nil {
 		return "", err
 	}
-	parent, perr := filepath.EvalSymlinks(filepath.Dir(path))
-	if perr != nil {
+	here := filepath.Join(parent, filepath.Base(path))
+	mi, err := findMount(here)
+	if err != nil {
 		return "", err
 	}
-	return filepath.Join(parent, filepath.Base(path)), nil
+	if mi != nil {
+		return here, nil // a mount point, so no symbolic link
+	}
+	target, err := os.Readlink(here)
+	if err != nil { // not a link, or not there, which the caller finds out
+		return here, nil
+	}
+	if !filepath.IsAbs(target) {
+		target = filepath.Join(parent, target)
+	}
+	if mi, err := findMount(filepath.Clean(target)); err != nil || mi != nil {
+		return filepath.Clean(target), err
+	}
+	return filepath.EvalSymlinks(here)
 }
 
 // mountInfo is a line of /proc/self/mountinfo.

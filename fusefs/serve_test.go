@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -56,10 +57,12 @@ func TestMain(m *testing.M) {
 // spec is what a child serves.
 type spec struct {
 	Mountpoint  string
+	UID         uint32 // of the child, if not root
 	Data        string // name in datasets
 	Options     Options
 	MemoryLimit int64
 	ArenaMiB    int
+	Delay       time.Duration // of each read
 }
 
 // testFile is a file of a test dataset.
@@ -107,6 +110,13 @@ var datasets = map[string]func(version int) []testFile{
 		var files []testFile
 		for i := range 100_000 {
 			files = append(files, testFile{fmt.Sprintf("dir/file-%06d.jpg", i), "e", 10, day})
+		}
+		return files
+	},
+	"million": func(int) []testFile {
+		files := make([]testFile, 1_000_000)
+		for i := range files {
+			files[i] = testFile{fmt.Sprintf("c%03d/%07d.jpg", i%1000, i), "e", 1000, day}
 		}
 		return files
 	},
@@ -167,6 +177,7 @@ var testArena = sync.OnceValue(func() arena { return newArena(4) })
 // memVolume is a Volume and Control in memory.
 type memVolume struct {
 	arena    arena
+	delay    time.Duration
 	data     func(int) []testFile
 	version  int
 	manifest atomic.Pointer[catalog.Manifest]
@@ -220,6 +231,9 @@ func (v *memVolume) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p
 			v.mu.Unlock()
 			return 0, ctx.Err()
 		}
+	}
+	if v.delay > 0 {
+		time.Sleep(v.delay)
 	}
 	n := min(int64(len(p)), m.Size(file)-off)
 	v.arena.readAt(path, m.ETag(file), p[:n], off)
@@ -326,7 +340,7 @@ func serve(text string) error {
 	mem.limit.Store(sp.MemoryLimit)
 	sp.Options.Memory = mem
 	sp.Options.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	v := &memVolume{data: datasets[sp.Data], version: 1, opened: map[string]int{}, released: map[string]int{},
+	v := &memVolume{delay: sp.Delay, data: datasets[sp.Data], version: 1, opened: map[string]int{}, released: map[string]int{},
 		plans: map[string][]byte{}, release: make(chan struct{})}
 	if sp.ArenaMiB > 0 {
 		v.arena = newArena(sp.ArenaMiB)
@@ -361,6 +375,9 @@ func serve(text string) error {
 				1 + len(*s.fs.gens.older.Load()), mem.used.Load()})
 			v.mu.Unlock()
 			fmt.Printf("%s\n", b)
+		case "collect":
+			debug.FreeOSMemory()
+			fmt.Println("ok")
 		case "release":
 			v.mu.Lock()
 			close(v.release)
@@ -457,6 +474,10 @@ func mountChild(t testing.TB, data string, change ...func(*spec)) *child {
 	c.cmd.Env = append(os.Environ(), serveEnv+"="+string(text))
 	c.cmd.Stderr = &c.log
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if sp.UID != 0 {
+		c.cmd.Path = publicCopy(t, os.Args[0])
+		c.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: sp.UID, Gid: sp.UID}
+	}
 	stdin, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -486,6 +507,25 @@ func mountChild(t testing.TB, data string, change ...func(*spec)) *child {
 		t.Fatalf("child: %s", line)
 	}
 	return c
+}
+
+// publicCopy copies a program to where every user can run it.
+func publicCopy(t testing.TB, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "fusefs-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	to := filepath.Join(dir, "fusefs.test")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(to, b, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return to
 }
 
 func (c *child) line() string {
