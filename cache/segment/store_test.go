@@ -274,6 +274,30 @@ func TestNewerFormat(t *testing.T) {
 	}
 }
 
+// TestCutSegment opens a store whose committed segment lost its end.
+func TestCutSegment(t *testing.T) {
+	fsys, idx := newMemFS(), &mapIndex{}
+	o := Options{FS: fsys, Index: idx, Logger: quiet()}
+	s := mustOpen(t, "/s", o, nil)
+	var locs []Loc
+	for i := range 4 {
+		loc, _ := mustAppend(t, s, i, 1000)
+		locs = append(locs, loc)
+	}
+	mustClose(t, s)
+	d := fsys.files["/s/00000001.seg"]
+	d.data = d.data[:locs[2].off()+500]
+	seen := 0
+	s = mustOpen(t, "/s", o, func(Record, Loc) { seen++ })
+	defer mustClose(t, s)
+	if st := s.Stats(); seen != 2 || st.Recovery.Lost != 2 || st.Recovery.TornBytes != 500 || st.Records != 2 {
+		t.Errorf("%d records, %+v", seen, st)
+	}
+	if loc, _ := mustAppend(t, s, 9, 1000); loc != locs[2] {
+		t.Errorf("the next record lies at %v, want %v", loc, locs[2])
+	}
+}
+
 // TestScanResumesBehindHole has appends that never ended between others that did.
 func TestScanResumesBehindHole(t *testing.T) {
 	fsys := newMemFS()
@@ -559,7 +583,7 @@ func FuzzScan(f *testing.F) {
 	mustClose(f, s)
 	data := fsys.files["/s/00000001.seg"].data
 	f.Add(data, uint16(0), uint32(0))
-	for off := segHeaderLen; off < len(data); off += 4 {
+	for off := segHeaderLen; off < len(data); off += 28 {
 		f.Add(data, uint16(off), uint32(1))
 		f.Add(data, uint16(off), uint32(1<<31))
 	}
