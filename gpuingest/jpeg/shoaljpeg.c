@@ -331,15 +331,12 @@ __attribute__((target("avx2"))) static int planes_avx2(const uint8_t *rgb, int n
 #endif
 
 static void horizontal(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows) {
-	if (a->identity) { // also a flip without resize: first[] is reversed
+	if (a->identity) { // perhaps flipped: first[] then falls
+		ptrdiff_t step = a->out > 1 && a->first[1] < a->first[0] ? -4 : 4;
 		for (int r = 0; r < rows; r++) {
-			for (int i = 0; i < a->out; i++) {
-				const uint8_t *s = in[r] + 4 * (ptrdiff_t)(a->first[i] - a->lo);
-				uint8_t *q = out[r] + 3 * (ptrdiff_t)i;
-				q[0] = s[0];
-				q[1] = s[1];
-				q[2] = s[2];
-			}
+			const uint8_t *s = in[r] + 4 * (ptrdiff_t)(a->first[0] - a->lo);
+			uint8_t *q = out[r];
+			for (int i = 0; i < a->out; i++, s += step, q += 3) memcpy(q, s, 4); // the fourth byte is overwritten next
 		}
 		return;
 	}
