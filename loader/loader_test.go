@@ -775,7 +775,12 @@ func TestAnnouncements(t *testing.T) {
 }
 
 func TestStandardServices(t *testing.T) {
-	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{Version: "1.2.3"}, 0)
+	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{Version: "1.2.3",
+		Stats: func(feed loader.Stats) any {
+			return struct {
+				Feed loader.Stats `json:"feed"`
+			}{feed}
+		}}, 0)
 	conn, err := grpc.NewClient(r.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -852,11 +857,11 @@ func TestStandardServices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var st loader.Stats
-	if err := json.Unmarshal(text, &st); err != nil {
+	var all struct{ Feed loader.Stats }
+	if err := json.Unmarshal(text, &all); err != nil {
 		t.Fatal(err)
 	}
-	if st.Version != 1 || st.Open != 1 || st.List[0].Client != "plain" || st.Total.Batches != 1 || st.Total.Samples != 2 {
+	if st := all.Feed; st.Version != 1 || st.Open != 1 || st.List[0].Client != "plain" || st.Total.Batches != 1 || st.Total.Samples != 2 {
 		t.Errorf("stats %s", text)
 	}
 }

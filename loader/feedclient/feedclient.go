@@ -50,6 +50,7 @@ func Dial(addr string) (*Client, error) {
 	}
 	conn, err := grpc.NewClient(target,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithNoProxy(), // the proxy of the environment is for the web
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.Codec())),
 		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithReadBufferSize(128<<10),
