@@ -32,7 +32,10 @@ var (
 	ErrClosed = errors.New("segment: the store is closed")
 )
 
-// payloadAlign is the alignment of payloads in a segment, in bytes. See BenchmarkAlign.
+// payloadAlign is the alignment of payloads in a segment, in bytes. BenchmarkAlign: a read of 63 KB from
+// the page cache costs 9.0 µs of CPU at 4096, 9.5 µs at 64. That is less than 1% of what a file costs
+// through FUSE, and it would take 2 KiB a record on average: 3% of the cache for photographs, a third
+// for files of 4 KB. Headers carry the offset of the payload, so this can change without a new format.
 const payloadAlign = 64
 
 const (
