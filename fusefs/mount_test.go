@@ -669,7 +669,16 @@ func TestLazyUnmount(t *testing.T) {
 	if got, err := io.ReadAll(h); err != nil || !bytes.Equal(got, testArena().content(f)) {
 		t.Errorf("an open file after detaching: %d bytes, %v", len(got), err)
 	}
+	// Its server must not take away what is mounted there now.
+	again := mountChild(t, "tree", func(s *spec) { s.Mountpoint = c.dir })
+	if got := c.do("unmount"); got != "ok" {
+		t.Error(got)
+	}
+	if _, err := os.Stat(again.path("README.md")); err != nil {
+		t.Error(err)
+	}
 	h.Close()
+	again.finish()
 }
 
 // A stopped daemon hangs whoever looks at its mount, but neither Unmount nor what it prints.

@@ -471,7 +471,8 @@ func mountChild(t testing.TB, data string, change ...func(*spec)) *child {
 		t.Fatal(err)
 	}
 	c := &child{t: t, dir: sp.Mountpoint, cmd: exec.Command(os.Args[0]), data: datasets[data](1)}
-	c.cmd.Env = append(os.Environ(), serveEnv+"="+string(text))
+	// The race detector waits a second at exit for reports of other goroutines; there are none left.
+	c.cmd.Env = append(os.Environ(), serveEnv+"="+string(text), "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	c.cmd.Stderr = &c.log
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if sp.UID != 0 {

@@ -135,6 +135,7 @@ type Server struct {
 	fs         *filesystem
 	fuse       *fuse.Server
 	mountpoint string // absolute, without symbolic links
+	device     string // of the mount, MAJOR:MINOR
 
 	invalidate chan chan struct{}
 	stop       sync.Once
@@ -217,8 +218,14 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 		s.notifyLoop(served)
 		f.control.close()
 	}()
+	// The device number comes from mountinfo, because a stat of the mount would be a request to
+	// ourselves.
+	if mi, err := findMount(path); err == nil && mi != nil {
+		s.device = mi.device
+	}
 	if o.ReadAhead > 0 && root {
-		if err := setReadAhead(path, o.ReadAhead); err != nil {
+		bdi := filepath.Join("/sys/class/bdi", s.device, "read_ahead_kb")
+		if err := os.WriteFile(bdi, []byte(strconv.Itoa(o.ReadAhead>>10)), 0); err != nil {
 			o.Logger.Warn("read-ahead was not set; the kernel's default applies", "cause", err)
 		}
 	}
@@ -252,19 +259,6 @@ func closeOnExec() {
 	}
 }
 
-// setReadAhead sets the read-ahead of the mount's backing device. The device number comes from
-// mountinfo, because a stat of the mount would be a request to ourselves.
-func setReadAhead(path string, bytes int) error {
-	mi, err := findMount(path)
-	if err != nil {
-		return err
-	}
-	if mi == nil {
-		return fmt.Errorf("%s is not in /proc/self/mountinfo", path)
-	}
-	return os.WriteFile(filepath.Join("/sys/class/bdi", mi.device, "read_ahead_kb"), []byte(strconv.Itoa(bytes>>10)), 0)
-}
-
 // Wait returns when the mount is gone and nothing of the server runs any more.
 func (s *Server) Wait() { <-s.done }
 
@@ -277,7 +271,11 @@ func (s *Server) Unmount(lazy bool) error {
 		return nil
 	default:
 	}
-	err := Unmount(s.mountpoint, lazy)
+	// Somebody else may have detached it, and even mounted something in its place.
+	mi, err := findMount(s.mountpoint)
+	if err == nil && mi != nil && mi.device == s.device {
+		err = Unmount(s.mountpoint, lazy)
+	}
 	if err == nil || lazy {
 		s.stop.Do(func() { close(s.fs.stopping) })
 	}
