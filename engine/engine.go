@@ -298,6 +298,9 @@ func (e *Engine) Refresh(ctx context.Context) (changed bool, err error) {
 // Source returns the source's URL.
 func (e *Engine) Source() string { return e.source.String() }
 
+// Logger returns a logger whose warnings and errors also show in the stats.
+func (e *Engine) Logger() *slog.Logger { return e.log }
+
 // Manifest returns the version in force.
 func (e *Engine) Manifest() *catalog.Manifest { return e.cur.Load().manifest }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/user"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -57,10 +58,20 @@ func listenTCP(addr string, o ListenOptions) (net.Listener, error) {
 	return l, nil
 }
 
+// maxSocketPath is sizeof(sockaddr_un.sun_path), the closing zero included.
+const maxSocketPath = 108
+
 func listenUnix(path string, o ListenOptions) (net.Listener, error) {
 	fail := func(err error) (net.Listener, error) { return nil, fmt.Errorf("listen on unix://%s: %w", path, err) }
 	if !strings.HasPrefix(path, "/") {
 		return fail(errors.New("the path must be absolute: unix:///PATH"))
+	}
+	if len(path) >= maxSocketPath {
+		return fail(fmt.Errorf("the path has %d bytes, and the kernel takes %d at most: choose a shorter one", len(path), maxSocketPath-1))
+	}
+	// The default lies in a folder of its own under /run, which is empty after a boot.
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fail(err)
 	}
 	if err := removeStale(path); err != nil {
 		return fail(err)

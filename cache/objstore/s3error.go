@@ -54,6 +54,7 @@ var s3Codes = map[string]verdict{
 	"AccountProblem":        {KindDenied, ""},
 	"InvalidAccessKeyId":    {KindDenied, remedyKeys},
 	"SignatureDoesNotMatch": {KindDenied, remedyKeys},
+	"XAdminUserNotFound":    {KindDenied, remedyKeys}, // versitygw's word for an unknown access key
 	"ExpiredToken":          {KindDenied, remedyToken},
 	"ExpiredTokenException": {KindDenied, remedyToken},
 	"InvalidToken":          {KindDenied, remedyToken},

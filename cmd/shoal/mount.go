@@ -116,7 +116,7 @@ func mountEngine(e *engine.Engine, mo *mountOptions, mountpoint string, cfg engi
 	server, err := fusefs.Mount(mountpoint, door, door, fusefs.Options{
 		KernelCache: keep, AllowOther: mo.allowOther, UID: mo.uid, GID: mo.gid, Umask: mo.umask,
 		EntryTimeout: mo.timeout, AttrTimeout: mo.timeout, ReadAhead: int(mo.readAhead), Debug: mo.debug,
-		FsName: e.Source(), Memory: door, Logger: cfg.Logger,
+		FsName: e.Source(), Memory: door, Logger: e.Logger(),
 	})
 	if err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 
@@ -94,7 +93,7 @@ func runServe(ctx context.Context, cfg engine.Config, eo *engineOptions, mo *mou
 	defer stopAdmin()
 
 	server := loader.NewServer(feedDataset{e.Dataset()}, loader.Options{
-		Version: version, Compile: compileTransform, Memory: batchMemory{e.Ledger()}, Log: cfg.Logger, Workers: workers,
+		Version: version, Compile: compileTransform, Memory: batchMemory{e.Ledger()}, Log: e.Logger(), Workers: workers,
 		Stats: func(feed loader.Stats) any {
 			return struct {
 				engine.Stats
@@ -180,7 +179,7 @@ func (t transform) Apply(ctx context.Context, src []byte, at loader.Draw, dst []
 func compileTransform(spec string) (loader.Transform, error) {
 	t, err := gpuingest.Compile(spec)
 	if err != nil {
-		return nil, fmt.Errorf("transform: %w", err)
+		return nil, err
 	}
 	return transform{t}, nil
 }
