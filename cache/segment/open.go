@@ -214,7 +214,7 @@ func (s *Store) recover(id uint32, c *cover, visit func(Record, Loc)) (err error
 		}
 	}
 
-	t := newSlots(len(entries), 0)
+	t := newSlots(len(entries), len(entries))
 	for i := range entries {
 		e := &entries[i]
 		t = t.add(e.off, e.end()-e.off)

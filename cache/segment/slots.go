@@ -52,8 +52,15 @@ func (t *slots) blocks(n int64) int {
 func (t *slots) add(off, size int64) *slots {
 	n := t.n.Load()
 	first := t.blocks(n)
-	if need := first + blocks(int(size)); int(n) == len(t.recs) || need > 64*len(t.checked) {
-		t = t.resized(max(256, 2*len(t.recs)), max(256, 2*need))
+	recs, bits := len(t.recs), 64*len(t.checked)
+	if int(n) == recs {
+		recs = max(256, 2*recs)
+	}
+	if need := first + blocks(int(size)); need > bits {
+		bits = max(256, 2*need)
+	}
+	if recs > len(t.recs) || bits > 64*len(t.checked) {
+		t = t.resized(recs, bits)
 	}
 	t.recs[n] = slot{off: uint32(off / unit), units: uint32(size / unit), block: uint32(first)}
 	t.n.Store(n + 1)

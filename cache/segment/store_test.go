@@ -571,6 +571,27 @@ func TestDefaultSegmentSize(t *testing.T) {
 	}
 }
 
+// TestSlotsGrowInProportion counts what the memory holds of many records, appended and recovered.
+func TestSlotsGrowInProportion(t *testing.T) {
+	fsys := newMemFS()
+	s := mustOpen(t, "/s", Options{FS: fsys}, nil)
+	const n = 5000
+	check := func() {
+		t.Helper()
+		if tab := s.active.tab.Load(); tab.n.Load() != n || len(tab.recs) > 2*n+256 || 64*len(tab.checked) > 4*n+256 {
+			t.Errorf("%d records have room for %d, and %d bits", tab.n.Load(), len(tab.recs), 64*len(tab.checked))
+		}
+	}
+	for i := range n {
+		mustAppend(t, s, i, 10)
+	}
+	check()
+	mustClose(t, s)
+	s = mustOpen(t, "/s", Options{FS: fsys}, nil)
+	defer mustClose(t, s)
+	check()
+}
+
 // FuzzScan gives a scan hostile bytes behind a right segment header. It must end, and find only records
 // that lie inside the file and do not overlap.
 func FuzzScan(f *testing.F) {
