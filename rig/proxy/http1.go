@@ -16,11 +16,11 @@ var errHead = errors.New("malformed HTTP head")
 func readHead(br *bufio.Reader) ([]byte, error) {
 	searched := 0
 	for {
-		b, err := br.Peek(max(br.Buffered(), 1))
-		if err != nil {
+		if _, err := br.Peek(searched + 1); err != nil {
 			return nil, err
 		}
-		if b, err = br.Peek(br.Buffered()); err != nil {
+		b, err := br.Peek(br.Buffered()) // all that has come
+		if err != nil {
 			return nil, err
 		}
 		if i := bytes.Index(b[max(searched-3, 0):], []byte("\r\n\r\n")); i >= 0 {
@@ -29,9 +29,6 @@ func readHead(br *bufio.Reader) ([]byte, error) {
 		searched = len(b)
 		if searched == br.Size() {
 			return nil, fmt.Errorf("%w: longer than %d bytes", errHead, searched)
-		}
-		if _, err := br.Peek(searched + 1); err != nil {
-			return nil, err
 		}
 	}
 }

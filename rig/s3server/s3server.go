@@ -252,8 +252,8 @@ func freeAddr() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
+	addr := l.Addr().String()
+	return addr, l.Close()
 }
 
 // hasXattr reports whether files in dir can hold user.* attributes.
@@ -262,9 +262,10 @@ func hasXattr(dir string) bool {
 	if err != nil {
 		return false
 	}
-	defer os.Remove(f.Name())
-	defer f.Close()
-	return unix.Fsetxattr(int(f.Fd()), "user.shoal-test", []byte("1"), 0) == nil
+	err = unix.Fsetxattr(int(f.Fd()), "user.shoal-test", []byte("1"), 0)
+	_ = f.Close()
+	_ = os.Remove(f.Name())
+	return err == nil
 }
 
 // trimETag returns an ETag without its quotes.
