@@ -27,7 +27,9 @@
 //     for plans too.
 //   - go-fuse reuses a request's cancel channel, so a context made of it ends with the request.
 //   - With splicing enabled go-fuse fills and drains a pipe for every reply, even one that lies in a
-//     buffer: five system calls for nothing. Replies come from buffers here, so it is off.
+//     buffer: five system calls for nothing. Replies come from buffers here, so it is off. Whoever
+//     turns it on must splice from page-aligned offsets only: go-fuse sizes the pipe by bytes, an
+//     unaligned payload needs a page more, and the short splice is sent as the end of the file.
 //   - An interrupted READ that is answered with EINTR becomes SIGBUS in a page fault. Interrupts
 //     are therefore honored only for a caller that is about to die (see interrupt.go).
 package fusefs

@@ -741,7 +741,17 @@ func TestCheck(t *testing.T) {
 	if err := os.Symlink(c.dir, link); err != nil {
 		t.Fatal(err)
 	}
+	loop := filepath.Join(dir, "loop")
+	if err := os.Symlink("loop", loop); err != nil {
+		t.Fatal(err)
+	}
+	relative := filepath.Join(dir, "relative")
+	if err := os.Symlink("link", relative); err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct{ path, cause, remedy string }{
+		{loop, "too many levels of symbolic links", ""},
+		{relative, "s3://bucket/tree is mounted there already", "shoal umount"},
 		{filepath.Join(dir, "none"), "does not exist", "mkdir -p"},
 		{file, "is not a folder", "give an empty folder"},
 		{full, `not empty: it holds "sub"`, "give an empty folder"},

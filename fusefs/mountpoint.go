@@ -90,6 +90,9 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 	return path, false, nil
 }
 
+// maxLinks bounds a chain of symbolic links, as the kernel does.
+const maxLinks = 40
+
 // resolve makes a path absolute and free of symbolic links. It does not touch what is mounted at the
 // path itself, which may be dead or hang.
 func resolve(path string) (string, error) {
@@ -97,29 +100,31 @@ func resolve(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
-	if err != nil {
-		return "", err
+	here := path
+	for range maxLinks {
+		parent, err := filepath.EvalSymlinks(filepath.Dir(here))
+		if err != nil {
+			return "", err
+		}
+		here = filepath.Join(parent, filepath.Base(here))
+		mi, err := findMount(here)
+		if err != nil {
+			return "", err
+		}
+		if mi != nil {
+			return here, nil // a mount point, so no symbolic link
+		}
+		target, linkErr := os.Readlink(here)
+		switch {
+		case linkErr != nil: // no link, or not there, which the caller finds out
+			return here, nil //nolint:nilerr
+		case filepath.IsAbs(target):
+			here = filepath.Clean(target)
+		default:
+			here = filepath.Join(parent, target)
+		}
 	}
-	here := filepath.Join(parent, filepath.Base(path))
-	mi, err := findMount(here)
-	if err != nil {
-		return "", err
-	}
-	if mi != nil {
-		return here, nil // a mount point, so no symbolic link
-	}
-	target, err := os.Readlink(here)
-	if err != nil { // not a link, or not there, which the caller finds out
-		return here, nil
-	}
-	if !filepath.IsAbs(target) {
-		target = filepath.Join(parent, target)
-	}
-	if mi, err := findMount(filepath.Clean(target)); err != nil || mi != nil {
-		return filepath.Clean(target), err
-	}
-	return filepath.EvalSymlinks(here)
+	return "", &os.PathError{Op: "resolve", Path: path, Err: unix.ELOOP}
 }
 
 // mountInfo is a line of /proc/self/mountinfo.
@@ -194,16 +199,21 @@ func Unmount(mountpoint string, lazy bool) error {
 	if !strings.HasPrefix(mi.fstype, "fuse.shoal") {
 		return fmt.Errorf("unmount %s: it is a mount of %s, type %s, not of shoal (use umount)", mountpoint, mi.source, mi.fstype)
 	}
-	err = unmount(path, lazy)
+	return unmountOrTell(path, lazy)
+}
+
+// unmountOrTell unmounts, or says what is in the way.
+func unmountOrTell(path string, lazy bool) error {
+	err := unmount(path, lazy)
 	if errors.Is(err, unix.EBUSY) {
 		who := users(path)
 		if who == "" {
 			who = "another process, or a mount below it"
 		}
-		return fmt.Errorf("unmount %s: in use by %s (end that first, or detach it with --lazy)", mountpoint, who)
+		return fmt.Errorf("unmount %s: in use by %s (end that first, or detach it with --lazy)", path, who)
 	}
 	if err != nil {
-		return fmt.Errorf("unmount %s: %w", mountpoint, err)
+		return fmt.Errorf("unmount %s: %w", path, err)
 	}
 	return nil
 }

@@ -274,7 +274,7 @@ func (s *Server) Unmount(lazy bool) error {
 	// Somebody else may have detached it, and even mounted something in its place.
 	mi, err := findMount(s.mountpoint)
 	if err == nil && mi != nil && mi.device == s.device {
-		err = Unmount(s.mountpoint, lazy)
+		err = unmountOrTell(s.mountpoint, lazy)
 	}
 	if err == nil || lazy {
 		s.stop.Do(func() { close(s.fs.stopping) })
@@ -342,7 +342,7 @@ func checkPrivileges(o Options) error {
 	case err != nil:
 		return fmt.Errorf("/dev/fuse: %w", err)
 	}
-	unix.Close(fd)
+	_ = unix.Close(fd)
 	if os.Geteuid() == 0 {
 		return nil
 	}

@@ -9,12 +9,17 @@
 //
 // The descriptor behind ReadResultFd is a raw one: an *os.File that is garbage-collected closes its
 // descriptor, and every later read is EINVAL.
+//
+// Files begin at page boundaries of the one file. go-fuse sizes its pipe by bytes, but a pipe holds
+// pages: a payload that begins in the middle of one takes a slot more, the splice comes out short, and
+// go-fuse sends that as a short reply, which the kernel takes for the end of the file.
 package main
 
 import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -58,7 +63,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(backing.Name())
+	defer func() { _ = os.Remove(backing.Name()) }()
 	defer backing.Close()
 	b := &bare{RawFileSystem: fuse.NewDefaultRawFileSystem(), splice: *splice, keep: *keep, root: newDir("", 0)}
 	if *from != "" {
@@ -72,7 +77,7 @@ func run() error {
 	if b.fd, err = unix.Open(backing.Name(), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return err
 	}
-	defer unix.Close(b.fd)
+	defer func() { _ = unix.Close(b.fd) }()
 
 	server, err := fuse.NewServer(b, flag.Arg(0), &fuse.MountOptions{
 		FsName: "ceiling", Name: "fuseceiling", DirectMountStrict: os.Geteuid() == 0,
@@ -94,6 +99,11 @@ func run() error {
 	server.Serve()
 	return nil
 }
+
+// alignment of each file's offset in the one file.
+const alignment = 4096
+
+func align(offset int64) int64 { return (offset + alignment - 1) &^ (alignment - 1) }
 
 // node is a folder or a file. Its id is its index + 1, the root's 1.
 type node struct {
@@ -151,11 +161,11 @@ func (b *bare) makeUp(n int, sizes string, dirCount int, backing *os.File) error
 		size := list[i%len(list)]
 		buf = slices.Grow(buf[:0], int(size))[:size]
 		_, _ = random.Read(buf)
-		if _, err := backing.Write(buf); err != nil {
+		if _, err := backing.WriteAt(buf, at); err != nil {
 			return err
 		}
 		b.add(b.root.children[i%dirCount], &node{name: fmt.Sprintf("%07d.bin", i), offset: at, size: size})
-		at += size
+		at = align(at + size)
 	}
 	return nil
 }
@@ -185,9 +195,12 @@ func (b *bare) copyTree(dir string, backing *os.File) error {
 			return err
 		}
 		defer f.Close()
+		if _, err := backing.Seek(offset, io.SeekStart); err != nil {
+			return err
+		}
 		n, err := backing.ReadFrom(f)
 		b.add(parent, &node{name: d.Name(), offset: offset, size: n})
-		offset += n
+		offset = align(offset + n)
 		return err
 	})
 }
@@ -240,7 +253,7 @@ func (b *bare) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 		return fuse.ReadResultData(nil), fuse.OK
 	}
 	off := n.offset + int64(in.Offset)
-	if b.splice {
+	if b.splice && off%alignment == 0 {
 		return fuse.ReadResultFd(uintptr(b.fd), off, int(size)), fuse.OK
 	}
 	got, err := unix.Pread(b.fd, buf[:size], off)

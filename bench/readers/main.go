@@ -247,7 +247,7 @@ func readFile(path string, buf []byte) ([]byte, int, error) {
 	if err != nil {
 		return buf, 0, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	n := 0
 	for {
 		if n == len(buf) {

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const runEnv = "FUSECEILING_TEST_ARGS"
+
+// The mount is served by a child: a process must not read its own mount.
+func TestMain(m *testing.M) {
+	if args := os.Getenv(runEnv); args != "" {
+		os.Args = append(os.Args[:1], strings.Split(args, "\n")...)
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func TestServesTheSameTree(t *testing.T) {
+	from := t.TempDir()
+	want := map[string][]byte{}
+	for i := range 50 {
+		path := fmt.Sprintf("d%d/e/f%02d", i%3, i)
+		want[path] = bytes.Repeat([]byte{byte(i)}, i*5000)
+		if err := os.MkdirAll(filepath.Join(from, filepath.Dir(path)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(from, path), want[path], 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range [][]string{{"-from", from}, {"-from", from, "-splice=false"}, {"-n", "50", "-size", "0,1,4096,63000", "-dir-count", "3"}} {
+		mnt := filepath.Join(t.TempDir(), "mnt")
+		if err := os.Mkdir(mnt, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), runEnv+"="+strings.Join(append(args, mnt), "\n"))
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+			t.Fatal(line, err)
+		}
+		files := 0
+		err = filepath.WalkDir(mnt, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			files++
+			fi, err := d.Info()
+			if err != nil {
+				return err
+			}
+			got, err := os.ReadFile(path)
+			if err != nil || int64(len(got)) != fi.Size() {
+				t.Errorf("%s: %d bytes of %d, %v", path, len(got), fi.Size(), err)
+			}
+			rel, _ := filepath.Rel(mnt, path)
+			if args[0] == "-from" && !bytes.Equal(got, want[rel]) {
+				t.Errorf("%s: wrong content", rel)
+			}
+			return nil
+		})
+		if err != nil || files != 50 {
+			t.Errorf("%v: %d files, %v", args, files, err)
+		}
+		cmd.Process.Signal(os.Interrupt)
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	}
+}
