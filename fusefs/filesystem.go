@@ -3,6 +3,8 @@ package fusefs
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"syscall"
 	"time"
@@ -241,10 +243,14 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 		n, err = f.volume.ReadAt(ctx, g.manifest, file, buf, int64(in.Offset))
 		stop()
 	}
+	if err == nil && n < len(buf) {
+		// The kernel would take a short reply for the end of the file, and remember it.
+		err = fmt.Errorf("%d of %d bytes at %d: %w", n, len(buf), in.Offset, io.ErrUnexpectedEOF)
+	}
 	if err != nil {
 		return nil, f.readError(cancel, g.manifest, file, err)
 	}
-	return fuse.ReadResultData(buf[:n]), fuse.OK
+	return fuse.ReadResultData(buf), fuse.OK
 }
 
 func (f *filesystem) isStopping() bool { return interrupted(f.stopping) }

@@ -481,7 +481,7 @@ func TestErrno(t *testing.T) {
 	c := mountChild(t, "tree")
 	for name, want := range map[string]error{
 		"changed": unix.ESTALE, "missing": unix.ESTALE, "denied": unix.EACCES, "invalid": unix.EIO,
-		"transient": unix.EIO, "other": unix.EIO, "canceled": unix.EIO,
+		"transient": unix.EIO, "other": unix.EIO, "canceled": unix.EIO, "short": unix.EIO,
 	} {
 		if _, err := os.ReadFile(c.path("err", name)); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", name, err, want)

@@ -91,7 +91,7 @@ var datasets = map[string]func(version int) []testFile{
 		for i := range 300 {
 			files = append(files, testFile{fmt.Sprintf("many/%03d.bin", i), fmt.Sprint("m", i), int64(i * 331), day})
 		}
-		for _, name := range []string{"changed", "missing", "denied", "invalid", "transient", "other", "canceled"} {
+		for _, name := range []string{"changed", "missing", "denied", "invalid", "transient", "other", "canceled", "short"} {
 			files = append(files, testFile{"err/" + name, "x", 1000, day})
 		}
 		files = append(files, testFile{"slow/file", "s", 1 << 20, day})
@@ -209,6 +209,8 @@ func (v *memVolume) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p
 			return 0, fmt.Errorf("wrapped: %w", &objstore.Error{Op: "read", Key: path, Kind: kind})
 		case name == "canceled":
 			return 0, context.Canceled
+		case name == "short":
+			return len(p) - 1, nil
 		default:
 			return 0, errors.New("something else")
 		}
