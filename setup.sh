@@ -4,7 +4,7 @@ set -eu
 
 packages="gcc libc6-dev make pkg-config libjpeg62-turbo-dev fuse3 \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
-plasma-workspace-wallpapers mate-backgrounds gnome-backgrounds"
+plasma-workspace-wallpapers mate-backgrounds"
 
 missing=""
 for p in $packages; do

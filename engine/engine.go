@@ -89,9 +89,8 @@ type Engine struct {
 	sessions map[*Stream]struct{} // the feed's
 	closed   bool
 
-	opens  atomic.Int64
-	strays atomic.Int64
-	errs   errorRing
+	opens atomic.Int64
+	errs  errorRing
 
 	background sync.WaitGroup
 	stop       context.CancelFunc

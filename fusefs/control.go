@@ -138,10 +138,10 @@ func (f *controlFolder) mode(index int) uint32 {
 func (f *controlFolder) attr(index int, a *fuse.Attr) {
 	path := controlName
 	a.Mode, a.Nlink, a.Blksize = f.mode(index), 1, blockSize
-	switch {
-	case index == controlRoot:
+	switch index {
+	case controlRoot:
 		a.Nlink = 3
-	case index == controlPlans:
+	case controlPlans:
 		path += "/plans"
 		a.Nlink = 2
 	default:

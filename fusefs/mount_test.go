@@ -342,7 +342,7 @@ func TestReadOnly(t *testing.T) {
 		if name == "rmdir" {
 			want = unix.ENOENT
 		}
-		if err := do(); err != want {
+		if err := do(); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", name, err, want)
 		}
 	}

@@ -3,6 +3,7 @@ package loader
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -142,7 +143,7 @@ func (s *session) newBatch(ctx context.Context, p plan, k, epoch int, src *sourc
 	}
 	var off int64
 	for i, id := range ids {
-		length := int64(0)
+		var length int64
 		if sp.transform == nil {
 			length = ds.Size(id)
 			binary.LittleEndian.PutUint64(b.planes[planeOffsets][8*i:], uint64(off))
@@ -234,8 +235,8 @@ func (b *batch) settle(s *session, badSoFar *int) error {
 		if r.err == nil {
 			continue
 		}
-		bad, ok := r.err.(*badSample)
-		if !ok {
+		var bad *badSample
+		if !errors.As(r.err, &bad) {
 			return r.err
 		}
 		if *badSoFar++; *badSoFar > b.quota {

@@ -81,8 +81,7 @@ func listenUnix(path string, o ListenOptions) (net.Listener, error) {
 		return fail(err)
 	}
 	if err := permit(path, o); err != nil {
-		l.Close()
-		return fail(err)
+		return fail(errors.Join(err, l.Close()))
 	}
 	return l, nil
 }

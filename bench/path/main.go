@@ -227,7 +227,7 @@ type readResult struct {
 // read reads the listed files below dir with 8 threads.
 func (b *bench) read(dir, list string, flags ...string) (readResult, error) {
 	var r readResult
-	err := b.output(&r, filepath.Join(b.bin, "readers"), append([]string{"-dir", dir, "-list", list, "-threads", "8"}, flags...)...)
+	err := b.output(&r, filepath.Join(b.bin, "readers"), append(append([]string{"-list", list, "-threads", "8"}, flags...), dir)...)
 	if err == nil && r.Errors > 0 {
 		err = fmt.Errorf("%d files could not be read or differ", r.Errors)
 	}

@@ -58,7 +58,6 @@ func BenchmarkLoadMillion(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	m = nil
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)

@@ -332,9 +332,8 @@ func (b *builder) finish() (*Manifest, error) {
 			etags += uint64(b.files[f].etagLen)
 			if size := b.files[f].size; sum > math.MaxInt64-size {
 				return nil, fmt.Errorf("the objects under %q together exceed 8 EiB", b.opts.Prefix)
-			} else {
-				sum += size
 			}
+			sum += b.files[f].size
 		}
 	}
 	skipped, err := json.Marshal(b.skipped)

@@ -158,7 +158,7 @@ func Open(cacheDir string, o Options) (*Catalog, error) {
 		}
 		err = c.open(dir, o)
 	}
-	defer os.Remove(marker)
+	defer func() { _ = os.Remove(marker) }() // a marker that stays costs a rebuild, nothing else
 	if err != nil && isDamage(err) {
 		aside := dir + ".corrupt"
 		if e := os.RemoveAll(aside); e != nil {
@@ -322,7 +322,7 @@ func (c *Catalog) Manifest(source string) (*Manifest, error) {
 	}
 	var v sourceValue
 	if err := json.Unmarshal(b, &v); err != nil {
-		return nil, fmt.Errorf("catalog: %w: %s: %v", ErrNoManifest, source, err)
+		return nil, fmt.Errorf("catalog: %w: %s: %w", ErrNoManifest, source, err)
 	}
 	m, err := Load(filepath.Join(c.manifestDir(), v.Version))
 	if err == nil && m.Version() != v.Version {

@@ -218,7 +218,7 @@ func (m *Manifest) checkDirs() error {
 	next := 1 // first directory that is nobody's child yet
 	for d := range m.dirs {
 		r := m.dirRow(d)
-		if uint64(r.name) > uint64(len(m.dirNames)) || uint64(r.nameLen) > uint64(len(m.dirNames))-r.name {
+		if r.name > uint64(len(m.dirNames)) || uint64(r.nameLen) > uint64(len(m.dirNames))-r.name {
 			return corrupt("directory %d: name out of range", d)
 		}
 		if r.firstFile > r.endFile || int(r.endFile) > m.files {

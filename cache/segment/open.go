@@ -153,7 +153,7 @@ func (s *Store) recover(id uint32, c *cover, visit func(Record, Loc)) (err error
 	}
 	var head [segHeaderLen]byte
 	n, err := g.f.ReadAt(head[:], 0)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	if g.salt, err = parseSegmentHeader(head[:n], id); err != nil {

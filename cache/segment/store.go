@@ -398,7 +398,7 @@ func (s *Store) readChecked(g *segment, loc Loc, length int, p []byte, off int64
 	hbuf := headerPool.Get().(*[maxHeaderLen]byte)
 	defer headerPool.Put(hbuf)
 	n, err := g.f.ReadAt(hbuf[:min(loc.gap(), maxHeaderLen)], loc.off())
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	h, err := parseHeader(hbuf[:n], g.salt, loc.off(), maxSegmentSize+2*ExtentSize)

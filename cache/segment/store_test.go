@@ -410,7 +410,7 @@ func TestFailingDisk(t *testing.T) {
 	fsys, idx := newMemFS(), &mapIndex{}
 	o := Options{FS: fsys, Index: idx, Logger: quiet()}
 	s := mustOpen(t, "/s", o, nil)
-	loc, p := mustAppend(t, s, 1, 1000)
+	loc, _ := mustAppend(t, s, 1, 1000)
 	fail := func(ops string) {
 		fsys.setFault(func(op, _ string, _ int64) error {
 			if strings.Contains(ops, op) {
@@ -447,7 +447,7 @@ func TestFailingDisk(t *testing.T) {
 		t.Error(err, s.Used())
 	}
 	fail("")
-	loc, p = mustAppend(t, s, 3, 1000)
+	loc, p := mustAppend(t, s, 3, 1000)
 	mustClose(t, s)
 	fail("read")
 	if _, err := Open("/s", o, nil); !errors.Is(err, syscall.EIO) {

@@ -33,7 +33,7 @@ var readyPipe atomic.Pointer[os.File]
 
 func init() {
 	if fd, err := strconv.Atoi(os.Getenv(readyEnv)); err == nil {
-		os.Unsetenv(readyEnv)
+		_ = os.Unsetenv(readyEnv)
 		syscall.CloseOnExec(fd)
 		readyPipe.Store(os.NewFile(uintptr(fd), "ready"))
 	}
@@ -109,8 +109,10 @@ func background(o *engineOptions) (parent bool, err error) {
 			return true, errors.New(text)
 		}
 	}
-	err = cmd.Wait()
-	return true, fmt.Errorf("the daemon ended before it was ready (%v); see %s", err, logPath)
+	if err := cmd.Wait(); err != nil {
+		return true, fmt.Errorf("the daemon ended before it was ready: %w; see %s", err, logPath)
+	}
+	return true, fmt.Errorf("the daemon ended before it was ready; see %s", logPath)
 }
 
 // failed tells the parent of a daemon why it did not get ready.

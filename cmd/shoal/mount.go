@@ -170,19 +170,19 @@ func umountCommand() *cobra.Command {
 		Example: "  shoal umount /mnt/train",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			stats, statErr := readStats(args[0])
+			pid := 0 // of the daemon to wait for; a dead mount has none
+			if stats, err := readStats(args[0]); err == nil {
+				pid = stats.PID
+			}
 			if err := fusefs.Unmount(args[0], lazy); err != nil {
 				return err
 			}
-			if statErr != nil || stats.PID == 0 {
-				return nil // a dead mount: nobody to wait for
-			}
-			for deadline := time.Now().Add(wait); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-				if _, err := os.Stat(fmt.Sprintf("/proc/%d", stats.PID)); err != nil || !stats.serves(args[0]) {
-					return nil
+			for deadline := time.Now().Add(wait); pid != 0 && running(pid); time.Sleep(20 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %s; see its log", args[0], pid, wait)
 				}
 			}
-			return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %s; see its log", args[0], stats.PID, wait)
+			return nil
 		},
 	}
 	c.Flags().BoolVarP(&lazy, "lazy", "l", false, "detach at once even if files are open")

@@ -22,14 +22,13 @@ type mountStats struct {
 	raw []byte
 }
 
-// serves reports whether the process that wrote the stats is still the daemon, and not another
-// process that took its number.
-func (s *mountStats) serves(string) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.PID))
+// running reports whether a process has not let go of everything yet.
+func running(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
 	}
-	// Field 2 is the command in parentheses, field 3 the state: a zombie has let go of everything.
+	// Field 2 is the command in parentheses, field 3 the state; a zombie holds nothing.
 	_, rest, _ := strings.Cut(string(b), ") ")
 	return !strings.HasPrefix(rest, "Z")
 }

@@ -91,7 +91,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 // chunk takes data if it is a plain chunk.
 func (in *Incoming) chunk(data mem.BufferSlice) (bool, error) {
 	r := data.Reader()
-	defer r.Close()
+	defer func() { _ = r.Close() }() // it only gives buffers back
 	if tag, err := r.ReadByte(); err != nil || tag != tagChunk {
 		return false, nil // an empty message is a valid one: a oneof member that is not known here
 	}
