@@ -1,6 +1,7 @@
 """The batch feed's client. See Feed."""
 
 import atexit
+import ctypes
 import json
 import os
 import queue
@@ -95,7 +96,8 @@ class Feed:
     epoch again. state_dict() counts the batches that next() has returned, no others, and resumes in
     another process with load_state_dict() before the first batch.
 
-    A Feed belongs to one thread. It connects at the first use, once in each process.
+    A Feed belongs to one thread. It connects at the first use, so that it can be made before processes
+    are forked; once a process has used one, its forks cannot.
     """
 
     def __new__(cls, *args, as_torch=None, **kwargs):
@@ -340,7 +342,15 @@ def _target(addr):
     raise ValueError(f"feed address {addr!r}: must be unix:///PATH or tcp://HOST:PORT")
 
 
+_user = None  # the process that uses grpc
+
+
 def _channel(target):
+    global _user
+    if _user not in (None, os.getpid()):
+        raise FeedError(f"the feed was in use in process {_user}, of which this one is a fork, and grpc does not survive a fork: "
+                        "open feeds after forking only, or start processes with the spawn method")
+    _user = os.getpid()
     return grpc.insecure_channel(target, options=[
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_receive_message_length", 8 << 20),
@@ -393,13 +403,26 @@ class _Pool:
 
 
 _links = weakref.WeakSet()
-_orphans = []  # of processes that this one was forked from: not to be touched, not even freed
 
 
 @atexit.register
 def _close_all():
+    # Freeing a grpc call takes a lock. Once the interpreter is being torn down, a thread that was
+    # stopped for good may hold it, so calls are freed here and not by the tear-down.
     for link in list(_links):
         link.close()
+
+
+def _forked():
+    # The same holds in a forked child: the threads are not there, the locks are as they were. The
+    # parent's calls must not be freed there at all.
+    for link in list(_links):
+        for thing in (link._call, link._channel):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class _Link:
@@ -461,6 +484,7 @@ class _Link:
             put(("error", FeedError(f"feed {self._addr}: the server ended the stream after the last epoch", "OUT_OF_RANGE")))
         except grpc.RpcError as e:
             put(("error", _explain(e, self._addr)))
+            e.__traceback__ = None  # e is the call itself, its frames refer to it: no cycle may keep it
         except Exception as e:  # whatever it is, the trainer has to hear of it
             put(("error", FeedError(f"feed {self._addr}: {type(e).__name__}: {e}")))
 
@@ -485,10 +509,10 @@ class _Link:
             return
         self._closed = True
         if self.pid != os.getpid():
-            _orphans.append(self)
-            return
+            return  # the parent's
         self._call.cancel()
         self._requests.put(None)
         if self._thread is not threading.current_thread():  # which may be collecting garbage
             self._thread.join(5)
         self._channel.close()
+        self._call = self._channel = None

@@ -360,6 +360,43 @@ class Failures(FeedCase):
         self.assertEqual((out, err, p.returncode), ("interrupted\n", "", 0))
         self.assertLess(time.monotonic() - start, 10)
 
+    def test_fork(self):
+        # A feed that is used after forking only works, with one session for each process. A fork of a
+        # process that uses feeds says what is wrong, ends normally, and disturbs nothing.
+        code = f"""
+            import os, sys; sys.path[:0] = {sys.path!r}
+            import shoal
+            feed = shoal.Feed({self.server.addr!r}, 10, transform="ramp(2,2)", order="sequential", as_torch=False)
+
+            def forked(f):
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        f()
+                    finally:
+                        sys.stdout.flush()
+                    sys.exit(0)
+                assert os.waitpid(pid, 0)[1] == 0
+
+            def work():
+                print([next(it).index for it in [iter(feed)] for _ in range(3)])
+
+            def refuse():
+                try:
+                    iter(feed)
+                except shoal.FeedError as e:
+                    print("spawn" in str(e))
+
+            forked(work)
+            it = iter(feed)
+            next(it)
+            forked(refuse)
+            forked(lambda: None)
+            print([next(it).index for _ in range(3)])
+        """
+        out = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+        self.assertEqual((out.stdout, out.stderr), ("[0, 1, 2]\nTrue\n[1, 2, 3]\n", ""))
+
     def test_nothing_is_left(self):
         def threads():
             return [t for t in threading.enumerate() if t.name == "shoal-feed"]
