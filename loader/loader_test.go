@@ -965,7 +965,7 @@ func TestListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	for addr, words := range map[string]string{
-		"unix://" + file: "not a socket", "unix://relative": "absolute", "unix://" + dir + "/none/s": "no such file",
+		"unix://" + file: "not a socket", "unix://relative": "absolute", "unix://" + file + "/s": "not a directory",
 		"tcp://0.0.0.0:0": "other machines", "tcp://:0": "other machines", "tcp://192.0.2.1:70": "other machines",
 		"udp://127.0.0.1:0": "unknown scheme", "127.0.0.1:0": "must be", "tcp://127.0.0.1": "port",
 	} {
@@ -975,6 +975,11 @@ func TestListen(t *testing.T) {
 				l.Close()
 			}
 		}
+	}
+	if l, err := loader.Listen("unix://"+dir+"/new/folder/s", loader.ListenOptions{}); err != nil {
+		t.Errorf("a folder that is not there yet: %v", err)
+	} else {
+		l.Close()
 	}
 	if b, err := os.ReadFile(file); err != nil || string(b) != "precious" {
 		t.Errorf("the file that was in the way: %q, %v", b, err)
