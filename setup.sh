@@ -2,6 +2,9 @@
 # Installs the Debian packages that building, testing and the demo need, if any is missing.
 set -eu
 
+GO=${GO:-go}
+command -v "$GO" >/dev/null || { echo "setup: Go is missing: install Go 1.26 or newer (https://go.dev/dl) and put it on PATH" >&2; exit 1; }
+
 packages="gcc libc6-dev make pkg-config libjpeg62-turbo-dev fuse3 \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
 plasma-workspace-wallpapers mate-backgrounds"
@@ -17,9 +20,12 @@ if [ -n "$missing" ]; then
 		sudo=sudo
 	fi
 	echo "setup: installing$missing"
-	$sudo apt-get update -q
-	$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing
+	# A machine that has just started may be installing updates: wait for it.
+	lock="-o DPkg::Lock::Timeout=300"
+	$sudo apt-get $lock update -q
+	# Without a terminal of its own dpkg draws no progress bars into logs.
+	# shellcheck disable=SC2086
+	$sudo env DEBIAN_FRONTEND=noninteractive apt-get $lock -o Dpkg::Use-Pty=0 install -y -q --no-install-recommends $missing
 fi
 
-command -v go >/dev/null || { echo "setup: Go is missing: install Go 1.26 or newer (https://go.dev/dl)" >&2; exit 1; }
-go mod download
+"$GO" mod download
