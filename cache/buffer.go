@@ -42,13 +42,23 @@ func newBuffer(l *Ledger, n int, c Class) *Buffer {
 	return b
 }
 
-// Extents come in every size. They are pooled in four classes an octave, which wastes at most a
-// fifth and an eighth on average; without pooling the collector runs once every few hundred extents.
-var pools [64 * 4]sync.Pool
+// Extents come in every size. Their memory is reused in four classes an octave, which wastes at most a
+// fifth and an eighth on average. The lists of free memory are ours and no sync.Pool, since that is
+// emptied by the collector, and touching fresh memory costs more than filling it: 16 page faults for
+// 62 KB, 20 to 30 µs.
+var free struct {
+	mu      sync.Mutex
+	classes [64 * 4][][]byte
+	bytes   int
+}
+
+// maxFree bounds what the free lists hold, beside what the ledger counts: as much as 256 requests of
+// 62 KB have in flight.
+const maxFree = 16 << 20
 
 func sizeClass(n int) (class, size int) {
 	n = max(n, 4096)
-	octave := bits.Len(uint(n-1)) - 1 // 2^octave < n <= 2^(octave+1), or n == 2^octave+…
+	octave := bits.Len(uint(n-1)) - 1 // 2^octave < n <= 2^(octave+1)
 	step := 1 << max(octave-2, 0)
 	base := 1 << octave
 	k := (n - base + step - 1) / step // 1..4
@@ -63,17 +73,24 @@ func footprint(n int) int64 {
 
 func getBytes(n int) []byte {
 	class, size := sizeClass(n)
-	if p, ok := pools[class].Get().(*[]byte); ok {
-		return (*p)[:n]
+	free.mu.Lock()
+	if list := free.classes[class]; len(list) > 0 {
+		p := list[len(list)-1]
+		free.classes[class] = list[:len(list)-1]
+		free.bytes -= size
+		free.mu.Unlock()
+		return p[:n]
 	}
+	free.mu.Unlock()
 	return make([]byte, n, size)
 }
 
 func putBytes(p []byte) {
 	class, size := sizeClass(cap(p))
-	if size != cap(p) {
-		return
+	free.mu.Lock()
+	defer free.mu.Unlock()
+	if free.bytes+size <= maxFree {
+		free.classes[class] = append(free.classes[class], p[:0])
+		free.bytes += size
 	}
-	p = p[:cap(p)]
-	pools[class].Put(&p)
 }

@@ -3,9 +3,12 @@
 //
 // The path of an extent (a file's piece of at most 4 MiB), one way and no way back:
 //
-//	object store ── flight ──┬── keep: a record in a segment file, never evicted while
-//	 (one GET, shared by     │         the dataset stands
-//	  all who wait for it)   └── ring: memory only, recycled once it was read
+//	object store ── flight ──► ring: memory ──► writer ──► keep: a record in a segment
+//	 (one GET, shared by       (recycled once   (one       file, never evicted while
+//	  all who wait for it)      it was read)     goroutine) the dataset stands
+//
+// Readers are answered from the flight, the ring or the kept record, whichever there is. An extent
+// that the full disk declines stays in the ring until it was read.
 //
 // A kept set beats any eviction policy here, because an epoch reads each sample once: demand hit
 // ratio equals the kept fraction f, where LRU gets about f²/2. First come, first kept: since the
@@ -38,6 +41,11 @@ const ExtentSize = segment.ExtentSize
 // diskRetry is how long a disk tier that failed is left alone before it is tried again.
 const diskRetry = 30 * time.Second
 
+// cleanLimit bounds the copies in memory of what is on disk already. They save a read of the page cache
+// each for a reader at the prefetcher's heels, which needs the latest hundred; more would only take
+// fresh memory, whose page faults cost as much as that read.
+const cleanLimit = 8 << 20
+
 // Options configures a Cache.
 type Options struct {
 	Memory int64        // ledger limit in bytes
@@ -52,6 +60,7 @@ type Cache struct {
 	log    *slog.Logger
 
 	disk      *segment.Store // nil: memory only
+	writer    *writer        // to disk; nil without one
 	diskLimit int64
 	garbage   atomic.Bool  // records were freed since room was last looked for
 	diskDown  atomic.Int64 // unix nanoseconds until which the disk is left alone; 0 when it is well
@@ -80,7 +89,7 @@ func New(o Options) *Cache {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	c := &Cache{ledger: NewLedger(o.Memory), ring: newRing(), log: o.Logger}
+	c := &Cache{ledger: NewLedger(o.Memory), ring: newRing(min(o.Memory/4, cleanLimit)), log: o.Logger}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.ledger.reclaim = func(need int64) { c.ring.reclaim(need, false) }
 	c.ledger.freed = c.notifyFreed
@@ -141,24 +150,28 @@ func (c *Cache) OpenDisk(dir string, o segment.Options) error {
 	for _, v := range byDataset {
 		v.index = nil
 	}
-	c.disk, c.diskLimit = disk, o.MaxBytes
+	c.disk, c.diskLimit, c.writer = disk, o.MaxBytes, newWriter(c)
 	for _, loc := range unclaimed {
 		c.free(loc)
 	}
 	return nil
 }
 
-// keep appends the extent to the kept set. It returns 0 when there is no place for it.
+// relieve gives memory to those who wait for it, as far as nobody else needs it.
+func (c *Cache) relieve() {
+	if need := c.ledger.pressed(); need > 0 {
+		c.ring.reclaim(need, false)
+	}
+}
+
+// keep appends the extent to the kept set. It returns 0 when there is no place for it. Only the
+// writer calls it.
 func (c *Cache) keep(rec segment.Record, payload []byte) segment.Loc {
-	if c.disk == nil || !c.diskUsable() {
+	if !c.diskUsable() {
 		return 0
 	}
 	loc, err := c.disk.Append(rec, payload)
-	if errors.Is(err, segment.ErrFull) {
-		if !c.makeRoom() {
-			c.count.declined.Add(1)
-			return 0
-		}
+	if errors.Is(err, segment.ErrFull) && c.makeRoom() {
 		loc, err = c.disk.Append(rec, payload)
 	}
 	switch {
@@ -294,6 +307,9 @@ func (c *Cache) Close() error {
 	c.mu.Unlock()
 	c.cancel()
 	c.wg.Wait()
+	if c.writer != nil {
+		c.writer.close()
+	}
 	for _, v := range c.volumes {
 		c.ring.drop(v)
 	}

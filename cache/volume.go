@@ -203,6 +203,12 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 
 func (v *Volume) readExtent(ctx context.Context, file, x int, p []byte, off int64) error {
 	v.c.count.reads.Add(1)
+	if b := v.c.ring.get(extentKey{v, v.extent(file, x)}); b != nil {
+		v.c.count.ringHits.Add(1)
+		copy(p, b.Bytes()[off:])
+		b.Release()
+		return nil
+	}
 	if v.readKept(file, x, p, off) {
 		return nil
 	}
@@ -251,7 +257,7 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 	if size == 0 {
 		return nil, func() {}, nil
 	}
-	if extentsOf(size) == 1 && v.locs[v.extent(file, 0)].Load() == 0 {
+	if e := v.extent(file, 0); extentsOf(size) == 1 && (v.locs[e].Load() == 0 || v.c.ring.has(extentKey{v, e})) {
 		v.c.count.reads.Add(1)
 		b, err := v.acquire(ctx, file, 0)
 		if err != nil {
@@ -435,24 +441,19 @@ func (v *Volume) fly(fl *flight, file, x int, e uint32) error {
 	close(fl.done)
 	v.mu.Unlock()
 
-	loc := v.c.keep(segment.Record{
-		Dataset: v.dataset, KeyHash: v.m.PathHash(file), ETag: v.m.ETag(file),
-		ObjectSize: v.m.Size(file), Offset: int64(x) * ExtentSize, Length: n,
-	}, buf.Bytes())
-
+	write := v.c.writer != nil && v.c.diskUsable()
 	v.mu.Lock()
-	if loc != 0 {
-		v.locs[e].Store(uint64(loc))
-		v.kept.Add(1)
-	} else {
-		v.c.ring.put(extentKey{v, e}, buf, demand || fl.spent)
-	}
+	v.c.ring.put(extentKey{v, e}, buf, demand || fl.spent, write)
 	delete(v.flights, e)
 	v.mu.Unlock()
 	buf.Release()
-	if need := v.c.ledger.pressed(); need > 0 {
-		v.c.ring.reclaim(need, false)
+	if write {
+		v.c.writer.add(extentKey{v, e}, segment.Record{
+			Dataset: v.dataset, KeyHash: v.m.PathHash(file), ETag: v.m.ETag(file),
+			ObjectSize: v.m.Size(file), Offset: int64(x) * ExtentSize, Length: n,
+		})
 	}
+	v.c.relieve()
 	return nil
 }
 
@@ -462,9 +463,6 @@ func (v *Volume) Spend(file int) {
 	recycled := false
 	for x := range v.Extents(file) {
 		e := v.extent(file, x)
-		if v.locs[e].Load() != 0 {
-			continue
-		}
 		v.mu.Lock()
 		if fl, ok := v.flights[e]; ok {
 			fl.spent = true
@@ -472,11 +470,8 @@ func (v *Volume) Spend(file int) {
 		v.mu.Unlock()
 		recycled = v.c.ring.spend(extentKey{v, e}) || recycled
 	}
-	if !recycled {
-		return
+	if recycled {
+		v.c.relieve()
+		v.c.notifyFreed() // spent bytes are as good as free to a prefetch
 	}
-	if need := v.c.ledger.pressed(); need > 0 {
-		v.c.ring.reclaim(need, false)
-	}
-	v.c.notifyFreed() // spent bytes are as good as free to a prefetch
 }

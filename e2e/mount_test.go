@@ -250,6 +250,11 @@ func TestKilledDaemon(t *testing.T) {
 	cache := t.TempDir()
 	mnt := mount(t, env, source, "--cache-dir", cache)
 	readAll(t, mnt, dir, paths)
+	for deadline := time.Now().Add(10 * time.Second); readStats(t, mnt).Disk.Kept < len(paths); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("what was read is not on disk after 10 s")
+		}
+	}
 	pid := readStats(t, mnt).PID
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)

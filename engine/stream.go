@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
@@ -30,6 +31,8 @@ type Stream struct {
 	known   int   // the epoch whose successor was given to the tracker
 	flying  int
 	failed  int64
+
+	starved atomic.Bool // a request found no memory; freed is called with mu held or not
 
 	wake   chan struct{}
 	cancel context.CancelFunc
@@ -60,7 +63,7 @@ func (e *Engine) newStream(name string, v *cache.Volume, epochs func(int) order.
 	s.cur = s.phaseOf(s.tracker.Order(), s.tracker.Read, start)
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
-	s.off = e.cache.OnFreed(s.poke)
+	s.off = e.cache.OnFreed(s.freed)
 	go s.run(ctx)
 	return s, nil
 }
@@ -131,6 +134,7 @@ func (s *Stream) prepareNext() {
 func (s *Stream) fill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.starved.Store(false)
 	s.cur.pos = max(s.cur.pos, s.tracker.Frontier())
 	if s.issue(&s.cur) && s.next.planner != nil {
 		s.issue(&s.next)
@@ -155,6 +159,7 @@ func (s *Stream) issue(p *phase) bool {
 			case cache.NoMemory, cache.Closed:
 				s.flying--
 				p.pos = r.Pos
+				s.starved.Store(true)
 				return false
 			}
 		}
@@ -173,19 +178,30 @@ func (s *Stream) landed(err error) {
 	if err != nil {
 		s.failed++
 	}
+	// Woken for some requests at a time: a wake-up costs more than a request's planning.
+	enough := s.flying <= s.inFlight-max(1, s.inFlight/16)
 	s.mu.Unlock()
-	s.poke()
+	if enough {
+		s.poke()
+	}
+}
+
+// freed is told that memory came free.
+func (s *Stream) freed() {
+	if s.starved.Load() {
+		s.poke()
+	}
 }
 
 // opened tells the stream that its reader has opened a file.
 func (s *Stream) opened(file int) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if ev, _ := s.tracker.Open(file); ev.Moved() {
 		s.cur = s.phaseOf(s.tracker.Order(), s.tracker.Read, s.tracker.Frontier())
 		s.next = s.phaseOf(s.tracker.Upcoming(), unread, 0)
+		s.poke()
 	}
-	s.mu.Unlock()
-	s.poke()
 }
 
 // Read returns the whole file at position pos of the stream's first epoch and moves its position
