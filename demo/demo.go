@@ -136,8 +136,12 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 		return err
 	}
 	j := &job{Options: o, bars: progress.New(o.Progress)}
-	if err := j.Missing(ctx); err != nil {
-		return err
+	if missing := j.missing(ctx); len(missing) > 0 {
+		fmt.Fprintln(o.Progress, "To run on this machine, the demo lacks:")
+		for _, m := range missing {
+			fmt.Fprintln(o.Progress, "  - "+m)
+		}
+		return fmt.Errorf("%w: get what is listed above", ErrMissing)
 	}
 	if err := j.run(ctx, out); err != nil {
 		if ctx.Err() != nil {

@@ -238,14 +238,19 @@ func TestMissing(t *testing.T) {
 	}
 	t.Setenv("PATH", "/nonexistent")
 	t.Setenv("SHOAL_VERSITYGW", "/nonexistent/versitygw")
-	err := Missing(t.Context(), o)
-	if err == nil {
-		t.Fatal("nothing is missing")
+	var said bytes.Buffer
+	o.Progress = &said
+	o.WorkDir = filepath.Join(t.TempDir(), "work")
+	if err := Run(t.Context(), o, new(bytes.Buffer)); !errors.Is(err, ErrMissing) {
+		t.Fatalf("got %v", err)
 	}
 	for _, want := range []string{"apt-get install", "python3-torch", "python3-torchvision", "fuse3", "go install", "make build"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%v\nlacks %q", err, want)
+		if !strings.Contains(said.String(), want) {
+			t.Errorf("%s\nlacks %q", &said, want)
 		}
+	}
+	if _, err := os.Stat(o.WorkDir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a demo that cannot run made its folder: %v", err)
 	}
 }
 

@@ -21,18 +21,11 @@ import (
 //go:embed trainer/*.py
 var trainers embed.FS
 
-// Missing returns an error that names everything the demo needs and does not find, with the commands
-// that get it; nil if all is there.
-func Missing(ctx context.Context, o Options) error {
-	o, err := o.withDefaults()
-	if err != nil {
-		return err
-	}
-	return (&job{Options: o}).Missing(ctx)
-}
+// ErrMissing says that the machine lacks something that the demo needs.
+var ErrMissing = errors.New("demo: something is missing")
 
-// Missing is the package's function of that name, for a job whose options have their defaults.
-func (j *job) Missing(ctx context.Context) error {
+// missing returns what the demo needs and does not find, each with the command that gets it.
+func (j *job) missing(ctx context.Context) []string {
 	var packages, other []string
 	need := func(p string) {
 		if !slices.Contains(packages, p) {
@@ -68,12 +61,9 @@ func (j *job) Missing(ctx context.Context) error {
 		other = append(other, fmt.Sprintf("%s is not there: run make build", j.Shoal))
 	}
 	if len(packages) > 0 {
-		other = append([]string{"Debian packages: apt-get install --no-install-recommends " + strings.Join(packages, " ")}, other...)
+		other = append([]string{"Debian packages: apt-get update && apt-get install --no-install-recommends " + strings.Join(packages, " ")}, other...)
 	}
-	if len(other) == 0 {
-		return nil
-	}
-	return fmt.Errorf("demo: something is missing:\n- %s", strings.Join(other, "\n- "))
+	return other
 }
 
 // missingModules returns the packages of the Python modules that cannot be found.
