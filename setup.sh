@@ -9,16 +9,21 @@ packages="gcc libc6-dev make pkg-config libjpeg62-turbo-dev fuse3 \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
 plasma-workspace-wallpapers mate-backgrounds"
 
+sudo=""
 missing=""
 for p in $packages; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
 done
-if [ -n "$missing" ]; then
-	sudo=""
+# fusermount3 reads /etc/mtab, which the first boot makes: a root file system that has never booted
+# (a chroot, some container images) has none.
+if [ -n "$missing" ] || [ ! -e /etc/mtab ]; then
 	if [ "$(id -u)" != 0 ]; then
-		command -v sudo >/dev/null || { echo "setup: not root and no sudo; as root run: apt-get install$missing" >&2; exit 1; }
+		command -v sudo >/dev/null || { echo "setup: not root and no sudo; as root run ./setup.sh, for:${missing:- /etc/mtab}" >&2; exit 1; }
 		sudo=sudo
 	fi
+	[ -e /etc/mtab ] || $sudo ln -s /proc/self/mounts /etc/mtab
+fi
+if [ -n "$missing" ]; then
 	echo "setup: installing$missing"
 	# A machine that has just started may be installing updates: wait for it.
 	lock="-o DPkg::Lock::Timeout=300"
