@@ -110,6 +110,7 @@ func options(t *testing.T, mode, client string) Options {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv("TMPDIR", t.TempDir())
 	return Options{
 		Shoal: exe, WorkDir: t.TempDir(), Photos: 64, Steps: 4, Batch: 4, Workers: 1, Latency: time.Millisecond,
 		Client:   fstest.MapFS{"shoal/__init__.py": {Data: []byte(client)}},
@@ -146,6 +147,9 @@ func checkClean(t *testing.T, o Options) {
 	}
 	if m, err := mountsBelow(o.WorkDir); err != nil || len(m) > 0 {
 		t.Errorf("mounts %v are left, %v", m, err)
+	}
+	if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) > 0 {
+		t.Errorf("temporary files are left: %v, %v", left, err)
 	}
 }
 

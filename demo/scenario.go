@@ -276,7 +276,13 @@ func (j *job) train(ctx context.Context, s scenario, d *daemon, r *Result, progr
 	defer record.Close()
 	pr, pw := io.Pipe()
 	cmd := exec.Command(j.Python, args...)
-	cmd.Env = append(j.env, "PYTHONDONTWRITEBYTECODE=1", "PYTHONWARNINGS=ignore")
+	// DataLoader's workers keep folders there and leave them when they are killed.
+	tmp, err := os.MkdirTemp("", "shoal-demo-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	cmd.Env = append(slices.Clone(j.env), "PYTHONDONTWRITEBYTECODE=1", "PYTHONWARNINGS=ignore", "TMPDIR="+tmp)
 	cmd.Dir = j.path("trainer")
 	cmd.Stdout = pw
 	note("the trainer starts")
