@@ -281,7 +281,7 @@ func (j *job) train(ctx context.Context, s scenario, d *daemon, r *Result, progr
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp)
+	defer func() { _ = os.RemoveAll(tmp) }()
 	cmd.Env = append(slices.Clone(j.env), "PYTHONDONTWRITEBYTECODE=1", "PYTHONWARNINGS=ignore", "TMPDIR="+tmp)
 	cmd.Dir = j.path("trainer")
 	cmd.Stdout = pw
