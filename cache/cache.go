@@ -72,7 +72,9 @@ type Cache struct {
 	mu      sync.Mutex
 	closed  bool
 	volumes []*Volume
-	freed   []func()
+
+	freed hooks[func()]
+	lost  hooks[func(v *Volume, file int)]
 
 	count counters
 }
@@ -100,30 +102,37 @@ func New(o Options) *Cache {
 func (c *Cache) Ledger() *Ledger { return c.ledger }
 
 // OnFreed registers f to be called whenever memory came free. f must not block.
-func (c *Cache) OnFreed(f func()) (cancel func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.freed = append(c.freed, f)
-	i := len(c.freed) - 1
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.freed[i] = nil
+func (c *Cache) OnFreed(f func()) (cancel func()) { return c.freed.add(f) }
+
+func (c *Cache) notifyFreed() {
+	for _, f := range c.freed.all() {
+		(*f)()
 	}
 }
 
-func (c *Cache) notifyFreed() {
-	c.mu.Lock()
-	hooks := c.freed
-	c.mu.Unlock()
-	for i := range hooks {
-		c.mu.Lock()
-		f := hooks[i]
-		c.mu.Unlock()
-		if f != nil {
-			f()
+// OnLost registers f to be called when a staged extent of the file, which somebody had asked for
+// ahead of time and nobody has read yet, had to give its memory to a reader who waits. f may take
+// locks that are held over calls of Prefetch and Claim.
+func (c *Cache) OnLost(f func(v *Volume, file int)) (cancel func()) { return c.lost.add(f) }
+
+// evict frees need bytes if it can, also of what was fetched ahead of time. No lock of those who
+// fetch ahead may be held.
+func (c *Cache) evict(need int64) {
+	for _, k := range c.ring.reclaim(need, true) {
+		for _, f := range c.lost.all() {
+			(*f)(k.v, k.v.fileOf(k.extent))
 		}
 	}
+}
+
+// TryReserve takes n bytes of the ledger for demand and reports whether they were to be had. What
+// was fetched ahead of time gives way.
+func (c *Cache) TryReserve(n int64) bool {
+	if c.ledger.TryReserve(n, ForDemand) {
+		return true
+	}
+	c.evict(n)
+	return c.ledger.TryReserve(n, ForDemand)
 }
 
 // OpenDisk attaches the segments under dir. Records that belong to a volume of the cache become

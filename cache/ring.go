@@ -130,6 +130,31 @@ func (r *ring) has(k extentKey) bool {
 	return ok
 }
 
+// claim takes back that the extent is spent, because it will be read again. It reports whether the
+// extent is there.
+func (r *ring) claim(k extentKey) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e, ok := r.entries[k]
+	if ok && e.spent {
+		e.spent = false
+		r.file(e)
+	}
+	return ok
+}
+
+// unspent returns the extents of v that wait to be read.
+func (r *ring) unspent(v *Volume) (keys []extentKey) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for k, e := range r.entries {
+		if k.v == v && !e.spent {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
 // written says that the disk has taken the extent, or declined it.
 func (r *ring) written(k extentKey, kept bool) {
 	var drop *Buffer
@@ -164,13 +189,14 @@ func (r *ring) spend(k extentKey) bool {
 		return true
 	}
 	r.file(e)
+	free := !e.dirty
 	r.mu.Unlock()
-	return !e.dirty
+	return free
 }
 
 // reclaim drops entries until need bytes were given up or none is left that may go. What nothing
-// else holds goes only if hard is set.
-func (r *ring) reclaim(need int64, hard bool) {
+// else holds goes only if hard is set; what was lost so without having been read is returned.
+func (r *ring) reclaim(need int64, hard bool) (lost []extentKey) {
 	var drop []*Buffer
 	r.mu.Lock()
 	for need > 0 {
@@ -184,7 +210,11 @@ func (r *ring) reclaim(need int64, hard bool) {
 		if el == nil {
 			break
 		}
-		b := r.remove(el.Value.(*entry))
+		e := el.Value.(*entry)
+		if !e.spent && !e.kept {
+			lost = append(lost, e.key)
+		}
+		b := r.remove(e)
 		need -= b.size
 		drop = append(drop, b)
 	}
@@ -192,6 +222,7 @@ func (r *ring) reclaim(need int64, hard bool) {
 	for _, b := range drop {
 		b.Release()
 	}
+	return lost
 }
 
 // drop removes every entry of v.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,7 +38,7 @@ type flight struct {
 	buf     *Buffer       // the flight's own reference, until it is out of the map
 	err     error
 	waiters int               // readers who get a reference when it lands
-	spent   bool              // somebody has read it to the end already
+	spent   bool              // nobody will want it any more once those who wait have it
 	urgency *objstore.Urgency // of a prefetch: raised when a reader joins
 }
 
@@ -162,16 +163,34 @@ func (v *Volume) Retire() {
 // Kept returns how many of the volume's extents are on disk, and how many it has.
 func (v *Volume) Kept() (kept, extents int) { return int(v.kept.Load()), len(v.locs) }
 
-// Resident reports whether the extent is kept, staged, or on its way.
-func (v *Volume) Resident(file, extent int) bool {
+// fileOf returns the file that an extent belongs to.
+func (v *Volume) fileOf(e uint32) int {
+	if v.first == nil {
+		return int(e)
+	}
+	return sort.Search(v.m.Len(), func(f int) bool { return v.first[f+1] > e })
+}
+
+// Claim reports whether the extent is kept, staged, or on its way. What is staged then stays staged
+// until it is spent, although it may have been spent before.
+func (v *Volume) Claim(file, extent int) bool {
 	e := v.extent(file, extent)
 	if v.locs[e].Load() != 0 {
 		return true
 	}
 	v.mu.Lock()
-	_, flying := v.flights[e]
-	v.mu.Unlock()
-	return flying || v.c.ring.has(extentKey{v, e})
+	defer v.mu.Unlock()
+	return v.claim(e)
+}
+
+// claim is Claim with v.mu held. It looks in the order in which an extent moves on, so that it misses
+// none on its way.
+func (v *Volume) claim(e uint32) bool {
+	if fl, ok := v.flights[e]; ok {
+		fl.spent = false
+		return true
+	}
+	return v.c.ring.claim(extentKey{v, e}) || v.locs[e].Load() != 0
 }
 
 // Staged reports whether the extent can be read without waiting.
@@ -268,10 +287,16 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 		}
 		v.c.count.reads.Add(-1) // it was kept in the meantime
 	}
-	if err := v.c.ledger.Reserve(ctx, footprint(int(size)), ForDemand); err != nil {
-		return nil, nil, err
+	// Not as demand: while it is held its extents are fetched, and many such files together must
+	// leave memory for that. And what it waits for may be held by what was fetched ahead.
+	const class = ForPrefetch
+	if n := footprint(int(size)); !v.c.ledger.TryReserve(n, class) {
+		v.c.evict(n)
+		if err := v.c.ledger.Reserve(ctx, n, class); err != nil {
+			return nil, nil, err
+		}
 	}
-	b := newBuffer(v.c.ledger, int(size), ForDemand)
+	b := newBuffer(v.c.ledger, int(size), class)
 	if _, err := v.ReadAt(ctx, file, b.data, 0); err != nil {
 		b.Release()
 		return nil, nil, err
@@ -291,15 +316,15 @@ func (v *Volume) acquire(ctx context.Context, file, x int) (*Buffer, error) {
 	v.mu.Lock()
 	fl, flying := v.flights[e]
 	if !flying {
-		// Looked up again under the lock: a flight sets the place before it leaves the map.
-		if v.locs[e].Load() != 0 {
-			v.mu.Unlock()
-			return nil, nil
-		}
+		// Looked up again under the lock, in the order in which an extent moves on: flight, ring, disk.
 		if b := v.c.ring.get(k); b != nil {
 			v.mu.Unlock()
 			v.c.count.ringHits.Add(1)
 			return b, nil
+		}
+		if v.locs[e].Load() != 0 {
+			v.mu.Unlock()
+			return nil, nil
 		}
 		var err error
 		if fl, err = v.launch(file, x, e, nil, nil); err != nil {
@@ -355,7 +380,7 @@ const (
 // Prefetch starts to fetch an extent that nobody waits for. It never blocks. done is called once
 // after Started, from another goroutine.
 func (v *Volume) Prefetch(file, x int, done func(error)) Outcome {
-	if v.Resident(file, x) {
+	if v.Claim(file, x) {
 		return Present
 	}
 	size := footprint(int(v.ExtentBytes(file, x)))
@@ -364,7 +389,7 @@ func (v *Volume) Prefetch(file, x int, done func(error)) Outcome {
 	}
 	e := v.extent(file, x)
 	v.mu.Lock()
-	if _, flying := v.flights[e]; flying || v.locs[e].Load() != 0 {
+	if v.claim(e) {
 		v.mu.Unlock()
 		v.c.ledger.Release(size, ForPrefetch)
 		return Present
@@ -388,7 +413,7 @@ func (v *Volume) launch(file, x int, e uint32, urgency *objstore.Urgency, done f
 	}
 	v.c.wg.Add(1)
 	v.c.mu.Unlock()
-	fl := &flight{done: make(chan struct{}), urgency: urgency}
+	fl := &flight{done: make(chan struct{}), urgency: urgency, spent: urgency == nil}
 	v.flights[e] = fl
 	go func() {
 		defer v.c.wg.Done()
@@ -416,7 +441,7 @@ func (v *Volume) fly(fl *flight, file, x int, e uint32) error {
 		class = ForDemand
 		// The reader's wait may be for bytes that prefetching holds: take them back.
 		if size := footprint(n); !v.c.ledger.TryReserve(size, class) {
-			v.c.ring.reclaim(size, true)
+			v.c.evict(size)
 			err = v.c.ledger.Reserve(ctx, size, class)
 		}
 	}
@@ -443,7 +468,7 @@ func (v *Volume) fly(fl *flight, file, x int, e uint32) error {
 
 	write := v.c.writer != nil && v.c.diskUsable()
 	v.mu.Lock()
-	v.c.ring.put(extentKey{v, e}, buf, demand || fl.spent, write)
+	v.c.ring.put(extentKey{v, e}, buf, fl.spent, write)
 	delete(v.flights, e)
 	v.mu.Unlock()
 	buf.Release()
@@ -457,8 +482,18 @@ func (v *Volume) fly(fl *flight, file, x int, e uint32) error {
 	return nil
 }
 
-// Spend says that the file was read and that its order will not ask for it again: what is staged of
-// it may be recycled.
+// Sweep spends what is staged of files that nobody wants: fetched ahead for an order that was given
+// up, it would take memory for good.
+func (v *Volume) Sweep(wanted func(file int) bool) {
+	for _, k := range v.c.ring.unspent(v) {
+		if file := v.fileOf(k.extent); !wanted(file) {
+			v.Spend(file)
+		}
+	}
+}
+
+// Spend says that the file was read, or is not wanted any more, and that no order that was claimed
+// for asks for it: what is staged of it may be recycled.
 func (v *Volume) Spend(file int) {
 	recycled := false
 	for x := range v.Extents(file) {

@@ -411,3 +411,99 @@ func TestVolumeModel(t *testing.T) {
 		}
 	})
 }
+
+// Files of several extents that are wanted whole, more of them at once than fit memory: whoever has
+// memory for its file must get the extents.
+func TestManyLargeSamples(t *testing.T) {
+	f := newFixture(t, 9<<20, 9<<20, 9<<20, 9<<20, 9<<20, 9<<20)
+	c, v := f.open(t, 32<<20, "", 0)
+	defer closeCache(t, c)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	// Fetched ahead, and for nobody to read: it must make way.
+	landed := make(chan error, 18)
+	n := 0
+	for file := range 6 {
+		for x := range 3 {
+			if v.Prefetch(file, x, func(err error) { landed <- err }) == Started {
+				n++
+			}
+		}
+	}
+	for range n {
+		<-landed
+	}
+	var wg sync.WaitGroup
+	for i := range 24 {
+		wg.Go(func() {
+			data, release, err := v.Sample(ctx, i%6)
+			if err != nil || !bytes.Equal(data, f.bytes[i%6]) {
+				t.Errorf("file %d: %d bytes, %v", i%6, len(data), err)
+				return
+			}
+			release()
+		})
+	}
+	wg.Wait()
+	if peak := c.Stats().MemoryPeak; peak > 32<<20 {
+		t.Errorf("%d bytes at once", peak)
+	}
+}
+
+// A reader that takes the memory of what was fetched ahead tells whose it was.
+func TestLost(t *testing.T) {
+	f := newFixture(t, 5<<20, 1<<20, 1<<20) // the first has two extents
+	c, v := f.open(t, 3<<20, "", 0)
+	defer closeCache(t, c)
+	var lost []int
+	off := c.OnLost(func(w *Volume, file int) {
+		if w != v {
+			t.Error("another volume")
+		}
+		lost = append(lost, file)
+	})
+	landed := make(chan error, 1)
+	for _, k := range [][2]int{{0, 1}, {1, 0}} {
+		if v.Prefetch(k[0], k[1], func(err error) { landed <- err }) != Started {
+			t.Fatal("no memory")
+		}
+		<-landed
+	}
+	if !c.TryReserve(2 << 20) {
+		t.Error("what was fetched ahead did not make way")
+	}
+	if len(lost) == 0 || lost[0] != 1 {
+		t.Errorf("lost %v, want the latest first", lost)
+	}
+	c.Ledger().Release(2<<20, ForDemand)
+	off()
+	if v.Claim(1, 0) {
+		t.Error("it is still there")
+	}
+}
+
+// What was read is claimed again before its memory is taken.
+func TestClaimSpent(t *testing.T) {
+	f := newFixture(t, 1<<20, 1<<20)
+	c, v := f.open(t, 2<<20, "", 0)
+	defer closeCache(t, c)
+	if _, err := v.ReadAt(context.Background(), 0, make([]byte, 1<<20), 0); err != nil {
+		t.Fatal(err)
+	}
+	for !v.Claim(0, 0) {
+		time.Sleep(time.Millisecond)
+	}
+	if out := v.Prefetch(1, 0, nil); out != NoMemory {
+		t.Errorf("a prefetch took what is claimed: %v", out)
+	}
+	v.Sweep(func(file int) bool { return file == 0 })
+	if out := v.Prefetch(1, 0, nil); out != NoMemory {
+		t.Errorf("a sweep took what is wanted: %v", out)
+	}
+	v.Sweep(func(int) bool { return false })
+	landed := make(chan error, 1)
+	if out := v.Prefetch(1, 0, func(err error) { landed <- err }); out != Started {
+		t.Fatalf("swept, and no memory: %v", out)
+	}
+	<-landed
+}

@@ -89,6 +89,8 @@ type Engine struct {
 	sessions map[*Stream]struct{} // the feed's
 	closed   bool
 
+	streams streams
+
 	opens atomic.Int64
 	errs  errorRing
 
@@ -308,19 +310,22 @@ func (e *Engine) Ledger() *cache.Ledger { return e.cache.Ledger() }
 
 // ReadAt reads a file of version m, as cache.Volume.ReadAt does.
 func (e *Engine) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error) {
-	v := e.cur.Load()
-	if v.manifest == m {
-		return v.volume.ReadAt(ctx, file, p, off)
+	return e.volumeOf(m).ReadAt(ctx, file, p, off)
+}
+
+func (e *Engine) volumeOf(m *catalog.Manifest) *cache.Volume {
+	if v := e.cur.Load(); v.manifest == m {
+		return v.volume
 	}
 	e.mu.Lock()
-	old := e.volumes[m]
-	e.mu.Unlock()
-	return old.ReadAt(ctx, file, p, off)
+	defer e.mu.Unlock()
+	return e.volumes[m]
 }
 
 // Opened is the position signal: a reader of the mount has opened a file.
 func (e *Engine) Opened(m *catalog.Manifest, file int) {
 	e.opens.Add(1)
+	e.streams.opened(e.volumeOf(m), file)
 	if e.cur.Load().manifest != m {
 		return
 	}
@@ -331,10 +336,7 @@ func (e *Engine) Opened(m *catalog.Manifest, file int) {
 
 // Released says that a reader of the mount has closed a file.
 func (e *Engine) Released(m *catalog.Manifest, file int) {
-	v := e.cur.Load()
-	if v.manifest == m {
-		v.volume.Spend(file)
-	}
+	e.streams.done(e.volumeOf(m), file)
 }
 
 func (e *Engine) mountStreams() []*Stream {

@@ -16,8 +16,12 @@ import (
 // first, as long as connections and memory allow. When the epoch's last request is out it goes on
 // with the head of the next epoch.
 //
+// What it has fetched ahead is claimed: it stays in memory until it was read, and no longer than some
+// stream wants it.
+//
 // A stream has one goroutine, ended and waited for by Close.
 type Stream struct {
+	engine   *Engine
 	name     string
 	volume   *cache.Volume
 	epochs   func(epoch int) order.Order // over file numbers; nil when the epoch is not known
@@ -31,20 +35,47 @@ type Stream struct {
 	known   int   // the epoch whose successor was given to the tracker
 	flying  int
 	failed  int64
+	moved   bool // the reader has begun another pass since the last fill
+	closed  bool
 
 	starved atomic.Bool // a request found no memory; freed is called with mu held or not
 
 	wake   chan struct{}
 	cancel context.CancelFunc
 	done   chan struct{}
-	off    func()
+	off    []func()
 }
 
 // phase is an epoch's plan and how far it was carried out.
 type phase struct {
-	order   order.Order
+	order   order.Locator
 	planner *prefetch.Linear
+	read    func(pos int) bool
 	pos     int
+}
+
+// wants reports whether the plan, as far as it was carried out, holds the file at a position from
+// on that is not read. The position that is being planned counts.
+func (p *phase) wants(file, from int) bool {
+	if p.order == nil {
+		return false
+	}
+	for pos := p.order.Find(file, from); pos >= 0 && pos <= p.pos; pos = p.order.Find(file, pos+1) {
+		if !p.read(pos) {
+			return true
+		}
+	}
+	return false
+}
+
+// rewind plans again from where the file is wanted.
+func (p *phase) rewind(file, from int) {
+	if p.order == nil {
+		return
+	}
+	if pos := p.order.Find(file, from); pos >= 0 {
+		p.pos = min(p.pos, pos)
+	}
 }
 
 // newStream starts to prefetch epochs(epoch) from position start.
@@ -54,7 +85,7 @@ func (e *Engine) newStream(name string, v *cache.Volume, epochs func(int) order.
 		return nil, errors.New("engine: the stream's first epoch is not known")
 	}
 	s := &Stream{
-		name: name, volume: v, epochs: epochs, first: o, known: epoch - 1,
+		engine: e, name: name, volume: v, epochs: epochs, first: o, known: epoch - 1,
 		// The limiter keeps an eighth of the connections for readers who wait.
 		inFlight: max(1, e.cfg.Connections-e.cfg.Connections/8),
 		tracker:  prefetch.NewTracker(o, prefetch.TrackerOptions{Epoch: epoch}),
@@ -63,7 +94,8 @@ func (e *Engine) newStream(name string, v *cache.Volume, epochs func(int) order.
 	s.cur = s.phaseOf(s.tracker.Order(), s.tracker.Read, start)
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
-	s.off = e.cache.OnFreed(s.freed)
+	s.off = []func(){e.cache.OnFreed(s.freed), e.cache.OnLost(s.lost)}
+	e.streams.add(s)
 	go s.run(ctx)
 	return s, nil
 }
@@ -72,16 +104,24 @@ func (s *Stream) phaseOf(o order.Order, read func(pos int) bool, pos int) phase 
 	if o == nil {
 		return phase{}
 	}
-	return phase{o, prefetch.NewPlanner(o, s.volume).Skipping(read), pos}
+	return phase{order.Index(o), prefetch.NewPlanner(o, s.volume).Skipping(read), read, pos}
 }
 
 func unread(int) bool { return false }
 
-// Close stops prefetching for this order and waits for the stream's goroutine.
+// Close stops prefetching for this order and waits for the stream's goroutine. What is staged for it
+// alone may be recycled then.
 func (s *Stream) Close() {
 	s.cancel()
 	<-s.done
-	s.off()
+	for _, off := range s.off {
+		off()
+	}
+	s.engine.streams.remove(s)
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.engine.streams.sweep(s.volume)
 }
 
 func (s *Stream) poke() {
@@ -95,7 +135,10 @@ func (s *Stream) run(ctx context.Context) {
 	defer close(s.done)
 	for {
 		s.prepareNext()
-		s.fill()
+		if s.fill() {
+			// After the new pass has claimed what it can use of what was staged for the old one.
+			s.engine.streams.sweep(s.volume)
+		}
 		select {
 		case <-ctx.Done():
 			return
@@ -130,8 +173,9 @@ func (s *Stream) prepareNext() {
 	}
 }
 
-// fill starts as many requests as connections and memory allow.
-func (s *Stream) fill() {
+// fill starts as many requests as connections and memory allow. It reports whether the reader has
+// begun another pass since the last call.
+func (s *Stream) fill() (moved bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.starved.Store(false)
@@ -139,51 +183,78 @@ func (s *Stream) fill() {
 	if s.issue(&s.cur) && s.next.planner != nil {
 		s.issue(&s.next)
 	}
+	moved, s.moved = s.moved, false
+	return moved
 }
 
 // issue carries the phase's plan out. It reports whether the plan's end was reached. s.mu is held.
 func (s *Stream) issue(p *phase) bool {
 	for {
-		room := s.inFlight - s.flying
-		if room <= 0 {
-			return false
+		// One position at a time, because what is passed on the way to it is claimed. Were more
+		// claimed than what lies before the next request, then this might find all memory taken by
+		// samples that are needed after it.
+		_, p.pos = p.planner.Plan(p.pos, 0, 0, s.volume.Claim)
+		if p.pos == p.order.Len() {
+			return true
 		}
-		reqs, next := p.planner.Plan(p.pos, 1<<62, room, s.volume.Resident)
-		for _, r := range reqs {
-			s.flying++
-			switch s.volume.Prefetch(r.Sample, r.Extent, s.landed) {
+		file := p.order.At(p.pos)
+		for x := range s.volume.Extents(file) {
+			if s.flying >= s.inFlight {
+				return false
+			}
+			switch s.volume.Prefetch(file, x, func(err error) { s.landed(file, err) }) {
 			case cache.Started:
-				continue
+				s.flying++
 			case cache.Present:
-				s.flying--
 			case cache.NoMemory, cache.Closed:
-				s.flying--
-				p.pos = r.Pos
 				s.starved.Store(true)
 				return false
 			}
-		}
-		p.pos = next
-		if next >= p.order.Len() {
-			return true
 		}
 	}
 }
 
 // landed is told about every request that ended. A failed one is left to the reader, whose own read
 // tries again and reports the error.
-func (s *Stream) landed(err error) {
+func (s *Stream) landed(file int, err error) {
 	s.mu.Lock()
 	s.flying--
 	if err != nil {
 		s.failed++
 	}
+	wanted := s.wantsLocked(file)
 	// Woken for some requests at a time: a wake-up costs more than a request's planning.
 	enough := s.flying <= s.inFlight-max(1, s.inFlight/16)
 	s.mu.Unlock()
+	if !wanted { // given up, or read, while it was on its way
+		s.engine.streams.spend(s.volume, file)
+	}
 	if enough {
 		s.poke()
 	}
+}
+
+// wants reports whether the file was fetched, or claimed, for this stream and is still to be read.
+func (s *Stream) wants(file int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wantsLocked(file)
+}
+
+func (s *Stream) wantsLocked(file int) bool {
+	return !s.closed && (s.cur.wants(file, s.tracker.Frontier()) || s.next.wants(file, 0))
+}
+
+// lost is told that a file which was staged had to go before it was read.
+func (s *Stream) lost(v *cache.Volume, file int) {
+	if v != s.volume {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cur.rewind(file, s.tracker.Frontier())
+	s.next.rewind(file, 0)
+	s.starved.Store(true) // so that memory that comes free leads to another fill
 }
 
 // freed is told that memory came free.
@@ -200,6 +271,7 @@ func (s *Stream) opened(file int) {
 	if ev, _ := s.tracker.Open(file); ev.Moved() {
 		s.cur = s.phaseOf(s.tracker.Order(), s.tracker.Read, s.tracker.Frontier())
 		s.next = s.phaseOf(s.tracker.Upcoming(), unread, 0)
+		s.moved = true
 		s.poke()
 	}
 }
@@ -208,14 +280,16 @@ func (s *Stream) opened(file int) {
 // there. The bytes are valid, and nobody writes to them, until release.
 func (s *Stream) Read(ctx context.Context, pos int) (data []byte, release func(), err error) {
 	file := s.first.At(pos)
+	s.engine.streams.opened(s.volume, file)
 	s.opened(file)
 	data, free, err := s.volume.Sample(ctx, file)
 	if err != nil {
+		s.engine.streams.done(s.volume, file)
 		return nil, nil, err
 	}
 	return data, func() {
 		free()
-		s.volume.Spend(file)
+		s.engine.streams.done(s.volume, file)
 	}, nil
 }
 
