@@ -29,7 +29,7 @@ import (
 
 // ErrBadSample is wrapped by all errors of Apply that the sample's bytes cause: truncated, corrupt, too large, of an
 // unknown format. A session's policy for bad samples is for these.
-var ErrBadSample = errors.New("bad sample")
+var ErrBadSample = errors.New("cannot be decoded")
 
 // Transform is a compiled SPEC. It is safe for concurrent use.
 type Transform struct {

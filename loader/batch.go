@@ -106,7 +106,7 @@ func (s *source) drop() {
 
 // newBatch reserves and lays out batch k of an epoch. All is filled in but what the workers write.
 func (s *session) newBatch(ctx context.Context, p plan, k, epoch int, src *source) (*batch, error) {
-	ds, sp := s.srv.ds, s.spec
+	ds, sp := s.ds, s.spec
 	rows, samples := p.rows(k), p.samples(k)
 	ids := make([]int, samples)
 	var dataBytes int64
@@ -200,14 +200,14 @@ func (r *row) read(ctx context.Context, s *session) error {
 	data, release, err := r.source.stream.Read(ctx, r.pos)
 	s.count.fetch.add(time.Since(start))
 	if err != nil {
-		return fmt.Errorf("sample %d (%s): %w", id, s.srv.ds.Path(id), err)
+		return fmt.Errorf("sample %d (%s): %w", id, s.ds.Path(id), err)
 	}
 	defer release()
 	s.count.sourceBytes.Add(int64(len(data)))
 	if s.spec.transform == nil {
 		if len(data) != len(r.dst) {
 			return coded(codes.FailedPrecondition, fmt.Errorf("sample %d (%s): %d bytes where the dataset's version has %d: refresh the dataset",
-				id, s.srv.ds.Path(id), len(data), len(r.dst)))
+				id, s.ds.Path(id), len(data), len(r.dst)))
 		}
 		copy(r.dst, data)
 		return nil
@@ -222,7 +222,7 @@ func (r *row) read(ctx context.Context, s *session) error {
 	s.count.decode.add(time.Since(start))
 	<-s.srv.cpu
 	if err != nil && ctx.Err() == nil {
-		return &badSample{id, s.srv.ds.Path(id), err}
+		return &badSample{id, s.ds.Path(id), err}
 	}
 	return err
 }

@@ -26,12 +26,15 @@ type ListenOptions struct {
 	AllowRemote bool
 }
 
+// ErrAddress is wrapped by Listen's errors about an address that can never be listened on.
+var ErrAddress = errors.New("not an address of a feed")
+
 // Listen opens unix:///path or tcp://host:port. A unix socket that nobody serves any more is
 // replaced; one that is served is an error.
 func Listen(addr string, o ListenOptions) (net.Listener, error) {
 	scheme, rest, ok := strings.Cut(addr, "://")
 	if !ok {
-		return nil, fmt.Errorf("listen on %q: must be unix:///PATH or tcp://HOST:PORT", addr)
+		return nil, fmt.Errorf("listen on %q: %w: it must be unix:///PATH or tcp://HOST:PORT", addr, ErrAddress)
 	}
 	switch scheme {
 	case "unix":
@@ -39,19 +42,25 @@ func Listen(addr string, o ListenOptions) (net.Listener, error) {
 	case "tcp":
 		return listenTCP(rest, o)
 	}
-	return nil, fmt.Errorf("listen on %q: unknown scheme %q; must be unix:///PATH or tcp://HOST:PORT", addr, scheme)
+	return nil, fmt.Errorf("listen on %q: %w: unknown scheme %q; it must be unix:///PATH or tcp://HOST:PORT", addr, ErrAddress, scheme)
 }
 
 func listenTCP(addr string, o ListenOptions) (net.Listener, error) {
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return nil, fmt.Errorf("listen on tcp://%s: %w: %w", addr, ErrAddress, err)
+	}
 	a, err := net.ResolveTCPAddr("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen on tcp://%s: %w", addr, err)
 	}
 	if !o.AllowRemote && !a.IP.IsLoopback() {
 		return nil, fmt.Errorf("listen on tcp://%s: the address can be reached from other machines, and the feed neither encrypts nor "+
-			"authenticates: use tcp://127.0.0.1:%d, a unix socket, or allow remote clients explicitly", addr, a.Port)
+			"authenticates: use tcp://127.0.0.1:%d, a unix socket, or allow it by --allow-remote", addr, a.Port)
 	}
 	l, err := net.ListenTCP("tcp", a)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("listen on tcp://%s: another process listens there: stop it or choose another port", addr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("listen on tcp://%s: %w", addr, err)
 	}
@@ -64,10 +73,10 @@ const maxSocketPath = 108
 func listenUnix(path string, o ListenOptions) (net.Listener, error) {
 	fail := func(err error) (net.Listener, error) { return nil, fmt.Errorf("listen on unix://%s: %w", path, err) }
 	if !strings.HasPrefix(path, "/") {
-		return fail(errors.New("the path must be absolute: unix:///PATH"))
+		return fail(fmt.Errorf("%w: the path must be absolute: unix:///PATH", ErrAddress))
 	}
 	if len(path) >= maxSocketPath {
-		return fail(fmt.Errorf("the path has %d bytes, and the kernel takes %d at most: choose a shorter one", len(path), maxSocketPath-1))
+		return fail(fmt.Errorf("%w: the path has %d bytes, and the kernel takes %d at most: choose a shorter one", ErrAddress, len(path), maxSocketPath-1))
 	}
 	// The default lies in a folder of its own under /run, which is empty after a boot.
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

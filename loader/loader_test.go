@@ -55,7 +55,7 @@ func serve(t fataler, socket string, ds *feedtest.Dataset, o loader.Options, lim
 	t.Helper()
 	r = &rig{ds: ds, mem: &feedtest.Ledger{Limit: limit}, addr: "unix://" + socket}
 	o.Compile, o.Memory = feedtest.Compile, r.mem
-	r.server = loader.NewServer(ds, o)
+	r.server = loader.NewServer(func() loader.Dataset { return ds }, o)
 	l, err := loader.Listen(r.addr, loader.ListenOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -964,10 +964,15 @@ func TestListen(t *testing.T) {
 	if err := os.WriteFile(file, []byte("precious"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
 	for addr, words := range map[string]string{
 		"unix://" + file: "not a socket", "unix://relative": "absolute", "unix://" + file + "/s": "not a directory",
 		"tcp://0.0.0.0:0": "other machines", "tcp://:0": "other machines", "tcp://192.0.2.1:70": "other machines",
-		"udp://127.0.0.1:0": "unknown scheme", "127.0.0.1:0": "must be", "tcp://127.0.0.1": "port",
+		"udp://127.0.0.1:0": "unknown scheme", "127.0.0.1:0": "must be", "tcp://127.0.0.1": "missing port", "tcp://" + taken.Addr().String(): "another port",
 	} {
 		if l, err := loader.Listen(addr, loader.ListenOptions{}); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%s: %v, want %q", addr, err, words)
@@ -1021,7 +1026,8 @@ func BenchmarkFeed(b *testing.B) {
 			if addr == "tcp" {
 				listen = "tcp://127.0.0.1:0"
 			}
-			s := loader.NewServer(&feedtest.Dataset{Samples: 1 << 20, Bytes: func(int) []byte { return row }}, loader.Options{})
+			ds := &feedtest.Dataset{Samples: 1 << 20, Bytes: func(int) []byte { return row }}
+			s := loader.NewServer(func() loader.Dataset { return ds }, loader.Options{})
 			defer s.Close()
 			l, err := loader.Listen(listen, loader.ListenOptions{})
 			if err != nil {

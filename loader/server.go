@@ -76,10 +76,10 @@ type unlimited struct{}
 func (unlimited) Reserve(ctx context.Context, _ int64) error { return ctx.Err() }
 func (unlimited) Release(int64)                              {}
 
-// Server serves one version of a dataset to any number of sessions, which share nothing but the
-// processors and the memory.
+// Server serves a dataset to any number of sessions, which share nothing but the processors and the
+// memory. A session keeps the version that it began with.
 type Server struct {
-	ds     Dataset
+	ds     func() Dataset
 	o      Options
 	memory Memory
 	log    *slog.Logger
@@ -87,7 +87,6 @@ type Server struct {
 	pool   pool
 	grpc   *grpc.Server
 	health *health.Server
-	bytes  func() uint64 // of the whole dataset
 
 	streams sync.WaitGroup // goroutines that outlive their handlers
 
@@ -96,6 +95,10 @@ type Server struct {
 	names    map[key]*session      // the newest of each
 	sessions map[*session]struct{} // all that are not over
 	serial   int64
+	total    struct { // of a whole dataset, counted once a version
+		version string
+		bytes   uint64
+	}
 	counters struct {
 		held                   atomic.Int64
 		opened, fenced, failed int64
@@ -119,18 +122,12 @@ const (
 	maxRequest = 1 << 20
 )
 
-// NewServer returns a server for ds. Close it, also if it never serves.
-func NewServer(ds Dataset, o Options) *Server {
+// NewServer returns a server for the dataset that ds returns, which is asked at every opening of a
+// session and may then be of another version. Close the server, also if it never serves.
+func NewServer(ds func() Dataset, o Options) *Server {
 	o = o.withDefaults()
 	s := &Server{ds: ds, o: o, memory: o.Memory, log: o.Log, cpu: make(chan struct{}, o.Workers),
 		names: map[key]*session{}, sessions: map[*session]struct{}{}}
-	s.bytes = sync.OnceValue(func() uint64 {
-		var n uint64
-		for i := range ds.Len() {
-			n += uint64(ds.Size(i))
-		}
-		return n
-	})
 	s.grpc = grpc.NewServer(
 		grpc.ForceServerCodecV2(wire.Codec()),
 		grpc.WriteBufferSize(writeBuffer),
@@ -200,9 +197,22 @@ type service struct {
 
 // Info implements feedpb.FeedServer.
 func (v service) Info(context.Context, *feedpb.InfoRequest) (*feedpb.InfoResponse, error) {
-	ds := v.s.ds
-	return &feedpb.InfoResponse{Dataset: ds.Version(), Samples: uint64(ds.Len()), Bytes: v.s.bytes(),
+	ds := v.s.ds()
+	return &feedpb.InfoResponse{Dataset: ds.Version(), Samples: uint64(ds.Len()), Bytes: v.s.bytesOf(ds),
 		Classes: ds.Classes(), Server: v.s.o.Version}, nil
+}
+
+// bytesOf sums the sizes of all samples.
+func (s *Server) bytesOf(ds Dataset) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if version := ds.Version(); s.total.version != version {
+		s.total.version, s.total.bytes = version, 0
+		for i := range ds.Len() {
+			s.total.bytes += uint64(ds.Size(i))
+		}
+	}
+	return s.total.bytes
 }
 
 // Stats implements feedpb.FeedServer.
@@ -238,21 +248,22 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 
 // open makes a session and fences the one before it.
 func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
-	sp, err := resolve(o, s.ds, s.o.Compile, s.o.MaxBatchBytes)
+	ds := s.ds()
+	sp, err := resolve(o, ds, s.o.Compile, s.o.MaxBatchBytes)
 	if err != nil {
 		return nil, err
 	}
-	first, err := sp.plan(s.ds.Len(), sp.start.Epoch, sp.start.Cursor)
+	first, err := sp.plan(ds.Len(), sp.start.Epoch, sp.start.Cursor)
 	if err != nil {
 		return nil, err
 	}
 	if sp.perEpoch(first) == 0 {
 		return nil, coded(codes.InvalidArgument, fmt.Errorf(
 			"an epoch of %d samples holds no batch for rank %d: %d ranks of %d samples each make a global batch of %d (tail %s): "+
-				"lower the batch size, or use tail=pad", s.ds.Len(), sp.rank, sp.world, sp.batch, sp.global(), sp.tail))
+				"lower the batch size, or use tail=pad", ds.Len(), sp.rank, sp.world, sp.batch, sp.global(), sp.tail))
 	}
 
-	open := &session{srv: s, spec: sp, first: first, window: newWindow(s.o.LookAhead, s.o.MaxWindow),
+	open := &session{srv: s, ds: ds, spec: sp, first: first, window: newWindow(s.o.LookAhead, s.o.MaxWindow),
 		opened: time.Now(), buffers: map[*buffer]struct{}{}}
 	open.ctx, open.cancel = context.WithCancelCause(ctx)
 	open.window.grant(o.GetCredits())
@@ -271,7 +282,11 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 	if old := s.names[k]; old != nil {
 		s.counters.fenced++
 		old.cancel(errFenced)
-		s.log.Warn("feed session taken over", "session", sp.session, "rank", sp.rank, "by", sp.client)
+		level := slog.LevelWarn
+		if sp.client != "" && sp.client == old.spec.client { // a client that has begun anew, faster than its old stream ended
+			level = slog.LevelInfo
+		}
+		s.log.Log(ctx, level, "feed session taken over", "session", sp.session, "rank", sp.rank, "by", sp.client)
 	}
 	s.names[k] = open
 	s.sessions[open] = struct{}{}

@@ -20,6 +20,7 @@ import (
 // that fill the rows, and a sender that delivers the batches in order.
 type session struct {
 	srv    *Server
+	ds     Dataset // the version that the session began with, to its end
 	spec   *spec
 	first  plan // of the first epoch
 	window *window
@@ -141,7 +142,7 @@ func (s *session) produce(rows chan<- *row, items chan<- item) {
 	for n := 0; s.spec.epochs == 0 || n < s.spec.epochs; n++ {
 		if n > 0 {
 			var err error
-			if p, err = s.spec.plan(s.srv.ds.Len(), epoch, 0); err != nil {
+			if p, err = s.spec.plan(s.ds.Len(), epoch, 0); err != nil {
 				put(item{err: err})
 				return
 			}
@@ -150,7 +151,7 @@ func (s *session) produce(rows chan<- *row, items chan<- item) {
 			put(item{err: err})
 			return
 		}
-		next := s.spec.state(s.srv.ds, epoch+1, 0)
+		next := s.spec.state(s.ds, epoch+1, 0)
 		if !put(item{end: &feedpb.EpochEnd{Epoch: uint32(epoch), Batches: uint64(p.batches()), State: next.JSON()}}) {
 			return
 		}
@@ -162,7 +163,7 @@ func (s *session) produce(rows chan<- *row, items chan<- item) {
 
 func (s *session) produceEpoch(p plan, epoch int, rows chan<- *row, put func(item) bool) error {
 	name := fmt.Sprintf("feed/%s/rank%d/epoch%d", s.spec.session, s.spec.rank, epoch)
-	stream, err := s.srv.ds.Begin(name, p.seq, p.start)
+	stream, err := s.ds.Begin(name, p.seq, p.start)
 	if err != nil {
 		return fmt.Errorf("begin %s: %w", name, err)
 	}
@@ -264,7 +265,7 @@ func (s *session) send(stream feedStream, b *batch) error {
 
 // hello describes the session to its client.
 func (s *session) hello() *feedpb.ServerMessage {
-	sp, ds := s.spec, s.srv.ds
+	sp, ds := s.spec, s.ds
 	o := &feedpb.Opened{
 		Session: sp.session, Dataset: ds.Version(), Samples: uint64(ds.Len()),
 		Batch: uint32(sp.batch), GlobalBatch: uint64(sp.global()), World: uint32(sp.world), Rank: uint32(sp.rank),

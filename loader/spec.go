@@ -66,31 +66,23 @@ func (s *spec) plan(samples, epoch, cursor int) (plan, error) {
 // depends on the world size.
 func ranked(o order.Spec) bool { return o.Name() == "torch" }
 
-// resolve checks an Open against the dataset.
-func resolve(o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) (*spec, error) {
-	invalid := func(err error) (*spec, error) { return nil, coded(codes.InvalidArgument, err) }
-	refuse := func(format string, args ...any) (*spec, error) {
-		return nil, coded(codes.FailedPrecondition, fmt.Errorf(format, args...))
-	}
-	if o.GetDataset() != "" && o.GetDataset() != ds.Version() {
-		return refuse("the trainer wants dataset %s, this server has %s: start the server on the other version, or leave dataset out",
-			o.GetDataset(), ds.Version())
-	}
-	var from *State
+// Check tells what is wrong with an Open whatever the dataset, nil if nothing is.
+func Check(o *feedpb.Open, compile Compiler) error {
+	_, _, err := parse(o, compile)
+	return err
+}
+
+// parse reads what an Open says; from is its state, nil if it has none.
+func parse(o *feedpb.Open, compile Compiler) (s *spec, from *State, err error) {
+	invalid := func(err error) (*spec, *State, error) { return nil, nil, coded(codes.InvalidArgument, err) }
 	if o.GetState() != "" {
 		st, err := ParseState(o.GetState())
 		if err != nil {
 			return invalid(err)
 		}
-		if st.Dataset != ds.Version() {
-			return refuse("the state is of dataset %s, this server has %s: a state holds for one version of a dataset only; "+
-				"serve that version, or start the epoch again without a state", st.Dataset, ds.Version())
-		}
 		from = &st
 	}
-
-	s := &spec{session: o.GetSession(), client: o.GetClient(), seed: o.GetSeed(), epochs: int(o.GetEpochs())}
-	var err error
+	s = &spec{session: o.GetSession(), client: o.GetClient(), seed: o.GetSeed(), epochs: int(o.GetEpochs())}
 	if s.bad, err = parseBad(o.GetBad()); err != nil {
 		return invalid(err)
 	}
@@ -116,7 +108,28 @@ func resolve(o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) 
 		s.hash = s.transform.Hash()
 	}
 	if err := s.resolveBatch(o, from); err != nil {
+		return nil, nil, err
+	}
+	return s, from, nil
+}
+
+// resolve checks an Open against the dataset.
+func resolve(o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) (*spec, error) {
+	invalid := func(err error) (*spec, error) { return nil, coded(codes.InvalidArgument, err) }
+	refuse := func(format string, args ...any) (*spec, error) {
+		return nil, coded(codes.FailedPrecondition, fmt.Errorf(format, args...))
+	}
+	if o.GetDataset() != "" && o.GetDataset() != ds.Version() {
+		return refuse("the trainer wants dataset %s, this server has %s: start the server on the other version, or leave dataset out",
+			o.GetDataset(), ds.Version())
+	}
+	s, from, err := parse(o, compile)
+	if err != nil {
 		return nil, err
+	}
+	if from != nil && from.Dataset != ds.Version() {
+		return refuse("the state is of dataset %s, this server has %s: a state holds for one version of a dataset only; "+
+			"serve that version, or start the epoch again without a state", from.Dataset, ds.Version())
 	}
 	row := int64(64)
 	if s.transform != nil {
@@ -183,6 +196,11 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	}
 	spec, err := order.Parse(text)
 	if err != nil {
+		if given := strings.TrimSpace(o.GetOrder()); given != "" {
+			if _, e := order.Parse(given); e != nil {
+				err = e // about the text as it was written
+			}
+		}
 		return err
 	}
 	if !spec.Computed() {

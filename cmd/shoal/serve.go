@@ -38,6 +38,9 @@ The protocol is loader/feedpb/feed.proto; the Python client is python/shoal.`,
 			if err != nil {
 				return err
 			}
+			if workers < 0 {
+				return usagef("--workers %d: give a number of samples, or 0 for one a processor", workers)
+			}
 			if mountpoint != "" {
 				if err := fusefs.Check(mountpoint); err != nil {
 					return err
@@ -74,6 +77,9 @@ func runServe(ctx context.Context, cfg engine.Config, eo *engineOptions, mo *mou
 	for _, addr := range addrs { // before the long part, so that a wrong address is told at once
 		l, err := loader.Listen(addr, lo)
 		if err != nil {
+			if errors.Is(err, loader.ErrAddress) {
+				err = usageError{err}
+			}
 			closeAll()
 			return err
 		}
@@ -92,7 +98,9 @@ func runServe(ctx context.Context, cfg engine.Config, eo *engineOptions, mo *mou
 	}
 	defer stopAdmin()
 
-	server := loader.NewServer(feedDataset{e.Dataset()}, loader.Options{
+	// Asked at every opening, since a refresh moves the engine to another version.
+	current := func() loader.Dataset { return feedDataset{e.Dataset()} }
+	server := loader.NewServer(current, loader.Options{
 		Version: version, Compile: compileTransform, Memory: batchMemory{e.Ledger()}, Log: e.Logger(), Workers: workers,
 		Stats: func(feed loader.Stats) any {
 			return struct {

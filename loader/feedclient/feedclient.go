@@ -14,6 +14,7 @@ import (
 	"hash"
 	"io"
 	"strings"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -86,6 +87,9 @@ type Error struct {
 
 // Error implements error.
 func (e *Error) Error() string {
+	if e.Code == codes.Unavailable && strings.HasSuffix(e.Text, syscall.EACCES.Error()) {
+		return fmt.Sprintf("feed %s: %s (the socket is for others: see --socket-mode and --socket-group of `shoal serve`)", e.Addr, e.Text)
+	}
 	if e.Code == codes.Unavailable {
 		return fmt.Sprintf("feed %s: %s (is `shoal serve` running there? start it, or check the address)", e.Addr, e.Text)
 	}
@@ -100,7 +104,13 @@ func (c *Client) explain(err error) error {
 	if !ok {
 		return fmt.Errorf("feed %s: %w", c.addr, err)
 	}
-	return &Error{c.addr, st.Code(), st.Message()}
+	text := st.Message()
+	for _, wrapping := range []string{`connection error: desc = "`, "transport: Error while dialing: "} { // gRPC's, of a plain error
+		if rest, ok := strings.CutPrefix(text, wrapping); ok {
+			text = strings.TrimSuffix(rest, `"`)
+		}
+	}
+	return &Error{c.addr, st.Code(), text}
 }
 
 // Stream is one rank's batches. It is for one goroutine.

@@ -47,7 +47,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	s := loader.NewServer(ds, loader.Options{Version: "test", Compile: feedtest.Compile})
+	s := loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Version: "test", Compile: feedtest.Compile})
 	scheme, _, _ := strings.Cut(*listen, "://")
 	fmt.Printf("%s://%s\n", scheme, l.Addr())
 	go func() {
