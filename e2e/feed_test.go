@@ -339,3 +339,108 @@ print(json.dumps(dict(Plain=run(False), Hinted=run(True))))`, mnt)
 		t.Errorf("the plan is not what was read:\n%.200s", plan)
 	}
 }
+
+// What can never work is wrong use, exit 2, with a server or without one. The text says where and what.
+func TestFeedWrongUse(t *testing.T) {
+	dir, _ := pictures(t, 1, 4)
+	_, env := far(t, proxy.Options{})
+	addr, _ := serve(t, env, bucket(t, dir))
+	for _, c := range []struct{ flag, value, want string }{
+		{"--transform", "Resize(256)|CentreCrop(224)", "column 13: unknown operation CentreCrop: did you mean CenterCrop?"},
+		{"--order", "torch:sed=1", `order spec "torch:sed=1", column 7`},
+		{"--rank", "1", "rank 1 is outside"},
+		{"--batch", "0", "batch size missing"},
+		{"--bad", "skip", "policy"},
+		{"--tail", "whole", "tail"},
+		{"--state", "{}", "state"},
+	} {
+		for _, to := range []string{addr, "unix:///nonexistent/feed.sock"} {
+			_, errs, code := shoal(t, nil, "feed", to, c.flag, c.value)
+			if code != 2 || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
+				t.Errorf("%s %s %s: exit %d\n%s", to, c.flag, c.value, code, errs)
+			}
+		}
+	}
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"feed", "localhost:70"}, 2, "unix:///PATH or tcp://HOST:PORT"},
+		{[]string{"stat", "localhost:70"}, 2, "unix:///PATH or tcp://HOST:PORT"},
+		{[]string{"feed", "unix:///nonexistent/feed.sock"}, 1, "shoal serve"},
+		{[]string{"serve", "s3://bucket/train", "--listen", "localhost:70"}, 2, "unix:///PATH or tcp://HOST:PORT"},
+		{[]string{"serve", "s3://bucket/train", "--listen", "tcp://0.0.0.0:0"}, 1, "--allow-remote"},
+		{[]string{"serve", "s3://bucket/train", "--workers", "-1"}, 2, "--workers"},
+	} {
+		if _, errs, code := shoal(t, nil, c.args...); code != c.code || !strings.Contains(errs, c.want) {
+			t.Errorf("%v: exit %d\n%s", c.args, code, errs)
+		}
+	}
+}
+
+// An interrupted consumer says how to go on, and a trainer does from there.
+func TestFeedInterrupted(t *testing.T) {
+	dir, paths := pictures(t, 2, 32)
+	_, env := far(t, proxy.Options{Latency: 5 * time.Millisecond})
+	addr, mnt := serve(t, env, bucket(t, dir))
+	cmd := exec.Command(shoalBin, "feed", addr, "--batch", "8", "--epochs", "0", "--seed", "3")
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); readStats(t, mnt).Reads == 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("nothing is read")
+		}
+	}
+	out := mustShoal(t, nil, "stat", addr)
+	if !strings.Contains(out, "1 sessions open") || !strings.Contains(out, "shoal feed (pid") {
+		t.Errorf("stat does not show the session:\n%s", out)
+	}
+	time.Sleep(200 * time.Millisecond) // so that batches have arrived
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	text := errs.String()
+	from, to := strings.Index(text, "'"), strings.LastIndex(text, "'")
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(text, "interrupted") || from == to {
+		t.Fatalf("exit %d\n%s", cmd.ProcessState.ExitCode(), text)
+	}
+	var state struct{ Epoch, Cursor int }
+	if err := json.Unmarshal([]byte(text[from+1:to]), &state); err != nil {
+		t.Fatal(err)
+	}
+	rest := feed(t, addr, "--state", text[from+1:to])
+	order := orderOf(t, "uniform:seed=3", len(paths), "--epoch", strconv.Itoa(state.Epoch))
+	if rest.Digest != digest(t, dir, paths, order[state.Cursor:]) {
+		t.Errorf("resumed at %+v: other samples than the order's", state)
+	}
+	if rest.Order.Spec != "uniform:seed=3" { // what `shoal order` takes
+		t.Errorf("order %q", rest.Order.Spec)
+	}
+}
+
+// After a refresh new sessions see the new version.
+func TestFeedAfterRefresh(t *testing.T) {
+	dir, paths := pictures(t, 2, 8)
+	_, env := far(t, proxy.Options{})
+	source := bucket(t, dir)
+	addr, mnt := serve(t, env, source)
+	if r := feed(t, addr); r.Samples != len(paths) {
+		t.Fatalf("%d samples", r.Samples)
+	}
+	added, err := os.ReadFile(filepath.Join(dir, paths[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "class01/zzz.jpg"), added)
+	upload(t, dir, bucketName(t))
+	mustShoal(t, env, "refresh", mnt)
+	n := len(paths) + 1
+	if r := feed(t, addr, "--seed", "1"); r.Samples != n || r.Digest != digest(t, dir, append(paths, "class01/zzz.jpg"), orderOf(t, "uniform:seed=1", n)) {
+		t.Errorf("after the refresh: %d samples, digest %s", r.Samples, r.Digest)
+	}
+}

@@ -1,18 +1,22 @@
 package main
 
 import (
+	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
@@ -58,6 +62,40 @@ func (r *feedReport) addDaemon(raw []byte) error {
 	return nil
 }
 
+// refused tells wrong use from failure. A server that cannot be reached does not hide the first.
+func refused(err error, open *feedpb.Open) error {
+	switch e := (*feedclient.Error)(nil); {
+	case !errors.As(err, &e):
+	case e.Code == codes.InvalidArgument:
+		return usageError{err}
+	case e.Code == codes.Unavailable:
+		if wrong := loader.Check(open, compileTransform); wrong != nil {
+			return usageError{wrong}
+		}
+	}
+	return err
+}
+
+// cutShort explains an end before the end.
+func cutShort(ctx context.Context, err error, r *feedReport, state string) error {
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	} else if e := (*feedclient.Error)(nil); !errors.As(err, &e) || e.Code != codes.Unavailable {
+		return err
+	}
+	return fmt.Errorf("%w; %d samples in %d batches came before, go on with --state '%s'", err, r.Samples, r.Batches, state)
+}
+
+// unversioned turns the order of states, NAME@VERSION:KEYS, into the spec that it was made from.
+func unversioned(order string) string {
+	name, keys, keyed := strings.Cut(order, ":")
+	name, _, _ = strings.Cut(name, "@")
+	if !keyed {
+		return name
+	}
+	return name + ":" + keys
+}
+
 func feedCommand() *cobra.Command {
 	var open feedpb.Open
 	var asJSON bool
@@ -81,11 +119,11 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 			open.Client = fmt.Sprintf("shoal feed (pid %d)", os.Getpid())
 			stream, err := client.Open(c.Context(), &open)
 			if err != nil {
-				return err
+				return refused(err, &open)
 			}
 			defer stream.Close()
 			o := stream.Opened()
-			r := feedReport{Version: 1, Dataset: o.GetDataset(), Transform: o.GetTransform(), Order: engine.OrderState{Spec: o.GetOrder(), State: "following"}}
+			r := feedReport{Version: 1, Dataset: o.GetDataset(), Transform: o.GetTransform(), Order: engine.OrderState{Spec: unversioned(o.GetOrder()), State: "following"}}
 			digest := feedclient.NewDigest()
 			start := time.Now()
 			progress := newFeedProgress(c.ErrOrStderr(), int(o.GetBatches())+int(o.GetPerEpoch())*(int(open.Epochs)-1))
@@ -97,7 +135,7 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 				}
 				if err != nil {
 					progress.clear()
-					return err
+					return cutShort(c.Context(), err, &r, stream.State())
 				}
 				digest.Add(b)
 				r.Batches++
@@ -145,6 +183,7 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 	f.StringVar(&open.Bad, "bad", "error", "samples that cannot be decoded: error, skip:0.1% or skip:N an epoch")
 	f.StringVar(&open.State, "state", "", "state to go on from, as --json prints it")
 	f.StringVar(&open.Session, "session", "", "name of the session; a newer one of the same name and rank ends this one")
+	f.BoolVar(&open.Rebatch, "rebatch", false, "allow another global batch than the state's")
 	f.Uint32Var(&open.Credits, "credits", 4, "batches that may be on their way")
 	f.IntVar(&batches, "batches", 0, "stop after so many batches (0: at the end)")
 	f.BoolVar(&asJSON, "json", false, "print the versioned JSON (docs/stats.md)")

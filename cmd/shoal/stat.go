@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 )
 
@@ -64,11 +65,14 @@ func statCommand() *cobra.Command {
 				_, err = c.OutOrStdout().Write(raw)
 				return err
 			}
-			var s engine.Stats
+			var s struct {
+				engine.Stats
+				Feed *loader.Stats `json:"feed"` // nil where no feed is served
+			}
 			if err := json.Unmarshal(raw, &s); err != nil {
 				return fmt.Errorf("stats of %s: %w", args[0], err)
 			}
-			printStats(c.OutOrStdout(), &s)
+			printStats(c.OutOrStdout(), &s.Stats, s.Feed)
 			return nil
 		},
 	}
@@ -88,13 +92,13 @@ func anyStats(c *cobra.Command, target string) ([]byte, error) {
 	}
 	client, err := feedclient.Dial(target)
 	if err != nil {
-		return nil, err
+		return nil, usageError{err}
 	}
 	defer client.Close()
 	return client.Stats(c.Context())
 }
 
-func printStats(w io.Writer, s *engine.Stats) {
+func printStats(w io.Writer, s *engine.Stats, feed *loader.Stats) {
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%-10s "+format+"\n", append([]any{name}, args...)...)
 	}
@@ -110,6 +114,14 @@ func printStats(w io.Writer, s *engine.Stats) {
 	row("store", "%s GETs, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, errors %v", humanize.Comma(s.GetRequests), bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, s.StoreErrors)
 	row("memory", "%s of %s for data (peak %s), RSS %s, %d goroutines", bytes(s.Memory.Used), bytes(s.Memory.Limit), bytes(s.Memory.Peak), bytes(s.Memory.RSS), s.Memory.Goroutines)
 	row("disk", "%s of %s, %s of %s extents kept", bytes(s.Disk.Used), bytes(s.Disk.Limit), humanize.Comma(int64(s.Disk.Kept)), humanize.Comma(int64(s.Disk.Extents)))
+	if feed != nil {
+		row("feed", "%d sessions open, %d ended by errors; %s samples in %s batches, %s; batches of %s in memory", feed.Open, feed.Failed,
+			humanize.Comma(feed.Total.Samples), humanize.Comma(feed.Total.Batches), bytes(feed.Total.Bytes), bytes(feed.HeldBytes))
+		for _, f := range feed.List {
+			row("  session", "%s, rank %d of %d (%s): epoch %d, batch %d, %s samples, %d bad, stalled %.2f s, waited %.2f s for credit", f.Session, f.Rank, f.World,
+				f.Client, f.Epoch, f.Batch, humanize.Comma(f.Samples), f.Bad, f.Stall, f.Credit)
+		}
+	}
 	if n := s.Skipped.Hostile + s.Skipped.Shadowed; n > 0 {
 		row("not shown", "%d keys: %s", n, strings.Join(s.Skipped.Examples, ", "))
 	}
