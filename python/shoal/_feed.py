@@ -2,7 +2,9 @@
 
 import atexit
 import ctypes
+import errno
 import json
+import operator
 import os
 import queue
 import sys
@@ -107,8 +109,11 @@ class Feed:
 
     def __init__(self, addr, batch_size=None, *, transform=None, order="uniform", seed=0, epochs=None, world=1, rank=0,
                  tail="drop", bad="error", session=None, credits=3, as_torch=None, rebatch=False, dataset=None):
-        if credits < 1:
-            raise ValueError(f"credits={credits}: at least 1 batch has to be on its way")
+        for name, value, least in (("batch_size", batch_size, 1), ("epochs", epochs, 1), ("world", world, 1), ("rank", rank, 0),
+                                   ("credits", credits, 1)):
+            if value is not None and not least <= operator.index(value) < 1 << 32:
+                raise ValueError(f"{name}={value}: it must be at least {least}")
+        seed = operator.index(seed)
         self._args = dict(addr=addr, batch_size=batch_size, transform=transform, order=order, seed=seed, epochs=epochs,
                           world=world, rank=rank, tail=tail, bad=bad, session=session or "py-" + uuid.uuid4().hex[:12],
                           credits=credits, as_torch=as_torch, rebatch=rebatch, dataset=dataset)
@@ -364,7 +369,9 @@ def _explain(error, addr):
     code = error.code().name if isinstance(error, grpc.Call) else None
     text = error.details() if isinstance(error, grpc.Call) else str(error)
     remedy = ""
-    if code == "UNAVAILABLE":
+    if code == "UNAVAILABLE" and text.endswith(os.strerror(errno.EACCES)):
+        remedy = ". The socket is for others: see --socket-mode and --socket-group of `shoal serve`"
+    elif code == "UNAVAILABLE":
         remedy = (". Is `shoal serve` running there? Start it, or correct the address; the training goes on from the last "
                   "state_dict()")
     return FeedError(f"feed {addr}: {text}{remedy}", code)

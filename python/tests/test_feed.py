@@ -288,6 +288,27 @@ class Failures(FeedCase):
         self.assertEqual([(b.row, b.id, b.path) for b in batch.bad], [(5, 205, "class5/000205.bin")])
         self.assertEqual(feed.stats()["bad_samples"], 1)
 
+    def test_arguments(self):
+        for wrong in (dict(batch_size=0), dict(batch_size=-3), dict(world=0), dict(rank=-1), dict(epochs=0), dict(credits=0)):
+            with self.assertRaisesRegex(ValueError, "at least"):
+                self.feed(**wrong)
+        for wrong in (dict(batch_size=2.5), dict(seed=0.5), dict(world="2")):
+            with self.assertRaises(TypeError):
+                self.feed(**wrong)
+        self.assertEqual(len(self.feed(np.int64(10), seed=np.int64(-1), epochs=np.int32(1))), 40)
+
+    @unittest.skipUnless(os.getuid() == 0, "needs root to become somebody else")
+    def test_socket_of_others(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        os.chmod(folder.name, 0o755)
+        server = Server("-samples", "4", "-listen", f"unix://{folder.name}/feed.sock")
+        self.addCleanup(server.close)
+        script = "import os, sys, shoal; os.setgid(65534); os.setuid(65534); shoal.Feed(sys.argv[1], 4).info()"
+        run = subprocess.run([sys.executable, "-B", "-c", script, server.addr], capture_output=True, text=True,
+                             env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(shoal.__file__))})
+        self.assertRegex(run.stderr, "--socket-mode")
+
     def test_no_server(self):
         for addr in ("unix:///nonexistent/feed.sock", "tcp://127.0.0.1:1"):
             with self.assertRaisesRegex(shoal.FeedError, f"{addr}.*shoal serve") as caught:
