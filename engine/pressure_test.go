@@ -133,3 +133,25 @@ func TestPlansShareFiles(t *testing.T) {
 		t.Errorf("%d GETs, %d misses for 16 files", s.GetRequests, s.Misses)
 	}
 }
+
+// Two plans that do not fit memory together, the first begun long before the second: both readers
+// are ahead of nothing before long.
+func TestPlansShareMemory(t *testing.T) {
+	e, dir, paths := openSmall(t, "auto", 60, 60)
+	if err := e.PutPlan("a", []byte(strings.Join(paths[0], "\n"))); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the first has all memory", func() bool { s := e.Stats(); return s.Lead > 35 && s.InFlight == 0 })
+	if err := e.PutPlan("b", []byte(strings.Join(paths[1], "\n"))); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 60 {
+		readAhead(t, e, dir, paths[0][i])
+		if i >= 10 { // by then the first one's reader has given ten places up
+			readAhead(t, e, dir, paths[1][i-10])
+		}
+	}
+	for i := range 10 {
+		readAhead(t, e, dir, paths[1][50+i])
+	}
+}

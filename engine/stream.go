@@ -38,7 +38,8 @@ type Stream struct {
 	moved   bool // the reader has begun another pass since the last fill
 	closed  bool
 
-	starved atomic.Bool // a request found no memory; freed is called with mu held or not
+	starved atomic.Bool  // a request found no memory; freed is called with mu held or not
+	ahead   atomic.Int64 // positions planned and not yet read, after the last fill
 
 	wake   chan struct{}
 	cancel context.CancelFunc
@@ -178,37 +179,53 @@ func (s *Stream) prepareNext() {
 func (s *Stream) fill() (moved bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.starved.Store(false)
 	s.cur.pos = max(s.cur.pos, s.tracker.Frontier())
-	if s.issue(&s.cur) && s.next.planner != nil {
-		s.issue(&s.next)
+	for {
+		done, ok := s.issue(&s.cur)
+		if done && s.next.planner != nil {
+			_, ok = s.issue(&s.next)
+		}
+		s.ahead.Store(int64(s.lead()))
+		if ok {
+			s.starved.Store(false)
+			break
+		}
+		if s.starved.Swap(true) {
+			break // whatever came free since the attempt began has woken us
+		}
 	}
 	moved, s.moved = s.moved, false
 	return moved
 }
 
-// issue carries the phase's plan out. It reports whether the plan's end was reached. s.mu is held.
-func (s *Stream) issue(p *phase) bool {
+// lead returns how many positions are planned ahead of the reader. s.mu is held.
+func (s *Stream) lead() int { return s.cur.pos - s.tracker.Frontier() + s.next.pos }
+
+// issue carries the phase's plan out. It reports whether the plan's end was reached, and whether there
+// was memory for all that connections allow. s.mu is held.
+func (s *Stream) issue(p *phase) (done, ok bool) {
 	for {
 		// One position at a time, because what is passed on the way to it is claimed. Were more
 		// claimed than what lies before the next request, then this might find all memory taken by
 		// samples that are needed after it.
 		_, p.pos = p.planner.Plan(p.pos, 0, 0, s.volume.Claim)
 		if p.pos == p.order.Len() {
-			return true
+			return true, true
+		}
+		if s.engine.streams.mustYield(s, s.lead()) {
+			return false, false
 		}
 		file := p.order.At(p.pos)
 		for x := range s.volume.Extents(file) {
 			if s.flying >= s.inFlight {
-				return false
+				return false, true
 			}
 			switch s.volume.Prefetch(file, x, func(err error) { s.landed(file, err) }) {
 			case cache.Started:
 				s.flying++
 			case cache.Present:
 			case cache.NoMemory, cache.Closed:
-				s.starved.Store(true)
-				return false
+				return false, false
 			}
 		}
 	}

@@ -1,17 +1,19 @@
 package engine
 
 import (
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/shoalfs/shoal/cache"
 )
 
 // streams is every stream that prefetches, and every file that readers have open: memory that one
 // stream has claimed must not be taken away because another's reader is done with it, nor before the
-// reader has had it. The lock mu comes before the streams' own.
+// reader has had it.
 type streams struct {
-	mu  sync.RWMutex
-	set map[*Stream]struct{}
+	mu  sync.Mutex
+	all atomic.Pointer[[]*Stream] // replaced, never changed
 
 	openMu sync.Mutex
 	open   map[volumeFile]int // how often, 1 or more
@@ -55,25 +57,41 @@ func (l *streams) isOpen(v *cache.Volume, file int) bool {
 func (l *streams) add(s *Stream) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.set == nil {
-		l.set = map[*Stream]struct{}{}
-	}
-	l.set[s] = struct{}{}
+	all := append(slices.Clone(l.list()), s)
+	l.all.Store(&all)
 }
 
 func (l *streams) remove(s *Stream) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.set, s)
+	all := slices.DeleteFunc(slices.Clone(l.list()), func(t *Stream) bool { return t == s })
+	l.all.Store(&all)
+}
+
+func (l *streams) list() []*Stream {
+	if all := l.all.Load(); all != nil {
+		return *all
+	}
+	return nil
+}
+
+// mustYield reports whether another stream that finds no memory is less far ahead of its reader than
+// s: then s leaves what comes free to it, so that several readers share memory evenly however early
+// one of them began.
+func (l *streams) mustYield(s *Stream, ahead int) bool {
+	for _, t := range l.list() {
+		if t != s && t.starved.Load() && t.ahead.Load() < int64(ahead) {
+			return true
+		}
+	}
+	return false
 }
 
 func (l *streams) wants(v *cache.Volume, file int) bool {
 	if l.isOpen(v, file) {
 		return true
 	}
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	for s := range l.set {
+	for _, s := range l.list() {
 		if s.volume == v && s.wants(file) {
 			return true
 		}
