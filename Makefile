@@ -29,6 +29,7 @@ bin/versitygw: tools/go.mod | packages
 	@touch $@
 
 build: ## build bin/shoal
+	@GO='$(GO)' ./setup.sh build
 	@mkdir -p bin
 	@tools/tick "building bin/shoal" $(GO) build $(BUILD) -o bin/shoal ./cmd/shoal
 
