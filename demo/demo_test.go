@@ -18,6 +18,7 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/shoalfs/shoal/rig/photos"
 	"github.com/shoalfs/shoal/rig/proxy"
 )
 
@@ -33,7 +34,29 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	dir, err := os.MkdirTemp("", "shoal-demo-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	set = filepath.Join(dir, "photos")
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// set is the folder of the training set that the tests share, of count photographs: to make one
+// takes longer than the rest of a test.
+var set string
+
+const count = 64
+
+func photographs(t *testing.T) string {
+	t.Helper()
+	if _, err := photos.Make(t.Context(), set, photos.Options{Count: count, Seed: 1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	return set
 }
 
 // standIn is the shoal binary of these tests.
@@ -111,8 +134,12 @@ func options(t *testing.T, mode, client string) Options {
 		t.Fatal(err)
 	}
 	t.Setenv("TMPDIR", t.TempDir())
+	work := t.TempDir()
+	if err := os.CopyFS(filepath.Join(work, "photos"), os.DirFS(photographs(t))); err != nil {
+		t.Fatal(err)
+	}
 	return Options{
-		Shoal: exe, WorkDir: t.TempDir(), Photos: 64, Steps: 4, Batch: 4, Workers: 1, Latency: time.Millisecond,
+		Shoal: exe, WorkDir: work, Photos: count, Steps: 4, Batch: 4, Workers: 1, Latency: time.Millisecond,
 		Client:   fstest.MapFS{"shoal/__init__.py": {Data: []byte(client)}},
 		Progress: t.Output(),
 	}
