@@ -92,9 +92,13 @@ func (l *Ledger) TryReserve(n int64, c Class) bool {
 // Reserve waits until n bytes are to be had. It fails with ErrTooLarge if they never can be, and
 // with the context's error when that ends first.
 func (l *Ledger) Reserve(ctx context.Context, n int64, c Class) error {
-	if n > l.capOf(c) || c == ForBatches && n > l.limit/2 {
-		return fmt.Errorf("reserve %s: %w of %s; raise --memory or lower --batch",
-			humanize.IBytes(uint64(n)), ErrTooLarge, humanize.IBytes(uint64(l.limit)))
+	most := l.capOf(c)
+	if c == ForBatches {
+		most = l.limit / 2
+	}
+	if n > most {
+		return fmt.Errorf("%s: %w, of which %s may be taken for this (raise --memory, or lower --batch)",
+			humanize.IBytes(uint64(n)), ErrTooLarge, humanize.IBytes(uint64(most)))
 	}
 	if l.TryReserve(n, c) {
 		return nil
