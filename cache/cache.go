@@ -24,10 +24,14 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -136,7 +140,8 @@ func (c *Cache) TryReserve(n int64) bool {
 }
 
 // OpenDisk attaches the segments under dir. Records that belong to a volume of the cache become
-// resident at once; the others only occupy space that may be taken from them.
+// resident at once; the others only occupy space that may be taken from them. Segments that do not
+// fit o.MaxBytes, because it was larger once, are dropped.
 func (c *Cache) OpenDisk(dir string, o segment.Options) error {
 	if o.Logger == nil {
 		o.Logger = c.log
@@ -163,7 +168,49 @@ func (c *Cache) OpenDisk(dir string, o segment.Options) error {
 	for _, loc := range unclaimed {
 		c.free(loc)
 	}
+	return c.shrink()
+}
+
+// shrink drops segments until the limit holds, the one that loses least first.
+func (c *Cache) shrink() error {
+	for c.diskLimit > 0 && c.disk.Used() > c.diskLimit {
+		least := slices.MinFunc(c.disk.Segments(), func(a, b segment.SegmentInfo) int {
+			return cmp.Compare(a.Bytes-a.Garbage, b.Bytes-b.Garbage)
+		})
+		if err := c.dropSegment(least.ID); err != nil {
+			return err
+		}
+		c.log.Info("cache made smaller", "limit", c.diskLimit, "dropped_bytes", least.Bytes, "dropped_records", least.Records)
+	}
 	return nil
+}
+
+// dropSegment deletes a segment; what it held of live records is fetched again.
+func (c *Cache) dropSegment(id uint32) error {
+	_, err := c.disk.DropSegment(id, nil)
+	c.mu.Lock()
+	volumes := c.volumes
+	c.mu.Unlock()
+	for _, v := range volumes {
+		v.forget(id)
+	}
+	return err
+}
+
+// ClearDisk deletes the segments under dir, of a cache that is to hold nothing on disk any more.
+func ClearDisk(dir string, o segment.Options) error {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	disk, err := segment.Open(dir, o, nil)
+	if err != nil {
+		return err
+	}
+	for _, s := range disk.Segments() {
+		_, dropErr := disk.DropSegment(s.ID, nil)
+		err = errors.Join(err, dropErr)
+	}
+	return errors.Join(err, disk.Close())
 }
 
 // relieve gives memory to those who wait for it, as far as nobody else needs it.
@@ -222,13 +269,7 @@ func (c *Cache) makeRoom() bool {
 		if worst.Bytes == 0 || float64(worst.Garbage) < wasteful*float64(worst.Bytes) {
 			return false
 		}
-		freed, err = c.disk.DropSegment(worst.ID, nil)
-		c.mu.Lock()
-		volumes := c.volumes
-		c.mu.Unlock()
-		for _, v := range volumes {
-			v.forget(worst.ID)
-		}
+		freed, err = worst.Bytes, c.dropSegment(worst.ID)
 	}
 	if err != nil {
 		c.diskFailed("reclaim", err)

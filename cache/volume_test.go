@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -506,4 +507,43 @@ func TestClaimSpent(t *testing.T) {
 		t.Fatalf("swept, and no memory: %v", out)
 	}
 	<-landed
+}
+
+// A limit that was lowered holds from the next start on, and the rest is still there.
+func TestSmallerLimit(t *testing.T) {
+	sizes := slices.Repeat([]int{1 << 20}, 24)
+	f := newFixture(t, sizes...)
+	dir := t.TempDir()
+	fill := func(limit int64, want int) {
+		c, v := f.open(t, 64<<20, dir, limit)
+		defer closeCache(t, c)
+		for file := range sizes {
+			p := make([]byte, 1<<20)
+			if n, err := v.ReadAt(context.Background(), file, p, 0); err != nil || !bytes.Equal(p[:n], f.bytes[file]) {
+				t.Fatalf("file %d: %d bytes, %v", file, n, err)
+			}
+		}
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			if n, _ := v.Kept(); n == want {
+				break
+			} else if time.Now().After(deadline) {
+				t.Fatalf("kept %d of %d in %d bytes, want %d", n, len(sizes), limit, want)
+			}
+		}
+		if used := c.Stats().DiskUsed; used > limit {
+			t.Errorf("%d bytes on disk, limit %d", used, limit)
+		}
+	}
+	fill(64<<20, 24)
+	before := f.gate.reads.Load()
+	fill(17<<20, 16)
+	if n := f.gate.reads.Load() - before; n < 8 || n > 16 {
+		t.Errorf("fetched %d of 24 when there was room for 16, in segments of 8", n)
+	}
+	if err := ClearDisk(dir, segment.Options{Logger: quiet}); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*.seg")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
 }

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"time"
 
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -18,7 +21,13 @@ type plan struct {
 	text     []byte // as written; nil for a name under which only bad plans were written
 	order    order.Order
 	written  time.Time
+	reserved int64  // of the ledger, for all of this
 	rejected string // why the latest writing was refused; empty when it was not
+}
+
+// planSize returns the bytes that a plan occupies: its text, the files' numbers, and order.Index.
+func planSize(m *catalog.Manifest, data []byte, o order.Order) int64 {
+	return int64(len(data)) + 4*int64(m.Len()) + 12*int64(o.Len())
 }
 
 // maxPlanErrors is how many bad lines of a plan are named.
@@ -30,6 +39,10 @@ func (e *Engine) startOrder() error {
 	spec := e.cfg.Order
 	var streams []*Stream
 	if spec.Computed() {
+		if v.samples.Len() == 0 {
+			return fmt.Errorf("--order %s: no file of %s is numbered, since --samples %q matches none of %d (give --samples '*', or a glob that matches)",
+				spec, e.source, e.cfg.Samples, v.manifest.Len())
+		}
 		if _, err := spec.Order(v.samples.Len(), spec.Epoch()); err != nil {
 			return fmt.Errorf("--order %s: %w", spec, err)
 		}
@@ -75,10 +88,18 @@ func (e *Engine) PutPlan(name string, data []byte) error {
 	if err == nil && e.cfg.Order.Name() == "none" {
 		err = fmt.Errorf("the mount runs with --order none, which follows no plan; mount with --order auto")
 	}
+	var reserved int64
+	if err == nil {
+		if reserved = planSize(v.manifest, data, o); !e.cache.TryReserve(reserved) {
+			err = fmt.Errorf("it takes %s of memory, and --memory leaves too little; give more, or split the plan", humanize.IBytes(uint64(reserved)))
+			reserved = 0
+		}
+	}
 	var s *Stream
 	if err == nil {
 		// A reader that starts over repeats its plan until it writes another.
-		s, err = e.newStream("plans/"+name, v.volume, func(int) order.Order { return o }, 0, 0)
+		located := order.Index(o)
+		s, err = e.newStream("plans/"+name, v.volume, func(int) order.Order { return located }, 0, 0)
 	}
 	e.mu.Lock()
 	p := e.plans[name]
@@ -89,9 +110,11 @@ func (e *Engine) PutPlan(name string, data []byte) error {
 	if err != nil {
 		p.rejected = err.Error()
 		e.mu.Unlock()
+		e.cache.Ledger().Release(reserved, cache.ForDemand)
 		return fmt.Errorf("plan %s: %w", name, err)
 	}
-	*p = plan{text: slices.Clone(data), order: o, written: time.Now()}
+	before := p.reserved
+	*p = plan{text: slices.Clone(data), order: o, written: time.Now(), reserved: reserved}
 	// The same reader's older plan, and what --order guessed of it, give way.
 	var old []*Stream
 	keep := []*Stream{s}
@@ -107,6 +130,7 @@ func (e *Engine) PutPlan(name string, data []byte) error {
 	for _, m := range old {
 		m.Close()
 	}
+	e.cache.Ledger().Release(before, cache.ForDemand)
 	e.log.Info("plan installed", "plan", name, "lines", o.Len())
 	return nil
 }
@@ -115,8 +139,9 @@ func (e *Engine) PutPlan(name string, data []byte) error {
 func parsePlan(m *catalog.Manifest, data []byte) (order.Order, error) {
 	var files []uint32
 	var bad []string
-	more := 0
-	for n, line := range bytes.Split(data, []byte("\n")) {
+	more, n := 0, -1
+	for line := range bytes.SplitSeq(data, []byte("\n")) {
+		n++
 		if len(line) == 0 {
 			continue
 		}

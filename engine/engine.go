@@ -61,10 +61,17 @@ const (
 	// bytesPerFile is what the engine holds a file while an order is in force: 8 for the kept
 	// record's place, 4 each for this epoch's order, the next one's and the inverse, some bits.
 	bytesPerFile = 24
-	// metadataOnDisk is kept back from --cache-size for manifests, badger and the socket.
-	metadataOnDisk = 8 << 20
+	// catalogOnDisk is what is kept back from --cache-size for the catalog's own files, the log and
+	// the socket; small caches make badger write less.
+	catalogOnDisk = 8 << 20
+	// tableOnDisk is what is kept back for each record's line in the catalog: 60 bytes, and the
+	// same again until badger compacts.
+	tableOnDisk = 128
+	// tries of one request: about 25 s with the default pauses. A trainer outlives a store that
+	// restarts, and is told within half a minute that one is gone.
+	tries = 16
 	// minDisk is the least space in which keeping data on disk is worth a segment.
-	minDisk = 16 << 20
+	minDisk = 4 << 20
 )
 
 // Engine is one open dataset. Safe for concurrent use.
@@ -133,10 +140,10 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	e.source = source
 	e.dataset = catalog.DatasetID(source.Canonical())
 	e.meter = objstore.NewMeter(base)
-	e.store = objstore.Retry(objstore.Limit(e.meter, cfg.Connections), objstore.RetryPolicy{})
+	e.store = objstore.Retry(objstore.Limit(e.meter, cfg.Connections), objstore.RetryPolicy{Tries: tries})
 
 	if err := os.MkdirAll(cfg.CacheDir, 0o700); err != nil {
-		return nil, fmt.Errorf("cache directory: %w", err)
+		return nil, fmt.Errorf("cache directory: %w (give another --cache-dir)", err)
 	}
 	if e.unlock, err = catalog.Lock(cfg.CacheDir); err != nil {
 		return nil, err
@@ -154,15 +161,20 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	e.cache = cache.New(cache.Options{Memory: memory, Logger: e.log})
 	v := e.newView(manifest, match)
-	if disk := cfg.CacheSize - metadataOnDisk - manifest.FileSize(); disk >= minDisk {
-		if err := e.cache.OpenDisk(filepath.Join(cfg.CacheDir, "segments"), segment.Options{
-			MaxBytes: disk, Index: e.catalog, Logger: e.log,
-		}); err != nil {
+	_, extents := v.volume.Kept()
+	disk := diskBytes(cfg.CacheSize, manifest.FileSize(), extents)
+	segments, so := filepath.Join(cfg.CacheDir, "segments"), segment.Options{MaxBytes: disk, Index: e.catalog, Logger: e.log}
+	if disk >= minDisk {
+		if err := e.cache.OpenDisk(segments, so); err != nil {
 			return nil, err
 		}
 	} else {
+		if err := cache.ClearDisk(segments, so); err != nil {
+			return nil, err
+		}
 		e.log.Warn("--cache-size leaves no room for data on disk; caching in memory only",
-			"cache_size", humanize.IBytes(uint64(cfg.CacheSize)), "metadata", humanize.IBytes(uint64(cfg.CacheSize-disk)))
+			"cache_size", humanize.IBytes(uint64(cfg.CacheSize)), "metadata", humanize.IBytes(uint64(cfg.CacheSize-disk)),
+			"remedy", "give at least "+humanize.IBytes(uint64(cfg.CacheSize-disk+minDisk)))
 	}
 	e.cur.Store(v)
 	e.log.Info("dataset open", "source", source.String(), "version", manifest.Version()[:12], "files", manifest.Len(),
@@ -174,6 +186,13 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	e.stop = stop
 	e.background.Go(func() { e.syncLoop(bg) })
 	return e, nil
+}
+
+// diskBytes derives the segments' limit from --cache-size: metadata first, and that of a new version
+// beside it while a refresh goes on.
+func diskBytes(cacheSize, manifest int64, extents int) int64 {
+	records := min(int64(extents), cacheSize>>12)
+	return cacheSize - min(catalogOnDisk, 1<<20+cacheSize/32) - 2*manifest - records*tableOnDisk
 }
 
 // firstManifest takes the version that the catalog knows, or lists.
@@ -226,6 +245,11 @@ func (e *Engine) list(ctx context.Context) (*catalog.Manifest, error) {
 	// From here on the mapped file serves, and the listing's heap goes.
 	if m, err = e.catalog.Manifest(e.source.Canonical()); err != nil {
 		return nil, err
+	}
+	if n, err := e.catalog.GC(); err != nil {
+		e.log.Warn("old manifests were not removed", "cause", err)
+	} else if n > 0 {
+		e.log.Debug("old manifests removed", "count", n)
 	}
 	e.log.Info("listed", "source", e.source.String(), "files", m.Len(), "took", time.Since(start).Round(time.Millisecond))
 	if s := m.Skipped(); s.Hostile+s.Shadowed > 0 {
@@ -305,6 +329,10 @@ func (e *Engine) Logger() *slog.Logger { return e.log }
 // Manifest returns the version in force.
 func (e *Engine) Manifest() *catalog.Manifest { return e.cur.Load().manifest }
 
+// Reserve takes n bytes of memory for something that a reader asked for, and reports whether they
+// were to be had. Ledger().Release gives them back, as cache.ForDemand.
+func (e *Engine) Reserve(n int64) bool { return e.cache.TryReserve(n) }
+
 // Ledger returns the account of memory.
 func (e *Engine) Ledger() *cache.Ledger { return e.cache.Ledger() }
 
@@ -364,6 +392,9 @@ func (e *Engine) Close() error {
 	}
 	var err error
 	if e.cache != nil {
+		for _, p := range e.plans {
+			e.cache.Ledger().Release(p.reserved, cache.ForDemand)
+		}
 		err = errors.Join(err, e.cache.Close())
 	}
 	for m := range e.volumes {

@@ -64,7 +64,7 @@ func background(o *engineOptions) (parent bool, err error) {
 		return false, nil
 	}
 	if err := os.MkdirAll(o.cacheDir, 0o700); err != nil {
-		return true, fmt.Errorf("cache directory: %w", err)
+		return true, fmt.Errorf("cache directory: %w (give another --cache-dir)", err)
 	}
 	logPath := filepath.Join(o.cacheDir, "shoal.log")
 	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

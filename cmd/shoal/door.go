@@ -20,7 +20,7 @@ type door struct {
 }
 
 // Reserve implements fusefs.Memory: staged plans are the ledger's too.
-func (d *door) Reserve(n int64) bool { return d.Ledger().TryReserve(n, cache.ForDemand) }
+func (d *door) Reserve(n int64) bool { return d.Engine.Reserve(n) }
 
 // Release implements fusefs.Memory.
 func (d *door) Release(n int64) { d.Ledger().Release(n, cache.ForDemand) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,6 +38,13 @@ func (o *mountOptions) add(c *cobra.Command) {
 	f.BoolVar(&o.debug, "debug-fuse", false, "log every FUSE message")
 }
 
+func (o *mountOptions) check() error {
+	if !slices.Contains([]string{"auto", "on", "off"}, o.kernelCache) {
+		return usagef("--kernel-cache %q: give auto, on or off", o.kernelCache)
+	}
+	return nil
+}
+
 func mountCommand() *cobra.Command {
 	var eo engineOptions
 	var mo mountOptions
@@ -56,6 +64,9 @@ In the mount, by name only: .shoal/stats, .shoal/order, .shoal/plan, .shoal/plan
 		RunE: func(c *cobra.Command, args []string) error {
 			cfg, err := eo.config(args[0])
 			if err != nil {
+				return err
+			}
+			if err := mo.check(); err != nil {
 				return err
 			}
 			if err := fusefs.Check(args[1]); err != nil {
@@ -102,16 +113,10 @@ type mounted struct {
 }
 
 func mountEngine(e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config) (*mounted, error) {
-	var keep bool
-	switch mo.kernelCache {
-	case "on":
-		keep = true
-	case "off":
-	case "auto":
-		keep = e.Manifest().Bytes() <= availableMemory()/2
-	default:
-		return nil, usagef("--kernel-cache %q: give auto, on or off", mo.kernelCache)
+	if err := mo.check(); err != nil {
+		return nil, err
 	}
+	keep := mo.kernelCache == "on" || mo.kernelCache == "auto" && e.Manifest().Bytes() <= availableMemory()/2
 	door := &door{Engine: e}
 	server, err := fusefs.Mount(mountpoint, door, door, fusefs.Options{
 		KernelCache: keep, AllowOther: mo.allowOther, UID: mo.uid, GID: mo.gid, Umask: mo.umask,

@@ -15,6 +15,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -83,6 +84,9 @@ func (o *engineOptions) config(source string) (engine.Config, error) {
 	}
 	if err := spec.Check(); err != nil {
 		return engine.Config{}, usagef("--order: %w", err)
+	}
+	if _, err := catalog.Match(o.samples); err != nil {
+		return engine.Config{}, usagef("--samples: %w", err)
 	}
 	if o.connections < 1 || o.connections > 512 {
 		return engine.Config{}, usagef("--connections %d: give a number from 1 to 512", o.connections)
