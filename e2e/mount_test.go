@@ -300,7 +300,7 @@ func TestNothingIsLeft(t *testing.T) {
 	_, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
 	cache := t.TempDir()
-	for _, end := range []string{"umount", "SIGTERM", "SIGINT"} {
+	for _, end := range []string{"umount", "SIGTERM", "SIGINT", "SIGHUP"} {
 		mnt := mount(t, env, source, "--cache-dir", cache, "--order", "torch:seed=1")
 		readAll(t, mnt, dir, paths)
 		s := readStats(t, mnt)
@@ -311,6 +311,8 @@ func TestNothingIsLeft(t *testing.T) {
 			_ = syscall.Kill(s.PID, syscall.SIGTERM)
 		case "SIGINT":
 			_ = syscall.Kill(s.PID, syscall.SIGINT)
+		case "SIGHUP":
+			_ = syscall.Kill(s.PID, syscall.SIGHUP)
 		}
 		for deadline := time.Now().Add(10 * time.Second); syscall.Kill(s.PID, 0) == nil; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
@@ -323,6 +325,52 @@ func TestNothingIsLeft(t *testing.T) {
 		log, err := os.ReadFile(filepath.Join(cache, "shoal.log"))
 		if err != nil || strings.Contains(string(log), "still reserved") || strings.Contains(string(log), "panic") {
 			t.Errorf("%s: log: %v\n%s", end, err, log)
+		}
+	}
+}
+
+// A start with --daemon that is interrupted, or killed, leaves no daemon that mounts later.
+func TestInterruptedStart(t *testing.T) {
+	dir, _ := tree(t, 1, 10, 1<<10)
+	p, env := far(t, proxy.Options{})
+	source := bucket(t, dir)
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
+		if err := p.Set(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: proxy.OpList, For: 2 * time.Second}}}); err != nil {
+			t.Fatal(err)
+		}
+		mnt, cache := t.TempDir(), t.TempDir()
+		cmd := exec.Command(shoalBin, "mount", source, mnt, "--daemon", "--cache-dir", cache)
+		cmd.Env = append(os.Environ(), env...)
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		lists := p.Stats().Lists
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(10 * time.Second); p.Stats().Lists == lists && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
+		_ = cmd.Process.Signal(sig)
+		err := cmd.Wait()
+		if sig != syscall.SIGKILL && (cmd.ProcessState.ExitCode() != 1 || !strings.Contains(errs.String(), "interrupted")) {
+			t.Errorf("%s: %v\n%s", sig, err, errs.String())
+		}
+		// The cache directory is free again once the daemon is gone.
+		if err := p.Set(proxy.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		other := t.TempDir()
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			if _, errs, code := shoal(t, env, "mount", source, other, "--daemon", "--cache-dir", cache); code == 0 {
+				break
+			} else if time.Now().After(deadline) {
+				t.Fatalf("%s: the daemon is still there: %s", sig, errs)
+			}
+		}
+		umount(t, other)
+		if mounted(mnt) {
+			t.Errorf("%s: mounted after all", sig)
+			umount(t, mnt)
 		}
 	}
 }

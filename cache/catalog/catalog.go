@@ -146,14 +146,14 @@ func Open(cacheDir string, o Options) (*Catalog, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("open catalog: %w", err)
 	}
-	// Badger ends the process on some damage. The marker outlives that, and the next start does not
-	// try the same files again. A kill just then costs a listing and a scan.
+	// Badger ends the process on some damage. The marker outlives that, and grows by a byte with each
+	// start, so that the same files are not tried for ever. Once may have been a kill just then.
 	marker := dir + ".opening"
 	var err error
-	if _, e := os.Stat(marker); e == nil {
-		err = corrupt("the last start of shoal ended while it opened the catalog")
+	if st, e := os.Stat(marker); e == nil && st.Size() >= maxOpenings {
+		err = corrupt("the last %d starts of shoal ended while they opened the catalog", maxOpenings)
 	} else {
-		if err := os.WriteFile(marker, nil, 0o644); err != nil {
+		if err := appendByte(marker); err != nil {
 			return nil, fmt.Errorf("open catalog: %w", err)
 		}
 		err = c.open(dir, o)
@@ -179,6 +179,18 @@ func Open(cacheDir string, o Options) (*Catalog, error) {
 		return nil, fmt.Errorf("open catalog %s: %w", dir, err)
 	}
 	return c, nil
+}
+
+// maxOpenings is how many starts may end while they open the same catalog.
+const maxOpenings = 2
+
+func appendByte(name string) error {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write([]byte{'.'})
+	return errors.Join(err, f.Close())
 }
 
 // isDamage reports whether an error of badger can be cured by beginning anew, as against one of the

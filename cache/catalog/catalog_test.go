@@ -339,8 +339,11 @@ func TestCatalogCorrupt(t *testing.T) {
 	for _, dir := range tables {
 		if err := start(dir); err != nil {
 			t.Logf("%s: %v", filepath.Base(dir), err)
+			if err := start(dir); err == nil {
+				t.Errorf("%s: the second start gave the catalog up; the first might have been killed", filepath.Base(dir))
+			}
 			if err := start(dir); err != nil {
-				t.Errorf("%s: the second start failed, too: %v", filepath.Base(dir), err)
+				t.Errorf("%s: the third start failed, too: %v", filepath.Base(dir), err)
 			}
 		}
 	}
@@ -468,4 +471,34 @@ func rss(b *testing.B) int64 {
 		}
 	}
 	return kb << 10
+}
+
+// A start that is killed while it opens the catalog costs nothing.
+func TestKilledWhileOpening(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, dir)
+	m := build(t, "", "a/1.jpg")
+	if err := c.SetManifest("s", m); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// What such a start leaves.
+	if err := os.WriteFile(filepath.Join(dir, "catalog.opening"), []byte("."), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c = open(t, dir)
+	defer c.Close()
+	got, err := c.Manifest("s")
+	if err != nil || c.Rebuilt() != "" {
+		t.Fatalf("%v, rebuilt %q", err, c.Rebuilt())
+	}
+	defer got.Close()
+	if got.Version() != m.Version() {
+		t.Errorf("version %s, want %s", got.Version(), m.Version())
+	}
+	if _, err := os.Stat(filepath.Join(dir, "catalog.opening")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the mark is still there: %v", err)
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"net/http/pprof"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -52,7 +53,10 @@ func notice(format string, args ...any) {
 // ready tells the parent of a daemon that it may go.
 func ready() {
 	if p := readyPipe.Swap(nil); p != nil {
-		fmt.Fprintln(p, "ready")
+		if _, err := fmt.Fprintln(p, "ready"); err != nil {
+			// The parent was killed, so nobody knows of this daemon.
+			_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+		}
 		p.Close()
 	}
 }
@@ -91,6 +95,18 @@ func background(o *engineOptions) (parent bool, err error) {
 		return true, err
 	}
 	w.Close()
+	// The daemon is in another session, so that the terminal's signals do not reach it later. Until it
+	// is ready they mean it.
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, endSignals()...)
+	defer signal.Stop(signals)
+	var interrupted atomic.Bool
+	go func() {
+		if _, ok := <-signals; ok {
+			interrupted.Store(true)
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+		}
+	}()
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -99,17 +115,28 @@ func background(o *engineOptions) (parent bool, err error) {
 		case "notice":
 			fmt.Fprintln(os.Stderr, rest)
 		case "ready":
+			if interrupted.Load() {
+				_ = cmd.Wait()
+				return true, errInterrupted
+			}
 			return true, nil
 		case "failed":
 			code, text, _ := strings.Cut(rest, " ")
 			_ = cmd.Wait()
+			if interrupted.Load() {
+				return true, errInterrupted
+			}
 			if code == "2" {
 				return true, usagef("%s", text)
 			}
 			return true, errors.New(text)
 		}
 	}
-	if err := cmd.Wait(); err != nil {
+	err = cmd.Wait()
+	if interrupted.Load() {
+		return true, errInterrupted
+	}
+	if err != nil {
 		return true, fmt.Errorf("the daemon ended before it was ready: %w; see %s", err, logPath)
 	}
 	return true, fmt.Errorf("the daemon ended before it was ready; see %s", logPath)
