@@ -360,9 +360,7 @@ func (c *Cache) Close() error {
 	if c.writer != nil {
 		c.writer.close()
 	}
-	for _, v := range c.volumes {
-		c.ring.drop(v)
-	}
+	c.ring.drop(nil) // also what late fetches left of retired volumes
 	var err error
 	if c.disk != nil {
 		err = c.disk.Close()

@@ -225,12 +225,12 @@ func (r *ring) reclaim(need int64, hard bool) (lost []extentKey) {
 	return lost
 }
 
-// drop removes every entry of v.
+// drop removes every entry of v; of all volumes if v is nil.
 func (r *ring) drop(v *Volume) {
 	var bufs []*Buffer
 	r.mu.Lock()
 	for k, e := range r.entries {
-		if k.v == v {
+		if v == nil || k.v == v {
 			bufs = append(bufs, r.remove(e))
 		}
 	}

@@ -30,6 +30,7 @@ type Volume struct {
 
 	mu      sync.Mutex
 	flights map[uint32]*flight
+	retired bool
 }
 
 // flight is one fetch and those who wait for it.
@@ -157,6 +158,9 @@ func (v *Volume) Retire() {
 		}
 	}
 	v.c.mu.Unlock()
+	v.mu.Lock()
+	v.retired = true
+	v.mu.Unlock()
 	v.c.ring.drop(v)
 }
 
@@ -468,7 +472,8 @@ func (v *Volume) fly(fl *flight, file, x int, e uint32) error {
 
 	write := v.c.writer != nil && v.c.diskUsable()
 	v.mu.Lock()
-	v.c.ring.put(extentKey{v, e}, buf, fl.spent, write)
+	write = write && !v.retired
+	v.c.ring.put(extentKey{v, e}, buf, fl.spent || v.retired, write)
 	delete(v.flights, e)
 	v.mu.Unlock()
 	buf.Release()

@@ -547,3 +547,31 @@ func TestSmallerLimit(t *testing.T) {
 		t.Errorf("left: %v", left)
 	}
 }
+
+// What was on its way to a version that was left meanwhile stays in nobody's way.
+func TestRetiredWhileFetching(t *testing.T) {
+	f := newFixture(t, 1<<20, 1<<20)
+	c, old := f.open(t, 3<<20, t.TempDir(), 64<<20)
+	open := f.gate.close()
+	landed := make(chan error, 2)
+	for file := range 2 {
+		if out := old.Prefetch(file, 0, func(err error) { landed <- err }); out != Started {
+			t.Fatal(out)
+		}
+	}
+	v := c.NewVolume(f.m, [16]byte{1}, f.gate)
+	v.Inherit(old)
+	old.Retire()
+	open()
+	for range 2 {
+		if err := <-landed; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := v.Prefetch(0, 0, func(err error) { landed <- err }); out != Started {
+		t.Errorf("the old version's bytes are in the way: %v", out)
+	} else if err := <-landed; err != nil {
+		t.Error(err)
+	}
+	closeCache(t, c) // fails if bytes are left
+}

@@ -375,6 +375,64 @@ func TestInterruptedStart(t *testing.T) {
 	}
 }
 
+// A daemon that is told to end while its mount is being read ends in good order.
+func TestEndUnderLoad(t *testing.T) {
+	dir, _ := tree(t, 2, 100, 64<<10)
+	_, env := far(t, proxy.Options{Latency: 30 * time.Millisecond})
+	cache := t.TempDir()
+	mnt := mount(t, env, bucket(t, dir), "--cache-dir", cache, "--order", "torch:seed=1", "--kernel-cache", "off")
+	// Readers in a process of their own, which has files open whatever happens.
+	reader := exec.Command("/usr/bin/python3", "-c", `
+import os, sys, threading
+hold = open(sys.argv[1] + "/class00/img0000.jpg", "rb")
+print("open", flush=True)
+def read(k):
+    try:
+        while True:
+            for i in range(k, 100, 8):
+                open("%s/class01/img%04d.jpg" % (sys.argv[1], i), "rb").read()
+    except OSError:
+        pass
+for k in range(8):
+    threading.Thread(target=read, args=(k,)).start()
+sys.stdin.read()`, mnt)
+	in, err := reader.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := reader.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := reader.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close(); _ = reader.Wait() }()
+	if _, err := out.Read(make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	pid := readStats(t, mnt).PID
+	time.Sleep(200 * time.Millisecond)
+	_ = syscall.Kill(pid, syscall.SIGTERM)
+	for deadline := time.Now().Add(15 * time.Second); syscall.Kill(pid, 0) == nil; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the daemon is still there after 15 s")
+		}
+	}
+	if mounted(mnt) {
+		t.Error("still mounted")
+	}
+	log, err := os.ReadFile(filepath.Join(cache, "shoal.log"))
+	if err != nil || !strings.Contains(string(log), "in use") {
+		t.Errorf("%v: the log does not say that the mount was in use", err)
+	}
+	for _, word := range []string{"reserved", "panic", "SIGSEGV", "fatal"} {
+		if strings.Contains(string(log), word) {
+			t.Errorf("log:\n%s", log)
+		}
+	}
+}
+
 // What goes wrong is told in one line that names the thing, the cause and the remedy.
 func TestErrors(t *testing.T) {
 	dir, _ := tree(t, 1, 2, 4<<10)

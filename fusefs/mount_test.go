@@ -868,3 +868,24 @@ func TestNewVersion(t *testing.T) {
 		t.Errorf("a failed refresh says %v", err)
 	}
 }
+
+// A server that must end takes open files away, also from readers who wait.
+func TestAbort(t *testing.T) {
+	c := mountChild(t, "tree")
+	f := fileOf(c.data, "b/700k")
+	h, err := os.Open(c.path(f.path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	if got := c.do("abort"); got != "ok" {
+		t.Error(got)
+	}
+	c.finish() // it has ended although the file is open
+	if _, err := h.ReadAt(make([]byte, 10), 600<<10); err == nil {
+		t.Error("a read after the abort succeeded")
+	}
+	if _, err := os.Stat(c.path("README.md")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after the abort: %v", err)
+	}
+}

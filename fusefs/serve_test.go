@@ -404,6 +404,12 @@ func serve(text string) error {
 			} else {
 				fmt.Println("ok")
 			}
+		case "abort":
+			if err := s.Abort(); err != nil {
+				fmt.Println(err)
+			} else {
+				fmt.Println("ok")
+			}
 		default:
 			if err := s.Unmount(false); err != nil {
 				fmt.Println(err)

@@ -282,6 +282,22 @@ func (s *Server) Unmount(lazy bool) error {
 	return err
 }
 
+// Abort takes the mount away from whoever uses it: what they have open fails from now on. [Server.Wait]
+// tells when all has ended. Users other than root cannot do that to open files; for them it is
+// Unmount(true), and the files fail when the process ends.
+func (s *Server) Abort() error {
+	s.stop.Do(func() { close(s.fs.stopping) })
+	mi, err := findMount(s.mountpoint)
+	if err != nil || mi == nil || mi.device != s.device {
+		return err
+	}
+	// The kernel aborts the connection even where it then finds the mount busy.
+	if unix.Unmount(s.mountpoint, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW) == nil {
+		return nil
+	}
+	return unmountOrTell(s.mountpoint, true)
+}
+
 // Invalidate makes the kernel forget what it knows of names, so that lookups see the version in force.
 // Files that are open, and folders that are some process's working directory, stay as they are. It
 // returns when that is done, or when the server ends. It may be called from [Control].

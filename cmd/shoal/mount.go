@@ -150,8 +150,8 @@ func (m *mounted) serve(ctx context.Context) error {
 			break
 		}
 		if time.Now().After(deadline) {
-			m.cfg.Logger.Warn("the mount is in use; it is detached, and open files fail", "cause", err)
-			if err := m.server.Unmount(true); err != nil {
+			m.cfg.Logger.Warn("the mount is in use; it is taken away, and open files fail", "cause", err)
+			if err := m.server.Abort(); err != nil {
 				return fmt.Errorf("unmount: %w", err)
 			}
 			break
@@ -161,7 +161,11 @@ func (m *mounted) serve(ctx context.Context) error {
 	select {
 	case <-gone:
 	case <-time.After(unmountPatience):
-		// Detached, but some process still has a file open: the kernel aborts it when we exit.
+		// Somebody detached it before, or we are not root, and a process has a file open that it may
+		// read at any moment. Under it the engine cannot be closed. The kernel ends that when we
+		// exit, and the cache is made for being left so.
+		m.cfg.Logger.Warn("some process still has files of the detached mount open; they fail now")
+		os.Exit(0)
 	}
 	return nil
 }
