@@ -53,7 +53,7 @@ type Config struct {
 
 const (
 	// overhead is what a daemon needs before it holds a single sample: Go runtime, badger (its
-	// memtables and index), gRPC, FUSE request buffers and 256 connections' buffers. Measured as
+	// memtables and index), gRPC, FUSE request buffers and the buffers of 512 connections. Measured as
 	// RSS of a mounted daemon over an empty ledger.
 	overhead = 64 << 20
 	// minLedger lets eight readers wait for 1-MiB objects while prefetching goes on.

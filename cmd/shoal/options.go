@@ -62,7 +62,7 @@ func (o *engineOptions) add(c *cobra.Command) {
 	f.StringVar(&o.samples, "samples", "images", "which files are numbered: images, * or a glob on the name")
 	f.BoolVar(&o.refresh, "refresh", false, "list the source again instead of taking the catalog's version")
 	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects that are listed without an ETag (then size and time stand for it)")
-	f.IntVar(&o.connections, "connections", 256, "most requests in flight to the object store")
+	f.IntVar(&o.connections, "connections", 512, "most requests in flight to the object store")
 	f.BoolVar(&o.daemon, "daemon", false, "go to the background once ready; log to CACHE-DIR/shoal.log")
 	f.StringVar(&o.admin, "admin", "", "address for /stats, /healthz and /debug/pprof, such as 127.0.0.1:7071 (default: none)")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
