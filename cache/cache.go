@@ -34,7 +34,11 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	humanize "github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/segment"
 )
@@ -65,7 +69,9 @@ type Cache struct {
 
 	disk      *segment.Store // nil: memory only
 	writer    *writer        // to disk; nil without one
+	diskDir   string
 	diskLimit int64
+	unchecked int64        // bytes that may be appended before the free space is looked at again
 	garbage   atomic.Bool  // records were freed since room was last looked for
 	diskDown  atomic.Int64 // unix nanoseconds until which the disk is left alone; 0 when it is well
 
@@ -164,7 +170,7 @@ func (c *Cache) OpenDisk(dir string, o segment.Options) error {
 	for _, v := range byDataset {
 		v.index = nil
 	}
-	c.disk, c.diskLimit, c.writer = disk, o.MaxBytes, newWriter(c)
+	c.disk, c.diskDir, c.diskLimit, c.writer = disk, dir, o.MaxBytes, newWriter(c)
 	for _, loc := range unclaimed {
 		c.free(loc)
 	}
@@ -226,7 +232,11 @@ func (c *Cache) keep(rec segment.Record, payload []byte) segment.Loc {
 	if !c.diskUsable() {
 		return 0
 	}
-	loc, err := c.disk.Append(rec, payload)
+	err := c.checkSpace(int64(len(payload)))
+	var loc segment.Loc
+	if err == nil {
+		loc, err = c.disk.Append(rec, payload)
+	}
 	if errors.Is(err, segment.ErrFull) && c.makeRoom() {
 		loc, err = c.disk.Append(rec, payload)
 	}
@@ -239,6 +249,29 @@ func (c *Cache) keep(rec segment.Record, payload []byte) segment.Loc {
 		c.diskFailed("write", err)
 	}
 	return 0
+}
+
+// checkEvery is how many bytes are appended between two looks at the disk's free space.
+const checkEvery = 8 << 20
+
+// checkSpace fails with ENOSPC if n bytes more would leave too little free on the disk for the
+// catalog, which does not survive a full one, and for others. Only the writer calls it.
+func (c *Cache) checkSpace(n int64) error {
+	if c.unchecked >= n {
+		c.unchecked -= n
+		return nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(c.diskDir, &st); err != nil {
+		return nil // the write will tell
+	}
+	free, size := int64(st.Bavail)*st.Bsize, int64(st.Blocks)*st.Bsize
+	room := free - min(64<<20, 2<<20+size/32)
+	if room < n {
+		return fmt.Errorf("%w: %s free of %s, some of which is left for the catalog", syscall.ENOSPC, humanize.IBytes(uint64(free)), humanize.IBytes(uint64(size)))
+	}
+	c.unchecked = min(room, checkEvery) - n
+	return nil
 }
 
 // free gives a record up.

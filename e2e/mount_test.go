@@ -274,24 +274,78 @@ func TestKilledDaemon(t *testing.T) {
 	}
 }
 
-// A full disk costs the disk tier, not the reads.
+// A full disk costs the disk tier, not the reads, and never the daemon.
 func TestFullDisk(t *testing.T) {
 	dir, paths := tree(t, 2, 150, 96<<10) // about 29 MiB
-	_, env := far(t, proxy.Options{})
+	p, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
 	small := t.TempDir()
 	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=24m"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(small, unix.MNT_DETACH) })
-	mnt := mount(t, env, source, "--cache-dir", filepath.Join(small, "cache"), "--kernel-cache", "off")
+	cache, ballast := filepath.Join(small, "cache"), filepath.Join(small, "ballast")
+	fill := func() {
+		f, err := os.Create(ballast)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for block := make([]byte, 4096); ; {
+			if _, err := f.Write(block); err != nil {
+				return
+			}
+		}
+	}
+	healthy := func() {
+		log, err := os.ReadFile(filepath.Join(cache, "shoal.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, word := range []string{"SIGBUS", "fault", "panic", "reserved"} {
+			if strings.Contains(string(log), word) {
+				t.Fatalf("log:\n%.3000s", log)
+			}
+		}
+	}
+	mnt := mount(t, env, source, "--cache-dir", cache, "--kernel-cache", "off")
 	readAll(t, mnt, dir, paths)
 	readAll(t, mnt, dir, paths)
 	s := readStats(t, mnt)
-	if !s.Disk.OutOfUse || len(s.Errors) == 0 {
+	if !s.Disk.OutOfUse || len(s.Errors) == 0 || s.Disk.Kept < 100 {
 		t.Errorf("the stats do not say that the disk is full: %+v", s)
 	}
 	umount(t, mnt)
+	healthy()
+
+	// Somebody else takes the last block, before and while it is mounted.
+	fill()
+	if _, errs, code := shoal(t, env, "mount", source, mnt, "--cache-dir", cache); code != 1 || !strings.Contains(errs, "no space left") || !strings.Contains(errs, "--cache-dir") {
+		t.Errorf("a start on a full disk: exit %d, %s", code, errs)
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	before := p.Stats()
+	mountAt(t, env, source, mnt, "--cache-dir", cache, "--kernel-cache", "off")
+	if d := p.Stats().Sub(before); d.Lists != 0 {
+		t.Errorf("%d listings after the disk had been full", d.Lists)
+	}
+	fill()
+	readAll(t, mnt, dir, paths)
+	umount(t, mnt)
+	healthy()
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	before = p.Stats()
+	mountAt(t, env, source, mnt, "--cache-dir", cache, "--kernel-cache", "off")
+	readAll(t, mnt, dir, paths)
+	if d := p.Stats().Sub(before); d.Lists != 0 || d.Gets > 250 {
+		t.Errorf("%d listings and %d GETs after the disk had been full", d.Lists, d.Gets)
+	}
+	umount(t, mnt)
+	healthy()
 }
 
 // After a mount is gone nothing is left: no process, no lock, no mount.

@@ -25,6 +25,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	humanize "github.com/dustin/go-humanize"
@@ -129,6 +130,9 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	debug.SetMemoryLimit(cfg.Memory)
 
 	defer func() {
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			err = fmt.Errorf("cache directory: %w (free space on the disk of %s, or give another --cache-dir)", err, cfg.CacheDir)
+		}
 		if err != nil {
 			err = errors.Join(err, e.Close())
 		}

@@ -24,8 +24,6 @@ func errnoOf(err error) syscall.Errno {
 		return 0
 	case errors.Is(err, context.Canceled):
 		return syscall.EINTR
-	case errors.Is(err, fs.ErrNotExist):
-		return syscall.ENOENT
 	case errors.Is(err, errNoMemory):
 		return syscall.ENOMEM
 	}
@@ -34,9 +32,12 @@ func errnoOf(err error) syscall.Errno {
 		return syscall.ESTALE
 	case objstore.KindDenied:
 		return syscall.EACCES
-	default:
-		return syscall.EIO
 	}
+	// After the kinds: a vanished object of a file:// source is ErrNotExist too.
+	if errors.Is(err, fs.ErrNotExist) {
+		return syscall.ENOENT
+	}
+	return syscall.EIO
 }
 
 var errNoMemory = errors.New("the memory limit is reached")

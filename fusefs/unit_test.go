@@ -2,16 +2,41 @@ package fusefs
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
 )
+
+func TestErrnoOf(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want syscall.Errno
+	}{
+		{nil, 0},
+		{context.Canceled, syscall.EINTR},
+		{fs.ErrNotExist, syscall.ENOENT},
+		{errNoMemory, syscall.ENOMEM},
+		{&objstore.Error{Kind: objstore.KindNotFound}, syscall.ESTALE},
+		{&objstore.Error{Kind: objstore.KindNotFound, Err: fs.ErrNotExist}, syscall.ESTALE},
+		{&objstore.Error{Kind: objstore.KindChanged}, syscall.ESTALE},
+		{&objstore.Error{Kind: objstore.KindDenied, Err: fs.ErrPermission}, syscall.EACCES},
+		{&objstore.Error{Kind: objstore.KindTransient}, syscall.EIO},
+	} {
+		if got := errnoOf(c.err); got != c.want {
+			t.Errorf("%v: %v, want %v", c.err, got, c.want)
+		}
+	}
+}
 
 func TestNodeID(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

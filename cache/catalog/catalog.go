@@ -61,6 +61,7 @@ type Catalog struct {
 	db      *badger.DB
 	log     *slog.Logger
 	rebuilt string
+	space   space
 
 	// mu keeps manifest files and the entries that name them together.
 	mu sync.Mutex
@@ -141,9 +142,12 @@ func Open(cacheDir string, o Options) (*Catalog, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	c := &Catalog{dir: cacheDir, log: o.Logger}
+	c := &Catalog{dir: cacheDir, log: o.Logger, space: space{dir: cacheDir}}
 	dir := filepath.Join(cacheDir, "catalog")
 	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, fmt.Errorf("open catalog: %w", err)
+	}
+	if err := c.space.forCommit(0); err != nil {
 		return nil, fmt.Errorf("open catalog: %w", err)
 	}
 	// Badger ends the process on some damage. The marker outlives that, and grows by a byte with each
@@ -302,8 +306,12 @@ func (c *Catalog) get(key []byte) (value []byte, err error) {
 // Rebuilt returns where Open moved a corrupt catalog; "" if it did not have to.
 func (c *Catalog) Rebuilt() string { return c.rebuilt }
 
-// Close closes the catalog. Manifests stay usable.
+// Close closes the catalog. Manifests stay usable. On a full disk it leaves badger as it is, and fails:
+// the next Open finds what was committed in badger's log.
 func (c *Catalog) Close() error {
+	if err := c.space.forClose(); err != nil {
+		return fmt.Errorf("catalog is not compacted: %w", err)
+	}
 	if err := c.db.Close(); err != nil {
 		return fmt.Errorf("close catalog: %w", err)
 	}
@@ -357,6 +365,9 @@ func (c *Catalog) SetManifest(source string, m *Manifest) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, err := m.Save(c.manifestDir()); err != nil {
+		return fmt.Errorf("catalog: %s: %w", source, err)
+	}
+	if err := c.space.forCommit(0); err != nil {
 		return fmt.Errorf("catalog: %s: %w", source, err)
 	}
 	b, err := json.Marshal(sourceValue{
@@ -448,6 +459,10 @@ func isVersion(name string) bool {
 func (c *Catalog) CommitSegment(id uint32, size int64, sealed bool, table []byte) error {
 	c.commit.Lock()
 	defer c.commit.Unlock()
+	if err := c.space.forCommit(len(table)); err != nil {
+		return fmt.Errorf("catalog: segment %08d: %w", id, err)
+	}
+	c.space.staged.Add(int64(len(table)))
 	key := segmentKey(id)
 	h := segmentHead{size: size, sealed: sealed, length: uint32(len(table)), crc: crc32.Checksum(table, castagnoli)}
 	old, err := c.get(key)
