@@ -30,6 +30,7 @@ func main() {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = errInterrupted
 	}
+	failed(err) // the parent of a daemon, if this is one
 	stop()
 	os.Exit(report(err))
 }

@@ -75,9 +75,7 @@ In the mount, by name only: .shoal/stats, .shoal/order, .shoal/plan, .shoal/plan
 			if parent, err := background(&eo); parent {
 				return err
 			}
-			err = runMount(c.Context(), cfg, &eo, &mo, args[1])
-			failed(err)
-			return err
+			return runMount(c.Context(), cfg, &eo, &mo, args[1])
 		},
 	}
 	eo.add(c)
