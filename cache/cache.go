@@ -263,7 +263,7 @@ func (c *Cache) checkSpace(n int64) error {
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(c.diskDir, &st); err != nil {
-		return nil // the write will tell
+		return fmt.Errorf("free space of %s: %w", c.diskDir, err)
 	}
 	free, size := int64(st.Bavail)*st.Bsize, int64(st.Blocks)*st.Bsize
 	room := free - min(64<<20, 2<<20+size/32)

@@ -113,6 +113,12 @@ type view struct {
 	samples  *catalog.Samples
 }
 
+// CheckSamples fails if Config.Samples may not be the pattern.
+func CheckSamples(pattern string) error {
+	_, err := catalog.Match(pattern)
+	return err
+}
+
 // Open opens the source. Its errors name the thing, the cause and the remedy.
 func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if cfg.Logger == nil {

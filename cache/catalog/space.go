@@ -35,7 +35,7 @@ func (s *space) forTables() int64 { return 2 * min(s.staged.Load(), memtable) }
 func (s *space) check(need int64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.dir, &st); err != nil {
-		return nil // whatever it is, the write will tell
+		return fmt.Errorf("free space of %s: %w", s.dir, err)
 	}
 	if free := int64(st.Bavail) * st.Bsize; free < need {
 		return fmt.Errorf("%w: %s has %s free and the catalog needs %s", syscall.ENOSPC, s.dir, humanize.IBytes(uint64(free)), humanize.IBytes(uint64(need)))

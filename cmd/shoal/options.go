@@ -15,7 +15,6 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -85,7 +84,7 @@ func (o *engineOptions) config(source string) (engine.Config, error) {
 	if err := spec.Check(); err != nil {
 		return engine.Config{}, usagef("--order: %w", err)
 	}
-	if _, err := catalog.Match(o.samples); err != nil {
+	if err := engine.CheckSamples(o.samples); err != nil {
 		return engine.Config{}, usagef("--samples: %w", err)
 	}
 	if o.connections < 1 || o.connections > 512 {
