@@ -5,6 +5,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+
+	"github.com/shoalfs/shoal/internal/levenshtein"
 )
 
 // SpecError is what is wrong with a transform SPEC, and where.
@@ -311,7 +313,7 @@ func nearest(word string, names []string) string {
 	sort.Strings(names)
 	best, at := "", max(2, len(word)/3)+1
 	for _, n := range names {
-		if d := distance(strings.ToLower(word), strings.ToLower(n)); d < at {
+		if d := levenshtein.Distance(strings.ToLower(word), strings.ToLower(n)); d < at {
 			best, at = n, d
 		}
 	}
@@ -319,25 +321,4 @@ func nearest(word string, names []string) string {
 		return "known: " + strings.Join(names, ", ")
 	}
 	return "did you mean " + best + "?"
-}
-
-// distance is Levenshtein's.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diag := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diag
-			if a[i] != b[j] {
-				cost++
-			}
-			diag = row[j+1]
-			row[j+1] = min(cost, row[j]+1, diag+1)
-		}
-	}
-	return row[len(b)]
 }

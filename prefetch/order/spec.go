@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/shoalfs/shoal/internal/levenshtein"
 )
 
 // Errors that Spec.Order and Parse wrap.
@@ -314,27 +316,7 @@ func parseRanks(value string) (Ranks, error) {
 // suggest names the candidate nearest to word, and all of them.
 func suggest(word string, candidates []string) string {
 	best := slices.MinFunc(candidates, func(a, b string) int {
-		return editDistance(word, a) - editDistance(word, b)
+		return levenshtein.Distance(word, a) - levenshtein.Distance(word, b)
 	})
 	return fmt.Sprintf("did you mean %q? (there are %s)", best, strings.Join(candidates, ", "))
-}
-
-// editDistance is Levenshtein's, in bytes.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			d := diagonal
-			if a[i] != b[j] {
-				d = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], d
-		}
-	}
-	return row[len(b)]
 }

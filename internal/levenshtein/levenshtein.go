@@ -1,0 +1,23 @@
+// Package levenshtein measures how far apart two words are, for errors that name the nearest right one.
+package levenshtein
+
+// Distance returns the least number of bytes to insert, delete or replace that turns a into b
+// (V. Levenshtein, 1966). It takes O(len(a)·len(b)) time.
+func Distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			d := diagonal
+			if a[i] != b[j] {
+				d = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], d
+		}
+	}
+	return row[len(b)]
+}
