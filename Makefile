@@ -13,10 +13,10 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup packages build demo check test lint fmt generate bench clean
+.PHONY: help setup packages build gpu bench-gpu image demo check test soak night lint promcheck fmt generate bench clean
 
 help: ## print this help
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: packages bin/versitygw ## install what is missing (apt), fetch Go modules, build the pinned S3 server
 
@@ -33,28 +33,122 @@ build: ## build bin/shoal
 	@mkdir -p bin
 	@tools/tick "building bin/shoal" $(GO) build $(BUILD) -o bin/shoal ./cmd/shoal
 
+# The image's binary: as bin/shoal, without what only debuggers read. OUT is where everything goes; ARCHS="amd64 arm64"
+# makes an image for each, for which the cross compiler must be there (docs/deploy.md).
+OUT   ?= bin
+ARCHS ?= $(shell $(GO) env GOARCH)
+CROSS := $(filter-out $(shell $(GO) env GOARCH),$(ARCHS))
+image-binary = $(GO) build $(subst -linkmode,-s -w -linkmode,$(BUILD)) -o $(OUT)/image/$(1)/shoal ./cmd/shoal
+debian-version = $(shell dpkg-query -W -f '$${Version}' $(1))
+
+image: $(CROSS:%=bin/cross/%/libjpeg.a) ## build the container image: bin/shoal-image.tar for docker load, bin/shoal-image as OCI layout, its bill of materials
+	@GO='$(GO)' ./setup.sh build
+	@mkdir -p bin $(OUT)
+	@tools/tick "building bin/image-tool" $(GO) build -C deploy/image -o ../../bin/image-tool .
+	@for arch in $(ARCHS); do \
+		if [ $$arch = "$$($(GO) env GOARCH)" ]; then \
+			tools/tick "building shoal for $$arch" $(call image-binary,$$arch) || exit; \
+		else case $$arch in arm64) cc=aarch64-linux-gnu-gcc;; amd64) cc=x86_64-linux-gnu-gcc;; *) echo "make: no cross compiler is known for $$arch" >&2; exit 1;; esac; \
+			tools/tick "building shoal for $$arch" env CGO_ENABLED=1 GOARCH=$$arch CC=$$cc PKG_CONFIG_LIBDIR=$(CURDIR)/bin/cross/$$arch $(call image-binary,$$arch) || exit; \
+		fi; done
+	@bin/image-tool -version '$(VERSION)' -revision '$(shell git rev-parse HEAD 2>/dev/null)' -created "$${SOURCE_DATE_EPOCH:-$(or $(shell git log -1 --format=%ct 2>/dev/null),0)}" \
+		-licences shoal=LICENSE,libjpeg-turbo=/usr/share/doc/libjpeg62-turbo-dev/copyright,glibc=/usr/share/doc/libc6-dev/copyright \
+		-layout $(OUT)/shoal-image -tar $(OUT)/shoal-image.tar -sbom $(OUT)/shoal-image.cdx.json \
+		$(foreach a,$(ARCHS),$(OUT)/image/$(a)/shoal$(if $(filter $(a),$(CROSS)),$(comma)libjpeg62-turbo-dev=$(shell cat bin/cross/$(a)/version 2>/dev/null)$(comma)libc6-dev-$(a)-cross=$(call debian-version,libc6-dev-$(a)-cross),$(comma)libjpeg62-turbo-dev=$(call debian-version,libjpeg62-turbo-dev)$(comma)libc6-dev=$(call debian-version,libc6-dev)))
+
+comma := ,
+
+bin/cross/%/libjpeg.a:
+	@tools/tick "fetching Debian's libjpeg of $* (once, 1 MB and the package list)" deploy/image/libjpeg $* bin/cross/$*
+
+# What cgo needs for the tag cuda: NVIDIA's header, and folder link instead of the driver, which is loaded
+# when the program runs.
+GPU := CGO_CFLAGS='-O2 -g -I$(CURDIR)/bin/cuda' CGO_LDFLAGS='-L$(CURDIR)/bin/cuda'
+
+gpu: bin/cuda/cuda.h bin/cuda/libcuda.a bin/cuda/libjpeg.a ## build bin/shoal-gpu, which puts batches on an NVIDIA GPU (docs/gpu.md)
+	@tools/tick "building bin/shoal-gpu" env $(GPU) $(GO) build -trimpath -tags cuda -ldflags '-X main.version=$(VERSION)' -o bin/shoal-gpu ./cmd/shoal-gpu
+
+# What the tests of shoal-gpu need. A machine that cannot have the header goes without them, and is told so.
+.PHONY: gpu-tests
+gpu-tests:
+	@$(MAKE) --no-print-directory bin/cuda/cuda.h bin/cuda/libcuda.a || { rm -f bin/cuda/libcuda.a; echo "make: no CUDA header: shoal-gpu is neither linted nor tested"; }
+
+bench-gpu: gpu ## build bin/shoal-bench-gpu, which runs without anything else on a machine with a GPU (bench/gpu)
+	@tools/tick "building bin/shoal-bench-gpu" env $(GPU) $(GO) build -trimpath -tags cuda -ldflags '-X main.version=$(VERSION)' -o bin/shoal-bench-gpu ./bench/gpu
+
+bin/cuda/cuda.h: tools/cuda-header
+	@tools/tick "fetching CUDA's header (once, under 1 MB of a package of 774)" tools/cuda-header bin/cuda
+	@touch $@
+
+# The only library of the linker's first folder, so that the program needs none but libc.
+bin/cuda/libjpeg.a:
+	@GO='$(GO)' ./setup.sh build
+	@mkdir -p bin/cuda
+	ln -sf $$($(CC) -print-file-name=libjpeg.a) $@
+
+bin/cuda/libcuda.a: gpuingest/cuda/link/libcuda.c gpuingest/cuda/link/calls.h
+	@mkdir -p bin/cuda
+	$(CC) -O2 -fPIC -Wall -Wextra -Werror -c -o bin/cuda/libcuda.o $<
+	rm -f $@ && $(AR) rcs $@ bin/cuda/libcuda.o
+
 demo: setup build ## the main job on real photographs, end to end (about 2 minutes after set-up)
 	bin/shoal demo --work-dir .demo
 
 check: setup build lint test ## everything that CI runs
 
-test: setup build ## all tests, with the race detector
-	@tools/tick "testing, with the race detector" $(GO) test -race -timeout 20m ./...
+# -count=1: go's cache of results does not see the programs that the tests of e2e and shoal-gpu build. -vet=off: lint vets.
+test: setup build gpu-tests ## all tests, with the race detector
+	@tools/tick "testing, with the race detector" $(GO) test -race -vet=off -count=1 -timeout 40m ./...
+	@$(MAKE) --no-print-directory deploy-check
 
-lint: bin/golangci-lint ## go vet and the linters named in .golangci.yml
+# The tools' own code, in a module of its own: the first build takes some minutes of processor time.
+.PHONY: deploy-check
+deploy-check: build ## have Kubernetes' schemas, Kustomize, Helm, Compose and systemd read what deploy/ holds
+	@tools/tick "testing deploy/" env DEPLOY_BINARY='$(CURDIR)/bin/shoal' $(GO) test -C tools/deploy -count=1 ./...
+
+.PHONY: screenshots
+screenshots: setup ## take docs/images anew, of a dashboard at work (about 5 minutes)
+	$(GO) test -count=1 -timeout 20m -run 'TestDashboard$$' ./e2e -screenshots $(CURDIR)/docs/images
+
+FOR ?= 10m
+soak: setup build ## one daemon for FOR=10m, while trainers and faults come and go: nothing wrong, nothing grows (bench/soak)
+	$(GO) run ./bench/soak -for $(FOR)
+
+night: setup build ## the long tests: hundreds of kills, a disk that hangs for 30 s, long models (about an hour)
+	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel' ./e2e
+	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./e2e
+	$(GO) test -race -timeout 60m -run 'Model' ./cache ./cache/segment ./cache/catalog ./cache/shard -rapid.checks=2000
+
+lint: bin/golangci-lint gpu-tests ## go vet and the linters named in .golangci.yml
 	@tools/tick "go vet" $(GO) vet ./...
 	@tools/tick "golangci-lint" bin/golangci-lint run ./...
+	@cd deploy/image && ../../bin/golangci-lint run ./...
+	@[ ! -e bin/cuda/libcuda.a ] || tools/tick "golangci-lint, with the tag cuda" env $(GPU) bin/golangci-lint run --build-tags cuda ./gpuingest/cuda/... ./cmd/shoal-gpu/... ./bench/gpu/...
 
 bin/golangci-lint: tools/lint/go.mod
 	@mkdir -p bin
 	@tools/tick "building golangci-lint (once, about 2 minutes)" $(GO) build -C tools/lint -o ../../bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	@touch $@
 
+# Not part of check: it takes minutes to build once, and the names that queries use are checked by the tests of admin.
+promcheck: bin/promcheck ## the queries of deploy/grafana and deploy/prometheus, read by Prometheus' own parser
+	bin/promcheck deploy/grafana/shoal.json deploy/prometheus/alerts.yml
+
+bin/promcheck: tools/promcheck/go.mod tools/promcheck/main.go
+	@mkdir -p bin
+	@tools/tick "building promcheck (once)" $(GO) build -C tools/promcheck -o ../../bin/promcheck .
+
 fmt: ## gofmt everything
 	gofmt -w $$(git ls-files '*.go')
 
-generate: ## regenerate the protocol's Go code (needs protoc: apt install protobuf-compiler)
-	$(GO) generate ./loader/feedpb
+generate: ## regenerate the protocol's Go code and the device kernel (needs protobuf-compiler and clang-14)
+	$(GO) generate ./loader/feedpb ./gpuingest/cuda/kernel
+
+.PHONY: docs
+docs: build ## docs/cli.md from the help texts; man pages and shell completions for packages, in bin/docs
+	@rm -rf bin/docs
+	bin/shoal docs bin/docs
+	cp bin/docs/cli.md docs/cli.md
 
 bench: setup build ## the benchmarks of bench/README.md, side by side in one run
 	$(GO) run ./bench/path

@@ -166,6 +166,26 @@ func (l *Ledger) Release(n int64, c Class) {
 	}
 }
 
+// Withhold lowers the limit by n bytes for good, because they are needed for something else than sample
+// data, or raises it again if n is negative. It reports whether the bytes were to be had.
+func (l *Ledger) Withhold(n int64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.total+n > l.limit {
+		return false
+	}
+	l.limit -= n
+	l.grant()
+	return true
+}
+
+// room returns how many bytes of a class are to be had without reclaiming.
+func (l *Ledger) room(c Class) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.capOf(c) - l.total
+}
+
 // Used returns the bytes reserved now.
 func (l *Ledger) Used() int64 {
 	l.mu.Lock()
@@ -181,7 +201,11 @@ func (l *Ledger) Peak() int64 {
 }
 
 // Limit returns the bytes that may be reserved at once.
-func (l *Ledger) Limit() int64 { return l.limit }
+func (l *Ledger) Limit() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.limit
+}
 
 // pressed reports whether somebody waits for bytes, and how many.
 func (l *Ledger) pressed() int64 {
@@ -192,4 +216,11 @@ func (l *Ledger) pressed() int64 {
 		n += el.Value.(*waiter).n
 	}
 	return n
+}
+
+// classes returns what each class holds, and how many reservations wait.
+func (l *Ledger) classes() (demand, prefetch, batches int64, waiting int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.used[ForDemand], l.used[ForPrefetch], l.used[ForBatches], l.waiters.Len()
 }

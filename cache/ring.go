@@ -1,9 +1,6 @@
 package cache
 
-import (
-	"container/list"
-	"sync"
-)
+import "sync"
 
 // ring holds extents in memory, within the ledger: those that wait to be written to disk, and the
 // passing ones, which were fetched for a known order and find no place in the kept set.
@@ -13,19 +10,21 @@ import (
 //
 //	spent, not dirty   oldest first: nobody needs it
 //	kept, not spent    furthest ahead first: the disk has it; it stays only to save a read
-//	the rest           furthest ahead first, and only for a reader who waits
+//	the rest           only for a reader who waits, and only what nobody reads just now: first what
+//	                   is on no account and waits for the disk, the latest first; then, of the
+//	                   account of the largest load, what is furthest ahead
 //
 // What is kept and spent goes at once.
 type ring struct {
 	cleanLimit int64 // most bytes of entries that are on disk too
 
-	mu      sync.Mutex
-	entries map[extentKey]*entry
-	spent   list.List // of *entry, oldest first
-	clean   list.List // kept, not spent
-	held    list.List // the rest
-	bytes   int64
-	cleanB  int64
+	mu       sync.Mutex
+	entries  map[extentKey]*entry
+	accounts []*Account // each with a list of what is staged for it
+	spent    entries    // oldest first
+	clean    entries    // kept, not spent
+	held     entries    // the rest, if it is on no account
+	bytes    int64
 }
 
 type extentKey struct {
@@ -36,9 +35,60 @@ type extentKey struct {
 type entry struct {
 	key                extentKey
 	buf                *Buffer // the ring's reference
+	account            *Account
 	spent, dirty, kept bool
-	in                 *list.List
-	el                 *list.Element
+	in                 *entries // the list that it is in
+	next, prev         *entry   // in it
+}
+
+// entries is a list of entries, in the order in which they came.
+type entries struct {
+	front, back *entry
+	bytes       int64
+	account     *Account // that the entries' bytes are on; nil: on none
+}
+
+func (l *entries) push(e *entry) {
+	e.in, e.prev, e.next = l, l.back, nil
+	if l.back == nil {
+		l.front = e
+	} else {
+		l.back.next = e
+	}
+	l.back = e
+	l.bytes += e.buf.size
+	l.account.add(e.buf.size)
+}
+
+// latestFree returns the last entry whose memory nobody but the ring refers to: to let go of another one
+// frees nothing, and if it waits for the disk, loses it.
+func (l *entries) latestFree() *entry {
+	e := l.back
+	for e != nil && e.buf.refs.Load() > 1 {
+		e = e.prev
+	}
+	return e
+}
+
+// unlist takes the entry out of its list, if it is in one.
+func (e *entry) unlist() {
+	l := e.in
+	if l == nil {
+		return
+	}
+	if e.prev == nil {
+		l.front = e.next
+	} else {
+		e.prev.next = e.next
+	}
+	if e.next == nil {
+		l.back = e.prev
+	} else {
+		e.next.prev = e.prev
+	}
+	l.bytes -= e.buf.size
+	l.account.add(-e.buf.size)
+	e.in, e.next, e.prev = nil, nil, nil
 }
 
 func newRing(cleanLimit int64) *ring {
@@ -46,61 +96,61 @@ func newRing(cleanLimit int64) *ring {
 }
 
 // put adds the extent; the ring takes a reference of its own. An entry that is there already stays.
-func (r *ring) put(k extentKey, b *Buffer, spent, dirty bool) {
+func (r *ring) put(k extentKey, b *Buffer, a *Account, spent, dirty bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, ok := r.entries[k]; ok {
 		return
 	}
 	b.Retain()
-	e := &entry{key: k, buf: b, spent: spent, dirty: dirty}
+	e := &entry{key: k, buf: b, account: a, spent: spent, dirty: dirty}
 	r.entries[k] = e
+	k.v.inRing[k.extent/32].Or(1 << (k.extent % 32))
 	r.bytes += b.size
 	r.file(e)
 }
 
-// file moves an entry to the list that its state asks for. r.mu is held; the entry is not both kept
-// and spent.
+// file moves an entry to the list that its state asks for, on and off accounts. What is kept, or spent, is
+// on none. r.mu is held; the entry is not both kept and spent.
 func (r *ring) file(e *entry) {
+	if e.spent || e.kept || e.account != nil && e.account.closed {
+		e.account = nil
+	}
 	to := &r.held
 	switch {
 	case e.kept:
 		to = &r.clean
 	case e.spent && !e.dirty:
 		to = &r.spent
+	case e.account != nil:
+		to = &e.account.staged
 	}
 	if e.in == to {
 		return
 	}
-	r.unlist(e)
-	e.in, e.el = to, to.PushBack(e)
-	if to == &r.clean {
-		r.cleanB += e.buf.size
-	}
-}
-
-func (r *ring) unlist(e *entry) {
-	if e.in == nil {
-		return
-	}
-	e.in.Remove(e.el)
-	if e.in == &r.clean {
-		r.cleanB -= e.buf.size
-	}
-	e.in = nil
+	e.unlist()
+	to.push(e)
 }
 
 // remove takes an entry out; the caller releases its buffer, outside the lock, since the last
 // release calls back into the ledger.
 func (r *ring) remove(e *entry) *Buffer {
-	r.unlist(e)
+	e.unlist()
 	delete(r.entries, e.key)
+	e.key.v.inRing[e.key.extent/32].And(^(uint32(1) << (e.key.extent % 32)))
 	r.bytes -= e.buf.size
 	return e.buf
 }
 
+// maybe reports whether the extent is in the ring, without a lock: whoever looks at flights, ring and
+// disk in this order misses nothing, since an extent is in the next place before it leaves the last.
+func (k extentKey) maybe() bool { return k.v.inRing[k.extent/32].Load()&(1<<(k.extent%32)) != 0 }
+
 // get returns the extent with a reference for the caller, or nil.
 func (r *ring) get(k extentKey) *Buffer {
+	if !k.maybe() {
+		return nil
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e, ok := r.entries[k]
@@ -123,21 +173,30 @@ func (r *ring) getDirty(k extentKey) *Buffer {
 	return e.buf
 }
 
-func (r *ring) has(k extentKey) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, ok := r.entries[k]
-	return ok
+func (r *ring) has(k extentKey) bool { return k.maybe() }
+
+// claim takes back that the extent is spent, because it will be read again by whoever account a is of. It
+// reports whether the extent is there.
+func (r *ring) claim(k extentKey, a *Account) bool {
+	return r.assign(k, func(e *entry) bool { return e.spent || a.takes(e.account, e.buf.size) }, a)
 }
 
-// claim takes back that the extent is spent, because it will be read again. It reports whether the
-// extent is there.
-func (r *ring) claim(k extentKey) bool {
+// hand puts the extent on account a, whose owner is the next to read it.
+func (r *ring) hand(k extentKey, a *Account) {
+	r.assign(k, func(*entry) bool { return true }, a)
+}
+
+// assign puts the extent on account a, unspent, if it is there and when says so. It reports whether it is
+// there.
+func (r *ring) assign(k extentKey, when func(e *entry) bool, a *Account) bool {
+	if !k.maybe() {
+		return false
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e, ok := r.entries[k]
-	if ok && e.spent {
-		e.spent = false
+	if ok && (e.account != a || e.spent) && !e.kept && when(e) {
+		e.spent, e.account = false, a
 		r.file(e)
 	}
 	return ok
@@ -161,7 +220,7 @@ func (r *ring) written(k extentKey, kept bool) {
 	r.mu.Lock()
 	if e, ok := r.entries[k]; ok {
 		e.dirty, e.kept = false, kept
-		if kept && (e.spent || r.cleanB+e.buf.size > r.cleanLimit) {
+		if kept && (e.spent || r.clean.bytes+e.buf.size > r.cleanLimit) {
 			drop = r.remove(e)
 		} else {
 			r.file(e)
@@ -173,8 +232,25 @@ func (r *ring) written(k extentKey, kept bool) {
 	}
 }
 
+// redirty gives the disk another chance to take what it has not, of the dataset, and returns what that is.
+func (r *ring) redirty(ds *dataset) (keys []extentKey) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for k, e := range r.entries {
+		if k.v.ds == ds && !e.dirty && !e.kept {
+			e.dirty = true
+			r.file(e)
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
 // spend marks the extent as read. It reports whether that made memory free to take.
 func (r *ring) spend(k extentKey) bool {
+	if !k.maybe() {
+		return false
+	}
 	r.mu.Lock()
 	e, ok := r.entries[k]
 	if !ok || e.spent {
@@ -200,17 +276,20 @@ func (r *ring) reclaim(need int64, hard bool) (lost []extentKey) {
 	var drop []*Buffer
 	r.mu.Lock()
 	for need > 0 {
-		el := r.spent.Front()
-		if el == nil {
-			el = r.clean.Back()
+		e := r.spent.front
+		if e == nil {
+			e = r.clean.back
 		}
-		if el == nil && hard {
-			el = r.held.Back()
+		if e == nil && hard {
+			if e = r.held.latestFree(); e == nil {
+				if a := r.mostLoaded(); a != nil {
+					e = a.staged.latestFree()
+				}
+			}
 		}
-		if el == nil {
+		if e == nil {
 			break
 		}
-		e := el.Value.(*entry)
 		if !e.spent && !e.kept {
 			lost = append(lost, e.key)
 		}
@@ -225,12 +304,31 @@ func (r *ring) reclaim(need int64, hard bool) (lost []extentKey) {
 	return lost
 }
 
-// drop removes every entry of v; of all volumes if v is nil.
-func (r *ring) drop(v *Volume) {
+// undirty gives up that entries of a dataset are to be written, because its disk is in trouble.
+func (r *ring) undirty(ds *dataset) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for k, e := range r.entries {
+		if e.dirty && k.v.ds == ds {
+			e.dirty = false
+			r.file(e)
+		}
+	}
+}
+
+// drop removes every entry of a dataset; of all if ds is nil.
+func (r *ring) drop(ds *dataset) {
+	r.dropIf(func(k extentKey) bool { return ds == nil || k.v.ds == ds })
+}
+
+// dropVolume removes every entry of one version.
+func (r *ring) dropVolume(v *Volume) { r.dropIf(func(k extentKey) bool { return k.v == v }) }
+
+func (r *ring) dropIf(gone func(k extentKey) bool) {
 	var bufs []*Buffer
 	r.mu.Lock()
 	for k, e := range r.entries {
-		if v == nil || k.v == v {
+		if gone(k) {
 			bufs = append(bufs, r.remove(e))
 		}
 	}
@@ -238,6 +336,13 @@ func (r *ring) drop(v *Volume) {
 	for _, b := range bufs {
 		b.Release()
 	}
+}
+
+// idle returns the bytes that nobody needs: reclaim frees them at any time.
+func (r *ring) idle() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.spent.bytes + r.clean.bytes
 }
 
 func (r *ring) used() (entries int, bytes int64) {

@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"iter"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -12,41 +15,92 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// Volume is one version of one dataset, read through the cache. It costs 8 bytes of memory an
-// extent. Safe for concurrent use.
-type Volume struct {
-	c       *Cache
-	m       *catalog.Manifest
-	store   objstore.Reader
-	dataset [16]byte
+// Locator says where the bytes of files lie that are packed into larger objects.
+type Locator interface {
+	// Locate returns the object that holds the file, and the offset of the file's first byte in it.
+	Locate(file int) (o objstore.Object, off int64)
+}
 
-	first []uint32        // number of each file's first extent; nil when no file has more than one
-	locs  []atomic.Uint64 // by extent: where the kept record is, 0 = not kept
-	kept  atomic.Int64    // extents kept
+// VolumeOptions says what a volume reads.
+type VolumeOptions struct {
+	Manifest *catalog.Manifest
+	// Dataset names the source, not its version: records of an older version whose ETag is still
+	// right stay valid.
+	Dataset [16]byte
+	Store   objstore.Reader
+	// Locate says where the files lie; nil: each in the object that the manifest names.
+	Locate Locator
+	// Admit reports whether a file belongs to the kept set; nil: whichever comes first. Others
+	// are kept only once nothing of the set is missing any more, as far as there is room. It is
+	// asked from several goroutines.
+	Admit func(file int) bool
+}
+
+// Volume is one version of one dataset, read through the cache. It costs 8 bytes and a bit of memory
+// an extent. Safe for concurrent use.
+type Volume struct {
+	c      *Cache
+	ds     *dataset
+	m      *catalog.Manifest
+	store  objstore.Reader
+	locate Locator
+
+	first  []uint32        // number of each file's first extent; nil when no file has more than one
+	locs   []atomic.Uint64 // by extent: where the kept record is, 0 = not kept
+	inRing []atomic.Uint32 // a bit an extent: it is in the ring
+	kept   atomic.Int64    // extents kept
 
 	index map[uint64]int32 // while records are adopted: first 8 bytes of a path's hash -> file
+
+	placeMu   sync.Mutex // held where kept and admission.missing change together
+	admission atomic.Pointer[admission]
 
 	mu      sync.Mutex
 	flights map[uint32]*flight
 	retired bool
 }
 
+// admission is the choice of what is kept.
+type admission struct {
+	admit   func(file int) bool
+	missing atomic.Int64 // extents of the set that are not kept
+}
+
 // flight is one fetch and those who wait for it.
 type flight struct {
-	done    chan struct{} // closed when buf or err is set
+	done    chan struct{} // closed when buf or err is set; nil until somebody waits
 	buf     *Buffer       // the flight's own reference, until it is out of the map
 	err     error
 	waiters int               // readers who get a reference when it lands
 	spent   bool              // nobody will want it any more once those who wait have it
 	urgency *objstore.Urgency // of a prefetch: raised when a reader joins
+	group   bool              // others fly by the same request
+	size    int64             // what it takes of memory
+	account *Account          // that size is on; nil if it is spent
+	by      trace.Span        // of the reader that started it; written before it flies
 }
 
-// NewVolume adds a dataset to the cache. dataset names the source, not its version: records of an
-// older version whose ETag is still right stay valid.
-func (c *Cache) NewVolume(m *catalog.Manifest, dataset [16]byte, store objstore.Reader) *Volume {
-	v := &Volume{c: c, m: m, store: store, dataset: dataset, flights: map[uint32]*flight{}}
+// assign puts the flight on account a, unspent. The volume's lock is held.
+func (fl *flight) assign(a *Account) {
+	fl.account.add(-fl.size)
+	a.add(fl.size)
+	fl.account, fl.spent = a, false
+}
+
+// tell wakes those who wait. The volume's lock is held.
+func (fl *flight) tell() {
+	if fl.done != nil {
+		close(fl.done)
+	}
+}
+
+// NewVolume adds a version of a dataset to the cache.
+func (c *Cache) NewVolume(o VolumeOptions) *Volume {
+	m := o.Manifest
+	v := &Volume{c: c, ds: c.dataset(o.Dataset), m: m, store: o.Store, locate: o.Locate, flights: map[uint32]*flight{}}
 	extents, many := 0, false
 	for f := range m.Len() {
 		n := extentsOf(m.Size(f))
@@ -65,11 +119,73 @@ func (c *Cache) NewVolume(m *catalog.Manifest, dataset [16]byte, store objstore.
 		extents = m.Len()
 	}
 	v.locs = make([]atomic.Uint64, extents)
-	c.mu.Lock()
-	c.volumes = append(c.volumes, v)
-	c.mu.Unlock()
+	v.inRing = make([]atomic.Uint32, (extents+31)/32)
+	v.SetAdmit(o.Admit)
+	v.ds.mu.Lock()
+	v.ds.volumes = append(v.ds.volumes, v)
+	v.ds.mu.Unlock()
 	return v
 }
+
+// SetAdmit replaces VolumeOptions.Admit. It asks admit for every file. What is kept and not of the new
+// set stays.
+func (v *Volume) SetAdmit(admit func(file int) bool) {
+	if admit == nil {
+		v.admission.Store(nil)
+		return
+	}
+	a := &admission{admit: admit}
+	v.placeMu.Lock()
+	defer v.placeMu.Unlock()
+	var missing int64
+	for f := range v.m.Len() {
+		if !admit(f) {
+			continue
+		}
+		for x := range v.Extents(f) {
+			if v.locs[v.extent(f, x)].Load() == 0 {
+				missing++
+			}
+		}
+	}
+	a.missing.Store(missing)
+	v.admission.Store(a)
+}
+
+// wanted reports whether the file may be kept, and whether only as an extra, beside the whole set.
+func (v *Volume) wanted(file int) (ok, extra bool) {
+	a := v.admission.Load()
+	if a == nil || a.admit(file) {
+		return true, false
+	}
+	return a.missing.Load() == 0, true
+}
+
+// place makes loc the place of an extent that has none. It reports whether it had none.
+func (v *Volume) place(e uint32, file int, loc segment.Loc) bool {
+	return v.move(e, file, 0, uint64(loc), 1)
+}
+
+// unplace forgets the place of an extent, if it is still loc.
+func (v *Volume) unplace(e uint32, file int, loc segment.Loc) bool {
+	return v.move(e, file, uint64(loc), 0, -1)
+}
+
+func (v *Volume) move(e uint32, file int, from, to uint64, kept int64) bool {
+	v.placeMu.Lock()
+	defer v.placeMu.Unlock()
+	if !v.locs[e].CompareAndSwap(from, to) {
+		return false
+	}
+	v.kept.Add(kept)
+	if a := v.admission.Load(); a != nil && a.admit(file) {
+		a.missing.Add(-kept)
+	}
+	return true
+}
+
+// onDisk reports whether the extent can be read from the disk.
+func (v *Volume) onDisk(e uint32) bool { return v.locs[e].Load() != 0 && v.ds.readable() != nil }
 
 // Manifest returns the version that the volume serves.
 func (v *Volume) Manifest() *catalog.Manifest { return v.m }
@@ -109,30 +225,28 @@ func (v *Volume) adopt(rec segment.Record, loc segment.Loc) bool {
 	if rec.Offset%ExtentSize != 0 || ext >= v.Extents(file) || int64(rec.Length) != v.ExtentBytes(file, ext) {
 		return false
 	}
-	if !v.locs[v.extent(file, ext)].CompareAndSwap(0, uint64(loc)) {
-		return false // the same extent twice
-	}
-	v.kept.Add(1)
-	return true
+	return v.place(v.extent(file, ext), file, loc) // not if the same extent comes twice
 }
 
 // Inherit takes over what an older version of the same dataset has kept and what is unchanged. The
 // records of files that changed or vanished are freed.
 func (v *Volume) Inherit(old *Volume) {
+	d := v.ds.disk.Load()
+	if d == nil || old.ds != v.ds {
+		return
+	}
 	for of := range old.m.Len() {
 		node, ok := v.m.Find(old.m.Path(of))
 		same := ok && !node.IsDir && v.m.ETag(node.Index) == old.m.ETag(of) && v.m.Size(node.Index) == old.m.Size(of)
 		for x := range old.Extents(of) {
-			loc := old.locs[old.extent(of, x)].Load()
+			e := old.extent(of, x)
+			loc := segment.Loc(old.locs[e].Load())
 			switch {
 			case loc == 0:
 			case same:
-				if v.locs[v.extent(node.Index, x)].CompareAndSwap(0, loc) {
-					v.kept.Add(1)
-				}
-			case v.c.disk != nil:
-				old.locs[old.extent(of, x)].Store(0)
-				v.c.free(segment.Loc(loc))
+				v.place(v.extent(node.Index, x), node.Index, loc)
+			case old.unplace(e, of, loc):
+				d.free(loc)
 			}
 		}
 	}
@@ -141,31 +255,45 @@ func (v *Volume) Inherit(old *Volume) {
 // forget drops the places of records in a segment that is gone.
 func (v *Volume) forget(id uint32) {
 	for e := range v.locs {
-		if loc := v.locs[e].Load(); loc != 0 && segment.Loc(loc).Segment() == id && v.locs[e].CompareAndSwap(loc, 0) {
-			v.kept.Add(-1)
+		if loc := segment.Loc(v.locs[e].Load()); loc != 0 && loc.Segment() == id {
+			v.unplace(uint32(e), v.fileOf(uint32(e)), loc)
 		}
 	}
 }
 
-// Retire takes the volume out of the cache: it still answers readers that have it open, but keeps
-// nothing new.
-func (v *Volume) Retire() {
-	v.c.mu.Lock()
-	for i, w := range v.c.volumes {
-		if w == v {
-			v.c.volumes = append(v.c.volumes[:i:i], v.c.volumes[i+1:]...)
-			break
+// forgetLoc drops the place of a record that is bad. It looks at all extents: bad ones are few.
+func (v *Volume) forgetLoc(loc segment.Loc) {
+	for e := range v.locs {
+		if v.locs[e].Load() == uint64(loc) {
+			v.unplace(uint32(e), v.fileOf(uint32(e)), loc)
 		}
 	}
-	v.c.mu.Unlock()
+}
+
+// Retire takes a version out of the cache: it still answers readers that have it open, but keeps
+// nothing new.
+func (v *Volume) Retire() {
+	v.ds.mu.Lock()
+	v.ds.volumes = slices.DeleteFunc(v.ds.volumes, func(w *Volume) bool { return w == v })
+	v.ds.mu.Unlock()
 	v.mu.Lock()
 	v.retired = true
 	v.mu.Unlock()
-	v.c.ring.drop(v)
+	v.c.ring.dropVolume(v)
 }
 
 // Kept returns how many of the volume's extents are on disk, and how many it has.
 func (v *Volume) Kept() (kept, extents int) { return int(v.kept.Load()), len(v.locs) }
+
+// Stats returns a snapshot of the volume's dataset. It never waits for the disk.
+func (v *Volume) Stats() VolumeStats {
+	s := VolumeStats{Counts: v.ds.count.snapshot()}
+	s.Kept, s.Extents = v.Kept()
+	if d := v.ds.disk.Load(); d != nil {
+		s.DiskStats = d.stats()
+	}
+	return s
+}
 
 // fileOf returns the file that an extent belongs to.
 func (v *Volume) fileOf(e uint32) int {
@@ -176,31 +304,48 @@ func (v *Volume) fileOf(e uint32) int {
 }
 
 // Claim reports whether the extent is kept, staged, or on its way. What is staged then stays staged
-// until it is spent, although it may have been spent before.
-func (v *Volume) Claim(file, extent int) bool {
+// until it is spent, although it may have been spent before; its bytes are on account a then, unless they
+// are on one of less load. a may be nil.
+func (v *Volume) Claim(a *Account, file, extent int) bool {
 	e := v.extent(file, extent)
-	if v.locs[e].Load() != 0 {
+	if v.onDisk(e) {
 		return true
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.claim(e)
+	return v.claim(a, e)
 }
 
 // claim is Claim with v.mu held. It looks in the order in which an extent moves on, so that it misses
 // none on its way.
-func (v *Volume) claim(e uint32) bool {
+func (v *Volume) claim(a *Account, e uint32) bool {
 	if fl, ok := v.flights[e]; ok {
-		fl.spent = false
+		if fl.spent || a.takes(fl.account, fl.size) {
+			fl.assign(a)
+		}
 		return true
 	}
-	return v.c.ring.claim(extentKey{v, e}) || v.locs[e].Load() != 0
+	return v.c.ring.claim(extentKey{v, e}, a) || v.onDisk(e)
+}
+
+// Hand says that one reader is done with the file, and that the one whom account a is of is to read what
+// is staged of it next.
+func (v *Volume) Hand(a *Account, file int) {
+	for x := range v.Extents(file) {
+		e := v.extent(file, x)
+		v.mu.Lock()
+		if fl, ok := v.flights[e]; ok {
+			fl.assign(a)
+		}
+		v.c.ring.hand(extentKey{v, e}, a)
+		v.mu.Unlock()
+	}
 }
 
 // Staged reports whether the extent can be read without waiting.
 func (v *Volume) Staged(file, extent int) bool {
 	e := v.extent(file, extent)
-	return v.locs[e].Load() != 0 || v.c.ring.has(extentKey{v, e})
+	return v.onDisk(e) || v.c.ring.has(extentKey{v, e})
 }
 
 // ReadAt fills p from the file's offset off; fewer bytes only at the end of the file. When ctx ends
@@ -221,57 +366,66 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 		}
 		n += len(part)
 	}
+	v.ds.count.readBytes.Add(int64(len(p)))
 	return len(p), nil
 }
 
 func (v *Volume) readExtent(ctx context.Context, file, x int, p []byte, off int64) error {
-	v.c.count.reads.Add(1)
-	if b := v.c.ring.get(extentKey{v, v.extent(file, x)}); b != nil {
-		v.c.count.ringHits.Add(1)
-		copy(p, b.Bytes()[off:])
-		b.Release()
-		return nil
+	e := v.extent(file, x)
+	for {
+		if b := v.c.ring.get(extentKey{v, e}); b != nil {
+			v.ds.count.ringHits.Add(1)
+			copy(p, b.Bytes()[off:])
+			b.Release()
+			return nil
+		}
+		if ok, err := v.readKept(ctx, file, x, e, p, off); ok || err != nil {
+			return err
+		}
+		b, err := v.acquire(ctx, file, x)
+		if err != nil {
+			return err
+		}
+		if b != nil {
+			copy(p, b.Bytes()[off:])
+			b.Release()
+			return nil
+		}
+		// It was kept in the meantime.
 	}
-	if v.readKept(file, x, p, off) {
-		return nil
-	}
-	b, err := v.acquire(ctx, file, x)
-	if err != nil {
-		return err
-	}
-	if b == nil { // it was kept in the meantime
-		return v.readExtent(ctx, file, x, p, off)
-	}
-	copy(p, b.Bytes()[off:])
-	b.Release()
-	return nil
 }
 
 // readKept reads from the kept set. A record that cannot be read is forgotten, and so fetched again.
-func (v *Volume) readKept(file, x int, p []byte, off int64) bool {
-	e := v.extent(file, x)
-	loc := v.locs[e].Load()
-	if loc == 0 {
-		return false
+// An error is the context's.
+func (v *Volume) readKept(ctx context.Context, file, x int, e uint32, p []byte, off int64) (bool, error) {
+	loc := segment.Loc(v.locs[e].Load())
+	d := v.ds.readable()
+	if loc == 0 || d == nil {
+		return false, nil
 	}
-	err := v.c.disk.ReadAt(segment.Loc(loc), int(v.ExtentBytes(file, x)), p, off)
-	if err == nil {
-		v.c.count.keepHits.Add(1)
-		return true
+	err := d.read(ctx, loc, int(v.ExtentBytes(file, x)), p, off)
+	switch {
+	case err == nil:
+		v.ds.count.keepHits.Add(1)
+		return true, nil
+	case errors.Is(err, errHangs):
+		v.ds.count.gaveUp.Add(1)
+		return false, nil
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return false, err
 	}
-	if v.locs[e].CompareAndSwap(loc, 0) {
-		v.kept.Add(-1)
-		v.c.free(segment.Loc(loc))
+	if v.unplace(e, file, loc) {
+		d.free(loc)
 		switch {
 		case errors.Is(err, segment.ErrGone): // its segment was dropped to make room
 		case errors.Is(err, segment.ErrCorrupt):
-			v.c.count.corrupt.Add(1)
+			v.ds.count.corrupt.Add(1)
 			v.c.log.Warn("corrupt record in the cache; the object is fetched again", "path", v.m.Path(file), "cause", err)
 		default:
-			v.c.diskFailed("read", err)
+			d.failed("read", err, true)
 		}
 	}
-	return false
+	return false, nil
 }
 
 // Sample returns the whole file. The bytes are valid, and nobody writes to them, until release.
@@ -280,16 +434,16 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 	if size == 0 {
 		return nil, func() {}, nil
 	}
-	if e := v.extent(file, 0); extentsOf(size) == 1 && (v.locs[e].Load() == 0 || v.c.ring.has(extentKey{v, e})) {
-		v.c.count.reads.Add(1)
+	if e := v.extent(file, 0); extentsOf(size) == 1 && (!v.onDisk(e) || v.c.ring.has(extentKey{v, e})) {
 		b, err := v.acquire(ctx, file, 0)
 		if err != nil {
 			return nil, nil, err
 		}
 		if b != nil {
+			v.ds.count.readBytes.Add(size)
 			return b.Bytes(), b.Release, nil
 		}
-		v.c.count.reads.Add(-1) // it was kept in the meantime
+		// It was kept in the meantime.
 	}
 	// Not as demand: while it is held its extents are fetched, and many such files together must
 	// leave memory for that. And what it waits for may be held by what was fetched ahead.
@@ -314,30 +468,34 @@ func (v *Volume) acquire(ctx context.Context, file, x int) (*Buffer, error) {
 	e := v.extent(file, x)
 	k := extentKey{v, e}
 	if b := v.c.ring.get(k); b != nil {
-		v.c.count.ringHits.Add(1)
+		v.ds.count.ringHits.Add(1)
 		return b, nil
 	}
 	v.mu.Lock()
 	fl, flying := v.flights[e]
+	var wait trace.Span
 	if !flying {
 		// Looked up again under the lock, in the order in which an extent moves on: flight, ring, disk.
 		if b := v.c.ring.get(k); b != nil {
 			v.mu.Unlock()
-			v.c.count.ringHits.Add(1)
+			v.ds.count.ringHits.Add(1)
 			return b, nil
 		}
-		if v.locs[e].Load() != 0 {
+		if v.onDisk(e) {
 			v.mu.Unlock()
 			return nil, nil
 		}
-		var err error
-		if fl, err = v.launch(file, x, e, nil, nil); err != nil {
+		if !v.ds.enter(1) {
 			v.mu.Unlock()
-			return nil, err
+			return nil, ErrClosed
 		}
-		v.c.count.misses.Add(1)
+		fl = v.launch(e, int(v.ExtentBytes(file, x)), nil, nil)
+		wait = v.waits(ctx, file, x, "miss")
+		fl.by = wait
+		v.ds.crew.do(func() { v.fly(fl, file, x, e, nil) })
+		v.ds.count.misses.Add(1)
 	} else {
-		v.c.count.joined.Add(1)
+		v.ds.count.joined.Add(1)
 		if fl.urgency != nil {
 			fl.urgency.Raise()
 		}
@@ -346,21 +504,33 @@ func (v *Volume) acquire(ctx context.Context, file, x int) (*Buffer, error) {
 			v.mu.Unlock()
 			return fl.buf, nil
 		}
+		wait = v.waits(ctx, file, x, "joined")
 	}
 	fl.waiters++
+	if fl.done == nil {
+		fl.done = make(chan struct{})
+	}
+	done := fl.done
 	v.mu.Unlock()
 
 	start := time.Now()
-	defer func() { v.c.count.stallNanos.Add(int64(time.Since(start))) }()
 	select {
-	case <-fl.done:
+	case <-done:
+		v.ds.count.stallNanos.Add(int64(time.Since(start)))
+		wait.End(fl.err)
+		if fl.err != nil && fl.group && objstore.KindOf(fl.err) != objstore.KindTransient {
+			// It may be another file's fault.
+			return v.acquire(ctx, file, x)
+		}
 		return fl.buf, fl.err
 	case <-ctx.Done():
 	}
+	v.ds.count.stallNanos.Add(int64(time.Since(start)))
+	wait.End(ctx.Err())
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	select {
-	case <-fl.done: // landed in the same moment
+	case <-done: // landed in the same moment
 		if fl.buf != nil {
 			fl.buf.Release()
 		}
@@ -368,6 +538,18 @@ func (v *Volume) acquire(ctx context.Context, file, x int) (*Buffer, error) {
 		fl.waiters--
 	}
 	return nil, ctx.Err()
+}
+
+// waits begins the span of a reader that waits for a fetch.
+func (v *Volume) waits(ctx context.Context, file, x int, area string) trace.Span {
+	if !trace.On() {
+		return trace.Span{}
+	}
+	_, span := trace.Start(ctx, "read.wait")
+	span.Str("shoal.path", v.m.Path(file))
+	span.Int("shoal.extent", int64(x))
+	span.Str("shoal.area", area) // as in the metric shoal_reads_total
+	return span
 }
 
 // Outcome is what became of a wish to prefetch.
@@ -381,68 +563,74 @@ const (
 	Closed                  // the cache is closing
 )
 
-// Prefetch starts to fetch an extent that nobody waits for. It never blocks. done is called once
-// after Started, from another goroutine.
-func (v *Volume) Prefetch(file, x int, done func(error)) Outcome {
-	if v.Claim(file, x) {
+// Prefetch starts to fetch an extent that nobody waits for, on account a, which may be nil. due is when a
+// reader will ask for it, zero if that is not known. It never blocks. done is called once after Started,
+// from another goroutine.
+func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file int, err error)) Outcome {
+	if v.Claim(a, file, x) {
 		return Present
 	}
-	size := footprint(int(v.ExtentBytes(file, x)))
+	n := int(v.ExtentBytes(file, x))
+	size := footprint(n)
 	if !v.c.ledger.TryReserve(size, ForPrefetch) {
 		return NoMemory
 	}
 	e := v.extent(file, x)
 	v.mu.Lock()
-	if v.claim(e) {
+	if v.claim(a, e) {
 		v.mu.Unlock()
 		v.c.ledger.Release(size, ForPrefetch)
 		return Present
 	}
-	_, err := v.launch(file, x, e, new(objstore.Urgency), done)
-	v.mu.Unlock()
-	if err != nil {
+	if !v.ds.enter(1) {
+		v.mu.Unlock()
 		v.c.ledger.Release(size, ForPrefetch)
 		return Closed
 	}
-	v.c.count.prefetched.Add(1)
+	fl := v.launch(e, n, a, objstore.NewUrgency(due))
+	v.mu.Unlock()
+	v.ds.count.prefetched.Add(1)
+	v.ds.crew.do(func() { v.fly(fl, file, x, e, done) })
 	return Started
 }
 
-// launch starts a flight; v.mu is held. A prefetch has an urgency, and its bytes are reserved already.
-func (v *Volume) launch(file, x int, e uint32, urgency *objstore.Urgency, done func(error)) (*flight, error) {
-	v.c.mu.Lock()
-	if v.c.closed {
-		v.c.mu.Unlock()
-		return nil, context.Canceled
-	}
-	v.c.wg.Add(1)
-	v.c.mu.Unlock()
-	fl := &flight{done: make(chan struct{}), urgency: urgency, spent: urgency == nil}
+// launch makes a flight of n bytes; v.mu is held. A prefetch has an urgency, and its bytes are reserved
+// already.
+func (v *Volume) launch(e uint32, n int, a *Account, urgency *objstore.Urgency) *flight {
+	fl := &flight{urgency: urgency, spent: urgency == nil, size: footprint(n), account: a}
+	a.add(fl.size)
 	v.flights[e] = fl
-	go func() {
-		defer v.c.wg.Done()
-		err := v.fly(fl, file, x, e)
-		if err != nil && urgency != nil {
-			v.c.count.prefetchErrors.Add(1)
-		}
-		if done != nil {
-			done(err)
-		}
-	}()
-	return fl, nil
+	return fl
 }
 
-// fly fetches the extent, hands it to those who wait, and then finds it a place.
-func (v *Volume) fly(fl *flight, file, x int, e uint32) error {
+// object returns where the file's bytes lie.
+func (v *Volume) object(file int) (o objstore.Object, off int64) {
+	if v.locate != nil {
+		return v.locate.Locate(file)
+	}
+	return v.m.Object(file), 0
+}
+
+// named makes a store's error, which names the object, name the file too if it is packed.
+func (v *Volume) named(file int, err error) error {
+	if v.locate == nil || err == nil {
+		return err
+	}
+	return fmt.Errorf("%s: %w", v.m.Path(file), err)
+}
+
+// fly fetches the extent of a flight and lands it.
+func (v *Volume) fly(fl *flight, file, x int, e uint32, done func(file int, err error)) {
+	defer v.ds.flights.Done()
 	n := int(v.ExtentBytes(file, x))
-	demand := fl.urgency == nil
-	ctx, class := v.c.ctx, ForPrefetch
+	ctx, class := v.ds.ctx, ForPrefetch
 	var buf *Buffer
 	var err error
-	if !demand {
+	if fl.urgency != nil {
 		ctx = objstore.WithUrgency(ctx, fl.urgency)
 	} else {
 		class = ForDemand
+		ctx = trace.With(ctx, fl.by)
 		// The reader's wait may be for bytes that prefetching holds: take them back.
 		if size := footprint(n); !v.c.ledger.TryReserve(size, class) {
 			v.c.evict(size)
@@ -451,48 +639,78 @@ func (v *Volume) fly(fl *flight, file, x int, e uint32) error {
 	}
 	if err == nil {
 		buf = newBuffer(v.c.ledger, n, class)
-		if err = v.store.ReadAt(ctx, v.m.Object(file), buf.data, int64(x)*ExtentSize); err != nil {
+		o, base := v.object(file)
+		if err = v.store.ReadAt(ctx, o, buf.data, base+int64(x)*ExtentSize); err != nil {
 			buf.Release()
-			buf = nil
+			buf, err = nil, v.named(file, err)
 		}
 	}
-
-	v.mu.Lock()
-	if err != nil {
-		delete(v.flights, e)
-		fl.err = err
-		close(fl.done)
-		v.mu.Unlock()
-		return err
+	v.land(fl, file, x, e, buf, err)
+	if done != nil {
+		done(file, err)
 	}
+}
+
+// land hands what was fetched to those who wait for it, and then finds it a place. It takes the
+// reference to buf, which is nil if err is set.
+func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error) {
+	if err != nil {
+		if fl.urgency != nil {
+			v.ds.count.prefetchErrors.Add(1)
+		}
+		v.mu.Lock()
+		delete(v.flights, e)
+		fl.account.add(-fl.size)
+		fl.err = err
+		fl.tell()
+		v.mu.Unlock()
+		return
+	}
+	// While this waits for the lock, those who wait for the bytes should not: so it is taken twice.
+	v.mu.Lock()
 	fl.buf = buf
 	buf.refs.Add(int32(fl.waiters))
-	close(fl.done)
+	fl.tell()
 	v.mu.Unlock()
 
-	write := v.c.writer != nil && v.c.diskUsable()
+	d := v.ds.disk.Load()
+	write := d != nil && !d.noWrites.Load() && v.locs[e].Load() == 0
+	if write {
+		write, _ = v.wanted(file)
+	}
 	v.mu.Lock()
 	write = write && !v.retired
-	v.c.ring.put(extentKey{v, e}, buf, fl.spent || v.retired, write)
+	v.c.ring.put(extentKey{v, e}, buf, fl.account, fl.spent || v.retired, write)
+	fl.account.add(-fl.size)
+	if write {
+		d.writer.add(v.queued(file, x, e)) // before the flight is gone: Flush looks there
+	}
 	delete(v.flights, e)
 	v.mu.Unlock()
 	buf.Release()
 	if write {
-		v.c.writer.add(extentKey{v, e}, segment.Record{
-			Dataset: v.dataset, KeyHash: v.m.PathHash(file), ETag: v.m.ETag(file),
-			ObjectSize: v.m.Size(file), Offset: int64(x) * ExtentSize, Length: n,
-		})
+		if d.noWrites.Load() { // since a moment ago: it may have missed the sweep
+			v.c.ring.undirty(v.ds)
+		}
 	}
 	v.c.relieve()
-	return nil
 }
 
-// Sweep spends what is staged of files that nobody wants: fetched ahead for an order that was given
-// up, it would take memory for good.
-func (v *Volume) Sweep(wanted func(file int) bool) {
-	for _, k := range v.c.ring.unspent(v) {
-		if file := v.fileOf(k.extent); !wanted(file) {
-			v.Spend(file)
+// queued describes an extent to the writer.
+func (v *Volume) queued(file, x int, e uint32) queued {
+	return queued{key: extentKey{v, e}, file: file, record: segment.Record{
+		Dataset: v.ds.id, KeyHash: v.m.PathHash(file), ETag: v.m.ETag(file),
+		ObjectSize: v.m.Size(file), Offset: int64(x) * ExtentSize, Length: int(v.ExtentBytes(file, x)),
+	}}
+}
+
+// Unspent goes over the files of which something waits in memory to be read, once for each such extent.
+func (v *Volume) Unspent() iter.Seq[int] {
+	return func(yield func(file int) bool) {
+		for _, k := range v.c.ring.unspent(v) {
+			if !yield(v.fileOf(k.extent)) {
+				return
+			}
 		}
 	}
 }
@@ -505,6 +723,7 @@ func (v *Volume) Spend(file int) {
 		e := v.extent(file, x)
 		v.mu.Lock()
 		if fl, ok := v.flights[e]; ok {
+			fl.assign(nil)
 			fl.spent = true
 		}
 		v.mu.Unlock()

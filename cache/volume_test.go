@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -107,13 +106,18 @@ func all(objects []objstore.Object) iter.Seq2[objstore.Object, error] {
 	}
 }
 
+// volume adds the fixture to a cache.
+func (f *fixture) volume(c *Cache) *Volume {
+	return c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate})
+}
+
 // open returns a cache over the fixture; dir "" means memory only.
 func (f *fixture) open(t testing.TB, memory int64, dir string, disk int64) (*Cache, *Volume) {
 	t.Helper()
 	c := New(Options{Memory: memory, Logger: quiet})
-	v := c.NewVolume(f.m, [16]byte{1}, f.gate)
+	v := f.volume(c)
 	if dir != "" {
-		if err := c.OpenDisk(dir, segment.Options{MaxBytes: disk, Logger: quiet}); err != nil {
+		if err := v.OpenDisk(dir, segment.Options{MaxBytes: disk, Logger: quiet}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -184,16 +188,16 @@ func TestPrefetchNeverWaitsForMemory(t *testing.T) {
 	c, v := f.open(t, 2<<20, "", 0)
 	defer closeCache(t, c)
 	landed := make(chan error, 3)
-	if out := v.Prefetch(0, 0, func(err error) { landed <- err }); out != Started {
+	if out := v.Prefetch(nil, 0, 0, time.Time{}, func(_ int, err error) { landed <- err }); out != Started {
 		t.Fatalf("first: %v", out)
 	}
 	if err := <-landed; err != nil {
 		t.Fatal(err)
 	}
-	if out := v.Prefetch(1, 0, nil); out != NoMemory {
+	if out := v.Prefetch(nil, 1, 0, time.Time{}, nil); out != NoMemory {
 		t.Fatalf("second of three in 2 MiB, of which an eighth is the readers': %v", out)
 	}
-	if out := v.Prefetch(0, 0, nil); out != Present {
+	if out := v.Prefetch(nil, 0, 0, time.Time{}, nil); out != Present {
 		t.Fatalf("what is there: %v", out)
 	}
 	// Once it was read its bytes are free to take.
@@ -204,7 +208,7 @@ func TestPrefetchNeverWaitsForMemory(t *testing.T) {
 	defer c.OnFreed(func() { freed <- struct{}{} })()
 	v.Spend(0)
 	<-freed
-	if out := v.Prefetch(1, 0, func(err error) { landed <- err }); out != Started {
+	if out := v.Prefetch(nil, 1, 0, time.Time{}, func(_ int, err error) { landed <- err }); out != Started {
 		t.Fatalf("after the first was spent: %v", out)
 	}
 	if err := <-landed; err != nil {
@@ -229,7 +233,7 @@ func TestFailedFetch(t *testing.T) {
 		t.Errorf("read: %v", err)
 	}
 	landed := make(chan error)
-	v.Prefetch(0, 0, func(err error) { landed <- err })
+	v.Prefetch(nil, 0, 0, time.Time{}, func(_ int, err error) { landed <- err })
 	if err := <-landed; objstore.KindOf(err) != objstore.KindChanged {
 		t.Errorf("prefetch: %v", err)
 	}
@@ -275,37 +279,6 @@ func TestFlippedByteIsFetchedAgain(t *testing.T) {
 	}
 }
 
-// A disk that fails costs the tier, not the reads.
-func TestFailingDisk(t *testing.T) {
-	f := newFixture(t, 64<<10, 64<<10, 64<<10)
-	dir := t.TempDir()
-	c, v := f.open(t, 64<<20, dir, 64<<20)
-	defer func() { _ = c.Close() }()
-	c.diskFailed("write", errors.New("no space left on device"))
-	for i := range 3 {
-		p := make([]byte, 64<<10)
-		if _, err := v.ReadAt(context.Background(), i, p, 0); err != nil || !bytes.Equal(p, f.bytes[i]) {
-			t.Errorf("file %d: %v", i, err)
-		}
-	}
-	if s := c.Stats(); !s.DiskDown || s.DiskErrors != 1 || s.DiskUsed > 64<<10 {
-		t.Errorf("%+v", s)
-	}
-	c.diskDown.Store(1) // the retry time has come
-	v.Spend(0)
-	c.ring.reclaim(1<<30, true)
-	if _, err := v.ReadAt(context.Background(), 0, make([]byte, 1), 0); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-		if kept, _ := v.Kept(); kept == 1 {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatal("the disk was not taken back")
-		}
-	}
-}
-
 func TestInherit(t *testing.T) {
 	f := newFixture(t, 5<<10, 6<<10, 5<<20)
 	c, v := f.open(t, 64<<20, t.TempDir(), 64<<20)
@@ -328,7 +301,7 @@ func TestInherit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := c.NewVolume(m2, [16]byte{1}, f.gate)
+	w := c.NewVolume(VolumeOptions{Manifest: m2, Dataset: [16]byte{1}, Store: f.gate})
 	w.Inherit(v)
 	v.Retire()
 	before := f.gate.reads.Load()
@@ -343,90 +316,20 @@ func TestInherit(t *testing.T) {
 	}
 }
 
-// Whatever is read, prefetched, spent, corrupted and reopened in whatever order: every byte is the
-// object's, the ledger keeps its limit, and nothing is left at the end.
-func TestVolumeModel(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		sizes := rapid.SliceOfN(rapid.SampledFrom([]int{0, 1, 4095, 4096, 64 << 10, 131 << 10, 700 << 10, 4 << 20, 4<<20 + 1, 9 << 20}), 1, 12).Draw(rt, "sizes")
-		f := newFixture(t, sizes...)
-		dir, err := os.MkdirTemp("", "cache-model-")
-		if err != nil {
-			rt.Fatal(err)
-		}
-		defer os.RemoveAll(dir)
-		disk := rapid.SampledFrom([]int64{0, 9 << 20, 64 << 20}).Draw(rt, "disk")
-		open := func() (*Cache, *Volume) {
-			if disk == 0 {
-				return f.open(t, 48<<20, "", 0)
-			}
-			return f.open(t, 48<<20, dir, disk)
-		}
-		c, v := open()
-		file := rapid.IntRange(0, len(sizes)-1)
-		rt.Repeat(map[string]func(*rapid.T){
-			"read": func(rt *rapid.T) {
-				i := file.Draw(rt, "file")
-				off := rapid.IntRange(0, len(f.bytes[i])+10).Draw(rt, "off")
-				p := make([]byte, rapid.SampledFrom([]int{0, 1, 4096, 128 << 10, 5 << 20}).Draw(rt, "len"))
-				n, err := v.ReadAt(context.Background(), i, p, int64(off))
-				want := f.bytes[i][min(off, len(f.bytes[i])):]
-				want = want[:min(len(want), len(p))]
-				if err != nil || !bytes.Equal(p[:n], want) {
-					rt.Fatalf("file %d at %d: %d bytes, want %d, %v", i, off, n, len(want), err)
-				}
-			},
-			"sample": func(rt *rapid.T) {
-				i := file.Draw(rt, "file")
-				data, release, err := v.Sample(context.Background(), i)
-				if err != nil || !bytes.Equal(data, f.bytes[i]) {
-					rt.Fatalf("file %d: %d bytes, %v", i, len(data), err)
-				}
-				release()
-			},
-			"prefetch": func(rt *rapid.T) {
-				i := file.Draw(rt, "file")
-				for x := range v.Extents(i) {
-					landed := make(chan error, 1)
-					if v.Prefetch(i, x, func(err error) { landed <- err }) == Started && rapid.Bool().Draw(rt, "wait") {
-						if err := <-landed; err != nil {
-							rt.Fatal(err)
-						}
-					}
-				}
-			},
-			"spend": func(rt *rapid.T) { v.Spend(file.Draw(rt, "file")) },
-			"reopen": func(rt *rapid.T) {
-				if err := c.Close(); err != nil {
-					rt.Fatal(err)
-				}
-				c, v = open()
-			},
-			"": func(rt *rapid.T) {
-				if s := c.Stats(); s.MemoryPeak > s.MemoryLimit || disk > 0 && s.DiskUsed > disk {
-					rt.Fatalf("limits: %+v", s)
-				}
-			},
-		})
-		if err := c.Close(); err != nil {
-			rt.Fatal(err)
-		}
-	})
-}
-
 // Files of several extents that are wanted whole, more of them at once than fit memory: whoever has
 // memory for its file must get the extents.
 func TestManyLargeSamples(t *testing.T) {
 	f := newFixture(t, 9<<20, 9<<20, 9<<20, 9<<20, 9<<20, 9<<20)
 	c, v := f.open(t, 32<<20, "", 0)
 	defer closeCache(t, c)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // stuck, not slow
 	defer cancel()
 	// Fetched ahead, and for nobody to read: it must make way.
 	landed := make(chan error, 18)
 	n := 0
 	for file := range 6 {
 		for x := range 3 {
-			if v.Prefetch(file, x, func(err error) { landed <- err }) == Started {
+			if v.Prefetch(nil, file, x, time.Time{}, func(_ int, err error) { landed <- err }) == Started {
 				n++
 			}
 		}
@@ -465,7 +368,7 @@ func TestLost(t *testing.T) {
 	})
 	landed := make(chan error, 1)
 	for _, k := range [][2]int{{0, 1}, {1, 0}} {
-		if v.Prefetch(k[0], k[1], func(err error) { landed <- err }) != Started {
+		if v.Prefetch(nil, k[0], k[1], time.Time{}, func(_ int, err error) { landed <- err }) != Started {
 			t.Fatal("no memory")
 		}
 		<-landed
@@ -478,7 +381,7 @@ func TestLost(t *testing.T) {
 	}
 	c.Ledger().Release(2<<20, ForDemand)
 	off()
-	if v.Claim(1, 0) {
+	if v.Claim(nil, 1, 0) {
 		t.Error("it is still there")
 	}
 }
@@ -491,20 +394,22 @@ func TestClaimSpent(t *testing.T) {
 	if _, err := v.ReadAt(context.Background(), 0, make([]byte, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
-	for !v.Claim(0, 0) {
+	for !v.Claim(nil, 0, 0) {
 		time.Sleep(time.Millisecond)
 	}
-	if out := v.Prefetch(1, 0, nil); out != NoMemory {
+	if out := v.Prefetch(nil, 1, 0, time.Time{}, nil); out != NoMemory {
 		t.Errorf("a prefetch took what is claimed: %v", out)
 	}
-	v.Sweep(func(file int) bool { return file == 0 })
-	if out := v.Prefetch(1, 0, nil); out != NoMemory {
-		t.Errorf("a sweep took what is wanted: %v", out)
+	if files := slices.Collect(v.Unspent()); !slices.Equal(files, []int{0}) {
+		t.Errorf("unspent are %v", files)
 	}
-	v.Sweep(func(int) bool { return false })
+	v.Spend(0)
+	if files := slices.Collect(v.Unspent()); len(files) > 0 {
+		t.Errorf("unspent are %v", files)
+	}
 	landed := make(chan error, 1)
-	if out := v.Prefetch(1, 0, func(err error) { landed <- err }); out != Started {
-		t.Fatalf("swept, and no memory: %v", out)
+	if out := v.Prefetch(nil, 1, 0, time.Time{}, func(_ int, err error) { landed <- err }); out != Started {
+		t.Fatalf("spent, and no memory: %v", out)
 	}
 	<-landed
 }
@@ -555,11 +460,11 @@ func TestRetiredWhileFetching(t *testing.T) {
 	open := f.gate.close()
 	landed := make(chan error, 2)
 	for file := range 2 {
-		if out := old.Prefetch(file, 0, func(err error) { landed <- err }); out != Started {
+		if out := old.Prefetch(nil, file, 0, time.Time{}, func(_ int, err error) { landed <- err }); out != Started {
 			t.Fatal(out)
 		}
 	}
-	v := c.NewVolume(f.m, [16]byte{1}, f.gate)
+	v := f.volume(c)
 	v.Inherit(old)
 	old.Retire()
 	open()
@@ -568,7 +473,7 @@ func TestRetiredWhileFetching(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if out := v.Prefetch(0, 0, func(err error) { landed <- err }); out != Started {
+	if out := v.Prefetch(nil, 0, 0, time.Time{}, func(_ int, err error) { landed <- err }); out != Started {
 		t.Errorf("the old version's bytes are in the way: %v", out)
 	} else if err := <-landed; err != nil {
 		t.Error(err)

@@ -2,45 +2,85 @@ package cache
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
 // writer moves extents from memory to disk behind the readers' backs. It is one goroutine, because
 // buffered writes to one file take its inode's lock exclusively: hundreds of fetches that each append
-// their own extent would wait for each other, each on a thread of its own.
+// their own extent would wait for each other, each on a thread of its own. Everything else that may
+// wait for the store's lock goes through it, too.
 //
 // Its queue is bounded by the ledger: every extent in it lies in the ring.
 type writer struct {
-	c *Cache
+	d *disk
 
 	mu     sync.Mutex
-	queue  []write
+	queue  []queued
+	frees  []segment.Loc
+	marks  []chan struct{} // closed when what was queued before them is written
+	poked  bool
 	wake   sync.Cond
 	closed bool
 	done   chan struct{}
+	depth  atomic.Int64 // of the queue, with what run has taken from it
 }
 
-type write struct {
+type queued struct {
 	key    extentKey
+	file   int
 	record segment.Record
 }
 
-func newWriter(c *Cache) *writer {
-	w := &writer{c: c, done: make(chan struct{})}
+func newWriter(d *disk) *writer {
+	w := &writer{d: d, done: make(chan struct{})}
 	w.wake.L = &w.mu
 	go w.run()
 	return w
 }
 
 // add queues an extent that is in the ring, dirty.
-func (w *writer) add(k extentKey, rec segment.Record) {
+func (w *writer) add(wr queued) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.queue = append(w.queue, write{k, rec})
+	w.queue = append(w.queue, wr)
+	w.depth.Add(1)
 	if len(w.queue) == 1 {
 		w.wake.Signal()
 	}
+}
+
+// queued returns how many extents are still to be written.
+func (w *writer) queued() int { return int(w.depth.Load()) }
+
+// free queues a record that is to be given up.
+func (w *writer) free(loc segment.Loc) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.frees = append(w.frees, loc)
+	if len(w.frees) == 1 {
+		w.wake.Signal()
+	}
+}
+
+// poke makes the writer see to it that the limits hold.
+func (w *writer) poke() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.poked = true
+	w.wake.Signal()
+}
+
+// mark returns a channel that is closed when what is queued now has been written.
+func (w *writer) mark() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m := make(chan struct{})
+	w.marks = append(w.marks, m)
+	w.wake.Signal()
+	return m
 }
 
 // close writes what is queued and ends the goroutine.
@@ -54,34 +94,77 @@ func (w *writer) close() {
 
 func (w *writer) run() {
 	defer close(w.done)
-	var batch []write
+	var batch []queued
+	var frees []segment.Loc
 	for {
 		w.mu.Lock()
-		for len(w.queue) == 0 && !w.closed {
+		for len(w.queue) == 0 && len(w.frees) == 0 && len(w.marks) == 0 && !w.poked && !w.closed {
 			w.wake.Wait()
 		}
 		batch, w.queue = w.queue, batch[:0]
+		frees, w.frees = w.frees, frees[:0]
+		poked, marks := w.poked, w.marks
+		w.poked, w.marks = false, nil
 		w.mu.Unlock()
-		if len(batch) == 0 {
+		if len(batch) == 0 && len(frees) == 0 && len(marks) == 0 && !poked {
 			return
+		}
+		if poked {
+			w.limit()
+		}
+		if len(frees) > 0 {
+			w.giveUp(frees)
 		}
 		for _, wr := range batch {
 			w.write(wr)
+			w.depth.Add(-1)
 		}
 		clear(batch)
+		for _, m := range marks {
+			close(m)
+		}
 	}
 }
 
-func (w *writer) write(wr write) {
-	c, v := w.c, wr.key.v
+// limit carries a changed quota out.
+func (w *writer) limit() {
+	d := w.d
+	d.watch.begin()
+	defer d.watch.end()
+	d.store.SetMaxBytes(d.limit.Load())
+	if err := d.shrink(d.ds.list()); err != nil {
+		d.failed("shrink", err, false)
+	}
+	d.note()
+	d.requeue()
+}
+
+func (w *writer) giveUp(locs []segment.Loc) {
+	w.d.watch.begin()
+	defer w.d.watch.end()
+	for _, loc := range locs {
+		w.d.store.Free(loc)
+	}
+	w.d.freed, w.d.garbage = true, true
+}
+
+func (w *writer) write(wr queued) {
+	c, v := w.d.c, wr.key.v
 	buf := c.ring.getDirty(wr.key)
 	if buf == nil {
 		return // a reader needed its memory more, or its volume has retired
 	}
-	loc := c.keep(wr.record, buf.Bytes())
+	var loc segment.Loc
+	if ok, extra := v.wanted(wr.file); ok {
+		loc = w.d.keep(wr.record, buf.Bytes(), extra)
+	}
 	if loc != 0 {
-		v.locs[wr.key.extent].Store(uint64(loc))
-		v.kept.Add(1)
+		killpoint.Pass("cache.write.appended")
+		if v.place(wr.key.extent, wr.file, loc) {
+			killpoint.Pass("cache.write.placed")
+		} else {
+			w.d.free(loc)
+		}
 	}
 	c.ring.written(wr.key, loc != 0)
 	buf.Release()

@@ -26,9 +26,9 @@ import (
 
 	humanize "github.com/dustin/go-humanize"
 
+	"github.com/shoalfs/shoal/internal/progress"
 	"github.com/shoalfs/shoal/python"
 	"github.com/shoalfs/shoal/rig/photos"
-	"github.com/shoalfs/shoal/rig/progress"
 	"github.com/shoalfs/shoal/rig/proxy"
 	"github.com/shoalfs/shoal/rig/s3server"
 )
@@ -128,6 +128,8 @@ type job struct {
 	dropped bool // the kernel's caches could be dropped
 }
 
+func newJob(o Options) *job { return &job{Options: o, bars: progress.New(o.Progress)} }
+
 // Run runs the demo and prints its result, a table and the paths of the report and the contact
 // sheet, to out. When it returns, with or without an error, no process and no mount of it is left.
 func Run(ctx context.Context, o Options, out io.Writer) error {
@@ -135,7 +137,7 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	j := &job{Options: o, bars: progress.New(o.Progress)}
+	j := newJob(o)
 	if missing := j.missing(ctx); len(missing) > 0 {
 		fmt.Fprintln(o.Progress, "To run on this machine, the demo lacks:")
 		for _, m := range missing {
@@ -231,7 +233,7 @@ func (j *job) prepare(ctx context.Context) error {
 		j.close()
 		return err
 	}
-	j.env = append(os.Environ(), s3server.Env(j.proxy.URL)...)
+	j.env = append(append(os.Environ(), "SHOAL_SETTLED=1"), s3server.Env(j.proxy.URL)...) // without the settings of who runs it
 	return nil
 }
 

@@ -298,7 +298,7 @@ for epoch in range(2):
 print(json.dumps(dict(Images=n)))`, mnt)
 	s := readStats(t, mnt)
 	t.Logf("%+v", s)
-	if got.Images != 2*len(paths) || s.Gets != int64(len(paths)) {
+	if got.Images != 2*len(paths) || s.Gets-s.Hedges.Sent != int64(len(paths)) {
 		t.Errorf("%d images, %d GETs for %d files", got.Images, s.Gets, len(paths))
 	}
 	if s.Order.Epoch != 1 || s.Misses > int64(len(paths)/10) {
@@ -352,6 +352,7 @@ func TestFeedWrongUse(t *testing.T) {
 		{"--batch", "0", "batch size missing"},
 		{"--bad", "skip", "policy"},
 		{"--tail", "whole", "tail"},
+		{"--transport", "pigeon", "--transport"},
 		{"--state", "{}", "state"},
 	} {
 		for _, to := range []string{addr, "unix:///nonexistent/feed.sock"} {
@@ -366,10 +367,10 @@ func TestFeedWrongUse(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"feed", "localhost:70"}, 2, "unix:///PATH or tcp://HOST:PORT"},
-		{[]string{"stat", "localhost:70"}, 2, "unix:///PATH or tcp://HOST:PORT"},
+		{[]string{"feed", "localhost:70"}, 2, "unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"},
+		{[]string{"stat", "localhost:70"}, 2, "unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"},
 		{[]string{"feed", "unix:///nonexistent/feed.sock"}, 1, "shoal serve"},
-		{[]string{"serve", "s3://bucket/train", "--listen", "localhost:70"}, 2, "unix:///PATH or tcp://HOST:PORT"},
+		{[]string{"serve", "s3://bucket/train", "--listen", "localhost:70"}, 2, "unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"},
 		{[]string{"serve", "s3://bucket/train", "--listen", "tcp://0.0.0.0:0"}, 1, "--allow-remote"},
 		{[]string{"serve", "s3://bucket/train", "--workers", "-1"}, 2, "--workers"},
 	} {

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -26,9 +25,10 @@ import (
 )
 
 var (
-	shoalBin string // built once
-	server   *s3server.Server
-	workDir  string
+	shoalBin   string // built once
+	trainerBin string
+	server     *s3server.Server
+	workDir    string
 )
 
 func TestMain(m *testing.M) {
@@ -39,8 +39,13 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(dir)
 		workDir = dir
+		os.Setenv("SHOAL_SETTLED", "1") // the settings of whoever runs the tests are not theirs
 		shoalBin = filepath.Join(dir, "shoal")
 		if out, err := exec.Command("go", "build", "-o", shoalBin, "../cmd/shoal").CombinedOutput(); err != nil {
+			return 1, fmt.Errorf("build: %w\n%s", err, out)
+		}
+		trainerBin = filepath.Join(dir, "trainer")
+		if out, err := exec.Command("go", "build", "-o", trainerBin, "./trainer").CombinedOutput(); err != nil {
 			return 1, fmt.Errorf("build: %w\n%s", err, out)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -119,18 +124,7 @@ func far(t testing.TB, o proxy.Options) (*proxy.Proxy, []string) {
 // shoal runs a verb to its end.
 func shoal(t testing.TB, env []string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, shoalBin, args...)
-	cmd.Env = append(os.Environ(), env...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		t.Fatalf("shoal %v: %v\n%s", args, err, errs.String())
-	}
-	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+	return shoalWith(t, shoalBin, env, args...)
 }
 
 // mustShoal fails the test unless the verb exits 0.
@@ -138,7 +132,7 @@ func mustShoal(t testing.TB, env []string, args ...string) string {
 	t.Helper()
 	out, errs, code := shoal(t, env, args...)
 	if code != 0 {
-		t.Fatalf("shoal %s: exit %d\n%s", strings.Join(args, " "), code, errs)
+		t.Fatalf("shoal %s: exit %d\n%.3000s", strings.Join(args, " "), code, errs)
 	}
 	return out
 }
@@ -189,6 +183,7 @@ type stats struct {
 	Joined  int64
 	Misses  int64
 	Gets    int64 `json:"get_requests"`
+	Hedges  struct{ Sent int64 }
 	Bytes   int64 `json:"get_bytes"`
 	Lead    int   `json:"lead_samples"`
 	Order   struct {
@@ -273,4 +268,14 @@ func torchOrder(t testing.TB, spec string, paths []string, flags ...string) []st
 		ordered = append(ordered, paths[i])
 	}
 	return ordered
+}
+
+// within waits until ok, or fails the test.
+func within(t testing.TB, d time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(d); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", d, what)
+		}
+	}
 }

@@ -22,6 +22,7 @@ type plan struct {
 	order    order.Order
 	written  time.Time
 	reserved int64  // of the ledger, for all of this
+	before   int64  // of the ledger, for the plan before it, which the reader may not be done with
 	rejected string // why the latest writing was refused; empty when it was not
 }
 
@@ -35,24 +36,25 @@ const maxPlanErrors = 20
 
 // startOrder (re)starts what steers the mount, on the version in force.
 func (e *Engine) startOrder() error {
+	e.stopInference()
 	v := e.cur.Load()
-	spec := e.cfg.Order
+	spec := e.order()
 	var streams []*Stream
 	if spec.Computed() {
 		if v.samples.Len() == 0 {
 			return fmt.Errorf("--order %s: no file of %s is numbered, since --samples %q matches none of %d (give --samples '*', or a glob that matches)",
 				spec, e.source, e.cfg.Samples, v.manifest.Len())
 		}
-		if _, err := spec.Order(v.samples.Len(), spec.Epoch()); err != nil {
+		if _, err := v.orderOf(spec, spec.Epoch()); err != nil {
 			return fmt.Errorf("--order %s: %w", spec, err)
 		}
-		s, err := e.newStream("mount", v.volume, func(epoch int) order.Order {
-			o, err := spec.Order(v.samples.Len(), epoch)
+		s, err := e.newStream("mount", v, func(epoch int) order.Order {
+			o, err := v.orderOf(spec, epoch)
 			if err != nil {
 				return nil // an epoch that this order does not tell
 			}
-			return fileOrder{o, v.samples}
-		}, spec.Epoch(), 0)
+			return filesOf(o, v.samples)
+		}, spec.Epoch(), 0, e.cfg.Weight)
 		if err != nil {
 			return err
 		}
@@ -77,15 +79,20 @@ func (e *Engine) startOrder() error {
 			e.log.Warn("a written plan does not fit the new version of the dataset", "plan", name, "cause", err)
 		}
 	}
+	if spec.Name() == "auto" && len(e.mountStreams()) == 0 && v.samples.Len() > 0 {
+		e.startInference(v)
+	}
 	return nil
 }
 
 // PutPlan checks a whole plan and installs it, or fails and leaves the old one in force. data holds
-// relative paths, one a line.
+// relative paths, one a line. While the old one is being read the new one waits; see Stream.retell.
 func (e *Engine) PutPlan(name string, data []byte) error {
+	e.planning.Lock()
+	defer e.planning.Unlock()
 	v := e.cur.Load()
 	o, err := parsePlan(v.manifest, data)
-	if err == nil && e.cfg.Order.Name() == "none" {
+	if err == nil && e.order().Name() == "none" {
 		err = fmt.Errorf("the mount runs with --order none, which follows no plan; mount with --order auto")
 	}
 	var reserved int64
@@ -96,10 +103,18 @@ func (e *Engine) PutPlan(name string, data []byte) error {
 		}
 	}
 	var s *Stream
+	waits, waited := false, false
 	if err == nil {
-		// A reader that starts over repeats its plan until it writes another.
 		located := order.Index(o)
-		s, err = e.newStream("plans/"+name, v.volume, func(int) order.Order { return located }, 0, 0)
+		if s = e.planStream("plans/"+name, v); s != nil {
+			waited = s.behind()
+			waits = s.retell(located)
+		} else {
+			s, err = e.newPlanStream("plans/"+name, v, located)
+		}
+	}
+	if err == nil {
+		e.stopInference()
 	}
 	e.mu.Lock()
 	p := e.plans[name]
@@ -113,15 +128,23 @@ func (e *Engine) PutPlan(name string, data []byte) error {
 		e.cache.Ledger().Release(reserved, cache.ForDemand)
 		return fmt.Errorf("plan %s: %w", name, err)
 	}
-	before := p.reserved
-	*p = plan{text: slices.Clone(data), order: o, written: time.Now(), reserved: reserved}
-	// The same reader's older plan, and what --order guessed of it, give way.
+	held, free := int64(0), p.reserved+p.before
+	switch {
+	case waits && waited: // the one that is dropped was never begun
+		held, free = p.before, p.reserved
+	case waits:
+		held, free = p.reserved, p.before
+	}
+	*p = plan{text: slices.Clone(data), order: o, written: time.Now(), reserved: reserved, before: held}
+	// A stream of the version before, and what --order guessed of the reader, give way.
 	var old []*Stream
 	keep := []*Stream{s}
 	for _, m := range e.mount {
-		if m.name == s.name || m.name == "mount" {
+		switch {
+		case m == s:
+		case m.name == s.name || m.name == "mount":
 			old = append(old, m)
-		} else {
+		default:
 			keep = append(keep, m)
 		}
 	}
@@ -130,8 +153,18 @@ func (e *Engine) PutPlan(name string, data []byte) error {
 	for _, m := range old {
 		m.Close()
 	}
-	e.cache.Ledger().Release(before, cache.ForDemand)
+	e.cache.Ledger().Release(free, cache.ForDemand)
 	e.log.Info("plan installed", "plan", name, "lines", o.Len())
+	return nil
+}
+
+// planStream returns the stream that carries out the plans of a name, nil if there is none for this version.
+func (e *Engine) planStream(name string, v *view) *Stream {
+	for _, s := range e.mountStreams() {
+		if s.name == name && s.volume == v.volume {
+			return s
+		}
+	}
 	return nil
 }
 
@@ -210,17 +243,32 @@ func (e *Engine) Plans() []string {
 func (e *Engine) orderText() []byte {
 	var b bytes.Buffer
 	streams := e.mountStreams()
-	if len(streams) == 0 {
-		fmt.Fprintf(&b, "order: none (--order %s; write paths to .shoal/plan to give one)\n", e.cfg.Order)
+	inference := e.inference.Load()
+	if inference != nil {
+		inference.text(&b)
+	} else if len(streams) == 0 {
+		fmt.Fprintf(&b, "order: none (--order %s; write paths to .shoal/plan to give one)\n", e.order())
 	}
 	for _, s := range streams {
 		p := s.Progress()
-		if p.Name == "mount" {
-			fmt.Fprintf(&b, "order: %s (by --order)\n", e.cfg.Order)
-		} else {
+		switch {
+		case inference != nil: // which has told
+		case p.Name == "mount":
+			fmt.Fprintf(&b, "order: %s (by --order)\n", e.order())
+		default:
 			fmt.Fprintf(&b, "order: plan (written to .shoal/%s)\n", p.Name)
 		}
 		fmt.Fprintf(&b, "  epoch %d, position %d of %d, %d read, %d ahead of the reader\n", p.Epoch, p.Position, p.Len, p.Consumed, p.Lead)
+		if r := p.Reanchored; r != nil {
+			fmt.Fprintf(&b, "  %s, at %s\n", r.Text, r.Time.Format(time.RFC3339))
+		}
+		if ev := p.Events; ev.Jumps+ev.NextEpochs+ev.Restarts+ev.PrevEpochs+ev.Found > 0 {
+			fmt.Fprintf(&b, "  moves so far: %d jumps, %d next epochs, %d restarts, %d returns to an epoch, %d found elsewhere\n",
+				ev.Jumps, ev.NextEpochs, ev.Restarts, ev.PrevEpochs, ev.Found)
+		}
+		if s.behind() {
+			fmt.Fprintf(&b, "  another plan was written, which waits for the reader to begin it\n")
+		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -1,6 +1,15 @@
 package engine
 
 import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -17,6 +26,30 @@ func (e *Engine) Dataset() *Dataset { return &Dataset{e, e.cur.Load()} }
 // Version returns the dataset version, hex of a SHA-256.
 func (d *Dataset) Version() string { return d.v.manifest.Version() }
 
+// Columns returns the first row of the dataset's objects of rows, nil where it has none (Config.Records), and the
+// path of one of them.
+func (d *Dataset) Columns(ctx context.Context) (row []byte, path string, err error) {
+	if d.e.cfg.Records == "" {
+		return nil, "", nil
+	}
+	m := d.v.manifest
+	path = m.Path(d.v.samples.File(0))
+	path = path[:strings.LastIndexByte(path, '/')]
+	node, ok := m.Find(path + "/" + shard.ColumnsName)
+	if !ok || node.IsDir {
+		return nil, "", fmt.Errorf("%s: its first row is not in the catalog (refresh the dataset)", path)
+	}
+	row = make([]byte, m.Size(node.Index))
+	_, err = d.v.volume.ReadAt(ctx, node.Index, row, 0)
+	return row, path, err
+}
+
+// FitsDir is the folder for what is computed once of a version of a dataset.
+func (d *Dataset) FitsDir() string { return filepath.Join(d.e.host.cfg.CacheDir, "fits") }
+
+// Selection names the samples: the version, and which of its files they are.
+func (d *Dataset) Selection() string { return d.Version() + " " + d.e.cfg.Samples }
+
 // Len returns the number of samples.
 func (d *Dataset) Len() int { return d.v.samples.Len() }
 
@@ -32,29 +65,83 @@ func (d *Dataset) Size(sample int) int64 { return d.v.manifest.Size(d.v.samples.
 // Classes returns the class folders, sorted.
 func (d *Dataset) Classes() []string { return d.v.samples.Classes() }
 
-// Begin announces that the samples of seq will be read in about this order from position start on.
-// End closes the stream.
-func (d *Dataset) Begin(name string, seq order.Order, start int) (*Stream, error) {
-	files := fileOrder{seq, d.v.samples}
-	s, err := d.e.newStream(name, d.v.volume, func(epoch int) order.Order {
+// Parts tells whether samples have parts of an extension.
+func (d *Dataset) Parts(ext string) catalog.Kind { return d.v.samples.Kind(ext) }
+
+// Begin announces that the samples of seq will be read in about this order from position start on, by a
+// reader of that weight against others (0 is 1), each with the parts of the given extensions. End closes
+// the stream.
+func (d *Dataset) Begin(name string, seq order.Order, start, weight int, parts ...string) (*Stream, error) {
+	files := filesOf(seq, d.v.samples)
+	s, err := d.e.startStream(name, d.v, func(epoch int) order.Order {
 		if epoch > 0 {
 			return nil
 		}
 		return files
-	}, 0, start)
+	}, 0, start, weight, parts, nil)
 	if err != nil {
 		return nil, err
 	}
-	d.e.mu.Lock()
-	defer d.e.mu.Unlock()
-	d.e.sessions[s] = struct{}{}
+	d.e.addSession(s)
 	return s, nil
 }
 
 // End closes a stream that Begin returned.
-func (d *Dataset) End(s *Stream) {
+func (d *Dataset) End(s *Stream) { d.e.endSession(s) }
+
+// Groups returns the samples by the shard that holds them, and the name of this packing; nil where each
+// sample is an object of its own.
+func (d *Dataset) Groups() (order.Groups, string) {
+	if d.v.groups == nil {
+		return nil, ""
+	}
+	return d.v.groups(), d.v.layout.Version()[:16]
+}
+
+func (e *Engine) addSession(s *Stream) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sessions[s] = struct{}{}
+}
+
+func (e *Engine) endSession(s *Stream) {
 	s.Close()
-	d.e.mu.Lock()
-	defer d.e.mu.Unlock()
-	delete(d.e.sessions, s)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.sessions, s)
+}
+
+// Facts returns what orders may depend on, of this version.
+func (d *Dataset) Facts() order.Facts { return d.v.facts() }
+
+// WriteOrder writes the samples that spec gives for its epoch, one a line, by number or by path.
+func (e *Engine) WriteOrder(w io.Writer, spec order.Spec, paths bool) error {
+	v := e.cur.Load()
+	o, err := v.orderOf(spec, spec.Epoch())
+	if err != nil {
+		return err
+	}
+	if !paths {
+		return WriteNumbers(w, o)
+	}
+	var line []byte
+	for pos := range o.Len() {
+		line = v.manifest.AppendPath(line[:0], v.samples.File(o.At(pos)))
+		if _, err := w.Write(append(line, '\n')); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WriteNumbers writes an order's samples, one a line.
+func WriteNumbers(w io.Writer, o order.Order) error {
+	var line []byte
+	for pos := range o.Len() {
+		line = strconv.AppendInt(line[:0], int64(o.At(pos)), 10)
+		if _, err := w.Write(append(line, '\n')); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -1,12 +1,12 @@
-// Package engine is one open dataset: what the three doors (mount, feed, sidecar) have in common. It
-// joins the object store, the catalog, the cache and the pure planner, and owns the goroutines that
-// carry plans out.
+// Package engine is what the three doors (mount, feed, sidecar) have in common: a [Host] owns a cache
+// directory, and an [Engine] is one open dataset in it. It joins the object store, the catalog, the
+// cache and the pure planner, and owns the goroutines that carry plans out.
 //
-//	Open ── lock the cache directory
-//	     ── store: retry( limit( meter( s3 | dir )))
-//	     ── manifest: from the catalog, or listed once
-//	     ── cache: ledger, ring, segments; one Volume a dataset version
-//	     └─ streams: one an order in progress (a mount's, a plan's, a feed session's)
+//	OpenHost ── lock the cache directory, open the catalog, account for what lies there
+//	Host.Open ── store: retry( limit( hedge( meter( s3 | dir ))))
+//	          ── manifest: from the catalog, or listed once; of a packed source with its layout
+//	          ── cache: one Volume a dataset version, over the dataset's own segments
+//	          └─ streams: one an order in progress (a mount's, a plan's, a feed session's)
 //
 // # Traps
 //
@@ -22,7 +22,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime/debug"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -34,83 +34,80 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Config says what to open and within which bounds.
+// Config says what to open.
 type Config struct {
-	Source      string     // s3://bucket/prefix or file:///dir
-	CacheDir    string     // owned by this engine while it is open
-	CacheSize   int64      // bytes on disk, everything under CacheDir counted
-	Memory      int64      // bytes of memory for the whole process
-	Order       order.Spec // what readers of the mount are expected to do
-	Samples     string     // which files are numbered: catalog.Match's globs
-	Connections int        // GETs in flight at most
-	Refresh     bool       // list again even if the catalog knows the source
-	WeakETag    bool       // accept objects without an ETag
-	Logger      *slog.Logger
-	Progress    func(listed int) // told while a first listing goes on; may be nil
+	Source           string     // s3://bucket/prefix, file:///dir, or tar shards
+	Shards           string     // a shard set of Source (made by packing) to read from; may be empty
+	Publish          string     // where a complete pass is packed to; may be empty
+	Order            order.Spec // what readers of the mount are expected to do
+	Samples          string     // which files are numbered: catalog.Match's globs
+	Records          string     // what the objects hold: "" files, "csv" rows that are files of their own
+	Quota            int64      // bytes on disk for this dataset; 0: what was set before, or no bound
+	Connections      int        // GETs in flight at most
+	AdaptConnections bool       // fewer than Connections where they bring as much
+	Weight           int        // of the mount's streams against others; 0 is 1, or what it is already
+	Refresh          bool       // list again even if the catalog knows the source
+	WeakETag         bool       // accept objects without an ETag
+	Store            objstore.StoreOptions
+	Logger           *slog.Logger
+	Progress         func(listed int)         // told while a first listing goes on; may be nil
+	Getenv           func(name string) string // the AWS environment; nil: the process's own
 }
 
-const (
-	// overhead is what a daemon needs before it holds a single sample: Go runtime, badger (its
-	// memtables and index), gRPC, FUSE request buffers and the buffers of 512 connections. Measured as
-	// RSS of a mounted daemon over an empty ledger.
-	overhead = 64 << 20
-	// minLedger lets eight readers wait for 1-MiB objects while prefetching goes on.
-	minLedger = 32 << 20
-	// bytesPerFile is what the engine holds a file while an order is in force: 8 for the kept
-	// record's place, 4 each for this epoch's order, the next one's and the inverse, some bits.
-	bytesPerFile = 24
-	// catalogOnDisk is what is kept back from --cache-size for the catalog's own files, the log and
-	// the socket; small caches make badger write less.
-	catalogOnDisk = 8 << 20
-	// tableOnDisk is what is kept back for each record's line in the catalog: 60 bytes, and the
-	// same again until badger compacts.
-	tableOnDisk = 128
-	// tries of one request: about 25 s with the default pauses. A trainer outlives a store that
-	// restarts, and is told within half a minute that one is gone.
-	tries = 16
-	// minDisk is the least space in which keeping data on disk is worth a segment.
-	minDisk = 4 << 20
-)
+// tries of one request: about 25 s with the default pauses. A trainer outlives a store that
+// restarts, and is told within half a minute that one is gone.
+const tries = 16
 
 // Engine is one open dataset. Safe for concurrent use.
 type Engine struct {
-	cfg     Config
-	log     *slog.Logger
-	source  objstore.Source
-	dataset [16]byte
-	meter   *objstore.Meter
-	store   objstore.Reader
-	catalog *catalog.Catalog
-	cache   *cache.Cache
-	unlock  func() error
-	started time.Time
+	host      *Host
+	cfg       Config
+	log       *slog.Logger
+	source    objstore.Source
+	title     string // the dataset's in the catalog
+	name      string // of what is listed in the catalog: the title, and the shards that stand in
+	dataset   [16]byte
+	plain     objstore.Reader  // the store, retried and not metered
+	base      objstore.Reader  // the bare store
+	published objstore.Reader  // the bare store of Config.Publish; nil without; guarded by mu
+	budget    *objstore.Budget // of GETs, of all the dataset's stores; nil: none
+	remote                     // holds the listed objects
+	gate      gate
+	shards    *shardStore // of Config.Shards; nil without
+	catalog   *catalog.Catalog
+	cache     *cache.Cache
+	started   time.Time
 
-	cur atomic.Pointer[view]
+	users  int           // guarded by the host's lock
+	opened chan struct{} // closed when Open ended
+	gone   chan struct{} // closed when the dataset was let go
+
+	cur   atomic.Pointer[view]
+	spec  atomic.Pointer[order.Spec] // the order that steers the mount
+	quota atomic.Int64               // bytes on disk; 0 is no bound of its own
+
+	inference atomic.Pointer[inference] // nil unless the mount's order is to be found out
 
 	mu       sync.Mutex
-	volumes  map[*catalog.Manifest]*cache.Volume // every version that readers may still have open
-	mount    []*Stream                           // what steers the mount: by --order, or one a plan
+	views    []*view    // every version that readers may still have open
+	mount    []*Stream  // what steers the mount: by --order, or one a plan
+	planning sync.Mutex // held by PutPlan: one after the other
 	plans    map[string]*plan
 	sessions map[*Stream]struct{} // the feed's
-	closed   bool
 
-	streams streams
+	opens   atomic.Int64
+	readers readers
+	goodput goodput
+	errs    errorRing
 
-	opens atomic.Int64
-	errs  errorRing
+	recorder recorder
 
 	background sync.WaitGroup
 	stop       context.CancelFunc
-}
-
-// view is the dataset version in force.
-type view struct {
-	manifest *catalog.Manifest
-	volume   *cache.Volume
-	samples  *catalog.Samples
 }
 
 // CheckSamples fails if Config.Samples may not be the pattern.
@@ -119,106 +116,282 @@ func CheckSamples(pattern string) error {
 	return err
 }
 
-// Open opens the source. Its errors name the thing, the cause and the remedy.
-func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
+// Open opens a dataset. Its errors name the thing, the cause and the remedy.
+func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
+		cfg.Logger = h.cfg.Logger
 	}
 	match, err := catalog.Match(cfg.Samples)
 	if err != nil {
 		return nil, err
 	}
 	// The wrapped handler lets stats show what the log says.
-	e := &Engine{cfg: cfg, started: time.Now(), volumes: map[*catalog.Manifest]*cache.Volume{},
+	e := &Engine{host: h, cfg: cfg, users: 1, opened: make(chan struct{}), gone: make(chan struct{}), catalog: h.catalog, cache: h.cache, started: time.Now(),
 		plans: map[string]*plan{}, sessions: map[*Stream]struct{}{}}
 	e.log = slog.New(&e.errs)
 	e.errs.next = cfg.Logger.Handler()
-	debug.SetMemoryLimit(cfg.Memory)
+	e.spec.Store(&cfg.Order)
 
+	base, source, err := objstore.Open(ctx, cfg.Source, e.storeOptions())
+	if err != nil {
+		return nil, err
+	}
+	e.source, e.title = source, source.Canonical()
+	if cfg.Records != "" { // the same objects, as another dataset
+		e.title += " as " + cfg.Records
+	}
+	e.dataset, e.name = catalog.DatasetID(e.title), e.title
+	if same, err := h.enter(ctx, e); same != nil || err != nil {
+		return same, err
+	}
 	defer func() {
-		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-			err = fmt.Errorf("cache directory: %w (free space on the disk of %s, or give another --cache-dir)", err, cfg.CacheDir)
-		}
-		if err != nil {
+		if err = fullDisk(err, h.cfg.CacheDir); err != nil {
+			e.cur.Store(nil)
 			err = errors.Join(err, e.Close())
 		}
+		close(e.opened)
 	}()
-	base, source, err := objstore.Open(ctx, cfg.Source, objstore.Options{})
-	if err != nil {
-		return nil, err
-	}
-	e.source = source
-	e.dataset = catalog.DatasetID(source.Canonical())
-	e.meter = objstore.NewMeter(base)
-	e.store = objstore.Retry(objstore.Limit(e.meter, cfg.Connections), objstore.RetryPolicy{Tries: tries})
-
-	if err := os.MkdirAll(cfg.CacheDir, 0o700); err != nil {
-		return nil, fmt.Errorf("cache directory: %w (give another --cache-dir)", err)
-	}
-	if e.unlock, err = catalog.Lock(cfg.CacheDir); err != nil {
-		return nil, err
-	}
-	if e.catalog, err = catalog.Open(cfg.CacheDir, catalog.Options{Logger: e.log}); err != nil {
-		return nil, err
-	}
-	manifest, err := e.firstManifest(ctx, base)
-	if err != nil {
-		return nil, err
-	}
-	memory, err := e.ledgerBytes(manifest)
-	if err != nil {
-		return nil, err
-	}
-	e.cache = cache.New(cache.Options{Memory: memory, Logger: e.log})
-	v := e.newView(manifest, match)
-	_, extents := v.volume.Kept()
-	disk := diskBytes(cfg.CacheSize, manifest.FileSize(), extents)
-	segments, so := filepath.Join(cfg.CacheDir, "segments"), segment.Options{MaxBytes: disk, Index: e.catalog, Logger: e.log}
-	if disk >= minDisk {
-		if err := e.cache.OpenDisk(segments, so); err != nil {
+	e.base = base
+	e.budget = objstore.NewBudget(cfg.Store.GetsPerHour, e.log)
+	e.plain = objstore.Retry(base, e.retryPolicy(base))
+	e.remote = e.newRemote(base)
+	if cfg.Shards != "" {
+		if e.shards, err = e.openShards(ctx); err != nil {
 			return nil, err
 		}
-	} else {
-		if err := cache.ClearDisk(segments, so); err != nil {
-			return nil, err
-		}
-		e.log.Warn("--cache-size leaves no room for data on disk; caching in memory only",
-			"cache_size", humanize.IBytes(uint64(cfg.CacheSize)), "metadata", humanize.IBytes(uint64(cfg.CacheSize-disk)),
-			"remedy", "give at least "+humanize.IBytes(uint64(cfg.CacheSize-disk+minDisk)))
+		e.name += " by " + e.shards.source.Canonical()
+	}
+	m, layout, err := e.firstManifest(ctx, base)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.readQuota(); err != nil {
+		return nil, err
+	}
+	v, err := e.newView(m, layout, match)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.openDisk(v); err != nil {
+		return nil, err
 	}
 	e.cur.Store(v)
-	e.log.Info("dataset open", "source", source.String(), "version", manifest.Version()[:12], "files", manifest.Len(),
-		"samples", v.samples.Len(), "bytes", humanize.IBytes(uint64(manifest.Bytes())), "memory_for_data", humanize.IBytes(uint64(memory)))
+	e.log.Info("dataset open", "source", source.String(), "version", m.Version()[:12], "files", m.Len(), "packed", layout != nil,
+		"samples", v.samples.Len(), "bytes", humanize.IBytes(uint64(m.Bytes())), "memory_for_data", humanize.IBytes(uint64(e.cache.Ledger().Limit())))
 	if err := e.startOrder(); err != nil {
 		return nil, err
 	}
 	bg, stop := context.WithCancel(context.Background())
 	e.stop = stop
-	e.background.Go(func() { e.syncLoop(bg) })
+	e.background.Go(func() { e.scrubLoop(bg) })
+	if cfg.Publish != "" {
+		if err := e.startPublish(bg); err != nil {
+			return nil, err
+		}
+	}
 	return e, nil
 }
 
-// diskBytes derives the segments' limit from --cache-size: metadata first, and that of a new version
-// beside it while a refresh goes on.
-func diskBytes(cacheSize, manifest int64, extents int) int64 {
-	records := min(int64(extents), cacheSize>>12)
-	return cacheSize - min(catalogOnDisk, 1<<20+cacheSize/32) - 2*manifest - records*tableOnDisk
+// storeOptions are those of every store that the dataset is read from or written to.
+func (e *Engine) storeOptions() objstore.Options {
+	return objstore.Options{S3: objstore.S3Config{Logger: e.log}, Store: e.cfg.Store, Getenv: e.cfg.Getenv}
+}
+
+// remote is a store with all that a request of a dataset goes through.
+type remote struct {
+	store   objstore.Reader // on top: the retrier
+	retrier *objstore.Retrier
+	limiter *objstore.Limiter
+	hedger  *objstore.Hedger
+	meter   *objstore.Meter
+	slowest *slowest
+}
+
+func (e *Engine) newRemote(base objstore.Reader) remote {
+	policy := e.retryPolicy(base)
+	r := remote{meter: objstore.NewMeter(base), slowest: newSlowest(time.Now)}
+	r.meter.OnRead(r.slowest.note)
+	r.hedger = objstore.Hedge(r.meter, hedgeMemory{e.cache.Ledger(), policy.Budget})
+	if e.cfg.AdaptConnections {
+		r.limiter = objstore.LimitAdaptive(r.hedger, e.cfg.Connections)
+	} else {
+		r.limiter = objstore.Limit(r.hedger, e.cfg.Connections)
+	}
+	r.retrier = objstore.Retry(r.limiter, policy)
+	r.store = r.retrier
+	return r
+}
+
+// retryPolicy is that of a store of the dataset.
+func (e *Engine) retryPolicy(base objstore.Reader) objstore.RetryPolicy {
+	p := e.budget.Policy(base)
+	p.Tries = tries
+	return p
+}
+
+// hedgeMemory charges second answers to the ledger, for readers wait for them, and to the budget of GETs.
+type hedgeMemory struct {
+	ledger *cache.Ledger
+	budget *objstore.Budget
+}
+
+func (m hedgeMemory) Borrow(n int64) bool {
+	if !m.budget.TryTake() {
+		return false
+	}
+	if !m.ledger.TryReserve(n, cache.ForDemand) {
+		m.budget.Return()
+		return false
+	}
+	return true
+}
+func (m hedgeMemory) Return(n int64) { m.ledger.Release(n, cache.ForDemand) }
+
+// remoteOf returns the store that v's samples are read from.
+func (e *Engine) remoteOf(v *view) *remote {
+	if e.shards != nil && v.layout != nil {
+		return &e.shards.remote
+	}
+	return &e.remote
+}
+
+// placesOf returns the number of requests that may be in flight to the store that a version is read from.
+func (e *Engine) placesOf(v *view) func() int { return e.remoteOf(v).limiter.Places }
+
+// enter takes the dataset's place in the host. A dataset that is open already is returned, with one
+// user more, where it does what e was to do.
+func (h *Host) enter(ctx context.Context, e *Engine) (*Engine, error) {
+	for {
+		h.mu.Lock()
+		if h.closed {
+			h.mu.Unlock()
+			return nil, errors.New("the daemon is ending")
+		}
+		same := h.open[e.dataset]
+		if same == nil {
+			h.open[e.dataset] = e
+			h.mu.Unlock()
+			return nil, nil
+		}
+		opened, closed := same.opened, same.gone
+		if same.users == 0 { // on its way out
+			h.mu.Unlock()
+			select {
+			case <-closed:
+				continue
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		same.users++
+		h.mu.Unlock()
+		select {
+		case <-opened:
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), same.Close())
+		}
+		if same.cur.Load() == nil { // it could not be opened
+			_ = same.Close()
+			continue
+		}
+		if err := same.join(e.cfg); err != nil {
+			return nil, errors.Join(err, same.Close())
+		}
+		return same, nil
+	}
+}
+
+// join checks that a further user of the dataset asks for nothing else than the first.
+func (e *Engine) join(cfg Config) error {
+	other := func(flag, is, asked string) error {
+		return fmt.Errorf("%s is open in this cache directory with %s %q, not %q (give the same, or another --cache-dir)", e.source, flag, is, asked)
+	}
+	switch {
+	case cfg.Samples != e.cfg.Samples:
+		return other("--samples", e.cfg.Samples, cfg.Samples)
+	case cfg.Records != e.cfg.Records:
+		return other("--records", e.cfg.Records, cfg.Records)
+	case cfg.Shards != e.cfg.Shards:
+		return other("--shards", e.cfg.Shards, cfg.Shards)
+	case cfg.Weight != 0 && cfg.Weight != max(e.cfg.Weight, 1):
+		return other("--weight", strconv.Itoa(max(e.cfg.Weight, 1)), strconv.Itoa(cfg.Weight))
+	case cfg.Store.CustomerKey != e.cfg.Store.CustomerKey:
+		return fmt.Errorf("%s is open in this cache directory with another --sse-c-key-file (give the same, or another --cache-dir)", e.source)
+	case cfg.Store.RequesterPays != e.cfg.Store.RequesterPays:
+		return other("--requester-pays", strconv.FormatBool(e.cfg.Store.RequesterPays), strconv.FormatBool(cfg.Store.RequesterPays))
+	case cfg.Store.CurrentOnly != e.cfg.Store.CurrentOnly:
+		return fmt.Errorf("%s is open in this cache directory with another --object-versions (give the same, or another --cache-dir)", e.source)
+	case cfg.Store.GetsPerHour != 0 && cfg.Store.GetsPerHour != e.cfg.Store.GetsPerHour:
+		return other("--gets-per-hour", strconv.FormatInt(e.cfg.Store.GetsPerHour, 10), strconv.FormatInt(cfg.Store.GetsPerHour, 10))
+	case cfg.Order.Name() == "auto" || cfg.Order == e.order():
+		return nil
+	case e.order().Computed() || e.order().Name() == "none" || e.inference.Load() == nil && len(e.mountStreams()) > 0:
+		return other("--order", e.order().String(), cfg.Order.String())
+	}
+	e.spec.Store(&cfg.Order)
+	return e.startOrder()
+}
+
+// openDisk attaches the dataset's segments.
+func (e *Engine) openDisk(v *view) error {
+	h := e.host
+	if limit := h.cache.Budget().Limit(); limit < minDisk {
+		h.mu.Lock()
+		err := h.removeSegments(e.dataset)
+		h.mu.Unlock()
+		e.log.Warn("--cache-size leaves no room for data on disk; caching in memory only",
+			"cache_size", humanize.IBytes(uint64(h.cfg.CacheSize)), "metadata", humanize.IBytes(uint64(h.cfg.CacheSize-limit)),
+			"remedy", "give at least "+humanize.IBytes(uint64(h.cfg.CacheSize-limit+minDisk)))
+		return err
+	}
+	if err := e.catalog.Touch(e.dataset, e.title); err != nil {
+		e.log.Warn("the catalog does not know that the dataset is used now", "cause", err)
+	}
+	h.mu.Lock()
+	idle := h.idle[e.dataset]
+	delete(h.idle, e.dataset)
+	h.mu.Unlock()
+	h.cache.Budget().Give(idle) // the store that opens now counts them
+	return v.volume.OpenDisk(h.datasetDir(e.dataset), segment.Options{Key: e.host.key, MaxBytes: e.quota.Load(), Index: e.catalog.Index(e.dataset), Logger: e.log})
+}
+
+// readQuota takes the quota that the user gives, or the one that was given before.
+func (e *Engine) readQuota() error {
+	if n := e.cfg.Quota; n > 0 {
+		e.quota.Store(n)
+		return e.catalog.SetQuota(e.dataset, n)
+	}
+	all, err := e.catalog.Datasets()
+	for _, d := range all {
+		if d.ID == e.dataset {
+			e.quota.Store(d.Quota)
+		}
+	}
+	return err
+}
+
+func (e *Engine) setQuota(n int64) {
+	e.quota.Store(n)
+	if v := e.cur.Load(); v != nil {
+		v.volume.SetAdmit(e.keepSet(v.manifest, v.layout))
+		v.volume.SetQuota(n)
+	}
 }
 
 // firstManifest takes the version that the catalog knows, or lists.
-func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*catalog.Manifest, error) {
+func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*catalog.Manifest, *catalog.Layout, error) {
 	if !e.cfg.Refresh {
-		m, err := e.catalog.Manifest(e.source.Canonical())
+		m, l, err := e.catalog.Manifest(e.name)
 		switch {
 		case err == nil:
-			return m, e.probe(ctx, base, m)
+			return m, l, e.probe(ctx, base, m, l)
 		case !errors.Is(err, catalog.ErrNoManifest):
 			e.log.Warn("the catalog's manifest is unusable; listing again", "cause", err)
 		}
 	}
 	if c, ok := base.(objstore.Checker); ok {
 		if err := c.Check(ctx); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	return e.list(ctx)
@@ -226,10 +399,18 @@ func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*cata
 
 // probe asks for one object, so that a wrong key or a skewed clock is told at the start and not by
 // the first read. A store that is merely down must not keep a warm cache from being used.
-func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Manifest) error {
+func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Manifest, l *catalog.Layout) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	_, err := base.Stat(ctx, m.Object(0).Key)
+	object := m.Object(0)
+	switch {
+	case e.shards != nil && l != nil:
+		base, object = e.shards.base, l.Shard(0)
+	case l != nil:
+		object = l.Shard(0)
+	}
+	e.budget.TryTake() // the first request that there is
+	_, err := base.Stat(ctx, object.Key)
 	switch objstore.KindOf(err) {
 	case objstore.KindDenied, objstore.KindInvalid:
 		return err
@@ -240,94 +421,44 @@ func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Man
 	return nil
 }
 
-// list lists the source and makes the result the catalog's current version.
-func (e *Engine) list(ctx context.Context) (*catalog.Manifest, error) {
-	start := time.Now()
-	// 16 listings in parallel: a page of 1,000 keys takes a store about 100 ms.
-	objects := objstore.ListParallel(ctx, e.store, e.source.Prefix, 16, e.cfg.Progress)
-	m, err := catalog.Build(objects, catalog.BuildOptions{Prefix: e.source.Prefix, WeakETag: e.cfg.WeakETag})
-	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", e.source, err)
-	}
-	if err := e.catalog.SetManifest(e.source.Canonical(), m); err != nil {
-		return nil, err
-	}
-	// From here on the mapped file serves, and the listing's heap goes.
-	if m, err = e.catalog.Manifest(e.source.Canonical()); err != nil {
-		return nil, err
-	}
-	if n, err := e.catalog.GC(); err != nil {
-		e.log.Warn("old manifests were not removed", "cause", err)
-	} else if n > 0 {
-		e.log.Debug("old manifests removed", "count", n)
-	}
-	e.log.Info("listed", "source", e.source.String(), "files", m.Len(), "took", time.Since(start).Round(time.Millisecond))
-	if s := m.Skipped(); s.Hostile+s.Shadowed > 0 {
-		e.log.Warn("some keys cannot be shown as files", "hostile", s.Hostile, "shadowed_by_a_folder", s.Shadowed, "examples", s.Examples)
-	}
-	return m, nil
-}
-
-// ledgerBytes derives the ledger's limit from --memory: metadata first, data gets what is left.
-func (e *Engine) ledgerBytes(m *catalog.Manifest) (int64, error) {
-	metadata := int64(m.Len())*bytesPerFile + m.FileSize()
-	// The collector and the size classes of buffers need about a quarter on top of live bytes.
-	ledger := (e.cfg.Memory - overhead - metadata) * 3 / 4
-	if ledger < minLedger {
-		need := overhead + metadata + minLedger*4/3
-		return 0, fmt.Errorf("--memory %s is too little for %d files: metadata takes %s and the daemon %s; give at least %s",
-			humanize.IBytes(uint64(e.cfg.Memory)), m.Len(), humanize.IBytes(uint64(metadata)), humanize.IBytes(overhead), humanize.IBytes(uint64(need)))
-	}
-	return ledger, nil
-}
-
-func (e *Engine) newView(m *catalog.Manifest, match func(string) bool) *view {
-	v := &view{manifest: m, volume: e.cache.NewVolume(m, e.dataset, e.store), samples: m.Samples(match)}
-	e.mu.Lock()
-	e.volumes[m] = v.volume
-	e.mu.Unlock()
-	return v
-}
-
-// syncInterval bounds what a crash of the machine (not of the daemon) can cost in refetches.
-const syncInterval = 30 * time.Second
-
-func (e *Engine) syncLoop(ctx context.Context) {
-	t := time.NewTicker(syncInterval)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			if err := e.cache.Sync(); err != nil {
-				e.log.Error("cache not synced to disk", "cause", err)
-			}
-		}
-	}
-}
-
 // Refresh lists the source again. If it changed, the new version is in force when Refresh returns;
 // what is kept of unchanged files stays. It reports whether the version changed.
 func (e *Engine) Refresh(ctx context.Context) (changed bool, err error) {
+	ctx, span := trace.Start(ctx, "dataset.refresh")
+	defer func() { span.End(err) }()
 	old := e.cur.Load()
-	m, err := e.list(ctx)
+	m, layout, err := e.list(ctx)
 	if err != nil {
 		return false, err
 	}
-	if m.Version() == old.manifest.Version() {
-		return false, m.Close()
+	span.Str("shoal.old", old.manifest.Version())
+	span.Str("shoal.new", m.Version())
+	if m.Version() == old.manifest.Version() && samePacking(old.layout, layout) {
+		if layout != nil {
+			err = layout.Close()
+		}
+		return false, errors.Join(err, m.Close())
 	}
 	match, err := catalog.Match(e.cfg.Samples)
 	if err != nil {
 		return false, err
 	}
-	v := e.newView(m, match)
+	v, err := e.newView(m, layout, match)
+	if err != nil {
+		return false, err
+	}
 	v.volume.Inherit(old.volume)
 	e.cur.Store(v)
 	old.volume.Retire()
 	e.log.Info("moved to a new dataset version", "old", old.manifest.Version()[:12], "new", m.Version()[:12], "files", m.Len())
 	return true, e.startOrder()
+}
+
+func (e *Engine) order() order.Spec { return *e.spec.Load() }
+
+// samePacking reports whether two listings found the files in the same places.
+func samePacking(a, b *catalog.Layout) bool {
+	return a == nil && b == nil || a != nil && b != nil && a.Version() == b.Version()
 }
 
 // Source returns the source's URL.
@@ -351,30 +482,73 @@ func (e *Engine) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []
 	return e.volumeOf(m).ReadAt(ctx, file, p, off)
 }
 
+// Lend returns bytes of a file that are in memory, as cache.Volume.Lend does.
+func (e *Engine) Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool) {
+	return e.volumeOf(m).Lend(file, off, n)
+}
+
+// State tells where the file's content is: on disk ("kept"), in memory ("staged"), or only in the
+// object store ("remote").
+func (e *Engine) State(m *catalog.Manifest, file int) string {
+	v := e.volumeOf(m)
+	if v.KeptWhole(file) {
+		return "kept"
+	}
+	for x := range v.Extents(file) {
+		if !v.Staged(file, x) {
+			return "remote"
+		}
+	}
+	return "staged"
+}
+
+// LocalFile opens the file itself, of a source that is a local folder.
+func (e *Engine) LocalFile(m *catalog.Manifest, file int) (*os.File, bool) {
+	if e.source.Scheme != "file" || e.cur.Load().layout != nil {
+		return nil, false
+	}
+	f, err := os.OpenFile(filepath.Join(e.source.Dir, m.Path(file)), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	return f, err == nil
+}
+
 func (e *Engine) volumeOf(m *catalog.Manifest) *cache.Volume {
 	if v := e.cur.Load(); v.manifest == m {
 		return v.volume
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.volumes[m]
+	for _, v := range e.views {
+		if v.manifest == m {
+			return v.volume
+		}
+	}
+	return nil
 }
 
-// Opened is the position signal: a reader of the mount has opened a file.
-func (e *Engine) Opened(m *catalog.Manifest, file int) {
+// Opened is the position signal: a reader of the mount has opened a file. process tells readers apart;
+// 0 is one that is not known.
+func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 	e.opens.Add(1)
-	e.streams.opened(e.volumeOf(m), file)
-	if e.cur.Load().manifest != m {
+	e.readers.opened(process)
+	v := e.volumeOf(m)
+	v.WillRead(file)
+	e.host.streams.opened(v, file)
+	cur := e.cur.Load()
+	if cur.manifest != m {
 		return
 	}
+	e.goodput.opened(file, cur.samples)
 	for _, s := range e.mountStreams() {
 		s.opened(file)
+	}
+	if i := e.inference.Load(); i != nil {
+		i.opened(process, file)
 	}
 }
 
 // Released says that a reader of the mount has closed a file.
 func (e *Engine) Released(m *catalog.Manifest, file int) {
-	e.streams.done(e.volumeOf(m), file)
+	e.host.streams.done(e.volumeOf(m), file)
 }
 
 func (e *Engine) mountStreams() []*Stream {
@@ -383,11 +557,19 @@ func (e *Engine) mountStreams() []*Stream {
 	return e.mount
 }
 
-// Close ends every stream, gives all memory back, and leaves the cache directory to the next owner.
-// Readers must be gone.
+// Close ends one use of the dataset. The last one ends every stream and lets go of the dataset; what it
+// keeps on disk stays. Readers must be gone.
 func (e *Engine) Close() error {
+	e.host.mu.Lock()
+	e.users--
+	last := e.users == 0
+	e.host.mu.Unlock()
+	if !last {
+		return nil
+	}
+	defer close(e.gone)
+	e.stopInference()
 	e.mu.Lock()
-	e.closed = true
 	streams := append([]*Stream(nil), e.mount...)
 	for s := range e.sessions {
 		streams = append(streams, s)
@@ -400,21 +582,36 @@ func (e *Engine) Close() error {
 		e.stop()
 		e.background.Wait()
 	}
+	for _, p := range e.plans {
+		e.cache.Ledger().Release(p.reserved+p.before, cache.ForDemand)
+	}
+	e.logCost()
+	return e.host.leave(e)
+}
+
+// leave gives up the dataset's place in the host, its memory, and its metadata's.
+func (h *Host) leave(e *Engine) error {
 	var err error
-	if e.cache != nil {
-		for _, p := range e.plans {
-			e.cache.Ledger().Release(p.reserved, cache.ForDemand)
+	var left int64
+	if len(e.views) > 0 {
+		err = e.views[len(e.views)-1].volume.Close()
+		e.hedger.Wait() // they hold memory
+		if e.shards != nil {
+			e.shards.hedger.Wait()
 		}
-		err = errors.Join(err, e.cache.Close())
+		n, sizeErr := folderBytes(h.datasetDir(e.dataset))
+		left, err = n, errors.Join(err, sizeErr)
 	}
-	for m := range e.volumes {
-		err = errors.Join(err, m.Close())
+	h.mu.Lock()
+	delete(h.open, e.dataset)
+	if left > 0 {
+		h.idle[e.dataset] = left
+		h.cache.Budget().Take(left)
 	}
-	if e.catalog != nil {
-		err = errors.Join(err, e.catalog.Close())
-	}
-	if e.unlock != nil {
-		err = errors.Join(err, e.unlock())
+	h.mu.Unlock()
+	for _, v := range e.views {
+		err = errors.Join(err, v.close())
+		h.release(v.memory, v.disk)
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -46,10 +47,24 @@ func openEngine(t testing.TB, dir, cacheDir, spec string) *Engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := Open(context.Background(), Config{
-		Source: "file://" + dir, CacheDir: cacheDir, CacheSize: 256 << 20, Memory: 256 << 20, Order: s,
-		Samples: "images", Connections: 32, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-	})
+	return open(t, HostConfig{CacheDir: cacheDir, CacheSize: 256 << 20, Memory: 256 << 20}, Config{Source: "file://" + dir, Order: s})
+}
+
+// open opens a dataset on a host of its own.
+func open(t testing.TB, host HostConfig, cfg Config) *Engine {
+	t.Helper()
+	host.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	h, err := OpenHost(host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return openOn(t, h, cfg)
+}
+
+func openOn(t testing.TB, h *Host, cfg Config) *Engine {
+	t.Helper()
+	cfg.Samples, cfg.Connections = "images", 32
+	e, err := h.Open(context.Background(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +73,7 @@ func openEngine(t testing.TB, dir, cacheDir, spec string) *Engine {
 
 func closeEngine(t testing.TB, e *Engine) {
 	t.Helper()
-	if err := e.Close(); err != nil {
+	if err := errors.Join(e.Close(), e.host.Close()); err != nil {
 		t.Error(err)
 	}
 }
@@ -75,7 +90,7 @@ func read(t testing.TB, e *Engine, dir, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.Opened(m, node.Index)
+	e.Opened(m, node.Index, 0)
 	p := make([]byte, len(want)+1)
 	n, err := e.ReadAt(context.Background(), m, node.Index, p, 0)
 	if err != nil || !bytes.Equal(p[:n], want) {
@@ -111,7 +126,7 @@ func TestOrderFetchesBeforeTheReader(t *testing.T) {
 			t.Errorf("epoch %d: %+v, %d misses, %d joined", epoch, s.Order, s.Misses, s.Joined)
 		}
 	}
-	if s := e.Stats(); s.GetRequests != int64(len(paths)) {
+	if s := e.Stats(); s.GetRequests-s.Hedges.Sent != int64(len(paths)) {
 		t.Errorf("%d GETs for %d files", s.GetRequests, len(paths))
 	}
 }
@@ -200,7 +215,7 @@ func TestFeedStream(t *testing.T) {
 	defer closeEngine(t, e)
 	d := e.Dataset()
 	seq := order.Uniform(d.Len(), 1, 0)
-	s, err := d.Begin("session", seq, 10)
+	s, err := d.Begin("session", seq, 10, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,10 +256,7 @@ func TestStatsSchema(t *testing.T) {
 }
 
 func TestTooLittleMemoryIsRefusedWithTheFigure(t *testing.T) {
-	dir, _ := folder(t, 1, 2)
-	s, _ := order.Parse("none")
-	_, err := Open(context.Background(), Config{Source: "file://" + dir, CacheDir: t.TempDir(), CacheSize: 64 << 20, Memory: 32 << 20,
-		Order: s, Samples: "*", Connections: 1, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	_, err := OpenHost(HostConfig{CacheDir: t.TempDir(), CacheSize: 64 << 20, Memory: 32 << 20})
 	if err == nil || !strings.Contains(err.Error(), "32 MiB") || !strings.Contains(err.Error(), "at least") {
 		t.Errorf("%v", err)
 	}

@@ -1,11 +1,14 @@
 package engine
 
 import (
+	"encoding/hex"
 	"os"
 	"runtime"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
 )
 
 // StatsVersion is the version of the Stats schema (docs/stats.md). A field may be added without a
@@ -17,14 +20,21 @@ type Stats struct {
 	Version int     `json:"version"` // of this schema
 	PID     int     `json:"pid"`
 	Source  string  `json:"source"`
+	Packed  bool    `json:"packed"`  // read from tar shards
 	Dataset string  `json:"dataset"` // dataset version, hex SHA-256
 	Files   int     `json:"files"`
 	Samples int     `json:"samples"` // numbered files
 	Bytes   int64   `json:"bytes"`   // of the dataset
 	Uptime  float64 `json:"uptime_seconds"`
 
-	Opens       int64   `json:"opens"` // files opened through the mount
-	Reads       int64   `json:"reads"` // extents read by mount and feed
+	CacheDir  string `json:"cache_dir"`
+	DatasetID string `json:"dataset_id"` // of the source, whatever its version; hex
+	Users     int    `json:"users"`      // mounts and feeds that the daemon serves, of all datasets
+
+	Opens       int64   `json:"opens"`      // files opened through the mount
+	Readers     int     `json:"readers"`    // threads that opened files of the mount lately
+	Reads       int64   `json:"reads"`      // extents read by mount and feed
+	ReadBytes   int64   `json:"read_bytes"` // given to readers of mount and feed
 	Hits        Hits    `json:"hits"`
 	Joined      int64   `json:"joined"`        // reads that waited for a fetch under way
 	Misses      int64   `json:"misses"`        // reads that had to start a fetch
@@ -40,14 +50,23 @@ type Stats struct {
 	InFlight     int64            `json:"requests_in_flight"`
 	LatencyP50   float64          `json:"get_latency_p50_seconds"`
 	LatencyP99   float64          `json:"get_latency_p99_seconds"`
+	Connections  int              `json:"connections"` // requests that may be in flight now
+	Slowest      []SlowKey        `json:"slowest"`     // keys by the time that a GET of them took
 
-	Lead    int          `json:"lead_samples"` // samples that can be read next without waiting
-	Order   OrderState   `json:"order"`
-	Streams []Progress   `json:"streams"`
-	Skipped SkippedKeys  `json:"keys_not_shown"`
-	Memory  MemoryStats  `json:"memory"`
-	Disk    DiskStats    `json:"disk"`
-	Errors  []ErrorEvent `json:"errors"` // the latest warnings and errors, each once
+	Hedges objstore.HedgeStats `json:"hedges"` // second GETs for what is late
+	Store  StoreStats          `json:"store"`
+	Cost   Cost                `json:"cost"`
+
+	GoodputStats
+
+	Lead        int          `json:"lead_samples"` // samples that can be read next without waiting
+	LeadSeconds float64      `json:"lead_seconds"` // the same at the reader's pace; 0 until that is known
+	Order       OrderState   `json:"order"`
+	Streams     []Progress   `json:"streams"`
+	Skipped     SkippedKeys  `json:"keys_not_shown"`
+	Memory      MemoryStats  `json:"memory"`
+	Disk        DiskStats    `json:"disk"`
+	Errors      []ErrorEvent `json:"errors"` // the latest warnings and errors, each once
 }
 
 // Hits counts reads that did not wait, by the area that served them.
@@ -61,7 +80,7 @@ type OrderState struct {
 	Spec     string `json:"spec"`
 	Epoch    int    `json:"epoch"`
 	Position int    `json:"position"`
-	State    string `json:"state"` // none, waiting (nothing read yet), following, finished
+	State    string `json:"state"` // none, waiting (nothing read yet), following, finished; searching, inferred
 }
 
 // SkippedKeys counts keys that a file tree cannot show.
@@ -77,6 +96,10 @@ type MemoryStats struct {
 	Used       int64 `json:"ledger_used"`
 	Peak       int64 `json:"ledger_peak"`
 	Limit      int64 `json:"ledger_limit"`
+	Demand     int64 `json:"demand"`   // of ledger_used, for readers that wait
+	Prefetch   int64 `json:"prefetch"` // of ledger_used, fetched ahead of readers
+	Batches    int64 `json:"batches"`  // of ledger_used, the feed's
+	Waiting    int   `json:"waiting"`  // reservations that wait for memory
 	Ring       int64 `json:"ring"`
 	RSS        int64 `json:"rss"`
 	RSSAnon    int64 `json:"rss_anon"`
@@ -85,52 +108,72 @@ type MemoryStats struct {
 
 // DiskStats is in bytes of the cache directory's segments.
 type DiskStats struct {
-	Used     int64 `json:"used"`
-	Limit    int64 `json:"limit"`
-	Kept     int   `json:"kept_extents"`
-	Extents  int   `json:"extents"`
-	Declined int64 `json:"declined"` // extents that found the kept set full
-	Corrupt  int64 `json:"corrupt"`
-	Errors   int64 `json:"errors"`
-	OutOfUse bool  `json:"out_of_use"`
+	Used     int64  `json:"used"`
+	Limit    int64  `json:"limit"`
+	Kept     int    `json:"kept_extents"`
+	Extents  int    `json:"extents"`
+	Declined int64  `json:"declined"` // extents that found the kept set full
+	Corrupt  int64  `json:"corrupt"`
+	Errors   int64  `json:"errors"`
+	OutOfUse bool   `json:"out_of_use"`
+	Reason   string `json:"reason,omitempty"` // why it is out of use
+	Waits    int64  `json:"waits"`            // pieces of reads that the page cache did not have
+	GaveUp   int64  `json:"gave_up"`          // reads that waited too long for the disk
+	Budget   int64  `json:"budget"`           // for all datasets of the cache directory
+	AllUsed  int64  `json:"all_used"`         // by all of them
+	Queued   int    `json:"queued"`           // extents in memory that are still to be written
 }
 
 // Stats returns a snapshot.
 func (e *Engine) Stats() Stats {
 	v := e.cur.Load()
-	c := e.cache.Stats()
+	c, all := v.volume.Stats(), e.cache.Stats()
 	m := e.meter.Stats()
+	if e.shards != nil {
+		by := e.shards.meter.Stats()
+		by.Reads, by.Bytes, by.Lists, by.Stats, by.InFlight = by.Reads+m.Reads, by.Bytes+m.Bytes, by.Lists+m.Lists, by.Stats+m.Stats, by.InFlight+m.InFlight
+		if by.Errors == nil {
+			by.Errors = map[string]int64{}
+		}
+		for kind, n := range m.Errors {
+			by.Errors[kind] += n
+		}
+		if v.layout == nil {
+			by.Median, by.P99 = m.Median, m.P99
+		}
+		m = by
+	}
 	s := Stats{
 		Version: StatsVersion, PID: os.Getpid(), Source: e.source.String(), Dataset: v.manifest.Version(), Files: v.manifest.Len(),
 		Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Uptime: time.Since(e.started).Seconds(),
-		Opens: e.opens.Load(), Reads: c.Reads, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
+		Packed: v.layout != nil, CacheDir: e.host.cfg.CacheDir, DatasetID: hex.EncodeToString(e.dataset[:]), Users: e.host.users(),
+		Opens: e.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
 		Stall: c.Stall.Seconds(), Prefetched: c.Prefetched, FetchErrors: c.FetchErrors,
 		GetRequests: m.Reads, GetBytes: m.Bytes, ListRequests: m.Lists, StatRequests: m.Stats, InFlight: m.InFlight,
 		StoreErrors: m.Errors, LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
-		Memory: MemoryStats{Used: c.MemoryUsed, Peak: c.MemoryPeak, Limit: c.MemoryLimit, Ring: c.RingBytes, Goroutines: runtime.NumGoroutine()},
-		Disk:   DiskStats{Used: c.DiskUsed, Limit: c.DiskLimit, Declined: c.Declined, Corrupt: c.Corrupt, Errors: c.DiskErrors, OutOfUse: c.DiskDown},
-		Errors: e.errs.snapshot(), Streams: []Progress{},
+		Memory: MemoryStats{Used: all.MemoryUsed, Peak: all.MemoryPeak, Limit: all.MemoryLimit, Demand: all.MemoryDemand, Prefetch: all.MemoryPrefetch, Batches: all.MemoryBatches, Waiting: all.MemoryWaiting, Ring: all.RingBytes, Goroutines: runtime.NumGoroutine()},
+		Disk:   DiskStats{Used: c.DiskUsed, Limit: c.DiskLimit, Declined: c.Declined, Corrupt: c.Corrupt, Errors: c.DiskErrors, OutOfUse: c.DiskDown, Reason: c.DiskReason, Waits: c.DiskWaits, GaveUp: c.DiskGaveUp, Budget: all.DiskLimit, AllUsed: all.DiskUsed, Queued: c.DiskQueued},
+		Errors: append(e.host.errs.snapshot(), e.errs.snapshot()...), Streams: []Progress{},
 	}
+	s.Delivered, s.PerSecond = e.goodput.rate(time.Now())
+	s.Cost = e.Cost()
+	s.Connections, s.Hedges = e.placesOf(v)(), e.remoteOf(v).hedger.Stats()
+	s.Store = e.storeStats()
+	s.Slowest, s.Readers = e.remoteOf(v).slowest.snapshot(), e.readers.count()
 	s.Disk.Kept, s.Disk.Extents = v.volume.Kept()
 	s.Memory.RSS, s.Memory.RSSAnon = residentBytes()
 	sk := v.manifest.Skipped()
 	s.Skipped = SkippedKeys{sk.Markers, sk.Hostile, sk.Shadowed, sk.Examples}
 
-	s.Order = OrderState{Spec: e.cfg.Order.String(), State: "none"}
-	e.mu.Lock()
-	mount := e.mount
-	streams := append([]*Stream(nil), mount...)
-	for st := range e.sessions {
-		streams = append(streams, st)
-	}
-	e.mu.Unlock()
-	for i, st := range streams {
+	s.Order = OrderState{Spec: e.order().String(), State: "none"}
+	mount, sessions := e.following()
+	for i, st := range append(mount, sessions...) {
 		p := st.Progress()
 		s.Streams = append(s.Streams, p)
 		if i > 0 {
 			continue
 		}
-		s.Lead, s.Order.Epoch, s.Order.Position = p.Lead, p.Epoch, p.Position
+		s.Lead, s.LeadSeconds, s.Order.Epoch, s.Order.Position = p.Lead, p.LeadSeconds, p.Epoch, p.Position
 		switch {
 		case len(mount) == 0:
 			s.Order.Spec, s.Order.State = p.Name, "following"
@@ -144,6 +187,9 @@ func (e *Engine) Stats() Stats {
 		if len(mount) > 0 && p.Name != "mount" {
 			s.Order.Spec = "plan"
 		}
+	}
+	if i := e.inference.Load(); i != nil {
+		i.state(&s.Order)
 	}
 	return s
 }

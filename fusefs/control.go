@@ -25,12 +25,14 @@ const (
 	controlStats
 	controlOrder
 	controlRefresh
+	controlProfile
 	controlPlan   // plans/default
 	firstPlanName // then the names that were seen, in order
 )
 
-var controlFiles = map[string]int{"order": controlOrder, "plan": controlPlan, "plans": controlPlans, "refresh": controlRefresh, "stats": controlStats}
+var controlFiles = map[string]int{"order": controlOrder, "plan": controlPlan, "plans": controlPlans, "profile": controlProfile, "refresh": controlRefresh, "stats": controlStats}
 
+// controlNames are listed. profile is not: what goes through the folder should not begin to record.
 var controlNames = []string{"order", "plan", "plans", "refresh", "stats"}
 
 const (
@@ -44,7 +46,8 @@ const (
 //
 // Modes: a plan may be written by everybody whom the umask allows (0666): with --allow-other the
 // trainer is often another user than the daemon, and a plan can only make prefetching better or worse.
-// --umask 022 keeps it to the owner. Refreshing costs a listing of the source, so it is the owner's (0644).
+// --umask 022 keeps it to the owner. Refreshing costs a listing of the source, so it is the owner's (0644), and so is
+// a recording of what others read (0400).
 //
 // A plan is installed by the FLUSH that every close(2) sends, if something was written since the last
 // one: then close returns the result. It arrives for each duplicate of the descriptor, which is why
@@ -75,6 +78,8 @@ type controlHandle struct {
 	whole    bool   // staged is the whole file; otherwise it goes after what is there
 	dirty    bool   // written to since the last FLUSH
 	reserved int64  // of Options.Memory
+
+	recording Recording // of profile; what is read is its stream
 }
 
 func newControlFolder(c Control, o Options, stopping <-chan struct{}) *controlFolder {
@@ -90,6 +95,8 @@ func (f *controlFolder) fileName(index int) string {
 		return "order"
 	case controlRefresh:
 		return "refresh"
+	case controlProfile:
+		return "profile"
 	case controlPlan:
 		return "plans/default"
 	}
@@ -127,6 +134,8 @@ func (f *controlFolder) mode(index int) uint32 {
 		mode = syscall.S_IFREG | 0o444
 	case controlRefresh:
 		mode = syscall.S_IFREG | 0o644
+	case controlProfile:
+		mode = syscall.S_IFREG | 0o400
 	default:
 		mode = syscall.S_IFREG | 0o666
 	}
@@ -183,7 +192,7 @@ func (f *controlFolder) lookup(dir int, name string, out *fuse.EntryOut) fuse.St
 		return fuse.OK
 	}
 	index, ok := controlFiles[name]
-	if dir != controlRoot || !ok {
+	if _, records := f.c.(Recorder); dir != controlRoot || !ok || index == controlProfile && !records {
 		return fuse.ENOENT
 	}
 	f.entry(index, out)
@@ -233,8 +242,11 @@ func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.St
 		return fuse.Status(syscall.EISDIR)
 	}
 	writing := flags&syscall.O_ACCMODE != syscall.O_RDONLY
-	if writing && (index == controlStats || index == controlOrder) {
+	if writing && (index == controlStats || index == controlOrder || index == controlProfile) {
 		return fuse.EROFS
+	}
+	if index == controlProfile {
+		return f.openProfile(out)
 	}
 	h := &controlHandle{name: f.fileName(index), whole: flags&syscall.O_TRUNC != 0}
 	if flags&syscall.O_ACCMODE != syscall.O_WRONLY {
@@ -255,6 +267,22 @@ func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.St
 	return fuse.OK
 }
 
+// openProfile begins a recording, which ends when the file is closed, however its reader ends.
+func (f *controlFolder) openProfile(out *fuse.OpenOut) fuse.Status {
+	r, err := f.c.(Recorder).Record()
+	if err != nil {
+		f.log.Warn("no recording was begun", "cause", err)
+		return fuse.EBUSY
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.nextFh++
+	f.handles[f.nextFh] = &controlHandle{name: "profile", recording: r}
+	out.Fh = f.nextFh
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NONSEEKABLE
+	return fuse.OK
+}
+
 func (f *controlFolder) handle(fh uint64) *controlHandle {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -268,6 +296,9 @@ func (f *controlFolder) read(in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.recording != nil {
+		return fuse.ReadResultData(buf[:h.recording.Read(buf[:min(len(buf), int(in.Size))])]), fuse.OK
+	}
 	text := h.snapshot
 	if h.whole {
 		text = h.staged
@@ -343,8 +374,11 @@ func (f *controlFolder) grow(h *controlHandle, n int) syscall.Errno {
 	return 0
 }
 
-// drop frees what is staged. h.mu is held.
+// drop frees what is staged, and ends a recording. h.mu is held.
 func (f *controlFolder) drop(h *controlHandle) {
+	if h.recording != nil {
+		h.recording.Close()
+	}
 	h.staged = nil
 	if h.reserved > 0 {
 		f.opts.Memory.Release(h.reserved)
@@ -361,7 +395,7 @@ func joinPlan(old, appended []byte) []byte {
 }
 
 // flush does what the writing asked for, once. Its result is what close(2) returns.
-func (f *controlFolder) flush(cancel <-chan struct{}, tid uint32, fh uint64) fuse.Status {
+func (f *controlFolder) flush(cancel <-chan struct{}, who Caller, fh uint64) fuse.Status {
 	h := f.handle(fh)
 	if h == nil {
 		return fuse.EBADF
@@ -373,9 +407,11 @@ func (f *controlFolder) flush(cancel <-chan struct{}, tid uint32, fh uint64) fus
 	}
 	h.dirty = false
 	if h.name == "refresh" {
-		ctx, stop := callerContext(cancel, f.stopping, tid)
+		ctx, stop := callerContext(cancel, f.stopping, who.Thread)
 		defer stop()
-		if err := f.c.Refresh(ctx); err != nil {
+		err := f.c.Refresh(ctx)
+		f.did(who, h.name, err)
+		if err != nil {
 			f.log.Warn("refresh failed", "cause", err)
 			if errors.Is(err, context.Canceled) && interrupted(cancel) {
 				return fuse.EINTR
@@ -398,7 +434,9 @@ func (f *controlFolder) flush(cancel <-chan struct{}, tid uint32, fh uint64) fus
 		}
 		text = joinPlan(slices.Clone(old), text)
 	}
-	if err := f.c.PutPlan(name, text); err != nil {
+	err := f.c.PutPlan(name, text)
+	f.did(who, h.name, err)
+	if err != nil {
 		f.log.Warn("plan refused, the one before stays in force", "plan", name, "cause", err)
 		return fuse.EINVAL
 	}
@@ -406,6 +444,12 @@ func (f *controlFolder) flush(cancel <-chan struct{}, tid uint32, fh uint64) fus
 		f.drop(h) // it is part of the plan now, and the next append goes after it
 	}
 	return fuse.OK
+}
+
+func (f *controlFolder) did(who Caller, file string, err error) {
+	if f.opts.Witness != nil {
+		f.opts.Witness.Did(who, file, err)
+	}
 }
 
 // setAttr truncates. Times are accepted, for touch(1), and forgotten. An empty plan is none, so

@@ -13,11 +13,13 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/profile/trace"
 )
 
 const (
 	etagAttr    = "user.shoal.etag"
 	versionAttr = "user.shoal.version"
+	stateAttr   = "user.shoal.state"
 
 	maxName = 255
 
@@ -27,17 +29,22 @@ const (
 )
 
 // filesystem answers the kernel. What it does not define is answered ENOSYS, which the kernel
-// remembers and stops asking: locks, ioctl, fallocate, SEEK_HOLE, copy_file_range and statx then get
-// the kernel's own behavior.
+// remembers and stops asking: locks, poll, fallocate, SEEK_HOLE, copy_file_range and statx then get the
+// kernel's own behavior. It asks for every ioctl again, and ENOSYS becomes ENOTTY.
 type filesystem struct {
 	fuse.RawFileSystem
 	volume   Volume
+	lender   Lender // nil: ReadAt answers
+	stater   Stater
+	recorder Recorder     // nil: nothing is recorded
+	pass     *passthrough // nil: the volume has no local files
 	opts     Options
 	log      *slog.Logger
 	throttle *throttle
 	gens     *generations
 	control  *controlFolder
 	stopping chan struct{} // closed when the server wants to end
+	draining draining
 }
 
 // String implements fuse.RawFileSystem.
@@ -76,6 +83,7 @@ func (f *filesystem) Lookup(_ <-chan struct{}, header *fuse.InHeader, name strin
 			return fuse.Status(syscall.ENAMETOOLONG)
 		}
 		node, ok := g.manifest.Lookup(index, name)
+		f.looked(g.manifest, header.Pid, node, ok)
 		if !ok {
 			// No node but a timeout: the kernel remembers that there is no such name.
 			out.SetEntryTimeout(f.opts.EntryTimeout)
@@ -93,7 +101,7 @@ func (f *filesystem) Lookup(_ <-chan struct{}, header *fuse.InHeader, name strin
 func (f *filesystem) entry(g *generation, node catalog.Node, out *fuse.EntryOut) {
 	if node.IsDir {
 		out.NodeId = uint64(makeID(g.number, kindDir, node.Index))
-		f.dirAttr(g.manifest, node.Index, &out.Attr)
+		f.dirAttr(g, node.Index, &out.Attr)
 	} else {
 		out.NodeId = uint64(makeID(g.number, kindFile, node.Index))
 		f.fileAttr(g.manifest, node.Index, &out.Attr)
@@ -118,8 +126,9 @@ func (f *filesystem) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.At
 	g, k, index := f.resolve(nodeID(in.NodeId))
 	switch k {
 	case kindDir:
-		f.dirAttr(g.manifest, index, &out.Attr)
+		f.dirAttr(g, index, &out.Attr)
 	case kindFile:
+		f.looked(g.manifest, in.Pid, catalog.Node{Index: index}, true)
 		f.fileAttr(g.manifest, index, &out.Attr)
 	case kindControl:
 		f.control.attr(index, &out.Attr)
@@ -143,35 +152,18 @@ func (f *filesystem) fileAttr(m *catalog.Manifest, file int, a *fuse.Attr) {
 	setTimes(a, m.ModTime(file))
 }
 
-func (f *filesystem) dirAttr(m *catalog.Manifest, dir int, a *fuse.Attr) {
+func (f *filesystem) dirAttr(g *generation, dir int, a *fuse.Attr) {
+	m := g.manifest
 	d := m.Dir(dir)
 	a.Ino = dirInode(m, dir)
 	a.Mode = syscall.S_IFDIR | 0o555&^f.opts.Umask
 	a.Nlink = uint32(2 + d.EndDir - d.FirstDir) // find(1) relies on it
 	a.Blksize = 4096
 	f.owner(a)
-	setTimes(a, newest(m, dir))
+	setTimes(a, g.manifest.DirTime(dir)) // stores have no times of folders; this one is equal on every mount
 }
 
 func (f *filesystem) owner(a *fuse.Attr) { a.Uid, a.Gid = f.opts.UID, f.opts.GID }
-
-// newest returns the time of the latest file in or below a directory. Object stores have no times of
-// folders, and this one is equal on every mount.
-func newest(m *catalog.Manifest, dir int) time.Time {
-	var t time.Time
-	d := m.Dir(dir)
-	for file := d.FirstFile; file < d.EndFile; file++ {
-		if ft := m.ModTime(file); ft.After(t) {
-			t = ft
-		}
-	}
-	for sub := d.FirstDir; sub < d.EndDir; sub++ {
-		if st := newest(m, sub); st.After(t) {
-			t = st
-		}
-	}
-	return t
-}
 
 func setTimes(a *fuse.Attr, t time.Time) {
 	if t.IsZero() {
@@ -199,6 +191,9 @@ func dirInode(m *catalog.Manifest, dir int) uint64 {
 // Open implements fuse.RawFileSystem.
 func (f *filesystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	g, k, file := f.resolve(nodeID(in.NodeId))
+	if f.draining.begun.Load() {
+		return fuse.Status(errDraining)
+	}
 	switch k {
 	case kindFile:
 	case kindControl:
@@ -211,11 +206,29 @@ func (f *filesystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	if in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY || in.Flags&syscall.O_TRUNC != 0 {
 		return fuse.EROFS
 	}
+	if f.opts.Witness != nil {
+		f.opts.Witness.Opening(callerOf(&in.InHeader))
+	}
 	out.OpenFlags = fuse.FOPEN_NOFLUSH
+	f.saw(g.manifest, trace.Open, in.Pid, file)
+	if f.pass != nil {
+		passed, errno := f.pass.open(nodeID(in.NodeId), g.manifest, file, out)
+		if errno != 0 {
+			f.throttle.warn(errno.Error(), "open failed", "path", g.manifest.Path(file), "errno", errno.Error(),
+				"cause", "the local file is not the one that was listed (refresh the mount)")
+			return fuse.Status(errno)
+		}
+		if passed {
+			f.draining.open.Add(1)
+			f.volume.Opened(g.manifest, file, in.Pid)
+			return fuse.OK
+		}
+	}
 	if f.opts.KernelCache {
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
 	}
-	f.volume.Opened(g.manifest, file)
+	f.draining.open.Add(1)
+	f.volume.Opened(g.manifest, file, in.Pid)
 	return fuse.OK
 }
 
@@ -237,12 +250,23 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	if int64(len(buf)) > left {
 		buf = buf[:left]
 	}
+	var read record
+	if f.recording() {
+		read = f.beginRead(g.manifest, in, file, len(buf))
+	}
+	if f.lender != nil {
+		if data, release, ok := f.lender.Lend(g.manifest, file, int64(in.Offset), len(buf)); ok {
+			read.lent()
+			return &lent{[1][]byte{data}, release}, fuse.OK
+		}
+	}
 	n, err := f.volume.ReadAt(requestContext{cancel}, g.manifest, file, buf, int64(in.Offset))
 	if err != nil && interrupted(cancel) && errors.Is(err, context.Canceled) && !dying(in.Pid) && !f.isStopping() {
 		ctx, stop := callerContext(cancel, f.stopping, in.Pid)
 		n, err = f.volume.ReadAt(ctx, g.manifest, file, buf, int64(in.Offset))
 		stop()
 	}
+	read.end()
 	if err == nil && n < len(buf) {
 		// The kernel would take a short reply for the end of the file, and remember it.
 		err = fmt.Errorf("%d of %d bytes at %d: %w", n, len(buf), in.Offset, io.ErrUnexpectedEOF)
@@ -252,6 +276,25 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	}
 	return fuse.ReadResultData(buf), fuse.OK
 }
+
+// lent is a [fuse.ReadResult] that go-fuse writes from where it lies: it looks for the method Slices.
+// Done is called after that, but not for an empty result.
+type lent struct {
+	data    [1][]byte
+	release func()
+}
+
+// Size implements fuse.ReadResult.
+func (l *lent) Size() int { return len(l.data[0]) }
+
+// Bytes implements fuse.ReadResult.
+func (l *lent) Bytes([]byte) ([]byte, fuse.Status) { return l.data[0], fuse.OK }
+
+// Slices makes go-fuse write the data with writev(2).
+func (l *lent) Slices() ([][]byte, fuse.Status) { return l.data[:], fuse.OK }
+
+// Done implements fuse.ReadResult.
+func (l *lent) Done() { l.release() }
 
 func (f *filesystem) isStopping() bool { return interrupted(f.stopping) }
 
@@ -273,16 +316,23 @@ func (f *filesystem) readError(cancel <-chan struct{}, m *catalog.Manifest, file
 func (f *filesystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch g, k, index := f.resolve(nodeID(in.NodeId)); k {
 	case kindFile:
+		f.saw(g.manifest, trace.Close, in.Pid, index)
+		if f.pass != nil {
+			f.pass.release(nodeID(in.NodeId))
+		}
+		f.draining.open.Add(-1)
 		f.volume.Released(g.manifest, index)
 	case kindControl:
 		f.control.release(in.Fh)
 	}
 }
 
+func callerOf(h *fuse.InHeader) Caller { return Caller{h.Pid, h.Uid, h.Gid} }
+
 // Flush implements fuse.RawFileSystem.
 func (f *filesystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if nodeID(in.NodeId).kind() == kindControl {
-		return f.control.flush(cancel, in.Pid, in.Fh)
+		return f.control.flush(cancel, callerOf(&in.InHeader), in.Fh)
 	}
 	return fuse.OK // a kernel before 5.16, which does not know FOPEN_NOFLUSH
 }
@@ -290,7 +340,7 @@ func (f *filesystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 // Fsync implements fuse.RawFileSystem.
 func (f *filesystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	if nodeID(in.NodeId).kind() == kindControl {
-		return f.control.flush(cancel, in.Pid, in.Fh)
+		return f.control.flush(cancel, callerOf(&in.InHeader), in.Fh)
 	}
 	return fuse.OK
 }
@@ -332,6 +382,8 @@ func (f *filesystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr str
 		value = g.manifest.Version()
 	case attr == etagAttr && k == kindFile:
 		value = g.manifest.ETag(index)
+	case attr == stateAttr && k == kindFile && f.stater != nil:
+		value = f.stater.State(g.manifest, index)
 	default:
 		return 0, fuse.ENODATA
 	}
@@ -342,7 +394,11 @@ func (f *filesystem) GetXAttr(_ <-chan struct{}, header *fuse.InHeader, attr str
 func (f *filesystem) ListXAttr(_ <-chan struct{}, header *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
 	switch _, k, _ := f.resolve(nodeID(header.NodeId)); k {
 	case kindFile:
-		return copyAttr(dest, etagAttr+"\x00"+versionAttr+"\x00")
+		list := etagAttr + "\x00" + versionAttr + "\x00"
+		if f.stater != nil {
+			list += stateAttr + "\x00"
+		}
+		return copyAttr(dest, list)
 	case kindDir:
 		return copyAttr(dest, versionAttr+"\x00")
 	}

@@ -441,9 +441,18 @@ func TestXattrAndStatfs(t *testing.T) {
 		return string(buf[:n])
 	}
 	version := buildManifest(c.data).Version()
+	state := func(path string) string {
+		m := buildManifest(c.data)
+		n, _ := m.Find(path)
+		return new(memVolume).State(m, n.Index)
+	}
 	for _, tc := range []struct{ path, name, want string }{
 		{"b/63k", etagAttr, "b2"},
 		{"b/63k", versionAttr, version},
+		{"README.md", stateAttr, state("README.md")},
+		{"b/63k", stateAttr, state("b/63k")},
+		{"b/700k", stateAttr, state("b/700k")},
+		{"b", stateAttr, unix.ENODATA.Error()},
 		{"b", versionAttr, version},
 		{".", versionAttr, version},
 		{"b", etagAttr, unix.ENODATA.Error()},
@@ -460,7 +469,7 @@ func TestXattrAndStatfs(t *testing.T) {
 	}
 	list := make([]byte, 100)
 	n, err := unix.Listxattr(c.path("b/63k"), list)
-	if err != nil || string(list[:n]) != etagAttr+"\x00"+versionAttr+"\x00" {
+	if err != nil || string(list[:n]) != etagAttr+"\x00"+versionAttr+"\x00"+stateAttr+"\x00" {
 		t.Errorf("list: %q, %v", list[:max(n, 0)], err)
 	}
 

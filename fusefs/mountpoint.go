@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -125,6 +126,21 @@ func resolve(path string) (string, error) {
 		}
 	}
 	return "", &os.PathError{Op: "resolve", Path: path, Err: unix.ELOOP}
+}
+
+// Mounts returns the mount points of Shoal's mounts that this process sees, dead ones too.
+func Mounts() ([]string, error) {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var list []string
+	for line := range bytes.Lines(data) {
+		if mi, ok := parseMountInfo(string(line)); ok && mi.fstype == "fuse.shoal" && !slices.Contains(list, mi.path) {
+			list = append(list, mi.path)
+		}
+	}
+	return list, nil
 }
 
 // mountInfo is a line of /proc/self/mountinfo.

@@ -6,6 +6,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/profile/trace"
 )
 
 // A position in a directory stream is a number: 0 is ".", 1 is "..", then the subdirectories, then
@@ -66,6 +67,7 @@ func (f *filesystem) readDir(in *fuse.ReadIn, out *fuse.DirEntryList, plus bool)
 		return fuse.Status(syscall.ESTALE)
 	}
 	m := g.manifest
+	f.saw(m, trace.List, in.Pid, -1)
 	d := m.Dir(dir)
 	dirs := d.EndDir - d.FirstDir
 	end := uint64(2 + dirs + d.EndFile - d.FirstFile)

@@ -62,6 +62,8 @@ type spec struct {
 	Options     Options
 	MemoryLimit int64
 	ArenaMiB    int
+	Volume      string        // what serves, see makeVolume
+	Folder      string        // of the volume
 	Delay       time.Duration // of each read
 }
 
@@ -71,6 +73,9 @@ type testFile struct {
 	size       int64
 	mtime      time.Time
 }
+
+// epoch is the time of what has none.
+var epoch = time.Unix(0, 0)
 
 var day = time.Date(2025, 3, 1, 12, 30, 15, 0, time.UTC)
 
@@ -242,7 +247,12 @@ func (v *memVolume) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p
 	return int(n), nil
 }
 
-func (v *memVolume) Opened(m *catalog.Manifest, file int) {
+// State is "kept" for every third file, and so on.
+func (v *memVolume) State(_ *catalog.Manifest, file int) string {
+	return []string{"kept", "staged", "remote"}[file%3]
+}
+
+func (v *memVolume) Opened(m *catalog.Manifest, file int, _ uint32) {
 	v.mu.Lock()
 	v.opened[m.Path(file)]++
 	v.mu.Unlock()
@@ -328,6 +338,9 @@ type report struct {
 	Canceled          int
 	Generations       int
 	Memory            int64
+	Lent, Returned    int64
+	Reads             int64
+	PassedOpens       int // opens that passthrough counts now
 }
 
 // serve is the child.
@@ -350,7 +363,11 @@ func serve(text string) error {
 		v.arena = testArena()
 	}
 	v.manifest.Store(buildManifest(v.data(1)))
-	s, err := Mount(sp.Mountpoint, v, v, sp.Options)
+	volume, err := makeVolume(v, sp.Volume, sp.Folder)
+	if err != nil {
+		return err
+	}
+	s, err := Mount(sp.Mountpoint, volume, v, sp.Options)
 	if err != nil {
 		return err
 	}
@@ -373,8 +390,26 @@ func serve(text string) error {
 		switch cmd {
 		case "report":
 			v.mu.Lock()
-			b, _ := json.Marshal(report{v.opened, v.released, v.installs, v.waiting, v.canceled,
-				1 + len(*s.fs.gens.older.Load()), mem.used.Load()})
+			r := report{Opened: v.opened, Released: v.released, Installs: v.installs, Waiting: v.waiting, Canceled: v.canceled,
+				Generations: 1 + len(*s.fs.gens.older.Load()), Memory: mem.used.Load()}
+			if p := s.fs.pass; p != nil {
+				for i := range p.shards {
+					p.shards[i].mu.Lock()
+					for _, b := range p.shards[i].nodes {
+						r.PassedOpens += b.opens
+					}
+					p.shards[i].mu.Unlock()
+				}
+			}
+			switch w := volume.(type) {
+			case *lender:
+				r.Lent, r.Returned = w.lent.Load(), w.returned.Load()
+			case folderFiles:
+				r.Reads = w.reads.Load()
+			case backedFiles:
+				r.Reads = w.reads.Load()
+			}
+			b, _ := json.Marshal(r)
 			v.mu.Unlock()
 			fmt.Printf("%s\n", b)
 		case "collect":

@@ -2,18 +2,22 @@ package gpuingest
 
 import (
 	"fmt"
+	"image"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// BenchmarkApply is the whole sample, 500x375 photos of about 75 KB. With SHOAL_BENCH_FILES=DIR the photos are also
-// written there, so that other programs can be timed on the same files.
-func BenchmarkApply(b *testing.B) {
+// benchFiles are photos of 500x375 at about 75 KB, the size of a usual training sample.
+func benchFiles(b *testing.B) [][]byte {
+	b.Helper()
 	const w, h = 500, 375
 	var files [][]byte
 	bytes := 0
@@ -34,11 +38,76 @@ func BenchmarkApply(b *testing.B) {
 		}
 	}
 	b.Logf("%d photos, %d bytes on average", len(files), bytes/len(files))
+	return files
+}
+
+// BenchmarkChain takes each sample through the stages one after another and compares them by the thread's CPU time, so
+// that the ratios hold on a busy machine: entropy decoding of the whole, decoding of the region, region and resize, and
+// the whole sample by Apply.
+func BenchmarkChain(b *testing.B) {
+	files := benchFiles(b)
+	tr := compile(b, "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw")
+	dst := make([]byte, 500*375*3)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	now := func() float64 {
+		var t unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+			b.Fatal(err)
+		}
+		return float64(t.Nano()) / 1e3
+	}
+	var spent [4]float64
+	var steps []step
+	var r Rand
+	for i := 0; b.Loop(); i++ {
+		f, at := files[i%len(files)], Draw{Seed: 1, Sample: uint64(i)}
+		steps = tr.plan(steps[:0], image.Pt(500, 375), at, &r)
+		box := steps[0].box
+		for stage := range spent {
+			start := now()
+			var err error
+			switch stage {
+			case 0:
+				err = jpeg.Decode(dst[:3], f, &jpeg.Job{Box: image.Rect(0, 374, 1, 375)})
+			case 1:
+				err = jpeg.Decode(dst[:box.Dx()*box.Dy()*3], f, &jpeg.Job{Box: box})
+			case 2:
+				err = jpeg.Decode(dst[:224*224*3], f, &jpeg.Job{Box: box, Size: image.Pt(224, 224)})
+			case 3:
+				err = tr.Apply(f, at, dst[:tr.OutBytes()])
+			}
+			spent[stage] += now() - start
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	n := float64(b.N)
+	for stage, name := range []string{"entropy/s", "region/s", "resized/s", "samples/s"} {
+		b.ReportMetric(n*1e6/spent[stage], name)
+	}
+	b.ReportMetric(100*spent[1]/spent[3], "%-of-region")
+	b.ReportMetric((spent[3]-spent[1])/n, "us-outside-codec")
+}
+
+// BenchmarkApply is the whole sample of several transforms. With SHOAL_BENCH_FILES=DIR the photos are also written
+// there, so that other programs can be timed on the same files.
+func BenchmarkApply(b *testing.B) {
+	files := benchFiles(b)
 	for _, spec := range []string{
 		"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nhwc",
 		"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw",
 		"RandomResizedCrop(224)|RandomHorizontalFlip()|fp32|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))",
 		"RandomResizedCrop(224)|RandomHorizontalFlip()|fp16|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))",
+		"RandomResizedCrop(224, interpolation='bicubic')|RandomHorizontalFlip()|uint8|nchw",
+		"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw|dct",
+		"RandomResizedCrop(224)|ColorJitter(0.4, 0.4, 0.4)|uint8|nchw",
+		"RandomResizedCrop(224)|ColorJitter(0.4, 0.4, 0.4, 0.1)|uint8|nchw",
+		"RandomResizedCrop(224)|RandAugment()|uint8|nchw",
+		"RandomResizedCrop(224)|TrivialAugmentWide(interpolation='bilinear')|uint8|nchw",
+		"RandomResizedCrop(224)|GaussianBlur(23)|uint8|nchw",
+		"RandomResizedCrop(224)|RandomRotation(15, 'bicubic')|uint8|nchw",
 		"Resize(256)|CenterCrop(224)|uint8",
 	} {
 		b.Run(spec, func(b *testing.B) {

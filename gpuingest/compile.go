@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
 // param is one parameter of an operation, as torchvision names it.
@@ -29,7 +31,7 @@ const (
 	maxOps  = 32
 )
 
-// operations lists the geometric ones with their parameters in torchvision's order.
+// operations lists them with their parameters in torchvision's order.
 var operations = map[string]struct {
 	params []param
 	build  func(a *args) (operation, error)
@@ -48,13 +50,15 @@ var operations = map[string]struct {
 			if o.ratio, err = a.interval("ratio", 1e4); err != nil {
 				return nil, err
 			}
-			return o, a.bilinear()
+			o.filter, err = a.filter()
+			return o, err
 		},
 	},
 	"Resize": {
 		[]param{{"size", ""}, {"interpolation", "'bilinear'"}, {"max_size", "None"}, {"antialias", "True"}},
 		func(a *args) (operation, error) {
-			if err := a.bilinear(); err != nil {
+			filter, err := a.filter()
+			if err != nil {
 				return nil, err
 			}
 			size, limit := a.val["size"], a.val["max_size"]
@@ -63,7 +67,7 @@ var operations = map[string]struct {
 					return nil, a.bad(limit, "max_size goes with a size that is one number")
 				}
 				h, w, err := a.hw("size")
-				return &resizeTo{h, w}, err
+				return &resizeTo{h, w, filter}, err
 			}
 			if size.kind == 't' && len(size.list) == 1 {
 				size = size.list[0]
@@ -72,7 +76,7 @@ var operations = map[string]struct {
 			if err != nil {
 				return nil, err
 			}
-			o := &resizeShort{short: n}
+			o := &resizeShort{short: n, filter: filter}
 			if limit.kind != 'n' {
 				if o.maxSize, err = a.side(limit, "max_size"); err != nil {
 					return nil, err
@@ -94,13 +98,40 @@ var operations = map[string]struct {
 	"RandomHorizontalFlip": {
 		[]param{{"p", "0.5"}},
 		func(a *args) (operation, error) {
-			p := a.val["p"]
-			if !p.number() || p.num < 0 || p.num > 1 {
-				return nil, a.bad(p, "p is a probability from 0 to 1")
-			}
-			return &randomHorizontalFlip{p.num}, nil
+			p, err := a.probability("p")
+			return &randomFlip{p, stepMirror}, err
 		},
 	},
+	"RandomVerticalFlip": {
+		[]param{{"p", "0.5"}},
+		func(a *args) (operation, error) {
+			p, err := a.probability("p")
+			return &randomFlip{p, stepTurn}, err
+		},
+	},
+	"RandomCrop": {
+		[]param{{"size", ""}, {"padding", "None"}, {"pad_if_needed", "False"}, {"fill", "0"}, {"padding_mode", "'constant'"}},
+		buildRandomCrop,
+	},
+	"Pad":            {[]param{{"padding", ""}, {"fill", "0"}, {"padding_mode", "'constant'"}}, buildPad},
+	"RandomRotation": {[]param{{"degrees", ""}, {"interpolation", "'nearest'"}, {"expand", "False"}, {"center", "None"}, {"fill", "0"}}, buildRotation},
+	"ColorJitter":    {[]param{{"brightness", "0"}, {"contrast", "0"}, {"saturation", "0"}, {"hue", "0"}}, buildJitter},
+	"Grayscale":      {[]param{{"num_output_channels", "1"}}, buildGrayscale},
+	"GaussianBlur":   {[]param{{"kernel_size", ""}, {"sigma", "(0.1, 2.0)"}}, buildBlur},
+	"RandAugment": {
+		[]param{{"num_ops", "2"}, {"magnitude", "9"}, {"num_magnitude_bins", "31"}, {"interpolation", "'nearest'"}, {"fill", "None"}},
+		buildRandAugment,
+	},
+	"TrivialAugmentWide": {[]param{{"num_magnitude_bins", "31"}, {"interpolation", "'nearest'"}, {"fill", "None"}}, buildTrivialAugment},
+	"AutoAugment":        {[]param{{"policy", "'imagenet'"}, {"interpolation", "'nearest'"}, {"fill", "None"}}, buildAutoAugment},
+
+	"RandomGrayscale":       {[]param{{"p", "0.1"}}, buildRecolouring("RandomGrayscale", "", grey, 0, 0)},
+	"RandomInvert":          {[]param{{"p", "0.5"}}, buildRecolouring("RandomInvert", "", invert, 0, 0)},
+	"RandomAutocontrast":    {[]param{{"p", "0.5"}}, buildRecolouring("RandomAutocontrast", "", autoContrast, 0, 0)},
+	"RandomEqualize":        {[]param{{"p", "0.5"}}, buildRecolouring("RandomEqualize", "", equalize, 0, 0)},
+	"RandomPosterize":       {[]param{{"bits", ""}, {"p", "0.5"}}, buildRecolouring("RandomPosterize", "bits", posterize, 0, 8)},
+	"RandomSolarize":        {[]param{{"threshold", ""}, {"p", "0.5"}}, buildRecolouring("RandomSolarize", "threshold", solarize, 0, 256)},
+	"RandomAdjustSharpness": {[]param{{"sharpness_factor", ""}, {"p", "0.5"}}, buildRecolouring("RandomAdjustSharpness", "sharpness_factor", sharpness, 0, 1e4)},
 }
 
 var normalizeParams = []param{{"mean", ""}, {"std", ""}, {"inplace", "False"}}
@@ -113,9 +144,13 @@ var layouts = []string{"nchw", "nhwc"}
 const (
 	rawWord    = "raw"
 	pillowWord = "pillow"
-	// pillowRule is the version whose resize is followed. Later ones sometimes resize vertically first.
-	pillowRule = "pillow(9.4)"
+	dctWord    = "dct"
+	eraseWord  = "RandomErasing"
 )
+
+// pillowRules are the versions whose resize can be followed: 13 resizes vertically first where the height shrinks by
+// more than twice the pixels that the width does. The first is the default.
+var pillowRules = []string{"pillow(9.4)", "pillow(13)"}
 
 // hints answer what users of torchvision are likely to write.
 var hints = map[string]string{
@@ -129,23 +164,30 @@ var hints = map[string]string{
 	"float16":                "write fp16",
 	"half":                   "write fp16",
 	"bfloat16":               "write bf16",
+	"Detection":              "it comes first, before the operations",
+	"Segmentation":           "it comes first, before the operations",
+	"SanitizeBoundingBoxes":  "write min_size and min_area in Detection(...)",
+	"SanitizeBoundingBox":    "write min_size and min_area in Detection(...)",
+	"ClampBoundingBoxes":     "leave it out: boxes never reach beyond the picture",
 	"RandomHorizontallyFlip": "did you mean RandomHorizontalFlip?",
 }
 
 func words() []string {
-	return slices.Concat(slices.Collect(maps.Keys(operations)), slices.Collect(maps.Keys(dtypes)), layouts, []string{"Normalize", rawWord, pillowWord})
+	return slices.Concat(slices.Collect(maps.Keys(operations)), slices.Collect(maps.Keys(dtypes)), layouts, mixWords, slices.Collect(maps.Keys(families)), slices.Collect(maps.Keys(jointWords)),
+		[]string{"Normalize", rawWord, pillowWord, dctWord, eraseWord})
 }
 
 // Compile reads a transform SPEC.
 //
 //	SPEC      = "raw" | operation { "|" operation } { "|" word }
-//	operation = RandomResizedCrop(size, scale, ratio) | Resize(size, max_size) | CenterCrop(size) | RandomHorizontalFlip(p)
-//	word      = uint8 | fp16 | bf16 | fp32 | nchw | nhwc | Normalize(mean, std) | pillow(9.4)
+//	operation = a name of torchvision with its arguments: RandomResizedCrop(224), ColorJitter(0.4, hue=0.1), ...
+//	word      = uint8 | fp16 | bf16 | fp32 | nchw | nhwc | Normalize(mean, std) | RandomErasing(p, scale, ratio, value)
+//	          | MixUp(alpha) | CutMix(alpha) | RandomChoice([MixUp(alpha), CutMix(alpha)]) | dct | pillow(9.4) | pillow(13)
 //
 // Names, keywords, order of arguments and defaults are torchvision's, values are Python literals. uint8 is the default
 // type, nchw the default layout (PyTorch's). uint8 gives pixels as they are, the other types value/255, or
 // (value/255 - mean)/std with Normalize. The operations must end in a fixed size, since samples form batches.
-// Errors are *SpecError.
+// Words may come in any order; erasing works on the finished values, mixing on the batch. Errors are *SpecError.
 func Compile(spec string) (*Transform, error) {
 	calls, err := parseSpec(spec)
 	if err != nil {
@@ -163,7 +205,7 @@ func Compile(spec string) (*Transform, error) {
 		t.raw, t.dtype, t.layout = true, rawWord, rawWord
 		return t, nil
 	}
-	var norm *args
+	var norm, erase *args
 	seen := map[string]string{} // what has been chosen already: dtype, layout, ...
 	for _, c := range calls {
 		once := func(what string) error {
@@ -177,7 +219,7 @@ func Compile(spec string) (*Transform, error) {
 		switch {
 		case isOp:
 			if len(seen) > 0 {
-				return nil, p.fail(c.pos, len(c.name), "", "%s after a word: operations come before type, layout and Normalize", c.name)
+				return nil, p.fail(c.pos, len(c.name), "", "%s after a word: operations come before type, layout, Normalize, RandomErasing and MixUp", c.name)
 			}
 			if len(t.ops) == maxOps {
 				return nil, p.fail(c.pos, len(c.name), "", "more than %d operations", maxOps)
@@ -211,8 +253,27 @@ func Compile(spec string) (*Transform, error) {
 			if err != nil {
 				return nil, err
 			}
-			if v := a.val["version"]; v.kind != 'f' || v.num != 9.4 {
-				return nil, a.bad(v, "only the rules of Pillow 9.4 are known: write pillow(9.4), or leave it out")
+			v := a.val["version"]
+			i := slices.Index(pillowRules, pillowWord+"("+strings.TrimSuffix(v.String(), ".0")+")")
+			if i < 0 || !v.number() {
+				return nil, a.bad(v, "the rules of Pillow 9.4 and 13 are known: write pillow(9.4), pillow(13), or leave it out for 9.4")
+			}
+			t.verticalFirst = i == 1
+			continue
+		case c.name == eraseWord:
+			if err := once("erasing"); err != nil {
+				return nil, err
+			}
+			if erase, err = bind(p, c, eraseParams); err != nil {
+				return nil, err
+			}
+			continue
+		case slices.Contains(mixWords, c.name):
+			if err := once("mixing"); err != nil {
+				return nil, err
+			}
+			if t.mix, err = buildMix(p, c); err != nil {
+				return nil, err
 			}
 			continue
 		case c.name == rawWord:
@@ -222,6 +283,11 @@ func Compile(spec string) (*Transform, error) {
 				return nil, err
 			}
 			t.dtype = c.name
+		case c.name == dctWord:
+			if err := once("way to decode"); err != nil {
+				return nil, err
+			}
+			t.dct = true
 		case slices.Contains(layouts, c.name):
 			if err := once("layout"); err != nil {
 				return nil, err
@@ -252,6 +318,11 @@ func Compile(spec string) (*Transform, error) {
 		return nil, p.fail(calls[0].pos, len(calls[0].name), "", "a sample of %dx%d %s takes %d bytes: the limits are %d a side and %d bytes", t.size.X, t.size.Y, t.dtype, n, maxSide, maxOut)
 	}
 	t.makeTable()
+	if erase != nil {
+		if t.erase, err = buildErase(erase, t.dtype); err != nil {
+			return nil, err
+		}
+	}
 	return t, nil
 }
 
@@ -300,7 +371,9 @@ func example(params []param) string {
 	var need []string
 	for _, q := range params {
 		if q.def == "" {
-			need = append(need, map[string]string{"size": "224", "mean": "(0.485, 0.456, 0.406)", "std": "(0.229, 0.224, 0.225)", "version": "9.4"}[q.name])
+			need = append(need, map[string]string{"size": "224", "mean": "(0.485, 0.456, 0.406)", "std": "(0.229, 0.224, 0.225)", "version": "9.4",
+				"shape": "(64, 64)", "key": "'arr_0'", "name": "'tensor'", "dtype": "'float32'", "length": "1024", "stored": "'npy:uint16'", "column": "'age'", "seconds": "2.0", "rate": "16000",
+				"padding": "4", "degrees": "15", "kernel_size": "23", "bits": "2", "threshold": "192", "sharpness_factor": "2"}[q.name])
 		}
 	}
 	return strings.Join(need, ", ")
@@ -344,15 +417,73 @@ func (a *args) interval(name string, top float64) (r [2]float64, err error) {
 	return [2]float64{v.list[0].num, v.list[1].num}, nil
 }
 
-// bilinear checks that what is asked for is what Pillow's path does: bilinear, always antialiased.
-func (a *args) bilinear() error {
-	if v := a.val["interpolation"]; v.kind != 's' || !strings.EqualFold(strings.TrimPrefix(v.str, "InterpolationMode."), "bilinear") {
-		return a.bad(v, "only interpolation='bilinear' is known")
+// probability reads a number from 0 to 1.
+func (a *args) probability(name string) (float64, error) {
+	p := a.val[name]
+	if !p.number() || p.num < 0 || p.num > 1 {
+		return 0, a.bad(p, "%s is a probability from 0 to 1", name)
 	}
+	return p.num, nil
+}
+
+// truth reads True or False.
+func (a *args) truth(name string) (bool, error) {
+	v := a.val[name]
+	if v.kind != 'b' {
+		return false, a.bad(v, "%s is True or False", name)
+	}
+	return v.num != 0, nil
+}
+
+// integer reads a whole number.
+func (a *args) integer(name string, lo, hi int) (int, error) {
+	v := a.val[name]
+	if v.kind != 'i' || v.num < float64(lo) || v.num > float64(hi) {
+		return 0, a.bad(v, "%s is a whole number from %d to %d", name, lo, hi)
+	}
+	return int(v.num), nil
+}
+
+// fill reads a colour: None, one number or (red, green, blue), 0 to 255, cut to integers.
+func (a *args) fill() (c [3]uint8, err error) {
+	v := a.val["fill"]
+	list := v.list
+	switch {
+	case v.kind == 'n':
+		return c, nil
+	case v.number():
+		list = []value{v}
+	case v.kind != 't' || len(list) != 1 && len(list) != 3:
+		return c, a.bad(v, "fill is None, one number or (red, green, blue)")
+	}
+	for i := range c {
+		x := list[i%len(list)]
+		if !x.number() || x.num < 0 || x.num > 255 {
+			return c, a.bad(x, "fill takes numbers from 0 to 255")
+		}
+		c[i] = uint8(x.num)
+	}
+	return c, nil
+}
+
+// interpolation reads one of torchvision's modes.
+func (a *args) interpolation() (jpeg.Filter, error) {
+	v := a.val["interpolation"]
+	name := strings.ToLower(strings.TrimPrefix(v.str, "InterpolationMode."))
+	for f := jpeg.Bilinear; f <= jpeg.Nearest; f++ {
+		if v.kind == 's' && name == f.String() {
+			return f, nil
+		}
+	}
+	return 0, a.bad(v, "interpolation is 'bilinear', 'bicubic' or 'nearest'")
+}
+
+// filter reads interpolation and checks that what is asked for is what Pillow's path does: antialiased, always.
+func (a *args) filter() (jpeg.Filter, error) {
 	if v := a.val["antialias"]; v.kind != 'n' && (v.kind != 'b' || v.num == 0) {
-		return a.bad(v, "Pillow always resizes with antialias=True")
+		return 0, a.bad(v, "Pillow always resizes with antialias=True")
 	}
-	return nil
+	return a.interpolation()
 }
 
 // setNorm reads mean and std: three numbers, or one for all channels.

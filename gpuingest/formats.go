@@ -21,6 +21,8 @@ func format(b []byte) string {
 		return "PNG"
 	case len(b) >= 12 && string(b[:4]) == "RIFF" && string(b[8:12]) == "WEBP":
 		return "WebP"
+	case isNpy(b):
+		return "npy"
 	case bytes.HasPrefix(b, []byte("GIF8")):
 		return "GIF"
 	case bytes.HasPrefix(b, []byte("BM")):
@@ -37,12 +39,22 @@ func format(b []byte) string {
 	return fmt.Sprintf("unknown (first bytes % x)", b[:min(8, len(b))])
 }
 
+// tooLarge refuses a picture of too many pixels.
+func (p *picture) tooLarge(kind string, w, h int) error {
+	if n := int64(w) * int64(h); n > p.maxPixels {
+		return fmt.Errorf("%w: %s: %w: %dx%d is %d pixels, the limit is %d", ErrBadSample, kind, jpeg.ErrTooLarge, w, h, n, p.maxPixels)
+	}
+	return nil
+}
+
 // decodeOther replaces p.src by packed RGB.
 func (p *picture) decodeOther() error {
 	var config func([]byte) (image.Config, error)
 	var decode func([]byte) (image.Image, error)
 	kind := format(p.src)
 	switch kind {
+	case "npy":
+		return p.npyPicture()
 	case "PNG":
 		config = func(b []byte) (image.Config, error) { return png.DecodeConfig(bytes.NewReader(b)) }
 		decode = func(b []byte) (image.Image, error) { return png.Decode(bytes.NewReader(b)) }
@@ -50,14 +62,14 @@ func (p *picture) decodeOther() error {
 		config = func(b []byte) (image.Config, error) { return webp.DecodeConfig(bytes.NewReader(b)) }
 		decode = func(b []byte) (image.Image, error) { return webp.Decode(bytes.NewReader(b)) }
 	default:
-		return fmt.Errorf("%w: neither JPEG, PNG nor WebP but %s: convert it, or narrow --samples to pictures", ErrBadSample, kind)
+		return fmt.Errorf("%w: neither JPEG, PNG, WebP nor npy but %s: convert it, narrow --samples to pictures, or feed it raw", ErrBadSample, kind)
 	}
 	c, err := config(p.src)
 	if err != nil {
 		return fmt.Errorf("%w: %s header: %w", ErrBadSample, kind, err)
 	}
-	if n := int64(c.Width) * int64(c.Height); n > p.maxPixels {
-		return fmt.Errorf("%w: %s: %w: %dx%d is %d pixels, the limit is %d", ErrBadSample, kind, jpeg.ErrTooLarge, c.Width, c.Height, n, p.maxPixels)
+	if err := p.tooLarge(kind, c.Width, c.Height); err != nil {
+		return err
 	}
 	img, err := decode(p.src)
 	if err != nil {

@@ -8,48 +8,10 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// view is a picture as the operations so far have left it: nothing is computed until pixels must exist. Crops and flips
-// fold into one jpeg.Job beside a single resize; a second resize, or a resize of something flipped or padded, first
-// makes the pixels (pixels, in transform.go), since only then are the bytes those of Pillow.
-type view struct {
-	job     jpeg.Job // Box, Size, Window and Flip, all set
-	resized bool
-}
-
-func viewOf(size image.Point) view {
-	all := image.Rectangle{Max: size}
-	return view{job: jpeg.Job{Box: all, Size: size, Window: all}}
-}
-
-// size is that of the picture as it stands.
-func (v *view) size() image.Point { return v.job.Window.Size() }
-
-// crop takes r of the picture as it stands; what lies outside is zero.
-func (v *view) crop(r image.Rectangle) {
-	w := v.job.Window
-	if v.job.Flip {
-		r.Min.X, r.Max.X = w.Dx()-r.Max.X, w.Dx()-r.Min.X
-	}
-	v.job.Window = r.Add(w.Min)
-}
-
-func (v *view) flip() { v.job.Flip = !v.job.Flip }
-
-// foldable tells whether a resize can join the job.
-func (v *view) foldable() bool {
-	return !v.resized && !v.job.Flip && v.job.Window.In(image.Rectangle{Max: v.job.Size})
-}
-
-// resize needs a foldable view.
-func (v *view) resize(to image.Point) {
-	box := v.job.Window.Add(v.job.Box.Min)
-	v.job.Box, v.job.Size, v.job.Window, v.resized = box, to, image.Rectangle{Max: to}, true
-}
-
-// operation is one geometric step of a transform.
+// operation is one operation of a transform.
 type operation interface {
-	// apply decides on the step's parameters and takes it.
-	apply(p *picture, r *Rand) error
+	// draw appends the steps that it comes to for a picture of this size. It looks at nothing else.
+	draw(steps []step, size image.Point, r *Rand) []step
 	// out is the size of the result for an input of the given size; the zero Point means a size that varies.
 	out(in image.Point) image.Point
 	// String is the canonical form.
@@ -63,6 +25,7 @@ func pyRound(f float64) int { return int(math.RoundToEven(f)) }
 type randomResizedCrop struct {
 	h, w         int
 	scale, ratio [2]float64
+	filter       jpeg.Filter
 }
 
 func (o *randomResizedCrop) box(in image.Point, r *Rand) image.Rectangle {
@@ -92,33 +55,38 @@ func (o *randomResizedCrop) box(in image.Point, r *Rand) image.Rectangle {
 // floorHalf is Python's n // 2.
 func floorHalf(n int) int { return n >> 1 }
 
-func (o *randomResizedCrop) apply(p *picture, r *Rand) error {
-	p.crop(o.box(p.size(), r))
-	return p.resizeTo(image.Pt(o.w, o.h))
+func (o *randomResizedCrop) draw(steps []step, size image.Point, r *Rand) []step {
+	return append(steps, step{kind: stepCrop, box: o.box(size, r)}, step{kind: stepResize, size: image.Pt(o.w, o.h), filter: o.filter})
 }
 
 func (o *randomResizedCrop) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
 
 func (o *randomResizedCrop) String() string {
-	return fmt.Sprintf("RandomResizedCrop(size=(%d, %d), scale=(%s, %s), ratio=(%s, %s), interpolation='bilinear', antialias=True)",
-		o.h, o.w, pyFloat(o.scale[0]), pyFloat(o.scale[1]), pyFloat(o.ratio[0]), pyFloat(o.ratio[1]))
+	return fmt.Sprintf("RandomResizedCrop(size=(%d, %d), scale=(%s, %s), ratio=(%s, %s), interpolation='%s', antialias=True)",
+		o.h, o.w, pyFloat(o.scale[0]), pyFloat(o.scale[1]), pyFloat(o.ratio[0]), pyFloat(o.ratio[1]), o.filter)
 }
 
 // resizeTo is torchvision's Resize((h, w)).
-type resizeTo struct{ h, w int }
+type resizeTo struct {
+	h, w   int
+	filter jpeg.Filter
+}
 
-func (o *resizeTo) apply(p *picture, _ *Rand) error { return p.resizeTo(image.Pt(o.w, o.h)) }
+func (o *resizeTo) draw(steps []step, _ image.Point, _ *Rand) []step {
+	return append(steps, step{kind: stepResize, size: image.Pt(o.w, o.h), filter: o.filter})
+}
 
 func (o *resizeTo) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
 
 func (o *resizeTo) String() string {
-	return fmt.Sprintf("Resize(size=(%d, %d), interpolation='bilinear', max_size=None, antialias=True)", o.h, o.w)
+	return fmt.Sprintf("Resize(size=(%d, %d), interpolation='%s', max_size=None, antialias=True)", o.h, o.w, o.filter)
 }
 
 // resizeShort is torchvision's Resize(n): the shorter side becomes n, the longer in proportion, cut to an integer.
 type resizeShort struct {
 	short   int
 	maxSize int // 0: none
+	filter  jpeg.Filter
 }
 
 func (o *resizeShort) target(in image.Point) image.Point {
@@ -133,7 +101,9 @@ func (o *resizeShort) target(in image.Point) image.Point {
 	return image.Pt(l, s)
 }
 
-func (o *resizeShort) apply(p *picture, _ *Rand) error { return p.resizeTo(o.target(p.size())) }
+func (o *resizeShort) draw(steps []step, size image.Point, _ *Rand) []step {
+	return append(steps, step{kind: stepResize, size: o.target(size), filter: o.filter})
+}
 
 func (o *resizeShort) out(in image.Point) image.Point {
 	if in == (image.Point{}) {
@@ -147,17 +117,16 @@ func (o *resizeShort) String() string {
 	if o.maxSize > 0 {
 		limit = fmt.Sprint(o.maxSize)
 	}
-	return fmt.Sprintf("Resize(size=%d, interpolation='bilinear', max_size=%s, antialias=True)", o.short, limit)
+	return fmt.Sprintf("Resize(size=%d, interpolation='%s', max_size=%s, antialias=True)", o.short, o.filter, limit)
 }
 
 // centerCrop is torchvision's: pads with zeros where the picture is smaller.
 type centerCrop struct{ h, w int }
 
-func (o *centerCrop) apply(p *picture, _ *Rand) error {
-	x, w := center(p.size().X, o.w)
-	y, h := center(p.size().Y, o.h)
-	p.crop(image.Rect(x, y, x+w, y+h))
-	return nil
+func (o *centerCrop) draw(steps []step, size image.Point, _ *Rand) []step {
+	x, w := center(size.X, o.w)
+	y, h := center(size.Y, o.h)
+	return append(steps, step{kind: stepCrop, box: image.Rect(x, y, x+w, y+h)})
 }
 
 // center places a crop of n in a side of m. Too short a side is padded first, less on the near side.
@@ -172,18 +141,25 @@ func (o *centerCrop) out(image.Point) image.Point { return image.Pt(o.w, o.h) }
 
 func (o *centerCrop) String() string { return fmt.Sprintf("CenterCrop(size=(%d, %d))", o.h, o.w) }
 
-// randomHorizontalFlip mirrors with probability p.
-type randomHorizontalFlip struct{ p float64 }
-
-func (o *randomHorizontalFlip) apply(p *picture, r *Rand) error {
-	if r.Float64() < o.p {
-		p.flip()
-	}
-	return nil
+// randomFlip mirrors, or turns upside down, with probability p.
+type randomFlip struct {
+	p    float64
+	kind stepKind // stepMirror or stepTurn
 }
 
-func (o *randomHorizontalFlip) out(in image.Point) image.Point { return in }
+func (o *randomFlip) draw(steps []step, _ image.Point, r *Rand) []step {
+	if r.Float64() < o.p {
+		steps = append(steps, step{kind: o.kind})
+	}
+	return steps
+}
 
-func (o *randomHorizontalFlip) String() string {
-	return fmt.Sprintf("RandomHorizontalFlip(p=%s)", pyFloat(o.p))
+func (o *randomFlip) out(in image.Point) image.Point { return in }
+
+func (o *randomFlip) String() string {
+	name := "RandomHorizontalFlip"
+	if o.kind == stepTurn {
+		name = "RandomVerticalFlip"
+	}
+	return fmt.Sprintf("%s(p=%s)", name, pyFloat(o.p))
 }

@@ -40,12 +40,16 @@ func (e *SpecError) Caret() string {
 // maxSpec bounds a SPEC: it arrives from the network.
 const maxSpec = 4096
 
-// value is a Python literal: int, float, str, bool, None, or a tuple or list of values.
+// maxDepth bounds nesting.
+const maxDepth = 4
+
+// value is a Python literal: int, float, str, bool, None, a tuple or list of values, or a call.
 type value struct {
-	kind byte // 'i', 'f', 's', 'b', 'n', 't'
+	kind byte // 'i', 'f', 's', 'b', 'n', 't', 'c'
 	num  float64
 	str  string
 	list []value
+	call call
 	pos  int
 	len  int
 }
@@ -65,6 +69,8 @@ func (v value) String() string {
 		return "False"
 	case 'n':
 		return "None"
+	case 'c':
+		return v.call.name + "(...)"
 	}
 	parts := make([]string, len(v.list))
 	for i, x := range v.list {
@@ -167,7 +173,7 @@ func parseSpec(s string) ([]call, error) {
 		c := call{name: name, pos: pos}
 		if p.accept('(') {
 			c.parens = true
-			args, err := p.args()
+			args, err := p.args(0)
 			if err != nil {
 				return nil, err
 			}
@@ -184,13 +190,14 @@ func parseSpec(s string) ([]call, error) {
 	}
 }
 
-func (p *parser) args() ([]arg, error) {
+// args reads arguments up to the closing parenthesis. depth bounds what is nested in them.
+func (p *parser) args(depth int) ([]arg, error) {
 	var args []arg
 	for {
 		if p.accept(')') {
 			return args, nil
 		}
-		a, err := p.arg()
+		a, err := p.arg(depth)
 		if err != nil {
 			return nil, err
 		}
@@ -204,18 +211,18 @@ func (p *parser) args() ([]arg, error) {
 	}
 }
 
-func (p *parser) arg() (arg, error) {
+func (p *parser) arg(depth int) (arg, error) {
 	p.space()
 	from := p.i
 	if c := p.peek(); c != 0 && wordByte(c) && (c < '0' || c > '9') {
 		name, pos := p.word()
 		if p.accept('=') {
-			v, err := p.value(0)
+			v, err := p.value(depth)
 			return arg{name: name, pos: pos, val: v}, err
 		}
 		p.i = from
 	}
-	v, err := p.value(0)
+	v, err := p.value(depth)
 	return arg{pos: from, val: v}, err
 }
 
@@ -223,7 +230,7 @@ func (p *parser) value(depth int) (value, error) {
 	c := p.peek()
 	from := p.i
 	switch {
-	case (c == '(' || c == '[') && depth < 4:
+	case (c == '(' || c == '[') && depth < maxDepth:
 		p.i++
 		end := byte(')')
 		if c == '[' {
@@ -269,8 +276,15 @@ func (p *parser) value(depth int) (value, error) {
 			v.kind = 'b'
 		case "None":
 			v.kind = 'n'
-		default: // an enum such as InterpolationMode.BILINEAR
+		default: // an enum such as InterpolationMode.BILINEAR, or a call
 			v.kind, v.str = 's', w
+			if depth < maxDepth && p.accept('(') {
+				args, err := p.args(depth + 1)
+				if err != nil {
+					return v, err
+				}
+				v.kind, v.call, v.len = 'c', call{name: w, pos: pos, parens: true, args: args}, p.i-pos
+			}
 		}
 		return v, nil
 	}

@@ -24,6 +24,7 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/shoalfs/shoal/gpuingest/internal/pillow"
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
@@ -40,6 +41,10 @@ type Transform struct {
 	mean, std     [3]float64
 	size          image.Point // of the result
 	table         []byte      // 3 x 256 elements, nil for uint8
+	verticalFirst bool        // Pillow 13's rule of resizing
+	dct           bool        // decode at a fraction of the size where that will do
+	erase         *erasing    // nil: none
+	mix           *mixing     // nil: none
 
 	// MaxPixels bounds a picture's width x height; zero means jpeg.DefaultMaxPixels. Set it before the first Apply.
 	MaxPixels int64
@@ -83,7 +88,20 @@ func (t *Transform) String() string {
 		}
 		parts = append(parts, "Normalize(mean="+triple(t.mean)+", std="+triple(t.std)+")")
 	}
-	return strings.Join(append(parts, pillowRule), "|")
+	if t.erase != nil {
+		parts = append(parts, t.erase.String())
+	}
+	if t.mix != nil {
+		parts = append(parts, t.mix.String())
+	}
+	rule := pillowRules[0]
+	if t.verticalFirst {
+		rule = pillowRules[1]
+	}
+	if t.dct {
+		parts = append(parts, dctWord)
+	}
+	return strings.Join(append(parts, rule), "|")
 }
 
 // Hash returns the SHA-256 of the canonical form in hexadecimal: equal hashes mean equal pixels for equal draws.
@@ -158,8 +176,11 @@ type picture struct {
 	isJPEG    bool
 	size0     image.Point // of src
 	buf       *[]byte     // backs src where it is packed RGB that belongs to the pool
-	rand      Rand        // of the operation at hand
+	rand      Rand        // scratch of plan
+	steps     []step      // as drawn; its memory is kept with the picture
 	maxPixels int64
+
+	verticalFirst, dct bool // as in the transform
 }
 
 // pictures spares Apply its only allocation: a picture escapes through the operation interface.
@@ -188,6 +209,7 @@ func putBuffer(b *[]byte) {
 
 // store makes the view's pixels into dst.
 func (p *picture) store(dst []byte, j *jpeg.Job) error {
+	j.VerticalFirst, j.DCT = p.verticalFirst, p.dct
 	if p.isJPEG {
 		return jpeg.DecodeSized(dst, p.src, p.size0, j)
 	}
@@ -212,8 +234,38 @@ func (p *picture) pixels() error {
 	return nil
 }
 
+// do takes a step.
+func (p *picture) do(s *step) error {
+	switch s.kind {
+	case stepCrop:
+		switch {
+		case s.box.In(image.Rectangle{Max: p.size()}):
+		case s.border != pillow.Constant || s.fill != [3]uint8{}:
+			return p.pad(s)
+		case !(image.Rectangle{Max: p.job.Size}).In(p.job.Window): // what was cropped away must not come back
+			if err := p.pixels(); err != nil {
+				return err
+			}
+		}
+		p.crop(s.box)
+	case stepResize:
+		return p.resizeTo(s.size, s.filter)
+	case stepMirror:
+		p.job.Flip = !p.job.Flip
+	case stepTurn:
+		p.job.Turn = !p.job.Turn
+	case stepAffine:
+		return p.affine(s)
+	case stepColour:
+		return p.recolour(s)
+	case stepRefuse:
+		return fmt.Errorf("%w: a picture of %v is smaller than the crop of %v: resize first, or say pad_if_needed=True", ErrBadSample, p.size(), s.size)
+	}
+	return nil
+}
+
 // resizeTo resizes the picture as it stands. The same size is no change, as in torchvision.
-func (p *picture) resizeTo(to image.Point) error {
+func (p *picture) resizeTo(to image.Point, f jpeg.Filter) error {
 	if to == p.size() {
 		return nil
 	}
@@ -225,7 +277,7 @@ func (p *picture) resizeTo(to image.Point) error {
 			return err
 		}
 	}
-	p.resize(to)
+	p.resize(to, f)
 	return nil
 }
 
@@ -233,6 +285,11 @@ func (p *picture) resizeTo(to image.Point) error {
 // function of src and at. Errors that src causes wrap ErrBadSample, and one of package jpeg's errors where they fit;
 // dst then holds arbitrary bytes.
 func (t *Transform) Apply(src []byte, at Draw, dst []byte) error {
+	return t.applyWith(src, at, dst, nil)
+}
+
+// applyWith is Apply that shows the picture's size and its steps to with before any is taken. with keeps neither.
+func (t *Transform) applyWith(src []byte, at Draw, dst []byte, with func(size image.Point, steps []step) error) error {
 	if at.Sample > maxSample || at.Occurrence > maxOccurrence {
 		return fmt.Errorf("gpuingest: sample %d, occurrence %d: random numbers end at sample 2^48 and occurrence 2^16", at.Sample, at.Occurrence)
 	}
@@ -247,14 +304,8 @@ func (t *Transform) Apply(src []byte, at Draw, dst []byte) error {
 		return fmt.Errorf("gpuingest: destination of %d bytes, %s takes %d", len(dst), t, t.OutBytes())
 	}
 	p := pictures.Get().(*picture)
-	*p = picture{src: src, maxPixels: t.MaxPixels}
-	if p.maxPixels <= 0 {
-		p.maxPixels = jpeg.DefaultMaxPixels
-	}
-	err := t.apply(p, at, dst)
-	putBuffer(p.buf)
-	*p = picture{} // keeps no sample alive
-	pictures.Put(p)
+	err := t.apply(p, src, at, dst, with)
+	p.close()
 	if err != nil && !errors.Is(err, ErrBadSample) && badBytes(err) {
 		err = fmt.Errorf("%w: %w", ErrBadSample, err)
 	}
@@ -265,7 +316,12 @@ func badBytes(err error) bool {
 	return errors.Is(err, jpeg.ErrTruncated) || errors.Is(err, jpeg.ErrCorrupt) || errors.Is(err, jpeg.ErrUnsupported) || errors.Is(err, jpeg.ErrTooLarge)
 }
 
-func (t *Transform) apply(p *picture, at Draw, dst []byte) error {
+// open reads the header of a sample, and decodes it if it is no JPEG. close must follow.
+func (p *picture) open(src []byte, maxPixels int64) error {
+	p.src, p.maxPixels = src, maxPixels
+	if p.maxPixels <= 0 {
+		p.maxPixels = jpeg.DefaultMaxPixels
+	}
 	if bytes.HasPrefix(p.src, []byte("\xff\xd8")) {
 		w, h, err := jpeg.Size(p.src)
 		if err != nil {
@@ -276,12 +332,44 @@ func (t *Transform) apply(p *picture, at Draw, dst []byte) error {
 		return err
 	}
 	p.view = viewOf(p.size0)
-	for i, op := range t.ops {
-		p.rand = at.Rand(i)
-		if err := op.apply(p, &p.rand); err != nil {
+	return nil
+}
+
+// close gives the picture back to the pool.
+func (p *picture) close() {
+	putBuffer(p.buf)
+	*p = picture{steps: p.steps[:0]} // keeps no sample alive
+	pictures.Put(p)
+}
+
+func (t *Transform) apply(p *picture, src []byte, at Draw, dst []byte, with func(size image.Point, steps []step) error) error {
+	if err := p.open(src, t.MaxPixels); err != nil {
+		return err
+	}
+	p.verticalFirst, p.dct = t.verticalFirst, t.dct
+	p.steps = t.plan(p.steps[:0], p.size0, at, &p.rand)
+	if with != nil {
+		if err := with(p.size0, p.steps); err != nil {
 			return err
 		}
 	}
+	for i := range p.steps {
+		if err := p.do(&p.steps[i]); err != nil {
+			return err
+		}
+	}
+	if err := t.finish(p, dst); err != nil {
+		return err
+	}
+	if t.erase != nil {
+		p.rand = at.Rand(eraseOperation)
+		t.erase.apply(dst, t, &p.rand)
+	}
+	return nil
+}
+
+// finish stores the picture in the transform's type and layout.
+func (t *Transform) finish(p *picture, dst []byte) error {
 	j := p.job
 	j.Planar, j.Elem, j.Table, j.MaxPixels = t.layout == "nchw", dtypes[t.dtype], t.table, p.maxPixels
 	return p.store(dst, &j)

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
@@ -54,11 +56,13 @@ func planes(t Transform, rows int, dataBytes int64) ([]*feedpb.Plane, int64) {
 	if t == nil {
 		add(planeData, "uint8", dataBytes, uint64(dataBytes))
 	} else {
-		shape := []uint64{n}
-		for _, d := range t.Shape() {
-			shape = append(shape, uint64(d))
+		for _, f := range t.Fields() {
+			shape := []uint64{n}
+			for _, d := range f.Shape {
+				shape = append(shape, uint64(d))
+			}
+			add(f.Name, numpyName(f.DType), int64(rows)*int64(f.Bytes), shape...)
 		}
-		add(planeData, numpyName(t.DType()), int64(rows)*int64(t.OutBytes()), shape...)
 	}
 	add(planeLabel, "int64", 8*int64(rows), n)
 	add(planeID, "int64", 8*int64(rows), n)
@@ -69,32 +73,60 @@ func planes(t Transform, rows int, dataBytes int64) ([]*feedpb.Plane, int64) {
 	return list, end
 }
 
-// batch is one batch on its way. Its rows are filled by workers, each row by one.
+// batch is one batch on its way. Its rows are filled by readers, each row by one.
 type batch struct {
-	header  *feedpb.BatchHeader
-	quota   int // of bad samples in the epoch
+	by      *session // that builds it
+	at      place
+	source  *source
+	header  *feedpb.BatchHeader // complete once done is closed
+	state   State               // once it is consumed; the header's
 	rows    []row
-	buf     *buffer
+	next    int             // row to be filled; the crew's
+	ctx     context.Context // while this is not over, somebody wants the batch
 	planes  map[string][]byte
 	pending atomic.Int32
+	span    trace.Span
+	taken   chan struct{} // closed when the last row has a reader
 	done    chan struct{} // closed when no row is pending
+
+	buf  *buffer // its memory, or
+	slot uint32  // where it is in the pass's; 0: nowhere
+
+	// Guarded by pass.mu, for batches in slots.
+	refs     int // sessions
+	complete bool
+	cancel   context.CancelCauseFunc // of ctx, where others may want it
 }
 
 // row is one row that holds a sample.
 type row struct {
-	batch  *batch
-	i      int
-	source *source
-	pos    int // in the source's order
-	draw   Draw
-	dst    []byte
-	err    error
+	batch *batch
+	i     int
+	pos   int // in the source's order
+	draw  Draw
+	out   Row
+	err   error
 }
 
-// source is one epoch's stream of samples, closed when nobody reads from it any more.
+// source is one epoch's stream of samples. It is closed when nobody reads from it any more: sessions
+// refer to the one that their last batch came from, and rows until they are read.
 type source struct {
 	stream Stream
+	at     place // of the batch that is read from it next; guarded by pass.mu
 	refs   atomic.Int32
+}
+
+// retain adds a reference, unless there was none left.
+func (s *source) retain() bool {
+	for {
+		n := s.refs.Load()
+		if n == 0 {
+			return false
+		}
+		if s.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
 }
 
 func (s *source) drop() {
@@ -104,11 +136,17 @@ func (s *source) drop() {
 	}
 }
 
-// newBatch reserves and lays out batch k of an epoch. All is filled in but what the workers write.
-func (s *session) newBatch(ctx context.Context, p plan, k, epoch int, src *source) (*batch, error) {
+// newBatch returns batch k of an epoch: another session's for the same place, or one that is laid out
+// and given to the readers, who fill in the rest.
+func (s *session) newBatch(ctx context.Context, p plan, k, epoch int) (*batch, error) {
+	at := place{epoch, p.cursor + k*p.global()}
+	if s.lease != nil {
+		if b := s.pass.take(s.lease, at); b != nil {
+			return s.follow(b), nil
+		}
+	}
 	ds, sp := s.ds, s.spec
-	rows, samples := p.rows(k), p.samples(k)
-	ids := make([]int, samples)
+	rows, ids := p.rows(k), make([]int, p.samples(k))
 	var dataBytes int64
 	for i := range ids {
 		ids[i] = p.seq.At(p.pos(k) + i)
@@ -121,56 +159,162 @@ func (s *session) newBatch(ctx context.Context, p plan, k, epoch int, src *sourc
 		return nil, coded(codes.ResourceExhausted, fmt.Errorf("batch %d of epoch %d has %d bytes, more than the server's limit of %d: lower the batch size",
 			p.index(k), epoch, total, s.srv.o.MaxBatchBytes))
 	}
+	state := sp.state(ds, epoch, p.after(k))
+	b := &batch{by: s, at: at, ctx: s.ctx, state: state,
+		header: &feedpb.BatchHeader{Index: uint64(p.index(k)), Epoch: uint32(epoch), Rows: uint32(rows), TotalBytes: uint64(total),
+			Planes: list, State: state.JSON()},
+		rows: make([]row, len(ids)), planes: make(map[string][]byte, len(list)),
+		taken: make(chan struct{}), done: make(chan struct{}),
+	}
+	for {
+		src, err := s.sourceAt(at, p, k)
+		if err != nil {
+			return nil, err
+		}
+		b.source = src
+		got, err := s.pass.claim(ctx, s, b, total)
+		if err != nil {
+			return nil, err
+		}
+		if got == b {
+			break
+		}
+		if got != nil {
+			return s.follow(got), nil
+		}
+	}
+	s.startSpan(b)
+	data, err := s.place(ctx, b, rows, total)
+	if err != nil {
+		b.span.End(err)
+		return nil, err
+	}
+	s.lay(b, p, k, ids, data)
+	s.pass.crew.add(b)
+	return b, nil
+}
+
+// place finds the memory of a batch that this session builds.
+func (s *session) place(ctx context.Context, b *batch, rows int, total int64) ([]byte, error) {
+	if b.slot != 0 {
+		b.header.Slot = b.slot
+		s.pass.mem.begin(b.slot, b.header)
+		return s.pass.mem.slot(b.slot)[slotHeaderBytes:], nil
+	}
 	if err := s.srv.memory.Reserve(ctx, bufferSize(total)); err != nil {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
 		return nil, coded(codes.ResourceExhausted, fmt.Errorf("a batch of %d samples needs %d bytes: %w", rows, total, err))
 	}
-	b := &batch{
-		header: &feedpb.BatchHeader{Index: uint64(p.index(k)), Epoch: uint32(epoch), Rows: uint32(rows), TotalBytes: uint64(total),
-			Planes: list, State: sp.state(ds, epoch, p.after(k)).JSON()},
-		quota: sp.bad.allows(p.seq.Len()),
-		rows:  make([]row, samples),
-		buf:   s.newBuffer(total), planes: make(map[string][]byte, len(list)),
-		done: make(chan struct{}),
-	}
+	b.buf = s.newBuffer(total)
+	return b.buf.data, nil
+}
+
+// lay cuts data into planes and rows, and writes what the readers do not.
+func (s *session) lay(b *batch, p plan, k int, ids []int, data []byte) {
+	ds, sp, rows := s.ds, s.spec, int(b.header.GetRows())
 	var end uint64
-	for _, pl := range list {
-		clear(b.buf.data[end:pl.Offset]) // the gap: never send what another batch left behind
+	for _, pl := range b.header.GetPlanes() {
+		clear(data[end:pl.Offset]) // the gap: never send what another batch left behind
 		end = pl.Offset + pl.Length
-		b.planes[pl.Name] = b.buf.data[pl.Offset:end:end]
+		b.planes[pl.Name] = data[pl.Offset:end:end]
 	}
-	var off int64
 	for i, id := range ids {
-		var length int64
-		if sp.transform == nil {
-			length = ds.Size(id)
-			binary.LittleEndian.PutUint64(b.planes[planeOffsets][8*i:], uint64(off))
-		} else {
-			length = int64(sp.transform.OutBytes())
-		}
 		pos := p.pos(k) + i
-		b.rows[i] = row{batch: b, i: i, source: src, pos: pos, dst: b.planes[planeData][off : off+length : off+length],
-			draw: Draw{sp.seed, uint32(epoch), uint64(id), uint32(p.globalPos(pos) / max(ds.Len(), 1))}}
-		b.set(i, int64(id), int64(ds.Label(id)), true)
-		off += length
-	}
-	clear(b.planes[planeData][off:])
-	for i := samples; i < rows; i++ {
-		b.set(i, -1, IgnoredLabel, false)
+		b.rows[i] = row{batch: b, i: i, pos: pos, out: Row{Label: int64(ds.Label(id))},
+			draw: Draw{sp.seed, b.header.GetEpoch(), uint64(id), p.occurrence(pos, ds.Len())}}
 	}
 	if sp.transform == nil {
-		for i := samples; i <= rows; i++ {
-			binary.LittleEndian.PutUint64(b.planes[planeOffsets][8*i:], uint64(off))
+		b.cutRaw(ds, rows)
+	} else {
+		b.cut(sp.transform.Fields())
+	}
+	for i := len(ids); i < rows; i++ {
+		b.set(i, -1, IgnoredLabel, false)
+	}
+	b.pending.Store(int32(len(ids)))
+	b.source.refs.Add(int32(len(ids)))
+	if len(ids) == 0 {
+		b.finish()
+	}
+}
+
+// sourceAt returns a source whose next batch is that at a place: the one that the session's last batch
+// came from, unless that one has been read on from by others, or is of another epoch.
+func (s *session) sourceAt(at place, p plan, k int) (*source, error) {
+	s.pass.mu.Lock()
+	ready := s.source != nil && s.source.at == at
+	s.pass.mu.Unlock()
+	if ready {
+		return s.source, nil
+	}
+	s.adopt(nil)
+	name := fmt.Sprintf("feed/%s/rank%d/epoch%d", s.spec.session, s.spec.rank, at.epoch)
+	if s.begun == at.epoch+1 { // the first may still be read from
+		s.again++
+		name += fmt.Sprintf("/%d", s.again)
+	}
+	s.begun = at.epoch + 1
+	stream, err := s.begin(name, p.seq, p.pos(k))
+	if err != nil {
+		return nil, fmt.Errorf("begin %s: %w", name, err)
+	}
+	s.source = &source{stream: stream, at: at}
+	s.source.refs.Store(1)
+	return s.source, nil
+}
+
+// adopt makes src, to which a reference is handed over, the session's source.
+func (s *session) adopt(src *source) {
+	if s.source != nil {
+		s.source.drop()
+	}
+	s.source = src
+}
+
+// follow goes on from another session's batch.
+func (s *session) follow(b *batch) *batch {
+	s.slots.shared.Add(1)
+	switch {
+	case b.source == s.source:
+	case b.source.retain():
+		s.adopt(b.source)
+	default:
+		s.adopt(nil)
+	}
+	return b
+}
+
+// cut gives each row its part of every field, and clears what belongs to none.
+func (b *batch) cut(fields []Field) {
+	all := make([][]byte, len(b.rows)*len(fields))
+	for i := range b.rows {
+		b.rows[i].out.Fields, all = all[:len(fields):len(fields)], all[len(fields):]
+	}
+	for j, f := range fields {
+		plane := b.planes[f.Name]
+		for i := range b.rows {
+			b.rows[i].out.Fields[j], plane = plane[:f.Bytes:f.Bytes], plane[f.Bytes:]
+		}
+		clear(plane)
+	}
+}
+
+// cutRaw gives each row the bytes of its sample, one after another, and writes the offsets.
+func (b *batch) cutRaw(ds Dataset, rows int) {
+	all := make([][]byte, len(b.rows))
+	data, offsets := b.planes[planeData], b.planes[planeOffsets]
+	var off int64
+	for i := range rows + 1 {
+		binary.LittleEndian.PutUint64(offsets[8*i:], uint64(off))
+		if i < len(b.rows) {
+			end := off + ds.Size(int(b.rows[i].draw.Sample))
+			all[i] = data[off:end:end]
+			b.rows[i].out.Fields = all[i : i+1]
+			off = end
 		}
 	}
-	b.pending.Store(int32(samples))
-	if samples == 0 {
-		close(b.done)
-	}
-	src.refs.Add(int32(samples))
-	return b, nil
 }
 
 // set writes a row's small planes.
@@ -184,32 +328,94 @@ func (b *batch) set(i int, id, label int64, valid bool) {
 }
 
 // fill reads and transforms the row's sample.
-func (r *row) fill(ctx context.Context, s *session) {
-	if r.err = ctx.Err(); r.err == nil {
-		r.err = r.read(ctx, s)
+func (r *row) fill() {
+	b := r.batch
+	if r.err = b.ctx.Err(); r.err == nil {
+		r.err = r.read(b.ctx, b.by)
 	}
-	r.source.drop()
-	if r.batch.pending.Add(-1) == 0 {
-		close(r.batch.done)
+	b.source.drop()
+	if id := int64(r.draw.Sample); r.err == nil {
+		b.set(r.i, id, r.out.Label, true)
+	} else { // whether it is forgiven is settled later
+		for _, f := range r.out.Fields {
+			clear(f)
+		}
+		b.set(r.i, id, IgnoredLabel, false)
+	}
+	if b.pending.Add(-1) == 0 {
+		b.finish()
+	}
+}
+
+// finish does what is left to do when all rows are settled.
+func (b *batch) finish() {
+	if m, ok := b.by.spec.transform.(Mixer); ok && len(b.rows) > 0 && b.ctx.Err() == nil {
+		b.mix(m, b.by.spec)
+	}
+	for i := range b.rows {
+		if bad := (*badSample)(nil); errors.As(b.rows[i].err, &bad) {
+			b.header.Bad = append(b.header.Bad, &feedpb.BadSample{Row: uint32(i), Id: uint64(bad.id), Path: bad.path, Cause: bad.err.Error()})
+		}
+	}
+	b.header.Valid = uint32(len(b.rows) - len(b.header.Bad))
+	b.by.pass.completed(b)
+	b.endSpan()
+	close(b.done)
+}
+
+// failed tells whether there is a row that no policy forgives.
+func (b *batch) failed() bool {
+	for i := range b.rows {
+		if bad := (*badSample)(nil); b.rows[i].err != nil && !errors.As(b.rows[i].err, &bad) {
+			return true
+		}
+	}
+	return false
+}
+
+// mix has the transform work on the whole batch; its rows are done.
+func (b *batch) mix(m Mixer, sp *spec) {
+	rows := make([]*Row, len(b.rows))
+	for i := range b.rows {
+		if b.rows[i].err == nil {
+			rows[i] = &b.rows[i].out
+		}
+	}
+	m.Mix(Draw{sp.seed, b.header.GetEpoch(), b.header.GetIndex(), uint32(sp.rank)}, rows)
+	for i, r := range rows {
+		if r != nil {
+			b.set(i, int64(b.rows[i].draw.Sample), r.Label, true)
+		}
 	}
 }
 
 func (r *row) read(ctx context.Context, s *session) error {
 	id := int(r.draw.Sample)
 	start := time.Now()
-	data, release, err := r.source.stream.Read(ctx, r.pos)
+	data, release, err := r.batch.source.stream.Read(ctx, r.pos)
+	beside := parts{s: s, r: r}
+	if err == nil {
+		defer release()
+		defer beside.release()
+		err = beside.read(ctx)
+	}
 	s.count.fetch.add(time.Since(start))
 	if err != nil {
 		return fmt.Errorf("sample %d (%s): %w", id, s.ds.Path(id), err)
 	}
-	defer release()
 	s.count.sourceBytes.Add(int64(len(data)))
+	label, err := s.spec.label.of(r.out.Label, beside.label())
+	if err != nil {
+		return &badSample{id, s.ds.Path(id), err}
+	}
+	r.out.Label = label
 	if s.spec.transform == nil {
-		if len(data) != len(r.dst) {
+		dst := r.out.Fields[0]
+		if len(data) != len(dst) {
 			return coded(codes.FailedPrecondition, fmt.Errorf("sample %d (%s): %d bytes where the dataset's version has %d: refresh the dataset",
-				id, s.ds.Path(id), len(data), len(r.dst)))
+				id, s.ds.Path(id), len(data), len(dst)))
 		}
-		copy(r.dst, data)
+		copy(dst, data)
 		return nil
 	}
 	select {
@@ -218,18 +424,23 @@ func (r *row) read(ctx context.Context, s *session) error {
 		return ctx.Err()
 	}
 	start = time.Now()
-	err = s.spec.transform.Apply(ctx, data, r.draw, r.dst)
-	s.count.decode.add(time.Since(start))
+	err = s.spec.transform.Apply(ctx, Sample{Data: data, Part: beside.apply}, r.draw, &r.out)
+	took := time.Since(start)
+	s.count.decode.add(took)
+	s.srv.decoding.Record(took)
 	<-s.srv.cpu
+	if beside.err != nil {
+		return fmt.Errorf("sample %d (%s): %w", id, s.ds.Path(id), beside.err)
+	}
 	if err != nil && ctx.Err() == nil {
 		return &badSample{id, s.ds.Path(id), err}
 	}
 	return err
 }
 
-// settle applies the policy to a batch whose rows are done: bad rows become zeros and are reported.
-// It returns the error that ends the stream, if one does. badSoFar counts the epoch's.
-func (b *batch) settle(s *session, badSoFar *int) error {
+// settle applies a session's policy to a batch that is done: quota bad samples in the epoch, of which
+// badSoFar were in batches before. It returns the error that ends the stream, if one does.
+func (b *batch) settle(sp *spec, quota int, badSoFar *int) error {
 	for i := range b.rows {
 		r := &b.rows[i]
 		if r.err == nil {
@@ -239,18 +450,27 @@ func (b *batch) settle(s *session, badSoFar *int) error {
 		if !errors.As(r.err, &bad) {
 			return r.err
 		}
-		if *badSoFar++; *badSoFar > b.quota {
-			if b.quota == 0 {
+		if *badSoFar++; *badSoFar > quota {
+			if quota == 0 {
 				return fmt.Errorf(`%w (repair or remove it, or open the feed with bad="skip:0.1%%")`, bad)
 			}
-			return fmt.Errorf("%w: more than the %d that %s allows in epoch %d", bad, b.quota, s.spec.bad.text, b.header.GetEpoch())
+			return fmt.Errorf("%w: more than the %d that %s allows in epoch %d", bad, quota, sp.bad.text, b.header.GetEpoch())
 		}
-		clear(r.dst)
-		b.set(r.i, int64(bad.id), IgnoredLabel, false)
-		b.header.Bad = append(b.header.Bad, &feedpb.BadSample{Row: uint32(r.i), Id: uint64(bad.id), Path: bad.path, Cause: bad.err.Error()})
 	}
-	b.header.Valid = uint32(len(b.rows) - len(b.header.Bad))
 	return nil
+}
+
+// headerAfter returns the header for a session that has skipped so many bad samples of the epoch, this
+// batch's included.
+func (b *batch) headerAfter(bad int) *feedpb.BatchHeader {
+	if bad == 0 {
+		return b.header
+	}
+	h := proto.CloneOf(b.header) // other sessions may send it, with counts of their own
+	state := b.state
+	state.Bad = bad
+	h.State = state.JSON()
+	return h
 }
 
 // duration adds up time in nanoseconds.
@@ -258,4 +478,7 @@ type duration struct{ atomic.Int64 }
 
 func (d *duration) add(t time.Duration) { d.Add(int64(t)) }
 
-func (d *duration) seconds() float64 { return math.Round(float64(d.Load())/1e3) / 1e6 }
+func (d *duration) seconds() float64 { return roundSeconds(d.Load()) }
+
+// roundSeconds turns nanoseconds into seconds, to the microsecond.
+func roundSeconds(ns int64) float64 { return math.Round(float64(ns)/1e3) / 1e6 }

@@ -2,6 +2,7 @@ package loader
 
 import (
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -23,26 +24,62 @@ func bufferSize(n int64) int64 {
 	return (n + step - 1) &^ (step - 1)
 }
 
-// pool recycles the memory of batches by size.
-type pool struct{ sizes sync.Map } // int64 -> *sync.Pool of []byte
+// pool recycles the memory of batches. It is ours and no sync.Pool: raw batches are all of different
+// sizes, and fresh memory costs more than filling it, by a page fault for each 4 KiB (a fifth of the
+// daemon's CPU of a raw feed, seen). The zero value is ready to use.
+type pool struct {
+	mu    sync.Mutex
+	free  [][]byte // by age
+	bytes int64
+}
 
+// maxFree bounds what the pool holds, beside what is reserved: the batches on their way of one session
+// with raw photographs, 4 MB each. A single piece may be larger, up to maxPiece: one batch of 256 decoded
+// pictures, which the next one takes over.
+const (
+	maxFree  = 32 << 20
+	maxPiece = 64 << 20
+)
+
+// get returns size bytes, of the smallest free memory that is at most a quarter larger, or fresh ones.
 func (p *pool) get(size int64) []byte {
-	if v, ok := p.sizes.Load(size); ok {
-		if b, ok := v.(*sync.Pool).Get().(*[]byte); ok {
-			return *b
+	p.mu.Lock()
+	best := -1
+	for i, b := range p.free {
+		if n := int64(cap(b)); n >= size && n <= size+size/4 && (best < 0 || n < int64(cap(p.free[best]))) {
+			best = i
 		}
 	}
+	if best >= 0 {
+		b := p.free[best]
+		p.free = slices.Delete(p.free, best, best+1)
+		p.bytes -= int64(cap(b))
+		p.mu.Unlock()
+		return b[:size]
+	}
+	p.mu.Unlock()
 	b := make([]byte, size+planeAlign)
 	off := -uintptr(unsafe.Pointer(unsafe.SliceData(b))) & (planeAlign - 1)
 	return b[off : int64(off)+size : int64(off)+size]
 }
 
+// put takes memory back. What has been free for longest goes when there is too much.
 func (p *pool) put(b []byte) {
-	v, ok := p.sizes.Load(int64(len(b)))
-	if !ok {
-		v, _ = p.sizes.LoadOrStore(int64(len(b)), new(sync.Pool))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.free = append(p.free, b)
+	p.bytes += int64(cap(b))
+	for p.bytes > maxFree && (len(p.free) > 1 || p.bytes > maxPiece) {
+		p.bytes -= int64(cap(p.free[0]))
+		p.free = slices.Delete(p.free, 0, 1)
 	}
-	v.(*sync.Pool).Put(&b)
+}
+
+// drop lets go of all that is free.
+func (p *pool) drop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.free, p.bytes = nil, 0
 }
 
 // buffer is a batch's memory. It goes back to the pool when gRPC has dropped the last reference to

@@ -26,7 +26,7 @@ func TestPoolAlignment(t *testing.T) {
 	for _, n := range []int64{1, 5000, 100_000, 10_000_000} {
 		for range 3 {
 			b := p.get(bufferSize(n))
-			if int64(len(b)) != bufferSize(n) || cap(b) != len(b) {
+			if int64(len(b)) != bufferSize(n) {
 				t.Fatalf("%d bytes: length %d, capacity %d", n, len(b), cap(b))
 			}
 			if uintptr(unsafe.Pointer(&b[0]))%planeAlign != 0 {
@@ -34,5 +34,28 @@ func TestPoolAlignment(t *testing.T) {
 			}
 			p.put(b)
 		}
+	}
+}
+
+func TestPoolReuses(t *testing.T) {
+	var p pool
+	a, b := p.get(1<<20), p.get(3<<20)
+	p.put(a)
+	p.put(b)
+	if got := p.get(900 << 10); &got[0] != &a[0] || len(got) != 900<<10 {
+		t.Errorf("%d bytes, not from what was free", len(got))
+	}
+	if got := p.get(900 << 10); &got[0] == &b[0] {
+		t.Error("three times the memory that was asked for")
+	}
+	p.put(a)
+	for range 2 * maxFree >> 20 {
+		p.put(make([]byte, 1<<20))
+	}
+	if p.bytes > maxFree || int64(len(p.free)) != p.bytes>>20 {
+		t.Errorf("%d bytes in %d pieces", p.bytes, len(p.free))
+	}
+	if p.drop(); len(p.free) != 0 || p.bytes != 0 {
+		t.Error("not empty")
 	}
 }

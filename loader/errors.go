@@ -26,6 +26,8 @@ func coded(c codes.Code, err error) error { return &codedError{c, err} }
 var (
 	errFenced   = coded(codes.Aborted, errors.New("a newer stream was opened for this session and rank; this one ends"))
 	errStopping = coded(codes.Unavailable, errors.New("the server is stopping: open again with the last state"))
+	// Most clients without a lease are gone. One that is not has done nothing wrong.
+	errLeaseGone = coded(codes.Unavailable, errors.New("the client's handover connection has ended, and with it the use of its slots: open again with the last state"))
 )
 
 // left is the end of a session whose client is gone.

@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,48 +22,70 @@ type ListenOptions struct {
 	SocketMode fs.FileMode
 	// SocketGroup is the group of a unix socket, by name or number; default the process's.
 	SocketGroup string
-	// AllowRemote permits TCP addresses beyond loopback. The feed has neither encryption nor
-	// authentication of its own: whoever can connect can read the dataset.
+	// AllowRemote permits addresses beyond loopback where whoever can connect can read the dataset:
+	// plain TCP, and TLS that asks clients for neither a certificate nor a token.
 	AllowRemote bool
+	// TLS is the configuration of tls:// listeners, by ServerTLS; nil: there can be none.
+	TLS *tls.Config
+	// Tokens says that clients need a token (Options.Tokens).
+	Tokens bool
 }
 
 // ErrAddress is wrapped by Listen's errors about an address that can never be listened on.
 var ErrAddress = errors.New("not an address of a feed")
 
-// Listen opens unix:///path or tcp://host:port. A unix socket that nobody serves any more is
-// replaced; one that is served is an error.
+// addressForms are the addresses that can be listened on.
+const addressForms = "unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"
+
+// Listen opens unix:///path, tcp://host:port or tls://host:port. A unix socket that nobody serves any
+// more is replaced; one that is served is an error.
 func Listen(addr string, o ListenOptions) (net.Listener, error) {
 	scheme, rest, ok := strings.Cut(addr, "://")
 	if !ok {
-		return nil, fmt.Errorf("listen on %q: %w: it must be unix:///PATH or tcp://HOST:PORT", addr, ErrAddress)
+		return nil, fmt.Errorf("listen on %q: %w: it must be %s", addr, ErrAddress, addressForms)
 	}
 	switch scheme {
 	case "unix":
 		return listenUnix(rest, o)
-	case "tcp":
-		return listenTCP(rest, o)
+	case "tcp", "tls":
+		return listenTCP(scheme, rest, o)
 	}
-	return nil, fmt.Errorf("listen on %q: %w: unknown scheme %q; it must be unix:///PATH or tcp://HOST:PORT", addr, ErrAddress, scheme)
+	return nil, fmt.Errorf("listen on %q: %w: unknown scheme %q; it must be %s", addr, ErrAddress, scheme, addressForms)
 }
 
-func listenTCP(addr string, o ListenOptions) (net.Listener, error) {
+func listenTCP(scheme, addr string, o ListenOptions) (net.Listener, error) {
+	fail := func(format string, args ...any) (net.Listener, error) {
+		return nil, fmt.Errorf("listen on %s://%s: %w", scheme, addr, fmt.Errorf(format, args...))
+	}
 	if _, _, err := net.SplitHostPort(addr); err != nil {
-		return nil, fmt.Errorf("listen on tcp://%s: %w: %w", addr, ErrAddress, err)
+		return fail("%w: %w", ErrAddress, err)
+	}
+	if scheme == "tls" && o.TLS == nil {
+		return fail("%w without a certificate: pass --tls-cert and --tls-key", ErrAddress)
 	}
 	a, err := net.ResolveTCPAddr("tcp", addr)
 	if err != nil {
-		return nil, fmt.Errorf("listen on tcp://%s: %w", addr, err)
+		return fail("%w", err)
 	}
 	if !o.AllowRemote && !a.IP.IsLoopback() {
-		return nil, fmt.Errorf("listen on tcp://%s: the address can be reached from other machines, and the feed neither encrypts nor "+
-			"authenticates: use tcp://127.0.0.1:%d, a unix socket, or allow it by --allow-remote", addr, a.Port)
+		switch {
+		case scheme == "tcp":
+			return fail("the address can be reached from other machines, and plain TCP neither encrypts nor "+
+				"authenticates: use tls://, tcp://127.0.0.1:%d or a unix socket, or allow it by --allow-remote", a.Port)
+		case !o.Tokens && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert:
+			return fail("the address can be reached from other machines, and whoever connects could read the dataset: ask clients for " +
+				"a certificate (--tls-client-ca) or a token (--token-file), or allow it by --allow-remote")
+		}
 	}
 	l, err := net.ListenTCP("tcp", a)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("listen on tcp://%s: another process listens there: stop it or choose another port", addr)
+		return fail("another process listens there: stop it or choose another port")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listen on tcp://%s: %w", addr, err)
+		return fail("%w", err)
+	}
+	if scheme == "tls" {
+		return tlsListener{l, o.TLS}, nil
 	}
 	return l, nil
 }

@@ -234,9 +234,9 @@ func TestDecodedBatches(t *testing.T) {
 				for i := range b.Rows() {
 					id := want.At(pos)
 					row := make([]byte, len(b.Row(i)))
-					tr, _ := feedtest.Compile("ramp(5,7)|" + dtype)
+					tr, _ := feedtest.Compile(t.Context(), "ramp(5,7)|"+dtype, nil)
 					draw := loader.Draw{Seed: 3, Epoch: 2, Sample: uint64(id), Occurrence: uint32((1 + 3*pos) / 50)}
-					if err := tr.Apply(t.Context(), feedtest.Sample(id), draw, row); err != nil {
+					if err := tr.Apply(t.Context(), loader.Sample{Data: feedtest.Sample(id)}, draw, &loader.Row{Fields: [][]byte{row}}); err != nil {
 						t.Fatal(err)
 					}
 					if b.ID(i) != int64(id) || !bytes.Equal(b.Row(i), row) {
@@ -412,6 +412,55 @@ func TestResumeIsIdentical(t *testing.T) {
 	}
 }
 
+// An order over shards is that of the packing: the feed delivers it whole, resumes it, and refuses a state
+// that was taken with another packing.
+func TestWindowedOrders(t *testing.T) {
+	ds := &feedtest.Dataset{Samples: 60, Shard: 10}
+	r := start(t, ds, loader.Options{}, 0)
+	open := func(state string) *feedpb.Open {
+		return &feedpb.Open{Session: "s", Order: "windowed:seed=3,window=2", Batch: 8, Epochs: 1, Tail: "pad", State: state}
+	}
+	spec, err := order.Parse("windowed:seed=3,window=2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := spec.GroupedOrder(order.Contiguous(60, 10), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []int64
+	for pos := range o.Len() {
+		want = append(want, int64(o.At(pos)))
+	}
+	if got := drain(t, r.open(t, open(""))); !slices.Equal(got, want) {
+		t.Errorf("delivered %v\n want %v", got, want)
+	}
+	s := r.open(t, open(""))
+	for range 3 {
+		b, err := s.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Release()
+	}
+	state := s.State()
+	if got := drain(t, r.open(t, open(state))); !slices.Equal(got, want[24:]) {
+		t.Errorf("resumed with %v\n want %v", got, want[24:])
+	}
+	resumed := open(state)
+	resumed.Order = "" // the state names it
+	if got := drain(t, r.open(t, resumed)); !slices.Equal(got, want[24:]) {
+		t.Errorf("resumed by the state's order with %v\n want %v", got, want[24:])
+	}
+
+	other := start(t, &feedtest.Dataset{Samples: 60, Shard: 12}, loader.Options{}, 0)
+	_, err = other.dial(t).Open(t.Context(), open(state))
+	wantError(t, err, codes.FailedPrecondition, "shards=")
+	loose := start(t, &feedtest.Dataset{Samples: 60}, loader.Options{}, 0)
+	_, err = loose.dial(t).Open(t.Context(), open(""))
+	wantError(t, err, codes.InvalidArgument, "shoal pack")
+}
+
 func TestRefusedStates(t *testing.T) {
 	r := start(t, &feedtest.Dataset{Samples: 100}, loader.Options{}, 0)
 	base := func() *feedpb.Open {
@@ -522,6 +571,7 @@ func TestBackPressure(t *testing.T) {
 	sample := make([]byte, size)
 	ds := &feedtest.Dataset{Samples: 4000, Bytes: func(int) []byte { return sample }}
 	r := start(t, ds, loader.Options{LookAhead: 2, MaxWindow: 6}, 0)
+	r.client.Transport = feedclient.Chunks
 	batchBytes := int64(8*size) * 17 / 16 // rounded up to a class
 	most := func() (n int64) {
 		for range 50 {
@@ -604,9 +654,11 @@ func TestFencingAStuckClient(t *testing.T) {
 	sample := make([]byte, 400_000)
 	r := start(t, &feedtest.Dataset{Samples: 500, Bytes: func(int) []byte { return sample }}, loader.Options{}, 0)
 	stuck := r.dial(t)
-	if _, err := stuck.Open(t.Context(), &feedpb.Open{Session: "job", Batch: 10, Credits: 1000}); err != nil {
+	held, err := stuck.Open(t.Context(), &feedpb.Open{Session: "job", Batch: 10, Credits: 1000})
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer held.Close()        // until then: its slots' connection would end with the last reference to it
 	for full := int64(0); ; { // until the client's window is full: nothing is sent any more
 		time.Sleep(100 * time.Millisecond)
 		st := r.server.Stats()
@@ -827,9 +879,9 @@ func TestStandardServices(t *testing.T) {
 		}
 		kinds = append(kinds, fmt.Sprintf("%T", m.GetKind()))
 		if c := m.GetChunk(); c != nil {
-			tr, _ := feedtest.Compile("ramp(2,2)")
+			tr, _ := feedtest.Compile(t.Context(), "ramp(2,2)", nil)
 			want := make([]byte, 12)
-			if err := tr.Apply(ctx, feedtest.Sample(0), loader.Draw{}, want); err != nil {
+			if err := tr.Apply(ctx, loader.Sample{Data: feedtest.Sample(0)}, loader.Draw{}, &loader.Row{Fields: [][]byte{want}}); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(c.GetData()[:12], want) {

@@ -39,6 +39,7 @@ type plan struct {
 	batch  int // rows of the rank
 	world  int
 	tail   Tail
+	again  order.Repeating // the global order, if it repeats samples in a way of its own
 }
 
 // newPlan cuts whole, the order of all ranks.
@@ -51,7 +52,7 @@ func newPlan(whole order.Order, cursor, batch, world, rank int, tail Tail) (plan
 	// unless another global batch was asked for; then the phase shifts.
 	base := cursor % world
 	seq := order.Stripe(order.Slice(whole, base, n), world, rank, rank)
-	return plan{seq, n, base + rank, cursor / world, cursor, batch, world, tail}.trim(), nil
+	return plan{seq, n, base + rank, cursor / world, cursor, batch, world, tail, nil}.trim(), nil
 }
 
 // newRankPlan is newPlan for an order that exists as ranks' shares only, all of equal length, as
@@ -64,7 +65,7 @@ func newRankPlan(share order.Order, cursor, batch, world, rank int, tail Tail) (
 	if cursor%world != 0 {
 		return plan{}, fmt.Errorf("cursor %d is not a multiple of the world size %d, which torch orders need", cursor, world)
 	}
-	return plan{share, n, rank, cursor / world, cursor, batch, world, tail}.trim(), nil
+	return plan{share, n, rank, cursor / world, cursor, batch, world, tail, nil}.trim(), nil
 }
 
 // trim takes away what is never delivered, so that it is not prefetched either.
@@ -108,6 +109,15 @@ func (p plan) pos(k int) int { return p.start + k*p.batch }
 
 // globalPos returns the position in the global order of position pos in seq.
 func (p plan) globalPos(pos int) int { return p.first + pos*p.world }
+
+// occurrence returns how often the sample at position pos in seq came before in the epoch, over all
+// ranks, of a dataset of n. Orders that do not count it themselves are permutations, repeated as torch pads.
+func (p plan) occurrence(pos, n int) uint32 {
+	if p.again != nil {
+		return uint32(p.again.Occurrence(p.globalPos(pos)))
+	}
+	return uint32(p.globalPos(pos) / max(n, 1))
+}
 
 // after returns the cursor once batch k is consumed by all ranks.
 func (p plan) after(k int) int { return min(p.n, p.cursor+(k+1)*p.global()) }

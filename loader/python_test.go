@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/shoalfs/shoal/rig/certtest"
 )
 
 // TestPython runs the Python client's own tests (python/tests) against the server of this package.
@@ -20,13 +22,34 @@ func TestPython(t *testing.T) {
 	if python == "" {
 		python = "/usr/bin/python3"
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	certs := t.TempDir()
+	authority := certtest.New(t, "the tests' authority")
+	place(t, certs, "ca.crt", authority.File)
+	for _, name := range []string{"server", "client"} {
+		cert, key := authority.Issue(t, "127.0.0.1", time.Hour)
+		place(t, certs, name+".crt", cert)
+		place(t, certs, name+".key", key)
+	}
+	place(t, certs, "other.crt", certtest.New(t, "somebody else").File)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, "-B", "-m", "unittest", "discover", "-s", ".")
 	cmd.Dir = filepath.Join("..", "python", "tests")
-	cmd.Env = append(os.Environ(), "SHOAL_FEEDSERVER="+server)
+	cmd.Env = append(os.Environ(), "SHOAL_FEEDSERVER="+server, "SHOAL_CERTS="+certs)
 	cmd.WaitDelay = 10 * time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
+}
+
+// place copies a file to where the Python tests look for it.
+func place(t *testing.T, dir, name, from string) {
+	t.Helper()
+	data, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+		t.Fatal(err)
 	}
 }

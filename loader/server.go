@@ -19,6 +19,9 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/internal/handover"
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/loader/internal/wire"
 )
@@ -29,10 +32,15 @@ type Options struct {
 	Compile Compiler     // nil: raw samples only
 	Memory  Memory       // nil: no limit but the sessions' windows
 	Log     *slog.Logger // nil: none
+	Audit   *audit.Log   // that is told who opens sessions; nil: nobody
+	Tokens  *Tokens      // that clients have to present one of; nil: none is asked for
 
 	// Stats makes what the Stats call returns of the feed's counters, so that a daemon can add its
 	// own; nil: the feed's alone. The result is marshalled to JSON.
 	Stats func(feed Stats) any
+
+	// Delivered is told how many samples a session was sent, at each batch; nil: nobody.
+	Delivered func(samples int)
 
 	// Workers is how many transforms run at once, over all sessions; default GOMAXPROCS.
 	Workers int
@@ -62,6 +70,9 @@ func (o Options) withDefaults() Options {
 	if o.MaxBatchBytes <= 0 {
 		o.MaxBatchBytes = 1 << 30
 	}
+	if o.Delivered == nil {
+		o.Delivered = func(int) {}
+	}
 	if o.Memory == nil {
 		o.Memory = unlimited{}
 	}
@@ -77,27 +88,34 @@ func (unlimited) Reserve(ctx context.Context, _ int64) error { return ctx.Err() 
 func (unlimited) Release(int64)                              {}
 
 // Server serves a dataset to any number of sessions, which share nothing but the processors and the
-// memory. A session keeps the version that it began with.
+// memory, unless they agree to share a pass. A session keeps the version that it began with.
 type Server struct {
 	ds     func() Dataset
 	o      Options
 	memory Memory
 	log    *slog.Logger
 	cpu    chan struct{} // one place for each running transform
-	pool   pool
-	grpc   *grpc.Server
-	health *health.Server
+
+	decoding objstore.Histogram
+	pool     pool
+	grpc     *grpc.Server
+	health   *health.Server
 
 	streams sync.WaitGroup // goroutines that outlive their handlers
 
+	passMu sync.Mutex
+	passes map[passKey]*pass // that sessions may share
+	leases map[string]*lease // by the key of their handover
+
 	mu       sync.Mutex
 	stopping bool
+	idle     chan struct{}         // made by Drain, closed once no session is left
 	names    map[key]*session      // the newest of each
 	sessions map[*session]struct{} // all that are not over
 	serial   int64
 	total    struct { // of a whole dataset, counted once a version
 		version string
-		bytes   uint64
+		sizes   sizes
 	}
 	counters struct {
 		held                   atomic.Int64
@@ -118,8 +136,15 @@ const (
 	// default, to 512 KiB the processor time of both ends together is the same within 5%, the least
 	// at 128 KiB: fewer system calls, and the copy is still in the cache when the kernel reads it.
 	writeBuffer = 128 << 10
+	// What clients send is small. A window of a fixed size, gRPC's own, spares both ends the pings by which
+	// gRPC would measure what it could be: one for nearly every message, the readers of slots' main expense.
+	requestWindow = 64 << 10
 	// Open is the largest message that a client sends; its state and specs are far below this.
 	maxRequest = 1 << 20
+	// A connection has to get through its handshakes in this time: what is slower is no client.
+	handshakeTime = 20 * time.Second
+	// A trainer has one stream a rank; more than this on one connection is a client gone wrong.
+	maxStreams = 1024
 )
 
 // NewServer returns a server for the dataset that ds returns, which is asked at every opening of a
@@ -127,15 +152,18 @@ const (
 func NewServer(ds func() Dataset, o Options) *Server {
 	o = o.withDefaults()
 	s := &Server{ds: ds, o: o, memory: o.Memory, log: o.Log, cpu: make(chan struct{}, o.Workers),
-		names: map[key]*session{}, sessions: map[*session]struct{}{}}
-	s.grpc = grpc.NewServer(
+		passes: map[passKey]*pass{}, leases: map[string]*lease{}, names: map[key]*session{}, sessions: map[*session]struct{}{}}
+	s.grpc = grpc.NewServer(append(o.Tokens.guard(o.Log, o.Audit),
 		grpc.ForceServerCodecV2(wire.Codec()),
+		grpc.ConnectionTimeout(handshakeTime),
+		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.WriteBufferSize(writeBuffer),
 		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.StaticStreamWindowSize(requestWindow), grpc.StaticConnWindowSize(requestWindow),
 		// A trainer that hangs, or whose host is gone, is noticed within a minute.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-	)
+	)...)
 	feedpb.RegisterFeedServer(s.grpc, service{s: s})
 	s.health = health.NewServer()
 	s.health.SetServingStatus(feedpb.Feed_ServiceDesc.ServiceName, grpc_health_v1.HealthCheckResponse_SERVING)
@@ -151,6 +179,12 @@ func (s *Server) Serve(listeners ...net.Listener) error {
 	errs := make([]error, len(listeners))
 	var wg sync.WaitGroup
 	for i, l := range listeners {
+		if l.Addr().Network() == "unix" {
+			l = handover.Mux(l, s.log, s.handover)
+		}
+		if s.o.Audit != nil {
+			l = audit.Listener{Listener: l, Refused: s.auditConnection}
+		}
 		wg.Go(func() {
 			if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 				errs[i] = fmt.Errorf("feed on %s: %w", l.Addr(), err)
@@ -198,21 +232,18 @@ type service struct {
 // Info implements feedpb.FeedServer.
 func (v service) Info(context.Context, *feedpb.InfoRequest) (*feedpb.InfoResponse, error) {
 	ds := v.s.ds()
-	return &feedpb.InfoResponse{Dataset: ds.Version(), Samples: uint64(ds.Len()), Bytes: v.s.bytesOf(ds),
+	return &feedpb.InfoResponse{Dataset: ds.Version(), Samples: uint64(ds.Len()), Bytes: uint64(v.s.sizesOf(ds).sum),
 		Classes: ds.Classes(), Server: v.s.o.Version}, nil
 }
 
-// bytesOf sums the sizes of all samples.
-func (s *Server) bytesOf(ds Dataset) uint64 {
+// sizesOf tells what the sizes of a dataset's samples are like.
+func (s *Server) sizesOf(ds Dataset) sizes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if version := ds.Version(); s.total.version != version {
-		s.total.version, s.total.bytes = version, 0
-		for i := range ds.Len() {
-			s.total.bytes += uint64(ds.Size(i))
-		}
+		s.total.version, s.total.sizes = version, sizesOf(ds)
 	}
-	return s.total.bytes
+	return s.total.sizes
 }
 
 // Stats implements feedpb.FeedServer.
@@ -237,23 +268,31 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 	if m.GetOpen() == nil {
 		return toStatus(coded(codes.InvalidArgument, errors.New("the first message on a stream must be an Open")))
 	}
-	open, err := v.s.open(stream.Context(), m.GetOpen())
+	ctx, span, named := sessionSpan(stream.Context(), m.GetOpen())
+	open, err := v.s.open(ctx, m.GetOpen())
 	if err != nil {
+		span.End(err)
+		v.s.auditRefused(stream.Context(), m.GetOpen(), err)
 		return toStatus(err)
 	}
+	open.span, open.named = span, named
+	open.peer = v.s.auditOpened(stream.Context(), open)
+	open.pass, open.lease = v.s.join(open, slots(stream.Context(), m.GetOpen()), m.GetOpen().GetReadonly())
 	err = open.run(stream)
 	v.s.ended(open, err)
+	open.endSpan(err)
+	v.s.auditEnded(open, err)
 	return toStatus(err)
 }
 
 // open makes a session and fences the one before it.
 func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
-	ds := s.ds()
-	sp, err := resolve(o, ds, s.o.Compile, s.o.MaxBatchBytes)
+	sp, err := resolve(ctx, o, s.ds(), s.o.Compile, s.o.MaxBatchBytes)
 	if err != nil {
 		return nil, err
 	}
-	first, err := sp.plan(ds.Len(), sp.start.Epoch, sp.start.Cursor)
+	ds := sp.ds
+	first, err := sp.plan(ds, sp.start.Epoch, sp.start.Cursor)
 	if err != nil {
 		return nil, err
 	}
@@ -279,34 +318,52 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 		sp.session = fmt.Sprintf("unnamed-%d", s.serial)
 	}
 	k := key{sp.session, sp.rank}
-	if old := s.names[k]; old != nil {
-		s.counters.fenced++
-		old.cancel(errFenced)
-		level := slog.LevelWarn
-		if sp.client != "" && sp.client == old.spec.client { // a client that has begun anew, faster than its old stream ended
-			level = slog.LevelInfo
-		}
-		s.log.Log(ctx, level, "feed session taken over", "session", sp.session, "rank", sp.rank, "by", sp.client)
-	}
+	s.fence(k, open)
 	s.names[k] = open
 	s.sessions[open] = struct{}{}
 	s.counters.opened++
 	s.log.Info("feed session opened", "session", sp.session, "rank", sp.rank, "world", sp.world, "client", sp.client,
 		"order", sp.orderName, "batch", sp.batch, "transform", sp.transformName(), "epoch", sp.start.Epoch, "cursor", sp.start.Cursor)
+	if p, ok := ds.(*Packed); ok {
+		s.log.Info("documents packed", "session", sp.session, "packing", p.waste.String())
+	}
 	return open, nil
+}
+
+// fence ends the session that a newer one takes over, and those of its job that belong to another number
+// of ranks: a job that comes back smaller leaves no rank of before running. The caller holds s.mu.
+func (s *Server) fence(k key, by *session) {
+	for old := range s.sessions {
+		if old.spec.session != k.session || old.spec.rank != k.rank && old.spec.world == by.spec.world || old.ctx.Err() != nil {
+			continue
+		}
+		s.counters.fenced++
+		old.cancel(errFenced)
+		level := slog.LevelWarn
+		if by.spec.client != "" && by.spec.client == old.spec.client { // a client that has begun anew, faster than its old stream ended
+			level = slog.LevelInfo
+		}
+		s.log.Log(by.ctx, level, "feed session taken over", "session", k.session, "rank", old.spec.rank, "world", old.spec.world, "by", by.spec.client)
+	}
 }
 
 // ended takes a session off the books.
 func (s *Server) ended(open *session, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.sessions, open)
+	if delete(s.sessions, open); len(s.sessions) == 0 {
+		s.pool.drop()
+		if s.idle != nil {
+			close(s.idle)
+			s.idle = nil
+		}
+	}
 	if k := (key{open.spec.session, open.spec.rank}); s.names[k] == open {
 		delete(s.names, k)
 	}
-	s.counters.ended.add(&open.count)
+	s.counters.ended.add(open)
 	level := slog.LevelInfo
-	if err != nil && !errors.Is(err, errFenced) && !errors.Is(err, errStopping) && Code(err) != codes.Canceled {
+	if err != nil && !errors.Is(err, errFenced) && !errors.Is(err, errStopping) && !errors.Is(err, errLeaseGone) && Code(err) != codes.Canceled {
 		s.counters.failed++
 		level = slog.LevelWarn
 	}

@@ -11,13 +11,15 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/loader/internal/wire"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// session is one open stream: a producer that cuts the order into batches within the window, readers
-// that fill the rows, and a sender that delivers the batches in order.
+// session is one open stream: a producer that cuts the order into batches within the window, its
+// pass's readers that fill the rows, and a sender that delivers the batches in order.
 type session struct {
 	srv    *Server
 	ds     Dataset // the version that the session began with, to its end
@@ -26,6 +28,20 @@ type session struct {
 	window *window
 	count  counters
 	opened time.Time
+	peer   *audit.Peer // nil where nobody writes it down
+	slots  slotStats
+	span   trace.Span
+	named  bool // by the client: its trace, to which the batches belong too
+
+	pass        *pass
+	lease       *lease // nil: batches go in Chunks
+	slotsWarned atomic.Int64
+
+	// The producer's.
+	source    *source // of the last batch
+	begun     int     // one more than the epoch that a source was last begun in
+	again     int     // how often more than once in an epoch
+	impatient bool    // others hold all slots, and have for long
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -47,6 +63,7 @@ type counters struct {
 // item is what the sender gets, in order: one of the three.
 type item struct {
 	batch *batch
+	quota int // of bad samples in the batch's epoch
 	end   *feedpb.EpochEnd
 	err   error
 }
@@ -57,24 +74,31 @@ type feedStream interface {
 	SendMsg(m any) error
 }
 
+// sender is where a session's messages go. An error is one to end the session with.
+type sender interface{ SendMsg(m any) error }
+
+// streamSender sends on the stream.
+type streamSender struct{ feedStream }
+
+// SendMsg implements sender.
+func (s streamSender) SendMsg(m any) error {
+	if err := s.feedStream.SendMsg(m); err != nil {
+		return left(err)
+	}
+	return nil
+}
+
 // run delivers the session. It returns when the last epoch is delivered, when the session's context
 // ends, or at the first error.
 func (s *session) run(stream feedStream) error {
-	rows := make(chan *row)
 	items := make(chan item, s.window.most+2)
-	var workers sync.WaitGroup
-	workers.Go(func() {
+	producer := make(chan struct{})
+	go func() {
+		defer close(producer)
 		defer close(items)
-		defer close(rows)
-		s.produce(rows, items)
-	})
-	for range s.srv.o.Readers {
-		workers.Go(func() {
-			for r := range rows {
-				r.fill(s.ctx, s)
-			}
-		})
-	}
+		defer s.adopt(nil)
+		s.produce(items)
+	}()
 
 	// A Recv, and a SendMsg to a client that has stopped reading, return only once this handler
 	// has. So the two have goroutines that outlive it for a moment; the server waits for them.
@@ -92,7 +116,10 @@ func (s *session) run(stream feedStream) error {
 		err = context.Cause(s.ctx)
 	}
 	s.cancel(err)
-	workers.Wait()
+	<-producer
+	if e := s.pass.leave(s.lease); err == nil {
+		err = e
+	}
 	s.abandon()
 	return err
 }
@@ -119,17 +146,38 @@ func (s *session) receive(stream feedStream) {
 		case err != nil:
 			s.cancel(left(err))
 			return
-		case m.GetOpen() != nil:
-			s.cancel(coded(codes.InvalidArgument, errors.New("a second Open on one stream: open another stream")))
+		}
+		if err := s.hear(m); err != nil {
+			s.cancel(err)
 			return
 		}
-		s.window.grant(m.GetCredit().GetN())
 	}
+}
+
+// hear does what a message of the client's asks for.
+func (s *session) hear(m *feedpb.ClientMessage) error {
+	switch {
+	case m.GetOpen() != nil:
+		return coded(codes.InvalidArgument, errors.New("a second Open on one stream: open another stream"))
+	case m.GetRelease() != nil:
+		return s.release(m.GetRelease().GetSlots())
+	}
+	s.window.grant(m.GetCredit().GetN())
+	s.pass.poke()
+	return nil
+}
+
+// release takes slots back.
+func (s *session) release(slots []uint32) error {
+	if s.lease == nil {
+		return coded(codes.InvalidArgument, fmt.Errorf("release of slots %v on a stream without slots", slots))
+	}
+	return s.lease.release(slots)
 }
 
 // produce makes the batches of all epochs, and hands their rows to the readers and the batches to
 // the sender, both in order.
-func (s *session) produce(rows chan<- *row, items chan<- item) {
+func (s *session) produce(items chan<- item) {
 	put := func(it item) bool {
 		select {
 		case items <- it:
@@ -142,12 +190,12 @@ func (s *session) produce(rows chan<- *row, items chan<- item) {
 	for n := 0; s.spec.epochs == 0 || n < s.spec.epochs; n++ {
 		if n > 0 {
 			var err error
-			if p, err = s.spec.plan(s.ds.Len(), epoch, 0); err != nil {
+			if p, err = s.spec.plan(s.ds, epoch, 0); err != nil {
 				put(item{err: err})
 				return
 			}
 		}
-		if err := s.produceEpoch(p, epoch, rows, put); err != nil {
+		if err := s.produceEpoch(p, epoch, put); err != nil {
 			put(item{err: err})
 			return
 		}
@@ -161,54 +209,57 @@ func (s *session) produce(rows chan<- *row, items chan<- item) {
 	}
 }
 
-func (s *session) produceEpoch(p plan, epoch int, rows chan<- *row, put func(item) bool) error {
-	name := fmt.Sprintf("feed/%s/rank%d/epoch%d", s.spec.session, s.spec.rank, epoch)
-	stream, err := s.ds.Begin(name, p.seq, p.start)
-	if err != nil {
-		return fmt.Errorf("begin %s: %w", name, err)
-	}
-	src := &source{stream: stream}
-	src.refs.Store(1)
-	defer src.drop()
+func (s *session) produceEpoch(p plan, epoch int, put func(item) bool) error {
+	defer s.adopt(nil)
+	quota := s.spec.bad.allows(p.seq.Len())
 	for k := range p.batches() {
 		if err := s.window.start(s.ctx); err != nil {
 			return err
 		}
 		start := time.Now()
-		b, err := s.newBatch(s.ctx, p, k, epoch, src)
+		b, err := s.newBatch(s.ctx, p, k, epoch)
 		s.count.reserve.add(time.Since(start))
 		if err != nil {
 			return err
 		}
-		if !put(item{batch: b}) {
-			src.refs.Add(-int32(len(b.rows)))
+		if !put(item{batch: b, quota: quota}) {
 			return context.Cause(s.ctx)
 		}
-		for i := range b.rows {
-			select {
-			case rows <- &b.rows[i]:
-			case <-s.ctx.Done():
-				b.rows[i].fill(s.ctx, s) // settles the row without reading it
-			}
+		if b.by != s {
+			continue
+		}
+		select { // no memory for the next one before somebody can fill it
+		case <-b.taken:
+		case <-s.ctx.Done():
+			return context.Cause(s.ctx)
 		}
 	}
 	return nil
 }
 
 // deliver sends what was produced as credits allow.
-func (s *session) deliver(stream feedStream, items <-chan item) error {
-	if err := stream.SendMsg(s.hello()); err != nil {
-		return left(err)
+func (s *session) deliver(stream feedStream, items <-chan item) (err error) {
+	to := sender(streamSender{stream})
+	if err := to.SendMsg(s.hello()); err != nil {
+		return err
 	}
-	bad := 0
+	if err := s.handedOver(); err != nil {
+		return err
+	}
+	if s.lease != nil && s.lease.frames != nil {
+		frames, end := s.sendFrames(s.lease.frames)
+		defer func() { err = end(err) }()
+		to = frames
+	}
+	bad := s.spec.start.Bad
 	for it := range items {
 		switch {
 		case it.err != nil:
 			return it.err
 		case it.end != nil:
 			bad = 0
-			if err := stream.SendMsg(&feedpb.ServerMessage{Kind: &feedpb.ServerMessage_EpochEnd{EpochEnd: it.end}}); err != nil {
-				return left(err)
+			if err := to.SendMsg(&feedpb.ServerMessage{Kind: &feedpb.ServerMessage_EpochEnd{EpochEnd: it.end}}); err != nil {
+				return err
 			}
 			continue
 		}
@@ -225,11 +276,14 @@ func (s *session) deliver(stream feedStream, items <-chan item) error {
 			return context.Cause(s.ctx)
 		}
 		s.count.stall.add(time.Since(start))
-		if err := it.batch.settle(s, &bad); err != nil {
+		if s.ctx.Err() != nil { // a stream that was fenced delivers nothing more, whatever is ready
+			return context.Cause(s.ctx)
+		}
+		if err := it.batch.settle(s.spec, it.quota, &bad); err != nil {
 			return err
 		}
 		start = time.Now()
-		if err := s.send(stream, it.batch); err != nil {
+		if err := s.send(to, it.batch, it.batch.headerAfter(bad)); err != nil {
 			return err
 		}
 		s.count.send.add(time.Since(start))
@@ -241,25 +295,66 @@ func (s *session) deliver(stream feedStream, items <-chan item) error {
 	return nil
 }
 
-// send sends one batch and gives its buffer over to gRPC.
-func (s *session) send(stream feedStream, b *batch) error {
-	h, total := b.header, int(b.header.GetTotalBytes())
-	shared := b.buf.shared(int64(total))
-	defer shared.Free()
-	if err := stream.SendMsg(&feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Batch{Batch: h}}); err != nil {
-		return left(err)
+// handoverPatience is how long a client may take to fetch the slots that it was offered.
+const handoverPatience = time.Minute
+
+// handedOver waits for the handover of the session's slots. Without this, a session that is short, or
+// fails at once, would be over before its client has the memory.
+func (s *session) handedOver() error {
+	if s.lease == nil {
+		return nil
 	}
-	for off := 0; off < total; off += wire.MaxChunk {
-		if err := stream.SendMsg(&wire.Chunk{Data: shared.Slice(off, min(off+wire.MaxChunk, total))}); err != nil {
-			return left(err)
+	late := time.NewTimer(handoverPatience)
+	defer late.Stop()
+	select {
+	case <-s.lease.ready:
+		return nil
+	case <-s.ctx.Done():
+		return context.Cause(s.ctx)
+	case <-late.C:
+		return coded(codes.FailedPrecondition, fmt.Errorf("the client has asked for slots and not fetched them for %v: open with slots 0", handoverPatience))
+	}
+}
+
+// send sends one batch. The client owns its slot then, or gRPC its buffer.
+func (s *session) send(to sender, b *batch, h *feedpb.BatchHeader) error {
+	total := int(h.GetTotalBytes())
+	head := &feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Batch{Batch: h}}
+	if b.slot != 0 {
+		if !s.lease.give(b) {
+			return context.Cause(s.ctx)
 		}
+		if err := to.SendMsg(head); err != nil {
+			return err
+		}
+		s.slots.batches.Add(1)
+	} else if err := s.sendChunks(to, head, b.buf, total); err != nil {
+		return err
 	}
 	s.count.batches.Add(1)
 	s.count.samples.Add(int64(h.GetValid()))
+	s.srv.o.Delivered(int(h.GetValid()))
 	s.count.bad.Add(int64(len(h.GetBad())))
 	s.count.bytes.Add(int64(total))
 	s.count.epoch.Store(int64(h.GetEpoch()))
 	s.count.index.Store(int64(h.GetIndex()) + 1)
+	return nil
+}
+
+func (s *session) sendChunks(to sender, head *feedpb.ServerMessage, buf *buffer, total int) error {
+	shared := buf.shared(int64(total))
+	defer shared.Free()
+	if err := to.SendMsg(head); err != nil {
+		return err
+	}
+	for off := 0; off < total; off += wire.MaxChunk {
+		if s.ctx.Err() != nil {
+			return context.Cause(s.ctx)
+		}
+		if err := to.SendMsg(&wire.Chunk{Data: shared.Slice(off, min(off+wire.MaxChunk, total))}); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -271,12 +366,15 @@ func (s *session) hello() *feedpb.ServerMessage {
 		Batch: uint32(sp.batch), GlobalBatch: uint64(sp.global()), World: uint32(sp.world), Rank: uint32(sp.rank),
 		Batches: uint64(s.first.batches()), PerEpoch: uint64(sp.perEpoch(s.first)),
 		Transform: sp.transformName(), TransformHash: sp.hash, Order: sp.orderName, Tail: string(sp.tail), Bad: sp.bad.text,
-		Epoch: uint32(sp.start.Epoch), State: sp.start.JSON(),
+		Epoch: uint32(sp.start.Epoch), State: sp.start.JSON(), Label: sp.label.String(),
 	}
 	if sp.transform != nil {
 		o.Layout = sp.transform.Layout()
 	}
 	o.Planes, _ = planes(sp.transform, sp.batch, 0)
+	if s.lease != nil {
+		o.Pool = s.lease.pool()
+	}
 	return &feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Opened{Opened: o}}
 }
 
@@ -284,7 +382,7 @@ func (s *session) hello() *feedpb.ServerMessage {
 // lengths only, so no order has to be computed again.
 func (s *spec) perEpoch(p plan) int {
 	whole := plan{seq: order.Sequential(p.n / s.world), n: p.n, batch: s.batch, world: s.world, tail: s.tail}
-	if !ranked(s.order) {
+	if !s.order.Ranked() {
 		whole.seq = order.Stripe(order.Sequential(p.n), s.world, s.rank, s.rank)
 	}
 	return whole.batches()

@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -26,11 +27,15 @@ type spec struct {
 	world     int
 	rank      int
 	transform Transform // nil for raw samples
-	hash      string    // of the transform
+	ds        Dataset   // what the transform reads, once the spec is resolved
+	hash      string    // of the transform, and of the labels' source
+	label     labelSource
+	parts     []string // extensions of the parts that are read of every sample
 	seed      uint64
 	tail      Tail
 	bad       badPolicy
 	epochs    int // 0: without end
+	weight    int // against other streams of the daemon
 	start     State
 }
 
@@ -46,34 +51,46 @@ func (s *spec) transformName() string {
 }
 
 // plan returns one epoch's plan from a cursor on.
-func (s *spec) plan(samples, epoch, cursor int) (plan, error) {
-	o, err := s.order.Order(samples, epoch)
+func (s *spec) plan(ds Dataset, epoch, cursor int) (plan, error) {
+	o, err := s.order.Over(facts(ds), epoch)
 	if err != nil {
 		return plan{}, coded(codes.InvalidArgument, err)
 	}
+	if b := s.order.Batch(); b > 0 && cursor%b != 0 && cursor != o.Len() {
+		return plan{}, coded(codes.FailedPrecondition, fmt.Errorf("state of %s: cursor %d is inside a batch of %d", s.orderName, cursor, b))
+	}
 	cut := newPlan
-	if ranked(s.order) {
+	if s.order.Ranked() {
 		cut = newRankPlan
 	}
 	p, err := cut(o, cursor, s.batch, s.world, s.rank, s.tail)
 	if err != nil {
 		return plan{}, coded(codes.FailedPrecondition, fmt.Errorf("state of %s: %w", s.orderName, err))
 	}
+	p.again, _ = o.(order.Repeating)
 	return p, nil
 }
 
-// ranked reports whether the ranks' shares of an order are part of its algorithm: torch's padding
-// depends on the world size.
-func ranked(o order.Spec) bool { return o.Name() == "torch" }
+// packingKey stands before the name of a packing in the name of an order over shards.
+const packingKey = ",shards="
+
+// facts returns what orders may depend on.
+func facts(ds Dataset) order.Facts {
+	f := order.Facts{Samples: ds.Len(), Size: ds.Size, Classes: ds.Classes, Label: ds.Label}
+	if groups, _ := ds.Groups(); groups != nil {
+		f.Shards = func() order.Groups { return groups }
+	}
+	return f
+}
 
 // Check tells what is wrong with an Open whatever the dataset, nil if nothing is.
-func Check(o *feedpb.Open, compile Compiler) error {
-	_, _, err := parse(o, compile)
+func Check(ctx context.Context, o *feedpb.Open, compile Compiler) error {
+	_, _, err := parse(ctx, o, nil, compile)
 	return err
 }
 
 // parse reads what an Open says; from is its state, nil if it has none.
-func parse(o *feedpb.Open, compile Compiler) (s *spec, from *State, err error) {
+func parse(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler) (s *spec, from *State, err error) {
 	invalid := func(err error) (*spec, *State, error) { return nil, nil, coded(codes.InvalidArgument, err) }
 	if o.GetState() != "" {
 		st, err := ParseState(o.GetState())
@@ -83,7 +100,13 @@ func parse(o *feedpb.Open, compile Compiler) (s *spec, from *State, err error) {
 		from = &st
 	}
 	s = &spec{session: o.GetSession(), client: o.GetClient(), seed: o.GetSeed(), epochs: int(o.GetEpochs())}
+	if s.weight = max(1, int(o.GetWeight())); s.weight > MaxWeight {
+		return invalid(fmt.Errorf("weight %d: give 1 to %d", s.weight, MaxWeight))
+	}
 	if s.bad, err = parseBad(o.GetBad()); err != nil {
+		return invalid(err)
+	}
+	if s.label, err = parseLabel(o.GetLabel()); err != nil {
 		return invalid(err)
 	}
 	tail := o.GetTail()
@@ -102,7 +125,7 @@ func parse(o *feedpb.Open, compile Compiler) (s *spec, from *State, err error) {
 		if compile == nil {
 			return invalid(fmt.Errorf("transform %q: this server delivers raw samples only", t))
 		}
-		if s.transform, err = compile(t); err != nil {
+		if s.transform, err = compile(ctx, t, ds); err != nil {
 			return invalid(err)
 		}
 		s.hash = s.transform.Hash()
@@ -114,7 +137,7 @@ func parse(o *feedpb.Open, compile Compiler) (s *spec, from *State, err error) {
 }
 
 // resolve checks an Open against the dataset.
-func resolve(o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) (*spec, error) {
+func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) (*spec, error) {
 	invalid := func(err error) (*spec, error) { return nil, coded(codes.InvalidArgument, err) }
 	refuse := func(format string, args ...any) (*spec, error) {
 		return nil, coded(codes.FailedPrecondition, fmt.Errorf(format, args...))
@@ -123,9 +146,23 @@ func resolve(o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) 
 		return refuse("the trainer wants dataset %s, this server has %s: start the server on the other version, or leave dataset out",
 			o.GetDataset(), ds.Version())
 	}
-	s, from, err := parse(o, compile)
+	s, from, err := parse(ctx, o, ds, compile)
 	if err != nil {
 		return nil, err
+	}
+	if d, ok := s.transform.(Deriving); ok {
+		ds = d.Derived()
+	}
+	s.ds = ds
+	s.label = s.label.over(ds)
+	s.hash = s.label.hashed(s.hash)
+	s.parts = s.wantedParts()
+	if err := s.checkParts(ds); err != nil {
+		return invalid(err)
+	}
+	if _, packing := ds.Groups(); s.order.NeedsGroups() && packing != "" {
+		// The same samples packed otherwise are another order.
+		s.orderName += packingKey + packing
 	}
 	if from != nil && from.Dataset != ds.Version() {
 		return refuse("the state is of dataset %s, this server has %s: a state holds for one version of a dataset only; "+
@@ -133,7 +170,9 @@ func resolve(o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) 
 	}
 	row := int64(64)
 	if s.transform != nil {
-		row += int64(s.transform.OutBytes())
+		for _, f := range s.transform.Fields() {
+			row += int64(f.Bytes)
+		}
 	}
 	if int64(s.batch) > maxBatchBytes/row {
 		return invalid(fmt.Errorf("a batch of %d rows of %d bytes is more than the server's limit of %d bytes: lower the batch size",
@@ -169,6 +208,9 @@ func resolve(o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) 
 		return refuse("the state was taken with tail %q, the session asks for %q: pass tail=%q", from.Tail, s.tail, from.Tail)
 	}
 	s.start = s.state(ds, from.Epoch, from.Cursor)
+	if from.Cursor > 0 { // a client that sets the epoch begins it anew
+		s.start.Bad = from.Bad
+	}
 	return s, nil
 }
 
@@ -179,6 +221,7 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	case text == "" && from != nil:
 		name, keys, _ := strings.Cut(from.Order, ":")
 		name, _, _ = strings.Cut(name, "@")
+		keys, _, _ = strings.Cut(keys, packingKey) // compared later
 		if text = name; keys != "" {
 			text += ":" + keys
 		}
@@ -187,12 +230,21 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 		text = "uniform"
 	}
 	name, keys, _ := strings.Cut(text, ":")
-	if seeded := name == "uniform" || name == "torch"; seeded && !strings.Contains(","+keys, ",seed=") {
+	add := func(key, value string) {
 		sep := ","
-		if keys == "" {
+		if text == name || text == name+":" {
 			text, sep = name, ":"
 		}
-		text += sep + "seed=" + strconv.FormatUint(s.seed, 10)
+		text += sep + key + "=" + value
+	}
+	if seeded[name] && !strings.Contains(","+keys, ",seed=") {
+		add("seed", strconv.FormatUint(s.seed, 10))
+	}
+	if name == "buckets" && !strings.Contains(","+keys, ",batch=") {
+		// The session's global batch; resolveBatch compares.
+		if global := uint64(o.GetBatch()) * uint64(max(o.GetWorld(), 1)); global > 0 {
+			add("batch", strconv.FormatUint(global, 10))
+		}
 	}
 	spec, err := order.Parse(text)
 	if err != nil {
@@ -205,6 +257,9 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	}
 	if !spec.Computed() {
 		return fmt.Errorf("order %s is for mounts: the feed makes its own, such as uniform:seed=0 or torch:seed=0", spec)
+	}
+	if spec.Path() != "" {
+		return fmt.Errorf("order %s: a server reads no file of its machine because a trainer says so: mount with --order list:PATH, or use an order that is computed", spec)
 	}
 
 	s.world, s.rank = int(o.GetWorld()), int(o.GetRank())
@@ -223,7 +278,7 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 		return fmt.Errorf("rank %d is outside a world of %d: ranks are 0 to %d", s.rank, s.world, s.world-1)
 	}
 	world, rank := 1, 0
-	if ranked(spec) {
+	if spec.Ranked() {
 		world, rank = s.world, s.rank
 	}
 	// Of our own orders the whole is wanted; plan cuts it.
@@ -235,19 +290,12 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	}
 	s.order = spec
 
-	_, keys, _ = strings.Cut(spec.String(), ":")
-	var kept []string
-	for key := range strings.SplitSeq(keys, ",") {
-		if key != "" && !strings.HasPrefix(key, "epoch=") && !strings.HasPrefix(key, "rank=") {
-			kept = append(kept, key)
-		}
-	}
-	s.orderName = spec.Algorithm()
-	if kept != nil {
-		s.orderName += ":" + strings.Join(kept, ",")
-	}
+	s.orderName = spec.Versioned()
 	return nil
 }
+
+// seeded are the orders whose seed is the session's where their text has none.
+var seeded = map[string]bool{"uniform": true, "torch": true, "windowed": true, "mixture": true, "buckets": true}
 
 // resolveBatch settles the rank's batch. The global batch stays what the state says.
 func (s *spec) resolveBatch(o *feedpb.Open, from *State) error {
@@ -270,6 +318,10 @@ func (s *spec) resolveBatch(o *feedpb.Open, from *State) error {
 		return coded(codes.FailedPrecondition, fmt.Errorf(
 			"the state was taken with a global batch of %d, the session asks for %d (%d for each of %d ranks): pass a batch size of %s, or allow rebatch",
 			from.Batch, s.global(), s.batch, s.world, share(from.Batch, s.world)))
+	}
+	if b := s.order.Batch(); b > 0 && b != s.global() {
+		return coded(codes.InvalidArgument, fmt.Errorf("order %s has batches of %d, the session's global batch is %d (%d for each of %d ranks): pass a batch size of %s, or another batch in the order",
+			s.order, b, s.global(), s.batch, s.world, share(b, s.world)))
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 const stateVersion = 1
 
 // State is where a trainer stands: everything that, with a session's spec, determines what comes
-// next. It is small JSON, the same for all ranks, and taken at a boundary between global batches.
+// next. It is small JSON, the same for all ranks (but for Bad), and taken at a boundary between global batches.
 type State struct {
 	V         int    `json:"v"`         // format, 1
 	Dataset   string `json:"dataset"`   // version of the dataset
@@ -21,6 +21,10 @@ type State struct {
 	Cursor    int    `json:"cursor"` // samples of the epoch that all ranks together have consumed
 	Batch     int    `json:"batch"`  // global batch: batch of a rank times world
 	Tail      string `json:"tail"`
+	// Bad counts the samples of the epoch that the rank skipped as bad before the cursor, so that a quota
+	// is one of the epoch however often the trainer resumes. It is the rank's own count: the one
+	// field in which the states of two ranks may differ.
+	Bad int `json:"bad,omitempty"`
 }
 
 // JSON returns the state as text.
@@ -49,6 +53,8 @@ func ParseState(text string) (State, error) {
 		return State{}, fmt.Errorf("state: epoch %d is outside 0..%d", s.Epoch, maxEpoch)
 	case s.Cursor < 0:
 		return State{}, fmt.Errorf("state: cursor %d is negative", s.Cursor)
+	case s.Bad < 0:
+		return State{}, fmt.Errorf("state: %d bad samples; it must not be negative", s.Bad)
 	case s.Batch <= 0:
 		return State{}, fmt.Errorf("state: global batch %d; it must be positive", s.Batch)
 	}

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
 )
 
 // Stats is a snapshot of the feed's counters, as its JSON shows them.
@@ -13,9 +15,13 @@ type Stats struct {
 	Sessions  int64          `json:"sessions"`   // opened since the start
 	Fenced    int64          `json:"fenced"`     // ended by a newer opening of the same session and rank
 	Failed    int64          `json:"failed"`     // ended by an error, not counting clients that left
-	HeldBytes int64          `json:"held_bytes"` // memory of batches now
+	HeldBytes int64          `json:"held_bytes"` // memory of batches now, all slots included
+	Workers   int            `json:"workers"`    // transforms that may run at once
+	Working   int            `json:"working"`    // transforms that run now
 	Total     SessionStats   `json:"total"`      // over all sessions since the start
 	List      []SessionStats `json:"session_list"`
+
+	Decoding objstore.HistogramCounts `json:"-"` // how long the transform of a sample took
 }
 
 // SessionStats are the counters of one session, or of all of them.
@@ -26,23 +32,31 @@ type SessionStats struct {
 	World   int     `json:"world,omitempty"`
 	Age     float64 `json:"age_seconds,omitempty"`
 	Epoch   int64   `json:"epoch"`
-	Batch   int64   `json:"batch"` // of the epoch, the next to be sent
+	Batch   int64   `json:"batch"`             // of the epoch, the next to be sent
+	Packing *Waste  `json:"packing,omitempty"` // of documents into rows
 
 	Batches     int64 `json:"batches"`
 	Samples     int64 `json:"samples"` // valid ones
 	Bad         int64 `json:"bad_samples"`
-	Bytes       int64 `json:"bytes"`        // of batches, sent
-	SourceBytes int64 `json:"source_bytes"` // of stored samples, read
+	InSlots     int64 `json:"slot_batches"`   // of batches, those delivered in shared memory
+	Shared      int64 `json:"shared_batches"` // of batches, those built for another session of the same pass
+	Bytes       int64 `json:"bytes"`          // of batches, sent
+	SourceBytes int64 `json:"source_bytes"`   // of stored samples, read
 
 	Fetch   float64 `json:"fetch_seconds"`   // waiting for the engine, summed over parallel readers
 	Decode  float64 `json:"decode_seconds"`  // in the transform, summed over parallel workers
 	Stall   float64 `json:"stall_seconds"`   // the client had credit and no batch was ready
 	Send    float64 `json:"send_seconds"`    // writing to the connection, flow control included
 	Credit  float64 `json:"credit_seconds"`  // the client gave no credit: it is the slower side
-	Reserve float64 `json:"reserve_seconds"` // waiting for memory
+	Reserve float64 `json:"reserve_seconds"` // waiting for memory, slots included
+	Slots   float64 `json:"slot_seconds"`    // the client wanted a batch and had not given a slot back
 }
 
-func (s *SessionStats) add(c *counters) {
+func (s *SessionStats) add(open *session) {
+	c := &open.count
+	s.InSlots += open.slots.batches.Load()
+	s.Shared += open.slots.shared.Load()
+	s.Slots += open.slots.seconds()
 	s.Batches += c.batches.Load()
 	s.Samples += c.samples.Load()
 	s.Bad += c.bad.Load()
@@ -59,7 +73,10 @@ func (s *SessionStats) add(c *counters) {
 func (s *session) stats() SessionStats {
 	out := SessionStats{Session: s.spec.session, Client: s.spec.client, Rank: s.spec.rank, World: s.spec.world,
 		Age: time.Since(s.opened).Seconds(), Epoch: s.count.epoch.Load(), Batch: s.count.index.Load()}
-	out.add(&s.count)
+	if p, ok := s.ds.(*Packed); ok {
+		out.Packing = &p.waste
+	}
+	out.add(s)
 	return out
 }
 
@@ -68,10 +85,10 @@ func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := Stats{Version: 1, Open: len(s.sessions), Sessions: s.counters.opened, Fenced: s.counters.fenced, Failed: s.counters.failed,
-		HeldBytes: s.counters.held.Load(), Total: s.counters.ended, List: []SessionStats{}}
+		HeldBytes: s.counters.held.Load(), Workers: cap(s.cpu), Working: len(s.cpu), Decoding: s.decoding.Counts(), Total: s.counters.ended, List: []SessionStats{}}
 	for open := range s.sessions {
 		out.List = append(out.List, open.stats())
-		out.Total.add(&open.count)
+		out.Total.add(open)
 	}
 	slices.SortFunc(out.List, func(a, b SessionStats) int {
 		if c := strings.Compare(a.Session, b.Session); c != 0 {

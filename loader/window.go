@@ -15,6 +15,7 @@ type window struct {
 	cond    sync.Cond
 	granted int64 // credits, ever
 	final   bool  // no more credits will come
+	frozen  bool  // because the server drains
 	started int64
 	sent    int64
 }
@@ -28,7 +29,9 @@ func newWindow(ahead, most int) *window {
 // grant adds credits.
 func (w *window) grant(n uint32) {
 	w.mu.Lock()
-	w.granted = min(w.granted+int64(n), math.MaxInt64/2)
+	if !w.frozen {
+		w.granted = min(w.granted+int64(n), math.MaxInt64/2)
+	}
 	w.mu.Unlock()
 	w.cond.Broadcast()
 }
@@ -41,24 +44,55 @@ func (w *window) close() {
 	w.cond.Broadcast()
 }
 
-// start waits until one more batch may be built.
+// freeze lets what was granted go out, and nothing more.
+func (w *window) freeze() {
+	w.mu.Lock()
+	if !w.final {
+		w.final, w.frozen, w.ahead = true, true, 0
+	}
+	w.mu.Unlock()
+	w.cond.Broadcast()
+}
+
+// start waits until one more batch may be built. It fails with errStopping once the server drains and all that was
+// granted has been started.
 func (w *window) start(ctx context.Context) error {
-	return w.wait(ctx, func() bool {
+	over := false
+	err := w.wait(ctx, func() bool {
+		if over = w.frozen && w.started >= w.granted; over {
+			return true
+		}
 		if w.started-w.sent >= min(w.granted-w.sent+w.ahead, w.most) {
 			return false
 		}
 		w.started++
 		return true
 	})
+	if over {
+		return errStopping
+	}
+	return err
 }
 
-// send waits until one more batch may be sent. It reports false if none ever may.
+// send waits until one more batch may be sent. It reports false if none ever may; the error is errStopping
+// where that is so because the server drains.
 func (w *window) send(ctx context.Context) (ok bool, err error) {
+	frozen := false
 	err = w.wait(ctx, func() bool {
-		ok = w.sent < w.granted
+		ok, frozen = w.sent < w.granted, w.frozen
 		return ok || w.final
 	})
+	if err == nil && !ok && frozen {
+		err = errStopping
+	}
 	return ok, err
+}
+
+// hungry tells whether the client has credit for a batch that is not sent.
+func (w *window) hungry() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.granted > w.sent
 }
 
 // done tells that a batch is sent.

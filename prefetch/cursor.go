@@ -78,6 +78,17 @@ func (c *cursor) unread(pos int) int {
 	return c.n
 }
 
+// nextRead returns the smallest read position from pos on, or n.
+func (c *cursor) nextRead(pos int) int {
+	for pos < c.n {
+		if w := c.words[pos/64] >> (pos % 64); w != 0 {
+			return pos + bits.TrailingZeros64(w)
+		}
+		pos = (pos/64 + 1) * 64
+	}
+	return c.n
+}
+
 // gap returns how far pos lies above the nearest read position below it, or above the beginning.
 // It looks no further than window, which is where far begins anyway.
 func (c *cursor) gap(pos int) int {

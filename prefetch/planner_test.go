@@ -1,6 +1,8 @@
 package prefetch
 
 import (
+	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -117,4 +119,46 @@ func TestPlanModel(t *testing.T) {
 			}
 		}
 	})
+}
+
+// fixed says that every file is one extent of 100 KB.
+type fixed struct{}
+
+func (fixed) Extents(int) int            { return 1 }
+func (fixed) ExtentBytes(_, _ int) int64 { return 100_000 }
+func onDisk(share uint32) func(s, _ int) bool {
+	return func(s, _ int) bool { return uint32(s)*2654435761 < share }
+}
+
+// BenchmarkPlanner plans an epoch of 10^8 samples, half of which are kept, in steps of 64 requests. Memory
+// is what the process's heap grows by, the reader's Tracker apart (which takes 5 bits a position).
+//
+//	go test ./prefetch -run - -bench Planner -benchtime 1x
+func BenchmarkPlanner(b *testing.B) {
+	for _, n := range []int{1e6, 1e8} {
+		b.Run(fmt.Sprintf("uniform/n=%.0e", float64(n)), func(b *testing.B) {
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			resident := onDisk(1 << 31)
+			var planned, requests int
+			for range b.N {
+				o := order.Index(order.Uniform(n, 1, 0))
+				p := NewPlanner(o, fixed{})
+				for pos := 0; pos < n; {
+					reqs, next := p.Plan(pos, 1<<30, 64, resident)
+					requests += len(reqs)
+					planned += next - pos
+					pos = next
+				}
+			}
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(planned), "ns/sample")
+			b.ReportMetric(float64(int64(after.HeapAlloc)-int64(before.HeapAlloc)), "B-held")
+			if share := float64(requests) / float64(planned); share < 0.49 || share > 0.51 {
+				b.Errorf("%.3f of the samples were asked for", share)
+			}
+		})
+	}
 }

@@ -79,3 +79,110 @@ func samplesOf(o order.Order, positions []int) []int {
 	}
 	return out
 }
+
+// shards are files packed into tars in order of number, perShard in each.
+type shards struct {
+	sizes    []int64
+	offs     []int64
+	perShard int
+}
+
+// pack lays files out as tar does: a header of 512 bytes, and padding to the next 512.
+func pack(sizes []int64, perShard int) shards {
+	s := shards{sizes: sizes, offs: make([]int64, len(sizes)), perShard: perShard}
+	var at int64
+	for i, size := range sizes {
+		if i%perShard == 0 {
+			at = 0
+		}
+		s.offs[i] = at + 512
+		at += 512 + (size+511)/512*512
+	}
+	return s
+}
+
+func (s shards) Len() int          { return len(s.sizes) }
+func (s shards) Rank(file int) int { return file }
+func (s shards) At(rank int) int   { return rank }
+func (s shards) Extent(rank int) (int, int64, int64) {
+	return rank / s.perShard, s.offs[rank], s.offs[rank] + s.sizes[rank]
+}
+
+// traffic is what a pass takes.
+type traffic struct {
+	requests       int
+	samples, spans int64 // bytes of the samples, and of what was fetched
+	gaps           int64 // bytes of those that nobody wanted
+	widestGap      int64
+	peak           int64 // bytes resident at most
+	waited         int   // samples that the reader found absent
+	burst          int   // requests that were started between two reads, at most
+}
+
+func (t traffic) requestsPerSample(n int) float64 { return float64(t.requests) / float64(n) }
+
+// fetch reads an epoch through memory of budget bytes, with requests for several files, as the executor
+// does. What is fetched arrives at once, and is forgotten when it was read. Without a horizon requests
+// are started as long as there is memory, with what comes in the next quarter of it. What kept holds is on
+// disk; kept may be nil.
+func fetch(o order.Locator, s shards, c Coalescing, budget int64, h *Horizon, kept *Keep) (t traffic) {
+	resident := make([]bool, s.Len())
+	for f := range resident {
+		resident[f] = kept != nil && kept.Admit(f)
+	}
+	var used int64
+	at := 0
+	for reader := range o.Len() {
+		started := t.requests
+		for at = max(at, reader); at < o.Len() && (h == nil || at < reader+h.Plan); at++ {
+			file := o.At(at)
+			if resident[file] {
+				continue
+			}
+			if used+s.sizes[file] > budget {
+				break
+			}
+			limit, bound := at+int(budget/4/s.sizes[file]), c
+			bound.MaxBytes = min(bound.MaxBytes, budget-used)
+			if h != nil {
+				limit, bound = reader+h.Take, h.Bound(c, budget-used)
+			}
+			ranks := Coalesce(file, s, bound, func(f int) bool {
+				if resident[f] {
+					return false
+				}
+				pos := o.Find(f, at)
+				return pos >= 0 && pos < limit
+			})
+			_, first, _ := s.Extent(ranks[0])
+			_, _, last := s.Extent(ranks[len(ranks)-1])
+			t.requests++
+			t.spans += last - first
+			for i, r := range ranks {
+				if i > 0 {
+					_, _, end := s.Extent(ranks[i-1])
+					t.gaps += s.offs[r] - end
+					t.widestGap = max(t.widestGap, s.offs[r]-end)
+				}
+				resident[r] = true
+				used += s.sizes[r]
+			}
+			t.peak = max(t.peak, used)
+		}
+		t.burst = max(t.burst, t.requests-started)
+		file := o.At(reader)
+		switch {
+		case kept != nil && kept.Admit(file):
+			continue
+		case resident[file]:
+			resident[file] = false
+			used -= s.sizes[file]
+		default:
+			t.waited++
+			t.requests++
+			t.spans += s.sizes[file]
+		}
+		t.samples += s.sizes[file]
+	}
+	return t
+}

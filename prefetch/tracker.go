@@ -37,8 +37,9 @@ const (
 	// Ahead: the position is unread but further ahead than reordering explains. It is not counted
 	// as read, since it may be noise; further opens there make it a Jump.
 	Ahead
-	// Jump: the reader goes on elsewhere in the same epoch, as after a resume. The opens that were
-	// Ahead of it have been counted, and the frontier is where they began.
+	// Jump: the reader goes on elsewhere in the same epoch, as after a resume. The opens that showed
+	// it have been counted, and the frontier is where they began. If that is a place that had been
+	// read before, a further pass begins there.
 	Jump
 	// NextEpoch: the reader has begun the order given by SetNext, which now is the current one. The
 	// opens that showed it are counted there. Give the next one by SetNext.
@@ -48,9 +49,11 @@ const (
 	Restart
 	// PrevEpoch: the reader has begun the previous order again. The order that was current is next.
 	PrevEpoch
+	// Found: the reader is in an order that is no neighbour of the one that was current; see Adopt.
+	Found
 )
 
-var eventNames = [...]string{"stray", "consumed", "repeat", "ahead", "jump", "next epoch", "restart", "previous epoch"}
+var eventNames = [...]string{"stray", "consumed", "repeat", "ahead", "jump", "next epoch", "restart", "previous epoch", "found"}
 
 func (e Event) String() string {
 	if int(e) < len(eventNames) {
@@ -62,6 +65,16 @@ func (e Event) String() string {
 // Moved reports whether the event changed the position by more than one sample, so that what was
 // planned before it is out of date.
 func (e Event) Moved() bool { return e >= Jump }
+
+// Move is what the tracker took for a change of the reader's place.
+type Move struct {
+	Event Event
+	From  int // the head before: the reader had come so far
+	To    int // it goes on from there
+	// Unread is how many positions the reader has left out: those from the old frontier to the new one
+	// for a Jump ahead, all of the old pass for another one. 0 if it went back.
+	Unread int
+}
 
 // Tracker follows one reader through its orders by the samples that it opens. The position is a
 // set: DataLoader workers read whole batches side by side, and several ranks may share a mount.
@@ -87,9 +100,19 @@ func (e Event) Moved() bool { return e >= Jump }
 //     spans of the frontier count as read, the others are Ahead. If the whole order is shorter than
 //     that, all of it may become read early, and prefetching has nothing to do until the next pass.
 //   - A trainer that stops early is followed when it begins the next epoch.
+//   - One that resumes within reach of the frontier, as all of a short order is, fits the current
+//     account, which waits for what it left out. So a gap is left out once 48 positions were read
+//     without it and it is four times as long as all that is read beyond it (passedOver). A stalled
+//     worker leaves a gap too, of a batch, but the others stop before they are far; should it be
+//     misjudged, its next open moves the frontier back.
+//   - One that goes back, further than a Restart explains, is followed when 48 opens in a row had been
+//     read and seven eighths of them lie within a third of the order (wentBack). Uniform noise does
+//     so with odds of 1:10^12.
 //   - A trainer whose epochs are all the same gives a Restart each time, and Upcoming says so.
-//   - Only the epochs before and after the current one are recognised. Ranks that are in different
-//     epochs at the same time need a Tracker each.
+//   - Only the epochs before and after the current one are recognised here. For a reader that has
+//     never been where it was expected (a run that resumes in epoch 7) the caller may try others: see Lost.
+//   - Ranks that are in different epochs at the same time need a Tracker each: opens of both, in one
+//     sequence, are a reader that moves to and fro.
 //
 // It keeps up to three orders with their indexes (order.Index; the previous one for a span of reads
 // only) and 5 bits a position. It is deterministic, and not safe for concurrent use.
@@ -101,8 +124,21 @@ type Tracker struct {
 
 	next, again, prev, jump hypothesis
 
+	scans  bool    // a scan can be told from the order's reader
+	recent [16]int // the last samples opened + 1, as a ring
+	opens  int
+
 	repeating bool // the reader last began an order that it had read before
 	counts    [len(eventNames)]int
+	last      Move
+	place     int // where the last move led to
+
+	trail   [traced]int // the last samples opened that the current order holds, as a ring
+	trailed int         // how many since the last move
+	repeats int         // of them, those in a row up to the last that had been read
+	waiting int         // positions marked since low, the first that is expected, last moved
+	lowWas  int
+	found   bool // the reader was seen in the current order once
 }
 
 // hypothesis is an alternative to the tracker's current account. A nil cursor means that there is
@@ -123,8 +159,21 @@ type hypothesis struct {
 }
 
 const (
+	// settled is how many opens tell where a reader is without a model of how it reads.
+	settled = 48
+	// traced is how many opens are remembered, to be counted when it is known where they belong.
+	traced = 4096
+	// clearOf is how many times longer than what is read beyond it a gap must be to be left out.
+	clearOf = 4
 	// noise is the share of opens that an alternative expects to be unrelated to it.
 	noise = 0.1
+	// scanGap is how far a scan goes on at most, in sample numbers, from one of the last samples opened:
+	// that of a few threads does not go by ones.
+	scanGap = 16
+	// scanOdds is how much more probable a scan must make an open than the reader does, for the open not
+	// to count as read. It stands for a gap of some hundred positions: batches of a reader whose shards are
+	// small follow each other like a scan now and then, and would hold the frontier up.
+	scanOdds = 64
 	// restartBelow is the score at which an alternative starts afresh. It is not 0, Page's choice,
 	// because the first opens of many workers are far apart and fit worse than what follows.
 	restartBelow = -10
@@ -144,7 +193,45 @@ func NewTracker(cur order.Order, o TrackerOptions) *Tracker {
 		t.span = DefaultSpan
 	}
 	t.begin(newCursor(order.Index(cur), t.span))
+	t.scans = t.unlikeScan()
 	return t
+}
+
+// unlikeScan reports whether less than half of the order's own reading looks like a scan.
+func (t *Tracker) unlikeScan() bool {
+	const probes = 64
+	o, like := t.cur.order, 0
+	each := len(t.recent) + 1
+	if o.Len() < each {
+		return false
+	}
+	probe := Tracker{}
+	for i := range probes {
+		from := i * (o.Len() - each) / probes
+		for pos := from; pos < from+each-1; pos++ {
+			probe.remember(o.At(pos))
+		}
+		if probe.scan(o.At(from+each-1)) > 0 {
+			like++
+		}
+	}
+	return like < probes/2
+}
+
+// scan returns the probability of an open of sample if it is one of a scan, that goes on from one of the
+// last opens by a small step; 0 if it is not.
+func (t *Tracker) scan(sample int) float64 {
+	for _, r := range t.recent {
+		if gap := sample + 1 - r; r > 0 && gap > 0 && gap <= scanGap {
+			return 1 / float64(len(t.recent)*scanGap)
+		}
+	}
+	return 0
+}
+
+func (t *Tracker) remember(sample int) {
+	t.recent[t.opens%len(t.recent)] = sample + 1
+	t.opens++
 }
 
 // begin makes c the current account, with new alternatives and no next order.
@@ -152,6 +239,7 @@ func (t *Tracker) begin(c *cursor) {
 	t.cur = c
 	t.again = hypothesis{event: Restart, cursor: newCursor(c.order, t.span)}
 	t.next, t.prev, t.jump = hypothesis{}, hypothesis{}, hypothesis{}
+	t.trailed, t.repeats, t.waiting, t.lowWas = 0, 0, 0, c.low
 	if c.n > c.window() {
 		t.jump = hypothesis{event: Jump, cursor: newCursor(c.order, t.span)}
 	}
@@ -172,10 +260,228 @@ func (t *Tracker) SetNext(next order.Order) {
 // that is current after the call, -1 if it has none there. After a move (Event.Moved) other
 // positions may have become read as well.
 func (t *Tracker) Open(sample int) (Event, int) {
+	before := t.left()
 	event, pos := t.open(sample)
+	if !event.Moved() {
+		if e := t.settle(sample, event, pos); e.Moved() {
+			event = e
+		}
+	}
+	if event.Moved() {
+		t.moved(event, before)
+	}
 	t.counts[event]++
 	return event, pos
 }
+
+// left is what a Move needs to know of the account before it.
+type left struct{ n, head, low, count int }
+
+func (t *Tracker) left() left { return left{t.cur.n, t.cur.head, t.cur.low, t.cur.count} }
+
+func (t *Tracker) moved(event Event, before left) {
+	m := Move{Event: event, From: before.head, To: t.place}
+	switch {
+	case event != Jump:
+		m.Unread = before.n - before.count
+	case m.To > before.low:
+		m.Unread = m.To - before.low - (t.cur.readBelow(m.To) - t.cur.readBelow(before.low))
+	}
+	t.last = m
+}
+
+// settle notices by the last opens together what no test of single ones has shown.
+func (t *Tracker) settle(sample int, event Event, pos int) Event {
+	if pos < 0 {
+		return event
+	}
+	t.trail[t.trailed%traced] = sample
+	t.trailed++
+	if event == Repeat {
+		t.repeats++
+	} else {
+		t.repeats = 0
+	}
+	if t.cur.low != t.lowWas {
+		t.lowWas, t.waiting = t.cur.low, 0
+	} else if event == Consumed {
+		t.waiting++
+	}
+	switch {
+	case t.repeats >= settled && t.repeats%8 == 0:
+		if lowest, spread := t.cluster(t.cur.order); spread <= t.cur.n/3 {
+			t.wentBack(lowest)
+			return Jump
+		}
+	case event == Consumed && t.waiting >= settled && t.waiting%8 == 0:
+		if t.passedOver() {
+			return Jump
+		}
+	case !t.found && t.trailed >= settled && t.trailed%8 == 0:
+		_, spread := t.cluster(t.cur.order)
+		t.found = spread <= t.cur.n/3
+	}
+	return event
+}
+
+// cluster returns where o holds the last samples that were opened, settled of them: how many positions
+// it takes to hold all but an eighth, and the first of these. If fewer are in o, spread is its length
+// + 1.
+func (t *Tracker) cluster(o order.Locator) (lowest, spread int) {
+	var at [settled]int
+	n := 0
+	for i := max(t.trailed-settled, 0); i < t.trailed; i++ {
+		if pos := o.Find(t.trail[i%traced], 0); pos >= 0 {
+			at[n] = pos
+			n++
+		}
+	}
+	slices.Sort(at[:n])
+	lowest, spread = 0, o.Len()+1
+	const most = settled - settled/8
+	for i := 0; i+most <= n; i++ {
+		if s := at[i+most-1] - at[i] + 1; s < spread {
+			lowest, spread = at[i], s
+		}
+	}
+	return lowest, spread
+}
+
+// passedOver gives up the gap before what the reader has read of late, if it must have been left out.
+func (t *Tracker) passedOver() bool {
+	c := t.cur
+	next := c.nextRead(c.low)
+	if next >= c.n || next-c.low < clearOf*(c.head-next) {
+		return false
+	}
+	c.reach(next)
+	t.lowWas, t.waiting, t.place = c.low, 0, next
+	if t.jump.cursor != nil {
+		t.jump.reset()
+	}
+	return true
+}
+
+// wentBack begins a pass over the current order in its midst, with what was opened last.
+func (t *Tracker) wentBack(from int) {
+	next, prev, opens := t.next, t.prev, t.lastOpens(t.repeats)
+	t.begin(newCursor(t.cur.order, t.span))
+	t.next, t.prev = next, prev
+	for _, h := range t.rivals() {
+		h.reset()
+	}
+	t.retrace(opens, from)
+	t.pass++
+}
+
+// lastOpens returns the last n samples of the trail, or as many as there are.
+func (t *Tracker) lastOpens(n int) []int {
+	opens := make([]int, 0, min(n, t.trailed, traced))
+	for i := t.trailed - cap(opens); i < t.trailed; i++ {
+		opens = append(opens, t.trail[i%traced])
+	}
+	return opens
+}
+
+// retrace counts the opens of a reader that began at from, or somewhat before, in the current order.
+func (t *Tracker) retrace(opens []int, from int) {
+	c := t.cur
+	reach := max(from-len(opens), 0)
+	for _, sample := range opens {
+		if pos := c.order.Find(sample, reach); pos >= 0 {
+			from = min(from, pos)
+		}
+	}
+	c.restart(from)
+	for _, sample := range opens {
+		if pos := c.order.Find(sample, from); pos >= 0 && pos < from+c.window() && !c.isRead(pos) {
+			c.mark(pos)
+		}
+	}
+	if from > 0 { // what lies before it may still be read, and a stream begin there
+		c.start = 0
+		c.runs++
+	}
+	t.lowWas, t.place = c.low, from
+}
+
+// Lost reports whether the reader has opened enough samples of the current order to be seen in it, and
+// never was, nor in those beside it: then it may be in one of another epoch. See Adopt.
+func (t *Tracker) Lost() bool {
+	if t.found || t.pass > 0 || t.trailed < settled {
+		return false
+	}
+	_, spread := t.cluster(t.cur.order)
+	return spread > t.cur.n/3
+}
+
+// Adopt makes o, of that epoch, the current order if the last opens lie together in it, anywhere, and
+// reports whether they do: seven eighths of 48 within a third of the order, as those of a reader that
+// has nothing to do with it do with odds of 1:10^12. If they do, give the next order by SetNext.
+func (t *Tracker) Adopt(o order.Order, epoch int) bool {
+	l := order.Index(o)
+	if t.trailed < settled {
+		return false
+	}
+	lowest, spread := t.cluster(l)
+	if spread > l.Len()/3 {
+		return false
+	}
+	before, opens := t.left(), t.lastOpens(traced)
+	if lowest < clearOf*spread {
+		lowest = 0 // as likely a beginning whose first worker is late
+	}
+	t.begin(newCursor(l, t.span))
+	t.retrace(opens, lowest)
+	t.epoch = epoch
+	t.found, t.repeating = true, false
+	t.pass++
+	t.counts[Found]++
+	t.moved(Found, before)
+	return true
+}
+
+// Extend replaces the current order by one that begins with the same positions and goes on after them.
+// What was read stays read. The orders beside it are forgotten: give the next one by SetNext.
+// It panics if o is shorter.
+func (t *Tracker) Extend(o order.Order) {
+	old, c := t.cur, newCursor(order.Index(o), t.span)
+	if c.n < old.n {
+		panic(fmt.Sprintf("prefetch: an order of %d positions extended to %d", old.n, c.n))
+	}
+	copy(c.words, old.words)
+	c.start, c.count, c.head, c.runs, c.floor = old.start, old.count, old.head, old.runs, old.floor
+	if old.n < c.n && old.n > 0 && old.isRead(old.n-1) {
+		c.runs++ // a stream may go on there now
+	}
+	c.past, c.oldest, c.unaudit = old.past, old.oldest, old.unaudit
+	c.low = c.unread(old.low)
+	t.begin(c)
+	t.repeating = false
+}
+
+// ExpectNext says that the order given by SetNext is certain to come, whatever the reader repeated
+// before.
+func (t *Tracker) ExpectNext() { t.repeating = false }
+
+// Begin makes o the current order because it is known that the reader begins it now, as when its plan
+// was written after all of the one before had been read. It counts as a NextEpoch unless nothing was
+// read of the order before. Give the next order by SetNext.
+func (t *Tracker) Begin(o order.Order) {
+	before := t.left()
+	t.begin(newCursor(order.Index(o), t.span))
+	t.repeating = false
+	t.pass++
+	if before.count > 0 {
+		t.epoch++
+		t.place = 0
+		t.counts[NextEpoch]++
+		t.moved(NextEpoch, before)
+	}
+}
+
+// LastMove returns the latest move; its Event is Stray before the first one.
+func (t *Tracker) LastMove() Move { return t.last }
 
 func (t *Tracker) open(sample int) (Event, int) {
 	c := t.cur
@@ -188,10 +494,19 @@ func (t *Tracker) open(sample int) (Event, int) {
 	if !known {
 		return Stray, -1
 	}
+	// What noise may be: uniform over all files, or a scan.
+	noisy := 0.0
+	if t.scans {
+		noisy = t.scan(sample)
+		t.remember(sample)
+	}
 	plausible := 0.0
+	scanned := false
 	if fit == near {
 		plausible = c.plausible(pos)
-		c.mark(pos)
+		if scanned = noisy > scanOdds*plausible; !scanned {
+			c.mark(pos)
+		}
 	}
 	for _, h := range t.rivals() {
 		switch {
@@ -202,7 +517,7 @@ func (t *Tracker) open(sample int) (Event, int) {
 				h.note(pos)
 			}
 		default:
-			h.weigh(sample, plausible, c.n, t.exhausted())
+			h.weigh(sample, plausible, noisy, c.n, t.exhausted())
 		}
 	}
 	if fit == near && t.exhausted() {
@@ -223,6 +538,9 @@ func (t *Tracker) open(sample int) (Event, int) {
 	}
 	switch fit {
 	case near:
+		if scanned {
+			return Ahead, pos
+		}
 		return Consumed, pos
 	case far:
 		return Ahead, pos
@@ -270,9 +588,9 @@ func (h *hypothesis) fresher() bool {
 }
 
 // weigh adds what the last open says for the alternative, given how plausible the current account
-// of n positions makes it. Once that is exhausted, all opens are of the new pass, or noise: then
+// of n positions makes it, and a scan. Once that is exhausted, all opens are of the new pass, or noise: then
 // no alternative starts afresh.
-func (h *hypothesis) weigh(sample int, plausible float64, n int, exhausted bool) {
+func (h *hypothesis) weigh(sample int, plausible, scan float64, n int, exhausted bool) {
 	if !exhausted && h.score <= 0 && h.count > 0 && h.fresher() {
 		h.reset()
 		if h.event == Jump {
@@ -280,13 +598,18 @@ func (h *hypothesis) weigh(sample int, plausible float64, n int, exhausted bool)
 		}
 		h.pos, h.fit = h.place(sample)
 	}
-	uniform := 1 / float64(max(h.n, n))
-	fits := noise * uniform
+	// The share of opens that are unrelated to it, and how probable those are. An open that goes on with a
+	// scan most probably is of the scan, whatever else is true, and so says little.
+	share, unrelated := noise, 1/float64(max(h.n, n))
+	if scan > unrelated {
+		share, unrelated = 1-noise, scan
+	}
+	fits := share * unrelated
 	if h.fit == near {
-		fits += (1 - noise) * h.density(h.pos)
+		fits += (1 - share) * h.density(h.pos)
 		h.note(h.pos)
 	}
-	h.score += math.Log(fits / max(plausible, uniform))
+	h.score += math.Log(fits / max(plausible, unrelated))
 	switch {
 	case h.score >= restartBelow:
 	case exhausted:
@@ -341,8 +664,11 @@ func (t *Tracker) move(h hypothesis) {
 				old.mark(pos)
 			}
 		}
-		old.reach(slices.Min(h.since))
+		t.place = slices.Min(h.since)
+		old.reach(t.place)
 		t.jump.reset()
+		t.lowWas, t.waiting = old.low, 0
+		t.found = true
 		return
 	}
 	if won.count > len(h.since) {
@@ -370,6 +696,10 @@ func (t *Tracker) move(h hypothesis) {
 		t.epoch--
 		t.repeating = true
 	}
+	if t.place = 0; len(h.since) > 0 {
+		t.place = slices.Min(h.since)
+	}
+	t.found = true
 	t.pass++
 }
 

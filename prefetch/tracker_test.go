@@ -415,3 +415,62 @@ func BenchmarkTrackerOpen(b *testing.B) {
 		i++
 	}
 }
+
+// A scan of all files by name (cp -r, tar, a checksum run) reads a shard whose members are sorted from end
+// to end, and a windowed order holds them close together: it must not look like a reader that has moved
+// there, wherever it is and whenever it comes.
+func TestTrackerScanOfShards(t *testing.T) {
+	const n = 120_000
+	d := trainer{4, 32, 2}
+	for _, c := range []struct{ perShard, window, span int }{{250, 4, 1024}, {250, 4, 16384}, {1000, 16, 1024}, {1000, 4, 16384}} {
+		orders := func(e int) order.Order { return order.Windowed(order.Contiguous(n, c.perShard), 11, e, c.window) }
+		for _, pace := range []int{0, 1, 4} {
+			tk := NewTracker(orders(0), TrackerOptions{Span: c.span})
+			tk.SetNext(orders(1))
+			file, total, astray := 0, 0, 0
+			for epoch := range 2 {
+				o := orders(epoch)
+				opens := d.opens(n, 400, newSource(3))
+				for i, p := range opens {
+					follow(tk, orders, []int{o.At(p)})
+					for range pace {
+						follow(tk, orders, []int{file % n})
+						file++
+					}
+					if i < 100 && epoch > 0 {
+						continue // it takes some opens to see that the epoch has begun
+					}
+					total++
+					if tk.Epoch() != epoch || tk.Frontier() > p+d.span() || tk.Frontier() < p-2*c.span {
+						astray++
+					}
+				}
+				if tk.Epoch() != epoch {
+					t.Errorf("%+v, %d files scanned for each read: in epoch %d the tracker is in %+v", c, pace, epoch, tk.Position())
+				}
+			}
+			if astray > total/40 {
+				t.Errorf("%+v, %d files scanned for each read: the tracker is not with the reader for %d of %d opens", c, pace, astray, total)
+			}
+		}
+	}
+}
+
+// Only orders that do not read by number themselves tell a scan from their reader.
+func TestTrackerKnowsScans(t *testing.T) {
+	const n = 50_000
+	for name, c := range map[string]struct {
+		o    order.Order
+		want bool
+	}{
+		"sequential":  {order.Sequential(n), false},
+		"uniform":     {order.Uniform(n, 1, 0), true},
+		"windowed":    {order.Windowed(order.Contiguous(n, 250), 1, 0, 4), true},
+		"tiny window": {order.Windowed(order.Contiguous(n, 20), 1, 0, 1), false},
+		"short":       {order.Sequential(5), false},
+	} {
+		if tk := NewTracker(c.o, TrackerOptions{}); tk.scans != c.want {
+			t.Errorf("%s: %v", name, tk.scans)
+		}
+	}
+}

@@ -4,8 +4,8 @@ package python
 
 import "embed"
 
-// Files holds shoal/*.py. Copied into a folder that is on PYTHONPATH, they are the package; they
-// need grpcio and numpy, and use torch where it is installed.
+// Files holds shoal/*.py, py.typed and the device kernel. Copied into a folder that is on PYTHONPATH, they are the
+// package; they need grpcio and numpy, and use torch where it is installed.
 //
-//go:embed shoal/*.py
+//go:embed shoal/*.py shoal/py.typed shoal/finish.ptx
 var Files embed.FS

@@ -4,8 +4,9 @@
 //   - [github.com/shoalfs/shoal/rig/photos] makes a training set of real photographs.
 //   - [github.com/shoalfs/shoal/rig/s3server] runs a real S3 server (versitygw) on loopback.
 //   - [github.com/shoalfs/shoal/rig/proxy] puts distance and faults in front of it.
+//   - [github.com/shoalfs/shoal/rig/faultdisk] is a disk that fails, fills up and hangs when told to.
 //   - [github.com/shoalfs/shoal/rig/subproc] runs all of these so that none outlives its parent.
-//   - [github.com/shoalfs/shoal/rig/progress] draws the progress bars.
+//   - [github.com/shoalfs/shoal/internal/progress] draws the progress bars.
 //
 // Only cmd, bench, demo and tests import it. The server, the proxy and the daemon under test each
 // belong in a process of their own: they share the cores anyway, but a figure for "the daemon"

@@ -1,6 +1,7 @@
 // Command bareclient reads every object under a prefix once, with minio-go and nothing else, at a
 // given number of requests in flight: the rate that any cache in front of the same store can at best
-// approach when cold. It prints one line of JSON.
+// approach when cold. With -range it reads the objects in pieces of so many bytes: the rate that a
+// reader of shards can approach. It prints one line of JSON.
 //
 // Endpoint and keys come from AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 package main
@@ -15,6 +16,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +31,8 @@ func main() {
 	prefix := flag.String("prefix", "", "key prefix")
 	conns := flag.Int("c", 64, "requests in flight")
 	limit := flag.Int("n", 0, "read only the first n objects (0: all)")
+	suffix := flag.String("suffix", "", "read only objects whose keys end so")
+	piece := flag.Int64("range", 0, "bytes a GET (0: whole objects)")
 	flag.Parse()
 	ctx := context.Background()
 
@@ -46,15 +50,27 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	var keys []string
+	type job struct {
+		key       string
+		off, size int64 // size 0: the whole object
+	}
+	var jobs []job
+	objects := 0
 	for o := range client.ListObjects(ctx, *bucket, minio.ListObjectsOptions{Prefix: *prefix, Recursive: true}) {
 		if o.Err != nil {
 			log.Fatal(o.Err)
 		}
-		keys = append(keys, o.Key)
-	}
-	if *limit > 0 {
-		keys = keys[:min(*limit, len(keys))]
+		if !strings.HasSuffix(o.Key, *suffix) || *limit > 0 && objects == *limit {
+			continue
+		}
+		objects++
+		if *piece <= 0 {
+			jobs = append(jobs, job{key: o.Key})
+			continue
+		}
+		for off := int64(0); off < o.Size; off += *piece {
+			jobs = append(jobs, job{o.Key, off, min(*piece, o.Size-off)})
+		}
 	}
 
 	core := minio.Core{Client: client}
@@ -66,15 +82,25 @@ func main() {
 			buf := make([]byte, 256<<10)
 			for {
 				i := int(next.Add(1)) - 1
-				if i >= len(keys) {
+				if i >= len(jobs) {
 					return
 				}
-				body, _, _, err := core.GetObject(ctx, *bucket, keys[i], minio.GetObjectOptions{})
+				j := jobs[i]
+				var o minio.GetObjectOptions
+				if j.size > 0 {
+					if err := o.SetRange(j.off, j.off+j.size-1); err != nil {
+						log.Fatal(err)
+					}
+				}
+				body, _, _, err := core.GetObject(ctx, *bucket, j.key, o)
 				if err != nil {
 					log.Fatal(err)
 				}
 				n, err := io.CopyBuffer(io.Discard, struct{ io.Reader }{body}, buf)
 				body.Close()
+				if err == nil && j.size > 0 && n != j.size {
+					err = fmt.Errorf("%s: %d bytes at %d, want %d", j.key, n, j.off, j.size)
+				}
 				if err != nil {
 					log.Fatal(err)
 				}
@@ -85,8 +111,8 @@ func main() {
 	wg.Wait()
 	seconds := time.Since(start).Seconds()
 	out, err := json.Marshal(map[string]any{
-		"connections": *conns, "objects": len(keys), "bytes": bytes.Load(), "seconds": seconds,
-		"objects_per_s": float64(len(keys)) / seconds, "bytes_per_s": float64(bytes.Load()) / seconds,
+		"connections": *conns, "objects": objects, "gets": len(jobs), "bytes": bytes.Load(), "seconds": seconds,
+		"objects_per_s": float64(objects) / seconds, "bytes_per_s": float64(bytes.Load()) / seconds,
 	})
 	if err != nil {
 		log.Fatal(err)

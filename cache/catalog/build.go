@@ -60,13 +60,14 @@ func Build(objects iter.Seq2[objstore.Object, error], o BuildOptions) (*Manifest
 }
 
 // builder collects files in arenas without pointers, so that ten million of them cost the garbage
-// collector nothing.
+// collector nothing. Arenas grow by blocks, so that growing neither copies them nor leaves garbage of
+// their size.
 type builder struct {
 	opts     BuildOptions
 	skipped  Skipped
-	names    []byte
-	etags    []byte
-	files    []buildFile
+	names    byteArena
+	etags    byteArena
+	files    fileArena
 	dirIndex map[string]uint32
 	dirs     []buildDir
 	lastDir  string // listings come sorted, so the last directory is nearly always the next one's
@@ -79,8 +80,50 @@ type buildFile struct {
 	size    int64
 	mtime   int64
 	dir     uint32
-	etagLen uint32
+	etagLen uint16
 	nameLen uint8
+}
+
+const (
+	fileBlock = 1 << 12 // files a block: 160 KiB
+	byteBlock = 256 << 10
+)
+
+type fileArena struct {
+	blocks [][]buildFile
+	n      int
+}
+
+func (a *fileArena) add(f buildFile) {
+	if a.n%fileBlock == 0 {
+		a.blocks = append(a.blocks, make([]buildFile, 0, fileBlock))
+	}
+	last := &a.blocks[len(a.blocks)-1]
+	*last = append(*last, f)
+	a.n++
+}
+
+func (a *fileArena) at(i uint32) *buildFile { return &a.blocks[i/fileBlock][i%fileBlock] }
+
+// byteArena keeps strings of at most 64 KiB, none across two blocks.
+type byteArena struct{ blocks [][]byte }
+
+// add returns where s begins.
+func (a *byteArena) add(s string) uint64 {
+	if n := len(a.blocks); n == 0 || len(a.blocks[n-1])+len(s) > byteBlock {
+		a.blocks = append(a.blocks, make([]byte, 0, byteBlock))
+	}
+	last := &a.blocks[len(a.blocks)-1]
+	at := uint64(len(a.blocks)-1)*byteBlock + uint64(len(*last))
+	*last = append(*last, s...)
+	return at
+}
+
+func (a *byteArena) at(off uint64, n int) []byte {
+	if n == 0 { // its place may be the end of a block
+		return nil
+	}
+	return a.blocks[off/byteBlock][off%byteBlock:][:n]
 }
 
 type buildDir struct {
@@ -92,13 +135,13 @@ type buildDir struct {
 }
 
 func (b *builder) nameOf(f uint32) []byte {
-	e := &b.files[f]
-	return b.names[e.name : e.name+uint64(e.nameLen)]
+	e := b.files.at(f)
+	return b.names.at(e.name, int(e.nameLen))
 }
 
 func (b *builder) etagOf(f uint32) []byte {
-	e := &b.files[f]
-	return b.etags[e.etag : e.etag+uint64(e.etagLen)]
+	e := b.files.at(f)
+	return b.etags.at(e.etag, int(e.etagLen))
 }
 
 func (b *builder) add(o objstore.Object) error {
@@ -118,10 +161,7 @@ func (b *builder) add(o objstore.Object) error {
 	if o.Size < 0 {
 		return fmt.Errorf("object %q has size %d", o.Key, o.Size)
 	}
-	mtime := int64(noTime)
-	if t := o.ModTime; !t.IsZero() && t.Year() > 1678 && t.Year() < 2262 { // what UnixNano can hold
-		mtime = t.UnixNano()
-	}
+	mtime := nanos(o.ModTime)
 	tag := o.ETag
 	if tag == "" {
 		if !b.opts.WeakETag {
@@ -135,8 +175,8 @@ func (b *builder) add(o objstore.Object) error {
 	if len(tag) > math.MaxUint16 {
 		return fmt.Errorf("object %q has an ETag of %d bytes", o.Key, len(tag))
 	}
-	if len(b.files) >= math.MaxUint32-1 {
-		return fmt.Errorf("more than %d objects", len(b.files))
+	if b.files.n >= math.MaxUint32-1 {
+		return fmt.Errorf("more than %d objects", b.files.n)
 	}
 	dir, name := "", path
 	if i := strings.LastIndexByte(path, '/'); i >= 0 {
@@ -146,14 +186,12 @@ func (b *builder) add(o objstore.Object) error {
 		b.lastID = b.dirID(dir)
 		b.lastDir = b.dirs[b.lastID].path
 	}
-	b.dirs[b.lastID].files = append(b.dirs[b.lastID].files, uint32(len(b.files)))
-	b.files = append(b.files, buildFile{
-		name: uint64(len(b.names)), nameLen: uint8(len(name)),
-		etag: uint64(len(b.etags)), etagLen: uint32(len(tag)),
+	b.dirs[b.lastID].files = append(b.dirs[b.lastID].files, uint32(b.files.n))
+	b.files.add(buildFile{
+		name: b.names.add(name), nameLen: uint8(len(name)),
+		etag: b.etags.add(tag), etagLen: uint16(len(tag)),
 		size: o.Size, mtime: mtime, dir: b.lastID,
 	})
-	b.names = append(b.names, name...)
-	b.etags = append(b.etags, tag...)
 	return nil
 }
 
@@ -224,7 +262,7 @@ func (b *builder) arrange() error {
 		var prev uint32
 		for i, f := range dir.files {
 			if i > 0 && byName(prev, f) == 0 {
-				if b.files[prev].size != b.files[f].size || !bytes.Equal(b.etagOf(prev), b.etagOf(f)) {
+				if b.files.at(prev).size != b.files.at(f).size || !bytes.Equal(b.etagOf(prev), b.etagOf(f)) {
 					return fmt.Errorf("object %q was listed twice, with different versions: it changed meanwhile (list again)", b.opts.Prefix+join(dir.path, string(b.nameOf(f))))
 				}
 				continue
@@ -328,12 +366,12 @@ func (b *builder) finish() (*Manifest, error) {
 		order = append(order, dir.files...)
 		r.endFile = uint32(len(order))
 		for _, f := range dir.files {
-			names += uint64(b.files[f].nameLen)
-			etags += uint64(b.files[f].etagLen)
-			if size := b.files[f].size; sum > math.MaxInt64-size {
+			names += uint64(b.files.at(f).nameLen)
+			etags += uint64(b.files.at(f).etagLen)
+			if size := b.files.at(f).size; sum > math.MaxInt64-size {
 				return nil, fmt.Errorf("the objects under %q together exceed 8 EiB", b.opts.Prefix)
 			}
-			sum += b.files[f].size
+			sum += b.files.at(f).size
 		}
 	}
 	skipped, err := json.Marshal(b.skipped)
@@ -351,23 +389,23 @@ func (b *builder) finish() (*Manifest, error) {
 	var off uint64
 	for _, f := range order {
 		out = le.AppendUint64(out, off)
-		off += uint64(b.files[f].nameLen)
+		off += uint64(b.files.at(f).nameLen)
 	}
 	out = le.AppendUint64(out, off)
 	off = 0
 	for _, f := range order {
 		out = le.AppendUint64(out, off)
-		off += uint64(b.files[f].etagLen)
+		off += uint64(b.files.at(f).etagLen)
 	}
 	out = le.AppendUint64(out, off)
 	for _, f := range order {
-		out = le.AppendUint64(out, uint64(b.files[f].size))
+		out = le.AppendUint64(out, uint64(b.files.at(f).size))
 	}
 	for _, f := range order {
-		out = le.AppendUint64(out, uint64(b.files[f].mtime))
+		out = le.AppendUint64(out, uint64(b.files.at(f).mtime))
 	}
 	for _, f := range order {
-		out = le.AppendUint32(out, b.dirs[b.files[f].dir].number)
+		out = le.AppendUint32(out, b.dirs[b.files.at(f).dir].number)
 	}
 	out = append(out, dirNames...)
 	for _, f := range order {

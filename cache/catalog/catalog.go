@@ -6,12 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,58 +17,63 @@ import (
 
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
+
+	"github.com/shoalfs/shoal/cache/crypt"
+	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
 // ErrNoManifest is wrapped by the error of [Catalog.Manifest] where the source must be listed.
 var ErrNoManifest = errors.New("no manifest of this source")
 
-// catalogVersion is the version of the keys and values below.
-const catalogVersion = 1
+// catalogVersion is the version of the keys and values below. Version 1 held the record tables, too, by
+// segment alone.
+const catalogVersion = 2
 
 // Keys:
 //
-//	format                       u32 LE, catalogVersion
-//	source/NAME                  JSON of sourceValue
-//	segment/ID                   segmentHead; ID is u32 BE, so that they sort
-//	table/ID GENERATION CHUNK    u32 BE each; a part of a record table
+//	format         u32 LE, catalogVersion
+//	source/NAME    JSON of sourceValue
+//	dataset/ID     JSON of datasetValue; ID is 16 bytes
 //
-// A record table can be larger than a transaction, so a commit writes the parts of a new generation
-// first and then, in one transaction, the head that names it.
+// Of version 1, dropped when it is opened:
+//
+//	segment/ID, table/ID GENERATION CHUNK
 const (
 	formatKey     = "format"
 	sourcePrefix  = "source/"
+	datasetPrefix = "dataset/"
 	segmentPrefix = "segment/"
 	tablePrefix   = "table/"
 )
-
-// chunkSize is the largest value. It must stay well below badger's transaction limit, 15% of the
-// memtable.
-const chunkSize = 256 << 10
 
 // Options of a catalog.
 type Options struct {
 	// Logger gets warnings, badger's included. The default is [slog.Default].
 	Logger *slog.Logger
 
+	// Key encrypts what names files and sources; nil: they lie in clear.
+	Key *crypt.Key
+
 	noSync bool // for tests that only want speed
 }
 
-// Catalog is the index of a cache folder. It is safe for concurrent use. It implements segment.Index.
+// Catalog is the index of a cache folder. It is safe for concurrent use.
 type Catalog struct {
 	dir     string // the cache folder
+	key     *crypt.Key
 	db      *badger.DB
 	log     *slog.Logger
 	rebuilt string
-	space   space
 
-	// mu keeps manifest files and the entries that name them together.
-	mu sync.Mutex
-	// commit serialises commits of record tables.
-	commit sync.Mutex
+	// mu keeps files and the entries that name them together, and badger's writers one at a time.
+	mu     sync.Mutex
+	space  space
+	tables map[[16]byte]*tables
 }
 
 type sourceValue struct {
 	Version string    `json:"version"`
+	Layout  string    `json:"layout,omitempty"` // its version
 	Prefix  string    `json:"prefix"`
 	Files   int       `json:"files"`
 	Bytes   int64     `json:"bytes"`
@@ -82,72 +85,28 @@ type sourceValue struct {
 type Source struct {
 	Name    string // as given to SetManifest
 	Version string // of the dataset
+	Layout  string // version of the layout in shards; "" where each file is an object
 	Prefix  string
 	Files   int
 	Bytes   int64
 	Listed  time.Time // when SetManifest was called
 }
 
-// segmentHead is the entry of a segment: u64 size, u32 sealed, u32 generation, u32 chunks, u32 length of
-// the table, u32 CRC32C of the table; all LE.
-type segmentHead struct {
-	size       int64
-	sealed     bool
-	generation uint32
-	chunks     uint32
-	length     uint32
-	crc        uint32
-}
-
-const segmentHeadLen = 28
-
-func (h segmentHead) bytes() []byte {
-	le := binary.LittleEndian
-	var sealed uint32
-	if h.sealed {
-		sealed = 1
-	}
-	b := le.AppendUint64(nil, uint64(h.size))
-	for _, v := range [...]uint32{sealed, h.generation, h.chunks, h.length, h.crc} {
-		b = le.AppendUint32(b, v)
-	}
-	return b
-}
-
-func parseSegmentHead(b []byte) (segmentHead, error) {
-	if len(b) != segmentHeadLen {
-		return segmentHead{}, corrupt("segment entry of %d bytes", len(b))
-	}
-	le := binary.LittleEndian
-	return segmentHead{
-		size: int64(le.Uint64(b)), sealed: le.Uint32(b[8:]) != 0, generation: le.Uint32(b[12:]),
-		chunks: le.Uint32(b[16:]), length: le.Uint32(b[20:]), crc: le.Uint32(b[24:]),
-	}, nil
-}
-
-func segmentKey(id uint32) []byte {
-	return binary.BigEndian.AppendUint32([]byte(segmentPrefix), id)
-}
-
-func tableKey(id, generation, chunk uint32) []byte {
-	be := binary.BigEndian
-	return be.AppendUint32(be.AppendUint32(be.AppendUint32([]byte(tablePrefix), id), generation), chunk)
-}
-
 // Open opens the catalog of a cache folder, which the caller has locked. A catalog that badger finds
 // corrupt is moved aside and begun anew, which [Catalog.Rebuilt] tells and the log says loudly; what it
-// held comes back by a listing and a scan of the segments. One of a newer format is an error that
-// wraps ErrNewerFormat.
+// held comes back by a listing, but for quotas and pins. One of an older format is migrated: its sources
+// stay, and its record tables, which were for all datasets together, go, so that segments are scanned
+// once. One of a newer format is an error that wraps ErrNewerFormat.
 func Open(cacheDir string, o Options) (*Catalog, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	c := &Catalog{dir: cacheDir, log: o.Logger, space: space{dir: cacheDir}}
 	dir := filepath.Join(cacheDir, "catalog")
+	c := &Catalog{dir: cacheDir, key: o.Key, log: o.Logger, space: space{dir: dir}, tables: make(map[[16]byte]*tables)}
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("open catalog: %w", err)
 	}
-	if err := c.space.forCommit(0); err != nil {
+	if err := c.space.forOpen(); err != nil {
 		return nil, fmt.Errorf("open catalog: %w", err)
 	}
 	// Badger ends the process on some damage. The marker outlives that, and grows by a byte with each
@@ -171,7 +130,7 @@ func Open(cacheDir string, o Options) (*Catalog, error) {
 		if e := os.Rename(dir, aside); e != nil {
 			return nil, fmt.Errorf("open catalog: %w", errors.Join(err, e))
 		}
-		o.Logger.Error("catalog is corrupt and was moved aside; sources are listed and segments scanned again",
+		o.Logger.Error("catalog is corrupt and was moved aside; sources are listed again, quotas and pins must be set again",
 			"moved_to", aside, "err", err)
 		c.rebuilt = aside
 		if e := os.MkdirAll(dir, 0o777); e != nil {
@@ -215,15 +174,18 @@ func isDamage(err error) bool {
 	return true
 }
 
-// badgerOptions make badger small: the catalog holds a few large values and is read once at start.
+// mergeTables is from how many tables on they are merged at open. Each start of a process adds one.
+const mergeTables = 4
+
+// badgerOptions make badger small: the catalog holds little and is read once at start.
 func badgerOptions(dir string, log *slog.Logger) badger.Options {
 	return badger.DefaultOptions(dir).
 		WithLogger(badgerLog{log}).
 		// A commit promises to be durable, and there is one every few seconds at most.
 		WithSyncWrites(true).
-		// Memtables are allocated at open and their logs mapped at twice the size; 8 MiB are
-		// the least that lets a transaction hold a few chunks.
-		WithMemTableSize(8 << 20).
+		// Memtables are allocated at open and their logs mapped at twice the size. Version 1
+		// held large values; its logs need a memtable of the same size to be read back.
+		WithMemTableSize(memtable).
 		WithNumMemtables(2).
 		// All values stay in the tree: nothing is ever written to the value log, and compaction
 		// alone frees what was replaced.
@@ -231,9 +193,11 @@ func badgerOptions(dir string, log *slog.Logger) badger.Options {
 		WithValueLogFileSize(1 << 20).
 		WithBaseTableSize(2 << 20).
 		WithBaseLevelSize(8 << 20).
-		WithNumLevelZeroTables(2).
-		WithNumLevelZeroTablesStall(4).
-		WithNumCompactors(2). // its minimum
+		// Tables are merged at open, by us: never in the background, where a full disk would
+		// be a SIGBUS (see space).
+		WithNumLevelZeroTables(mergeTables).
+		WithNumLevelZeroTablesStall(1 << 20).
+		WithNumCompactors(0).
 		WithCompression(options.None).
 		WithBlockCacheSize(0).
 		WithIndexCacheSize(0).
@@ -245,37 +209,50 @@ func badgerOptions(dir string, log *slog.Logger) badger.Options {
 }
 
 func (c *Catalog) open(dir string, o Options) error {
-	db, err := badger.Open(badgerOptions(dir, c.log).WithSyncWrites(!o.noSync))
+	var db *badger.DB
+	err := guard(func() (err error) {
+		bo := badgerOptions(dir, c.log).WithSyncWrites(!o.noSync)
+		if c.key != nil { // badger then cannot do without its caches
+			bo = bo.WithEncryptionKey(c.key.Derive("catalog", nil)).WithBlockCacheSize(1 << 20).WithIndexCacheSize(1 << 20)
+		}
+		db, err = badger.Open(bo)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	c.db = db
-	if err = noPanic(c.db.VerifyChecksum); err == nil {
+	c.db, c.space.log = db, ""
+	if err = guard(db.VerifyChecksum); err == nil {
+		err = c.merge()
+	}
+	if err == nil {
 		err = c.checkFormat()
 	}
 	if err != nil {
-		return errors.Join(err, noPanic(db.Close))
+		return errors.Join(err, guard(db.Close))
 	}
 	return nil
 }
 
-// noPanic makes an error of a panic of badger, which follows damaged offsets without looking.
-func noPanic(f func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = corrupt("badger panicked: %v", p)
+// merge makes one table of many.
+func (c *Catalog) merge() error {
+	n := 0
+	for _, t := range c.db.Tables() {
+		if t.Level == 0 {
+			n++
 		}
-	}()
-	return f()
+	}
+	if n < mergeTables {
+		return nil
+	}
+	return guard(func() error { return c.db.Flatten(1) })
 }
 
 // checkFormat reads the format version, or writes it if the catalog is new.
 func (c *Catalog) checkFormat() error {
 	b, err := c.get([]byte(formatKey))
 	if errors.Is(err, badger.ErrKeyNotFound) {
-		return c.db.Update(func(tx *badger.Txn) error {
-			return tx.Set([]byte(formatKey), binary.LittleEndian.AppendUint32(nil, catalogVersion))
-		})
+		return c.writeFormat()
 	}
 	if err != nil {
 		return err
@@ -283,12 +260,57 @@ func (c *Catalog) checkFormat() error {
 	if len(b) != 4 {
 		return corrupt("format version of %d bytes", len(b))
 	}
-	if v := binary.LittleEndian.Uint32(b); v > catalogVersion {
+	switch v := binary.LittleEndian.Uint32(b); {
+	case v > catalogVersion:
 		return fmt.Errorf("%w: format version %d, this one reads %d (use that version of shoal, or another --cache-dir)", ErrNewerFormat, v, catalogVersion)
-	} else if v != catalogVersion {
+	case v == 1:
+		// A crash on the way leaves version 1, and less to drop.
+		if err := guard(func() error { return c.db.DropPrefix([]byte(segmentPrefix), []byte(tablePrefix)) }); err != nil {
+			return err
+		}
+		killpoint.Pass("catalog.migrate.dropped")
+		return c.writeFormat()
+	case v != catalogVersion:
 		return corrupt("format version %d", v)
 	}
 	return nil
+}
+
+func (c *Catalog) writeFormat() error {
+	return c.write("format", entry{[]byte(formatKey), binary.LittleEndian.AppendUint32(nil, catalogVersion)})
+}
+
+// entry is a key and its new value; nil removes the key.
+type entry struct{ key, value []byte }
+
+// write commits entries, all or none. Its killpoints are named for what is written.
+func (c *Catalog) write(what string, entries ...entry) error {
+	n := int64(0)
+	for _, e := range entries {
+		n += int64(len(e.key)+len(e.value)) + entryOverhead
+	}
+	if err := c.space.reserve(n); err != nil {
+		return err
+	}
+	killpoint.Pass("catalog." + what + ".reserved")
+	err := c.db.Update(func(tx *badger.Txn) error {
+		for _, e := range entries {
+			var err error
+			if e.value == nil {
+				err = tx.Delete(e.key)
+			} else {
+				err = tx.Set(e.key, e.value)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		killpoint.Pass("catalog." + what + ".committed")
+	}
+	return err
 }
 
 func (c *Catalog) get(key []byte) (value []byte, err error) {
@@ -309,6 +331,8 @@ func (c *Catalog) Rebuilt() string { return c.rebuilt }
 // Close closes the catalog. Manifests stay usable. On a full disk it leaves badger as it is, and fails:
 // the next Open finds what was committed in badger's log.
 func (c *Catalog) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if err := c.space.forClose(); err != nil {
 		return fmt.Errorf("catalog is not compacted: %w", err)
 	}
@@ -326,55 +350,85 @@ func DatasetID(source string) [16]byte {
 }
 
 func (c *Catalog) manifestDir() string { return filepath.Join(c.dir, "manifests") }
+func (c *Catalog) layoutDir() string   { return filepath.Join(c.dir, "layouts") }
 
-// Manifest loads the current version for a source, whose name must be canonical. The caller closes
-// it. The error wraps ErrNoManifest where the source was never listed, and where the file is missing or
-// damaged.
-func (c *Catalog) Manifest(source string) (*Manifest, error) {
+// Manifest loads the current version for a source, whose name must be canonical, and its layout in
+// shards; nil where each file is an object. The caller closes both. The error wraps ErrNoManifest where
+// the source was never listed, and where one of the files is missing or damaged.
+func (c *Catalog) Manifest(source string) (*Manifest, *Layout, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b, err := c.get([]byte(sourcePrefix + source))
 	if errors.Is(err, badger.ErrKeyNotFound) {
-		return nil, fmt.Errorf("catalog: %w: %s", ErrNoManifest, source)
+		return nil, nil, fmt.Errorf("catalog: %w: %s", ErrNoManifest, source)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("catalog: %s: %w", source, err)
+		return nil, nil, fmt.Errorf("catalog: %s: %w", source, err)
 	}
 	var v sourceValue
 	if err := json.Unmarshal(b, &v); err != nil {
-		return nil, fmt.Errorf("catalog: %w: %s: %w", ErrNoManifest, source, err)
+		return nil, nil, fmt.Errorf("catalog: %w: %s: %w", ErrNoManifest, source, err)
 	}
-	m, err := Load(filepath.Join(c.manifestDir(), v.Version))
-	if err == nil && m.Version() != v.Version {
-		err = errors.Join(corrupt("manifest %s is that of version %s", v.Version, m.Version()), m.Close())
-	}
+	m, l, err := c.load(v)
 	if errors.Is(err, ErrCorrupt) || errors.Is(err, fs.ErrNotExist) {
-		c.log.Error("manifest is lost; the source must be listed again", "source", source, "err", err)
-		return nil, fmt.Errorf("catalog: %w: %w", ErrNoManifest, err)
+		c.log.Error("manifest or layout is lost; the source must be listed again", "source", source, "err", err)
+		return nil, nil, fmt.Errorf("catalog: %w: %w", ErrNoManifest, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("catalog: %s: %w", source, err)
+		return nil, nil, fmt.Errorf("catalog: %s: %w", source, err)
 	}
 	// The file may have been saved last for another source that holds the same version.
 	m.prefix, m.skipped = v.Prefix, v.Skipped
-	return m, nil
+	return m, l, nil
 }
 
-// SetManifest saves a manifest and makes it the current version of a source.
-func (c *Catalog) SetManifest(source string, m *Manifest) error {
+func (c *Catalog) load(v sourceValue) (_ *Manifest, _ *Layout, err error) {
+	if !isVersion(v.Version) || v.Layout != "" && !isVersion(v.Layout) {
+		return nil, nil, corrupt("entry names version %q, layout %q", v.Version, v.Layout)
+	}
+	m, err := load(filepath.Join(c.manifestDir(), v.Version), c.key)
+	if err != nil {
+		return nil, nil, err
+	}
+	if m.Version() != v.Version {
+		return nil, nil, errors.Join(corrupt("manifest %s is that of version %s", v.Version, m.Version()), m.Close())
+	}
+	if v.Layout == "" {
+		return m, nil, nil
+	}
+	l, err := loadLayout(filepath.Join(c.layoutDir(), v.Layout), m, c.key)
+	if err == nil && l.Version() != v.Layout {
+		err = errors.Join(corrupt("layout %s is that of version %s", v.Layout, l.Version()), l.Close())
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, m.Close())
+	}
+	return m, l, nil
+}
+
+// SetManifest saves a manifest and its layout, nil where each file is an object, and makes them the
+// current version of a source.
+func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, err := m.Save(c.manifestDir()); err != nil {
-		return fmt.Errorf("catalog: %s: %w", source, err)
-	}
-	if err := c.space.forCommit(0); err != nil {
-		return fmt.Errorf("catalog: %s: %w", source, err)
-	}
-	b, err := json.Marshal(sourceValue{
+	v := sourceValue{
 		Version: m.Version(), Prefix: m.prefix, Files: m.files, Bytes: m.bytes, Skipped: m.skipped, Listed: time.Now().UTC(),
-	})
+	}
+	if l != nil {
+		if l.dataset != m.version {
+			return fmt.Errorf("catalog: %s: the layout is that of dataset version %s, the manifest has version %s", source, l.Dataset(), v.Version)
+		}
+		v.Layout = l.Version()
+		if _, err := l.save(c.layoutDir(), c.key); err != nil {
+			return fmt.Errorf("catalog: %s: %w", source, err)
+		}
+	}
+	if _, err := m.save(c.manifestDir(), c.key); err != nil {
+		return fmt.Errorf("catalog: %s: %w", source, err)
+	}
+	b, err := json.Marshal(v)
 	if err == nil {
-		err = c.db.Update(func(tx *badger.Txn) error { return tx.Set([]byte(sourcePrefix+source), b) })
+		err = c.write("source", entry{[]byte(sourcePrefix + source), b})
 	}
 	if err != nil {
 		return fmt.Errorf("catalog: %s: %w", source, err)
@@ -384,19 +438,24 @@ func (c *Catalog) SetManifest(source string, m *Manifest) error {
 
 // Sources returns what the catalog holds, by name.
 func (c *Catalog) Sources() ([]Source, error) {
+	sources, err := c.sources()
+	if err != nil {
+		return nil, fmt.Errorf("catalog: %w", err)
+	}
+	return sources, nil
+}
+
+func (c *Catalog) sources() ([]Source, error) {
 	var sources []Source
 	err := c.each(sourcePrefix, func(name, value []byte) error {
 		var v sourceValue
 		if err := json.Unmarshal(value, &v); err != nil {
 			return corrupt("source %s: %v", name, err)
 		}
-		sources = append(sources, Source{string(name), v.Version, v.Prefix, v.Files, v.Bytes, v.Listed})
+		sources = append(sources, Source{string(name), v.Version, v.Layout, v.Prefix, v.Files, v.Bytes, v.Listed})
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("catalog: %w", err)
-	}
-	return sources, nil
+	return sources, err
 }
 
 // each calls f for each key with a prefix, in order, with the rest of the key. f must not keep its
@@ -415,33 +474,39 @@ func (c *Catalog) each(prefix string, f func(key, value []byte) error) error {
 	})
 }
 
-// GC removes manifest files that no source names and that are not in keep, a list of versions. It
-// returns how many. A file that is mapped stays readable by who has it mapped.
+// GC removes manifest and layout files that no source names and that are not in keep, a list of versions
+// of either. It returns how many. A file that is mapped stays readable by who has it mapped.
 func (c *Catalog) GC(keep ...string) (removed int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	sources, err := c.Sources()
-	if err != nil {
-		return 0, err
-	}
-	for _, s := range sources {
-		keep = append(keep, s.Version)
-	}
-	entries, err := os.ReadDir(c.manifestDir())
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
+	sources, err := c.sources()
 	if err != nil {
 		return 0, fmt.Errorf("catalog: %w", err)
 	}
+	kept := make(map[string]bool)
+	for _, v := range keep {
+		kept[v] = true
+	}
+	for _, s := range sources {
+		kept[s.Version], kept[s.Layout] = true, true
+	}
 	var errs []error
-	for _, e := range entries {
-		// Nothing but what Save writes; the mutex makes temporary files those of a crash.
-		if name := e.Name(); isVersion(name) && !slices.Contains(keep, name) || strings.HasPrefix(name, tempPrefix) {
-			if err := os.Remove(filepath.Join(c.manifestDir(), name)); err != nil {
+	for _, dir := range []string{c.manifestDir(), c.layoutDir()} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		for _, e := range entries {
+			// Nothing but what Save writes; the mutex makes temporary files those of a crash.
+			name := e.Name()
+			if (!isVersion(name) || kept[name]) && !strings.HasPrefix(name, tempPrefix) {
+				continue
+			}
+			if err := os.Remove(filepath.Join(dir, name)); err != nil {
 				errs = append(errs, err)
 				continue
 			}
+			killpoint.Pass("catalog.gc.removed")
 			removed++
 		}
 	}
@@ -453,130 +518,6 @@ func (c *Catalog) GC(keep ...string) (removed int, err error) {
 
 func isVersion(name string) bool {
 	return len(name) == 64 && strings.Trim(name, "0123456789abcdef") == ""
-}
-
-// CommitSegment implements segment.Index.
-func (c *Catalog) CommitSegment(id uint32, size int64, sealed bool, table []byte) error {
-	c.commit.Lock()
-	defer c.commit.Unlock()
-	if err := c.space.forCommit(len(table)); err != nil {
-		return fmt.Errorf("catalog: segment %08d: %w", id, err)
-	}
-	c.space.staged.Add(int64(len(table)))
-	key := segmentKey(id)
-	h := segmentHead{size: size, sealed: sealed, length: uint32(len(table)), crc: crc32.Checksum(table, castagnoli)}
-	old, err := c.get(key)
-	switch {
-	case err == nil:
-		// A damaged head is replaced like any other.
-		prev, _ := parseSegmentHead(old)
-		h.generation = prev.generation + 1
-	case !errors.Is(err, badger.ErrKeyNotFound):
-		return fmt.Errorf("catalog: segment %08d: %w", id, err)
-	}
-	batch := c.db.NewWriteBatch()
-	defer batch.Cancel()
-	for rest := table; len(rest) > 0; h.chunks++ {
-		n := min(len(rest), chunkSize)
-		if err := batch.Set(tableKey(id, h.generation, h.chunks), rest[:n]); err != nil {
-			return fmt.Errorf("catalog: segment %08d: %w", id, err)
-		}
-		rest = rest[n:]
-	}
-	if err := batch.Flush(); err != nil {
-		return fmt.Errorf("catalog: segment %08d: %w", id, err)
-	}
-	if err := c.db.Update(func(tx *badger.Txn) error { return tx.Set(key, h.bytes()) }); err != nil {
-		return fmt.Errorf("catalog: segment %08d: %w", id, err)
-	}
-	return c.dropTables(id, &h)
-}
-
-// dropTables deletes the parts of a segment's tables but for those of keep, if any.
-func (c *Catalog) dropTables(id uint32, keep *segmentHead) error {
-	prefix := binary.BigEndian.AppendUint32([]byte(tablePrefix), id)
-	var keys [][]byte
-	err := c.db.View(func(tx *badger.Txn) error {
-		it := tx.NewIterator(badger.IteratorOptions{Prefix: prefix})
-		defer it.Close()
-		for it.Rewind(); it.Valid(); it.Next() {
-			k := it.Item().KeyCopy(nil)
-			rest := k[len(prefix):]
-			if keep != nil && len(rest) == 8 && binary.BigEndian.Uint32(rest) == keep.generation && binary.BigEndian.Uint32(rest[4:]) < keep.chunks {
-				continue
-			}
-			keys = append(keys, k)
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("catalog: segment %08d: %w", id, err)
-	}
-	if len(keys) == 0 {
-		return nil
-	}
-	batch := c.db.NewWriteBatch()
-	defer batch.Cancel()
-	for _, k := range keys {
-		if err := batch.Delete(k); err != nil {
-			return fmt.Errorf("catalog: segment %08d: %w", id, err)
-		}
-	}
-	if err := batch.Flush(); err != nil {
-		return fmt.Errorf("catalog: segment %08d: %w", id, err)
-	}
-	return nil
-}
-
-// LoadSegments implements segment.Index. A segment whose entry is damaged is passed with an empty
-// table, so that it is scanned.
-func (c *Catalog) LoadSegments(yield func(id uint32, size int64, sealed bool, table []byte) error) error {
-	var table []byte
-	return c.each(segmentPrefix, func(key, value []byte) error {
-		if len(key) != 4 {
-			return fmt.Errorf("catalog: %w", corrupt("segment key of %d bytes", len(key)))
-		}
-		id := binary.BigEndian.Uint32(key)
-		h, err := parseSegmentHead(value)
-		if err == nil {
-			table, err = c.table(table[:0], id, h)
-		}
-		if err != nil {
-			c.log.Error("record table of a segment is damaged", "segment", id, "err", err)
-			return yield(id, 0, false, nil)
-		}
-		return yield(id, h.size, h.sealed, table)
-	})
-}
-
-// table appends a segment's record table to dst.
-func (c *Catalog) table(dst []byte, id uint32, h segmentHead) ([]byte, error) {
-	err := c.db.View(func(tx *badger.Txn) error {
-		for chunk := range h.chunks {
-			item, err := tx.Get(tableKey(id, h.generation, chunk))
-			if err != nil {
-				return fmt.Errorf("part %d of %d: %w", chunk, h.chunks, err)
-			}
-			if err := item.Value(func(v []byte) error { dst = append(dst, v...); return nil }); err != nil {
-				return fmt.Errorf("part %d of %d: %w", chunk, h.chunks, err)
-			}
-		}
-		return nil
-	})
-	if err == nil && (uint64(len(dst)) != uint64(h.length) || crc32.Checksum(dst, castagnoli) != h.crc) {
-		err = corrupt("%d bytes, want %d, or a wrong checksum", len(dst), h.length)
-	}
-	return dst, err
-}
-
-// DropSegment implements segment.Index.
-func (c *Catalog) DropSegment(id uint32) error {
-	c.commit.Lock()
-	defer c.commit.Unlock()
-	if err := c.db.Update(func(tx *badger.Txn) error { return tx.Delete(segmentKey(id)) }); err != nil {
-		return fmt.Errorf("catalog: segment %08d: %w", id, err)
-	}
-	return c.dropTables(id, nil)
 }
 
 // badgerLog passes badger's warnings and errors on; what it says beyond that is of no use to a user.

@@ -1,7 +1,49 @@
-// Package catalog keeps the small facts about datasets: which objects a source holds ([Manifest]),
-// which version of it is current, and where the cached bytes lie (the record tables of package
-// segment). It holds no sample bytes, and all of it can be rebuilt: from one listing of the source,
-// and from a scan of the segments.
+// Package catalog keeps the small facts about datasets: which objects a source holds ([Manifest]), in
+// which shards they lie ([Layout]), which version of it is current, where the cached bytes lie (the record
+// tables of package segment), and what the user said of it (quota, pin). It holds no sample bytes, and all
+// but quotas and pins can be rebuilt: from one listing of the source, and from a scan of the segments.
+//
+//	CACHE-DIR/
+//	  FORMAT                         "shoal cache 2"; 3 if it is encrypted
+//	  ENCRYPTION                     the key of an encrypted one (package crypt)
+//	  lock                           held by the process that owns the folder
+//	  manifests/VERSION              written once, named by the dataset version
+//	  layouts/VERSION                written once, named by the layout version
+//	  tables/DATASET/NNNNNNNN.table  a record table, replaced as a whole
+//	  catalog/                       badger: sources and facts of datasets; the entry of a source
+//	                                 names its manifest and its layout
+//
+// # What a crash leaves
+//
+// Files are written beside their place, fsynced, renamed, and their folder is fsynced. A manifest and its
+// layout are durable before the one commit in badger that names both, so a source has the old version or
+// the new one. A record table is the old one or the new one. What a crash leaves beside them, temporary
+// files and versions that nothing names, goes with the next [Catalog.GC], [Lock], or load of the tables.
+// TestKill kills a process at every one of these steps.
+//
+// # Keys that a file system cannot show
+//
+// Nothing of a listing is lost silently: each key becomes a file, is counted in [Skipped], or is one of two
+// equal entries. The rules, by key below the prefix, each tested by TestHostileKeys:
+//
+//	key                              rule                             counted as
+//	a//b, /b, a//                    left out                         hostile
+//	a/ with content                  left out                         hostile
+//	a/ or a// without content        no file; tools write such keys   marker
+//	                                 for folders
+//	a beside a/b                     the folder is shown, a is not    shadowed
+//	., .., as any component          left out                         hostile
+//	a name over 255 bytes            left out                         hostile
+//	a path over 4,095 bytes          left out                         hostile
+//	NUL                              left out                         hostile
+//	invalid UTF-8, surrogates        left out                         hostile
+//	.shoal at the top                left out: it is the control      hostile
+//	                                 folder's name; below it is shown
+//	listed twice, same version       one file                         -
+//	listed twice, two versions       the listing fails: list again    -
+//
+// All else is shown as it is: control characters, backslashes, trailing spaces and dots, names that differ
+// in case or normal form only. The first 16 of those left out are kept as examples, with the reason.
 //
 // # Sample order
 //
@@ -67,8 +109,27 @@
 //
 // A loaded manifest reads from a mapping: no method may run during or after [Manifest.Close], and
 // the file must be replaced by rename, never written in place (a truncated mapping is a SIGBUS).
-// Strings that the methods return are copies and stay valid.
+// Strings that the methods return are copies and stay valid. The same holds for a layout.
 //
 // Two sources can hold one version under different prefixes. The file then carries the prefix of the
 // one that was saved last, and the catalog's own entry for a source carries its prefix.
+//
+// Badger writes through mappings, so a full disk is a SIGBUS to it; the type space tells what is done
+// about that.
+//
+// # What it costs
+//
+// Measured on 2 cores of an EPYC, a listing of ImageNet's shape with ETags of 32 bytes (BenchmarkScale,
+// BenchmarkLayoutMillion, BenchmarkBigDirectory), for 1,000,000 and 10,000,000 files:
+//
+//	Build                     0.8 s, 11 s; heap at its peak 196, 221 bytes a file
+//	manifest file, mapped     91 bytes a file
+//	heap beside it            below 1 byte a file
+//	Load, with all checks     17 ms, 200 ms: nothing is left unchecked but the SHA-256 (Verify)
+//	Samples("images")         70 ms, 850 ms
+//	DirTime, first call       2 ms, 12 ms
+//	BuildLayout               1.4 s a million; heap 80 bytes a file at its peak
+//	layout file, mapped       16 bytes a file
+//	LoadLayout                70 ms a million
+//	Find among 100,000 names  0.7 µs; a missing name 0.3 µs
 package catalog

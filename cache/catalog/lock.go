@@ -10,22 +10,44 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/cache/crypt"
 )
 
-// cacheVersion is the version of the layout of a cache folder as a whole.
-const cacheVersion = 1
+// cacheVersion is the version of a cache folder as a whole. Version 2 keeps record tables and segments by
+// dataset; what version 1 held is moved or rebuilt by those who open it.
+const cacheVersion = 2
+
+// encryptedVersion is that of a cache folder with a key: older programs refuse it, instead of writing in clear.
+const encryptedVersion = 3
+
+// ErrKey is wrapped by errors about a folder that is encrypted and was opened without a key, and the other way
+// round, and, like crypt.ErrWrongSecret, says nothing bad about the folder.
+var ErrKey = errors.New("encryption")
+
+// ErrInUse is wrapped by Lock's error about a folder that another process owns.
+var ErrInUse = errors.New("in use")
 
 // Lock makes the cache folder if need be and takes it for this process, until release is called or the
 // process ends. Its error names the process that holds it. It also writes or checks the
-// file FORMAT: a folder of a newer version is refused with an error that wraps ErrNewerFormat.
+// file FORMAT: a folder of a newer version is refused with an error that wraps ErrNewerFormat, and one of
+// an older version gets the present one, before anything in it changes, so that an older program refuses
+// it from here on.
 func Lock(cacheDir string) (release func() error, err error) {
+	_, release, err = LockKey(cacheDir, nil)
+	return release, err
+}
+
+// LockKey is Lock of a folder that is encrypted by the user's secret, and returns its key. A new folder gets
+// one. A folder that is in clear is refused, and so is an encrypted one where secret is nil.
+func LockKey(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release func() error, err error) {
 	if err := os.MkdirAll(cacheDir, 0o777); err != nil {
-		return nil, fmt.Errorf("cache folder: %w", err)
+		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
 	path := filepath.Join(cacheDir, "lock")
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
-		return nil, fmt.Errorf("cache folder: %w", err)
+		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -38,43 +60,80 @@ func Lock(cacheDir string) (release func() error, err error) {
 		if holder == "" {
 			holder = "another process"
 		}
-		return nil, fmt.Errorf("cache folder %s is in use by %s (end that process, or use another --cache-dir)", cacheDir, holder)
+		return nil, nil, fmt.Errorf("cache folder %s is %w by %s (end that process, or use another --cache-dir)", cacheDir, ErrInUse, holder)
 	} else if err != nil {
-		return nil, fmt.Errorf("cache folder: lock %s: %w", path, err)
+		return nil, nil, fmt.Errorf("cache folder: lock %s: %w", path, err)
 	}
 	if err := f.Truncate(0); err != nil {
-		return nil, fmt.Errorf("cache folder: %w", err)
+		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
 	if _, err := fmt.Fprintf(f, "pid %d: %s\n", os.Getpid(), strings.Join(os.Args, " ")); err != nil {
-		return nil, fmt.Errorf("cache folder: %w", err)
+		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
-	if err := checkCacheFormat(cacheDir); err != nil {
-		return nil, err
+	// What a crash left of a FORMAT.
+	stale, err := filepath.Glob(filepath.Join(cacheDir, tempPrefix+"*"))
+	if err != nil {
+		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
-	return func() error {
+	for _, name := range stale {
+		if err := os.Remove(name); err != nil {
+			return nil, nil, fmt.Errorf("cache folder: %w", err)
+		}
+	}
+	if key, err = checkCacheFormat(cacheDir, secret); err != nil {
+		return nil, nil, err
+	}
+	return key, func() error {
 		// Emptied while the lock is still held, so that it never names who does not hold it.
 		return errors.Join(f.Truncate(0), f.Close())
 	}, nil
 }
 
-func checkCacheFormat(cacheDir string) error {
+// checkCacheFormat reads FORMAT and the key, and writes what of them is missing: the key first, so that a folder
+// that has no FORMAT yet, and nothing in it, is never taken for one in clear.
+func checkCacheFormat(cacheDir string, secret *crypt.Secret) (*crypt.Key, error) {
 	path := filepath.Join(cacheDir, "FORMAT")
+	v := 0 // a new folder
 	b, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := writeFileSync(path, fmt.Appendf(nil, "shoal cache %d\n", cacheVersion)); err != nil {
-			return fmt.Errorf("cache folder: %w", err)
+	if err == nil {
+		if _, err := fmt.Sscanf(string(b), "shoal cache %d", &v); err != nil || v < 1 {
+			return nil, fmt.Errorf("%s: %w: %.40q (this is no cache folder of shoal, or remove the whole folder)", path, ErrCorrupt, b)
 		}
-		return nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cache folder: %w", err)
+	}
+	if v > encryptedVersion {
+		return nil, fmt.Errorf("cache folder %s: %w: format version %d, this one reads %d (use that version of shoal, or another --cache-dir)", cacheDir, ErrNewerFormat, v, encryptedVersion)
+	}
+	has, err := crypt.Exists(cacheDir)
+	if err != nil {
+		return nil, fmt.Errorf("cache folder: %w", err)
+	}
+	var key *crypt.Key
+	want := cacheVersion
+	switch {
+	case secret == nil && (has || v == encryptedVersion):
+		return nil, fmt.Errorf("%w: the cache in %s is encrypted (give its key by --encryption-key-file FILE or in the environment as SHOAL_ENCRYPTION_KEY, or use another --cache-dir)", ErrKey, cacheDir)
+	case secret == nil:
+	case has:
+		key, err = crypt.Open(cacheDir, *secret)
+		want = encryptedVersion
+	case v == encryptedVersion:
+		return nil, fmt.Errorf("%w: %s is gone, and without it nothing in the cache can be read (restore that file from a backup, or remove the whole folder)", ErrKey, filepath.Join(cacheDir, crypt.FileName))
+	case v != 0:
+		return nil, fmt.Errorf("%w: the cache in %s was made without a key and lies there in clear (remove the whole folder to begin an encrypted one, use another --cache-dir, or give no key)", ErrKey, cacheDir)
+	default:
+		key, err = crypt.Create(cacheDir, *secret)
+		want = encryptedVersion
 	}
 	if err != nil {
-		return fmt.Errorf("cache folder: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrKey, err)
 	}
-	var v int
-	if _, err := fmt.Sscanf(string(b), "shoal cache %d", &v); err != nil || v < 1 {
-		return fmt.Errorf("%s: %w: %.40q (this is no cache folder of shoal, or remove the whole folder)", path, ErrCorrupt, b)
+	if v == want {
+		return key, nil
 	}
-	if v > cacheVersion {
-		return fmt.Errorf("cache folder %s: %w: format version %d, this one reads %d (use that version of shoal, or another --cache-dir)", cacheDir, ErrNewerFormat, v, cacheVersion)
+	if err := writeFileSync(path, "cacheformat", fmt.Appendf(nil, "shoal cache %d\n", want)); err != nil {
+		return nil, fmt.Errorf("cache folder: %w", err)
 	}
-	return nil
+	return key, nil
 }

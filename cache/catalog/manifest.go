@@ -9,16 +9,22 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io/fs"
+	"iter"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
 var (
@@ -62,6 +68,9 @@ type Manifest struct {
 	names, etags []byte
 	prefix       string
 	skipped      Skipped
+
+	dirTimesOnce sync.Once
+	dirTimes     []int64
 }
 
 // Dir is one directory. Its files are FirstFile..EndFile-1 and its subdirectories
@@ -97,31 +106,16 @@ func (s Skipped) Total() int { return s.Hostile + s.Shadowed }
 
 // Load maps the manifest file at path and checks it: checksums, lengths, and the structure of the
 // tree. Errors wrap [ErrCorrupt], [ErrNewerFormat], or the operating system's error.
-func Load(path string) (*Manifest, error) {
-	f, err := os.Open(path)
+func Load(path string) (*Manifest, error) { return load(path, nil) }
+
+func load(path string, key *crypt.Key) (*Manifest, error) {
+	var m *Manifest
+	err := mapFile(path, "manifest", key, func(data []byte) (err error) {
+		m, err = parse(data)
+		return err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("load manifest: %w", err)
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("load manifest: %w", err)
-	}
-	if st.Size() < headerLen || st.Size() > math.MaxInt {
-		return nil, fmt.Errorf("manifest %s: %w: %d bytes long (remove it; the dataset is then listed again)", path, ErrCorrupt, st.Size())
-	}
-	data, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map manifest %s: %w", path, err)
-	}
-	m, err := parse(data)
-	if err != nil {
-		_ = unix.Munmap(data)
-		remedy := "remove it; the dataset is then listed again"
-		if errors.Is(err, ErrNewerFormat) {
-			remedy = "use that version of shoal, or another --cache-dir"
-		}
-		return nil, fmt.Errorf("manifest %s: %w (%s)", path, err, remedy)
+		return nil, err
 	}
 	m.mapped = true
 	return m, nil
@@ -144,27 +138,11 @@ func corrupt(format string, args ...any) error {
 // parse checks data and returns the manifest that reads from it. It trusts nothing: every index that
 // a method follows later is checked here.
 func parse(data []byte) (*Manifest, error) {
+	if err := checkHeader(data, manifestMagic, manifestVersion, "manifest"); err != nil {
+		return nil, err
+	}
 	le := binary.LittleEndian
-	if len(data) < headerLen {
-		return nil, corrupt("%d bytes long, shorter than its header", len(data))
-	}
 	h := data[:headerLen]
-	if string(h[:8]) != manifestMagic {
-		return nil, corrupt("not a manifest (magic %q)", h[:8])
-	}
-	// Every later format keeps the header's first 16 and last 4 bytes, so the checksum comes before the
-	// version: damage to the version is not taken for a newer format.
-	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
-		return nil, corrupt("header has checksum %08x, want %08x", got, want)
-	}
-	if v := le.Uint32(h[8:]); v > manifestVersion {
-		return nil, fmt.Errorf("%w: format version %d, this one reads %d", ErrNewerFormat, v, manifestVersion)
-	} else if v != manifestVersion {
-		return nil, corrupt("format version %d", v)
-	}
-	if n := le.Uint32(h[12:]); n != headerLen {
-		return nil, corrupt("header length %d", n)
-	}
 	files, dirs := le.Uint64(h[48:]), le.Uint64(h[56:])
 	if n := le.Uint64(h[72:]); n != uint64(len(data)) {
 		return nil, corrupt("%d bytes long, want %d", len(data), n)
@@ -422,11 +400,49 @@ func (m *Manifest) ETag(file int) string { return string(m.etag(file)) }
 
 // ModTime returns a file's modification time in UTC; the zero time where the listing had none.
 func (m *Manifest) ModTime(file int) time.Time {
-	ns := int64(binary.LittleEndian.Uint64(m.mtimes[8*file:]))
+	return timeOf(m.mtime(file))
+}
+
+func (m *Manifest) mtime(file int) int64 {
+	return int64(binary.LittleEndian.Uint64(m.mtimes[8*file:]))
+}
+
+// nanos returns t as the files of this package hold it.
+func nanos(t time.Time) int64 {
+	if t.IsZero() || t.Year() <= 1678 || t.Year() >= 2262 { // what UnixNano can hold
+		return noTime
+	}
+	return t.UnixNano()
+}
+
+func timeOf(ns int64) time.Time {
 	if ns == noTime {
 		return time.Time{}
 	}
 	return time.Unix(0, ns).UTC()
+}
+
+// DirTime returns the time of the newest file in or below a directory; the zero time where none has one.
+// The first call reads all files' times, some ms for a million, and keeps 8 bytes a directory.
+func (m *Manifest) DirTime(dir int) time.Time {
+	m.dirTimesOnce.Do(func() {
+		newest := make([]int64, m.dirs)
+		// A subdirectory has a greater number than its parent, so from the end each is whole
+		// before its parent takes it.
+		for d := m.dirs - 1; d >= 0; d-- {
+			r := m.dirRow(d)
+			t := int64(noTime)
+			for f := int(r.firstFile); f < int(r.endFile); f++ {
+				t = max(t, m.mtime(f))
+			}
+			for c := r.firstDir; c < r.endDir; c++ {
+				t = max(t, newest[c])
+			}
+			newest[d] = t
+		}
+		m.dirTimes = newest
+	})
+	return timeOf(m.dirTimes[dir])
 }
 
 // Object returns the object that holds a file's bytes.
@@ -534,14 +550,12 @@ func (m *Manifest) hash() [32]byte {
 // and makes it durable. An equal file that is already there is kept; another one (the same version
 // seen through another prefix) is replaced by rename, which does not disturb who has it mapped.
 func (m *Manifest) Save(dir string) (path string, err error) {
-	path = filepath.Join(dir, m.Version())
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return "", fmt.Errorf("save manifest: %w", err)
-	}
-	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, m.data) {
-		return path, nil
-	}
-	if err := writeFileSync(path, m.data); err != nil {
+	return m.save(dir, nil)
+}
+
+func (m *Manifest) save(dir string, key *crypt.Key) (path string, err error) {
+	path, err = saveUnder(dir, m.Version(), m.data, "manifest", key)
+	if err != nil {
 		return "", fmt.Errorf("save manifest: %w", err)
 	}
 	return path, nil
@@ -551,8 +565,14 @@ func (m *Manifest) Save(dir string) (path string, err error) {
 const tempPrefix = ".tmp-"
 
 // writeFileSync replaces path by data so that after a crash either the old or the new content is
-// there: write a temporary file, fsync, rename, fsync the folder.
-func writeFileSync(path string, data []byte) (err error) {
+// there: write a temporary file, fsync, rename, fsync the folder. Its killpoints are named for what is
+// written.
+func writeFileSync(path, what string, data ...[]byte) error {
+	return writeParts(path, what, slices.Values(data))
+}
+
+// writeParts is writeFileSync of data that comes by and by.
+func writeParts(path, what string, data iter.Seq[[]byte]) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, tempPrefix+"*")
 	if err != nil {
@@ -564,9 +584,13 @@ func writeFileSync(path string, data []byte) (err error) {
 			_ = os.Remove(f.Name())
 		}
 	}()
-	if _, err = f.Write(data); err != nil {
-		return err
+	killpoint.Pass("catalog." + what + ".created")
+	for d := range data {
+		if _, err = f.Write(d); err != nil {
+			return err
+		}
 	}
+	killpoint.Pass("catalog." + what + ".written")
 	if err = f.Chmod(0o644); err != nil {
 		return err
 	}
@@ -576,10 +600,34 @@ func writeFileSync(path string, data []byte) (err error) {
 	if err = f.Close(); err != nil {
 		return err
 	}
+	killpoint.Pass("catalog." + what + ".synced")
 	if err = os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	return syncDir(dir)
+	killpoint.Pass("catalog." + what + ".renamed")
+	if err = syncDir(dir); err != nil {
+		return err
+	}
+	killpoint.Pass("catalog." + what + ".durable")
+	return nil
+}
+
+// makeDir makes a folder and its missing parents, so that a crash does not lose them: each parent of a
+// new one is fsynced.
+func makeDir(dir string) error {
+	if _, err := os.Stat(dir); err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	parent := filepath.Dir(dir)
+	if parent != dir {
+		if err := makeDir(parent); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return syncDir(parent)
 }
 
 func syncDir(dir string) error {

@@ -4,11 +4,12 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"sort"
 	"strings"
 )
 
-// Samples numbers the files of a manifest that a trainer sees: those below a class folder, in sample
-// order. It is immutable and safe for concurrent use. It reads from the manifest, which must stay
+// Samples numbers the files of a manifest that a trainer sees, in sample order: those below a class
+// folder. It is immutable and safe for concurrent use. It reads from the manifest, which must stay
 // open.
 type Samples struct {
 	m       *Manifest
@@ -16,13 +17,19 @@ type Samples struct {
 	n       int      // number of samples
 	list    []uint32 // files of the samples, nil where all files from first on are samples
 	classes []string
+	kinds   kinds
 }
 
 // Samples numbers the files for which match is true; all if match is nil. Files at the root belong to
-// no class and are never numbered. Where every file matches, it takes no memory per file.
+// no class and are not numbered, unless there is no folder at all: then they are all that there is, as in
+// most of WebDataset's shards, and their samples have no label. Where every file matches, it takes no
+// memory per file.
 func (m *Manifest) Samples(match func(path string) bool) *Samples {
 	root := m.Dir(0)
 	s := &Samples{m: m, first: root.EndFile, n: m.files - root.EndFile}
+	if root.FirstDir == root.EndDir {
+		s.first, s.n = 0, m.files
+	}
 	for d := root.FirstDir; d < root.EndDir; d++ {
 		s.classes = append(s.classes, string(m.dirName(d)))
 	}
@@ -33,7 +40,9 @@ func (m *Manifest) Samples(match func(path string) bool) *Samples {
 	dir, dirLen := -1, 0
 	for f := s.first; f < m.files; f++ {
 		if d := m.DirOf(f); d != dir {
-			buf = append(m.appendDirPath(buf[:0], d), '/')
+			if buf = m.appendDirPath(buf[:0], d); len(buf) > 0 {
+				buf = append(buf, '/')
+			}
 			dir, dirLen = d, len(buf)
 		}
 		buf = append(buf[:dirLen], m.name(f)...)
@@ -80,9 +89,12 @@ func (s *Samples) Sample(file int) (int, bool) {
 	return file - s.first, true
 }
 
-// Label returns the class of a sample, as an index in Classes.
+// Label returns the class of a sample, as an index in Classes; -1 where there are none.
 func (s *Samples) Label(sample int) int {
 	d := s.m.DirOf(s.File(sample))
+	if d == 0 {
+		return -1
+	}
 	r := s.m.dirRow(d)
 	for r.depth > 1 {
 		d = int(r.parent)
@@ -94,16 +106,55 @@ func (s *Samples) Label(sample int) int {
 // Classes returns the names of all top-level folders, sorted. The caller must not change it.
 func (s *Samples) Classes() []string { return s.classes }
 
+// Tree is a folder that a trainer may take for a dataset of its own, as ImageFolder(mount/train) does.
+type Tree struct {
+	Folder     string
+	First, Len int // its samples: First is number 0 for that trainer
+}
+
+// Trees returns the top-level folders that hold class folders, where those hold files only: then the
+// samples below are numbered in the same order by themselves.
+func (s *Samples) Trees() (trees []Tree) {
+	root := s.m.Dir(0)
+	for d := root.FirstDir; d < root.EndDir; d++ {
+		dir := s.m.Dir(d)
+		from, to, flat := s.m.files, 0, true
+		for c := dir.FirstDir; c < dir.EndDir; c++ {
+			class := s.m.Dir(c)
+			from, to = min(from, class.FirstFile), max(to, class.EndFile)
+			flat = flat && class.FirstDir == class.EndDir
+		}
+		if !flat || from >= to {
+			continue
+		}
+		first, end := s.atOrAfter(from), s.atOrAfter(to)
+		if first < end {
+			trees = append(trees, Tree{Folder: dir.Name, First: first, Len: end - first})
+		}
+	}
+	return trees
+}
+
+// atOrAfter returns the first sample whose file is file or one after it.
+func (s *Samples) atOrAfter(file int) int {
+	return sort.Search(s.n, func(i int) bool { return s.File(i) >= file })
+}
+
 // imageExtensions are torchvision's IMG_EXTENSIONS.
 var imageExtensions = []string{".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 
-// Match returns the filter that glob names: "images" for torchvision's IMG_EXTENSIONS in any case,
-// "*" for all files, else a pattern as [path.Match] has it, for the base name, or for the whole path
-// if it holds a "/".
+// rawPicture is what `shoal pack --decode` adds to the name of a picture.
+const rawPicture = ".npy"
+
+// Match returns the filter that glob names: "images" for torchvision's IMG_EXTENSIONS in any case, with
+// or without the suffix of pictures that pack has decoded, "*" for all files, a list such as ".jpg,.jpeg"
+// for what follows the stem, else a pattern as [path.Match] has it, for the base name, or for the whole
+// path if it holds a "/".
 func Match(glob string) (func(path string) bool, error) {
 	switch glob {
 	case "images":
 		return func(p string) bool {
+			p = strings.TrimSuffix(p, rawPicture)
 			for _, ext := range imageExtensions {
 				// EqualFold would also fold the Kelvin sign and the long s, but no
 				// extension has a k or an s.
@@ -116,8 +167,11 @@ func Match(glob string) (func(path string) bool, error) {
 	case "*":
 		return func(string) bool { return true }, nil
 	}
+	if match, ok := extensions(glob); ok {
+		return match, nil
+	}
 	if _, err := path.Match(glob, ""); err != nil || glob == "" {
-		return nil, fmt.Errorf("samples pattern %q is not valid (use images, * or a pattern such as *.jpg or */train/*.png)", glob)
+		return nil, fmt.Errorf("samples pattern %q is not valid (use images, *, extensions such as .jpg,.png or a pattern such as *.jpg or */train/*.png)", glob)
 	}
 	whole := strings.Contains(glob, "/")
 	return func(p string) bool {

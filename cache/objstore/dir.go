@@ -30,7 +30,9 @@ type Dir struct {
 
 var _ Store = (*Dir)(nil)
 
-// tmpPrefix begins the names of files that Put has not finished. They are not objects.
+// tmpPrefix begins the names of files that are being written, here or by a process that has died.
+// They are not objects. What follows is made of random bytes and the object's own base name, by
+// which AbortUploads finds them.
 const tmpPrefix = ".shoal-put-"
 
 // NewDir returns the store of the folder root.
@@ -111,33 +113,75 @@ func (d *Dir) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
 	if !ok {
 		return &Error{Op: "read", Key: o.Key, Kind: KindNotFound}
 	}
-	// O_NONBLOCK: opening a pipe that has replaced the file must not hang. Raw calls, because
-	// os.File would register each descriptor with the poller.
-	fd, err := openRetry(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK)
+	fd, err := d.open(path, o)
 	if err != nil {
-		return fileError("read", o.Key, err)
-	}
-	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing can be lost
-	if err := sameVersion(fd, o); err != nil {
 		return err
 	}
+	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing can be lost
+	if err := pread(ctx, fd, o, p, off); err != nil {
+		return err
+	}
+	return sameVersion(fd, o)
+}
+
+// ReadSpans implements [SpanReader]. Gaps are not read.
+func (d *Dir) ReadSpans(ctx context.Context, o Object, spans []Span) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := checkSpans(o, spans); err != nil || len(spans) == 0 {
+		return err
+	}
+	path, ok := d.path(o.Key)
+	if !ok {
+		return &Error{Op: "read", Key: o.Key, Kind: KindNotFound}
+	}
+	fd, err := d.open(path, o)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	for _, s := range spans {
+		if err := pread(ctx, fd, o, s.P, s.Off); err != nil {
+			return err
+		}
+	}
+	return sameVersion(fd, o)
+}
+
+// open opens path if it is the version o.
+func (d *Dir) open(path string, o Object) (fd int, err error) {
+	// O_NONBLOCK: opening a pipe that has replaced the file must not hang. Raw calls, because
+	// os.File would register each descriptor with the poller.
+	fd, err = openRetry(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK)
+	if err != nil {
+		return -1, fileError("read", o.Key, err)
+	}
+	if err := sameVersion(fd, o); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// pread fills p from off, in bounded steps, which keep a read of gigabytes cancellable.
+func pread(ctx context.Context, fd int, o Object, p []byte, off int64) error {
 	for done := 0; done < len(p); {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		// Bounded steps keep a read of gigabytes cancellable.
 		n, err := unix.Pread(fd, p[done:min(len(p), done+8<<20)], off+int64(done))
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return fileError("read", o.Key, err)
-		case n == 0: // truncated since the check above
+		case n == 0: // truncated since the version was compared
 			return errChanged(o, "")
 		default:
 			done += n
 		}
 	}
-	return sameVersion(fd, o)
+	return nil
 }
 
 func openRetry(path string, flags int) (int, error) {
@@ -391,38 +435,25 @@ func (w *dirWalk) isParent(fi os.FileInfo) bool {
 
 // Put implements [Putter]: write, fsync, rename, fsync the folder.
 func (d *Dir) Put(ctx context.Context, key string, r io.Reader, size int64) (Object, error) {
-	if err := ctx.Err(); err != nil {
+	path, err := d.target(ctx, key)
+	if err != nil {
 		return Object{}, err
-	}
-	path, ok := d.path(key)
-	if !ok {
-		return Object{}, &Error{Op: "put", Key: key, Kind: KindInvalid, Err: errors.New("no file can have this key")}
 	}
 	o, err := d.put(ctx, key, path, r, size)
 	if err != nil {
-		if cerr := ctx.Err(); cerr != nil {
-			return Object{}, cerr
-		}
-		return Object{}, fileError("put", key, err)
+		return Object{}, putError(ctx, key, err)
 	}
 	return o, nil
 }
 
 func (d *Dir) put(ctx context.Context, key, path string, r io.Reader, size int64) (_ Object, err error) {
-	folder := filepath.Dir(path)
-	if err := os.MkdirAll(folder, 0o777); err != nil {
-		return Object{}, err
-	}
-	// In the root: there a leftover of a crash is easy to find, and a rename stays on one file
-	// system unless a folder below is a mount of its own.
-	f, err := os.CreateTemp(d.root, tmpPrefix)
+	f, err := createTemp(path)
 	if err != nil {
 		return Object{}, err
 	}
 	defer func() {
 		if err != nil {
-			f.Close()
-			_ = os.Remove(f.Name()) // the first error is the one to tell
+			discardTemp(f)
 		}
 	}()
 	n, err := io.Copy(f, io.LimitReader(readerFunc(func(p []byte) (int, error) {
@@ -437,30 +468,7 @@ func (d *Dir) put(ctx context.Context, key, path string, r io.Reader, size int64
 	if n != size {
 		return Object{}, fmt.Errorf("source ended after %d of %d bytes: %w", n, size, io.ErrUnexpectedEOF)
 	}
-	if err := f.Chmod(0o644); err != nil { // CreateTemp makes 0600
-		return Object{}, err
-	}
-	if err := f.Sync(); err != nil {
-		return Object{}, err
-	}
-	fi, err := f.Stat()
-	if err != nil {
-		return Object{}, err
-	}
-	if err := f.Close(); err != nil {
-		return Object{}, err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return Object{}, err
-	}
-	if df, err := os.Open(folder); err == nil {
-		err = df.Sync()
-		df.Close()
-		if err != nil {
-			return Object{}, err
-		}
-	}
-	return fileObject(key, fi), nil
+	return commitTemp(f, key, path, os.Rename)
 }
 
 type readerFunc func(p []byte) (int, error)

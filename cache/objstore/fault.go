@@ -28,10 +28,11 @@ const (
 	ActionChanged                // fails as changed
 	ActionNotFound               // fails as not found
 	ActionDenied                 // fails as denied
+	ActionLost                   // does all of the request, then fails as temporary: the answer was lost
 	numActions
 )
 
-var actionNames = [numActions]string{"slow", "stall", "503", "reset", "truncate", "flip", "changed", "notfound", "denied"}
+var actionNames = [numActions]string{"slow", "stall", "503", "reset", "truncate", "flip", "changed", "notfound", "denied", "lost"}
 
 // String returns the action's word in a script.
 func (a Action) String() string {
@@ -50,14 +51,16 @@ func (a Action) String() string {
 //	read  *       total:7  flip       the seventh read of all
 //	stat  *       all      slow 30ms
 //	list  "x y/"  1-       denied     quotes where a key has spaces
+//	put   *       2        lost       the second step of each upload succeeds and is reported as failed
 //
-// OP is read, stat, list or * (all). GLOB matches the whole key, or a listing's prefix: "*" is any
+// OP is read, stat, list, put (PutNew, Upload, Part and Complete), delete (Delete, AbortUploads and
+// Abort) or * (all). GLOB matches the whole key, or a listing's prefix: "*" is any
 // run of characters, "/" too, and "?" one. WHEN is N, N-M, N- or "all"; requests are counted for
 // each rule and key, so that the outcome does not depend on the order in which parallel requests
 // arrive; with "total:" they are counted for the rule. Every rule that matches counts the request; the
 // first whose WHEN holds acts.
 type FaultRule struct {
-	Op       string // "read", "stat", "list" or "*"
+	Op       string // "read", "stat", "list", "put", "delete" or "*"
 	Glob     string
 	Total    bool  // count over all keys
 	From, To int64 // the requests that fail, from 1; To is 0 for no end
@@ -131,9 +134,9 @@ func parseFault(words []string) (r FaultRule, err error) {
 	}
 	r.Op, r.Glob = words[0], words[1]
 	switch r.Op {
-	case "read", "stat", "list", "*":
+	case "read", "stat", "list", "put", "delete", "*":
 	default:
-		return r, fmt.Errorf("operation %q is not read, stat, list or *", r.Op)
+		return r, fmt.Errorf("operation %q is not read, stat, list, put, delete or *", r.Op)
 	}
 	if r.From, r.To, r.Total, err = parseWhen(words[2]); err != nil {
 		return r, err
@@ -154,6 +157,9 @@ func parseFault(words []string) (r FaultRule, err error) {
 	}
 	if (r.Action == ActionTruncate || r.Action == ActionFlip) && r.Op != "read" {
 		return r, fmt.Errorf("action %s works on operation read only", r.Action)
+	}
+	if r.Action == ActionLost && r.Op == "list" {
+		return r, errors.New("action lost does not work on listings")
 	}
 	return r, nil
 }
@@ -257,6 +263,8 @@ var (
 	_ Reader      = (*Faulty)(nil)
 	_ Prefixer    = (*Faulty)(nil)
 	_ ListerAfter = (*Faulty)(nil)
+	_ SpanReader  = (*Faulty)(nil)
+	_ Uploader    = (*Faulty)(nil)
 )
 
 // Hits returns how often each rule has acted.
@@ -292,15 +300,17 @@ func (f *Faulty) rule(op, key string) *FaultRule {
 	return &f.rules[acts]
 }
 
+func scripted(op, key string, k Kind, text string) error {
+	return &Error{Op: op, Key: key, Kind: k, Err: errors.New(text + " (scripted fault)")}
+}
+
 // before acts on a request that has not begun. It returns an action left to do after a read.
 func (f *Faulty) before(ctx context.Context, op, key string) (after Action, err error) {
 	r := f.rule(op, key)
 	if r == nil {
 		return 0, nil
 	}
-	fail := func(k Kind, text string) error {
-		return &Error{Op: op, Key: key, Kind: k, Err: errors.New(text + " (scripted fault)")}
-	}
+	fail := func(k Kind, text string) error { return scripted(op, key, k, text) }
 	switch r.Action {
 	case ActionSlow:
 		return 0, sleep(ctx, r.Duration)
@@ -314,7 +324,7 @@ func (f *Faulty) before(ctx context.Context, op, key string) (after Action, err 
 		}
 		return 0, fail(KindTransient, "stalled")
 	case Action503:
-		return 0, fail(KindTransient, "503 Slow Down")
+		return 0, &Error{Op: op, Key: key, Kind: KindTransient, SlowDown: true, Err: errors.New("503 Slow Down (scripted fault)")}
 	case ActionReset:
 		return 0, fail(KindTransient, "connection reset by peer")
 	case ActionChanged:
@@ -327,12 +337,22 @@ func (f *Faulty) before(ctx context.Context, op, key string) (after Action, err 
 	return r.Action, nil
 }
 
-// Stat implements [Reader].
-func (f *Faulty) Stat(ctx context.Context, key string) (Object, error) {
-	if _, err := f.before(ctx, "stat", key); err != nil {
-		return Object{}, err
+// do runs f, a whole request, under the script.
+func (f *Faulty) do(ctx context.Context, op, key string, request func() error) error {
+	after, err := f.before(ctx, op, key)
+	if err != nil {
+		return err
 	}
-	return f.r.Stat(ctx, key)
+	if err = request(); err == nil && after == ActionLost {
+		return scripted(op, key, KindTransient, "the answer was lost")
+	}
+	return err
+}
+
+// Stat implements [Reader].
+func (f *Faulty) Stat(ctx context.Context, key string) (o Object, err error) {
+	err = f.do(ctx, "stat", key, func() (err error) { o, err = f.r.Stat(ctx, key); return err })
+	return o, err
 }
 
 // ReadAt implements [Reader].
@@ -341,26 +361,112 @@ func (f *Faulty) ReadAt(ctx context.Context, o Object, p []byte, off int64) erro
 	if err != nil {
 		return err
 	}
-	switch after {
-	case ActionTruncate:
-		half := len(p) / 2
-		if err := f.r.ReadAt(ctx, o, p[:half], off); err != nil {
+	if after == ActionTruncate {
+		if err := f.r.ReadAt(ctx, o, p[:len(p)/2], off); err != nil {
 			return err
 		}
-		return &Error{
-			Op: "read", Key: o.Key, Kind: KindTransient,
-			Err: fmt.Errorf("body ended after %d of %d bytes (scripted fault)", half, len(p)),
-		}
-	case ActionFlip:
-		if err := f.r.ReadAt(ctx, o, p, off); err != nil {
-			return err
-		}
-		if len(p) > 0 {
-			p[len(p)/2] ^= 0x10
-		}
-		return nil
+		return cutShort(o, int64(len(p)))
 	}
-	return f.r.ReadAt(ctx, o, p, off)
+	if err := f.r.ReadAt(ctx, o, p, off); err != nil {
+		return err
+	}
+	return afterRead(after, o, p)
+}
+
+func cutShort(o Object, n int64) error {
+	return scripted("read", o.Key, KindTransient, fmt.Sprintf("body ended after %d of %d bytes", n/2, n))
+}
+
+// afterRead does what is left of a fault when a read has succeeded.
+func afterRead(after Action, o Object, p []byte) error {
+	switch {
+	case after == ActionLost:
+		return scripted("read", o.Key, KindTransient, "the answer was lost")
+	case after == ActionFlip && len(p) > 0:
+		p[len(p)/2] ^= 0x10
+	}
+	return nil
+}
+
+// ReadSpans implements [SpanReader]. A flip strikes in the middle span, a truncation reads the first
+// half of them.
+func (f *Faulty) ReadSpans(ctx context.Context, o Object, spans []Span) error {
+	after, err := f.before(ctx, "read", o.Key)
+	if err != nil {
+		return err
+	}
+	if after == ActionTruncate && len(spans) > 0 {
+		if err := ReadSpans(ctx, f.r, o, spans[:len(spans)/2]); err != nil {
+			return err
+		}
+		return cutShort(o, spansLength(spans))
+	}
+	if err := ReadSpans(ctx, f.r, o, spans); err != nil || len(spans) == 0 {
+		return err
+	}
+	return afterRead(after, o, spans[len(spans)/2].P)
+}
+
+// PutNew implements [Uploader].
+func (f *Faulty) PutNew(ctx context.Context, key string, data []byte) (o Object, err error) {
+	w, err := uploaderOf(f.r, "put", key)
+	if err != nil {
+		return Object{}, err
+	}
+	err = f.do(ctx, "put", key, func() (err error) { o, err = w.PutNew(ctx, key, data); return err })
+	return o, err
+}
+
+// Upload implements [Uploader].
+func (f *Faulty) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
+	w, err := uploaderOf(f.r, "put", key)
+	if err != nil {
+		return nil, err
+	}
+	u := &faultyUpload{f: f, key: key}
+	err = f.do(ctx, "put", key, func() (err error) { u.u, err = w.Upload(ctx, key, size, partSize); return err })
+	if err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// AbortUploads implements [Uploader].
+func (f *Faulty) AbortUploads(ctx context.Context, prefix string) (n int, err error) {
+	w, err := uploaderOf(f.r, "delete", prefix)
+	if err != nil {
+		return 0, err
+	}
+	err = f.do(ctx, "delete", prefix, func() (err error) { n, err = w.AbortUploads(ctx, prefix); return err })
+	return n, err
+}
+
+// Delete implements [Uploader].
+func (f *Faulty) Delete(ctx context.Context, key string) error {
+	w, err := uploaderOf(f.r, "delete", key)
+	if err != nil {
+		return err
+	}
+	return f.do(ctx, "delete", key, func() error { return w.Delete(ctx, key) })
+}
+
+type faultyUpload struct {
+	f   *Faulty
+	u   Upload
+	key string
+}
+
+func (u *faultyUpload) Part(ctx context.Context, n int, p []byte) error {
+	return u.f.do(ctx, "put", u.key, func() error { return u.u.Part(ctx, n, p) })
+}
+
+func (u *faultyUpload) Complete(ctx context.Context) (o Object, err error) {
+	err = u.f.do(ctx, "put", u.key, func() (err error) { o, err = u.u.Complete(ctx); return err })
+	return o, err
+}
+
+func (u *faultyUpload) Abort(ctx context.Context) error {
+	return u.f.do(ctx, "delete", u.key, func() error { return u.u.Abort(ctx) })
 }
 
 // List implements [Reader].

@@ -3,8 +3,10 @@ package objstore
 import (
 	"container/list"
 	"context"
+	"errors"
 	"iter"
 	"sync"
+	"time"
 )
 
 // Limiter lets at most n requests into a store at once and serves those that wait by priority:
@@ -19,6 +21,8 @@ type Limiter struct {
 	r Reader
 
 	mu       sync.Mutex
+	pace     *pace // nil: the number of places is fixed
+	round    round
 	n        int // places
 	inUse    int // places taken
 	prefetch int // of them, by Prefetch
@@ -28,10 +32,80 @@ type Limiter struct {
 // Limit decorates r with n places.
 func Limit(r Reader, n int) *Limiter { return &Limiter{r: r, n: max(1, n)} }
 
+// LimitAdaptive decorates r with as many places, most of them at most, as bring the most bytes a
+// second: more only while that pays, fewer when the store says SlowDown. See [pace].
+func LimitAdaptive(r Reader, most int) *Limiter {
+	p := newPace(most)
+	return &Limiter{r: r, n: p.places, pace: p}
+}
+
+// round is what the pace is fed: as many requests as there are places, one after another on each.
+type round struct {
+	start time.Time
+	last  time.Time     // until when area is counted
+	area  time.Duration // places in use, times time
+	bytes int64
+	done  int
+}
+
+const (
+	// minRound keeps the scheduler's grain (10 ms on a busy machine) small against a round.
+	minRound = 50 * time.Millisecond
+	// saturated is the part of the places that must have been in use for a round to tell anything.
+	// Prefetching can take seven in eight; where it takes far less, it waits for memory, or its
+	// reader for nothing, and goodput says nothing about the store.
+	saturated = 0.75
+)
+
+// count adds the time since the last change of l.inUse. l.mu is held.
+func (l *Limiter) count() {
+	if l.pace == nil {
+		return
+	}
+	now := time.Now()
+	if l.round.start.IsZero() {
+		l.round = round{start: now, last: now}
+	}
+	l.round.area += time.Duration(l.inUse) * now.Sub(l.round.last)
+	l.round.last = now
+}
+
+// learn takes the outcome of a read of n bytes to the pace. l.mu is held, and count was called.
+func (l *Limiter) learn(n int64, err error) {
+	if l.pace == nil {
+		return
+	}
+	rd := &l.round
+	if err == nil {
+		rd.bytes += n
+	}
+	rd.done++
+	took := rd.last.Sub(rd.start)
+	next := l.n
+	var e *Error
+	switch {
+	case err != nil && errors.As(err, &e) && e.SlowDown:
+		next = l.pace.throttled()
+	case rd.done < l.n || took < minRound:
+		return
+	case float64(rd.area) >= saturated*float64(l.n)*float64(took):
+		next = l.pace.round(float64(rd.bytes) / took.Seconds())
+		*rd = round{}
+	default:
+		*rd = round{}
+	}
+	if next != l.n {
+		l.n = next
+		*rd = round{}
+	}
+}
+
 var (
 	_ Reader      = (*Limiter)(nil)
 	_ Prefixer    = (*Limiter)(nil)
 	_ ListerAfter = (*Limiter)(nil)
+	_ SpanReader  = (*Limiter)(nil)
+	_ Uploader    = (*Limiter)(nil)
 )
 
 // demandShare is the part of the places that Prefetch cannot take: 1 in 8. It costs prefetching an
@@ -46,12 +120,21 @@ func (l *Limiter) reserved() int {
 	return max(1, l.n/demandShare)
 }
 
-// SetLimit changes the number of places. Requests under way are not disturbed.
+// SetLimit changes the number of places, which is fixed from then on. Requests under way are not
+// disturbed.
 func (l *Limiter) SetLimit(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.pace = nil
 	l.n = max(1, n)
 	l.dispatch()
+}
+
+// Places returns how many requests may run at once now.
+func (l *Limiter) Places() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.n
 }
 
 // LimitStats are the limiter's gauges. All but Limit are zero when nothing runs.
@@ -82,6 +165,7 @@ func (l *Limiter) fits(p Priority) bool {
 }
 
 func (l *Limiter) take(p Priority) {
+	l.count()
 	l.inUse++
 	if p == Prefetch {
 		l.prefetch++
@@ -150,6 +234,7 @@ func (l *Limiter) raise(w *waiter) {
 
 // put gives back a place. l.mu is held.
 func (l *Limiter) put(p Priority) {
+	l.count()
 	l.inUse--
 	if p == Prefetch {
 		l.prefetch--
@@ -179,8 +264,99 @@ func (l *Limiter) ReadAt(ctx context.Context, o Object, p []byte, off int64) err
 	if err != nil {
 		return err
 	}
+	err = l.r.ReadAt(ctx, o, p, off)
+	l.finish(class, int64(len(p)), err)
+	return err
+}
+
+// finish gives back the place of a read of n bytes.
+func (l *Limiter) finish(p Priority, n int64, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.count()
+	l.learn(n, err)
+	l.put(p)
+}
+
+// ReadSpans implements [SpanReader].
+func (l *Limiter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
+	class, err := l.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	err = ReadSpans(ctx, l.r, o, spans)
+	l.finish(class, spansLength(spans), err)
+	return err
+}
+
+// do runs f when it has a place.
+func (l *Limiter) do(ctx context.Context, f func() error) error {
+	class, err := l.acquire(ctx)
+	if err != nil {
+		return err
+	}
 	defer l.release(class)
-	return l.r.ReadAt(ctx, o, p, off)
+	return f()
+}
+
+// PutNew implements [Uploader].
+func (l *Limiter) PutNew(ctx context.Context, key string, data []byte) (o Object, err error) {
+	w, err := uploaderOf(l.r, "put", key)
+	if err != nil {
+		return Object{}, err
+	}
+	err = l.do(ctx, func() (err error) { o, err = w.PutNew(ctx, key, data); return err })
+	return o, err
+}
+
+// Upload implements [Uploader]. Each step of the upload takes a place.
+func (l *Limiter) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
+	w, err := uploaderOf(l.r, "put", key)
+	if err != nil {
+		return nil, err
+	}
+	u := &limitedUpload{l: l}
+	if err := l.do(ctx, func() (err error) { u.u, err = w.Upload(ctx, key, size, partSize); return err }); err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// AbortUploads implements [Uploader]. All of it takes one place.
+func (l *Limiter) AbortUploads(ctx context.Context, prefix string) (n int, err error) {
+	w, err := uploaderOf(l.r, "delete", prefix)
+	if err != nil {
+		return 0, err
+	}
+	err = l.do(ctx, func() (err error) { n, err = w.AbortUploads(ctx, prefix); return err })
+	return n, err
+}
+
+// Delete implements [Uploader].
+func (l *Limiter) Delete(ctx context.Context, key string) error {
+	w, err := uploaderOf(l.r, "delete", key)
+	if err != nil {
+		return err
+	}
+	return l.do(ctx, func() error { return w.Delete(ctx, key) })
+}
+
+type limitedUpload struct {
+	l *Limiter
+	u Upload
+}
+
+func (u *limitedUpload) Part(ctx context.Context, n int, p []byte) error {
+	return u.l.do(ctx, func() error { return u.u.Part(ctx, n, p) })
+}
+
+func (u *limitedUpload) Complete(ctx context.Context) (o Object, err error) {
+	err = u.l.do(ctx, func() (err error) { o, err = u.u.Complete(ctx); return err })
+	return o, err
+}
+
+func (u *limitedUpload) Abort(ctx context.Context) error {
+	return u.l.do(ctx, func() error { return u.u.Abort(ctx) })
 }
 
 // List implements [Reader]; it is not limited.
@@ -202,10 +378,19 @@ func (l *Limiter) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object
 // reader arrives for the same bytes. The zero value is ready to use; it serves one request and any
 // number of raisers.
 type Urgency struct {
+	due time.Time
+
 	mu      sync.Mutex
 	raised  bool
 	onRaise func()
 }
+
+// NewUrgency returns the urgency of a request whose bytes a reader will want at due; the zero time
+// means that this is not known.
+func NewUrgency(due time.Time) *Urgency { return &Urgency{due: due} }
+
+// Due returns when a reader will want the bytes, and false where that is not known.
+func (u *Urgency) Due() (t time.Time, ok bool) { return u.due, !u.due.IsZero() }
 
 // Raise makes the request Demand, at once where it waits now and from the start where it arrives
 // later. A request that has its place already is not changed.

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -244,4 +245,70 @@ func TestPriorityOf(t *testing.T) {
 	if objstore.PriorityOf(ctx) != objstore.Demand || !u.Raised() {
 		t.Error("a raised urgency is not Demand")
 	}
+}
+
+// slots is a store whose reads take 10 ms, and no more than so many of which go on at once.
+type slots struct {
+	*objstore.Mem
+	free chan struct{}
+	slow atomic.Bool // answers SlowDown
+}
+
+func (s *slots) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	s.free <- struct{}{}
+	time.Sleep(10 * time.Millisecond)
+	<-s.free
+	if s.slow.CompareAndSwap(true, false) {
+		return &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindTransient, SlowDown: true}
+	}
+	return s.Mem.ReadAt(ctx, o, p, off)
+}
+
+// TestLimitAdaptive: the places go to what the store can work on, at a SlowDown to half, and stay where
+// they are while few of them are in use.
+func TestLimitAdaptive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 512
+		s := &slots{Mem: objstore.NewMem(), free: make(chan struct{}, 2000)}
+		o := s.PutBytes("k", make([]byte, 50_000))
+		l := objstore.LimitAdaptive(s, most)
+		read := func(workers, times int) {
+			var wg sync.WaitGroup
+			for range workers {
+				wg.Go(func() {
+					p := make([]byte, o.Size)
+					for range times {
+						if err := l.ReadAt(t.Context(), o, p, 0); err != nil && objstore.KindOf(err) != objstore.KindTransient {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+		}
+		start := l.Places()
+		read(8, 200)
+		if got := l.Places(); got != start {
+			t.Errorf("%d places, %d before: 8 readers cannot have told it anything", got, start)
+		}
+		read(600, 8)
+		if got := l.Places(); got != most {
+			t.Errorf("%d places before a store that takes any number, want %d", got, most)
+		}
+		s.slow.Store(true)
+		read(1, 1)
+		if got := l.Places(); got != most/2 {
+			t.Errorf("%d places after a SlowDown, want %d", got, most/2)
+		}
+
+		l = objstore.LimitAdaptive(s, most)
+		s.free = make(chan struct{}, 16)
+		read(600, 8)
+		if got := l.Places(); got < 8 || got > 32 {
+			t.Errorf("%d places before a store of 16 workers", got)
+		}
+		if st := l.Stats(); st.InFlight != 0 || st.Limit != l.Places() {
+			t.Errorf("%+v", st)
+		}
+	})
 }

@@ -17,6 +17,7 @@ import (
 type Mem struct {
 	mu      sync.RWMutex
 	objects map[string]memObject
+	uploads map[*memUpload]struct{}
 	seq     uint64 // of the last Put; the source of ETags
 }
 
@@ -26,7 +27,9 @@ type memObject struct {
 }
 
 // NewMem returns an empty store.
-func NewMem() *Mem { return &Mem{objects: make(map[string]memObject)} }
+func NewMem() *Mem {
+	return &Mem{objects: make(map[string]memObject), uploads: make(map[*memUpload]struct{})}
+}
 
 var _ Store = (*Mem)(nil)
 
@@ -38,6 +41,11 @@ func (m *Mem) Check(ctx context.Context) error { return ctx.Err() }
 func (m *Mem) PutBytes(key string, data []byte) Object {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.put(key, slices.Clone(data))
+}
+
+// put stores data, which is its own from now on. m.mu is held.
+func (m *Mem) put(key string, data []byte) Object {
 	m.seq++
 	o := Object{
 		Key:     key,
@@ -45,7 +53,7 @@ func (m *Mem) PutBytes(key string, data []byte) Object {
 		ETag:    fmt.Sprintf("%016x", m.seq),
 		ModTime: time.Unix(int64(m.seq), 0), // deterministic: runs of a test are alike
 	}
-	m.objects[key] = memObject{o, slices.Clone(data)}
+	m.objects[key] = memObject{o, data}
 	return o
 }
 
@@ -61,11 +69,132 @@ func (m *Mem) Put(ctx context.Context, key string, r io.Reader, size int64) (Obj
 	return m.PutBytes(key, data), nil
 }
 
-// Delete removes key if it is there.
-func (m *Mem) Delete(key string) {
+// PutNew implements [Uploader].
+func (m *Mem) PutNew(ctx context.Context, key string, data []byte) (Object, error) {
+	if err := ctx.Err(); err != nil {
+		return Object{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.objects[key]; ok {
+		return Object{}, errExists(key)
+	}
+	return m.put(key, slices.Clone(data)), nil
+}
+
+// errExists is the error of PutNew for a key that is taken.
+func errExists(key string) error {
+	return &Error{
+		Op: "put", Key: key, Kind: KindExists, Err: errors.New("there is an object of this key"),
+		Remedy: "choose another destination, or delete the object first",
+	}
+}
+
+// Delete implements [Uploader].
+func (m *Mem) Delete(ctx context.Context, key string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.objects, key)
+	return nil
+}
+
+// Upload implements [Uploader].
+func (m *Mem) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
+	plan, err := planParts(key, size, partSize)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	u := &memUpload{partPlan: plan, m: m, data: make(map[int][]byte)}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.uploads[u] = struct{}{}
+	return u, nil
+}
+
+// AbortUploads implements [Uploader].
+func (m *Mem) AbortUploads(ctx context.Context, prefix string) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for u := range m.uploads {
+		if strings.HasPrefix(u.key, prefix) {
+			delete(m.uploads, u)
+			n++
+		}
+	}
+	return n, nil
+}
+
+// memUpload is an upload to a [Mem], whose mutex guards it. It is there while it is in m.uploads.
+type memUpload struct {
+	partPlan
+	m    *Mem
+	data map[int][]byte
+	made *Object // by Complete
+}
+
+// Part implements [Upload].
+func (u *memUpload) Part(ctx context.Context, n int, p []byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := u.check(n, len(p)); err != nil {
+		return err
+	}
+	u.m.mu.Lock()
+	defer u.m.mu.Unlock()
+	if _, ok := u.m.uploads[u]; !ok {
+		return u.gone()
+	}
+	u.data[n] = slices.Clone(p)
+	return nil
+}
+
+// Complete implements [Upload].
+func (u *memUpload) Complete(ctx context.Context) (Object, error) {
+	if err := ctx.Err(); err != nil {
+		return Object{}, err
+	}
+	u.m.mu.Lock()
+	defer u.m.mu.Unlock()
+	if u.made != nil {
+		return *u.made, nil
+	}
+	if _, ok := u.m.uploads[u]; !ok {
+		return Object{}, u.gone()
+	}
+	var all []byte
+	for n := range u.parts {
+		p, ok := u.data[n]
+		if !ok && u.size > 0 {
+			return Object{}, u.missing(n)
+		}
+		all = append(all, p...)
+	}
+	delete(u.m.uploads, u)
+	o := u.m.put(u.key, all)
+	u.made, u.data = &o, nil
+	return o, nil
+}
+
+// Abort implements [Upload].
+func (u *memUpload) Abort(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	u.m.mu.Lock()
+	defer u.m.mu.Unlock()
+	delete(u.m.uploads, u)
+	return nil
 }
 
 // Stat implements [Reader].
@@ -103,6 +232,22 @@ func (m *Mem) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
 		return errChanged(o, cur.ETag)
 	}
 	copy(p, cur.data[off:])
+	return nil
+}
+
+// ReadSpans implements [SpanReader].
+func (m *Mem) ReadSpans(ctx context.Context, o Object, spans []Span) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := checkSpans(o, spans); err != nil {
+		return err
+	}
+	for _, s := range spans {
+		if err := m.ReadAt(ctx, o, s.P, s.Off); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

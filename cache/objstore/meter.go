@@ -15,20 +15,34 @@ type Meter struct {
 	r Reader
 
 	requests [numOps]atomic.Int64
+	outcomes [numOps][numOutcomes]atomic.Int64
 	errors   [len(kindNames)]atomic.Int64
-	canceled atomic.Int64
 	inFlight atomic.Int64
 	bytes    atomic.Int64
+	written  atomic.Int64
+	slowed   atomic.Int64
 	listed   atomic.Int64
 	latency  Histogram
+	onRead   func(o Object, bytes int64, took time.Duration, err error) // nil for nobody
 }
 
 const (
 	opRead = iota
 	opStat
 	opList
+	opPut
+	opOther
 	numOps
 )
+
+const (
+	outcomeOK = iota
+	outcomeError
+	outcomeCanceled // the caller's context ended
+	numOutcomes
+)
+
+var opNames = [numOps]string{"get", "head", "list", "put", "other"}
 
 // NewMeter decorates r.
 func NewMeter(r Reader) *Meter { return &Meter{r: r} }
@@ -37,34 +51,81 @@ var (
 	_ Reader      = (*Meter)(nil)
 	_ Prefixer    = (*Meter)(nil)
 	_ ListerAfter = (*Meter)(nil)
+	_ SpanReader  = (*Meter)(nil)
+	_ Uploader    = (*Meter)(nil)
 )
 
-// MeterStats are counts since the start, and latencies of ReadAt.
+// MeterStats are counts since the start, and latencies of reads.
 type MeterStats struct {
-	Reads    int64 `json:"reads"`     // ReadAt: GET requests of an S3 store
+	Reads    int64 `json:"reads"`     // ReadAt and ReadSpans: GET requests of an S3 store
 	Stats    int64 `json:"stats"`     // Stat: HEAD requests
 	Lists    int64 `json:"lists"`     // listings begun, of a tree or a level; each may be many requests
 	Listed   int64 `json:"listed"`    // objects and prefixes listed
-	Bytes    int64 `json:"bytes"`     // delivered by ReadAt without error
+	Bytes    int64 `json:"bytes"`     // of reads without error, the gaps between spans included
+	Puts     int64 `json:"puts"`      // PutNew and an Upload's Part: PUT requests of an S3 store
+	Written  int64 `json:"written"`   // bytes that these stored without error
+	Others   int64 `json:"others"`    // Upload, Complete, Abort, AbortUploads and Delete
 	InFlight int64 `json:"in_flight"` // zero when nothing runs
 	Canceled int64 `json:"canceled"`  // ended by the caller's context; not counted as errors
+	// Outcomes of the requests that have ended, by what they were: get, head, list, put, other.
+	Outcomes map[string]Outcomes `json:"outcomes"`
+	// SlowDowns are the failed requests whose answer asked for fewer.
+	SlowDowns int64 `json:"slow_downs"`
 	// Errors by Kind.String().
 	Errors map[string]int64 `json:"errors,omitempty"`
-	// Median and P99 of the time that a successful ReadAt took, within 10%.
+	// Median and P99 of the time that a successful read took, within 10%.
 	Median time.Duration `json:"median_ns"`
 	P99    time.Duration `json:"p99_ns"`
+}
+
+// Outcomes counts requests by how they ended.
+type Outcomes struct {
+	OK       int64 `json:"ok"`
+	Failed   int64 `json:"failed"`
+	Canceled int64 `json:"canceled"` // by the caller's context
+}
+
+// Add adds what another meter counted.
+func (o Outcomes) Add(p Outcomes) Outcomes {
+	return Outcomes{o.OK + p.OK, o.Failed + p.Failed, o.Canceled + p.Canceled}
+}
+
+// OnRead has f told about every read that ended, but for those that the caller's context ended. It is set before the
+// first read, and called by many goroutines at once.
+func (m *Meter) OnRead(f func(o Object, bytes int64, took time.Duration, err error)) { m.onRead = f }
+
+// read takes note of a read that began at start.
+func (m *Meter) read(ctx context.Context, o Object, bytes int64, start time.Time, err error) {
+	took := time.Since(start)
+	if err == nil {
+		m.latency.Record(took)
+		m.bytes.Add(bytes)
+	}
+	if m.onRead != nil && (err == nil || ctx.Err() == nil) {
+		m.onRead(o, bytes, took, err)
+	}
+	m.end(ctx, opRead, err)
 }
 
 // Stats returns the counts.
 func (m *Meter) Stats() MeterStats {
 	s := MeterStats{
-		Reads:    m.requests[opRead].Load(),
-		Stats:    m.requests[opStat].Load(),
-		Lists:    m.requests[opList].Load(),
-		Listed:   m.listed.Load(),
-		Bytes:    m.bytes.Load(),
-		InFlight: m.inFlight.Load(),
-		Canceled: m.canceled.Load(),
+		Reads:     m.requests[opRead].Load(),
+		Stats:     m.requests[opStat].Load(),
+		Lists:     m.requests[opList].Load(),
+		Listed:    m.listed.Load(),
+		Bytes:     m.bytes.Load(),
+		Puts:      m.requests[opPut].Load(),
+		Written:   m.written.Load(),
+		Others:    m.requests[opOther].Load(),
+		InFlight:  m.inFlight.Load(),
+		SlowDowns: m.slowed.Load(),
+		Outcomes:  make(map[string]Outcomes, numOps),
+	}
+	for op := range m.outcomes {
+		o := Outcomes{m.outcomes[op][outcomeOK].Load(), m.outcomes[op][outcomeError].Load(), m.outcomes[op][outcomeCanceled].Load()}
+		s.Outcomes[opNames[op]] = o
+		s.Canceled += o.Canceled
 	}
 	for k := range m.errors {
 		if n := m.errors[k].Load(); n > 0 {
@@ -79,7 +140,7 @@ func (m *Meter) Stats() MeterStats {
 	return s
 }
 
-// Latency returns the histogram of ReadAt.
+// Latency returns the histogram of reads.
 func (m *Meter) Latency() *Histogram { return &m.latency }
 
 func (m *Meter) begin(op int) {
@@ -87,21 +148,27 @@ func (m *Meter) begin(op int) {
 	m.inFlight.Add(1)
 }
 
-func (m *Meter) end(ctx context.Context, err error) {
+func (m *Meter) end(ctx context.Context, op int, err error) {
 	m.inFlight.Add(-1)
 	if err == nil {
+		m.outcomes[op][outcomeOK].Add(1)
 		return
 	}
+	outcome := outcomeError
+	defer func() { m.outcomes[op][outcome].Add(1) }()
 	var e *Error
 	switch {
 	case errors.As(err, &e):
 		if int(e.Kind) < len(m.errors) {
 			m.errors[e.Kind].Add(1)
 		}
+		if e.SlowDown {
+			m.slowed.Add(1)
+		}
 	case ctx.Err() != nil && errors.Is(context.Cause(ctx), errTryTimeout):
 		m.errors[KindTransient].Add(1)
 	case ctx.Err() != nil:
-		m.canceled.Add(1)
+		outcome = outcomeCanceled
 	default:
 		m.errors[KindOther].Add(1)
 	}
@@ -111,7 +178,7 @@ func (m *Meter) end(ctx context.Context, err error) {
 func (m *Meter) Stat(ctx context.Context, key string) (Object, error) {
 	m.begin(opStat)
 	o, err := m.r.Stat(ctx, key)
-	m.end(ctx, err)
+	m.end(ctx, opStat, err)
 	return o, err
 }
 
@@ -120,11 +187,109 @@ func (m *Meter) ReadAt(ctx context.Context, o Object, p []byte, off int64) error
 	m.begin(opRead)
 	start := time.Now()
 	err := m.r.ReadAt(ctx, o, p, off)
-	if err == nil {
-		m.latency.Record(time.Since(start))
-		m.bytes.Add(int64(len(p)))
+	m.read(ctx, o, int64(len(p)), start, err)
+	return err
+}
+
+// ReadSpans implements [SpanReader]: one read of all the bytes from the first span to the last one's
+// end where the store below can, a read for each span where it cannot.
+func (m *Meter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
+	s, ok := m.r.(SpanReader)
+	if !ok {
+		return ReadSpans(ctx, struct{ Reader }{m}, o, spans)
 	}
-	m.end(ctx, err)
+	if len(spans) == 0 {
+		return s.ReadSpans(ctx, o, spans)
+	}
+	m.begin(opRead)
+	start := time.Now()
+	err := s.ReadSpans(ctx, o, spans)
+	m.read(ctx, o, spansLength(spans), start, err)
+	return err
+}
+
+// PutNew implements [Uploader].
+func (m *Meter) PutNew(ctx context.Context, key string, data []byte) (Object, error) {
+	w, err := uploaderOf(m.r, "put", key)
+	if err != nil {
+		return Object{}, err
+	}
+	m.begin(opPut)
+	o, err := w.PutNew(ctx, key, data)
+	m.stored(len(data), err)
+	m.end(ctx, opPut, err)
+	return o, err
+}
+
+func (m *Meter) stored(n int, err error) {
+	if err == nil {
+		m.written.Add(int64(n))
+	}
+}
+
+// Upload implements [Uploader].
+func (m *Meter) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
+	w, err := uploaderOf(m.r, "put", key)
+	if err != nil {
+		return nil, err
+	}
+	m.begin(opOther)
+	u, err := w.Upload(ctx, key, size, partSize)
+	m.end(ctx, opOther, err)
+	if err != nil {
+		return nil, err
+	}
+	return &meteredUpload{m, u}, nil
+}
+
+// AbortUploads implements [Uploader].
+func (m *Meter) AbortUploads(ctx context.Context, prefix string) (int, error) {
+	w, err := uploaderOf(m.r, "delete", prefix)
+	if err != nil {
+		return 0, err
+	}
+	m.begin(opOther)
+	n, err := w.AbortUploads(ctx, prefix)
+	m.end(ctx, opOther, err)
+	return n, err
+}
+
+// Delete implements [Uploader].
+func (m *Meter) Delete(ctx context.Context, key string) error {
+	w, err := uploaderOf(m.r, "delete", key)
+	if err != nil {
+		return err
+	}
+	m.begin(opOther)
+	err = w.Delete(ctx, key)
+	m.end(ctx, opOther, err)
+	return err
+}
+
+type meteredUpload struct {
+	m *Meter
+	u Upload
+}
+
+func (u *meteredUpload) Part(ctx context.Context, n int, p []byte) error {
+	u.m.begin(opPut)
+	err := u.u.Part(ctx, n, p)
+	u.m.stored(len(p), err)
+	u.m.end(ctx, opPut, err)
+	return err
+}
+
+func (u *meteredUpload) Complete(ctx context.Context) (Object, error) {
+	u.m.begin(opOther)
+	o, err := u.u.Complete(ctx)
+	u.m.end(ctx, opOther, err)
+	return o, err
+}
+
+func (u *meteredUpload) Abort(ctx context.Context) error {
+	u.m.begin(opOther)
+	err := u.u.Abort(ctx)
+	u.m.end(ctx, opOther, err)
 	return err
 }
 
@@ -147,7 +312,7 @@ func (m *Meter) list(ctx context.Context, seq iter.Seq2[Object, error]) iter.Seq
 	return func(yield func(Object, error) bool) {
 		var failed error
 		m.begin(opList)
-		defer func() { m.end(ctx, failed) }() // also when the loop's body panics
+		defer func() { m.end(ctx, opList, failed) }() // also when the loop's body panics
 		for o, err := range seq {
 			if err == nil {
 				m.listed.Add(1)
@@ -165,6 +330,7 @@ func (m *Meter) list(ctx context.Context, seq iter.Seq2[Object, error]) iter.Seq
 // use; all methods may be called at once.
 type Histogram struct {
 	buckets [histSub * histOctaves]atomic.Int64
+	micros  atomic.Int64 // all together
 }
 
 const (
@@ -194,7 +360,47 @@ func bucketStart(b int) uint64 {
 
 // Record counts d.
 func (h *Histogram) Record(d time.Duration) {
-	h.buckets[bucketOf(uint64(max(0, d.Microseconds())))].Add(1)
+	us := max(0, d.Microseconds())
+	h.buckets[bucketOf(uint64(us))].Add(1)
+	h.micros.Add(us)
+}
+
+// HistogramBounds is how many bounds a [HistogramCounts] has: 128 µs and its doubles, to 33.6 s.
+const HistogramBounds = 19
+
+const firstBoundBits = 7 // of 128 µs
+
+// HistogramBound returns the bound of a [HistogramCounts], which is the edge of a bucket: so no count is an estimate.
+func HistogramBound(i int) time.Duration { return time.Microsecond << (firstBoundBits + i) }
+
+// HistogramCounts is what was recorded up to now.
+type HistogramCounts struct {
+	Count int64
+	Sum   time.Duration
+	Below [HistogramBounds]int64 // how many were shorter than HistogramBound(i)
+}
+
+// Add adds what another histogram counted.
+func (c *HistogramCounts) Add(d HistogramCounts) {
+	c.Count += d.Count
+	c.Sum += d.Sum
+	for i, n := range d.Below {
+		c.Below[i] += n
+	}
+}
+
+// Counts returns what was recorded.
+func (h *Histogram) Counts() HistogramCounts {
+	c := HistogramCounts{Sum: time.Duration(h.micros.Load()) * time.Microsecond}
+	bound := 0
+	for b := range h.buckets {
+		for bound < HistogramBounds && bucketStart(b) >= uint64(HistogramBound(bound).Microseconds()) {
+			c.Below[bound] = c.Count
+			bound++
+		}
+		c.Count += h.buckets[b].Load()
+	}
+	return c
 }
 
 // Quantiles returns the durations below which the parts qs (each in [0,1], ascending) of what was

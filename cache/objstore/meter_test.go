@@ -2,6 +2,7 @@ package objstore_test
 
 import (
 	"context"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -53,6 +54,10 @@ func TestMeter(t *testing.T) {
 			s.Bytes != want.Bytes || s.Canceled != want.Canceled || s.InFlight != 0 || len(s.Errors) != 3 {
 			t.Errorf("stats %+v\nwant  %+v", s, want)
 		}
+		outcomes := map[string]objstore.Outcomes{"get": {OK: 2, Failed: 2, Canceled: 1}, "head": {OK: 1, Failed: 1}, "list": {OK: 3}, "put": {}, "other": {}}
+		if !maps.Equal(s.Outcomes, outcomes) || s.SlowDowns != 1 {
+			t.Errorf("outcomes %+v, want %+v; %d slow downs", s.Outcomes, outcomes, s.SlowDowns)
+		}
 		for _, d := range []time.Duration{s.Median, s.P99} {
 			if d < 27*time.Millisecond || d > 33*time.Millisecond {
 				t.Errorf("median %v, p99 %v of reads that take 30 ms", s.Median, s.P99)
@@ -80,6 +85,20 @@ func TestHistogram(t *testing.T) {
 		want := all[min(len(all)-1, int(qs[i]*float64(len(all))))]
 		if r := float64(got) / float64(want); r < 0.9 || r > 1.1 {
 			t.Errorf("quantile %v: %v, exact %v", qs[i], got, want)
+		}
+	}
+	c := h.Counts()
+	var sum time.Duration
+	for _, d := range all {
+		sum += d.Truncate(time.Microsecond)
+	}
+	if c.Count != int64(len(all)) || c.Sum != sum {
+		t.Errorf("%d durations of %v together, want %d of %v", c.Count, c.Sum, len(all), sum)
+	}
+	for i, n := range c.Below { // exactly
+		want, _ := slices.BinarySearch(all, objstore.HistogramBound(i))
+		if n != int64(want) {
+			t.Errorf("%d durations are less than %v, want %d", n, objstore.HistogramBound(i), want)
 		}
 	}
 	h.Record(-time.Second) // a clock that went back must not panic

@@ -1,8 +1,9 @@
 // Package objstore is the contract between Shoal and whatever holds the objects, and its
 // implementations: [S3] (minio-go), [Dir] (a local folder) and [Mem] (tests). Concerns that are the
 // same for every store (retrying, limiting, counting, scripted faults) are decorators, one a file,
-// that take a [Reader] and are a [Reader]. The usual stack is Retry(Limit(Meter(store))): the meter
-// sees every try, a waiting retry holds no place in the limiter.
+// that take a [Reader] and are a [Reader], a [SpanReader] and an [Uploader]. The usual stack is
+// Retry(Limit(Meter(store))): the meter sees every try, a waiting retry holds no place in the
+// limiter.
 //
 // Every implementation passes the one conformance suite in package objstoretest.
 //
@@ -95,9 +96,11 @@ type Checker interface {
 // Store is all that [S3], [Dir] and [Mem] can do.
 type Store interface {
 	Reader
+	SpanReader
 	Prefixer
 	ListerAfter
 	Putter
+	Uploader
 	Checker
 }
 
@@ -113,9 +116,16 @@ const (
 	KindDenied                // credentials missing, wrong, expired, or without the right
 	KindInvalid               // the request can never succeed as it is (bad range, skewed clock, bad endpoint)
 	KindTransient             // worth trying again: 5xx, throttling, timeout, reset, short body
+	KindExists                // there is an object of this key already
 )
 
-var kindNames = [...]string{"error", "not found", "changed", "access denied", "invalid request", "temporary failure"}
+var kindNames = [...]string{"error", "not found", "changed", "access denied", "invalid request", "temporary failure", "exists already"}
+
+// NumKinds is how many kinds there are.
+const NumKinds = len(kindNames)
+
+// Label returns the kind's words as one, for a metric.
+func (k Kind) Label() string { return strings.ReplaceAll(k.String(), " ", "_") }
 
 // String returns the kind in words.
 func (k Kind) String() string {
@@ -128,11 +138,15 @@ func (k Kind) String() string {
 // Error is a failed operation on a store. Its text names the thing, the cause and, where one is
 // known, the remedy. It never holds a credential.
 type Error struct {
-	Op     string // "read", "stat", "list", "put", "check", "open"
+	Op     string // "read", "stat", "list", "put", "delete", "check", "open"
 	Key    string // key or prefix, with the store's URL where that helps
 	Kind   Kind
 	Remedy string // what the user can do about it; may be empty
 	Err    error  // the cause
+	// SlowDown: the store asks for fewer requests (503 SlowDown, 429). Kind is KindTransient then.
+	SlowDown bool
+	// AtOnce: what stood in the way is gone, and the next try need not wait. Kind is KindTransient then.
+	AtOnce bool
 }
 
 // Error implements error.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 
 	"github.com/minio/minio-go/v7/pkg/s3utils"
 )
@@ -24,6 +25,9 @@ type Source struct {
 	// Prefix is what all keys of the source begin with, to be cut off to get the path in the
 	// dataset. It is empty or ends in "/". Always empty for "file".
 	Prefix string
+	// Shards is the pattern of the base names of tar shards, such as shard-{000000..000127}.tar or
+	// x.tar; Prefix or Dir is then the folder that holds them. Empty: a tree of files.
+	Shards string
 	// Endpoint is the S3 endpoint's URL, which [Open] fills in; empty for "file".
 	Endpoint string
 }
@@ -31,13 +35,18 @@ type Source struct {
 // String returns the source as a user would write it.
 func (s Source) String() string {
 	if s.Scheme == "file" {
-		return (&url.URL{Scheme: "file", Path: strings.TrimSuffix(s.Dir, "/") + "/"}).String()
+		text := (&url.URL{Scheme: "file", Path: strings.TrimSuffix(s.Dir, "/") + "/"}).String()
+		return text + plainBraces.Replace(url.PathEscape(s.Shards))
 	}
-	return "s3://" + s.Bucket + "/" + s.Prefix
+	return "s3://" + s.Bucket + "/" + s.Prefix + s.Shards
 }
 
+// plainBraces undoes the escapes of a pattern that nobody writes.
+var plainBraces = strings.NewReplacer("%7B", "{", "%7D", "}", "%2C", ",")
+
 // Canonical returns one text for one place, for hashing and as a catalog's key: equal for two
-// spellings of the same source, and different for the same bucket name at two endpoints.
+// spellings of the same source, and different for the same bucket name at two endpoints. Two
+// patterns that name the same shards are two sources.
 func (s Source) Canonical() string {
 	if s.Scheme == "file" {
 		return s.String()
@@ -45,18 +54,40 @@ func (s Source) Canonical() string {
 	return s.String() + "?endpoint=" + url.QueryEscape(s.Endpoint)
 }
 
-// braces is a shard pattern as WebDataset writes it: shard-{000000..000127}.tar.
-var braces = regexp.MustCompile(`\{\d+\.\.\d+\}`)
+// ShardKeys returns the full keys of the shards in the pattern's order; nil for a tree of files.
+func (s Source) ShardKeys() []string {
+	if s.Shards == "" {
+		return nil
+	}
+	names, err := ExpandBraces(s.Shards)
+	if err != nil {
+		return nil // ParseSource makes no such source
+	}
+	for i := range names {
+		names[i] = s.Prefix + names[i]
+	}
+	return names
+}
+
+// shardSuffix ends the name of a shard.
+const shardSuffix = ".tar"
 
 // ParseSource parses s3://BUCKET[/PREFIX], file:///DIR or a path. It looks at no file and asks no
 // store. Everything after the bucket is the prefix as it is, without percent-decoding, as the AWS
 // tools have it; a "/" is added to its end where there is none. A file URL is percent-decoded, a
 // path is not.
+//
+// A source whose last part ends in .tar is one of tar shards: that part is the pattern of their
+// names, as [ExpandBraces] reads it. A folder of such a name is written with a "/" at its end.
 func ParseSource(text string) (Source, error) {
 	usage := func(format string, args ...any) (Source, error) {
+		shown := withoutSecrets(text)
+		if len(shown) > 200 {
+			shown = strings.ToValidUTF8(shown[:200], "") + "…"
+		}
 		return Source{}, &Error{
-			Op: "open", Key: fmt.Sprintf("%q", text), Kind: KindInvalid, Err: fmt.Errorf(format, args...),
-			Remedy: "a source is s3://BUCKET/PREFIX, file:///DIR, or the path of a folder",
+			Op: "open", Key: fmt.Sprintf("%q", shown), Kind: KindInvalid, Err: fmt.Errorf(format, args...),
+			Remedy: "a source is s3://BUCKET/PREFIX, file:///DIR, the path of a folder, or tar shards there, shard-{000000..000127}.tar",
 		}
 	}
 	if text == "" {
@@ -65,36 +96,53 @@ func ParseSource(text string) (Source, error) {
 	if strings.IndexByte(text, 0) >= 0 {
 		return usage("a source cannot hold a zero byte")
 	}
-	if braces.MatchString(text) {
-		return usage("patterns of tar shards are not read by this version")
+	// split cuts the pattern of shards off.
+	split := func(path string) (folder, shards string, err error) {
+		folder = path
+		if i := strings.LastIndexByte(path, '/') + 1; strings.HasSuffix(path, shardSuffix) {
+			folder, shards = path[:i], path[i:]
+			if err := checkBraces(shards); err != nil {
+				return "", "", err
+			}
+		}
+		if looksLikeRange.MatchString(folder) {
+			return "", "", errors.New("a pattern of tar shards ends in .tar, and its braces stand after the last /")
+		}
+		return folder, shards, nil
 	}
 	scheme, rest, isURL := strings.Cut(text, "://")
 	if !isURL {
-		dir, err := filepath.Abs(text)
+		folder, shards, err := split(text)
 		if err != nil {
 			return usage("%w", err)
 		}
-		return Source{Scheme: "file", Dir: dir}, nil
+		dir, err := filepath.Abs(folder) // "" is the current folder
+		if err != nil {
+			return usage("%w", err)
+		}
+		return Source{Scheme: "file", Dir: dir, Shards: shards}, nil
 	}
 	switch strings.ToLower(scheme) {
 	case "s3":
-		bucket, prefix, _ := strings.Cut(rest, "/")
+		bucket, path, _ := strings.Cut(rest, "/")
 		if bucket == "" {
 			return usage("no bucket")
 		}
 		if err := s3utils.CheckValidBucketName(bucket); err != nil {
-			return usage("bucket %q: %w", bucket, err)
+			return usage("bucket %q: %w", withoutSecrets(bucket), err)
 		}
-		if strings.HasSuffix(prefix, ".tar") {
-			return usage("tar shards are not read by this version")
+		prefix, shards, err := split(path)
+		if err != nil {
+			return usage("%w", err)
 		}
 		if prefix != "" && !strings.HasSuffix(prefix, "/") {
 			prefix += "/"
 		}
-		if err := s3utils.CheckValidObjectNamePrefix(prefix); err != nil {
+		// A pattern is no shorter than the names it makes.
+		if err := s3utils.CheckValidObjectNamePrefix(prefix + shards); err != nil {
 			return usage("prefix: %w", err)
 		}
-		return Source{Scheme: "s3", Bucket: bucket, Prefix: prefix}, nil
+		return Source{Scheme: "s3", Bucket: bucket, Prefix: prefix, Shards: shards}, nil
 	case "file":
 		host, path, ok := strings.Cut(rest, "/")
 		if !ok || (host != "" && host != "localhost") {
@@ -104,9 +152,25 @@ func ParseSource(text string) (Source, error) {
 		if err != nil || strings.IndexByte(path, 0) >= 0 {
 			return usage("wrong percent-encoding")
 		}
-		return Source{Scheme: "file", Dir: filepath.Clean(path)}, nil
+		folder, shards, err := split(path)
+		if err != nil {
+			return usage("%w", err)
+		}
+		return Source{Scheme: "file", Dir: filepath.Clean(folder), Shards: shards}, nil
 	}
 	return usage("this version does not read %s:// sources", scheme)
+}
+
+// secretParts are what does not belong into a source, and would be repeated by its errors: a user with a password, and
+// the query of a presigned URL.
+var secretParts = regexp.MustCompile(`^((?:[^:/@]*://)?)[^/@]*@`)
+
+// withoutSecrets is a source's text for a message.
+func withoutSecrets(text string) string {
+	if before, _, found := strings.Cut(text, "?"); found && strings.Contains(before, "://") {
+		text = before + "?…"
+	}
+	return secretParts.ReplaceAllString(text, "$1…@")
 }
 
 // Options are what [Open] needs beyond the source's text. The zero value takes all from the AWS
@@ -114,40 +178,94 @@ func ParseSource(text string) (Source, error) {
 type Options struct {
 	// S3 configures an S3 source. Its Bucket is set from the source.
 	S3 S3Config
+	// Store is what the user may ask of any store. It goes over S3.Store.
+	Store StoreOptions
+	// Getenv is where the AWS variables, and HOME for the profile files, come from; nil means
+	// [os.Getenv]. It goes over S3.Getenv.
+	Getenv func(name string) string
 }
 
 // Open returns the bare store that text names, without decorators, and where the dataset lies in
 // it. It reads credentials and configuration but does not contact the store; call Check for that.
+// The store of a source of tar shards is the bucket, or the folder, that holds them.
 func Open(ctx context.Context, text string, o Options) (Store, Source, error) {
 	src, err := ParseSource(text)
 	if err != nil {
 		return nil, Source{}, err
 	}
 	if src.Scheme == "s3" {
-		cfg := o.S3
-		cfg.Bucket = src.Bucket
-		s, err := NewS3(ctx, cfg)
-		if err != nil {
-			return nil, Source{}, err
-		}
-		src.Endpoint = s.Endpoint()
-		return s, src, nil
+		return openS3(ctx, src, o)
 	}
-	fi, err := os.Stat(src.Dir)
-	if err == nil && !fi.IsDir() {
-		err = errors.New("it is a file")
-		if fi.Mode().IsRegular() {
-			err = errors.New("it is a file; list files and tar shards are not read by this version")
-		}
-		return nil, Source{}, &Error{Op: "open", Key: src.Dir, Kind: KindInvalid, Err: err, Remedy: "name a folder"}
+	if src.Shards != "" && checkFolder(filepath.Join(src.Dir, src.Shards)) == nil {
+		src = Source{Scheme: "file", Dir: filepath.Join(src.Dir, src.Shards)} // a folder named x.tar
 	}
-	if err != nil {
-		e := fileError("open", src.Dir, err)
-		if e.Kind == KindNotFound {
-			e.Remedy = "check the path; a bucket is written s3://BUCKET/PREFIX"
-		}
-		return nil, Source{}, e
+	if err := checkFolder(src.Dir); err != nil {
+		return nil, Source{}, err
 	}
 	d, err := NewDir(src.Dir)
 	return d, src, err
+}
+
+// Create is Open for a place that is to be written to: a local folder that is not there is made. It
+// refuses patterns of shards, since who writes shards names them.
+func Create(ctx context.Context, text string, o Options) (Store, Source, error) {
+	dst, err := ParseSource(text)
+	if err != nil {
+		return nil, Source{}, err
+	}
+	if dst.Shards != "" {
+		return nil, Source{}, &Error{
+			Op: "open", Key: dst.String(), Kind: KindInvalid, Err: errors.New("a destination is a prefix or a folder, not the name of a shard"),
+			Remedy: "leave out " + dst.Shards + ", or end it with / if it is a folder",
+		}
+	}
+	if dst.Scheme == "s3" {
+		return openS3(ctx, dst, o)
+	}
+	if err := os.MkdirAll(dst.Dir, 0o777); err != nil {
+		e := fileError("open", dst.Dir, err)
+		switch {
+		case errors.Is(err, syscall.ENOTDIR):
+			e.Kind, e.Remedy = KindInvalid, "name a folder"
+		case e.Kind == KindDenied:
+			e.Remedy = "give this user the right to make the folder"
+		}
+		return nil, Source{}, e
+	}
+	d, err := NewDir(dst.Dir)
+	return d, dst, err
+}
+
+func openS3(ctx context.Context, src Source, o Options) (Store, Source, error) {
+	cfg := o.S3
+	cfg.Bucket, cfg.Store = src.Bucket, o.Store
+	if o.Getenv != nil {
+		cfg.Getenv = o.Getenv
+	}
+	s, err := NewS3(ctx, cfg)
+	if err != nil {
+		return nil, Source{}, err
+	}
+	src.Endpoint = s.Endpoint()
+	return s, src, nil
+}
+
+// checkFolder returns an error unless path is a folder.
+func checkFolder(path string) error {
+	fi, err := os.Stat(path)
+	if err == nil && !fi.IsDir() {
+		err = errors.New("it is a file")
+		if fi.Mode().IsRegular() {
+			err = errors.New("it is a file; of files, only tar shards, named *.tar, are read")
+		}
+		return &Error{Op: "open", Key: path, Kind: KindInvalid, Err: err, Remedy: "name a folder"}
+	}
+	if err != nil {
+		e := fileError("open", path, err)
+		if e.Kind == KindNotFound {
+			e.Remedy = "check the path; a bucket is written s3://BUCKET/PREFIX"
+		}
+		return e
+	}
+	return nil
 }

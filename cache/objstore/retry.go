@@ -1,6 +1,7 @@
 package objstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"github.com/shoalfs/shoal/internal/trace"
 )
 
 // RetryPolicy says how often and how long a failed request is tried again. The zero value of each
@@ -16,15 +19,20 @@ type RetryPolicy struct {
 	// Tries is the number of tries in all, the first included. Default 8.
 	Tries int
 	// Base and Cap bound the sleeps: before try k+1 it is uniform in [0, min(Cap, Base·2^(k-1))),
-	// "full jitter" (M. Brooker, AWS Architecture Blog, 2015). Defaults 50 ms and 5 s.
+	// "full jitter" (M. Brooker, AWS Architecture Blog, 2015). Defaults 50 ms and 5 s. A prefetch
+	// whose bytes are wanted much later sleeps longer, up to Cap, until a reader arrives.
 	Base, Cap time.Duration
 	// Total is the time from the first failure after which no further try is begun. Default 2 min.
 	Total time.Duration
-	// TryTimeout ends one try of a ReadAt or Stat that hangs; a ReadAt of n bytes gets n/MinRate
-	// on top. Defaults 30 s and 1 MiB/s. Listings have no such limit: the caller's loop runs
-	// inside them.
+	// TryTimeout ends one try of a request that hangs; one that reads or writes n bytes gets
+	// n/MinRate on top, and so does the Complete of an upload of n bytes, which some servers copy.
+	// Defaults 30 s and 1 MiB/s. Listings, and AbortUploads, have no such limit: the caller's loop
+	// runs inside them, or they are many requests.
 	TryTimeout time.Duration
 	MinRate    int64 // bytes/s
+
+	// Budget is what tries of reads and Stats wait for, before their time begins. nil: nothing.
+	Budget *Budget
 
 	// Rand, Now and Sleep are for tests. Rand returns a number in [0,1).
 	Rand  func() float64
@@ -89,6 +97,8 @@ var (
 	_ Reader      = (*Retrier)(nil)
 	_ Prefixer    = (*Retrier)(nil)
 	_ ListerAfter = (*Retrier)(nil)
+	_ SpanReader  = (*Retrier)(nil)
+	_ Uploader    = (*Retrier)(nil)
 )
 
 // RetryStats are counts since the start.
@@ -106,8 +116,14 @@ func (t *Retrier) Stats() RetryStats {
 type attempts struct {
 	t     *Retrier
 	n     int // tries that failed
+	free  int // tries that were worth another at once
 	start time.Time
+	held  time.Duration // by the budget, since start
 }
+
+// freeTries are those at once, without a pause, that one request gets: for new credentials, and for the
+// version that is pinned, with one each to spare.
+const freeTries = 4
 
 // again records a failed try. It returns nil when the request may be tried once more, after having
 // slept, and otherwise the error for the caller.
@@ -119,7 +135,14 @@ func (a *attempts) again(ctx context.Context, err error) error {
 		return cerr
 	}
 	t := a.t
+	var e *Error
+	if errors.As(err, &e) && e.AtOnce && a.free < freeTries {
+		a.free++
+		t.retries.Add(1)
+		return nil
+	}
 	a.n++
+	tell(ctx, "failed try", err)
 	if a.n == 1 {
 		a.start = t.p.Now() // the time of the first try is part of no budget: it may have read for long
 	}
@@ -128,15 +151,40 @@ func (a *attempts) again(ctx context.Context, err error) error {
 		pause = t.p.Base << shift
 	}
 	pause = time.Duration(t.p.Rand() * float64(pause))
-	spent := t.p.Now().Sub(a.start)
+	now := t.p.Now()
+	spent := now.Sub(a.start) - a.held
 	if a.n >= t.p.Tries || spent+pause > t.p.Total {
 		t.gaveUp.Add(1)
 		return gaveUp(err, a.n, spent)
 	}
-	if cerr := t.p.Sleep(ctx, pause); cerr != nil {
+	if cerr := t.pause(ctx, now, pause, t.p.Total-spent); cerr != nil {
 		return cerr
 	}
 	t.retries.Add(1)
+	return nil
+}
+
+// patientShare is the part of the time until its bytes are wanted that a prefetch may sleep before its
+// next try: at a quarter, five tries fit in before three quarters of the time are gone.
+const patientShare = 4
+
+// pause sleeps for d before a try; longer, but at most for most, where the request is a prefetch whose
+// bytes are wanted much later, so that a store in trouble serves those first who wait. A reader who
+// arrives ends the sleep.
+func (t *Retrier) pause(ctx context.Context, now time.Time, d, most time.Duration) error {
+	u := urgencyOf(ctx)
+	if u == nil || u.Raised() {
+		return t.p.Sleep(ctx, d)
+	}
+	if due, ok := u.Due(); ok {
+		d = max(d, min(time.Duration(t.p.Rand()*float64(due.Sub(now)/patientShare)), t.p.Cap, most))
+	}
+	sctx, wake := context.WithCancel(ctx)
+	defer wake()
+	defer u.watch(wake)()
+	if err := t.p.Sleep(sctx, d); err != nil {
+		return ctx.Err() // nil if it was a reader
+	}
 	return nil
 }
 
@@ -159,7 +207,7 @@ func gaveUp(err error, tries int, spent time.Duration) error {
 var errTryTimeout = errors.New("no answer in time")
 
 // try runs f under the timeout of one try.
-func (t *Retrier) try(ctx context.Context, op, key string, n int, f func(ctx context.Context) error) error {
+func (t *Retrier) try(ctx context.Context, op, key string, n int64, f func(ctx context.Context) error) error {
 	limit := t.p.TryTimeout + time.Duration(float64(n)/float64(t.p.MinRate)*float64(time.Second))
 	tctx, cancel := context.WithTimeoutCause(ctx, limit, errTryTimeout)
 	defer cancel()
@@ -172,36 +220,179 @@ func (t *Retrier) try(ctx context.Context, op, key string, n int, f func(ctx con
 
 // Stat implements [Reader].
 func (t *Retrier) Stat(ctx context.Context, key string) (Object, error) {
-	a := attempts{t: t}
-	for {
-		var o Object
-		err := t.try(ctx, "stat", key, 0, func(ctx context.Context) (err error) {
-			o, err = t.r.Stat(ctx, key)
-			return err
-		})
-		if err == nil {
-			return o, nil
-		}
-		if err = a.again(ctx, err); err != nil {
-			return Object{}, err
-		}
+	var o Object
+	err := t.do(ctx, "stat", key, 0, func(ctx context.Context) (err error) {
+		o, err = t.r.Stat(ctx, key)
+		return err
+	})
+	if err != nil {
+		return Object{}, err
 	}
+	return o, nil
 }
 
-// ReadAt implements [Reader].
-func (t *Retrier) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
+// do tries f, a request that moves n bytes, until it succeeds or is given up.
+func (t *Retrier) do(ctx context.Context, op, key string, n int64, f func(ctx context.Context) error) (err error) {
+	if trace.On() {
+		tctx, told := tracedRequest(ctx, op, key, n)
+		ctx = tctx
+		defer func() { told.end(err) }()
+	}
 	a := attempts{t: t}
 	for {
-		err := t.try(ctx, "read", o.Key, len(p), func(ctx context.Context) error {
-			return t.r.ReadAt(ctx, o, p, off)
-		})
-		if err == nil {
+		if err := a.admit(ctx, op); err != nil {
+			return err
+		}
+		if err = t.try(ctx, op, key, n, f); err == nil {
 			return nil
 		}
 		if err = a.again(ctx, err); err != nil {
 			return err
 		}
 	}
+}
+
+// admit waits for the budget.
+func (a *attempts) admit(ctx context.Context, op string) error {
+	b := a.t.p.Budget
+	if b == nil || op != "read" && op != "stat" {
+		return nil
+	}
+	start := a.t.p.Now()
+	err := b.Take(ctx)
+	if a.n > 0 {
+		a.held += a.t.p.Now().Sub(start)
+	}
+	return err
+}
+
+// ReadAt implements [Reader].
+func (t *Retrier) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
+	return t.do(ctx, "read", o.Key, int64(len(p)), func(ctx context.Context) error {
+		return t.r.ReadAt(ctx, o, p, off)
+	})
+}
+
+// ReadSpans implements [SpanReader]. All spans are read again when one fails.
+func (t *Retrier) ReadSpans(ctx context.Context, o Object, spans []Span) error {
+	if err := checkSpans(o, spans); err != nil {
+		return err
+	}
+	if len(spans) == 0 {
+		return ctx.Err()
+	}
+	return t.do(ctx, "read", o.Key, spansLength(spans), func(ctx context.Context) error {
+		return ReadSpans(ctx, t.r, o, spans)
+	})
+}
+
+// PutNew implements [Uploader]. A try whose answer was lost may have stored the object, which is then
+// found by the next one; so after a temporary failure an object with the same bytes is a success.
+func (t *Retrier) PutNew(ctx context.Context, key string, data []byte) (Object, error) {
+	w, err := uploaderOf(t.r, "put", key)
+	if err != nil {
+		return Object{}, err
+	}
+	var o Object
+	tries := 0
+	err = t.do(ctx, "put", key, int64(len(data)), func(ctx context.Context) (err error) {
+		tries++
+		o, err = w.PutNew(ctx, key, data)
+		return err
+	})
+	if err != nil && tries > 1 && KindOf(err) == KindExists {
+		if have, ok := t.holds(ctx, key, data); ok {
+			return have, nil
+		}
+	}
+	if err != nil {
+		return Object{}, err
+	}
+	return o, nil
+}
+
+// holds says whether the object key has exactly these bytes.
+func (t *Retrier) holds(ctx context.Context, key string, data []byte) (Object, bool) {
+	o, err := t.Stat(ctx, key)
+	if err != nil || o.Size != int64(len(data)) {
+		return Object{}, false
+	}
+	p := make([]byte, len(data))
+	return o, t.ReadAt(ctx, o, p, 0) == nil && bytes.Equal(p, data)
+}
+
+// Upload implements [Uploader]. An upload that a lost answer has left behind is ended by
+// AbortUploads.
+func (t *Retrier) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
+	w, err := uploaderOf(t.r, "put", key)
+	if err != nil {
+		return nil, err
+	}
+	u := &retriedUpload{t: t, key: key, size: size}
+	err = t.do(ctx, "put", key, 0, func(ctx context.Context) (err error) {
+		u.u, err = w.Upload(ctx, key, size, partSize)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// AbortUploads implements [Uploader].
+func (t *Retrier) AbortUploads(ctx context.Context, prefix string) (int, error) {
+	w, err := uploaderOf(t.r, "delete", prefix)
+	if err != nil {
+		return 0, err
+	}
+	a := attempts{t: t}
+	sum := 0
+	for {
+		n, err := w.AbortUploads(ctx, prefix)
+		sum += n
+		if err == nil {
+			return sum, nil
+		}
+		if err = a.again(ctx, err); err != nil {
+			return sum, err
+		}
+	}
+}
+
+// Delete implements [Uploader].
+func (t *Retrier) Delete(ctx context.Context, key string) error {
+	w, err := uploaderOf(t.r, "delete", key)
+	if err != nil {
+		return err
+	}
+	return t.do(ctx, "delete", key, 0, func(ctx context.Context) error { return w.Delete(ctx, key) })
+}
+
+// retriedUpload tries each step of an upload again.
+type retriedUpload struct {
+	t    *Retrier
+	u    Upload
+	key  string
+	size int64
+}
+
+func (u *retriedUpload) Part(ctx context.Context, n int, p []byte) error {
+	return u.t.do(ctx, "put", u.key, int64(len(p)), func(ctx context.Context) error { return u.u.Part(ctx, n, p) })
+}
+
+func (u *retriedUpload) Complete(ctx context.Context) (o Object, err error) {
+	err = u.t.do(ctx, "put", u.key, u.size, func(ctx context.Context) (err error) {
+		o, err = u.u.Complete(ctx)
+		return err
+	})
+	if err != nil {
+		return Object{}, err
+	}
+	return o, nil
+}
+
+func (u *retriedUpload) Abort(ctx context.Context) error {
+	return u.t.do(ctx, "put", u.key, 0, func(ctx context.Context) error { return u.u.Abort(ctx) })
 }
 
 // List implements [Reader]. A listing that fails on the way goes on after the last key that was
@@ -260,7 +451,7 @@ func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, li
 			if !yield(o, nil) {
 				return
 			}
-			c.last, a.n = o.Key, 0
+			c.last, a.n, a.free = o.Key, 0, 0
 		}
 		if failed == nil {
 			return

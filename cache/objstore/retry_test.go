@@ -259,3 +259,48 @@ func TestLevelUnsupported(t *testing.T) {
 		t.Errorf("ListParallel over a store without levels: %v", got)
 	}
 }
+
+// TestRetryPrice: a prefetch that is wanted late gives a store in trouble time; one that is wanted soon,
+// or by a reader, does not, and a reader who arrives ends the sleep.
+func TestRetryPrice(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		due      time.Duration // 0: not known
+		raise    time.Duration // 0: never
+		from, to time.Duration
+	}{
+		{"far", time.Hour, 0, 5 * time.Second, 5 * time.Second},
+		{"not so far", 8 * time.Second, 0, 2 * time.Second, 2 * time.Second},
+		{"soon", 10 * time.Millisecond, 0, 50 * time.Millisecond, 50 * time.Millisecond},
+		{"past", -time.Second, 0, 50 * time.Millisecond, 50 * time.Millisecond},
+		{"unknown", 0, 0, 50 * time.Millisecond, 50 * time.Millisecond},
+		{"raised while it sleeps", time.Hour, time.Second, time.Second, time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := objstore.NewMem()
+				o := m.PutBytes("k", []byte("content"))
+				rules, err := objstore.ParseFaults("read k 1 503")
+				if err != nil {
+					t.Fatal(err)
+				}
+				r := objstore.Retry(objstore.Fault(m, rules), objstore.RetryPolicy{Rand: func() float64 { return 1 }})
+				var due time.Time
+				if c.due != 0 {
+					due = time.Now().Add(c.due)
+				}
+				u := objstore.NewUrgency(due)
+				if c.raise > 0 {
+					time.AfterFunc(c.raise, u.Raise)
+				}
+				start := time.Now()
+				if err := r.ReadAt(objstore.WithUrgency(t.Context(), u), o, make([]byte, o.Size), 0); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(start); took < c.from || took > c.to {
+					t.Errorf("it slept for %v, want %v to %v", took, c.from, c.to)
+				}
+			})
+		})
+	}
+}

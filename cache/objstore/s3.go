@@ -2,18 +2,17 @@ package objstore
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
-	"net"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/minio/minio-go/v7"
@@ -27,6 +26,11 @@ import (
 // AWS_SHARED_CREDENTIALS_FILE, AWS_CA_BUNDLE, AWS_NO_SIGN_REQUEST, container, web identity and
 // instance roles.
 type S3Config struct {
+	// Getenv is where these variables, and HOME, come from; nil means [os.Getenv]. Two things stay
+	// those of this process: a credential_process of a profile runs in its environment, and tokens
+	// of `aws sso login` are looked for in its home; and so do HTTP_PROXY and its like.
+	Getenv func(name string) string
+
 	Endpoint string // URL, or host[:port] for https; none at all means Amazon S3
 	Region   string
 	Bucket   string
@@ -39,6 +43,12 @@ type S3Config struct {
 	// WeakETag accepts objects whose listing has no ETag and identifies their version by size
 	// and modification time (1 s). Some gateways list such objects.
 	WeakETag bool
+
+	// Store is what the user may ask of any store.
+	Store StoreOptions
+
+	// Logger is told when credentials are renewed and when they cannot be; nil: nobody is.
+	Logger *slog.Logger
 
 	// MaxConns is how many idle connections are kept for the next requests. It should be at
 	// least the number of requests in flight, or connections are opened and closed all the time.
@@ -54,11 +64,16 @@ type S3Config struct {
 // directory buckets do not.
 type S3 struct {
 	core      minio.Core
-	creds     *credentials.Credentials
+	keys      *keyring
 	bucket    string
 	endpoint  string // URL
 	weakETag  bool
+	sse       []header // of the customer's key: ETags are no MD5s then
+	resigned  bool     // the head of requests, by extraHeaders
 	transport *http.Transport
+	counts    *requestCounts
+	versions  *versions // nil: only current ones are read
+	getter    *getter   // nil: GETs go the way of all requests
 }
 
 var _ Store = (*S3)(nil)
@@ -73,6 +88,9 @@ func NewS3(ctx context.Context, cfg S3Config) (*S3, error) {
 	if err := s3utils.CheckValidBucketName(cfg.Bucket); err != nil {
 		return nil, invalid("check the bucket's name", err)
 	}
+	if cfg.Getenv == nil {
+		cfg.Getenv = os.Getenv
+	}
 	if err := cfg.fillFromEnv(); err != nil {
 		return nil, err
 	}
@@ -80,13 +98,22 @@ func NewS3(ctx context.Context, cfg S3Config) (*S3, error) {
 	if err != nil {
 		return nil, invalid("AWS_ENDPOINT_URL is like http://127.0.0.1:9000 or https://s3.eu-central-1.amazonaws.com", err)
 	}
+	if err := checkCustomerKey(cfg.Store.CustomerKey, host, secure); err != nil {
+		return nil, invalid("use an https:// endpoint; the key is sent in the clear to this machine only", err)
+	}
+	if cfg.Store.RequesterPays && cfg.Anonymous {
+		return nil, invalid("give credentials, or leave the requester's payment out", errors.New("nobody is named who could pay: the requests are not signed"))
+	}
 	setDefault(&cfg.MaxConns, 1024)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	transport, err := newTransport(cfg)
 	if err != nil {
 		return nil, invalid("check AWS_CA_BUNDLE", err)
 	}
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
-	creds, err := awsCredentials(ctx, cfg, client)
+	keys, err := awsCredentials(ctx, cfg, client)
 	if err != nil {
 		transport.CloseIdleConnections()
 		return nil, err
@@ -97,10 +124,11 @@ func NewS3(ctx context.Context, cfg S3Config) (*S3, error) {
 		// ask them at every start.
 		region = "us-east-1"
 	}
+	sse, counts := cfg.Store.CustomerKey.headers(), new(requestCounts)
 	core, err := minio.NewCore(host, &minio.Options{
-		Creds:        creds,
+		Creds:        credentials.New(chainLink{keys}),
 		Secure:       secure,
-		Transport:    listGuard{transport},
+		Transport:    listGuard{extraHeaders{countedRequests{transport, counts}, sse, cfg.Store.RequesterPays, keys}},
 		Region:       region,
 		BucketLookup: minio.BucketLookupPath,
 		MaxRetries:   1,
@@ -110,8 +138,15 @@ func NewS3(ctx context.Context, cfg S3Config) (*S3, error) {
 		return nil, invalid("AWS_ENDPOINT_URL is like http://127.0.0.1:9000 or https://s3.eu-central-1.amazonaws.com", err)
 	}
 	core.SetAppInfo("shoal", "1")
+	var pinned *versions
+	if !cfg.Store.CurrentOnly && !cfg.WeakETag {
+		pinned = &versions{log: cfg.Logger}
+	}
 	return &S3{
-		core: *core, creds: creds, bucket: cfg.Bucket, weakETag: cfg.WeakETag, transport: transport,
+		versions: pinned, counts: counts,
+		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.WeakETag, transport: transport,
+		sse: sse, resigned: cfg.Store.RequesterPays || len(sse) > 0,
+		getter:   newGetter(cfg, host, secure, region, transport, keys),
 		endpoint: core.EndpointURL().Scheme + "://" + core.EndpointURL().Host,
 	}, nil
 }
@@ -120,98 +155,12 @@ func NewS3(ctx context.Context, cfg S3Config) (*S3, error) {
 func (s *S3) Endpoint() string { return s.endpoint }
 
 // Close closes the idle connections. Requests under way are not disturbed.
-func (s *S3) Close() { s.transport.CloseIdleConnections() }
-
-// parseEndpoint splits an endpoint into host[:port] and whether it is https. Its errors do not
-// repeat the text, which may hold a password.
-func parseEndpoint(text string) (host string, secure bool, err error) {
-	if text == "" {
-		return "s3.amazonaws.com", true, nil
+func (s *S3) Close() {
+	s.keys.close()
+	s.transport.CloseIdleConnections()
+	if s.getter != nil {
+		s.getter.wires.close()
 	}
-	if !strings.Contains(text, "://") {
-		text = "https://" + text
-	}
-	u, err := url.Parse(text)
-	switch {
-	case err != nil:
-		return "", false, errors.New("the endpoint is not a URL")
-	case u.Scheme != "http" && u.Scheme != "https":
-		return "", false, errors.New("the endpoint's scheme is neither http nor https")
-	case u.User != nil:
-		return "", false, errors.New("the endpoint holds a user name; credentials go into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-	case u.Host == "" || u.Hostname() == "":
-		return "", false, errors.New("the endpoint names no host")
-	case (u.Path != "" && u.Path != "/") || u.RawQuery != "" || u.Fragment != "":
-		return "", false, errors.New("the endpoint has a path; the bucket is part of the source, s3://BUCKET/PREFIX")
-	}
-	host = strings.ToLower(u.Host)
-	if u.Scheme == "http" {
-		host = strings.TrimSuffix(host, ":80")
-	} else {
-		host = strings.TrimSuffix(host, ":443")
-	}
-	return host, u.Scheme == "https", nil
-}
-
-// listGuard refuses web pages as listings. minio-go takes any XML for an empty listing, and a wrong
-// endpoint's "It works!" page, or a captive portal, would pass for an empty bucket.
-type listGuard struct{ http.RoundTripper }
-
-func (g listGuard) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := g.RoundTripper.RoundTrip(r)
-	if err == nil && resp.StatusCode == http.StatusOK && strings.Contains(r.URL.RawQuery, "list-type=") {
-		if t := resp.Header.Get("Content-Type"); strings.HasPrefix(t, "text/html") || strings.HasPrefix(t, "application/json") {
-			resp.Body.Close()
-			return nil, errNotXML
-		}
-	}
-	return resp, err
-}
-
-var errNotXML = errors.New("the answer to a listing is a web page")
-
-// newTransport returns a transport for hundreds of small requests at once.
-func newTransport(cfg S3Config) (*http.Transport, error) {
-	t := &http.Transport{
-		Proxy: http.ProxyFromEnvironment,
-		DialContext: (&net.Dialer{
-			Timeout:   5 * time.Second, // a live store answers a SYN in milliseconds
-			KeepAlive: 15 * time.Second,
-		}).DialContext,
-		TLSHandshakeTimeout: 10 * time.Second,
-		// Stores answer slowly when they are loaded, but an answer that has not begun after 20 s
-		// is better asked for again. Bodies that stall are ended by the retry policy.
-		ResponseHeaderTimeout: 20 * time.Second,
-		MaxIdleConns:          2 * cfg.MaxConns, // the endpoint, and a region's endpoint after a redirect
-		MaxIdleConnsPerHost:   cfg.MaxConns,
-		IdleConnTimeout:       90 * time.Second,
-		// Objects are delivered as they are stored; gzip would also make their length unknown.
-		DisableCompression: true,
-		// One connection a request: HTTP/2 would put all on one, behind one flow-control window
-		// and one lock.
-		ForceAttemptHTTP2: false,
-		TLSNextProto:      map[string]func(string, *tls.Conn) http.RoundTripper{},
-		// A body passes through the read buffer only where a read is smaller than it; ReadAt
-		// reads large slices past it. 16 KiB takes the headers and a small object in one read
-		// and costs 16 MiB for 1,024 connections.
-		ReadBufferSize:  16 << 10,
-		WriteBufferSize: 4 << 10, // a request's head is 1 KiB
-	}
-	if cfg.CABundle != "" {
-		pem, err := os.ReadFile(cfg.CABundle)
-		if err != nil {
-			return nil, err
-		}
-		pool, err := x509.SystemCertPool()
-		if err != nil {
-			pool = x509.NewCertPool()
-		}
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s holds no certificate", cfg.CABundle)
-		}
-		t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
-	}
-	return t, nil
 }
 
 // Check implements [Checker]: one listing of one key, tried three times.
@@ -241,10 +190,12 @@ func (s *S3) Check(ctx context.Context) error {
 }
 
 func (s *S3) probe(ctx context.Context) error {
+	g := s.keys.generation()
 	for o := range s.core.ListObjectsIter(ctx, s.bucket, s.listOptions("", "", true, 1)) {
 		if o.Err != nil {
-			return s.fail(ctx, "check", s.url(""), o.Err)
+			return s.fail(ctx, g, "check", s.url(""), o.Err)
 		}
+		s.keys.accept()
 		return nil
 	}
 	return ctx.Err()
@@ -260,9 +211,10 @@ func (s *S3) Stat(ctx context.Context, key string) (Object, error) {
 	if !validKey(key) {
 		return Object{}, &Error{Op: "stat", Key: key, Kind: KindNotFound, Err: errKey}
 	}
+	g := s.keys.generation()
 	info, err := s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{})
 	if err != nil {
-		return Object{}, s.fail(ctx, "stat", key, err)
+		return Object{}, s.fail(ctx, g, "stat", key, err)
 	}
 	return s.object("stat", info)
 }
@@ -303,51 +255,144 @@ func (s *S3) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
 	if err := ctx.Err(); err != nil || len(p) == 0 {
 		return err
 	}
-	if !validKey(o.Key) {
-		return &Error{Op: "read", Key: o.Key, Kind: KindNotFound, Err: errKey}
-	}
-	weak := strings.HasPrefix(o.ETag, weakPrefix)
-	whole := int64(len(p)) == o.Size
-	var opts minio.GetObjectOptions
-	if !whole {
-		opts.Set("Range", rangeHeader(off, len(p)))
-	}
-	if !weak {
-		opts.Set("If-Match", `"`+o.ETag+`"`)
-	}
-	body, info, header, err := s.core.GetObject(ctx, s.bucket, o.Key, opts)
+	body, err := s.get(ctx, o, off, int64(len(p)))
 	if err != nil {
-		return s.fail(ctx, "read", o.Key, err)
-	}
-	defer body.Close()
-
-	// Servers that ignore If-Match are caught here.
-	switch {
-	case weak:
-		if have := weakETag(o.Size, info.LastModified); have != o.ETag {
-			return errChanged(o, have)
-		}
-	case info.ETag != o.ETag:
-		return errChanged(o, info.ETag)
-	}
-	if err := s.checkAnswer(o, len(p), off, whole, info.Size, header.Get("Content-Range")); err != nil {
 		return err
 	}
+	defer body.Close()
 	// Reading exactly Content-Length bytes sees the body's end, so the connection is reused.
-	if n, err := io.ReadFull(body, p); err != nil {
-		if cerr := ctx.Err(); cerr != nil {
-			return cerr
+	n, err := io.ReadFull(body, p)
+	s.counts.received.Add(int64(n))
+	if err != nil {
+		return shortBody(ctx, o, int64(n), int64(len(p)), err)
+	}
+	return nil
+}
+
+// ReadSpans implements [SpanReader]: one ranged GET, of whose body the gaps are dropped.
+func (s *S3) ReadSpans(ctx context.Context, o Object, spans []Span) error {
+	if err := checkSpans(o, spans); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil || len(spans) == 0 {
+		return err
+	}
+	length := spansLength(spans)
+	body, err := s.get(ctx, o, spans[0].Off, length)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	waste := wastePool.Get().(*[wasteSize]byte)
+	defer wastePool.Put(waste)
+	at := spans[0].Off
+	defer func() { s.counts.received.Add(at - spans[0].Off) }()
+	for _, span := range spans {
+		for at < span.Off && err == nil {
+			var n int
+			n, err = body.Read(waste[:min(span.Off-at, wasteSize)])
+			at += int64(n)
+			if at == span.Off {
+				err = nil // bytes and an error at once; what follows will see it again
+			}
 		}
-		return &Error{
-			Op: "read", Key: o.Key, Kind: KindTransient,
-			Err: fmt.Errorf("body ended after %d of %d bytes: %w", n, len(p), err),
+		if err == nil {
+			var n int
+			n, err = io.ReadFull(body, span.P)
+			at += int64(n)
+		}
+		if err != nil {
+			return shortBody(ctx, o, at-spans[0].Off, length, err)
 		}
 	}
 	return nil
 }
 
+// wasteSize is what gaps are read by. It is above the transport's read buffer, so that large gaps are
+// not copied through that.
+const wasteSize = 32 << 10
+
+var wastePool = sync.Pool{New: func() any { return new([wasteSize]byte) }}
+
+func shortBody(ctx context.Context, o Object, n, length int64, err error) error {
+	if cerr := ctx.Err(); cerr != nil {
+		return cerr
+	}
+	return &Error{
+		Op: "read", Key: o.Key, Kind: KindTransient,
+		Err: fmt.Errorf("body ended after %d of %d bytes: %w", n, length, err),
+	}
+}
+
+// get asks for length bytes from off of the version o and returns the body once the answer's head
+// promises just that.
+func (s *S3) get(ctx context.Context, o Object, off, length int64) (io.ReadCloser, error) {
+	if !validKey(o.Key) {
+		return nil, &Error{Op: "read", Key: o.Key, Kind: KindNotFound, Err: errKey}
+	}
+	weak := strings.HasPrefix(o.ETag, weakPrefix)
+	whole := length == o.Size
+	var etag, rangeOf string
+	if !whole {
+		rangeOf = rangeHeader(off, length)
+	}
+	if !weak {
+		etag = o.ETag
+	}
+	version := ""
+	if s.versions != nil {
+		version = s.versions.of(o)
+	}
+	g := s.keys.generation()
+	a, err := s.ask(ctx, o.Key, etag, rangeOf, version)
+	if err != nil {
+		return nil, s.orPinned(ctx, o, version, s.fail(ctx, g, "read", o.Key, err))
+	}
+	s.keys.accept()
+	// Servers that ignore If-Match are caught here.
+	switch {
+	case weak:
+		if have := weakETag(o.Size, a.modified); have != o.ETag {
+			err = errChanged(o, have)
+		}
+	case a.etag != o.ETag:
+		err = errChanged(o, a.etag)
+	}
+	if err == nil {
+		err = s.checkAnswer(o, length, off, whole, a.length, a.contentRange)
+	}
+	if err != nil {
+		_ = a.body.Close()
+		return nil, s.orPinned(ctx, o, version, err)
+	}
+	return a.body, nil
+}
+
+// ask sends a GET. etag, rangeOf or version may be empty. Its errors are minio-go's.
+func (s *S3) ask(ctx context.Context, key, etag, rangeOf, version string) (answer, error) {
+	s.counts.get.Add(1)
+	if s.getter != nil {
+		a, err := s.getter.get(ctx, key, etag, rangeOf, version)
+		if !errors.Is(err, errAskOtherwise) {
+			return a, err
+		}
+	}
+	opts := minio.GetObjectOptions{VersionID: version}
+	if rangeOf != "" {
+		opts.Set("Range", rangeOf)
+	}
+	if etag != "" {
+		opts.Set("If-Match", `"`+etag+`"`)
+	}
+	body, info, header, err := s.core.GetObject(ctx, s.bucket, key, opts)
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{body: body, length: info.Size, etag: info.ETag, contentRange: header.Get("Content-Range"), modified: info.LastModified}, nil
+}
+
 // checkAnswer checks a 2xx answer's head: length is its Content-Length, -1 for none.
-func (s *S3) checkAnswer(o Object, n int, off int64, whole bool, length int64, contentRange string) error {
+func (s *S3) checkAnswer(o Object, n, off int64, whole bool, length int64, contentRange string) error {
 	if contentRange == "" && !whole {
 		return &Error{
 			Op: "read", Key: o.Key, Kind: KindInvalid, Err: errors.New("the server answered a request for a range with the whole object"),
@@ -366,7 +411,7 @@ func (s *S3) checkAnswer(o Object, n int, off int64, whole bool, length int64, c
 			return errChanged(o, "")
 		}
 	}
-	if length != int64(n) {
+	if length != n {
 		if whole && length >= 0 {
 			return errChanged(o, "") // same ETag, other size: only with weak ones
 		}
@@ -379,12 +424,12 @@ func (s *S3) checkAnswer(o Object, n int, off int64, whole bool, length int64, c
 }
 
 // rangeHeader returns bytes=FIRST-LAST.
-func rangeHeader(off int64, n int) string {
+func rangeHeader(off, n int64) string {
 	b := make([]byte, 0, 48)
 	b = append(b, "bytes="...)
 	b = strconv.AppendInt(b, off, 10)
 	b = append(b, '-')
-	b = strconv.AppendInt(b, off+int64(n)-1, 10)
+	b = strconv.AppendInt(b, off+n-1, 10)
 	return string(b)
 }
 
@@ -430,11 +475,13 @@ func (s *S3) list(ctx context.Context, prefix, after string, recurse bool) iter.
 		if s3utils.CheckValidObjectNamePrefix(prefix) != nil {
 			return
 		}
+		g := s.keys.generation()
 		for info := range s.core.ListObjectsIter(ctx, s.bucket, s.listOptions(prefix, after, recurse, 0)) {
 			if info.Err != nil {
-				yield(Object{}, s.fail(ctx, "list", s.url(prefix), info.Err))
+				yield(Object{}, s.fail(ctx, g, "list", s.url(prefix), info.Err))
 				return
 			}
+			s.keys.accept()
 			// minio-go marks a prefix by nothing but the fields that it lacks. An object
 			// "a/" is the level's own prefix or lies behind the prefix "a/".
 			if !recurse && info.Key != prefix && strings.HasSuffix(info.Key, "/") {
@@ -460,14 +507,17 @@ func (s *S3) Put(ctx context.Context, key string, r io.Reader, size int64) (Obje
 	if !validKey(key) || size < 0 {
 		return Object{}, &Error{Op: "put", Key: key, Kind: KindInvalid, Err: errKey}
 	}
+	g := s.keys.generation()
 	info, err := s.core.Client.PutObject(ctx, s.bucket, key, r, size, minio.PutObjectOptions{
 		// minio-go would send an empty body as one signed chunk without Content-Length. Servers
 		// refuse that, or (versitygw) leave the chunk unread and fail the next request on the
 		// connection.
-		DisableContentSha256: size == 0,
+		//
+		// A chunk's signature depends on the head's, and extraHeaders signs that anew.
+		DisableContentSha256: size == 0 || s.resigned,
 	})
 	if err != nil {
-		return Object{}, s.fail(ctx, "put", s.url(key), err)
+		return Object{}, s.fail(ctx, g, "put", s.url(key), err)
 	}
 	mod := info.LastModified
 	if mod.IsZero() {

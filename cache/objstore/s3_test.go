@@ -236,8 +236,10 @@ func TestS3ReusesConnections(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	// net/http may dial for a request that then gets another's connection: a few more are normal.
-	if n := conns.Load(); n > 2*readers {
+	// A connection a reader for GETs, which go their own way, and one for HEADs by net/http, which may dial for a
+	// request that then gets another's connection: on a busy machine a few more are normal (131 were seen). Without
+	// reuse there are 2,560.
+	if n := conns.Load(); n > 2*readers+readers/4 {
 		t.Errorf("%d connections for %d readers", n, readers)
 	}
 	if got, want := srv.Requests("GET"), readers*reads; got != want {

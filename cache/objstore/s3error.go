@@ -17,6 +17,7 @@ import (
 	"unicode"
 
 	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
 // verdict is what an S3 error means.
@@ -29,12 +30,14 @@ const (
 	remedyKeys   = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they belong to the store at %s"
 	remedyToken  = "get new temporary credentials, and set AWS_SESSION_TOKEN with them"
 	remedyBucket = "check the bucket's name, and AWS_ENDPOINT_URL (now %s)"
-	remedyRights = "the credentials need s3:GetObject on the objects and s3:ListBucket on the bucket"
+	remedyRights = "the credentials need s3:GetObject on the objects and s3:ListBucket on the bucket; where requesters pay, --requester-pays"
+	remedyWrite  = "the credentials need s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and s3:ListBucketMultipartUploads"
 	remedyClock  = "set this machine's clock (NTP): the store refuses signatures that are off by more than 15 minutes"
 	remedyRegion = "set AWS_REGION to the bucket's region"
 	remedyReach  = "check AWS_ENDPOINT_URL (now %s) and that the store is up"
 	remedyScheme = "check http:// or https:// in AWS_ENDPOINT_URL (now %s)"
 	remedyNotS3  = "what answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
+	remedySSE    = "the objects are encrypted by another key than the one given, or by none: check --sse-c-key-file"
 	remedyCA     = "set AWS_CA_BUNDLE to the certificate authority of %s"
 )
 
@@ -45,6 +48,7 @@ var s3Codes = map[string]verdict{
 	"NoSuchKey":     {KindNotFound, ""},
 	"NotFound":      {KindNotFound, ""},
 	"NoSuchVersion": {KindNotFound, ""},
+	"NoSuchUpload":  {KindNotFound, ""},
 
 	"PreconditionFailed": {KindChanged, ""},
 	"InvalidRange":       {KindChanged, ""}, // the range lies inside the object that we know
@@ -83,6 +87,11 @@ var s3Codes = map[string]verdict{
 	"OperationAborted":     {KindTransient, ""},
 	"IncompleteBody":       {KindTransient, ""},
 	"BadDigest":            {KindTransient, ""},
+
+	"EntityTooSmall":   {KindInvalid, "choose larger parts"},
+	"EntityTooLarge":   {KindInvalid, "choose smaller parts"},
+	"InvalidPart":      {KindInvalid, ""},
+	"InvalidPartOrder": {KindInvalid, ""},
 }
 
 // statusVerdict is for answers whose code is not in the table.
@@ -111,25 +120,61 @@ func statusVerdict(status int) verdict {
 }
 
 // fail turns an error of minio-go into the contract's: ctx's own error, or an *Error.
-func (s *S3) fail(ctx context.Context, op, key string, err error) error {
+func (s *S3) fail(ctx context.Context, generation uint64, op, key string, err error) error {
 	if cerr := ctx.Err(); cerr != nil {
 		return cerr
 	}
 	var v verdict
 	var cause error
+	slow := false
+	again := false
 	if resp := minio.ToErrorResponse(err); resp.Code != "" || resp.StatusCode != 0 {
 		v, cause = s.answer(resp)
+		if doubtful(resp) {
+			why := reasonDenied
+			if refusals[resp.Code] {
+				why = reasonRefused
+			}
+			if again = s.keys.refused(ctx, generation, why); ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if again || refusals[resp.Code] && s.keys.mayChange() {
+				v.kind = KindTransient
+			}
+		}
+		slow = v.kind == KindTransient && (resp.StatusCode == http.StatusServiceUnavailable || resp.StatusCode == http.StatusTooManyRequests)
 	} else {
 		v, cause = s.transportError(err)
 	}
 	if strings.Contains(v.remedy, "%s") {
 		v.remedy = fmt.Sprintf(v.remedy, s.endpoint)
 	}
-	e := &Error{Op: op, Key: key, Kind: v.kind, Remedy: v.remedy, Err: cause}
-	if v.kind == KindChanged {
+	e := &Error{Op: op, Key: key, Kind: v.kind, Remedy: v.remedy, Err: cause, SlowDown: slow, AtOnce: again}
+	switch {
+	case v.kind == KindChanged:
 		e.Remedy = remedyChanged
+	case v.remedy == remedyRights && (op == "put" || op == "delete"):
+		e.Remedy = remedyWrite
 	}
 	return e
+}
+
+// refusals are the codes by which a store says that it does not know credentials, or no longer. Where they
+// worked before and can change they are temporary failures: whoever rotates them may be about to.
+var refusals = map[string]bool{
+	"ExpiredToken": true, "ExpiredTokenException": true, "InvalidToken": true, "TokenRefreshRequired": true,
+	"InvalidAccessKeyId": true, "SignatureDoesNotMatch": true, "XAdminUserNotFound": true,
+}
+
+// doubtful says whether other credentials might get another answer. Answers to HEAD have no code.
+func doubtful(r minio.ErrorResponse) bool {
+	switch _, known := s3Codes[r.Code]; r.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return !known || s3Codes[r.Code].kind == KindDenied
+	case http.StatusBadRequest:
+		return !known || refusals[r.Code]
+	}
+	return refusals[r.Code]
 }
 
 // answer judges an error answer of the server.
@@ -143,6 +188,9 @@ func (s *S3) answer(r minio.ErrorResponse) (verdict, error) {
 	}
 	if strings.Contains(r.Message, "HTTP request to an HTTPS server") {
 		v = verdict{KindInvalid, remedyScheme}
+	}
+	if r.StatusCode == http.StatusBadRequest && strings.Contains(strings.ToLower(r.Message), "encrypt") {
+		v = verdict{KindInvalid, remedySSE}
 	}
 	text := clean(s.redact(r.Message))
 	if code := clean(s.redact(r.Code)); code != "" && !strings.HasPrefix(text, code) {
@@ -211,16 +259,17 @@ var signature = regexp.MustCompile(`(?i)(signature|credential|token|authorizatio
 // redact removes credentials from a server's text: some servers and proxies echo the request.
 func (s *S3) redact(text string) string {
 	text = signature.ReplaceAllString(text, "$1=…")
-	if s.creds.IsExpired() {
-		return text // do not fetch new ones for this
+	for _, e := range s.sse {
+		if e.name == headerKey {
+			text = strings.ReplaceAll(text, e.value, "…")
+		}
 	}
-	v, err := s.creds.GetWithContext(nil)
-	if err != nil {
-		return text
-	}
-	for _, secret := range []string{v.SecretAccessKey, v.SessionToken, v.AccessKeyID} {
-		if secret != "" {
-			text = strings.ReplaceAll(text, secret, "…")
+	h := s.keys.held()
+	for _, v := range []credentials.Value{h.value, h.before} {
+		for _, secret := range []string{v.SecretAccessKey, v.SessionToken, v.AccessKeyID} {
+			if secret != "" {
+				text = strings.ReplaceAll(text, secret, "…")
+			}
 		}
 	}
 	return text

@@ -2,7 +2,6 @@ package objstore_test
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -32,21 +31,14 @@ func TestMain(m *testing.M) {
 func TestMemConformance(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
 		m := objstore.NewMem()
-		return objstoretest.Harness{Store: m, Delete: m.Delete, HostileKeys: true}
+		return objstoretest.Harness{Store: m, HostileKeys: true}
 	})
 }
 
 func TestDirConformance(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
-		root := t.TempDir()
-		d, err := objstore.NewDir(root)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return objstoretest.Harness{
-			Store: d, RefusesHostileKeys: true,
-			Delete: func(key string) { os.Remove(filepath.Join(root, key)) },
-		}
+		d, _ := newDir(t)
+		return objstoretest.Harness{Store: d, RefusesHostileKeys: true}
 	})
 }
 
@@ -69,7 +61,7 @@ func newS3(t testing.TB, srv *objstoretest.S3Server, change func(*objstore.S3Con
 func TestS3Conformance(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
 		srv := &objstoretest.S3Server{AccessKey: "key-id"}
-		return objstoretest.Harness{Store: newS3(t, srv, nil), Delete: srv.Delete, HostileKeys: true}
+		return objstoretest.Harness{Store: newS3(t, srv, nil), HostileKeys: true}
 	})
 }
 
@@ -79,7 +71,17 @@ func TestS3ConformancePrefix(t *testing.T) {
 		srv := &objstoretest.S3Server{PageSize: 3}
 		srv.Put("other", []byte("beside"))
 		srv.Put("shared/prefix0", []byte("beside"))
-		return objstoretest.Harness{Store: newS3(t, srv, nil), Delete: srv.Delete, HostileKeys: true, Prefix: "shared/prefix/"}
+		return objstoretest.Harness{Store: newS3(t, srv, nil), HostileKeys: true, Prefix: "shared/prefix/"}
+	})
+}
+
+// TestS3ConformanceEncrypted runs the suite with a key of the customer's, under which no ETag is an MD5.
+func TestS3ConformanceEncrypted(t *testing.T) {
+	key, err := objstore.ParseCustomerKey(make([]byte, 32))
+	must(t, err)
+	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
+		s := newS3(t, &objstoretest.S3Server{OpaqueETags: true}, func(cfg *objstore.S3Config) { cfg.Store.CustomerKey = key })
+		return objstoretest.Harness{Store: s, HostileKeys: true}
 	})
 }
 
@@ -92,6 +94,6 @@ func TestStackConformance(t *testing.T) {
 			t.Fatal(err)
 		}
 		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(objstore.Fault(m, faults)), 4), objstore.RetryPolicy{Base: 1, Cap: 1})
-		return objstoretest.Harness{Store: objstoretest.Writable(stack, m), Delete: m.Delete, HostileKeys: true}
+		return objstoretest.Harness{Store: objstoretest.Writable(stack, m), HostileKeys: true}
 	})
 }

@@ -1,13 +1,18 @@
 package segment
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/cache/crypt"
 )
 
 const photo = 63 << 10 // the size of the photographs that the design's figures are for
@@ -155,6 +160,143 @@ func BenchmarkRead63KB(b *testing.B) {
 	}
 }
 
+// plainFS has files that offer no more than File asks for.
+type plainFS struct{ osFS }
+
+func (p plainFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
+	f, err := p.osFS.OpenFile(name, flag, perm)
+	return struct{ File }{f}, err
+}
+
+// BenchmarkReadFirst compares first reads of 63 KB by one system call (header and payload) with those by
+// two, and later reads and the checksum alone, from the page cache. It takes turns and reports the median CPU time of a thread.
+func BenchmarkReadFirst(b *testing.B) {
+	const n, rounds = 3000, 15
+	payload := randomBytes(photo)
+	dir := b.TempDir()
+	one := benchStore(b, dir, Options{})
+	defer one.Close()
+	locs := fill(b, one, n, payload)
+	if err := one.Sync(); err != nil {
+		b.Fatal(err)
+	}
+	two := benchStore(b, dir, Options{FS: plainFS{}, Logger: quiet()})
+	defer two.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	p := make([]byte, photo)
+	forget := func(s *Store) {
+		for _, g := range *s.segs.Load() {
+			clear(g.tab.Load().checked)
+		}
+	}
+	readAll := func(read func(Loc, int, []byte, int64) error) {
+		for _, loc := range locs {
+			if err := read(loc, photo, p, 0); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	ways := []struct {
+		name string
+		do   func()
+	}{
+		{"two-preads", func() { forget(two); readAll(two.ReadAt) }},
+		{"one-preadv", func() { forget(one); readAll(one.ReadAt) }},
+		{"now-first", func() { forget(one); readAll(one.ReadAtNow) }},
+		{"now-later", func() { readAll(one.ReadAtNow) }},
+		{"later", func() { readAll(one.ReadAt) }},
+		{"crc", func() {
+			for range n {
+				crc(p)
+			}
+		}},
+	}
+	cpu := make([][]float64, len(ways))
+	for b.Loop() {
+		for range rounds {
+			for i, w := range ways {
+				before := threadCPU(b)
+				w.do()
+				cpu[i] = append(cpu[i], float64(threadCPU(b)-before)/n)
+			}
+		}
+	}
+	for i, w := range ways {
+		slices.Sort(cpu[i])
+		b.ReportMetric(cpu[i][len(cpu[i])/2], "cpu-ns/"+w.name)
+	}
+}
+
+// BenchmarkReadNow reads 63 KB that are not in the page cache: what the refusal costs, and what the read that follows then
+// takes, as against a read that was not preceded by one.
+func BenchmarkReadNow(b *testing.B) {
+	const n = 1000
+	s := benchStore(b, b.TempDir(), Options{})
+	defer s.Close()
+	locs := fill(b, s, n, randomBytes(photo))
+	if err := s.Sync(); err != nil {
+		b.Fatal(err)
+	}
+	p := make([]byte, photo)
+	var miss, after, alone []float64
+	hits := 0
+	timed := func(read func(Loc, int, []byte, int64) error, loc Loc) (float64, error) {
+		start := time.Now()
+		err := read(loc, photo, p, 0)
+		return float64(time.Since(start)), err
+	}
+	for b.Loop() {
+		for i, loc := range locs {
+			f := s.segment(loc.Segment()).f.(osFile)
+			f.Scattered()
+			f.Forget(0, 0)
+			if i%2 == 0 {
+				d, err := timed(s.ReadAt, loc)
+				if err != nil {
+					b.Fatal(err)
+				}
+				alone = append(alone, d)
+				continue
+			}
+			d, err := timed(s.ReadAtNow, loc)
+			if !errors.Is(err, ErrWouldBlock) {
+				hits++
+				continue
+			}
+			miss = append(miss, d)
+			if d, err = timed(s.ReadAt, loc); err != nil {
+				b.Fatal(err)
+			}
+			after = append(after, d)
+		}
+	}
+	b.ReportMetric(float64(hits), "hits")
+	for name, d := range map[string][]float64{"miss": miss, "read-after-miss": after, "read-alone": alone} {
+		slices.Sort(d)
+		if len(d) > 0 {
+			b.ReportMetric(d[len(d)/2], "ns/"+name)
+		}
+	}
+}
+
+// BenchmarkScrub checks records that are not in the page cache.
+func BenchmarkScrub(b *testing.B) {
+	s := benchStore(b, b.TempDir(), Options{})
+	defer s.Close()
+	fill(b, s, 3000, randomBytes(photo))
+	if err := s.Sync(); err != nil {
+		b.Fatal(err)
+	}
+	b.SetBytes(s.Used())
+	for b.Loop() {
+		s.segment(1).f.(osFile).Forget(0, 0)
+		if err := s.ScrubAll(b.Context(), nil, func(_ Record, loc Loc) { b.Error(loc) }); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 // BenchmarkOpen100k opens a store of 100,000 records, from committed tables and by a scan.
 func BenchmarkOpen100k(b *testing.B) {
 	const n = 100_000
@@ -188,6 +330,49 @@ func BenchmarkOpen100k(b *testing.B) {
 					b.StartTimer()
 				}
 			})
+		}
+	}
+}
+
+// BenchmarkReadSealed reads 63 KB from the page cache, in clear and encrypted, and appends them.
+func BenchmarkReadSealed(b *testing.B) {
+	const n = 1000
+	payload := randomBytes(photo)
+	for name, key := range map[string]*crypt.Key{"clear": nil, "encrypted": testKey} {
+		s := benchStore(b, b.TempDir(), Options{Key: key})
+		locs := fill(b, s, n, payload)
+		p := make([]byte, photo)
+		for _, loc := range locs {
+			if err := s.ReadAt(loc, photo, p, 0); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.Run("read/"+name, func(b *testing.B) {
+			b.SetBytes(photo)
+			b.ReportAllocs()
+			for i := range b.N {
+				if err := s.ReadAtNow(locs[i%n], photo, p, 0); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run("append/"+name, func(b *testing.B) {
+			b.SetBytes(photo)
+			for i := range b.N {
+				loc, err := s.Append(photoRecord(i), payload)
+				if err != nil {
+					b.Fatal(err)
+				}
+				s.Free(loc)
+				if i%1000 == 999 {
+					if _, err := s.Reclaim(); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+		})
+		if err := s.Close(); err != nil {
+			b.Fatal(err)
 		}
 	}
 }

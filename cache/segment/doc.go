@@ -3,7 +3,8 @@
 //
 // # Segment file
 //
-// CACHE-DIR/segments/00000001.seg and so on. All integers are little endian; records begin at
+// CACHE-DIR/segments/DATASET/00000001.seg and so on, a folder for each dataset, named by the 32 hex digits
+// of its id ([Migrate] moves what lies there from before). All integers are little endian; records begin at
 // multiples of 64 bytes.
 //
 //	offset
@@ -25,7 +26,7 @@
 //	     0  +-----------------------------+
 //	        | magic "SHRC"                |  4 bytes
 //	     4  | format version (1)          |  u16
-//	     6  | flags (0)                   |  u16; bit 0 is reserved for encrypted payloads
+//	     6  | flags                       |  u16; bit 0: the record is encrypted
 //	     8  | H: length of the header     |  u32
 //	    12  | CRC32C of the header        |  u32, over bytes 0..H-1 with this field as zero
 //	    16  | salt of the segment         |  u64
@@ -49,6 +50,40 @@
 //
 // Readers find the payload by P alone, so another alignment of payloads is no other format.
 //
+// # Encryption
+//
+// With [Options.Key], dataset id, key hash, ETag and payload are encrypted where they lie, by AES-256-GCM with a key
+// that is derived of the cache's key and the segment's salt. The checksums of the payload are zero, and behind
+// the header comes the seal:
+//
+//	H  +-----------------------------+
+//	   | seed                        |  8 bytes, random
+//	   | tag of the identity         |  16 bytes: of dataset id, key hash and ETag, with
+//	   |                             |    the rest of the header, but its checksum, bound to it
+//	   | tag of each 128-KiB block   |  16 bytes x ceil(L / 128 KiB)
+//	   |   of the payload            |
+//	   +-----------------------------+
+//	   | padding                     |
+//	P  +-----------------------------+
+//
+// The nonce of a block is the record's place in the segment (26 bits), the block's number (5 bits) and the seed; that
+// of the identity has the 32nd bit set. While a segment grows no two records share a place. A place is written
+// again only where a crash or a failed write made what was there void: then the seeds differ, but for a chance
+// of 2^-64 each time. TestNoncesDiffer looks at all nonces of a store that fails and crashes over and over.
+//
+// Every read checks the tags of the blocks that it touches, the first one and all others. The record tables that the
+// [Index] keeps are encrypted as a whole: 2 as version byte, 12 bytes of random nonce, the table, tag; by a
+// key of the segment's own, with the segment's number bound to it.
+//
+// A store that has a key reads no record in clear, which anybody could have put there who can write to the disk, and
+// one that has none reads no encrypted one. Either keeps what it cannot read: such records are not
+// visited, count as used and not as garbage, and a segment that has one is scanned at each Open.
+//
+// # Void
+//
+// "SHVD" instead of the magic marks a place that was made void: an append that failed between others, or damage that
+// [Check] has repaired.
+//
 // # Writing and recovery
 //
 // Appends reserve their space under a lock and write outside it, payload first, header last: a header
@@ -64,7 +99,37 @@
 //
 // The payload is not read then. After power loss it may be missing under a valid header; after bit rot it
 // may differ. Its checksums are checked at the first read of each block after each Open, before a
-// byte of it is returned, and later reads are plain preads.
+// byte of it is returned, and later reads are plain preads. [Store.Scrub] checks the rest in the
+// background, and [Check] all of it while no store is open.
+//
+// # Moments of a crash
+//
+// The points of internal/killpoint, each named after what has just been done:
+//
+//	segment.create.file       a new segment's file was made; it is empty
+//	segment.create.header     its header was written
+//	segment.append.payload    a payload was written, its header was not
+//	segment.append.header     the header was, too; Append has not returned
+//	segment.undo.void         the header of a failed append was made void
+//	segment.undo.cut          the last append failed and was cut off
+//	segment.commit.file       a segment was fsynced
+//	segment.commit.dir        its folder was
+//	segment.commit.index      its table was committed to the index
+//	segment.drop.told         the owner has forgotten the records of a segment
+//	segment.drop.file         its file was removed
+//	segment.drop.index        its table was
+//	segment.open.cut          a torn tail was cut off by Open
+//	segment.mend.header       a damaged segment header was written anew
+//	segment.repair.void       Check made a damaged record void
+//	segment.repair.cut        Check cut off a torn tail
+//	segment.repair.file       Check fsynced what it wrote
+//	segment.repair.removed    Check removed a segment without a header
+//	segment.repair.index      Check dropped a table
+//	segment.migrate.removed   Migrate removed a segment without records
+//	segment.migrate.folder    Migrate made the folder of a dataset
+//	segment.migrate.renamed   Migrate moved a segment
+//	segment.migrate.newdir    Migrate fsynced the folder of a dataset
+//	segment.migrate.olddir    Migrate fsynced the old folder
 //
 // # Traps
 //

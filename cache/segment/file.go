@@ -30,6 +30,43 @@ type File interface {
 	Close() error
 }
 
+// A File may offer more. What it lacks is done without, or by ReadAt.
+type (
+	// vectorReader fills several buffers one after the other with one system call.
+	vectorReader interface {
+		// ReadVAt is ReadAt of all the buffers.
+		ReadVAt(bufs [][]byte, off int64) (int, error)
+	}
+	// nowReader reads what needs no waiting for the disk.
+	nowReader interface {
+		// ReadNowAt fills the buffers as far as their bytes are in memory. It returns
+		// ErrWouldBlock where not even the first one is, and errors.ErrUnsupported where the file system cannot
+		// tell.
+		ReadNowAt(bufs [][]byte, off int64) (int, error)
+	}
+	// pageCache is what the kernel is told about reads.
+	pageCache interface {
+		Scattered()
+		Fetch(off, n int64)
+		Forget(off, n int64)
+	}
+)
+
+// readV fills the buffers from off on.
+func readV(f File, bufs [][]byte, off int64) (n int, err error) {
+	if v, ok := f.(vectorReader); ok {
+		return v.ReadVAt(bufs, off)
+	}
+	for _, b := range bufs {
+		k, err := f.ReadAt(b, off+int64(n))
+		n += k
+		if k < len(b) {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
 // osFS is the operating system's file system.
 type osFS struct{}
 
@@ -38,7 +75,7 @@ func (osFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return osFile{f}, nil
+	return newOSFile(f)
 }
 
 func (osFS) ReadDir(name string) ([]string, error) {
@@ -61,8 +98,6 @@ func (osFS) SyncDir(name string) error {
 	}
 	return errors.Join(d.Sync(), d.Close())
 }
-
-type osFile struct{ *os.File }
 
 func (f osFile) Size() (int64, error) {
 	st, err := f.Stat()

@@ -2,6 +2,8 @@ package segment
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
@@ -10,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 )
 
 // memFS is a file system in memory with scripted faults and power failures.
@@ -17,8 +20,14 @@ type memFS struct {
 	mu    sync.Mutex
 	files map[string]*memData
 	// fault, if set, is asked before each operation ("open", "read", "write", "sync", "truncate",
-	// "remove"). A write that fails has written the first half of its bytes.
+	// "remove", "syncdir", "readdir"). A write that fails has written the first half of its bytes; one that fails with
+	// errShort says nothing of it but the count.
 	fault func(op, name string, off int64) error
+	// resident says which bytes of a file are in memory; nil: no file system of the kind that could
+	// tell.
+	resident func(name string, off int64) bool
+	forgot   []string // ranges that Forget named
+	sector   int64    // reads that include this byte fail; 0: none
 }
 
 // memData is a file's content: what reads see, and what a power failure leaves for sure.
@@ -27,6 +36,9 @@ type memData struct {
 	data, durable []byte
 	named         bool // the name is durable
 }
+
+// errShort is the fault of a write that writes half and returns no error.
+var errShort = errors.New("short")
 
 func newMemFS() *memFS { return &memFS{files: make(map[string]*memData)} }
 
@@ -70,6 +82,9 @@ func (m *memFS) OpenFile(name string, flag int, _ fs.FileMode) (File, error) {
 func (m *memFS) MkdirAll(string, fs.FileMode) error { return nil }
 
 func (m *memFS) ReadDir(dir string) ([]string, error) {
+	if err := m.ask("readdir", dir, 0); err != nil {
+		return nil, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var names []string
@@ -93,6 +108,9 @@ func (m *memFS) Remove(name string) error {
 }
 
 func (m *memFS) SyncDir(dir string) error {
+	if err := m.ask("syncdir", dir, 0); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, d := range m.files {
@@ -147,6 +165,9 @@ func (f *memFile) ReadAt(p []byte, off int64) (int, error) {
 	if err := f.fs.ask("read", f.name, off); err != nil {
 		return 0, err
 	}
+	if at := f.fs.sector; at > 0 && off <= at && at < off+int64(len(p)) {
+		return 0, syscall.EIO
+	}
 	f.d.mu.RLock()
 	defer f.d.mu.RUnlock()
 	if f.closed {
@@ -175,7 +196,55 @@ func (f *memFile) WriteAt(p []byte, off int64) (int, error) {
 	if end := int(off) + len(p); end > len(f.d.data) {
 		f.d.data = append(f.d.data, make([]byte, end-len(f.d.data))...)
 	}
-	return copy(f.d.data[off:], p), err
+	n := copy(f.d.data[off:], p)
+	if errors.Is(err, errShort) {
+		err = nil
+	}
+	return n, err
+}
+
+func (f *memFile) ReadNowAt(bufs [][]byte, off int64) (int, error) {
+	if err := f.fs.ask("read", f.name, off); err != nil {
+		return 0, err
+	}
+	f.fs.mu.Lock()
+	resident := f.fs.resident
+	f.fs.mu.Unlock()
+	if resident == nil {
+		return 0, errors.ErrUnsupported
+	}
+	f.d.mu.RLock()
+	defer f.d.mu.RUnlock()
+	if f.closed {
+		return 0, fs.ErrClosed
+	}
+	n := 0
+	for _, b := range bufs {
+		for i := range b {
+			if off+int64(n) >= int64(len(f.d.data)) {
+				return n, nil
+			}
+			if !resident(f.name, off+int64(n)) {
+				if n == 0 {
+					return 0, ErrWouldBlock
+				}
+				return n, nil
+			}
+			b[i] = f.d.data[off+int64(n)]
+			n++
+		}
+	}
+	return n, nil
+}
+
+func (f *memFile) Scattered() {}
+
+func (f *memFile) Fetch(int64, int64) {}
+
+func (f *memFile) Forget(off, n int64) {
+	f.fs.mu.Lock()
+	defer f.fs.mu.Unlock()
+	f.fs.forgot = append(f.fs.forgot, fmt.Sprintf("%s %d+%d", filepath.Base(f.name), off, n))
 }
 
 func (f *memFile) Size() (int64, error) {

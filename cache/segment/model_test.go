@@ -2,6 +2,7 @@ package segment
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -37,6 +38,10 @@ type machine struct {
 	recs []*modelRecord // by id, which is the key hash
 	rng  *rand.Rand
 	hung bool // an append never ends, so Close would wait for it
+
+	budget  *Budget
+	foreign int64 // what others took of it
+	used    int64 // by the store, at the last check
 }
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
@@ -87,8 +92,11 @@ func (m *machine) append(t *rapid.T) {
 	r := m.newRecord(t)
 	loc, err := m.s.Append(r.rec, r.payload)
 	if errors.Is(err, ErrFull) {
-		if m.s.Used()+int64(len(r.payload)+maxHeaderLen+2*unit+segHeaderLen+payloadAlign) <= m.o.MaxBytes {
-			t.Fatalf("full at %d of %d bytes", m.s.Used(), m.o.MaxBytes)
+		most := int64(len(r.payload) + maxHeadLen + 2*unit + segHeaderLen + payloadAlign)
+		own := m.o.MaxBytes == 0 || m.s.Used()+most <= m.o.MaxBytes
+		shared := m.budget.Limit() == 0 || m.budget.Used()+most <= m.budget.Limit()
+		if own && shared {
+			t.Fatalf("full at %d of %d bytes, budget %d of %d", m.s.Used(), m.o.MaxBytes, m.budget.Used(), m.budget.Limit())
 		}
 		return
 	}
@@ -100,13 +108,17 @@ func (m *machine) append(t *rapid.T) {
 
 // appendFails injects an error at one of the writes.
 func (m *machine) appendFails(t *rapid.T) {
-	errno := rapid.SampledFrom([]syscall.Errno{syscall.ENOSPC, syscall.EIO}).Draw(t, "errno")
+	fault := rapid.SampledFrom([]error{syscall.ENOSPC, syscall.EIO, errShort}).Draw(t, "errno")
+	errno := fault
+	if errors.Is(fault, errShort) {
+		errno = io.ErrShortWrite
+	}
 	after := rapid.IntRange(0, 2).Draw(t, "writes before")
 	r := m.newRecord(t)
 	m.fs.setFault(func(op, _ string, _ int64) error {
 		if op == "write" {
 			if after--; after < 0 {
-				return errno
+				return fault
 			}
 		}
 		return nil
@@ -159,6 +171,96 @@ func (m *machine) read(t *rapid.T) {
 	off := rapid.IntRange(0, r.rec.Length).Draw(t, "from")
 	n := rapid.IntRange(0, r.rec.Length-off).Draw(t, "n")
 	m.checkRead(t, r, make([]byte, n), int64(off))
+}
+
+// readNow reads what a random part of the page cache allows.
+func (m *machine) readNow(t *rapid.T) {
+	r := m.pick(t)
+	off := rapid.IntRange(0, r.rec.Length-1).Draw(t, "from")
+	p := make([]byte, rapid.IntRange(1, r.rec.Length-off).Draw(t, "n"))
+	m.forgetPages()
+	err := m.s.ReadAtNow(r.loc, r.rec.Length, p, int64(off))
+	switch {
+	case errors.Is(err, ErrWouldBlock):
+		from := r.loc.off() + int64(r.loc.gap())
+		missing := m.s.noNow.Load()
+		for at := r.loc.off(); at < from+int64(r.rec.Length); at++ {
+			missing = missing || !m.fs.resident("", at)
+		}
+		if !missing && !r.maybe {
+			t.Fatalf("read now %v [%d, %d): would block, and all is there", r.loc, off, off+len(p))
+		}
+	case err != nil:
+		if !r.maybe || !errors.Is(err, ErrCorrupt) {
+			t.Fatalf("read now %v: %v", r.loc, err)
+		}
+	case !bytes.Equal(p, r.payload[off:off+len(p)]):
+		t.Fatalf("read now %v [%d, %d): wrong bytes", r.loc, off, off+len(p))
+	}
+}
+
+// forgetPages puts other pages into memory.
+func (m *machine) forgetPages() {
+	salt := m.rng.Uint64()
+	density := m.rng.Uint64() % 5
+	m.fs.resident = func(_ string, off int64) bool {
+		return (uint64(off)/4096*0x9e3779b97f4a7c15^salt)>>40%4 < density
+	}
+	if m.rng.IntN(60) == 0 {
+		m.fs.resident = nil
+	}
+}
+
+// scrub walks all records; those that it calls bad were damaged, and those that it does not are right.
+func (m *machine) scrub(t *rapid.T) {
+	m.forgetPages()
+	all := rapid.Bool().Draw(t, "all")
+	bad := make(map[Loc]Record)
+	do := m.s.Scrub
+	if all {
+		do = m.s.ScrubAll
+	}
+	if err := do(context.Background(), nil, func(r Record, loc Loc) { bad[makeLoc(loc.Segment(), loc.off(), 0)] = r }); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range m.known() {
+		at := makeLoc(r.loc.Segment(), r.loc.off(), 0)
+		rec, isBad := bad[at]
+		delete(bad, at)
+		if isBad && (!r.maybe || r.freed || rec.Length != 0 && rec != r.rec) {
+			t.Fatalf("scrub says that %v is bad (freed %v): %+v, want %+v", r.loc, r.freed, rec, r.rec)
+		}
+		if isBad {
+			if err := m.s.ReadAt(r.loc, r.rec.Length, make([]byte, r.rec.Length), 0); !all && !errors.Is(err, ErrCorrupt) {
+				t.Fatalf("%v is bad, and was read: %v", r.loc, err)
+			}
+			m.s.Free(r.loc)
+			r.freed = true
+			continue
+		}
+		if !r.freed {
+			if err := m.s.ReadAt(r.loc, r.rec.Length, make([]byte, r.rec.Length), 0); err != nil {
+				t.Fatalf("%v was scrubbed, and is bad: %v", r.loc, err)
+			}
+		}
+	}
+	if len(bad) > 0 {
+		t.Fatalf("scrub found bad what nobody knows: %v", bad)
+	}
+}
+
+// resize changes both bounds, and what others hold of the shared one.
+func (m *machine) resize(t *rapid.T) {
+	m.o.MaxBytes = int64(rapid.SampledFrom([]int{0, 200 << 10, 2 << 20}).Draw(t, "max bytes"))
+	m.s.SetMaxBytes(m.o.MaxBytes)
+	m.budget.SetLimit(int64(rapid.SampledFrom([]int{0, 300 << 10, 3 << 20}).Draw(t, "limit")))
+	n := int64(rapid.IntRange(0, 300<<10).Draw(t, "foreign"))
+	m.budget.Give(m.foreign)
+	if m.foreign = 0; m.budget.TryTake(n) {
+		m.foreign = n
+	} else if m.budget.Used()+n <= m.budget.Limit() {
+		t.Fatalf("%d bytes refused at %d of %d", n, m.budget.Used(), m.budget.Limit())
+	}
 }
 
 func (m *machine) free(t *rapid.T) {
@@ -270,6 +372,9 @@ func (m *machine) close(t *rapid.T) {
 	for _, r := range m.known() {
 		r.synced = true
 	}
+	if m.budget.Used() != m.foreign {
+		t.Fatalf("closed, and %d bytes of the budget are taken, want %d", m.budget.Used(), m.foreign)
+	}
 	m.s = nil
 	m.reopen(t)
 }
@@ -356,6 +461,14 @@ func (m *machine) reopen(t *rapid.T) {
 		r.loc, r.freed = 0, false
 	}
 	var last Loc
+	if m.s != nil {
+		t.Fatal("the store is open")
+	}
+	// The process is a new one, and so is its budget.
+	limit := m.budget.Limit()
+	m.budget = NewBudget(limit)
+	m.budget.Take(m.foreign)
+	m.o.Budget = m.budget
 	s, err := Open("/segments", m.o, func(rec Record, loc Loc) {
 		id := binary.LittleEndian.Uint32(rec.KeyHash[:])
 		if int(id) >= len(m.recs) || m.recs[id].rec != rec {
@@ -393,9 +506,16 @@ func (m *machine) reopen(t *rapid.T) {
 // check compares the accounts with the model.
 func (m *machine) check(t *rapid.T) {
 	st := m.s.Stats()
-	if m.o.MaxBytes > 0 && st.UsedBytes > m.o.MaxBytes {
-		t.Fatalf("uses %d of %d bytes", st.UsedBytes, m.o.MaxBytes)
+	if got := m.budget.Used() - m.foreign; got != st.UsedBytes {
+		t.Fatalf("uses %d bytes, took %d", st.UsedBytes, got)
 	}
+	if over := m.o.MaxBytes > 0 && st.UsedBytes > m.o.MaxBytes; over && st.UsedBytes > m.used {
+		t.Fatalf("grew from %d to %d of %d bytes", m.used, st.UsedBytes, m.o.MaxBytes)
+	}
+	if limit := m.budget.Limit(); limit > 0 && m.budget.Used() > limit && st.UsedBytes > m.used {
+		t.Fatalf("grew from %d to %d; budget %d of %d bytes", m.used, st.UsedBytes, m.budget.Used(), limit)
+	}
+	m.used = st.UsedBytes
 	var used, live int64
 	records := 0
 	for _, r := range m.known() {
@@ -423,6 +543,10 @@ func TestStoreModel(t *testing.T) {
 			MaxBytes:    int64(rapid.SampledFrom([]int{0, 200 << 10, 2 << 20}).Draw(t, "max bytes")),
 			FS:          m.fs, Index: m.idx, Logger: quiet(),
 		}
+		if rapid.IntRange(0, 3).Draw(t, "encrypted") == 3 {
+			m.o.Key = testKey
+		}
+		m.budget = NewBudget(int64(rapid.SampledFrom([]int{0, 300 << 10, 3 << 20}).Draw(t, "limit")))
 		m.reopen(t)
 		defer m.abandon()
 		t.Repeat(map[string]func(*rapid.T){
@@ -431,6 +555,9 @@ func TestStoreModel(t *testing.T) {
 			"append fails": m.appendFails,
 			"hang":         m.hang,
 			"read":         m.read,
+			"read now":     m.readNow,
+			"scrub":        m.scrub,
+			"resize":       m.resize,
 			"free":         m.free,
 			"sync":         m.sync,
 			"sync fails":   m.syncFails,

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+
+	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
 const (
@@ -22,7 +24,14 @@ const (
 	segHeaderLen  = 64
 	recHeaderLen  = 96 // without ETag and checksums
 	maxHeaderLen  = recHeaderLen + MaxETag + 4*(ExtentSize/BlockSize)
-	unit          = 64 // records begin at its multiples
+	maxHeadLen    = maxHeaderLen + maxSealLen // with the seal of an encrypted record
+	unit          = 64                        // records begin at its multiples
+
+	// flagEncrypted is set in a record whose payload is encrypted.
+	flagEncrypted = 1
+	// voidMagic stands where the magic of a record was that was made unreadable for good: a failed
+	// append between others, or damage that Check has repaired. Its length is the magic's.
+	voidMagic = "SHVD"
 
 	// Widths of the parts of a Loc. A gap is the distance from a record to its payload.
 	offBits = 26
@@ -58,9 +67,9 @@ func (r *Record) check() error {
 }
 
 // headerLen returns the length of the record's header on disk.
-func (r *Record) headerLen() int {
-	return recHeaderLen + (len(r.ETag)+3)&^3 + 4*blocks(r.Length)
-}
+func (r *Record) headerLen() int { return headerLen(len(r.ETag), r.Length) }
+
+func headerLen(etag, length int) int { return recHeaderLen + (etag+3)&^3 + 4*blocks(length) }
 
 // blocks returns how many checksums a payload has.
 func blocks(length int) int { return (length + BlockSize - 1) / BlockSize }
@@ -90,11 +99,29 @@ func (l Loc) String() string {
 
 // appendHeader appends the header of a record that lies at off of the segment with this salt.
 func appendHeader(b []byte, r *Record, payload []byte, salt uint64, off int64, gap int) []byte {
+	start := len(b)
+	b = appendFields(b, r, salt, off, gap, 0)
+	for len(payload) > 0 {
+		n := min(len(payload), BlockSize)
+		b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(payload[:n], castagnoli))
+		payload = payload[n:]
+	}
+	closeHeader(b[start:])
+	return b
+}
+
+// closeHeader writes a header's checksum.
+func closeHeader(h []byte) {
+	binary.LittleEndian.PutUint32(h[12:], crc32.Checksum(h, castagnoli))
+}
+
+// appendFields appends a header without its checksum and those of the payload.
+func appendFields(b []byte, r *Record, salt uint64, off int64, gap int, flags uint16) []byte {
 	le := binary.LittleEndian
 	start := len(b)
 	b = append(b, recordMagic...)
 	b = le.AppendUint16(b, formatVersion)
-	b = le.AppendUint16(b, 0)
+	b = le.AppendUint16(b, flags)
 	b = le.AppendUint32(b, uint32(r.headerLen()))
 	b = le.AppendUint32(b, 0)
 	b = le.AppendUint64(b, salt)
@@ -111,13 +138,6 @@ func appendHeader(b []byte, r *Record, payload []byte, salt uint64, off int64, g
 	for (len(b)-start)%4 != 0 {
 		b = append(b, 0)
 	}
-	for len(payload) > 0 {
-		n := min(len(payload), BlockSize)
-		b = le.AppendUint32(b, crc32.Checksum(payload[:n], castagnoli))
-		payload = payload[n:]
-	}
-	h := b[start:]
-	le.PutUint32(h[12:], crc32.Checksum(h, castagnoli))
 	return b
 }
 
@@ -126,16 +146,26 @@ var errHeader = errors.New("not a record header")
 
 // header is a parsed record header.
 type header struct {
-	rec  Record
-	gap  int
-	crcs []byte // 4 bytes a block; aliases the parsed bytes
+	rec Record // without the ETag; see record
+	gap int
+	off int64
+	// These alias the parsed bytes.
+	crcs  []byte // 4 bytes a block
+	etag  []byte
+	fixed []byte // the first recHeaderLen bytes
+	seal  []byte // of an encrypted record; nil where there is no room for it
+	// encrypted says that payload, ETag, and dataset and key hash are encrypted.
+	encrypted bool
 }
 
 // end returns the distance from the record's start to the next one's.
 func (h *header) end() int64 { return alignUp(int64(h.gap)+int64(h.rec.Length), unit) }
 
+// noChecksum stands for the header's checksum while it is computed.
+var noChecksum = make([]byte, 4)
+
 // parseHeader parses the header at the start of b, which lies at off of a segment of size bytes. It
-// returns errHeader for anything but a whole record that lies inside the segment.
+// returns errHeader for anything but a whole record that lies inside the segment. It allocates nothing.
 func parseHeader(b []byte, salt uint64, off, size int64) (header, error) {
 	le := binary.LittleEndian
 	if len(b) < recHeaderLen || string(b[:4]) != recordMagic ||
@@ -146,44 +176,55 @@ func parseHeader(b []byte, salt uint64, off, size int64) (header, error) {
 	if n < recHeaderLen || n > maxHeaderLen || n > len(b) {
 		return header{}, errHeader
 	}
+	whole := b
 	b = b[:n]
 	crc := crc32.Checksum(b[:12], castagnoli)
-	crc = crc32.Update(crc, castagnoli, []byte{0, 0, 0, 0})
+	crc = crc32.Update(crc, castagnoli, noChecksum)
 	crc = crc32.Update(crc, castagnoli, b[16:])
 	if crc != le.Uint32(b[12:]) {
 		return header{}, errHeader
 	}
 	// From here on only a bug or an attacker can make these fail.
-	if le.Uint16(b[4:]) != formatVersion || le.Uint16(b[6:]) != 0 {
+	flags := le.Uint16(b[6:])
+	if le.Uint16(b[4:]) != formatVersion || flags&^flagEncrypted != 0 {
 		return header{}, errHeader
 	}
 	length, gap, tag := le.Uint32(b[80:]), le.Uint32(b[84:]), le.Uint32(b[88:])
-	if length > ExtentSize || gap > maxGap || gap%unit != 0 || int(gap) < n || tag > MaxETag || recHeaderLen+int(tag) > n {
+	if length > ExtentSize || gap > maxGap || gap%unit != 0 || int(gap) < n || tag > MaxETag || headerLen(int(tag), int(length)) != n {
 		return header{}, errHeader
 	}
-	h := header{gap: int(gap), rec: Record{
+	h := header{gap: int(gap), off: off, encrypted: flags&flagEncrypted != 0, fixed: b[:recHeaderLen], etag: b[recHeaderLen : recHeaderLen+tag], rec: Record{
 		Dataset: [16]byte(b[32:48]), KeyHash: [16]byte(b[48:64]),
-		ETag:       string(b[recHeaderLen : recHeaderLen+int(tag)]),
 		ObjectSize: int64(le.Uint64(b[64:])), Offset: int64(le.Uint64(b[72:])), Length: int(length),
 	}}
-	if h.rec.check() != nil || h.rec.headerLen() != n || off+int64(gap)+int64(length) > size {
+	if h.rec.check() != nil || off+int64(gap)+int64(length) > size {
 		return header{}, errHeader
 	}
 	h.crcs = b[n-4*blocks(int(length)):]
+	if end := n + sealLen(int(length)); h.encrypted && end <= min(int(gap), len(whole)) {
+		h.seal = whole[n:end]
+	}
 	return h, nil
 }
 
-// checkBlocks compares p, which begins with block first and ends at a block's or the payload's end,
-// with the checksums.
-func (h *header) checkBlocks(p []byte, first int) bool {
-	for i := first; len(p) > 0; i++ {
-		n := min(len(p), BlockSize)
-		if crc32.Checksum(p[:n], castagnoli) != binary.LittleEndian.Uint32(h.crcs[4*i:]) {
-			return false
+// checkBlocks compares the bytes of pieces, which together begin with block first and end at a block's
+// or the payload's end, with the checksums.
+func (h *header) checkBlocks(first int, pieces ...[]byte) bool {
+	crc, room, i := uint32(0), BlockSize, first
+	for _, p := range pieces {
+		for len(p) > 0 {
+			n := min(len(p), room)
+			crc = crc32.Update(crc, castagnoli, p[:n])
+			p = p[n:]
+			if room -= n; room == 0 {
+				if crc != binary.LittleEndian.Uint32(h.crcs[4*i:]) {
+					return false
+				}
+				crc, room, i = 0, BlockSize, i+1
+			}
 		}
-		p = p[n:]
 	}
-	return true
+	return room == BlockSize || crc == binary.LittleEndian.Uint32(h.crcs[4*i:])
 }
 
 // appendSegmentHeader appends the header of a segment.
@@ -218,6 +259,40 @@ func parseSegmentHeader(b []byte, id uint32) (salt uint64, err error) {
 	return le.Uint64(b[16:]), nil
 }
 
+// headerID returns the number in a segment's header, or id where the header is damaged.
+func headerID(b []byte, id uint32) uint32 {
+	if len(b) < segHeaderLen {
+		return id
+	}
+	n := binary.LittleEndian.Uint32(b[12:])
+	if _, err := parseSegmentHeader(b, n); err != nil || n == 0 || n > maxSeg {
+		return id
+	}
+	return n
+}
+
+// salvageSalt returns the salt of a segment whose header is damaged, from its first record. That lies right
+// behind the header, has a checksum of its own and says where it lies, so it is nothing else.
+func salvageSalt(r io.ReaderAt, size int64) (salt uint64, ok bool) {
+	b := make([]byte, maxHeadLen)
+	n, err := r.ReadAt(b, segHeaderLen)
+	if n < recHeaderLen || err != nil && !errors.Is(err, io.EOF) {
+		return 0, false
+	}
+	salt = binary.LittleEndian.Uint64(b[16:])
+	_, err = parseHeader(b[:n], salt, segHeaderLen, size)
+	return salt, err == nil
+}
+
+// mendHeader writes the header of a segment anew.
+func mendHeader(f File, id uint32, salt uint64) error {
+	if err := writeAt(f, appendSegmentHeader(nil, id, salt), 0); err != nil {
+		return err
+	}
+	killpoint.Pass("segment.mend.header")
+	return f.Sync()
+}
+
 const (
 	// scanHop is how much a scan reads where it expects a header: cheap for records that lie far
 	// apart, and several headers at once for small ones.
@@ -246,6 +321,7 @@ func (w *window) at(off int64, need, fetch int) ([]byte, error) {
 		w.buf, w.off = w.buf[:n], off
 		k, err := w.r.ReadAt(w.buf, off)
 		if k < n && err != io.EOF { // at EOF the file was cut meanwhile
+			w.buf = w.buf[:0]
 			return nil, err
 		}
 		w.buf = w.buf[:k]
@@ -260,9 +336,12 @@ func scan(r io.ReaderAt, salt uint64, from, size int64, found func(off int64, h 
 	w := window{r: r, size: size}
 	end = from
 	for end+recHeaderLen <= size {
-		b, err := w.at(end, maxHeaderLen, scanHop)
-		if err != nil {
-			return end, holes, err
+		b, err := w.at(end, maxHeadLen, scanHop)
+		if err != nil { // a bad sector behind the header is no matter here
+			b, err = w.at(end, maxHeadLen, maxHeadLen)
+		}
+		if err != nil { // one in the header: as if it were damaged
+			b = nil
 		}
 		pos := end
 		h, bad := parseHeader(b, salt, pos, size)
@@ -281,12 +360,42 @@ func scan(r io.ReaderAt, salt uint64, from, size int64, found func(off int64, h 
 	return end, holes, nil
 }
 
-// resync finds the first valid header at from or behind it; pos is 0 where there is none.
+const (
+	sector = 512
+	// maxBadSectors is how many sectors resync passes over in one chunk: a few bad pages of 4 KiB. A disk
+	// that fails them all is not asked for each.
+	maxBadSectors = 64
+)
+
+// patched is at for a chunk that cannot be read as a whole: the sectors that cannot be are zero.
+func (w *window) patched(off int64, n int) ([]byte, error) {
+	n = int(min(int64(n), w.size-off))
+	b := make([]byte, n)
+	bad := 0
+	for at := 0; at < n; {
+		p := b[at:min(at+sector-int((off+int64(at))%sector), n)]
+		if _, err := w.r.ReadAt(p, off+int64(at)); err != nil && err != io.EOF {
+			if bad++; bad > maxBadSectors {
+				return nil, err
+			}
+			clear(p)
+		}
+		at += len(p)
+	}
+	return b, nil
+}
+
+// resync finds the first valid header at from or behind it; pos is 0 where there is none. Sectors that cannot
+// be read are passed over, but only if there is one behind them: otherwise what lies there is not known.
 func resync(w *window, salt uint64, from, size int64) (pos int64, h header, err error) {
+	var unread error
 	for at := from; at+recHeaderLen <= size; at += scanChunk {
-		b, err := w.at(at, scanChunk+maxHeaderLen, scanChunk+maxHeaderLen)
+		b, err := w.at(at, scanChunk+maxHeadLen, scanChunk+maxHeadLen)
 		if err != nil {
-			return 0, header{}, err
+			unread = err
+			if b, err = w.patched(at, scanChunk+maxHeadLen); err != nil {
+				return 0, header{}, err
+			}
 		}
 		for i := 0; i < scanChunk && i+recHeaderLen <= len(b); i += unit {
 			if string(b[i:i+4]) != recordMagic {
@@ -297,5 +406,5 @@ func resync(w *window, salt uint64, from, size int64) (pos int64, h header, err 
 			}
 		}
 	}
-	return 0, header{}, nil
+	return 0, header{}, unread
 }

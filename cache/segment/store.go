@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -14,6 +13,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/shoalfs/shoal/cache/crypt"
+	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
 var (
@@ -22,9 +24,11 @@ var (
 	ErrCorrupt = errors.New("corrupt")
 	// ErrGone is returned for a Loc whose segment was dropped. The caller fetches again.
 	ErrGone = errors.New("segment: the record's segment was dropped")
-	// ErrFull is returned when an append would pass MaxBytes. The caller drops a segment or does
-	// without.
+	// ErrFull is returned when an append would pass MaxBytes or the Budget. The caller drops a segment
+	// or does without.
 	ErrFull = errors.New("segment: the store is full")
+	// ErrWouldBlock is returned by ReadAtNow for bytes that are not in memory.
+	ErrWouldBlock = errors.New("segment: the read would wait for the disk")
 	// ErrNewerFormat is wrapped by Open's error about a segment of a format version that this
 	// program does not know.
 	ErrNewerFormat = errors.New("written by a newer version of shoal")
@@ -60,12 +64,17 @@ type Index interface {
 // Options of a store.
 type Options struct {
 	// SegmentSize is the size from which no more records are added to a segment, in bytes. The
-	// default is 256 MiB; less where MaxBytes is small, so that there are 16 segments to choose
+	// default is 256 MiB; less where MaxBytes (or the Budget) is small, so that there are 16 segments to choose
 	// from when one must go, and more where MaxBytes is huge, so that there are at most some 4,096
 	// open files.
 	SegmentSize int64
 	// MaxBytes is the most that all segments may take, headers and padding counted; 0 is no limit.
 	MaxBytes int64
+	// Budget is a second bound, shared with other stores; nil is none. A store gives back what it took
+	// when it is closed.
+	Budget *Budget
+	// Key encrypts what is written; nil writes in clear. What is on the disk in the other way is not read.
+	Key *crypt.Key
 	// Index keeps the record tables; without one, Open scans all segments.
 	Index Index
 	// Logger gets what recovery found and what a background fsync failed with. The default is
@@ -78,9 +87,15 @@ type Options struct {
 func (o *Options) setDefaults() error {
 	if o.SegmentSize == 0 {
 		o.SegmentSize = defaultSegmentSize
-		if o.MaxBytes > 0 {
-			o.SegmentSize = min(max(o.MaxBytes/16, minDefaultSize), defaultSegmentSize)
-			o.SegmentSize = min(max(o.SegmentSize, o.MaxBytes/4096), maxDefaultSize)
+		bound := o.MaxBytes
+		if o.Budget != nil {
+			if limit := o.Budget.Limit(); limit > 0 && (bound <= 0 || limit < bound) {
+				bound = limit
+			}
+		}
+		if bound > 0 {
+			o.SegmentSize = min(max(bound/16, minDefaultSize), defaultSegmentSize)
+			o.SegmentSize = min(max(o.SegmentSize, bound/4096), maxDefaultSize)
 		}
 	}
 	// A record that begins before SegmentSize must be within reach of a Loc.
@@ -105,16 +120,23 @@ type Store struct {
 
 	segs atomic.Pointer[map[uint32]*segment] // replaced, never changed; by the holder of mu
 
-	mu     sync.Mutex
-	idle   sync.Cond // an append ended
-	active *segment  // takes appends; nil before the first one
-	nextID uint32
-	used   int64
-	busy   int // appends under way
-	closed bool
-	stats  Stats
+	// mu is never held while the disk is waited for, so that a disk that hangs stops only those who
+	// need it.
+	mu       sync.Mutex
+	idle     sync.Cond // an append ended, or moving did
+	active   *segment  // takes appends; nil before the first one
+	moving   bool      // the place of the next record is being changed: a new segment, or a cut
+	nextID   uint32
+	maxBytes int64
+	used     int64
+	returned bool // used is not in the budget any more
+	busy     int  // appends under way
+	closed   bool
+	stats    Stats
 
-	reads, checks, corrupt, readErrors atomic.Int64
+	noNow atomic.Bool // the file system cannot tell what is in memory
+
+	reads, checks, corrupt, readErrors, wouldBlock, scrubbed atomic.Int64
 
 	sealC  chan struct{}
 	sealer sync.WaitGroup
@@ -125,6 +147,7 @@ type segment struct {
 	id   uint32
 	f    File
 	salt uint64
+	key  *sealer // nil: in clear
 	tab  atomic.Pointer[slots]
 
 	commit sync.Mutex // held while the segment is committed or dropped; taken before Store.mu
@@ -133,6 +156,7 @@ type segment struct {
 	end       int64 // where the next record begins
 	live      int64 // bytes of live records, with headers and padding
 	liveRecs  int
+	encrypted int           // records that this store cannot read
 	pending   int           // appends under way
 	entries   []recordState // parallel to the slots; nil once sealed
 	dead      []uint64      // bits by record number, as far as the last dead one
@@ -195,34 +219,78 @@ func (s *Store) sorted() []*segment {
 	return segs
 }
 
-// newSegment makes the next segment. The caller holds mu.
-func (s *Store) newSegment() (*segment, error) {
-	if s.nextID > maxSeg {
+// take takes n bytes within both bounds and reports whether they were left. The caller holds mu.
+func (s *Store) take(n int64) bool {
+	if s.maxBytes > 0 && n > s.maxBytes-s.used || s.o.Budget != nil && !s.o.Budget.TryTake(n) {
+		return false
+	}
+	s.used += n
+	return true
+}
+
+// give gives n bytes back. The caller holds mu.
+func (s *Store) give(n int64) {
+	s.used -= n
+	if s.o.Budget != nil && !s.returned {
+		s.o.Budget.Give(n)
+	}
+}
+
+// giveAll gives back to the budget what the store still has of it.
+func (s *Store) giveAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.o.Budget != nil && !s.returned {
+		s.o.Budget.Give(s.used)
+	}
+	s.returned = true
+}
+
+// SetMaxBytes changes Options.MaxBytes; 0 is no limit. What is there stays: where it is more than n,
+// appends get ErrFull until enough was dropped. The segment size stays, too.
+func (s *Store) SetMaxBytes(n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.maxBytes = n
+}
+
+// newSegment makes the file of the next segment.
+func (s *Store) newSegment(id uint32) (*segment, error) {
+	if id > maxSeg {
 		return nil, fmt.Errorf("segment: all %d segment numbers are used up (empty the cache folder)", maxSeg)
 	}
 	var salt [8]byte
 	if _, err := rand.Read(salt[:]); err != nil {
 		return nil, fmt.Errorf("segment: %w", err)
 	}
-	g := &segment{id: s.nextID, salt: binary.LittleEndian.Uint64(salt[:]), end: segHeaderLen, committed: segHeaderLen}
+	g := &segment{id: id, salt: binary.LittleEndian.Uint64(salt[:]), end: segHeaderLen, committed: segHeaderLen}
+	g.key = newSealer(s.o.Key, g.salt)
 	g.tab.Store(newSlots(0, 0))
 	var err error
 	if g.f, err = s.o.FS.OpenFile(s.path(g.id), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644); err != nil {
 		return nil, fmt.Errorf("segment: %w", err)
 	}
-	if _, err := g.f.WriteAt(appendSegmentHeader(nil, g.id, g.salt), 0); err != nil {
+	killpoint.Pass("segment.create.file")
+	if err := writeAt(g.f, appendSegmentHeader(nil, g.id, g.salt), 0); err != nil {
 		_ = g.f.Close()
 		_ = s.o.FS.Remove(s.path(g.id))
 		return nil, fmt.Errorf("segment: %w", err)
 	}
-	s.nextID++
-	s.used += segHeaderLen
-	s.setSegment(g.id, g)
+	killpoint.Pass("segment.create.header")
 	return g, nil
 }
 
-// Append writes a record. It returns ErrFull when that would pass MaxBytes, before anything is
-// written; any other error is the file system's, and then nothing is kept of the record. The payload
+// writeAt writes all of p.
+func writeAt(f File, p []byte, off int64) error {
+	n, err := f.WriteAt(p, off)
+	if err == nil && n < len(p) {
+		err = io.ErrShortWrite
+	}
+	return err
+}
+
+// Append writes a record. It returns ErrFull when that would pass MaxBytes or the Budget, before anything
+// is written; any other error is the file system's, and then nothing is kept of the record. The payload
 // is the caller's again when Append returns.
 func (s *Store) Append(rec Record, payload []byte) (Loc, error) {
 	if len(payload) != rec.Length {
@@ -242,11 +310,18 @@ func (s *Store) Append(rec Record, payload []byte) (Loc, error) {
 func (s *Store) reserve(rec Record) (g *segment, i int, e entry, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for s.moving && !s.closed {
+		s.idle.Wait()
+	}
 	if s.closed {
 		return nil, 0, entry{}, ErrClosed
 	}
 	place := func(off int64) {
-		gap := alignUp(off+int64(rec.headerLen()), s.align) - off
+		head := rec.headerLen()
+		if s.o.Key != nil {
+			head += sealLen(rec.Length)
+		}
+		gap := alignUp(off+int64(head), s.align) - off
 		e = entry{rec: rec, off: off, gap: int(gap)}
 	}
 	g = s.active
@@ -260,14 +335,26 @@ func (s *Store) reserve(rec Record) (g *segment, i int, e entry, err error) {
 		grow = e.end()
 		g = nil
 	}
-	if s.o.MaxBytes > 0 && s.used+grow > s.o.MaxBytes {
+	if !s.take(grow) {
 		return nil, 0, entry{}, ErrFull
 	}
+	s.busy++
 	if g == nil {
-		if g, err = s.newSegment(); err != nil {
+		id := s.nextID
+		s.moving = true
+		s.mu.Unlock()
+		g, err = s.newSegment(id)
+		s.mu.Lock()
+		s.moving = false
+		s.idle.Broadcast()
+		if err != nil {
+			s.busy--
+			s.give(grow)
 			s.stats.AppendErrors++
 			return nil, 0, entry{}, err
 		}
+		s.nextID++
+		s.setSegment(g.id, g)
 		s.retire(s.active)
 		s.active = g
 	}
@@ -276,10 +363,8 @@ func (s *Store) reserve(rec Record) (g *segment, i int, e entry, err error) {
 	g.tab.Store(t.add(e.off, e.end()-e.off))
 	g.entries = append(g.entries, recordState{entry: e, state: writing})
 	g.clearDead(i)
-	s.used += e.end() - e.off
 	g.end = e.end()
 	g.pending++
-	s.busy++
 	return g, i, e, nil
 }
 
@@ -305,18 +390,41 @@ func (s *Store) wakeSealer(g *segment) {
 	}
 }
 
-var headerPool = sync.Pool{New: func() any { return new([maxHeaderLen]byte) }}
+var headerPool = sync.Pool{New: func() any { return new([maxHeadLen]byte) }}
+
+// cipherPool holds encrypted payloads on their way to the disk, of one writer as a rule.
+var cipherPool = sync.Pool{New: func() any { return new([]byte) }}
 
 // write writes payload and header, in this order: where there is a header there is a payload.
 func (s *Store) write(g *segment, e *entry, payload []byte) error {
-	buf := headerPool.Get().(*[maxHeaderLen]byte)
+	buf := headerPool.Get().(*[maxHeadLen]byte)
 	defer headerPool.Put(buf)
-	h := appendHeader(buf[:0], &e.rec, payload, g.salt, e.off, e.gap)
-	if _, err := g.f.WriteAt(payload, e.off+int64(e.gap)); err != nil {
+	var h []byte
+	if g.key == nil {
+		h = appendHeader(buf[:0], &e.rec, payload, g.salt, e.off, e.gap)
+	} else {
+		ct := cipherPool.Get().(*[]byte)
+		defer cipherPool.Put(ct)
+		if cap(*ct) < len(payload) {
+			*ct = make([]byte, len(payload))
+		}
+		sealed := (*ct)[:len(payload)]
+		h = g.key.appendSealed(buf[:0], &e.rec, payload, sealed, g.salt, e.off, e.gap)
+		payload = sealed
+	}
+	if err := writeAt(g.f, payload, e.off+int64(e.gap)); err != nil {
 		return err
 	}
-	_, err := g.f.WriteAt(h, e.off)
-	return err
+	killpoint.Pass("segment.append.payload")
+	if err := writeAt(g.f, h, e.off); err != nil {
+		// The header may be there all the same, or a part of it, which looks like damage. If this
+		// fails, too, fsck tells of it.
+		_ = writeAt(g.f, []byte(voidMagic), e.off)
+		killpoint.Pass("segment.undo.void")
+		return err
+	}
+	killpoint.Pass("segment.append.header")
+	return nil
 }
 
 // finish ends an append that write ended with err.
@@ -324,8 +432,6 @@ func (s *Store) finish(g *segment, i int, e *entry, err error) (Loc, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size := e.end() - e.off
-	g.pending--
-	s.busy--
 	if err == nil {
 		g.entries[i].state = done
 		g.live += size
@@ -333,117 +439,40 @@ func (s *Store) finish(g *segment, i int, e *entry, err error) (Loc, error) {
 		s.stats.Appends++
 	} else {
 		s.stats.AppendErrors++
-		g.entries[i].state = void
-		g.setDead(i)
-		if g.end == e.end() {
+		// Its state stays writing until its space is settled, so that no commit covers the space.
+		for s.moving {
+			s.idle.Wait()
+		}
+		if g.end != e.end() {
+			g.entries[i].state = void
+			g.setDead(i)
+		} else {
 			// Nobody has reserved space behind it: give it back. Otherwise the hole stays, as
 			// garbage; a scan finds no header there and goes on behind it.
+			s.moving = true
+			s.mu.Unlock()
+			// The blocks of a partial write. If this fails, too, the next append overwrites them.
+			_ = g.f.Truncate(e.off)
+			killpoint.Pass("segment.undo.cut")
+			s.mu.Lock()
+			s.moving = false
 			t := g.tab.Load()
 			t = t.resized(len(t.recs), 64*len(t.checked)) // readers may look at the old one
 			t.n.Store(int64(i))
 			g.tab.Store(t)
 			g.entries = g.entries[:i]
 			g.end = e.off
-			s.used -= size
-			// The blocks of a partial write. If this fails, too, the next append overwrites them.
-			_ = g.f.Truncate(e.off)
+			s.give(size)
 		}
 	}
+	g.pending--
+	s.busy--
 	s.wakeSealer(g)
 	s.idle.Broadcast()
 	if err != nil {
 		return 0, fmt.Errorf("segment: append %d bytes: %w", e.rec.Length, err)
 	}
 	return makeLoc(g.id, e.off, e.gap), nil
-}
-
-var blockPool = sync.Pool{New: func() any { return new([]byte) }}
-
-// ReadAt fills p with the bytes from off on of the payload at loc, which is length bytes long. A block
-// is checked against its checksum when it is first read after Open. It fails with an error that wraps
-// ErrCorrupt, with ErrGone, or with the file system's error; p then holds nothing of use.
-func (s *Store) ReadAt(loc Loc, length int, p []byte, off int64) error {
-	if off < 0 || off+int64(len(p)) > int64(length) {
-		return fmt.Errorf("segment: read [%d, %d) of a payload of %d bytes", off, off+int64(len(p)), length)
-	}
-	if len(p) == 0 {
-		return nil
-	}
-	g := s.segment(loc.Segment())
-	if g == nil {
-		return ErrGone
-	}
-	t := g.tab.Load()
-	i := t.find(loc.off())
-	if i < 0 {
-		return ErrGone
-	}
-	s.reads.Add(1)
-	first, last := int(off/BlockSize), int((off+int64(len(p))-1)/BlockSize)
-	if t.isChecked(i, first, last) {
-		_, err := g.f.ReadAt(p, loc.off()+int64(loc.gap())+off)
-		return s.readError(loc, err)
-	}
-	if err := s.readChecked(g, loc, length, p, off, first, last); err != nil {
-		return s.readError(loc, err)
-	}
-	// By the number, not by t: the slots may have moved meanwhile, but never the numbers.
-	g.tab.Load().setChecked(i, first, last)
-	return nil
-}
-
-// readChecked reads whole blocks, from first to last, and checks them.
-func (s *Store) readChecked(g *segment, loc Loc, length int, p []byte, off int64, first, last int) error {
-	s.checks.Add(1)
-	hbuf := headerPool.Get().(*[maxHeaderLen]byte)
-	defer headerPool.Put(hbuf)
-	n, err := g.f.ReadAt(hbuf[:min(loc.gap(), maxHeaderLen)], loc.off())
-	if err != nil && !errors.Is(err, io.EOF) {
-		return err
-	}
-	h, err := parseHeader(hbuf[:n], g.salt, loc.off(), maxSegmentSize+2*ExtentSize)
-	if err != nil || h.rec.Length != length || h.gap != loc.gap() {
-		return fmt.Errorf("%w header", ErrCorrupt)
-	}
-	from := int64(first) * BlockSize
-	to := min(int64(last+1)*BlockSize, int64(length))
-	blocks := p
-	if from != off || to != off+int64(len(p)) {
-		buf := blockPool.Get().(*[]byte)
-		defer blockPool.Put(buf)
-		if int64(cap(*buf)) < to-from {
-			*buf = make([]byte, to-from)
-		}
-		blocks = (*buf)[:to-from]
-	}
-	if _, err := g.f.ReadAt(blocks, loc.off()+int64(loc.gap())+from); err != nil {
-		return err
-	}
-	if !h.checkBlocks(blocks, first) {
-		return fmt.Errorf("%w payload", ErrCorrupt)
-	}
-	if from != off || to != off+int64(len(p)) {
-		copy(p, blocks[off-from:])
-	}
-	return nil
-}
-
-// readError says what a failed read means.
-func (s *Store) readError(loc Loc, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, fs.ErrClosed):
-		return ErrGone
-	case errors.Is(err, io.EOF):
-		err = fmt.Errorf("%w: the file was cut", ErrCorrupt)
-	}
-	if errors.Is(err, ErrCorrupt) {
-		s.corrupt.Add(1)
-	} else {
-		s.readErrors.Add(1)
-	}
-	return fmt.Errorf("segment: read %v: %w", loc, err)
 }
 
 // Free says that the record at loc is dead: replaced, of a stale version, or corrupt. Its space counts
@@ -497,16 +526,19 @@ func (s *Store) DropSegment(id uint32, died func(Record, Loc)) (freed int64, err
 	if died != nil {
 		s.visitLive(g, t, died)
 	}
+	killpoint.Pass("segment.drop.told")
 	err = s.o.FS.Remove(s.path(id))
+	killpoint.Pass("segment.drop.file")
 	if s.o.Index != nil {
 		err = errors.Join(err, s.o.Index.DropSegment(id))
 	}
+	killpoint.Pass("segment.drop.index")
 	err = errors.Join(err, g.f.Close())
 	if err != nil {
 		err = fmt.Errorf("segment: drop segment %08d: %w", id, err)
 	}
 	s.mu.Lock()
-	s.used -= g.end
+	s.give(g.end)
 	s.stats.Dropped++
 	s.mu.Unlock()
 	return g.end, err
@@ -514,7 +546,7 @@ func (s *Store) DropSegment(id uint32, died func(Record, Loc)) (freed int64, err
 
 // visitLive calls died for the live records of a dropped segment.
 func (s *Store) visitLive(g *segment, t *slots, died func(Record, Loc)) {
-	buf := new([maxHeaderLen]byte)
+	buf := new([maxHeadLen]byte)
 	for i, r := range t.recs[:t.n.Load()] {
 		if g.isDead(i) {
 			continue
@@ -526,19 +558,23 @@ func (s *Store) visitLive(g *segment, t *slots, died func(Record, Loc)) {
 		}
 		n, _ := g.f.ReadAt(buf[:], off)
 		h, err := parseHeader(buf[:n], g.salt, off, maxSegmentSize+2*ExtentSize)
-		if err != nil {
+		rec, ok := Record{}, false
+		if err == nil {
+			rec, ok = h.record(g.key)
+		}
+		if !ok {
 			died(Record{}, makeLoc(g.id, off, 0))
 			continue
 		}
-		died(h.rec, makeLoc(g.id, off, h.gap))
+		died(rec, makeLoc(g.id, off, h.gap))
 	}
 }
 
-// Reclaim drops the segments that hold nothing but garbage and returns how many bytes that freed.
+// Reclaim drops the segments that hold nothing but garbage (records that the store cannot read are none) and returns how many bytes that freed.
 func (s *Store) Reclaim() (freed int64, err error) {
 	for _, g := range s.sorted() {
 		s.mu.Lock()
-		empty := g.liveRecs == 0 && g.pending == 0 && g.end > segHeaderLen
+		empty := g.liveRecs == 0 && g.encrypted == 0 && g.pending == 0 && g.end > segHeaderLen
 		s.mu.Unlock()
 		if empty {
 			n, e := s.DropSegment(g.id, nil)
@@ -594,6 +630,9 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 		}
 	}
 	dirSynced := g.dirSynced
+	// A table would say that the records that cannot be read, which it cannot hold, are not there; so the
+	// next Open scans.
+	tabled := s.o.Index != nil && g.encrypted == 0
 	idle := upTo == g.committed && !seal && g.pending == 0
 	s.mu.Unlock()
 	if idle {
@@ -601,11 +640,14 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 	}
 
 	err := g.f.Sync()
+	killpoint.Pass("segment.commit.file")
 	if err == nil && !dirSynced {
 		err = s.o.FS.SyncDir(s.dir)
+		killpoint.Pass("segment.commit.dir")
 	}
-	if err == nil && s.o.Index != nil {
-		err = s.o.Index.CommitSegment(g.id, upTo, seal, appendTable(nil, entries))
+	if err == nil && tabled {
+		err = s.o.Index.CommitSegment(g.id, upTo, seal, g.key.sealTable(g.id, appendTable(nil, entries)))
+		killpoint.Pass("segment.commit.index")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -648,13 +690,16 @@ type Stats struct {
 	Segments     int
 	Records      int   // live ones
 	UsedBytes    int64 // all of the files
-	LiveBytes    int64 // live records, with headers and padding
+	LiveBytes    int64 // live records, with headers and padding, and those that cannot be read
+	Encrypted    int   // records that this store cannot read, and keeps: encrypted without a key, in clear with one
 	Appends      int64
 	AppendErrors int64
 	Reads        int64
 	Checks       int64 // reads that had a checksum to check
-	Corrupt      int64 // reads that found damage
+	Corrupt      int64 // reads that found damage, those of a scrub counted
 	ReadErrors   int64 // reads that the file system failed
+	WouldBlock   int64 // ReadAtNow that would have waited
+	Scrubbed     int64 // records that a scrub found right
 	SyncErrors   int64
 	Dropped      int64 // segments
 	Recovery     Recovery
@@ -668,6 +713,8 @@ type Recovery struct {
 	Lost        int   // records in a committed table that the file does not hold any more
 	BadTables   int   // tables that could not be read; their segments were scanned
 	BadSegments int   // files without a valid segment header, removed
+	Mended      int   // damaged segment headers, written anew
+	Encrypted   int   // records that this store cannot read, and keeps
 }
 
 // Stats returns the current numbers.
@@ -679,9 +726,11 @@ func (s *Store) Stats() Stats {
 		st.Segments++
 		st.Records += g.liveRecs
 		st.LiveBytes += g.live
+		st.Encrypted += g.encrypted
 	}
 	st.UsedBytes = s.used
 	st.Reads, st.Checks, st.Corrupt, st.ReadErrors = s.reads.Load(), s.checks.Load(), s.corrupt.Load(), s.readErrors.Load()
+	st.WouldBlock, st.Scrubbed = s.wouldBlock.Load(), s.scrubbed.Load()
 	return st
 }
 
@@ -713,7 +762,8 @@ func (s *Store) Segments() []SegmentInfo {
 }
 
 // Close waits for appends under way, makes everything durable, and closes the files. It seals nothing:
-// the next Open goes on with the segment in use. Reads that come later get ErrGone.
+// the next Open goes on with the segment in use. Reads that come later get ErrGone. What the store took
+// of its Budget is given back, though the files stay: from here on they are the host's to count.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -721,12 +771,14 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.closed = true
+	s.idle.Broadcast()
 	for s.busy > 0 {
 		s.idle.Wait()
 	}
 	s.mu.Unlock()
 	close(s.sealC)
 	s.sealer.Wait()
+	defer s.giveAll()
 	return errors.Join(s.commitAll(false), s.closeFiles())
 }
 

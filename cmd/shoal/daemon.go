@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
-	"net/http/pprof"
+	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -16,9 +14,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
-	"time"
-
-	"github.com/shoalfs/shoal/engine"
 )
 
 // A verb with --daemon starts itself again in a new session, with a pipe on which the child tells
@@ -47,18 +42,29 @@ func notice(format string, args ...any) {
 		fmt.Fprintln(p, "notice "+text)
 		return
 	}
+	if jsonLog.Load() {
+		slog.Info(text)
+		return
+	}
 	fmt.Fprintln(os.Stderr, text)
+	serviceProgress(text)
 }
 
-// ready tells the parent of a daemon that it may go.
-func ready() {
-	if p := readyPipe.Swap(nil); p != nil {
-		if _, err := fmt.Fprintln(p, "ready"); err != nil {
-			// The parent was killed, so nobody knows of this daemon.
-			_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
-		}
-		p.Close()
+// errOrphan ends a daemon whose parent was killed while it started: nobody knows of it.
+var errOrphan = errors.New("whoever started this daemon is gone")
+
+// ready tells the parent of a daemon that it may go, or the service manager that it serves.
+func ready() error {
+	p := readyPipe.Swap(nil)
+	if p == nil {
+		serviceReady()
+		return nil
 	}
+	defer p.Close()
+	if _, err := fmt.Fprintln(p, "ready"); err != nil {
+		return errOrphan
+	}
+	return nil
 }
 
 // background runs the process again as a daemon and waits until that is ready. In the daemon
@@ -70,7 +76,7 @@ func background(o *engineOptions) (parent bool, err error) {
 	if err := os.MkdirAll(o.cacheDir, 0o700); err != nil {
 		return true, fmt.Errorf("cache directory: %w (give another --cache-dir)", err)
 	}
-	logPath := filepath.Join(o.cacheDir, "shoal.log")
+	logPath := filepath.Join(o.cacheDir, logName)
 	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return true, fmt.Errorf("log file: %w", err)
@@ -85,8 +91,8 @@ func background(o *engineOptions) (parent bool, err error) {
 		return true, err
 	}
 	defer r.Close()
-	cmd := exec.Command(self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), readyEnv+"=3")
+	cmd := exec.Command(self, selfArgs()...)
+	cmd.Env = append(os.Environ(), readyEnv+"=3", settledEnv+"=1")
 	cmd.ExtraFiles = []*os.File{w}
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -107,39 +113,51 @@ func background(o *engineOptions) (parent bool, err error) {
 			_ = cmd.Process.Signal(syscall.SIGTERM)
 		}
 	}()
+	became, failure := false, error(nil)
+	readReadiness(r, func(text string) { fmt.Fprintln(os.Stderr, text) }, func() { became = true }, func(code int, text string) {
+		failure = errors.New(text)
+		if code == 2 {
+			failure = usageError{failure}
+		}
+	})
+	if became && !interrupted.Load() {
+		return true, nil
+	}
+	err = cmd.Wait()
+	if interrupted.Load() {
+		return true, errInterrupted
+	}
+	if failure != nil {
+		return true, failure
+	}
+	if err != nil {
+		return true, fmt.Errorf("the daemon ended before it was ready: %w; see %s", err, logPath)
+	}
+	return true, fmt.Errorf("the daemon ended before it was ready; see %s", logPath)
+}
+
+// readReadiness tells what a child says on its pipe until it is ready or has failed, or the pipe ends.
+func readReadiness(r io.Reader, notice func(text string), ready func(), failed func(code int, text string)) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		verb, rest, _ := strings.Cut(lines.Text(), " ")
 		switch verb {
 		case "notice":
-			fmt.Fprintln(os.Stderr, rest)
+			notice(rest)
 		case "ready":
-			if interrupted.Load() {
-				_ = cmd.Wait()
-				return true, errInterrupted
-			}
-			return true, nil
+			ready()
+			return
 		case "failed":
 			code, text, _ := strings.Cut(rest, " ")
-			_ = cmd.Wait()
-			if interrupted.Load() {
-				return true, errInterrupted
+			n, err := strconv.Atoi(code)
+			if err != nil {
+				n = 1
 			}
-			if code == "2" {
-				return true, usagef("%s", text)
-			}
-			return true, errors.New(text)
+			failed(n, text)
+			return
 		}
 	}
-	err = cmd.Wait()
-	if interrupted.Load() {
-		return true, errInterrupted
-	}
-	if err != nil {
-		return true, fmt.Errorf("the daemon ended before it was ready: %w; see %s", err, logPath)
-	}
-	return true, fmt.Errorf("the daemon ended before it was ready; see %s", logPath)
 }
 
 // failed tells the parent of a daemon why it did not get ready.
@@ -154,36 +172,4 @@ func failed(err error) {
 	}
 	fmt.Fprintf(p, "failed %d %s\n", code, oneLine(err))
 	p.Close()
-}
-
-// startAdmin serves stats, health and profiles; it returns a function that ends that.
-func startAdmin(addr string, e *engine.Engine) (stop func(), err error) {
-	if addr == "" {
-		return func() {}, nil
-	}
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("--admin %s: %w (give another port)", addr, err)
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		b, err := e.Get("stats")
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		_, _ = w.Write(b)
-	})
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = srv.Serve(l)
-	}()
-	return func() { srv.Close(); <-done }, nil
 }

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"sync/atomic"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
 )
@@ -19,11 +19,22 @@ type door struct {
 	server atomic.Pointer[fusefs.Server]
 }
 
+// backedDoor lets the kernel read the files of a local folder itself: it is fusefs.Backer, too.
+type backedDoor struct{ *door }
+
+// BackingFile implements fusefs.Backer.
+func (d backedDoor) BackingFile(m *catalog.Manifest, file int) (*os.File, bool) {
+	return d.LocalFile(m, file)
+}
+
 // Reserve implements fusefs.Memory: staged plans are the ledger's too.
 func (d *door) Reserve(n int64) bool { return d.Engine.Reserve(n) }
 
 // Release implements fusefs.Memory.
 func (d *door) Release(n int64) { d.Ledger().Release(n, cache.ForDemand) }
+
+// Record implements fusefs.Recorder.
+func (d *door) Record() (fusefs.Recording, error) { return d.Engine.Record() }
 
 // Refresh implements fusefs.Control.
 func (d *door) Refresh(ctx context.Context) error {
@@ -49,27 +60,4 @@ func (o *octal) Set(text string) error {
 	}
 	*o = octal(n)
 	return nil
-}
-
-// availableMemory returns the memory that the kernel could use for a page cache: what is available
-// on the machine, or less where a cgroup limits it.
-func availableMemory() int64 {
-	avail := int64(1) << 62
-	if b, err := os.ReadFile("/proc/meminfo"); err == nil {
-		for line := range strings.Lines(string(b)) {
-			if rest, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
-				if kib, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64); err == nil {
-					avail = kib << 10
-				}
-			}
-		}
-	}
-	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		if b, err := os.ReadFile(path); err == nil {
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err == nil {
-				avail = min(avail, n)
-			}
-		}
-	}
-	return avail
 }

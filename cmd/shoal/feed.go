@@ -69,7 +69,7 @@ func refused(err error, open *feedpb.Open) error {
 	case e.Code == codes.InvalidArgument:
 		return usageError{err}
 	case e.Code == codes.Unavailable:
-		if wrong := loader.Check(open, compileTransform); wrong != nil {
+		if wrong := loader.Check(context.Background(), open, compileTransform); wrong != nil {
 			return usageError{wrong}
 		}
 	}
@@ -100,20 +100,26 @@ func feedCommand() *cobra.Command {
 	var open feedpb.Open
 	var asJSON bool
 	var batches int
+	var security clientSecurity
+	var transport string
 	c := &cobra.Command{
 		Use:   "feed ADDR",
 		Short: "Consume a feed in the terminal: rates, stalls, digest",
-		Long: `Opens a session at ADDR (unix:///PATH or tcp://HOST:PORT) and consumes its batches. The digest is
+		Long: `Opens a session at ADDR (unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT) and consumes its batches. The digest is
 SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows in order of delivery.`,
-		Example: `  shoal feed unix:///run/shoal/feed.sock --batch 256 --transform "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw"`,
-		Args:    cobra.ExactArgs(1),
+		Example: `  shoal feed unix:///run/shoal/feed.sock --batch 256 --transform "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw"
+  shoal feed tls://feed.example.org:7070 --ca ca.crt --token-file token --epochs 2 --json`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			client, err := feedclient.Dial(args[0])
+			client, err := security.dial(args[0])
 			if err != nil {
-				return usageError{err}
+				return err
 			}
 			defer client.Close()
-			if f := c.Flags(); !f.Changed("epochs") && open.State != "" {
+			if client.Transport, err = feedclient.ParseTransport(transport); err != nil {
+				return usagef("--transport: %w", err)
+			}
+			if !given(c, "epochs") && open.State != "" {
 				open.Epochs = 1
 			}
 			open.Client = fmt.Sprintf("shoal feed (pid %d)", os.Getpid())
@@ -170,6 +176,7 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 			return json.NewEncoder(c.OutOrStdout()).Encode(r)
 		},
 	}
+	security.add(c)
 	f := c.Flags()
 	f.Uint32Var(&open.Batch, "batch", 256, "samples a batch, per rank")
 	f.Uint32Var(&open.Epochs, "epochs", 1, "epochs to consume")
@@ -181,18 +188,21 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 	f.Uint32Var(&open.Rank, "rank", 0, "this rank")
 	f.StringVar(&open.Tail, "tail", "", "incomplete last batch: drop, pad or uneven (default: uneven, so that every sample comes)")
 	f.StringVar(&open.Bad, "bad", "error", "samples that cannot be decoded: error, skip:0.1% or skip:N an epoch")
+	f.StringVar(&open.Label, "label", "", "what labels are: folder, cls (the number in the file .cls beside a sample), json:KEY (in .json) or none (default: class folders, or else .cls files)")
 	f.StringVar(&open.State, "state", "", "state to go on from, as --json prints it")
 	f.StringVar(&open.Session, "session", "", "name of the session; a newer one of the same name and rank ends this one")
 	f.BoolVar(&open.Rebatch, "rebatch", false, "allow another global batch than the state's")
 	f.Uint32Var(&open.Credits, "credits", 4, "batches that may be on their way")
+	f.Uint32Var(&open.Weight, "weight", 1, "weight of this session's prefetching against the daemon's other streams, 1 to 1000")
+	f.StringVar(&transport, "transport", "auto", "how batches come: slots (memory shared with a server on this host), chunks (on the connection), or auto")
 	f.IntVar(&batches, "batches", 0, "stop after so many batches (0: at the end)")
 	f.BoolVar(&asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
 	c.PreRun = func(c *cobra.Command, _ []string) {
-		if open.State != "" { // what the state holds must not be contradicted by a flag's default
+		if open.State != "" { // what the state holds must not be contradicted by a default, or a standing setting
 			for name, clear := range map[string]func(){
 				"batch": func() { open.Batch = 0 }, "order": func() { open.Order = "" }, "bad": func() {},
 			} {
-				if !c.Flags().Changed(name) {
+				if !given(c, name) {
 					clear()
 				}
 			}

@@ -9,12 +9,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/internal/trace/export"
 )
 
 // usageError marks an error of the command line: exit code 2.
@@ -25,33 +26,35 @@ func (e usageError) Unwrap() error { return e.error }
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), endSignals()...)
-	err := root().ExecuteContext(ctx)
+	ctx, stop := onSignals()
+	stopTracing, err := export.Start(ctx, version, os.Getenv)
+	if err == nil {
+		err = root().ExecuteContext(ctx)
+	} else {
+		err = usageError{err}
+	}
+	stopTracing()
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = errInterrupted
 	}
 	failed(err) // the parent of a daemon, if this is one
 	stop()
+	limiter.Flush()
 	os.Exit(report(err))
 }
 
 var errInterrupted = errors.New("interrupted")
-
-// endSignals returns the signals on which a process ends in good order.
-func endSignals() []os.Signal {
-	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
-		signals = append(signals, syscall.SIGHUP) // a terminal that closes must leave no dead mount
-	}
-	return signals
-}
 
 // report prints err as one line and returns the exit code.
 func report(err error) int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(os.Stderr, "shoal: "+oneLine(err))
+	if jsonLog.Load() {
+		slog.Error("shoal: " + oneLine(err))
+	} else {
+		fmt.Fprintln(os.Stderr, "shoal: "+oneLine(err))
+	}
 	if errors.As(err, new(usageError)) {
 		return 2
 	}
@@ -75,8 +78,13 @@ or as a sidecar container.`,
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usagef("%w (see: %s --help)", err, c.CommandPath())
 	})
-	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), feedCommand(),
-		orderCommand(), statCommand(), demoCommand(), versionCommand(), proxyCommand())
+	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), stopCommand(), feedCommand(),
+		orderCommand(), planCommand(), packCommand(), warmCommand(), fsckCommand(), cacheCommand(),
+		statCommand(), topCommand(),
+		healthCommand(),
+		doctorCommand(), profileCommand(),
+		configCommand(), docsCommand(),
+		demoCommand(), benchCommand(), versionCommand(), proxyCommand())
 	for _, sub := range c.Commands() {
 		if args := sub.Args; args != nil {
 			sub.Args = func(c *cobra.Command, a []string) error {
@@ -94,5 +102,7 @@ or as a sidecar container.`,
 		return c.Help()
 	}
 	c.Args = cobra.ArbitraryArgs
+	addSettings(c)
+	addCompletions(c)
 	return c
 }

@@ -1,17 +1,23 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/admin"
+	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/machine"
 )
 
 // mountOptions are the flags of the mount itself.
@@ -23,6 +29,10 @@ type mountOptions struct {
 	readAhead   size
 	timeout     time.Duration
 	debug       bool
+	supervise   bool
+	passthrough bool
+	mkdir       bool
+	drain       drainOptions
 }
 
 func (o *mountOptions) add(c *cobra.Command) {
@@ -30,19 +40,35 @@ func (o *mountOptions) add(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.kernelCache, "kernel-cache", "auto", "keep file pages in the kernel's cache between opens: auto (if the dataset fits half of the available memory), on, off")
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users read the mount")
-	f.Uint32Var(&o.uid, "uid", uint32(os.Getuid()), "owner of the files shown")
-	f.Uint32Var(&o.gid, "gid", uint32(os.Getgid()), "group of the files shown")
+	f.Uint32Var(&o.uid, "uid", uint32(os.Getuid()), "owner of the files shown (default: who mounts)")
+	f.Uint32Var(&o.gid, "gid", uint32(os.Getgid()), "group of the files shown (default: of who mounts)")
+	f.Lookup("uid").DefValue, f.Lookup("gid").DefValue = "0", "0" // not shown: help is the same for all
 	f.Var((*octal)(&o.umask), "umask", "permission bits to clear, octal")
 	f.Var(&o.readAhead, "read-ahead", "the kernel's read-ahead on the mount")
 	f.DurationVar(&o.timeout, "entry-timeout", 4*time.Hour, "how long the kernel may trust names and attributes")
+	f.BoolVar(&o.passthrough, "passthrough", false, "let the kernel read a file:// source itself: no copy, no cache, and no reads in the stats (Linux 6.9, root)")
+	f.BoolVar(&o.mkdir, "mkdir", false, "make the mount point, an empty folder, if it is not there")
+	f.BoolVar(&o.supervise, "supervise", false, "mount again at once if the daemon dies")
 	f.BoolVar(&o.debug, "debug-fuse", false, "log every FUSE message")
+	o.drain.add(c)
 }
 
 func (o *mountOptions) check() error {
 	if !slices.Contains([]string{"auto", "on", "off"}, o.kernelCache) {
 		return usagef("--kernel-cache %q: give auto, on or off", o.kernelCache)
 	}
-	return nil
+	return o.drain.check()
+}
+
+// checkPoint tells whether the dataset can be mounted at path.
+func (o *mountOptions) checkPoint(path string) error {
+	if o.mkdir {
+		// A dead mount, which is replaced, is there and cannot be looked at.
+		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("--mkdir: %w (the folder above it must be there)", err)
+		}
+	}
+	return fusefs.Check(path)
 }
 
 func mountCommand() *cobra.Command {
@@ -51,31 +77,49 @@ func mountCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "mount SOURCE MOUNTPOINT",
 		Short: "Mount a dataset as a filesystem that reads ahead in the order of the epoch",
-		Long: `Mounts SOURCE (s3://bucket/prefix or file:///dir) at MOUNTPOINT, an empty folder. Endpoint and
+		Long: `Mounts SOURCE at MOUNTPOINT, an empty folder. SOURCE is s3://bucket/prefix, file:///dir, or tar shards
+(a prefix that holds a set, or s3://bucket/p/shard-{000000..000127}.tar), whose members appear as the tree that
+was packed. A --cache-dir that a daemon owns already is shared: that daemon mounts this one too. Endpoint and
 credentials are taken as the AWS tools take them (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
 
-In the mount, by name only: .shoal/stats, .shoal/order, .shoal/plan, .shoal/plans/NAME, .shoal/refresh.`,
+In the mount, by name only: .shoal/stats, .shoal/order, .shoal/plan, .shoal/plans/NAME, .shoal/refresh, .shoal/profile.`,
 		Example: `  # an unmodified ImageFolder + DistributedSampler(seed=7) will read this
   shoal mount s3://photos/train /mnt/train --cache-dir /nvme/shoal --order torch:seed=7 --daemon
   # tell the order while mounted
   shuf files.txt > /mnt/train/.shoal/plan`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
-			cfg, err := eo.config(args[0])
+			inv := invocationOf(c.Context())
+			cfg, host, err := eo.config(inv, args[0])
 			if err != nil {
 				return err
 			}
 			if err := mo.check(); err != nil {
 				return err
 			}
-			if err := fusefs.Check(args[1]); err != nil {
+			mountpoint, err := inv.abs(args[1])
+			if err != nil {
 				return err
 			}
-			if parent, err := background(&eo); parent {
+			if err := mo.checkPoint(mountpoint); err != nil {
 				return err
 			}
-			return runMount(c.Context(), cfg, &eo, &mo, args[1])
+			if !inv.attached() {
+				serviceTargets(mountpoint)
+				if parent, err := background(&eo); parent {
+					return err
+				}
+				defer rotateLog(&eo)()
+				if mo.supervise {
+					if parent, err := supervise(c.Context(), &mo.drain); parent {
+						return err
+					}
+				}
+			}
+			return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
+				return runMount(ctx, inv, h, cfg, &eo, &mo, mountpoint)
+			})
 		},
 	}
 	eo.add(c)
@@ -84,88 +128,83 @@ In the mount, by name only: .shoal/stats, .shoal/order, .shoal/plan, .shoal/plan
 }
 
 // runMount mounts and serves until the context ends or somebody unmounts.
-func runMount(ctx context.Context, cfg engine.Config, eo *engineOptions, mo *mountOptions, mountpoint string) (err error) {
-	e, err := openEngine(ctx, cfg)
+func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, eo *engineOptions, mo *mountOptions, mountpoint string) (err error) {
+	e, err := openEngine(ctx, inv, h, cfg)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, e.Close()) }()
-	stopAdmin, err := startAdmin(eo.admin, e)
+	defer func() { err = joinClose(err, e) }()
+	var at phase
+	stopAdmin, err := startAdmin(eo.admin, &at, cfg.Logger, e, func() admin.Snapshot { return admin.Snapshot{Stats: e.Stats()} })
 	if err != nil {
 		return err
 	}
 	defer stopAdmin()
-	m, err := mountEngine(e, mo, mountpoint, cfg)
+	m, err := mountEngine(inv, h, e, mo, mountpoint, cfg)
 	if err != nil {
 		return err
 	}
+	defer m.left()
+	at.set(up)
 	cfg.Logger.Info("mounted", "source", e.Source(), "mountpoint", mountpoint)
-	ready()
-	return m.serve(ctx)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	orphan := inv.ready()
+	if orphan != nil {
+		cancel()
+	}
+	gone := m.gone()
+	select {
+	case <-gone: // somebody has unmounted it
+		return nil
+	case <-ctx.Done():
+	}
+	at.set(ending)
+	d := mo.drain.begin(cfg.Logger)
+	return errors.Join(orphan, d.end(d.mount(m, gone)))
 }
 
 // mounted is a mount of an engine.
 type mounted struct {
 	server *fusefs.Server
-	cfg    engine.Config
+	path   string
+	audit  *audit.Log
 }
 
-func mountEngine(e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config) (*mounted, error) {
+// gone returns a channel that is closed when the mount is no more.
+func (m *mounted) gone() <-chan struct{} {
+	gone := make(chan struct{})
+	go func() { m.server.Wait(); close(gone) }()
+	return gone
+}
+
+// left writes down that the mount is no more.
+func (m *mounted) left() { m.audit.Write(audit.Event{Event: "unmount"}) }
+
+func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config) (*mounted, error) {
 	if err := mo.check(); err != nil {
 		return nil, err
 	}
-	keep := mo.kernelCache == "on" || mo.kernelCache == "auto" && e.Manifest().Bytes() <= availableMemory()/2
+	keep := mo.kernelCache == "on" || mo.kernelCache == "auto" && e.Manifest().Bytes() <= machine.ReadMemory().Available/2
 	door := &door{Engine: e}
-	server, err := fusefs.Mount(mountpoint, door, door, fusefs.Options{
+	// A process that uses the mount is its own peer, so whoever mounts is none for all.
+	events := h.Audit().With(audit.Event{Source: e.Source(), Mountpoint: mountpoint})
+	mount := audit.Event{Event: "mount", Dataset: e.Manifest().Version(), Order: cfg.Order.String(), Peer: inv.who()}
+	var volume fusefs.Volume = door
+	if mo.passthrough {
+		volume = backedDoor{door}
+	}
+	server, err := fusefs.Mount(mountpoint, volume, door, fusefs.Options{
 		KernelCache: keep, AllowOther: mo.allowOther, UID: mo.uid, GID: mo.gid, Umask: mo.umask,
 		EntryTimeout: mo.timeout, AttrTimeout: mo.timeout, ReadAhead: int(mo.readAhead), Debug: mo.debug,
-		FsName: e.Source(), Memory: door, Logger: e.Logger(),
+		FsName: e.Source(), Memory: door, Witness: newMountWitness(events), Logger: e.Logger(),
 	})
+	events.Write(outcome(mount, err))
 	if err != nil {
 		return nil, err
 	}
 	door.server.Store(server)
-	return &mounted{server, cfg}, nil
-}
-
-// unmountPatience is how long a mount that is in use is waited for before it is detached lazily.
-const unmountPatience = 3 * time.Second
-
-// serve waits until ctx ends or somebody unmounts, and leaves no mount behind.
-func (m *mounted) serve(ctx context.Context) error {
-	gone := make(chan struct{})
-	go func() { m.server.Wait(); close(gone) }()
-	select {
-	case <-gone:
-		return nil
-	case <-ctx.Done():
-	}
-	m.cfg.Logger.Info("unmounting")
-	deadline := time.Now().Add(unmountPatience)
-	for {
-		err := m.server.Unmount(false)
-		if err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			m.cfg.Logger.Warn("the mount is in use; it is taken away, and open files fail", "cause", err)
-			if err := m.server.Abort(); err != nil {
-				return fmt.Errorf("unmount: %w", err)
-			}
-			break
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	select {
-	case <-gone:
-	case <-time.After(unmountPatience):
-		// Somebody detached it before, or we are not root, and a process has a file open that it may
-		// read at any moment. Under it the engine cannot be closed. The kernel ends that when we
-		// exit, and the cache is made for being left so.
-		m.cfg.Logger.Warn("some process still has files of the detached mount open; they fail now")
-		os.Exit(0)
-	}
-	return nil
+	return &mounted{server, mountpoint, events}, nil
 }
 
 func umountCommand() *cobra.Command {
@@ -178,11 +217,15 @@ func umountCommand() *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			pid := 0 // of the daemon to wait for; a dead mount has none
-			if stats, err := readStats(args[0]); err == nil {
+			stats, err := readStats(args[0])
+			if err == nil {
 				pid = stats.PID
 			}
 			if err := fusefs.Unmount(args[0], lazy); err != nil {
 				return err
+			}
+			if pid != 0 && stats.Users > 1 { // the daemon goes on with other mounts
+				return waitUsers(c.Context(), stats.CacheDir, stats.Users, wait)
 			}
 			for deadline := time.Now().Add(wait); pid != 0 && running(pid); time.Sleep(20 * time.Millisecond) {
 				if time.Now().After(deadline) {
@@ -195,6 +238,34 @@ func umountCommand() *cobra.Command {
 	c.Flags().BoolVarP(&lazy, "lazy", "l", false, "detach at once even if files are open")
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for the daemon")
 	return c
+}
+
+// waitUsers waits until a daemon has fewer mounts and feeds than before.
+func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Duration) error {
+	for deadline := time.Now().Add(wait); ; time.Sleep(20 * time.Millisecond) {
+		var out bytes.Buffer
+		err := attach(ctx, cacheDir, []string{"cache", "ls", cacheDir, "--json"}, &out)
+		switch {
+		case errors.Is(err, errSilent) || errors.Is(err, errEnding):
+			return nil // it has ended altogether
+		case err != nil:
+			return err
+		}
+		var entries []cacheEntry
+		if err := json.Unmarshal(out.Bytes(), &entries); err != nil {
+			return fmt.Errorf("the daemon of %s: %w", cacheDir, err)
+		}
+		users := 0
+		for _, e := range entries {
+			users += e.Users
+		}
+		if users < before {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("unmounted, but the daemon of %s has not let go of the dataset within %s; see its log", cacheDir, wait)
+		}
+	}
 }
 
 func refreshCommand() *cobra.Command {

@@ -4,8 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,6 +17,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -34,100 +35,209 @@ func (s *size) Set(text string) error {
 	return nil
 }
 
+// connections is a flag value: a number of requests in flight, or 0 for auto.
+type connections int
+
+// mostConnections are as many as a process's usual 1,024 open files leave room for, beside the cache's.
+const mostConnections = 512
+
+func (c *connections) String() string {
+	if *c == 0 {
+		return "auto"
+	}
+	return strconv.Itoa(int(*c))
+}
+func (c *connections) Type() string { return "number" }
+func (c *connections) Set(text string) error {
+	if text == "auto" {
+		*c = 0
+		return nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > mostConnections {
+		return fmt.Errorf("give a number from 1 to %d, or auto", mostConnections)
+	}
+	*c = connections(n)
+	return nil
+}
+
+func (c *connections) most() int {
+	if *c == 0 {
+		return mostConnections
+	}
+	return int(*c)
+}
+
 // engineOptions are the flags that every verb with a dataset takes.
 type engineOptions struct {
+	store       storeOptions
 	cacheDir    string
-	cacheSize   size
-	memory      size
+	cacheSize   amount
+	memory      amount
 	order       string
 	epoch       int
 	samples     string
+	records     string
 	refresh     bool
 	weakETag    bool
-	connections int
+	connections connections
 	daemon      bool
 	admin       string
-	logLevel    string
+	shards      string
+	publish     string
+	quota       size
+	weight      int
+	cryptOptions
+	log logOptions
+	auditOptions
+	logSize size
 }
 
+// add adds the flags of a daemon.
 func (o *engineOptions) add(c *cobra.Command) {
-	o.cacheSize, o.memory = 20<<30, 2<<30
+	o.addData(c)
+	f := c.Flags()
+	f.StringVar(&o.order, "order", "auto", "order in which a reader of the mount will open the samples:\ntorch:seed=S[,epoch=E,world=W,rank=R or A-B,drop_last=0|1],\ntorch-loader:seed=S[,from=manual_seed|generator|stateful,persistent=1], uniform:seed=S,\nwindowed:seed=S,window=W (packed sources), mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none (docs/orders.md)")
+	f.IntVar(&o.epoch, "epoch", -1, "epoch that the order begins with (default: the order's own, else 0)")
+	f.IntVar(&o.weight, "weight", 0, "weight of the mount's prefetching against the daemon's other streams, 1 to 1000 (default 1)")
+	f.StringVar(&o.publish, "publish", "", "pack the dataset to this place once a pass over it is complete")
+	o.logSize = 10 << 20
+	f.Var(&o.logSize, "log-size", "size at which CACHE-DIR/shoal.log is rotated, of which one of before is kept; 0 is never")
+	f.BoolVar(&o.daemon, "daemon", false, "go to the background once ready; log to CACHE-DIR/shoal.log")
+	f.StringVar(&o.admin, "admin", "", "address for /stats, /metrics, /healthz, /readyz and /debug/pprof, such as 127.0.0.1:7071; without a host, loopback (default: none)")
+}
+
+// addData adds the flags of every verb that reads a dataset through the cache.
+func (o *engineOptions) addData(c *cobra.Command) {
+	o.cacheSize.bytes, o.memory.bytes, o.order, o.epoch = 20<<30, 2<<30, "auto", -1
 	f := c.Flags()
 	f.StringVar(&o.cacheDir, "cache-dir", "", "folder for the cache, owned by this daemon (default: one a source under the user's cache folder)")
-	f.Var(&o.cacheSize, "cache-size", "most bytes on disk under --cache-dir")
-	f.Var(&o.memory, "memory", "most memory of the daemon, metadata and staged samples together")
-	f.StringVar(&o.order, "order", "auto", "order in which a reader of the mount will open the samples:\ntorch:seed=S[,epoch=E,world=W,rank=R or A-B,drop_last=0|1], torch-loader:seed=S,\nuniform:seed=S, sequential, plan, auto, none")
-	f.IntVar(&o.epoch, "epoch", -1, "epoch that the order begins with (default: the order's own, else 0)")
-	f.StringVar(&o.samples, "samples", "images", "which files are numbered: images, * or a glob on the name")
+	f.Var(&o.cacheSize, "cache-size", "most bytes on disk under --cache-dir: a size, a part such as 80% of what its file system has room for, or auto, 80%")
+	f.Var(&o.memory, "memory", "most memory of the daemon, metadata and staged samples together: a size, a part such as 50% of the container's limit, or auto, 80% (without a limit, 25% of the machine)")
+	f.Var(&o.quota, "quota", "most bytes on disk for this dataset, where several share --cache-dir (default: what was set before)")
+	f.StringVar(&o.shards, "shards", "", "read SOURCE from this shard set (shoal pack) where it holds the same version")
+	f.StringVar(&o.records, "records", "", "csv: each row of the .csv and .tsv objects is a sample (docs/records.md)")
+	f.StringVar(&o.samples, "samples", "images", "which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the name")
 	f.BoolVar(&o.refresh, "refresh", false, "list the source again instead of taking the catalog's version")
 	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects that are listed without an ETag (then size and time stand for it)")
-	f.IntVar(&o.connections, "connections", 512, "most requests in flight to the object store")
-	f.BoolVar(&o.daemon, "daemon", false, "go to the background once ready; log to CACHE-DIR/shoal.log")
-	f.StringVar(&o.admin, "admin", "", "address for /stats, /healthz and /debug/pprof, such as 127.0.0.1:7071 (default: none)")
-	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.Var(&o.connections, "connections", "requests in flight to the object store: a number up to 512, or auto, as many as bring the most bytes")
+	o.cryptOptions.add(c)
+	o.log.add(c)
+	o.store.add(c)
+	o.auditOptions.add(c)
 }
 
 // config checks the flags.
-func (o *engineOptions) config(source string) (engine.Config, error) {
-	if _, err := objstore.ParseSource(source); err != nil {
-		return engine.Config{}, usageError{err}
+func (o *engineOptions) config(inv *invocation, source string) (engine.Config, engine.HostConfig, error) {
+	fail := func(err error) (engine.Config, engine.HostConfig, error) {
+		return engine.Config{}, engine.HostConfig{}, err
+	}
+	for _, text := range []string{source, o.shards, o.publish} {
+		if _, err := objstore.ParseSource(text); err != nil && (text != "" || text == source) {
+			return fail(usageError{err})
+		}
 	}
 	spec, err := order.Parse(o.order)
 	if err != nil {
-		return engine.Config{}, usagef("--order: %w", err)
+		return fail(usagef("--order: %w", err))
 	}
 	if o.epoch >= 0 {
 		if spec, err = spec.With("epoch", strconv.Itoa(o.epoch)); err != nil {
-			return engine.Config{}, usagef("--epoch: %w", err)
+			return fail(usagef("--epoch: %w", err))
+		}
+	}
+	if spec.Path() != "" { // the daemon may run elsewhere
+		path, err := inv.abs(spec.Path())
+		if err != nil {
+			return fail(err)
+		}
+		if spec, err = spec.With("path", path); err != nil {
+			return fail(usagef("--order: %w", err))
 		}
 	}
 	if err := spec.Check(); err != nil {
-		return engine.Config{}, usagef("--order: %w", err)
+		return fail(usagef("--order: %w", err))
+	}
+	switch o.records {
+	case "":
+	case "csv":
+		if o.samples == "images" { // the default: no row is one
+			o.samples = "*.row"
+		}
+	default:
+		return fail(usagef("--records %s: csv is what is known; leave it out for files and tar shards", o.records))
 	}
 	if err := engine.CheckSamples(o.samples); err != nil {
-		return engine.Config{}, usagef("--samples: %w", err)
+		return fail(usagef("--samples: %w", err))
 	}
-	if o.connections < 1 || o.connections > 512 {
-		return engine.Config{}, usagef("--connections %d: give a number from 1 to 512", o.connections)
+	if o.weight < 0 || o.weight > loader.MaxWeight {
+		return fail(usagef("--weight %d: give a number from 1 to %d", o.weight, loader.MaxWeight))
 	}
-	if err := o.resolveCacheDir(source); err != nil {
-		return engine.Config{}, err
+	if err := o.resolveCacheDir(inv, source); err != nil {
+		return fail(err)
 	}
-	logger, err := o.logger()
+	secret, err := o.secret(inv)
 	if err != nil {
-		return engine.Config{}, err
+		return fail(err)
+	}
+	events, err := o.auditConfig(inv)
+	if err != nil {
+		return fail(err)
+	}
+	logger, err := o.log.logger(inv)
+	if err != nil {
+		return fail(err)
+	}
+	disk, memory, err := o.limits(inv)
+	if err != nil {
+		return fail(err)
+	}
+	if source, err = inv.source(source); err != nil {
+		return fail(err)
+	}
+	shards, err := inv.source(o.shards)
+	if err != nil {
+		return fail(err)
+	}
+	publish, err := inv.source(o.publish)
+	if err != nil {
+		return fail(err)
+	}
+	store, err := o.store.options(inv)
+	if err != nil {
+		return fail(err)
 	}
 	return engine.Config{
-		Source: source, CacheDir: o.cacheDir, CacheSize: int64(o.cacheSize), Memory: int64(o.memory), Order: spec,
-		Samples: o.samples, Connections: o.connections, Refresh: o.refresh, WeakETag: o.weakETag, Logger: logger,
-	}, nil
+			Source: source, Shards: shards, Publish: publish, Order: spec, Samples: o.samples, Records: o.records, Quota: int64(o.quota),
+			Connections: o.connections.most(), AdaptConnections: o.connections == 0, Weight: o.weight, Refresh: o.refresh, WeakETag: o.weakETag, Logger: logger, Getenv: inv.getenv, Store: store,
+		}, engine.HostConfig{
+			CacheDir: o.cacheDir, CacheSize: disk, Memory: memory, Secret: secret, Audit: events, Logger: logger,
+		}, nil
 }
 
-func (o *engineOptions) logger() (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
-		return nil, usagef("--log-level %q: give debug, info, warn or error", o.logLevel)
+// cacheBase is where the default cache directories lie.
+func cacheBase() string {
+	base, err := os.UserCacheDir()
+	if err != nil {
+		base = "/var/cache"
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
+	return filepath.Join(base, "shoal")
 }
 
-// resolveCacheDir gives every source a default folder of its own, since one daemon owns a folder.
-func (o *engineOptions) resolveCacheDir(source string) error {
+// resolveCacheDir gives every source a default folder of its own.
+func (o *engineOptions) resolveCacheDir(inv *invocation, source string) error {
 	if o.cacheDir == "" {
-		base, err := os.UserCacheDir()
-		if err != nil {
-			base = "/var/cache"
-		}
-		sum := sha256.Sum256([]byte(os.Getenv("AWS_ENDPOINT_URL_S3") + os.Getenv("AWS_ENDPOINT_URL") + " " + source))
-		o.cacheDir = filepath.Join(base, "shoal", hex.EncodeToString(sum[:6]))
+		sum := sha256.Sum256([]byte(inv.environ("AWS_ENDPOINT_URL_S3") + inv.environ("AWS_ENDPOINT_URL") + " " + source))
+		o.cacheDir = filepath.Join(cacheBase(), hex.EncodeToString(sum[:6]))
 	}
-	dir, err := filepath.Abs(o.cacheDir)
+	dir, err := inv.abs(o.cacheDir)
 	o.cacheDir = dir
 	return err
 }
 
-// openEngine opens the dataset and tells how a long listing goes on.
-func openEngine(ctx context.Context, cfg engine.Config) (*engine.Engine, error) {
+// openEngine opens a dataset and tells how a long listing goes on.
+func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config) (*engine.Engine, error) {
+	inv.logLimits(cfg.Logger)
 	var listed atomic.Int64
 	cfg.Progress = func(n int) { listed.Store(int64(n)) }
 	done := make(chan struct{})
@@ -136,19 +246,23 @@ func openEngine(ctx context.Context, cfg engine.Config) (*engine.Engine, error) 
 		defer close(stopped)
 		t := time.NewTicker(time.Second)
 		defer t.Stop()
-		for {
+		for told := int64(0); ; {
 			select {
 			case <-done:
 				return
 			case <-t.C:
-				if n := listed.Load(); n > 0 {
-					notice("listing %s: %s objects", cfg.Source, humanize.Comma(n))
+				if n := listed.Load(); n > told { // a listing that hangs is not one that goes on
+					told = n
+					inv.notice("listing %s: %s objects", cfg.Source, humanize.Comma(n))
 				}
 			}
 		}
 	}()
-	e, err := engine.Open(ctx, cfg)
+	e, err := h.Open(ctx, cfg)
 	close(done)
 	<-stopped
 	return e, err
 }
+
+// joinClose closes the dataset after err.
+func joinClose(err error, e *engine.Engine) error { return errors.Join(err, e.Close()) }

@@ -2,22 +2,58 @@ package main
 
 import (
 	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
 	"strconv"
 
+	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/prefetch/certificate"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
+// orderOptions are the flags of shoal order.
+type orderOptions struct {
+	n, shardSamples, classSamples int
+	sizes                         string
+	mountpoint, dataset           string
+	paths                         bool
+	certify, json                 bool
+	batch, epochs                 int
+}
+
 func orderCommand() *cobra.Command {
-	var n int
+	var o orderOptions
 	c := &cobra.Command{
 		Use:   "order SPEC",
-		Short: "Print an order: sample numbers, one a line",
+		Short: "Print an order: sample numbers, one a line, or what its batches are like",
 		Long: `Prints the sample numbers that SPEC gives for one epoch, one a line, so that anyone can check
-what Shoal expects a trainer to read.`,
+what Shoal expects a trainer to read. With --mount it is the order over that mount's dataset, and --paths
+prints the samples' paths. docs/orders.md describes the orders.
+
+Some orders need to know more than how many samples there are; --mount tells all of it:
+  windowed   which samples lie together      or --shard-samples N
+  mixture    which samples are of a class    or --class-samples N, or sources by number (@FIRST-LAST:WEIGHT)
+  buckets    how long each sample is         or --sizes FILE
+
+--certificate prints what the batches of an epoch are like instead: how often samples of one shard or of one
+class meet in a batch of --batch samples, beside what batches drawn at random would have.`,
 		Example: `  # what rank 1 of 4 of torch's DistributedSampler(seed=7) reads in epoch 3 of 50,000 samples
-  shoal order torch:seed=7 --n 50000 --epoch 3 --world 4 --rank 1`,
+  shoal order torch:seed=7 --n 50000 --epoch 3 --world 4 --rank 1
+  # the third epoch of a DataLoader(shuffle=True) directly after torch.manual_seed(42)
+  shoal order torch-loader:seed=42,from=manual_seed --n 50000 --epoch 2
+  # the paths that a mount of shards will be read in
+  shoal order windowed:seed=1,window=4 --mount /mnt/train --paths
+  # what 16 open shards of 1,000 samples do to batches of 256
+  shoal order windowed:seed=1,window=16 --n 128000 --shard-samples 1000 --certificate --batch 256`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			spec, err := order.Parse(args[0])
@@ -25,9 +61,6 @@ what Shoal expects a trainer to read.`,
 				return usageError{err}
 			}
 			f := c.Flags()
-			if n < 0 || !f.Changed("n") {
-				return usagef("--n: give the number of samples, 0 or more")
-			}
 			for _, key := range []string{"epoch", "world", "rank"} {
 				if !f.Changed(key) {
 					continue
@@ -36,25 +69,284 @@ what Shoal expects a trainer to read.`,
 					return usagef("--%s: %w", key, err)
 				}
 			}
-			o, err := spec.Order(n, spec.Epoch())
-			if err != nil {
-				return usageError{err}
+			if err := o.check(f.Changed("batch")); err != nil {
+				return err
 			}
-			w := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
-			var line []byte
-			for pos := range o.Len() {
-				line = strconv.AppendInt(line[:0], int64(o.At(pos)), 10)
-				if _, err := w.Write(append(line, '\n')); err != nil {
+			inv := invocationOf(c.Context())
+			if spec.Path() != "" { // the daemon of a mount runs elsewhere
+				path, err := inv.abs(spec.Path())
+				if err != nil {
 					return err
 				}
+				if spec, err = spec.With("path", path); err != nil {
+					return usageError{err}
+				}
 			}
-			return w.Flush()
+			switch {
+			case inv.attached():
+				e, err := inv.host.Find(o.dataset)
+				if err != nil {
+					return err
+				}
+				if o.paths {
+					out := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
+					if err := e.WriteOrder(out, spec, true); err != nil {
+						return usageError{err}
+					}
+					return out.Flush()
+				}
+				return o.print(c, inv, spec, e.Dataset().Facts())
+			case o.mountpoint != "":
+				return o.ofMount(c.Context(), spec, c.OutOrStdout())
+			case o.paths:
+				return usagef("--paths: give --mount too, whose dataset has the paths")
+			case o.n < 0 || !f.Changed("n"):
+				return usagef("--n: give the number of samples, 0 or more, or --mount")
+			}
+			facts, err := o.facts(inv)
+			if err != nil {
+				return err
+			}
+			return o.print(c, inv, spec, facts)
 		},
 	}
 	f := c.Flags()
-	f.IntVar(&n, "n", 0, "number of samples in the dataset")
+	f.IntVar(&o.n, "n", 0, "number of samples in the dataset")
+	f.IntVar(&o.shardSamples, "shard-samples", 0, "shards of so many consecutive samples each")
+	f.IntVar(&o.classSamples, "class-samples", 0, "classes class0, class1, … of so many consecutive samples each")
+	f.StringVar(&o.sizes, "sizes", "", "file with the length of each sample in bytes, one a line")
+	f.StringVar(&o.mountpoint, "mount", "", "take the samples of this mount")
+	f.BoolVar(&o.paths, "paths", false, "print paths in the mount, not numbers")
+	f.BoolVar(&o.certify, "certificate", false, "print what the batches are like, not the samples")
+	f.IntVar(&o.batch, "batch", 0, "with --certificate: samples in a batch of all ranks together")
+	f.IntVar(&o.epochs, "epochs", 1, "with --certificate: number of epochs, from --epoch on")
+	f.BoolVar(&o.json, "json", false, "with --certificate: print a JSON object for each epoch (schema in docs/orders.md)")
+	f.StringVar(&o.dataset, "dataset", "", "")
+	_ = f.MarkHidden("dataset") // what a daemon is asked for
 	f.Int("epoch", 0, "epoch")
 	f.Int("world", 1, "number of ranks")
 	f.String("rank", "0", "rank whose samples are printed, R or A-B")
 	return c
+}
+
+// check tells of flags that do not fit each other.
+func (o *orderOptions) check(batchGiven bool) error {
+	switch {
+	case o.certify && o.batch < 1:
+		return usagef("--certificate: give --batch too, the samples in a batch of all ranks together, 1 or more")
+	case o.certify && o.epochs < 1:
+		return usagef("--epochs %d: give 1 or more", o.epochs)
+	case o.certify && o.paths:
+		return usagef("--certificate and --paths: leave one out")
+	case !o.certify && (batchGiven || o.json || o.epochs != 1):
+		return usagef("--batch, --epochs and --json are for --certificate: give it too, or leave them out")
+	case o.shardSamples < 0 || o.classSamples < 0:
+		return usagef("--shard-samples %d, --class-samples %d: give numbers of samples", o.shardSamples, o.classSamples)
+	case o.mountpoint != "" && (o.shardSamples > 0 || o.classSamples > 0 || o.sizes != ""):
+		return usagef("--mount knows the shards, classes and sizes: leave --shard-samples, --class-samples and --sizes out")
+	}
+	return nil
+}
+
+// facts are what the flags tell of a dataset that is nowhere.
+func (o *orderOptions) facts(inv *invocation) (order.Facts, error) {
+	f := order.Facts{Samples: o.n, List: func(path string) ([]uint32, error) {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("list: %w", err)
+		}
+		l, err := order.ParseList(data, o.n, nil)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w (paths need --mount)", path, err)
+		}
+		return l, nil
+	}}
+	if o.shardSamples > 0 {
+		f.Shards = func() order.Groups { return order.Contiguous(o.n, o.shardSamples) }
+	}
+	if o.classSamples > 0 {
+		f.Label = func(sample int) int { return sample / o.classSamples }
+		f.Classes = func() []string {
+			names := make([]string, (o.n+o.classSamples-1)/o.classSamples)
+			for i := range names {
+				names[i] = "class" + strconv.Itoa(i)
+			}
+			return names
+		}
+	}
+	if o.sizes != "" {
+		path, err := inv.abs(o.sizes)
+		if err != nil {
+			return f, err
+		}
+		sizes, err := readSizes(path, o.n)
+		if err != nil {
+			return f, err
+		}
+		f.Size = func(sample int) int64 { return sizes[sample] }
+	}
+	return f, nil
+}
+
+// readSizes reads one length a line, for each of n samples.
+func readSizes(path string, n int) ([]int64, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--sizes: %w", err)
+	}
+	sizes := make([]int64, 0, n)
+	for line := range bytes.Lines(data) {
+		text := string(bytes.TrimSpace(line))
+		size, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || size < 0 {
+			return nil, usagef("--sizes %s, line %d: %q is no length in bytes", path, len(sizes)+1, text)
+		}
+		sizes = append(sizes, size)
+	}
+	if len(sizes) != n {
+		return nil, usagef("--sizes %s has %d lines for %d samples: give one for each", path, len(sizes), n)
+	}
+	return sizes, nil
+}
+
+func (o *orderOptions) print(c *cobra.Command, inv *invocation, spec order.Spec, facts order.Facts) error {
+	out := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
+	if o.certify {
+		if err := o.certificates(out, inv, spec, facts); err != nil {
+			return err
+		}
+		return out.Flush()
+	}
+	seq, err := spec.Over(facts, spec.Epoch())
+	if err != nil {
+		return orderError(err)
+	}
+	if err := engine.WriteNumbers(out, seq); err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+// orderError tells wrong use from the little that can fail by itself.
+func orderError(err error) error {
+	switch {
+	case errors.Is(err, order.ErrNeedsShards):
+		return usagef("%w (here: --shard-samples N, or --mount of packed shards)", err)
+	case errors.Is(err, order.ErrNeedsFacts):
+		return usagef("%w (here: --mount MOUNTPOINT, --sizes FILE or --class-samples N)", err)
+	}
+	return usageError{err}
+}
+
+// epochCertificate is the line that --json prints.
+type epochCertificate struct {
+	V         int    `json:"v"` // of this schema, 1
+	Order     string `json:"order"`
+	Algorithm string `json:"algorithm"`
+	Epoch     int    `json:"epoch"`
+	certificate.Certificate
+}
+
+// certificates measures epoch by epoch. What counts is the batch of all ranks.
+func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.Spec, facts order.Facts) error {
+	if spec.World() > 1 {
+		var err error
+		if spec, err = spec.With("rank", fmt.Sprintf("0-%d", spec.World()-1)); err != nil {
+			return usageError{err}
+		}
+	}
+	subject := certificate.Subject{Batch: o.batch, Samples: facts.Samples}
+	if facts.Classes != nil && len(facts.Classes()) > 0 {
+		subject.Label = facts.Label
+	}
+	if facts.Shards != nil {
+		subject.Shard = shardOf(facts.Shards(), facts.Samples)
+	}
+	for epoch := spec.Epoch(); epoch < spec.Epoch()+o.epochs; epoch++ {
+		seq, err := spec.Over(facts, epoch)
+		if err != nil {
+			return orderError(err)
+		}
+		subject.Order = seq
+		done := func() {}
+		if seq.Len() > certificateBar {
+			bar := inv.step(fmt.Sprintf("epoch %d", epoch))
+			subject.Progress = func(n int) { bar.Set(n, seq.Len(), "") }
+			done = func() { bar.Done("") }
+		}
+		cert, err := certificate.Of(subject)
+		done()
+		if err != nil {
+			return usageError{err}
+		}
+		line := epochCertificate{1, spec.String(), spec.Algorithm(), epoch, cert}
+		if o.json {
+			err = json.NewEncoder(out).Encode(line)
+		} else {
+			err = line.write(out)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// certificateBar is the number of positions from which measuring takes more than about a second.
+const certificateBar = 5_000_000
+
+// shardOf inverts groups.
+func shardOf(g order.Groups, n int) func(sample int) int {
+	of := make([]uint32, n)
+	for shard := range g.Len() {
+		for i := range g.Size(shard) {
+			of[g.At(shard, i)] = uint32(shard)
+		}
+	}
+	return func(sample int) int { return int(of[sample]) }
+}
+
+func (c epochCertificate) write(w io.Writer) error {
+	var b bytes.Buffer
+	comma := func(n int) string { return humanize.Comma(int64(n)) }
+	fmt.Fprintf(&b, "%s, epoch %d: %s positions, %s whole batches of %s\n", c.Order, c.Epoch, comma(c.Positions), comma(c.Batches), comma(c.Batch))
+	if c.Missing+c.Repeated == 0 {
+		fmt.Fprintf(&b, "  samples  each of %s once\n", comma(c.Samples))
+	} else {
+		fmt.Fprintf(&b, "  samples  %s of %s do not occur, %s positions repeat one\n", comma(c.Missing), comma(c.Samples), comma(c.Repeated))
+	}
+	if s := c.Shards; s != nil {
+		fmt.Fprintf(&b, "  shards   %s of %.5g samples; at most %s open at once\n", comma(s.Shards), s.Mean, comma(s.Open))
+		fmt.Fprintf(&b, "  pairs    %.5g of the same shard in a batch; at random %.5g\n", s.Pairs, s.Random)
+		fmt.Fprintf(&b, "  design   D = %.4g; 1+(B-1)(S-1)/(WS-1)(1-W/shards) with W open gives %.4g; a batch says as much about the shards as a random one of %.4g\n",
+			s.Design, s.Formula, float64(c.Batch)/math.Max(s.Design, 1e-9))
+	}
+	if l := c.Labels; l != nil {
+		fmt.Fprintf(&b, "  labels   %s classes; a batch's total variation from the epoch is %.4f, at most %.4f; at random %.4f\n",
+			comma(l.Classes), l.Variation, l.Worst, l.Random)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// ofMount asks the daemon of a mount, which has the manifest and knows the shards.
+func (o *orderOptions) ofMount(ctx context.Context, spec order.Spec, out io.Writer) error {
+	stats, err := readStats(o.mountpoint)
+	if err != nil {
+		return err
+	}
+	args := []string{"order", spec.String(), "--dataset", stats.DatasetID}
+	if o.paths {
+		args = append(args, "--paths")
+	}
+	if o.certify {
+		args = append(args, "--certificate", "--batch", strconv.Itoa(o.batch), "--epochs", strconv.Itoa(o.epochs))
+	}
+	if o.json {
+		args = append(args, "--json")
+	}
+	if err := attach(ctx, stats.CacheDir, args, out); !errors.Is(err, errSilent) {
+		return err
+	}
+	return fmt.Errorf("the daemon of %s does not answer at its cache directory %s", o.mountpoint, stats.CacheDir)
 }

@@ -3,15 +3,17 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"net"
+	"sync"
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/admin"
+	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/engine"
-	"github.com/shoalfs/shoal/fusefs"
-	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -22,19 +24,22 @@ func serveCommand() *cobra.Command {
 	var listen []string
 	var mountpoint, group string
 	mode := octal(0o660)
-	var remote bool
+	var security feedSecurity
 	var workers int
 	c := &cobra.Command{
 		Use:   "serve SOURCE",
 		Short: "Serve a dataset as a feed of finished batches over gRPC",
 		Long: `Serves SOURCE as a batch feed: a trainer opens a session (order, batch size, rank, transform) and
 receives decoded, augmented batches. With --mount the same daemon also mounts it.
-The protocol is loader/feedpb/feed.proto; the Python client is python/shoal.`,
+Beyond this machine it is served at tls:// addresses, to clients that have a certificate or a token
+(docs/feed.md). The protocol is loader/feedpb/feed.proto; the Python client is python/shoal.`,
 		Example: `  shoal serve s3://photos/train --listen unix:///run/shoal/feed.sock
-  shoal serve s3://photos/train --listen tcp://127.0.0.1:7070 --mount /mnt/train --daemon`,
+  shoal serve s3://photos/train --listen tcp://127.0.0.1:7070 --mount /mnt/train --daemon
+  shoal serve s3://photos/train --listen tls://0.0.0.0:7070 --tls-cert tls.crt --tls-key tls.key --token-file tokens`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			cfg, err := eo.config(args[0])
+			inv := invocationOf(c.Context())
+			cfg, host, err := eo.config(inv, args[0])
 			if err != nil {
 				return err
 			}
@@ -42,32 +47,51 @@ The protocol is loader/feedpb/feed.proto; the Python client is python/shoal.`,
 				return usagef("--workers %d: give a number of samples, or 0 for one a processor", workers)
 			}
 			if mountpoint != "" {
-				if err := fusefs.Check(mountpoint); err != nil {
+				if mountpoint, err = inv.abs(mountpoint); err != nil {
+					return err
+				}
+				if err := mo.checkPoint(mountpoint); err != nil {
 					return err
 				}
 			}
-			if parent, err := background(&eo); parent {
+			if err := mo.check(); err != nil {
 				return err
 			}
-			lo := loader.ListenOptions{SocketMode: fs.FileMode(mode), SocketGroup: group, AllowRemote: remote}
-			err = runServe(c.Context(), cfg, &eo, &mo, listen, lo, mountpoint, workers)
-			failed(err)
-			return err
+			if !inv.attached() {
+				serviceTargets(mountpoint, listen...)
+				if parent, err := background(&eo); parent {
+					return err
+				}
+				defer rotateLog(&eo)()
+				if mo.supervise {
+					if parent, err := supervise(c.Context(), &mo.drain); parent {
+						return err
+					}
+				}
+			}
+			lo := loader.ListenOptions{SocketMode: fs.FileMode(mode), SocketGroup: group}
+			fo := loader.Options{Version: version, Compile: compileTransform, Log: cfg.Logger, Workers: workers}
+			if fo.Tokens, err = security.resolve(inv, cfg.Logger, &lo); err != nil {
+				return err
+			}
+			return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
+				return runServe(ctx, inv, h, cfg, &eo, &mo, listen, lo, fo, mountpoint)
+			})
 		},
 	}
 	eo.add(c)
 	mo.add(c)
+	security.add(c)
 	f := c.Flags()
-	f.StringArrayVar(&listen, "listen", []string{"unix:///run/shoal/feed.sock"}, "address of the feed, unix:///PATH or tcp://HOST:PORT; may be given several times")
+	f.StringArrayVar(&listen, "listen", []string{defaultFeed}, "address of the feed, unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT; may be given several times")
 	f.StringVar(&mountpoint, "mount", "", "mount the dataset here too")
 	f.Var(&mode, "socket-mode", "permission bits of a unix socket")
 	f.StringVar(&group, "socket-group", "", "group of a unix socket (default: the daemon's)")
-	f.BoolVar(&remote, "allow-remote", false, "listen beyond loopback, without encryption or authentication")
 	f.IntVar(&workers, "workers", 0, "samples decoded at once (default: one a processor)")
 	return c
 }
 
-func runServe(ctx context.Context, cfg engine.Config, eo *engineOptions, mo *mountOptions, addrs []string, lo loader.ListenOptions, mountpoint string, workers int) (err error) {
+func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, eo *engineOptions, mo *mountOptions, addrs []string, lo loader.ListenOptions, fo loader.Options, mountpoint string) (err error) {
 	var listeners []net.Listener
 	closeAll := func() {
 		for _, l := range listeners {
@@ -85,63 +109,83 @@ func runServe(ctx context.Context, cfg engine.Config, eo *engineOptions, mo *mou
 		}
 		listeners = append(listeners, l)
 	}
-	e, err := openEngine(ctx, cfg)
+	e, err := openEngine(ctx, inv, h, cfg)
 	if err != nil {
 		closeAll()
 		return err
 	}
-	defer func() { err = errors.Join(err, e.Close()) }()
-	stopAdmin, err := startAdmin(eo.admin, e)
+	defer func() { err = joinClose(err, e) }()
+	// Asked at every opening, since a refresh moves the engine to another version.
+	current := func() loader.Dataset { return feedDataset{e.Dataset()} }
+	fo.Memory, fo.Log, fo.Delivered = batchMemory{e.Ledger()}, e.Logger(), e.CountDelivered
+	fo.Audit = h.Audit().With(audit.Event{Source: e.Source()})
+	fo.Stats = func(feed loader.Stats) any { return admin.Snapshot{Stats: e.Stats(), Feed: &feed} }
+	server := loader.NewServer(current, fo)
+	var at phase
+	stopAdmin, err := startAdmin(eo.admin, &at, cfg.Logger, e, func() admin.Snapshot {
+		feed := server.Stats()
+		return admin.Snapshot{Stats: e.Stats(), Feed: &feed}
+	})
 	if err != nil {
 		closeAll()
 		return err
 	}
 	defer stopAdmin()
-
-	// Asked at every opening, since a refresh moves the engine to another version.
-	current := func() loader.Dataset { return feedDataset{e.Dataset()} }
-	server := loader.NewServer(current, loader.Options{
-		Version: version, Compile: compileTransform, Memory: batchMemory{e.Ledger()}, Log: e.Logger(), Workers: workers,
-		Stats: func(feed loader.Stats) any {
-			return struct {
-				engine.Stats
-				Feed loader.Stats `json:"feed"`
-			}{e.Stats(), feed}
-		},
-	})
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listeners...) }()
 	defer server.Close()
 
-	serveMount := func(ctx context.Context) error { <-ctx.Done(); return nil }
+	var m *mounted
+	var unmounted <-chan struct{}
 	if mountpoint != "" {
-		m, err := mountEngine(e, mo, mountpoint, cfg)
-		if err != nil {
+		if m, err = mountEngine(inv, h, e, mo, mountpoint, cfg); err != nil {
+			closeAll()
 			return err
 		}
-		serveMount = m.serve
+		defer m.left()
+		unmounted = m.gone()
 	}
+	// After the mount: a feed that is healthy says that all of the daemon is up.
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listeners...) }()
+	at.set(up)
+	fo.Audit.Write(audit.Event{Event: "serve", Listen: addrs, Dataset: e.Manifest().Version(), Peer: inv.who()})
+	defer func() { fo.Audit.Write(audit.Event{Event: "serve_end"}) }()
 	cfg.Logger.Info("serving", "source", e.Source(), "listen", addrs)
-	ready()
-
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	unmounted := make(chan error, 1)
-	go func() { unmounted <- serveMount(ctx) }()
-	select {
-	case err = <-served:
+	orphan := inv.ready()
+	if orphan != nil {
 		cancel()
-		return errors.Join(err, <-unmounted)
-	case err = <-unmounted: // asked to end, or somebody unmounted
-		return err
 	}
+	select {
+	case err = <-served: // no address is left
+	case <-unmounted: // by somebody
+	case <-ctx.Done():
+	}
+	at.set(ending)
+	d := mo.drain.begin(cfg.Logger)
+	var feed sync.WaitGroup
+	feed.Go(func() { d.feed(server) })
+	if m != nil {
+		err = errors.Join(err, d.mount(m, unmounted))
+	}
+	feed.Wait()
+	return errors.Join(orphan, d.end(err))
 }
 
-// feedDataset joins the engine to the feed: it is loader.Dataset.
+// feedDataset joins the engine to the feed: it is loader.Parted.
 type feedDataset struct{ *engine.Dataset }
 
-func (d feedDataset) Begin(name string, seq order.Order, start int) (loader.Stream, error) {
-	s, err := d.Dataset.Begin(name, seq, start)
+func (d feedDataset) Begin(name string, seq order.Order, start, weight int) (loader.Stream, error) {
+	return d.BeginParts(name, seq, start, weight, nil)
+}
+
+func (d feedDataset) Parts(ext string) (found, numbered bool) {
+	k := d.Dataset.Parts(ext)
+	return k.Found, k.Numbered
+}
+
+func (d feedDataset) BeginParts(name string, seq order.Order, start, weight int, parts []string) (loader.Stream, error) {
+	s, err := d.Dataset.Begin(name, seq, start, weight, parts...)
 	if err != nil {
 		return nil, err
 	}
@@ -165,29 +209,3 @@ func (m batchMemory) Reserve(ctx context.Context, n int64) error {
 	return m.ledger.Reserve(ctx, n, cache.ForBatches)
 }
 func (m batchMemory) Release(n int64) { m.ledger.Release(n, cache.ForBatches) }
-
-// transform joins gpuingest to the feed: it is loader.Transform.
-type transform struct{ *gpuingest.Transform }
-
-func (t transform) Shape() []int {
-	c, h, w := t.OutShape()
-	if t.Layout() == "nhwc" {
-		return []int{h, w, c}
-	}
-	return []int{c, h, w}
-}
-
-func (t transform) Apply(ctx context.Context, src []byte, at loader.Draw, dst []byte) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return t.Transform.Apply(src, gpuingest.Draw(at), dst)
-}
-
-func compileTransform(spec string) (loader.Transform, error) {
-	t, err := gpuingest.Compile(spec)
-	if err != nil {
-		return nil, err
-	}
-	return transform{t}, nil
-}

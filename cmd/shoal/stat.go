@@ -1,20 +1,24 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/admin/verdict"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/loader"
-	"github.com/shoalfs/shoal/loader/feedclient"
 )
 
 // mountStats are the stats of a mount's daemon.
@@ -50,6 +54,7 @@ func readStats(mountpoint string) (*mountStats, error) {
 
 func statCommand() *cobra.Command {
 	var asJSON bool
+	var security clientSecurity
 	c := &cobra.Command{
 		Use:   "stat MOUNTPOINT|ADDR",
 		Short: "Show what a daemon did and holds",
@@ -57,7 +62,7 @@ func statCommand() *cobra.Command {
   shoal stat unix:///run/shoal/feed.sock --json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			raw, err := anyStats(c, args[0])
+			raw, err := anyStats(c.Context(), c, args[0], &security)
 			if err != nil {
 				return err
 			}
@@ -65,22 +70,21 @@ func statCommand() *cobra.Command {
 				_, err = c.OutOrStdout().Write(raw)
 				return err
 			}
-			var s struct {
-				engine.Stats
-				Feed *loader.Stats `json:"feed"` // nil where no feed is served
-			}
+			var s verdict.Snapshot
 			if err := json.Unmarshal(raw, &s); err != nil {
 				return fmt.Errorf("stats of %s: %w", args[0], err)
 			}
+			printVerdict(c.OutOrStdout(), s)
 			printStats(c.OutOrStdout(), &s.Stats, s.Feed)
 			return nil
 		},
 	}
+	security.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
 	return c
 }
 
-func anyStats(c *cobra.Command, target string) ([]byte, error) {
+func anyStats(ctx context.Context, c *cobra.Command, target string, security *clientSecurity) ([]byte, error) {
 	if !strings.Contains(target, "://") {
 		if _, err := os.Lstat(target); err == nil || strings.HasPrefix(target, "/") || !strings.Contains(target, ":") {
 			s, err := readStats(target)
@@ -90,12 +94,24 @@ func anyStats(c *cobra.Command, target string) ([]byte, error) {
 			return s.raw, nil
 		}
 	}
-	client, err := feedclient.Dial(target)
+	client, err := security.dial(target)
 	if err != nil {
-		return nil, usageError{err}
+		return nil, err
 	}
 	defer client.Close()
-	return client.Stats(c.Context())
+	return client.Stats(ctx)
+}
+
+// printVerdict says whether the trainer has waited since the daemon's start, and for what; shoal top says it of now.
+func printVerdict(w io.Writer, s verdict.Snapshot) {
+	v := verdict.Of(verdict.Snapshot{}, s)
+	for _, f := range append([]verdict.Finding{v.Finding}, v.Notes...) {
+		fmt.Fprintf(w, "%-10s %s. %s", "so far", f.Title, f.Detail)
+		if f.Remedy != "" {
+			fmt.Fprintf(w, " %s", f.Remedy)
+		}
+		fmt.Fprintln(w)
+	}
 }
 
 func printStats(w io.Writer, s *engine.Stats, feed *loader.Stats) {
@@ -111,9 +127,14 @@ func printStats(w io.Writer, s *engine.Stats, feed *loader.Stats) {
 	row("reads", "%s of %s opened files: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads), humanize.Comma(s.Opens),
 		share(s.Hits.Keep), share(s.Hits.Ring), share(s.Joined), share(s.Misses))
 	row("stall", "%.2f s, summed over readers", s.Stall)
-	row("store", "%s GETs, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, errors %v", humanize.Comma(s.GetRequests), bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, s.StoreErrors)
+	row("store", "%s GETs, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, %s", humanize.Comma(s.GetRequests), bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, storeErrors(s.StoreErrors))
+	printCost(row, s.Cost)
 	row("memory", "%s of %s for data (peak %s), RSS %s, %d goroutines", bytes(s.Memory.Used), bytes(s.Memory.Limit), bytes(s.Memory.Peak), bytes(s.Memory.RSS), s.Memory.Goroutines)
-	row("disk", "%s of %s, %s of %s extents kept", bytes(s.Disk.Used), bytes(s.Disk.Limit), humanize.Comma(int64(s.Disk.Kept)), humanize.Comma(int64(s.Disk.Extents)))
+	limit := s.Disk.Limit // the dataset's quota
+	if limit == 0 {
+		limit = s.Disk.Budget
+	}
+	row("disk", "%s of %s, %s of %s extents kept", bytes(s.Disk.Used), bytes(limit), humanize.Comma(int64(s.Disk.Kept)), humanize.Comma(int64(s.Disk.Extents)))
 	if feed != nil {
 		row("feed", "%d sessions open, %d ended by errors; %s samples in %s batches, %s; batches of %s in memory", feed.Open, feed.Failed,
 			humanize.Comma(feed.Total.Samples), humanize.Comma(feed.Total.Batches), bytes(feed.Total.Bytes), bytes(feed.HeldBytes))
@@ -128,4 +149,18 @@ func printStats(w io.Writer, s *engine.Stats, feed *loader.Stats) {
 	for _, e := range s.Errors {
 		row(strings.ToLower(e.Level), "%s (%d×, last %s)", e.Text, e.Count, e.Time.Format(time.TimeOnly))
 	}
+}
+
+// storeErrors says which requests failed, the most frequent kind first.
+func storeErrors(kinds map[string]int64) string {
+	if len(kinds) == 0 {
+		return "no errors"
+	}
+	names := slices.SortedFunc(maps.Keys(kinds), func(a, b string) int {
+		return cmp.Or(cmp.Compare(kinds[b], kinds[a]), strings.Compare(a, b))
+	})
+	for i, name := range names {
+		names[i] = fmt.Sprintf("%s %s", humanize.Comma(kinds[name]), name)
+	}
+	return "errors: " + strings.Join(names, ", ")
 }

@@ -2,8 +2,8 @@
 // wanted layout and type: one cgo call a sample. It is the only package of the module that calls libjpeg(-turbo).
 //
 // Results are byte-identical to Pillow 9.4 on the same libjpeg: Image.open(f).convert("RGB").crop(box).resize(size,
-// BILINEAR), with the slow integer DCT and fancy upsampling. What Pillow ignores is ignored: EXIF orientation and
-// colour profiles. What Pillow tolerates is tolerated: libjpeg's warnings, bytes after the end marker. Where this
+// filter) with BILINEAR, BICUBIC or NEAREST, the slow integer DCT and fancy upsampling. Job.VerticalFirst asks for the
+// resize of Pillow 13. What Pillow ignores is ignored: EXIF orientation and colour profiles. What Pillow tolerates is tolerated: libjpeg's warnings, bytes after the end marker. Where this
 // package is stricter: a file without end marker is always ErrTruncated, since a crop would hide the truncation, and a
 // file of more than 500 scans is refused, since each costs a pass over the whole picture.
 //
@@ -61,8 +61,16 @@ type Job struct {
 	Size image.Point
 	// Window is the part to store, in pixels of the resized crop. Pixels outside of it are 0 before Table. Empty means all.
 	Window image.Rectangle
-	// Flip mirrors the window left to right.
-	Flip bool
+	// Filter is that of the resize.
+	Filter Filter
+	// VerticalFirst is the rule of Pillow 13: the vertical pass comes first where the height shrinks much more than
+	// the width.
+	VerticalFirst bool
+	// DCT lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size where Box is then still as large as Size: faster, and no
+	// longer the pixels of a full decode. It is what Pillow's draft and resize(box=) give.
+	DCT bool
+	// Flip mirrors the window left to right, Turn top to bottom.
+	Flip, Turn bool
 	// Planar stores planes R, G, B (CHW) in place of pixels (HWC).
 	Planar bool
 	// Elem is the size of a stored element in bytes: 1, 2 or 4. Zero means 1.
@@ -73,6 +81,20 @@ type Job struct {
 	// MaxPixels bounds width x height of the picture before anything is allocated. Zero means DefaultMaxPixels.
 	MaxPixels int64
 }
+
+// Filter is how a resize weighs pixels, as Pillow does.
+type Filter uint8
+
+// The filters of Pillow that torchvision offers. Bilinear and Bicubic widen when they shrink a picture (antialiasing),
+// Nearest does not.
+const (
+	Bilinear Filter = iota
+	Bicubic
+	Nearest
+)
+
+// String returns torchvision's name.
+func (f Filter) String() string { return [...]string{"bilinear", "bicubic", "nearest"}[f] }
 
 // maxSide bounds what a Job may ask for, so that sizes in bytes fit an int32 in C. JPEG itself ends at 65,535.
 const maxSide = 1 << 16
@@ -108,8 +130,10 @@ func getScratch() (*C.sj_scratch, error) {
 	return s, nil
 }
 
+func scratchBytes(s *C.sj_scratch) int { return int(C.sj_bytes(s)) }
+
 func putScratch(s *C.sj_scratch) {
-	if C.sj_bytes(s) <= maxScratch {
+	if scratchBytes(s) <= maxScratch {
 		select {
 		case scratches <- s:
 			return
@@ -208,6 +232,8 @@ func (j *Job) fill(q *C.sj_request, size image.Point, dst int) error {
 		return fmt.Errorf("jpeg: resize to %v and window %v: sides must lie between 1 and %d", out, win, maxSide)
 	}
 	switch {
+	case j.Filter > Nearest:
+		return fmt.Errorf("jpeg: filter %d: want Bilinear, Bicubic or Nearest", j.Filter)
 	case elem != 1 && elem != 2 && elem != 4:
 		return fmt.Errorf("jpeg: elements of %d bytes: want 1, 2 or 4", elem)
 	case j.Table == nil && elem != 1:
@@ -226,7 +252,7 @@ func (j *Job) fill(q *C.sj_request, size image.Point, dst int) error {
 		box_x: C.int(box.Min.X), box_y: C.int(box.Min.Y), box_w: C.int(box.Dx()), box_h: C.int(box.Dy()),
 		out_w: C.int(out.X), out_h: C.int(out.Y),
 		win_x: C.int(win.Min.X), win_y: C.int(win.Min.Y), win_w: C.int(win.Dx()), win_h: C.int(win.Dy()),
-		flip: cbool(j.Flip), planar: cbool(j.Planar), elem: C.int(elem),
+		filter: C.int(j.Filter), vertical_first: cbool(j.VerticalFirst), dct: cbool(j.DCT), flip: cbool(j.Flip), turn: cbool(j.Turn), planar: cbool(j.Planar), elem: C.int(elem),
 	}
 	return nil
 }

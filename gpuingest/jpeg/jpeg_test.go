@@ -183,7 +183,7 @@ func TestResampleIsPillow(t *testing.T) {
 		}
 		_, want := ask(t, "resample", oracle.Q{
 			"key": v.name, "box": []int{j.Box.Min.X, j.Box.Min.Y, j.Box.Max.X, j.Box.Max.Y},
-			"size": []int{j.Size.X, j.Size.Y}, "window": []int{win.Min.X, win.Min.Y, win.Max.X, win.Max.Y}, "flip": j.Flip,
+			"size": []int{j.Size.X, j.Size.Y}, "window": []int{win.Min.X, win.Min.Y, win.Max.X, win.Max.Y}, "flip": j.Flip, "turn": j.Turn, "filter": j.Filter.String(),
 		}, nil)
 		dst := make([]byte, win.Dx()*win.Dy()*3)
 		for _, simd := range []bool{true, false} {
@@ -195,13 +195,13 @@ func TestResampleIsPillow(t *testing.T) {
 				t.Fatalf("%s %+v: %v", v.name, j, err)
 			}
 			if !bytes.Equal(dst, want) {
-				t.Fatalf("%s: box %v to %v window %v flip %v simd %v differs from Pillow", v.name, j.Box, j.Size, j.Window, j.Flip, simd)
+				t.Fatalf("%s: box %v to %v window %v %s flip %v turn %v simd %v differs from Pillow", v.name, j.Box, j.Size, j.Window, j.Filter, j.Flip, j.Turn, simd)
 			}
 		}
 	}
-	for i := range 300 {
+	for i := range 600 {
 		v := files[i%len(files)]
-		j := Job{Box: randomBox(r, v.w, v.h), Size: image.Pt(224, 224), Flip: r.IntN(2) == 1}
+		j := Job{Box: randomBox(r, v.w, v.h), Size: image.Pt(224, 224), Filter: Filter(i / 3 % 3), Flip: r.IntN(2) == 1, Turn: r.IntN(3) == 1}
 		switch r.IntN(5) {
 		case 0:
 			j.Size = image.Pt(1+r.IntN(400), 1+r.IntN(400))
@@ -219,8 +219,56 @@ func TestResampleIsPillow(t *testing.T) {
 	for _, v := range files {
 		all := image.Rect(0, 0, v.w, v.h)
 		for _, s := range []image.Point{{224, 224}, {1, 1}, {v.w, v.h}, {3 * v.w, 2 * v.h}, {v.w, 1}, {1, v.h}, {v.w - 1, v.h + 1}} {
-			check(v, Job{Box: all, Size: s})
-			check(v, Job{Box: all, Size: s, Flip: true})
+			for f := Bilinear; f <= Nearest; f++ {
+				check(v, Job{Box: all, Size: s, Filter: f})
+				check(v, Job{Box: all, Size: s, Filter: f, Flip: true})
+			}
+		}
+	}
+}
+
+// TestDCT compares decoding at a fraction of the size with Pillow's draft, and a resize of a box between pixels.
+func TestDCT(t *testing.T) {
+	r := rand.New(rand.NewPCG(11, 12))
+	for i, e := range []Encoding{
+		{Quality: 90, Subsampling: Sub444}, {Quality: 85, Subsampling: Sub420}, {Quality: 75, Subsampling: Sub422, Progressive: true},
+		{Quality: 90, Subsampling: Sub440}, {Quality: 90, Subsampling: Sub411}, {Quality: 80, Components: 1},
+	} {
+		w, h := 1001-i*7, 803+i*5
+		pix := photo(t, 20+i, w, h)
+		if e.Components == 1 {
+			pix = pix[:w*h]
+		}
+		data := encode(t, pix, w, h, e)
+		fractions := map[int]int{}
+		for k := range 40 {
+			box := randomBox(r, w, h)
+			if k%4 == 0 {
+				box = image.Rect(0, 0, w, h)
+			}
+			size := image.Pt(1+r.IntN(200), 1+r.IntN(200))
+			denom := 1
+			for denom < 8 && box.Dx() >= 2*denom*size.X && box.Dy() >= 2*denom*size.Y {
+				denom *= 2
+			}
+			if denom == 1 {
+				continue
+			}
+			fractions[denom]++
+			a, want := ask(t, "draft", oracle.Q{"denom": denom, "box": []int{box.Min.X, box.Min.Y, box.Max.X, box.Max.Y}, "size": []int{size.X, size.Y}}, data)
+			if a["w"] != float64((w+denom-1)/denom) {
+				t.Fatalf("Pillow drafts %v, want 1/%d of %d", a["w"], denom, w)
+			}
+			dst := make([]byte, size.X*size.Y*3)
+			if err := Decode(dst, data, &Job{Box: box, Size: size, DCT: true}); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(dst, want) {
+				t.Errorf("%+v: box %v to %v at 1/%d differs from Pillow's", e, box, size, denom)
+			}
+		}
+		if len(fractions) < 3 {
+			t.Errorf("%+v: fractions tried: %v", e, fractions)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Region decode with libjpeg-turbo, then the bilinear resize of Pillow 9.4, bit for bit.
+// Region decode with libjpeg-turbo, then the resize of Pillow 9.4 or 13, bit for bit.
 //
 // Traps
 //   - Fancy upsampling looks one chroma sample to each side, so the outermost pixels of a decoded region differ from
@@ -69,6 +69,10 @@ struct sj_scratch {
 	int code;
 	char msg[JMSG_LENGTH_MAX];
 	axis x, y;
+	int base_x, base_y; // where the axes' samples begin in the decoded picture
+	int src_w, src_h;   // of the decoded picture
+	int denom;          // it is decoded at 1/denom
+	int vertical_first;
 	buffer rows, mid, line, out;
 	struct jpeg_destination_mgr dest;
 	size_t written;
@@ -125,18 +129,34 @@ static double triangle(double x) {
 	return x < 1 ? 1 - x : 0;
 }
 
-// axis_init computes the taps of outputs [from, to) of a resize of `in` samples to `out`; reversed for a flip.
-// The arithmetic follows Pillow's precompute_coeffs and normalize_coeffs_8bpc step by step: it decides the last bit.
-static int axis_init(axis *a, int in, int out, int from, int to, int reverse) {
-	int count = to - from, taps = 0;
-	double scale = (double)in / out;
+// Keys's cubic with a = -0.5, evaluated in Pillow's order.
+static double cubic(double x) {
+	if (x < 0) x = -x;
+	if (x < 1) return (1.5 * x - 2.5) * x * x + 1;
+	if (x < 2) return (((x - 5) * x + 8) * x - 4) * -0.5;
+	return 0;
+}
+
+// span is what one axis is resized from: [in0, in1) of `in` samples, which is all of them unless the picture was
+// decoded at a fraction of its size.
+typedef struct {
+	int in;
+	float in0, in1;
+} span;
+
+// axis_init computes the taps of outputs [from, to) of a resize of a span to `out`; reversed for a flip.
+// The arithmetic follows Pillow's precompute_coeffs and normalize_coeffs_8bpc, or ImagingScaleAffine for the nearest
+// sample, step by step: it decides the last bit.
+static int axis_init(axis *a, int filter, span src, int out, int from, int to, int reverse) {
+	int count = to - from, in = src.in, taps = 2;
+	double scale = (double)(src.in1 - src.in0) / out;
 	double fscale = scale < 1 ? 1 : scale;
-	double support = fscale; // of the triangle filter: 1.0
+	double support = filter == SJ_BICUBIC ? 2 * fscale : fscale;
 	double inv = 1.0 / fscale;
 	a->in = in;
 	a->out = count;
-	a->identity = in == out;
-	taps = a->identity ? 2 : (int)ceil(support) * 2 + 1;
+	a->identity = in == out && src.in0 == 0 && src.in1 == (float)out;
+	if (!a->identity && filter != SJ_NEAREST) taps = (int)ceil(support) * 2 + 1;
 	taps += taps & 1;
 	a->taps = taps;
 	size_t cells = (size_t)count * (size_t)taps;
@@ -150,29 +170,36 @@ static int axis_init(axis *a, int in, int out, int from, int to, int reverse) {
 	a->hilo = (int16_t *)(a->k + cells);
 	a->lo = in;
 	a->hi = 0;
-	for (int i = 0; i < count; i++) {
-		int o = reverse ? to - 1 - i : from + i;
+	double at = src.in0 + scale * 0.5; // of the nearest sample: a running sum, as in Pillow
+	if (filter == SJ_NEAREST) {
+		for (int o = 0; o < from; o++) at += scale;
+	}
+	for (int j = 0; j < count; j++) {
+		int o = from + j, i = reverse ? count - 1 - j : j;
 		int xmin, n;
 		int32_t *k = a->k + (size_t)i * taps;
 		int16_t *hl = a->hilo + (size_t)i * taps * 2;
-		if (a->identity) {
-			xmin = o;
+		if (a->identity || filter == SJ_NEAREST) {
+			xmin = a->identity ? o : (int)at;
+			if (xmin >= in) xmin = in - 1;
 			n = 1;
 			k[0] = 1 << BITS;
+			at += scale;
 		} else {
-			double center = (o + 0.5) * scale, sum = 0;
+			double center = src.in0 + (o + 0.5) * scale, sum = 0;
 			xmin = (int)(center - support + 0.5);
 			if (xmin < 0) xmin = 0;
 			int xmax = (int)(center + support + 0.5);
 			if (xmax > in) xmax = in;
 			n = xmax - xmin;
 			for (int x = 0; x < n; x++) {
-				w[x] = triangle((x + xmin - center + 0.5) * inv);
+				double v = (x + xmin - center + 0.5) * inv;
+				w[x] = filter == SJ_BICUBIC ? cubic(v) : triangle(v);
 				sum += w[x];
 			}
 			for (int x = 0; x < n; x++) {
 				double v = sum != 0 ? w[x] / sum : w[x];
-				k[x] = (int32_t)(0.5 + v * (1 << BITS));
+				k[x] = (int32_t)((v < 0 ? -0.5 : 0.5) + v * (1 << BITS));
 			}
 		}
 		for (int x = n; x < taps; x++) k[x] = 0;
@@ -422,53 +449,97 @@ static part visible(const sj_request *q) {
 	return v;
 }
 
-static size_t mid_stride(const sj_scratch *s) { return (size_t)s->x.out * 3 + SLACK; }
+// mid holds what lies between the passes: the rows that the horizontal pass has made, packed RGB, or, where the
+// vertical pass comes first, the source's rows as they are, 4 bytes a pixel.
+static size_t mid_stride(const sj_scratch *s) {
+	return (s->vertical_first ? (size_t)(s->x.hi - s->x.lo) * 4 : (size_t)s->x.out * 3) + SLACK;
+}
 
 static int plan(sj_scratch *s) {
 	const sj_request *q = &s->req;
 	part v = visible(q);
+	span x = {q->box_w, 0, (float)q->box_w}, y = {q->box_h, 0, (float)q->box_h};
 	if (v.x0 == v.x1 || v.y0 == v.y1) { // nothing but padding
 		v.x0 = v.y0 = 0;
 		v.x1 = v.y1 = 1;
 	}
-	if (!axis_init(&s->x, q->box_w, q->out_w, v.x0, v.x1, q->flip)) return 0;
-	if (!axis_init(&s->y, q->box_h, q->out_h, v.y0, v.y1, 0)) return 0;
-	return reserve(&s->mid, mid_stride(s) * (size_t)(s->y.hi - s->y.lo) + SLACK) && reserve(&s->line, (size_t)q->win_w * 3 + SLACK);
+	s->base_x = q->box_x;
+	s->base_y = q->box_y;
+	s->src_w = q->img_w;
+	s->src_h = q->img_h;
+	s->denom = 1;
+	if (q->dct && q->filter != SJ_NEAREST) {
+		while (s->denom < 8 && q->box_w >= 2 * s->denom * q->out_w && q->box_h >= 2 * s->denom * q->out_h) s->denom *= 2;
+	}
+	if (s->denom > 1) { // the box becomes a part of the smaller picture, perhaps at fractions of pixels
+		float d = (float)s->denom;
+		s->base_x = s->base_y = 0;
+		s->src_w = (q->img_w + s->denom - 1) / s->denom;
+		s->src_h = (q->img_h + s->denom - 1) / s->denom;
+		x = (span){s->src_w, (float)q->box_x / d, (float)(q->box_x + q->box_w) / d};
+		y = (span){s->src_h, (float)q->box_y / d, (float)(q->box_y + q->box_h) / d};
+	}
+	if (!axis_init(&s->x, q->filter, x, q->out_w, v.x0, v.x1, q->flip)) return 0;
+	if (!axis_init(&s->y, q->filter, y, q->out_h, v.y0, v.y1, 0)) return 0;
+	// Pillow 13 compares how many rows and columns go, not the ratios.
+	int rows = y.in - q->out_h, columns = x.in - q->out_w;
+	s->vertical_first = q->vertical_first && !s->x.identity && !s->y.identity && rows > 0 && rows > 2 * columns;
+	size_t line = (size_t)q->win_w * 3 + SLACK;
+	if (s->vertical_first) line += mid_stride(s);
+	return reserve(&s->mid, mid_stride(s) * (size_t)(s->y.hi - s->y.lo) + SLACK) && reserve(&s->line, line);
 }
 
-// push runs the horizontal pass on rows [row, row+n) of the rows needed.
+// push takes rows [row, row+n) of the rows needed through the first pass, if that is the horizontal one.
 static void push(sj_scratch *s, const uint8_t *const *in, int row, int n) {
 	uint8_t *out[BATCH];
-	for (int i = 0; i < n; i++) out[i] = (uint8_t *)s->mid.p + mid_stride(s) * (size_t)(row + i);
-	horizontal(&s->x, in, out, n);
+	for (int i = 0; i < n; i++) {
+		out[i] = (uint8_t *)s->mid.p + mid_stride(s) * (size_t)(row + i);
+		if (s->vertical_first) memcpy(out[i], in[i], mid_stride(s) - SLACK);
+	}
+	if (!s->vertical_first) horizontal(&s->x, in, out, n);
 }
 
-// finish runs the vertical pass and stores.
+// second makes row i of the visible part, packed RGB; up to SLACK bytes behind it are overwritten.
+static void second(sj_scratch *s, int i, uint8_t *out) {
+	if (!s->vertical_first) {
+		vertical(&s->y, i, s->mid.p, mid_stride(s), out, s->x.out * 3);
+		return;
+	}
+	uint8_t *row = (uint8_t *)s->line.p + (size_t)s->req.win_w * 3 + SLACK;
+	const uint8_t *in[1] = {row};
+	vertical(&s->y, i, s->mid.p, mid_stride(s), row, (int)(mid_stride(s) - SLACK));
+	horizontal(&s->x, in, &out, 1);
+}
+
+// finish runs the second pass and stores.
 static void finish(sj_scratch *s, const uint8_t *table, uint8_t *dst) {
 	const sj_request *q = &s->req;
 	part v = visible(q);
 	uint8_t *line = s->line.p;
 	int pad_left = q->flip ? q->win_x + q->win_w - v.x1 : v.x0 - q->win_x;
 	int empty = v.x0 == v.x1 || v.y0 == v.y1;
-	int direct = !table && !q->planar && !empty && v.x1 - v.x0 == q->win_w;
+	int direct = !table && !q->planar && !empty && v.x1 - v.x0 == q->win_w && !s->vertical_first; // dst has no slack
 	memset(line, 0, (size_t)q->win_w * 3);
 	for (int y = 0; y < q->win_h; y++) {
 		int at = q->win_y + y; // row of the resized picture
+		int to = q->turn ? q->win_h - 1 - y : y;
 		if (empty || at < v.y0 || at >= v.y1) {
 			memset(line, 0, (size_t)q->win_w * 3);
-			store_row(q, line, y, table, dst);
+			store_row(q, line, to, table, dst);
 		} else if (direct) {
-			vertical(&s->y, at - v.y0, s->mid.p, mid_stride(s), dst + (size_t)y * q->win_w * 3, q->win_w * 3);
+			second(s, at - v.y0, dst + (size_t)to * q->win_w * 3);
 		} else {
-			vertical(&s->y, at - v.y0, s->mid.p, mid_stride(s), line + 3 * pad_left, (v.x1 - v.x0) * 3);
-			store_row(q, line, y, table, dst);
+			second(s, at - v.y0, line + 3 * pad_left);
+			if (s->vertical_first && q->win_w > pad_left + s->x.out) line[3 * (pad_left + s->x.out)] = 0; // the overhang
+			store_row(q, line, to, table, dst);
 		}
 	}
 }
 
 int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t *dst) {
-	const sj_request *q = &s->req;
+	sj_request *q = &s->req;
 	s->msg[0] = 0;
+	q->dct = 0;
 	if (!plan(s)) return SJ_MEMORY;
 	int w = s->x.hi - s->x.lo, rows = s->y.hi - s->y.lo;
 	size_t stride = (size_t)w * 4 + SLACK;
@@ -478,7 +549,7 @@ int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t
 		const uint8_t *in[BATCH];
 		int n = rows - y < BATCH ? rows - y : BATCH;
 		for (int i = 0; i < n; i++) {
-			const uint8_t *p = rgb + ((size_t)(q->box_y + s->y.lo + y + i) * q->img_w + (size_t)(q->box_x + s->x.lo)) * 3;
+			const uint8_t *p = rgb + ((size_t)(s->base_y + s->y.lo + y + i) * q->img_w + (size_t)(s->base_x + s->x.lo)) * 3;
 			uint8_t *o = (uint8_t *)s->rows.p + stride * i;
 			in[i] = o;
 			for (int x = 0; x < w; x++, p += 3, o += 4) {
@@ -608,18 +679,21 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *t
 	}
 	d->dct_method = JDCT_ISLOW;
 	d->do_fancy_upsampling = TRUE;
+	d->scale_num = 1;
+	d->scale_denom = (unsigned)s->denom;
 	jpeg_start_decompress(d);
+	if ((int)d->output_width != s->src_w || (int)d->output_height != s->src_h) fail((j_common_ptr)d, SJ_SIZE);
 
 	// The region: what the resize reads, plus the margin.
-	int x0 = q->box_x + s->x.lo, x1 = q->box_x + s->x.hi, y0 = q->box_y + s->y.lo, y1 = q->box_y + s->y.hi;
-	int left = 0, width = q->img_w, whole = smoothed(d);
-	if (!whole && q->img_w > MIN_REGION) {
+	int x0 = s->base_x + s->x.lo, x1 = s->base_x + s->x.hi, y0 = s->base_y + s->y.lo, y1 = s->base_y + s->y.hi;
+	int left = 0, width = s->src_w, whole = smoothed(d);
+	if (!whole && s->src_w > MIN_REGION) {
 		int a = x0 - MARGIN, b = x1 + MARGIN;
 		if (b - a < MIN_REGION) b = a + MIN_REGION;
-		if (b > q->img_w) b = q->img_w;
+		if (b > s->src_w) b = s->src_w;
 		if (b - a < MIN_REGION) a = b - MIN_REGION;
 		if (a < 0) a = 0;
-		if (a >= 8 || b <= q->img_w - 8) {
+		if (a >= 8 || b <= s->src_w - 8) {
 			JDIMENSION off = (JDIMENSION)a, w = (JDIMENSION)(b - a);
 			jpeg_crop_scanline(d, &off, &w);
 			left = (int)off;

@@ -1,4 +1,4 @@
-// The C half of package jpeg: region decode, Pillow's bilinear resize, flip, layout and type, in one call.
+// The C half of package jpeg: region decode, Pillow's resize, flip, layout and type, in one call.
 #ifndef SHOALJPEG_H
 #define SHOALJPEG_H
 
@@ -18,6 +18,8 @@ enum {
 
 enum { SJ_MAX_SCANS = 500 };
 
+enum { SJ_BILINEAR = 0, SJ_BICUBIC = 1, SJ_NEAREST = 2 };
+
 // What to make of a picture. Crop (box), resize the crop to out_w x out_h, take the window
 // (zero where it lies outside), flip, store.
 typedef struct {
@@ -25,7 +27,11 @@ typedef struct {
 	int box_x, box_y, box_w, box_h;
 	int out_w, out_h;
 	int win_x, win_y, win_w, win_h;
-	int flip;
+	int filter; // SJ_BILINEAR, SJ_BICUBIC, SJ_NEAREST
+	int vertical_first; // Pillow 13's rule
+	int dct;  // decode at 1/2, 1/4 or 1/8 where that is still as large as the output
+	int flip; // left to right
+	int turn; // top to bottom
 	int planar; // 0: HWC, 1: CHW
 	int elem;   // bytes of an element: 1 without table, else 1, 2 or 4
 } sj_request;

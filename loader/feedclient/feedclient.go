@@ -1,7 +1,8 @@
 // Package feedclient is a client of the batch feed in Go: what `shoal feed`, tests and benchmarks
 // use. Trainers use python/shoal.
 //
-// A stream has no goroutine of its own: batches that the server was given credit for wait in gRPC's
+// Over a unix socket batches come in memory that is shared with the server ([Slots]); where that is not
+// to be had, on the connection. Batches that the server was given credit for wait in their slots, or in gRPC's
 // receive window, which is made large enough for a batch or two.
 package feedclient
 
@@ -14,14 +15,15 @@ import (
 	"hash"
 	"io"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/loader/internal/wire"
@@ -36,31 +38,44 @@ const (
 
 // Client is a connection to a feed. Safe for concurrent use.
 type Client struct {
+	// Transport is how batches come; set it before the first Open.
+	Transport Transport
+
 	addr string
 	conn *grpc.ClientConn
 	feed feedpb.FeedClient
 }
 
-// Dial prepares a connection to unix:///path or tcp://host:port. It is made at the first use.
-func Dial(addr string) (*Client, error) {
-	target := addr
+// Dial prepares a connection to unix:///path, tcp://host:port or tls://host:port. It is made at the first
+// use.
+func Dial(addr string, options ...Option) (*Client, error) {
+	target, encrypted := addr, false
 	if host, ok := strings.CutPrefix(addr, "tcp://"); ok {
 		target = "dns:///" + host
+	} else if host, encrypted = strings.CutPrefix(addr, "tls://"); encrypted {
+		target = "dns:///" + host
 	} else if !strings.HasPrefix(addr, "unix:///") {
-		return nil, fmt.Errorf("feed address %q: must be unix:///PATH or tcp://HOST:PORT", addr)
+		return nil, fmt.Errorf("feed address %q: must be unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT", addr)
 	}
-	conn, err := grpc.NewClient(target,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+	var security Security
+	for _, set := range options {
+		set(&security)
+	}
+	credentials, err := security.dialOptions(encrypted)
+	if err != nil {
+		return nil, fmt.Errorf("feed address %q: %w", addr, err)
+	}
+	conn, err := grpc.NewClient(target, append(credentials,
 		grpc.WithNoProxy(), // the proxy of the environment is for the web
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.Codec())),
 		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithReadBufferSize(128<<10),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
-	)
+	)...)
 	if err != nil {
 		return nil, fmt.Errorf("feed address %q: %w", addr, err)
 	}
-	return &Client{addr, conn, feedpb.NewFeedClient(conn)}, nil
+	return &Client{addr: addr, conn: conn, feed: feedpb.NewFeedClient(conn)}, nil
 }
 
 // Close closes the connection and with it all streams.
@@ -90,6 +105,9 @@ func (e *Error) Error() string {
 	if e.Code == codes.Unavailable && strings.HasSuffix(e.Text, syscall.EACCES.Error()) {
 		return fmt.Sprintf("feed %s: %s (the socket is for others: see --socket-mode and --socket-group of `shoal serve`)", e.Addr, e.Text)
 	}
+	if r := remedy(e); r != "" {
+		return fmt.Sprintf("feed %s: %s (%s)", e.Addr, e.Text, r)
+	}
 	if e.Code == codes.Unavailable {
 		return fmt.Sprintf("feed %s: %s (is `shoal serve` running there? start it, or check the address)", e.Addr, e.Text)
 	}
@@ -113,24 +131,74 @@ func (c *Client) explain(err error) error {
 	return &Error{c.addr, st.Code(), text}
 }
 
-// Stream is one rank's batches. It is for one goroutine.
+// Stream is one rank's batches. It is for one goroutine, but batches may be released by any.
 type Stream struct {
 	client *Client
 	stream grpc.BidiStreamingClient[feedpb.ClientMessage, feedpb.ServerMessage]
 	cancel context.CancelFunc
 	opened *feedpb.Opened
 	state  string
-	free   [][]byte
-	owed   uint32 // credits for batches that were taken
+	memory *mapping   // nil: no slots
+	frames bool       // messages come beside the slots, and the stream only tells how it ended
+	broken bool       // they ended without the word that it was all
+	over   chan error // the stream's end, where frames were had; whoever takes it puts it back
 	stall  time.Duration
 	ended  int
+	views  int // slots that the caller may keep without holding the server up
+	copied int
+	owed   uint32 // credits for batches that were taken
+
+	closed sync.Once
+
+	mu   sync.Mutex
+	free [][]byte
+	held int // slots that the caller has
 }
 
-// Open opens a session. Credits, if 0, become 2: one batch to work on and one on its way.
+// Open opens a session. Credits, if 0, become 2: one batch to work on and one on its way. Slots, if 0
+// and to be had, become two more, 8 at most.
 func (c *Client) Open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
+	o = proto.CloneOf(o)
 	if o.GetCredits() == 0 {
 		o.Credits = 2
 	}
+	local := strings.HasPrefix(c.addr, "unix://")
+	switch {
+	case c.Transport == Slots && !local:
+		return nil, fmt.Errorf("feed %s: slots are for servers on this host: use unix:///PATH, or transport auto", c.addr)
+	case c.Transport == Chunks || !local:
+		o.Slots = 0
+	case o.GetSlots() == 0:
+		o.Slots = min(o.GetCredits(), autoCredits) + 2
+	}
+	s, err := c.open(ctx, o)
+	if err != nil || o.GetSlots() == 0 {
+		return s, err
+	}
+	pool := s.opened.GetPool()
+	if pool != nil && pool.GetDevice() == "" {
+		if s.memory, err = handOver(ctx, c.addr, pool, int(min(o.GetSlots(), pool.GetSlots()))); err == nil {
+			s.watch(ctx)
+			return s, nil
+		}
+		err = fmt.Errorf("feed %s: shared memory: %w", c.addr, err)
+	} else if err = fmt.Errorf("feed %s: the server has no shared memory for this session: its log says why", c.addr); pool == nil && c.Transport != Slots {
+		return s, nil
+	}
+	s.Close()
+	if c.Transport == Slots || ctx.Err() != nil {
+		return nil, err
+	}
+	// Another mount namespace, a socket that is forwarded from elsewhere: without, then.
+	o.Slots = 0
+	return c.open(ctx, o)
+}
+
+// autoCredits are the credits that slots are opened for where the caller does not say how many. More of
+// them are of no use to a server that fills slots faster than they are read, and no help to one that does not.
+const autoCredits = 6
+
+func (c *Client) open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	fail := func(err error) (*Stream, error) {
 		cancel()
@@ -151,7 +219,9 @@ func (c *Client) Open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
 	if m.GetOpened() == nil {
 		return fail(fmt.Errorf("the server's first message is %T: not a Shoal feed of version 1", m.GetKind()))
 	}
-	return &Stream{client: c, stream: stream, cancel: cancel, opened: m.GetOpened(), state: m.GetOpened().GetState()}, nil
+	s := &Stream{client: c, stream: stream, cancel: cancel, opened: m.GetOpened(), state: m.GetOpened().GetState()}
+	s.views = int(o.GetSlots()) - int(o.GetCredits())
+	return s, nil
 }
 
 // Opened describes the session.
@@ -166,12 +236,19 @@ func (s *Stream) Stalled() time.Duration { return s.stall }
 // Epochs is the number of epochs that Next has seen the end of.
 func (s *Stream) Epochs() int { return s.ended }
 
+// InSlots reports whether batches come in shared memory; those that do not fit still come otherwise.
+func (s *Stream) InSlots() bool { return s.memory != nil }
+
+// Copied is the number of batches that came in slots and were copied, since the caller kept too many.
+func (s *Stream) Copied() int { return s.copied }
+
 // Next returns the next batch, over epochs' ends, and io.EOF after the last. The batch is the
-// caller's until its Release.
+// caller's until its Release. Of those that are not released a few are views of the server's slots, as
+// many as were opened beyond the credits, and at least one; the others are copies, so that the server always has slots to go on with.
 func (s *Stream) Next() (*Batch, error) {
 	if s.owed > 0 {
 		m := &feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Credit{Credit: &feedpb.Credit{N: s.owed}}}
-		if err := s.stream.Send(m); err != nil && !errors.Is(err, io.EOF) {
+		if err := s.send(m); err != nil && !errors.Is(err, io.EOF) {
 			return nil, s.client.explain(err)
 		}
 		s.owed = 0
@@ -179,7 +256,7 @@ func (s *Stream) Next() (*Batch, error) {
 	start := time.Now()
 	var in wire.Incoming
 	for {
-		if err := s.stream.RecvMsg(&in); err != nil {
+		if err := s.recv(&in); err != nil {
 			return nil, s.client.explain(err)
 		}
 		if end := in.Message.GetEpochEnd(); end != nil {
@@ -192,27 +269,89 @@ func (s *Stream) Next() (*Batch, error) {
 		}
 	}
 	s.stall += time.Since(start)
-	h := in.Message.GetBatch()
-	b, err := newBatch(s, h)
-	if err != nil {
-		return nil, err
-	}
-	for in.Dst = b.buf; len(in.Dst) > 0; in.Dst = in.Dst[in.N:] {
-		if err := s.stream.RecvMsg(&in); err != nil {
-			return nil, s.client.explain(err)
+	b := &Batch{Header: in.Message.GetBatch(), stream: s}
+	if err := b.receive(&in); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
 		}
-		if !in.IsChunk {
-			return nil, fmt.Errorf("feed %s: %T in the middle of a batch", s.client.addr, in.Message.GetKind())
-		}
+		return nil, s.client.explain(err)
 	}
-	s.state = h.GetState()
+	s.state = b.Header.GetState()
 	s.owed++
 	return b, nil
 }
 
-// Close ends the session.
+// endPatience is how long messages are waited for on the handover connection once the stream is over. Where both
+// processes are well its end follows at once.
+const endPatience = 5 * time.Second
+
+// watch waits for the stream's end beside the messages on the handover connection, if they come there: of a server that
+// hangs only gRPC's pings tell. The caller's own ctx ends the wait at once.
+func (s *Stream) watch(ctx context.Context) {
+	if s.memory.in == nil {
+		return
+	}
+	s.frames, s.over = true, make(chan error, 1)
+	go func() {
+		err := s.stream.RecvMsg(&wire.Incoming{})
+		if err == nil {
+			err = errors.New("a message on the stream, whose messages were to come on the handover connection")
+		}
+		s.over <- err
+		patience := endPatience
+		if ctx.Err() != nil {
+			patience = 0
+		}
+		_ = s.memory.conn.SetReadDeadline(time.Now().Add(patience)) // fails where it is closed
+	}()
+}
+
+// recv receives the next message.
+func (s *Stream) recv(in *wire.Incoming) error {
+	if s.frames {
+		err := s.memory.in.RecvMsg(in)
+		if err == nil || errors.Is(err, wire.ErrFrame) {
+			return err
+		}
+		s.frames, s.broken = false, !errors.Is(err, io.EOF)
+	}
+	if s.over == nil {
+		return s.stream.RecvMsg(in)
+	}
+	err := <-s.over // the stream knows how it ended
+	s.over <- err
+	if s.broken && errors.Is(err, io.EOF) { // there was more
+		return status.Error(codes.Unavailable, "the handover connection has ended, and not all was read from it")
+	}
+	return err
+}
+
+// send sends a message, from any goroutine. That the stream is over shows at the next recv.
+func (s *Stream) send(m *feedpb.ClientMessage) error {
+	if s.memory != nil && s.memory.out != nil {
+		_ = s.memory.out.SendMsg(m)
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stream.Send(m)
+}
+
+// giveBack gives a slot back. An error shows at the next Recv.
+func (s *Stream) giveBack(slot uint32) {
+	_ = s.send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Release{Release: &feedpb.Release{Slots: []uint32{slot}}}})
+}
+
+// Close ends the session. Batches that were not released stay valid.
 func (s *Stream) Close() {
 	s.cancel()
+	if m := s.memory; m != nil {
+		s.closed.Do(m.drop)
+	}
+	if s.over != nil {
+		s.over <- <-s.over
+		return
+	}
 	for { // until gRPC has let go of the stream
 		if err := s.stream.RecvMsg(&wire.Incoming{}); err != nil {
 			return
@@ -220,11 +359,13 @@ func (s *Stream) Close() {
 	}
 }
 
-// Batch is one batch.
+// Batch is one batch. Its memory is its own until Release, also after the stream's Close: a batch that is
+// never released keeps the memory of its stream's slots.
 type Batch struct {
 	Header *feedpb.BatchHeader
 
 	stream *Stream
+	memory *mapping // that buf is a view of; nil: it is the stream's own
 	buf    []byte
 	data   []byte
 	ids    []byte
@@ -233,20 +374,65 @@ type Batch struct {
 	off    []byte
 }
 
-func newBatch(s *Stream, h *feedpb.BatchHeader) (*Batch, error) {
-	b := &Batch{Header: h, stream: s}
-	n := h.GetTotalBytes()
-	if k := len(s.free); k > 0 && uint64(cap(s.free[k-1])) >= n {
-		b.buf = s.free[k-1][:n]
-		s.free = s.free[:k-1]
-	} else {
-		b.buf = make([]byte, n)
+// receive finds or fills the batch's memory, and cuts it into planes.
+func (b *Batch) receive(in *wire.Incoming) error {
+	s, n := b.stream, b.Header.GetTotalBytes()
+	if slot := b.Header.GetSlot(); slot != 0 {
+		if s.memory == nil {
+			return fmt.Errorf("a batch in slot %d of a stream without slots", slot)
+		}
+		view, err := s.memory.buffer(slot, n)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		keep := s.held < max(s.views, 1)
+		if keep {
+			s.held++
+		}
+		s.mu.Unlock()
+		if keep {
+			s.memory.refs.Add(1)
+			b.buf, b.memory = view, s.memory
+		} else {
+			b.buf = s.buffer(n)
+			copy(b.buf, view)
+			s.copied++
+			s.giveBack(slot)
+		}
+		return b.cut()
 	}
-	rows := uint64(h.GetRows())
-	for _, p := range h.GetPlanes() {
+	b.buf = s.buffer(n)
+	for in.Dst = b.buf; len(in.Dst) > 0; in.Dst = in.Dst[in.N:] {
+		if err := s.recv(in); err != nil {
+			return err
+		}
+		if !in.IsChunk {
+			return fmt.Errorf("%T in the middle of a batch", in.Message.GetKind())
+		}
+	}
+	return b.cut()
+}
+
+// buffer returns n bytes of the stream's own.
+func (s *Stream) buffer(n uint64) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := len(s.free); k > 0 && uint64(cap(s.free[k-1])) >= n {
+		b := s.free[k-1][:n]
+		s.free = s.free[:k-1]
+		return b
+	}
+	return make([]byte, n)
+}
+
+// cut finds the planes.
+func (b *Batch) cut() error {
+	rows := uint64(b.Header.GetRows())
+	for _, p := range b.Header.GetPlanes() {
 		end := p.GetOffset() + p.GetLength()
-		if end < p.GetOffset() || end > n {
-			return nil, fmt.Errorf("feed %s: plane %s lies outside the batch", s.client.addr, p.GetName())
+		if end < p.GetOffset() || end > uint64(len(b.buf)) {
+			return fmt.Errorf("plane %s lies outside the batch", p.GetName())
 		}
 		plane := b.buf[p.GetOffset():end]
 		want := uint64(len(plane))
@@ -263,18 +449,32 @@ func newBatch(s *Stream, h *feedpb.BatchHeader) (*Batch, error) {
 			b.off, want = plane, 8*(rows+1)
 		}
 		if want != uint64(len(plane)) {
-			return nil, fmt.Errorf("feed %s: plane %s has %d bytes for %d rows", s.client.addr, p.GetName(), len(plane), rows)
+			return fmt.Errorf("plane %s has %d bytes for %d rows", p.GetName(), len(plane), rows)
 		}
 	}
 	if b.ids == nil || b.labels == nil || b.valid == nil || b.data == nil && rows > 0 {
-		return nil, fmt.Errorf("feed %s: a batch without its planes", s.client.addr)
+		return errors.New("a batch without its planes")
 	}
-	return b, nil
+	return nil
 }
 
-// Release lets the memory of the batch be used for another.
+// Release lets the memory of the batch be used for another: nothing of it may be looked at any more.
 func (b *Batch) Release() {
-	b.stream.free = append(b.stream.free, b.buf)
+	s := b.stream
+	if s == nil {
+		return // released already
+	}
+	if b.memory != nil {
+		s.mu.Lock()
+		s.held--
+		s.mu.Unlock()
+		s.giveBack(b.Header.GetSlot())
+		b.memory.drop()
+	} else {
+		s.mu.Lock()
+		s.free = append(s.free, b.buf)
+		s.mu.Unlock()
+	}
 	*b = Batch{Header: b.Header}
 }
 

@@ -251,6 +251,7 @@ type ClientMessage struct {
 	//
 	//	*ClientMessage_Open
 	//	*ClientMessage_Credit
+	//	*ClientMessage_Release
 	Kind          isClientMessage_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -311,6 +312,15 @@ func (x *ClientMessage) GetCredit() *Credit {
 	return nil
 }
 
+func (x *ClientMessage) GetRelease() *Release {
+	if x != nil {
+		if x, ok := x.Kind.(*ClientMessage_Release); ok {
+			return x.Release
+		}
+	}
+	return nil
+}
+
 type isClientMessage_Kind interface {
 	isClientMessage_Kind()
 }
@@ -323,9 +333,15 @@ type ClientMessage_Credit struct {
 	Credit *Credit `protobuf:"bytes,2,opt,name=credit,proto3,oneof"`
 }
 
+type ClientMessage_Release struct {
+	Release *Release `protobuf:"bytes,3,opt,name=release,proto3,oneof"`
+}
+
 func (*ClientMessage_Open) isClientMessage_Kind() {}
 
 func (*ClientMessage_Credit) isClientMessage_Kind() {}
+
+func (*ClientMessage_Release) isClientMessage_Kind() {}
 
 // Open says what a session is. Empty fields have the defaults named here; with a state, fields that
 // the state holds must be empty or agree with it.
@@ -347,6 +363,11 @@ type Open struct {
 	Credits       uint32                 `protobuf:"varint,14,opt,name=credits,proto3" json:"credits,omitempty"`   // first credits, as if a Credit followed
 	Rebatch       bool                   `protobuf:"varint,15,opt,name=rebatch,proto3" json:"rebatch,omitempty"`   // allow another global batch than the state's
 	Dataset       string                 `protobuf:"bytes,16,opt,name=dataset,proto3" json:"dataset,omitempty"`    // refuse to serve any other version than this; empty: any
+	Weight        uint32                 `protobuf:"varint,17,opt,name=weight,proto3" json:"weight,omitempty"`     // of this session's prefetching against the daemon's other streams, 1 (default) to 1000
+	Slots         uint32                 `protobuf:"varint,18,opt,name=slots,proto3" json:"slots,omitempty"`       // take batches in shared memory, in so many slots; 0, or a server elsewhere: in Chunks
+	Readonly      bool                   `protobuf:"varint,19,opt,name=readonly,proto3" json:"readonly,omitempty"` // the client never writes to slots: sessions of one spec may then share them
+	Device        string                 `protobuf:"bytes,20,opt,name=device,proto3" json:"device,omitempty"`      // where batches are wanted, of a server that has a device: "cuda:0"; empty: host memory
+	Label         string                 `protobuf:"bytes,21,opt,name=label,proto3" json:"label,omitempty"`        // what labels are: "folder", "cls", "json:KEY" or "none"; empty: class folders, or else .cls files
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -493,6 +514,41 @@ func (x *Open) GetDataset() string {
 	return ""
 }
 
+func (x *Open) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *Open) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+func (x *Open) GetReadonly() bool {
+	if x != nil {
+		return x.Readonly
+	}
+	return false
+}
+
+func (x *Open) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *Open) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
+}
+
 // Credit allows n more batches to be sent.
 type Credit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -538,6 +594,123 @@ func (x *Credit) GetN() uint32 {
 	return 0
 }
 
+// Release gives slots back, by the numbers that BatchHeader.slot had. A slot may be given back in any
+// order, once for each batch that came in it.
+type Release struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slots         []uint32               `protobuf:"varint,1,rep,packed,name=slots,proto3" json:"slots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Release) Reset() {
+	*x = Release{}
+	mi := &file_feed_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Release) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Release) ProtoMessage() {}
+
+func (x *Release) ProtoReflect() protoreflect.Message {
+	mi := &file_feed_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Release.ProtoReflect.Descriptor instead.
+func (*Release) Descriptor() ([]byte, []int) {
+	return file_feed_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Release) GetSlots() []uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
+// Pool is shared memory that batches come in. The client asks for the descriptor on a connection of
+// its own to the same unix socket (docs/protocol.md, "Slots"), and keeps that connection open for as
+// long as it uses the memory: its end, as its process's end, gives all slots back.
+type Pool struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"` // presented at the handover; unguessable
+	Slots         uint32                 `protobuf:"varint,2,opt,name=slots,proto3" json:"slots,omitempty"`
+	SlotBytes     uint64                 `protobuf:"varint,3,opt,name=slot_bytes,json=slotBytes,proto3" json:"slot_bytes,omitempty"` // a header of 4 KiB, then the batch's buffer; slot s (from 1) begins at (s-1) * slot_bytes
+	Device        string                 `protobuf:"bytes,4,opt,name=device,proto3" json:"device,omitempty"`                         // where the memory is; empty: host memory, a memfd
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pool) Reset() {
+	*x = Pool{}
+	mi := &file_feed_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pool) ProtoMessage() {}
+
+func (x *Pool) ProtoReflect() protoreflect.Message {
+	mi := &file_feed_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pool.ProtoReflect.Descriptor instead.
+func (*Pool) Descriptor() ([]byte, []int) {
+	return file_feed_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Pool) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Pool) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+func (x *Pool) GetSlotBytes() uint64 {
+	if x != nil {
+		return x.SlotBytes
+	}
+	return 0
+}
+
+func (x *Pool) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
 type ServerMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Kind:
@@ -553,7 +726,7 @@ type ServerMessage struct {
 
 func (x *ServerMessage) Reset() {
 	*x = ServerMessage{}
-	mi := &file_feed_proto_msgTypes[7]
+	mi := &file_feed_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -565,7 +738,7 @@ func (x *ServerMessage) String() string {
 func (*ServerMessage) ProtoMessage() {}
 
 func (x *ServerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[7]
+	mi := &file_feed_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -578,7 +751,7 @@ func (x *ServerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerMessage.ProtoReflect.Descriptor instead.
 func (*ServerMessage) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{7}
+	return file_feed_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ServerMessage) GetKind() isServerMessage_Kind {
@@ -673,13 +846,15 @@ type Opened struct {
 	Layout        string                 `protobuf:"bytes,16,opt,name=layout,proto3" json:"layout,omitempty"` // "nchw" or "nhwc"; empty for raw samples
 	Planes        []*Plane               `protobuf:"bytes,17,rep,name=planes,proto3" json:"planes,omitempty"` // of a full batch; for raw samples the data plane's length is 0
 	State         string                 `protobuf:"bytes,18,opt,name=state,proto3" json:"state,omitempty"`   // the state that the stream starts from
+	Pool          *Pool                  `protobuf:"bytes,19,opt,name=pool,proto3" json:"pool,omitempty"`     // if batches come in slots; one that does not fit still comes in Chunks
+	Label         string                 `protobuf:"bytes,21,opt,name=label,proto3" json:"label,omitempty"`   // what labels are: "folder", "cls", "json:KEY" or "none"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Opened) Reset() {
 	*x = Opened{}
-	mi := &file_feed_proto_msgTypes[8]
+	mi := &file_feed_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -691,7 +866,7 @@ func (x *Opened) String() string {
 func (*Opened) ProtoMessage() {}
 
 func (x *Opened) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[8]
+	mi := &file_feed_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -704,7 +879,7 @@ func (x *Opened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Opened.ProtoReflect.Descriptor instead.
 func (*Opened) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{8}
+	return file_feed_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Opened) GetSession() string {
@@ -833,11 +1008,25 @@ func (x *Opened) GetState() string {
 	return ""
 }
 
+func (x *Opened) GetPool() *Pool {
+	if x != nil {
+		return x.Pool
+	}
+	return nil
+}
+
+func (x *Opened) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
+}
+
 // Plane is one array in a batch's buffer. All numbers are little-endian, rows are contiguous, the
 // offset is a multiple of 64.
 //
 //	data     [rows, ...]  the transform's shape and dtype; raw samples: uint8 [bytes], one after another
-//	label    int64 [rows] class number; -1 when valid is 0 for want of a sample, or without labels
+//	label    int64 [rows] class number, or what Open.label says; -1 when valid is 0 for want of a sample, or without labels
 //	id       int64 [rows] sample number; -1 where there is none (padding)
 //	valid    uint8 [rows] 1, or 0 for padding and skipped samples, whose data are zeros
 //	offsets  uint64 [rows+1] raw samples only: row i is data[offsets[i]:offsets[i+1]]
@@ -854,7 +1043,7 @@ type Plane struct {
 
 func (x *Plane) Reset() {
 	*x = Plane{}
-	mi := &file_feed_proto_msgTypes[9]
+	mi := &file_feed_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -866,7 +1055,7 @@ func (x *Plane) String() string {
 func (*Plane) ProtoMessage() {}
 
 func (x *Plane) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[9]
+	mi := &file_feed_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -879,7 +1068,7 @@ func (x *Plane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plane.ProtoReflect.Descriptor instead.
 func (*Plane) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{9}
+	return file_feed_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Plane) GetName() string {
@@ -927,13 +1116,14 @@ type BatchHeader struct {
 	Planes        []*Plane               `protobuf:"bytes,6,rep,name=planes,proto3" json:"planes,omitempty"`
 	Bad           []*BadSample           `protobuf:"bytes,7,rep,name=bad,proto3" json:"bad,omitempty"`
 	State         string                 `protobuf:"bytes,8,opt,name=state,proto3" json:"state,omitempty"` // state once this batch is consumed
+	Slot          uint32                 `protobuf:"varint,9,opt,name=slot,proto3" json:"slot,omitempty"`  // the slot that holds the batch, from 1; no Chunks follow. 0: Chunks follow
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BatchHeader) Reset() {
 	*x = BatchHeader{}
-	mi := &file_feed_proto_msgTypes[10]
+	mi := &file_feed_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +1135,7 @@ func (x *BatchHeader) String() string {
 func (*BatchHeader) ProtoMessage() {}
 
 func (x *BatchHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[10]
+	mi := &file_feed_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,7 +1148,7 @@ func (x *BatchHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchHeader.ProtoReflect.Descriptor instead.
 func (*BatchHeader) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{10}
+	return file_feed_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *BatchHeader) GetIndex() uint64 {
@@ -1017,6 +1207,13 @@ func (x *BatchHeader) GetState() string {
 	return ""
 }
 
+func (x *BatchHeader) GetSlot() uint32 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
 // BadSample reports a sample that was skipped.
 type BadSample struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1030,7 +1227,7 @@ type BadSample struct {
 
 func (x *BadSample) Reset() {
 	*x = BadSample{}
-	mi := &file_feed_proto_msgTypes[11]
+	mi := &file_feed_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1239,7 @@ func (x *BadSample) String() string {
 func (*BadSample) ProtoMessage() {}
 
 func (x *BadSample) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[11]
+	mi := &file_feed_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1252,7 @@ func (x *BadSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BadSample.ProtoReflect.Descriptor instead.
 func (*BadSample) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{11}
+	return file_feed_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BadSample) GetRow() uint32 {
@@ -1096,7 +1293,7 @@ type Chunk struct {
 
 func (x *Chunk) Reset() {
 	*x = Chunk{}
-	mi := &file_feed_proto_msgTypes[12]
+	mi := &file_feed_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1305,7 @@ func (x *Chunk) String() string {
 func (*Chunk) ProtoMessage() {}
 
 func (x *Chunk) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[12]
+	mi := &file_feed_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1318,7 @@ func (x *Chunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Chunk.ProtoReflect.Descriptor instead.
 func (*Chunk) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{12}
+	return file_feed_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Chunk) GetData() []byte {
@@ -1142,7 +1339,7 @@ type EpochEnd struct {
 
 func (x *EpochEnd) Reset() {
 	*x = EpochEnd{}
-	mi := &file_feed_proto_msgTypes[13]
+	mi := &file_feed_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1351,7 @@ func (x *EpochEnd) String() string {
 func (*EpochEnd) ProtoMessage() {}
 
 func (x *EpochEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[13]
+	mi := &file_feed_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1364,7 @@ func (x *EpochEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochEnd.ProtoReflect.Descriptor instead.
 func (*EpochEnd) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{13}
+	return file_feed_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EpochEnd) GetEpoch() uint32 {
@@ -1206,11 +1403,12 @@ const file_feed_proto_rawDesc = "" +
 	"\x06server\x18\x05 \x01(\tR\x06server\"\x0e\n" +
 	"\fStatsRequest\"#\n" +
 	"\rStatsResponse\x12\x12\n" +
-	"\x04json\x18\x01 \x01(\tR\x04json\"s\n" +
+	"\x04json\x18\x01 \x01(\tR\x04json\"\xa7\x01\n" +
 	"\rClientMessage\x12)\n" +
 	"\x04open\x18\x01 \x01(\v2\x13.shoal.feed.v1.OpenH\x00R\x04open\x12/\n" +
-	"\x06credit\x18\x02 \x01(\v2\x15.shoal.feed.v1.CreditH\x00R\x06creditB\x06\n" +
-	"\x04kind\"\xf8\x02\n" +
+	"\x06credit\x18\x02 \x01(\v2\x15.shoal.feed.v1.CreditH\x00R\x06credit\x122\n" +
+	"\arelease\x18\x03 \x01(\v2\x16.shoal.feed.v1.ReleaseH\x00R\areleaseB\x06\n" +
+	"\x04kind\"\xf0\x03\n" +
 	"\x04Open\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x14\n" +
@@ -1228,15 +1426,28 @@ const file_feed_proto_rawDesc = "" +
 	"\x05state\x18\r \x01(\tR\x05state\x12\x18\n" +
 	"\acredits\x18\x0e \x01(\rR\acredits\x12\x18\n" +
 	"\arebatch\x18\x0f \x01(\bR\arebatch\x12\x18\n" +
-	"\adataset\x18\x10 \x01(\tR\adataset\"\x16\n" +
+	"\adataset\x18\x10 \x01(\tR\adataset\x12\x16\n" +
+	"\x06weight\x18\x11 \x01(\rR\x06weight\x12\x14\n" +
+	"\x05slots\x18\x12 \x01(\rR\x05slots\x12\x1a\n" +
+	"\breadonly\x18\x13 \x01(\bR\breadonly\x12\x16\n" +
+	"\x06device\x18\x14 \x01(\tR\x06device\x12\x14\n" +
+	"\x05label\x18\x15 \x01(\tR\x05label\"\x16\n" +
 	"\x06Credit\x12\f\n" +
-	"\x01n\x18\x01 \x01(\rR\x01n\"\xe2\x01\n" +
+	"\x01n\x18\x01 \x01(\rR\x01n\"\x1f\n" +
+	"\aRelease\x12\x14\n" +
+	"\x05slots\x18\x01 \x03(\rR\x05slots\"e\n" +
+	"\x04Pool\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05slots\x18\x02 \x01(\rR\x05slots\x12\x1d\n" +
+	"\n" +
+	"slot_bytes\x18\x03 \x01(\x04R\tslotBytes\x12\x16\n" +
+	"\x06device\x18\x04 \x01(\tR\x06device\"\xe2\x01\n" +
 	"\rServerMessage\x12/\n" +
 	"\x06opened\x18\x01 \x01(\v2\x15.shoal.feed.v1.OpenedH\x00R\x06opened\x122\n" +
 	"\x05batch\x18\x02 \x01(\v2\x1a.shoal.feed.v1.BatchHeaderH\x00R\x05batch\x12,\n" +
 	"\x05chunk\x18\x03 \x01(\v2\x14.shoal.feed.v1.ChunkH\x00R\x05chunk\x126\n" +
 	"\tepoch_end\x18\x04 \x01(\v2\x17.shoal.feed.v1.EpochEndH\x00R\bepochEndB\x06\n" +
-	"\x04kind\"\xe3\x03\n" +
+	"\x04kind\"\xa2\x04\n" +
 	"\x06Opened\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x18\n" +
 	"\adataset\x18\x02 \x01(\tR\adataset\x12\x18\n" +
@@ -1256,13 +1467,15 @@ const file_feed_proto_rawDesc = "" +
 	"\x05epoch\x18\x0f \x01(\rR\x05epoch\x12\x16\n" +
 	"\x06layout\x18\x10 \x01(\tR\x06layout\x12,\n" +
 	"\x06planes\x18\x11 \x03(\v2\x14.shoal.feed.v1.PlaneR\x06planes\x12\x14\n" +
-	"\x05state\x18\x12 \x01(\tR\x05state\"w\n" +
+	"\x05state\x18\x12 \x01(\tR\x05state\x12'\n" +
+	"\x04pool\x18\x13 \x01(\v2\x13.shoal.feed.v1.PoolR\x04pool\x12\x14\n" +
+	"\x05label\x18\x15 \x01(\tR\x05label\"w\n" +
 	"\x05Plane\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05dtype\x18\x02 \x01(\tR\x05dtype\x12\x14\n" +
 	"\x05shape\x18\x03 \x03(\x04R\x05shape\x12\x16\n" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x16\n" +
-	"\x06length\x18\x05 \x01(\x04R\x06length\"\xf4\x01\n" +
+	"\x06length\x18\x05 \x01(\x04R\x06length\"\x88\x02\n" +
 	"\vBatchHeader\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x12\n" +
@@ -1272,7 +1485,8 @@ const file_feed_proto_rawDesc = "" +
 	"totalBytes\x12,\n" +
 	"\x06planes\x18\x06 \x03(\v2\x14.shoal.feed.v1.PlaneR\x06planes\x12*\n" +
 	"\x03bad\x18\a \x03(\v2\x18.shoal.feed.v1.BadSampleR\x03bad\x12\x14\n" +
-	"\x05state\x18\b \x01(\tR\x05state\"W\n" +
+	"\x05state\x18\b \x01(\tR\x05state\x12\x12\n" +
+	"\x04slot\x18\t \x01(\rR\x04slot\"W\n" +
 	"\tBadSample\x12\x10\n" +
 	"\x03row\x18\x01 \x01(\rR\x03row\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x04R\x02id\x12\x12\n" +
@@ -1301,7 +1515,7 @@ func file_feed_proto_rawDescGZIP() []byte {
 	return file_feed_proto_rawDescData
 }
 
-var file_feed_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_feed_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_feed_proto_goTypes = []any{
 	(*InfoRequest)(nil),   // 0: shoal.feed.v1.InfoRequest
 	(*InfoResponse)(nil),  // 1: shoal.feed.v1.InfoResponse
@@ -1310,35 +1524,39 @@ var file_feed_proto_goTypes = []any{
 	(*ClientMessage)(nil), // 4: shoal.feed.v1.ClientMessage
 	(*Open)(nil),          // 5: shoal.feed.v1.Open
 	(*Credit)(nil),        // 6: shoal.feed.v1.Credit
-	(*ServerMessage)(nil), // 7: shoal.feed.v1.ServerMessage
-	(*Opened)(nil),        // 8: shoal.feed.v1.Opened
-	(*Plane)(nil),         // 9: shoal.feed.v1.Plane
-	(*BatchHeader)(nil),   // 10: shoal.feed.v1.BatchHeader
-	(*BadSample)(nil),     // 11: shoal.feed.v1.BadSample
-	(*Chunk)(nil),         // 12: shoal.feed.v1.Chunk
-	(*EpochEnd)(nil),      // 13: shoal.feed.v1.EpochEnd
+	(*Release)(nil),       // 7: shoal.feed.v1.Release
+	(*Pool)(nil),          // 8: shoal.feed.v1.Pool
+	(*ServerMessage)(nil), // 9: shoal.feed.v1.ServerMessage
+	(*Opened)(nil),        // 10: shoal.feed.v1.Opened
+	(*Plane)(nil),         // 11: shoal.feed.v1.Plane
+	(*BatchHeader)(nil),   // 12: shoal.feed.v1.BatchHeader
+	(*BadSample)(nil),     // 13: shoal.feed.v1.BadSample
+	(*Chunk)(nil),         // 14: shoal.feed.v1.Chunk
+	(*EpochEnd)(nil),      // 15: shoal.feed.v1.EpochEnd
 }
 var file_feed_proto_depIdxs = []int32{
 	5,  // 0: shoal.feed.v1.ClientMessage.open:type_name -> shoal.feed.v1.Open
 	6,  // 1: shoal.feed.v1.ClientMessage.credit:type_name -> shoal.feed.v1.Credit
-	8,  // 2: shoal.feed.v1.ServerMessage.opened:type_name -> shoal.feed.v1.Opened
-	10, // 3: shoal.feed.v1.ServerMessage.batch:type_name -> shoal.feed.v1.BatchHeader
-	12, // 4: shoal.feed.v1.ServerMessage.chunk:type_name -> shoal.feed.v1.Chunk
-	13, // 5: shoal.feed.v1.ServerMessage.epoch_end:type_name -> shoal.feed.v1.EpochEnd
-	9,  // 6: shoal.feed.v1.Opened.planes:type_name -> shoal.feed.v1.Plane
-	9,  // 7: shoal.feed.v1.BatchHeader.planes:type_name -> shoal.feed.v1.Plane
-	11, // 8: shoal.feed.v1.BatchHeader.bad:type_name -> shoal.feed.v1.BadSample
-	0,  // 9: shoal.feed.v1.Feed.Info:input_type -> shoal.feed.v1.InfoRequest
-	4,  // 10: shoal.feed.v1.Feed.Stream:input_type -> shoal.feed.v1.ClientMessage
-	2,  // 11: shoal.feed.v1.Feed.Stats:input_type -> shoal.feed.v1.StatsRequest
-	1,  // 12: shoal.feed.v1.Feed.Info:output_type -> shoal.feed.v1.InfoResponse
-	7,  // 13: shoal.feed.v1.Feed.Stream:output_type -> shoal.feed.v1.ServerMessage
-	3,  // 14: shoal.feed.v1.Feed.Stats:output_type -> shoal.feed.v1.StatsResponse
-	12, // [12:15] is the sub-list for method output_type
-	9,  // [9:12] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	7,  // 2: shoal.feed.v1.ClientMessage.release:type_name -> shoal.feed.v1.Release
+	10, // 3: shoal.feed.v1.ServerMessage.opened:type_name -> shoal.feed.v1.Opened
+	12, // 4: shoal.feed.v1.ServerMessage.batch:type_name -> shoal.feed.v1.BatchHeader
+	14, // 5: shoal.feed.v1.ServerMessage.chunk:type_name -> shoal.feed.v1.Chunk
+	15, // 6: shoal.feed.v1.ServerMessage.epoch_end:type_name -> shoal.feed.v1.EpochEnd
+	11, // 7: shoal.feed.v1.Opened.planes:type_name -> shoal.feed.v1.Plane
+	8,  // 8: shoal.feed.v1.Opened.pool:type_name -> shoal.feed.v1.Pool
+	11, // 9: shoal.feed.v1.BatchHeader.planes:type_name -> shoal.feed.v1.Plane
+	13, // 10: shoal.feed.v1.BatchHeader.bad:type_name -> shoal.feed.v1.BadSample
+	0,  // 11: shoal.feed.v1.Feed.Info:input_type -> shoal.feed.v1.InfoRequest
+	4,  // 12: shoal.feed.v1.Feed.Stream:input_type -> shoal.feed.v1.ClientMessage
+	2,  // 13: shoal.feed.v1.Feed.Stats:input_type -> shoal.feed.v1.StatsRequest
+	1,  // 14: shoal.feed.v1.Feed.Info:output_type -> shoal.feed.v1.InfoResponse
+	9,  // 15: shoal.feed.v1.Feed.Stream:output_type -> shoal.feed.v1.ServerMessage
+	3,  // 16: shoal.feed.v1.Feed.Stats:output_type -> shoal.feed.v1.StatsResponse
+	14, // [14:17] is the sub-list for method output_type
+	11, // [11:14] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_feed_proto_init() }
@@ -1349,8 +1567,9 @@ func file_feed_proto_init() {
 	file_feed_proto_msgTypes[4].OneofWrappers = []any{
 		(*ClientMessage_Open)(nil),
 		(*ClientMessage_Credit)(nil),
+		(*ClientMessage_Release)(nil),
 	}
-	file_feed_proto_msgTypes[7].OneofWrappers = []any{
+	file_feed_proto_msgTypes[9].OneofWrappers = []any{
 		(*ServerMessage_Opened)(nil),
 		(*ServerMessage_Batch)(nil),
 		(*ServerMessage_Chunk)(nil),
@@ -1362,7 +1581,7 @@ func file_feed_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_feed_proto_rawDesc), len(file_feed_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

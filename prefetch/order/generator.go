@@ -63,6 +63,15 @@ func (g *Generator) Random64() uint64 {
 	return hi<<32 | uint64(g.Random())
 }
 
+// skip draws k words that nobody looks at.
+func (g *Generator) skip(k int) {
+	for k > mtN-g.next {
+		k -= mtN - g.next
+		g.turn()
+	}
+	g.next += k
+}
+
 // Int63 returns what torch.empty((), dtype=torch.int64).random_() draws: it is how DataLoader and
 // RandomSampler draw seeds.
 func (g *Generator) Int63() uint64 { return g.Random64() & math.MaxInt64 }

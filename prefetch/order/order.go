@@ -15,7 +15,13 @@
 //     output needs a new version number.
 package order
 
-import "fmt"
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
 
 // Order is the sequence in which samples are read. Implementations are immutable and so safe for
 // concurrent use; equal positions give equal samples for ever.
@@ -33,6 +39,14 @@ type Locator interface {
 	// Find returns the smallest position not below from that holds sample, or -1 if there is
 	// none. Any sample and any from are allowed.
 	Find(sample, from int) int
+}
+
+// Repeating is an Order in which samples repeat before all have come.
+type Repeating interface {
+	Order
+	// Occurrence returns a number that tells the occurrences of one sample in this order apart: 0, 1, …
+	// in the order of their positions, some of which may be left out.
+	Occurrence(pos int) int
 }
 
 // Sequential is the identity on [0,n).
@@ -146,6 +160,55 @@ func (v locatorView) Find(sample, from int) int {
 	}
 	return -1
 }
+
+// ParseList reads an order written out: a sample on each line, by its number, below n, or by whatever
+// else find takes for a name, such as a path. Empty lines and what follows a # at a line's begin are
+// skipped; a leading ./ is taken off, so that a file called 7 can be named as ./7. find may be nil.
+// Samples may repeat and may be missing.
+//
+// Errors name the first lines that are wrong, and end with "and N more".
+func ParseList(data []byte, n int, find func(name string) (sample int, ok bool)) ([]uint32, error) {
+	var samples []uint32
+	var bad []string
+	more, lineNo := 0, 0
+	for line := range bytes.SplitSeq(data, []byte("\n")) {
+		lineNo++
+		text := string(bytes.TrimSuffix(line, []byte("\r")))
+		if text == "" || text[0] == '#' {
+			continue
+		}
+		sample, why := 0, ""
+		if v, err := strconv.ParseUint(text, 10, 32); err == nil {
+			if sample = int(v); sample >= n {
+				why = fmt.Sprintf("sample %d: the dataset has 0 to %d", sample, n-1)
+			}
+		} else if find == nil {
+			why = fmt.Sprintf("%q is no sample number", text)
+		} else if s, ok := find(strings.TrimPrefix(text, "./")); ok {
+			sample = s
+		} else {
+			why = fmt.Sprintf("no sample %q", text)
+		}
+		switch {
+		case why == "":
+			samples = append(samples, uint32(sample))
+		case len(bad) == maxListErrors:
+			more++
+		default:
+			bad = append(bad, fmt.Sprintf("line %d: %s", lineNo, why))
+		}
+	}
+	if more > 0 {
+		bad = append(bad, fmt.Sprintf("and %d more", more))
+	}
+	if len(bad) > 0 {
+		return nil, errors.New(strings.Join(bad, "; "))
+	}
+	return samples, nil
+}
+
+// maxListErrors is how many bad lines of a list are named.
+const maxListErrors = 5
 
 func check(pos, n int) {
 	if pos < 0 || pos >= n {

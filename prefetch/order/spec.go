@@ -12,38 +12,60 @@ import (
 	"github.com/shoalfs/shoal/internal/levenshtein"
 )
 
-// Errors that Spec.Order and Parse wrap.
+// Errors that Spec.Order, Spec.Over and Parse wrap.
 var (
 	// ErrNotComputed: the spec names no algorithm (plan, auto, none).
 	ErrNotComputed = errors.New("not a computed order")
 	// ErrEpochUnknown: the order of this epoch cannot be known in advance (torch-loader).
 	ErrEpochUnknown = errors.New("order of this epoch is not known in advance")
-	// ErrNeedsShards: the order is one over shards, and there are none.
+	// ErrNeedsShards: the order is one over shards, and the caller has none to give (Spec.NeedsGroups).
 	ErrNeedsShards = errors.New("needs a shard set")
+	// ErrNeedsFacts: the order needs to know sizes, classes or a list, and the caller has none to give.
+	ErrNeedsFacts = errors.New("needs to know more of the dataset")
 )
 
 // Spec is a parsed order spec, a comparable value. The zero value is not a spec: use Parse.
 //
 //	torch:seed=S[,epoch=E][,world=W,rank=R][,drop_last=1]   DistributedSampler(shuffle=True)
-//	torch-loader:seed=S                                     DataLoader(shuffle=True)
+//	torch-loader:seed=S[,from=F][,persistent=1][,workers=1][,samples=N][,replacement=1][,epoch=E]
+//	                                                        DataLoader(shuffle=True)
 //	uniform:seed=S[,epoch=E][,world=W,rank=R]               our keyed permutation
-//	sequential[:world=W,rank=R]                             0, 1, 2, …
+//	windowed:seed=S,window=N[,epoch=E][,world=W,rank=R]     shards in random order, N open at a time
+//	mixture:seed=S,weights=W[,samples=N][,epoch=E][,world=W,rank=R]
+//	                                                        sources in given proportions
+//	buckets:seed=S,batch=B[,count=K][,epoch=E][,world=W,rank=R]
+//	                                                        batches of samples of like length
+//	sequential[:epoch=E][,world=W,rank=R]                   0, 1, 2, …
+//	list:PATH[,epoch=E][,world=W,rank=R]                    as a file says
 //	plan, auto, none                                        no algorithm: see Computed
 //
 // rank is R or A-B (inclusive), for a mount that serves several ranks; with world above 1 it has to
 // be given. epoch is where a run starts. A seed is any integer that torch.manual_seed takes, -2^63
 // to 2^64-1.
 //
-// torch-loader's S is the seed that the loader's RandomSampler draws, not the argument of
-// torch.manual_seed (see LoaderSeeds). Every epoch draws another, so the spec tells epoch 0 only.
+// What torch-loader's seed is depends on from: see Loader. By default it is the seed that the
+// loader's RandomSampler draws, not the argument of torch.manual_seed. Every epoch draws another, so
+// that spec tells epoch 0 only; with from=manual_seed, generator or stateful all epochs are known.
 type Spec struct {
 	name     string
 	seed     uint64
 	epoch    int
+	window   int // shards
 	world    int // 0: not given, or 1
 	ranks    Ranks
 	hasRanks bool
 	dropLast bool
+
+	from        LoaderSource // of torch-loader; samplerSeed if empty
+	persistent  bool
+	workers     bool
+	replacement bool
+	samples     int // positions of an epoch; 0: as many as there are samples
+
+	weights string // of mixture, canonical
+	batch   int    // global batch of buckets
+	count   int    // number of buckets; 0: the default
+	path    string // of list
 }
 
 // Ranks is an inclusive range of ranks.
@@ -61,20 +83,23 @@ func (r Ranks) String() string {
 type algorithm struct {
 	name, version string   // version is empty if nothing is computed
 	keys          []string // in canonical order
-	needsSeed     bool
+	needs         []string // those of them that have to be given
+	first         string   // the key that the first word may be the value of
 }
 
 var algorithms = []algorithm{
-	{name: "torch", version: "torch@1", keys: []string{"seed", "epoch", "world", "rank", "drop_last"}, needsSeed: true},
-	{name: "torch-loader", version: "torch-loader@1", keys: []string{"seed"}, needsSeed: true},
-	{name: "uniform", version: "uniform@1", keys: []string{"seed", "epoch", "world", "rank"}, needsSeed: true},
+	{name: "torch", version: "torch@1", keys: []string{"seed", "epoch", "world", "rank", "drop_last"}, needs: []string{"seed"}},
+	{name: "torch-loader", version: "torch-loader@1", keys: []string{"seed", "from", "persistent", "workers", "samples", "replacement", "epoch"}, needs: []string{"seed"}},
+	{name: "uniform", version: "uniform@1", keys: []string{"seed", "epoch", "world", "rank"}, needs: []string{"seed"}},
+	{name: "windowed", version: "windowed@1", keys: []string{"seed", "window", "epoch", "world", "rank"}, needs: []string{"seed", "window"}},
+	{name: "mixture", version: "mixture@1", keys: []string{"seed", "weights", "samples", "epoch", "world", "rank"}, needs: []string{"seed", "weights"}},
+	{name: "buckets", version: "buckets@1", keys: []string{"seed", "batch", "count", "epoch", "world", "rank"}, needs: []string{"seed", "batch"}},
 	{name: "sequential", version: "sequential@1", keys: []string{"epoch", "world", "rank"}},
+	{name: "list", version: "list@1", keys: []string{"path", "epoch", "world", "rank"}, needs: []string{"path"}, first: "path"},
 	{name: "plan"},
 	{name: "auto"},
 	{name: "none"},
 }
-
-const windowed = "windowed"
 
 func find(name string) (algorithm, bool) {
 	i := slices.IndexFunc(algorithms, func(a algorithm) bool { return a.name == name })
@@ -92,10 +117,6 @@ func Parse(text string) (Spec, error) {
 		return Spec{}, fmt.Errorf("order spec %q, column %d: %w", text, column, fmt.Errorf(format, args...))
 	}
 	name, rest, hasKeys := strings.Cut(text, ":")
-	if name == windowed {
-		return fail(0, "windowed orders read whole shards and this dataset has none (%w, made by packing); "+
-			"for single files use uniform:seed=S", ErrNeedsShards)
-	}
 	a, ok := find(name)
 	if !ok {
 		names := make([]string, len(algorithms))
@@ -110,6 +131,10 @@ func Parse(text string) (Spec, error) {
 		at := len(name) + 1
 		for word := range strings.SplitSeq(rest, ",") {
 			key, value, ok := strings.Cut(word, "=")
+			valueAt := at + len(key) + 1
+			if a.first != "" && len(seen) == 0 && !slices.Contains(a.keys, key) {
+				key, value, ok, valueAt = a.first, word, true, at
+			}
 			switch {
 			case !slices.Contains(a.keys, key):
 				if len(a.keys) == 0 {
@@ -122,14 +147,16 @@ func Parse(text string) (Spec, error) {
 				return fail(at, "key %q is given twice; leave one out", key)
 			}
 			if err := s.set(key, value); err != nil {
-				return fail(at+len(key)+1, "%w", err)
+				return fail(valueAt, "%w", err)
 			}
 			seen = append(seen, key)
 			at += len(word) + 1
 		}
 	}
-	if a.needsSeed && !slices.Contains(seen, "seed") {
-		return fail(len(text), "order %s needs a seed; write %s:seed=S", name, name)
+	for _, key := range a.needs {
+		if !slices.Contains(seen, key) {
+			return fail(len(text), "order %s needs a %s; write %s:%s=…", name, key, name, strings.Join(a.needs, "=…,"))
+		}
 	}
 	return s, nil
 }
@@ -142,6 +169,8 @@ func (s *Spec) set(key, value string) (err error) {
 		s.seed, err = parseSeed(value)
 	case "epoch":
 		s.epoch, err = parseCount(key, value, 0)
+	case "window":
+		s.window, err = parseCount(key, value, 1)
 	case "world":
 		if s.world, err = parseCount(key, value, 1); s.world == 1 {
 			s.world = 0
@@ -151,10 +180,30 @@ func (s *Spec) set(key, value string) (err error) {
 			s.hasRanks = true
 		}
 	case "drop_last":
-		if value != "0" && value != "1" {
-			return fmt.Errorf("drop_last=%q: must be 0 or 1", value)
+		s.dropLast, err = parseFlag(key, value)
+	case "persistent":
+		s.persistent, err = parseFlag(key, value)
+	case "workers":
+		s.workers, err = parseFlag(key, value)
+	case "replacement":
+		s.replacement, err = parseFlag(key, value)
+	case "from":
+		s.from, err = parseLoaderSource(value)
+	case "samples":
+		s.samples, err = parseCount(key, value, 1)
+	case "batch":
+		s.batch, err = parseCount(key, value, 1)
+	case "count":
+		s.count, err = parseCount(key, value, 1)
+	case "weights":
+		var w weights
+		if w, err = parseWeights(value); err == nil {
+			s.weights = w.String()
 		}
-		s.dropLast = value == "1"
+	case "path":
+		if s.path = value; value == "" {
+			err = errors.New("no path; write list:PATH, a file of sample numbers or paths, one a line")
+		}
 	}
 	return err
 }
@@ -184,14 +233,29 @@ func (s Spec) String() string {
 		switch {
 		case key == "seed":
 			keys = append(keys, fmt.Sprintf("seed=%d", s.seed))
+		case key == "window":
+			keys = append(keys, fmt.Sprintf("window=%d", s.window))
 		case key == "epoch" && s.epoch != 0:
 			keys = append(keys, fmt.Sprintf("epoch=%d", s.epoch))
 		case key == "world" && s.world != 0:
 			keys = append(keys, fmt.Sprintf("world=%d", s.world))
 		case key == "rank" && s.hasRanks:
 			keys = append(keys, "rank="+s.ranks.String())
-		case key == "drop_last" && s.dropLast:
-			keys = append(keys, "drop_last=1")
+		case key == "drop_last" && s.dropLast, key == "persistent" && s.persistent,
+			key == "workers" && s.workers, key == "replacement" && s.replacement:
+			keys = append(keys, key+"=1")
+		case key == "from" && s.from != samplerSeed:
+			keys = append(keys, "from="+string(s.from))
+		case key == "samples" && s.samples != 0:
+			keys = append(keys, fmt.Sprintf("samples=%d", s.samples))
+		case key == "weights":
+			keys = append(keys, "weights="+s.weights)
+		case key == "batch":
+			keys = append(keys, fmt.Sprintf("batch=%d", s.batch))
+		case key == "count" && s.count != 0:
+			keys = append(keys, fmt.Sprintf("count=%d", s.count))
+		case key == "path":
+			keys = append(keys, "path="+s.path)
 		}
 	}
 	if keys == nil {
@@ -208,6 +272,19 @@ func (s Spec) Seed() uint64 { return s.seed }
 
 // Epoch returns the epoch with which a run starts.
 func (s Spec) Epoch() int { return s.epoch }
+
+// Window returns how many shards a windowed order has open at a time, 0 for other orders.
+func (s Spec) Window() int { return s.window }
+
+// NeedsGroups reports whether the order is one over shards: then Order fails, and GroupedOrder is to
+// be called.
+func (s Spec) NeedsGroups() bool { return s.name == "windowed" }
+
+// Batch returns the global batch that an order of length buckets is cut into, 0 for other orders.
+func (s Spec) Batch() int { return s.batch }
+
+// Path returns the file that a list is read from, "" for other orders.
+func (s Spec) Path() string { return s.path }
 
 // World returns the world size, at least 1.
 func (s Spec) World() int { return max(s.world, 1) }
@@ -227,7 +304,7 @@ func (s Spec) Algorithm() string {
 	return a.version
 }
 
-// Check reports what Order would refuse for any dataset: ranks that do not fit the world. Call it
+// Check reports what Order would refuse for any dataset: keys that do not fit each other. Call it
 // once the flags have been applied.
 func (s Spec) Check() error {
 	switch {
@@ -236,50 +313,129 @@ func (s Spec) Check() error {
 	case s.ranks.Last >= s.World():
 		return fmt.Errorf("order %s: rank %d is outside a world of %d; ranks are 0 to %d: correct rank, or world=W",
 			s, s.ranks.Last, s.World(), s.World()-1)
+	case s.batch%s.World() != 0:
+		return fmt.Errorf("order %s: a batch of %d cannot be shared by %d ranks: batch is the global batch, a multiple of world", s, s.batch, s.World())
+	case s.name == "torch-loader":
+		if err := s.loader().check(s.epoch); err != nil {
+			return fmt.Errorf("order %s: %w", s, err)
+		}
 	}
 	return nil
 }
 
-// Order returns what the spec's ranks read of a dataset of n samples in the given epoch, in the
-// order of time: several ranks take turns, step by step. The epoch counts from 0 and does not
-// start at the spec's.
+// loader returns what a torch-loader spec says.
+func (s Spec) loader() Loader {
+	return Loader{Seed: s.seed, From: s.from, Persistent: s.persistent, Workers: s.workers, Samples: s.samples, Replacement: s.replacement}
+}
+
+// Facts are what an order may depend on besides its spec and the epoch. Only Samples is always there:
+// a func is nil where its answer is not known. They are called only for orders that need them, may
+// take long (they may go over all samples), and answer the same for ever.
+type Facts struct {
+	// Samples is the number of samples.
+	Samples int
+	// Shards returns the samples by shard, for windowed orders.
+	Shards func() Groups
+	// Size returns the length of a sample in bytes, for length buckets.
+	Size func(sample int) int64
+	// Classes returns the names of the classes by label, for mixtures that name them.
+	Classes func() []string
+	// Label returns the class of a sample, -1 if it has none; it is there if Classes is.
+	Label func(sample int) int
+	// List returns the samples that the file at path lists; its errors name the path.
+	List func(path string) ([]uint32, error)
+}
+
+// Order is Over for a dataset of which no more is known than its number of samples.
+func (s Spec) Order(n, epoch int) (Order, error) { return s.Over(Facts{Samples: n}, epoch) }
+
+// GroupedOrder is Over for a dataset whose samples lie in groups, which between them hold each
+// sample once. A windowed order draws from them; for others only the number of samples matters.
+func (s Spec) GroupedOrder(g Groups, epoch int) (Order, error) {
+	n, err := total(g)
+	if err != nil {
+		return nil, fmt.Errorf("order %s: %w", s, err)
+	}
+	return s.Over(Facts{Samples: n, Shards: func() Groups { return g }}, epoch)
+}
+
+// Over returns what the spec's ranks read of a dataset in the given epoch, in the order of time:
+// several ranks take turns, step by step. The epoch counts from 0 and does not start at the spec's.
 //
-// torch orders take 4n bytes, the others O(1). Ranks of our own orders take the positions r, r+W, …
-// of the unpadded order, so that the last step may be incomplete.
+// torch orders, buckets and lists take 4 bytes a position, windowed ones 8 bytes a sample, the others
+// a few KiB. Ranks of our own orders take the positions r, r+W, … of the unpadded order, so that the
+// last step may be incomplete.
 //
-// Errors: those of Check; ErrNotComputed; ErrEpochUnknown for torch-loader beyond epoch 0; a
-// dataset too large to permute in memory (2^32-1 positions, torch only).
-func (s Spec) Order(n, epoch int) (Order, error) {
+// Errors: those of Check; ErrNotComputed; ErrNeedsShards and ErrNeedsFacts where the facts lack what
+// the order needs; ErrEpochUnknown for a torch-loader of which only epoch 0 is known; a dataset too
+// large to permute in memory (2^32-1 positions; uniform and sequential orders have no such limit);
+// what Facts.List returns.
+func (s Spec) Over(f Facts, epoch int) (Order, error) {
 	if err := s.Check(); err != nil {
 		return nil, err
 	}
+	n := f.Samples
 	if n < 0 || epoch < 0 {
 		return nil, fmt.Errorf("order %s: %d samples, epoch %d: neither can be negative", s, n, epoch)
 	}
-	if strings.HasPrefix(s.name, "torch") && n > math.MaxUint32-1-s.World() {
+	if strings.HasPrefix(s.name, "torch") && max(n, s.samples) > math.MaxUint32-1-s.World() {
 		return nil, fmt.Errorf("order %s: %d samples are more than a torch order can have here (2^32-1); use uniform:seed=S", s, n)
 	}
-	var whole Order
-	switch s.name {
-	case "torch":
+	if s.name == "torch" {
 		return Torch(n, s.seed, epoch, s.World(), s.ranks.First, s.ranks.Last, s.dropLast), nil
-	case "torch-loader":
-		if epoch != 0 {
-			return nil, fmt.Errorf("order %s, epoch %d: %w: each epoch's sampler draws a new seed; "+
-				"use DistributedSampler with torch:seed=S, or write a plan", s, epoch, ErrEpochUnknown)
-		}
-		return Torch(n, s.seed, 0, 1, 0, 0, false), nil
-	case "uniform":
-		if n > 1<<60 {
-			return nil, fmt.Errorf("order %s: %d samples are more than 2^60", s, n)
-		}
-		whole = Uniform(n, s.seed, epoch)
-	case "sequential":
-		whole = Sequential(n)
-	default:
-		return nil, fmt.Errorf("order %q: %w", s.name, ErrNotComputed)
+	}
+	whole, err := s.whole(f, epoch)
+	if err != nil {
+		return nil, fmt.Errorf("order %s: %w", s, err)
 	}
 	return Stripe(whole, s.World(), s.ranks.First, s.ranks.Last), nil
+}
+
+// whole returns what all ranks read together, of any order but torch's, whose padding depends on the
+// world size.
+func (s Spec) whole(f Facts, epoch int) (Order, error) {
+	n := f.Samples
+	switch s.name {
+	case "torch-loader":
+		return s.loader().Order(n, epoch)
+	case "uniform":
+		if n > 1<<60 {
+			return nil, fmt.Errorf("%d samples are more than 2^60", n)
+		}
+		return Uniform(n, s.seed, epoch), nil
+	case "windowed":
+		if f.Shards == nil {
+			return nil, fmt.Errorf("%w, and the source is one of single files: "+
+				"pack it (shoal pack SOURCE DEST) and read the shards, or use uniform:seed=%d", ErrNeedsShards, s.seed)
+		}
+		return newWindowed(f.Shards(), s.seed, epoch, s.window)
+	case "mixture":
+		return newMixture(f, s, epoch)
+	case "buckets":
+		if f.Size == nil {
+			return nil, fmt.Errorf("%w: give the samples' lengths in bytes", ErrNeedsFacts)
+		}
+		return newBuckets(n, f.Size, s.seed, epoch, s.batch, s.count)
+	case "sequential":
+		return Sequential(n), nil
+	case "list":
+		if f.List == nil {
+			return nil, fmt.Errorf("%w: there is nobody here to read the file", ErrNeedsFacts)
+		}
+		l, err := f.List(s.path)
+		if err != nil {
+			return nil, err
+		}
+		return List(l), nil
+	}
+	return nil, ErrNotComputed
+}
+
+func parseFlag(key, value string) (bool, error) {
+	if value != "0" && value != "1" {
+		return false, fmt.Errorf("%s=%q: must be 0 or 1", key, value)
+	}
+	return value == "1", nil
 }
 
 func parseSeed(value string) (uint64, error) {

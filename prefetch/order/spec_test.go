@@ -19,6 +19,15 @@ func TestParse(t *testing.T) {
 		{"torch-loader:seed=9223372036854775807", "torch-loader:seed=9223372036854775807", "torch-loader@1"},
 		{"uniform:seed=007", "uniform:seed=7", "uniform@1"},
 		{"uniform:rank=1,world=2,seed=7", "uniform:seed=7,world=2,rank=1", "uniform@1"},
+		{"windowed:window=16,seed=-1", "windowed:seed=18446744073709551615,window=16", "windowed@1"},
+		{"windowed:rank=0-1,world=4,seed=7,epoch=2,window=2147483647", "windowed:seed=7,window=2147483647,epoch=2,world=4,rank=0-1", "windowed@1"},
+		{"torch-loader:from=sampler,seed=1", "torch-loader:seed=1", "torch-loader@1"},
+		{"torch-loader:epoch=2,persistent=1,from=manual_seed,seed=-1", "torch-loader:seed=18446744073709551615,from=manual_seed,persistent=1,epoch=2", "torch-loader@1"},
+		{"torch-loader:seed=1,from=generator,samples=7,replacement=1,workers=0", "torch-loader:seed=1,from=generator,samples=7,replacement=1", "torch-loader@1"},
+		{"mixture:weights=a*:0.5+@0-9:1.5,seed=3,samples=9", "mixture:seed=3,weights=a*:1+@0-9:3,samples=9", "mixture@1"},
+		{"buckets:count=4,batch=8,seed=3,world=2,rank=1", "buckets:seed=3,batch=8,count=4,world=2,rank=1", "buckets@1"},
+		{"list:/data/a=b.txt,epoch=3", "list:path=/data/a=b.txt,epoch=3", "list@1"},
+		{"list:path=x", "list:path=x", "list@1"},
 		{"sequential", "sequential", "sequential@1"},
 		{"sequential:world=2,rank=1", "sequential:world=2,rank=1", "sequential@1"},
 		{"plan", "plan", ""},
@@ -55,7 +64,7 @@ func TestParseErrors(t *testing.T) {
 		{"torch:seed=1,é=2,x=1", []string{"column 14", `"é"`}},
 		{"torch:seed=1,seed=2", []string{"column 14", "twice"}},
 		{"torch:seed=1,", []string{"column 14"}},
-		{"torch", []string{"column 6", "needs a seed", "torch:seed=S"}},
+		{"torch", []string{"column 6", "needs a seed", "torch:seed=…"}},
 		{"torch:", []string{"column 7"}},
 		{"uniform:epoch=1", []string{"column 16", "needs a seed"}},
 		{"torch:seed", []string{"column 7", "no value"}},
@@ -70,7 +79,17 @@ func TestParseErrors(t *testing.T) {
 		{"torch:seed=1,drop_last=yes", []string{"column 24", "0 or 1"}},
 		{"uniform:seed=1,drop_last=1", []string{"column 16", `"drop_last"`}},
 		{"plan:seed=1", []string{"column 6", "takes no keys"}},
-		{"windowed:seed=1,window=4", []string{"column 1", "shard set", "uniform:seed=S"}},
+		{"list", []string{"column 5", "needs a path"}},
+		{"list:", []string{"column 6", "list:PATH"}},
+		{"list:a,b", []string{"column 8", `no key "b"`}},
+		{"buckets:seed=1", []string{"needs a batch"}},
+		{"buckets:seed=1,batch=0", []string{"column 22", "1 to 2^31-1"}},
+		{"mixture:seed=1", []string{"needs a weights"}},
+		{"torch-loader:seed=1,persistent=yes", []string{"column 32", "0 or 1"}},
+		{"windowed:seed=1", []string{"column 16", "needs a window", "windowed:seed=…,window=…"}},
+		{"windowed:window=2", []string{"column 18", "needs a seed"}},
+		{"windowed:seed=1,window=0", []string{"column 24", `window="0"`, "1 to 2^31-1"}},
+		{"windowed:seed=1,windows=4", []string{"column 17", `did you mean "window"?`}},
 	} {
 		_, err := Parse(c.text)
 		if err == nil {
@@ -82,9 +101,6 @@ func TestParseErrors(t *testing.T) {
 				t.Errorf("%q: %q lacks %q", c.text, err, w)
 			}
 		}
-	}
-	if _, err := Parse("windowed"); !errors.Is(err, ErrNeedsShards) {
-		t.Errorf("windowed: %v", err)
 	}
 }
 
@@ -104,6 +120,8 @@ func TestWith(t *testing.T) {
 		{"torch:seed=1,world=4,rank=3", "rank", "0-1", "torch:seed=1,world=4,rank=0-1"},
 		{"uniform:seed=1", "seed", "2", "uniform:seed=2"},
 		{"torch:seed=1,drop_last=1", "drop_last", "0", "torch:seed=1"},
+		{"windowed:seed=1,window=4", "window", "8", "windowed:seed=1,window=8"},
+		{"windowed:seed=1,window=4", "world", "2", "windowed:seed=1,window=4,world=2"},
 		{"plan", "world", "1", "plan"},
 		{"plan", "rank", "0", "plan"},
 		{"torch-loader:seed=1", "epoch", "0", "torch-loader:seed=1"},
@@ -113,8 +131,9 @@ func TestWith(t *testing.T) {
 		}
 	}
 	for _, c := range [][3]string{
-		{"plan", "world", "2"}, {"torch-loader:seed=1", "rank", "1"}, {"torch-loader:seed=1", "epoch", "1"},
+		{"plan", "world", "2"}, {"torch-loader:seed=1", "rank", "1"},
 		{"torch:seed=1", "epoch", "x"}, {"torch:seed=1", "window", "3"}, {"uniform:seed=1", "drop_last", "0"},
+		{"uniform:seed=1", "window", "4"}, {"windowed:seed=1,window=4", "window", "0"},
 	} {
 		if s, err := must(t, c[0]).With(c[1], c[2]); err == nil {
 			t.Errorf("%s with %s=%s: no error: %s", c[0], c[1], c[2], s)
@@ -179,6 +198,8 @@ func TestSpecOrderErrors(t *testing.T) {
 		{"torch:seed=1", math.MaxUint32, 0, nil, []string{"uniform:seed=S"}},
 		{"torch:seed=1,world=2147483647,rank=0", 1 << 31, 0, nil, []string{"uniform:seed=S"}},
 		{"uniform:seed=1", 1<<60 + 1, 0, nil, []string{"2^60"}},
+		{"windowed:seed=1,window=4", 10, 0, ErrNeedsShards, []string{"windowed:seed=1,window=4", "shoal pack", "uniform:seed=1"}},
+		{"windowed:seed=1,window=4,world=2", 10, 0, nil, []string{"rank=R"}},
 		{"sequential", -1, 0, nil, []string{"-1"}},
 	} {
 		_, err := must(t, c.text).Order(c.n, c.epoch)
@@ -194,10 +215,72 @@ func TestSpecOrderErrors(t *testing.T) {
 	}
 }
 
+func TestSpecGroupedOrder(t *testing.T) {
+	g := Contiguous(50, 7)
+	s := must(t, "windowed:seed=3,window=2,epoch=5,world=3,rank=1")
+	if !s.NeedsGroups() || s.Window() != 2 || must(t, "uniform:seed=3").NeedsGroups() || !s.Computed() {
+		t.Error("NeedsGroups, Window or Computed is wrong")
+	}
+	whole := samples(Windowed(g, 3, 1, 2))
+	var share []int
+	for pos := 1; pos < len(whole); pos += 3 {
+		share = append(share, whole[pos])
+	}
+	if o, err := s.GroupedOrder(g, 1); err != nil || !slices.Equal(samples(o), share) {
+		t.Errorf("%v, want rank 1 of 3 of epoch 1: %v", err, share)
+	} else if _, ok := o.(Locator); !ok {
+		t.Error("a rank's share cannot be searched")
+	}
+	plain := must(t, "uniform:seed=3")
+	a, err1 := plain.GroupedOrder(g, 4)
+	b, err2 := plain.Order(50, 4)
+	if err1 != nil || err2 != nil || !slices.Equal(samples(a), samples(b)) {
+		t.Errorf("groups change a uniform order: %v, %v", err1, err2)
+	}
+	for name, bad := range map[string]Groups{
+		"twice":   listed{{0, 1}, {1, 2}},
+		"beyond":  listed{{0, 1}, {4}},
+		"missing": listed{{0}, {-1}},
+		"last":    listed{{0, 1}, {2, 3}, {4, 5}, {6, 6}},
+	} {
+		for _, text := range []string{"windowed:seed=1,window=1", "windowed:seed=1,window=9"} {
+			if o, err := must(t, text).GroupedOrder(bad, 0); err == nil || !strings.Contains(err.Error(), "holds sample") {
+				t.Errorf("%s, %s: %v, %v", name, text, o, err)
+			}
+		}
+	}
+	if _, err := must(t, "windowed:seed=1,window=4,rank=2").GroupedOrder(g, 0); err == nil {
+		t.Error("rank 2 of 1 is accepted")
+	}
+	if _, err := s.GroupedOrder(g, -1); err == nil {
+		t.Error("epoch -1 is accepted")
+	}
+	for _, text := range []string{"windowed:seed=1,window=4", "uniform:seed=1"} {
+		if _, err := must(t, text).GroupedOrder(huge{}, 0); err == nil || !strings.Contains(err.Error(), "2^32") {
+			t.Errorf("%s over 2^40 samples: %v", text, err)
+		}
+	}
+}
+
+// listed are groups written out.
+type listed [][]int
+
+func (l listed) Len() int        { return len(l) }
+func (l listed) Size(g int) int  { return len(l[g]) }
+func (l listed) At(g, i int) int { return l[g][i] }
+
+// huge is a single group of more samples than an order in memory can have.
+type huge struct{}
+
+func (huge) Len() int        { return 1 }
+func (huge) Size(int) int    { return 1 << 40 }
+func (huge) At(int, int) int { panic("read") }
+
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		"torch:seed=1,epoch=2,world=8,rank=0-7,drop_last=1", "torch-loader:seed=-5", "uniform:seed=0", "sequential",
-		"plan", "auto", "none", "windowed:seed=1,window=2", "torch:seed", "torch:,,=", "é:é=é", "\xff:\xff",
+		"plan", "auto", "none", "windowed:seed=1,window=2,world=3,rank=1", "torch:seed", "torch:,,=", "é:é=é", "\xff:\xff",
+		"torch-loader:seed=1,from=manual_seed,persistent=1", "mixture:seed=1,weights=@0-4:1.5+a*:2", "mixture:seed=1,weights=@3-4:1+@0-9:70", "buckets:seed=1,batch=3,count=2", "list:x=y", "list:path=,",
 	} {
 		f.Add(text)
 	}
@@ -212,7 +295,16 @@ func FuzzParse(f *testing.F) {
 		if again, err := Parse(s.String()); err != nil || again != s {
 			t.Errorf("%q became %q, which became %q, %v", text, s, again, err)
 		}
-		if o, err := s.Order(17, 0); err == nil && s.World() < 100 {
+		if again, err := ParseVersioned(s.Versioned()); s.Computed() && (err != nil || again.Versioned() != s.Versioned()) {
+			t.Errorf("%q has the versioned name %q, which became %q, %v", text, s.Versioned(), again, err)
+		}
+		if s.samples > 1000 {
+			return // takes memory
+		}
+		facts := Facts{Samples: 17, Shards: func() Groups { return Contiguous(17, 5) }, Size: func(s int) int64 { return int64(s % 5) },
+			Classes: func() []string { return []string{"a", "b"} }, Label: func(s int) int { return s / 9 },
+			List: func(string) ([]uint32, error) { return []uint32{3, 16, 3}, nil }}
+		if o, err := s.Over(facts, 0); err == nil && s.World() < 100 {
 			for i := range o.Len() {
 				if x := o.At(i); x < 0 || x >= 17 {
 					t.Errorf("%q: sample %d of 17", text, x)

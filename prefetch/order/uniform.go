@@ -25,16 +25,20 @@ func Uniform(n int, seed uint64, epoch int) Locator {
 	if n < 0 || n > 1<<60 || epoch < 0 {
 		panic(fmt.Sprintf("order: uniform order of %d samples, epoch %d", n, epoch))
 	}
+	u := newUniform(n, seed, epoch)
+	return &u
+}
+
+// newUniform is Uniform without checks, and without an allocation.
+func newUniform(n int, seed uint64, epoch int) uniform {
 	w := uint(8)
 	if n > 1 {
 		w = max(w, uint(bits.Len(uint(n-1))))
 	}
-	u := &uniform{n: n, right: w / 2}
+	u := uniform{n: n, right: w / 2}
 	u.rmask = 1<<u.right - 1
 	u.lmask = 1<<(w-u.right) - 1
-	// Seed and epoch are each mixed before they meet, so that (seed, epoch+1) and (seed+1, epoch)
-	// have nothing in common.
-	k := mix13(seed+golden) ^ mix13(mix13(uint64(epoch))+golden)
+	k := key(seed, epoch)
 	for i := range u.keys {
 		k += golden
 		u.keys[i] = mix13(k)
@@ -55,6 +59,12 @@ type uniform struct {
 
 // golden is 2^64 divided by the golden ratio, SplitMix64's increment.
 const golden = 0x9e3779b97f4a7c15
+
+// key returns the state with which SplitMix64 begins. Seed and epoch are each mixed before they meet, so
+// that (seed, epoch+1) and (seed+1, epoch) have nothing in common.
+func key(seed uint64, epoch int) uint64 {
+	return mix13(seed+golden) ^ mix13(mix13(uint64(epoch))+golden)
+}
 
 func mix13(z uint64) uint64 {
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9

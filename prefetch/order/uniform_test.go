@@ -189,6 +189,68 @@ func TestUniformStatistics(t *testing.T) {
 	})
 }
 
+// Where n is too large to read an epoch, the beginning of it is what can be looked at: it has to fall
+// evenly on the dataset, and successions in it too. n of 10^12 cycle-walks, 2^40 does not; 2^60 is the largest.
+func TestUniformLarge(t *testing.T) {
+	const cells, perCell = 1000, 100
+	for _, n := range []int{1_000_000_000, 1_000_000_000_000, 1 << 40, 1 << 60} {
+		// Scaled by floats: a cell's bound may be off by a sample, of millions.
+		cell := func(sample int) int { return min(cells-1, int(float64(sample)/float64(n)*cells)) }
+		for seed := range uint64(4) {
+			u, next := Uniform(n, seed, 0), Uniform(n, seed, 1)
+			prefix, far, low := make([]int, cells), make([]int, cells), make([]int, cells)
+			steps, epochs := make([]int, cells), make([]int, cells)
+			for i := range cells * perCell {
+				s := u.At(i)
+				prefix[cell(s)]++
+				low[s%cells]++
+				far[cell(u.At(n/2+i*(n/(4*cells*perCell))))]++
+				step := u.At(i+1) - s
+				steps[cell((step+n)%n)]++
+				epochs[cell((next.At(i)-s+n)%n)]++
+			}
+			name := fmt.Sprintf("n=%d, seed %d: ", n, seed)
+			chi2(t, name+"prefix", prefix, cells-1)
+			chi2(t, name+"low digits of the prefix", low, cells-1)
+			chi2(t, name+"positions far apart", far, cells-1)
+			chi2(t, name+"steps", steps, cells-1)
+			chi2(t, name+"difference to the next epoch", epochs, cells-1)
+			discrepancy(t, name, u, cells*perCell)
+		}
+	}
+}
+
+// discrepancy fails the test if the first k samples do not fall evenly on the dataset: Kolmogorov and
+// Smirnov's statistic is above 2.8/√k once in 3 million tests.
+func discrepancy(t *testing.T, name string, u Order, k int) {
+	t.Helper()
+	x := make([]float64, k)
+	for i := range x {
+		x[i] = float64(u.At(i)) / float64(u.Len())
+	}
+	slices.Sort(x)
+	most := 0.0
+	for i, v := range x {
+		most = max(most, math.Abs(v-float64(i)/float64(k)), math.Abs(float64(i+1)/float64(k)-v))
+	}
+	if most > 2.8/math.Sqrt(float64(k)) {
+		t.Errorf("%sthe first %d samples have discrepancy %.5f", name, k, most)
+	}
+}
+
+// All prefixes of an epoch that fits memory are even, short and long ones; long ones even more so, as the
+// epoch is a permutation.
+func TestUniformPrefixes(t *testing.T) {
+	for seed := range uint64(5) {
+		for epoch := range 3 {
+			u := Uniform(100_003, seed, epoch)
+			for _, k := range []int{10, 100, 1000, 10_000, 50_000, 100_003} {
+				discrepancy(t, fmt.Sprintf("seed %d, epoch %d: ", seed, epoch), u, k)
+			}
+		}
+	}
+}
+
 func list32(o Order) []uint32 {
 	l := make([]uint32, o.Len())
 	for i := range l {

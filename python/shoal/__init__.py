@@ -12,7 +12,9 @@ DataLoader is about to read. Needs numpy and grpcio; uses torch where it is inst
             ...
 """
 
-from ._feed import Batch, Feed, FeedError
+from ._batch import BadSample, Batch
+from ._errors import FeedError, MapError
+from ._feed import Feed
 from ._hint import hint, predict
 
-__all__ = ["Batch", "Feed", "FeedError", "hint", "predict"]
+__all__ = ["BadSample", "Batch", "Feed", "FeedError", "MapError", "hint", "predict"]

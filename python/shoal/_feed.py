@@ -1,82 +1,44 @@
 """The batch feed's client. See Feed."""
 
-import atexit
-import ctypes
-import errno
+from __future__ import annotations
+
 import json
 import operator
 import os
-import queue
 import sys
 import threading
 import time
 import uuid
-import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Type, Union
 
-import grpc
-import numpy as np
+from . import _spec, _wire
+from ._batch import Batch
+from ._errors import FeedError
+from ._link import HANDOVER, Address, Heap, Link, PinnedHeap
+from ._map import Mapper
+from ._slots import log
 
-from . import _wire
+if TYPE_CHECKING:
+    import torch
 
-_SERVICE = "/shoal.feed.v1.Feed/"
-_ALIGN = 64
-
-
-class FeedError(RuntimeError):
-    """The feed failed. code is the gRPC status code's name, such as "UNAVAILABLE"."""
-
-    def __init__(self, text, code=None):
-        super().__init__(text)
-        self.code = code
-
-
-class Batch:
-    """One batch. Unpacks to (data, label): `for images, labels in feed`.
-
-    data   [rows, ...] of the transform's shape and type; for raw samples a list of one-dimensional
-           uint8 arrays, one a sample
-    label  int64 [rows], class numbers; -100 in rows that are not valid, which torch's losses ignore
-    id     int64 [rows], sample numbers; -1 in rows of padding
-    valid  uint8 [rows], 1, or 0 for padding and skipped samples, whose data are zeros
-    index, epoch   number of the batch in its epoch, and the epoch
-    bad    skipped samples: objects with row, id, path and cause
-
-    Arrays are the caller's to write to and to keep: memory is used again only when nothing refers to
-    it any more.
-    """
-
-    __slots__ = ("data", "label", "id", "valid", "index", "epoch", "bad")
-
-    def __init__(self, data, label, id, valid, index, epoch, bad=()):
-        self.data, self.label, self.id, self.valid = data, label, id, valid
-        self.index, self.epoch, self.bad = index, epoch, bad
-
-    def __iter__(self):
-        yield self.data
-        yield self.label
-
-    def _map(self, f):
-        data = [f(row) for row in self.data] if isinstance(self.data, list) else f(self.data)
-        return Batch(data, f(self.label), f(self.id), f(self.valid), self.index, self.epoch, self.bad)
-
-    def pin_memory(self, device=None):
-        """A copy in page-locked memory (torch only). DataLoader(pin_memory=True) calls it."""
-        return self._map(lambda t: t.pin_memory())
-
-    def to(self, *args, **kwargs):
-        """A copy elsewhere: Tensor.to on every tensor (torch only)."""
-        return self._map(lambda t: t.to(*args, **kwargs))
-
-    def __repr__(self):
-        return f"Batch(epoch={self.epoch}, index={self.index}, rows={len(self.valid)}, valid={int(self.valid.sum())})"
+_SPARE_SLOTS = 4  # beyond those that are ready: what the trainer works on, and what it still refers to
+_SERVER_SECONDS = "fetch_seconds", "decode_seconds", "stall_seconds", "credit_seconds"  # of its counters, those that stats() has
+_RECONNECT_FIRST, _RECONNECT_MOST = 0.1, 2.0  # seconds between attempts
 
 
 class Feed:
-    """Batches from a `shoal serve`, an epoch an iteration.
+    """Batches from a `shoal serve`, an epoch an iteration. docs/python.md is the manual.
 
-    addr        unix:///path or tcp://host:port
+    addr        unix:///path, tcp://host:port or tls://host:port
     batch_size  samples a batch of this rank; None after load_state_dict: what the state implies
+    device      None or "cpu": host memory. "cuda", "cuda:0": arrays on the device, copied there under the
+                step before: tensors where torch has CUDA, else objects for anything that knows
+                __cuda_array_interface__ or DLPack. Where there is no such device, or too little memory, a
+                warning says so and batches come in host memory
     transform   spec of the decoding, such as "RandomResizedCrop(224)|uint8|nchw"; None: raw samples
+    dtype       "uint8", "fp16", "bf16" or "fp32", or torch's or numpy's type: as if the transform said so
+    layout      "nchw" or "nhwc": as if the transform said so
     order       "uniform", "torch" (DistributedSampler's order), or a spec with keys
     seed        of the augmentation, and of the order where its spec names none
     epochs      how many epochs there will be; without it, the feed reads ahead beyond the last
@@ -86,10 +48,27 @@ class Feed:
     session     name of the job: the newest stream of a (session, rank) ends older ones. Default: one
                 of its own for each Feed
     credits     batches kept ready in this process
+    slots       batches in memory shared with a server on this host, at least credits + 1: those that are
+                ready and those that the trainer refers to. None: credits + 4; 0: no shared memory
+    readonly    nobody writes to the arrays, so that trainers of the same spec share their memory
+    pin_memory  page-lock the memory of batches, where torch has CUDA
+    map         function(sample, label, id) applied to each sample, in threads ahead of the trainer: its
+                results, stacked where they can be, take the place of data; those that are dictionaries
+                make fields of a batch. sample is an array of bytes, or decoded as the transform says
+    map_over    "sample", or "batch": map is called with the whole data, label and id of a batch
+    threads     number of the threads of map
     as_torch    True: tensors; False: numpy arrays, and torch is not imported; None: tensors if torch
                 is installed
     rebatch     allow a state to be resumed with another global batch
     dataset     refuse any other version of the dataset
+    label       what labels are: "folder", "cls" or "json:KEY" (a file beside the sample), "none"; None: the
+                class folders, or where there are none .cls files
+    weight      of this feed's prefetching against the daemon's other streams, 1 to 1000
+    token       for servers that want one
+    ca, cert, key  PEM files for tls: who may have signed the server's certificate (None: whom the system
+                trusts), and this client's own certificate and key
+    reconnect   seconds to wait for a server that is away, from when it is missed; the training goes on
+                exactly where it was. 0: FeedError at once
 
     With torch, a Feed is an IterableDataset for DataLoader(feed, batch_size=None). Workers are not
     needed, since decoding happens in the server, and not possible: num_workers must be 0.
@@ -100,119 +79,174 @@ class Feed:
 
     A Feed belongs to one thread. It connects at the first use, so that it can be made before processes
     are forked; once a process has used one, its forks cannot.
+
+    Raises ValueError and TypeError for arguments that cannot be right, FeedError for what the server
+    refuses and for what goes wrong with it, MapError where map does.
     """
 
-    def __new__(cls, *args, as_torch=None, **kwargs):
+    def __new__(cls, *args: Any, as_torch: Optional[bool] = None, **kwargs: Any) -> "Feed":
         if cls is Feed and as_torch is not False:
             cls = _torch_feed(required=bool(as_torch))
         return super().__new__(cls)
 
-    def __init__(self, addr, batch_size=None, *, transform=None, order="uniform", seed=0, epochs=None, world=1, rank=0,
-                 tail="drop", bad="error", session=None, credits=3, as_torch=None, rebatch=False, dataset=None):
+    def __init__(self, addr: str, batch_size: Optional[int] = None, *, device: Union[str, "torch.device", None] = None,
+                 transform: Optional[str] = None, dtype: Any = None, layout: Optional[str] = None, order: str = "uniform",
+                 seed: int = 0, epochs: Optional[int] = None, world: int = 1, rank: int = 0, tail: str = "drop", bad: str = "error",
+                 session: Optional[str] = None, credits: int = 3, slots: Optional[int] = None, readonly: bool = False,
+                 pin_memory: bool = False, map: Optional[Callable[[Any, Any, Any], Any]] = None, map_over: str = "sample",
+                 threads: int = 2, as_torch: Optional[bool] = None, rebatch: bool = False, dataset: Optional[str] = None,
+                 label: Optional[str] = None, weight: int = 1, token: Optional[str] = None, ca: Optional[str] = None,
+                 cert: Optional[str] = None, key: Optional[str] = None, reconnect: float = 0) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("epochs", epochs, 1), ("world", world, 1), ("rank", rank, 0),
-                                   ("credits", credits, 1)):
+                                   ("credits", credits, 1), ("weight", weight, 1), ("slots", slots, 0), ("threads", threads, 1)):
             if value is not None and not least <= operator.index(value) < 1 << 32:
                 raise ValueError(f"{name}={value}: it must be at least {least}")
-        seed = operator.index(seed)
-        self._args = dict(addr=addr, batch_size=batch_size, transform=transform, order=order, seed=seed, epochs=epochs,
-                          world=world, rank=rank, tail=tail, bad=bad, session=session or "py-" + uuid.uuid4().hex[:12],
-                          credits=credits, as_torch=as_torch, rebatch=rebatch, dataset=dataset)
-        self._target = _target(addr)
+        if slots and slots <= credits:
+            raise ValueError(f"slots={slots} with credits={credits}: ready batches alone take all slots; it must be at least "
+                             f"{credits + 1}, or 0")
+        if map is not None and not callable(map):
+            raise TypeError(f"map={map!r}: it must be a function of a sample, its label and its number")
+        if map_over not in ("sample", "batch"):
+            raise ValueError(f"map_over={map_over!r}: it must be \"sample\" or \"batch\"")
+        if not reconnect >= 0:
+            raise ValueError(f"reconnect={reconnect}: it must be a number of seconds, 0 or more")
+        device = None if device is None or str(device) == "cpu" else str(device)
+        if device is not None and device.split(":")[0] != "cuda":
+            raise ValueError(f"device={device!r}: it must be None, \"cpu\", \"cuda\" or \"cuda:N\"")
+        if device is not None and map is not None:
+            raise ValueError(f"device={device!r} with map=: the function works on host memory; leave device out and use "
+                             f"batch.to({device!r})")
+        self._address = Address(addr, token, ca, cert, key)
+        self._args: Dict[str, Any] = dict(
+            addr=addr, batch_size=batch_size, device=device, transform=transform, dtype=dtype, layout=layout, order=order,
+            seed=operator.index(seed), epochs=epochs, world=world, rank=rank, tail=tail, bad=bad,
+            session=session or "py-" + uuid.uuid4().hex[:12], credits=credits, slots=slots, readonly=readonly,
+            pin_memory=pin_memory, map=map, map_over=map_over, threads=threads, as_torch=as_torch, rebatch=rebatch,
+            dataset=dataset, label=label, weight=weight, token=token, ca=ca, cert=cert, key=key, reconnect=reconnect)
+        self._spec = _spec.with_words(transform, dtype, layout)
         self._epoch = 0
-        self._resume = None  # state that the next iteration starts from
-        self._state = None  # state after the last batch that was returned
-        self._link = None
-        self._iteration = None
-        self._pool = _Pool(credits + 4)
-        self._stats = {"batches": 0, "samples": 0, "bytes": 0, "epochs": 0, "bad_samples": 0, "wait_seconds": 0.0}
+        self._resume: Optional[Dict[str, Any]] = None  # state that the next iteration starts from
+        self._state: Union[Dict[str, Any], str, None] = None  # state after the last batch that was returned
+        self._at: Union[Dict[str, Any], str, int] = 0  # where the iteration stands: a state, or an epoch's beginning
+        self._link: Optional[Link] = None
+        self._iteration: Optional[_Iteration] = None
+        self._torch = self._import_torch()
+        self._heap: Any = None
+        self._stats: Dict[str, Any] = {"batches": 0, "samples": 0, "bytes": 0, "epochs": 0, "bad_samples": 0, "reconnects": 0,
+                                       "wait_seconds": 0.0}
+        self._server: Dict[str, float] = dict.fromkeys(_SERVER_SECONDS, 0.0)
 
     # The trainer's side.
 
-    def __iter__(self):
+    def __iter__(self) -> "_Iteration":
         self._refuse_workers()
-        link = self._linked()
+        self._linked()
         self._resume = None
-        self._iteration = iteration = _Iteration(self, link)
+        self._iteration = iteration = _Iteration(self)
         return iteration
 
-    def __len__(self):
+    def __len__(self) -> int:
         """Batches in a whole epoch, for this rank."""
         self._refuse_workers()
-        return self._linked().opened.per_epoch
+        return int(self._linked().opened.per_epoch)
 
     @property
-    def epoch(self):
+    def epoch(self) -> int:
         """The epoch that is being iterated, or is next."""
         return self._epoch
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch: from where a loaded state stands, if it is that of
         the state, else from the beginning."""
         if epoch == self._epoch:
             return
         self._epoch, self._resume = epoch, None
         if self._state is not None:
-            self._state = {**self._state, "epoch": epoch, "cursor": 0}
+            self._state = {**_parsed(self._state), "epoch": epoch, "cursor": 0}
+            self._state.pop("bad", None)  # it was that epoch's count
 
-    def state_dict(self):
+    def state_dict(self) -> Dict[str, Any]:
         """Where the trainer stands, small enough for any checkpoint. It is the same for all ranks
         that have taken the same number of batches."""
         if self._state is None:
-            self._state = json.loads(self._linked().opened.state)
+            self._state = self._linked().opened.state
+        self._state = _parsed(self._state)
         return dict(self._state)
 
-    def load_state_dict(self, state):
-        """The next iteration goes on from this state. The feed's own arguments have to fit it."""
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """The next iteration goes on from this state. The feed's own arguments have to fit it.
+        Raises ValueError for what is not a state."""
         if not isinstance(state, dict) or state.get("v") != 1:
             raise ValueError("not a state of a Shoal feed in format 1: "
                              f"{state.get('v') if isinstance(state, dict) else type(state).__name__}")
         self._resume, self._state, self._epoch = dict(state), dict(state), int(state["epoch"])
         self._iteration = None
 
-    def stats(self):
-        """Counters since the start: batches, samples, bytes, epochs, bad_samples, wait_seconds (the
-        time that next() waited for a batch)."""
-        return dict(self._stats)
+    def stats(self) -> Dict[str, Any]:
+        """Counters since the start.
 
-    def info(self):
-        """What the server serves: dataset (version), samples, bytes, classes, server (version)."""
-        with _channel(self._target) as channel:
-            call = channel.unary_unary(_SERVICE + "Info")
+        batches, samples, bytes, epochs, bad_samples, reconnects   what next() has returned, and how often
+                        the feed found its server again
+        wait_seconds    that next() waited for a batch: the trainer's loss
+        fetch_seconds, decode_seconds   of the server on the current stream, summed over its parallel
+                        readers and workers: which of the two to help where there is a wait
+        stall_seconds   the server had no batch where one could be taken
+        credit_seconds  the server had a batch ready and this process could take no more: it is the slower side
+        slots, held_slots   of shared memory that this process may hold, and those that it does
+
+        The server's are asked for; while it is away they are the last ones known.
+        """
+        link = self._link
+        if link is not None and link.pid == os.getpid():
             try:
-                return vars(_wire.decode(_wire.INFO, call(b"", timeout=30)))
-            except grpc.RpcError as e:
-                raise _explain(e, self._args["addr"]) from None
+                answer = json.loads(self._address.ask("Stats", _wire.STATS, timeout=10).json)
+                for one in answer.get("session_list", ()):
+                    if (one.get("session"), one.get("rank")) == (self._args["session"], self._args["rank"]):
+                        self._server = {name: one.get(name, 0.0) for name in self._server}
+            except (FeedError, ValueError):
+                pass
+        pool = link.pool if link is not None else None
+        slots = dict(slots=pool.limit, held_slots=len(pool.live)) if pool is not None else dict(slots=0, held_slots=0)
+        return {**self._stats, **self._server, **slots}
+
+    def info(self) -> Dict[str, Any]:
+        """What the server serves: dataset (version), samples, bytes, classes, server (version)."""
+        return dict(vars(self._address.ask("Info", _wire.INFO)))
 
     @property
-    def classes(self):
+    def classes(self) -> List[str]:
         """Names of the classes, by label."""
-        return self.info()["classes"]
+        return list(self.info()["classes"])
 
-    def close(self):
-        """Ends the session. The feed can be used again afterwards."""
+    def close(self) -> None:
+        """Ends the session. The feed can be used again afterwards. Arrays that are referred to stay valid."""
         link, self._link, self._iteration = self._link, None, None
         if link is not None:
             link.close()
 
-    def __del__(self):
+    def __del__(self) -> None:
         # Without this, the thread would keep an abandoned session open until the process ends.
         if getattr(self, "_link", None) is not None:
             self.close()
 
-    def __enter__(self):
+    def __enter__(self) -> "Feed":
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
         self.close()
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         # For DataLoader workers that are spawned, so that they can say why this does not work.
-        args = dict(self._args)
-        return _restore, (args, self._epoch, self._resume, self._state)
+        state = None if self._state is None else _parsed(self._state)
+        return _restore, (dict(self._args), self._epoch, self._resume, state)
 
     # The connection.
 
-    def _refuse_workers(self):
+    def _import_torch(self) -> Any:
+        return None
+
+    def _refuse_workers(self) -> None:
         torch = sys.modules.get("torch")
         if torch is None:
             return
@@ -222,7 +256,7 @@ class Feed:
                 f"shoal.Feed in a DataLoader worker: each of the {worker.num_workers} workers would be a trainer of its own and get "
                 "every batch. Decoding already runs in the server, in parallel: use DataLoader(feed, batch_size=None, num_workers=0)")
 
-    def _linked(self):
+    def _linked(self) -> Link:
         """The stream for the next iteration: the open one if it stands there, else a new one."""
         want = self._resume if self._resume is not None else self._epoch
         link = self._link
@@ -230,56 +264,112 @@ class Feed:
             self._link = None
             link.close()
             link = None
+        self._at = want
         if link is None:
-            link = self._link = _Link(self._args, self._target, want, self._pool)
+            try:
+                link = self._link = self._open(want)
+            except FeedError as e:
+                link = self._reopen(e)
         return link
 
-    def _next(self, link):
+    def _open(self, start: Union[int, Dict[str, Any]]) -> Link:
+        a = self._args
+        if self._heap is None:  # not before: asking for CUDA would spoil it for forks
+            pinned = a["pin_memory"] and self._torch is not None and self._torch.cuda.is_available()
+            self._heap = PinnedHeap() if pinned else Heap(a["credits"] + _SPARE_SLOTS)
+        slots = a["slots"] if a["slots"] is not None else a["credits"] + _SPARE_SLOTS
+        open = dict(session=a["session"], order=a["order"], batch=a["batch_size"] or 0, world=a["world"], rank=a["rank"],
+                    transform=self._spec or "", seed=a["seed"] % (1 << 64), epochs=a["epochs"], tail=a["tail"], bad=a["bad"],
+                    credits=a["credits"], rebatch=a["rebatch"], dataset=a["dataset"] or "", label=a["label"] or "",
+                    weight=a["weight"],
+                    slots=slots if self._address.path is not None else 0, readonly=a["readonly"])
+        stage: Optional[Callable[[Any, Link], Any]] = None
+        if a["map"] is not None:
+            def stage(opened: Any, link: Link) -> Any:
+                return Mapper(a["map"], a["threads"], a["map_over"] == "batch", link, self._torch)
+        elif a["device"] is not None:
+            from . import _device
+            open, stage = _device.prepare(a["device"], open)
+        try:
+            return Link(self._address, open, start, self._heap, self._torch, a["pin_memory"], stage)
+        except FeedError as e:
+            if e.code != HANDOVER or a["device"] is not None:
+                raise
+            log.warning("%s. Batches come as messages, at a lower rate; slots=0 says so from the start", e)
+            return Link(self._address, {**open, "slots": 0}, start, self._heap, self._torch, a["pin_memory"], stage)
+
+    def _reopen(self, error: FeedError) -> Link:
+        """A stream from where the iteration stands, once the server is back; else raises error, or what is wrong then."""
+        patience = self._args["reconnect"]
+        if error.code != "UNAVAILABLE" or not patience:
+            raise error
+        log.warning("%s. Waiting for it for %g s (reconnect=)", error, patience)
+        start, delay = time.monotonic(), _RECONNECT_FIRST
+        while True:
+            left = patience - (time.monotonic() - start)
+            if left <= 0:
+                raise FeedError(f"{error} (it was waited for for {patience:g} s)", error.code) from None
+            _pause.wait(min(delay, left))
+            delay = min(2 * delay, _RECONNECT_MOST)
+            try:
+                link = self._link = self._open(self._at if isinstance(self._at, int) else _parsed(self._at))
+            except FeedError as e:
+                if e.code != "UNAVAILABLE":
+                    raise
+                continue
+            self._stats["reconnects"] += 1
+            return link
+
+    def _next(self) -> Optional[Batch]:
         """The next batch of the iteration, or None at the epoch's end."""
         start = time.perf_counter()
         try:
-            kind, value = link.get()
-        except FeedError:
-            self._iteration = None
-            self.close()
-            raise
+            while True:
+                link = self._link
+                assert link is not None
+                try:
+                    kind, value = link.get()
+                    if kind == "batch":
+                        header, batch = value if isinstance(value, tuple) else value.take()
+                        if not isinstance(batch, Batch):
+                            batch = link.batch(header, batch)
+                    break
+                except FeedError as e:
+                    iteration, _ = self._iteration, self.close()
+                    self._reopen(e)
+                    self._iteration = iteration
         finally:
             self._stats["wait_seconds"] += time.perf_counter() - start
         if kind == "end":
-            self._state, self._epoch = json.loads(value.state), value.epoch + 1
+            self._at = self._state = value.state
+            self._epoch = value.epoch + 1
             link.position = self._epoch
             self._stats["epochs"] += 1
             self._iteration = None
+            if link.over() and link.pool is not None:
+                link.pool.close()  # the stream carries no releases any more: the memory goes back with the last array
             return None
         link.position = None
-        header, raw = value
-        link.credit()
-        batch = self._batch(header, raw)
-        self._stats["batches"] += 1
-        self._stats["samples"] += header.valid
-        self._stats["bytes"] += header.total_bytes
-        self._stats["bad_samples"] += len(header.bad)
-        self._state = json.loads(header.state)
+        link.taken()
+        stats = self._stats
+        stats["batches"] += 1
+        stats["samples"] += header.valid
+        stats["bytes"] += header.total_bytes
+        stats["bad_samples"] += len(header.bad)
+        self._at = self._state = header.state
         return batch
 
-    def _batch(self, header, raw):
-        planes = {p.name: self._plane(p, raw) for p in header.planes}
-        data = planes["data"]
-        if "offsets" in planes:
-            cuts = _numbers(next(p for p in header.planes if p.name == "offsets"), raw).tolist()
-            data = [data[a:b] for a, b in zip(cuts, cuts[1:])]
-        return Batch(data, planes["label"], planes["id"], planes["valid"], header.index, header.epoch, header.bad)
 
-    def _plane(self, plane, raw):
-        return _numbers(plane, raw)
+_pause = threading.Event()  # never set: a sleep that Ctrl-C ends
 
 
-def _numbers(plane, raw):
-    dtype = np.dtype("<u2") if plane.dtype == "bfloat16" else np.dtype(plane.dtype).newbyteorder("<")
-    return raw[plane.offset:plane.offset + plane.length].view(dtype).reshape(plane.shape)
+def _parsed(state: Union[Dict[str, Any], str]) -> Dict[str, Any]:
+    parsed = json.loads(state) if isinstance(state, str) else state
+    assert isinstance(parsed, dict)
+    return parsed
 
 
-def _restore(args, epoch, resume, state):
+def _restore(args: Dict[str, Any], epoch: int, resume: Optional[Dict[str, Any]], state: Optional[Dict[str, Any]]) -> Feed:
     feed = Feed(**args)
     feed._epoch, feed._resume, feed._state = epoch, resume, state
     return feed
@@ -288,29 +378,29 @@ def _restore(args, epoch, resume, state):
 class _Iteration:
     """An epoch's iterator. Only a feed's newest one goes on."""
 
-    def __init__(self, feed, link):
-        self._feed, self._link = feed, link
+    def __init__(self, feed: Feed) -> None:
+        self._feed: Optional[Feed] = feed
 
-    def __iter__(self):
+    def __iter__(self) -> "_Iteration":
         return self
 
-    def __next__(self):
+    def __next__(self) -> Batch:
         feed = self._feed
         if feed is None:
             raise StopIteration
         if feed._iteration is not self:
             raise RuntimeError("this iteration of the feed is over: a newer one was begun, a state was loaded, or the feed was closed")
-        batch = feed._next(self._link)
+        batch = feed._next()
         if batch is None:
             self._feed = None
             raise StopIteration
         return batch
 
 
-_torch_class = None
+_torch_class: Optional[Type[Feed]] = None
 
 
-def _torch_feed(required):
+def _torch_feed(required: bool) -> Type[Feed]:
     """Feed as an IterableDataset, or Feed itself if there is no torch."""
     global _torch_class
     if _torch_class is not None:
@@ -323,203 +413,12 @@ def _torch_feed(required):
             raise
         return Feed
 
-    class TorchFeed(Feed, IterableDataset):
+    class TorchFeed(Feed, IterableDataset):  # type: ignore[misc]
         __doc__ = Feed.__doc__
 
-        def _plane(self, plane, raw):
-            array = _numbers(plane, raw)
-            if plane.dtype == "bfloat16":
-                return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-            if plane.dtype == "uint64":
-                array = array.view(np.int64)
-            return torch.from_numpy(array)
+        def _import_torch(self) -> Any:
+            return torch
 
     TorchFeed.__qualname__ = TorchFeed.__name__ = "Feed"
     _torch_class = TorchFeed
     return TorchFeed
-
-
-def _target(addr):
-    if addr.startswith("unix:///"):
-        return addr
-    if addr.startswith("tcp://"):
-        return addr[len("tcp://"):]
-    raise ValueError(f"feed address {addr!r}: must be unix:///PATH or tcp://HOST:PORT")
-
-
-_user = None  # the process that uses grpc
-
-
-def _channel(target):
-    global _user
-    if _user not in (None, os.getpid()):
-        raise FeedError(f"the feed was in use in process {_user}, of which this one is a fork, and grpc does not survive a fork: "
-                        "open feeds after forking only, or start processes with the spawn method")
-    _user = os.getpid()
-    return grpc.insecure_channel(target, options=[
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.max_receive_message_length", 8 << 20),
-        ("grpc.http2.lookahead_bytes", 64 << 20),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-    ])
-
-
-def _explain(error, addr):
-    code = error.code().name if isinstance(error, grpc.Call) else None
-    text = error.details() if isinstance(error, grpc.Call) else str(error)
-    remedy = ""
-    if code == "UNAVAILABLE" and text.endswith(os.strerror(errno.EACCES)):
-        remedy = ". The socket is for others: see --socket-mode and --socket-group of `shoal serve`"
-    elif code == "UNAVAILABLE":
-        remedy = (". Is `shoal serve` running there? Start it, or correct the address; the training goes on from the last "
-                  "state_dict()")
-    return FeedError(f"feed {addr}: {text}{remedy}", code)
-
-
-class _Pool:
-    """Memory for batches, used again once nobody refers to it.
-
-    Every view of an array, numpy's or torch's, holds a reference to the array that owns the memory.
-    So an array to which only the pool's list refers has no views.
-    """
-
-    def __init__(self, most):
-        self._most, self._arrays = most, []
-        probe = [np.empty(1, np.uint8)]
-        count = getattr(sys, "getrefcount", None)
-        self._idle = count(probe[0]) if count else None
-
-    def get(self, size):
-        """A writable array of size bytes that begins at a multiple of 64."""
-        owner = None
-        if self._idle is not None:
-            arrays = self._arrays
-            for i in range(len(arrays)):
-                if sys.getrefcount(arrays[i]) == self._idle and size <= arrays[i].size - _ALIGN <= 2 * size:
-                    owner = arrays[i]
-                    break
-        if owner is None:
-            owner = np.empty(size + _ALIGN, np.uint8)
-            if self._idle is not None:
-                if len(self._arrays) >= self._most:
-                    self._arrays.pop(0)  # its memory lives as long as its user
-                self._arrays.append(owner)
-        start = -owner.ctypes.data % _ALIGN
-        return owner[start:start + size]
-
-
-_links = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all():
-    # Freeing a grpc call takes a lock. Once the interpreter is being torn down, a thread that was
-    # stopped for good may hold it, so calls are freed here and not by the tear-down.
-    for link in list(_links):
-        link.close()
-
-
-def _forked():
-    # The same holds in a forked child: the threads are not there, the locks are as they were. The
-    # parent's calls must not be freed there at all.
-    for link in list(_links):
-        for thing in (link._call, link._channel):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-class _Link:
-    """One stream: a thread receives, the trainer's thread takes."""
-
-    def __init__(self, args, target, start, pool):
-        self.pid = os.getpid()
-        self.position = start  # an epoch or a state if nothing was taken since, else None
-        self._addr = args["addr"]
-        self._pool = pool
-        self._ready = queue.SimpleQueue()
-        self._requests = queue.SimpleQueue()
-        self._error = None
-        self._closed = False
-        state = start if isinstance(start, dict) else None
-        epoch = state["epoch"] if state is not None else start
-        self._first, self._epochs = epoch, max(1, args["epochs"] - epoch) if args["epochs"] else 0
-        self._requests.put(_wire.encode(_wire.CLIENT_MESSAGE, open=dict(
-            session=args["session"], client=f"python pid {self.pid}", order=args["order"], batch=args["batch_size"] or 0,
-            world=args["world"], rank=args["rank"], transform=args["transform"] or "", seed=args["seed"] % (1 << 64),
-            epoch=0 if state is not None else epoch, epochs=self._epochs,
-            tail=args["tail"], bad=args["bad"], state=json.dumps(state) if state is not None else "",
-            credits=args["credits"], rebatch=args["rebatch"], dataset=args["dataset"] or "")))
-        self._channel = _channel(target)
-        self._call = self._channel.stream_stream(_SERVICE + "Stream")(iter(self._requests.get, None))
-        _links.add(self)
-        self._thread = threading.Thread(target=self._receive, name="shoal-feed", daemon=True)
-        self._thread.start()
-        try:
-            _, self.opened = self.get()
-        except BaseException:
-            self.close()
-            raise
-
-    def _receive(self):
-        put = self._ready.put
-        try:
-            header = None
-            for message in self._call:
-                payload = _wire.chunk(message)
-                if payload is None:
-                    m = _wire.decode(_wire.SERVER_MESSAGE, message)
-                    if m.opened is not None:
-                        put(("opened", m.opened))
-                    elif m.epoch_end is not None:
-                        put(("end", m.epoch_end))
-                    elif m.batch is not None:
-                        header, at = m.batch, 0
-                        array = self._pool.get(header.total_bytes)
-                        room = memoryview(array)
-                    continue
-                if header is None or at + len(payload) > header.total_bytes:
-                    raise _wire.WireError("a chunk that belongs to no batch")
-                room[at:at + len(payload)] = payload
-                at += len(payload)
-                if at == header.total_bytes:
-                    put(("batch", (header, array)))
-                    header = array = room = None
-            put(("error", FeedError(f"feed {self._addr}: the server ended the stream after the last epoch", "OUT_OF_RANGE")))
-        except grpc.RpcError as e:
-            put(("error", _explain(e, self._addr)))
-            e.__traceback__ = None  # e is the call itself, its frames refer to it: no cycle may keep it
-        except Exception as e:  # whatever it is, the trainer has to hear of it
-            put(("error", FeedError(f"feed {self._addr}: {type(e).__name__}: {e}")))
-
-    def get(self):
-        """The next ("opened"|"batch"|"end", value), in order; raises FeedError, again and again."""
-        if self._error is None:
-            kind, value = self._ready.get()
-            if kind != "error":
-                return kind, value
-            self._error = value
-        raise self._error
-
-    def over(self):
-        """Nothing more will come."""
-        return self._error is not None or self._closed or self._epochs and self.position == self._first + self._epochs
-
-    def credit(self):
-        self._requests.put(_wire.encode(_wire.CLIENT_MESSAGE, credit=dict(n=1)))
-
-    def close(self):
-        if self._closed:
-            return
-        self._closed = True
-        if self.pid != os.getpid():
-            return  # the parent's
-        self._call.cancel()
-        self._requests.put(None)
-        if self._thread is not threading.current_thread():  # which may be collecting garbage
-            self._thread.join(5)
-        self._channel.close()
-        self._call = self._channel = None

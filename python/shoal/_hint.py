@@ -1,5 +1,6 @@
 """Tells a Shoal mount the order in which a DataLoader is about to read. See hint."""
 
+import bisect
 import contextlib
 import copy
 import errno
@@ -10,30 +11,74 @@ import sys
 import numpy as np
 
 
-def hint(sampler, paths=None, mountpoint=None, name="default"):
-    """Writes what sampler will yield next as the plan `name` of the Shoal mount at mountpoint.
+def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1):
+    """Writes what sampler will yield next as a plan of the Shoal mount that holds the files.
 
-    sampler     a DataLoader, a sampler or batch sampler of torch's, or any iterable of indices (or of
-                lists of indices). It is not consumed, and all random state stays as it was.
-    paths       what the indices stand for: a dataset with .samples (ImageFolder), one with .imgs, a
-                Subset of one, or a list of paths, absolute or relative to the mount point. Default:
-                the DataLoader's dataset.
-    mountpoint  where the dataset is mounted
-    name        one plan for each rank or stream that reads at the same time
+    sampler     a DataLoader (StatefulDataLoader too), a sampler or batch sampler of torch's, or any
+                iterable of indices (or of lists of indices). It is not consumed, and all random
+                state stays as it was.
+    paths       what the indices stand for: a dataset with .samples or .imgs (ImageFolder,
+                DatasetFolder), a Subset or ConcatDataset of such, nested as you like, a dataset that
+                wraps one of the same length as .dataset, or a list of paths or of (path, …) tuples.
+                Default: the DataLoader's dataset.
+    mountpoint  where the dataset is mounted; relative paths then start there. Default: the mounts
+                above the paths, each of which gets its own; files outside of any are left out.
+    name        one plan for each rank or stream that reads at the same time. Default: "rank3", by
+                the DistributedSampler's rank, torch.distributed's, RANK or LOCAL_RANK, whichever is
+                found first, so that no two ranks overwrite each other's plan; "default" if none is.
+                Jobs that read one mount at the same time need names of their own.
+    epochs      how many epochs to tell, one after the other. A sampler with set_epoch is taken to be
+                told each epoch's number; one that shuffles by the global generators cannot be told
+                further than one epoch, since the trainer draws from them too (ValueError).
 
     Call it once an epoch, after set_epoch and directly before the iteration begins: random numbers
-    drawn in between change what a shuffling sampler yields. Returns the number of paths written.
-    Raises OSError if the mount refuses the plan; the plan before it then stays in force.
+    drawn in between change what a shuffling sampler yields. While the epoch before is still being
+    read, the new plan waits for its end, and what is staged stays. Returns the number of paths
+    written. Raises OSError if the mount refuses the plan; the one before it then stays in force.
     """
-    if mountpoint is None:
-        raise TypeError("hint needs the mount point: hint(sampler, paths, mountpoint)")
     if paths is None:
         paths = getattr(sampler, "dataset", None)
         if paths is None:
             raise TypeError("hint needs paths, or a DataLoader whose dataset has them")
     listing = _paths(paths)
-    root = os.path.abspath(os.fspath(mountpoint))
-    lines = [_relative(listing[i], root) for i in predict(sampler)]
+    if name is None:
+        rank = _rank(sampler)
+        name = "default" if rank is None else f"rank{rank}"
+    mounts = _Mounts(mountpoint)
+    plans = {}
+    for i in predict(sampler, epochs):
+        root, line = mounts.place(os.fspath(listing[i]))
+        if root is not None:
+            plans.setdefault(root, []).append(line)
+    if mountpoint is None and not plans:
+        raise ValueError("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
+                         "or give mountpoint if the paths are relative to it")
+    if mountpoint is not None:
+        plans.setdefault(mounts.root, [])
+    for root, lines in plans.items():
+        _write(root, name, lines)
+    return sum(len(lines) for lines in plans.values())
+
+
+def predict(sampler, epochs=1):
+    """The indices that sampler will yield next, as a list, leaving it and all random state as they
+    are. Takes what hint takes."""
+    if epochs < 1:
+        raise ValueError(f"epochs: {epochs}, must be 1 or more")
+    with _untouched_global_state():
+        clone = _Clone(sampler)
+        return [int(i) for epoch in range(epochs) for i in _flat(clone.epoch(epoch, last=epoch == epochs - 1))]
+
+
+def _flat(items):
+    for item in items:
+        if isinstance(item, (list, tuple)) or getattr(item, "ndim", 0):
+            yield from _flat(item)
+        else:
+            yield item
+
+
+def _write(root, name, lines):
     plan = os.path.join(root, ".shoal", "plans", name)
     try:
         with open(plan, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as f:
@@ -46,120 +91,234 @@ def hint(sampler, paths=None, mountpoint=None, name="default"):
         else:
             text = os.strerror(e.errno)
         raise OSError(e.errno, text, plan) from None
-    return len(lines)
 
 
 def _reason(root):
     try:
         with open(os.path.join(root, ".shoal", "order"), encoding="utf-8", errors="replace") as f:
-            return f.read(2000).strip()
+            text = f.read()
     except OSError:
         return "see .shoal/order in the mount"
+    return text[max(text.find("refused:"), 0):][:2000].strip()
 
 
-def _paths(paths):
+def _rank(sampler):
+    """The rank that reads, None if there seems to be one only."""
+    for s in _nested(sampler):
+        if getattr(s, "num_replicas", 1) > 1 and hasattr(s, "rank"):
+            return s.rank
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    return os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or None
+
+
+def _nested(sampler):
+    """sampler and what it takes its indices from, the outermost first."""
+    seen = []
+    while sampler is not None and not any(sampler is s for s in seen):
+        seen.append(sampler)
+        outer = sampler
+        sampler = getattr(outer, "batch_sampler", None)
+        if sampler is None:
+            sampler = getattr(outer, "sampler", None)
+    return seen
+
+
+def _paths(dataset):
     """The path of each sample, by index."""
-    if hasattr(paths, "dataset") and hasattr(paths, "indices"):  # Subset
-        below = _paths(paths.dataset)
-        return [below[i] for i in paths.indices]
+    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # Subset
+        below = _paths(dataset.dataset)
+        return [below[i] for i in dataset.indices]
+    if hasattr(dataset, "datasets") and hasattr(dataset, "cumulative_sizes"):  # ConcatDataset
+        return _Joined([_paths(d) for d in dataset.datasets])
     for attribute in ("samples", "imgs"):
-        samples = getattr(paths, attribute, None)
+        samples = getattr(dataset, attribute, None)
         if samples is not None:
-            return [sample[0] for sample in samples]
-    if isinstance(paths, (str, bytes)) or not hasattr(paths, "__getitem__"):
-        raise TypeError(f"paths: a dataset with .samples, or a list of paths, not {type(paths).__name__}")
-    return paths
+            return _First(samples)
+    inner = getattr(dataset, "dataset", None)
+    if inner is not None and hasattr(inner, "__len__") and len(inner) == len(dataset):  # adds a transform, for example
+        return _paths(inner)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dataset, torch.utils.data.Dataset) or isinstance(dataset, (str, bytes)) or not hasattr(dataset, "__getitem__"):
+        raise TypeError(f"paths: a dataset with .samples, or a list of paths, not {type(dataset).__name__}; give the list")
+    return _First(dataset)
 
 
-def _relative(path, root):
-    path = os.fspath(path)
-    if os.path.isabs(path):
-        inside = os.path.relpath(path, root)
-        if inside.startswith(os.pardir):  # perhaps by way of a symbolic link
-            inside = os.path.relpath(os.path.realpath(path), os.path.realpath(root))
-        if inside.startswith(os.pardir):
-            raise ValueError(f"{path} is not below the mount point {root}")
-        path = inside
-    if "\n" in path:
-        raise ValueError(f"{path!r}: a plan cannot hold a path with a line break")
-    return path
+class _First:
+    """The paths of a list of paths, or of tuples that begin with one."""
+
+    def __init__(self, items):
+        self._items = items
+
+    def __len__(self):
+        return len(self._items)
+
+    def __getitem__(self, i):
+        item = self._items[i]
+        return item[0] if isinstance(item, (tuple, list)) else item
 
 
-def predict(sampler):
-    """The indices that sampler will yield next, as a list, leaving it and all random state as they
-    are. Takes what hint takes."""
-    with _untouched_global_state():
-        return [int(i) for i in _flat(_Clones().iterate(sampler))]
+class _Joined:
+    """Lists one after the other, by ConcatDataset's numbering."""
+
+    def __init__(self, lists):
+        self._lists, self._ends = lists, np.cumsum([len(x) for x in lists]).tolist()
+
+    def __len__(self):
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, i):
+        if i < 0:
+            i += len(self)
+        k = bisect.bisect_right(self._ends, i)
+        if i < 0 or k == len(self._lists):
+            raise IndexError(f"sample {i} of {len(self)}")
+        return self._lists[k][i - (self._ends[k] - len(self._lists[k]))]
 
 
-def _flat(items):
-    for item in items:
-        if isinstance(item, (list, tuple)) or getattr(item, "ndim", 0):
-            yield from _flat(item)
-        else:
-            yield item
+class _Mounts:
+    """Says below which mount a path lies: the one that is given, or whichever it is."""
+
+    def __init__(self, mountpoint):
+        self.root = None if mountpoint is None else os.path.abspath(os.fspath(mountpoint))
+        self._above = {}  # by folder: the mount point above it, as the folder is spelled and in truth; None without one
+
+    def place(self, path):
+        """The mount point and the path in it, as a plan takes it; None, None outside of any mount."""
+        if self.root is not None:
+            path = os.path.join(self.root, path)
+        folder, base = os.path.split(path)
+        if folder not in self._above:
+            self._above[folder] = self._find(os.path.abspath(folder))
+        if self._above[folder] is None:
+            if self.root is not None:
+                raise ValueError(f"{path} is not below the mount point {self.root}")
+            return None, None
+        root, inside = self._above[folder]
+        if "\n" in path:
+            raise ValueError(f"{path!r}: a plan cannot hold a path with a line break")
+        return root, inside + base
+
+    def _find(self, folder):
+        for spelled, top in ((folder, self.root), (os.path.realpath(folder), self.root and os.path.realpath(self.root))):
+            at = spelled
+            while at != top if top is not None else not os.path.exists(os.path.join(at, ".shoal", "stats")):
+                if at == os.path.dirname(at):
+                    break
+                at = os.path.dirname(at)
+            else:
+                inside = os.path.relpath(spelled, at)
+                return self.root or at, "" if inside == os.curdir else inside + os.sep
+        return None
 
 
 @contextlib.contextmanager
 def _untouched_global_state():
     """Puts the global generators back, whatever a sampler of unknown type draws from them."""
-    torch = sys.modules.get("torch")
-    saved = random.getstate(), np.random.get_state(), torch.get_rng_state() if torch else None
+    saved = _global_state()
     try:
         yield
     finally:
         random.setstate(saved[0])
         np.random.set_state(saved[1])
-        if torch:
-            torch.set_rng_state(saved[2])
+        if saved[2] is not None:
+            sys.modules["torch"].set_rng_state(saved[2])
 
 
-class _Clones:
-    """Iterates copies of samplers whose generators are copies.
+def _global_state():
+    torch = sys.modules.get("torch")
+    return random.getstate(), np.random.get_state(), torch.get_rng_state() if torch else None
+
+
+def _same(a, b):
+    return a[0] == b[0] and a[1][2:] == b[1][2:] and np.array_equal(a[1][1], b[1][1]) and (a[2] is None or bool((a[2] == b[2]).all()))
+
+
+class _Clone:
+    """Iterates a copy of a sampler, or a DataLoader's, whose generators are copies.
 
     Generators that are one object stay one object: what a DataLoader draws from its generator for
     its base seed is missing from the sampler's stream only if they share it.
     """
 
-    def __init__(self):
-        self._generators = {}
+    def __init__(self, sampler):
+        self._torch = sys.modules.get("torch")
+        self._copies = {}  # by id: the original, so that its id stays taken, and its copy
+        self._draws = None  # what the DataLoader draws base seeds from: None, or a list of one generator (None: the global one)
+        self._persistent = False
+        if self._torch is not None and isinstance(sampler, self._torch.utils.data.DataLoader):
+            sampler = self._enter(sampler)
+        if hasattr(sampler, "__next__"):
+            raise TypeError(f"hint: iterating this {type(sampler).__name__} would use it up; pass a list or a sampler")
+        self._sampler = self._copy(sampler, "sampler")
+        self._epochs = [s for s in _nested(self._sampler) if hasattr(s, "set_epoch") and hasattr(s, "epoch")]
+        self._first = [s.epoch for s in self._epochs]
 
-    def _generator(self, generator):
-        torch = sys.modules["torch"]
-        if id(generator) not in self._generators:
-            clone = torch.Generator(device=generator.device)
-            clone.set_state(generator.get_state())
-            self._generators[id(generator)] = generator, clone  # the original too, so that its id stays taken
-        return self._generators[id(generator)][1]
-
-    def iterate(self, sampler):
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(sampler, torch.utils.data.DataLoader):
-            return self._loader(torch, sampler)
-        return iter(self._copy(torch, sampler))
-
-    def _loader(self, torch, loader):
-        if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+    def _enter(self, loader):
+        """Takes note of what the loader will draw, and returns what it takes its indices from."""
+        if isinstance(loader.dataset, self._torch.utils.data.IterableDataset):
             raise TypeError("hint: an IterableDataset has no order of indices that could be told in advance")
-        # A persistent iterator drew its base seed once, when it was made. Every other iteration
+        # torchdata's StatefulDataLoader. Its random samplers have generators of their own.
+        if getattr(loader, "next_iter_state", None) is not None:
+            raise TypeError("hint: this StatefulDataLoader goes on from a loaded state in mid-epoch; hint from the next epoch on, "
+                            "the mount finds the place in this one by what is read")
+        started = getattr(loader, "_initial_iter_for_state_dict", False)  # state_dict has made the iterator already
+        if started and loader.num_workers > 0:
+            raise TypeError("hint: state_dict has started this StatefulDataLoader's workers; call hint before it")
+        self._persistent = loader.persistent_workers and loader.num_workers > 0
+        # A persistent iterator draws its base seed once, when it is made. Every other iteration
         # begins with drawing one, before the sampler draws anything.
-        if not (loader.persistent_workers and loader.num_workers > 0 and loader._iterator is not None):
-            generator = self._generator(loader.generator) if loader.generator is not None else None
-            torch.empty((), dtype=torch.int64).random_(generator=generator)
-        return self.iterate(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
+        if not started and not (self._persistent and loader._iterator is not None):
+            self._draws = [None if loader.generator is None else self._copy(loader.generator, "generator")]
+        return loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
 
-    def _copy(self, torch, sampler):
-        """A copy to iterate. Samplers hold their state in attributes: generators, nested samplers."""
-        if torch is None or not isinstance(sampler, torch.utils.data.Sampler):
-            if iter(sampler) is sampler:
-                raise TypeError(f"hint: iterating this {type(sampler).__name__} would use it up; pass a list or a sampler")
-            return sampler
-        clone = copy.copy(sampler)
-        for key, value in list(vars(clone).items()):
-            if isinstance(value, torch.Generator):
-                setattr(clone, key, self._generator(value))
-            elif isinstance(value, torch.utils.data.Sampler):
-                setattr(clone, key, self._copy(torch, value))
-            elif isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
-                setattr(clone, key, copy.deepcopy(value))
-        return clone
+    def epoch(self, k, last):
+        """The indices of the k-th epoch from now; call it for each in turn."""
+        for s, first in zip(self._epochs, self._first):
+            if k > 0:
+                s.set_epoch(first + k)
+        if self._draws is not None and not (self._persistent and k > 0):
+            self._torch.empty((), dtype=self._torch.int64).random_(generator=self._draws[0])
+        before = None if last else _global_state()
+        yield from self._sampler
+        if before is not None and not _same(before, _global_state()):
+            raise ValueError("epochs: this sampler shuffles by a global generator, from which the trainer may draw before the next "
+                             "epoch; give it a generator of its own, or hint each epoch")
+
+    def _copy(self, value, role):
+        """A copy of a sampler, of its generators and nested samplers, and of what it may shuffle in
+        place. Datasets, and whatever else it holds, stay what they are. role is the name under which
+        a sampler holds the value."""
+        torch = self._torch
+        if id(value) in self._copies:
+            return self._copies[id(value)][1]
+        if torch is not None and isinstance(value, torch.Generator):
+            made = torch.Generator(device=value.device)
+            made.set_state(value.get_state())
+        elif isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
+            made = copy.deepcopy(value)
+        elif isinstance(value, np.ndarray) and value.ndim == 1:
+            made = value.copy()
+        elif torch is not None and isinstance(value, torch.Tensor) and value.ndim == 1:
+            made = value.clone()
+        elif type(value) in (list, dict):
+            made = value.copy()
+            if len(made) <= 4096:  # more are indices, not samplers
+                for key in range(len(made)) if type(made) is list else made:
+                    made[key] = self._copy(made[key], role)
+        elif self._samples(value, role):
+            made = copy.copy(value)
+            self._copies[id(value)] = value, made
+            for key, inner in list(vars(made).items()):
+                vars(made)[key] = self._copy(inner, key)
+        else:
+            return value
+        self._copies[id(value)] = value, made
+        return made
+
+    def _samples(self, value, role):
+        """Whether value is a sampler: one of torch's, or what stands in the place of one."""
+        if self._torch is not None and isinstance(value, self._torch.utils.data.Sampler):
+            return True
+        return role in ("sampler", "batch_sampler") and hasattr(value, "__dict__") and hasattr(value, "__iter__")

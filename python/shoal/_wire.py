@@ -12,13 +12,34 @@ _UINT, _BOOL, _STR, _BYTES = "uint", "bool", "str", "bytes"
 
 
 class _Field:
-    def __init__(self, name, kind, repeated=False):
-        self.name, self.kind, self.repeated = name, kind, repeated
+    def __init__(self, name, kind, repeated=False, memo=None):
+        self.name, self.kind, self.repeated, self.memo = name, kind, repeated, memo
+
+
+class Memo(dict):
+    """Messages by their bytes. Batches' planes are the same ones again and again, and decoding them
+    would be most of a header's cost. Bounded, since planes of raw samples are not."""
+
+    def __missing__(self, key):
+        if len(self) >= 256:
+            self.clear()
+        value = self[key] = _decode(PLANE, key, 0, len(key))
+        return value
+
+
+class _Schema(dict):
+    """Fields by number, and what an empty message has."""
+
+    def __init__(self, fields):
+        super().__init__(fields)
+        plain = [f for f in self.values() if not f.repeated]
+        self.defaults = {f.name: {_UINT: 0, _BOOL: False, _STR: "", _BYTES: b""}.get(f.kind) if isinstance(f.kind, str) else None for f in plain}
+        self.lists = [f.name for f in self.values() if f.repeated]
 
 
 def _schema(**fields):
-    """Fields by number. name=(number, kind[, True if repeated]); a kind may be a schema."""
-    return {spec[0]: _Field(name, *spec[1:]) for name, spec in fields.items()}
+    """name=(number, kind[, True if repeated[, a Memo]]); a kind may be a schema."""
+    return _Schema({spec[0]: _Field(name, *spec[1:]) for name, spec in fields.items()})
 
 
 INFO = _schema(dataset=(1, _STR), samples=(2, _UINT), bytes=(3, _UINT), classes=(4, _STR, True), server=(5, _STR))
@@ -26,18 +47,22 @@ STATS = _schema(json=(1, _STR))
 
 OPEN = _schema(session=(1, _STR), client=(2, _STR), order=(3, _STR), batch=(4, _UINT), world=(5, _UINT), rank=(6, _UINT),
                transform=(7, _STR), seed=(8, _UINT), epoch=(9, _UINT), epochs=(10, _UINT), tail=(11, _STR), bad=(12, _STR),
-               state=(13, _STR), credits=(14, _UINT), rebatch=(15, _BOOL), dataset=(16, _STR))
+               state=(13, _STR), credits=(14, _UINT), rebatch=(15, _BOOL), dataset=(16, _STR),
+               weight=(17, _UINT), slots=(18, _UINT), readonly=(19, _BOOL), device=(20, _STR), label=(21, _STR))
 CREDIT = _schema(n=(1, _UINT))
-CLIENT_MESSAGE = _schema(open=(1, OPEN), credit=(2, CREDIT))
+RELEASE = _schema(slots=(1, _UINT, True))
+CLIENT_MESSAGE = _schema(open=(1, OPEN), credit=(2, CREDIT), release=(3, RELEASE))
+
+POOL = _schema(key=(1, _STR), slots=(2, _UINT), slot_bytes=(3, _UINT), device=(4, _STR))
 
 PLANE = _schema(name=(1, _STR), dtype=(2, _STR), shape=(3, _UINT, True), offset=(4, _UINT), length=(5, _UINT))
 BAD_SAMPLE = _schema(row=(1, _UINT), id=(2, _UINT), path=(3, _STR), cause=(4, _STR))
 OPENED = _schema(session=(1, _STR), dataset=(2, _STR), samples=(3, _UINT), batch=(4, _UINT), global_batch=(5, _UINT),
                  world=(6, _UINT), rank=(7, _UINT), batches=(8, _UINT), per_epoch=(9, _UINT), transform=(10, _STR),
                  transform_hash=(11, _STR), order=(12, _STR), tail=(13, _STR), bad=(14, _STR), epoch=(15, _UINT),
-                 layout=(16, _STR), planes=(17, PLANE, True), state=(18, _STR))
+                 layout=(16, _STR), planes=(17, PLANE, True), state=(18, _STR), pool=(19, POOL), label=(21, _STR))
 BATCH_HEADER = _schema(index=(1, _UINT), epoch=(2, _UINT), rows=(3, _UINT), valid=(4, _UINT), total_bytes=(5, _UINT),
-                       planes=(6, PLANE, True), bad=(7, BAD_SAMPLE, True), state=(8, _STR))
+                       planes=(6, PLANE, True, Memo()), bad=(7, BAD_SAMPLE, True), state=(8, _STR), slot=(9, _UINT))
 CHUNK = _schema(data=(1, _BYTES))
 EPOCH_END = _schema(epoch=(1, _UINT), batches=(2, _UINT), state=(3, _STR))
 SERVER_MESSAGE = _schema(opened=(1, OPENED), batch=(2, BATCH_HEADER), chunk=(3, CHUNK), epoch_end=(4, EPOCH_END))
@@ -92,22 +117,22 @@ def _varint(data, pos, end):
         shift += 7
 
 
-def _default(field):
-    if field.repeated:
-        return []
-    return {_UINT: 0, _BOOL: False, _STR: "", _BYTES: b""}.get(field.kind) if isinstance(field.kind, str) else None
-
-
 def decode(schema, data):
     """Returns the message as an object with an attribute for every field. Those that are not there
     have protobuf's default; a message that is not there is None."""
-    return _decode(schema, memoryview(data), 0, len(data))
+    return _decode(schema, bytes(data), 0, len(data))
 
 
 def _decode(schema, data, pos, end):
-    message = SimpleNamespace(**{field.name: _default(field) for field in schema.values()})
+    message = schema.defaults.copy()
+    for name in schema.lists:
+        message[name] = []
     while pos < end:
-        tag, pos = _varint(data, pos, end)
+        tag = data[pos]
+        if tag < 0x80:
+            pos += 1
+        else:
+            tag, pos = _varint(data, pos, end)
         number, wire = tag >> 3, tag & 7
         field = schema.get(number)
         if number == 0:
@@ -128,26 +153,28 @@ def _decode(schema, data, pos, end):
             raise WireError("a field that is longer than its message")
         if field is None:
             pass
+        elif field.memo is not None:
+            _store(message, field, field.memo[data[pos:stop]])
         elif isinstance(field.kind, dict):
             _store(message, field, _decode(field.kind, data, pos, stop))
         elif field.kind == _STR:
             _store(message, field, str(data[pos:stop], "utf-8"))
         elif field.kind == _BYTES:
-            _store(message, field, bytes(data[pos:stop]))
+            _store(message, field, data[pos:stop])
         elif field.repeated:  # packed numbers
             at = pos
             while at < stop:
                 value, at = _varint(data, at, stop)
                 _store(message, field, value)
         pos = stop
-    return message
+    return SimpleNamespace(**message)
 
 
 def _store(message, field, value):
     if field.repeated:
-        getattr(message, field.name).append(value)
+        message[field.name].append(value)
     else:
-        setattr(message, field.name, value)
+        message[field.name] = value
 
 
 _CHUNK_TAG, _DATA_TAG = 3 << 3 | _DELIMITED, 1 << 3 | _DELIMITED

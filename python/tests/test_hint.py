@@ -45,6 +45,51 @@ class GlobalState(Sampler):
         return self.n
 
 
+class InPlace:
+    """No Sampler of torch's, and iterating it changes it."""
+
+    def __init__(self, n):
+        self.order, self.rng, self.passes = list(range(n)), random.Random(3), 0
+
+    def __iter__(self):
+        self.passes += 1
+        self.rng.shuffle(self.order)
+        return iter(self.order[self.passes:])
+
+    def __len__(self):
+        return len(self.order)
+
+
+class StatefulRandomSampler(RandomSampler):
+    """What torchdata's StatefulDataLoader(shuffle=True) makes: a generator of its own, seeded 1,
+    unless it is given one."""
+
+    def __init__(self, data, generator=None):
+        if generator is None:
+            generator = torch.Generator()
+            generator.manual_seed(1)
+        super().__init__(data, generator=generator)
+
+
+class StatefulLoader(DataLoader):
+    """A DataLoader by the rules of torchdata's StatefulDataLoader that matter to hint."""
+
+    def __init__(self, data, batch_size, generator=None, **options):
+        super().__init__(data, batch_size, sampler=StatefulRandomSampler(data, generator), generator=generator, **options)
+        self.next_iter_state, self._initial_iter_for_state_dict, self._made = None, False, None
+
+    def state_dict(self):
+        self._made = super().__iter__()
+        self._initial_iter_for_state_dict = True
+        return {}
+
+    def __iter__(self):
+        if self._initial_iter_for_state_dict:
+            self._initial_iter_for_state_dict = False
+            return self._made
+        return super().__iter__()
+
+
 class OwnState(Sampler):
     def __init__(self, n):
         self.n, self.rng, self.torch = n, np.random.default_rng(4), torch.Generator().manual_seed(8)
@@ -117,6 +162,102 @@ class Predict(unittest.TestCase):
                 own = [v for v in vars(sampler).values() if isinstance(v, torch.Generator)]
                 self.check(DataLoader(data, batch_size=8, sampler=sampler), *own)
                 self.check(DataLoader(data, batch_sampler=BatchSampler(sampler, 7, drop_last=True)), *own)
+
+    def test_samplers_of_no_known_kind(self):
+        data, sampler = Indices(self.n), InPlace(self.n)
+        loader = DataLoader(data, batch_size=4, sampler=sampler)
+        for _ in range(3):
+            order, passes = list(sampler.order), sampler.passes
+            predicted = shoal.predict(loader)
+            self.assertEqual((sampler.order, sampler.passes), (order, passes))
+            self.assertEqual(shoal.predict(sampler), predicted)
+            self.assertEqual(loaded(loader), predicted)
+        nested = BatchSampler(sampler, 5, drop_last=True)
+        self.assertEqual(shoal.predict(nested), loaded(DataLoader(data, batch_sampler=nested)))
+
+    def test_stateful(self):
+        data = Indices(self.n)
+        for workers, persistent in ((0, False), (2, False), (2, True)):
+            for generator in (None, torch.Generator().manual_seed(3)):
+                loader = StatefulLoader(data, 8, generator, num_workers=workers, persistent_workers=persistent)
+                self.check(loader, *([generator] if generator else []))
+        loader = StatefulLoader(data, 8, torch.Generator().manual_seed(5))
+        loader.state_dict()
+        self.check(loader, epochs=2)
+        loader.next_iter_state = {}
+        with self.assertRaisesRegex(TypeError, "loaded state"):
+            shoal.predict(loader)
+        loader = StatefulLoader(data, 8, num_workers=2)
+        loader.state_dict()
+        with self.assertRaisesRegex(TypeError, "before"):
+            shoal.predict(loader)
+
+    def test_epochs(self):
+        data = Indices(self.n)
+        g = torch.Generator().manual_seed(3)
+        for loader in (
+            DataLoader(data, 8, shuffle=True, generator=g), DataLoader(data, 8, shuffle=True, generator=g, num_workers=2, persistent_workers=True),
+            DataLoader(data, 8), DataLoader(data, sampler=InPlace(self.n)),
+            DataLoader(data, 8, sampler=SubsetRandomSampler(range(30), generator=g), generator=torch.Generator()),
+        ):
+            for _ in range(2):
+                told = shoal.predict(loader, epochs=3)
+                self.assertEqual(told, [i for _ in range(3) for i in loaded(loader)])
+        sampler = DistributedSampler(data, num_replicas=3, rank=1, seed=8)
+        sampler.set_epoch(4)
+        told = shoal.predict(DataLoader(data, 8, sampler=sampler), epochs=3)
+        self.assertEqual(sampler.epoch, 4)
+        want = []
+        for epoch in range(4, 7):
+            sampler.set_epoch(epoch)
+            want += list(sampler)
+        self.assertEqual(told, want)
+        before = random_state()
+        for loader in (DataLoader(data, 8, shuffle=True), DataLoader(data, sampler=GlobalState(9))):
+            with self.assertRaisesRegex(ValueError, "global generator"):
+                shoal.predict(loader, epochs=2)
+        self.assertEqual(random_state(), before)
+        with self.assertRaisesRegex(ValueError, "1 or more"):
+            shoal.predict([1], epochs=0)
+
+    def test_random_loaders(self):
+        # Loaders put together at random, against what they deliver: several epochs, with draws from all
+        # generators in between, as a trainer makes them.
+        for seed in range(60):
+            draw = random.Random(seed)
+            n = draw.choice((1, 2, 7, 53, 200))
+            data, torch_g = Indices(n), torch.Generator().manual_seed(seed)
+            sampler = draw.choice((
+                lambda: None, lambda: SequentialSampler(data), lambda: RandomSampler(data),
+                lambda: RandomSampler(data, generator=torch_g), lambda: RandomSampler(data, True, draw.randint(1, 3 * n)),
+                lambda: RandomSampler(data, True, draw.randint(1, 3 * n), torch_g), lambda: GlobalState(n), lambda: OwnState(n),
+                lambda: SubsetRandomSampler(range(0, n, 2)), lambda: SubsetRandomSampler(range(0, n, 2), torch_g),
+                lambda: WeightedRandomSampler(torch.rand(n, generator=torch.Generator().manual_seed(1)), draw.randint(1, 2 * n)),
+                lambda: WeightedRandomSampler([1.0] * n, draw.randint(1, n), replacement=False, generator=torch_g),
+                lambda: DistributedSampler(data, 3, draw.randrange(3), draw.random() < 0.7, seed, draw.random() < 0.5), lambda: InPlace(n)))()
+            options = {"num_workers": 2 if seed % 5 == 0 else 0}
+            if options["num_workers"] and draw.random() < 0.5:
+                options["persistent_workers"] = True
+            if draw.random() < 0.5:
+                options["generator"] = draw.choice((torch_g, torch.Generator().manual_seed(9)))
+            if sampler is None:
+                options["shuffle"] = draw.random() < 0.8
+            if sampler is not None and draw.random() < 0.3:
+                loader = DataLoader(data, batch_sampler=BatchSampler(sampler, draw.randint(1, 9), draw.random() < 0.5), **options)
+            elif draw.random() < 0.2:
+                loader = DataLoader(data, batch_size=None, sampler=sampler, **options)
+            else:
+                loader = DataLoader(data, draw.randint(1, 9), sampler=sampler, drop_last=draw.random() < 0.3, **options)
+            generators = [torch_g] + ([options["generator"]] if "generator" in options else [])
+            torch.manual_seed(seed)
+            for epoch in range(3):
+                if isinstance(sampler, DistributedSampler):
+                    sampler.set_epoch(epoch)
+                before = random_state(*generators)
+                predicted = shoal.predict(loader)
+                self.assertEqual(random_state(*generators), before, f"seed {seed}: {sampler}")
+                self.assertEqual(loaded(loader), predicted, f"seed {seed}, epoch {epoch}: {sampler}, {options}")
+                torch.rand(draw.randrange(5)), np.random.rand(draw.randrange(5)), random.random()
 
     def test_distributed(self):
         data = Indices(self.n)
@@ -207,13 +348,76 @@ class Plan(unittest.TestCase):
         shoal.hint([1], paths, self.mount)
         self.assertEqual(self.plan(), ["b/y.jpg"])
 
+    def test_finds_the_mount(self):
+        for name in ("stats", "order"):
+            open(os.path.join(self.mount, ".shoal", name), "w").close()
+        other = tempfile.TemporaryDirectory()
+        self.addCleanup(other.cleanup)
+        second = os.path.join(other.name, "deep", "mnt")
+        os.makedirs(os.path.join(second, ".shoal", "plans"))
+        open(os.path.join(second, ".shoal", "stats"), "w").close()
+        outside = os.path.join(other.name, "c/3.jpg")
+        a, b = Indices(0), Indices(0)
+        a.samples = [(os.path.join(self.mount, "a", f"{i}.jpg"), 0) for i in range(4)]
+        b.samples = [(os.path.join(second, "b", "x", "y", "2.jpg"), 1), (outside, 1), (os.path.join(second, "root.jpg"), 1)]
+        both = Subset(torch.utils.data.ConcatDataset([a, Subset(b, [2, 0, 1])]), [6, 4, 5, 0, 3])
+        # Each mount gets what it holds, and what is in none is left out.
+        self.assertEqual(shoal.hint(range(5), both), 4)
+        self.assertEqual(self.plan(), ["a/0.jpg", "a/3.jpg"])
+        with open(os.path.join(second, ".shoal", "plans", "default"), encoding="utf-8") as f:
+            self.assertEqual(f.read(), "root.jpg\nb/x/y/2.jpg\n")
+        link = os.path.join(other.name, "link")
+        os.symlink(os.path.join(self.mount, "a"), link)
+        self.assertEqual(shoal.hint([0], [os.path.join(link, "7.jpg")]), 1)
+        self.assertEqual(self.plan(), ["a/7.jpg"])
+        with self.assertRaisesRegex(ValueError, "not below"):
+            shoal.hint([0], [outside], self.mount)
+
+    def test_datasets(self):
+        class Augmented(Dataset):
+            def __init__(self, dataset):
+                self.dataset = dataset
+
+            def __len__(self):
+                return len(self.dataset)
+
+            def __getitem__(self, i):
+                return self.dataset[i]
+
+        data = Indices(6)
+        joined = torch.utils.data.ConcatDataset([Subset(Subset(data, [5, 4, 3]), [2, 0]), Augmented(data)])
+        shoal.hint([0, 1, 2, -1], joined, self.mount)
+        self.assertEqual(self.plan(), [data.samples[i][0] for i in (3, 5, 0, 5)])
+        shoal.hint(DataLoader(Augmented(joined), 3), mountpoint=self.mount)
+        self.assertEqual(self.plan(), [data.samples[i][0] for i in (3, 5, 0, 1, 2, 3, 4, 5)])
+        for listed in ([("a/1.jpg", 3), ("b/2.jpg", 4)], ["a/1.jpg", "./b/2.jpg"], np.array(["a/1.jpg", "b/../b/2.jpg"])):
+            shoal.hint([1, 0], listed, self.mount)
+            self.assertEqual(self.plan(), ["b/2.jpg", "a/1.jpg"])
+        with self.assertRaises(IndexError):
+            shoal.hint([8], joined, self.mount)
+
+    def test_names(self):
+        data = Indices(4)
+        loader = DataLoader(data, 2, sampler=DistributedSampler(data, 2, 1, shuffle=False))
+        with mock.patch.dict(os.environ, {"RANK": "5", "LOCAL_RANK": "1"}):
+            shoal.hint(loader, mountpoint=self.mount)
+            self.assertEqual(self.plan("rank1"), [data.samples[i][0] for i in (1, 3)])
+            shoal.hint([0], data, self.mount)
+            shoal.hint([1], data, self.mount, name="mine")
+            del os.environ["RANK"]
+            shoal.hint([2], data, self.mount)
+            with mock.patch("torch.distributed.is_initialized", return_value=True), mock.patch("torch.distributed.get_rank", return_value=7):
+                shoal.hint([3], data, self.mount)
+        for name, indices in (("rank1", [2]), ("rank5", [0]), ("mine", [1]), ("rank7", [3])):
+            self.assertEqual(self.plan(name), [data.samples[i][0] for i in indices], name)
+
     def test_errors(self):
         for paths, error, word in ((["/etc/passwd"], ValueError, "not below"), (["a\nb"], ValueError, "line break"),
-                                   ("ab", TypeError, "list of paths"), (None, TypeError, "needs paths")):
+                                   ("ab", TypeError, "list of paths"), (Dataset(), TypeError, "list of paths"), (None, TypeError, "needs paths")):
             with self.assertRaisesRegex(error, word):
                 shoal.hint([0], paths, self.mount)
-        with self.assertRaisesRegex(TypeError, "mount point"):
-            shoal.hint([0], ["a"])
+        with self.assertRaisesRegex(ValueError, "no path lies below a Shoal mount"):
+            shoal.hint([0], ["/etc/passwd"])
         with tempfile.TemporaryDirectory() as other, self.assertRaisesRegex(OSError, "not a Shoal mount.*shoal mount"):
             shoal.hint([0], ["a"], other)
 

@@ -14,6 +14,27 @@ class Codec(unittest.TestCase):
         self.assertEqual(_wire.encode(_wire.CLIENT_MESSAGE, credit=dict(n=1)).hex(), "12020801")
         self.assertEqual(_wire.encode(_wire.CLIENT_MESSAGE, credit={}).hex(), "1200")
 
+    def test_slots(self):
+        got = _wire.encode(_wire.CLIENT_MESSAGE, release=dict(slots=[3, 300]))
+        self.assertEqual(got.hex(), "1a05" "0803" "08ac02")
+        got = _wire.encode(_wire.CLIENT_MESSAGE, open=dict(slots=7, readonly=True, device="cuda:0"))
+        self.assertEqual(got.hex(), "0a0f" "900107" "980101" "a20106" + b"cuda:0".hex())
+        pool = dict(key="k", slots=4, slot_bytes=1 << 20, device="")
+        self.assertEqual(vars(_wire.decode(_wire.OPENED, _wire.encode(_wire.OPENED, pool=pool)).pool), pool)
+        self.assertIsNone(_wire.decode(_wire.OPENED, b"").pool)
+        self.assertEqual(_wire.decode(_wire.BATCH_HEADER, bytes.fromhex("4805")).slot, 5)
+
+    def test_planes_are_decoded_once(self):
+        def header(offset):
+            return _wire.encode(_wire.BATCH_HEADER, planes=[dict(name="data", shape=[2], offset=offset), dict(name="label", shape=[2])])
+
+        first, again, other = (_wire.decode(_wire.BATCH_HEADER, header(n)).planes for n in (64, 64, 128))
+        self.assertTrue(all(a is b for a, b in zip(first, again)))
+        self.assertEqual([p.offset for p in first + other], [64, 0, 128, 0])
+        for n in range(1000):  # raw samples' are never the same
+            self.assertEqual(_wire.decode(_wire.BATCH_HEADER, header(n)).planes[0].offset, n)
+        self.assertLessEqual(len(_wire.BATCH_HEADER[6].memo), 256)
+
     def test_round_trip(self):
         values = dict(name="größe", dtype="uint8", shape=[256, 3, 0, 1 << 40], offset=64, length=(1 << 64) - 1)
         got = _wire.decode(_wire.PLANE, _wire.encode(_wire.PLANE, **values))

@@ -1,14 +1,11 @@
 package proxy
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -16,7 +13,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -125,38 +121,12 @@ func Spawn(ctx context.Context, command []string, upstream string, o Options) (*
 	for _, f := range o.Faults {
 		args = append(args, "--fault", f.String())
 	}
-	pr, pw := io.Pipe()
-	cmd := exec.Command(command[0], args...)
-	cmd.Stdout = pw
-	proc, err := subproc.Start("the S3 proxy", cmd)
+	var r ready
+	proc, err := subproc.StartReady(ctx, "the S3 proxy", exec.Command(command[0], args...), &r)
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	line := make(chan string, 1)
-	go func() {
-		r := bufio.NewReader(pr)
-		s, _ := r.ReadString('\n')
-		line <- s
-		_, _ = io.Copy(io.Discard, r)
-	}()
-	go func() {
-		<-proc.Done()
-		_ = pw.Close()
-	}()
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	select {
-	case s := <-line:
-		var r ready
-		if err := json.Unmarshal([]byte(s), &r); err != nil {
-			proc.Stop(time.Second)
-			return nil, fmt.Errorf("proxy: %w", proc.Failed())
-		}
-		return &Process{URL: r.URL, Control: r.Control, proc: proc}, nil
-	case <-ctx.Done():
-		proc.Stop(time.Second)
-		return nil, fmt.Errorf("proxy: does not start: %w", context.Cause(ctx))
-	}
+	return &Process{URL: r.URL, Control: r.Control, proc: proc}, nil
 }
 
 // Stop ends the process.
@@ -181,25 +151,8 @@ func (p *Process) Set(ctx context.Context, o Options) error {
 }
 
 func (p *Process) do(ctx context.Context, method, path string, in, out any) error {
-	b, err := json.Marshal(in)
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, method, p.Control+path, bytes.NewReader(b))
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
+	if err := subproc.Control(ctx, method, p.Control+path, in, out); err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		msg, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
-		return fmt.Errorf("proxy: %s %s: %s: %s", method, path, resp.Status, strings.TrimSpace(string(msg)))
-	}
-	if out == nil {
-		return nil
-	}
-	return json.NewDecoder(resp.Body).Decode(out)
+	return nil
 }

@@ -153,13 +153,17 @@ func TestSignedTraffic(t *testing.T) {
 
 // TestManyReaders keeps 64 requests in flight and checks every byte.
 func TestManyReaders(t *testing.T) {
-	p, c := through(t, server(t), proxy.Options{Latency: 10 * time.Millisecond, Sigma: 0.3, Seed: 2})
+	p, c := through(t, server(t), proxy.Options{})
 	const n = 64
 	for i := range n {
 		b := content(40_000+i*500, i+1)
 		if _, err := c.PutObject(t.Context(), bucket, fmt.Sprintf("k%d", i), bytes.NewReader(b), int64(len(b)), s3server.PutOptions()); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// Long enough for all to be under way.
+	if err := p.Set(proxy.Options{Latency: 200 * time.Millisecond, Sigma: 0.3, Seed: 2}); err != nil {
+		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
 	for w := range n {

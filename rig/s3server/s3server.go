@@ -8,7 +8,7 @@
 //   - It keeps ETags in extended attributes of the files (user.*). Where the file system has none
 //     (some tmpfs, some overlay file systems) its metadata goes to a side folder; [Start] finds out.
 //   - Files copied straight into its folder list an empty ETag: everything must go through the API,
-//     hence [Server.Upload].
+//     hence [Server.Upload], or be given the attribute that it keeps ETags in: [Server.Lay].
 //   - Keys that are no paths (`a//b`, `a` beside `a/b`, `..`) cannot be stored: its back end is a
 //     folder.
 package s3server
@@ -49,6 +49,10 @@ type Options struct {
 	Dir string
 	// Binary is the path of versitygw; empty means [FindBinary].
 	Binary string
+	// Versioning lets buckets be versioned; each must be told to.
+	Versioning bool
+	// Accounts lets further accounts be made ([Server.AddAccount]).
+	Accounts bool
 }
 
 // Server is a running S3 server.
@@ -56,6 +60,9 @@ type Server struct {
 	// URL is the endpoint, "http://127.0.0.1:PORT".
 	URL  string
 	proc *subproc.Proc
+	bin  string
+	data string // the folder with a folder a bucket
+	side bool   // ETags lie in a side folder, not in attributes
 }
 
 // ErrNoBinary says that versitygw is not installed; errors that wrap it say how to get it.
@@ -128,6 +135,21 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		}
 		backend = append(backend, "--sidecar", side)
 	}
+	var front []string
+	for _, f := range []struct {
+		asked      bool
+		args       *[]string
+		flag, name string
+	}{{o.Versioning, &backend, "--versioning-dir", "versions"}, {o.Accounts, &front, "--iam-dir", "accounts"}} {
+		if f.asked {
+			dir := filepath.Join(o.Dir, f.name)
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return nil, fmt.Errorf("s3server: %w", err)
+			}
+			*f.args = append(*f.args, f.flag, dir)
+		}
+	}
+	side := len(backend) > 0 && backend[0] == "--sidecar"
 	backend = append(backend, data)
 
 	// versitygw does not report a port that the kernel chose, so one is chosen here; another
@@ -138,8 +160,9 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		if err != nil {
 			return nil, fmt.Errorf("s3server: %w", err)
 		}
-		s, err := start(ctx, binary, addr, backend)
+		s, err := start(ctx, binary, addr, front, backend)
 		if err == nil {
+			s.bin, s.data, s.side = binary, data, side
 			return s, nil
 		}
 		if ctx.Err() != nil {
@@ -150,17 +173,18 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	return nil, lastErr
 }
 
-func start(ctx context.Context, binary, addr string, backend []string) (*Server, error) {
+func start(ctx context.Context, binary, addr string, front, backend []string) (*Server, error) {
 	args := append([]string{
 		"--port", addr,
 		"--region", Region,
 		"--keep-alive",
 		"--quiet",
 		"--health", "/health",
-		"posix",
-		// One process owns the folder: lock files between gateways are pure cost.
-		"--disable-object-lock-file",
-	}, backend...)
+		"--iam-cache-disable",
+	}, front...)
+	// One process owns the folder: lock files between gateways are pure cost.
+	args = append(args, "posix", "--disable-object-lock-file")
+	args = append(args, backend...)
 	cmd := exec.Command(binary, args...)
 	// By environment: arguments are visible to every user of the machine.
 	cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+AccessKey, "ROOT_SECRET_ACCESS_KEY="+SecretKey)
@@ -203,11 +227,33 @@ func (s *Server) waitReady(ctx context.Context) error {
 	}
 }
 
+// AddAccount makes an account that may do everything.
+func (s *Server) AddAccount(ctx context.Context, id, secret string) error {
+	return s.administer(ctx, "create-user", "--access", id, "--secret", secret, "--role", "admin")
+}
+
+// RemoveAccount ends an account: the server knows its key no longer.
+func (s *Server) RemoveAccount(ctx context.Context, id string) error {
+	return s.administer(ctx, "delete-user", "--access", id)
+}
+
+func (s *Server) administer(ctx context.Context, args ...string) error {
+	cmd := exec.CommandContext(ctx, s.bin, append([]string{"admin", "--endpoint-url", s.URL, "--region", Region}, args...)...)
+	cmd.Env = append(os.Environ(), "ADMIN_ACCESS_KEY_ID="+AccessKey, "ADMIN_SECRET_ACCESS_KEY="+SecretKey)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("s3server: %s: %w: %s", args[0], err, out)
+	}
+	return nil
+}
+
 // Stop ends the server. The objects stay in its folder.
 func (s *Server) Stop() { s.proc.Stop(3 * time.Second) }
 
 // Pid returns the server's process id.
 func (s *Server) Pid() int { return s.proc.Pid() }
+
+// Done is closed when the server has ended.
+func (s *Server) Done() <-chan struct{} { return s.proc.Done() }
 
 // Failed returns an error, with the server's last output, if it has ended by itself.
 func (s *Server) Failed() error { return s.proc.Failed() }

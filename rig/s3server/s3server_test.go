@@ -2,6 +2,8 @@ package s3server_test
 
 import (
 	"bytes"
+	"crypto/md5"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -161,5 +163,61 @@ func TestWrongBinary(t *testing.T) {
 	_, err = s3server.Start(t.Context(), s3server.Options{Dir: t.TempDir(), Binary: "/bin/false"})
 	if err == nil || !strings.Contains(err.Error(), "versitygw") {
 		t.Fatalf("a server that ends at once: got %v", err)
+	}
+}
+
+// What is laid straight into the server's folder is listed and read like what was sent.
+func TestLay(t *testing.T) {
+	s := start(t)
+	tiny := s3server.Tiny{Size: 7, Folders: append(s3server.Folders(3, 50), s3server.Folder{Name: "big", Files: 1500})}
+	if err := s.Lay(t.Context(), "tiny", "a/b", tiny); err != nil {
+		t.Fatal(err)
+	}
+	c, err := s3server.Client(s.URL, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for o := range c.ListObjects(t.Context(), "tiny", minio.ListObjectsOptions{Prefix: "a/b/", Recursive: true}) {
+		if o.Err != nil {
+			t.Fatal(o.Err)
+		}
+		if n++; o.Size != 7 || len(o.ETag) != 32 {
+			t.Fatalf("%s: %d bytes, ETag %q", o.Key, o.Size, o.ETag)
+		}
+	}
+	if n != 1650 {
+		t.Errorf("%d objects", n)
+	}
+	r, err := c.GetObject(t.Context(), "tiny", "a/b/big/0001499.jpg", minio.GetObjectOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(r)
+	info, e := r.Stat()
+	if err != nil || e != nil {
+		t.Fatal(err, e)
+	}
+	sum := md5.Sum(b)
+	if info.ETag != hex.EncodeToString(sum[:]) {
+		t.Errorf("%d bytes with ETag %s", len(b), info.ETag)
+	}
+}
+
+// A tree of more files than one inode may have names.
+func TestLayTiny(t *testing.T) {
+	dir := t.TempDir()
+	if err := s3server.LayTiny(t.Context(), dir, s3server.Tiny{Folders: []s3server.Folder{{Name: "big", Files: 70_000}}, Size: 3}); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(filepath.Join(dir, "big"))
+	if err != nil || len(entries) != 70_000 {
+		t.Errorf("%d files, %v", len(entries), err)
+	}
+	if fi, err := os.Stat(filepath.Join(dir, "big/0069999.jpg")); err != nil || fi.Size() != 3 {
+		t.Error(fi, err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("left behind: %v, %v", left, err)
 	}
 }

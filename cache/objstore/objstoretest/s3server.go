@@ -3,14 +3,18 @@ package objstoretest
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/md5"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -23,8 +27,8 @@ import (
 	"time"
 )
 
-// S3Server is the part of the S3 API that a reader needs, in memory: ListObjectsV2, GET with Range
-// and If-Match, HEAD, PUT and DELETE. It exists beside a real server for what that cannot do: hold
+// S3Server is the part of the S3 API that Shoal needs, in memory: ListObjectsV2, GET with Range and
+// If-Match, HEAD, PUT with If-None-Match and CRC32C, DELETE, and multipart uploads. It exists beside a real server for what that cannot do: hold
 // hostile keys and answer as told. It checks no signatures, only that there is one by AccessKey.
 type S3Server struct {
 	Bucket    string
@@ -34,14 +38,32 @@ type S3Server struct {
 	Intercept func(w http.ResponseWriter, r *http.Request) bool
 	// IgnoreIfMatch and IgnoreRange make it a server that does not know these headers.
 	IgnoreIfMatch, IgnoreRange bool
+	// OpaqueETags are not the MD5 of what is stored, and differ each time, as under a key of the customer's.
+	OpaqueETags bool
 	// NoETag makes listings and answers lack ETags.
 	NoETag bool
+	// Versioned makes it a versioned bucket: what is overwritten or deleted can still be had by its id.
+	Versioned bool
 	// PageSize is the most keys in a listing's page; 0 means 1,000.
 	PageSize int
 
 	mu       sync.Mutex
 	objects  map[string]s3Object
+	history  map[string][]s3Version // by key, newest last
+	uploads  map[string]*s3Upload   // by id
+	lastID   int
 	requests map[string]int // by method
+}
+
+type s3Upload struct {
+	key   string
+	parts map[int]s3Object
+}
+
+type s3Version struct {
+	s3Object
+	id     string
+	marker bool // of a deletion
 }
 
 type s3Object struct {
@@ -59,15 +81,59 @@ func (s *S3Server) Start(t testing.TB) string {
 
 // Put stores an object and returns its ETag.
 func (s *S3Server) Put(key string, data []byte) string {
-	sum := md5.Sum(data)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	o := s3Object{slices.Clone(data), s.etag(data), time.Now().UTC()}
+	s.store(key, o)
+	return o.etag
+}
+
+// etag returns the ETag of an object or a part. s.mu is held.
+func (s *S3Server) etag(data []byte) string {
+	sum := md5.Sum(data)
+	if s.OpaqueETags {
+		s.lastID++
+		sum = md5.Sum(fmt.Append(nil, s.lastID, sum))
+	}
+	return hex.EncodeToString(sum[:])
+}
+
+// store is called with s.mu held.
+func (s *S3Server) store(key string, o s3Object) {
 	if s.objects == nil {
 		s.objects = make(map[string]s3Object)
 	}
-	o := s3Object{slices.Clone(data), hex.EncodeToString(sum[:]), time.Now().UTC()}
 	s.objects[key] = o
-	return o.etag
+	s.record(key, s3Version{s3Object: o})
+}
+
+// record is called with s.mu held.
+func (s *S3Server) record(key string, v s3Version) {
+	if !s.Versioned {
+		return
+	}
+	if s.history == nil {
+		s.history = make(map[string][]s3Version)
+	}
+	s.lastID++
+	v.id = fmt.Sprintf("v.%06d+", s.lastID)
+	s.history[key] = append(s.history[key], v)
+}
+
+// Purge removes all versions of an object but the current one.
+func (s *S3Server) Purge(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h := s.history[key]; len(h) > 0 {
+		s.history[key] = h[len(h)-1:]
+	}
+}
+
+// Uploads returns how many multipart uploads are unfinished.
+func (s *S3Server) Uploads() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.uploads)
 }
 
 // Delete removes an object.
@@ -75,6 +141,7 @@ func (s *S3Server) Delete(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.objects, key)
+	s.record(key, s3Version{s3Object: s3Object{mod: time.Now().UTC()}, marker: true})
 }
 
 // Requests returns how many requests with this method have come.
@@ -120,11 +187,20 @@ func (s *S3Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	bucket, key, _ := strings.Cut(path, "/")
+	q := r.URL.Query()
 	switch {
 	case bucket != s.Bucket:
 		WriteS3Error(w, 404, "NoSuchBucket", "The specified bucket does not exist")
+	case key == "" && r.Method == http.MethodGet && q.Has("uploads"):
+		s.listUploads(w, q)
+	case r.Method == http.MethodPost && q.Has("uploads"):
+		s.begin(w, key)
+	case key == "" && r.Method == http.MethodGet && q.Has("versions"):
+		s.listVersions(w, q)
+	case q.Has("uploadId"):
+		s.upload(w, r, key, q)
 	case key == "" && r.Method == http.MethodGet:
-		s.list(w, r.URL.Query())
+		s.list(w, q)
 	case r.Method == http.MethodGet, r.Method == http.MethodHead:
 		s.get(w, r, key)
 	case r.Method == http.MethodPut:
@@ -140,7 +216,20 @@ func (s *S3Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *S3Server) get(w http.ResponseWriter, r *http.Request, key string) {
 	s.mu.Lock()
 	o, ok := s.objects[key]
+	id := r.URL.Query().Get("versionId")
+	if id != "" {
+		ok = false
+		for _, v := range s.history[key] {
+			if v.id == id && !v.marker {
+				o, ok = v.s3Object, true
+			}
+		}
+	}
 	s.mu.Unlock()
+	if !ok && id != "" {
+		WriteS3Error(w, 404, "NoSuchVersion", "The specified version does not exist.")
+		return
+	}
 	if !ok {
 		WriteS3Error(w, 404, "NoSuchKey", "The specified key does not exist.")
 		return
@@ -175,6 +264,23 @@ func (s *S3Server) get(w http.ResponseWriter, r *http.Request, key string) {
 }
 
 func (s *S3Server) put(w http.ResponseWriter, r *http.Request, key string) {
+	o, ok := s.receive(w, r)
+	if !ok {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, exists := s.objects[key]; exists && r.Header.Get("If-None-Match") == "*" {
+		WriteS3Error(w, 412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+		return
+	}
+	s.store(key, o)
+	w.Header()["ETag"] = []string{`"` + o.etag + `"`}
+}
+
+// receive reads a body and verifies what the headers say of it. If that is wrong it answers and
+// returns false.
+func (s *S3Server) receive(w http.ResponseWriter, r *http.Request) (o s3Object, ok bool) {
 	body := io.Reader(r.Body)
 	if strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-") {
 		body = &chunkedReader{r: bufio.NewReader(r.Body)}
@@ -183,15 +289,210 @@ func (s *S3Server) put(w http.ResponseWriter, r *http.Request, key string) {
 	want := r.Header.Get("X-Amz-Decoded-Content-Length")
 	if err != nil || (want != "" && want != strconv.Itoa(len(data))) {
 		WriteS3Error(w, 400, "IncompleteBody", "You did not provide the number of bytes specified by the Content-Length HTTP header.")
-		return
+		return o, false
 	}
 	if sum := r.Header.Get("Content-Md5"); sum != "" {
 		if have := md5.Sum(data); base64.StdEncoding.EncodeToString(have[:]) != sum {
 			WriteS3Error(w, 400, "BadDigest", "The Content-MD5 you specified did not match what we received.")
+			return o, false
+		}
+	}
+	if sum := r.Header.Get("X-Amz-Checksum-Crc32c"); sum != "" {
+		have := binary.BigEndian.AppendUint32(nil, crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli)))
+		if base64.StdEncoding.EncodeToString(have) != sum {
+			WriteS3Error(w, 400, "BadDigest", "The CRC32C you specified did not match the calculated checksum.")
+			return o, false
+		}
+		w.Header().Set("X-Amz-Checksum-Crc32c", sum)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s3Object{data, s.etag(data), time.Now().UTC()}, true
+}
+
+func writeXML(w http.ResponseWriter, v any) {
+	var buf bytes.Buffer
+	buf.WriteString(xml.Header)
+	if err := xml.NewEncoder(&buf).Encode(v); err != nil {
+		WriteS3Error(w, 500, "InternalError", err.Error())
+		return
+	}
+	w.Header().Set("Content-Type", "application/xml")
+	_, _ = w.Write(buf.Bytes())
+}
+
+// begin answers CreateMultipartUpload.
+func (s *S3Server) begin(w http.ResponseWriter, key string) {
+	s.mu.Lock()
+	s.lastID++
+	id := fmt.Sprintf("upload-%06d", s.lastID)
+	if s.uploads == nil {
+		s.uploads = make(map[string]*s3Upload)
+	}
+	s.uploads[id] = &s3Upload{key: key, parts: make(map[int]s3Object)}
+	s.mu.Unlock()
+	writeXML(w, struct {
+		XMLName               xml.Name `xml:"InitiateMultipartUploadResult"`
+		Bucket, Key, UploadId string
+	}{Bucket: s.Bucket, Key: key, UploadId: id})
+}
+
+// upload answers UploadPart, CompleteMultipartUpload and AbortMultipartUpload.
+func (s *S3Server) upload(w http.ResponseWriter, r *http.Request, key string, q url.Values) {
+	id := q.Get("uploadId")
+	noUpload := func() {
+		WriteS3Error(w, 404, "NoSuchUpload", "The specified multipart upload does not exist.")
+	}
+	if r.Method == http.MethodPut {
+		n, err := strconv.Atoi(q.Get("partNumber"))
+		if err != nil || n < 1 || n > 10_000 {
+			WriteS3Error(w, 400, "InvalidArgument", "Part number must be an integer between 1 and 10000, inclusive")
+			return
+		}
+		o, ok := s.receive(w, r)
+		if !ok {
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		u := s.uploads[id]
+		if u == nil || u.key != key {
+			noUpload()
+			return
+		}
+		u.parts[n] = o
+		w.Header()["ETag"] = []string{`"` + o.etag + `"`}
+		return
+	}
+	var list struct {
+		Part []struct {
+			PartNumber int
+			ETag       string
+		}
+	}
+	if r.Method == http.MethodPost {
+		if err := xml.NewDecoder(r.Body).Decode(&list); err != nil || len(list.Part) == 0 {
+			WriteS3Error(w, 400, "MalformedXML", "The XML you provided was not well-formed")
 			return
 		}
 	}
-	w.Header()["ETag"] = []string{`"` + s.Put(key, data) + `"`}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := s.uploads[id]
+	switch {
+	case u == nil || u.key != key:
+		noUpload()
+		return
+	case r.Method == http.MethodDelete:
+		delete(s.uploads, id)
+		w.WriteHeader(http.StatusNoContent)
+		return
+	case r.Method != http.MethodPost:
+		WriteS3Error(w, 405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
+		return
+	}
+	var data, sums []byte
+	for i, p := range list.Part {
+		part, ok := u.parts[p.PartNumber]
+		switch {
+		case i > 0 && p.PartNumber <= list.Part[i-1].PartNumber:
+			WriteS3Error(w, 400, "InvalidPartOrder", "The list of parts was not in ascending order.")
+			return
+		case !ok || strings.Trim(p.ETag, `"`) != part.etag:
+			WriteS3Error(w, 400, "InvalidPart", "One or more of the specified parts could not be found.")
+			return
+		case i < len(list.Part)-1 && len(part.data) < 5<<20:
+			WriteS3Error(w, 400, "EntityTooSmall", "Your proposed upload is smaller than the minimum allowed size")
+			return
+		}
+		sum := md5.Sum(part.data)
+		data, sums = append(data, part.data...), append(sums, sum[:]...)
+	}
+	o := s3Object{data, fmt.Sprintf("%s-%d", s.etag(sums), len(list.Part)), time.Now().UTC()}
+	s.store(key, o)
+	delete(s.uploads, id)
+	writeXML(w, struct {
+		XMLName           xml.Name `xml:"CompleteMultipartUploadResult"`
+		Bucket, Key, ETag string
+	}{Bucket: s.Bucket, Key: key, ETag: `"` + o.etag + `"`})
+}
+
+// listUploads answers ListMultipartUploads, in pages.
+func (s *S3Server) listUploads(w http.ResponseWriter, q url.Values) {
+	type upload struct{ Key, UploadId string }
+	var res struct {
+		XMLName                           xml.Name `xml:"ListMultipartUploadsResult"`
+		Bucket, EncodingType              string
+		NextKeyMarker, NextUploadIdMarker string
+		IsTruncated                       bool
+		Upload                            []upload
+	}
+	res.Bucket, res.EncodingType = s.Bucket, "url"
+	after := upload{q.Get("key-marker"), q.Get("upload-id-marker")}
+	compare := func(a, b upload) int {
+		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(a.UploadId, b.UploadId))
+	}
+	s.mu.Lock()
+	for id, u := range s.uploads {
+		if up := (upload{u.key, id}); strings.HasPrefix(u.key, q.Get("prefix")) && compare(up, after) > 0 {
+			res.Upload = append(res.Upload, up)
+		}
+	}
+	s.mu.Unlock()
+	slices.SortFunc(res.Upload, compare)
+	if page := cmp.Or(s.PageSize, 1000); len(res.Upload) > page {
+		res.Upload, res.IsTruncated = res.Upload[:page], true
+		last := res.Upload[page-1]
+		res.NextKeyMarker, res.NextUploadIdMarker = url.QueryEscape(last.Key), url.QueryEscape(last.UploadId)
+	}
+	for i := range res.Upload {
+		res.Upload[i].Key = url.QueryEscape(res.Upload[i].Key)
+	}
+	writeXML(w, res)
+}
+
+// listVersions answers ListObjectVersions, on one page.
+func (s *S3Server) listVersions(w http.ResponseWriter, q url.Values) {
+	type entry struct {
+		XMLName                            xml.Name
+		Key, VersionId, LastModified, ETag string
+		IsLatest                           bool
+		Size                               int
+	}
+	var res struct {
+		XMLName      xml.Name `xml:"ListVersionsResult"`
+		Name, Prefix string
+		EncodingType string
+		IsTruncated  bool
+		Entries      []entry
+	}
+	res.Name, res.Prefix, res.EncodingType = s.Bucket, url.QueryEscape(q.Get("prefix")), "url"
+	const layout = "2006-01-02T15:04:05.000Z"
+	s.mu.Lock()
+	history := s.history
+	if !s.Versioned { // each object has the version "null"
+		history = make(map[string][]s3Version)
+		for k, o := range s.objects {
+			history[k] = []s3Version{{s3Object: o, id: "null"}}
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(history)) {
+		if !strings.HasPrefix(k, q.Get("prefix")) {
+			continue
+		}
+		for i, v := range slices.Backward(history[k]) {
+			e := entry{
+				XMLName: xml.Name{Local: "Version"}, Key: url.QueryEscape(k), VersionId: v.id, LastModified: v.mod.Format(layout), ETag: `"` + v.etag + `"`,
+				IsLatest: i == len(history[k])-1, Size: len(v.data),
+			}
+			if v.marker {
+				e.XMLName.Local = "DeleteMarker"
+			}
+			res.Entries = append(res.Entries, e)
+		}
+	}
+	s.mu.Unlock()
+	writeXML(w, res)
 }
 
 // chunkedReader decodes aws-chunked bodies: "SIZE-IN-HEX;chunk-signature=...\r\n" DATA "\r\n", up to
@@ -324,14 +625,7 @@ func (s *S3Server) list(w http.ResponseWriter, q url.Values) {
 		res.Contents = append(res.Contents, c)
 	}
 	s.mu.Unlock()
-	var buf bytes.Buffer
-	buf.WriteString(xml.Header)
-	if err := xml.NewEncoder(&buf).Encode(res); err != nil {
-		WriteS3Error(w, 500, "InternalError", err.Error())
-		return
-	}
-	w.Header().Set("Content-Type", "application/xml")
-	_, _ = w.Write(buf.Bytes())
+	writeXML(w, res)
 }
 
 // Hang waits until the client has gone away or d is over; for interceptors.

@@ -6,7 +6,7 @@
 //	func TestConformance(t *testing.T) {
 //		objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
 //			m := objstore.NewMem()
-//			return objstoretest.Harness{Store: m, Delete: m.Delete, HostileKeys: true}
+//			return objstoretest.Harness{Store: m, HostileKeys: true}
 //		})
 //	}
 //
@@ -29,15 +29,18 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
+// Store is what the suite needs of a store, or of a stack of decorators over it: see [Writable].
+type Store interface {
+	objstore.Reader
+	objstore.Putter
+	objstore.SpanReader
+	objstore.Uploader
+}
+
 // Harness is one empty store under test.
 type Harness struct {
-	// Store is read by the suite and, through Put, filled.
-	Store interface {
-		objstore.Reader
-		objstore.Putter
-	}
-	// Delete removes an object.
-	Delete func(key string)
+	// Store is read by the suite and filled.
+	Store Store
 	// HostileKeys says that the store can hold "a//b", ".." and "a" beside "a/b".
 	HostileKeys bool
 	// RefusesHostileKeys says that such keys are not found in it. With neither, as with S3 servers
@@ -60,8 +63,19 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 		{"ReadInvalid", testReadInvalid},
 		{"ReadMissing", testReadMissing},
 		{"ReadChanged", testReadChanged},
+		{"ReadSpans", testReadSpans},
+		{"ReadSpansInvalid", testReadSpansInvalid},
+		{"ReadSpansChanged", testReadSpansChanged},
 		{"PutReplaces", testPutReplaces},
 		{"PutShortSource", testPutShortSource},
+		{"PutNew", testPutNew},
+		{"PutNewRace", testPutNewRace},
+		{"Delete", testDelete},
+		{"Upload", testUpload},
+		{"UploadInvalid", testUploadInvalid},
+		{"UploadReplaces", testUploadReplaces},
+		{"UploadAbort", testUploadAbort},
+		{"AbortUploads", testAbortUploads},
 		{"ListOrder", testListOrder},
 		{"ListPrefix", testListPrefix},
 		{"ListEmpty", testListEmpty},
@@ -98,6 +112,13 @@ func (h *harness) put(t *testing.T, key string, data []byte) objstore.Object {
 		t.Fatalf("Put(%q) = %+v: want key, %d bytes and an ETag", key, o, len(data))
 	}
 	return o
+}
+
+func (h *harness) delete(t *testing.T, key string) {
+	t.Helper()
+	if err := h.Store.Delete(h.ctx, key); err != nil {
+		t.Fatalf("Delete(%q): %v", key, err)
+	}
 }
 
 func (h *harness) putAll(t *testing.T, keys ...string) {
@@ -142,8 +163,11 @@ func wantKeys(t *testing.T, what string, got, want []string) {
 // pattern returns n bytes that differ at every distance of 251.
 func pattern(n int) []byte {
 	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(i % 251)
+	for i := range min(n, 251) {
+		b[i] = byte(i)
+	}
+	for done := 251; done < n; done *= 2 {
+		copy(b[done:], b[:done])
 	}
 	return b
 }
@@ -236,7 +260,7 @@ func testReadInvalid(t *testing.T, h *harness) {
 
 func testReadMissing(t *testing.T, h *harness) {
 	o := h.put(t, "d/f", pattern(100))
-	h.Delete(o.Key)
+	h.delete(t, o.Key)
 	wantKind(t, "whole read of a deleted object", h.Store.ReadAt(h.ctx, o, make([]byte, 100), 0), objstore.KindNotFound)
 	wantKind(t, "ranged read of a deleted object", h.Store.ReadAt(h.ctx, o, make([]byte, 10), 5), objstore.KindNotFound)
 	_, err := h.Store.Stat(h.ctx, o.Key)
@@ -517,6 +541,18 @@ func testCancel(t *testing.T, h *harness) {
 	if _, err := h.Store.Stat(ctx, o.Key); !errors.Is(err, context.Canceled) {
 		t.Errorf("Stat with a canceled context: %v", err)
 	}
+	if err := h.Store.ReadSpans(ctx, o, []objstore.Span{{Off: 0, P: make([]byte, 10)}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("ReadSpans with a canceled context: %v", err)
+	}
+	if _, err := h.Store.PutNew(ctx, h.Prefix+"new", []byte("x")); !errors.Is(err, context.Canceled) {
+		t.Errorf("PutNew with a canceled context: %v", err)
+	}
+	if _, err := h.Store.Upload(ctx, h.Prefix+"new", 1, 1); !errors.Is(err, context.Canceled) {
+		t.Errorf("Upload with a canceled context: %v", err)
+	}
+	if err := h.Store.Delete(ctx, o.Key); !errors.Is(err, context.Canceled) {
+		t.Errorf("Delete with a canceled context: %v", err)
+	}
 	lists := map[string]iter.Seq2[objstore.Object, error]{
 		"List": h.Store.List(ctx, h.Prefix), "ListParallel": objstore.ListParallel(ctx, h.Store, h.Prefix, 4, nil),
 	}
@@ -575,24 +611,20 @@ func testConcurrency(t *testing.T, h *harness) {
 
 // Writable puts a store's Put beside a stack of decorators over it, so that the suite can run on
 // the stack.
-func Writable(r objstore.Reader, p objstore.Putter) interface {
+func Writable(r interface {
 	objstore.Reader
-	objstore.Putter
-} {
-	return writable{r, p}
-}
-
-type writable struct {
-	objstore.Reader
-	objstore.Putter
-}
-
-// ListLevel implements [objstore.Prefixer] if the stack does.
-func (w writable) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
-	return w.Reader.(objstore.Prefixer).ListLevel(ctx, prefix)
-}
-
-// ListAfter implements [objstore.ListerAfter] if the stack does.
-func (w writable) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
-	return w.Reader.(objstore.ListerAfter).ListAfter(ctx, prefix, after)
+	objstore.SpanReader
+	objstore.Uploader
+	objstore.Prefixer
+	objstore.ListerAfter
+}, p objstore.Putter,
+) Store {
+	return struct {
+		objstore.Reader
+		objstore.SpanReader
+		objstore.Uploader
+		objstore.Prefixer
+		objstore.ListerAfter
+		objstore.Putter
+	}{r, r, r, r, r, p}
 }

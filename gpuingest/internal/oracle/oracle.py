@@ -50,12 +50,23 @@ def load(q, b):
 
 
 def resample(q, _):
-    im = images[q["key"]].crop(q["box"]).resize(q["size"], Image.BILINEAR)
+    im = images[q["key"]].crop(q["box"]).resize(q["size"], getattr(Image, q.get("filter", "bilinear").upper()))
     if q.get("window"):
         im = im.crop(q["window"])
     if q.get("flip"):
         im = im.transpose(Image.FLIP_LEFT_RIGHT)
+    if q.get("turn"):
+        im = im.transpose(Image.FLIP_TOP_BOTTOM)
     return {}, im.tobytes()
+
+
+def draft(q, b):
+    """Decodes at 1/denom of the size, then resizes a box that may begin between pixels."""
+    im = Image.open(io.BytesIO(b))
+    d = q["denom"]
+    im.draft("RGB", (im.width // d, im.height // d))
+    im = im.convert("RGB")
+    return {"w": im.width, "h": im.height}, im.resize(q["size"], Image.BILINEAR, box=[v / d for v in q["box"]]).tobytes()
 
 
 def torchvision(q, _):
@@ -63,8 +74,72 @@ def torchvision(q, _):
 
     im = images[q["key"]]
     for name, kwargs in q["ops"]:
+        if "interpolation" in kwargs:
+            kwargs["interpolation"] = T.InterpolationMode(kwargs["interpolation"])
         im = getattr(T, name)(**kwargs)(im)
     return {"w": im.width, "h": im.height}, im.tobytes()
+
+
+def functional(q, _):
+    """Calls torchvision.transforms.functional on a picture, or the operation of an automatic augmentation ("_apply_op")."""
+    from torchvision.transforms import InterpolationMode, autoaugment
+    from torchvision.transforms import functional as F
+
+    im = images[q["key"]]
+    kwargs = dict(q["kwargs"])
+    if "interpolation" in kwargs:
+        kwargs["interpolation"] = InterpolationMode(kwargs["interpolation"])
+    im = getattr(autoaugment if q["name"] == "_apply_op" else F, q["name"])(im, **kwargs)
+    return {"w": im.width, "h": im.height}, im.convert("RGB").tobytes()
+
+
+def magnitudes(q, _):
+    """What an automatic augmentation may do: each operation's magnitudes and whether it is signed."""
+    from torchvision import transforms as T
+
+    t = getattr(T, q["name"])()
+    args = (q["bins"],) if q["name"] == "TrivialAugmentWide" else (q["bins"], (q["h"], q["w"]))
+    space = t._augmentation_space(*args)
+    return {"space": [[k, [float(v) for v in m.reshape(-1)], bool(s)] for k, (m, s) in space.items()]}, b""
+
+
+def draws(q, _):
+    """Parameters as torchvision or torch draws them, as float64."""
+    import numpy as np
+    import torch
+    from torchvision import transforms as T
+
+    torch.manual_seed(q["seed"])
+    if q["name"] == "beta":
+        alpha = torch.tensor([q["alpha"]], dtype=torch.float64)
+        out = torch.distributions.Beta(alpha, alpha).sample((q["count"],)).numpy()
+    elif q["name"] == "erase":
+        im = torch.empty(3, q["h"], q["w"])
+        out = [T.RandomErasing.get_params(im, q["scale"], q["ratio"], [0.0])[:4] for _ in range(q["count"])]
+    else:
+        raise ValueError(q["name"])
+    return {}, np.array(out, dtype="<f8").tobytes()
+
+
+def mix(q, b):
+    """Blends rows with their predecessors in torch, in float32, and casts back."""
+    import torch
+
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[q["dtype"]]
+    x = torch.frombuffer(bytearray(b), dtype=dtype).reshape(q["rows"], -1).float()
+    y = (x * q["lam"] + x.roll(1, 0) * (1 - q["lam"])).to(dtype)
+    return {}, y.view(torch.int32 if dtype == torch.float32 else torch.int16).numpy().tobytes()
+
+
+def erase(q, b):
+    """torchvision's erase of a finished sample in C x H x W."""
+    import torch
+    from torchvision.transforms import functional as F
+
+    dtype = {"uint8": torch.uint8, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[q["dtype"]]
+    x = torch.frombuffer(bytearray(b), dtype=dtype).reshape(3, q["h"], q["w"])
+    y = F.erase(x, q["box"][1], q["box"][0], q["box"][3], q["box"][2], torch.tensor(q["value"])[:, None, None].to(dtype))
+    return {}, y.view({4: torch.int32, 2: torch.int16, 1: torch.uint8}[y.element_size()]).numpy().tobytes()
 
 
 def tensor(q, _):
@@ -101,7 +176,17 @@ def versions(q, _):
     return {"pillow": PIL.__version__, "libjpeg_turbo": features.version("libjpeg_turbo")}, b""
 
 
-ops = {f.__name__: f for f in (photo, save, load, resample, torchvision, tensor, boxes, versions)}
+def run(q, b):
+    """Runs the test's own code on numpy: it sees q and the payload b, and sets answer (a dict) and out (bytes)."""
+    import numpy as np
+
+    scope = {"np": np, "io": io, "json": json, "q": q, "b": b, "answer": {}, "out": b""}
+    with np.errstate(all="ignore"):
+        exec(q["code"], scope)
+    return scope["answer"], scope["out"]
+
+
+ops = {f.__name__: f for f in (photo, save, load, resample, draft, functional, magnitudes, draws, mix, erase, torchvision, tensor, boxes, versions, run)}
 out = sys.stdout.buffer
 for line in sys.stdin.buffer:
     q = json.loads(line)

@@ -24,10 +24,12 @@ import (
 // Dataset has Samples samples of Classes classes, sample i being Sample(i).
 type Dataset struct {
 	Samples int
+	Shard   int                // samples a shard; 0: none
 	Bytes   func(i int) []byte // nil: Sample
 	Bad     map[int]bool       // samples that the transform refuses
 	Errors  map[int]error      // samples that cannot be read
 	Delay   func(i int) time.Duration
+	Hold    func(i int) // called by each read, which waits for it whatever its context says
 
 	Reading atomic.Int64 // samples handed out and not released
 	Open    atomic.Int64 // streams begun and not closed
@@ -85,8 +87,19 @@ func (d *Dataset) Classes() []string {
 	return names
 }
 
+// Groups implements loader.Dataset: it has shards of d.Shard samples, none if that is 0.
+func (d *Dataset) Groups() (order.Groups, string) {
+	if d.Shard == 0 {
+		return nil, ""
+	}
+	return order.Contiguous(d.Samples, d.Shard), fmt.Sprintf("of-%d", d.Shard)
+}
+
 // Begin implements loader.Dataset.
-func (d *Dataset) Begin(name string, seq order.Order, start int) (loader.Stream, error) {
+func (d *Dataset) Begin(name string, seq order.Order, start, weight int) (loader.Stream, error) {
+	if weight < 1 || weight > loader.MaxWeight {
+		return nil, fmt.Errorf("begin %s with weight %d", name, weight)
+	}
 	if start < 0 || start > seq.Len() {
 		return nil, fmt.Errorf("begin %s at %d of %d", name, start, seq.Len())
 	}
@@ -113,6 +126,9 @@ func (s *stream) Read(ctx context.Context, pos int) ([]byte, func(), error) {
 		panic("position read twice")
 	}
 	i := s.seq.At(pos)
+	if s.d.Hold != nil {
+		s.d.Hold(i)
+	}
 	if s.d.Delay != nil {
 		t := time.NewTimer(s.d.Delay(i))
 		defer t.Stop()
@@ -144,7 +160,7 @@ type Ramp struct {
 }
 
 // Compile parses ramp(H,W) and ramp(H,W)|fp32.
-func Compile(spec string) (loader.Transform, error) {
+func Compile(_ context.Context, spec string, _ loader.Dataset) (loader.Transform, error) {
 	r := Ramp{Type: "uint8"}
 	text, dtype, _ := strings.Cut(spec, "|")
 	if n, err := fmt.Sscanf(text, "ramp(%d,%d)", &r.Height, &r.Width); n != 2 || err != nil {
@@ -162,7 +178,8 @@ func Value(src []byte, at loader.Draw, k int) byte {
 }
 
 // Apply implements loader.Transform.
-func (r Ramp) Apply(_ context.Context, src []byte, at loader.Draw, dst []byte) error {
+func (r Ramp) Apply(_ context.Context, s loader.Sample, at loader.Draw, row *loader.Row) error {
+	src, dst := s.Data, row.Fields[0]
 	if bytes.Equal(src, bad) {
 		return errors.New("no end marker")
 	}
@@ -176,7 +193,7 @@ func (r Ramp) Apply(_ context.Context, src []byte, at loader.Draw, dst []byte) e
 	return nil
 }
 
-// OutBytes implements loader.Transform.
+// OutBytes is the length of a row.
 func (r Ramp) OutBytes() int {
 	n := 3 * r.Height * r.Width
 	if r.Type == "fp32" {
@@ -185,11 +202,10 @@ func (r Ramp) OutBytes() int {
 	return n
 }
 
-// Shape implements loader.Transform.
-func (r Ramp) Shape() []int { return []int{3, r.Height, r.Width} }
-
-// DType implements loader.Transform.
-func (r Ramp) DType() string { return r.Type }
+// Fields implements loader.Transform.
+func (r Ramp) Fields() []loader.Field {
+	return []loader.Field{{Name: "data", DType: r.Type, Shape: []int{3, r.Height, r.Width}, Bytes: r.OutBytes()}}
+}
 
 // Layout implements loader.Transform.
 func (Ramp) Layout() string { return "nchw" }

@@ -1,11 +1,12 @@
 """What the installed torch computes. Reads a JSON list of cases on stdin, writes the answers."""
 
+import hashlib
 import json
 import sys
 
 import numpy
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 
@@ -20,12 +21,12 @@ def distributed(c):
 
 
 def words(c):
-    """random() and random64(): random_ of a range below 2^32 takes one word, the full range two."""
+    """random() and random64(): random_ of a small range takes one word (up to 2^28 in torch 2, 2^32 before), the full range two."""
     g = torch.Generator()
     g.manual_seed(c["seed"])
     out = []
     for _ in range(c["n"]):
-        out.append(int(torch.empty((), dtype=torch.int64).random_(0, 2**31, generator=g)))
+        out.append(int(torch.empty((), dtype=torch.int64).random_(0, 2**20, generator=g)))
         out.append(int(torch.empty((), dtype=torch.int64).random_(generator=g)))
     return out
 
@@ -39,6 +40,40 @@ def loader(c):
         it = iter(dl)
         epochs.append({"base": it._base_seed, "samples": [int(x) for b in it for x in b]})
     return epochs
+
+
+def dataloader(c):
+    """Successive epochs of a DataLoader(shuffle=True), or of one with a RandomSampler."""
+    generator = None
+    if c["from"] == "generator":
+        generator = torch.Generator()
+        generator.manual_seed(int(c["seed"]))
+    else:
+        torch.manual_seed(int(c["seed"]))
+    data, how = range(c["n"]), {"shuffle": True}
+    if c["samples"] or c["replacement"]:
+        how = {"sampler": RandomSampler(data, c["replacement"], c["samples"] or None, generator)}
+    dl = DataLoader(data, batch_size=c["batch"], generator=generator, num_workers=c["workers"],
+                    persistent_workers=c["persistent"], drop_last=False, **how)
+    return [[int(x) for b in dl for x in b] for _ in range(c["epochs"])]
+
+
+def privately(c):
+    """A sampler with a generator that nothing else draws from, as torchdata's StatefulDataLoader has it
+    up to version 0.10."""
+    generator = torch.Generator()
+    generator.manual_seed(int(c["seed"]))
+    sampler = RandomSampler(range(c["n"]), generator=generator)
+    return [list(sampler) for _ in range(c["epochs"])]
+
+
+def permutation(c):
+    """The SHA-256 of torch.randperm as 32-bit numbers, and what the generator draws next."""
+    generator = torch.Generator()
+    generator.manual_seed(int(c["seed"]))
+    perm = torch.randperm(c["n"], generator=generator).numpy().astype("<u4")
+    after = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    return {"sha256": hashlib.sha256(perm.tobytes()).hexdigest(), "after": after}
 
 
 def wide(c):
@@ -55,5 +90,5 @@ def wide(c):
 
 
 if __name__ == "__main__":
-    kinds = {f.__name__: f for f in (distributed, words, loader, wide)}
+    kinds = {f.__name__: f for f in (distributed, words, loader, dataloader, privately, permutation, wide)}
     json.dump([kinds[c["kind"]](c) for c in json.load(sys.stdin)], sys.stdout)

@@ -6,7 +6,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -27,11 +29,23 @@ func run() error {
 	bad := flag.String("bad", "", "numbers of samples that the transform refuses, with commas")
 	delay := flag.Duration("delay", 0, "time that each read takes")
 	listen := flag.String("listen", "tcp://127.0.0.1:0", "address")
+	pattern := flag.String("files", "", "files whose contents are the samples, by turns")
+	token := flag.String("token", "", "what clients have to present")
+	var files loader.TLSFiles
+	flag.StringVar(&files.Cert, "tls-cert", "", "the server's certificate, for tls://")
+	flag.StringVar(&files.Key, "tls-key", "", "its key")
+	flag.StringVar(&files.ClientCA, "tls-client-ca", "", "who signs the certificates that clients have to show")
 	flag.Parse()
 
 	ds := &feedtest.Dataset{Samples: *samples, Bad: map[int]bool{}}
 	if *delay > 0 {
 		ds.Delay = func(int) time.Duration { return *delay }
+	}
+	if *pattern != "" {
+		var err error
+		if ds.Bytes, err = contents(*pattern); err != nil {
+			return err
+		}
 	}
 	for word := range strings.SplitSeq(*bad, ",") {
 		if word == "" {
@@ -43,11 +57,23 @@ func run() error {
 		}
 		ds.Bad[i] = true
 	}
-	l, err := loader.Listen(*listen, loader.ListenOptions{})
+	var listenOptions loader.ListenOptions
+	if files.Cert != "" {
+		c, err := loader.ServerTLS(files, slog.Default())
+		if err != nil {
+			return err
+		}
+		listenOptions.TLS = c
+	}
+	tokens, err := loader.NewTokens(*token, "", slog.Default())
 	if err != nil {
 		return err
 	}
-	s := loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Version: "test", Compile: feedtest.Compile})
+	l, err := loader.Listen(*listen, listenOptions)
+	if err != nil {
+		return err
+	}
+	s := loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Version: "test", Compile: feedtest.Compile, Tokens: tokens})
 	scheme, _, _ := strings.Cut(*listen, "://")
 	fmt.Printf("%s://%s\n", scheme, l.Addr())
 	go func() {
@@ -55,4 +81,22 @@ func run() error {
 		s.Close()
 	}()
 	return s.Serve(l)
+}
+
+// contents returns the samples of a dataset that is made of files.
+func contents(pattern string) (func(i int) []byte, error) {
+	names, err := filepath.Glob(pattern)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("no file is named %s", pattern)
+	}
+	files := make([][]byte, len(names))
+	for i, name := range names {
+		if files[i], err = os.ReadFile(name); err != nil {
+			return nil, err
+		}
+	}
+	return func(i int) []byte { return files[i%len(files)] }, nil
 }

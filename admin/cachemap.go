@@ -1,0 +1,28 @@
+package admin
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+
+	"github.com/shoalfs/shoal/engine"
+)
+
+// cacheMap answers GET /api/cachemap?cells=N: engine.CacheMap as JSON.
+func (s *Server) cacheMap(w http.ResponseWriter, r *http.Request) {
+	if s.o.CacheMap == nil {
+		http.Error(w, "this daemon has no cache map", http.StatusNotFound)
+		return
+	}
+	cells := engine.MaxMapCells
+	if text := r.URL.Query().Get("cells"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > engine.MaxMapCells {
+			http.Error(w, "cells="+strconv.Quote(text)+": give a number from 1 to "+strconv.Itoa(engine.MaxMapCells), http.StatusBadRequest)
+			return
+		}
+		cells = n
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(s.o.CacheMap(cells)) // who does not read it does not miss it
+}

@@ -1,0 +1,311 @@
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	humanize "github.com/dustin/go-humanize"
+)
+
+// Shares of the time from which on it is said that the trainer waits. Below waits, waiting is what interleaved workers hide.
+const (
+	waits    = 0.05
+	waitsBad = 0.20
+)
+
+// A window of less than this says nothing, in seconds.
+const least = 0.5
+
+func (w *window) waiting() bool { return w.rates.Stall >= waits }
+
+// level is that of a trainer that waits.
+func (w *window) level() Level {
+	if w.rates.Stall >= waitsBad {
+		return Bad
+	}
+	return Warn
+}
+
+// troubleLevel is that of something wrong: bad where it makes the trainer wait.
+func (w *window) troubleLevel() Level {
+	if w.waiting() {
+		return Bad
+	}
+	return Warn
+}
+
+func tooShort(w *window) (Finding, bool) {
+	return Finding{Code: "starting", Level: Idle, Title: "Just started", Detail: "There is nothing to judge yet."}, w.seconds < least
+}
+
+// silent: requests are out and nothing comes.
+func silent(w *window) (Finding, bool) {
+	return Finding{
+		Code: "store-silent", Level: Bad, Title: "The store does not answer",
+		Detail: fmt.Sprintf("%s to the store are under way, and none was answered for %.0f s.", count(w.inFlight, "request"), w.seconds),
+		Remedy: "Check that the store is up and reachable from here: shoal doctor " + w.now.Source,
+	}, w.inFlight > 0 && w.bytes == 0 && w.gets <= w.inFlightMost && w.seconds >= 5 && !w.restarted
+}
+
+func denied(w *window) (Finding, bool) {
+	n := w.errors["access denied"]
+	return Finding{
+		Code: "access-denied", Level: Bad, Title: "The store refuses access",
+		Detail: count(n, "request") + " refused.",
+		Remedy: "Check the credentials and that they may s3:GetObject; the errors below say which key and why.",
+	}, n > 0
+}
+
+func changed(w *window) (Finding, bool) {
+	n := w.errors["changed"] + w.errors["not found"]
+	return Finding{
+		Code: "dataset-changed", Level: Bad, Title: "The dataset changed in the store",
+		Detail: count(n, "object") + " changed or gone since they were listed; reads of them fail.",
+		Remedy: "Restore them, or move to the new version: shoal refresh MOUNTPOINT, or start again with --refresh.",
+	}, n > 0
+}
+
+// failing: the store fails requests that are tried again.
+func failing(w *window) (Finding, bool) {
+	var n int64
+	var kinds []string
+	for kind, k := range w.errors {
+		n += k
+		kinds = append(kinds, fmt.Sprintf("%d %s", k, kind))
+	}
+	slices.Sort(kinds)
+	f := Finding{
+		Code: "store-errors", Level: w.troubleLevel(), Title: "The store fails requests",
+		Detail: fmt.Sprintf("%d of %s failed (%s) and are tried again.", n, count(max(w.gets, n), "request"), strings.Join(kinds, ", ")),
+		Remedy: "See the errors below. If the store throttles (503 SlowDown), lower --connections or set it to auto.",
+	}
+	if w.prefetchFails > 0 {
+		f.Detail += fmt.Sprintf(" %s given up.", count(w.prefetchFails, "prefetch"))
+	}
+	return f, n > 0 && (n*100 >= w.gets || w.prefetchFails > 0)
+}
+
+func diskDown(w *window) (Finding, bool) {
+	d := w.now.Disk
+	reason := ""
+	if d.Reason != "" {
+		reason = " (" + d.Reason + ")"
+	}
+	return Finding{
+		Code: "disk-down", Level: w.troubleLevel(), Title: "The cache's disk is out of use",
+		Detail: "Reads go on from memory and the store" + reason + "; nothing more is kept.",
+		Remedy: "Free space on, or repair, the disk of " + w.now.CacheDir + "; it is tried again by itself.",
+	}, d.OutOfUse
+}
+
+func diskSlow(w *window) (Finding, bool) {
+	return Finding{
+		Code: "disk-slow", Level: w.troubleLevel(), Title: "The cache's disk is slow",
+		Detail: fmt.Sprintf("%s waited too long for the disk and went to the store; %s.", count(w.diskGaveUp, "read"), count(w.diskErrors, "disk error")),
+		Remedy: "Move --cache-dir to a faster disk (NVMe, not a network file system), or find out what else uses it.",
+	}, w.diskGaveUp+w.diskErrors > 0
+}
+
+// otherOrder: the trainer reads something else than it was said to.
+func otherOrder(w *window) (Finding, bool) {
+	lost := w.strays > w.consumed || w.moves >= 8
+	return Finding{
+		Code: "order-differs", Level: w.level(), Title: "The trainer reads in another order than Shoal was told",
+		Detail: fmt.Sprintf("Of %s, %d were not in the order that is followed, and the reader moved %d times.", count(w.opens, "opened file"), w.strays, w.moves),
+		Remedy: "Check seed, world size and rank in --order (.shoal/order shows what is followed), or have it found out: --order auto.",
+	}, w.waiting() && w.opens > 0 && lost
+}
+
+func (w *window) orderKnown() bool {
+	return w.now.Order.State != "none" && w.now.Order.State != "searching"
+}
+
+func unknownOrder(w *window) (Finding, bool) {
+	f := Finding{
+		Code: "order-unknown", Level: w.level(), Title: "The trainer waits: Shoal does not know its order",
+		Detail: fmt.Sprintf("Readers wait %s of the time; %s of the reads found nothing fetched ahead.", percent(w.rates.Stall), percent(w.rates.Hits.late())),
+		Remedy: "Tell it: shoal.hint(sampler) in the trainer, or --order torch:seed=… when mounting; or use the feed.",
+	}
+	if w.now.Order.State == "searching" {
+		f.Title = "The trainer waits: its order is being worked out"
+		f.Remedy = "Wait for some hundred reads, or tell it: shoal.hint(sampler) in the trainer."
+	}
+	return f, w.waiting() && w.opens > 0 && !w.orderKnown()
+}
+
+// late reports whether what the trainer waits for is the store's bytes, not what is made of them. What the mount's
+// readers wait for always is; a feed's bytes are late if reads of them waited, and for longer than it takes to decode them.
+func (w *window) late() bool {
+	if w.mountStall >= w.feedStall || w.reads == 0 && w.feed.Batches == 0 {
+		return true
+	}
+	return w.rates.Hits.late() >= 0.02 && w.feed.Fetch >= w.feed.Decode/2
+}
+
+func memorySmall(w *window) (Finding, bool) {
+	m := w.now.Memory
+	full := m.Limit > 0 && m.Used >= m.Limit*4/5 && w.inFlightMost*2 <= int64(w.now.Connections)
+	reserve := w.feed.Reserve > w.feed.Fetch && w.feed.Reserve > w.feed.Decode && w.rates.Stall > 0
+	return Finding{
+		Code: "memory-small", Level: w.level(), Title: "The trainer waits: memory is too small",
+		Detail: fmt.Sprintf("%s of %s for data are taken, so that only %d of %d connections are in use.", bytes(m.Used), bytes(m.Limit), w.inFlightMost, w.now.Connections),
+		Remedy: "Give more --memory, or a larger --cache-size so that what was fetched can leave memory.",
+	}, w.waiting() && (reserve || w.late() && full)
+}
+
+// filling: the first seconds of a pass over what is not there yet.
+func filling(w *window) (Finding, bool) {
+	return Finding{
+		Code: "filling", Level: Warn, Title: "Starting up: the first samples are on their way",
+		Detail: fmt.Sprintf("%s, %s so far; the trainer waited %s of the time.", count(w.now.GetRequests, "request"), bytes(w.now.GetBytes), percent(w.rates.Stall)),
+	}, w.waiting() && w.now.Uptime < 10 && w.late() && w.orderKnown()
+}
+
+func decodeBound(w *window) (Finding, bool) {
+	return Finding{
+		Code: "decode-bound", Level: w.level(), Title: "The trainer waits for decoding",
+		Detail: fmt.Sprintf("Its data is here, and %.1f workers are busy making batches of it; sessions wait %s of the time.", w.feed.Decode/w.seconds, percent(w.rates.Stall)),
+		Remedy: "Give the daemon more cores (--workers), a smaller or cheaper transform, or store smaller pictures: shoal recode.",
+	}, w.waiting() && w.sessions > 0 && !w.late() && w.feed.Decode >= w.feed.Send
+}
+
+func clientLink(w *window) (Finding, bool) {
+	return Finding{
+		Code: "link-slow", Level: w.level(), Title: "The trainer waits for the connection to it",
+		Detail: fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.", percent(w.feed.Send/w.seconds), bytes(int64(float64(w.feed.Bytes)/w.seconds))),
+		Remedy: "On one machine listen on unix:// so that batches go through shared memory; over a network send uint8, not float32.",
+	}, w.waiting() && w.sessions > 0 && !w.late() && w.feed.Send > w.feed.Decode
+}
+
+func storeSlow(w *window) (Finding, bool) {
+	s := &w.now
+	f := Finding{
+		Code: "store-slow", Level: w.level(), Title: "The trainer waits: the store is too slow",
+		Detail: fmt.Sprintf("It waits %s of the time. The store brings %s/s in %.0f requests/s, with %d of %d connections in use",
+			percent(w.rates.Stall), bytes(int64(w.rates.Bytes)), w.rates.Requests, w.inFlightMost, s.Connections),
+	}
+	if w.rates.Requests > 0 && w.inFlight > 0 {
+		// What is in flight is the rate times how long each is (J. D. C. Little, Operations Research 9, 1961). The quantiles of
+		// the latency are those of the daemon's whole life.
+		each := float64(w.inFlight+w.inFlightMost) / 2 / w.rates.Requests
+		f.Detail += fmt.Sprintf(", about %.2g s each", each)
+	}
+	f.Detail += "."
+	var todo []string
+	if w.gets > 0 && w.bytes/w.gets < 512<<10 && !s.Packed {
+		todo = append(todo, fmt.Sprintf("pack the dataset, a request brings only %s (shoal pack)", bytes(w.bytes/w.gets)))
+	}
+	if d := s.Disk; d.Kept < d.Extents && diskFull(s) {
+		todo = append(todo, fmt.Sprintf("raise --cache-size, since only %s of the dataset is kept", percent(float64(d.Kept)/float64(d.Extents))))
+	}
+	if w.inFlightMost*10 >= int64(s.Connections)*9 {
+		todo = append(todo, "raise --connections")
+	}
+	if len(todo) == 0 {
+		todo = append(todo, "find the bottleneck with shoal doctor "+s.Source)
+		if d := s.Disk; d.Kept < d.Extents {
+			f.Detail += fmt.Sprintf(" %s of the dataset is kept so far, and will be faster in the next epoch.", percent(float64(d.Kept)/float64(d.Extents)))
+		}
+	}
+	f.Remedy = upper(strings.Join(todo, "; ")) + "."
+	return f, w.waiting()
+}
+
+// diskFull reports whether what is fetched finds no place on the disk any more.
+func diskFull(s *Snapshot) bool {
+	d := s.Disk
+	full := func(used, limit int64) bool { return limit > 0 && used >= limit/10*9 }
+	return full(d.Used, d.Limit) || full(d.AllUsed, d.Budget)
+}
+
+func (w *window) quiet() bool {
+	return w.reads == 0 && w.samples == 0
+}
+
+func finished(w *window) (Finding, bool) {
+	return Finding{
+		Code: "finished", Level: Idle, Title: "The epoch is over",
+		Detail: fmt.Sprintf("All %s of epoch %d were read; nothing is asked for now.", count(int64(w.now.Order.Position), "sample"), w.now.Order.Epoch),
+	}, w.quiet() && w.now.Order.State == "finished"
+}
+
+func idle(w *window) (Finding, bool) {
+	f := Finding{
+		Code: "idle", Level: Idle, Title: "Nobody reads",
+		Detail: fmt.Sprintf("Nothing was asked for in %.0f s; %s can be read without waiting.", w.seconds, count(int64(w.rates.Lead), "sample")),
+	}
+	switch {
+	case w.now.Reads == 0 && w.now.Opens == 0:
+		f.Title = "Waiting for the trainer"
+	case w.rates.Spare >= 0.5:
+		f.Title, f.Detail = "The trainer asks for nothing", fmt.Sprintf("%s; batches are ready, and none was asked for in %.0f s.", count(int64(w.sessions), "open session"), w.seconds)
+	}
+	return f, w.quiet()
+}
+
+func trainerSlower(w *window) (Finding, bool) {
+	return Finding{
+		Code: "trainer-slower", Level: Good, Title: "The GPU has data: the trainer is the slower side",
+		Detail: fmt.Sprintf("Batches were ready and not asked for %s of the time, at %s samples/s%s.", percent(w.rates.Spare), rate(w.rates.Samples), w.ahead()),
+	}, w.rates.Spare >= waitsBad
+}
+
+func fed(w *window) (Finding, bool) {
+	f := Finding{
+		Code: "fed", Level: Good, Title: "The GPU has data",
+		Detail: fmt.Sprintf("%s samples/s; %s of the reads did not wait%s.", rate(w.rates.Samples), percent(1-w.rates.Hits.late()), w.ahead()),
+	}
+	if w.reads == 0 {
+		f.Detail = fmt.Sprintf("%s samples/s, all from the kernel's page cache%s.", rate(w.rates.Samples), w.ahead())
+	}
+	if !w.orderKnown() && w.sessions == 0 && w.rates.Hits.late() > 0.02 {
+		f.Level, f.Title = Warn, "The GPU has data, but Shoal does not know the order"
+		f.Remedy = "Tell it, so that nothing has to wait: shoal.hint(sampler) in the trainer, or --order torch:seed=…"
+	}
+	return f, true
+}
+
+// ahead is the lead in words, as the end of a sentence.
+func (w *window) ahead() string {
+	switch {
+	case !w.orderKnown():
+		return ""
+	case w.rates.LeadSeconds > 0:
+		return fmt.Sprintf("; Shoal is %s (%.0f s) ahead", count(int64(w.rates.Lead), "sample"), w.rates.LeadSeconds)
+	}
+	return fmt.Sprintf("; Shoal is %s ahead", count(int64(w.rates.Lead), "sample"))
+}
+
+func bytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+
+func percent(x float64) string {
+	switch p := 100 * x; {
+	case p > 0 && p < 1:
+		return fmt.Sprintf("%.1f%%", p)
+	case p > 99 && p < 100:
+		return fmt.Sprintf("%.1f%%", min(p, 99.9))
+	default:
+		return fmt.Sprintf("%.0f%%", p)
+	}
+}
+
+func rate(x float64) string {
+	if x < 10 {
+		return fmt.Sprintf("%.1f", x)
+	}
+	return humanize.Comma(int64(x + 0.5))
+}
+
+func count(n int64, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	plural := "s"
+	if strings.HasSuffix(thing, "h") {
+		plural = "es"
+	}
+	return humanize.Comma(n) + " " + thing + plural
+}
+
+func upper(s string) string { return strings.ToUpper(s[:1]) + s[1:] }

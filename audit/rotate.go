@@ -1,0 +1,170 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Rotating is a file that lines are added to, and that makes way for a new one when it is full: FILE becomes
+// FILE.1, that FILE.2, and so on, and the last one goes. One process at a time may have it. When somebody else moves
+// the file, as logrotate does, the next line begins a new one.
+//
+// It is no library's: the usual one keeps a goroutine for ever, counts in MiB, and lets two processes rotate
+// one file.
+type Rotating struct {
+	path string
+	max  int64
+	keep int
+
+	mu   sync.Mutex
+	f    *os.File
+	size int64
+}
+
+// OpenRotating opens a file for lines. It is rotated before the line by which it would pass max bytes, unless
+// max is 0; keep files of before stay.
+func OpenRotating(path string, max int64, keep int) (*Rotating, error) {
+	r := &Rotating{path: path, max: max, keep: keep}
+	return r, r.open()
+}
+
+// open opens the file at the path, and takes it for this process. r.f is kept where it fails.
+func (r *Rotating) open() error {
+	f, err := os.OpenFile(r.path, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file (give a path of its own)", r.path)
+	}
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = fmt.Errorf("another process writes to %s (give each daemon a file of its own)", r.path)
+		}
+	}
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	size := info.Size()
+	if size > 0 { // what a crash or a full disk left of a line
+		last := make([]byte, 1)
+		if _, err := f.ReadAt(last, size-1); err == nil && last[0] != '\n' {
+			n, _ := f.Write([]byte{'\n'})
+			size += int64(n)
+		}
+	}
+	if r.f != nil {
+		_ = r.f.Close()
+	}
+	r.f, r.size = f, size
+	return nil
+}
+
+// Write adds one line, whole or not at all, as far as the disk lets it.
+func (r *Rotating) Write(line []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.f == nil {
+		return 0, fs.ErrClosed
+	}
+	switch moved, err := r.moved(); {
+	case err != nil:
+		return 0, err
+	case moved:
+		if err := r.open(); err != nil {
+			return 0, err
+		}
+	}
+	if r.max > 0 && r.size > 0 && r.size+int64(len(line)) > r.max {
+		if err := r.rotate(); err != nil {
+			return 0, err
+		}
+	}
+	n, err := r.f.Write(line)
+	if err == nil && n < len(line) {
+		err = io.ErrShortWrite
+	}
+	if err != nil && n > 0 { // half a line would spoil the next one
+		if r.f.Truncate(r.size) == nil {
+			n = 0
+		}
+	}
+	r.size += int64(n)
+	return n, err
+}
+
+// moved reports whether the path names another file than ours by now.
+func (r *Rotating) moved() (bool, error) {
+	ours, err := r.f.Stat()
+	if err != nil {
+		return false, err
+	}
+	there, err := os.Stat(r.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return !os.SameFile(ours, there), nil
+}
+
+func (r *Rotating) rotate() error {
+	if err := Shift(r.path, r.keep); err != nil {
+		return err
+	}
+	return r.open()
+}
+
+// Shift makes way for a new file at path: what is there becomes path.1, and so on, as far as keep.
+func Shift(path string, keep int) error {
+	name := func(i int) string {
+		if i == 0 {
+			return path
+		}
+		return path + "." + strconv.Itoa(i)
+	}
+	// Those beyond, of a time when more were kept.
+	for i := max(keep, 1); ; i++ {
+		if err := os.Remove(name(i)); errors.Is(err, fs.ErrNotExist) {
+			break
+		} else if err != nil {
+			return err
+		}
+	}
+	if keep <= 0 {
+		return os.Remove(path)
+	}
+	for i := keep - 1; i >= 0; i-- {
+		if err := os.Rename(name(i), name(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	d, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Close closes the file.
+func (r *Rotating) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.f == nil {
+		return nil
+	}
+	err := r.f.Close()
+	r.f = nil
+	return err
+}

@@ -1,0 +1,187 @@
+// Command predict puts predictions of package sim beside measurements: for each configuration of a grid
+// the utilisation of emulated accelerators over a real mount, and what the simulator, which plans with the
+// same code, says of it. It writes bench/results/predict.md. Run it from the repository's root:
+//
+//	go run ./bench/predict
+//
+// Measurements are kept as lines of JSON in the work folder and not made again, so that an interrupted run
+// goes on, and a changed model is compared with the same measurements. -fresh begins anew.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"log"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/shoalfs/shoal/bench/kit"
+	"github.com/shoalfs/shoal/internal/progress"
+	"github.com/shoalfs/shoal/prefetch/sim"
+	"github.com/shoalfs/shoal/rig/testbed"
+)
+
+// target is how far a prediction may be from the measurement, in points of utilisation.
+const target = 2.0
+
+// record is a measurement, or a calibration, as it is kept.
+type record struct {
+	Work        *kit.Work `json:"work,omitempty"` // of a calibration
+	Utilisation float64   `json:"utilisation,omitempty"`
+	Samples     int       `json:"samples,omitempty"`
+	Requests    int64     `json:"requests,omitempty"`
+	RemoteBytes int64     `json:"remote_bytes,omitempty"`
+	Bytes       int64     `json:"dataset_bytes,omitempty"`
+	Kept        float64   `json:"kept,omitempty"`
+	After       float64   `json:"after,omitempty"`
+	Bandwidth   float64   `json:"bandwidth,omitempty"`
+	Memory      int64     `json:"memory,omitempty"`
+	Busy        float64   `json:"busy,omitempty"`
+	CPU         float64   `json:"cpu,omitempty"`
+	Oversleep   float64   `json:"oversleep,omitempty"`
+}
+
+type bench struct {
+	*kit.Kit
+	bed  *testbed.Bed
+	done *kit.Records[record]
+	bars *progress.Printer
+}
+
+func main() {
+	log.SetFlags(0)
+	dir := flag.String("dir", ".bench/predict", "work folder; objects and measurements are kept there")
+	out := flag.String("out", "bench/results/predict.md", "report")
+	shoal := flag.String("shoal", "", "binary (default: built)")
+	quick := flag.Bool("quick", false, "a third of the configurations")
+	fresh := flag.Bool("fresh", false, "forget the measurements of the work folder")
+	only := flag.String("only", "", "only configurations whose name contains this; their measurements are made again")
+	measured := flag.Bool("measured", false, "measure nothing: predict again what was measured")
+	flag.Parse()
+	k, err := kit.New(*dir, *shoal)
+	if err == nil {
+		b := &bench{Kit: k, bars: progress.New(os.Stderr)}
+		err = b.run(*quick, *fresh, *measured, *only)
+	}
+	if err == nil && *only == "" {
+		err = k.Save(*out)
+	}
+	if err != nil {
+		log.Fatal("predict: ", err)
+	}
+}
+
+func (b *bench) run(quick, fresh, measured bool, only string) (err error) {
+	if b.done, err = kit.OpenRecords[record](filepath.Join(b.Dir, "measured.jsonl"), fresh); err != nil {
+		return err
+	}
+	var list []testbed.Config
+	for _, c := range grid(quick) {
+		if _, ok := b.done.Get(name(c)); strings.Contains(name(c), only) && (ok || !measured) {
+			list = append(list, c)
+		}
+	}
+	b.Header("Predicted beside measured")
+	if b.bed, err = testbed.Start(b.Ctx, filepath.Join(b.Dir, "bed"), b.Shoal); err != nil {
+		return err
+	}
+	defer b.bed.Close()
+	works := map[string]kit.Work{}
+	bar := b.bars.Start("configurations", len(list))
+	for i, c := range list {
+		w, err := b.calibrate(c)
+		if err == nil {
+			works[c.Dataset.Prefix()] = w
+			err = b.measure(c, only != "" && !measured, bar)
+		}
+		if err != nil {
+			bar.Done("failed")
+			return fmt.Errorf("%s: %w", name(c), err)
+		}
+		bar.Set(i+1, len(list))
+	}
+	bar.Done("")
+	return b.report(list, works)
+}
+
+// calibrate returns what the machine itself takes for a dataset's samples.
+func (b *bench) calibrate(c testbed.Config) (kit.Work, error) {
+	key := "calibration " + c.Dataset.Prefix()
+	if rec, ok := b.done.Get(key); ok {
+		return *rec.Work, nil
+	}
+	w, err := kit.Calibrate(b.Ctx, b.bed, c)
+	if err != nil {
+		return w, err
+	}
+	return w, b.done.Add(key, record{Work: &w})
+}
+
+func (b *bench) measure(c testbed.Config, again bool, bar *progress.Bar) error {
+	if _, ok := b.done.Get(name(c)); ok && !again {
+		return nil
+	}
+	r, err := b.bed.Measure(b.Ctx, c, func(step string, _, _ int) { bar.Note(step + ": " + name(c)) })
+	if err != nil {
+		return err
+	}
+	e := r.Epochs[len(r.Epochs)-1]
+	return b.done.Add(name(c), record{
+		Utilisation: kit.Whole(e.Epoch).Utilisation, Samples: e.Samples, Requests: e.Requests, RemoteBytes: e.RemoteBytes,
+		Bytes: r.Bytes, Kept: r.Kept, After: r.After, Bandwidth: r.Bandwidth, Memory: r.Memory, Busy: r.Busy, CPU: r.CPU, Oversleep: e.Oversleep,
+	})
+}
+
+func (b *bench) report(list []testbed.Config, works map[string]kit.Work) error {
+	b.Say("Emulated accelerators read a real mount; utilisation of the second epoch, its first batch's wait included. `cached` is what")
+	b.Say("lay on disk at the start, `bandwidth` a multiple of what the rest needs. `busy` is the part of the cores that was busy,")
+	b.Say("`rig` what store, proxy, daemon and accelerators took of it: a row near 100%% is bound by the machine, not by what is modelled.\n")
+	b.Say("| samples | layout | cached | bandwidth | latency | connections | accelerators × batch, step | order | measured | predicted | points | GETs | predicted | MB | predicted | rig | busy |")
+	b.Say("| --- | --- | ---: | ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+	var off []float64
+	within := 0
+	for _, c := range list {
+		m, _ := b.done.Get(name(c))
+		p, err := kit.Predict(c, testbed.Result{Bytes: m.Bytes, Kept: m.Kept, Bandwidth: m.Bandwidth, Memory: m.Memory}, works[c.Dataset.Prefix()], sim.Keep)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name(c), err)
+		}
+		predicted := p[len(p)-1]
+		d := 100 * (predicted.Utilisation - m.Utilisation)
+		off = append(off, math.Abs(d))
+		mark := ""
+		if math.Abs(d) <= target {
+			within++
+		} else {
+			mark = " **!**"
+		}
+		layout := "loose"
+		if c.Packed {
+			layout = "packed"
+		}
+		speed := "any"
+		if c.Bandwidth.Times > 0 {
+			speed = fmt.Sprintf("%gx", c.Bandwidth.Times)
+		}
+		b.Say("| %d × %s | %s | %.3f | %s | %v | %d | %d × %d, %v | %s | %.1f%% | %.1f%% | %+.1f%s | %d | %.0f | %.0f | %.0f | %.0f%% | %.0f%% |", c.Dataset.Samples, kib(c.Dataset.Size), layout,
+			m.Kept, speed, c.Latency, c.Connections, c.Job.Accelerators, c.Job.Batch, c.Job.Step, c.Order, 100*m.Utilisation, 100*predicted.Utilisation, d, mark,
+			m.Requests, predicted.Requests, float64(m.RemoteBytes)/1e6, predicted.Bytes/1e6, 100*m.CPU, 100*m.Busy)
+	}
+	worst := 0.0
+	for _, d := range off {
+		worst = max(worst, d)
+	}
+	b.Say("\n%d configurations: %d within %g points, median %.2f, max %.2f: target %s.", len(list), within, target, kit.Median(off), worst, kit.Verdict(within == len(list)))
+	b.Say("\nThe machine's own time, which the model is given: measured once a dataset, with nothing else limited.\n")
+	b.Say("| dataset | a sample read from disk, one worker | a request, all processes together |")
+	b.Say("| --- | ---: | ---: |")
+	for _, c := range list {
+		if w, ok := works[c.Dataset.Prefix()]; ok {
+			b.Say("| %d × %s | %.2f ms | %.2f ms |", c.Dataset.Samples, kib(c.Dataset.Size), 1e3*w.Read, 1e3*w.Fetch)
+			delete(works, c.Dataset.Prefix())
+		}
+	}
+	return nil
+}

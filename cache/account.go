@@ -1,0 +1,126 @@
+package cache
+
+import (
+	"slices"
+	"sync/atomic"
+)
+
+// Account counts the memory that is held for one of those who fetch ahead: what is on its way, and what
+// waits in the ring to be read. What the disk has taken counts no more, since its memory may go.
+//
+// Bytes that several want are on one account, that of the least load among those who claimed them. So
+// streams that follow each other through one order pay together for what all of them will read, and the
+// one behind pays for what it alone still needs.
+//
+// It is used with one Cache.
+type Account struct {
+	weight float64
+	held   atomic.Int64
+
+	// Guarded by the ring's lock.
+	staged entries // what waits to be read, in the order in which it came
+	closed bool
+}
+
+// NewAccount opens an account. Its weight, more than 0, says how much of the memory it is due when there
+// is not enough for all: as much for each unit of weight as every other.
+func (c *Cache) NewAccount(weight float64) *Account {
+	a := &Account{weight: weight}
+	a.staged.account = a
+	c.ring.mu.Lock()
+	defer c.ring.mu.Unlock()
+	c.ring.accounts = append(c.ring.accounts, a)
+	return a
+}
+
+// CloseAccount takes the account out of the cache. What is still on it counts for nobody from now on; it
+// is recycled where nobody claims it.
+func (c *Cache) CloseAccount(a *Account) {
+	r := c.ring
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a.closed = true
+	r.accounts = slices.DeleteFunc(r.accounts, func(b *Account) bool { return a == b })
+	for e := a.staged.front; e != nil; e = a.staged.front {
+		r.file(e)
+	}
+}
+
+// Held returns the bytes on the account.
+func (a *Account) Held() int64 { return a.held.Load() }
+
+// Load returns the bytes on the account for each unit of its weight.
+func (a *Account) Load() float64 { return float64(a.Held()) / a.weight }
+
+// add changes the bytes on the account, if there is one.
+func (a *Account) add(n int64) {
+	if a != nil {
+		a.held.Add(n)
+	}
+}
+
+// takes reports whether size bytes that are on account b had better be on a: they are on none, or a's load
+// stays below b's even so.
+func (a *Account) takes(b *Account, size int64) bool {
+	return a != b && a != nil && (b == nil || float64(a.Held()+size)/a.weight < b.Load())
+}
+
+// TakeBack frees need bytes for account a of what another has that holds over times as much for its weight as
+// a would with them, or more: what that one will read last. It has to be fetched again, so over
+// should not be near 1, or bytes are taken to and fro for the size of a file. With 0 it takes them from
+// whoever has most, and be it a. Those who fetch ahead are told by OnLost; none of their locks may be
+// held.
+//
+// other returns the account on which a file had best be of those whose owners want it: if that is one of
+// less load, the file is put there instead of being lost. It is called without locks.
+func (c *Cache) TakeBack(a *Account, need int64, over float64, other func(v *Volume, file int) *Account) {
+	for need > 0 {
+		from, k, size := c.ring.last(a, need, over)
+		if from == nil {
+			return
+		}
+		if to := other(k.v, k.v.fileOf(k.extent)); to.takes(from, size) {
+			c.ring.hand(k, to)
+			continue
+		}
+		if b := c.ring.take(from, k); b != nil {
+			need -= b.size
+			b.Release()
+			c.tellLost([]extentKey{k})
+		}
+	}
+}
+
+// last returns what the owner of the account of the largest load will read last, and its size, if need bytes on account a
+// are worth it.
+func (r *ring) last(a *Account, need int64, over float64) (from *Account, k extentKey, size int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	from = r.mostLoaded()
+	if from == nil || over > 0 && (from == a || from.Load() < over*float64(a.Held()+need)/a.weight) {
+		return nil, k, 0
+	}
+	e := from.staged.back
+	return from, e.key, e.buf.size
+}
+
+// take removes the extent if it is still on that account.
+func (r *ring) take(from *Account, k extentKey) *Buffer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e := r.entries[k]; e != nil && e.in == &from.staged {
+		return r.remove(e)
+	}
+	return nil
+}
+
+// mostLoaded returns the account of the largest load of which something may be taken; nil if there is
+// none. r.mu is held.
+func (r *ring) mostLoaded() (most *Account) {
+	for _, a := range r.accounts {
+		if a.staged.back != nil && (most == nil || a.Load() > most.Load()) {
+			most = a
+		}
+	}
+	return most
+}

@@ -1,0 +1,513 @@
+package catalog
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"iter"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/cache/crypt"
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+const (
+	layoutMagic   = "SHOALLAY"
+	layoutVersion = 1
+	nowhere       = math.MaxUint32 // a file that no place was named for yet
+)
+
+// Layout tells where the files of one manifest lie: in which shard, and at which offset. It is
+// immutable and safe for concurrent use. File, shard and rank numbers that are out of range panic, as
+// slice indices do.
+//
+// The rank of a file is its position among all files by (shard, offset), so files of neighbouring ranks
+// are neighbours in a shard.
+//
+// CACHE-DIR/layouts/VERSION, written once, mapped read-only. All integers are little endian. Later
+// versions of the format keep magic, version, and the place of the header's checksum.
+//
+//	offset
+//	     0  +--------------------------------+
+//	        | magic "SHOALLAY"               |  8 bytes
+//	     8  | format version (1)             |  u32
+//	    12  | header length (128)            |  u32
+//	    16  | dataset version                |  32 bytes, that of the manifest
+//	    48  | layout version                 |  32 bytes, SHA-256 of this file with zeros here
+//	        |                                |    and in the two checksums
+//	    80  | F: number of files             |  u64
+//	    88  | S: number of shards            |  u64
+//	    96  | length of the shards' keys     |  u64
+//	   104  | length of the shards' ETags    |  u64
+//	   112  | length of this file            |  u64
+//	   120  | CRC32C of all after the header |  u32
+//	   124  | CRC32C of bytes 0..123         |  u32
+//	   128  +--------------------------------+
+//	        | (S+1) x offset of the key      |  u64, into the keys
+//	        | (S+1) x offset of the ETag     |  u64, into the ETags
+//	        | S x size of the shard          |  u64
+//	        | S x modification time          |  i64, as in a manifest
+//	        | (S+1) x first rank             |  u32
+//	        | F x offset in the shard        |  u64, by file
+//	        | F x rank                       |  u32, by file
+//	        | F x file                       |  u32, by rank
+//	        | keys, ETags                    |
+//	        +--------------------------------+
+//
+// The shard of a file is not stored: it is the one whose ranks hold the file's, found by a binary search
+// of few steps. So a file costs 16 bytes.
+type Layout struct {
+	data   []byte // the whole file, on the heap after BuildLayout, mapped after LoadLayout
+	mapped bool
+
+	dataset, version [32]byte
+	files            int
+	shards           []objstore.Object
+	firstRank        []uint32 // S+1
+	offs             []byte
+	ranks            []byte
+	order            []byte
+}
+
+// Place is where the bytes of a file begin.
+type Place struct {
+	Path  string // as the manifest has it
+	Shard int    // index in the list of shards
+	Off   int64
+}
+
+// BuildLayout makes the layout of a manifest's files, in memory. Places may come in any order; by shard
+// and offset is fastest. It fails with the error of places, and when a place names no file of the
+// manifest or no shard, when the file does not fit into its shard there, and when a file has two places
+// or none.
+func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, error]) (*Layout, error) {
+	if len(shards) == 0 || len(shards) >= nowhere {
+		return nil, fmt.Errorf("layout of %d shards: want 1 to %d", len(shards), uint32(nowhere)-1)
+	}
+	for _, s := range shards {
+		if s.Size < 0 || s.Key == "" {
+			return nil, fmt.Errorf("layout: shard %q has size %d", s.Key, s.Size)
+		}
+	}
+	n := m.Len()
+	shardOf := make([]uint32, n)
+	for i := range shardOf {
+		shardOf[i] = nowhere
+	}
+	offs := make([]int64, n)
+	order := make([]uint32, 0, n)
+	byPlace := func(x, y uint32) int {
+		return cmp.Or(cmp.Compare(shardOf[x], shardOf[y]), cmp.Compare(offs[x], offs[y]), cmp.Compare(x, y))
+	}
+	sorted := true
+	for p, err := range places {
+		if err != nil {
+			return nil, err
+		}
+		node, ok := m.Find(p.Path)
+		if !ok || node.IsDir {
+			return nil, fmt.Errorf("layout: %q has a place in shard %d and is no file of the dataset (the shards changed meanwhile: list again)", p.Path, p.Shard)
+		}
+		f := node.Index
+		if p.Shard < 0 || p.Shard >= len(shards) {
+			return nil, fmt.Errorf("layout: %q lies in shard %d of %d", p.Path, p.Shard, len(shards))
+		}
+		shard := &shards[p.Shard]
+		if p.Off < 0 || p.Off > shard.Size-m.Size(f) {
+			return nil, fmt.Errorf("layout: %q, %d bytes at offset %d, lies beyond the end of shard %q, which has %d bytes (it is cut short, or its index is another shard's)", p.Path, m.Size(f), p.Off, shard.Key, shard.Size)
+		}
+		if shardOf[f] != nowhere {
+			return nil, fmt.Errorf("layout: %q has two places: %d in shard %q and %d in shard %q", p.Path, offs[f], shards[shardOf[f]].Key, p.Off, shard.Key)
+		}
+		shardOf[f], offs[f] = uint32(p.Shard), p.Off
+		if len(order) > 0 && byPlace(order[len(order)-1], uint32(f)) > 0 {
+			sorted = false
+		}
+		order = append(order, uint32(f))
+	}
+	if len(order) != n {
+		f := slices.Index(shardOf, nowhere)
+		return nil, fmt.Errorf("layout: %d of %d files have no place in a shard, %q is the first", n-len(order), n, m.Path(f))
+	}
+	if !sorted {
+		slices.SortFunc(order, byPlace)
+	}
+	return encodeLayout(m, shards, shardOf, offs, order)
+}
+
+func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs []int64, order []uint32) (*Layout, error) {
+	var keys, tags uint64
+	for _, s := range shards {
+		keys += uint64(len(s.Key))
+		tags += uint64(len(s.ETag))
+	}
+	files, count := uint64(len(offs)), uint64(len(shards))
+	total := layoutLen(files, count) + keys + tags
+	le := binary.LittleEndian
+	out := make([]byte, headerLen, total)
+	var off uint64
+	for _, s := range shards {
+		out = le.AppendUint64(out, off)
+		off += uint64(len(s.Key))
+	}
+	out = le.AppendUint64(out, off)
+	off = 0
+	for _, s := range shards {
+		out = le.AppendUint64(out, off)
+		off += uint64(len(s.ETag))
+	}
+	out = le.AppendUint64(out, off)
+	for _, s := range shards {
+		out = le.AppendUint64(out, uint64(s.Size))
+	}
+	for _, s := range shards {
+		out = le.AppendUint64(out, uint64(nanos(s.ModTime)))
+	}
+	rank := 0
+	for s := range shards {
+		for rank < len(order) && int(shardOf[order[rank]]) < s {
+			rank++
+		}
+		out = le.AppendUint32(out, uint32(rank))
+	}
+	out = le.AppendUint32(out, uint32(len(order)))
+	for _, o := range offs {
+		out = le.AppendUint64(out, uint64(o))
+	}
+	ranks := out[len(out) : len(out)+4*len(order)]
+	for r, f := range order {
+		le.PutUint32(ranks[4*f:], uint32(r))
+	}
+	out = out[:len(out)+len(ranks)]
+	for _, f := range order {
+		out = le.AppendUint32(out, f)
+	}
+	for _, s := range shards {
+		out = append(out, s.Key...)
+	}
+	for _, s := range shards {
+		out = append(out, s.ETag...)
+	}
+
+	h := out[:headerLen]
+	copy(h, layoutMagic)
+	le.PutUint32(h[8:], layoutVersion)
+	le.PutUint32(h[12:], headerLen)
+	copy(h[16:], m.version[:])
+	for i, n := range []uint64{files, count, keys, tags, uint64(len(out))} {
+		le.PutUint64(h[80+8*i:], n)
+	}
+	version := layoutHash(out)
+	copy(h[48:], version[:])
+	seal(out)
+	l, err := parseLayout(out, m)
+	if err != nil {
+		return nil, fmt.Errorf("layout: a bug made an invalid one: %w", err)
+	}
+	return l, nil
+}
+
+// layoutLen is the length of a layout file without its arenas.
+func layoutLen(files, shards uint64) uint64 {
+	return headerLen + 2*8*(shards+1) + 2*8*shards + 4*(shards+1) + (8+4+4)*files
+}
+
+func layoutHash(data []byte) [32]byte {
+	h := sha256.New()
+	h.Write(data[:48])
+	h.Write(make([]byte, 32))
+	h.Write(data[80:120])
+	h.Write(make([]byte, 8))
+	h.Write(data[headerLen:])
+	return [32]byte(h.Sum(nil))
+}
+
+// LoadLayout maps the layout file at path and checks it against its manifest: checksums, lengths, that
+// the ranks are a permutation, and that every file lies within its shard. Errors wrap [ErrCorrupt],
+// [ErrNewerFormat], or the operating system's error.
+func LoadLayout(path string, m *Manifest) (*Layout, error) { return loadLayout(path, m, nil) }
+
+func loadLayout(path string, m *Manifest, key *crypt.Key) (*Layout, error) {
+	var l *Layout
+	err := mapFile(path, "layout", key, func(data []byte) (err error) {
+		l, err = parseLayout(data, m)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.mapped = true
+	return l, nil
+}
+
+// parseLayout checks data and returns the layout that reads from it. It trusts nothing, and reads every
+// column once.
+func parseLayout(data []byte, m *Manifest) (*Layout, error) {
+	if err := checkHeader(data, layoutMagic, layoutVersion, "layout"); err != nil {
+		return nil, err
+	}
+	le := binary.LittleEndian
+	h := data[:headerLen]
+	files, count := le.Uint64(h[80:]), le.Uint64(h[88:])
+	keyLen, tagLen := le.Uint64(h[96:]), le.Uint64(h[104:])
+	size := uint64(len(data))
+	if n := le.Uint64(h[112:]); n != size {
+		return nil, corrupt("%d bytes long, want %d", size, n)
+	}
+	if files != uint64(m.Len()) || [32]byte(h[16:48]) != m.version {
+		return nil, corrupt("the layout of %d files, dataset version %x; the manifest has %d files, version %x", files, h[16:48], m.Len(), m.version)
+	}
+	if count == 0 || count >= nowhere || keyLen > size || tagLen > size || layoutLen(files, count)+keyLen+tagLen != size {
+		return nil, corrupt("sections of %d files and %d shards do not fill %d bytes", files, count, size)
+	}
+	if got, want := crc32.Checksum(data[headerLen:], castagnoli), le.Uint32(h[120:]); got != want {
+		return nil, corrupt("content has checksum %08x, want %08x", got, want)
+	}
+	l := &Layout{data: data, dataset: m.version, version: [32]byte(h[48:80]), files: int(files)}
+	rest := data[headerLen:]
+	cut := func(n uint64) []byte {
+		s := rest[:n:n]
+		rest = rest[n:]
+		return s
+	}
+	keyOff, tagOff := cut(8*(count+1)), cut(8*(count+1))
+	sizes, mtimes, first := cut(8*count), cut(8*count), cut(4*(count+1))
+	l.offs, l.ranks, l.order = cut(8*files), cut(4*files), cut(4*files)
+	keys, tags := cut(keyLen), cut(tagLen)
+	if err := ascends(keyOff, len(keys)); err != nil {
+		return nil, corrupt("keys: %v", err)
+	}
+	if err := ascends(tagOff, len(tags)); err != nil {
+		return nil, corrupt("ETags: %v", err)
+	}
+	l.shards = make([]objstore.Object, count)
+	l.firstRank = make([]uint32, count+1)
+	for i := range l.shards {
+		l.shards[i] = objstore.Object{
+			Key:  string(keys[le.Uint64(keyOff[8*i:]):le.Uint64(keyOff[8*i+8:])]),
+			ETag: string(tags[le.Uint64(tagOff[8*i:]):le.Uint64(tagOff[8*i+8:])]),
+			Size: int64(le.Uint64(sizes[8*i:])), ModTime: timeOf(int64(le.Uint64(mtimes[8*i:]))),
+		}
+		if l.shards[i].Size < 0 || l.shards[i].Key == "" {
+			return nil, corrupt("shard %d: key %q, size %d", i, l.shards[i].Key, l.shards[i].Size)
+		}
+	}
+	for i := range l.firstRank {
+		l.firstRank[i] = le.Uint32(first[4*i:])
+		if i == 0 && l.firstRank[0] != 0 || i > 0 && l.firstRank[i] < l.firstRank[i-1] {
+			return nil, corrupt("shard %d begins at rank %d", i, l.firstRank[i])
+		}
+	}
+	if last := l.firstRank[count]; uint64(last) != files {
+		return nil, corrupt("shards hold %d files of %d", last, files)
+	}
+	return l, l.checkPlaces(m)
+}
+
+// checkPlaces checks the columns of the files. That the rank of every rank's file is that rank says that
+// no file occurs twice, so both columns are permutations and each other's inverse.
+func (l *Layout) checkPlaces(m *Manifest) error {
+	for s := range l.shards {
+		size := l.shards[s].Size
+		prev, prevFile := int64(-1), -1
+		for r := l.firstRank[s]; r < l.firstRank[s+1]; r++ {
+			f := l.At(int(r))
+			if f >= l.files || l.Rank(f) != int(r) {
+				return corrupt("rank %d is that of file %d, which has another", r, f)
+			}
+			off := l.off(f)
+			if off < prev || off == prev && f < prevFile {
+				return corrupt("file %d at rank %d: out of order", f, r)
+			}
+			prev, prevFile = off, f
+			if off < 0 || off > size-m.Size(f) {
+				return corrupt("file %d: %d bytes at %d in a shard of %d", f, m.Size(f), off, size)
+			}
+		}
+	}
+	return nil
+}
+
+func (l *Layout) off(file int) int64 { return int64(binary.LittleEndian.Uint64(l.offs[8*file:])) }
+
+// Version returns the layout version, 64 hexadecimal digits.
+func (l *Layout) Version() string { return hex.EncodeToString(l.version[:]) }
+
+// Dataset returns the version of the dataset whose files are laid out, 64 hexadecimal digits.
+func (l *Layout) Dataset() string { return hex.EncodeToString(l.dataset[:]) }
+
+// Len returns the number of files.
+func (l *Layout) Len() int { return l.files }
+
+// FileSize returns the length of the layout's file in bytes, which is also what it takes of memory.
+func (l *Layout) FileSize() int64 { return int64(len(l.data)) }
+
+// Shards returns the number of shards.
+func (l *Layout) Shards() int { return len(l.shards) }
+
+// Shard returns a shard.
+func (l *Layout) Shard(i int) objstore.Object { return l.shards[i] }
+
+// Where returns the shard of a file and the offset of its bytes there.
+func (l *Layout) Where(file int) (shard int, off int64) {
+	r := uint32(l.Rank(file))
+	// The last shard that begins at or before r; shards without files have an empty range.
+	shard = sort.Search(len(l.shards), func(i int) bool { return l.firstRank[i+1] > r })
+	return shard, l.off(file)
+}
+
+// Locate returns the object that holds a file's bytes, and their offset.
+func (l *Layout) Locate(file int) (objstore.Object, int64) {
+	shard, off := l.Where(file)
+	return l.shards[shard], off
+}
+
+// Rank returns the position of a file by (shard, offset).
+func (l *Layout) Rank(file int) int { return int(binary.LittleEndian.Uint32(l.ranks[4*file:])) }
+
+// At returns the file at a rank.
+func (l *Layout) At(rank int) int { return int(binary.LittleEndian.Uint32(l.order[4*rank:])) }
+
+// ShardRanks returns the ranks of a shard's files: from..to-1.
+func (l *Layout) ShardRanks(shard int) (from, to int) {
+	return int(l.firstRank[shard]), int(l.firstRank[shard+1])
+}
+
+// Verify computes the layout version anew and compares it. LoadLayout leaves that out, as Load does.
+func (l *Layout) Verify() error {
+	if v := layoutHash(l.data); v != l.version {
+		return corrupt("the layout has version %x, its file says %x", v, l.version)
+	}
+	return nil
+}
+
+// Close gives the mapping back. No other method may be running or be called afterwards. Closing a layout
+// that BuildLayout made does nothing.
+func (l *Layout) Close() error {
+	if !l.mapped {
+		return nil
+	}
+	l.mapped = false
+	return unix.Munmap(l.data)
+}
+
+// Save writes the layout into the folder dir, as [Manifest.Save] does.
+func (l *Layout) Save(dir string) (path string, err error) {
+	return l.save(dir, nil)
+}
+
+func (l *Layout) save(dir string, key *crypt.Key) (path string, err error) {
+	path, err = saveUnder(dir, l.Version(), l.data, "layout", key)
+	if err != nil {
+		return "", fmt.Errorf("save layout: %w", err)
+	}
+	return path, nil
+}
+
+// saveUnder writes an immutable file durably, unless it is there already. An encrypted one is always written: by
+// another key of its own, so there is nothing to compare.
+func saveUnder(dir, name string, data []byte, what string, key *crypt.Key) (path string, err error) {
+	path = filepath.Join(dir, name)
+	if err := makeDir(dir); err != nil {
+		return "", err
+	}
+	if key != nil {
+		return path, writeParts(path, what, key.SealFile(what, name, data))
+	}
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+		return path, syncDir(dir) // a crash may have come between its rename and this
+	}
+	return path, writeFileSync(path, what, data)
+}
+
+// mapFile maps the file at path, or decrypts it to memory that is mapped, and calls parse, whose result keeps the
+// mapping unless it fails.
+func mapFile(path, what string, key *crypt.Key, parse func(data []byte) error) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("load %s: %w", what, err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("load %s: %w", what, err)
+	}
+	if st.Size() < headerLen || st.Size() > math.MaxInt {
+		return fmt.Errorf("%s %s: %w: %d bytes long (remove it; the dataset is then listed again)", what, path, ErrCorrupt, st.Size())
+	}
+	var data []byte
+	if key == nil {
+		data, err = unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	} else {
+		data, err = decrypted(f, path, what, key, crypt.FileLen(st.Size()))
+	}
+	if err != nil {
+		return fmt.Errorf("map %s %s: %w", what, path, err)
+	}
+	if err := parse(data); err != nil {
+		_ = unix.Munmap(data)
+		remedy := "remove it; the dataset is then listed again"
+		if errors.Is(err, ErrNewerFormat) {
+			remedy = "use that version of shoal, or another --cache-dir"
+		}
+		return fmt.Errorf("%s %s: %w (%s)", what, path, err, remedy)
+	}
+	return nil
+}
+
+// decrypted returns n bytes of memory, not of the heap, with the content of a sealed file.
+func decrypted(f *os.File, path, what string, key *crypt.Key, n int64) ([]byte, error) {
+	if n < headerLen {
+		return nil, corrupt("shorter than its header (remove it; the dataset is then listed again)")
+	}
+	data, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, err
+	}
+	if err = key.OpenFile(what, filepath.Base(path), f, data); err == nil {
+		err = unix.Mprotect(data, unix.PROT_READ)
+	} else if errors.Is(err, crypt.ErrOpen) {
+		err = corrupt("%v (remove it; the dataset is then listed again)", err)
+	}
+	if err != nil {
+		return nil, errors.Join(err, unix.Munmap(data))
+	}
+	return data, nil
+}
+
+// checkHeader checks what the headers of all formats have in common.
+func checkHeader(data []byte, magic string, version uint32, what string) error {
+	le := binary.LittleEndian
+	if len(data) < headerLen {
+		return corrupt("%d bytes long, shorter than its header", len(data))
+	}
+	h := data[:headerLen]
+	if string(h[:8]) != magic {
+		return corrupt("not a %s (magic %q)", what, h[:8])
+	}
+	// Every later format keeps the header's first 16 and last 4 bytes, so the checksum comes before the
+	// version: damage to the version is not taken for a newer format.
+	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
+		return corrupt("header has checksum %08x, want %08x", got, want)
+	}
+	if v := le.Uint32(h[8:]); v > version {
+		return fmt.Errorf("%w: format version %d, this one reads %d", ErrNewerFormat, v, version)
+	} else if v != version {
+		return corrupt("format version %d", v)
+	}
+	if n := le.Uint32(h[12:]); n != headerLen {
+		return corrupt("header length %d", n)
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+package cache
+
+import "sync"
+
+// crew runs flights, each on a goroutine that has run others before where there is one idle: the call
+// chain of a request to an S3 store needs 8 to 16 KiB of stack, and a new goroutine grows its own to that
+// by copying it three or four times. There are never more goroutines than flights were under way at once;
+// the idle ones wait for the next flight until dismiss.
+type crew struct {
+	mu      sync.Mutex
+	idle    []chan func() // the longest idle first
+	gone    bool
+	members sync.WaitGroup
+}
+
+// do runs flight on another goroutine. No call may follow dismiss.
+func (c *crew) do(flight func()) {
+	c.mu.Lock()
+	var next chan func()
+	if n := len(c.idle); n > 0 {
+		next, c.idle = c.idle[n-1], c.idle[:n-1]
+	}
+	c.mu.Unlock()
+	if next != nil {
+		next <- flight
+		return
+	}
+	c.members.Go(func() {
+		more := make(chan func(), 1) // so that whoever has work never waits for the member
+		for {
+			flight()
+			c.mu.Lock()
+			if c.gone {
+				c.mu.Unlock()
+				return
+			}
+			c.idle = append(c.idle, more)
+			c.mu.Unlock()
+			next, ok := <-more
+			if !ok {
+				return
+			}
+			flight = next
+		}
+	})
+}
+
+// dismiss ends the goroutines. The flights must have ended.
+func (c *crew) dismiss() {
+	c.mu.Lock()
+	c.gone = true
+	for _, more := range c.idle {
+		close(more)
+	}
+	c.idle = nil
+	c.mu.Unlock()
+	c.members.Wait()
+}

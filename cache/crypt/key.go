@@ -1,0 +1,212 @@
+package crypt
+
+import (
+	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/shoalfs/shoal/internal/killpoint"
+)
+
+// FileName is the file of a cache directory that holds its key, encrypted by the user's.
+const FileName = "ENCRYPTION"
+
+var (
+	// ErrWrongSecret is wrapped by the error about a secret that is not the one a cache was made with.
+	ErrWrongSecret = errors.New("wrong encryption key")
+	// ErrDamaged is wrapped by the error about a file whose key cannot be had by any secret.
+	ErrDamaged = errors.New("damaged")
+	// ErrOpen is returned for bytes that this key did not seal, or that are not what it sealed.
+	ErrOpen = errors.New("not authentic: damaged, or sealed with another key")
+)
+
+// Key is the key of one cache directory: 32 random bytes, made with the directory, from which the keys for
+// all that is in it are derived. It shows as "***". Safe for concurrent use.
+type Key struct {
+	b      [secretLen]byte
+	secret string // ID of the secret that it was opened with
+}
+
+func (*Key) String() string { return hidden }
+
+// GoString implements fmt.GoStringer.
+func (*Key) GoString() string { return hidden }
+
+// Format keeps every verb of package fmt from showing the bytes.
+func (*Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, hidden) }
+
+// LogValue implements slog.LogValuer.
+func (*Key) LogValue() slog.Value { return slog.StringValue(hidden) }
+
+// SecretID returns the ID of the secret that the key was opened with.
+func (k *Key) SecretID() string { return k.secret }
+
+// Derive returns a key of 32 bytes for a purpose, a constant of the program, and a salt, which may be nil.
+func (k *Key) Derive(purpose string, salt []byte) []byte {
+	return derive(k.b[:], salt, "shoal cache v1: "+purpose, secretLen)
+}
+
+// AEAD returns AES-256-GCM by the key that Derive returns. Its nonces are the caller's to keep apart.
+func (k *Key) AEAD(purpose string, salt []byte) cipher.AEAD { return newGCM(k.Derive(purpose, salt)) }
+
+func newGCM(key []byte) cipher.AEAD {
+	block, err := aes.NewCipher(key)
+	if err != nil { // of a length that nobody asks for
+		panic(err)
+	}
+	gcm, err := cipher.NewGCM(block)
+	if err != nil {
+		panic(err)
+	}
+	return gcm
+}
+
+const nonceLen = 12
+
+// Seal encrypts a small thing as a whole, bound to ad, by a random nonce, which stands before it.
+// At most 2^32 things may be sealed by one AEAD.
+func Seal(a cipher.AEAD, plain, ad []byte) []byte {
+	b := make([]byte, nonceLen, nonceLen+len(plain)+a.Overhead())
+	Random(b)
+	return a.Seal(b, b, plain, ad)
+}
+
+// Unseal is the reverse of Seal. It fails with ErrOpen.
+func Unseal(a cipher.AEAD, sealed, ad []byte) ([]byte, error) {
+	if len(sealed) < nonceLen {
+		return nil, ErrOpen
+	}
+	plain, err := a.Open(nil, sealed[:nonceLen], sealed[nonceLen:], ad)
+	if err != nil {
+		return nil, ErrOpen
+	}
+	return plain, nil
+}
+
+// Random fills b from the system's generator, which never fails.
+func Random(b []byte) { _, _ = rand.Read(b) }
+
+// envelope is the file, in JSON, so that a person who looks finds out what it is.
+type envelope struct {
+	Format int    `json:"format"`
+	Cipher string `json:"cipher"`
+	KeyID  string `json:"key_id"`      // of the secret
+	Key    []byte `json:"wrapped_key"` // Seal of the cache's key
+	Sum    uint32 `json:"crc32c"`      // of KeyID and Key
+}
+
+const envelopeCipher = "AES-256-GCM"
+
+func (e *envelope) sum() uint32 {
+	return crc32.Checksum(append([]byte(e.KeyID), e.Key...), crc32.MakeTable(crc32.Castagnoli))
+}
+
+func wrapAEAD(s Secret) cipher.AEAD {
+	return newGCM(derive(s.b[:], nil, "shoal key wrap v1", secretLen))
+}
+
+// KeyOf returns the key with these bytes, 32 of them: for tests and benchmarks, whose caches have no file.
+func KeyOf(b [32]byte) *Key { return &Key{b: b} }
+
+// Exists reports whether a directory has a key file.
+func Exists(dir string) (bool, error) {
+	_, err := os.Lstat(filepath.Join(dir, FileName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Create makes a key for a directory that has none, and writes it there.
+func Create(dir string, s Secret) (*Key, error) {
+	k := &Key{secret: s.ID()}
+	Random(k.b[:])
+	return k, k.write(dir, s)
+}
+
+// Rewrap encrypts the directory's key by another secret. What the key has encrypted stays as it is.
+func (k *Key) Rewrap(dir string, s Secret) error {
+	if err := k.write(dir, s); err != nil {
+		return err
+	}
+	k.secret = s.ID()
+	return nil
+}
+
+// write replaces the file, so that after a crash the old one or the new one is there.
+func (k *Key) write(dir string, s Secret) (err error) {
+	e := envelope{Format: 1, Cipher: envelopeCipher, KeyID: s.ID()}
+	e.Key = Seal(wrapAEAD(s), k.b[:], []byte(e.KeyID))
+	e.Sum = e.sum()
+	b, err := json.MarshalIndent(e, "", "  ")
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, FileName)
+	f, err := os.CreateTemp(dir, ".tmp-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+			_ = os.Remove(f.Name())
+		}
+	}()
+	if _, err = f.Write(append(b, '\n')); err != nil {
+		return err
+	}
+	killpoint.Pass("crypt.key.written")
+	if err = f.Sync(); err != nil {
+		return err
+	}
+	if err = f.Close(); err != nil {
+		return err
+	}
+	if err = os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	killpoint.Pass("crypt.key.renamed")
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(d.Sync(), d.Close())
+	killpoint.Pass("crypt.key.durable")
+	return err
+}
+
+// Open reads a directory's key. Its errors wrap ErrWrongSecret, ErrDamaged, or what the system says.
+func Open(dir string, s Secret) (*Key, error) {
+	path := filepath.Join(dir, FileName)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var e envelope
+	dec := json.NewDecoder(bytes.NewReader(b))
+	if err := dec.Decode(&e); err != nil || e.Format == 1 && e.Sum != e.sum() {
+		return nil, fmt.Errorf("%s is %w: without it nothing in the cache can be read (restore that file from a backup, or remove the whole folder)", path, ErrDamaged)
+	}
+	if e.Format != 1 || e.Cipher != envelopeCipher {
+		return nil, fmt.Errorf("%s: format %d with %q is of a newer version of shoal (use that version, or another --cache-dir)", path, e.Format, e.Cipher)
+	}
+	raw, err := Unseal(wrapAEAD(s), e.Key, []byte(e.KeyID))
+	if err != nil || len(raw) != secretLen {
+		if e.KeyID == s.ID() {
+			return nil, fmt.Errorf("%s is %w (restore that file from a backup, or remove the whole folder)", path, ErrDamaged)
+		}
+		return nil, fmt.Errorf("%w for the cache in %s: it wants the key %s and was given %s (give the key that it was made with, or another --cache-dir)", ErrWrongSecret, dir, e.KeyID, s.ID())
+	}
+	return &Key{b: [secretLen]byte(raw), secret: s.ID()}, nil
+}

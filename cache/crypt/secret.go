@@ -1,0 +1,96 @@
+package crypt
+
+import (
+	"bytes"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+)
+
+// secretLen is the length of a secret and of every key here, in bytes: AES-256.
+const secretLen = 32
+
+// Secret is the user's key. It encrypts the key of a cache ([Key]) and nothing else. It shows as "***".
+type Secret struct{ b [secretLen]byte }
+
+const hidden = "***"
+
+func (Secret) String() string { return hidden }
+
+// GoString implements fmt.GoStringer.
+func (Secret) GoString() string { return hidden }
+
+// Format keeps every verb of package fmt from showing the bytes.
+func (Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, hidden) }
+
+// LogValue implements slog.LogValuer.
+func (Secret) LogValue() slog.Value { return slog.StringValue(hidden) }
+
+// MarshalText keeps the bytes out of JSON and YAML.
+func (Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
+
+var errSecret = errors.New("not a key: give 32 random bytes, as they are, in hex (64 digits) or in base64 (`head -c 32 /dev/urandom | base64` makes one)")
+
+// ParseSecret takes 32 bytes as they are, or in hex or base64 with white space around them.
+func ParseSecret(b []byte) (Secret, error) {
+	if _, err := hex.DecodeString(string(b)); len(b) == secretLen && err != nil { // not half a key in hex
+		return secretOf(b)
+	}
+	text := bytes.TrimSpace(b)
+	if raw, err := hex.DecodeString(string(text)); err == nil && len(raw) == secretLen {
+		return secretOf(raw)
+	}
+	unpadded := bytes.TrimRight(text, "=")
+	for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+		if raw, err := enc.DecodeString(string(unpadded)); err == nil && len(raw) == secretLen {
+			return secretOf(raw)
+		}
+	}
+	return Secret{}, errSecret
+}
+
+func secretOf(raw []byte) (Secret, error) {
+	if bytes.Count(raw, raw[:1]) == len(raw) {
+		return Secret{}, fmt.Errorf("%w; all its bytes are the same", errSecret)
+	}
+	return Secret{[secretLen]byte(raw)}, nil
+}
+
+// ReadSecret reads a secret from a file. Its error names the file, and shows nothing of what is in it.
+func ReadSecret(path string) (Secret, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Secret{}, err
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, 4096))
+	if err != nil {
+		return Secret{}, err
+	}
+	s, err := ParseSecret(b)
+	if err != nil {
+		return Secret{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return s, nil
+}
+
+// ID names the secret, in 16 hex digits that tell nothing else about it: messages say by it which key a
+// cache wants and which was given.
+func (s Secret) ID() string {
+	return hex.EncodeToString(derive(s.b[:], nil, "shoal encryption key id v1", 8))
+}
+
+// derive is HKDF-SHA256 (RFC 5869).
+func derive(key, salt []byte, info string, n int) []byte {
+	out, err := hkdf.Key(sha256.New, key, salt, info, n)
+	if err != nil { // only for lengths that nobody asks for
+		panic(err)
+	}
+	return out
+}

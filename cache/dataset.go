@@ -1,0 +1,99 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// dataset is what the versions of one dataset share.
+type dataset struct {
+	c      *Cache
+	id     [16]byte
+	disk   atomic.Pointer[disk] // nil: memory only
+	count  counters
+	ctx    context.Context // ends at close; flights run under it, not under their readers
+	cancel context.CancelFunc
+	crew   crew // flies
+
+	mu      sync.Mutex
+	flights sync.WaitGroup // none is added once closed is set
+	closed  bool
+	volumes []*Volume // that were not retired
+}
+
+// dataset returns the dataset of this id, which is made if need be.
+func (c *Cache) dataset(id [16]byte) *dataset {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ds := c.datasets[id]
+	if ds == nil {
+		ds = &dataset{c: c, id: id, closed: c.closed}
+		ds.ctx, ds.cancel = context.WithCancel(context.Background())
+		c.datasets[id] = ds
+	}
+	return ds
+}
+
+// enter lets n flights start, each of which ends by flights.Done; not once the dataset is closed.
+func (ds *dataset) enter(n int) bool {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	if ds.closed {
+		return false
+	}
+	ds.flights.Add(n)
+	return true
+}
+
+func (ds *dataset) list() []*Volume {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	return slices.Clone(ds.volumes)
+}
+
+// readable returns the disk tier if it may be read from.
+func (ds *dataset) readable() *disk {
+	if d := ds.disk.Load(); d != nil && !d.noReads.Load() {
+		return d
+	}
+	return nil
+}
+
+// close takes the dataset out of the cache: flights end, the writer writes what it has queued, the
+// segments are closed, and memory is given back.
+func (ds *dataset) close() error {
+	ds.mu.Lock()
+	if ds.closed {
+		ds.mu.Unlock()
+		return nil
+	}
+	ds.closed = true
+	ds.mu.Unlock()
+	ds.cancel()
+	ds.flights.Wait()
+	ds.crew.dismiss()
+	var err error
+	if d := ds.disk.Load(); d != nil {
+		err = d.close()
+	}
+	ds.c.ring.drop(ds)
+	ds.c.mu.Lock()
+	if ds.c.datasets[ds.id] == ds {
+		delete(ds.c.datasets, ds.id)
+		ds.c.gone.add(ds.count.snapshot())
+	}
+	ds.c.mu.Unlock()
+	return err
+}
+
+// Close takes the volume's dataset, with all its versions, out of the cache while other datasets go
+// on. Its readers must be gone. Its segments stay on disk, to be opened again. Where the disk hangs,
+// Close gives up after some seconds, says so, and leaves the disk to its fate: then the segments must
+// not be opened again by this process.
+func (v *Volume) Close() error { return v.ds.close() }
+
+// errLeftBehind is wrapped by the error of a close that did not wait for a disk that hangs.
+var errLeftBehind = errors.New("left behind")

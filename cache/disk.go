@@ -1,0 +1,593 @@
+package cache
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+const (
+	// hangAfter is how long an operation may keep the disk tier's user before it counts as hanging.
+	// A disk that works answers a read within 100 ms even with a full queue, and the kernel holds
+	// a writer who dirties pages too fast for at most 200 ms a time. What takes ten times as long is
+	// a device reset, a dead network disk or a frozen volume, all of which last half a minute. To
+	// give up too early costs some requests to the store; each reader waits so long once at most.
+	hangAfter = 2 * time.Second
+	// diskRetry is how long a disk tier that failed is left alone before it is probed.
+	diskRetry = 30 * time.Second
+	// closeWait bounds the fsync at close, of what the page cache holds of segments: some GiB.
+	closeWait = 60 * time.Second
+	// closeStuck bounds the wait at close for operations that hang: a slow disk may just be about to
+	// answer, and what it is left with is fetched again.
+	closeStuck = 5 * hangAfter
+	// checkEvery is how many bytes are appended between two looks at the disk's free space.
+	checkEvery = 8 << 20
+	// wasteful is the share of garbage from which a segment is worth dropping with the live records
+	// that it still has: those are fetched again.
+	wasteful = 0.5
+	// askEvery is how long the host is left alone after it could not make room: every extent that
+	// finds the store full would ask.
+	askEvery = 5 * time.Second
+)
+
+// disk is the segments of one dataset, the goroutines that wait for them, and their health.
+type disk struct {
+	c     *Cache
+	ds    *dataset
+	dir   string
+	fs    segment.FS // nil: the operating system's
+	store *segment.Store
+
+	writer  *writer
+	readers diskReaders
+	watch   watch // over the writer
+	wg      sync.WaitGroup
+	closing chan struct{}
+
+	noReads, noWrites atomic.Bool  // trouble
+	used, limit       atomic.Int64 // of the store, as the writer last saw them
+
+	mu      sync.Mutex
+	reason  string // "" when all is well
+	stuck   int    // operations that hang
+	unstuck chan struct{}
+	probing bool
+	back    time.Time     // when the tier was last taken back
+	syncing chan struct{} // closed when the sync under way ends; nil without one
+
+	// Only the writer touches these.
+	unchecked int64 // bytes that may be appended before the free space is looked at again
+	freed     bool  // records were freed since empty segments were last looked for
+	garbage   bool  // and since wasteful ones were
+	askAgain  time.Time
+}
+
+// OpenDisk attaches the dataset's own segments, under dir. Records that belong to the volume become
+// resident at once; the others only occupy space that may be taken from them. Other versions of the
+// dataset write to the same segments. Segments that do not fit o.MaxBytes or the cache's budget,
+// because they were larger once, are dropped.
+func (v *Volume) OpenDisk(dir string, o segment.Options) error {
+	ds, c := v.ds, v.ds.c
+	if o.Logger == nil {
+		o.Logger = c.log
+	}
+	o.Budget = c.budget
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	if ds.closed {
+		return ErrClosed
+	}
+	if ds.disk.Load() != nil {
+		return fmt.Errorf("cache: the segments of this dataset are open already, not opening %s", dir)
+	}
+	var unclaimed []segment.Loc
+	store, err := segment.Open(dir, o, func(rec segment.Record, loc segment.Loc) {
+		if rec.Dataset != v.ds.id || !v.adopt(rec, loc) {
+			unclaimed = append(unclaimed, loc)
+		}
+	})
+	v.index = nil
+	if err != nil {
+		return err
+	}
+	d := &disk{c: c, ds: ds, dir: dir, fs: o.FS, store: store, closing: make(chan struct{}), unstuck: make(chan struct{}, 1)}
+	d.limit.Store(o.MaxBytes)
+	d.watch.init(d)
+	d.readers.init(d)
+	for _, loc := range unclaimed {
+		store.Free(loc)
+		d.freed, d.garbage = true, true
+	}
+	if err := d.shrink([]*Volume{v}); err != nil {
+		for e := range v.locs {
+			v.locs[e].Store(0)
+		}
+		v.kept.Store(0)
+		return errors.Join(err, store.Close())
+	}
+	d.note()
+	d.writer = newWriter(d)
+	ds.disk.Store(d)
+	return nil
+}
+
+// SetQuota changes what the segments of the volume's dataset may take, in bytes; 0 is no limit but the
+// cache's. It takes effect soon, behind the caller's back: dropping segments may wait for the disk.
+func (v *Volume) SetQuota(n int64) {
+	if d := v.ds.disk.Load(); d != nil {
+		d.limit.Store(n)
+		d.writer.poke()
+	}
+}
+
+func (d *disk) note() { d.used.Store(d.store.Used()) }
+
+func (d *disk) stats() DiskStats {
+	s := DiskStats{DiskUsed: d.used.Load(), DiskLimit: d.limit.Load(), DiskQueued: d.writer.queued()}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.DiskReason, s.DiskDown = d.reason, d.reason != ""
+	return s
+}
+
+// shrink drops segments until the limits hold, the one that loses least first. Of the cache's budget
+// the host may free what datasets occupy that are not open.
+func (d *disk) shrink(volumes []*Volume) error {
+	for {
+		limit := d.limit.Load()
+		over := int64(0)
+		if limit > 0 {
+			over = d.store.Used() - limit
+		}
+		if b := d.c.budget; b != nil && b.Used() > b.Limit() {
+			if over <= 0 && d.c.onFull != nil && d.c.onFull(b.Used()-b.Limit()) {
+				continue
+			}
+			over = max(over, b.Used()-b.Limit())
+		}
+		segs := d.store.Segments()
+		if over <= 0 || len(segs) == 0 {
+			return nil
+		}
+		least := slices.MinFunc(segs, func(a, b segment.SegmentInfo) int {
+			return cmp.Compare(a.Bytes-a.Garbage, b.Bytes-b.Garbage)
+		})
+		if err := d.dropSegment(least.ID, volumes); err != nil {
+			return err
+		}
+		d.c.log.Info("cache made smaller", "dir", d.dir, "limit", limit, "dropped_bytes", least.Bytes, "dropped_records", least.Records)
+	}
+}
+
+// dropSegment deletes a segment; what it held of live records is fetched again.
+func (d *disk) dropSegment(id uint32, volumes []*Volume) error {
+	_, err := d.store.DropSegment(id, nil)
+	for _, v := range volumes {
+		v.forget(id)
+	}
+	return err
+}
+
+// free gives a record up.
+func (d *disk) free(loc segment.Loc) { d.writer.free(loc) }
+
+// keep appends the extent to the kept set. It returns 0 when there is no place for it. What is extra
+// takes free space only. Only the writer calls it.
+func (d *disk) keep(rec segment.Record, payload []byte, extra bool) segment.Loc {
+	if d.noWrites.Load() {
+		return 0
+	}
+	d.watch.begin()
+	defer d.watch.end()
+	err := d.checkSpace(int64(len(payload)))
+	var loc segment.Loc
+	if err == nil {
+		loc, err = d.store.Append(rec, payload)
+	}
+	if errors.Is(err, segment.ErrFull) && (d.makeRoom(extra) || !extra && d.ask(int64(len(payload)))) {
+		loc, err = d.store.Append(rec, payload)
+	}
+	d.note()
+	switch {
+	case err == nil:
+		return loc
+	case errors.Is(err, segment.ErrFull):
+		d.ds.count.declined.Add(1)
+	case errors.Is(err, segment.ErrClosed):
+	default:
+		d.failed("write", err, false)
+	}
+	return 0
+}
+
+// checkSpace fails with ENOSPC if n bytes more would leave too little free on the disk for the
+// catalog, which does not survive a full one, and for others. Only the writer calls it.
+func (d *disk) checkSpace(n int64) error {
+	if d.unchecked >= n {
+		d.unchecked -= n
+		return nil
+	}
+	room, err := d.room()
+	if err != nil {
+		return err
+	}
+	if room < n {
+		return fmt.Errorf("%w: %s and less than what is left for the catalog free on the disk of %s", syscall.ENOSPC, humanize.IBytes(uint64(max(room, 0))), d.dir)
+	}
+	d.unchecked = min(room, checkEvery) - n
+	return nil
+}
+
+// room returns how many bytes of the disk may be written to.
+func (d *disk) room() (int64, error) {
+	free, size, err := d.c.statfs(d.dir)
+	if err != nil {
+		return 0, fmt.Errorf("free space of %s: %w", d.dir, err)
+	}
+	return free - min(64<<20, 2<<20+size/32), nil
+}
+
+// makeRoom drops segments that hold nothing, or little, but garbage: records of other datasets, of
+// older versions, and corrupt ones. It reports whether that freed anything. Where nothing was freed
+// since the last look it costs nothing, since every extent that finds the store full comes here.
+func (d *disk) makeRoom(onlyEmpty bool) bool {
+	if d.freed {
+		d.freed = false
+		n, err := d.store.Reclaim()
+		if err != nil {
+			d.failed("reclaim", err, false)
+		}
+		if n > 0 {
+			return true
+		}
+	}
+	if onlyEmpty || !d.garbage {
+		return false
+	}
+	d.garbage = false
+	var worst segment.SegmentInfo
+	for _, s := range d.store.Segments() {
+		if !s.Active && s.Garbage > worst.Garbage {
+			worst = s
+		}
+	}
+	if worst.Bytes == 0 || float64(worst.Garbage) < wasteful*float64(worst.Bytes) {
+		return false
+	}
+	d.garbage = true // there may be more
+	if err := d.dropSegment(worst.ID, d.ds.list()); err != nil {
+		d.failed("reclaim", err, false)
+		return false
+	}
+	return true
+}
+
+// ask asks the host to make room for n bytes, if it is the cache's budget that they do not fit.
+func (d *disk) ask(n int64) bool {
+	const overhead = 16 << 10 // headers and padding
+	b := d.c.budget
+	if b == nil || d.c.onFull == nil || b.Used()+n+overhead <= b.Limit() || time.Now().Before(d.askAgain) {
+		return false
+	}
+	d.watch.end() // the host may take its time
+	ok := d.c.onFull(b.Used() + n + overhead - b.Limit())
+	d.watch.begin()
+	if !ok {
+		d.askAgain = time.Now().Add(askEvery)
+	}
+	return ok
+}
+
+// failed drops the tier, or only writing to it, after an operation that failed.
+func (d *disk) failed(op string, err error, reads bool) {
+	kind := "error"
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		kind = "full"
+	}
+	d.drop(kind+": "+op, err, reads)
+}
+
+func (d *disk) stuckNow() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.stuck
+}
+
+func (d *disk) isClosing() bool {
+	select {
+	case <-d.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// unhang says that an operation that was counted as stuck has returned.
+func (d *disk) unhang() {
+	d.mu.Lock()
+	d.stuck--
+	d.mu.Unlock()
+	select {
+	case d.unstuck <- struct{}{}:
+	default:
+	}
+}
+
+// drop takes the tier out of use until a probe succeeds: reads go on from memory and the store.
+func (d *disk) drop(reason string, cause error, reads bool) {
+	d.ds.count.diskErrors.Add(1)
+	d.mu.Lock()
+	first := d.reason == "" || reads && !d.noReads.Load()
+	d.noWrites.Store(true)
+	if reads {
+		d.noReads.Store(true)
+	}
+	if first {
+		d.reason = reason
+	}
+	if !d.probing && !d.isClosing() {
+		d.probing = true
+		d.wg.Add(1)
+		go d.probe()
+	}
+	d.mu.Unlock()
+	// What waits to be written must not keep memory from those who fetch.
+	d.c.ring.undirty(d.ds)
+	d.c.relieve()
+	d.c.notifyFreed()
+	if first {
+		d.c.log.Error("disk tier dropped; reads go on from memory and the object store", "dir", d.dir,
+			"reason", reason, "cause", cause, "reads_too", reads, "remedy", "free space in, or repair, the disk of the cache directory")
+	}
+}
+
+// probe takes the tier back once nothing hangs any more and the disk takes a write. It touches the disk
+// from its own goroutine only.
+func (d *disk) probe() {
+	defer d.wg.Done()
+	for {
+		for d.stuckNow() > 0 {
+			select {
+			case <-d.unstuck:
+			case <-d.closing:
+				return
+			}
+		}
+		d.mu.Lock()
+		// A disk that failed, or that hangs again just after it was taken back, is given some time.
+		wait := !strings.HasPrefix(d.reason, "hang") || time.Since(d.back) < d.c.retry
+		d.mu.Unlock()
+		if wait {
+			select {
+			case <-time.After(d.c.retry):
+			case <-d.closing:
+				return
+			}
+		}
+		err := d.tryDisk()
+		d.mu.Lock()
+		if d.isClosing() {
+			d.mu.Unlock()
+			return
+		}
+		if d.stuck > 0 {
+			d.mu.Unlock()
+			continue
+		}
+		if err == nil {
+			reason := d.reason
+			d.reason, d.probing, d.back = "", false, time.Now()
+			d.noReads.Store(false)
+			d.noWrites.Store(false)
+			d.mu.Unlock()
+			d.c.log.Info("disk tier taken back", "dir", d.dir, "was", reason)
+			d.requeue()
+			return
+		}
+		d.reason = "error: probe"
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			d.reason = "full: probe"
+		}
+		d.mu.Unlock()
+		d.c.log.Warn("disk tier is still out of use", "dir", d.dir, "cause", err)
+	}
+}
+
+// requeue lets the disk take what lies in memory and found no place on it before.
+func (d *disk) requeue() {
+	for _, k := range d.c.ring.redirty(d.ds) {
+		file := k.v.fileOf(k.extent)
+		d.writer.add(k.v.queued(file, int(k.extent-k.v.extent(file, 0)), k.extent))
+	}
+}
+
+// tryDisk writes 4 KiB to the disk and removes them.
+func (d *disk) tryDisk() (err error) {
+	if room, err := d.room(); err != nil {
+		return err
+	} else if room < 4096 {
+		return fmt.Errorf("%w: no space on the disk of %s but what is left for the catalog", syscall.ENOSPC, d.dir)
+	}
+	var f interface {
+		WriteAt(p []byte, off int64) (int, error)
+		Sync() error
+		Close() error
+	}
+	name, remove := filepath.Join(d.dir, "probe"), os.Remove
+	const flags = os.O_RDWR | os.O_CREATE | os.O_TRUNC
+	if d.fs != nil {
+		f, err = d.fs.OpenFile(name, flags, 0o600)
+		remove = d.fs.Remove
+	} else {
+		f, err = os.OpenFile(name, flags, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(make([]byte, 4096), 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close(), remove(name))
+}
+
+// sync makes what was kept durable. An fsync that takes longer than closeWait, or on a disk that hangs, goes
+// on alone, and the next call waits for it.
+func (d *disk) sync() error {
+	var err error
+	d.mu.Lock()
+	ended := d.syncing
+	if ended == nil {
+		if d.isClosing() {
+			d.mu.Unlock()
+			return nil
+		}
+		ended = make(chan struct{})
+		d.syncing = ended
+		d.wg.Add(1)
+		go func() {
+			defer d.wg.Done()
+			err = d.store.Sync()
+			d.mu.Lock()
+			d.syncing = nil
+			d.mu.Unlock()
+			close(ended)
+		}()
+	}
+	d.mu.Unlock()
+	tick := time.NewTicker(d.c.hangAfter)
+	defer tick.Stop()
+	for start := time.Now(); ; {
+		select {
+		case <-ended:
+			return err
+		case <-d.closing:
+			return nil
+		case <-tick.C:
+		}
+		if took := time.Since(start); d.stuckNow() > 0 || took > d.c.closeWait {
+			return fmt.Errorf("cache: fsync of %s has not ended after %v (see whether its disk works)", d.dir, took.Round(time.Second))
+		}
+	}
+}
+
+// close writes what is queued and closes the segments, but does not wait for a disk that hangs. No
+// flight and no reader uses the disk any more.
+func (d *disk) close() error {
+	d.mu.Lock()
+	close(d.closing)
+	d.noReads.Store(true)
+	d.mu.Unlock()
+	d.readers.stop()
+	ended := make(chan error, 1)
+	go func() {
+		d.writer.close()
+		ended <- d.store.Close()
+	}()
+	tick := time.NewTicker(max(d.c.hangAfter/4, time.Millisecond))
+	defer tick.Stop()
+	var drained, stuck time.Time // since when
+	for {
+		select {
+		case err := <-ended:
+			return errors.Join(err, d.waitOthers())
+		case <-tick.C:
+		}
+		select {
+		case <-d.writer.done:
+			if drained.IsZero() {
+				drained = time.Now()
+			}
+		default:
+		}
+		switch {
+		case d.stuckNow() == 0:
+			stuck = time.Time{}
+		case stuck.IsZero():
+			stuck = time.Now()
+		}
+		if !stuck.IsZero() && time.Since(stuck) > d.c.closeStuck || !drained.IsZero() && time.Since(drained) > d.c.closeWait {
+			return d.leave()
+		}
+	}
+}
+
+// waitOthers waits for the goroutines beside the writer, some of which may hang although the writer
+// did not.
+func (d *disk) waitOthers() error {
+	ended := make(chan struct{})
+	go func() {
+		d.wg.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(d.c.closeStuck):
+		return d.leave()
+	}
+}
+
+func (d *disk) leave() error {
+	return fmt.Errorf("cache: the disk of %s hangs; its segments are %w: what was kept last may be fetched again (see whether the disk works)", d.dir, errLeftBehind)
+}
+
+// watch reports an operation of the writer that takes too long.
+type watch struct {
+	d     *disk
+	timer *time.Timer
+
+	mu    sync.Mutex
+	since time.Time // when the operation began; zero between two
+	hung  bool
+}
+
+func (w *watch) init(d *disk) {
+	w.d = d
+	w.timer = time.AfterFunc(time.Hour, w.fire)
+	w.timer.Stop()
+}
+
+func (w *watch) begin() {
+	w.mu.Lock()
+	w.since = time.Now()
+	w.mu.Unlock()
+	w.timer.Reset(w.d.c.hangAfter)
+}
+
+func (w *watch) end() {
+	w.timer.Stop()
+	w.mu.Lock()
+	hung := w.hung
+	w.since, w.hung = time.Time{}, false
+	w.mu.Unlock()
+	if hung {
+		w.d.unhang()
+	}
+}
+
+func (w *watch) fire() {
+	w.mu.Lock()
+	if w.since.IsZero() || time.Since(w.since) < w.d.c.hangAfter || w.hung {
+		w.mu.Unlock() // it came late, of an operation that has ended
+		return
+	}
+	w.hung = true
+	w.d.mu.Lock()
+	w.d.stuck++
+	w.d.mu.Unlock()
+	w.mu.Unlock()
+	w.d.drop("hang: write", fmt.Errorf("no answer within %v", w.d.c.hangAfter), false)
+}

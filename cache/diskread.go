@@ -1,0 +1,200 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+const (
+	// maxDiskReaders bounds the goroutines of a dataset that wait for the disk, and so the threads
+	// that a disk that hangs can hold. 16 reads in flight fill an NVMe disk with pieces of this
+	// size (3 GB/s at 100 µs needs 300 KB in flight) and leave a disk with a head enough to sort.
+	maxDiskReaders = 16
+	// diskPiece is the most that is read from the disk at once: a reader's buffer is as large, and
+	// all of them, 4 MiB, are not in the ledger. A multiple of segment.BlockSize, so that no block
+	// is checked twice.
+	diskPiece = 2 * segment.BlockSize
+)
+
+// errHangs says that the disk has not answered in time.
+var errHangs = errors.New("the disk does not answer")
+
+// diskReaders reads on goroutines of its own, into buffers of its own: a reader whose bytes the disk
+// keeps waiting for leaves, and what it asked for may return whenever it likes.
+type diskReaders struct {
+	d    *disk
+	work chan *diskRead
+	quit chan struct{}
+
+	mu      sync.Mutex
+	n       int
+	stopped bool
+}
+
+// diskRead is one piece to be read.
+type diskRead struct {
+	loc    segment.Loc
+	length int
+	p      []byte
+	off    int64
+	err    error
+	state  atomic.Uint32
+	done   chan struct{} // gets one value when the piece was read, unless it was abandoned
+	timer  *time.Timer
+}
+
+// The states of a diskRead.
+const (
+	waiting   uint32 = iota
+	copying          // the disk has answered in time
+	abandoned        // the caller's context ended
+	hung             // the caller gave the disk up
+)
+
+var diskReadPool = sync.Pool{New: func() any {
+	q := &diskRead{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+	q.timer.Stop()
+	return q
+}}
+
+func (r *diskReaders) init(d *disk) {
+	r.d, r.work, r.quit = d, make(chan *diskRead), make(chan struct{})
+}
+
+// stop ends the readers that wait for nothing.
+func (r *diskReaders) stop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stopped = true
+	close(r.quit)
+}
+
+// start starts another reader, with a first piece, if there may be one.
+func (r *diskReaders) start(q *diskRead) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopped || r.n == maxDiskReaders {
+		return false
+	}
+	r.n++
+	r.d.wg.Add(1)
+	go r.run(q)
+	return true
+}
+
+func (r *diskReaders) run(q *diskRead) {
+	defer r.d.wg.Done()
+	buf := make([]byte, diskPiece)
+	for {
+		part := buf[:len(q.p)]
+		err := r.d.store.ReadAt(q.loc, q.length, part, q.off)
+		if q.state.CompareAndSwap(waiting, copying) {
+			if q.err = err; err == nil {
+				copy(q.p, part)
+			}
+			q.done <- struct{}{}
+		} else if q.state.Load() == hung {
+			r.d.unhang()
+		}
+		select {
+		case q = <-r.work:
+		case <-r.quit:
+			return
+		}
+	}
+}
+
+// read fills p from the record at loc, which is length bytes long. It fails with errHangs where the
+// disk does not answer in time: then p may be used again at once.
+func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, off int64) error {
+	err := d.store.ReadAtNow(loc, length, p, off)
+	if !errors.Is(err, segment.ErrWouldBlock) {
+		return err
+	}
+	for first := true; len(p) > 0; first = false {
+		n := min(len(p), int(diskPiece-off%segment.BlockSize))
+		err := segment.ErrWouldBlock
+		if !first { // the kernel's read-ahead may have brought it
+			err = d.store.ReadAtNow(loc, length, p[:n], off)
+		}
+		if errors.Is(err, segment.ErrWouldBlock) {
+			err = d.readers.read(ctx, loc, length, p[:n], off)
+		}
+		if err != nil {
+			return err
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
+
+func (r *diskReaders) read(ctx context.Context, loc segment.Loc, length int, p []byte, off int64) error {
+	r.d.ds.count.handed.Add(1)
+	q := diskReadPool.Get().(*diskRead)
+	q.loc, q.length, q.p, q.off, q.err = loc, length, p, off, nil
+	q.state.Store(waiting)
+	q.timer.Reset(r.d.c.hangAfter)
+	taken := true
+	select {
+	case r.work <- q:
+	default:
+		if taken = r.start(q); !taken {
+			select {
+			case r.work <- q:
+				taken = true
+			case <-q.timer.C:
+			case <-ctx.Done():
+			case <-r.quit:
+				q.timer.Stop()
+				return segment.ErrGone
+			}
+		}
+	}
+	if !taken {
+		q.timer.Stop()
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		r.d.drop("hang: read", fmt.Errorf("all %d disk readers wait for more than %v", maxDiskReaders, r.d.c.hangAfter), true)
+		return errHangs
+	}
+	select {
+	case <-q.done:
+	case <-q.timer.C:
+		if r.d.giveUp(q) {
+			return errHangs
+		}
+		<-q.done
+	case <-ctx.Done():
+		if q.state.CompareAndSwap(waiting, abandoned) {
+			q.timer.Stop()
+			return ctx.Err() // q is the reader's now
+		}
+		<-q.done
+	}
+	q.timer.Stop()
+	err := q.err
+	q.p = nil
+	diskReadPool.Put(q)
+	return err
+}
+
+// giveUp leaves a read that takes too long to its reader. It reports whether the read has not
+// just ended.
+func (d *disk) giveUp(q *diskRead) bool {
+	d.mu.Lock()
+	if !q.state.CompareAndSwap(waiting, hung) {
+		d.mu.Unlock()
+		return false
+	}
+	d.stuck++
+	d.mu.Unlock()
+	d.drop("hang: read", fmt.Errorf("no answer within %v", d.c.hangAfter), true)
+	return true
+}

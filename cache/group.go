@@ -1,0 +1,104 @@
+package cache
+
+import (
+	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// member is one file of a group that is being fetched.
+type member struct {
+	file int
+	e    uint32
+	off  int64 // in the object
+	size int64 // what is reserved for it
+	fl   *flight
+}
+
+// PrefetchGroup is Prefetch of several files by one request: files of one extent each that lie in one
+// object, by ascending offset. What is resident or on its way is left out, and so is whatever
+// follows the first file that does not lie behind the one before it in the same object. Memory is
+// reserved for as many from the front as it is to be had for; the outcome is NoMemory only if that is
+// none. due is when the first of them is needed.
+//
+// done is called once for each of the started files, from another goroutine. A reader who asks for one
+// of them meanwhile makes the whole request urgent. When the request fails, all files of it fail, and
+// a reader who waits for one tries again by a request of its own, unless the store is in trouble.
+func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func(file int, err error)) (started int, out Outcome) {
+	var group []member
+	var o objstore.Object
+	var end int64
+	out = Present
+	for _, file := range files {
+		if v.Extents(file) != 1 || v.Claim(a, file, 0) {
+			continue
+		}
+		at, off := v.object(file)
+		if len(group) > 0 && (at.Key != o.Key || at.ETag != o.ETag || off < end) {
+			break
+		}
+		n := v.m.Size(file)
+		size := footprint(int(n))
+		if !v.c.ledger.TryReserve(size, ForPrefetch) {
+			out = NoMemory
+			break
+		}
+		o, end = at, off+n
+		group = append(group, member{file: file, e: v.extent(file, 0), off: off, size: size})
+	}
+	if len(group) == 0 {
+		return 0, out
+	}
+
+	urgency := objstore.NewUrgency(due)
+	var unused int64
+	v.mu.Lock()
+	kept := group[:0]
+	for _, m := range group {
+		if v.claim(a, m.e) { // also if it is in the group twice
+			unused += m.size
+			continue
+		}
+		if len(kept) == 0 && !v.ds.enter(1) {
+			unused += m.size
+			out = Closed
+			continue
+		}
+		m.fl = v.launch(m.e, int(v.m.Size(m.file)), a, urgency)
+		m.fl.group = true
+		kept = append(kept, m)
+	}
+	v.mu.Unlock()
+	if unused > 0 {
+		v.c.ledger.Release(unused, ForPrefetch)
+	}
+	if len(kept) == 0 {
+		return 0, out
+	}
+	v.ds.count.prefetched.Add(int64(len(kept)))
+	v.ds.crew.do(func() { v.flyGroup(kept, o, urgency, done) })
+	return len(kept), Started
+}
+
+// flyGroup fetches the members by one request and lands each.
+func (v *Volume) flyGroup(group []member, o objstore.Object, urgency *objstore.Urgency, done func(file int, err error)) {
+	defer v.ds.flights.Done()
+	spans := make([]objstore.Span, len(group))
+	bufs := make([]*Buffer, len(group))
+	for i, m := range group {
+		bufs[i] = newBuffer(v.c.ledger, int(v.m.Size(m.file)), ForPrefetch)
+		spans[i] = objstore.Span{Off: m.off, P: bufs[i].data}
+	}
+	err := objstore.ReadSpans(objstore.WithUrgency(v.ds.ctx, urgency), v.store, o, spans)
+	for i, m := range group {
+		buf, err := bufs[i], v.named(m.file, err)
+		if err != nil {
+			buf.Release()
+			buf = nil
+		}
+		v.land(m.fl, m.file, 0, m.e, buf, err)
+		if done != nil {
+			done(m.file, err)
+		}
+	}
+}

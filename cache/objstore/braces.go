@@ -1,0 +1,182 @@
+package objstore
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+const (
+	// maxNames bounds the names of one pattern: 64 TiB in shards of 64 MiB.
+	maxNames = 1 << 20
+	// maxNameBytes bounds their memory: with maxNames, 128 bytes a name.
+	maxNameBytes = 128 << 20
+)
+
+// looksLikeRange finds what a user means as a pattern.
+var looksLikeRange = regexp.MustCompile(`\{-?\d+\.\.-?\d+(\.\.[^{}]*)?\}`)
+
+// ExpandBraces returns the names that a pattern stands for, as bash and WebDataset write them:
+// "{000..127}" is a range, up or down, whose numbers are padded with zeros to the longer end's length
+// if one of the ends begins with a zero; "{a,b,}" is a list; of several groups the last runs fastest.
+// A group without ".." or "," is plain text, "{}" too. Unlike bash it refuses what would be guessed
+// at: groups in groups, braces without a partner, ranges in lists, steps, letters and negative
+// numbers; and more than 1,048,576 names, or 128 MiB of them.
+func ExpandBraces(pattern string) ([]string, error) {
+	groups, n, err := parseBraces(pattern)
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, n)
+	digits := make([]int, len(groups)) // an odometer
+	var b []byte
+	for i := range names {
+		b = b[:0]
+		for g, d := range digits {
+			b = groups[g].append(b, d)
+		}
+		names[i] = string(b)
+		for g := len(digits) - 1; g >= 0; g-- {
+			if digits[g]++; digits[g] < groups[g].len() {
+				break
+			}
+			digits[g] = 0
+		}
+	}
+	return names, nil
+}
+
+// checkBraces says what ExpandBraces would refuse.
+func checkBraces(pattern string) error {
+	_, _, err := parseBraces(pattern)
+	return err
+}
+
+// braceGroup is plain text (a list of one), a list, or a range.
+type braceGroup struct {
+	list        []string // nil for a range
+	first, last int64
+	width       int // of a range's numbers; 0 without padding
+}
+
+func (g *braceGroup) len() int {
+	if g.list != nil {
+		return len(g.list)
+	}
+	return int(max(g.first-g.last, g.last-g.first)) + 1
+}
+
+// longest returns the length of the longest text of the group.
+func (g *braceGroup) longest() int {
+	n := g.width
+	for _, s := range g.list {
+		n = max(n, len(s))
+	}
+	if g.list == nil {
+		n = max(n, len(strconv.FormatInt(max(g.first, g.last), 10)))
+	}
+	return n
+}
+
+// append appends the group's ith text.
+func (g *braceGroup) append(b []byte, i int) []byte {
+	if g.list != nil {
+		return append(b, g.list[i]...)
+	}
+	v := g.first + int64(i)
+	if g.last < g.first {
+		v = g.first - int64(i)
+	}
+	text := strconv.AppendInt(make([]byte, 0, 20), v, 10)
+	for range g.width - len(text) {
+		b = append(b, '0')
+	}
+	return append(b, text...)
+}
+
+// parseBraces splits a pattern into groups and returns how many names they make.
+func parseBraces(pattern string) (groups []braceGroup, names int, err error) {
+	names, longest := 1, 0
+	add := func(g braceGroup) error {
+		// Each factor is at most maxNames, so that the product cannot overflow.
+		if names *= g.len(); names > maxNames {
+			return fmt.Errorf("the pattern makes more than %d names", maxNames)
+		}
+		if longest += g.longest(); names*longest > maxNameBytes {
+			return fmt.Errorf("the pattern makes more than %d MiB of names", maxNameBytes>>20)
+		}
+		groups = append(groups, g)
+		return nil
+	}
+	for rest := pattern; rest != ""; {
+		i := strings.IndexAny(rest, "{}")
+		if i < 0 {
+			i = len(rest)
+		}
+		if i > 0 {
+			if err := add(braceGroup{list: []string{rest[:i]}}); err != nil {
+				return nil, 0, err
+			}
+			rest = rest[i:]
+			continue
+		}
+		if rest[0] == '}' {
+			return nil, 0, errors.New("a } without its {")
+		}
+		switch i = strings.IndexAny(rest[1:], "{}") + 1; {
+		case i == 0:
+			return nil, 0, errors.New("a { without its }")
+		case rest[i] == '{':
+			return nil, 0, errors.New("braces in braces are not read; write the names out, or name several ranges side by side")
+		}
+		g, err := parseGroup(rest[1:i])
+		if err == nil {
+			err = add(g)
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		rest = rest[i+1:]
+	}
+	return groups, names, nil
+}
+
+// parseGroup parses what stands between two braces.
+func parseGroup(text string) (braceGroup, error) {
+	if strings.Contains(text, ",") {
+		list := strings.Split(text, ",")
+		for _, s := range list {
+			if strings.Contains(s, "..") {
+				return braceGroup{}, fmt.Errorf("{%.60s}: a range in a list is not read; give it braces of its own", text)
+			}
+		}
+		return braceGroup{list: list}, nil
+	}
+	from, to, isRange := strings.Cut(text, "..")
+	if !isRange {
+		return braceGroup{list: []string{"{" + text + "}"}}, nil
+	}
+	g := braceGroup{}
+	var err1, err2 error
+	g.first, err1 = parseEnd(from)
+	g.last, err2 = parseEnd(to)
+	if err1 != nil || err2 != nil {
+		return braceGroup{}, fmt.Errorf("{%.60s}: a range is {FIRST..LAST}, two numbers of up to 18 digits", text)
+	}
+	if max(g.first-g.last, g.last-g.first) >= maxNames {
+		return braceGroup{}, fmt.Errorf("{%.60s} makes more than %d names", text, maxNames)
+	}
+	if (len(from) > 1 && from[0] == '0') || (len(to) > 1 && to[0] == '0') {
+		g.width = max(len(from), len(to))
+	}
+	return g, nil
+}
+
+func parseEnd(s string) (int64, error) {
+	if s == "" || len(s) > 18 || strings.Trim(s, "0123456789") != "" {
+		return 0, strconv.ErrSyntax
+	}
+	return strconv.ParseInt(s, 10, 64)
+}

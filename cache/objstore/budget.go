@@ -1,0 +1,252 @@
+package objstore
+
+import (
+	"container/list"
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Budget bounds the GETs and HEADs of a store: no hour has more than so many. It is a token bucket that holds a
+// minute's worth and fills at the rate that is left, so that no window of an hour, wherever it begins, is
+// over. Demand takes tokens before Prefetch, first come first served within each, and a quarter of the
+// bucket is Demand's alone: prefetching slows down before readers do. Readers that find it empty wait.
+//
+// [RetryPolicy] has it, and not a decorator, because a wait for a token is no part of the time that a try
+// may take. A nil Budget has no bound.
+type Budget struct {
+	log    *slog.Logger
+	now    func() time.Time
+	bucket bucket
+
+	mu      sync.Mutex
+	queue   [2]list.List
+	timer   *time.Timer
+	quietAt time.Time
+	waits   int64
+	waited  time.Duration
+}
+
+// LeastBudget is the least number of GETs an hour: below, a single reader would wait for minutes.
+const LeastBudget = 60
+
+// NewBudget returns a budget of perHour requests, at least [LeastBudget]; nil, which has no bound, for 0.
+// log is told when readers wait; it may be nil.
+func NewBudget(perHour int64, log *slog.Logger) *Budget {
+	if perHour <= 0 {
+		return nil
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	b := &Budget{log: log, now: time.Now}
+	b.bucket = newBucket(max(perHour, LeastBudget), b.now())
+	return b
+}
+
+// Policy returns the default policy for the requests to a store, with the budget where the store is S3: a
+// folder's reads cost nothing.
+func (b *Budget) Policy(base Reader) RetryPolicy {
+	if _, ok := base.(*S3); !ok {
+		return RetryPolicy{}
+	}
+	return RetryPolicy{Budget: b}
+}
+
+// bucket is the arithmetic of a budget.
+type bucket struct {
+	perHour int64
+	size    float64 // most tokens
+	rate    float64 // tokens a second
+	tokens  float64
+	last    time.Time
+}
+
+// demandTokens is the part of the bucket that Prefetch leaves.
+const demandTokens = 0.25
+
+func newBucket(perHour int64, now time.Time) bucket {
+	size := float64(perHour / 60)
+	return bucket{perHour: perHour, size: size, rate: (float64(perHour) - size) / 3600, tokens: size, last: now}
+}
+
+// need returns how many tokens there must be for a request of class p: one, and what is not p's.
+func (b *bucket) need(p Priority) float64 {
+	if p == Demand || b.size < 2 {
+		return 1
+	}
+	return 1 + demandTokens*(b.size-1)
+}
+
+func (b *bucket) fill(now time.Time) {
+	if d := now.Sub(b.last); d > 0 {
+		b.tokens = min(b.size, b.tokens+b.rate*d.Seconds())
+		b.last = now
+	}
+}
+
+// take takes a token if p may.
+func (b *bucket) take(p Priority, now time.Time) bool {
+	b.fill(now)
+	if b.tokens < b.need(p) {
+		return false
+	}
+	b.tokens--
+	return true
+}
+
+// until returns the time until p may take a token, if nobody else does.
+func (b *bucket) until(p Priority) time.Duration {
+	return time.Duration(max(0, b.need(p)-b.tokens) / b.rate * float64(time.Second))
+}
+
+// Take waits for a token. Its error is ctx's.
+func (b *Budget) Take(ctx context.Context) error {
+	if b == nil {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	class := min(PriorityOf(ctx), Demand)
+	b.mu.Lock()
+	start := b.now()
+	if b.queue[Demand].Len() == 0 && (class == Demand || b.queue[Prefetch].Len() == 0) && b.bucket.take(class, start) {
+		b.mu.Unlock()
+		return nil
+	}
+	w := &waiter{class: class, granted: make(chan struct{})}
+	w.elem = b.queue[class].PushBack(w)
+	b.dispatch()
+	b.warn(class)
+	b.mu.Unlock()
+	if u := urgencyOf(ctx); u != nil && class == Prefetch {
+		defer u.watch(func() { b.raise(w) })()
+	}
+	select {
+	case <-w.granted:
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if w.class == Demand {
+			b.waits++
+			b.waited += b.now().Sub(start)
+		}
+		return nil
+	case <-ctx.Done():
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if w.elem == nil { // both happened: nothing is sent, so the token goes back
+		b.bucket.tokens = min(b.bucket.size, b.bucket.tokens+1)
+	} else {
+		b.queue[w.class].Remove(w.elem)
+		w.elem = nil
+	}
+	b.dispatch()
+	return ctx.Err()
+}
+
+// TryTake takes a token of Prefetch's if one is there and nobody waits: for requests that can be left out.
+func (b *Budget) TryTake() bool {
+	if b == nil {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.queue[Demand].Len() == 0 && b.queue[Prefetch].Len() == 0 && b.bucket.take(Prefetch, b.now())
+}
+
+// Return gives back a token of TryTake's whose request was not sent.
+func (b *Budget) Return() {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.bucket.tokens = min(b.bucket.size, b.bucket.tokens+1)
+	b.dispatch()
+}
+
+// raise moves a waiting Prefetch to the end of the Demand queue.
+func (b *Budget) raise(w *waiter) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if w.elem == nil || w.class == Demand {
+		return
+	}
+	b.queue[Prefetch].Remove(w.elem)
+	w.class = Demand
+	w.elem = b.queue[Demand].PushBack(w)
+	b.dispatch()
+	b.warn(Demand)
+}
+
+// dispatch gives tokens to those that wait, and sees to it that it is called when there is the next one.
+// b.mu is held.
+func (b *Budget) dispatch() {
+	for _, p := range [...]Priority{Demand, Prefetch} {
+		for q := &b.queue[p]; q.Len() > 0; {
+			if !b.bucket.take(p, b.now()) {
+				b.wake(b.bucket.until(p))
+				return
+			}
+			w := q.Remove(q.Front()).(*waiter)
+			w.elem = nil
+			close(w.granted)
+		}
+	}
+}
+
+// leastWake spares the timer where tokens come faster than it.
+const leastWake = time.Millisecond
+
+func (b *Budget) wake(after time.Duration) {
+	if b.timer != nil {
+		b.timer.Stop()
+	}
+	b.timer = time.AfterFunc(max(after, leastWake), func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.dispatch()
+	})
+}
+
+// longWait is the wait ahead of a reader that is worth a warning.
+const longWait = time.Second
+
+// warn says that readers wait, once a minute. b.mu is held.
+func (b *Budget) warn(class Priority) {
+	ahead := time.Duration(float64(b.queue[Demand].Len()) / b.bucket.rate * float64(time.Second))
+	now := b.now()
+	if class != Demand || ahead < longWait || now.Before(b.quietAt) {
+		return
+	}
+	b.quietAt = now.Add(quiet)
+	b.log.Warn("the budget of GETs is spent: readers wait", "gets_per_hour", b.bucket.perHour, "readers_waiting", b.queue[Demand].Len(),
+		"wait_of_the_last", ahead.Round(time.Second), "remedy", "raise --gets-per-hour, keep more on disk (--cache-size), or pack small files (shoal pack)")
+}
+
+// BudgetStats are a budget's gauges and counts since the start.
+type BudgetStats struct {
+	PerHour         int64   `json:"gets_per_hour"`
+	Left            int64   `json:"left"` // requests that may be sent at once now
+	WaitingDemand   int     `json:"waiting_demand"`
+	WaitingPrefetch int     `json:"waiting_prefetch"`
+	Waits           int64   `json:"waits"`        // of readers
+	WaitSeconds     float64 `json:"wait_seconds"` // summed over readers
+}
+
+// Stats returns the counts; nil for no budget.
+func (b *Budget) Stats() *BudgetStats {
+	if b == nil {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.bucket.fill(b.now())
+	return &BudgetStats{
+		PerHour: b.bucket.perHour, Left: int64(b.bucket.tokens), WaitingDemand: b.queue[Demand].Len(), WaitingPrefetch: b.queue[Prefetch].Len(),
+		Waits: b.waits, WaitSeconds: b.waited.Seconds(),
+	}
+}

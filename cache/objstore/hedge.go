@@ -1,0 +1,424 @@
+package objstore
+
+import (
+	"context"
+	"iter"
+	"math/bits"
+	"sync"
+	"time"
+)
+
+// Hedger asks a second time for what is late, and takes the answer that comes first (J. Dean and L. A.
+// Barroso, "The Tail at Scale", CACM 56(2), 2013). The usual place is Retry(Limit(Hedge(Meter(store)))):
+// the meter counts the second GET like any other, and the wait for a place makes nobody late. Second
+// GETs take no place: they are few.
+//
+// A read is late when it has taken longer than 98 of 100 reads of its size, and when a reader wants
+// the bytes: now, if it is Demand, or raised to it; soon, if its [Urgency] has a due time that the usual
+// latency would miss. A prefetch with time to spare waits.
+//
+// Second GETs are never more than 2% of all, in number or in bytes. None are sent while the store is slow
+// as a whole, when they would only add to its load: for a read that those begun after it have not
+// overtaken, while the median of the latest reads is twice what it was, and for a while after they
+// stopped coming in first.
+type Hedger struct {
+	r Reader
+	m HedgeMemory
+
+	others sync.WaitGroup // second GETs under way
+
+	mu         sync.Mutex
+	classes    [hedgeClasses]latencies
+	inFlight   int     // reads
+	completed  int64   // reads
+	tokens     float64 // second GETs that may be sent
+	byteTokens float64
+	wins       float64 // part of the latest second GETs that came in first
+	pause      int     // reads that pass before the next one is sent
+	stats      HedgeStats
+}
+
+// HedgeMemory is where the memory for second answers comes from. A nil one gives without end.
+type HedgeMemory interface {
+	// Borrow reserves n bytes without waiting, or says false.
+	Borrow(n int64) bool
+	// Return gives n bytes back.
+	Return(n int64)
+}
+
+// HedgeStats are counts since the start.
+type HedgeStats struct {
+	Sent int64 `json:"sent"` // second GETs
+	Won  int64 `json:"won"`  // of them, that came in first
+}
+
+const (
+	hedgeClasses = 8 // of sizes: to 16 KiB, 64 KiB, … 64 MiB, and above
+	// hedgeShare is the budget, and lateQuantile is made for it.
+	hedgeShare   = 0.02
+	lateQuantile = 1 - hedgeShare
+	// hedgeBurst bounds what a quiet time saves up, so that a store that stops does not get a salvo.
+	hedgeBurst      = 8
+	hedgeByteBurst  = 64 << 20
+	slowMedian      = 2.0 // times the median before
+	winWeight       = 1.0 / 16
+	fewWins         = 0.1  // below that hedges do not help …
+	pauseReads      = 1000 // … and this many reads pass before the next one is sent
+	latencySamples  = 32   // between two looks at the quantiles
+	latencyHistory  = 1024 // samples after which the older half is forgotten
+	leastLateFactor = 1.5  // late is at least so many medians, so that a steady store's jitter is not,
+	// leastLate: nobody waits for less, and a second GET takes a round trip itself.
+	leastLate      = 20 * time.Millisecond
+	mostLateFactor = 8 // and at most so many, also where more than 2% of the reads stall
+)
+
+// Hedge decorates r.
+func Hedge(r Reader, m HedgeMemory) *Hedger { return &Hedger{r: r, m: m, wins: 1} }
+
+var (
+	_ Reader      = (*Hedger)(nil)
+	_ Prefixer    = (*Hedger)(nil)
+	_ ListerAfter = (*Hedger)(nil)
+	_ SpanReader  = (*Hedger)(nil)
+	_ Uploader    = (*Hedger)(nil)
+)
+
+// Stats returns the counts.
+func (h *Hedger) Stats() HedgeStats {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.stats
+}
+
+// Wait returns when the last second GET, which is cancelled once its read is done, has ended.
+func (h *Hedger) Wait() { h.others.Wait() }
+
+// latencies are how long the reads of one size took lately.
+type latencies struct {
+	recent, now, before [histSub * histOctaves]uint16 // the latest few, this half of the history, the half before
+	n                   int                           // in now
+	median              time.Duration
+	late                time.Duration // zero: not known yet
+	slow                bool          // the latest took far longer than those before
+}
+
+func classOf(n int64) int { return min(bits.Len64(uint64(max(0, n-1))>>14+1)/2, hedgeClasses-1) }
+
+// record counts d.
+func (l *latencies) record(d time.Duration) {
+	b := bucketOf(uint64(max(0, d.Microseconds())))
+	l.recent[b]++
+	l.now[b]++
+	if l.n++; l.n%latencySamples != 0 {
+		return
+	}
+	all := l.now
+	for i, c := range l.before {
+		all[i] += c
+	}
+	latest := quantile(&l.recent, 0.5)
+	l.slow = l.median > 0 && latest > time.Duration(slowMedian*float64(l.median))
+	l.median = quantile(&all, 0.5)
+	factor := func(f float64) time.Duration { return time.Duration(f * float64(l.median)) }
+	l.late = max(leastLate, min(max(quantile(&all, lateQuantile), factor(leastLateFactor)), factor(mostLateFactor)))
+	clear(l.recent[:])
+	if l.n == latencyHistory/2 {
+		l.before = l.now
+		l.n = 0
+		clear(l.now[:])
+	}
+}
+
+// quantile is the upper end of the bucket that holds it.
+func quantile(counts *[histSub * histOctaves]uint16, q float64) time.Duration {
+	total := 0
+	for _, c := range counts {
+		total += int(c)
+	}
+	rank := int(q*float64(total)) + 1
+	for b, c := range counts {
+		if rank -= int(c); rank <= 0 {
+			return time.Duration(bucketStart(b+1)) * time.Microsecond
+		}
+	}
+	return time.Duration(bucketStart(len(counts))) * time.Microsecond
+}
+
+// read is one read and its second GET.
+type read struct {
+	h     *Hedger
+	ctx   context.Context
+	n     int64 // bytes of the answer that are kept
+	gross int64 // bytes of the answer
+	class int
+	start time.Time
+	// overtaken is the count of completed reads at which some that began after this one have
+	// overtaken it: what was in flight then, and a quarter more, is done.
+	overtaken int64
+	second    func(ctx context.Context, buf []byte) error
+	cancel    context.CancelFunc // of the first GET
+
+	mu     sync.Mutex
+	timer  *time.Timer
+	unlook func() // ends the look-out for a raised urgency
+	done   bool   // the first GET has returned
+
+	sent   bool
+	buf    []byte
+	stop   context.CancelFunc // of the second GET
+	ended  chan struct{}      // closed when it has returned
+	err    error              // of it, then
+	came   bool               // it came in first
+	wanted bool               // its bytes are taken by the caller, who gives back buf
+}
+
+// do runs first, a GET of n bytes, and hedges it by second, which reads into a buffer of bytes length;
+// take copies that to where first would have written.
+func (h *Hedger) do(ctx context.Context, n, length int64, first func(ctx context.Context) error, second func(ctx context.Context, buf []byte) error, take func(buf []byte)) error {
+	class := classOf(n)
+	h.mu.Lock()
+	h.tokens = min(h.tokens+hedgeShare, hedgeBurst)
+	h.byteTokens = min(h.byteTokens+hedgeShare*float64(n), hedgeByteBurst)
+	h.pause = max(0, h.pause-1)
+	after := h.classes[class].late
+	others := int64(h.inFlight)
+	h.inFlight++
+	r := &read{h: h, ctx: ctx, n: length, gross: n, class: class, start: time.Now(), overtaken: h.completed + others + others/4, second: second}
+	h.mu.Unlock()
+
+	fctx := ctx
+	if after > 0 {
+		fctx, r.cancel = context.WithCancel(ctx)
+		defer r.cancel()
+		r.mu.Lock()
+		r.timer = time.AfterFunc(after, r.overdue)
+		r.mu.Unlock()
+	}
+	err := first(fctx)
+	return r.finish(err, take)
+}
+
+// overdue looks whether the read should be sent a second time now, or when to look again.
+func (r *read) overdue() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.done || r.sent {
+		return
+	}
+	h := r.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	usual := h.classes[r.class].late
+	if PriorityOf(r.ctx) != Demand {
+		u := urgencyOf(r.ctx)
+		if u == nil {
+			return
+		}
+		if r.unlook == nil {
+			r.unlook = u.watch(func() { go r.overdue() }) // it may call at once, under our locks
+		}
+		due, ok := u.Due()
+		if !ok {
+			return
+		}
+		if spare := time.Until(due) - usual; spare > 0 {
+			r.timer.Reset(spare)
+			return
+		}
+	}
+	if !h.may(r) {
+		r.timer.Reset(usual) // a stall can outlast what speaks against it now
+		return
+	}
+	h.tokens--
+	h.byteTokens -= float64(r.gross)
+	h.stats.Sent++
+	r.sent, r.buf, r.ended = true, make([]byte, r.n), make(chan struct{})
+	var ctx context.Context
+	ctx, r.stop = context.WithCancel(r.ctx)
+	h.others.Go(func() { r.ask(ctx) })
+	tell(r.ctx, "hedge sent", nil)
+}
+
+// may says whether a second GET for r can be sent now, and borrows its memory. h.mu is held.
+func (h *Hedger) may(r *read) bool {
+	switch {
+	case h.tokens < 1 || h.byteTokens < float64(r.gross):
+	case h.pause > 0 || h.classes[r.class].slow || h.completed < r.overtaken:
+	default:
+		return h.m == nil || h.m.Borrow(r.n)
+	}
+	return false
+}
+
+// ask sends the second GET.
+func (r *read) ask(ctx context.Context) {
+	err := r.second(ctx, r.buf)
+	r.stop()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
+	if err == nil && !r.done {
+		r.came = true
+		r.cancel()
+	}
+	if r.done && !r.wanted {
+		r.giveBack()
+	}
+	close(r.ended)
+}
+
+func (r *read) giveBack() {
+	r.buf = nil
+	if r.h.m != nil {
+		r.h.m.Return(r.n)
+	}
+}
+
+// finish takes the first GET's outcome and returns the read's.
+func (r *read) finish(err error, take func(buf []byte)) error {
+	took := time.Since(r.start)
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	r.mu.Lock()
+	r.done = true
+	if r.unlook != nil {
+		r.unlook()
+	}
+	// What has ended, or will bring what the first could not, is the caller's.
+	r.wanted = r.sent && (r.came || err != nil && KindOf(err) == KindTransient && r.ctx.Err() == nil)
+	if r.sent && !r.wanted {
+		r.stop()
+		select {
+		case <-r.ended: // it failed before, and nobody has given its memory back
+			r.giveBack()
+		default:
+		}
+	}
+	r.mu.Unlock()
+
+	won := false
+	if r.wanted {
+		<-r.ended
+		if won = err != nil && r.err == nil; won {
+			take(r.buf)
+			err = nil
+			tell(r.ctx, "hedge won", nil)
+		}
+		r.giveBack()
+	}
+	r.h.ended(r, took, err, won)
+	return err
+}
+
+// ended counts a read that is over.
+func (h *Hedger) ended(r *read, took time.Duration, err error, won bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.inFlight--
+	h.completed++
+	if err == nil {
+		h.classes[r.class].record(took) // of the first GET, at least, where the second one won
+	}
+	if !r.sent {
+		return
+	}
+	win := 0.0
+	if won {
+		win = 1
+		h.stats.Won++
+	}
+	if h.wins += winWeight * (win - h.wins); h.wins < fewWins {
+		h.wins, h.pause = fewWins/(1-winWeight), pauseReads // two that lose are the next pause
+	}
+}
+
+// ReadAt implements [Reader].
+func (h *Hedger) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
+	n := int64(len(p))
+	return h.do(ctx, n, n,
+		func(ctx context.Context) error { return h.r.ReadAt(ctx, o, p, off) },
+		func(ctx context.Context, buf []byte) error { return h.r.ReadAt(ctx, o, buf, off) },
+		func(buf []byte) { copy(p, buf) })
+}
+
+// ReadSpans implements [SpanReader].
+func (h *Hedger) ReadSpans(ctx context.Context, o Object, spans []Span) error {
+	if err := checkSpans(o, spans); err != nil || len(spans) == 0 {
+		return ReadSpans(ctx, h.r, o, spans)
+	}
+	length := int64(0)
+	for _, s := range spans {
+		length += int64(len(s.P))
+	}
+	return h.do(ctx, spansLength(spans), length,
+		func(ctx context.Context) error { return ReadSpans(ctx, h.r, o, spans) },
+		func(ctx context.Context, buf []byte) error {
+			own := make([]Span, len(spans))
+			for i, s := range spans {
+				own[i] = Span{Off: s.Off, P: buf[:len(s.P):len(s.P)]}
+				buf = buf[len(s.P):]
+			}
+			return ReadSpans(ctx, h.r, o, own)
+		},
+		func(buf []byte) {
+			for _, s := range spans {
+				buf = buf[copy(s.P, buf):]
+			}
+		})
+}
+
+// Stat implements [Reader].
+func (h *Hedger) Stat(ctx context.Context, key string) (Object, error) { return h.r.Stat(ctx, key) }
+
+// List implements [Reader].
+func (h *Hedger) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
+	return h.r.List(ctx, prefix)
+}
+
+// ListAfter implements [ListerAfter].
+func (h *Hedger) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
+	return listAfter(ctx, h.r, prefix, after)
+}
+
+// ListLevel implements [Prefixer].
+func (h *Hedger) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
+	return listLevel(ctx, h.r, prefix)
+}
+
+// PutNew implements [Uploader].
+func (h *Hedger) PutNew(ctx context.Context, key string, data []byte) (Object, error) {
+	w, err := uploaderOf(h.r, "put", key)
+	if err != nil {
+		return Object{}, err
+	}
+	return w.PutNew(ctx, key, data)
+}
+
+// Upload implements [Uploader].
+func (h *Hedger) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
+	w, err := uploaderOf(h.r, "put", key)
+	if err != nil {
+		return nil, err
+	}
+	return w.Upload(ctx, key, size, partSize)
+}
+
+// AbortUploads implements [Uploader].
+func (h *Hedger) AbortUploads(ctx context.Context, prefix string) (int, error) {
+	w, err := uploaderOf(h.r, "delete", prefix)
+	if err != nil {
+		return 0, err
+	}
+	return w.AbortUploads(ctx, prefix)
+}
+
+// Delete implements [Uploader].
+func (h *Hedger) Delete(ctx context.Context, key string) error {
+	w, err := uploaderOf(h.r, "delete", key)
+	if err != nil {
+		return err
+	}
+	return w.Delete(ctx, key)
+}

@@ -1,0 +1,129 @@
+package cache
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+// Lend returns n bytes of the file from off if they are in memory in one piece. Nobody writes to them until
+// release, which must be called once.
+func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), ok bool) {
+	x := int(off / ExtentSize)
+	in := off - int64(x)*ExtentSize
+	if in+int64(n) > v.ExtentBytes(file, x) {
+		return nil, nil, false
+	}
+	b := v.c.ring.get(extentKey{v, v.extent(file, x)})
+	if b == nil {
+		return nil, nil, false
+	}
+	v.ds.count.ringHits.Add(1)
+	v.ds.count.readBytes.Add(int64(n))
+	return b.Bytes()[in : in+int64(n)], b.Release, true
+}
+
+// maxFetch bounds what is read from the disk for a file that was just opened: the READ that follows asks for
+// no more.
+const maxFetch = 512 << 10
+
+// WillRead says that somebody has opened the file and is about to read it from its begin: what the disk
+// holds of it is on its way to memory meanwhile.
+func (v *Volume) WillRead(file int) {
+	if v.Extents(file) == 0 {
+		return
+	}
+	e := v.extent(file, 0)
+	loc := v.locs[e].Load()
+	d := v.ds.readable()
+	if loc == 0 || d == nil || (extentKey{v, e}).maybe() {
+		return
+	}
+	d.store.Fetch(segment.Loc(loc), int(min(v.ExtentBytes(file, 0), maxFetch)))
+}
+
+// KeptWhole reports whether all of the file is on disk.
+func (v *Volume) KeptWhole(file int) bool {
+	for x := range v.Extents(file) {
+		if !v.onDisk(v.extent(file, x)) {
+			return false
+		}
+	}
+	return true
+}
+
+// DiskRoom returns how many bytes more the disk may take of the volume's dataset; 0 without a disk.
+func (v *Volume) DiskRoom() int64 {
+	d := v.ds.readable()
+	if d == nil {
+		return 0
+	}
+	room := int64(math.MaxInt64)
+	if limit := d.limit.Load(); limit > 0 {
+		room = limit - d.used.Load()
+	}
+	if b := v.c.budget; b != nil {
+		room = min(room, b.Limit()-b.Used())
+	}
+	return max(room, 0)
+}
+
+// Flush waits until what has been fetched of the volume's dataset is on disk, or was declined.
+func (v *Volume) Flush(ctx context.Context) error {
+	d := v.ds.disk.Load()
+	if d == nil {
+		return nil
+	}
+	if err := v.ds.settle(ctx); err != nil {
+		return err
+	}
+	select {
+	case <-d.writer.mark():
+		return nil
+	case <-d.writer.done: // the dataset was closed
+		return ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// PrefetchRoom returns how many bytes could be fetched ahead now.
+func (c *Cache) PrefetchRoom() int64 { return max(c.ledger.room(ForPrefetch)+c.ring.idle(), 0) }
+
+// settle waits until what readers have been handed by now lies in the ring and in the writer's queue:
+// a reader has its bytes a moment before that.
+func (ds *dataset) settle(ctx context.Context) error {
+	type landing struct {
+		v  *Volume
+		e  uint32
+		fl *flight
+	}
+	var rest []landing
+	for _, v := range ds.list() {
+		v.mu.Lock()
+		for e, fl := range v.flights {
+			if fl.buf != nil {
+				rest = append(rest, landing{v, e, fl})
+			}
+		}
+		v.mu.Unlock()
+	}
+	for {
+		rest = slices.DeleteFunc(rest, func(l landing) bool {
+			l.v.mu.Lock()
+			defer l.v.mu.Unlock()
+			return l.v.flights[l.e] != l.fl
+		})
+		if len(rest) == 0 {
+			return nil
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

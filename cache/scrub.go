@@ -1,0 +1,36 @@
+package cache
+
+import (
+	"context"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+// Scrub reads every record of the volume's dataset at most at so many bytes a second, and forgets
+// what is damaged, to be fetched again. It returns how many records that was.
+func (v *Volume) Scrub(ctx context.Context, bytesPerSecond int64) (bad int, err error) {
+	d := v.ds.disk.Load()
+	if d == nil {
+		return 0, nil
+	}
+	start, read := time.Now(), int64(0)
+	return bad, d.store.Scrub(ctx, func(n int) {
+		read += int64(n)
+		due := time.Duration(float64(read) / float64(max(bytesPerSecond, 1)) * float64(time.Second))
+		if wait := due - time.Since(start); wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done(): // Scrub looks at it
+			}
+		}
+	}, func(rec segment.Record, loc segment.Loc) {
+		bad++
+		v.ds.count.corrupt.Add(1)
+		for _, w := range v.ds.list() {
+			w.forgetLoc(loc)
+		}
+		d.free(loc)
+		d.c.log.Warn("corrupt record found by a scrub; its object is fetched again", "at", loc.String(), "offset", rec.Offset, "bytes", rec.Length)
+	})
+}

@@ -1,0 +1,557 @@
+package segment
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/shoalfs/shoal/cache/crypt"
+	"github.com/shoalfs/shoal/internal/killpoint"
+)
+
+// CheckOptions of a Check.
+type CheckOptions struct {
+	// Context ends the check early; nil is none.
+	Context context.Context
+	// Repair mends what is found; see Finding.Remedy. Without it nothing is written.
+	Repair bool
+	// Key is that of the store; nil for one in clear.
+	Key *crypt.Key
+	// Index is the one that the store of this folder uses; without it the tables are not compared.
+	Index Index
+	// Progress, unless it is nil, is called now and then with the bytes checked and those there are.
+	Progress func(done, total int64)
+	// MaxFindings is how many findings are listed; all are counted. The default is 1,000.
+	MaxFindings int
+	// FS is the file system; the default is the operating system's.
+	FS FS
+}
+
+// Finding is one thing that is not as it should be.
+type Finding struct {
+	File   string
+	Offset int64 // in the file; -1 where that means nothing
+	What   string
+	Remedy string // what a repair does, or somebody must
+	// Repaired says that the remedy was applied.
+	Repaired bool
+}
+
+// String returns the finding on one line.
+func (f Finding) String() string {
+	where := f.File
+	if f.Offset >= 0 {
+		where += fmt.Sprintf(" at %d", f.Offset)
+	}
+	state := "remedy"
+	if f.Repaired {
+		state = "repaired"
+	}
+	return fmt.Sprintf("%s: %s (%s: %s)", where, f.What, state, f.Remedy)
+}
+
+// Report is what Check found.
+type Report struct {
+	Segments int
+	Bytes    int64 // of their files
+	Records  int   // with a valid header and payload
+	Payload  int64 // their bytes
+
+	// No damage, and no findings:
+	Holes      int   // places where an append was cut off before others, or a repair made a record void
+	Duplicates int   // records whose extent a later record holds, too
+	DupBytes   int64 // of them
+	Encrypted  int   // records that cannot be read (encrypted without the key, in clear with one), and that a repair leaves alone
+
+	BadSegments int   // without a valid header
+	Newer       int   // segments of a newer version; left alone
+	BadRecords  int   // header or payload damaged
+	TornTails   int   // segments that end in bytes of no record
+	TornBytes   int64 // in them
+	BadTables   int   // tables of the index that cannot be read, or that differ from the segments
+	Unreadable  int   // files that the disk fails to read
+	TempFiles   int   // leftovers
+	Unknown     int   // files that are none of ours; never removed
+
+	Findings []Finding // the first MaxFindings
+	Omitted  int       // those beyond
+	Repaired int       // of all findings
+}
+
+// Clean reports whether nothing is damaged. Unknown files, and segments of a newer version, are findings, but
+// no damage.
+func (r *Report) Clean() bool {
+	return r.BadSegments+r.BadRecords+r.TornTails+r.BadTables+r.Unreadable+r.TempFiles == 0
+}
+
+// checker is one Check.
+type checker struct {
+	o       CheckOptions
+	dir     string
+	report  Report
+	done    int64
+	total   int64
+	removed bool // files were
+	seed    maphash.Seed
+	seen    []seenExtent
+	buf     []byte
+}
+
+// extent is what two records must share to be duplicates.
+type extent struct {
+	dataset, key [16]byte
+	offset       int64
+}
+
+// seenExtent is a record, by the hash of what two must share to be duplicates. 16 bytes a record are what
+// Check needs of memory; two of ten million collide with a chance of 1 to 300,000.
+type seenExtent struct {
+	hash   uint64
+	length uint32
+}
+
+// Check reads all segments of a folder and compares them with their checksums and with the index. No store
+// may have the folder open. Damage is no error but a finding; an error is a folder that cannot be
+// listed, a repair that failed, or the end of the context, and the report then says how far it came.
+//
+// A repair does what makes the next Open serve every good record and no other: it cuts torn tails, overwrites
+// the magic of a damaged record, so that it stays a hole for good, drops the table of
+// what it changed, so that Open scans the segment, writes a damaged segment header anew if the first
+// record is right, and removes the file otherwise, and removes leftover temporary files. It
+// changes neither records that it cannot read, nor segments of a newer version, nor files whose names it does not
+// know. Records that lie twice are no damage: the later one counts.
+func Check(dir string, o CheckOptions) (Report, error) {
+	if o.Context == nil {
+		o.Context = context.Background()
+	}
+	if o.FS == nil {
+		o.FS = osFS{}
+	}
+	if o.MaxFindings <= 0 {
+		o.MaxFindings = 1000
+	}
+	if o.Progress == nil {
+		o.Progress = func(int64, int64) {}
+	}
+	c := &checker{o: o, dir: dir, seed: maphash.MakeSeed()}
+	if err := c.run(); err != nil {
+		return c.report, fmt.Errorf("segment: check %s: %w", dir, err)
+	}
+	return c.report, nil
+}
+
+// found adds a finding, after fix, unless that is nil or nothing is to be repaired, has mended it. An
+// error is that of fix.
+func (c *checker) found(file string, off int64, what, remedy string, fix func() error) error {
+	f := Finding{File: file, Offset: off, What: what, Remedy: remedy}
+	var err error
+	if c.o.Repair && fix != nil {
+		if err = fix(); err == nil {
+			f.Repaired = true
+			c.report.Repaired++
+		} else {
+			err = fmt.Errorf("repair %s: %w", file, err)
+		}
+	}
+	if len(c.report.Findings) < c.o.MaxFindings {
+		c.report.Findings = append(c.report.Findings, f)
+	} else {
+		c.report.Omitted++
+	}
+	return err
+}
+
+// segmentID returns the number in the name of a segment.
+func segmentID(name string) (id uint32, ok bool) {
+	num, ok := strings.CutSuffix(name, ".seg")
+	n, err := strconv.ParseUint(num, 10, 32)
+	if !ok || err != nil || len(num) != 8 || n == 0 || n > maxSeg {
+		return 0, false
+	}
+	return uint32(n), true
+}
+
+func (c *checker) run() error {
+	names, err := c.o.FS.ReadDir(c.dir)
+	if err != nil {
+		return err
+	}
+	var ids []uint32 // sorted, as the names are
+	for _, name := range names {
+		id, ok := segmentID(name)
+		if !ok {
+			if err := c.other(name); err != nil {
+				return err
+			}
+			continue
+		}
+		ids = append(ids, id)
+		if f, err := c.o.FS.OpenFile(c.path(id), os.O_RDONLY, 0); err == nil {
+			if n, err := f.Size(); err == nil {
+				c.total += n
+			}
+			_ = f.Close()
+		}
+	}
+	c.o.Progress(0, c.total)
+	stale, err := walk(ids, c.o.Index, c.segment, func(err error) error {
+		c.report.BadTables++
+		return c.found(c.dir, -1, fmt.Sprintf("the index cannot be read: %v", err), "none is needed, the next start scans the segments", nil)
+	})
+	if err != nil {
+		return err
+	}
+	for _, id := range stale {
+		c.report.BadTables++
+		if err := c.found(c.path(id), -1, "the index knows this segment, but the file is gone", "make the index forget it", func() error {
+			return c.dropTable(id)
+		}); err != nil {
+			return err
+		}
+	}
+	c.duplicates()
+	if c.removed {
+		return c.o.FS.SyncDir(c.dir)
+	}
+	return nil
+}
+
+// other looks at a file that is no segment.
+func (c *checker) other(name string) error {
+	path := filepath.Join(c.dir, name)
+	if strings.HasPrefix(name, ".tmp") || strings.HasSuffix(name, ".tmp") {
+		c.report.TempFiles++
+		return c.found(path, -1, "left over by a program that was killed", "remove it", func() error {
+			c.removed = true
+			return c.o.FS.Remove(path)
+		})
+	}
+	c.report.Unknown++
+	return c.found(path, -1, "not a file of shoal's", "look at it and remove it yourself", nil)
+}
+
+// duplicates counts the extents that were seen more than once.
+func (c *checker) duplicates() {
+	slices.SortStableFunc(c.seen, func(a, b seenExtent) int { return cmp.Compare(a.hash, b.hash) })
+	for i := range c.seen[:max(len(c.seen)-1, 0)] {
+		if c.seen[i].hash == c.seen[i+1].hash {
+			c.report.Duplicates++
+			c.report.DupBytes += int64(c.seen[i].length)
+		}
+	}
+	c.seen = nil
+}
+
+func (c *checker) path(id uint32) string { return filepath.Join(c.dir, fmt.Sprintf("%08d.seg", id)) }
+
+// dropTable makes the index forget a segment, so that the next Open scans it.
+func (c *checker) dropTable(id uint32) error {
+	if c.o.Index == nil {
+		return nil
+	}
+	err := c.o.Index.DropSegment(id)
+	killpoint.Pass("segment.repair.index")
+	return err
+}
+
+// segment checks one file, of which the index keeps c, or nothing.
+func (c *checker) segment(id uint32, table *cover) (err error) {
+	path := c.path(id)
+	before, size := c.done, int64(0)
+	defer func() {
+		c.done = before + size
+		c.o.Progress(c.done, c.total)
+	}()
+	if err := c.o.Context.Err(); err != nil {
+		return err
+	}
+	unreadable := func(off int64, err error) error {
+		c.report.Unreadable++
+		return c.found(path, off, fmt.Sprintf("cannot be read: %v", err), "look for what is wrong with the disk; what is lost is fetched again", nil)
+	}
+	flag := os.O_RDONLY
+	if c.o.Repair {
+		flag = os.O_RDWR
+	}
+	f, err := c.o.FS.OpenFile(path, flag, 0)
+	if err != nil {
+		return unreadable(-1, err)
+	}
+	defer func() { _ = f.Close() }()
+	size, err = f.Size()
+	if err != nil {
+		return unreadable(-1, err)
+	}
+	var head [segHeaderLen]byte
+	n, err := f.ReadAt(head[:], 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return unreadable(0, err)
+	}
+	c.report.Segments++
+	c.report.Bytes += size
+	salt, err := parseSegmentHeader(head[:n], id)
+	if errors.Is(err, ErrNewerFormat) {
+		c.report.Newer++
+		return c.found(path, 0, err.Error(), "left alone", nil)
+	}
+	changed := false
+	if err != nil {
+		c.report.BadSegments++
+		var ok bool
+		if salt, ok = salvageSalt(f, size); !ok {
+			return c.found(path, 0, err.Error(), "remove the file; nothing in it can be told apart, and it is fetched again", func() error {
+				c.removed = true
+				err := c.o.FS.Remove(path)
+				killpoint.Pass("segment.repair.removed")
+				return errors.Join(err, c.dropTable(id))
+			})
+		}
+		if err := c.found(path, 0, err.Error(), "write the header anew from the first record", func() error {
+			changed = true
+			return mendHeader(f, id, salt)
+		}); err != nil {
+			return err
+		}
+	}
+
+	x := &segmentCheck{checker: c, f: f, id: id, path: path, salt: salt, key: newSealer(c.o.Key, salt), size: size, end: segHeaderLen}
+	if err := x.scan(); err != nil {
+		if c.o.Context.Err() != nil {
+			return err
+		}
+		return unreadable(x.end, err)
+	}
+	again, err := x.judge()
+	if err != nil {
+		return err
+	}
+	changed = changed || again
+	if table != nil && x.encrypted == 0 {
+		if what := x.compare(table); what != "" {
+			c.report.BadTables++
+			return c.found(path, -1, what, "make the index forget it; the next start scans the segment", func() error { return c.dropTable(id) })
+		}
+	}
+	if changed && table != nil {
+		return c.dropTable(id)
+	}
+	return nil
+}
+
+// segmentCheck is the check of one segment with a valid header.
+type segmentCheck struct {
+	*checker
+	f         File
+	id        uint32
+	path      string
+	salt      uint64
+	key       *sealer
+	size      int64
+	end       int64 // behind the last valid record
+	good      []entry
+	bad       []badRecord
+	encrypted int
+	payload   window
+}
+
+// badRecord is a place that is to be made void.
+type badRecord struct {
+	off  int64
+	what string
+}
+
+// scan reads all records and their payloads.
+func (x *segmentCheck) scan() error {
+	x.payload = window{r: x.f, size: x.size, buf: x.buf[:0]}
+	defer func() { x.buf = x.payload.buf }()
+	var failed error
+	headersEnd := int64(segHeaderLen)
+	_, _, err := scan(x.f, x.salt, segHeaderLen, x.size, func(off int64, h *header) {
+		if failed != nil {
+			return
+		}
+		if failed = x.o.Context.Err(); failed != nil {
+			return
+		}
+		if off > headersEnd {
+			x.hole(headersEnd)
+		}
+		end := off + h.end()
+		headersEnd = end
+		x.done += h.end()
+		if !h.ours(x.key) {
+			x.encrypted++
+			x.end = end
+			return
+		}
+		// The header's bytes are gone with the next read of the window.
+		mine := *h
+		mine.crcs, mine.seal = bytes.Clone(h.crcs), bytes.Clone(h.seal)
+		rec, known := h.record(x.key)
+		if !known {
+			x.bad = append(x.bad, badRecord{off, "header of a record is damaged, or not of this cache's key"})
+			return
+		}
+		e := entry{rec: rec, off: off, gap: h.gap}
+		ok, err := x.verify(&mine, off+int64(h.gap))
+		switch {
+		case err != nil:
+			x.bad = append(x.bad, badRecord{off, fmt.Sprintf("payload of a record cannot be read: %v", err)})
+		case !ok:
+			x.bad = append(x.bad, badRecord{off, "payload of a record is damaged"})
+		default:
+			x.good = append(x.good, e)
+			x.end = end
+		}
+		x.o.Progress(x.done, x.total)
+	})
+	return errors.Join(failed, err)
+}
+
+// hole looks at a place where a header should be and is none.
+func (x *segmentCheck) hole(off int64) {
+	var b [recHeaderLen]byte
+	if _, err := x.f.ReadAt(b[:], off); err != nil && !errors.Is(err, io.EOF) {
+		x.bad = append(x.bad, badRecord{off, fmt.Sprintf("header of a record cannot be read: %v", err)})
+		return
+	}
+	if b == [recHeaderLen]byte{} || string(b[:len(voidMagic)]) == voidMagic {
+		x.report.Holes++ // never written, or made void
+		return
+	}
+	x.bad = append(x.bad, badRecord{off, "header of a record is damaged"})
+}
+
+// verify reads the payload at off and compares it with the header's checksums.
+func (x *segmentCheck) verify(h *header, off int64) (ok bool, err error) {
+	for i, left := 0, h.rec.Length; left > 0; i++ {
+		n := min(left, BlockSize)
+		b, err := x.payload.at(off, n, scanChunk)
+		if err != nil { // somewhere in all that
+			b, err = x.payload.at(off, n, n)
+		}
+		if err != nil {
+			return false, err
+		}
+		if len(b) < n || !h.intactBlock(x.key, i, b[:n]) {
+			return false, nil
+		}
+		off, left = off+int64(n), left-n
+	}
+	return true, nil
+}
+
+// judge counts what a scan found and repairs it; changed says that it wrote.
+func (x *segmentCheck) judge() (changed bool, err error) {
+	for i := range x.good {
+		r := &x.good[i].rec
+		x.report.Records++
+		x.report.Payload += int64(r.Length)
+		hash := maphash.Comparable(x.seed, extent{r.Dataset, r.KeyHash, r.Offset})
+		x.seen = append(x.seen, seenExtent{hash, uint32(r.Length)})
+	}
+	x.report.Encrypted += x.encrypted
+	// Behind the last good record nothing needs to be void: it is cut off.
+	for _, b := range x.bad {
+		x.report.BadRecords++
+		remedy := "make it unreadable for good; it is fetched again"
+		if b.off >= x.end {
+			remedy = "cut it off; it is fetched again"
+		}
+		if err := x.found(x.path, b.off, b.what, remedy, func() error {
+			changed = true
+			if b.off >= x.end {
+				return nil // below
+			}
+			err := writeAt(x.f, []byte(voidMagic), b.off)
+			killpoint.Pass("segment.repair.void")
+			return err
+		}); err != nil {
+			return changed, err
+		}
+	}
+	if x.size > x.end {
+		from := x.end
+		if n := len(x.bad); n == 0 || x.bad[n-1].off < from {
+			x.report.TornTails++
+			x.report.TornBytes += x.size - from
+			if err := x.found(x.path, from, fmt.Sprintf("%d bytes of no record at the end: an append that a crash cut off", x.size-from), "cut them off", func() error {
+				changed = true
+				return nil
+			}); err != nil {
+				return changed, err
+			}
+		}
+		if x.o.Repair {
+			changed = true
+			if err := x.f.Truncate(from); err != nil {
+				return changed, fmt.Errorf("repair %s: %w", x.path, err)
+			}
+			killpoint.Pass("segment.repair.cut")
+		}
+	}
+	if changed {
+		if err := x.f.Sync(); err != nil {
+			return changed, fmt.Errorf("repair %s: %w", x.path, err)
+		}
+		killpoint.Pass("segment.repair.file")
+	}
+	return changed, nil
+}
+
+// compare returns how the index's table differs from the segment, or "".
+func (x *segmentCheck) compare(c *cover) string {
+	table, err := x.key.openTable(x.id, c.table)
+	var entries []entry
+	lost := 0
+	if err == nil {
+		entries, lost, err = parseTable(table, maxSegmentSize+2*ExtentSize)
+	}
+	switch {
+	case err != nil || lost > 0 || !c.valid():
+		return "the table in the index is damaged"
+	case len(entries) > 0 && entries[len(entries)-1].end() > c.size:
+		return "the table in the index names records behind its own end"
+	}
+	// Both ascend. A record that is in the table only was damaged, and is found already.
+	j := 0
+	for i := range x.good {
+		e := &x.good[i]
+		if e.off >= c.size {
+			if c.sealed {
+				return "the index says that the segment is full and ends before the record at " + strconv.FormatInt(e.off, 10)
+			}
+			break
+		}
+		for j < len(entries) && entries[j].off < e.off {
+			if !x.isBad(entries[j].off) {
+				return fmt.Sprintf("the table in the index has a record at %d, the segment has none", entries[j].off)
+			}
+			j++
+		}
+		if j == len(entries) || entries[j] != *e {
+			return fmt.Sprintf("the table in the index has another record at %d than the segment", e.off)
+		}
+		j++
+	}
+	for ; j < len(entries); j++ {
+		if !x.isBad(entries[j].off) {
+			return fmt.Sprintf("the table in the index has a record at %d, the segment has none", entries[j].off)
+		}
+	}
+	return ""
+}
+
+func (x *segmentCheck) isBad(off int64) bool {
+	_, ok := slices.BinarySearchFunc(x.bad, off, func(b badRecord, off int64) int { return cmp.Compare(b.off, off) })
+	return ok
+}

@@ -1,0 +1,125 @@
+package segment
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// osFile is a file of the operating system. Reads into several buffers go to the descriptor by Control
+// of its RawConn: like ReadAt, and unlike Fd, that keeps the descriptor open until they end, and, unlike Read
+// of the RawConn, lets several go on at once.
+type osFile struct {
+	*os.File
+	raw syscall.RawConn
+}
+
+func newOSFile(f *os.File) (File, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	file := osFile{f, raw}
+	file.Scattered()
+	return file, nil
+}
+
+// vectorRead is one preadv2; it is kept with its closure, so that a read allocates nothing.
+type vectorRead struct {
+	bufs  [][]byte
+	off   int64
+	flags int
+	n     int
+	err   error
+	do    func(fd uintptr)
+}
+
+var vectorReads = sync.Pool{New: func() any {
+	v := new(vectorRead)
+	v.do = func(fd uintptr) {
+		for {
+			v.n, v.err = unix.Preadv2(int(fd), v.bufs, v.off, v.flags)
+			if !errors.Is(v.err, unix.EINTR) {
+				return
+			}
+		}
+	}
+	return v
+}}
+
+func (f osFile) preadv(bufs [][]byte, off int64, flags int) (int, error) {
+	v := vectorReads.Get().(*vectorRead)
+	v.bufs, v.off, v.flags = bufs, off, flags
+	n, err := 0, fs.ErrClosed // the only thing that Control can fail with
+	if f.raw.Control(v.do) == nil {
+		n, err = v.n, v.err
+	}
+	v.bufs, v.n, v.err = nil, 0, nil
+	vectorReads.Put(v)
+	if err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+func (f osFile) ReadVAt(bufs [][]byte, off int64) (int, error) {
+	want := 0
+	for _, b := range bufs {
+		want += len(b)
+	}
+	n, err := f.preadv(bufs, off, 0)
+	if err != nil {
+		return 0, &os.PathError{Op: "read", Path: f.Name(), Err: err}
+	}
+	if n == want {
+		return n, nil
+	}
+	// Less than was asked for is the end of the file, or a read that a signal cut short: the rest
+	// is read plainly, which tells.
+	got := n
+	for _, b := range bufs {
+		if got >= len(b) {
+			got -= len(b)
+			continue
+		}
+		k, err := f.ReadAt(b[got:], off+int64(n))
+		n += k
+		if err != nil {
+			return n, err
+		}
+		got = 0
+	}
+	return n, nil
+}
+
+func (f osFile) ReadNowAt(bufs [][]byte, off int64) (int, error) {
+	n, err := f.preadv(bufs, off, unix.RWF_NOWAIT)
+	switch {
+	case err == nil:
+		return n, nil
+	case errors.Is(err, unix.EAGAIN):
+		return 0, ErrWouldBlock
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL):
+		return 0, errors.ErrUnsupported
+	}
+	return 0, err
+}
+
+// Scattered says that reads go to random places, so that the kernel reads nothing ahead.
+func (f osFile) Scattered() {
+	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), 0, 0, unix.FADV_RANDOM) })
+}
+
+// Fetch begins to read a range into the page cache.
+func (f osFile) Fetch(off, n int64) {
+	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), off, n, unix.FADV_WILLNEED) })
+}
+
+// Forget drops a range from the page cache.
+func (f osFile) Forget(off, n int64) {
+	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), off, n, unix.FADV_DONTNEED) })
+}

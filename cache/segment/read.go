@@ -1,0 +1,212 @@
+package segment
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"sync"
+)
+
+// readState is what one read needs besides the caller's buffer. It is kept, so that a read allocates nothing.
+type readState struct {
+	head   [maxGap]byte
+	pieces [1 + sealedRun][]byte // header, bytes before the range, the range, bytes behind it; or header and blocks
+	rest   []byte                // of the blocks at both ends of the range, what the caller does not want; or blocks as they lie
+	nonce  nonce
+}
+
+var readStates = sync.Pool{New: func() any { return new(readState) }}
+
+func (st *readState) release() {
+	clear(st.pieces[:])
+	readStates.Put(st)
+}
+
+// ReadAt fills p with the bytes from off on of the payload at loc, which is length bytes long. A block
+// is checked against its checksum when it is first read after Open, an encrypted one against its tag at every
+// read: it is decrypted as a whole, however little of it is wanted. It fails with an error that wraps
+// ErrCorrupt, with ErrGone, or with the file system's error; p then holds nothing of use.
+func (s *Store) ReadAt(loc Loc, length int, p []byte, off int64) error {
+	return s.read(loc, length, p, off, false)
+}
+
+// ReadAtNow is ReadAt that never waits for the disk: it returns ErrWouldBlock where not all of the bytes
+// are in the page cache, those counted that a first read needs for the checksums; ReadAt then reads
+// them. On a file system that cannot tell, that is always so.
+//
+// BenchmarkReadFirst: 63 KB in the page cache cost 6.2 µs of CPU as by ReadAt, 8.8 µs the first time, 2.2 of
+// it for the checksum. BenchmarkReadNow, ext4 on a cloud disk: a miss takes 28 µs, and is not lost: the kernel
+// starts to read what it missed, so that the ReadAt that follows takes 118 µs instead of 146.
+func (s *Store) ReadAtNow(loc Loc, length int, p []byte, off int64) error {
+	return s.read(loc, length, p, off, true)
+}
+
+// Fetch has the kernel begin to read the first n bytes of the payload at loc, because somebody is about to.
+// It does not wait for the disk, unless that has stopped taking requests.
+func (s *Store) Fetch(loc Loc, n int) {
+	g := s.segment(loc.Segment())
+	if g == nil {
+		return
+	}
+	if c, ok := g.f.(pageCache); ok {
+		c.Fetch(loc.off(), int64(loc.gap()+n)) // with the header, for the checksums
+	}
+}
+
+func (s *Store) read(loc Loc, length int, p []byte, off int64, now bool) error {
+	if off < 0 || off+int64(len(p)) > int64(length) {
+		return fmt.Errorf("segment: read [%d, %d) of a payload of %d bytes", off, off+int64(len(p)), length)
+	}
+	if len(p) == 0 {
+		return nil
+	}
+	g := s.segment(loc.Segment())
+	if g == nil {
+		return ErrGone
+	}
+	t := g.tab.Load()
+	i := t.find(loc.off())
+	if i < 0 {
+		return ErrGone
+	}
+	first, last := int(off/BlockSize), int((off+int64(len(p))-1)/BlockSize)
+	known := t.isChecked(i, first, last)
+	checked := known && g.key == nil
+	var err error
+	switch {
+	case g.key != nil:
+		err = s.readSealed(g, loc, length, p, off, first, last, now)
+	case !checked:
+		err = s.readChecked(g, loc, length, p, off, first, last, now)
+	case now:
+		st := readStates.Get().(*readState)
+		st.pieces[0] = p
+		err = s.readNow(g.f, st.pieces[:1], loc.off()+int64(loc.gap())+off)
+		st.release()
+	default:
+		_, err = g.f.ReadAt(p, loc.off()+int64(loc.gap())+off)
+	}
+	if err == ErrWouldBlock { //nolint:errorlint // never wrapped here, and this is the hot path
+		s.wouldBlock.Add(1)
+		return err
+	}
+	s.reads.Add(1)
+	if !checked {
+		s.checks.Add(1)
+	}
+	if err != nil {
+		return s.readError(loc, err)
+	}
+	if !known {
+		// By the number, not by t: the slots may have moved meanwhile, but never the numbers.
+		g.tab.Load().setChecked(i, first, last)
+	}
+	return nil
+}
+
+// readChecked reads whole blocks, from first to last, and checks them.
+func (s *Store) readChecked(g *segment, loc Loc, length int, p []byte, off int64, first, last int, now bool) error {
+	st := readStates.Get().(*readState)
+	defer st.release()
+	var (
+		from = int64(first) * BlockSize
+		to   = min(int64(last+1)*BlockSize, int64(length))
+		pre  = int(off - from)
+		post = int(to - off - int64(len(p)))
+	)
+	if cap(st.rest) < pre+post {
+		st.rest = make([]byte, pre+post)
+	}
+	rest := st.rest[:pre+post]
+	head := st.head[:loc.gap()]
+	bufs := append(st.pieces[:0], head, rest[:pre], p, rest[pre:])
+	payload := loc.off() + int64(loc.gap()) + from
+	// The header lies right before the first block, so that one read brings both
+	// (BenchmarkReadFirst: 8.8 µs of CPU instead of 9.1 with two reads).
+	if post == 0 {
+		bufs = bufs[:3]
+	}
+	if pre == 0 {
+		bufs[1] = bufs[0]
+		bufs = bufs[1:]
+	}
+	var err error
+	if first == 0 {
+		err = s.readPieces(g.f, bufs, loc.off(), now)
+	} else if err = s.readPieces(g.f, bufs[:1], loc.off(), now); err == nil {
+		err = s.readPieces(g.f, bufs[1:], payload, now)
+	}
+	if err != nil {
+		return err
+	}
+	h, err := parseHeader(head[:min(len(head), maxHeaderLen)], g.salt, loc.off(), maxSegmentSize+2*ExtentSize)
+	if err != nil || h.rec.Length != length || h.gap != loc.gap() || h.encrypted {
+		return fmt.Errorf("%w header", ErrCorrupt)
+	}
+	if !h.checkBlocks(first, bufs[1:]...) {
+		return fmt.Errorf("%w payload", ErrCorrupt)
+	}
+	return nil
+}
+
+// readPieces fills the buffers from off on.
+func (s *Store) readPieces(f File, bufs [][]byte, off int64, now bool) error {
+	if now {
+		return s.readNow(f, bufs, off)
+	}
+	want := 0
+	for _, b := range bufs {
+		want += len(b)
+	}
+	n, err := readV(f, bufs, off)
+	if n == want {
+		return nil
+	}
+	if err == nil {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// readNow fills the buffers with bytes that are in memory, or returns ErrWouldBlock. The end of the file
+// looks the same.
+func (s *Store) readNow(f File, bufs [][]byte, off int64) error {
+	r, ok := f.(nowReader)
+	if !ok || s.noNow.Load() {
+		return ErrWouldBlock
+	}
+	want := 0
+	for _, b := range bufs {
+		want += len(b)
+	}
+	n, err := r.ReadNowAt(bufs, off)
+	switch {
+	case err == nil && n == want:
+		return nil
+	case err == nil, errors.Is(err, ErrWouldBlock):
+		return ErrWouldBlock
+	case errors.Is(err, errors.ErrUnsupported):
+		s.noNow.Store(true)
+		return ErrWouldBlock
+	}
+	return err
+}
+
+// readError says what a failed read means.
+func (s *Store) readError(loc Loc, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrClosed):
+		return ErrGone
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		err = fmt.Errorf("%w: the file was cut", ErrCorrupt)
+	}
+	if errors.Is(err, ErrCorrupt) {
+		s.corrupt.Add(1)
+	} else {
+		s.readErrors.Add(1)
+	}
+	return fmt.Errorf("segment: read %v: %w", loc, err)
+}

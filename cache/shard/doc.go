@@ -1,0 +1,100 @@
+// Package shard packs the files of a dataset into tar shards and reads shards as datasets, its own
+// and anybody's WebDataset tars.
+//
+// # Shard set
+//
+//	PREFIX/shard-000000.tar        plain POSIX tar, about 64 MiB
+//	PREFIX/shard-000000.tar.sidx   its index
+//	...
+//	PREFIX/shoal-manifest.json     the set: dataset version, seed, shards (see [Summary])
+//	PREFIX/shoal-pack.json         only while the set is being packed: what is packed
+//
+// A shard is written before its index and the manifest last, so what the manifest names is whole. An
+// index is written after its shard was read back and compared, so a shard with an index is verified.
+//
+// # Tar
+//
+// Each member is one ustar header, or, where the name is not ASCII or does not fit, or the size is
+// 8 GiB or more, a PAX header before it. Mode 0644, owner 0, the modification time of the object in
+// seconds (0 where it is not known or before 1970). Two zero blocks end the file. The bytes of a shard
+// are a function of the manifest, the seed and the shard size alone.
+//
+// # Names
+//
+// Files of one folder whose base names agree up to the first dot (leading dots do not count) are one
+// sample, as WebDataset has it, and are neighbours in one shard. Names that WebDataset would drop, or
+// merge wrongly, are changed in the tar; the index keeps the path. The folder is never changed. In a
+// changed base name "%2E" stands for ".", and "%25" for "%":
+//
+//   - a leading dot: .a.jpg becomes %2Ea.jpg;
+//   - no extension, or an empty one: LICENSE becomes LICENSE.noext (x.noext becomes x%2Enoext.noext);
+//   - two files of one stem with the same last extension: all but the last dot of every file of this
+//     stem: img.0001.jpg becomes img%2E0001.jpg;
+//   - more than 256 files of one stem (frame.0000001, frame.0000002): all dots, and .noext;
+//   - %2E, %2e and %25 in a name: the "%" is escaped;
+//   - over 255 bytes after all this: the stem becomes "%2e" and 32 hexadecimal digits of its SHA-256.
+//
+// So two files never get one name, and two samples of a folder never get one stem.
+//
+// # Index (.sidx)
+//
+// All integers are little endian. Later versions keep magic, version, and the place of the header's
+// checksum.
+//
+//	offset
+//	     0  +--------------------------------+
+//	        | magic "SHOALIDX"               |  8 bytes
+//	     8  | format version (1)             |  u32
+//	    12  | header length (128)            |  u32
+//	    16  | dataset version                |  32 bytes, SHA-256
+//	    48  | plan                           |  16 bytes: which file lies in which shard
+//	    64  | number of the shard            |  u32
+//	    68  | N: number of members           |  u32
+//	    72  | size of the tar                |  u64
+//	    80  | sum of the members' sizes      |  u64
+//	    88  | length of the strings          |  u64
+//	    96  | length of the tar's ETag       |  u32
+//	   100  | zero                           |  12 bytes
+//	   112  | length of this file            |  u64
+//	   120  | CRC32C of all after the header |  u32
+//	   124  | CRC32C of bytes 0..123         |  u32
+//	   128  +--------------------------------+
+//	        | the tar's ETag                 |
+//	        | N x member, by offset          |  36 bytes each:
+//	        |                                |    u64 offset of its bytes in the tar, u64 size,
+//	        |                                |    i64 modification time (ns since 1970; the lowest
+//	        |                                |    value means unknown), u32 CRC32C of its bytes,
+//	        |                                |    u16 length of: path, name in the tar (0: it is the
+//	        |                                |    path), ETag; u16 zero
+//	        | strings                        |  for each member: path, name in the tar, ETag
+//	        +--------------------------------+
+//
+// # Foreign tars
+//
+// A source whose objects are all .tar, .idx, .index, .sidx and .json, or a brace list of .tar, is read
+// as a set of WebDataset shards. Members are found by a valid .sidx beside the shard, else by a wds2idx
+// index if it agrees with the tar (see [Set.Members]), else by the headers. GNU long names and PAX are
+// understood. Compressed tars and sparse members are refused. The rules for names:
+//
+//   - leading "./" is cut off; otherwise a name is the path as it stands, and what no file system can
+//     show ("..", absolute, empty components, over 255 bytes) is left out and counted by
+//     [catalog.Build];
+//   - directories, links, devices, FIFOs and names over 4,095 bytes are not members; all but
+//     directories are counted;
+//   - of two members of one tar with one path the last is shown, as "tar x" leaves it, and the other
+//     is counted;
+//   - a path that an earlier shard has already becomes DIR/SHARD~BASE, where SHARD is the base name
+//     of the shard without .tar: the class folder and the extension stay. If that is taken too, it is
+//     DIR/SHARD~2~BASE, and so on.
+//
+// A foreign member's ETag is the ETag of its shard, "+", and its offset.
+//
+// # Traps
+//
+// archive/tar reads its source in exact steps, so the position of the reader after Next is the offset
+// of the member's bytes. That holds only for an unbuffered reader.
+//
+// wds2idx asks GNU tar for block numbers and computes offsets from them; with PAX headers they come out
+// wrong, and dotfiles, directories and links are left out. So an index is believed only if it accounts
+// for every block of its tar.
+package shard

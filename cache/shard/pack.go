@@ -1,0 +1,839 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/internal/killpoint"
+	"github.com/shoalfs/shoal/internal/trace"
+)
+
+// Destination is where a set is packed to.
+type Destination interface {
+	objstore.Reader
+	objstore.Uploader
+}
+
+// PackOptions tell Pack what to make and what it may use. Zero values mean the defaults.
+type PackOptions struct {
+	// ShardSize is what a shard is filled to. A larger sample gets a shard of its own. Default 64 MiB.
+	ShardSize int64
+	// Seed names the order. It is written into the set; Permute is expected to depend on it.
+	Seed uint64
+	// Permute returns the order of n samples. It must return the same one each time. Required:
+	// shards in the order of folders make batches of one class.
+	Permute func(n int) Order
+	// Connections is the number of files that are read at once. Default 64.
+	Connections int
+	// Memory bounds the buffers. Default 256 MiB, least 20 MiB. A file or sample of over 70 GB needs
+	// more, since an upload has at most 10,000 parts: then Pack names the figure.
+	Memory int64
+	// Progress is told how far the pack is, about ten times a second, by one call at a time.
+	Progress func(Progress)
+	Logger   *slog.Logger
+	// Source is written into the set for people to read.
+	Source string
+	// Recoded says what was done to the files before, if anything was: it is written into the set too.
+	Recoded string
+
+	partSize int64 // for tests
+}
+
+// Progress is how far a pack is.
+type Progress struct {
+	Files, TotalFiles   int
+	Bytes, TotalBytes   int64 // of the files
+	Shards, TotalShards int
+	Resumed             int // of Shards: those that an earlier run has made
+}
+
+// Result tells what a pack has made.
+type Result struct {
+	Files   int
+	Bytes   int64 // sum of the files' sizes
+	Shards  int
+	Size    int64 // sum of the shards' sizes
+	Resumed int   // shards that an earlier run has made
+	// Complete says that the whole set was there already, so that there was nothing to do.
+	Complete bool
+	Escaped  Escaped
+}
+
+const (
+	defaultShardSize = 64 << 20
+	defaultMemory    = 256 << 20
+	defaultConns     = 64
+
+	// partSize: S3 wants at least 5 MiB. 8 MiB hold some 130 files of 63 KB, so that with the default
+	// memory 32 of them are in flight: enough to keep 512 small GETs going while other parts are
+	// being uploaded and read back.
+	partSize    = 8 << 20
+	minPartSize = 5 << 20
+	// maxParts is S3's limit of 10,000 with a reserve.
+	maxParts = 9000
+
+	// uploads at once, and shards that are read back at once. Both move megabytes a request, so that a
+	// few fill any line: 4 x 8 MiB in 100 ms are 335 MB/s.
+	uploaders = 6
+	verifiers = 4
+
+	progressEvery = 100 * time.Millisecond
+	abortTimeout  = 10 * time.Second
+)
+
+// Pack writes the files of m, which it reads from src, as a shard set under prefix (empty or ending in
+// "/") of dst.
+//
+// The layout of every shard is known before the first byte is read, so files are read straight into the
+// parts that are uploaded. Each shard is read back and compared before its index is written.
+//
+// Pack can be ended at any moment, also by kill -9, and be called again: shards that have their index
+// stay, all others are made again. One call at a time may write to a prefix. A set that is complete
+// already is no error if it is this one.
+func Pack(ctx context.Context, m *catalog.Manifest, src objstore.Reader, dst Destination, prefix string, o PackOptions) (res Result, err error) {
+	_, span := trace.Start(ctx, "dataset.pack") // its reads would be as many spans as there are files
+	defer func() {
+		span.Str("shoal.destination", prefix)
+		span.Int("shoal.files", int64(res.Files))
+		span.Int("shoal.bytes", res.Bytes)
+		span.End(err)
+	}()
+	if err := o.setDefaults(); err != nil {
+		return Result{}, err
+	}
+	if prefix != "" && !strings.HasSuffix(prefix, "/") {
+		return Result{}, fmt.Errorf("pack: prefix %q must be empty or end in a slash", prefix)
+	}
+	p, err := newPlan(m, o.ShardSize, o.Seed, o.Permute)
+	if err != nil {
+		return Result{}, err
+	}
+	k := &packer{plan: p, src: src, dst: dst, prefix: prefix, o: o}
+	if len(p.sizes) > maxShards {
+		return Result{}, fmt.Errorf("pack: %d shards, more than %d (use a larger --shard-size)", len(p.sizes), maxShards)
+	}
+	for i, size := range p.sizes {
+		if need := 4 * k.partLen(size); need > o.Memory && size > o.partSize {
+			return Result{}, fmt.Errorf("pack: %s has %d bytes, which takes %d bytes of memory to upload (set --memory to that)", shardName(i), size, need)
+		}
+	}
+	k.params = params{
+		Format: markerFormat, Version: summaryVersion, Dataset: m.Version(), Seed: o.Seed, ShardSize: o.ShardSize,
+		Plan: hex.EncodeToString(p.id[:]), Source: o.Source, Recoded: o.Recoded, Files: m.Len(), Bytes: m.Bytes(),
+	}
+	res = Result{Files: m.Len(), Bytes: m.Bytes(), Shards: len(p.sizes), Escaped: p.escaped}
+	for _, n := range p.sizes {
+		res.Size += n
+	}
+	res.Complete, err = k.begin(ctx)
+	if err == nil && !res.Complete {
+		if err = k.run(ctx); err == nil {
+			err = k.finish(ctx)
+		}
+	}
+	res.Resumed = k.now.Resumed
+	if err != nil {
+		return Result{}, err
+	}
+	k.report(true, func(p *Progress) {})
+	return res, nil
+}
+
+func (o *PackOptions) setDefaults() error {
+	if o.Permute == nil {
+		return errors.New("pack: no order was given")
+	}
+	if o.ShardSize == 0 {
+		o.ShardSize = defaultShardSize
+	}
+	if o.ShardSize < 0 {
+		return fmt.Errorf("pack: shard size %d (use 64MiB or so)", o.ShardSize)
+	}
+	if o.Connections <= 0 {
+		o.Connections = defaultConns
+	}
+	if o.Memory == 0 {
+		o.Memory = defaultMemory
+	}
+	if o.partSize == 0 {
+		if o.Memory < 4*minPartSize {
+			return fmt.Errorf("pack: %d bytes of memory are too few (set --memory to %d or more)", o.Memory, 4*minPartSize)
+		}
+		// At least four parts fit.
+		o.partSize = min(partSize, o.Memory/4)
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// packer is one call of Pack.
+type packer struct {
+	*plan
+	src    objstore.Reader
+	dst    Destination
+	prefix string
+	o      PackOptions
+	params params
+	found  []foundShard // by shard, what the prefix holds
+	done   []SummaryMember
+
+	memory *semaphore.Weighted
+	bufMu  sync.Mutex
+	bufs   [][]byte // free ones, of o.partSize
+
+	mu       sync.Mutex
+	now      Progress
+	told     time.Time
+	uploads  map[objstore.Upload]bool // unfinished
+	pieces   chan piece
+	full     chan *part
+	uploaded chan *job
+	open     chan struct{} // one for each job
+}
+
+type foundShard struct {
+	tar, index objstore.Object // Key "": not there
+}
+
+// report changes the progress and tells it.
+func (k *packer) report(always bool, change func(p *Progress)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	change(&k.now)
+	if k.o.Progress == nil {
+		return
+	}
+	if t := time.Now(); always || t.Sub(k.told) >= progressEvery {
+		k.told = t
+		k.o.Progress(k.now)
+	}
+}
+
+// partLen returns the length of the parts of a shard.
+func (k *packer) partLen(size int64) int64 {
+	const mib = 1 << 20
+	n := (size + maxParts - 1) / maxParts
+	if n <= k.o.partSize {
+		return k.o.partSize
+	}
+	return (n + mib - 1) &^ (mib - 1)
+}
+
+// readObject reads a small object whole, or returns nil where there is none.
+func readObject(ctx context.Context, r objstore.Reader, key string, limit int64) ([]byte, error) {
+	o, err := r.Stat(ctx, key)
+	if objstore.KindOf(err) == objstore.KindNotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return readWhole(ctx, r, o, limit)
+}
+
+func readWhole(ctx context.Context, r objstore.Reader, o objstore.Object, limit int64) ([]byte, error) {
+	if o.Size > limit {
+		return nil, fmt.Errorf("%s: %d bytes: %w", o.Key, o.Size, errTooLong)
+	}
+	data := make([]byte, o.Size)
+	return data, r.ReadAt(ctx, o, data, 0)
+}
+
+// begin looks at what the prefix holds and marks it as ours. It returns true if the set is complete.
+func (k *packer) begin(ctx context.Context) (complete bool, err error) {
+	data, err := readObject(ctx, k.dst, k.prefix+SummaryName, maxSummary)
+	if err != nil {
+		return false, fmt.Errorf("pack: %w", err)
+	}
+	if data != nil {
+		return true, k.already(ctx, data)
+	}
+	data, err = readObject(ctx, k.dst, k.prefix+MarkerName, maxSummary)
+	if err != nil {
+		return false, fmt.Errorf("pack: %w", err)
+	}
+	marked := data != nil
+	if marked {
+		if err := k.sameMarker(data); err != nil {
+			return false, err
+		}
+	}
+	if err := k.find(ctx, marked); err != nil {
+		return false, err
+	}
+	if !marked {
+		out, err := encodeJSON(k.params)
+		if err != nil {
+			return false, err
+		}
+		killpoint.Pass("shard.pack.begin")
+		if _, err := k.dst.PutNew(ctx, k.prefix+MarkerName, out); objstore.KindOf(err) == objstore.KindExists {
+			// A retried request that had succeeded, or somebody else who begins the same.
+			if data, err = readObject(ctx, k.dst, k.prefix+MarkerName, maxSummary); err == nil {
+				err = k.sameMarker(data)
+			}
+			if err != nil {
+				return false, fmt.Errorf("pack: %w", err)
+			}
+		} else if err != nil {
+			return false, fmt.Errorf("pack: %w", err)
+		}
+		killpoint.Pass("shard.pack.marker")
+	}
+	n, err := k.dst.AbortUploads(ctx, k.prefix+"shard-")
+	if err != nil {
+		return false, fmt.Errorf("pack: end the uploads of an earlier run: %w", err)
+	}
+	if n > 0 {
+		k.o.Logger.Info("unfinished uploads of an earlier run were ended", "uploads", n)
+	}
+	killpoint.Pass("shard.pack.aborted")
+	return false, k.resume(ctx)
+}
+
+// already looks at the manifest of a complete set.
+func (k *packer) already(ctx context.Context, data []byte) error {
+	s, err := ParseSummary(data)
+	if err != nil {
+		return fmt.Errorf("pack: %s%s: %w (remove the set, or pack into another prefix)", k.prefix, SummaryName, err)
+	}
+	if s.Dataset != k.params.Dataset || s.Seed != k.o.Seed || s.ShardSize != k.o.ShardSize || s.Plan != k.params.Plan {
+		return fmt.Errorf("pack: %s%s: there is another complete set already: %s (pack into another prefix, or remove that set first)",
+			k.prefix, SummaryName, difference(s.params, k.params))
+	}
+	k.report(true, func(p *Progress) {
+		n := len(s.Shards)
+		*p = Progress{s.Files, s.Files, s.Bytes, s.Bytes, n, n, n}
+	})
+	// An earlier run may have ended between its last two steps.
+	if err := k.dst.Delete(ctx, k.prefix+MarkerName); err != nil {
+		return fmt.Errorf("pack: %w", err)
+	}
+	return nil
+}
+
+// sameMarker returns an error unless an earlier run packed the same.
+func (k *packer) sameMarker(data []byte) error {
+	old, err := parseMarker(data)
+	if err != nil {
+		return fmt.Errorf("pack: %s%s: %w (remove everything under the prefix, or pack into another one)", k.prefix, MarkerName, err)
+	}
+	if old.Dataset != k.params.Dataset || old.Seed != k.o.Seed || old.ShardSize != k.o.ShardSize || old.Plan != k.params.Plan {
+		return fmt.Errorf("pack: %s%s: an unfinished pack has other parameters: %s (go on with those, or remove everything under the prefix, or pack into another one)",
+			k.prefix, MarkerName, difference(old, k.params))
+	}
+	return nil
+}
+
+// difference says in what a set differs from the one that is to be made.
+func difference(there, wanted params) string {
+	var d []string
+	add := func(what string, a, b any) {
+		if a != b {
+			d = append(d, fmt.Sprintf("it has %s %v, this one %v", what, a, b))
+		}
+	}
+	add("dataset version", there.Dataset, wanted.Dataset)
+	add("seed", there.Seed, wanted.Seed)
+	add("shard size", there.ShardSize, wanted.ShardSize)
+	if len(d) == 0 {
+		add("plan", there.Plan, wanted.Plan)
+	}
+	return strings.Join(d, "; ")
+}
+
+// find lists the shards under the prefix.
+func (k *packer) find(ctx context.Context, marked bool) error {
+	k.found = make([]foundShard, len(k.sizes))
+	for o, err := range k.dst.List(ctx, k.prefix+"shard-") {
+		if err != nil {
+			return fmt.Errorf("pack: %w", err)
+		}
+		name := o.Key[len(k.prefix):]
+		base, isIndex := strings.CutSuffix(name, indexSuffix)
+		i := shardNumber(base)
+		if i < 0 {
+			continue
+		}
+		if !marked {
+			return fmt.Errorf("pack: %s is there already, and no %s says what it belongs to (pack into another prefix, or remove it)", o.Key, MarkerName)
+		}
+		switch {
+		case i >= len(k.found):
+			return fmt.Errorf("pack: %s is there already, but this set has %d shards (pack into another prefix, or remove it)", o.Key, len(k.found))
+		case isIndex:
+			k.found[i].index = o
+		default:
+			k.found[i].tar = o
+		}
+	}
+	return nil
+}
+
+// shardNumber returns the number of the shard with that name, -1 if there is none.
+func shardNumber(name string) int {
+	var i int
+	if n, err := fmt.Sscanf(name, "shard-%d.tar", &i); n != 1 || err != nil || i < 0 || shardName(i) != name {
+		return -1
+	}
+	return i
+}
+
+// resume takes over the shards that are whole.
+func (k *packer) resume(ctx context.Context) error {
+	k.done = make([]SummaryMember, len(k.sizes))
+	k.now = Progress{TotalFiles: k.m.Len(), TotalBytes: k.m.Bytes(), TotalShards: len(k.sizes)}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(k.o.Connections)
+	for i, f := range k.found {
+		if f.tar.Key == "" || f.index.Key == "" || f.tar.Size != k.sizes[i] {
+			continue
+		}
+		g.Go(func() error {
+			data, err := readWhole(gctx, k.dst, f.index, maxIndex)
+			if err != nil && !errors.Is(err, errTooLong) {
+				return fmt.Errorf("pack: %w", err)
+			}
+			ix, err := parseIndex(data)
+			if err != nil || ix.dataset != k.m.VersionHash() || ix.plan != k.id || ix.shard != i || ix.size != f.tar.Size || ix.etag != f.tar.ETag {
+				k.o.Logger.Warn("shard is made again: its index does not fit", "shard", f.tar.Key, "err", err)
+				return nil
+			}
+			k.done[i] = SummaryMember{Name: shardName(i), Size: ix.size, Members: ix.len(), ETag: ix.etag}
+			k.report(false, func(p *Progress) {
+				p.Files += ix.len()
+				p.Bytes += ix.bytes
+				p.Shards++
+				p.Resumed++
+			})
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// job is a shard that is being made.
+type job struct {
+	shard   int
+	key     string
+	entries []entry
+	size    int64
+	partLen int64
+	left    atomic.Int64 // parts that are not uploaded yet
+
+	begin  sync.Once
+	upload objstore.Upload
+	err    error // of begin
+
+	mu sync.Mutex // guards the entries' checksums
+}
+
+// part is a piece of a shard, as it is uploaded.
+type part struct {
+	j    *job
+	n    int
+	buf  []byte
+	left atomic.Int64 // pieces that are not read yet, and one for who fills it
+}
+
+// piece is the bytes of one file that lie in one part.
+type piece struct {
+	pt  *part
+	e   *entry
+	off int64 // in the file
+	dst []byte
+}
+
+// run makes all shards that are not there yet.
+//
+// One goroutine fills parts with headers and hands out the pieces between them; fetchers read those;
+// who reads the last piece of a part hands it to the uploaders; the last part of a shard hands it to
+// the verifiers. Memory is taken by the first and given back by the third, which wait for nobody
+// behind them, so it always comes back.
+func (k *packer) run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	k.memory = semaphore.NewWeighted(max(k.o.Memory, 4*k.o.partSize))
+	k.uploads = make(map[objstore.Upload]bool)
+	// Shards in flight: what the memory holds, and some whose last part is gone already. A shard's table
+	// takes 40 bytes a member.
+	inFlight := int(k.o.Memory/max(1, min(k.o.ShardSize, k.o.Memory))) + 2*verifiers
+	k.open = make(chan struct{}, inFlight)
+	// A reserve of pieces lets fetchers go on while the next shard is being laid out.
+	k.pieces = make(chan piece, 4*k.o.Connections)
+	k.full = make(chan *part)
+	k.uploaded = make(chan *job, inFlight)
+
+	// The feeder, too, sends to full: it is closed when nobody does any more.
+	var toFull sync.WaitGroup
+	toFull.Add(1)
+	g.Go(func() error { defer toFull.Done(); defer close(k.pieces); return k.feed(ctx) })
+	stage := func(n int, after func(), work func() error) {
+		var wg sync.WaitGroup
+		for range n {
+			wg.Add(1)
+			g.Go(func() error { defer wg.Done(); return work() })
+		}
+		g.Go(func() error { wg.Wait(); after(); return nil })
+	}
+	stage(k.o.Connections, func() { toFull.Wait(); close(k.full) }, func() error {
+		for p := range k.pieces {
+			if err := k.fetch(ctx, p); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	stage(uploaders, func() { close(k.uploaded) }, func() error {
+		for pt := range k.full {
+			if err := k.uploadPart(ctx, pt); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	stage(verifiers, func() {}, func() error {
+		for j := range k.uploaded {
+			if err := k.complete(ctx, j); err != nil {
+				return err
+			}
+			<-k.open
+		}
+		return nil
+	})
+	err := g.Wait()
+	if err != nil {
+		k.abort(context.WithoutCancel(ctx))
+	}
+	return err
+}
+
+// abort ends what was begun, so that nothing is left that costs money. What it misses, the next run ends.
+func (k *packer) abort(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, abortTimeout)
+	defer cancel()
+	for u := range k.uploads {
+		if err := u.Abort(ctx); err != nil {
+			k.o.Logger.Warn("an upload was not ended; the next run does it", "err", err)
+		}
+	}
+}
+
+// feed lays out one shard after the other.
+func (k *packer) feed(ctx context.Context) error {
+	for i, size := range k.sizes {
+		if k.done[i].Name != "" {
+			continue
+		}
+		select {
+		case k.open <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		j := &job{shard: i, key: k.prefix + shardName(i), entries: k.layout(i), size: size, partLen: k.partLen(size)}
+		parts := int((size + j.partLen - 1) / j.partLen)
+		j.left.Store(int64(parts))
+		for n := range parts {
+			if err := k.fill(ctx, j, n); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// fill takes a buffer for part n, writes the headers into it, and hands out the rest.
+func (k *packer) fill(ctx context.Context, j *job, n int) error {
+	from := int64(n) * j.partLen
+	to := min(from+j.partLen, j.size)
+	buf, err := k.take(ctx, j.partLen)
+	if err != nil {
+		return err
+	}
+	pt := &part{j: j, n: n, buf: buf[:to-from]}
+	pt.left.Store(1)
+	err = k.visit(j.entries, from, to, func(at int64, b []byte, n int64) error {
+		dst := pt.buf[at-from : at-from+n]
+		if b == nil {
+			clear(dst)
+		} else {
+			copy(dst, b)
+		}
+		return nil
+	}, func(at int64, e *entry, lo, hi int64) error {
+		pt.left.Add(1)
+		select {
+		case k.pieces <- piece{pt, e, lo, pt.buf[at-from : at-from+hi-lo]}:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return k.pieceDone(ctx, pt)
+}
+
+func (k *packer) pieceDone(ctx context.Context, pt *part) error {
+	if pt.left.Add(-1) > 0 {
+		return nil
+	}
+	select {
+	case k.full <- pt:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// take reserves and returns a buffer of n bytes.
+func (k *packer) take(ctx context.Context, n int64) ([]byte, error) {
+	if err := k.memory.Acquire(ctx, n); err != nil {
+		return nil, err
+	}
+	if n != k.o.partSize {
+		return make([]byte, n), nil
+	}
+	k.bufMu.Lock()
+	defer k.bufMu.Unlock()
+	if i := len(k.bufs) - 1; i >= 0 {
+		b := k.bufs[i]
+		k.bufs = k.bufs[:i]
+		return b, nil
+	}
+	return make([]byte, n), nil
+}
+
+func (k *packer) give(b []byte) {
+	b = b[:cap(b)]
+	if int64(len(b)) == k.o.partSize {
+		k.bufMu.Lock()
+		k.bufs = append(k.bufs, b)
+		k.bufMu.Unlock()
+	}
+	k.memory.Release(int64(len(b)))
+}
+
+// fetch reads a piece.
+func (k *packer) fetch(ctx context.Context, p piece) error {
+	o := k.m.Object(int(p.e.file))
+	if err := k.src.ReadAt(ctx, o, p.dst, p.off); err != nil {
+		switch objstore.KindOf(err) {
+		case objstore.KindChanged, objstore.KindNotFound:
+			return fmt.Errorf("pack: %s is no longer what was listed: %w (list the source again and pack the new version into another prefix)", o.Key, err)
+		}
+		return fmt.Errorf("pack: %w", err)
+	}
+	after := p.e.size - p.off - int64(len(p.dst))
+	crc := crc32.Checksum(p.dst, castagnoli)
+	if after > 0 {
+		crc = crcShift(crc, after)
+	}
+	p.pt.j.mu.Lock()
+	p.e.crc ^= crc
+	p.pt.j.mu.Unlock()
+	k.report(false, func(s *Progress) {
+		s.Bytes += int64(len(p.dst))
+		if after == 0 {
+			s.Files++
+		}
+	})
+	return k.pieceDone(ctx, p.pt)
+}
+
+// start begins the upload of a shard, at its first part.
+func (k *packer) start(ctx context.Context, j *job) {
+	old := k.found[j.shard]
+	// The index first: never an index beside another tar.
+	for _, o := range []objstore.Object{old.index, old.tar} {
+		if o.Key == "" {
+			continue
+		}
+		if j.err = k.dst.Delete(ctx, o.Key); j.err != nil {
+			return
+		}
+		killpoint.Pass("shard.pack.deleted")
+	}
+	if j.upload, j.err = k.dst.Upload(ctx, j.key, j.size, j.partLen); j.err != nil {
+		return
+	}
+	k.mu.Lock()
+	k.uploads[j.upload] = true
+	k.mu.Unlock()
+	killpoint.Pass("shard.pack.upload")
+}
+
+func (k *packer) uploadPart(ctx context.Context, pt *part) error {
+	j := pt.j
+	j.begin.Do(func() { k.start(ctx, j) })
+	err := j.err
+	if err == nil {
+		err = j.upload.Part(ctx, pt.n, pt.buf)
+	}
+	k.give(pt.buf)
+	if err != nil {
+		return fmt.Errorf("pack: %w", err)
+	}
+	killpoint.Pass("shard.pack.part")
+	if j.left.Add(-1) == 0 {
+		k.uploaded <- j // has room for all jobs
+	}
+	return nil
+}
+
+// complete makes the shard appear, reads it back, and writes its index.
+func (k *packer) complete(ctx context.Context, j *job) error {
+	o, err := j.upload.Complete(ctx)
+	if err != nil {
+		return fmt.Errorf("pack: %w", err)
+	}
+	k.mu.Lock()
+	delete(k.uploads, j.upload)
+	k.mu.Unlock()
+	killpoint.Pass("shard.pack.complete")
+	if o.Size != j.size || o.ETag == "" {
+		return fmt.Errorf("pack: %s: %d bytes were stored, the store holds %d with ETag %q", j.key, j.size, o.Size, o.ETag)
+	}
+	if err := k.verify(ctx, j, o); err != nil {
+		return err
+	}
+	killpoint.Pass("shard.pack.verified")
+	data, err := k.index(j, o)
+	if err != nil {
+		return fmt.Errorf("pack: %w", err)
+	}
+	if err := k.putNew(ctx, j.key+indexSuffix, data); err != nil {
+		return err
+	}
+	killpoint.Pass("shard.pack.index")
+	k.done[j.shard] = SummaryMember{Name: shardName(j.shard), Size: j.size, Members: len(j.entries), ETag: o.ETag}
+	empty := 0 // files without bytes, which nobody fetched
+	for i := range j.entries {
+		if j.entries[i].size == 0 {
+			empty++
+		}
+	}
+	k.report(false, func(p *Progress) { p.Files += empty; p.Shards++ })
+	return nil
+}
+
+// verify reads the shard o back and compares it with what was read and laid out.
+func (k *packer) verify(ctx context.Context, j *job, o objstore.Object) error {
+	bad := func(e *entry, at int64, what string) error {
+		name := "its end"
+		if e != nil {
+			name = k.m.Path(int(e.file))
+		}
+		return fmt.Errorf("pack: %s does not read back as it was written: %s at offset %d (%s): store or network change bytes (check them, then pack again: this shard is made anew)", j.key, what, at, name)
+	}
+	buf, err := k.take(ctx, j.partLen)
+	if err != nil {
+		return err
+	}
+	defer k.give(buf)
+	var crc uint32
+	for from := int64(0); from < j.size; from += j.partLen {
+		to := min(from+j.partLen, j.size)
+		if err := k.dst.ReadAt(ctx, o, buf[:to-from], from); err != nil {
+			return fmt.Errorf("pack: read back: %w", err)
+		}
+		err := k.visit(j.entries, from, to, func(at int64, b []byte, n int64) error {
+			got := buf[at-from : at-from+n]
+			if b == nil {
+				for i, c := range got {
+					if c != 0 {
+						return bad(nil, at+int64(i), "padding differs")
+					}
+				}
+			} else if !bytes.Equal(got, b) {
+				return bad(nil, at, "header differs")
+			}
+			return nil
+		}, func(at int64, e *entry, lo, hi int64) error {
+			if lo == 0 {
+				crc = 0
+			}
+			crc = crc32.Update(crc, castagnoli, buf[at-from:at-from+hi-lo])
+			if hi == e.size && crc != e.crc {
+				return bad(e, e.data, fmt.Sprintf("checksum %08x, want %08x", crc, e.crc))
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// index returns the .sidx of a shard.
+func (k *packer) index(j *job, o objstore.Object) ([]byte, error) {
+	ix := &index{dataset: k.m.VersionHash(), plan: k.id, shard: j.shard, size: j.size, etag: o.ETag}
+	for i := range j.entries {
+		e := &j.entries[i]
+		f := int(e.file)
+		m := indexMember{off: e.data, size: e.size, mtime: toNano(k.m.ModTime(f)), crc: e.crc, path: k.m.Path(f), etag: k.m.ETag(f)}
+		if name := k.tarPath(f); name != m.path {
+			m.tarName = name
+		}
+		if err := ix.append(m); err != nil {
+			return nil, err
+		}
+	}
+	return ix.encode()
+}
+
+// putNew stores data under key. That it is there already is no error, since a request whose answer
+// was lost is tried again.
+func (k *packer) putNew(ctx context.Context, key string, data []byte) error {
+	_, err := k.dst.PutNew(ctx, key, data)
+	if objstore.KindOf(err) == objstore.KindExists {
+		old, rerr := readObject(ctx, k.dst, key, int64(len(data)))
+		if rerr == nil && bytes.Equal(old, data) {
+			return nil
+		}
+		return fmt.Errorf("pack: %w: somebody else packs into this prefix (let one of them end, then pack again)", err)
+	}
+	if err != nil {
+		return fmt.Errorf("pack: %w", err)
+	}
+	return nil
+}
+
+// finish writes the manifest of the set.
+func (k *packer) finish(ctx context.Context) error {
+	s := Summary{params: k.params, Escaped: k.escaped, Shards: k.done}
+	s.Format = summaryFormat
+	data, err := encodeJSON(s)
+	if err != nil {
+		return err
+	}
+	if _, err := ParseSummary(data); err != nil {
+		return fmt.Errorf("pack: a bug made an invalid manifest: %w", err)
+	}
+	if err := k.putNew(ctx, k.prefix+SummaryName, data); err != nil {
+		return err
+	}
+	killpoint.Pass("shard.pack.manifest")
+	if err := k.dst.Delete(ctx, k.prefix+MarkerName); err != nil {
+		return fmt.Errorf("pack: %w", err)
+	}
+	killpoint.Pass("shard.pack.end")
+	return nil
+}

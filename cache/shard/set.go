@@ -1,0 +1,561 @@
+package shard
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// Member is one file of a set.
+type Member struct {
+	Path    string // as it is shown
+	ETag    string
+	Size    int64
+	ModTime time.Time // zero where it is not known
+	Shard   int       // number in Set.Shards
+	Off     int64     // of its bytes in the shard
+}
+
+// OpenOptions tell Open what it may use. Zero values mean the defaults.
+type OpenOptions struct {
+	// Parallel is the number of shards whose indexes are read at once. Default 16.
+	Parallel int
+	// Memory bounds what the indexes take that wait for their turn; that of one shard may take more. Default
+	// 256 MiB.
+	Memory int64
+	Logger *slog.Logger
+}
+
+// Set is a set of shards. Shards and the rest of the fields must not be changed. It is safe for
+// concurrent use.
+type Set struct {
+	// Shards are the tars, in the order of their names, or of the pattern.
+	Shards []objstore.Object
+	// Version is the dataset version of our own set; "" for foreign tars.
+	Version string
+	// Seed and Source are what our own set was packed with.
+	Seed   uint64
+	Source string
+	// Files and Bytes are the totals of our own set; 0 for foreign tars, before they are read.
+	Files int
+	Bytes int64
+	// Escaped counts names that differ in the tars of our own set.
+	Escaped Escaped
+
+	r       objstore.Reader
+	o       OpenOptions
+	summary *Summary                   // nil for foreign tars
+	beside  map[string]objstore.Object // .sidx, .idx and .index, by key
+
+	mu     sync.Mutex
+	report Report
+}
+
+// Report tells what the members of a set were found by, and what is not shown as it stands in the tars.
+type Report struct {
+	Members int `json:"members"` // that are shown
+	// Shards by what told their members.
+	FromIndex   int `json:"from_index"`   // .sidx
+	FromWds2idx int `json:"from_wds2idx"` // .idx or .index
+	FromHeaders int `json:"from_headers"`
+	Renamed     int `json:"renamed"`  // have a path that another shard has, and are shown by another
+	Replaced    int `json:"replaced"` // are replaced by a later member of the same shard and path
+	Skipped     int `json:"skipped"`  // links, devices, FIFOs, and names over 4,095 bytes
+	// Examples holds the first few of the last three, with the reason.
+	Examples []string `json:"examples,omitempty"`
+}
+
+const (
+	maxExamples     = 16
+	defaultParallel = 16 // 30 ms a GET: some 500 indexes a second
+
+	// maxProbe bounds how much of a listing is looked at for a first .tar: a million .json files are
+	// no shard set.
+	maxProbe = 10_000
+)
+
+// isShardFile says whether key may lie in a prefix that holds shards.
+func isShardFile(key string) bool {
+	switch path.Ext(key) {
+	case tarSuffix, ".idx", ".index", indexSuffix, ".json":
+		return true
+	}
+	return strings.HasSuffix(key, "/") // some tools mark folders
+}
+
+// IsSet says whether src is a set of shards: it names them, or there is a set's manifest, or a begun
+// one's, or there are only .tar, .idx, .index, .sidx and .json, of which at least one is a .tar.
+func IsSet(ctx context.Context, r objstore.Reader, src objstore.Source) (bool, error) {
+	if src.Shards != "" {
+		return true, nil
+	}
+	for _, name := range []string{SummaryName, MarkerName} {
+		switch _, err := r.Stat(ctx, src.Prefix+name); {
+		case err == nil:
+			return true, nil
+		case objstore.KindOf(err) != objstore.KindNotFound:
+			return false, err
+		}
+	}
+	n, tars := 0, false
+	for o, err := range r.List(ctx, src.Prefix) {
+		if err != nil {
+			return false, err
+		}
+		tars = tars || strings.HasSuffix(o.Key, tarSuffix)
+		if n++; !isShardFile(o.Key) || n > maxProbe && !tars {
+			return false, nil
+		}
+	}
+	return tars, nil
+}
+
+// Open lists the shards of src, or reads their manifest. It reads no member.
+func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOptions) (*Set, error) {
+	if o.Parallel <= 0 {
+		o.Parallel = defaultParallel
+	}
+	if o.Memory <= 0 {
+		o.Memory = 256 << 20
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Set{r: r, o: o, beside: make(map[string]objstore.Object)}
+	if src.Shards != "" {
+		return s, s.openKeys(ctx, src.ShardKeys(), src.String())
+	}
+	data, err := readObject(ctx, r, src.Prefix+SummaryName, maxSummary)
+	if err != nil {
+		return nil, err
+	}
+	if data != nil {
+		return s, s.openOwn(ctx, src.Prefix, data)
+	}
+	if _, err := r.Stat(ctx, src.Prefix+MarkerName); err == nil {
+		return nil, fmt.Errorf("%s: the shards are not complete: %s is there, %s is not (run the same shoal pack again)", src, MarkerName, SummaryName)
+	} else if objstore.KindOf(err) != objstore.KindNotFound {
+		return nil, err
+	}
+	return s, s.openPrefix(ctx, src.Prefix, src.String())
+}
+
+// openOwn takes the shards that a manifest names, and checks that they are there.
+func (s *Set) openOwn(ctx context.Context, prefix string, data []byte) error {
+	key := prefix + SummaryName
+	sum, err := ParseSummary(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", key, err)
+	}
+	s.summary, s.Version, s.Seed, s.Source = sum, sum.Dataset, sum.Seed, sum.Source
+	s.Files, s.Bytes, s.Escaped = sum.Files, sum.Bytes, sum.Escaped
+	there := make(map[string]objstore.Object, 2*len(sum.Shards))
+	for o, err := range s.r.List(ctx, prefix+"shard-") {
+		if err != nil {
+			return err
+		}
+		there[o.Key] = o
+	}
+	for _, m := range sum.Shards {
+		tar, index := prefix+m.Name, prefix+m.Name+indexSuffix
+		for _, k := range []string{tar, index} {
+			if _, ok := there[k]; !ok {
+				return fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)", key, k)
+			}
+		}
+		o := there[tar]
+		if o.Size != m.Size {
+			return fmt.Errorf("%s says that %s has %d bytes, but it has %d (restore it, or pack again into another prefix)", key, tar, m.Size, o.Size)
+		}
+		s.Shards = append(s.Shards, o)
+		s.beside[index] = there[index]
+	}
+	return nil
+}
+
+// openPrefix takes all tars under a prefix.
+func (s *Set) openPrefix(ctx context.Context, prefix, name string) error {
+	for o, err := range s.r.List(ctx, prefix) {
+		if err != nil {
+			return err
+		}
+		switch {
+		case strings.HasSuffix(o.Key, tarSuffix):
+			s.Shards = append(s.Shards, o)
+		case isIndexFile(o.Key):
+			s.beside[o.Key] = o
+		case !isShardFile(o.Key):
+			return fmt.Errorf("%s is no set of shards: it holds %q (name the shards, as in shard-{000000..000127}.tar)", name, o.Key)
+		}
+	}
+	if len(s.Shards) == 0 {
+		return fmt.Errorf("%s holds no .tar", name)
+	}
+	return nil
+}
+
+func isIndexFile(key string) bool {
+	switch path.Ext(key) {
+	case ".idx", ".index", indexSuffix:
+		return true
+	}
+	return false
+}
+
+// openKeys takes the shards of a pattern. One listing of what their keys have in common finds sizes and
+// indexes.
+func (s *Set) openKeys(ctx context.Context, keys []string, name string) error {
+	if len(keys) == 0 {
+		return fmt.Errorf("%s names no shards", name)
+	}
+	common := keys[0]
+	wanted := make(map[string]int, len(keys))
+	for i, k := range keys {
+		if !strings.HasSuffix(k, tarSuffix) {
+			return fmt.Errorf("%s names %s, which is no .tar (compressed tars are not read: store them uncompressed)", name, k)
+		}
+		if _, ok := wanted[k]; ok {
+			return fmt.Errorf("%s names %s twice", name, k)
+		}
+		wanted[k] = i
+		for !strings.HasPrefix(k, common) {
+			common = common[:len(common)-1]
+		}
+	}
+	// An index may have a shorter name than its shard: a.b.tar and a.idx.
+	dir, base := path.Split(strings.TrimSuffix(common, tarSuffix))
+	base, _, _ = strings.Cut(base, ".")
+	s.Shards = make([]objstore.Object, len(keys))
+	for o, err := range s.r.List(ctx, dir+base) {
+		if err != nil {
+			return err
+		}
+		if i, ok := wanted[o.Key]; ok {
+			s.Shards[i] = o
+		} else if isIndexFile(o.Key) {
+			s.beside[o.Key] = o
+		}
+	}
+	for i, o := range s.Shards {
+		if o.Key == "" {
+			return fmt.Errorf("%s names %s, which is not there", name, keys[i])
+		}
+	}
+	return nil
+}
+
+// Report returns what the last [Set.Members] that ended has found.
+func (s *Set) Report() Report {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.report
+}
+
+// loaded is the members of one shard, found.
+type loaded struct {
+	*scan
+	from func(r *Report) *int
+	cost int64
+	err  error
+}
+
+// Members yields the members of all shards, by shard and then by offset. It reads the indexes of several
+// shards at once; a path is held for 16 bytes or so of memory (none for our own sets). The sequence ends
+// after the first error. Breaking out of it leaks nothing.
+//
+// A wds2idx index is believed if it is not older than its tar, accounts for every block of it, and agrees
+// with three of its headers. Else the headers are read, which takes longer and gives the same members,
+// with their modification times.
+func (s *Set) Members(ctx context.Context) iter.Seq2[Member, error] {
+	return func(yield func(Member, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		b := newBudget(ctx, s.o.Memory)
+		defer b.stop() // last: until then it wakes those that wait
+		defer wg.Wait()
+		defer cancel()
+
+		n := min(s.o.Parallel, len(s.Shards))
+		slots := make([]chan loaded, n)
+		for i := range slots {
+			slots[i] = make(chan loaded, 1)
+		}
+		begin := func(shard int) {
+			wg.Go(func() {
+				var l loaded
+				l.err = ctx.Err()
+				if l.err == nil {
+					l = s.load(ctx, shard, func(n int64) error { return b.take(shard, n) })
+				}
+				slots[shard%n] <- l
+			})
+		}
+		for i := range n {
+			begin(i)
+		}
+		e := emitter{set: s, seen: make(map[uint64]struct{})}
+		for i := range s.Shards {
+			l := <-slots[i%n]
+			if l.err != nil {
+				yield(Member{}, l.err)
+				return
+			}
+			if !e.emit(i, l, yield) {
+				return
+			}
+			b.give(l.cost)
+			if i+n < len(s.Shards) {
+				begin(i + n)
+			}
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.report = e.report
+	}
+}
+
+// emitter gives every member a path of its own.
+type emitter struct {
+	set    *Set
+	report Report
+	// seen holds hashes of the paths. Two paths with one hash, which happens to one in a million sets of
+	// ten million members, cost one of them its name, not its bytes.
+	seen map[uint64]struct{}
+}
+
+func (e *emitter) example(text string) {
+	if len(e.report.Examples) < maxExamples {
+		e.report.Examples = append(e.report.Examples, text)
+	}
+}
+
+func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool {
+	o := e.set.Shards[shard]
+	own := e.set.summary != nil
+	*l.from(&e.report)++
+	e.report.Replaced += l.replaced
+	e.report.Skipped += l.skipped
+	for _, x := range l.examples {
+		e.example(x)
+	}
+	ok := true
+	l.ix.members(func(i int, m indexMember) bool {
+		if l.isDead(i) {
+			return true
+		}
+		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: fromNano(m.mtime), Shard: shard, Off: m.off}
+		if out.ETag == "" {
+			out.ETag = o.ETag + "+" + strconv.FormatInt(m.off, 10)
+		}
+		// The paths of our own set are those of one manifest.
+		if !own && !e.take(out.Path) {
+			out.Path = e.rename(m.path, shardBase(o.Key))
+			e.report.Renamed++
+			e.example(fmt.Sprintf("%.300q in %s: an earlier shard has it, so it is shown as %.300q", m.path, o.Key, out.Path))
+		}
+		e.report.Members++
+		ok = yield(out, nil)
+		return ok
+	})
+	return ok
+}
+
+// take says whether path is new.
+func (e *emitter) take(path string) bool {
+	h := xxhash.Sum64String(path)
+	if _, ok := e.seen[h]; ok {
+		return false
+	}
+	e.seen[h] = struct{}{}
+	return true
+}
+
+func (e *emitter) rename(p, shard string) string {
+	dir, base := path.Split(p)
+	for n := 1; ; n++ {
+		name := dir + shard + "~" + base
+		if n > 1 {
+			name = dir + shard + "~" + strconv.Itoa(n) + "~" + base
+		}
+		if e.take(name) {
+			return name
+		}
+	}
+}
+
+// load finds the members of a shard.
+func (s *Set) load(ctx context.Context, shard int, reserve func(n int64) error) (l loaded) {
+	counted := func(n int64) error {
+		l.cost += n
+		return reserve(n)
+	}
+	o := s.Shards[shard]
+	if side, ok := s.beside[o.Key+indexSuffix]; ok {
+		ix, err := s.loadIndex(ctx, o, side, shard, counted)
+		if err == nil {
+			l.scan, l.from = &scan{ix: ix}, func(r *Report) *int { return &r.FromIndex }
+			return l
+		}
+		if s.summary != nil || !errors.Is(err, catalog.ErrCorrupt) && !errors.Is(err, catalog.ErrNewerFormat) {
+			l.err = err
+			return l
+		}
+		s.o.Logger.Warn("index does not fit its shard; headers are read", "err", err)
+	}
+	for _, key := range indexKeys(o.Key) {
+		side, ok := s.beside[key]
+		if !ok {
+			continue
+		}
+		sc, err := s.loadWds(ctx, o, side, counted)
+		if err != nil {
+			l.err = err
+			return l
+		}
+		if sc != nil {
+			l.scan, l.from = sc, func(r *Report) *int { return &r.FromWds2idx }
+			return l
+		}
+		break
+	}
+	l.from = func(r *Report) *int { return &r.FromHeaders }
+	l.scan, l.err = scanTar(ctx, s.r, o, counted)
+	return l
+}
+
+// loadIndex reads a .sidx and checks that it is that of the tar o.
+func (s *Set) loadIndex(ctx context.Context, o, side objstore.Object, shard int, reserve func(n int64) error) (*index, error) {
+	bad := func(err error) error {
+		return fmt.Errorf("index %s: %w (restore it, or remove the set and pack again)", side.Key, err)
+	}
+	if side.Size > maxIndex {
+		return nil, bad(corrupt("%d bytes", side.Size))
+	}
+	if err := reserve(side.Size); err != nil {
+		return nil, err
+	}
+	data, err := readWhole(ctx, s.r, side, maxIndex)
+	if err != nil {
+		return nil, err
+	}
+	ix, err := parseIndex(data)
+	if err != nil {
+		return nil, bad(err)
+	}
+	if ix.size != o.Size {
+		return nil, bad(corrupt("it belongs to a tar of %d bytes, %s has %d", ix.size, o.Key, o.Size))
+	}
+	if s.summary != nil {
+		m := s.summary.Shards[shard]
+		if hex.EncodeToString(ix.dataset[:]) != s.Version || hex.EncodeToString(ix.plan[:]) != s.summary.Plan || ix.shard != shard || ix.len() != m.Members {
+			return nil, bad(corrupt("it belongs to another set than %s", SummaryName))
+		}
+	}
+	if ix.etag != o.ETag {
+		// A copy of a set has other ETags. Another tar of just this size has other headers.
+		same, err := probe(ctx, s.r, o, ix)
+		if err != nil {
+			return nil, err
+		}
+		if !same {
+			return nil, bad(corrupt("it belongs to another tar than %s", o.Key))
+		}
+	}
+	return ix, nil
+}
+
+// loadWds reads a wds2idx index; nil if it does not agree with the tar o.
+func (s *Set) loadWds(ctx context.Context, o, side objstore.Object, reserve func(n int64) error) (*scan, error) {
+	no := func(why error) (*scan, error) {
+		s.o.Logger.Info("wds2idx index is not used; headers are read", "index", side.Key, "why", why)
+		return nil, nil
+	}
+	if side.Size > maxIndex {
+		return no(errTooLong)
+	}
+	if side.ModTime.Before(o.ModTime) && !side.ModTime.IsZero() {
+		return no(errors.New("older than its shard"))
+	}
+	// The text, the index made of it, and again without "./", with the map of paths.
+	if err := reserve(6 * side.Size); err != nil {
+		return nil, err
+	}
+	data, err := readWhole(ctx, s.r, side, maxIndex)
+	if err != nil {
+		return nil, err
+	}
+	ix, err := parseWds(data)
+	if err != nil {
+		return no(err)
+	}
+	if ok, err := agrees(ctx, s.r, o, ix); err != nil {
+		return nil, err
+	} else if !ok {
+		return no(errors.New("does not account for every block of the shard"))
+	}
+	sc := &scan{ix: new(index), where: make(map[uint64]row)}
+	ix.members(func(_ int, m indexMember) bool {
+		m.path, m.mtime = trimName(m.path), toNano(o.ModTime)
+		err = sc.add(o.Key, m)
+		return err == nil
+	})
+	sc.where = nil
+	return sc, err
+}
+
+// budget bounds what waits in memory. Whose turn it is gets what it needs, so it always goes on.
+type budget struct {
+	ctx  context.Context
+	mu   sync.Mutex
+	cond *sync.Cond
+	left int64
+	turn int
+	stop func() bool
+}
+
+func newBudget(ctx context.Context, n int64) *budget {
+	b := &budget{ctx: ctx, left: n}
+	b.cond = sync.NewCond(&b.mu)
+	b.stop = context.AfterFunc(ctx, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.cond.Broadcast()
+	})
+	return b
+}
+
+// take reserves n bytes for the one with number i.
+func (b *budget) take(i int, n int64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for b.left < n && i != b.turn && b.ctx.Err() == nil {
+		b.cond.Wait()
+	}
+	if err := b.ctx.Err(); err != nil {
+		return err
+	}
+	b.left -= n
+	return nil
+}
+
+// give takes back what the one whose turn it was has reserved. The next one has its turn.
+func (b *budget) give(n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left += n
+	b.turn++
+	b.cond.Broadcast()
+}

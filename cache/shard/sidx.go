@@ -1,0 +1,208 @@
+package shard
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+)
+
+const (
+	indexMagic   = "SHOALIDX"
+	indexVersion = 1
+	indexHeader  = 128
+	indexRow     = 36
+
+	// maxIndex bounds what is read of an index into memory: 5 million members of 100 bytes.
+	maxIndex = 1 << 29
+
+	noTime = math.MinInt64 // stands for an unknown modification time
+)
+
+func corrupt(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", catalog.ErrCorrupt, fmt.Sprintf(format, args...))
+}
+
+// index is a parsed .sidx.
+type index struct {
+	dataset [32]byte
+	plan    [16]byte
+	shard   int
+	size    int64  // of the tar
+	etag    string // of the tar
+	bytes   int64  // sum of the members' sizes
+	rows    []byte
+	strings []byte
+}
+
+// indexMember is one member of an index.
+type indexMember struct {
+	off, size int64
+	mtime     int64
+	crc       uint32
+	path      string
+	tarName   string // "": path
+	etag      string
+}
+
+func (ix *index) len() int { return len(ix.rows) / indexRow }
+
+// append adds a member.
+func (ix *index) append(m indexMember) error {
+	if len(m.path) > math.MaxUint16 || len(m.tarName) > math.MaxUint16 || len(m.etag) > math.MaxUint16 {
+		return fmt.Errorf("member %.300q has a path, a name or an ETag of over 65,535 bytes", m.path)
+	}
+	le := binary.LittleEndian
+	r := le.AppendUint64(ix.rows, uint64(m.off))
+	r = le.AppendUint64(r, uint64(m.size))
+	r = le.AppendUint64(r, uint64(m.mtime))
+	r = le.AppendUint32(r, m.crc)
+	for _, n := range [...]int{len(m.path), len(m.tarName), len(m.etag), 0} {
+		r = le.AppendUint16(r, uint16(n))
+	}
+	ix.rows = r
+	ix.strings = append(append(append(ix.strings, m.path...), m.tarName...), m.etag...)
+	ix.bytes += m.size
+	return nil
+}
+
+// encode returns the file.
+func (ix *index) encode() ([]byte, error) {
+	le := binary.LittleEndian
+	total := indexHeader + len(ix.etag) + len(ix.rows) + len(ix.strings)
+	if total > maxIndex {
+		return nil, fmt.Errorf("the index of shard %d has %d bytes, more than %d (use a smaller --shard-size)", ix.shard, total, maxIndex)
+	}
+	out := make([]byte, indexHeader, total)
+	copy(out, indexMagic)
+	le.PutUint32(out[8:], indexVersion)
+	le.PutUint32(out[12:], indexHeader)
+	copy(out[16:], ix.dataset[:])
+	copy(out[48:], ix.plan[:])
+	le.PutUint32(out[64:], uint32(ix.shard))
+	le.PutUint32(out[68:], uint32(ix.len()))
+	le.PutUint64(out[72:], uint64(ix.size))
+	le.PutUint64(out[80:], uint64(ix.bytes))
+	le.PutUint64(out[88:], uint64(len(ix.strings)))
+	le.PutUint32(out[96:], uint32(len(ix.etag)))
+	le.PutUint64(out[112:], uint64(total))
+	out = append(append(append(out, ix.etag...), ix.rows...), ix.strings...)
+	le.PutUint32(out[120:], crc32.Checksum(out[indexHeader:], castagnoli))
+	le.PutUint32(out[124:], crc32.Checksum(out[:124], castagnoli))
+	return out, nil
+}
+
+// parseIndex checks data, of which the index keeps slices. Its errors wrap [catalog.ErrCorrupt] or
+// [catalog.ErrNewerFormat].
+func parseIndex(data []byte) (*index, error) {
+	le := binary.LittleEndian
+	if len(data) < indexHeader {
+		return nil, corrupt("%d bytes long, shorter than its header", len(data))
+	}
+	h := data[:indexHeader]
+	if string(h[:8]) != indexMagic {
+		return nil, corrupt("not an index (magic %q)", h[:8])
+	}
+	// Before the version, so that damage is not taken for a newer format.
+	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
+		return nil, corrupt("header has checksum %08x, want %08x", got, want)
+	}
+	if v := le.Uint32(h[8:]); v > indexVersion {
+		return nil, fmt.Errorf("%w: format version %d, this one reads %d", catalog.ErrNewerFormat, v, indexVersion)
+	} else if v != indexVersion {
+		return nil, corrupt("format version %d", v)
+	}
+	if n := le.Uint32(h[12:]); n != indexHeader {
+		return nil, corrupt("header length %d", n)
+	}
+	n, strs, tag := uint64(le.Uint32(h[68:])), le.Uint64(h[88:]), uint64(le.Uint32(h[96:]))
+	if le.Uint64(h[112:]) != uint64(len(data)) || strs > uint64(len(data)) || indexHeader+tag+n*indexRow+strs != uint64(len(data)) {
+		return nil, corrupt("%d bytes long, but the header says otherwise", len(data))
+	}
+	if got, want := crc32.Checksum(data[indexHeader:], castagnoli), le.Uint32(h[120:]); got != want {
+		return nil, corrupt("content has checksum %08x, want %08x", got, want)
+	}
+	ix := &index{
+		dataset: [32]byte(h[16:48]), plan: [16]byte(h[48:64]), shard: int(le.Uint32(h[64:])),
+		size: int64(le.Uint64(h[72:])), bytes: int64(le.Uint64(h[80:])),
+	}
+	rest := data[indexHeader:]
+	ix.etag, rest = string(rest[:tag]), rest[tag:]
+	ix.rows, ix.strings = rest[:n*indexRow], rest[n*indexRow:]
+	return ix, ix.check()
+}
+
+// check looks at what each member follows later: offsets ascend without overlap inside the tar, and the
+// strings are all there.
+func (ix *index) check() error {
+	le := binary.LittleEndian
+	if ix.size < 0 {
+		return corrupt("a tar of %d bytes", ix.size)
+	}
+	if ix.etag == "" {
+		return corrupt("the tar has no ETag")
+	}
+	var end, sum int64
+	var used uint64
+	for i := range ix.len() {
+		r := ix.rows[i*indexRow:]
+		off, size := int64(le.Uint64(r)), int64(le.Uint64(r[8:]))
+		path, name, tag := le.Uint16(r[28:]), le.Uint16(r[30:]), le.Uint16(r[32:])
+		if off < end+blockSize || off%blockSize != 0 || off > ix.size || size < 0 || size > ix.size-off {
+			return corrupt("member %d: %d bytes at %d of a tar of %d bytes", i, size, off, ix.size)
+		}
+		if path == 0 || tag == 0 {
+			return corrupt("member %d has no path or no ETag", i)
+		}
+		end = off + size
+		sum += size // no overflow: the members lie apart in the tar
+		used += uint64(path) + uint64(name) + uint64(tag)
+	}
+	if sum != ix.bytes {
+		return corrupt("sizes add up to %d, want %d", sum, ix.bytes)
+	}
+	if used != uint64(len(ix.strings)) {
+		return corrupt("strings fill %d bytes of %d", used, len(ix.strings))
+	}
+	return nil
+}
+
+// members calls yield for each member until it returns false.
+func (ix *index) members(yield func(i int, m indexMember) bool) {
+	le := binary.LittleEndian
+	rest := ix.strings
+	next := func(n uint16) string {
+		s := rest[:n]
+		rest = rest[n:]
+		return string(s)
+	}
+	for i := range ix.len() {
+		r := ix.rows[i*indexRow:]
+		m := indexMember{off: int64(le.Uint64(r)), size: int64(le.Uint64(r[8:])), mtime: int64(le.Uint64(r[16:])), crc: le.Uint32(r[24:])}
+		m.path, m.tarName, m.etag = next(le.Uint16(r[28:])), next(le.Uint16(r[30:])), next(le.Uint16(r[32:]))
+		if !yield(i, m) {
+			return
+		}
+	}
+}
+
+// toNano is a time as an index holds it.
+func toNano(t time.Time) int64 {
+	if t.IsZero() || t.Year() <= 1678 || t.Year() >= 2262 { // what UnixNano can hold
+		return noTime
+	}
+	return t.UnixNano()
+}
+
+func fromNano(ns int64) time.Time {
+	if ns == noTime {
+		return time.Time{}
+	}
+	return time.Unix(0, ns).UTC()
+}
+
+var errTooLong = errors.New("too long to be read into memory")

@@ -1,0 +1,154 @@
+package shard
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+)
+
+const (
+	// SummaryName is the name of a set's manifest; where it is, the set is complete.
+	SummaryName = "shoal-manifest.json"
+	// MarkerName is the name of the object that says what is being packed.
+	MarkerName = "shoal-pack.json"
+
+	summaryFormat  = "shoal-shards"
+	markerFormat   = "shoal-pack"
+	summaryVersion = 1
+
+	// maxSummary bounds what is read of a set's manifest: two million shards.
+	maxSummary = 256 << 20
+	// maxShards is what maxSummary can hold.
+	maxShards = 2_000_000
+)
+
+// params are what the bytes of a set follow from.
+type params struct {
+	Format    string `json:"format"`
+	Version   int    `json:"version"`
+	Dataset   string `json:"dataset"`           // dataset version, 64 hexadecimal digits
+	Seed      uint64 `json:"seed"`              // of the order
+	ShardSize int64  `json:"shard_size"`        // bytes that a shard is filled to
+	Plan      string `json:"plan"`              // 32 hexadecimal digits; names which file lies in which shard
+	Source    string `json:"source"`            // what was packed, for people
+	Recoded   string `json:"recoded,omitempty"` // what was done to the files first: they are not the source's
+	Files     int    `json:"files"`
+	Bytes     int64  `json:"bytes"` // sum of the files' sizes
+}
+
+// Summary is a set's manifest, shoal-manifest.json.
+type Summary struct {
+	params
+	Escaped Escaped         `json:"escaped"`
+	Shards  []SummaryMember `json:"shards"`
+}
+
+// SummaryMember is one shard of a set.
+type SummaryMember struct {
+	Name    string `json:"name"`
+	Size    int64  `json:"size"`
+	Members int    `json:"members"`
+	ETag    string `json:"etag"`
+}
+
+func shardName(i int) string { return fmt.Sprintf("shard-%06d.tar", i) }
+
+const indexSuffix = ".sidx"
+
+// check says what is wrong with p.
+func (p *params) check(format string) error {
+	switch {
+	case p.Format != format:
+		return corrupt("format %.40q, want %q", p.Format, format)
+	case p.Version > summaryVersion:
+		return fmt.Errorf("%w: format version %d, this one reads %d", catalog.ErrNewerFormat, p.Version, summaryVersion)
+	case p.Version != summaryVersion:
+		return corrupt("format version %d", p.Version)
+	case p.Files <= 0 || p.Bytes < 0 || p.ShardSize <= 0:
+		return corrupt("%d files of %d bytes in shards of %d", p.Files, p.Bytes, p.ShardSize)
+	}
+	if b, err := hex.DecodeString(p.Dataset); err != nil || len(b) != 32 {
+		return corrupt("dataset version %.80q", p.Dataset)
+	}
+	if b, err := hex.DecodeString(p.Plan); err != nil || len(b) != 16 {
+		return corrupt("plan %.80q", p.Plan)
+	}
+	return nil
+}
+
+// encodeJSON is how both files are written: indented, so that people can read them.
+func encodeJSON(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", " ")
+	if err := e.Encode(v); err != nil {
+		return nil, fmt.Errorf("shard set: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// ParseSummary reads a set's manifest. Its errors wrap [catalog.ErrCorrupt] or
+// [catalog.ErrNewerFormat].
+func ParseSummary(data []byte) (*Summary, error) {
+	// The version first: a newer format may not fit the struct.
+	if err := checkVersion(data); err != nil {
+		return nil, err
+	}
+	s := new(Summary)
+	if err := json.Unmarshal(data, s); err != nil {
+		return nil, corrupt("%v", err)
+	}
+	if err := s.check(summaryFormat); err != nil {
+		return nil, err
+	}
+	if len(s.Shards) == 0 || len(s.Shards) > maxShards {
+		return nil, corrupt("%d shards", len(s.Shards))
+	}
+	files := 0
+	room := int64(0)
+	for i, m := range s.Shards {
+		// A name of any other form could lie outside the prefix.
+		if m.Name != shardName(i) {
+			return nil, corrupt("shard %d has the name %.80q", i, m.Name)
+		}
+		if m.Members <= 0 || int64(m.Members) > m.Size/blockSize || m.Size < endLen || m.Size > 1<<60 || m.ETag == "" || files > s.Files-m.Members {
+			return nil, corrupt("shard %d: %d members in %d bytes", i, m.Members, m.Size)
+		}
+		files += m.Members
+		if room += m.Size; room < 0 {
+			return nil, corrupt("the shards exceed 8 EiB")
+		}
+	}
+	if files != s.Files || s.Bytes > room {
+		return nil, corrupt("shards hold %d files in %d bytes, want %d of %d bytes", files, room, s.Files, s.Bytes)
+	}
+	return s, nil
+}
+
+func checkVersion(data []byte) error {
+	var v struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &v); err != nil {
+		return corrupt("%v", err)
+	}
+	if v.Version > summaryVersion {
+		return fmt.Errorf("%w: format version %d, this one reads %d", catalog.ErrNewerFormat, v.Version, summaryVersion)
+	}
+	return nil
+}
+
+func parseMarker(data []byte) (params, error) {
+	if err := checkVersion(data); err != nil {
+		return params{}, err
+	}
+	var p params
+	if err := json.Unmarshal(data, &p); err != nil {
+		return params{}, corrupt("%v", err)
+	}
+	return p, p.check(markerFormat)
+}

@@ -1,0 +1,177 @@
+//go:build cuda
+
+// Command shoal-gpu stands beside `shoal serve` on a host with an NVIDIA GPU: it takes the feed's batches out of shared
+// memory, finishes them on the GPU, and serves them to trainers as memory of the GPU (docs/gpu.md).
+//
+// It is a process of its own so that nothing that a driver does can take the mount or the cache down.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/cmd/shoal-gpu/relay"
+	"github.com/shoalfs/shoal/gpuingest"
+	"github.com/shoalfs/shoal/gpuingest/cuda"
+	"github.com/shoalfs/shoal/gpuingest/cuda/nvtx"
+	"github.com/shoalfs/shoal/internal/logs"
+	"github.com/shoalfs/shoal/loader"
+)
+
+var version = "dev"
+
+// The exit codes beside 0: failed, wrong use, and no device that could be used, so that a script can go on without.
+const (
+	exitFailed   = 1
+	exitUsage    = 2
+	exitNoDevice = 3
+)
+
+// defaultListen is where trainers look.
+const defaultListen = "unix:///run/shoal/gpu.sock"
+
+type usageError struct{ error }
+
+func main() {
+	err := command().Execute()
+	if err == nil {
+		return
+	}
+	fmt.Fprintln(os.Stderr, "shoal-gpu:", err)
+	var wrong usageError
+	switch {
+	case errors.As(err, &wrong):
+		os.Exit(exitUsage)
+	case errors.Is(err, gpuingest.ErrNoDriver), errors.Is(err, gpuingest.ErrNoDevice), errors.Is(err, gpuingest.ErrDeviceMemory):
+		os.Exit(exitNoDevice)
+	}
+	os.Exit(exitFailed)
+}
+
+func command() *cobra.Command {
+	var listen, mode, group, level, format, admin string
+	var device int
+	c := &cobra.Command{
+		Use:   "shoal-gpu FEED",
+		Short: "Serves the batches of a feed as memory of an NVIDIA GPU",
+		Long: "FEED is where `shoal serve` listens: unix:///PATH (shared memory) or tcp://HOST:PORT.\n" +
+			"Trainers open Feed(\"" + defaultListen + "\", device=\"cuda\"); what the device cannot serve comes to host memory.\n" +
+			"Exit 0: ended by a signal; 1: failed; 2: wrong use; 3: no usable device.",
+		Version: version, SilenceErrors: true, SilenceUsage: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{fmt.Errorf("%d arguments: give the address of the feed, such as unix:///run/shoal/feed.sock", len(args))}
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			perm, err := strconv.ParseUint(mode, 8, 32)
+			if err != nil || perm > 0o777 {
+				return usageError{fmt.Errorf("--socket-mode %q: must be octal, such as 0660", mode)}
+			}
+			var lv slog.Level
+			if err := lv.UnmarshalText([]byte(level)); err != nil {
+				return usageError{fmt.Errorf("--log %q: must be debug, info, warn or error", level)}
+			}
+			if !strings.HasPrefix(listen, "unix://") {
+				return usageError{fmt.Errorf("--listen %q: device memory is handed over on unix:///PATH only", listen)}
+			}
+			limiter := logs.NewLimiter()
+			defer limiter.Flush()
+			log, err := limiter.New(os.Stderr, format, lv)
+			if err != nil {
+				return usageError{fmt.Errorf("--log-format: %w", err)}
+			}
+			return serve(args[0], listen, admin, loader.ListenOptions{SocketMode: fs.FileMode(perm), SocketGroup: group}, device, log)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&listen, "listen", defaultListen, "where trainers connect: unix:///PATH")
+	f.IntVar(&device, "device", 0, "number of the device, as the driver counts")
+	f.StringVar(&mode, "socket-mode", "0660", "permissions of the socket, octal")
+	f.StringVar(&group, "socket-group", "", "group of the socket, by name or number")
+	f.StringVar(&level, "log", "info", "least level of the log: debug, info, warn, error")
+	f.StringVar(&format, "log-format", logs.Text, "text or json, one line an event")
+	f.StringVar(&admin, "admin", "", "HOST:PORT for /metrics and /healthz, such as 127.0.0.1:7072 (default: none)")
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	c.AddCommand(deviceCommand())
+	return c
+}
+
+// deviceCommand tells whether a device can be used.
+func deviceCommand() *cobra.Command {
+	var n int
+	c := &cobra.Command{
+		Use: "check", Short: "Tells which device there is, as JSON, or what is missing", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			d, err := cuda.Open(n)
+			if err != nil {
+				return err
+			}
+			out, err := json.Marshal(map[string]any{"version": 1, "device": d.Name(), "uuid": d.UUID(), "model": d.Model()})
+			if err != nil {
+				return err
+			}
+			fmt.Println(string(out))
+			return d.Close()
+		},
+	}
+	c.Flags().IntVar(&n, "device", 0, "number of the device, as the driver counts")
+	return c
+}
+
+// device joins package cuda to the relay.
+type device struct{ *cuda.Device }
+
+func (d device) Open(slots []byte, slotBytes, buffers, bufferBytes int) (relay.Ring, error) {
+	r, err := d.NewRing(slots, slotBytes, buffers, bufferBytes)
+	if err != nil {
+		return nil, err // and no interface of a nil *Ring
+	}
+	return r, nil
+}
+
+func serve(feed, listen, admin string, o loader.ListenOptions, number int, log *slog.Logger) (err error) {
+	d, err := cuda.Open(number)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	srv, err := relay.New(relay.Options{Feed: feed, Device: device{d}, Log: log, Range: nvtx.Range})
+	if err != nil {
+		return usageError{err}
+	}
+	stop := sync.OnceValue(srv.Close)
+	defer func() { err = errors.Join(err, stop()) }()
+	if admin != "" {
+		stopAdmin, err := srv.ListenAdmin(admin, version, log)
+		if err != nil {
+			return usageError{err}
+		}
+		defer stopAdmin()
+	}
+	l, err := loader.Listen(listen, o)
+	if err != nil {
+		if errors.Is(err, loader.ErrAddress) {
+			err = usageError{err}
+		}
+		return err
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	context.AfterFunc(ctx, func() { _ = stop() }) // its error is returned below
+	log.Info("serving", "listen", listen, "feed", feed, "device", d.Name(), "model", d.Model(), "uuid", d.UUID())
+	return srv.Serve(l)
+}

@@ -1,0 +1,83 @@
+package relay
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/shoalfs/shoal/gpuingest"
+	"github.com/shoalfs/shoal/loader/feedpb"
+)
+
+// The names of the planes that are not passed on as they are.
+const (
+	planeData   = "data"
+	planeFinish = "finish"
+)
+
+// numpyNames are numpy's names of a device's types.
+var numpyNames = map[string]string{"uint8": "uint8", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+// layout is where a batch lies in a buffer, and how it gets there.
+type layout struct {
+	planes []*feedpb.Plane
+	total  int // bytes
+	small  int // where the planes after data begin
+	job    *gpuingest.Job
+}
+
+// lay lays out a batch of rows with the server's planes, whose offsets count from `at` in the slot. finish is nil
+// where the planes are only copied.
+func lay(planes []*feedpb.Plane, rows, at int, finish *gpuingest.Finish) (*layout, error) {
+	l := &layout{job: &gpuingest.Job{Rows: rows, Finish: finish}}
+	seen := map[string]bool{}
+	for _, p := range planes {
+		name := p.GetName()
+		seen[name] = true
+		from, n := at+int(p.GetOffset()), int(p.GetLength())
+		if finish != nil && name == planeFinish {
+			if n != rows*gpuingest.ParamBytes {
+				return nil, fmt.Errorf("plane %s has %d bytes for %d rows", name, n, rows)
+			}
+			l.job.Params = from
+			continue
+		}
+		q := proto.CloneOf(p)
+		if finish != nil && name == planeData {
+			if n != rows*finish.SourceBytes() {
+				return nil, fmt.Errorf("plane %s has %d bytes for %d rows of %d", name, n, rows, finish.SourceBytes())
+			}
+			h, w := uint64(finish.Height), uint64(finish.Width)
+			q.Dtype, q.Shape = numpyNames[finish.DType], []uint64{uint64(rows), 3, h, w}
+			if finish.Layout == "nhwc" {
+				q.Shape = []uint64{uint64(rows), h, w, 3}
+			}
+			l.job.Source, n = from, rows*finish.RowBytes()
+		}
+		l.total = (l.total + 63) / 64 * 64
+		q.Offset, q.Length = uint64(l.total), uint64(n)
+		if finish != nil && name == planeData {
+			l.job.Target = l.total
+		} else {
+			l.job.Copies = append(l.job.Copies, gpuingest.Copy{From: from, To: l.total, Bytes: n})
+		}
+		if len(l.planes) == 1 {
+			l.small = l.total
+		}
+		l.planes = append(l.planes, q)
+		l.total += n
+	}
+	if len(l.planes) < 2 || l.planes[0].GetName() != planeData || finish != nil && !seen[planeFinish] {
+		return nil, fmt.Errorf("planes of another kind than a device takes: %v", planes)
+	}
+	return l, nil
+}
+
+// host copies the planes after data to dst, as they lie in the buffer, from the slot.
+func (l *layout) host(dst, slot []byte) {
+	for _, c := range l.job.Copies {
+		if c.To >= l.small {
+			copy(dst[c.To-l.small:], slot[c.From:][:c.Bytes])
+		}
+	}
+}

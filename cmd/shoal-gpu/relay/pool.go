@@ -1,0 +1,220 @@
+package relay
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/internal/handover"
+	"github.com/shoalfs/shoal/loader/feedpb"
+)
+
+// pool is a session's device buffers, and memory for the planes that the host looks at.
+type pool struct {
+	key         string
+	device      string
+	uuid        string
+	ring        Ring
+	count       int
+	bufferBytes int
+	host        *os.File // count pieces of hostBytes
+	hostMem     []byte
+	hostBytes   int
+	lost        func() // told when the client's connection of the handover ends
+
+	mu   sync.Mutex
+	free []int         // buffers, in the order in which they became free
+	out  []bool        // those that the client has
+	over bool          // releases count no more
+	wake chan struct{} // something has become free
+
+	claimed chan struct{} // closed once the client has the descriptors, or was refused them
+
+	export sync.Mutex // held while descriptors are passed on
+	closed bool       // guarded by export: there is no ring any more
+}
+
+// maxBuffers bounds what a client may ask for: descriptors go in one message, which takes 253.
+const maxBuffers = 64
+
+func newPool(d Device, ring Ring, count, hostBytes int, lost func()) (*pool, error) {
+	page := os.Getpagesize()
+	p := &pool{key: rand.Text(), device: d.Name(), uuid: d.UUID(), ring: ring, count: count, bufferBytes: ring.BufferBytes(),
+		hostBytes: (max(hostBytes, 1) + page - 1) / page * page, lost: lost, out: make([]bool, count), wake: make(chan struct{}, 1), claimed: make(chan struct{})}
+	fd, err := unix.MemfdCreate("shoal-gpu-host", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("create a memfd: %w", err)
+	}
+	p.host = os.NewFile(uintptr(fd), "shoal-gpu-host")
+	size := count * p.hostBytes
+	err = unix.Ftruncate(fd, int64(size))
+	if err == nil { // neither side can make the other fault by cutting it
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err == nil {
+		p.hostMem, err = unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare a memfd of %d bytes: %w", size, err), p.host.Close())
+	}
+	for i := range count {
+		p.free = append(p.free, i)
+	}
+	return p, nil
+}
+
+// message is what Opened says of the pool.
+func (p *pool) message() *feedpb.Pool {
+	return &feedpb.Pool{Key: p.key, Slots: uint32(p.count), SlotBytes: uint64(p.bufferBytes), Device: p.device}
+}
+
+// take returns a buffer that was released and that the device is done with too, the one released first. Where there is
+// none, b is negative, and released tells whether one waits for the device.
+func (p *pool) take() (b int, released bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, b := range p.free {
+		if free, err := p.ring.Free(b); err != nil || free {
+			p.free = slices.Delete(p.free, i, i+1)
+			return b, true, err
+		}
+	}
+	return -1, len(p.free) > 0, nil
+}
+
+// give marks a buffer as the client's.
+func (p *pool) give(b int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.out[b] = true
+}
+
+// release takes buffers back, by their numbers from 1. It returns how many.
+func (p *pool) release(slots []uint32) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return 0, nil
+	}
+	for i, s := range slots {
+		if s < 1 || int(s) > p.count || !p.out[s-1] {
+			return i, fmt.Errorf("slot %d was released, which the client does not have", s)
+		}
+		p.out[s-1] = false
+		p.free = append(p.free, int(s-1))
+	}
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+	return len(slots), nil
+}
+
+// abandon returns the number of buffers that the client has, and takes no more back.
+func (p *pool) abandon() (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.over = true
+	for _, out := range p.out {
+		if out {
+			n++
+		}
+	}
+	return n
+}
+
+// hostPart is the host's memory of a buffer.
+func (p *pool) hostPart(b int) []byte { return p.hostMem[b*p.hostBytes:][:p.hostBytes] }
+
+// close gives the host's memory back. The ring may be closed after it.
+func (p *pool) close() error {
+	p.export.Lock()
+	defer p.export.Unlock()
+	p.closed = true
+	return errors.Join(unix.Munmap(p.hostMem), p.host.Close())
+}
+
+// poolReply is the answer to a client that wants a pool's descriptors.
+type poolReply struct {
+	V         int     `json:"v"`
+	Slots     int     `json:"slots,omitempty"`
+	SlotBytes int     `json:"slot_bytes,omitempty"`
+	Device    string  `json:"device,omitempty"`
+	UUID      string  `json:"uuid,omitempty"`
+	HostBytes int     `json:"host_bytes,omitempty"`
+	Events    []event `json:"events,omitempty"`
+	Error     string  `json:"error,omitempty"`
+}
+
+type event struct {
+	Ready string `json:"ready"`
+	Free  string `json:"free"`
+}
+
+// handOver answers one connection for as long as it stands.
+func (s *Server) handOver(c *net.UnixConn) {
+	p, err := s.claim(c)
+	if err != nil {
+		s.o.Log.Warn("a handover failed", "error", err)
+		_ = handover.WriteReply(c, poolReply{V: handover.Version, Error: err.Error()}) // it may be gone
+		return
+	}
+	defer p.lost()
+	err = p.handOver(c)
+	close(p.claimed)
+	if err != nil {
+		s.o.Log.Warn("a handover failed", "error", err)
+		_ = handover.WriteReply(c, poolReply{V: handover.Version, Error: err.Error()})
+		return
+	}
+	_ = c.SetDeadline(time.Time{})
+	_, _ = c.Read(make([]byte, 1)) // its end is all that there is to come
+}
+
+// claim reads the request and finds the pool; a key is good for once.
+func (s *Server) claim(c io.Reader) (*pool, error) {
+	q, err := handover.ReadRequest(c)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.pools[q.Key]
+	if p == nil {
+		return nil, errors.New("the key is of no session that is open, or was used: take it from Opened.pool of a stream, while that is open")
+	}
+	delete(s.pools, q.Key)
+	return p, nil
+}
+
+// handOver sends the descriptors.
+func (p *pool) handOver(c *net.UnixConn) error {
+	p.export.Lock()
+	defer p.export.Unlock()
+	if p.closed {
+		return errors.New("the session has ended")
+	}
+	fds, ready, free, err := p.ring.Export()
+	defer func() {
+		for _, fd := range fds {
+			_ = unix.Close(fd) // only this process's name for it
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	r := poolReply{V: handover.Version, Slots: p.count, SlotBytes: p.bufferBytes, Device: p.device, UUID: p.uuid, HostBytes: p.hostBytes}
+	a, b := hexes(ready), hexes(free)
+	for i := range a {
+		r.Events = append(r.Events, event{a[i], b[i]})
+	}
+	return handover.WriteReply(c, r, append(fds[:len(fds):len(fds)], int(p.host.Fd()))...)
+}

@@ -1,0 +1,397 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/shoalfs/shoal/gpuingest"
+	"github.com/shoalfs/shoal/loader/feedpb"
+)
+
+// deviceWord asks the server for the host's part of a transform.
+const deviceWord = "|device"
+
+// session is one trainer's stream of batches on the device.
+type session struct {
+	srv    *Server
+	log    *slog.Logger
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	up     feedpb.Feed_StreamClient
+	upMu   sync.Mutex // of up.Send
+	opened *feedpb.Opened
+	slots  *slots
+	ring   Ring
+	pool   *pool
+	finish *gpuingest.Finish // nil: batches come finished
+	full   *layout           // of a full batch
+	total  int               // bytes of it, as the server sends it
+	sent   int
+}
+
+// item is something for the trainer, in the server's order: a batch under way on the device, or a message.
+type item struct {
+	message *feedpb.ServerMessage
+	layout  *layout // of a batch; nil for other messages
+	buffer  int
+	slot    int
+	started time.Time
+}
+
+var errLost = status.Error(codes.Canceled, "the client let go of its memory")
+
+// open opens the session at the server, and prepares the device for it. An unserved error means that the server would
+// have it, but not by way of the device; nothing is held then.
+func (s *Server) open(ctx context.Context, o *feedpb.Open, log *slog.Logger) (_ *session, err error) {
+	ses := &session{srv: s, log: log}
+	ses.ctx, ses.cancel = context.WithCancelCause(ctx)
+	defer func() {
+		if err != nil {
+			ses.close()
+		}
+	}()
+	o = proto.CloneOf(o)
+	buffers := min(int(o.GetSlots()), maxBuffers)
+	credits := o.GetCredits()
+	// Without credits the server's stream cannot be over before this end has its slots.
+	o.Device, o.Slots, o.Readonly, o.Credits = "", credits+2, false, 0
+	o.Transform = whole(o.GetTransform())
+	// What is wrong with a transform, the server says.
+	if part, err := gpuingest.Split(o.GetTransform()); err == nil && part != nil {
+		ses.finish = part.Finish()
+		o.Transform += deviceWord
+	}
+	if ses.up, err = s.feed.Stream(ses.ctx); err != nil {
+		return nil, err
+	}
+	if err := ses.send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: o}}); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	first, err := ses.up.Recv()
+	if err != nil {
+		return nil, err
+	}
+	ses.opened = first.GetOpened()
+	if ses.opened == nil {
+		return nil, status.Errorf(codes.Internal, "the server's first message is %T", first.GetKind())
+	}
+	if err := ses.prepare(buffers, int(o.GetSlots())); err != nil {
+		return nil, &unserved{err}
+	}
+	if err := ses.send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Credit{Credit: &feedpb.Credit{N: credits}}}); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return ses, nil
+}
+
+// whole takes off the word with which a client asks any server to leave to the device what it can: here that is done
+// anyway, and a client in host memory wants finished rows.
+func whole(transform string) string {
+	return strings.TrimSuffix(strings.TrimRight(transform, " \t\n"), deviceWord)
+}
+
+// prepare makes ring and pool for the session that was opened.
+func (ses *session) prepare(buffers, own int) error {
+	o, dev := ses.opened, ses.srv.o.Device
+	for _, p := range o.GetPlanes() {
+		if p.GetName() == planeData && p.GetLength() == 0 {
+			return errors.New("samples of differing lengths have no place in buffers of one size")
+		}
+	}
+	for _, p := range o.GetPlanes() {
+		ses.total = max(ses.total, int(p.GetOffset()+p.GetLength()))
+	}
+	var err error
+	if ses.slots, err = openSlots(ses.ctx, ses.srv.o.Feed, o.GetPool(), own, ses.total); err != nil {
+		return err
+	}
+	if ses.full, err = lay(o.GetPlanes(), int(o.GetBatch()), ses.slots.header, ses.finish); err != nil {
+		return err
+	}
+	ses.full.job.Again = true
+	if ses.ring, err = dev.Open(ses.slots.mem, ses.slots.bytes, buffers, ses.full.total); err != nil {
+		return err
+	}
+	if ses.pool, err = newPool(dev, ses.ring, buffers, ses.full.total-ses.full.small, func() { ses.cancel(errLost) }); err != nil {
+		return err
+	}
+	s := ses.srv
+	s.mu.Lock()
+	s.pools[ses.pool.key] = ses.pool
+	s.mu.Unlock()
+	s.sessions.Add(1)
+	s.buffers.Add(int64(buffers))
+	s.bytes.Add(int64(buffers * ses.ring.BufferBytes()))
+	o.Pool, o.Planes = ses.pool.message(), ses.full.planes
+	o.Transform = strings.TrimSuffix(o.GetTransform(), deviceWord)
+	if ses.finish != nil {
+		o.Layout = ses.finish.Layout
+	}
+	ses.log.Info("session on the device", "device", dev.Name(), "buffers", buffers, "buffer_bytes", ses.ring.BufferBytes(),
+		"transform", o.GetTransform(), "kernel", ses.finish != nil, "shared_memory", ses.slots.shared())
+	return nil
+}
+
+// close gives back all that the session holds. Nothing of it runs any more.
+func (ses *session) close() {
+	ses.cancel(nil)
+	var errs []error
+	if s := ses.srv; ses.pool != nil {
+		s.mu.Lock()
+		delete(s.pools, ses.pool.key)
+		s.mu.Unlock()
+		s.sessions.Add(-1)
+		s.buffers.Add(-int64(ses.pool.count))
+		s.bytes.Add(-int64(ses.pool.count * ses.pool.bufferBytes))
+		s.held.Add(-int64(ses.pool.abandon()))
+		errs = append(errs, ses.pool.close())
+	}
+	if ses.ring != nil {
+		errs = append(errs, ses.ring.Close())
+	}
+	if ses.slots != nil {
+		errs = append(errs, ses.slots.close())
+	}
+	if ses.up != nil {
+		for { // until gRPC has let go of the stream
+			if _, err := ses.up.Recv(); err != nil {
+				break
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		ses.log.Error("closing a session on the device", "error", err)
+	}
+}
+
+// send sends to the server, from any goroutine. io.EOF means that the stream has ended; Recv knows why.
+func (ses *session) send(m *feedpb.ClientMessage) error {
+	ses.upMu.Lock()
+	defer ses.upMu.Unlock()
+	return ses.up.Send(m)
+}
+
+// run serves the session to its end.
+func (ses *session) run(down feedpb.Feed_StreamServer) error {
+	defer ses.close()
+	items := make(chan item, ses.pool.count)
+	var ended error
+	go func() { // ends when the session is cancelled, and is waited for by items
+		defer close(items)
+		ended = ses.receive(items)
+	}()
+	ses.srv.streams.Go(func() { ses.requests(down) }) // ends with the handler's context
+	err := down.Send(&feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Opened{Opened: ses.opened}})
+	if err == nil {
+		// A short stream could be over before the client has come for the memory that its batches lie in.
+		select {
+		case <-ses.pool.claimed:
+		case <-ses.ctx.Done():
+		}
+	}
+	for it := range items {
+		if err == nil {
+			err = context.Cause(ses.ctx)
+		}
+		if err == nil {
+			err = ses.deliver(down, it)
+		}
+		if err != nil {
+			ses.cancel(err)
+		}
+	}
+	// The server's error comes after all batches before it.
+	if err == nil && !errors.Is(ended, io.EOF) {
+		err = ended
+	}
+	return err
+}
+
+// receive takes what the server sends and starts it on its way. It returns why there is no more: io.EOF at the end.
+func (ses *session) receive(items chan<- item) error {
+	for {
+		end := ses.srv.o.Range("shoal: wait for the server")
+		m, err := ses.up.Recv()
+		end()
+		if err != nil {
+			if cause := context.Cause(ses.ctx); cause != nil {
+				return cause
+			}
+			return err
+		}
+		it := item{message: m}
+		if h := m.GetBatch(); h != nil {
+			if it, err = ses.start(h); err != nil {
+				return err
+			}
+		}
+		select {
+		case items <- it:
+		case <-ses.ctx.Done():
+			return context.Cause(ses.ctx)
+		}
+	}
+}
+
+// start begins a batch's way to a buffer.
+func (ses *session) start(h *feedpb.BatchHeader) (item, error) {
+	l := ses.full
+	if h.GetRows() != ses.opened.GetBatch() || h.GetTotalBytes() != uint64(ses.total) {
+		var err error
+		if l, err = lay(h.GetPlanes(), int(h.GetRows()), ses.slots.header, ses.finish); err != nil {
+			return item{}, err
+		}
+	}
+	slot, err := ses.arrive(h)
+	if err != nil {
+		return item{}, err
+	}
+	buffer, err := ses.buffer()
+	if err != nil {
+		return item{}, err
+	}
+	it := item{message: &feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Batch{Batch: h}}, layout: l, buffer: buffer, slot: slot, started: time.Now()}
+	if err := ses.ring.Start(slot, buffer, l.job); err != nil {
+		return item{}, deviceFailed(err)
+	}
+	return it, nil
+}
+
+// deviceFailed is what a trainer hears of an error that it meets in the middle of its stream.
+func deviceFailed(err error) error {
+	return status.Errorf(codes.Unavailable, "shoal-gpu: %v: open again with the last state, on `shoal serve`'s own socket to go on without the device", err)
+}
+
+// arrive returns the slot that a batch lies in, once all of it does.
+func (ses *session) arrive(h *feedpb.BatchHeader) (int, error) {
+	s := ses.slots
+	if s.shared() && h.GetSlot() > 0 {
+		if int(h.GetSlot()) > s.count {
+			return 0, status.Errorf(codes.Internal, "the server names slot %d of %d", h.GetSlot(), s.count)
+		}
+		return int(h.GetSlot()) - 1, nil
+	}
+	if s.shared() {
+		return 0, status.Errorf(codes.Internal, "a batch of %d bytes came without a slot", h.GetTotalBytes())
+	}
+	var slot int
+	select {
+	case slot = <-s.free:
+	case <-ses.ctx.Done():
+		return 0, context.Cause(ses.ctx)
+	}
+	mem := s.slot(slot)
+	if h.GetTotalBytes() > uint64(len(mem)) {
+		return 0, status.Errorf(codes.Internal, "a batch of %d bytes where %d were announced", h.GetTotalBytes(), len(mem))
+	}
+	for rest := mem[:h.GetTotalBytes()]; len(rest) > 0; {
+		m, err := ses.up.Recv()
+		if err != nil {
+			return 0, err
+		}
+		data := m.GetChunk().GetData()
+		if m.GetChunk() == nil || len(data) > len(rest) {
+			return 0, status.Errorf(codes.Internal, "%T of %d bytes in the middle of a batch", m.GetKind(), len(data))
+		}
+		rest = rest[copy(rest, data):]
+	}
+	return slot, nil
+}
+
+// freePoll is how often a buffer that was released is asked for whether the trainer's work on it is over. The device
+// could wait for that by itself, but a trainer that is killed may leave it waiting for ever.
+const freePoll = 200 * time.Microsecond
+
+// buffer waits for a free buffer.
+func (ses *session) buffer() (int, error) {
+	begin := time.Now()
+	defer ses.srv.o.Range("shoal: wait for a free buffer")()
+	for {
+		b, released, err := ses.pool.take()
+		if err != nil {
+			return 0, deviceFailed(err)
+		}
+		if b >= 0 {
+			ses.srv.waited.Add(time.Since(begin).Microseconds())
+			return b, nil
+		}
+		var soon <-chan time.Time
+		if released { // no message tells the end of another process's work
+			soon = time.After(freePoll)
+		}
+		select {
+		case <-ses.pool.wake:
+		case <-soon:
+		case <-ses.ctx.Done():
+			return 0, context.Cause(ses.ctx)
+		}
+	}
+}
+
+// deliver waits for the device and tells the trainer.
+func (ses *session) deliver(down feedpb.Feed_StreamServer, it item) error {
+	if it.layout == nil {
+		return down.Send(it.message)
+	}
+	if err := ses.ring.Wait(it.buffer); err != nil {
+		return deviceFailed(err)
+	}
+	h := it.message.GetBatch()
+	it.layout.host(ses.pool.hostPart(it.buffer), ses.slots.slot(it.slot))
+	if ses.slots.shared() {
+		m := &feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Release{Release: &feedpb.Release{Slots: []uint32{h.GetSlot()}}}}
+		if err := ses.send(m); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+	} else {
+		ses.slots.free <- it.slot
+	}
+	ses.srv.finished.Add(time.Since(it.started).Microseconds())
+	h.Planes, h.TotalBytes, h.Slot = it.layout.planes, uint64(it.layout.total), uint32(it.buffer)+1
+	ses.pool.give(it.buffer)
+	ses.srv.held.Add(1)
+	end := ses.srv.o.Range("shoal: tell the trainer")
+	err := down.Send(it.message)
+	end()
+	if err != nil {
+		return err
+	}
+	ses.sent++
+	ses.srv.batches.Add(1)
+	return nil
+}
+
+// requests takes what the trainer says until it has no more to say.
+func (ses *session) requests(down feedpb.Feed_StreamServer) {
+	for {
+		m, err := down.Recv()
+		switch {
+		case errors.Is(err, io.EOF): // this side goes on giving slots back
+			return
+		case err != nil:
+			ses.cancel(err)
+			return
+		}
+		if r := m.GetRelease(); r != nil {
+			n, err := ses.pool.release(r.GetSlots())
+			ses.srv.held.Add(-int64(n))
+			if err != nil {
+				ses.cancel(status.Error(codes.InvalidArgument, err.Error()))
+				return
+			}
+			continue
+		}
+		if err := ses.send(m); err != nil {
+			return // receive knows why
+		}
+	}
+}

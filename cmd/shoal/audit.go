@@ -1,0 +1,118 @@
+package main
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/fusefs"
+)
+
+// auditOptions are the flags about the log of who opened what.
+type auditOptions struct {
+	auditLog  string
+	auditSize size
+	auditKeep int
+}
+
+func (o *auditOptions) add(c *cobra.Command) { o.addTo(c.Flags()) }
+
+func (o *auditOptions) addTo(f *pflag.FlagSet) {
+	o.auditSize = 100 << 20
+	f.StringVar(&o.auditLog, "audit-log", "", "write down here who mounted, opened a session, wrote a plan or changed the cache: a line of JSON each\n(default: nowhere; docs/security.md)")
+	f.Var(&o.auditSize, "audit-log-size", "size at which --audit-log is rotated: FILE becomes FILE.1, and so on; 0 is never")
+	f.IntVar(&o.auditKeep, "audit-log-keep", 5, "files of --audit-log of before that are kept")
+}
+
+// auditConfig checks the flags.
+func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {
+	if o.auditLog == "" {
+		return audit.Options{}, nil
+	}
+	if o.auditKeep < 0 || o.auditSize < 0 {
+		return audit.Options{}, usagef("--audit-log-keep and --audit-log-size: give numbers of 0 or more")
+	}
+	path, err := inv.abs(o.auditLog)
+	return audit.Options{Path: path, MaxBytes: int64(o.auditSize), Keep: o.auditKeep}, err
+}
+
+// outcome completes an event by how what it tells of ended.
+func outcome(e audit.Event, err error) audit.Event {
+	if err != nil {
+		e.Outcome, e.Cause = "failed", oneLine(err)
+	}
+	return e
+}
+
+const (
+	// forgetThreads is how often the threads are forgotten that were seen to open files, since a number may come
+	// to be another's.
+	forgetThreads = 10 * time.Minute
+	// maxProcesses is how many processes are remembered; beyond, some are written down again.
+	maxProcesses = 4096
+)
+
+// mountWitness writes down which processes open files of a mount, once each, and what they do by .shoal. It is
+// fusefs.Witness.
+type mountWitness struct {
+	log     *audit.Log
+	threads atomic.Pointer[sync.Map] // by number: seen
+	since   atomic.Int64             // of threads, ns since 1970
+
+	mu        sync.Mutex
+	processes map[processKey]bool
+}
+
+// processKey is a process: its name tells apart, as a rule, two that got one number.
+type processKey struct {
+	pid, uid int
+	comm     string
+}
+
+// newMountWitness returns nil, which fusefs takes for none, where there is no log.
+func newMountWitness(log *audit.Log) fusefs.Witness {
+	if log == nil {
+		return nil
+	}
+	w := &mountWitness{log: log, processes: map[processKey]bool{}}
+	w.threads.Store(new(sync.Map))
+	return w
+}
+
+// Opening implements fusefs.Witness. For a thread that was seen it costs a lookup.
+func (w *mountWitness) Opening(who fusefs.Caller) {
+	now := time.Now().UnixNano()
+	if since := w.since.Load(); now-since > int64(forgetThreads) && w.since.CompareAndSwap(since, now) {
+		w.threads.Store(new(sync.Map))
+	}
+	if _, seen := w.threads.Load().LoadOrStore(who, true); seen {
+		return
+	}
+	p := audit.Process(who.Thread, who.UID, who.GID)
+	k := processKey{p.PID, int(who.UID), p.Comm}
+	w.mu.Lock()
+	seen := w.processes[k]
+	if !seen {
+		if len(w.processes) >= maxProcesses {
+			clear(w.processes)
+		}
+		w.processes[k] = true
+	}
+	w.mu.Unlock()
+	if !seen {
+		w.log.Write(audit.Event{Event: "mount_open", Peer: p})
+	}
+}
+
+// Did implements fusefs.Witness.
+func (w *mountWitness) Did(who fusefs.Caller, file string, err error) {
+	e := audit.Event{Event: "plan", Plan: file, Peer: audit.Process(who.Thread, who.UID, who.GID)}
+	if file == "refresh" {
+		e.Event, e.Plan = "refresh", ""
+	}
+	w.log.Write(outcome(e, err))
+}

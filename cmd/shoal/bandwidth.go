@@ -1,0 +1,87 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	humanize "github.com/dustin/go-humanize"
+)
+
+// bandwidth is a flag value in bytes a second, written 10Gbit, 1GiB/s, 500MB/s or unlimited, which is 0.
+type bandwidth float64
+
+func (b *bandwidth) Type() string { return "rate" }
+
+// String gives bits, as links are sold: 10Gbit. What it gives is a bandwidth again, to three digits.
+func (b *bandwidth) String() string {
+	if *b == 0 {
+		return "unlimited"
+	}
+	bits := float64(*b) * 8
+	for _, u := range bitUnits {
+		if bits >= u.factor*0.9995 {
+			return fmt.Sprintf("%.3g%s", bits/u.factor, u.name)
+		}
+	}
+	return fmt.Sprintf("%.3gbit", bits)
+}
+
+// bitUnits are decimal, the largest first.
+var bitUnits = []struct {
+	name   string
+	factor float64
+}{{"Tbit", 1e12}, {"Gbit", 1e9}, {"Mbit", 1e6}, {"kbit", 1e3}, {"bit", 1}}
+
+// maxBandwidth is above every link there is.
+const maxBandwidth = 1 << 60
+
+func (b *bandwidth) Set(text string) error {
+	wrong := fmt.Errorf("%q is not a bandwidth (write 10Gbit, 1GiB/s, 500MB/s or unlimited)", text)
+	word := strings.ToLower(strings.TrimSpace(text))
+	if word == "unlimited" {
+		*b = 0
+		return nil
+	}
+	var bytes float64
+	if number, ok := cutAny(word, "bit/s", "bits/s", "bps", "bit"); ok {
+		factor := 1.0
+		for _, u := range bitUnits[:4] {
+			if rest, ok := strings.CutSuffix(number, strings.ToLower(u.name[:1])); ok {
+				number, factor = rest, u.factor
+				break
+			}
+		}
+		n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+		if err != nil {
+			return wrong
+		}
+		bytes = n * factor / 8
+	} else {
+		number, ok := strings.CutSuffix(word, "/s")
+		if !ok || !strings.HasSuffix(number, "b") {
+			return wrong
+		}
+		n, err := humanize.ParseBytes(number)
+		if err != nil {
+			return wrong
+		}
+		bytes = float64(n)
+	}
+	if math.IsNaN(bytes) || bytes < 1 || bytes > maxBandwidth {
+		return fmt.Errorf("bandwidth %q: give at least 1B/s, or unlimited", text)
+	}
+	*b = bandwidth(bytes)
+	return nil
+}
+
+// cutAny cuts the first of the suffixes that text has.
+func cutAny(text string, suffixes ...string) (before string, ok bool) {
+	for _, s := range suffixes {
+		if before, ok = strings.CutSuffix(text, s); ok {
+			return before, true
+		}
+	}
+	return text, false
+}

@@ -1,0 +1,278 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/engine"
+)
+
+// cacheFlags are those of all verbs of cache.
+type cacheFlags struct {
+	dir   string
+	crypt cryptOptions
+	audit auditOptions
+}
+
+func cacheCommand() *cobra.Command {
+	var cache cacheFlags
+	c := &cobra.Command{
+		Use:   "cache",
+		Short: "Show and change what a cache directory holds",
+		Long: `Shows and changes what a cache directory holds, of one dataset or several, whether a daemon owns it or
+not. The directory is the first argument, or --cache-dir. SOURCE is a source as it was mounted, or the
+first digits of the id that ls shows.`,
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("unknown verb %q (see: shoal cache --help)", args[0])
+			}
+			return c.Help()
+		},
+		Args: cobra.ArbitraryArgs,
+	}
+	cache.crypt.addTo(c.PersistentFlags())
+	cache.audit.addTo(c.PersistentFlags())
+	c.PersistentFlags().StringVar(&cache.dir, "cache-dir", "", "the cache directory, instead of the first argument")
+	c.AddCommand(cacheLsCommand(&cache), cacheRmCommand(&cache), cachePinCommand(&cache, "pin", true), cachePinCommand(&cache, "unpin", false), cacheQuotaCommand(&cache), cacheRekeyCommand(&cache))
+	return c
+}
+
+// dirAnd splits the arguments of a verb into the cache directory and n others.
+func dirAnd(c *cobra.Command, dir *string, args []string, n int) (string, []string, error) {
+	// A standing setting gives way to an argument.
+	if *dir != "" && (given(c, "cache-dir") || len(args) != n+1) {
+		args = append([]string{*dir}, args...)
+	}
+	if len(args) != n+1 {
+		return "", nil, usagef("%s takes %d arguments, and got %d (see: %s --help)", c.CommandPath(), n+1, len(args), c.CommandPath())
+	}
+	return args[0], args[1:], nil
+}
+
+// defaultDirs returns the cache directories that mounts without --cache-dir have made.
+func defaultDirs() ([]string, error) {
+	found, err := filepath.Glob(filepath.Join(cacheBase(), "*", "FORMAT"))
+	for i := range found {
+		found[i] = filepath.Dir(found[i])
+	}
+	if err == nil && len(found) == 0 {
+		err = fmt.Errorf("there is no cache directory under %s (name one: shoal cache ls CACHE-DIR)", cacheBase())
+	}
+	return found, err
+}
+
+// withCache runs do with the host of a cache directory that is there already.
+func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engine.Host, out io.Writer) error) error {
+	inv := invocationOf(c.Context())
+	dir, err := inv.abs(dir)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(dir + "/FORMAT"); err != nil {
+		return fmt.Errorf("%s is no cache directory: %w", dir, err)
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	secret, err := cache.crypt.secret(inv)
+	if err != nil {
+		return err
+	}
+	events, err := cache.audit.auditConfig(inv)
+	if err != nil {
+		return err
+	}
+	cfg := engine.HostConfig{CacheDir: dir, CacheSize: 1 << 60, Memory: 256 << 20, Secret: secret, Audit: events, Logger: log}
+	return withHost(c, cfg, func(_ context.Context, h *engine.Host, out io.Writer) error { return do(h, out) })
+}
+
+// cacheEntry is a line of `cache ls --json`.
+type cacheEntry struct {
+	ID       string    `json:"id"`
+	Source   string    `json:"source"`
+	Version  string    `json:"version"`
+	Files    int       `json:"files"`
+	Bytes    int64     `json:"bytes"`
+	Disk     int64     `json:"disk_bytes"`
+	Quota    int64     `json:"quota"` // 0: none
+	Pinned   bool      `json:"pinned"`
+	Open     bool      `json:"open"`
+	Users    int       `json:"users"` // mounts and feeds
+	LastUsed time.Time `json:"last_used"`
+}
+
+func cacheLsCommand(cache *cacheFlags) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "ls [CACHE-DIR]",
+		Short: "List the datasets of a cache directory, or of all that have no --cache-dir",
+		Example: `  shoal cache ls /nvme/shoal
+  shoal cache ls`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			var dirs []string
+			if len(args) == 0 && cache.dir == "" {
+				var err error
+				if dirs, err = defaultDirs(); err != nil {
+					return err
+				}
+			} else {
+				one, _, err := dirAnd(c, &cache.dir, args, 0)
+				if err != nil {
+					return err
+				}
+				dirs = []string{one}
+			}
+			for _, d := range dirs {
+				if len(dirs) > 1 && !asJSON {
+					fmt.Fprintln(c.OutOrStdout(), d)
+				}
+				if err := withCache(c, cache, d, func(h *engine.Host, out io.Writer) error { return listCache(h, out, asJSON) }); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
+	all, err := h.Datasets()
+	if err != nil {
+		return err
+	}
+	entries := []cacheEntry{}
+	for _, d := range all {
+		entries = append(entries, cacheEntry{hex.EncodeToString(d.ID[:]), d.Source, d.Version, d.Files, d.Bytes, d.DiskBytes, d.Quota, d.Pinned, d.Open, d.Users, d.LastUsed})
+	}
+	if asJSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		return e.Encode(entries)
+	}
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "ID\tSOURCE\tFILES\tSIZE\tON DISK\tQUOTA\tSTATE\tLAST USED")
+	for _, e := range entries {
+		var state []string
+		if e.Open {
+			state = append(state, "open")
+		}
+		if e.Pinned {
+			state = append(state, "pinned")
+		}
+		quota, used := "-", "now"
+		if e.Quota > 0 {
+			quota = humanize.IBytes(uint64(e.Quota))
+		}
+		if !e.Open {
+			used = humanize.Time(e.LastUsed)
+		}
+		source, _, _ := strings.Cut(e.Source, "?")
+		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, source, humanize.Comma(int64(e.Files)), humanize.IBytes(uint64(e.Bytes)),
+			humanize.IBytes(uint64(e.Disk)), quota, strings.Join(state, ","), used)
+	}
+	return w.Flush()
+}
+
+func cacheRmCommand(cache *cacheFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm CACHE-DIR SOURCE",
+		Short:   "Delete what is cached of a dataset that is not open",
+		Example: "  shoal cache rm /nvme/shoal s3://photos/train",
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			cacheDir, args, err := dirAnd(c, &cache.dir, args, 1)
+			if err != nil {
+				return err
+			}
+			return withCache(c, cache, cacheDir, func(h *engine.Host, out io.Writer) error {
+				d, err := h.FindDataset(args[0])
+				if err != nil {
+					return err
+				}
+				err = h.Remove(d.ID)
+				h.Audit().Write(outcome(audit.Event{Event: "cache_rm", Source: d.Source, Peer: peerOf(c)}, err))
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(out, "removed %s of %s\n", humanize.IBytes(uint64(d.DiskBytes)), args[0])
+				return nil
+			})
+		},
+	}
+}
+
+func cachePinCommand(cache *cacheFlags, name string, pinned bool) *cobra.Command {
+	short := "Keep what is cached of a dataset also while it is not open and others need room"
+	if !pinned {
+		short = "Let what is cached of a dataset go when others need room"
+	}
+	return &cobra.Command{
+		Use:     name + " CACHE-DIR SOURCE",
+		Short:   short,
+		Example: "  shoal cache " + name + " /nvme/shoal s3://photos/train",
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			cacheDir, args, err := dirAnd(c, &cache.dir, args, 1)
+			if err != nil {
+				return err
+			}
+			return withCache(c, cache, cacheDir, func(h *engine.Host, _ io.Writer) error {
+				d, err := h.FindDataset(args[0])
+				if err != nil {
+					return err
+				}
+				err = h.Pin(d.ID, pinned)
+				h.Audit().Write(outcome(audit.Event{Event: "cache_" + name, Source: d.Source, Peer: peerOf(c)}, err))
+				return err
+			})
+		},
+	}
+}
+
+func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "quota CACHE-DIR SOURCE SIZE|none",
+		Short: "Bound what a dataset may keep on disk",
+		Example: `  shoal cache quota /nvme/shoal s3://photos/train 100GiB
+  shoal cache quota /nvme/shoal s3://photos/train none`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			cacheDir, args, err := dirAnd(c, &cache.dir, args, 2)
+			if err != nil {
+				return err
+			}
+			var n size
+			if args[1] != "none" {
+				if err := n.Set(args[1]); err != nil {
+					return usageError{err}
+				}
+				if n < 16<<20 {
+					return usagef("a quota of %s is too little to keep anything; give at least 16MiB, or none", n.String())
+				}
+			}
+			return withCache(c, cache, cacheDir, func(h *engine.Host, _ io.Writer) error {
+				d, err := h.FindDataset(args[0])
+				if err != nil {
+					return err
+				}
+				err = h.SetQuota(d.ID, int64(n))
+				h.Audit().Write(outcome(audit.Event{Event: "cache_quota", Source: d.Source, Quota: int64(n), Peer: peerOf(c)}, err))
+				return err
+			})
+		},
+	}
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Completions follow from the names of flags and from the words of Use (SOURCE, MOUNTPOINT), so that a new verb
+// or flag has them without a word of its own. They ask nothing that takes time: no store, and no cache
+// directory that no daemon holds open.
+
+// orderWords begin the orders. One that ends in = or : goes on.
+var orderWords = []string{
+	"auto\twhat is written to .shoal/plan, else what is seen", "none\tno order", "plan\twhat is written to .shoal/plan", "sequential\tby number",
+	"torch:seed=\tDistributedSampler", "torch-loader:seed=\tDataLoader(shuffle=True)", "uniform:seed=\tShoal's own", "windowed:seed=\tof packed sources",
+	"mixture:seed=\tby weights", "buckets:seed=\tby length", "list:\tof a file",
+}
+
+// flagWords are the values of flags that are words.
+var flagWords = map[string][]string{
+	"order": orderWords, "told": orderWords,
+	"log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"}, "kernel-cache": {"auto", "on", "off"},
+	"samples": {"images", "*", ".jpg,.png"}, "records": {"csv"}, "object-versions": {"auto", "off"},
+	"policy": {"keep", "lru", "belady", "none", "all"}, "transport": {"auto", "slots", "chunks"}, "bad": {"error", "skip:0.1%"},
+	"tail": {"uneven", "drop", "pad"}, "workload": workloadNames(),
+	"transform": {"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw", "Resize(256)|CenterCrop(224)|uint8|nchw"}, "resize": {"short="}, "label": {"folder", "cls", "json:", "none"},
+}
+
+// flagFolders are the flags whose values are folders, and flagTexts those whose texts are no files'.
+var (
+	flagFolders = []string{"cache-dir", "work-dir", "spool", "mount", "mountpoint"}
+	flagTexts   = []string{"state", "session", "server-name", "socket-group", "target"}
+)
+
+// addCompletions completes the flags and the arguments of a command and of all below it.
+func addCompletions(c *cobra.Command) {
+	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if _, there := c.GetFlagCompletionFunc(f.Name); there {
+			return
+		}
+		_ = c.RegisterFlagCompletionFunc(f.Name, flagCompletion(f)) // fails where there is one
+	})
+	if c.ValidArgsFunction == nil && len(c.Commands()) == 0 && !c.Hidden {
+		c.ValidArgsFunction = argCompletion(strings.Fields(c.Use)[1:])
+	}
+	for _, sub := range c.Commands() {
+		addCompletions(sub)
+	}
+}
+
+// offered returns the words that a flag takes; nil where it takes others, too, than words.
+func offered(f *pflag.Flag) []string {
+	switch f.Value.(type) {
+	case *amount:
+		return []string{"auto", "80%", "20GiB"}
+	case *connections:
+		return []string{"auto"}
+	case *bandwidth:
+		return []string{"10Gbit", "1GiB/s", "unlimited"}
+	}
+	return flagWords[f.Name]
+}
+
+func flagCompletion(f *pflag.Flag) cobra.CompletionFunc {
+	if words := offered(f); words != nil {
+		return wordsThatGoOn(words)
+	}
+	switch {
+	case slices.Contains(flagFolders, f.Name):
+		return folders
+	case f.Name == "shards" || f.Name == "publish":
+		return sources
+	case f.Name == "listen":
+		return wordsThatGoOn([]string{"unix:///run/shoal/feed.sock", "tcp://127.0.0.1:7070", "tls://0.0.0.0:7070"})
+	case f.Name == "admin":
+		return wordsThatGoOn([]string{"127.0.0.1:7071"})
+	}
+	if f.Value.Type() == "string" && !slices.Contains(flagTexts, f.Name) {
+		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault) // files
+	}
+	return cobra.NoFileCompletions
+}
+
+// wordsThatGoOn offers words; behind one that ends in = or : no space is put.
+func wordsThatGoOn(words []string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		var fit []string
+		goOn := cobra.ShellCompDirectiveNoFileComp
+		for _, w := range words {
+			if strings.HasPrefix(w, typed) {
+				fit = append(fit, w)
+				if word, _, _ := strings.Cut(w, "\t"); strings.HasSuffix(word, "=") || strings.HasSuffix(word, ":") {
+					goOn |= cobra.ShellCompDirectiveNoSpace
+				}
+			}
+		}
+		if path, ok := strings.CutPrefix(typed, "list:"); ok && path != "" {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return fit, goOn
+	}
+}
+
+func folders(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveFilterDirs
+}
+
+// argCompletion completes arguments by the words of Use: "SOURCE", "[MOUNTPOINT|ADDR", "...]".
+func argCompletion(use []string) cobra.CompletionFunc {
+	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		n := len(args)
+		if len(use) > 1 && strings.Trim(use[len(use)-1], "[]") == "..." {
+			n = min(n, len(use)-2) // again and again
+		}
+		if n >= len(use) {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		var all []string
+		directive := cobra.ShellCompDirectiveNoFileComp
+		for _, word := range strings.Split(strings.Trim(use[n], "[]."), "|") {
+			complete := argWords[word]
+			if complete == nil {
+				continue
+			}
+			if word == "MOUNTPOINT" && c.Name() == "mount" {
+				complete = folders
+			}
+			list, d := complete(c, args, typed)
+			all = append(all, list...)
+			if d != cobra.ShellCompDirectiveNoFileComp {
+				directive = d
+			}
+		}
+		return all, directive
+	}
+}
+
+var argWords = map[string]cobra.CompletionFunc{
+	"SOURCE": sources, "DEST": folders, "CACHE-DIR": folders, "SPEC": wordsThatGoOn(orderWords), "WORKLOAD": wordsThatGoOn(workloadNames()),
+	"MOUNTPOINT": func(*cobra.Command, []string, string) (list []string, _ cobra.ShellCompDirective) {
+		mounts, _ := shoalMounts("/proc/self/mounts")
+		for _, m := range mounts {
+			list = append(list, m.path+"\t"+m.source)
+		}
+		return list, cobra.ShellCompDirectiveNoFileComp
+	},
+	"ADDR": func(*cobra.Command, []string, string) (list []string, _ cobra.ShellCompDirective) {
+		if _, err := os.Stat("/run/shoal/feed.sock"); err == nil {
+			list = append(list, "unix:///run/shoal/feed.sock")
+		}
+		return list, cobra.ShellCompDirectiveNoFileComp
+	},
+}
+
+// completionPatience bounds what a daemon is waited for.
+const completionPatience = 500 * time.Millisecond
+
+// sources offers those that are mounted, and those that daemons of the user's cache directories hold.
+func sources(c *cobra.Command, args []string, _ string) (list []string, _ cobra.ShellCompDirective) {
+	mounts, _ := shoalMounts("/proc/self/mounts")
+	for _, m := range mounts {
+		list = append(list, m.source)
+	}
+	dirs, _ := defaultDirs()
+	if len(args) > 0 && strings.Contains(c.Use, "CACHE-DIR SOURCE") {
+		dirs = args[:1]
+	}
+	if !settled {
+		_ = applySettings(c) // what is wrong is told when the verb runs
+	}
+	if f := c.Flags().Lookup("cache-dir"); f != nil && f.Value.String() != "" {
+		dirs = append(dirs, f.Value.String())
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), completionPatience)
+	defer cancel()
+	for _, dir := range dirs {
+		var out bytes.Buffer
+		var entries []cacheEntry
+		if attach(ctx, dir, []string{"cache", "ls", dir, "--json"}, &out) != nil || json.Unmarshal(out.Bytes(), &entries) != nil {
+			continue
+		}
+		for _, e := range entries {
+			source, _, _ := strings.Cut(e.Source, "?")
+			list = append(list, source)
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list), cobra.ShellCompDirectiveDefault
+}

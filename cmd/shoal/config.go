@@ -1,0 +1,274 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/internal/settings"
+)
+
+// configReport is what `shoal config --json` prints (docs/configuration.md).
+type configReport struct {
+	Version  int                           `json:"version"` // of this schema
+	File     string                        `json:"file"`    // "" for none
+	Verb     string                        `json:"verb,omitempty"`
+	Settings []settings.Setting            `json:"settings,omitempty"` // of the verb
+	Verbs    map[string][]settings.Setting `json:"verbs,omitempty"`    // without a verb: what environment and file set
+	Secrets  []secretSetting               `json:"secrets,omitempty"`
+	AWS      []objstore.AWSSetting         `json:"aws"`
+	AWSError string                        `json:"aws_error,omitempty"` // why a source at s3:// could not be opened
+}
+
+// secretSetting is a secret that is set by a variable.
+type secretSetting struct {
+	Env   string `json:"env"`
+	Value string `json:"value"` // not the secret
+}
+
+// configOptions are the flags of shoal config.
+type configOptions struct {
+	check                   string
+	example, asJSON, asYAML bool
+}
+
+func configCommand() *cobra.Command {
+	var o configOptions
+	c := &cobra.Command{
+		Use:   "config [VERB [FLAG...]]",
+		Short: "Show what settings hold and where they come from; check a configuration file",
+		Long: `Shows what environment and configuration file set or, with a VERB, all that holds for it: each setting, its
+value, and where it comes from. What follows VERB is taken as its command line, which is not run. It also
+shows which settings of the AWS tools an s3:// source would be opened with; nothing is contacted, and secrets
+are not shown.
+
+Every flag of a verb is also a variable and a key of the configuration file: --cache-dir, SHOAL_CACHE_DIR,
+cache-dir. A flag wins over the variable, that over the file, and that over the default
+(docs/configuration.md).`,
+		Example: `  shoal config
+  shoal config mount --memory 4GiB
+  shoal config --yaml serve > shoal.yaml
+  shoal config --check shoal.yaml
+  shoal config --example > ~/.config/shoal/shoal.yaml`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args) },
+		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) (words []string, _ cobra.ShellCompDirective) {
+			verb, rest, err := c.Root().Find(args)
+			if err == nil && len(rest) == 0 {
+				for _, sub := range verb.Commands() {
+					if len(settings.Flags(sub)) > 0 || sub.HasSubCommands() && settings.Has(sub) {
+						words = append(words, cobra.CompletionWithDesc(sub.Name(), sub.Short))
+					}
+				}
+			}
+			return words, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	settings.Without(c)
+	f := c.Flags()
+	f.SetInterspersed(false)
+	f.StringVar(&o.check, "check", "", "check this configuration file, and no other; exit code 2 if something is wrong with it")
+	f.BoolVar(&o.example, "example", false, "print a configuration file that holds every setting, commented out")
+	o.formats(c)
+	return c
+}
+
+func (o *configOptions) formats(c *cobra.Command) {
+	for name, flag := range map[string]*bool{"json": &o.asJSON, "yaml": &o.asYAML} {
+		if c.Flags().Lookup(name) == nil {
+			usage := "print JSON (docs/configuration.md)"
+			if name == "yaml" {
+				usage = "print a configuration file that says the same"
+			}
+			c.Flags().BoolVar(flag, name, *flag, usage)
+			settings.CommandLineOnly(c.Flags().Lookup(name))
+		}
+	}
+}
+
+func (o *configOptions) run(c *cobra.Command, args []string) error {
+	out := c.OutOrStdout()
+	schema := schemaOf(root()) // flags keep what they are set to
+	if o.check != "" || o.example {
+		if len(args) > 0 || o.check != "" && o.example || o.asJSON || o.asYAML {
+			return usagef("--check and --example stand alone (see: shoal config --help)")
+		}
+		if o.example {
+			return schema.WriteExample(out)
+		}
+		return checkFile(out, schema, o.check)
+	}
+	verb, rest, err := schema.Root.Find(args)
+	if err != nil {
+		return usagef("%s: there is no such verb (see: shoal --help)", strings.Join(args, " "))
+	}
+	own := c.Flags().Lookup(configFlag)
+	if verb != schema.Root {
+		if !settings.Has(verb) || len(settings.Flags(verb)) == 0 {
+			return usagef("%s has no settings", verb.CommandPath())
+		}
+		o.formats(verb)
+		if err := verb.ParseFlags(rest); err != nil {
+			return verb.FlagErrorFunc()(verb, err)
+		}
+		if theirs := verb.Flags().Lookup(configFlag); theirs.Changed {
+			own = theirs
+		}
+	} else if len(rest) > 0 && !strings.HasPrefix(rest[0], "-") {
+		return usagef("%s: there is no such verb (see: shoal --help)", rest[0])
+	} else if len(rest) > 0 {
+		return usagef("%s: name the verb before its flags (see: shoal config --help)", rest[0])
+	}
+	if o.asJSON && o.asYAML {
+		return usagef("--json and --yaml: give one of them")
+	}
+	file, err := configFile(schema, own.Value.String())
+	if err != nil {
+		return err
+	}
+	verbs, all, err := apply(schema, verb, file)
+	if err != nil {
+		return err
+	}
+	if o.asYAML {
+		return settings.WriteYAML(out, verbs, all)
+	}
+	return o.report(out, schema, file, verb, verbs, all)
+}
+
+// apply applies environment and file to a verb or, to the root, to all verbs, of which those are returned
+// that something sets, with what does.
+func apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (verbs []*cobra.Command, all map[*cobra.Command][]settings.Setting, err error) {
+	all = map[*cobra.Command][]settings.Setting{}
+	if verb != schema.Root {
+		err := wrongUse(schema.Apply(verb, os.Environ(), file))
+		all[verb] = schema.Settings(verb)
+		return []*cobra.Command{verb}, all, err
+	}
+	told := map[string]bool{} // a variable whose name is wrong is wrong for all
+	var errs []error
+	settings.Walk(verb, func(c *cobra.Command) {
+		if err := schema.Apply(c, os.Environ(), file); err != nil {
+			for _, err := range parts(err) {
+				if text := err.Error(); !told[text] {
+					told[text] = true
+					if c != verb { // which is the first, and has no settings of its own
+						err = fmt.Errorf("%w (for %s)", err, c.CommandPath())
+					}
+					errs = append(errs, err)
+				}
+			}
+			return
+		}
+		list := slices.DeleteFunc(schema.Settings(c), func(s settings.Setting) bool { return s.From == settings.Default.String() })
+		if len(list) > 0 && !c.HasSubCommands() {
+			verbs, all[c] = append(verbs, c), list
+		}
+	})
+	return verbs, all, wrongUse(errors.Join(errs...))
+}
+
+// parts returns the errors that one was joined of.
+func parts(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // what it is made of is wanted
+		return joined.Unwrap()
+	}
+	return []error{err}
+}
+
+func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *settings.File, verb *cobra.Command, verbs []*cobra.Command, all map[*cobra.Command][]settings.Setting) error {
+	r := configReport{Version: 1}
+	if file != nil {
+		r.File = file.Path
+	}
+	for _, name := range secretEnv {
+		if os.Getenv(name) != "" {
+			r.Secrets = append(r.Secrets, secretSetting{name, "***"})
+		}
+	}
+	var err error
+	if r.AWS, err = objstore.DescribeAWS(os.Getenv); err != nil {
+		r.AWSError = oneLine(err)
+	}
+	name := func(c *cobra.Command) string {
+		return strings.TrimPrefix(c.CommandPath(), schema.Root.Name()+" ")
+	}
+	if verb != schema.Root {
+		r.Verb, r.Settings = name(verb), all[verb]
+	} else {
+		r.Verbs = map[string][]settings.Setting{}
+		for _, v := range verbs {
+			r.Verbs[name(v)] = all[v]
+		}
+	}
+	if o.asJSON {
+		return settings.WriteJSON(out, r)
+	}
+	if r.File == "" {
+		fmt.Fprintf(out, "no configuration file (%s)\n", strings.Join(configPaths(), ", "))
+	} else {
+		fmt.Fprintf(out, "configuration file %s\n", r.File)
+	}
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	switch {
+	case verb != schema.Root:
+		fmt.Fprintln(out)
+		if err := settings.WriteTable(out, r.Settings); err != nil {
+			return err
+		}
+	case len(verbs) == 0:
+		fmt.Fprintln(out, "neither environment nor file set anything (shoal config VERB shows the defaults)")
+	default:
+		fmt.Fprintln(w, "\nSETTING\tVALUE\tFROM\tVERBS")
+		for _, v := range verbs {
+			for _, s := range all[v] {
+				of, same := []string{name(v)}, func(o settings.Setting) bool { return o.Name == s.Name && o.Value == s.Value && o.Where == s.Where }
+				for _, other := range verbs {
+					if i := slices.IndexFunc(all[other], same); other != v && i >= 0 {
+						of = append(of, name(other))
+						all[other] = slices.Delete(slices.Clone(all[other]), i, i+1)
+					}
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, dash(s.Value), s.Origin(), strings.Join(of, ", "))
+			}
+		}
+	}
+	fmt.Fprintln(w, "\nSECRET OR AWS\tVALUE\tFROM")
+	for _, s := range r.Secrets {
+		fmt.Fprintf(w, "secret\t%s\tenv %s\n", s.Value, s.Env)
+	}
+	for _, s := range r.AWS {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", s.Name, dash(s.Value), s.From)
+	}
+	if r.AWSError != "" {
+		fmt.Fprintf(w, "error\t%s\t\n", r.AWSError)
+	}
+	return w.Flush()
+}
+
+func dash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+// checkFile checks names and values of a file.
+func checkFile(out io.Writer, schema *settings.Schema, path string) error {
+	file, err := configFile(schema, path)
+	if err == nil {
+		err = wrongUse(schema.Check(file))
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s: nothing is wrong with its settings (%d)\n", path, file.Len())
+	return nil
+}

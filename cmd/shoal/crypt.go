@@ -1,0 +1,89 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/cache/crypt"
+	"github.com/shoalfs/shoal/engine"
+)
+
+// keyEnv holds the cache's encryption key where no file is given: never a flag's value, which everybody on the
+// machine can read.
+const keyEnv = "SHOAL_ENCRYPTION_KEY"
+
+// cryptOptions are the flags about encryption of what lies on disk.
+type cryptOptions struct{ keyFile string }
+
+func (o *cryptOptions) add(c *cobra.Command) { o.addTo(c.Flags()) }
+
+func (o *cryptOptions) addTo(f *pflag.FlagSet) {
+	f.StringVar(&o.keyFile, "encryption-key-file", "", "file with the key that the cache directory is encrypted by: 32 bytes as they are, in hex or in base64\n(default: the key in "+keyEnv+", if set, else the cache is in clear; docs/security.md)")
+}
+
+// secret returns the key that the user gives; nil if none.
+func (o *cryptOptions) secret(inv *invocation) (*crypt.Secret, error) {
+	if o.keyFile != "" {
+		path, err := inv.abs(o.keyFile)
+		if err != nil {
+			return nil, err
+		}
+		s, err := crypt.ReadSecret(path)
+		if err != nil {
+			return nil, fmt.Errorf("--encryption-key-file: %w", err)
+		}
+		return &s, nil
+	}
+	text := inv.environ(keyEnv)
+	if text == "" {
+		return nil, nil
+	}
+	s, err := crypt.ParseSecret([]byte(text))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", keyEnv, err)
+	}
+	return &s, nil
+}
+
+func cacheRekeyCommand(cache *cacheFlags) *cobra.Command {
+	var newFile string
+	c := &cobra.Command{
+		Use:   "rekey CACHE-DIR --new-encryption-key-file FILE",
+		Short: "Change the key that an encrypted cache directory is opened by",
+		Long: `Makes the key in FILE the one that opens CACHE-DIR; the key of before opens it no more. Takes a moment whatever
+the cache holds: what encrypts it is a key of the directory's own, and only that is encrypted anew. Whoever has had
+both the key of before and a copy of CACHE-DIR/ENCRYPTION can still read what was cached: if that is so, remove the
+directory and fill another.`,
+		Example: "  shoal cache rekey /nvme/shoal --encryption-key-file old.key --new-encryption-key-file new.key",
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			cacheDir, _, err := dirAnd(c, &cache.dir, args, 0)
+			if err != nil {
+				return err
+			}
+			if newFile == "" {
+				return usagef("give the new key: --new-encryption-key-file FILE")
+			}
+			next := cryptOptions{keyFile: newFile}
+			s, err := next.secret(invocationOf(c.Context()))
+			if err != nil {
+				return fmt.Errorf("--new-encryption-key-file: %w", err)
+			}
+			return withCache(c, cache, cacheDir, func(h *engine.Host, out io.Writer) error {
+				err := h.Rekey(*s)
+				h.Audit().Write(outcome(audit.Event{Event: "cache_rekey", KeyID: s.ID(), Peer: peerOf(c)}, err))
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(out, "the key of %s is now %s\n", cacheDir, s.ID())
+				return nil
+			})
+		},
+	}
+	c.Flags().StringVar(&newFile, "new-encryption-key-file", "", "file with the new key, 32 bytes as they are, in hex or in base64")
+	return c
+}

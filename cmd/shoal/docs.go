@@ -1,0 +1,182 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+	"github.com/spf13/pflag"
+
+	"github.com/shoalfs/shoal/internal/settings"
+)
+
+// docsCommand writes what packages install and what docs/ holds of the command line (make docs).
+func docsCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:    "docs DIR",
+		Short:  "Write man pages, shell completions and the reference of the command line",
+		Hidden: true,
+		Long: `Writes DIR/man/man1/shoal*.1, DIR/completions/bash/shoal, DIR/completions/zsh/_shoal, DIR/completions/fish/shoal.fish,
+DIR/shoal.yaml (every setting, commented out) and DIR/cli.md.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error { return writeDocs(args[0]) },
+	}
+	return c
+}
+
+func writeDocs(dir string) error {
+	shell := func(write func(c *cobra.Command, w io.Writer) error) func(io.Writer) error {
+		return func(w io.Writer) error { return write(root(), w) }
+	}
+	files := map[string]func(io.Writer) error{
+		"completions/bash/shoal":      shell(func(c *cobra.Command, w io.Writer) error { return c.GenBashCompletionV2(w, true) }),
+		"completions/zsh/_shoal":      shell((*cobra.Command).GenZshCompletion),
+		"completions/fish/shoal.fish": shell(func(c *cobra.Command, w io.Writer) error { return c.GenFishCompletion(w, true) }),
+		"shoal.yaml":                  func(w io.Writer) error { return schemaOf(root()).WriteExample(w) },
+		"cli.md":                      writeReference,
+	}
+	documented(root(), func(c *cobra.Command) {
+		files["man/man1/"+strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"] = func(w io.Writer) error { return writeMan(w, c) }
+	})
+	for name, write := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		var b bytes.Buffer
+		if err := write(&b); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// documented calls do for every command that users see, in the order of the help.
+func documented(c *cobra.Command, do func(*cobra.Command)) {
+	if c.Hidden {
+		return
+	}
+	do(c)
+	for _, sub := range c.Commands() {
+		documented(sub, do)
+	}
+}
+
+// manSections are what every page says beside what cobra knows.
+const manSections = `
+
+# EXIT STATUS
+0: done. 1: failed, with one line on standard error that names the thing, the cause and the remedy. 2: wrong use.
+`
+
+const manEnvironment = `
+# ENVIRONMENT
+**SHOAL_NAME** sets the flag **--name** where it is not given: **SHOAL_CACHE_DIR** for **--cache-dir**. Of flags that may be given
+several times, the values are separated by commas.
+
+**SHOAL_CONFIG** names the configuration file where **--config** does not. **SHOAL_FEED_TOKEN** and **SHOAL_ENCRYPTION_KEY** hold
+secrets, which no flag takes.
+
+Endpoint, region and credentials of an s3:// source come from the variables and files of the AWS tools: **AWS_ENDPOINT_URL**,
+**AWS_REGION**, **AWS_PROFILE**, **AWS_ACCESS_KEY_ID** and so on.
+
+# FILES
+*~/.config/shoal/shoal.yaml*, else */etc/shoal/shoal.yaml*: the configuration file. **shoal config --example** prints one.
+`
+
+func writeMan(w io.Writer, c *cobra.Command) error {
+	c.DisableAutoGenTag = true
+	long := c.Long
+	if long == "" {
+		long = c.Short + "."
+	}
+	c.Long = asMarkdown(long) + manSections
+	if len(settings.Flags(c)) > 0 || !c.HasParent() {
+		c.Long += manEnvironment
+	}
+	return doc.GenMan(c, &doc.GenManHeader{Section: "1", Source: "Shoal " + version, Manual: "Shoal"}, w)
+}
+
+// asMarkdown makes code blocks of what a help text indents, and keeps its signs from being read as marks.
+func asMarkdown(text string) string {
+	var b strings.Builder
+	block := false
+	for line := range strings.Lines(text) {
+		indented := strings.HasPrefix(line, "  ")
+		if indented != block && strings.TrimSpace(line) != "" {
+			if !strings.HasSuffix(b.String(), "\n\n") {
+				b.WriteByte('\n')
+			}
+			block = indented
+		}
+		if indented {
+			line = "  " + line
+		} else {
+			line = strings.NewReplacer("<", "\\<", "*", "\\*", "{", "\\{").Replace(line)
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+// writeReference writes docs/cli.md.
+func writeReference(w io.Writer) error {
+	r := root()
+	var b strings.Builder
+	b.WriteString(`# The command line
+
+Generated from the help texts by ` + "`make docs`" + `; a test holds it to them. Every flag can be set by a variable and in the configuration
+file, too: [configuration.md](configuration.md). Exit codes: 0 done, 1 failed (one line on standard error names the thing, the
+cause and the remedy), 2 wrong use. Sizes are written 512MiB, 20GiB or 1.5GB, durations 90s or 4h.
+
+| verb | |
+| --- | --- |
+`)
+	documented(r, func(c *cobra.Command) {
+		if c != r {
+			fmt.Fprintf(&b, "| [%s](#%s) | %s |\n", c.CommandPath(), strings.ReplaceAll(c.CommandPath(), " ", "-"), c.Short)
+		}
+	})
+	documented(r, func(c *cobra.Command) {
+		if c == r {
+			return
+		}
+		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n```\n%s\n```\n", c.CommandPath(), c.Short, c.UseLine())
+		if c.Long != "" {
+			fmt.Fprintf(&b, "\n%s\n", strings.TrimRight(asMarkdown(c.Long), "\n"))
+		}
+		if c.Example != "" {
+			fmt.Fprintf(&b, "\n```sh\n%s\n```\n", unindent(c.Example))
+		}
+		own := pflag.NewFlagSet("", pflag.ContinueOnError)
+		_ = c.InheritedFlags() // joins them
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Name != configFlag && f.Name != "help" {
+				own.AddFlag(f)
+			}
+		})
+		if text := own.FlagUsagesWrapped(120); text != "" {
+			fmt.Fprintf(&b, "\n```\n%s```\n", text)
+		}
+	})
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// unindent takes away the two spaces of cobra's help.
+func unindent(text string) string {
+	lines := slices.Collect(strings.Lines(text))
+	for i := range lines {
+		lines[i] = strings.TrimPrefix(lines[i], "  ")
+	}
+	return strings.Join(lines, "")
+}

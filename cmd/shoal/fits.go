@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/shoalfs/shoal/gpuingest"
+	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// tabular is what fits need of a dataset of rows: engine.Dataset has it.
+type tabular interface {
+	// Columns returns the first row of a table, which is in a file at path.
+	Columns(ctx context.Context) (row []byte, path string, err error)
+	// Selection names the samples.
+	Selection() string
+	// FitsDir is the folder for what is computed once.
+	FitsDir() string
+	// SealFit and OpenFit encrypt what lies there, where the cache is encrypted.
+	SealFit(name string, b []byte) []byte
+	OpenFit(name string, b []byte) ([]byte, error)
+}
+
+// fitting lets one session fit at a time: the others then find the result.
+var fitting sync.Mutex
+
+// fitTable gives a table's transform what it has to know of the whole dataset: from the cache directory, or by one
+// pass over the rows.
+func fitTable(ctx context.Context, t *gpuingest.Table, ds loader.Dataset) (*gpuingest.Table, error) {
+	tab, ok := ds.(tabular)
+	var header []byte
+	var path string
+	if ok && ds.Len() > 0 {
+		var err error
+		if header, path, err = tab.Columns(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if header == nil {
+		return nil, errors.New("the dataset's samples are not rows of a table: serve it with --records csv")
+	}
+	sum := sha256.Sum256([]byte(tab.Selection() + "\x00" + t.String()))
+	name := hex.EncodeToString(sum[:]) + ".json"
+	file := filepath.Join(tab.FitsDir(), name)
+	fitting.Lock()
+	defer fitting.Unlock()
+	if b, err := os.ReadFile(file); err == nil {
+		b, err = tab.OpenFit(name, b)
+		if err != nil { // damaged: it is computed anew
+			b = nil
+		}
+		if fit, err := gpuingest.ParseFit(b); err == nil && fit.Dataset == ds.Version() {
+			if fitted, err := t.With(fit); err == nil {
+				return fitted, nil
+			}
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	comma := byte(',')
+	if strings.EqualFold(filepath.Ext(path), ".tsv") {
+		comma = '\t'
+	}
+	fitter, err := t.Fitter(ds.Version(), header, comma)
+	if err != nil {
+		return nil, err
+	}
+	if err := eachSample(ctx, ds, "fit/"+hex.EncodeToString(sum[:6]), fitter.Add); err != nil {
+		return nil, err
+	}
+	fit, err := fitter.Fit()
+	if err != nil {
+		return nil, err
+	}
+	if err := writeFit(file, tab.SealFit(name, fit.JSON())); err != nil {
+		return nil, fmt.Errorf("the fit cannot be kept: %w", err)
+	}
+	return t.With(fit)
+}
+
+// eachSample reads a dataset once, in the order in which it lies.
+func eachSample(ctx context.Context, ds loader.Dataset, name string, f func(data []byte) error) (err error) {
+	s, err := ds.Begin(name, order.Sequential(ds.Len()), 0, 1)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	for i := range ds.Len() {
+		data, release, err := s.Read(ctx, i)
+		if err != nil {
+			return fmt.Errorf("sample %d (%s): %w", i, ds.Path(i), err)
+		}
+		err = f(data)
+		release()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeFit replaces a file as a whole.
+func writeFit(file string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(file), "fit-*.tmp")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(data)
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), file)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name())
+	}
+	return err
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/engine"
+)
+
+func fsckCommand() *cobra.Command {
+	var repair, asJSON bool
+	var crypt cryptOptions
+	c := &cobra.Command{
+		Use:   "fsck CACHE-DIR",
+		Short: "Check a cache directory, record by record",
+		Long: `Reads every record of CACHE-DIR and checks it against its checksums, and the catalog and manifests against
+theirs. Exit code 0: clean; 1: damage was found, also where --repair has mended it. Nothing that is damaged is ever
+served, repaired or not: a daemon checks what it reads. The directory must not be in use.`,
+		Example: `  shoal fsck /nvme/shoal
+  shoal fsck /nvme/shoal --repair`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			secret, err := crypt.secret(invocationOf(c.Context()))
+			if err != nil {
+				return err
+			}
+			bar := localStep("checking " + args[0])
+			r, err := engine.Fsck(c.Context(), args[0], secret, repair, func(done, total int64) {
+				bar.Set(int(done>>20), int(total>>20), "MiB")
+			})
+			bar.Done("")
+			if err != nil {
+				return err
+			}
+			out := c.OutOrStdout()
+			if asJSON {
+				if err := json.NewEncoder(out).Encode(r); err != nil {
+					return err
+				}
+			} else {
+				fmt.Fprintf(out, "%d datasets, %s segments, %s records, %s\n", r.Datasets, humanize.Comma(int64(r.Segments)), humanize.Comma(int64(r.Records)), humanize.IBytes(uint64(r.Bytes)))
+				for _, f := range r.Findings {
+					fmt.Fprintln(out, f)
+				}
+				if r.More > 0 {
+					fmt.Fprintf(out, "and %d more\n", r.More)
+				}
+			}
+			switch n := r.Damage; {
+			case n == 0:
+				if !asJSON {
+					fmt.Fprintln(out, "clean")
+				}
+				return nil
+			case repair:
+				return fmt.Errorf("%s: %d places were damaged; what was lost with them is fetched again", args[0], n)
+			default:
+				return fmt.Errorf("%s: %d places are damaged (mend them with: shoal fsck %s --repair)", args[0], n, args[0])
+			}
+		},
+	}
+	crypt.add(c)
+	c.Flags().BoolVar(&repair, "repair", false, "cut torn tails, drop damaged records and segments")
+	c.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	return c
+}

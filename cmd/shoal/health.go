@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/fusefs"
+)
+
+// defaultFeed is where `shoal serve` listens unless it is told otherwise.
+const defaultFeed = "unix:///run/shoal/feed.sock"
+
+// healthTick is between attempts of `shoal health --wait`.
+const healthTick = 100 * time.Millisecond
+
+func healthCommand() *cobra.Command {
+	var wait, timeout time.Duration
+	var security clientSecurity
+	c := &cobra.Command{
+		Use:   "health [MOUNTPOINT|ADDR ...]",
+		Short: "Tell whether mounts and feeds answer, for probes and for those who wait",
+		Long: `Asks each target, and exits 0 if all of them answer: a mount point is read from (its .shoal/stats), a feed's
+address (unix://, tcp://, tls://) is asked by the gRPC health protocol, and of an admin address (http://HOST:PORT)
+/readyz is got. A daemon that starts or drains is not healthy. Without a target, those are asked that are found: every
+mount of shoal, and the feed at ` + defaultFeed + ` if there is a socket.
+
+With --wait it asks until all answer: a trainer that may start before its data does calls it first.`,
+		Example: `  shoal health /mnt/train unix:///run/shoal/feed.sock
+  shoal health /mnt/train --wait 60s && python train.py`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, targets []string) error {
+			if timeout <= 0 {
+				return usagef("--timeout %s: give a duration such as 5s", timeout)
+			}
+			var deadline <-chan time.Time
+			if wait > 0 {
+				deadline = time.After(wait)
+			}
+			for {
+				asked, err := health(c.Context(), targets, timeout, &security)
+				if err == nil {
+					fmt.Fprintln(c.OutOrStdout(), "healthy: "+strings.Join(asked, ", "))
+					return nil
+				}
+				if wait <= 0 || errors.As(err, new(usageError)) {
+					return err
+				}
+				select {
+				case <-deadline:
+					return fmt.Errorf("not healthy after %s: %w", wait, err)
+				case <-c.Context().Done():
+					return c.Context().Err()
+				case <-time.After(healthTick):
+				}
+			}
+		},
+	}
+	security.add(c)
+	c.Flags().DurationVar(&wait, "wait", 0, "ask again until all answer, for so long at most (0: ask once)")
+	c.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long an answer may take")
+	return c
+}
+
+// health asks all targets at once. The errors are of all that do not answer, in the order given.
+func health(ctx context.Context, targets []string, timeout time.Duration, security *clientSecurity) ([]string, error) {
+	if len(targets) > 0 {
+		return targets, healthOfAll(ctx, targets, timeout, security)
+	}
+	found, err := foundTargets()
+	for err == nil {
+		if err = healthOfAll(ctx, found, timeout, security); err != nil {
+			break
+		}
+		// A feed answers once its daemon is up, which may have mounted meanwhile.
+		asked := found
+		if found, err = foundTargets(); slices.Equal(found, asked) {
+			break
+		}
+	}
+	return found, err
+}
+
+func healthOfAll(ctx context.Context, targets []string, timeout time.Duration, security *clientSecurity) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	errs := make([]error, len(targets))
+	var wg sync.WaitGroup
+	for i, target := range targets {
+		wg.Go(func() { errs[i] = healthOf(ctx, target, timeout, security) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func foundTargets() ([]string, error) {
+	targets, err := fusefs.Mounts()
+	if err != nil {
+		return nil, err
+	}
+	if fi, err := os.Lstat(strings.TrimPrefix(defaultFeed, "unix://")); err == nil && fi.Mode()&os.ModeSocket != 0 {
+		targets = append(targets, defaultFeed)
+	}
+	if len(targets) == 0 {
+		return nil, fmt.Errorf("no mount of shoal is seen here, and there is no feed at %s (name a mount point or an address)", defaultFeed)
+	}
+	return targets, nil
+}
+
+func healthOf(ctx context.Context, target string, timeout time.Duration, security *clientSecurity) error {
+	switch {
+	case strings.HasPrefix(target, "http://"):
+		return adminHealth(ctx, target)
+	case strings.Contains(target, "://"):
+		client, err := security.dial(target)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		return client.Healthy(ctx)
+	}
+	// The kernel holds a read of a mount whose daemon hangs.
+	answered := make(chan error, 1)
+	go func() {
+		_, err := readStats(target)
+		answered <- err
+	}()
+	select {
+	case err := <-answered:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%s: no answer for %s: its daemon hangs, or is stopped (end it and mount again)", target, timeout)
+	}
+}
+
+// adminHealth asks an admin address whether the daemon is ready.
+func adminHealth(ctx context.Context, base string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+"/readyz", nil)
+	if err != nil {
+		return usageError{err}
+	}
+	transport := &http.Transport{} // without the environment's proxy
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return fmt.Errorf("admin address: %w (is a daemon running with --admin there?)", err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		text := make([]byte, 200)
+		n, _ := resp.Body.Read(text)
+		return fmt.Errorf("%s: %s", base, strings.TrimSpace(string(text[:n])))
+	}
+	return nil
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/progress"
+)
+
+// invocation is where a verb runs: in a process of its own or, when it attached, in the daemon that owns
+// the cache directory.
+type invocation struct {
+	host   *engine.Host                     // the daemon's; nil in a process of its own
+	dir    string                           // that relative paths begin at; "" is the process's own
+	getenv func(name string) string         // nil: the process's own environment
+	notice func(format string, args ...any) // tells the user something on the way to being ready
+	ready  func() error                     // the user may go on
+	step   func(label string) step          // shows how far a long step is
+	peer   *audit.Peer                      // who attached; nil in a process of its own
+
+	remarks []remark // about the limits of a process of its own, for its log
+}
+
+// step is a long part of a verb that is shown while it goes on.
+type step interface {
+	Set(done, total int, note string)
+	Done(result string) // called once
+}
+
+// localStep shows a step on this process's standard error.
+func localStep(label string) step {
+	return barStep{progress.New(os.Stderr).Start(label, 0)}
+}
+
+type barStep struct{ *progress.Bar }
+
+func (b barStep) Set(done, total int, note string) {
+	b.Bar.Set(done, total)
+	b.Note(note)
+}
+
+// remoteStep shows a step to a client that attached.
+type remoteStep struct {
+	out   *replies
+	label string
+}
+
+func (s *remoteStep) Set(done, total int, note string) {
+	s.out.send(attachReply{Bar: &barReply{Label: s.label, Done: done, Total: total, Note: note}})
+}
+
+func (s *remoteStep) Done(result string) {
+	s.out.send(attachReply{Bar: &barReply{Label: s.label, Note: result, End: true}})
+}
+
+type invocationKey struct{}
+
+// of returns how the command was invoked.
+func invocationOf(ctx context.Context) *invocation {
+	if inv, ok := ctx.Value(invocationKey{}).(*invocation); ok {
+		return inv
+	}
+	return &invocation{notice: notice, ready: ready, step: localStep}
+}
+
+// peerOf returns whose invocation a command is.
+func peerOf(c *cobra.Command) *audit.Peer { return invocationOf(c.Context()).who() }
+
+func (inv *invocation) who() *audit.Peer {
+	if inv.peer != nil {
+		return inv.peer
+	}
+	return audit.Self()
+}
+
+// attached reports whether the verb runs in somebody else's daemon.
+func (inv *invocation) attached() bool { return inv.host != nil }
+
+// abs makes a path absolute where the user wrote it.
+func (inv *invocation) abs(path string) (string, error) {
+	if filepath.IsAbs(path) || inv.dir == "" {
+		return filepath.Abs(path)
+	}
+	return filepath.Join(inv.dir, path), nil
+}
+
+// source makes a source that is a relative path absolute where the user wrote it.
+func (inv *invocation) source(text string) (string, error) {
+	if text == "" || strings.Contains(text, "://") {
+		return text, nil
+	}
+	return inv.abs(text)
+}
+
+// environ returns a variable of the user's environment.
+func (inv *invocation) environ(name string) string {
+	if inv.getenv != nil {
+		return inv.getenv(name)
+	}
+	return os.Getenv(name)
+}
+
+// withHost runs do with the host of a cache directory: the daemon's if one owns it, else one that is
+// opened for it.
+func withHost(c *cobra.Command, cfg engine.HostConfig, do func(ctx context.Context, h *engine.Host, out io.Writer) error) error {
+	inv := invocationOf(c.Context())
+	if inv.attached() {
+		if err := inv.host.Accepts(cfg); err != nil {
+			return err
+		}
+		return do(c.Context(), inv.host, c.OutOrStdout())
+	}
+	// A daemon that ends still owns the directory for a moment.
+	start := time.Now()
+	for ; ; time.Sleep(50 * time.Millisecond) {
+		d, inUse := ownHost(c.Context(), cfg)
+		if inUse == nil {
+			return d.closeAfter(c.Context(), do(c.Context(), d.host, c.OutOrStdout()))
+		}
+		if !errors.Is(inUse, engine.ErrInUse) {
+			return inUse
+		}
+		switch err := attach(c.Context(), cfg.CacheDir, selfArgs(), c.OutOrStdout()); {
+		case errors.Is(err, errSilent) && time.Since(start) > silentPatience:
+			return inUse
+		case !errors.Is(err, errSilent) && (!errors.Is(err, errEnding) || time.Since(start) > endingPatience):
+			return err
+		}
+		if err := c.Context().Err(); err != nil {
+			return err
+		}
+	}
+}
+
+const (
+	silentPatience = 3 * time.Second  // with an owner that does not listen
+	endingPatience = 30 * time.Second // with one that is about to end
+)

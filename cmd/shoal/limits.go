@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/machine"
+)
+
+const (
+	// autoShare is what auto takes of a limit that is this process's own, and the most that a default takes of
+	// any: beside what --memory counts, a cgroup counts kernel buffers and the page cache of what was just read.
+	autoShare = 0.8
+	// sharedShare is what auto takes of a machine's memory where no cgroup bounds it: a trainer lives there, too.
+	sharedShare = 0.25
+)
+
+// amount is a flag value: a size, a part of what there is (80%), or auto.
+type amount struct {
+	bytes int64   // 0 for a part
+	part  float64 // of what there is
+	auto  bool
+	text  string // as it was given; "" is the default
+}
+
+func (a *amount) Type() string { return "size" }
+func (a *amount) String() string {
+	switch {
+	case a.auto:
+		return "auto"
+	case a.part > 0:
+		return strconv.FormatFloat(a.part*100, 'g', -1, 64) + "%"
+	}
+	return humanize.IBytes(uint64(a.bytes))
+}
+
+func (a *amount) Set(text string) error {
+	if text == "auto" {
+		*a = amount{auto: true, text: text}
+		return nil
+	}
+	if percent, ok := strings.CutSuffix(text, "%"); ok {
+		v, err := strconv.ParseFloat(percent, 64)
+		if err != nil || !(v > 0 && v <= 100) {
+			return fmt.Errorf("%q is no part (write 80%%, above 0%% and up to 100%%)", text)
+		}
+		*a = amount{part: v / 100, text: text}
+		return nil
+	}
+	var n size
+	if err := n.Set(text); err != nil {
+		return fmt.Errorf("%q is not a size (write 512MiB, 20GiB or 1.5GB, a part such as 80%%, or auto)", text)
+	}
+	*a = amount{bytes: int64(n), text: text}
+	return nil
+}
+
+// remark is something to log once this process is the one that the limits hold for.
+type remark struct {
+	level slog.Level
+	text  string
+	args  []any
+}
+
+// memory returns the bytes that --memory means on a machine.
+func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error) {
+	of := "the machine"
+	if m.Limit > 0 {
+		of = m.From
+	}
+	say := func(level slog.Level, text string) {
+		remarks = append(remarks, remark{level, text, []any{"memory", humanize.IBytes(uint64(n)), "limit", humanize.IBytes(uint64(m.Most())), "of", of}})
+	}
+	share := func(part float64) (int64, error) {
+		if m.Most() <= 0 {
+			return 0, fmt.Errorf("--memory %s: the kernel tells neither a limit nor the machine's memory; give a size", a)
+		}
+		if m.Most() < engine.LeastMemory {
+			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)", of, humanize.IBytes(uint64(m.Most())), humanize.IBytes(engine.LeastMemory))
+		}
+		return max(int64(part*float64(m.Most())), engine.LeastMemory), nil
+	}
+	switch {
+	case a.auto && m.Limit > 0:
+		n, err = share(autoShare)
+	case a.auto:
+		n, err = share(sharedShare)
+	case a.part > 0:
+		n, err = share(a.part)
+	case a.text == "" && m.Most() > 0 && float64(a.bytes) > autoShare*float64(m.Most()):
+		if n, err = share(autoShare); err == nil {
+			say(slog.LevelWarn, "--memory is less than its default, which does not fit the limit")
+		}
+		return n, remarks, err
+	default:
+		if n = a.bytes; m.Limit > 0 && n > m.Limit {
+			say(slog.LevelWarn, "--memory is above the limit, at which the kernel kills the daemon: give less, or auto")
+		}
+		return n, remarks, nil
+	}
+	if err == nil {
+		say(slog.LevelInfo, "--memory "+a.String())
+	}
+	return n, remarks, err
+}
+
+// disk returns the bytes that --cache-size means in a folder. roomOf is machine.Room.
+func (a *amount) disk(dir string, roomOf func(dir string) (int64, error)) (n int64, remarks []remark, err error) {
+	if a.text == "" {
+		return a.bytes, nil, nil
+	}
+	room, err := roomOf(dir)
+	part := a.part
+	if a.auto {
+		part = autoShare
+	}
+	args := func() []any {
+		return []any{"cache_size", humanize.IBytes(uint64(n)), "room", humanize.IBytes(uint64(room)), "dir", dir}
+	}
+	switch {
+	case part == 0:
+		if n = a.bytes; err == nil && n > room {
+			remarks = []remark{{slog.LevelWarn, "--cache-size is more than its file system has room for", args()}}
+		}
+		return n, remarks, nil
+	case err != nil:
+		return 0, nil, fmt.Errorf("--cache-size %s: %w (give a size)", a, err)
+	}
+	n = int64(part * float64(room))
+	return n, []remark{{slog.LevelInfo, "--cache-size " + a.String(), args()}}, nil
+}
+
+// limits returns the bytes that the flags mean here. In a daemon that runs already they mean nothing.
+func (o *engineOptions) limits(inv *invocation) (disk, memory int64, err error) {
+	if inv.attached() {
+		return o.cacheSize.bytes, o.memory.bytes, nil
+	}
+	disk, remarks, err := o.cacheSize.disk(o.cacheDir, machine.Room)
+	if err != nil {
+		return 0, 0, err
+	}
+	memory, more, err := o.memory.memory(machine.ReadMemory())
+	if err != nil {
+		return 0, 0, err
+	}
+	inv.remarks = append(remarks, more...)
+	if os.Getenv("GOMEMLIMIT") != "" {
+		inv.remarks = append(inv.remarks, remark{slog.LevelInfo, "GOMEMLIMIT does nothing here: --memory sets the limit of Go's collector", nil})
+	}
+	return disk, memory, nil
+}
+
+// logLimits says what limits means, in the process that they hold for.
+func (inv *invocation) logLimits(log *slog.Logger) {
+	for _, r := range inv.remarks {
+		log.Log(context.Background(), r.level, r.text, r.args...)
+	}
+	inv.remarks = nil
+}

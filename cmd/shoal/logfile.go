@@ -1,0 +1,109 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/audit"
+)
+
+// logName is the file in the cache directory that a daemon's output goes to.
+const logName = "shoal.log"
+
+const (
+	// logTick is how often a daemon looks at its log: what is said in between is beyond the size.
+	logTick = 2 * time.Second
+	// logKeep is how many logs of before stay. They lie in the cache directory, where room is for samples.
+	logKeep = 1
+)
+
+// rotateLog keeps the log of a daemon small until stop is called. It does nothing in a process whose standard
+// error is another file.
+//
+// Standard output and error are the log's descriptors, not a writer of ours: what the runtime says of a panic lands
+// there, too, and what a supervisor says. So the descriptors themselves are moved to the new file. A
+// supervisor and its child share the log: one rotates, and the other follows at its next look.
+func rotateLog(o *engineOptions) (stop func()) {
+	path := filepath.Join(o.cacheDir, logName)
+	if o.logSize <= 0 || !isStderr(path) {
+		return func() {}
+	}
+	quit, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		t := time.NewTicker(logTick)
+		defer t.Stop()
+		for warned := false; ; {
+			select {
+			case <-quit:
+				return
+			case <-t.C:
+			}
+			if err := lookAtLog(path, int64(o.logSize)); err != nil && !warned {
+				warned = true
+				slog.Warn("log is not rotated", "file", path, "cause", err)
+			}
+		}
+	}()
+	return func() {
+		close(quit)
+		<-ended
+	}
+}
+
+// isStderr reports whether a file is what standard error goes to.
+func isStderr(path string) bool {
+	a, err := os.Stderr.Stat()
+	if err != nil {
+		return false
+	}
+	b, err := os.Stat(path)
+	return err == nil && os.SameFile(a, b)
+}
+
+// lookAtLog makes way for a new log if this one is full, and moves to the new one, whoever began it.
+func lookAtLog(path string, limit int64) error {
+	if isStderr(path) {
+		if info, err := os.Stderr.Stat(); err != nil || info.Size() < limit {
+			return err
+		}
+		if err := shiftLog(path); err != nil {
+			return err
+		}
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for fd := 1; fd <= 2; fd++ {
+		if err := unix.Dup3(int(f.Fd()), fd, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shiftLog renames the log, unless another process has just done so.
+func shiftLog(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil
+		}
+		return err
+	}
+	if !isStderr(path) {
+		return nil
+	}
+	return audit.Shift(path, logKeep)
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
+)
+
+// The service manager (systemd, or whatever else set NOTIFY_SOCKET) hears of this process's life as sd_notify(3) has
+// it, from the process that the manager started: with --supervise that is the supervisor, and for a verb that
+// attached to another daemon the client.
+
+// managerEnv is what the manager tells its process, and is no business of that process's children.
+var managerEnv = []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
+
+// startExtension is how much longer a start may take after each sign of progress.
+const startExtension = 30 * time.Second
+
+// service is what the manager's process serves.
+var service struct {
+	targets atomic.Pointer[[]string] // of `shoal health`, by which the watchdog sees that it answers
+	stop    sync.Once
+	over    chan struct{} // closed once it is stopping
+}
+
+func init() { service.over = make(chan struct{}) }
+
+// serviceTargets sets what the watchdog looks at. A tls:// address is left out: whoever wants an answer there needs a
+// client's certificate or another authority than the system's.
+func serviceTargets(mountpoint string, listen ...string) {
+	var targets []string
+	if mountpoint != "" {
+		targets = append(targets, mountpoint)
+	}
+	for _, addr := range listen {
+		if !strings.HasPrefix(addr, "tls://") {
+			targets = append(targets, addr)
+		}
+	}
+	service.targets.Store(&targets)
+}
+
+// tellManager sends lines such as READY=1. Without a manager it does nothing.
+func tellManager(lines ...string) {
+	if _, err := systemd.SdNotify(false, strings.Join(lines, "\n")); err != nil {
+		slog.Warn("the service manager was not told", "message", lines[0], "cause", err)
+	}
+}
+
+func usec(d time.Duration) string { return fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", d.Microseconds()) }
+
+// serviceProgress tells that the start goes on.
+func serviceProgress(status string) { tellManager("STATUS="+status, usec(startExtension)) }
+
+// serviceReady tells that the daemon serves, and begins to feed the manager's watchdog.
+func serviceReady() {
+	targets := service.targets.Load()
+	if targets == nil {
+		return // not a daemon
+	}
+	tellManager("READY=1", "STATUS=serving "+strings.Join(*targets, ", "))
+	interval, err := systemd.SdWatchdogEnabled(false)
+	if err != nil {
+		slog.Warn("the service manager's watchdog is not fed", "cause", err)
+	}
+	if interval > 0 {
+		go feedWatchdog(interval, *targets)
+	}
+}
+
+// serviceStopping tells that the end has begun, and for how long it may wait for readers.
+func serviceStopping(drain time.Duration) {
+	service.stop.Do(func() {
+		close(service.over)
+		tellManager("STOPPING=1", "STATUS=draining", usec(drain+startExtension))
+	})
+}
+
+// feedWatchdog tells the manager that the daemon is alive, each time that another process has asked the daemon and
+// got an answer: a mount must not be read by the process that serves it. A daemon that does not answer is not spoken
+// for, and the manager does what it was told to.
+func feedWatchdog(interval time.Duration, targets []string) {
+	tick := time.NewTicker(interval / 3)
+	defer tick.Stop()
+	for {
+		answered := make(chan error, 1)
+		ctx, cancel := context.WithTimeout(context.Background(), interval/2)
+		go func() { answered <- askHealth(ctx, targets) }()
+		select {
+		case err := <-answered:
+			if err == nil {
+				tellManager("WATCHDOG=1")
+			} else {
+				slog.Warn("the daemon does not answer; its watchdog is not fed", "cause", err)
+			}
+		case <-ctx.Done(): // a process that hangs in the mount may not even be killed
+			slog.Warn("the daemon does not answer; its watchdog is not fed", "timeout", interval/2)
+		case <-service.over:
+			cancel()
+			return
+		}
+		cancel()
+		select {
+		case <-tick.C:
+		case <-service.over:
+			return
+		}
+	}
+}
+
+// askHealth runs `shoal health` in a process of its own.
+func askHealth(ctx context.Context, targets []string) error {
+	if len(targets) == 0 {
+		return nil // that this process runs at all is what can be told
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, self, append([]string{"health", "--"}, targets...)...)
+	cmd.Env = append(withoutManager(os.Environ()), settledEnv+"=1") // a file that is wrong by now must not end the daemon
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// withoutManager returns an environment for children.
+func withoutManager(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(managerEnv, name)
+	})
+}

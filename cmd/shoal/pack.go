@@ -1,0 +1,262 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime/debug"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/shard"
+	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/gpuingest"
+	"github.com/shoalfs/shoal/internal/machine"
+)
+
+func packCommand() *cobra.Command {
+	shardSize, most := size(64<<20), amount{bytes: 400 << 20}
+	var seed uint64
+	requests := connections(256)
+	var weakETag, asJSON bool
+	var re recoding
+	var store storeOptions
+	var destKeyFile string
+	c := &cobra.Command{
+		Use:   "pack SOURCE DEST",
+		Short: "Pack small files into tar shards",
+		Long: `Packs the files of SOURCE into plain tar shards under DEST, in a seeded random order, with an index
+beside each shard and a manifest over all. Every shard is read back and checked before it counts.
+DEST is then a source itself, and ` + "`shoal mount SOURCE MOUNTPOINT --shards DEST`" + ` reads SOURCE through it.
+
+A pack that was interrupted, in whatever way, is resumed by the same command.
+
+With --resize or --decode the pictures are made anew first: smaller, or as raw pixels that need no decoding. The
+set is then a dataset of its own, with another version, and says so in its manifest; what is no picture, or a
+broken one, stays as it is. The new files wait on this machine's disk, under --spool, until the set is complete.`,
+		Example: `  shoal pack s3://photos/train s3://photos-packed/train
+  shoal pack file:///data/train file:///data/train-shards --shard-size 128MiB --seed 7
+  shoal pack s3://photos/train s3://photos-small/train --resize short=400 --quality 90
+  shoal pack s3://photos/train s3://photos-raw/train --resize short=400 --decode`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			memory, remarks, err := most.memory(machine.ReadMemory())
+			switch {
+			case err != nil:
+				return err
+			case shardSize < 1<<20:
+				return usagef("--shard-size %s: give at least 1MiB", shardSize.String())
+			case memory < 128<<20:
+				return usagef("--memory %s: give at least 128MiB", most.String())
+			}
+			(&invocation{remarks: remarks}).logLimits(slog.Default())
+			if err := re.check(given(c, "quality")); err != nil {
+				return usageError{err}
+			}
+			for _, text := range args {
+				if _, err := objstore.ParseSource(text); err != nil {
+					return usageError{err}
+				}
+			}
+			from, to, err := packStores(invocationOf(c.Context()), store, destKeyFile)
+			if err != nil {
+				return err
+			}
+			res, version, cost, err := pack(c.Context(), args[0], args[1], from, to, shard.PackOptions{
+				ShardSize: int64(shardSize), Seed: seed, Permute: engine.PackOrder(seed), Connections: requests.most(), Memory: memory,
+			}, re, weakETag)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return json.NewEncoder(c.OutOrStdout()).Encode(struct {
+					shard.Result
+					Version string
+					Cost    engine.Cost
+				}{res, version, cost})
+			}
+			if res.Complete {
+				fmt.Fprintf(c.OutOrStdout(), "%s holds this set already: nothing to do\n", args[1])
+			}
+			fmt.Fprintf(c.OutOrStdout(), "%s files, %s, in %d shards under %s; dataset version %.12s\n",
+				humanize.Comma(int64(res.Files)), humanize.IBytes(uint64(res.Bytes)), res.Shards, args[1], version)
+			if cost.Priced {
+				fmt.Fprintf(c.OutOrStdout(), "sent: %s\n", cost)
+			}
+			if n := res.Escaped.Files; n > 0 {
+				fmt.Fprintf(c.OutOrStdout(), "%s names were escaped in the tars, which WebDataset would have merged or left out; a mount shows the original ones\n", humanize.Comma(int64(n)))
+			}
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.Var(&shardSize, "shard-size", "size of a shard; a sample that is larger gets one of its own")
+	f.Uint64Var(&seed, "seed", 0, "seed of the order in which samples are packed")
+	f.Var(&requests, "connections", "most requests in flight: a number up to 512, or auto, 512")
+	f.Var(&most, "memory", "most memory of the process, as of mount")
+	f.StringVar(&re.resize, "resize", "", "resize larger pictures first: short=400 makes the shorter side 400 pixels")
+	f.IntVar(&re.Quality, "quality", 90, "quality of the JPEG that a resized picture becomes, 1 to 100")
+	f.BoolVar(&re.Decode, "decode", false, "store pictures as raw pixels (npy), some nine times as large, which need no decoding")
+	f.StringVar(&re.spool, "spool", "", "folder for the files that --resize and --decode make (default: the system's for temporary files)")
+	f.BoolVar(&weakETag, "weak-etag", false, "accept objects that are listed without an ETag (then size and time stand for it)")
+	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	store.add(c)
+	f.StringVar(&destKeyFile, "dest-sse-c-key-file", "", "file of the key that S3 encrypts the shards with, or none (default: that of --sse-c-key-file)")
+	return c
+}
+
+// packStores returns how the source's and the destination's stores are spoken to.
+func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to objstore.Options, err error) {
+	store, err := o.options(inv)
+	if err != nil {
+		return from, to, err
+	}
+	from.Store, to.Store = store, store
+	switch destKeyFile {
+	case "":
+	case "none":
+		to.Store.CustomerKey = objstore.CustomerKey{}
+	default:
+		if to.Store.CustomerKey, err = customerKey(inv, destKeyFile, ""); err != nil {
+			err = fmt.Errorf("--dest-sse-c-key-file: %w", err)
+		}
+	}
+	return from, to, err
+}
+
+// recoding is what pack does to files first.
+type recoding struct {
+	gpuingest.Recode
+	resize, spool string
+}
+
+func (r *recoding) check(quality bool) (err error) {
+	if r.Short, err = gpuingest.ParseResize(r.resize); err != nil {
+		return err
+	}
+	switch {
+	case r.Quality < 1 || r.Quality > 100:
+		return fmt.Errorf("--quality %d: give a number from 1 to 100", r.Quality)
+	case quality && r.Decode:
+		return errors.New("--quality is of JPEG, and --decode stores pixels: leave one out")
+	case quality && r.Short == 0:
+		return errors.New("--quality goes with --resize: pictures that keep their size are not encoded again")
+	}
+	if r.spool == "" {
+		r.spool = os.TempDir()
+	}
+	return nil
+}
+
+// packOverhead is what a pack needs beside the parts that it builds: the Go runtime, the buffers of its
+// connections, and the collector's share.
+const packOverhead = 96 << 20
+
+func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Options, o shard.PackOptions, re recoding, weakETag bool) (_ shard.Result, version string, cost engine.Cost, err error) {
+	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	fromStore.S3.Logger, toStore.S3.Logger = o.Logger, o.Logger
+	base, source, err := objstore.Open(ctx, from, fromStore)
+	if err != nil {
+		return shard.Result{}, "", cost, err
+	}
+	dst, where, err := objstore.Create(ctx, to, toStore)
+	if err != nil {
+		return shard.Result{}, "", cost, err
+	}
+	budget := objstore.NewBudget(fromStore.Store.GetsPerHour, o.Logger)
+	if engine.Inside(where, source) {
+		return shard.Result{}, "", cost, fmt.Errorf("%s lies inside the source %s, which would change by it (give another destination)", where, source)
+	}
+	debug.SetMemoryLimit(o.Memory)
+	o.Source = source.String()
+	var src objstore.Reader = objstore.Retry(objstore.Limit(base, o.Connections), budget.Policy(base))
+	// Asked while the listing goes on; what they find comes first.
+	var asked errgroup.Group
+	asked.Go(func() error { return base.Check(ctx) })
+	asked.Go(func() error {
+		set, err := shard.IsSet(ctx, src, source)
+		if err == nil && set {
+			err = fmt.Errorf("%s is a shard set already", source)
+		}
+		return err
+	})
+	bar := localStep("listing " + source.String())
+	objects := objstore.ListParallel(ctx, src, source.Prefix, 16, func(n int) { bar.Set(0, 0, humanize.Comma(int64(n))+" objects") })
+	built, err := catalog.Build(objects, catalog.BuildOptions{Prefix: source.Prefix, WeakETag: weakETag})
+	bar.Done("")
+	if err := asked.Wait(); err != nil {
+		return shard.Result{}, "", cost, err
+	}
+	if err != nil {
+		return shard.Result{}, "", cost, fmt.Errorf("list %s: %w", source, err)
+	}
+	m, err := mapped(built)
+	if err != nil {
+		return shard.Result{}, "", cost, err
+	}
+	defer func() { _ = m.Close() }()
+	if s := m.Skipped(); s.Total() > 0 {
+		notice("%d keys cannot be shown as files and are not packed: %v", s.Total(), s.Examples)
+	}
+	if o.Memory -= packOverhead + m.FileSize() + 16*int64(m.Len()); o.Memory < 32<<20 {
+		return shard.Result{}, "", cost, fmt.Errorf("--memory is too little for %s files (give at least %s)", humanize.Comma(int64(m.Len())),
+			humanize.IBytes(uint64(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20)))
+	}
+	if o.Recoded = re.String(); o.Recoded != "" {
+		made, err := recode(ctx, src, m, re.Recode, re.spool, o.Connections)
+		if err != nil {
+			return shard.Result{}, "", cost, err
+		}
+		if made.kept > 0 {
+			notice("%s files are no pictures that can be read, and stay as they are", humanize.Comma(int64(made.kept)))
+		}
+		if built, err = catalog.Build(made.List(ctx, ""), catalog.BuildOptions{}); err != nil {
+			return shard.Result{}, "", cost, fmt.Errorf("recoded files: %w", err)
+		}
+		if err := m.Close(); err != nil {
+			return shard.Result{}, "", cost, err
+		}
+		if m, err = mapped(built); err != nil {
+			return shard.Result{}, "", cost, err
+		}
+		src = made
+		defer func() {
+			if err == nil {
+				err = made.remove()
+			}
+		}()
+	}
+	bar = localStep("packing")
+	o.Progress = func(p shard.Progress) {
+		bar.Set(p.Files, p.TotalFiles, fmt.Sprintf("%s of %s, %d of %d shards", humanize.IBytes(uint64(p.Bytes)), humanize.IBytes(uint64(p.TotalBytes)), p.Shards, p.TotalShards))
+	}
+	res, err := shard.Pack(ctx, m, src, objstore.Retry(dst, budget.Policy(dst)), where.Prefix, o)
+	if err != nil {
+		bar.Done("")
+		return res, "", cost, err
+	}
+	bar.Done(fmt.Sprintf("%d shards", res.Shards))
+	total := objstore.RequestsOf(base).Plus(objstore.RequestsOf(dst))
+	return res, m.Version(), engine.CostOf(total, fromStore.Store.Prices), nil
+}
+
+// mapped moves a manifest from the heap to a mapped file, so that its size does not count. The file has
+// lost its name by then: nothing stays behind, however the process ends.
+func mapped(m *catalog.Manifest) (*catalog.Manifest, error) {
+	dir, err := os.MkdirTemp("", "shoal-pack-")
+	if err != nil {
+		return nil, err
+	}
+	path, err := m.Save(dir)
+	if err == nil {
+		m, err = catalog.Load(path)
+	}
+	return m, errors.Join(err, os.RemoveAll(dir))
+}

@@ -1,0 +1,596 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/accelerator"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/sim"
+)
+
+// planOptions are the flags of shoal plan.
+type planOptions struct {
+	cacheSize, memory, sampleSize          size
+	mostDisk, mostMemory                   amount
+	bandwidth                              bandwidth
+	latency, step, requestCPU, read        time.Duration
+	sigma, requestRate                     float64
+	batch, accelerators, workers, prefetch int
+	connections                            connections
+	epochs                                 int
+	order, workload, policy, target        string
+	samples                                string
+	seed                                   uint64
+	warm, weakETag, asJSON                 bool
+
+	store       storeOptions
+	asked       objstore.StoreOptions // by store's flags
+	spec        order.Spec
+	policies    []sim.Policy
+	utilisation float64 // of --target; 0: not asked for
+	synthetic   int     // samples of a dataset that does not exist yet
+}
+
+func planCommand() *cobra.Command {
+	o := planOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30}, bandwidth: 10e9 / 8}
+	c := &cobra.Command{
+		Use:   "plan [SOURCE]",
+		Short: "Predict how busy accelerators will be, before a byte is fetched",
+		Long: `Lists SOURCE and simulates training on it: the planner that a mount or a feed runs, against a model of the
+object store and of the trainer. It predicts utilisation, stall, bytes and requests epoch by epoch, says what
+bounds them, and with --target how much cache or bandwidth would do. Nothing but the listing is fetched, and no
+cache directory is touched.
+
+Without SOURCE, --samples and --sample-size describe a dataset that does not exist yet.`,
+		Example: `  shoal plan s3://photos/train --cache-size 200GiB --bandwidth 10Gbit --latency 30ms --batch 400 --step-time 224ms
+  # eight accelerators, a dataset to come: how much cache for 95%?
+  shoal plan --samples 1000000 --workload retinanet-b200 --accelerators 8 --cache-size 100GiB --target 95%
+  # what the kept set is worth: the same trace with other policies
+  shoal plan s3://photos/train --workload resnet50-h100 --policy all`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			err := o.check(c, len(args) == 1)
+			if err != nil {
+				return err
+			}
+			if o.asked, err = o.store.options(invocationOf(c.Context())); err != nil {
+				return err
+			}
+			p := predictor{o: &o, inv: invocationOf(c.Context()), out: c.OutOrStdout()}
+			if len(args) == 0 {
+				return p.synthetic(c.Context())
+			}
+			return p.source(c.Context(), args[0])
+		},
+	}
+	f := c.Flags()
+	f.Var(&o.mostDisk, "cache-size", "bytes on disk for samples, as of mount; parts and auto are of this machine")
+	f.Var(&o.mostMemory, "memory", "most memory of the daemon, as of mount; parts and auto are of this machine")
+	f.Var(&o.bandwidth, "bandwidth", "of the line to the object store: 10Gbit, 1GiB/s or unlimited")
+	f.DurationVar(&o.latency, "latency", 30*time.Millisecond, "median time to an answer's first byte")
+	f.Float64Var(&o.sigma, "latency-sigma", 0.3, "sigma of the latency's lognormal distribution")
+	f.Float64Var(&o.requestRate, "request-rate", 0, "requests a second that the store answers (default: no limit)")
+	f.DurationVar(&o.requestCPU, "request-cpu", 0, "time of one core that a request takes the daemon, all requests one after the other")
+	f.Var(&o.connections, "connections", "most requests in flight to the object store, as of mount")
+	f.StringVar(&o.workload, "workload", "", "take --batch, --step-time and --sample-size from: "+strings.Join(workloadNames(), ", "))
+	f.IntVar(&o.batch, "batch", 0, "samples that one accelerator takes a step")
+	f.DurationVar(&o.step, "step-time", 0, "compute time of a step")
+	f.IntVar(&o.accelerators, "accelerators", 1, "accelerators that step together")
+	f.IntVar(&o.workers, "workers", 8, "loader workers of each accelerator; 0: it reads between two steps")
+	f.IntVar(&o.prefetch, "prefetch", 2, "batches that a worker reads ahead")
+	f.DurationVar(&o.read, "read-time", 0, "time that a worker takes over a sample whose bytes are there (decoding)")
+	f.StringVar(&o.order, "order", "uniform:seed=0", "order in which the samples are read, as of mount")
+	f.IntVar(&o.epochs, "epochs", 2, "epochs to simulate")
+	f.BoolVar(&o.warm, "warm", false, "begin with a filled cache (shoal warm)")
+	f.StringVar(&o.policy, "policy", "keep", "what stays in the cache: keep, which is Shoal's; for comparison lru, belady, none; all")
+	f.StringVar(&o.target, "target", "", "utilisation, such as 95%, to find the least cache and the least bandwidth for")
+	f.StringVar(&o.samples, "samples", "images", "of SOURCE: which files are numbered: images, * or a glob on the name;\nwithout SOURCE: how many samples")
+	f.Var(&o.sampleSize, "sample-size", "without SOURCE: mean size of a sample")
+	f.Uint64Var(&o.seed, "seed", 0, "seed of what is random in the model")
+	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects that are listed without an ETag (then size and time stand for it)")
+	f.BoolVar(&o.asJSON, "json", false, "print the prediction as JSON")
+	o.store.add(c)
+	return c
+}
+
+func workloadNames() (names []string) {
+	for _, s := range accelerator.Shapes {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// limits takes what mount's flags mean on this machine, but for the default of --memory, which stays.
+func (o *planOptions) limits() error {
+	disk, _, err := o.mostDisk.disk(cacheBase(), machine.Room)
+	if err != nil {
+		return err
+	}
+	memory := o.mostMemory.bytes
+	if o.mostMemory.text != "" {
+		if memory, _, err = o.mostMemory.memory(machine.ReadMemory()); err != nil {
+			return err
+		}
+	}
+	o.cacheSize, o.memory = size(disk), size(memory)
+	return nil
+}
+
+// check checks the flags.
+func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
+	changed := c.Flags().Changed
+	if err := o.limits(); err != nil {
+		return err
+	}
+	if o.workload != "" {
+		shape, ok := accelerator.Find(o.workload)
+		if !ok {
+			return usagef("--workload %q: give one of %s", o.workload, strings.Join(workloadNames(), ", "))
+		}
+		if !outranks(c, "batch", "workload") {
+			o.batch = shape.Batch
+		}
+		if !outranks(c, "step-time", "workload") {
+			o.step = shape.Step
+		}
+		if !outranks(c, "sample-size", "workload") {
+			o.sampleSize = size(shape.SampleBytes)
+		}
+	}
+	switch {
+	case o.batch < 1:
+		return usagef("--batch %d: give the samples that an accelerator takes a step, 1 or more, or a --workload", o.batch)
+	case o.step <= 0:
+		return usagef("--step-time %s: give the compute time of a step, such as 224ms, or a --workload", o.step)
+	case o.accelerators < 1 || o.accelerators > maxAccelerators:
+		return usagef("--accelerators %d: give a number from 1 to %d", o.accelerators, maxAccelerators)
+	case o.workers < 0 || o.workers > maxWorkers:
+		return usagef("--workers %d: give a number from 0 to %d", o.workers, maxWorkers)
+	case o.prefetch < 1 || o.prefetch > maxWorkers:
+		return usagef("--prefetch %d: give a number from 1 to %d", o.prefetch, maxWorkers)
+	case o.epochs < 1:
+		return usagef("--epochs %d: give 1 or more", o.epochs)
+	case o.latency < 0 || o.requestCPU < 0 || o.read < 0:
+		return usagef("--latency %s, --request-cpu %s, --read-time %s: none of them may be negative", o.latency, o.requestCPU, o.read)
+	case !(o.sigma >= 0 && o.sigma <= 4):
+		return usagef("--latency-sigma %g: give a number from 0 to 4", o.sigma)
+	case !(o.requestRate >= 0 && o.requestRate <= math.MaxFloat32):
+		return usagef("--request-rate %g: give the requests a second, or 0 for no limit", o.requestRate)
+	}
+	if o.spec, err = order.Parse(o.order); err == nil {
+		err = o.spec.Check()
+	}
+	switch {
+	case err != nil:
+		return usagef("--order: %w", err)
+	case !o.spec.Computed():
+		return usagef("--order %s computes nothing that could be simulated (give uniform:seed=0, or what the trainer reads by)", o.order)
+	case o.spec.Name() == "torch-loader":
+		return usagef("--order %s: the order of later epochs is not known (give uniform:seed=0, with which it takes as long)", o.order)
+	}
+	if o.policy == "all" {
+		o.policies = []sim.Policy{sim.Keep, sim.LRU, sim.Belady}
+	} else {
+		p, err := sim.ParsePolicy(o.policy)
+		if err != nil {
+			return usagef("--policy: %w", err)
+		}
+		o.policies = []sim.Policy{p}
+	}
+	if o.target != "" {
+		if o.utilisation, err = parseTarget(o.target); err != nil {
+			return usagef("--target: %w", err)
+		}
+	}
+	switch {
+	case source && given(c, "sample-size"):
+		return usagef("--sample-size: SOURCE has sizes of its own; leave one of them out")
+	case source:
+		if err := engine.CheckSamples(o.samples); err != nil {
+			return usagef("--samples: %w", err)
+		}
+		return nil
+	}
+	o.synthetic, err = strconv.Atoi(o.samples)
+	switch {
+	case !changed("samples"):
+		return usagef("give a SOURCE, or --samples and --sample-size of a dataset that does not exist yet")
+	case err != nil || o.synthetic < 1 || o.synthetic > maxSynthetic:
+		return usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s", o.samples, humanize.Comma(maxSynthetic))
+	case o.sampleSize < 1:
+		return usagef("--sample-size: give the mean size of a sample, such as 100KB, or a --workload")
+	}
+	return nil
+}
+
+// Bounds of what is simulated.
+const (
+	maxAccelerators = 4096
+	maxWorkers      = 256
+	maxSynthetic    = 1_000_000_000
+)
+
+// parseTarget reads 95% or 0.95.
+func parseTarget(text string) (float64, error) {
+	number, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
+	v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	if percent {
+		v /= 100
+	}
+	if err != nil || !(v > 0 && v < 1) {
+		return 0, fmt.Errorf("%q is not a utilisation (write 95%% or 0.95, less than 100%%)", text)
+	}
+	return v, nil
+}
+
+// predictor carries a prediction out.
+type predictor struct {
+	o   *planOptions
+	inv *invocation
+	out io.Writer
+}
+
+// equalSizes are samples of one size.
+type equalSizes int64
+
+func (s equalSizes) Extents(int) int {
+	return int((int64(s) + engine.ExtentSize - 1) / engine.ExtentSize)
+}
+func (s equalSizes) ExtentBytes(_, x int) int64 {
+	return min(int64(s)-int64(x)*engine.ExtentSize, engine.ExtentSize)
+}
+
+func (p *predictor) synthetic(ctx context.Context) error {
+	o, n := p.o, p.o.synthetic
+	c := p.config()
+	c.Samples, c.Sizes = n, equalSizes(o.sampleSize)
+	c.Memory = engine.ForecastMemory(int64(o.memory), n)
+	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return o.spec.Order(n, epoch) }, planDataset{
+		Samples: n, Bytes: int64(n) * int64(o.sampleSize),
+	})
+}
+
+// source lists a dataset into a catalog that is thrown away: the user's own may be in use, and has a
+// --cache-size of its own.
+func (p *predictor) source(ctx context.Context, source string) (err error) {
+	dir, err := os.MkdirTemp("", "shoal-plan-")
+	if err != nil {
+		return fmt.Errorf("a folder for the catalog: %w (set TMPDIR to a folder that can be written)", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	h, err := engine.OpenHost(engine.HostConfig{CacheDir: dir, CacheSize: 1 << 50, Memory: int64(p.o.memory), Logger: logger})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, h.Close()) }()
+	none, err := order.Parse("none")
+	if err != nil {
+		return err
+	}
+	if source, err = p.inv.source(source); err != nil {
+		return err
+	}
+	e, err := openEngine(ctx, p.inv, h, engine.Config{
+		Source: source, Order: none, Samples: p.o.samples, Connections: p.o.connections.most(), WeakETag: p.o.weakETag, Logger: logger, Getenv: p.inv.getenv, Store: p.o.asked,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = joinClose(err, e) }()
+	f := e.Forecast()
+	if f.Samples == 0 {
+		return fmt.Errorf("%s: none of its %s files is a sample by --samples %s (give --samples '*' for all)", e.Source(), humanize.Comma(int64(f.Files)), p.o.samples)
+	}
+	c := p.config()
+	c.Samples, c.Sizes, c.Places, c.Key, c.Memory = f.Files, f.Sizes, f.Places, f.Key, f.Memory
+	c.Bulk = p.o.spec.NeedsGroups() || f.Bytes <= 2*f.Memory
+	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return f.Order(p.o.spec, epoch) },
+		planDataset{Source: e.Source(), Samples: f.Samples, Bytes: f.Bytes, Packed: f.Places != nil})
+}
+
+// config is what the flags say.
+func (p *predictor) config() sim.Config {
+	o := p.o
+	requestRate := o.requestRate
+	if n := o.asked.GetsPerHour; n > 0 && (requestRate == 0 || float64(n)/3600 < requestRate) {
+		requestRate = float64(n) / 3600
+	}
+	return sim.Config{
+		Job: sim.Job{Accelerators: o.accelerators, Batch: o.batch, Workers: o.workers, Step: o.step.Seconds(), Prefetch: o.prefetch * max(o.workers, 1), Read: o.read.Seconds()},
+		Store: sim.Store{
+			Bandwidth: float64(o.bandwidth), Latency: o.latency.Seconds(), LatencySigma: o.sigma,
+			Connections: o.connections.most(), RequestRate: requestRate, CPU: o.requestCPU.Seconds(),
+		},
+		CacheBytes: int64(o.cacheSize), Epochs: o.epochs, Warm: o.warm, Seed: o.seed,
+	}
+}
+
+type (
+	planDataset struct {
+		Source  string `json:",omitempty"`
+		Samples int
+		Bytes   int64
+		Packed  bool
+	}
+	planResult struct {
+		Policy string
+		Epochs []planEpoch
+	}
+	planEpoch struct {
+		sim.Epoch
+		Limits sim.Limits // seconds that each resource alone takes
+		Bound  string
+		Cost   *engine.Cost `json:",omitempty"` // at --price
+	}
+	planTarget struct {
+		Utilisation   float64
+		CacheBytes    *int64   // nil: no cache does with this bandwidth
+		CacheFraction *float64 // of the dataset
+		Bandwidth     *float64 // bytes a second with --cache-size; 0: nothing is fetched; nil: none does
+	}
+	planReport struct {
+		Version    int
+		Dataset    planDataset
+		Demand     float64 // bytes a second that the accelerators take when they never wait
+		CacheBytes int64
+		Policies   []planResult
+		Target     *planTarget `json:",omitempty"`
+	}
+)
+
+func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int) (order.Order, error), d planDataset) error {
+	// A run is one call that nothing interrupts but its own questions.
+	var failed error
+	c.Order = func(epoch int) order.Order {
+		o, err := of(epoch)
+		if err != nil {
+			failed = errors.Join(failed, err)
+			return nil
+		}
+		return o
+	}
+	c.Watch = func(int, int, int) bool { return ctx.Err() == nil }
+	explain := func(err error) error {
+		switch {
+		case failed != nil:
+			return failed
+		case errors.Is(err, sim.ErrStopped):
+			return ctx.Err()
+		case errors.Is(err, sim.ErrMemory):
+			return fmt.Errorf("--memory %s leaves too little for samples: %w", p.o.memory.String(), err)
+		}
+		return err
+	}
+	r := planReport{
+		Version: 1, Dataset: d, CacheBytes: c.CacheBytes,
+		Demand: float64(d.Bytes) / float64(d.Samples) * float64(c.Accelerators*c.Batch) / c.Step,
+	}
+	for _, policy := range p.o.policies {
+		c.Policy = policy
+		bar := p.late("simulating " + policy.String())
+		run := c
+		run.Watch = func(epoch, step, steps int) bool {
+			bar.Set(epoch*steps+step, c.Epochs*steps, "steps")
+			return ctx.Err() == nil
+		}
+		epochs, err := sim.Run(run)
+		bar.Done("")
+		if err != nil {
+			return explain(err)
+		}
+		result := planResult{Policy: policy.String()}
+		for _, e := range epochs {
+			l := c.Limits(e)
+			result.Epochs = append(result.Epochs, planEpoch{e, l, boundOf(e, l), p.cost(e)})
+		}
+		r.Policies = append(r.Policies, result)
+	}
+	if p.o.utilisation > 0 {
+		c.Policy = p.o.policies[0]
+		t, err := p.target(c, d.Bytes)
+		if err != nil {
+			return explain(err)
+		}
+		r.Target = t
+	}
+	if p.o.asJSON {
+		return json.NewEncoder(p.out).Encode(r)
+	}
+	return p.print(r)
+}
+
+func (p *predictor) target(c sim.Config, total int64) (*planTarget, error) {
+	t := &planTarget{Utilisation: p.o.utilisation}
+	bar := p.late("looking for the cache")
+	cache, ok, err := sim.CacheFor(c, t.Utilisation, total, func(run, of int) { bar.Set(run, of, "runs") })
+	bar.Done("")
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		fraction := float64(cache) / float64(max(total, 1))
+		t.CacheBytes, t.CacheFraction = &cache, &fraction
+	}
+	bar = p.late("looking for the bandwidth")
+	rate, ok, err := sim.BandwidthFor(c, t.Utilisation, func(run, of int) { bar.Set(run, of, "runs") })
+	bar.Done("")
+	if ok {
+		t.Bandwidth = &rate
+	}
+	return t, err
+}
+
+// cost returns what an epoch's requests cost; nil without prices.
+func (p *predictor) cost(e sim.Epoch) *engine.Cost {
+	if p.o.asked.Prices.IsZero() {
+		return nil
+	}
+	c := engine.CostOf(objstore.Requests{Get: e.Requests, Received: e.Bytes}, p.o.asked.Prices)
+	return &c
+}
+
+// late returns a step that is shown once it has taken a second.
+func (p *predictor) late(label string) step {
+	return &lateStep{begin: time.Now(), show: func() step { return p.inv.step(label) }}
+}
+
+// lateStep shows a step only if it turns out to be a long one. It is set from one goroutine.
+type lateStep struct {
+	begin time.Time
+	show  func() step
+	step  step
+}
+
+func (l *lateStep) Set(done, total int, note string) {
+	if l.step == nil && time.Since(l.begin) > time.Second {
+		l.step = l.show()
+	}
+	if l.step != nil {
+		l.step.Set(done, total, note)
+	}
+}
+
+func (l *lateStep) Done(result string) {
+	if l.step != nil {
+		l.step.Done(result)
+	}
+}
+
+// print prints a report as a table and some sentences.
+func (p *predictor) print(r planReport) error {
+	demand := bandwidth(r.Demand)
+	kind := "each an object"
+	if r.Dataset.Packed {
+		kind = "in shards"
+	}
+	samples := humanize.Comma(int64(r.Dataset.Samples)) + " samples"
+	if r.Dataset.Source != "" {
+		samples = r.Dataset.Source + ": " + samples
+	}
+	fmt.Fprintf(p.out, "%s, %s, %s\n", samples, humanize.IBytes(uint64(r.Dataset.Bytes)), kind)
+	takes := "1 accelerator takes"
+	if p.o.accelerators > 1 {
+		takes = fmt.Sprintf("%d accelerators take", p.o.accelerators)
+	}
+	fmt.Fprintf(p.out, "%s %s; the line brings %s; the cache holds %.0f%% of the dataset\n\n", takes, demand.String(), p.o.bandwidth.String(),
+		100*min(float64(r.CacheBytes)/float64(max(r.Dataset.Bytes, 1)), 1))
+	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "policy\tepoch\tutilisation\ttime\tstall\tfetched\trequests\tcached\tahead\twaited for\tbound by\t")
+	for _, result := range r.Policies {
+		for _, e := range result.Epochs {
+			share := func(n int64) string { return fmt.Sprintf("%.1f%%", 100*float64(n)/float64(e.Samples)) }
+			fmt.Fprintf(w, "%s\t%d\t%.1f%%\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", result.Policy, e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds), seconds(e.Stall),
+				humanize.IBytes(uint64(e.Bytes)), humanize.Comma(e.Requests), share(e.KeepHits), share(e.RingHits), share(e.Waits), e.Bound)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(p.out)
+	for _, result := range r.Policies {
+		fmt.Fprintln(p.out, result.verdict())
+		for _, e := range result.Epochs {
+			if e.Cost != nil {
+				fmt.Fprintf(p.out, "%s, epoch %d: %s\n", result.Policy, e.Epoch.Epoch, e.Cost)
+			}
+		}
+	}
+	if r.Target != nil {
+		fmt.Fprintln(p.out, p.advice(*r.Target))
+	}
+	return nil
+}
+
+// uneven is what bounds an epoch that takes longer than each of its limits: it waits for bytes at some times
+// and for the accelerators at others.
+const uneven = "unevenness"
+
+// boundOf names what bounds an epoch.
+func boundOf(e sim.Epoch, l sim.Limits) string {
+	if limit := l.Binding(); e.Seconds <= 1.03*limit.Seconds {
+		return limit.Name
+	}
+	return uneven
+}
+
+// verdict says what bounds the last epoch, and how near it is to that.
+func (r planResult) verdict() string {
+	e := r.Epochs[len(r.Epochs)-1]
+	bound := e.Limits.Binding()
+	head := fmt.Sprintf("%s, epoch %d: ", r.Policy, e.Epoch.Epoch)
+	switch e.Bound {
+	case uneven:
+		return head + fmt.Sprintf("no limit is reached: %s, the nearest, takes %.0f%% of the time; bytes are missing in bursts, or the first batches wait, for longer than --memory and --prefetch bridge", bound.Name, 100*bound.Seconds/e.Seconds)
+	case "compute":
+		next := e.Limits.Others()[0]
+		if next.Seconds == 0 {
+			return head + "the accelerators are the limit, and nothing has to be fetched"
+		}
+		return head + fmt.Sprintf("the accelerators are the limit; next is %s, which takes %.0f%% of the time", next.Name, 100*next.Seconds/e.Seconds)
+	}
+	return head + fmt.Sprintf("%s is the limit: of what it allows, a utilisation of %.1f%%, %.0f%% is reached", bound.Name, 100*e.Limits.Compute/bound.Seconds, 100*min(bound.Seconds/e.Seconds, 1))
+}
+
+func (p *predictor) advice(t planTarget) string {
+	goal := fmt.Sprintf("for %.4g%%: ", 100*t.Utilisation)
+	var ways []string
+	switch {
+	case t.CacheBytes == nil:
+	case *t.CacheBytes == 0:
+		ways = append(ways, fmt.Sprintf("no cache is needed at %s", p.o.bandwidth.String()))
+	default:
+		ways = append(ways, fmt.Sprintf("--cache-size %s (%.1f%% of the dataset) at %s", size(*t.CacheBytes).ceil(), 100**t.CacheFraction, p.o.bandwidth.String()))
+	}
+	switch {
+	case t.Bandwidth == nil:
+	case *t.Bandwidth == 0:
+		ways = append(ways, fmt.Sprintf("a filled cache of %s alone", p.o.cacheSize.String()))
+	default:
+		b := bandwidth(*t.Bandwidth)
+		ways = append(ways, fmt.Sprintf("--bandwidth %s with --cache-size %s", b.String(), p.o.cacheSize.String()))
+	}
+	if len(ways) == 0 {
+		return goal + "neither cache nor bandwidth is enough (look at latency, --connections, --workers and --memory)"
+	}
+	return goal + strings.Join(ways, ", or ")
+}
+
+// ceil returns the size in whole MiB, or GiB where that is exact enough, rounded up.
+func (s size) ceil() string {
+	unit, name := int64(1<<20), "MiB"
+	if s >= 100<<30 {
+		unit, name = 1<<30, "GiB"
+	}
+	return fmt.Sprintf("%d%s", (int64(s)+unit-1)/unit, name)
+}
+
+// seconds prints a virtual time with three digits or so.
+func seconds(s float64) string {
+	switch {
+	case s < 1:
+		return fmt.Sprintf("%.0fms", s*1000)
+	case s < 100:
+		return fmt.Sprintf("%.1fs", s)
+	case s < 1e9:
+		return time.Duration(s * 1e9).Round(time.Second).String()
+	}
+	return fmt.Sprintf("%.3gs", s)
+}

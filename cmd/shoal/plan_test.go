@@ -1,0 +1,131 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// shoal runs a verb in this process and returns what it prints.
+func shoal(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	c := root()
+	c.SetArgs(args)
+	c.SetOut(&out)
+	c.SetErr(&out)
+	err := c.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func planned(t *testing.T, args ...string) (r planReport) {
+	t.Helper()
+	out, err := shoal(t, append([]string{"plan", "--json"}, args...)...)
+	if err != nil {
+		t.Fatalf("shoal plan %s: %v", strings.Join(args, " "), err)
+	}
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	return r
+}
+
+func TestPlanSynthetic(t *testing.T) {
+	// Two accelerators take 200 samples of 100 kB a second, 160 Mbit; the line brings half of that.
+	args := []string{"--samples", "2000", "--sample-size", "100KB", "--batch", "10", "--step-time", "100ms", "--accelerators", "2", "--workers", "2",
+		"--bandwidth", "80Mbit", "--connections", "16", "--cache-size", "100MB", "--memory", "112MiB", "--target", "95%"}
+	r := planned(t, append(args, "--policy", "all")...)
+	if math.Abs(r.Demand-20e6) > 1 {
+		t.Errorf("the demand is %g", r.Demand)
+	}
+	if len(r.Policies) != 3 {
+		t.Fatalf("%d policies", len(r.Policies))
+	}
+	for _, p := range r.Policies {
+		cold, warm := p.Epochs[0], p.Epochs[1]
+		if math.Abs(cold.Utilisation-0.5) > 0.02 || cold.Bound != "bandwidth" || cold.Bytes != 200e6 {
+			t.Errorf("%s: the cold epoch: %+v", p.Policy, cold)
+		}
+		if p.Policy == "keep" && warm.Utilisation < 0.9 || p.Policy == "lru" && warm.Utilisation > 0.7 {
+			t.Errorf("%s: the warm epoch: %+v", p.Policy, warm)
+		}
+	}
+	if r.Target == nil || r.Target.CacheFraction == nil || math.Abs(*r.Target.CacheFraction-0.475) > 0.05 {
+		t.Errorf("the target: %+v", r.Target)
+	}
+	out, err := shoal(t, append([]string{"plan"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"2,000 samples, 191 MiB, each an object", "2 accelerators take 160Mbit", "bandwidth", "for 95%: --cache-size ", "--bandwidth "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in:\n%s", want, out)
+		}
+	}
+}
+
+func TestPlanSource(t *testing.T) {
+	dir := t.TempDir()
+	var bytes int64
+	for i := range 60 {
+		path := filepath.Join(dir, "train", fmt.Sprintf("class%d", i%3), fmt.Sprintf("%d.jpg", i))
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, make([]byte, 1000+i), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		bytes += 1000 + int64(i)
+	}
+	t.Setenv("XDG_CACHE_HOME", filepath.Join(dir, "cache"))
+	job := []string{"--batch", "4", "--step-time", "10ms", "--cache-size", "20kB", "--warm"}
+	r := planned(t, append([]string{"file://" + dir + "/train"}, job...)...)
+	if r.Dataset.Samples != 60 || r.Dataset.Bytes != bytes || r.Dataset.Packed {
+		t.Errorf("%+v", r.Dataset)
+	}
+	e := r.Policies[0].Epochs[0]
+	if e.Bytes < bytes-20_000 || e.Bytes > bytes-18_000 || e.KeepHits == 0 || e.Requests != 60-e.KeepHits {
+		t.Errorf("with 20 of %d bytes kept: %+v", bytes, e)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "cache")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the user's cache folder: %v", err)
+	}
+
+	if _, err := shoal(t, "pack", "file://"+dir+"/train", "file://"+dir+"/shards"); err != nil {
+		t.Fatal(err)
+	}
+	r = planned(t, append([]string{"file://" + dir + "/shards", "--order", "windowed:seed=1,window=2", "--cache-size", "1MB", "--epochs", "1"}, job[:4]...)...)
+	if e := r.Policies[0].Epochs[0]; !r.Dataset.Packed || e.Samples != 60 || e.Requests > 10 {
+		t.Errorf("%+v: %+v", r.Dataset, e)
+	}
+	if _, err := shoal(t, "plan", "file://"+dir+"/train", "--batch", "4", "--step-time", "10ms", "--samples", "*.none"); err == nil || !strings.Contains(err.Error(), "--samples") {
+		t.Errorf("no file is a sample: %v", err)
+	}
+}
+
+func TestPlanWrongUse(t *testing.T) {
+	some := []string{"--samples", "100", "--sample-size", "1MB", "--batch", "4", "--step-time", "1s"}
+	for _, args := range [][]string{
+		{}, {"--batch", "4", "--step-time", "1s"}, {"--samples", "images", "--workload", "tokens"}, {"--samples", "0", "--workload", "tokens"},
+		{"--workload", "resnet"}, {"file:///x", "--workload", "tokens", "--sample-size", "1MB"}, {"file:///x", "file:///y"}, {"file:///x", "--workload", "tokens", "--samples", "[a"},
+		append(some, "--batch", "0"), append(some, "--step-time", "-1s"), append(some, "--accelerators", "0"), append(some, "--workers", "-1"),
+		append(some, "--prefetch", "0"), append(some, "--connections", "513"), append(some, "--epochs", "0"), append(some, "--latency", "-1ms"),
+		append(some, "--latency-sigma", "NaN"), append(some, "--request-rate", "-1"), append(some, "--order", "plan"), append(some, "--order", "torch-loader:seed=1"),
+		append(some, "--order", "torch:seed=1,world=2"), append(some, "--policy", "fifo"), append(some, "--target", "100%"), append(some, "--target", "x"), append(some, "--bandwidth", "10"),
+	} {
+		if _, err := shoal(t, append([]string{"plan"}, args...)...); !errors.As(err, new(usageError)) {
+			t.Errorf("shoal plan %s: %v", strings.Join(args, " "), err)
+		}
+	}
+	for _, args := range [][]string{append(some, "--memory", "64MiB"), append(some, "--order", "windowed:seed=1,window=2")} {
+		if _, err := shoal(t, append([]string{"plan"}, args...)...); err == nil {
+			t.Errorf("shoal plan %s: no error", strings.Join(args, " "))
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	humanize "github.com/dustin/go-humanize"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/gpuingest"
+)
+
+// recoded is a dataset whose files were made anew and lie in a spool folder: it is objstore.Reader. ETags are
+// hashes of the content, so that the same files recoded alike are the same version of a dataset.
+type recoded struct {
+	dir     string
+	objects []objstore.Object // by key
+	kept    int               // files that are no pictures, or broken ones, as they were
+}
+
+// recode makes all files of m anew in a folder under spool. Files of an earlier run of the same recoding are
+// taken over.
+func recode(ctx context.Context, src objstore.Reader, m *catalog.Manifest, r gpuingest.Recode, spool string, connections int) (_ *recoded, err error) {
+	name := sha256.Sum256([]byte(m.Version() + "\n" + r.String()))
+	out := &recoded{dir: filepath.Join(spool, "shoal-recode-"+hex.EncodeToString(name[:8])), objects: make([]objstore.Object, m.Len())}
+	if err := os.MkdirAll(out.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("spool: %w", err)
+	}
+	bar := localStep("recoding")
+	var done, kept atomic.Int64
+	var bytes struct{ in, out atomic.Int64 }
+	cpu := make(chan struct{}, runtime.GOMAXPROCS(0))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(min(connections, 16*cap(cpu)))
+	for i := range m.Len() {
+		if gctx.Err() != nil {
+			break
+		}
+		g.Go(func() error {
+			o, same, err := out.file(gctx, src, m, i, r, cpu)
+			if err != nil {
+				return fmt.Errorf("recode %s: %w", m.Path(i), err)
+			}
+			out.objects[i] = o
+			if same {
+				kept.Add(1)
+			}
+			in, made := bytes.in.Add(m.Size(i)), bytes.out.Add(o.Size)
+			bar.Set(int(done.Add(1)), m.Len(), fmt.Sprintf("%s made %s", humanize.IBytes(uint64(in)), humanize.IBytes(uint64(made))))
+			return nil
+		})
+	}
+	if err := errors.Join(g.Wait(), ctx.Err()); err != nil {
+		bar.Done("")
+		return nil, err
+	}
+	bar.Done(fmt.Sprintf("%s made %s", humanize.IBytes(uint64(bytes.in.Load())), humanize.IBytes(uint64(bytes.out.Load()))))
+	out.kept = int(kept.Load())
+	slices.SortFunc(out.objects, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
+	return out, nil
+}
+
+// spoolBytes bounds what the recoding of one file may read.
+const spoolBytes = 1 << 30
+
+// recodedFile is what stands beside a file in the spool.
+type recodedFile struct {
+	Key  string `json:"key"`
+	Size int64  `json:"size"`
+	Sum  string `json:"sum"`
+	Kept bool   `json:"kept"`
+}
+
+// recodeBuffers hold files that are being recoded.
+var recodeBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// file makes file i; kept says that it is as it was.
+func (s *recoded) file(ctx context.Context, src objstore.Reader, m *catalog.Manifest, i int, r gpuingest.Recode, cpu chan struct{}) (objstore.Object, bool, error) {
+	fail := func(err error) (objstore.Object, bool, error) { return objstore.Object{}, false, err }
+	note := filepath.Join(s.dir, fmt.Sprintf("%08d.json", i))
+	if f, ok := s.earlier(note); ok {
+		return f.object(), f.Kept, nil
+	}
+	o := m.Object(i)
+	if o.Size > spoolBytes {
+		return fail(fmt.Errorf("%s are more than %s", humanize.IBytes(uint64(o.Size)), humanize.IBytes(spoolBytes)))
+	}
+	buf := recodeBuffers.Get().(*[]byte)
+	defer recodeBuffers.Put(buf)
+	*buf = slices.Grow((*buf)[:0], int(o.Size))[:o.Size]
+	if err := src.ReadAt(ctx, o, *buf, 0); err != nil {
+		return fail(err)
+	}
+	select {
+	case cpu <- struct{}{}:
+	case <-ctx.Done():
+		return fail(ctx.Err())
+	}
+	made, suffix, err := r.Apply(*buf)
+	<-cpu
+	kept := errors.Is(err, gpuingest.ErrBadSample)
+	if kept {
+		made, suffix, err = *buf, "", nil
+	}
+	if err != nil {
+		return fail(err)
+	}
+	sum := sha256.Sum256(made)
+	f := recodedFile{Key: m.Path(i) + suffix, Size: int64(len(made)), Sum: hex.EncodeToString(sum[:]), Kept: kept}
+	if err := writeWhole(s.path(f.Sum), made); err != nil {
+		return fail(err)
+	}
+	text, err := json.Marshal(f)
+	if err != nil {
+		return fail(err)
+	}
+	return f.object(), kept, writeWhole(note, text)
+}
+
+// earlier reads what an earlier run has left of a file, if that is whole: nothing here is synced to the disk.
+func (s *recoded) earlier(note string) (f recodedFile, ok bool) {
+	text, err := os.ReadFile(note)
+	if err != nil || json.Unmarshal(text, &f) != nil {
+		return f, false
+	}
+	data, err := os.ReadFile(s.path(f.Sum))
+	sum := sha256.Sum256(data)
+	return f, err == nil && hex.EncodeToString(sum[:]) == f.Sum && int64(len(data)) == f.Size
+}
+
+// path is where content lies. Equal files share it.
+func (s *recoded) path(sum string) string { return filepath.Join(s.dir, sum) }
+
+func (f recodedFile) object() objstore.Object {
+	return objstore.Object{Key: f.Key, Size: f.Size, ETag: f.Sum}
+}
+
+// writeWhole writes a file that is there whole or not at all.
+func writeWhole(path string, data []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".part-")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(data)
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return nil
+}
+
+// Stat implements objstore.Reader.
+func (s *recoded) Stat(_ context.Context, key string) (objstore.Object, error) {
+	i, ok := slices.BinarySearchFunc(s.objects, key, func(o objstore.Object, key string) int { return strings.Compare(o.Key, key) })
+	if !ok {
+		return objstore.Object{}, &objstore.Error{Kind: objstore.KindNotFound, Op: "stat", Key: key, Err: fs.ErrNotExist}
+	}
+	return s.objects[i], nil
+}
+
+// ReadAt implements objstore.Reader.
+func (s *recoded) ReadAt(_ context.Context, o objstore.Object, p []byte, off int64) error {
+	f, err := os.Open(s.path(o.ETag))
+	if err == nil {
+		defer f.Close()
+		_, err = f.ReadAt(p, off)
+	}
+	if err != nil {
+		return &objstore.Error{Kind: objstore.KindInvalid, Op: "read", Key: o.Key, Err: err}
+	}
+	return nil
+}
+
+// List implements objstore.Reader.
+func (s *recoded) List(_ context.Context, prefix string) iter.Seq2[objstore.Object, error] {
+	return func(yield func(objstore.Object, error) bool) {
+		for _, o := range s.objects {
+			if strings.HasPrefix(o.Key, prefix) && !yield(o, nil) {
+				return
+			}
+		}
+	}
+}
+
+// remove deletes the spool.
+func (s *recoded) remove() error { return os.RemoveAll(s.dir) }

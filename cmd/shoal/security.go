@@ -1,0 +1,92 @@
+package main
+
+import (
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/loader/feedclient"
+)
+
+// tokenEnv holds the token where no --token-file is given: a command line can be read by everybody on
+// the machine, an environment cannot.
+const tokenEnv = "SHOAL_FEED_TOKEN"
+
+// feedSecurity are the flags of a feed's server that say whom it serves.
+type feedSecurity struct {
+	files     loader.TLSFiles
+	tokenFile string
+	remote    bool
+}
+
+func (s *feedSecurity) add(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&s.files.Cert, "tls-cert", "", "certificate for tls:// addresses, PEM, with its intermediates; read again when it changes")
+	f.StringVar(&s.files.Key, "tls-key", "", "key of --tls-cert, PEM")
+	f.StringVar(&s.files.ClientCA, "tls-client-ca", "", "authorities, PEM: clients of tls:// addresses need a certificate that one of them signed")
+	f.StringVar(&s.tokenFile, "token-file", "", "file with tokens, one a line: clients need one of them (default: the token in "+tokenEnv+", if set)")
+	f.BoolVar(&s.remote, "allow-remote", false, "listen beyond loopback even where clients are not authenticated or nothing is encrypted")
+}
+
+// resolve checks the flags and reads the files.
+func (s *feedSecurity) resolve(inv *invocation, log *slog.Logger, lo *loader.ListenOptions) (*loader.Tokens, error) {
+	for _, path := range []*string{&s.files.Cert, &s.files.Key, &s.files.ClientCA, &s.tokenFile} {
+		if *path == "" {
+			continue
+		}
+		var err error
+		if *path, err = inv.abs(*path); err != nil {
+			return nil, err
+		}
+	}
+	lo.AllowRemote = s.remote
+	if s.files != (loader.TLSFiles{}) {
+		if s.files.Cert == "" || s.files.Key == "" {
+			return nil, usagef("TLS needs a certificate and its key: pass both --tls-cert and --tls-key")
+		}
+		var err error
+		if lo.TLS, err = loader.ServerTLS(s.files, log); err != nil {
+			return nil, err
+		}
+	}
+	token := ""
+	if s.tokenFile == "" {
+		token = inv.environ(tokenEnv)
+	}
+	tokens, err := loader.NewTokens(token, s.tokenFile, log)
+	lo.Tokens = tokens != nil
+	return tokens, err
+}
+
+// clientSecurity are the flags of a feed's client.
+type clientSecurity struct {
+	s         feedclient.Security
+	tokenFile string
+}
+
+func (s *clientSecurity) add(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&s.s.CA, "ca", "", "authorities that may have signed the certificate of a tls:// server, PEM (default: the system's)")
+	f.StringVar(&s.s.Cert, "cert", "", "certificate of this client, PEM, for servers with --tls-client-ca")
+	f.StringVar(&s.s.Key, "key", "", "key of --cert, PEM")
+	f.StringVar(&s.s.ServerName, "server-name", "", "name in the server's certificate (default: the host of ADDR)")
+	f.StringVar(&s.tokenFile, "token-file", "", "file with the token for a server that wants one (default: "+tokenEnv+", if set)")
+}
+
+// dial prepares a connection to a feed. What the flags say wrong is wrong use.
+func (s *clientSecurity) dial(addr string) (*feedclient.Client, error) {
+	s.s.Token = os.Getenv(tokenEnv)
+	if s.tokenFile != "" {
+		var err error
+		if s.s.Token, err = feedclient.ReadToken(s.tokenFile); err != nil {
+			return nil, err
+		}
+	}
+	client, err := feedclient.Dial(addr, feedclient.WithSecurity(s.s))
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return client, nil
+}

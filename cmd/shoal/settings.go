@@ -1,0 +1,222 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/settings"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+const (
+	// configEnv names the configuration file where no --config is given.
+	configEnv = "SHOAL_CONFIG"
+	// settledEnv marks a process whose command line says all: its parent has read environment and file, and
+	// it must see what its parent saw, also when it is started again days later and the file has changed.
+	settledEnv = "SHOAL_SETTLED"
+	configFlag = "config"
+	// standingFlag names, to a process whose command line says all, those of its flags that no user gave.
+	standingFlag = "standing"
+)
+
+// reservedEnv are the variables that begin as settings do and are none: what Shoal tells its own
+// processes, and what its tests and its Python client read.
+var reservedEnv = map[string]bool{
+	configEnv: true, settledEnv: true, readyEnv: true, supervisedEnv: true,
+	"SHOAL_DEBUG": true, "SHOAL_CERTS": true, "SHOAL_FEEDSERVER": true, "SHOAL_VERSITYGW": true, "SHOAL_PTXAS": true,
+	"SHOAL_KILLS": true, "SHOAL_HANG": true, "SHOAL_FEED_KILLS": true, "SHOAL_FEED_RUN": true, "SHOAL_KILLPOINT": true, "SHOAL_KILLPOINTS_LOG": true,
+	"SHOAL_STEPS": true, "SHOAL_PYTHON": true, "SHOAL_BENCH_FILES": true, "SHOAL_BENCH_HUGE": true, "SHOAL_FUSEFS_TEST_READER": true, "SHOAL_FUSEFS_TEST_SERVE": true,
+}
+
+// secretEnv are the variables that hold secrets, which no flag may.
+var secretEnv = []string{tokenEnv, keyEnv, customerKeyVariable}
+
+func reserved(name string) bool {
+	return reservedEnv[name] || slices.Contains(secretEnv, name) || strings.HasPrefix(name, "SHOAL_TEST_") || strings.HasPrefix(name, "SHOAL_CUDA_")
+}
+
+var (
+	settled bool // this process is one that settledEnv marks
+	// settledArgs are the arguments that say what this process's command line, environment and file say.
+	settledArgs []string
+)
+
+func init() {
+	settled = os.Getenv(settledEnv) != ""
+	_ = os.Unsetenv(settledEnv) // what this process starts beside its own is not meant
+}
+
+// selfArgs are the arguments for another process that is to do what this one was told to.
+func selfArgs() []string {
+	if settledArgs != nil {
+		return settledArgs
+	}
+	return os.Args[1:]
+}
+
+// schemaOf returns what can be set of a root command.
+func schemaOf(root *cobra.Command) *settings.Schema {
+	return &settings.Schema{Root: root, Reserved: reserved, Checks: map[string]func(string) error{
+		"log-level": func(text string) error {
+			if err := new(slog.Level).UnmarshalText([]byte(text)); err != nil {
+				return fmt.Errorf("%q is no level: give debug, info, warn or error", text)
+			}
+			return nil
+		},
+		"kernel-cache": oneOf("auto", "on", "off"),
+		"records":      oneOf("csv"),
+		"samples":      engine.CheckSamples,
+		"order": func(text string) error {
+			_, err := order.Parse(text)
+			return err
+		},
+	}}
+}
+
+func oneOf(words ...string) func(string) error {
+	return func(text string) error {
+		for _, w := range words {
+			if text == w {
+				return nil
+			}
+		}
+		return fmt.Errorf("%q: give %s", text, strings.Join(words, ", "))
+	}
+}
+
+// addSettings lets all flags below root be set by environment and file, too.
+func addSettings(root *cobra.Command) {
+	f := root.PersistentFlags()
+	f.String(configFlag, "", "configuration file (default: "+configEnv+", else shoal/shoal.yaml under the user's configuration folder, else /etc/shoal/shoal.yaml)")
+	f.String(standingFlag, "", "flags that environment and file have set")
+	f.Lookup(standingFlag).Hidden = true
+	settings.CommandLineOnly(f.Lookup(configFlag))
+	settings.CommandLineOnly(f.Lookup(standingFlag))
+	for _, c := range root.Commands() { // whose results must not depend on what else holds on this machine
+		if c.Name() == "bench" || c.Name() == "demo" {
+			settings.Without(c)
+		}
+	}
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		if passedOn(c) {
+			return settings.Standing(c, strings.Split(c.Flags().Lookup(standingFlag).Value.String(), ","))
+		}
+		if len(settings.Flags(c)) == 0 {
+			return nil
+		}
+		if err := applySettings(c); err != nil {
+			return err
+		}
+		_, rest, err := c.Root().Find(os.Args[1:])
+		if err != nil {
+			return err
+		}
+		words := strings.Fields(c.CommandPath())[1:]
+		args, standing := settings.Args(c)
+		if args != nil {
+			words = append(append(words, args...), "--"+standingFlag+"="+strings.Join(standing, ","))
+		}
+		settledArgs = append(words, rest...)
+		return nil
+	}
+	var each func(c *cobra.Command)
+	each = func(c *cobra.Command) {
+		if run := c.RunE; run != nil {
+			c.RunE = func(c *cobra.Command, args []string) error { return withOrigins(c, run(c, args)) }
+		}
+		for _, sub := range c.Commands() {
+			each(sub)
+		}
+	}
+	each(root)
+}
+
+// passedOn reports whether the command line says all: whoever started this process, or attached, has read
+// environment and file.
+func passedOn(c *cobra.Command) bool { return settled || invocationOf(c.Context()).attached() }
+
+// applySettings sets the flags of a verb that its command line left open.
+func applySettings(c *cobra.Command) error {
+	s := schemaOf(c.Root())
+	file, err := configFile(s, c.Flags().Lookup(configFlag).Value.String())
+	if err != nil {
+		return err
+	}
+	return wrongUse(s.Apply(c, os.Environ(), file))
+}
+
+// wrongUse makes errors about settings errors of use.
+func wrongUse(err error) error {
+	if errors.Is(err, settings.ErrWrong) {
+		return usageError{err}
+	}
+	return err
+}
+
+// configFile loads the configuration file: that of the flag, if it is not empty, else of the environment, else
+// one of those that may be there; nil where there is none.
+func configFile(s *settings.Schema, path string) (*settings.File, error) {
+	from := "--" + configFlag
+	if path == "" {
+		path, from = os.Getenv(configEnv), configEnv
+	}
+	if path == "" {
+		file, err := s.Find(configPaths())
+		return file, wrongUse(err)
+	}
+	file, err := s.Load(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, usagef("%s %s: there is no such file", from, path)
+	}
+	return file, wrongUse(err)
+}
+
+// configPaths are where the configuration file is looked for; the first that is there holds.
+func configPaths() (paths []string) {
+	if dir, err := os.UserConfigDir(); err == nil {
+		paths = append(paths, filepath.Join(dir, "shoal", "shoal.yaml"))
+	}
+	return append(paths, "/etc/shoal/shoal.yaml")
+}
+
+// withOrigins adds to an error that names flags where their values come from, if not from the command line.
+func withOrigins(c *cobra.Command, err error) error {
+	if err == nil || passedOn(c) { // who passed the verb on says it
+		return err
+	}
+	var from []string
+	for _, f := range settings.Mentioned(c, err.Error()) {
+		from = append(from, fmt.Sprintf("--%s is from %s", f.Name, settings.OriginOf(f)))
+	}
+	if from == nil {
+		return err
+	}
+	told := fmt.Errorf("%w (%s)", err, strings.Join(from, ", "))
+	if errors.As(err, new(usageError)) {
+		return usageError{told}
+	}
+	return told
+}
+
+// given reports whether a flag stands on the command line. A standing setting is no contradiction of what
+// the user asks for now, where a flag is.
+func given(c *cobra.Command, flag string) bool {
+	f := c.Flags().Lookup(flag)
+	return f != nil && settings.OriginOf(f).Kind == settings.Flag
+}
+
+// outranks reports whether a flag was set, and nearer to the user than another: on the command line rather
+// than in the file, say.
+func outranks(c *cobra.Command, flag, other string) bool {
+	f, o := c.Flags().Lookup(flag), c.Flags().Lookup(other)
+	return f.Changed && settings.OriginOf(f).Kind >= settings.OriginOf(o).Kind
+}

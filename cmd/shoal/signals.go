@@ -1,0 +1,53 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// hurryPatience is how long a process that was told twice to end may take to leave no dead mount behind.
+const hurryPatience = time.Second
+
+// hurry is closed by the second signal: nothing is waited for any more.
+var hurry = make(chan struct{})
+
+// onSignals returns a context that the first signal ends, as the request to end in good order. The second means at
+// once, and the process is gone within hurryPatience.
+func onSignals() (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, endSignals()...)
+	done := make(chan struct{})
+	go func() {
+		for n := 1; ; n++ {
+			select {
+			case <-done:
+				return
+			case <-signals:
+			}
+			switch n {
+			case 1:
+				cancel()
+			case 2:
+				close(hurry)
+				time.AfterFunc(hurryPatience, func() { os.Exit(1) })
+			default:
+				os.Exit(1)
+			}
+		}
+	}()
+	return ctx, sync.OnceFunc(func() { signal.Stop(signals); close(done); cancel() })
+}
+
+// endSignals returns the signals on which a process ends in good order.
+func endSignals() []os.Signal {
+	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
+		signals = append(signals, syscall.SIGHUP) // a terminal that closes must leave no dead mount
+	}
+	return signals
+}

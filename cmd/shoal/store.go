@@ -1,0 +1,82 @@
+package main
+
+import (
+	"fmt"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/engine"
+)
+
+// storeOptions are the flags that say how an object store is spoken to (docs/s3.md).
+type storeOptions struct {
+	keyFile       string
+	requesterPays bool
+	versions      string
+	getsPerHour   int64
+	prices        string
+}
+
+// customerKeyVariable holds the key of --sse-c-key-file itself, in base64 or hexadecimal digits.
+const customerKeyVariable = "SHOAL_SSE_C_KEY"
+
+func (o *storeOptions) add(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&o.keyFile, "sse-c-key-file", "", "file of the key that S3 decrypts the objects with (SSE-C): 32 bytes, or these in base64 or hex; or "+customerKeyVariable)
+	f.Int64Var(&o.getsPerHour, "gets-per-hour", 0, "most GETs and HEADs in any hour; beyond it prefetching slows down, then readers wait (default: no bound)")
+	f.StringVar(&o.prices, "price", "", "what requests cost, for reports: get=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD")
+	f.StringVar(&o.versions, "object-versions", "auto", "auto: where the bucket is versioned, what is overwritten in mid-epoch is read on as it was listed; off: it is an error")
+	f.BoolVar(&o.requesterPays, "requester-pays", false, "pay for the requests to a bucket whose owner wants it so")
+}
+
+// options checks the flags and reads the key.
+func (o *storeOptions) options(inv *invocation) (objstore.StoreOptions, error) {
+	key, err := customerKey(inv, o.keyFile, customerKeyVariable)
+	if err != nil {
+		return objstore.StoreOptions{}, fmt.Errorf("--sse-c-key-file: %w", err)
+	}
+	if o.versions != "auto" && o.versions != "off" {
+		return objstore.StoreOptions{}, usagef("--object-versions %q: give auto or off", o.versions)
+	}
+	if o.getsPerHour != 0 && o.getsPerHour < objstore.LeastBudget {
+		return objstore.StoreOptions{}, usagef("--gets-per-hour %d: give at least %d", o.getsPerHour, objstore.LeastBudget)
+	}
+	prices, err := objstore.ParsePrices(o.prices)
+	if err != nil {
+		return objstore.StoreOptions{}, usagef("--price: %w", err)
+	}
+	return objstore.StoreOptions{
+		CustomerKey: key, RequesterPays: o.requesterPays, CurrentOnly: o.versions == "off", GetsPerHour: o.getsPerHour, Prices: prices,
+	}, nil
+}
+
+// printCost adds the rows of what was sent to the store.
+func printCost(row func(name, format string, args ...any), c engine.Cost) {
+	row("requests", "%s", c)
+	if b := c.Budget; b != nil {
+		row("budget", "%s GETs an hour, %s free now; %d reads waiting, %d prefetches; readers waited %.1f s in %s waits", humanize.Comma(b.PerHour),
+			humanize.Comma(b.Left), b.WaitingDemand, b.WaitingPrefetch, b.WaitSeconds, humanize.Comma(b.Waits))
+	}
+}
+
+// customerKey reads a key for SSE-C from a file or, if none is named, from a variable.
+func customerKey(inv *invocation, file, variable string) (objstore.CustomerKey, error) {
+	if file == "" {
+		text := inv.environ(variable)
+		if text == "" {
+			return objstore.CustomerKey{}, nil
+		}
+		key, err := objstore.ParseCustomerKey([]byte(text))
+		if err != nil {
+			err = fmt.Errorf("%s: %w", variable, err)
+		}
+		return key, err
+	}
+	path, err := inv.abs(file)
+	if err != nil {
+		return objstore.CustomerKey{}, err
+	}
+	return objstore.ReadCustomerKey(path)
+}

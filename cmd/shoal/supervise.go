@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+)
+
+// supervisedEnv marks the process that a supervisor started.
+const supervisedEnv = "SHOAL_SUPERVISED"
+
+const (
+	// A daemon that dies is started again after firstPause, doubled with each death that follows within
+	// calm of its start, up to longestPause.
+	firstPause   = 100 * time.Millisecond
+	longestPause = 10 * time.Second
+	calm         = time.Minute
+)
+
+// supervise runs this process's command again as a child, and again whenever that dies once it was ready.
+// A child that ends in good order, or that did not get ready the first time, is the end. In the
+// child it returns false at once.
+func supervise(ctx context.Context, ending *drainOptions) (parent bool, err error) {
+	if os.Getenv(supervisedEnv) != "" {
+		return false, os.Unsetenv(supervisedEnv)
+	}
+	pause := firstPause
+	for first := true; ; first = false {
+		start := time.Now()
+		wasReady, err := superviseOnce(ctx, ending, first)
+		var exit *exec.ExitError
+		switch {
+		case err == nil:
+			return true, nil
+		case ctx.Err() != nil:
+			return true, ctx.Err()
+		case !errors.As(err, &exit):
+			return true, err
+		case first && !wasReady:
+			// The child has said why, on the same standard error or to the parent of the daemon.
+			os.Exit(exit.ExitCode())
+		}
+		if time.Since(start) > calm {
+			pause = firstPause
+		}
+		slog.Error("the daemon died; it is started again", "cause", exit.String(), "pause", pause)
+		select {
+		case <-ctx.Done():
+			return true, ctx.Err()
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// superviseOnce runs one child to its end.
+func superviseOnce(ctx context.Context, ending *drainOptions, first bool) (wasReady bool, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return false, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return false, err
+	}
+	defer r.Close()
+	cmd := exec.Command(self, selfArgs()...)
+	cmd.Env = append(withoutManager(os.Environ()), supervisedEnv+"=1", readyEnv+"=3", settledEnv+"=1")
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	// A terminal's signals reach the child from here alone.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		return false, fmt.Errorf("supervise: %w", err)
+	}
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() { // each signal to the supervisor means the child
+		for _, told := range []<-chan struct{}{ctx.Done(), hurry} {
+			select {
+			case <-told:
+				serviceStopping(ending.timeout)
+				_ = cmd.Process.Signal(syscall.SIGTERM)
+			case <-ended:
+				return
+			}
+		}
+	}()
+	var failure, orphan error
+	readReadiness(r, func(text string) { notice("%s", text) }, func() {
+		wasReady = true
+		if first {
+			orphan = ready()
+		}
+	}, func(code int, text string) {
+		failure = errors.New(text)
+		if code == 2 {
+			failure = usageError{failure}
+		}
+	})
+	if orphan != nil {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		return false, orphan
+	}
+	err = cmd.Wait()
+	if failure != nil && first && !wasReady {
+		return false, failure
+	}
+	return wasReady, err
+}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/x/term"
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/admin/top"
+	"github.com/shoalfs/shoal/admin/verdict"
+)
+
+func topCommand() *cobra.Command {
+	var security clientSecurity
+	var once bool
+	interval := time.Second
+	c := &cobra.Command{
+		Use:   "top [MOUNTPOINT|ADDR|ADMIN-URL]",
+		Short: "Watch a daemon: is the GPU waiting, and for what",
+		Long: `Shows, once a second, whether the trainer waits and for what, the lead over it, throughput, what
+served its reads, sessions, the slowest keys and errors. It asks a mount, a feed's address
+(unix:///…, tcp://…, tls://…) or an admin address (http://HOST:PORT). Without an argument it takes
+the mount on this machine, or asks which if there are several.
+
+Keys: q quits, p pauses, 1 to 4 and tab choose a pane, the arrows scroll it, ? helps.
+It prints one frame as plain text where its output is no terminal. NO_COLOR is honoured.`,
+		Example: `  shoal top
+  shoal top /mnt/train
+  shoal top http://127.0.0.1:7071
+  shoal top unix:///run/shoal/feed.sock --once`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if interval < 100*time.Millisecond {
+				return usagef("--interval %v: give at least 100ms", interval)
+			}
+			out, onTerminal := c.OutOrStdout().(*os.File)
+			onTerminal = onTerminal && term.IsTerminal(out.Fd()) && term.IsTerminal(os.Stdin.Fd())
+			target := ""
+			if len(args) > 0 {
+				target = args[0]
+			} else {
+				mounts, err := shoalMounts("/proc/self/mounts")
+				if err != nil {
+					return err
+				}
+				if target, err = chooseMount(mounts, onTerminal, os.Stdin, c.ErrOrStderr()); err != nil {
+					return err
+				}
+			}
+			o := top.Options{Target: target, Interval: interval, Fetch: func(ctx context.Context) (verdict.Snapshot, error) {
+				return fetchSnapshot(ctx, c, target, &security)
+			}}
+			if once || !onTerminal {
+				return top.Once(c.Context(), o, c.OutOrStdout(), terminalWidth(out))
+			}
+			return top.Run(c.Context(), o, os.Stdin, out)
+		},
+	}
+	security.add(c)
+	c.Flags().BoolVar(&once, "once", false, "print one frame as plain text, of one interval, and end")
+	c.Flags().DurationVar(&interval, "interval", interval, "time between frames")
+	return c
+}
+
+// terminalWidth is that of the terminal, or of $COLUMNS, or enough to leave nothing important out.
+func terminalWidth(out *os.File) int {
+	if out != nil {
+		if w, _, err := term.GetSize(out.Fd()); err == nil && w > 0 {
+			return w
+		}
+	}
+	if w, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && w >= 20 {
+		return w
+	}
+	return 120
+}
+
+func fetchSnapshot(ctx context.Context, c *cobra.Command, target string, security *clientSecurity) (s verdict.Snapshot, err error) {
+	var raw []byte
+	if strings.HasPrefix(target, "http://") || strings.HasPrefix(target, "https://") {
+		raw, err = adminStats(ctx, target)
+	} else {
+		raw, err = anyStats(ctx, c, target, security)
+	}
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal(raw, &s); err != nil {
+		return s, fmt.Errorf("stats of %s: %w", target, err)
+	}
+	return s, nil
+}
+
+// adminStats asks an admin address.
+func adminStats(ctx context.Context, target string) ([]byte, error) {
+	const remedy = "give the daemon's --admin address"
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(target, "/")+"/stats", nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w (%s)", err, remedy)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("%w (%s)", err, remedy)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s answers %s: %.200s (%s)", req.URL, resp.Status, bytes.TrimSpace(body), remedy)
+	}
+	return body, err
+}
+
+// shoalMount is one line of the table of mounts.
+type shoalMount struct{ source, path string }
+
+// shoalMounts returns the mounts of Shoal in a table of mounts (proc(5)).
+func shoalMounts(table string) (found []shoalMount, err error) {
+	b, err := os.ReadFile(table)
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 2 && f[2] == "fuse.shoal" {
+			found = append(found, shoalMount{unescapeMount(f[0]), unescapeMount(f[1])})
+		}
+	}
+	return found, nil
+}
+
+// unescapeMount undoes the octal escapes of the table of mounts.
+func unescapeMount(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// chooseMount returns the only mount, or the one that the user names by its number.
+func chooseMount(mounts []shoalMount, ask bool, in io.Reader, out io.Writer) (string, error) {
+	switch {
+	case len(mounts) == 0:
+		return "", usagef("nothing of shoal is mounted here (give a mount point, a feed's address, or the daemon's --admin address as http://HOST:PORT)")
+	case len(mounts) == 1:
+		return mounts[0].path, nil
+	case !ask:
+		var paths []string
+		for _, m := range mounts {
+			paths = append(paths, m.path)
+		}
+		return "", usagef("there are %d mounts (give one of %s)", len(mounts), strings.Join(paths, ", "))
+	}
+	for i, m := range mounts {
+		fmt.Fprintf(out, "%d  %s  (%s)\n", i+1, m.path, m.source)
+	}
+	fmt.Fprintf(out, "which one, 1 to %d? ", len(mounts))
+	line, err := bufio.NewReader(in).ReadString('\n')
+	if err != nil {
+		return "", usagef("no answer (give a mount point)")
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(line))
+	if err != nil || n < 1 || n > len(mounts) {
+		return "", usagef("%q is none of 1 to %d", strings.TrimSpace(line), len(mounts))
+	}
+	return mounts[n-1].path, nil
+}

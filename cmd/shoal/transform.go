@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/shoalfs/shoal/gpuingest"
+	"github.com/shoalfs/shoal/loader"
+)
+
+// transform joins gpuingest to the feed: it is loader.Transform.
+type transform struct {
+	gpuingest.Ingest
+	fields []loader.Field
+}
+
+// mixer is a transform with a step over the batch: it is loader.Mixer.
+type mixer struct {
+	transform
+	m gpuingest.Mixer
+}
+
+func (t transform) Fields() []loader.Field { return t.fields }
+
+// Parts implements loader.Wants.
+func (t transform) Parts() []string {
+	if w, ok := t.Ingest.(gpuingest.Wants); ok {
+		return w.Parts()
+	}
+	return nil
+}
+
+func (t transform) Apply(ctx context.Context, src loader.Sample, at loader.Draw, row *loader.Row) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s := gpuingest.Sample{Data: src.Data}
+	if src.Part != nil {
+		s.Part = func(ext string) ([]byte, error) { return src.Part(ctx, ext) }
+	}
+	return t.Make(s, gpuingest.Draw(at), (*gpuingest.Row)(row))
+}
+
+func (t mixer) Mix(at loader.Draw, rows []*loader.Row) {
+	list := make([]*gpuingest.Row, len(rows))
+	for i, r := range rows {
+		list[i] = (*gpuingest.Row)(r)
+	}
+	t.m.Mix(gpuingest.Draw(at), list)
+}
+
+// deriving is a transform whose rows are made of several samples: it is loader.Deriving.
+type deriving struct {
+	transform
+	ds loader.Dataset
+}
+
+func (t deriving) Derived() loader.Dataset { return t.ds }
+
+// compileTransform is loader.Compiler.
+func compileTransform(ctx context.Context, spec string, ds loader.Dataset) (loader.Transform, error) {
+	in, err := gpuingest.New(spec)
+	if err != nil {
+		return nil, err
+	}
+	if t, ok := in.(*gpuingest.Table); ok && ds != nil {
+		if in, err = fitTable(ctx, t, ds); err != nil {
+			return nil, fmt.Errorf("transform %s: %w", t, err)
+		}
+	}
+	if t, ok := in.(*gpuingest.Tokens); ok && ds != nil {
+		if p, ok := t.Packing(); ok {
+			packed, err := packings.of(ctx, ds, t.String(), p)
+			if err != nil {
+				return nil, fmt.Errorf("transform %s: %w", t, err)
+			}
+			return deriving{joined(t.Packed(packed.Waste().Most)), packed}, nil
+		}
+	}
+	t := joined(in)
+	if m, ok := in.(gpuingest.Mixer); ok {
+		return mixer{t, m}, nil
+	}
+	return t, nil
+}
+
+func joined(in gpuingest.Ingest) transform {
+	t := transform{Ingest: in}
+	for _, f := range in.Fields() {
+		t.fields = append(t.fields, loader.Field(f))
+	}
+	return t
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/engine"
+)
+
+func warmCommand() *cobra.Command {
+	var eo engineOptions
+	var fraction float64
+	var list string
+	c := &cobra.Command{
+		Use:   "warm SOURCE",
+		Short: "Fill the cache before a job starts",
+		Long: `Fetches the files of SOURCE that the cache directory does not hold yet, and keeps them on disk. If a
+daemon owns the directory it does so beside what it is doing. Interrupted, it keeps what it has.`,
+		Example: `  shoal warm s3://photos/train --cache-dir /nvme/shoal --cache-size 200GiB
+  # half of the bytes, spread evenly over every epoch
+  shoal warm s3://photos/train --cache-dir /nvme/shoal --fraction 0.5`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			inv := invocationOf(c.Context())
+			if fraction <= 0 || fraction > 1 {
+				return usagef("--fraction %g: give a number above 0, up to 1", fraction)
+			}
+			if list != "" && given(c, "fraction") {
+				return usagef("--fraction and --list: give one of them")
+			}
+			cfg, host, err := eo.config(inv, args[0])
+			if err != nil {
+				return err
+			}
+			var lines []byte
+			if list != "" {
+				path, err := inv.abs(list)
+				if err != nil {
+					return err
+				}
+				if lines, err = os.ReadFile(path); err != nil {
+					return fmt.Errorf("--list: %w", err)
+				}
+			}
+			return withHost(c, host, func(ctx context.Context, h *engine.Host, out io.Writer) error {
+				return runWarm(ctx, inv, h, cfg, fraction, lines, out)
+			})
+		},
+	}
+	eo.addData(c)
+	f := c.Flags()
+	f.Float64Var(&fraction, "fraction", 1, "part of the dataset's bytes to keep")
+	f.StringVar(&list, "list", "", "file of the paths to keep, relative to SOURCE, one a line")
+	return c
+}
+
+func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, fraction float64, lines []byte, out io.Writer) (err error) {
+	e, err := openEngine(ctx, inv, h, cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = joinClose(err, e) }()
+	files := e.WarmFraction(fraction)
+	if lines != nil {
+		if files, err = e.FilesOf(lines); err != nil {
+			return fmt.Errorf("--list: %w", err)
+		}
+	}
+	before := e.Cost()
+	bar := inv.step("warming")
+	start := time.Now()
+	p, err := e.Warm(ctx, files, func(p engine.WarmProgress) {
+		bar.Set(p.FilesDone, p.Files, humanize.IBytes(uint64(p.BytesDone))+" of "+humanize.IBytes(uint64(p.Bytes)))
+	})
+	rate := float64(p.BytesDone) / max(time.Since(start).Seconds(), 1e-3)
+	bar.Done(fmt.Sprintf("%s files, %s, %s/s", humanize.Comma(int64(p.FilesDone)), humanize.IBytes(uint64(p.BytesDone)), humanize.IBytes(uint64(rate))))
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s of %s extents of %s are kept\n", humanize.Comma(int64(p.Kept)), humanize.Comma(int64(p.Extents)), e.Source())
+	if cost := e.Cost().Since(before); cost.Priced {
+		fmt.Fprintf(out, "sent meanwhile: %s\n", cost)
+	}
+	least := p.Files
+	if fraction < 1 { // what is about that part of the dataset is that within 2%
+		least -= least / 50
+	}
+	switch {
+	case p.Errors > 0:
+		return fmt.Errorf("%d files could not be read, the first: %s", p.Errors, p.FirstError)
+	case p.Full && p.FilesDone < least:
+		return fmt.Errorf("the cache is full: %d of %d files were kept (raise --cache-size, or ask for a smaller --fraction)", p.FilesDone, p.Files)
+	}
+	return nil
+}

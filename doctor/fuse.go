@@ -1,0 +1,192 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// fuseChecks are about what a mount needs.
+func (o *Options) fuseChecks() []Check {
+	m := o.machine
+	return []Check{
+		{Area: "fuse", Name: "device", Run: func(context.Context) Result { return fuseDevice(m) }},
+		{Area: "fuse", Name: "fusermount", Run: func(context.Context) Result { return fusermount(m) }},
+		{Area: "fuse", Name: "kernel", Run: func(context.Context) Result { return fuseKernel(m) }},
+		{Area: "fuse", Name: "allow-other", Run: func(context.Context) Result { return allowOther(m) }},
+		{Area: "fuse", Name: "background", Run: func(context.Context) Result { return background(m) }},
+		{Area: "fuse", Name: "container", Run: func(context.Context) Result { return fuseContainer(m, o.Mountpoint) }},
+		{Area: "fuse", Name: "mounts", Run: func(ctx context.Context) Result { return liveMounts(ctx, m) }},
+	}
+}
+
+func fuseDevice(m *Machine) Result {
+	err := m.OpenRW(m.path("/dev/fuse"))
+	without := "nothing can be mounted; the feed (shoal serve) works without"
+	switch {
+	case err == nil:
+		return ok("/dev/fuse opens for reading and writing")
+	case errors.Is(err, unix.ENOENT) && m.container() != "":
+		return ok("/dev/fuse is not there").because(Fail, without, "docker run --device /dev/fuse --cap-add SYS_ADMIN ..., or the sidecar's manifests in deploy/kubernetes")
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
+		return ok("/dev/fuse: %s", cause(err)).because(Fail, without, "sudo modprobe fuse")
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		if m.container() != "" {
+			return ok("/dev/fuse: %s", cause(err)).because(Fail, without+"; the container's device rules forbid it", "docker run --device /dev/fuse --cap-add SYS_ADMIN ...")
+		}
+		return ok("/dev/fuse: %s", cause(err)).because(Fail, without, "sudo chmod 666 /dev/fuse")
+	}
+	return ok("/dev/fuse: %s", cause(err)).because(Fail, without, "dmesg | tail")
+}
+
+// cause is an error without the path in front.
+func cause(err error) error {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
+}
+
+func fusermount(m *Machine) Result {
+	if m.UID() == 0 {
+		return skipped("root mounts by itself")
+	}
+	for _, name := range []string{"fusermount3", "fusermount"} {
+		path, err := m.LookPath(name)
+		if err != nil {
+			continue
+		}
+		fi, err := os.Stat(path)
+		if err != nil {
+			continue
+		}
+		if fi.Mode()&os.ModeSetuid == 0 {
+			return ok("%s is not set-user-ID root", path).because(Fail, "users other than root cannot mount", "sudo chmod u+s "+path)
+		}
+		return ok("%s, set-user-ID root", path)
+	}
+	return ok("neither fusermount3 nor fusermount is in PATH").because(Fail, "users other than root cannot mount", "sudo apt-get install fuse3")
+}
+
+// fuseKernel judges the kernel by what the mount uses of it.
+func fuseKernel(m *Machine) Result {
+	text, err := m.read("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return skipped("the kernel's version cannot be read: %s", cause(err))
+	}
+	r := ok("Linux %s", text)
+	var major, minor int
+	if _, err := fmt.Sscanf(text, "%d.%d", &major, &minor); err != nil {
+		return r.because(Skipped, "this is no version that is known", "")
+	}
+	version := major*1000 + minor
+	switch {
+	case version < 4020:
+		return r.because(Warn, "FUSE reads are split into 128 KiB before Linux 4.20", "use a newer kernel")
+	case version < 5016:
+		return r.because(Warn, "each close(2) costs a request before Linux 5.16", "use a newer kernel")
+	case version < 6009:
+		return r.because(OK, "file:// sources cannot be passed through (Linux 6.9); all else is there", "")
+	}
+	return r
+}
+
+func allowOther(m *Machine) Result {
+	if m.UID() == 0 {
+		return skipped("root needs no permission for --allow-other")
+	}
+	text, err := m.read("/etc/fuse.conf")
+	for line := range strings.Lines(text) {
+		if strings.TrimSpace(line) == "user_allow_other" {
+			return ok("/etc/fuse.conf has user_allow_other")
+		}
+	}
+	what := "/etc/fuse.conf lacks user_allow_other"
+	if err != nil {
+		what = "/etc/fuse.conf cannot be read"
+	}
+	return ok("%s", what).because(Warn, "a trainer of another user (also root) cannot read what you mount", "echo user_allow_other | sudo tee -a /etc/fuse.conf, then shoal mount --allow-other")
+}
+
+// wantBackground is fusefs.DefaultMaxBackground: the kernel clips it for users other than root.
+const wantBackground = 256
+
+func background(m *Machine) Result {
+	const path = "/sys/module/fuse/parameters/max_user_bgreq"
+	n, known := m.number(path)
+	if !known {
+		return skipped("%s cannot be read (the module is not loaded yet?)", path)
+	}
+	r := ok("max_user_bgreq %d", n)
+	if m.UID() != 0 && n < wantBackground {
+		return r.because(Warn, fmt.Sprintf("no more than %d reads wait for the store at a time, where Shoal asks for %d", n, wantBackground), fmt.Sprintf("echo %d | sudo tee %s", 1024, path))
+	}
+	return r
+}
+
+func fuseContainer(m *Machine, mountpoint string) Result {
+	in := m.container()
+	if in == "" {
+		return skipped("this is no container")
+	}
+	r := ok("%s", in)
+	has, known := m.capability(capSysAdmin)
+	if m.UID() == 0 && known && !has {
+		return ok("%s, root without CAP_SYS_ADMIN", in).because(Fail, "mount(2) is refused; the feed works without", "docker run --cap-add SYS_ADMIN --device /dev/fuse ..., in Kubernetes securityContext.privileged: true")
+	}
+	if profile, err := m.read("/proc/self/attr/current"); err == nil && strings.Contains(profile, "(enforce)") {
+		return ok("%s, AppArmor profile %s", in, strings.Trim(profile, "\x00")).because(Warn, "the usual profiles refuse mount(2)", "docker run --security-opt apparmor=unconfined ...")
+	}
+	if mountpoint == "" {
+		return r.because(OK, "whether other containers will see a mount depends on its folder: give --mountpoint", "")
+	}
+	all, err := m.mounts()
+	if err != nil {
+		return skipped("mountinfo cannot be read: %s", cause(err))
+	}
+	e := on(all, mountpoint)
+	if !e.shared {
+		return ok("%s, %s lies on %s, which is not shared", in, mountpoint, e.point).because(Warn, "a mount there is seen in this container alone: a trainer in another one finds an empty folder",
+			"mountPropagation: Bidirectional on the volume here and HostToContainer in the trainer's (docker: -v DIR:DIR:rshared)")
+	}
+	return ok("%s, %s lies on %s, which is shared", in, mountpoint, e.point)
+}
+
+// liveMounts looks for Shoal's mounts whose daemon is gone.
+func liveMounts(ctx context.Context, m *Machine) Result {
+	all, err := m.mounts()
+	if err != nil {
+		return skipped("mountinfo cannot be read: %s", cause(err))
+	}
+	var live, dead []string
+	for _, e := range all {
+		if e.kind != "fuse.shoal" {
+			continue
+		}
+		found := make(chan error, 1)
+		go func() { found <- unix.Stat(m.path(e.point), new(unix.Stat_t)) }()
+		select {
+		case err = <-found:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		if err != nil {
+			dead = append(dead, e.point)
+		} else {
+			live = append(live, e.point)
+		}
+	}
+	switch {
+	case len(dead) > 0:
+		return ok("%s: no daemon answers", strings.Join(dead, ", ")).because(Fail, "everything that touches the folder fails or hangs", "fusermount3 -uz "+dead[0]+", or mount there again")
+	case len(live) > 0:
+		return ok("%d of Shoal's mounts answer: %s", len(live), strings.Join(live, ", "))
+	}
+	return ok("none of Shoal's on this machine")
+}

@@ -1,0 +1,348 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// Source is the object store that is looked at. Its checks run one after the other, and those that need what an
+// earlier one did not get are skipped.
+type Source struct {
+	Text      string
+	Getenv    func(name string) string // the AWS environment; nil: the process's own
+	WeakETag  bool
+	Anonymous bool
+	// Forecast tells what an epoch will cost, from what was measured; nil: nobody does.
+	Forecast func(ctx context.Context, f Facts) Result
+	// LedgerFor returns the bytes that a daemon's memory leaves for samples beside the metadata of so many files;
+	// nil: nobody knows.
+	LedgerFor func(memory int64, files int) int64
+
+	quick  bool
+	memory int64
+	resolv *net.Resolver
+
+	store    objstore.Store
+	s3       *objstore.S3 // nil for a folder
+	where    objstore.Source
+	facts    Facts
+	objects  []objstore.Object // some of them
+	reached  bool              // something answers at the endpoint
+	admitted bool              // the bucket can be listed
+	got      bool              // an object could be read
+	hasDate  bool
+	skew     time.Duration // by how much this machine is ahead of the store
+	signed   bool
+}
+
+// Facts are what was measured of a source.
+type Facts struct {
+	Source      string
+	Objects     int
+	Bytes       int64
+	Sizes       []int64 // of the objects that were listed, in key order
+	Whole       bool    // all were listed
+	Shards      bool    // they are tar shards
+	Latency     time.Duration
+	Sigma       float64 // of the latency's lognormal distribution, by its quartiles
+	Bandwidth   float64 // bytes a second at the best number of connections
+	Connections int     // that pay
+	Requests    int64   // GETs that the checks have sent
+	Fetched     int64   // bytes that they have fetched
+}
+
+// checks returns the source's checks.
+func (s *Source) checks() []Check {
+	if s.Getenv == nil {
+		s.Getenv = os.Getenv
+	}
+	if s.resolv == nil {
+		s.resolv = net.DefaultResolver
+	}
+	check := func(name string, takes time.Duration, run func(ctx context.Context) Result) Check {
+		return Check{"source", name, takes, run}
+	}
+	return []Check{
+		check("name", 2*time.Second, s.open), // roles are asked for
+		check("proxy", 0, s.proxy),
+		check("dns", 0, s.dns),
+		check("tcp", 0, s.tcp),
+		check("tls", 2*time.Second, s.tls),
+		check("endpoint", 2*time.Second, s.endpoint),
+		check("clock", 0, s.clock),
+		check("credentials", time.Second, s.credentials),
+		check("bucket", 2*time.Second, s.bucket),
+		check("listing", s.listWindow(), s.listing),
+		check("get", 2*time.Second, s.get),
+		check("range", 2*time.Second, s.ranges),
+		check("if-match", 2*time.Second, s.ifMatch),
+		check("latency", s.latencyWindow(), s.latency),
+		check("bandwidth", 10*s.rungWindow(), s.bandwidth),
+		check("memory", 0, s.fits),
+		check("epoch", 2*time.Second, s.epoch),
+	}
+}
+
+// explain turns a store's error into a result.
+func explain(err error) Result {
+	var e *objstore.Error
+	if !errors.As(err, &e) {
+		if errors.Is(err, context.DeadlineExceeded) {
+			return Result{Status: Fail, Measured: "no answer in time", Meaning: "the store is down, out of reach, or very slow"}
+		}
+		return Result{Status: Fail, Measured: err.Error()}
+	}
+	return Result{Status: Fail, Measured: oneLine(e.Err.Error()), Meaning: e.Kind.String(), Remedy: e.Remedy}
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// open reads the name and the configuration.
+func (s *Source) open(ctx context.Context) Result {
+	store, where, err := objstore.Open(ctx, s.Text, objstore.Options{Getenv: s.Getenv, S3: objstore.S3Config{WeakETag: s.WeakETag, Anonymous: s.Anonymous}})
+	if err != nil {
+		return explain(err)
+	}
+	s.store, s.where = store, where
+	s.facts.Source = where.String()
+	s.s3, _ = store.(*objstore.S3)
+	if s.s3 == nil {
+		s.reached = true
+		return ok("%s, a folder of this machine", where)
+	}
+	region := s.Getenv("AWS_REGION")
+	if region == "" {
+		region = s.Getenv("AWS_DEFAULT_REGION")
+	}
+	if region == "" {
+		region = "not set"
+	}
+	r := ok("%s at %s, region %s", where, where.Endpoint, region)
+	if strings.HasPrefix(where.Endpoint, "http://") && !local(where.Endpoint) {
+		return r.because(Warn, "samples and signatures travel unencrypted", "AWS_ENDPOINT_URL=https://...")
+	}
+	return r
+}
+
+func (s *Source) credentials(ctx context.Context) Result {
+	if why := s.remote(); why != "" {
+		return skipped("%s", why)
+	}
+	id := s.s3.Identity(ctx)
+	if id.Anonymous {
+		return ok("none: requests are not signed")
+	}
+	s.signed = true
+	r := ok("from %s", credentialSource(s.Getenv, id))
+	if id.Temporary {
+		r.Measured += ", temporary"
+	}
+	if id.Expires.IsZero() {
+		return r
+	}
+	left := time.Until(id.Expires)
+	r.Measured += fmt.Sprintf(", until %s", id.Expires.UTC().Format(time.RFC3339))
+	r = r.with("seconds_left", left.Seconds())
+	switch {
+	case left <= 0:
+		return r.because(Fail, "they have expired", "get new ones (aws sso login, or the role's service)")
+	case left < 10*time.Minute:
+		return r.because(OK, "they are renewed by themselves before they expire", "")
+	}
+	return r
+}
+
+// credentialSource names where credentials come from, in the order in which they are looked for.
+func credentialSource(getenv func(string) string, id objstore.Identity) string {
+	profile := getenv("AWS_PROFILE")
+	if profile == "" {
+		profile = "default"
+	}
+	switch {
+	case getenv("AWS_ACCESS_KEY_ID") != "" || getenv("AWS_ACCESS_KEY") != "":
+		return "the environment (AWS_ACCESS_KEY_ID)"
+	case id.Expires.IsZero():
+		return "the profile " + profile + " of the shared files"
+	case getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "":
+		return "a web identity (AWS_WEB_IDENTITY_TOKEN_FILE), or the profile " + profile
+	case getenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != "" || getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI") != "":
+		return "the container's role, or the profile " + profile
+	}
+	return "the profile " + profile + ", or the instance's role"
+}
+
+// needs returns why a check cannot run.
+func (s *Source) needs(what ...bool) string {
+	if s.store == nil {
+		return "the source could not be opened"
+	}
+	words := []string{"nobody answers at the endpoint", "the bucket cannot be listed", "no object could be read"}
+	for i, have := range what {
+		if !have {
+			return words[i]
+		}
+	}
+	return ""
+}
+
+func (s *Source) bucket(ctx context.Context) Result {
+	if why := s.needs(s.reached); why != "" {
+		return skipped("%s", why)
+	}
+	if err := s.store.Check(ctx); err != nil {
+		return explain(err)
+	}
+	s.admitted = true
+	if s.s3 == nil {
+		return ok("%s can be read", s.where.Dir)
+	}
+	return ok("%s is there, and may be listed", s.where.Bucket)
+}
+
+const (
+	listMost  = 200_000
+	keepsMost = 20_000 // objects to read from
+)
+
+func (s *Source) listWindow() time.Duration {
+	if s.quick {
+		return time.Second
+	}
+	return 3 * time.Second
+}
+
+// listing lists for a while. Its rate is that of one listing after the other; a mount lists prefixes side by side.
+func (s *Source) listing(ctx context.Context) Result {
+	if why := s.needs(s.reached, s.admitted); why != "" {
+		return skipped("%s", why)
+	}
+	began, window := time.Now(), s.listWindow()
+	shards := map[string]bool{}
+	for _, k := range s.where.ShardKeys() {
+		shards[k] = true
+	}
+	s.facts.Whole = true
+	tars := 0
+	for o, err := range s.store.List(ctx, s.where.Prefix) {
+		if err != nil {
+			r := explain(err)
+			if strings.Contains(r.Measured, "ETag") {
+				r.Remedy = "shoal mount --weak-etag, or upload the object again through the S3 API"
+			}
+			return r
+		}
+		if len(shards) > 0 && !shards[o.Key] {
+			continue
+		}
+		s.facts.Objects++
+		s.facts.Bytes += o.Size
+		s.facts.Sizes = append(s.facts.Sizes, o.Size)
+		if strings.HasSuffix(o.Key, ".tar") {
+			tars++
+		}
+		// Spread over what is listed: each has the same chance to be one that is read from.
+		if len(s.objects) < keepsMost {
+			s.objects = append(s.objects, o)
+		} else if i := s.random(s.facts.Objects); i < keepsMost {
+			s.objects[i] = o
+		}
+		if s.facts.Objects == listMost || time.Since(began) > window {
+			s.facts.Whole = false
+			break
+		}
+	}
+	took := time.Since(began)
+	s.facts.Shards = s.where.Shards != "" || tars > 0 && tars*2 >= s.facts.Objects-tars
+	if s.facts.Objects == 0 {
+		return ok("nothing at %s", s.where).because(Fail, "there is nothing to mount", "check prefix and case of the letters; what is there: aws s3 ls s3://"+s.where.Bucket+"/")
+	}
+	more := ""
+	if !s.facts.Whole {
+		more = "more than "
+	}
+	mean := s.facts.Bytes / int64(s.facts.Objects)
+	perSecond := float64(s.facts.Objects) / max(took.Seconds(), 1e-6)
+	r := ok("%s%s objects, %s, %s each; %s objects/s", more, humanize.Comma(int64(s.facts.Objects)), humanize.IBytes(uint64(s.facts.Bytes)), humanize.IBytes(uint64(mean)), count(perSecond)).
+		with("objects", float64(s.facts.Objects)).with("bytes", float64(s.facts.Bytes)).with("objects_per_second", perSecond)
+	if s.s3 != nil && mean < 256<<10 && s.facts.Objects >= 1000 && !s.facts.Shards {
+		return r.because(OK, "many small objects: each costs a GET; packed into shards they cost a few large ones", "shoal pack "+s.Text+" DEST, then shoal mount "+s.Text+" --shards DEST")
+	}
+	return r
+}
+
+func (s *Source) get(ctx context.Context) Result {
+	if why := s.needs(s.reached, s.admitted); why != "" {
+		return skipped("%s", why)
+	}
+	o, found := s.sample(1)
+	if !found {
+		return skipped("there is no object that is not empty")
+	}
+	p := make([]byte, min(o.Size, 64<<10))
+	if err := s.read(ctx, o, p, 0); err != nil {
+		r := explain(err)
+		r.Measured = fmt.Sprintf("%q: %s", o.Key, r.Measured)
+		return r
+	}
+	s.got = true
+	return ok("%s of %q read; ETags are there", humanize.IBytes(uint64(len(p))), o.Key)
+}
+
+// probe asks for an object by itself, and reports why that is not possible.
+func (s *Source) probe(ctx context.Context, header http.Header, least int64) (o objstore.Object, status int, answer http.Header, why string) {
+	if why = s.remote(); why == "" {
+		why = s.needs(s.reached, s.admitted, s.got)
+	}
+	if why != "" {
+		return o, 0, nil, why
+	}
+	o, found := s.sample(least)
+	if !found {
+		return o, 0, nil, fmt.Sprintf("there is no object of %d bytes or more", least)
+	}
+	status, answer, err := s.s3.Try(ctx, o.Key, header)
+	s.facts.Requests++
+	if err != nil {
+		return o, 0, nil, "the question was not answered: " + oneLine(err.Error())
+	}
+	return o, status, answer, ""
+}
+
+func (s *Source) ranges(ctx context.Context) Result {
+	o, status, answer, why := s.probe(ctx, http.Header{"Range": {"bytes=1-2"}}, 4)
+	if why != "" {
+		return skipped("%s", why)
+	}
+	want := fmt.Sprintf("bytes 1-2/%d", o.Size)
+	switch {
+	case status == http.StatusPartialContent && answer.Get("Content-Range") == want:
+		return ok("honoured")
+	case status == http.StatusOK:
+		return ok("the whole object came instead of two bytes").because(Fail, "large files and shards cannot be read piece by piece", "use a store, and proxies before it, that serve Range requests")
+	}
+	return ok("HTTP %d, Content-Range %q", status, answer.Get("Content-Range")).because(Fail, "large files and shards cannot be read piece by piece", "use a store, and proxies before it, that serve Range requests")
+}
+
+func (s *Source) ifMatch(ctx context.Context) Result {
+	_, status, _, why := s.probe(ctx, http.Header{"If-Match": {`"no object has this ETag"`}}, 1)
+	if why != "" {
+		return skipped("%s", why)
+	}
+	switch status {
+	case http.StatusPreconditionFailed:
+		return ok("honoured: another version is refused")
+	case http.StatusOK:
+		return ok("ignored: the object came although its ETag is another").because(Warn, "objects that change are noticed after their bytes have come instead of before; Shoal compares the ETag of each answer", "use a store, and proxies before it, that know If-Match")
+	}
+	return ok("HTTP %d where 412 is right", status).because(Warn, "what Shoal asks of this store is not what it knows", "use a store, and proxies before it, that know If-Match")
+}

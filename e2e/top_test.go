@@ -1,0 +1,159 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	"github.com/creack/pty"
+)
+
+// screen is what a program has written to its terminal.
+type screen struct {
+	mu   sync.Mutex
+	data bytes.Buffer
+	done chan struct{}
+}
+
+func watch(f io.Reader) *screen {
+	s := &screen{done: make(chan struct{})}
+	go func() {
+		defer close(s.done)
+		p := make([]byte, 4096)
+		for {
+			n, err := f.Read(p)
+			s.mu.Lock()
+			s.data.Write(p[:n])
+			s.mu.Unlock()
+			if err != nil { // EIO when the other end is closed
+				return
+			}
+		}
+	}()
+	return s
+}
+
+func (s *screen) raw() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.data.String()
+}
+
+// since waits until text was written after the first n bytes.
+func (s *screen) since(t *testing.T, n int, text string) {
+	t.Helper()
+	within(t, 2*time.Minute, text, func() bool { return strings.Contains(ansi.Strip(s.raw()[n:]), text) })
+}
+
+// TestTop runs shoal top in a terminal, on a mount.
+func TestTop(t *testing.T) {
+	dir, paths := tree(t, 2, 20, 4096)
+	mnt := mount(t, nil, "file://"+dir, "--order", "torch:seed=1", "--kernel-cache", "off")
+	readAll(t, mnt, dir, paths)
+
+	c := exec.Command(shoalBin, "top", mnt, "--interval", "200ms")
+	c.Env = append(os.Environ(), "TERM=xterm-256color", "NO_COLOR=")
+	tty, err := pty.StartWithSize(c, &pty.Winsize{Rows: 24, Cols: 80})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	s := watch(tty)
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	t.Cleanup(func() { _ = c.Process.Kill() })
+
+	s.since(t, 0, "shoal top  file://"+dir[:20])
+	s.since(t, 0, "mount torch:seed=1")
+	s.since(t, 0, "q quit")
+	press := func(key, shows string) {
+		t.Helper()
+		n := len(s.raw())
+		if _, err := io.WriteString(tty, key); err != nil {
+			t.Fatal(err)
+		}
+		s.since(t, n, shows)
+	}
+	press("3", "class0")
+	press("\t", "No warnings")
+	press("?", "close this help")
+	press("\x1b", "No warnings")
+	press("p", "paused")
+	n := len(s.raw())
+	if err := pty.Setsize(tty, &pty.Winsize{Rows: 50, Cols: 110}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Process.Signal(syscall.SIGWINCH); err != nil {
+		t.Fatal(err)
+	}
+	s.since(t, n, "share  reader") // columns that 80 have no room for
+	if _, err := io.WriteString(tty, "q"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("it ended with %v\n%q", err, s.raw())
+		}
+	case <-time.After(2 * time.Minute):
+		t.Fatal("q does not quit")
+	}
+	if raw := s.raw(); !strings.Contains(raw, "\x1b[?1049h") || !strings.Contains(raw, "\x1b[?1049l") || !strings.Contains(raw, "\x1b[?25h") {
+		t.Errorf("the terminal is not what it was:\n%q", raw)
+	}
+}
+
+// Without a terminal it prints a frame as text; colours are left out where they are not wanted.
+func TestTopOnce(t *testing.T) {
+	dir, paths := tree(t, 2, 20, 4096)
+	mnt := mount(t, nil, "file://"+dir, "--order", "torch:seed=1", "--admin", "127.0.0.1:0", "--cache-dir", t.TempDir())
+	readAll(t, mnt, dir, paths)
+	out, errs, code := shoal(t, nil, "top", mnt, "--interval", "100ms")
+	if code != 0 || strings.Contains(out, "\x1b") || !strings.Contains(out, "mount torch:seed=1") || !strings.Contains(out, "Errors") {
+		t.Errorf("exit %d, %s\n%s", code, errs, out)
+	}
+	for _, bad := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"top", filepath.Join(dir, "class00")}, 1, "is not a live shoal mount"},
+		{[]string{"top", "http://127.0.0.1:1"}, 1, "--admin"},
+		{[]string{"top", mnt, "--interval", "1ms"}, 2, "100ms"},
+		{[]string{"top", "a", "b"}, 2, "accepts at most 1"},
+	} {
+		if _, errs, code := shoal(t, nil, bad.args...); code != bad.code || !strings.Contains(errs, bad.want) {
+			t.Errorf("%v: exit %d, %s", bad.args, code, errs)
+		}
+	}
+
+	c := exec.Command(shoalBin, "top", mnt, "--once")
+	c.Env = append(os.Environ(), "TERM=xterm-256color", "NO_COLOR=1")
+	tty, err := pty.StartWithSize(c, &pty.Winsize{Rows: 24, Cols: 60})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	s := watch(tty)
+	if err := c.Wait(); err != nil && !errors.Is(err, syscall.EIO) {
+		t.Error(err)
+	}
+	<-s.done
+	for line := range strings.Lines(s.raw()) {
+		if w := ansi.StringWidth(strings.TrimRight(line, "\r\n")); w > 60 {
+			t.Errorf("%d columns: %q", w, line)
+		}
+	}
+	if raw := s.raw(); strings.Contains(raw, "\x1b") || !strings.Contains(raw, "shoal top") {
+		t.Errorf("%q", raw)
+	}
+}

@@ -1,0 +1,72 @@
+package engine
+
+import (
+	"fmt"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// Cost is what was sent to the object store since the dataset was opened, what that costs at the prices that
+// were given, and the budget. All is zero for a folder.
+type Cost struct {
+	objstore.Requests
+	Priced   bool                  `json:"priced"` // whether there are prices
+	Amount   float64               `json:"amount"` // in Currency
+	Currency string                `json:"currency,omitempty"`
+	Budget   *objstore.BudgetStats `json:"budget,omitempty"` // nil without one
+}
+
+// Cost returns the counts.
+func (e *Engine) Cost() Cost {
+	r := objstore.RequestsOf(e.base)
+	if e.shards != nil {
+		r = r.Plus(objstore.RequestsOf(e.shards.base))
+	}
+	e.mu.Lock()
+	published := e.published
+	e.mu.Unlock()
+	if published != nil {
+		r = r.Plus(objstore.RequestsOf(published))
+	}
+	c := CostOf(r, e.cfg.Store.Prices)
+	c.Budget = e.budget.Stats()
+	return c
+}
+
+// CostOf returns what requests cost at prices.
+func CostOf(r objstore.Requests, p objstore.Prices) Cost {
+	return Cost{Requests: r, Priced: !p.IsZero(), Amount: p.Of(r), Currency: p.Currency}
+}
+
+// Since returns the cost of what was sent since before.
+func (c Cost) Since(before Cost) Cost {
+	c.Requests = c.Minus(before.Requests)
+	c.Amount -= before.Amount
+	return c
+}
+
+// String says the requests, and what they cost where there are prices.
+func (c Cost) String() string {
+	text := fmt.Sprintf("%s GETs, %s HEADs, %s LISTs, %s received", humanize.Comma(c.Get), humanize.Comma(c.Head), humanize.Comma(c.List),
+		humanize.IBytes(uint64(max(0, c.Received))))
+	if c.Put+c.Delete > 0 {
+		text += fmt.Sprintf(", %s PUTs, %s DELETEs, %s sent", humanize.Comma(c.Put), humanize.Comma(c.Delete), humanize.IBytes(uint64(max(0, c.Sent))))
+	}
+	if c.Priced {
+		text += ": " + humanize.FtoaWithDigits(c.Amount, costDigits) + " " + c.Currency
+	}
+	return text
+}
+
+// costDigits show a hundred GETs at S3's prices.
+const costDigits = 5
+
+// logCost says at the end what the dataset has cost, if anybody asked.
+func (e *Engine) logCost() {
+	if e.cfg.Store.Prices.IsZero() && e.budget == nil {
+		return
+	}
+	e.log.Info("requests to the object store", "source", e.source.String(), "sum", e.Cost().String())
+}

@@ -1,0 +1,137 @@
+package engine
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/crypt"
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+// FsckReport is what a check of a cache directory found.
+type FsckReport struct {
+	Datasets int      `json:"datasets"` // with segments
+	Segments int      `json:"segments"`
+	Records  int      `json:"records"` // that are right
+	Bytes    int64    `json:"bytes"`   // of segments
+	Damage   int      `json:"damage"`  // findings that are damage; 0 is clean
+	Findings []string `json:"findings"`
+	More     int      `json:"more"` // findings that are not listed
+}
+
+const maxFindings = 100
+
+// find notes damage.
+func (r *FsckReport) find(format string, args ...any) {
+	r.Damage++
+	r.note(format, args...)
+}
+
+func (r *FsckReport) note(format string, args ...any) {
+	if len(r.Findings) == maxFindings {
+		r.More++
+		return
+	}
+	r.Findings = append(r.Findings, fmt.Sprintf(format, args...))
+}
+
+// Fsck checks every record, manifest and layout of a cache directory that nobody uses, and repairs
+// what can be. Its error says why it could not check; what it found is in the report. secret is that of HostConfig.
+func Fsck(ctx context.Context, dir string, secret *crypt.Secret, repair bool, progress func(done, total int64)) (*FsckReport, error) {
+	if _, err := os.Stat(filepath.Join(dir, "FORMAT")); err != nil {
+		return nil, fmt.Errorf("%s is no cache directory: %w", dir, err)
+	}
+	key, unlock, err := catalog.LockKey(dir, secret)
+	if err != nil {
+		return nil, err
+	}
+	r := &FsckReport{Findings: []string{}}
+	err = fsck(ctx, dir, key, repair, r, progress)
+	return r, errors.Join(err, unlock())
+}
+
+func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *FsckReport, progress func(done, total int64)) (err error) {
+	// The catalog says by itself when it was damaged, and then begins anew: all it holds comes back.
+	quiet := slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelError + 1}))
+	c, err := catalog.Open(dir, catalog.Options{Logger: quiet, Key: key})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	if aside := c.Rebuilt(); aside != "" {
+		r.find("%s: the catalog was damaged and was moved to %s (sources are listed and segments scanned again at the next mount)", filepath.Join(dir, "catalog"), aside)
+	}
+	sources, err := c.Sources()
+	if err != nil {
+		return err
+	}
+	for _, src := range sources {
+		m, l, err := c.Manifest(src.Name)
+		if err == nil {
+			err = m.Verify()
+			if l != nil {
+				err = errors.Join(err, l.Verify(), l.Close())
+			}
+			err = errors.Join(err, m.Close())
+		}
+		if err == nil || errors.Is(err, fs.ErrNotExist) { // a missing one is listed at its next mount
+			continue
+		}
+		r.find("%s: %v (the source is listed again at its next mount)", src.Name, err)
+		if repair {
+			for _, name := range []string{filepath.Join("manifests", src.Version), filepath.Join("layouts", src.Layout)} {
+				if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) && src.Layout != "" {
+					return err
+				}
+			}
+		}
+	}
+	segments := filepath.Join(dir, "segments")
+	if _, err := segment.Migrate(segments); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(segments)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var total, before int64
+	for _, e := range entries {
+		n, err := folderBytes(filepath.Join(segments, e.Name()))
+		if err != nil && e.IsDir() {
+			return err
+		}
+		total += n
+	}
+	for _, e := range entries {
+		path := filepath.Join(segments, e.Name())
+		id, ok := datasetOf(e)
+		if !ok {
+			r.note("%s: nothing of shoal's has this name (it is left alone)", path)
+			continue
+		}
+		rep, err := segment.Check(path, segment.CheckOptions{Context: ctx, Key: key, Repair: repair, Index: c.Index(id), MaxFindings: maxFindings,
+			Progress: func(done, _ int64) { progress(before+done, total) }})
+		if err != nil {
+			return fmt.Errorf("%s: %w", hex.EncodeToString(id[:4]), err)
+		}
+		r.Datasets++
+		r.Segments += rep.Segments
+		r.Records += rep.Records
+		r.Bytes += rep.Bytes
+		for _, f := range rep.Findings {
+			r.note("%s", f)
+		}
+		r.More += rep.Omitted
+		r.Damage += rep.BadSegments + rep.BadRecords + rep.TornTails + rep.BadTables + rep.Unreadable + rep.TempFiles
+		before += rep.Bytes
+	}
+	return nil
+}

@@ -1,0 +1,384 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/shard"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// packFolder packs a folder and returns the set's.
+func packFolder(t testing.TB, dir string, shardSize int64) string {
+	t.Helper()
+	ctx := context.Background()
+	src, err := objstore.NewDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := catalog.Build(src.List(ctx, ""), catalog.BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := t.TempDir()
+	dst, _, err := objstore.Create(ctx, to, objstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := shard.Pack(ctx, m, src, dst, "", shard.PackOptions{ShardSize: shardSize, Permute: PackOrder(1)}); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+func spec(t testing.TB, text string) order.Spec {
+	t.Helper()
+	s, err := order.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func newHost(t testing.TB, dir string, size int64) *Host {
+	t.Helper()
+	h, err := OpenHost(HostConfig{CacheDir: dir, CacheSize: size, Memory: 256 << 20, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// A mount of a shard set shows the files that were packed, as the same dataset, and with a known order
+// fetches many by a request.
+func TestPackedSource(t *testing.T) {
+	dir, paths := folder(t, 4, 100)
+	set := packFolder(t, dir, 256<<10)
+	plain := openEngine(t, dir, t.TempDir(), "none")
+	version := plain.Manifest().Version()
+	closeEngine(t, plain)
+	for _, spec := range []string{"windowed:seed=1,window=2", "uniform:seed=1", "none"} {
+		t.Run(spec, func(t *testing.T) {
+			e := openEngine(t, set, t.TempDir(), spec)
+			defer closeEngine(t, e)
+			if got := e.Manifest().Version(); got != version {
+				t.Errorf("version %s, that of the source is %s", got, version)
+			}
+			inOrder := paths
+			if spec != "none" {
+				var b bytes.Buffer
+				if err := e.WriteOrder(&b, e.order(), true); err != nil {
+					t.Fatal(err)
+				}
+				inOrder = strings.Fields(b.String())
+				waitFor(t, "everything is kept", func() bool { k, n := e.cur.Load().volume.Kept(); return k == n })
+			}
+			if len(inOrder) != len(paths) {
+				t.Fatalf("%d of %d files in the order", len(inOrder), len(paths))
+			}
+			for _, p := range inOrder {
+				read(t, e, dir, p)
+			}
+			s := e.Stats()
+			if want := int64(len(paths) / 10); spec != "none" && s.GetRequests > want {
+				t.Errorf("%d requests for %d files", s.GetRequests, len(paths))
+			}
+			if !s.Packed {
+				t.Error("not packed")
+			}
+		})
+	}
+}
+
+// With --shards the source keeps its name, its version and what is cached of it.
+func TestShardsStandIn(t *testing.T) {
+	dir, paths := folder(t, 2, 40)
+	set, cacheDir := packFolder(t, dir, 1<<20), t.TempDir()
+	host := HostConfig{CacheDir: cacheDir, CacheSize: 256 << 20, Memory: 256 << 20}
+	e := open(t, host, Config{Source: dir, Order: spec(t, "none")})
+	for _, p := range paths[:40] {
+		read(t, e, dir, p)
+	}
+	closeEngine(t, e)
+	e = open(t, host, Config{Source: dir, Shards: set, Order: spec(t, "none")})
+	for _, p := range paths {
+		read(t, e, dir, p)
+	}
+	if s := e.Stats(); !s.Packed || s.Hits.Keep != 40 || s.Misses != 40 {
+		t.Errorf("packed %v, %d kept, %d missed", s.Packed, s.Hits.Keep, s.Misses)
+	}
+	closeEngine(t, e)
+
+	// Another version: the source's own files are read, and the reason is told.
+	if err := os.WriteFile(filepath.Join(dir, "c00/new.jpg"), []byte("new"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	e = open(t, host, Config{Source: dir, Shards: set, Order: spec(t, "none"), Refresh: true})
+	defer closeEngine(t, e)
+	read(t, e, dir, "c00/new.jpg")
+	if s := e.Stats(); s.Packed || len(s.Errors) == 0 || !strings.Contains(s.Errors[0].Text, "another version") {
+		t.Errorf("packed %v, errors %v", s.Packed, s.Errors)
+	}
+}
+
+// Two datasets share a directory. Both stay over restarts; the one that is not open makes room when it
+// must, unless it is pinned.
+func TestDatasetsShareADirectory(t *testing.T) {
+	const size = 40 << 20
+	big := func(seed byte) (dir string, paths []string) {
+		dir = t.TempDir()
+		for i := range 24 {
+			p := fmt.Sprintf("c/%02d.jpg", i)
+			if err := os.MkdirAll(filepath.Join(dir, "c"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, p), bytes.Repeat([]byte{seed, byte(i)}, 512<<10), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			paths = append(paths, p)
+		}
+		return dir, paths
+	}
+	a, aPaths := big(1)
+	b, bPaths := big(2)
+	cacheDir := t.TempDir()
+	fill := func(h *Host, dir string, paths []string) (kept int) {
+		t.Helper()
+		e := openOn(t, h, Config{Source: dir, Order: spec(t, "none")})
+		for _, p := range paths {
+			read(t, e, dir, p)
+		}
+		if err := e.cur.Load().volume.Flush(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		kept, _ = e.cur.Load().volume.Kept()
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return kept
+	}
+	info := func(h *Host, dir string) DatasetInfo {
+		t.Helper()
+		d, err := h.FindDataset(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	h := newHost(t, cacheDir, size)
+	if n := fill(h, a, aPaths); n != 24 {
+		t.Fatalf("%d of 24 kept", n)
+	}
+	if n := fill(h, b, bPaths); n != 24 {
+		t.Errorf("%d of the second dataset kept: the first, which is not open, should have made room", n)
+	}
+	if n := info(h, a).DiskBytes; n != 0 {
+		t.Errorf("%d bytes of the first are left", n)
+	}
+	if used, limit := h.DiskUsage(); used > limit {
+		t.Errorf("%d bytes used of %d", used, limit)
+	}
+	if err := h.Pin(info(h, b).ID, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	h = newHost(t, cacheDir, size)
+	if n := fill(h, a, aPaths); n >= 24 {
+		t.Errorf("%d of the first kept beside a pinned one of 24 MiB", n)
+	}
+	if n := info(h, b).DiskBytes; n < 24<<20 {
+		t.Errorf("%d bytes of the pinned one are left", n)
+	}
+	if err := h.Remove(info(h, b).ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(cacheDir, "segments", hex.EncodeToString(catalogID(b)))); err == nil {
+		t.Error("the removed dataset has segments")
+	}
+	e := openOn(t, h, Config{Source: a, Order: spec(t, "none")})
+	if err := h.Remove(info(h, a).ID); err == nil {
+		t.Error("an open dataset was removed")
+	}
+	if err := h.SetQuota(info(h, a).ID, 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the quota holds", func() bool { return e.cur.Load().volume.Stats().DiskUsed <= 16<<20 })
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func catalogID(dir string) []byte {
+	src, err := objstore.ParseSource(dir)
+	if err != nil {
+		panic(err)
+	}
+	id := catalog.DatasetID(src.Canonical())
+	return id[:]
+}
+
+// The second user of a dataset shares it; the last one closes it.
+func TestUsersShareADataset(t *testing.T) {
+	dir, paths := folder(t, 2, 10)
+	h := newHost(t, t.TempDir(), 64<<20)
+	first := openOn(t, h, Config{Source: dir, Order: spec(t, "auto")})
+	second := openOn(t, h, Config{Source: dir, Order: spec(t, "sequential")})
+	if first != second {
+		t.Fatal("two engines of one dataset")
+	}
+	if got := first.Stats().Order.Spec; got != "sequential" {
+		t.Errorf("order %s: the second user's should be in force", got)
+	}
+	if _, err := h.Open(context.Background(), Config{Source: dir, Order: spec(t, "uniform:seed=1"), Samples: "images", Connections: 1}); err == nil ||
+		!strings.Contains(err.Error(), "sequential") {
+		t.Errorf("another order: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range paths {
+		read(t, second, dir, p)
+	}
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWarm(t *testing.T) {
+	dir, paths := folder(t, 4, 50)
+	for _, source := range []string{dir, packFolder(t, dir, 128<<10)} {
+		e := openEngine(t, source, t.TempDir(), "none")
+		var last WarmProgress
+		p, err := e.Warm(context.Background(), e.WarmFraction(0.5), func(p WarmProgress) { last = p })
+		if err != nil || p.Errors > 0 || p.Full {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		half := e.Manifest().Bytes() / 2
+		if p.BytesDone > half || p.BytesDone < half*7/10 || p.Kept != p.FilesDone || last != p {
+			t.Errorf("half of %d bytes: %+v, last told %+v", 2*half, p, last)
+		}
+		if p, err = e.Warm(context.Background(), nil, func(WarmProgress) {}); err != nil || p.Kept != len(paths) {
+			t.Errorf("all: %+v, %v", p, err)
+		}
+		list, err := e.FilesOf([]byte(paths[0] + "\n" + paths[1] + "\n"))
+		if err != nil || len(list) != 2 {
+			t.Errorf("%v, %v", list, err)
+		}
+		closeEngine(t, e)
+	}
+}
+
+// All is kept that was to be, with memory for a small part of it: what has been read is not let go of
+// before it is written.
+func TestWarmWithLittleMemory(t *testing.T) {
+	const files = 150
+	dir := t.TempDir()
+	for i := range files {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%03d.bin", i)), bytes.Repeat([]byte{byte(i), 1}, 512<<10), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e := open(t, HostConfig{CacheDir: t.TempDir(), CacheSize: 1 << 30, Memory: 112 << 20}, Config{Source: dir, Order: spec(t, "none")})
+	defer closeEngine(t, e)
+	p, err := e.Warm(context.Background(), nil, func(WarmProgress) {})
+	if err != nil || p.Kept != files || p.Full {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// After a pass the dataset is published, once, and the set holds its version.
+func TestPublish(t *testing.T) {
+	dir, paths := folder(t, 2, 30)
+	to := filepath.Join(t.TempDir(), "set")
+	e := open(t, HostConfig{CacheDir: t.TempDir(), CacheSize: 64 << 20, Memory: 256 << 20}, Config{Source: dir, Publish: to, Order: spec(t, "none")})
+	for _, p := range paths {
+		read(t, e, dir, p)
+	}
+	waitFor(t, "the set is complete", func() bool { _, err := os.Stat(filepath.Join(to, shard.SummaryName)); return err == nil })
+	version := e.Manifest().Version()
+	closeEngine(t, e)
+	e = openEngine(t, to, t.TempDir(), "none")
+	defer closeEngine(t, e)
+	if got := e.Manifest().Version(); got != version {
+		t.Errorf("published version %s, want %s", got, version)
+	}
+	h := newHost(t, t.TempDir(), 64<<20)
+	if _, err := h.Open(context.Background(), Config{Source: dir, Publish: filepath.Join(dir, "c00"), Order: spec(t, "none"), Samples: "*", Connections: 1}); err == nil ||
+		!strings.Contains(err.Error(), "inside the source") {
+		t.Errorf("publishing into the source: %v", err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFsck(t *testing.T) {
+	dir, paths := folder(t, 2, 30)
+	cacheDir := t.TempDir()
+	e := openEngine(t, dir, cacheDir, "none")
+	for _, p := range paths {
+		read(t, e, dir, p)
+	}
+	closeEngine(t, e)
+	check := func(repair bool) *FsckReport {
+		t.Helper()
+		r, err := Fsck(context.Background(), cacheDir, nil, repair, func(int64, int64) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	if r := check(false); r.Damage != 0 || r.Records != len(paths) || r.Datasets != 1 {
+		t.Fatalf("%+v", r)
+	}
+	segments, _ := filepath.Glob(filepath.Join(cacheDir, "segments", "*", "*.seg"))
+	manifests, _ := filepath.Glob(filepath.Join(cacheDir, "manifests", "*"))
+	for _, name := range []string{segments[0], manifests[0]} {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 128 { // more than the padding between records
+			b[len(b)/2+i] ^= 1
+		}
+		if err := os.WriteFile(name, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := check(false); r.Damage < 2 || len(r.Findings) < 2 {
+		t.Errorf("%+v", r)
+	}
+	if r := check(true); r.Damage < 2 {
+		t.Errorf("%+v", r)
+	}
+	if r := check(false); r.Damage != 0 || r.Records < len(paths)-2 {
+		t.Errorf("after the repair: %+v", r)
+	}
+	e = openEngine(t, dir, cacheDir, "none")
+	defer closeEngine(t, e)
+	for _, p := range paths {
+		read(t, e, dir, p)
+	}
+	if s := e.Stats(); s.Misses > 2 {
+		t.Errorf("%d files were lost", s.Misses)
+	}
+}

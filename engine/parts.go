@@ -1,0 +1,156 @@
+package engine
+
+import (
+	"context"
+	"iter"
+	"slices"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+)
+
+// A stream whose reader wants parts of its samples still follows an order of the samples' files: positions,
+// frontier and lead count samples. A file of the order stands for its unit, itself and its parts, in what is
+// planned, fetched and retained.
+
+// Part returns the part of an extension of the sample at a position of the stream's first epoch; nil if it
+// has none. It is called between Read of the position and the release of what that returned. The bytes are
+// valid, and nobody writes to them, until release.
+func (s *Stream) Part(ctx context.Context, pos int, ext string) (data []byte, release func(), err error) {
+	file, ok := s.volume.Manifest().Part(s.first.At(pos), ext)
+	if !ok {
+		return nil, func() {}, nil
+	}
+	done := func() {}
+	if !slices.Contains(s.parts, ext) { // otherwise it is open with its sample
+		s.engine.host.streams.opened(s.volume, file)
+		done = func() { s.engine.host.streams.done(s.volume, file) }
+	}
+	data, free, err := s.volume.Sample(ctx, file)
+	if err != nil {
+		done()
+		return nil, nil, err
+	}
+	if data == nil { // an empty file
+		data = []byte{}
+	}
+	return data, func() { free(); done() }, nil
+}
+
+// appendUnit appends the file and those of its parts that the stream's reader wants.
+func (s *Stream) appendUnit(dst []int, file int) []int {
+	dst = append(dst, file)
+	for _, ext := range s.parts {
+		if part, ok := s.volume.Manifest().Part(file, ext); ok && part != file {
+			dst = append(dst, part)
+		}
+	}
+	return dst
+}
+
+// unitOf is appendUnit for what is planned: the same file is asked about several times in a row. The result is
+// valid until the next call. s.mu is held.
+func (s *Stream) unitOf(file int) []int {
+	if len(s.unit) == 0 || s.unit[0] != file {
+		s.unit = s.appendUnit(s.unit[:0], file)
+	}
+	return s.unit
+}
+
+// missing returns the first file of a unit of which something is neither resident nor on its way, the
+// unit's own where there is none. s.mu is held.
+func (s *Stream) missing(unit []int) int {
+	if len(unit) > 1 {
+		for _, f := range unit {
+			for x := range s.volume.Extents(f) {
+				if !s.claim(f, x) {
+					return f
+				}
+			}
+		}
+	}
+	return unit[0]
+}
+
+// readWith yields the files of the order whose units a file may belong to.
+func (s *Stream) readWith(file int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		if !yield(file) || len(s.parts) == 0 {
+			return
+		}
+		if _, ext, _ := catalog.Cut(s.volume.Manifest().Name(file)); !slices.Contains(s.parts, ext) {
+			return
+		}
+		for f := range s.samples.Beside(file) {
+			if f != file && !yield(f) {
+				return
+			}
+		}
+	}
+}
+
+// units is prefetch.Sizes over files of the order, each with its parts: a part's extents follow those of the
+// file. Its methods are called with s.mu held.
+type units struct{ s *Stream }
+
+// Extents implements prefetch.Sizes.
+func (u units) Extents(file int) (n int) {
+	for _, f := range u.s.unitOf(file) {
+		n += u.s.volume.Extents(f)
+	}
+	return n
+}
+
+// at returns the file of a unit that an extent belongs to, and its number there.
+func (u units) at(file, extent int) (f, x int) {
+	for _, f := range u.s.unitOf(file) {
+		n := u.s.volume.Extents(f)
+		if extent < n {
+			return f, extent
+		}
+		extent -= n
+	}
+	panic("engine: an extent beyond its unit")
+}
+
+// ExtentBytes implements prefetch.Sizes.
+func (u units) ExtentBytes(file, extent int) int64 { return u.s.volume.ExtentBytes(u.at(file, extent)) }
+
+// Claim is Volume.Claim.
+func (u units) Claim(a *cache.Account, file, extent int) bool {
+	f, x := u.at(file, extent)
+	return u.s.volume.Claim(a, f, x)
+}
+
+// Staged is Volume.Staged.
+func (u units) Staged(file, extent int) bool { return u.s.volume.Staged(u.at(file, extent)) }
+
+// plannable is what planning asks of a volume, or of units in it.
+type plannable interface {
+	Extents(file int) int
+	ExtentBytes(file, extent int) int64
+	Claim(a *cache.Account, file, extent int) bool
+	Staged(file, extent int) bool
+}
+
+// meanOf returns about how many bytes the stream reads at a position.
+func (s *Stream) meanOf() int64 {
+	m := s.volume.Manifest()
+	if len(s.parts) == 0 {
+		return max(m.Bytes()/int64(max(m.Len(), 1)), 1)
+	}
+	// The files' mean says little where most are small parts.
+	const probes = 1000
+	n := s.first.Len()
+	step := max(n/probes, 1)
+	var bytes, count int64
+	var unit []int
+	for pos := 0; pos < n; pos += step {
+		unit = s.appendUnit(unit[:0], s.first.At(pos))
+		for _, f := range unit {
+			bytes += m.Size(f)
+		}
+		count++
+	}
+	return max(bytes/max(count, 1), 1)
+}

@@ -1,0 +1,148 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"strings"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/shard"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// PackOptions are the packer's that a user may set.
+type PackOptions = shard.PackOptions
+
+// PackOrder is the seeded random order in which samples are packed: with classes one after the other, an
+// order that keeps a few shards open would read few classes at a time.
+func PackOrder(seed uint64) func(n int) shard.Order {
+	return func(n int) shard.Order { return order.Uniform(n, seed, 0) }
+}
+
+const (
+	// publishConnections is few beside what a trainer's stream has.
+	publishConnections = 16
+	publishMemory      = 64 << 20
+	publishPoll        = 2 * time.Second
+)
+
+// startPublish packs the dataset to Config.Publish once a pass over it is complete.
+func (e *Engine) startPublish(ctx context.Context) error {
+	dst, where, err := objstore.Create(ctx, e.cfg.Publish, e.storeOptions())
+	if err != nil {
+		return fmt.Errorf("--publish: %w", err)
+	}
+	if Inside(where, e.source) {
+		return fmt.Errorf("--publish %s lies inside the source %s, which would change by it (give another place)", where, e.source)
+	}
+	e.mu.Lock()
+	e.published = dst
+	e.mu.Unlock()
+	e.background.Go(func() {
+		if err := e.publish(ctx, dst, where); err != nil && ctx.Err() == nil {
+			e.log.Error("the dataset was not published", "destination", where.String(), "cause", err)
+		}
+	})
+	return nil
+}
+
+func (e *Engine) publish(ctx context.Context, dst objstore.Store, where objstore.Source) error {
+	for !e.passed() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(publishPoll):
+		}
+	}
+	v := e.cur.Load()
+	if v.layout != nil {
+		e.log.Info("the dataset is packed already; nothing is published", "destination", where.String())
+		return nil
+	}
+	start := time.Now()
+	e.log.Info("a pass over the dataset is complete; it is published as shards", "destination", where.String())
+	if !e.cache.TryReserve(publishMemory) {
+		return fmt.Errorf("it takes %d bytes of memory, and --memory leaves too little", publishMemory)
+	}
+	defer e.cache.Ledger().Release(publishMemory, cache.ForDemand)
+	res, err := shard.Pack(ctx, v.manifest, volumeReader{v}, objstore.Retry(dst, e.retryPolicy(dst)), where.Prefix, shard.PackOptions{
+		Permute: PackOrder(0), Connections: publishConnections, Memory: publishMemory, Source: e.source.String(), Logger: e.log,
+	})
+	if err != nil {
+		return err
+	}
+	e.log.Info("published", "destination", where.String(), "shards", res.Shards, "files", res.Files, "took", time.Since(start).Round(time.Second))
+	return nil
+}
+
+// passed reports whether every file was read once, or is kept.
+func (e *Engine) passed() bool {
+	if kept, extents := e.cur.Load().volume.Kept(); kept == extents {
+		return true
+	}
+	for _, s := range e.mountStreams() {
+		if p := s.Progress(); p.Epoch > s.epoch0 || p.Pass > 0 || p.Consumed == p.Len {
+			return true
+		}
+	}
+	return false
+}
+
+// volumeReader reads the files of a version through the cache, as objects.
+type volumeReader struct{ v *view }
+
+// Stat implements objstore.Reader.
+func (r volumeReader) Stat(_ context.Context, key string) (objstore.Object, error) {
+	file, err := r.find("stat", key)
+	if err != nil {
+		return objstore.Object{}, err
+	}
+	return r.v.manifest.Object(file), nil
+}
+
+func (r volumeReader) find(op, key string) (int, error) {
+	path, ok := key, true
+	if prefix := r.v.manifest.Prefix(); prefix != "" {
+		if ok = len(key) >= len(prefix) && key[:len(prefix)] == prefix; ok {
+			path = key[len(prefix):]
+		}
+	}
+	if node, found := r.v.manifest.Find(path); ok && found && !node.IsDir {
+		return node.Index, nil
+	}
+	return 0, &objstore.Error{Op: op, Key: key, Kind: objstore.KindNotFound}
+}
+
+// ReadAt implements objstore.Reader.
+func (r volumeReader) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	file, err := r.find("read", o.Key)
+	if err != nil {
+		return err
+	}
+	_, err = r.v.volume.ReadAt(ctx, file, p, off)
+	return err
+}
+
+// List implements objstore.Reader.
+func (r volumeReader) List(_ context.Context, prefix string) iter.Seq2[objstore.Object, error] {
+	return func(yield func(objstore.Object, error) bool) {
+		for f := range r.v.manifest.Len() {
+			if o := r.v.manifest.Object(f); len(o.Key) >= len(prefix) && o.Key[:len(prefix)] == prefix && !yield(o, nil) {
+				return
+			}
+		}
+	}
+}
+
+// Inside reports whether a place lies in another, or the other way round, so that writing to one changes
+// the other.
+func Inside(a, b objstore.Source) bool {
+	if a.Scheme != b.Scheme || a.Bucket != b.Bucket || a.Endpoint != b.Endpoint {
+		return false
+	}
+	x, y := a.Dir+"/"+a.Prefix, b.Dir+"/"+b.Prefix
+	return strings.HasPrefix(x, y) || strings.HasPrefix(y, x)
+}

@@ -1,0 +1,260 @@
+package engine
+
+import (
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/shoalfs/shoal/prefetch"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// Events counts what a stream took the opens of files for; see prefetch.Event.
+type Events struct {
+	Consumed   int `json:"consumed"`
+	Repeats    int `json:"repeats"`
+	Ahead      int `json:"ahead"` // too far ahead to count
+	Jumps      int `json:"jumps"`
+	NextEpochs int `json:"next_epochs"`
+	Restarts   int `json:"restarts"`
+	PrevEpochs int `json:"previous_epochs"`
+	Found      int `json:"found"` // in an epoch that was not expected
+}
+
+// Reanchored is the latest change of the reader's place, and why it was taken for one.
+type Reanchored struct {
+	Time     time.Time `json:"time"`
+	Event    string    `json:"event"` // jump, next epoch, restart, previous epoch, found
+	Epoch    int       `json:"epoch"`
+	From     int       `json:"from"`     // position up to which the reader had come
+	Position int       `json:"position"` // where it goes on
+	Unread   int       `json:"unread"`   // positions left out
+	Text     string    `json:"text"`
+}
+
+// reanchored takes note of a move of the tracker. s.mu is held.
+func (s *Stream) reanchored(event prefetch.Event) {
+	m := s.tracker.LastMove()
+	s.anchor = &Reanchored{
+		Time: time.Now().UTC(), Event: event.String(), Epoch: s.tracker.Epoch(), From: m.From, Position: m.To, Unread: m.Unread,
+		Text: moveText(m, s.tracker.Epoch()),
+	}
+}
+
+// moveText says what a move to the epoch was, as .shoal/order and the stats tell it.
+func moveText(m prefetch.Move, epoch int) string {
+	count := func(n int) string { return humanize.Comma(int64(n)) }
+	early := ""
+	if m.Unread > 0 {
+		early = fmt.Sprintf("; the reader left %s samples of the pass before unread", count(m.Unread))
+	}
+	switch m.Event {
+	case prefetch.Jump:
+		if m.Unread > 0 {
+			return fmt.Sprintf("jumped to position %s: the reader skipped %s samples", count(m.To), count(m.Unread))
+		}
+		return fmt.Sprintf("went back to position %s from %s: the reader repeats what it had read", count(m.To), count(m.From))
+	case prefetch.NextEpoch:
+		return fmt.Sprintf("went on to epoch %d%s", epoch, early)
+	case prefetch.Restart:
+		return fmt.Sprintf("began epoch %d again%s", epoch, early)
+	case prefetch.PrevEpoch:
+		return fmt.Sprintf("went back to epoch %d%s", epoch, early)
+	case prefetch.Found:
+		return fmt.Sprintf("found the reader in epoch %d, position %s, by what it opens", epoch, count(m.To))
+	}
+	return m.Event.String()
+}
+
+// events counts the tracker's events. s.mu is held.
+func (s *Stream) events() Events {
+	n := s.tracker.Count
+	return Events{
+		Consumed: n(prefetch.Consumed), Repeats: n(prefetch.Repeat), Ahead: n(prefetch.Ahead), Jumps: n(prefetch.Jump),
+		NextEpochs: n(prefetch.NextEpoch), Restarts: n(prefetch.Restart), PrevEpochs: n(prefetch.PrevEpoch), Found: n(prefetch.Found),
+	}
+}
+
+// Bounds of the search for the epoch of a reader that is not where it was expected: it costs a
+// permutation and its index for each epoch, some 50 ns a position.
+const (
+	searchEpochs    = 400
+	searchPositions = 200_000_000
+)
+
+// isLost reports whether the reader's epoch is to be searched. Of a mount's only: a feed tells its
+// own, and all epochs of a plan are one. s.mu is held.
+func (s *Stream) isLost() bool {
+	return s.name == "mount" && !s.searched && s.tracker.Lost()
+}
+
+// searchEpoch looks for the reader in other epochs than the one that was expected, if it was not
+// seen there: a run that resumes in epoch 7 on a fresh mount. It is called by the stream's goroutine,
+// once, and computes orders outside the lock that every open of a file takes.
+func (s *Stream) searchEpoch(closing <-chan struct{}) {
+	s.mu.Lock()
+	lost, expected := s.isLost(), s.tracker.Epoch()
+	s.mu.Unlock()
+	if !lost {
+		return
+	}
+	for i := range min(searchEpochs, searchPositions/max(s.first.Len(), 1)) {
+		select {
+		case <-closing:
+			return
+		default:
+		}
+		epoch := i
+		if expected > 0 && i <= 2*expected { // nearest first: a start epoch that was given is a good guess
+			if epoch = expected + (i+1)/2; i%2 == 0 {
+				epoch = expected - i/2
+			}
+		}
+		o := s.epochs(epoch)
+		if o == nil {
+			continue
+		}
+		located := order.Index(o)
+		s.mu.Lock()
+		if !s.tracker.Lost() {
+			s.mu.Unlock()
+			return // it was found where it was expected
+		}
+		if s.tracker.Adopt(located, epoch) {
+			s.moveTo(prefetch.Found)
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+	}
+	s.mu.Lock()
+	s.searched = true
+	s.mu.Unlock()
+}
+
+// moveTo plans anew after a move of the tracker. s.mu is held.
+func (s *Stream) moveTo(event prefetch.Event) {
+	s.plan()
+	s.reanchored(event)
+	s.poke()
+}
+
+// plan begins to plan what the tracker now says. s.mu is held.
+func (s *Stream) plan() {
+	s.cur = s.phaseOf(s.tracker.Order(), s.tracker.Read, s.tracker.Frontier())
+	s.next = s.phaseOf(s.tracker.Upcoming(), unread, 0)
+	s.moved = true
+	s.head = 0
+}
+
+// ofPlan reports whether the stream carries a written plan out.
+func (s *Stream) ofPlan() bool { return strings.HasPrefix(s.name, "plans/") }
+
+// newPlanStream carries out a written plan. A reader that starts over repeats it until another is
+// written.
+func (e *Engine) newPlanStream(name string, v *view, plan order.Locator) (*Stream, error) {
+	told := new(atomic.Pointer[order.Locator])
+	told.Store(&plan)
+	s, err := e.newStream(name, v, func(int) order.Order { return *told.Load() }, 0, 0, e.cfg.Weight)
+	if err != nil {
+		return nil, err
+	}
+	s.told = told
+	// What it can use of what is staged is claimed before the stream that it replaces is closed.
+	s.fill()
+	return s, nil
+}
+
+// retell gives the stream a plan that was written after its own. One that goes on where its own ends
+// extends it. Any other waits for its reader to begin it, while the one before is being read: that is
+// followed to its end, or until the opens show that the reader has ended it early. Nobody knows which,
+// so the new plan's head is staged at once, and of what is staged of the old one the nearer half stays
+// at least. It reports whether the plan waits. Calls must not overlap.
+func (s *Stream) retell(plan order.Locator) (waits bool) {
+	old := *s.told.Load()
+	extends := extendsPlan(old, plan)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.poke()
+	s.told.Store(&plan)
+	s.known = s.tracker.Epoch() - 1 // the order after the current one is another now
+	s.restUntil = 0
+	switch t := s.tracker; {
+	case extends && t.Order() == old:
+		t.Extend(plan)
+		pos, reach := s.cur.pos, s.cur.reach
+		s.cur = s.phaseOf(plan, t.Read, pos)
+		s.cur.reach = reach
+		s.next = phase{}
+		return false
+	case t.Consumed() == 0 || t.Frontier() == t.Order().Len():
+		began := t.Consumed() > 0
+		s.retold = s.retold || began
+		t.Begin(plan)
+		s.known = t.Epoch() - 1
+		s.plan()
+		if began {
+			s.reanchored(prefetch.NextEpoch)
+		}
+		return false
+	}
+	s.retold = true
+	s.tracker.SetNext(plan)
+	s.tracker.ExpectNext()
+	s.known = s.tracker.Epoch()
+	s.next = s.phaseOf(plan, unread, 0)
+	s.moved = true // another plan that waited is wanted no more
+	s.head, s.halved = min(max((s.cur.pos-s.tracker.Frontier())/2, minHead), plan.Len()), false
+	return true
+}
+
+// minHead is how much of a plan that waits is staged at least before more of the one in progress. By
+// so many opens its reader is recognised.
+const minHead = 16
+
+// stageHead fetches the head of a plan that waits. If there is no memory for it the farther half of
+// what is staged of the plan in progress goes, once: sweep is true then, and is to be done before
+// anything is claimed again. s.mu is held.
+func (s *Stream) stageHead() (sweep bool) {
+	if s.head == 0 || s.next.order == nil || s.next.pos >= s.head {
+		return false
+	}
+	head := s.next
+	head.order = order.Index(order.Slice(s.next.order, 0, s.head))
+	head.planner = prefetch.NewPlanner(head.order, s.sizes)
+	_, ok := s.issue(&head)
+	s.next.pos, s.next.reach = head.pos, head.reach
+	if ok || s.halved || s.restUntil > 0 {
+		return false
+	}
+	s.halved = true
+	frontier := s.tracker.Frontier()
+	s.cur.pos = frontier + (s.cur.pos-frontier)/2
+	s.cur.reach, s.cur.had, s.cur.retain = min(s.cur.reach, s.cur.pos), 0, 0
+	s.starved.Store(true) // so that what comes free wakes the stream
+	return true
+}
+
+// extendsPlan reports whether a plan begins with all of another and goes on. The same plan once more is
+// that of another epoch.
+func extendsPlan(old, plan order.Order) bool {
+	if plan.Len() <= old.Len() {
+		return false
+	}
+	for pos := range old.Len() {
+		if old.At(pos) != plan.At(pos) {
+			return false
+		}
+	}
+	return true
+}
+
+// behind reports whether the reader has not begun the latest plan yet. s.mu is not held.
+func (s *Stream) behind() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.told != nil && s.tracker.Order() != *s.told.Load()
+}

@@ -1,0 +1,210 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/profile/trace"
+)
+
+// recorder hands what readers do to the recordings under way. While there are none it costs its users one
+// atomic load.
+type recorder struct {
+	mu         sync.Mutex
+	recordings atomic.Pointer[[]*Recording] // nil while there are none
+}
+
+const (
+	// ringEvents is how many events a recording holds until they are read: at 50,000 events a second, which is
+	// more than two cores serve, more than a second.
+	ringEvents = 1 << 16
+	eventBytes = 48
+	// maxRecordings bounds how many may be under way for a dataset.
+	maxRecordings = 4
+)
+
+// ErrRecordings is wrapped by the error of a recording too many.
+var ErrRecordings = errors.New("too many recordings")
+
+// Recording is a bounded ring of what readers of a dataset's mounts do, from Record to Close. It is read
+// as a stream of the lines of package trace. Events that find the ring full are counted and lost.
+type Recording struct {
+	engine   *Engine
+	view     *view
+	began    time.Time
+	reserved int64
+
+	mu    sync.Mutex
+	ring  []trace.Event
+	first int // the oldest event
+	n     int
+	lost  int64
+
+	reading sync.Mutex
+	known   []uint64 // the files that were described
+	text    []byte   // not read yet
+}
+
+// Record begins a recording. It takes some 4 MiB of the ledger until it is closed.
+func (e *Engine) Record() (*Recording, error) {
+	v := e.cur.Load()
+	r := &Recording{engine: e, view: v, began: time.Now()}
+	words := (v.manifest.Len() + 63) / 64
+	need := int64(ringEvents*eventBytes + 8*words)
+	e.recorder.mu.Lock()
+	defer e.recorder.mu.Unlock()
+	var list []*Recording
+	if old := e.recorder.recordings.Load(); old != nil {
+		list = append(list, *old...)
+	}
+	if len(list) == maxRecordings {
+		return nil, fmt.Errorf("%w: %d are under way (end one of them)", ErrRecordings, len(list))
+	}
+	if !e.cache.TryReserve(need) {
+		return nil, fmt.Errorf("a recording takes %d bytes of memory, and --memory leaves too little", need)
+	}
+	r.reserved, r.ring, r.known = need, make([]trace.Event, ringEvents), make([]uint64, words)
+	r.text = trace.AppendJSON(nil, r.header())
+	list = append(list, r)
+	e.recorder.recordings.Store(&list)
+	return r, nil
+}
+
+func (r *Recording) header() trace.Header {
+	e, v := r.engine, r.view
+	_, disk := e.host.DiskUsage()
+	h := trace.Header{
+		Version: trace.Version, Started: r.began.UTC(), Source: e.source.String(), Dataset: v.manifest.Version(), Files: v.manifest.Len(),
+		Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Packed: v.layout != nil, Order: e.order().String(),
+		Memory: e.cache.Ledger().Limit(), CacheBytes: disk, Connections: e.placesOf(v)(),
+	}
+	for _, t := range v.samples.Trees() {
+		h.Trees = append(h.Trees, trace.Tree(t))
+	}
+	return h
+}
+
+// Close ends the recording. What was not read of it is gone.
+func (r *Recording) Close() {
+	rec := &r.engine.recorder
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	old := rec.recordings.Load()
+	if old == nil {
+		return
+	}
+	var list []*Recording
+	for _, other := range *old {
+		if other != r {
+			list = append(list, other)
+		}
+	}
+	if len(list) == len(*old) {
+		return
+	}
+	if len(list) == 0 {
+		rec.recordings.Store(nil)
+	} else {
+		rec.recordings.Store(&list)
+	}
+	r.engine.cache.Ledger().Release(r.reserved, cache.ForDemand)
+}
+
+// Recording reports whether what readers do is recorded now.
+func (e *Engine) Recording() bool { return e.recorder.recordings.Load() != nil }
+
+// Area tells where a read of the file at off would be served from now.
+func (e *Engine) Area(m *catalog.Manifest, file int, off int64) trace.Area {
+	switch e.volumeOf(m).Where(file, int(off/cache.ExtentSize)) {
+	case cache.Kept:
+		return trace.Keep
+	case cache.InRing:
+		return trace.Ring
+	case cache.Fetched:
+		return trace.Joined
+	}
+	return trace.Miss
+}
+
+// Saw records an event of version m, which began at the given time. Events of another version than that in force when
+// a recording began count as lost: their files have other numbers.
+func (e *Engine) Saw(m *catalog.Manifest, ev trace.Event, at time.Time) {
+	list := e.recorder.recordings.Load()
+	if list == nil {
+		return
+	}
+	for _, r := range *list {
+		ev.At = max(at.Sub(r.began), 0)
+		r.mu.Lock()
+		if r.n == len(r.ring) || r.view.manifest != m {
+			r.lost++
+		} else {
+			r.ring[(r.first+r.n)%len(r.ring)] = ev
+			r.n++
+		}
+		r.mu.Unlock()
+	}
+}
+
+// maxText bounds the text that is made ahead of a read.
+const maxText = 64 << 10
+
+// Read fills p with the stream's next bytes. It returns 0 when there is nothing new: more may come later.
+func (r *Recording) Read(p []byte) (n int) {
+	r.reading.Lock()
+	defer r.reading.Unlock()
+	for n < len(p) {
+		if len(r.text) == 0 && !r.format() {
+			break
+		}
+		k := copy(p[n:], r.text)
+		n += k
+		r.text = r.text[k:]
+	}
+	return n
+}
+
+// format makes text of some events. It reports whether there were any.
+func (r *Recording) format() bool {
+	r.text = r.text[:0]
+	for len(r.text) < maxText {
+		r.mu.Lock()
+		lost := r.lost
+		r.lost = 0
+		var ev trace.Event
+		some := r.n > 0
+		if some {
+			ev = r.ring[r.first]
+			r.first, r.n = (r.first+1)%len(r.ring), r.n-1
+		}
+		r.mu.Unlock()
+		if lost > 0 {
+			r.text = trace.AppendJSON(r.text, trace.Losses{Lost: lost})
+		}
+		if !some {
+			break
+		}
+		r.describe(int(ev.File))
+		r.text = ev.Append(r.text)
+	}
+	return len(r.text) > 0
+}
+
+// describe adds a file's line before its first event.
+func (r *Recording) describe(file int) {
+	if file < 0 || r.known[file/64]>>(file%64)&1 != 0 {
+		return
+	}
+	r.known[file/64] |= 1 << (file % 64)
+	m := r.view.manifest
+	sample, ok := r.view.samples.Sample(file)
+	if !ok {
+		sample = -1
+	}
+	r.text = trace.AppendJSON(r.text, trace.File{File: file, Sample: sample, Size: m.Size(file), Path: m.Path(file)})
+}

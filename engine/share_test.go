@@ -1,0 +1,276 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/prefetch"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// trainer is a reader of a feed.
+type trainer struct {
+	*Stream
+	t   *testing.T
+	seq order.Order
+	at  int
+}
+
+// begin starts a trainer at a position of an order of the given seed.
+func begin(t *testing.T, e *Engine, seed uint64, start, weight int) *trainer {
+	t.Helper()
+	d := e.Dataset()
+	r := &trainer{t: t, seq: order.Uniform(d.Len(), seed, 0), at: start}
+	s, err := d.Begin(fmt.Sprintf("seed%d/from%d/weight%d", seed, start, weight), r.seq, start, weight)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.End(s) })
+	r.Stream = s
+	return r
+}
+
+// next reads the next sample, and whether or not it lies in memory. It returns false at the end.
+func (r *trainer) next() bool {
+	if r.at == r.seq.Len() {
+		return false
+	}
+	data, release, err := r.Read(context.Background(), r.at)
+	if err != nil || len(data) != 1<<20 {
+		r.t.Errorf("%s at %d: %d bytes, %v", r.name, r.at, len(data), err)
+		return false
+	}
+	release()
+	r.at++
+	return true
+}
+
+// staged waits until the next sample has been fetched ahead: the reader is slower than the store.
+func (r *trainer) staged() bool {
+	if r.at < r.seq.Len() {
+		file := r.first.At(r.at)
+		waitFor(r.t, fmt.Sprintf("%s has position %d", r.name, r.at), func() bool { return r.volume.Staged(file, 0) })
+	}
+	return r.next()
+}
+
+// fetched returns how many files of 1 MiB were fetched.
+func fetched(e *Engine) int { return int(e.meter.Stats().Bytes >> 20) }
+
+// Four trainers in one order that began together, none of which waits for what it reads to be fetched: what
+// one fetches is fetched for all.
+func TestShareTogether(t *testing.T) {
+	e, _, _ := openSmall(t, "none", 160)
+	var all []*trainer
+	for range 4 {
+		all = append(all, begin(t, e, 1, 0, 1))
+	}
+	for going := true; going; {
+		going = false
+		for i := range all {
+			for range 3 { // as a batch
+				going = all[i].next() || going
+			}
+		}
+	}
+	if n := fetched(e); n > 176 {
+		t.Errorf("%d files were fetched of 160", n)
+	}
+}
+
+// Four trainers in one order that follow each other at a distance, in memory for 42: 24 from the first to
+// the last. All have planned before the first one reads: whether a
+// machine lets one of them run and not the others is not asked here.
+func TestShareStaggered(t *testing.T) {
+	e, _, _ := openSmall(t, "none", 160)
+	var all []*trainer
+	for range 4 {
+		all = append(all, begin(t, e, 1, 0, 1))
+	}
+	for _, r := range all {
+		waitFor(t, "it has planned", func() bool { return r.Progress().Planned > 35 })
+	}
+	for i, r := range all {
+		for range 8 * i {
+			r.staged()
+		}
+	}
+	for going := true; going; {
+		going = false
+		for _, r := range all {
+			going = r.staged() || going
+		}
+	}
+	if n := fetched(e); n > 192 {
+		t.Errorf("%d files were fetched of 160", n)
+	}
+}
+
+// What is given up in the moment in which a stream comes to count on it is taken back, and fetched anew if it
+// is gone by then.
+func TestShareReclaim(t *testing.T) {
+	e, _, _ := openSmall(t, "none", 20)
+	r := begin(t, e, 1, 0, 1)
+	v, file := r.volume, r.first.At(10)
+	waitFor(t, "all is staged", func() bool { return r.Progress().Lead == 20 })
+	v.Spend(file)
+	e.host.streams.reclaim(v, file, r.account)
+	if !slices.Contains(slices.Collect(v.Unspent()), file) {
+		t.Error("it was not taken back")
+	}
+	v.Spend(file)
+	room := e.cache.Ledger().Limit() - e.cache.Ledger().Used()
+	if !e.cache.Ledger().TryReserve(room+1, cache.ForDemand) || v.Staged(file, 0) {
+		t.Fatal("what is spent was not recycled")
+	}
+	e.cache.Ledger().Release(room+1, cache.ForDemand)
+	e.host.streams.reclaim(v, file, r.account)
+	waitFor(t, "it is fetched anew", func() bool { return v.Staged(file, 0) })
+	if n := fetched(e); n != 21 {
+		t.Errorf("%d files were fetched, not 21", n)
+	}
+}
+
+// Trainers that begin when the one before them has read 8: what was read by then is fetched anew, for all
+// that come later together.
+func TestShareLateStarts(t *testing.T) {
+	e, _, _ := openSmall(t, "none", 160)
+	var all []*trainer
+	for round := 0; ; round++ {
+		if round%8 == 0 && len(all) < 4 {
+			all = append(all, begin(t, e, 1, 0, 1))
+		}
+		going := false
+		for _, r := range all {
+			going = r.staged() || going
+		}
+		if !going {
+			break
+		}
+	}
+	if n := fetched(e); n > 288 {
+		t.Errorf("%d files were fetched of 160", n)
+	}
+}
+
+// Trainers at different speeds: the slowest falls behind by 24 of 160 in the end, which memory holds, or by
+// 120, which it does not; then the worst case is that each fetches for itself.
+func TestShareSpeeds(t *testing.T) {
+	for _, c := range []struct {
+		speeds []int // of 20 rounds
+		most   int
+	}{
+		{[]int{20, 19, 18, 17}, 224},
+		{[]int{20, 15, 10, 5}, 660},
+	} {
+		t.Run(fmt.Sprint(c.speeds), func(t *testing.T) {
+			e, _, _ := openSmall(t, "none", 160)
+			var all []*trainer
+			for range c.speeds {
+				all = append(all, begin(t, e, 1, 0, 1))
+			}
+			for round, going := 0, true; going; round++ {
+				going = false
+				for i, r := range all {
+					if (round+1)*c.speeds[i]/20 > round*c.speeds[i]/20 {
+						r.staged()
+					}
+					going = going || r.at < r.seq.Len()
+				}
+			}
+			if n := fetched(e); n > c.most {
+				t.Errorf("%d files were fetched of 160", n)
+			}
+		})
+	}
+}
+
+// Trainers in orders of their own take what they find: M/N of it, 42 of 160 here.
+func TestShareOtherSeeds(t *testing.T) {
+	e, _, _ := openSmall(t, "none", 160)
+	var all []*trainer
+	for i := range 4 {
+		all = append(all, begin(t, e, uint64(i), 0, 1))
+	}
+	for going := true; going; {
+		going = false
+		for _, r := range all {
+			going = r.staged() || going
+		}
+	}
+	if n := fetched(e); n > 600 {
+		t.Errorf("%d files were fetched for 4 readers of 160", n)
+	}
+}
+
+// A reader of weight 1 goes on beside one of weight 100, and one of weight 100 beside a reader that has
+// stopped, whose stream has filled all memory before: neither keeps more than its share.
+func TestWeightsShareMemory(t *testing.T) {
+	for _, c := range []struct{ slow, fast int }{{1, 1}, {1, 100}, {100, 1}} {
+		t.Run(fmt.Sprintf("%d beside %d", c.slow, c.fast), func(t *testing.T) {
+			e, _, _ := openSmall(t, "none", 160)
+			slow := begin(t, e, 1, 0, c.slow)
+			waitFor(t, "it has all memory", func() bool { p := slow.Progress(); return p.Lead > 35 && p.InFlight == 0 })
+			fast := begin(t, e, 2, 0, c.fast)
+			for range 80 { // though the slow one reads nothing
+				fast.staged()
+			}
+			p, q := slow.Progress(), fast.Progress()
+			if share := float64(c.slow) / float64(c.slow+c.fast); math.Abs(p.Share-share) > 1e-9 || math.Abs(p.Share+q.Share-1) > 1e-9 || p.Weight != c.slow {
+				t.Errorf("shares %v and %v", p.Share, q.Share)
+			}
+			// What the fast one was due, within the quarter that is not worth a fetch and some files.
+			if limit := 42 * (float64(c.slow)*1.25/float64(c.slow+c.fast) + 0.25); float64(p.Held>>20) > limit+1 {
+				t.Errorf("the slow reader's stream holds %d files, and may %v", p.Held>>20, limit)
+			}
+			for fast.staged() {
+			}
+			for slow.staged() {
+			}
+		})
+	}
+}
+
+// While two streams both want connections, each gets its part of the bytes.
+func TestGateSharesPlaces(t *testing.T) {
+	g := &gate{}
+	const most = 8
+	light := &Stream{flow: prefetch.Flow{Weight: 1}, wake: make(chan struct{}, 1)}
+	heavy := &Stream{flow: prefetch.Flow{Weight: 3}, wake: make(chan struct{}, 1)}
+	fly := func(s *Stream) { // as fill does
+		g.plan(s)
+		for g.may(s, most) {
+			g.took(s, 1000)
+		}
+		g.pass(most)
+	}
+	fly(light) // alone it has all of them
+	if g.flying != most {
+		t.Fatalf("%d in flight", g.flying)
+	}
+	fly(heavy)
+	before := g.served(light)
+	for range 400 {
+		for g.flying > 0 && len(light.wake)+len(heavy.wake) == 0 {
+			g.left(most)
+		}
+		for _, s := range []*Stream{light, heavy} {
+			select {
+			case <-s.wake:
+				fly(s)
+			default:
+			}
+		}
+		if g.flying == 0 && len(light.wake)+len(heavy.wake) == 0 {
+			t.Fatal("places are idle while two wait")
+		}
+	}
+	a, b := g.served(light)-before, g.served(heavy)
+	if a == 0 || float64(b)/float64(a) < 2.9 || float64(b)/float64(a) > 3.1 {
+		t.Errorf("%d and %d bytes for weights of 1 and 3", a, b)
+	}
+}

@@ -1,0 +1,83 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// What is told is what a list of all GETs of the period would give.
+func TestSlowestAgainstAllGets(t *testing.T) {
+	seed := time.Now().UnixNano()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(uint64(seed), 1))
+	now := time.Unix(1000, 0)
+	s := newSlowest(func() time.Time { return now })
+	longest := map[string]time.Duration{}
+	for range 5000 {
+		key, took := fmt.Sprintf("k%d", rng.IntN(600)), time.Duration(rng.ExpFloat64()*1e8)
+		s.note(objstore.Object{Key: key}, 1, took, nil)
+		longest[key] = max(longest[key], took)
+	}
+	var want []float64
+	for _, d := range longest {
+		want = append(want, d.Seconds())
+	}
+	slices.SortFunc(want, func(a, b float64) int { return -int(math.Copysign(1, a-b)) })
+	got := s.snapshot()
+	if len(got) != slowestKeys {
+		t.Fatalf("%d keys", len(got))
+	}
+	for i, k := range got {
+		if math.Abs(k.Seconds-want[i]) > 1e-9 || longest[k.Key].Seconds() != k.Seconds {
+			t.Errorf("%d: %s took %g s, want %g", i, k.Key, k.Seconds, want[i])
+		}
+	}
+}
+
+func TestSlowestForgets(t *testing.T) {
+	now := time.Unix(1000, 0)
+	s := newSlowest(func() time.Time { return now })
+	get := func(key string, took time.Duration, err error) { s.note(objstore.Object{Key: key}, 5, took, err) }
+	get("old", time.Hour, nil)
+	now = now.Add(slowestFor + time.Second)
+	get("new", time.Second, errors.New("broken"))
+	get("old", time.Millisecond, nil)
+	if got := s.snapshot(); len(got) != 2 || got[0].Key != "old" || got[0].Seconds != 3600 || got[0].Count != 2 || got[1].Key != "new" || !got[1].Failed {
+		t.Errorf("after one period: %+v", got)
+	}
+	now = now.Add(slowestFor + time.Second)
+	if got := s.snapshot(); len(got) != 2 || got[1].Key != "old" || got[1].Seconds != 0.001 {
+		t.Errorf("after two: %+v", got)
+	}
+	now = now.Add(2*slowestFor + time.Second)
+	if got := s.snapshot(); got == nil || len(got) != 0 {
+		t.Errorf("long after: %+v", got)
+	}
+}
+
+func TestReadersAreCounted(t *testing.T) {
+	for _, n := range []int{0, 1, 4, 16, 64, 400} {
+		var r readers
+		var all sync.WaitGroup
+		for i := range n {
+			all.Go(func() {
+				for range 3 {
+					r.opened(uint32(4000 + i*7)) // as the kernel numbers threads
+				}
+			})
+		}
+		all.Wait()
+		got := r.count()
+		if off := math.Abs(float64(got - n)); off > 1 && off > 0.1*float64(n) {
+			t.Errorf("%d threads counted as %d", n, got)
+		}
+	}
+}

@@ -1,0 +1,367 @@
+package engine
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/shard"
+	"github.com/shoalfs/shoal/internal/trace"
+	"github.com/shoalfs/shoal/prefetch"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// view is one version of the dataset.
+type view struct {
+	manifest *catalog.Manifest
+	layout   *catalog.Layout // of a packed dataset; nil where each file is an object
+	volume   *cache.Volume
+	samples  *catalog.Samples
+	groups   func() order.Groups // the samples by shard; computed at the first call
+
+	memory, disk int64 // what the host has kept back for it
+
+	listMu sync.Mutex
+	lists  map[string][]uint32 // by path, once read
+}
+
+func (v *view) close() error {
+	err := v.manifest.Close()
+	if v.layout != nil {
+		if e := v.layout.Close(); err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+// newView reserves a version's metadata and adds it to the cache.
+func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match func(string) bool) (*view, error) {
+	v := &view{manifest: m, layout: layout, memory: int64(m.Len())*bytesPerFile + m.FileSize(), disk: 2 * m.FileSize()}
+	if layout != nil {
+		v.memory += layout.FileSize()
+		v.disk += 2 * layout.FileSize()
+	}
+	// A line in the catalog for each extent that can be kept, as far as there are that many.
+	v.disk += min(int64(m.Len())+m.Bytes()/cache.ExtentSize, e.host.cfg.CacheSize>>12) * tableOnDisk
+	v.memory = v.memory * 3 / 4 // the ledger counts three quarters of --memory
+	if err := e.host.reserve(v.memory, v.disk, m.Len()); err != nil {
+		return nil, err
+	}
+	v.samples = m.Samples(match)
+	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Store: e.store, Admit: e.keepSet(m, layout)}
+	if layout != nil {
+		o.Locate = layout
+		if e.shards != nil {
+			o.Store = e.shards.store
+		}
+		v.groups = sync.OnceValue(func() order.Groups { return groupsOf(layout, v.samples) })
+	}
+	v.volume = e.cache.NewVolume(o)
+	e.mu.Lock()
+	e.views = append(e.views, v)
+	e.mu.Unlock()
+	return v, nil
+}
+
+// keepSet chooses what is kept of a dataset that does not fit the disk.
+func (e *Engine) keepSet(m *catalog.Manifest, l *catalog.Layout) func(file int) bool {
+	capacity := e.host.cache.Budget().Limit()
+	if q := e.quota.Load(); q > 0 {
+		capacity = min(capacity, q)
+	}
+	if m.Bytes() < capacity*9/10 {
+		return nil // all
+	}
+	return keepOf(m, l, capacity)
+}
+
+// keepRun is the run of a shard whose files are kept together or not at all: what a request fetches.
+const keepRun = groupBytes
+
+// keepOf chooses files of about capacity bytes that are spread evenly over every order, and that lie
+// together where they lie in shards.
+func keepOf(m *catalog.Manifest, l *catalog.Layout, capacity int64) func(file int) bool {
+	return prefetch.NewKeep(m.Len(), m.Size, keepKey(m, l), capacity, prefetch.KeepOptions{}).Admit
+}
+
+// keepKey returns what stands for a file in the choice of what is kept.
+func keepKey(m *catalog.Manifest, l *catalog.Layout) func(file int) uint64 {
+	if l != nil {
+		return func(file int) uint64 {
+			shard, off := l.Where(file)
+			return uint64(shard)<<32 | uint64(off/keepRun)
+		}
+	}
+	return func(file int) uint64 {
+		h := m.PathHash(file)
+		return binary.LittleEndian.Uint64(h[8:])
+	}
+}
+
+// openVersions returns the versions of manifests and layouts that are in use.
+func (e *Engine) openVersions() (versions []string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, v := range e.views {
+		versions = append(versions, v.manifest.Version())
+		if v.layout != nil {
+			versions = append(versions, v.layout.Version())
+		}
+	}
+	return versions
+}
+
+// list lists the source and makes the result the catalog's current version.
+func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog.Layout, err error) {
+	start := time.Now()
+	ctx, span := trace.Start(ctx, "dataset.list")
+	defer func() {
+		span.Str("shoal.source", e.source.String())
+		if m != nil {
+			span.Int("shoal.files", int64(m.Len()))
+		}
+		span.End(err)
+	}()
+	packed := e.cfg.Records == ""
+	if packed { // past the meter: that there is no set is no failed request
+		packed, err = shard.IsSet(ctx, e.plain, e.source)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if e.cfg.Records != "" {
+		m, layout, err = e.listRows(ctx)
+	} else if packed {
+		m, layout, err = e.listPacked(ctx, e.store, e.source, nil)
+	} else {
+		m, err = e.listFiles(ctx)
+	}
+	if err == nil && e.shards != nil {
+		layout, err = e.shards.layout(ctx, e, m)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("list %s: %w", e.source, err)
+	}
+	if err := e.catalog.SetManifest(e.name, m, layout); err != nil {
+		return nil, nil, err
+	}
+	// From here on the mapped files serve, and the listing's heap goes.
+	if m, layout, err = e.catalog.Manifest(e.name); err != nil {
+		return nil, nil, err
+	}
+	e.host.mu.Lock()
+	keep := e.host.versions()
+	e.host.mu.Unlock()
+	if n, err := e.catalog.GC(keep...); err != nil {
+		e.log.Warn("old manifests were not removed", "cause", err)
+	} else if n > 0 {
+		e.log.Debug("old manifests removed", "count", n)
+	}
+	e.log.Info("listed", "source", e.source.String(), "files", m.Len(), "packed", packed, "took", time.Since(start).Round(time.Millisecond))
+	if s := m.Skipped(); s.Hostile+s.Shadowed > 0 {
+		e.log.Warn("some keys cannot be shown as files", "hostile", s.Hostile, "shadowed_by_a_folder", s.Shadowed, "examples", s.Examples)
+	}
+	return m, layout, nil
+}
+
+// listFiles lists a tree of objects, each a file.
+func (e *Engine) listFiles(ctx context.Context) (*catalog.Manifest, error) {
+	// 16 listings in parallel: a page of 1,000 keys takes a store about 100 ms.
+	objects := objstore.ListParallel(ctx, e.store, e.source.Prefix, 16, e.cfg.Progress)
+	return catalog.Build(objects, catalog.BuildOptions{Prefix: e.source.Prefix, WeakETag: e.cfg.WeakETag})
+}
+
+// listRows finds the rows of the objects, each a file.
+func (e *Engine) listRows(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) {
+	rows, err := shard.OpenRows(ctx, e.store, e.source)
+	if err != nil {
+		return nil, nil, err
+	}
+	var p places
+	for member, err := range rows.Members(ctx) {
+		if err != nil {
+			return nil, nil, err
+		}
+		p.add(member)
+		if e.cfg.Progress != nil && len(p.off)%1000 == 0 {
+			e.cfg.Progress(len(p.off))
+		}
+	}
+	m, err := catalog.Build(p.objects(), catalog.BuildOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	layout, err := catalog.BuildLayout(m, rows.Objects, p.places(m))
+	return m, layout, err
+}
+
+// listPacked reads the index of a shard set. m, if not nil, is the manifest of what was packed.
+func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source objstore.Source, m *catalog.Manifest) (*catalog.Manifest, *catalog.Layout, error) {
+	set, err := shard.Open(ctx, store, source, shard.OpenOptions{Logger: e.log})
+	if err != nil {
+		return nil, nil, err
+	}
+	if m != nil && set.Version != m.Version() {
+		return nil, nil, errOtherVersion
+	}
+	var p places
+	for member, err := range set.Members(ctx) {
+		if err != nil {
+			return nil, nil, err
+		}
+		p.add(member)
+		if e.cfg.Progress != nil && len(p.off)%1000 == 0 {
+			e.cfg.Progress(len(p.off))
+		}
+	}
+	if r := set.Report(); r.Renamed+r.Replaced+r.Skipped > 0 {
+		e.log.Warn("some members of the shards are shown under another name, or not at all", "renamed", r.Renamed, "replaced", r.Replaced, "skipped", r.Skipped, "examples", r.Examples)
+	}
+	if m == nil {
+		if m, err = catalog.Build(p.objects(), catalog.BuildOptions{WeakETag: e.cfg.WeakETag}); err != nil {
+			return nil, nil, err
+		}
+		if set.Version != "" && set.Version != m.Version() {
+			return nil, nil, fmt.Errorf("the shards' indexes give dataset version %.12s, and their manifest names %.12s (pack the dataset again)", m.Version(), set.Version)
+		}
+	}
+	layout, err := catalog.BuildLayout(m, set.Shards, p.places(m))
+	return m, layout, err
+}
+
+// places gathers members in arenas: ten million of them are some GiB of strings otherwise.
+type places struct {
+	names []byte // paths and ETags, one after the other
+	off   []uint64
+	etag  []uint16 // length of the ETag, which follows the path
+	size  []int64
+	mtime []int64
+	shard []uint32
+	at    []int64
+}
+
+func (p *places) add(m shard.Member) {
+	p.off = append(p.off, uint64(len(p.names)))
+	p.names = append(append(p.names, m.Path...), m.ETag...)
+	p.etag = append(p.etag, uint16(len(m.ETag)))
+	p.size = append(p.size, m.Size)
+	p.mtime = append(p.mtime, m.ModTime.UnixNano())
+	p.shard = append(p.shard, uint32(m.Shard))
+	p.at = append(p.at, m.Off)
+}
+
+func (p *places) text(i int) (path, etag string) {
+	end := uint64(len(p.names))
+	if i+1 < len(p.off) {
+		end = p.off[i+1]
+	}
+	cut := end - uint64(p.etag[i])
+	return string(p.names[p.off[i]:cut]), string(p.names[cut:end])
+}
+
+func (p *places) objects() iter.Seq2[objstore.Object, error] {
+	return func(yield func(objstore.Object, error) bool) {
+		for i := range p.off {
+			path, etag := p.text(i)
+			if !yield(objstore.Object{Key: path, Size: p.size[i], ETag: etag, ModTime: time.Unix(0, p.mtime[i])}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// places yields where the files of m lie; members that m does not show are left out.
+func (p *places) places(m *catalog.Manifest) iter.Seq2[catalog.Place, error] {
+	hidden := m.Skipped().Total()+m.Skipped().Markers > 0
+	return func(yield func(catalog.Place, error) bool) {
+		for i := range p.off {
+			path, _ := p.text(i)
+			if hidden {
+				if node, ok := m.Find(path); !ok || node.IsDir {
+					continue
+				}
+			}
+			if !yield(catalog.Place{Path: path, Shard: int(p.shard[i]), Off: p.at[i]}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// groupsOf returns the samples by the shard that holds them, in the order in which they lie there.
+func groupsOf(l *catalog.Layout, s *catalog.Samples) order.Groups {
+	g := &shardGroups{first: make([]int, 1, l.Shards()+1), samples: make([]uint32, 0, s.Len())}
+	for shard := range l.Shards() {
+		from, to := l.ShardRanks(shard)
+		for rank := from; rank < to; rank++ {
+			if sample, ok := s.Sample(l.At(rank)); ok {
+				g.samples = append(g.samples, uint32(sample))
+			}
+		}
+		if last := g.first[len(g.first)-1]; last < len(g.samples) { // a shard without samples is no group
+			g.first = append(g.first, len(g.samples))
+		}
+	}
+	return g
+}
+
+// shardGroups implements order.Groups.
+type shardGroups struct {
+	first   []int // of each group in samples, and the end
+	samples []uint32
+}
+
+func (g *shardGroups) Len() int         { return len(g.first) - 1 }
+func (g *shardGroups) Size(i int) int   { return g.first[i+1] - g.first[i] }
+func (g *shardGroups) At(i, at int) int { return int(g.samples[g.first[i]+at]) }
+
+// orderOf returns what spec says for an epoch of the version, over sample numbers.
+func (v *view) orderOf(spec order.Spec, epoch int) (order.Order, error) {
+	return spec.Over(v.facts(), epoch)
+}
+
+// facts returns what orders may depend on.
+func (v *view) facts() order.Facts {
+	return order.Facts{
+		Samples: v.samples.Len(), Shards: v.groups, List: v.list,
+		Size:    func(sample int) int64 { return v.manifest.Size(v.samples.File(sample)) },
+		Classes: v.samples.Classes, Label: v.samples.Label,
+	}
+}
+
+// list reads the samples that the file at name lists, by number or by path, once for a version: later
+// changes of the file do not change an order that is in force.
+func (v *view) list(name string) ([]uint32, error) {
+	v.listMu.Lock()
+	defer v.listMu.Unlock()
+	if l, ok := v.lists[name]; ok {
+		return l, nil
+	}
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("list: %w", err)
+	}
+	l, err := order.ParseList(data, v.samples.Len(), func(path string) (int, bool) {
+		node, ok := v.manifest.Find(path)
+		if !ok || node.IsDir {
+			return 0, false
+		}
+		return v.samples.Sample(node.Index)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", name, err)
+	}
+	if v.lists == nil {
+		v.lists = map[string][]uint32{}
+	}
+	v.lists[name] = l
+	return l, nil
+}

@@ -1,0 +1,151 @@
+package gpuingest
+
+import (
+	"fmt"
+	"image"
+	"math"
+	"strconv"
+
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
+)
+
+func radians(degrees float64) float64 { return degrees * (math.Pi / 180) }
+
+// degrees of radians, rounded where Python rounds.
+func degrees(radians float64) float64 { return radians * (180 / math.Pi) }
+
+// inverseAffine is torchvision's matrix for affine of unit scale, in its order of operations: angle and shears in
+// degrees, about a centre. (M = T C R C^-1, inverted.)
+func inverseAffine(cx, cy, angle, tx, ty, shearX, shearY float64) [6]float64 {
+	rot, sx, sy := radians(angle), radians(shearX), radians(shearY)
+	a := math.Cos(rot-sy) / math.Cos(sy)
+	b := float64(-math.Cos(rot-sy)*math.Tan(sx)/math.Cos(sy)) - math.Sin(rot)
+	c := math.Sin(rot-sy) / math.Cos(sy)
+	d := float64(-math.Sin(rot-sy)*math.Tan(sx)/math.Cos(sy)) + math.Cos(rot)
+	m := [6]float64{d, -b, 0, -c, a, 0}
+	m[2] += float64(m[0]*(-cx-tx)) + float64(m[1]*(-cy-ty))
+	m[5] += float64(m[3]*(-cx-tx)) + float64(m[4]*(-cy-ty))
+	m[2] += cx
+	m[5] += cy
+	return m
+}
+
+// round15 is Python's round(x, 15).
+func round15(x float64) float64 {
+	r, err := strconv.ParseFloat(strconv.FormatFloat(x, 'f', 15, 64), 64)
+	if err != nil {
+		panic(err) // not reached: it was formatted here
+	}
+	return r
+}
+
+// rotate appends what Image.rotate does: counter-clockwise by degrees, about the middle unless a centre is given.
+func rotate(steps []step, size image.Point, angle float64, f jpeg.Filter, expand bool, centre *[2]float64, fill [3]uint8) []step {
+	angle = math.Mod(angle, 360)
+	if angle < 0 {
+		angle += 360
+	}
+	w, h := float64(size.X), float64(size.Y)
+	if centre == nil {
+		turned := step{kind: stepAffine, size: image.Pt(size.Y, size.X), filter: jpeg.Nearest} // exact: a transposition
+		switch {
+		case angle == 0:
+			return steps
+		case angle == 180:
+			return append(steps, step{kind: stepMirror}, step{kind: stepTurn})
+		case angle == 90 && (expand || size.X == size.Y):
+			turned.matrix = [6]float64{0, -1, w, 1, 0, 0}
+			return append(steps, turned)
+		case angle == 270 && (expand || size.X == size.Y):
+			turned.matrix = [6]float64{0, 1, 0, -1, 0, h}
+			return append(steps, turned)
+		}
+	}
+	cx, cy := w/2, h/2
+	if centre != nil {
+		cx, cy = centre[0], centre[1]
+	}
+	rad := -radians(angle)
+	cos, sin := round15(math.Cos(rad)), round15(math.Sin(rad))
+	m := [6]float64{cos, sin, 0, round15(-math.Sin(rad)), cos, 0}
+	through := func(x, y float64) (float64, float64) {
+		return float64(m[0]*x) + float64(m[1]*y) + m[2], float64(m[3]*x) + float64(m[4]*y) + m[5]
+	}
+	m[2], m[5] = through(-cx, -cy)
+	m[2] += cx
+	m[5] += cy
+	to := size
+	if expand {
+		x0, y0 := through(0, 0)
+		x1, y1 := through(w, 0)
+		x2, y2 := through(w, h)
+		x3, y3 := through(0, h)
+		nw := math.Ceil(max(x0, x1, x2, x3)) - math.Floor(min(x0, x1, x2, x3))
+		nh := math.Ceil(max(y0, y1, y2, y3)) - math.Floor(min(y0, y1, y2, y3))
+		m[2], m[5] = through(-(nw-w)/2, -(nh-h)/2)
+		to = image.Pt(int(nw), int(nh))
+	}
+	return append(steps, step{kind: stepAffine, size: to, matrix: m, filter: f, fill: fill})
+}
+
+// randomRotation is torchvision's.
+type randomRotation struct {
+	degrees [2]float64
+	filter  jpeg.Filter
+	expand  bool
+	centre  *[2]float64
+	fill    [3]uint8
+}
+
+func buildRotation(a *args) (operation, error) {
+	o := &randomRotation{}
+	switch v := a.val["degrees"]; {
+	case v.number() && v.num >= 0 && v.num <= 1e6:
+		o.degrees = [2]float64{-v.num, v.num}
+	case v.kind == 't' && len(v.list) == 2 && v.list[0].number() && v.list[1].number() && v.list[0].num <= v.list[1].num && math.Abs(v.list[0].num) <= 1e6 && math.Abs(v.list[1].num) <= 1e6:
+		o.degrees = [2]float64{v.list[0].num, v.list[1].num}
+	default:
+		return nil, a.bad(v, "degrees is one number from 0 on, or (min, max)")
+	}
+	switch v := a.val["center"]; {
+	case v.kind == 'n':
+	case v.kind == 't' && len(v.list) == 2 && v.list[0].number() && v.list[1].number() && math.Abs(v.list[0].num) <= maxSide && math.Abs(v.list[1].num) <= maxSide:
+		o.centre = &[2]float64{v.list[0].num, v.list[1].num}
+	default:
+		return nil, a.bad(v, "center is None or (x, y)")
+	}
+	var err error
+	if o.expand, err = a.truth("expand"); err != nil {
+		return nil, err
+	}
+	if o.filter, err = a.interpolation(); err != nil {
+		return nil, err
+	}
+	o.fill, err = a.fill()
+	return o, err
+}
+
+func (o *randomRotation) draw(steps []step, size image.Point, r *Rand) []step {
+	return rotate(steps, size, r.Uniform(o.degrees[0], o.degrees[1]), o.filter, o.expand, o.centre, o.fill)
+}
+
+func (o *randomRotation) out(in image.Point) image.Point {
+	if o.expand {
+		return image.Point{}
+	}
+	return in
+}
+
+func (o *randomRotation) String() string {
+	expand, centre := "False", "None"
+	if o.expand {
+		expand = "True"
+	}
+	if o.centre != nil {
+		centre = "(" + pyFloat(o.centre[0]) + ", " + pyFloat(o.centre[1]) + ")"
+	}
+	return fmt.Sprintf("RandomRotation(degrees=(%s, %s), interpolation='%s', expand=%s, center=%s, fill=%s)",
+		pyFloat(o.degrees[0]), pyFloat(o.degrees[1]), o.filter, expand, centre, triple(o.fill))
+}
+
+func triple(v [3]uint8) string { return fmt.Sprintf("(%d, %d, %d)", v[0], v[1], v[2]) }

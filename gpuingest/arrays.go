@@ -1,0 +1,483 @@
+package gpuingest
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Array is the Ingest of samples that are one array each: npy, npz, safetensors, or bare numbers. Where no crop and no
+// padding are named, an array of another shape is a bad sample. Shapes and values are numpy's, bit for bit.
+type Array struct {
+	source  string // npy, npz, safetensors or raw_array
+	key     string // the member of an npz, the tensor's name
+	shape   []int  // of the stored array, once it is cropped and padded
+	dtype   string // of the row, as numpy names it, or bfloat16
+	crop    string // "", center or random
+	pad     *value // nil: smaller arrays are bad
+	axes    []int  // of the row, as numpy's transpose has them; nil: as stored
+	rawType string // raw_array's
+	stored  []int  // raw_array's, with one -1 at most
+	out     []int
+}
+
+// shortTypes are the names that all transforms share, by numpy's.
+var shortTypes = map[string]string{"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+// elementSize is the length of an element in bytes.
+var elementSize = map[string]int{
+	"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+	"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}
+
+// typeNamed reads a type's name, ours or numpy's.
+func typeNamed(s string) (string, bool) {
+	for long, short := range shortTypes {
+		if s == short {
+			return long, true
+		}
+	}
+	_, ok := elementSize[s]
+	return s, ok
+}
+
+// shortType is the name that specs and fields have for numpy's.
+func shortType(dtype string) string {
+	if s, ok := shortTypes[dtype]; ok {
+		return s
+	}
+	return dtype
+}
+
+const maxDims = 8
+
+var arraySources = map[string][]param{
+	"npy":         {{"shape", ""}, {"crop", "None"}, {"pad", "None"}},
+	"npz":         {{"key", ""}, {"shape", ""}, {"crop", "None"}, {"pad", "None"}},
+	"safetensors": {{"name", ""}, {"shape", ""}, {"crop", "None"}, {"pad", "None"}},
+	"raw_array":   {{"shape", ""}, {"dtype", ""}, {"stored", "None"}, {"crop", "None"}, {"pad", "None"}},
+}
+
+// compileArray reads
+//
+//	SPEC   = source { "|" step }
+//	source = npy(shape) | npz(key, shape) | safetensors(name, shape) | raw_array(shape, dtype, stored)
+//	step   = a type | transpose(axes)
+//
+// where every source takes crop='center' or 'random' and pad=VALUE too. The type is numpy's name or fp16, bf16, fp32.
+func compileArray(p *parser, calls []call) (Ingest, error) {
+	c := calls[0]
+	a, err := bind(p, c, arraySources[c.name])
+	if err != nil {
+		return nil, err
+	}
+	t := &Array{source: c.name}
+	if t.shape, err = a.dims("shape", false); err != nil {
+		return nil, err
+	}
+	if v, ok := a.val["key"]; ok {
+		t.key, err = a.text(v, "key")
+	} else if v, ok := a.val["name"]; ok {
+		t.key, err = a.text(v, "name")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := t.fit(a); err != nil {
+		return nil, err
+	}
+	for _, c := range calls[1:] {
+		if err := t.step(p, c); err != nil {
+			return nil, err
+		}
+	}
+	if t.dtype == "" {
+		if t.dtype = t.rawType; t.dtype == "" {
+			return nil, p.fail(c.pos, len(c.name), "add one, such as |fp32", "%s: the type of the rows is not named", c.name)
+		}
+	}
+	t.out = slices.Clone(t.shape)
+	for i, axis := range t.axes {
+		t.out[i] = t.shape[axis]
+	}
+	if n, ok := byteSize(t.shape, t.dtype); !ok || n > maxOut {
+		return nil, p.fail(c.pos, len(c.name), "", "a row of shape %v %s takes more than %d bytes", t.shape, t.dtype, maxOut)
+	}
+	return t, nil
+}
+
+// fit reads how arrays of other shapes become rows.
+func (t *Array) fit(a *args) error {
+	switch v := a.val["crop"]; {
+	case v.kind == 'n':
+	case v.kind == 's' && (v.str == "center" || v.str == "random"):
+		t.crop = v.str
+	default:
+		return a.bad(v, "crop is None, 'center' or 'random'")
+	}
+	switch v := a.val["pad"]; {
+	case v.kind == 'n':
+	case v.number() || v.kind == 'b':
+		t.pad = &v
+	default:
+		return a.bad(v, "pad is None or the value to fill up with")
+	}
+	v, ok := a.val["dtype"]
+	if !ok {
+		return nil
+	}
+	if t.rawType, ok = typeNamed(v.str); v.kind != 's' || !ok {
+		return a.bad(v, "dtype is a type such as 'float32'")
+	}
+	if a.val["stored"].kind == 'n' {
+		t.stored = t.shape
+		return nil
+	}
+	var err error
+	if t.stored, err = a.dims("stored", true); err == nil && len(t.stored) != len(t.shape) {
+		err = a.bad(a.val["stored"], "stored has %d dimensions, shape %d", len(t.stored), len(t.shape))
+	}
+	return err
+}
+
+// step reads one word behind the source.
+func (t *Array) step(p *parser, c call) error {
+	if c.name == "transpose" {
+		if t.axes != nil {
+			return p.fail(c.pos, len(c.name), "", "a second transpose: one is enough")
+		}
+		for _, g := range c.args {
+			list := []value{g.val}
+			if g.val.kind == 't' {
+				list = g.val.list
+			}
+			for _, v := range list {
+				if g.name != "" || v.kind != 'i' || v.num < 0 || int(v.num) >= len(t.shape) || slices.Contains(t.axes, int(v.num)) {
+					return p.fail(g.val.pos, g.val.len, "", "transpose takes each axis from 0 to %d once", len(t.shape)-1)
+				}
+				t.axes = append(t.axes, int(v.num))
+			}
+		}
+		if len(t.axes) != len(t.shape) {
+			return p.fail(c.pos, len(c.name), "", "transpose of %d axes, the shape has %d", len(t.axes), len(t.shape))
+		}
+		return nil
+	}
+	dtype, ok := typeNamed(c.name)
+	if !ok {
+		names := []string{"transpose"}
+		for n := range elementSize {
+			names = append(names, n, shortType(n))
+		}
+		return p.fail(c.pos, len(c.name), nearest(c.name, slices.Compact(slices.Sorted(slices.Values(names)))), "%s does not follow %s", c.name, t.source)
+	}
+	if c.parens || t.dtype != "" {
+		return p.fail(c.pos, len(c.name), "", "%s: one type is enough, without arguments", c.name)
+	}
+	t.dtype = dtype
+	return nil
+}
+
+// dims reads a shape. open allows one -1.
+func (a *args) dims(name string, open bool) ([]int, error) {
+	v := a.val[name]
+	list := v.list
+	if v.kind == 'i' {
+		list = []value{v}
+	}
+	if len(list) == 0 || len(list) > maxDims {
+		return nil, a.bad(v, "%s is a tuple of 1 to %d sizes", name, maxDims)
+	}
+	var shape []int
+	for _, x := range list {
+		if x.kind != 'i' || x.num > maxOut || x.num < 1 && !(open && x.num == -1 && !slices.Contains(shape, -1)) {
+			return nil, a.bad(x, "%s takes whole numbers from 1 on", name)
+		}
+		shape = append(shape, int(x.num))
+	}
+	return shape, nil
+}
+
+// text reads a string that quotes can hold.
+func (a *args) text(v value, name string) (string, error) {
+	if v.kind != 's' || v.str == "" {
+		return "", a.bad(v, "%s is a name in quotes", name)
+	}
+	return v.str, nil
+}
+
+// quote writes a string of a SPEC; no string holds both quotes.
+func quote(s string) string {
+	if strings.Contains(s, "'") {
+		return `"` + s + `"`
+	}
+	return "'" + s + "'"
+}
+
+// tuple writes sizes as Python does.
+func tuple(list []int) string {
+	parts := make([]string, len(list))
+	for i, n := range list {
+		parts[i] = fmt.Sprint(n)
+	}
+	if len(parts) == 1 {
+		return "(" + parts[0] + ",)"
+	}
+	return "(" + strings.Join(parts, ", ") + ")"
+}
+
+// byteSize returns the length of an array, false if it has more than 2^40 bytes.
+func byteSize(shape []int, dtype string) (int64, bool) {
+	n := int64(elementSize[dtype])
+	for _, d := range shape {
+		if d < 0 || d > 0 && n > 1<<40/int64(d) {
+			return 0, false
+		}
+		n *= int64(d)
+	}
+	return n, true
+}
+
+// String implements Ingest.
+func (t *Array) String() string {
+	var b strings.Builder
+	b.WriteString(t.source + "(")
+	switch t.source {
+	case "npz":
+		b.WriteString("key=" + quote(t.key) + ", ")
+	case "safetensors":
+		b.WriteString("name=" + quote(t.key) + ", ")
+	}
+	b.WriteString("shape=" + tuple(t.shape))
+	if t.source == "raw_array" {
+		b.WriteString(", dtype=" + quote(t.rawType) + ", stored=" + tuple(t.stored))
+	}
+	crop, pad := "None", "None"
+	if t.crop != "" {
+		crop = quote(t.crop)
+	}
+	if t.pad != nil {
+		pad = t.pad.String()
+	}
+	b.WriteString(", crop=" + crop + ", pad=" + pad + ")")
+	if t.axes != nil {
+		b.WriteString("|transpose" + tuple(t.axes))
+	}
+	return b.String() + "|" + shortType(t.dtype)
+}
+
+// Hash implements Ingest.
+func (t *Array) Hash() string { return hashOf(t) }
+
+func hashOf(t fmt.Stringer) string {
+	sum := sha256.Sum256([]byte(t.String()))
+	return hex.EncodeToString(sum[:])
+}
+
+// Layout implements Ingest.
+func (t *Array) Layout() string { return "" }
+
+// Fields implements Ingest.
+func (t *Array) Fields() []Field {
+	n, _ := byteSize(t.out, t.dtype)
+	return []Field{{Name: "data", DType: shortType(t.dtype), Shape: t.out, Bytes: int(n)}}
+}
+
+// array is a stored array: elements of dtype, back to back in C order, or in Fortran's.
+type array struct {
+	dtype   string
+	big     bool // byte order
+	fortran bool
+	shape   []int
+	data    []byte
+}
+
+func badArray(format string, a ...any) error {
+	return fmt.Errorf("%w: %w", ErrBadSample, fmt.Errorf(format, a...))
+}
+
+func (t *Array) read(b []byte) (array, error) {
+	switch t.source {
+	case "npy":
+		return parseNpy(b)
+	case "npz":
+		return parseNpz(b, t.key)
+	case "safetensors":
+		return parseSafetensors(b, t.key)
+	}
+	return parseRaw(b, t.stored, t.rawType)
+}
+
+// parseRaw gives bare numbers the shape stored, whose -1 takes what there is.
+func parseRaw(b []byte, stored []int, dtype string) (array, error) {
+	shape := slices.Clone(stored)
+	if i := slices.Index(shape, -1); i >= 0 {
+		shape[i] = 1
+		if n, ok := byteSize(shape, dtype); ok && n > 0 {
+			shape[i] = int(int64(len(b)) / n)
+		}
+	}
+	if n, ok := byteSize(shape, dtype); !ok || n != int64(len(b)) {
+		return array{}, badArray("%d bytes are no %s array of shape %v", len(b), dtype, stored)
+	}
+	return array{dtype: dtype, shape: shape, data: b}, nil
+}
+
+// Make implements Ingest.
+func (t *Array) Make(src Sample, at Draw, row *Row) error {
+	a, err := t.read(src.Data)
+	if err != nil {
+		return err
+	}
+	if len(a.shape) != len(t.shape) {
+		return badArray("an array of shape %v, %v is wanted", a.shape, t.shape)
+	}
+	from := make([]int, len(t.shape)) // where the crop begins in the stored array
+	into := make([]int, len(t.shape)) // and in the row
+	size := make([]int, len(t.shape))
+	rand := at.Rand(0)
+	for i, want := range t.shape {
+		have := a.shape[i]
+		size[i] = min(have, want)
+		switch {
+		case have > want && t.crop == "center":
+			from[i] = (have - want) / 2
+		case have > want && t.crop == "random":
+			from[i] = rand.IntN(have - want + 1)
+		case have > want:
+			return badArray("an array of shape %v, %v is wanted (crop= takes a part)", a.shape, t.shape)
+		case have < want && t.pad == nil:
+			return badArray("an array of shape %v, %v is wanted (pad= fills it up)", a.shape, t.shape)
+		}
+	}
+	dst := row.Fields[0]
+	elem := elementSize[t.dtype]
+	if !slices.Equal(size, t.shape) {
+		if err := t.fill(dst[:elem]); err != nil {
+			return err
+		}
+		for i := elem; i < len(dst); i *= 2 {
+			copy(dst[i:], dst[:i])
+		}
+	}
+	return t.place(&a, from, into, size, dst)
+}
+
+// fill writes the padding value once.
+func (t *Array) fill(dst []byte) error {
+	c := converter{to: t.dtype}
+	var b block
+	if t.pad.kind == 'f' {
+		b.kind, b.f[0] = 'f', t.pad.num
+	} else {
+		b.kind, b.i[0] = 'i', int64(t.pad.num)
+	}
+	if err := c.store(dst, &b, 1); err != nil {
+		return fmt.Errorf("pad=%s: %w", t.pad, err)
+	}
+	return nil
+}
+
+// place copies the crop, element by element where types or order differ.
+func (t *Array) place(a *array, from, into, size []int, dst []byte) error {
+	n := len(size)
+	src, to := elementSize[a.dtype], elementSize[t.dtype]
+	srcStep, dstStep := make([]int, n), make([]int, n) // in bytes, by axis of the row
+	stored := make([]int, n)
+	for i, step := 0, src; i < n; i++ {
+		axis := n - 1 - i
+		if a.fortran {
+			axis = i
+		}
+		stored[axis] = step
+		step *= a.shape[axis]
+	}
+	axes := t.axes
+	if axes == nil {
+		for i := range n {
+			axes = append(axes, i)
+		}
+	}
+	rowSize := make([]int, n)
+	srcAt, dstAt := 0, 0
+	for i, step := n-1, to; i >= 0; i-- {
+		axis := axes[i]
+		rowSize[i], srcStep[i], dstStep[i] = size[axis], stored[axis], step
+		srcAt += from[axis] * stored[axis]
+		dstAt += into[axis] * step
+		step *= t.out[i]
+	}
+	if slices.Contains(rowSize, 0) {
+		return nil
+	}
+	// Axes that lie back to back on both sides are one long axis.
+	for n > 1 && srcStep[n-2] == srcStep[n-1]*rowSize[n-1] && dstStep[n-2] == dstStep[n-1]*rowSize[n-1] {
+		rowSize[n-2] *= rowSize[n-1]
+		srcStep[n-2], dstStep[n-2] = srcStep[n-1], dstStep[n-1]
+		n--
+	}
+	c := converter{from: a.dtype, big: a.big, to: t.dtype}
+	index := make([]int, n-1)
+	for {
+		if err := c.run(dst[dstAt:], a.data[srcAt:], srcStep[n-1], rowSize[n-1]); err != nil {
+			return err
+		}
+		axis := n - 2
+		for ; axis >= 0; axis-- {
+			srcAt += srcStep[axis]
+			dstAt += dstStep[axis]
+			if index[axis]++; index[axis] < rowSize[axis] {
+				break
+			}
+			srcAt -= srcStep[axis] * rowSize[axis]
+			dstAt -= dstStep[axis] * rowSize[axis]
+			index[axis] = 0
+		}
+		if axis < 0 {
+			return nil
+		}
+	}
+}
+
+// npyPicture is the view of a picture that lies as an npy array: its pixels where they are, and copied only where
+// they are not RGB.
+func (p *picture) npyPicture() error {
+	a, err := parseNpy(p.src)
+	if err != nil {
+		return err
+	}
+	channels := 1
+	if len(a.shape) == 3 {
+		channels = a.shape[2]
+	}
+	if a.dtype != "uint8" || a.fortran || len(a.shape) < 2 || len(a.shape) > 3 || channels != 1 && channels != 3 && channels != 4 {
+		return badArray("npy array of %v %s: a picture is uint8 of height x width x 3 (also x 4, x 1, or none) in C order: feed other arrays by npy(shape)", a.shape, a.dtype)
+	}
+	h, w := a.shape[0], a.shape[1]
+	if h < 1 || w < 1 || h > 1<<24 || w > 1<<24 {
+		return badArray("npy picture of %dx%d pixels", w, h)
+	}
+	if err := p.tooLarge("npy", w, h); err != nil {
+		return err
+	}
+	p.size0.X, p.size0.Y, p.src = w, h, a.data
+	if channels == 3 {
+		return nil
+	}
+	p.buf = getBuffer(w * h * 3)
+	for i := range w * h {
+		px := a.data[i*channels:]
+		if channels == 1 {
+			(*p.buf)[3*i], (*p.buf)[3*i+1], (*p.buf)[3*i+2] = px[0], px[0], px[0]
+		} else {
+			copy((*p.buf)[3*i:3*i+3], px)
+		}
+	}
+	p.src = *p.buf
+	return nil
+}
+
+func isNpy(b []byte) bool { return bytes.HasPrefix(b, []byte(npyMagic)) }

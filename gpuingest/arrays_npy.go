@@ -1,0 +1,218 @@
+package gpuingest
+
+import (
+	"archive/zip"
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+)
+
+const npyMagic = "\x93NUMPY"
+
+const (
+	maxNpyHeader   = 64 << 10
+	maxTensors     = 100_000_000 // bytes of a safetensors header: the format's own limit
+	maxInflated    = 1 << 30     // bytes of an npz's member
+	inflateAtFirst = 1 << 20
+)
+
+// npyHeader reads a header (numpy.lib.format, versions 1 to 3) and returns its length.
+func npyHeader(b []byte) (a array, n int, err error) {
+	if len(b) < 10 || !isNpy(b) {
+		return a, 0, badArray("no npy file: %s", format(b))
+	}
+	size, at := int(binary.LittleEndian.Uint16(b[8:])), 10
+	switch major := b[6]; {
+	case major == 2 || major == 3:
+		if len(b) < 12 {
+			return a, 0, badArray("npy: the header is cut short")
+		}
+		if u := binary.LittleEndian.Uint32(b[8:]); u <= maxNpyHeader {
+			size, at = int(u), 12
+		} else {
+			return a, 0, badArray("npy: a header of %d bytes", u)
+		}
+	case major != 1:
+		return a, 0, badArray("npy: format version %d", major)
+	}
+	if len(b)-at < size {
+		return a, 0, badArray("npy: the header is cut short")
+	}
+	if err := a.describe(string(b[at : at+size])); err != nil {
+		return a, 0, badArray("npy header: %w", err)
+	}
+	return a, at + size, nil
+}
+
+// describe reads the header's Python dictionary.
+func (a *array) describe(s string) error {
+	p := &parser{s: s}
+	if !p.accept('{') {
+		return errors.New("no dictionary")
+	}
+	seen := map[string]bool{}
+	for !p.accept('}') {
+		key, err := p.value(0)
+		if err != nil || key.kind != 's' || !p.accept(':') {
+			return errors.New("no dictionary")
+		}
+		if key.str == "descr" && p.peek() == '[' {
+			return errors.New("a structured type: feed it raw, or save each field as an array of its own")
+		}
+		v, err := p.value(0)
+		if err != nil {
+			return errors.New("no dictionary")
+		}
+		seen[key.str] = true
+		switch {
+		case key.str == "descr" && v.kind == 's':
+			if err := a.descr(v.str); err != nil {
+				return err
+			}
+		case key.str == "fortran_order" && v.kind == 'b':
+			a.fortran = v.num != 0
+		case key.str == "shape" && v.kind == 't' && len(v.list) <= maxDims:
+			for _, d := range v.list {
+				if d.kind != 'i' || d.num < 0 || d.num > math.MaxInt32*1024 {
+					return fmt.Errorf("size %s", d)
+				}
+				a.shape = append(a.shape, int(d.num))
+			}
+		default:
+			return fmt.Errorf("%s is %s", key, v)
+		}
+		if !p.accept(',') && p.peek() != '}' {
+			return errors.New("no dictionary")
+		}
+	}
+	if p.peek(); len(seen) != 3 || p.i != len(s) {
+		return errors.New("it does not have descr, fortran_order and shape, once each")
+	}
+	return nil
+}
+
+// descr reads a type such as "<f4".
+func (a *array) descr(s string) error {
+	names := map[string]string{
+		"b1": "bool", "i1": "int8", "u1": "uint8", "i2": "int16", "u2": "uint16", "i4": "int32", "u4": "uint32",
+		"i8": "int64", "u8": "uint64", "f2": "float16", "f4": "float32", "f8": "float64",
+	}
+	if s == "" {
+		return errors.New("no type")
+	}
+	dtype, ok := names[s[1:]]
+	if !ok || !strings.Contains("<>|=", s[:1]) {
+		return fmt.Errorf("type %q: bool, integers and floats of 16 to 64 bits are read; feed others raw", s)
+	}
+	a.dtype, a.big = dtype, s[0] == '>'
+	return nil
+}
+
+func parseNpy(b []byte) (array, error) {
+	a, n, err := npyHeader(b)
+	if err != nil {
+		return a, err
+	}
+	size, ok := byteSize(a.shape, a.dtype)
+	if !ok || size > int64(len(b)-n) {
+		return a, badArray("npy: %v %s do not fit into the %d bytes after the header: the file is cut short", a.shape, a.dtype, len(b)-n)
+	}
+	a.data = b[n : n+int(size)]
+	return a, nil
+}
+
+// parseNpz reads one member. Only what the header of the member accounts for is inflated.
+func parseNpz(b []byte, key string) (array, error) {
+	z, err := zip.NewReader(bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		return array{}, badArray("no npz file: %w", err)
+	}
+	var have []string
+	for _, f := range z.File {
+		name := strings.TrimSuffix(f.Name, ".npy")
+		if name != key && f.Name != key {
+			if len(have) < 8 {
+				have = append(have, name)
+			}
+			continue
+		}
+		r, err := f.Open()
+		if err != nil {
+			return array{}, badArray("npz member %q: %w", key, err)
+		}
+		defer r.Close()
+		limit := int64(min(f.UncompressedSize64, maxInflated+1))
+		if limit > maxInflated {
+			return array{}, badArray("npz member %q has %d bytes, the limit is %d", key, f.UncompressedSize64, maxInflated)
+		}
+		// The size is the file's word: memory grows with what really comes.
+		buf := bytes.NewBuffer(make([]byte, 0, min(limit+bytes.MinRead, inflateAtFirst)))
+		if _, err := io.Copy(buf, io.LimitReader(r, limit+1)); err != nil {
+			return array{}, badArray("npz member %q: %w", key, err)
+		}
+		return parseNpy(buf.Bytes())
+	}
+	return array{}, badArray("the npz has no array %q, but %q", key, have)
+}
+
+// safeTypes are safetensors' names.
+var safeTypes = map[string]string{
+	"BOOL": "bool", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32",
+	"I64": "int64", "U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+}
+
+// parseSafetensors reads one tensor: u64 length of the header, the header (JSON), the tensors back to back.
+func parseSafetensors(b []byte, name string) (array, error) {
+	if len(b) < 8 {
+		return array{}, badArray("safetensors: %d bytes", len(b))
+	}
+	n := binary.LittleEndian.Uint64(b)
+	if n > maxTensors || n > uint64(len(b)-8) {
+		return array{}, badArray("safetensors: a header of %d bytes in a file of %d", n, len(b))
+	}
+	header, data := b[8:8+n], b[8+n:]
+	d := json.NewDecoder(bytes.NewReader(header))
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return array{}, badArray("safetensors: the header is no JSON object")
+	}
+	var have []string
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return array{}, badArray("safetensors header: %w", err)
+		}
+		if key != name {
+			var skip json.RawMessage
+			if err := d.Decode(&skip); err != nil {
+				return array{}, badArray("safetensors header: %w", err)
+			}
+			if len(have) < 8 {
+				have = append(have, fmt.Sprint(key))
+			}
+			continue
+		}
+		var t struct {
+			DType   string   `json:"dtype"`
+			Shape   []int    `json:"shape"`
+			Offsets []uint64 `json:"data_offsets"`
+		}
+		if err := d.Decode(&t); err != nil {
+			return array{}, badArray("safetensors, tensor %q: %w", name, err)
+		}
+		dtype, ok := safeTypes[t.DType]
+		if !ok {
+			return array{}, badArray("safetensors, tensor %q has type %q, which is not read: feed it raw", name, t.DType)
+		}
+		size, ok := byteSize(t.Shape, dtype)
+		if !ok || len(t.Shape) > maxDims || len(t.Offsets) != 2 || t.Offsets[0] > t.Offsets[1] || t.Offsets[1] > uint64(len(data)) || t.Offsets[1]-t.Offsets[0] != uint64(size) {
+			return array{}, badArray("safetensors, tensor %q: shape %v and offsets %v in %d bytes of data", name, t.Shape, t.Offsets, len(data))
+		}
+		return array{dtype: dtype, shape: t.Shape, data: data[t.Offsets[0]:t.Offsets[1]]}, nil
+	}
+	return array{}, badArray("safetensors: no tensor %q, but %q", name, have)
+}

@@ -1,0 +1,272 @@
+package gpuingest
+
+import (
+	"fmt"
+	"image"
+	"math"
+
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
+)
+
+// deed is one of the operations that the automatic augmentations choose from.
+type deed uint8
+
+const (
+	doNothing deed = iota
+	doShearX
+	doShearY
+	doTranslateX
+	doTranslateY
+	doRotate
+	doBrightness
+	doColor
+	doContrast
+	doSharpness
+	doPosterize
+	doSolarize
+	doAutoContrast
+	doEqualize
+	doInvert
+)
+
+// deeds counts those of RandAugment and TrivialAugment, in torchvision's order; Invert belongs to AutoAugment alone.
+const deeds = int(doEqualize) + 1
+
+// signed deeds go both ways with equal probability.
+func (d deed) signed() bool { return d >= doShearX && d <= doSharpness }
+
+// graded deeds have a magnitude.
+func (d deed) graded() bool { return d >= doShearX && d <= doSolarize }
+
+// linspace is the i-th of n numbers from 0 or lo to hi in float32, as torch.linspace computes it from both ends.
+func linspace(lo, hi float64, n, i int) float64 {
+	start, end := float32(lo), float32(hi)
+	if n == 1 {
+		return float64(start)
+	}
+	step := (end - start) / float32(n-1)
+	if i < n/2 {
+		return float64(start + float32(step*float32(i)))
+	}
+	return float64(end - float32(step*float32(n-i-1)))
+}
+
+// space says how far magnitudes go.
+type space struct {
+	shear, rotate, factor float64
+	translate             float64 // pixels; 0: 150/331 of the side
+	bits                  float64 // that Posterize takes away at most
+}
+
+var (
+	usualSpace = space{shear: 0.3, rotate: 30, factor: 0.9, bits: 4}
+	wideSpace  = space{shear: 0.99, rotate: 135, factor: 0.99, translate: 32, bits: 6}
+)
+
+// magnitude is the i-th of n magnitudes, for a picture of this size.
+func (s *space) magnitude(d deed, n, i int, size image.Point) float64 {
+	switch d {
+	case doShearX, doShearY:
+		return linspace(0, s.shear, n, i)
+	case doTranslateX, doTranslateY:
+		far, side := s.translate, size.X
+		if d == doTranslateY {
+			side = size.Y
+		}
+		if far == 0 {
+			far = 150.0 / 331.0 * float64(side)
+		}
+		return linspace(0, far, n, i)
+	case doRotate:
+		return linspace(0, s.rotate, n, i)
+	case doBrightness, doColor, doContrast, doSharpness:
+		return linspace(0, s.factor, n, i)
+	case doPosterize:
+		return 8 - math.RoundToEven(float64(float32(i)/float32(float64(n-1)/s.bits)))
+	case doSolarize:
+		return linspace(255, 0, n, i)
+	}
+	return 0
+}
+
+// canvas is how moved pictures are sampled and filled.
+type canvas struct {
+	filter jpeg.Filter
+	fill   [3]uint8
+}
+
+// do appends the step that a deed of a magnitude is.
+func (c *canvas) do(steps []step, d deed, magnitude float64, size image.Point) []step {
+	move := func(cx, cy, tx, ty, shearX, shearY float64) []step {
+		return append(steps, step{kind: stepAffine, size: size, matrix: inverseAffine(cx, cy, 0, tx, ty, shearX, shearY), filter: c.filter, fill: c.fill})
+	}
+	change := func(to colour, amount float64) []step {
+		return append(steps, step{kind: stepColour, colour: to, amount: amount})
+	}
+	switch d {
+	case doShearX:
+		return move(0, 0, 0, 0, degrees(math.Atan(magnitude)), 0)
+	case doShearY:
+		return move(0, 0, 0, 0, 0, degrees(math.Atan(magnitude)))
+	case doTranslateX:
+		return move(float64(size.X)*0.5, float64(size.Y)*0.5, math.Trunc(magnitude), 0, 0, 0)
+	case doTranslateY:
+		return move(float64(size.X)*0.5, float64(size.Y)*0.5, 0, math.Trunc(magnitude), 0, 0)
+	case doRotate:
+		return rotate(steps, size, magnitude, c.filter, false, nil, c.fill)
+	case doBrightness:
+		return change(brightness, 1+magnitude)
+	case doColor:
+		return change(saturation, 1+magnitude)
+	case doContrast:
+		return change(contrast, 1+magnitude)
+	case doSharpness:
+		return change(sharpness, 1+magnitude)
+	case doPosterize:
+		return change(posterize, magnitude)
+	case doSolarize:
+		return change(solarize, magnitude)
+	case doAutoContrast:
+		return change(autoContrast, 0)
+	case doEqualize:
+		return change(equalize, 0)
+	case doInvert:
+		return change(invert, 0)
+	}
+	return steps
+}
+
+func (c *canvas) read(a *args) (err error) {
+	if c.filter, err = a.interpolation(); err != nil {
+		return err
+	}
+	c.fill, err = a.fill()
+	return err
+}
+
+func (c *canvas) String() string {
+	return fmt.Sprintf("interpolation='%s', fill=%s", c.filter, triple(c.fill))
+}
+
+// maxDeeds and maxBins bound what a SPEC may ask of an augmentation.
+const (
+	maxDeeds = 16
+	maxBins  = 1024
+)
+
+// randAugment is torchvision's: n operations of one magnitude.
+type randAugment struct {
+	canvas
+	n, magnitude, bins int
+}
+
+func buildRandAugment(a *args) (operation, error) {
+	o := &randAugment{}
+	var err error
+	if o.n, err = a.integer("num_ops", 0, maxDeeds); err != nil {
+		return nil, err
+	}
+	if o.bins, err = a.integer("num_magnitude_bins", 2, maxBins); err != nil {
+		return nil, err
+	}
+	if o.magnitude, err = a.integer("magnitude", 0, o.bins-1); err != nil {
+		return nil, err
+	}
+	return o, o.read(a)
+}
+
+func (o *randAugment) draw(steps []step, size image.Point, r *Rand) []step {
+	for range o.n {
+		d := deed(r.IntN(deeds))
+		m := usualSpace.magnitude(d, o.bins, o.magnitude, size)
+		if d.signed() && r.IntN(2) == 1 {
+			m = -m
+		}
+		steps = o.do(steps, d, m, size)
+	}
+	return steps
+}
+
+func (o *randAugment) out(in image.Point) image.Point { return in }
+
+func (o *randAugment) String() string {
+	return fmt.Sprintf("RandAugment(num_ops=%d, magnitude=%d, num_magnitude_bins=%d, %s)", o.n, o.magnitude, o.bins, &o.canvas)
+}
+
+// trivialAugment is torchvision's TrivialAugmentWide: one operation of any magnitude.
+type trivialAugment struct {
+	canvas
+	bins int
+}
+
+func buildTrivialAugment(a *args) (operation, error) {
+	o := &trivialAugment{}
+	var err error
+	if o.bins, err = a.integer("num_magnitude_bins", 2, maxBins); err != nil {
+		return nil, err
+	}
+	return o, o.read(a)
+}
+
+func (o *trivialAugment) draw(steps []step, size image.Point, r *Rand) []step {
+	d, m := deed(r.IntN(deeds)), 0.0
+	if d.graded() {
+		m = wideSpace.magnitude(d, o.bins, r.IntN(o.bins), size)
+	}
+	if d.signed() && r.IntN(2) == 1 {
+		m = -m
+	}
+	return o.do(steps, d, m, size)
+}
+
+func (o *trivialAugment) out(in image.Point) image.Point { return in }
+
+func (o *trivialAugment) String() string {
+	return fmt.Sprintf("TrivialAugmentWide(num_magnitude_bins=%d, %s)", o.bins, &o.canvas)
+}
+
+// autoAugment is torchvision's: one of a policy's pairs of operations.
+type autoAugment struct {
+	canvas
+	policy string
+}
+
+func buildAutoAugment(a *args) (operation, error) {
+	o := &autoAugment{}
+	v := a.val["policy"]
+	for name := range policies {
+		if v.kind == 's' && (v.str == name || v.str == "AutoAugmentPolicy."+upper(name)) {
+			o.policy = name
+		}
+	}
+	if o.policy == "" {
+		return nil, a.bad(v, "policy is 'imagenet', 'cifar10' or 'svhn'")
+	}
+	return o, o.read(a)
+}
+
+func (o *autoAugment) draw(steps []step, size image.Point, r *Rand) []step {
+	pair := policies[o.policy][r.IntN(len(policies[o.policy]))]
+	chance := [2]float64{r.Float64(), r.Float64()}
+	negative := [2]bool{r.IntN(2) == 0, r.IntN(2) == 0}
+	for i, q := range pair {
+		if chance[i] > q.p {
+			continue
+		}
+		m := 0.0
+		if q.deed.graded() {
+			m = usualSpace.magnitude(q.deed, 10, q.level, size)
+		}
+		if q.deed.signed() && negative[i] {
+			m = -m
+		}
+		steps = o.do(steps, q.deed, m, size)
+	}
+	return steps
+}
+
+func (o *autoAugment) out(in image.Point) image.Point { return in }
+
+func (o *autoAugment) String() string {
+	return fmt.Sprintf("AutoAugment(policy='%s', %s)", o.policy, &o.canvas)
+}

@@ -1,0 +1,275 @@
+package gpuingest
+
+import (
+	"fmt"
+	"image"
+
+	"github.com/shoalfs/shoal/gpuingest/internal/pillow"
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
+)
+
+// colour is what a stepColour does to values; the step's amount says how much.
+type colour uint8
+
+const (
+	noColour     colour = iota
+	brightness          // factor
+	contrast            // factor
+	saturation          // factor
+	hue                 // turns of the colour wheel, -0.5 to 0.5
+	sharpness           // factor
+	posterize           // bits kept
+	solarize            // threshold
+	autoContrast        // no amount
+	equalize            // no amount
+	invert              // no amount
+	grey                // no amount
+	blur                // sigma; the step's size is the kernel's
+)
+
+// recolour takes a stepColour.
+func (p *picture) recolour(s *step) error {
+	if s.colour == noColour {
+		return nil
+	}
+	if err := p.own(); err != nil {
+		return err
+	}
+	pix := p.src
+	switch s.colour {
+	case brightness:
+		pillow.Brightness(pix, s.amount)
+	case contrast:
+		pillow.Contrast(pix, s.amount)
+	case saturation:
+		pillow.Saturation(pix, s.amount)
+	case hue:
+		pillow.Hue(pix, s.amount)
+	case posterize:
+		pillow.Posterize(pix, int(s.amount))
+	case solarize:
+		pillow.Solarize(pix, s.amount)
+	case autoContrast:
+		pillow.AutoContrast(pix)
+	case equalize:
+		pillow.Equalize(pix)
+	case invert:
+		pillow.Invert(pix)
+	case grey:
+		pillow.Grey(pix)
+	case sharpness:
+		row := getBuffer(3 * p.size0.X)
+		defer putBuffer(row)
+		return p.remake(p.size0, func(dst []byte) { pillow.Sharpness(dst, pix, p.size0, s.amount, *row) })
+	case blur:
+		if s.size.X/2 >= p.size0.X || s.size.Y/2 >= p.size0.Y {
+			return fmt.Errorf("%w: a picture of %v is too small for a blur of %v, whose border reflects it: resize first", ErrBadSample, p.size0, s.size)
+		}
+		return p.remake(p.size0, func(dst []byte) { pillow.Blur(dst, pix, p.size0, s.size, s.amount) })
+	}
+	return nil
+}
+
+// own makes the picture packed RGB that may be written to.
+func (p *picture) own() error {
+	if !p.isJPEG && p.plain() {
+		return nil
+	}
+	return p.pixels()
+}
+
+// remake replaces the picture by one that f makes of it. The picture is owned.
+func (p *picture) remake(size image.Point, f func(dst []byte)) error {
+	if n := int64(size.X) * int64(size.Y); size.X < 1 || size.Y < 1 || n > p.maxPixels || n > maxOut/3 {
+		return fmt.Errorf("%w: %w: %v would become %v, the limit is %d pixels", ErrBadSample, jpeg.ErrTooLarge, p.size0, size, min(p.maxPixels, maxOut/3))
+	}
+	b := getBuffer(size.X * size.Y * 3)
+	f(*b)
+	putBuffer(p.buf)
+	p.view, p.src, p.size0, p.buf = viewOf(size), *b, size, b
+	return nil
+}
+
+// affine takes a stepAffine.
+func (p *picture) affine(s *step) error {
+	if err := p.own(); err != nil {
+		return err
+	}
+	return p.remake(s.size, func(dst []byte) { pillow.Affine(dst, s.size, p.src, p.size0, &s.matrix, s.filter, s.fill) })
+}
+
+// pad takes a stepCrop that reaches beyond the picture.
+func (p *picture) pad(s *step) error {
+	if err := p.own(); err != nil {
+		return err
+	}
+	return p.remake(s.box.Size(), func(dst []byte) { pillow.Pad(dst, s.box, p.src, p.size0, s.border, s.fill) })
+}
+
+// jitter is torchvision's ColorJitter: up to four changes in random order.
+type jitter struct {
+	on     [4]bool // brightness, contrast, saturation, hue
+	ranges [4][2]float64
+}
+
+var jitterNames = [4]string{"brightness", "contrast", "saturation", "hue"}
+
+func buildJitter(a *args) (operation, error) {
+	o := &jitter{}
+	for i, name := range jitterNames {
+		v := a.val[name]
+		centre, low, top := 1.0, 0.0, 1e6
+		if name == "hue" {
+			centre, low, top = 0, -0.5, 0.5
+		}
+		r := &o.ranges[i]
+		switch {
+		case v.number() && v.num >= 0 && v.num <= top:
+			*r = [2]float64{max(centre-v.num, low), centre + v.num}
+		case v.kind == 't' && len(v.list) == 2 && v.list[0].number() && v.list[1].number():
+			*r = [2]float64{v.list[0].num, v.list[1].num}
+			if r[0] < low || r[0] > r[1] || r[1] > top {
+				return nil, a.bad(v, "%s is (min, max) with %g <= min <= max <= %g", name, low, top)
+			}
+		case centre == 0:
+			return nil, a.bad(v, "hue is one number from 0 to 0.5, or (min, max) within -0.5 to 0.5")
+		default:
+			return nil, a.bad(v, "%s is one number from 0 on, or (min, max)", name)
+		}
+		o.on[i] = r[0] != r[1] || r[0] != centre
+	}
+	return o, nil
+}
+
+func (o *jitter) draw(steps []step, _ image.Point, r *Rand) []step {
+	order := [4]int{0, 1, 2, 3}
+	for i := range 3 {
+		j := i + r.IntN(4-i)
+		order[i], order[j] = order[j], order[i]
+	}
+	var amount [4]float64
+	for i, q := range o.ranges {
+		amount[i] = r.Uniform(q[0], q[1]) // drawn even if off: what is on does not depend on it
+	}
+	for _, i := range order {
+		if o.on[i] {
+			steps = append(steps, step{kind: stepColour, colour: brightness + colour(i), amount: amount[i]})
+		}
+	}
+	return steps
+}
+
+func (o *jitter) out(in image.Point) image.Point { return in }
+
+func (o *jitter) String() string {
+	q := o.ranges
+	pair := func(i int) string { return "(" + pyFloat(q[i][0]) + ", " + pyFloat(q[i][1]) + ")" }
+	return fmt.Sprintf("ColorJitter(brightness=%s, contrast=%s, saturation=%s, hue=%s)", pair(0), pair(1), pair(2), pair(3))
+}
+
+// recolouring is one change of colour with a probability: RandomGrayscale, RandomInvert, ...
+type recolouring struct {
+	name   string
+	arg    string // the amount's name, empty if there is none
+	colour colour
+	amount float64
+	p      float64
+}
+
+// buildRecolouring makes the builder of an operation whose amount lies between lo and hi.
+func buildRecolouring(name, arg string, c colour, lo, hi float64) func(a *args) (operation, error) {
+	return func(a *args) (operation, error) {
+		o := &recolouring{name: name, arg: arg, colour: c}
+		if arg != "" {
+			v := a.val[arg]
+			if !v.number() || v.num < lo || v.num > hi || c == posterize && v.kind != 'i' {
+				return nil, a.bad(v, "%s is a number from %g to %g", arg, lo, hi)
+			}
+			o.amount = v.num
+		}
+		var err error
+		o.p, err = a.probability("p")
+		return o, err
+	}
+}
+
+func (o *recolouring) draw(steps []step, _ image.Point, r *Rand) []step {
+	if r.Float64() < o.p {
+		steps = append(steps, step{kind: stepColour, colour: o.colour, amount: o.amount})
+	}
+	return steps
+}
+
+func (o *recolouring) out(in image.Point) image.Point { return in }
+
+func (o *recolouring) String() string {
+	switch {
+	case o.arg == "":
+		return fmt.Sprintf("%s(p=%s)", o.name, pyFloat(o.p))
+	case o.colour == posterize:
+		return fmt.Sprintf("%s(%s=%d, p=%s)", o.name, o.arg, int(o.amount), pyFloat(o.p))
+	}
+	return fmt.Sprintf("%s(%s=%s, p=%s)", o.name, o.arg, pyFloat(o.amount), pyFloat(o.p))
+}
+
+// grayscale is torchvision's Grayscale(3).
+type grayscale struct{}
+
+func buildGrayscale(a *args) (operation, error) {
+	if v := a.val["num_output_channels"]; v.kind != 'i' || v.num != 3 {
+		return nil, a.bad(v, "samples have three channels: write Grayscale(3)")
+	}
+	return grayscale{}, nil
+}
+
+func (grayscale) draw(steps []step, _ image.Point, _ *Rand) []step {
+	return append(steps, step{kind: stepColour, colour: grey})
+}
+
+func (grayscale) out(in image.Point) image.Point { return in }
+
+func (grayscale) String() string { return "Grayscale(num_output_channels=3)" }
+
+// gaussianBlur is torchvision's, with a random sigma.
+type gaussianBlur struct {
+	kernel image.Point
+	sigma  [2]float64
+}
+
+// maxKernel bounds a blur's kernel: it costs in proportion.
+const maxKernel = 255
+
+func buildBlur(a *args) (operation, error) {
+	o := &gaussianBlur{}
+	v := a.val["kernel_size"]
+	k := v.list
+	if v.kind == 'i' {
+		k = []value{v}
+	}
+	if len(k) != 1 && len(k) != 2 {
+		return nil, a.bad(v, "kernel_size is one odd number, or (width, height)")
+	}
+	for _, x := range k {
+		if x.kind != 'i' || x.num < 1 || x.num > maxKernel || int(x.num)%2 == 0 {
+			return nil, a.bad(x, "kernel_size is an odd number from 1 to %d", maxKernel)
+		}
+	}
+	o.kernel = image.Pt(int(k[0].num), int(k[len(k)-1].num))
+	if s := a.val["sigma"]; s.number() && s.num >= 1e-3 && s.num <= 1e4 {
+		o.sigma = [2]float64{s.num, s.num}
+		return o, nil
+	}
+	var err error
+	o.sigma, err = a.interval("sigma", 1e4)
+	return o, err
+}
+
+func (o *gaussianBlur) draw(steps []step, _ image.Point, r *Rand) []step {
+	return append(steps, step{kind: stepColour, colour: blur, size: o.kernel, amount: r.Uniform(o.sigma[0], o.sigma[1])})
+}
+
+func (o *gaussianBlur) out(in image.Point) image.Point { return in }
+
+func (o *gaussianBlur) String() string {
+	return fmt.Sprintf("GaussianBlur(kernel_size=(%d, %d), sigma=(%s, %s))", o.kernel.X, o.kernel.Y, pyFloat(o.sigma[0]), pyFloat(o.sigma[1]))
+}

@@ -1,0 +1,177 @@
+// Graphs: what was put into streams under capture, done again as a whole. A graph runs its operations one after the
+// other in the order of capture, which every graph's dependencies allow.
+
+#include <stdlib.h>
+
+#include "driver.h"
+
+typedef struct graph {
+	unsigned id;
+	op *first, *last; // in order of capture
+	stream *origin;
+	bool invalid;
+} graph;
+
+static unsigned graph_ids;
+
+CUresult capture(stream *s, op *o) {
+	graph *g = s->capture;
+	if (g->last != NULL)
+		g->last->next = o;
+	else
+		g->first = o;
+	g->last = o;
+	s->joined = false;
+	return CUDA_SUCCESS;
+}
+
+// An event that is recorded in a capture marks the place where another stream may join it, and where the joined one
+// comes back.
+CUresult capture_record(stream *s, event *e) {
+	e->capture = s->capture, e->capture_id = s->capture->id;
+	s->joined = true;
+	return CUDA_SUCCESS;
+}
+
+CUresult capture_wait(stream *s, event *e) {
+	if (s->capture == NULL) { // the event's capture takes this stream in, if it goes on still
+		for (stream *other = first_stream(); other != NULL; other = other->next)
+			if (other->capture != NULL && other->capture == e->capture && other->capture->id == e->capture_id) {
+				s->capture = e->capture, s->joined = false;
+				return CUDA_SUCCESS;
+			}
+		return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+	}
+	if (e->capture != s->capture || e->capture_id != s->capture->id) { // work outside of the graph
+		s->capture->invalid = true;
+		return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+	}
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
+	ENTER(CONTEXT);
+	stream *s = (uintptr_t)handle <= 1 ? NULL : stream_of(handle);
+	if (s == NULL) // the default stream cannot be captured
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	if (mode < 0 || mode > 2 || s->capture != NULL)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	s->capture = calloc(1, sizeof(graph));
+	s->capture->origin = s, s->capture->id = ++graph_ids, s->joined = true;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamIsCapturing(CUstream handle, int *status) {
+	ENTER(CONTEXT);
+	stream *s = stream_of(handle);
+	if (s == NULL)
+		return CUDA_ERROR_INVALID_HANDLE;
+	*status = s->capture == NULL ? 0 : s->capture->invalid ? 2 : 1;
+	return CUDA_SUCCESS;
+}
+
+static void destroy(graph *g) {
+	for (op *o = g->first; o != NULL;) {
+		op *next = o->next;
+		op_free(o);
+		o = next;
+	}
+	free(g);
+}
+
+API CUresult cuStreamEndCapture(CUstream handle, CUgraph *to) {
+	ENTER(CONTEXT);
+	stream *s = stream_of(handle);
+	if (s == NULL || s->capture == NULL || s->capture->origin != s)
+		return CUDA_ERROR_INVALID_VALUE;
+	graph *g = s->capture;
+	bool unjoined = false;
+	pthread_mutex_lock(&lock);
+	for (stream *other = first_stream(); other != NULL; other = other->next)
+		if (other->capture == g) {
+			unjoined = unjoined || (other != s && !other->joined);
+			other->capture = NULL;
+		}
+	pthread_mutex_unlock(&lock);
+	*to = NULL;
+	if (g->invalid || unjoined) {
+		CUresult result = g->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+		destroy(g);
+		return result;
+	}
+	*to = g;
+	return CUDA_SUCCESS;
+}
+
+static CUresult instantiate(CUgraphExec *exec, CUgraph g) {
+	if (g == NULL)
+		return CUDA_ERROR_INVALID_VALUE;
+	graph *copy = calloc(1, sizeof *copy);
+	for (op *o = g->first; o != NULL; o = o->next) {
+		op *c = op_copy(o);
+		if (copy->last != NULL)
+			copy->last->next = c;
+		else
+			copy->first = c;
+		copy->last = c;
+	}
+	*exec = copy;
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph g, unsigned long long flags) {
+	ENTER(CONTEXT);
+	(void)flags;
+	return instantiate(exec, g);
+}
+
+API CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph g, CUgraphNode *node, char *log, size_t size) {
+	ENTER(CONTEXT);
+	if (node != NULL)
+		*node = NULL;
+	if (log != NULL && size > 0)
+		*log = 0;
+	return instantiate(exec, g);
+}
+
+API CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
+	ENTER(CONTEXT);
+	stream *s = stream_of(handle);
+	if (exec == NULL || s == NULL)
+		return CUDA_ERROR_INVALID_HANDLE;
+	trace("\"call\":\"cuGraphLaunch\",\"stream\":%u", s->id);
+	for (op *o = exec->first; o != NULL; o = o->next) {
+		CUresult result = enqueue(s, op_copy(o));
+		if (result != CUDA_SUCCESS)
+			return result;
+	}
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphGetNodes(CUgraph g, CUgraphNode *nodes, size_t *count) {
+	ENTER(CONTEXT);
+	size_t n = 0;
+	for (op *o = g->first; o != NULL; o = o->next, n++)
+		if (nodes != NULL && n < *count)
+			nodes[n] = (CUgraphNode)o;
+	*count = n;
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphDestroy(CUgraph g) {
+	ENTER(CONTEXT);
+	if (g == NULL)
+		return CUDA_ERROR_INVALID_VALUE;
+	destroy(g);
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphExecDestroy(CUgraphExec exec) {
+	ENTER(CONTEXT);
+	if (exec == NULL)
+		return CUDA_ERROR_INVALID_VALUE;
+	destroy(exec);
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,287 @@
+// Memory: what the device may use, and the checks that it uses nothing else.
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "driver.h"
+
+static range *ranges; // newest first; dead ones stay, for messages
+static uint64_t taken;
+static unsigned range_ids;
+
+static uint64_t up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
+
+range *range_at(uint64_t address) {
+	for (range *r = ranges; r != NULL; r = r->next)
+		if (r->live && address >= r->base && address - r->base < r->size)
+			return r;
+	return NULL;
+}
+
+range *range_add(uint64_t base, uint64_t size, char *alias, memory_kind kind) {
+	range *r = calloc(1, sizeof *r);
+	r->base = base, r->size = size, r->alias = alias, r->kind = kind, r->live = true, r->context = current();
+	r->access = kind == MAPPED_MEMORY ? 0 : 3;
+	pthread_mutex_lock(&lock);
+	r->id = ++range_ids;
+	r->next = ranges;
+	ranges = r;
+	pthread_mutex_unlock(&lock);
+	return r;
+}
+
+void range_remove(range *r) { r->live = false; }
+
+bool in_use(const char *call, range *r) {
+	if (r->pending == 0)
+		return false;
+	fatal(CUDA_ERROR_ILLEGAL_ADDRESS, "%s of %#llx while %d operations in streams still use it: wait for them first", call,
+	      (unsigned long long)r->base, r->pending);
+	return true;
+}
+
+const char *where(uint64_t address, char *text, size_t size) {
+	range *nearest = NULL;
+	for (range *r = ranges; r != NULL && nearest == NULL; r = r->next)
+		if (address >= r->base && address - r->base < r->size)
+			nearest = r;
+	if (nearest != NULL) {
+		snprintf(text, size, "byte %llu of %llu at %#llx, which %s", (unsigned long long)(address - nearest->base),
+		         (unsigned long long)nearest->size, (unsigned long long)nearest->base,
+		         nearest->live ? "ends too early, or may not be used so" : "is free again");
+		return text;
+	}
+	for (range *r = ranges; r != NULL; r = r->next)
+		if (r->live && address >= r->base + r->size && (nearest == NULL || r->base > nearest->base))
+			nearest = r;
+	if (nearest == NULL)
+		snprintf(text, size, "no memory of the device, and none that is registered");
+	else
+		snprintf(text, size, "%llu bytes beyond the %llu at %#llx",
+		         (unsigned long long)(address - nearest->base - nearest->size), (unsigned long long)nearest->size,
+		         (unsigned long long)nearest->base);
+	return text;
+}
+
+char *reach(uint64_t address, uint64_t size, int access, const char *who) {
+	pthread_mutex_lock(&lock);
+	range *r = range_at(address);
+	char *bytes = NULL, text[256];
+	// Whole words may be read at the end of memory whose length is none of theirs.
+	if (r != NULL && size <= up(r->size, 4) - (address - r->base) && (r->access & access) == access)
+		bytes = r->alias + (address - r->base);
+	else
+		where(address, text, sizeof text);
+	pthread_mutex_unlock(&lock);
+	if (bytes == NULL)
+		fatal(CUDA_ERROR_ILLEGAL_ADDRESS, "%s %s %llu bytes at %#llx: %s", who, access & 2 ? "writes" : "reads",
+		      (unsigned long long)size, (unsigned long long)address, text);
+	return bytes;
+}
+
+bool reserve_memory(uint64_t bytes) {
+	pthread_mutex_lock(&lock);
+	bool fits = taken + bytes <= (uint64_t)setting("memory", 8LL << 30);
+	if (fits)
+		taken += bytes;
+	pthread_mutex_unlock(&lock);
+	return fits;
+}
+
+void return_memory(uint64_t bytes) {
+	pthread_mutex_lock(&lock);
+	taken -= bytes;
+	pthread_mutex_unlock(&lock);
+}
+
+API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	*total = (size_t)setting("memory", 8LL << 30);
+	*free_bytes = *total - taken;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size) {
+	ENTER(CONTEXT);
+	if (size == 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	uint64_t room = up(size, 4096);
+	if (!reserve_memory(room))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	char *view = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *alias = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (view == MAP_FAILED || alias == MAP_FAILED) {
+		return_memory(room);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	memset(alias, 0xa5, room); // fresh memory is not zero
+	range_add((uint64_t)view, size, alias, DEVICE_MEMORY)->allocated = true;
+	*address = (CUdeviceptr)view;
+	trace("\"call\":\"cuMemAlloc\",\"address\":%llu,\"bytes\":%zu", *address, size);
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuMemFree_v2(CUdeviceptr address) {
+	ENTER(CONTEXT);
+	if (address == 0)
+		return CUDA_SUCCESS;
+	pthread_mutex_lock(&lock);
+	range *r = range_at(address);
+	if (r == NULL || r->base != address || r->kind != DEVICE_MEMORY) {
+		pthread_mutex_unlock(&lock);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	bool used = in_use("cuMemFree", r);
+	if (!used) {
+		range_remove(r);
+		munmap((void *)r->base, up(r->size, 4096));
+		munmap(r->alias, up(r->size, 4096));
+		taken -= up(r->size, 4096);
+	}
+	pthread_mutex_unlock(&lock);
+	trace("\"call\":\"cuMemFree\",\"address\":%llu", address);
+	return used ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+}
+
+API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	range *r = range_at(address);
+	if (r != NULL && base != NULL)
+		*base = r->base;
+	if (r != NULL && size != NULL)
+		*size = r->size;
+	pthread_mutex_unlock(&lock);
+	return r == NULL ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+}
+
+static bool mapped(const char *p, size_t size) {
+	long page = sysconf(_SC_PAGESIZE);
+	char *start = (char *)((uintptr_t)p & ~(uintptr_t)(page - 1));
+	size_t length = (size_t)(p + size - start), pages = (length + (size_t)page - 1) / (size_t)page;
+	unsigned char *resident = malloc(pages);
+	bool ok = mincore(start, length, resident) == 0;
+	free(resident);
+	return ok;
+}
+
+API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
+	ENTER(CONTEXT);
+	if (p == NULL || size == 0 || !mapped(p, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	uint64_t base = (uint64_t)p;
+	pthread_mutex_lock(&lock);
+	for (range *r = ranges; r != NULL; r = r->next)
+		if (r->live && base < r->base + r->size && r->base < base + size) {
+			pthread_mutex_unlock(&lock);
+			return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+		}
+	pthread_mutex_unlock(&lock);
+	range_add(base, size, p, HOST_MEMORY)->flags = flags;
+	trace("\"call\":\"cuMemHostRegister\",\"address\":%llu,\"bytes\":%zu", (unsigned long long)base, size);
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuMemHostUnregister(void *p) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	range *r = range_at((uint64_t)p);
+	if (r == NULL || r->base != (uint64_t)p || r->kind != HOST_MEMORY || r->allocated) {
+		pthread_mutex_unlock(&lock);
+		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+	}
+	bool used = in_use("cuMemHostUnregister", r);
+	if (!used)
+		range_remove(r);
+	pthread_mutex_unlock(&lock);
+	trace("\"call\":\"cuMemHostUnregister\",\"address\":%llu", (unsigned long long)(uintptr_t)p);
+	return used ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+}
+
+API CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
+	ENTER(CONTEXT);
+	char *bytes = mmap(NULL, up(size, 4096), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (size == 0 || bytes == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	range *r = range_add((uint64_t)bytes, size, bytes, HOST_MEMORY);
+	r->allocated = true, r->flags = flags;
+	*p = bytes;
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuMemFreeHost(void *p) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	range *r = range_at((uint64_t)p);
+	bool ours = r != NULL && r->base == (uint64_t)p && r->kind == HOST_MEMORY && r->allocated;
+	if (ours && !in_use("cuMemFreeHost", r)) {
+		range_remove(r);
+		munmap(p, up(r->size, 4096));
+	}
+	pthread_mutex_unlock(&lock);
+	return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *p, unsigned flags) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	range *r = range_at((uint64_t)p);
+	bool ok = flags == 0 && r != NULL && r->kind == HOST_MEMORY;
+	pthread_mutex_unlock(&lock);
+	if (ok)
+		*address = (CUdeviceptr)p;
+	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	range *r = range_at(address);
+	CUresult result = r == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+	if (r != NULL)
+		switch (attribute) {
+		case 1:
+			*(CUcontext *)value = r->context;
+			break;
+		case 2: // host 1, device 2
+			*(unsigned *)value = r->kind == HOST_MEMORY ? 1 : 2;
+			break;
+		case 3:
+			*(CUdeviceptr *)value = address;
+			break;
+		case 4:
+			if (r->kind == HOST_MEMORY)
+				*(CUdeviceptr *)value = address;
+			else
+				result = CUDA_ERROR_INVALID_VALUE;
+			break;
+		case 7:
+			*(unsigned long long *)value = r->id;
+			break;
+		case 8: // managed
+			*(unsigned *)value = 0;
+			break;
+		case 9:
+			*(int *)value = r->context == NULL ? 0 : r->context->device;
+			break;
+		case 11:
+			*(CUdeviceptr *)value = r->base;
+			break;
+		case 12:
+			*(size_t *)value = r->size;
+			break;
+		case 13: // mapped
+			*(unsigned *)value = r->access != 0;
+			break;
+		default:
+			result = CUDA_ERROR_NOT_SUPPORTED;
+		}
+	pthread_mutex_unlock(&lock);
+	return result;
+}

@@ -1,0 +1,463 @@
+// Streams: a queue and a thread each. What is put in is done in order, after the operations of other streams that it
+// has to wait for, and while the caller goes on.
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver.h"
+#include "ptx.h"
+
+static stream *streams; // of all contexts; they stay, since operations of others may name them
+static unsigned stream_ids;
+static uint64_t op_ids;
+
+static const char *const kinds[] = {"copy", "set", "launch", "host", "record", "wait"};
+
+op *op_copy(const op *o) {
+	op *c = malloc(sizeof *c);
+	*c = *o;
+	c->next = NULL, c->deps = NULL, c->ndeps = 0;
+	if (o->params != NULL) {
+		c->params = malloc(function_params(o->function));
+		memcpy(c->params, o->params, function_params(o->function));
+	}
+	if (o->event != NULL)
+		event_hold(o->event);
+	return c;
+}
+
+void op_free(op *o) {
+	if (o->event != NULL)
+		event_drop(o->event);
+	free(o->params);
+	free(o->deps);
+	free(o);
+}
+
+// run does the operation's work. It holds no lock.
+static void run(op *o) {
+	if (atomic_load(&lost) != 0 && o->kind != RECORD)
+		return; // nothing is done in a lost context, but queues go on, and events come, so that waiting ends
+	CUresult fault = o->kind == RECORD || o->kind == WAIT ? CUDA_SUCCESS : operation_fault(kinds[o->kind]);
+	if (fault != CUDA_SUCCESS) {
+		int none = 0;
+		atomic_compare_exchange_strong(&lost, &none, fault);
+		return;
+	}
+	char *dst, *src;
+	switch (o->kind) {
+	case COPY:
+		src = reach(o->src, o->bytes, 1, o->name), dst = reach(o->dst, o->bytes, 2, o->name);
+		if (dst != NULL && src != NULL)
+			memcpy(dst, src, o->bytes);
+		break;
+	case SET:
+		dst = reach(o->dst, o->bytes, 2, "memset");
+		for (uint64_t i = 0; dst != NULL && i < o->bytes; i += o->width)
+			memcpy(dst + i, &o->value, o->width);
+		break;
+	case LAUNCH:
+		launch(o);
+		break;
+	case HOST:
+		o->call(o->data);
+		break;
+	case RECORD:
+		event_done(o->event, o->record);
+		break;
+	case WAIT:
+		break;
+	}
+}
+
+static bool ready(const op *o) {
+	for (int i = 0; i < o->ndeps; i++)
+		if (o->deps[i].stream->done < o->deps[i].number)
+			return false;
+	return true;
+}
+
+static void *work(void *arg) {
+	stream *s = arg;
+	for (;;) {
+		pthread_mutex_lock(&lock);
+		while (s->head == NULL || !ready(s->head))
+			pthread_cond_wait(&changed, &lock);
+		op *o = s->head;
+		pthread_mutex_unlock(&lock);
+		// An event may come from another process, which cannot signal: look again and again.
+		while (o->kind == WAIT && !event_is_done(o->event, o->record)) {
+			struct timespec t;
+			clock_gettime(CLOCK_REALTIME, &t);
+			t.tv_nsec += 200000;
+			t.tv_sec += t.tv_nsec / 1000000000, t.tv_nsec %= 1000000000;
+			pthread_mutex_lock(&lock);
+			if (!event_is_done(o->event, o->record))
+				pthread_cond_timedwait(&changed, &lock, &t);
+			pthread_mutex_unlock(&lock);
+		}
+		int64_t start = now();
+		if (o->kind < RECORD)
+			pace(kinds[o->kind], o->name);
+		run(o);
+		if (o->kind == RECORD || o->kind == WAIT)
+			trace("\"op\":\"%s\",\"stream\":%u,\"id\":%llu,\"start\":%lld,\"end\":%lld,\"event\":%llu,\"record\":%llu", kinds[o->kind],
+			      s->id, (unsigned long long)o->id, (long long)start, (long long)now(), (unsigned long long)(uintptr_t)o->event,
+			      (unsigned long long)o->record);
+		else
+			trace("\"op\":\"%s\",\"name\":\"%s\",\"stream\":%u,\"id\":%llu,\"start\":%lld,\"end\":%lld,\"bytes\":%llu,\"dst\":%llu,\"src\":%llu",
+			      kinds[o->kind], o->name != NULL ? o->name : "", s->id, (unsigned long long)o->id, (long long)start,
+			      (long long)now(), (unsigned long long)o->bytes, (unsigned long long)o->dst, (unsigned long long)o->src);
+		pthread_mutex_lock(&lock);
+		for (int i = 0; i < o->nused; i++)
+			o->used[i]->pending--;
+		s->head = o->next;
+		if (s->head == NULL)
+			s->tail = NULL;
+		s->done++;
+		pthread_cond_broadcast(&changed);
+		pthread_mutex_unlock(&lock);
+		op_free(o);
+	}
+	return NULL;
+}
+
+// new_stream is called with the lock held.
+static stream *new_stream(context *c, unsigned flags, int priority) {
+	stream *s = calloc(1, sizeof *s);
+	s->context = c, s->flags = flags, s->priority = priority, s->id = ++stream_ids;
+	s->next = streams;
+	pthread_t thread;
+	if (pthread_create(&thread, NULL, work, s) != 0) {
+		free(s);
+		return NULL;
+	}
+	pthread_detach(thread);
+	streams = s;
+	return s;
+}
+
+stream *stream_of(CUstream handle) {
+	pthread_mutex_lock(&lock);
+	stream *found = NULL;
+	if ((uintptr_t)handle <= 2) { // the default stream, by its three names
+		context *c = current();
+		if (c->standard == NULL)
+			c->standard = new_stream(c, 0, 0);
+		found = c->standard;
+	} else
+		for (stream *s = streams; s != NULL && found == NULL; s = s->next)
+			if (s == handle && !s->destroyed)
+				found = s;
+	pthread_mutex_unlock(&lock);
+	return found;
+}
+
+stream *first_stream(void) { return streams; }
+
+static void depend(op *o, stream *on) {
+	if (on == NULL || on->queued == on->done)
+		return;
+	o->deps = realloc(o->deps, (size_t)(o->ndeps + 1) * sizeof *o->deps);
+	o->deps[o->ndeps++] = (dependency){on, on->queued};
+}
+
+static void use(op *o, uint64_t address) {
+	range *r = address == 0 ? NULL : range_at(address);
+	if (r != NULL && o->nused < (int)(sizeof o->used / sizeof o->used[0])) {
+		r->pending++;
+		o->used[o->nused++] = r;
+	}
+}
+
+CUresult enqueue(stream *s, op *o) {
+	pthread_mutex_lock(&lock);
+	if (s->capture != NULL) {
+		CUresult result = capture(s, o);
+		pthread_mutex_unlock(&lock);
+		return result;
+	}
+	// What the default stream is known for: it waits for all streams of its context, and they for it, except those
+	// that were made not to.
+	if (s == s->context->standard) {
+		for (stream *other = streams; other != NULL; other = other->next)
+			if (other != s && other->context == s->context && (other->flags & STREAM_NON_BLOCKING) == 0)
+				depend(o, other);
+	} else if ((s->flags & STREAM_NON_BLOCKING) == 0)
+		depend(o, s->context->standard);
+	o->nused = 0;
+	if (o->kind == COPY || o->kind == SET)
+		use(o, o->dst);
+	if (o->kind == COPY)
+		use(o, o->src);
+	if (o->kind == LAUNCH)
+		for (size_t at = 0; at + 8 <= function_params(o->function); at += 8) {
+			uint64_t address;
+			memcpy(&address, (char *)o->params + at, 8);
+			use(o, address);
+		}
+	o->id = ++op_ids, o->number = ++s->queued;
+	if (s->tail != NULL)
+		s->tail->next = o;
+	else
+		s->head = o;
+	s->tail = o;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+// drain waits until all that is in the stream now is done.
+CUresult drain(stream *s) {
+	pthread_mutex_lock(&lock);
+	for (uint64_t until = s->queued; s->done < until;)
+		pthread_cond_wait(&changed, &lock);
+	pthread_mutex_unlock(&lock);
+	return (CUresult)atomic_load(&lost);
+}
+
+static op *new_op(kind k, const char *name) {
+	op *o = calloc(1, sizeof *o);
+	o->kind = k, o->name = name;
+	return o;
+}
+
+API CUresult cuStreamCreate(CUstream *handle, unsigned flags) {
+	ENTER(CONTEXT);
+	if ((flags & ~1u) != 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	*handle = new_stream(current(), flags, 0);
+	pthread_mutex_unlock(&lock);
+	return *handle == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+API CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned flags, int priority) {
+	CUresult result = cuStreamCreate(handle, flags);
+	if (result == CUDA_SUCCESS)
+		(*handle)->priority = priority;
+	return result;
+}
+
+API CUresult cuStreamGetPriority(CUstream handle, int *priority) {
+	ENTER(CONTEXT);
+	stream *s = stream_of(handle);
+	if (s != NULL)
+		*priority = s->priority;
+	return s == NULL ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+}
+
+API CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
+	ENTER(CONTEXT);
+	stream *s = stream_of(handle);
+	if (s != NULL)
+		*flags = s->flags;
+	return s == NULL ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+}
+
+// As on hardware it returns at once: what is in the stream is still done.
+API CUresult cuStreamDestroy_v2(CUstream handle) {
+	ENTER(CONTEXT);
+	stream *s = (uintptr_t)handle <= 2 ? NULL : stream_of(handle);
+	if (s == NULL)
+		return CUDA_ERROR_INVALID_HANDLE;
+	s->destroyed = true;
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamSynchronize(CUstream handle) {
+	ENTER(CONTEXT);
+	stream *s = stream_of(handle);
+	if (s == NULL)
+		return CUDA_ERROR_INVALID_HANDLE;
+	return s->capture != NULL ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : drain(s);
+}
+
+API CUresult cuStreamQuery(CUstream handle) {
+	ENTER(CONTEXT);
+	stream *s = stream_of(handle);
+	if (s == NULL)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (s->capture != NULL)
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	pthread_mutex_lock(&lock);
+	bool idle = s->done == s->queued;
+	pthread_mutex_unlock(&lock);
+	return idle ? (CUresult)atomic_load(&lost) : CUDA_ERROR_NOT_READY;
+}
+
+static CUresult drain_all(context *c) {
+	pthread_mutex_lock(&lock);
+	stream *first = streams;
+	pthread_mutex_unlock(&lock);
+	for (stream *s = first; s != NULL; s = s->next)
+		if (s->context == c)
+			drain(s);
+	return (CUresult)atomic_load(&lost);
+}
+
+API CUresult cuCtxSynchronize(void) {
+	ENTER(CONTEXT);
+	return drain_all(current());
+}
+
+API CUresult cuCtxDestroy_v2(CUcontext c) {
+	ENTER(INIT);
+	if (c == NULL || c->destroyed)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	drain_all(c);
+	c->destroyed = true;
+	if (current() == c)
+		return cuCtxSetCurrent(NULL);
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuLaunchHostFunc(CUstream handle, CUhostFn call, void *data) {
+	ENTER(CONTEXT);
+	stream *s = stream_of(handle);
+	if (s == NULL)
+		return CUDA_ERROR_INVALID_HANDLE;
+	op *o = new_op(HOST, NULL);
+	o->call = call, o->data = data;
+	return enqueue(s, o);
+}
+
+// locked tells whether host memory is page-locked.
+static bool locked(uint64_t address, size_t bytes) {
+	pthread_mutex_lock(&lock);
+	range *r = range_at(address);
+	bool all = r != NULL && r->kind == HOST_MEMORY && address + bytes <= r->base + r->size;
+	pthread_mutex_unlock(&lock);
+	return all;
+}
+
+// copy queues a copy. Host memory that is not page-locked is read and written before it returns, as hardware has to do
+// through a buffer of the driver's.
+static CUresult copy(const char *name, uint64_t dst, uint64_t src, size_t bytes, CUstream handle, uint64_t host, bool async) {
+	stream *s = stream_of(handle);
+	if (s == NULL)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (bytes == 0)
+		return CUDA_SUCCESS;
+	range *temporary = NULL;
+	if (host != 0 && !locked(host, bytes)) {
+		if (async) {
+			trace("\"pageable\":\"%s\",\"address\":%llu,\"bytes\":%zu", name, (unsigned long long)host, bytes);
+			if (setting("pageable", 1) == 0)
+				fatal(CUDA_ERROR_INVALID_VALUE, "asynchronous copy %s of %zu bytes at %#llx, which are not page-locked: hardware would wait for it",
+				      name, bytes, (unsigned long long)host);
+		}
+		if (s->capture != NULL)
+			return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+		temporary = range_add(host, bytes, (char *)(uintptr_t)host, HOST_MEMORY);
+	}
+	op *o = new_op(COPY, name);
+	o->dst = dst, o->src = src, o->bytes = bytes;
+	CUresult result = enqueue(s, o);
+	if (result == CUDA_SUCCESS && (!async || temporary != NULL))
+		result = drain(s);
+	if (temporary != NULL) {
+		pthread_mutex_lock(&lock);
+		range_remove(temporary);
+		pthread_mutex_unlock(&lock);
+	}
+	return result;
+}
+
+API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t bytes, CUstream s) {
+	ENTER(CONTEXT);
+	return copy("HtoD", dst, (uint64_t)src, bytes, s, (uint64_t)src, true);
+}
+
+API CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t bytes, CUstream s) {
+	ENTER(CONTEXT);
+	return copy("DtoH", (uint64_t)dst, src, bytes, s, (uint64_t)dst, true);
+}
+
+API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream s) {
+	ENTER(CONTEXT);
+	return copy("DtoD", dst, src, bytes, s, 0, true);
+}
+
+API CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t bytes) {
+	ENTER(CONTEXT);
+	return copy("HtoD", dst, (uint64_t)src, bytes, NULL, (uint64_t)src, false);
+}
+
+API CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t bytes) {
+	ENTER(CONTEXT);
+	return copy("DtoH", (uint64_t)dst, src, bytes, NULL, (uint64_t)dst, false);
+}
+
+API CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
+	ENTER(CONTEXT);
+	return copy("DtoD", dst, src, bytes, NULL, 0, false);
+}
+
+static CUresult set(CUdeviceptr dst, unsigned value, unsigned width, size_t count, CUstream handle, bool async) {
+	stream *s = stream_of(handle);
+	if (s == NULL)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (count == 0)
+		return CUDA_SUCCESS;
+	op *o = new_op(SET, "memset");
+	o->dst = dst, o->value = value, o->width = width, o->bytes = count * width;
+	CUresult result = enqueue(s, o);
+	return result == CUDA_SUCCESS && !async ? drain(s) : result;
+}
+
+API CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream s) {
+	ENTER(CONTEXT);
+	return set(dst, value, 1, count, s, true);
+}
+
+API CUresult cuMemsetD32Async(CUdeviceptr dst, unsigned value, size_t count, CUstream s) {
+	ENTER(CONTEXT);
+	return set(dst, value, 4, count, s, true);
+}
+
+API CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, size_t count) {
+	ENTER(CONTEXT);
+	return set(dst, value, 1, count, NULL, false);
+}
+
+API CUresult cuMemsetD32_v2(CUdeviceptr dst, unsigned value, size_t count) {
+	ENTER(CONTEXT);
+	return set(dst, value, 4, count, NULL, false);
+}
+
+API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                            unsigned shared, CUstream handle, void **params, void **extra) {
+	ENTER(CONTEXT);
+	stream *s = stream_of(handle);
+	if (f == NULL || s == NULL)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0 || gy > 65535 || gz > 65535 || bz > 64 ||
+	    (uint64_t)bx * by * bz > 1024 || shared > (48 << 10) || extra != NULL || (params == NULL && function_params(f) != 0))
+		return CUDA_ERROR_INVALID_VALUE;
+	op *o = new_op(LAUNCH, function_name(f));
+	o->function = f, o->shared = shared;
+	o->grid[0] = gx, o->grid[1] = gy, o->grid[2] = gz;
+	o->block[0] = bx, o->block[1] = by, o->block[2] = bz;
+	o->params = calloc(1, function_params(f) + 1);
+	function_gather(f, params, o->params);
+	return enqueue(s, o);
+}
+
+static CUresult queue_event(CUevent e, CUstream handle, kind k) {
+	stream *s = stream_of(handle);
+	if (e == NULL || s == NULL || e->context->device != s->context->device)
+		return CUDA_ERROR_INVALID_HANDLE;
+	return enqueue_event(s, e, k == RECORD);
+}
+
+API CUresult cuEventRecord(CUevent e, CUstream s) {
+	ENTER(CONTEXT);
+	return queue_event(e, s, RECORD);
+}
+
+API CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags) {
+	ENTER(CONTEXT);
+	return flags != 0 ? CUDA_ERROR_INVALID_VALUE : queue_event(e, s, WAIT);
+}

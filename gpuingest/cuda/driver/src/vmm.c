@@ -1,0 +1,237 @@
+// Virtual memory management: reservations of addresses, allocations that are memfds, mappings of these into those.
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "driver.h"
+
+#define GRANULARITY (2ull << 20)
+#define MEMFD_NAME "shoal-software-device"
+
+typedef struct allocation {
+	int fd;
+	uint64_t size;
+	int references; // the handle's, and one for each mapping
+	bool exportable, imported;
+} allocation;
+
+typedef struct reservation {
+	uint64_t base, size;
+	void *whole; // as mapped, before alignment
+	size_t whole_size;
+	struct reservation *next;
+} reservation;
+
+static reservation *reservations;
+
+API CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, int option) {
+	ENTER(INIT);
+	(void)option;
+	if (prop->type != 1 || prop->location.type != 1)
+		return CUDA_ERROR_INVALID_VALUE;
+	*granularity = GRANULARITY;
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr at,
+                                 unsigned long long flags) {
+	ENTER(CONTEXT);
+	if (size == 0 || size % GRANULARITY != 0 || flags != 0 || (alignment & (alignment - 1)) != 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	(void)at; // a wish
+	if (alignment < GRANULARITY)
+		alignment = GRANULARITY;
+	size_t whole = size + alignment;
+	char *p = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (p == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	reservation *r = calloc(1, sizeof *r);
+	r->base = ((uint64_t)p + alignment - 1) / alignment * alignment, r->size = size;
+	r->whole = p, r->whole_size = whole;
+	pthread_mutex_lock(&lock);
+	r->next = reservations;
+	reservations = r;
+	pthread_mutex_unlock(&lock);
+	*address = r->base;
+	trace("\"call\":\"cuMemAddressReserve\",\"address\":%llu,\"bytes\":%zu", *address, size);
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	CUresult result = CUDA_ERROR_INVALID_VALUE;
+	for (reservation **at = &reservations; *at != NULL; at = &(*at)->next) {
+		reservation *r = *at;
+		if (r->base != address || r->size != size)
+			continue;
+		bool free_of_mappings = true;
+		for (uint64_t a = r->base; a < r->base + r->size; a += GRANULARITY)
+			free_of_mappings = free_of_mappings && range_at(a) == NULL;
+		if (free_of_mappings) {
+			*at = r->next;
+			munmap(r->whole, r->whole_size);
+			free(r);
+			result = CUDA_SUCCESS;
+		}
+		break;
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+                         unsigned long long flags) {
+	ENTER(CONTEXT);
+	if (size == 0 || size % GRANULARITY != 0 || flags != 0 || prop->type != 1 || prop->location.type != 1 ||
+	    (prop->requestedHandleTypes & ~1) != 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!reserve_memory(size))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	allocation *a = calloc(1, sizeof *a);
+	a->fd = memfd_create(MEMFD_NAME, MFD_CLOEXEC);
+	a->size = size, a->references = 1, a->exportable = prop->requestedHandleTypes == 1;
+	if (a->fd < 0 || ftruncate(a->fd, (off_t)size) != 0) {
+		if (a->fd >= 0)
+			close(a->fd);
+		free(a);
+		return_memory(size);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*handle = (CUmemGenericAllocationHandle)a;
+	trace("\"call\":\"cuMemCreate\",\"bytes\":%zu", size);
+	return CUDA_SUCCESS;
+}
+
+static void drop(allocation *a) {
+	pthread_mutex_lock(&lock);
+	bool last = --a->references == 0;
+	pthread_mutex_unlock(&lock);
+	if (!last)
+		return;
+	close(a->fd);
+	if (!a->imported)
+		return_memory(a->size);
+	free(a);
+}
+
+API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+	ENTER(CONTEXT);
+	if (handle == 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	drop((allocation *)handle);
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                      unsigned long long flags) {
+	ENTER(CONTEXT);
+	allocation *a = (allocation *)handle;
+	if (a == NULL || flags != 0 || size == 0 || size % GRANULARITY != 0 || address % GRANULARITY != 0 || offset != 0 ||
+	    size > a->size)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	bool reserved = false, mapped = false;
+	for (reservation *r = reservations; r != NULL; r = r->next)
+		reserved = reserved || (address >= r->base && address + size <= r->base + r->size);
+	for (uint64_t at = address; at < address + size; at += GRANULARITY)
+		mapped = mapped || range_at(at) != NULL;
+	pthread_mutex_unlock(&lock);
+	if (!reserved || mapped)
+		return CUDA_ERROR_INVALID_VALUE;
+	char *alias = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+	if (alias == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	range *r = range_add(address, size, alias, MAPPED_MEMORY);
+	pthread_mutex_lock(&lock);
+	r->allocation = a;
+	a->references++;
+	pthread_mutex_unlock(&lock);
+	trace("\"call\":\"cuMemMap\",\"address\":%llu,\"bytes\":%zu", address, size);
+	return CUDA_SUCCESS;
+}
+
+// every applies f to the mappings that make up [address, address+size), and tells whether they do.
+static bool every(CUdeviceptr address, size_t size, void (*f)(range *, int), int value) {
+	for (uint64_t at = address; at < address + size;) {
+		range *r = range_at(at);
+		if (r == NULL || r->kind != MAPPED_MEMORY || r->base != at || at + r->size > address + size)
+			return false;
+		at += r->size;
+		if (f != NULL)
+			f(r, value);
+	}
+	return true;
+}
+
+static void set_access(range *r, int access) { r->access = access; }
+
+API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count) {
+	ENTER(CONTEXT);
+	if (count != 1 || desc->location.type != 1 || (desc->flags & ~3) != 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	bool ok = every(address, size, NULL, 0) && every(address, size, set_access, desc->flags);
+	pthread_mutex_unlock(&lock);
+	return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
+	ENTER(CONTEXT);
+	for (uint64_t at = address; at < address + size;) {
+		pthread_mutex_lock(&lock);
+		range *r = range_at(at);
+		bool ok = r != NULL && r->kind == MAPPED_MEMORY && r->base == at && at + r->size <= address + size;
+		bool used = ok && in_use("cuMemUnmap", r);
+		if (ok && !used)
+			range_remove(r);
+		pthread_mutex_unlock(&lock);
+		if (!ok)
+			return CUDA_ERROR_INVALID_VALUE;
+		if (used)
+			return CUDA_ERROR_ILLEGAL_ADDRESS;
+		munmap(r->alias, r->size);
+		drop(r->allocation);
+		at += r->size;
+	}
+	trace("\"call\":\"cuMemUnmap\",\"address\":%llu,\"bytes\":%zu", address, size);
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuMemExportToShareableHandle(void *to, CUmemGenericAllocationHandle handle, int type,
+                                          unsigned long long flags) {
+	ENTER(CONTEXT);
+	allocation *a = (allocation *)handle;
+	if (a == NULL || type != 1 || flags != 0 || !a->exportable)
+		return CUDA_ERROR_INVALID_VALUE;
+	int fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*(int *)to = fd;
+	return CUDA_SUCCESS;
+}
+
+API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type) {
+	ENTER(CONTEXT);
+	int fd = (int)(intptr_t)os_handle;
+	char link[64], target[128];
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	ssize_t n = readlink(link, target, sizeof target - 1);
+	struct stat st;
+	if (type != 1 || n < 0 || fstat(fd, &st) != 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	target[n] = 0;
+	if (strstr(target, MEMFD_NAME) == NULL) // some other file
+		return CUDA_ERROR_INVALID_VALUE;
+	allocation *a = calloc(1, sizeof *a);
+	a->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	a->size = (uint64_t)st.st_size, a->references = 1, a->exportable = true, a->imported = true;
+	*handle = (CUmemGenericAllocationHandle)a;
+	trace("\"call\":\"cuMemImportFromShareableHandle\",\"bytes\":%llu", (unsigned long long)a->size);
+	return CUDA_SUCCESS;
+}

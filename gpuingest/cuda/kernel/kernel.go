@@ -1,0 +1,27 @@
+// Package kernel holds the fused device kernel as PTX: what a driver makes machine code of for its own device.
+//
+// finish.cu says what it does. Six entry points, by size of an element and layout: Name.
+package kernel
+
+import (
+	_ "embed"
+	"fmt"
+)
+
+//go:generate go run generate.go
+
+// PTX is the module, made of finish.cu: for compute capability 5.0 and newer, and drivers since 384 (CUDA 9).
+//
+//go:embed finish.ptx
+var PTX string
+
+// Name returns the entry point for elements of elem bytes (1, 2 or 4) in layout nchw or nhwc.
+//
+// Its parameters, in order: (dst, src, rows, table uint64; n, h, w, srcH, srcW uint32). A thread makes four pixels of a
+// line; any grid of any one-dimensional blocks is right.
+func Name(elem int, layout string) (string, error) {
+	if elem != 1 && elem != 2 && elem != 4 || layout != "nchw" && layout != "nhwc" {
+		return "", fmt.Errorf("kernel: no kernel for elements of %d bytes in %s", elem, layout)
+	}
+	return fmt.Sprintf("shoal_finish_u%d_%s", 8*elem, layout), nil
+}

@@ -1,0 +1,104 @@
+package gpuingest
+
+import (
+	"fmt"
+	"strings"
+)
+
+// deviceWord at the end of a SPEC asks for the host's part of it: rows that a Device can finish.
+const deviceWord = "device"
+
+// cutDevice takes the word off a SPEC.
+func cutDevice(spec string) (full string, ok bool) {
+	i := strings.LastIndexByte(spec, '|')
+	if i < 0 || strings.TrimSpace(spec[i+1:]) != deviceWord {
+		return spec, false
+	}
+	return spec[:i], true
+}
+
+// HostPart is the host's part of a transform: pictures of uint8 in HWC order (field data), and how a device has to
+// finish each (field finish, RowParams as four uint16). What the device does is Finish.
+//
+// Mirroring at the end of a transform is the device's, everything before it, crops above all, the host's: it decodes
+// only what it needs. The random numbers are those of the whole transform, so the finished rows equal its rows.
+// Hash is also that of the whole: a trainer's state does not depend on where its rows were finished.
+type HostPart struct {
+	whole  *Transform
+	host   *Transform
+	flips  []randomFlip // by number of the operation, from first on
+	first  int
+	finish *Finish
+}
+
+// Split compiles a SPEC, without the word device, into what a host and a device do. It is nil, without error, where
+// nothing can be left to a device: raw samples, other data than pictures, erasing, steps over the batch.
+func Split(spec string) (*HostPart, error) {
+	in, err := New(spec)
+	if err != nil {
+		return nil, err
+	}
+	t, ok := in.(*Transform)
+	if !ok || t.raw || t.erase != nil {
+		return nil, nil
+	}
+	h := &HostPart{whole: t, first: len(t.ops)}
+	for h.first > 0 {
+		flip, ok := t.ops[h.first-1].(*randomFlip)
+		if !ok || flip.kind != stepMirror {
+			break
+		}
+		h.flips = append([]randomFlip{*flip}, h.flips...)
+		h.first--
+	}
+	host := *t
+	host.ops = t.ops[:h.first:h.first]
+	host.dtype, host.layout, host.norm, host.table = "uint8", "nhwc", false, nil
+	h.host = &host
+	h.finish = &Finish{DType: t.dtype, Layout: t.layout, Height: t.size.Y, Width: t.size.X,
+		SourceHeight: t.size.Y, SourceWidth: t.size.X, Table: t.table}
+	return h, nil
+}
+
+// newHostPart is New for a SPEC that had the word device.
+func newHostPart(spec string) (Ingest, error) {
+	h, err := Split(spec)
+	if err == nil && h == nil {
+		err = &SpecError{Spec: spec, Pos: 0, Len: len(spec), Msg: fmt.Sprintf("%s leaves nothing to a device", spec), Hint: "leave the word device out"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// Finish is what a device has to do to the rows.
+func (h *HostPart) Finish() *Finish { return h.finish }
+
+// Make implements Ingest.
+func (h *HostPart) Make(src Sample, at Draw, row *Row) error {
+	p := RowParams{Flags: Filled}
+	for i, op := range h.flips {
+		if r := at.Rand(h.first + i); r.Float64() < op.p {
+			p.Flags ^= Flip
+		}
+	}
+	p.Put(row.Fields[1])
+	return h.host.Apply(src.Data, at, row.Fields[0])
+}
+
+// Fields implements Ingest.
+func (h *HostPart) Fields() []Field {
+	f := h.finish
+	return []Field{{Name: "data", DType: "uint8", Shape: []int{f.SourceHeight, f.SourceWidth, 3}, Bytes: f.SourceBytes()},
+		{Name: "finish", DType: "uint16", Shape: []int{ParamBytes / 2}, Bytes: ParamBytes}}
+}
+
+// Layout implements Ingest.
+func (h *HostPart) Layout() string { return "nhwc" }
+
+// String implements Ingest.
+func (h *HostPart) String() string { return h.whole.String() + "|" + deviceWord }
+
+// Hash implements Ingest: it names the finished rows.
+func (h *HostPart) Hash() string { return h.whole.Hash() }

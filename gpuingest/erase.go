@@ -1,0 +1,114 @@
+package gpuingest
+
+import (
+	"fmt"
+	"image"
+	"math"
+)
+
+// The random numbers of what is done to finished samples and to batches come behind those of the operations.
+const (
+	eraseOperation = 1<<16 - 1 - iota
+	mixOperation
+)
+
+var eraseParams = []param{{"p", "0.5"}, {"scale", "(0.02, 0.33)"}, {"ratio", "(0.3, 3.3)"}, {"value", "0"}, {"inplace", "False"}}
+
+// erasing is torchvision's RandomErasing: a box of the finished sample gets one value, which is of the sample's type and
+// not normalised.
+type erasing struct {
+	p            float64
+	scale, ratio [2]float64
+	value        [3]float64
+	elements     [3][]byte // value as stored
+}
+
+func buildErase(a *args, dtype string) (*erasing, error) {
+	o := &erasing{}
+	var err error
+	if o.p, err = a.probability("p"); err != nil {
+		return nil, err
+	}
+	if o.scale, err = a.interval("scale", 1); err != nil {
+		return nil, err
+	}
+	if o.ratio, err = a.interval("ratio", 1e4); err != nil {
+		return nil, err
+	}
+	v := a.val["value"]
+	list := v.list
+	if v.number() {
+		list = []value{v}
+	}
+	if len(list) != 1 && len(list) != 3 {
+		return nil, a.bad(v, "value is one number or (red, green, blue)")
+	}
+	for c := range 3 {
+		x := list[c%len(list)]
+		if !x.number() || math.Abs(x.num) > math.MaxFloat32 || dtype == "uint8" && (x.num < 0 || x.num > 255) {
+			return nil, a.bad(x, "value is finite, and from 0 to 255 for uint8")
+		}
+		o.value[c] = x.num
+		o.elements[c] = element(dtype, x.num)
+	}
+	return o, nil
+}
+
+// element is a number as an element of a type, as torch casts it.
+func element(dtype string, v float64) []byte {
+	b := make([]byte, dtypes[dtype])
+	switch dtype {
+	case "uint8":
+		b[0] = uint8(v)
+	case "fp32":
+		native.PutUint32(b, math.Float32bits(float32(v)))
+	case "fp16":
+		native.PutUint16(b, float16(float32(v)))
+	case "bf16":
+		native.PutUint16(b, bfloat16(float32(v)))
+	}
+	return b
+}
+
+// box draws what is erased, empty for nothing.
+func (o *erasing) box(in image.Point, r *Rand) image.Rectangle {
+	if r.Float64() >= o.p {
+		return image.Rectangle{}
+	}
+	area := float64(in.X) * float64(in.Y)
+	lo, hi := math.Log(o.ratio[0]), math.Log(o.ratio[1])
+	for range 10 {
+		target := area * r.Uniform(o.scale[0], o.scale[1])
+		aspect := math.Exp(r.Uniform(lo, hi))
+		h, w := pyRound(math.Sqrt(target*aspect)), pyRound(math.Sqrt(target/aspect))
+		if h < in.Y && w < in.X {
+			y := r.IntN(in.Y - h + 1)
+			x := r.IntN(in.X - w + 1)
+			return image.Rect(x, y, x+w, y+h)
+		}
+	}
+	return image.Rectangle{}
+}
+
+func (o *erasing) apply(dst []byte, t *Transform, r *Rand) {
+	b := o.box(t.size, r)
+	elem := dtypes[t.dtype]
+	for c := range 3 {
+		for y := b.Min.Y; y < b.Max.Y; y++ {
+			at, step := (c*t.size.Y+y)*t.size.X+b.Min.X, 1
+			if t.layout == "nhwc" {
+				at, step = (y*t.size.X+b.Min.X)*3+c, 3
+			}
+			for range b.Dx() {
+				copy(dst[at*elem:(at+1)*elem], o.elements[c])
+				at += step
+			}
+		}
+	}
+}
+
+func (o *erasing) String() string {
+	return fmt.Sprintf("RandomErasing(p=%s, scale=(%s, %s), ratio=(%s, %s), value=(%s, %s, %s))", pyFloat(o.p),
+		pyFloat(o.scale[0]), pyFloat(o.scale[1]), pyFloat(o.ratio[0]), pyFloat(o.ratio[1]),
+		pyFloat(o.value[0]), pyFloat(o.value[1]), pyFloat(o.value[2]))
+}

@@ -1,0 +1,95 @@
+package gpuingest
+
+// Field is one array that a sample becomes a row of.
+type Field struct {
+	Name  string // "data" is the first
+	DType string // uint8, fp16, bf16, fp32, or numpy's name of another type
+	Shape []int  // of a row
+	Bytes int    // of a row
+}
+
+// Sample is a sample's bytes, and the files that belong to it.
+type Sample struct {
+	Data []byte
+	// Part returns the file of this extension that belongs to the sample, nil if there is none. It is
+	// valid until Make returns. Its errors are not the sample's fault and are passed on. It may be nil
+	// itself.
+	Part func(ext string) ([]byte, error)
+}
+
+// Row is where a sample goes.
+type Row struct {
+	Fields [][]byte // one for each field, of its Bytes; they hold garbage before
+	Label  int64    // the dataset's label of the sample, -1 if it has none; may be changed
+}
+
+// Ingest makes rows of samples. It is safe for concurrent use.
+type Ingest interface {
+	// Make writes the whole row. Errors that the sample's bytes cause wrap ErrBadSample.
+	Make(src Sample, at Draw, row *Row) error
+	// Fields describes a row. The caller does not change it.
+	Fields() []Field
+	// Layout is nchw or nhwc, empty where that means nothing.
+	Layout() string
+	// String returns the canonical form, which gives an equal Ingest.
+	String() string
+	// Hash names the canonical form: equal hashes mean equal rows for equal draws.
+	Hash() string
+}
+
+// Mixer is an Ingest with a step over the whole batch, once its rows are made. Rows that hold no sample
+// are nil. at's Sample is the batch's number in its epoch and its Occurrence the rank.
+type Mixer interface {
+	Ingest
+	Mix(at Draw, rows []*Row)
+}
+
+// Wants is an Ingest that reads files that belong to samples.
+type Wants interface {
+	Ingest
+	// Parts returns their extensions; the caller does not change it.
+	Parts() []string
+}
+
+// families are the kinds of samples beside pictures, by the word that a SPEC begins with.
+var families = map[string]func(p *parser, calls []call) (Ingest, error){
+	"npy": compileArray, "npz": compileArray, "safetensors": compileArray, "raw_array": compileArray,
+	"tokens": compileTokens, "packed": compileTokens, "table": compileTable, "audio": compileAudio,
+}
+
+// New compiles a SPEC of any kind. Errors are *SpecError.
+func New(spec string) (Ingest, error) {
+	if whole, ok := cutDevice(spec); ok {
+		return newHostPart(whole)
+	}
+	calls, err := parseSpec(spec)
+	if err != nil {
+		return nil, err
+	}
+	if compile, ok := families[calls[0].name]; ok {
+		return compile(&parser{s: spec}, calls)
+	}
+	if jointWords[calls[0].name] != nil {
+		return compileJoint(&parser{s: spec}, calls)
+	}
+	t, err := Compile(spec)
+	if err != nil {
+		return nil, err
+	}
+	return t.ingest(), nil
+}
+
+// Make implements Ingest.
+func (t *Transform) Make(src Sample, at Draw, row *Row) error {
+	return t.Apply(src.Data, at, row.Fields[0])
+}
+
+// Fields implements Ingest.
+func (t *Transform) Fields() []Field {
+	c, h, w := t.OutShape()
+	shape := []int{c, h, w}
+	if t.layout == "nhwc" {
+		shape = []int{h, w, c}
+	}
+	return []Field{{Name: "data", DType: t.dtype, Shape: shape, Bytes: t.OutBytes()}}
+}

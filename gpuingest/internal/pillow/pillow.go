@@ -1,0 +1,342 @@
+// Package pillow does to packed RGB what Pillow 9.4's ImageEnhance, ImageOps, ImageFilter and Image.transform do to a
+// picture of mode RGB, bit for bit, and the few operations that torchvision's path for PIL pictures adds in numpy or
+// torch. Nothing here allocates but where it says so.
+package pillow
+
+/*
+#cgo CFLAGS: -O3 -std=c11 -Wall -Wextra
+#cgo LDFLAGS: -lm
+#cgo noescape sp_lookup
+#cgo nocallback sp_lookup
+#cgo noescape sp_histogram
+#cgo nocallback sp_histogram
+#cgo noescape sp_luma_sum
+#cgo nocallback sp_luma_sum
+#cgo noescape sp_grey
+#cgo nocallback sp_grey
+#cgo noescape sp_saturate
+#cgo nocallback sp_saturate
+#cgo noescape sp_hue
+#cgo nocallback sp_hue
+#cgo noescape sp_sharpen
+#cgo nocallback sp_sharpen
+#cgo noescape sp_affine
+#cgo nocallback sp_affine
+#cgo noescape sp_blur
+#cgo nocallback sp_blur
+#cgo noescape sp_mix
+#cgo nocallback sp_mix
+#cgo noescape sp_mix_f32
+#cgo nocallback sp_mix_f32
+#cgo noescape sp_mix_f16
+#cgo nocallback sp_mix_f16
+#cgo noescape sp_mix_bf16
+#cgo nocallback sp_mix_bf16
+#include "kernels.h"
+*/
+import "C"
+
+import (
+	"image"
+	"math"
+	"unsafe"
+
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
+)
+
+var haveSIMD = setSIMD(true)
+
+// setSIMD chooses the loops and tells whether vector ones are in force. Not safe beside running calls.
+func setSIMD(on bool) bool {
+	var v C.int
+	if on {
+		v = 1
+	}
+	return C.sp_set_simd(v) != 0
+}
+
+// Table maps the 256 values of each of three channels.
+type Table [3][256]uint8
+
+// each makes a table that is the same for all channels.
+func each(f func(v int) uint8) *Table {
+	var t Table
+	for v := range 256 {
+		x := f(v)
+		t[0][v], t[1][v], t[2][v] = x, x, x
+	}
+	return &t
+}
+
+func ptr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// Apply looks every value of pix up.
+func (t *Table) Apply(pix []byte) {
+	C.sp_lookup(ptr(pix), C.size_t(len(pix)/3), (*C.uint8_t)(unsafe.Pointer(t)))
+}
+
+// blend is Image.blend's value between a (alpha 0) and b (alpha 1), or beyond, in float32 and truncated.
+func blend(a, b int, alpha float32) uint8 {
+	x := float32(alpha * float32(b-a)) // the conversion keeps the product from being fused
+	return uint8(min(max(float32(a)+x, 0), 255))
+}
+
+// Brightness is ImageEnhance.Brightness.
+func Brightness(pix []byte, factor float64) {
+	each(func(v int) uint8 { return blend(0, v, float32(factor)) }).Apply(pix)
+}
+
+// Contrast is ImageEnhance.Contrast: it blends with the mean of the grey picture.
+func Contrast(pix []byte, factor float64) {
+	n := len(pix) / 3
+	sum := uint64(C.sp_luma_sum(ptr(pix), C.size_t(n)))
+	mean := int(float64(sum)/float64(n) + 0.5)
+	each(func(v int) uint8 { return blend(mean, v, float32(factor)) }).Apply(pix)
+}
+
+// Saturation is ImageEnhance.Color.
+func Saturation(pix []byte, factor float64) {
+	C.sp_saturate(ptr(pix), C.size_t(len(pix)/3), C.float(factor))
+}
+
+// Hue is torchvision's adjust_hue: by factor x 255 steps of Pillow's HSV, towards zero, factor in [-0.5, 0.5].
+func Hue(pix []byte, factor float64) {
+	C.sp_hue(ptr(pix), C.size_t(len(pix)/3), C.uint8_t(uint8(int(factor*255))))
+}
+
+// Grey is convert("L"), in all three channels.
+func Grey(pix []byte) { C.sp_grey(ptr(pix), C.size_t(len(pix)/3)) }
+
+// Invert is ImageOps.invert.
+func Invert(pix []byte) { each(func(v int) uint8 { return uint8(255 - v) }).Apply(pix) }
+
+// Posterize is ImageOps.posterize: it keeps the upper bits, 0 to 8 of them.
+func Posterize(pix []byte, bits int) {
+	each(func(v int) uint8 { return uint8(v &^ (1<<(8-bits) - 1)) }).Apply(pix)
+}
+
+// Solarize is ImageOps.solarize: values from the threshold on are inverted.
+func Solarize(pix []byte, threshold float64) {
+	each(func(v int) uint8 {
+		if float64(v) < threshold {
+			return uint8(v)
+		}
+		return uint8(255 - v)
+	}).Apply(pix)
+}
+
+func histogram(pix []byte) (h [3][256]uint32) {
+	C.sp_histogram(ptr(pix), C.size_t(len(pix)/3), (*C.uint32_t)(unsafe.Pointer(&h)))
+	return h
+}
+
+// AutoContrast is ImageOps.autocontrast without cutoff.
+func AutoContrast(pix []byte) {
+	h := histogram(pix)
+	var t Table
+	for c := range 3 {
+		lo, hi := 0, 255
+		for lo < 255 && h[c][lo] == 0 {
+			lo++
+		}
+		for hi > 0 && h[c][hi] == 0 {
+			hi--
+		}
+		scale, offset := 1.0, 0.0
+		if hi > lo {
+			scale = 255.0 / float64(hi-lo)
+			offset = float64(-lo) * scale
+		}
+		for v := range 256 {
+			x := float64(float64(v) * scale)
+			t[c][v] = uint8(min(max(int(x+offset), 0), 255))
+		}
+	}
+	t.Apply(pix)
+}
+
+// Equalize is ImageOps.equalize.
+func Equalize(pix []byte) {
+	h := histogram(pix)
+	var t Table
+	for c := range 3 {
+		sum, last, kinds := 0, 0, 0
+		for _, n := range h[c] {
+			if n > 0 {
+				sum, last, kinds = sum+int(n), int(n), kinds+1
+			}
+		}
+		step := (sum - last) / 255
+		n := step / 2
+		for v := range 256 {
+			t[c][v] = uint8(v)
+			if kinds > 1 && step > 0 {
+				t[c][v] = uint8(min(n/step, 255))
+				n += int(h[c][v])
+			}
+		}
+	}
+	t.Apply(pix)
+}
+
+// Sharpness is ImageEnhance.Sharpness of src, into dst. row is scratch of a row's length.
+func Sharpness(dst, src []byte, size image.Point, factor float64, row []byte) {
+	check(dst, size)
+	check(src, size)
+	C.sp_sharpen(ptr(dst), ptr(src), C.int(size.X), C.int(size.Y), C.float(factor), ptr(row[:3*size.X]))
+}
+
+// Affine is Image.transform(to, AFFINE, m, filter, fillcolor=fill). m takes points of the result to points of src.
+func Affine(dst []byte, to image.Point, src []byte, size image.Point, m *[6]float64, f jpeg.Filter, fill [3]uint8) {
+	check(dst, to)
+	check(src, size)
+	Fill(dst, fill)
+	C.sp_affine(ptr(dst), C.int(to.X), C.int(to.Y), ptr(src), C.int(size.X), C.int(size.Y), (*C.double)(unsafe.Pointer(m)), C.int(f))
+}
+
+// Fill sets every pixel.
+func Fill(pix []byte, colour [3]uint8) {
+	if colour == [3]uint8{} {
+		clear(pix)
+		return
+	}
+	n := copy(pix, colour[:])
+	for n < len(pix) {
+		n += copy(pix[n:], pix[:n])
+	}
+}
+
+// Border is how Pad continues a picture beyond its edges.
+type Border uint8
+
+// Borders, as numpy.pad and torchvision name them.
+const (
+	Constant  Border = iota
+	Edge             // the edge's pixel again
+	Reflect          // mirrored, without the edge
+	Symmetric        // mirrored, with the edge
+)
+
+// String returns torchvision's name.
+func (b Border) String() string {
+	return [...]string{"constant", "edge", "reflect", "symmetric"}[b]
+}
+
+// index is the sample of [0, n) that stands for sample i.
+func (b Border) index(i, n int) int {
+	period := 2 * n
+	switch b {
+	case Edge:
+		return min(max(i, 0), n-1)
+	case Reflect:
+		if n == 1 {
+			return 0
+		}
+		period -= 2
+	}
+	i %= period
+	if i < 0 {
+		i += period
+	}
+	if i < n {
+		return i
+	}
+	if b == Reflect {
+		return period - i
+	}
+	return period - 1 - i
+}
+
+// Pad takes box of src, which may reach beyond it, into dst.
+func Pad(dst []byte, box image.Rectangle, src []byte, size image.Point, b Border, fill [3]uint8) {
+	to := box.Size()
+	check(dst, to)
+	check(src, size)
+	inside := box.Intersect(image.Rectangle{Max: size})
+	if b == Constant {
+		Fill(dst, fill)
+		for y := inside.Min.Y; y < inside.Max.Y; y++ {
+			copy(dst[((y-box.Min.Y)*to.X+inside.Min.X-box.Min.X)*3:], src[(y*size.X+inside.Min.X)*3:(y*size.X+inside.Max.X)*3])
+		}
+		return
+	}
+	for y := range to.Y {
+		row, out := src[b.index(box.Min.Y+y, size.Y)*size.X*3:][:size.X*3], dst[y*to.X*3:][:to.X*3]
+		for x := 0; x < to.X; {
+			at := box.Min.X + x
+			n := 1
+			if i := b.index(at, size.X); at >= 0 && at < size.X {
+				n = copy(out[3*x:], row[3*i:]) / 3
+			} else {
+				copy(out[3*x:3*x+3], row[3*i:])
+			}
+			x += n
+		}
+	}
+}
+
+// Blur is torchvision's gaussian_blur of a uint8 picture, into dst: a reflected border, float32, halves to even. It sums
+// a row and then a column where torch sums the product of both, so a value may differ by one where the sum lies within
+// float32's error of a half. It allocates. The radius of the kernel must be less than each side.
+func Blur(dst, src []byte, size image.Point, kernel image.Point, sigma float64) {
+	check(dst, size)
+	check(src, size)
+	kx, ky := gauss(kernel.X, sigma), gauss(kernel.Y, sigma)
+	tmp, line := make([]float32, 3*size.X*size.Y), make([]float32, 3*(size.X+kernel.X))
+	f := func(s []float32) *C.float { return (*C.float)(unsafe.Pointer(unsafe.SliceData(s))) }
+	C.sp_blur(ptr(dst), ptr(src), C.int(size.X), C.int(size.Y), f(kx), C.int(kernel.X), f(ky), C.int(kernel.Y), f(tmp), f(line))
+}
+
+func gauss(n int, sigma float64) []float32 {
+	k := make([]float32, n)
+	var sum float32
+	for i := range k {
+		x := (float32(i) - float32(n-1)*0.5) / float32(sigma)
+		k[i] = float32(math.Exp(float64(-0.5 * x * x)))
+		sum += k[i]
+	}
+	for i := range k {
+		k[i] /= sum
+	}
+	return k
+}
+
+// Mix makes a the weighted mean of a and b, a's weight being k/65536: (a*k + b*(65536-k) + 32768) >> 16.
+func Mix(a, b []byte, k int) {
+	pair(a, b, k, 1)
+	C.sp_mix(ptr(a), ptr(b), C.size_t(len(a)), C.uint32_t(k))
+}
+
+// MixFloat32 is Mix of float32 elements: a*w + b*(1-w) with w = k/65536, each product rounded.
+func MixFloat32(a, b []byte, k int) {
+	pair(a, b, k, 4)
+	C.sp_mix_f32((*C.float)(unsafe.Pointer(ptr(a))), (*C.float)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/4), weight(k))
+}
+
+// MixFloat16 is MixFloat32 of widened elements, rounded to the nearest, halves to even.
+func MixFloat16(a, b []byte, k int) {
+	pair(a, b, k, 2)
+	C.sp_mix_f16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/2), weight(k))
+}
+
+// MixBFloat16 is MixFloat16 of bfloat16, which must be finite.
+func MixBFloat16(a, b []byte, k int) {
+	pair(a, b, k, 2)
+	C.sp_mix_bf16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/2), weight(k))
+}
+
+func weight(k int) C.float { return C.float(float32(k) / (1 << 16)) }
+
+func pair(a, b []byte, k, elem int) {
+	aligned := func(x []byte) bool { return uintptr(unsafe.Pointer(unsafe.SliceData(x)))%uintptr(elem) == 0 }
+	if len(a) != len(b) || len(a)%elem != 0 || k < 0 || k > 1<<16 || !aligned(a) || !aligned(b) {
+		panic("pillow: rows to mix that do not fit each other")
+	}
+}
+
+// check keeps C within its buffers.
+func check(pix []byte, size image.Point) {
+	if size.X < 1 || size.Y < 1 || len(pix) != 3*size.X*size.Y {
+		panic("pillow: pixels that are not of their size")
+	}
+}

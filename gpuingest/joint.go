@@ -1,0 +1,172 @@
+package gpuingest
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"image"
+	"slices"
+	"strings"
+)
+
+// joint is a picture with its boxes, its mask, or both: all of them take the steps that the picture takes.
+type joint struct {
+	picture *Transform
+	boxes   *detection
+	mask    *segmentation
+	fields  []Field
+	parts   []string
+}
+
+// jointWords begin a SPEC of a joint transform, in any order, each once.
+var jointWords = map[string]func(j *joint, p *parser, c call) error{
+	"Detection": func(j *joint, p *parser, c call) (err error) {
+		j.boxes, err = compileDetection(p, c)
+		return err
+	},
+	"Segmentation": func(j *joint, p *parser, c call) (err error) {
+		j.mask, err = compileSegmentation(p, c)
+		return err
+	},
+}
+
+// compileJoint reads Detection(...), Segmentation(...) or both, and then a SPEC as Compile has it.
+func compileJoint(p *parser, calls []call) (Ingest, error) {
+	j := &joint{}
+	seen := map[string]bool{}
+	for len(calls) > 0 && jointWords[calls[0].name] != nil {
+		c := calls[0]
+		if seen[c.name] {
+			return nil, p.fail(c.pos, len(c.name), "", "%s is given twice", c.name)
+		}
+		seen[c.name] = true
+		if err := jointWords[c.name](j, p, c); err != nil {
+			return nil, err
+		}
+		calls = calls[1:]
+	}
+	if len(calls) == 0 {
+		return nil, p.fail(len(p.s), 1, "add |Resize((640, 640)) or another operation that ends in one size", "nothing is said of the picture")
+	}
+	rest := calls[0].pos
+	var err error
+	if j.picture, err = Compile(p.s[rest:]); err != nil {
+		var se *SpecError
+		if errors.As(err, &se) {
+			se.Spec, se.Pos = p.s, se.Pos+rest
+		}
+		return nil, err
+	}
+	if j.picture.raw {
+		return nil, p.fail(rest, len(rawWord), "", "raw gives the file as it is: there is nothing for boxes and masks to follow")
+	}
+	if j.picture.mix != nil {
+		at := slices.IndexFunc(calls, func(c call) bool { return slices.Contains(mixWords, c.name) })
+		return nil, p.fail(calls[at].pos, len(calls[at].name), "leave it out", "%s blends whole pictures, and boxes and masks cannot follow", calls[at].name)
+	}
+	j.fields = j.picture.Fields()
+	_, h, w := j.picture.OutShape()
+	if j.boxes != nil {
+		j.fields = append(j.fields, j.boxes.fields()...)
+		j.parts = append(j.parts, j.boxes.ext)
+	}
+	if j.mask != nil {
+		j.fields = append(j.fields, j.mask.field(h, w))
+		if !slices.Contains(j.parts, j.mask.ext) {
+			j.parts = append(j.parts, j.mask.ext)
+		}
+	}
+	return j, nil
+}
+
+// Fields implements Ingest.
+func (j *joint) Fields() []Field { return j.fields }
+
+// Parts implements Wants.
+func (j *joint) Parts() []string { return j.parts }
+
+// Layout implements Ingest.
+func (j *joint) Layout() string { return j.picture.Layout() }
+
+// String implements Ingest.
+func (j *joint) String() string {
+	var parts []string
+	if j.boxes != nil {
+		parts = append(parts, j.boxes.String())
+	}
+	if j.mask != nil {
+		parts = append(parts, j.mask.String())
+	}
+	return strings.Join(append(parts, j.picture.String()), "|")
+}
+
+// Hash implements Ingest.
+func (j *joint) Hash() string {
+	sum := sha256.Sum256([]byte(j.String()))
+	return hex.EncodeToString(sum[:])
+}
+
+// Make implements Ingest. What belongs to the picture is read before its pixels, which cost the most.
+func (j *joint) Make(src Sample, at Draw, row *Row) error {
+	out := row.Fields[1:]
+	return j.picture.applyWith(src.Data, at, row.Fields[0], func(size image.Point, steps []step) error {
+		if j.boxes != nil {
+			part, err := src.part(j.boxes.ext)
+			if err != nil {
+				return err
+			}
+			if err := j.boxes.make(part, size, steps, out); err != nil {
+				return fmt.Errorf("%w: boxes in its .%s: %w", ErrBadSample, j.boxes.ext, err)
+			}
+			out = out[len(j.boxes.fields()):]
+		}
+		if j.mask != nil {
+			part, err := src.part(j.mask.ext)
+			if err != nil {
+				return err
+			}
+			if err := j.mask.make(part, size, j.picture.MaxPixels, steps, out[0]); err != nil {
+				return fmt.Errorf("%w: mask in its .%s: %w", ErrBadSample, j.mask.ext, err)
+			}
+		}
+		return nil
+	})
+}
+
+// part returns a file of the sample, nil if there is none.
+func (s Sample) part(ext string) ([]byte, error) {
+	if s.Part == nil {
+		return nil, nil
+	}
+	return s.Part(ext)
+}
+
+// errNoPart says that a sample lacks what it must have.
+var errNoPart = errors.New("there is none (a file of the same folder and the same name up to the first dot)")
+
+// ext reads the extension of a part.
+func (a *args) ext(name string) (string, error) {
+	v := a.val[name]
+	if v.kind != 's' || v.str == "" || len(v.str) > 64 || strings.ContainsAny(v.str, `/|`) || v.str[0] == '.' {
+		return "", a.bad(v, "%s is the extension of a file beside the picture, such as 'json' or 'mask.png'", name)
+	}
+	return v.str, nil
+}
+
+// oneOf reads one of some words.
+func (a *args) oneOf(name string, of ...string) (string, error) {
+	v := a.val[name]
+	if v.kind != 's' || !slices.Contains(of, v.str) {
+		return "", a.bad(v, "%s is one of '%s'", name, strings.Join(of, "', '"))
+	}
+	return v.str, nil
+}
+
+// pyString writes a string literal. A SPEC's strings hold one kind of quotes at most.
+func pyString(s string) string {
+	if strings.Contains(s, "'") {
+		return `"` + s + `"`
+	}
+	return "'" + s + "'"
+}

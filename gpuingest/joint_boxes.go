@@ -1,0 +1,227 @@
+package gpuingest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"image"
+	"math"
+	"strings"
+	"sync"
+)
+
+// detection makes fields of the boxes that belong to a picture.
+type detection struct {
+	ext     string
+	format  string
+	classes []string // names by label; of format voc
+	max     int
+	minSize float64 // pixels of the result, width and height
+	minArea float64
+}
+
+// boxFormats are the formats of annotations, each with its usual extension.
+var boxFormats = map[string]struct {
+	ext   string
+	parse func(d *detection, boxes []box, part []byte, size image.Point) ([]box, error)
+}{
+	"coco": {"json", parseCOCO},
+	"voc":  {"xml", parseVOC},
+	"yolo": {"txt", parseYOLO},
+}
+
+const (
+	// maxBoxes bounds the boxes of a picture, in its file and in a row.
+	maxBoxes = 10_000
+	// maxAnnotation bounds a file of annotations in bytes, before it is parsed.
+	maxAnnotation = 16 << 20
+)
+
+var detectionParams = []param{
+	{"boxes", "None"}, {"format", "'coco'"}, {"classes", "None"}, {"max_boxes", "100"}, {"min_size", "1.0"}, {"min_area", "1.0"},
+}
+
+func compileDetection(p *parser, c call) (*detection, error) {
+	a, err := bind(p, c, detectionParams)
+	if err != nil {
+		return nil, err
+	}
+	d := &detection{}
+	if d.format, err = a.oneOf("format", "coco", "voc", "yolo"); err != nil {
+		return nil, err
+	}
+	if d.ext = boxFormats[d.format].ext; a.val["boxes"].kind != 'n' {
+		if d.ext, err = a.ext("boxes"); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.setClasses(a); err != nil {
+		return nil, err
+	}
+	if d.max, err = a.integer("max_boxes", 1, maxBoxes); err != nil {
+		return nil, err
+	}
+	for name, to := range map[string]*float64{"min_size": &d.minSize, "min_area": &d.minArea} {
+		v := a.val[name]
+		if !v.number() || v.num < 0 || v.num > maxSide*maxSide {
+			return nil, a.bad(v, "%s is a number of pixels, 0 or more", name)
+		}
+		*to = v.num
+	}
+	return d, nil
+}
+
+func (d *detection) setClasses(a *args) error {
+	v := a.val["classes"]
+	if v.kind == 'n' {
+		if d.format == "voc" {
+			return a.p.fail(a.of.pos, len(a.of.name), "write classes=('aeroplane', 'bicycle', ...), in the order of their labels", "format 'voc' names classes and does not number them")
+		}
+		return nil
+	}
+	if d.format != "voc" {
+		return a.bad(v, "classes are for format 'voc'; '%s' has numbers", d.format)
+	}
+	if v.kind == 's' {
+		v.list = []value{v}
+	}
+	seen := map[string]bool{}
+	for _, x := range v.list {
+		if x.kind != 's' || x.str == "" || seen[x.str] {
+			return a.bad(x, "classes is a tuple of names, each once")
+		}
+		seen[x.str] = true
+		d.classes = append(d.classes, x.str)
+	}
+	if len(d.classes) == 0 {
+		return a.bad(v, "classes is a tuple of names, one or more")
+	}
+	return nil
+}
+
+// String is the canonical form.
+func (d *detection) String() string {
+	classes := "None"
+	if len(d.classes) == 1 {
+		classes = "(" + pyString(d.classes[0]) + ",)"
+	} else if d.classes != nil {
+		quoted := make([]string, len(d.classes))
+		for i, c := range d.classes {
+			quoted[i] = pyString(c)
+		}
+		classes = "(" + strings.Join(quoted, ", ") + ")"
+	}
+	return fmt.Sprintf("Detection(boxes=%s, format='%s', classes=%s, max_boxes=%d, min_size=%s, min_area=%s)",
+		pyString(d.ext), d.format, classes, d.max, pyFloat(d.minSize), pyFloat(d.minArea))
+}
+
+func (d *detection) fields() []Field {
+	return []Field{
+		{Name: "boxes", DType: "float32", Shape: []int{d.max, 4}, Bytes: 16 * d.max},
+		{Name: "labels", DType: "int64", Shape: []int{d.max}, Bytes: 8 * d.max},
+		{Name: "boxes_n", DType: "int64", Bytes: 8},
+	}
+}
+
+// noLabel is the label where there is no box.
+const noLabel = -1
+
+// box is a rectangle in pixels from the upper left corner of the picture, and what it holds.
+type box struct {
+	x1, y1, x2, y2 float64
+	label          int64
+}
+
+// clip cuts the box to a picture of the given size.
+func (b *box) clip(size image.Point) {
+	w, h := float64(size.X), float64(size.Y)
+	b.x1, b.x2 = min(max(b.x1, 0), w), min(max(b.x2, 0), w)
+	b.y1, b.y2 = min(max(b.y1, 0), h), min(max(b.y2, 0), h)
+}
+
+// move takes the box to where its corners lie behind a step, as the smallest box that holds them.
+func (b *box) move(m *[6]float64) {
+	x1, y1, x2, y2 := math.Inf(1), math.Inf(1), math.Inf(-1), math.Inf(-1)
+	for _, c := range [4][2]float64{{b.x1, b.y1}, {b.x2, b.y1}, {b.x1, b.y2}, {b.x2, b.y2}} {
+		x, y := m[0]*c[0]+m[1]*c[1]+m[2], m[3]*c[0]+m[4]*c[1]+m[5]
+		x1, y1, x2, y2 = min(x1, x), min(y1, y), max(x2, x), max(y2, y)
+	}
+	b.x1, b.y1, b.x2, b.y2 = x1, y1, x2, y2
+}
+
+// follow takes boxes through the steps of a picture. What leaves the picture at a step is cut off there, as
+// torchvision's v2 kernels do. It returns the boxes that are still large enough, in their order, as
+// SanitizeBoundingBoxes does.
+func (d *detection) follow(boxes []box, size image.Point, steps []step) []box {
+	for i := range steps {
+		s := &steps[i]
+		m, after := s.move(size), s.after(size)
+		for j := range boxes {
+			boxes[j].move(&m)
+			boxes[j].clip(after)
+		}
+		size = after
+	}
+	kept := boxes[:0]
+	for _, b := range boxes {
+		if w, h := b.x2-b.x1, b.y2-b.y1; w > 0 && h > 0 && w >= d.minSize && h >= d.minSize && w*h >= d.minArea {
+			kept = append(kept, b)
+		}
+	}
+	return kept
+}
+
+// boxLists hold boxes between parsing and storing.
+var boxLists = sync.Pool{New: func() any { return new([]box) }}
+
+// make writes a row's fields.
+func (d *detection) make(part []byte, size image.Point, steps []step, out [][]byte) error {
+	list := boxLists.Get().(*[]box)
+	defer boxLists.Put(list)
+	if len(part) > maxAnnotation {
+		return fmt.Errorf("%d bytes, the limit is %d", len(part), maxAnnotation)
+	}
+	boxes, err := boxFormats[d.format].parse(d, (*list)[:0], part, size)
+	*list = boxes[:0]
+	if err != nil {
+		return err
+	}
+	for i := range boxes {
+		boxes[i].clip(size)
+	}
+	boxes = d.follow(boxes, size, steps)
+	if len(boxes) > d.max {
+		return fmt.Errorf("%d boxes are left of it, max_boxes is %d: raise it", len(boxes), d.max)
+	}
+	le := binary.LittleEndian
+	to, labels := out[0], out[1]
+	for i, b := range boxes {
+		for k, v := range [4]float64{b.x1, b.y1, b.x2, b.y2} {
+			le.PutUint32(to[16*i+4*k:], math.Float32bits(float32(v)))
+		}
+		le.PutUint64(labels[8*i:], uint64(b.label))
+	}
+	clear(to[16*len(boxes):])
+	for i := len(boxes); i < d.max; i++ {
+		le.PutUint64(labels[8*i:], uint64(noLabel&math.MaxUint64))
+	}
+	le.PutUint64(out[2], uint64(len(boxes)))
+	return nil
+}
+
+var errTooMany = fmt.Errorf("more than %d boxes", maxBoxes)
+
+// add appends a box that a file gives, if it can be one.
+func add(boxes []box, b box) ([]box, error) {
+	for _, v := range [4]float64{b.x1, b.y1, b.x2, b.y2} {
+		if !(math.Abs(v) < 1e9) {
+			return boxes, fmt.Errorf("box %d has a coordinate of %g", len(boxes)+1, v)
+		}
+	}
+	if b.x2 < b.x1 || b.y2 < b.y1 {
+		return boxes, fmt.Errorf("box %d ends before it begins: (%g, %g) to (%g, %g)", len(boxes)+1, b.x1, b.y1, b.x2, b.y2)
+	}
+	if len(boxes) == maxBoxes {
+		return boxes, errTooMany
+	}
+	return append(boxes, b), nil
+}

@@ -1,0 +1,182 @@
+package gpuingest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"image"
+	"image/png"
+	"math"
+
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
+)
+
+// segmentation makes a field of the mask that belongs to a picture.
+type segmentation struct {
+	ext   string
+	dtype string
+	fill  int // where there is no picture
+}
+
+// maskTypes maps the types of masks to their sizes.
+var maskTypes = map[string]int{"uint8": 1, "int32": 4, "int64": 8}
+
+var segmentationParams = []param{{"mask", "'mask.png'"}, {"dtype", "'uint8'"}, {"fill", "0"}}
+
+func compileSegmentation(p *parser, c call) (*segmentation, error) {
+	a, err := bind(p, c, segmentationParams)
+	if err != nil {
+		return nil, err
+	}
+	m := &segmentation{}
+	if m.ext, err = a.ext("mask"); err != nil {
+		return nil, err
+	}
+	if m.dtype, err = a.oneOf("dtype", "uint8", "int32", "int64"); err != nil {
+		return nil, err
+	}
+	lo, hi := math.MinInt32, math.MaxInt32
+	if m.dtype == "uint8" {
+		lo, hi = 0, 255
+	}
+	m.fill, err = a.integer("fill", lo, hi)
+	return m, err
+}
+
+// String is the canonical form.
+func (m *segmentation) String() string {
+	return fmt.Sprintf("Segmentation(mask=%s, dtype='%s', fill=%d)", pyString(m.ext), m.dtype, m.fill)
+}
+
+func (m *segmentation) field(h, w int) Field {
+	return Field{Name: "mask", DType: m.dtype, Shape: []int{h, w}, Bytes: h * w * maskTypes[m.dtype]}
+}
+
+// make writes the mask behind the picture's steps, each pixel's value being that of the nearest one, by Pillow's
+// rule.
+//
+// The mask takes the steps as a picture of its own: its red is the value's lower byte, its green the upper one,
+// and its blue 1, which is 0 where a step has added what was not there.
+func (m *segmentation) make(part []byte, size image.Point, maxPixels int64, steps []step, dst []byte) error {
+	if part == nil {
+		return errNoPart
+	}
+	p := pictures.Get().(*picture)
+	defer p.close()
+	if p.maxPixels = maxPixels; maxPixels <= 0 {
+		p.maxPixels = jpeg.DefaultMaxPixels
+	}
+	if n := int64(size.X) * int64(size.Y); n > p.maxPixels {
+		return fmt.Errorf("%w: %d pixels, the limit is %d", jpeg.ErrTooLarge, n, p.maxPixels)
+	}
+	var err error
+	if p.buf, err = decodeMask(part, size); err != nil {
+		return err
+	}
+	p.src, p.size0, p.view = *p.buf, size, viewOf(size)
+	for _, s := range steps {
+		if s.kind == stepColour {
+			continue
+		}
+		s.filter, s.fill = jpeg.Nearest, [3]uint8{}
+		if err := p.do(&s); err != nil {
+			return err
+		}
+	}
+	end := p.size()
+	out := getBuffer(end.X * end.Y * 3)
+	defer putBuffer(out)
+	j := p.job
+	j.Elem, j.MaxPixels = 1, p.maxPixels
+	if err := p.store(*out, &j); err != nil {
+		return err
+	}
+	return m.store(dst, *out)
+}
+
+// store writes the values that packed pixels stand for.
+func (m *segmentation) store(dst, rgb []byte) error {
+	le := binary.LittleEndian
+	if m.dtype == "uint8" {
+		for i := range dst {
+			switch p := rgb[3*i : 3*i+3]; {
+			case p[2] == 0:
+				dst[i] = byte(m.fill)
+			case p[1] != 0:
+				return fmt.Errorf("value %d does not fit uint8: write dtype='int32' or 'int64'", le.Uint16(p))
+			default:
+				dst[i] = p[0]
+			}
+		}
+		return nil
+	}
+	size := maskTypes[m.dtype]
+	for ; len(rgb) >= 3; rgb, dst = rgb[3:], dst[size:] {
+		v := int64(le.Uint16(rgb))
+		if rgb[2] == 0 {
+			v = int64(m.fill)
+		}
+		if size == 4 {
+			le.PutUint32(dst, uint32(v))
+		} else {
+			le.PutUint64(dst, uint64(v))
+		}
+	}
+	return nil
+}
+
+// decodeMask reads a PNG of indices or of grey, 16 bits included, as numpy.array(Image.open(f)) gives it, as
+// packed pixels of lower byte, upper byte, 1, in a buffer of the pool.
+func decodeMask(src []byte, size image.Point) (*[]byte, error) {
+	if kind := format(src); kind != "PNG" {
+		return nil, fmt.Errorf("it is %s: masks are PNG", kind)
+	}
+	c, err := png.DecodeConfig(bytes.NewReader(src))
+	if err != nil {
+		return nil, err
+	}
+	if c.Width != size.X || c.Height != size.Y {
+		return nil, fmt.Errorf("it has %dx%d pixels, its picture %dx%d", c.Width, c.Height, size.X, size.Y)
+	}
+	img, err := png.Decode(bytes.NewReader(src))
+	if err != nil {
+		return nil, err
+	}
+	buf := getBuffer(size.X * size.Y * 3)
+	dst := *buf
+	switch m := img.(type) {
+	case *image.Paletted:
+		spread(dst, m.Pix, m.Stride, size)
+	case *image.Gray:
+		const depth = 24     // where IHDR has the bits of a sample
+		if src[depth] == 1 { // Pillow reads False and True, Go 0 and 255
+			for i := range m.Pix {
+				m.Pix[i] &= 1
+			}
+		}
+		spread(dst, m.Pix, m.Stride, size)
+	case *image.Gray16:
+		for y := range size.Y {
+			to, from := dst[3*y*size.X:], m.Pix[y*m.Stride:]
+			for x := range size.X {
+				to[3*x], to[3*x+1], to[3*x+2] = from[2*x+1], from[2*x], 1
+			}
+		}
+	default:
+		putBuffer(buf)
+		return nil, errors.New("it has colours or transparency: masks are PNG of indices or of plain grey")
+	}
+	return buf, nil
+}
+
+// spread writes values of one byte.
+func spread(dst, pix []byte, stride int, size image.Point) {
+	for y := range size.Y {
+		to := dst[3*y*size.X:][:3*size.X]
+		for _, v := range pix[y*stride:][:size.X] {
+			to[0], to[1], to[2] = v, 0, 1
+			to = to[3:]
+		}
+	}
+}

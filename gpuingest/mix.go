@@ -1,0 +1,301 @@
+package gpuingest
+
+import (
+	"fmt"
+	"image"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/shoalfs/shoal/gpuingest/internal/pillow"
+)
+
+// mixWords are what works on a batch, as torchvision.transforms.v2 names it.
+var mixWords = []string{"MixUp", "CutMix", "RandomChoice"}
+
+var (
+	mixParams    = []param{{"alpha", "1.0"}, {"num_classes", "None"}}
+	choiceParams = []param{{"transforms", ""}, {"p", "None"}}
+)
+
+// maxClasses bounds soft labels: a row of them is part of every sample.
+const maxClasses = 1 << 20
+
+// mixing blends each row of a batch with the one before it (the first with the last), as torchvision's MixUp and
+// CutMix do: one draw of lambda from Beta(alpha, alpha) a batch.
+type mixing struct {
+	kinds   []mixKind
+	weights []float64 // of the kinds, normalised; nil: equal, and a single kind is no choice
+	choice  bool
+	classes int // 0: label_b and lam; else target
+}
+
+type mixKind struct {
+	cut   bool
+	alpha float64
+}
+
+func (k mixKind) name() string {
+	if k.cut {
+		return "CutMix"
+	}
+	return "MixUp"
+}
+
+func buildMix(p *parser, c call) (*mixing, error) {
+	m := &mixing{}
+	if c.name != "RandomChoice" {
+		return m, m.add(p, c)
+	}
+	a, err := bind(p, c, choiceParams)
+	if err != nil {
+		return nil, err
+	}
+	m.choice = true
+	list := a.val["transforms"]
+	if list.kind != 't' || len(list.list) < 1 || len(list.list) > maxOps {
+		return nil, a.bad(list, "transforms is a list such as [MixUp(alpha=0.2), CutMix(alpha=1.0)]")
+	}
+	classes := 0
+	for i, v := range list.list {
+		if v.kind != 'c' || v.call.name != "MixUp" && v.call.name != "CutMix" {
+			return nil, a.bad(v, "the choice is between MixUp(...) and CutMix(...)")
+		}
+		if err := m.add(p, v.call); err != nil {
+			return nil, err
+		}
+		if i > 0 && m.classes != classes {
+			return nil, p.fail(v.pos, v.len, "", "%s: num_classes must be the same for all, since batches have one shape", v.call.name)
+		}
+		classes = m.classes
+	}
+	w := a.val["p"]
+	if w.kind == 'n' {
+		return m, nil
+	}
+	if w.kind != 't' || len(w.list) != len(m.kinds) {
+		return nil, a.bad(w, "p is None or a probability for each of transforms")
+	}
+	sum := 0.0
+	for _, x := range w.list {
+		if !x.number() || x.num < 0 || x.num > 1e6 {
+			return nil, a.bad(x, "p takes numbers from 0 on")
+		}
+		m.weights = append(m.weights, x.num)
+		sum += x.num
+	}
+	if sum <= 0 {
+		return nil, a.bad(w, "p must not be 0 for all")
+	}
+	return m, nil
+}
+
+// add reads MixUp or CutMix.
+func (m *mixing) add(p *parser, c call) error {
+	a, err := bind(p, c, mixParams)
+	if err != nil {
+		return err
+	}
+	alpha := a.val["alpha"]
+	if !alpha.number() || alpha.num < 1e-3 || alpha.num > 1e3 {
+		return a.bad(alpha, "alpha is a number from 0.001 to 1000")
+	}
+	m.classes = 0
+	if v := a.val["num_classes"]; v.kind != 'n' {
+		if m.classes, err = a.integer("num_classes", 1, maxClasses); err != nil {
+			return err
+		}
+	}
+	m.kinds = append(m.kinds, mixKind{c.name == "CutMix", alpha.num})
+	return nil
+}
+
+func (m *mixing) String() string {
+	classes := "None"
+	if m.classes > 0 {
+		classes = fmt.Sprint(m.classes)
+	}
+	parts := make([]string, len(m.kinds))
+	for i, k := range m.kinds {
+		parts[i] = fmt.Sprintf("%s(alpha=%s, num_classes=%s)", k.name(), pyFloat(k.alpha), classes)
+	}
+	if !m.choice {
+		return parts[0]
+	}
+	weights := "None"
+	if m.weights != nil {
+		list := make([]string, len(m.weights))
+		for i, w := range m.weights {
+			list[i] = pyFloat(w)
+		}
+		weights = "(" + strings.Join(list, ", ") + ",)"
+	}
+	return "RandomChoice(transforms=[" + strings.Join(parts, ", ") + "], p=" + weights + ")"
+}
+
+// draw chooses the kind and its lambda.
+func (m *mixing) draw(r *Rand) (mixKind, float64) {
+	u := r.Float64()
+	at := int(u * float64(len(m.kinds)))
+	if m.weights != nil {
+		sum := 0.0
+		for _, w := range m.weights {
+			sum += w
+		}
+		u *= sum
+		for at = 0; at < len(m.weights)-1 && u >= m.weights[at]; at++ {
+			u -= m.weights[at]
+		}
+	}
+	k := m.kinds[at]
+	return k, r.beta(k.alpha)
+}
+
+// beta is a number of the distribution Beta(a, a): x/(x+y) with x and y of Gamma(a), by their logarithms, since small
+// alphas give tiny numbers.
+func (r *Rand) beta(a float64) float64 {
+	x, y := r.logGamma(a), r.logGamma(a)
+	return 1 / (1 + math.Exp(y-x))
+}
+
+// logGamma is the logarithm of a number of Gamma(a, 1) (Marsaglia, Tsang: "A simple method for generating gamma
+// variables", 2000).
+func (r *Rand) logGamma(a float64) float64 {
+	boost := 0.0
+	if a < 1 {
+		boost = math.Log(1-r.Float64()) / a
+		a++
+	}
+	d := a - 1.0/3
+	c := 1 / math.Sqrt(9*d)
+	for {
+		// Box and Muller's, of which one half will do.
+		n := math.Sqrt(-2*math.Log(1-r.Float64())) * math.Cos(2*math.Pi*r.Float64())
+		v := 1 + c*n
+		if v <= 0 {
+			continue
+		}
+		v = v * v * v
+		if math.Log(1-r.Float64()) < n*n/2+d-d*v+d*math.Log(v) {
+			return math.Log(d) + math.Log(v) + boost
+		}
+	}
+}
+
+// cutBox is what CutMix takes of the partner, perhaps nothing.
+func cutBox(size image.Point, lam float64, r *Rand) image.Rectangle {
+	x, y := r.IntN(size.X), r.IntN(size.Y)
+	half := 0.5 * math.Sqrt(1-lam)
+	w, h := int(half*float64(size.X)), int(half*float64(size.Y))
+	return image.Rect(x-w, y-h, x+w, y+h).Intersect(image.Rectangle{Max: size})
+}
+
+// Mixed is a Transform with a step over the batch. It implements Mixer.
+type Mixed struct{ *Transform }
+
+// ingest is the transform as New gives it.
+func (t *Transform) ingest() Ingest {
+	if t.mix != nil {
+		return &Mixed{t}
+	}
+	return t
+}
+
+// Fields implements Ingest: the partner's label and the weight of the row's own, or soft labels.
+func (t *Mixed) Fields() []Field {
+	if k := t.mix.classes; k > 0 {
+		return append(t.Transform.Fields(), Field{Name: "target", DType: "fp32", Shape: []int{k}, Bytes: 4 * k})
+	}
+	return append(t.Transform.Fields(), Field{Name: "label_b", DType: "int64", Bytes: 8}, Field{Name: "lam", DType: "fp32", Bytes: 4})
+}
+
+// Make implements Ingest. The row is its own partner until Mix.
+func (t *Mixed) Make(src Sample, at Draw, row *Row) error {
+	if k := t.mix.classes; k > 0 && (row.Label < 0 || row.Label >= int64(k)) {
+		return fmt.Errorf("gpuingest: sample %d has label %d and %s makes soft labels of %d classes: raise num_classes, or leave it out", at.Sample, row.Label, t.mix, k)
+	}
+	if err := t.Transform.Make(src, at, row); err != nil {
+		return err
+	}
+	t.mix.label(row, row.Label, 1)
+	return nil
+}
+
+// label writes how a row's label is mixed.
+func (m *mixing) label(row *Row, partner int64, lam float32) {
+	if m.classes == 0 {
+		native.PutUint64(row.Fields[1], uint64(partner))
+		native.PutUint32(row.Fields[2], math.Float32bits(lam))
+		return
+	}
+	target := row.Fields[1]
+	clear(target)
+	native.PutUint32(target[4*row.Label:], math.Float32bits(lam))
+	other := target[4*partner:]
+	native.PutUint32(other, math.Float32bits(math.Float32frombits(native.Uint32(other))+(1-lam)))
+}
+
+// Mix implements Mixer. Rows of uint8 become (a*k + b*(65536-k) + 32768) >> 16 with lam = k/65536; rows of floats
+// lam*a + (1-lam)*b in float32, rounded once to the type.
+func (t *Mixed) Mix(at Draw, rows []*Row) {
+	rows = slices.DeleteFunc(slices.Clone(rows), func(r *Row) bool { return r == nil })
+	if len(rows) == 0 {
+		return
+	}
+	r := at.Rand(mixOperation)
+	kind, lam := t.mix.draw(&r)
+	k := int(math.Round(lam * (1 << 16)))
+	var box image.Rectangle
+	if kind.cut {
+		box = cutBox(t.size, lam, &r)
+		lam = 1 - float64(box.Dx()*box.Dy())/float64(t.size.X*t.size.Y)
+	} else {
+		lam = float64(k) / (1 << 16)
+	}
+	// From the last row on, so that each partner is still what it was.
+	last := getBuffer(t.OutBytes())
+	defer putBuffer(last)
+	copy(*last, rows[len(rows)-1].Fields[0])
+	for i := len(rows) - 1; i >= 0; i-- {
+		a, b, partner := rows[i].Fields[0], *last, rows[len(rows)-1]
+		if i > 0 {
+			partner = rows[i-1]
+			b = partner.Fields[0]
+		}
+		if kind.cut {
+			t.paste(a, b, box)
+		} else {
+			t.blend(a, b, k)
+		}
+		t.mix.label(rows[i], partner.Label, float32(lam))
+	}
+}
+
+func (t *Mixed) blend(a, b []byte, k int) {
+	switch t.dtype {
+	case "uint8":
+		pillow.Mix(a, b, k)
+	case "fp32":
+		pillow.MixFloat32(a, b, k)
+	case "fp16":
+		pillow.MixFloat16(a, b, k)
+	case "bf16":
+		pillow.MixBFloat16(a, b, k)
+	}
+}
+
+// paste copies a box of b to a.
+func (t *Mixed) paste(a, b []byte, box image.Rectangle) {
+	elem, w := dtypes[t.dtype], t.size.X
+	planes := 3
+	if t.layout == "nhwc" {
+		elem, planes = elem*3, 1
+	}
+	for p := range planes {
+		for y := box.Min.Y; y < box.Max.Y; y++ {
+			row := (p*t.size.Y + y) * w
+			lo, hi := (row+box.Min.X)*elem, (row+box.Max.X)*elem
+			copy(a[lo:hi], b[lo:hi])
+		}
+	}
+}

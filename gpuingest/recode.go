@@ -1,0 +1,106 @@
+package gpuingest
+
+import (
+	"bytes"
+	"fmt"
+	"image"
+	"strconv"
+	"strings"
+
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
+)
+
+// Recode makes the files of a dataset cheaper to read or to decode, once, before they are packed: FFCV's
+// trade. The zero value changes nothing.
+type Recode struct {
+	// Short is the most pixels of a picture's shorter side: larger ones are resized to it, in Pillow's
+	// bilinear, smaller ones stay as they are. 0: all stay.
+	Short int
+	// Quality of the JPEG that a resized picture becomes, 1 to 100, with chroma at half the size (4:2:0) as
+	// Pillow has it.
+	Quality int
+	// Decode stores pixels in place of JPEG: npy files, uint8 [height, width, 3], as long as width x height x 3.
+	Decode bool
+}
+
+// ParseResize reads what --resize says: short=N, or nothing.
+func ParseResize(text string) (short int, err error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, ok := strings.CutPrefix(text, "short=")
+	if short, err = strconv.Atoi(n); !ok || err != nil || short < 1 || short > maxSide {
+		return 0, fmt.Errorf("resize %q: write short=N, the pixels of the shorter side, 1 to %d", text, maxSide)
+	}
+	return short, nil
+}
+
+// String says what is done to pictures, for a set's manifest; empty if nothing is.
+func (r Recode) String() string {
+	var parts []string
+	if r.Short > 0 {
+		parts = append(parts, fmt.Sprintf("resize short=%d bilinear", r.Short))
+	}
+	switch {
+	case r.Decode:
+		parts = append(parts, "decoded to npy uint8 HWC")
+	case r.Short > 0:
+		parts = append(parts, fmt.Sprintf("JPEG quality=%d 4:2:0", r.Quality))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// NpySuffix is added to the name of a picture that Recode has decoded.
+const NpySuffix = ".npy"
+
+// Apply returns what becomes of a file, and what is added to its name. A file that is to stay as it is comes back
+// as it is. Errors wrap ErrBadSample: the file is not a picture that Compile's transforms could read.
+func (r Recode) Apply(src []byte) (dst []byte, suffix string, err error) {
+	p := pictures.Get().(*picture)
+	defer p.close()
+	if err := p.open(src, 0); err != nil {
+		if !badBytes(err) {
+			return nil, "", err
+		}
+		return nil, "", fmt.Errorf("%w: %w", ErrBadSample, err)
+	}
+	size := p.size0
+	if short := min(size.X, size.Y); r.Short > 0 && short > r.Short {
+		// As torchvision's Resize(short): the longer side is cut off, not rounded.
+		size = image.Pt(max(1, size.X*r.Short/short), max(1, size.Y*r.Short/short))
+	} else if !r.Decode {
+		return src, "", nil
+	}
+	var head []byte
+	if r.Decode {
+		head = npyPictureHeader(size)
+	}
+	out := make([]byte, len(head)+size.X*size.Y*3)
+	copy(out, head)
+	if err := p.store(out[len(head):], &jpeg.Job{Size: size, MaxPixels: p.maxPixels}); err != nil {
+		if !badBytes(err) {
+			return nil, "", err
+		}
+		return nil, "", fmt.Errorf("%w: %w", ErrBadSample, err)
+	}
+	if r.Decode {
+		return out, NpySuffix, nil
+	}
+	dst, err = jpeg.Encode(nil, out, size.X, size.Y, r.Quality, jpeg.Sub420)
+	return dst, "", err
+}
+
+// npyPictureHeader is the header of an npy file of version 1.0 that holds a picture: padded, so that the pixels begin at
+// a multiple of 64 (numpy.lib.format).
+func npyPictureHeader(size image.Point) []byte {
+	dict := fmt.Sprintf("{'descr': '|u1', 'fortran_order': False, 'shape': (%d, %d, 3), }", size.Y, size.X)
+	const fixed = 10
+	n := (fixed + len(dict) + 1 + 63) &^ 63
+	var b bytes.Buffer
+	b.WriteString("\x93NUMPY\x01\x00")
+	b.Write([]byte{byte(n - fixed), byte((n - fixed) >> 8)})
+	b.WriteString(dict)
+	b.WriteString(strings.Repeat(" ", n-fixed-len(dict)-1))
+	b.WriteByte('\n')
+	return b.Bytes()
+}

@@ -1,0 +1,452 @@
+package gpuingest
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+)
+
+// Table is the Ingest of samples that are rows of a table, as CSV has them: named columns become numbers. What it
+// knows of the whole table, such as means and categories, it is given as a [Fit].
+type Table struct {
+	ops   []tableOp
+	dtype string // of the numbers
+	fit   *Fit
+}
+
+// tableOp is what is made of one column.
+type tableOp struct {
+	Op      string  `json:"op"` // number, minmax, zscore, outliers, onehot, ordinal or label
+	Column  string  `json:"column"`
+	Clip    float64 `json:"clip,omitempty"`   // zscore: the largest distance from the mean, in standard deviations
+	LowP    float64 `json:"low_p,omitempty"`  // outliers: the quantiles that values are clipped to
+	HighP   float64 `json:"high_p,omitempty"` //
+	Missing string  `json:"missing"`          // error, mean, category, or a number
+	pos     int     // of the column's name in the spec
+	len     int
+}
+
+var tableOps = map[string][]param{
+	"number":   {{"column", ""}, {"missing", "'error'"}},
+	"minmax":   {{"column", ""}, {"missing", "'error'"}},
+	"zscore":   {{"column", ""}, {"clip", "None"}, {"missing", "'error'"}},
+	"outliers": {{"column", ""}, {"low", "0.01"}, {"high", "0.99"}, {"missing", "'error'"}},
+	"onehot":   {{"column", ""}, {"missing", "'error'"}},
+	"ordinal":  {{"column", ""}, {"missing", "'error'"}},
+	"label":    {{"column", ""}},
+}
+
+func (o *tableOp) numeric() bool { return o.Op != "onehot" && o.Op != "ordinal" && o.Op != "label" }
+
+// compileTable reads
+//
+//	SPEC = table { "|" op } [ "|" fp32 | fp64 ]
+//	op   = number(column) | minmax(column) | zscore(column, clip) | outliers(column, low, high)
+//	     | onehot(column) | ordinal(column) | label(column)
+//
+// where missing= says what becomes of an empty value: 'error' (the row is a bad sample), of numbers 'mean' or a
+// number, of onehot and ordinal 'category': a category of its own.
+func compileTable(p *parser, calls []call) (Ingest, error) {
+	if len(calls[0].args) > 0 {
+		return nil, p.fail(calls[0].pos, len(calls[0].name), "name each with what is made of it, such as table()|zscore('age')", "table takes no arguments")
+	}
+	t := &Table{}
+	numbers := false
+	for _, c := range calls[1:] {
+		if c.name == "fp32" || c.name == "float32" || c.name == "fp64" || c.name == "float64" {
+			if t.dtype != "" || c.parens {
+				return nil, p.fail(c.pos, len(c.name), "", "%s: one type is enough, without arguments", c.name)
+			}
+			t.dtype = "float" + c.name[len(c.name)-2:]
+			continue
+		}
+		params, ok := tableOps[c.name]
+		if !ok {
+			names := []string{"fp32", "fp64"}
+			for n := range tableOps {
+				names = append(names, n)
+			}
+			return nil, p.fail(c.pos, len(c.name), nearest(c.name, names), "%s is nothing that a column can become", c.name)
+		}
+		a, err := bind(p, c, params)
+		if err != nil {
+			return nil, err
+		}
+		o, err := tableOpOf(a)
+		if err != nil {
+			return nil, err
+		}
+		if o.Op == "label" && slices.ContainsFunc(t.ops, func(o tableOp) bool { return o.Op == "label" }) {
+			return nil, p.fail(c.pos, len(c.name), "", "a second label: one is enough")
+		}
+		numbers = numbers || o.numeric() || o.Op == "onehot"
+		if t.ops = append(t.ops, o); len(t.ops) > 1024 {
+			return nil, p.fail(c.pos, len(c.name), "", "more than 1024 columns")
+		}
+	}
+	if !numbers {
+		return nil, p.fail(calls[0].pos, len(calls[0].name), "add one, such as |zscore('age')", "no column becomes numbers")
+	}
+	if t.dtype == "" {
+		t.dtype = "float32"
+	}
+	return t, nil
+}
+
+func tableOpOf(a *args) (o tableOp, err error) {
+	v := a.val["column"]
+	o = tableOp{Op: a.of.name, Missing: "error", pos: v.pos, len: v.len}
+	if o.Column, err = a.text(v, "column"); err != nil {
+		return o, err
+	}
+	if v, ok := a.val["clip"]; ok && v.kind != 'n' {
+		if o.Clip = v.num; !v.number() || v.num <= 0 {
+			return o, a.bad(v, "clip is a number of standard deviations above 0")
+		}
+	}
+	if v, ok := a.val["low"]; ok {
+		w := a.val["high"]
+		if o.LowP, o.HighP = v.num, w.num; !v.number() || !w.number() || v.num < 0 || v.num >= w.num || w.num > 1 {
+			return o, a.bad(v, "low and high are quantiles, 0 <= low < high <= 1")
+		}
+	}
+	switch v, ok := a.val["missing"]; {
+	case !ok:
+	case v.kind == 's' && (v.str == "error" || v.str == "mean" && o.numeric() || v.str == "category" && !o.numeric()):
+		o.Missing = v.str
+	case v.number() && o.numeric():
+		o.Missing = v.String()
+	case o.numeric():
+		return o, a.bad(v, "missing is 'error', 'mean' or a number")
+	default:
+		return o, a.bad(v, "missing is 'error' or 'category'")
+	}
+	return o, nil
+}
+
+func (o *tableOp) String() string {
+	s := o.Op + "(column=" + quote(o.Column)
+	switch o.Op {
+	case "label":
+		return s + ")"
+	case "zscore":
+		clip := "None"
+		if o.Clip > 0 {
+			clip = pyFloat(o.Clip)
+		}
+		s += ", clip=" + clip
+	case "outliers":
+		s += ", low=" + pyFloat(o.LowP) + ", high=" + pyFloat(o.HighP)
+	}
+	if o.Missing == "error" || o.Missing == "mean" || o.Missing == "category" {
+		return s + ", missing=" + quote(o.Missing) + ")"
+	}
+	return s + ", missing=" + o.Missing + ")"
+}
+
+// String implements Ingest.
+func (t *Table) String() string {
+	var b strings.Builder
+	b.WriteString("table()")
+	for i := range t.ops {
+		b.WriteString("|" + t.ops[i].String())
+	}
+	return b.String() + "|" + map[string]string{"float32": "fp32", "float64": "fp64"}[t.dtype]
+}
+
+// Hash implements Ingest: with a fit, it names that too.
+func (t *Table) Hash() string {
+	if t.fit == nil {
+		return hashOf(t)
+	}
+	return hashOf(text(t.String() + " fitted by " + string(t.fit.JSON())))
+}
+
+type text string
+
+func (s text) String() string { return string(s) }
+
+// Layout implements Ingest.
+func (t *Table) Layout() string { return "" }
+
+// Fields implements Ingest: the numbers, and where there are ordinal columns, their categories. Without a fit the
+// number of one-hot categories is not known, and taken to be 1.
+func (t *Table) Fields() []Field {
+	width, ordinals := len(t.ops), 0
+	for _, o := range t.ops {
+		if o.Op == "ordinal" {
+			ordinals++
+		}
+		if o.Op == "ordinal" || o.Op == "label" {
+			width--
+		}
+	}
+	if t.fit != nil {
+		width = t.fit.Width
+	}
+	f := []Field{{Name: "data", DType: map[string]string{"float32": "fp32", "float64": "float64"}[t.dtype], Shape: []int{width}, Bytes: width * elementSize[t.dtype]}}
+	if ordinals > 0 {
+		f = append(f, Field{Name: "categories", DType: "int64", Shape: []int{ordinals}, Bytes: 8 * ordinals})
+	}
+	return f
+}
+
+// With returns the table with its fit, which must be of the same columns and operations.
+func (t *Table) With(f *Fit) (*Table, error) {
+	if f.Version != fitVersion || f.Spec != t.String() || len(f.Features) != len(t.ops) {
+		return nil, fmt.Errorf("the fit is of %s, version %d", f.Spec, f.Version)
+	}
+	u := *t
+	u.fit = f
+	return &u, nil
+}
+
+// Make implements Ingest.
+func (t *Table) Make(src Sample, _ Draw, row *Row) error {
+	if t.fit == nil {
+		return fmt.Errorf("gpuingest: %s has not been fitted", t)
+	}
+	fields, err := splitRow(src.Data, t.fit.comma(), nil)
+	if err != nil {
+		return err
+	}
+	if len(fields) != len(t.fit.Columns) {
+		return badArray("a row of %d fields, the table has %d columns", len(fields), len(t.fit.Columns))
+	}
+	clear(row.Fields[0])
+	for i := range t.fit.Features {
+		f := &t.fit.Features[i]
+		value := fields[f.field]
+		switch f.Op {
+		case "label":
+			if row.Label, err = f.label(value); err != nil {
+				return err
+			}
+		case "onehot", "ordinal":
+			k, err := f.category(value)
+			if err != nil {
+				return err
+			}
+			if f.Op == "ordinal" {
+				native.PutUint64(row.Fields[1][8*f.At:], uint64(k))
+			} else {
+				t.put(row.Fields[0], f.At+k, 1)
+			}
+		default:
+			x, err := f.number(value)
+			if err != nil {
+				return err
+			}
+			t.put(row.Fields[0], f.At, x)
+		}
+	}
+	return nil
+}
+
+func (t *Table) put(dst []byte, at int, x float64) {
+	if t.dtype == "float32" {
+		native.PutUint32(dst[4*at:], math.Float32bits(float32(x)))
+	} else {
+		native.PutUint64(dst[8*at:], math.Float64bits(x))
+	}
+}
+
+// isMissing says whether a value is none, as pandas reads the usual ones.
+func isMissing(s string) bool {
+	switch s {
+	case "", "NA", "N/A", "NaN", "nan", "NULL", "null", "None":
+		return true
+	}
+	return false
+}
+
+// parseNumber reads a finite decimal number.
+func parseNumber(s string) (float64, error) {
+	x, err := strconv.ParseFloat(s, 64)
+	if err != nil || math.IsInf(x, 0) || math.IsNaN(x) || strings.ContainsAny(s, "xX_pP") {
+		return 0, fmt.Errorf("%.40q is no finite number", s)
+	}
+	return x, nil
+}
+
+// number is the value of a numeric feature.
+func (f *Feature) number(value string) (float64, error) {
+	value = strings.TrimSpace(value)
+	var x float64
+	if isMissing(value) {
+		if f.Fill == nil {
+			return 0, badArray("column %q is missing (missing= names a value)", f.Column)
+		}
+		x = *f.Fill
+	} else {
+		var err error
+		if x, err = parseNumber(value); err != nil {
+			return 0, badArray("column %q: %w", f.Column, err)
+		}
+	}
+	switch f.Op {
+	case "minmax":
+		return (x - f.Min) / scaleOf(f.Max-f.Min), nil
+	case "zscore":
+		x = (x - f.Mean) / scaleOf(f.Std)
+		if f.Clip > 0 {
+			x = min(max(x, -f.Clip), f.Clip)
+		}
+	case "outliers":
+		x = min(max(x, f.Low), f.High)
+	}
+	return x, nil
+}
+
+// scaleOf keeps a constant column at 0.
+func scaleOf(x float64) float64 {
+	if x == 0 {
+		return 1
+	}
+	return x
+}
+
+// category is the number of a value among the sorted ones.
+func (f *Feature) category(value string) (int, error) {
+	if isMissing(value) {
+		if f.Missing == "error" {
+			return 0, badArray("column %q is missing (missing='category' makes it a category)", f.Column)
+		}
+		value = ""
+	}
+	k, ok := slices.BinarySearch(f.Categories, value)
+	if !ok {
+		return 0, badArray("column %q: %.40q is no category that the table was fitted with", f.Column, value)
+	}
+	return k, nil
+}
+
+func (f *Feature) label(value string) (int64, error) {
+	if isMissing(value) {
+		return 0, badArray("the label, column %q, is missing", f.Column)
+	}
+	if f.Categories == nil {
+		n, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+		if err != nil {
+			return 0, badArray("the label, column %q: %w", f.Column, err)
+		}
+		return n, nil
+	}
+	k, err := f.category(value)
+	return int64(k), err
+}
+
+// splitRow cuts a row into its fields, as RFC 4180 has them.
+func splitRow(b []byte, comma byte, fields []string) ([]string, error) {
+	for {
+		if len(b) > 0 && b[0] == '"' {
+			var s []byte
+			i := 1
+			for {
+				if i == len(b) {
+					return nil, badArray("a row has a quote without end")
+				}
+				if b[i] == '"' {
+					if i+1 == len(b) || b[i+1] != '"' {
+						break
+					}
+					i++
+				}
+				s = append(s, b[i])
+				i++
+			}
+			i++
+			for i < len(b) && b[i] != comma { // what follows the quote belongs to the field
+				s = append(s, b[i])
+				i++
+			}
+			fields = append(fields, string(s))
+			if i == len(b) {
+				return fields, nil
+			}
+			b = b[i+1:]
+			continue
+		}
+		i := slices.Index(b, comma)
+		if i < 0 {
+			return append(fields, string(b)), nil
+		}
+		fields = append(fields, string(b[:i]))
+		b = b[i+1:]
+	}
+}
+
+// Value is what a row held in a column before it was transformed.
+type Value struct {
+	Column   string
+	Number   float64
+	Category string // of onehot and ordinal
+}
+
+// Invert returns what the numbers of one row were made of, column by column. What was clipped comes back as the
+// bound, and a missing value as what stood in for it.
+func (f *Fit) Invert(data []float64, categories []int64) ([]Value, error) {
+	var list []Value
+	for i := range f.Features {
+		g := &f.Features[i]
+		v := Value{Column: g.Column}
+		k := 0
+		switch {
+		case g.Op == "label":
+			continue
+		case g.Op == "ordinal" && g.At < len(categories):
+			k = int(categories[g.At])
+		case g.Op != "ordinal" && g.At+g.Width <= len(data):
+		default:
+			return nil, fmt.Errorf("a row of %d numbers and %d categories is none of %s", len(data), len(categories), f.Spec)
+		}
+		switch g.Op {
+		case "number", "outliers":
+			v.Number = data[g.At]
+		case "minmax":
+			v.Number = data[g.At]*scaleOf(g.Max-g.Min) + g.Min
+		case "zscore":
+			v.Number = data[g.At]*scaleOf(g.Std) + g.Mean
+		case "onehot":
+			for j, x := range data[g.At : g.At+g.Width] {
+				if x > data[g.At+k] {
+					k = j
+				}
+			}
+		}
+		if g.Op == "onehot" || g.Op == "ordinal" {
+			if k < 0 || k >= len(g.Categories) {
+				return nil, fmt.Errorf("column %q has no category %d", g.Column, k)
+			}
+			v.Category = g.Categories[k]
+		}
+		list = append(list, v)
+	}
+	return list, nil
+}
+
+// quantile is numpy's, linear between neighbours: sorted is not empty.
+func quantile(sorted []float64, p float64) float64 {
+	at := p * float64(len(sorted)-1)
+	i := int(math.Floor(at))
+	if i+1 >= len(sorted) {
+		return sorted[len(sorted)-1]
+	}
+	lo, hi, t := sorted[i], sorted[i+1], at-float64(i)
+	if t >= 0.5 { // as numpy's lerp does, so that both ends are exact
+		return hi - (hi-lo)*(1-t)
+	}
+	return lo + (hi-lo)*t
+}
+
+func sortedKeys(m map[string]int64) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	return keys
+}

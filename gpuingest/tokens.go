@@ -1,0 +1,312 @@
+package gpuingest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// Tokens is the Ingest of documents of token ids: one document a row, cut or filled up to its length, with the number
+// of its own tokens in the field "length". With a dataset of packed rows (see [Tokens.Packing]) a row holds several
+// documents, and the fields tell them apart.
+type Tokens struct {
+	length  int
+	dtype   string // of the row: an integer
+	pad     int64
+	stored  string // npy, json, or the type of bare little-endian integers
+	npyType string // the type in the npy files, "" for any
+	crop    string // start, end or random; "" where longer documents are bad
+	packed  bool
+	most    int // documents in a packed row
+}
+
+// The npy header that numpy writes for a list of integers, of every length below 10^20.
+const npyListHeader = 128
+
+var tokenSources = map[string][]param{
+	"tokens": {{"length", ""}, {"stored", "'npy'"}, {"dtype", "'int64'"}, {"pad", "0"}, {"crop", "'start'"}},
+	"packed": {{"length", ""}, {"stored", ""}, {"dtype", "'int64'"}, {"pad", "0"}, {"long", "'error'"}},
+}
+
+// compileTokens reads
+//
+//	tokens(length, stored='npy', dtype='int64', pad=0, crop='start')
+//	packed(length, stored, dtype='int64', pad=0, long='error')
+//
+// length is in tokens. stored is npy, npy:TYPE, json (a list of numbers) or the TYPE of bare little-endian integers.
+func compileTokens(p *parser, calls []call) (Ingest, error) {
+	c := calls[0]
+	if len(calls) > 1 {
+		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "%s stands alone", c.name)
+	}
+	a, err := bind(p, c, tokenSources[c.name])
+	if err != nil {
+		return nil, err
+	}
+	t := &Tokens{packed: c.name == "packed", most: 1}
+	v := a.val["length"]
+	if v.kind != 'i' || v.num < 1 || v.num > maxOut/32 {
+		return nil, a.bad(v, "length is a number of tokens from 1 to %d", maxOut/32)
+	}
+	t.length = int(v.num)
+	isInteger := func(s string) bool { _, ok := integers[s]; return ok }
+	v = a.val["stored"]
+	t.stored, t.npyType, _ = strings.Cut(v.str, ":")
+	switch {
+	case v.kind != 's', t.npyType != "" && (t.stored != "npy" || !isInteger(t.npyType)), !isInteger(t.stored) && t.stored != "npy" && t.stored != "json":
+		return nil, a.bad(v, "stored is 'npy', 'npy:uint16' or another type, 'json', or the type of bare integers such as 'uint16'")
+	case t.packed && t.stored == "json", t.packed && t.stored == "npy" && t.npyType == "":
+		return nil, a.bad(v, "rows are packed by the sizes of the files, so stored has to name a type: 'npy:uint16', or 'uint16' for bare integers")
+	}
+	if v = a.val["dtype"]; v.kind != 's' || !isInteger(v.str) {
+		return nil, a.bad(v, "dtype is an integer type such as 'int64'")
+	}
+	t.dtype = v.str
+	if v = a.val["pad"]; v.kind != 'i' || v.num < integers[t.dtype][0] || v.num >= integers[t.dtype][1] {
+		return nil, a.bad(v, "pad is a token of type %s", t.dtype)
+	}
+	t.pad = int64(v.num)
+	name, choices := "crop", []string{"start", "end", "random"}
+	if t.packed {
+		name, choices = "long", []string{"cut"}
+	}
+	switch v = a.val[name]; {
+	case v.kind == 'n' && !t.packed, v.kind == 's' && v.str == "error" && t.packed:
+	case v.kind == 's' && strings.Contains(" "+strings.Join(choices, " ")+" ", " "+v.str+" "):
+		if t.crop = v.str; t.packed {
+			t.crop = "start"
+		}
+	case t.packed:
+		return nil, a.bad(v, "long is 'error' or 'cut'")
+	default:
+		return nil, a.bad(v, "crop is 'start', 'end', 'random' or None")
+	}
+	return t, nil
+}
+
+// Packing is how a dataset has to be packed for a transform.
+type Packing struct {
+	Length int  // tokens in a row
+	Cut    bool // longer documents are cut; otherwise they are an error
+	// Tokens gives the number of a document's tokens by its size in bytes.
+	Tokens func(size int64) (int64, error)
+}
+
+// Packing returns how the dataset has to be packed; ok is false where a row is one document.
+func (t *Tokens) Packing() (p Packing, ok bool) {
+	dtype, header := t.stored, int64(0)
+	if t.stored == "npy" {
+		dtype, header = t.npyType, npyListHeader
+	}
+	elem := int64(elementSize[dtype])
+	return Packing{Length: t.length, Cut: t.crop != "", Tokens: func(size int64) (int64, error) {
+		if size < header || (size-header)%elem != 0 {
+			return 0, fmt.Errorf("%d bytes are no %s of %s", size, map[bool]string{true: "npy file", false: "list"}[header > 0], dtype)
+		}
+		return (size - header) / elem, nil
+	}}, t.packed
+}
+
+// Packed returns t for rows of up to most documents.
+func (t *Tokens) Packed(most int) *Tokens {
+	u := *t
+	u.most = max(1, most)
+	return &u
+}
+
+// String implements Ingest.
+func (t *Tokens) String() string {
+	stored := t.stored
+	if t.npyType != "" {
+		stored += ":" + t.npyType
+	}
+	name, last := "tokens", "crop=None"
+	switch {
+	case t.packed && t.crop != "":
+		name, last = "packed", "long='cut'"
+	case t.packed:
+		name, last = "packed", "long='error'"
+	case t.crop != "":
+		last = "crop=" + quote(t.crop)
+	}
+	return fmt.Sprintf("%s(length=%d, stored=%s, dtype=%s, pad=%d, %s)", name, t.length, quote(stored), quote(t.dtype), t.pad, last)
+}
+
+// Hash implements Ingest.
+func (t *Tokens) Hash() string { return hashOf(t) }
+
+// Layout implements Ingest.
+func (t *Tokens) Layout() string { return "" }
+
+// Fields implements Ingest. Of packed rows: the tokens; the number of the document that each belongs to, from 1 on,
+// 0 for padding; its place in that document; and which samples the documents are, -1 behind the last.
+func (t *Tokens) Fields() []Field {
+	n := []int{t.length}
+	f := []Field{{Name: "data", DType: t.dtype, Shape: n, Bytes: t.length * elementSize[t.dtype]}}
+	if !t.packed {
+		return append(f, Field{Name: "length", DType: "int32", Shape: []int{}, Bytes: 4})
+	}
+	return append(f,
+		Field{Name: "segment_ids", DType: "int32", Shape: n, Bytes: 4 * t.length},
+		Field{Name: "position", DType: "int32", Shape: n, Bytes: 4 * t.length},
+		Field{Name: "documents", DType: "int64", Shape: []int{t.most}, Bytes: 8 * t.most})
+}
+
+// Make implements Ingest.
+func (t *Tokens) Make(src Sample, at Draw, row *Row) error {
+	if t.packed {
+		return t.pack(src.Data, row)
+	}
+	doc, err := t.parse(src.Data)
+	if err != nil {
+		return err
+	}
+	n, from := doc.shape[0], 0
+	if n > t.length {
+		switch t.crop {
+		case "":
+			return badArray("a document of %d tokens, a row has %d (crop= takes a part)", n, t.length)
+		case "end":
+			from = n - t.length
+		case "random":
+			rand := at.Rand(0)
+			from = rand.IntN(n - t.length + 1)
+		}
+		n = t.length
+	}
+	if err := t.copy(row.Fields[0], doc, from, n); err != nil {
+		return err
+	}
+	if err := t.fill(row.Fields[0], n); err != nil {
+		return err
+	}
+	native.PutUint32(row.Fields[1], uint32(n))
+	return nil
+}
+
+// pack makes a row of the documents that package loader has framed (loader.Packed.Begin).
+func (t *Tokens) pack(b []byte, row *Row) error {
+	le := binary.LittleEndian
+	if len(b) < 8 {
+		return badArray("a packed row of %d bytes", len(b))
+	}
+	count := le.Uint64(b)
+	if count > uint64(t.most) || uint64(len(b)-8)/16 < count {
+		return badArray("a packed row of %d documents, at most %d are expected", count, t.most)
+	}
+	head, rest := b[8:8+16*count], b[8+16*count:]
+	elem, end := elementSize[t.dtype], 0
+	for i := range int(count) {
+		sample, size := le.Uint64(head[16*i:]), le.Uint64(head[16*i+8:])
+		if size > uint64(len(rest)) {
+			return badArray("packed document %d is cut short", sample)
+		}
+		doc, err := t.parse(rest[:size])
+		if err != nil {
+			return fmt.Errorf("document %d: %w", sample, err)
+		}
+		rest = rest[size:]
+		n := doc.shape[0]
+		if t.crop != "" {
+			n = min(n, t.length)
+		}
+		if n > t.length-end {
+			return badArray("document %d has %d tokens, more than its size lets expect: %d are left in the row of %d (npy files need numpy's usual header of %d bytes)",
+				sample, n, t.length-end, t.length, npyListHeader)
+		}
+		if err := t.copy(row.Fields[0][elem*end:], doc, 0, n); err != nil {
+			return fmt.Errorf("document %d: %w", sample, err)
+		}
+		for k := range n {
+			native.PutUint32(row.Fields[1][4*(end+k):], uint32(i+1))
+			native.PutUint32(row.Fields[2][4*(end+k):], uint32(k))
+		}
+		native.PutUint64(row.Fields[3][8*i:], sample)
+		end += n
+	}
+	clear(row.Fields[1][4*end:])
+	clear(row.Fields[2][4*end:])
+	for i := int(count); i < t.most; i++ {
+		native.PutUint64(row.Fields[3][8*i:], 1<<64-1)
+	}
+	return t.fill(row.Fields[0], end)
+}
+
+// parse reads a document: a list of integers.
+func (t *Tokens) parse(b []byte) (array, error) {
+	switch t.stored {
+	case "npy":
+		a, err := parseNpy(b)
+		if err != nil {
+			return a, err
+		}
+		if _, ok := integers[a.dtype]; !ok || len(a.shape) != 1 || t.npyType != "" && a.dtype != t.npyType {
+			return a, badArray("an array of %v %s, a list of %s integers is wanted", a.shape, a.dtype, t.npyType)
+		}
+		return a, nil
+	case "json":
+		return parseJSONList(b)
+	}
+	return parseRaw(b, []int{-1}, t.stored)
+}
+
+// parseJSONList reads a list of integers.
+func parseJSONList(b []byte) (array, error) {
+	d := json.NewDecoder(bytes.NewReader(b))
+	if tok, err := d.Token(); err != nil || tok != json.Delim('[') {
+		return array{}, badArray("no JSON list: %.40q", b)
+	}
+	a := array{dtype: "int64", shape: []int{0}}
+	for d.More() {
+		var v int64
+		if err := d.Decode(&v); err != nil {
+			return array{}, badArray("element %d of the JSON list: %w", a.shape[0], err)
+		}
+		a.data = binary.LittleEndian.AppendUint64(a.data, uint64(v))
+		a.shape[0]++
+	}
+	if _, err := d.Token(); err != nil {
+		return array{}, badArray("JSON list without end: %w", err)
+	}
+	return a, nil
+}
+
+// copy writes n tokens from the from-th on. A token that the type does not hold is an error, not another token.
+func (t *Tokens) copy(dst []byte, doc array, from, n int) error {
+	if n == 0 {
+		return nil
+	}
+	elem := elementSize[doc.dtype]
+	src := doc.data[elem*from : elem*(from+n)]
+	if fits := integers[t.dtype]; doc.dtype != t.dtype && (integers[doc.dtype][0] < fits[0] || integers[doc.dtype][1] > fits[1]) {
+		c := converter{from: doc.dtype, big: doc.big}
+		for k := 0; k < n; k += len(c.b.i) {
+			m := min(n-k, len(c.b.i))
+			c.load(src[elem*k:], elem, m)
+			for _, v := range c.b.i[:m] {
+				if f := float64(v); c.b.kind == 'u' && v < 0 && t.dtype != "uint64" || c.b.kind == 'i' && f < fits[0] || f >= fits[1] {
+					return badArray("a token is %d, no %s", v, t.dtype)
+				}
+			}
+		}
+	}
+	c := converter{from: doc.dtype, big: doc.big, to: t.dtype}
+	return c.run(dst, src, elem, n)
+}
+
+// fill pads a row of n tokens.
+func (t *Tokens) fill(dst []byte, n int) error {
+	c := converter{to: t.dtype}
+	b := block{kind: 'i'}
+	for i := range b.i {
+		b.i[i] = t.pad
+	}
+	for elem := elementSize[t.dtype]; n < t.length; n += len(b.i) {
+		if err := c.store(dst[elem*n:], &b, min(len(b.i), t.length-n)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,208 @@
+package gpuingest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/shoalfs/shoal/gpuingest/internal/oracle"
+)
+
+const makeDocument = `
+a = np.random.default_rng(q["seed"]).integers(0, q["top"], q["count"]).astype(q["dtype"])
+f = io.BytesIO(); np.save(f, a)
+out = {"npy": f.getvalue(), "json": json.dumps(a.tolist()).encode(), "raw": a.tobytes()}[q["as"]]
+answer["file"] = len(out)
+row = np.full(q["length"], 9, q["to"]); k = min(len(a), q["length"])
+row[:k] = a[len(a)-k:] if q["crop"] == "end" else a[:k]
+out += row.tobytes()
+`
+
+// TestTokens compares rows with numpy's, from all forms in which documents are stored.
+func TestTokens(t *testing.T) {
+	seed := 0
+	for _, n := range []int{0, 1, 99, 100, 101, 1000} {
+		for _, as := range []string{"npy", "json", "raw"} {
+			for _, crop := range []string{"start", "end"} {
+				for dtype, top := range map[string]int{"<u2": 65536, "<i4": 1 << 30} {
+					seed++
+					to := []string{"int64", "int32", "uint32"}[seed%3]
+					a, b := python(t, makeDocument, oracle.Q{"seed": seed, "count": n, "top": top, "dtype": dtype, "as": as, "length": 100, "to": to, "crop": crop}, nil)
+					file := int(a["file"].(float64))
+					stored := as
+					if as == "raw" {
+						stored = map[string]string{"<u2": "uint16", "<i4": "int32"}[dtype]
+					}
+					in := newIngest(t, "tokens(100, "+quote(stored)+", "+quote(to)+", pad=9, crop="+quote(crop)+")")
+					row, err := makeRow(in, b[:file], Draw{})
+					if err != nil {
+						t.Fatalf("%s: %v", in, err)
+					}
+					if !bytes.Equal(row.Fields[0], b[file:]) {
+						t.Errorf("%s of %d %s as %s differs from numpy", in, n, dtype, as)
+					}
+					if got := native.Uint32(row.Fields[1]); int(got) != min(n, 100) {
+						t.Errorf("%s of %d: length %d", in, n, got)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestTokensRandomCrop(t *testing.T) {
+	in := newIngest(t, "tokens(4, 'uint8', 'uint8', crop='random')")
+	seen := map[byte]int{}
+	for i := range 700 {
+		row, err := makeRow(in, []byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, Draw{Seed: 1, Sample: uint64(i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := row.Fields[0][0]
+		if !bytes.Equal(row.Fields[0], []byte{first, first + 1, first + 2, first + 3}) {
+			t.Fatalf("no part of the document: %v", row.Fields[0])
+		}
+		seen[first]++
+	}
+	for first := range byte(7) {
+		if n := seen[first]; n < 50 || n > 150 { // 100 are expected, the deviation is 9
+			t.Errorf("crop at %d came %d times of 700", first, n)
+		}
+	}
+}
+
+func TestTokensRefused(t *testing.T) {
+	for spec, want := range map[string]string{
+		"tokens()":                            "write tokens(1024)",
+		"tokens(0)":                           "number of tokens",
+		"tokens(8, 'float32')":                "stored is",
+		"tokens(8, 'npy:float32')":            "stored is",
+		"tokens(8, dtype='fp32')":             "integer type",
+		"tokens(8, dtype='uint8', pad=256)":   "pad is a token",
+		"tokens(8, dtype='uint8', pad=-1)":    "pad is a token",
+		"tokens(8, crop='left')":              "crop is",
+		"tokens(8)|fp32":                      "stands alone",
+		"packed(8)":                           "needs stored",
+		"packed(8, 'json')":                   "name a type",
+		"packed(8, 'npy')":                    "name a type",
+		"packed(8, 'uint16', long='drop')":    "long is",
+		"packed(8, 'uint16', crop='start')":   "no argument crop",
+		"packt(8, 'uint16')":                  "did you mean packed",
+		"tokens(8, 'uint16', 'uint8')":        "a token is 65535",
+		"tokens(8, 'int64', 'uint32')":        "a token is",
+		"tokens(1, 'uint8', crop=None)":       "crop= takes a part",
+		"tokens(8, 'json')":                   "no JSON list",
+		"tokens(8, 'npy')":                    "no npy file",
+		"tokens(8, 'npy:uint16')":             "no npy file",
+		"tokens(8, 'uint64', 'int64')":        "a token is",
+		"packed(8, 'uint16', 'int64', pad=1)": "packed row",
+	} {
+		in, err := New(spec)
+		if err == nil {
+			_, err = makeRow(in, bytes.Repeat([]byte{0xff}, 16), Draw{})
+			if !errors.Is(err, ErrBadSample) {
+				t.Errorf("%s: %v is no bad sample", spec, err)
+			}
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", spec, err, want)
+		}
+	}
+}
+
+// frame is a packed row as package loader reads it.
+func frame(docs ...[]byte) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(len(docs)))
+	for i, d := range docs {
+		b = binary.LittleEndian.AppendUint64(b, uint64(100+i))
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(d)))
+	}
+	return append(b, bytes.Join(docs, nil)...)
+}
+
+func TestPackedRows(t *testing.T) {
+	in := newIngest(t, "packed(6, 'uint8', dtype='uint8', pad=7)").(*Tokens)
+	p, ok := in.Packing()
+	if n, err := p.Tokens(5); !ok || p.Length != 6 || p.Cut || n != 5 || err != nil {
+		t.Fatalf("packing %+v: %d, %v", p, n, err)
+	}
+	four := in.Packed(4)
+	row, err := makeRow(four, frame([]byte{1, 2}, nil, []byte{3}), Draw{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ints := func(b []byte) (list []int32) {
+		for ; len(b) > 0; b = b[4:] {
+			list = append(list, int32(native.Uint32(b)))
+		}
+		return list
+	}
+	if want := []byte{1, 2, 3, 7, 7, 7}; !bytes.Equal(row.Fields[0], want) {
+		t.Errorf("data %v", row.Fields[0])
+	}
+	if got := ints(row.Fields[1]); !slices.Equal(got, []int32{1, 1, 3, 0, 0, 0}) {
+		t.Errorf("segment_ids %v", got)
+	}
+	if got := ints(row.Fields[2]); !slices.Equal(got, []int32{0, 1, 0, 0, 0, 0}) {
+		t.Errorf("position %v", got)
+	}
+	if got := ints(row.Fields[3]); !slices.Equal(got, []int32{100, 0, 101, 0, 102, 0, -1, -1}) {
+		t.Errorf("documents %v", got)
+	}
+	for _, bad := range [][]byte{nil, frame()[:7], frame([]byte{1}, []byte{2})[:20], frame([]byte{1, 2, 3})[:25], frame(nil, nil, nil, nil, nil), frame([]byte{1, 2, 3, 4}, []byte{5, 6, 7})} {
+		if _, err := makeRow(four, bad, Draw{}); !errors.Is(err, ErrBadSample) {
+			t.Errorf("%v: %v", bad, err)
+		}
+	}
+	cut := newIngest(t, "packed(6, 'uint8', dtype='uint8', long='cut')").(*Tokens)
+	if row, err = makeRow(cut, frame([]byte{1, 2, 3, 4, 5, 6, 7, 8}), Draw{}); err != nil || !bytes.Equal(row.Fields[0], []byte{1, 2, 3, 4, 5, 6}) {
+		t.Errorf("cut: %v, %v", row.Fields, err)
+	}
+}
+
+// TestNpyListSize: the number of tokens follows from the size of numpy's files.
+func TestNpyListSize(t *testing.T) {
+	a, _ := python(t, `
+answer["sizes"] = []
+for n in [0, 1, 9, 10, 99999, 100000, 3000000]:
+    f = io.BytesIO(); np.save(f, np.zeros(n, "<u2")); answer["sizes"].append([n, len(f.getvalue())])`, nil, nil)
+	p, _ := newIngest(t, "packed(10, 'npy:uint16')").(*Tokens).Packing()
+	for _, s := range a["sizes"].([]any) {
+		n, size := s.([]any)[0].(float64), s.([]any)[1].(float64)
+		if got, err := p.Tokens(int64(size)); err != nil || got != int64(n) {
+			t.Errorf("%v tokens in %v bytes: %d, %v", n, size, got, err)
+		}
+	}
+	for _, size := range []int64{0, 127, 129} {
+		if _, err := p.Tokens(size); err == nil {
+			t.Errorf("%d bytes are taken for an npy file of uint16", size)
+		}
+	}
+}
+
+func FuzzTokens(f *testing.F) {
+	f.Add([]byte("[1, 2, 3]"))
+	f.Add(frame([]byte{1, 2}, []byte{3, 4}))
+	f.Add(append([]byte(npyMagic+"\x01\x00\x36\x00{'descr': '<i4', 'fortran_order': False, 'shape': (3,)}\n"), make([]byte, 12)...))
+	var all []Ingest
+	for _, spec := range []string{"tokens(4, 'npy', 'int32')", "tokens(4, 'json', 'uint8', crop='random')", "tokens(4, 'uint16', 'int8', crop='end')", "packed(4, 'uint16')", "packed(4, 'npy:int32', long='cut')"} {
+		in, err := New(spec)
+		if err != nil {
+			f.Fatal(err)
+		}
+		if p, ok := in.(*Tokens); ok && p.packed {
+			in = p.Packed(3)
+		}
+		all = append(all, in)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, in := range all {
+			if _, err := makeRow(in, b, Draw{}); err != nil && !errors.Is(err, ErrBadSample) {
+				t.Fatalf("%s: %v", in, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,141 @@
+// Package doctest runs the commands that a Markdown page shows and compares what they print with what the
+// page says they print. The page is the only source: what a reader copies is what is run.
+//
+//   - A block marked sh is run. All of a page's blocks run in one bash, with -e and pipefail, one after the other.
+//   - A block marked python whose first line is "# NAME.py" is saved as NAME.py in the current folder; any other
+//     is run by python3.
+//   - A block marked output is what the block before it prints, on standard output and error together. In a
+//     line … stands for any text, and a line of … alone for any lines, or none.
+//   - A block marked "sh not-run" is not run. The line above it must say so to the reader, with the words
+//     "Not run by the tests", and why.
+//
+// Other blocks are pictures, and not looked at.
+package doctest
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// Kind says what is done with a block.
+type Kind int
+
+// Kinds of blocks.
+const (
+	Shell  Kind = iota // run by bash
+	Python             // run by python3, or saved as a file
+	NotRun             // shown only
+)
+
+// Block is what a page says at one place.
+type Block struct {
+	Kind   Kind
+	Line   int    // of its first line in the page, from 1
+	Code   string // with its last newline
+	Output *string
+}
+
+const notRunWords = "Not run by the tests"
+
+var fence = regexp.MustCompile("^(`{3,})(.*)$")
+
+// Parse returns the blocks of a page that are commands.
+func Parse(page string) ([]Block, error) {
+	var blocks []Block
+	lines := strings.Split(page, "\n")
+	above := "" // the last line of text that is not empty
+	last := -1  // index of the block that an output block would belong to
+	for i := 0; i < len(lines); i++ {
+		m := fence.FindStringSubmatch(lines[i])
+		if m == nil {
+			if strings.TrimSpace(lines[i]) != "" {
+				above = lines[i]
+			}
+			continue
+		}
+		first := i + 1
+		i++
+		for i < len(lines) && lines[i] != m[1] {
+			i++
+		}
+		if i == len(lines) {
+			return nil, fmt.Errorf("line %d: a block that does not end", first)
+		}
+		code := strings.Join(lines[first:i], "\n") + "\n"
+		switch strings.TrimSpace(m[2]) {
+		case "sh":
+			blocks = append(blocks, Block{Kind: Shell, Line: first + 1, Code: code})
+		case "python":
+			blocks = append(blocks, Block{Kind: Python, Line: first + 1, Code: code})
+		case "sh not-run":
+			if !strings.Contains(above, notRunWords) {
+				return nil, fmt.Errorf("line %d: a block that is not run, and the line above it does not say %q and why", first, notRunWords)
+			}
+			blocks = append(blocks, Block{Kind: NotRun, Line: first + 1, Code: code})
+			last = -1
+			continue
+		case "output":
+			if last < 0 || blocks[last].Output != nil {
+				return nil, fmt.Errorf("line %d: output of no block", first)
+			}
+			blocks[last].Output = &code
+			continue
+		default:
+			continue
+		}
+		last = len(blocks) - 1
+	}
+	return blocks, nil
+}
+
+// Match compares what was printed with what a page shows, and says where they first differ.
+func Match(want, got string) error {
+	wants, gots := cleaned(want), cleaned(got)
+	if matchLines(wants, gots) {
+		return nil
+	}
+	for i, w := range wants {
+		if i >= len(gots) || w == "…" {
+			break
+		}
+		if !matchLine(w, gots[i]) {
+			return fmt.Errorf("line %d is not what the page shows\n want: %s\n  got: %s\nall that was printed:\n%s", i+1, w, gots[i], got)
+		}
+	}
+	return fmt.Errorf("the output is not what the page shows\nwant:\n%s\ngot:\n%s", want, got)
+}
+
+func cleaned(s string) []string {
+	lines := strings.Split(strings.Trim(s, "\n"), "\n")
+	for i, l := range lines {
+		lines[i] = strings.TrimRight(l, " \t\r")
+	}
+	return lines
+}
+
+func matchLines(want, got []string) bool {
+	if len(want) == 0 {
+		return len(got) == 0
+	}
+	if want[0] == "…" {
+		for skip := 0; skip <= len(got); skip++ {
+			if matchLines(want[1:], got[skip:]) {
+				return true
+			}
+		}
+		return false
+	}
+	return len(got) > 0 && matchLine(want[0], got[0]) && matchLines(want[1:], got[1:])
+}
+
+func matchLine(want, got string) bool {
+	parts := strings.Split(want, "…")
+	if len(parts) == 1 {
+		return want == got
+	}
+	for i := range parts {
+		parts[i] = regexp.QuoteMeta(parts[i])
+	}
+	return regexp.MustCompile("^" + strings.Join(parts, ".*") + "$").MatchString(got)
+}

@@ -1,0 +1,188 @@
+package doctest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Session is where a page's commands run.
+type Session struct {
+	Dir     string   // the folder they begin in
+	Scratch string   // TMPDIR; what is mounted below it at the end is unmounted
+	Env     []string // of bash
+	Within  []string // a command that runs bash, which gets bash's command line as arguments; empty: none
+}
+
+// idVar marks every process that a page starts, so that what is left of them can be found.
+const idVar = "DOCTEST_ID"
+
+// Run runs the blocks. It fails at the first block that fails or prints something else than the page shows, and if a
+// process or a mount is left at the end; in every case none is left when it returns. name is the page's, for errors.
+func Run(ctx context.Context, name string, blocks []Block, s Session) (err error) {
+	id := rand.Text()
+	script, err := os.CreateTemp(s.Scratch, "page-*.sh")
+	if err != nil {
+		return err
+	}
+	if _, err := script.WriteString(compose(blocks, id)); err != nil {
+		return err
+	}
+	if err := script.Close(); err != nil {
+		return err
+	}
+	// A file, not a pipe: daemons keep what they inherit, and nobody waits for them to close it.
+	log, err := os.Create(script.Name() + ".log")
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	words := append(slices.Clone(s.Within), "bash", "-e", "-o", "pipefail", script.Name())
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = s.Dir, log, log
+	cmd.Env = append(slices.Clone(s.Env), idVar+"="+id, "TMPDIR="+s.Scratch)
+	failure := cmd.Run()
+	printed, err := os.ReadFile(log.Name())
+	if err != nil {
+		return err
+	}
+	err = judge(name, blocks, id, string(printed), failure)
+	if ctx.Err() != nil {
+		err = errors.Join(ctx.Err(), err)
+	}
+	return errors.Join(err, cleanUp(id, s.Scratch, err == nil))
+}
+
+// compose makes one script of all blocks, in which a line with a mark stands before the output of each.
+func compose(blocks []Block, id string) string {
+	var b strings.Builder
+	for i, block := range blocks {
+		if block.Kind == NotRun {
+			continue
+		}
+		fmt.Fprintf(&b, "printf '\\n%%s\\n' '%s'\n", mark(id, i))
+		if block.Kind == Shell {
+			b.WriteString(block.Code)
+			continue
+		}
+		end := "END-" + id
+		if m := fileName.FindStringSubmatch(block.Code); m != nil {
+			fmt.Fprintf(&b, "cat > '%s' <<'%s'\n%s%s\n", m[1], end, block.Code, end)
+		} else {
+			fmt.Fprintf(&b, "python3 - <<'%s'\n%s%s\n", end, block.Code, end)
+		}
+	}
+	return b.String()
+}
+
+var fileName = regexp.MustCompile(`^# ([a-z_0-9]+\.py)\n`)
+
+func mark(id string, block int) string { return id + " " + strconv.Itoa(block) }
+
+// judge compares each block's part of what was printed.
+func judge(name string, blocks []Block, id, printed string, failure error) error {
+	parts := strings.Split(printed, "\n"+id+" ")
+	for n, part := range parts[1:] {
+		number, out, _ := strings.Cut(part, "\n")
+		i, err := strconv.Atoi(number)
+		if err != nil {
+			return err
+		}
+		at := func(err error) error {
+			return fmt.Errorf("%s:%d: %w", name, blocks[i].Line, err)
+		}
+		if failure != nil && n == len(parts)-2 {
+			return at(fmt.Errorf("%w, after it printed:\n%s", failure, out))
+		}
+		if want := blocks[i].Output; want != nil {
+			if err := Match(*want, out); err != nil {
+				return at(err)
+			}
+		}
+	}
+	if failure != nil {
+		return fmt.Errorf("%s: %w: %s", name, failure, parts[0])
+	}
+	return nil
+}
+
+// patience is how long processes that were told to end may take, on a machine that is busy.
+var patience = 30 * time.Second
+
+// cleanUp ends what the page has left. If nothing should be left it says what was.
+func cleanUp(id, dir string, complain bool) error {
+	if complain {
+		deadline := time.Now().Add(patience)
+		for len(processes(id)) > 0 && time.Now().Before(deadline) {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	var left []string
+	for range 100 {
+		found := processes(id)
+		if len(found) == 0 {
+			break
+		}
+		for pid, command := range found {
+			left = append(left, command)
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	mounts, err := mountsBelow(dir)
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		_ = syscall.Unmount(m, syscall.MNT_DETACH)
+	}
+	if complain && len(left)+len(mounts) > 0 {
+		return fmt.Errorf("the page leaves behind: %q", append(left, mounts...))
+	}
+	return nil
+}
+
+// processes returns the processes that carry id in their environment, by pid.
+func processes(id string) map[int]string {
+	found := map[int]string{}
+	entries, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, e := range entries {
+		b, err := os.ReadFile(e)
+		if err != nil || !strings.Contains(string(b), idVar+"="+id) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(e)))
+		if err != nil {
+			continue
+		}
+		command, _ := os.ReadFile(filepath.Join(filepath.Dir(e), "cmdline"))
+		found[pid] = strings.ReplaceAll(strings.Trim(string(command), "\x00"), "\x00", " ")
+	}
+	return found
+}
+
+// mountsBelow returns the mount points in dir, the innermost first.
+func mountsBelow(dir string) ([]string, error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var mounts []string
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], strings.TrimSuffix(dir, "/")+"/") {
+			mounts = append(mounts, f[4])
+		}
+	}
+	slices.Reverse(mounts)
+	return mounts, nil
+}

@@ -1,0 +1,162 @@
+// Package handover is the way that memory takes between a feed's server and its clients: a connection of its own to
+// the feed's unix socket, on which a client names a key and gets descriptors (docs/protocol.md, "The handover"). `shoal
+// serve` hands out its slots so, shoal-gpu the buffers of a device.
+package handover
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Version is that of requests and replies.
+const Version = 1
+
+// Timeout is how long a connection may take to say what it is, and to say it all.
+const Timeout = 10 * time.Second
+
+const (
+	magic      = "SHOALFD1"
+	maxRequest = 4096    // bytes of JSON
+	maxReply   = 1 << 20 // bytes of JSON
+	maxFiles   = 16      // descriptors that a client takes
+)
+
+// Request is what the client sends.
+type Request struct {
+	V      int    `json:"v"`
+	Key    string `json:"key"`
+	Frames bool   `json:"frames,omitempty"` // it would have the stream's messages on this connection
+}
+
+// ReadRequest reads a client's request. It reads no more than the request, and of a hostile one little.
+func ReadRequest(r io.Reader) (q Request, err error) {
+	head := make([]byte, len(magic)+4)
+	if _, err := io.ReadFull(r, head); err != nil {
+		return Request{}, fmt.Errorf("read the beginning: %w", err)
+	}
+	if string(head[:len(magic)]) != magic {
+		return Request{}, fmt.Errorf("it begins with %q, not with %s", head[:len(magic)], magic)
+	}
+	n := binary.LittleEndian.Uint32(head[len(magic):])
+	if n > maxRequest {
+		return Request{}, fmt.Errorf("a request of %d bytes: at most %d are taken", n, maxRequest)
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return Request{}, fmt.Errorf("read a request of %d bytes: %w", n, err)
+	}
+	if err := json.Unmarshal(text, &q); err != nil {
+		return Request{}, fmt.Errorf("a request that is not JSON: %w", err)
+	}
+	if q.V != Version {
+		return Request{}, fmt.Errorf("version %d of the handover: this server knows version %d", q.V, Version)
+	}
+	return q, nil
+}
+
+// WriteReply sends a reply as JSON; files go with its first byte.
+func WriteReply(c *net.UnixConn, reply any, files ...int) error {
+	text, err := json.Marshal(reply)
+	if err != nil {
+		return err
+	}
+	if err := c.SetWriteDeadline(time.Now().Add(Timeout)); err != nil {
+		return err
+	}
+	var rights []byte
+	if len(files) > 0 {
+		rights = unix.UnixRights(files...)
+	}
+	message := append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...)
+	n, _, err := c.WriteMsgUnix(message, rights, nil)
+	if err != nil {
+		return fmt.Errorf("send a reply: %w", os.NewSyscallError("sendmsg", err))
+	}
+	_, err = c.Write(message[n:])
+	return err
+}
+
+// Ask has the server at unix:///PATH hand over what a request names. The reply's JSON is decoded into reply; the files
+// are the caller's to close, and so is the connection, on whose standing the use of the memory hangs.
+func Ask(ctx context.Context, addr string, q Request, reply any) (c net.Conn, files []int, err error) {
+	var d net.Dialer
+	if c, err = d.DialContext(ctx, "unix", strings.TrimPrefix(addr, "unix://")); err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			closeAll(files)
+			c, files, err = nil, nil, errors.Join(err, c.Close())
+		}
+	}()
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := c.SetDeadline(time.Now().Add(Timeout)); err != nil {
+		return c, nil, err
+	}
+	q.V = Version
+	text, err := json.Marshal(q)
+	if err != nil {
+		return c, nil, err
+	}
+	if _, err := c.Write(append(binary.LittleEndian.AppendUint32([]byte(magic), uint32(len(text))), text...)); err != nil {
+		return c, nil, err
+	}
+	if files, text, err = receive(c.(*net.UnixConn)); err != nil {
+		return c, files, err
+	}
+	if err := json.Unmarshal(text, reply); err != nil {
+		return c, files, fmt.Errorf("the server's reply: %w", err)
+	}
+	return c, files, c.SetDeadline(time.Time{})
+}
+
+// receive reads a reply and the descriptors that belong to it, which are the caller's also beside an error.
+func receive(c *net.UnixConn) (files []int, text []byte, err error) {
+	head, oob := make([]byte, 4), make([]byte, unix.CmsgSpace(maxFiles*4))
+	n, oobn, _, _, err := c.ReadMsgUnix(head, oob)
+	if err != nil {
+		return nil, nil, err
+	}
+	messages, err := syscall.ParseSocketControlMessage(oob[:oobn])
+	for i := range messages {
+		list, e := syscall.ParseUnixRights(&messages[i])
+		files, err = append(files, list...), errors.Join(err, e)
+	}
+	for _, f := range files {
+		unix.CloseOnExec(f)
+	}
+	switch {
+	case err != nil:
+		return files, nil, err
+	case n == 0:
+		return files, nil, io.ErrUnexpectedEOF
+	}
+	if _, err := io.ReadFull(c, head[n:]); err != nil {
+		return files, nil, err
+	}
+	length := binary.LittleEndian.Uint32(head)
+	if length > maxReply {
+		return files, nil, fmt.Errorf("a reply of %d bytes", length)
+	}
+	text = make([]byte, length)
+	_, err = io.ReadFull(c, text)
+	return files, text, err
+}
+
+func closeAll(files []int) {
+	for _, f := range files {
+		_ = unix.Close(f) // only this process's name for it
+	}
+}

@@ -1,0 +1,178 @@
+package handover
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// mux tells the handovers among a listener's connections from gRPC's. A connection that says nothing
+// keeps nobody else waiting.
+type mux struct {
+	net.Listener
+	serve func(*net.UnixConn)
+	log   *slog.Logger
+	conns chan net.Conn
+	done  chan struct{} // closed by Close
+	ended chan struct{} // closed when err is set
+	err   error
+
+	close sync.Once
+	wg    sync.WaitGroup
+	mu    sync.Mutex
+	open  map[net.Conn]struct{} // neither handed to gRPC nor closed
+}
+
+// Mux accepts the connections of l until it is closed: it gives those that want a handover to serve, on
+// goroutines of their own, and returns the others from Accept, untouched. It closes a connection when
+// serve returns.
+func Mux(l net.Listener, log *slog.Logger, serve func(*net.UnixConn)) net.Listener {
+	m := &mux{Listener: l, serve: serve, log: log, conns: make(chan net.Conn), done: make(chan struct{}), ended: make(chan struct{}), open: map[net.Conn]struct{}{}}
+	m.wg.Go(m.accept)
+	return m
+}
+
+// Accept returns the next connection that is not a handover.
+func (m *mux) Accept() (net.Conn, error) {
+	select {
+	case c := <-m.conns:
+		return c, nil
+	case <-m.ended:
+		return nil, m.err
+	}
+}
+
+// Close ends the handovers too, and waits for them.
+func (m *mux) Close() error {
+	var err error
+	m.close.Do(func() {
+		close(m.done)
+		err = m.Listener.Close()
+		m.mu.Lock()
+		for c := range m.open {
+			_ = c.Close() // whoever reads from it closes it again
+		}
+		m.mu.Unlock()
+		m.wg.Wait()
+	})
+	return err
+}
+
+func (m *mux) accept() {
+	defer close(m.ended)
+	pause := time.Duration(0)
+	for {
+		c, err := m.Listener.Accept()
+		if err != nil {
+			// Out of descriptors, most likely. Others will be closed.
+			if temporary := net.Error(nil); errors.As(err, &temporary) && temporary.Temporary() { //nolint:staticcheck // as net/http and gRPC do
+				pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+				m.log.Warn("feed: cannot accept a connection now", "error", err)
+				select {
+				case <-time.After(pause):
+					continue
+				case <-m.done:
+				}
+			}
+			m.err = err
+			return
+		}
+		pause = 0
+		if !m.track(c, true) {
+			_ = c.Close()
+			continue
+		}
+		m.wg.Go(func() { m.sort(c) })
+	}
+}
+
+// track notes connections that are to be closed by Close. It reports false after that.
+func (m *mux) track(c net.Conn, on bool) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select {
+	case <-m.done:
+		return false
+	default:
+	}
+	if on {
+		m.open[c] = struct{}{}
+	} else {
+		delete(m.open, c)
+	}
+	return true
+}
+
+// sort finds out what a connection is by its first byte, which it leaves in place: neither HTTP/2 nor
+// TLS begins with an S.
+func (m *mux) sort(c net.Conn) {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		m.pass(c)
+		return
+	}
+	_ = u.SetReadDeadline(time.Now().Add(Timeout)) // a connection that is closed fails below
+	first, err := peek(u)
+	switch {
+	case err != nil:
+		m.drop(c)
+	case first != magic[0]:
+		_ = u.SetReadDeadline(time.Time{})
+		m.pass(c)
+	default:
+		defer m.drop(c)
+		m.serve(u)
+	}
+}
+
+// pass gives a connection to gRPC.
+func (m *mux) pass(c net.Conn) {
+	if !m.track(c, false) {
+		_ = c.Close()
+		return
+	}
+	select {
+	case m.conns <- c:
+	case <-m.done:
+		_ = c.Close()
+	}
+}
+
+func (m *mux) drop(c net.Conn) {
+	_ = c.Close()
+	m.track(c, false)
+}
+
+// peek returns the first byte that comes.
+func peek(c *net.UnixConn) (byte, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var first [1]byte
+	var n int
+	var failed error
+	err = raw.Read(func(fd uintptr) bool {
+		for {
+			n, _, failed = unix.Recvfrom(int(fd), first[:], unix.MSG_PEEK)
+			if !errors.Is(failed, syscall.EINTR) {
+				return !errors.Is(failed, syscall.EAGAIN)
+			}
+		}
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case failed != nil:
+		return 0, failed
+	case n == 0:
+		return 0, io.EOF
+	}
+	return first[0], nil
+}

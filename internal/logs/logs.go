@@ -1,0 +1,199 @@
+// Package logs is how a daemon writes its log: one line an event, as text or JSON, and no flood of the same.
+//
+// A [Limiter] stands between the loggers of a process and what they write to. Of events of one kind (level, message,
+// and what the event is about: source, session, folder, ...) it lets burst through in a window. Of those beyond that it
+// writes the last one when the window is over, with the number of all that it held back, `repeated`. So a line
+// may be late, and never lost unless the process is killed. Debugging output is not limited.
+package logs
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+)
+
+// The formats of a log.
+const (
+	Text = "text" // logfmt, as slog writes it
+	JSON = "json" // an object a line
+)
+
+const (
+	// burst is as many events of one kind as a person reads at a glance.
+	burst = 5
+	// window is how long a summary may be late.
+	window = 10 * time.Second
+	// mostKinds bounds the memory. What is beyond it is not limited: the sources of events are few, so
+	// as many kinds within one window do not occur by themselves.
+	mostKinds = 4096
+)
+
+// identity holds the attributes that tell one source of events from another. Others, such as a path or a
+// cause, differ between events of one flood.
+var identity = map[string]bool{
+	"source": true, "session": true, "rank": true, "dir": true, "mountpoint": true, "plan": true, "listen": true,
+	"address": true, "destination": true, "file": true, "method": true, "kind": true,
+}
+
+// Limiter holds repetitions back, for all loggers of a process. Flush it at the end.
+type Limiter struct {
+	mu    sync.Mutex
+	kinds map[string]*kind
+}
+
+// kind is what is known of the events of one kind in the window that began with the first of them.
+type kind struct {
+	written int
+	held    int
+	next    slog.Handler // of the last event that was held
+	last    slog.Record
+	end     *time.Timer
+}
+
+// NewLimiter returns a limiter that has seen nothing.
+func NewLimiter() *Limiter { return &Limiter{kinds: map[string]*kind{}} }
+
+// New returns a logger that writes events from level on to w, in one of the formats.
+func (l *Limiter) New(w io.Writer, format string, level slog.Leveler) (*slog.Logger, error) {
+	o := &slog.HandlerOptions{Level: level}
+	var h slog.Handler
+	switch format {
+	case Text:
+		h = slog.NewTextHandler(w, o)
+	case JSON:
+		o.ReplaceAttr = plain
+		h = slog.NewJSONHandler(w, o)
+	default:
+		return nil, fmt.Errorf("%q is no format of a log: give %s or %s", format, Text, JSON)
+	}
+	return slog.New(&handler{l: l, next: h}), nil
+}
+
+// plain writes durations as text does, 47ms, and not as a number of nanoseconds that looks like any number.
+func plain(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	}
+	return a
+}
+
+// Flush writes what is held back.
+func (l *Limiter) Flush() {
+	l.mu.Lock()
+	all := l.kinds
+	l.kinds = map[string]*kind{}
+	l.mu.Unlock()
+	for _, k := range all {
+		k.end.Stop()
+		k.summarise()
+	}
+}
+
+// pass counts an event, and reports whether it is to be written now.
+func (l *Limiter) pass(key string, next slog.Handler, r slog.Record) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.kinds[key]
+	if k == nil {
+		if len(l.kinds) == mostKinds {
+			return true
+		}
+		k = &kind{}
+		k.end = time.AfterFunc(window, func() { l.over(key, k) })
+		l.kinds[key] = k
+	}
+	if k.written < burst {
+		k.written++
+		return true
+	}
+	k.held++
+	k.next, k.last = next, r.Clone()
+	return false
+}
+
+// over ends a window. A flood that goes on gets a line a window.
+func (l *Limiter) over(key string, k *kind) {
+	l.mu.Lock()
+	if l.kinds[key] != k { // flushed
+		l.mu.Unlock()
+		return
+	}
+	delete(l.kinds, key)
+	if k.held > 0 {
+		again := &kind{written: burst}
+		again.end = time.AfterFunc(window, func() { l.over(key, again) })
+		l.kinds[key] = again
+	}
+	l.mu.Unlock()
+	k.summarise()
+}
+
+// summarise writes the last event that was held back. Nobody changes k any more.
+func (k *kind) summarise() {
+	if k.held == 0 {
+		return
+	}
+	k.last.AddAttrs(slog.Int("repeated", k.held))
+	_ = k.next.Handle(context.Background(), k.last) // as slog.Logger: there is nowhere to tell
+}
+
+// handler is a slog.Handler that asks the limiter.
+type handler struct {
+	l    *Limiter
+	next slog.Handler
+	with string // what the logger's own attributes add to the key
+}
+
+// Enabled implements slog.Handler.
+func (h *handler) Enabled(ctx context.Context, level slog.Level) bool {
+	return h.next.Enabled(ctx, level)
+}
+
+// Handle implements slog.Handler.
+func (h *handler) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level >= slog.LevelInfo && !h.l.pass(h.key(r), h.next, r) {
+		return nil
+	}
+	return h.next.Handle(ctx, r)
+}
+
+func (h *handler) key(r slog.Record) string {
+	var b strings.Builder
+	b.WriteString(r.Level.String())
+	b.WriteByte(0)
+	b.WriteString(r.Message)
+	b.WriteString(h.with)
+	r.Attrs(func(a slog.Attr) bool {
+		addKey(&b, a)
+		return true
+	})
+	return b.String()
+}
+
+func addKey(b *strings.Builder, a slog.Attr) {
+	if identity[a.Key] {
+		b.WriteByte(0)
+		b.WriteString(a.Key)
+		b.WriteByte(0)
+		b.WriteString(a.Value.String())
+	}
+}
+
+// WithAttrs implements slog.Handler.
+func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	var b strings.Builder
+	b.WriteString(h.with)
+	for _, a := range attrs {
+		addKey(&b, a)
+	}
+	return &handler{h.l, h.next.WithAttrs(attrs), b.String()}
+}
+
+// WithGroup implements slog.Handler.
+func (h *handler) WithGroup(name string) slog.Handler {
+	return &handler{h.l, h.next.WithGroup(name), h.with}
+}

@@ -1,0 +1,205 @@
+// Package machine tells how much of the machine this process may have: memory, as the machine and its
+// cgroups bound it, and disk.
+package machine
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Memory is what this process may have, in bytes.
+type Memory struct {
+	// Total is the machine's. It is 0 where the kernel does not tell.
+	Total int64
+	// Limit is the least limit of the process's cgroups, and From the file that says so. It is 0 where
+	// there is none, or none below Total.
+	Limit int64
+	From  string
+	// Available is what the kernel could use for a page cache: the machine's MemAvailable, or less where a
+	// cgroup leaves less room.
+	Available int64
+}
+
+// Most returns Limit, or Total where there is none.
+func (m Memory) Most() int64 {
+	if m.Limit > 0 {
+		return m.Limit
+	}
+	return m.Total
+}
+
+// ReadMemory reads what holds now. Limits can change while a container runs.
+func ReadMemory() Memory { return readMemory("/") }
+
+// cgroupFiles are what a version of cgroups calls its files. Sources: the kernel's
+// Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+type cgroupFiles struct {
+	limits  []string
+	usage   string
+	reclaim []string // lines of memory.stat whose bytes the kernel can take back
+}
+
+var (
+	// Above memory.high a process is slowed down so much that it is a limit, too.
+	version2 = cgroupFiles{[]string{"memory.max", "memory.high"}, "memory.current", []string{"active_file", "inactive_file"}}
+	version1 = cgroupFiles{[]string{"memory.limit_in_bytes"}, "memory.usage_in_bytes", []string{"total_active_file", "total_inactive_file"}}
+)
+
+func readMemory(root string) Memory {
+	info := fields(filepath.Join(root, "proc/meminfo"))
+	m := Memory{Total: info["MemTotal:"] << 10, Available: info["MemAvailable:"] << 10}
+	if _, told := info["MemAvailable:"]; !told {
+		m.Available = 1 << 62
+	}
+	for _, g := range cgroups(root, "memory") {
+		g.walk(func(dir string) {
+			for _, name := range g.files.limits {
+				file := filepath.Join(dir, name)
+				limit, ok := number(filepath.Join(root, file))
+				if !ok || m.Total > 0 && limit >= m.Total {
+					continue
+				}
+				if m.Limit == 0 || limit < m.Limit {
+					m.Limit, m.From = limit, file
+				}
+				used, _ := number(filepath.Join(root, dir, g.files.usage))
+				stat := fields(filepath.Join(root, dir, "memory.stat"))
+				for _, line := range g.files.reclaim {
+					used -= stat[line]
+				}
+				m.Available = min(m.Available, max(limit-max(used, 0), 0))
+			}
+		})
+	}
+	return m
+}
+
+// cgroup is a cgroup of this process.
+type cgroup struct {
+	files cgroupFiles
+	mount string // where its hierarchy is mounted
+	path  string // below
+}
+
+// walk calls do for the cgroup and those that it lies in, as far as they can be seen.
+func (g cgroup) walk(do func(dir string)) {
+	for p := path.Clean("/" + g.path); ; p = path.Dir(p) {
+		do(path.Join(g.mount, p))
+		if p == "/" {
+			return
+		}
+	}
+}
+
+// Cgroups returns the folders of this process's cgroup and of those that it lies in, innermost first, that may bound
+// what a controller ("memory", "cpu", "pids") gives. root stands before /proc and /sys, and not before what is
+// returned.
+func Cgroups(root, controller string) (dirs []string) {
+	for _, g := range cgroups(root, controller) {
+		g.walk(func(dir string) { dirs = append(dirs, dir) })
+	}
+	return dirs
+}
+
+// cgroups returns those cgroups of this process that can bound what a controller gives: one of version 2, one of
+// version 1 or, where both are mounted, both.
+func cgroups(root, controller string) (list []cgroup) {
+	own, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
+	if err != nil {
+		return nil
+	}
+	paths := map[string]string{} // by controller; version 2 has the name ""
+	for line := range strings.Lines(string(own)) {
+		// hierarchy:controllers:path
+		if f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(f) == 3 {
+			for _, name := range strings.Split(f[1], ",") {
+				paths[name] = f[2]
+			}
+		}
+	}
+	mounts, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(mounts)) {
+		// id parent major:minor root mountpoint options [fields] - type source superoptions
+		before, after, _ := strings.Cut(line, " - ")
+		f, kind := strings.Fields(before), strings.Fields(after)
+		if len(f) < 5 || len(kind) < 3 {
+			continue
+		}
+		g := cgroup{files: version2, mount: unescape(f[4])}
+		own, found := paths[""]
+		switch kind[0] {
+		case "cgroup2":
+		case "cgroup":
+			own, found = paths[controller]
+			found = found && strings.Contains(","+kind[2]+",", ","+controller+",")
+			g.files = version1
+		default:
+			continue
+		}
+		if !found {
+			continue
+		}
+		// Without a namespace of its own a container sees the path as the machine does, and mounts its own
+		// cgroup as the root. With one, a path outside of it begins with /..: what is mounted is nearest.
+		shown := unescape(f[3])
+		if rest, below := strings.CutPrefix(own, strings.TrimSuffix(shown, "/")); below && (rest == "" || rest[0] == '/') {
+			g.path = rest
+		}
+		if strings.HasPrefix(own, "/..") {
+			g.path = ""
+		}
+		list = append(list, g)
+	}
+	return list
+}
+
+// unescape reads the kernel's \040 for a space.
+func unescape(text string) string {
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		if text[i] == '\\' && i+3 < len(text) {
+			if n, err := strconv.ParseUint(text[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(text[i])
+	}
+	return b.String()
+}
+
+// number reads a file that holds one; it is not ok for "max", and where there is no file.
+func number(file string) (n int64, ok bool) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, false
+	}
+	n, err = strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	return n, err == nil && n >= 0
+}
+
+// fields reads lines of a name and a number.
+func fields(file string) map[string]int64 {
+	list := map[string]int64{}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return list
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(b)); lines.Scan(); {
+		if f := strings.Fields(lines.Text()); len(f) >= 2 {
+			if n, err := strconv.ParseInt(f[1], 10, 64); err == nil {
+				list[f[0]] = n
+			}
+		}
+	}
+	return list
+}

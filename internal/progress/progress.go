@@ -1,0 +1,177 @@
+// Package progress shows how far a long step is: a bar that redraws itself on a terminal, a line
+// every few seconds anywhere else (a log, a CI run).
+package progress
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	redraw    = 100 * time.Millisecond
+	lineEvery = 5 * time.Second
+	barWidth  = 30
+)
+
+// Printer shows one step after the other on a writer.
+type Printer struct {
+	mu  sync.Mutex
+	w   io.Writer
+	tty bool
+	now func() time.Time
+}
+
+// New returns a printer. It draws bars if w is a terminal.
+func New(w io.Writer) *Printer {
+	p := &Printer{w: w, now: time.Now}
+	if f, ok := w.(*os.File); ok {
+		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+		p.tty = err == nil && os.Getenv("TERM") != "dumb"
+	}
+	return p
+}
+
+// Printf prints a line of its own.
+func (p *Printer) Printf(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fmt.Fprintf(p.w, format+"\n", args...)
+}
+
+// Bar is the progress of one step. Its methods may be called from several goroutines.
+type Bar struct {
+	p       *Printer
+	label   string
+	start   time.Time
+	mu      sync.Mutex
+	done    int
+	total   int
+	note    string
+	last    time.Time // when something was shown last
+	width   int       // runes drawn on the terminal's line
+	stop    chan struct{}
+	stopped chan struct{}
+}
+
+// Start begins a step of total units; 0 means that the number is unknown. The step is shown from the
+// start, and its clock goes on by itself, so that a long wait is seen to be one.
+func (p *Printer) Start(label string, total int) *Bar {
+	b := &Bar{p: p, label: label, total: total, start: p.now(), stop: make(chan struct{}), stopped: make(chan struct{})}
+	b.last = b.start
+	if p.tty {
+		b.draw()
+	} else {
+		p.Printf("%s ...", label)
+	}
+	go b.tick()
+	return b
+}
+
+func (b *Bar) tick() {
+	defer close(b.stopped)
+	t := time.NewTicker(redraw)
+	defer t.Stop()
+	for {
+		select {
+		case <-b.stop:
+			return
+		case <-t.C:
+			b.show()
+		}
+	}
+}
+
+// show draws the bar, or prints a line if the last one is old enough.
+func (b *Bar) show() {
+	if b.p.tty {
+		b.draw()
+		return
+	}
+	b.mu.Lock()
+	now := b.p.now()
+	due := now.Sub(b.last) >= lineEvery
+	if due {
+		b.last = now
+	}
+	b.mu.Unlock()
+	if due {
+		b.p.Printf("%s", b.text())
+	}
+}
+
+// Set says how many units are done.
+func (b *Bar) Set(done, total int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.done, b.total = max(done, b.done), total
+}
+
+// Note sets a short text that is shown behind the numbers.
+func (b *Bar) Note(s string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.note = s
+}
+
+// text is the step's state in one line.
+func (b *Bar) text() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	elapsed := b.p.now().Sub(b.start).Round(100 * time.Millisecond)
+	var s strings.Builder
+	fmt.Fprintf(&s, "%-34s ", b.label)
+	if b.total > 0 {
+		fraction := min(float64(b.done)/float64(b.total), 1)
+		if b.p.tty {
+			full := int(fraction * barWidth)
+			s.WriteString("[" + strings.Repeat("=", full) + strings.Repeat(" ", barWidth-full) + "] ")
+		}
+		fmt.Fprintf(&s, "%3.0f%% %d/%d ", 100*fraction, b.done, b.total)
+	}
+	fmt.Fprintf(&s, "%v", elapsed)
+	if b.total > 0 && b.done > 0 && b.done < b.total && elapsed > time.Second {
+		left := time.Duration(float64(elapsed) / float64(b.done) * float64(b.total-b.done))
+		fmt.Fprintf(&s, ", %v left", left.Round(time.Second))
+	}
+	if b.note != "" {
+		s.WriteString("  " + b.note)
+	}
+	return s.String()
+}
+
+func (b *Bar) draw() {
+	text := b.text()
+	b.p.mu.Lock()
+	defer b.p.mu.Unlock()
+	n := utf8.RuneCountInString(text)
+	fmt.Fprint(b.p.w, "\r"+text+strings.Repeat(" ", max(b.width-n, 0)))
+	b.width = n
+}
+
+// Done ends the step with a line that tells its time and result ("" for none). It must be called
+// once, also after a failure.
+func (b *Bar) Done(result string) {
+	close(b.stop)
+	<-b.stopped
+	b.mu.Lock()
+	elapsed := b.p.now().Sub(b.start).Round(100 * time.Millisecond)
+	b.mu.Unlock()
+	line := fmt.Sprintf("%-34s %v", b.label, elapsed)
+	if result != "" {
+		line += "  " + result
+	}
+	b.p.mu.Lock()
+	defer b.p.mu.Unlock()
+	if b.p.tty {
+		fmt.Fprint(b.p.w, "\r"+line+strings.Repeat(" ", max(b.width-utf8.RuneCountInString(line), 0))+"\n")
+	} else {
+		fmt.Fprintln(b.p.w, line)
+	}
+}

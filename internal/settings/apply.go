@@ -1,0 +1,200 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Apply sets the flags of c that its command line left open from environ (of the form of [os.Environ]) and
+// from file, which may be nil. A variable that is empty counts as not set. Its errors wrap [ErrWrong].
+func (s *Schema) Apply(c *cobra.Command, environ []string, file *File) error {
+	env, errs := s.environment(environ)
+	for _, f := range Flags(c) {
+		if f.Changed {
+			continue
+		}
+		o := Origin{Kind: Env, Name: s.EnvName(f.Name)}
+		var texts []string
+		if text, ok := env[o.Name]; ok {
+			if texts = []string{text}; isList(f) {
+				texts = strings.Split(text, ",")
+			}
+		} else if e, ok := file.find(c, f.Name); ok {
+			o, texts = Origin{Kind: InFile, File: file.Path, Line: e.line}, e.texts
+		} else {
+			continue
+		}
+		if err := s.set(c, f, texts); err != nil {
+			errs = append(errs, place(o, f.Name, texts, err))
+			continue
+		}
+		note(f, o, texts)
+	}
+	return errors.Join(errs...)
+}
+
+// set sets a flag as its command line would.
+func (s *Schema) set(c *cobra.Command, f *pflag.Flag, texts []string) error {
+	if check := s.Checks[f.Name]; check != nil {
+		for _, text := range texts {
+			if text == f.DefValue { // such as an empty one
+				continue
+			}
+			if err := check(text); err != nil {
+				return err
+			}
+		}
+	}
+	if list, ok := f.Value.(pflag.SliceValue); ok {
+		f.Changed = true
+		return list.Replace(texts)
+	}
+	if len(texts) != 1 {
+		return errors.New("a list, where one value is wanted")
+	}
+	err := c.Flags().Set(f.Name, texts[0])
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) { // without the name of the flag, which was not given
+		err = invalid.Unwrap()
+	}
+	var number *strconv.NumError
+	switch {
+	case !errors.As(err, &number):
+		return err
+	case f.Value.Type() == "bool":
+		return fmt.Errorf("%q is neither true nor false", texts[0])
+	case errors.Is(err, strconv.ErrRange):
+		return fmt.Errorf("%s is out of range", texts[0])
+	}
+	return fmt.Errorf("%q is not a number", texts[0])
+}
+
+// place says where a wrong value stands.
+func place(o Origin, name string, texts []string, err error) error {
+	if o.Kind == Env {
+		return wrong{fmt.Sprintf("%s=%s: %v", o.Name, strings.Join(texts, ","), err)}
+	}
+	return wrong{fmt.Sprintf("%s: %s: %v", o, name, err)}
+}
+
+// Kubernetes puts the address of every service into the environment of every pod: SHOAL_FEED_PORT_7070_TCP_ADDR.
+var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+
+// environment returns the variables that set something, and errors for those that look so like one that
+// they must be meant for it.
+func (s *Schema) environment(environ []string) (map[string]string, []error) {
+	var known []string
+	for _, name := range names(s.Root) {
+		known = append(known, s.EnvName(name))
+	}
+	env, prefix := map[string]string{}, s.prefix()
+	var errs []error
+	for _, kv := range environ {
+		name, text, _ := strings.Cut(kv, "=")
+		word, ours := strings.CutPrefix(name, prefix)
+		switch {
+		case !ours:
+		case slices.Contains(known, name):
+			if text != "" {
+				env[name] = text
+			}
+		case s.Reserved != nil && s.Reserved(name) || serviceLink.MatchString(name):
+		default:
+			words := make([]string, len(known))
+			for i, k := range known {
+				words[i] = strings.TrimPrefix(k, prefix)
+			}
+			if near := nearest(strings.ToUpper(word), words, 4); near != "" {
+				errs = append(errs, wrong{fmt.Sprintf("%s: no such variable; did you mean %s%s?", name, prefix, near)})
+			}
+		}
+	}
+	return env, errs
+}
+
+// Args returns arguments that give another process's command the values that environment and file gave c,
+// and the names of these flags, for [Standing]. They go before what the user gave.
+func Args(c *cobra.Command) (args, standing []string) {
+	for _, f := range Flags(c) {
+		if o := OriginOf(f); o.Kind == Env || o.Kind == InFile {
+			standing = append(standing, f.Name)
+			for _, text := range f.Annotations[textKey] {
+				args = append(args, "--"+f.Name+"="+text)
+			}
+		}
+	}
+	return args, standing
+}
+
+// Standing tells, of flags on a command line that [Args] made, that no user gave them.
+func Standing(c *cobra.Command, names []string) error {
+	for _, name := range names {
+		if name == "" {
+			continue
+		}
+		f := c.Flags().Lookup(name)
+		if f == nil {
+			return fmt.Errorf("%s has no --%s", c.CommandPath(), name)
+		}
+		note(f, Origin{Kind: InFile}, nil)
+	}
+	return nil
+}
+
+// Mentioned returns the flags whose values do not come from the command line and that a text names (--NAME).
+func Mentioned(c *cobra.Command, text string) (list []*pflag.Flag) {
+	for _, f := range Flags(c) {
+		if o := OriginOf(f); o.Kind != Env && o.Kind != InFile {
+			continue
+		}
+		for rest := text; ; {
+			_, after, found := strings.Cut(rest, "--"+f.Name)
+			if !found {
+				break
+			}
+			if after == "" || !isNameByte(after[0]) {
+				list = append(list, f)
+				break
+			}
+			rest = after
+		}
+	}
+	return list
+}
+
+func isNameByte(b byte) bool {
+	return b == '-' || b >= 'a' && b <= 'z' || b >= '0' && b <= '9'
+}
+
+// Check returns all that is wrong with a file's values, for each of the commands that they are meant for. It
+// sets the flags of the schema's commands, which are of no use after that.
+func (s *Schema) Check(file *File) error {
+	var errs []error
+	for _, e := range file.entries {
+		section := s.Root
+		for _, verb := range e.verbs {
+			section = subcommand(section, verb)
+		}
+		var first error
+		Walk(section, func(c *cobra.Command) {
+			f := c.Flags().Lookup(e.name)
+			if f == nil || first != nil || !slices.Contains(Flags(c), f) {
+				return
+			}
+			if err := s.set(c, f, e.texts); err != nil {
+				first = place(Origin{Kind: InFile, File: file.Path, Line: e.line}, e.name, e.texts, fmt.Errorf("%w (for %s)", err, c.CommandPath()))
+			}
+		})
+		if first != nil {
+			errs = append(errs, first)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,121 @@
+package settings
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// WriteExample prints a file with every setting at its default, all commented out: what several verbs share,
+// in the same words, once, and then verb by verb.
+func (s *Schema) WriteExample(out io.Writer) error {
+	type use struct {
+		flag *pflag.Flag
+		row  Setting
+		line string
+	}
+	uses := map[string][]use{}
+	var failure error
+	Walk(s.Root, func(c *cobra.Command) {
+		for _, f := range ownFlags(c) {
+			row := s.setting(f)
+			line, err := yamlLine(row)
+			if err != nil {
+				failure = err
+			}
+			uses[f.Name] = append(uses[f.Name], use{f, row, line})
+		}
+	})
+	if failure != nil {
+		return failure
+	}
+	// Not where the defaults differ: there a line for all would change some.
+	common := map[string]use{}
+	for name, list := range uses {
+		if slices.ContainsFunc(list, func(u use) bool { return u.line != list[0].line }) {
+			continue
+		}
+		for _, u := range list {
+			if n := count(list, func(o use) bool { return o.row.Usage == u.row.Usage }); n >= 2 && len(common[name].row.Usage) < len(u.row.Usage) {
+				common[name] = u
+			}
+		}
+	}
+	fmt.Fprintf(out, `## Configuration of %[1]s, with every setting at its default. Take away the # before what you change: a
+## line has the name and the form of its flag. %[1]s config --check FILE checks a file, and %[1]s config VERB
+## shows what holds.
+##
+## Settings of all verbs that have them. A verb's own section, further down, wins over them.
+`, s.Root.Name())
+	show := func(u use, indent string) string {
+		var b strings.Builder
+		for line := range strings.Lines(wrap(u.row.Usage, 100-len(indent))) {
+			fmt.Fprintf(&b, "%s## %s\n", indent, strings.TrimRight(line, "\n"))
+		}
+		fmt.Fprintf(&b, "%s#%s\n", indent, u.line)
+		return b.String()
+	}
+	for _, name := range slices.Sorted(maps.Keys(common)) {
+		fmt.Fprint(out, "\n", show(common[name], ""))
+	}
+	var section func(c *cobra.Command, indent string) string
+	section = func(c *cobra.Command, indent string) string {
+		var b strings.Builder
+		for _, sub := range c.Commands() {
+			if !Has(sub) {
+				continue
+			}
+			var body strings.Builder
+			for _, f := range ownFlags(sub) {
+				if u, ok := common[f.Name]; !ok || u.row.Usage != f.Usage {
+					i := slices.IndexFunc(uses[f.Name], func(u use) bool { return u.flag == f })
+					body.WriteString(show(uses[f.Name][i], indent+"  "))
+				}
+			}
+			body.WriteString(section(sub, indent+"  "))
+			if body.Len() > 0 {
+				fmt.Fprintf(&b, "\n%s## %s\n%s#%s:\n%s", indent, sub.Short, indent, sub.Name(), body.String())
+			}
+		}
+		return b.String()
+	}
+	_, err := io.WriteString(out, section(s.Root, ""))
+	return err
+}
+
+func count[T any](list []T, is func(T) bool) (n int) {
+	for _, v := range list {
+		if is(v) {
+			n++
+		}
+	}
+	return n
+}
+
+// ownFlags returns the flags of a command without those that it inherits.
+func ownFlags(c *cobra.Command) []*pflag.Flag {
+	return slices.DeleteFunc(Flags(c), func(f *pflag.Flag) bool { return c.InheritedFlags().Lookup(f.Name) == f })
+}
+
+// wrap breaks text into lines of at most width bytes.
+func wrap(text string, width int) string {
+	var b strings.Builder
+	n := 0
+	for _, word := range strings.Fields(text) {
+		if n > 0 && n+1+len(word) > width {
+			b.WriteByte('\n')
+			n = 0
+		} else if n > 0 {
+			b.WriteByte(' ')
+			n++
+		}
+		b.WriteString(word)
+		n += len(word)
+	}
+	return b.String()
+}

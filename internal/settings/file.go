@@ -1,0 +1,334 @@
+package settings
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+)
+
+// A file is one YAML mapping. A key is a setting, which holds for all verbs that have it, or a verb, whose
+// value is a mapping again: the settings of that verb alone, which win.
+//
+//	cache-dir: /nvme/shoal
+//	serve:
+//	  listen: [unix:///run/shoal/feed.sock, "tcp://127.0.0.1:7070"]
+//
+// A name that is both (mount is a verb, and a setting of serve) is a verb where its value is a mapping.
+
+const (
+	maxFile    = 1 << 20
+	maxEntries = 10_000 // aliases can make much of little
+	maxDepth   = 16     // of mappings in mappings, aliases followed
+)
+
+// entry is one setting of a file.
+type entry struct {
+	verbs []string // the sections that it lies in
+	name  string
+	texts []string
+	line  int
+}
+
+// File is a parsed file.
+type File struct {
+	Path    string
+	entries []entry
+}
+
+// Len returns how many settings the file holds.
+func (f *File) Len() int { return len(f.entries) }
+
+// Load reads a file. It wraps fs.ErrNotExist where there is none.
+func (s *Schema) Load(path string) (*File, error) {
+	r, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("configuration file: %w", err)
+	}
+	defer r.Close()
+	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("configuration file: %w", err)
+	}
+	return s.Parse(path, data)
+}
+
+// Find loads the first of some files that is there; nil without an error if none is.
+func (s *Schema) Find(paths []string) (*File, error) {
+	for _, path := range paths {
+		// A folder that may not be looked into, as root's home under another user, holds nothing for us. A
+		// file that is seen, but cannot be read, is an error.
+		if _, err := os.Stat(path); err != nil {
+			continue
+		}
+		f, err := s.Load(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		return f, err
+	}
+	return nil, nil
+}
+
+// Parse reads what a file holds. Names that are no settings, keys that come twice, and values of the wrong
+// form are errors that wrap [ErrWrong] and name path and line; what a value may be is not checked yet.
+func (s *Schema) Parse(path string, data []byte) (*File, error) {
+	p := parser{schema: s, file: &File{Path: path}, known: map[*cobra.Command][]string{}}
+	if len(data) > maxFile {
+		return nil, wrong{fmt.Sprintf("%s is larger than 1 MiB: it is no configuration file", path)}
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var doc yaml.Node
+	switch err := dec.Decode(&doc); {
+	case errors.Is(err, io.EOF): // nothing but comments
+		return p.file, nil
+	case err != nil:
+		return nil, notYAML(path, err)
+	}
+	var second yaml.Node
+	switch err := dec.Decode(&second); {
+	case err == nil:
+		p.fail(&second, "a second document; a configuration file is one")
+	case !errors.Is(err, io.EOF):
+		return nil, notYAML(path, err)
+	}
+	p.section(s.Root, nil, doc.Content[0], 0)
+	if err := errors.Join(p.errs...); err != nil {
+		return nil, err
+	}
+	return p.file, nil
+}
+
+// notYAML returns the library's error, which names no line where it means the first.
+func notYAML(path string, err error) error {
+	text, line := strings.TrimPrefix(err.Error(), "yaml: "), "1"
+	if rest, ok := strings.CutPrefix(text, "line "); ok {
+		line, text, _ = strings.Cut(rest, ": ")
+	}
+	return wrong{fmt.Sprintf("%s:%s: %s", path, line, text)}
+}
+
+type parser struct {
+	schema *Schema
+	file   *File
+	errs   []error
+	known  map[*cobra.Command][]string
+}
+
+func (p *parser) names(c *cobra.Command) []string {
+	list, ok := p.known[c]
+	if !ok {
+		list = names(c)
+		p.known[c] = list
+	}
+	return slices.Clip(list)
+}
+
+func (p *parser) fail(at *yaml.Node, format string, args ...any) {
+	p.errs = append(p.errs, wrong{fmt.Sprintf("%s:%d: %s", p.file.Path, at.Line, fmt.Sprintf(format, args...))})
+}
+
+// resolve follows an alias.
+func resolve(n *yaml.Node) *yaml.Node {
+	for i := 0; n.Kind == yaml.AliasNode && i < maxDepth; i++ {
+		n = n.Alias
+	}
+	return n
+}
+
+// section reads the mapping of a command.
+func (p *parser) section(c *cobra.Command, verbs []string, n *yaml.Node, depth int) {
+	at, n := n, resolve(n)
+	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" { // all of it is commented out
+		return
+	}
+	if n.Kind != yaml.MappingNode {
+		if c == p.schema.Root {
+			p.fail(at, "a configuration file is a mapping: lines such as cache-dir: /nvme/shoal")
+		} else {
+			p.fail(at, "%s: the settings of a verb are a mapping: indented lines such as cache-dir: /nvme/shoal", strings.Join(verbs, " "))
+		}
+		return
+	}
+	if depth > maxDepth {
+		p.fail(at, "nested too deep")
+		return
+	}
+	seen := map[string]int{} // to their lines
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if len(p.file.entries) > maxEntries || len(p.errs) > 100 {
+			p.errs = p.errs[:min(len(p.errs), 100)]
+			p.fail(at, "too many settings")
+			return
+		}
+		key, value := n.Content[i], n.Content[i+1]
+		if key.Kind == yaml.ScalarNode && key.Tag == "!!merge" {
+			p.merge(c, verbs, n, value, depth)
+			continue
+		}
+		if key.Kind != yaml.ScalarNode {
+			p.fail(key, "a key is the name of a setting or of a verb")
+			continue
+		}
+		if line, twice := seen[key.Value]; twice {
+			p.fail(key, "%s: it stands in line %d already", key.Value, line)
+			continue
+		}
+		seen[key.Value] = key.Line
+		p.pair(c, verbs, key, value, depth)
+	}
+}
+
+// merge reads the mapping, or the list of mappings, of a merge key (<<). What the section says itself wins,
+// and what comes first.
+func (p *parser) merge(c *cobra.Command, verbs []string, into, n *yaml.Node, depth int) {
+	at, n := n, resolve(n)
+	from := []*yaml.Node{n}
+	if n.Kind == yaml.SequenceNode {
+		from = n.Content
+	}
+	own := map[string]bool{}
+	for i := 0; i+1 < len(into.Content); i += 2 {
+		own[into.Content[i].Value] = true
+	}
+	for _, m := range from {
+		if m = resolve(m); m.Kind != yaml.MappingNode {
+			p.fail(at, "<<: merge a mapping, or a list of them")
+			return
+		}
+		rest := &yaml.Node{Kind: yaml.MappingNode, Line: m.Line}
+		for i := 0; i+1 < len(m.Content); i += 2 {
+			if key := m.Content[i]; key.Tag == "!!merge" || !own[key.Value] {
+				own[key.Value] = true
+				rest.Content = append(rest.Content, key, m.Content[i+1])
+			}
+		}
+		p.section(c, verbs, rest, depth+1)
+	}
+}
+
+// pair reads one key of a section.
+func (p *parser) pair(c *cobra.Command, verbs []string, key, value *yaml.Node, depth int) {
+	v := resolve(value)
+	name := key.Value
+	sub, settings := subcommand(c, name), p.names(c)
+	_, isSetting := slices.BinarySearch(settings, name)
+	if sub != nil && (v.Kind == yaml.MappingNode || v.ShortTag() == "!!null" || !isSetting) {
+		p.section(sub, append(slices.Clone(verbs), name), value, depth+1)
+		return
+	}
+	if !isSetting {
+		p.unknown(c, verbs, key, settings)
+		return
+	}
+	e := entry{verbs: verbs, name: name, line: key.Line}
+	items, list := []*yaml.Node{v}, v.Kind == yaml.SequenceNode
+	if list {
+		if len(v.Content) == 0 {
+			p.fail(key, "%s: an empty list; leave the line out for the default", name)
+			return
+		}
+		items = v.Content
+		if !p.takesList(c, name) {
+			p.fail(key, "%s: a list, where one value is wanted", name)
+			return
+		}
+	}
+	for _, item := range items {
+		text, why := scalar(resolve(item))
+		if why != "" {
+			p.fail(key, "%s: %s", name, why)
+			return
+		}
+		e.texts = append(e.texts, text)
+	}
+	p.file.entries = append(p.file.entries, e)
+}
+
+// scalar returns the text of a value as it is written, so that 0660, 2GiB and 4h mean what they mean to a flag.
+func scalar(n *yaml.Node) (text, why string) {
+	if n.Kind != yaml.ScalarNode {
+		return "", "one value is wanted here: a text, a number, true or false"
+	}
+	switch n.ShortTag() {
+	case "!!null":
+		return "", `no value; leave the line out for the default, or write "" for none`
+	case "!!str", "!!int", "!!float", "!!bool", "!!timestamp":
+		return n.Value, ""
+	}
+	return "", "the tag " + n.Tag + " is not known here"
+}
+
+func subcommand(c *cobra.Command, name string) *cobra.Command {
+	for _, sub := range c.Commands() {
+		if sub.Name() == name && Has(sub) {
+			return sub
+		}
+	}
+	return nil
+}
+
+// takesList reports whether a setting is a list for one of the verbs below c.
+func (p *parser) takesList(c *cobra.Command, name string) (list bool) {
+	Walk(c, func(c *cobra.Command) {
+		for _, f := range Flags(c) {
+			list = list || f.Name == name && isList(f)
+		}
+	})
+	return list
+}
+
+func (p *parser) unknown(c *cobra.Command, verbs []string, key *yaml.Node, settings []string) {
+	for _, sub := range c.Commands() {
+		if Has(sub) {
+			settings = append(settings, sub.Name())
+		}
+	}
+	word := strings.ToLower(strings.ReplaceAll(key.Value, "_", "-"))
+	word = strings.TrimPrefix(strings.TrimPrefix(word, "--"), p.schema.Root.Name()+"-")
+	if slices.Contains(settings, word) { // so far that it is not near, but sure
+		p.fail(key, "%s: no such setting; write %s", key.Value, word)
+		return
+	}
+	if near := nearest(word, settings, 2); near != "" {
+		p.fail(key, "%s: no such setting; did you mean %s?", key.Value, near)
+		return
+	}
+	if c != p.schema.Root && slices.Contains(p.names(p.schema.Root), word) {
+		p.fail(key, "%s: %s has no such setting; other verbs have: write it in the section of one, or at the top for all", key.Value, strings.Join(append([]string{p.schema.Root.Name()}, verbs...), " "))
+		return
+	}
+	p.fail(key, "%s: no such setting (see: %s config --example)", key.Value, p.schema.Root.Name())
+}
+
+// find returns what the file says for a command: that of the innermost section.
+func (f *File) find(c *cobra.Command, name string) (best entry, ok bool) {
+	if f == nil {
+		return best, false
+	}
+	path := commandPath(c)
+	for _, e := range f.entries {
+		if e.name == name && len(e.verbs) <= len(path) && slices.Equal(e.verbs, path[:len(e.verbs)]) &&
+			(!ok || cmp.Compare(len(e.verbs), len(best.verbs)) > 0) {
+			best, ok = e, true
+		}
+	}
+	return best, ok
+}
+
+// commandPath returns the words of a command below the root.
+func commandPath(c *cobra.Command) (path []string) {
+	for ; c.HasParent(); c = c.Parent() {
+		path = append(path, c.Name())
+	}
+	slices.Reverse(path)
+	return path
+}

@@ -1,0 +1,178 @@
+package settings
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// hidden stands for a secret.
+const hidden = "***"
+
+// Setting is what holds for one flag.
+type Setting struct {
+	Name  string   `json:"name"`            // of the flag, and of the key in a file
+	Env   string   `json:"env"`             // its variable
+	Value string   `json:"value"`           // as the flag would be written; of a list, joined by commas
+	List  []string `json:"list,omitempty"`  // of a flag that takes several values
+	From  string   `json:"from"`            // flag, env, file or default
+	Where string   `json:"where,omitempty"` // the variable, or FILE:LINE
+	Usage string   `json:"-"`
+	Type  string   `json:"-"` // as pflag names it
+}
+
+// Settings returns what holds for a command, once [Schema.Apply] was called, by name. Secrets are hidden:
+// flags that are marked so, and passwords in URLs.
+func (s *Schema) Settings(c *cobra.Command) (list []Setting) {
+	for _, f := range Flags(c) {
+		list = append(list, s.setting(f))
+	}
+	return list
+}
+
+func (s *Schema) setting(f *pflag.Flag) Setting {
+	o := OriginOf(f)
+	row := Setting{Name: f.Name, Env: s.EnvName(f.Name), From: o.Kind.String(), Usage: f.Usage, Type: f.Value.Type()}
+	switch o.Kind {
+	case Env:
+		row.Where = o.Name
+	case InFile:
+		row.Where = fmt.Sprintf("%s:%d", o.File, o.Line)
+	}
+	show := func(text string) string {
+		if _, secret := f.Annotations[secretKey]; secret && text != "" {
+			return hidden
+		}
+		return Redact(text)
+	}
+	row.Value = show(f.Value.String())
+	if texts := f.Annotations[textKey]; len(texts) == 1 { // exact, where String may round
+		row.Value = show(texts[0])
+	}
+	if v, ok := f.Value.(pflag.SliceValue); ok {
+		row.List = []string{}
+		for _, text := range v.GetSlice() {
+			row.List = append(row.List, show(text))
+		}
+		row.Value = strings.Join(row.List, ",")
+	}
+	return row
+}
+
+// Redact hides the password of a URL.
+func Redact(text string) string {
+	if !strings.Contains(text, "@") || !strings.Contains(text, "://") {
+		return text
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.User == nil {
+		if _, after, found := strings.Cut(text, "@"); err != nil && found { // who knows what stands before it
+			scheme, _, _ := strings.Cut(text, "://")
+			return scheme + "://" + hidden + "@" + after
+		}
+		return text
+	}
+	u.User = url.User(hidden)
+	return strings.Replace(u.String(), url.QueryEscape(hidden)+"@", hidden+"@", 1)
+}
+
+// Origin returns where a setting comes from, for people.
+func (row Setting) Origin() string {
+	if row.From == Env.String() {
+		return "env " + row.Where
+	}
+	if row.Where != "" {
+		return row.Where
+	}
+	return row.From
+}
+
+// WriteTable prints settings for people.
+func WriteTable(out io.Writer, list []Setting) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "SETTING\tVALUE\tFROM")
+	for _, row := range list {
+		value := row.Value
+		if value == "" {
+			value = "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", row.Name, value, row.Origin())
+	}
+	return w.Flush()
+}
+
+// WriteYAML prints the settings of commands, in the order of [Walk], as a file that says the same: what is at
+// its default is a comment.
+func WriteYAML(out io.Writer, commands []*cobra.Command, all map[*cobra.Command][]Setting) error {
+	var open []string // sections
+	for _, c := range commands {
+		path := commandPath(c)
+		for i, word := range path {
+			if i < len(open) && slices.Equal(open[:i+1], path[:i+1]) {
+				continue
+			}
+			fmt.Fprintf(out, "%*s%s:\n", 2*i, "", word)
+		}
+		open = path
+		for _, row := range all[c] {
+			line, err := yamlLine(row)
+			if err != nil {
+				return err
+			}
+			if row.From == Default.String() {
+				line = "# " + line
+			} else {
+				line += " # " + row.Origin()
+			}
+			fmt.Fprintf(out, "%*s%s\n", 2*len(path), "", line)
+		}
+	}
+	return nil
+}
+
+// yamlLine returns NAME: VALUE.
+func yamlLine(row Setting) (string, error) {
+	value := scalarNode(row.Value)
+	if row.List != nil {
+		value = &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
+		for _, text := range row.List {
+			value.Content = append(value.Content, scalarNode(text))
+		}
+	}
+	var b bytes.Buffer
+	e := yaml.NewEncoder(&b)
+	if err := e.Encode(&yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{scalarNode(row.Name), value}}); err != nil {
+		return "", err
+	}
+	return strings.TrimSuffix(b.String(), "\n"), nil
+}
+
+// scalarNode returns text as it would be written by hand: a number without quotes.
+func scalarNode(text string) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.ScalarNode, Value: text}
+	switch strings.ToLower(text) {
+	case "", "~", "null", "<<", "*":
+		n.Style = yaml.DoubleQuotedStyle
+	}
+	if strings.ContainsAny(text, "\n\r\t") {
+		n.Style = yaml.DoubleQuotedStyle
+	}
+	return n
+}
+
+// WriteJSON prints v, indented.
+func WriteJSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}

@@ -1,0 +1,109 @@
+// Package export sends the spans of package trace to a collector, as OpenTelemetry's standard environment variables
+// say (docs/tracing.md). It stands apart because it brings OpenTelemetry's SDK along.
+package export
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/shoalfs/shoal/internal/trace"
+)
+
+// flushTime is how long the end of a process waits for the collector.
+const flushTime = 3 * time.Second
+
+// Start turns tracing on if the environment asks for it: by an endpoint (OTEL_EXPORTER_OTLP_ENDPOINT, or _TRACES_ENDPOINT)
+// or by OTEL_TRACES_EXPORTER=otlp. stop sends what is left. An error is the user's, and says which variable is wrong;
+// a collector that does not answer is none, but a warning in the log from time to time.
+//
+// getenv tells whether; what else the variables say the SDK reads from the process's environment.
+func Start(ctx context.Context, version string, getenv func(string) string) (stop func(), err error) {
+	stop = func() {}
+	first := func(names ...string) (name, value string) {
+		for _, name := range names {
+			if v := strings.TrimSpace(getenv(name)); v != "" {
+				return name, v
+			}
+		}
+		return "", ""
+	}
+	_, endpoint := first("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+	_, exporter := first("OTEL_TRACES_EXPORTER")
+	switch {
+	case strings.EqualFold(getenv("OTEL_SDK_DISABLED"), "true"), exporter == "none", exporter == "" && endpoint == "":
+		return stop, nil
+	case exporter != "" && exporter != "otlp":
+		return stop, fmt.Errorf("OTEL_TRACES_EXPORTER=%s: give otlp or none", exporter)
+	}
+	// Before the exporter, which tells it what it cannot read.
+	otel.SetLogger(logr.New(settingsSink{}))
+	var client otlptrace.Client
+	switch name, protocol := first("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"); protocol {
+	case "", "http/protobuf":
+		client = otlptracehttp.NewClient()
+	case "grpc":
+		client = otlptracegrpc.NewClient()
+	default:
+		return stop, fmt.Errorf("%s=%s: give http/protobuf or grpc", name, protocol)
+	}
+	to, err := otlptrace.New(ctx, client)
+	if err != nil {
+		return stop, fmt.Errorf("OpenTelemetry's exporter: %w (see the variables OTEL_EXPORTER_OTLP_*)", err)
+	}
+	// Neither the command line nor the environment is part of what is sent.
+	what, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "shoal"), attribute.String("service.version", version)),
+		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithFromEnv())
+	if err != nil {
+		return stop, errors.Join(fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err), to.Shutdown(ctx))
+	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		slog.Warn("spans were not sent", "cause", err, "remedy", "see the variables OTEL_EXPORTER_OTLP_*, and whether the collector runs")
+	}))
+	p := sdk.NewTracerProvider(sdk.WithBatcher(to), sdk.WithResource(what))
+	trace.Use(p.Tracer("github.com/shoalfs/shoal"))
+	return func() {
+		trace.Use(nil)
+		ctx, cancel := context.WithTimeout(context.Background(), flushTime)
+		defer cancel()
+		if err := p.Shutdown(ctx); err != nil {
+			slog.Warn("the last spans were not sent", "cause", err)
+		}
+	}, nil
+}
+
+// settingsSink is where the SDK tells which of its settings it cannot read. It quotes them, and they may hold a key or
+// a password: so what is said is where.
+type settingsSink struct{}
+
+// Init implements logr.LogSink.
+func (settingsSink) Init(logr.RuntimeInfo) {}
+
+// Enabled implements logr.LogSink. Errors come whatever it says.
+func (settingsSink) Enabled(int) bool { return false }
+
+// Info implements logr.LogSink.
+func (settingsSink) Info(int, string, ...any) {}
+
+// Error implements logr.LogSink.
+func (settingsSink) Error(_ error, at string, _ ...any) {
+	slog.Warn("a setting of OpenTelemetry cannot be read, and is ignored", "at", at, "remedy", "see the variables OTEL_*")
+}
+
+// WithValues implements logr.LogSink.
+func (s settingsSink) WithValues(...any) logr.LogSink { return s }
+
+// WithName implements logr.LogSink.
+func (s settingsSink) WithName(string) logr.LogSink { return s }

@@ -1,0 +1,79 @@
+package loader
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+
+	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/loader/feedpb"
+)
+
+// peerOf returns who makes a call. Of a token it tells the fingerprint, if the server looks at tokens.
+func peerOf(ctx context.Context, tokens bool) *audit.Peer {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return nil
+	}
+	who := audit.Of(p.Addr)
+	if sent := metadata.ValueFromIncomingContext(ctx, "authorization"); tokens && len(sent) == 1 {
+		if _, token, ok := strings.Cut(sent[0], " "); ok {
+			who.Token = audit.Fingerprint(strings.TrimSpace(token))
+		}
+	}
+	return who
+}
+
+// auditOpened writes down who opened a session, and returns that.
+func (s *Server) auditOpened(ctx context.Context, open *session) *audit.Peer {
+	if s.o.Audit == nil {
+		return nil
+	}
+	who := peerOf(ctx, s.o.Tokens != nil)
+	e := open.event("feed_open")
+	e.Peer = who
+	s.o.Audit.Write(e)
+	return who
+}
+
+func (open *session) event(name string) audit.Event {
+	sp := open.spec
+	return audit.Event{Event: name, Dataset: open.ds.Version(), Order: sp.orderName, Session: sp.session, Client: sp.client,
+		Rank: audit.Int(sp.rank), World: sp.world, Batch: sp.batch, Epoch: audit.Int(sp.start.Epoch), Transform: sp.transformName()}
+}
+
+// auditRefused writes down who was refused a session.
+func (s *Server) auditRefused(ctx context.Context, o *feedpb.Open, err error) {
+	if s.o.Audit == nil {
+		return
+	}
+	s.o.Audit.Write(audit.Event{Event: "feed_open", Outcome: "refused", Cause: err.Error(), Order: o.GetOrder(), Session: o.GetSession(),
+		Client: o.GetClient(), Rank: audit.Int(o.GetRank()), World: int(o.GetWorld()), Peer: peerOf(ctx, s.o.Tokens != nil)})
+}
+
+// auditEnded writes down how a session ended.
+func (s *Server) auditEnded(open *session, err error) {
+	if s.o.Audit == nil {
+		return
+	}
+	e := open.event("feed_end")
+	e.Peer, e.Samples, e.Seconds = open.peer, open.count.samples.Load(), time.Since(open.opened).Seconds()
+	if err != nil && Code(err) != codes.Canceled {
+		e.Cause = err.Error()
+		if e.Outcome = "failed"; errors.Is(err, errFenced) || errors.Is(err, errStopping) {
+			e.Outcome = ""
+		}
+	}
+	s.o.Audit.Write(e)
+}
+
+// auditConnection writes down who did not get as far as a call.
+func (s *Server) auditConnection(who *audit.Peer) {
+	s.o.Audit.Write(audit.Event{Event: "feed_connect", Outcome: "refused", Peer: who,
+		Cause: "the TLS handshake did not end: no certificate, none that is trusted, or no TLS"})
+}

@@ -1,0 +1,72 @@
+package loader
+
+import "sync"
+
+// crew are the readers that fill rows: those of the batch that was given first, first.
+type crew struct {
+	mu     sync.Mutex
+	cond   sync.Cond
+	queue  []*batch
+	closed bool
+	wg     sync.WaitGroup
+}
+
+func newCrew(readers int) *crew {
+	c := &crew{}
+	c.cond.L = &c.mu
+	for range readers {
+		c.wg.Go(c.work)
+	}
+	return c
+}
+
+// add has a batch's rows filled. b.taken is closed when a reader has begun with the last of them.
+func (c *crew) add(b *batch) {
+	if len(b.rows) == 0 {
+		close(b.taken)
+		return
+	}
+	c.mu.Lock()
+	c.queue = append(c.queue, b)
+	c.mu.Unlock()
+	c.cond.Broadcast()
+}
+
+func (c *crew) work() {
+	for {
+		r := c.take()
+		if r == nil {
+			return
+		}
+		r.fill()
+	}
+}
+
+// take returns the next row, nil at the end.
+func (c *crew) take() *row {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.queue) == 0 {
+		if c.closed {
+			return nil
+		}
+		c.cond.Wait()
+	}
+	b := c.queue[0]
+	r := &b.rows[b.next]
+	if b.next++; b.next == len(b.rows) {
+		c.queue[0] = nil
+		c.queue = c.queue[1:]
+		close(b.taken)
+	}
+	return r
+}
+
+// close waits until all rows are settled.
+func (c *crew) close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.cond.Broadcast()
+	c.wg.Wait()
+}

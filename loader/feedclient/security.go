@@ -1,0 +1,138 @@
+package feedclient
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/shoalfs/shoal/loader"
+)
+
+// Option changes how Dial connects.
+type Option func(*Security)
+
+// Security says how a client knows the server, and the server the client. All files are PEM.
+type Security struct {
+	CA         string // authorities that may sign the server's certificate; empty: the system's
+	Cert, Key  string // the client's certificate, for servers that want one; read again at every connection
+	ServerName string // name in the server's certificate; empty: the address's host
+	Token      string // presented with every call; over tcp:// everybody on the way can read it
+}
+
+// WithSecurity sets certificates and token.
+func WithSecurity(s Security) Option { return func(to *Security) { *to = s } }
+
+// ReadToken returns the first token of a file as `shoal serve --token-file` takes it.
+func ReadToken(file string) (string, error) {
+	list, err := loader.ReadTokens(file)
+	if err != nil {
+		return "", err
+	}
+	return list[0], nil
+}
+
+// dialOptions are the transport's and the calls' credentials.
+func (s Security) dialOptions(encrypted bool) ([]grpc.DialOption, error) {
+	var list []grpc.DialOption
+	switch {
+	case encrypted:
+		c, err := s.tls()
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, grpc.WithTransportCredentials(credentials.NewTLS(c)))
+	case s.CA != "" || s.Cert != "" || s.Key != "" || s.ServerName != "":
+		return nil, errors.New("certificates are for tls://HOST:PORT: change the address, or leave them out")
+	default:
+		list = append(list, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	}
+	if s.Token != "" {
+		if !loader.CanBeToken(s.Token) {
+			return nil, errors.New("the token holds spaces or characters beyond ASCII, which no token does")
+		}
+		list = append(list, grpc.WithPerRPCCredentials(bearer(s.Token)))
+	}
+	return list, nil
+}
+
+func (s Security) tls() (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.ServerName}
+	if s.CA != "" {
+		pem, err := os.ReadFile(s.CA)
+		if err != nil {
+			return nil, fmt.Errorf("authorities: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("authorities: %s holds no PEM certificate", s.CA)
+		}
+	}
+	if s.Cert == "" && s.Key == "" {
+		return c, nil
+	}
+	if s.Cert == "" || s.Key == "" {
+		return nil, errors.New("a client's certificate and its key go together: pass both --cert and --key")
+	}
+	load := func() (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(s.Cert, s.Key)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %s with key %s: %w", s.Cert, s.Key, err)
+		}
+		return &pair, nil
+	}
+	if _, err := load(); err != nil { // what cannot work is told at once
+		return nil, err
+	}
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	return c, nil
+}
+
+// bearer is a token as metadata of every call.
+type bearer string
+
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + string(b)}, nil
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials: unix sockets and loopback have none.
+func (bearer) RequireTransportSecurity() bool { return false }
+
+// remedies say what to do about a connection that was not made, by what the text of the error holds;
+// the first that fits counts. The texts are those of crypto/tls, crypto/x509 and gRPC.
+var remedies = []struct{ text, remedy string }{
+	{"certificate signed by unknown authority", "the server's certificate is signed by none of the authorities that this client trusts: give theirs with --ca FILE"},
+	{"certificate is valid for", "connect by a name that the certificate has, or name one of them with --server-name"},
+	{"certificate is not valid for any names", "the certificate has no names: give the server one with the host's name in it"},
+	{"doesn't contain any IP SANs", "the certificate has no IP addresses: connect by name, or give its name with --server-name"},
+	{"certificate has expired or is not yet valid", "renew the server's certificate (the server takes up a new file without a restart), or set the clock"},
+	{"tls: certificate required", "this server wants a client certificate: pass --cert and --key"},
+	{"tls: expired certificate", "the client's certificate has expired: renew it"},
+	{"tls: unknown certificate authority", "the server trusts another authority than the one that signed the client's certificate: sign it by one of its --tls-client-ca, or add yours there"},
+	{"tls: bad certificate", "the server does not accept the client's certificate: sign it by one of its --tls-client-ca, for client authentication"},
+	{"first record does not look like a TLS handshake", "the server speaks plain TCP there: connect to tcp://"},
+	{"remote error: tls: ", "the server and this client do not agree on TLS: compare --tls-client-ca of the server with --cert, and --ca with the server's certificate"},
+	{"error reading server preface", "nothing that speaks the feed's protocol answers there; if it is a tls:// address of the server, connect to tls://"},
+}
+
+// remedy returns what to do about e, or "".
+func remedy(e *Error) string {
+	if e.Code != codes.Unavailable {
+		return ""
+	}
+	for _, r := range remedies {
+		if strings.Contains(e.Text, r.text) {
+			return r.remedy
+		}
+	}
+	return ""
+}

@@ -1,0 +1,149 @@
+package loader
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// labelSource says where labels come from. The zero value is for sessions that leave it to the dataset.
+type labelSource struct {
+	kind string   // "", folder, cls, json, none
+	keys []string // of json
+}
+
+const (
+	labelFolder = "folder"
+	labelCls    = "cls"
+	labelJSON   = "json"
+	labelNone   = "none"
+)
+
+// parseLabel reads folder, cls, json:KEY, none, or nothing.
+func parseLabel(text string) (labelSource, error) {
+	switch text = strings.TrimSpace(text); text {
+	case "", labelFolder, labelCls, labelNone:
+		return labelSource{kind: text}, nil
+	}
+	if path, ok := strings.CutPrefix(text, labelJSON+":"); ok {
+		if keys := strings.Split(path, "."); !slices.Contains(keys, "") {
+			return labelSource{labelJSON, keys}, nil
+		}
+	}
+	return labelSource{}, fmt.Errorf("label %.100q: must be folder (the class folder), cls (the number in the file .cls beside a sample), "+
+		"json:KEY (a number in its file .json, json:a.b inside an object), or none", text)
+}
+
+// String returns what parseLabel reads.
+func (l labelSource) String() string {
+	if l.kind == labelJSON {
+		return labelJSON + ":" + strings.Join(l.keys, ".")
+	}
+	return l.kind
+}
+
+// part returns the extension of the file that the label is in, "" if it is in none.
+func (l labelSource) part() string {
+	switch l.kind {
+	case labelCls, labelJSON:
+		return l.kind
+	}
+	return ""
+}
+
+// over settles what was left to the dataset: the class folders where there are any, else the files .cls
+// where there are any.
+func (l labelSource) over(ds Dataset) labelSource {
+	if l.kind != "" {
+		return l
+	}
+	if d, ok := ds.(Parted); ok && len(ds.Classes()) == 0 {
+		if found, numbered := d.Parts(labelCls); found && !numbered {
+			return labelSource{kind: labelCls}
+		}
+	}
+	return labelSource{kind: labelFolder}
+}
+
+// hashed adds the source to a transform's hash, in states, unless it is the folder.
+func (l labelSource) hashed(hash string) string {
+	if l.kind == labelFolder {
+		return hash
+	}
+	return hash + ",label=" + l.String()
+}
+
+// maxLabelFile bounds the bytes of a file that a label is read from.
+const maxLabelFile = 16 << 20
+
+// of returns the label of a sample from its part, or from its folder's. Its errors make a bad sample.
+func (l labelSource) of(folder int64, part []byte) (int64, error) {
+	switch l.kind {
+	case labelNone:
+		return -1, nil
+	case labelFolder:
+		return folder, nil
+	}
+	if part == nil {
+		return 0, fmt.Errorf("no file .%s beside it, where its label should be", l.kind)
+	}
+	if len(part) > maxLabelFile {
+		return 0, fmt.Errorf("its .%s has %d bytes, a label is read from %d at most", l.kind, len(part), maxLabelFile)
+	}
+	var n int64
+	var err error
+	if l.kind == labelCls {
+		n, err = parseCls(part)
+	} else {
+		n, err = jsonNumber(part, l.keys)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("label in its .%s: %w", l.kind, err)
+	}
+	return n, nil
+}
+
+// parseCls reads a class number in decimal digits, with white space around it.
+func parseCls(b []byte) (int64, error) {
+	text := bytes.TrimSpace(b)
+	n, err := strconv.ParseInt(string(text[:min(len(text), 32)]), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%.32q is not an integer", text)
+	}
+	return n, nil
+}
+
+// jsonNumber returns the integer at a path of keys through objects.
+func jsonNumber(b []byte, keys []string) (int64, error) {
+	for i, key := range keys {
+		var object map[string]json.RawMessage
+		if err := json.Unmarshal(b, &object); err != nil {
+			var syntax *json.SyntaxError
+			if errors.As(err, &syntax) {
+				return 0, fmt.Errorf("not JSON: %w", err)
+			}
+			return 0, fmt.Errorf("%s is no object", name(keys[:i]))
+		}
+		value, ok := object[key]
+		if !ok {
+			return 0, fmt.Errorf("no key %s", name(keys[:i+1]))
+		}
+		b = value
+	}
+	n, err := strconv.ParseInt(string(b), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s is %.40s, not an integer", name(keys), b)
+	}
+	return n, nil
+}
+
+func name(keys []string) string {
+	if len(keys) == 0 {
+		return "the whole"
+	}
+	return strconv.Quote(strings.Join(keys, "."))
+}

@@ -1,0 +1,158 @@
+package loader
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// Parted is a Dataset whose samples may consist of several files that have folder and stem in common:
+// 7.jpg, 7.json, 7.mask.png.
+type Parted interface {
+	Dataset
+	// Parts tells whether any sample has the part of an extension (what follows the first dot), and
+	// whether such files are numbered as samples themselves.
+	Parts(ext string) (found, numbered bool)
+	// BeginParts is Begin for a reader that reads these parts of each sample too. The stream is a
+	// PartStream.
+	BeginParts(name string, seq order.Order, start, weight int, parts []string) (Stream, error)
+}
+
+// PartStream is a Stream that reads parts.
+type PartStream interface {
+	Stream
+	// Part returns a part of the sample at a position, nil without error if it has none. It is called
+	// between Read of that position and the release of what Read returned, by one goroutine. The
+	// bytes are valid and immutable until release is called, once.
+	Part(ctx context.Context, pos int, ext string) (data []byte, release func(), err error)
+}
+
+// Wants is a Transform that reads parts of samples. They are then fetched ahead with them.
+type Wants interface {
+	// Parts returns the extensions; the caller does not change it.
+	Parts() []string
+}
+
+// wantedParts returns the extensions of the parts that the session reads of every sample.
+func (s *spec) wantedParts() (exts []string) {
+	if w, ok := s.transform.(Wants); ok {
+		exts = append(exts, w.Parts()...)
+	}
+	if ext := s.label.part(); ext != "" {
+		exts = append(exts, ext)
+	}
+	slices.Sort(exts)
+	return slices.Compact(exts)
+}
+
+// checkParts refuses parts that no sample has.
+func (s *spec) checkParts(ds Dataset) error {
+	d, ok := ds.(Parted)
+	for _, ext := range s.parts {
+		var found, numbered bool
+		if ok {
+			found, numbered = d.Parts(ext)
+		}
+		if !found {
+			return fmt.Errorf("no sample has a file .%s beside it, of the same folder and the same name up to the first dot, "+
+				"which %s needs: check the extension", ext, s.needs(ext))
+		}
+		if numbered {
+			return fmt.Errorf("files .%s are numbered as samples themselves, where %s takes them for parts of samples: "+
+				"serve with --samples .jpg, or whichever extensions the samples have", ext, s.needs(ext))
+		}
+	}
+	return nil
+}
+
+// needs names what a part is for.
+func (s *spec) needs(ext string) string {
+	if ext == s.label.part() {
+		return "label " + s.label.String()
+	}
+	return "the transform"
+}
+
+// begin starts a stream of an epoch, with the parts that the session wants.
+func (s *session) begin(name string, seq order.Order, start int) (Stream, error) {
+	if ds, ok := s.ds.(Parted); ok && len(s.spec.parts) > 0 {
+		return ds.BeginParts(name, seq, start, s.spec.weight, s.spec.parts)
+	}
+	return s.ds.Begin(name, seq, start, s.spec.weight)
+}
+
+// parts reads the parts of one row's sample.
+type parts struct {
+	s    *session
+	r    *row
+	have []part
+	err  error // of the store
+}
+
+type part struct {
+	ext     string
+	data    []byte
+	release func()
+}
+
+// read reads the parts that the session wants of every sample.
+func (p *parts) read(ctx context.Context) error {
+	for _, ext := range p.s.spec.parts {
+		if _, err := p.get(ctx, ext); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// get returns a part, read before or now; nil if there is none.
+func (p *parts) get(ctx context.Context, ext string) ([]byte, error) {
+	for _, h := range p.have {
+		if h.ext == ext {
+			return h.data, nil
+		}
+	}
+	from, ok := p.r.batch.source.stream.(PartStream)
+	if !ok {
+		return nil, nil
+	}
+	data, release, err := from.Part(ctx, p.r.pos, ext)
+	if err != nil {
+		p.err = fmt.Errorf("part .%s: %w", ext, err)
+		return nil, p.err
+	}
+	p.s.count.sourceBytes.Add(int64(len(data)))
+	p.have = append(p.have, part{ext, data, release})
+	return data, nil
+}
+
+// label returns the part that the label is in, nil if there is none.
+func (p *parts) label() []byte {
+	for _, h := range p.have {
+		if h.ext == p.s.spec.label.part() {
+			return h.data
+		}
+	}
+	return nil
+}
+
+// apply is Sample.Part: a part that was not announced is read while others may decode.
+func (p *parts) apply(ctx context.Context, ext string) ([]byte, error) {
+	for _, h := range p.have {
+		if h.ext == ext {
+			return h.data, nil
+		}
+	}
+	<-p.s.srv.cpu
+	data, err := p.get(ctx, ext)
+	p.s.srv.cpu <- struct{}{}
+	return data, err
+}
+
+func (p *parts) release() {
+	for _, h := range p.have {
+		h.release()
+	}
+}

@@ -1,0 +1,441 @@
+package loader
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/shoalfs/shoal/loader/feedpb"
+)
+
+// pass is one way through the data: the readers that fill batches, and the slots that batches are
+// built in. A session has one of its own, or shares it with sessions that would get the very same
+// batches and never write to them.
+//
+// A batch is built by the session that asks for its place first. It stays for the others while its
+// slot is not needed: who comes too late builds it again. Slots are reused when nobody refers to
+// them, and for no other reason.
+type pass struct {
+	srv      *Server
+	key      passKey
+	shared   bool
+	crew     *crew
+	mem      *slotMemory // nil: batches go in Chunks
+	reserved int64
+	sessions int // guarded by srv.passMu
+
+	mu     sync.Mutex
+	cond   sync.Cond
+	free   []uint32         // slots, the one used last at the end: it may still be in a cache
+	idle   []*batch         // complete, with a slot, that nobody refers to, oldest first
+	built  map[place]*batch // that may be taken by others; shared passes only
+	leases map[*lease]struct{}
+}
+
+// passKey is all that batches depend on.
+type passKey struct {
+	dataset, order, transform, hash, tail, bad string
+	seed                                       uint64
+	batch, world, rank                         int
+}
+
+// place is where a batch stands in the order.
+type place struct{ epoch, cursor int }
+
+// lease is what one client holds of a pass's slots.
+type lease struct {
+	pass    *pass
+	key     string // of the handover
+	limit   int    // slots that it may refer to at once
+	session *session
+	ready   chan struct{} // closed by the handover
+
+	// Guarded by pass.mu.
+	refs   map[uint32]*ref
+	given  int           // of refs, delivered
+	conn   net.Conn      // of the handover; nil: none yet, or gone
+	frames *net.UnixConn // the same for good, if the client would have its messages there; set before ready is closed
+	used   bool          // there was a handover
+	told   bool          // all was sent that ever will be: the client may leave
+	over   bool          // the stream has ended
+}
+
+// ref is a session's claim on the batch in a slot.
+type ref struct {
+	batch *batch
+	given bool // delivered: the client has to give it back
+}
+
+// sharePatience is how long a session waits for slots that other sessions hold, before it goes on
+// with a batch in Chunks. It is only waited for once, until there are slots again.
+const sharePatience = 100 * time.Millisecond
+
+// poolPatience is how long an opening waits for memory for slots, before it does without.
+const poolPatience = 2 * time.Second
+
+// join gives a session its pass and lease. The lease is nil if batches go in Chunks.
+func (s *Server) join(sess *session, slots int, readonly bool) (*pass, *lease) {
+	if slots == 0 {
+		return s.newPass(passKey{}, false, nil, 0), nil
+	}
+	slots = min(slots, maxSlots)
+	sp := sess.spec
+	if !readonly {
+		mem, reserved := s.newSlots(sess, slots)
+		p := s.newPass(passKey{}, false, mem, reserved)
+		s.passMu.Lock()
+		defer s.passMu.Unlock()
+		return p, p.lease(slots, sess)
+	}
+	k := passKey{sess.ds.Version(), sp.orderName, sp.transformName(), sp.hash, string(sp.tail), sp.bad.text, sp.seed, sp.batch, sp.world, sp.rank}
+	s.passMu.Lock()
+	defer s.passMu.Unlock()
+	if p := s.passes[k]; p != nil && p.mem.count() >= slots {
+		p.sessions++
+		return p, p.lease(slots, sess)
+	}
+	// Twice as many: two sessions never wait for each other, and one that comes later, or is
+	// slower, finds so many batches of the first one's.
+	mem, reserved := s.newSlots(sess, 2*slots, slots)
+	p := s.newPass(k, mem != nil, mem, reserved)
+	if mem != nil {
+		s.passes[k] = p
+	}
+	return p, p.lease(slots, sess)
+}
+
+// newSlots makes a memory of the first of the counts that there is room for, nil if there is none.
+// One more batch has to fit beside it: the one that is too large for a slot.
+func (s *Server) newSlots(sess *session, counts ...int) (*slotMemory, int64) {
+	var data int64
+	if sess.spec.transform == nil {
+		data = s.sizesOf(sess.ds).slotted(sess.spec.batch)
+	}
+	_, total := planes(sess.spec.transform, sess.spec.batch, data)
+	bytes := slotBytes(total)
+	var err error
+	for _, count := range counts {
+		ctx, cancel := context.WithTimeout(sess.ctx, poolPatience)
+		size := int64(count) * bytes
+		err = s.memory.Reserve(ctx, size+bytes)
+		cancel()
+		if err != nil {
+			continue
+		}
+		s.memory.Release(bytes)
+		var mem *slotMemory
+		if mem, err = newSlotMemory(count, bytes); err == nil {
+			s.counters.held.Add(size)
+			return mem, size
+		}
+		s.memory.Release(size)
+	}
+	if sess.ctx.Err() == nil {
+		s.log.Warn("no shared memory for a feed session: its batches come through the connection", "session", sess.spec.session,
+			"rank", sess.spec.rank, "slots", counts, "slot_bytes", bytes, "cause", err)
+	}
+	return nil, 0
+}
+
+func (s *Server) newPass(k passKey, shared bool, mem *slotMemory, reserved int64) *pass {
+	p := &pass{srv: s, key: k, shared: shared, crew: newCrew(s.o.Readers), mem: mem, reserved: reserved, sessions: 1,
+		built: map[place]*batch{}, leases: map[*lease]struct{}{}}
+	p.cond.L = &p.mu
+	if mem != nil {
+		for slot := mem.count(); slot > 0; slot-- {
+			p.free = append(p.free, uint32(slot))
+		}
+	}
+	return p
+}
+
+// lease returns a claim on at most limit slots, nil if there are none. Call it with srv.passMu held.
+func (p *pass) lease(limit int, s *session) *lease {
+	if p.mem == nil {
+		return nil
+	}
+	var key [16]byte
+	_, _ = rand.Read(key[:]) // never fails
+	l := &lease{pass: p, key: hex.EncodeToString(key[:]), limit: limit, session: s, ready: make(chan struct{}), refs: map[uint32]*ref{}}
+	p.mu.Lock()
+	p.leases[l] = struct{}{}
+	p.mu.Unlock()
+	p.srv.leases[l.key] = l
+	return l
+}
+
+// leave ends a session's part in the pass, whose producer has returned. The last one takes the pass
+// down.
+func (p *pass) leave(l *lease) error {
+	s := p.srv
+	s.passMu.Lock()
+	if l != nil {
+		delete(s.leases, l.key)
+	}
+	p.sessions--
+	last := p.sessions == 0
+	if last && s.passes[p.key] == p {
+		delete(s.passes, p.key)
+	}
+	s.passMu.Unlock()
+	if l != nil {
+		l.finish()
+	}
+	if !last {
+		return nil
+	}
+	p.crew.close()
+	if p.mem == nil {
+		return nil
+	}
+	p.mu.Lock()
+	for l := range p.leases {
+		switch {
+		case l.frames != nil && l.conn != nil:
+			_ = l.frames.CloseWrite() // the client closes it; were it closed here, what is on its way both ways would be lost
+		case l.conn != nil:
+			_ = l.conn.Close() // its reader ends; the client's mapping stays
+		}
+	}
+	p.mu.Unlock()
+	err := p.mem.close()
+	s.counters.held.Add(-p.reserved)
+	s.memory.Release(p.reserved)
+	return err
+}
+
+// finish is the end of the stream. What was not delivered is let go of; what was is the client's for
+// as long as its handover connection stands.
+func (l *lease) finish() {
+	p := l.pass
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l.over = true
+	for slot, r := range l.refs {
+		if !r.given || l.conn == nil {
+			l.drop(slot)
+		}
+	}
+	if l.conn == nil {
+		delete(p.leases, l)
+	}
+	p.cond.Broadcast()
+}
+
+// settle says that all was sent that ever will be.
+func (l *lease) settle() {
+	l.pass.mu.Lock()
+	defer l.pass.mu.Unlock()
+	l.told = true
+}
+
+// gone tells that the handover connection is closed: nobody uses the slots any more.
+func (l *lease) gone() {
+	p := l.pass
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l.conn = nil
+	if !l.over { // the rest is finish's
+		if !l.told {
+			l.session.cancel(errLeaseGone)
+		}
+		return
+	}
+	for slot := range l.refs {
+		l.drop(slot)
+	}
+	delete(p.leases, l)
+	p.cond.Broadcast()
+}
+
+// drop gives up the claim on a slot. Call it with pass.mu held, and broadcast then.
+func (l *lease) drop(slot uint32) {
+	p, r := l.pass, l.refs[slot]
+	delete(l.refs, slot)
+	if r.given {
+		l.given--
+	}
+	b := r.batch
+	if b.refs--; b.refs > 0 {
+		return
+	}
+	switch {
+	case !b.complete: // nobody wants it; its readers let the slot go
+		p.forget(b)
+		if b.cancel != nil {
+			b.cancel(context.Canceled)
+		}
+	case p.built[b.at] == b:
+		p.idle = append(p.idle, b)
+	default:
+		p.free = append(p.free, slot)
+	}
+}
+
+// forget keeps others from taking a batch.
+func (p *pass) forget(b *batch) {
+	if p.built[b.at] == b {
+		delete(p.built, b.at)
+	}
+}
+
+// completed tells that all rows of a batch are settled.
+func (p *pass) completed(b *batch) {
+	if b.slot == 0 {
+		return
+	}
+	p.mem.finish(b.slot)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b.complete = true
+	if b.failed() {
+		p.forget(b)
+	}
+	if b.refs == 0 {
+		p.free = append(p.free, b.slot)
+		p.cond.Broadcast()
+	}
+	if b.cancel != nil {
+		b.cancel(nil)
+	}
+}
+
+// take returns the batch at a place if it is there, or on its way, and claims it.
+func (p *pass) take(l *lease, at place) *batch {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.taken(l, at)
+}
+
+func (p *pass) taken(l *lease, at place) *batch {
+	b := p.built[at]
+	if b == nil {
+		return nil
+	}
+	if b.refs == 0 {
+		p.idle = slices.DeleteFunc(p.idle, func(i *batch) bool { return i == b })
+	}
+	b.refs++
+	l.refs[b.slot] = &ref{batch: b}
+	return b
+}
+
+// slot returns a slot that nobody refers to.
+func (p *pass) slot() (uint32, bool) {
+	if n := len(p.free); n > 0 {
+		s := p.free[n-1]
+		p.free = p.free[:n-1]
+		return s, true
+	}
+	if len(p.idle) > 0 {
+		b := p.idle[0]
+		p.idle = slices.Delete(p.idle, 0, 1)
+		p.forget(b)
+		return b.slot, true
+	}
+	return 0, false
+}
+
+// claim settles who builds a batch, and where. It returns b with a slot, or without one if it has to
+// go in Chunks, and b's source is advanced; or another session's batch for the same place. It returns
+// nil if the source has moved on, and begins again with another.
+func (p *pass) claim(ctx context.Context, s *session, b *batch, total int64) (*batch, error) {
+	l := s.lease
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	here := func(slot uint32) (*batch, error) {
+		if b.source.at != b.at {
+			if slot != 0 {
+				p.free = append(p.free, slot)
+			}
+			return nil, nil
+		}
+		b.source.at.cursor += s.spec.global()
+		if b.slot = slot; slot != 0 {
+			b.refs = 1
+			l.refs[slot] = &ref{batch: b}
+			if p.shared {
+				b.ctx, b.cancel = context.WithCancelCause(context.Background())
+				p.built[b.at] = b
+			}
+		}
+		return b, nil
+	}
+	if l == nil || total > p.mem.room() {
+		return here(0)
+	}
+	w := slotWait{session: s}
+	defer w.end()
+	for {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if other := p.taken(l, b.at); other != nil {
+			return other, nil
+		}
+		if len(l.refs) >= l.limit {
+			w.others = time.Time{}
+		} else {
+			if slot, ok := p.slot(); ok {
+				s.impatient = false
+				return here(slot)
+			}
+			if s.impatient = s.impatient || w.impatient(); s.impatient {
+				return here(0)
+			}
+		}
+		w.begin(ctx)
+		p.cond.Wait()
+	}
+}
+
+// give marks a batch as delivered, before it is, since the client may be fast. It reports false if
+// the session is over.
+func (l *lease) give(b *batch) bool {
+	p := l.pass
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := l.refs[b.slot]
+	if l.over || r == nil {
+		return false
+	}
+	r.given = true
+	l.given++
+	p.cond.Broadcast()
+	return true
+}
+
+// release takes slots back from the client.
+func (l *lease) release(slots []uint32) error {
+	p := l.pass
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, slot := range slots {
+		if r := l.refs[slot]; r == nil || !r.given {
+			return coded(codes.InvalidArgument, fmt.Errorf("release of slot %d, which holds no batch of this session: "+
+				"give each slot back once for each batch that came in it", slot))
+		}
+		l.drop(slot)
+	}
+	p.cond.Broadcast()
+	return nil
+}
+
+// poke has waiting producers look again.
+func (p *pass) poke() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cond.Broadcast()
+}
+
+// pool describes the lease to its client.
+func (l *lease) pool() *feedpb.Pool {
+	return &feedpb.Pool{Key: l.key, Slots: uint32(l.pass.mem.count()), SlotBytes: uint64(l.pass.mem.bytes)}
+}

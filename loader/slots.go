@@ -1,0 +1,248 @@
+package loader
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/loader/feedpb"
+)
+
+// The layout of a slot's header (docs/protocol.md, "The slot's header").
+const (
+	slotMagic       = "SHOALSLT"
+	slotVersion     = 1
+	slotHeaderBytes = 4096
+	slotPlaneBytes  = 64
+	slotFilling     = 1 // flag
+	maxSlotPlanes   = slotHeaderBytes/slotPlaneBytes - 1
+)
+
+// maxSlots bounds what one client may ask for. Beyond a few tens, slots only make the cache colder.
+const maxSlots = 256
+
+// slotMemory is a memfd cut into slots of equal size, each a header and a batch's buffer. Its
+// reservation is the owner's.
+type slotMemory struct {
+	file  *os.File
+	data  []byte   // of all slots
+	bytes int64    // of one
+	fills []uint64 // of each slot, ever; what clients can write to is not believed
+}
+
+// slotBytes returns the size of slots for batches of total bytes: whole pages, so that a slot can be
+// protected, registered with a device, or advised on by itself.
+func slotBytes(total int64) int64 {
+	page := int64(os.Getpagesize())
+	return (slotHeaderBytes + total + page - 1) / page * page
+}
+
+// newSlotMemory makes the memory. Pages come with their first use.
+func newSlotMemory(count int, bytes int64) (*slotMemory, error) {
+	fd, err := unix.MemfdCreate("shoal-slots", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("create a memfd: %w", err)
+	}
+	m := &slotMemory{file: os.NewFile(uintptr(fd), "shoal-slots"), bytes: bytes, fills: make([]uint64, count)}
+	fail := func(what string, err error) (*slotMemory, error) {
+		_ = m.file.Close() // nothing was written
+		return nil, fmt.Errorf("%s a memfd of %d slots of %d bytes: %w", what, count, bytes, err)
+	}
+	size := int64(count) * bytes
+	if err := unix.Ftruncate(fd, size); err != nil {
+		return fail("size", err)
+	}
+	// Neither side can be made to fault by the other's cutting the file.
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return fail("seal", err)
+	}
+	if m.data, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return fail("map", err)
+	}
+	// Batches are read at the memory's speed, which is higher in pages of 2 MiB, where the kernel gives them to shared
+	// memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled; docs/tuning.md).
+	_ = unix.Madvise(m.data, unix.MADV_HUGEPAGE)
+	return m, nil
+}
+
+// close lets go of the memory. Clients that have mapped it keep it.
+func (m *slotMemory) close() error {
+	err := unix.Munmap(m.data)
+	m.data = nil
+	if e := m.file.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// slot returns slot s, from 1.
+func (m *slotMemory) slot(s uint32) []byte {
+	off := int64(s-1) * m.bytes
+	return m.data[off : off+m.bytes : off+m.bytes]
+}
+
+// count is the number of slots.
+func (m *slotMemory) count() int { return len(m.fills) }
+
+// room is the largest batch that fits.
+func (m *slotMemory) room() int64 { return m.bytes - slotHeaderBytes }
+
+// begin writes the header of slot s for a batch that is being built in it.
+func (m *slotMemory) begin(s uint32, h *feedpb.BatchHeader) {
+	b, le := m.slot(s)[:slotHeaderBytes], binary.LittleEndian
+	m.fills[s-1]++
+	clear(b)
+	copy(b, slotMagic)
+	le.PutUint32(b[8:], slotVersion)
+	le.PutUint32(b[12:], slotHeaderBytes)
+	le.PutUint32(b[16:], s)
+	le.PutUint32(b[20:], slotFilling)
+	le.PutUint64(b[24:], m.fills[s-1])
+	le.PutUint32(b[32:], h.GetEpoch())
+	le.PutUint32(b[36:], h.GetRows())
+	le.PutUint64(b[40:], h.GetIndex())
+	le.PutUint64(b[48:], h.GetTotalBytes())
+	planes := h.GetPlanes()[:min(len(h.GetPlanes()), maxSlotPlanes)]
+	le.PutUint32(b[56:], uint32(len(planes)))
+	for i, p := range planes {
+		e := b[slotPlaneBytes*(i+1):][:slotPlaneBytes]
+		copy(e[:15], p.GetName()) // a zero ends it
+		copy(e[16:27], p.GetDtype())
+		le.PutUint32(e[28:], uint32(len(p.GetShape())))
+		le.PutUint64(e[32:], p.GetOffset())
+		le.PutUint64(e[40:], p.GetLength())
+		for j, d := range p.GetShape()[:min(len(p.GetShape()), 4)] {
+			le.PutUint32(e[48+4*j:], uint32(min(d, math.MaxUint32)))
+		}
+	}
+}
+
+// finish marks the slot's batch as complete.
+func (m *slotMemory) finish(s uint32) {
+	binary.LittleEndian.PutUint32(m.slot(s)[20:], 0)
+}
+
+// sizes are what the sizes of a dataset's samples are like.
+type sizes struct {
+	count      int
+	sum, most  int64
+	sumSquares float64
+}
+
+// of adds up all sizes. The answer for a version never changes.
+func sizesOf(ds Dataset) (z sizes) {
+	z.count = ds.Len()
+	for i := range z.count {
+		n := ds.Size(i)
+		z.sum += n
+		z.most = max(z.most, n)
+		z.sumSquares += float64(n) * float64(n)
+	}
+	return z
+}
+
+// slotted returns the data bytes of raw batches of rows for which slots are laid out: the mean and
+// six standard deviations of the sum of so many samples, which one batch in a thousand million of a
+// shuffled epoch exceeds, but no more than the largest sample allows, and no more than twice the
+// mean. Batches beyond come in Chunks: orders that bring the large samples together, and datasets of
+// which a few samples are most.
+func (z sizes) slotted(rows int) int64 {
+	if z.count == 0 {
+		return 0
+	}
+	mean := float64(z.sum) / float64(z.count)
+	deviation := math.Sqrt(max(0, z.sumSquares/float64(z.count)-mean*mean))
+	n := mean * float64(rows)
+	n += min(6*deviation*math.Sqrt(float64(rows)), n)
+	return int64(math.Ceil(min(n, float64(z.most)*float64(rows))))
+}
+
+// slotStats are a session's figures about slots.
+type slotStats struct {
+	batches atomic.Int64 // that were delivered in slots
+	shared  atomic.Int64 // of these, built for another session
+	wait    duration     // the client had every slot, and credit for another batch
+	waiting atomic.Int64 // since when, in Unix nanoseconds; 0: not now
+}
+
+// seconds is the time waited, up to now.
+func (s *slotStats) seconds() float64 {
+	n := s.wait.Load()
+	if since := s.waiting.Load(); since != 0 {
+		n += max(0, time.Now().UnixNano()-since)
+	}
+	return roundSeconds(n)
+}
+
+// A client that keeps all its slots is reported after slotWarning, and no more often than every
+// slotWarningEvery.
+const (
+	slotWarning      = 5 * time.Second
+	slotWarningEvery = time.Minute
+)
+
+// slotWait is one wait for a slot. Its methods are called with pass.mu held.
+type slotWait struct {
+	session *session
+	started bool
+	others  time.Time // since when there is no slot because others hold them
+	starved time.Time // since when the client holds all of its own, and wants more
+	timers  []*time.Timer
+	stop    func() bool
+}
+
+// begin is called before each Wait.
+func (w *slotWait) begin(ctx context.Context) {
+	s := w.session
+	p, l := s.pass, s.lease
+	if !w.started {
+		w.started = true
+		w.stop = context.AfterFunc(ctx, p.poke)
+		w.timers = append(w.timers, time.AfterFunc(slotWarning, s.warnSlots))
+	}
+	if len(l.refs) < l.limit && w.others.IsZero() {
+		w.others = time.Now()
+		w.timers = append(w.timers, time.AfterFunc(sharePatience, p.poke))
+	}
+	if l.given >= l.limit && w.starved.IsZero() && s.window.hungry() {
+		w.starved = time.Now()
+		s.slots.waiting.Store(w.starved.UnixNano())
+	}
+}
+
+// impatient tells whether others have held all slots for too long.
+func (w *slotWait) impatient() bool {
+	return !w.others.IsZero() && time.Since(w.others) >= sharePatience
+}
+
+func (w *slotWait) end() {
+	if !w.started {
+		return
+	}
+	w.stop()
+	for _, t := range w.timers {
+		t.Stop()
+	}
+	if s := w.session; !w.starved.IsZero() {
+		s.slots.waiting.Store(0)
+		s.slots.wait.add(time.Since(w.starved))
+	}
+}
+
+// warnSlots tells of a client that keeps all its slots and waits for another batch.
+func (s *session) warnSlots() {
+	now := time.Now().UnixNano()
+	last := s.slotsWarned.Load()
+	if s.slots.waiting.Load() == 0 || last != 0 && now-last < int64(slotWarningEvery) || !s.slotsWarned.CompareAndSwap(last, now) {
+		return
+	}
+	s.srv.log.Warn("a feed session waits: its client keeps all its slots and asks for another batch", "session", s.spec.session,
+		"rank", s.spec.rank, "client", s.spec.client, "slots", s.lease.limit,
+		"remedy", "let go of older batches, copy what is kept, or ask for more slots")
+}

@@ -1,0 +1,78 @@
+package loader
+
+import (
+	"context"
+
+	"google.golang.org/grpc/metadata"
+
+	"github.com/shoalfs/shoal/internal/trace"
+	"github.com/shoalfs/shoal/loader/feedpb"
+)
+
+// sessionSpan begins a session's span: under the one that the client names in its metadata (traceparent), if it
+// names one.
+func sessionSpan(ctx context.Context, o *feedpb.Open) (_ context.Context, _ trace.Span, named bool) {
+	if !trace.On() {
+		return ctx, trace.Span{}, false
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	ctx, named = trace.Remote(ctx, func(header string) string {
+		if v := md.Get(header); len(v) > 0 {
+			return v[0]
+		}
+		return ""
+	})
+	ctx, span := trace.Start(ctx, "feed.session")
+	span.Str("shoal.client", o.GetClient())
+	return ctx, span, named
+}
+
+func (s *session) endSpan(err error) {
+	if s.span.IsNone() {
+		return
+	}
+	s.span.Str("shoal.session", s.spec.session)
+	s.span.Int("shoal.rank", int64(s.spec.rank))
+	s.span.Int("shoal.world", int64(s.spec.world))
+	s.span.Str("shoal.order", s.spec.orderName)
+	s.span.Str("shoal.transform", s.spec.transformName())
+	s.span.Int("shoal.batches", s.count.batches.Load())
+	s.span.Int("shoal.samples", s.count.samples.Load())
+	s.span.End(err)
+}
+
+// startSpan begins the span of a batch that the session builds: in the client's trace where that has named one, else a
+// trace of its own that links to the session. A session has a million of them, which is no trace that anybody can
+// look at.
+func (s *session) startSpan(b *batch) {
+	if s.span.IsNone() {
+		return
+	}
+	if s.named {
+		b.ctx, b.span = trace.StartUnder(b.ctx, s.span, "feed.batch")
+	} else {
+		b.ctx, b.span = trace.StartBeside(b.ctx, s.span, "feed.batch")
+	}
+	b.span.Str("shoal.session", s.spec.session)
+	b.span.Int("shoal.rank", int64(s.spec.rank))
+	b.span.Int("shoal.epoch", int64(b.header.GetEpoch()))
+	b.span.Int("shoal.batch", int64(b.header.GetIndex()))
+	b.span.Int("shoal.samples", int64(len(b.rows)))
+	b.span.Int("shoal.bytes", int64(b.header.GetTotalBytes()))
+}
+
+// endSpan ends a batch's span once its rows are settled, with the first error that any has. Before a session's
+// policy has looked at it, a bad sample is one.
+func (b *batch) endSpan() {
+	if b.span.IsNone() {
+		return
+	}
+	var err error
+	for i := range b.rows {
+		if err = b.rows[i].err; err != nil {
+			break
+		}
+	}
+	b.span.Int("shoal.bad_samples", int64(len(b.header.GetBad())))
+	b.span.End(err)
+}

@@ -1,0 +1,106 @@
+package loader
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+)
+
+// TLSFiles are the PEM files of a listener at tls://.
+type TLSFiles struct {
+	Cert string // the server's certificate, those of intermediate authorities after it
+	Key  string
+	// ClientCA are the authorities that sign clients' certificates. With it a client without such a
+	// certificate is refused (mTLS).
+	ClientCA string
+}
+
+// ServerTLS returns a TLS configuration for a feed. The files are looked at again at every new
+// connection, so that a renewed certificate is in force at once; connections that exist go on.
+func ServerTLS(f TLSFiles, log *slog.Logger) (*tls.Config, error) {
+	switch {
+	case f.Cert == "" && f.Key == "":
+		return nil, errors.New("TLS needs a certificate and its key: pass --tls-cert and --tls-key")
+	case f.Key == "":
+		return nil, fmt.Errorf("TLS with certificate %s needs its key: pass --tls-key", f.Cert)
+	case f.Cert == "":
+		return nil, fmt.Errorf("TLS with key %s needs its certificate: pass --tls-cert", f.Key)
+	}
+	paths := []string{f.Cert, f.Key}
+	if f.ClientCA != "" {
+		paths = append(paths, f.ClientCA)
+	}
+	files, err := newReloaded("TLS files", paths, log, f.load)
+	if err != nil {
+		return nil, err
+	}
+	outer := files.value.Clone() // ClientAuth of it is what Listen looks at
+	outer.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return files.get(), nil }
+	return outer, nil
+}
+
+// load reads the files.
+func (f TLSFiles) load() (*tls.Config, error) {
+	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
+	if err != nil {
+		return nil, fmt.Errorf("certificate %s with key %s: %w", f.Cert, f.Key, err)
+	}
+	c := &tls.Config{
+		Certificates: []tls.Certificate{pair},
+		MinVersion:   tls.VersionTLS12, // the least that HTTP/2 allows
+		NextProtos:   []string{"h2"},   // gRPC's clients insist on it
+	}
+	if f.ClientCA == "" {
+		return c, nil
+	}
+	pem, err := os.ReadFile(f.ClientCA)
+	if err != nil {
+		return nil, fmt.Errorf("client authorities: %w", err)
+	}
+	c.ClientCAs = x509.NewCertPool()
+	if !c.ClientCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("client authorities: %s holds no PEM certificate", f.ClientCA)
+	}
+	c.ClientAuth = tls.RequireAndVerifyClientCert
+	return c, nil
+}
+
+// tlsListener speaks TLS on what it accepts. The handshake is made by the first Read, in the connection's
+// own goroutine.
+type tlsListener struct {
+	net.Listener
+	config *tls.Config
+}
+
+// Accept implements net.Listener.
+func (l tlsListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return tlsConn{tls.Server(c, l.config)}, nil
+}
+
+// lingerTime is how long a client that was refused may take to read why.
+const lingerTime = time.Second
+
+// tlsConn lets a client that was refused see the reason. In TLS 1.3 a client has finished its handshake,
+// and has sent its first request, before the server looks at its certificate. A socket that is closed
+// with such a request unread resets the connection, and the alert on its way to the client is lost.
+type tlsConn struct{ *tls.Conn }
+
+// Close implements net.Conn.
+func (c tlsConn) Close() error {
+	if tcp, ok := c.NetConn().(*net.TCPConn); ok && !c.ConnectionState().HandshakeComplete {
+		if tcp.CloseWrite() == nil && tcp.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
+			_, _ = io.Copy(io.Discard, io.LimitReader(tcp, 1<<20)) // until the client closes its end
+		}
+	}
+	return c.Conn.Close()
+}

@@ -1,0 +1,173 @@
+package loader
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+
+	"github.com/shoalfs/shoal/audit"
+)
+
+// Tokens are the secrets of which a client has to present one, as metadata
+// "authorization: Bearer TOKEN". They are kept as hashes only, and never enter a log or an error.
+type Tokens struct {
+	fixed [][sha256.Size]byte
+	file  *reloaded[[][sha256.Size]byte] // nil: none
+}
+
+// NewTokens takes one token as text, or a file with one a line, or both; nil if neither is given. Blank
+// lines of the file and lines that begin with # do not count. The file is looked at again at every call
+// of a client: add the new token, move the trainers, then remove the old one.
+func NewTokens(text, file string, log *slog.Logger) (*Tokens, error) {
+	if text == "" && file == "" {
+		return nil, nil
+	}
+	t := &Tokens{}
+	if text != "" {
+		if !CanBeToken(text) {
+			return nil, errors.New("the token holds spaces or characters beyond ASCII: choose one of letters and digits")
+		}
+		t.fixed = append(t.fixed, sha256.Sum256([]byte(text)))
+	}
+	if file != "" {
+		var err error
+		t.file, err = newReloaded("token file", []string{file}, log, func() ([][sha256.Size]byte, error) {
+			list, err := ReadTokens(file)
+			if err != nil {
+				return nil, err
+			}
+			var hashes [][sha256.Size]byte
+			for _, token := range list {
+				hashes = append(hashes, sha256.Sum256([]byte(token)))
+			}
+			return hashes, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// ReadTokens reads a token file, which holds one at least.
+func ReadTokens(file string) ([]string, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("token file: %w", err)
+	}
+	var list []string
+	lines := bufio.NewScanner(bytes.NewReader(b))
+	for n := 1; lines.Scan(); n++ {
+		token := strings.TrimSpace(lines.Text())
+		if token == "" || strings.HasPrefix(token, "#") {
+			continue
+		}
+		if !CanBeToken(token) {
+			return nil, fmt.Errorf("token file %s, line %d: spaces or characters beyond ASCII: one token a line, of letters and digits", file, n)
+		}
+		list = append(list, token)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("token file %s: %w", file, err)
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("token file %s holds no token: write one a line, such as the output of `openssl rand -hex 32`", file)
+	}
+	return list, nil
+}
+
+// CanBeToken reports whether text can be sent as a token: visible ASCII without spaces.
+func CanBeToken(text string) bool {
+	for i := range len(text) {
+		if text[i] <= ' ' || text[i] > '~' {
+			return false
+		}
+	}
+	return text != ""
+}
+
+// allow takes the same time for every token, right or wrong.
+func (t *Tokens) allow(token string) bool {
+	sum := sha256.Sum256([]byte(token))
+	known := t.fixed
+	if t.file != nil {
+		known = append(known[:len(known):len(known)], t.file.get()...)
+	}
+	ok := 0
+	for i := range known {
+		ok |= subtle.ConstantTimeCompare(sum[:], known[i][:])
+	}
+	return ok == 1
+}
+
+var (
+	errNoToken = coded(codes.Unauthenticated, errors.New("this server wants a token, and none was sent: "+
+		"pass --token-file or set SHOAL_FEED_TOKEN (in Python Feed(token=...))"))
+	errWrongToken = coded(codes.Unauthenticated, errors.New("the token that was sent is none of this server's: "+
+		"compare it with the server's --token-file or SHOAL_FEED_TOKEN"))
+)
+
+// check looks at a call's metadata.
+func (t *Tokens) check(ctx context.Context) error {
+	md, _ := metadata.FromIncomingContext(ctx)
+	sent := md.Get("authorization")
+	if len(sent) == 0 {
+		return errNoToken
+	}
+	scheme, token, _ := strings.Cut(sent[0], " ")
+	if len(sent) > 1 || !strings.EqualFold(scheme, "bearer") || !t.allow(strings.TrimSpace(token)) {
+		return errWrongToken
+	}
+	return nil
+}
+
+// open to everybody: a probe of Kubernetes sends no metadata, and learns only that the server is there.
+const healthMethods = "/grpc.health.v1.Health/"
+
+// guard makes the server's calls ask for a token; nothing if t is nil.
+func (t *Tokens) guard(log *slog.Logger, events *audit.Log) []grpc.ServerOption {
+	if t == nil {
+		return nil
+	}
+	check := func(ctx context.Context, method string) error {
+		if strings.HasPrefix(method, healthMethods) {
+			return nil
+		}
+		err := t.check(ctx)
+		if err != nil {
+			from := "unknown"
+			if p, ok := peer.FromContext(ctx); ok {
+				from = p.Addr.String()
+			}
+			log.Warn("feed: a call without a valid token was refused", "method", method, "from", from, "cause", err)
+			events.Write(audit.Event{Event: "feed_call", Method: method, Outcome: "refused", Cause: err.Error(), Peer: peerOf(ctx, true)})
+		}
+		return toStatus(err)
+	}
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			if err := check(ctx, info.FullMethod); err != nil {
+				return nil, err
+			}
+			return next(ctx, req)
+		}),
+		grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			if err := check(stream.Context(), info.FullMethod); err != nil {
+				return err
+			}
+			return next(srv, stream)
+		}),
+	}
+}

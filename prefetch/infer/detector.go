@@ -1,0 +1,378 @@
+package infer
+
+import "slices"
+
+// maxSubsets bounds the subsets that are told apart, the whole included.
+const maxSubsets = 16
+
+// Change says what an open, or a finding, has changed.
+type Change uint8
+
+const (
+	None     Change = iota
+	Locked          // there is an order now, or another one
+	Widened         // the order's ranks are more than was known
+	Followed        // the reader has gone on to another epoch of the source: see Detector.Epoch
+	Unlocked        // the reader no longer follows the order, and what it does is not known
+)
+
+var changeNames = [...]string{"none", "locked", "widened", "followed", "unlocked"}
+
+func (c Change) String() string { return changeNames[c] }
+
+// Detector turns opens into findings. It is not safe for concurrent use.
+//
+// A lock is checked by the same model that found it. An open speaks against it if an unrelated
+// open would be at least as probable, and begins, or goes on with, a doubt. A doubt is searched for
+// the beginning of another epoch, and ends the lock after maxDoubt such opens in a row: a reader of the order
+// makes one in 20 at most, and 24 in a row with odds of 2^-100. Scans, which read file after file of the
+// listing, are somebody else's.
+type Detector struct {
+	traces []*trace // of the whole, and of each folder
+	wholes int      // searches of all seeds that found nothing, in a row
+
+	lock   *lock
+	doubt  *trace     // what speaks against the lock
+	run    int        // of opens that do, without one that does not
+	calm   int        // of opens that do not, without one that does
+	scans  int        // opens of scans, without one that fits the lock
+	away   int        // opens outside the lock's subset, without one that fits the lock
+	reread int        // opens of what had been read already, among the doubt's
+	latest [16]uint32 // samples opened last + 1, as a ring
+	opens  int
+	last   Source // of the latest lock
+	known  bool   // there was one
+}
+
+// lock is a finding that is being followed.
+type lock struct {
+	finding Finding
+	epoch   int      // of the finding's source, that is being read
+	place   []uint32 // position of each sample in the permutation, whatever the rank
+	model   *model
+	outside int // opens of ranks that are not among the finding's
+}
+
+// tries says when the next search of a trace is due.
+type tries struct {
+	usual, small, whole int // number of opens
+}
+
+const (
+	firstTry = 12
+	smallTry = 64
+	wholeTry = 96
+	// maxWholes is how many searches of all seeds may find nothing before they are given up: the trainer
+	// does not shuffle as torch does.
+	maxWholes = 4
+	// maxDoubt is how many opens in a row end a lock that they do not fit.
+	maxDoubt = 24
+	// patience is how many times as many may do so where that costs little.
+	patience = 8
+	// calmed is after how many opens that fit the lock a doubt was noise.
+	calmed = 32
+	// maxAway is how many opens of other files end a lock, if an epoch has no more: a validation pass
+	// has fewer.
+	maxAway = 10_000
+)
+
+// NewDetector returns a detector for a mount with the given subsets, the first of them the whole. Of more
+// than 16 the largest are told apart.
+func NewDetector(subsets []Subset) *Detector {
+	d := &Detector{}
+	if len(subsets) > maxSubsets {
+		folders := slices.Clone(subsets[1:])
+		slices.SortStableFunc(folders, func(a, b Subset) int { return b.Len - a.Len })
+		subsets = append(subsets[:1:1], folders[:maxSubsets-1]...)
+	}
+	for _, s := range subsets {
+		if s.Len > 1 && s.Len <= maxSubset {
+			d.traces = append(d.traces, newTrace(s))
+		}
+	}
+	return d
+}
+
+// Open takes note of an open. It takes time that does not depend on the dataset.
+func (d *Detector) Open(o Open) Change {
+	if d.lock == nil {
+		d.note(o)
+		return None
+	}
+	return d.check(o)
+}
+
+func (d *Detector) note(o Open) {
+	for _, t := range d.traces {
+		if t.subset.holds(o.Sample) {
+			t.add(o)
+		}
+	}
+}
+
+// check compares an open with the order that is in force.
+func (d *Detector) check(o Open) Change {
+	k := d.lock
+	s := k.finding.Subset
+	if !s.holds(o.Sample) {
+		if d.away++; d.away > max(maxAway, s.Len) {
+			return d.unlock()
+		}
+		return None
+	}
+	pos := int(k.place[int(o.Sample)-s.First])
+	m := k.model
+	r, from := m.paced(o.Process, pos)
+	scan := d.scan(o.Sample)
+	switch {
+	case r != nil && slices.Contains(r.places, pos):
+		return None // opened again
+	case m.read.has(pos):
+		if from < 0 {
+			d.reread++
+			return d.against(o, scan)
+		}
+		r.places[from] = pos // somebody else has read it before
+	case from < 0 && scan:
+		m.read.add(pos)
+		m.count++
+		return d.against(o, scan)
+	default:
+		if len(m.readers) >= maxProcesses {
+			clear(m.readers)
+		}
+		if m.open(o.Process, pos, s.Len-m.count) < 0 {
+			return d.against(o, scan)
+		}
+	}
+	d.away, d.scans = 0, 0
+	if d.run--; from >= 0 || d.run < 0 {
+		d.run = 0
+	}
+	if d.calm++; d.calm == calmed && len(d.doubt.opens) > 0 {
+		d.doubt.begin(nil)
+		d.reread = 0
+	}
+	if rank := pos % k.finding.World; rank < k.finding.First || rank > k.finding.Last {
+		if k.outside++; k.outside >= 4 {
+			k.outside = 0
+			f := &k.finding
+			if f.First, f.Last = min(f.First, rank), max(f.Last, rank); f.Last-f.First == f.World-1 {
+				f.World, f.First, f.Last = 1, 0, 0
+			}
+			return Widened
+		}
+	}
+	return None
+}
+
+// scan reports whether the open goes on from one of the latest by a small step in the listing.
+func (d *Detector) scan(sample uint32) (is bool) {
+	const gap = 4
+	for _, l := range d.latest {
+		is = is || l > 0 && sample+1 > l && sample+1 <= l+gap
+	}
+	d.latest[d.opens%len(d.latest)] = sample + 1
+	d.opens++
+	return is
+}
+
+// against notes an open that speaks against the order in force.
+func (d *Detector) against(o Open, scan bool) Change {
+	d.calm = 0
+	if scan {
+		d.scans++
+	} else {
+		d.doubt.add(o)
+		d.run++
+	}
+	limit := maxDoubt
+	if k := d.lock; k.finding.Source.Kind != Drawn && k.model.count >= k.expected()*7/8 {
+		limit = patience * maxDoubt // nothing is left to be read, and what comes next is known
+	}
+	if d.run < limit && d.scans < patience*limit {
+		return None
+	}
+	return d.unlock()
+}
+
+// expected is how many samples an epoch reads.
+func (k *lock) expected() int {
+	f := k.finding
+	return f.Subset.Len / f.World * (f.Last - f.First + 1)
+}
+
+func (d *Detector) unlock() Change {
+	first, opens := d.doubt.subset.First, d.doubt.opens
+	d.last, d.known = d.lock.source(), true
+	d.lock, d.doubt = nil, nil
+	for _, t := range d.traces {
+		t.begin(nil)
+	}
+	for _, o := range opens {
+		o.Sample += uint32(first)
+		d.note(o)
+	}
+	return Unlocked
+}
+
+// Stale reports whether what the search may find can no longer be of use.
+func (d *Detector) Stale(s *Search) bool {
+	return s.epoch != s.trace.epoch || d.lock == nil != (s.Depth != Near) || s.Depth == Near && s.trace != d.doubt
+}
+
+// Next returns the search that is due, nil if none is. The caller runs it, or drops it. quick asks for
+// one that takes seconds at most.
+func (d *Detector) Next(quick bool) *Search {
+	if d.lock != nil {
+		return d.nextNear()
+	}
+	var best *trace
+	for _, t := range d.traces {
+		if len(t.opens) >= max(firstTry, t.tries.usual) && t.shuffled() {
+			// A folder before the whole, since the whole's numbers are less probable then.
+			if best == nil || t.subset.Len < best.subset.Len {
+				best = t
+			}
+		}
+	}
+	if best != nil {
+		return d.search(best, Usual)
+	}
+	for _, t := range d.traces {
+		if len(t.opens) >= max(smallTry, t.tries.small) && t.shuffled() {
+			return d.search(t, Small)
+		}
+	}
+	if quick {
+		return nil
+	}
+	for _, t := range slices.Backward(d.traces) {
+		if len(t.opens) >= max(wholeTry, t.tries.whole) && t.shuffled() && d.wholes < maxWholes {
+			return d.search(t, Whole)
+		}
+	}
+	return nil
+}
+
+func (d *Detector) search(t *trace, depth Depth) *Search {
+	s := &Search{Depth: depth, trace: t, epoch: t.epoch}
+	l := newLook(t.opens, t.subset, wanted)
+	switch depth {
+	case Usual:
+		t.tries.usual = len(t.opens) * 3 / 2
+		if len(t.opens) > maxLook {
+			t.tries.usual = maxTrace + 1
+		}
+		if d.known {
+			s.addNear(l, d.last)
+		}
+		s.addUsual(l)
+	case Small:
+		if t.tries.small = 4 * len(t.opens); len(t.opens) > maxLook {
+			t.tries.small = maxTrace + 1
+		}
+		s.addSmall(l)
+	case Whole:
+		t.tries.whole = 16 * len(t.opens)
+		d.wholes++
+		s.addWhole(l)
+	}
+	return s
+}
+
+func (d *Detector) nextNear() *Search {
+	t := d.doubt
+	if len(t.opens) < max(8, t.tries.usual) || len(t.opens) > maxLook {
+		return nil
+	}
+	t.tries.usual = len(t.opens) + max(4, len(t.opens)/8)
+	s := &Search{Depth: Near, trace: t, epoch: t.epoch}
+	s.addNear(newLook(t.opens, t.subset, wantedNear), d.lock.source())
+	if n := len(t.opens); n > 3*maxDoubt { // what came before may have been something else
+		s.addNear(newLook(t.opens[n-2*maxDoubt:], t.subset, wantedNear), d.lock.source())
+	}
+	return s
+}
+
+// source returns the source from the epoch on that is being read.
+func (k *lock) source() Source { return k.finding.Source.from(k.epoch) }
+
+// Lock puts a finding of the search in force. Opens that came in while it was running count.
+func (d *Detector) Lock(s *Search, f Finding) Change {
+	if d.Stale(s) {
+		return None // the reader has gone on since
+	}
+	change := Locked
+	epoch := 0
+	if old := d.lock; old != nil {
+		f.World, f.First, f.Last = old.finding.World, old.finding.First, old.finding.Last
+		now, _ := f.Source.Shuffle(0)
+		for e := old.epoch; e <= old.epoch+1; e++ {
+			if sh, ok := old.finding.Source.Shuffle(e); ok && sh == now {
+				if e == old.epoch && (d.run < firstTry/2 || 2*d.reread < len(s.trace.opens)) {
+					return None // it still is being read
+				}
+				change, epoch = Followed, e
+				f.Source = old.finding.Source
+				break
+			}
+		}
+	}
+	opens := s.trace.opens
+	d.wholes, d.run, d.calm, d.away, d.reread = 0, 0, 0, 0, 0
+	d.lock = newLock(f, epoch)
+	d.doubt = newTrace(f.Subset)
+	for _, o := range opens {
+		o.Sample += uint32(f.Subset.First)
+		d.run, d.scans = min(d.run, maxDoubt/2), 0 // what is known already does not end it
+		d.check(o)
+	}
+	return change
+}
+
+func newLock(f Finding, epoch int) *lock {
+	all := f
+	all.World, all.First, all.Last = 1, 0, 0
+	o := all.Order(epoch)
+	k := &lock{finding: f, epoch: epoch, place: make([]uint32, f.Subset.Len), model: newModel(f.Subset.Len, f.Subset.Len, f.together)}
+	for pos := range o.Len() {
+		k.place[o.At(pos)-f.Subset.First] = uint32(pos)
+	}
+	return k
+}
+
+// Finding returns what is in force, and the epoch of its source that is being read.
+func (d *Detector) Finding() (f Finding, epoch int, ok bool) {
+	if d.lock == nil {
+		return Finding{}, 0, false
+	}
+	return d.lock.finding, d.lock.epoch, true
+}
+
+// Opened returns the samples that were opened in the epoch which is being read, by position: what a reader
+// of the finding's order has had.
+func (d *Detector) Opened() (samples []int) {
+	k := d.lock
+	if k == nil {
+		return nil
+	}
+	at := make([]int32, len(k.place))
+	for sample, pos := range k.place {
+		at[pos] = int32(sample)
+	}
+	for pos, sample := range at {
+		if k.model.read.has(pos) {
+			samples = append(samples, int(sample)+k.finding.Subset.First)
+		}
+	}
+	return samples
+}
+
+// Seen returns how many opens the longest trace holds that has no finding yet.
+func (d *Detector) Seen() (n int) {
+	for _, t := range d.traces {
+		n = max(n, len(t.opens))
+	}
+	return n
+}

@@ -1,0 +1,244 @@
+package infer
+
+import (
+	"math"
+	"slices"
+)
+
+const (
+	// wanted is the evidence, in bits, that a lock takes: 32 for the seeds, 5 for what was shuffled
+	// ([maxSubsets]) and how it came by its seed, and 64 for the odds that a trace which has nothing to
+	// do with any of them looks as if.
+	wanted = 32 + 5 + 64
+	// wantedNear is the same where only some 100 successors of a known shuffle are tried.
+	wantedNear = 7 + 64
+
+	// Shares of the opens of a process that go on by a stride that was seen before, by another step
+	// forwards, and anywhere.
+	sharePace  = 0.75
+	shareStep  = 0.20
+	shareNoise = 0.05
+	// shareStart is the share of processes whose first open has no scale: near the beginning at a batch's
+	// boundary, unless anywhere.
+	shareStart = 0.7
+
+	// places of a process at which it may go on. A worker has one; the others let an unrelated open
+	// pass. Where processes are not known the places are those of all workers.
+	maxPlaces    = 3
+	maxPlacesAll = 64
+	// strides that are expected: within a batch, from batch to batch, and one more.
+	maxStrides = 3
+	// maxVotes bounds the memory for finding them out.
+	maxVotes = 1 << 12
+)
+
+// model says how probable the next open is if its reader follows a certain order. Opens are grouped by
+// process: worker w of W reads the batches w, w+W, … in sequence, so it moves through the order by the
+// world size, and at the end of a batch by W-1 batches more. It needs to know none of these: strides
+// are learnt, and steps that are not known yet have the scale-free prior 1/g.
+//
+// For each open it gives a probability to every position that was not read yet; together they are at most 1.
+// Were the order a random permutation that has nothing to do with the trace, then each of the u unread
+// positions would have the probability 1/u. So the product of (u × probability) over the opens of a trace, any
+// trace, has an expectation of at most 1 over all permutations, at every moment, and exceeds 2^b
+// with a probability of 2^-b at most (Ville's inequality; J. Ville, "Étude critique de la notion de collectif",
+// 1939). A process may also be no reader of the order at all: each has even odds, so that it costs 1 bit
+// at most.
+type model struct {
+	n       int
+	apart   bool    // processes are readers of their own
+	z       float64 // bounds the harmonic number of n from above
+	read    setBits // positions
+	count   int
+	pace    []stride       // the most usual ones, the most usual first
+	votes   map[stride]int // how often an open lay so far from a place
+	readers map[uint32]*reader
+	bits    float64 // evidence of all readers
+
+	paces    map[int]int    // how often each stride explained an open
+	residues map[int][]bool // for each of these strides, the positions modulo it
+}
+
+type stride = int
+
+// reader is a process, or all of them where they cannot be told apart.
+type reader struct {
+	places []int // positions read last, the latest first
+	bits   float64
+}
+
+// newModel returns a model for an order of n samples of which the first known positions are known. together
+// takes all processes for one reader, such as threads are that take turns.
+func newModel(n, known int, together bool) *model {
+	return &model{n: n, apart: !together, z: 1 + math.Log(float64(n)), read: newSet(known), votes: map[stride]int{}, readers: map[uint32]*reader{}, paces: map[int]int{}, residues: map[int][]bool{}}
+}
+
+// open takes note of an open at an unread position, -1 if that is beyond what is known, and returns
+// its evidence in bits.
+func (m *model) open(process uint32, pos, unread int) (bits float64) {
+	if !m.apart {
+		process = 0
+	}
+	r := m.readers[process]
+	if r == nil {
+		r = &reader{}
+		m.readers[process] = r
+	}
+	limit := maxPlaces
+	if process == 0 {
+		limit = maxPlacesAll
+	}
+	p, from, pace := m.density(r, pos, unread, limit)
+	bits = math.Log2(p * float64(unread))
+	m.bits -= r.weight()
+	r.bits += bits
+	m.bits += r.weight()
+	if pos < 0 {
+		return bits
+	}
+	m.read.add(pos)
+	m.count++
+	for _, at := range r.places {
+		if d := pos - at; d > 0 {
+			m.vote(d)
+		}
+	}
+	if pace {
+		// That is where it was. Otherwise it may have been anywhere.
+		m.note(pos-r.places[from], pos)
+		r.places = slices.Delete(r.places, from, from+1)
+	}
+	if len(r.places) >= limit {
+		r.places = r.places[:limit-1]
+	}
+	r.places = slices.Insert(r.places, 0, pos)
+	return bits
+}
+
+// weight is the evidence of a process that may as well be none.
+func (r *reader) weight() float64 {
+	if r.bits > 50 {
+		return r.bits - 1
+	}
+	return math.Log2(0.5 + 0.5*math.Exp2(r.bits))
+}
+
+// density returns the probability of the next open, and the place from which it most probably went on,
+// -1 if from none; pace says that it did so by a known stride.
+func (m *model) density(r *reader, pos, unread, limit int) (p float64, from int, pace bool) {
+	uniform := 1 / float64(unread)
+	if len(r.places) == 0 {
+		p = (1 - shareStart) * uniform
+		if pos >= 0 {
+			p += shareStart / (m.z * float64(pos+1))
+		}
+		return p, -1, false
+	}
+	p, from = shareNoise*uniform, -1
+	if pos < 0 {
+		return p, -1, false
+	}
+	zPlaces, zPace := 1+math.Log(float64(limit)), 1+math.Log(maxStrides)
+	best := p
+	for i, at := range r.places {
+		d := pos - at
+		if d <= 0 {
+			continue
+		}
+		place := 1 / (zPlaces * float64(i+1))
+		q := shareStep * place / (m.z * float64(d))
+		known := slices.Index(m.pace, d)
+		if known >= 0 {
+			q += sharePace * place / (zPace * float64(known+1))
+		}
+		p += q
+		if q > best {
+			best, from, pace = q, i, known >= 0
+		}
+	}
+	return p, from, pace
+}
+
+// paced returns the process, nil if it is not known, and the place from which it has come to pos by a
+// usual stride; -1 if from none.
+func (m *model) paced(process uint32, pos int) (r *reader, from int) {
+	if !m.apart {
+		process = 0
+	}
+	if r = m.readers[process]; r == nil {
+		return nil, -1
+	}
+	return r, slices.IndexFunc(r.places, func(at int) bool { return slices.Contains(m.pace, pos-at) })
+}
+
+// vote counts a step of d positions, and keeps pace in order.
+func (m *model) vote(d stride) {
+	if len(m.votes) == maxVotes {
+		m.votes = map[stride]int{}
+		for i, d := range m.pace {
+			m.votes[d] = len(m.pace) - i
+		}
+	}
+	m.votes[d]++
+	i := slices.Index(m.pace, d)
+	switch {
+	case i >= 0:
+	case len(m.pace) < maxStrides:
+		m.pace = append(m.pace, d)
+		i = len(m.pace) - 1
+	case m.votes[d] > m.votes[m.pace[maxStrides-1]]:
+		i = maxStrides - 1
+		m.pace[i] = d
+	}
+	for ; i > 0 && m.votes[d] > m.votes[m.pace[i-1]]; i-- {
+		m.pace[i-1], m.pace[i] = d, m.pace[i-1]
+	}
+}
+
+// note counts an open at pos that a usual stride explains.
+func (m *model) note(d stride, pos int) {
+	if d > maxWorld {
+		return
+	}
+	m.paces[d]++
+	if m.residues[d] == nil {
+		m.residues[d] = make([]bool, d)
+	}
+	m.residues[d][pos%d] = true
+}
+
+// maxWorld is the largest world that is told from a single rank's reads.
+const maxWorld = 4096
+
+// ranks returns the world size and the ranks whose opens were seen: the smallest of the usual strides,
+// and the positions modulo it. A mount that serves all ranks needs no world.
+func (m *model) ranks() (world, first, last int) {
+	world = m.usualPace()
+	if world <= 1 {
+		return 1, 0, 0
+	}
+	first = slices.Index(m.residues[world], true)
+	for rank, seen := range m.residues[world] {
+		if seen {
+			last = rank
+		}
+	}
+	if last-first == world-1 {
+		return 1, 0, 0
+	}
+	return world, first, last
+}
+
+// usualPace returns the smallest usual stride of a process: the number of ranks, mostly.
+func (m *model) usualPace() (pace stride) {
+	most := 0
+	for _, n := range m.paces {
+		most = max(most, n)
+	}
+	for d, n := range m.paces {
+		if 2*n >= most && (pace == 0 || d < pace) {
+			pace = d
+		}
+	}
+	return pace
+}

@@ -1,0 +1,8 @@
+//go:build !amd64
+
+package seedsearch
+
+var (
+	kernels = []kernel{plain}
+	fastest = plain
+)

@@ -1,0 +1,294 @@
+// Package sim predicts an epoch before a byte of it is fetched: it runs the planner of package prefetch, which
+// package engine carries out against a real store, against a model of a store and of a trainer, in virtual
+// time. It is pure, as the planner is: no clock, no I/O, no goroutines; equal arguments give equal results.
+//
+//	trainer ── accelerators in step, each with a loader: workers that read batches ahead
+//	   │ reads a sample: kept, staged, on its way, or absent
+//	stream ── as engine.Stream: Linear, Coalesce and Horizon; 7/8 of the connections, 7/8 of the memory
+//	   │ requests
+//	store ── places, serial work, a request rate, latency to the first byte, a line on which transfers take turns
+//
+// docs/plan.md tells what the model assumes and where it ends.
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/shoalfs/shoal/prefetch"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// Policy says what stays in the cache. The prefetcher ahead of the reader is the same for all.
+type Policy uint8
+
+// The policies.
+const (
+	// Keep is Shoal's: the set that prefetch.Keep chooses, never evicted.
+	Keep Policy = iota
+	// LRU admits everything and evicts what was used longest ago.
+	LRU
+	// Belady evicts what is needed last, which may be what has just come. No policy fetches less.
+	Belady
+	// None caches nothing.
+	None
+)
+
+var policyNames = [...]string{Keep: "keep", LRU: "lru", Belady: "belady", None: "none"}
+
+// String returns keep, lru, belady or none.
+func (p Policy) String() string {
+	if int(p) < len(policyNames) {
+		return policyNames[p]
+	}
+	return fmt.Sprintf("Policy(%d)", uint8(p))
+}
+
+// ParsePolicy is the inverse of String.
+func ParsePolicy(text string) (Policy, error) {
+	for p, name := range policyNames {
+		if name == text {
+			return Policy(p), nil
+		}
+	}
+	return 0, fmt.Errorf("no policy is called %q (there are keep, lru, belady and none)", text)
+}
+
+// Store is a model of an object store and of the line to it.
+type Store struct {
+	Bandwidth    float64 // bytes a second, on which the transfers of the moment take turns; 0: no limit
+	Latency      float64 // median seconds to the first byte
+	LatencySigma float64 // sigma of its lognormal distribution; 0: always the median
+	Connections  int     // requests in flight at most
+	RequestRate  float64 // requests a second; 0: no limit
+	CPU          float64 // seconds of work a request that nothing else goes on beside; 0: none
+}
+
+// Job is a model of a training job.
+type Job struct {
+	Accelerators int     // that work in step: each waits until all have their batch
+	Batch        int     // samples that one accelerator takes a step
+	Workers      int     // of each accelerator's loader; 0: it reads between two steps
+	Step         float64 // seconds of compute a batch
+	Prefetch     int     // batches that a loader holds or reads ahead of the step, all workers together; 0: 2 a worker
+	Read         float64 // seconds that a worker takes over a sample, beside waiting for its bytes
+}
+
+// Config is what a run depends on.
+type Config struct {
+	// Order returns an epoch's order over sample numbers, nil if it is not known. It is asked for one epoch
+	// more than Epochs, whose head is fetched ahead, and under Belady for two more.
+	Order   func(epoch int) order.Order
+	Samples int            // in the dataset; 0: as many as epoch 0 has positions
+	Sizes   prefetch.Sizes // by sample number
+	// Places says where samples lie in shards; nil: each is an object of its own.
+	Places prefetch.Places
+	// Bulk lets neighbours in a shard come along whenever they are needed, where the cache has room for all
+	// that is missing, as the engine does for orders over shards and for datasets that are fetched in moments.
+	Bulk bool
+	// Key stands for a sample's name in the choice of the kept set; nil: its number, or its run of a shard.
+	Key func(sample int) uint64
+	Job
+	Store
+	CacheBytes int64 // on disk
+	Memory     int64 // bytes for samples in memory: what engine's ledger counts
+	Policy     Policy
+	Epochs     int
+	Warm       bool // a random set of CacheBytes is resident at the start, under Keep the kept set
+	Seed       uint64
+	// Watch, if not nil, is told every now and then how many of an epoch's steps are done. Once it returns
+	// false, Run ends with ErrStopped.
+	Watch func(epoch, step, steps int) (goOn bool)
+}
+
+// ErrStopped is returned by a run that Config.Watch has stopped.
+var ErrStopped = errors.New("sim: stopped")
+
+// ErrMemory is wrapped by the error of a run whose Memory is less than eight times the largest extent.
+var ErrMemory = errors.New("too little memory")
+
+// StallBounds are the upper bounds of a Histogram's buckets in seconds; the last bucket has none.
+var StallBounds = [...]float64{1e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1, 2, 5, 10}
+
+// Histogram counts the steps by how long they waited for their batches. The first bucket holds those that
+// did not wait, or for less than 0.1 ms.
+type Histogram [len(StallBounds) + 1]int64
+
+// Add counts a wait.
+func (h *Histogram) Add(seconds float64) {
+	i := 0
+	for i < len(StallBounds) && seconds > StallBounds[i] {
+		i++
+	}
+	h[i]++
+}
+
+// Epoch is what an epoch took. Its bytes and requests are those that fetch its samples, whenever they were
+// sent: those for the head of the next epoch are the next epoch's.
+type Epoch struct {
+	Epoch       int
+	Seconds     float64 // from the end of the last epoch's last step to the end of its own
+	Compute     float64 // seconds of that in which the accelerators computed
+	Stall       float64 // seconds in which they waited
+	Utilisation float64 // Compute / Seconds
+	Samples     int
+	Bytes       int64 // over the line
+	Requests    int64
+	KeepHits    int64     // samples that were in the cache
+	RingHits    int64     // samples that lay in memory, fetched ahead
+	Waits       int64     // samples that a worker had to wait for
+	Stalls      Histogram // of the steps
+	MemoryPeak  int64     // bytes
+}
+
+// watchEvery is how many events go by between two calls of Watch: some milliseconds.
+const watchEvery = 1 << 14
+
+// extentLimit is the part of the memory that one extent may take: demand has an eighth for itself.
+const extentLimit = 8
+
+func (c *Config) check() error {
+	switch {
+	case c.Order == nil || c.Sizes == nil:
+		return errors.New("sim: Order and Sizes are needed")
+	case c.Accelerators < 1 || c.Batch < 1 || c.Workers < 0 || c.Prefetch < 0:
+		return fmt.Errorf("sim: %d accelerators, batches of %d, %d workers, %d batches ahead: give at least 1, 1, 0 and 0", c.Accelerators, c.Batch, c.Workers, c.Prefetch)
+	case !finite(c.Step) || c.Step == 0:
+		return fmt.Errorf("sim: a step of %g s: give more than 0", c.Step)
+	case c.Connections < 1:
+		return fmt.Errorf("sim: %d connections: give at least 1", c.Connections)
+	case c.Epochs < 1:
+		return fmt.Errorf("sim: %d epochs: give at least 1", c.Epochs)
+	case c.CacheBytes < 0:
+		return fmt.Errorf("sim: a cache of %d bytes: give 0 or more", c.CacheBytes)
+	case c.Policy > None:
+		return fmt.Errorf("sim: no policy %d", c.Policy)
+	}
+	for _, v := range []float64{c.Bandwidth, c.Latency, c.LatencySigma, c.RequestRate, c.CPU, c.Read} {
+		if !finite(v) {
+			return fmt.Errorf("sim: %g in the model of the store or the job: give 0 or more", v)
+		}
+	}
+	return nil
+}
+
+func finite(v float64) bool { return v >= 0 && !math.IsInf(v, 1) }
+
+// simulation is a run in progress.
+type simulation struct {
+	Config
+	now    float64
+	agenda agenda
+	random random
+
+	store   store
+	stream  stream
+	volume  volume
+	trainer trainer
+
+	orders map[int]order.Locator // by epoch: those in use
+	epochs []Epoch
+}
+
+// Run simulates the epochs 0 to Epochs-1. It takes about a microsecond a sample, and for each sample a few
+// bytes beside what the orders take. It fails if the configuration makes no sense, if an epoch's order is not
+// known, or if the memory is less than eight times the largest extent.
+func Run(c Config) ([]Epoch, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	s := &simulation{Config: c, orders: map[int]order.Locator{}, random: random{state: c.Seed}}
+	first := s.order(0)
+	if first == nil || first.Len() == 0 {
+		return nil, errors.New("sim: the first epoch has no known order, or no samples")
+	}
+	if s.Samples == 0 {
+		s.Samples = first.Len()
+	}
+	if err := s.volume.init(s); err != nil {
+		return nil, err
+	}
+	s.store.init(s)
+	s.stream.init(s)
+	s.trainer.init(s)
+	for e := range c.Epochs {
+		if s.order(e) == nil {
+			return nil, fmt.Errorf("sim: the order of epoch %d is not known", e)
+		}
+		if err := s.run(e); err != nil {
+			return nil, err
+		}
+	}
+	return s.epochs[:c.Epochs], nil
+}
+
+// order returns an epoch's order, searchable, or nil.
+func (s *simulation) order(epoch int) order.Locator {
+	o, ok := s.orders[epoch]
+	if !ok {
+		if made := s.Order(epoch); made != nil {
+			o = order.Index(made)
+		}
+		s.orders[epoch] = o
+	}
+	return o
+}
+
+// result returns where an epoch's counts go.
+func (s *simulation) result(epoch int) *Epoch {
+	for len(s.epochs) <= epoch {
+		s.epochs = append(s.epochs, Epoch{Epoch: len(s.epochs)})
+	}
+	return &s.epochs[epoch]
+}
+
+// run carries an epoch through to the end of its last step.
+func (s *simulation) run(epoch int) error {
+	began := s.now
+	s.volume.peak = s.volume.used
+	s.stream.begin(epoch)
+	s.trainer.begin(epoch)
+	s.stream.fillIfPoked()
+	for events := 0; !s.trainer.done(); events++ {
+		if events%watchEvery == 0 && s.Watch != nil && !s.Watch(epoch, s.trainer.finished, s.trainer.steps) {
+			return ErrStopped
+		}
+		if !s.next() {
+			return fmt.Errorf("sim: epoch %d stands still after %.3f s with %d of %d steps done (a fault of the simulator)", epoch, s.now, s.trainer.finished, s.trainer.steps)
+		}
+		s.stream.fillIfPoked()
+	}
+	delete(s.orders, epoch)
+	r := s.result(epoch)
+	r.Samples = s.trainer.samples
+	r.Seconds = s.now - began
+	r.Stall = max(r.Seconds-r.Compute, 0)
+	r.Utilisation = min(r.Compute/r.Seconds, 1)
+	r.MemoryPeak = s.volume.peak
+	return nil
+}
+
+// next lets what happens next happen. It reports whether there was anything.
+func (s *simulation) next() bool {
+	e, planned := s.agenda.peek()
+	if st := &s.store; st.sending >= 0 && (!planned || st.turnEnds < e.at) {
+		s.now = st.turnEnds
+		st.turnEnded()
+		return true
+	}
+	if !planned {
+		return false
+	}
+	s.agenda.pop()
+	s.now = e.at
+	switch e.kind {
+	case firstByte:
+		s.store.arrived(e.id)
+	case stepEnd:
+		s.trainer.stepEnded()
+	case workerReady:
+		s.trainer.advance(int(e.id))
+	}
+	return true
+}

@@ -1,0 +1,55 @@
+package sim
+
+// remains are extents in memory that were read and that nobody waits for. They stay until the memory is wanted,
+// the oldest going first, and are as good as fetched if a plan comes to them before: where the store
+// is so slow that nothing lies ahead of the reader, all of the memory holds them. (cache.ring's spent entries.)
+//
+// They do not count as used.
+type remains struct {
+	bytes int64
+	queue []remnant // oldest first; those whose stamp is not the extent's are stale
+	stamp map[uint32]int
+	next  int
+}
+
+type remnant struct {
+	extent uint32
+	bytes  int64
+	stamp  int
+}
+
+// leave keeps an extent that was read.
+func (v *volume) leave(e uint32, bytes int64) {
+	r := &v.remains
+	if r.stamp == nil {
+		r.stamp = map[uint32]int{}
+	}
+	r.next++
+	r.stamp[e] = r.next
+	r.queue = append(r.queue, remnant{e, bytes, r.next})
+	r.bytes += bytes
+	v.states[e] = staged | spent
+}
+
+// takeBack counts an extent as used again, because a plan has come to it.
+func (v *volume) takeBack(e uint32, bytes int64) {
+	delete(v.remains.stamp, e)
+	v.remains.bytes -= bytes
+	v.states[e] &^= spent
+	v.used += bytes
+}
+
+// sweep lets the oldest remains go until all that is in memory is within the limit.
+func (v *volume) sweep(limit int64) {
+	r := &v.remains
+	for v.used+r.bytes > limit && len(r.queue) > 0 {
+		old := r.queue[0]
+		r.queue = r.queue[1:]
+		if r.stamp[old.extent] != old.stamp {
+			continue
+		}
+		delete(r.stamp, old.extent)
+		r.bytes -= old.bytes
+		v.states[old.extent] = 0
+	}
+}

@@ -1,0 +1,171 @@
+package sim
+
+import "math"
+
+// request is one request to the store: for an extent, or for several samples that lie together.
+type request struct {
+	epoch   int // that it fetches for
+	files   []int32
+	sample  int32
+	extent  int32
+	bytes   int64 // over the line
+	left    int64 // of them
+	demand  bool  // a reader waits
+	ahead   bool  // the stream has sent it
+	started bool
+}
+
+// store models the object store. A request waits for a place among Connections, of which the last eighth
+// is for demand; for its turn of the serial work and of the request rate; for the first byte; and then for
+// its bytes, which come over a line on which all transfers take turns.
+type store struct {
+	s        *simulation
+	requests []request
+	unused   []int32
+	places   int      // in use
+	waiting  [2]queue // for a place
+	cpuFree  float64  // when the serial work is free
+	rateFree float64  // when the next request may go
+
+	transfers queue
+	sending   int32 // the transfer whose turn it is; -1: none
+	grain     int64 // what it sends
+	turnEnds  float64
+}
+
+// turn is what a transfer sends before the next one has its turn. It matters where requests of one size
+// begin together: with very short turns all of them end together, the line is idle until the next ones'
+// first bytes, and so on. 64 KiB is about what a TCP connection has under way. A large request takes longer
+// turns, for the simulator's sake.
+const (
+	turn  = 64 << 10
+	turns = 16 // of a request at most
+)
+
+// Queues for a place.
+const (
+	demand = iota
+	ahead
+)
+
+func (st *store) init(s *simulation) { st.s, st.sending = s, -1 }
+
+// ahead7of8 is how many requests may be in flight that nobody waits for.
+func ahead7of8(connections int) int { return max(1, connections-connections/8) }
+
+// send takes a request that has its memory.
+func (st *store) send(r request) int32 {
+	var id int32
+	if n := len(st.unused); n > 0 {
+		id = st.unused[n-1]
+		st.unused = st.unused[:n-1]
+	} else {
+		id = int32(len(st.requests))
+		st.requests = append(st.requests, request{})
+	}
+	r.left = r.bytes
+	st.requests[id] = r
+	result := st.s.result(r.epoch)
+	result.Requests++
+	result.Bytes += r.bytes
+	if r.demand {
+		st.waiting[demand].push(id)
+	} else {
+		st.waiting[ahead].push(id)
+	}
+	st.admit()
+	return id
+}
+
+// raise makes a request urgent that a reader has begun to wait for.
+func (st *store) raise(id int32) {
+	if r := &st.requests[id]; !r.demand && !r.started {
+		r.demand = true
+		st.waiting[demand].push(id)
+		st.admit()
+	}
+}
+
+// admit gives places to those who wait.
+func (st *store) admit() {
+	for q, limit := range [...]int{demand: st.s.Connections, ahead: ahead7of8(st.s.Connections)} {
+		for st.waiting[q].len() > 0 && st.places < limit {
+			id := st.waiting[q].pop()
+			if r := &st.requests[id]; !r.started { // it may have been raised, and so be in both queues
+				r.started = true
+				st.places++
+				st.start(id)
+			}
+		}
+	}
+}
+
+func (st *store) start(id int32) {
+	s := st.s
+	at := s.now
+	if s.CPU > 0 {
+		st.cpuFree = max(st.cpuFree, at) + s.CPU
+		at = st.cpuFree
+	}
+	if s.RequestRate > 0 {
+		at = max(at, st.rateFree)
+		st.rateFree = at + 1/s.RequestRate
+	}
+	latency := s.Latency
+	if s.LatencySigma > 0 {
+		latency *= math.Exp(s.LatencySigma * s.random.normal())
+	}
+	s.agenda.add(at+latency, firstByte, id)
+}
+
+// arrived is told that a request's first byte has come.
+func (st *store) arrived(id int32) {
+	if st.s.Bandwidth == 0 || st.requests[id].bytes == 0 {
+		st.land(id)
+		return
+	}
+	st.transfers.push(id)
+	if st.sending < 0 {
+		st.nextTurn()
+	}
+}
+
+func (st *store) nextTurn() {
+	if st.transfers.len() == 0 {
+		st.sending = -1
+		return
+	}
+	st.sending = st.transfers.pop()
+	r := &st.requests[st.sending]
+	st.grain = min(r.left, max(turn, r.bytes/turns))
+	st.turnEnds = st.s.now + float64(st.grain)/st.s.Bandwidth
+}
+
+// turnEnded is called at turnEnds.
+func (st *store) turnEnded() {
+	id := st.sending
+	r := &st.requests[id]
+	if r.left -= st.grain; r.left > 0 {
+		st.transfers.push(id)
+		st.nextTurn()
+		return
+	}
+	st.nextTurn()
+	st.land(id)
+}
+
+func (st *store) land(id int32) {
+	r := st.requests[id]
+	st.requests[id].files = nil
+	st.unused = append(st.unused, id)
+	st.places--
+	st.admit()
+	st.s.stream.landed(r)
+	if r.files == nil {
+		st.s.volume.landed(int(r.sample), int(r.extent))
+		return
+	}
+	for _, f := range r.files {
+		st.s.volume.landed(int(f), 0)
+	}
+}

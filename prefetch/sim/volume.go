@@ -1,0 +1,214 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/shoalfs/shoal/prefetch"
+)
+
+// state is where an extent is, beside the cache.
+type state uint8
+
+const (
+	flying  state = 1 << iota // on its way
+	staged                    // in memory
+	written                   // and on disk, so that it takes no memory
+	held                      // the plan relies on the cache's copy, which may be evicted meanwhile
+	awaited                   // a worker waits for it
+	spent                     // in memory only until that is wanted
+)
+
+// volume is where the samples are, and the ledger of memory. It stands for cache.Volume.
+//
+// What the cache keeps is written to disk, and gives its memory back, when it lands; of the comparison
+// policies this is not said, so that they are no further ahead of their reader than the memory allows.
+type volume struct {
+	s      *simulation
+	sizes  prefetch.Sizes
+	first  []uint32 // number of each sample's first extent; nil if none has more than one
+	states []state
+	cache  retention
+	flight map[uint32]int32 // request by extent, of those that queue for a place: readers raise them
+
+	used, peak int64
+	remains    remains
+	hungry     []int32 // workers who wait for memory
+}
+
+func (v *volume) init(s *simulation) error {
+	v.s, v.sizes, v.flight = s, s.Sizes, map[uint32]int32{}
+	extents, several := 0, false
+	var largest, total int64
+	for f := range s.Samples {
+		n := v.sizes.Extents(f)
+		several = several || n > 1
+		extents += n
+		for x := range n {
+			b := v.sizes.ExtentBytes(f, x)
+			largest = max(largest, b)
+			total += b
+		}
+	}
+	if s.Memory < extentLimit*largest {
+		return fmt.Errorf("%w: %d bytes for requests of up to %d bytes (give at least %d times as much)", ErrMemory, s.Memory, largest, extentLimit)
+	}
+	if several {
+		v.first = make([]uint32, s.Samples+1)
+		at := uint32(0)
+		for f := range s.Samples {
+			v.first[f] = at
+			at += uint32(v.sizes.Extents(f))
+		}
+		v.first[s.Samples] = at
+	} else {
+		extents = s.Samples // an empty sample has a place, too
+	}
+	v.states = make([]state, extents)
+	v.cache = newRetention(s, v, total)
+	return nil
+}
+
+func (v *volume) extent(sample, x int) uint32 {
+	if v.first == nil {
+		return uint32(sample)
+	}
+	return v.first[sample] + uint32(x)
+}
+
+// size returns a sample's bytes.
+func (v *volume) size(sample int) (n int64) {
+	for x := range v.sizes.Extents(sample) {
+		n += v.sizes.ExtentBytes(sample, x)
+	}
+	return n
+}
+
+// claim reports whether the extent needs no request. What is in the cache counts as used, also where it was
+// fetched for an earlier position that is not read yet.
+func (v *volume) claim(p *phase, sample, x int) bool {
+	e := v.extent(sample, x)
+	if v.states[e] == 0 {
+		return v.hit(p, sample, e)
+	}
+	if v.states[e]&spent != 0 {
+		v.takeBack(e, v.sizes.ExtentBytes(sample, x))
+	}
+	if v.cache.has(sample, e) {
+		v.use(p, sample)
+	}
+	return true
+}
+
+// hit reports whether the extent is in the cache, and holds the sample there until it was read.
+func (v *volume) hit(p *phase, sample int, e uint32) bool {
+	if !v.cache.has(sample, e) {
+		return false
+	}
+	if v.cache.forgets() {
+		v.use(p, sample)
+		for x := range v.sizes.Extents(sample) {
+			v.states[v.extent(sample, x)] |= held
+		}
+	}
+	return true
+}
+
+// use tells the cache that the plan has come to the sample.
+func (v *volume) use(p *phase, sample int) {
+	if v.cache.forgets() {
+		v.cache.use(sample, v.s.nextUse(p, sample))
+	}
+}
+
+// reserve takes memory, for demand or for what is fetched ahead.
+func (v *volume) reserve(n int64, demand bool) bool {
+	limit := v.s.Memory
+	if !demand {
+		limit = v.ahead()
+	}
+	if v.used+n > limit {
+		return false
+	}
+	v.used += n
+	v.peak = max(v.peak, v.used)
+	v.sweep(limit)
+	return true
+}
+
+// ahead is what of the memory may be filled with what nobody waits for.
+func (v *volume) ahead() int64 { return v.s.Memory - v.s.Memory/8 }
+
+// room returns how many bytes could be fetched ahead now.
+func (v *volume) room() int64 { return max(v.ahead()-v.used, 0) }
+
+func (v *volume) release(n int64) {
+	v.used -= n
+	v.s.stream.freed()
+	if len(v.hungry) == 0 {
+		return
+	}
+	hungry := v.hungry
+	v.hungry = nil
+	for _, w := range hungry {
+		v.s.trainer.advance(int(w))
+	}
+}
+
+// fetch starts a request for an extent, whose memory is reserved.
+func (v *volume) fetch(p *phase, sample, x int, demand bool) {
+	e := v.extent(sample, x)
+	if v.first == nil || x == v.sizes.Extents(sample)-1 {
+		v.use(p, sample)
+	}
+	v.states[e] |= flying
+	id := v.s.store.send(request{epoch: p.epoch, sample: int32(sample), extent: int32(x), bytes: v.sizes.ExtentBytes(sample, x), demand: demand, ahead: !demand})
+	v.remember(e, id)
+}
+
+// remember notes which request an extent comes with while that one may still have to be raised.
+func (v *volume) remember(e uint32, id int32) {
+	if !v.s.store.requests[id].started {
+		v.flight[e] = id
+	}
+}
+
+// landed is told that an extent has arrived.
+func (v *volume) landed(sample, x int) {
+	e := v.extent(sample, x)
+	delete(v.flight, e)
+	waited := v.states[e]&awaited != 0
+	v.states[e] &^= flying | awaited
+	v.states[e] |= staged
+	if v.cache.landed(sample, e) {
+		v.states[e] |= written
+		v.release(v.sizes.ExtentBytes(sample, x))
+	}
+	if waited {
+		v.s.trainer.wake(e)
+	}
+}
+
+// spend gives up an extent that its reader has had, unless it is to be read again and may stay.
+func (v *volume) spend(sample, x int) {
+	e := v.extent(sample, x)
+	was := v.states[e]
+	if was&(staged|written) != staged {
+		v.states[e] = 0
+		return
+	}
+	if was&spent != 0 { // read while it was left over
+		return
+	}
+	if v.s.stream.wants(sample) {
+		if v.used <= v.ahead() {
+			return
+		}
+		v.s.stream.lost(sample)
+	}
+	v.states[e] = 0
+	n := v.sizes.ExtentBytes(sample, x)
+	if !v.cache.forgets() {
+		v.leave(e, n)
+	}
+	v.release(n)
+}

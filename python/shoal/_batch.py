@@ -1,0 +1,228 @@
+"""Batches, and how the planes of a buffer become arrays. See Batch."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Type
+
+import numpy as np
+
+_KNOWN = ("data", "label", "id", "valid")
+_ARRAYS = _KNOWN + ("fields",)
+_OFFSETS = "offsets"
+
+
+class BadSample(NamedTuple):
+    """A sample that was skipped: its row in the batch, its number, its path, and why."""
+
+    row: int
+    id: int
+    path: str
+    cause: str
+
+
+class Batch:
+    """One batch. Unpacks to (data, label): `for images, labels in feed`.
+
+    data   [rows, ...] of the transform's shape and type; for raw samples a list of one-dimensional
+           uint8 arrays, one a sample; with map=, what the function made
+    label  int64 [rows], class numbers; -100 in rows that are not valid, which torch's losses ignore
+    id     int64 [rows], sample numbers; -1 in rows of padding
+    valid  uint8 [rows], 1, or 0 for padding and skipped samples, whose data are zeros
+    fields what else the transform makes, by name, such as boxes or masks: also attributes
+    index, epoch   number of the batch in its epoch, and the epoch
+    bad    skipped samples (BadSample)
+
+    Arrays are the caller's to keep: their memory is used again only when nothing refers to it any
+    more, neither they nor anything made of them without a copy. They are the caller's to write to as
+    well, except in a feed with readonly=True.
+
+    A Batch holds its memory as an array does.
+    """
+
+    __slots__ = ("data", "label", "id", "valid", "fields", "index", "epoch", "bad", "_layout", "_owner", "__weakref__")
+
+    data: Any
+    label: Any
+    id: Any
+    valid: Any
+    fields: Dict[str, Any]
+    index: int
+    epoch: int
+    bad: Sequence[BadSample]
+
+    def __init__(self, data: Any, label: Any, id: Any, valid: Any, index: int, epoch: int, bad: Sequence[BadSample] = (),
+                 fields: Optional[Dict[str, Any]] = None) -> None:
+        self.data, self.label, self.id, self.valid, self.fields = data, label, id, valid, fields or {}
+        self.index, self.epoch, self.bad = index, epoch, bad
+        self._layout = self._owner = None
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is not there: an array that was not made yet, or a field.
+        if name in _ARRAYS:
+            layout = self._layout
+            if layout is not None:
+                value = layout.make[name](self._owner)
+                setattr(self, name, value)
+                return value
+        elif name[:1] != "_" and name in self.fields:
+            return self.fields[name]
+        fields = f"; its fields: {', '.join(self.fields)}" if name[:1] != "_" and self.fields else ""
+        raise AttributeError(f"this batch has no {name}{fields}")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.data, self.label))
+
+    def _map(self, f: Callable[[Any], Any]) -> "Batch":
+        def each(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return type(value)(each(v) for v in value)
+            if isinstance(value, dict):
+                return {k: each(v) for k, v in value.items()}
+            return f(value) if hasattr(value, "shape") else value
+
+        return Batch(each(self.data), each(self.label), each(self.id), each(self.valid), self.index, self.epoch, self.bad,
+                     each(self.fields))
+
+    def copy(self) -> "Batch":
+        """A batch in memory of its own, so that this one's can be used again."""
+        return self._map(lambda a: a.clone() if hasattr(a, "clone") else a.copy())
+
+    def numpy(self) -> "Batch":
+        """The batch with numpy arrays in place of tensors, which share their memory. TypeError for
+        bfloat16, which numpy does not have, and for tensors on a device."""
+        return self._map(lambda a: a.numpy() if hasattr(a, "numpy") else a)
+
+    def pin_memory(self, device: Any = None) -> "Batch":
+        """A copy in page-locked memory, or the batch itself where it lies in some (torch only).
+        DataLoader(pin_memory=True) calls it."""
+        if self._layout is not None and self._layout.pinned:
+            return self
+        return self._map(lambda t: t.pin_memory() if hasattr(t, "pin_memory") and not t.is_pinned() else t)
+
+    def to(self, *args: Any, **kwargs: Any) -> "Batch":
+        """A copy elsewhere: Tensor.to on every tensor (torch only). With non_blocking=True to a CUDA
+        device, this batch's memory is used again only when the copies are done, even if nothing refers
+        to the batch any more."""
+        moved = self._map(lambda t: t.to(*args, **kwargs) if hasattr(t, "to") else t)
+        self._used(next((t.device for t in (moved.data, moved.label) if getattr(t, "is_cuda", False)), None))
+        return moved
+
+    def record_stream(self, stream: Any) -> None:
+        """Work on this batch's memory is under way, or will be before the batch dies, on this CUDA
+        stream (torch.cuda.Stream): the memory is used again only when the work that the stream has at the
+        batch's death is done. For streams other than the one that was current when next() returned the
+        batch, or when it died, and than those that to() ran on."""
+        hold = getattr(self._owner, "hold_for", None)
+        if hold is not None:
+            hold(stream)
+        for array in (self.data, self.label, *self.fields.values()):
+            if getattr(array, "is_cuda", False):
+                array.record_stream(stream)  # torch's own memory; it passes over the feed's
+            if hasattr(array, "__cuda_array_interface__"):
+                from ._cuda import record_stream
+                record_stream(array, stream)
+
+    def _used(self, device: Any) -> None:
+        hold = getattr(self._owner, "hold_for", None)
+        if device is not None and hold is not None:
+            hold(sys.modules["torch"].cuda.current_stream(device))
+
+    def __reduce__(self) -> Any:
+        return Batch, (self.data, self.label, self.id, self.valid, self.index, self.epoch, self.bad, self.fields)
+
+    def __repr__(self) -> str:
+        return f"Batch(epoch={self.epoch}, index={self.index}, rows={len(self.valid)}, valid={int(self.valid.sum())})"
+
+
+class CheckedBatch(Batch):
+    """A Batch in a slot under SHOAL_DEBUG=slots: each use of an array first proves that the slot is what it was."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _ARRAYS:
+            check = getattr(object.__getattribute__(self, "_owner"), "check", None)
+            if check is not None:
+                check()
+        return object.__getattribute__(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        return Batch.__getattr__(self, name)
+
+
+_new = object.__new__
+
+
+def in_buffer(layout: "Layout", owner: Any, index: int, epoch: int, bad: Sequence[BadSample]) -> Batch:
+    """The batch whose planes lie in owner's buffer."""
+    batch = _new(layout.batch)
+    batch._layout, batch._owner = layout, owner
+    batch.index, batch.epoch, batch.bad = index, epoch, bad
+    if layout.data is not None:
+        batch.data, batch.label = layout.data(owner), layout.label(owner)
+    return batch
+
+
+class Layout:
+    """Where the planes of a buffer are: made once for all batches that have the same ones.
+
+    make[name](owner) is what a Batch has under this name, an array on the owner's buffer, which keeps
+    the owner. arrays[name](owner) is the plane as a numpy array.
+    """
+
+    batch: Type[Batch] = Batch
+
+    def __init__(self, planes: Sequence[Any], torch: Any = None, readonly: bool = False, pinned: bool = False,
+                 checked: bool = False) -> None:
+        self.planes, self.pinned = tuple(planes), pinned
+        if checked:
+            self.batch = CheckedBatch
+        extras = [p.name for p in planes if p.name not in _KNOWN and p.name != _OFFSETS]
+        self.arrays: Dict[str, Callable[[Any], np.ndarray]] = {p.name: _maker(p, readonly) for p in planes}
+        self.make: Dict[str, Callable[[Any], Any]] = {**self.arrays}
+        if torch is not None:
+            self.make = {p.name: _tensor_maker(p, torch) for p in planes}
+        self.make["fields"] = lambda owner: {name: self.make[name](owner) for name in extras}
+        self.label = self.make["label"]
+        self.data: Optional[Callable[[Any], Any]] = self.make["data"]  # None: not before it is asked for
+        self.ragged = any(p.name == _OFFSETS for p in planes)
+        if self.ragged:
+            whole = self.make["data"]
+            self.make["data"] = lambda owner: self.rows(whole(owner), owner)
+            self.data = None
+
+    def rows(self, data: Any, owner: Any) -> List[Any]:
+        """Raw samples, which data has one after another."""
+        cuts = self.arrays[_OFFSETS](owner).tolist()
+        return [data[a:b] for a, b in zip(cuts, cuts[1:])]
+
+
+def _maker(plane: Any, readonly: bool) -> Callable[[Any], np.ndarray]:
+    """From the owner to the plane; bfloat16 as uint16."""
+    shape, dtype, offset = tuple(plane.shape), _dtype(plane.dtype), plane.offset
+    count, array = math.prod(shape), np.ndarray
+    if count * dtype.itemsize != plane.length:
+        raise ValueError(f"plane {plane.name}: {plane.length} bytes, where its shape and type make another number")
+    if readonly:  # ndarray() looks through the memoryview, and the owner would let writeable be set again
+        return lambda owner: np.frombuffer(memoryview(owner).toreadonly(), dtype, count, offset).reshape(shape)
+    return lambda owner: array(shape, dtype, owner, offset)
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype("<u2") if name == "bfloat16" else np.dtype(name).newbyteorder("<")
+
+
+def _tensor_maker(plane: Any, torch: Any) -> Callable[[Any], Any]:
+    """From the owner to the plane as a tensor. Types that torch lacks: see docs/python.md."""
+    array, from_numpy, bfloat16 = _maker(plane, False), torch.from_numpy, torch.bfloat16
+    if plane.dtype == "bfloat16":
+        return lambda owner: from_numpy(array(owner).view(np.int16)).view(bfloat16)
+    if plane.dtype in ("uint64", "uint32"):
+        signed = np.dtype("<i8" if plane.dtype == "uint64" else "<i4")
+        return lambda owner: from_numpy(array(owner).view(signed))
+    if plane.dtype == "uint16":
+        return lambda owner: from_numpy(array(owner).astype(np.int32))
+    shape, dtype, offset, ndarray = tuple(plane.shape), _dtype(plane.dtype), plane.offset, np.ndarray
+    return lambda owner: from_numpy(ndarray(shape, dtype, owner, offset))

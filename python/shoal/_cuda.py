@@ -1,0 +1,289 @@
+"""Batches on a CUDA device, by ctypes on libcuda.so.1 in the trainer's own (primary) context.
+
+Two ways (docs/gpu.md). Stage: only the trainer has the GPU; the slots that `shoal serve` fills are
+page-locked once, each is copied on a side stream into a ring of device buffers, and the fused kernel
+(finish.ptx) makes the wanted type and layout of it there. Imported (_cuda_import.py): shoal-gpu has filled
+device buffers already, and this process imports them. Both are given the header of a batch and make a Staged of it,
+from which the trainer's thread takes arrays.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import logging
+import os
+import queue
+import threading
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from . import _cuda_driver
+from ._cuda_array import Buffer, DeviceArray, Lease, record_stream
+from ._cuda_driver import CUDAError, Device, Unavailable
+from ._cuda_finish import Finish, split
+from ._cuda_import import Imported
+from ._cuda_ring import ON_HOST, Plane, Ring, Staged, bits
+
+__all__ = ["CUDAError", "Device", "DeviceArray", "Finish", "Imported", "Stage", "Staged", "Unavailable", "record_stream", "split"]
+
+HEADER = 4096  # of a slot
+_THREADS = 256
+_HELD_SECONDS = 5.0
+_CLOSED = object()
+
+log = logging.getLogger("shoal")
+
+
+class Stage(Ring):
+    """Takes batches from slots to the device.
+
+    opened      the Opened message: transform, planes of a full batch
+    slot_map    writable memory that the memfd is mapped at, slots * slot_bytes long
+    buffers     device buffers, each for one batch that is on its way or referred to
+    finish      whether the transform was asked for with the word device (split)
+
+    Raises Unavailable; nothing is held then, and batches can stay in host memory.
+    """
+
+    def __init__(self, device: Device, opened: Any, slot_map: Any, slot_bytes: int, *, buffers: int = 4, finish: Any = False) -> None:
+        super().__init__(device)
+        self._slot_bytes = slot_bytes
+        self._free: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+        self._later: Deque[Tuple[Buffer, Dict[int, Any]]] = collections.deque()  # retired while a graph was being captured
+        planes = {p.name: p for p in opened.planes}
+        if finish and "finish" not in planes:
+            raise Unavailable("the server was asked to leave part of the transform to the device, and has not: it is of another version; update it")
+        self._finish = Finish.of(opened.transform, planes["data"].shape) if finish else None
+        self._export = (ctypes.c_ubyte * len(slot_map)).from_buffer(slot_map)  # keeps the mapping
+        self._base = ctypes.addressof(self._export)
+        self._slots = np.frombuffer(slot_map, np.uint8)
+        self._done: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+        self._error: Optional[Exception] = None
+        self._registered = False
+        self._buffers: List[Buffer] = []
+        self._copied: Dict[int, int] = {}  # events, by address of the buffer: nothing reads the slot any more
+        self._allocated: List[int] = []
+        self._stream = self._staging = self._table = self._finished = 0
+        room = slot_bytes - HEADER
+        try:
+            with device:
+                self._open(len(slot_map), buffers, room, max(planes["data"].length, 1))
+        except CUDAError as e:
+            self._undo()
+            remedy = {_cuda_driver.OUT_OF_MEMORY: f": {buffers} batches do not fit into what is free of the device's memory, or too little memory can "
+                      "be page-locked (ulimit -l). Take a smaller batch"}.get(e.code, "")
+            raise Unavailable(f"{device.name}: {e}{remedy}") from None
+        except BaseException:
+            self._undo()
+            raise
+        self._thread = threading.Thread(target=_complete, args=(device, self._done), name="shoal-cuda", daemon=True)
+        self._thread.start()
+
+    def _open(self, mapped: int, buffers: int, room: int, rows_bytes: int) -> None:
+        device, finish = self.device, self._finish
+        try:
+            device.driver.cuMemHostRegister_v2(ctypes.c_void_p(self._base), ctypes.c_size_t(mapped), 1)
+            self._registered = True
+        except CUDAError as e:
+            if e.code != _cuda_driver.ALREADY_REGISTERED:  # by torch, with pin_memory=True
+                raise
+        self._stream = device.stream()
+        if finish is not None:
+            self._module = ctypes.c_void_p()
+            with open(os.path.join(os.path.dirname(__file__), "finish.ptx"), "rb") as f:
+                device.driver.cuModuleLoadData(ctypes.byref(self._module), f.read() + b"\0")
+            self._kernel = ctypes.c_void_p()
+            device.driver.cuModuleGetFunction(ctypes.byref(self._kernel), self._module, finish.kernel.encode())
+            self._blocks = 8 * max(device.multiprocessors, 1)
+            rows = rows_bytes // (finish.source_height * finish.source_width * 3)
+            self._finished = _up(finish.nbytes(rows))
+            self._staging = self._allocate(_up(rows_bytes))
+            if finish.table is not None:
+                table = np.ascontiguousarray(finish.table)
+                self._table = self._allocate(table.nbytes)
+                device.driver.cuMemcpyHtoD_v2(_cuda_driver.address(self._table), ctypes.c_void_p(table.ctypes.data), ctypes.c_size_t(table.nbytes))
+            room -= rows_bytes
+        for _ in range(buffers):
+            size = self._finished + _up(room)
+            self._buffers.append(Buffer(self._allocate(size), size, device.event()))
+            self._copied[self._buffers[-1].at] = device.event()
+            self._free.put(self._buffers[-1])
+
+    def _allocate(self, size: int) -> int:
+        self._allocated.append(self.device.allocate(size))
+        return self._allocated[-1]
+
+    def put(self, header: Any, release: Callable[[], Any]) -> Staged:
+        """Begins to copy the batch in the slot of a BatchHeader. Returns when that is queued: at once, or, while every
+        buffer is referred to, when one is free. release is called, from a thread of this object, as soon as nothing
+        reads the slot any more; it must not be given back before."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the feed was closed")
+            slots = self._slots
+        start = (header.slot - 1) * self._slot_bytes + HEADER
+        batch = slots[start:start + header.total_bytes]
+        planes = {p.name: p for p in header.planes}
+        host = {name: bits(planes[name], batch).copy() for name in ON_HOST if name in planes}
+        if self._finish is not None:
+            self._finish.check(bits(planes["finish"], batch))
+        buffer = self._buffer()
+        with self._lock:  # nothing is taken away in between
+            if self._closed:
+                self._returned(buffer)
+                raise RuntimeError("the feed was closed")
+            lease = Lease(self.device, buffer, self)
+            try:
+                with self.device:
+                    for event in buffer.used:
+                        self.device.wait(self._stream, event)
+                    made = self._copy(planes, self._base + start, header, buffer)
+                    self.device.record(buffer.ready, self._stream)
+            except CUDAError as e:
+                raise RuntimeError(f"batch {header.index} of epoch {header.epoch} to {self.device.name}: {e}") from None
+            self._done.put((self._copied[buffer.at], release, lease))
+        return Staged(lease, made, host)
+
+    def _copy(self, planes: Dict[str, Any], source: int, header: Any, buffer: Buffer) -> List[Plane]:
+        """Queues the copies, and the kernel, and tells where the planes will be."""
+        device, finish, stream = self.device, self._finish, self._stream
+        if finish is None:
+            if header.total_bytes:
+                device.upload(buffer.at, source, header.total_bytes, stream)
+            device.record(self._copied[buffer.at], stream)
+            return [Plane(p.name, p.dtype, tuple(p.shape), p.offset) for p in planes.values() if p.name not in ON_HOST]
+        data, others = planes["data"], [p for p in planes.values() if p.name != "data"]
+        rows, base, end = int(data.shape[0]), min(p.offset for p in others), max(p.offset + p.length for p in others)
+        if base < data.offset + data.length or self._finished + end - base > buffer.size or finish.nbytes(rows) > self._finished:
+            raise RuntimeError("the server lays out batches in another way than it said")
+        if data.length:
+            device.upload(self._staging, source + data.offset, data.length, stream)
+        device.upload(buffer.at + self._finished, source + base, end - base, stream)
+        device.record(self._copied[buffer.at], stream)
+        params = buffer.at + self._finished + planes["finish"].offset - base
+        self._launch(buffer.at, params, rows)
+        return [Plane("data", finish.dtype, finish.shape(rows), 0),
+                *(Plane(p.name, p.dtype, tuple(p.shape), self._finished + p.offset - base) for p in others
+                  if p.name not in ("finish", *ON_HOST))]
+
+    def _launch(self, to: int, params: int, rows: int) -> None:
+        f = self._finish
+        assert f is not None
+        groups = rows * f.height * ((f.width + 3) // 4)  # a thread makes four pixels
+        if groups == 0:
+            return
+        values = [ctypes.c_uint64(v) for v in (to, self._staging, params, self._table)]
+        numbers = [ctypes.c_uint32(v) for v in (rows, f.height, f.width, f.source_height, f.source_width)]
+        arguments = (ctypes.c_void_p * 9)(*(ctypes.addressof(v) for v in (*values, *numbers)))
+        blocks = min((groups + _THREADS - 1) // _THREADS, self._blocks)
+        self.device.driver.cuLaunchKernel(self._kernel, blocks, 1, 1, _THREADS, 1, 1, 0, ctypes.c_void_p(self._stream), arguments, None)
+
+    def _buffer(self) -> Buffer:
+        told, waited = False, 0.0
+        while True:
+            self._settle()
+            if self._closed:
+                raise RuntimeError("the feed was closed")
+            try:
+                got = self._free.get(timeout=0.25 if self._later else 1.0)
+            except queue.Empty:
+                waited += 1.0
+                if waited >= _HELD_SECONDS and not told:
+                    told = True
+                    log.warning("shoal: all %d batches on %s are referred to, so no other can be copied there: drop them, or keep copies "
+                                "(tensor.clone())", len(self._buffers), self.device.name)
+                continue
+            if got is not _CLOSED:
+                return got  # type: ignore[no-any-return]
+
+    def _defer(self, buffer: Buffer, streams: Dict[int, Any]) -> None:
+        self._later.append((buffer, streams))
+
+    def _settle(self) -> None:
+        for _ in range(len(self._later)):
+            self.retire(*self._later.popleft())
+
+    def _returned(self, buffer: Buffer) -> None:
+        with self._lock:
+            if not self._closed:
+                self._free.put(buffer)
+                return
+        self._destroy(buffer)
+
+    def close(self) -> None:
+        """Waits for the copies under way and gives back what is not referred to. Arrays that are, stay valid."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if not self.device.usable():
+            return
+        self._free.put(_CLOSED)  # who waits for a buffer
+        self._done.put(None)
+        if self._thread is not threading.current_thread():  # which may be collecting garbage
+            self._thread.join()
+        self._settle()
+        self._undo()
+
+    def _undo(self) -> None:
+        self._closed = True
+        device = self.device
+        idle = []
+        while True:
+            try:
+                got = self._free.get_nowait()
+            except queue.Empty:
+                break
+            if got is not _CLOSED:
+                idle.append(got)
+        try:
+            with device:
+                if self._stream:
+                    device.driver.cuStreamSynchronize(ctypes.c_void_p(self._stream))
+                    device.driver.cuStreamDestroy_v2(ctypes.c_void_p(self._stream))
+                    self._stream = 0
+                busy = {b.at for b in self._buffers}
+                for at in [at for at in self._allocated if at not in busy]:  # staging and table
+                    device.free(at)
+                if self._registered:
+                    device.driver.cuMemHostUnregister(ctypes.c_void_p(self._base))
+        except CUDAError as e:
+            log.warning("shoal: closing the stage on %s: %s", device.name, e)
+        for buffer in idle:
+            self._destroy(buffer)
+        self._slots = np.empty(0, np.uint8)
+        del self._export  # the mapping may go
+
+    def _destroy(self, buffer: Buffer) -> None:
+        try:
+            with self.device:
+                for event in (buffer.ready, *buffer.used):
+                    self.device.synchronize(event)
+                self.device.free(buffer.at)
+                buffer.destroy(self.device)
+                self.device.destroy(self._copied[buffer.at])
+        except CUDAError as e:
+            log.warning("shoal: closing the stage on %s: %s", self.device.name, e)
+
+
+def _complete(device: Device, done: "queue.SimpleQueue[Any]") -> None:
+    """Gives slots back in the order in which they were copied. It keeps a batch's lease until then: the events are the
+    buffer's."""
+    while True:
+        item = done.get()
+        if item is None:
+            return
+        event, release, lease = item
+        try:
+            with device:
+                device.synchronize(event)
+        except CUDAError as e:
+            log.error("shoal: a copy to %s failed: %s", device.name, e)
+        release()
+        del item, release, lease
+
+
+def _up(size: int) -> int:
+    return -(-size // 512) * 512

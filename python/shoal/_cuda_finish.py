@@ -1,0 +1,106 @@
+"""The device's part of a transform, as the kernel (finish.ptx) does it. See Finish."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ._spec import words
+
+_FLIP, _FILLED = 1, 2
+
+# What a transform may consist of for a device to finish it.
+_PICTURES = {"RandomResizedCrop", "RandomCrop", "Resize", "CenterCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "ColorJitter", "RandAugment",
+             "TrivialAugmentWide", "Normalize", "pillow", "nchw", "nhwc", "uint8", "fp16", "bf16", "fp32"}
+
+
+def split(spec: str) -> Tuple[str, bool]:
+    """What to ask the server for so that the device does its part of the transform, and whether it has one."""
+    names = [re.split(r"[^\w]", word, maxsplit=1)[0] for word in words(spec)]
+    mine = all(name in _PICTURES for name in names) and any(name[:1].isupper() and name != "Normalize" for name in names)
+    return (spec + "|device", True) if mine else (spec, False)
+
+
+class Finish(NamedTuple):
+    """The device's part of a transform (docs/gpu.md): from rows of uint8 [source_height, source_width, 3]."""
+
+    dtype: str  # of numpy, or bfloat16
+    layout: str
+    height: int
+    width: int
+    source_height: int
+    source_width: int
+    table: Optional[np.ndarray]  # [3, 256], bits of the type; None: bytes stay as they are
+
+    @staticmethod
+    def of(transform: str, data_shape: Sequence[int]) -> "Finish":
+        """Of the canonical form of a transform, and the shape of its rows."""
+        dtype, layout, mean, std = "uint8", "nchw", None, None
+        for word in words(transform):
+            if word in _DTYPES:
+                dtype = _DTYPES[word]
+            elif word in ("nchw", "nhwc"):
+                layout = word
+            elif word.startswith("Normalize("):
+                arguments = ast.parse(word, mode="eval").body
+                assert isinstance(arguments, ast.Call)
+                given = [ast.literal_eval(a) for a in arguments.args]
+                named = {k.arg: ast.literal_eval(k.value) for k in arguments.keywords}
+                mean, std = [*given, *(named[name] for name in ("mean", "std")[len(given):])]
+        height, width = int(data_shape[1]), int(data_shape[2])
+        return Finish(dtype, layout, height, width, height, width, _table(dtype, mean, std))
+
+    @property
+    def itemsize(self) -> int:
+        return 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+
+    @property
+    def kernel(self) -> str:
+        return f"shoal_finish_u{self.itemsize * 8}_{self.layout}"
+
+    def shape(self, rows: int) -> Tuple[int, int, int, int]:
+        return (rows, 3, self.height, self.width) if self.layout == "nchw" else (rows, self.height, self.width, 3)
+
+    def nbytes(self, rows: int) -> int:
+        return rows * 3 * self.height * self.width * self.itemsize
+
+    def check(self, params: np.ndarray) -> None:
+        """params: uint16 [rows, 4]. The kernel does not look where windows lie."""
+        x, y = self.source_width - self.width, self.source_height - self.height
+        if params.size and (int(params[:, 0].max()) > x or int(params[:, 1].max()) > y):
+            raise ValueError(f"the server has a row cut at ({params[:, 0].max()}, {params[:, 1].max()}), where {x} and {y} are the most")
+
+    def on_host(self, data: np.ndarray, params: np.ndarray) -> np.ndarray:
+        """What the device makes, with numpy; bfloat16 as uint16."""
+        self.check(params)
+        out = np.zeros((len(data), self.height, self.width, 3), np.uint8 if self.table is None else self.table.dtype)
+        for i, (x, y, flags, _) in enumerate(params.tolist()):
+            if flags & _FILLED:
+                row = data[i, y:y + self.height, x:x + self.width]
+                row = row[:, ::-1] if flags & _FLIP else row
+                out[i] = row if self.table is None else self.table[np.arange(3), row]
+        out = out.transpose(0, 3, 1, 2) if self.layout == "nchw" else out
+        return np.ascontiguousarray(out if self.dtype == "bfloat16" else out.view(self.dtype))
+
+
+_DTYPES = {"uint8": "uint8", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
+def _table(dtype: str, mean: Optional[Sequence[float]], std: Optional[Sequence[float]]) -> Optional[np.ndarray]:
+    """What ToTensor and Normalize make of each byte of each channel: in float32, each step rounded, then rounded to the
+    type, halves to even."""
+    if dtype == "uint8":
+        return None
+    values = np.tile(np.arange(256, dtype=np.float32) / np.float32(255), (3, 1))
+    if mean is not None and std is not None:
+        values = (values - np.float32(mean)[:, None]) / np.float32(std)[:, None]
+    if dtype == "float32":
+        return values.view(np.uint32)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint16)
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)

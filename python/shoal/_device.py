@@ -1,0 +1,127 @@
+"""device="cuda": how the feed's stream and the device (_cuda.py) meet, and what comes where there is none: the same
+batches, in host memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import types
+from typing import Any, Callable, Dict, List, Tuple
+
+from . import _cuda
+from ._batch import BadSample, Batch, Layout
+from ._errors import FeedError
+from ._slots import HandoverError
+
+_BUFFERS = 4
+
+log = logging.getLogger("shoal")
+_told: List[str] = []
+
+
+def prepare(device: str, open: Dict[str, Any]) -> Tuple[Dict[str, Any], Any]:
+    """What to ask the server for, and what makes the stage of a stream: None where there is no such device, which is
+    told. Raises FeedError where the server cannot serve one."""
+    if not open["slots"]:
+        raise FeedError(f"device={device!r} needs the server's memory on this host, by a unix:/// address and slots: elsewhere leave device "
+                        f"out and use batch.to({device!r})")
+    try:
+        opened_device = _cuda.Device.open(device)
+    except _cuda.Unavailable as e:
+        _on_host(device, e)
+        return open, None
+    host, finish = _cuda.split(open["transform"]) if open["transform"] else ("", False)
+
+    def stage(opened: Any, link: Any) -> "DeviceStage":
+        return DeviceStage(opened_device, finish, opened, link)
+
+    # The device's name means something to shoal-gpu, which does the rest itself, and nothing to shoal serve.
+    return {**open, "transform": host, "device": opened_device.name}, stage
+
+
+def _on_host(device: str, why: Exception) -> None:
+    text = f"device={device!r}: {why}. Batches stay in host memory"
+    if text not in _told:
+        _told.append(text)
+        log.warning("shoal: %s", text)
+
+
+class DeviceStage:
+    """Puts batches on the device as they come, or has those that are there already."""
+
+    def __init__(self, device: _cuda.Device, finish: bool, opened: Any, link: Any) -> None:
+        self._link, self._connection, self._finish = link, None, None
+        self._stage: Any = None
+        try:
+            if link.on_device:
+                self._stage = self._imported(device, opened, link)
+            elif link.pool is not None:
+                self._stage = _cuda.Stage(device, opened, link.pool.memory, link.pool.slot_bytes, buffers=_BUFFERS, finish=finish)
+            else:
+                raise _cuda.Unavailable("the server gave no memory from which a device could copy: its log has the reason")
+        except _cuda.Unavailable as e:
+            if link.on_device:
+                raise FeedError(f"device={device.name!r}: {e}. Or leave device out for batches in host memory") from None
+            _on_host(device.name, e)
+            if any(p.name == "finish" for p in opened.planes):
+                self._finish = _cuda.Finish.of(opened.transform, next(p.shape for p in opened.planes if p.name == "data"))
+
+    def _imported(self, device: _cuda.Device, opened: Any, link: Any) -> _cuda.Imported:
+        try:
+            connection, answer, fds = link.handover(opened.pool.key, opened.pool.slots + 1)
+        except HandoverError as e:
+            raise FeedError(f"the handover of the memory of {opened.pool.device} failed: {e}") from None
+        try:
+            made = _cuda.Imported(device, opened, answer, fds, connection.close)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return made
+
+    def put(self, header: Any, array: Any) -> "_Taken":
+        """On the receiving thread."""
+        link, slot = self._link, header.slot
+        if self._stage is None or array is not None:
+            batch = link.batch(header, array)
+            return _Taken(header, lambda: self._host(header, batch))
+        if link.on_device:
+            return self._on_device(header, lambda: link.give_back(slot))
+        # The lease, and so the slot, is given back when the copies are done.
+        lease = [link.pool.lease(slot, header.index, header.epoch, header.total_bytes)]
+        return self._on_device(header, lease.clear)
+
+    def _on_device(self, header: Any, release: Callable[[], Any]) -> "_Taken":
+        staged = self._stage.put(header, release)
+        return _Taken(header, lambda: _batch(header, staged.take()))
+
+    def _host(self, header: Any, batch: Batch) -> Batch:
+        """A batch that does not go to the device."""
+        if self._finish is None:
+            return batch
+        arrays, owner = Layout(header.planes).arrays, batch._owner
+        data = self._finish.on_host(arrays["data"](owner), arrays["finish"](owner))
+        plane = types.SimpleNamespace(name="data", dtype=self._finish.dtype, shape=data.shape, offset=0, length=data.nbytes)
+        fields = {name: array for name, array in batch.fields.items() if name != "finish"}
+        return Batch(self._link.array(plane, data), batch.label, batch.id, batch.valid, header.index, header.epoch, batch.bad, fields)
+
+    def close(self) -> None:
+        if self._stage is not None:
+            self._stage.close()
+
+
+class _Taken:
+    def __init__(self, header: Any, make: Callable[[], Batch]) -> None:
+        self._header, self._make = header, make
+
+    def take(self) -> Tuple[Any, Batch]:
+        return self._header, self._make()
+
+
+def _batch(header: Any, planes: Dict[str, Any]) -> Batch:
+    bad = [BadSample(b.row, b.id, b.path, b.cause) for b in header.bad]
+    known = [planes.pop(name) for name in ("data", "label", "id", "valid")]
+    planes.pop("offsets", None)
+    return Batch(*known, header.index, header.epoch, bad, planes)

@@ -1,0 +1,288 @@
+"""Batches in shared memory: the pool of slots that the server fills and this process gives back.
+
+The memory is a memfd that comes over a second connection to the server's unix socket
+(docs/protocol.md, "Slots"), mapped once. Each filling of a slot gets a Lease, an object that exports the
+slot's memory by the buffer protocol. All arrays are made on the lease, so that they, and whatever is made of
+them without a copy, refer to it: slices, memoryviews, tensors, DLPack capsules. When the last of
+them has died the lease dies, and only its death gives the slot back. There is no other way to.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import json
+import logging
+import mmap
+import os
+import socket
+import struct
+import threading
+import weakref
+import zlib
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, cast
+
+from . import _streams
+from ._errors import FeedError
+from ._frames import Frames
+
+HEADER = 4096
+POISON = 0xDB
+_MAGIC = b"SHOALSLT"
+_FILLING = 1
+_HANDOVER_SECONDS = 30
+
+log = logging.getLogger("shoal")
+
+
+class HandoverError(FeedError):
+    """The server did not hand its memory over."""
+
+
+def handover(path: str, key: str, descriptors: int = 1, frames: bool = False) -> Tuple[socket.socket, Dict[str, Any], List[int]]:
+    """Asks for a pool's memory. Returns the connection, whose end gives all slots back, the server's
+    answer and the descriptors. frames: that the stream's messages come on the connection, if the server does that."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    fds: List[int] = []
+    try:
+        connection.settimeout(_HANDOVER_SECONDS)
+        connection.connect(path)
+        ask = json.dumps({"v": 1, "key": key, **({"frames": True} if frames else {})}).encode()
+        connection.sendall(b"SHOALFD1" + struct.pack("<I", len(ask)) + ask)
+        got, want = b"", 4
+        while len(got) < want:  # and no more: messages may follow
+            more, passed, _, _ = socket.recv_fds(connection, want - len(got), descriptors)
+            fds += passed
+            if not more:
+                raise HandoverError("the server closed the connection")
+            got += more
+            if len(got) == 4:
+                want = 4 + struct.unpack("<I", got)[0]
+                if want > 1 << 20:
+                    raise HandoverError("the answer has no end")
+        answer = json.loads(got[4:])
+        if answer.get("error"):
+            raise HandoverError(answer["error"])
+        if answer.get("v") != 1:
+            raise HandoverError(f"the server answers in version {answer.get('v')} of the protocol, this client knows 1: "
+                                "update shoal")
+        if len(fds) != descriptors:
+            raise HandoverError(f"{len(fds)} descriptors came, not {descriptors}")
+        connection.settimeout(None)
+        return connection, answer, fds
+    except BaseException as e:
+        connection.close()
+        for fd in fds:
+            os.close(fd)
+        if isinstance(e, (OSError, ValueError)):
+            raise HandoverError(f"{type(e).__name__}: {e}") from None
+        raise
+
+
+class _Lease:
+    """Mixed into a ctypes array type for each slot: an instance is one filling of it. pool and slot
+    are attributes of the type, so that making one is making a ctypes array and no more."""
+
+    __slots__ = ()
+    pool: "SlotPool"
+    slot: int
+
+    def hold_for(self, stream: Any) -> None:
+        self.pool.streams.hold(self.slot, stream)
+
+    def check(self) -> None:
+        self.pool.check(self.slot)
+
+
+class SlotPool:
+    """The slots of one stream.
+
+    lease(slot) is called for each batch that came in a slot. freed collects the numbers of slots that
+    nobody refers to any more; wake() is called when there are some and somebody waits for them.
+    """
+
+    def __init__(self, path: str, key: str, wake: Callable[[], None], readonly: bool = False, pin: bool = False,
+                 debug: Optional[bool] = None, limit: Optional[int] = None, frames: bool = False) -> None:
+        self._connection, answer, fds = handover(path, key, frames=frames)
+        try:
+            self.slots, self.slot_bytes = int(answer["slots"]), int(answer["slot_bytes"])
+            size = os.fstat(fds[0]).st_size
+            if self.slots < 1 or self.slot_bytes < HEADER or size != self.slots * self.slot_bytes:
+                raise HandoverError(f"{self.slots} slots of {self.slot_bytes} bytes in a memory of {size}")
+            self.memory: Optional[mmap.mmap] = mmap.mmap(fds[0], size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            try:
+                self.memory.madvise(mmap.MADV_HUGEPAGE)  # as the server does
+            except OSError:
+                pass  # a kernel without them
+        except BaseException:
+            self._connection.close()
+            raise
+        finally:
+            os.close(fds[0])
+        self.frames = Frames(self._connection) if frames and answer.get("frames") else None
+        self.readonly = readonly
+        self.limit = min(self.slots, limit or self.slots)  # a shared pool has more slots than one trainer may hold
+        self.debug = debug if debug is not None else "slots" in os.environ.get("SHOAL_DEBUG", "").split(",")
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.streams = _streams.Streams()
+        self.pinned = pin and _streams.register(self.address, size)
+        self.freed: Deque[int] = collections.deque()
+        self.live: Dict[int, Any] = {}  # slots that are held here: a weak reference to the Batch, or None
+        self.fault: Optional[str] = None  # what debug mode found
+        self.waited = False  # somebody waits for a slot
+        self._wake, self._closed, self._foreign = wake, False, False
+        self._plain = not self.debug  # a death needs nothing but its release
+        self._lock = threading.RLock()  # the collector may run a lease's death within
+        # In debug mode, of held slots: sequence and, if readonly, checksum; bytes of the batch.
+        self._proof: Dict[int, Tuple[int, int]] = {}
+        self._bytes: Dict[int, int] = {}
+        self._room = self.slot_bytes - HEADER
+        self._addresses = [self.address + (slot - 1) * self.slot_bytes + HEADER for slot in range(self.slots + 1)]
+        self._leases = [self._type(ctypes.c_ubyte * self._room, slot) for slot in range(self.slots + 1)]  # 0 is not used
+        _pools.add(self)
+
+    def _type(self, base: Any, slot: int) -> Callable[[int], Any]:
+        died = self._died
+
+        def __del__(self: Any) -> None:
+            died(slot)
+
+        made = type("Lease", (_Lease, base), {"__del__": __del__, "__slots__": (), "pool": self, "slot": slot})
+        return cast(Any, made).from_address  # type: ignore[no-any-return]
+
+    # What came.
+
+    def lease(self, slot: int, index: int, epoch: int, total: int) -> Any:
+        """The memory of a batch that has just come."""
+        live = self.live
+        if not 0 < slot <= self.slots or slot in live or self._closed or total > self._room:
+            raise FeedError(f"the server put {total} bytes in slot {slot} of {self.slots} with {self.slot_bytes} bytes"
+                            + (", which this process still holds" if slot in live else ""))
+        if self.debug:
+            self._bytes[slot] = total
+            self._prove(slot, index, epoch)
+        live[slot] = None
+        return self._leases[slot](self._addresses[slot])
+
+    def _header(self, slot: int) -> Tuple[bytes, int, int, int, int, int, int, int]:
+        """magic, version, header bytes, slot, flags, sequence, epoch, index."""
+        magic, version, size, number, flags, sequence, epoch, _, index = struct.unpack_from(
+            "<8sIIIIQIIQ", self._memory(), (slot - 1) * self.slot_bytes)
+        return magic, version, size, number, flags, sequence, epoch, index
+
+    def _memory(self) -> mmap.mmap:
+        assert self.memory is not None
+        return self.memory
+
+    # What goes.
+
+    def _died(self, slot: int) -> None:
+        # Runs wherever the last reference goes: in any thread, within the collector, at exit.
+        if self._plain and not self.streams.in_use():
+            del self.live[slot]
+            self.freed.append(slot)
+            if self.waited:
+                self._wake()
+            if self._closed:  # since it was plain
+                self._unmap()
+            return
+        if self._foreign:
+            return
+        if self.debug:
+            self._settle(slot)
+        if self.streams.idle(slot):
+            self._release(slot)  # else poll() does
+        elif self._closed:
+            self._finish()
+
+    def _finish(self) -> None:
+        for slot in self.streams.finish():
+            self._release(slot)
+
+    def _release(self, slot: int) -> None:
+        if self.debug and not self.readonly:
+            ctypes.memset(self._addresses[slot], POISON, self._bytes[slot])
+        self.live.pop(slot, None)
+        self.freed.append(slot)
+        if self.waited:
+            self._wake()
+        if self._closed:
+            self._unmap()
+
+    def poll(self) -> None:
+        """Gives back the slots whose copies to a device are done by now."""
+        for slot in self.streams.done():
+            self._release(slot)
+
+    def take_freed(self) -> List[int]:
+        """Slots to be given back to the server now."""
+        freed, out = self.freed, []
+        while freed:
+            out.append(freed.popleft())
+        return out
+
+    def close(self) -> None:
+        """Nothing more will come. The memory stays mapped, and the server's, until the last lease dies."""
+        self._closed, self._plain = True, False
+        self._finish()
+        self._unmap()
+
+    def _unmap(self) -> None:
+        with self._lock:
+            if self.live or self.memory is None:
+                return
+            self.memory, leases = None, self._leases
+            self._leases = []
+        del leases[:]  # types refer to this pool: no cycle may keep the mapping until the collector comes
+        if self.pinned:
+            _streams.unregister(self.address)
+        self._connection.close()
+
+    def forked(self) -> None:
+        """In a forked child, whose copies of arrays give nothing back, and whose end says nothing of the parent's."""
+        self._foreign, self._plain = True, False
+        self._connection.close()
+
+    # Debug mode.
+
+    def _prove(self, slot: int, index: int, epoch: int) -> None:
+        magic, version, size, number, flags, sequence, e, i = self._header(slot)
+        if (magic, version, size, number) != (_MAGIC, 1, HEADER, slot) or flags & _FILLING or (i, e) != (index, epoch):
+            raise FeedError(f"slot {slot} does not hold batch {index} of epoch {epoch}: its header says slot {number}, batch {i} "
+                            f"of epoch {e}{', being filled' if flags & _FILLING else ''}")
+        self._proof[slot] = sequence, self._checksum(slot) if self.readonly else 0
+
+    def _checksum(self, slot: int) -> int:
+        at = (slot - 1) * self.slot_bytes + HEADER
+        return zlib.crc32(memoryview(self._memory())[at:at + self._bytes[slot]])
+
+    def check(self, slot: int) -> None:
+        """Raises FeedError if the server has begun to fill this slot again, though it is held."""
+        if self.debug and self.memory is not None and slot in self._proof:
+            _, _, _, _, flags, sequence, _, _ = self._header(slot)
+            if flags & _FILLING or sequence != self._proof[slot][0]:
+                raise FeedError(f"slot {slot} was filled again while this process holds it: its sequence is {sequence}, and was "
+                                f"{self._proof[slot][0]} when the batch came. This is an error of the server: please report it")
+
+    def _settle(self, slot: int) -> None:
+        try:
+            self.check(slot)
+            if self.readonly and self._checksum(slot) != self._proof[slot][1]:
+                raise FeedError(f"somebody wrote to slot {slot} of a feed with readonly=True, which other trainers read from. "
+                                "Tensors are not protected from in-place operations: copy() them first, or leave readonly out")
+        except FeedError as e:
+            self.fault = self.fault or str(e)
+        self._proof.pop(slot, None)
+
+
+_pools: "weakref.WeakSet[SlotPool]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for pool in list(_pools):
+        pool.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+

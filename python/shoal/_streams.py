@@ -1,0 +1,149 @@
+"""Memory that CUDA may still be reading from: page-locking, and events (torch's CUDA).
+
+A copy to a device that does not block is still under way when the last reference to its source dies. So at
+that death an event is recorded on every stream that may have been given work on the slot, and the slot
+waits for the events. Streams that may have: the one that was current when next() returned, the one
+that is current at the death, those of Batch.to(), and those declared by record_stream().
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import sys
+import threading
+from typing import Any, Deque, Dict, List, Tuple
+
+_MOST_SEEN = 8
+
+log = logging.getLogger("shoal")
+
+
+def _cuda() -> Any:
+    """torch.cuda if this process uses it by now, else None."""
+    torch = sys.modules.get("torch")
+    if torch is None or sys.is_finalizing():
+        return None
+    cuda = getattr(torch, "cuda", None)  # which a torch that is being imported has not yet
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+class Streams:
+    """The streams that may have work on slots, and the slots that wait for them."""
+
+    def __init__(self) -> None:
+        self._seen: List[Any] = []  # streams that were current when a batch was taken
+        self._declared: Dict[int, List[Any]] = {}  # by slot
+        self._waiting: Deque[Tuple[int, List[Any]]] = collections.deque()  # slots and their events
+        self._later: Deque[int] = collections.deque()  # slots whose events could not be recorded yet
+        self._polling = threading.Lock()
+
+    @staticmethod
+    def in_use() -> bool:
+        """Whether a device may have work at all."""
+        return _cuda() is not None
+
+    @property
+    def waiting(self) -> int:
+        """Slots that wait for a device."""
+        return len(self._waiting) + len(self._later)
+
+    def taken(self) -> None:
+        """A batch is handed to the trainer, in its thread."""
+        cuda = _cuda()
+        if cuda is not None:
+            stream = cuda.current_stream()
+            if stream not in self._seen:
+                self._seen = [stream, *self._seen[:_MOST_SEEN - 1]]
+
+    def hold(self, slot: int, stream: Any) -> None:
+        streams = self._declared.setdefault(slot, [])
+        if stream not in streams:
+            streams.append(stream)
+
+    def idle(self, slot: int) -> bool:
+        """Nobody refers to the slot any more. Returns whether no device can either; else done() names it later."""
+        cuda = _cuda()
+        if cuda is None:
+            return True
+        if self._capturing(cuda):
+            self._later.append(slot)
+            return False
+        return self._record(cuda, slot)
+
+    def _capturing(self, cuda: Any) -> bool:
+        """Whether a CUDA graph is being captured: an event recorded now would belong to it, a query would spoil it."""
+        for stream in (cuda.current_stream(), *self._seen):
+            with cuda.stream(stream):
+                if cuda.is_current_stream_capturing():
+                    return True
+        return False
+
+    def _record(self, cuda: Any, slot: int) -> bool:
+        streams = self._declared.pop(slot, [])
+        for stream in (*self._seen, cuda.current_stream()):
+            if stream not in streams:
+                streams.append(stream)
+        events = []
+        for stream in streams:
+            event = cuda.Event()
+            event.record(stream)
+            if not event.query():
+                events.append(event)
+        if events:
+            self._waiting.append((slot, events))
+        return not events
+
+    def done(self) -> List[int]:
+        """Slots whose events have all passed since the last call."""
+        if not self.waiting or not self._polling.acquire(blocking=False):
+            return []
+        try:
+            cuda = _cuda()
+            if cuda is not None and self._capturing(cuda):
+                return []
+            out = []
+            for _ in range(len(self._later)):
+                slot = self._later.popleft()
+                if cuda is None or self._record(cuda, slot):
+                    out.append(slot)
+            for _ in range(len(self._waiting)):
+                slot, events = self._waiting.popleft()
+                if cuda is None or all(event.query() for event in events):
+                    out.append(slot)
+                else:
+                    self._waiting.append((slot, events))
+            return out
+        finally:
+            self._polling.release()
+
+    def finish(self) -> List[int]:
+        """Waits for the events of all slots, and returns the slots."""
+        for _, events in list(self._waiting):
+            for event in events:
+                event.synchronize()
+        return self.done()
+
+
+def register(address: int, size: int) -> bool:
+    """Page-locks memory, where torch has CUDA. Returns whether it did; a failure is told, and training goes on without."""
+    try:
+        import torch
+    except ImportError:
+        log.warning("shoal: pin_memory=True without torch: memory is not page-locked")
+        return False
+    if not torch.cuda.is_available():
+        log.warning("shoal: pin_memory=True, but torch finds no CUDA device: memory is not page-locked")
+        return False
+    error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+    if error:
+        log.warning("shoal: cudaHostRegister of %d MiB failed with error %d: memory is not page-locked. Lower slots=, or raise "
+                    "the limit of locked memory (ulimit -l)", size >> 20, error)
+    return error == 0
+
+
+def unregister(address: int) -> None:
+    """Undoes register."""
+    cuda = _cuda()
+    if cuda is not None:
+        cuda.cudart().cudaHostUnregister(address)

@@ -1,0 +1,273 @@
+"""Feed's arguments and what it says of itself: words of the spec, TLS and tokens, statistics, types, reconnecting."""
+
+import inspect
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import typing
+import unittest
+
+import numpy as np
+import torch
+
+from support import Server
+from test_feed import FeedCase
+
+import shoal
+from shoal._spec import with_words, words
+
+CERTS = os.environ.get("SHOAL_CERTS")
+
+
+class Spec(unittest.TestCase):
+    def test_words(self):
+        self.assertEqual(words("RandomResizedCrop(224) | RandAugment(a='x|y', b=[1|2])|uint8"),
+                         ["RandomResizedCrop(224)", "RandAugment(a='x|y', b=[1|2])", "uint8"])
+
+    def test_dtype_and_layout(self):
+        crop = "CenterCrop(8)"
+        for dtype, word in (("fp16", "fp16"), (torch.float16, "fp16"), (np.float16, "fp16"), (np.dtype("float32"), "fp32"), ("float32", "fp32"),
+                            (torch.bfloat16, "bf16"), (torch.float32, "fp32"), (np.uint8, "uint8"), (torch.uint8, "uint8"), ("FP32", "fp32")):
+            self.assertEqual(with_words(crop, dtype, None), f"{crop}|{word}")
+        for layout, word in (("nchw", "nchw"), ("NHWC", "nhwc"), (torch.channels_last, "nhwc")):
+            self.assertEqual(with_words(crop, "fp32", layout), f"{crop}|fp32|{word}")
+        self.assertEqual(with_words(f"{crop}|fp16|nhwc", "fp16", "nhwc"), f"{crop}|fp16|nhwc")
+        self.assertEqual(with_words(f"{crop}|fp16", None, "nhwc"), f"{crop}|fp16|nhwc")
+        self.assertIs(with_words(None, None, None), None)
+        for spec, dtype, layout, word in ((f"{crop}|fp16", "fp32", None, "the transform says fp16"), (f"{crop}|nchw", None, "nhwc", "says nchw"),
+                                          (None, "fp16", None, "raw samples"), ("raw", None, "nchw", "raw samples"),
+                                          (crop, "int8", None, "uint8, fp16, bf16, fp32"), (crop, None, "cwh", "nchw, nhwc")):
+            with self.assertRaisesRegex(ValueError, word):
+                with_words(spec, dtype, layout)
+
+
+class Arguments(FeedCase):
+    def test_dtype(self):
+        b = next(iter(self.feed(transform="ramp(2,2)", dtype=torch.float32)))
+        self.assertEqual(b.data.dtype, torch.float32)
+
+    def test_wrong_ones(self):
+        for wrong, word in ((dict(slots=3), "at least 4"), (dict(slots=-1), "at least 0"), (dict(reconnect=-1), "reconnect"), (dict(device="mps"), "cuda:N"),
+                            (dict(ca="x"), "tls://"), (dict(addr="tls://x:1", cert="x"), "go together")):
+            with self.assertRaisesRegex(ValueError, word):
+                self.feed(**wrong)
+
+    def test_device_without_one(self):
+        with self.assertRaisesRegex(shoal.FeedError, r"device='cuda'.*batch.to\('cuda'\)"):
+            iter(self.feed(transform="ramp(2,2)", device="cuda"))
+        self.assertEqual(len(list(self.feed(transform="ramp(2,2)", device=torch.device("cpu")))), 10)
+
+
+@unittest.skipUnless(CERTS, "SHOAL_CERTS is not set: run the tests by `go test ./loader/...`")
+class Security(unittest.TestCase):
+    def server(self, *args):
+        cert = [f"-tls-cert={CERTS}/server.crt", f"-tls-key={CERTS}/server.key"]
+        server = Server("-samples", "40", *(cert if any("tls://" in a for a in args) else ()), *args)
+        self.addCleanup(server.close)
+        return server
+
+    def ids(self, addr, **kwargs):
+        with shoal.Feed(addr, 10, order="sequential", transform="ramp(2,2)", epochs=1, **kwargs) as feed:
+            self.assertEqual(feed.info()["samples"], 40)
+            ids = [i for b in feed for i in b.id.tolist()]
+            self.assertEqual(feed.stats()["samples"], 40)
+        return ids
+
+    def test_tls(self):
+        server = self.server("-listen=tls://127.0.0.1:0")
+        self.assertEqual(self.ids(server.addr, ca=f"{CERTS}/ca.crt"), list(range(40)))
+        for ca in (f"{CERTS}/other.crt", None):
+            with self.assertRaisesRegex(shoal.FeedError, "ca= hold the issuer"):
+                iter(shoal.Feed(server.addr, 10, ca=ca))
+        with self.assertRaises(FileNotFoundError):
+            iter(shoal.Feed(server.addr, 10, ca="/nonexistent/ca.crt"))
+
+    def test_certificates_of_clients(self):
+        server = self.server("-listen=tls://127.0.0.1:0", f"-tls-client-ca={CERTS}/ca.crt")
+        both = dict(cert=f"{CERTS}/client.crt", key=f"{CERTS}/client.key")
+        self.assertEqual(self.ids(server.addr, ca=f"{CERTS}/ca.crt", **both), list(range(40)))
+        with self.assertRaises(shoal.FeedError):
+            iter(shoal.Feed(server.addr, 10, ca=f"{CERTS}/ca.crt"))
+
+    def test_token(self):
+        for listen, ca in (("tcp://127.0.0.1:0", None), ("tls://127.0.0.1:0", f"{CERTS}/ca.crt")):
+            server = self.server("-token=s3cret", f"-listen={listen}")
+            self.assertEqual(self.ids(server.addr, ca=ca, token="s3cret"), list(range(40)))
+            for token in (None, "other"):
+                with self.assertRaisesRegex(shoal.FeedError, "token") as caught:
+                    iter(shoal.Feed(server.addr, 10, ca=ca, token=token))
+                self.assertEqual(caught.exception.code, "UNAUTHENTICATED")
+
+
+class Says(FeedCase):
+    args = ("-samples", "103", "-delay", "1ms")
+
+    def test_stats(self):
+        feed = self.feed(transform="ramp(64,64)")
+        self.assertEqual(feed.stats()["fetch_seconds"], 0)
+        it = iter(feed)
+        for _ in range(10):
+            next(it)
+        stats = feed.stats()
+        self.assertGreaterEqual(stats["fetch_seconds"], 0.1)  # a hundred samples, each of which took a millisecond
+        self.assertGreater(stats["decode_seconds"], 0)
+        self.assertGreater(stats["wait_seconds"], 0)
+        self.assertEqual(set(stats), {"batches", "samples", "bytes", "epochs", "bad_samples", "reconnects", "wait_seconds", "fetch_seconds",
+                                      "decode_seconds", "stall_seconds", "credit_seconds", "slots", "held_slots"})
+        json.dumps(stats)
+        documented = inspect.getdoc(shoal.Feed.stats)
+        for name in stats:
+            self.assertIn(name, documented)
+
+    def test_types(self):
+        for thing in (shoal.Feed, shoal.Batch, shoal.FeedError, shoal.MapError, shoal.BadSample):
+            members = [thing.__init__] + [f for n, f in vars(thing).items() if inspect.isfunction(f) and not n.startswith("_")]
+            members += [p.fget for p in vars(thing).values() if isinstance(p, property) and isinstance(p.fget, type(lambda: 0))]
+            for f in members:
+                if not inspect.isfunction(f):
+                    continue
+                hints = typing.get_type_hints(f, {**vars(sys.modules[f.__module__]), "torch": torch})
+                missing = set(inspect.signature(f).parameters) - {"self"} - set(hints)
+                self.assertEqual((missing, "return" in hints), (set(), True), f.__qualname__)
+        self.assertTrue(os.path.exists(os.path.join(os.path.dirname(shoal.__file__), "py.typed")))
+        for name in inspect.signature(shoal.Feed.__init__).parameters:
+            self.assertIn(name, "self " + shoal.Feed.__doc__)
+
+    def test_python_3_9(self):
+        # Syntax and names of what this Python can tell: the package promises 3.9.
+        import ast
+        folder = os.path.dirname(shoal.__file__)
+        for name in os.listdir(folder):
+            if name.endswith(".py"):
+                with open(os.path.join(folder, name)) as f:
+                    text = f.read()
+                ast.parse(text, name, feature_version=(3, 9))
+
+
+class Reconnect(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.addr = f"unix://{folder.name}/feed.sock"
+        logging.getLogger("shoal").addHandler(handler := logging.NullHandler())
+        self.addCleanup(logging.getLogger("shoal").removeHandler, handler)
+
+    def start(self):
+        server = Server("-samples", "400", "-listen", self.addr)
+        self.addCleanup(server.close)
+        return server
+
+    def want(self, **kwargs):
+        server = self.start()
+        with shoal.Feed(self.addr, 10, transform="ramp(2,2)", seed=3, epochs=2, **kwargs) as feed:
+            out = [(b.epoch, b.index, b.id.tolist()) for _ in range(2) for b in feed]
+        server.kill()
+        return out
+
+    def test_exactly_once(self):
+        for extra in ({}, dict(map=lambda x, label, i: i, threads=3), dict(slots=0)):
+            want = self.want(**extra)
+            server, got = self.start(), []
+            coming = threading.Timer(0, lambda: None)
+            with shoal.Feed(self.addr, 10, transform="ramp(2,2)", seed=3, epochs=2, reconnect=60, **extra) as feed:
+                for _ in range(2):
+                    for b in feed:
+                        got.append((b.epoch, b.index, b.id.tolist()))
+                        if len(got) in (7, 20, 39, 61):  # what was ready is delivered still, then the feed looks for the next one
+                            server.kill()
+                            coming = threading.Timer(0.2, self.start_next)
+                            coming.start()
+                        elif len(got) in (19, 38, 60):
+                            coming.join()
+                            server = self.next
+                coming.join()
+                self.assertEqual(got, want)
+                self.assertEqual(feed.stats()["reconnects"], 4)
+            self.next.kill()
+
+    def start_next(self):
+        self.next = self.start()
+
+    def test_a_server_that_comes_late(self):
+        threading.Timer(0.3, self.start).start()
+        with shoal.Feed(self.addr, 10, transform="ramp(2,2)", reconnect=60) as feed:
+            self.assertEqual(next(iter(feed)).index, 0)
+
+    def test_patience_ends(self):
+        with shoal.Feed(self.addr, 10, reconnect=0.2) as feed:
+            with self.assertLogs("shoal", "WARNING") as logs, self.assertRaisesRegex(shoal.FeedError, "waited for for 0.2 s") as caught:
+                iter(feed)
+        self.assertEqual(caught.exception.code, "UNAVAILABLE")
+        self.assertRegex(logs.output[0], "Waiting for it for 0.2 s")
+
+    def test_what_is_not_waited_for(self):
+        self.start()
+        with shoal.Feed(self.addr, 10, transform="nonsense", reconnect=60) as feed, self.assertRaisesRegex(shoal.FeedError, "nonsense") as caught:
+            iter(feed)
+        self.assertEqual(caught.exception.code, "INVALID_ARGUMENT")
+
+
+class Ends(FeedCase):
+    args = ("-samples", "400", "-delay", "1ms")
+
+    def run_script(self, code, stop=None):
+        code = f"import sys; sys.path[:0] = {sys.path!r}\nADDR = {self.server.addr!r}\n" + textwrap.dedent(code)
+        p = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(p.kill)
+        if stop is not None:
+            self.assertEqual(p.stdout.readline(), "ready\n")
+            p.send_signal(stop)
+        return (*p.communicate(timeout=60), p.returncode)
+
+    def test_at_the_interpreters_end(self):
+        # With a feed open, threads at work in the user's function, batches held, and an exception on its way.
+        out = self.run_script("""
+            import shoal, time
+            feed = shoal.Feed(ADDR, 10, map=lambda x, label, i: time.sleep(0.001), threads=4)
+            it = iter(feed)
+            held = [next(it) for _ in range(3)]
+            print("done")
+        """)
+        self.assertEqual(out, ("done\n", "", 0))
+        out, err, code = self.run_script("""
+            import shoal
+            feed = shoal.Feed(ADDR, 10, map=lambda x, label, i: x, threads=4)
+            for b in feed:
+                raise SystemExit(3)
+        """)
+        self.assertEqual((out, err, code), ("", "", 3))
+
+    def test_interrupt_with_threads(self):
+        import signal
+        out, err, code = self.run_script("""
+            import shoal, time
+            feed = shoal.Feed(ADDR, 10, map=lambda x, label, i: time.sleep(0.01) or i, threads=4)
+            try:
+                for k in range(1000):
+                    for b in feed:
+                        print("ready", flush=True)
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+        """, signal.SIGINT)
+        self.assertEqual((out.replace("ready\n", ""), err, code), ("interrupted\n", "", 0))
+
+
+class EndsWithSlots(Ends):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.server = Server(*cls.args, "-listen", f"unix://{cls.folder.name}/feed.sock")
+
+    @classmethod
+    def tearDownClass(cls):
+        super().tearDownClass()
+        cls.folder.cleanup()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,414 @@
+package faultdisk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	fusefs "github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// disk is the file system.
+type disk struct {
+	backing string
+	cur     atomic.Pointer[settings]
+	count   counters
+
+	// mu makes "is there room, write, what did it take" one step. Held only under a capacity.
+	mu   sync.Mutex
+	used int64
+}
+
+// mountDisk mounts the folder backing at mountpoint.
+func mountDisk(backing, mountpoint string) (*disk, *fuse.Server, error) {
+	d := &disk{backing: backing}
+	none, err := newSettings(Settings{})
+	if err != nil {
+		return nil, nil, err
+	}
+	d.cur.Store(none)
+	loop, err := fusefs.NewLoopbackRoot(backing)
+	if err != nil {
+		return nil, nil, err
+	}
+	// A loopback's own root does not know that it is wrapped.
+	data := loop.(*fusefs.LoopbackNode).RootData
+	root := &node{LoopbackNode: fusefs.LoopbackNode{RootData: data}, disk: d}
+	data.RootNode = root
+	second := time.Second
+	server, err := fusefs.Mount(mountpoint, root, &fusefs.Options{
+		AttrTimeout: &second, EntryTimeout: &second,
+		MountOptions: fuse.MountOptions{
+			FsName: backing, Name: "faultdisk", DirectMountStrict: os.Geteuid() == 0,
+			// A background request that hangs takes one of these, and a rule for one folder must not
+			// hold up the others'.
+			MaxBackground: 4096, MaxWrite: 1 << 20,
+		},
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return d, server, nil
+}
+
+// set puts settings in force; what hangs under the old ones goes on under the new ones.
+func (d *disk) set(s Settings) error {
+	next, err := newSettings(s)
+	if err != nil {
+		return err
+	}
+	if s.Capacity > 0 {
+		used, err := blocks(d.backing)
+		if err != nil {
+			return fmt.Errorf("faultdisk: %w", err)
+		}
+		d.mu.Lock()
+		d.used = used
+		d.mu.Unlock()
+	}
+	close(d.cur.Swap(next).ended)
+	return nil
+}
+
+func (d *disk) stats() Stats {
+	s := d.count.stats()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.Used = d.used
+	return s
+}
+
+// blocks returns how many bytes of blocks a folder takes.
+func blocks(dir string) (sum int64, err error) {
+	err = filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Lstat(p, &st)
+		}
+		if errors.Is(err, fs.ErrNotExist) { // gone since it was listed
+			return nil
+		}
+		sum += st.Blocks * 512
+		return err
+	})
+	return sum, err
+}
+
+// pass lets an operation through, late or not at all.
+func (d *disk) pass(op Op, name string) syscall.Errno {
+	d.count.of(op).Add(1)
+again:
+	s := d.cur.Load()
+	for i, r := range s.Rules {
+		if !r.selects(op, name) || !s.strikes(i) {
+			continue
+		}
+		if r.Delay > 0 {
+			time.Sleep(r.Delay)
+		}
+		if r.Hang {
+			// Not even an interrupt ends it: a task that waits for a disk is in state D.
+			d.count.hung.Add(1)
+			d.count.hanging.Add(1)
+			<-s.ended
+			d.count.hanging.Add(-1)
+			goto again
+		}
+		if r.Errno != "" {
+			d.count.failed.Add(1)
+			return errnos[r.Errno]
+		}
+	}
+	return 0
+}
+
+// grow runs an operation that may take up to n bytes more of the backing file name, if there is room
+// for them.
+func (d *disk) grow(name string, n int64, run func() syscall.Errno) syscall.Errno {
+	capacity := d.cur.Load().Capacity
+	if capacity == 0 {
+		return run()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n > 0 && d.used+n > capacity {
+		d.count.failed.Add(1)
+		return syscall.ENOSPC
+	}
+	before := d.blocksOf(name)
+	errno := run()
+	d.used += d.blocksOf(name) - before
+	return errno
+}
+
+func (d *disk) blocksOf(name string) int64 {
+	var st unix.Stat_t
+	if unix.Lstat(filepath.Join(d.backing, name), &st) != nil {
+		return 0
+	}
+	return st.Blocks * 512
+}
+
+// node is a file or folder. Everything that a rule can strike is overridden; the rest is the
+// loopback's.
+type node struct {
+	fusefs.LoopbackNode
+	disk *disk
+	last atomic.Pointer[string] // path when it was last opened, for what is unlinked and still open
+}
+
+// handle is a loopback's open file that does not offer its descriptor: with passthrough the kernel
+// would read and write without asking us.
+type handle struct{ *fusefs.LoopbackFile }
+
+// PassthroughFd implements fs.FilePassthroughFder.
+func (handle) PassthroughFd() (int, bool) { return 0, false }
+
+func wrapped(f fusefs.FileHandle) fusefs.FileHandle {
+	if file, ok := f.(*fusefs.LoopbackFile); ok {
+		return handle{file}
+	}
+	return f
+}
+
+// WrapChild implements fs.NodeWrapChilder.
+func (n *node) WrapChild(_ context.Context, ops fusefs.InodeEmbedder) fusefs.InodeEmbedder {
+	return &node{LoopbackNode: fusefs.LoopbackNode{RootData: ops.(*fusefs.LoopbackNode).RootData}, disk: n.disk}
+}
+
+func (n *node) name() string {
+	if _, parent := n.Parent(); parent == nil && !n.IsRoot() {
+		if p := n.last.Load(); p != nil {
+			return *p
+		}
+	}
+	return n.Path(nil)
+}
+
+func (n *node) child(name string) string { return path.Join(n.name(), name) }
+
+func (n *node) opened() {
+	p := n.name()
+	n.last.Store(&p)
+}
+
+// Lookup and the methods below implement the interfaces of package fs of the same names.
+func (n *node) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
+	if errno := n.disk.pass(Look, n.child(name)); errno != 0 {
+		return nil, errno
+	}
+	return n.LoopbackNode.Lookup(ctx, name, out)
+}
+
+func (n *node) Getattr(ctx context.Context, f fusefs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+	if errno := n.disk.pass(Look, n.name()); errno != 0 {
+		return errno
+	}
+	return n.LoopbackNode.Getattr(ctx, f, out)
+}
+
+func (n *node) Open(ctx context.Context, flags uint32) (fusefs.FileHandle, uint32, syscall.Errno) {
+	if errno := n.disk.pass(Look, n.name()); errno != 0 {
+		return nil, 0, errno
+	}
+	n.opened()
+	f, fuseFlags, errno := n.LoopbackNode.Open(ctx, flags)
+	return wrapped(f), fuseFlags, errno
+}
+
+func (n *node) OpendirHandle(ctx context.Context, flags uint32) (fusefs.FileHandle, uint32, syscall.Errno) {
+	if errno := n.disk.pass(Look, n.name()); errno != 0 {
+		return nil, 0, errno
+	}
+	return n.LoopbackNode.OpendirHandle(ctx, flags)
+}
+
+func (n *node) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
+	if errno := n.disk.pass(Look, n.name()); errno != 0 {
+		return errno
+	}
+	errno := n.LoopbackNode.Statfs(ctx, out)
+	if capacity := n.disk.cur.Load().Capacity; errno == 0 && capacity > 0 && out.Bsize > 0 {
+		n.disk.mu.Lock()
+		used := n.disk.used
+		n.disk.mu.Unlock()
+		size := uint64(out.Bsize)
+		out.Blocks = uint64(capacity) / size
+		out.Bfree = uint64(max(capacity-used, 0)) / size
+		out.Bavail = out.Bfree
+	}
+	return errno
+}
+
+func (n *node) Setattr(ctx context.Context, f fusefs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
+	op := Look // times and modes are no change of what is stored
+	if _, ok := in.GetSize(); ok {
+		op = Make
+	}
+	name := n.name()
+	if errno := n.disk.pass(op, name); errno != 0 {
+		return errno
+	}
+	return n.disk.grow(name, 0, func() syscall.Errno { return n.LoopbackNode.Setattr(ctx, f, in, out) })
+}
+
+func (n *node) Create(ctx context.Context, name string, flags, mode uint32, out *fuse.EntryOut) (child *fusefs.Inode, f fusefs.FileHandle, fuseFlags uint32, errno syscall.Errno) {
+	if errno := n.made(name); errno != 0 {
+		return nil, nil, 0, errno
+	}
+	child, f, fuseFlags, errno = n.LoopbackNode.Create(ctx, name, flags, mode, out)
+	if errno == 0 {
+		p := n.child(name)
+		child.Operations().(*node).last.Store(&p)
+	}
+	return child, wrapped(f), fuseFlags, errno
+}
+
+// made passes an operation that makes a name. A full disk has no room for one.
+func (n *node) made(name string) syscall.Errno {
+	if errno := n.disk.pass(Make, n.child(name)); errno != 0 {
+		return errno
+	}
+	return n.disk.grow(n.child(name), 1, func() syscall.Errno { return 0 })
+}
+
+func (n *node) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
+	if errno := n.made(name); errno != 0 {
+		return nil, errno
+	}
+	return n.LoopbackNode.Mkdir(ctx, name, mode, out)
+}
+
+func (n *node) Mknod(ctx context.Context, name string, mode, dev uint32, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
+	if errno := n.made(name); errno != 0 {
+		return nil, errno
+	}
+	return n.LoopbackNode.Mknod(ctx, name, mode, dev, out)
+}
+
+func (n *node) Symlink(ctx context.Context, target, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
+	if errno := n.made(name); errno != 0 {
+		return nil, errno
+	}
+	return n.LoopbackNode.Symlink(ctx, target, name, out)
+}
+
+func (n *node) Link(ctx context.Context, target fusefs.InodeEmbedder, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
+	if errno := n.made(name); errno != 0 {
+		return nil, errno
+	}
+	return n.LoopbackNode.Link(ctx, target, name, out)
+}
+
+func (n *node) Unlink(ctx context.Context, name string) syscall.Errno {
+	if errno := n.disk.pass(Make, n.child(name)); errno != 0 {
+		return errno
+	}
+	return n.disk.grow(n.child(name), 0, func() syscall.Errno { return n.LoopbackNode.Unlink(ctx, name) })
+}
+
+func (n *node) Rmdir(ctx context.Context, name string) syscall.Errno {
+	if errno := n.disk.pass(Make, n.child(name)); errno != 0 {
+		return errno
+	}
+	return n.LoopbackNode.Rmdir(ctx, name)
+}
+
+func (n *node) Rename(ctx context.Context, name string, to fusefs.InodeEmbedder, newName string, flags uint32) syscall.Errno {
+	target := to.(*node)
+	for _, p := range []string{n.child(name), target.child(newName)} {
+		if errno := n.disk.pass(Make, p); errno != 0 {
+			return errno
+		}
+	}
+	// What the name stood for before gives its blocks back.
+	moved := n.disk.blocksOf(n.child(name))
+	return n.disk.grow(target.child(newName), 0, func() syscall.Errno {
+		errno := n.LoopbackNode.Rename(ctx, name, to, newName, flags)
+		if errno == 0 && n.disk.cur.Load().Capacity > 0 {
+			n.disk.used -= moved // counted at the old name already
+		}
+		return errno
+	})
+}
+
+func (n *node) Read(ctx context.Context, f fusefs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
+	if errno := n.disk.pass(Read, n.name()); errno != 0 {
+		return nil, errno
+	}
+	return f.(fusefs.FileReader).Read(ctx, dest, off)
+}
+
+func (n *node) Write(ctx context.Context, f fusefs.FileHandle, data []byte, off int64) (written uint32, errno syscall.Errno) {
+	return n.write(int64(len(data)), func() (uint32, syscall.Errno) { return f.(fusefs.FileWriter).Write(ctx, data, off) })
+}
+
+func (n *node) Writev(ctx context.Context, f fusefs.FileHandle, data [][]byte, off int64) (written uint32, errno syscall.Errno) {
+	var size int64
+	for _, b := range data {
+		size += int64(len(b))
+	}
+	return n.write(size, func() (uint32, syscall.Errno) { return f.(fusefs.FileWritever).Writev(ctx, data, off) })
+}
+
+func (n *node) write(size int64, run func() (uint32, syscall.Errno)) (written uint32, errno syscall.Errno) {
+	name := n.name()
+	if errno := n.disk.pass(Write, name); errno != 0 {
+		return 0, errno
+	}
+	errno = n.disk.grow(name, size, func() (errno syscall.Errno) {
+		written, errno = run()
+		return errno
+	})
+	return written, errno
+}
+
+func (n *node) Allocate(ctx context.Context, f fusefs.FileHandle, off, size uint64, mode uint32) syscall.Errno {
+	name := n.name()
+	if errno := n.disk.pass(Write, name); errno != 0 {
+		return errno
+	}
+	need := int64(size)
+	if mode&unix.FALLOC_FL_PUNCH_HOLE != 0 {
+		need = 0
+	}
+	return n.disk.grow(name, need, func() syscall.Errno { return f.(fusefs.FileAllocater).Allocate(ctx, off, size, mode) })
+}
+
+func (n *node) CopyFileRange(ctx context.Context, in fusefs.FileHandle, offIn uint64, out *fusefs.Inode, fout fusefs.FileHandle, offOut, size, flags uint64) (uint32, syscall.Errno) {
+	// The caller falls back to reading and writing.
+	return 0, syscall.ENOSYS
+}
+
+func (n *node) Fsync(ctx context.Context, f fusefs.FileHandle, flags uint32) syscall.Errno {
+	if errno := n.disk.pass(Sync, n.name()); errno != 0 {
+		return errno
+	}
+	if file, ok := f.(fusefs.FileFsyncer); ok {
+		return file.Fsync(ctx, flags)
+	}
+	// A folder.
+	fd, err := unix.Open(filepath.Join(n.disk.backing, n.name()), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fusefs.ToErrno(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return fusefs.ToErrno(unix.Fsync(fd))
+}
+
+func (n *node) Flush(ctx context.Context, f fusefs.FileHandle) syscall.Errno {
+	if errno := n.disk.pass(Sync, n.name()); errno != 0 {
+		return errno
+	}
+	return f.(fusefs.FileFlusher).Flush(ctx)
+}

@@ -1,0 +1,321 @@
+package faultdisk
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// TestMain lets this test binary be the disk's process, and looks for leaks.
+func TestMain(m *testing.M) {
+	if os.Getenv("SHOAL_TEST_FAULTDISK") != "" {
+		if err := Main(os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func spawn(t *testing.T) (d *Disk, backing string) {
+	t.Helper()
+	t.Setenv("SHOAL_TEST_FAULTDISK", "1")
+	backing, dir := t.TempDir(), t.TempDir()
+	d, err := Spawn(t.Context(), []string{os.Args[0]}, backing, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		d.Stop()
+		http.DefaultClient.CloseIdleConnections()
+		if b, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(b), dir) {
+			t.Errorf("still mounted, %v", err)
+		}
+	})
+	return d, backing
+}
+
+func set(t *testing.T, d *Disk, s Settings) {
+	t.Helper()
+	if err := d.Set(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func dropCaches(t *testing.T) {
+	t.Helper()
+	unix.Sync()
+	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestHealthyDisk(t *testing.T) {
+	d, backing := spawn(t)
+	in := func(p string) string { return filepath.Join(d.Dir, p) }
+	if err := os.MkdirAll(in("a/b"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	want := bytes.Repeat([]byte("0123456789abcdef"), 40_000)
+	if err := os.WriteFile(in("a/b/f"), want, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(in("a/b/f"), in("a/g")); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(in("a/g"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), f.Truncate(500_000), f.Sync()); err != nil {
+		t.Fatal(err)
+	}
+	m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(m, "mapped")
+	if err := errors.Join(unix.Msync(m, unix.MS_SYNC), unix.Munmap(m)); err != nil {
+		t.Fatal(err)
+	}
+	dropCaches(t)
+	want = append([]byte("mapped"), want[6:500_000]...)
+	for _, p := range []string{in("a/g"), filepath.Join(backing, "a/g")} {
+		if got, err := os.ReadFile(p); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: %d bytes, %v", p, len(got), err)
+		}
+	}
+	if folder, err := os.Open(in("a")); err != nil {
+		t.Error(err)
+	} else if err := errors.Join(folder.Sync(), folder.Close()); err != nil {
+		t.Errorf("fsync of a folder: %v", err)
+	}
+	if err := errors.Join(os.Remove(in("a/g")), os.Remove(in("a/b"))); err != nil {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(in("a")); err != nil || len(entries) != 0 {
+		t.Errorf("%v, %v", entries, err)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	d, _ := spawn(t)
+	for _, dir := range []string{"segments", "segments2"} {
+		if err := os.Mkdir(filepath.Join(d.Dir, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(d.Dir, dir, "f"), []byte("content"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := filepath.Join(d.Dir, "segments/f")
+	do := map[string]func() error{
+		"read":  func() error { dropCaches(t); _, err := os.ReadFile(f); return err },
+		"write": func() error { return os.WriteFile(f, []byte("content"), 0o644) },
+		"make": func() error {
+			return errors.Join(os.WriteFile(f+"new", nil, 0o644), os.Remove(f+"new"))
+		},
+		"sync": func() error {
+			file, err := os.OpenFile(f, os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			return file.Sync()
+		},
+	}
+	for _, c := range []struct {
+		rule  Rule
+		fails string // the one of do
+		with  error
+	}{
+		{Rule{Op: Read, Path: "segments", Errno: "EIO"}, "read", syscall.EIO},
+		{Rule{Op: Write, Path: "segments", Errno: "ENOSPC"}, "write", syscall.ENOSPC},
+		{Rule{Op: Write, Path: "segments/f", Errno: "EIO"}, "write", syscall.EIO},
+		{Rule{Op: Make, Path: "segments/fnew", Errno: "EROFS"}, "make", syscall.EROFS},
+		{Rule{Op: Sync, Path: "segments", Errno: "EIO"}, "sync", syscall.EIO},
+		{Rule{Path: "segment", Errno: "EIO"}, "", nil}, // a prefix of the name, not of the path
+		{Rule{Op: Read, Path: "segments2", Errno: "EIO"}, "", nil},
+	} {
+		set(t, d, Settings{Rules: []Rule{c.rule}})
+		for name, op := range do {
+			if c.fails == "sync" && name != "read" && name != "sync" {
+				continue // a close flushes, and os.WriteFile tells of it
+			}
+			err := op()
+			if name == c.fails && !errors.Is(err, c.with) || name != c.fails && err != nil {
+				t.Errorf("%+v: %s: %v", c.rule, name, err)
+			}
+		}
+	}
+	// After two that pass, two fail.
+	set(t, d, Settings{Rules: []Rule{{Op: Make, Errno: "EIO", After: 2, Count: 2}}})
+	var got []bool
+	for i := range 6 {
+		got = append(got, os.Mkdir(fmt.Sprintf("%s/d%d", d.Dir, i), 0o755) == nil)
+	}
+	if fmt.Sprint(got) != "[true true false false true true]" {
+		t.Errorf("after=2, count=2: %v", got)
+	}
+	set(t, d, Settings{Rules: []Rule{{Op: Make, Delay: 200 * time.Millisecond}}})
+	start := time.Now()
+	if err := os.Mkdir(d.Dir+"/slow", 0o755); err != nil || time.Since(start) < 200*time.Millisecond {
+		t.Errorf("delay: %v after %s", err, time.Since(start))
+	}
+	for _, bad := range []Rule{{}, {Errno: "ENOSUCH"}, {Op: "flip", Errno: "EIO"}, {Errno: "EIO", Path: "/abs"}, {Errno: "EIO", Path: "../x"}, {Hang: true, After: -1}} {
+		if err := d.Set(t.Context(), Settings{Rules: []Rule{bad}}); err == nil {
+			t.Errorf("%+v was taken", bad)
+		}
+	}
+	if s, err := d.Stats(t.Context()); err != nil || s.Failed < 6 || s.Operations[Write] == 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func TestFillsUp(t *testing.T) {
+	d, backing := spawn(t)
+	set(t, d, Settings{Capacity: 1 << 20})
+	block := bytes.Repeat([]byte("x"), 64<<10)
+	fill := func(name string) (n int) {
+		f, err := os.OpenFile(filepath.Join(d.Dir, name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for ; ; n++ {
+			if _, err := f.Write(block); errors.Is(err, syscall.ENOSPC) {
+				return n
+			} else if err != nil || n > 100 {
+				t.Fatal(n, err)
+			}
+		}
+	}
+	if n := fill("f"); n < 14 || n > 16 {
+		t.Errorf("%d blocks of 64 KiB in 1 MiB", n)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(d.Dir, &st); err != nil || st.Blocks*uint64(st.Bsize) != 1<<20 || st.Bavail*uint64(st.Bsize) > 64<<10 {
+		t.Errorf("statfs: %d blocks, %d free, %v", st.Blocks, st.Bavail, err)
+	}
+	// Whoever replaces a file gets its room back, so does who cuts or removes one.
+	if err := os.WriteFile(filepath.Join(d.Dir, "tiny"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(d.Dir, "tiny"), filepath.Join(d.Dir, "f")); err != nil {
+		t.Fatal(err)
+	}
+	if n := fill("g"); n < 14 {
+		t.Errorf("%d blocks after a rename over the first file", n)
+	}
+	if err := os.Truncate(filepath.Join(d.Dir, "g"), 512<<10); err != nil {
+		t.Fatal(err)
+	}
+	if n := fill("g"); n < 7 || n > 9 {
+		t.Errorf("%d blocks in the half that was cut off", n)
+	}
+	if err := os.Remove(filepath.Join(d.Dir, "g")); err != nil {
+		t.Fatal(err)
+	}
+	if n := fill("h"); n < 14 {
+		t.Errorf("%d blocks after a removal", n)
+	}
+	s, err := d.Stats(t.Context())
+	used, e := blocks(backing)
+	if err != nil || e != nil || s.Used != used {
+		t.Errorf("counted %d, in use %d, %v, %v", s.Used, used, err, e)
+	}
+	set(t, d, Settings{})
+	if err := os.WriteFile(filepath.Join(d.Dir, "more"), make([]byte, 2<<20), 0o644); err != nil {
+		t.Errorf("without a capacity: %v", err)
+	}
+}
+
+// What hangs waits, in this folder and no other, and goes on when it is let go. It cannot be killed.
+func TestHangs(t *testing.T) {
+	d, _ := spawn(t)
+	for _, dir := range []string{"segments", "other"} {
+		if err := os.Mkdir(filepath.Join(d.Dir, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(d.Dir, dir, "f"), []byte("content"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dropCaches(t)
+	set(t, d, Settings{Rules: []Rule{{Path: "segments", Hang: true}}})
+	reader := exec.Command("cat", filepath.Join(d.Dir, "segments/f"))
+	var out bytes.Buffer
+	reader.Stdout = &out
+	if err := reader.Start(); err != nil {
+		t.Fatal(err)
+	}
+	hanging := func(want int64) {
+		t.Helper()
+		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			s, err := d.Stats(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.Hanging == want {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%+v, want %d hanging", s, want)
+			}
+		}
+	}
+	hanging(1)
+	if err := os.WriteFile(filepath.Join(d.Dir, "other/g"), []byte("x"), 0o644); err != nil {
+		t.Errorf("beside what hangs: %v", err)
+	}
+	if _, err := os.ReadFile(filepath.Join(d.Dir, "other/f")); err != nil {
+		t.Errorf("beside what hangs: %v", err)
+	}
+	set(t, d, Settings{})
+	if err := reader.Wait(); err != nil || out.String() != "content" {
+		t.Errorf("let go: %q, %v", out.String(), err)
+	}
+	hanging(0)
+	if s, err := d.Stats(t.Context()); err != nil || s.Hung != 1 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	// Stop lets go as well: the cleanup would wait for ever otherwise.
+	dropCaches(t)
+	set(t, d, Settings{Rules: []Rule{{Path: "segments", Hang: true}}})
+	last := exec.Command("cat", filepath.Join(d.Dir, "segments/f"))
+	if err := last.Start(); err != nil {
+		t.Fatal(err)
+	}
+	hanging(1)
+	_ = last.Process.Kill()
+	done := make(chan error, 1)
+	go func() { done <- last.Wait() }()
+	select {
+	case err := <-done:
+		t.Errorf("a process that waits for the disk was killed: %v", err)
+		done <- err
+	case <-time.After(300 * time.Millisecond):
+	}
+	d.Stop()
+	<-done
+}
+
+func TestSpawnFailure(t *testing.T) {
+	t.Setenv("SHOAL_TEST_FAULTDISK", "1")
+	if _, err := Spawn(t.Context(), []string{os.Args[0]}, "/no/such/backing", t.TempDir()); err == nil || !strings.Contains(err.Error(), "/no/such") && !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("got %v, want the process's own words", err)
+	}
+}

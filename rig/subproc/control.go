@@ -1,0 +1,78 @@
+package subproc
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// readyPatience is how long a child may take until it says that it is ready.
+const readyPatience = 20 * time.Second
+
+// StartReady is Start of a child that prints one line of JSON once it is ready: it is decoded into
+// ready. What the child prints after it is thrown away.
+func StartReady(ctx context.Context, name string, cmd *exec.Cmd, ready any) (*Proc, error) {
+	pr, pw := io.Pipe()
+	cmd.Stdout = pw
+	proc, err := Start(name, cmd)
+	if err != nil {
+		return nil, err
+	}
+	line := make(chan string, 1)
+	go func() {
+		r := bufio.NewReader(pr)
+		s, _ := r.ReadString('\n')
+		line <- s
+		_, _ = io.Copy(io.Discard, r)
+	}()
+	go func() {
+		<-proc.Done()
+		_ = pw.Close()
+	}()
+	ctx, cancel := context.WithTimeout(ctx, readyPatience)
+	defer cancel()
+	select {
+	case s := <-line:
+		if err := json.Unmarshal([]byte(s), ready); err != nil {
+			proc.Stop(time.Second)
+			return nil, proc.Failed()
+		}
+		return proc, nil
+	case <-ctx.Done():
+		proc.Stop(time.Second)
+		return nil, fmt.Errorf("does not start: %w", context.Cause(ctx))
+	}
+}
+
+// Control sends a request to a child's control server: in as JSON, and the answer, unless out is nil, from
+// JSON into out.
+func Control(ctx context.Context, method, url string, in, out any) error {
+	b, err := json.Marshal(in)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(b))
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		msg, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+		return fmt.Errorf("%s %s: %s: %s", method, req.URL.Path, resp.Status, strings.TrimSpace(string(msg)))
+	}
+	if out == nil {
+		return nil
+	}
+	return json.NewDecoder(resp.Body).Decode(out)
+}
