@@ -2,6 +2,7 @@ package driver_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -56,7 +57,9 @@ func scenario(t *testing.T, dir, name, script string) (output string, trace []ma
 	t.Helper()
 	tmp := t.TempDir()
 	path, hold := filepath.Join(tmp, "trace"), filepath.Join(tmp, "hold")
-	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "check"), name)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // a scenario takes milliseconds: one that hangs has failed
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(dir, "check"), name)
 	cmd.Env = append(os.Environ(), "SHOAL_CUDA_SCRIPT="+strings.ReplaceAll(script, "HOLD", hold), "SHOAL_CUDA_TRACE="+path, "HOLD="+hold)
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()

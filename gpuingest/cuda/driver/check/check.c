@@ -306,15 +306,23 @@ static void exchange(void) {
 	ok(cuIpcGetEventHandle(&handles[0], ready));
 	ok(cuIpcGetEventHandle(&handles[1], done));
 	int to[2], back[2];
-	check(pipe(to) == 0 && pipe(back) == 0);
+	check(pipe2(to, O_CLOEXEC) == 0 && pipe2(back, O_CLOEXEC) == 0);
+	// What the child gets as 10 to 12 lies above them first: else one move may overwrite what the next is to move.
+	int sources[] = {fd, to[0], back[1]};
 	posix_spawn_file_actions_t actions;
 	posix_spawn_file_actions_init(&actions);
-	posix_spawn_file_actions_adddup2(&actions, fd, 10);
-	posix_spawn_file_actions_adddup2(&actions, to[0], 11);
-	posix_spawn_file_actions_adddup2(&actions, back[1], 12);
+	for (int i = 0; i < 3; i++) {
+		int high = fcntl(sources[i], F_DUPFD_CLOEXEC, 13);
+		check(high >= 0);
+		close(sources[i]); // so that a child that ends is seen at the pipe
+		sources[i] = high;
+		posix_spawn_file_actions_adddup2(&actions, high, 10 + i);
+	}
 	pid_t child;
 	char *argv[] = {(char *)self, "exchange-child", NULL};
 	check(posix_spawn(&child, self, &actions, NULL, argv, environ) == 0);
+	for (int i = 0; i < 3; i++)
+		close(sources[i]);
 	check(write(to[1], handles, sizeof handles) == sizeof handles);
 	CUstream s = stream();
 	add(at, N, 0, s); // held
