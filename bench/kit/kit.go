@@ -328,6 +328,25 @@ func CPU(pid int) float64 {
 	return ticks / 100 // USER_HZ is 100 on every Linux
 }
 
+// Cores returns the seconds that the machine's cores have worked and have idled, all together.
+func Cores() (busy, idle float64) {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	for i, field := range strings.Fields(line)[1:] {
+		ticks, _ := strconv.ParseFloat(field, 64)
+		switch {
+		case i == 3 || i == 4: // idle, iowait
+			idle += ticks / 100
+		case i < 8: // guests are in user
+			busy += ticks / 100
+		}
+	}
+	return busy, idle
+}
+
 // Status returns a field of /proc/PID/status in bytes, such as VmRSS, RssAnon, VmHWM.
 func Status(pid int, field string) int64 { return kib(fmt.Sprintf("/proc/%d/status", pid), field) }
 

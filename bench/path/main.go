@@ -28,6 +28,45 @@ type bench struct {
 	reps    int
 	memory  string
 	peakRSS int64
+	far     []int // the processes of the store: server and proxy
+}
+
+// work is the processor time that a file took, in µs, by who spent it, and the share of the cores that idled.
+type work struct{ store, daemon, rest, idle float64 }
+
+// worked measures what f makes of the files, with a daemon or without (0).
+func (b *bench) worked(daemon int, f func() error) (w work, err error) {
+	sum := func(pids ...int) (s float64) {
+		for _, pid := range pids {
+			s += kit.CPU(pid)
+		}
+		return s
+	}
+	store, own := sum(b.far...), sum(daemon)
+	busy, idle := kit.Cores()
+	err = f()
+	busy2, idle2 := kit.Cores()
+	w.store, w.daemon, w.idle = sum(b.far...)-store, sum(daemon)-own, (idle2-idle)/max(busy2-busy+idle2-idle, 0.01)
+	w.rest = busy2 - busy - w.store - w.daemon
+	for _, v := range []*float64{&w.store, &w.daemon, &w.rest} {
+		*v *= 1e6 / float64(len(b.paths))
+	}
+	return w, err
+}
+
+// median takes each column's.
+func median(works []work) (m work) {
+	column := func(f func(work) float64) float64 {
+		var v []float64
+		for _, w := range works {
+			v = append(v, f(w))
+		}
+		return kit.Median(v)
+	}
+	return work{
+		column(func(w work) float64 { return w.store }), column(func(w work) float64 { return w.daemon }),
+		column(func(w work) float64 { return w.rest }), column(func(w work) float64 { return w.idle }),
+	}
 }
 
 func main() {
@@ -52,6 +91,7 @@ func (b *bench) run(count int, latency time.Duration, parts []string) (err error
 	}
 	defer server.Stop()
 	defer far.Stop()
+	b.far = []int{server.Pid(), far.Pid()}
 	up, err := server.Upload(b.Ctx, b.photos, "photos", "train", nil)
 	if err != nil {
 		return err
@@ -74,12 +114,12 @@ func (b *bench) run(count int, latency time.Duration, parts []string) (err error
 }
 
 // mount mounts the photographs, does f, and unmounts.
-func (b *bench) mount(cache string, f func(mnt string) error, flags ...string) error {
+func (b *bench) mount(cache string, f func(m *kit.Mount) error, flags ...string) error {
 	m, err := b.Mount(source, "mnt", append([]string{"--cache-dir", cache, "--memory", b.memory, "--kernel-cache", "off"}, flags...)...)
 	if err != nil {
 		return err
 	}
-	err = f(m.Dir)
+	err = f(m)
 	b.peakRSS = max(b.peakRSS, kit.Status(m.PID, "VmHWM"))
 	if e := m.Close(); err == nil {
 		err = e
@@ -140,20 +180,24 @@ func (b *bench) cold() error {
 		return err
 	}
 	cache := filepath.Join(b.Dir, "cache-cold")
-	rates := map[string][]float64{}
+	rates, works := map[string][]float64{}, map[string][]work{}
 	for rep := range b.reps + 1 {
 		for _, spec := range []string{"torch:seed=7", "none"} {
 			if err := os.RemoveAll(cache); err != nil {
 				return err
 			}
-			err := b.mount(cache, func(mnt string) error {
+			err := b.mount(cache, func(m *kit.Mount) error {
 				var flags []string
 				if rep == 0 {
 					flags = []string{"-verify", b.photos} // this run's rate is not counted
 				}
-				r, err := b.Read(mnt, list, flags...)
+				var r kit.Result
+				w, err := b.worked(m.PID, func() (err error) {
+					r, err = b.Read(m.Dir, list, flags...)
+					return err
+				})
 				if rep > 0 {
-					rates[spec] = append(rates[spec], r.Rate)
+					rates[spec], works[spec] = append(rates[spec], r.Rate), append(works[spec], w)
 				} else if err == nil {
 					b.Say("Verified byte for byte, cold, --order %s: %d files.", spec, r.Files)
 				}
@@ -163,26 +207,34 @@ func (b *bench) cold() error {
 				return err
 			}
 		}
-		raw, err := b.rawFeed(cache)
+		raw, rawWork, err := b.rawFeed(cache)
 		if err != nil {
 			return err
 		}
-		r, err := b.bareClient(best, len(b.paths))
+		var r bare
+		bareWork, err := b.worked(0, func() (err error) {
+			r, err = b.bareClient(best, len(b.paths))
+			return err
+		})
 		if err != nil {
 			return err
 		}
 		if rep > 0 {
 			rates["feed"], rates["bare"] = append(rates["feed"], raw), append(rates["bare"], r.Rate)
+			works["feed"], works["bare"] = append(works["feed"], rawWork), append(works["bare"], bareWork)
 		}
 	}
 	with, without, feed, bare := rates["torch:seed=7"], rates["none"], rates["feed"], rates["bare"]
 	b.Say("")
-	b.Say("| | files/s, median | runs |")
-	b.Say("| --- | ---: | --- |")
-	b.Say("| mount, order known | %.0f | %s |", kit.Median(with), kit.Numbers(with, 0))
-	b.Say("| mount, no order | %.0f | %s |", kit.Median(without), kit.Numbers(without, 0))
-	b.Say("| raw feed | %.0f | %s |", kit.Median(feed), kit.Numbers(feed, 0))
-	b.Say("| bare client, %d in flight | %.0f | %s |", best, kit.Median(bare), kit.Numbers(bare, 0))
+	b.Say("| | files/s, median | runs | processor time of a file, µs: server and proxy | daemon | client and kernel threads | of the cores idle |")
+	b.Say("| --- | ---: | --- | ---: | ---: | ---: | ---: |")
+	for _, row := range []struct{ name, key string }{
+		{"mount, order known", "torch:seed=7"}, {"mount, no order", "none"}, {"raw feed", "feed"}, {fmt.Sprintf("bare client, %d in flight", best), "bare"},
+	} {
+		w := median(works[row.key])
+		b.Say("| %s | %.0f | %s | %.0f | %.0f | %.0f | %.0f%% |", row.name, kit.Median(rates[row.key]), kit.Numbers(rates[row.key], 0),
+			w.store, w.daemon, w.rest, 100*w.idle)
+	}
 	known, fed := kit.Median(with)/kit.Median(bare), kit.Median(feed)/kit.Median(bare)
 	b.Say("\nOrder known is **%.1f times** no order, and **%.0f%%** of the bare client (target 80%%: %s). The raw feed reaches **%.0f%%** (target 90%%: %s).\n",
 		kit.Median(with)/kit.Median(without), 100*known, kit.Verdict(known >= 0.8), 100*fed, kit.Verdict(fed >= 0.9))
@@ -190,7 +242,7 @@ func (b *bench) cold() error {
 }
 
 // serve serves the photographs, does f, and ends the daemon.
-func (b *bench) serve(cache string, f func(addr, mnt string) error) error {
+func (b *bench) serve(cache string, f func(addr string, m *kit.Mount) error) error {
 	mnt := filepath.Join(b.Dir, "mnt")
 	if err := os.MkdirAll(mnt, 0o755); err != nil {
 		return err
@@ -201,7 +253,7 @@ func (b *bench) serve(cache string, f func(addr, mnt string) error) error {
 	}
 	m, err := b.Attach(mnt)
 	if err == nil {
-		err = f(addr, mnt)
+		err = f(addr, m)
 		b.peakRSS = max(b.peakRSS, kit.Status(m.PID, "VmHWM"))
 	}
 	if e := m.Close(); err == nil {
@@ -211,16 +263,20 @@ func (b *bench) serve(cache string, f func(addr, mnt string) error) error {
 }
 
 // rawFeed consumes one cold epoch of undecoded samples and returns the rate, samples/s.
-func (b *bench) rawFeed(cache string) (rate float64, err error) {
+func (b *bench) rawFeed(cache string) (rate float64, w work, err error) {
 	if err := os.RemoveAll(cache); err != nil {
-		return 0, err
+		return 0, w, err
 	}
-	err = b.serve(cache, func(addr, _ string) error {
+	err = b.serve(cache, func(addr string, m *kit.Mount) error {
 		var r struct {
 			Rate    float64 `json:"samples_per_second"`
 			Samples int     `json:"samples"`
 		}
-		if err := b.Run(&r, b.Shoal, "feed", addr, "--batch", "64", "--order", "torch:seed=7", "--json"); err != nil {
+		var err error
+		w, err = b.worked(m.PID, func() error {
+			return b.Run(&r, b.Shoal, "feed", addr, "--batch", "64", "--order", "torch:seed=7", "--json")
+		})
+		if err != nil {
 			return err
 		}
 		if r.Samples != len(b.paths) {
@@ -229,7 +285,7 @@ func (b *bench) rawFeed(cache string) (rate float64, err error) {
 		rate = r.Rate
 		return nil
 	})
-	return rate, err
+	return rate, w, err
 }
 
 // warm compares a remounted warm cache with the ceiling of go-fuse.
@@ -249,12 +305,12 @@ func (b *bench) warm() error {
 	}
 	var ours, ceiling, local []float64
 	for rep := range b.reps + 1 {
-		err := b.mount(cache, func(mnt string) error {
+		err := b.mount(cache, func(m *kit.Mount) error {
 			flags := []string{"-drop-caches"}
 			if rep == 0 {
 				flags = append(flags, "-verify", b.photos)
 			}
-			r, err := b.Read(mnt, list, flags...)
+			r, err := b.Read(m.Dir, list, flags...)
 			if rep > 0 {
 				ours = append(ours, r.Rate)
 			} else if err == nil {
@@ -290,8 +346,8 @@ func (b *bench) warm() error {
 // filled returns a cache directory that holds everything.
 func (b *bench) filled(list string) (string, error) {
 	cache := filepath.Join(b.Dir, "cache-warm")
-	return cache, b.mount(cache, func(mnt string) error {
-		_, err := b.Read(mnt, list)
+	return cache, b.mount(cache, func(m *kit.Mount) error {
+		_, err := b.Read(m.Dir, list)
 		return err
 	}, "--order", "sequential")
 }
@@ -337,13 +393,13 @@ func (b *bench) feed() error {
 		return err
 	}
 	b.Env = append(b.Env, "PYTHONPATH="+python)
-	return b.serve(cache, func(addr, mnt string) error {
+	return b.serve(cache, func(addr string, m *kit.Mount) error {
 		b.Say("| batches | images/s, median | runs |")
 		b.Say("| --- | ---: | --- |")
 		for _, kind := range []string{"uint8", "fp32"} {
 			rates := map[string][]float64{}
 			for range b.reps {
-				for door, where := range map[string]string{"feed": addr, "dataloader": mnt} {
+				for door, where := range map[string]string{"feed": addr, "dataloader": m.Dir} {
 					var r struct {
 						Rate float64 `json:"images_per_s"`
 					}
