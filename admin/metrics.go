@@ -96,7 +96,7 @@ func labeled(kind prometheus.ValueType, name, help, label string, values func(s 
 
 // families are all but the histograms and the collectors of Go and of the process.
 var families = func() (all []metric) {
-	for _, group := range [][]metric{infoMetrics, readMetrics, storeMetrics, costMetrics, orderMetrics, memoryMetrics, diskMetrics, feedMetrics} {
+	for _, group := range [][]metric{infoMetrics, readMetrics, storeMetrics, costMetrics, orderMetrics, memoryMetrics, diskMetrics, auditMetrics, feedMetrics} {
 		all = append(all, group...)
 	}
 	return all
@@ -238,6 +238,11 @@ var memoryMetrics = []metric{
 	gauge("memory_reservations_waiting", "Reservations that wait for memory.", func(s *Snapshot) int { return s.Memory.Waiting }),
 	gauge("memory_ring_bytes", "Extents staged in memory.", func(s *Snapshot) int64 { return s.Memory.Ring }),
 	gauge("memory_anonymous_bytes", "Resident memory without file pages.", func(s *Snapshot) int64 { return s.Memory.RSSAnon }),
+}
+
+var auditMetrics = []metric{
+	counter("audit_events_written_total", "Events that the audit log has.", func(s *Snapshot) int64 { return s.Audit.Written }),
+	counter("audit_events_lost_total", "Events that it lacks, because its disk was full, failed or hung.", func(s *Snapshot) int64 { return s.Audit.Lost }),
 }
 
 var diskMetrics = []metric{

@@ -104,6 +104,13 @@ func TestAuditLog(t *testing.T) {
 	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", cache, "--audit-log", file+"2"); code != 1 || !strings.Contains(errs, file) {
 		t.Errorf("another audit log: exit %d, %s", code, errs)
 	}
+	within(t, time.Minute, "the stats count the lines of the log", func() bool {
+		var stats struct{ Audit struct{ Written, Lost int } }
+		if err := json.Unmarshal(content(t, filepath.Join(mnt, ".shoal/stats")), &stats); err != nil {
+			t.Fatal(err)
+		}
+		return stats.Audit.Written == strings.Count(string(content(t, file)), "\n") && stats.Audit.Lost == 0
+	})
 	umount(t, mnt)
 	mustShoal(t, env, "cache", "rm", cache, source, "--audit-log", file)
 	self := map[string]string{"peer.uid": uid, "peer.comm": "*", "peer.pid": "*"}

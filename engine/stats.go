@@ -66,6 +66,7 @@ type Stats struct {
 	Skipped     SkippedKeys  `json:"keys_not_shown"`
 	Memory      MemoryStats  `json:"memory"`
 	Disk        DiskStats    `json:"disk"`
+	Audit       AuditStats   `json:"audit"`
 	Errors      []ErrorEvent `json:"errors"` // the latest warnings and errors, each once
 }
 
@@ -124,6 +125,12 @@ type DiskStats struct {
 	Queued   int    `json:"queued"`           // extents in memory that are still to be written
 }
 
+// AuditStats counts the events of the daemon's audit log: 0 without one.
+type AuditStats struct {
+	Written int64 `json:"written"`
+	Lost    int64 `json:"lost"` // because its disk was full, failed or hung
+}
+
 // Stats returns a snapshot.
 func (e *Engine) Stats() Stats {
 	v := e.cur.Load()
@@ -157,6 +164,7 @@ func (e *Engine) Stats() Stats {
 	}
 	s.Delivered, s.PerSecond = e.goodput.rate(time.Now())
 	s.Cost = e.Cost()
+	s.Audit.Written, s.Audit.Lost = e.host.audit.Counts()
 	s.Connections, s.Hedges = e.placesOf(v)(), e.remoteOf(v).hedger.Stats()
 	s.Store = e.storeStats()
 	s.Slowest, s.Readers = e.remoteOf(v).slowest.snapshot(), e.readers.count()
