@@ -87,9 +87,3 @@ func TestNiceStep(t *testing.T) {
 		}
 	}
 }
-
-func TestParseBusy(t *testing.T) {
-	if got := parseBusy("cpu  100 10 50 9999 777 4 6 30 11 12\ncpu0 1 2 3\n"); got != 2 {
-		t.Errorf("got %v s, want 2", got)
-	}
-}

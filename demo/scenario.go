@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/shoalfs/shoal/rig/cputime"
 	"github.com/shoalfs/shoal/rig/proxy"
 	"github.com/shoalfs/shoal/rig/subproc"
 )
@@ -397,10 +398,10 @@ type cpuTimes struct{ shoal, store, trainers, machine float64 }
 
 func (j *job) cpu(d *daemon) cpuTimes {
 	t := cpuTimes{
-		shoal:   cpuSeconds(d.proc.Pid()),
-		store:   cpuSeconds(j.store.Pid()) + cpuSeconds(j.proxy.Pid()),
-		machine: machineSeconds(),
+		shoal: cpuSeconds(d.proc.Pid()),
+		store: cpuSeconds(j.store.Pid()) + cpuSeconds(j.proxy.Pid()),
 	}
+	t.machine, _ = cputime.Cores()
 	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
 		var ru syscall.Rusage
 		if syscall.Getrusage(who, &ru) == nil {
@@ -410,43 +411,8 @@ func (j *job) cpu(d *daemon) cpuTimes {
 	return t
 }
 
-// machineSeconds returns the CPU time that all cores have spent working since the machine's start.
-func machineSeconds() float64 {
-	b, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0
-	}
-	return parseBusy(string(b))
-}
-
-// parseBusy reads the first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq and
-// steal in 1/100 s. All but idle and iowait is work, steal included: it is somebody else's.
-func parseBusy(stat string) float64 {
-	line, _, _ := strings.Cut(stat, "\n")
-	var busy float64
-	for i, f := range strings.Fields(line) {
-		if i >= 1 && i <= 8 && i != 4 && i != 5 {
-			n, _ := strconv.ParseFloat(f, 64)
-			busy += n
-		}
-	}
-	return busy / 100
-}
-
-// cpuSeconds returns the user and system time of a process, 0 if it is gone. The clock tick of
-// /proc/PID/stat is 1/100 s on every Linux that Go supports.
+// cpuSeconds returns the user and system time of a process, 0 if it is gone.
 func cpuSeconds(pid int) float64 {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	// After the command, which may hold spaces: field 3 is the state, 14 and 15 the times.
-	_, rest, _ := strings.Cut(string(b), ") ")
-	f := strings.Fields(rest)
-	if len(f) < 13 {
-		return 0
-	}
-	user, _ := strconv.ParseFloat(f[11], 64)
-	system, _ := strconv.ParseFloat(f[12], 64)
-	return (user + system) / 100
+	seconds, _ := cputime.Process(pid)
+	return seconds
 }

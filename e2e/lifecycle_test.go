@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/rig/proxy"
+	"github.com/shoalfs/shoal/rig/synced"
 )
 
 // foreground is a daemon that the test started and may signal and wait for.
@@ -25,7 +26,7 @@ type foreground struct {
 	cmd    *exec.Cmd
 	exited chan struct{}
 	err    error
-	out    syncBuffer
+	out    synced.Buffer
 }
 
 func (d *foreground) log() string { return d.out.String() }

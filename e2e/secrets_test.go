@@ -24,6 +24,7 @@ import (
 
 	"github.com/shoalfs/shoal/rig/otlp"
 	"github.com/shoalfs/shoal/rig/s3server"
+	"github.com/shoalfs/shoal/rig/synced"
 )
 
 // secrets are words that must come out nowhere, by what they are.
@@ -175,7 +176,7 @@ func TestSecretsStayInside(t *testing.T) {
 	daemon := exec.Command(shoalBin, "serve", source, "--listen", addr, "--mount", mnt, "--cache-dir", cache, "--order", "none", "--kernel-cache", "off",
 		"--admin", admin, "--log-level", "debug", "--log-format", "json")
 	daemon.Env = append(os.Environ(), env...)
-	var said syncBuffer
+	var said synced.Buffer
 	daemon.Stdout, daemon.Stderr = &said, &said
 	if err := daemon.Start(); err != nil {
 		t.Fatal(err)
@@ -327,24 +328,6 @@ func TestSecretsStayInside(t *testing.T) {
 		}
 	}
 	t.Logf("%d bytes looked through", b.len)
-}
-
-// syncBuffer is a buffer that a process writes to while it is read.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 func answers(url string) bool {

@@ -2,20 +2,19 @@ package fusefs
 
 import (
 	"bufio"
-	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/shoalfs/shoal/rig/cputime"
 )
 
 // BenchmarkCeiling compares ways to answer a READ with bench/fuseceiling, a bare go-fuse filesystem
@@ -137,17 +136,11 @@ func readOnce(path string, buf []byte) (int, error) {
 // cpuOf returns the CPU time that a process has used.
 func cpuOf(b *testing.B, pid int) time.Duration {
 	b.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	seconds, err := cputime.Process(pid)
 	if err != nil {
 		b.Fatal(err)
 	}
-	f := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+2:]))
-	user, err1 := strconv.Atoi(f[11])
-	system, err2 := strconv.Atoi(f[12])
-	if err1 != nil || err2 != nil {
-		b.Fatal(err1, err2)
-	}
-	return time.Duration(user+system) * (time.Second / 100)
+	return time.Duration(seconds * float64(time.Second))
 }
 
 // startCeiling builds and mounts bench/fuseceiling.

@@ -33,6 +33,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/rig/synced"
 )
 
 const (
@@ -474,26 +475,9 @@ type child struct {
 	cmd  *exec.Cmd
 	in   *os.File
 	out  *bufio.Reader
-	log  lockedBuffer
+	log  synced.Buffer
 	data []testFile
 	dead bool
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // mountChild mounts data at a fresh folder.

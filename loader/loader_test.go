@@ -962,21 +962,25 @@ func TestProtocolMisuse(t *testing.T) {
 	if err := s.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
-	batches := 0
+	if batches := countBatches(t, s); batches != 2 {
+		t.Errorf("%d batches for 2 credits", batches)
+	}
+}
+
+// countBatches counts the batches that come until the stream ends in good order.
+func countBatches(t *testing.T, s feedpb.Feed_StreamClient) (n int) {
+	t.Helper()
 	for {
 		m, err := s.Recv()
 		if errors.Is(err, io.EOF) {
-			break
+			return n
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		if m.GetBatch() != nil {
-			batches++
+			n++
 		}
-	}
-	if batches != 2 {
-		t.Errorf("%d batches for 2 credits", batches)
 	}
 }
 

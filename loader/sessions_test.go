@@ -3,7 +3,6 @@ package loader_test
 import (
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"path/filepath"
 	"slices"
@@ -191,20 +190,7 @@ func TestEndlessCredits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	batches := 0
-	for {
-		m, err := s.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m.GetBatch() != nil {
-			batches++
-		}
-	}
-	if batches != 100 {
+	if batches := countBatches(t, s); batches != 100 {
 		t.Errorf("%d batches", batches)
 	}
 }

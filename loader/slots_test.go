@@ -21,6 +21,7 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/loader/internal/feedtest"
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/rig/synced"
 )
 
 // contents returns the bytes of all batches of a stream.
@@ -282,7 +283,7 @@ func TestWritersDoNotShare(t *testing.T) {
 // A client that holds every slot and wants more is waited for, which the stats tell; a slot that it
 // gives back brings the next batch.
 func TestWaitingForSlots(t *testing.T) {
-	var log syncBuffer
+	var log synced.Buffer
 	r := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{Log: slog.New(slog.NewTextHandler(&log, nil))}, 0)
 	s, opened := plain(t, r.addr, &feedpb.Open{Batch: 4, Slots: 3, Credits: 100, Transform: "ramp(4,4)"})
 	handover(t, r.addr, opened.GetPool().GetKey())
@@ -318,24 +319,6 @@ func TestWaitingForSlots(t *testing.T) {
 		slots = slices.Delete(slots, 1, 2)
 		next()
 	}
-}
-
-// syncBuffer is a log.
-type syncBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
 
 // Where there is no memory for slots, or no way to hand it over, batches come in Chunks.

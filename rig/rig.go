@@ -6,6 +6,8 @@
 //   - [github.com/shoalfs/shoal/rig/proxy] puts distance and faults in front of it.
 //   - [github.com/shoalfs/shoal/rig/faultdisk] is a disk that fails, fills up and hangs when told to.
 //   - [github.com/shoalfs/shoal/rig/subproc] runs all of these so that none outlives its parent.
+//   - [github.com/shoalfs/shoal/rig/cputime] reads what they, and the cores, have worked.
+//   - [github.com/shoalfs/shoal/rig/synced] keeps what they write, for who looks at it meanwhile.
 //   - [github.com/shoalfs/shoal/internal/progress] draws the progress bars.
 //
 // Only cmd, bench, demo and tests import it. The server, the proxy and the daemon under test each

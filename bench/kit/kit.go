@@ -26,6 +26,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/rig/cputime"
 	"github.com/shoalfs/shoal/rig/photos"
 	"github.com/shoalfs/shoal/rig/proxy"
 	"github.com/shoalfs/shoal/rig/s3server"
@@ -312,39 +313,8 @@ func (k *Kit) List(name string, paths []string) (string, error) {
 // CPU returns the seconds of CPU that a process has used, in all its threads, and that its children
 // have that it has waited for.
 func CPU(pid int) float64 {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	f := strings.Fields(rest)
-	var ticks float64
-	for _, i := range []int{11, 12, 13, 14} { // utime, stime, cutime, cstime
-		if i < len(f) {
-			v, _ := strconv.ParseFloat(f[i], 64)
-			ticks += v
-		}
-	}
-	return ticks / 100 // USER_HZ is 100 on every Linux
-}
-
-// Cores returns the seconds that the machine's cores have worked and have idled, all together.
-func Cores() (busy, idle float64) {
-	b, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0, 0
-	}
-	line, _, _ := strings.Cut(string(b), "\n")
-	for i, field := range strings.Fields(line)[1:] {
-		ticks, _ := strconv.ParseFloat(field, 64)
-		switch {
-		case i == 3 || i == 4: // idle, iowait
-			idle += ticks / 100
-		case i < 8: // guests are in user
-			busy += ticks / 100
-		}
-	}
-	return busy, idle
+	seconds, _ := cputime.Family(pid) // 0 if it is gone
+	return seconds
 }
 
 // Status returns a field of /proc/PID/status in bytes, such as VmRSS, RssAnon, VmHWM.

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/bench/kit"
+	"github.com/shoalfs/shoal/rig/cputime"
 )
 
 const source = "s3://photos/train"
@@ -43,9 +44,9 @@ func (b *bench) worked(daemon int, f func() error) (w work, err error) {
 		return s
 	}
 	store, own := sum(b.far...), sum(daemon)
-	busy, idle := kit.Cores()
+	busy, idle := cputime.Cores()
 	err = f()
-	busy2, idle2 := kit.Cores()
+	busy2, idle2 := cputime.Cores()
 	w.store, w.daemon, w.idle = sum(b.far...)-store, sum(daemon)-own, (idle2-idle)/max(busy2-busy+idle2-idle, 0.01)
 	w.rest = busy2 - busy - w.store - w.daemon
 	for _, v := range []*float64{&w.store, &w.daemon, &w.rest} {

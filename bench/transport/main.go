@@ -19,6 +19,7 @@ import (
 	"strings"
 
 	"github.com/shoalfs/shoal/bench/kit"
+	"github.com/shoalfs/shoal/rig/cputime"
 )
 
 // A batch of pictures as most people take them.
@@ -225,19 +226,4 @@ func (p *process) stop() {
 }
 
 // cpu returns the seconds of processor time that the server has had.
-func (p *process) cpu() (float64, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+2:]))
-	var ticks float64 // of 10 ms: utime and stime, the fields 14 and 15 of proc(5)
-	for _, f := range fields[11:13] {
-		n, err := strconv.ParseFloat(f, 64)
-		if err != nil {
-			return 0, err
-		}
-		ticks += n
-	}
-	return ticks / 100, nil
-}
+func (p *process) cpu() (float64, error) { return cputime.Process(p.cmd.Process.Pid) }

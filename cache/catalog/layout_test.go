@@ -310,20 +310,9 @@ func fromEnd(whole, part []byte) int {
 func FuzzLoadLayout(f *testing.F) {
 	m, l := goldenLayout(f)
 	f.Add(l.data, uint16(0), uint64(0))
-	for off := 80; off < len(l.data); off += 12 {
-		f.Add(l.data, uint16(off), uint64(1))
-		f.Add(l.data, uint16(off), uint64(1<<63))
-		f.Add(l.data, uint16(off), uint64(0xffffffff))
-	}
+	addTampered(f, l.data, 80)
 	f.Fuzz(func(t *testing.T, data []byte, at uint16, add uint64) {
-		data = bytes.Clone(data)
-		if int(at)+8 <= len(data) {
-			b := data[at:]
-			binary.LittleEndian.PutUint64(b, binary.LittleEndian.Uint64(b)+add)
-		}
-		if len(data) >= headerLen {
-			seal(data)
-		}
+		data = tampered(data, at, add)
 		l, err := parseLayout(data, m)
 		if err != nil {
 			return

@@ -499,25 +499,36 @@ func TestLoadDamaged(t *testing.T) {
 	}
 }
 
+// addTampered adds seeds that change a table's words, from an offset on.
+func addTampered(f *testing.F, data []byte, from int) {
+	for off := from; off < len(data); off += 12 {
+		f.Add(data, uint16(off), uint64(1))
+		f.Add(data, uint16(off), uint64(1<<63))
+		f.Add(data, uint16(off), uint64(0xffffffff))
+	}
+}
+
+// tampered returns a copy with add added to the word at an offset, under right checksums.
+func tampered(data []byte, at uint16, add uint64) []byte {
+	data = bytes.Clone(data)
+	if int(at)+8 <= len(data) {
+		b := data[at:]
+		binary.LittleEndian.PutUint64(b, binary.LittleEndian.Uint64(b)+add)
+	}
+	if len(data) >= headerLen {
+		seal(data)
+	}
+	return data
+}
+
 // FuzzLoad gives parse hostile bytes under right checksums. What it accepts must not make any method
 // panic or run forever.
 func FuzzLoad(f *testing.F) {
 	f.Add(mustBuild(f, BuildOptions{}, "a/1", "a/2", "b/c/3", "r").data, uint16(0), uint64(0))
 	m := mustBuild(f, BuildOptions{Prefix: "p/"}, "p/x/y/z/1", "p/x/2", "p/x/y//")
-	for off := 16; off < len(m.data); off += 12 {
-		f.Add(m.data, uint16(off), uint64(1))
-		f.Add(m.data, uint16(off), uint64(1<<63))
-		f.Add(m.data, uint16(off), uint64(0xffffffff))
-	}
+	addTampered(f, m.data, 16)
 	f.Fuzz(func(t *testing.T, data []byte, at uint16, add uint64) {
-		data = bytes.Clone(data)
-		if int(at)+8 <= len(data) {
-			b := data[at:]
-			binary.LittleEndian.PutUint64(b, binary.LittleEndian.Uint64(b)+add)
-		}
-		if len(data) >= headerLen {
-			seal(data)
-		}
+		data = tampered(data, at, add)
 		m, err := parse(data)
 		if err != nil {
 			return

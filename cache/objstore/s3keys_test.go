@@ -16,6 +16,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/rig/synced"
 )
 
 // keyedServer accepts only requests by the key that is valid now.
@@ -54,24 +55,6 @@ func newKeyed(t *testing.T, status int, code string) (*keyedServer, string) {
 }
 
 func (k *keyedServer) accept(id string) { k.valid.Store(&id) }
-
-// logLines collects a log.
-type logLines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logLines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logLines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
 
 func sharedFile(id string) string {
 	return fmt.Sprintf("[default]\naws_access_key_id = %s\naws_secret_access_key = hush-%s\naws_session_token = hush-token-%s\n", id, id, id)
@@ -125,7 +108,7 @@ func TestKeysRotate(t *testing.T) {
 				srv.accept("second")
 			}
 			c.env["AWS_ENDPOINT_URL_S3"] = endpoint
-			var log logLines
+			var log synced.Buffer
 			store, _, err := objstore.Open(t.Context(), "s3://bucket/", objstore.Options{
 				Getenv: func(name string) string { return c.env[name] },
 				S3:     objstore.S3Config{Logger: slog.New(slog.NewTextHandler(&log, nil))},
@@ -232,7 +215,7 @@ func TestKeysLate(t *testing.T) {
 	srv, endpoint := newKeyed(t, 400, "ExpiredToken")
 	o := objstore.Object{Key: "dir/k", Size: 4, ETag: srv.Put("dir/k", []byte("data"))}
 	env := map[string]string{"AWS_ENDPOINT_URL": endpoint, "AWS_SHARED_CREDENTIALS_FILE": shared}
-	var log logLines
+	var log synced.Buffer
 	store, _, err := objstore.Open(t.Context(), "s3://bucket/", objstore.Options{
 		Getenv: func(name string) string { return env[name] }, S3: objstore.S3Config{Logger: slog.New(slog.NewTextHandler(&log, nil))},
 	})

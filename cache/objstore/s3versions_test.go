@@ -14,6 +14,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/rig/synced"
 )
 
 func noPause(t *testing.T) objstore.RetryPolicy {
@@ -39,7 +40,7 @@ func TestPinnedVersions(t *testing.T) {
 				}
 				return false
 			}
-			var log logLines
+			var log synced.Buffer
 			s := newS3(t, srv, func(cfg *objstore.S3Config) { cfg.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 			r := objstore.Retry(objstore.Limit(s, 8), noPause(t))
 			var objects []objstore.Object
@@ -145,7 +146,7 @@ func TestVersionsThatCannotBeHad(t *testing.T) {
 				}
 				return true
 			}
-			var log logLines
+			var log synced.Buffer
 			s := newS3(t, srv, func(cfg *objstore.S3Config) {
 				cfg.Logger, cfg.Store.CurrentOnly = slog.New(slog.NewTextHandler(&log, nil)), c.off
 			})

@@ -15,7 +15,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,6 +23,7 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
+	"github.com/shoalfs/shoal/rig/synced"
 )
 
 // patience is for what must happen some time.
@@ -109,26 +109,8 @@ func pictures(t *testing.T, n int) string {
 // process is one that was started; its error output is kept.
 type process struct {
 	*exec.Cmd
-	errs text
+	errs synced.Buffer
 	done chan struct{}
-}
-
-// text is what a process writes, which may be looked at meanwhile.
-type text struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (t *text) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.b.Write(p)
-}
-
-func (t *text) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.b.String()
 }
 
 func run(t *testing.T, env []string, name string, args ...string) *process {

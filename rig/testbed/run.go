@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/accelerator"
+	"github.com/shoalfs/shoal/rig/cputime"
 	"github.com/shoalfs/shoal/rig/proxy"
 )
 
@@ -311,48 +312,22 @@ func (b *Bed) pack(ctx context.Context, source string) (string, error) {
 	return packed, err
 }
 
-// hertz is what /proc counts processor time in, on every Linux.
-const hertz = 100
-
 // Busy begins to measure; the function that it returns tells which part of all cores has been busy since, whoever
 // used them.
 func Busy() func() float64 {
-	begin, before := time.Now(), busySeconds()
+	begin := time.Now()
+	before, _ := cputime.Cores()
 	return func() float64 {
-		return (busySeconds() - before) / time.Since(begin).Seconds() / float64(runtime.NumCPU())
+		now, _ := cputime.Cores()
+		return (now - before) / time.Since(begin).Seconds() / float64(runtime.NumCPU())
 	}
-}
-
-// busySeconds is of all cores together, since the machine's start.
-func busySeconds() float64 {
-	b, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0
-	}
-	line, _, _ := strings.Cut(string(b), "\n")
-	f := strings.Fields(line) // cpu user nice system idle iowait irq softirq steal …
-	return ticks(f, 1, 2, 3, 6, 7, 8)
 }
 
 // used returns the seconds of processor time that processes have used.
 func used(pids []int) (seconds float64) {
 	for _, pid := range pids {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			continue
-		}
-		_, rest, _ := strings.Cut(string(b), ") ")
-		seconds += ticks(strings.Fields(rest), 11, 12) // utime and stime
-	}
-	return seconds
-}
-
-func ticks(fields []string, at ...int) (seconds float64) {
-	for _, i := range at {
-		if i < len(fields) {
-			v, _ := strconv.ParseFloat(fields[i], 64)
-			seconds += v / hertz
-		}
+		own, _ := cputime.Process(pid) // one that is gone uses nothing
+		seconds += own
 	}
 	return seconds
 }
