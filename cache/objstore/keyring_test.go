@@ -96,6 +96,27 @@ func TestKeysAreRenewedAhead(t *testing.T) {
 	}
 }
 
+// TestKeysChangeMeanwhile: who has seen the old keys, over already, gets the ones that came before it could
+// ask for them.
+func TestKeysChangeMeanwhile(t *testing.T) {
+	r := newTestRing(t, time.Hour)
+	close(r.gate)
+	now, inside := r.now, false
+	r.now = func() time.Time {
+		if !inside {
+			inside = true
+			if !r.refused(t.Context(), 1, reasonRefused) {
+				t.Error("not renewed")
+			}
+		}
+		return now()
+	}
+	r.clock.Add(int64(2 * time.Hour))
+	if got := r.get(t.Context()).AccessKeyID; got != "id1" {
+		t.Errorf("%s, which is over", got)
+	}
+}
+
 // TestKeysThatCannotBeRenewed: the old ones are used on, the source is asked once a second, and a caller who
 // gives up is let go.
 func TestKeysThatCannotBeRenewed(t *testing.T) {

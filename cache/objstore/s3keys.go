@@ -121,15 +121,13 @@ func (k *keyring) get(ctx context.Context) credentials.Value {
 	if now.Before(h.soon) {
 		return h.value
 	}
-	over := k.begin(h.generation, reasonExpire)
-	if over == nil || now.Before(h.must) {
-		return h.value
+	if over := k.begin(h.generation, reasonExpire); over != nil && !now.Before(h.must) {
+		select {
+		case <-over:
+		case <-ctx.Done():
+		}
 	}
-	select {
-	case <-over:
-	case <-ctx.Done():
-	}
-	return k.held().value
+	return k.held().value // not h: a fetch may have ended since, and h be over
 }
 
 // refused takes the store's refusal of a request that began under a generation, and reports whether there
