@@ -296,6 +296,23 @@ func TestRunProperties(t *testing.T) {
 	})
 }
 
+// The plan of an epoch comes to a sample that the last reader of the one before has read in part only. What that
+// one has had goes into the cache with the rest, and is not fetched again.
+func TestReadInPart(t *testing.T) {
+	sizes := uneven{0, 1, 301}
+	for _, p := range []Policy{Keep, LRU, Belady} {
+		c := Config{
+			Order: func(e int) order.Order { return order.Uniform(len(sizes), 7, e) }, Sizes: sizes, Policy: p,
+			Job: Job{Accelerators: 1, Batch: 1, Step: 1e-3}, Store: Store{Connections: 1, RequestRate: 50},
+			CacheBytes: 393, Memory: 800, Epochs: 2,
+		}
+		e := run(t, c)
+		if all := e[0].Requests + e[1].Requests; all != 5 {
+			t.Errorf("%s: %d requests for 5 extents, though all of them fit", p, all)
+		}
+	}
+}
+
 // What is fetched is what is not in the cache, each extent once.
 func TestBytesAreMissesBytes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

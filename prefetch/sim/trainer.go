@@ -132,7 +132,7 @@ func (t *trainer) read(i, pos int) bool {
 			}
 			t.wait(w, e)
 			return false
-		case st&held != 0 || v.hit(p, sample, e):
+		case st&(held|partly) != 0 || v.hit(p, sample, e):
 		default:
 			w.class = waited
 			if !v.reserve(v.sizes.ExtentBytes(sample, w.extent), true) {

@@ -14,6 +14,7 @@ const (
 	staged                    // in memory
 	written                   // and on disk, so that it takes no memory
 	held                      // the plan relies on the cache's copy, which may be evicted meanwhile
+	partly                    // read, and in the cache once the sample's last extent was asked for
 	awaited                   // a worker waits for it
 	spent                     // in memory only until that is wanted
 )
@@ -93,6 +94,9 @@ func (v *volume) claim(p *phase, sample, x int) bool {
 	if v.states[e]&spent != 0 {
 		v.takeBack(e, v.sizes.ExtentBytes(sample, x))
 	}
+	if v.states[e]&partly != 0 {
+		v.states[e] = held
+	}
 	if v.cache.has(sample, e) {
 		v.use(p, sample)
 	}
@@ -159,6 +163,9 @@ func (v *volume) fetch(p *phase, sample, x int, demand bool) {
 	e := v.extent(sample, x)
 	if v.first == nil || x == v.sizes.Extents(sample)-1 {
 		v.use(p, sample)
+		for y := range x {
+			v.states[v.extent(sample, y)] &^= partly
+		}
 	}
 	v.states[e] |= flying
 	id := v.s.store.send(request{epoch: p.epoch, sample: int32(sample), extent: int32(x), bytes: v.sizes.ExtentBytes(sample, x), demand: demand, ahead: !demand})
@@ -193,7 +200,7 @@ func (v *volume) spend(sample, x int) {
 	e := v.extent(sample, x)
 	was := v.states[e]
 	if was&(staged|written) != staged {
-		v.states[e] = 0
+		v.states[e] = v.left(sample, x)
 		return
 	}
 	if was&spent != 0 { // read while it was left over
@@ -205,10 +212,20 @@ func (v *volume) spend(sample, x int) {
 		}
 		v.s.stream.lost(sample)
 	}
-	v.states[e] = 0
+	v.states[e] = v.left(sample, x)
 	n := v.sizes.ExtentBytes(sample, x)
 	if !v.cache.forgets() {
 		v.leave(e, n)
 	}
 	v.release(n)
+}
+
+// left is what an extent is that its reader has had: for a policy that holds whole samples, part of one that it
+// is about to hold, as long as the last extent was not asked for.
+func (v *volume) left(sample, x int) state {
+	last := v.sizes.Extents(sample) - 1
+	if x < last && v.cache.forgets() && !v.cache.has(sample, v.extent(sample, x)) && v.states[v.extent(sample, last)] == 0 {
+		return partly
+	}
+	return 0
 }
