@@ -145,7 +145,8 @@ func diskSpeed(ctx context.Context, dir string, window time.Duration) Result {
 		block[i] = byte(rand.Uint32()) // what compresses would be written faster
 	}
 	began, written := time.Now(), int64(0)
-	for written < diskFile && time.Since(began) < window && ctx.Err() == nil {
+	// One at least, here and in readRate: on a busy machine the window may be over before it was begun.
+	for written == 0 || written < diskFile && time.Since(began) < window && ctx.Err() == nil {
 		if _, err := f.WriteAt(block, written); err != nil {
 			if written == 0 {
 				return ok("writing: %s", cause(err)).because(Fail, "nothing can be kept on this disk", "dmesg | tail, df -h "+at)
@@ -238,7 +239,7 @@ func readRate(ctx context.Context, f *os.File, n int64, block, workers int, wind
 		wg.Go(func() {
 			p := aligned(block)
 			rng := rand.New(rand.NewPCG(uint64(w), 1))
-			for time.Since(began) < window && ctx.Err() == nil {
+			for first := true; first || time.Since(began) < window && ctx.Err() == nil; first = false {
 				at := next.Add(1) - 1
 				if random {
 					at = rng.Int64N(blocks)

@@ -269,9 +269,11 @@ func TestCacheDirectory(t *testing.T) {
 
 func TestDiskSpeedLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
-	r := diskSpeed(t.Context(), dir, 50*time.Millisecond)
-	if r.Status != OK && r.Status != Warn || r.Values["random_reads_per_second"] <= 0 || r.Values["write_bytes_per_second"] <= 0 {
-		t.Errorf("%+v", r)
+	for _, window := range []time.Duration{50 * time.Millisecond, 0} { // 0: the machine was busy with others
+		r := diskSpeed(t.Context(), dir, window)
+		if r.Status != OK && r.Status != Warn || r.Values["random_reads_per_second"] <= 0 || r.Values["write_bytes_per_second"] <= 0 {
+			t.Errorf("in %s: %+v", window, r)
+		}
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v, %v", left, err)
