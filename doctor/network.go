@@ -226,7 +226,8 @@ const (
 	skewFail = 15 * time.Minute // S3 refuses signatures from there on
 )
 
-// noteClock keeps the difference between the store's clock and ours, known to a second.
+// noteClock keeps the difference between the store's clock and ours, and how well it is known: an answer that took
+// long may have been dated at any time of that.
 func (s *Source) noteClock(header http.Header, began time.Time, took time.Duration) {
 	date, err := http.ParseTime(header.Get("Date"))
 	if err != nil {
@@ -234,6 +235,7 @@ func (s *Source) noteClock(header http.Header, began time.Time, took time.Durati
 	}
 	// The header counts whole seconds, so on average it is half of one behind.
 	s.skew = began.Add(took / 2).Sub(date.Add(500 * time.Millisecond))
+	s.within = 2*time.Second + took/2
 	s.hasDate = true
 }
 
@@ -248,8 +250,8 @@ func (s *Source) clock(context.Context) Result {
 		return skipped("the answer has no Date")
 	}
 	off := s.skew.Abs()
-	if off < 2*time.Second {
-		return ok("as the store's, to within 2 s").with("skew_seconds", s.skew.Seconds())
+	if off < s.within {
+		return ok("as the store's, to within %.0f s", s.within.Seconds()).with("skew_seconds", s.skew.Seconds())
 	}
 	side := "ahead of"
 	if s.skew < 0 {

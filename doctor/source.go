@@ -42,6 +42,7 @@ type Source struct {
 	got      bool              // an object could be read
 	hasDate  bool
 	skew     time.Duration // by how much this machine is ahead of the store
+	within   time.Duration // by how much skew may be wrong
 	signed   bool
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -250,6 +251,31 @@ func TestWhatProxiesSpoil(t *testing.T) {
 			is(t, by, c.check, c.status, c.word)
 		})
 	}
+}
+
+// TestAStoreThatStalls: a second in which nobody answers makes no store that hardly answers, and no clock that is wrong.
+func TestAStoreThatStalls(t *testing.T) {
+	var stalled atomic.Int64 // answers that come late
+	s := &Source{Text: "s3://photos/train", quick: true, Getenv: environment(changed(t, objects(t), nil, func(*http.Response) {
+		if stalled.Add(-1) >= 0 {
+			time.Sleep(time.Second)
+		}
+	}))}
+	by := map[string]Result{}
+	for _, check := range s.checks() {
+		if check.Name == "latency" {
+			stalled.Store(4)
+		}
+		if by[check.Name] = check.run(t.Context()); check.Name == "latency" {
+			break
+		}
+	}
+	if r := by["latency"]; r.Status == Fail || r.Values["gets"] < 4 {
+		t.Errorf("%+v", r)
+	}
+	now := time.Now()
+	s.noteClock(http.Header{"Date": {now.UTC().Format(http.TimeFormat)}}, now, 6*time.Second)
+	is(t, map[string]Result{"clock": s.clock(t.Context())}, "clock", OK, "as the store's, to within 5 s")
 }
 
 func TestCertificates(t *testing.T) {
