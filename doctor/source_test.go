@@ -105,6 +105,15 @@ func is(t testing.TB, by map[string]Result, check string, status Status, word st
 	}
 }
 
+// far is what the latency that was measured comes to: a machine that was busy for a second makes any store late.
+func far(by map[string]Result) Status {
+	v := by["latency"].Values
+	if p50, p99 := v["p50_seconds"], v["p99_seconds"]; p50 > farMedian.Seconds() || p99 > longTail.Seconds() && p99 > 10*p50 {
+		return Warn
+	}
+	return OK
+}
+
 func TestAGoodStore(t *testing.T) {
 	p, err := proxy.Start(t.Context(), objects(t), proxy.Options{Latency: 20 * time.Millisecond, Sigma: 0.3, Seed: 1})
 	if err != nil {
@@ -114,10 +123,11 @@ func TestAGoodStore(t *testing.T) {
 	r, by := look(t, "s3://photos/train", environment(p.URL))
 	for check, word := range map[string]string{
 		"name": p.URL, "tcp": "connects", "endpoint": "HTTP", "clock": "as the store's", "credentials": "AWS_ACCESS_KEY_ID", "bucket": "photos",
-		"listing": "40 objects", "get": "ETags", "range": "honoured", "if-match": "honoured", "latency": "p50", "memory": "40 files", "epoch": "40 objects",
+		"listing": "40 objects", "get": "ETags", "range": "honoured", "if-match": "honoured", "memory": "40 files", "epoch": "40 objects",
 	} {
 		is(t, by, check, OK, word)
 	}
+	is(t, by, "latency", far(by), "p50")
 	is(t, by, "tls", Skipped, "plain http")
 	is(t, by, "dns", Skipped, "address")
 	if r.Fail != 0 {
@@ -330,7 +340,7 @@ func TestAFolder(t *testing.T) {
 	r, by := look(t, "file://"+dir, environment(""))
 	is(t, by, "name", OK, "a folder of this machine")
 	is(t, by, "listing", OK, "1 objects")
-	is(t, by, "latency", OK, "p50")
+	is(t, by, "latency", far(by), "p50")
 	is(t, by, "tls", Skipped, "folder")
 	if r.Fail != 0 {
 		t.Errorf("%+v", r)
