@@ -128,13 +128,17 @@ func cleanUp(id, dir string, complain bool) error {
 		}
 	}
 	var left []string
+	told := map[int]bool{}
 	for range 100 {
 		found := processes(id)
 		if len(found) == 0 {
 			break
 		}
 		for pid, command := range found {
-			left = append(left, command)
+			if !told[pid] { // a busy machine takes its time to end it
+				told[pid] = true
+				left = append(left, command)
+			}
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 		time.Sleep(50 * time.Millisecond)
