@@ -63,7 +63,9 @@ func Start(name string, cmd *exec.Cmd) (*Proc, error) {
 		if err != nil {
 			return
 		}
-		p.err = cmd.Wait()
+		if p.err = cmd.Wait(); errors.Is(p.err, exec.ErrWaitDelay) {
+			p.err = nil // it exited with status 0, and a grandchild had its output open still
+		}
 		// Now, not later: until the number is reused it can hit no stranger.
 		_ = p.Signal(syscall.SIGKILL)
 		close(p.done)

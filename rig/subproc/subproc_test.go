@@ -100,6 +100,25 @@ func TestStopKillsWholeGroup(t *testing.T) {
 	gone(t, grandchild)
 }
 
+// TestGrandchildKeepsTheOutput: what a child leaves behind with its output open makes no failure of its success.
+func TestGrandchildKeepsTheOutput(t *testing.T) {
+	out := &firstLine{line: make(chan string, 1)}
+	cmd := exec.Command("sh", "-c", "sleep 600 & echo $!")
+	cmd.Stdout = out
+	p, err := Start("sh", cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	grandchild, err := strconv.Atoi(<-out.line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone(t, grandchild)
+}
+
 func TestWaitStopsChildWhenContextEnds(t *testing.T) {
 	p, err := Start("sleep", exec.Command("sleep", "600"))
 	if err != nil {
