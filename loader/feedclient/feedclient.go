@@ -138,10 +138,11 @@ type Stream struct {
 	cancel context.CancelFunc
 	opened *feedpb.Opened
 	state  string
-	memory *mapping   // nil: no slots
-	frames bool       // messages come beside the slots, and the stream only tells how it ended
-	broken bool       // they ended without the word that it was all
-	over   chan error // the stream's end, where frames were had; whoever takes it puts it back
+	memory *mapping      // nil: no slots
+	frames bool          // messages come beside the slots, and the stream only tells how it ended
+	broken bool          // they ended without the word that it was all
+	over   chan error    // the stream's end, where frames were had; whoever takes it puts it back
+	last   time.Duration // how long messages are waited for after it
 	stall  time.Duration
 	ended  int
 	views  int // slots that the caller may keep without holding the server up
@@ -281,7 +282,7 @@ func (s *Stream) Next() (*Batch, error) {
 	return b, nil
 }
 
-// endPatience is how long messages are waited for on the handover connection once the stream is over. Where both
+// endPatience is how long a message is waited for on the handover connection once the stream is over. Where both
 // processes are well its end follows at once.
 const endPatience = 5 * time.Second
 
@@ -297,18 +298,38 @@ func (s *Stream) watch(ctx context.Context) {
 		if err == nil {
 			err = errors.New("a message on the stream, whose messages were to come on the handover connection")
 		}
-		s.over <- err
-		patience := endPatience
-		if ctx.Err() != nil {
-			patience = 0
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if ctx.Err() == nil {
+			s.last = endPatience
 		}
-		_ = s.memory.conn.SetReadDeadline(time.Now().Add(patience)) // fails where it is closed
+		s.over <- err
+		s.wait()
 	}()
+}
+
+// wait has the handover connection's messages waited for no longer than is left at the stream's end. The caller holds s.mu.
+func (s *Stream) wait() {
+	_ = s.memory.conn.SetReadDeadline(time.Now().Add(s.last)) // fails where it is closed
+}
+
+// late gives a caller who was busy when the stream ended as long as one who waited: what the server has sent lies in
+// the connection, and behind a deadline that has passed it would not be read.
+func (s *Stream) late() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case err := <-s.over:
+		s.over <- err
+		s.wait()
+	default:
+	}
 }
 
 // recv receives the next message.
 func (s *Stream) recv(in *wire.Incoming) error {
 	if s.frames {
+		s.late()
 		err := s.memory.in.RecvMsg(in)
 		if err == nil || errors.Is(err, wire.ErrFrame) {
 			return err
