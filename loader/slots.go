@@ -204,7 +204,6 @@ func (w *slotWait) begin(ctx context.Context) {
 	if !w.started {
 		w.started = true
 		w.stop = context.AfterFunc(ctx, p.poke)
-		w.timers = append(w.timers, time.AfterFunc(slotWarning, s.warnSlots))
 	}
 	if len(l.refs) < l.limit && w.others.IsZero() {
 		w.others = time.Now()
@@ -212,6 +211,7 @@ func (w *slotWait) begin(ctx context.Context) {
 	}
 	if l.given >= l.limit && w.starved.IsZero() && s.window.hungry() {
 		w.starved = time.Now()
+		w.timers = append(w.timers, time.AfterFunc(slotWarning, s.warnSlots)) // from now: the wait may have begun long before
 		s.slots.waiting.Store(w.starved.UnixNano())
 	}
 }
