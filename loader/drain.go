@@ -7,7 +7,6 @@ import "context"
 // how many sessions there were and how many of them are still there, which [Server.Close] then cuts off.
 // It is called once.
 func (s *Server) Drain(ctx context.Context) (sessions, left int) {
-	s.health.Shutdown()
 	s.mu.Lock()
 	s.stopping = true
 	sessions = len(s.sessions)
@@ -20,6 +19,7 @@ func (s *Server) Drain(ctx context.Context) (sessions, left int) {
 		s.idle = idle
 	}
 	s.mu.Unlock()
+	s.health.Shutdown() // not before: who is told that no session is taken finds it so
 	if idle == nil {
 		return 0, 0
 	}
