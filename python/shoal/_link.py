@@ -326,9 +326,10 @@ class Link:
         broken = False
         try:
             while True:
+                over = not self._ready.empty()  # before the wait: what came with the end may lie behind one that was in vain
                 message = frames.get(timeout)
                 if message is None:
-                    if timeout <= 0 or self._ready.empty():
+                    if timeout <= 0 or not over:
                         return None
                     raise ConnectionError  # the stream has ended, and the connection hangs
                 item = self._item(message)

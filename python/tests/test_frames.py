@@ -1,13 +1,16 @@
 """Frames: messages on a connection, whatever the pieces in which they come."""
 
+import queue
 import socket
 import struct
 import threading
 import time
 import unittest
+from types import SimpleNamespace
 
 import support  # noqa: F401: the path of shoal
 
+from shoal import FeedError, _link
 from shoal._frames import FrameError, Frames
 
 
@@ -78,6 +81,25 @@ class FramesCase(unittest.TestCase):
     def test_several_at_once(self):
         self.frames.send(b"one", b"", b"three")
         self.assertEqual(self.there.recv(100), frame(b"one") + frame(b"") + frame(b"three"))
+
+    def test_the_end_comes_as_a_wait_does(self):
+        # A wait is in vain; the last message, its end and the stream's come before anybody looks at the stream.
+        link = _link.Link.__new__(_link.Link)
+        link._ready, link._frames, link._address = queue.SimpleQueue(), self.frames, SimpleNamespace(addr="unix:///x")
+        link._item = lambda message: ("batch", message)
+        get = self.frames.get
+
+        def in_vain(timeout):
+            self.frames.get = get
+            self.assertIsNone(get(0))
+            self.there.sendall(frame(b"last") + frame(b""))
+            link._ready.put(("error", FeedError("it was all", _link._ENDED)))
+
+        self.frames.get = in_vain
+        self.assertIsNone(link._poll(10))
+        self.assertEqual(link._poll(10), ("batch", b"last"))
+        kind, error = link._poll(10)
+        self.assertEqual((kind, error.code), ("error", _link._ENDED))
 
 
 if __name__ == "__main__":
