@@ -299,13 +299,10 @@ func TestWaitingForSlots(t *testing.T) {
 	for range 3 {
 		next()
 	}
-	waited := func() float64 { return r.server.Stats().List[0].Slots }
-	for end := time.Now().Add(time.Minute); waited() == 0 && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
-	if waited() == 0 || r.server.Stats().List[0].Batches != 3 {
-		t.Errorf("stats %+v", r.server.Stats().List[0])
-	}
+	eventually(t, "three batches are counted, and the wait for a fourth", func() bool {
+		st := r.server.Stats().List[0]
+		return st.Slots > 0 && st.Batches == 3
+	})
 	for end := time.Now().Add(time.Minute); !strings.Contains(log.String(), "keeps all its slots") && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
