@@ -83,6 +83,8 @@ func TestRotation(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	// Close waits for a disk that hangs no longer than closeWait, and rotations sync theirs.
+	until(t, func() bool { written, lost := log.Counts(); return written+lost == writers*each })
 	if err := log.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -194,6 +196,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	log.Write(Event{Event: "after"})
+	until(t, func() bool { n, _ := log.Counts(); return n == 2 })
 	if err := log.Close(); err != nil {
 		t.Fatal(err)
 	}
