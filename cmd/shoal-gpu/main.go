@@ -156,7 +156,7 @@ func serve(feed, listen, admin string, o loader.ListenOptions, number int, log *
 	stop := sync.OnceValue(srv.Close)
 	defer func() { err = errors.Join(err, stop()) }()
 	if admin != "" {
-		stopAdmin, err := srv.ListenAdmin(admin, version, log)
+		_, stopAdmin, err := srv.ListenAdmin(admin, version, log)
 		if err != nil {
 			return usageError{err}
 		}

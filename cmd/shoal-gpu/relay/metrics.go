@@ -79,14 +79,14 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// ListenAdmin serves /metrics and /healthz at addr, HOST:PORT, until stop is called.
-func (s *Server) ListenAdmin(addr, version string, log *slog.Logger) (stop func(), err error) {
+// ListenAdmin serves /metrics and /healthz at addr, HOST:PORT, until stop is called. It returns where it listens.
+func (s *Server) ListenAdmin(addr, version string, log *slog.Logger) (at net.Addr, stop func(), err error) {
 	if host, _, err := net.SplitHostPort(addr); err != nil || host == "" {
-		return nil, fmt.Errorf("--admin %q: give HOST:PORT, such as 127.0.0.1:7072", addr)
+		return nil, nil, fmt.Errorf("--admin %q: give HOST:PORT, such as 127.0.0.1:7072", addr)
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return nil, fmt.Errorf("--admin %s: %w (give another port)", addr, err)
+		return nil, nil, fmt.Errorf("--admin %s: %w (give another port)", addr, err)
 	}
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), s.Metrics(version))
@@ -100,5 +100,5 @@ func (s *Server) ListenAdmin(addr, version string, log *slog.Logger) (stop func(
 			log.Error("the admin address is not served any more", "address", addr, "error", err)
 		}
 	})
-	return func() { _ = h.Close(); done.Wait() }, nil
+	return l.Addr(), func() { _ = h.Close(); done.Wait() }, nil
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -44,17 +43,11 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("docs/metrics.md has %d metrics of shoal-gpu, and there are %d", n, len(all))
 	}
 
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, stop, err := h.relay.ListenAdmin("127.0.0.1:0", "v1", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := l.Addr().String()
-	l.Close()
-	stop, err := h.relay.ListenAdmin(addr, "v1", slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.Get("http://" + addr + "/metrics")
+	resp, err := http.Get("http://" + addr.String() + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +58,7 @@ func TestMetrics(t *testing.T) {
 	}
 	stop()
 	for _, wrong := range []string{":7072", "7072", "nonsense"} {
-		if _, err := h.relay.ListenAdmin(wrong, "v1", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "127.0.0.1:7072") {
+		if _, _, err := h.relay.ListenAdmin(wrong, "v1", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "127.0.0.1:7072") {
 			t.Errorf("%s: %v", wrong, err)
 		}
 	}
