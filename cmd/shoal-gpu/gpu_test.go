@@ -265,12 +265,12 @@ func (h *house) expected(t *testing.T, batches int) (list []line) {
 }
 
 // trainer imports the buffers and prints a line for each batch. It keeps two batches, as a training loop with one in
-// flight does.
+// flight does. After so many as its last argument says it rests until its standard input ends.
 const trainer = `
 import hashlib, json, os, queue, sys
 import grpc
 from shoal import _cuda, _slots, _wire
-address, batches, state = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+address, batches, state, rest = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[5])
 requests = queue.Queue()
 send = lambda **kinds: requests.put(_wire.encode(_wire.CLIENT_MESSAGE, **kinds))
 send(open=dict(session="trainer", batch=4, transform=sys.argv[4], seed=3, state=state, credits=2, slots=4, device="cuda:0"))
@@ -296,6 +296,8 @@ while batches:
     kept = kept[-1:] + [planes]
     send(credit=dict(n=1))
     batches -= 1
+    rest -= 1
+    if rest == 0: sys.stdin.read()
 del kept, planes, x
 ring.close()
 requests.put(None)
@@ -306,11 +308,18 @@ del stream # while its threads run: grpc's destructor waits for one that the int
 
 func (h *house) train(t *testing.T, batches int, state string) (*process, *bufio.Scanner) {
 	t.Helper()
+	p, lines, _ := h.trainUntil(t, batches, 0, state)
+	return p, lines
+}
+
+// trainUntil has the trainer rest after so many batches, until goOn is called; never if that is 0.
+func (h *house) trainUntil(t *testing.T, batches, rest int, state string) (p *process, lines *bufio.Scanner, goOn func()) {
+	t.Helper()
 	client, err := filepath.Abs("../../python")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{Cmd: exec.Command("/usr/bin/python3", "-c", trainer, h.gpuAt, fmt.Sprint(batches), state, spec), done: make(chan struct{})}
+	p = &process{Cmd: exec.Command("/usr/bin/python3", "-c", trainer, h.gpuAt, fmt.Sprint(batches), state, spec, fmt.Sprint(rest)), done: make(chan struct{})}
 	p.Env = append(os.Environ(), "PYTHONPATH="+client, "PYTHONDONTWRITEBYTECODE=1", "LD_LIBRARY_PATH="+h.w.lib, "GRPC_VERBOSITY=ERROR")
 	p.Stderr = &p.errs
 	out, in, err := os.Pipe()
@@ -318,6 +327,10 @@ func (h *house) train(t *testing.T, batches int, state string) (*process, *bufio
 		t.Fatal(err)
 	}
 	p.Stdout = in
+	pause, err := p.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +347,7 @@ func (h *house) train(t *testing.T, batches int, state string) (*process, *bufio
 			t.Logf("trainer:\n%s", p.errs.String())
 		}
 	})
-	return p, bufio.NewScanner(out)
+	return p, bufio.NewScanner(out), func() { _ = pause.Close() } // it may have ended
 }
 
 // take reads n lines and compares them with what comes after what was taken before. It returns what was read.
@@ -408,7 +421,7 @@ func TestKills(t *testing.T) {
 		return want[done-1].State
 	}
 	for _, kill := range []string{"trainer", "shoal-gpu", "serve"} {
-		p, lines := h.train(t, 1000, state())
+		p, lines, goOn := h.trainUntil(t, 1000, 5, state()) // else it might be through before it is killed
 		done += len(take(t, lines, 5, want[done:]))
 		switch kill {
 		case "trainer":
@@ -420,6 +433,7 @@ func TestKills(t *testing.T) {
 			_ = h.server.Process.Kill()
 			<-h.server.done
 		}
+		goOn()
 		// What was on its way may still come; it is no other.
 		done += len(take(t, lines, batches-done-1, want[done:]))
 		<-p.done
