@@ -62,6 +62,7 @@ type Catalog struct {
 	dir     string // the cache folder
 	key     *crypt.Key
 	db      *badger.DB
+	lock    *os.File // the folder of badger's files; nil once closed
 	log     *slog.Logger
 	rebuilt string
 
@@ -159,7 +160,7 @@ func appendByte(name string) error {
 // isDamage reports whether an error of badger can be cured by beginning anew, as against one of the
 // system.
 func isDamage(err error) bool {
-	if errors.Is(err, ErrNewerFormat) || strings.Contains(err.Error(), "Cannot acquire directory lock") {
+	if errors.Is(err, ErrNewerFormat) || errors.Is(err, ErrInUse) {
 		return false
 	}
 	for _, e := range []error{
@@ -205,12 +206,21 @@ func badgerOptions(dir string, log *slog.Logger) badger.Options {
 		// offsets cannot be caught. We verify everything after it.
 		WithChecksumVerificationMode(options.OnBlockRead).
 		WithDetectConflicts(false). // writers hold a mutex
+		WithBypassLockGuard(true).  // we lock: badger's lock can outlast its Close (see unlock)
 		WithMetricsEnabled(false)
 }
 
-func (c *Catalog) open(dir string, o Options) error {
+func (c *Catalog) open(dir string, o Options) (err error) {
+	if c.lock, err = lockFolder(dir); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.unlock())
+		}
+	}()
 	var db *badger.DB
-	err := guard(func() (err error) {
+	err = guard(func() (err error) {
 		bo := badgerOptions(dir, c.log).WithSyncWrites(!o.noSync)
 		if c.key != nil { // badger then cannot do without its caches
 			bo = bo.WithEncryptionKey(c.key.Derive("catalog", nil)).WithBlockCacheSize(1 << 20).WithIndexCacheSize(1 << 20)
@@ -336,10 +346,19 @@ func (c *Catalog) Close() error {
 	if err := c.space.forClose(); err != nil {
 		return fmt.Errorf("catalog is not compacted: %w", err)
 	}
-	if err := c.db.Close(); err != nil {
+	if err := errors.Join(c.db.Close(), c.unlock()); err != nil {
 		return fmt.Errorf("close catalog: %w", err)
 	}
 	return nil
+}
+
+// unlock lets others open the catalog. It may be called again.
+func (c *Catalog) unlock() error {
+	f := c.lock
+	if c.lock = nil; f == nil {
+		return nil
+	}
+	return unlock(f)
 }
 
 // DatasetID returns the 16 bytes by which cached records name a source. It does not depend on the

@@ -12,11 +12,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/catalog"
@@ -538,6 +540,52 @@ func TestLock(t *testing.T) {
 			if err := release(); err != nil {
 				t.Fatal(err)
 			}
+		}
+	}
+}
+
+// forked duplicates this process's descriptor of a file, as a child has it from its fork until its exec.
+func forked(t *testing.T, path string) {
+	t.Helper()
+	path, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range fds {
+		if of, err := os.Readlink("/proc/self/fd/" + e.Name()); err != nil || of != path {
+			continue
+		}
+		n, err := strconv.Atoi(e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		dup, err := unix.FcntlInt(uintptr(n), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Close(dup) })
+		return
+	}
+	t.Fatalf("%s is not open", path)
+}
+
+// TestUnlockedBesideAFork: what is released can be taken again at once, also while a child is forked.
+func TestUnlockedBesideAFork(t *testing.T) {
+	dir := t.TempDir()
+	for range 2 {
+		release, err := catalog.Lock(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := openUnsynced(t, dir)
+		forked(t, filepath.Join(dir, "lock"))
+		forked(t, filepath.Join(dir, "catalog"))
+		if err := errors.Join(c.Close(), c.Close(), release()); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

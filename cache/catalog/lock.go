@@ -51,7 +51,7 @@ func LockKey(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release fun
 	}
 	defer func() {
 		if err != nil {
-			_ = f.Close()
+			_ = unlock(f)
 		}
 	}()
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
@@ -85,8 +85,28 @@ func LockKey(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release fun
 	}
 	return key, func() error {
 		// Emptied while the lock is still held, so that it never names who does not hold it.
-		return errors.Join(f.Truncate(0), f.Close())
+		return errors.Join(f.Truncate(0), unlock(f))
 	}, nil
+}
+
+// lockFolder takes a folder for this process, as badger does.
+func lockFolder(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, errors.Join(fmt.Errorf("it is %w by another process", ErrInUse), f.Close())
+	} else if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// unlock gives a lock up and closes its file. Closing alone would not do: a child that is forked at this moment has
+// the descriptor as well, and with it the lock, until its exec.
+func unlock(f *os.File) error {
+	return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
 }
 
 // checkCacheFormat reads FORMAT and the key, and writes what of them is missing: the key first, so that a folder
