@@ -24,6 +24,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/rig/port"
 )
 
 // TestS3Errors: every answer is told by kind, with the cause and the remedy in its text.
@@ -281,12 +282,12 @@ func TestS3Check(t *testing.T) {
 	tlsServer.Config.ErrorLog = log.New(io.Discard, "", 0) // it is told of our failed handshakes
 	tlsServer.StartTLS()
 	t.Cleanup(tlsServer.Close)
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	closed, release, err := port.Hold()
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused := "http://" + closed.Addr().String()
-	closed.Close()
+	t.Cleanup(release)
+	refused := "http://" + closed
 
 	for _, c := range []struct {
 		name string

@@ -21,6 +21,8 @@ import (
 
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
+
+	"github.com/shoalfs/shoal/rig/port"
 )
 
 // TestMain lets this test binary be the proxy process of TestSpawn, and looks for leaks.
@@ -246,12 +248,11 @@ func TestStaleUpstream(t *testing.T) {
 }
 
 func TestNoUpstream(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, release, err := port.Hold()
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := l.Addr().String()
-	_ = l.Close()
+	defer release()
 	p := startProxy(t, "http://"+addr, Options{})
 	resp, err := client(t).Get(p.URL + "/b/k")
 	if err != nil {

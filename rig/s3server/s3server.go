@@ -30,6 +30,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/rig/port"
 	"github.com/shoalfs/shoal/rig/subproc"
 )
 
@@ -152,25 +153,18 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	side := len(backend) > 0 && backend[0] == "--sidecar"
 	backend = append(backend, data)
 
-	// versitygw does not report a port that the kernel chose, so one is chosen here; another
-	// process may take it in between, hence the second and third try.
-	var lastErr error
-	for range 3 {
-		addr, err := freeAddr()
-		if err != nil {
-			return nil, fmt.Errorf("s3server: %w", err)
-		}
-		s, err := start(ctx, binary, addr, front, backend)
-		if err == nil {
-			s.bin, s.data, s.side = binary, data, side
-			return s, nil
-		}
-		if ctx.Err() != nil {
-			return nil, err
-		}
-		lastErr = err
+	// versitygw does not report a port that the kernel chose, so one is held for it here until it listens.
+	addr, release, err := port.Hold()
+	if err != nil {
+		return nil, fmt.Errorf("s3server: %w", err)
 	}
-	return nil, lastErr
+	defer release()
+	s, err := start(ctx, binary, addr, front, backend)
+	if err != nil {
+		return nil, err
+	}
+	s.bin, s.data, s.side = binary, data, side
+	return s, nil
 }
 
 func start(ctx context.Context, binary, addr string, front, backend []string) (*Server, error) {
@@ -291,15 +285,6 @@ func Client(endpoint string, conns int) (*minio.Client, error) {
 		BucketLookup: minio.BucketLookupPath,
 		Transport:    tr,
 	})
-}
-
-func freeAddr() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	addr := l.Addr().String()
-	return addr, l.Close()
 }
 
 // hasXattr reports whether files in dir can hold user.* attributes.
