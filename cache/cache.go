@@ -152,6 +152,16 @@ func (c *Cache) evict(need int64) {
 	c.tellLost(c.ring.reclaim(need, true))
 }
 
+// reserve waits for n bytes that a reader needs. What was fetched ahead of time gives way, also what is on its
+// way still, or being read, when the wait begins: nobody may ever read it.
+func (c *Cache) reserve(ctx context.Context, n int64, class Class) error {
+	if c.ledger.TryReserve(n, class) {
+		return nil
+	}
+	c.evict(n)
+	return c.ledger.reserve(ctx, n, class, func() { c.evict(n) })
+}
+
 func (c *Cache) tellLost(lost []extentKey) {
 	for _, k := range lost {
 		for _, f := range c.lost.all() {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	humanize "github.com/dustin/go-humanize"
 )
@@ -89,9 +90,17 @@ func (l *Ledger) TryReserve(n int64, c Class) bool {
 	}
 }
 
+// pressEvery is how often a reader who waits for memory looks again for what gives way.
+const pressEvery = 10 * time.Millisecond
+
 // Reserve waits until n bytes are to be had. It fails with ErrTooLarge if they never can be, and
 // with the context's error when that ends first.
 func (l *Ledger) Reserve(ctx context.Context, n int64, c Class) error {
+	return l.reserve(ctx, n, c, nil)
+}
+
+// reserve is Reserve that calls press, unless it is nil, again and again while it waits.
+func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) error {
 	most := l.capOf(c)
 	if c == ForBatches {
 		most = l.limit / 2
@@ -108,10 +117,21 @@ func (l *Ledger) Reserve(ctx context.Context, n int64, c Class) error {
 	el := l.waiters.PushBack(w)
 	l.grant() // space may have come free between the try and the lock
 	l.mu.Unlock()
-	select {
-	case <-w.ready:
-		return nil
-	case <-ctx.Done():
+	var again <-chan time.Time
+	if press != nil {
+		tick := time.NewTicker(pressEvery)
+		defer tick.Stop()
+		again = tick.C
+	}
+	for waiting := true; waiting; {
+		select {
+		case <-w.ready:
+			return nil
+		case <-again:
+			press()
+		case <-ctx.Done():
+			waiting = false
+		}
 	}
 	l.mu.Lock()
 	select {

@@ -448,11 +448,8 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 	// Not as demand: while it is held its extents are fetched, and many such files together must
 	// leave memory for that. And what it waits for may be held by what was fetched ahead.
 	const class = ForPrefetch
-	if n := footprint(int(size)); !v.c.ledger.TryReserve(n, class) {
-		v.c.evict(n)
-		if err := v.c.ledger.Reserve(ctx, n, class); err != nil {
-			return nil, nil, err
-		}
+	if err := v.c.reserve(ctx, footprint(int(size)), class); err != nil {
+		return nil, nil, err
 	}
 	b := newBuffer(v.c.ledger, int(size), class)
 	if _, err := v.ReadAt(ctx, file, b.data, 0); err != nil {
@@ -631,11 +628,7 @@ func (v *Volume) fly(fl *flight, file, x int, e uint32, done func(file int, err 
 	} else {
 		class = ForDemand
 		ctx = trace.With(ctx, fl.by)
-		// The reader's wait may be for bytes that prefetching holds: take them back.
-		if size := footprint(n); !v.c.ledger.TryReserve(size, class) {
-			v.c.evict(size)
-			err = v.c.ledger.Reserve(ctx, size, class)
-		}
+		err = v.c.reserve(ctx, footprint(n), class)
 	}
 	if err == nil {
 		buf = newBuffer(v.c.ledger, n, class)

@@ -354,6 +354,34 @@ func TestManyLargeSamples(t *testing.T) {
 	}
 }
 
+// TestReaderBehindPrefetches: a reader who finds the memory taken by fetches that are under way gets what they
+// bring, although nobody reads it.
+func TestReaderBehindPrefetches(t *testing.T) {
+	f := newFixture(t, 1<<20+1, 1<<20)
+	c, v := f.open(t, 2<<20, "", 0)
+	defer closeCache(t, c)
+	open := f.gate.close()
+	landed := make(chan error, 1)
+	if out := v.Prefetch(nil, 0, 0, time.Time{}, func(_ int, err error) { landed <- err }); out != Started {
+		t.Fatal(out)
+	}
+	read := make(chan error, 1)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // stuck, not slow
+	defer cancel()
+	go func() {
+		_, err := v.ReadAt(ctx, 1, make([]byte, 10), 0)
+		read <- err
+	}()
+	eventually(t, "the reader waits for memory", func() bool { return c.Stats().MemoryWaiting == 1 })
+	open()
+	if err := <-landed; err != nil {
+		t.Error(err)
+	}
+	if err := <-read; err != nil {
+		t.Error(err)
+	}
+}
+
 // A reader that takes the memory of what was fetched ahead tells whose it was.
 func TestLost(t *testing.T) {
 	f := newFixture(t, 5<<20, 1<<20, 1<<20) // the first has two extents
