@@ -345,7 +345,7 @@ func (v *Volume) Hand(a *Account, file int) {
 // Staged reports whether the extent can be read without waiting.
 func (v *Volume) Staged(file, extent int) bool {
 	e := v.extent(file, extent)
-	return v.onDisk(e) || v.c.ring.has(extentKey{v, e})
+	return v.c.ring.has(extentKey{v, e}) || v.onDisk(e) // in the order in which it moves on
 }
 
 // ReadAt fills p from the file's offset off; fewer bytes only at the end of the file. When ctx ends

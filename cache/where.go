@@ -27,6 +27,8 @@ func (v *Volume) Where(file, extent int) Place {
 		return Fetched
 	case v.c.ring.has(extentKey{v, e}): // it arrived meanwhile
 		return InRing
+	case v.onDisk(e): // and went on
+		return Kept
 	}
 	return Remote
 }
