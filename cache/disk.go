@@ -444,43 +444,47 @@ func (d *disk) tryDisk() (err error) {
 }
 
 // sync makes what was kept durable. An fsync that takes longer than closeWait, or on a disk that hangs, goes
-// on alone, and the next call waits for it.
+// on alone, and the next call waits for it before it begins its own: that one may have begun too early.
 func (d *disk) sync() error {
 	var err error
-	d.mu.Lock()
-	ended := d.syncing
-	if ended == nil {
-		if d.isClosing() {
-			d.mu.Unlock()
-			return nil
-		}
-		ended = make(chan struct{})
-		d.syncing = ended
-		d.wg.Add(1)
-		go func() {
-			defer d.wg.Done()
-			err = d.store.Sync()
-			d.mu.Lock()
-			d.syncing = nil
-			d.mu.Unlock()
-			close(ended)
-		}()
-	}
-	d.mu.Unlock()
 	tick := time.NewTicker(d.c.hangAfter)
 	defer tick.Stop()
-	for start := time.Now(); ; {
-		select {
-		case <-ended:
-			return err
-		case <-d.closing:
-			return nil
-		case <-tick.C:
+	start := time.Now()
+	for own := false; !own; {
+		d.mu.Lock()
+		ended := d.syncing
+		if ended == nil {
+			if d.isClosing() {
+				d.mu.Unlock()
+				return nil
+			}
+			own, ended = true, make(chan struct{})
+			d.syncing = ended
+			d.wg.Add(1)
+			go func() {
+				defer d.wg.Done()
+				err = d.store.Sync()
+				d.mu.Lock()
+				d.syncing = nil
+				d.mu.Unlock()
+				close(ended)
+			}()
 		}
-		if took := time.Since(start); d.stuckNow() > 0 || took > d.c.closeWait {
-			return fmt.Errorf("cache: fsync of %s has not ended after %v (see whether its disk works)", d.dir, took.Round(time.Second))
+		d.mu.Unlock()
+		for waiting := true; waiting; {
+			select {
+			case <-ended:
+				waiting = false
+			case <-d.closing:
+				return nil
+			case <-tick.C:
+				if took := time.Since(start); d.stuckNow() > 0 || took > d.c.closeWait {
+					return fmt.Errorf("cache: fsync of %s has not ended after %v (see whether its disk works)", d.dir, took.Round(time.Second))
+				}
+			}
 		}
 	}
+	return err
 }
 
 // close writes what is queued and closes the segments, but does not wait for a disk that hangs. No

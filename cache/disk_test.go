@@ -286,6 +286,32 @@ func TestHungSync(t *testing.T) {
 	closeCache(t, d.c)
 }
 
+// A sync that finds another one under way makes durable what that one began too early for.
+func TestSyncBehindAnother(t *testing.T) {
+	d := newTroubled(t, 8<<20, 64<<10, 64<<10)
+	d.c.hangAfter, d.c.closeWait = time.Minute, time.Minute
+	d.keep(t, 0)
+	d.fs.set(errHang, "sync")
+	first := make(chan error)
+	go func() { first <- d.c.Sync() }()
+	eventually(t, "it hangs", func() bool { return d.fs.inside.Load() > 0 })
+	d.keep(t, 1)
+	go func() {
+		time.Sleep(20 * time.Millisecond) // the second one is likely to wait by now
+		d.fs.heal()
+	}()
+	if err := d.c.Sync(); err != nil {
+		t.Error(err)
+	}
+	if n := d.fs.ops["sync"].Load(); n < 2 {
+		t.Error("what was kept meanwhile is not durable")
+	}
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+	closeCache(t, d.c)
+}
+
 // A reader that is interrupted leaves a read that waits for the disk.
 func TestInterruptedDiskRead(t *testing.T) {
 	d := newTroubled(t, 8<<20, 64<<10)
