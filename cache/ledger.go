@@ -50,7 +50,7 @@ type waiter struct {
 // NewLedger returns a ledger over limit bytes.
 func NewLedger(limit int64) *Ledger { return &Ledger{limit: limit} }
 
-// cap returns the total up to which a class may fill the ledger.
+// capOf returns the total up to which a class may fill the ledger. The lock is held.
 func (l *Ledger) capOf(c Class) int64 {
 	if c == ForDemand {
 		return l.limit
@@ -101,10 +101,12 @@ func (l *Ledger) Reserve(ctx context.Context, n int64, c Class) error {
 
 // reserve is Reserve that calls press, unless it is nil, again and again while it waits.
 func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) error {
+	l.mu.Lock()
 	most := l.capOf(c)
 	if c == ForBatches {
 		most = l.limit / 2
 	}
+	l.mu.Unlock()
 	if n > most {
 		return fmt.Errorf("%s: %w, of which %s may be taken for this (raise --memory, or lower --batch)",
 			humanize.IBytes(uint64(n)), ErrTooLarge, humanize.IBytes(uint64(most)))
@@ -128,7 +130,9 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 		case <-w.ready:
 			return nil
 		case <-again:
-			press()
+			if !w.served() {
+				press()
+			}
 		case <-ctx.Done():
 			waiting = false
 		}
@@ -144,6 +148,15 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 		l.mu.Unlock()
 	}
 	return ctx.Err()
+}
+
+func (w *waiter) served() bool {
+	select {
+	case <-w.ready:
+		return true
+	default:
+		return false
+	}
 }
 
 // grant serves the waiters: demand first, then in order of arrival, none overtaking one of its

@@ -125,6 +125,30 @@ func TestReserveGivesUp(t *testing.T) {
 	}
 }
 
+// The limit changes while others reserve.
+func TestWithholdMeanwhile(t *testing.T) {
+	l := NewLedger(80)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for range 100 {
+			if err := l.Reserve(context.Background(), 10, ForDemand); err != nil {
+				t.Error(err)
+				return
+			}
+			l.Release(10, ForDemand)
+		}
+	})
+	for range 100 {
+		if l.Withhold(10) {
+			l.Withhold(-10)
+		}
+	}
+	wg.Wait()
+	if l.Limit() != 80 || l.Used() != 0 {
+		t.Errorf("%d of %d used", l.Used(), l.Limit())
+	}
+}
+
 func TestReserveReclaims(t *testing.T) {
 	l := NewLedger(80)
 	l.TryReserve(80, ForDemand)
