@@ -551,6 +551,7 @@ func (d *disk) leave() error {
 // watch reports an operation of the writer that takes too long.
 type watch struct {
 	d     *disk
+	after time.Duration // hangAfter; a constant, but for tests
 	timer *time.Timer
 
 	mu    sync.Mutex
@@ -559,7 +560,7 @@ type watch struct {
 }
 
 func (w *watch) init(d *disk) {
-	w.d = d
+	w.d, w.after = d, d.c.hangAfter
 	w.timer = time.AfterFunc(time.Hour, w.fire)
 	w.timer.Stop()
 }
@@ -568,7 +569,7 @@ func (w *watch) begin() {
 	w.mu.Lock()
 	w.since = time.Now()
 	w.mu.Unlock()
-	w.timer.Reset(w.d.c.hangAfter)
+	w.timer.Reset(w.after)
 }
 
 func (w *watch) end() {
@@ -584,7 +585,7 @@ func (w *watch) end() {
 
 func (w *watch) fire() {
 	w.mu.Lock()
-	if w.since.IsZero() || time.Since(w.since) < w.d.c.hangAfter || w.hung {
+	if w.since.IsZero() || time.Since(w.since) < w.after || w.hung {
 		w.mu.Unlock() // it came late, of an operation that has ended
 		return
 	}
@@ -593,5 +594,5 @@ func (w *watch) fire() {
 	w.d.stuck++
 	w.d.mu.Unlock()
 	w.mu.Unlock()
-	w.d.drop("hang: write", fmt.Errorf("no answer within %v", w.d.c.hangAfter), false)
+	w.d.drop("hang: write", fmt.Errorf("no answer within %v", w.after), false)
 }
