@@ -84,7 +84,7 @@ func checkFiles(t testing.TB, v *Volume, want [][]byte, files ...int) {
 
 func TestPackedFiles(t *testing.T) {
 	p := pack(newFixture(t, 0, 1, 4095, 70<<10, 9<<20, 12, 5<<20), 3)
-	c := New(Options{Memory: 64 << 20, Logger: quiet})
+	c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
 	v := p.volume(c)
 	dir := t.TempDir()
 	if err := v.OpenDisk(dir, segment.Options{MaxBytes: 64 << 20, Logger: quiet}); err != nil {
@@ -109,7 +109,7 @@ func TestPackedFiles(t *testing.T) {
 // Errors name the shard and the member.
 func TestPackedErrors(t *testing.T) {
 	p := pack(newFixture(t, 1000, 2000, 3000), 3)
-	c := New(Options{Memory: 64 << 20, Logger: quiet})
+	c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
 	defer closeCache(t, c)
 	v := p.volume(c)
 	p.mem.PutBytes("shard-a.tar", []byte("another"))
@@ -130,7 +130,7 @@ func TestPrefetchGroup(t *testing.T) {
 	sizes := []int{size, size, size, size, size, 5 << 20, 0, size, size, size}
 	p := pack(newFixture(t, sizes...), 8)
 	start := func(t *testing.T, memory int64, files []int, wantStarted int, wantOut Outcome) (*Volume, func()) {
-		c := New(Options{Memory: memory, Logger: quiet})
+		c := newPatient(Options{Memory: memory, Logger: quiet})
 		v := p.volume(c)
 		p.spans.Store(0)
 		checkFiles(t, v, p.bytes, 2) // is there already
@@ -197,7 +197,7 @@ func TestPrefetchGroup(t *testing.T) {
 func TestGroupsAtOnce(t *testing.T) {
 	p := pack(newFixture(t, 1000, 2000, 3000, 4000, 5000, 6000), 6)
 	for range 50 {
-		c := New(Options{Memory: 64 << 20, Logger: quiet})
+		c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
 		v := p.volume(c)
 		var started atomic.Int64
 		var wg, landed sync.WaitGroup
@@ -221,7 +221,7 @@ func TestGroupsAtOnce(t *testing.T) {
 // A reader who waits for one file of a group makes the request urgent.
 func TestGroupUrgency(t *testing.T) {
 	p := pack(newFixture(t, 1000, 1000, 1000), 3)
-	c := New(Options{Memory: 64 << 20, Logger: quiet})
+	c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
 	defer closeCache(t, c)
 	v := p.volume(c)
 	opened := p.gate.close()
@@ -259,7 +259,7 @@ func TestGroupUrgency(t *testing.T) {
 // When a group fails its readers try again by themselves, and the memory comes back.
 func TestFailedGroup(t *testing.T) {
 	p := pack(newFixture(t, 1000, 1000, 1000), 3)
-	c := New(Options{Memory: 64 << 20, Logger: quiet})
+	c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
 	defer closeCache(t, c)
 	v := p.volume(c)
 	var boom error = &objstore.Error{Op: "read", Key: "shard-a.tar", Kind: objstore.KindInvalid}
