@@ -36,6 +36,8 @@ const maxPlanErrors = 20
 
 // startOrder (re)starts what steers the mount, on the version in force.
 func (e *Engine) startOrder() error {
+	e.planning.Lock() // a plan that is written meanwhile would be installed on the version before, or beside an inference
+	defer e.planning.Unlock()
 	e.stopInference()
 	v := e.cur.Load()
 	spec := e.order()
@@ -75,7 +77,7 @@ func (e *Engine) startOrder() error {
 		if text == nil {
 			continue
 		}
-		if err := e.PutPlan(name, text); err != nil {
+		if err := e.putPlan(name, text); err != nil {
 			e.log.Warn("a written plan does not fit the new version of the dataset", "plan", name, "cause", err)
 		}
 	}
@@ -90,6 +92,11 @@ func (e *Engine) startOrder() error {
 func (e *Engine) PutPlan(name string, data []byte) error {
 	e.planning.Lock()
 	defer e.planning.Unlock()
+	return e.putPlan(name, data)
+}
+
+// putPlan is PutPlan. e.planning is held.
+func (e *Engine) putPlan(name string, data []byte) error {
 	v := e.cur.Load()
 	o, err := parsePlan(v.manifest, data)
 	if err == nil && e.order().Name() == "none" {

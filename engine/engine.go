@@ -95,7 +95,7 @@ type Engine struct {
 	mu       sync.Mutex
 	views    []*view    // every version that readers may still have open
 	mount    []*Stream  // what steers the mount: by --order, or one a plan
-	planning sync.Mutex // held by PutPlan: one after the other
+	planning sync.Mutex // held while plans are written, or read anew: one after the other
 	plans    map[string]*plan
 	sessions map[*Stream]struct{} // the feed's
 
@@ -105,6 +105,8 @@ type Engine struct {
 	errs    errorRing
 
 	recorder recorder
+
+	refreshing chan struct{} // holds the place of the one refresh that goes on
 
 	background sync.WaitGroup
 	stop       context.CancelFunc
@@ -127,7 +129,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	// The wrapped handler lets stats show what the log says.
 	e := &Engine{host: h, cfg: cfg, users: 1, opened: make(chan struct{}), gone: make(chan struct{}), catalog: h.catalog, cache: h.cache, started: time.Now(),
-		plans: map[string]*plan{}, sessions: map[*Stream]struct{}{}}
+		plans: map[string]*plan{}, sessions: map[*Stream]struct{}{}, refreshing: make(chan struct{}, 1)}
 	e.log = slog.New(&e.errs)
 	e.errs.next = cfg.Logger.Handler()
 	e.spec.Store(&cfg.Order)
@@ -426,6 +428,14 @@ func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Man
 func (e *Engine) Refresh(ctx context.Context) (changed bool, err error) {
 	ctx, span := trace.Start(ctx, "dataset.refresh")
 	defer func() { span.End(err) }()
+	// One after the other: of two, each would take over from the same version, and the one with the older
+	// listing might be the last.
+	select {
+	case e.refreshing <- struct{}{}:
+		defer func() { <-e.refreshing }()
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
 	old := e.cur.Load()
 	m, layout, err := e.list(ctx)
 	if err != nil {

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -101,7 +103,7 @@ func read(t testing.TB, e *Engine, dir, path string) {
 
 func waitFor(t testing.TB, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !f(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)
 		}
@@ -191,6 +193,52 @@ func TestRefreshKeepsPlansAndOldReaders(t *testing.T) {
 	}
 	if names := e.Plans(); len(names) != 1 || len(e.mountStreams()) != 1 {
 		t.Errorf("plans %v, %d streams", names, len(e.mountStreams()))
+	}
+}
+
+// TestRefreshBesideOthers: of two refreshes at a time one finds what has changed, and a plan that is written
+// meanwhile is one of the version in force.
+func TestRefreshBesideOthers(t *testing.T) {
+	dir, paths := folder(t, 2, 10)
+	e := openEngine(t, dir, t.TempDir(), "auto")
+	defer closeEngine(t, e)
+	for i := range 30 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("c00/new%d.jpg", i)), []byte("new"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		var changes atomic.Int64
+		for range 2 {
+			all.Go(func() {
+				changed, err := e.Refresh(context.Background())
+				if err != nil {
+					t.Error(err)
+				}
+				if changed {
+					changes.Add(1)
+				}
+			})
+		}
+		all.Go(func() {
+			for k := range 5 {
+				if err := e.PutPlan("default", []byte(paths[(i+k)%len(paths)])); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		all.Wait()
+		if n := changes.Load(); n != 1 {
+			t.Errorf("%d refreshes found one change", n)
+		}
+		if s := e.mountStreams(); len(s) != 1 || s[0].volume != e.cur.Load().volume {
+			t.Errorf("%d streams, or one of a version that is gone", len(s))
+		}
+		if plan, err := e.Get("plan"); err != nil || string(plan) != paths[(i+4)%len(paths)] {
+			t.Errorf("the plan in force is %s, %v, and not the last one", plan, err)
+		}
+		if e.inference.Load() != nil {
+			t.Error("an order is searched although a plan is in force")
+		}
 	}
 }
 
