@@ -559,7 +559,7 @@ func TestInterrupt(t *testing.T) {
 			go func() { done <- cmd.Wait() }()
 			select {
 			case <-done:
-			case <-time.After(5 * time.Second):
+			case <-time.After(time.Minute):
 				t.Error("the reader hangs")
 			}
 			c.do("release") // a read through the page cache goes on without its reader
@@ -618,6 +618,7 @@ func TestDeadMountIsReplaced(t *testing.T) {
 	if _, err := f.Read(make([]byte, 1)); !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED) {
 		t.Errorf("an open file of the dead mount says %v", err)
 	}
+	again.finish() // its log is complete then
 	if !strings.Contains(again.log.String(), "replacing the mount of a process that has died") {
 		t.Errorf("not logged:\n%s", again.log.String())
 	}
@@ -866,11 +867,17 @@ func TestNewVersion(t *testing.T) {
 	changed.Close()
 	gone.Close()
 	root.Close()
-	// The kernel may keep an unused inode of the old version until it needs the memory.
-	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0); err != nil {
-		t.Fatal(err)
-	}
-	c.eventually("the old version is forgotten", func(r report) bool { return r.Generations == 1 })
+	// The kernel may keep an unused inode of the old version until it needs the memory, and where it finds
+	// little else to drop also then: names that were used lately get a second chance.
+	c.eventually("the old version is forgotten", func(r report) bool {
+		if r.Generations == 1 {
+			return true
+		}
+		if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("2"), 0); err != nil {
+			t.Fatal(err)
+		}
+		return false
+	})
 
 	c.do("fail refresh")
 	if err := os.WriteFile(c.path(".shoal/refresh"), []byte("now\n"), 0); !errors.Is(err, unix.EIO) {

@@ -583,14 +583,14 @@ func (c *child) report() (r report) {
 // eventually waits for a state that the kernel brings about in its own time.
 func (c *child) eventually(what string, ok func(report) bool) {
 	c.t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		r := c.report()
 		if ok(r) {
 			return
 		}
 		if time.Now().After(deadline) {
-			c.t.Fatalf("not so after 10 s: %s; it is %+v", what, r)
+			c.t.Fatalf("not so after a minute: %s; it is %+v", what, r)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
