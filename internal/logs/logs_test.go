@@ -151,7 +151,9 @@ func TestFlood(t *testing.T) {
 }
 
 // More kinds than there is room for are written, and not kept.
-func TestKindsAreBounded(t *testing.T) {
+func TestKindsAreBounded(t *testing.T) { synctest.Test(t, kindsAreBounded) } // no window ends meanwhile
+
+func kindsAreBounded(t *testing.T) {
 	var w lines
 	l := NewLimiter()
 	log := newLogger(t, l, &w, Text, slog.LevelInfo)
@@ -164,7 +166,9 @@ func TestKindsAreBounded(t *testing.T) {
 	l.Flush()
 }
 
-func TestManyLoggers(t *testing.T) {
+func TestManyLoggers(t *testing.T) { synctest.Test(t, manyLoggers) }
+
+func manyLoggers(t *testing.T) {
 	var w lines
 	l := NewLimiter()
 	log := newLogger(t, l, &w, JSON, slog.LevelInfo)

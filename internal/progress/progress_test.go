@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -30,7 +31,10 @@ func (c *clock) add(d time.Duration) {
 	c.t = c.t.Add(d)
 }
 
-func TestLinesWithoutTerminal(t *testing.T) {
+// The bar's own clock shows nothing meanwhile: the bubble's stands still until the test waits.
+func TestLinesWithoutTerminal(t *testing.T) { synctest.Test(t, linesWithoutTerminal) }
+
+func linesWithoutTerminal(t *testing.T) {
 	var out bytes.Buffer
 	c := &clock{t: time.Unix(0, 0)}
 	p := New(&out)
