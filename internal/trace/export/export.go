@@ -22,8 +22,8 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// flushTime is how long the end of a process waits for the collector.
-const flushTime = 3 * time.Second
+// flushTime is how long the end of a process waits for the collector. A variable for tests.
+var flushTime = 3 * time.Second
 
 // Start turns tracing on if the environment asks for it: by an endpoint (OTEL_EXPORTER_OTLP_ENDPOINT, or _TRACES_ENDPOINT)
 // or by OTEL_TRACES_EXPORTER=otlp. stop sends what is left. An error is the user's, and says which variable is wrong;

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"log/slog"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,9 +13,21 @@ import (
 	"github.com/shoalfs/shoal/rig/otlp"
 )
 
-// environ sets variables for the SDK, which reads the process's own, and returns how Start asks for them.
+// The collectors of these tests answer, however late.
+func TestMain(m *testing.M) {
+	flushTime = time.Minute
+	os.Exit(m.Run())
+}
+
+// environ sets variables for the SDK, which reads the process's own, and returns how Start asks for them. Those of
+// whoever runs the tests are not theirs.
 func environ(t *testing.T, vars map[string]string) func(string) string {
 	t.Helper()
+	for _, kv := range os.Environ() {
+		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "OTEL_") {
+			t.Setenv(name, "") // as if it were not set
+		}
+	}
 	for name, v := range vars {
 		t.Setenv(name, v)
 	}
