@@ -72,7 +72,51 @@ type daemon struct {
 	listener *net.UnixListener
 	cancel   context.CancelFunc
 	accept   sync.WaitGroup // what goes on beside the verbs
-	verbs    sync.WaitGroup
+	verbs    verbs
+}
+
+// verbs counts those that run. It is no sync.WaitGroup, which panics where one begins in the moment in which somebody
+// who waits is told that the last one has ended.
+type verbs struct {
+	mu   sync.Mutex
+	n    int
+	idle chan struct{} // closed when n is 0 again; nil while nobody waits
+}
+
+// Go runs one.
+func (v *verbs) Go(do func()) {
+	v.mu.Lock()
+	v.n++
+	v.mu.Unlock()
+	go func() {
+		defer v.end()
+		do()
+	}()
+}
+
+func (v *verbs) end() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.n--; v.n == 0 && v.idle != nil {
+		close(v.idle)
+		v.idle = nil
+	}
+}
+
+// ended returns a channel that is closed once none runs.
+func (v *verbs) ended() <-chan struct{} {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	idle := v.idle
+	if idle == nil {
+		idle = make(chan struct{})
+		if v.n == 0 {
+			close(idle)
+			return idle
+		}
+		v.idle = idle
+	}
+	return idle
 }
 
 // ownHost takes the cache directory and listens for those who come to share it.
@@ -141,16 +185,14 @@ func (d *daemon) close() error {
 		_ = d.listener.Close()
 	}
 	d.accept.Wait()
-	d.verbs.Wait()
+	<-d.verbs.ended()
 	return d.host.Close()
 }
 
 // closeAfter closes the daemon once its own verb has ended, with err, and those that attached have, too.
 func (d *daemon) closeAfter(ctx context.Context, err error) error {
-	idle := make(chan struct{})
-	go func() { d.verbs.Wait(); close(idle) }()
 	select {
-	case <-idle:
+	case <-d.verbs.ended():
 	case <-ctx.Done():
 	}
 	return errors.Join(err, d.close())
@@ -278,7 +320,7 @@ func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) 
 		return err
 	}
 	if _, err := conn.Write(append(b, '\n')); err != nil {
-		return fmt.Errorf("the daemon of %s: %w", cacheDir, err)
+		return errEnding // it has closed its socket, or was killed, since the connection was made
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.(*net.UnixConn).CloseWrite() }) // the daemon ends the verb and answers
 	defer stop()

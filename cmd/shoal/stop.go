@@ -63,7 +63,7 @@ cache is left in order. A daemon that serves several datasets is left alone, unl
 
 // ownerOf returns the process that listens on a cache directory's socket, as this process numbers it.
 func ownerOf(cacheDir string) (pid int, err error) {
-	conn, err := net.Dial("unix", filepath.Join(cacheDir, socketName))
+	conn, err := dialUnix(filepath.Join(cacheDir, socketName))
 	if err != nil {
 		return 0, err
 	}
