@@ -11,24 +11,14 @@ import (
 // TestVerbsBeginAsTheLastEnds: who waits for the verbs does not mind one that begins just then.
 func TestVerbsBeginAsTheLastEnds(t *testing.T) {
 	var v verbs
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			case <-v.ended():
-			}
-		}
-	}()
 	for range 20_000 {
-		began := make(chan struct{})
-		v.Go(func() { close(began) })
-		<-began
+		last := make(chan struct{})
+		v.Go(func() { <-last })
+		idle := v.ended()
+		close(last)
+		v.Go(func() {})
+		<-idle
 	}
-	close(stop)
-	<-stopped
 	running := make(chan struct{})
 	v.Go(func() { <-running })
 	idle := v.ended()
