@@ -193,10 +193,13 @@ func (s *steps) want(line, answer string) {
 
 func errno(e syscall.Errno) string { return fmt.Sprintf("errno %d", int(e)) }
 
+// ownAddress is one of loopback where no other process asks for a port: one that is free stays so.
+func ownAddress() string { return fmt.Sprintf("127.77.%d.%d", os.Getpid()>>8&0xff, os.Getpid()&0xfe+1) }
+
 // freePort returns an address that nobody listens on.
 func freePort(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", ownAddress()+":0")
 	if err != nil {
 		t.Fatal(err)
 	}

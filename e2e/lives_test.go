@@ -44,8 +44,7 @@ const nodeKinds = 4
 func newNode(t *testing.T, kind int, env []string, source string) *node {
 	t.Helper()
 	n := &node{env: env, args: []string{"serve", source, "--cache-dir", t.TempDir(), "--log-level", "error"}}
-	// An address of loopback of its own: nobody else takes the port while the server is dead.
-	address := fmt.Sprintf("127.77.%d.%d:7070", os.Getpid()>>8&0xff, os.Getpid()&0xfe+1)
+	address := ownAddress() + ":7070" // nobody else takes it while the server is dead
 	token := func() {
 		file := filepath.Join(t.TempDir(), "tokens")
 		write(t, file, []byte("another\nsesame-0451\n"))
