@@ -188,13 +188,13 @@ func processes(text string) (pids []int) {
 // kept waits until all of n files lie on disk.
 func waitKept(t testing.TB, mnt string, n int) {
 	t.Helper()
-	within(t, 20*time.Second, fmt.Sprintf("%d files on disk", n), func() bool { return readStats(t, mnt).Disk.Kept >= n })
+	within(t, time.Minute, fmt.Sprintf("%d files on disk", n), func() bool { return readStats(t, mnt).Disk.Kept >= n })
 }
 
 // gone waits until a process has ended.
 func gone(t testing.TB, pid int) {
 	t.Helper()
-	within(t, 20*time.Second, fmt.Sprintf("the end of process %d", pid), func() bool { return syscall.Kill(pid, 0) != nil })
+	within(t, time.Minute, fmt.Sprintf("the end of process %d", pid), func() bool { return syscall.Kill(pid, 0) != nil })
 }
 
 // decode reads JSON that a verb printed.
