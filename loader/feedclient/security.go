@@ -6,8 +6,10 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
+	"syscall"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -49,11 +51,11 @@ func (s Security) dialOptions(encrypted bool) ([]grpc.DialOption, error) {
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, grpc.WithTransportCredentials(credentials.NewTLS(c)))
+		list = append(list, grpc.WithTransportCredentials(readerTells{credentials.NewTLS(c)}))
 	case s.CA != "" || s.Cert != "" || s.Key != "" || s.ServerName != "":
 		return nil, errors.New("certificates are for tls://HOST:PORT: change the address, or leave them out")
 	default:
-		list = append(list, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		list = append(list, grpc.WithTransportCredentials(readerTells{insecure.NewCredentials()}))
 	}
 	if s.Token != "" {
 		if !loader.CanBeToken(s.Token) {
@@ -94,6 +96,36 @@ func (s Security) tls() (*tls.Config, error) {
 	}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
 	return c, nil
+}
+
+// readerTells makes connections on which reading alone tells how they ended. A server that refuses a client says why and
+// closes; gRPC, if it still has to write then, would tell of a broken pipe, and not of what the server said.
+type readerTells struct {
+	credentials.TransportCredentials
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (c readerTells) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	return toldByReader{conn}, info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (c readerTells) Clone() credentials.TransportCredentials {
+	return readerTells{c.TransportCredentials.Clone()}
+}
+
+type toldByReader struct{ net.Conn }
+
+func (c toldByReader) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) { // the reader is at its end, too
+		return len(p), nil
+	}
+	return n, err
 }
 
 // bearer is a token as metadata of every call.
