@@ -595,3 +595,18 @@ func TestRemains(t *testing.T) {
 		t.Errorf("a quarter of the memory: %d requests for %d samples, %d B of %d", e[2].Requests, n, e[2].MemoryPeak, c.Memory)
 	}
 }
+
+// A reader who fetches something himself does it in a place of his own, and takes none of those for what is
+// fetched ahead: 14 requests ahead and 2 of readers bring what the accelerator needs, 12 and 2 do not.
+func TestDemandTakesItsOwnPlaces(t *testing.T) {
+	const n, size = 1024, 256 << 10
+	e := run(t, Config{
+		Order: func(e int) order.Order { return order.Uniform(n, 7, e) }, Samples: n, Sizes: equal(size), Policy: Keep, Warm: true,
+		Job:        Job{Accelerators: 1, Batch: 16, Workers: 4, Step: 0.083, Prefetch: 8},
+		Store:      Store{Latency: 0.1, LatencySigma: 0.3, Connections: 16},
+		CacheBytes: n / 4 * size, Memory: 36 << 20, Epochs: 3,
+	})
+	if u := e[2].Utilisation; u < 0.98 {
+		t.Errorf("utilisation %.3f", u)
+	}
+}

@@ -31,6 +31,7 @@ type worker struct {
 	class       class  // what the sample has been so far
 	busy        bool   // reading, or waiting
 	opened      bool   // the sample's position counts as read
+	done        int64  // bytes of the sample that were read, and come free at its end
 }
 
 // class says how a sample was found.
@@ -135,7 +136,7 @@ func (t *trainer) read(i, pos int) bool {
 		case st&(held|partly) != 0 || v.hit(p, sample, e):
 		default:
 			w.class = waited
-			if !v.reserve(v.sizes.ExtentBytes(sample, w.extent), true) {
+			if n := v.sizes.ExtentBytes(sample, w.extent); !v.reserve(n, true) && !(t.giveAllBack() && v.reserve(n, true)) {
 				v.hungry = append(v.hungry, int32(i))
 				return false
 			}
@@ -145,8 +146,9 @@ func (t *trainer) read(i, pos int) bool {
 		}
 		x := w.extent
 		w.extent++
-		v.spend(sample, x)
+		w.done += v.spend(sample, x)
 	}
+	t.giveBack(w)
 	r := t.s.result(t.epoch)
 	switch w.class {
 	case keepHit:
@@ -159,6 +161,23 @@ func (t *trainer) read(i, pos int) bool {
 	t.samples++
 	w.extent, w.class, w.opened = 0, keepHit, false
 	return true
+}
+
+// giveBack gives back the memory of what a worker has read. It reports whether that is any.
+func (t *trainer) giveBack(w *worker) bool {
+	n := w.done
+	if w.done = 0; n > 0 {
+		t.s.volume.release(n)
+	}
+	return n > 0
+}
+
+// giveAllBack gives back what was read of samples that are not at their end, for a worker who finds no memory.
+func (t *trainer) giveAllBack() (any bool) {
+	for i := range t.workers {
+		any = t.giveBack(&t.workers[i]) || any
+	}
+	return any
 }
 
 func (t *trainer) wait(w *worker, e uint32) {

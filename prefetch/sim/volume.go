@@ -195,20 +195,21 @@ func (v *volume) landed(sample, x int) {
 	}
 }
 
-// spend gives up an extent that its reader has had, unless it is to be read again and may stay.
-func (v *volume) spend(sample, x int) {
+// spend gives up an extent that its reader has had, unless it is to be read again and may stay. It returns the
+// bytes of memory that come free with it when the reader is done with the sample.
+func (v *volume) spend(sample, x int) int64 {
 	e := v.extent(sample, x)
 	was := v.states[e]
 	if was&(staged|written) != staged {
 		v.states[e] = v.left(sample, x)
-		return
+		return 0
 	}
 	if was&spent != 0 { // read while it was left over
-		return
+		return 0
 	}
 	if v.s.stream.wants(sample) {
 		if v.used <= v.ahead() {
-			return
+			return 0
 		}
 		v.s.stream.lost(sample)
 	}
@@ -217,7 +218,7 @@ func (v *volume) spend(sample, x int) {
 	if !v.cache.forgets() {
 		v.leave(e, n)
 	}
-	v.release(n)
+	return n
 }
 
 // left is what an extent is that its reader has had: for a policy that holds whole samples, part of one that it
