@@ -354,7 +354,7 @@ func (s *Stream) issue(p *phase) (done, ok bool) {
 		}
 		group, rest := s.group(p, file)
 		if rest {
-			return false, !s.inBulk
+			return false, !s.hurries(p)
 		}
 		if len(group) > 1 {
 			if !gate.may(s, most) {
@@ -424,14 +424,16 @@ func (s *Stream) group(p *phase, file int) (files []int, rest bool) {
 	if s.layout == nil || s.volume.Extents(file) != 1 {
 		return nil, false
 	}
-	frontier := 0
+	frontier, head := 0, 0
 	if p == &s.cur {
-		frontier = s.tracker.Frontier()
+		frontier, head = s.tracker.Frontier(), s.tracker.Head()
 	}
 	bounds := prefetch.Coalescing{MaxBytes: groupBytes, MaxGap: groupGap, MaxFiles: groupFiles}
 	free := s.engine.cache.PrefetchRoom()
-	if early := p.pos >= frontier+s.horizon.Plan; early && (!s.inBulk || free < s.horizon.Reserve+groupBytes) {
-		s.restUntil = p.pos - s.horizon.Plan*3/4
+	if early := p.pos >= s.horizon.Front(frontier, head)+s.horizon.Plan; early && (!s.hurries(p) || free < s.horizon.Reserve+groupBytes) {
+		if p != &s.next {
+			s.restUntil = p.pos - s.horizon.Plan*3/4
+		}
 		return nil, true
 	}
 	bounds = s.horizon.Bound(bounds, free)
@@ -461,6 +463,11 @@ func (s *Stream) group(p *phase, file int) (files []int, rest bool) {
 	}
 	return ranks, false
 }
+
+// hurries reports whether what memory there is goes to a phase before its reader comes near: neighbours for
+// the disk, and the next epoch, for which the line would be idle else while this one's last batches are read.
+// s.mu is held.
+func (s *Stream) hurries(p *phase) bool { return s.inBulk || p == &s.next }
 
 // packed implements prefetch.Places.
 type packed struct {
@@ -569,7 +576,7 @@ func (s *Stream) opened(file int) {
 	case at < before && at < s.cur.pos: // what had been given up is read after all
 		s.cur.pos = at
 		s.poke()
-	case s.restUntil > 0 && at >= s.restUntil:
+	case s.restUntil > 0 && s.horizon.Front(at, s.tracker.Head()) >= s.restUntil:
 		s.restUntil = 0
 		s.poke()
 	case s.isLost():

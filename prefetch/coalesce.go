@@ -70,13 +70,15 @@ func Coalesce(file int, p Places, o Coalescing, wanted func(file int) bool) []in
 	return slices.Concat(ranks[right:], ranks[:right])
 }
 
-// Horizon is how far ahead an executor goes that coalesces requests. Positions count from the reader's
-// frontier, not from the one that is being planned.
+// Horizon is how far ahead an executor goes that coalesces requests. Positions count from the reader's, not
+// from the one that is being planned.
 type Horizon struct {
-	// Plan: up to here a request is started for what is not resident.
+	// Plan: up to here, from Front on, a request is started for what is not resident.
 	Plan int
-	// Take: what is needed up to here may come along.
+	// Take: what is needed up to here, from the reader's frontier on, may come along.
 	Take int
+	// Spread is the most that Front believes.
+	Spread int
 	// Reserve is the part of the memory that nothing may take that only comes along.
 	Reserve int64
 }
@@ -97,7 +99,14 @@ type Horizon struct {
 // 0.14 requests a sample.
 func NewHorizon(budget, mean int64) Horizon {
 	n := max(budget/max(mean, 1), 1)
-	return Horizon{Plan: int(max(n/8, 1)), Take: int(2 * n), Reserve: budget / 8}
+	return Horizon{Plan: int(max(n/8, 1)), Take: int(2 * n), Spread: int(n / 2), Reserve: budget / 8}
+}
+
+// Front returns where a reader stands who has read all positions below frontier and none from head on. The
+// workers of a loader read a batch each, side by side: the last one is their number of batches ahead of the
+// first, and needs what comes next as soon. Somebody who opens one file out of turn must not move it far.
+func (h Horizon) Front(frontier, head int) int {
+	return frontier + min(max(head-frontier, 0), h.Spread)
 }
 
 // Bound returns c with its span bounded by what may come along while free bytes of memory are free.

@@ -265,3 +265,16 @@ func BenchmarkCoalesce(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(files), "ns/file")
 }
+
+func TestHorizonFront(t *testing.T) {
+	h := NewHorizon(100<<10, 1<<10)
+	for _, c := range []struct{ frontier, head, want int }{
+		{0, 0, 0}, {7, 8, 8}, {10, 34, 34}, // a worker's batch is further on
+		{10, 90, 10 + 50}, // one file out of turn
+		{20, 5, 20},       // the tracker has skipped what a reader left out
+	} {
+		if got := h.Front(c.frontier, c.head); got != c.want {
+			t.Errorf("Front(%d, %d) = %d, want %d", c.frontier, c.head, got, c.want)
+		}
+	}
+}

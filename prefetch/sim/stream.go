@@ -29,6 +29,7 @@ type phase struct {
 	reach    int      // files up to here may have come along with others
 	done     []uint64 // a bit a position: it was read
 	frontier int      // the first position that was not read
+	head     int      // the last position that was read, plus 1
 	claim    func(sample, extent int) bool
 }
 
@@ -36,6 +37,7 @@ func (p *phase) read(pos int) bool { return p.done[pos/64]>>(pos%64)&1 != 0 }
 
 func (p *phase) mark(pos int) {
 	p.done[pos/64] |= 1 << (pos % 64)
+	p.head = max(p.head, pos+1)
 	for p.frontier < p.order.Len() && p.read(p.frontier) {
 		p.frontier++
 	}
@@ -135,7 +137,7 @@ func (st *stream) issue(p *phase) (done, ok bool) {
 		sample := p.order.At(p.pos)
 		group, rest := st.group(p, sample)
 		if rest {
-			return false, !st.inBulk
+			return false, !st.hurries(p)
 		}
 		if len(group) > 1 {
 			if st.flying >= st.inFlight {
@@ -184,11 +186,17 @@ func (st *stream) freed() {
 // opened is told that a worker begins with a position.
 func (st *stream) opened(pos int) {
 	st.cur.mark(pos)
-	if st.restUntil > 0 && st.cur.frontier >= st.restUntil {
+	if st.restUntil > 0 && st.front(&st.cur) >= st.restUntil {
 		st.restUntil = 0
 		st.poked = true
 	}
 }
+
+// hurries reports whether what memory there is goes to a phase before the reader comes near.
+func (st *stream) hurries(p *phase) bool { return st.inBulk || p == &st.next }
+
+// front returns where the reader stands in a phase.
+func (st *stream) front(p *phase) int { return st.horizon.Front(p.frontier, p.head) }
 
 // wants reports whether the sample was fetched, or claimed, for a position that is still to be read.
 func (st *stream) wants(sample int) bool { return st.cur.wants(sample) || st.next.wants(sample) }
@@ -214,7 +222,7 @@ func (st *stream) group(p *phase, sample int) (files []int, rest bool) {
 		return nil, false
 	}
 	free := s.volume.room()
-	if early := p.pos >= p.frontier+st.horizon.Plan; early && (!st.inBulk || free < st.horizon.Reserve+groupBytes) {
+	if early := p.pos >= st.horizon.Front(p.frontier, p.head)+st.horizon.Plan; early && (!st.hurries(p) || free < st.horizon.Reserve+groupBytes) {
 		st.restUntil = p.pos - st.horizon.Plan*3/4
 		return nil, true
 	}
