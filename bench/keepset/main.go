@@ -191,12 +191,12 @@ func (b *bench) row(c testbed.Config) error {
 				return err
 			}
 		}
-		predicted, err := kit.Predict(c, testbed.Result{Bytes: kept.Dataset, Kept: kept.Kept, Bandwidth: kept.Bandwidth, Memory: kept.Memory}, *work.Work, p.policy)
+		predicted, err := kit.Predict(b.Ctx, b.bed, c, testbed.Result{Bytes: kept.Dataset, Kept: kept.Kept, Bandwidth: kept.Bandwidth, Memory: kept.Memory}, *work.Work, p.policy)
 		if err != nil {
 			return err
 		}
 		b.Say("| %.3f | %.2f | %s | %.1f%% | %.1f%% | %.0f | %d | %.0f | %.2f s | %.0f%% |", kept.Kept, c.Bandwidth.Times, p.label, 100*o.Utilisation,
-			100*predicted[passes-1].Utilisation, o.Rate, o.Requests, float64(o.Bytes)/1e6, o.Stall, 100*o.Busy)
+			100*predicted[passes-1].Utilisation(), o.Rate, o.Requests, float64(o.Bytes)/1e6, o.Stall, 100*o.Busy)
 	}
 	return nil
 }

@@ -2,13 +2,15 @@ package kit
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"math"
+	"strconv"
 	"time"
 
 	"github.com/shoalfs/shoal/accelerator"
-	"github.com/shoalfs/shoal/prefetch"
-	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/sim"
+	"github.com/shoalfs/shoal/rig/proxy"
 	"github.com/shoalfs/shoal/rig/testbed"
 )
 
@@ -17,6 +19,9 @@ type Work struct {
 	Read  float64 `json:"read"`  // a worker's time over one sample that is on disk
 	Fetch float64 `json:"fetch"` // the machine's time, all processes together, over one request
 }
+
+// extentBytes is how much of a file the daemon fetches at a time.
+const extentBytes = 4 << 20
 
 // Calibrate measures Work for the dataset of a configuration: one worker reads all of it from disk, then all
 // of it comes from a store that is near and wide, into eight.
@@ -35,7 +40,7 @@ func Calibrate(ctx context.Context, b *testbed.Bed, c testbed.Config) (w Work, e
 		}
 		*side.into = Whole(r.Epochs[0].Epoch).Seconds / float64(r.Epochs[0].Samples)
 	}
-	w.Fetch /= float64(max(sizes{c.Dataset}.Extents(0), 1))
+	w.Fetch /= math.Ceil(float64(c.Dataset.Size) / extentBytes) // requests a sample
 	return w, nil
 }
 
@@ -47,116 +52,57 @@ func Whole(e accelerator.Epoch) accelerator.Epoch {
 	return e
 }
 
-// extentBytes is how much of a file the daemon fetches at a time.
-const extentBytes = 4 << 20
-
-// sizes are those of a testbed's dataset.
-type sizes struct{ testbed.Dataset }
-
-func (s sizes) Extents(sample int) int {
-	return int((s.SizeOf(sample) + extentBytes - 1) / extentBytes)
+// Epoch is what an epoch took, or was predicted to take.
+type Epoch struct {
+	Seconds  float64 `json:"seconds"`
+	Compute  float64 `json:"compute"` // seconds of that in which the accelerators computed
+	Requests float64 `json:"requests"`
+	Bytes    float64 `json:"bytes"` // over the line
 }
 
-func (s sizes) ExtentBytes(sample, extent int) int64 {
-	return min(extentBytes, s.SizeOf(sample)-int64(extent)*extentBytes)
-}
+// Utilisation is the part of the time in which the accelerators compute.
+func (e Epoch) Utilisation() float64 { return e.Compute / e.Seconds }
 
-// shards lie as `shoal pack` lays them, in a random order, which is not the same one.
-type shards struct {
-	rank, at []int
-	object   []int
-	off, end []int64
-}
-
-// shardBytes is the shard size of a testbed's packed datasets; tarBlock what tar rounds to.
-const (
-	shardBytes = 16 << 20
-	tarBlock   = 512
-)
-
-func pack(d testbed.Dataset) *shards {
-	s := &shards{rank: make([]int, d.Samples)}
-	random := order.Uniform(d.Samples, 1, 0)
-	object, off := 0, int64(0)
-	for r := range d.Samples {
-		file := random.At(r)
-		size := d.SizeOf(file)
-		if off > 0 && off+tarBlock+size > shardBytes {
-			object, off = object+1, 0
-		}
-		s.rank[file] = r
-		s.at = append(s.at, file)
-		s.object = append(s.object, object)
-		s.off = append(s.off, off+tarBlock)
-		s.end = append(s.end, off+tarBlock+size)
-		off += tarBlock + (size+tarBlock-1)/tarBlock*tarBlock
+// Mean returns the mean of some epochs.
+func Mean(epochs []Epoch) (m Epoch) {
+	n := float64(len(epochs))
+	for _, e := range epochs {
+		m.Seconds += e.Seconds / n
+		m.Compute += e.Compute / n
+		m.Requests += e.Requests / n
+		m.Bytes += e.Bytes / n
 	}
-	return s
+	return m
 }
 
-func (s *shards) Len() int                         { return len(s.at) }
-func (s *shards) Rank(file int) int                { return s.rank[file] }
-func (s *shards) At(rank int) int                  { return s.at[rank] }
-func (s *shards) Extent(r int) (int, int64, int64) { return s.object[r], s.off[r], s.end[r] }
-
-// Connections is what a daemon has in flight unless it is told otherwise.
-const Connections = 512
-
-// Prediction is what the simulator says of an epoch.
-type Prediction struct {
-	Utilisation     float64
-	Requests, Bytes float64
-}
-
-// predictions is how many simulations with other latencies and kept sets are averaged: an epoch of a few seconds
-// is a short one.
+// predictions is how many simulations with other latencies are averaged: an epoch of a few seconds is a short
+// one.
 const predictions = 5
 
-// Predict simulates a configuration that was measured, with what was kept, the bandwidth and the memory that
-// it had, and returns a prediction for each epoch.
-func Predict(c testbed.Config, r testbed.Result, w Work, p sim.Policy) ([]Prediction, error) {
-	spec, err := order.Parse(c.Order)
-	if err != nil {
+// Predict has `shoal plan` predict a configuration that was measured, with what was kept, the bandwidth and
+// the memory that it had, and returns each epoch. The store has to hold the dataset.
+func Predict(ctx context.Context, b *testbed.Bed, c testbed.Config, r testbed.Result, w Work, policy sim.Policy) ([]Epoch, error) {
+	if err := b.Far(ctx, proxy.Options{}); err != nil {
 		return nil, err
 	}
-	cfg := sim.Config{
-		Order: func(epoch int) order.Order {
-			o, err := spec.Order(c.Dataset.Samples, epoch)
-			if err != nil {
-				return nil
-			}
-			return o
-		},
-		Sizes: sizes{c.Dataset},
-		Job: sim.Job{
-			Accelerators: c.Job.Accelerators, Batch: c.Job.Batch, Workers: c.Job.Workers, Step: c.Job.Step.Seconds(),
-			Prefetch: c.Job.Prefetch, Read: w.Read,
-		},
-		Store: sim.Store{
-			Bandwidth: r.Bandwidth, Latency: c.Latency.Seconds(), LatencySigma: c.Sigma, Connections: Connections,
-			CPU: w.Fetch,
-		},
-		CacheBytes: int64(r.Kept * float64(r.Bytes)), Memory: r.Memory, Policy: p, Epochs: c.Epochs, Warm: true,
-	}
-	if c.Connections > 0 {
-		cfg.Connections = c.Connections
-	}
-	if c.Packed {
-		cfg.Places = pack(c.Dataset)
-	}
-	mean := make([]Prediction, c.Epochs)
-	for seed := range uint64(predictions) {
-		cfg.Seed = seed + 1
-		cfg.Key = func(sample int) uint64 { return seed<<32 | uint64(sample) }
-		if c.Packed {
-			cfg.Key = nil // by runs of a shard
-		}
-		epochs, err := sim.Run(cfg)
+	mean := make([]Epoch, c.Epochs)
+	for seed := range predictions {
+		out, err := b.Shoal(ctx, append(planArgs(c, r, w, policy), "--seed", strconv.Itoa(seed))...)
 		if err != nil {
 			return nil, err
 		}
-		for i, e := range epochs {
-			mean[i].Utilisation += e.Utilisation / predictions
+		var report struct {
+			Policies []struct{ Epochs []sim.Epoch }
+		}
+		if err := json.Unmarshal([]byte(out), &report); err != nil {
+			return nil, fmt.Errorf("shoal plan: %w", err)
+		}
+		if len(report.Policies) != 1 || len(report.Policies[0].Epochs) != c.Epochs {
+			return nil, fmt.Errorf("shoal plan: %d epochs of one policy were asked for: %s", c.Epochs, out)
+		}
+		for i, e := range report.Policies[0].Epochs {
+			mean[i].Seconds += e.Seconds / predictions
+			mean[i].Compute += e.Compute / predictions
 			mean[i].Requests += float64(e.Requests) / predictions
 			mean[i].Bytes += float64(e.Bytes) / predictions
 		}
@@ -164,4 +110,24 @@ func Predict(c testbed.Config, r testbed.Result, w Work, p sim.Policy) ([]Predic
 	return mean, nil
 }
 
-var _ prefetch.Places = (*shards)(nil)
+// planArgs are the arguments of `shoal plan` for a configuration.
+func planArgs(c testbed.Config, r testbed.Result, w Work, policy sim.Policy) []string {
+	seconds := func(s float64) string { return time.Duration(s * float64(time.Second)).String() }
+	bandwidth := "unlimited"
+	if r.Bandwidth > 0 {
+		bandwidth = strconv.FormatFloat(8*r.Bandwidth, 'f', 0, 64) + "bit"
+	}
+	args := []string{
+		"plan", c.Source(), "--json", "--warm", "--samples", "*", "--policy", policy.String(),
+		"--cache-size", strconv.FormatInt(int64(r.Kept*float64(r.Bytes)), 10) + "B", "--memory", strconv.FormatInt(c.Memory, 10) + "B",
+		"--bandwidth", bandwidth, "--latency", c.Latency.String(), "--latency-sigma", strconv.FormatFloat(c.Sigma, 'g', -1, 64),
+		"--request-cpu", seconds(w.Fetch), "--read-time", seconds(w.Read),
+		"--order", c.Order, "--epochs", strconv.Itoa(c.Epochs), "--accelerators", strconv.Itoa(c.Job.Accelerators),
+		"--batch", strconv.Itoa(c.Job.Batch), "--step-time", c.Job.Step.String(),
+		"--workers", strconv.Itoa(c.Job.Workers), "--prefetch", strconv.Itoa(c.Job.Prefetch / c.Job.Workers),
+	}
+	if c.Connections > 0 {
+		args = append(args, "--connections", strconv.Itoa(c.Connections))
+	}
+	return args
+}

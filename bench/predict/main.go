@@ -1,6 +1,6 @@
-// Command predict puts predictions of package sim beside measurements: for each configuration of a grid
-// the utilisation of emulated accelerators over a real mount, and what the simulator, which plans with the
-// same code, says of it. It writes bench/results/predict.md. Run it from the repository's root:
+// Command predict puts what `shoal plan` predicts beside measurements: for each configuration of a grid the
+// utilisation of emulated accelerators over a real mount, and what plan says of the same source with the
+// same figures. It writes bench/results/predict.md. Run it from the repository's root:
 //
 //	go run ./bench/predict
 //
@@ -28,19 +28,13 @@ const target = 2.0
 
 // record is a measurement, or a calibration, as it is kept.
 type record struct {
-	Work        *kit.Work `json:"work,omitempty"` // of a calibration
-	Utilisation float64   `json:"utilisation,omitempty"`
-	Samples     int       `json:"samples,omitempty"`
-	Requests    int64     `json:"requests,omitempty"`
-	RemoteBytes int64     `json:"remote_bytes,omitempty"`
-	Bytes       int64     `json:"dataset_bytes,omitempty"`
-	Kept        float64   `json:"kept,omitempty"`
-	After       float64   `json:"after,omitempty"`
-	Bandwidth   float64   `json:"bandwidth,omitempty"`
-	Memory      int64     `json:"memory,omitempty"`
-	Busy        float64   `json:"busy,omitempty"`
-	CPU         float64   `json:"cpu,omitempty"`
-	Oversleep   float64   `json:"oversleep,omitempty"`
+	Work      *kit.Work   `json:"work,omitempty"`   // of a calibration
+	Epochs    []kit.Epoch `json:"epochs,omitempty"` // those that are compared
+	Bytes     int64       `json:"dataset_bytes,omitempty"`
+	Kept      float64     `json:"kept,omitempty"`
+	Bandwidth float64     `json:"bandwidth,omitempty"`
+	Busy      float64     `json:"busy,omitempty"`
+	CPU       float64     `json:"cpu,omitempty"`
 }
 
 type bench struct {
@@ -127,29 +121,35 @@ func (b *bench) measure(c testbed.Config, again bool, bar *progress.Bar) error {
 	if err != nil {
 		return err
 	}
-	e := r.Epochs[len(r.Epochs)-1]
-	return b.done.Add(name(c), record{
-		Utilisation: kit.Whole(e.Epoch).Utilisation, Samples: e.Samples, Requests: e.Requests, RemoteBytes: e.RemoteBytes,
-		Bytes: r.Bytes, Kept: r.Kept, After: r.After, Bandwidth: r.Bandwidth, Memory: r.Memory, Busy: r.Busy, CPU: r.CPU, Oversleep: e.Oversleep,
-	})
+	rec := record{Bytes: r.Bytes, Kept: r.Kept, Bandwidth: r.Bandwidth, Busy: r.Busy, CPU: r.CPU}
+	for _, e := range r.Epochs[1:] {
+		whole := kit.Whole(e.Epoch)
+		rec.Epochs = append(rec.Epochs, kit.Epoch{Seconds: whole.Seconds, Compute: whole.Compute, Requests: float64(e.Requests), Bytes: float64(e.RemoteBytes)})
+	}
+	return b.done.Add(name(c), rec)
 }
 
 func (b *bench) report(list []testbed.Config, works map[string]kit.Work) error {
-	b.Say("Emulated accelerators read a real mount; utilisation of the second epoch, its first batch's wait included. `cached` is what")
-	b.Say("lay on disk at the start, `bandwidth` a multiple of what the rest needs. `busy` is the part of the cores that was busy,")
-	b.Say("`rig` what store, proxy, daemon and accelerators took of it: a row near 100%% is bound by the machine, not by what is modelled.\n")
-	b.Say("| samples | layout | cached | bandwidth | latency | connections | accelerators × batch, step | order | measured | predicted | points | GETs | predicted | MB | predicted | rig | busy |")
-	b.Say("| --- | --- | ---: | ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+	b.Say("Emulated accelerators read a real mount; utilisation of the %d epochs after the first, the waits for their first batches", epochs-1)
+	b.Say("included, and that of the least and of the most busy of them; GETs and MB are of one epoch. `cached` is what lay on disk at")
+	b.Say("the start, `bandwidth` a multiple of what the rest needs. `busy` is the part of the cores that was busy, `rig` what store, proxy,")
+	b.Say("daemon and accelerators took of it: a row near 100%% is bound by the machine, not by what is modelled.\n")
+	b.Say("| samples | layout | cached | bandwidth | latency | connections | accelerators × batch, step | order | measured | single epochs | predicted | points | GETs | predicted | MB | predicted | rig | busy |")
+	b.Say("| --- | --- | ---: | ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
 	var off []float64
 	within := 0
 	for _, c := range list {
 		m, _ := b.done.Get(name(c))
-		p, err := kit.Predict(c, testbed.Result{Bytes: m.Bytes, Kept: m.Kept, Bandwidth: m.Bandwidth, Memory: m.Memory}, works[c.Dataset.Prefix()], sim.Keep)
+		p, err := kit.Predict(b.Ctx, b.bed, c, testbed.Result{Bytes: m.Bytes, Kept: m.Kept, Bandwidth: m.Bandwidth}, works[c.Dataset.Prefix()], sim.Keep)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name(c), err)
 		}
-		predicted := p[len(p)-1]
-		d := 100 * (predicted.Utilisation - m.Utilisation)
+		predicted, measured := kit.Mean(p[1:]), kit.Mean(m.Epochs)
+		d := 100 * (predicted.Utilisation() - measured.Utilisation())
+		least, most := 1.0, 0.0
+		for _, e := range m.Epochs {
+			least, most = min(least, e.Utilisation()), max(most, e.Utilisation())
+		}
 		off = append(off, math.Abs(d))
 		mark := ""
 		if math.Abs(d) <= target {
@@ -165,9 +165,9 @@ func (b *bench) report(list []testbed.Config, works map[string]kit.Work) error {
 		if c.Bandwidth.Times > 0 {
 			speed = fmt.Sprintf("%gx", c.Bandwidth.Times)
 		}
-		b.Say("| %d × %s | %s | %.3f | %s | %v | %d | %d × %d, %v | %s | %.1f%% | %.1f%% | %+.1f%s | %d | %.0f | %.0f | %.0f | %.0f%% | %.0f%% |", c.Dataset.Samples, kib(c.Dataset.Size), layout,
-			m.Kept, speed, c.Latency, c.Connections, c.Job.Accelerators, c.Job.Batch, c.Job.Step, c.Order, 100*m.Utilisation, 100*predicted.Utilisation, d, mark,
-			m.Requests, predicted.Requests, float64(m.RemoteBytes)/1e6, predicted.Bytes/1e6, 100*m.CPU, 100*m.Busy)
+		b.Say("| %d × %s | %s | %.3f | %s | %v | %d | %d × %d, %v | %s | %.1f%% | %.1f to %.1f%% | %.1f%% | %+.1f%s | %.0f | %.0f | %.0f | %.0f | %.0f%% | %.0f%% |", c.Dataset.Samples, kib(c.Dataset.Size), layout,
+			m.Kept, speed, c.Latency, c.Connections, c.Job.Accelerators, c.Job.Batch, c.Job.Step, c.Order, 100*measured.Utilisation(), 100*least, 100*most, 100*predicted.Utilisation(), d, mark,
+			measured.Requests, predicted.Requests, measured.Bytes/1e6, predicted.Bytes/1e6, 100*m.CPU, 100*m.Busy)
 	}
 	worst := 0.0
 	for _, d := range off {

@@ -153,6 +153,14 @@ type Config struct {
 	Epochs      int
 }
 
+// Source is what the daemon reads, as a verb takes it.
+func (c Config) Source() string {
+	if c.Packed {
+		return c.Dataset.Source() + "-packed"
+	}
+	return c.Dataset.Source()
+}
+
 // Result is what a measurement gave.
 type Result struct {
 	Bytes  int64   `json:"dataset_bytes"`
@@ -224,10 +232,10 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 	if err := b.Lay(ctx, c.Dataset, func(done, total int) { progress(Laying, done, total) }); err != nil {
 		return r, err
 	}
-	source := c.Dataset.Source()
+	source := c.Source()
 	if c.Packed {
 		progress(Packing, 0, 1)
-		if source, err = b.pack(ctx, source); err != nil {
+		if _, err := b.Shoal(ctx, "pack", c.Dataset.Source(), source, "--shard-size", "16MiB"); err != nil {
 			return r, err
 		}
 		progress(Packing, 1, 1)
@@ -303,13 +311,6 @@ func parseWarm(out string) (kept float64, err error) {
 		return 0, fmt.Errorf("shoal warm printed %.200q, not how much is kept", out)
 	}
 	return float64(n) / float64(all), nil
-}
-
-// pack packs source into shards beside it, once, and returns the source that they are.
-func (b *Bed) pack(ctx context.Context, source string) (string, error) {
-	packed := source + "-packed"
-	_, err := b.Shoal(ctx, "pack", source, packed, "--shard-size", "16MiB")
-	return packed, err
 }
 
 // Busy begins to measure; the function that it returns tells which part of all cores has been busy since, whoever
