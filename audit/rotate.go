@@ -164,7 +164,8 @@ func (r *Rotating) Close() error {
 	if r.f == nil {
 		return nil
 	}
-	err := r.f.Close()
+	// Unlocked first: a child that is being forked has the descriptor, and with it the lock, until its exec.
+	err := errors.Join(unix.Flock(int(r.f.Fd()), unix.LOCK_UN), r.f.Close())
 	r.f = nil
 	return err
 }

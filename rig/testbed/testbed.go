@@ -101,6 +101,7 @@ func (b *Bed) Close() {
 		b.server.Stop()
 	}
 	if b.lock != nil {
+		_ = syscall.Flock(int(b.lock.Fd()), syscall.LOCK_UN) // a child that is being forked has the lock as well
 		_ = b.lock.Close()
 	}
 }
