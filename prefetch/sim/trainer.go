@@ -136,7 +136,7 @@ func (t *trainer) read(i, pos int) bool {
 		case st&(held|partly) != 0 || v.hit(p, sample, e):
 		default:
 			w.class = waited
-			if n := v.sizes.ExtentBytes(sample, w.extent); !v.reserve(n, true) && !(t.giveAllBack() && v.reserve(n, true)) {
+			if n := v.sizes.ExtentBytes(sample, w.extent); !t.reserve(n) {
 				v.hungry = append(v.hungry, int32(i))
 				return false
 			}
@@ -172,12 +172,17 @@ func (t *trainer) giveBack(w *worker) bool {
 	return n > 0
 }
 
-// giveAllBack gives back what was read of samples that are not at their end, for a worker who finds no memory.
-func (t *trainer) giveAllBack() (any bool) {
+// reserve takes memory for a worker's own request: where there is none, that of what was read of samples that are
+// not at their end.
+func (t *trainer) reserve(n int64) bool {
+	if t.s.volume.reserve(n, true) {
+		return true
+	}
+	any := false
 	for i := range t.workers {
 		any = t.giveBack(&t.workers[i]) || any
 	}
-	return any
+	return any && t.s.volume.reserve(n, true)
 }
 
 func (t *trainer) wait(w *worker, e uint32) {
