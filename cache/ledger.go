@@ -138,11 +138,10 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 		}
 	}
 	l.mu.Lock()
-	select {
-	case <-w.ready: // granted in the same moment: give it back
+	if w.served() { // in the same moment: give it back
 		l.mu.Unlock()
 		l.Release(n, c)
-	default:
+	} else {
 		l.waiters.Remove(el)
 		l.grant() // it may have stood before others
 		l.mu.Unlock()

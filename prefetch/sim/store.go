@@ -13,7 +13,6 @@ type request struct {
 	demand  bool  // a reader waits
 	ahead   bool  // the stream has sent it
 	started bool
-	place   int // that it has, of those for demand or for ahead
 }
 
 // store models the object store. A request waits for a place among Connections, of which the last eighth
@@ -23,7 +22,8 @@ type store struct {
 	s        *simulation
 	requests []request
 	unused   []int32
-	places   [2]int   // in use, for demand and ahead
+	places   int      // in use
+	aheads   int      // of them, for what nobody waited for when it began
 	waiting  [2]queue // for a place
 	cpuFree  float64  // when the serial work is free
 	rateFree float64  // when the next request may go
@@ -89,13 +89,15 @@ func (st *store) raise(id int32) {
 
 // admit gives places to those who wait.
 func (st *store) admit() {
-	most := [...]int{demand: st.s.Connections, ahead: ahead7of8(st.s.Connections)}
 	for q := range st.waiting {
-		for st.waiting[q].len() > 0 && st.places[q] < most[q] && st.places[demand]+st.places[ahead] < st.s.Connections {
+		for st.waiting[q].len() > 0 && st.places < st.s.Connections && (q == demand || st.aheads < ahead7of8(st.s.Connections)) {
 			id := st.waiting[q].pop()
 			if r := &st.requests[id]; !r.started { // it may have been raised, and so be in both queues
-				r.started, r.place = true, q
-				st.places[q]++
+				r.started = true
+				st.places++
+				if !r.demand {
+					st.aheads++
+				}
 				st.start(id)
 			}
 		}
@@ -160,7 +162,10 @@ func (st *store) land(id int32) {
 	r := st.requests[id]
 	st.requests[id].files = nil
 	st.unused = append(st.unused, id)
-	st.places[r.place]--
+	st.places--
+	if !r.demand {
+		st.aheads--
+	}
 	st.admit()
 	st.s.stream.landed(r)
 	if r.files == nil {

@@ -165,7 +165,6 @@ func (c Config) Source() string {
 type Result struct {
 	Bytes  int64   `json:"dataset_bytes"`
 	Kept   float64 `json:"kept"`   // part of the dataset on disk when the run began
-	After  float64 `json:"after"`  // and when it ended
 	Demand float64 `json:"demand"` // B/s that the accelerators take when they never wait
 	// Bandwidth is the store's, B/s; 0 is no limit.
 	Bandwidth float64 `json:"bandwidth"`
@@ -297,10 +296,6 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 	if err != nil {
 		return r, errors.Join(err, m.Failed(), b.Failed())
 	}
-	if s, err = ReadStats(m.Dir); err != nil {
-		return r, err
-	}
-	r.After = s.Kept()
 	return r, nil
 }
 
