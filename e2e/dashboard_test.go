@@ -309,8 +309,7 @@ var dashboardURL = regexp.MustCompile(`msg=dashboard url=(\S+)`)
 // start starts the daemon, always at the same address.
 func (d *work) start(t *testing.T) {
 	t.Helper()
-	// Of loopback an address of its own: a port that the kernel chose could be another's while the daemon is dead.
-	at := fmt.Sprintf("127.79.%d.%d:7071", os.Getpid()>>8&0xff, os.Getpid()&0xfe+1)
+	at := ownAddress() + ":7071" // nobody else takes it while the daemon is dead
 	mustShoal(t, d.env, append(d.args, "--admin", at)...)
 	log, err := os.ReadFile(filepath.Join(d.cache, "shoal.log"))
 	if err != nil {

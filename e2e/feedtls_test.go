@@ -32,8 +32,7 @@ func TestFeedOverTLS(t *testing.T) {
 	write(t, good, []byte("second-4c5b6a\n"))
 	write(t, wrong, []byte("third-7788\n"))
 
-	// An address of loopback of its own, whose port nobody else takes.
-	addr := fmt.Sprintf("tls://127.78.%d.%d:7070", os.Getpid()>>8&0xff, os.Getpid()&0xfe+1)
+	addr := "tls://" + ownAddress() + ":7072"
 	socket := "unix://" + filepath.Join(t.TempDir(), "feed.sock")
 	events := filepath.Join(t.TempDir(), "audit.log")
 	var log bytes.Buffer

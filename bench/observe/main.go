@@ -12,7 +12,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/shoalfs/shoal/bench/kit"
 	"github.com/shoalfs/shoal/rig/otlp"
+	"github.com/shoalfs/shoal/rig/port"
 )
 
 // target is the part of the throughput that looking may cost.
@@ -78,10 +78,11 @@ func (b *bench) run(count, pairs int) (err error) {
 	}
 	collector := otlp.Start()
 	defer collector.Close()
-	admin, err := freePort()
+	admin, release, err := port.Hold()
 	if err != nil {
 		return err
 	}
+	defer release()
 	off, err := b.start("off", nil)
 	if err != nil {
 		return err
@@ -236,13 +237,4 @@ func get(url string) (int64, error) {
 	}
 	defer resp.Body.Close()
 	return io.Copy(io.Discard, resp.Body)
-}
-
-func freePort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }

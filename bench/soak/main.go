@@ -20,7 +20,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -30,6 +29,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/bench/kit"
+	"github.com/shoalfs/shoal/rig/port"
 	"github.com/shoalfs/shoal/rig/proxy"
 )
 
@@ -128,9 +128,12 @@ func (s *soak) run(count int) (err error) {
 	if err := os.MkdirAll(s.mnt, 0o755); err != nil {
 		return err
 	}
-	if s.admin, err = freePort(); err != nil {
+	admin, release, err := port.Hold()
+	if err != nil {
 		return err
 	}
+	defer release()
+	s.admin = admin
 	args := []string{"serve", "s3://photos/train", "--listen", s.feed, "--mount", s.mnt, "--cache-dir", cache, "--daemon",
 		"--memory", s.memory, "--cache-size", fmt.Sprint(up.Bytes / 4), "--kernel-cache", "off", "--admin", s.admin}
 	if err := s.Run(nil, s.Shoal, args...); err != nil {
@@ -184,15 +187,6 @@ func (s *soak) round(n int, begin time.Time) error {
 	s.calm = append(s.calm, at)
 	s.Say("%4d %6s  RSS %5.1f MiB  %3d files  %3d goroutines  ledger %5.1f MiB  %s", n, time.Since(begin).Round(time.Second), mib(at.RSS), at.Files, at.Goroutines, mib(at.Ledger), s.crew.tally())
 	return nil
-}
-
-// freePort returns an address on loopback at which nobody listens.
-func freePort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
 }
 
 func mib(n int64) float64 { return float64(n) / (1 << 20) }
