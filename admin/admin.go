@@ -9,7 +9,7 @@
 //	GET /api/history    the counters of the last 15 minutes, one point a second
 //	GET /healthz        200 while the process answers
 //	GET /readyz         200 while the daemon serves, else 503 and the cause
-//	GET /debug/pprof/   profiles of the process
+//	GET /debug/pprof/   profiles of the process, if asked for
 package admin
 
 import (
@@ -48,6 +48,9 @@ type Options struct {
 
 	// CacheMap returns a map of that many cells at most, in milliseconds; nil: there is none.
 	CacheMap func(cells int) engine.CacheMap
+
+	// Profiles has profiles of the process served. They hold file names, and taking one costs time.
+	Profiles bool
 
 	Log *slog.Logger
 }
@@ -115,9 +118,15 @@ func (s *Server) routes() http.Handler {
 	mux.Handle("GET /", dashboard.Handler())
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
 	mux.HandleFunc("GET /readyz", s.ready)
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	if s.o.Profiles {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	} else {
+		mux.HandleFunc("GET /debug/pprof/", func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "there are no profiles: start the daemon with --pprof", http.StatusNotFound)
+		})
+	}
 	return sameHost(mux)
 }
 

@@ -103,7 +103,7 @@ var families = func() (all []metric) {
 }()
 
 var infoMetrics = []metric{
-	{desc("build_info", "1, with the version of shoal and of Go.", "version", "goversion"), prometheus.GaugeValue,
+	{desc("build_info", "1, with the version of Shoal and of Go.", "version", "goversion"), prometheus.GaugeValue,
 		func(c *collector, _ *Snapshot, put func(float64, ...string)) { put(1, c.version, runtime.Version()) }},
 	{desc("dataset_info", "1, with the source and the version of the dataset in force.", "source", "version"), prometheus.GaugeValue,
 		func(_ *collector, s *Snapshot, put func(float64, ...string)) { put(1, s.Source, s.Dataset) }},

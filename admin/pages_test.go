@@ -28,7 +28,7 @@ func serve(t *testing.T) string {
 		return s
 	}
 	s, err := Listen("127.0.0.1:0", Options{
-		Stats: stats, Ready: func() error { return nil }, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Stats: stats, Ready: func() error { return nil }, Profiles: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		CacheMap: func(cells int) engine.CacheMap { return engine.CacheMap{Version: 1, Samples: cells} },
 	})
 	if err != nil {
@@ -70,6 +70,23 @@ func TestRebinding(t *testing.T) {
 			if resp, body := get(t, url+path, host); resp.StatusCode != want || want == 421 && strings.Contains(body, "samples") {
 				t.Errorf("Host %q, %s: %d, want %d: %.80s", host, path, resp.StatusCode, want, body)
 			}
+		}
+	}
+}
+
+// Profiles are there for those who asked for them only.
+func TestProfiles(t *testing.T) {
+	if resp, body := get(t, serve(t)+"/debug/pprof/goroutine?debug=1", ""); resp.StatusCode != http.StatusOK || !strings.Contains(body, "goroutine profile") {
+		t.Errorf("with profiles: %d, %.80s", resp.StatusCode, body)
+	}
+	s, err := Listen("127.0.0.1:0", Options{Stats: func() (s Snapshot) { return s }, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, path := range []string{"", "goroutine?debug=1", "heap", "cmdline", "profile?seconds=1", "trace?seconds=1"} {
+		if resp, body := get(t, "http://"+s.Addr()+"/debug/pprof/"+path, ""); resp.StatusCode != http.StatusNotFound || !strings.Contains(body, "--pprof") {
+			t.Errorf("%s: %d, %.80s", path, resp.StatusCode, body)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 func (v *Volume) keptFiles() (files []int) {
 	for e := range v.locs {
-		if v.locs[e].Load() != 0 {
+		if v.loc(uint32(e)) != 0 {
 			files = append(files, v.fileOf(uint32(e)))
 		}
 	}
@@ -125,7 +125,7 @@ func TestExtrasTakeFreeSpaceOnly(t *testing.T) {
 		t.Errorf("kept %v, asked %d times", kept, n)
 	}
 	// One of the set that was lost may ask.
-	v.unplace(2, 2, segment.Loc(v.locs[2].Load()))
+	v.unplace(2, 2, segment.Loc(v.loc(uint32(2))))
 	c.ring.drop(nil)
 	checkFiles(t, v, f.bytes, 2)
 	settled(t, c)
@@ -150,14 +150,14 @@ func TestScanResistance(t *testing.T) {
 		}
 		where := make([]uint64, len(kept))
 		for i, file := range kept {
-			where[i] = v.locs[file].Load()
+			where[i] = v.loc(uint32(file))
 		}
 		for range 3 {
 			checkFiles(t, v, f.bytes, span(0, 64)...)
 			settled(t, c)
 		}
 		for i, file := range kept {
-			if v.locs[file].Load() != where[i] {
+			if v.loc(uint32(file)) != where[i] {
 				t.Errorf("file %d is kept no longer", file)
 			}
 		}

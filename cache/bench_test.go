@@ -57,7 +57,7 @@ func BenchmarkWarmRead(b *testing.B) {
 			}
 		})
 	}
-	loc := func(i int) segment.Loc { return segment.Loc(v.locs[i].Load()) }
+	loc := func(i int) segment.Loc { return segment.Loc(v.loc(uint32(i))) }
 	each("pread", func(i int, p []byte) error { return d.store.ReadAt(loc(i), benchSize, p, 0) })
 	// A page that was recycled meanwhile is no failure: ReadAtNow then says so.
 	each("now", func(i int, p []byte) error {
@@ -111,7 +111,7 @@ func BenchmarkColdRead(b *testing.B) {
 		})
 	}
 	each("pread", func(i int, p []byte) error {
-		return d.store.ReadAt(segment.Loc(v.locs[i].Load()), benchSize, p, 0)
+		return d.store.ReadAt(segment.Loc(v.loc(uint32(i))), benchSize, p, 0)
 	})
 	each("volume", func(i int, p []byte) error {
 		_, err := v.ReadAt(context.Background(), i, p, 0)

@@ -21,6 +21,21 @@
 // Either way nothing that is read displaces what is kept, so a scan over all files (a backup, a
 // grep) costs the kept set nothing.
 //
+// # Giving back
+//
+// Where segments take more than they may (--cache-size or a quota is smaller than it was, or another dataset needs
+// the room) they give back what is too much, and no more. Who gives: a dataset over its quota itself; of the
+// budget of all first the dataset that is being opened, as far as it has anything beside its kept set (garbage,
+// records of no version in force, files that Admit does not choose), then the datasets that are not open, the one
+// that was used the longest time ago first, and only then the kept set.
+//
+// Within a dataset segments go whole, the coldest first. No record is read more often than another, so cold is
+// what is not of the kept set: the segment goes whose share of the kept set's bytes is the least, and of equals
+// the one that was written first. The last one would free more than is needed: of it as much is
+// written anew as fits, the kept set's records first, then by the hash of the path, which spreads what is lost over
+// every order ([segment.Store.Condense]). So what is lost beyond the need is less than a record, and
+// what is written is less than a segment.
+//
 // # A disk in trouble
 //
 // The disk may be full, fail, or hang; readers never notice more than the time it takes to fetch.
@@ -48,9 +63,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -79,9 +92,9 @@ type Options struct {
 	// Disk is what the segments of all datasets may take together, in bytes; 0 is no limit but
 	// that of each dataset.
 	Disk int64
-	// OnFull is asked to make room when an extent of need bytes would pass Disk: by deleting
-	// segments of datasets that are not open. It reports whether there is room now. It is called
-	// from a writer's goroutine, which waits for it, and must not call the cache. nil: never.
+	// OnFull is asked for need bytes of Disk, which it may have of datasets that are not open. It
+	// reports whether any came free. It is called from OpenDisk, and from a writer's goroutine, which wait
+	// for it, and must not call the cache but for GiveBack. nil: never.
 	OnFull func(need int64) bool
 	// Logger is slog.Default() where nil.
 	Logger *slog.Logger
@@ -178,22 +191,6 @@ func (c *Cache) TryReserve(n int64) bool {
 	}
 	c.evict(n)
 	return c.ledger.TryReserve(n, ForDemand)
-}
-
-// ClearDisk deletes the segments under dir, of a cache that is to hold nothing on disk any more.
-func ClearDisk(dir string, o segment.Options) error {
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	disk, err := segment.Open(dir, o, nil)
-	if err != nil {
-		return err
-	}
-	for _, s := range disk.Segments() {
-		_, dropErr := disk.DropSegment(s.ID, nil)
-		err = errors.Join(err, dropErr)
-	}
-	return errors.Join(err, disk.Close())
 }
 
 // relieve gives memory to those who wait for it, as far as nobody else needs it.

@@ -12,6 +12,7 @@ import (
 type dataset struct {
 	c      *Cache
 	id     [16]byte
+	name   string               // in the log
 	disk   atomic.Pointer[disk] // nil: memory only
 	count  counters
 	ctx    context.Context // ends at close; flights run under it, not under their readers
@@ -25,12 +26,12 @@ type dataset struct {
 }
 
 // dataset returns the dataset of this id, which is made if need be.
-func (c *Cache) dataset(id [16]byte) *dataset {
+func (c *Cache) dataset(id [16]byte, name string) *dataset {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ds := c.datasets[id]
 	if ds == nil {
-		ds = &dataset{c: c, id: id, closed: c.closed}
+		ds = &dataset{c: c, id: id, name: name, closed: c.closed}
 		ds.ctx, ds.cancel = context.WithCancel(context.Background())
 		c.datasets[id] = ds
 	}

@@ -1,12 +1,10 @@
 package cache
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,8 +32,7 @@ const (
 	closeStuck = 5 * hangAfter
 	// checkEvery is how many bytes are appended between two looks at the disk's free space.
 	checkEvery = 8 << 20
-	// wasteful is the share of garbage from which a segment is worth dropping with the live records
-	// that it still has: those are fetched again.
+	// wasteful is the share of garbage from which a segment is worth writing anew without it.
 	wasteful = 0.5
 	// askEvery is how long the host is left alone after it could not make room: every extent that
 	// finds the store full would ask.
@@ -76,8 +73,8 @@ type disk struct {
 
 // OpenDisk attaches the dataset's own segments, under dir. Records that belong to the volume become
 // resident at once; the others only occupy space that may be taken from them. Other versions of the
-// dataset write to the same segments. Segments that do not fit o.MaxBytes or the cache's budget,
-// because they were larger once, are dropped.
+// dataset write to the same segments. What does not fit o.MaxBytes or the cache's budget, because they were
+// larger once, is given back.
 func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	ds, c := v.ds, v.ds.c
 	if o.Logger == nil {
@@ -92,13 +89,8 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	if ds.disk.Load() != nil {
 		return fmt.Errorf("cache: the segments of this dataset are open already, not opening %s", dir)
 	}
-	var unclaimed []segment.Loc
-	store, err := segment.Open(dir, o, func(rec segment.Record, loc segment.Loc) {
-		if rec.Dataset != v.ds.id || !v.adopt(rec, loc) {
-			unclaimed = append(unclaimed, loc)
-		}
-	})
-	v.index = nil
+	a := adoption{v: v}
+	store, err := segment.Open(dir, o, a.visit)
 	if err != nil {
 		return err
 	}
@@ -106,14 +98,12 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	d.limit.Store(o.MaxBytes)
 	d.watch.init(d)
 	d.readers.init(d)
-	for _, loc := range unclaimed {
+	for _, loc := range a.finish() {
 		store.Free(loc)
 		d.freed, d.garbage = true, true
 	}
 	if err := d.shrink([]*Volume{v}); err != nil {
-		for e := range v.locs {
-			v.locs[e].Store(0)
-		}
+		clear(v.locs)
 		v.kept.Store(0)
 		return errors.Join(err, store.Close())
 	}
@@ -140,44 +130,6 @@ func (d *disk) stats() DiskStats {
 	defer d.mu.Unlock()
 	s.DiskReason, s.DiskDown = d.reason, d.reason != ""
 	return s
-}
-
-// shrink drops segments until the limits hold, the one that loses least first. Of the cache's budget
-// the host may free what datasets occupy that are not open.
-func (d *disk) shrink(volumes []*Volume) error {
-	for {
-		limit := d.limit.Load()
-		over := int64(0)
-		if limit > 0 {
-			over = d.store.Used() - limit
-		}
-		if b := d.c.budget; b != nil && b.Used() > b.Limit() {
-			if over <= 0 && d.c.onFull != nil && d.c.onFull(b.Used()-b.Limit()) {
-				continue
-			}
-			over = max(over, b.Used()-b.Limit())
-		}
-		segs := d.store.Segments()
-		if over <= 0 || len(segs) == 0 {
-			return nil
-		}
-		least := slices.MinFunc(segs, func(a, b segment.SegmentInfo) int {
-			return cmp.Compare(a.Bytes-a.Garbage, b.Bytes-b.Garbage)
-		})
-		if err := d.dropSegment(least.ID, volumes); err != nil {
-			return err
-		}
-		d.c.log.Info("cache made smaller", "dir", d.dir, "limit", limit, "dropped_bytes", least.Bytes, "dropped_records", least.Records)
-	}
-}
-
-// dropSegment deletes a segment; what it held of live records is fetched again.
-func (d *disk) dropSegment(id uint32, volumes []*Volume) error {
-	_, err := d.store.DropSegment(id, nil)
-	for _, v := range volumes {
-		v.forget(id)
-	}
-	return err
 }
 
 // free gives a record up.
@@ -213,7 +165,7 @@ func (d *disk) keep(rec segment.Record, payload []byte, extra bool) segment.Loc 
 }
 
 // checkSpace fails with ENOSPC if n bytes more would leave too little free on the disk for the
-// catalog, which does not survive a full one, and for others. Only the writer calls it.
+// catalog and for others. Only the writer calls it.
 func (d *disk) checkSpace(n int64) error {
 	if d.unchecked >= n {
 		d.unchecked -= n
@@ -239,8 +191,8 @@ func (d *disk) room() (int64, error) {
 	return free - min(64<<20, 2<<20+size/32), nil
 }
 
-// makeRoom drops segments that hold nothing, or little, but garbage: records of other datasets, of
-// older versions, and corrupt ones. It reports whether that freed anything. Where nothing was freed
+// makeRoom drops segments that hold nothing but garbage (records of other datasets, of older versions, and
+// corrupt ones), or writes one anew that holds much. It reports whether that freed anything. Where nothing was freed
 // since the last look it costs nothing, since every extent that finds the store full comes here.
 func (d *disk) makeRoom(onlyEmpty bool) bool {
 	if d.freed {
@@ -267,27 +219,42 @@ func (d *disk) makeRoom(onlyEmpty bool) bool {
 		return false
 	}
 	d.garbage = true // there may be more
-	if err := d.dropSegment(worst.ID, d.ds.list()); err != nil {
-		d.failed("reclaim", err, false)
-		return false
+	volumes := d.ds.list()
+	_, err := d.condense(worst.ID, worst.Bytes-worst.Garbage, volumes)
+	for _, v := range volumes {
+		v.forget(map[uint32]bool{worst.ID: true})
 	}
-	return true
+	if err != nil {
+		d.failed("reclaim", err, false)
+	}
+	return err == nil
 }
 
-// ask asks the host to make room for n bytes, if it is the cache's budget that they do not fit.
+// ask asks the host to make room, if it is the cache's budget that n bytes do not fit: for as much as a segment,
+// since more are to come, and a dataset that gives room writes up to a segment anew.
 func (d *disk) ask(n int64) bool {
 	const overhead = 16 << 10 // headers and padding
 	b := d.c.budget
 	if b == nil || d.c.onFull == nil || b.Used()+n+overhead <= b.Limit() || time.Now().Before(d.askAgain) {
 		return false
 	}
-	d.watch.end() // the host may take its time
-	ok := d.c.onFull(b.Used() + n + overhead - b.Limit())
-	d.watch.begin()
+	ok := d.askHost(b.Used() + max(n+overhead, d.store.SegmentSize()) - b.Limit())
 	if !ok {
 		d.askAgain = time.Now().Add(askEvery)
 	}
 	return ok
+}
+
+// askHost asks the host for need bytes of the budget. It may take its time.
+func (d *disk) askHost(need int64) bool {
+	if d.c.onFull == nil {
+		return false
+	}
+	if d.writer != nil {
+		d.watch.end()
+		defer d.watch.begin()
+	}
+	return d.c.onFull(need)
 }
 
 // failed drops the tier, or only writing to it, after an operation that failed.

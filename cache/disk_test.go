@@ -67,7 +67,7 @@ func (d *troubled) check(t testing.TB, files ...int) {
 	}
 }
 
-func (d *troubled) isKept(i int) bool { return d.v.locs[d.v.extent(i, 0)].Load() != 0 }
+func (d *troubled) isKept(i int) bool { return d.v.loc(d.v.extent(i, 0)) != 0 }
 
 // keep reads the files until they are kept.
 func (d *troubled) keep(t testing.TB, files ...int) {

@@ -37,7 +37,7 @@ func (v *Volume) WillRead(file int) {
 		return
 	}
 	e := v.extent(file, 0)
-	loc := v.locs[e].Load()
+	loc := v.loc(e)
 	d := v.ds.readable()
 	if loc == 0 || d == nil || (extentKey{v, e}).maybe() {
 		return

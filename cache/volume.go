@@ -2,7 +2,6 @@ package cache
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"iter"
@@ -30,6 +29,7 @@ type VolumeOptions struct {
 	// Dataset names the source, not its version: records of an older version whose ETag is still
 	// right stay valid.
 	Dataset [16]byte
+	Name    string // of the dataset, in the log
 	Store   objstore.Reader
 	// Locate says where the files lie; nil: each in the object that the manifest names.
 	Locate Locator
@@ -49,19 +49,31 @@ type Volume struct {
 	locate Locator
 
 	first  []uint32        // number of each file's first extent; nil when no file has more than one
-	locs   []atomic.Uint64 // by extent: where the kept record is, 0 = not kept
+	locs   []uint64        // by extent: where the kept record is, 0 = not kept; atomic once the disk is attached
 	inRing []atomic.Uint32 // a bit an extent: it is in the ring
 	kept   atomic.Int64    // extents kept
-
-	index map[uint64]int32 // while records are adopted: first 8 bytes of a path's hash -> file
 
 	placeMu   sync.Mutex // held where kept and admission.missing change together
 	admission atomic.Pointer[admission]
 
 	mu      sync.Mutex
 	flights map[uint32]*flight
+	failed  map[uint32]failure
 	retired bool
 }
+
+// failure is the error that readers of an extent were told, and until when it is told again without another
+// fetch. Of a read that fails the kernel asks again, page by page; each time would cost all the tries and
+// all the time that the store had.
+type failure struct {
+	err   error
+	until time.Time
+}
+
+const (
+	failureTime  = time.Second
+	mostFailures = 1024 // remembered; a store that is gone fails everything
+)
 
 // admission is the choice of what is kept.
 type admission struct {
@@ -100,7 +112,7 @@ func (fl *flight) tell() {
 // NewVolume adds a version of a dataset to the cache.
 func (c *Cache) NewVolume(o VolumeOptions) *Volume {
 	m := o.Manifest
-	v := &Volume{c: c, ds: c.dataset(o.Dataset), m: m, store: o.Store, locate: o.Locate, flights: map[uint32]*flight{}}
+	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name), m: m, store: o.Store, locate: o.Locate, flights: map[uint32]*flight{}}
 	extents, many := 0, false
 	for f := range m.Len() {
 		n := extentsOf(m.Size(f))
@@ -118,7 +130,7 @@ func (c *Cache) NewVolume(o VolumeOptions) *Volume {
 	} else {
 		extents = m.Len()
 	}
-	v.locs = make([]atomic.Uint64, extents)
+	v.locs = make([]uint64, extents)
 	v.inRing = make([]atomic.Uint32, (extents+31)/32)
 	v.SetAdmit(o.Admit)
 	v.ds.mu.Lock()
@@ -143,7 +155,7 @@ func (v *Volume) SetAdmit(admit func(file int) bool) {
 			continue
 		}
 		for x := range v.Extents(f) {
-			if v.locs[v.extent(f, x)].Load() == 0 {
+			if v.loc(v.extent(f, x)) == 0 {
 				missing++
 			}
 		}
@@ -174,7 +186,7 @@ func (v *Volume) unplace(e uint32, file int, loc segment.Loc) bool {
 func (v *Volume) move(e uint32, file int, from, to uint64, kept int64) bool {
 	v.placeMu.Lock()
 	defer v.placeMu.Unlock()
-	if !v.locs[e].CompareAndSwap(from, to) {
+	if !atomic.CompareAndSwapUint64(&v.locs[e], from, to) {
 		return false
 	}
 	v.kept.Add(kept)
@@ -184,8 +196,11 @@ func (v *Volume) move(e uint32, file int, from, to uint64, kept int64) bool {
 	return true
 }
 
+// loc returns where the kept record of an extent is, a segment.Loc; 0 if it is not kept.
+func (v *Volume) loc(e uint32) uint64 { return atomic.LoadUint64(&v.locs[e]) }
+
 // onDisk reports whether the extent can be read from the disk.
-func (v *Volume) onDisk(e uint32) bool { return v.locs[e].Load() != 0 && v.ds.readable() != nil }
+func (v *Volume) onDisk(e uint32) bool { return v.loc(e) != 0 && v.ds.readable() != nil }
 
 // Manifest returns the version that the volume serves.
 func (v *Volume) Manifest() *catalog.Manifest { return v.m }
@@ -207,27 +222,6 @@ func (v *Volume) extent(file, extent int) uint32 {
 	return v.first[file] + uint32(extent)
 }
 
-// adopt makes a record found on disk resident, if it is still what the manifest names.
-func (v *Volume) adopt(rec segment.Record, loc segment.Loc) bool {
-	if v.index == nil {
-		v.index = make(map[uint64]int32, v.m.Len())
-		for f := range v.m.Len() {
-			h := v.m.PathHash(f)
-			v.index[binary.LittleEndian.Uint64(h[:])] = int32(f)
-		}
-	}
-	f, ok := v.index[binary.LittleEndian.Uint64(rec.KeyHash[:])]
-	file := int(f)
-	if !ok || v.m.PathHash(file) != rec.KeyHash || v.m.ETag(file) != rec.ETag || v.m.Size(file) != rec.ObjectSize {
-		return false
-	}
-	ext := int(rec.Offset / ExtentSize)
-	if rec.Offset%ExtentSize != 0 || ext >= v.Extents(file) || int64(rec.Length) != v.ExtentBytes(file, ext) {
-		return false
-	}
-	return v.place(v.extent(file, ext), file, loc) // not if the same extent comes twice
-}
-
 // Inherit takes over what an older version of the same dataset has kept and what is unchanged. The
 // records of files that changed or vanished are freed.
 func (v *Volume) Inherit(old *Volume) {
@@ -240,7 +234,7 @@ func (v *Volume) Inherit(old *Volume) {
 		same := ok && !node.IsDir && v.m.ETag(node.Index) == old.m.ETag(of) && v.m.Size(node.Index) == old.m.Size(of)
 		for x := range old.Extents(of) {
 			e := old.extent(of, x)
-			loc := segment.Loc(old.locs[e].Load())
+			loc := segment.Loc(old.loc(e))
 			switch {
 			case loc == 0:
 			case same:
@@ -252,10 +246,10 @@ func (v *Volume) Inherit(old *Volume) {
 	}
 }
 
-// forget drops the places of records in a segment that is gone.
-func (v *Volume) forget(id uint32) {
+// forget drops the places of records in segments that are gone.
+func (v *Volume) forget(gone map[uint32]bool) {
 	for e := range v.locs {
-		if loc := segment.Loc(v.locs[e].Load()); loc != 0 && loc.Segment() == id {
+		if loc := segment.Loc(v.loc(uint32(e))); loc != 0 && gone[loc.Segment()] {
 			v.unplace(uint32(e), v.fileOf(uint32(e)), loc)
 		}
 	}
@@ -264,7 +258,7 @@ func (v *Volume) forget(id uint32) {
 // forgetLoc drops the place of a record that is bad. It looks at all extents: bad ones are few.
 func (v *Volume) forgetLoc(loc segment.Loc) {
 	for e := range v.locs {
-		if v.locs[e].Load() == uint64(loc) {
+		if v.loc(uint32(e)) == uint64(loc) {
 			v.unplace(uint32(e), v.fileOf(uint32(e)), loc)
 		}
 	}
@@ -398,7 +392,7 @@ func (v *Volume) readExtent(ctx context.Context, file, x int, p []byte, off int6
 // readKept reads from the kept set. A record that cannot be read is forgotten, and so fetched again.
 // An error is the context's.
 func (v *Volume) readKept(ctx context.Context, file, x int, e uint32, p []byte, off int64) (bool, error) {
-	loc := segment.Loc(v.locs[e].Load())
+	loc := segment.Loc(v.loc(e))
 	d := v.ds.readable()
 	if loc == 0 || d == nil {
 		return false, nil
@@ -482,6 +476,13 @@ func (v *Volume) acquire(ctx context.Context, file, x int) (*Buffer, error) {
 			v.mu.Unlock()
 			return nil, nil
 		}
+		if f, ok := v.failed[e]; ok {
+			if time.Now().Before(f.until) {
+				v.mu.Unlock()
+				return nil, f.err
+			}
+			delete(v.failed, e)
+		}
 		if !v.ds.enter(1) {
 			v.mu.Unlock()
 			return nil, ErrClosed
@@ -515,8 +516,7 @@ func (v *Volume) acquire(ctx context.Context, file, x int) (*Buffer, error) {
 	case <-done:
 		v.ds.count.stallNanos.Add(int64(time.Since(start)))
 		wait.End(fl.err)
-		if fl.err != nil && fl.group && objstore.KindOf(fl.err) != objstore.KindTransient {
-			// It may be another file's fault.
+		if fl.err != nil && fl.group && mayBeAnothers(fl.err) {
 			return v.acquire(ctx, file, x)
 		}
 		return fl.buf, fl.err
@@ -535,6 +535,21 @@ func (v *Volume) acquire(ctx context.Context, file, x int) (*Buffer, error) {
 		fl.waiters--
 	}
 	return nil, ctx.Err()
+}
+
+// mayBeAnothers reports whether the error of a group may be the fault of another file of it.
+func mayBeAnothers(err error) bool { return objstore.KindOf(err) != objstore.KindTransient }
+
+// remember keeps a store's error for those who ask again in a moment. v.mu is held.
+func (v *Volume) remember(e uint32, err error) {
+	var of *objstore.Error
+	if !errors.As(err, &of) {
+		return
+	}
+	if v.failed == nil || len(v.failed) >= mostFailures {
+		v.failed = make(map[uint32]failure)
+	}
+	v.failed[e] = failure{err, time.Now().Add(failureTime)}
 }
 
 // waits begins the span of a reader that waits for a fetch.
@@ -655,6 +670,9 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 		delete(v.flights, e)
 		fl.account.add(-fl.size)
 		fl.err = err
+		if fl.waiters > 0 && (!fl.group || !mayBeAnothers(err)) {
+			v.remember(e, err)
+		}
 		fl.tell()
 		v.mu.Unlock()
 		return
@@ -667,7 +685,7 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 	v.mu.Unlock()
 
 	d := v.ds.disk.Load()
-	write := d != nil && !d.noWrites.Load() && v.locs[e].Load() == 0
+	write := d != nil && !d.noWrites.Load() && v.loc(e) == 0
 	if write {
 		write, _ = v.wanted(file)
 	}
@@ -692,7 +710,7 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 // queued describes an extent to the writer.
 func (v *Volume) queued(file, x int, e uint32) queued {
 	return queued{key: extentKey{v, e}, file: file, record: segment.Record{
-		Dataset: v.ds.id, KeyHash: v.m.PathHash(file), ETag: v.m.ETag(file),
+		Dataset: v.ds.id, File: uint32(file), KeyHash: v.m.PathHash(file), ETag: v.m.ETag(file),
 		ObjectSize: v.m.Size(file), Offset: int64(x) * ExtentSize, Length: int(v.ExtentBytes(file, x)),
 	}}
 }

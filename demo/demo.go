@@ -66,7 +66,7 @@ type Options struct {
 
 func (o Options) withDefaults() (Options, error) {
 	if o.Shoal == "" {
-		return o, errors.New("demo: Options.Shoal, the path of the shoal binary, is empty")
+		return o, errors.New("demo: Options.Shoal, the path of Shoal's binary, is empty")
 	}
 	def := func(p *string, v string) {
 		if *p == "" {

@@ -70,7 +70,7 @@ func (r *report) Notes() []string {
 	var notes []string
 	for _, s := range r.Results {
 		if off := math.Abs(float64(s.Gets - s.StoreGets)); off > 0.01*float64(max(s.StoreGets, 100)) {
-			notes = append(notes, fmt.Sprintf("%s: shoal counts %s GETs and %s, the store saw %s and %s", s.Title,
+			notes = append(notes, fmt.Sprintf("%s: Shoal counts %s GETs and %s, the store saw %s and %s", s.Title,
 				humanize.Comma(s.Gets), humanize.Bytes(uint64(s.GetBytes)), humanize.Comma(s.StoreGets), humanize.Bytes(uint64(s.StoreGetBytes))))
 		}
 	}

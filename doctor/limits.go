@@ -67,7 +67,7 @@ func memlock(m *Machine) Result {
 	return r
 }
 
-// wantProcesses are threads: of Go, of badger, and of a loader's workers.
+// wantProcesses are threads: of Go, and of a loader's workers.
 const wantProcesses = 500
 
 func processes(m *Machine) Result {
@@ -130,7 +130,7 @@ func memory(m *Machine, want int64) Result {
 		}
 	}
 	r = r.with("memory_room_bytes", float64(room))
-	flag := func(n int64) string { return fmt.Sprintf("--memory %dMiB", max(n>>20, 1)) }
+	flag := func(n int64) string { return fmt.Sprintf("--memory %dMiB", max(n>>20, LeastMemory)) }
 	kills := int64(0)
 	for _, dir := range machine.Cgroups(m.path("/"), "memory") {
 		kills = max(kills, m.numbers(dir + "/memory.events")["oom_kill"])
@@ -145,6 +145,9 @@ func memory(m *Machine, want int64) Result {
 	}
 	return r
 }
+
+// LeastMemory is what a daemon starts with, in MiB.
+const LeastMemory = 107
 
 func cpu(m *Machine, cores int) Result {
 	quota := math.Inf(1)

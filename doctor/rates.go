@@ -294,7 +294,7 @@ func (s *Source) fits(context.Context) Result {
 	case left < need:
 		return r.because(Fail, "the mount refuses to start with less than 32 MiB", fmt.Sprintf("--memory %dMiB", (s.memory+2*(need-left))>>20+1))
 	case s.facts.Connections > 0 && left < int64(s.facts.Connections)*min(mean, largestGet):
-		return r.because(Warn, fmt.Sprintf("%d requests in flight of %s each take more than that: fewer are sent than would pay", s.facts.Connections, humanize.IBytes(uint64(min(mean, largestGet)))), fmt.Sprintf("--memory %dMiB", (s.memory+2*int64(s.facts.Connections)*min(mean, largestGet))>>20))
+		return r.because(Warn, fmt.Sprintf("%d requests in flight of %s each take more than that: fewer are sent than would pay", s.facts.Connections, humanize.IBytes(uint64(min(mean, largestGet)))), fmt.Sprintf("--memory %dMiB", (s.memory+2*int64(s.facts.Connections)*min(mean, largestGet))>>20+1))
 	}
 	return r
 }

@@ -110,7 +110,8 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 
 // open reads the name and the configuration.
 func (s *Source) open(ctx context.Context) Result {
-	store, where, err := objstore.Open(ctx, s.Text, objstore.Options{Getenv: s.Getenv, S3: objstore.S3Config{WeakETag: s.WeakETag, Anonymous: s.Anonymous}})
+	// Whether links that lead out of a folder are meant is for a mount to ask.
+	store, where, err := objstore.Open(ctx, s.Text, objstore.Options{Getenv: s.Getenv, Store: objstore.StoreOptions{WeakETag: s.WeakETag, LinksOutside: true}, S3: objstore.S3Config{Anonymous: s.Anonymous}})
 	if err != nil {
 		return explain(err)
 	}
@@ -242,7 +243,7 @@ func (s *Source) listing(ctx context.Context) Result {
 			}
 			return r
 		}
-		if len(shards) > 0 && !shards[o.Key] {
+		if strings.HasSuffix(o.Key, "/") || len(shards) > 0 && !shards[o.Key] { // a folder, or not asked for
 			continue
 		}
 		s.facts.Objects++

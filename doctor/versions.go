@@ -32,7 +32,7 @@ func (o *Options) versionChecks() []Check {
 
 // libraries are the dependencies that matter for what a mount and a feed do.
 var libraries = map[string]string{
-	"github.com/hanwen/go-fuse/v2": "go-fuse", "github.com/minio/minio-go/v7": "minio-go", "github.com/dgraph-io/badger/v4": "badger", "google.golang.org/grpc": "grpc",
+	"github.com/hanwen/go-fuse/v2": "go-fuse", "github.com/minio/minio-go/v7": "minio-go", "google.golang.org/grpc": "grpc",
 }
 
 func shoalVersion(version string) Result {

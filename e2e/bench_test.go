@@ -128,7 +128,7 @@ func TestBenchWrongUse(t *testing.T) {
 	}{
 		{"bench", 2, "--step-time"},
 		{"bench vgg", 2, "vgg"},
-		{"bench cosmoflow extra", 2, "accepts at most 1"},
+		{"bench cosmoflow extra", 2, "is one too many"},
 		{"bench cosmoflow --cached 2", 2, "--cached"},
 		{"bench cosmoflow --bandwidth fast", 2, "1.1x"},
 		{"bench cosmoflow --scale 0", 2, "--scale"},

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shoalfs/shoal/rig/proxy"
 )
 
@@ -50,6 +52,39 @@ func TestKilledUnderReaders(t *testing.T) {
 			}
 		case <-deadline:
 			t.Fatalf("%d of %d readers hang", cap(ended)-i, cap(ended))
+		}
+	}
+}
+
+// A daemon that is killed leaves its mount in the volume that it shares with the host, where no kubelet can remove it. The process
+// that stands by in a container of its own takes it away when it is told to end, whether the daemon has left one, two or none.
+func TestUnmountAtExit(t *testing.T) {
+	dir, paths := tree(t, 1, 5, 1<<10)
+	for left := range 3 {
+		volume := tmpfs(t, unix.MS_SHARED)
+		at := filepath.Join(volume, "data")
+		by := exec.Command(shoalBin, "umount", "--at-exit", at)
+		by.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
+		standby := startForeground(t, by)
+		within(t, patience, "the process stands by", func() bool { return strings.Contains(standby.log(), "SIGTERM") })
+		for range left {
+			daemon := exec.Command(shoalBin, "mount", "file://"+dir, at, "--mkdir", "--cache-dir", t.TempDir(), "--kernel-cache", "off")
+			daemon.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
+			d := startForeground(t, daemon)
+			within(t, patience, "the mount", func() bool {
+				_, err := os.Stat(filepath.Join(at, paths[0]))
+				return err == nil
+			})
+			d.signal(t, syscall.SIGKILL)
+			<-d.exited
+		}
+		if err := os.RemoveAll(at); left > 0 && !errors.Is(err, syscall.ENOTCONN) && !errors.Is(err, syscall.EBUSY) {
+			t.Errorf("a volume with a dead mount can be removed: %v", err)
+		}
+		standby.signal(t, syscall.SIGTERM)
+		standby.ended(t)
+		if err := os.RemoveAll(at); err != nil {
+			t.Errorf("%d mounts were left: %v", left, err)
 		}
 	}
 }

@@ -91,7 +91,7 @@ func TestEncryptedCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range []string{"segments", "manifests", "tables", "catalog", "ENCRYPTION"} {
+	for _, kind := range []string{"segments", "manifests", "tables", "facts", "ENCRYPTION"} {
 		if !kinds[kind] {
 			t.Errorf("no %s among %v: the test has looked at nothing", kind, kinds)
 		}

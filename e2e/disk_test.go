@@ -3,10 +3,15 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/rig/faultdisk"
 	"github.com/shoalfs/shoal/rig/proxy"
@@ -117,6 +122,139 @@ func TestDiskTrouble(t *testing.T) {
 				}
 			}
 			mustBeClean(t, cache)
+		})
+	}
+}
+
+// loopDisk makes an ext4 file system in a file, and mounts it. It needs root and a loop device, as all mounts here need
+// root and /dev/fuse; without them the test fails with what losetup or mount says.
+func loopDisk(t testing.TB, mib int64) (dir, image string) {
+	t.Helper()
+	run := func(name string, args ...string) string {
+		out, err := exec.Command(name, args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %v: %v: %s", name, args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	dir, image = t.TempDir(), filepath.Join(t.TempDir(), "image")
+	write(t, image, nil)
+	if err := os.Truncate(image, mib<<20); err != nil {
+		t.Fatal(err)
+	}
+	device := run("losetup", "--find", "--show", image)
+	t.Cleanup(func() { run("losetup", "--detach", device) })
+	run("mkfs.ext4", "-q", device)
+	if err := unix.Mount(device, dir, "ext4", 0, ""); err != nil {
+		t.Fatalf("mount %s: %v", device, err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir, image
+}
+
+// mappings returns what a process has mapped of files below dir.
+func mappings(t testing.TB, pid int, dir string) (ranges []unix.RemoteIovec, names []string) {
+	t.Helper()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		f := strings.Fields(line)
+		if len(f) < 6 || !strings.HasPrefix(f[5], dir+"/") {
+			continue
+		}
+		var from, to uintptr
+		if _, err := fmt.Sscanf(f[0], "%x-%x", &from, &to); err != nil {
+			t.Fatal(err)
+		}
+		ranges, names = append(ranges, unix.RemoteIovec{Base: from, Len: int(to - from)}), append(names, f[5])
+	}
+	return ranges, names
+}
+
+// pageOut makes a process's next access to what it has mapped of files below dir go to the disk.
+func pageOut(t testing.TB, pid int, dir string) {
+	t.Helper()
+	ranges, _ := mappings(t, pid, dir)
+	if len(ranges) == 0 {
+		return
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	for i := range ranges {
+		_, _, errno := unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(fd), uintptr(unsafe.Pointer(&ranges[i])), 1, unix.MADV_PAGEOUT, 0, 0)
+		if errno != 0 {
+			t.Fatalf("process_madvise: %v", errno)
+		}
+	}
+}
+
+// The disk of the cache loses all that it held, under its file system and under all that the daemon may have mapped:
+// every read and listing goes on, from memory and the store, and no verb ends the daemon.
+func TestDiskIsGone(t *testing.T) {
+	for _, name := range []string{"clear", "encrypted"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, paths := tree(t, 4, 50, 64<<10)
+			_, env := far(t, proxy.Options{})
+			source := bucket(t, dir)
+			disk, image := loopDisk(t, 128)
+			cache := filepath.Join(disk, "cache")
+			flags := []string{"--cache-dir", cache, "--order", "none", "--kernel-cache", "off", "--memory", "160MiB"}
+			if name == "encrypted" {
+				key := filepath.Join(t.TempDir(), "key")
+				if err := os.WriteFile(key, []byte("000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				flags = append(flags, "--encryption-key-file", key)
+			}
+			mnt := mount(t, env, source, flags...)
+			pid := readStats(t, mnt).PID
+			readAll(t, mnt, dir, paths[:100])
+			waitKept(t, mnt, 100)
+
+			unix.Sync()
+			pageOut(t, pid, disk)
+			if err := os.Truncate(image, 0); err != nil {
+				t.Fatal(err)
+			}
+			dropCaches(t)
+			alive := func(after string) {
+				t.Helper()
+				if err := syscall.Kill(pid, 0); err != nil {
+					t.Fatalf("the daemon has ended after %s", after)
+				}
+			}
+			sameTree(t, mnt, dir, paths)
+			alive("a walk")
+			readAll(t, mnt, dir, paths)
+			alive("reads")
+			// What the file system writes makes the image longer again: from there on what was lost reads as zeros.
+			within(t, time.Minute, "the stats say that the disk fails", func() bool {
+				d := readStats(t, mnt).Disk
+				return d.OutOfUse || d.Corrupt > 0
+			})
+			write(t, filepath.Join(dir, "class00/new.jpg"), []byte("new"))
+			upload(t, dir, bucketName(t))
+			for _, verb := range [][]string{
+				{"stat", mnt}, {"refresh", mnt}, {"cache", "ls", cache}, {"cache", "quota", cache, source, "1GiB"}, {"cache", "pin", cache, source},
+				{"fsck", cache}, {"health", mnt}, {"warm", source, "--cache-dir", cache},
+			} {
+				_, errs, code := shoal(t, env, verb...)
+				t.Logf("%v: exit %d, %.200s", verb, code, errs)
+				alive(verb[0])
+			}
+			readAll(t, mnt, dir, paths)
+			alive("all that")
+			if _, names := mappings(t, pid, disk); len(names) > 0 {
+				t.Errorf("mapped: %v", names)
+			}
+			umount(t, mnt)
+			gone(t, pid)
 		})
 	}
 }

@@ -229,6 +229,85 @@ print(json.dumps(out))`, addr)
 	}
 }
 
+// What a trainer's stats say of the server is what `shoal serve` counted, while it trains and after its last batch.
+func TestFeedStatsOfTheServer(t *testing.T) {
+	dir, _ := pictures(t, 2, 16)
+	_, env := far(t, proxy.Options{Latency: 2 * time.Millisecond})
+	addr, _ := serve(t, env, bucket(t, dir))
+	var got struct{ During, After map[string]float64 }
+	runPython(t, &got, `
+import json, sys
+from shoal import Feed
+feed = Feed(sys.argv[1], 2, transform="CenterCrop(64)|uint8", epochs=1, credits=1, session="job", as_torch=False)
+out = {}
+for batch in feed:
+    out["During"] = feed.stats()  # which takes longer than the server does: it waits for credit
+out["After"] = feed.stats()
+print(json.dumps(out))`, addr)
+	var st struct {
+		Feed struct {
+			Ended []map[string]any `json:"ended_list"`
+		}
+	}
+	if err := json.Unmarshal([]byte(mustShoal(t, nil, "stat", addr, "--json")), &st); err != nil {
+		t.Fatal(err)
+	}
+	if len(st.Feed.Ended) != 1 || st.Feed.Ended[0]["session"] != "job" {
+		t.Fatalf("sessions that have ended: %v", st.Feed.Ended)
+	}
+	for _, name := range []string{"fetch_seconds", "decode_seconds", "stall_seconds", "credit_seconds"} {
+		if got.After[name] == 0 || got.After[name] < got.During[name] || got.After[name] != st.Feed.Ended[0][name] {
+			t.Errorf("%s: %g in mid-epoch, %g at the end; the server says %v", name, got.During[name], got.After[name], st.Feed.Ended[0][name])
+		}
+	}
+}
+
+// What the server makes of pictures is what the trainer's torchvision makes of them with the same draws, which Python
+// computes by itself.
+func TestVerify(t *testing.T) {
+	dir, _ := pictures(t, 2, 12)
+	_, env := far(t, proxy.Options{})
+	addr, _ := serve(t, env, bucket(t, dir))
+	for _, c := range []struct {
+		transform string
+		code      int
+		says      string
+	}{
+		{"RandomResizedCrop(64)|RandomHorizontalFlip()|fp32|nhwc|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))|RandomErasing()", 0, "24 of 24 rows equal"},
+		{"RandomResizedCrop((40,70), interpolation='bicubic')|RandomVerticalFlip()|RandAugment()|bf16", 0, "24 of 24 rows equal"},
+		{"Resize(80)|RandomCrop(90, padding=4, pad_if_needed=True)|ColorJitter(0.4,0.4,0.4,0.1)|TrivialAugmentWide()|fp16", 0, "24 of 24 rows equal"},
+		{"CenterCrop(90)|AutoAugment()|RandomRotation(20)|RandomGrayscale()|GaussianBlur(5)", 0, "24 of 24 rows equal"},
+		{"Resize((40,190))|pillow(13)", 1, "of 22800 values, by 1 at most"}, // Debian's Pillow has the rule of 9.4
+		{"CenterCrop(90)|MixUp()", 2, "MixUp is not replayed"},
+		{"CenterCrop(90", 2, "column 14"},
+	} {
+		out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batch", "12", "--batches", "2", "--seed", "9", "--epoch", "1", "--transform", c.transform)
+		if code != c.code || !strings.Contains(out+errs, c.says) {
+			t.Errorf("%s: exit %d\n%s%s", c.transform, code, out, errs)
+		}
+	}
+	if _, errs, code := shoal(t, nil, "verify", addr, "--python", "/nonexistent/python3"); code != 2 || !strings.Contains(errs, "--python") {
+		t.Errorf("without a Python: exit %d, %s", code, errs)
+	}
+	// The same numbers for whoever asks: in a copy, and not of raw samples.
+	var got struct{ Params, Raw string }
+	runPython(t, &got, `
+import json, sys
+from shoal import Feed
+feed = Feed(sys.argv[1], 4, transform="RandomResizedCrop(32)|RandomHorizontalFlip()", tail="pad", order="sequential", bad="skip:1")
+batch = next(iter(feed))
+assert batch.copy().params == batch.params and len(batch.params) == 4
+raw = next(iter(Feed(sys.argv[1], 4)))
+try:
+    raw.params
+except ValueError as e:
+    raw = str(e)
+print(json.dumps(dict(Params=str(batch.params[0]), Raw=raw)))`, addr)
+	if !strings.HasPrefix(got.Params, "[('RandomResizedCrop', {'left': ") || !strings.Contains(got.Params, "('RandomHorizontalFlip', {'flip': ") || !strings.Contains(got.Raw, "pictures") {
+		t.Errorf("%+v", got)
+	}
+}
+
 // A trainer that dies in mid-epoch: its session ends and its memory comes back.
 func TestFeedTrainerDies(t *testing.T) {
 	dir, _ := pictures(t, 4, 64)
@@ -394,7 +473,7 @@ func TestFeedInterrupted(t *testing.T) {
 		return s.Feed.Total.Batches > 64 // more than are sent to who takes none
 	})
 	out := mustShoal(t, nil, "stat", addr)
-	if !strings.Contains(out, "1 sessions open") || !strings.Contains(out, "shoal feed (pid") {
+	if !strings.Contains(out, "1 session open") || !strings.Contains(out, "shoal feed (pid") {
 		t.Errorf("stat does not show the session:\n%s", out)
 	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {

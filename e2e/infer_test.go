@@ -141,9 +141,10 @@ func orderSays(t testing.TB, mnt string) string {
 }
 
 // waitInferred waits until an order is inferred and returns after how many reads.
+// A search takes what nobody else uses of the processors, which beside other tests is little.
 func waitInferred(t testing.TB, mnt string) (reads int) {
 	t.Helper()
-	within(t, 5*time.Minute, "an order inferred", func() bool { return readStats(t, mnt).Order.State == "inferred" })
+	within(t, 15*time.Minute, "an order inferred", func() bool { return readStats(t, mnt).Order.State == "inferred" })
 	text := orderSays(t, mnt)
 	_, after, ok := strings.Cut(text, "known after ")
 	if _, err := fmt.Sscanf(after, "%d reads", &reads); !ok || err != nil {
@@ -259,8 +260,9 @@ func TestInferAnySeed(t *testing.T) {
 	p.at("end")
 }
 
-// A pass in sequence, as of a validation, is no shuffle, and a plan ends the guessing.
-func TestInferLeavesOthersAlone(t *testing.T) {
+// A pass in sequence, as of a validation, is no shuffle: it is read ahead of after 16 opens, and a plan ends the
+// guessing.
+func TestInferSequence(t *testing.T) {
 	source := bucket(t, images24(t, 4, 100, ""))
 	_, env := far(t, proxy.Options{})
 	mnt := mount(t, env, source, "--kernel-cache", "off")
@@ -269,13 +271,14 @@ func TestInferLeavesOthersAlone(t *testing.T) {
 		p.at("epoch")
 		p.goOn()
 		p.at("paused")
+		within(t, time.Minute, "a sequence", func() bool { return readStats(t, mnt).Order.Spec == "sequential" })
 		p.goOn()
 	}
 	p.at("end")
-	if s := readStats(t, mnt); s.Order.State != "searching" || s.Order.Spec != "auto" {
-		t.Errorf("%+v", s.Order)
+	if s := readStats(t, mnt); s.Order.State != "inferred" || s.Opens < 800 || s.Misses > 80 {
+		t.Errorf("%d misses of %d, %+v", s.Misses, s.Opens, s.Order)
 	}
-	if text := orderSays(t, mnt); !strings.HasPrefix(text, "order: none yet") {
+	if text := orderSays(t, mnt); !strings.HasPrefix(text, "order: sequential (inferred: file after file") {
 		t.Error(text)
 	}
 	write(t, filepath.Join(mnt, ".shoal/plan"), []byte("class00/img0001.png\nclass01/img0002.png\n"))

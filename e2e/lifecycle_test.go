@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/rig/faultdisk"
 	"github.com/shoalfs/shoal/rig/proxy"
 	"github.com/shoalfs/shoal/rig/synced"
 )
@@ -273,6 +275,36 @@ func TestDrainCutsOff(t *testing.T) {
 	}
 }
 
+// A cache that has more to write to a slow disk than there is time for does not hold up the end, and is in order later.
+func TestDrainOnASlowDisk(t *testing.T) {
+	dir, paths := tree(t, 1, 60, 64<<10)
+	_, env := far(t, proxy.Options{})
+	source, disk := bucket(t, dir), badDisk(t)
+	cache, mnt := filepath.Join(disk.Dir, "cache"), t.TempDir()
+	flags := []string{"mount", source, mnt, "--cache-dir", cache, "--kernel-cache", "off", "--order", "none", "--drain-timeout", "100ms"}
+	d := inForeground(t, env, flags...)
+	t.Cleanup(func() { _ = disk.Set(t.Context(), faultdisk.Settings{}) }) // before the daemon is waited for
+	healthy(t, mnt)
+	slow := faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Delay: 2 * time.Second}}}
+	if err := disk.Set(t.Context(), slow); err != nil {
+		t.Fatal(err)
+	}
+	readAll(t, mnt, dir, paths)
+	d.signal(t, syscall.SIGTERM)
+	d.ended(t)
+	d.says(t, "the end is cut off")
+	if mounted(mnt) {
+		t.Error("still mounted")
+	}
+	if err := disk.Set(t.Context(), faultdisk.Settings{}); err != nil {
+		t.Fatal(err)
+	}
+	mustBeClean(t, cache)
+	inForeground(t, env, flags...)
+	healthy(t, mnt)
+	readAll(t, mnt, dir, paths)
+}
+
 // The second signal ends a drain at once, and still leaves no dead mount.
 func TestSecondSignal(t *testing.T) {
 	dir, paths := tree(t, 1, 2, 4<<10)
@@ -409,4 +441,28 @@ print(sum(len(b.id) for b in feed))`, "unix://"+socket)
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return lines[len(lines)-1]
+}
+
+// --daemon says where it can be reached, what it writes to, and what the log warns of before it is ready. Somebody who
+// attaches is told, too.
+func TestDaemonSaysWhereItIs(t *testing.T) {
+	dir, _ := tree(t, 1, 4, 1<<10)
+	cache, mnt, other := t.TempDir(), t.TempDir(), t.TempDir()
+	log := filepath.Join(cache, "shoal.log")
+	_, errs, code := shoal(t, nil, "serve", "file://"+dir, "--listen", "tcp://127.0.0.1:0", "--mount", mnt, "--admin", ":0", "--cache-dir", cache, "--cache-size", "10B", "--daemon")
+	if code != 0 {
+		t.Fatalf("exit %d, %s", code, errs)
+	}
+	defer mustShoal(t, nil, "stop", mnt, "--all")
+	want := regexp.MustCompile(`(?s)^warning: --cache-size leaves no room .*; remedy: give at least \d+MiB
+serving file://` + regexp.QuoteMeta(dir) + `/ at (tcp://127\.0\.0\.1:[1-9]\d*); mounted at ` + regexp.QuoteMeta(mnt) + `; dashboard: http://127\.0\.0\.1:[1-9]\d*; log: ` + regexp.QuoteMeta(log) + `\n$`)
+	m := want.FindStringSubmatch(errs)
+	if m == nil {
+		t.Fatalf("%q", errs)
+	}
+	mustShoal(t, nil, "stat", m[1])
+	_, errs, code = shoal(t, nil, "mount", "file://"+dir, other, "--cache-dir", cache, "--daemon")
+	if code != 0 || errs != "mounted file://"+dir+"/ at "+other+"; log: "+log+"\n" {
+		t.Errorf("attached: exit %d, %q", code, errs)
+	}
 }

@@ -518,6 +518,8 @@ func TestErrors(t *testing.T) {
 		{"bad samples", env, []string{"mount", source, "MNT", "--samples", "["}, 2, []string{"--samples", "[", "*.jpg"}},
 		{"bad kernel cache", env, []string{"mount", source, "MNT", "--kernel-cache", "maybe"}, 2, []string{"maybe", "auto, on or off"}},
 		{"cache under a file", env, []string{"mount", source, "MNT", "--cache-dir", full + "/file/cache"}, 1, []string{full, "not a directory", "--cache-dir"}},
+		{"cache in the source", env, []string{"mount", dir, "MNT", "--cache-dir", filepath.Join(dir, "cache")}, 2, []string{dir, "the source", "--cache-dir outside"}},
+		{"cache in the mount point", env, []string{"mount", source, "MNT", "--cache-dir", "MNT/cache"}, 2, []string{"/cache lies in the mount point", "--cache-dir outside"}},
 		{"bad flag", env, []string{"mount", source, "MNT", "--nope"}, 2, []string{"--nope", "--help"}},
 		{"no arguments", env, []string{"mount"}, 2, []string{"--help"}},
 		{"unknown verb", env, []string{"munt"}, 2, []string{"munt"}},
@@ -528,8 +530,8 @@ func TestErrors(t *testing.T) {
 			mnt := t.TempDir()
 			args := append([]string{}, c.args...)
 			for i := range args {
-				if args[i] == "MNT" {
-					args[i] = mnt
+				if rest, ok := strings.CutPrefix(args[i], "MNT"); ok {
+					args[i] = mnt + rest
 				}
 			}
 			joined := strings.Join(args, " ")

@@ -353,6 +353,69 @@ with tarfile.open(sys.argv[1], "w", format=tarfile.USTAR_FORMAT) as t:
 	sameTree(t, one, dir, class02)
 }
 
+// A shard that is cut short refuses the set, unless it is to be left out: then it is named and counted, also when the
+// listing comes from the catalog, and the rest is shown.
+func TestBadShards(t *testing.T) {
+	dir, paths := tree(t, 3, 40, 8<<10)
+	set := t.TempDir()
+	for _, class := range []string{"class00", "class01", "class02"} {
+		if out, err := exec.Command("tar", "cf", set+"/"+class+".tar", "-C", dir, class).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	bad := filepath.Join(set, "class01.tar")
+	whole, err := os.ReadFile(bad)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, bad, whole[:len(whole)/2])
+	source, cache := "file://"+set, t.TempDir()
+	refused(t, nil, source, "class01.tar", "--bad-shards skip")
+	left := slices.Concat(paths[:40], paths[80:])
+	skip := func() (mnt string) {
+		t.Helper()
+		mnt = mount(t, nil, source, "--cache-dir", cache, "--bad-shards", "skip", "--kernel-cache", "off")
+		sameTree(t, mnt, dir, left)
+		var s struct {
+			Skipped struct {
+				Bad      int `json:"bad_shards"`
+				Examples []string
+			} `json:"keys_not_shown"`
+		}
+		decode(t, mustShoal(t, nil, "stat", mnt, "--json"), &s)
+		if s.Skipped.Bad != 1 || !strings.Contains(strings.Join(s.Skipped.Examples, " "), "class01.tar") {
+			t.Errorf("the stats count %+v", s.Skipped)
+		}
+		if text := mustShoal(t, nil, "stat", mnt); !strings.Contains(text, "class01.tar") {
+			t.Errorf("shoal stat:\n%s", text)
+		}
+		return mnt
+	}
+	umount(t, skip())
+	mnt := skip()
+	log, err := os.ReadFile(filepath.Join(cache, "shoal.log"))
+	if err != nil || !strings.Contains(string(log), "bad shards are left out") || !strings.Contains(string(log), "class01.tar") {
+		t.Errorf("the log: %v\n%s", err, log)
+	}
+	write(t, bad, whole)
+	mustShoal(t, nil, "refresh", mnt)
+	sameTree(t, mnt, dir, paths)
+	umount(t, mnt)
+	// What was left out is nothing that another mount, which was not told so, goes by.
+	write(t, bad, whole[:len(whole)/2])
+	umount(t, mount(t, nil, source, "--cache-dir", cache, "--bad-shards", "skip", "--refresh"))
+	if _, errs, code := shoal(t, nil, "mount", source, t.TempDir(), "--cache-dir", cache, "--daemon"); code != 1 || !strings.Contains(errs, "class01.tar") {
+		t.Errorf("without --bad-shards: exit %d, %s", code, errs)
+	}
+	// A set of its own version that is damaged stands in for nothing.
+	packed := t.TempDir()
+	mustShoal(t, nil, "pack", "file://"+dir, "file://"+packed, "--shard-size", "1MiB")
+	if err := os.Remove(tars(t, packed)[0]); err != nil {
+		t.Fatal(err)
+	}
+	sameTree(t, mount(t, nil, "file://"+dir, "--shards", "file://"+packed, "--bad-shards", "skip"), dir, paths)
+}
+
 // Members that must not be shown as they are: nothing outside the mount, nothing lost in silence, and
 // what cannot be read is refused with its name.
 func TestHostileTars(t *testing.T) {

@@ -5,10 +5,17 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -210,5 +217,94 @@ func TestBudgetAndCost(t *testing.T) {
 	}
 	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", t.TempDir(), "--sse-c-key-file", "/none"); code != 1 || !strings.Contains(errs, "--sse-c-key-file") {
 		t.Errorf("no key file: exit %d, %s", code, errs)
+	}
+}
+
+// TestWeakETag: files that were put into a gateway's folder have no ETag in S3. With --weak-etag they are mounted and
+// packed, and a change is seen.
+func TestWeakETag(t *testing.T) {
+	dir, paths := tree(t, 2, 10, 8<<10)
+	root := t.TempDir()
+	srv, err := s3server.Start(context.Background(), s3server.Options{Dir: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(srv.Stop)
+	client, err := s3server.Client(srv.URL, 8)
+	if err == nil {
+		err = client.MakeBucket(context.Background(), "data", minio.MakeBucketOptions{})
+	}
+	if err == nil {
+		err = os.CopyFS(filepath.Join(root, "data", "data", "train"), os.DirFS(dir))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	env, source, dest := s3server.Env(srv.URL), "s3://data/train", "s3://data/packed"
+	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", t.TempDir()); code != 1 || !strings.Contains(errs, "--weak-etag") {
+		t.Errorf("without --weak-etag: exit %d, %s", code, errs)
+	}
+	mnt := mount(t, env, source, "--weak-etag", "--order", "none", "--kernel-cache", "off")
+	readAll(t, mnt, dir, paths[2:])
+	mustShoal(t, env, "pack", source, dest, "--weak-etag")
+	packed := mount(t, env, dest)
+	sameTree(t, packed, dir, paths)
+	if a, b := readStats(t, mnt).Dataset, readStats(t, packed).Dataset; a != b {
+		t.Errorf("version %s, packed %s", a, b)
+	}
+	// Another size, and as many bytes at another time.
+	stored := func(i int) string { return filepath.Join(root, "data", "data", "train", paths[i]) }
+	write(t, stored(0), []byte("another version"))
+	if err := os.Chtimes(stored(1), time.Time{}, time.Now().Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range paths[:2] {
+		if _, err := os.ReadFile(filepath.Join(mnt, p)); !errors.Is(err, syscall.ESTALE) {
+			t.Errorf("%s: %v, want ESTALE", p, err)
+		}
+	}
+}
+
+// TestStoreIgnoresVersions: a store that answers ?versions by listing objects, as if that were not there: what changed
+// is ESTALE, and nothing is tried again.
+func TestStoreIgnoresVersions(t *testing.T) {
+	dir, paths := tree(t, 1, 4, 8<<10)
+	source := bucket(t, dir)
+	to, err := url.Parse(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked atomic.Int64
+	forward := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(to)
+		r.Out.Host = r.In.Host // it is signed
+	}}
+	p := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !r.URL.Query().Has("versions") {
+			forward.ServeHTTP(w, r)
+			return
+		}
+		asked.Add(1)
+		fmt.Fprint(w, `<ListBucketResult><Name>b</Name><IsTruncated>true</IsTruncated><Contents><Key>a</Key><Size>1</Size></Contents></ListBucketResult>`)
+	}))
+	t.Cleanup(p.Close)
+	mnt := mount(t, s3server.Env(p.URL), source, "--order", "none", "--kernel-cache", "off")
+	write(t, filepath.Join(dir, paths[0]), []byte("another version"))
+	if err := os.Remove(filepath.Join(dir, paths[1])); err != nil {
+		t.Fatal(err)
+	}
+	upload(t, dir, bucketName(t))
+	for _, p := range paths[:2] {
+		if _, err := os.ReadFile(filepath.Join(mnt, p)); !errors.Is(err, syscall.ESTALE) {
+			t.Errorf("%s: %v, want ESTALE", p, err)
+		}
+	}
+	readAll(t, mnt, dir, paths[2:])
+	var s struct {
+		Errors map[string]int64 `json:"store_errors"`
+	}
+	decode(t, mustShoal(t, nil, "stat", mnt, "--json"), &s)
+	if s.Errors["temporary failure"] != 0 || asked.Load() != 1 {
+		t.Errorf("errors of the store: %v; asked %d times for versions", s.Errors, asked.Load())
 	}
 }

@@ -174,7 +174,7 @@ func TestSecretsStayInside(t *testing.T) {
 	addr := "unix://" + filepath.Join(t.TempDir(), "feed.sock")
 	admin := freePort(t)
 	daemon := exec.Command(shoalBin, "serve", source, "--listen", addr, "--mount", mnt, "--cache-dir", cache, "--order", "none", "--kernel-cache", "off",
-		"--admin", admin, "--log-level", "debug", "--log-format", "json")
+		"--admin", admin, "--pprof", "--log-level", "debug", "--log-format", "json")
 	daemon.Env = append(os.Environ(), env...)
 	var said synced.Buffer
 	daemon.Stdout, daemon.Stderr = &said, &said

@@ -129,7 +129,7 @@ func TestTopOnce(t *testing.T) {
 		{[]string{"top", filepath.Join(dir, "class00")}, 1, "is not a live shoal mount"},
 		{[]string{"top", "http://127.0.0.1:1"}, 1, "--admin"},
 		{[]string{"top", mnt, "--interval", "1ms"}, 2, "100ms"},
-		{[]string{"top", "a", "b"}, 2, "accepts at most 1"},
+		{[]string{"top", "a", "b"}, 2, "is one too many"},
 	} {
 		if _, errs, code := shoal(t, nil, bad.args...); code != bad.code || !strings.Contains(errs, bad.want) {
 			t.Errorf("%v: exit %d, %s", bad.args, code, errs)

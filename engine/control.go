@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -24,7 +25,18 @@ type plan struct {
 	reserved int64  // of the ledger, for all of this
 	before   int64  // of the ledger, for the plan before it, which the reader may not be done with
 	rejected string // why the latest writing was refused; empty when it was not
+	opens    int    // of its files by a reader, when it was looked at last
+	read     time.Time
+	stale    bool // nobody has read by it for staleAfter
 }
+
+const (
+	// maxPlans is how many plans may be in force: some for each rank of a large machine.
+	maxPlans = 128
+	// staleAfter is after how long without a reader a plan keeps nobody from inferring the order. A validation
+	// or a checkpoint takes less, mostly.
+	staleAfter = 10 * time.Minute
+)
 
 // planSize returns the bytes that a plan occupies: its text, the files' numbers, and order.Index.
 func planSize(m *catalog.Manifest, data []byte, o order.Order) int64 {
@@ -38,17 +50,21 @@ const maxPlanErrors = 20
 func (e *Engine) startOrder() error {
 	e.planning.Lock() // a plan that is written meanwhile would be installed on the version before, or beside an inference
 	defer e.planning.Unlock()
+	return e.restartOrder()
+}
+
+// restartOrder is startOrder. e.planning is held.
+func (e *Engine) restartOrder() error {
 	e.stopInference()
 	v := e.cur.Load()
 	spec := e.order()
 	var streams []*Stream
 	if spec.Computed() {
 		if v.samples.Len() == 0 {
-			return fmt.Errorf("--order %s: no file of %s is numbered, since --samples %q matches none of %d (give --samples '*', or a glob that matches)",
-				spec, e.source, e.cfg.Samples, v.manifest.Len())
+			return fmt.Errorf("--order %s: %w", spec, noSamples(e.source.String(), e.cfg.Samples, v.manifest))
 		}
 		if _, err := v.orderOf(spec, spec.Epoch()); err != nil {
-			return fmt.Errorf("--order %s: %w", spec, err)
+			return fmt.Errorf("--%w", err) // it begins with the order: the spec was checked before
 		}
 		s, err := e.newStream("mount", v, func(epoch int) order.Order {
 			o, err := v.orderOf(spec, epoch)
@@ -81,7 +97,7 @@ func (e *Engine) startOrder() error {
 			e.log.Warn("a written plan does not fit the new version of the dataset", "plan", name, "cause", err)
 		}
 	}
-	if spec.Name() == "auto" && len(e.mountStreams()) == 0 && v.samples.Len() > 0 {
+	if spec.Name() == "auto" && len(e.mountStreams()) == 0 {
 		e.startInference(v)
 	}
 	return nil
@@ -98,9 +114,12 @@ func (e *Engine) PutPlan(name string, data []byte) error {
 // putPlan is PutPlan. e.planning is held.
 func (e *Engine) putPlan(name string, data []byte) error {
 	v := e.cur.Load()
-	o, err := parsePlan(v.manifest, data)
+	o, err := parsePlan(v.manifest, data, e.mountPoints())
 	if err == nil && e.order().Name() == "none" {
 		err = fmt.Errorf("the mount runs with --order none, which follows no plan; mount with --order auto")
+	}
+	if n := e.plansBut(name); err == nil && n >= maxPlans {
+		err = fmt.Errorf("%d plans are in force; remove those of jobs that have ended: rm MOUNTPOINT/.shoal/plans/NAME", n)
 	}
 	var reserved int64
 	if err == nil {
@@ -149,7 +168,7 @@ func (e *Engine) putPlan(name string, data []byte) error {
 	for _, m := range e.mount {
 		switch {
 		case m == s:
-		case m.name == s.name || m.name == "mount":
+		case m.name == s.name || m.name == "mount" || m.name == sequenceName:
 			old = append(old, m)
 		default:
 			keep = append(keep, m)
@@ -165,6 +184,144 @@ func (e *Engine) putPlan(name string, data []byte) error {
 	return nil
 }
 
+// RemovePlan ends a plan. When no other is left, the mount goes on as if none had been written. It fails with
+// fs.ErrNotExist if there is none.
+func (e *Engine) RemovePlan(name string) error {
+	e.planning.Lock()
+	defer e.planning.Unlock()
+	e.mu.Lock()
+	p := e.plans[name]
+	if p == nil || p.text == nil {
+		e.mu.Unlock()
+		return fs.ErrNotExist
+	}
+	delete(e.plans, name)
+	var ended []*Stream
+	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(s *Stream) bool {
+		if s.name != "plans/"+name {
+			return false
+		}
+		ended = append(ended, s)
+		return true
+	})
+	e.mu.Unlock()
+	for _, s := range ended {
+		s.Close()
+	}
+	e.cache.Ledger().Release(p.reserved+p.before, cache.ForDemand)
+	e.log.Info("plan removed", "plan", name)
+	if e.plansBut("") > 0 {
+		e.lookAtPlans(time.Now())
+		return nil
+	}
+	return e.restartOrder()
+}
+
+// plansBut returns how many plans are in force, but for one.
+func (e *Engine) plansBut(name string) (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for other, p := range e.plans {
+		if other != name && p.text != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// watchPlans looks at the plans now and then until ctx ends.
+func (e *Engine) watchPlans(ctx context.Context) {
+	t := time.NewTicker(staleAfter / 20)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-t.C:
+			e.planning.Lock()
+			e.lookAtPlans(now)
+			e.planning.Unlock()
+		}
+	}
+}
+
+// lookAtPlans notes which plans are stale. While all are, the order is inferred beside them, if it is to be.
+// e.planning is held.
+func (e *Engine) lookAtPlans(now time.Time) {
+	v, live := e.cur.Load(), 0
+	opened := map[string]int{}
+	for _, s := range e.mountStreams() {
+		opened[s.name] = s.followed()
+	}
+	e.mu.Lock()
+	for name, p := range e.plans {
+		opens, followed := opened["plans/"+name]
+		if !followed {
+			continue
+		}
+		if opens != p.opens {
+			p.opens, p.read = opens, now
+		}
+		if p.stale = now.Sub(p.written) > staleAfter && now.Sub(p.read) > staleAfter; !p.stale {
+			live++
+		}
+	}
+	e.mu.Unlock()
+	inferring := e.inference.Load() != nil
+	switch {
+	case live > 0 && inferring:
+		e.stopInference()
+		e.endGuesses()
+	case live == 0 && !inferring && e.order().Name() == "auto":
+		e.startInference(v)
+	}
+}
+
+// endGuesses ends the streams that an inference has left.
+func (e *Engine) endGuesses() {
+	var ended []*Stream
+	e.mu.Lock()
+	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(s *Stream) bool {
+		if s.ofPlan() {
+			return false
+		}
+		ended = append(ended, s)
+		return true
+	})
+	e.mu.Unlock()
+	for _, s := range ended {
+		s.Close()
+	}
+}
+
+// stalePlans returns the names of the streams whose plans are stale.
+func (e *Engine) stalePlans() map[string]bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	stale := map[string]bool{}
+	for name, p := range e.plans {
+		if p.stale {
+			stale["plans/"+name] = true
+		}
+	}
+	return stale
+}
+
+// MountedAt tells where the dataset is mounted, so that plans may hold absolute paths.
+func (e *Engine) MountedAt(dir string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !slices.Contains(e.mountedAt, dir) {
+		e.mountedAt = append(slices.Clip(e.mountedAt), dir)
+	}
+}
+
+func (e *Engine) mountPoints() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.mountedAt
+}
+
 // planStream returns the stream that carries out the plans of a name, nil if there is none for this version.
 func (e *Engine) planStream(name string, v *view) *Stream {
 	for _, s := range e.mountStreams() {
@@ -175,18 +332,22 @@ func (e *Engine) planStream(name string, v *view) *Stream {
 	return nil
 }
 
-// parsePlan turns lines of relative paths into an order over files.
-func parsePlan(m *catalog.Manifest, data []byte) (order.Order, error) {
+// parsePlan turns lines of paths, relative or below one of the mount points, into an order over files.
+func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) (order.Order, error) {
 	var files []uint32
 	var bad []string
 	more, n := 0, -1
 	for line := range bytes.SplitSeq(data, []byte("\n")) {
 		n++
-		if len(line) == 0 {
+		path := string(line)
+		node, ok := m.Find(path) // a name may end with CR
+		if !ok {
+			path = planPath(path, mountPoints)
+			node, ok = m.Find(path)
+		}
+		if path == "" {
 			continue
 		}
-		path := strings.TrimPrefix(string(line), "./")
-		node, ok := m.Find(path)
 		switch {
 		case ok && !node.IsDir:
 			files = append(files, uint32(node.Index))
@@ -208,6 +369,21 @@ func parsePlan(m *catalog.Manifest, data []byte) (order.Order, error) {
 		return nil, fmt.Errorf("it names no file")
 	}
 	return order.List(files), nil
+}
+
+// planPath returns what a line of a plan names, relative to the mount point.
+func planPath(line string, mountPoints []string) string {
+	line = strings.TrimSuffix(line, "\r")
+	for _, dir := range mountPoints {
+		if below, ok := strings.CutPrefix(line, dir+"/"); ok {
+			line = below
+			break
+		}
+	}
+	for strings.HasPrefix(line, "./") {
+		line = strings.TrimLeft(line[2:], "/")
+	}
+	return line
 }
 
 // Get returns the content of a control file: stats, order, refresh, plan or plans/NAME.
@@ -256,10 +432,11 @@ func (e *Engine) orderText() []byte {
 	} else if len(streams) == 0 {
 		fmt.Fprintf(&b, "order: none (--order %s; write paths to .shoal/plan to give one)\n", e.order())
 	}
+	stale := e.stalePlans()
 	for _, s := range streams {
 		p := s.Progress()
 		switch {
-		case inference != nil: // which has told
+		case inference != nil && !s.ofPlan(): // which has told
 		case p.Name == "mount":
 			fmt.Fprintf(&b, "order: %s (by --order)\n", e.order())
 		default:
@@ -272,6 +449,9 @@ func (e *Engine) orderText() []byte {
 		if ev := p.Events; ev.Jumps+ev.NextEpochs+ev.Restarts+ev.PrevEpochs+ev.Found > 0 {
 			fmt.Fprintf(&b, "  moves so far: %d jumps, %d next epochs, %d restarts, %d returns to an epoch, %d found elsewhere\n",
 				ev.Jumps, ev.NextEpochs, ev.Restarts, ev.PrevEpochs, ev.Found)
+		}
+		if stale[p.Name] {
+			fmt.Fprintf(&b, "  stale: nobody has read by it for %v, and the order is inferred beside it; rm .shoal/%s ends it\n", staleAfter, p.Name)
 		}
 		if s.behind() {
 			fmt.Fprintf(&b, "  another plan was written, which waits for the reader to begin it\n")

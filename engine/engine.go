@@ -45,13 +45,13 @@ type Config struct {
 	Publish          string     // where a complete pass is packed to; may be empty
 	Order            order.Spec // what readers of the mount are expected to do
 	Samples          string     // which files are numbered: catalog.Match's globs
+	SkipBadShards    bool       // leave out the shards that are damaged or missing
 	Records          string     // what the objects hold: "" files, "csv" rows that are files of their own
 	Quota            int64      // bytes on disk for this dataset; 0: what was set before, or no bound
 	Connections      int        // GETs in flight at most
 	AdaptConnections bool       // fewer than Connections where they bring as much
 	Weight           int        // of the mount's streams against others; 0 is 1, or what it is already
 	Refresh          bool       // list again even if the catalog knows the source
-	WeakETag         bool       // accept objects without an ETag
 	Store            objstore.StoreOptions
 	Logger           *slog.Logger
 	Progress         func(listed int)         // told while a first listing goes on; may be nil
@@ -97,6 +97,9 @@ type Engine struct {
 	mount    []*Stream  // what steers the mount: by --order, or one a plan
 	planning sync.Mutex // held while plans are written, or read anew: one after the other
 	plans    map[string]*plan
+
+	mountedAt []string // guarded by mu; replaced, never changed
+
 	sessions map[*Stream]struct{} // the feed's
 
 	opens   atomic.Int64
@@ -147,7 +150,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return same, err
 	}
 	defer func() {
-		if err = fullDisk(err, h.cfg.CacheDir); err != nil {
+		if err = withRemedy(err, h.cfg.CacheDir); err != nil {
 			e.cur.Store(nil)
 			err = errors.Join(err, e.Close())
 		}
@@ -162,6 +165,9 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 			return nil, err
 		}
 		e.name += " by " + e.shards.source.Canonical()
+	}
+	if cfg.SkipBadShards { // the catalog's version may be of a part of the dataset
+		e.name += " without bad shards"
 	}
 	m, layout, err := e.firstManifest(ctx, base)
 	if err != nil {
@@ -186,6 +192,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	bg, stop := context.WithCancel(context.Background())
 	e.stop = stop
 	e.background.Go(func() { e.scrubLoop(bg) })
+	e.background.Go(func() { e.watchPlans(bg) })
 	if cfg.Publish != "" {
 		if err := e.startPublish(bg); err != nil {
 			return nil, err
@@ -315,6 +322,8 @@ func (e *Engine) join(cfg Config) error {
 		return other("--records", e.cfg.Records, cfg.Records)
 	case cfg.Shards != e.cfg.Shards:
 		return other("--shards", e.cfg.Shards, cfg.Shards)
+	case cfg.SkipBadShards != e.cfg.SkipBadShards:
+		return fmt.Errorf("%s is open in this cache directory with another --bad-shards (give the same, or another --cache-dir)", e.source)
 	case cfg.Weight != 0 && cfg.Weight != max(e.cfg.Weight, 1):
 		return other("--weight", strconv.Itoa(max(e.cfg.Weight, 1)), strconv.Itoa(cfg.Weight))
 	case cfg.Store.CustomerKey != e.cfg.Store.CustomerKey:
@@ -323,6 +332,8 @@ func (e *Engine) join(cfg Config) error {
 		return other("--requester-pays", strconv.FormatBool(e.cfg.Store.RequesterPays), strconv.FormatBool(cfg.Store.RequesterPays))
 	case cfg.Store.CurrentOnly != e.cfg.Store.CurrentOnly:
 		return fmt.Errorf("%s is open in this cache directory with another --object-versions (give the same, or another --cache-dir)", e.source)
+	case cfg.Store.LinksOutside != e.cfg.Store.LinksOutside:
+		return other("--links-outside", strconv.FormatBool(e.cfg.Store.LinksOutside), strconv.FormatBool(cfg.Store.LinksOutside))
 	case cfg.Store.GetsPerHour != 0 && cfg.Store.GetsPerHour != e.cfg.Store.GetsPerHour:
 		return other("--gets-per-hour", strconv.FormatInt(e.cfg.Store.GetsPerHour, 10), strconv.FormatInt(cfg.Store.GetsPerHour, 10))
 	case cfg.Order.Name() == "auto" || cfg.Order == e.order():
@@ -339,11 +350,14 @@ func (e *Engine) openDisk(v *view) error {
 	h := e.host
 	if limit := h.cache.Budget().Limit(); limit < minDisk {
 		h.mu.Lock()
-		err := h.removeSegments(e.dataset)
+		err, meta := h.removeSegments(e.dataset), h.metaOnDisk()
 		h.mu.Unlock()
+		if over := h.cache.Budget().Used() - limit; over > 0 {
+			h.makeRoom(over)
+		}
 		e.log.Warn("--cache-size leaves no room for data on disk; caching in memory only",
-			"cache_size", humanize.IBytes(uint64(h.cfg.CacheSize)), "metadata", humanize.IBytes(uint64(h.cfg.CacheSize-limit)),
-			"remedy", "give at least "+humanize.IBytes(uint64(h.cfg.CacheSize-limit+minDisk)))
+			"cache_size", humanize.IBytes(uint64(h.cfg.CacheSize)), "metadata", humanize.IBytes(uint64(meta)),
+			"remedy", "give at least "+RoundUp(h.cacheFor()))
 		return err
 	}
 	if err := e.catalog.Touch(e.dataset, e.title); err != nil {
@@ -386,6 +400,9 @@ func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*cata
 		m, l, err := e.catalog.Manifest(e.name)
 		switch {
 		case err == nil:
+			if e.shards != nil && l == nil {
+				e.shards.instead(e, "held no shard set of this version when "+e.source.String()+" was listed", "if it does now: --refresh")
+			}
 			return m, l, e.probe(ctx, base, m, l)
 		case !errors.Is(err, catalog.ErrNoManifest):
 			e.log.Warn("the catalog's manifest is unusable; listing again", "cause", err)
@@ -489,11 +506,13 @@ func (e *Engine) Ledger() *cache.Ledger { return e.cache.Ledger() }
 
 // ReadAt reads a file of version m, as cache.Volume.ReadAt does.
 func (e *Engine) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error) {
+	e.readers.read()
 	return e.volumeOf(m).ReadAt(ctx, file, p, off)
 }
 
 // Lend returns bytes of a file that are in memory, as cache.Volume.Lend does.
 func (e *Engine) Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool) {
+	e.readers.read()
 	return e.volumeOf(m).Lend(file, off, n)
 }
 
@@ -519,6 +538,18 @@ func (e *Engine) LocalFile(m *catalog.Manifest, file int) (*os.File, bool) {
 	}
 	f, err := os.OpenFile(filepath.Join(e.source.Dir, m.Path(file)), os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	return f, err == nil
+}
+
+// Permissions returns the bits of the mode that the file itself has now, of a source that is a local folder.
+func (e *Engine) Permissions(m *catalog.Manifest, file int) (bits uint32, ok bool) {
+	if e.source.Scheme != "file" || e.cur.Load().layout != nil {
+		return 0, false
+	}
+	info, err := os.Stat(filepath.Join(e.source.Dir, m.Path(file)))
+	if err != nil {
+		return 0, false
+	}
+	return uint32(info.Mode().Perm()), true
 }
 
 func (e *Engine) volumeOf(m *catalog.Manifest) *cache.Volume {
@@ -578,6 +609,10 @@ func (e *Engine) Close() error {
 		return nil
 	}
 	defer close(e.gone)
+	if e.stop != nil {
+		e.stop()
+		e.background.Wait() // it may begin an inference
+	}
 	e.stopInference()
 	e.mu.Lock()
 	streams := append([]*Stream(nil), e.mount...)
@@ -587,10 +622,6 @@ func (e *Engine) Close() error {
 	e.mu.Unlock()
 	for _, s := range streams {
 		s.Close()
-	}
-	if e.stop != nil {
-		e.stop()
-		e.background.Wait()
 	}
 	for _, p := range e.plans {
 		e.cache.Ledger().Release(p.reserved+p.before, cache.ForDemand)
@@ -621,7 +652,7 @@ func (h *Host) leave(e *Engine) error {
 	h.mu.Unlock()
 	for _, v := range e.views {
 		err = errors.Join(err, v.close())
-		h.release(v.memory, v.disk)
+		h.release(v.memory, v.offHeap, v.disk)
 	}
 	return err
 }

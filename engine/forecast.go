@@ -43,9 +43,9 @@ func (f Forecast) Order(spec order.Spec, epoch int) (order.Order, error) {
 }
 
 // ForecastMemory returns what a daemon's memory leaves for samples of a dataset of so many files, of which no
-// more is known: their metadata takes some 100 bytes each. It may be 0.
+// more is known: their metadata takes some 110 bytes each. It may be less than 0.
 func ForecastMemory(memory int64, files int) int64 {
-	return max(0, (memory-overhead-int64(files)*(bytesPerFile+100))*3/4)
+	return (memory - overhead - int64(files)*(bytesPerFile+110)) * 3 / 4
 }
 
 // ExtentSize is the most bytes of a file that one request fetches.

@@ -43,22 +43,42 @@ func (r *FsckReport) note(format string, args ...any) {
 	r.Findings = append(r.Findings, fmt.Sprintf(format, args...))
 }
 
+// IsCacheDir fails where a folder is no cache directory, also none that has lost its FORMAT.
+func IsCacheDir(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, "FORMAT")); err != nil && !catalog.Used(dir) {
+		return fmt.Errorf("%s is no cache directory: %w", dir, err)
+	}
+	return nil
+}
+
 // Fsck checks every record, manifest and layout of a cache directory that nobody uses, and repairs
 // what can be. Its error says why it could not check; what it found is in the report. secret is that of HostConfig.
 func Fsck(ctx context.Context, dir string, secret *crypt.Secret, repair bool, progress func(done, total int64)) (*FsckReport, error) {
-	if _, err := os.Stat(filepath.Join(dir, "FORMAT")); err != nil {
-		return nil, fmt.Errorf("%s is no cache directory: %w", dir, err)
+	if err := IsCacheDir(dir); err != nil {
+		return nil, err
+	}
+	r := &FsckReport{Findings: []string{}}
+	if err := r.kinds(dir, ownKinds, repair); err != nil {
+		return nil, err
+	}
+	if err := r.format(dir, repair); err != nil {
+		return nil, err
+	}
+	if r.unfit(repair) {
+		return r, nil
 	}
 	key, unlock, err := catalog.LockKey(dir, secret)
 	if err != nil {
 		return nil, err
 	}
-	r := &FsckReport{Findings: []string{}}
 	err = fsck(ctx, dir, key, repair, r, progress)
 	return r, errors.Join(err, unlock())
 }
 
 func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *FsckReport, progress func(done, total int64)) (err error) {
+	if err := r.kinds(dir, innerKinds, repair); err != nil || r.unfit(repair) {
+		return err
+	}
 	// The catalog says by itself when it was damaged, and then begins anew: all it holds comes back.
 	quiet := slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelError + 1}))
 	c, err := catalog.Open(dir, catalog.Options{Logger: quiet, Key: key})
@@ -67,7 +87,7 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *FsckR
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	if aside := c.Rebuilt(); aside != "" {
-		r.find("%s: the catalog was damaged and was moved to %s (sources are listed and segments scanned again at the next mount)", filepath.Join(dir, "catalog"), aside)
+		r.find("%s: the catalog was damaged and was moved to %s (sources are listed again, and segments scanned, at the next mount)", filepath.Join(dir, "facts"), aside)
 	}
 	sources, err := c.Sources()
 	if err != nil {
@@ -86,18 +106,20 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *FsckR
 			continue
 		}
 		r.find("%s: %v (the source is listed again at its next mount)", src.Name, err)
-		if repair {
-			for _, name := range []string{filepath.Join("manifests", src.Version), filepath.Join("layouts", src.Layout)} {
-				if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) && src.Layout != "" {
-					return err
-				}
+		names := []string{filepath.Join(dir, "manifests", src.Manifest)}
+		if src.Layout != "" {
+			names = append(names, filepath.Join(dir, "layouts", src.Layout))
+		}
+		for _, name := range names {
+			if !repair {
+				continue
+			}
+			if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
 			}
 		}
 	}
 	segments := filepath.Join(dir, "segments")
-	if _, err := segment.Migrate(segments); err != nil {
-		return err
-	}
 	entries, err := os.ReadDir(segments)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -37,13 +37,16 @@ type HostConfig struct {
 	// Audit says where it is written down who opened what; without a path nowhere.
 	Audit  audit.Options
 	Logger *slog.Logger
+	// Searcher is a command line that calls ServeSearch with its standard input and output. Without one no
+	// seeds are searched for.
+	Searcher []string
 }
 
 // Host owns a cache directory and what the datasets that are open in it share: the lock, the catalog,
 // the account of memory and that of the disk. Safe for concurrent use.
 //
-// Datasets that are not open keep their segments until another one needs the room: then they go,
-// the one that was not used for the longest time first, unless they are pinned.
+// Datasets that are not open keep their segments until another one needs the room: then they give it back (see
+// package cache), the one that was not used for the longest time first, unless they are pinned.
 type Host struct {
 	cfg     HostConfig
 	log     *slog.Logger
@@ -63,24 +66,26 @@ type Host struct {
 	open     map[[16]byte]*Engine
 	idle     map[[16]byte]int64 // bytes of segments of datasets that are not open
 	metadata int64              // bytes on disk that are kept back for the open datasets' metadata
+	offHeap  int64              // bytes of memory that the open datasets' manifests and layouts take
 }
 
 const (
-	// overhead is what a daemon needs before it holds a single sample: Go runtime, badger (its
-	// memtables and index), gRPC, FUSE request buffers and the buffers of 512 connections. Measured as
-	// RSS of a mounted daemon over an empty ledger.
+	// overhead is what a daemon needs before it holds a single sample: Go runtime, badger's memtables, gRPC,
+	// FUSE request buffers and the buffers of 512 connections. Measured as RSS of a mounted daemon over an empty ledger.
 	overhead = 64 << 20
 	// minLedger lets eight readers wait for 1-MiB objects while prefetching goes on.
 	minLedger = 32 << 20
 	// bytesPerFile is what the engine holds a file while an order is in force: 8 for the kept
 	// record's place, 4 each for this epoch's order, the next one's and the inverse, some bits.
 	bytesPerFile = 24
+	// bytesPerExtent is what a further extent of a file takes: the record's place and a bit.
+	bytesPerExtent = 9
 	// catalogOnDisk is what is kept back from --cache-size for the catalog's own files, the log and
-	// the socket; small caches make badger write less.
+	// the socket.
 	catalogOnDisk = 8 << 20
-	// tableOnDisk is what is kept back for each record's line in the catalog: 60 bytes, and the
-	// same again while its table is replaced.
-	tableOnDisk = 128
+	// tableOnDisk is what is kept back for each record's line in its table: 30 bytes, and the
+	// same again while the table is replaced.
+	tableOnDisk = 64
 	// minDisk is the least space in which keeping data on disk is worth a segment.
 	minDisk = 4 << 20
 	// syncInterval bounds what a crash of the machine (not of the daemon) can cost in refetches.
@@ -88,7 +93,18 @@ const (
 )
 
 // LeastMemory is the least HostConfig.Memory, in bytes.
-const LeastMemory = overhead + minLedger*4/3
+const LeastMemory = overhead + (minLedger*4+2)/3
+
+// RoundUp writes a number of bytes as flags take it, rounded up to whole MiB: what an error tells the user to give has
+// to be enough.
+func RoundUp(n int64) string { return fmt.Sprintf("%dMiB", (n+1<<20-1)>>20) }
+
+// ledgerOf returns how much of --memory is for data and metadata. The collector and the size classes of buffers need
+// about a quarter on top of live bytes.
+func ledgerOf(memory int64) int64 { return (memory - overhead) * 3 / 4 }
+
+// memoryFor is the least --memory whose ledger holds n bytes.
+func memoryFor(n int64) int64 { return overhead + (n*4+2)/3 }
 
 // ErrInUse is wrapped by OpenHost's error about a cache directory that another process owns.
 var ErrInUse = catalog.ErrInUse
@@ -102,11 +118,11 @@ func OpenHost(cfg HostConfig) (_ *Host, err error) {
 	h.errs.next = cfg.Logger.Handler()
 	h.log = slog.New(&h.errs)
 	if need := int64(LeastMemory); cfg.Memory < need {
-		return nil, fmt.Errorf("--memory %s is too little for the daemon itself; give at least %s", humanize.IBytes(uint64(max(cfg.Memory, 0))), humanize.IBytes(uint64(need)))
+		return nil, fmt.Errorf("--memory %s is too little for the daemon itself; give at least %s", humanize.IBytes(uint64(max(cfg.Memory, 0))), RoundUp(need))
 	}
-	debug.SetMemoryLimit(cfg.Memory)
+	h.limitHeap()
 	defer func() {
-		if err = fullDisk(err, cfg.CacheDir); err != nil {
+		if err = withRemedy(err, cfg.CacheDir); err != nil {
 			err = errors.Join(err, h.Close())
 		}
 	}()
@@ -125,9 +141,8 @@ func OpenHost(cfg HostConfig) (_ *Host, err error) {
 		return nil, err
 	}
 	h.cache = cache.New(cache.Options{
-		// The collector and the size classes of buffers need about a quarter on top of live bytes.
-		Memory: (cfg.Memory - overhead) * 3 / 4,
-		Disk:   max(h.diskLimit(), 1), OnFull: h.evictIdle, Logger: h.log,
+		Memory: ledgerOf(cfg.Memory),
+		Disk:   max(h.diskLimit(), 1), OnFull: h.makeRoom, Logger: h.log,
 	})
 	if err := h.findIdle(); err != nil {
 		return nil, err
@@ -138,17 +153,34 @@ func OpenHost(cfg HostConfig) (_ *Host, err error) {
 	return h, nil
 }
 
-// fullDisk adds the remedy to an error about a full disk.
-func fullDisk(err error, dir string) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+// withRemedy adds the remedy to an error about a full disk, or about something in the cache directory that is a
+// folder and should be a file, or the other way round.
+func withRemedy(err error, dir string) error {
+	switch {
+	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("cache directory: %w (free space on the disk of %s, or give another --cache-dir)", err, dir)
+	case (errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EEXIST)) && strings.Contains(err.Error(), dir+"/"):
+		return fmt.Errorf("%w (mend the cache directory with: shoal fsck %s --repair)", err, dir)
 	}
 	return err
 }
 
 // diskLimit derives the segments' limit from --cache-size: metadata first. h.mu is held, or h is new.
-func (h *Host) diskLimit() int64 {
-	return max(0, h.cfg.CacheSize-min(catalogOnDisk, 1<<20+h.cfg.CacheSize/32)-h.metadata)
+func (h *Host) diskLimit() int64 { return max(0, h.cfg.CacheSize-h.metaOnDisk()) }
+
+// metaOnDisk is what of --cache-size is not for segments. h.mu is held, or h is new.
+func (h *Host) metaOnDisk() int64 {
+	return min(catalogOnDisk, 1<<20+h.cfg.CacheSize/32) + h.metadata
+}
+
+// cacheFor returns a --cache-size that leaves room for data beside the metadata, which grows with it: the catalog's part by a 32nd,
+// and the lines of each open version by a 64th.
+func (h *Host) cacheFor() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	versions := len(h.versions())
+	missing := h.metaOnDisk() + minDisk - h.cfg.CacheSize
+	return h.cfg.CacheSize + missing*64/int64(max(62-versions, 1))
 }
 
 func (h *Host) segmentsDir() string { return filepath.Join(h.cfg.CacheDir, "segments") }
@@ -157,13 +189,9 @@ func (h *Host) datasetDir(id [16]byte) string {
 	return filepath.Join(h.segmentsDir(), hex.EncodeToString(id[:]))
 }
 
-// findIdle counts what datasets left on disk, and makes the cache small enough.
+// findIdle counts what datasets left on disk. Where that is more than the limit nothing goes yet: what goes
+// first depends on which dataset is opened.
 func (h *Host) findIdle() error {
-	if n, err := segment.Migrate(h.segmentsDir()); err != nil {
-		return err
-	} else if n > 0 {
-		h.log.Info("segments of the older layout were moved", "count", n)
-	}
 	entries, err := os.ReadDir(h.segmentsDir())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -176,15 +204,7 @@ func (h *Host) findIdle() error {
 		if !ok {
 			continue
 		}
-		n, err := folderBytes(h.datasetDir(id))
-		if err != nil {
-			return fmt.Errorf("cache directory: %w", err)
-		}
-		h.idle[id] = n
-		h.cache.Budget().Take(n)
-	}
-	if over := h.cache.Budget().Used() - h.cache.Budget().Limit(); over > 0 {
-		h.evictIdle(over)
+		h.countIdle(id)
 	}
 	return nil
 }
@@ -211,58 +231,72 @@ func folderBytes(dir string) (n int64, err error) {
 	return n, err
 }
 
-// evictIdle removes segments of datasets that are not open until need bytes came free, and reports
-// whether any did.
-func (h *Host) evictIdle(need int64) bool {
+// makeRoom has datasets that are not open give back need bytes of segments, the one that was not used for the
+// longest time first, and reports whether any did.
+func (h *Host) makeRoom(need int64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.idle) == 0 {
-		return false
-	}
 	facts, err := h.catalog.Datasets()
 	if err != nil {
-		h.log.Error("datasets cannot be listed; none is removed", "cause", err)
+		h.log.Error("datasets cannot be listed; none makes room", "cause", err)
 		return false
 	}
+	slices.SortFunc(facts, func(a, b catalog.Dataset) int { return a.LastUsed.Compare(b.LastUsed) })
 	byID := map[[16]byte]catalog.Dataset{}
+	var candidates [][16]byte // those that the catalog does not know, of which nobody can say when they were used, first
 	for _, d := range facts {
 		byID[d.ID] = d
 	}
-	var candidates [][16]byte
 	for id := range h.idle {
-		if !byID[id].Pinned {
+		if _, known := byID[id]; !known {
 			candidates = append(candidates, id)
 		}
 	}
-	slices.SortFunc(candidates, func(a, b [16]byte) int { return byID[a].LastUsed.Compare(byID[b].LastUsed) })
+	for _, d := range facts {
+		if h.idle[d.ID] > 0 && !d.Pinned {
+			candidates = append(candidates, d.ID)
+		}
+	}
 	freed := int64(0)
 	for _, id := range candidates {
 		if freed >= need {
 			break
 		}
-		n := h.idle[id]
-		if err := h.removeSegments(id); err != nil {
-			h.log.Error("the segments of a dataset that is not open cannot be removed", "source", byID[id].Source, "cause", err)
+		if h.open[id] != nil { // it is being opened
 			continue
 		}
-		h.log.Info("segments of a dataset that is not open made room", "source", byID[id].Source, "bytes", n)
-		freed += n
+		before := h.idle[id]
+		segments, err := h.cache.GiveBack(h.datasetDir(id), segment.Options{Key: h.key, MaxBytes: h.cache.Budget().Limit(), Index: h.catalog.Index(id), Logger: h.log}, need-freed)
+		if err != nil {
+			h.log.Error("a dataset that is not open cannot make room", "source", byID[id].Source, "cause", err)
+		}
+		left := h.countIdle(id)
+		if freed += before - left; segments > 0 {
+			h.log.Warn("cached data of a dataset that is not open was given back, since another needs the room (pin it, or raise --cache-size)", "source", byID[id].Source,
+				"gave_back", humanize.IBytes(uint64(before-left)), "segments", segments, "left", humanize.IBytes(uint64(left)))
+		}
 	}
 	return freed > 0
 }
 
+// countIdle counts what a dataset that is not open has on disk. h.mu is held.
+func (h *Host) countIdle(id [16]byte) (n int64) {
+	n, _ = folderBytes(h.datasetDir(id))
+	h.cache.Budget().Take(n)
+	h.cache.Budget().Give(h.idle[id])
+	if h.idle[id] = n; n == 0 {
+		delete(h.idle, id)
+	}
+	return n
+}
+
 // removeSegments deletes what an idle dataset keeps on disk. h.mu is held.
 func (h *Host) removeSegments(id [16]byte) error {
-	n, ok := h.idle[id]
-	if !ok {
+	if _, ok := h.idle[id]; !ok {
 		return nil
 	}
 	err := os.RemoveAll(h.datasetDir(id))
-	left, _ := folderBytes(h.datasetDir(id))
-	h.cache.Budget().Give(n - left)
-	if h.idle[id] = left; left == 0 {
-		delete(h.idle, id)
-	}
+	h.countIdle(id)
 	return err // the segments' tables go when the dataset is opened next
 }
 
@@ -401,30 +435,39 @@ func (h *Host) SetQuota(id [16]byte, n int64) error {
 	return nil
 }
 
-// reserve takes an open dataset's metadata out of memory and disk, and refuses where it does not fit.
-func (h *Host) reserve(memory, disk int64, files int) error {
+// limitHeap leaves of --memory to Go's heap what manifests and layouts, which lie beside it, do not take. h.mu is
+// held, or h is new.
+func (h *Host) limitHeap() { debug.SetMemoryLimit(h.cfg.Memory - h.offHeap) }
+
+// reserve takes an open dataset's metadata out of memory, offHeap of it beside Go's heap, and disk, and refuses
+// where it does not fit.
+func (h *Host) reserve(memory, offHeap, disk int64, files int) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	ledger := h.cache.Ledger()
 	if ledger.Limit()-memory < minLedger || !ledger.Withhold(memory) {
-		need := overhead + (h.taken()+memory+minLedger)*4/3
+		need := memoryFor(h.taken() + memory + minLedger)
 		return fmt.Errorf("--memory %s is too little for %d files: metadata takes %s and the daemon %s; give at least %s",
-			humanize.IBytes(uint64(h.cfg.Memory)), files, humanize.IBytes(uint64(memory)), humanize.IBytes(overhead), humanize.IBytes(uint64(need)))
+			humanize.IBytes(uint64(h.cfg.Memory)), files, humanize.IBytes(uint64(memory)), humanize.IBytes(overhead), RoundUp(need))
 	}
 	h.metadata += disk
+	h.offHeap += offHeap
+	h.limitHeap()
 	h.cache.Budget().SetLimit(h.diskLimit())
 	return nil
 }
 
 // taken returns what metadata takes of the ledger. h.mu is held.
-func (h *Host) taken() int64 { return (h.cfg.Memory-overhead)*3/4 - h.cache.Ledger().Limit() }
+func (h *Host) taken() int64 { return ledgerOf(h.cfg.Memory) - h.cache.Ledger().Limit() }
 
 // release gives back what reserve took.
-func (h *Host) release(memory, disk int64) {
+func (h *Host) release(memory, offHeap, disk int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.cache.Ledger().Withhold(-memory)
 	h.metadata -= disk
+	h.offHeap -= offHeap
+	h.limitHeap()
 	h.cache.Budget().SetLimit(h.diskLimit())
 }
 
@@ -437,7 +480,7 @@ func (h *Host) syncLoop(ctx context.Context) {
 			return
 		case <-t.C:
 			if err := h.cache.Sync(); err != nil {
-				h.log.Error("cache not synced to disk", "cause", err)
+				h.log.Error("cache not synced to disk", "cause", withRemedy(err, h.cfg.CacheDir))
 			}
 		}
 	}

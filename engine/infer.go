@@ -2,14 +2,12 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
-	"runtime"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/prefetch/infer"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -18,8 +16,9 @@ import (
 // inference watches what readers of the mount open, works out in which order they do, and prefetches
 // by it for as long as they keep to it.
 //
-// One goroutine owns the detector. What it asks for is searched on threads of the lowest priority, so
-// that readers are served first, unless it takes moments only. close ends and waits for all of them.
+// One goroutine owns the detector. What it asks for is searched by other processes, so that readers are served
+// first (search.go). What is found is remembered in the catalog, where another life of the mount looks first.
+// close ends and waits for all of them.
 type inference struct {
 	engine *Engine
 	view   *view
@@ -28,14 +27,24 @@ type inference struct {
 	done   chan struct{}
 
 	mu     sync.Mutex
-	opens  []infer.Open // not looked at yet
-	stream *Stream      // that carries the finding out; nil while there is none
+	opens  []opening // not looked at yet
+	stream *Stream   // that carries the finding out; nil while there is none
 	said   inferred
+	ahead  []*follower // for those who read in sequence
 
 	// The goroutine's own.
-	detector *infer.Detector
-	running  map[infer.Depth]*searching
-	found    chan result
+	looking   []opening // of the opens that are looked at, those that follow
+	detector  *infer.Detector
+	sequences *infer.Sequences
+	running   map[infer.Depth]*searching
+	found     chan result
+	left      time.Duration // CPU time for searches, until one finds something
+}
+
+// opening is a file that was opened, and by whom.
+type opening struct {
+	process uint32
+	file    int
 }
 
 // inferred is what can be told.
@@ -44,6 +53,7 @@ type inferred struct {
 	locked  bool
 	depth   infer.Depth // of the search that found it, or that is under way
 	active  bool        // a search is under way
+	gaveUp  string      // why there will be none; empty as long as there may be
 	reads   int         // opens of samples from the first on until it was found, or until now
 	since   time.Time   // of the first of them
 	took    time.Duration
@@ -58,12 +68,17 @@ type searching struct {
 // result is what a search came to.
 type result struct {
 	*searching
-	finding infer.Finding
-	ok      bool
+	searchAnswer
+	used time.Duration
+	err  error
 }
 
 // maxWaiting bounds the opens that have not been looked at: some seconds of them.
 const maxWaiting = 1 << 18
+
+// maxFruitless bounds the CPU time of searches that find nothing. All seeds take some two minutes of it with
+// AVX-512, and half an hour without.
+const maxFruitless = 40 * time.Minute
 
 // startInference begins to watch readers of the version in force.
 func (e *Engine) startInference(v *view) {
@@ -74,8 +89,9 @@ func (e *Engine) startInference(v *view) {
 	ctx, cancel := context.WithCancel(context.Background())
 	i := &inference{
 		engine: e, view: v, wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
-		detector: infer.NewDetector(subsets), running: map[infer.Depth]*searching{}, found: make(chan result),
+		detector: infer.NewDetector(subsets), sequences: sequencesOf(v), running: map[infer.Depth]*searching{}, found: make(chan result), left: maxFruitless,
 	}
+	i.remember()
 	if old := e.inference.Swap(i); old != nil {
 		old.close()
 	}
@@ -96,13 +112,9 @@ func (i *inference) close() {
 
 // opened takes note of an open. It is called for every one, so it leaves the rest to the goroutine.
 func (i *inference) opened(process uint32, file int) {
-	sample, ok := i.view.samples.Sample(file)
-	if !ok {
-		return
-	}
 	i.mu.Lock()
 	if len(i.opens) < maxWaiting {
-		i.opens = append(i.opens, infer.Open{Process: process, Sample: uint32(sample)})
+		i.opens = append(i.opens, opening{process, file})
 	}
 	i.mu.Unlock()
 	select {
@@ -113,6 +125,8 @@ func (i *inference) opened(process uint32, file int) {
 
 func (i *inference) run(ctx context.Context) {
 	defer close(i.done)
+	tick := time.NewTicker(idleRun / 4)
+	defer tick.Stop()
 	for {
 		i.look()
 		i.search(ctx)
@@ -126,10 +140,12 @@ func (i *inference) run(ctx context.Context) {
 			}
 			return
 		case <-i.wake:
+		case <-tick.C:
 		case r := <-i.found:
 			i.end(r.searching)
-			if r.ok {
-				i.changed(i.detector.Lock(r.search, r.finding), r.search.Depth)
+			i.spent(r)
+			if r.Found {
+				i.changed(i.detector.Lock(r.search, r.Finding), r.search.Depth)
 			}
 		}
 	}
@@ -138,33 +154,38 @@ func (i *inference) run(ctx context.Context) {
 // look tells the detector what was opened.
 func (i *inference) look() {
 	i.mu.Lock()
-	opens := i.opens
-	i.opens = nil
-	if len(opens) > 0 && i.said.reads == 0 {
+	i.looking, i.opens = i.opens, nil
+	if len(i.looking) > 0 && i.said.reads == 0 {
 		i.said.since = time.Now()
 	}
 	if !i.said.locked {
-		i.said.reads += len(opens)
+		i.said.reads += len(i.looking)
 	}
 	i.mu.Unlock()
-	for _, o := range opens {
-		i.changed(i.detector.Open(o), 0)
+	for len(i.looking) > 0 {
+		o := i.looking[0]
+		i.looking = i.looking[1:]
+		followed := i.inSequence(o)
+		// A shuffle that is known is told of everything, and others of what is not accounted for.
+		sample, numbered := i.view.samples.Sample(o.file)
+		if _, _, locked := i.detector.Finding(); numbered && (locked || !followed) {
+			i.changed(i.detector.Open(infer.Open{Process: o.process, Sample: uint32(sample)}), 0)
+		}
 	}
+	i.readOn(time.Now())
 }
 
-// search starts what the detector asks for, and ends what came too late. A search of all seeds goes on
-// beside the others.
+// search starts what the detector asks for, and ends what came too late.
 func (i *inference) search(ctx context.Context) {
 	for _, r := range i.running {
 		if i.detector.Stale(r.search) {
 			r.cancel()
 		}
 	}
-	_, whole := i.running[infer.Whole]
-	if n := len(i.running); n > 1 || n == 1 && !whole {
+	if i.left <= 0 || len(i.engine.host.cfg.Searcher) == 0 {
 		return
 	}
-	s := i.detector.Next(whole)
+	s := i.detector.Next(func(d infer.Depth) bool { return i.running[d] != nil })
 	if s == nil {
 		return
 	}
@@ -176,59 +197,73 @@ func (i *inference) search(ctx context.Context) {
 		i.said.depth, i.said.active = s.Depth, true
 	}
 	i.mu.Unlock()
+	request := searchRequest{s.Task, int(i.left.Seconds()) + 1}
 	go func() {
-		f, ok := runSearch(ctx, s)
-		i.found <- result{r, f, ok}
+		a, used, err := i.engine.host.searchElsewhere(ctx, request)
+		if ctx.Err() != nil {
+			err = nil // nobody wants to know any more
+		}
+		i.found <- result{r, a, used, err}
 	}()
+}
+
+// spent accounts for a search that has ended.
+func (i *inference) spent(r result) {
+	why := ""
+	switch {
+	case r.Found:
+		i.left = maxFruitless
+		return
+	case r.err != nil && r.used < i.left:
+		i.left, why = 0, "no process can search: "+r.err.Error()
+	default:
+		if i.left -= r.used; i.left <= 0 {
+			why = fmt.Sprintf("none of torch's shuffles was found in %v of CPU time", maxFruitless)
+		}
+	}
+	if why != "" {
+		i.engine.log.Warn("the reader's order is searched no more", "cause", why)
+		i.mu.Lock()
+		i.said.gaveUp = why
+		i.mu.Unlock()
+	}
+}
+
+// remember tells the detector what was found in earlier lives.
+func (i *inference) remember() {
+	var known []infer.Known
+	b, err := i.engine.catalog.Shuffles(i.engine.dataset)
+	if err == nil && len(b) > 0 {
+		err = json.Unmarshal(b, &known)
+	}
+	if err != nil {
+		i.engine.log.Warn("the catalog does not tell which orders were inferred before", "cause", err)
+	}
+	i.detector.Remember(known)
+}
+
+// keep has the catalog remember what was found.
+func (i *inference) keep() {
+	b, err := json.Marshal(i.detector.Known())
+	if err == nil {
+		err = i.engine.catalog.SetShuffles(i.engine.dataset, b)
+	}
+	if err != nil {
+		i.engine.log.Warn("the inferred order is not remembered", "cause", err)
+	}
 }
 
 func (i *inference) end(r *searching) {
 	r.cancel()
 	delete(i.running, r.search.Depth)
 	i.mu.Lock()
-	if i.said.active = len(i.running) > 0; i.said.active && !i.said.locked {
-		i.said.depth = infer.Whole
+	i.said.active = len(i.running) > 0
+	for depth := range i.running {
+		if !i.said.locked {
+			i.said.depth = depth
+		}
 	}
 	i.mu.Unlock()
-}
-
-// runSearch carries a search out on as many threads as the process may use.
-func runSearch(ctx context.Context, s *infer.Search) (best infer.Finding, ok bool) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stopped := func() bool { return ctx.Err() != nil }
-	var next atomic.Int64
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), s.Steps()) {
-		wg.Go(func() {
-			if s.Depth > infer.Usual {
-				// The thread is never unlocked, so it ends with the goroutine, and its priority with it.
-				runtime.LockOSThread()
-				thread := unix.Gettid()
-				_ = unix.Setpriority(unix.PRIO_PROCESS, thread, 19) // at worst it is one of equals
-				// On a busy machine a step could take it seconds, for which whoever ends the search would wait.
-				stop := context.AfterFunc(ctx, func() { _ = unix.Setpriority(unix.PRIO_PROCESS, thread, 0) }) // only root can
-				defer stop()
-			}
-			for ctx.Err() == nil {
-				step := int(next.Add(1)) - 1
-				if step >= s.Steps() {
-					return
-				}
-				s.Run(step, stopped, func(f infer.Finding) {
-					mu.Lock()
-					defer mu.Unlock()
-					if !ok || f.Bits > best.Bits {
-						best, ok = f, true
-					}
-					cancel()
-				})
-			}
-		})
-	}
-	wg.Wait()
-	return best, ok
 }
 
 // changed does what the detector's conclusion asks for.
@@ -265,6 +300,7 @@ func (i *inference) changed(c infer.Change, depth infer.Depth) {
 	said := i.said
 	i.mu.Unlock()
 	if c == infer.Locked {
+		i.keep()
 		log.Info("order inferred", "order", f.Spec(), "from", f.Source.String(), "folder", f.Subset.Folder, "reads", said.reads,
 			"evidence_reads", f.Reads, "evidence_bits", int(f.Bits), "seconds", said.took.Seconds(), "search", depth.String())
 	}
@@ -289,11 +325,23 @@ func (i *inference) install(f infer.Finding, epoch int) {
 		return
 	}
 	i.drop()
+	i.mu.Lock()
+	i.stream = s
+	i.mu.Unlock()
+	i.begin(s, true)
+}
+
+// begin has a stream follow the mount's readers, before the others or behind them.
+func (i *inference) begin(s *Stream, first bool) {
 	e := i.engine
 	e.mu.Lock()
 	told := e.inference.Load() != i // by a plan, meanwhile
-	if !told {
-		e.mount = append(e.mount, s)
+	switch {
+	case told:
+	case first:
+		e.mount = append([]*Stream{s}, e.mount...)
+	default:
+		e.mount = append(slices.Clip(e.mount), s)
 	}
 	e.mu.Unlock()
 	if told {
@@ -301,11 +349,10 @@ func (i *inference) install(f infer.Finding, epoch int) {
 		return
 	}
 	i.mu.Lock()
-	i.stream = s
-	waiting := i.opens // they may have come before the stream was told
+	waiting := slices.Concat(i.looking, i.opens) // they came before the stream could be told
 	i.mu.Unlock()
 	for _, o := range waiting {
-		s.opened(samples.File(int(o.Sample)))
+		s.opened(o.file)
 	}
 }
 
@@ -315,18 +362,16 @@ func (i *inference) drop() {
 	s := i.stream
 	i.stream = nil
 	i.mu.Unlock()
-	if s == nil {
-		return
+	if s != nil {
+		i.forget(s)
 	}
+}
+
+// forget has a stream follow nobody any more.
+func (i *inference) forget(s *Stream) {
 	e := i.engine
 	e.mu.Lock()
-	var keep []*Stream
-	for _, m := range e.mount {
-		if m != s {
-			keep = append(keep, m)
-		}
-	}
-	e.mount = keep
+	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(m *Stream) bool { return m == s })
 	e.mu.Unlock()
 	s.Close()
 }
@@ -338,22 +383,36 @@ func (i *inference) state(o *OrderState) {
 	switch {
 	case i.said.locked:
 		o.Spec, o.State = i.said.finding.Spec(), "inferred"
-	case i.said.reads > 0:
+	case len(i.ahead) > 0:
+		o.Spec, o.State = i.ahead[0].spec(), "inferred"
+	case i.said.active:
 		o.State = "searching"
+	case i.said.gaveUp != "":
+		o.State = "unknown"
+	case i.said.reads > 0:
+		o.State = "watching"
 	}
 }
 
 // text says what was inferred and why.
 func (i *inference) text(w io.Writer) {
 	i.mu.Lock()
-	said := i.said
+	said, ahead := i.said, slices.Clone(i.ahead)
 	i.mu.Unlock()
 	if !said.locked {
-		fmt.Fprintf(w, "order: none yet (--order %s; write paths to .shoal/plan to give one)\n  inferring it: %d files opened", i.engine.order(), said.reads)
-		if said.active {
-			fmt.Fprintf(w, ", searching %s", said.depth)
+		if len(ahead) == 0 {
+			fmt.Fprintf(w, "order: none yet (--order %s; write paths to .shoal/plan to give one)\n  %d files opened, which are no sequence", i.engine.order(), said.reads)
+			switch {
+			case said.active:
+				fmt.Fprintf(w, "; searching %s for a shuffle of torch's", said.depth)
+			case said.gaveUp != "":
+				fmt.Fprintf(w, "; no shuffle of torch's is searched for any more: %s. Write a plan, or call shoal.hint(sampler) in the trainer", said.gaveUp)
+			}
+			fmt.Fprintln(w)
 		}
-		fmt.Fprintln(w)
+		for _, a := range ahead {
+			a.text(w)
+		}
 		return
 	}
 	f := said.finding
@@ -365,4 +424,7 @@ func (i *inference) text(w io.Writer) {
 		fmt.Fprintf(w, "; rank %s of %d", order.Ranks{First: f.First, Last: f.Last}, f.World)
 	}
 	fmt.Fprintf(w, ")\n  known after %d reads and %.2f s, by a search of %s; %d reads gave %.0f bits of evidence\n", said.reads, said.took.Seconds(), said.depth, f.Reads, f.Bits)
+	for _, a := range ahead {
+		a.text(w)
+	}
 }

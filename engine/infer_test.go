@@ -102,6 +102,31 @@ func TestInferenceCloses(t *testing.T) {
 	eventually(t, "all goroutines ended", func() bool { return runtime.NumGoroutine() <= before })
 }
 
+// What was found is known at once in another life, whatever it took to find it.
+func TestInferenceRemembers(t *testing.T) {
+	const n, seed = 600, 1017 // no usual seed
+	dir, cacheDir := t.TempDir(), t.TempDir()
+	for i := range n {
+		writeFile(t, filepath.Join(dir, fmt.Sprintf("c%d/img%d.jpg", i%3, i)), fmt.Append(nil, i))
+	}
+	reads := order.Torch(n, seed, 0, 1, 0, 0, false)
+	for life, opens := range []int{80, 20} {
+		e := openEngine(t, dir, cacheDir, "auto")
+		for pos := range opens {
+			openAs(t, e, 9, reads.At(pos))
+		}
+		eventually(t, "an order", func() bool { return e.Stats().Order.State == "inferred" })
+		want := "small seeds"
+		if life > 0 {
+			want = "usual seeds"
+		}
+		if text := string(e.orderText()); !strings.Contains(text, "torch:seed=1017") || !strings.Contains(text, want) {
+			t.Errorf("life %d: %s", life, text)
+		}
+		closeEngine(t, e)
+	}
+}
+
 func writeFile(t testing.TB, path string, data []byte) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

@@ -38,11 +38,13 @@ func TestParsePlan(t *testing.T) {
 		{"root.txt\n", []string{"root.txt"}, ""}, // a plan names files, numbered or not
 		{"", nil, "names no file"},
 		{"a/1.jpg\na\n", nil, `line 2: "a" is a folder`},
-		{"a/1.jpg\r\n", nil, "line 1"},
+		{"a/1.jpg\r\n\r\nb/3.jpg\r\n", []string{"a/1.jpg", "b/3.jpg"}, ""},
+		{"/mnt/train/a/1.jpg\r\n/mnt/train/./b/3.jpg\n././/a/2.jpg\n", []string{"a/1.jpg", "b/3.jpg", "a/2.jpg"}, ""},
 		{"/a/1.jpg\n", nil, "line 1"},
+		{"/mnt/training/a/1.jpg\n", nil, "line 1"},
 		{strings.Repeat("x\n", 30), nil, "and 10 more"},
 	} {
-		o, err := parsePlan(m, []byte(c.text))
+		o, err := parsePlan(m, []byte(c.text), []string{"/data", "/mnt/train"})
 		if c.err != "" {
 			if err == nil || !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%q: %v, want %q", c.text, err, c.err)
@@ -68,16 +70,19 @@ func FuzzParsePlan(f *testing.F) {
 	f.Add([]byte("./a/2.jpg\n\n../x\n"))
 	f.Add([]byte("a//1.jpg\x00\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		o, err := parsePlan(m, data)
+		o, err := parsePlan(m, data, nil)
 		if err != nil {
 			return
 		}
 		n := 0
 		for _, line := range strings.Split(string(data), "\n") {
-			if line == "" {
+			if line = strings.TrimSuffix(line, "\r"); line == "" {
 				continue
 			}
-			node, ok := m.Find(strings.TrimPrefix(line, "./"))
+			for strings.HasPrefix(line, "./") {
+				line = strings.TrimLeft(line[2:], "/")
+			}
+			node, ok := m.Find(line)
 			if !ok || node.IsDir || o.At(n) != node.Index {
 				t.Fatalf("line %q was taken", line)
 			}

@@ -8,9 +8,13 @@ import (
 
 // readers counts the threads that open files of the mount, by linear counting (K.-Y. Whang, B. T. Vander-Zanden,
 // H. M. Taylor, "A Linear-Time Probabilistic Counting Algorithm", ACM TODS 15, 1990) over slots that fade: exact for
-// a handful, and within a few percent for hundreds. The zero value is ready; safe for concurrent use.
+// a handful, and within a few percent for hundreds. It also sums the time for which they have read, without the
+// pauses in which they did not. The zero value is ready; safe for concurrent use.
 type readers struct {
-	slots [1024]atomic.Int64 // by hash of the thread: when it last opened a file, in Unix seconds
+	slots   [1024]atomic.Uint64 // by hash of the thread: its number, and in the low half when it last opened a file, in Unix seconds
+	threads atomic.Int64        // seconds from open to open of a thread, summed over threads
+	last    atomic.Int64        // when anybody read, in Unix seconds
+	any     atomic.Int64        // seconds from read to read, whoever it was
 }
 
 // readersFor is for how long a thread counts as a reader after it has opened a file, in seconds.
@@ -20,17 +24,43 @@ func (r *readers) opened(thread uint32) {
 	h := thread // mixed as by MurmurHash3's finaliser (A. Appleby): threads have neighbouring numbers
 	h = (h ^ h>>16) * 0x85ebca6b
 	h = (h ^ h>>13) * 0xc2b2ae35
-	slot := &r.slots[(h^h>>16)%uint32(len(r.slots))]
-	if now := time.Now().Unix(); slot.Load() != now {
-		slot.Store(now)
+	r.openedAt(thread, &r.slots[(h^h>>16)%uint32(len(r.slots))], time.Now().Unix())
+}
+
+func (r *readers) openedAt(thread uint32, slot *atomic.Uint64, now int64) {
+	r.readAt(now)
+	then, mark := slot.Load(), uint64(thread)<<32|uint64(uint32(now))
+	if then == mark || !slot.CompareAndSwap(then, mark) || uint32(then>>32) != thread {
+		return
+	}
+	if pause := now - int64(uint32(then)); pause > 0 && pause <= readersFor {
+		r.threads.Add(pause)
 	}
 }
+
+// read says that some thread reads a file that is open.
+func (r *readers) read() { r.readAt(time.Now().Unix()) }
+
+func (r *readers) readAt(now int64) {
+	then := r.last.Load()
+	if then >= now || !r.last.CompareAndSwap(then, now) {
+		return
+	}
+	if now-then > readersFor {
+		then = now - 1
+	}
+	r.any.Add(now - then)
+}
+
+// seconds returns for how long threads have read, summed over them. Those that open files too seldom, or one each,
+// are seen as one.
+func (r *readers) seconds() float64 { return float64(max(r.threads.Load(), r.any.Load())) }
 
 // count returns how many threads have opened files in the last ten seconds, about.
 func (r *readers) count() int {
 	since, n := time.Now().Unix()-readersFor, 0
 	for i := range r.slots {
-		if r.slots[i].Load() > since {
+		if int64(uint32(r.slots[i].Load())) > since {
 			n++
 		}
 	}

@@ -150,6 +150,16 @@ func (s *Stream) plan() {
 	s.head = 0
 }
 
+// followed returns how many opens were by the stream's order, those that were read before included.
+func (s *Stream) followed() (opens int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ev := prefetch.Consumed; ev <= prefetch.Found; ev++ {
+		opens += s.tracker.Count(ev)
+	}
+	return opens
+}
+
 // ofPlan reports whether the stream carries a written plan out.
 func (s *Stream) ofPlan() bool { return strings.HasPrefix(s.name, "plans/") }
 
@@ -184,11 +194,7 @@ func (s *Stream) retell(plan order.Locator) (waits bool) {
 	s.restUntil = 0
 	switch t := s.tracker; {
 	case extends && t.Order() == old:
-		t.Extend(plan)
-		pos, reach := s.cur.pos, s.cur.reach
-		s.cur = s.phaseOf(plan, t.Read, pos)
-		s.cur.reach = reach
-		s.next = phase{}
+		s.extendTo(plan)
 		return false
 	case t.Consumed() == 0 || t.Frontier() == t.Order().Len():
 		began := t.Consumed() > 0
@@ -209,6 +215,15 @@ func (s *Stream) retell(plan order.Locator) (waits bool) {
 	s.moved = true // another plan that waited is wanted no more
 	s.head, s.halved = min(max((s.cur.pos-s.tracker.Frontier())/2, minHead), plan.Len()), false
 	return true
+}
+
+// extendTo goes on with an order that begins with all of the current one. s.mu is held.
+func (s *Stream) extendTo(longer order.Locator) {
+	s.tracker.Extend(longer)
+	pos, reach := s.cur.pos, s.cur.reach
+	s.cur = s.phaseOf(longer, s.tracker.Read, pos)
+	s.cur.reach = reach
+	s.next = phase{}
 }
 
 // minHead is how much of a plan that waits is staged at least before more of the one in progress. By

@@ -10,6 +10,9 @@ import (
 	"github.com/shoalfs/shoal/cache/shard"
 )
 
+// errBadShards: shards of a set are damaged or missing.
+var errBadShards = errors.New("bad shards")
+
 // errOtherVersion: a shard set holds another version than the one that was listed.
 var errOtherVersion = errors.New("the shard set holds another version of the dataset")
 
@@ -18,6 +21,7 @@ type shardStore struct {
 	remote
 	base   objstore.Reader
 	source objstore.Source
+	unused string // why the set is not read, and what to do about it; "" if it is, or that is not known
 }
 
 func (e *Engine) openShards(ctx context.Context) (*shardStore, error) {
@@ -25,23 +29,34 @@ func (e *Engine) openShards(ctx context.Context) (*shardStore, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--shards: %w", err)
 	}
-	return &shardStore{e.newRemote(base), base, source}, nil
+	return &shardStore{remote: e.newRemote(base), base: base, source: source}, nil
+}
+
+// instead says that the source's own objects are read, and why.
+func (s *shardStore) instead(e *Engine, cause, remedy string) {
+	s.unused = fmt.Sprintf("--shards %s %s (%s)", s.source, cause, remedy)
+	e.log.Warn("the source's own objects are read: --shards "+s.source.String()+" "+cause, "remedy", remedy)
 }
 
 // layout returns where the files of m lie in the set, or nil where the set is missing or holds another
 // version: then the small objects are read.
 func (s *shardStore) layout(ctx context.Context, e *Engine, m *catalog.Manifest) (*catalog.Layout, error) {
+	s.unused = ""
 	is, err := shard.IsSet(ctx, s.store, s.source)
 	if err != nil {
 		return nil, fmt.Errorf("--shards: %w", err)
 	}
 	if !is {
-		e.log.Warn("--shards holds no shard set; the source's own objects are read", "shards", s.source.String(), "remedy", "make one: shoal pack "+e.source.String()+" "+s.source.String())
+		s.instead(e, "holds no shard set", "make one: shoal pack "+e.source.String()+" "+s.source.String())
 		return nil, nil
 	}
 	_, layout, err := e.listPacked(ctx, s.store, s.source, m)
 	if errors.Is(err, errOtherVersion) {
-		e.log.Warn("--shards holds another version of the dataset; the source's own objects are read", "shards", s.source.String(), "remedy", "pack the source again, to another place")
+		s.instead(e, fmt.Sprintf("holds another version of the dataset than %s, which is at %.12s", e.source, m.Version()), "pack the source again, to another place: shoal pack "+e.source.String()+" DEST")
+		return nil, nil
+	}
+	if errors.Is(err, errBadShards) {
+		s.instead(e, "has shards that are damaged or missing", "restore them, or pack the source again, to another place")
 		return nil, nil
 	}
 	if err != nil {

@@ -81,3 +81,34 @@ func TestReadersAreCounted(t *testing.T) {
 		}
 	}
 }
+
+func TestReaderSeconds(t *testing.T) {
+	var r readers
+	slot := &r.slots[0]
+	for _, c := range []struct {
+		thread uint32
+		now    int64
+		sum    float64
+	}{
+		{7, 1000, 1}, // who begins has read for a second
+		{7, 1000, 1}, // and in it no longer, however much
+		{7, 1001, 2},
+		{7, 1011, 12}, // a slow read
+		{7, 9000, 13}, // a new beginning
+		{7, 8999, 13}, // the clock was set back
+		{8, 9000, 13}, // another thread, in the same slot
+		{8, 9001, 14},
+	} {
+		if r.openedAt(c.thread, slot, c.now); r.seconds() != c.sum {
+			t.Errorf("thread %d at %d: %v s, want %v", c.thread, c.now, r.seconds(), c.sum)
+		}
+	}
+	var two readers
+	for now := range int64(100) {
+		two.openedAt(7, &two.slots[1], 5000+now)
+		two.openedAt(8, &two.slots[2], 5000+now)
+	}
+	if got := two.seconds(); got != 198 {
+		t.Errorf("two threads from 0 to 99 s: %v", got)
+	}
+}

@@ -31,10 +31,11 @@ type Stats struct {
 	DatasetID string `json:"dataset_id"` // of the source, whatever its version; hex
 	Users     int    `json:"users"`      // mounts and feeds that the daemon serves, of all datasets
 
-	Opens       int64   `json:"opens"`      // files opened through the mount
-	Readers     int     `json:"readers"`    // threads that opened files of the mount lately
-	Reads       int64   `json:"reads"`      // extents read by mount and feed
-	ReadBytes   int64   `json:"read_bytes"` // given to readers of mount and feed
+	Opens       int64   `json:"opens"`          // files opened through the mount
+	Readers     int     `json:"readers"`        // threads that opened files of the mount lately
+	ReaderTime  float64 `json:"reader_seconds"` // for which threads read the mount, summed over them
+	Reads       int64   `json:"reads"`          // extents read by mount and feed
+	ReadBytes   int64   `json:"read_bytes"`     // given to readers of mount and feed
 	Hits        Hits    `json:"hits"`
 	Joined      int64   `json:"joined"`        // reads that waited for a fetch under way
 	Misses      int64   `json:"misses"`        // reads that had to start a fetch
@@ -81,14 +82,15 @@ type OrderState struct {
 	Spec     string `json:"spec"`
 	Epoch    int    `json:"epoch"`
 	Position int    `json:"position"`
-	State    string `json:"state"` // none, waiting (nothing read yet), following, finished; searching, inferred
+	State    string `json:"state"` // none, waiting (nothing read yet), following, finished; watching, searching, unknown, inferred
 }
 
-// SkippedKeys counts keys that a file tree cannot show.
+// SkippedKeys counts keys that a file tree cannot show, and shards that were left out.
 type SkippedKeys struct {
 	Markers  int      `json:"folder_markers"`
 	Hostile  int      `json:"hostile"`
 	Shadowed int      `json:"shadowed"`
+	Bad      int      `json:"bad_shards"`
 	Examples []string `json:"examples,omitempty"`
 }
 
@@ -168,19 +170,24 @@ func (e *Engine) Stats() Stats {
 	s.Connections, s.Hedges = e.placesOf(v)(), e.remoteOf(v).hedger.Stats()
 	s.Store = e.storeStats()
 	s.Slowest, s.Readers = e.remoteOf(v).slowest.snapshot(), e.readers.count()
+	s.ReaderTime = e.readers.seconds()
 	s.Disk.Kept, s.Disk.Extents = v.volume.Kept()
 	s.Memory.RSS, s.Memory.RSSAnon = residentBytes()
 	sk := v.manifest.Skipped()
-	s.Skipped = SkippedKeys{sk.Markers, sk.Hostile, sk.Shadowed, sk.Examples}
+	bad, examples := v.badShards()
+	s.Skipped = SkippedKeys{sk.Markers, sk.Hostile, sk.Shadowed, bad, append(examples, sk.Examples...)}
 
 	s.Order = OrderState{Spec: e.order().String(), State: "none"}
 	mount, sessions := e.following()
-	for i, st := range append(mount, sessions...) {
+	stale, told := e.stalePlans(), false
+	for _, st := range append(mount, sessions...) {
 		p := st.Progress()
+		p.Stale = stale[p.Name]
 		s.Streams = append(s.Streams, p)
-		if i > 0 {
+		if told || p.Stale {
 			continue
 		}
+		told = true
 		s.Lead, s.LeadSeconds, s.Order.Epoch, s.Order.Position = p.Lead, p.LeadSeconds, p.Epoch, p.Position
 		switch {
 		case len(mount) == 0:
@@ -192,7 +199,7 @@ func (e *Engine) Stats() Stats {
 		default:
 			s.Order.State = "following"
 		}
-		if len(mount) > 0 && p.Name != "mount" {
+		if len(mount) > 0 && st.ofPlan() {
 			s.Order.Spec = "plan"
 		}
 	}

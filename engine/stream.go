@@ -623,6 +623,7 @@ type Progress struct {
 	Skipped  int    `json:"skipped"` // positions given up as not read
 	Strays   int    `json:"strays"`  // opened files that are not in the order
 
+	Stale      bool        `json:"stale,omitempty"` // of a plan: nobody has read by it for long
 	Events     Events      `json:"events"`
 	Reanchored *Reanchored `json:"reanchored,omitempty"` // nil before the reader has moved
 

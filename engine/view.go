@@ -2,16 +2,19 @@ package engine
 
 import (
 	"context"
-	"encoding/binary"
+	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/prefetch"
@@ -25,8 +28,10 @@ type view struct {
 	volume   *cache.Volume
 	samples  *catalog.Samples
 	groups   func() order.Groups // the samples by shard; computed at the first call
+	unpacked string              // why there are no groups, where --shards was to give them
 
 	memory, disk int64 // what the host has kept back for it
+	offHeap      int64 // of memory: manifest and layout
 
 	listMu sync.Mutex
 	lists  map[string][]uint32 // by path, once read
@@ -42,27 +47,35 @@ func (v *view) close() error {
 	return err
 }
 
+// diskFor returns what a version takes of a cache for its metadata: its files, and a line in the catalog for each extent that
+// can be kept, as far as there are that many.
+func diskFor(files, extents, cacheSize int64) int64 {
+	return files + min(extents, cacheSize>>12)*tableOnDisk
+}
+
 // newView reserves a version's metadata and adds it to the cache.
-func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match func(string) bool) (*view, error) {
-	v := &view{manifest: m, layout: layout, memory: int64(m.Len())*bytesPerFile + m.FileSize(), disk: 2 * m.FileSize()}
+func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *catalog.Filter) (*view, error) {
+	v := &view{manifest: m, layout: layout, offHeap: m.FileSize()}
 	if layout != nil {
-		v.memory += layout.FileSize()
-		v.disk += 2 * layout.FileSize()
+		v.offHeap += layout.FileSize()
 	}
-	// A line in the catalog for each extent that can be kept, as far as there are that many.
-	v.disk += min(int64(m.Len())+m.Bytes()/cache.ExtentSize, e.host.cfg.CacheSize>>12) * tableOnDisk
+	more := m.Bytes() / cache.ExtentSize // extents, beyond one a file
+	v.memory = v.offHeap + int64(m.Len())*bytesPerFile + more*bytesPerExtent
+	v.disk = diskFor(2*v.offHeap, int64(m.Len())+more, e.host.cfg.CacheSize)
 	v.memory = v.memory * 3 / 4 // the ledger counts three quarters of --memory
-	if err := e.host.reserve(v.memory, v.disk, m.Len()); err != nil {
-		return nil, err
+	if err := e.host.reserve(v.memory, v.offHeap, v.disk, m.Len()); err != nil {
+		return nil, errors.Join(err, v.close())
 	}
 	v.samples = m.Samples(match)
-	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Store: e.store, Admit: e.keepSet(m, layout)}
+	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Name: e.source.String(), Store: e.store, Admit: e.keepSet(m, layout)}
 	if layout != nil {
 		o.Locate = layout
 		if e.shards != nil {
 			o.Store = e.shards.store
 		}
 		v.groups = sync.OnceValue(func() order.Groups { return groupsOf(layout, v.samples) })
+	} else if e.shards != nil {
+		v.unpacked = e.shards.unused
 	}
 	v.volume = e.cache.NewVolume(o)
 	e.mu.Lock()
@@ -80,16 +93,26 @@ func (e *Engine) keepSet(m *catalog.Manifest, l *catalog.Layout) func(file int) 
 	if m.Bytes() < capacity*9/10 {
 		return nil // all
 	}
-	return keepOf(m, l, capacity)
+	return keepOf(m, l, capacity, func(file int) int64 {
+		whole, rest := m.Size(file)/cache.ExtentSize, m.Size(file)%cache.ExtentSize
+		n := whole * segment.RecordBytes(usualETag, cache.ExtentSize, e.host.key != nil)
+		if rest > 0 {
+			n += segment.RecordBytes(usualETag, int(rest), e.host.key != nil)
+		}
+		return n
+	})
 }
+
+// usualETag is how long ETags of S3 are: an MD5 in hex and quotes, often with the number of parts.
+const usualETag = 38
 
 // keepRun is the run of a shard whose files are kept together or not at all: what a request fetches.
 const keepRun = groupBytes
 
-// keepOf chooses files of about capacity bytes that are spread evenly over every order, and that lie
+// keepOf chooses files of about capacity bytes, by what size says of each, that are spread evenly over every order, and that lie
 // together where they lie in shards.
-func keepOf(m *catalog.Manifest, l *catalog.Layout, capacity int64) func(file int) bool {
-	return prefetch.NewKeep(m.Len(), m.Size, keepKey(m, l), capacity, prefetch.KeepOptions{}).Admit
+func keepOf(m *catalog.Manifest, l *catalog.Layout, capacity int64, size func(file int) int64) func(file int) bool {
+	return prefetch.NewKeep(m.Len(), size, keepKey(m, l), capacity, prefetch.KeepOptions{}).Admit
 }
 
 // keepKey returns what stands for a file in the choice of what is kept.
@@ -101,17 +124,17 @@ func keepKey(m *catalog.Manifest, l *catalog.Layout) func(file int) uint64 {
 		}
 	}
 	return func(file int) uint64 {
-		h := m.PathHash(file)
-		return binary.LittleEndian.Uint64(h[8:])
+		id := m.ID(file)
+		return id.Uint64()
 	}
 }
 
-// openVersions returns the versions of manifests and layouts that are in use.
+// openVersions returns the names of the files of manifests and layouts that are in use.
 func (e *Engine) openVersions() (versions []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, v := range e.views {
-		versions = append(versions, v.manifest.Version())
+		versions = append(versions, v.manifest.FileName())
 		if v.layout != nil {
 			versions = append(versions, v.layout.Version())
 		}
@@ -153,7 +176,7 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 	if err := e.catalog.SetManifest(e.name, m, layout); err != nil {
 		return nil, nil, err
 	}
-	// From here on the mapped files serve, and the listing's heap goes.
+	// From here on what was saved serves, and the listing's heap goes.
 	if m, layout, err = e.catalog.Manifest(e.name); err != nil {
 		return nil, nil, err
 	}
@@ -176,7 +199,13 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 func (e *Engine) listFiles(ctx context.Context) (*catalog.Manifest, error) {
 	// 16 listings in parallel: a page of 1,000 keys takes a store about 100 ms.
 	objects := objstore.ListParallel(ctx, e.store, e.source.Prefix, 16, e.cfg.Progress)
-	return catalog.Build(objects, catalog.BuildOptions{Prefix: e.source.Prefix, WeakETag: e.cfg.WeakETag})
+	m, err := catalog.Build(objects, catalog.BuildOptions{Prefix: e.source.Prefix})
+	if d, ok := e.base.(*objstore.Dir); ok {
+		if l := d.TakeLeftOut(); l.Dangling+l.Special > 0 {
+			e.log.Warn("some entries of the folder are no files and are not shown", "dangling_links", l.Dangling, "pipes_sockets_devices", l.Special, "examples", l.Examples)
+		}
+	}
+	return m, err
 }
 
 // listRows finds the rows of the objects, each a file.
@@ -205,7 +234,7 @@ func (e *Engine) listRows(ctx context.Context) (*catalog.Manifest, *catalog.Layo
 
 // listPacked reads the index of a shard set. m, if not nil, is the manifest of what was packed.
 func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source objstore.Source, m *catalog.Manifest) (*catalog.Manifest, *catalog.Layout, error) {
-	set, err := shard.Open(ctx, store, source, shard.OpenOptions{Logger: e.log})
+	set, err := shard.Open(ctx, store, source, shard.OpenOptions{Logger: e.log, SkipBad: e.cfg.SkipBadShards})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -225,16 +254,53 @@ func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source o
 	if r := set.Report(); r.Renamed+r.Replaced+r.Skipped > 0 {
 		e.log.Warn("some members of the shards are shown under another name, or not at all", "renamed", r.Renamed, "replaced", r.Replaced, "skipped", r.Skipped, "examples", r.Examples)
 	}
+	if bad := set.Bad(); len(bad) > 0 {
+		if m != nil {
+			return nil, nil, errBadShards
+		}
+		e.leaveOut(set)
+	}
 	if m == nil {
-		if m, err = catalog.Build(p.objects(), catalog.BuildOptions{WeakETag: e.cfg.WeakETag}); err != nil {
+		if m, err = catalog.Build(p.objects(), catalog.BuildOptions{}); err != nil {
 			return nil, nil, err
 		}
-		if set.Version != "" && set.Version != m.Version() {
+		if set.Version != "" && set.Version != m.Version() && len(set.Bad()) == 0 {
 			return nil, nil, fmt.Errorf("the shards' indexes give dataset version %.12s, and their manifest names %.12s (pack the dataset again)", m.Version(), set.Version)
 		}
 	}
 	layout, err := catalog.BuildLayout(m, set.Shards, p.places(m))
 	return m, layout, err
+}
+
+// leaveOut tells which shards are left out, and marks them in the layout by having no ETag.
+func (e *Engine) leaveOut(set *shard.Set) {
+	var examples []string
+	for _, i := range slices.Sorted(maps.Keys(set.Bad())) {
+		set.Shards[i].ETag = ""
+		if len(examples) < badExamples {
+			examples = append(examples, set.Bad()[i].Error())
+		}
+	}
+	e.log.Warn("bad shards are left out; the dataset is what the others hold", "shards", len(set.Bad()), "of", len(set.Shards), "examples", examples,
+		"remedy", "restore them, and take them by shoal refresh")
+}
+
+// badExamples is how many bad shards are named.
+const badExamples = 16
+
+// badShards returns how many shards were left out, and the keys of the first.
+func (v *view) badShards() (n int, examples []string) {
+	if v.layout == nil {
+		return 0, nil
+	}
+	for i := range v.layout.Shards() {
+		if o := v.layout.Shard(i); o.ETag == "" {
+			if n++; n <= badExamples {
+				examples = append(examples, fmt.Sprintf("%s: a bad shard", o.Key))
+			}
+		}
+	}
+	return n, examples
 }
 
 // places gathers members in arenas: ten million of them are some GiB of strings otherwise.
@@ -331,7 +397,7 @@ func (v *view) orderOf(spec order.Spec, epoch int) (order.Order, error) {
 // facts returns what orders may depend on.
 func (v *view) facts() order.Facts {
 	return order.Facts{
-		Samples: v.samples.Len(), Shards: v.groups, List: v.list,
+		Samples: v.samples.Len(), Shards: v.groups, Unpacked: v.unpacked, List: v.list,
 		Size:    func(sample int) int64 { return v.manifest.Size(v.samples.File(sample)) },
 		Classes: v.samples.Classes, Label: v.samples.Label,
 	}

@@ -211,7 +211,7 @@ func (e *Engine) WarmFraction(fraction float64) []uint32 {
 	if fraction >= 1 {
 		return v.all()
 	}
-	admit := keepOf(v.manifest, v.layout, int64(fraction*float64(v.manifest.Bytes())))
+	admit := keepOf(v.manifest, v.layout, int64(fraction*float64(v.manifest.Bytes())), v.manifest.Size)
 	var files []uint32
 	for _, f := range v.all() {
 		if admit(int(f)) {
@@ -223,7 +223,7 @@ func (e *Engine) WarmFraction(fraction float64) []uint32 {
 
 // FilesOf returns the files that lines of relative paths name, as in a plan.
 func (e *Engine) FilesOf(list []byte) ([]uint32, error) {
-	o, err := parsePlan(e.cur.Load().manifest, list)
+	o, err := parsePlan(e.cur.Load().manifest, list, e.mountPoints())
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/shoalfs/shoal/cache/catalog"
 )
 
 // controlName is the folder that is reached by name only: a class folder of that name must not appear
@@ -38,8 +40,8 @@ var controlNames = []string{"order", "plan", "plans", "refresh", "stats"}
 const (
 	// maxPlanBytes bounds what may be written to a plan: ten million paths of 100 bytes.
 	maxPlanBytes = 1 << 30
-	// maxPlanNames bounds the plans of one mount; one a rank is usual.
-	maxPlanNames = 4096
+	// maxPlanNames bounds the names of plans in the life of one mount, since each has a node for good.
+	maxPlanNames = 1 << 16
 )
 
 // controlFolder is .shoal.
@@ -50,7 +52,8 @@ const (
 // a recording of what others read (0400).
 //
 // A plan is installed by the FLUSH that every close(2) sends, if something was written since the last
-// one: then close returns the result. It arrives for each duplicate of the descriptor, which is why
+// one: then close returns the result. A plan that was truncated, and never written to until its descriptor is
+// gone with all its duplicates, is removed, as by unlink; no FLUSH may do that. It arrives for each duplicate of the descriptor, which is why
 // `printf x > .shoal/plan` sends one before it writes, and why two commands in one redirection
 // install twice, the second time all of it.
 type controlFolder struct {
@@ -76,6 +79,7 @@ type controlHandle struct {
 	snapshot []byte // what is read, as it was at open
 	staged   []byte // what was written
 	whole    bool   // staged is the whole file; otherwise it goes after what is there
+	emptied  bool   // truncated, and not written to since
 	dirty    bool   // written to since the last FLUSH
 	reserved int64  // of Options.Memory
 
@@ -126,9 +130,7 @@ func (f *controlFolder) planNode(name string) (index int, ok bool) {
 func (f *controlFolder) mode(index int) uint32 {
 	var mode uint32
 	switch index {
-	case controlRoot:
-		mode = syscall.S_IFDIR | 0o555
-	case controlPlans:
+	case controlRoot, controlPlans: // from which plans can be removed
 		mode = syscall.S_IFDIR | 0o777
 	case controlStats, controlOrder:
 		mode = syscall.S_IFREG | 0o444
@@ -163,7 +165,7 @@ func (f *controlFolder) attr(index int, a *fuse.Attr) {
 			}
 		}
 	}
-	a.Ino = inode([]byte(path))
+	a.Ino = catalog.Inode([]byte(path))
 	a.Uid, a.Gid = f.opts.UID, f.opts.GID
 	a.SetTimes(&f.mounted, &f.mounted, &f.mounted)
 }
@@ -248,7 +250,7 @@ func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.St
 	if index == controlProfile {
 		return f.openProfile(out)
 	}
-	h := &controlHandle{name: f.fileName(index), whole: flags&syscall.O_TRUNC != 0}
+	h := &controlHandle{name: f.fileName(index), whole: flags&syscall.O_TRUNC != 0, emptied: flags&syscall.O_TRUNC != 0}
 	if flags&syscall.O_ACCMODE != syscall.O_WRONLY {
 		text, err := f.c.Get(h.name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -351,7 +353,7 @@ func (f *controlFolder) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Statu
 		h.staged = append(h.staged, make([]byte, end-len(h.staged))...)
 	}
 	copy(h.staged[offset:], data)
-	h.dirty = true
+	h.dirty, h.emptied = true, false
 	return uint32(len(data)), fuse.OK
 }
 
@@ -452,8 +454,34 @@ func (f *controlFolder) did(who Caller, file string, err error) {
 	}
 }
 
-// setAttr truncates. Times are accepted, for touch(1), and forgotten. An empty plan is none, so
-// truncating alone changes no plan.
+// unlink ends a plan.
+func (f *controlFolder) unlink(who Caller, dir int, name string) fuse.Status {
+	switch {
+	case dir == controlPlans:
+	case dir == controlRoot && name == "plan":
+		name = "default"
+	default:
+		return fuse.EROFS
+	}
+	return f.remove(who, name)
+}
+
+func (f *controlFolder) remove(who Caller, name string) fuse.Status {
+	f.install.Lock()
+	defer f.install.Unlock()
+	err := f.c.RemovePlan(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fuse.ENOENT
+	}
+	f.did(who, "plans/"+name, err)
+	if err != nil {
+		f.log.Warn("the plan stays in force", "plan", name, "cause", err)
+		return fuse.Status(errnoOf(err))
+	}
+	return fuse.OK
+}
+
+// setAttr truncates. Times are accepted, for touch(1), and forgotten.
 func (f *controlFolder) setAttr(index int, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 	const allowed = fuse.FATTR_SIZE | fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID |
 		fuse.FATTR_ATIME | fuse.FATTR_ATIME_NOW | fuse.FATTR_MTIME | fuse.FATTR_MTIME_NOW | fuse.FATTR_CTIME
@@ -484,7 +512,7 @@ func (f *controlFolder) truncate(h *controlHandle, size uint64) syscall.Errno {
 	switch {
 	case size == 0:
 		f.drop(h)
-		h.whole, h.dirty = true, false
+		h.whole, h.dirty, h.emptied = true, false, true
 	case h.whole && size <= uint64(len(h.staged)):
 		h.staged = h.staged[:size]
 		h.dirty = true
@@ -494,7 +522,7 @@ func (f *controlFolder) truncate(h *controlHandle, size uint64) syscall.Errno {
 	return 0
 }
 
-func (f *controlFolder) release(fh uint64) {
+func (f *controlFolder) release(who Caller, fh uint64) {
 	f.mu.Lock()
 	h := f.handles[fh]
 	delete(f.handles, fh)
@@ -502,7 +530,11 @@ func (f *controlFolder) release(fh uint64) {
 	if h != nil {
 		h.mu.Lock()
 		f.drop(h)
+		emptied := h.emptied
 		h.mu.Unlock()
+		if plan, ok := strings.CutPrefix(h.name, "plans/"); ok && emptied {
+			f.remove(who, plan)
+		}
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/shoalfs/shoal/cache/catalog"
@@ -36,6 +35,7 @@ type filesystem struct {
 	volume   Volume
 	lender   Lender // nil: ReadAt answers
 	stater   Stater
+	moder    Moder        // nil: every file is 0444
 	recorder Recorder     // nil: nothing is recorded
 	pass     *passthrough // nil: the volume has no local files
 	opts     Options
@@ -142,14 +142,25 @@ func (f *filesystem) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.At
 
 func (f *filesystem) fileAttr(m *catalog.Manifest, file int, a *fuse.Attr) {
 	var buf [512]byte
-	a.Ino = inode(m.AppendPath(buf[:0], file))
-	a.Mode = syscall.S_IFREG | 0o444&^f.opts.Umask
+	a.Ino = catalog.Inode(m.AppendPath(buf[:0], file))
+	a.Mode = syscall.S_IFREG | f.permissions(m, file)
 	a.Nlink = 1
 	a.Size = uint64(m.Size(file))
 	a.Blocks = (a.Size + 511) / 512
 	a.Blksize = blockSize
 	f.owner(a)
 	setTimes(a, m.ModTime(file))
+}
+
+// permissions returns what the mount lets be done with a file.
+func (f *filesystem) permissions(m *catalog.Manifest, file int) uint32 {
+	bits := uint32(0o444)
+	if f.moder != nil {
+		if own, ok := f.moder.Permissions(m, file); ok {
+			bits = own & 0o555
+		}
+	}
+	return bits &^ f.opts.Umask
 }
 
 func (f *filesystem) dirAttr(g *generation, dir int, a *fuse.Attr) {
@@ -172,20 +183,11 @@ func setTimes(a *fuse.Attr, t time.Time) {
 	a.SetTimes(&t, &t, &t)
 }
 
-// inode returns the inode number of a path: xxHash64, with the kernel's own numbers avoided.
-func inode(path []byte) uint64 {
-	h := xxhash.Sum64(path)
-	if h <= uint64(rootID) {
-		h += 1 << 32
-	}
-	return h
-}
-
 func dirInode(m *catalog.Manifest, dir int) uint64 {
 	if dir == 0 {
 		return uint64(rootID)
 	}
-	return inode([]byte(m.DirPath(dir)))
+	return catalog.Inode([]byte(m.DirPath(dir)))
 }
 
 // Open implements fuse.RawFileSystem.
@@ -323,7 +325,7 @@ func (f *filesystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 		f.draining.open.Add(-1)
 		f.volume.Released(g.manifest, index)
 	case kindControl:
-		f.control.release(in.Fh)
+		f.control.release(callerOf(&in.InHeader), in.Fh)
 	}
 }
 
@@ -351,13 +353,13 @@ func (f *filesystem) FsyncDir(<-chan struct{}, *fuse.FsyncIn) fuse.Status { retu
 // Access implements fuse.RawFileSystem. It is asked only without default_permissions, that is when
 // nobody but the owner can get at the mount.
 func (f *filesystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {
-	_, k, index := f.resolve(nodeID(in.NodeId))
+	g, k, index := f.resolve(nodeID(in.NodeId))
 	writable := k == kindControl && f.control.mode(index)&0o222 != 0
 	isDir := k == kindDir || k == kindControl && f.control.mode(index)&syscall.S_IFMT == syscall.S_IFDIR
 	switch {
 	case in.Mask&fuse.W_OK != 0 && !writable:
 		return fuse.EROFS
-	case in.Mask&fuse.X_OK != 0 && !isDir:
+	case in.Mask&fuse.X_OK != 0 && !isDir && (k != kindFile || f.permissions(g.manifest, index)&0o111 == 0):
 		return fuse.EACCES
 	}
 	return fuse.OK
@@ -448,8 +450,13 @@ func (f *filesystem) Mkdir(<-chan struct{}, *fuse.MkdirIn, string, *fuse.EntryOu
 	return fuse.EROFS
 }
 
-// Unlink implements fuse.RawFileSystem.
-func (f *filesystem) Unlink(<-chan struct{}, *fuse.InHeader, string) fuse.Status { return fuse.EROFS }
+// Unlink implements fuse.RawFileSystem. Plans can be removed.
+func (f *filesystem) Unlink(_ <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	if id := nodeID(in.NodeId); id.kind() == kindControl {
+		return f.control.unlink(callerOf(in), id.index(), name)
+	}
+	return fuse.EROFS
+}
 
 // Rmdir implements fuse.RawFileSystem.
 func (f *filesystem) Rmdir(<-chan struct{}, *fuse.InHeader, string) fuse.Status { return fuse.EROFS }

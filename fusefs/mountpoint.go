@@ -198,6 +198,9 @@ func unescape(s string) string {
 	return b.String()
 }
 
+// ErrNotMounted is what Unmount's error wraps where there is no mount.
+var ErrNotMounted = errors.New("nothing is mounted")
+
 // Unmount takes away a mount of Shoal, of any process, dead or alive. If it is in use, it fails and
 // says by whom; lazy detaches it at once, and it is gone when its last user leaves.
 func Unmount(mountpoint string, lazy bool) error {
@@ -210,7 +213,7 @@ func Unmount(mountpoint string, lazy bool) error {
 		return fmt.Errorf("unmount: %w", err)
 	}
 	if mi == nil {
-		return fmt.Errorf("unmount %s: nothing is mounted there (`findmnt -t fuse.shoal` lists the mounts)", mountpoint)
+		return fmt.Errorf("unmount %s: %w there (`findmnt -t fuse.shoal` lists the mounts)", mountpoint, ErrNotMounted)
 	}
 	if !strings.HasPrefix(mi.fstype, "fuse.shoal") {
 		return fmt.Errorf("unmount %s: it is a mount of %s, type %s, not of shoal (use umount)", mountpoint, mi.source, mi.fstype)

@@ -103,7 +103,7 @@ func TestPlanByShell(t *testing.T) {
 		{"append", `printf 'README.md\n' >> .shoal/plan`, "empty\nREADME.md\n", 1},
 		{"several commands", `{ printf 'empty\n'; /bin/echo README.md; } > .shoal/plan`, "empty\nREADME.md\n", -1},
 		{"several commands append", `{ /bin/echo README.md; /bin/echo empty; } >> .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 2},
-		{"truncating only", `: > .shoal/plan; truncate -s 0 .shoal/plan; touch .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 0},
+		{"touch", `touch .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 0},
 		{"bad line", `printf 'empty\nnope\n' > .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 0},
 		{"a folder is no file", `printf 'many\n' > .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 0},
 		{"bad append", `printf 'nope\n' >> .shoal/plan`, "empty\nREADME.md\nREADME.md\nempty\n", 0},
@@ -171,7 +171,6 @@ func TestPlanByProgram(t *testing.T) {
 	check("in pieces", write(create, "REA", "DME.md", "\nemp", "ty"), nil, "README.md\nempty")
 	check("bad", write(create, "nope\n"), unix.EINVAL, "README.md\nempty")
 	check("append", write(os.O_WRONLY|os.O_APPEND, "empty\n"), nil, "README.md\nempty\nempty\n")
-	check("nothing written", write(create), nil, "README.md\nempty\nempty\n")
 	check("written at the start", write(os.O_WRONLY, "empty\n#"), unix.EINVAL, "README.md\nempty\nempty\n")
 	check("truncated and appended", write(create|os.O_APPEND, "empty\n", "empty\n"), nil, "empty\nempty\n")
 
@@ -226,6 +225,42 @@ print(open(".shoal/plan").read(), end="")
 	c.do("limit")
 	if _, err := f.WriteAt([]byte(strings.Repeat("README.md\n", 1000)), 6); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("over the memory limit: %v", err)
+	}
+}
+
+// A plan is withdrawn by rm, and by writing nothing in its place; not by the FLUSH that a shell sends before it
+// writes. The latter takes effect with the last descriptor's RELEASE, for which no caller waits.
+func TestPlanWithdrawn(t *testing.T) {
+	c := mountChild(t, "tree")
+	for _, script := range []string{
+		`: > .shoal/plan`,
+		`truncate -s 0 .shoal/plan`,
+		`cp /dev/null .shoal/plan`,
+		`/usr/bin/python3 -c 'open(".shoal/plan", "w").close()'`,
+		`rm .shoal/plan`,
+		`rm .shoal/plans/default`,
+	} {
+		if out, err := c.sh(`printf 'README.md\nempty\n' > .shoal/plan; printf 'empty\n' > .shoal/plans/r; ` + script); err != nil {
+			t.Errorf("%s: %v %s", script, err, out)
+		}
+		c.eventually(script, func(report) bool {
+			_, err := os.Stat(c.path(".shoal/plans/default"))
+			return c.plan("plan") == "" && err == nil
+		})
+		if out, err := c.sh("ls .shoal/plans"); err != nil || out != "r\n" {
+			t.Errorf("%s: plans: %q, %v", script, out, err)
+		}
+	}
+	if err := os.Remove(c.path(".shoal/plans/r")); err != nil {
+		t.Error(err)
+	}
+	for name, want := range map[string]error{".shoal/plans/r": fs.ErrNotExist, ".shoal/plan": fs.ErrNotExist, ".shoal/order": unix.EROFS, "README.md": unix.EROFS} {
+		if err := os.Remove(c.path(name)); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", name, err, want)
+		}
+	}
+	if _, err := c.sh(`printf 'empty\n' > .shoal/plans/r`); err != nil || c.plan("plans/r") != "empty\n" {
+		t.Errorf("a plan of the name of one that was removed: %v", err)
 	}
 }
 

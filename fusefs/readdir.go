@@ -86,11 +86,11 @@ func (f *filesystem) readDir(in *fuse.ReadIn, out *fuse.DirEntryList, plus bool)
 		case child < dirs:
 			node = catalog.Node{IsDir: true, Index: d.FirstDir + child}
 			e.Name = m.Dir(node.Index).Name
-			e.Ino = inode(append(path, e.Name...))
+			e.Ino = catalog.Inode(append(path, e.Name...))
 		default:
 			node = catalog.Node{Index: d.FirstFile + child - dirs}
 			e.Name, e.Mode = m.Name(node.Index), syscall.S_IFREG
-			e.Ino = inode(append(path, e.Name...))
+			e.Ino = catalog.Inode(append(path, e.Name...))
 		}
 		if !plus {
 			if !out.AddDirEntry(e) {

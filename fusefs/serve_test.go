@@ -194,6 +194,7 @@ type memVolume struct {
 	opened, released map[string]int
 	plans            map[string][]byte
 	installs         int
+	removals         int
 	refused          string
 	waiting          int // slow reads now
 	canceled         int
@@ -293,6 +294,17 @@ func (v *memVolume) PutPlan(name string, data []byte) error {
 	}
 	v.installs++
 	v.plans[name] = bytes.Clone(data)
+	return nil
+}
+
+func (v *memVolume) RemovePlan(name string) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if _, ok := v.plans[name]; !ok {
+		return fs.ErrNotExist
+	}
+	v.removals++
+	delete(v.plans, name)
 	return nil
 }
 

@@ -73,6 +73,13 @@ type Stater interface {
 	State(m *catalog.Manifest, file int) string
 }
 
+// Moder is a [Volume] whose files have permissions of their own.
+type Moder interface {
+	// Permissions returns the bits of a file's mode, of which the mount shows those to read and to execute. ok is false
+	// where there are none to go by; then everybody may read, as far as Options.Umask lets them.
+	Permissions(m *catalog.Manifest, file int) (bits uint32, ok bool)
+}
+
 // Control is what stands behind the files of .shoal. It is safe for concurrent use.
 type Control interface {
 	// Get returns the content of "stats", "order", "refresh" or "plans/NAME", or an error that
@@ -82,6 +89,9 @@ type Control interface {
 	// PutPlan checks a whole plan and puts it in force, or fails and leaves the one before. data
 	// is the caller's again when PutPlan returns. Any error is EINVAL to the writer.
 	PutPlan(name string, data []byte) error
+
+	// RemovePlan ends a plan, or fails with an error that wraps [fs.ErrNotExist] if there is none.
+	RemovePlan(name string) error
 
 	// Refresh lists the source again and returns when a new version, if there is one, is in
 	// force. ctx ends when the caller is killed.
@@ -237,6 +247,7 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	}
 	f.lender, _ = v.(Lender)
 	f.stater, _ = v.(Stater)
+	f.moder, _ = v.(Moder)
 	f.recorder, _ = c.(Recorder)
 	if b, ok := v.(Backer); ok {
 		f.pass = newPassthrough(b, o.Logger)

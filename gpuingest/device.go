@@ -33,7 +33,8 @@ type Ring interface {
 	Wait(buffer int) error
 	// Read copies the beginning of a buffer, whose batch is complete, to host memory.
 	Read(buffer int, p []byte) error
-	// Close waits for what was started and gives the buffers back.
+	// Close waits for what was started and gives the buffers back. After an error the slots must stay mapped: the device
+	// may be reading them.
 	Close() error
 }
 

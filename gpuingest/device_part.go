@@ -1,9 +1,6 @@
 package gpuingest
 
-import (
-	"fmt"
-	"strings"
-)
+import "strings"
 
 // deviceWord at the end of a SPEC asks for the host's part of it: rows that a Device can finish.
 const deviceWord = "device"
@@ -60,14 +57,14 @@ func Split(spec string) (*HostPart, error) {
 	return h, nil
 }
 
-// newHostPart is New for a SPEC that had the word device.
+// newHostPart is New for a SPEC that had the word device: one that leaves nothing to a device is made as it is.
 func newHostPart(spec string) (Ingest, error) {
 	h, err := Split(spec)
-	if err == nil && h == nil {
-		err = &SpecError{Spec: spec, Pos: 0, Len: len(spec), Msg: fmt.Sprintf("%s leaves nothing to a device", spec), Hint: "leave the word device out"}
-	}
 	if err != nil {
 		return nil, err
+	}
+	if h == nil {
+		return New(spec)
 	}
 	return h, nil
 }

@@ -20,8 +20,9 @@ func TestDevicePartEqualsTransform(t *testing.T) {
 		"Resize(64)|CenterCrop(57)",
 		"RandomHorizontalFlip()|CenterCrop(96)",
 	}
+	tails := []string{"uint8", "fp16", "bf16", "fp32", "fp16|Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))", "fp32|Normalize((0.5,), (0.25,))"}
 	for _, chain := range chains {
-		for _, tail := range []string{"uint8", "fp16", "bf16", "fp32", "fp16|Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))", "fp32|Normalize((0.5,), (0.25,))"} {
+		for _, tail := range tails {
 			for _, layout := range []string{"nchw", "nhwc"} {
 				dtype, norm, _ := strings.Cut(tail, "|")
 				spec := chain + "|" + dtype + "|" + layout
@@ -31,6 +32,17 @@ func TestDevicePartEqualsTransform(t *testing.T) {
 				t.Run(spec, func(t *testing.T) { checkDevicePart(t, spec, photos) })
 			}
 		}
+	}
+}
+
+// Whatever a transform does to pixels, all that it does to uint8 is the host's part, and the values' type the device's.
+func TestDevicePartOfEveryOperation(t *testing.T) {
+	photos := [][]byte{photoJPEG(t, 0, 100, 75, jpeg.Sub420)}
+	arguments := map[string]string{"RandomResizedCrop": "48", "Resize": "48", "CenterCrop": "40", "RandomCrop": "32", "Pad": "3", "RandomRotation": "30", "Grayscale": "3",
+		"GaussianBlur": "5", "ColorJitter": "0.4, 0.4, 0.4, 0.1", "RandomPosterize": "3", "RandomSolarize": "128", "RandomAdjustSharpness": "2"}
+	for name := range operations {
+		spec := "Resize((64, 72))|RandomHorizontalFlip()|" + name + "(" + arguments[name] + ")|CenterCrop(30)|RandomHorizontalFlip()|fp32|nchw|Normalize((0.5,), (0.25,))"
+		t.Run(name, func(t *testing.T) { checkDevicePart(t, spec, photos) })
 	}
 }
 
@@ -115,7 +127,16 @@ func TestSplitNothing(t *testing.T) {
 	if h, err := Split("raw"); h != nil || err != nil {
 		t.Errorf("raw: %v, %v", h, err)
 	}
-	for _, spec := range []string{"raw|device", "device", "Resize(|device", "CenterCrop(8)|device|uint8"} {
+	for _, spec := range []string{"raw", "CenterCrop(8)|fp32|nchw|RandomErasing()", "CenterCrop(8)|fp32|nchw|MixUp(num_classes=2)"} {
+		whole, err := New(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if in, err := New(spec + "|device"); err != nil || in.String() != whole.String() || in.Hash() != whole.Hash() {
+			t.Errorf("%s|device compiles to %v, %v", spec, in, err)
+		}
+	}
+	for _, spec := range []string{"device", "Resize(|device", "CenterCrop(8)|device|uint8"} {
 		if in, err := New(spec); err == nil {
 			t.Errorf("%s compiles to %s", spec, in)
 		}

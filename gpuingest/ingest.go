@@ -1,5 +1,7 @@
 package gpuingest
 
+import "image"
+
 // Field is one array that a sample becomes a row of.
 type Field struct {
 	Name  string // "data" is the first
@@ -21,6 +23,8 @@ type Sample struct {
 type Row struct {
 	Fields [][]byte // one for each field, of its Bytes; they hold garbage before
 	Label  int64    // the dataset's label of the sample, -1 if it has none; may be changed
+
+	Width, Height uint32 // of a picture as it is stored; a transform of pictures sets them
 }
 
 // Ingest makes rows of samples. It is safe for concurrent use.
@@ -81,7 +85,10 @@ func New(spec string) (Ingest, error) {
 
 // Make implements Ingest.
 func (t *Transform) Make(src Sample, at Draw, row *Row) error {
-	return t.Apply(src.Data, at, row.Fields[0])
+	return t.applyWith(src.Data, at, row.Fields[0], func(size image.Point, _ []step) error {
+		row.Width, row.Height = uint32(size.X), uint32(size.Y)
+		return nil
+	})
 }
 
 // Fields implements Ingest.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -358,9 +359,29 @@ func (b *batch) finish() {
 		}
 	}
 	b.header.Valid = uint32(len(b.rows) - len(b.header.Bad))
+	b.header.Draws = b.draws()
 	b.by.pass.completed(b)
 	b.endSpan()
 	close(b.done)
+}
+
+// draws is the header's, nil where no row is a picture.
+func (b *batch) draws() []byte {
+	if !slices.ContainsFunc(b.rows, func(r row) bool { return r.out.Width > 0 }) {
+		return nil
+	}
+	out := make([]byte, 0, 12*b.header.GetRows())
+	for i := range b.rows {
+		r := &b.rows[i]
+		if r.err != nil {
+			out = append(out, make([]byte, 12)...)
+			continue
+		}
+		for _, n := range [...]uint32{r.out.Width, r.out.Height, r.draw.Occurrence} {
+			out = binary.LittleEndian.AppendUint32(out, n)
+		}
+	}
+	return append(out, make([]byte, 12*int(b.header.GetRows())-len(out))...)
 }
 
 // failed tells whether there is a row that no policy forgives.

@@ -98,6 +98,8 @@ type Sample struct {
 type Row struct {
 	Fields [][]byte // one for each of Fields(), of its Bytes; they hold garbage before
 	Label  int64    // the dataset's label of the sample, -1 if it has none; may be changed
+
+	Width, Height uint32 // of a picture as it is stored; a transform of pictures sets them
 }
 
 // Transform turns a stored sample into one row of a batch. Implementations are safe for concurrent

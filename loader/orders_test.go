@@ -3,6 +3,7 @@ package loader_test
 import (
 	"bytes"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -20,10 +21,10 @@ func TestOrdersOverFacts(t *testing.T) {
 	r := start(t, ds, loader.Options{}, 0)
 	facts := order.Facts{Samples: 60, Size: ds.Size, Classes: ds.Classes, Label: ds.Label}
 	for text, name := range map[string]string{
-		"mixture:seed=3,weights=class0:1+class[1-4]:2": "mixture@1:seed=3,weights=class0:1+class[1-4]:2",
-		"mixture:weights=class0:3+class1:1,samples=56": "mixture@1:seed=5,weights=class0:3+class1:1,samples=56", // the session's seed
-		"buckets":                                    "buckets@1:seed=5,batch=8",
-		"buckets:seed=2,batch=8,count=3":             "buckets@1:seed=2,batch=8,count=3",
+		"mixture:seed=3,weights=class0:1+class[1-4]:2": "mixture@2:seed=3,weights=class0:1+class[1-4]:2",
+		"mixture:weights=class0:3+class1:1,samples=56": "mixture@2:seed=5,weights=class0:3+class1:1,samples=56", // the session's seed
+		"buckets":                                    "buckets@2:seed=5,batch=8",
+		"buckets:seed=2,batch=8,count=3":             "buckets@2:seed=2,batch=8,count=3",
 		"torch-loader:seed=3,from=manual_seed":       "torch-loader@1:seed=3,from=manual_seed",
 		"torch-loader:seed=3,from=generator,epoch=1": "torch-loader@1:seed=3,from=generator",
 	} {
@@ -72,6 +73,12 @@ func TestOrdersOverFacts(t *testing.T) {
 			_, err := r.dial(t).Open(t.Context(), &feedpb.Open{Session: "s", Seed: 5, Batch: 5, Epochs: 1, State: state, Rebatch: true})
 			wantError(t, err, codes.InvalidArgument, "batches of 8", "global batch is 5")
 		}
+	}
+	// A state of an earlier version of an algorithm is another order's.
+	for _, text := range []string{"", "mixture:weights=class0:1+class1:1"} {
+		old := r.open(t, &feedpb.Open{Session: "s", Order: "mixture:weights=class0:1+class1:1", Batch: 8, Epochs: 1}).State()
+		_, err := r.dial(t).Open(t.Context(), &feedpb.Open{Session: "s", Order: text, Batch: 8, Epochs: 1, State: strings.Replace(old, "mixture@2", "mixture@1", 1)})
+		wantError(t, err, codes.FailedPrecondition, "mixture@1", "this program has mixture@2", "start the epoch again without a state")
 	}
 	for text, words := range map[string]string{
 		"list:/etc/passwd":            "reads no file",

@@ -26,6 +26,7 @@ type pass struct {
 	srv      *Server
 	key      passKey
 	shared   bool
+	short    bool // of slots: there was no memory for those that were asked for
 	crew     *crew
 	mem      *slotMemory // nil: batches go in Chunks
 	reserved int64
@@ -80,15 +81,20 @@ const sharePatience = 100 * time.Millisecond
 // poolPatience is how long an opening waits for memory for slots, before it does without.
 const poolPatience = 2 * time.Second
 
-// join gives a session its pass and lease. The lease is nil if batches go in Chunks.
-func (s *Server) join(sess *session, slots int, readonly bool) (*pass, *lease) {
+// join gives a session its pass and lease. The lease is nil if batches go in Chunks. Of the slots that are asked for
+// it has as many as there is memory for, but no fewer than one for each credit that it opens with, and one for the batch
+// that the client works on.
+func (s *Server) join(sess *session, slots, credits int, readonly bool) (*pass, *lease) {
 	if slots == 0 {
 		return s.newPass(passKey{}, false, nil, 0), nil
 	}
-	slots = min(slots, maxSlots)
+	least := min(credits+1, slots)
+	if credits == 0 { // they come later, so that nobody knows yet
+		least = slots
+	}
 	sp := sess.spec
 	if !readonly {
-		mem, reserved := s.newSlots(sess, slots)
+		mem, reserved := s.newSlots(sess, slots, least, false)
 		p := s.newPass(passKey{}, false, mem, reserved)
 		s.passMu.Lock()
 		defer s.passMu.Unlock()
@@ -97,39 +103,43 @@ func (s *Server) join(sess *session, slots int, readonly bool) (*pass, *lease) {
 	k := passKey{sess.ds.Version(), sp.orderName, sp.transformName(), sp.hash, string(sp.tail), sp.bad.text, sp.seed, sp.batch, sp.world, sp.rank}
 	s.passMu.Lock()
 	defer s.passMu.Unlock()
-	if p := s.passes[k]; p != nil && p.mem.count() >= slots {
+	if p := s.passes[k]; p != nil && (p.mem.count() >= slots || p.short && p.mem.count() >= least) {
 		p.sessions++
 		return p, p.lease(slots, sess)
 	}
 	// Twice as many: two sessions never wait for each other, and one that comes later, or is
 	// slower, finds so many batches of the first one's.
-	mem, reserved := s.newSlots(sess, 2*slots, slots)
+	mem, reserved := s.newSlots(sess, 2*slots, least, true)
 	p := s.newPass(k, mem != nil, mem, reserved)
 	if mem != nil {
+		p.short = mem.count() < slots
 		s.passes[k] = p
 	}
 	return p, p.lease(slots, sess)
 }
 
-// newSlots makes a memory of the first of the counts that there is room for, nil if there is none.
-// One more batch has to fit beside it: the one that is too large for a slot.
-func (s *Server) newSlots(sess *session, counts ...int) (*slotMemory, int64) {
-	var data int64
+// newSlots makes a memory of as many slots as there is room for, at most and at least so many; nil if there is none.
+// Where a batch may have to go beside them, in Chunks, room is left for one: raw batches can be too large for a slot, and
+// sessions that share slots can find them all taken.
+func (s *Server) newSlots(sess *session, most, least int, shared bool) (*slotMemory, int64) {
+	var data, beside int64
 	if sess.spec.transform == nil {
 		data = s.sizesOf(sess.ds).slotted(sess.spec.batch)
 	}
 	_, total := planes(sess.spec.transform, sess.spec.batch, data)
 	bytes := slotBytes(total)
+	if sess.spec.transform == nil || shared {
+		beside = bytes
+	}
+	ctx, cancel := context.WithTimeout(sess.ctx, poolPatience)
+	defer cancel()
 	var err error
-	for _, count := range counts {
-		ctx, cancel := context.WithTimeout(sess.ctx, poolPatience)
+	for count := most; count >= least; count-- {
 		size := int64(count) * bytes
-		err = s.memory.Reserve(ctx, size+bytes)
-		cancel()
-		if err != nil {
+		if err = s.memory.Reserve(ctx, size+beside); err != nil {
 			continue
 		}
-		s.memory.Release(bytes)
+		s.memory.Release(beside)
 		var mem *slotMemory
 		if mem, err = newSlotMemory(count, bytes); err == nil {
 			s.counters.held.Add(size)
@@ -139,7 +149,7 @@ func (s *Server) newSlots(sess *session, counts ...int) (*slotMemory, int64) {
 	}
 	if sess.ctx.Err() == nil {
 		s.log.Warn("no shared memory for a feed session: its batches come through the connection", "session", sess.spec.session,
-			"rank", sess.spec.rank, "slots", counts, "slot_bytes", bytes, "cause", err)
+			"rank", sess.spec.rank, "slots", least, "slot_bytes", bytes, "cause", err)
 	}
 	return nil, 0
 }
@@ -156,14 +166,14 @@ func (s *Server) newPass(k passKey, shared bool, mem *slotMemory, reserved int64
 	return p
 }
 
-// lease returns a claim on at most limit slots, nil if there are none. Call it with srv.passMu held.
+// lease returns a claim on at most limit of the slots, nil if there are none. Call it with srv.passMu held.
 func (p *pass) lease(limit int, s *session) *lease {
 	if p.mem == nil {
 		return nil
 	}
 	var key [16]byte
 	_, _ = rand.Read(key[:]) // never fails
-	l := &lease{pass: p, key: hex.EncodeToString(key[:]), limit: limit, session: s, ready: make(chan struct{}), refs: map[uint32]*ref{}}
+	l := &lease{pass: p, key: hex.EncodeToString(key[:]), limit: min(limit, p.mem.count()), session: s, ready: make(chan struct{}), refs: map[uint32]*ref{}}
 	p.mu.Lock()
 	p.leases[l] = struct{}{}
 	p.mu.Unlock()

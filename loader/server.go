@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,7 +37,7 @@ type Options struct {
 	Tokens  *Tokens      // that clients have to present one of; nil: none is asked for
 
 	// Stats makes what the Stats call returns of the feed's counters, so that a daemon can add its
-	// own; nil: the feed's alone. The result is marshalled to JSON.
+	// own beside member feed; nil: that member alone. The result is marshalled to JSON.
 	Stats func(feed Stats) any
 
 	// Delivered is told how many samples a session was sent, at each batch; nil: nobody.
@@ -72,6 +73,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Delivered == nil {
 		o.Delivered = func(int) {}
+	}
+	if o.Stats == nil {
+		o.Stats = func(feed Stats) any { return map[string]Stats{"feed": feed} }
 	}
 	if o.Memory == nil {
 		o.Memory = unlimited{}
@@ -120,7 +124,8 @@ type Server struct {
 	counters struct {
 		held                   atomic.Int64
 		opened, fenced, failed int64
-		ended                  SessionStats // sums over ended sessions
+		ended                  SessionStats   // sums over ended sessions
+		lately                 []SessionStats // the latest of them
 	}
 }
 
@@ -248,11 +253,7 @@ func (s *Server) sizesOf(ds Dataset) sizes {
 
 // Stats implements feedpb.FeedServer.
 func (v service) Stats(context.Context, *feedpb.StatsRequest) (*feedpb.StatsResponse, error) {
-	var stats any = v.s.Stats()
-	if v.s.o.Stats != nil {
-		stats = v.s.o.Stats(v.s.Stats())
-	}
-	b, err := json.Marshal(stats)
+	b, err := json.Marshal(v.s.o.Stats(v.s.Stats()))
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -277,7 +278,7 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 	}
 	open.span, open.named = span, named
 	open.peer = v.s.auditOpened(stream.Context(), open)
-	open.pass, open.lease = v.s.join(open, slots(stream.Context(), m.GetOpen()), m.GetOpen().GetReadonly())
+	open.pass, open.lease = v.s.join(open, slots(stream.Context(), m.GetOpen()), int(m.GetOpen().GetCredits()), m.GetOpen().GetReadonly())
 	err = open.run(stream)
 	v.s.ended(open, err)
 	open.endSpan(err)
@@ -287,7 +288,11 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 
 // open makes a session and fences the one before it.
 func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
-	sp, err := resolve(ctx, o, s.ds(), s.o.Compile, s.o.MaxBatchBytes)
+	current := s.ds()
+	if why, ok := current.(interface{ NoSamples() error }); ok && current.Len() == 0 {
+		return nil, coded(codes.InvalidArgument, why.NoSamples())
+	}
+	sp, err := resolve(ctx, o, current, s.o.Compile, s.o.MaxBatchBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -362,6 +367,10 @@ func (s *Server) ended(open *session, err error) {
 		delete(s.names, k)
 	}
 	s.counters.ended.add(open)
+	if len(s.counters.lately) == keptSessions {
+		s.counters.lately = slices.Delete(s.counters.lately, 0, 1)
+	}
+	s.counters.lately = append(s.counters.lately, open.stats())
 	level := slog.LevelInfo
 	if err != nil && !errors.Is(err, errFenced) && !errors.Is(err, errStopping) && !errors.Is(err, errLeaseGone) && Code(err) != codes.Canceled {
 		s.counters.failed++

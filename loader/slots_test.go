@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
@@ -359,6 +360,57 @@ func TestWithoutSlots(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	c.Close()
+}
+
+// Where there is no memory for all slots that are asked for, there are as many as fit, down to one more than the credits.
+func TestFewerSlots(t *testing.T) {
+	const slot = 36 << 10 // of 10 rows of ramp(32,32)
+	for _, c := range []struct {
+		room, slots, credits, want int
+		readonly                   bool
+	}{
+		{5, 7, 3, 5, false}, {4, 7, 3, 4, false}, {3, 7, 3, 0, false}, {20, 7, 3, 7, false}, {5, 3, 9, 3, false}, {5, 7, 0, 0, false},
+		{6, 7, 3, 5, true}, {20, 7, 3, 14, true}, {4, 7, 3, 0, true}, // what is shared leaves room for a batch in Chunks
+	} {
+		r := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{}, int64(c.room*slot))
+		open := &feedpb.Open{Batch: 10, Transform: "ramp(32,32)", Slots: uint32(c.slots), Credits: uint32(c.credits), Readonly: c.readonly, Epochs: 1}
+		if c.credits == 0 { // the Go client would choose some
+			if _, opened := plain(t, r.addr, open); opened.GetPool() != nil {
+				t.Errorf("%+v: %v", c, opened.GetPool())
+			}
+			continue
+		}
+		s := r.open(t, open)
+		if got := int(s.Opened().GetPool().GetSlots()); got != c.want {
+			t.Errorf("%+v: %d slots", c, got)
+		}
+		if c.readonly && c.want > 0 && c.want < c.slots { // who comes later takes part in what there is
+			o := proto.CloneOf(open)
+			o.Session = "another"
+			other := r.open(t, o)
+			if got := int(other.Opened().GetPool().GetSlots()); got != c.want {
+				t.Errorf("%+v: %d slots for another", c, got)
+			}
+			other.Close()
+		}
+		var kept *feedclient.Batch // a trainer holds one while it asks for the next
+		for k := range 30 {
+			b, err := s.Next()
+			if err != nil {
+				t.Fatalf("%+v: batch %d: %v", c, k, err)
+			}
+			if (b.Header.GetSlot() != 0) != (c.want > 0) {
+				t.Errorf("%+v: batch %d in slot %d", c, k, b.Header.GetSlot())
+			}
+			if kept != nil {
+				kept.Release()
+			}
+			kept = b
+		}
+		kept.Release()
+		s.Close()
+		r.server.Close()
+	}
 }
 
 // A raw batch that is much larger than the mean comes in Chunks, among others in slots.

@@ -197,7 +197,10 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		return refuse("the state was taken with transform %s, the session asks for %s (%s): pass the transform that the state was taken with",
 			from.Transform, s.hash, s.transformName())
 	}
-	if from.Order != s.orderName {
+	if name, _, _ := strings.Cut(from.Order, packingKey); from.Order != s.orderName {
+		if _, err := order.ParseVersioned(name); err != nil {
+			return refuse("the state: %w", err)
+		}
 		return refuse("the state was taken with order %s, the session asks for %s: pass that order, or start without a state",
 			from.Order, s.orderName)
 	}

@@ -10,7 +10,8 @@ import (
 
 // Stats is a snapshot of the feed's counters, as its JSON shows them.
 type Stats struct {
-	Version   int            `json:"version"` // of this schema, 1
+	Version   int            `json:"version"`          // of this schema, 1
+	Listen    []string       `json:"listen,omitempty"` // where it is served, if the daemon says so
 	Open      int            `json:"open_sessions"`
 	Sessions  int64          `json:"sessions"`   // opened since the start
 	Fenced    int64          `json:"fenced"`     // ended by a newer opening of the same session and rank
@@ -20,9 +21,13 @@ type Stats struct {
 	Working   int            `json:"working"`    // transforms that run now
 	Total     SessionStats   `json:"total"`      // over all sessions since the start
 	List      []SessionStats `json:"session_list"`
+	Ended     []SessionStats `json:"ended_list"` // the last sessions that have ended, the latest at the end
 
 	Decoding objstore.HistogramCounts `json:"-"` // how long the transform of a sample took
 }
+
+// keptSessions is how many ended sessions are told of: a client asks for its own after its last batch.
+const keptSessions = 64
 
 // SessionStats are the counters of one session, or of all of them.
 type SessionStats struct {
@@ -30,7 +35,7 @@ type SessionStats struct {
 	Client  string  `json:"client,omitempty"`
 	Rank    int     `json:"rank"`
 	World   int     `json:"world,omitempty"`
-	Age     float64 `json:"age_seconds,omitempty"`
+	Age     float64 `json:"age_seconds"` // for which it has been open
 	Epoch   int64   `json:"epoch"`
 	Batch   int64   `json:"batch"`             // of the epoch, the next to be sent
 	Packing *Waste  `json:"packing,omitempty"` // of documents into rows
@@ -54,6 +59,7 @@ type SessionStats struct {
 
 func (s *SessionStats) add(open *session) {
 	c := &open.count
+	s.Age += time.Since(open.opened).Seconds()
 	s.InSlots += open.slots.batches.Load()
 	s.Shared += open.slots.shared.Load()
 	s.Slots += open.slots.seconds()
@@ -72,7 +78,7 @@ func (s *SessionStats) add(open *session) {
 
 func (s *session) stats() SessionStats {
 	out := SessionStats{Session: s.spec.session, Client: s.spec.client, Rank: s.spec.rank, World: s.spec.world,
-		Age: time.Since(s.opened).Seconds(), Epoch: s.count.epoch.Load(), Batch: s.count.index.Load()}
+		Epoch: s.count.epoch.Load(), Batch: s.count.index.Load()}
 	if p, ok := s.ds.(*Packed); ok {
 		out.Packing = &p.waste
 	}
@@ -85,7 +91,8 @@ func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := Stats{Version: 1, Open: len(s.sessions), Sessions: s.counters.opened, Fenced: s.counters.fenced, Failed: s.counters.failed,
-		HeldBytes: s.counters.held.Load(), Workers: cap(s.cpu), Working: len(s.cpu), Decoding: s.decoding.Counts(), Total: s.counters.ended, List: []SessionStats{}}
+		HeldBytes: s.counters.held.Load(), Workers: cap(s.cpu), Working: len(s.cpu), Decoding: s.decoding.Counts(), Total: s.counters.ended, List: []SessionStats{},
+		Ended: append([]SessionStats{}, s.counters.lately...)}
 	for open := range s.sessions {
 		out.List = append(out.List, open.stats())
 		out.Total.add(open)

@@ -37,7 +37,7 @@ func (a *analysis) recognise() *torchOrder {
 			continue
 		}
 		a.changed(d, d.Open(infer.Open{Process: v.process, Sample: uint32(sample)}), i+1)
-		for s := d.Next(false); s != nil && searches < a.options.Searches; s = d.Next(false) {
+		for s := d.Next(tooLong); s != nil && searches < a.options.Searches; s = d.Next(tooLong) {
 			if s.Depth == infer.Usual {
 				searches++
 			}
@@ -49,11 +49,11 @@ func (a *analysis) recognise() *torchOrder {
 	return a.torch
 }
 
+// tooLong says of the searches that take longer that they are under way, so that none is begun.
+func tooLong(d infer.Depth) bool { return d > infer.Usual }
+
 // search carries out a search of usual seeds.
 func search(s *infer.Search) (best infer.Finding, ok bool) {
-	if s.Depth > infer.Usual {
-		return best, false
-	}
 	for step := 0; step < s.Steps() && !ok; step++ {
 		s.Run(step, func() bool { return ok }, func(f infer.Finding) {
 			if !ok || f.Bits > best.Bits {

@@ -26,13 +26,21 @@ func whose(p engine.Progress, spec string) (name, epoch string) {
 	if p.Name == "mount" {
 		return "mount " + clean(spec), epoch
 	}
+	if p.Name == "sequence" {
+		return "mount, in sequence", epoch
+	}
 	return "plan " + clean(p.Name), epoch
 }
 
 func (f *frame) orders(s *verdict.Snapshot, width int) []string {
 	if len(s.Streams) == 0 {
-		if s.Order.State == "searching" {
+		switch s.Order.State {
+		case "watching":
+			return []string{f.dim.Render("What the trainer opens is watched; it is no known order so far.")}
+		case "searching":
 			return []string{f.dim.Render("The order is being worked out from what the trainer opens.")}
+		case "unknown":
+			return []string{f.dim.Render("The order was not found, and is searched no more: use shoal.hint(sampler) or .shoal/plan.")}
 		}
 		return []string{f.dim.Render("No order is known: nothing is fetched ahead.")}
 	}

@@ -11,10 +11,10 @@ type Rates struct {
 	Requests float64 `json:"get_requests_per_sec"`
 	Bytes    float64 `json:"get_bytes_per_sec"`
 
-	// Stall is the part of the time (0 to 1) that the trainer waited: of a feed's sessions with no batch ready that
-	// they had asked for; of the mount's reading threads for the store.
+	// Stall is the part of the time (0 to 1) that the trainer waited: of a feed's sessions, while they were open, with no
+	// batch ready that they had asked for; of the mount's reading threads, while they read, for the store.
 	Stall float64 `json:"stall_share"`
-	// Spare is the part of the time (0 to 1) that batches were ready and the feed's sessions asked for none.
+	// Spare is the part of the time (0 to 1) that the feed's sessions were open, batches were ready and they asked for none.
 	Spare float64 `json:"spare_share"`
 
 	Hits Areas `json:"hits"`
@@ -58,6 +58,10 @@ type window struct {
 	sessions      int // open now or before
 }
 
+// steady is the longest window, in seconds, for which the readers of its ends stand for those in between: they are
+// counted over as long.
+const steady = 10
+
 func between(before, now Snapshot) window {
 	if before.PID != now.PID || before.Uptime > now.Uptime || before.Source != now.Source {
 		before = Snapshot{}
@@ -91,18 +95,24 @@ func between(before, now Snapshot) window {
 		return w
 	}
 	r.Samples, r.Requests, r.Bytes = float64(w.samples)/w.seconds, float64(w.gets)/w.seconds, float64(w.bytes)/w.seconds
-	if w.sessions > 0 {
-		w.feedStall = part(w.feed.Stall, w.seconds*float64(w.sessions))
-		r.Spare = part(w.feed.Credit+w.feed.Slots, w.seconds*float64(w.sessions))
+	if w.served() {
+		w.feedStall = part(w.feed.Stall, w.feed.Age)
+		r.Spare = part(w.feed.Credit+w.feed.Slots, w.feed.Age)
 	}
-	if w.opens > 0 || w.sessions == 0 {
+	if w.opens > 0 || !w.served() {
+		reading := w.seconds * float64(max(now.Readers, before.Readers, 1))
+		if counted := now.ReaderTime - before.ReaderTime; w.seconds > steady && counted > 0 {
+			reading = counted
+		}
 		// The feed reads through the same cache: what it waited there is not the mount's.
-		stall := now.Stall - before.Stall - w.feed.Fetch
-		w.mountStall = part(stall, w.seconds*float64(max(now.Readers, before.Readers, 1)))
+		w.mountStall = part(now.Stall-before.Stall-w.feed.Fetch, reading)
 	}
 	r.Stall = max(w.feedStall, w.mountStall)
 	return w
 }
+
+// served reports whether the feed had a session in the window, which need not be open at either end.
+func (w *window) served() bool { return w.feed.Age > 0 }
 
 // part returns a/b, moved into [0, 1].
 func part(a, b float64) float64 { return min(1, max(0, a/b)) }
@@ -138,7 +148,7 @@ func (w *window) ofFeed(before *loader.Stats) {
 	}
 	a, b, d := was.Total, w.now.Feed.Total, &w.feed
 	w.sessions = max(was.Open, w.now.Feed.Open)
-	d.Batches, d.Samples, d.Bad, d.Bytes = b.Batches-a.Batches, b.Samples-a.Samples, b.Bad-a.Bad, b.Bytes-a.Bytes
+	d.Age, d.Batches, d.Samples, d.Bad, d.Bytes = b.Age-a.Age, b.Batches-a.Batches, b.Samples-a.Samples, b.Bad-a.Bad, b.Bytes-a.Bytes
 	d.Fetch, d.Decode, d.Stall, d.Send = b.Fetch-a.Fetch, b.Decode-a.Decode, b.Stall-a.Stall, b.Send-a.Send
 	d.Credit, d.Reserve, d.Slots = b.Credit-a.Credit, b.Reserve-a.Reserve, b.Slots-a.Slots
 }

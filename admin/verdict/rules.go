@@ -118,7 +118,11 @@ func otherOrder(w *window) (Finding, bool) {
 }
 
 func (w *window) orderKnown() bool {
-	return w.now.Order.State != "none" && w.now.Order.State != "searching"
+	switch w.now.Order.State {
+	case "none", "watching", "searching", "unknown":
+		return false
+	}
+	return true
 }
 
 func unknownOrder(w *window) (Finding, bool) {
@@ -127,9 +131,16 @@ func unknownOrder(w *window) (Finding, bool) {
 		Detail: fmt.Sprintf("Readers wait %s of the time; %s of the reads found nothing fetched ahead.", percent(w.rates.Stall), percent(w.rates.Hits.late())),
 		Remedy: "Tell it: shoal.hint(sampler) in the trainer, or --order torch:seed=… when mounting; or use the feed.",
 	}
-	if w.now.Order.State == "searching" {
+	switch w.now.Order.State {
+	case "watching":
+		f.Title = "The trainer waits: what it reads is no order that Shoal knows, so far"
+		f.Remedy = "A search begins after some 64 reads. If it stays so, tell it: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan."
+	case "searching":
 		f.Title = "The trainer waits: its order is being worked out"
-		f.Remedy = "Wait for some hundred reads, or tell it: shoal.hint(sampler) in the trainer."
+		f.Remedy = "Let it search, which takes from a second to an hour (.shoal/order says for what), or tell it: shoal.hint(sampler) in the trainer."
+	case "unknown":
+		f.Title = "The trainer waits: its order was not found, and is searched no more"
+		f.Remedy = "Tell it: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan; .shoal/order says why the search ended."
 	}
 	return f, w.waiting() && w.opens > 0 && !w.orderKnown()
 }
@@ -145,7 +156,7 @@ func (w *window) late() bool {
 
 func memorySmall(w *window) (Finding, bool) {
 	m := w.now.Memory
-	full := m.Limit > 0 && m.Used >= m.Limit*4/5 && w.inFlightMost*2 <= int64(w.now.Connections)
+	full := m.Limit > 0 && m.Used >= m.Limit*4/5 && w.inFlightMost > 0 && w.inFlightMost*2 <= int64(w.now.Connections)
 	reserve := w.feed.Reserve > w.feed.Fetch && w.feed.Reserve > w.feed.Decode && w.rates.Stall > 0
 	return Finding{
 		Code: "memory-small", Level: w.level(), Title: "The trainer waits: memory is too small",
@@ -165,25 +176,27 @@ func filling(w *window) (Finding, bool) {
 func decodeBound(w *window) (Finding, bool) {
 	return Finding{
 		Code: "decode-bound", Level: w.level(), Title: "The trainer waits for decoding",
-		Detail: fmt.Sprintf("Its data is here, and %.1f workers are busy making batches of it; sessions wait %s of the time.", w.feed.Decode/w.seconds, percent(w.rates.Stall)),
-		Remedy: "Give the daemon more cores (--workers), a smaller or cheaper transform, or store smaller pictures: shoal recode.",
-	}, w.waiting() && w.sessions > 0 && !w.late() && w.feed.Decode >= w.feed.Send
+		Detail: fmt.Sprintf("Its data is here, and making batches of it keeps %.1f workers a session busy; sessions wait %s of the time.", w.feed.Decode/w.feed.Age, percent(w.rates.Stall)),
+		Remedy: "Give the daemon more cores (--workers), a smaller or cheaper transform, or store smaller pictures: shoal pack SOURCE DEST --resize short=400.",
+	}, w.waiting() && w.served() && !w.late() && w.feed.Decode >= w.feed.Send
 }
 
 func clientLink(w *window) (Finding, bool) {
 	return Finding{
 		Code: "link-slow", Level: w.level(), Title: "The trainer waits for the connection to it",
-		Detail: fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.", percent(w.feed.Send/w.seconds), bytes(int64(float64(w.feed.Bytes)/w.seconds))),
+		Detail: fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.", percent(w.feed.Send/w.feed.Age), bytes(int64(float64(w.feed.Bytes)/w.feed.Age))),
 		Remedy: "On one machine listen on unix:// so that batches go through shared memory; over a network send uint8, not float32.",
-	}, w.waiting() && w.sessions > 0 && !w.late() && w.feed.Send > w.feed.Decode
+	}, w.waiting() && w.served() && !w.late() && w.feed.Send > w.feed.Decode
 }
 
 func storeSlow(w *window) (Finding, bool) {
 	s := &w.now
 	f := Finding{
 		Code: "store-slow", Level: w.level(), Title: "The trainer waits: the store is too slow",
-		Detail: fmt.Sprintf("It waits %s of the time. The store brings %s/s in %.0f requests/s, with %d of %d connections in use",
-			percent(w.rates.Stall), bytes(int64(w.rates.Bytes)), w.rates.Requests, w.inFlightMost, s.Connections),
+		Detail: fmt.Sprintf("It waits %s of the time. The store brings %s/s in %.0f requests/s", percent(w.rates.Stall), bytes(int64(w.rates.Bytes)), w.rates.Requests),
+	}
+	if w.inFlightMost > 0 { // else the run is over
+		f.Detail += fmt.Sprintf(", with %d of %d connections in use", w.inFlightMost, s.Connections)
 	}
 	if w.rates.Requests > 0 && w.inFlight > 0 {
 		// What is in flight is the rate times how long each is (J. D. C. Little, Operations Research 9, 1961). The quantiles of
@@ -259,7 +272,7 @@ func fed(w *window) (Finding, bool) {
 	if w.reads == 0 {
 		f.Detail = fmt.Sprintf("%s samples/s, all from the kernel's page cache%s.", rate(w.rates.Samples), w.ahead())
 	}
-	if !w.orderKnown() && w.sessions == 0 && w.rates.Hits.late() > 0.02 {
+	if !w.orderKnown() && !w.served() && w.rates.Hits.late() > 0.02 {
 		f.Level, f.Title = Warn, "The GPU has data, but Shoal does not know the order"
 		f.Remedy = "Tell it, so that nothing has to wait: shoal.hint(sampler) in the trainer, or --order torch:seed=…"
 	}

@@ -58,6 +58,7 @@ func reads(s *Snapshot, n, late int64, stall float64) {
 
 // session is a feed with one session that has been open for all of the ten seconds.
 func session(s *Snapshot, d loader.SessionStats) {
+	d.Age = 10
 	s.Feed = &loader.Stats{Open: 1, Sessions: 1, Total: d}
 	s.Delivered += d.Samples
 }
@@ -83,7 +84,9 @@ func TestVerdicts(t *testing.T) {
 		"no reason seen":  {func(s *Snapshot) { starved(s); s.Packed = true }, "store-slow", Bad, "20% of the dataset is kept so far", "shoal doctor s3://b/train/"},
 		"memory":          {func(s *Snapshot) { starved(s); s.InFlight = 8; s.Memory.Used = 390 << 20 }, "memory-small", Bad, "8 of 64 connections", "--memory"},
 		"order unknown":   {func(s *Snapshot) { starved(s); s.Order.State = "none" }, "order-unknown", Bad, "50% of the reads found nothing fetched ahead", "shoal.hint"},
-		"searching":       {func(s *Snapshot) { starved(s); s.Order.State = "searching" }, "order-unknown", Bad, "", "Wait"},
+		"searching":       {func(s *Snapshot) { starved(s); s.Order.State = "searching" }, "order-unknown", Bad, "", "Let it search"},
+		"watching":        {func(s *Snapshot) { starved(s); s.Order.State = "watching" }, "order-unknown", Bad, "", ".shoal/plan"},
+		"given up":        {func(s *Snapshot) { starved(s); s.Order.State = "unknown" }, "order-unknown", Bad, "", ".shoal/plan"},
 		"unknown, warm": {func(s *Snapshot) {
 			busy(s)
 			s.Order.State = "none"
@@ -139,6 +142,27 @@ func TestVerdicts(t *testing.T) {
 				t.Errorf("%q, %q", v.Title, v.Detail)
 			}
 		})
+	}
+}
+
+// What a run was like does not change when it is over: not after a minute, and not after a day.
+func TestAfterTheRun(t *testing.T) {
+	for name, run := range map[string]func(s *Snapshot){
+		"feed": func(s *Snapshot) {
+			s.Feed = &loader.Stats{Sessions: 2, Total: loader.SessionStats{Age: 120, Samples: 60_000, Batches: 600, Stall: 83, Decode: 240, Fetch: 20}}
+			s.Opens, s.Reads = 0, 60_000
+			s.Hits = engine.Hits{Keep: 60_000}
+		},
+		"mount": func(s *Snapshot) { s.Stall, s.ReaderTime = 331, 480 },
+	} {
+		for _, uptime := range []float64{61, 120, 86_400} {
+			s := base()
+			s.Readers, s.Uptime = 0, uptime
+			run(&s)
+			if v := Of(Snapshot{}, s); v.Level != Bad || math.Abs(v.Rates.Stall-0.69) > 0.005 {
+				t.Errorf("%s, %g s after the start: %s, %s: %q, %+v", name, uptime, v.Code, v.Level, v.Title, v.Rates)
+			}
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 // Command scale measures a mount of very many objects and writes bench/results/scale.md: 1,000,000
-// objects in an S3 server (900 folders of 1,000 and one of 100,000), and 10,000,000 in a folder. Run
-// it from the repository's root as root: go run ./bench/scale
+// objects in an S3 server (900 folders of 1,000 and one of 100,000), 10,000,000 in a folder, and full caches
+// of as many, reopened. Run it from the repository's root as root: go run ./bench/scale. The last part alone,
+// which takes some minutes to lay the caches down and then seconds: -objects 0 -many 0 -out FILE
 //
 // The objects are hard links to a few inodes (see s3server.LayTiny): a million real files would
 // measure the disk of the machine.
@@ -27,25 +28,35 @@ type bench struct {
 }
 
 func main() {
-	million := flag.Int("objects", 1_000_000, "objects in the store, of these 100,000 in one folder")
+	million := flag.Int("objects", 1_000_000, "objects in the store, of these 100,000 in one folder (0: leave it out)")
+	cached := flag.Int("reopen", 10_000_000, "reopen full caches of 1,000,000 files and of so many (0: none)")
 	many := flag.Int("many", 10_000_000, "files of the large folder (0: leave it out)")
 	memory := flag.String("memory", "2GiB", "--memory of the daemon")
 	reps := flag.Int("reps", 5, "second mounts")
 	kit.Main("bench/results/scale.md", func(k *kit.Kit) error {
 		b := &bench{Kit: k, reps: *reps}
-		return b.run(*million, *many, *memory)
+		if err := b.run(*million, *many, *memory); err != nil || *cached == 0 {
+			return err
+		}
+		err := b.reopen(1_000_000, 0.3)
+		if err == nil && *cached > 1_000_000 {
+			err = b.reopen(*cached, 1.5)
+		}
+		return err
 	})
 }
 
 const bigFolder = 100_000
 
 func (b *bench) run(objects, many int, memory string) error {
-	if objects <= bigFolder {
+	if objects <= bigFolder && objects != 0 {
 		return fmt.Errorf("-objects must be over %d", bigFolder)
 	}
 	b.Header("Very many objects")
-	if err := b.million(objects, memory); err != nil {
-		return err
+	if objects > 0 {
+		if err := b.million(objects, memory); err != nil {
+			return err
+		}
 	}
 	if many > 0 {
 		return b.many(many, memory)

@@ -135,7 +135,7 @@ func (s *soak) run(count int) (err error) {
 	defer release()
 	s.admin = admin
 	args := []string{"serve", "s3://photos/train", "--listen", s.feed, "--mount", s.mnt, "--cache-dir", cache, "--daemon",
-		"--memory", s.memory, "--cache-size", fmt.Sprint(up.Bytes / 4), "--kernel-cache", "off", "--admin", s.admin}
+		"--memory", s.memory, "--cache-size", fmt.Sprint(up.Bytes / 4), "--kernel-cache", "off", "--admin", s.admin, "--pprof"}
 	if err := s.Run(nil, s.Shoal, args...); err != nil {
 		return err
 	}

@@ -9,9 +9,11 @@ import (
 	"hash/crc32"
 	"iter"
 	"math"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -20,13 +22,10 @@ import (
 // ControlDir is the name at the top of a mount that belongs to Shoal itself.
 const ControlDir = ".shoal"
 
-// WeakETagPrefix begins an ETag that was made up from size and modification time. As in HTTP, such a
-// tag can be compared but not be sent in If-Match.
-const WeakETagPrefix = "W/"
-
 const (
-	maxName     = 255  // NAME_MAX
-	maxPath     = 4095 // PATH_MAX without its NUL: a longer path cannot be opened
+	maxName     = 255     // NAME_MAX
+	maxPath     = 4095    // PATH_MAX without its NUL: a longer path cannot be opened
+	maxSize     = 1 << 50 // 1 PiB. No store has such objects, and the cache counts extents
 	maxExamples = 16
 )
 
@@ -34,10 +33,6 @@ const (
 type BuildOptions struct {
 	// Prefix is what every key begins with and no path shows. It is empty or ends in "/".
 	Prefix string
-	// WeakETag allows objects without an ETag: theirs becomes [WeakETagPrefix] + "size-mtime",
-	// with the time in nanoseconds. An object that is overwritten in place by another of the same
-	// size within the clock's resolution then goes unnoticed.
-	WeakETag bool
 }
 
 // Build makes a manifest of a listing, in memory, whatever the order of the objects. It fails with
@@ -65,6 +60,7 @@ func Build(objects iter.Seq2[objstore.Object, error], o BuildOptions) (*Manifest
 type builder struct {
 	opts     BuildOptions
 	skipped  Skipped
+	markers  []string // paths of folders
 	names    byteArena
 	etags    byteArena
 	files    fileArena
@@ -151,6 +147,9 @@ func (b *builder) add(o objstore.Object) error {
 	}
 	if o.Size == 0 && (path == "" || strings.HasSuffix(path, "/")) {
 		b.skipped.Markers++
+		if folder := strings.TrimSuffix(path, "/"); hostile(folder) == "" {
+			b.markers = append(b.markers, strings.Clone(folder))
+		}
 		return nil
 	}
 	if why := hostile(path); why != "" {
@@ -158,22 +157,14 @@ func (b *builder) add(o objstore.Object) error {
 		b.example(o.Key, why)
 		return nil
 	}
-	if o.Size < 0 {
-		return fmt.Errorf("object %q has size %d", o.Key, o.Size)
+	if o.Size < 0 || o.Size > maxSize {
+		return fmt.Errorf("object %q was listed with a size of %d bytes: the store lists wrongly", o.Key, o.Size)
 	}
-	mtime := nanos(o.ModTime)
-	tag := o.ETag
-	if tag == "" {
-		if !b.opts.WeakETag {
-			return fmt.Errorf("object %q has no ETag, so that a change of it could not be noticed (--weak-etag uses size and modification time instead)", o.Key)
-		}
-		if mtime == noTime {
-			return fmt.Errorf("object %q has neither ETag nor modification time", o.Key)
-		}
-		tag = WeakETagPrefix + strconv.FormatInt(o.Size, 10) + "-" + strconv.FormatInt(mtime, 10)
+	if o.ETag == "" {
+		return fmt.Errorf("object %q has no ETag, so that a change of it could not be noticed", o.Key)
 	}
-	if len(tag) > math.MaxUint16 {
-		return fmt.Errorf("object %q has an ETag of %d bytes", o.Key, len(tag))
+	if len(o.ETag) > math.MaxUint16 {
+		return fmt.Errorf("object %q has an ETag of %d bytes", o.Key, len(o.ETag))
 	}
 	if b.files.n >= math.MaxUint32-1 {
 		return fmt.Errorf("more than %d objects", b.files.n)
@@ -189,8 +180,8 @@ func (b *builder) add(o objstore.Object) error {
 	b.dirs[b.lastID].files = append(b.dirs[b.lastID].files, uint32(b.files.n))
 	b.files.add(buildFile{
 		name: b.names.add(name), nameLen: uint8(len(name)),
-		etag: b.etags.add(tag), etagLen: uint16(len(tag)),
-		size: o.Size, mtime: mtime, dir: b.lastID,
+		etag: b.etags.add(o.ETag), etagLen: uint16(len(o.ETag)),
+		size: o.Size, mtime: nanos(o.ModTime), dir: b.lastID,
 	})
 	return nil
 }
@@ -287,6 +278,28 @@ func (b *builder) arrange() error {
 	return nil
 }
 
+// addFolder makes the folder that a marker names, and those above it. It comes after arrange: a file that
+// has the name of one of them is shown, and not the folder.
+func (b *builder) addFolder(path string) (id uint32, ok bool) {
+	if id, ok := b.dirIndex[path]; ok {
+		return id, true
+	}
+	dir, name := "", path
+	if i := strings.LastIndexByte(path, '/'); i >= 0 {
+		dir, name = path[:i], path[i+1:]
+	}
+	parent, ok := b.addFolder(dir)
+	if !ok {
+		return 0, false
+	}
+	if _, file := slices.BinarySearchFunc(b.dirs[parent].files, []byte(name), func(f uint32, name []byte) int {
+		return bytes.Compare(b.nameOf(f), name)
+	}); file {
+		return 0, false
+	}
+	return b.dirID(path), true
+}
+
 func join(dir, name string) string {
 	if dir == "" {
 		return name
@@ -337,6 +350,9 @@ func (b *builder) finish() (*Manifest, error) {
 		}
 		return nil, fmt.Errorf("no objects under %q%s; check bucket and prefix", b.opts.Prefix, what)
 	}
+	for _, path := range b.markers {
+		b.addFolder(path)
+	}
 	bfs := b.breadthFirst()
 
 	// Rows of the directory table in breadth-first order; the file ranges follow the sample order.
@@ -380,7 +396,7 @@ func (b *builder) finish() (*Manifest, error) {
 	}
 
 	le := binary.LittleEndian
-	total := uint64(headerLen) + uint64(len(rows))*dirLen + 2*8*(uint64(files)+1) + (8+8+4)*uint64(files) +
+	total := uint64(headerLen) + uint64(len(rows))*dirLen + 2*8*(uint64(files)+1) + (8+8+12+4)*uint64(files) +
 		uint64(len(dirNames)) + names + etags + uint64(len(b.opts.Prefix)) + uint64(len(skipped))
 	out := make([]byte, headerLen, total)
 	for _, r := range rows {
@@ -404,6 +420,7 @@ func (b *builder) finish() (*Manifest, error) {
 	for _, f := range order {
 		out = le.AppendUint64(out, uint64(b.files.at(f).mtime))
 	}
+	out = out[:len(out)+12*files]
 	for _, f := range order {
 		out = le.AppendUint32(out, b.dirs[b.files.at(f).dir].number)
 	}
@@ -434,9 +451,25 @@ func (b *builder) finish() (*Manifest, error) {
 		return nil, fmt.Errorf("manifest: a bug made an invalid one: %w", err)
 	}
 	m.version = m.hash()
+	putIDs(m)
 	copy(h[16:], m.version[:])
 	seal(out)
 	return m, nil
+}
+
+// putIDs fills in the files' IDs, which finish has left room for, on all processors: each takes two hashes.
+func putIDs(m *Manifest) {
+	var wg sync.WaitGroup
+	parts := runtime.GOMAXPROCS(0)
+	for i := range parts {
+		wg.Go(func() {
+			for f := i * m.files / parts; f < (i+1)*m.files/parts; f++ {
+				id := m.computeID(f)
+				copy(m.ids[12*f:], id[:])
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // seal writes the two checksums of a manifest file.

@@ -9,11 +9,11 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,25 +22,12 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
 func TestMain(m *testing.M) {
-	if dirs := os.Getenv("SHOAL_TEST_OPEN"); dirs != "" {
-		for _, dir := range filepath.SplitList(dirs) {
-			c, err := catalog.OpenUnsynced(dir, quiet())
-			if err == nil {
-				fmt.Println(dir, "rebuilt:", c.Rebuilt() != "")
-				err = c.Close()
-			}
-			if err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(1)
-			}
-		}
-		os.Exit(0)
-	}
 	if dir := os.Getenv("SHOAL_TEST_KILL"); dir != "" {
 		if err := killScript(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -65,7 +52,11 @@ func build(t testing.TB, prefix string, paths ...string) *catalog.Manifest {
 	t.Helper()
 	var objs []objstore.Object
 	for i, p := range paths {
-		objs = append(objs, objstore.Object{Key: prefix + p, Size: int64(i + 1), ETag: fmt.Sprint("e", i)})
+		o := objstore.Object{Key: prefix + p, Size: int64(i + 1), ETag: fmt.Sprint("e", i)}
+		if strings.HasSuffix(p, "/") { // a folder
+			o.Size = 0
+		}
+		objs = append(objs, o)
 	}
 	m, err := catalog.Build(seq(objs), catalog.BuildOptions{Prefix: prefix})
 	if err != nil {
@@ -82,15 +73,7 @@ func open(t testing.TB, dir string) *catalog.Catalog {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
-}
-
-func openUnsynced(t testing.TB, dir string) *catalog.Catalog {
-	t.Helper()
-	c, err := catalog.OpenUnsynced(dir, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
@@ -110,12 +93,7 @@ func TestCatalogKeepsManifests(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
-
 	c = open(t, dir)
-	defer c.Close()
 	if c.Rebuilt() != "" {
 		t.Fatal("rebuilt", c.Rebuilt())
 	}
@@ -134,7 +112,7 @@ func TestCatalogKeepsManifests(t *testing.T) {
 	}
 	sources, err := c.Sources()
 	if err != nil || len(sources) != 3 || sources[0].Name != "s3://b/copy" || sources[2].Files != 1 || sources[2].Listed.IsZero() {
-		t.Fatal(sources, err)
+		t.Fatal(sources)
 	}
 
 	// A source moves on: its old file goes, but not while another source or the caller keeps it.
@@ -144,7 +122,7 @@ func TestCatalogKeepsManifests(t *testing.T) {
 	if n, err := c.GC(m2.Version()); n != 0 || err != nil {
 		t.Fatal(n, err)
 	}
-	mapped, err := catalog.Load(filepath.Join(dir, "manifests", m2.Version()))
+	loaded, err := catalog.Load(filepath.Join(dir, "manifests", m2.Version()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,10 +136,10 @@ func TestCatalogKeepsManifests(t *testing.T) {
 	if n, err := c.GC(); n != 2 || err != nil {
 		t.Fatal(n, err)
 	}
-	if mapped.Path(0) != "a/1.jpg" {
-		t.Error("a mapped manifest changed")
+	if loaded.Path(0) != "a/1.jpg" {
+		t.Error("a loaded manifest changed")
 	}
-	if err := mapped.Close(); err != nil {
+	if err := loaded.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(other); err != nil {
@@ -172,10 +150,56 @@ func TestCatalogKeepsManifests(t *testing.T) {
 	}
 }
 
+// Sources that hold one version, and differ in empty folders only, do not show each other's.
+func TestCatalogKeepsEmptyFolders(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, dir)
+	want := map[string][]string{"s3://none": {"a"}, "s3://one": {"a", "valid"}, "s3://two": {"a", "test", "valid"}}
+	for source, folders := range want {
+		paths := []string{"a/1.jpg"}
+		for _, f := range folders[1:] {
+			paths = append(paths, f+"/")
+		}
+		if err := c.SetManifest(source, build(t, "", paths...), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c = open(t, dir)
+	if n, err := c.GC(); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	sources, err := c.Sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range sources {
+		m, _, err := c.Manifest(s.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for d := 1; d < m.Dirs(); d++ {
+			got = append(got, m.DirPath(d))
+		}
+		if !slices.Equal(got, want[s.Name]) || s.Manifest != m.FileName() || s.Version != sources[0].Version {
+			t.Errorf("%+v: folders %q", s, got)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Without them the file is the version's.
+	if err := errors.Join(c.SetManifest("s3://one", build(t, "", "a/1.jpg"), nil), c.SetManifest("s3://two", build(t, "", "a/1.jpg"), nil)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := c.GC(); n != 2 || err != nil {
+		t.Fatal(n, err)
+	}
+}
+
 func TestCatalogLostManifestFile(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, dir)
-	defer c.Close()
 	m := build(t, "", "a/1.jpg")
 	if err := c.SetManifest("s", m, nil); err != nil {
 		t.Fatal(err)
@@ -217,14 +241,8 @@ func TestCatalogSegments(t *testing.T) {
 		sealed bool
 		table  []byte
 	}
-	// One catalog for all checks: opening badger takes most of the time.
 	dir := t.TempDir()
-	c := openUnsynced(t, dir)
-	defer func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	c := open(t, dir)
 	ids := []uint32{1, 2, 3, 255, 99_999_999, 100_000_000}
 	type key struct {
 		ds [16]byte
@@ -266,10 +284,7 @@ func TestCatalogSegments(t *testing.T) {
 					delete(model, key{ds, id})
 				}
 			case "reopen":
-				if err := c.Close(); err != nil {
-					rt.Fatal(err)
-				}
-				c = openUnsynced(t, dir)
+				c = open(t, dir)
 			}
 		}
 		n := 0
@@ -303,8 +318,7 @@ func TestCatalogSegments(t *testing.T) {
 func TestTableDamaged(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	c := openUnsynced(t, dir)
-	defer c.Close()
+	c := open(t, dir)
 	ix, other := c.Index([16]byte{7}), c.Index([16]byte{8})
 	if err := errors.Join(ix.CommitSegment(3, 64, true, []byte("a table")), ix.CommitSegment(4, 65, false, nil)); err != nil {
 		t.Fatal(err)
@@ -362,147 +376,86 @@ func TestTableDamaged(t *testing.T) {
 	}
 }
 
-// TestCatalogCorrupt damages each of badger's files in several ways. Whatever badger makes of it, at
-// the latest the second start works, and what is then there is true.
+// TestCatalogCorrupt damages bytes of the facts, the first ones and some of all, and cuts them there: they are begun anew, and all that
+// lies beside them stays.
 func TestCatalogCorrupt(t *testing.T) {
 	t.Parallel()
-	made := t.TempDir()
-	c := open(t, made)
-	if err := c.SetManifest("s", build(t, "", "a/1.jpg"), nil); err != nil {
-		t.Fatal(err)
-	}
-	table := bytes.Repeat([]byte("table"), 60_000)
-	for id := range byte(2) { // Close makes a table file of them
-		if err := errors.Join(c.Touch([16]byte{id}, string(table[:50_000])), c.Index([16]byte{id}).CommitSegment(1, 64, true, table)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
-	files, err := os.ReadDir(filepath.Join(made, "catalog"))
+	key, err := crypt.Create(t.TempDir(), crypt.Secret{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var tables, others []string // damaged copies
-	for _, f := range files {
-		for name, damage := range map[string]func([]byte) []byte{
-			"empty":   func([]byte) []byte { return nil },
-			"cut":     func(b []byte) []byte { return b[:len(b)/3] },
-			"flipped": func(b []byte) []byte { b[len(b)/3] ^= 0x40; return b },
-			"head":    func(b []byte) []byte { b[0] ^= 0x40; return b },
-			"noise":   func(b []byte) []byte { src := rand.NewChaCha8([32]byte{}); _, _ = src.Read(b); return b },
-		} {
-			dir := filepath.Join(t.TempDir(), f.Name()+"-"+name)
-			if err := os.CopyFS(dir, os.DirFS(made)); err != nil {
-				t.Fatal(err)
-			}
-			path := filepath.Join(dir, "catalog", f.Name())
-			b, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(b) == 0 {
-				continue
-			}
-			if err := os.WriteFile(path, damage(b), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if strings.HasSuffix(path, ".sst") {
-				tables = append(tables, dir)
-			} else {
-				others = append(others, dir)
-			}
-		}
-	}
-	// The first start is in a process of its own: badger may end it, or leave goroutines behind.
-	rebuilt := 0
-	start := func(dirs ...string) error {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), "SHOAL_TEST_OPEN="+strings.Join(dirs, string(filepath.ListSeparator)))
-		out, err := cmd.CombinedOutput()
-		rebuilt += bytes.Count(out, []byte("rebuilt: true"))
+	for name, key := range map[string]*crypt.Key{"clear": nil, "sealed": key} {
+		dir := t.TempDir()
+		o := catalog.Options{Logger: quiet(), Key: key}
+		c, err := catalog.Open(dir, o)
 		if err != nil {
-			err = fmt.Errorf("%w\n%.500s", err, out)
+			t.Fatal(err)
 		}
-		return err
-	}
-	if err := start(others...); err != nil {
-		t.Error(err)
-	}
-	for _, dir := range tables {
-		if err := start(dir); err != nil {
-			t.Logf("%s: %v", filepath.Base(dir), err)
-			if err := start(dir); err == nil {
-				t.Errorf("%s: the second start gave the catalog up; the first might have been killed", filepath.Base(dir))
-			}
-			if err := start(dir); err != nil {
-				t.Errorf("%s: the third start failed, too: %v", filepath.Base(dir), err)
+		id := catalog.DatasetID("s")
+		if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil), c.SetQuota(id, 7), c.Index(id).CommitSegment(1, 64, true, nil), c.Close()); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, "facts")
+		whole, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := 0; i < len(whole); i += 1 + i/8 {
+			for _, b := range [][]byte{whole[:i], append(append(bytes.Clone(whole[:i]), whole[i]^1), whole[i+1:]...)} {
+				if err := os.WriteFile(path, b, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				c, err := catalog.Open(dir, o)
+				if err != nil {
+					t.Fatalf("%s, damaged at %d: %v", name, i, err)
+				}
+				if c.Rebuilt() != path+".corrupt" {
+					t.Fatalf("%s, damaged at %d: rebuilt %q", name, i, c.Rebuilt())
+				}
+				if _, _, err := c.Manifest("s"); !errors.Is(err, catalog.ErrNoManifest) {
+					t.Fatalf("%s, damaged at %d: %v", name, i, err)
+				}
+				list, err := c.Datasets()
+				if err := errors.Join(err, c.Close()); err != nil || len(list) != 1 || list[0] != (catalog.Dataset{ID: id}) {
+					t.Fatalf("%s, damaged at %d: %+v, %v", name, i, list, err)
+				}
 			}
 		}
 	}
-	if rebuilt < 6 {
-		t.Errorf("only %d of %d damages were noticed", rebuilt, len(tables)+len(others))
-	}
-	t.Logf("of %d damages %d led to a rebuild", len(tables)+len(others), rebuilt)
+}
 
-	for _, dir := range append(others, tables...) {
-		name := filepath.Base(dir)
-		c := openUnsynced(t, dir)
-		if _, _, err := c.Manifest("s"); err != nil && !errors.Is(err, catalog.ErrNoManifest) {
-			t.Errorf("%s: %v", name, err)
+// TestFullDisk: on a full disk what is asked of the catalog fails with the remedy, and what it knew stays.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatalf("mount a tmpfs: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	c, id := open(t, dir), catalog.DatasetID("s")
+	if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil), c.SetQuota(id, 7)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ballast"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	for what, err := range map[string]error{
+		"quota": c.SetQuota(id, 8), "table": c.Index(id).CommitSegment(1, 64, true, make([]byte, 64<<10)),
+		"manifest": c.SetManifest("t", build(t, "", "a/1.jpg", "a/2.jpg"), nil),
+	} {
+		if !errors.Is(err, syscall.ENOSPC) || what == "quota" && !strings.Contains(err.Error(), "--cache-dir") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, c := range []*catalog.Catalog{c, open(t, dir)} {
+		m, _, err := c.Manifest("s")
+		if err != nil {
+			t.Fatal(err)
 		}
 		list, err := c.Datasets()
-		for _, d := range list {
-			if d.Source != "" && d.Source != "s" && d.Source != string(table[:50_000]) {
-				t.Errorf("%s: dataset %x has source %.50q", name, d.ID, d.Source)
-			}
+		if err := errors.Join(err, m.Close()); err != nil || len(list) != 1 || list[0].Quota != 7 {
+			t.Errorf("%+v, %v", list, err)
 		}
-		n := 0
-		for id := range byte(2) {
-			err = errors.Join(err, c.Index([16]byte{id}).LoadSegments(func(_ uint32, _ int64, _ bool, got []byte) error {
-				if n++; !bytes.Equal(got, table) {
-					t.Errorf("%s: a segment of dataset %d has a wrong table", name, id)
-				}
-				return nil
-			}))
-		}
-		if n != 2 {
-			t.Errorf("%s: %d record tables, want 2", name, n)
-		}
-		if err := errors.Join(err, c.SetManifest("s", build(t, "", "a/1.jpg"), nil), c.Close()); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-func TestCatalogNewerFormat(t *testing.T) {
-	dir := t.TempDir()
-	c := open(t, dir)
-	if err := catalog.SetFormatForTest(c, 3); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
-	_, err := catalog.Open(dir, catalog.Options{Logger: quiet()})
-	if !errors.Is(err, catalog.ErrNewerFormat) || !strings.Contains(err.Error(), "--cache-dir") {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "catalog.corrupt")); err == nil {
-		t.Fatal("a newer catalog was moved aside")
-	}
-}
-
-func TestCatalogHeldByAnother(t *testing.T) {
-	dir := t.TempDir()
-	c := open(t, dir)
-	defer c.Close()
-	if _, err := catalog.Open(dir, catalog.Options{Logger: quiet()}); err == nil {
-		t.Fatal("opened twice")
-	}
-	if _, err := os.Stat(filepath.Join(dir, "catalog.corrupt")); err == nil {
-		t.Fatal("a catalog in use was moved aside")
 	}
 }
 
@@ -525,7 +478,7 @@ func TestLock(t *testing.T) {
 	if err := release(); err != nil {
 		t.Fatal(err)
 	}
-	for content, want := range map[string]error{"shoal cache 1\n": nil, "shoal cache 2\n": nil, "shoal cache 4\n": catalog.ErrNewerFormat, "something else": catalog.ErrCorrupt, "": catalog.ErrCorrupt} {
+	for content, want := range map[string]error{"shoal cache 4\n": nil, "shoal cache 6\n": catalog.ErrNewerFormat, "something else": catalog.ErrCorrupt, "": catalog.ErrCorrupt} {
 		if err := os.WriteFile(filepath.Join(dir, "FORMAT"), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -534,12 +487,31 @@ func TestLock(t *testing.T) {
 			t.Errorf("FORMAT %q: %v", content, err)
 		}
 		if err == nil {
-			if b, e := os.ReadFile(filepath.Join(dir, "FORMAT")); e != nil || string(b) != "shoal cache 2\n" {
+			if b, e := os.ReadFile(filepath.Join(dir, "FORMAT")); e != nil || string(b) != "shoal cache 4\n" {
 				t.Errorf("FORMAT %q became %q, %v", content, b, e)
 			}
 			if err := release(); err != nil {
 				t.Fatal(err)
 			}
+		}
+	}
+}
+
+// A folder of an older format is refused, and nothing in it is touched.
+func TestOlderFormat(t *testing.T) {
+	for v := 1; v < 4; v++ {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "FORMAT")
+		content := fmt.Sprintf("shoal cache %d\n", v)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := catalog.Lock(dir)
+		if err == nil || !strings.Contains(err.Error(), "older version") || !strings.Contains(err.Error(), "--cache-dir") {
+			t.Errorf("%d: %v", v, err)
+		}
+		if b, err := os.ReadFile(path); err != nil || string(b) != content {
+			t.Errorf("%q became %q, %v", content, b, err)
 		}
 	}
 }
@@ -581,136 +553,22 @@ func TestUnlockedBesideAFork(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := openUnsynced(t, dir)
 		forked(t, filepath.Join(dir, "lock"))
-		forked(t, filepath.Join(dir, "catalog"))
-		if err := errors.Join(c.Close(), c.Close(), release()); err != nil {
+		if err := release(); err != nil {
 			t.Fatal(err)
 		}
-	}
-}
-
-// BenchmarkEmptyCatalog tells what an open, empty catalog costs in memory and disk blocks.
-func BenchmarkEmptyCatalog(b *testing.B) {
-	for b.Loop() {
-		dir := b.TempDir()
-		before := rss(b)
-		c := open(b, dir)
-		b.ReportMetric(float64(rss(b)-before)/(1<<20), "RSS-MiB")
-		out, err := exec.Command("du", "-sk", dir).Output()
-		if err != nil {
-			b.Fatal(err)
-		}
-		var kb float64
-		if _, err := fmt.Sscan(string(out), &kb); err != nil {
-			b.Fatal(err)
-		}
-		b.ReportMetric(kb/1024, "disk-MiB")
-		if err := c.Close(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func rss(b *testing.B) int64 {
-	s, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		b.Fatal(err)
-	}
-	var kb int64
-	for line := range strings.Lines(string(s)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			if _, err := fmt.Sscan(rest, &kb); err != nil {
-				b.Fatal(err)
-			}
-		}
-	}
-	return kb << 10
-}
-
-// A start that is killed while it opens the catalog costs nothing.
-func TestKilledWhileOpening(t *testing.T) {
-	dir := t.TempDir()
-	c := open(t, dir)
-	m := build(t, "", "a/1.jpg")
-	if err := c.SetManifest("s", m, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
-	// What such a start leaves.
-	if err := os.WriteFile(filepath.Join(dir, "catalog.opening"), []byte("."), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c = open(t, dir)
-	defer c.Close()
-	got, _, err := c.Manifest("s")
-	if err != nil || c.Rebuilt() != "" {
-		t.Fatalf("%v, rebuilt %q", err, c.Rebuilt())
-	}
-	defer got.Close()
-	if got.Version() != m.Version() {
-		t.Errorf("version %s, want %s", got.Version(), m.Version())
-	}
-	if _, err := os.Stat(filepath.Join(dir, "catalog.opening")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the mark is still there: %v", err)
-	}
-}
-
-// A folder of format 1, closed or killed, keeps its manifests. Its record tables go.
-func TestFormat1(t *testing.T) {
-	t.Parallel()
-	for _, end := range []string{"close", "kill"} {
-		t.Run(end, func(t *testing.T) {
-			dir := t.TempDir()
-			if out, err := exec.Command("tar", "-xzf", filepath.Join("testdata", "cache-v1-"+end+".tar.gz"), "-C", dir).CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
-			release, err := catalog.Lock(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer release()
-			for range 2 { // migrated, and as it is from then on
-				c := open(t, dir)
-				for source, n := range map[string]int{"s3://b/p": 2, "s3://b/q": 2} {
-					m, l, err := c.Manifest(source)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if m.Len() != n || l != nil || m.Object(0).Key != "p/a/1.jpg" {
-						t.Errorf("%s: %d files, layout %v", source, m.Len(), l)
-					}
-					if err := m.Close(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if c.Rebuilt() != "" || len(catalog.KeysForTest(t, c)) != 3 {
-					t.Errorf("rebuilt %q, keys %q", c.Rebuilt(), catalog.KeysForTest(t, c))
-				}
-				list, err := c.Datasets()
-				if err != nil || len(list) != 2 || list[0].ID != catalog.DatasetID("s3://b/p") || list[0].Files != 2 {
-					t.Errorf("%+v, %v", list, err)
-				}
-				if err := c.Close(); err != nil {
-					t.Fatal(err)
-				}
-			}
-		})
 	}
 }
 
 // TestDatasets compares the facts with a map, over reopenings.
 func TestDatasets(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	c := openUnsynced(t, dir)
-	defer func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	dir, err := os.MkdirTemp("/dev/shm", "catalog") // each step is two fsyncs
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	c := open(t, dir)
 	m := build(t, "", "a/1.jpg", "b/2.jpg")
 	names := []string{"s3://a", "s3://b", "s3://c"}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -753,7 +611,7 @@ func TestDatasets(t *testing.T) {
 				change(id, func(*catalog.Dataset) {})
 			case "reopen":
 				err = c.Close()
-				c = openUnsynced(t, dir)
+				c = open(t, dir)
 			}
 			if err != nil {
 				rt.Fatal(err)
@@ -779,14 +637,17 @@ func TestDatasets(t *testing.T) {
 			}
 		}
 		sources, err := c.Sources()
+		if err != nil {
+			rt.Fatal(err)
+		}
 		n := 0
 		for _, w := range model {
 			if w.Version != "" {
 				n++
 			}
 		}
-		if err != nil || len(sources) != n {
-			rt.Fatalf("sources %+v, %v; want %d", sources, err, n)
+		if len(sources) != n {
+			rt.Fatalf("sources %+v; want %d", sources, n)
 		}
 	})
 	if err := c.SetQuota([16]byte{1}, -1); err == nil {
@@ -796,8 +657,7 @@ func TestDatasets(t *testing.T) {
 
 // Two datasets can be of one source; it goes with the last.
 func TestForgetSharedSource(t *testing.T) {
-	c := openUnsynced(t, t.TempDir())
-	defer c.Close()
+	c := open(t, t.TempDir())
 	a, b := [16]byte{1}, [16]byte{2}
 	if err := errors.Join(c.SetManifest("s", build(t, "", "a/1.jpg"), nil), c.Touch(a, "s"), c.Touch(b, "s"), c.Forget(a)); err != nil {
 		t.Fatal(err)
@@ -821,24 +681,11 @@ func TestForgetSharedSource(t *testing.T) {
 // Shards of WebDataset mostly hold files without folders. They are numbered, without labels; beside a
 // folder they are not.
 func TestFilesWithoutFoldersAreSamples(t *testing.T) {
-	build := func(paths ...string) *catalog.Manifest {
-		m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
-			for _, p := range paths {
-				if !yield(objstore.Object{Key: p, Size: 1, ETag: "e"}, nil) {
-					return
-				}
-			}
-		}, catalog.BuildOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m
-	}
 	images, err := catalog.Match("images")
 	if err != nil {
 		t.Fatal(err)
 	}
-	flat := build("000.cls", "000.jpg", "001.cls", "001.jpg")
+	flat := build(t, "", "000.cls", "000.jpg", "001.cls", "001.jpg", "empty/")
 	s := flat.Samples(images)
 	if s.Len() != 2 || flat.Path(s.File(0)) != "000.jpg" || flat.Path(s.File(1)) != "001.jpg" || s.Label(0) != -1 || len(s.Classes()) != 0 {
 		t.Errorf("%d samples, first %q with label %d, classes %v", s.Len(), flat.Path(s.File(0)), s.Label(0), s.Classes())
@@ -846,7 +693,7 @@ func TestFilesWithoutFoldersAreSamples(t *testing.T) {
 	if s := flat.Samples(nil); s.Len() != 4 {
 		t.Errorf("%d samples of all files", s.Len())
 	}
-	if s := build("000.jpg", "a/001.jpg").Samples(images); s.Len() != 1 || s.Label(0) != 0 {
+	if s := build(t, "", "000.jpg", "a/001.jpg").Samples(images); s.Len() != 1 || s.Label(0) != 0 {
 		t.Errorf("%d samples beside a folder", s.Len())
 	}
 }
@@ -858,9 +705,10 @@ func TestTrees(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := build(t, "", "class/loose.jpg", "deep/a/b/1.jpg", "deep/a-b/2.jpg", "empty/a/x.txt",
-		"train/a/1.jpg", "train/a/2.jpg", "train/a/note.txt", "train/b/1.jpg", "train/stray.jpg", "val/a/1.jpg")
+		"train/a/1.jpg", "train/a/2.jpg", "train/a/note.txt", "train/b/1.jpg", "train/stray.jpg", "val/a/1.jpg",
+		"train/0/", "train/a/none/at/all/", "train/c/", "none/a/", "val/b/c/")
 	for _, c := range []struct {
-		match func(string) bool
+		match *catalog.Filter
 		want  string
 	}{
 		{images, "[{train 4 3} {val 7 1}]"},

@@ -4,19 +4,20 @@
 // but quotas and pins can be rebuilt: from one listing of the source, and from a scan of the segments.
 //
 //	CACHE-DIR/
-//	  FORMAT                         "shoal cache 2"; 3 if it is encrypted
+//	  FORMAT                         "shoal cache 4"; 5 if it is encrypted
 //	  ENCRYPTION                     the key of an encrypted one (package crypt)
 //	  lock                           held by the process that owns the folder
-//	  manifests/VERSION              written once, named by the dataset version
+//	  manifests/VERSION              written once, named by the dataset version; where there are empty
+//	                                 folders, by a hash of both
 //	  layouts/VERSION                written once, named by the layout version
 //	  tables/DATASET/NNNNNNNN.table  a record table, replaced as a whole
-//	  catalog/                       badger: sources and facts of datasets; the entry of a source
-//	                                 names its manifest and its layout
+//	  facts                          sources and facts of datasets, replaced as a whole; the entry
+//	                                 of a source names its manifest and its layout
 //
 // # What a crash leaves
 //
 // Files are written beside their place, fsynced, renamed, and their folder is fsynced. A manifest and its
-// layout are durable before the one commit in badger that names both, so a source has the old version or
+// layout are durable before the facts that name both, so a source has the old version or
 // the new one. A record table is the old one or the new one. What a crash leaves beside them, temporary
 // files and versions that nothing names, goes with the next [Catalog.GC], [Lock], or load of the tables.
 // TestKill kills a process at every one of these steps.
@@ -29,8 +30,11 @@
 //	key                              rule                             counted as
 //	a//b, /b, a//                    left out                         hostile
 //	a/ with content                  left out                         hostile
-//	a/ or a// without content        no file; tools write such keys   marker
-//	                                 for folders
+//	a/ without content               the folder a: tools write such   marker
+//	                                 keys for folders
+//	a/ or a/b/ beside the file a     the file is shown, no folder     marker
+//	a//, ../ or the like, .shoal/,   no folder                        marker
+//	without content
 //	a beside a/b                     the folder is shown, a is not    shadowed
 //	., .., as any component          left out                         hostile
 //	a name over 255 bytes            left out                         hostile
@@ -63,18 +67,19 @@
 //	u32 LE  length of the ETag
 //	...     ETag                   without quotes
 //
-// The prefix, modification times and what was skipped are not part of it, so a copy of a dataset
-// elsewhere that keeps the ETags has the same version.
+// The prefix, modification times, empty folders and what was skipped are not part of it, so a copy of a
+// dataset elsewhere that keeps the ETags has the same version. The numbers of the samples follow from the
+// version; their labels do not quite: an empty folder at the top is a class, as it is to torchvision.
 //
 // # Manifest file
 //
-// CACHE-DIR/manifests/VERSION, written once, mapped read-only. All integers are little endian. Later
+// CACHE-DIR/manifests/VERSION (see [Manifest.FileName]), written once, read as a whole. All integers are little endian. Later
 // versions of the format keep magic, version, and the place of the header's checksum.
 //
 //	offset
 //	     0  +--------------------------------+
 //	        | magic "SHOALMAN"               |  8 bytes
-//	     8  | format version (1)             |  u32
+//	     8  | format version (2)             |  u32
 //	    12  | header length (128)            |  u32
 //	    16  | dataset version                |  32 bytes, SHA-256
 //	    48  | F: number of files             |  u64
@@ -96,6 +101,7 @@
 //	        | (F+1) x offset of the ETag     |  u64, into the ETags
 //	        | F x size                       |  u64
 //	        | F x modification time          |  i64, ns since 1970; the lowest value means unknown
+//	        | F x ID of the version          |  12 bytes, segment.IDOf path hash, size, ETag
 //	        | F x directory                  |  u32
 //	        | directory names, file names,   |
 //	        | ETags, prefix, skipped (JSON)  |
@@ -107,15 +113,11 @@
 //
 // # Traps
 //
-// A loaded manifest reads from a mapping: no method may run during or after [Manifest.Close], and
-// the file must be replaced by rename, never written in place (a truncated mapping is a SIGBUS).
-// Strings that the methods return are copies and stay valid. The same holds for a layout.
+// A loaded manifest reads from memory that Go does not know: no method may run during or after
+// [Manifest.Close]. Strings that the methods return are copies and stay valid. The same holds for a layout.
 //
 // Two sources can hold one version under different prefixes. The file then carries the prefix of the
 // one that was saved last, and the catalog's own entry for a source carries its prefix.
-//
-// Badger writes through mappings, so a full disk is a SIGBUS to it; the type space tells what is done
-// about that.
 //
 // # What it costs
 //
@@ -123,13 +125,13 @@
 // BenchmarkLayoutMillion, BenchmarkBigDirectory), for 1,000,000 and 10,000,000 files:
 //
 //	Build                     0.8 s, 11 s; heap at its peak 196, 221 bytes a file
-//	manifest file, mapped     91 bytes a file
+//	manifest file, in memory  103 bytes a file
 //	heap beside it            below 1 byte a file
 //	Load, with all checks     17 ms, 200 ms: nothing is left unchecked but the SHA-256 (Verify)
 //	Samples("images")         70 ms, 850 ms
 //	DirTime, first call       2 ms, 12 ms
 //	BuildLayout               1.4 s a million; heap 80 bytes a file at its peak
-//	layout file, mapped       16 bytes a file
+//	layout file, in memory    16 bytes a file
 //	LoadLayout                70 ms a million
 //	Find among 100,000 names  0.7 µs; a missing name 0.3 µs
 package catalog

@@ -11,7 +11,7 @@ import (
 // show. Whatever the class, the rest of the listing is shown, and every key that was listed is either a
 // file or counted.
 func TestHostileKeys(t *testing.T) {
-	const hostile, shadowed, marker, shown, merged = "hostile", "shadowed", "marker", "shown", "merged"
+	const hostile, shadowed, marker, folder, shown, merged = "hostile", "shadowed", "marker", "folder", "shown", "merged"
 	name255, name256 := strings.Repeat("n", 255), strings.Repeat("n", 256)
 	path := func(n int) string { // of n bytes
 		p := strings.Repeat("d/", n/2)
@@ -31,7 +31,14 @@ func TestHostileKeys(t *testing.T) {
 		{"file beside folder", "a", 1, "a/b", shadowed, "a folder has the same name"},
 		{"file beside folder, below", "x/a", 1, "x/a/b/c", shadowed, "a folder has the same name"},
 		{"empty file beside folder", "a", 0, "a/b", shadowed, "a folder has the same name"},
-		{"folder marker", "a/", 0, "", marker, ""},
+		{"folder marker", "a/", 0, "", folder, ""},
+		{"folder marker below", "a/b/c/", 0, "", folder, ""},
+		{"folder marker beside what it holds", "a/", 0, "a/b", folder, ""},
+		{"folder marker beside a file", "a/", 0, "a", marker, ""},
+		{"folder marker below a file", "a/b/", 0, "a", marker, ""},
+		{"folder marker with two slashes", "a//", 0, "", marker, ""},
+		{"folder marker that is hostile", "a/../", 0, "", marker, ""},
+		{"folder marker of the control folder", ".shoal/", 0, "", marker, ""},
 		{"folder marker with content", "a/", 1, "", hostile, "empty path component"},
 		{"marker of the prefix", "", 0, "", marker, ""},
 		{"content at the prefix", "", 1, "", hostile, "empty path component"},
@@ -95,7 +102,7 @@ func TestHostileKeys(t *testing.T) {
 				}
 				for what, n := range got {
 					want := 0
-					if what == r.want && what != shown && what != merged {
+					if what == r.want && what != shown && what != merged || what == marker && r.want == folder {
 						want = 1
 					}
 					if n != want {
@@ -111,6 +118,10 @@ func TestHostileKeys(t *testing.T) {
 					t.Error("it is not shown")
 				case r.want == shadowed && (!ok || !n.IsDir):
 					t.Error("the folder is not shown")
+				case r.want == folder || r.want == marker && r.key != "":
+					if n, ok := m.Find(strings.TrimSuffix(r.key, "/")); (ok && n.IsDir) != (r.want == folder) {
+						t.Errorf("found as %v, %v", n, ok)
+					}
 				case (r.want == hostile) && ok && r.key != "":
 					t.Error("it is shown")
 				}
@@ -146,7 +157,7 @@ func TestHostileKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := m.Skipped(); s.Hostile != total[hostile] || s.Markers != total[marker] || m.Len() != 1 || len(s.Examples) != maxExamples {
+	if s := m.Skipped(); s.Hostile != total[hostile] || s.Markers != total[marker]+total[folder] || m.Len() != 1 || len(s.Examples) != maxExamples {
 		t.Errorf("%d files, %+v; want %v", m.Len(), s, total)
 	}
 }

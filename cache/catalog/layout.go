@@ -1,18 +1,14 @@
 package catalog
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"iter"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"sort"
 
@@ -35,7 +31,7 @@ const (
 // The rank of a file is its position among all files by (shard, offset), so files of neighbouring ranks
 // are neighbours in a shard.
 //
-// CACHE-DIR/layouts/VERSION, written once, mapped read-only. All integers are little endian. Later
+// CACHE-DIR/layouts/VERSION, written once, read as a whole. All integers are little endian. Later
 // versions of the format keep magic, version, and the place of the header's checksum.
 //
 //	offset
@@ -68,8 +64,8 @@ const (
 // The shard of a file is not stored: it is the one whose ranks hold the file's, found by a binary search
 // of few steps. So a file costs 16 bytes.
 type Layout struct {
-	data   []byte // the whole file, on the heap after BuildLayout, mapped after LoadLayout
-	mapped bool
+	data   []byte // the whole file, on the heap after BuildLayout, beside it after LoadLayout
+	loaded bool
 
 	dataset, version [32]byte
 	files            int
@@ -233,21 +229,21 @@ func layoutHash(data []byte) [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-// LoadLayout maps the layout file at path and checks it against its manifest: checksums, lengths, that
+// LoadLayout reads the layout file at path and checks it against its manifest: checksums, lengths, that
 // the ranks are a permutation, and that every file lies within its shard. Errors wrap [ErrCorrupt],
 // [ErrNewerFormat], or the operating system's error.
 func LoadLayout(path string, m *Manifest) (*Layout, error) { return loadLayout(path, m, nil) }
 
 func loadLayout(path string, m *Manifest, key *crypt.Key) (*Layout, error) {
 	var l *Layout
-	err := mapFile(path, "layout", key, func(data []byte) (err error) {
+	err := loadFile(path, "layout", key, func(data []byte) (err error) {
 		l, err = parseLayout(data, m)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	l.mapped = true
+	l.loaded = true
 	return l, nil
 }
 
@@ -392,13 +388,13 @@ func (l *Layout) Verify() error {
 	return nil
 }
 
-// Close gives the mapping back. No other method may be running or be called afterwards. Closing a layout
+// Close gives the memory back. No other method may be running or be called afterwards. Closing a layout
 // that BuildLayout made does nothing.
 func (l *Layout) Close() error {
-	if !l.mapped {
+	if !l.loaded {
 		return nil
 	}
-	l.mapped = false
+	l.loaded = false
 	return unix.Munmap(l.data)
 }
 
@@ -413,101 +409,4 @@ func (l *Layout) save(dir string, key *crypt.Key) (path string, err error) {
 		return "", fmt.Errorf("save layout: %w", err)
 	}
 	return path, nil
-}
-
-// saveUnder writes an immutable file durably, unless it is there already. An encrypted one is always written: by
-// another key of its own, so there is nothing to compare.
-func saveUnder(dir, name string, data []byte, what string, key *crypt.Key) (path string, err error) {
-	path = filepath.Join(dir, name)
-	if err := makeDir(dir); err != nil {
-		return "", err
-	}
-	if key != nil {
-		return path, writeParts(path, what, key.SealFile(what, name, data))
-	}
-	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
-		return path, syncDir(dir) // a crash may have come between its rename and this
-	}
-	return path, writeFileSync(path, what, data)
-}
-
-// mapFile maps the file at path, or decrypts it to memory that is mapped, and calls parse, whose result keeps the
-// mapping unless it fails.
-func mapFile(path, what string, key *crypt.Key, parse func(data []byte) error) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("load %s: %w", what, err)
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return fmt.Errorf("load %s: %w", what, err)
-	}
-	if st.Size() < headerLen || st.Size() > math.MaxInt {
-		return fmt.Errorf("%s %s: %w: %d bytes long (remove it; the dataset is then listed again)", what, path, ErrCorrupt, st.Size())
-	}
-	var data []byte
-	if key == nil {
-		data, err = unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_SHARED)
-	} else {
-		data, err = decrypted(f, path, what, key, crypt.FileLen(st.Size()))
-	}
-	if err != nil {
-		return fmt.Errorf("map %s %s: %w", what, path, err)
-	}
-	if err := parse(data); err != nil {
-		_ = unix.Munmap(data)
-		remedy := "remove it; the dataset is then listed again"
-		if errors.Is(err, ErrNewerFormat) {
-			remedy = "use that version of shoal, or another --cache-dir"
-		}
-		return fmt.Errorf("%s %s: %w (%s)", what, path, err, remedy)
-	}
-	return nil
-}
-
-// decrypted returns n bytes of memory, not of the heap, with the content of a sealed file.
-func decrypted(f *os.File, path, what string, key *crypt.Key, n int64) ([]byte, error) {
-	if n < headerLen {
-		return nil, corrupt("shorter than its header (remove it; the dataset is then listed again)")
-	}
-	data, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		return nil, err
-	}
-	if err = key.OpenFile(what, filepath.Base(path), f, data); err == nil {
-		err = unix.Mprotect(data, unix.PROT_READ)
-	} else if errors.Is(err, crypt.ErrOpen) {
-		err = corrupt("%v (remove it; the dataset is then listed again)", err)
-	}
-	if err != nil {
-		return nil, errors.Join(err, unix.Munmap(data))
-	}
-	return data, nil
-}
-
-// checkHeader checks what the headers of all formats have in common.
-func checkHeader(data []byte, magic string, version uint32, what string) error {
-	le := binary.LittleEndian
-	if len(data) < headerLen {
-		return corrupt("%d bytes long, shorter than its header", len(data))
-	}
-	h := data[:headerLen]
-	if string(h[:8]) != magic {
-		return corrupt("not a %s (magic %q)", what, h[:8])
-	}
-	// Every later format keeps the header's first 16 and last 4 bytes, so the checksum comes before the
-	// version: damage to the version is not taken for a newer format.
-	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
-		return corrupt("header has checksum %08x, want %08x", got, want)
-	}
-	if v := le.Uint32(h[8:]); v > version {
-		return fmt.Errorf("%w: format version %d, this one reads %d", ErrNewerFormat, v, version)
-	} else if v != version {
-		return corrupt("format version %d", v)
-	}
-	if n := le.Uint32(h[12:]); n != headerLen {
-		return corrupt("header length %d", n)
-	}
-	return nil
 }

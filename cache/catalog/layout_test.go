@@ -340,7 +340,7 @@ func FuzzLoadLayout(f *testing.F) {
 // TestCatalogLayouts keeps manifest and layout together through the catalog.
 func TestCatalogLayouts(t *testing.T) {
 	dir := t.TempDir()
-	c, err := Open(dir, Options{noSync: true})
+	c, err := Open(dir, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

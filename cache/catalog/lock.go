@@ -14,12 +14,11 @@ import (
 	"github.com/shoalfs/shoal/cache/crypt"
 )
 
-// cacheVersion is the version of a cache folder as a whole. Version 2 keeps record tables and segments by
-// dataset; what version 1 held is moved or rebuilt by those who open it.
-const cacheVersion = 2
+// cacheVersion is the version of a cache folder as a whole. Older ones are refused.
+const cacheVersion = 4
 
 // encryptedVersion is that of a cache folder with a key: older programs refuse it, instead of writing in clear.
-const encryptedVersion = 3
+const encryptedVersion = 5
 
 // ErrKey is wrapped by errors about a folder that is encrypted and was opened without a key, and the other way
 // round, and, like crypt.ErrWrongSecret, says nothing bad about the folder.
@@ -30,9 +29,8 @@ var ErrInUse = errors.New("in use")
 
 // Lock makes the cache folder if need be and takes it for this process, until release is called or the
 // process ends. Its error names the process that holds it. It also writes or checks the
-// file FORMAT: a folder of a newer version is refused with an error that wraps ErrNewerFormat, and one of
-// an older version gets the present one, before anything in it changes, so that an older program refuses
-// it from here on.
+// file FORMAT: a folder of an older version is refused, and one of a newer version with an error that
+// wraps ErrNewerFormat.
 func Lock(cacheDir string) (release func() error, err error) {
 	_, release, err = LockKey(cacheDir, nil)
 	return release, err
@@ -89,45 +87,60 @@ func LockKey(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release fun
 	}, nil
 }
 
-// lockFolder takes a folder for this process, as badger does.
-func lockFolder(dir string) (*os.File, error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, errors.Join(fmt.Errorf("it is %w by another process", ErrInUse), f.Close())
-	} else if err != nil {
-		return nil, errors.Join(fmt.Errorf("lock: %w", err), f.Close())
-	}
-	return f, nil
-}
-
 // unlock gives a lock up and closes its file. Closing alone would not do: a child that is forked at this moment has
 // the descriptor as well, and with it the lock, until its exec.
 func unlock(f *os.File) error {
 	return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
 }
 
+const formatFile = "FORMAT"
+
+// ReadFormat returns the version that the file FORMAT of a cache folder names. Its error wraps fs.ErrNotExist where
+// there is none, and ErrCorrupt where it names none.
+func ReadFormat(cacheDir string) (v int, err error) {
+	path := filepath.Join(cacheDir, formatFile)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := fmt.Sscanf(string(b), "shoal cache %d", &v); err != nil || v < 1 {
+		return 0, fmt.Errorf("%s: %w: %.40q (if this is a cache folder of shoal, mend it with: shoal fsck %s --repair)", path, ErrCorrupt, b, cacheDir)
+	}
+	return v, nil
+}
+
+// Used reports whether a folder holds what only a cache folder holds, though FORMAT may have been lost.
+func Used(cacheDir string) bool {
+	for _, name := range []string{"segments", "facts", "manifests"} {
+		if _, err := os.Lstat(filepath.Join(cacheDir, name)); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // checkCacheFormat reads FORMAT and the key, and writes what of them is missing: the key first, so that a folder
 // that has no FORMAT yet, and nothing in it, is never taken for one in clear.
 func checkCacheFormat(cacheDir string, secret *crypt.Secret) (*crypt.Key, error) {
-	path := filepath.Join(cacheDir, "FORMAT")
-	v := 0 // a new folder
-	b, err := os.ReadFile(path)
-	if err == nil {
-		if _, err := fmt.Sscanf(string(b), "shoal cache %d", &v); err != nil || v < 1 {
-			return nil, fmt.Errorf("%s: %w: %.40q (this is no cache folder of shoal, or remove the whole folder)", path, ErrCorrupt, b)
-		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
+	has, err := crypt.Exists(cacheDir)
+	if err != nil {
 		return nil, fmt.Errorf("cache folder: %w", err)
+	}
+	written, readErr := ReadFormat(cacheDir)
+	v := written
+	switch lost := errors.Is(readErr, fs.ErrNotExist); {
+	case readErr != nil && !lost:
+		return nil, fmt.Errorf("cache folder: %w", readErr)
+	case lost && Used(cacheDir) && has:
+		v = encryptedVersion
+	case lost && Used(cacheDir):
+		v = cacheVersion
 	}
 	if v > encryptedVersion {
 		return nil, fmt.Errorf("cache folder %s: %w: format version %d, this one reads %d (use that version of shoal, or another --cache-dir)", cacheDir, ErrNewerFormat, v, encryptedVersion)
 	}
-	has, err := crypt.Exists(cacheDir)
-	if err != nil {
-		return nil, fmt.Errorf("cache folder: %w", err)
+	if v > 0 && v < cacheVersion {
+		return nil, fmt.Errorf("cache folder %s was written by an older version of shoal: format version %d, this one reads %d (remove the whole folder, which is then filled again, or use another --cache-dir)", cacheDir, v, cacheVersion)
 	}
 	var key *crypt.Key
 	want := cacheVersion
@@ -149,10 +162,10 @@ func checkCacheFormat(cacheDir string, secret *crypt.Secret) (*crypt.Key, error)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrKey, err)
 	}
-	if v == want {
+	if written == want {
 		return key, nil
 	}
-	if err := writeFileSync(path, "cacheformat", fmt.Appendf(nil, "shoal cache %d\n", want)); err != nil {
+	if err := writeFileSync(filepath.Join(cacheDir, formatFile), "cacheformat", fmt.Appendf(nil, "shoal cache %d\n", want)); err != nil {
 		return nil, fmt.Errorf("cache folder: %w", err)
 	}
 	return key, nil

@@ -24,6 +24,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
@@ -37,7 +38,7 @@ var (
 
 const (
 	manifestMagic   = "SHOALMAN"
-	manifestVersion = 1
+	manifestVersion = 2
 	headerLen       = 128
 	dirLen          = 40
 
@@ -52,8 +53,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // they lie in. It is safe for concurrent use. File and directory numbers that are out of range panic,
 // as slice indices do.
 type Manifest struct {
-	data   []byte // the whole file, on the heap after Build, mapped after Load
-	mapped bool
+	data   []byte // the whole file, on the heap after Build, beside it after Load
+	loaded bool
 
 	version      [32]byte
 	files, dirs  int
@@ -63,6 +64,7 @@ type Manifest struct {
 	etagOff      []byte
 	sizes        []byte
 	mtimes       []byte
+	ids          []byte
 	fileDir      []byte
 	dirNames     []byte
 	names, etags []byte
@@ -90,7 +92,8 @@ type Node struct {
 
 // Skipped tells what a listing held that the tree cannot show.
 type Skipped struct {
-	// Markers counts empty objects whose key ends in "/", which some tools write for folders.
+	// Markers counts empty objects whose key ends in "/", which some tools write for folders. They are shown
+	// as folders, not as files.
 	Markers int `json:"markers"`
 	// Hostile counts keys that are no valid path: empty, "." and ".." components, names over 255
 	// bytes, paths over 4,095 bytes, NUL, invalid UTF-8, and a top-level ".shoal".
@@ -104,30 +107,30 @@ type Skipped struct {
 // Total returns the number of files that are missing in the tree. Markers are not counted.
 func (s Skipped) Total() int { return s.Hostile + s.Shadowed }
 
-// Load maps the manifest file at path and checks it: checksums, lengths, and the structure of the
+// Load reads the manifest file at path and checks it: checksums, lengths, and the structure of the
 // tree. Errors wrap [ErrCorrupt], [ErrNewerFormat], or the operating system's error.
 func Load(path string) (*Manifest, error) { return load(path, nil) }
 
 func load(path string, key *crypt.Key) (*Manifest, error) {
 	var m *Manifest
-	err := mapFile(path, "manifest", key, func(data []byte) (err error) {
+	err := loadFile(path, "manifest", key, func(data []byte) (err error) {
 		m, err = parse(data)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	m.mapped = true
+	m.loaded = true
 	return m, nil
 }
 
-// Close gives the mapping back. No other method may be running or be called afterwards. Closing a
+// Close gives the memory back. No other method may be running or be called afterwards. Closing a
 // manifest that Build made does nothing.
 func (m *Manifest) Close() error {
-	if !m.mapped {
+	if !m.loaded {
 		return nil
 	}
-	m.mapped = false
+	m.loaded = false
 	return unix.Munmap(m.data)
 }
 
@@ -151,7 +154,7 @@ func parse(data []byte) (*Manifest, error) {
 		return nil, corrupt("%d files in %d directories", files, dirs)
 	}
 	var arena [5]uint64
-	want := uint64(headerLen) + dirs*dirLen + 2*8*(files+1) + (8+8+4)*files
+	want := uint64(headerLen) + dirs*dirLen + 2*8*(files+1) + (8+8+12+4)*files
 	for i := range arena {
 		arena[i] = le.Uint64(h[80+8*i:])
 		if arena[i] > uint64(len(data)) {
@@ -162,11 +165,25 @@ func parse(data []byte) (*Manifest, error) {
 	if want != uint64(len(data)) {
 		return nil, corrupt("sections fill %d bytes of %d", want, len(data))
 	}
-	if got, want := crc32.Checksum(data[headerLen:], castagnoli), le.Uint32(h[120:]); got != want {
-		return nil, corrupt("content has checksum %08x, want %08x", got, want)
+	damaged := make(chan error, 1) // found while the rest is checked, which relies on nothing
+	go func() {
+		var err error
+		if got, want := crc32.Checksum(data[headerLen:], castagnoli), le.Uint32(h[120:]); got != want {
+			err = corrupt("content has checksum %08x, want %08x", got, want)
+		}
+		damaged <- err
+	}()
+	m, err := parseColumns(data, files, dirs, arena)
+	if bad := <-damaged; bad != nil {
+		return nil, bad
 	}
+	return m, err
+}
 
-	m := &Manifest{data: data, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs), bytes: int64(le.Uint64(h[64:]))}
+// parseColumns cuts the file into columns, whose lengths fit it, and checks these.
+func parseColumns(data []byte, files, dirs uint64, arena [5]uint64) (*Manifest, error) {
+	h := data[:headerLen]
+	m := &Manifest{data: data, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs), bytes: int64(binary.LittleEndian.Uint64(h[64:]))}
 	rest := data[headerLen:]
 	cut := func(n uint64) []byte {
 		s := rest[:n:n]
@@ -175,7 +192,7 @@ func parse(data []byte) (*Manifest, error) {
 	}
 	m.dirTab = cut(dirs * dirLen)
 	m.nameOff, m.etagOff = cut(8*(files+1)), cut(8*(files+1))
-	m.sizes, m.mtimes, m.fileDir = cut(8*files), cut(8*files), cut(4*files)
+	m.sizes, m.mtimes, m.ids, m.fileDir = cut(8*files), cut(8*files), cut(12*files), cut(4*files)
 	m.dirNames, m.names, m.etags = cut(arena[0]), cut(arena[1]), cut(arena[2])
 	m.prefix = string(cut(arena[3]))
 	if err := json.Unmarshal(cut(arena[4]), &m.skipped); err != nil {
@@ -348,6 +365,26 @@ func (m *Manifest) etag(file int) []byte {
 // Version returns the dataset version, 64 hexadecimal digits.
 func (m *Manifest) Version() string { return hex.EncodeToString(m.version[:]) }
 
+// FileName returns the name of the manifest's file: the dataset version, and where there are empty folders,
+// which that says nothing of, the SHA-256 of both.
+func (m *Manifest) FileName() string {
+	h := sha256.New()
+	h.Write(m.version[:])
+	empty := 0
+	var path []byte
+	for d := 1; d < m.dirs; d++ {
+		if r := m.dirRow(d); r.firstFile == r.endFile && r.firstDir == r.endDir {
+			empty++
+			path = append(m.appendDirPath(path[:0], d), 0)
+			h.Write(path)
+		}
+	}
+	if empty == 0 {
+		return m.Version()
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
 // VersionHash returns the dataset version as it is, a SHA-256.
 func (m *Manifest) VersionHash() [32]byte { return m.version }
 
@@ -450,6 +487,14 @@ func (m *Manifest) Object(file int) objstore.Object {
 	return objstore.Object{Key: m.prefix + m.Path(file), Size: m.Size(file), ETag: m.ETag(file), ModTime: m.ModTime(file)}
 }
 
+// ID returns by what record tables know the version of a file's object.
+func (m *Manifest) ID(file int) segment.VersionID { return segment.VersionID(m.ids[12*file:]) }
+
+// computeID computes what ID reads.
+func (m *Manifest) computeID(file int) segment.VersionID {
+	return segment.IDOf(m.PathHash(file), m.Size(file), m.ETag(file))
+}
+
 // PathHash returns the first 16 bytes of the SHA-256 of a file's path, by which cached records name
 // it.
 func (m *Manifest) PathHash(file int) [16]byte {
@@ -479,6 +524,17 @@ func (m *Manifest) Dir(d int) Dir {
 func (m *Manifest) DirPath(d int) string {
 	var buf [256]byte
 	return string(m.appendDirPath(buf[:0], d))
+}
+
+// holdsFiles reports whether a file lies in or below a directory.
+func (m *Manifest) holdsFiles(dir int) bool {
+	r := m.dirRow(dir)
+	for d := r.firstDir; d < r.endDir; d++ {
+		if m.holdsFiles(int(d)) {
+			return true
+		}
+	}
+	return r.firstFile < r.endFile
 }
 
 // Lookup finds a name in a directory. It does not allocate.
@@ -516,9 +572,14 @@ func (m *Manifest) Find(path string) (Node, bool) {
 // Skipped tells what the listing held that the tree does not show.
 func (m *Manifest) Skipped() Skipped { return m.skipped }
 
-// Verify computes the dataset version anew and compares it. Load leaves that out: its checksums find
-// damage, and hashing a million files takes longer than all the rest.
+// Verify computes the dataset version and the files' IDs anew and compares them. Load leaves that out: its checksums
+// find damage, and hashing a million files takes longer than all the rest.
 func (m *Manifest) Verify() error {
+	for f := range m.files {
+		if id := m.computeID(f); id != m.ID(f) {
+			return corrupt("file %d has ID %x, the manifest says %x", f, id, m.ID(f))
+		}
+	}
 	if v := m.hash(); v != m.version {
 		return corrupt("the files have dataset version %x, the manifest says %x", v, m.version)
 	}
@@ -546,15 +607,15 @@ func (m *Manifest) hash() [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-// Save writes the manifest into the folder dir, which is made if need be, under its version as name,
+// Save writes the manifest into the folder dir, which is made if need be, under its [Manifest.FileName],
 // and makes it durable. An equal file that is already there is kept; another one (the same version
-// seen through another prefix) is replaced by rename, which does not disturb who has it mapped.
+// seen through another prefix) is replaced by rename.
 func (m *Manifest) Save(dir string) (path string, err error) {
 	return m.save(dir, nil)
 }
 
 func (m *Manifest) save(dir string, key *crypt.Key) (path string, err error) {
-	path, err = saveUnder(dir, m.Version(), m.data, "manifest", key)
+	path, err = saveUnder(dir, m.FileName(), m.data, "manifest", key)
 	if err != nil {
 		return "", fmt.Errorf("save manifest: %w", err)
 	}

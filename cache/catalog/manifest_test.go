@@ -12,6 +12,7 @@ import (
 	"iter"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -22,6 +23,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/segment"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -85,24 +87,30 @@ func TestSampleOrderIsImageFolders(t *testing.T) {
 		"é/ü.jpg", "e\u0301/1.jpg", "日本/語.jpg", "日本/語/1.jpg", "\U0001F600/1.jpg", "\uffee/1.jpg", "with space/a b.jpg", "-/1.jpg", "_/1.jpg", "0/.jpg", "0/x.jpg.txt", "0/x.txt.jpg",
 		"0/a.gif", "0/kelvin.\u212Apg", "0/long.tıf", "0/K.PGM", "0/b.bmp", "0/p.ppm",
 	}
-	for _, k := range keys {
-		p := filepath.Join(root, filepath.FromSlash(k))
-		if err := os.MkdirAll(filepath.Dir(p), 0o777); err != nil {
+	folders := []string{"Empty/", "a/none/", "b/x/y/", "zz/"} // without files: classes too
+	for _, k := range append(folders, keys...) {
+		dir, name := path.Split(k)
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o777); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(p, nil, 0o666); err != nil {
+		if name == "" {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(root, k), nil, 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}
 	cmd := exec.Command("/usr/bin/python3", "-c", `
 import sys, os, warnings
 warnings.simplefilter("ignore")
-from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 root = sys.argv[1]
-d = ImageFolder(root)
-print(*d.classes, sep="\n")
+classes, number = find_classes(root)
+for empty in "Empty", "b", "zz": # what allow_empty does, which old ones lack
+    del number[empty]
+print(*classes, sep="\n")
 print()
-for path, label in d.samples:
+for path, label in make_dataset(root, number, IMG_EXTENSIONS):
     print(label, os.path.relpath(path, root), sep="\t")
 `, root)
 	cmd.Env = append(os.Environ(), "PYTHONIOENCODING=utf-8", "LC_ALL=C.UTF-8")
@@ -112,7 +120,17 @@ for path, label in d.samples:
 	if err != nil {
 		t.Fatalf("%v: %s", err, stderr.Bytes())
 	}
-	m := mustBuild(t, BuildOptions{Prefix: ""}, keys...)
+	var objs []objstore.Object
+	for _, k := range keys {
+		objs = append(objs, object(k))
+	}
+	for _, k := range folders {
+		objs = append(objs, objstore.Object{Key: k, ETag: "e"})
+	}
+	m, err := Build(objects(objs...), BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	match, err := Match("images")
 	if err != nil {
 		t.Fatal(err)
@@ -145,6 +163,9 @@ func TestManifestModel(t *testing.T) {
 			return strings.Join(rapid.SliceOfN(component, 1, 4).Draw(t, "path"), "/")
 		}), 1, 40).Draw(t, "paths")
 		prefix := rapid.SampledFrom([]string{"", "p/", "a/b/"}).Draw(t, "prefix")
+		markers := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) string {
+			return strings.Join(rapid.SliceOfN(component, 1, 4).Draw(t, "path"), "/")
+		}), 0, 10).Draw(t, "markers")
 
 		isDir := map[string]bool{"": true}
 		for _, p := range list {
@@ -177,6 +198,23 @@ func TestManifestModel(t *testing.T) {
 			}
 			want = append(want, f)
 		}
+		// A marker makes its folder and those above it, unless one of them has the name of a file.
+		holding := len(isDir)
+		for _, p := range markers {
+			objs = append(objs, objstore.Object{Key: prefix + p + "/", ETag: "e"})
+			var above []string
+			for i := range p + "/" {
+				if (p + "/")[i] == '/' {
+					above = append(above, p[:i])
+				}
+			}
+			if slices.ContainsFunc(above, func(d string) bool { return seen[d] && !isDir[d] }) {
+				continue
+			}
+			for _, d := range above {
+				isDir[d] = true
+			}
+		}
 		slices.SortFunc(want, func(x, y modelFile) int {
 			return cmp.Or(cmp.Compare(x.class, y.class), cmp.Compare(x.dir, y.dir), cmp.Compare(x.name, y.name))
 		})
@@ -188,13 +226,22 @@ func TestManifestModel(t *testing.T) {
 			t.Fatal(err)
 		}
 
+		// Without markers it is the same dataset.
+		bare, err := Build(objects(slices.DeleteFunc(slices.Clone(objs), func(o objstore.Object) bool { return o.Size == 0 })...), BuildOptions{Prefix: prefix})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bare.Version() != m.Version() || bare.FileName() != m.Version() || (m.FileName() == m.Version()) != (len(isDir) == holding) || m.Skipped().Markers != len(markers) {
+			t.Fatalf("version %s, file %s, %+v; without markers %s, file %s", m.Version(), m.FileName(), m.Skipped(), bare.Version(), bare.FileName())
+		}
+
 		// The order of the listing makes no difference; double keys and examples aside.
 		shuffled := rapid.Permutation(objs).Draw(t, "order")
 		m2, err := Build(objects(shuffled...), BuildOptions{Prefix: prefix})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if m2.Version() != m.Version() || !slices.Equal(paths(m2), paths(m)) {
+		if m2.FileName() != m.FileName() || !slices.Equal(paths(m2), paths(m)) {
 			t.Fatal("the order of the listing matters")
 		}
 
@@ -213,6 +260,9 @@ func TestManifestModel(t *testing.T) {
 			}
 			if sum := sha256.Sum256([]byte(w.path)); m.PathHash(f) != [16]byte(sum[:16]) {
 				t.Fatalf("file %d: hash %x", f, m.PathHash(f))
+			}
+			if m.ID(f) != segment.IDOf(m.PathHash(f), o.Size, o.ETag) {
+				t.Fatalf("file %d: ID %x", f, m.ID(f))
 			}
 			if n, ok := m.Find(w.path); !ok || n != (Node{Index: f}) {
 				t.Fatalf("%q found as %v, %v", w.path, n, ok)
@@ -272,26 +322,29 @@ func TestManifestModel(t *testing.T) {
 			t.Fatalf("directories hold %d files and %d directories", files, dirs)
 		}
 
-		match := func(p string) bool { return len(p)%3 != 0 }
+		match := &Filter{match: func(p []byte) bool { return len(p)%3 != 0 }, path: rapid.Bool().Draw(t, "by path")}
 		all := rapid.Bool().Draw(t, "all")
 		if all {
-			match = func(string) bool { return true }
+			match.match = func([]byte) bool { return true }
 		}
 		s := m.Samples(match)
 		n := 0
 		var classes []string
-		for _, w := range want {
-			if w.class != "" && !slices.Contains(classes, w.class) {
-				classes = append(classes, w.class)
+		if slices.ContainsFunc(want, func(w modelFile) bool { return w.class != "" }) {
+			for d := range isDir {
+				if d != "" && !strings.Contains(d, "/") {
+					classes = append(classes, d)
+				}
 			}
+			slices.Sort(classes)
 		}
 		if !slices.Equal(s.Classes(), classes) {
 			t.Fatalf("classes %q, want %q", s.Classes(), classes)
 		}
 		for f, w := range want {
 			i, ok := s.Sample(f)
-			numbered := w.class != "" || len(classes) == 0 // a tree without folders
-			if ok != (numbered && match(w.path)) || ok && (i != n || s.File(i) != f || s.Label(i) != slices.Index(classes, w.class)) {
+			numbered := w.class != "" || len(classes) == 0 // no folder holds a file
+			if ok != (numbered && match.Match(w.path)) || ok && (i != n || s.File(i) != f || s.Label(i) != slices.Index(classes, w.class)) {
 				t.Fatalf("file %d (%q): sample %d, %v; want %d", f, w.path, i, ok, n)
 			}
 			if ok {
@@ -358,15 +411,15 @@ func TestBuildErrors(t *testing.T) {
 		o    BuildOptions
 		want []string
 	}{
-		"empty":            {objects(), BuildOptions{Prefix: "train/"}, []string{`no objects under "train/"`, "check bucket and prefix"}},
-		"nothing to show":  {objects(objstore.Object{Key: "a/"}, object("b//c")), BuildOptions{}, []string{"no objects", "1 cannot", "b//c"}},
-		"no ETag":          {objects(objstore.Object{Key: "a/b", ModTime: at}), BuildOptions{}, []string{`"a/b"`, "--weak-etag"}},
-		"no ETag, no time": {objects(objstore.Object{Key: "a/b"}), BuildOptions{WeakETag: true}, []string{`"a/b"`, "neither"}},
-		"changed":          {objects(object("a/b"), objstore.Object{Key: "a/b", Size: 3, ETag: "x"}), BuildOptions{}, []string{`"a/b"`, "list again"}},
-		"prefix":           {objects(object("a/b")), BuildOptions{Prefix: "a"}, []string{`"a"`, "slash"}},
-		"other prefix":     {objects(object("a/b")), BuildOptions{Prefix: "b/"}, []string{`"a/b"`, `"b/"`}},
-		"size":             {objects(objstore.Object{Key: "a", Size: -1, ETag: "e"}), BuildOptions{}, []string{"size -1"}},
-		"listing":          {func(yield func(objstore.Object, error) bool) { yield(objstore.Object{}, listing) }, BuildOptions{}, []string{"access denied"}},
+		"empty":           {objects(), BuildOptions{Prefix: "train/"}, []string{`no objects under "train/"`, "check bucket and prefix"}},
+		"nothing to show": {objects(objstore.Object{Key: "a/"}, object("b//c")), BuildOptions{}, []string{"no objects", "1 cannot", "b//c"}},
+		"no ETag":         {objects(objstore.Object{Key: "a/b", ModTime: at}), BuildOptions{}, []string{`"a/b"`, "no ETag"}},
+		"changed":         {objects(object("a/b"), objstore.Object{Key: "a/b", Size: 3, ETag: "x"}), BuildOptions{}, []string{`"a/b"`, "list again"}},
+		"prefix":          {objects(object("a/b")), BuildOptions{Prefix: "a"}, []string{`"a"`, "slash"}},
+		"other prefix":    {objects(object("a/b")), BuildOptions{Prefix: "b/"}, []string{`"a/b"`, `"b/"`}},
+		"size":            {objects(objstore.Object{Key: "a", Size: -1, ETag: "e"}), BuildOptions{}, []string{"size of -1"}},
+		"huge size":       {objects(objstore.Object{Key: "a", Size: 1 << 62, ETag: "e"}), BuildOptions{}, []string{"size of 4611686018427387904"}},
+		"listing":         {func(yield func(objstore.Object, error) bool) { yield(objstore.Object{}, listing) }, BuildOptions{}, []string{"access denied"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Build(tt.objs, tt.o)
@@ -381,13 +434,6 @@ func TestBuildErrors(t *testing.T) {
 		})
 	}
 
-	m, err := Build(objects(objstore.Object{Key: "a/b", Size: 7, ModTime: at}, objstore.Object{Key: "a/c", Size: 7, ModTime: at, ETag: "own"}), BuildOptions{WeakETag: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if m.ETag(0) != "W/7-1700000000000000005" || m.ETag(1) != "own" {
-		t.Errorf("weak tags %q, %q", m.ETag(0), m.ETag(1))
-	}
 	if !mustBuild(t, BuildOptions{}, "x").ModTime(0).IsZero() {
 		t.Error("an unknown time is not the zero time")
 	}
@@ -396,7 +442,7 @@ func TestBuildErrors(t *testing.T) {
 // TestManifestGolden holds the format still: version 1 files must stay readable, and equal input must
 // give equal bytes.
 func TestManifestGolden(t *testing.T) {
-	golden := filepath.Join("testdata", "manifest-v1.bin")
+	golden := filepath.Join("testdata", "manifest-v2.bin")
 	o := object("train/b/é.jpg")
 	o.ModTime = time.Unix(1_700_000_000, 123)
 	m, err := Build(objects(o, object("train/a/x/1.jpg"), object("train/a/2.jpg"), object("train/README"), object("train/a//x"), object("train/a/x")), BuildOptions{Prefix: "train/"})
@@ -476,9 +522,9 @@ func TestLoadDamaged(t *testing.T) {
 		t.Fatalf("one byte more: %v", err)
 	}
 	newer := bytes.Clone(m.data)
-	newer[8] = 2
+	newer[8] = 3
 	seal(newer)
-	if err := load(newer); !errors.Is(err, ErrNewerFormat) || !strings.Contains(err.Error(), "format version 2") || !strings.Contains(err.Error(), "--cache-dir") {
+	if err := load(newer); !errors.Is(err, ErrNewerFormat) || !strings.Contains(err.Error(), "format version 3") || !strings.Contains(err.Error(), "--cache-dir") {
 		t.Fatalf("newer: %v", err)
 	}
 	if _, err := Load(filepath.Join(dir, "missing")); !errors.Is(err, os.ErrNotExist) {
@@ -539,14 +585,17 @@ func FuzzLoad(f *testing.F) {
 			}
 			m.Object(file)
 			m.PathHash(file)
+			m.ID(file)
 		}
 		for d := range m.Dirs() {
 			m.Dir(d)
 			m.Find(m.DirPath(d))
 		}
-		s := m.Samples(func(p string) bool { return len(p)%2 == 0 })
+		s := m.Samples(&Filter{match: func(p []byte) bool { return len(p)%2 == 0 }})
 		for i := range s.Len() {
-			_ = s.Classes()[s.Label(i)]
+			if l := s.Label(i); l >= 0 {
+				_ = s.Classes()[l]
+			}
 		}
 		_ = m.Verify()
 	})
@@ -582,7 +631,7 @@ func TestMatch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := match(tt.path); got != tt.want {
+		if got := match.Match(tt.path); got != tt.want {
 			t.Errorf("%q matches %q: %v", tt.glob, tt.path, got)
 		}
 	}

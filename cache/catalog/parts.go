@@ -129,7 +129,7 @@ func (s *Samples) Part(sample int, ext string) (file int, ok bool) {
 
 // extensions returns the match of files by what follows their stem: ".jpg,.jpeg" takes 1.jpg and leaves
 // 1.mask.jpg. ok is false for a glob that is no such list.
-func extensions(glob string) (match func(path string) bool, ok bool) {
+func extensions(glob string) (match func(name []byte) bool, ok bool) {
 	list := strings.Split(glob, ",")
 	for i, e := range list {
 		if len(e) < 2 || e[0] != '.' || strings.ContainsAny(e, `/*?[\`) {
@@ -137,8 +137,8 @@ func extensions(glob string) (match func(path string) bool, ok bool) {
 		}
 		list[i] = e[1:]
 	}
-	return func(p string) bool {
-		_, ext, _ := Cut(p[strings.LastIndexByte(p, '/')+1:])
+	return func(name []byte) bool {
+		_, ext, _ := Cut(string(name))
 		return slices.Contains(list, ext)
 	}, true
 }

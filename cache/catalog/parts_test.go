@@ -123,7 +123,10 @@ func BenchmarkParts(b *testing.B) {
 		keys = append(keys, fmt.Sprintf("%09d.jpg", i), fmt.Sprintf("%09d.json", i))
 	}
 	m := mustBuild(b, BuildOptions{}, keys...)
-	match, _ := extensions(".jpg")
+	match, err := Match(".jpg")
+	if err != nil {
+		b.Fatal(err)
+	}
 	s := m.Samples(match)
 	b.Run("absent", func(b *testing.B) {
 		for b.Loop() {

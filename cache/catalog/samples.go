@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"bytes"
 	"fmt"
 	"path"
 	"slices"
@@ -20,33 +21,45 @@ type Samples struct {
 	kinds   kinds
 }
 
-// Samples numbers the files for which match is true; all if match is nil. Files at the root belong to
-// no class and are not numbered, unless there is no folder at all: then they are all that there is, as in
+// Filter says which files are samples.
+type Filter struct {
+	match func(name []byte) bool
+	path  bool // it looks at the path, not at the base name alone
+}
+
+// Match reports whether the file with this path is a sample.
+func (f *Filter) Match(path string) bool {
+	if !f.path {
+		path = path[strings.LastIndexByte(path, '/')+1:]
+	}
+	return f.match([]byte(path))
+}
+
+// Samples numbers the files that match; all if match is nil. Files at the root belong to
+// no class and are not numbered, unless no folder holds a file: then they are all that there is, as in
 // most of WebDataset's shards, and their samples have no label. Where every file matches, it takes no
 // memory per file.
-func (m *Manifest) Samples(match func(path string) bool) *Samples {
+func (m *Manifest) Samples(match *Filter) *Samples {
 	root := m.Dir(0)
 	s := &Samples{m: m, first: root.EndFile, n: m.files - root.EndFile}
-	if root.FirstDir == root.EndDir {
+	if root.EndFile == m.files {
 		s.first, s.n = 0, m.files
-	}
-	for d := root.FirstDir; d < root.EndDir; d++ {
-		s.classes = append(s.classes, string(m.dirName(d)))
+	} else {
+		for d := root.FirstDir; d < root.EndDir; d++ {
+			s.classes = append(s.classes, string(m.dirName(d)))
+		}
 	}
 	if match == nil {
 		return s
 	}
 	var buf []byte
-	dir, dirLen := -1, 0
 	for f := s.first; f < m.files; f++ {
-		if d := m.DirOf(f); d != dir {
-			if buf = m.appendDirPath(buf[:0], d); len(buf) > 0 {
-				buf = append(buf, '/')
-			}
-			dir, dirLen = d, len(buf)
+		name := m.name(f)
+		if match.path {
+			buf = m.AppendPath(buf[:0], f)
+			name = buf
 		}
-		buf = append(buf[:dirLen], m.name(f)...)
-		switch ok := match(string(buf)); {
+		switch ok := match.match(name); {
 		case ok && s.list != nil:
 			s.list = append(s.list, uint32(f))
 		case !ok && s.list == nil:
@@ -103,7 +116,8 @@ func (s *Samples) Label(sample int) int {
 	return d - 1 // the root's subdirectories are numbered from 1
 }
 
-// Classes returns the names of all top-level folders, sorted. The caller must not change it.
+// Classes returns the names of all top-level folders, sorted: as torchvision has it, an empty one is a class too.
+// There are none where the samples have no label. The caller must not change it.
 func (s *Samples) Classes() []string { return s.classes }
 
 // Tree is a folder that a trainer may take for a dataset of its own, as ImageFolder(mount/train) does.
@@ -122,7 +136,9 @@ func (s *Samples) Trees() (trees []Tree) {
 		for c := dir.FirstDir; c < dir.EndDir; c++ {
 			class := s.m.Dir(c)
 			from, to = min(from, class.FirstFile), max(to, class.EndFile)
-			flat = flat && class.FirstDir == class.EndDir
+			for sub := class.FirstDir; flat && sub < class.EndDir; sub++ {
+				flat = !s.m.holdsFiles(sub)
+			}
 		}
 		if !flat || from >= to {
 			continue
@@ -140,45 +156,47 @@ func (s *Samples) atOrAfter(file int) int {
 	return sort.Search(s.n, func(i int) bool { return s.File(i) >= file })
 }
 
-// imageExtensions are torchvision's IMG_EXTENSIONS.
-var imageExtensions = []string{".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
-
-// rawPicture is what `shoal pack --decode` adds to the name of a picture.
-const rawPicture = ".npy"
+// isImage reports whether a name ends in one of torchvision's IMG_EXTENSIONS, in any case, and in what `shoal pack
+// --decode` adds to the name of a picture.
+func isImage(name []byte) bool {
+	name = bytes.TrimSuffix(name, []byte(".npy"))
+	ext := name[max(bytes.LastIndexByte(name, '.'), 0):]
+	if len(ext) > len(".jpeg") {
+		return false
+	}
+	var lower [len(".jpeg")]byte
+	for i, c := range ext {
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		lower[i] = c
+	}
+	switch string(lower[:len(ext)]) {
+	case ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp":
+		return true
+	}
+	return false
+}
 
 // Match returns the filter that glob names: "images" for torchvision's IMG_EXTENSIONS in any case, with
 // or without the suffix of pictures that pack has decoded, "*" for all files, a list such as ".jpg,.jpeg"
 // for what follows the stem, else a pattern as [path.Match] has it, for the base name, or for the whole
 // path if it holds a "/".
-func Match(glob string) (func(path string) bool, error) {
+func Match(glob string) (*Filter, error) {
 	switch glob {
 	case "images":
-		return func(p string) bool {
-			p = strings.TrimSuffix(p, rawPicture)
-			for _, ext := range imageExtensions {
-				// EqualFold would also fold the Kelvin sign and the long s, but no
-				// extension has a k or an s.
-				if n := len(p) - len(ext); n >= 0 && strings.EqualFold(p[n:], ext) {
-					return true
-				}
-			}
-			return false
-		}, nil
+		return &Filter{match: isImage}, nil
 	case "*":
-		return func(string) bool { return true }, nil
+		return &Filter{match: func([]byte) bool { return true }}, nil
 	}
 	if match, ok := extensions(glob); ok {
-		return match, nil
+		return &Filter{match: match}, nil
 	}
 	if _, err := path.Match(glob, ""); err != nil || glob == "" {
 		return nil, fmt.Errorf("samples pattern %q is not valid (use images, *, extensions such as .jpg,.png or a pattern such as *.jpg or */train/*.png)", glob)
 	}
-	whole := strings.Contains(glob, "/")
-	return func(p string) bool {
-		if !whole {
-			p = path.Base(p)
-		}
-		ok, _ := path.Match(glob, p) // the pattern was checked above
+	return &Filter{path: strings.Contains(glob, "/"), match: func(name []byte) bool {
+		ok, _ := path.Match(glob, string(name)) // the pattern was checked above
 		return ok
-	}, nil
+	}}, nil
 }

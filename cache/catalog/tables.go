@@ -27,9 +27,7 @@ const (
 )
 
 // tables are the record tables of a dataset's segments, a file each:
-// CACHE-DIR/tables/DATASET/NNNNNNNN.table, replaced as a whole. Files and not values in badger, because
-// they are large, one replaces the other, and a plain write to a full disk is an error where badger's
-// is a SIGBUS. Little endian:
+// CACHE-DIR/tables/DATASET/NNNNNNNN.table, replaced as a whole. Little endian:
 //
 //	offset
 //	     0  +--------------------------------+
@@ -59,8 +57,8 @@ func (c *Catalog) tablesDir() string { return filepath.Join(c.dir, "tables") }
 func (c *Catalog) Index(dataset [16]byte) segment.Index { return c.tablesOf(dataset) }
 
 func (c *Catalog) tablesOf(dataset [16]byte) *tables {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.tablesMu.Lock()
+	defer c.tablesMu.Unlock()
 	t := c.tables[dataset]
 	if t == nil {
 		t = &tables{c: c, dataset: dataset, dir: filepath.Join(c.tablesDir(), hex.EncodeToString(dataset[:]))}

@@ -11,21 +11,89 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// Dir is a local folder as a store. A key is the path below the folder with "/" between its parts.
+// Dir is a local folder as a store. A key is the path below the folder with "/" between its parts. A folder
+// within it that holds nothing to list is listed as tools for S3 mark folders: by an empty object whose key ends
+// in "/". Such an object cannot be asked for.
 //
 // The ETag is made of modification time, size and inode. A file that is overwritten in place within
 // the file system's time granularity (usually 1 to 4 ms), with the same size, keeps its ETag; nothing
 // short of reading it all can tell.
 //
 // Symbolic links are followed, to files and to folders, as torchvision's ImageFolder does; a link
-// to a folder that contains it is skipped. Sockets, pipes and devices are skipped.
+// to a folder that contains it is skipped. One that leads out of the folder fails the listing, unless
+// [StoreOptions].LinksOutside allows it: somebody who may write to the folder could show any file of this machine.
+// Dangling links, sockets, pipes and devices are skipped and counted ([Dir.TakeLeftOut]).
 type Dir struct {
-	root string
+	root         string
+	linksOutside bool
+
+	mu      sync.Mutex
+	leftOut map[string]bool // by key: whether it is a link
+}
+
+// LeftOut counts what a folder holds and a listing cannot show.
+type LeftOut struct {
+	Dangling int      // links to nothing
+	Special  int      // sockets, pipes and devices
+	Examples []string // the first few keys, sorted
+}
+
+// maxLeftOut bounds what is remembered of what was left out.
+const maxLeftOut = 100_000
+
+// TakeLeftOut returns what was left out since the last call.
+func (d *Dir) TakeLeftOut() (l LeftOut) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for key, link := range d.leftOut {
+		if link {
+			l.Dangling++
+		} else {
+			l.Special++
+		}
+		l.Examples = append(l.Examples, key)
+	}
+	slices.Sort(l.Examples)
+	l.Examples = l.Examples[:min(len(l.Examples), 5)]
+	d.leftOut = nil
+	return l
+}
+
+// leave counts an entry that is not shown, once however often its folder is walked.
+func (d *Dir) leave(key string, link bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.leftOut == nil {
+		d.leftOut = make(map[string]bool)
+	}
+	if len(d.leftOut) < maxLeftOut {
+		d.leftOut[key] = link
+	}
+}
+
+// checkLink fails where a link leads out of the folder, and may not.
+func (d *Dir) checkLink(key, path string) error {
+	if d.linksOutside {
+		return nil
+	}
+	to, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return fileError("list", key, err)
+	}
+	root, err := filepath.EvalSymlinks(d.root)
+	if err != nil {
+		return fileError("list", d.root, err)
+	}
+	if to == root || strings.HasPrefix(to, strings.TrimSuffix(root, "/")+"/") {
+		return nil
+	}
+	return &Error{Op: "list", Key: key, Kind: KindInvalid, Err: fmt.Errorf("it is a link to %s, which is not in %s", to, d.root), Remedy: "give --links-outside if that is meant, or remove the link"}
 }
 
 var _ Store = (*Dir)(nil)
@@ -341,13 +409,28 @@ func (w *dirWalk) folder(dir, path string, self os.FileInfo) bool {
 		case t&fs.ModeSymlink != 0, t&fs.ModeIrregular != 0:
 			fi, err := os.Stat(path + "/" + name)
 			switch {
-			case err != nil: // dangling link
+			case err != nil:
+				w.d.leave(dir+name, true)
+				continue
 			case fi.Mode().IsRegular():
 				list = append(list, entry{name, fi})
 			case fi.IsDir() && !w.isParent(fi):
 				list = append(list, entry{name + "/", fi})
+			case !fi.IsDir():
+				w.d.leave(dir+name, false)
 			}
+			if err := w.d.checkLink(dir+name, path+"/"+name); err != nil {
+				w.yield(Object{}, err)
+				return false
+			}
+		default:
+			w.d.leave(dir+name, false)
 		}
+	}
+	if len(list) == 0 && dir != "" && strings.HasPrefix(dir, w.prefix) && dir > w.after {
+		o := fileObject(dir, self)
+		o.Size = 0
+		return w.yield(o, nil)
 	}
 	slices.SortFunc(list, func(a, b entry) int { return strings.Compare(a.name, b.name) })
 
@@ -382,13 +465,7 @@ func (w *dirWalk) folder(dir, path string, self os.FileInfo) bool {
 		}
 		sub := path + "/" + strings.TrimSuffix(e.name, "/")
 		if !w.recurse {
-			// S3 has no empty folders: a prefix is there only if a key begins with it.
-			holds, err := w.holdsFile(key, sub)
-			if err != nil {
-				w.yield(Object{}, err)
-				return false
-			}
-			if holds && !w.yield(Object{Key: key}, nil) {
+			if !w.yield(Object{Key: key}, nil) {
 				return false
 			}
 			continue
@@ -408,25 +485,6 @@ func (w *dirWalk) folder(dir, path string, self os.FileInfo) bool {
 		}
 	}
 	return true
-}
-
-// holdsFile says whether any object lies below the folder key.
-func (w *dirWalk) holdsFile(key, path string) (bool, error) {
-	// Nearly always one of the first few entries is a file; reading and sorting all of a large
-	// folder would double the time of a parallel listing.
-	if f, err := os.Open(path); err == nil {
-		entries, err := f.ReadDir(16)
-		f.Close()
-		if err == nil && slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
-			return e.Type().IsRegular() && !strings.HasPrefix(e.Name(), tmpPrefix)
-		}) {
-			return true, nil
-		}
-	}
-	for _, err := range w.d.List(w.ctx, key) {
-		return err == nil, err
-	}
-	return false, nil
 }
 
 func (w *dirWalk) isParent(fi os.FileInfo) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,9 +43,24 @@ func keysOf(objects []objstore.Object) []string {
 	return keys
 }
 
-// TestDirKinds: links to files and folders are followed, loops and everything else are left out.
+// listAll returns what a listing yields before it ends, or fails.
+func listAll(seq iter.Seq2[objstore.Object, error]) (list []objstore.Object, err error) {
+	for o, err := range seq {
+		if err != nil {
+			return list, err
+		}
+		list = append(list, o)
+	}
+	return list, nil
+}
+
+// TestDirKinds: links to files and folders are followed, outside of the folder if that is asked for; loops and everything
+// else are left out, and counted. A folder that holds nothing else is listed as an empty one.
 func TestDirKinds(t *testing.T) {
-	d, root := newDir(t)
+	_, root := newDir(t)
+	s, _, err := objstore.Open(t.Context(), root, objstore.Options{Store: objstore.StoreOptions{LinksOutside: true}})
+	must(t, err)
+	d := s.(*objstore.Dir)
 	outside := t.TempDir()
 	must(t, os.WriteFile(outside+"/f", []byte("outside"), 0o644))
 	must(t, os.MkdirAll(root+"/d/sub", 0o755))
@@ -56,17 +72,37 @@ func TestDirKinds(t *testing.T) {
 	must(t, os.Symlink(root, root+"/d/sub/loop"))
 	must(t, os.Symlink("self", root+"/self"))
 	must(t, syscall.Mkfifo(root+"/pipe", 0o644))
+	must(t, os.Symlink("pipe", root+"/linked-pipe"))
 
-	want := []string{"d/file", "d/link", "folder-link/f"}
+	want := []string{"d/file", "d/link", "d/sub/", "folder-link/f"}
 	if got := keysOf(collect(t, d.List(t.Context(), ""))); !slices.Equal(got, want) {
 		t.Errorf("List: %q, want %q", got, want)
+	}
+	if l := d.TakeLeftOut(); l.Dangling != 2 || l.Special != 2 || !slices.Equal(l.Examples, []string{"dangling", "linked-pipe", "pipe", "self"}) {
+		t.Errorf("left out: %+v", l)
 	}
 	got := keysOf(collect(t, objstore.ListParallel(t.Context(), d, "", 4, nil)))
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
 		t.Errorf("ListParallel: %q, want %q", got, want)
 	}
-	for _, prefix := range []string{"d/sub/", "d/sub/loop/", "d/sub/loop/d/", "self/"} {
+	if l := d.TakeLeftOut(); l.Dangling != 2 || l.Special != 2 {
+		t.Errorf("left out of a parallel listing: %+v", l)
+	}
+	// Nobody asked for what lies outside.
+	strict, err := objstore.NewDir(root)
+	must(t, err)
+	for _, prefix := range []string{"", "d/"} {
+		if _, err := listAll(strict.List(t.Context(), prefix)); objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), outside) || !strings.Contains(err.Error(), "--links-outside") {
+			t.Errorf("links that lead out: %v", err)
+		}
+	}
+	must(t, os.Remove(root+"/d/link"))
+	if got, err := listAll(strict.List(t.Context(), "d/")); err != nil || !slices.Equal(keysOf(got), []string{"d/file", "d/sub/"}) {
+		t.Errorf("without them: %v, %v", got, err)
+	}
+	must(t, os.Symlink(outside+"/f", root+"/d/link"))
+	for _, prefix := range []string{"d/sub/loop/", "d/sub/loop/d/", "self/"} {
 		if got := collect(t, d.List(t.Context(), prefix)); len(got) != 0 {
 			t.Errorf("List(%q): %v: a link loop was followed", prefix, got)
 		}
@@ -221,7 +257,8 @@ func drawTree(rt *rapid.T, put func(key string)) {
 	}
 }
 
-// TestDirModel: listings of a folder equal those of the model, for any tree, prefix and start.
+// TestDirModel: listings of a folder equal those of the model, which has a marker for each empty folder, for any
+// tree, prefix and start.
 func TestDirModel(t *testing.T) {
 	base := t.TempDir()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -236,6 +273,15 @@ func TestDirModel(t *testing.T) {
 			must(t, os.WriteFile(root+"/"+k, nil, 0o644))
 			m.PutBytes(k, nil)
 		})
+		for _, k := range rapid.SliceOfN(rapid.StringMatching(`([ab]-?/){1,4}`), 0, 5).Draw(rt, "folders") {
+			_ = os.MkdirAll(root+"/"+k, 0o755) // a file may be in the way
+		}
+		must(t, filepath.WalkDir(root, func(path string, _ os.DirEntry, _ error) error {
+			if entries, err := os.ReadDir(path); err == nil && len(entries) == 0 && path != root {
+				m.PutBytes(path[len(root)+1:]+"/", nil)
+			}
+			return nil
+		}))
 		prefix := rapid.StringMatching(`([ab]-?/){0,2}[ab]?-?`).Draw(rt, "prefix")
 		after := rapid.StringMatching(`([ab]-?/){0,3}[ab.-]{0,2}`).Draw(rt, "after")
 		if got, want := keysOf(collect(rt, d.List(t.Context(), prefix))), keysOf(collect(rt, m.List(t.Context(), prefix))); !slices.Equal(got, want) {
@@ -250,6 +296,11 @@ func TestDirModel(t *testing.T) {
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
 			rt.Fatalf("ListLevel(%q)\n got %q\nwant %q", level, got, want)
+		}
+		got, want = keysOf(collect(rt, objstore.ListParallel(t.Context(), d, level, 2, nil))), keysOf(collect(rt, m.List(t.Context(), level)))
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			rt.Fatalf("ListParallel(%q)\n got %q\nwant %q", level, got, want)
 		}
 	})
 }

@@ -169,7 +169,7 @@ func putError(ctx context.Context, key string, err error) error {
 	return e
 }
 
-// Delete implements [Uploader]. Folders stay, as S3 has none.
+// Delete implements [Uploader]. Folders stay, and are listed if they are empty.
 func (d *Dir) Delete(ctx context.Context, key string) error {
 	if err := ctx.Err(); err != nil {
 		return err

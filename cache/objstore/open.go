@@ -202,7 +202,7 @@ func Open(ctx context.Context, text string, o Options) (Store, Source, error) {
 	if err := checkFolder(src.Dir); err != nil {
 		return nil, Source{}, err
 	}
-	d, err := NewDir(src.Dir)
+	d, err := openDir(src.Dir, o)
 	return d, src, err
 }
 
@@ -232,8 +232,16 @@ func Create(ctx context.Context, text string, o Options) (Store, Source, error) 
 		}
 		return nil, Source{}, e
 	}
-	d, err := NewDir(dst.Dir)
+	d, err := openDir(dst.Dir, o)
 	return d, dst, err
+}
+
+func openDir(dir string, o Options) (*Dir, error) {
+	d, err := NewDir(dir)
+	if err == nil {
+		d.linksOutside = o.Store.LinksOutside
+	}
+	return d, err
 }
 
 func openS3(ctx context.Context, src Source, o Options) (Store, Source, error) {

@@ -22,12 +22,14 @@ type RetryPolicy struct {
 	// "full jitter" (M. Brooker, AWS Architecture Blog, 2015). Defaults 50 ms and 5 s. A prefetch
 	// whose bytes are wanted much later sleeps longer, up to Cap, until a reader arrives.
 	Base, Cap time.Duration
-	// Total is the time from the first failure after which no further try is begun. Default 2 min.
+	// Total is the time from the beginning of the first try after which the request fails, tries and
+	// sleeps together; a listing's begins anew with each key. Default 2 min.
 	Total time.Duration
-	// TryTimeout ends one try of a request that hangs; one that reads or writes n bytes gets
-	// n/MinRate on top, and so does the Complete of an upload of n bytes, which some servers copy.
-	// Defaults 30 s and 1 MiB/s. Listings, and AbortUploads, have no such limit: the caller's loop
-	// runs inside them, or they are many requests.
+	// TryTimeout ends one try of a request that hangs. Defaults 30 s, and 1 MiB/s for MinRate: a
+	// request that reads or writes n bytes gets n/MinRate on top of Total and of TryTimeout, and so does
+	// the Complete of an upload of n bytes, which some servers copy. Tries of listings, and of
+	// AbortUploads, are not ended: the caller's loop runs inside them, or they are many requests, and
+	// their store bounds each page.
 	TryTimeout time.Duration
 	MinRate    int64 // bytes/s
 
@@ -115,9 +117,10 @@ func (t *Retrier) Stats() RetryStats {
 // attempts is the state of one request's tries.
 type attempts struct {
 	t     *Retrier
-	n     int // tries that failed
-	free  int // tries that were worth another at once
-	start time.Time
+	n     int           // tries that failed
+	free  int           // tries that were worth another at once
+	bytes int64         // that it moves
+	start time.Time     // of the first try
 	held  time.Duration // by the budget, since start
 }
 
@@ -143,9 +146,6 @@ func (a *attempts) again(ctx context.Context, err error) error {
 	}
 	a.n++
 	tell(ctx, "failed try", err)
-	if a.n == 1 {
-		a.start = t.p.Now() // the time of the first try is part of no budget: it may have read for long
-	}
 	pause := t.p.Cap
 	if shift := a.n - 1; shift < 32 && t.p.Base < t.p.Cap>>shift {
 		pause = t.p.Base << shift
@@ -153,11 +153,12 @@ func (a *attempts) again(ctx context.Context, err error) error {
 	pause = time.Duration(t.p.Rand() * float64(pause))
 	now := t.p.Now()
 	spent := now.Sub(a.start) - a.held
-	if a.n >= t.p.Tries || spent+pause > t.p.Total {
+	left := t.limit(t.p.Total, a.bytes) - spent
+	if a.n >= t.p.Tries || pause >= left {
 		t.gaveUp.Add(1)
 		return gaveUp(err, a.n, spent)
 	}
-	if cerr := t.pause(ctx, now, pause, t.p.Total-spent); cerr != nil {
+	if cerr := t.pause(ctx, now, pause, left); cerr != nil {
 		return cerr
 	}
 	t.retries.Add(1)
@@ -206,9 +207,15 @@ func gaveUp(err error, tries int, spent time.Duration) error {
 // a caller who gave up.
 var errTryTimeout = errors.New("no answer in time")
 
-// try runs f under the timeout of one try.
-func (t *Retrier) try(ctx context.Context, op, key string, n int64, f func(ctx context.Context) error) error {
-	limit := t.p.TryTimeout + time.Duration(float64(n)/float64(t.p.MinRate)*float64(time.Second))
+// limit is what a request that moves n bytes has of a time for one that moves none.
+func (t *Retrier) limit(d time.Duration, n int64) time.Duration {
+	return d + time.Duration(float64(n)/float64(t.p.MinRate)*float64(time.Second))
+}
+
+// try runs f under the timeout of one try, or what is left of the request's time.
+func (a *attempts) try(ctx context.Context, op, key string, f func(ctx context.Context) error) error {
+	t := a.t
+	limit := min(t.limit(t.p.TryTimeout, a.bytes), t.limit(t.p.Total, a.bytes)-t.p.Now().Sub(a.start)+a.held)
 	tctx, cancel := context.WithTimeoutCause(ctx, limit, errTryTimeout)
 	defer cancel()
 	err := f(tctx)
@@ -238,12 +245,12 @@ func (t *Retrier) do(ctx context.Context, op, key string, n int64, f func(ctx co
 		ctx = tctx
 		defer func() { told.end(err) }()
 	}
-	a := attempts{t: t}
+	a := attempts{t: t, bytes: n}
 	for {
 		if err := a.admit(ctx, op); err != nil {
 			return err
 		}
-		if err = t.try(ctx, op, key, n, f); err == nil {
+		if err = a.try(ctx, op, key, f); err == nil {
 			return nil
 		}
 		if err = a.again(ctx, err); err != nil {
@@ -252,19 +259,21 @@ func (t *Retrier) do(ctx context.Context, op, key string, n int64, f func(ctx co
 	}
 }
 
-// admit waits for the budget.
-func (a *attempts) admit(ctx context.Context, op string) error {
-	b := a.t.p.Budget
-	if b == nil || op != "read" && op != "stat" {
-		return nil
+// admit waits for the budget; the request's time begins after that, and stands still while.
+func (a *attempts) admit(ctx context.Context, op string) (err error) {
+	if b := a.t.p.Budget; b != nil && (op == "read" || op == "stat") {
+		asked := a.t.p.Now()
+		err = b.Take(ctx)
+		a.held += a.t.p.Now().Sub(asked)
 	}
-	start := a.t.p.Now()
-	err := b.Take(ctx)
-	if a.n > 0 {
-		a.held += a.t.p.Now().Sub(start)
+	if a.start.IsZero() {
+		a.begin()
 	}
 	return err
 }
+
+// begin begins the request's time anew.
+func (a *attempts) begin() { a.n, a.free, a.held, a.start = 0, 0, 0, a.t.p.Now() }
 
 // ReadAt implements [Reader].
 func (t *Retrier) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
@@ -346,6 +355,7 @@ func (t *Retrier) AbortUploads(ctx context.Context, prefix string) (int, error) 
 		return 0, err
 	}
 	a := attempts{t: t}
+	a.begin()
 	sum := 0
 	for {
 		n, err := w.AbortUploads(ctx, prefix)
@@ -433,6 +443,7 @@ type cursor struct{ last string }
 // list in key order (some gateways over a file system do not), so then it does not go on.
 func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, list func() iter.Seq2[Object, error], of func(Object) *cursor) {
 	a := attempts{t: t}
+	a.begin()
 	ordered, again := true, false
 	for {
 		var failed error
@@ -451,7 +462,8 @@ func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, li
 			if !yield(o, nil) {
 				return
 			}
-			c.last, a.n, a.free = o.Key, 0, 0
+			c.last = o.Key
+			a.begin()
 		}
 		if failed == nil {
 			return

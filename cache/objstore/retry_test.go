@@ -89,6 +89,20 @@ func TestRetryTotal(t *testing.T) {
 	})
 }
 
+// TestRetryTotalOfHangs: however long each try hangs, the request ends with its time.
+func TestRetryTotalOfHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := objstore.NewMem()
+		o := m.PutBytes("k", make([]byte, 1<<20))
+		r := objstore.Retry(faulty(t, m, "* k all stall"), objstore.RetryPolicy{Tries: 1000})
+		start := time.Now()
+		err := r.ReadAt(t.Context(), o, make([]byte, 1<<20), 0)
+		if d := time.Since(start); objstore.KindOf(err) != objstore.KindTransient || d > 121*time.Second || d < 115*time.Second {
+			t.Errorf("gave up after %v with %v", d, err)
+		}
+	})
+}
+
 func TestRetryCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := objstore.NewMem()

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/minio/minio-go/v7"
@@ -40,10 +41,6 @@ type S3Config struct {
 
 	CABundle string // PEM file of certificate authorities to trust besides the system's
 
-	// WeakETag accepts objects whose listing has no ETag and identifies their version by size
-	// and modification time (1 s). Some gateways list such objects.
-	WeakETag bool
-
 	// Store is what the user may ask of any store.
 	Store StoreOptions
 
@@ -67,9 +64,11 @@ type S3 struct {
 	keys      *keyring
 	bucket    string
 	endpoint  string // URL
+	variable  string // of the environment that sets it
 	weakETag  bool
-	sse       []header // of the customer's key: ETags are no MD5s then
-	resigned  bool     // the head of requests, by extraHeaders
+	sse       []header    // of the customer's key: ETags are no MD5s then
+	resigned  bool        // the head of requests, by extraHeaders
+	noCRC     atomic.Bool // the store refuses CRC32C: bodies go with their MD5
 	transport *http.Transport
 	counts    *requestCounts
 	versions  *versions // nil: only current ones are read
@@ -128,7 +127,7 @@ func NewS3(ctx context.Context, cfg S3Config) (*S3, error) {
 	core, err := minio.NewCore(host, &minio.Options{
 		Creds:        credentials.New(chainLink{keys}),
 		Secure:       secure,
-		Transport:    listGuard{extraHeaders{countedRequests{transport, counts}, sse, cfg.Store.RequesterPays, keys}},
+		Transport:    answerGuard{extraHeaders{countedRequests{transport, counts}, sse, cfg.Store.RequesterPays, keys}},
 		Region:       region,
 		BucketLookup: minio.BucketLookupPath,
 		MaxRetries:   1,
@@ -139,14 +138,15 @@ func NewS3(ctx context.Context, cfg S3Config) (*S3, error) {
 	}
 	core.SetAppInfo("shoal", "1")
 	var pinned *versions
-	if !cfg.Store.CurrentOnly && !cfg.WeakETag {
+	if !cfg.Store.CurrentOnly {
 		pinned = &versions{log: cfg.Logger}
 	}
 	return &S3{
 		versions: pinned, counts: counts,
-		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.WeakETag, transport: transport,
+		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport,
 		sse: sse, resigned: cfg.Store.RequesterPays || len(sse) > 0,
 		getter:   newGetter(cfg, host, secure, region, transport, keys),
+		variable: endpointVariable(cfg.Getenv),
 		endpoint: core.EndpointURL().Scheme + "://" + core.EndpointURL().Host,
 	}, nil
 }
@@ -166,9 +166,10 @@ func (s *S3) Close() {
 // Check implements [Checker]: one listing of one key, tried three times.
 func (s *S3) Check(ctx context.Context) error {
 	a := attempts{t: &Retrier{p: FastFail.withDefaults()}}
+	a.begin()
 	for {
 		tctx, cancel := context.WithTimeout(ctx, FastFail.TryTimeout)
-		err := s.probe(tctx)
+		err := s.probeEither(tctx)
 		cancel()
 		if err == nil {
 			return nil
@@ -227,24 +228,36 @@ func validKey(key string) bool { return s3utils.CheckValidObjectName(key) == nil
 // weakPrefix begins ETags that are made of size and time. No server makes such ETags.
 const weakPrefix = "weak-"
 
-// object converts minio-go's description. An object without ETag cannot be pinned to a version.
+// object converts minio-go's description. An object without ETag cannot be pinned to a version; one that marks a
+// folder has no bytes that could change.
 func (s *S3) object(op string, info minio.ObjectInfo) (Object, error) {
-	o := Object{Key: info.Key, Size: info.Size, ETag: info.ETag, ModTime: info.LastModified}
-	if o.ETag == "" {
-		if !s.weakETag {
+	o := Object{Key: info.Key, Size: info.Size, ETag: etagOf(info), ModTime: info.LastModified}
+	if info.ETag == "" {
+		if marker := o.Size == 0 && strings.HasSuffix(o.Key, "/"); !s.weakETag && !marker {
 			return Object{}, &Error{
 				Op: op, Key: info.Key, Kind: KindInvalid, Err: errors.New("the store gives no ETag for this object"),
 				Remedy: "upload it again through the S3 API, or use --weak-etag to go by size and time",
 			}
 		}
-		o.ETag = weakETag(o.Size, o.ModTime)
 	}
 	return o, nil
 }
 
-// weakETag has a resolution of 1 s, that of the Last-Modified header.
+// etagOf returns the ETag of an object, or what stands for it.
+func etagOf(info minio.ObjectInfo) string {
+	if info.ETag != "" {
+		return info.ETag
+	}
+	return weakETag(info.Size, info.LastModified)
+}
+
+// weakETag has a resolution of 1 s, that of the Last-Modified header. A zero time is not known.
 func weakETag(size int64, mod time.Time) string {
-	return weakPrefix + strconv.FormatInt(size, 16) + "-" + strconv.FormatInt(mod.Unix(), 16)
+	e := weakPrefix + strconv.FormatInt(size, 16)
+	if !mod.IsZero() {
+		e += "-" + strconv.FormatInt(mod.Unix(), 16)
+	}
+	return e
 }
 
 // ReadAt implements [Reader]: one GET, whose body goes straight into p.
@@ -330,13 +343,11 @@ func (s *S3) get(ctx context.Context, o Object, off, length int64) (io.ReadClose
 	if !validKey(o.Key) {
 		return nil, &Error{Op: "read", Key: o.Key, Kind: KindNotFound, Err: errKey}
 	}
-	weak := strings.HasPrefix(o.ETag, weakPrefix)
-	whole := length == o.Size
 	var etag, rangeOf string
-	if !whole {
+	if length != o.Size {
 		rangeOf = rangeHeader(off, length)
 	}
-	if !weak {
+	if !strings.HasPrefix(o.ETag, weakPrefix) {
 		etag = o.ETag
 	}
 	version := ""
@@ -349,21 +360,12 @@ func (s *S3) get(ctx context.Context, o Object, off, length int64) (io.ReadClose
 		return nil, s.orPinned(ctx, o, version, s.fail(ctx, g, "read", o.Key, err))
 	}
 	s.keys.accept()
-	// Servers that ignore If-Match are caught here.
-	switch {
-	case weak:
-		if have := weakETag(o.Size, a.modified); have != o.ETag {
-			err = errChanged(o, have)
-		}
-	case a.etag != o.ETag:
-		err = errChanged(o, a.etag)
-	}
-	if err == nil {
-		err = s.checkAnswer(o, length, off, whole, a.length, a.contentRange)
-	}
-	if err != nil {
+	if err := s.checkAnswer(o, off, length, &a); err != nil {
 		_ = a.body.Close()
 		return nil, s.orPinned(ctx, o, version, err)
+	}
+	if a.length < 0 {
+		return &sizedBody{a.body, length}, nil
 	}
 	return a.body, nil
 }
@@ -384,43 +386,89 @@ func (s *S3) ask(ctx context.Context, key, etag, rangeOf, version string) (answe
 	if etag != "" {
 		opts.Set("If-Match", `"`+etag+`"`)
 	}
-	body, info, header, err := s.core.GetObject(ctx, s.bucket, key, opts)
+	var status int
+	body, info, header, err := s.core.GetObject(withStatus(ctx, &status), s.bucket, key, opts)
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{body: body, length: info.Size, etag: info.ETag, contentRange: header.Get("Content-Range"), modified: info.LastModified}, nil
+	return answer{status: status, body: body, length: info.Size, etag: info.ETag, contentRange: header.Get("Content-Range"), modified: info.LastModified}, nil
 }
 
-// checkAnswer checks a 2xx answer's head: length is its Content-Length, -1 for none.
-func (s *S3) checkAnswer(o Object, n, off int64, whole bool, length int64, contentRange string) error {
-	if contentRange == "" && !whole {
-		return &Error{
-			Op: "read", Key: o.Key, Kind: KindInvalid, Err: errors.New("the server answered a request for a range with the whole object"),
-			Remedy: "use a store, and proxies before it, that serve Range requests: " + s.endpoint,
-		}
+// checkAnswer checks the head of a 2xx answer to a GET of n bytes of o from off on. docs/SEMANTICS.md says
+// of each field what is checked. Requests for all of an object have no Range.
+//
+// A server that ignores If-Match is caught by the ETag. Where that is right and another field is not, the
+// object has not changed: something on the way to the store is broken, perhaps for a moment.
+func (s *S3) checkAnswer(o Object, off, n int64, a *answer) error {
+	fail := func(format string, args ...any) error {
+		return &Error{Op: "read", Key: o.Key, Kind: KindTransient, Err: fmt.Errorf(format, args...)}
 	}
-	if !whole {
-		start, size, ok := parseContentRange(contentRange)
-		if !ok || start != off {
+	weak := strings.HasPrefix(o.ETag, weakPrefix)
+	untimed := weakETag(o.Size, time.Time{}) // then the sizes alone are compared, below
+	switch have := weakETag(o.Size, a.modified); {
+	case weak && have != o.ETag && have != untimed && o.ETag != untimed:
+		return errChanged(o, have)
+	case !weak && a.etag == "":
+		return fail("the answer has no ETag")
+	case !weak && strings.TrimPrefix(a.etag, `W/"`) == o.ETag && a.etag != o.ETag:
+		return fail(`the answer's ETag is weak (W/"%s"): a proxy before the store may have changed the bytes`, o.ETag)
+	case !weak && a.etag != o.ETag:
+		return errChanged(o, a.etag)
+	}
+	if n == o.Size {
+		switch {
+		case a.status != http.StatusOK || a.contentRange != "":
+			return fail("asked for the whole object, the answer is a part of it (HTTP %d, range %.80q)", a.status, a.contentRange)
+		case weak && a.length >= 0 && a.length != n:
+			return errChanged(o, "")
+		}
+	} else {
+		if a.status == http.StatusOK {
 			return &Error{
-				Op: "read", Key: o.Key, Kind: KindTransient,
-				Err: fmt.Errorf("asked for %d bytes at %d, the answer's range is %.80q", n, off, contentRange),
+				Op: "read", Key: o.Key, Kind: KindInvalid, Err: errors.New("the server answered a request for a range with the whole object"),
+				Remedy: "use a store, and proxies before it, that serve Range requests: " + s.endpoint,
 			}
 		}
-		if size >= 0 && size != o.Size {
+		first, last, size, ok := parseContentRange(a.contentRange)
+		switch {
+		case !ok || first != off || last != off+n-1:
+			return fail("asked for %d bytes at %d, the answer's range is %.80q", n, off, a.contentRange)
+		case size >= 0 && size != o.Size:
 			return errChanged(o, "")
 		}
 	}
-	if length != n {
-		if whole && length >= 0 {
-			return errChanged(o, "") // same ETag, other size: only with weak ones
-		}
-		return &Error{
-			Op: "read", Key: o.Key, Kind: KindTransient,
-			Err: fmt.Errorf("asked for %d bytes, the answer has %d", n, length),
-		}
+	if a.length >= 0 && a.length != n {
+		return fail("asked for %d bytes, the answer has %d", n, a.length)
 	}
 	return nil
+}
+
+// sizedBody is a body whose head does not tell its length, chunked or up to the end of the connection. It
+// must end after left bytes: its last ones are returned only once that is seen.
+type sizedBody struct {
+	io.ReadCloser
+	left int64
+}
+
+// Read implements [io.Reader]. Where the body goes on beyond its end it returns no bytes at all, since
+// [io.ReadFull] does not look at an error that comes with the last ones.
+func (b *sizedBody) Read(p []byte) (int, error) {
+	if b.left == 0 || len(p) == 0 {
+		return 0, io.EOF
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	if b.left > 0 || n == 0 {
+		return n, err
+	}
+	var more [1]byte
+	switch extra, err := io.ReadFull(b.ReadCloser, more[:]); {
+	case extra > 0:
+		return 0, errors.New("the answer goes on")
+	case !errors.Is(err, io.EOF):
+		return 0, err
+	}
+	return n, nil
 }
 
 // rangeHeader returns bytes=FIRST-LAST.
@@ -434,19 +482,20 @@ func rangeHeader(off, n int64) string {
 }
 
 // parseContentRange parses "bytes FIRST-LAST/SIZE"; size is -1 for "*".
-func parseContentRange(s string) (first, size int64, ok bool) {
+func parseContentRange(s string) (first, last, size int64, ok bool) {
 	s, ok = strings.CutPrefix(s, "bytes ")
 	span, total, ok2 := strings.Cut(s, "/")
-	from, _, ok3 := strings.Cut(span, "-")
+	from, to, ok3 := strings.Cut(span, "-")
 	first, err := strconv.ParseInt(from, 10, 64)
-	if !ok || !ok2 || !ok3 || err != nil {
-		return 0, 0, false
+	last, err2 := strconv.ParseInt(to, 10, 64)
+	if !ok || !ok2 || !ok3 || err != nil || err2 != nil {
+		return 0, 0, 0, false
 	}
 	if total == "*" {
-		return first, -1, true
+		return first, last, -1, true
 	}
 	size, err = strconv.ParseInt(total, 10, 64)
-	return first, size, err == nil
+	return first, last, size, err == nil
 }
 
 // List implements [Reader].
@@ -476,9 +525,17 @@ func (s *S3) list(ctx context.Context, prefix, after string, recurse bool) iter.
 			return
 		}
 		g := s.keys.generation()
-		for info := range s.core.ListObjectsIter(ctx, s.bucket, s.listOptions(prefix, after, recurse, 0)) {
-			if info.Err != nil {
-				yield(Object{}, s.fail(ctx, g, "list", s.url(prefix), info.Err))
+		seen := &pages{}
+		for info := range s.core.ListObjectsIter(context.WithValue(ctx, pagesKey{}, seen), s.bucket, s.listOptions(prefix, after, recurse, 0)) {
+			err := info.Err
+			if err == nil && seen.next {
+				err = seen.first(info.Key)
+			}
+			if err == nil && !strings.HasPrefix(info.Key, prefix) {
+				err = fmt.Errorf("%w: %.200q", errOtherPrefix, info.Key)
+			}
+			if err != nil {
+				yield(Object{}, s.fail(ctx, g, "list", s.url(prefix), err))
 				return
 			}
 			s.keys.accept()
@@ -501,6 +558,8 @@ func (s *S3) list(ctx context.Context, prefix, after string, recurse bool) iter.
 		}
 	}
 }
+
+var errOtherPrefix = errors.New("a key was listed that does not begin with the prefix")
 
 // Put implements [Putter]. Objects of more than 16 MiB go up in parts.
 func (s *S3) Put(ctx context.Context, key string, r io.Reader, size int64) (Object, error) {

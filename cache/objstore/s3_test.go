@@ -1,8 +1,10 @@
 package objstore_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -106,6 +108,9 @@ func TestS3Broken(t *testing.T) {
 		{"truncated body", answer(head[:len(head)-2]), objstore.KindTransient, "after 3 of 5 bytes"},
 		{"other length", answer(strings.Replace(strings.Replace(head, "th: 5", "th: 4", 1), "hello", "hell", 1)), objstore.KindTransient, "the answer has 4"},
 		{"other range", answer(strings.Replace(head, "2-6/10", "3-7/10", 1)), objstore.KindTransient, "3-7/10"},
+		{"too long a range", answer(strings.Replace(head, "2-6/10", "2-7/10", 1)), objstore.KindTransient, "2-7/10"},
+		{"two ranges", answer(strings.Replace(head, "Content-Range", "Content-Range: bytes 3-7/10\r\nContent-Range", 1)), objstore.KindTransient, "3-7/10"},
+		{"chunked", answer(strings.Replace(strings.Replace(head, "Content-Length: 5", "Transfer-Encoding: chunked", 1), "hello", "5\r\nhello\r\n0\r\n\r\n", 1)), 0, ""},
 		{"wrong range header", answer(strings.Replace(head, "bytes 2-6/10", "nonsense", 1)), objstore.KindTransient, "nonsense"},
 		{"other size", answer(strings.Replace(head, "2-6/10", "2-6/11", 1)), objstore.KindChanged, ""},
 		{"unknown size", answer(strings.Replace(head, "2-6/10", "2-6/*", 1)), 0, ""},
@@ -128,6 +133,75 @@ func TestS3Broken(t *testing.T) {
 				t.Errorf("error %v, want kind %v with %q", err, c.want, c.text)
 			}
 		})
+	}
+}
+
+// TestS3WholeAnswers: what may come as the answer to a GET without Range. Each goes over a bare connection and,
+// for an ETag that cannot be sent there, over net/http.
+func TestS3WholeAnswers(t *testing.T) {
+	const (
+		etag   = "ETag: \"e\"\r\n"
+		date   = "Last-Modified: Mon, 02 Jan 2006 15:04:05 GMT\r\n"
+		whole  = "HTTP/1.1 200 OK\r\n" + etag + date
+		part   = "HTTP/1.1 206 Partial Content\r\n" + etag + date + "Content-Length: 10\r\n"
+		length = "Content-Length: 10\r\n\r\n"
+		chunks = "Transfer-Encoding: chunked\r\n\r\n"
+		bytes  = "0123456789"
+	)
+	weak := strings.Replace(whole, `"e"`, `W/"e"`, 1)
+	for _, c := range []struct {
+		name, answer string
+		want         objstore.Kind
+		text         string
+	}{
+		{"whole", whole + length + bytes, 0, ""},
+		{"a part", part + "Content-Range: bytes 500-509/5000\r\n\r\n" + bytes, objstore.KindTransient, "bytes 500-509/5000"},
+		{"the first part", part + "Content-Range: bytes 0-9/5000\r\n\r\n" + bytes, objstore.KindTransient, "bytes 0-9/5000"},
+		{"all of it as a part", part + "Content-Range: bytes 0-9/10\r\n\r\n" + bytes, objstore.KindTransient, "HTTP 206"},
+		{"a part of no range", part + "\r\n" + bytes, objstore.KindTransient, "HTTP 206"},
+		{"200 with a range", whole + "Content-Range: bytes 10-19/20\r\n" + length + bytes, objstore.KindTransient, "bytes 10-19/20"},
+		{"shorter", whole + "Content-Length: 4\r\n\r\n0123", objstore.KindTransient, "the answer has 4"},
+		{"longer", whole + "Content-Length: 12\r\n\r\n0123456789ab", objstore.KindTransient, "the answer has 12"},
+		{"no ETag", "HTTP/1.1 200 OK\r\n" + date + length + bytes, objstore.KindTransient, "no ETag"},
+		{"another ETag", strings.Replace(whole, `"e"`, `"f"`, 1) + length + bytes, objstore.KindChanged, "ETag f"},
+		{"the ETag, weak", weak + length + bytes, objstore.KindTransient, "proxy"},
+		{"chunked", whole + chunks + "4\r\n0123\r\n6;x=y\r\n456789\r\n0\r\n\r\n", 0, ""},
+		{"chunked, shorter", whole + chunks + "4\r\n0123\r\n0\r\n\r\n", objstore.KindTransient, "after 4 of 10"},
+		{"chunked, longer", whole + chunks + "b\r\n0123456789a\r\n0\r\n\r\n", objstore.KindTransient, "goes on"},
+		{"chunked, cut before its end", whole + chunks + "a\r\n0123456789\r\n", objstore.KindTransient, ""},
+		{"chunks that are none", whole + chunks + bytes, objstore.KindTransient, ""},
+		{"up to the end of the connection", whole + "Connection: close\r\n\r\n" + bytes, 0, ""},
+		{"up to an early end", whole + "Connection: close\r\n\r\n0123", objstore.KindTransient, "after 4 of 10"},
+		{"up to a late end", whole + "Connection: close\r\n\r\n" + bytes + "a", objstore.KindTransient, "goes on"},
+		{"HTTP/1.0", strings.Replace(whole, "1.1", "1.0", 1) + "\r\n" + bytes, 0, ""},
+	} {
+		for _, etag := range []string{"e", "e e"} {
+			t.Run(c.name+"/"+etag, func(t *testing.T) {
+				answer := strings.Replace(c.answer, `"e"`, `"`+etag+`"`, 1)
+				s := newS3(t, &objstoretest.S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
+					if !r.URL.Query().Has("versions") {
+						objstoretest.Reset(w, answer, len(answer))
+					}
+					return !r.URL.Query().Has("versions")
+				}}, nil)
+				o := objstore.Object{Key: "k", Size: 10, ETag: etag}
+				for _, read := range []func(p []byte) error{
+					func(p []byte) error { return s.ReadAt(t.Context(), o, p, 0) },
+					func(p []byte) error {
+						return s.ReadSpans(t.Context(), o, []objstore.Span{{Off: 0, P: p[:3]}, {Off: 3, P: p[3:6]}, {Off: 6, P: p[6:]}})
+					},
+				} {
+					p := make([]byte, 10)
+					err := read(p)
+					if c.want == 0 && (err != nil || string(p) != "0123456789") {
+						t.Errorf("read %q, %v", p, err)
+					}
+					if c.want != 0 && (objstore.KindOf(err) != c.want || !strings.Contains(err.Error(), c.text)) {
+						t.Errorf("error %v, want kind %v with %q", err, c.want, c.text)
+					}
+				}
+			})
+		}
 	}
 }
 
@@ -170,7 +244,7 @@ func TestS3WeakETag(t *testing.T) {
 		}
 	}
 	weak, err := objstore.NewS3(t.Context(), objstore.S3Config{
-		Endpoint: strict.Endpoint(), Bucket: "bucket", Anonymous: true, WeakETag: true,
+		Endpoint: strict.Endpoint(), Bucket: "bucket", Anonymous: true, Store: objstore.StoreOptions{WeakETag: true},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -194,6 +268,28 @@ func TestS3WeakETag(t *testing.T) {
 	for _, n := range []int{7, 3} {
 		if err := weak.ReadAt(t.Context(), o, make([]byte, n), 0); objstore.KindOf(err) != objstore.KindChanged {
 			t.Errorf("read of %d bytes of a changed object: %v", n, err)
+		}
+	}
+	// As many bytes at another time.
+	srv.PutAt("k", []byte("CONTENT"), o.ModTime.Add(2*time.Second))
+	for _, n := range []int{7, 3} {
+		if err := weak.ReadAt(t.Context(), o, make([]byte, n), 0); objstore.KindOf(err) != objstore.KindChanged {
+			t.Errorf("read of %d bytes of an object of another time: %v", n, err)
+		}
+	}
+	// Where listing or answer tell no time, the size is what is left.
+	srv.PutAt("untimed", []byte("content"), time.Time{})
+	for _, o := range []objstore.Object{{Key: "untimed", Size: 7, ETag: o.ETag}, {Key: "k", Size: 7, ETag: "weak-7"}} {
+		for _, n := range []int{7, 3} {
+			if err := weak.ReadAt(t.Context(), o, make([]byte, n), 0); err != nil {
+				t.Errorf("%s: %v", o.Key, err)
+			}
+		}
+		o.Size, o.ETag = 8, "weak-8"
+		for _, n := range []int{8, 3} {
+			if err := weak.ReadAt(t.Context(), o, make([]byte, n), 0); objstore.KindOf(err) != objstore.KindChanged {
+				t.Errorf("%s: read of %d bytes of another size: %v", o.Key, n, err)
+			}
 		}
 	}
 }
@@ -289,6 +385,7 @@ func TestS3Check(t *testing.T) {
 	}
 	t.Cleanup(release)
 	refused := "http://" + closed
+	waits, hangsUp := "http://"+patient(t), "https://"+strict(t, tlsServer.TLS)
 
 	for _, c := range []struct {
 		name string
@@ -303,8 +400,11 @@ func TestS3Check(t *testing.T) {
 		{"refused", objstore.S3Config{Endpoint: refused}, objstore.KindTransient, []string{"connection refused", "3 tries", "AWS_ENDPOINT_URL", refused}},
 		{"no such host", objstore.S3Config{Endpoint: "http://store.invalid:9000"}, objstore.KindTransient, []string{"store.invalid", "AWS_ENDPOINT_URL"}},
 		{"not S3", objstore.S3Config{Endpoint: html.URL}, objstore.KindInvalid, []string{"not an S3 API", html.URL}},
-		{"http to https", objstore.S3Config{Endpoint: strings.Replace(tlsServer.URL, "https", "http", 1)}, objstore.KindInvalid, []string{"http:// or https://"}},
-		{"https to http", objstore.S3Config{Endpoint: strings.Replace(endpoint, "http", "https", 1)}, objstore.KindInvalid, []string{"http:// or https://"}},
+		{"http to https", objstore.S3Config{Endpoint: strings.Replace(tlsServer.URL, "https", "http", 1)}, objstore.KindInvalid, []string{"speaks TLS", "set AWS_ENDPOINT_URL=" + tlsServer.URL}},
+		{"https to http", objstore.S3Config{Endpoint: strings.Replace(endpoint, "http", "https", 1)}, objstore.KindInvalid, []string{"speaks plain HTTP", "set AWS_ENDPOINT_URL=" + endpoint}},
+		{"no scheme, to http", objstore.S3Config{Endpoint: strings.TrimPrefix(endpoint, "http://")}, objstore.KindInvalid, []string{"set AWS_ENDPOINT_URL=" + endpoint}},
+		{"https to http that waits for a request", objstore.S3Config{Endpoint: strings.Replace(waits, "http", "https", 1)}, objstore.KindInvalid, []string{"set AWS_ENDPOINT_URL=" + waits}},
+		{"http to TLS that hangs up", objstore.S3Config{Endpoint: strings.Replace(hangsUp, "https", "http", 1)}, objstore.KindInvalid, []string{"set AWS_ENDPOINT_URL=" + hangsUp}},
 		{"unknown authority", objstore.S3Config{Endpoint: tlsServer.URL}, objstore.KindInvalid, []string{"AWS_CA_BUNDLE"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -362,6 +462,49 @@ func TestS3Check(t *testing.T) {
 		defer s.Close()
 		if err := s.Check(t.Context()); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// listen serves each connection until the test ends and returns the address.
+func listen(t *testing.T, serve func(c net.Conn)) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				serve(c)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// patient serves HTTP, and waits for the end of anything else.
+func patient(t *testing.T) string {
+	return listen(t, func(c net.Conn) {
+		r := bufio.NewReader(c)
+		if b, err := r.Peek(3); err == nil && string(b) == "GET" {
+			_, _ = io.WriteString(c, "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+		}
+		_, _ = io.Copy(io.Discard, r)
+	})
+}
+
+// strict serves TLS, and hangs up on anything else.
+func strict(t *testing.T, config *tls.Config) string {
+	return listen(t, func(c net.Conn) {
+		if c := tls.Server(c, config); c.Handshake() == nil {
+			_, _ = io.Copy(io.Discard, c)
 		}
 	})
 }

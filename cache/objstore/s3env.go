@@ -31,6 +31,14 @@ func configuredEndpoint(getenv func(string) string, files *profiles, p profile, 
 		files.serviceEndpoint(p, service), p.get("endpoint_url"))
 }
 
+// endpointVariable returns the variable by which the endpoint of S3 is set, or would be.
+func endpointVariable(getenv func(string) string) string {
+	if getenv("AWS_ENDPOINT_URL_S3") != "" {
+		return "AWS_ENDPOINT_URL_S3"
+	}
+	return "AWS_ENDPOINT_URL"
+}
+
 func envTrue(getenv func(string) string, name string) bool {
 	switch strings.ToLower(getenv(name)) {
 	case "1", "true", "yes", "on":

@@ -12,8 +12,10 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
 	"unicode"
 
 	"github.com/minio/minio-go/v7"
@@ -27,18 +29,20 @@ type verdict struct {
 }
 
 const (
-	remedyKeys   = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they belong to the store at %s"
-	remedyToken  = "get new temporary credentials, and set AWS_SESSION_TOKEN with them"
-	remedyBucket = "check the bucket's name, and AWS_ENDPOINT_URL (now %s)"
-	remedyRights = "the credentials need s3:GetObject on the objects and s3:ListBucket on the bucket; where requesters pay, --requester-pays"
-	remedyWrite  = "the credentials need s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and s3:ListBucketMultipartUploads"
-	remedyClock  = "set this machine's clock (NTP): the store refuses signatures that are off by more than 15 minutes"
-	remedyRegion = "set AWS_REGION to the bucket's region"
-	remedyReach  = "check AWS_ENDPOINT_URL (now %s) and that the store is up"
-	remedyScheme = "check http:// or https:// in AWS_ENDPOINT_URL (now %s)"
-	remedyNotS3  = "what answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
-	remedySSE    = "the objects are encrypted by another key than the one given, or by none: check --sse-c-key-file"
-	remedyCA     = "set AWS_CA_BUNDLE to the certificate authority of %s"
+	remedyKeys    = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they belong to the store at %s"
+	remedyToken   = "get new temporary credentials, and set AWS_SESSION_TOKEN with them"
+	remedyBucket  = "check the bucket's name, and AWS_ENDPOINT_URL (now %s)"
+	remedyRights  = "the credentials need s3:GetObject on the objects and s3:ListBucket on the bucket; where requesters pay, --requester-pays"
+	remedyWrite   = "the credentials need s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and s3:ListBucketMultipartUploads"
+	remedyClock   = "set this machine's clock (NTP): the store refuses signatures that are off by more than 15 minutes"
+	remedyRegion  = "set AWS_REGION to the bucket's region"
+	remedyReach   = "check AWS_ENDPOINT_URL (now %s) and that the store is up"
+	remedyScheme  = "set %s=%s"
+	remedyNotS3   = "what answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
+	remedyListing = "the store, or a proxy before it that drops parts of requests, lists wrongly; check AWS_ENDPOINT_URL (now %s)"
+	remedyLacks   = "the store at %s does not have this part of the S3 API, or what stands before it; docs/s3.md says what is needed"
+	remedySSE     = "the objects are encrypted by another key than the one given, or by none: check --sse-c-key-file"
+	remedyCA      = "set AWS_CA_BUNDLE to the certificate authority of %s"
 )
 
 // s3Codes is the one place that says what an error code means.
@@ -72,8 +76,8 @@ var s3Codes = map[string]verdict{
 	"TemporaryRedirect":            {KindTransient, ""},
 	"InvalidRegion":                {KindInvalid, remedyRegion},
 	"InvalidBucketName":            {KindInvalid, remedyBucket},
-	"NotImplemented":               {KindInvalid, remedyNotS3},
-	"MethodNotAllowed":             {KindInvalid, remedyNotS3},
+	"NotImplemented":               {KindInvalid, remedyLacks},
+	"MethodNotAllowed":             {KindInvalid, remedyLacks},
 
 	"SlowDown":             {KindTransient, ""},
 	"SlowDownRead":         {KindTransient, ""},
@@ -107,7 +111,9 @@ func statusVerdict(status int) verdict {
 		return verdict{KindDenied, "the proxy wants credentials; check HTTPS_PROXY and NO_PROXY"}
 	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests, status == 499:
 		return verdict{KindTransient, ""}
-	case status == http.StatusNotImplemented, status == http.StatusHTTPVersionNotSupported:
+	case status == http.StatusNotImplemented:
+		return verdict{KindInvalid, remedyLacks}
+	case status == http.StatusHTTPVersionNotSupported:
 		return verdict{KindInvalid, remedyNotS3}
 	case status >= 500:
 		return verdict{KindTransient, ""}
@@ -186,9 +192,6 @@ func (s *S3) answer(r minio.ErrorResponse) (verdict, error) {
 	if v.remedy == remedyRegion && r.Region != "" {
 		v.remedy = "set AWS_REGION=" + clean(r.Region)
 	}
-	if strings.Contains(r.Message, "HTTP request to an HTTPS server") {
-		v = verdict{KindInvalid, remedyScheme}
-	}
 	if r.StatusCode == http.StatusBadRequest && strings.Contains(strings.ToLower(r.Message), "encrypt") {
 		v = verdict{KindInvalid, remedySSE}
 	}
@@ -216,6 +219,10 @@ func (s *S3) transportError(err error) (verdict, error) {
 	var verify *tls.CertificateVerificationError
 	var record tls.RecordHeaderError
 	var dns *net.DNSError
+	var circle *circleError
+	var date *time.ParseError
+	var number *strconv.NumError
+	var escape url.EscapeError
 	var xmlShape xml.UnmarshalError
 	var xmlSyntax *xml.SyntaxError
 	switch {
@@ -226,9 +233,15 @@ func (s *S3) transportError(err error) (verdict, error) {
 	case errors.As(err, &badHost), errors.As(err, &badCert), errors.As(err, &verify):
 		return verdict{KindInvalid, "use the host name of the store's certificate in AWS_ENDPOINT_URL"}, at(err)
 	case errors.As(err, &record), strings.Contains(err.Error(), "HTTP response to HTTPS client"):
-		return verdict{KindInvalid, remedyScheme}, at(err)
-	case errors.Is(err, errNotXML):
+		return verdict{KindInvalid, s.remedyScheme()}, at(s.errScheme())
+	case errors.Is(err, errNotXML), errors.Is(err, errOtherXML), errors.Is(err, errLongPage):
 		return verdict{KindInvalid, remedyNotS3}, at(err)
+	case errors.Is(err, errSlowPage):
+		return verdict{KindTransient, remedyReach}, at(err)
+	case errors.As(err, &circle), errors.Is(err, errOtherPrefix):
+		return verdict{KindInvalid, remedyListing}, at(err)
+	case errors.As(err, &date), errors.As(err, &number), errors.As(err, &escape):
+		return verdict{KindInvalid, remedyNotS3}, at(fmt.Errorf("the answer is not S3's XML: %w", err))
 	case errors.As(err, &xmlShape):
 		return verdict{KindInvalid, remedyNotS3}, at(errors.New("the answer is not S3's XML"))
 	case errors.As(err, &xmlSyntax):
@@ -236,6 +249,8 @@ func (s *S3) transportError(err error) (verdict, error) {
 			return verdict{KindTransient, ""}, at(errors.New("the answer is cut short"))
 		}
 		return verdict{KindInvalid, remedyNotS3}, at(errors.New("the answer is not XML"))
+	case errors.Is(err, io.EOF):
+		return verdict{KindTransient, ""}, at(errors.New("the answer is empty"))
 	case errors.As(err, &dns):
 		return verdict{KindTransient, remedyReach}, at(err)
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):

@@ -49,6 +49,7 @@ func newGetter(cfg S3Config, host string, secure bool, region string, transport 
 
 // answer is a 2xx answer to a GET.
 type answer struct {
+	status       int
 	body         io.ReadCloser
 	length       int64 // -1: not told
 	etag         string
@@ -87,7 +88,7 @@ func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (a
 	switch {
 	case h.status == http.StatusOK || h.status == http.StatusPartialContent:
 		a := answer{
-			body: w, length: h.length,
+			status: h.status, body: w.body(), length: h.length,
 			etag:         string(bytes.TrimSuffix(bytes.TrimPrefix(h.etag, []byte{'"'}), []byte{'"'})),
 			contentRange: string(h.contentRange),
 		}

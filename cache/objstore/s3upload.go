@@ -26,7 +26,7 @@ import (
 // verifies it and answers BadDigest, which is tried again. The body is no part of the signature
 // (UNSIGNED-PAYLOAD): over plain HTTP minio-go would otherwise compute SHA-256 over it, by chunks. A
 // part of 16 MiB costs the client 6.4 ms of CPU so, 17.2 ms with signed chunks, and 4.5 ms with
-// neither (BenchmarkPart in rig/s3server).
+// neither (BenchmarkPart in rig/s3server). Stores that refuse the header (s3proxy) are sent the MD5.
 const (
 	crcHeader     = "X-Amz-Checksum-Crc32c"
 	crcAlgorithm  = "X-Amz-Checksum-Algorithm"
@@ -38,6 +38,25 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // crc32c returns the checksum as S3 writes it.
 func crc32c(p []byte) string {
 	return base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, crc32.Checksum(p, castagnoli)))
+}
+
+// checksum returns what the server is to verify p by: one of both is empty.
+func (s *S3) checksum(p []byte) (crc, md5Sum string) {
+	if s.noCRC.Load() {
+		sum := md5.Sum(p) //nolint:gosec // see the import
+		return "", base64.StdEncoding.EncodeToString(sum[:])
+	}
+	return crc32c(p), ""
+}
+
+// refusedCRC takes minio-go's error of a request that asked for CRC32C. Where the store does not know that, it
+// returns one that is worth another try at once, which asks for none, and otherwise err.
+func (s *S3) refusedCRC(key string, err error) error {
+	if minio.ToErrorResponse(err).StatusCode != http.StatusNotImplemented {
+		return err
+	}
+	s.noCRC.Store(true)
+	return &Error{Op: "put", Key: s.url(key), Kind: KindTransient, AtOnce: true, Err: errors.New("the store does not know CRC32C")}
 }
 
 // lentBody reads from a slice that is the caller's again after end: net/http may read a body for
@@ -70,18 +89,22 @@ func (b *lentBody) end() {
 	b.p = nil
 }
 
-// put stores data by one PUT.
+// put stores data by one PUT. Its errors are for failPut.
 func (s *S3) put(ctx context.Context, key string, data []byte, onlyNew bool) (Object, error) {
-	opts := minio.PutObjectOptions{
-		DisableContentSha256: true,
-		UserMetadata:         map[string]string{crcHeader: crc32c(data)},
+	crc, md5Sum := s.checksum(data)
+	opts := minio.PutObjectOptions{DisableContentSha256: true}
+	if crc != "" {
+		opts.UserMetadata = map[string]string{crcHeader: crc}
 	}
 	if onlyNew {
 		opts.SetMatchETagExcept("*")
 	}
 	body := &lentBody{p: data}
 	defer body.end()
-	info, err := s.core.PutObject(ctx, s.bucket, key, body, int64(len(data)), "", "", opts)
+	info, err := s.core.PutObject(ctx, s.bucket, key, body, int64(len(data)), md5Sum, "", opts)
+	if err != nil && crc != "" {
+		err = s.refusedCRC(key, err)
+	}
 	if err != nil {
 		return Object{}, err
 	}
@@ -176,9 +199,14 @@ func (s *S3) Upload(ctx context.Context, key string, size, partSize int64) (Uplo
 	}
 	u.etags = make([]minio.CompletePart, plan.parts)
 	g := s.keys.generation()
-	u.id, err = s.core.NewMultipartUpload(ctx, s.bucket, key, minio.PutObjectOptions{
-		UserMetadata: map[string]string{crcAlgorithm: crcAlgorithmC},
-	})
+	var opts minio.PutObjectOptions
+	if !s.noCRC.Load() {
+		opts.UserMetadata = map[string]string{crcAlgorithm: crcAlgorithmC}
+	}
+	u.id, err = s.core.NewMultipartUpload(ctx, s.bucket, key, opts)
+	if err != nil && opts.UserMetadata != nil {
+		err = s.refusedCRC(key, err)
+	}
 	if err == nil && u.id == "" {
 		err = &Error{Op: "put", Key: s.url(key), Kind: KindTransient, Err: errors.New("the server gave the upload no id")}
 	}
@@ -193,11 +221,12 @@ type s3Upload struct {
 	s  *S3
 	id string // of the multipart upload; "" for one PUT
 
-	mu    sync.Mutex
-	etags []minio.CompletePart // those stored have an ETag
-	small []byte               // for one PUT
-	made  *Object              // by Complete
-	ended bool                 // by Abort
+	mu     sync.Mutex
+	etags  []minio.CompletePart // those stored have an ETag
+	small  []byte               // for one PUT
+	joined bool                 // the server has made the object
+	made   *Object              // by Complete
+	ended  bool                 // by Abort
 }
 
 // Part implements [Upload].
@@ -220,13 +249,18 @@ func (u *s3Upload) Part(ctx context.Context, n int, p []byte) error {
 	}
 	u.mu.Unlock()
 
-	sum := crc32c(p)
+	crc, md5Sum := u.s.checksum(p)
+	opts := minio.PutObjectPartOptions{DisableContentSha256: true, Md5Base64: md5Sum}
+	if crc != "" {
+		opts.CustomHeader = http.Header{crcHeader: {crc}}
+	}
 	body := &lentBody{p: p}
 	defer body.end()
 	g := u.s.keys.generation()
-	part, err := u.s.core.PutObjectPart(ctx, u.s.bucket, u.key, u.id, n+1, body, int64(len(p)), minio.PutObjectPartOptions{
-		DisableContentSha256: true, CustomHeader: http.Header{crcHeader: {sum}},
-	})
+	part, err := u.s.core.PutObjectPart(ctx, u.s.bucket, u.key, u.id, n+1, body, int64(len(p)), opts)
+	if err != nil && crc != "" {
+		err = u.s.refusedCRC(u.key, err)
+	}
 	switch {
 	case err != nil && minio.ToErrorResponse(err).Code == codeNoSuchUpload:
 		return u.gone()
@@ -240,7 +274,7 @@ func (u *s3Upload) Part(ctx context.Context, n int, p []byte) error {
 	}
 	done := minio.CompletePart{PartNumber: n + 1, ETag: part.ETag}
 	if part.ChecksumCRC32C != "" { // else the server knows no checksums and would not know the element
-		done.ChecksumCRC32C = sum
+		done.ChecksumCRC32C = crc
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -289,21 +323,21 @@ func (u *s3Upload) complete(ctx context.Context) (Object, error) {
 			return Object{}, u.missing(n)
 		}
 	}
-	info, err := u.s.core.CompleteMultipartUpload(ctx, u.s.bucket, u.key, u.id, u.etags, minio.PutObjectOptions{})
-	if err == nil {
-		return u.s.stored(ctx, u.key, u.size, info)
-	}
-	if ctx.Err() == nil && minio.ToErrorResponse(err).Code == codeNoSuchUpload {
-		o, serr := u.s.Stat(ctx, u.key)
-		switch {
-		case serr == nil && o.Size == u.size && u.fits(o.ETag):
-			return o, nil
-		case serr == nil || KindOf(serr) == KindNotFound:
-			return Object{}, u.gone()
+	if !u.joined {
+		_, err := u.s.core.CompleteMultipartUpload(ctx, u.s.bucket, u.key, u.id, u.etags, minio.PutObjectOptions{})
+		if u.joined = err == nil; err != nil && (ctx.Err() != nil || minio.ToErrorResponse(err).Code != codeNoSuchUpload) {
+			return Object{}, u.s.failPut(ctx, g, "put", u.key, err)
 		}
-		return Object{}, serr
 	}
-	return Object{}, u.s.failPut(ctx, g, "put", u.key, err)
+	// The answer's ETag is not asked: that of some stores (s3proxy) is not the object's.
+	o, err := u.s.Stat(ctx, u.key)
+	switch {
+	case err == nil && o.Size == u.size && (u.joined || u.fits(o.ETag)):
+		return o, nil
+	case err == nil || KindOf(err) == KindNotFound:
+		return Object{}, u.gone()
+	}
+	return Object{}, err
 }
 
 // fits reports whether an object of the upload's size with this ETag can be the upload's. Under a

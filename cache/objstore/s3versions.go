@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,8 +44,9 @@ const (
 	// whose version is gone, and forbidden that whose versions may not be listed: each read would cost a listing.
 	unversioned = time.Minute
 	forbidden   = 10 * time.Minute
-	// askTimeout bounds a listing of one key's versions.
-	askTimeout = 30 * time.Second
+	// askTimeout bounds a listing of one key's versions. It is below the time that a request may take to be
+	// answered, after which it would be tried again.
+	askTimeout = 10 * time.Second
 	// versionPage is of one listing: an object rarely has more versions.
 	versionPage = 100
 )
@@ -156,20 +159,16 @@ func (s *S3) findVersion(ctx context.Context, o Object) (id string, err error) {
 	for info := range s.core.ListObjectsIter(ctx, s.bucket, opts) {
 		if info.Err != nil {
 			err = s.fail(ctx, g, "list", s.url(o.Key), info.Err)
-			if kind := KindOf(err); kind != KindTransient && kind != KindOther {
-				s.versions.rest(forbidden)
-				if s.versions.speak() {
-					s.versions.log.Info("the versions of objects that changed cannot be listed; their reads fail", "cause", err,
-						"remedy", "to read on what was listed, version the bucket and allow s3:ListBucketVersions and s3:GetObjectVersion")
-				}
+			if errors.Is(info.Err, io.EOF) || errors.Is(info.Err, errNotXML) || errors.Is(info.Err, errOtherXML) || strings.HasPrefix(info.Err.Error(), "unrecognized option") {
+				err = &Error{Op: "list", Key: s.url(o.Key), Kind: KindInvalid, Err: errNoVersions}
 			}
-			return "", err
+			break
 		}
 		if info.Key != o.Key { // in key order: those that begin with it follow
 			break
 		}
 		versioned = versioned || info.VersionID != "" && info.VersionID != nullVersion
-		if !info.IsDeleteMarker && info.ETag == o.ETag && info.Size == o.Size && info.VersionID != "" {
+		if !info.IsDeleteMarker && etagOf(info) == o.ETag && info.Size == o.Size && info.VersionID != "" {
 			s.versions.remember(o, pinnedVersion{id: info.VersionID})
 			if s.versions.speak() {
 				s.versions.log.Warn("objects were overwritten or deleted in the store; the versions that were listed are read on", "key", o.Key,
@@ -178,16 +177,29 @@ func (s *S3) findVersion(ctx context.Context, o Object) (id string, err error) {
 			return info.VersionID, nil
 		}
 	}
-	if err := ctx.Err(); err != nil { // minio-go ends in silence
-		return "", &Error{Op: "list", Key: s.url(o.Key), Kind: KindTransient, Err: fmt.Errorf("its versions were not listed in %v", askTimeout)}
+	rest := forbidden
+	if ctx.Err() != nil { // minio-go ends in silence
+		rest, err = unversioned, &Error{Op: "list", Key: s.url(o.Key), Kind: KindOther, Err: fmt.Errorf("its versions were not listed in %v", askTimeout)}
 	}
-	if versioned {
+	switch {
+	case err != nil && KindOf(err) == KindTransient:
+	case err != nil:
+		s.versions.rest(rest)
+		if s.versions.speak() {
+			s.versions.log.Info("the versions of objects that changed cannot be listed; their reads fail", "cause", err,
+				"remedy", "to read on what was listed, version the bucket and allow s3:ListBucketVersions and s3:GetObjectVersion")
+		}
+	case versioned:
 		s.versions.remember(o, pinnedVersion{gone: time.Now().Add(unversioned)})
-	} else {
+	default:
 		s.versions.rest(unversioned)
 	}
-	return "", nil
+	return "", err
 }
+
+// errNoVersions is for a store that does not know ?versions and lists objects, or sends nothing or a page: minio-go
+// finds no XML, or elements that are not those of versions.
+var errNoVersions = errors.New("the store does not list versions")
 
 // nullVersion is the id of what was stored while the bucket was not versioned.
 const nullVersion = "null"

@@ -108,7 +108,8 @@ func TestPinnedVersions(t *testing.T) {
 }
 
 // TestVersionsThatCannotBeHad: a bucket that is not versioned, a user who may not list, and one who may not
-// read versions, a server without them, and --object-versions=off: as before, and without a listing a read.
+// read versions, servers that refuse or do not know these requests, and --object-versions=off: as before, without
+// a listing a read, and at once.
 func TestVersionsThatCannotBeHad(t *testing.T) {
 	for _, c := range []struct {
 		name          string
@@ -121,6 +122,10 @@ func TestVersionsThatCannotBeHad(t *testing.T) {
 		{name: "not versioned", most: 1},
 		{name: "listing denied", versioned: true, list: "AccessDenied", most: 1, log: "s3:ListBucketVersions"},
 		{name: "not implemented", versioned: true, list: "NotImplemented", most: 1, log: "cannot be listed"},
+		{name: "answered as a listing of objects", versioned: true, list: "<ListBucketResult><IsTruncated>true</IsTruncated><Contents><Key>k0</Key></Contents></ListBucketResult>", most: 1, log: "does not list versions"},
+		{name: "answered with a page", versioned: true, list: "<!doctype html><html><head><title>It works!</title></head></html>", most: 1, log: "does not list versions"},
+		{name: "answered with nothing", versioned: true, list: " ", most: 1, log: "does not list versions"},
+		{name: "versionId ignored", versioned: true, get: "ignored", most: 10},
 		{name: "reading denied", versioned: true, get: "AccessDenied", most: 1, inRemedy: "s3:GetObjectVersion"},
 		{name: "off", versioned: true, off: true},
 	} {
@@ -139,10 +144,15 @@ func TestVersionsThatCannotBeHad(t *testing.T) {
 				switch code {
 				case "":
 					return false
+				case "ignored":
+					r.URL.RawQuery = ""
+					return false
 				case "AccessDenied":
 					objstoretest.WriteS3Error(w, 403, code, "no")
-				default:
+				case "NotImplemented":
 					objstoretest.WriteS3Error(w, 501, code, "no")
+				default:
+					fmt.Fprint(w, code)
 				}
 				return true
 			}
@@ -170,6 +180,22 @@ func TestVersionsThatCannotBeHad(t *testing.T) {
 				t.Errorf("the log says %q", text)
 			}
 		})
+	}
+}
+
+// TestWeakVersions: without ETags the version is found by size and time.
+func TestWeakVersions(t *testing.T) {
+	srv := &objstoretest.S3Server{Versioned: true, NoETag: true}
+	s := newS3(t, srv, func(cfg *objstore.S3Config) { cfg.Store.WeakETag = true })
+	r := objstore.Retry(s, noPause(t))
+	at := time.Now().Add(-time.Hour)
+	srv.PutAt("k", []byte("one"), at)
+	listed := collect(t, r.List(t.Context(), ""))
+	srv.PutAt("k", []byte("two"), at.Add(2*time.Second))
+	srv.Delete("k")
+	p := make([]byte, 3)
+	if err := r.ReadAt(t.Context(), listed[0], p, 0); err != nil || string(p) != "one" {
+		t.Errorf("%q, %v", p, err)
 	}
 }
 

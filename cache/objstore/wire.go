@@ -258,13 +258,20 @@ func (w *wire) Close() error {
 	return w.conn.Close()
 }
 
+// body returns the answer's body without its transfer coding. Closing it closes w.
+func (w *wire) body() io.ReadCloser {
+	if !w.head.chunked {
+		return w
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{httputil.NewChunkedReader(w), w}
+}
+
 // text returns the first most bytes of the body, of an error's answer.
 func (w *wire) text(most int64) []byte {
-	var r io.Reader = w
-	if w.head.chunked {
-		r = httputil.NewChunkedReader(r)
-	}
-	b, _ := io.ReadAll(io.LimitReader(r, most)) // what came is told; what did not does not matter
+	b, _ := io.ReadAll(io.LimitReader(w.body(), most)) // what came is told; what did not does not matter
 	return bytes.TrimSpace(b)
 }
 

@@ -83,7 +83,7 @@ func (h *answerHead) set(name, value []byte) error {
 	switch len(name) { // most headers are told apart by their names' lengths
 	case len("ETag"):
 		if is("ETag") {
-			h.etag = value
+			return once(&h.etag, name, value)
 		}
 	case len("Connection"):
 		if is("Connection") {
@@ -95,7 +95,7 @@ func (h *answerHead) set(name, value []byte) error {
 	case len("Content-Range"):
 		switch {
 		case is("Content-Range"):
-			h.contentRange = value
+			return once(&h.contentRange, name, value)
 		case is("Last-Modified"):
 			h.lastModified = value
 		}
@@ -119,6 +119,15 @@ func (h *answerHead) set(name, value []byte) error {
 			h.region = value
 		}
 	}
+	return nil
+}
+
+// once sets a field that says what the body is, and that two headers must not say differently.
+func once(field *[]byte, name, value []byte) error {
+	if *field != nil && !bytes.Equal(*field, value) {
+		return fmt.Errorf("%w: %s %.40q and %.40q", errBadHead, name, *field, value)
+	}
+	*field = value
 	return nil
 }
 

@@ -319,7 +319,7 @@ func BenchmarkOpen100k(b *testing.B) {
 			b.Run(fmt.Sprintf("size=%d/%s", size, name), func(b *testing.B) {
 				for b.Loop() {
 					seen := 0
-					s, err := Open(dir, Options{Index: idx, Logger: quiet()}, func(Record, Loc) { seen++ })
+					s, err := Open(dir, Options{Index: idx, Logger: quiet()}, func(Extent, Loc) { seen++ })
 					if err != nil || seen != n {
 						b.Fatal(seen, err)
 					}

@@ -401,7 +401,6 @@ func (x *segmentCheck) scan() error {
 			x.bad = append(x.bad, badRecord{off, "header of a record is damaged, or not of this cache's key"})
 			return
 		}
-		e := entry{rec: rec, off: off, gap: h.gap}
 		ok, err := x.verify(&mine, off+int64(h.gap))
 		switch {
 		case err != nil:
@@ -409,7 +408,8 @@ func (x *segmentCheck) scan() error {
 		case !ok:
 			x.bad = append(x.bad, badRecord{off, "payload of a record is damaged"})
 		default:
-			x.good = append(x.good, e)
+			x.good = append(x.good, entry{Extent: rec.scanned(), off: off, gap: h.gap})
+			x.seen = append(x.seen, seenExtent{maphash.Comparable(x.seed, extent{rec.Dataset, rec.KeyHash, rec.Offset}), uint32(rec.Length)})
 			x.end = end
 		}
 		x.o.Progress(x.done, x.total)
@@ -453,11 +453,8 @@ func (x *segmentCheck) verify(h *header, off int64) (ok bool, err error) {
 // judge counts what a scan found and repairs it; changed says that it wrote.
 func (x *segmentCheck) judge() (changed bool, err error) {
 	for i := range x.good {
-		r := &x.good[i].rec
 		x.report.Records++
-		x.report.Payload += int64(r.Length)
-		hash := maphash.Comparable(x.seed, extent{r.Dataset, r.KeyHash, r.Offset})
-		x.seen = append(x.seen, seenExtent{hash, uint32(r.Length)})
+		x.report.Payload += int64(x.good[i].Length)
 	}
 	x.report.Encrypted += x.encrypted
 	// Behind the last good record nothing needs to be void: it is cut off.
@@ -521,6 +518,9 @@ func (x *segmentCheck) compare(c *cover) string {
 		return "the table in the index is damaged"
 	case len(entries) > 0 && entries[len(entries)-1].end() > c.size:
 		return "the table in the index names records behind its own end"
+	}
+	for i := range entries {
+		entries[i].File = NoFile // which the segment does not tell
 	}
 	// Both ascend. A record that is in the table only was damaged, and is found already.
 	j := 0

@@ -189,10 +189,13 @@ func TestCheckRepairsAnything(t *testing.T) {
 			t.Fatalf("%d records, %d encrypted; want %d, %d", again.Records, again.Encrypted, plain, len(good)-plain)
 		}
 		seen := 0
-		s, err = Open("/s", o, func(rec Record, loc Loc) {
-			w := good[rec]
-			if w == nil || w.encrypted || w.loc != loc {
-				t.Fatalf("%v: %+v was visited; bad are %v", loc, rec, bad)
+		at := make(map[Loc]*written)
+		for _, w := range good {
+			at[w.loc] = w
+		}
+		s, err = Open("/s", o, func(x Extent, loc Loc) {
+			if w := at[loc]; w == nil || w.encrypted || !same(x, w.rec) {
+				t.Fatalf("%v: %+v was visited; bad are %v", loc, x, bad)
 			}
 			seen++
 		})
@@ -288,7 +291,7 @@ func TestCheckNamesFindings(t *testing.T) {
 			damage: func(w *world) {
 				c := w.idx.segs[1]
 				entries, _, _ := parseTable(c.table, c.size)
-				entries[1].rec.ETag = "other"
+				entries[1].ID[0]++
 				w.idx.segs[1] = cover{c.size, c.sealed, appendTable(nil, entries)}
 			},
 			want: Report{BadTables: 1}, what: "another record at",
@@ -479,7 +482,7 @@ func TestEncryptedStays(t *testing.T) {
 	want := bytes.Clone(data)
 	for range 3 {
 		seen := 0
-		s = mustOpen(t, "/s", o, func(r Record, loc Loc) {
+		s = mustOpen(t, "/s", o, func(_ Extent, loc Loc) {
 			if loc.Segment() == 1 {
 				t.Errorf("%v was visited", loc)
 			}

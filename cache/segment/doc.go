@@ -4,8 +4,7 @@
 // # Segment file
 //
 // CACHE-DIR/segments/DATASET/00000001.seg and so on, a folder for each dataset, named by the 32 hex digits
-// of its id ([Migrate] moves what lies there from before). All integers are little endian; records begin at
-// multiples of 64 bytes.
+// of its id. All integers are little endian; records begin at multiples of 64 bytes.
 //
 //	offset
 //	     0  +-----------------------------+
@@ -115,6 +114,7 @@
 //	segment.commit.file       a segment was fsynced
 //	segment.commit.dir        its folder was
 //	segment.commit.index      its table was committed to the index
+//	segment.condense.copied what stays of a segment that is to be dropped was appended anew
 //	segment.drop.told         the owner has forgotten the records of a segment
 //	segment.drop.file         its file was removed
 //	segment.drop.index        its table was
@@ -125,11 +125,6 @@
 //	segment.repair.file       Check fsynced what it wrote
 //	segment.repair.removed    Check removed a segment without a header
 //	segment.repair.index      Check dropped a table
-//	segment.migrate.removed   Migrate removed a segment without records
-//	segment.migrate.folder    Migrate made the folder of a dataset
-//	segment.migrate.renamed   Migrate moved a segment
-//	segment.migrate.newdir    Migrate fsynced the folder of a dataset
-//	segment.migrate.olddir    Migrate fsynced the old folder
 //
 // # Traps
 //

@@ -116,7 +116,7 @@ func faultScript(t *testing.T, op string, errno error, n int, every bool) (came 
 	fsys.setFault(nil)
 
 	found := make(map[Loc]bool)
-	s = mustOpen(t, "/s", o, func(_ Record, loc Loc) { found[loc] = true })
+	s = mustOpen(t, "/s", o, func(_ Extent, loc Loc) { found[loc] = true })
 	for loc, p := range acked {
 		got := make([]byte, len(p))
 		if err := s.ReadAt(loc, len(p), got, 0); err != nil || !bytes.Equal(got, p) || !found[loc] {

@@ -107,7 +107,7 @@ func FuzzCheck(f *testing.F) {
 			return
 		}
 		seen := 0
-		s := mustOpen(t, "/s", Options{FS: fsys}, func(rec Record, loc Loc) { seen++ })
+		s := mustOpen(t, "/s", Options{FS: fsys}, func(Extent, Loc) { seen++ })
 		defer mustClose(t, s)
 		if seen != r.Records || s.Stats().Encrypted != r.Encrypted {
 			t.Fatalf("%d records, %+v", seen, r)

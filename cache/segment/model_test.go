@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +20,7 @@ import (
 // modelRecord is what the model knows of one append.
 type modelRecord struct {
 	rec     Record
+	known   Extent // as a table has it
 	payload []byte
 	loc     Loc  // 0 if it was not acknowledged, or is gone
 	synced  bool // a Sync returned after it
@@ -63,9 +65,11 @@ func (m *machine) newRecord(t *rapid.T) *modelRecord {
 		Dataset: [16]byte{byte(rapid.IntRange(0, 2).Draw(t, "dataset"))},
 		ETag:    strings.Repeat("e", rapid.SampledFrom([]int{0, 1, 32, 35, MaxETag}).Draw(t, "etag")),
 		Offset:  int64(rapid.SampledFrom([]int{0, ExtentSize, 1 << 40}).Draw(t, "offset")), Length: length,
+		File: uint32(rapid.SampledFrom([]int{0, 1 << 20, NoFile}).Draw(t, "file")),
 	}
 	r.rec.ObjectSize = r.rec.Offset + int64(length)
 	binary.LittleEndian.PutUint32(r.rec.KeyHash[:], uint32(len(m.recs)))
+	r.known = r.rec.extent()
 	m.recs = append(m.recs, r)
 	return r
 }
@@ -138,7 +142,7 @@ func (m *machine) appendFails(t *rapid.T) {
 // hang leaves an append in the middle: space reserved, some of the bytes written.
 func (m *machine) hang(t *rapid.T) {
 	r := m.newRecord(t)
-	g, _, e, err := m.s.reserve(r.rec)
+	g, _, e, err := m.s.reserve(r.rec, false)
 	if errors.Is(err, ErrFull) {
 		return
 	}
@@ -226,6 +230,7 @@ func (m *machine) scrub(t *rapid.T) {
 	for _, r := range m.known() {
 		at := makeLoc(r.loc.Segment(), r.loc.off(), 0)
 		rec, isBad := bad[at]
+		rec.File = r.rec.File // which no header tells
 		delete(bad, at)
 		if isBad && (!r.maybe || r.freed || rec.Length != 0 && rec != r.rec) {
 			t.Fatalf("scrub says that %v is bad (freed %v): %+v, want %+v", r.loc, r.freed, rec, r.rec)
@@ -315,6 +320,44 @@ func (m *machine) drop(t *rapid.T) {
 	m.forget(t, info.ID, died)
 }
 
+// condense drops a segment but for what the spare bytes hold of it.
+func (m *machine) condense(t *rapid.T) {
+	infos := m.s.Segments()
+	if len(infos) == 0 || m.hung {
+		t.Skip("no segment to condense")
+	}
+	info := infos[rapid.IntRange(0, len(infos)-1).Draw(t, "segment")]
+	spare := int64(rapid.IntRange(0, int(info.Bytes)).Draw(t, "spare"))
+	size := func(loc Loc, r Record) int64 { return alignUp(int64(loc.gap()+r.Length), unit) }
+	first := func(r Record) bool { return r.KeyHash[0]%2 == 0 }
+	byLoc := map[Loc]*modelRecord{}
+	for _, r := range m.known() {
+		byLoc[r.loc] = r
+	}
+	used, left := m.s.Used(), spare
+	var largest int64 // of the moved records that are not of the first
+	freed, err := m.s.Condense(info.ID, spare, func(r Record, _ Loc) bool { return first(r) }, func(from, to Loc) {
+		r := byLoc[from]
+		if r == nil || r.freed || to.Segment() == info.ID {
+			t.Fatalf("%v moved to %v", from, to)
+		}
+		if r.loc, r.synced = to, false; !first(r.rec) {
+			largest = max(largest, size(to, r.rec))
+		}
+		left -= size(to, r.rec)
+	})
+	if err != nil || left < 0 || freed < info.Bytes-spare || m.s.Used() > used-freed+segHeaderLen {
+		t.Fatalf("freed %d of %d bytes, spare %d, %d left: %v", freed, info.Bytes, spare, left, err)
+	}
+	for _, r := range byLoc {
+		if n := size(r.loc, r.rec); r.loc.Segment() == info.ID && !r.freed && !r.maybe && (n <= left-segHeaderLen || first(r.rec) && n <= largest) {
+			t.Fatalf("%d bytes of %d spare were left, and a record of %d was dropped; others of up to %d were not", left, spare, n, largest)
+		}
+	}
+	m.used = m.s.Used()
+	m.forget(t, info.ID, nil)
+}
+
 // forget removes the records of a segment from the model and compares them with those reported.
 func (m *machine) forget(t *rapid.T, id uint32, died map[Loc]Record) {
 	for _, r := range m.known() {
@@ -322,6 +365,7 @@ func (m *machine) forget(t *rapid.T, id uint32, died map[Loc]Record) {
 			continue
 		}
 		rec, ok := died[r.loc]
+		rec.File = r.rec.File // which no header tells
 		if died != nil && ok == r.freed && !r.maybe {
 			t.Fatalf("%v: reported %v, freed %v", r.loc, ok, r.freed)
 		}
@@ -469,12 +513,18 @@ func (m *machine) reopen(t *rapid.T) {
 	m.budget = NewBudget(limit)
 	m.budget.Take(m.foreign)
 	m.o.Budget = m.budget
-	s, err := Open("/segments", m.o, func(rec Record, loc Loc) {
-		id := binary.LittleEndian.Uint32(rec.KeyHash[:])
-		if int(id) >= len(m.recs) || m.recs[id].rec != rec {
-			t.Fatalf("%v: nobody wrote %+v", loc, rec)
+	s, err := Open("/segments", m.o, func(x Extent, loc Loc) {
+		id := slices.IndexFunc(m.recs, func(r *modelRecord) bool { return x.ID == r.known.ID })
+		if id < 0 {
+			t.Fatalf("%v: nobody wrote %+v", loc, x)
 		}
 		r := m.recs[id]
+		if x.File == NoFile { // scanned
+			x.File = r.known.File
+		}
+		if x != r.known {
+			t.Fatalf("%v: %+v, want %+v", loc, x, r.known)
+		}
 		if !before[r] && !r.unacked && !r.maybe {
 			t.Fatalf("%v: record %d was dropped", loc, id)
 		}
@@ -562,6 +612,7 @@ func TestStoreModel(t *testing.T) {
 			"sync":         m.sync,
 			"sync fails":   m.syncFails,
 			"drop":         m.drop,
+			"condense":     m.condense,
 			"reclaim":      m.reclaim,
 			"close":        m.close,
 			"kill":         m.kill,

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime"
 
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
@@ -15,7 +16,7 @@ import (
 // nil, is called for each record, in the order in which they were appended; it must not call the
 // store. A damaged segment is no error, but is counted in [Stats] and logged; a failing disk, and a segment of a
 // newer format (ErrNewerFormat), are.
-func Open(dir string, o Options, visit func(Record, Loc)) (*Store, error) {
+func Open(dir string, o Options, visit func(Extent, Loc)) (*Store, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, fmt.Errorf("segment: %w", err)
 	}
@@ -23,7 +24,7 @@ func Open(dir string, o Options, visit func(Record, Loc)) (*Store, error) {
 	s.idle.L = &s.mu
 	s.segs.Store(&map[uint32]*segment{})
 	if visit == nil {
-		visit = func(Record, Loc) {}
+		visit = func(Extent, Loc) {}
 	}
 	if err := s.recoverAll(visit); err != nil {
 		_ = s.closeFiles()
@@ -51,7 +52,7 @@ func Open(dir string, o Options, visit func(Record, Loc)) (*Store, error) {
 
 // recoverAll recovers the segments by ascending number: those of the index, and between them those
 // that it does not name.
-func (s *Store) recoverAll(visit func(Record, Loc)) error {
+func (s *Store) recoverAll(visit func(Extent, Loc)) error {
 	if err := s.o.FS.MkdirAll(s.dir, 0o777); err != nil {
 		return err
 	}
@@ -65,11 +66,7 @@ func (s *Store) recoverAll(visit func(Record, Loc)) error {
 			ids = append(ids, id)
 		}
 	}
-	stale, err := walk(ids, s.o.Index, func(id uint32, c *cover) error { return s.recover(id, c, visit) }, func(err error) error {
-		s.stats.Recovery.BadTables++
-		s.o.Logger.Error("index of the cache segments cannot be read; scanning them", "dir", s.dir, "err", err)
-		return nil
-	})
+	stale, err := s.loadAll(ids, func(l *loaded) { s.install(l, visit) })
 	if err != nil {
 		return err
 	}
@@ -138,6 +135,71 @@ func walk(ids []uint32, index Index, visit func(id uint32, c *cover) error, brok
 	return stale, uncovered(maxSeg + 1)
 }
 
+// loaded is a segment as it was found, which nobody else has yet.
+type loaded struct {
+	g         *segment // nil where it was removed
+	id        uint32
+	entries   []entry
+	recovered Recovery
+	untabled  bool // the index is to forget its table
+	err       error
+}
+
+// loadAll loads the segments, several at once, and installs them by ascending number. It returns the numbers of those
+// that the index is to forget.
+func (s *Store) loadAll(ids []uint32, install func(*loaded)) (forget []uint32, err error) {
+	n := runtime.GOMAXPROCS(0)
+	queue := make(chan chan *loaded, 2*n) // bounds the tables in memory
+	places := make(chan struct{}, n)
+	failed := make(chan struct{})
+	var stale []uint32
+	var walked error
+	bad := 0
+	go func() {
+		defer close(queue)
+		stale, walked = walk(ids, s.o.Index, func(id uint32, c *cover) error {
+			select {
+			case places <- struct{}{}:
+			case <-failed:
+				return ErrClosed
+			}
+			l := make(chan *loaded, 1)
+			queue <- l
+			go func() {
+				l <- s.load(id, c)
+				<-places
+			}()
+			return nil
+		}, func(err error) error {
+			bad++
+			s.o.Logger.Error("index of the cache segments cannot be read; scanning them", "dir", s.dir, "err", err)
+			return nil
+		})
+	}()
+	for c := range queue {
+		l := <-c
+		switch {
+		case err != nil || l.err != nil:
+			if err == nil {
+				err = l.err
+				close(failed)
+			}
+			if l.g != nil {
+				err = errors.Join(err, l.g.f.Close())
+			}
+			continue
+		case l.untabled:
+			forget = append(forget, l.id)
+		}
+		install(l)
+	}
+	s.stats.Recovery.BadTables += bad
+	if err == nil {
+		err = walked
+	}
+	return append(forget, stale...), err
+}
+
 // cover is what the index keeps of a segment.
 type cover struct {
 	size   int64
@@ -150,138 +212,175 @@ func (c *cover) valid() bool {
 	return c.size >= segHeaderLen && c.size%unit == 0 && c.size <= maxSegmentSize+2*ExtentSize
 }
 
-// recover opens a segment, takes the records that the index covers, and scans the rest.
-func (s *Store) recover(id uint32, c *cover, visit func(Record, Loc)) (err error) {
+// load opens a segment, takes the records that the index covers, and scans the rest.
+func (s *Store) load(id uint32, c *cover) (l *loaded) {
 	path := s.path(id)
-	s.nextID = max(s.nextID, id+1)
 	g := &segment{id: id, end: segHeaderLen, committed: segHeaderLen}
-	if g.f, err = s.o.FS.OpenFile(path, os.O_RDWR, 0); err != nil {
-		return err
+	l = &loaded{id: id, g: g}
+	if g.f, l.err = s.o.FS.OpenFile(path, os.O_RDWR, 0); l.err != nil {
+		l.g = nil
+		return l
 	}
-	keep := false
-	defer func() {
-		if !keep {
-			err = errors.Join(err, g.f.Close())
-		}
-	}()
 	size, err := g.f.Size()
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.loadHeader(l, size)
 	}
-	var head [segHeaderLen]byte
-	n, err := g.f.ReadAt(head[:], 0)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return err
+	if l.g == nil || err != nil {
+		l.err = err
+		return l
 	}
-	if g.salt, err = parseSegmentHeader(head[:n], id); err != nil {
-		bad := err
-		if !errors.Is(bad, ErrCorrupt) {
-			return fmt.Errorf("%s: %w", path, bad)
-		}
-		var ok bool
-		if g.salt, ok = salvageSalt(g.f, size); !ok {
-			// A crash while it was made, or damage: without the salt no record can be told from
-			// payload bytes.
-			s.stats.Recovery.BadSegments++
-			s.o.Logger.Error("cache segment removed", "file", path, "bytes", size, "err", bad)
-			err = nil
-			if c != nil {
-				err = s.o.Index.DropSegment(id)
-			}
-			return errors.Join(s.o.FS.Remove(path), err)
-		}
-		s.stats.Recovery.Mended++
-		s.o.Logger.Error("header of a cache segment written anew from its first record", "file", path, "err", bad)
-		if err := mendHeader(g.f, id, g.salt); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-	}
-
 	g.key = newSealer(s.o.Key, g.salt)
-	var entries []entry
 	if c != nil {
-		var lost int
-		var bad error
-		table, err := g.key.openTable(id, c.table)
-		if err == nil {
-			entries, lost, err = parseTable(table, size)
-		}
-		switch bad = err; {
-		case bad != nil || !c.valid():
-			s.stats.Recovery.BadTables++
-			s.o.Logger.Error("record table of a cache segment cannot be read; scanning it", "file", path, "err", bad)
-			entries = nil
-		case lost > 0:
-			s.stats.Recovery.Lost += lost
-			s.o.Logger.Error("cache segment is shorter than it was", "file", path, "bytes", size, "lost_records", lost)
-			if len(entries) > 0 {
-				g.end = entries[len(entries)-1].end()
-			}
-			// New records may come to lie where the table has the lost ones.
-			if err := s.o.Index.DropSegment(id); err != nil {
-				return err
-			}
-		default:
-			g.end, g.committed, g.sealed = c.size, c.size, c.sealed
-		}
+		s.loadTable(l, c, size)
 	}
 	if !g.sealed {
-		covered, damaged := len(entries), 0
-		end, holes, err := scan(g.f, g.salt, g.end, size, func(off int64, h *header) {
-			if !h.ours(g.key) {
-				g.encrypted++
-				g.live += h.end()
-				return
-			}
-			rec, ok := h.record(g.key)
-			if !ok {
-				damaged++
-				return
-			}
-			entries = append(entries, entry{rec: rec, off: off, gap: h.gap})
-		})
-		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		g.end = end
-		s.stats.Recovery.Scanned += len(entries) - covered
-		s.stats.Recovery.Holes += holes + damaged
-		if s.stats.Recovery.Encrypted += g.encrypted; g.encrypted > 0 {
-			what := "encrypted records, and there is no key for them"
-			if g.key != nil {
-				what = "records in clear, which nobody wrote with the cache's key"
-			}
-			s.o.Logger.Warn("cache segment has "+what+"; they are not read, stay, and count as used", "file", path, "records", g.encrypted)
+		if l.err = s.scanRest(l, size); l.err != nil {
+			l.err = fmt.Errorf("%s: %w", path, l.err)
+			return l
 		}
 	}
 	if size > g.end {
-		s.stats.Recovery.TornBytes += size - g.end
+		l.recovered.TornBytes += size - g.end
 		if err := g.f.Truncate(g.end); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
+			l.err = fmt.Errorf("%s: %w", path, err)
+			return l
 		}
 		killpoint.Pass("segment.open.cut")
 	}
 
-	t := newSlots(len(entries), len(entries))
-	for i := range entries {
-		e := &entries[i]
+	t := newSlots(len(l.entries), len(l.entries))
+	for i := range l.entries {
+		e := &l.entries[i]
 		t = t.add(e.off, e.end()-e.off)
 		g.live += e.end() - e.off
 		g.liveRecs++
-		visit(e.rec, makeLoc(id, e.off, e.gap))
 		if !g.sealed {
 			g.entries = append(g.entries, recordState{entry: *e})
 		}
 	}
 	if g.sealed {
-		t = t.resized(len(entries), t.blocks(int64(len(entries))))
+		t = t.resized(len(l.entries), t.blocks(int64(len(l.entries))))
 	}
 	g.tab.Store(t)
-	keep = true
+	return l
+}
+
+// loadHeader reads the segment's header. A damaged one is written anew; where that is not possible the file is
+// removed.
+func (s *Store) loadHeader(l *loaded, size int64) error {
+	g, path := l.g, s.path(l.id)
+	var head [segHeaderLen]byte
+	n, err := g.f.ReadAt(head[:], 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	g.salt, err = parseSegmentHeader(head[:n], l.id)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, ErrCorrupt) {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	var ok bool
+	if g.salt, ok = salvageSalt(g.f, size); !ok {
+		// A crash while it was made, or damage: without the salt no record can be told from
+		// payload bytes.
+		l.recovered.BadSegments++
+		s.o.Logger.Error("cache segment removed", "file", path, "bytes", size, "err", err)
+		l.g, l.untabled = nil, s.o.Index != nil
+		return errors.Join(s.o.FS.Remove(path), g.f.Close())
+	}
+	l.recovered.Mended++
+	s.o.Logger.Error("header of a cache segment written anew from its first record", "file", path, "err", err)
+	if err := mendHeader(g.f, l.id, g.salt); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// loadTable takes what the index covers.
+func (s *Store) loadTable(l *loaded, c *cover, size int64) {
+	g, path, lost := l.g, s.path(l.id), 0
+	table, err := g.key.openTable(l.id, c.table)
+	if err == nil {
+		l.entries, lost, err = parseTable(table, size)
+	}
+	switch {
+	case err != nil || !c.valid():
+		l.recovered.BadTables++
+		s.o.Logger.Error("record table of a cache segment cannot be read; scanning it", "file", path, "err", err)
+		l.entries = nil
+	case lost > 0:
+		l.recovered.Lost += lost
+		s.o.Logger.Error("cache segment is shorter than it was", "file", path, "bytes", size, "lost_records", lost)
+		if len(l.entries) > 0 {
+			g.end = l.entries[len(l.entries)-1].end()
+		}
+		l.untabled = true // new records may come to lie where the table has the lost ones
+	default:
+		g.end, g.committed, g.sealed = c.size, c.size, c.sealed
+	}
+}
+
+// scanRest finds the records that no table covers.
+func (s *Store) scanRest(l *loaded, size int64) error {
+	g := l.g
+	covered, damaged := len(l.entries), 0
+	end, holes, err := scan(g.f, g.salt, g.end, size, func(off int64, h *header) {
+		if !h.ours(g.key) {
+			g.encrypted++
+			g.live += h.end()
+			return
+		}
+		rec, ok := h.record(g.key)
+		if !ok {
+			damaged++
+			return
+		}
+		l.entries = append(l.entries, entry{Extent: rec.scanned(), off: off, gap: h.gap})
+	})
+	if err != nil {
+		return err
+	}
+	g.end = end
+	l.recovered.Scanned = len(l.entries) - covered
+	l.recovered.Holes = holes + damaged
+	if l.recovered.Encrypted = g.encrypted; g.encrypted > 0 {
+		what := "encrypted records, and there is no key for them"
+		if g.key != nil {
+			what = "records in clear, which nobody wrote with the cache's key"
+		}
+		s.o.Logger.Warn("cache segment has "+what+"; they are not read, stay, and count as used", "file", s.path(l.id), "records", g.encrypted)
+	}
+	return nil
+}
+
+// install makes a segment the store's, which nobody else has yet.
+func (s *Store) install(l *loaded, visit func(Extent, Loc)) {
+	s.nextID = max(s.nextID, l.id+1)
+	s.stats.Recovery.add(&l.recovered)
+	g := l.g
+	if g == nil {
+		return
+	}
+	for i := range l.entries {
+		e := &l.entries[i]
+		visit(e.Extent, makeLoc(g.id, e.off, e.gap))
+	}
 	s.used += g.end
 	if s.o.Budget != nil {
 		s.o.Budget.Take(g.end)
 	}
-	(*s.segs.Load())[id] = g // nobody else has the store yet
-	return nil
+	(*s.segs.Load())[g.id] = g
+}
+
+func (r *Recovery) add(o *Recovery) {
+	r.Scanned += o.Scanned
+	r.Holes += o.Holes
+	r.TornBytes += o.TornBytes
+	r.Lost += o.Lost
+	r.BadTables += o.BadTables
+	r.BadSegments += o.BadSegments
+	r.Mended += o.Mended
+	r.Encrypted += o.Encrypted
 }

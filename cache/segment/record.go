@@ -1,11 +1,13 @@
 package segment
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
@@ -52,6 +54,50 @@ type Record struct {
 	ObjectSize       int64
 	Offset           int64
 	Length           int
+
+	// File is by what number the owner knows the object now. It is a hint, kept in the record table only, that
+	// finds the object again without a search.
+	File uint32
+}
+
+// Extent is what [Open] says of a record: it holds Length bytes at Offset of the version ID of an object of Dataset.
+// File is that of the record, or NoFile where a scan has found it.
+type Extent struct {
+	Dataset [16]byte
+	ID      VersionID
+	Offset  int64
+	Length  int
+	File    uint32
+}
+
+// NoFile is no number of a file.
+const NoFile = math.MaxUint32
+
+// VersionID is by what record tables, and the manifests that they are compared with, know one version of one
+// object: the first 12 bytes of the SHA-256 of the key hash, the size (u64 LE), and the ETag. That two of a hundred
+// million versions have the same has a chance of 1 to 10^12.
+type VersionID [12]byte
+
+// IDOf returns the VersionID of an object.
+func IDOf(keyHash [16]byte, size int64, etag string) VersionID {
+	var buf [128]byte
+	b := binary.LittleEndian.AppendUint64(append(buf[:0], keyHash[:]...), uint64(size))
+	sum := sha256.Sum256(append(b, etag...))
+	return VersionID(sum[:])
+}
+
+// Uint64 returns the first 8 bytes, LE, a random number.
+func (id *VersionID) Uint64() uint64 { return binary.LittleEndian.Uint64(id[:]) }
+
+func (r *Record) extent() Extent {
+	return Extent{Dataset: r.Dataset, ID: IDOf(r.KeyHash, r.ObjectSize, r.ETag), Offset: r.Offset, Length: r.Length, File: r.File}
+}
+
+// scanned is extent of a record that was read from a header.
+func (r *Record) scanned() Extent {
+	x := r.extent()
+	x.File = NoFile
+	return x
 }
 
 func (r *Record) check() error {
@@ -71,6 +117,20 @@ func (r *Record) headerLen() int { return headerLen(len(r.ETag), r.Length) }
 
 func headerLen(etag, length int) int { return recHeaderLen + (etag+3)&^3 + 4*blocks(length) }
 
+// headLen returns the length of a header, with its seal if the record is encrypted.
+func headLen(etag, length int, encrypted bool) int {
+	n := headerLen(etag, length)
+	if encrypted {
+		n += sealLen(length)
+	}
+	return n
+}
+
+// RecordBytes returns what a payload of so many bytes takes of a segment: header and padding, too.
+func RecordBytes(etag, length int, encrypted bool) int64 {
+	return alignUp(int64(headLen(etag, length, encrypted)), payloadAlign) + alignUp(int64(length), unit)
+}
+
 // blocks returns how many checksums a payload has.
 func blocks(length int) int { return (length + BlockSize - 1) / BlockSize }
 
@@ -78,6 +138,9 @@ func alignUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
 // Loc says where a record lies. It is opaque; 0 is no record.
 type Loc uint64
+
+// Bytes returns what the record at the Loc, whose payload is length bytes long, takes of its segment.
+func (l Loc) Bytes(length int) int64 { return alignUp(int64(l.gap())+int64(length), unit) }
 
 func makeLoc(seg uint32, off int64, gap int) Loc {
 	return Loc(uint64(seg)<<(offBits+gapBits) | uint64(off/unit)<<gapBits | uint64(gap/unit))

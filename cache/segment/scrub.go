@@ -181,11 +181,12 @@ func (x *scrubber) run(g *segment, f File, recs []scrubRecord) error {
 			g.tab.Load().setChecked(r.slot, 0, blocks(int(r.size))-1)
 			continue
 		}
-		rec, loc, ok := x.what(g, r)
+		loc, ok := x.what(g, r)
 		if !ok {
 			continue // dropped or freed meanwhile
 		}
-		if err == nil && rec.Length == 0 {
+		var rec Record
+		if err == nil {
 			if known, ok := h.record(g.key); ok {
 				rec, loc = known, makeLoc(g.id, r.off, h.gap)
 			}
@@ -197,18 +198,18 @@ func (x *scrubber) run(g *segment, f File, recs []scrubRecord) error {
 	return nil
 }
 
-// what returns what the memory knows of a record, and whether it is alive still.
-func (x *scrubber) what(g *segment, r scrubRecord) (rec Record, loc Loc, ok bool) {
+// what returns where a record lies, as far as the memory knows, and whether it is alive still.
+func (x *scrubber) what(g *segment, r scrubRecord) (loc Loc, ok bool) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	if g.dropped || g.isDead(r.slot) {
-		return Record{}, 0, false
+		return 0, false
 	}
 	if g.entries != nil {
 		e := &g.entries[r.slot]
-		return e.rec, makeLoc(g.id, e.off, e.gap), true
+		return makeLoc(g.id, e.off, e.gap), true
 	}
-	return Record{}, makeLoc(g.id, r.off, 0), true
+	return makeLoc(g.id, r.off, 0), true
 }
 
 // fill reads a run, a step at a time, and forgets what it alone brought in. n is less where the file ends.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -89,9 +90,9 @@ func TestSealedReads(t *testing.T) {
 	// By table and by scan.
 	for range 2 {
 		seen := 0
-		s = mustOpen(t, "/s", o, func(r Record, loc Loc) {
-			if loc != recs[seen].loc || r != recs[seen].rec {
-				t.Errorf("%v: %+v", loc, r)
+		s = mustOpen(t, "/s", o, func(x Extent, loc Loc) {
+			if loc != recs[seen].loc || !same(x, recs[seen].rec) {
+				t.Errorf("%v: %+v", loc, x)
 			}
 			seen++
 		})
@@ -111,14 +112,14 @@ func TestSealedReads(t *testing.T) {
 
 	// Without the key, and with another one, nothing is visited, and nothing is lost.
 	before := bytes.Clone(fsys.files["/s/00000001.seg"].data)
-	s = mustOpen(t, "/s", Options{FS: fsys, Logger: quiet()}, func(r Record, _ Loc) { t.Errorf("%+v without the key", r) })
+	s = mustOpen(t, "/s", Options{FS: fsys, Logger: quiet()}, func(x Extent, _ Loc) { t.Errorf("%+v without the key", x) })
 	if st := s.Stats(); st.Encrypted != len(recs) {
 		t.Errorf("%+v", st)
 	}
 	mustClose(t, s)
 	other := o
 	other.Key = crypt.KeyOf([32]byte{9})
-	s = mustOpen(t, "/s", other, func(r Record, _ Loc) { t.Errorf("%+v with another key", r) })
+	s = mustOpen(t, "/s", other, func(x Extent, _ Loc) { t.Errorf("%+v with another key", x) })
 	mustClose(t, s)
 	if !bytes.Equal(before, fsys.files["/s/00000001.seg"].data) {
 		t.Error("the segment was changed")
@@ -186,9 +187,9 @@ func TestSealedTampering(t *testing.T) {
 		if r, err := Check("/s", CheckOptions{FS: fsys, Key: testKey}); err != nil || r.BadRecords != 1 {
 			t.Errorf("%s at %d: a check says %+v, %v", area, at, r, err)
 		}
-		s = mustOpen(t, "/s", o, func(r Record, loc Loc) {
-			if loc != locs[1] && want[r] == nil || loc == locs[1] && r != recs[1] {
-				t.Errorf("%s at %d: %+v was visited", area, at, r)
+		s = mustOpen(t, "/s", o, func(x Extent, loc Loc) {
+			if i := slices.Index(locs, loc); i < 0 || !same(x, recs[i]) {
+				t.Errorf("%s at %d: %+v was visited", area, at, x)
 			}
 		})
 		whole := make([]byte, recs[1].Length)
@@ -219,7 +220,7 @@ func TestPlantedRecord(t *testing.T) {
 	d.data = append(d.data, make([]byte, int(off)+gap-len(d.data))...)
 	copy(d.data[off:], appendHeader(nil, &r, p, salt, off, gap))
 	d.data = append(d.data, p...)
-	s = mustOpen(t, "/s", o, func(_ Record, got Loc) {
+	s = mustOpen(t, "/s", o, func(_ Extent, got Loc) {
 		if got != loc {
 			t.Errorf("%v was visited", got)
 		}

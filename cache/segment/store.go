@@ -55,7 +55,7 @@ type Index interface {
 	// before size. It must not be retained.
 	CommitSegment(id uint32, size int64, sealed bool, table []byte) error
 	// LoadSegments calls yield for each segment by ascending number and returns its error, if any.
-	// The table is valid until yield returns.
+	// The table must not change afterwards.
 	LoadSegments(yield func(id uint32, size int64, sealed bool, table []byte) error) error
 	// DropSegment forgets a segment; one that is not there is no error.
 	DropSegment(id uint32) error
@@ -219,9 +219,14 @@ func (s *Store) sorted() []*segment {
 	return segs
 }
 
-// take takes n bytes within both bounds and reports whether they were left. The caller holds mu.
-func (s *Store) take(n int64) bool {
-	if s.maxBytes > 0 && n > s.maxBytes-s.used || s.o.Budget != nil && !s.o.Budget.TryTake(n) {
+// take takes n bytes and reports whether they were left within both bounds, or beyond them if they need not
+// be. The caller holds mu.
+func (s *Store) take(n int64, beyond bool) bool {
+	switch b := s.o.Budget; {
+	case beyond && b != nil:
+		b.Take(n)
+	case beyond:
+	case s.maxBytes > 0 && n > s.maxBytes-s.used || b != nil && !b.TryTake(n):
 		return false
 	}
 	s.used += n
@@ -253,6 +258,9 @@ func (s *Store) SetMaxBytes(n int64) {
 	defer s.mu.Unlock()
 	s.maxBytes = n
 }
+
+// SegmentSize returns Options.SegmentSize.
+func (s *Store) SegmentSize() int64 { return s.o.SegmentSize }
 
 // newSegment makes the file of the next segment.
 func (s *Store) newSegment(id uint32) (*segment, error) {
@@ -292,22 +300,25 @@ func writeAt(f File, p []byte, off int64) error {
 // Append writes a record. It returns ErrFull when that would pass MaxBytes or the Budget, before anything
 // is written; any other error is the file system's, and then nothing is kept of the record. The payload
 // is the caller's again when Append returns.
-func (s *Store) Append(rec Record, payload []byte) (Loc, error) {
+func (s *Store) Append(rec Record, payload []byte) (Loc, error) { return s.append(rec, payload, false) }
+
+func (s *Store) append(rec Record, payload []byte, beyond bool) (Loc, error) {
 	if len(payload) != rec.Length {
 		return 0, fmt.Errorf("segment: payload of %d bytes for a record of %d", len(payload), rec.Length)
 	}
 	if err := rec.check(); err != nil {
 		return 0, fmt.Errorf("segment: %w", err)
 	}
-	g, i, e, err := s.reserve(rec)
+	g, i, e, err := s.reserve(rec, beyond)
 	if err != nil {
 		return 0, err
 	}
-	return s.finish(g, i, &e, s.write(g, &e, payload))
+	return s.finish(g, i, &e, s.write(g, &e, &rec, payload))
 }
 
 // reserve takes the space for a record in the segment in use, or in a new one where it does not fit.
-func (s *Store) reserve(rec Record) (g *segment, i int, e entry, err error) {
+func (s *Store) reserve(rec Record, beyond bool) (g *segment, i int, e entry, err error) {
+	known := rec.extent()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.moving && !s.closed {
@@ -317,12 +328,8 @@ func (s *Store) reserve(rec Record) (g *segment, i int, e entry, err error) {
 		return nil, 0, entry{}, ErrClosed
 	}
 	place := func(off int64) {
-		head := rec.headerLen()
-		if s.o.Key != nil {
-			head += sealLen(rec.Length)
-		}
-		gap := alignUp(off+int64(head), s.align) - off
-		e = entry{rec: rec, off: off, gap: int(gap)}
+		gap := alignUp(off+int64(headLen(len(rec.ETag), rec.Length, s.o.Key != nil)), s.align) - off
+		e = entry{Extent: known, off: off, gap: int(gap)}
 	}
 	g = s.active
 	var grow int64
@@ -335,7 +342,7 @@ func (s *Store) reserve(rec Record) (g *segment, i int, e entry, err error) {
 		grow = e.end()
 		g = nil
 	}
-	if !s.take(grow) {
+	if !s.take(grow, beyond) {
 		return nil, 0, entry{}, ErrFull
 	}
 	s.busy++
@@ -396,12 +403,12 @@ var headerPool = sync.Pool{New: func() any { return new([maxHeadLen]byte) }}
 var cipherPool = sync.Pool{New: func() any { return new([]byte) }}
 
 // write writes payload and header, in this order: where there is a header there is a payload.
-func (s *Store) write(g *segment, e *entry, payload []byte) error {
+func (s *Store) write(g *segment, e *entry, rec *Record, payload []byte) error {
 	buf := headerPool.Get().(*[maxHeadLen]byte)
 	defer headerPool.Put(buf)
 	var h []byte
 	if g.key == nil {
-		h = appendHeader(buf[:0], &e.rec, payload, g.salt, e.off, e.gap)
+		h = appendHeader(buf[:0], rec, payload, g.salt, e.off, e.gap)
 	} else {
 		ct := cipherPool.Get().(*[]byte)
 		defer cipherPool.Put(ct)
@@ -409,7 +416,7 @@ func (s *Store) write(g *segment, e *entry, payload []byte) error {
 			*ct = make([]byte, len(payload))
 		}
 		sealed := (*ct)[:len(payload)]
-		h = g.key.appendSealed(buf[:0], &e.rec, payload, sealed, g.salt, e.off, e.gap)
+		h = g.key.appendSealed(buf[:0], rec, payload, sealed, g.salt, e.off, e.gap)
 		payload = sealed
 	}
 	if err := writeAt(g.f, payload, e.off+int64(e.gap)); err != nil {
@@ -470,7 +477,7 @@ func (s *Store) finish(g *segment, i int, e *entry, err error) (Loc, error) {
 	s.wakeSealer(g)
 	s.idle.Broadcast()
 	if err != nil {
-		return 0, fmt.Errorf("segment: append %d bytes: %w", e.rec.Length, err)
+		return 0, fmt.Errorf("segment: append %d bytes: %w", e.Length, err)
 	}
 	return makeLoc(g.id, e.off, e.gap), nil
 }
@@ -492,97 +499,6 @@ func (s *Store) Free(loc Loc) {
 	g.setDead(i)
 	g.live -= int64(t.recs[i].units) * unit
 	g.liveRecs--
-}
-
-// DropSegment deletes a segment with all its records, waits for appends to it first, and returns how
-// many bytes that freed; 0 if there is no such segment. Before the file goes, died is called, unless it is nil, for
-// each record that was not freed, so that the owner can forget its Loc; reads that come too late get
-// ErrGone. A record whose header cannot be read any more is passed with Length 0.
-func (s *Store) DropSegment(id uint32, died func(Record, Loc)) (freed int64, err error) {
-	s.mu.Lock()
-	g := s.segment(id)
-	if g == nil || g.dropped || s.closed {
-		s.mu.Unlock()
-		return 0, nil
-	}
-	g.dropped = true // from here on it is not worth an fsync
-	s.retire(g)
-	for g.pending > 0 {
-		s.idle.Wait()
-	}
-	s.mu.Unlock()
-
-	g.commit.Lock()
-	defer g.commit.Unlock()
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return 0, nil
-	}
-	s.setSegment(id, nil)
-	t := g.tab.Load()
-	s.mu.Unlock()
-
-	if died != nil {
-		s.visitLive(g, t, died)
-	}
-	killpoint.Pass("segment.drop.told")
-	err = s.o.FS.Remove(s.path(id))
-	killpoint.Pass("segment.drop.file")
-	if s.o.Index != nil {
-		err = errors.Join(err, s.o.Index.DropSegment(id))
-	}
-	killpoint.Pass("segment.drop.index")
-	err = errors.Join(err, g.f.Close())
-	if err != nil {
-		err = fmt.Errorf("segment: drop segment %08d: %w", id, err)
-	}
-	s.mu.Lock()
-	s.give(g.end)
-	s.stats.Dropped++
-	s.mu.Unlock()
-	return g.end, err
-}
-
-// visitLive calls died for the live records of a dropped segment.
-func (s *Store) visitLive(g *segment, t *slots, died func(Record, Loc)) {
-	buf := new([maxHeadLen]byte)
-	for i, r := range t.recs[:t.n.Load()] {
-		if g.isDead(i) {
-			continue
-		}
-		off := int64(r.off) * unit
-		if g.entries != nil {
-			died(g.entries[i].rec, makeLoc(g.id, off, g.entries[i].gap))
-			continue
-		}
-		n, _ := g.f.ReadAt(buf[:], off)
-		h, err := parseHeader(buf[:n], g.salt, off, maxSegmentSize+2*ExtentSize)
-		rec, ok := Record{}, false
-		if err == nil {
-			rec, ok = h.record(g.key)
-		}
-		if !ok {
-			died(Record{}, makeLoc(g.id, off, 0))
-			continue
-		}
-		died(rec, makeLoc(g.id, off, h.gap))
-	}
-}
-
-// Reclaim drops the segments that hold nothing but garbage (records that the store cannot read are none) and returns how many bytes that freed.
-func (s *Store) Reclaim() (freed int64, err error) {
-	for _, g := range s.sorted() {
-		s.mu.Lock()
-		empty := g.liveRecs == 0 && g.encrypted == 0 && g.pending == 0 && g.end > segHeaderLen
-		s.mu.Unlock()
-		if empty {
-			n, e := s.DropSegment(g.id, nil)
-			freed += n
-			err = errors.Join(err, e)
-		}
-	}
-	return freed, err
 }
 
 // Sync makes every record durable whose Append returned before, and commits the tables to the index.
@@ -738,6 +654,7 @@ func (s *Store) Stats() Stats {
 type SegmentInfo struct {
 	ID      uint32
 	Bytes   int64 // of the file
+	Live    int64 // of these, what live records need
 	Garbage int64 // of these, what no live record needs
 	Records int   // live ones
 	Active  bool  // takes appends
@@ -756,7 +673,7 @@ func (s *Store) Segments() []SegmentInfo {
 				reserved += g.entries[j].end() - g.entries[j].off
 			}
 		}
-		infos[i] = SegmentInfo{ID: g.id, Bytes: g.end, Garbage: g.end - segHeaderLen - g.live - reserved, Records: g.liveRecs, Active: g == s.active}
+		infos[i] = SegmentInfo{ID: g.id, Bytes: g.end, Live: g.live, Garbage: g.end - segHeaderLen - g.live - reserved, Records: g.liveRecs, Active: g == s.active}
 	}
 	return infos
 }

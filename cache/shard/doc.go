@@ -74,7 +74,7 @@
 // A source whose objects are all .tar, .idx, .index, .sidx and .json, or a brace list of .tar, is read
 // as a set of WebDataset shards. Members are found by a valid .sidx beside the shard, else by a wds2idx
 // index if it agrees with the tar (see [Set.Members]), else by the headers. GNU long names and PAX are
-// understood. Compressed tars and sparse members are refused. The rules for names:
+// understood. Compressed tars and sparse members are bad shards (see [OpenOptions]). The rules for names:
 //
 //   - leading "./" is cut off; otherwise a name is the path as it stands, and what no file system can
 //     show ("..", absolute, empty components, over 255 bytes) is left out and counted by

@@ -2,6 +2,7 @@ package shard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"math/rand/v2"
@@ -31,6 +32,7 @@ type store struct {
 	failAt  int // the request that fails, and all after it: as a process that was killed
 	lost    bool
 	uploads map[*upload]bool
+	cleanUp error                                        // of AbortUploads
 	onRead  func(o objstore.Object, p []byte, off int64) // after each read
 	gets    int
 	read    int64
@@ -121,7 +123,7 @@ func (s *store) Delete(ctx context.Context, key string) error {
 
 func (s *store) AbortUploads(_ context.Context, prefix string) (int, error) {
 	before, after := s.step()
-	if before != nil {
+	if before = errors.Join(before, s.cleanUp); before != nil {
 		return 0, before
 	}
 	s.mu.Lock()

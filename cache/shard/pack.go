@@ -103,7 +103,8 @@ const (
 //
 // Pack can be ended at any moment, also by kill -9, and be called again: shards that have their index
 // stay, all others are made again. One call at a time may write to a prefix. A set that is complete
-// already is no error if it is this one.
+// already is no error if it is this one. Uploads that a dead run has left unfinished are ended where the store
+// lists them and lets them be listed.
 func Pack(ctx context.Context, m *catalog.Manifest, src objstore.Reader, dst Destination, prefix string, o PackOptions) (res Result, err error) {
 	_, span := trace.Start(ctx, "dataset.pack") // its reads would be as many spans as there are files
 	defer func() {
@@ -297,6 +298,12 @@ func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 		killpoint.Pass("shard.pack.marker")
 	}
 	n, err := k.dst.AbortUploads(ctx, k.prefix+"shard-")
+	switch objstore.KindOf(err) {
+	case objstore.KindInvalid, objstore.KindDenied:
+		k.o.Logger.Warn("whether an earlier run has left unfinished uploads cannot be told", "cause", err,
+			"remedy", "what they hold may cost storage: have the bucket's lifecycle end them")
+		err = nil
+	}
 	if err != nil {
 		return false, fmt.Errorf("pack: end the uploads of an earlier run: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"os/exec"
@@ -195,6 +196,25 @@ func manyFiles(n int) map[string]int {
 	files["class0/large.bin"] = 25 << 10 // a shard of its own
 	files["class0/empty"] = 0
 	return files
+}
+
+// A store that does not list uploads, or not to everybody, can be packed to.
+func TestPackWithoutListingUploads(t *testing.T) {
+	for _, kind := range []objstore.Kind{objstore.KindInvalid, objstore.KindDenied} {
+		s := newStore()
+		m := fill(t, s, manyFiles(30))
+		s.cleanUp = &objstore.Error{Op: "list", Key: "out/", Kind: kind}
+		var log bytes.Buffer
+		o := small(1)
+		o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		if _, err := Pack(context.Background(), m, s, s, "out/", o); err != nil {
+			t.Fatal(err)
+		}
+		checkSet(t, s, m)
+		if !strings.Contains(log.String(), "unfinished uploads") {
+			t.Errorf("the log says %q", log.String())
+		}
+	}
 }
 
 // A pack that dies at any request, with or without that request having happened, is finished by the next

@@ -1,12 +1,14 @@
 package shard
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	"path"
 	"strconv"
 	"strings"
@@ -36,7 +38,11 @@ type OpenOptions struct {
 	// Memory bounds what the indexes take that wait for their turn; that of one shard may take more. Default
 	// 256 MiB.
 	Memory int64
-	Logger *slog.Logger
+	// SkipBad leaves out shards that are missing, or whose members cannot be told: they or their indexes are
+	// damaged, cut short or compressed. Without it one of them is an error. That the store does not answer, or that
+	// an index is of a later version, is an error in any case.
+	SkipBad bool
+	Logger  *slog.Logger
 }
 
 // Set is a set of shards. Shards and the rest of the fields must not be changed. It is safe for
@@ -59,6 +65,8 @@ type Set struct {
 	o       OpenOptions
 	summary *Summary                   // nil for foreign tars
 	beside  map[string]objstore.Object // .sidx, .idx and .index, by key
+
+	bad map[int]error // by number, the shards that are left out
 
 	mu     sync.Mutex
 	report Report
@@ -134,7 +142,7 @@ func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOpt
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Set{r: r, o: o, beside: make(map[string]objstore.Object)}
+	s := &Set{r: r, o: o, beside: make(map[string]objstore.Object), bad: make(map[int]error)}
 	if src.Shards != "" {
 		return s, s.openKeys(ctx, src.ShardKeys(), src.String())
 	}
@@ -169,22 +177,52 @@ func (s *Set) openOwn(ctx context.Context, prefix string, data []byte) error {
 		}
 		there[o.Key] = o
 	}
-	for _, m := range sum.Shards {
+	for i, m := range sum.Shards {
 		tar, index := prefix+m.Name, prefix+m.Name+indexSuffix
-		for _, k := range []string{tar, index} {
-			if _, ok := there[k]; !ok {
-				return fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)", key, k)
-			}
+		var err error
+		o, ok := there[tar]
+		switch {
+		case !ok:
+			o = objstore.Object{Key: tar, Size: m.Size}
+			err = fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)", key, tar)
+		case there[index].Key == "":
+			err = fmt.Errorf("%s names %s, which is not there (restore it, or pack again into another prefix)", key, index)
+		case o.Size != m.Size:
+			err = fmt.Errorf("%s says that %s has %d bytes, but it has %d (restore it, or pack again into another prefix)", key, tar, m.Size, o.Size)
 		}
-		o := there[tar]
-		if o.Size != m.Size {
-			return fmt.Errorf("%s says that %s has %d bytes, but it has %d (restore it, or pack again into another prefix)", key, tar, m.Size, o.Size)
+		if err != nil {
+			err = s.orSkip(i, err)
+		}
+		if err != nil {
+			return err
 		}
 		s.Shards = append(s.Shards, o)
 		s.beside[index] = there[index]
 	}
 	return nil
 }
+
+// isBad says whether a shard's error is the shard's own.
+func isBad(err error) bool {
+	var store *objstore.Error
+	return !errors.As(err, &store) && !errors.Is(err, catalog.ErrNewerFormat) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+}
+
+// orSkip returns nil where shard i, which has failed with err, is left out, and otherwise the error for the caller.
+func (s *Set) orSkip(i int, err error) error {
+	switch {
+	case !isBad(err):
+		return err
+	case !s.o.SkipBad:
+		return fmt.Errorf("%w; mount and serve leave the shard out with --bad-shards skip", err)
+	}
+	s.bad[i] = err
+	return nil
+}
+
+// Bad returns the numbers of the shards that are left out, and why. It is complete when the members have been
+// read, which must not go on meanwhile.
+func (s *Set) Bad() map[int]error { return s.bad }
 
 // openPrefix takes all tars under a prefix.
 func (s *Set) openPrefix(ctx context.Context, prefix, name string) error {
@@ -250,9 +288,13 @@ func (s *Set) openKeys(ctx context.Context, keys []string, name string) error {
 		}
 	}
 	for i, o := range s.Shards {
-		if o.Key == "" {
-			return fmt.Errorf("%s names %s, which is not there", name, keys[i])
+		if o.Key != "" {
+			continue
 		}
+		if err := s.orSkip(i, fmt.Errorf("%s names %s, which is not there", name, keys[i])); err != nil {
+			return err
+		}
+		s.Shards[i].Key = keys[i]
 	}
 	return nil
 }
@@ -288,6 +330,7 @@ func (s *Set) Members(ctx context.Context) iter.Seq2[Member, error] {
 		defer wg.Wait()
 		defer cancel()
 
+		missing := maps.Clone(s.bad) // for the goroutines below
 		n := min(s.o.Parallel, len(s.Shards))
 		slots := make([]chan loaded, n)
 		for i := range slots {
@@ -296,8 +339,7 @@ func (s *Set) Members(ctx context.Context) iter.Seq2[Member, error] {
 		begin := func(shard int) {
 			wg.Go(func() {
 				var l loaded
-				l.err = ctx.Err()
-				if l.err == nil {
+				if l.err = cmp.Or(ctx.Err(), missing[shard]); l.err == nil {
 					l = s.load(ctx, shard, func(n int64) error { return b.take(shard, n) })
 				}
 				slots[shard%n] <- l
@@ -309,17 +351,22 @@ func (s *Set) Members(ctx context.Context) iter.Seq2[Member, error] {
 		e := emitter{set: s, seen: make(map[uint64]struct{})}
 		for i := range s.Shards {
 			l := <-slots[i%n]
-			if l.err != nil {
-				yield(Member{}, l.err)
-				return
-			}
-			if !e.emit(i, l, yield) {
+			if l.err == nil {
+				if !e.emit(i, l, yield) {
+					return
+				}
+			} else if err := s.orSkip(i, l.err); err != nil {
+				yield(Member{}, err)
 				return
 			}
 			b.give(l.cost)
 			if i+n < len(s.Shards) {
 				begin(i + n)
 			}
+		}
+		if len(s.bad) == len(s.Shards) {
+			yield(Member{}, fmt.Errorf("all %d shards are bad, the first one since: %w", len(s.bad), s.bad[0]))
+			return
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()

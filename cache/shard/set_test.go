@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -245,6 +246,121 @@ func TestForeignModel(t *testing.T) {
 			t.Fatalf("two members have one path: %q", got)
 		}
 	})
+}
+
+// With SkipBad a shard that is damaged or missing costs what it holds, and no more; what the store does not answer is
+// an error all the same, and so is a set of which nothing is left.
+func TestSkipBad(t *testing.T) {
+	ctx := context.Background()
+	all := func(s *store, src objstore.Source, skip bool) (*Set, []Member, error) {
+		set, err := Open(ctx, s, src, OpenOptions{SkipBad: skip})
+		var list []Member
+		if err == nil {
+			for m, e := range set.Members(ctx) {
+				if err = e; err == nil {
+					list = append(list, m)
+				}
+			}
+		}
+		return set, list, err
+	}
+	check := func(t *testing.T, s *store, src objstore.Source, bad []int, shown int) {
+		t.Helper()
+		if _, _, err := all(s, src, false); err == nil || !strings.Contains(err.Error(), "--bad-shards") {
+			t.Errorf("without SkipBad: %v", err)
+		}
+		for range 2 {
+			set, list, err := all(s, src, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := slices.Sorted(maps.Keys(set.Bad())); !slices.Equal(got, bad) || len(list) != shown {
+				t.Errorf("%v are bad, and %d members shown, want %v and %d", set.Bad(), len(list), bad, shown)
+			}
+			for _, m := range list {
+				if err := s.Mem.ReadAt(ctx, set.Shards[m.Shard], make([]byte, m.Size), m.Off); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+	whole := func(i int) []byte {
+		return makeTar(t, item{name: fmt.Sprintf("c%d/a.jpg", i), size: 700}, item{name: fmt.Sprintf("c%d/b.jpg", i), size: 9})
+	}
+	foreign := func() *store {
+		s := newStore()
+		for i := range 40 { // more than are read at once
+			s.PutBytes(fmt.Sprintf("p/x-%02d.tar", i), whole(i))
+		}
+		s.PutBytes("p/x-07.tar", whole(7)[:1000])
+		s.PutBytes("p/x-39.tar", bytesOf(1, 3000))
+		s.PutBytes("p/x-00.tar", append([]byte("\x1f\x8b"), bytesOf(2, 900)...))
+		return s
+	}
+	t.Run("foreign", func(t *testing.T) { check(t, foreign(), objstore.Source{Prefix: "p/"}, []int{0, 7, 39}, 74) })
+	t.Run("named", func(t *testing.T) {
+		check(t, foreign(), objstore.Source{Prefix: "p/", Shards: "x-{00..41}.tar"}, []int{0, 7, 39, 40, 41}, 74)
+	})
+	t.Run("own", func(t *testing.T) {
+		s := newStore()
+		o := small(1)
+		if _, err := Pack(ctx, fill(t, s, manyFiles(60)), s, s, "out/", o); err != nil {
+			t.Fatal(err)
+		}
+		set, list, err := all(s, out, false)
+		if err != nil || len(set.Shards) < 5 {
+			t.Fatal(err, len(set.Shards))
+		}
+		var left int
+		for _, m := range list {
+			if m.Shard != 1 && m.Shard != 2 && m.Shard != 3 {
+				left++
+			}
+		}
+		must := func(err error) {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		must(s.Mem.Delete(ctx, "out/"+shardName(1)))
+		s.PutBytes("out/"+shardName(2), []byte("cut short"))
+		s.PutBytes("out/"+shardName(3)+indexSuffix, bytesOf(3, 500))
+		check(t, s, out, []int{1, 2, 3}, left)
+	})
+	t.Run("nothing left", func(t *testing.T) {
+		s := newStore()
+		s.PutBytes("p/x.tar", []byte("no tar"))
+		if _, _, err := all(s, objstore.Source{Prefix: "p/"}, true); err == nil || !strings.Contains(err.Error(), "p/x.tar") {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("the store fails", func(t *testing.T) {
+		set, err := Open(ctx, failingReader{foreign(), "p/x-20.tar"}, objstore.Source{Prefix: "p/"}, OpenOptions{SkipBad: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, err = range set.Members(ctx) {
+			if err != nil {
+				break
+			}
+		}
+		if objstore.KindOf(err) != objstore.KindTransient {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// failingReader does not answer reads of one key.
+type failingReader struct {
+	*store
+	key string
+}
+
+func (r failingReader) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	if o.Key == r.key {
+		return &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindTransient}
+	}
+	return r.store.ReadAt(ctx, o, p, off)
 }
 
 // wds2idx makes an index as DALI's tool does, from GNU tar's block numbers.

@@ -3,20 +3,40 @@ package main
 import (
 	"log/slog"
 
+	"github.com/spf13/cobra"
+
 	"github.com/shoalfs/shoal/admin"
 	"github.com/shoalfs/shoal/engine"
 )
 
-// startAdmin serves the admin address, if there is one, until the function that it returns is called. at says where
-// the daemon stands.
-func startAdmin(addr string, at *phase, log *slog.Logger, e *engine.Engine, stats func() admin.Snapshot) (stop func(), err error) {
-	if addr == "" {
-		return func() {}, nil
+// adminOptions are the flags of the admin address.
+type adminOptions struct {
+	addr  string
+	pprof bool
+}
+
+func (o *adminOptions) add(c *cobra.Command) {
+	c.Flags().StringVar(&o.addr, "admin", "", "address for the dashboard, /stats, /metrics, /healthz and /readyz, such as 127.0.0.1:7071; without a host, loopback (default: none)")
+	c.Flags().BoolVar(&o.pprof, "pprof", false, "serve profiles of the daemon under /debug/pprof/ at --admin")
+}
+
+func (o *adminOptions) check() error {
+	if o.pprof && o.addr == "" {
+		return usagef("--pprof: give --admin too, the address where profiles are served")
 	}
-	s, err := admin.Listen(addr, admin.Options{Version: version, Stats: stats, Ready: at.ready, CacheMap: e.CacheMap, Log: log})
+	return nil
+}
+
+// startAdmin serves the admin address, if there is one, until the function that it returns is called, and says where
+// that is. at says where the daemon stands.
+func startAdmin(o adminOptions, at *phase, log *slog.Logger, e *engine.Engine, stats func() admin.Snapshot) (where []string, stop func(), err error) {
+	if o.addr == "" {
+		return nil, func() {}, nil
+	}
+	s, err := admin.Listen(o.addr, admin.Options{Version: version, Stats: stats, Ready: at.ready, CacheMap: e.CacheMap, Profiles: o.pprof, Log: log})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	log.Info("dashboard", "url", "http://"+s.Addr())
-	return func() { _ = s.Close() }, nil // it says only that the listener is closed already
+	return []string{"dashboard: http://" + s.Addr()}, func() { _ = s.Close() }, nil // it says only that the listener is closed already
 }

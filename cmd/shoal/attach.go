@@ -64,7 +64,7 @@ type endedWith struct {
 }
 
 // attachVerbs are the verbs that make sense in a daemon.
-var attachVerbs = map[string]bool{"mount": true, "serve": true, "warm": true, "cache": true, "order": true}
+var attachVerbs = map[string]bool{"mount": true, "serve": true, "warm": true, "cache": true, "order": true, "stop": true}
 
 // daemon is a host with its socket, and the verbs that attached.
 type daemon struct {
@@ -226,6 +226,14 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 		ready: func() error {
 			once.Do(func() { close(ready) })
 			return out.write(attachReply{Ready: true})
+		},
+		waited: func() bool {
+			select {
+			case <-ready:
+				return false
+			default:
+				return true
+			}
 		},
 		step: func(label string) step { return &remoteStep{out, label} },
 	}

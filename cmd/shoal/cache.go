@@ -37,7 +37,7 @@ not. The directory is the first argument, or --cache-dir. SOURCE is a source as 
 first digits of the id that ls shows.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usagef("unknown verb %q (see: shoal cache --help)", args[0])
+				return unknownVerb(c, args[0])
 			}
 			return c.Help()
 		},
@@ -57,7 +57,7 @@ func dirAnd(c *cobra.Command, dir *string, args []string, n int) (string, []stri
 		args = append([]string{*dir}, args...)
 	}
 	if len(args) != n+1 {
-		return "", nil, usagef("%s takes %d arguments, and got %d (see: %s --help)", c.CommandPath(), n+1, len(args), c.CommandPath())
+		return "", nil, argumentsError(c, args)
 	}
 	return args[0], args[1:], nil
 }
@@ -81,8 +81,8 @@ func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engin
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(dir + "/FORMAT"); err != nil {
-		return fmt.Errorf("%s is no cache directory: %w", dir, err)
+	if err := engine.IsCacheDir(dir); err != nil {
+		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	secret, err := cache.crypt.secret(inv)

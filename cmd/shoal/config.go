@@ -107,7 +107,7 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	}
 	verb, rest, err := schema.Root.Find(args)
 	if err != nil {
-		return usagef("%s: there is no such verb (see: shoal --help)", strings.Join(args, " "))
+		return unknownVerb(verb, args[0])
 	}
 	own := c.Flags().Lookup(configFlag)
 	if verb != schema.Root {
@@ -122,7 +122,7 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 			own = theirs
 		}
 	} else if len(rest) > 0 && !strings.HasPrefix(rest[0], "-") {
-		return usagef("%s: there is no such verb (see: shoal --help)", rest[0])
+		return unknownVerb(verb, rest[0])
 	} else if len(rest) > 0 {
 		return usagef("%s: name the verb before its flags (see: shoal config --help)", rest[0])
 	}

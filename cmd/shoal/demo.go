@@ -78,7 +78,7 @@ it, and STORE_PID, to end it with kill. It needs Debian's wallpaper packages and
 			if err != nil {
 				return err
 			}
-			o.Shoal, o.Progress = self, c.ErrOrStderr()
+			o.Shoal, o.Progress = self, noticeLines{}
 			defer func() { _ = os.Remove(env) }()
 			return demo.Store(c.Context(), o, func(vars []string) error {
 				if err := os.WriteFile(env, []byte(demo.Exports(vars, os.Getpid())), 0o600); err != nil {

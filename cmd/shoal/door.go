@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"strconv"
 	"sync/atomic"
 
+	"github.com/shoalfs/shoal/admin"
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/engine"
@@ -16,7 +18,8 @@ import (
 // door joins the engine to the mount: it is fusefs.Volume and fusefs.Control.
 type door struct {
 	*engine.Engine
-	server atomic.Pointer[fusefs.Server]
+	snapshot func() admin.Snapshot // what the stats show: of the feed, too, where one is served beside the mount
+	server   atomic.Pointer[fusefs.Server]
 }
 
 // backedDoor lets the kernel read the files of a local folder itself: it is fusefs.Backer, too.
@@ -25,6 +28,15 @@ type backedDoor struct{ *door }
 // BackingFile implements fusefs.Backer.
 func (d backedDoor) BackingFile(m *catalog.Manifest, file int) (*os.File, bool) {
 	return d.LocalFile(m, file)
+}
+
+// Get implements fusefs.Control.
+func (d *door) Get(name string) ([]byte, error) {
+	if name != "stats" {
+		return d.Engine.Get(name)
+	}
+	b, err := json.MarshalIndent(d.snapshot(), "", "  ")
+	return append(b, '\n'), err
 }
 
 // Reserve implements fusefs.Memory: staged plans are the ledger's too.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -61,6 +62,7 @@ type drain struct {
 }
 
 func (o *drainOptions) begin(log *slog.Logger) *drain {
+	endBy(time.Now().Add(o.timeout+endPatience), log)
 	d := &drain{start: time.Now(), log: log}
 	d.ctx, d.cancel = context.WithTimeout(context.Background(), o.timeout)
 	go func() {
@@ -72,6 +74,50 @@ func (o *drainOptions) begin(log *slog.Logger) *drain {
 	}()
 	serviceStopping(o.timeout)
 	return d
+}
+
+// endPatience is how long an end may take once nothing is waited for any more: for closing connections, and for writing
+// down what the cache holds in memory.
+const endPatience = time.Second
+
+// lastMoment is when a process that was told to end exits, whatever it is at: the latest that any of its daemons allows.
+var lastMoment struct {
+	mu    sync.Mutex
+	at    time.Time
+	timer *time.Timer
+}
+
+// endBy has the process exit at that moment, if it was told to end and has not ended before. A disk that is slow or hangs
+// would otherwise keep it for a minute. The cache is made for being left so: what was not written yet is fetched again.
+func endBy(at time.Time, log *slog.Logger) {
+	select {
+	case <-told:
+	default: // this daemon ends alone, and others of the process go on
+		return
+	}
+	m := &lastMoment
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !at.After(m.at) {
+		return
+	}
+	if m.timer != nil {
+		m.timer.Stop()
+	}
+	m.at = at
+	m.timer = time.AfterFunc(time.Until(at), func() {
+		said := make(chan struct{})
+		go func() { // the log may lie on the disk that hangs
+			defer close(said)
+			log.Warn("the end is cut off: what the cache had not written yet will be fetched again (is its disk slow?)")
+			limiter.Flush()
+		}()
+		select {
+		case <-said:
+		case <-time.After(100 * time.Millisecond):
+		}
+		os.Exit(0)
+	})
 }
 
 // feed lets the sessions of a feed end.

@@ -83,7 +83,7 @@ func cutShort(ctx context.Context, err error, r *feedReport, state string) error
 	} else if e := (*feedclient.Error)(nil); !errors.As(err, &e) || e.Code != codes.Unavailable {
 		return err
 	}
-	return fmt.Errorf("%w; %d samples in %d batches came before, go on with --state '%s'", err, r.Samples, r.Batches, state)
+	return fmt.Errorf("%w; %s in %s came before, go on with --state '%s'", err, count(r.Samples, "sample"), count(r.Batches, "batch"), state)
 }
 
 // unversioned turns the order of states, NAME@VERSION:KEYS, into the spec that it was made from.
@@ -161,8 +161,8 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 			r.SamplesPerS, r.Order.Position = float64(r.Samples)/r.Seconds, r.Samples
 			r.Digest, r.State = hex.EncodeToString(digest.Sum()), stream.State()
 			if !asJSON {
-				fmt.Fprintf(c.OutOrStdout(), "%s samples in %d batches, %s, in %.2f s: %s samples/s, %.1f%% of the time waiting\n",
-					humanize.Comma(int64(r.Samples)), r.Batches, humanize.IBytes(uint64(r.Bytes)), r.Seconds, humanize.Comma(int64(r.SamplesPerS)), 100*r.Stall/r.Seconds)
+				fmt.Fprintf(c.OutOrStdout(), "%s in %s, %s, in %.2f s: %s samples/s, %.1f%% of the time waiting\n",
+					count(r.Samples, "sample"), count(r.Batches, "batch"), humanize.IBytes(uint64(r.Bytes)), r.Seconds, humanize.Comma(int64(r.SamplesPerS)), 100*r.Stall/r.Seconds)
 				fmt.Fprintf(c.OutOrStdout(), "dataset %.12s, order %s, transform %s\ndigest %s\n", r.Dataset, r.Order.Spec, r.Transform, r.Digest)
 				return nil
 			}

@@ -41,7 +41,7 @@ served, repaired or not: a daemon checks what it reads. The directory must not b
 					return err
 				}
 			} else {
-				fmt.Fprintf(out, "%d datasets, %s segments, %s records, %s\n", r.Datasets, humanize.Comma(int64(r.Segments)), humanize.Comma(int64(r.Records)), humanize.IBytes(uint64(r.Bytes)))
+				fmt.Fprintf(out, "%s, %s, %s, %s\n", count(r.Datasets, "dataset"), count(r.Segments, "segment"), count(r.Records, "record"), humanize.IBytes(uint64(r.Bytes)))
 				for _, f := range r.Findings {
 					fmt.Fprintln(out, f)
 				}
@@ -63,7 +63,7 @@ served, repaired or not: a daemon checks what it reads. The directory must not b
 		},
 	}
 	crypt.add(c)
-	c.Flags().BoolVar(&repair, "repair", false, "cut torn tails, drop damaged records and segments")
+	c.Flags().BoolVar(&repair, "repair", false, "cut torn tails, drop damaged records and segments, move aside what is no file of a cache")
 	c.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return c
 }

@@ -110,7 +110,7 @@ func foundTargets() ([]string, error) {
 		targets = append(targets, defaultFeed)
 	}
 	if len(targets) == 0 {
-		return nil, fmt.Errorf("no mount of shoal is seen here, and there is no feed at %s (name a mount point or an address)", defaultFeed)
+		return nil, fmt.Errorf("no mount of Shoal is seen here, and there is no feed at %s (name a mount point or an address)", defaultFeed)
 	}
 	return targets, nil
 }

@@ -24,6 +24,7 @@ type invocation struct {
 	getenv func(name string) string         // nil: the process's own environment
 	notice func(format string, args ...any) // tells the user something on the way to being ready
 	ready  func() error                     // the user may go on
+	waited func() bool                      // somebody waits for ready, and does not see the log
 	step   func(label string) step          // shows how far a long step is
 	peer   *audit.Peer                      // who attached; nil in a process of its own
 
@@ -69,7 +70,7 @@ func invocationOf(ctx context.Context) *invocation {
 	if inv, ok := ctx.Value(invocationKey{}).(*invocation); ok {
 		return inv
 	}
-	return &invocation{notice: notice, ready: ready, step: localStep}
+	return &invocation{notice: notice, ready: ready, waited: func() bool { return readyPipe.Load() != nil }, step: localStep}
 }
 
 // peerOf returns whose invocation a command is.

@@ -54,12 +54,11 @@ func (a *amount) Set(text string) error {
 		*a = amount{part: v / 100, text: text}
 		return nil
 	}
-	var n size
-	if err := n.Set(text); err != nil {
-		return fmt.Errorf("%q is not a size (write 512MiB, 20GiB or 1.5GB, a part such as 80%%, or auto)", text)
+	n, err := parseSize(text, "write 512MiB, 20GiB or 1.5GB, a part such as 80%, or auto")
+	if err == nil {
+		*a = amount{bytes: n, text: text}
 	}
-	*a = amount{bytes: int64(n), text: text}
-	return nil
+	return err
 }
 
 // remark is something to log once this process is the one that the limits hold for.
@@ -83,7 +82,7 @@ func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error)
 			return 0, fmt.Errorf("--memory %s: the kernel tells neither a limit nor the machine's memory; give a size", a)
 		}
 		if m.Most() < engine.LeastMemory {
-			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)", of, humanize.IBytes(uint64(m.Most())), humanize.IBytes(engine.LeastMemory))
+			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)", of, humanize.IBytes(uint64(m.Most())), engine.RoundUp(engine.LeastMemory))
 		}
 		return max(int64(part*float64(m.Most())), engine.LeastMemory), nil
 	}
@@ -100,7 +99,7 @@ func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error)
 		}
 		return n, remarks, err
 	default:
-		if n = a.bytes; m.Limit > 0 && n > m.Limit {
+		if n = a.bytes; m.Most() > 0 && n > m.Most() {
 			say(slog.LevelWarn, "--memory is above the limit, at which the kernel kills the daemon: give less, or auto")
 		}
 		return n, remarks, nil

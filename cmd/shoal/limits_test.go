@@ -13,6 +13,7 @@ import (
 func TestAmount(t *testing.T) {
 	for text, want := range map[string]string{
 		"2GiB": "2.0 GiB", "1.5GB": "1.4 GiB", "auto": "auto", "80%": "80%", "12.5%": "12.5%", "100%": "100%",
+		"0": "0 B", "0.0": "0 B", "1048576": "1.0 MiB", "10B": "10 B", "10": "", "2048": "", "1e3": "",
 		"0%": "", "101%": "", "-5%": "", "nan%": "", "%": "", "much": "", "": "", "auto%": "",
 	} {
 		a := amount{bytes: 5}
@@ -45,7 +46,7 @@ func TestMemoryLimits(t *testing.T) {
 		{"", machine.Memory{Total: gib}, 0.8, "WARN --memory is less than its default"},
 		{"", machine.Memory{}, 2, ""},
 		{"", small, float64(engine.LeastMemory) / gib, "WARN"}, // 80% would be too little
-		{"", tiny, 0, "/sys/fs/cgroup/memory.max allows 64 MiB of memory, and Shoal needs 107 MiB (raise the container's limit)"},
+		{"", tiny, 0, "/sys/fs/cgroup/memory.max allows 64 MiB of memory, and Shoal needs 107MiB (raise the container's limit)"},
 		{"auto", free, 4, "INFO --memory auto"},
 		{"auto", boxed, 0.8, "INFO --memory auto"},
 		{"auto", roomy, 6.4, "INFO --memory auto"},
@@ -56,7 +57,9 @@ func TestMemoryLimits(t *testing.T) {
 		{"1%", boxed, float64(engine.LeastMemory) / gib, "INFO"},
 		{"512MiB", boxed, 0.5, ""},
 		{"2GiB", boxed, 2, "WARN --memory is above the limit"},
-		{"32GiB", free, 32, ""},
+		{"16GiB", free, 16, ""},
+		{"1024GiB", free, 1024, "WARN --memory is above the limit, at which the kernel kills the daemon: give less, or auto [memory 1.0 TiB limit 16 GiB of the machine]"},
+		{"1024GiB", machine.Memory{}, 1024, ""},
 	} {
 		a := amount{bytes: 2 * gib}
 		if tc.flag != "" {

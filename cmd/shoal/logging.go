@@ -39,6 +39,7 @@ func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
 	if err != nil {
 		return nil, usagef("--log-format: %w", err)
 	}
+	log = slog.New(warner{log.Handler(), inv})
 	if !inv.attached() {
 		slog.SetDefault(log)
 		jsonLog.Store(o.format == logs.JSON)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/trace/export"
 )
 
@@ -25,7 +26,13 @@ func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// searchVerb makes this process one that searches for a trainer's seed. No user gives it: a daemon does.
+const searchVerb = "search-seeds"
+
 func main() {
+	if len(os.Args) == 2 && os.Args[1] == searchVerb {
+		os.Exit(report(engine.ServeSearch(os.Stdin, os.Stdout)))
+	}
 	ctx, stop := onSignals()
 	stopTracing, err := export.Start(ctx, version, os.Getenv)
 	if err == nil {
@@ -75,29 +82,20 @@ or as a sidecar container.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usagef("%w (see: %s --help)", err, c.CommandPath())
-	})
-	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), stopCommand(), feedCommand(),
+	c.SetFlagErrorFunc(flagError)
+	c.SetHelpCommand(helpCommand())
+	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), stopCommand(), feedCommand(), verifyCommand(),
 		orderCommand(), planCommand(), packCommand(), warmCommand(), fsckCommand(), cacheCommand(),
 		statCommand(), topCommand(),
 		healthCommand(),
 		doctorCommand(), profileCommand(),
 		configCommand(), docsCommand(),
 		demoCommand(), benchCommand(), versionCommand(), proxyCommand())
-	for _, sub := range c.Commands() {
-		if args := sub.Args; args != nil {
-			sub.Args = func(c *cobra.Command, a []string) error {
-				if err := args(c, a); err != nil {
-					return usagef("%s: %w (see: %s --help)", c.CommandPath(), err, c.CommandPath())
-				}
-				return nil
-			}
-		}
-	}
+	nameArguments(c)
+	tellDefaults(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return usagef("unknown verb %q (see: shoal --help)", args[0])
+			return unknownVerb(c, args[0])
 		}
 		return c.Help()
 	}

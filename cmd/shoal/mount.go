@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -102,6 +103,9 @@ In the mount, by name only: .shoal/stats, .shoal/order, .shoal/plan, .shoal/plan
 			if err != nil {
 				return err
 			}
+			if err := eo.cacheOutside(mountpoint, "the mount point", "would be hidden by the mount"); err != nil {
+				return err
+			}
 			if err := mo.checkPoint(mountpoint); err != nil {
 				return err
 			}
@@ -135,12 +139,13 @@ func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	}
 	defer func() { err = joinClose(err, e) }()
 	var at phase
-	stopAdmin, err := startAdmin(eo.admin, &at, cfg.Logger, e, func() admin.Snapshot { return admin.Snapshot{Stats: e.Stats()} })
+	snapshot := func() admin.Snapshot { return admin.Snapshot{Stats: e.Stats()} }
+	where, stopAdmin, err := startAdmin(eo.admin, &at, cfg.Logger, e, snapshot)
 	if err != nil {
 		return err
 	}
 	defer stopAdmin()
-	m, err := mountEngine(inv, h, e, mo, mountpoint, cfg)
+	m, err := mountEngine(inv, h, e, mo, mountpoint, cfg, snapshot)
 	if err != nil {
 		return err
 	}
@@ -149,6 +154,7 @@ func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	cfg.Logger.Info("mounted", "source", e.Source(), "mountpoint", mountpoint)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	inv.announce(eo.cacheDir, append([]string{"mounted " + e.Source() + " at " + mountpoint}, where...)...)
 	orphan := inv.ready()
 	if orphan != nil {
 		cancel()
@@ -181,18 +187,24 @@ func (m *mounted) gone() <-chan struct{} {
 // left writes down that the mount is no more.
 func (m *mounted) left() { m.audit.Write(audit.Event{Event: "unmount"}) }
 
-func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config) (*mounted, error) {
+func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config, snapshot func() admin.Snapshot) (*mounted, error) {
 	if err := mo.check(); err != nil {
 		return nil, err
 	}
 	keep := mo.kernelCache == "on" || mo.kernelCache == "auto" && e.Manifest().Bytes() <= machine.ReadMemory().Available/2
-	door := &door{Engine: e}
+	door := &door{Engine: e, snapshot: snapshot}
 	// A process that uses the mount is its own peer, so whoever mounts is none for all.
 	events := h.Audit().With(audit.Event{Source: e.Source(), Mountpoint: mountpoint})
 	mount := audit.Event{Event: "mount", Dataset: e.Manifest().Version(), Order: cfg.Order.String(), Peer: inv.who()}
 	var volume fusefs.Volume = door
 	if mo.passthrough {
 		volume = backedDoor{door}
+	}
+	if dir, err := filepath.Abs(mountpoint); err == nil {
+		e.MountedAt(dir)
+	}
+	if dir, err := filepath.EvalSymlinks(mountpoint); err == nil {
+		e.MountedAt(dir)
 	}
 	server, err := fusefs.Mount(mountpoint, volume, door, fusefs.Options{
 		KernelCache: keep, AllowOther: mo.allowOther, UID: mo.uid, GID: mo.gid, Umask: mo.umask,
@@ -208,20 +220,36 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 }
 
 func umountCommand() *cobra.Command {
-	var lazy bool
+	var lazy, atExit bool
 	var wait time.Duration
 	c := &cobra.Command{
-		Use:     "umount MOUNTPOINT",
-		Short:   "Unmount, and wait until the daemon has left the cache in order",
+		Use:   "umount [MOUNTPOINT]",
+		Short: "Unmount, and wait until the daemon has left the cache in order",
+		Long: `Unmounts MOUNTPOINT, or the only mount on this machine, and waits until the daemon has left the cache in order. With
+--at-exit it waits for SIGTERM first, and then detaches what a daemon that was killed has left at MOUNTPOINT: for a
+container that ends after the daemon's (docs/kubernetes.md).`,
 		Example: "  shoal umount /mnt/train",
-		Args:    cobra.ExactArgs(1),
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if atExit {
+				if len(args) == 0 {
+					return usagef("--at-exit: name the MOUNTPOINT; there may be no mount yet")
+				}
+				fmt.Fprintf(c.ErrOrStderr(), "waiting for SIGTERM, to detach then what is left at %s\n", args[0])
+				<-c.Context().Done()
+				return detachAll(args[0])
+			}
+			mountpoint, err := oneMount(args)
+			if err != nil {
+				return err
+			}
+			say(args, "unmounting %s", mountpoint)
 			pid := 0 // of the daemon to wait for; a dead mount has none
-			stats, err := readStats(args[0])
+			stats, err := readStats(mountpoint)
 			if err == nil {
 				pid = stats.PID
 			}
-			if err := fusefs.Unmount(args[0], lazy); err != nil {
+			if err := fusefs.Unmount(mountpoint, lazy); err != nil {
 				return err
 			}
 			if pid != 0 && stats.Users > 1 { // the daemon goes on with other mounts
@@ -229,15 +257,27 @@ func umountCommand() *cobra.Command {
 			}
 			for deadline := time.Now().Add(wait); pid != 0 && running(pid); time.Sleep(20 * time.Millisecond) {
 				if time.Now().After(deadline) {
-					return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %s; see its log", args[0], pid, wait)
+					return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %s; see its log", mountpoint, pid, wait)
 				}
 			}
 			return nil
 		},
 	}
 	c.Flags().BoolVarP(&lazy, "lazy", "l", false, "detach at once even if files are open")
+	c.Flags().BoolVar(&atExit, "at-exit", false, "wait for SIGTERM, and then detach what is left of mounts there")
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for the daemon")
 	return c
+}
+
+// detachAll takes away all mounts at a place, of which a dead daemon and its successor leave one each. None is fine too.
+func detachAll(mountpoint string) error {
+	for {
+		if err := fusefs.Unmount(mountpoint, true); errors.Is(err, fusefs.ErrNotMounted) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
 }
 
 // waitUsers waits until a daemon has fewer mounts and feeds than before.
@@ -270,27 +310,31 @@ func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Durat
 
 func refreshCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "refresh MOUNTPOINT",
+		Use:     "refresh [MOUNTPOINT]",
 		Short:   "List the source again and move the mount to the new version",
-		Long:    "Lists the source again. When it returns, new files are seen, and what was cached of unchanged files is still there. Run it between epochs: an order in progress starts over.",
+		Long:    "Lists the source again. When it returns, new files are seen, and what was cached of unchanged files is still there. Run it between epochs: an order in progress starts over. Without an argument it takes the only mount on this machine.",
 		Example: "  shoal refresh /mnt/train",
-		Args:    cobra.ExactArgs(1),
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			before, err := readStats(args[0])
+			mountpoint, err := oneMount(args)
 			if err != nil {
 				return err
 			}
-			if err := os.WriteFile(args[0]+"/.shoal/refresh", []byte("refresh\n"), 0); err != nil {
-				return fmt.Errorf("refresh %s: %w (the daemon's log and `shoal stat` name the cause)", args[0], err)
+			before, err := readStats(mountpoint)
+			if err != nil {
+				return err
 			}
-			after, err := readStats(args[0])
+			if err := os.WriteFile(mountpoint+"/.shoal/refresh", []byte("refresh\n"), 0); err != nil {
+				return fmt.Errorf("refresh %s: %w (the daemon's log and `shoal stat` name the cause)", mountpoint, err)
+			}
+			after, err := readStats(mountpoint)
 			if err != nil {
 				return err
 			}
 			if before.Dataset == after.Dataset {
-				fmt.Fprintf(c.OutOrStdout(), "unchanged: %d files, version %.12s\n", after.Files, after.Dataset)
+				fmt.Fprintf(c.OutOrStdout(), "unchanged: %s, version %.12s\n", count(after.Files, "file"), after.Dataset)
 			} else {
-				fmt.Fprintf(c.OutOrStdout(), "version %.12s -> %.12s: %d files, before %d\n", before.Dataset, after.Dataset, after.Files, before.Files)
+				fmt.Fprintf(c.OutOrStdout(), "version %.12s -> %.12s: %s, before %d\n", before.Dataset, after.Dataset, count(after.Files, "file"), before.Files)
 			}
 			return nil
 		},

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -27,12 +28,26 @@ type size int64
 func (s *size) String() string { return humanize.IBytes(uint64(*s)) }
 func (s *size) Type() string   { return "size" }
 func (s *size) Set(text string) error {
+	n, err := parseSize(text, "write 512MiB, 20GiB or 1.5GB")
+	if err == nil {
+		*s = size(n)
+	}
+	return err
+}
+
+// leastBare is the least number of bytes that is taken without a unit: who writes 10 does not mean bytes.
+const leastBare = 64 << 10
+
+// parseSize reads a size. remedy says how to write one.
+func parseSize(text, remedy string) (int64, error) {
 	n, err := humanize.ParseBytes(text)
 	if err != nil || n > 1<<60 {
-		return fmt.Errorf("%q is not a size (write 512MiB, 20GiB or 1.5GB)", text)
+		return 0, fmt.Errorf("%q is not a size (%s)", text, remedy)
 	}
-	*s = size(n)
-	return nil
+	if _, err := strconv.ParseFloat(text, 64); err == nil && n > 0 && n < leastBare {
+		return 0, fmt.Errorf("%q has no unit and would be %s bytes (write %sGiB, %sMiB, or %sB if you mean it)", text, text, text, text, text)
+	}
+	return int64(n), nil
 }
 
 // connections is a flag value: a number of requests in flight, or 0 for auto.
@@ -79,19 +94,21 @@ type engineOptions struct {
 	samples     string
 	records     string
 	refresh     bool
-	weakETag    bool
 	connections connections
 	daemon      bool
-	admin       string
-	shards      string
-	publish     string
-	quota       size
-	weight      int
+	admin       adminOptions
+	packedOptions
+	quota  size
+	weight int
 	cryptOptions
 	log logOptions
 	auditOptions
 	logSize size
 }
+
+// packedOptions are those about tar shards: what stands in for SOURCE, where a pass is packed to, and what is done
+// about bad ones.
+type packedOptions struct{ shards, publish, badShards string }
 
 // add adds the flags of a daemon.
 func (o *engineOptions) add(c *cobra.Command) {
@@ -104,7 +121,7 @@ func (o *engineOptions) add(c *cobra.Command) {
 	o.logSize = 10 << 20
 	f.Var(&o.logSize, "log-size", "size at which CACHE-DIR/shoal.log is rotated, of which one of before is kept; 0 is never")
 	f.BoolVar(&o.daemon, "daemon", false, "go to the background once ready; log to CACHE-DIR/shoal.log")
-	f.StringVar(&o.admin, "admin", "", "address for /stats, /metrics, /healthz, /readyz and /debug/pprof, such as 127.0.0.1:7071; without a host, loopback (default: none)")
+	o.admin.add(c)
 }
 
 // addData adds the flags of every verb that reads a dataset through the cache.
@@ -116,10 +133,10 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	f.Var(&o.memory, "memory", "most memory of the daemon, metadata and staged samples together: a size, a part such as 50% of the container's limit, or auto, 80% (without a limit, 25% of the machine)")
 	f.Var(&o.quota, "quota", "most bytes on disk for this dataset, where several share --cache-dir (default: what was set before)")
 	f.StringVar(&o.shards, "shards", "", "read SOURCE from this shard set (shoal pack) where it holds the same version")
+	f.StringVar(&o.badShards, "bad-shards", "error", "tar shards that are damaged or missing: error, or skip, which leaves out what they hold and says so")
 	f.StringVar(&o.records, "records", "", "csv: each row of the .csv and .tsv objects is a sample (docs/records.md)")
 	f.StringVar(&o.samples, "samples", "images", "which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the name")
 	f.BoolVar(&o.refresh, "refresh", false, "list the source again instead of taking the catalog's version")
-	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects that are listed without an ETag (then size and time stand for it)")
 	f.Var(&o.connections, "connections", "requests in flight to the object store: a number up to 512, or auto, as many as bring the most bytes")
 	o.cryptOptions.add(c)
 	o.log.add(c)
@@ -131,6 +148,9 @@ func (o *engineOptions) addData(c *cobra.Command) {
 func (o *engineOptions) config(inv *invocation, source string) (engine.Config, engine.HostConfig, error) {
 	fail := func(err error) (engine.Config, engine.HostConfig, error) {
 		return engine.Config{}, engine.HostConfig{}, err
+	}
+	if err := o.admin.check(); err != nil {
+		return fail(err)
 	}
 	for _, text := range []string{source, o.shards, o.publish} {
 		if _, err := objstore.ParseSource(text); err != nil && (text != "" || text == source) {
@@ -167,6 +187,9 @@ func (o *engineOptions) config(inv *invocation, source string) (engine.Config, e
 	default:
 		return fail(usagef("--records %s: csv is what is known; leave it out for files and tar shards", o.records))
 	}
+	if o.badShards != "error" && o.badShards != "skip" {
+		return fail(usagef("--bad-shards %q: give error or skip", o.badShards))
+	}
 	if err := engine.CheckSamples(o.samples); err != nil {
 		return fail(usagef("--samples: %w", err))
 	}
@@ -195,6 +218,11 @@ func (o *engineOptions) config(inv *invocation, source string) (engine.Config, e
 	if source, err = inv.source(source); err != nil {
 		return fail(err)
 	}
+	if src, err := objstore.ParseSource(source); err == nil && src.Scheme == "file" && src.Shards == "" {
+		if err := o.cacheOutside(src.Dir, "the source", "would be listed with it"); err != nil {
+			return fail(err)
+		}
+	}
 	shards, err := inv.source(o.shards)
 	if err != nil {
 		return fail(err)
@@ -208,10 +236,11 @@ func (o *engineOptions) config(inv *invocation, source string) (engine.Config, e
 		return fail(err)
 	}
 	return engine.Config{
-			Source: source, Shards: shards, Publish: publish, Order: spec, Samples: o.samples, Records: o.records, Quota: int64(o.quota),
-			Connections: o.connections.most(), AdaptConnections: o.connections == 0, Weight: o.weight, Refresh: o.refresh, WeakETag: o.weakETag, Logger: logger, Getenv: inv.getenv, Store: store,
+			Source: source, Shards: shards, Publish: publish, SkipBadShards: o.badShards == "skip", Order: spec, Samples: o.samples, Records: o.records, Quota: int64(o.quota),
+			Connections: o.connections.most(), AdaptConnections: o.connections == 0, Weight: o.weight, Refresh: o.refresh, Logger: logger, Getenv: inv.getenv, Store: store,
 		}, engine.HostConfig{
 			CacheDir: o.cacheDir, CacheSize: disk, Memory: memory, Secret: secret, Audit: events, Logger: logger,
+			Searcher: []string{"/proc/self/exe", searchVerb},
 		}, nil
 }
 
@@ -246,15 +275,20 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 		defer close(stopped)
 		t := time.NewTicker(time.Second)
 		defer t.Stop()
-		for told := int64(0); ; {
+		told, silent := int64(0), 0
+		for begun := time.Now(); ; {
 			select {
 			case <-done:
 				return
 			case <-t.C:
-				if n := listed.Load(); n > told { // a listing that hangs is not one that goes on
-					told = n
-					inv.notice("listing %s: %s objects", cfg.Source, humanize.Comma(n))
-				}
+			}
+			n := listed.Load()
+			if silent++; n > told {
+				told, silent = n, 0
+				inv.notice("listing %s: %s", cfg.Source, count(n, "object"))
+			} else if silent == 10 {
+				silent = 0
+				inv.notice("opening %s: %.0f s so far, %s listed", cfg.Source, time.Since(begun).Seconds(), count(n, "object"))
 			}
 		}
 	}()
@@ -266,3 +300,23 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 
 // joinClose closes the dataset after err.
 func joinClose(err error, e *engine.Engine) error { return errors.Join(err, e.Close()) }
+
+// cacheOutside fails where the cache directory lies in a folder that is no place for it.
+func (o *engineOptions) cacheOutside(folder, what, why string) error {
+	cache, in := resolved(o.cacheDir), resolved(folder)
+	if cache == in || strings.HasPrefix(cache, strings.TrimSuffix(in, "/")+"/") {
+		return usagef("the cache directory %s lies in %s %s and %s (give a --cache-dir outside of it)", o.cacheDir, what, folder, why)
+	}
+	return nil
+}
+
+// resolved returns a path without symbolic links, as far as it exists.
+func resolved(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	if parent := filepath.Dir(path); parent != path {
+		return filepath.Join(resolved(parent), filepath.Base(path))
+	}
+	return path
+}

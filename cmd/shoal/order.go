@@ -45,7 +45,8 @@ Some orders need to know more than how many samples there are; --mount tells all
   buckets    how long each sample is         or --sizes FILE
 
 --certificate prints what the batches of an epoch are like instead: how often samples of one shard or of one
-class meet in a batch of --batch samples, beside what batches drawn at random would have.`,
+class meet in a batch of --batch samples, beside what batches drawn at random would have; with --world also
+what classes each rank sees.`,
 		Example: `  # what rank 1 of 4 of torch's DistributedSampler(seed=7) reads in epoch 3 of 50,000 samples
   shoal order torch:seed=7 --n 50000 --epoch 3 --world 4 --rank 1
   # the third epoch of a DataLoader(shuffle=True) directly after torch.manual_seed(42)
@@ -255,7 +256,7 @@ func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.S
 			return usageError{err}
 		}
 	}
-	subject := certificate.Subject{Batch: o.batch, Samples: facts.Samples}
+	subject := certificate.Subject{Batch: o.batch, Samples: facts.Samples, World: spec.World()}
 	if facts.Classes != nil && len(facts.Classes()) > 0 {
 		subject.Label = facts.Label
 	}
@@ -268,6 +269,9 @@ func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.S
 			return orderError(err)
 		}
 		subject.Order = seq
+		if m, ok := seq.(order.Mixed); ok && (facts.Classes == nil || len(facts.Classes()) == 0) {
+			subject.Label = m.Source
+		}
 		done := func() {}
 		if seq.Len() > certificateBar {
 			bar := inv.step(fmt.Sprintf("epoch %d", epoch))
@@ -324,6 +328,10 @@ func (c epochCertificate) write(w io.Writer) error {
 	if l := c.Labels; l != nil {
 		fmt.Fprintf(&b, "  labels   %s classes; a batch's total variation from the epoch is %.4f, at most %.4f; at random %.4f\n",
 			comma(l.Classes), l.Variation, l.Worst, l.Random)
+	}
+	for _, r := range c.Ranks {
+		fmt.Fprintf(&b, "  rank %-3d %s positions of %s classes; their total variation from the epoch is %.4f; at random %.4f\n",
+			r.Rank, comma(r.Positions), comma(r.Classes), r.Variation, r.Random)
 	}
 	_, err := w.Write(b.Bytes())
 	return err

@@ -25,7 +25,7 @@ func packCommand() *cobra.Command {
 	shardSize, most := size(64<<20), amount{bytes: 400 << 20}
 	var seed uint64
 	requests := connections(256)
-	var weakETag, asJSON bool
+	var asJSON bool
 	var re recoding
 	var store storeOptions
 	var destKeyFile string
@@ -71,7 +71,7 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 			}
 			res, version, cost, err := pack(c.Context(), args[0], args[1], from, to, shard.PackOptions{
 				ShardSize: int64(shardSize), Seed: seed, Permute: engine.PackOrder(seed), Connections: requests.most(), Memory: memory,
-			}, re, weakETag)
+			}, re)
 			if err != nil {
 				return err
 			}
@@ -85,8 +85,8 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 			if res.Complete {
 				fmt.Fprintf(c.OutOrStdout(), "%s holds this set already: nothing to do\n", args[1])
 			}
-			fmt.Fprintf(c.OutOrStdout(), "%s files, %s, in %d shards under %s; dataset version %.12s\n",
-				humanize.Comma(int64(res.Files)), humanize.IBytes(uint64(res.Bytes)), res.Shards, args[1], version)
+			fmt.Fprintf(c.OutOrStdout(), "%s, %s, in %s under %s; dataset version %.12s\n",
+				count(res.Files, "file"), humanize.IBytes(uint64(res.Bytes)), count(res.Shards, "shard"), args[1], version)
 			if cost.Priced {
 				fmt.Fprintf(c.OutOrStdout(), "sent: %s\n", cost)
 			}
@@ -105,7 +105,6 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 	f.IntVar(&re.Quality, "quality", 90, "quality of the JPEG that a resized picture becomes, 1 to 100")
 	f.BoolVar(&re.Decode, "decode", false, "store pictures as raw pixels (npy), some nine times as large, which need no decoding")
 	f.StringVar(&re.spool, "spool", "", "folder for the files that --resize and --decode make (default: the system's for temporary files)")
-	f.BoolVar(&weakETag, "weak-etag", false, "accept objects that are listed without an ETag (then size and time stand for it)")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	store.add(c)
 	f.StringVar(&destKeyFile, "dest-sse-c-key-file", "", "file of the key that S3 encrypts the shards with, or none (default: that of --sse-c-key-file)")
@@ -159,7 +158,7 @@ func (r *recoding) check(quality bool) (err error) {
 // connections, and the collector's share.
 const packOverhead = 96 << 20
 
-func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Options, o shard.PackOptions, re recoding, weakETag bool) (_ shard.Result, version string, cost engine.Cost, err error) {
+func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Options, o shard.PackOptions, re recoding) (_ shard.Result, version string, cost engine.Cost, err error) {
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	fromStore.S3.Logger, toStore.S3.Logger = o.Logger, o.Logger
 	base, source, err := objstore.Open(ctx, from, fromStore)
@@ -189,7 +188,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Opti
 	})
 	bar := localStep("listing " + source.String())
 	objects := objstore.ListParallel(ctx, src, source.Prefix, 16, func(n int) { bar.Set(0, 0, humanize.Comma(int64(n))+" objects") })
-	built, err := catalog.Build(objects, catalog.BuildOptions{Prefix: source.Prefix, WeakETag: weakETag})
+	built, err := catalog.Build(objects, catalog.BuildOptions{Prefix: source.Prefix})
 	bar.Done("")
 	if err := asked.Wait(); err != nil {
 		return shard.Result{}, "", cost, err
@@ -207,7 +206,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Opti
 	}
 	if o.Memory -= packOverhead + m.FileSize() + 16*int64(m.Len()); o.Memory < 32<<20 {
 		return shard.Result{}, "", cost, fmt.Errorf("--memory is too little for %s files (give at least %s)", humanize.Comma(int64(m.Len())),
-			humanize.IBytes(uint64(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20)))
+			engine.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
 	}
 	if o.Recoded = re.String(); o.Recoded != "" {
 		made, err := recode(ctx, src, m, re.Recode, re.spool, o.Connections)
@@ -242,7 +241,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Opti
 		bar.Done("")
 		return res, "", cost, err
 	}
-	bar.Done(fmt.Sprintf("%d shards", res.Shards))
+	bar.Done(count(res.Shards, "shard"))
 	total := objstore.RequestsOf(base).Plus(objstore.RequestsOf(dst))
 	return res, m.Version(), engine.CostOf(total, fromStore.Store.Prices), nil
 }

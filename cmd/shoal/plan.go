@@ -38,7 +38,7 @@ type planOptions struct {
 	order, workload, policy, target        string
 	samples                                string
 	seed                                   uint64
-	warm, weakETag, asJSON                 bool
+	warm, asJSON                           bool
 
 	store       storeOptions
 	asked       objstore.StoreOptions // by store's flags
@@ -104,8 +104,7 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 	f.StringVar(&o.samples, "samples", "images", "of SOURCE: which files are numbered: images, * or a glob on the name;\nwithout SOURCE: how many samples")
 	f.Var(&o.sampleSize, "sample-size", "without SOURCE: mean size of a sample")
 	f.Uint64Var(&o.seed, "seed", 0, "seed of what is random in the model")
-	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects that are listed without an ETag (then size and time stand for it)")
-	f.BoolVar(&o.asJSON, "json", false, "print the prediction as JSON")
+	f.BoolVar(&o.asJSON, "json", false, "print the prediction as JSON (docs/plan.md)")
 	o.store.add(c)
 	return c
 }
@@ -220,11 +219,15 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	return nil
 }
 
+// planVersion is the version of what --json prints.
+const planVersion = 2
+
 // Bounds of what is simulated.
 const (
 	maxAccelerators = 4096
 	maxWorkers      = 256
 	maxSynthetic    = 1_000_000_000
+	fewSamples      = 1_000_000 // which take seconds
 )
 
 // parseTarget reads 95% or 0.95.
@@ -262,6 +265,10 @@ func (p *predictor) synthetic(ctx context.Context) error {
 	c := p.config()
 	c.Samples, c.Sizes = n, equalSizes(o.sampleSize)
 	c.Memory = engine.ForecastMemory(int64(o.memory), n)
+	if part := n / fewSamples; part > 10 && c.Memory > 0 {
+		p.inv.notice("each of %s is simulated, which takes long: the same part of samples and cache predicts about the same utilisation (--samples %d --cache-size %s)",
+			count(n, "sample"), n/part, engine.RoundUp(int64(o.cacheSize)/int64(part)))
+	}
 	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return o.spec.Order(n, epoch) }, planDataset{
 		Samples: n, Bytes: int64(n) * int64(o.sampleSize),
 	})
@@ -289,7 +296,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 		return err
 	}
 	e, err := openEngine(ctx, p.inv, h, engine.Config{
-		Source: source, Order: none, Samples: p.o.samples, Connections: p.o.connections.most(), WeakETag: p.o.weakETag, Logger: logger, Getenv: p.inv.getenv, Store: p.o.asked,
+		Source: source, Order: none, Samples: p.o.samples, Connections: p.o.connections.most(), Logger: logger, Getenv: p.inv.getenv, Store: p.o.asked,
 	})
 	if err != nil {
 		return err
@@ -325,34 +332,35 @@ func (p *predictor) config() sim.Config {
 
 type (
 	planDataset struct {
-		Source  string `json:",omitempty"`
-		Samples int
-		Bytes   int64
-		Packed  bool
+		Source  string `json:"source,omitempty"`
+		Samples int    `json:"samples"`
+		Bytes   int64  `json:"bytes"`
+		Packed  bool   `json:"packed"`
 	}
 	planResult struct {
-		Policy string
-		Epochs []planEpoch
+		Policy string      `json:"policy"`
+		Epochs []planEpoch `json:"epochs"`
 	}
 	planEpoch struct {
 		sim.Epoch
-		Limits sim.Limits // seconds that each resource alone takes
-		Bound  string
-		Cost   *engine.Cost `json:",omitempty"` // at --price
+		Limits sim.Limits   `json:"limits"` // seconds that each resource alone takes
+		Bound  string       `json:"bound"`
+		Cost   *engine.Cost `json:"cost,omitempty"` // at --price
 	}
 	planTarget struct {
-		Utilisation   float64
-		CacheBytes    *int64   // nil: no cache does with this bandwidth
-		CacheFraction *float64 // of the dataset
-		Bandwidth     *float64 // bytes a second with --cache-size; 0: nothing is fetched; nil: none does
+		Utilisation   float64  `json:"utilisation"`
+		CacheBytes    *int64   `json:"cache_bytes"`             // nil: no cache does with this bandwidth
+		CacheFraction *float64 `json:"cache_fraction"`          // of the dataset
+		Bandwidth     *float64 `json:"bandwidth_bytes_per_sec"` // with --cache-size; 0: nothing is fetched; nil: none does
 	}
+	// planReport is what --json prints (docs/plan.md).
 	planReport struct {
-		Version    int
-		Dataset    planDataset
-		Demand     float64 // bytes a second that the accelerators take when they never wait
-		CacheBytes int64
-		Policies   []planResult
-		Target     *planTarget `json:",omitempty"`
+		Version    int          `json:"version"` // of this schema
+		Dataset    planDataset  `json:"dataset"`
+		Demand     float64      `json:"demand_bytes_per_sec"` // that the accelerators take when they never wait
+		CacheBytes int64        `json:"cache_bytes"`
+		Policies   []planResult `json:"policies"`
+		Target     *planTarget  `json:"target,omitempty"`
 	}
 )
 
@@ -374,13 +382,16 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 			return failed
 		case errors.Is(err, sim.ErrStopped):
 			return ctx.Err()
-		case errors.Is(err, sim.ErrMemory):
-			return fmt.Errorf("--memory %s leaves too little for samples: %w", p.o.memory.String(), err)
+		}
+		var little *sim.MemoryError
+		if errors.As(err, &little) {
+			return fmt.Errorf("--memory %s leaves %s for data beside the metadata of %s, and simulating it takes %s (give at least %s)", p.o.memory.String(),
+				humanize.IBytes(uint64(max(little.Have, 0))), count(d.Samples, "sample"), humanize.IBytes(uint64(little.Need)), engine.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
 		}
 		return err
 	}
 	r := planReport{
-		Version: 1, Dataset: d, CacheBytes: c.CacheBytes,
+		Version: planVersion, Dataset: d, CacheBytes: c.CacheBytes,
 		Demand: float64(d.Bytes) / float64(d.Samples) * float64(c.Accelerators*c.Batch) / c.Step,
 	}
 	for _, policy := range p.o.policies {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -127,5 +128,58 @@ func TestPlanWrongUse(t *testing.T) {
 		if _, err := shoal(t, append([]string{"plan"}, args...)...); err == nil {
 			t.Errorf("shoal plan %s: no error", strings.Join(args, " "))
 		}
+	}
+}
+
+// What --json prints is what docs/plan.md lists, in names as those of the other schemas.
+func TestPlanSchema(t *testing.T) {
+	page, err := os.ReadFile("../../docs/plan.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := shoal(t, "plan", "--json", "--samples", "2000", "--sample-size", "100KB", "--batch", "10", "--step-time", "100ms", "--cache-size", "100MB", "--target", "95%")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report map[string]any
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatal(err)
+	}
+	if report["version"] != float64(planVersion) || !strings.Contains(string(page), fmt.Sprintf("the schema's, now %d", planVersion)) {
+		t.Errorf("version %v", report["version"])
+	}
+	snake := regexp.MustCompile(`^[a-z]+(_[a-z]+)*$`)
+	var each func(v any)
+	each = func(v any) {
+		switch v := v.(type) {
+		case []any:
+			for _, x := range v {
+				each(x)
+			}
+		case map[string]any:
+			for name, x := range v {
+				if !snake.MatchString(name) || !regexp.MustCompile("[`.]"+name+"[`\\[.]").Match(page) {
+					t.Errorf("field %q: not in docs/plan.md, or no name of a schema", name)
+				}
+				each(x)
+			}
+		}
+	}
+	each(report)
+}
+
+// The memory that is demanded for a large dataset is enough.
+func TestPlanDemandsEnoughMemory(t *testing.T) {
+	args := []string{"plan", "--samples", "200000", "--sample-size", "100KB", "--batch", "1000", "--step-time", "1ms", "--epochs", "1", "--memory"}
+	_, err := shoal(t, append(args, "70MiB")...)
+	if err == nil {
+		t.Fatal("70 MiB are enough")
+	}
+	m := regexp.MustCompile(`^--memory 70 MiB leaves .* beside the metadata of 200,000 samples, .* \(give at least (\d+MiB)\)$`).FindStringSubmatch(err.Error())
+	if m == nil {
+		t.Fatal(err)
+	}
+	if _, err := shoal(t, append(args, m[1])...); err != nil {
+		t.Errorf("with %s: %v", m[1], err)
 	}
 }

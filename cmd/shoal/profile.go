@@ -30,10 +30,10 @@ type profileOptions struct {
 func profileCommand() *cobra.Command {
 	o := profileOptions{bandwidth: 10e9 / 8}
 	c := &cobra.Command{
-		Use:   "profile MOUNTPOINT",
+		Use:   "profile [MOUNTPOINT]",
 		Short: "Record what a trainer does on a mount, and say what would help",
 		Long: `Records what is opened and read on the mount, by which processes, in which order, and how long reads wait, for
---duration or until Ctrl-C. Then it says which of the known patterns that is (docs/profile.md), with figures, what would
+--duration or until Ctrl-C; without a MOUNTPOINT, on the only mount of this machine. Then it says which of the known patterns that is (docs/profile.md), with figures, what would
 help, and what that would bring by the model of shoal plan: the job as it was seen, with the latency that was measured.
 
 Recording costs the mount next to nothing, and ends with this command however it ends. Only the mount's owner may do
@@ -51,7 +51,10 @@ it. --out keeps the recording, one JSON value a line; --from reads one.`,
 			if o.from != "" {
 				t, err = readTrace(o.from)
 			} else {
-				t, err = o.record(c.Context(), invocationOf(c.Context()), args[0])
+				var mountpoint string
+				if mountpoint, err = oneMount(args); err == nil {
+					t, err = o.record(c.Context(), invocationOf(c.Context()), mountpoint)
+				}
 			}
 			if err != nil {
 				return err
@@ -79,8 +82,6 @@ it. --out keeps the recording, one JSON value a line; --from reads one.`,
 
 func (o *profileOptions) check(args []string) error {
 	switch {
-	case o.from == "" && len(args) == 0:
-		return usagef("give a MOUNTPOINT, or --from a recording")
 	case o.from != "" && len(args) > 0:
 		return usagef("give a MOUNTPOINT or --from, not both")
 	case o.from != "" && o.out != "":

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"strings"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -92,40 +93,36 @@ Beyond this machine it is served at tls:// addresses, to clients that have a cer
 }
 
 func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, eo *engineOptions, mo *mountOptions, addrs []string, lo loader.ListenOptions, fo loader.Options, mountpoint string) (err error) {
-	var listeners []net.Listener
-	closeAll := func() {
-		for _, l := range listeners {
-			l.Close()
-		}
+	// Before the long part, so that a wrong address is told at once.
+	listeners, addrs, closeAll, err := listenAll(addrs, lo)
+	if err != nil {
+		return err
 	}
-	for _, addr := range addrs { // before the long part, so that a wrong address is told at once
-		l, err := loader.Listen(addr, lo)
-		if err != nil {
-			if errors.Is(err, loader.ErrAddress) {
-				err = usageError{err}
-			}
-			closeAll()
-			return err
-		}
-		listeners = append(listeners, l)
-	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer stoppable(addrs[0], cancel)() // before the dataset is opened: it is closed when this is told
 	e, err := openEngine(ctx, inv, h, cfg)
 	if err != nil {
 		closeAll()
 		return err
 	}
 	defer func() { err = joinClose(err, e) }()
+	if why := e.Dataset().NoSamples(); why != nil {
+		cfg.Logger.Warn("the feed has nothing to serve", "cause", why)
+	}
 	// Asked at every opening, since a refresh moves the engine to another version.
 	current := func() loader.Dataset { return feedDataset{e.Dataset()} }
 	fo.Memory, fo.Log, fo.Delivered = batchMemory{e.Ledger()}, e.Logger(), e.CountDelivered
 	fo.Audit = h.Audit().With(audit.Event{Source: e.Source()})
-	fo.Stats = func(feed loader.Stats) any { return admin.Snapshot{Stats: e.Stats(), Feed: &feed} }
-	server := loader.NewServer(current, fo)
-	var at phase
-	stopAdmin, err := startAdmin(eo.admin, &at, cfg.Logger, e, func() admin.Snapshot {
-		feed := server.Stats()
+	with := func(feed loader.Stats) admin.Snapshot {
+		feed.Listen = addrs
 		return admin.Snapshot{Stats: e.Stats(), Feed: &feed}
-	})
+	}
+	fo.Stats = func(feed loader.Stats) any { return with(feed) }
+	server := loader.NewServer(current, fo)
+	snapshot := func() admin.Snapshot { return with(server.Stats()) }
+	var at phase
+	where, stopAdmin, err := startAdmin(eo.admin, &at, cfg.Logger, e, snapshot)
 	if err != nil {
 		closeAll()
 		return err
@@ -136,7 +133,7 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	var m *mounted
 	var unmounted <-chan struct{}
 	if mountpoint != "" {
-		if m, err = mountEngine(inv, h, e, mo, mountpoint, cfg); err != nil {
+		if m, err = mountEngine(inv, h, e, mo, mountpoint, cfg, snapshot); err != nil {
 			closeAll()
 			return err
 		}
@@ -150,8 +147,10 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	fo.Audit.Write(audit.Event{Event: "serve", Listen: addrs, Dataset: e.Manifest().Version(), Peer: inv.who()})
 	defer func() { fo.Audit.Write(audit.Event{Event: "serve_end"}) }()
 	cfg.Logger.Info("serving", "source", e.Source(), "listen", addrs)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	if m != nil {
+		where = append([]string{"mounted at " + mountpoint}, where...)
+	}
+	inv.announce(eo.cacheDir, append([]string{"serving " + e.Source() + " at " + strings.Join(addrs, ", ")}, where...)...)
 	orphan := inv.ready()
 	if orphan != nil {
 		cancel()
@@ -170,6 +169,30 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	}
 	feed.Wait()
 	return errors.Join(orphan, d.end(err))
+}
+
+// listenAll listens on all addresses, and returns them with the ports that the system has chosen for those of port 0.
+func listenAll(addrs []string, lo loader.ListenOptions) (listeners []net.Listener, at []string, closeAll func(), err error) {
+	closeAll = func() {
+		for _, l := range listeners {
+			l.Close()
+		}
+	}
+	for _, addr := range addrs {
+		l, err := loader.Listen(addr, lo)
+		if err != nil {
+			if errors.Is(err, loader.ErrAddress) {
+				err = usageError{err}
+			}
+			closeAll()
+			return nil, nil, nil, err
+		}
+		if scheme, rest, _ := strings.Cut(addr, "://"); strings.HasSuffix(rest, ":0") {
+			addr = scheme + "://" + l.Addr().String()
+		}
+		listeners, at = append(listeners, l), append(at, addr)
+	}
+	return listeners, at, closeAll, nil
 }
 
 // feedDataset joins the engine to the feed: it is loader.Parted.

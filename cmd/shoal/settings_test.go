@@ -150,9 +150,9 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 		{nil, []string{"config", "--check", "unknown.yaml"}, "shoal: unknown.yaml:3: ordr: no such setting; did you mean order?\n"},
 		{nil, []string{"config", "--check", "value.yaml"}, "shoal: value.yaml:2: cache-size: "},
 		{nil, []string{"config", "--check", "none.yaml"}, "shoal: --config none.yaml: there is no such file\n"},
-		{nil, []string{"config", "nonesuch"}, "shoal: nonesuch: there is no such verb (see: shoal --help)\n"},
+		{nil, []string{"config", "nonesuch"}, "shoal: there is no verb \"nonesuch\" (see: shoal --help)\n"},
 		{nil, []string{"config", "version"}, "shoal: shoal version has no settings\n"},
-		{nil, []string{"config", "mount", "--nonesuch"}, "shoal: unknown flag: --nonesuch (see: shoal mount --help)\n"},
+		{nil, []string{"config", "mount", "--nonesuch"}, "shoal: shoal mount has no flag --nonesuch (see: shoal mount --help)\n"},
 		{[]string{"SHOAL_CACHEDIR=/x", "SHOAL_FRACTION=half"}, []string{"config"}, "shoal: SHOAL_CACHEDIR: no such variable; did you mean SHOAL_CACHE_DIR?; SHOAL_FRACTION=half: \"half\" is not a number (for shoal warm)\n"},
 	} {
 		out, errs, code := s.run(tc.env, tc.args...)

@@ -12,8 +12,8 @@ import (
 // hurryPatience is how long a process that was told twice to end may take to leave no dead mount behind.
 const hurryPatience = time.Second
 
-// hurry is closed by the second signal: nothing is waited for any more.
-var hurry = make(chan struct{})
+// told is closed by the first signal, and hurry by the second: nothing is waited for any more.
+var told, hurry = make(chan struct{}), make(chan struct{})
 
 // onSignals returns a context that the first signal ends, as the request to end in good order. The second means at
 // once, and the process is gone within hurryPatience.
@@ -31,6 +31,7 @@ func onSignals() (ctx context.Context, stop func()) {
 			}
 			switch n {
 			case 1:
+				close(told)
 				cancel()
 			case 2:
 				close(hurry)

@@ -56,13 +56,19 @@ func statCommand() *cobra.Command {
 	var asJSON bool
 	var security clientSecurity
 	c := &cobra.Command{
-		Use:   "stat MOUNTPOINT|ADDR",
+		Use:   "stat [MOUNTPOINT|ADDR]",
 		Short: "Show what a daemon did and holds",
+		Long: `Shows whether the trainer has waited since the daemon's start, and for what, and what the daemon did and holds. Without
+an argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
 		Example: `  shoal stat /mnt/train
   shoal stat unix:///run/shoal/feed.sock --json`,
-		Args: cobra.ExactArgs(1),
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			raw, err := anyStats(c.Context(), c, args[0], &security)
+			target, err := oneDaemon(c.Context(), c, args, &security)
+			if err != nil {
+				return err
+			}
+			raw, err := anyStats(c.Context(), c, target, &security)
 			if err != nil {
 				return err
 			}
@@ -72,7 +78,7 @@ func statCommand() *cobra.Command {
 			}
 			var s verdict.Snapshot
 			if err := json.Unmarshal(raw, &s); err != nil {
-				return fmt.Errorf("stats of %s: %w", args[0], err)
+				return fmt.Errorf("stats of %s: %w", target, err)
 			}
 			printVerdict(c.OutOrStdout(), s)
 			printStats(c.OutOrStdout(), &s.Stats, s.Feed)
@@ -121,30 +127,34 @@ func printStats(w io.Writer, s *engine.Stats, feed *loader.Stats) {
 	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 	share := func(n int64) float64 { return 100 * float64(n) / float64(max(s.Reads, 1)) }
 	row("source", "%s", s.Source)
-	row("dataset", "%.12s, %s files, %s numbered, %s", s.Dataset, humanize.Comma(int64(s.Files)), humanize.Comma(int64(s.Samples)), bytes(s.Bytes))
+	row("dataset", "%.12s, %s, %s numbered, %s", s.Dataset, count(s.Files, "file"), humanize.Comma(int64(s.Samples)), bytes(s.Bytes))
 	row("up", "%s (pid %d)", (time.Duration(s.Uptime) * time.Second), s.PID)
-	row("order", "%s, epoch %d, position %d, %s; %d samples ahead of the reader", s.Order.Spec, s.Order.Epoch, s.Order.Position, s.Order.State, s.Lead)
-	row("reads", "%s of %s opened files: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads), humanize.Comma(s.Opens),
+	row("order", "%s, epoch %d, position %d, %s; %s ahead of the reader", s.Order.Spec, s.Order.Epoch, s.Order.Position, s.Order.State, count(s.Lead, "sample"))
+	row("reads", "%s of %s: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads), count(s.Opens, "opened file"),
 		share(s.Hits.Keep), share(s.Hits.Ring), share(s.Joined), share(s.Misses))
 	row("stall", "%.2f s, summed over readers", s.Stall)
-	row("store", "%s GETs, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, %s", humanize.Comma(s.GetRequests), bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, storeErrors(s.StoreErrors))
+	row("store", "%s, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, %s", count(s.GetRequests, "GET"), bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, storeErrors(s.StoreErrors))
 	printCost(row, s.Cost)
 	row("memory", "%s of %s for data (peak %s), RSS %s, %d goroutines", bytes(s.Memory.Used), bytes(s.Memory.Limit), bytes(s.Memory.Peak), bytes(s.Memory.RSS), s.Memory.Goroutines)
 	limit := s.Disk.Limit // the dataset's quota
 	if limit == 0 {
 		limit = s.Disk.Budget
 	}
-	row("disk", "%s of %s, %s of %s extents kept", bytes(s.Disk.Used), bytes(limit), humanize.Comma(int64(s.Disk.Kept)), humanize.Comma(int64(s.Disk.Extents)))
+	used := bytes(s.Disk.Used) + " of " + bytes(limit)
+	if s.Disk.Used > limit { // it was there before other datasets, or a new version, took their metadata from the limit
+		used = bytes(s.Disk.Used) + ", above the limit of " + bytes(limit) + " that there is now: nothing is added"
+	}
+	row("disk", "%s, %s of %s kept", used, humanize.Comma(int64(s.Disk.Kept)), count(s.Disk.Extents, "extent"))
 	if feed != nil {
-		row("feed", "%d sessions open, %d ended by errors; %s samples in %s batches, %s; batches of %s in memory", feed.Open, feed.Failed,
-			humanize.Comma(feed.Total.Samples), humanize.Comma(feed.Total.Batches), bytes(feed.Total.Bytes), bytes(feed.HeldBytes))
+		row("feed", "%s open, %d ended by errors; %s in %s, %s; batches of %s in memory", count(feed.Open, "session"), feed.Failed,
+			count(feed.Total.Samples, "sample"), count(feed.Total.Batches, "batch"), bytes(feed.Total.Bytes), bytes(feed.HeldBytes))
 		for _, f := range feed.List {
-			row("  session", "%s, rank %d of %d (%s): epoch %d, batch %d, %s samples, %d bad, stalled %.2f s, waited %.2f s for credit", f.Session, f.Rank, f.World,
-				f.Client, f.Epoch, f.Batch, humanize.Comma(f.Samples), f.Bad, f.Stall, f.Credit)
+			row("  session", "%s, rank %d of %d (%s): epoch %d, batch %d, %s, %d bad, stalled %.2f s, waited %.2f s for credit", f.Session, f.Rank, f.World,
+				f.Client, f.Epoch, f.Batch, count(f.Samples, "sample"), f.Bad, f.Stall, f.Credit)
 		}
 	}
-	if n := s.Skipped.Hostile + s.Skipped.Shadowed; n > 0 {
-		row("not shown", "%d keys: %s", n, strings.Join(s.Skipped.Examples, ", "))
+	if n := s.Skipped.Hostile + s.Skipped.Shadowed + s.Skipped.Bad; n > 0 {
+		row("not shown", "%s: %s", count(n, "key"), strings.Join(s.Skipped.Examples, ", "))
 	}
 	for _, e := range s.Errors {
 		row(strings.ToLower(e.Level), "%s (%d×, last %s)", e.Text, e.Count, e.Time.Format(time.TimeOnly))

@@ -1,17 +1,19 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/admin"
 )
 
 func stopCommand() *cobra.Command {
@@ -19,34 +21,47 @@ func stopCommand() *cobra.Command {
 	var wait time.Duration
 	var security clientSecurity
 	c := &cobra.Command{
-		Use:   "stop ADDR|MOUNTPOINT",
-		Short: "End a daemon of this machine, and wait until it has left the cache in order",
-		Long: `Ends the daemon that serves ADDR or MOUNTPOINT, as SIGTERM does: sessions end, what it mounts is unmounted, and the
-cache is left in order. A daemon that serves several datasets is left alone, unless --all is given.`,
+		Use:   "stop [ADDR|MOUNTPOINT]",
+		Short: "End a feed or a daemon of this machine, and wait until the cache is left in order",
+		Long: `Ends what serves ADDR or MOUNTPOINT, as SIGTERM does: sessions end, what is mounted with it is unmounted, and the
+cache is left in order. Of a daemon that serves several mounts and feeds only that feed ends, unless --all is given.
+Without an argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
 		Example: "  shoal stop unix:///run/shoal/feed.sock",
-		Args:    cobra.ExactArgs(1),
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			raw, err := anyStats(c.Context(), c, args[0], &security)
+			if invocationOf(c.Context()).attached() { // the verb itself has named it
+				return stopServing(c.Context(), args[0], wait)
+			}
+			target, err := oneDaemon(c.Context(), c, args, &security)
 			if err != nil {
 				return err
 			}
-			var s engine.Stats
-			if err := json.Unmarshal(raw, &s); err != nil {
-				return fmt.Errorf("stats of %s: %w", args[0], err)
+			say(args, "stopping the daemon of %s", target)
+			raw, err := anyStats(c.Context(), c, target, &security)
+			if err != nil {
+				return err
 			}
-			if s.Users > 1 && !all {
-				return fmt.Errorf("the daemon of %s serves %d mounts and feeds: unmount the others first (shoal cache ls %s), or end them all with --all", args[0], s.Users, s.CacheDir)
+			var s admin.Snapshot
+			if err := json.Unmarshal(raw, &s); err != nil {
+				return fmt.Errorf("stats of %s: %w", target, err)
+			}
+			one := s.Users > 1 && !all
+			if one && (s.Feed == nil || len(s.Feed.Listen) == 0) {
+				return fmt.Errorf("the daemon of %s serves %d mounts and feeds: end this one alone with `shoal umount %[1]s`, or all with --all", target, s.Users)
 			}
 			// The number may be another machine's or container's: the owner of the cache directory here must have it.
 			if pid, err := ownerOf(s.CacheDir); err != nil || pid != s.PID {
-				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and user: end it where it runs", args[0], s.PID, s.CacheDir)
+				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and user: end it where it runs", target, s.PID, s.CacheDir)
+			}
+			if one {
+				return attach(c.Context(), s.CacheDir, []string{"stop", s.Feed.Listen[0], "--wait", wait.String()}, c.OutOrStdout())
 			}
 			if err := syscall.Kill(s.PID, syscall.SIGTERM); err != nil {
-				return fmt.Errorf("end the daemon of %s (pid %d): %w", args[0], s.PID, err)
+				return fmt.Errorf("end the daemon of %s (pid %d): %w", target, s.PID, err)
 			}
 			for deadline := time.Now().Add(wait); running(s.PID); time.Sleep(20 * time.Millisecond) {
 				if time.Now().After(deadline) {
-					return fmt.Errorf("the daemon of %s (pid %d) has not ended within %s; see its log", args[0], s.PID, wait)
+					return fmt.Errorf("the daemon of %s (pid %d) has not ended within %s; see its log", target, s.PID, wait)
 				}
 				if err := c.Context().Err(); err != nil {
 					return err
@@ -59,6 +74,43 @@ cache is left in order. A daemon that serves several datasets is left alone, unl
 	c.Flags().BoolVar(&all, "all", false, "end it with all that it serves")
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for the daemon")
 	return c
+}
+
+// serving are the feeds of this process, by the first address that each listens on: for `shoal stop` of one of them.
+var serving sync.Map
+
+// served is a feed in serving.
+type served struct {
+	cancel func()
+	ended  chan struct{}
+}
+
+// stoppable has cancel called when the feed at an address is to end. The function that it returns tells that it has.
+func stoppable(addr string, cancel func()) (ended func()) {
+	s := &served{cancel, make(chan struct{})}
+	serving.Store(addr, s)
+	return func() {
+		serving.CompareAndDelete(addr, s)
+		close(s.ended)
+	}
+}
+
+// stopServing ends one feed of this daemon, with what is mounted beside it, and waits until it has.
+func stopServing(ctx context.Context, addr string, wait time.Duration) error {
+	found, ok := serving.Load(addr)
+	if !ok {
+		return fmt.Errorf("nothing is served at %s any more", addr)
+	}
+	s := found.(*served)
+	s.cancel()
+	select {
+	case <-s.ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(wait):
+		return fmt.Errorf("the feed at %s has not ended within %s; see the daemon's log", addr, wait)
+	}
 }
 
 // ownerOf returns the process that listens on a cache directory's socket, as this process numbers it.

@@ -14,9 +14,11 @@ import (
 type storeOptions struct {
 	keyFile       string
 	requesterPays bool
+	weakETag      bool
 	versions      string
 	getsPerHour   int64
 	prices        string
+	linksOutside  bool
 }
 
 // customerKeyVariable holds the key of --sse-c-key-file itself, in base64 or hexadecimal digits.
@@ -28,6 +30,8 @@ func (o *storeOptions) add(c *cobra.Command) {
 	f.Int64Var(&o.getsPerHour, "gets-per-hour", 0, "most GETs and HEADs in any hour; beyond it prefetching slows down, then readers wait (default: no bound)")
 	f.StringVar(&o.prices, "price", "", "what requests cost, for reports: get=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD")
 	f.StringVar(&o.versions, "object-versions", "auto", "auto: where the bucket is versioned, what is overwritten in mid-epoch is read on as it was listed; off: it is an error")
+	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects that are listed without an ETag (then size and time stand for it)")
+	f.BoolVar(&o.linksOutside, "links-outside", false, "follow symbolic links of a file:// source that lead out of it, instead of refusing them")
 	f.BoolVar(&o.requesterPays, "requester-pays", false, "pay for the requests to a bucket whose owner wants it so")
 }
 
@@ -48,7 +52,8 @@ func (o *storeOptions) options(inv *invocation) (objstore.StoreOptions, error) {
 		return objstore.StoreOptions{}, usagef("--price: %w", err)
 	}
 	return objstore.StoreOptions{
-		CustomerKey: key, RequesterPays: o.requesterPays, CurrentOnly: o.versions == "off", GetsPerHour: o.getsPerHour, Prices: prices,
+		CustomerKey: key, RequesterPays: o.requesterPays, CurrentOnly: o.versions == "off", WeakETag: o.weakETag, GetsPerHour: o.getsPerHour, Prices: prices,
+		LinksOutside: o.linksOutside,
 	}, nil
 }
 

@@ -30,7 +30,7 @@ func topCommand() *cobra.Command {
 		Long: `Shows, once a second, whether the trainer waits and for what, the lead over it, throughput, what
 served its reads, sessions, the slowest keys and errors. It asks a mount, a feed's address
 (unix:///…, tcp://…, tls://…) or an admin address (http://HOST:PORT). Without an argument it takes
-the mount on this machine, or asks which if there are several.
+the mount on this machine, or asks which if there are several; where there is none, the default feed.
 
 Keys: q quits, p pauses, 1 to 4 and tab choose a pane, the arrows scroll it, ? helps.
 It prints one frame as plain text where its output is no terminal. NO_COLOR is honoured.`,
@@ -50,10 +50,14 @@ It prints one frame as plain text where its output is no terminal. NO_COLOR is h
 				target = args[0]
 			} else {
 				mounts, err := shoalMounts("/proc/self/mounts")
-				if err != nil {
-					return err
+				switch {
+				case err != nil:
+				case len(mounts) == 0:
+					target, err = oneDaemon(c.Context(), c, args, &security)
+				default:
+					target, err = chooseMount(mounts, onTerminal, os.Stdin, c.ErrOrStderr())
 				}
-				if target, err = chooseMount(mounts, onTerminal, os.Stdin, c.ErrOrStderr()); err != nil {
+				if err != nil {
 					return err
 				}
 			}
@@ -156,8 +160,6 @@ func unescapeMount(s string) string {
 // chooseMount returns the only mount, or the one that the user names by its number.
 func chooseMount(mounts []shoalMount, ask bool, in io.Reader, out io.Writer) (string, error) {
 	switch {
-	case len(mounts) == 0:
-		return "", usagef("nothing of shoal is mounted here (give a mount point, a feed's address, or the daemon's --admin address as http://HOST:PORT)")
 	case len(mounts) == 1:
 		return mounts[0].path, nil
 	case !ask:

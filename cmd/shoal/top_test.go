@@ -34,7 +34,6 @@ func TestChooseMount(t *testing.T) {
 		want   string
 		err    string
 	}{
-		{nil, true, "", "", "nothing of shoal is mounted here"},
 		{one, false, "", "/a", ""},
 		{two, false, "", "", "there are 2 mounts (give one of /a, /b)"},
 		{two, true, "2\n", "/b", ""},

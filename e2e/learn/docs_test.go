@@ -4,9 +4,7 @@ import (
 	"go/scanner"
 	"go/token"
 	"io/fs"
-	"maps"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -171,7 +169,21 @@ func TestPromisesHaveTheirTests(t *testing.T) {
 	walk(t, ".py", func(_, text string) { tests.WriteString(text) })
 	code := tests.String()
 	named := 0
-	for _, span := range spans.FindAllString(pages(t)["docs/SEMANTICS.md"], -1) {
+	page := pages(t)["docs/SEMANTICS.md"]
+	promises := false // in a table of promises
+	for line := range strings.Lines(page) {
+		cells := strings.Split(strings.TrimSpace(line), " | ")
+		last := cells[len(cells)-1]
+		switch {
+		case !strings.HasPrefix(line, "| "):
+			promises = false
+		case last == "test |":
+			promises = true
+		case promises && cells[0] != "| ---" && !slices.ContainsFunc(spans.FindAllString(last, -1), func(s string) bool { return testName.MatchString(strings.Trim(s, "`")) }):
+			t.Errorf("docs/SEMANTICS.md: no test is named for: %s", line)
+		}
+	}
+	for _, span := range spans.FindAllString(page, -1) {
 		name := strings.Trim(span, "`")
 		if !testName.MatchString(name) {
 			continue
@@ -184,135 +196,6 @@ func TestPromisesHaveTheirTests(t *testing.T) {
 	if named < 100 {
 		t.Errorf("only %d tests are named", named)
 	}
-}
-
-// helpFlag is a line of `shoal VERB --help` that describes a flag.
-var helpFlag = regexp.MustCompile(`(?m)^ +(?:(-\w), )?(--[a-z0-9-]+)`)
-
-// flagsOf asks the binary, once a verb.
-func flagsOf(t *testing.T) func(verb ...string) (flags map[string]bool, ok bool) {
-	known := map[string]map[string]bool{}
-	return func(verb ...string) (map[string]bool, bool) {
-		t.Helper()
-		key := strings.Join(verb, " ")
-		if flags, ok := known[key]; ok {
-			return flags, flags != nil
-		}
-		out, err := exec.Command(filepath.Join(clone, "bin", "shoal"), append(slices.Clone(verb), "--help")...).CombinedOutput()
-		usage := "Usage:\n  shoal " + key
-		if err != nil || !strings.Contains(string(out), usage) {
-			known[key] = nil
-			return nil, false
-		}
-		flags := map[string]bool{"--help": true, "-h": true}
-		for _, m := range helpFlag.FindAllStringSubmatch(string(out), -1) {
-			flags[m[1]], flags[m[2]] = true, true
-		}
-		known[key] = flags
-		return flags, true
-	}
-}
-
-var (
-	command = regexp.MustCompile(`(?:^|[\s(/])shoal((?: +[^\s|;&)#<>]+)+)`)
-	verbs   = regexp.MustCompile(`^[a-z]+(-[a-z]+)*$`)
-	flag    = regexp.MustCompile(`^(--[a-z][a-z0-9-]*|-[a-z])(=.*)?$`)
-)
-
-// Every verb, and every flag of one, that the documentation shows in code exists.
-func TestVerbsAndFlags(t *testing.T) {
-	flags := flagsOf(t)
-	commands := 0
-	for name, page := range pages(t) {
-		if name == "CHANGELOG.md" || strings.HasPrefix(name, "docs/adr/") || strings.HasPrefix(name, "bench/") {
-			continue // of their time
-		}
-		var code []string
-		for _, block := range fenced.FindAllString(page, -1) {
-			if kind, _, _ := strings.Cut(strings.TrimPrefix(block, "```"), "\n"); kind == "output" {
-				continue
-			}
-			code = append(code, strings.Split(strings.ReplaceAll(block, "\\\n", " "), "\n")...)
-		}
-		for _, span := range spans.FindAllString(fenced.ReplaceAllString(page, ""), -1) {
-			code = append(code, strings.Trim(span, "`"))
-		}
-		for _, line := range code {
-			for _, m := range command.FindAllStringSubmatch(line, -1) {
-				words := strings.Fields(m[1])
-				if next := slices.Index(words, "shoal"); next > 0 {
-					words = words[:next] // a sentence that names two commands
-				}
-				if !verbs.MatchString(words[0]) {
-					continue // VERB, a path, an option of another program
-				}
-				verb := words[:1]
-				have, ok := flags(verb...)
-				if !ok {
-					if looksLikeCommand(line) {
-						t.Errorf("%s: there is no verb %q: %s", name, words[0], line)
-					}
-					continue
-				}
-				commands++
-				if len(words) > 1 && verbs.MatchString(words[1]) {
-					if sub, ok := flags(words[:2]...); ok {
-						have = sub
-					} else if asked, ok := flags(words[1]); ok && words[0] == "config" {
-						have = maps.Clone(have) // config takes the command line of the verb that it is asked about
-						maps.Copy(have, asked)
-					}
-				}
-				for _, w := range words[1:] {
-					if f := flag.FindStringSubmatch(strings.Trim(w, "[]`'\".,:")); f != nil && !have[f[1]] {
-						t.Errorf("%s: shoal %s has no %s: %s", name, words[0], f[1], line)
-					}
-				}
-			}
-		}
-	}
-	if commands < 100 {
-		t.Errorf("only %d commands were found", commands)
-	}
-}
-
-// A flag that stands alone in code, where the verb is clear from what is said, is one of some verb's.
-func TestFlagsThatStandAlone(t *testing.T) {
-	out, err := exec.Command(filepath.Join(clone, "bin", "shoal"), "--help").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, list, _ := strings.Cut(string(out), "Available Commands:\n")
-	list, _, _ = strings.Cut(list, "\n\n")
-	commands := [][]string{{"cache", "ls"}, {"cache", "rm"}, {"cache", "quota"}, {"demo", "store"}}
-	for line := range strings.Lines(list) {
-		commands = append(commands, strings.Fields(line)[:1])
-	}
-	known := map[string]bool{"--device": true, "--log": true, "--groups": true, // of shoal-gpu and setpriv
-		"--user": true, "--cap-add": true, "--security-opt": true, "--health-cmd": true} // of docker
-	ask := flagsOf(t)
-	for _, c := range commands {
-		flags, _ := ask(c...)
-		for f := range flags {
-			known[f] = true
-		}
-	}
-	for name, page := range pages(t) {
-		if !strings.HasPrefix(name, "docs/") && name != "README.md" || strings.HasPrefix(name, "docs/adr/") || name == "docs/coming-from.md" {
-			continue
-		}
-		for _, span := range spans.FindAllString(fenced.ReplaceAllString(page, ""), -1) {
-			word, _, _ := strings.Cut(strings.Trim(span, "`"), " ")
-			if f := flag.FindStringSubmatch(word); f != nil && strings.HasPrefix(word, "--") && !known[f[1]] {
-				t.Errorf("%s: no verb has %s", name, span)
-			}
-		}
-	}
-}
-
-// looksLikeCommand tells a command from a sentence in a drawing or comment.
-func looksLikeCommand(line string) bool {
-	return strings.HasPrefix(strings.TrimLeft(line, " $"), "shoal ")
 }
 
 // A page that shows something which is not run says so, and few do.

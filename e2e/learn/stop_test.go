@@ -1,14 +1,15 @@
 package learn
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 )
 
-// A daemon that serves others too is left alone unless all are meant, and a number that is not the daemon's
-// of this machine is never signalled.
+// Of a daemon that serves others too, only the feed that is meant ends, unless all are; and a number that is not the
+// daemon's of this machine is never signalled.
 func TestStop(t *testing.T) {
 	dir := scratch(t)
 	w := &world{env: environment(dir)}
@@ -24,10 +25,32 @@ func TestStop(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	if out, err := stop(addrs[0]); err == nil || !strings.Contains(out, "serves 2 mounts and feeds") {
-		t.Errorf("stop of one of two: %v, %s", err, out)
+	mnt := filepath.Join(dir, "mnt")
+	third := "unix://" + dir + "/c.sock"
+	w.shoal(t, "serve", "file://"+filepath.Join(dir, "a"), "--listen", third, "--mount", mnt, "--mkdir", "--cache-dir", filepath.Join(dir, "cache"), "--daemon")
+	alone := filepath.Join(dir, "alone")
+	w.shoal(t, "mount", "file://"+filepath.Join(dir, "a"), alone, "--mkdir", "--cache-dir", filepath.Join(dir, "cache"), "--daemon")
+	if out, err := stop(alone); err == nil || !strings.Contains(out, "shoal umount "+alone) {
+		t.Errorf("stop of one of several mounts: %v, %s", err, out)
 	}
-	w.shoal(t, "stat", addrs[1])
+	w.shoal(t, "umount", alone)
+	if out := w.shoal(t, "stat", mnt); !strings.Contains(out, "sessions open") {
+		t.Errorf("the mount of a daemon that serves a feed, too: %s", out)
+	}
+	// Each ends alone: the one that owns the cache directory, and one with its mount, of which the mount point is given.
+	for i, one := range []string{addrs[0], mnt} {
+		if out, err := stop(one); err != nil {
+			t.Errorf("stop of %s, one of several: %v, %s", one, err, out)
+		}
+		if out, err := stop([]string{addrs[0], third}[i]); err == nil || !strings.Contains(out, "no such file or directory") {
+			t.Errorf("stop of what has ended: %v, %s", err, out)
+		}
+		w.shoal(t, "stat", addrs[1])
+	}
+	if _, err := os.Stat(filepath.Join(mnt, ".shoal", "stats")); err == nil {
+		t.Error("what was mounted beside the feed is still mounted")
+	}
+	w.shoal(t, "serve", "file://"+filepath.Join(dir, "a"), "--listen", addrs[0], "--cache-dir", filepath.Join(dir, "cache"), "--daemon")
 	if out, err := stop(addrs[0], "--all"); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}

@@ -324,6 +324,23 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
+// TestCloseCannotWait: what the device may be using stays, and the error is told. The driver in software ends the process where
+// memory goes under queued work.
+func TestCloseCannotWait(t *testing.T) {
+	hold := scripted(t, "SHOAL_TEST_CLOSE")
+	s := set(t, open(t))
+	j := job(finish("CenterCrop(16)|fp16|nchw"), 8)
+	s.fill(0, j)
+	s.start(t, 0, 0, j)
+	if err := s.ring.Close(); err == nil || !strings.Contains(err.Error(), "cuStreamSynchronize") {
+		t.Errorf("Close: %v", err)
+	}
+	if err := os.WriteFile(hold, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.compare(t, 0, j, "after a failed Close")
+}
+
 // count counts operations in the driver's trace that are over.
 func count(t *testing.T, trace, name string) (n int) {
 	t.Helper()

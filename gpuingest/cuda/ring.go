@@ -324,13 +324,21 @@ func (r *Ring) Read(buffer int, p []byte) error {
 	})
 }
 
-// Close implements gpuingest.Ring.
+// Close implements gpuingest.Ring. Where it cannot wait for the device, it leaves everything as it is, since the device may
+// be using it.
 func (r *Ring) Close() error {
 	return r.d.do(func() error {
 		var errs []error
 		for i := range r.lanes {
 			if l := &r.lanes[i]; l.stream != (cu.Stream{}) {
-				errs = append(errs, fail("cuStreamSynchronize", l.stream.Synchronize()), fail("cuStreamDestroy", l.stream.Destroy()))
+				if err := l.stream.Synchronize(); err != nil {
+					return fail("cuStreamSynchronize", err)
+				}
+			}
+		}
+		for i := range r.lanes {
+			if l := &r.lanes[i]; l.stream != (cu.Stream{}) {
+				errs = append(errs, fail("cuStreamDestroy", l.stream.Destroy()))
 			}
 		}
 		for _, g := range r.graphs {

@@ -33,6 +33,7 @@ func TestOnSoftwareDriver(t *testing.T) {
 		{name: "slow", run: "TestReplay|TestInFlight", script: "delay.copy=300000;delay.launch=500000"},
 		{name: "little memory", run: "TestRingsGiveAllBack", script: "memory=67108864"},
 		{name: "overlap", run: "TestOverlap", script: "hold.shoal_finish_u16_nchw=" + hold},
+		{name: "close cannot wait", run: "TestCloseCannotWait", script: "cuStreamSynchronize:1=999;hold.shoal_finish_u16_nchw=" + hold},
 		{name: "no device", run: "TestFault", script: "cuInit:1=100", fault: "device", reason: "the driver sees none"},
 		{name: "no devices", run: "TestFault", script: "devices=0", fault: "device"},
 		{name: "old driver", run: "TestFault", script: "version=9000", fault: "driver", reason: "CUDA 9.0, shoal-gpu needs 11.4"},
@@ -60,7 +61,8 @@ func TestOnSoftwareDriver(t *testing.T) {
 				cmd.Env = append(cmd.Env, "SHOAL_TEST_FAULT="+c.fault)
 			}
 			if strings.Contains(c.script, "hold.") {
-				cmd.Env = append(cmd.Env, "SHOAL_TEST_HOLD="+hold)
+				_ = os.Remove(hold)
+				cmd.Env = append(cmd.Env, map[bool]string{true: "SHOAL_TEST_CLOSE=", false: "SHOAL_TEST_HOLD="}[c.run == "TestCloseCannotWait"]+hold)
 			}
 			out, err := cmd.CombinedOutput()
 			if err != nil || !bytes.Contains(out, []byte("\nPASS")) || !bytes.Contains(out, []byte("--- PASS: ")) || !bytes.Contains(out, []byte(c.reason)) {

@@ -21,3 +21,15 @@ func Distance(a, b string) int {
 	}
 	return row[len(b)]
 }
+
+// Nearest returns the word that is likely meant by one that is none of them, or "": one of whose bytes at
+// most every so many differ, and three at most.
+func Nearest(word string, words []string, every int) string {
+	best, distance := "", min(len(word)/every, 3)+1
+	for _, w := range words {
+		if d := Distance(word, w); d < distance {
+			best, distance = w, d
+		}
+	}
+	return best
+}

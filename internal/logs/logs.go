@@ -59,7 +59,7 @@ func NewLimiter() *Limiter { return &Limiter{kinds: map[string]*kind{}} }
 
 // New returns a logger that writes events from level on to w, in one of the formats.
 func (l *Limiter) New(w io.Writer, format string, level slog.Leveler) (*slog.Logger, error) {
-	o := &slog.HandlerOptions{Level: level}
+	o := &slog.HandlerOptions{Level: level, ReplaceAttr: present}
 	var h slog.Handler
 	switch format {
 	case Text:
@@ -73,12 +73,20 @@ func (l *Limiter) New(w io.Writer, format string, level slog.Leveler) (*slog.Log
 	return slog.New(&handler{l: l, next: h}), nil
 }
 
+// present leaves out what there is not, such as the cause of a good end.
+func present(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindAny && a.Value.Any() == nil {
+		return slog.Attr{}
+	}
+	return a
+}
+
 // plain writes durations as text does, 47ms, and not as a number of nanoseconds that looks like any number.
 func plain(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.StringValue(a.Value.Duration().String())
 	}
-	return a
+	return present(nil, a)
 }
 
 // Flush writes what is held back.

@@ -187,3 +187,16 @@ func manyLoggers(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// A cause that there is not is not told.
+func TestNothingIsLeftOut(t *testing.T) {
+	for _, format := range []string{Text, JSON} {
+		var w lines
+		var none error
+		newLogger(t, NewLimiter(), &w, format, slog.LevelInfo).Info("ended", "cause", none, "n", 0, "took", time.Second)
+		got := strings.Join(w.take(), "\n")
+		if strings.Contains(got, "cause") || strings.Contains(got, "nil") || strings.Contains(got, "null") || !strings.Contains(got, "took") {
+			t.Errorf("%s: %s", format, got)
+		}
+	}
+}

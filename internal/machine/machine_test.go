@@ -127,3 +127,29 @@ func TestRoom(t *testing.T) {
 		t.Errorf("%d bytes are taken by 1 MiB", n)
 	}
 }
+
+func TestCPUQuota(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		files map[string]string
+		want  float64
+	}{
+		{"nothing is told", nil, 0},
+		{"version 2, none", map[string]string{"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": v2, "sys/fs/cgroup/cpu.max": "max 100000\n"}, 0},
+		{"version 2, a parent has less", map[string]string{
+			"proc/self/cgroup": "0::/pod/box\n", "proc/self/mountinfo": v2,
+			"sys/fs/cgroup/pod/box/cpu.max": "400000 100000\n", "sys/fs/cgroup/pod/cpu.max": "150000 100000\n",
+		}, 1.5},
+		{"version 1", map[string]string{
+			"proc/self/cgroup": "5:cpu,cpuacct:/a\n0::/\n", "proc/self/mountinfo": v1,
+			"sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "50000\n", "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+			"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+		}, 0.5},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := cpuQuota(lay(t, tc.files)); got != tc.want {
+				t.Errorf("%v, want %v", got, tc.want)
+			}
+		})
+	}
+}

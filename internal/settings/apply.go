@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/shoalfs/shoal/internal/levenshtein"
 )
 
 // Apply sets the flags of c that its command line left open from environ (of the form of [os.Environ]) and
@@ -62,18 +64,26 @@ func (s *Schema) set(c *cobra.Command, f *pflag.Flag, texts []string) error {
 	err := c.Flags().Set(f.Name, texts[0])
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) { // without the name of the flag, which was not given
-		err = invalid.Unwrap()
+		return ValueError(invalid)
 	}
+	return err
+}
+
+// ValueError says what is wrong with the value of a flag, in words that do not name the flag.
+func ValueError(err *pflag.InvalidValueError) error {
+	text, kind := err.GetValue(), err.GetFlag().Value.Type()
 	var number *strconv.NumError
 	switch {
+	case kind == "duration":
+		return fmt.Errorf("%q is not a duration (write 90s, 15m or 4h)", text)
 	case !errors.As(err, &number):
-		return err
-	case f.Value.Type() == "bool":
-		return fmt.Errorf("%q is neither true nor false", texts[0])
+		return err.Unwrap()
+	case kind == "bool":
+		return fmt.Errorf("%q is neither true nor false", text)
 	case errors.Is(err, strconv.ErrRange):
-		return fmt.Errorf("%s is out of range", texts[0])
+		return fmt.Errorf("%s is out of range", text)
 	}
-	return fmt.Errorf("%q is not a number", texts[0])
+	return fmt.Errorf("%q is not a number", text)
 }
 
 // place says where a wrong value stands.
@@ -111,7 +121,7 @@ func (s *Schema) environment(environ []string) (map[string]string, []error) {
 			for i, k := range known {
 				words[i] = strings.TrimPrefix(k, prefix)
 			}
-			if near := nearest(strings.ToUpper(word), words, 4); near != "" {
+			if near := levenshtein.Nearest(strings.ToUpper(word), words, 4); near != "" {
 				errs = append(errs, wrong{fmt.Sprintf("%s: no such variable; did you mean %s%s?", name, prefix, near)})
 			}
 		}

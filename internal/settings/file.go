@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/shoalfs/shoal/internal/levenshtein"
 )
 
 // A file is one YAML mapping. A key is a setting, which holds for all verbs that have it, or a verb, whose
@@ -298,7 +300,7 @@ func (p *parser) unknown(c *cobra.Command, verbs []string, key *yaml.Node, setti
 		p.fail(key, "%s: no such setting; write %s", key.Value, word)
 		return
 	}
-	if near := nearest(word, settings, 2); near != "" {
+	if near := levenshtein.Nearest(word, settings, 2); near != "" {
 		p.fail(key, "%s: no such setting; did you mean %s?", key.Value, near)
 		return
 	}

@@ -14,8 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"github.com/shoalfs/shoal/internal/levenshtein"
 )
 
 // ErrWrong is wrapped by errors about what the environment or the file says.
@@ -172,18 +170,6 @@ func names(c *cobra.Command) (list []string) {
 	})
 	slices.Sort(list)
 	return slices.Compact(list)
-}
-
-// nearest returns the word that is likely meant by one that is none of them, or "": one of whose letters at
-// most every so many differ, and three at most.
-func nearest(word string, words []string, every int) string {
-	best, distance := "", min(len(word)/every, 3)+1
-	for _, w := range words {
-		if d := levenshtein.Distance(word, w); d < distance {
-			best, distance = w, d
-		}
-	}
-	return best
 }
 
 // isList reports whether a flag takes several values.

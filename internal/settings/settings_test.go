@@ -196,7 +196,7 @@ func TestWrongFiles(t *testing.T) {
 
 func TestWrongValues(t *testing.T) {
 	for _, tc := range []struct{ name, file, env, want string }{
-		{"duration", "timeout: soon", "", `f:1: timeout: time: invalid duration "soon"`},
+		{"duration", "timeout: soon", "", `f:1: timeout: "soon" is not a duration (write 90s, 15m or 4h)`},
 		{"bool", "daemon: yes", "", `f:1: daemon: "yes" is neither true nor false`},
 		{"number", "mount:\n  epoch: many", "", `f:2: epoch: "many" is not a number`},
 		{"range", "mount:\n  epoch: 99999999999999999999", "", `f:2: epoch: 99999999999999999999 is out of range`},
@@ -268,7 +268,7 @@ func TestCheck(t *testing.T) {
 		"":                             "",
 		"# nothing\n":                  "",
 		"mount:\n":                     "",
-		"timeout: soon\ndaemon: maybe": "f:1: timeout: time: invalid duration \"soon\" (for shoal mount)\nf:2: daemon: \"maybe\" is neither true nor false (for shoal mount)",
+		"timeout: soon\ndaemon: maybe": "f:1: timeout: \"soon\" is not a duration (write 90s, 15m or 4h) (for shoal mount)\nf:2: daemon: \"maybe\" is neither true nor false (for shoal mount)",
 		"warm: {fraction: x}":          "f:1: fraction: \"x\" is not a number (for shoal warm)",
 		"dir: here":                    "f:1: dir: give an absolute path (for shoal cache)",
 	} {

@@ -179,6 +179,7 @@ func (c *Client) Open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
 	pool := s.opened.GetPool()
 	if pool != nil && pool.GetDevice() == "" {
 		if s.memory, err = handOver(ctx, c.addr, pool, int(min(o.GetSlots(), pool.GetSlots()))); err == nil {
+			s.views = s.memory.limit - int(o.GetCredits())
 			s.watch(ctx)
 			return s, nil
 		}
@@ -220,9 +221,7 @@ func (c *Client) open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
 	if m.GetOpened() == nil {
 		return fail(fmt.Errorf("the server's first message is %T: not a Shoal feed of version 1", m.GetKind()))
 	}
-	s := &Stream{client: c, stream: stream, cancel: cancel, opened: m.GetOpened(), state: m.GetOpened().GetState()}
-	s.views = int(o.GetSlots()) - int(o.GetCredits())
-	return s, nil
+	return &Stream{client: c, stream: stream, cancel: cancel, opened: m.GetOpened(), state: m.GetOpened().GetState()}, nil
 }
 
 // Opened describes the session.
@@ -245,7 +244,7 @@ func (s *Stream) Copied() int { return s.copied }
 
 // Next returns the next batch, over epochs' ends, and io.EOF after the last. The batch is the
 // caller's until its Release. Of those that are not released a few are views of the server's slots, as
-// many as were opened beyond the credits, and at least one; the others are copies, so that the server always has slots to go on with.
+// many as there are beyond the credits, and at least one; the others are copies, so that the server always has slots to go on with.
 func (s *Stream) Next() (*Batch, error) {
 	if s.owed > 0 {
 		m := &feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Credit{Credit: &feedpb.Credit{N: s.owed}}}

@@ -1107,16 +1107,20 @@ func (x *Plane) GetLength() uint64 {
 }
 
 type BatchHeader struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // number of the batch in its epoch
-	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Rows          uint32                 `protobuf:"varint,3,opt,name=rows,proto3" json:"rows,omitempty"`                               // samples and padding
-	Valid         uint32                 `protobuf:"varint,4,opt,name=valid,proto3" json:"valid,omitempty"`                             // rows that hold a sample
-	TotalBytes    uint64                 `protobuf:"varint,5,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"` // of the Chunks that follow
-	Planes        []*Plane               `protobuf:"bytes,6,rep,name=planes,proto3" json:"planes,omitempty"`
-	Bad           []*BadSample           `protobuf:"bytes,7,rep,name=bad,proto3" json:"bad,omitempty"`
-	State         string                 `protobuf:"bytes,8,opt,name=state,proto3" json:"state,omitempty"` // state once this batch is consumed
-	Slot          uint32                 `protobuf:"varint,9,opt,name=slot,proto3" json:"slot,omitempty"`  // the slot that holds the batch, from 1; no Chunks follow. 0: Chunks follow
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Index      uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // number of the batch in its epoch
+	Epoch      uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Rows       uint32                 `protobuf:"varint,3,opt,name=rows,proto3" json:"rows,omitempty"`                               // samples and padding
+	Valid      uint32                 `protobuf:"varint,4,opt,name=valid,proto3" json:"valid,omitempty"`                             // rows that hold a sample
+	TotalBytes uint64                 `protobuf:"varint,5,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"` // of the Chunks that follow
+	Planes     []*Plane               `protobuf:"bytes,6,rep,name=planes,proto3" json:"planes,omitempty"`
+	Bad        []*BadSample           `protobuf:"bytes,7,rep,name=bad,proto3" json:"bad,omitempty"`
+	State      string                 `protobuf:"bytes,8,opt,name=state,proto3" json:"state,omitempty"` // state once this batch is consumed
+	Slot       uint32                 `protobuf:"varint,9,opt,name=slot,proto3" json:"slot,omitempty"`  // the slot that holds the batch, from 1; no Chunks follow. 0: Chunks follow
+	// What the random numbers of pictures follow from, beside the session's seed, the epoch and the rows' ids
+	// (docs/transforms.md): for each row its picture's width and height as stored, and how often its sample came in the
+	// epoch before, as three uint32, little-endian. Zeros for rows without a picture; empty if there is none.
+	Draws         []byte `protobuf:"bytes,10,opt,name=draws,proto3" json:"draws,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1212,6 +1216,13 @@ func (x *BatchHeader) GetSlot() uint32 {
 		return x.Slot
 	}
 	return 0
+}
+
+func (x *BatchHeader) GetDraws() []byte {
+	if x != nil {
+		return x.Draws
+	}
+	return nil
 }
 
 // BadSample reports a sample that was skipped.
@@ -1475,7 +1486,7 @@ const file_feed_proto_rawDesc = "" +
 	"\x05dtype\x18\x02 \x01(\tR\x05dtype\x12\x14\n" +
 	"\x05shape\x18\x03 \x03(\x04R\x05shape\x12\x16\n" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x16\n" +
-	"\x06length\x18\x05 \x01(\x04R\x06length\"\x88\x02\n" +
+	"\x06length\x18\x05 \x01(\x04R\x06length\"\x9e\x02\n" +
 	"\vBatchHeader\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x12\n" +
@@ -1486,7 +1497,9 @@ const file_feed_proto_rawDesc = "" +
 	"\x06planes\x18\x06 \x03(\v2\x14.shoal.feed.v1.PlaneR\x06planes\x12*\n" +
 	"\x03bad\x18\a \x03(\v2\x18.shoal.feed.v1.BadSampleR\x03bad\x12\x14\n" +
 	"\x05state\x18\b \x01(\tR\x05state\x12\x12\n" +
-	"\x04slot\x18\t \x01(\rR\x04slot\"W\n" +
+	"\x04slot\x18\t \x01(\rR\x04slot\x12\x14\n" +
+	"\x05draws\x18\n" +
+	" \x01(\fR\x05draws\"W\n" +
 	"\tBadSample\x12\x10\n" +
 	"\x03row\x18\x01 \x01(\rR\x03row\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x04R\x02id\x12\x12\n" +

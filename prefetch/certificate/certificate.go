@@ -23,6 +23,8 @@ type Subject struct {
 	Shard func(sample int) int
 	// Label returns the class of a sample, -1 for none; nil where there are no classes.
 	Label func(sample int) int
+	// World is the number of ranks, of which rank r reads the positions r, r+World, …; 0 is 1.
+	World int
 	// Progress is told now and then how many positions have been seen; it may be nil.
 	Progress func(positions int)
 }
@@ -38,6 +40,18 @@ type Certificate struct {
 
 	Shards *Shards `json:"shards,omitempty"`
 	Labels *Labels `json:"labels,omitempty"`
+	Ranks  []Rank  `json:"ranks,omitempty"` // of several, where there are classes
+}
+
+// Rank says what one rank reads in the epoch.
+type Rank struct {
+	Rank      int `json:"rank"`
+	Positions int `json:"positions"`
+	Classes   int `json:"classes"` // that the rank sees
+	// Variation is the total variation distance between the labels of the rank's epoch and those of all ranks'.
+	Variation float64 `json:"total_variation"`
+	// Random is the expectation of Variation for a rank that draws its positions at random.
+	Random float64 `json:"random_total_variation"`
 }
 
 // Shards says how the batches fall on the shards.
@@ -113,6 +127,9 @@ func Of(s Subject) (Certificate, error) {
 	}
 	if s.Label != nil {
 		c.Labels = measureLabels(s, labels)
+		if s.World > 1 {
+			c.Ranks = measureRanks(s, labels)
+		}
 	}
 	return c, nil
 }
@@ -206,9 +223,7 @@ func Formula(batch int, size float64, open, shards int) float64 {
 func measureLabels(s Subject, all tally) *Labels {
 	n, batch := s.Order.Len(), s.Batch
 	out := &Labels{Classes: all.distinct}
-	for _, c := range all.count {
-		out.Random += absoluteDeviation(n, c, batch) / float64(2*batch)
-	}
+	out.Random = randomVariation(all, n, batch)
 	in := make([]int, len(all.count))
 	total := 0.0
 	whole := n / batch
@@ -231,6 +246,39 @@ func measureLabels(s Subject, all tally) *Labels {
 	}
 	out.Variation = total / float64(whole)
 	return out
+}
+
+func measureRanks(s Subject, all tally) []Rank {
+	n := s.Order.Len()
+	ranks := make([]Rank, s.World)
+	in := make([]int, len(all.count))
+	for r := range ranks {
+		rank := Rank{Rank: r}
+		for p := r; p < n; p += s.World {
+			in[s.Label(s.Order.At(p))+1]++
+			rank.Positions++
+		}
+		for label, k := range in {
+			if k > 0 {
+				rank.Classes++
+				rank.Variation += max(0, float64(k)/float64(rank.Positions)-float64(all.count[label])/float64(n))
+			}
+		}
+		if clear(in); rank.Positions > 0 {
+			rank.Random = randomVariation(all, n, rank.Positions)
+		}
+		ranks[r] = rank
+	}
+	return ranks
+}
+
+// randomVariation returns the expected distance between the labels of so many of n positions, drawn at random, and those
+// of all.
+func randomVariation(all tally, n, draws int) (v float64) {
+	for _, c := range all.count {
+		v += absoluteDeviation(n, c, draws) / float64(2*draws)
+	}
+	return v
 }
 
 // absoluteDeviation returns E|X - E(X)| for X, the number of marked ones among draws out of n without

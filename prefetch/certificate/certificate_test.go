@@ -2,6 +2,7 @@ package certificate
 
 import (
 	"math"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -184,6 +185,47 @@ func TestOfErrors(t *testing.T) {
 	} {
 		if _, err := Of(s); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%v, want %q", err, words)
+		}
+	}
+}
+
+// No order that shuffles gives a rank other classes than the rest, however the classes lie in the dataset: sorted, or in
+// turns of which the number of ranks is a multiple. (sequential and list are read as they are.)
+func TestRanksSeeAllClasses(t *testing.T) {
+	const n, classes = 9600, 4
+	for lie, label := range map[string]func(int) int{
+		"sorted":  func(s int) int { return s * classes / n },
+		"turns":   func(s int) int { return s % classes },
+		"batches": func(s int) int { return s / 16 % classes },
+	} {
+		// Neighbours in length are of different classes too.
+		f := order.Facts{Samples: n, Shards: func() order.Groups { return order.Contiguous(n, 100) }, Label: label,
+			Size:    func(s int) int64 { return int64(1000 + s) },
+			Classes: func() []string { return []string{"a", "b", "c", "d"} }}
+		for _, text := range []string{"uniform:seed=1", "torch:seed=1", "windowed:seed=1,window=4", "windowed:seed=1,window=1",
+			"buckets:seed=1,batch=48", "buckets:seed=1,batch=48,count=50", "buckets:seed=1,batch=48,count=200", "mixture:seed=1,weights=*:1", "mixture:seed=1,weights=a:1+b:1+c:1+d:1", "mixture:seed=1,weights=a:3+[b-d]:1"} {
+			for _, world := range []int{2, 3, 4, 8, 16} {
+				spec, err := order.Parse(text + ",world=" + strconv.Itoa(world) + ",rank=0-" + strconv.Itoa(world-1))
+				if err != nil {
+					t.Fatal(err)
+				}
+				o, err := spec.Over(f, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c, err := Of(Subject{Order: o, Batch: 48, Samples: n, Label: label, World: world})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(c.Ranks) != world {
+					t.Fatalf("%d ranks of %d", len(c.Ranks), world)
+				}
+				for _, r := range c.Ranks {
+					if r.Classes != classes || r.Variation > 3*r.Random {
+						t.Errorf("%s over classes in %s, world %d: %+v", text, lie, world, r)
+					}
+				}
+			}
 		}
 	}
 }

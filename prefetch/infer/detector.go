@@ -40,8 +40,38 @@ type Detector struct {
 	reread int        // opens of what had been read already, among the doubt's
 	latest [16]uint32 // samples opened last + 1, as a ring
 	opens  int
-	last   Source // of the latest lock
-	known  bool   // there was one
+	known  []Known // what was found, the latest first
+}
+
+// Known is a source that was found, and the folder whose samples it shuffles.
+type Known struct {
+	Folder string `json:"folder,omitempty"`
+	Source Source `json:"source"`
+}
+
+// maxKnown bounds the sources that are remembered.
+const maxKnown = 64
+
+// Remember tells the detector what was found in an earlier life, the latest first.
+func (d *Detector) Remember(known []Known) { d.known = slices.Clone(known[:min(len(known), maxKnown)]) }
+
+// Known returns what is to be told to Remember in another life. It changes with a Lock only.
+func (d *Detector) Known() []Known { return slices.Clone(d.known) }
+
+// learn takes note of a source that was found.
+func (d *Detector) learn(k Known) {
+	d.known = slices.DeleteFunc(d.known, func(o Known) bool { return o == k })
+	d.known = slices.Insert(d.known, 0, k)[:min(len(d.known)+1, maxKnown)]
+}
+
+// sources returns the known sources of a folder.
+func (d *Detector) sources(folder string) (list []Source) {
+	for _, k := range d.known {
+		if k.Folder == folder {
+			list = append(list, k.Source)
+		}
+	}
+	return list
 }
 
 // lock is a finding that is being followed.
@@ -204,7 +234,7 @@ func (k *lock) expected() int {
 
 func (d *Detector) unlock() Change {
 	first, opens := d.doubt.subset.First, d.doubt.opens
-	d.last, d.known = d.lock.source(), true
+	d.learn(Known{d.lock.finding.Subset.Folder, d.lock.source()}) // of the epoch that was read last
 	d.lock, d.doubt = nil, nil
 	for _, t := range d.traces {
 		t.begin(nil)
@@ -221,30 +251,39 @@ func (d *Detector) Stale(s *Search) bool {
 	return s.epoch != s.trace.epoch || d.lock == nil != (s.Depth != Near) || s.Depth == Near && s.trace != d.doubt
 }
 
-// Next returns the search that is due, nil if none is. The caller runs it, or drops it. quick asks for
-// one that takes seconds at most.
-func (d *Detector) Next(quick bool) *Search {
+// Next returns the search that is due and not running yet, nil if there is none. The caller runs it, or drops it.
+// A search of the usual seeds waits for no other, so that a few opens more are not in vain while small ones are
+// tried; one of all seeds waits until those of small ones are through.
+func (d *Detector) Next(running func(Depth) bool) *Search {
 	if d.lock != nil {
+		if running(Near) {
+			return nil
+		}
 		return d.nextNear()
 	}
-	var best *trace
-	for _, t := range d.traces {
-		if len(t.opens) >= max(firstTry, t.tries.usual) && t.shuffled() {
-			// A folder before the whole, since the whole's numbers are less probable then.
-			if best == nil || t.subset.Len < best.subset.Len {
-				best = t
+	if !running(Usual) {
+		var best *trace
+		for _, t := range d.traces {
+			if len(t.opens) >= max(firstTry, t.tries.usual) && t.shuffled() {
+				// A folder before the whole, since the whole's numbers are less probable then.
+				if best == nil || t.subset.Len < best.subset.Len {
+					best = t
+				}
 			}
 		}
+		if best != nil {
+			return d.search(best, Usual)
+		}
 	}
-	if best != nil {
-		return d.search(best, Usual)
+	if running(Small) {
+		return nil
 	}
 	for _, t := range d.traces {
 		if len(t.opens) >= max(smallTry, t.tries.small) && t.shuffled() {
 			return d.search(t, Small)
 		}
 	}
-	if quick {
+	if running(Whole) {
 		return nil
 	}
 	for _, t := range slices.Backward(d.traces) {
@@ -255,29 +294,27 @@ func (d *Detector) Next(quick bool) *Search {
 	return nil
 }
 
+// search returns a search of the trace, and says how many opens later the next is due.
 func (d *Detector) search(t *trace, depth Depth) *Search {
-	s := &Search{Depth: depth, trace: t, epoch: t.epoch}
-	l := newLook(t.opens, t.subset, wanted)
+	n := len(t.opens)
+	again, due := max(n*3/2, min(2*n, smallTry)), &t.tries.usual
 	switch depth {
-	case Usual:
-		t.tries.usual = len(t.opens) * 3 / 2
-		if len(t.opens) > maxLook {
-			t.tries.usual = maxTrace + 1
-		}
-		if d.known {
-			s.addNear(l, d.last)
-		}
-		s.addUsual(l)
 	case Small:
-		if t.tries.small = 4 * len(t.opens); len(t.opens) > maxLook {
-			t.tries.small = maxTrace + 1
-		}
-		s.addSmall(l)
+		again, due = 4*n, &t.tries.small
 	case Whole:
-		t.tries.whole = 16 * len(t.opens)
+		again, due = 16*n, &t.tries.whole
 		d.wholes++
-		s.addWhole(l)
 	}
+	if *due = again; n > maxLook && depth != Whole {
+		*due = maxTrace + 1
+	}
+	return t.task(depth, d.sources(t.subset.Folder))
+}
+
+// task returns a search of what the trace holds now.
+func (t *trace) task(depth Depth, known []Source) *Search {
+	s := NewSearch(Task{Depth: depth, Subset: t.subset, Opens: slices.Clone(t.opens[:min(len(t.opens), maxLook)]), Known: known})
+	s.trace, s.epoch = t, t.epoch
 	return s
 }
 
@@ -287,12 +324,7 @@ func (d *Detector) nextNear() *Search {
 		return nil
 	}
 	t.tries.usual = len(t.opens) + max(4, len(t.opens)/8)
-	s := &Search{Depth: Near, trace: t, epoch: t.epoch}
-	s.addNear(newLook(t.opens, t.subset, wantedNear), d.lock.source())
-	if n := len(t.opens); n > 3*maxDoubt { // what came before may have been something else
-		s.addNear(newLook(t.opens[n-2*maxDoubt:], t.subset, wantedNear), d.lock.source())
-	}
-	return s
+	return t.task(Near, []Source{d.lock.source()})
 }
 
 // source returns the source from the epoch on that is being read.
@@ -320,6 +352,9 @@ func (d *Detector) Lock(s *Search, f Finding) Change {
 		}
 	}
 	opens := s.trace.opens
+	if change == Locked {
+		d.learn(Known{f.Subset.Folder, f.Source})
+	}
 	d.wholes, d.run, d.calm, d.away, d.reread = 0, 0, 0, 0, 0
 	d.lock = newLock(f, epoch)
 	d.doubt = newTrace(f.Subset)
@@ -335,7 +370,7 @@ func newLock(f Finding, epoch int) *lock {
 	all := f
 	all.World, all.First, all.Last = 1, 0, 0
 	o := all.Order(epoch)
-	k := &lock{finding: f, epoch: epoch, place: make([]uint32, f.Subset.Len), model: newModel(f.Subset.Len, f.Subset.Len, f.together)}
+	k := &lock{finding: f, epoch: epoch, place: make([]uint32, f.Subset.Len), model: newModel(f.Subset.Len, f.Subset.Len, f.Together)}
 	for pos := range o.Len() {
 		k.place[o.At(pos)-f.Subset.First] = uint32(pos)
 	}

@@ -12,6 +12,8 @@ const (
 	wanted = 32 + 5 + 64
 	// wantedNear is the same where only some 100 successors of a known shuffle are tried.
 	wantedNear = 7 + 64
+	// wantedKnown is the same for the epochs of the shuffles that were found in an earlier life.
+	wantedKnown = 13 + 64
 
 	// Shares of the opens of a process that go on by a stride that was seen before, by another step
 	// forwards, and anywhere.

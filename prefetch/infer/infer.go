@@ -133,7 +133,7 @@ type Finding struct {
 	Bits  float64
 	Reads int // opens, from the epoch's beginning, that gave as much as was needed
 
-	together bool // all processes are one reader
+	Together bool // all processes are one reader
 }
 
 // Order returns the order of an epoch, counted from the one that was found, over the samples' numbers in

@@ -26,20 +26,50 @@ var depthNames = [...]string{"successors", "usual seeds", "small seeds", "all se
 
 func (d Depth) String() string { return depthNames[d] }
 
-// Search looks for the shuffle behind what a Detector has seen. It is immutable.
+// Task is what a search needs to know. It is plain data, so that another process can carry it out.
+type Task struct {
+	Depth  Depth
+	Subset Subset
+	Opens  []Open   // samples are numbered from the subset's first
+	Known  []Source // of shuffles that were found before: they, and what may follow them, are tried first
+}
+
+// Search looks for the shuffle behind what a Detector has seen.
 type Search struct {
-	Depth Depth
+	Task
 	steps []func(stopped func() bool, found func(Finding))
 
 	trace *trace
 	epoch int
 }
 
-// Steps returns how many steps there are.
-func (s *Search) Steps() int { return len(s.steps) }
+// NewSearch returns a search that does what the task says.
+func NewSearch(t Task) *Search { return &Search{Task: t} }
+
+// Steps returns how many steps there are. It works them out when it is called for the first time.
+func (s *Search) Steps() int {
+	if s.steps != nil {
+		return len(s.steps)
+	}
+	switch s.Depth {
+	case Near:
+		s.addNear(newLook(s.Opens, s.Subset, wantedNear), s.Known[0])
+		if n := len(s.Opens); n > 3*maxDoubt { // what came before may have been something else
+			s.addNear(newLook(s.Opens[n-2*maxDoubt:], s.Subset, wantedNear), s.Known[0])
+		}
+	case Usual:
+		s.addKnown(newLook(s.Opens, s.Subset, wantedKnown))
+		s.addUsual(newLook(s.Opens, s.Subset, wanted))
+	case Small:
+		s.addSmall(newLook(s.Opens, s.Subset, wanted))
+	case Whole:
+		s.addWhole(newLook(s.Opens, s.Subset, wanted))
+	}
+	return len(s.steps)
+}
 
 // Run carries out a step, and calls found for what it finds. Steps may run side by side, in any order. Whatever is found
-// first will do. A step takes some 10 ms, but a hundred times that where nearly all samples were opened and every seed
+// first will do. A step takes some ms, but a thousand times that where nearly all samples were opened and every seed
 // has to be weighed; it asks every few ms whether it is stopped, and then ends early.
 func (s *Search) Run(step int, stopped func() bool, found func(Finding)) {
 	s.steps[step](stopped, found)
@@ -222,7 +252,7 @@ func (l *look) verify(s *scratch, source Source, found func(Finding)) {
 // weigh sums up the evidence of the opens at the positions s.at.
 func (l *look) weigh(s *scratch, source Source, together bool) (f Finding, ok bool) {
 	m := newModel(l.subset.Len, len(s.farHead), together)
-	f = Finding{Subset: l.subset, Source: source, together: together}
+	f = Finding{Subset: l.subset, Source: source, Together: together}
 	for i, o := range l.opens {
 		m.open(o.Process, int(s.at[i]), l.subset.Len-i)
 		if f.Reads == 0 && m.bits >= l.wanted {
@@ -277,6 +307,45 @@ func (s *Search) addNear(l *look, last Source) {
 	})
 }
 
+// addKnown appends a step that tries the known sources' epochs, and one for each of the latest of them that
+// finds it in the midst of an epoch, and its successors.
+func (s *Search) addKnown(l *look) {
+	const latest = 4
+	s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
+		mem := l.scratch(stopped)
+		for _, source := range s.Known {
+			epochs := someEpochs
+			if source.Kind == Drawn {
+				epochs = 1
+			}
+			for e := range epochs {
+				l.tryShuffle(mem, source.from(e), found)
+			}
+		}
+	})
+	for _, source := range s.Known[:min(latest, len(s.Known))] {
+		s.addNear(l, source)
+	}
+}
+
+// tryShuffle is try for any source.
+func (l *look) tryShuffle(s *scratch, source Source, found func(Finding)) {
+	sh, _ := source.Shuffle(0)
+	if sh.Skip == 0 {
+		l.trySeed(s, sh.Seed, source, found)
+		return
+	}
+	g := order.NewGenerator(uint64(sh.Seed))
+	for range sh.Skip {
+		g.Random()
+	}
+	d := s.draws[:headLen]
+	for i := range d {
+		d[i] = g.Random()
+	}
+	l.try(s, d, source, found)
+}
+
 // loaderWord is the word of a default generator's stream that seeds the sampler of the first epoch,
 // if nothing else draws (order.LoaderSeeds), and loaderStep how many there are from epoch to epoch.
 const (
@@ -296,7 +365,7 @@ func (s *Search) addUsual(l *look) {
 		all = append(all, seed)
 	}
 	all = append(all, usualSeeds...)
-	for chunk := range slices.Chunk(all, 256) {
+	for chunk := range slices.Chunk(all, 64) {
 		s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
 			mem := l.scratch(stopped)
 			for _, seed := range chunk {
@@ -308,7 +377,7 @@ func (s *Search) addUsual(l *look) {
 		})
 	}
 	// A rank of a large world has few samples in a permutation's head.
-	for chunk := range slices.Chunk(append(all[:someSmall:someSmall], usualSeeds...), 16) {
+	for chunk := range slices.Chunk(append(all[:someSmall:someSmall], usualSeeds...), 1) {
 		s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
 			mem := l.scratch(stopped)
 			for _, seed := range chunk {
@@ -316,10 +385,10 @@ func (s *Search) addUsual(l *look) {
 			}
 		})
 	}
-	for chunk := range slices.Chunk(all, 128) {
+	for chunk := range slices.Chunk(all, 8) {
 		s.addWords(l, chunk, 0, someWords)
 	}
-	for chunk := range slices.Chunk(usualSeeds, 32) {
+	for chunk := range slices.Chunk(usualSeeds, 2) {
 		s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
 			mem := l.scratch(stopped)
 			for _, seed := range chunk {
@@ -350,7 +419,7 @@ func (s *Search) addWords(l *look, seeds []uint32, from, to int) {
 
 // addSmall appends the steps of a Small search.
 func (s *Search) addSmall(l *look) {
-	const chunk = 1 << 11
+	const chunk = 1 << 8
 	for first := uint32(0); first < allSmall; first += chunk {
 		s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
 			mem := l.scratch(stopped)
@@ -363,8 +432,8 @@ func (s *Search) addSmall(l *look) {
 		s.addWords(l, []uint32{seed}, someWords, 1024)
 	}
 	for _, seed := range append([]uint32{0, 1, 2, 3, 7, 10, 100, 123}, usualSeeds...) {
-		for from := 1024; from < 1<<15; from += chunk {
-			s.addWords(l, []uint32{seed}, from, from+chunk)
+		for from := 1024; from < 1<<15; from += 2048 {
+			s.addWords(l, []uint32{seed}, from, from+2048)
 		}
 	}
 }

@@ -88,7 +88,7 @@ func watch(d *Detector, opens []Open, deepest Depth) (changes []change) {
 		if c := d.Open(o); c != None {
 			changes = append(changes, change{c, i + 1})
 		}
-		for s := d.Next(false); s != nil; s = d.Next(false) {
+		for s := d.Next(idle); s != nil; s = d.Next(idle) {
 			if s.Depth > deepest {
 				continue
 			}
@@ -109,6 +109,8 @@ func watch(d *Detector, opens []Open, deepest Depth) (changes []change) {
 	}
 	return changes
 }
+
+func idle(Depth) bool { return false }
 
 func whole(n int) []Subset { return []Subset{{Len: n}} }
 

@@ -16,7 +16,7 @@ const (
 	bucketBatches  = 8
 )
 
-// newBuckets returns an order of length buckets, buckets@1: each global batch (batch positions from a
+// newBuckets returns an order of length buckets, buckets@2: each global batch (batch positions from a
 // multiple of batch on) holds samples of about the same length, so that padding to the longest wastes
 // little, and the ranks that share it have equal work. count is the number of buckets, 0 for
 // min(16, max(M/8, 1)).
@@ -35,12 +35,13 @@ const (
 //  3. Shuffle each bucket, in order: for i = 0..size-2 draw z below size-i and swap i and i+z. Cut
 //     it into batches of B; what is left of bucket t is the last batch.
 //  4. Shuffle the M whole batches in the same way.
-//  5. In each batch, the last one included, draw d below 2 and sort: by (length, position in Uniform)
-//     if d is 0, in the reverse order if it is 1.
+//  5. Sort each batch, the last one included, by (length, position in Uniform), draw d below its size, and
+//     move the first d to its end.
 //
 // By step 5 the ranks' work differs little whatever their number: rank r takes the positions r, r+W, …
 // of a batch, so that its sum differs from any other rank's by at most the difference between the batch's
-// longest sample and its shortest. The coin keeps a rank from having always the longer ones.
+// longest sample and its shortest. The draw of d gives each rank each place as often: none has always the
+// longer ones, or always the same class where classes take turns in length.
 //
 // It takes 4 bytes a sample, 20 more while it is made.
 func newBuckets(n int, size func(sample int) int64, seed uint64, epoch, batch, count int) (Order, error) {
@@ -100,11 +101,9 @@ func newBuckets(n int, size func(sample int) int64, seed uint64, epoch, batch, c
 	all := make(list, 0, n)
 	for _, b := range append(batches, last) {
 		slices.SortFunc(b, compare)
-		if below(2) == 1 {
-			slices.Reverse(b)
-		}
-		for _, it := range b {
-			all = append(all, it.sample)
+		d := below(len(b))
+		for i := range b {
+			all = append(all, b[(i+d)%len(b)].sample)
 		}
 	}
 	return all, nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"path"
 	"slices"
 	"sort"
@@ -11,11 +12,12 @@ import (
 	"strings"
 )
 
-// The limits of a mixture. They bound the table of a period, which takes 6 bytes a position, and the
-// time that it takes to fill: 65,536 positions of 256 sources take some 40 ms.
+// The limits of a mixture bound its table, which takes 10 bytes a position, and the time that it takes
+// to fill.
 const (
 	maxPeriod  = 1 << 16
 	maxSources = 256
+	leastTurn  = 4096 // positions of a table, at least
 )
 
 // weights are the sources of a mixture, with whole weights that have no common factor.
@@ -106,43 +108,47 @@ func (w weights) String() string {
 	return strings.Join(terms, "+")
 }
 
-// schedule returns which source each position of a period has. After t positions source i of weight w
-// out of P has come between w·t/P - d and w·t/P + d times, d = 1 - 1/(2k-2) < 1 for k sources; no
-// schedule does better for all weights.
+// schedule returns which source each position of a turn has. A turn is the smallest multiple of the
+// weights' sum of at least 4,096 positions; in it source i comes n[i] times, its exact share.
 //
-// It is R. Tijdeman's, "The chairman assignment problem", Discrete Mathematics 32 (1980): of the sources
-// that are at least 1/(2k-2) behind their share, the one that would be too late first.
-func (w weights) schedule() []uint16 {
+// Draw j of source i is due at the time (j + 4·U)/n[i] of the turn, modulo 1, U uniform below 1 and drawn
+// for each; the draws in the order of their times are the turn. So in no cyclic run of positions is a
+// source of share p off that share by 5·(1+(k-2)·p) or more, of k sources (5 of two sources), and by
+// about 1 on average; and its positions follow no pattern that a number of ranks could share. With 1 in
+// place of 4 they would: of 3:1 every fourth position has too few of the rarer source.
+func (w weights) schedule(seed uint64) (slots []uint8, n []int) {
 	period := 0
 	for _, s := range w {
 		period += s.weight
 	}
-	slots := make([]uint16, period)
-	if len(w) == 1 {
-		return slots
-	}
-	h := 2*len(w) - 2
-	count := make([]int, len(w))
-	for t := range slots {
-		best := -1
-		for i, s := range w {
-			if (s.weight*(t+1)-count[i]*period)*h < period {
-				continue
-			}
-			// Its deadline is ((1+count)·h - 1)/h · P/w: compare without the common factors.
-			if best < 0 || ((1+count[i])*h-1)*w[best].weight < ((1+count[best])*h-1)*s.weight {
-				best = i
-			}
+	turns := (leastTurn + period - 1) / period
+	due := make([]uint64, 0, turns*period)
+	n = make([]int, len(w))
+	k := key(seed, maxSources)
+	for i, s := range w {
+		n[i] = s.weight * turns
+		for j := range n[i] {
+			k += golden
+			time := (uint64(j)<<32 + mix13(k)>>30) % (uint64(n[i]) << 32)
+			due = append(due, time<<14/uint64(n[i])<<8|uint64(i))
 		}
-		slots[t] = uint16(best)
-		count[best]++
 	}
-	return slots
+	slices.Sort(due)
+	slots = make([]uint8, len(due))
+	for t, d := range due {
+		slots[t] = uint8(d)
+	}
+	return slots, n
 }
 
-// Mixture, mixture@1, is an order that draws from several sources in fixed proportions: over any
-// prefix of an epoch each source has its share of positions to within one (weights.schedule, which
-// depends on the weights alone and repeats after their sum).
+// Mixture, mixture@2, is an order that draws from several sources in fixed proportions: any run of
+// positions has each source's share to within a few (weights.schedule), and so has what any rank of
+// any world reads of it: the order knows neither batches nor ranks, but each position is as likely
+// as any other to be of a source.
+//
+// The schedule goes on over the epochs in turns. Turn q begins at a position of the table that is drawn
+// for it: a draw below the table's length as Windowed has it, from the state mix(mix(seed+c)^mix(mix(257)+c)+c) ^
+// mix(mix(q)+c). Every turn has exact shares.
 //
 // Each source is read in a uniform permutation of its own (Uniform, with the number of the source mixed into the seed),
 // and when it is exhausted in another, and so on. An epoch is a number of positions, by default
@@ -151,24 +157,24 @@ func (w weights) schedule() []uint16 {
 // epoch goes on with, so that over many epochs all samples of a source come equally often (to
 // within one).
 //
-// At and Find take O(log classes) time; the memory is that of a period.
+// At and Find take O(log classes + log table) time; the memory is that of a table.
 type mixture struct {
 	n      int
-	epoch  int
-	slots  []uint16 // by position in the period: its source
-	rank   []uint32 // and how many positions of that source are before it in the period
+	begin  int      // positions of earlier epochs
+	seed   uint64   // of where turns begin
+	slots  []uint8  // by position in the table: its source
+	rank   []uint32 // and how many positions of that source are before it in the table
 	parts  []part   // by source
 	ranges []span   // of all sources, by first sample
 }
 
 // part is a source as the dataset has it.
 type part struct {
-	size   int
-	seed   uint64
-	weight int
-	per    int      // positions in an epoch
-	at     []uint32 // positions in the period
-	spans  []span
+	size       int
+	seed       uint64
+	at         []uint32 // positions in the table
+	first, end int      // draws before the epoch, and before the next one
+	spans      []span
 }
 
 // span is a run of a source's samples.
@@ -191,12 +197,7 @@ func newMixture(f Facts, s Spec, epoch int) (*mixture, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &mixture{epoch: epoch, slots: w.schedule(), ranges: spans, parts: make([]part, len(w))}
-	m.rank = make([]uint32, len(m.slots))
-	for i := range w {
-		m.parts[i].weight = w[i].weight
-		m.parts[i].seed = key(s.seed, i)
-	}
+	m := &mixture{seed: key(s.seed, maxSources+1), ranges: spans, parts: make([]part, len(w))}
 	for i := range spans {
 		p := &m.parts[spans[i].source]
 		spans[i].before = p.size
@@ -209,20 +210,27 @@ func newMixture(f Facts, s Spec, epoch int) (*mixture, error) {
 			return nil, fmt.Errorf("source %q has no sample: its pattern matches no class, or only what an earlier source has%s", w[i].pattern, classesOf(f))
 		}
 	}
-	for t, i := range m.slots {
+	if s.samples != 0 {
+		m.n = s.samples
+	}
+	if epoch >= math.MaxInt/2/m.n {
+		return nil, fmt.Errorf("epoch %d is too far: all epochs together can have 2^62 positions", epoch)
+	}
+	m.begin = epoch * m.n
+	slots, count := w.schedule(s.seed)
+	m.slots, m.rank = slots, make([]uint32, len(slots))
+	for i := range m.parts {
+		m.parts[i].seed = key(s.seed, i)
+		m.parts[i].at = make([]uint32, 0, count[i])
+	}
+	for t, i := range slots {
 		p := &m.parts[i]
 		m.rank[t] = uint32(len(p.at))
 		p.at = append(p.at, uint32(t))
 	}
-	if s.samples != 0 {
-		m.n = s.samples
-	}
 	for i := range m.parts {
 		p := &m.parts[i]
-		p.per = p.until(m.n, len(m.slots))
-		if uint64(epoch+1) > math.MaxInt/uint64(max(p.per, 1)) {
-			return nil, fmt.Errorf("epoch %d is too far: all epochs together can have 2^63 positions", epoch)
-		}
+		p.first, p.end = m.until(p, m.begin), m.until(p, m.begin+m.n)
 	}
 	return m, nil
 }
@@ -322,10 +330,10 @@ func runs(bounds []int, sourceOf func(sample int) int) []span {
 	return all
 }
 
-// until returns how many of the first n positions of a schedule are the source's.
-func (p *part) until(n, period int) int {
-	i, _ := slices.BinarySearch(p.at, uint32(n%period))
-	return n/period*p.weight + i
+// before returns how many of the table's first t positions are the source's.
+func (p *part) before(t int) int {
+	i, _ := slices.BinarySearch(p.at, uint32(t))
+	return i
 }
 
 // sample returns the i-th sample of the source.
@@ -336,12 +344,40 @@ func (p *part) sample(i int) int {
 
 func (m *mixture) Len() int { return m.n }
 
+// phase returns the position of the table at which turn q begins.
+func (m *mixture) phase(q int) int {
+	hi, _ := bits.Mul64(mix13(key(m.seed, q)+golden), uint64(len(m.slots)))
+	return int(hi)
+}
+
+// until returns how many of the first n positions of all epochs are the source's.
+func (m *mixture) until(p *part, n int) int {
+	q, t := n/len(m.slots), n%len(m.slots)
+	phase := m.phase(q)
+	draws := q*len(p.at) - p.before(phase)
+	if t += phase; t >= len(m.slots) {
+		t -= len(m.slots)
+		draws += len(p.at)
+	}
+	return draws + p.before(t)
+}
+
 // draw returns the source of a position and how many draws of it came before, in all epochs.
 func (m *mixture) draw(pos int) (p *part, j int) {
 	check(pos, m.n)
-	q, t := pos/len(m.slots), pos%len(m.slots)
+	q := (m.begin + pos) / len(m.slots)
+	phase := m.phase(q)
+	t := (m.begin + pos + phase) % len(m.slots)
 	p = &m.parts[m.slots[t]]
-	return p, m.epoch*p.per + q*p.weight + int(m.rank[t])
+	return p, q*len(p.at) + (int(m.rank[t])-p.before(phase)+len(p.at))%len(p.at)
+}
+
+// position is draw's inverse.
+func (m *mixture) position(p *part, j int) int {
+	q := j / len(p.at)
+	phase := m.phase(q)
+	t := int(p.at[(j+p.before(phase))%len(p.at)])
+	return q*len(m.slots) + (t-phase+len(m.slots))%len(m.slots) - m.begin
 }
 
 func (m *mixture) At(pos int) int {
@@ -353,7 +389,16 @@ func (m *mixture) At(pos int) int {
 // Occurrence implements Repeating: it counts the source's permutations.
 func (m *mixture) Occurrence(pos int) int {
 	p, j := m.draw(pos)
-	return j/p.size - m.epoch*p.per/p.size
+	return j/p.size - p.first/p.size
+}
+
+// Source implements Mixed.
+func (m *mixture) Source(sample int) int {
+	k := sort.Search(len(m.ranges), func(k int) bool { return m.ranges[k].end > sample })
+	if k == len(m.ranges) || sample < m.ranges[k].first {
+		return -1
+	}
+	return m.ranges[k].source
 }
 
 func (m *mixture) Find(sample, from int) int {
@@ -363,18 +408,17 @@ func (m *mixture) Find(sample, from int) int {
 	}
 	r := m.ranges[k]
 	p := &m.parts[r.source]
-	before := m.epoch * p.per
-	least := before + p.until(from, len(m.slots))
-	for turn := least / p.size; turn*p.size < before+p.per; turn++ {
+	least := m.until(p, m.begin+from)
+	for turn := least / p.size; turn*p.size < p.end; turn++ {
 		u := newUniform(p.size, p.seed, turn)
 		j := turn*p.size + u.Find(r.before+sample-r.first, 0)
 		if j < least {
 			continue
 		}
-		if j -= before; j >= p.per {
+		if j >= p.end {
 			return -1
 		}
-		return j/p.weight*len(m.slots) + int(p.at[j%p.weight])
+		return m.position(p, j)
 	}
 	return -1
 }

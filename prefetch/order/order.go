@@ -49,6 +49,13 @@ type Repeating interface {
 	Occurrence(pos int) int
 }
 
+// Mixed is an Order over several sources.
+type Mixed interface {
+	Order
+	// Source returns the number of the source that has a sample, from 0, or -1 if none has.
+	Source(sample int) int
+}
+
 // Sequential is the identity on [0,n).
 func Sequential(n int) Locator {
 	if n < 0 {

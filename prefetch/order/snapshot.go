@@ -128,7 +128,7 @@ func ParseVersioned(text string) (Spec, error) {
 		return Spec{}, err
 	}
 	if s.Algorithm() != versioned || versioned == "" {
-		return Spec{}, fmt.Errorf("order %q: this program has %s as %s, which may be another order: resume with the version that the state was taken with", text, name, s.Algorithm())
+		return Spec{}, fmt.Errorf("order %q: this program has %s, which is another order: resume with the Shoal that the state was taken with, or start the epoch again without a state", text, s.Algorithm())
 	}
 	return s, nil
 }

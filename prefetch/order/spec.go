@@ -92,8 +92,8 @@ var algorithms = []algorithm{
 	{name: "torch-loader", version: "torch-loader@1", keys: []string{"seed", "from", "persistent", "workers", "samples", "replacement", "epoch"}, needs: []string{"seed"}},
 	{name: "uniform", version: "uniform@1", keys: []string{"seed", "epoch", "world", "rank"}, needs: []string{"seed"}},
 	{name: "windowed", version: "windowed@1", keys: []string{"seed", "window", "epoch", "world", "rank"}, needs: []string{"seed", "window"}},
-	{name: "mixture", version: "mixture@1", keys: []string{"seed", "weights", "samples", "epoch", "world", "rank"}, needs: []string{"seed", "weights"}},
-	{name: "buckets", version: "buckets@1", keys: []string{"seed", "batch", "count", "epoch", "world", "rank"}, needs: []string{"seed", "batch"}},
+	{name: "mixture", version: "mixture@2", keys: []string{"seed", "weights", "samples", "epoch", "world", "rank"}, needs: []string{"seed", "weights"}},
+	{name: "buckets", version: "buckets@2", keys: []string{"seed", "batch", "count", "epoch", "world", "rank"}, needs: []string{"seed", "batch"}},
 	{name: "sequential", version: "sequential@1", keys: []string{"epoch", "world", "rank"}},
 	{name: "list", version: "list@1", keys: []string{"path", "epoch", "world", "rank"}, needs: []string{"path"}, first: "path"},
 	{name: "plan"},
@@ -336,6 +336,9 @@ type Facts struct {
 	Samples int
 	// Shards returns the samples by shard, for windowed orders.
 	Shards func() Groups
+	// Unpacked says why there is no Shards, and what to do about it, where that is more than that nobody has packed the
+	// dataset. Errors quote it.
+	Unpacked string
 	// Size returns the length of a sample in bytes, for length buckets.
 	Size func(sample int) int64
 	// Classes returns the names of the classes by label, for mixtures that name them.
@@ -404,6 +407,9 @@ func (s Spec) whole(f Facts, epoch int) (Order, error) {
 		}
 		return Uniform(n, s.seed, epoch), nil
 	case "windowed":
+		if f.Shards == nil && f.Unpacked != "" {
+			return nil, fmt.Errorf("%w: %s", ErrNeedsShards, f.Unpacked)
+		}
 		if f.Shards == nil {
 			return nil, fmt.Errorf("%w, and the source is one of single files: "+
 				"pack it (shoal pack SOURCE DEST) and read the shards, or use uniform:seed=%d", ErrNeedsShards, s.seed)

@@ -10,12 +10,12 @@ import (
 // Limits are the least seconds that an epoch's work takes of each thing that it needs, were it the only one.
 // The largest is the limit of the epoch: nothing in the order of requests can undercut it.
 type Limits struct {
-	Compute   float64 // the accelerators' steps
-	Bandwidth float64 // the bytes over the line
-	Rate      float64 // the requests at the store's rate
-	Latency   float64 // the requests' first bytes, Connections at a time
-	CPU       float64 // the requests' serial work
-	Read      float64 // the workers' work on samples
+	Compute   float64 `json:"compute_seconds"`   // the accelerators' steps
+	Bandwidth float64 `json:"bandwidth_seconds"` // the bytes over the line
+	Rate      float64 `json:"rate_seconds"`      // the requests at the store's rate
+	Latency   float64 `json:"latency_seconds"`   // the requests' first bytes, Connections at a time
+	CPU       float64 `json:"cpu_seconds"`       // the requests' serial work
+	Read      float64 `json:"read_seconds"`      // the workers' work on samples
 }
 
 // Limits returns the limits of an epoch that a run of c returned.

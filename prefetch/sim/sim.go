@@ -105,8 +105,13 @@ type Config struct {
 // ErrStopped is returned by a run that Config.Watch has stopped.
 var ErrStopped = errors.New("sim: stopped")
 
-// ErrMemory is wrapped by the error of a run whose Memory is less than eight times the largest extent.
-var ErrMemory = errors.New("too little memory")
+// MemoryError is the error of a run whose Memory is less than eight times the largest extent.
+type MemoryError struct{ Have, Need int64 } // in bytes
+
+// Error implements error.
+func (e *MemoryError) Error() string {
+	return fmt.Sprintf("sim: %d bytes of memory where %d are needed", e.Have, e.Need)
+}
 
 // StallBounds are the upper bounds of a Histogram's buckets in seconds; the last bucket has none.
 var StallBounds = [...]float64{1e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1, 2, 5, 10}
@@ -127,19 +132,19 @@ func (h *Histogram) Add(seconds float64) {
 // Epoch is what an epoch took. Its bytes and requests are those that fetch its samples, whenever they were
 // sent: those for the head of the next epoch are the next epoch's.
 type Epoch struct {
-	Epoch       int
-	Seconds     float64 // from the end of the last epoch's last step to the end of its own
-	Compute     float64 // seconds of that in which the accelerators computed
-	Stall       float64 // seconds in which they waited
-	Utilisation float64 // Compute / Seconds
-	Samples     int
-	Bytes       int64 // over the line
-	Requests    int64
-	KeepHits    int64     // samples that were in the cache
-	RingHits    int64     // samples that lay in memory, fetched ahead
-	Waits       int64     // samples that a worker had to wait for
-	Stalls      Histogram // of the steps
-	MemoryPeak  int64     // bytes
+	Epoch       int       `json:"epoch"`
+	Seconds     float64   `json:"seconds"`         // from the end of the last epoch's last step to the end of its own
+	Compute     float64   `json:"compute_seconds"` // seconds of that in which the accelerators computed
+	Stall       float64   `json:"stall_seconds"`   // seconds in which they waited
+	Utilisation float64   `json:"utilisation"`     // Compute / Seconds
+	Samples     int       `json:"samples"`
+	Bytes       int64     `json:"bytes"` // over the line
+	Requests    int64     `json:"requests"`
+	KeepHits    int64     `json:"keep_hits"`         // samples that were in the cache
+	RingHits    int64     `json:"ring_hits"`         // samples that lay in memory, fetched ahead
+	Waits       int64     `json:"waits"`             // samples that a worker had to wait for
+	Stalls      Histogram `json:"stalls"`            // of the steps
+	MemoryPeak  int64     `json:"memory_peak_bytes"` // bytes
 }
 
 // watchEvery is how many events go by between two calls of Watch: some milliseconds.

@@ -1,8 +1,6 @@
 package sim
 
 import (
-	"fmt"
-
 	"github.com/shoalfs/shoal/prefetch"
 )
 
@@ -51,7 +49,7 @@ func (v *volume) init(s *simulation) error {
 		}
 	}
 	if s.Memory < extentLimit*largest {
-		return fmt.Errorf("%w: %d bytes for requests of up to %d bytes (give at least %d times as much)", ErrMemory, s.Memory, largest, extentLimit)
+		return &MemoryError{Have: s.Memory, Need: extentLimit * largest}
 	}
 	if several {
 		v.first = make([]uint32, s.Samples+1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Type
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class Batch:
     fields what else the transform makes, by name, such as boxes or masks: also attributes
     index, epoch   number of the batch in its epoch, and the epoch
     bad    skipped samples (BadSample)
+    params what was drawn for each row (see there)
 
     Arrays are the caller's to keep: their memory is used again only when nothing refers to it any
     more, neither they nor anything made of them without a copy. They are the caller's to write to as
@@ -41,7 +42,7 @@ class Batch:
     A Batch holds its memory as an array does.
     """
 
-    __slots__ = ("data", "label", "id", "valid", "fields", "index", "epoch", "bad", "_layout", "_owner", "__weakref__")
+    __slots__ = ("data", "label", "id", "valid", "fields", "index", "epoch", "bad", "_layout", "_owner", "_draws", "__weakref__")
 
     data: Any
     label: Any
@@ -56,7 +57,7 @@ class Batch:
                  fields: Optional[Dict[str, Any]] = None) -> None:
         self.data, self.label, self.id, self.valid, self.fields = data, label, id, valid, fields or {}
         self.index, self.epoch, self.bad = index, epoch, bad
-        self._layout = self._owner = None
+        self._layout = self._owner = self._draws = None
 
     def __getattr__(self, name: str) -> Any:
         # Only for what is not there: an array that was not made yet, or a field.
@@ -71,6 +72,22 @@ class Batch:
         fields = f"; its fields: {', '.join(self.fields)}" if name[:1] != "_" and self.fields else ""
         raise AttributeError(f"this batch has no {name}{fields}")
 
+    @property
+    def params(self) -> List[Optional[List[Tuple[str, Dict[str, Any]]]]]:
+        """What the transform drew for each row, as (name of the operation, what it drew) in the transform's order: such as
+        [("RandomResizedCrop", {"left": 3, "top": 40, "width": 200, "height": 180}), ("RandomHorizontalFlip", {"flip": True})].
+        Boxes are in pixels of what the operation gets. None for rows that are not valid. docs/transforms.md has the names.
+        Mixing is not among them. Raises ValueError where there is nothing to tell: samples that are no pictures,
+        batches that were pickled or finished on a device, and what follows RandomRotation(expand=True)."""
+        if self._draws is None:
+            raise ValueError("this batch has no params: there are some of pictures, as long as they have not been pickled, nor finished on a device")
+        from . import _draws
+        transform, seed, raw = self._draws
+        operations = _draws.parse(transform)
+        rows = np.frombuffer(raw, "<u4").reshape(-1, 3).tolist()
+        return [_draws.draw(operations, seed, self.epoch, i, occurrence, (width, height)) if width else None
+                for i, (width, height, occurrence) in zip(self.id.tolist(), rows)]
+
     def __iter__(self) -> Iterator[Any]:
         return iter((self.data, self.label))
 
@@ -82,8 +99,10 @@ class Batch:
                 return {k: each(v) for k, v in value.items()}
             return f(value) if hasattr(value, "shape") else value
 
-        return Batch(each(self.data), each(self.label), each(self.id), each(self.valid), self.index, self.epoch, self.bad,
+        made = Batch(each(self.data), each(self.label), each(self.id), each(self.valid), self.index, self.epoch, self.bad,
                      each(self.fields))
+        made._draws = self._draws
+        return made
 
     def copy(self) -> "Batch":
         """A batch in memory of its own, so that this one's can be used again."""
@@ -155,10 +174,10 @@ class CheckedBatch(Batch):
 _new = object.__new__
 
 
-def in_buffer(layout: "Layout", owner: Any, index: int, epoch: int, bad: Sequence[BadSample]) -> Batch:
-    """The batch whose planes lie in owner's buffer."""
+def in_buffer(layout: "Layout", owner: Any, index: int, epoch: int, bad: Sequence[BadSample], draws: Any = None) -> Batch:
+    """The batch whose planes lie in owner's buffer. draws: the transform, the session's seed, and the header's draws."""
     batch = _new(layout.batch)
-    batch._layout, batch._owner = layout, owner
+    batch._layout, batch._owner, batch._draws = layout, owner, draws
     batch.index, batch.epoch, batch.bad = index, epoch, bad
     if layout.data is not None:
         batch.data, batch.label = layout.data(owner), layout.label(owner)

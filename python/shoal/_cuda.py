@@ -22,11 +22,11 @@ import numpy as np
 from . import _cuda_driver
 from ._cuda_array import Buffer, DeviceArray, Lease, record_stream
 from ._cuda_driver import CUDAError, Device, Unavailable
-from ._cuda_finish import Finish, split
+from ._cuda_finish import Finish
 from ._cuda_import import Imported
 from ._cuda_ring import ON_HOST, Plane, Ring, Staged, bits
 
-__all__ = ["CUDAError", "Device", "DeviceArray", "Finish", "Imported", "Stage", "Staged", "Unavailable", "record_stream", "split"]
+__all__ = ["CUDAError", "Device", "DeviceArray", "Finish", "Imported", "Stage", "Staged", "Unavailable", "record_stream"]
 
 HEADER = 4096  # of a slot
 _THREADS = 256
@@ -42,25 +42,22 @@ class Stage(Ring):
     opened      the Opened message: transform, planes of a full batch
     slot_map    writable memory that the memfd is mapped at, slots * slot_bytes long
     buffers     device buffers, each for one batch that is on its way or referred to
-    finish      whether the transform was asked for with the word device (split)
 
     Raises Unavailable; nothing is held then, and batches can stay in host memory.
     """
 
-    def __init__(self, device: Device, opened: Any, slot_map: Any, slot_bytes: int, *, buffers: int = 4, finish: Any = False) -> None:
+    def __init__(self, device: Device, opened: Any, slot_map: Any, slot_bytes: int, *, buffers: int = 4) -> None:
         super().__init__(device)
         self._slot_bytes = slot_bytes
         self._free: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
         self._later: Deque[Tuple[Buffer, Dict[int, Any]]] = collections.deque()  # retired while a graph was being captured
         planes = {p.name: p for p in opened.planes}
-        if finish and "finish" not in planes:
-            raise Unavailable("the server was asked to leave part of the transform to the device, and has not: it is of another version; update it")
-        self._finish = Finish.of(opened.transform, planes["data"].shape) if finish else None
+        self._finish = Finish.left(opened)
         self._export = (ctypes.c_ubyte * len(slot_map)).from_buffer(slot_map)  # keeps the mapping
         self._base = ctypes.addressof(self._export)
         self._slots = np.frombuffer(slot_map, np.uint8)
         self._done: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
-        self._error: Optional[Exception] = None
+        self._failed: List[Tuple[CUDAError, Any, Lease]] = []  # of batches whose slots the device may be reading still
         self._registered = False
         self._buffers: List[Buffer] = []
         self._copied: Dict[int, int] = {}  # events, by address of the buffer: nothing reads the slot any more
@@ -78,7 +75,7 @@ class Stage(Ring):
         except BaseException:
             self._undo()
             raise
-        self._thread = threading.Thread(target=_complete, args=(device, self._done), name="shoal-cuda", daemon=True)
+        self._thread = threading.Thread(target=_complete, args=(device, self._done, self._failed, self._free), name="shoal-cuda", daemon=True)
         self._thread.start()
 
     def _open(self, mapped: int, buffers: int, room: int, rows_bytes: int) -> None:
@@ -118,10 +115,12 @@ class Stage(Ring):
     def put(self, header: Any, release: Callable[[], Any]) -> Staged:
         """Begins to copy the batch in the slot of a BatchHeader. Returns when that is queued: at once, or, while every
         buffer is referred to, when one is free. release is called, from a thread of this object, as soon as nothing
-        reads the slot any more; it must not be given back before."""
+        reads the slot any more; it must not be given back before.
+
+        Raises RuntimeError where a call fails, and for every later batch. The slot of a batch whose copy could not be
+        waited for is not released before close()."""
         with self._lock:
-            if self._closed:
-                raise RuntimeError("the feed was closed")
+            self._check()
             slots = self._slots
         start = (header.slot - 1) * self._slot_bytes + HEADER
         batch = slots[start:start + header.total_bytes]
@@ -131,9 +130,11 @@ class Stage(Ring):
             self._finish.check(bits(planes["finish"], batch))
         buffer = self._buffer()
         with self._lock:  # nothing is taken away in between
-            if self._closed:
+            try:
+                self._check()
+            except RuntimeError:
                 self._returned(buffer)
-                raise RuntimeError("the feed was closed")
+                raise
             lease = Lease(self.device, buffer, self)
             try:
                 with self.device:
@@ -142,9 +143,17 @@ class Stage(Ring):
                     made = self._copy(planes, self._base + start, header, buffer)
                     self.device.record(buffer.ready, self._stream)
             except CUDAError as e:
+                self._failed.append((e, release, lease))  # some of it may be under way
                 raise RuntimeError(f"batch {header.index} of epoch {header.epoch} to {self.device.name}: {e}") from None
             self._done.put((self._copied[buffer.at], release, lease))
         return Staged(lease, made, host)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise RuntimeError("the feed was closed")
+        if self._failed:
+            raise RuntimeError(f"a batch could not be copied to {self.device.name}: {self._failed[0][0]}. Go on from the last state in a new "
+                               "process, or without device=")
 
     def _copy(self, planes: Dict[str, Any], source: int, header: Any, buffer: Buffer) -> List[Plane]:
         """Queues the copies, and the kernel, and tells where the planes will be."""
@@ -184,8 +193,7 @@ class Stage(Ring):
         told, waited = False, 0.0
         while True:
             self._settle()
-            if self._closed:
-                raise RuntimeError("the feed was closed")
+            self._check()
             try:
                 got = self._free.get(timeout=0.25 if self._later else 1.0)
             except queue.Empty:
@@ -251,10 +259,16 @@ class Stage(Ring):
                     device.driver.cuMemHostUnregister(ctypes.c_void_p(self._base))
         except CUDAError as e:
             log.warning("shoal: closing the stage on %s: %s", device.name, e)
+        if self._stream:
+            _kept.append((self._export, self._failed))
         for buffer in idle:
             self._destroy(buffer)
         self._slots = np.empty(0, np.uint8)
         del self._export  # the mapping may go
+        if not self._stream:  # nothing reads slots any more
+            for _, release, _ in self._failed:
+                release()
+            self._failed.clear()
 
     def _destroy(self, buffer: Buffer) -> None:
         try:
@@ -268,9 +282,12 @@ class Stage(Ring):
             log.warning("shoal: closing the stage on %s: %s", self.device.name, e)
 
 
-def _complete(device: Device, done: "queue.SimpleQueue[Any]") -> None:
+_kept: List[Any] = []  # mappings and slots that a device may be reading still
+
+
+def _complete(device: Device, done: "queue.SimpleQueue[Any]", failed: List[Tuple[CUDAError, Any, Lease]], free: "queue.SimpleQueue[Any]") -> None:
     """Gives slots back in the order in which they were copied. It keeps a batch's lease until then: the events are the
-    buffer's."""
+    buffer's. A slot whose copy cannot be waited for goes to failed."""
     while True:
         item = done.get()
         if item is None:
@@ -280,8 +297,11 @@ def _complete(device: Device, done: "queue.SimpleQueue[Any]") -> None:
             with device:
                 device.synchronize(event)
         except CUDAError as e:
-            log.error("shoal: a copy to %s failed: %s", device.name, e)
-        release()
+            log.error("shoal: waiting for a copy to %s failed: %s", device.name, e)
+            failed.append((e, release, lease))
+            free.put(_CLOSED)  # who waits for a buffer hears of it
+        else:
+            release()
         del item, release, lease
 
 

@@ -9,13 +9,14 @@ import sys
 import threading
 from typing import Any, Dict, Optional
 
-OLDEST = 9000  # CUDA 9.0, the first whose driver reads PTX 6.0, which finish.ptx is in
+OLDEST = 10010  # CUDA 10.1, the first that has cuThreadExchangeStreamCaptureMode
 _CAPABILITY = 5, 0  # what finish.ptx is made for
 
 INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE, ALREADY_REGISTERED, NOT_READY = 1, 2, 100, 712, 600
 _MAJOR, _MINOR, _VMM, _MULTIPROCESSORS = 75, 76, 102, 16
 _EVENT_FLAGS = 1 | 2  # wait by sleeping; no timing
 _NON_BLOCKING = 1
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class Unavailable(RuntimeError):
@@ -91,6 +92,20 @@ def driver() -> Driver:
         return _driver
 
 
+class Relaxed:
+    """`with Relaxed(driver):` what this thread asks of the driver is no fault of a graph that another thread captures. By
+    default a wait, a query or an allocation in any thread fails while torch captures one, and spoils the capture."""
+
+    def __init__(self, library: Driver) -> None:
+        self._exchange, self._mode = library.cuThreadExchangeStreamCaptureMode, ctypes.c_int(_RELAXED)
+
+    def __enter__(self) -> None:
+        self._exchange(ctypes.byref(self._mode))
+
+    def __exit__(self, *exc: Any) -> None:
+        self._exchange(ctypes.byref(self._mode))  # which has the mode from before
+
+
 def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
@@ -114,7 +129,7 @@ def handle(stream: Any) -> int:
 class Device:
     """A GPU, by its primary context, which torch and other libraries of this process use as well.
 
-    `with device:` makes the context current in the thread.
+    `with device:` makes the context current in the thread, and has captures of graphs not mind (Relaxed).
     """
 
     @staticmethod
@@ -130,6 +145,7 @@ class Device:
 
     def __init__(self, library: Driver, ordinal: int) -> None:
         self.driver, self.ordinal, self.pid = library, ordinal, os.getpid()
+        self._entered = threading.local()
         count = ctypes.c_int()
         library.cuDeviceGetCount(ctypes.byref(count))
         if ordinal >= count.value:
@@ -177,9 +193,13 @@ class Device:
 
     def __enter__(self) -> "Device":
         self.driver.cuCtxPushCurrent_v2(self._context)
+        relaxed = Relaxed(self.driver)
+        relaxed.__enter__()
+        self._entered.__dict__.setdefault("modes", []).append(relaxed)
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        self._entered.modes.pop().__exit__()
         self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def usable(self) -> bool:

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import ast
-import re
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ._spec import words
 
+WORD = "|device"  # after a transform: the server is to leave to the device what it can
 _FLIP, _FILLED = 1, 2
-
-# What a transform may consist of for a device to finish it.
-_PICTURES = {"RandomResizedCrop", "RandomCrop", "Resize", "CenterCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "ColorJitter", "RandAugment",
-             "TrivialAugmentWide", "Normalize", "pillow", "nchw", "nhwc", "uint8", "fp16", "bf16", "fp32"}
-
-
-def split(spec: str) -> Tuple[str, bool]:
-    """What to ask the server for so that the device does its part of the transform, and whether it has one."""
-    names = [re.split(r"[^\w]", word, maxsplit=1)[0] for word in words(spec)]
-    mine = all(name in _PICTURES for name in names) and any(name[:1].isupper() and name != "Normalize" for name in names)
-    return (spec + "|device", True) if mine else (spec, False)
 
 
 class Finish(NamedTuple):
@@ -34,6 +23,13 @@ class Finish(NamedTuple):
     source_height: int
     source_width: int
     table: Optional[np.ndarray]  # [3, 256], bits of the type; None: bytes stay as they are
+
+    @staticmethod
+    def left(opened: Any) -> "Optional[Finish]":
+        """What a server leaves to the device, as its Opened message says; None: nothing."""
+        if not opened.transform.endswith(WORD):
+            return None
+        return Finish.of(opened.transform, next(p.shape for p in opened.planes if p.name == "data"))
 
     @staticmethod
     def of(transform: str, data_shape: Sequence[int]) -> "Finish":

@@ -8,7 +8,7 @@ import os
 import types
 from typing import Any, Callable, Dict, List, Tuple
 
-from . import _cuda
+from . import _cuda, _cuda_finish
 from ._batch import BadSample, Batch, Layout
 from ._errors import FeedError
 from ._slots import HandoverError
@@ -30,13 +30,15 @@ def prepare(device: str, open: Dict[str, Any]) -> Tuple[Dict[str, Any], Any]:
     except _cuda.Unavailable as e:
         _on_host(device, e)
         return open, None
-    host, finish = _cuda.split(open["transform"]) if open["transform"] else ("", False)
+    transform = open["transform"]
+    if transform and transform.strip() != "raw":
+        transform += _cuda_finish.WORD
 
     def stage(opened: Any, link: Any) -> "DeviceStage":
-        return DeviceStage(opened_device, finish, opened, link)
+        return DeviceStage(opened_device, opened, link)
 
     # The device's name means something to shoal-gpu, which does the rest itself, and nothing to shoal serve.
-    return {**open, "transform": host, "device": opened_device.name}, stage
+    return {**open, "transform": transform, "device": opened_device.name}, stage
 
 
 def _on_host(device: str, why: Exception) -> None:
@@ -49,22 +51,21 @@ def _on_host(device: str, why: Exception) -> None:
 class DeviceStage:
     """Puts batches on the device as they come, or has those that are there already."""
 
-    def __init__(self, device: _cuda.Device, finish: bool, opened: Any, link: Any) -> None:
-        self._link, self._connection, self._finish = link, None, None
+    def __init__(self, device: _cuda.Device, opened: Any, link: Any) -> None:
+        self._link, self._finish = link, None
         self._stage: Any = None
         try:
             if link.on_device:
                 self._stage = self._imported(device, opened, link)
             elif link.pool is not None:
-                self._stage = _cuda.Stage(device, opened, link.pool.memory, link.pool.slot_bytes, buffers=_BUFFERS, finish=finish)
+                self._stage = _cuda.Stage(device, opened, link.pool.memory, link.pool.slot_bytes, buffers=_BUFFERS)
             else:
                 raise _cuda.Unavailable("the server gave no memory from which a device could copy: its log has the reason")
         except _cuda.Unavailable as e:
             if link.on_device:
                 raise FeedError(f"device={device.name!r}: {e}. Or leave device out for batches in host memory") from None
             _on_host(device.name, e)
-            if any(p.name == "finish" for p in opened.planes):
-                self._finish = _cuda.Finish.of(opened.transform, next(p.shape for p in opened.planes if p.name == "data"))
+            self._finish = _cuda.Finish.left(opened)
 
     def _imported(self, device: _cuda.Device, opened: Any, link: Any) -> _cuda.Imported:
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Type, Uni
 from . import _spec, _wire
 from ._batch import Batch
 from ._errors import FeedError
-from ._link import HANDOVER, Address, Heap, Link, PinnedHeap
+from ._link import HANDOVER, Address, Heap, Link, PinnedHeap, refuse_fork
 from ._map import Mapper
 from ._slots import log
 
@@ -49,7 +49,8 @@ class Feed:
                 of its own for each Feed
     credits     batches kept ready in this process
     slots       batches in memory shared with a server on this host, at least credits + 1: those that are
-                ready and those that the trainer refers to. None: credits + 4; 0: no shared memory
+                ready and those that the trainer refers to. None: credits + 4; 0: no shared memory. Where the
+                server has no memory for all, there are fewer, down to credits + 1, or none
     readonly    nobody writes to the arrays, so that trainers of the same spec share their memory
     pin_memory  page-lock the memory of batches, where torch has CUDA
     map         function(sample, label, id) applied to each sample, in threads ahead of the trainer: its
@@ -132,7 +133,7 @@ class Feed:
         self._iteration: Optional[_Iteration] = None
         self._torch = self._import_torch()
         self._heap: Any = None
-        self._stats: Dict[str, Any] = {"batches": 0, "samples": 0, "bytes": 0, "epochs": 0, "bad_samples": 0, "reconnects": 0,
+        self._stats: Dict[str, Any] = {"batches": 0, "samples": 0, "bytes": 0, "slot_batches": 0, "epochs": 0, "bad_samples": 0, "reconnects": 0,
                                        "wait_seconds": 0.0}
         self._server: Dict[str, float] = dict.fromkeys(_SERVER_SECONDS, 0.0)
 
@@ -148,7 +149,8 @@ class Feed:
     def __len__(self) -> int:
         """Batches in a whole epoch, for this rank."""
         self._refuse_workers()
-        return int(self._linked().opened.per_epoch)
+        link = self._own_link() or self._linked()  # not a new one: the iteration goes on
+        return int(link.opened.per_epoch)
 
     @property
     def epoch(self) -> int:
@@ -187,24 +189,26 @@ class Feed:
 
         batches, samples, bytes, epochs, bad_samples, reconnects   what next() has returned, and how often
                         the feed found its server again
+        slot_batches    of batches, those that came in shared memory; the others came as messages
         wait_seconds    that next() waited for a batch: the trainer's loss
         fetch_seconds, decode_seconds   of the server on the current stream, summed over its parallel
                         readers and workers: which of the two to help where there is a wait
         stall_seconds   the server had no batch where one could be taken
         credit_seconds  the server had a batch ready and this process could take no more: it is the slower side
-        slots, held_slots   of shared memory that this process may hold, and those that it does
+        slots, held_slots   of shared memory that this process may hold, and those that it does. 0 slots where
+                        there is none: elsewhere than on the server's host, or without room in its --memory
 
         The server's are asked for; while it is away they are the last ones known.
         """
         link = self._link
-        if link is not None and link.pid == os.getpid():
+        if link is not None or self._stats["batches"]:
             try:
-                answer = json.loads(self._address.ask("Stats", _wire.STATS, timeout=10).json)
-                for one in answer.get("session_list", ()):
+                feed = json.loads(self._address.ask("Stats", _wire.STATS, timeout=10).json)["feed"]
+                for one in feed.get("ended_list", []) + feed["session_list"]:  # the newest comes last
                     if (one.get("session"), one.get("rank")) == (self._args["session"], self._args["rank"]):
                         self._server = {name: one.get(name, 0.0) for name in self._server}
-            except (FeedError, ValueError):
-                pass
+            except (FeedError, ValueError, KeyError):
+                pass  # away, a fork, or no server of ours
         pool = link.pool if link is not None else None
         slots = dict(slots=pool.limit, held_slots=len(pool.live)) if pool is not None else dict(slots=0, held_slots=0)
         return {**self._stats, **self._server, **slots}
@@ -256,11 +260,18 @@ class Feed:
                 f"shoal.Feed in a DataLoader worker: each of the {worker.num_workers} workers would be a trainer of its own and get "
                 "every batch. Decoding already runs in the server, in parallel: use DataLoader(feed, batch_size=None, num_workers=0)")
 
+    def _own_link(self) -> Optional[Link]:
+        """The stream, if one is open. Raises FeedError in a fork of the process that has opened it."""
+        link = self._link
+        if link is not None:
+            refuse_fork(link.pid)
+        return link
+
     def _linked(self) -> Link:
         """The stream for the next iteration: the open one if it stands there, else a new one."""
         want = self._resume if self._resume is not None else self._epoch
-        link = self._link
-        if link is not None and (link.pid != os.getpid() or link.position != want or link.over()):
+        link = self._own_link()
+        if link is not None and (link.position != want or link.over()):
             self._link = None
             link.close()
             link = None
@@ -276,7 +287,7 @@ class Feed:
         a = self._args
         if self._heap is None:  # not before: asking for CUDA would spoil it for forks
             pinned = a["pin_memory"] and self._torch is not None and self._torch.cuda.is_available()
-            self._heap = PinnedHeap() if pinned else Heap(a["credits"] + _SPARE_SLOTS)
+            self._heap = PinnedHeap(self._torch) if pinned else Heap(a["credits"] + _SPARE_SLOTS)
         slots = a["slots"] if a["slots"] is not None else a["credits"] + _SPARE_SLOTS
         open = dict(session=a["session"], order=a["order"], batch=a["batch_size"] or 0, world=a["world"], rank=a["rank"],
                     transform=self._spec or "", seed=a["seed"] % (1 << 64), epochs=a["epochs"], tail=a["tail"], bad=a["bad"],
@@ -355,6 +366,7 @@ class Feed:
         stats["batches"] += 1
         stats["samples"] += header.valid
         stats["bytes"] += header.total_bytes
+        stats["slot_batches"] += header.slot != 0
         stats["bad_samples"] += len(header.bad)
         self._at = self._state = header.state
         return batch
@@ -388,6 +400,7 @@ class _Iteration:
         feed = self._feed
         if feed is None:
             raise StopIteration
+        feed._own_link()
         if feed._iteration is not self:
             raise RuntimeError("this iteration of the feed is over: a newer one was begun, a state was loaded, or the feed was closed")
         batch = feed._next()

@@ -1,9 +1,11 @@
 """Tells a Shoal mount the order in which a DataLoader is about to read. See hint."""
 
 import bisect
+import collections
 import contextlib
 import copy
 import errno
+import itertools
 import os
 import random
 import sys
@@ -11,7 +13,7 @@ import sys
 import numpy as np
 
 
-def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1):
+def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1, limit=None):
     """Writes what sampler will yield next as a plan of the Shoal mount that holds the files.
 
     sampler     a DataLoader (StatefulDataLoader too), a sampler or batch sampler of torch's, or any
@@ -30,6 +32,9 @@ def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1):
     epochs      how many epochs to tell, one after the other. A sampler with set_epoch is taken to be
                 told each epoch's number; one that shuffles by the global generators cannot be told
                 further than one epoch, since the trainer draws from them too (ValueError).
+    limit       how many samples to tell at most. Without it an epoch ends after len(sampler) items (a
+                DataLoader's batches), also where the sampler itself has no end. A sampler without a
+                length needs it (ValueError).
 
     Call it once an epoch, after set_epoch and directly before the iteration begins: random numbers
     drawn in between change what a shuffling sampler yields. While the epoch before is still being
@@ -46,7 +51,7 @@ def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1):
         name = "default" if rank is None else f"rank{rank}"
     mounts = _Mounts(mountpoint)
     plans = {}
-    for i in predict(sampler, epochs):
+    for i in predict(sampler, epochs, limit):
         root, line = mounts.place(os.fspath(listing[i]))
         if root is not None:
             plans.setdefault(root, []).append(line)
@@ -60,14 +65,16 @@ def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1):
     return sum(len(lines) for lines in plans.values())
 
 
-def predict(sampler, epochs=1):
+def predict(sampler, epochs=1, limit=None):
     """The indices that sampler will yield next, as a list, leaving it and all random state as they
     are. Takes what hint takes."""
-    if epochs < 1:
-        raise ValueError(f"epochs: {epochs}, must be 1 or more")
+    for what, value in (("epochs", epochs), ("limit", limit)):
+        if value is not None and value < 1:
+            raise ValueError(f"{what}: {value}, must be 1 or more")
     with _untouched_global_state():
-        clone = _Clone(sampler)
-        return [int(i) for epoch in range(epochs) for i in _flat(clone.epoch(epoch, last=epoch == epochs - 1))]
+        clone = _Clone(sampler, bounded=limit is not None)
+        indices = (int(i) for epoch in range(epochs) for i in _flat(clone.epoch(epoch, last=epoch == epochs - 1)))
+        return list(itertools.islice(indices, limit))
 
 
 def _flat(items):
@@ -213,6 +220,15 @@ class _Mounts:
         return None
 
 
+def _length(sampler):
+    """How many items an epoch has."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        raise ValueError(f"hint: this {type(sampler).__name__} has no length, and may have no end; say how many samples to tell, such as "
+                         "limit=len(dataset)") from None
+
+
 @contextlib.contextmanager
 def _untouched_global_state():
     """Puts the global generators back, whatever a sampler of unknown type draws from them."""
@@ -220,10 +236,14 @@ def _untouched_global_state():
     try:
         yield
     finally:
-        random.setstate(saved[0])
-        np.random.set_state(saved[1])
-        if saved[2] is not None:
-            sys.modules["torch"].set_rng_state(saved[2])
+        _set_global_state(saved)
+
+
+def _set_global_state(saved):
+    random.setstate(saved[0])
+    np.random.set_state(saved[1])
+    if saved[2] is not None:
+        sys.modules["torch"].set_rng_state(saved[2])
 
 
 def _global_state():
@@ -240,20 +260,29 @@ class _Clone:
 
     Generators that are one object stay one object: what a DataLoader draws from its generator for
     its base seed is missing from the sampler's stream only if they share it.
+
+    Some loaders make one iterator over a sampler without end, keep it as .iterator, and take len(loader)
+    batches of it an epoch (timm's MultiEpochsDataLoader, Ultralytics' InfiniteDataLoader). The copy stands where
+    that iterator does, which can be known between epochs, and as long as no workers draw ahead.
     """
 
-    def __init__(self, sampler):
+    def __init__(self, sampler, bounded=False):
         self._torch = sys.modules.get("torch")
         self._copies = {}  # by id: the original, so that its id stays taken, and its copy
         self._draws = None  # what the DataLoader draws base seeds from: None, or a list of one generator (None: the global one)
         self._persistent = False
-        if self._torch is not None and isinstance(sampler, self._torch.utils.data.DataLoader):
-            sampler = self._enter(sampler)
+        self._kept = self._items = None  # the iterator that a loader keeps, and the copy's
+        loader = sampler
+        if self._torch is not None and isinstance(loader, self._torch.utils.data.DataLoader):
+            sampler = self._enter(loader)
         if hasattr(sampler, "__next__"):
             raise TypeError(f"hint: iterating this {type(sampler).__name__} would use it up; pass a list or a sampler")
+        self._length = None if bounded else _length(loader)
         self._sampler = self._copy(sampler, "sampler")
         self._epochs = [s for s in _nested(self._sampler) if hasattr(s, "set_epoch") and hasattr(s, "epoch")]
         self._first = [s.epoch for s in self._epochs]
+        if self._kept is not None:
+            self._follow(len(loader))
 
     def _enter(self, loader):
         """Takes note of what the loader will draw, and returns what it takes its indices from."""
@@ -267,11 +296,34 @@ class _Clone:
         if started and loader.num_workers > 0:
             raise TypeError("hint: state_dict has started this StatefulDataLoader's workers; call hint before it")
         self._persistent = loader.persistent_workers and loader.num_workers > 0
+        kept = getattr(loader, "iterator", None)
+        if isinstance(kept, self._torch.utils.data.dataloader._BaseDataLoaderIter):
+            self._kept = kept
         # A persistent iterator draws its base seed once, when it is made. Every other iteration
         # begins with drawing one, before the sampler draws anything.
-        if not started and not (self._persistent and loader._iterator is not None):
+        elif not started and not (self._persistent and loader._iterator is not None):
             self._draws = [None if loader.generator is None else self._copy(loader.generator, "generator")]
         return loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+
+    def _follow(self, length):
+        """Brings the copy to where the iterator that the loader keeps stands, at the end of an epoch of this length."""
+        kept, torch = self._kept, self._torch
+        if kept._num_workers:
+            one, other = (list(_flat(itertools.islice(iter(self._sampler), length))) for _ in range(2))
+            if self._epochs or one != other:
+                raise TypeError("hint: this loader's workers have begun the next epoch's shuffle already, so that it cannot be told; "
+                                "DataLoader(persistent_workers=True) keeps its workers, too, and can be hinted")
+        if kept._num_yielded % max(length, 1):
+            raise TypeError("hint: this loader goes on where its epoch was left; hint between whole epochs")
+        self._items = iter(self._sampler)
+        generators = [(value, made) for value, made in self._copies.values() if isinstance(value, torch.Generator)]
+        if kept._num_yielded and generators:
+            # The last epoch's end is still to come, where RandomSampler draws from its generator once more.
+            state = _global_state()
+            collections.deque(itertools.islice(self._items, length), 0)
+            _set_global_state(state)
+            for value, made in generators:
+                made.set_state(value.get_state())
 
     def epoch(self, k, last):
         """The indices of the k-th epoch from now; call it for each in turn."""
@@ -281,7 +333,10 @@ class _Clone:
         if self._draws is not None and not (self._persistent and k > 0):
             self._torch.empty((), dtype=self._torch.int64).random_(generator=self._draws[0])
         before = None if last else _global_state()
-        yield from self._sampler
+        items = self._items if self._kept is not None else iter(self._sampler)
+        yield from itertools.islice(items, self._length)
+        if self._kept is None:
+            next(items, None)  # a sampler may draw at its end
         if before is not None and not _same(before, _global_state()):
             raise ValueError("epochs: this sampler shuffles by a global generator, from which the trainer may draw before the next "
                              "epoch; give it a generator of its own, or hint each epoch")

@@ -77,9 +77,11 @@ def _found(address: int, size: int) -> Iterator[Tuple[str, str]]:
                 yield what, f"in a {type(holder).__name__}"
 
 
-def told(live: Dict[int, Any], waiting: int, address: int, size: int, slots: int, addr: str) -> str:
+def told(live: Dict[int, Any], waiting: int, address: int, size: int, slots: int, asked: int, addr: str) -> str:
     """The message for an exhausted pool."""
+    more = (f"open the feed with more, slots={2 * slots}" if slots >= asked else
+            f"give `shoal serve` more --memory: {asked} slots were asked for, and did not fit")
     return (f"shoal: feed {addr} waits: all {len(live)} of its {slots} slots are held in this process: "
             f"{describe(live, waiting, address, size)}. A slot is free again when nothing refers to its batch, nor to "
-            "anything made of it without a copy. Drop them, keep copies (batch.copy(), tensor.clone(), array.copy()), or open "
-            f"the feed with more, slots={2 * slots}")
+            "anything made of it without a copy. Drop them, keep copies (batch.copy(), tensor.clone(), array.copy()), or "
+            f"{more}")

@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 import grpc
 import numpy as np
 
-from . import _holders, _trace, _wire
+from . import _holders, _streams, _trace, _wire
 from ._batch import BadSample, Batch, Layout, _maker, _tensor_maker, in_buffer
 from ._errors import FeedError, explain
 from ._frames import Frames
@@ -32,6 +32,14 @@ _HELD_SECONDS = 5.0  # how long a wait for slots is before it is told
 _DEVICE_SECONDS = 0.002  # between looks at a device's events while a slot is waited for
 
 _user: Optional[int] = None  # the process that uses grpc
+_told: Set[str] = set()  # warnings that are given once
+
+
+def refuse_fork(user: int) -> None:
+    """Raises FeedError in any process but user, which has used the feed."""
+    if user != os.getpid():
+        raise FeedError(f"the feed was in use in process {user}, of which this one is a fork, and grpc does not survive a fork: "
+                        "open feeds after forking only, or start processes with the spawn method")
 
 
 class Address:
@@ -54,9 +62,8 @@ class Address:
     def channel(self) -> grpc.Channel:
         """A new channel. FeedError in a fork of a process that has used one."""
         global _user
-        if _user not in (None, os.getpid()):
-            raise FeedError(f"the feed was in use in process {_user}, of which this one is a fork, and grpc does not survive a fork: "
-                            "open feeds after forking only, or start processes with the spawn method")
+        if _user is not None:
+            refuse_fork(_user)
         _user = os.getpid()
         options = [
             ("grpc.enable_http_proxy", 0),
@@ -121,11 +128,15 @@ class Heap:
 
 
 class PinnedHeap:
-    """The same in page-locked memory. torch's allocator uses it again, and knows of copies under way."""
+    """The same in page-locked memory. torch's allocator uses it again, and knows of copies under way. It is made in the
+    trainer's thread, on the trainer's device."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch, self._device = torch, torch.cuda.current_device()
 
     def get(self, size: int) -> np.ndarray:
-        import torch
-        array = torch.empty(size + _ALIGN, dtype=torch.uint8, pin_memory=True).numpy()
+        with _streams.on(self._torch.cuda, self._device):
+            array = self._torch.empty(size + _ALIGN, dtype=self._torch.uint8, pin_memory=True).numpy()
         start = -array.ctypes.data % _ALIGN
         return array[start:start + size]
 
@@ -168,7 +179,7 @@ class Link:
         self.pid = os.getpid()
         self.position: Union[int, Dict[str, Any], None] = start
         self.pool: Optional[SlotPool] = None
-        self.readonly, self._slots = bool(open.get("readonly")), open["slots"]
+        self.readonly, self._slots, self._least = bool(open.get("readonly")), open["slots"], open["credits"] + 1
         self._address, self._heap, self._torch, self._pin = address, heap, torch, pin
         self._stage_maker, self._stage = stage, None
         self._layouts: Dict[Tuple[Any, ...], Layout] = {}
@@ -180,6 +191,7 @@ class Link:
         self._array: Any = None
         self._room: Any = None
         self._at = 0
+        self._seed, self._transform = open["seed"], ""
         self._error: Optional[FeedError] = None
         self._closed = False
         state = start if isinstance(start, dict) else None
@@ -248,7 +260,10 @@ class Link:
         return self._batch_item(header, array)
 
     def _open(self, opened: Any) -> None:
+        self._transform = opened.transform
         self.on_device = opened.pool is not None and bool(opened.pool.device)
+        if opened.pool is None and self._slots:
+            self._tell_no_slots(opened)
         if opened.pool is not None and not opened.pool.device:
             path = self._address.path
             if path is None:
@@ -260,6 +275,15 @@ class Link:
                 raise FeedError(f"the handover of the server's memory failed: {e}", HANDOVER) from None
         if self._stage_maker is not None:
             self._stage = self._stage_maker(opened, self)
+
+    def _tell_no_slots(self, opened: Any) -> None:
+        mib = sum(p.length for p in opened.planes) / (1 << 20)
+        text = (f"shoal: feed {self._address.addr} gave no shared memory for batches of {mib:.0f} MiB: they come as messages, at a fraction of the "
+                f"rate. {self._least} of them must fit a third of --memory: give `shoal serve` more of it, or ask for less (batch_size=, "
+                "credits=, or dtype=\"uint8\" and normalise on the device); its log has the figures. slots=0 says that this is meant")
+        if text not in _told:
+            _told.add(text)
+            log.warning("%s", text)
 
     def _batch_item(self, header: Any, array: Optional[np.ndarray]) -> Tuple[str, Any]:
         if header.slot and self.pool is None and not self.on_device:
@@ -283,12 +307,13 @@ class Link:
     def batch(self, header: Any, array: Optional[np.ndarray]) -> Batch:
         """The batch, as views of its slot or array."""
         bad = [BadSample(b.row, b.id, b.path, b.cause) for b in header.bad] if header.bad else ()
+        draws = (self._transform, self._seed, header.draws) if header.draws else None
         if array is not None:
-            return in_buffer(self.layout(header), array, header.index, header.epoch, bad)
+            return in_buffer(self.layout(header), array, header.index, header.epoch, bad, draws)
         pool = self.pool
         assert pool is not None
         owner = pool.lease(header.slot, header.index, header.epoch, header.total_bytes)
-        batch = in_buffer(self.layout(header), owner, header.index, header.epoch, bad)
+        batch = in_buffer(self.layout(header), owner, header.index, header.epoch, bad, draws)
         pool.live[header.slot] = weakref.ref(batch)
         return batch
 
@@ -362,7 +387,7 @@ class Link:
                 if not told and time.monotonic() - since >= _HELD_SECONDS and len(pool.live) >= pool.limit:
                     told = True
                     log.warning("%s", _holders.told(pool.live, pool.streams.waiting, pool.address, pool.slots * pool.slot_bytes, pool.limit,
-                                                    self._address.addr))
+                                                    self._slots, self._address.addr))
         finally:
             pool.waited = False
 

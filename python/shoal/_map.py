@@ -144,7 +144,9 @@ class Mapper:
         if label is batch.label:
             label = _copy(label)
         fields = {name: _copy(f) if f is batch.fields.get(name) else f for name, f in fields.items()}
-        return Batch(data, label, _copy(batch.id), _copy(batch.valid), batch.index, batch.epoch, batch.bad, fields)
+        made = Batch(data, label, _copy(batch.id), _copy(batch.valid), batch.index, batch.epoch, batch.bad, fields)
+        made._draws = batch._draws
+        return made
 
 
 def _copy(array: Any) -> Any:

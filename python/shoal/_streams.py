@@ -4,15 +4,24 @@ A copy to a device that does not block is still under way when the last referenc
 that death an event is recorded on every stream that may have been given work on the slot, and the slot
 waits for the events. Streams that may have: the one that was current when next() returned, the one
 that is current at the death, those of Batch.to(), and those declared by record_stream().
+
+Threads of this package, and the collector in any thread, ask CUDA here. So each call is made on the device that
+it is about (on): a thread that nobody has given a device is on cuda:0, and would make a context there, of some
+hundred MB, for every rank. And each call is one that the capture of a graph in another thread does not mind.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import ctypes
+import functools
 import logging
 import sys
 import threading
-from typing import Any, Deque, Dict, List, Tuple
+from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple
+
+from . import _cuda_driver
 
 _MOST_SEEN = 8
 
@@ -28,13 +37,39 @@ def _cuda() -> Any:
     return cuda if cuda is not None and cuda.is_initialized() else None
 
 
+@functools.lru_cache(None)
+def _driver() -> Optional[_cuda_driver.Driver]:
+    try:
+        return _cuda_driver.driver()
+    except _cuda_driver.Unavailable:
+        return None  # a torch for other devices than NVIDIA's
+
+
+@contextlib.contextmanager
+def on(cuda: Any, device: Any) -> Iterator[None]:
+    """The device is current in the thread, and captures of graphs do not mind."""
+    driver = _driver()
+    with contextlib.nullcontext() if driver is None else _cuda_driver.Relaxed(driver), cuda.device(device):
+        yield
+
+
+def _current(cuda: Any) -> List[Any]:
+    """The thread's current stream, where it can have work: on a device without a context it cannot."""
+    driver, active = _driver(), ctypes.c_int(1)
+    if driver is not None:
+        number = ctypes.c_int()
+        driver.cuDeviceGet(ctypes.byref(number), cuda.current_device())
+        driver.cuDevicePrimaryCtxGetState(number, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
+    return [cuda.current_stream()] if active.value else []
+
+
 class Streams:
     """The streams that may have work on slots, and the slots that wait for them."""
 
     def __init__(self) -> None:
         self._seen: List[Any] = []  # streams that were current when a batch was taken
         self._declared: Dict[int, List[Any]] = {}  # by slot
-        self._waiting: Deque[Tuple[int, List[Any]]] = collections.deque()  # slots and their events
+        self._waiting: Deque[Tuple[int, List[Tuple[Any, Any]]]] = collections.deque()  # slots, and devices and events
         self._later: Deque[int] = collections.deque()  # slots whose events could not be recorded yet
         self._polling = threading.Lock()
 
@@ -73,23 +108,24 @@ class Streams:
 
     def _capturing(self, cuda: Any) -> bool:
         """Whether a CUDA graph is being captured: an event recorded now would belong to it, a query would spoil it."""
-        for stream in (cuda.current_stream(), *self._seen):
-            with cuda.stream(stream):
+        for stream in (*_current(cuda), *self._seen):
+            with on(cuda, stream.device), cuda.stream(stream):
                 if cuda.is_current_stream_capturing():
                     return True
         return False
 
     def _record(self, cuda: Any, slot: int) -> bool:
         streams = self._declared.pop(slot, [])
-        for stream in (*self._seen, cuda.current_stream()):
+        for stream in (*self._seen, *_current(cuda)):
             if stream not in streams:
                 streams.append(stream)
         events = []
         for stream in streams:
-            event = cuda.Event()
-            event.record(stream)
-            if not event.query():
-                events.append(event)
+            with on(cuda, stream.device):
+                event = cuda.Event()
+                event.record(stream)
+                if not event.query():
+                    events.append((stream.device, event))
         if events:
             self._waiting.append((slot, events))
         return not events
@@ -109,7 +145,7 @@ class Streams:
                     out.append(slot)
             for _ in range(len(self._waiting)):
                 slot, events = self._waiting.popleft()
-                if cuda is None or all(event.query() for event in events):
+                if cuda is None or all(_passed(cuda, *event) for event in events):
                     out.append(slot)
                 else:
                     self._waiting.append((slot, events))
@@ -119,10 +155,20 @@ class Streams:
 
     def finish(self) -> List[int]:
         """Waits for the events of all slots, and returns the slots."""
-        for _, events in list(self._waiting):
-            for event in events:
-                event.synchronize()
+        cuda = _cuda()
+        for _, events in list(self._waiting) if cuda is not None else ():
+            for device, event in events:
+                with on(cuda, device):
+                    event.synchronize()
         return self.done()
+
+
+def _passed(cuda: Any, device: Any, event: Any) -> bool:
+    with on(cuda, device):
+        return bool(event.query())
+
+
+_registered: Dict[int, int] = {}  # on which device, by address
 
 
 def register(address: int, size: int) -> bool:
@@ -135,15 +181,20 @@ def register(address: int, size: int) -> bool:
     if not torch.cuda.is_available():
         log.warning("shoal: pin_memory=True, but torch finds no CUDA device: memory is not page-locked")
         return False
-    error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+    device = torch.cuda.current_device()
+    with on(torch.cuda, device):
+        error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
     if error:
         log.warning("shoal: cudaHostRegister of %d MiB failed with error %d: memory is not page-locked. Lower slots=, or raise "
                     "the limit of locked memory (ulimit -l)", size >> 20, error)
+    else:
+        _registered[address] = device
     return error == 0
 
 
 def unregister(address: int) -> None:
     """Undoes register."""
-    cuda = _cuda()
+    cuda, device = _cuda(), _registered.pop(address)
     if cuda is not None:
-        cuda.cudart().cudaHostUnregister(address)
+        with on(cuda, device):
+            cuda.cudart().cudaHostUnregister(address)

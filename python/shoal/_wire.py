@@ -62,7 +62,8 @@ OPENED = _schema(session=(1, _STR), dataset=(2, _STR), samples=(3, _UINT), batch
                  transform_hash=(11, _STR), order=(12, _STR), tail=(13, _STR), bad=(14, _STR), epoch=(15, _UINT),
                  layout=(16, _STR), planes=(17, PLANE, True), state=(18, _STR), pool=(19, POOL), label=(21, _STR))
 BATCH_HEADER = _schema(index=(1, _UINT), epoch=(2, _UINT), rows=(3, _UINT), valid=(4, _UINT), total_bytes=(5, _UINT),
-                       planes=(6, PLANE, True, Memo()), bad=(7, BAD_SAMPLE, True), state=(8, _STR), slot=(9, _UINT))
+                       planes=(6, PLANE, True, Memo()), bad=(7, BAD_SAMPLE, True), state=(8, _STR), slot=(9, _UINT),
+                       draws=(10, _BYTES))
 CHUNK = _schema(data=(1, _BYTES))
 EPOCH_END = _schema(epoch=(1, _UINT), batches=(2, _UINT), state=(3, _STR))
 SERVER_MESSAGE = _schema(opened=(1, OPENED), batch=(2, BATCH_HEADER), chunk=(3, CHUNK), epoch_end=(4, EPOCH_END))

@@ -117,8 +117,10 @@ class Says(FeedCase):
         self.assertGreaterEqual(stats["fetch_seconds"], 0.1)  # a hundred samples, each of which took a millisecond
         self.assertGreater(stats["decode_seconds"], 0)
         self.assertGreater(stats["wait_seconds"], 0)
-        self.assertEqual(set(stats), {"batches", "samples", "bytes", "epochs", "bad_samples", "reconnects", "wait_seconds", "fetch_seconds",
+        self.assertEqual(set(stats), {"batches", "samples", "bytes", "slot_batches", "epochs", "bad_samples", "reconnects", "wait_seconds", "fetch_seconds",
                                       "decode_seconds", "stall_seconds", "credit_seconds", "slots", "held_slots"})
+        feed.close()
+        self.assertGreaterEqual(feed.stats()["decode_seconds"], stats["decode_seconds"])  # the session's last, after its end
         json.dumps(stats)
         documented = inspect.getdoc(shoal.Feed.stats)
         for name in stats:

@@ -228,6 +228,14 @@ class State(FeedCase):
         feed.set_epoch(0)
         self.assertEqual(self.run_on(feed), first)
 
+    def test_length_in_mid_epoch(self):
+        feed = self.make()
+        it = iter(feed)
+        seen = []
+        for batch, _ in zip(it, range(11)):
+            seen.append((batch.index, len(feed), feed.state_dict()["cursor"]))
+        self.assertEqual(seen, [(k, 11, min(10 * k + 10, 103)) for k in range(11)])
+
     def test_state_of_a_finished_epoch(self):
         feed = self.make()
         batches = self.run_on(feed, most=len(feed))  # the last batch is taken, the end is not seen
@@ -403,10 +411,16 @@ class Failures(FeedCase):
                 print([next(it).index for it in [iter(feed)] for _ in range(3)])
 
             def refuse():
-                try:
-                    iter(feed)
-                except shoal.FeedError as e:
-                    print("spawn" in str(e))
+                # Whatever would need the parent's stream, in this order: none of them changes what the next one says.
+                for use in (lambda: next(it), lambda: iter(feed), lambda: next(it), lambda: len(feed), feed.info, lambda: feed.classes,
+                            lambda: feed.load_state_dict(feed.state_dict()), lambda: next(it), lambda: iter(feed), feed.stats,
+                            feed.close, lambda: iter(feed)):
+                    try:
+                        use()
+                        print("fine", end=" ")
+                    except shoal.FeedError as e:
+                        print("spawn" in str(e), end=" ")
+                print()
 
             forked(work)
             it = iter(feed)
@@ -416,7 +430,8 @@ class Failures(FeedCase):
             print([next(it).index for _ in range(3)])
         """
         out = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
-        self.assertEqual((out.stdout, out.stderr), ("[0, 1, 2]\nTrue\n[1, 2, 3]\n", ""))
+        refused = "True True True True True True fine True True fine fine True "
+        self.assertEqual((out.stdout, out.stderr), (f"[0, 1, 2]\n{refused}\n[1, 2, 3]\n", ""))
 
     def test_nothing_is_left(self):
         def threads():

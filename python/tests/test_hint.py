@@ -1,4 +1,5 @@
 import errno
+import itertools
 import os
 import random
 import tempfile
@@ -99,6 +100,73 @@ class OwnState(Sampler):
 
     def __len__(self):
         return self.n
+
+
+class Endless:
+    """Passes over a sampler, one after the other, without end: what timm and Ultralytics put around theirs."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from self.sampler
+
+
+class MultiEpochs(DataLoader):
+    """Behaves as timm's MultiEpochsDataLoader: one iterator for all epochs, of len(self) batches each."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._DataLoader__initialized = False
+        if self.batch_sampler is None:
+            self.sampler = Endless(self.sampler)
+        else:
+            self.batch_sampler = Endless(self.batch_sampler)
+        self._DataLoader__initialized = True
+        self.iterator = super().__iter__()
+
+    def __len__(self):
+        return len((self.sampler if self.batch_sampler is None else self.batch_sampler).sampler)
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+class Infinite(DataLoader):
+    """Behaves as Ultralytics' InfiniteDataLoader: the same, and reset() makes a new iterator."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        object.__setattr__(self, "batch_sampler", Endless(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self):
+        return len(self.batch_sampler.sampler)
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+    def reset(self):
+        self.iterator = self._get_iterator()
+
+
+class Training(Sampler):
+    """Behaves as detectron2's TrainingSampler: shuffles without end, and without a length."""
+
+    def __init__(self, size, seed, rank=0, world=1):
+        self._size, self._seed, self._rank, self._world = size, seed, rank, world
+
+    def __iter__(self):
+        return itertools.islice(self._forever(), self._rank, None, self._world)
+
+    def _forever(self):
+        g = torch.Generator()
+        g.manual_seed(self._seed)
+        while True:
+            yield from torch.randperm(self._size, generator=g).tolist()
 
 
 def random_state(*generators):
@@ -270,6 +338,67 @@ class Predict(unittest.TestCase):
                 orders.append(self.check(loader, sampler=sampler, epochs=1))
                 self.check(loader, epochs=1)
             self.assertNotEqual(*orders)
+
+    def test_loaders_with_one_iterator(self):
+        data = Indices(self.n)
+        for kind in (MultiEpochs, Infinite):
+            for size in (8, 53, 1):  # with a partial batch at the end and without
+                g = torch.Generator().manual_seed(3)
+                torch.manual_seed(5)
+                self.assertEqual(len(self.check(kind(data, size, shuffle=True))), 53)
+                self.check(kind(data, size, shuffle=True, generator=g), g)
+                self.check(kind(data, size, sampler=RandomSampler(data, replacement=True, num_samples=40, generator=g), drop_last=True), g)
+                self.check(kind(data, size))
+                for name, drop in (("sequential", False), ("shuffled", True)):
+                    loader = kind(data, size, shuffle=drop, drop_last=drop, generator=g)
+                    for _ in range(2):
+                        told = shoal.predict(loader, epochs=3)
+                        self.assertEqual(told, [i for _ in range(3) for i in loaded(loader)], name)
+                sampler = DistributedSampler(data, 3, 1, seed=4)
+                loader = kind(data, size, sampler=sampler)
+                for epoch in range(3):
+                    sampler.set_epoch(epoch)
+                    self.check(loader, epochs=1)
+        self.check(MultiEpochs(data, batch_size=None, shuffle=True))
+        loader = Infinite(data, 8, shuffle=True, generator=g)
+        loaded(loader)
+        loader.reset()
+        self.check(loader, g)
+
+    def test_loaders_that_are_ahead(self):
+        # Where the iterator stands within a shuffle cannot be seen: that is said, and no other order told.
+        data = Indices(self.n)
+        for kind in (MultiEpochs, Infinite):
+            loader = kind(data, 8, shuffle=True)
+            next(iter(loader))
+            with self.assertRaisesRegex(TypeError, "between whole epochs"):
+                shoal.predict(loader)
+            self.check(kind(data, 8, num_workers=2))
+            for options in (dict(shuffle=True), dict(sampler=DistributedSampler(data, 3, 1))):
+                before = random_state()
+                loader = kind(data, 8, num_workers=2, **options)
+                after = random_state()
+                with self.assertRaisesRegex(TypeError, "persistent_workers=True"):
+                    shoal.predict(loader)
+                self.assertEqual(random_state(), after)
+                self.assertNotEqual(before, after)
+
+    def test_samplers_without_end(self):
+        data, sampler = Indices(self.n), Training(self.n, 7, 1, 2)
+        for loader in (sampler, DataLoader(data, 8, sampler=sampler), DataLoader(data, batch_sampler=BatchSampler(sampler, 8, True))):
+            before = random_state()
+            with self.assertRaisesRegex(ValueError, "no length.*limit="):
+                shoal.predict(loader)
+            told = shoal.predict(loader, limit=200)
+            self.assertEqual(random_state(), before)
+            self.assertEqual(told, list(itertools.islice(sampler, 200)))
+            if loader is not sampler:
+                self.assertEqual(told, [int(i) for batch in itertools.islice(loader, 25) for i in batch])
+        self.assertEqual(shoal.predict(DataLoader(data, 8), limit=9), list(range(9)))
+        self.assertEqual(shoal.predict(DataLoader(data, 8), epochs=2, limit=60), [*range(53), *range(7)])
+        self.assertEqual(shoal.predict(Endless(range(5)), limit=7), [0, 1, 2, 3, 4, 0, 1])
+        with self.assertRaisesRegex(ValueError, "1 or more"):
+            shoal.predict(sampler, limit=0)
 
     def test_plain_iterables(self):
         self.assertEqual(shoal.predict([3, 1, 2]), [3, 1, 2])

@@ -55,7 +55,7 @@ class SharedCase(unittest.TestCase):
         cls.folder.cleanup()
 
     def feed(self, batch_size=10, **kwargs):
-        feed = shoal.Feed(self.server.addr, batch_size, **{**dict(transform="ramp(6,5)", tail="uneven"), **kwargs})
+        feed = shoal.Feed(kwargs.pop("addr", self.server.addr), batch_size, **{**dict(transform="ramp(6,5)", tail="uneven"), **kwargs})
         self.addCleanup(feed.close)
         return feed
 
@@ -180,6 +180,30 @@ class Shared(SharedCase):
         self.assertRegex(said[0], r"all 4 of its 4 slots are held.*4 by arrays.*seen: 4 numpy.ndarray \(9, 3, 6, 5\) in a list.*slots=8")
         for now, was in zip(kept, before):
             self.assertTrue((now == was).all())
+
+    def test_little_memory(self):
+        # 5 slots of 12288 bytes fit, and are taken; 3 are too few for 3 credits: the batches come as messages, which is told once.
+        for room, slots in ((5, 5), (3, 0)):
+            folder = tempfile.TemporaryDirectory()
+            self.addCleanup(folder.cleanup)
+            server = Server("-samples", "403", "-memory", str(room * 12288), "-listen", f"unix://{folder.name}/feed.sock")
+            self.addCleanup(server.close)
+            with self.assertLogs("shoal") as logs:
+                logging.getLogger("shoal").warning("-")
+                for _ in range(2):
+                    feed = self.feed(addr=server.addr, batch_size=20, transform="ramp(8,8)")
+                    self.assertEqual(len([b.index for b in feed]), 21)
+                    stats = feed.stats()
+                    self.assertEqual((stats["slots"], stats["slot_batches"]), (slots, 21 if slots else 0))
+                    feed.close()
+            self.assertEqual(len(logs.output), 1 if slots else 2)
+            if not slots:
+                self.assertRegex(logs.output[1], "no shared memory for batches of 0 MiB.*4 of them.*--memory.*slots=0")
+        feed = self.feed(addr=server.addr, batch_size=20, transform="ramp(8,8)", slots=0)
+        with self.assertLogs("shoal") as logs:
+            logging.getLogger("shoal").warning("-")
+            self.assertEqual(len(list(feed)), 21)
+        self.assertEqual(len(logs.output), 1)
 
     def test_all_held_is_told_on_stderr(self):
         code = f"""

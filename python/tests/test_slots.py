@@ -276,7 +276,8 @@ class Holders(SlotCase):
         kept = [self.batch(pool, s).data[:2] for s in (2, 3)]
         a_variable = self.batch(pool, 4).label.numpy()
         attribute = SimpleNamespace(boxes=self.batch(pool, 5).boxes)
-        text = _holders.told(pool.live, 0, pool.address, pool.slots * pool.slot_bytes, pool.slots, "unix:///x")
+        text = _holders.told(pool.live, 0, pool.address, pool.slots * pool.slot_bytes, pool.slots, pool.slots, "unix:///x")
+        self.assertIn("--memory: 9 slots", _holders.told(pool.live, 0, pool.address, pool.slots * pool.slot_bytes, pool.slots, 9, "unix:///x"))
         self.assertRegex(text, r"all 5 of its 5 slots are held")
         self.assertRegex(text, r"1 by whole Batch objects; 4 by arrays, tensors or views")
         self.assertRegex(text, r"2 torch.Tensor \(2, 3, 8, 8\) in a list")

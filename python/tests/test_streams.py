@@ -1,6 +1,7 @@
 """Copies to a device that do not block, against a torch.cuda played by hand: its streams have work, and
 finish it when the test says so. What it cannot show is that real CUDA behaves like this."""
 
+import contextlib
 import types
 import unittest
 from unittest import mock
@@ -16,7 +17,7 @@ class Stream:
     """Work is a list of closures; run() does it, in order."""
 
     def __init__(self, name):
-        self.name, self.work, self.capturing = name, [], False
+        self.name, self.work, self.capturing, self.device = name, [], False, 0
 
     def run(self):
         while self.work:
@@ -61,6 +62,12 @@ class Cuda:
 
     def is_available(self):
         return self.available
+
+    def current_device(self):
+        return 0
+
+    def device(self, device):
+        return contextlib.nullcontext()
 
     def current_stream(self, device=None):
         return self.current

@@ -49,6 +49,10 @@ func validate(stream []byte) (byKind map[string][][]byte, err error) {
 		if len(bytes.TrimSpace(doc)) == 0 {
 			continue
 		}
+		if bytes.Contains(doc, []byte("kind: PodMonitor")) { // of an operator, and not Kubernetes' own
+			byKind["PodMonitor"] = append(byKind["PodMonitor"], doc)
+			continue
+		}
 		gvk, obj, err := v.Parse(doc)
 		if err != nil {
 			return nil, err
@@ -75,6 +79,16 @@ func kustomize(t *testing.T, dir string) []byte {
 
 func helm(t *testing.T, values string) []byte {
 	t.Helper()
+	out, err := render(t, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// render returns what the chart makes of values, or why they are refused.
+func render(t *testing.T, values string) ([]byte, error) {
+	t.Helper()
 	c, err := loader.LoadDir(filepath.Join(kubernetes, "helm", "shoal"))
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +99,7 @@ func helm(t *testing.T, values string) []byte {
 	}
 	all, err := chartutil.ToRenderValues(c, v, chartutil.ReleaseOptions{Name: "run", Namespace: "training", IsInstall: true}, chartutil.DefaultCapabilities)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	files, err := engine.Engine{Strict: true}.Render(c, all)
 	if err != nil {
@@ -97,7 +111,7 @@ func helm(t *testing.T, values string) []byte {
 			out.WriteString("---\n" + text + "\n")
 		}
 	}
-	return out.Bytes()
+	return out.Bytes(), nil
 }
 
 // job returns the pod of the only Job in a stream that the API takes.
@@ -144,6 +158,17 @@ func checkPod(t *testing.T, pod *corev1.PodTemplateSpec, mount bool) {
 			t.Errorf("the %s probe is cut off before it can say why", name)
 		}
 	}
+	// Told to end last, whoever cleans up after the sidecar stands before it.
+	if j := slices.IndexFunc(s.InitContainers, func(c corev1.Container) bool { return slices.Contains(c.Args, "--at-exit") }); mount != (j == 0) {
+		t.Errorf("who unmounts what a killed sidecar has left is container %d", j)
+	} else if mount {
+		by := s.InitContainers[j]
+		if by.RestartPolicy == nil || by.SecurityContext.Privileged == nil || by.Image != side.Image || by.VolumeMounts[0].MountPropagation == nil ||
+			*by.VolumeMounts[0].MountPropagation != corev1.MountPropagationBidirectional || by.VolumeMounts[0].MountPath != "/mnt/shoal" || by.Args[2] != "/mnt/shoal/data" {
+			t.Errorf("it cannot unmount: %+v", by)
+		}
+	}
+	checkAdmin(t, pod, side)
 	c := side.SecurityContext
 	if c == nil || c.ReadOnlyRootFilesystem == nil || !*c.ReadOnlyRootFilesystem {
 		t.Error("the sidecar's root file system can be written to")
@@ -169,7 +194,7 @@ func checkPod(t *testing.T, pod *corev1.PodTemplateSpec, mount bool) {
 	propagation := func(c corev1.Container, path string) corev1.MountPropagationMode {
 		for _, m := range c.VolumeMounts {
 			v := volumes[m.Name]
-			if v.EmptyDir == nil || v.EmptyDir.SizeLimit == nil {
+			if outlives := v.HostPath != nil || v.PersistentVolumeClaim != nil; !outlives && (v.EmptyDir == nil || v.EmptyDir.SizeLimit == nil) {
 				t.Errorf("%s: volume %s is no emptyDir with a limit", c.Name, m.Name)
 			}
 			if m.MountPath == path && m.MountPropagation != nil {
@@ -186,11 +211,41 @@ func checkPod(t *testing.T, pod *corev1.PodTemplateSpec, mount bool) {
 	}
 }
 
+// checkAdmin tells who reaches the admin address: nobody in the cluster, but where metrics are asked for.
+func checkAdmin(t *testing.T, pod *corev1.PodTemplateSpec, side corev1.Container) {
+	t.Helper()
+	var at []string
+	for _, e := range side.Env {
+		if e.Name == "SHOAL_ADMIN" {
+			at = append(at, e.Value)
+		}
+	}
+	for _, a := range side.Args {
+		if v, ok := strings.CutPrefix(a, "--admin="); ok {
+			at = append(at, v)
+		}
+	}
+	if len(at) == 0 && side.EnvFrom[0].ConfigMapRef != nil {
+		return // TestKustomize looks into it
+	}
+	asked := pod.Annotations["prometheus.io/scrape"] == "true" || pod.Annotations["test"] == "monitored"
+	if want := map[bool]string{false: "127.0.0.1:7071", true: "0.0.0.0:7071"}[asked]; len(at) != 1 || at[0] != want || (len(side.Ports) == 1) != asked {
+		t.Errorf("the admin address is %v with ports %v, want %s", at, side.Ports, want)
+	}
+	if slices.Contains(side.Args, "--pprof") {
+		t.Error("profiles are served")
+	}
+}
+
 func TestKustomize(t *testing.T) {
 	for dir, mount := range map[string]bool{"base": false, "overlays/feed-only": false, "overlays/mount": true, "overlays/monitored": true} {
 		t.Run(dir, func(t *testing.T) {
-			pod := job(t, kustomize(t, dir))
+			out := kustomize(t, dir)
+			pod := job(t, out)
 			checkPod(t, pod, mount)
+			if at := map[bool]string{false: "127.0.0.1", true: "0.0.0.0"}[dir == "overlays/monitored"]; !bytes.Contains(out, []byte("SHOAL_ADMIN: "+at+":7071\n")) {
+				t.Errorf("the admin address is not on %s", at)
+			}
 			if got := pod.Annotations["prometheus.io/scrape"] == "true"; got != (dir == "overlays/monitored") {
 				t.Errorf("annotations %v", pod.Annotations)
 			}
@@ -212,6 +267,91 @@ func TestHelm(t *testing.T) {
 				t.Errorf("values are not taken:\n%s", out)
 			}
 		})
+	}
+}
+
+// A cache that stays, where it may be scheduled, and several pods.
+func TestHelmPlacement(t *testing.T) {
+	const values = "parallelism: 4\nimagePullSecrets: [{name: registry}]\nnodeSelector: {gpu: h100}\ntolerations: [{key: gpu, operator: Exists}]\n"
+	for cache, check := range map[string]func(v corev1.Volume) bool{
+		"cache: {hostPath: /mnt/nvme}": func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == "/mnt/nvme" },
+		"cache: {claim: photos}": func(v corev1.Volume) bool {
+			return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == "photos"
+		},
+	} {
+		out := helm(t, values+cache)
+		pod := job(t, out)
+		checkPod(t, pod, false)
+		s := pod.Spec
+		i := slices.IndexFunc(s.Volumes, func(v corev1.Volume) bool { return v.Name == "shoal-cache" })
+		if i < 0 || !check(s.Volumes[i]) {
+			t.Errorf("%s: %+v", cache, s.Volumes)
+		}
+		if !slices.Contains(s.InitContainers[0].Args, "--cache-dir=/var/cache/shoal/run-$(JOB_COMPLETION_INDEX)") {
+			t.Errorf("%s: pods share a folder: %v", cache, s.InitContainers[0].Args)
+		}
+		if s.ImagePullSecrets[0].Name != "registry" || s.NodeSelector["gpu"] != "h100" || s.Tolerations[0].Key != "gpu" || !bytes.Contains(out, []byte("completionMode: Indexed")) ||
+			!bytes.Contains(out, []byte("parallelism: 4")) {
+			t.Errorf("values are not taken:\n%s", out)
+		}
+	}
+	if args := job(t, helm(t, "cache: {hostPath: /mnt/nvme}")).Spec.InitContainers[0].Args; !slices.Contains(args, "--cache-dir=/var/cache/shoal/run") {
+		t.Errorf("one pod: %v", args)
+	}
+}
+
+func TestHelmPodMonitor(t *testing.T) {
+	out := helm(t, "metrics: {enabled: true, podMonitor: {enabled: true, labels: {release: prometheus}}}")
+	kinds, err := validate(out)
+	if err != nil || len(kinds["PodMonitor"]) != 1 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	var m struct {
+		APIVersion, Kind string
+		Metadata         struct {
+			Name   string
+			Labels map[string]string
+		}
+		Spec struct {
+			Selector            struct{ MatchLabels map[string]string }
+			PodMetricsEndpoints []struct{ Port, Path, Interval string }
+		}
+	}
+	if err := yaml.UnmarshalStrict(kinds["PodMonitor"][0], &m); err != nil {
+		t.Fatal(err)
+	}
+	pod := job(t, out)
+	if pod.Annotations != nil {
+		t.Errorf("it is scraped twice: %v", pod.Annotations)
+	}
+	pod.Annotations = map[string]string{"test": "monitored"}
+	checkPod(t, pod, false)
+	name := "app.kubernetes.io/name"
+	if m.Metadata.Labels["release"] != "prometheus" || m.Spec.Selector.MatchLabels[name] != pod.Labels[name] ||
+		m.Spec.PodMetricsEndpoints[0].Port != pod.Spec.InitContainers[0].Ports[0].Name {
+		t.Errorf("%+v", m)
+	}
+}
+
+// Values that would be passed over in silence, or make a pod that does not start, are refused.
+func TestHelmSchema(t *testing.T) {
+	for values, says := range map[string]string{
+		"cachesize: 5":                           "cachesize",
+		"mount: {enable: true}":                  "enable",
+		"cache: {hostPath: nvme}":                "hostPath",
+		"cache: {hostPath: /a, claim: b}":        "cache",
+		"memory: 4 GB":                           "memory",
+		"parallelism: 0":                         "parallelism",
+		"metrics: {podMonitor: {enabled: true}}": "metrics",
+		"imagePullSecrets: [registry]":           "imagePullSecrets",
+		"image: {pullPolicy: Sometimes}":         "pullPolicy",
+		"trainer: {command: python}":             "command",
+		"source: ''":                             "source",
+		"terminationGracePeriodSeconds: 2":       "terminationGracePeriodSeconds",
+	} {
+		if out, err := render(t, values); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v\n%s", values, err, out)
+		}
 	}
 }
 
@@ -253,6 +393,9 @@ func TestFlagsExist(t *testing.T) {
 		for _, c := range pod.Spec.InitContainers {
 			checkFlags(t, bin, name, c.Args)
 			for _, p := range []*corev1.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
+				if p == nil {
+					continue
+				}
 				checkFlags(t, bin, name, p.Exec.Command[1:])
 			}
 		}

@@ -24,7 +24,7 @@ export class Cursor extends EventTarget {
 
 // nice returns the end of an axis that holds max: 1, 2, 2.5 or 5 times a power of ten (of two, for bytes).
 function nice(max, binary) {
-  if (!(max > 0)) return 1;
+  if (!(max > 0) || binary && max < 1000) return binary ? 1024 : 1; // halves of a byte would be told as bytes
   const base = binary ? 1024 ** Math.max(0, Math.floor(Math.log(max) / Math.log(1024))) : 1;
   const power = 10 ** Math.floor(Math.log10(max / base));
   const times = [1, 2, 2.5, 4, 5, 8, 10].find(m => m * power * base >= max * 1.02) ?? 20;

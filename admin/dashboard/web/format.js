@@ -65,7 +65,7 @@ export const visible = text => text.replace(/[\u0000-\u001f]/g, c => String.from
 export function stream(s) {
   const feed = /^feed\/(.*)\/rank(\d+)\/epoch(\d+)$/.exec(s.name);
   if (feed) return { whose: `Feed ${visible(feed[1])}, rank ${feed[2]}`, epoch: Number(feed[3]) };
-  return { whose: s.name === "mount" ? "Mount" : `Plan ${visible(s.name)}`, epoch: s.epoch };
+  return { whose: s.name === "mount" ? "Mount" : s.name === "sequence" ? "Mount, in sequence" : `Plan ${visible(s.name)}`, epoch: s.epoch };
 }
 
 // flags sets a node's text, with names of flags kept whole where lines break.

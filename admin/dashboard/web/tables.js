@@ -37,9 +37,15 @@ export function streams(box, stats) {
   ], stats.streams, orderHint(stats));
 }
 
+const hints = {
+  watching: "What the trainer opens is watched; it is no known order so far.",
+  searching: "The order is being worked out from what the trainer opens.",
+  unknown: "The order was not found, and is searched no more: use shoal.hint(sampler) in the trainer, or write paths to .shoal/plan.",
+};
+
 function orderHint(stats) {
-  return stats.order.state === "searching" ? "The order is being worked out from what the trainer opens."
-    : "No order is known: nothing is fetched ahead. Tell it with --order, shoal.hint(sampler) in the trainer, or use the feed.";
+  return hints[stats.order.state]
+    || "No order is known: nothing is fetched ahead. Tell it with --order, shoal.hint(sampler) in the trainer, or use the feed.";
 }
 
 function moves(s) {

@@ -80,10 +80,13 @@ func (s *S3Server) Start(t testing.TB) string {
 }
 
 // Put stores an object and returns its ETag.
-func (s *S3Server) Put(key string, data []byte) string {
+func (s *S3Server) Put(key string, data []byte) string { return s.PutAt(key, data, time.Now()) }
+
+// PutAt is Put at another time; the zero time is told to nobody.
+func (s *S3Server) PutAt(key string, data []byte, at time.Time) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o := s3Object{slices.Clone(data), s.etag(data), time.Now().UTC()}
+	o := s3Object{slices.Clone(data), s.etag(data), at.UTC()}
 	s.store(key, o)
 	return o.etag
 }
@@ -242,7 +245,9 @@ func (s *S3Server) get(w http.ResponseWriter, r *http.Request, key string) {
 	if !s.NoETag {
 		h["ETag"] = []string{`"` + o.etag + `"`}
 	}
-	h.Set("Last-Modified", o.mod.Format(http.TimeFormat))
+	if !o.mod.IsZero() {
+		h.Set("Last-Modified", o.mod.Format(http.TimeFormat))
+	}
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("Accept-Ranges", "bytes")
 	data, status := o.data, 200
@@ -484,6 +489,9 @@ func (s *S3Server) listVersions(w http.ResponseWriter, q url.Values) {
 			e := entry{
 				XMLName: xml.Name{Local: "Version"}, Key: url.QueryEscape(k), VersionId: v.id, LastModified: v.mod.Format(layout), ETag: `"` + v.etag + `"`,
 				IsLatest: i == len(history[k])-1, Size: len(v.data),
+			}
+			if s.NoETag {
+				e.ETag = ""
 			}
 			if v.marker {
 				e.XMLName.Local = "DeleteMarker"

@@ -141,6 +141,12 @@ func (h *harness) keys(t *testing.T, seq iter.Seq2[objstore.Object, error]) []st
 	return keys
 }
 
+// files returns all keys but markers of folders: a local folder keeps those of files that have gone.
+func (h *harness) files(t *testing.T) []string {
+	t.Helper()
+	return slices.DeleteFunc(h.keys(t, h.Store.List(h.ctx, h.Prefix)), func(key string) bool { return strings.HasSuffix(key, "/") })
+}
+
 func wantKind(t *testing.T, what string, err error, want objstore.Kind) {
 	t.Helper()
 	var e *objstore.Error

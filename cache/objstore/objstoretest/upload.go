@@ -320,7 +320,7 @@ func testUploadAbort(t *testing.T, h *harness) {
 			t.Error("Complete after Abort succeeded")
 		}
 	}
-	wantKeys(t, "after Abort", h.keys(t, h.Store.List(h.ctx, h.Prefix)), nil)
+	wantKeys(t, "after Abort", h.files(t), nil)
 	if n, err := h.Store.AbortUploads(h.ctx, h.Prefix); n != 0 || err != nil {
 		t.Errorf("%d uploads are left behind (%v)", n, err)
 	}
@@ -376,5 +376,5 @@ func testAbortUploads(t *testing.T, h *harness) {
 			t.Errorf("an upload of another prefix: %v", err)
 		}
 	}
-	wantKeys(t, "after AbortUploads", h.keys(t, h.Store.List(h.ctx, h.Prefix)), []string{"other", "set2/shard-0.tar"})
+	wantKeys(t, "after AbortUploads", h.files(t), []string{"other", "set2/shard-0.tar"})
 }

@@ -155,11 +155,14 @@ func (ses *session) close() {
 		s.held.Add(-int64(ses.pool.abandon()))
 		errs = append(errs, ses.pool.close())
 	}
+	inUse := false
 	if ses.ring != nil {
-		errs = append(errs, ses.ring.Close())
+		err := ses.ring.Close()
+		inUse = err != nil
+		errs = append(errs, err)
 	}
 	if ses.slots != nil {
-		errs = append(errs, ses.slots.close())
+		errs = append(errs, ses.slots.close(inUse))
 	}
 	if ses.up != nil {
 		for { // until gRPC has let go of the stream

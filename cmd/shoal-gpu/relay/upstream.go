@@ -96,8 +96,11 @@ func (s *slots) shared() bool { return s.conn != nil }
 // slot returns slot i, from 0.
 func (s *slots) slot(i int) []byte { return s.mem[i*s.bytes:][:s.bytes] }
 
-func (s *slots) close() error {
-	err := unix.Munmap(s.mem)
+// close gives the slots back. Memory that the device may be using stays mapped.
+func (s *slots) close(inUse bool) (err error) {
+	if !inUse {
+		err = unix.Munmap(s.mem)
+	}
 	if s.conn != nil {
 		err = errors.Join(err, s.conn.Close())
 	}

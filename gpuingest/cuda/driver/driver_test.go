@@ -88,6 +88,7 @@ var scenarios = []struct{ name, script string }{
 	{"host_functions", ""},
 	{"timing", "delay.set=20000000"},
 	{"graph", ""},
+	{"capture_modes", ""},
 	{"mapping", ""},
 	{"exchange", held},
 	{"third_create_fails", "cuMemCreate:3=2"},

@@ -27,7 +27,7 @@ func TestPython(t *testing.T) {
 			defer cancel()
 			cmd := exec.CommandContext(ctx, python, "-B", filepath.Base(path))
 			cmd.Dir = filepath.Dir(path)
-			script := "pageable=0"
+			script := "pageable=0;devices=2"
 			for _, kind := range []string{"step", "HtoD", "memset"} {
 				file := filepath.Join(tmp, kind)
 				if err := os.WriteFile(file, nil, 0o600); err != nil {

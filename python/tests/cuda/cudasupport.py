@@ -1,9 +1,11 @@
 """What the device tests share: slots as a server would fill them, and a trainer's work on the device."""
 
+import contextlib
 import ctypes
 import mmap
 import os
 import sys
+import threading
 import time
 import types
 
@@ -104,6 +106,136 @@ class Trainer:
             self.device.download(ctypes.c_void_p(got.ctypes.data), out, got.nbytes)
             self.device.free(out)
         return got
+
+
+class Capture:
+    """A graph that a trainer captures as torch.cuda.graph does by default: no unsafe call of any thread may come between."""
+
+    def __init__(self, device):
+        self._device, self.driver = device, device.driver
+        with device:
+            self._stream = ctypes.c_void_p(device.stream())
+
+    def __enter__(self):
+        with self._device:
+            self.driver.cuStreamBeginCapture_v2(self._stream, 0)
+        return self
+
+    def __exit__(self, *exc):
+        graph = ctypes.c_void_p()
+        with self._device:
+            self.driver.cuStreamEndCapture(self._stream, ctypes.byref(graph))
+            self.driver.cuGraphDestroy(graph)
+
+
+class TorchCuda:
+    """As much of torch.cuda as the client uses, on the driver. As CUDA's runtime has it, a thread is on device 0 until it is
+    given another, and a call makes the primary context of the device that it is on."""
+
+    class Stream:
+        def __init__(self, device, number):
+            self.device, self.cuda_stream = device, number
+
+        def __eq__(self, other):
+            return (self.device, self.cuda_stream) == (other.device, other.cuda_stream)
+
+    def __init__(self, driver):
+        self.driver, self._thread, runtime = driver, threading.local(), self
+
+        class Event:
+            def __init__(self):
+                self._event = ctypes.c_void_p()
+
+            def record(self, stream):
+                with runtime.device(stream.device):
+                    runtime.context()
+                    if not self._event:
+                        driver.cuEventCreate(ctypes.byref(self._event), 2)
+                    driver.cuEventRecord(self._event, ctypes.c_void_p(stream.cuda_stream))
+
+            def query(self):
+                runtime.context()
+                try:
+                    driver.cuEventQuery(self._event)
+                except _cuda.CUDAError as e:
+                    if e.code != _cuda_driver.NOT_READY:
+                        raise
+                    return False
+                return True
+
+            def synchronize(self):
+                runtime.context()
+                driver.cuEventSynchronize(self._event)
+
+        self.Event = Event
+
+    def context(self):
+        made = ctypes.c_void_p()
+        self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(made), self.current_device())
+        self.driver.cuCtxSetCurrent(made)
+
+    def contexts(self):
+        """The devices that have one."""
+        count, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+        self.driver.cuDeviceGetCount(ctypes.byref(count))
+        out = []
+        for n in range(count.value):
+            self.driver.cuDevicePrimaryCtxGetState(n, ctypes.byref(flags), ctypes.byref(active))
+            out += [n] if active.value else []
+        return out
+
+    def is_initialized(self):
+        return True
+
+    is_available = is_initialized
+
+    def current_device(self):
+        return getattr(self._thread, "device", 0)
+
+    def set_device(self, device):
+        self._thread.device = device
+
+    @contextlib.contextmanager
+    def device(self, device):
+        was = self.current_device()
+        self.set_device(device)
+        yield
+        self.set_device(was)
+
+    def new_stream(self):
+        made = ctypes.c_void_p()
+        self.context()
+        self.driver.cuStreamCreate(ctypes.byref(made), 1)
+        return self.Stream(self.current_device(), made.value)
+
+    def current_stream(self):
+        return getattr(self._thread, "stream", None) or self.Stream(self.current_device(), 0)
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        was = getattr(self._thread, "stream", None)
+        with self.device(stream.device):
+            self._thread.stream = stream
+            yield
+            self._thread.stream = was
+
+    def is_current_stream_capturing(self):
+        status = ctypes.c_int()
+        self.context()
+        self.driver.cuStreamIsCapturing(ctypes.c_void_p(self.current_stream().cuda_stream), ctypes.byref(status))
+        return status.value != 0
+
+    def cudart(self):
+        return types.SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self._unregister)
+
+    def _register(self, address, size, flags):
+        self.context()
+        self.driver.cuMemHostRegister_v2(ctypes.c_void_p(address), ctypes.c_size_t(size), flags)
+        return 0
+
+    def _unregister(self, address):
+        self.context()
+        self.driver.cuMemHostUnregister(ctypes.c_void_p(address))
 
 
 def free_memory(device):

@@ -18,7 +18,7 @@ import unittest
 import numpy as np
 import torch
 
-from cudasupport import Hold, Slots, Trainer, eventually, free_memory, plane, planes
+from cudasupport import Capture, Hold, Slots, Trainer, eventually, free_memory, plane, planes
 
 from shoal import _cuda, _cuda_driver
 
@@ -39,7 +39,7 @@ class StageTest(unittest.TestCase):
         self.before = free_memory(self.device)
 
     def stage(self, slots, buffers=2):
-        stage = _cuda.Stage(self.device, slots.opened, slots.memory, slots.slot_bytes, buffers=buffers, finish=slots.transform.endswith("|device"))
+        stage = _cuda.Stage(self.device, slots.opened, slots.memory, slots.slot_bytes, buffers=buffers)
         self.addCleanup(stage.close)
         return stage
 
@@ -188,6 +188,18 @@ class StageTest(unittest.TestCase):
 
         self.recycled(use)
 
+    def test_a_capture_does_not_mind(self):
+        slots = Slots(transform="fp16|nchw")
+        with Capture(self.device):
+            stage = self.stage(slots, buffers=1)
+            for slot in (1, 2):
+                staged, content = self.put(stage, slots, slot)
+                eventually(lambda: slot in self.released, "the slot is given back")
+                got = staged.take()
+                np.testing.assert_array_equal(got["label"].get(), content["label"])
+                del staged, got
+            stage.close()
+
     def test_views_keep_the_buffer(self):
         slots = Slots(transform="uint8|nhwc")
         stage = self.stage(slots, buffers=1)
@@ -267,11 +279,6 @@ class StageTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "cut at"):
             stage.put(header, lambda: None)
 
-    def test_a_server_that_does_not_know_the_word(self):
-        slots = Slots(transform="uint8|nhwc", device=False)
-        with self.assertRaisesRegex(_cuda.Unavailable, "update it"):
-            _cuda.Stage(self.device, slots.opened, slots.memory, slots.slot_bytes, finish=True)
-
     def test_the_wait_for_a_buffer_is_told(self):
         from shoal import _cuda as module
         slots = Slots(transform="uint8|nhwc")
@@ -292,7 +299,7 @@ class ArrayTest(unittest.TestCase):
     def setUp(self):
         self.device = _cuda.Device.open("cuda")
         self.slots = Slots(transform="fp32|nchw")
-        self.stage = _cuda.Stage(self.device, self.slots.opened, self.slots.memory, self.slots.slot_bytes, buffers=2, finish=True)
+        self.stage = _cuda.Stage(self.device, self.slots.opened, self.slots.memory, self.slots.slot_bytes, buffers=2)
         self.addCleanup(self.stage.close)
         header, _ = self.slots.fill(1)
         self.array = self.stage.put(header, lambda: None).take()["data"]
@@ -357,14 +364,6 @@ class ArrayTest(unittest.TestCase):
         np.testing.assert_array_equal(trainer.result(out, content["label"]), content["label"])
 
 
-class SplitTest(unittest.TestCase):
-    def test_split(self):
-        for spec, mine in (("RandomResizedCrop(224)|RandomHorizontalFlip()|fp16|nchw|Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))", True),
-                           ("Resize(256)|CenterCrop(224)", True), ("raw", False), ("tokens(1024)", False),
-                           ("RandomResizedCrop(224)|mixup(0.2)", False)):
-            self.assertEqual(_cuda.split(spec), (spec + "|device", True) if mine else (spec, False))
-
-
 class FaultTest(unittest.TestCase):
     """Each in a process of its own, since what a driver is does not change under one."""
 
@@ -374,7 +373,7 @@ class FaultTest(unittest.TestCase):
             slots = Slots(transform="fp16|nchw")
 
             def stage():
-                return _cuda.Stage(device, slots.opened, slots.memory, slots.slot_bytes, buffers=2, finish=True)
+                return _cuda.Stage(device, slots.opened, slots.memory, slots.slot_bytes, buffers=2)
 
             try:
                 device = _cuda.Device.open("cuda:0")
@@ -402,7 +401,7 @@ class FaultTest(unittest.TestCase):
         self.assertRegex(self.outcome("", "_cuda.Device.open('cuda:1')"), "Unavailable: there is no device cuda:1: the driver sees 1")
 
     def test_old_driver(self):
-        self.assertRegex(self.outcome("version=8000", ""), "Unavailable: the driver is of CUDA 8.0; 9.0 or newer is needed: update it")
+        self.assertRegex(self.outcome("version=8000", ""), "Unavailable: the driver is of CUDA 8.0; 10.1 or newer is needed: update it")
 
     def test_old_device(self):
         self.assertRegex(self.outcome("attr.75=3;attr.76=5", ""), "Unavailable: cuda:0 has compute capability 3.5; 5.0 or newer is needed")
@@ -442,12 +441,45 @@ class FaultTest(unittest.TestCase):
             for n in range(2):
                 try:  # the first fails in its stream, and may be told of it at once or later
                     s.put(header, lambda: done.append(1))
-                    eventually(lambda: done, "the slot is given back")
+                    eventually(lambda: s._failed, "the failure is known")
                 except RuntimeError as e:
                     last = e
             print(last)
             """)
-        self.assertRegex(got, r"\Abatch 0 of epoch 0 to cuda:0: cu\w+: unspecified launch failure \(CUDA error 719\)\Z")
+        self.assertRegex(got, r"\A.* cuda:0: cu\w+: unspecified launch failure \(CUDA error 719\)")
+
+    def test_a_slot_whose_copy_cannot_be_waited_for_stays(self):
+        hold = os.path.join(os.environ["SHOAL_CUDA_DIR"], "wait")
+        got = self.outcome(f"cuEventSynchronize:1=900;hold.HtoD={hold}", f"""
+            import os
+            import numpy as np
+            open({hold!r}, "w").close()
+            s, done = stage(), []
+            os.unlink({hold!r})
+            header, content = slots.fill(1)
+            staged = s.put(header, lambda: done.append(slots.spoil(1)))
+            eventually(lambda: s._failed, "the wait fails")
+            try:
+                s.put(slots.fill(2)[0], lambda: None)
+            except RuntimeError as e:
+                print(e)
+            print(done)
+            open({hold!r}, "w").close()
+            np.testing.assert_array_equal(staged.take()["label"].get(), content["label"])
+            s.close()
+            print(len(done))
+            """)
+        self.assertRegex(got, r"\Aa batch could not be copied to cuda:0: cuEventSynchronize: operation not permitted .*\(CUDA error 900\)\. Go on .*\n\[\]\n1\Z")
+
+    def test_a_slot_stays_where_the_end_of_its_copy_is_never_known(self):
+        got = self.outcome("cuEventSynchronize:1=900;cuStreamSynchronize:*=900", """
+            s, done = stage(), []
+            s.put(slots.fill(1)[0], lambda: done.append(1))
+            eventually(lambda: s._failed, "the wait fails")
+            s.close()
+            print(done, slots.memory.closed)
+            """)
+        self.assertRegex(got, r"\A\[\] False\Z")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 // Scenarios. `check NAME` runs one; driver_test.go says under which script, and what has to come of it.
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <spawn.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -253,6 +255,66 @@ static void graph(void) {
 	ok(cuStreamBeginCapture_v2(s, 2));
 	want(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, cuStreamWaitEvent(s, join, 0));
 	want(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(s, &g));
+}
+
+static CUcontext context_of_start;
+static CUevent asked;
+static int asked_mode;
+
+static void *ask(void *unused) {
+	(void)unused;
+	int mode = asked_mode;
+	ok(cuCtxSetCurrent(context_of_start));
+	ok(cuThreadExchangeStreamCaptureMode(&mode));
+	check(mode == 0); // a thread's own, and global at first
+	CUresult got = cuEventQuery(asked);
+	CUresult synchronized = cuEventSynchronize(asked);
+	CUdeviceptr p;
+	CUresult allocated = cuMemAlloc_v2(&p, 4096);
+	check(got == synchronized && got == allocated);
+	return (void *)(uintptr_t)got;
+}
+
+static CUresult ask_in_thread(int mode) {
+	pthread_t thread;
+	void *got;
+	asked_mode = mode;
+	check(pthread_create(&thread, NULL, ask, NULL) == 0 && pthread_join(thread, &got) == 0);
+	return (CUresult)(uintptr_t)got;
+}
+
+// What another thread may do while a graph is being captured depends on both modes, as cuda.h has it.
+static void capture_modes(void) {
+	start();
+	ok(cuCtxGetCurrent(&context_of_start));
+	CUstream s = stream(), side = stream();
+	asked = event();
+	ok(cuEventRecord(asked, side));
+	ok(cuStreamSynchronize(side));
+	enum { GLOBAL, THREAD_LOCAL, RELAXED };
+	for (int capture = GLOBAL; capture <= RELAXED; capture++)
+		for (int mode = GLOBAL; mode <= RELAXED; mode++) {
+			CUgraph g;
+			ok(cuStreamBeginCapture_v2(s, capture));
+			bool forbidden = capture == GLOBAL && mode == GLOBAL;
+			check(ask_in_thread(mode) == (forbidden ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS));
+			want(forbidden ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS, cuStreamEndCapture(s, &g));
+		}
+	// The capturing thread itself.
+	for (int capture = GLOBAL; capture <= RELAXED; capture++)
+		for (int mode = GLOBAL; mode <= RELAXED; mode++) {
+			CUgraph g;
+			int was = mode;
+			ok(cuThreadExchangeStreamCaptureMode(&was));
+			ok(cuStreamBeginCapture_v2(s, capture));
+			bool forbidden = capture != RELAXED && mode != RELAXED;
+			want(forbidden ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS, cuEventQuery(asked));
+			want(forbidden ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS, cuStreamEndCapture(s, &g));
+			ok(cuThreadExchangeStreamCaptureMode(&was));
+			check(was == mode);
+		}
+	int wrong = 3;
+	want(CUDA_ERROR_INVALID_VALUE, cuThreadExchangeStreamCaptureMode(&wrong));
 }
 
 enum { UNIT = 2 << 20 };
@@ -543,7 +605,7 @@ static const struct {
 	void (*run)(void);
 } scenarios[] = {
     {"in_order", in_order}, {"late_read", late_read}, {"events", events}, {"records", records}, {"default_stream", default_stream},
-    {"host_functions", host_functions}, {"timing", timing}, {"graph", graph}, {"mapping", mapping}, {"exchange", exchange},
+    {"host_functions", host_functions}, {"timing", timing}, {"graph", graph}, {"capture_modes", capture_modes}, {"mapping", mapping}, {"exchange", exchange},
     {"exchange-child", exchange_child}, {"third_create_fails", third_create_fails}, {"memory_ends", memory_ends},
     {"no_device", no_device}, {"before_init", before_init}, {"lost_context", lost_context}, {"bad_ptx", bad_ptx},
     {"registration", registration}, {"pageable", pageable}, {"free_in_use", free_in_use}, {"unregister_in_use", unregister_in_use},

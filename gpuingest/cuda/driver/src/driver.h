@@ -18,8 +18,8 @@ extern pthread_cond_t changed;
 // script.c
 
 // Every call begins with ENTER: it fails as the script wants, before cuInit, without a context where it needs one,
-// and after an operation has failed, as a context does that is lost.
-enum { ANY, INIT, CONTEXT };
+// after an operation has failed, as a context does that is lost, and, where it is UNSAFE, while a capture of a graph forbids it.
+enum { ANY, INIT, CONTEXT, UNSAFE };
 CUresult enter(const char *call, int needs);
 #define ENTER(needs)                                                                                                   \
 	do {                                                                                                               \
@@ -143,6 +143,8 @@ CUresult enqueue_event(stream *s, event *e, bool record);
 CUresult capture(stream *s, op *o);
 CUresult capture_record(stream *s, event *e);
 CUresult capture_wait(stream *s, event *e);
+
+bool capture_forbids(void); // whether this thread may not make an unsafe call now; the capture is spoilt then. Takes the lock
 
 // module.c, ptx.h
 

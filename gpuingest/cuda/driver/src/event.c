@@ -110,7 +110,7 @@ API CUresult cuEventDestroy_v2(CUevent e) {
 }
 
 API CUresult cuEventQuery(CUevent e) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	if (e == NULL)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (e->capture != NULL)
@@ -121,7 +121,7 @@ API CUresult cuEventQuery(CUevent e) {
 }
 
 API CUresult cuEventSynchronize(CUevent e) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	if (e == NULL)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (e->capture != NULL)

@@ -9,10 +9,41 @@ typedef struct graph {
 	unsigned id;
 	op *first, *last; // in order of capture
 	stream *origin;
+	int mode;
+	pthread_t thread; // that began the capture
 	bool invalid;
 } graph;
 
 static unsigned graph_ids;
+
+// What a capture forbids other calls, and a thread has itself forbidden: CUstreamCaptureMode. Calls are unsafe that a
+// driver may carry out by work in other streams than the caller's: memory that is made or given back, and every wait
+// and query.
+enum { GLOBAL, THREAD_LOCAL, RELAXED };
+static __thread int thread_mode;
+
+API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+	ENTER(INIT);
+	if (*mode < GLOBAL || *mode > RELAXED)
+		return CUDA_ERROR_INVALID_VALUE;
+	int old = thread_mode;
+	thread_mode = *mode, *mode = old;
+	return CUDA_SUCCESS;
+}
+
+bool capture_forbids(void) {
+	bool forbidden = false;
+	pthread_mutex_lock(&lock);
+	for (stream *s = first_stream(); s != NULL && thread_mode != RELAXED; s = s->next) {
+		graph *g = s->capture;
+		if (g == NULL || g->origin != s || g->mode == RELAXED)
+			continue;
+		if (pthread_equal(g->thread, pthread_self()) || (g->mode == GLOBAL && thread_mode == GLOBAL))
+			forbidden = g->invalid = true;
+	}
+	pthread_mutex_unlock(&lock);
+	return forbidden;
+}
 
 CUresult capture(stream *s, op *o) {
 	graph *g = s->capture;
@@ -54,11 +85,12 @@ API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
 	stream *s = (uintptr_t)handle <= 1 ? NULL : stream_of(handle);
 	if (s == NULL) // the default stream cannot be captured
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	if (mode < 0 || mode > 2 || s->capture != NULL)
+	if (mode < GLOBAL || mode > RELAXED || s->capture != NULL)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
 	s->capture = calloc(1, sizeof(graph));
 	s->capture->origin = s, s->capture->id = ++graph_ids, s->joined = true;
+	s->capture->mode = mode, s->capture->thread = pthread_self();
 	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }

@@ -108,7 +108,7 @@ API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
 }
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	if (size == 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	uint64_t room = up(size, 4096);
@@ -128,7 +128,7 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size) {
 }
 
 API CUresult cuMemFree_v2(CUdeviceptr address) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	if (address == 0)
 		return CUDA_SUCCESS;
 	pthread_mutex_lock(&lock);
@@ -172,7 +172,7 @@ static bool mapped(const char *p, size_t size) {
 }
 
 API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	if (p == NULL || size == 0 || !mapped(p, size))
 		return CUDA_ERROR_INVALID_VALUE;
 	uint64_t base = (uint64_t)p;
@@ -189,7 +189,7 @@ API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
 }
 
 API CUresult cuMemHostUnregister(void *p) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	pthread_mutex_lock(&lock);
 	range *r = range_at((uint64_t)p);
 	if (r == NULL || r->base != (uint64_t)p || r->kind != HOST_MEMORY || r->allocated) {
@@ -205,7 +205,7 @@ API CUresult cuMemHostUnregister(void *p) {
 }
 
 API CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	char *bytes = mmap(NULL, up(size, 4096), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (size == 0 || bytes == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -216,7 +216,7 @@ API CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
 }
 
 API CUresult cuMemFreeHost(void *p) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	pthread_mutex_lock(&lock);
 	range *r = range_at((uint64_t)p);
 	bool ours = r != NULL && r->base == (uint64_t)p && r->kind == HOST_MEMORY && r->allocated;

@@ -43,17 +43,17 @@ static CUresult load(CUmodule *handle, const void *image, unsigned count, const 
 }
 
 API CUresult cuModuleLoadDataEx(CUmodule *handle, const void *image, unsigned count, int *options, void **values) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	return load(handle, image, count, options, values);
 }
 
 API CUresult cuModuleLoadData(CUmodule *handle, const void *image) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	return load(handle, image, 0, NULL, NULL);
 }
 
 API CUresult cuModuleUnload(CUmodule m) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	if (m == NULL)
 		return CUDA_ERROR_INVALID_HANDLE;
 	CUresult result = cuCtxSynchronize(); // kernels in queues are made of it

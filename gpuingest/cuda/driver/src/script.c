@@ -122,7 +122,12 @@ CUresult enter(const char *call, int needs) {
 	if (needs >= CONTEXT) {
 		if (current() == NULL)
 			return CUDA_ERROR_INVALID_CONTEXT;
-		return (CUresult)atomic_load(&lost);
+		if (atomic_load(&lost) != 0)
+			return (CUresult)atomic_load(&lost);
+	}
+	if (needs >= UNSAFE && capture_forbids()) {
+		trace("\"call\":\"%s\",\"result\":%d", call, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	}
 	return CUDA_SUCCESS;
 }

@@ -267,7 +267,7 @@ API CUresult cuStreamDestroy_v2(CUstream handle) {
 }
 
 API CUresult cuStreamSynchronize(CUstream handle) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	stream *s = stream_of(handle);
 	if (s == NULL)
 		return CUDA_ERROR_INVALID_HANDLE;
@@ -275,7 +275,7 @@ API CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 API CUresult cuStreamQuery(CUstream handle) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	stream *s = stream_of(handle);
 	if (s == NULL)
 		return CUDA_ERROR_INVALID_HANDLE;
@@ -298,7 +298,7 @@ static CUresult drain_all(context *c) {
 }
 
 API CUresult cuCtxSynchronize(void) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	return drain_all(current());
 }
 
@@ -381,17 +381,17 @@ API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes
 }
 
 API CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t bytes) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	return copy("HtoD", dst, (uint64_t)src, bytes, NULL, (uint64_t)src, false);
 }
 
 API CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t bytes) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	return copy("DtoH", (uint64_t)dst, src, bytes, NULL, (uint64_t)dst, false);
 }
 
 API CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	return copy("DtoD", dst, src, bytes, NULL, 0, false);
 }
 
@@ -418,12 +418,12 @@ API CUresult cuMemsetD32Async(CUdeviceptr dst, unsigned value, size_t count, CUs
 }
 
 API CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, size_t count) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	return set(dst, value, 1, count, NULL, false);
 }
 
 API CUresult cuMemsetD32_v2(CUdeviceptr dst, unsigned value, size_t count) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	return set(dst, value, 4, count, NULL, false);
 }
 

@@ -87,7 +87,7 @@ API CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
 
 API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                          unsigned long long flags) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	if (size == 0 || size % GRANULARITY != 0 || flags != 0 || prop->type != 1 || prop->location.type != 1 ||
 	    (prop->requestedHandleTypes & ~1) != 0)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -121,7 +121,7 @@ static void drop(allocation *a) {
 }
 
 API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	if (handle == 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	drop((allocation *)handle);
@@ -130,7 +130,7 @@ API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 
 API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                       unsigned long long flags) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	allocation *a = (allocation *)handle;
 	if (a == NULL || flags != 0 || size == 0 || size % GRANULARITY != 0 || address % GRANULARITY != 0 || offset != 0 ||
 	    size > a->size)
@@ -172,7 +172,7 @@ static bool every(CUdeviceptr address, size_t size, void (*f)(range *, int), int
 static void set_access(range *r, int access) { r->access = access; }
 
 API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	if (count != 1 || desc->location.type != 1 || (desc->flags & ~3) != 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
@@ -182,7 +182,7 @@ API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessD
 }
 
 API CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	for (uint64_t at = address; at < address + size;) {
 		pthread_mutex_lock(&lock);
 		range *r = range_at(at);
@@ -217,7 +217,7 @@ API CUresult cuMemExportToShareableHandle(void *to, CUmemGenericAllocationHandle
 }
 
 API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type) {
-	ENTER(CONTEXT);
+	ENTER(UNSAFE);
 	int fd = (int)(intptr_t)os_handle;
 	char link[64], target[128];
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);

@@ -30,6 +30,7 @@ func run() error {
 	delay := flag.Duration("delay", 0, "time that each read takes")
 	listen := flag.String("listen", "tcp://127.0.0.1:0", "address")
 	pattern := flag.String("files", "", "files whose contents are the samples, by turns")
+	memory := flag.Int64("memory", 0, "bytes that batches may take; 0: any number")
 	token := flag.String("token", "", "what clients have to present")
 	var files loader.TLSFiles
 	flag.StringVar(&files.Cert, "tls-cert", "", "the server's certificate, for tls://")
@@ -73,7 +74,8 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	s := loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Version: "test", Compile: feedtest.Compile, Tokens: tokens})
+	s := loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Version: "test", Compile: feedtest.Compile, Tokens: tokens,
+		Memory: &feedtest.Ledger{Limit: *memory}})
 	scheme, _, _ := strings.Cut(*listen, "://")
 	fmt.Printf("%s://%s\n", scheme, l.Addr())
 	go func() {

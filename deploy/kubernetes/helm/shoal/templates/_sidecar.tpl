@@ -10,6 +10,39 @@ exec:
 timeoutSeconds: 6
 {{- end }}
 
+{{/* A folder that outlives the pod has one folder for each job, and for each pod of it: one daemon at a time may own one. */}}
+{{- define "shoal.cacheDir" -}}
+/var/cache/shoal/
+{{- if or .Values.cache.hostPath .Values.cache.claim }}
+{{- .Release.Name }}
+{{- if gt (int .Values.parallelism) 1 }}-$(JOB_COMPLETION_INDEX){{ end }}
+{{- else }}train{{ end }}
+{{- end }}
+
+{{/* With mount.enabled, the first of the sidecars, so that it is told to end last: it takes away what a sidecar that was
+killed has left. A kubelet cannot remove a volume with a dead mount in it. */}}
+{{- define "shoal.unmount" -}}
+name: shoal-unmount
+image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+restartPolicy: Always
+args: [umount, --at-exit, /mnt/shoal/data]
+resources:
+  requests:
+    cpu: 10m
+    memory: 64Mi
+  limits:
+    memory: 64Mi
+securityContext:
+  privileged: true
+  runAsUser: 0
+  readOnlyRootFilesystem: true
+volumeMounts:
+  - name: shoal-data
+    mountPath: /mnt/shoal
+    mountPropagation: Bidirectional
+{{- end }}
+
 {{- define "shoal.sidecar" -}}
 name: shoal
 image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
@@ -20,10 +53,10 @@ args:
   - {{ .Values.source | quote }}
   - --listen=unix:///run/shoal/feed.sock
   - --socket-group=65532
-  - --cache-dir=/var/cache/shoal/train
-  - --cache-size={{ .Values.cacheSize }}
+  - --cache-dir={{ include "shoal.cacheDir" . }}
+  - --cache-size={{ .Values.cache.size }}
   - --memory=auto
-  - --admin=0.0.0.0:7071
+  - --admin={{ if .Values.metrics.enabled }}0.0.0.0{{ else }}127.0.0.1{{ end }}:7071
   {{- if .Values.mount.enabled }}
   - --mount=/mnt/shoal/data
   - --mkdir
@@ -40,9 +73,11 @@ env:
 envFrom:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- if .Values.metrics.enabled }}
 ports:
   - name: admin
     containerPort: 7071
+{{- end }}
 startupProbe:
   {{- include "shoal.probe" . | nindent 2 }}
   periodSeconds: 1
@@ -102,8 +137,17 @@ volumeMounts:
 
 {{- define "shoal.volumes" -}}
 - name: shoal-cache
+  {{- if .Values.cache.hostPath }}
+  hostPath:
+    path: {{ .Values.cache.hostPath | quote }}
+    type: Directory
+  {{- else if .Values.cache.claim }}
+  persistentVolumeClaim:
+    claimName: {{ .Values.cache.claim }}
+  {{- else }}
   emptyDir:
-    sizeLimit: {{ .Values.cacheVolume }}
+    sizeLimit: {{ .Values.cache.volume }}
+  {{- end }}
 - name: shoal-run
   emptyDir:
     medium: Memory

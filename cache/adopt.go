@@ -1,0 +1,102 @@
+package cache
+
+import (
+	"math"
+	"math/bits"
+
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+// adoption makes the records that are found on disk resident, as far as they are what the volume's manifest names.
+//
+// A record table says by which number a file was known when it was written. Where the manifest has the
+// version of the object under that number still, this costs one comparison. The other records (files have
+// moved in the order since, records that no table covers) are looked for together, by one pass over the
+// manifest, when all tables were read. What is not found is unclaimed.
+type adoption struct {
+	v         *Volume
+	kept      int64 // extents made resident
+	missing   int64 // of these, which the volume missed of its kept set
+	moved     []movedRecord
+	unclaimed []segment.Loc
+}
+
+type movedRecord struct {
+	loc    segment.Loc
+	id     segment.VersionID
+	extent uint32
+	next   uint32 // of the same version, as an index in moved + 1
+}
+
+func (a *adoption) visit(x segment.Extent, loc segment.Loc) {
+	extent := x.Offset / ExtentSize
+	switch {
+	case x.Dataset != a.v.ds.id || x.Offset%ExtentSize != 0 || extent > math.MaxUint32:
+		a.unclaimed = append(a.unclaimed, loc)
+	case int64(x.File) < int64(a.v.m.Len()) && a.v.m.ID(int(x.File)) == x.ID:
+		a.take(int(x.File), uint32(extent), loc)
+	default:
+		a.moved = append(a.moved, movedRecord{loc: loc, id: x.ID, extent: uint32(extent)})
+	}
+}
+
+// take makes a record of the file resident. Nobody else uses the volume yet. Its length is compared when it is read.
+func (a *adoption) take(file int, extent uint32, loc segment.Loc) {
+	v := a.v
+	e, end := int64(file), int64(file)+1
+	if v.first != nil {
+		e, end = int64(v.first[file]), int64(v.first[file+1])
+	}
+	if e += int64(extent); e >= end || v.locs[e] != 0 { // the same extent twice
+		a.unclaimed = append(a.unclaimed, loc)
+		return
+	}
+	v.locs[e] = uint64(loc)
+	a.kept++
+	if s := v.admission.Load(); s != nil && s.admit(file) {
+		a.missing++
+	}
+}
+
+// finish looks for the records that were not where their hint says. It returns all that belong to no file.
+func (a *adoption) finish() []segment.Loc {
+	a.find()
+	a.v.kept.Add(a.kept)
+	if s := a.v.admission.Load(); s != nil {
+		s.missing.Add(-a.missing)
+	}
+	return a.unclaimed
+}
+
+func (a *adoption) find() {
+	if len(a.moved) == 0 {
+		return
+	}
+	// Open addressing, by ids, which are hashes: the first of the records of a version, as an index in moved + 1.
+	mask := uint64(1)<<bits.Len(uint(2*len(a.moved))) - 1
+	table := make([]uint32, mask+1)
+	find := func(id segment.VersionID) *uint32 {
+		for h := id.Uint64() & mask; ; h = (h + 1) & mask {
+			if at := &table[h]; *at == 0 || a.moved[*at-1].id == id {
+				return at
+			}
+		}
+	}
+	for i := range a.moved {
+		at := find(a.moved[i].id)
+		a.moved[i].next, *at = *at, uint32(i+1)
+	}
+	for f := range a.v.m.Len() {
+		at := find(a.v.m.ID(f))
+		for i := *at; i != 0; i = a.moved[i-1].next {
+			r := &a.moved[i-1]
+			a.take(f, r.extent, r.loc)
+			r.loc = 0
+		}
+	}
+	for i := range a.moved {
+		if r := &a.moved[i]; r.loc != 0 {
+			a.unclaimed = append(a.unclaimed, r.loc)
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package catalog
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/dgraph-io/badger/v4"
+	"github.com/dgraph-io/badger/v4/options"
+)
+
+// The facts are what the catalog knows of sources and datasets. They are few and small: a source is some 200
+// bytes. Badger holds them in memory, since it maps the files that it has on a disk. CACHE-DIR/facts has the same,
+// replaced as a whole at each change: a line with the format's version and the CRC32C of what follows, and an object
+// of JSON with badger's keys and values. In an encrypted folder the file is sealed (package crypt). Keys:
+//
+//	source/NAME    JSON of sourceValue
+//	dataset/ID     JSON of datasetValue; ID is 16 bytes in hex
+const (
+	sourcePrefix  = "source/"
+	datasetPrefix = "dataset/"
+)
+
+type sourceValue struct {
+	Version  string    `json:"version"`
+	Manifest string    `json:"manifest,omitempty"` // name of its file, where that is not the version
+	Layout   string    `json:"layout,omitempty"`   // its version
+	Prefix   string    `json:"prefix"`
+	Files    int       `json:"files"`
+	Bytes    int64     `json:"bytes"`
+	Skipped  Skipped   `json:"skipped"`
+	Listed   time.Time `json:"listed"`
+}
+
+func (v sourceValue) manifest() string { return cmp.Or(v.Manifest, v.Version) }
+
+// datasetValue is what is known of a dataset, whatever its version.
+type datasetValue struct {
+	Source   string    `json:"source"`
+	Quota    int64     `json:"quota,omitempty"`
+	Pinned   bool      `json:"pinned,omitempty"`
+	LastUsed time.Time `json:"last_used"`
+
+	Shuffles json.RawMessage `json:"shuffles,omitempty"`
+}
+
+const (
+	factsName   = "facts"
+	factsFormat = "shoal facts 1 %08x\n"
+)
+
+func (c *Catalog) factsPath() string { return filepath.Join(c.dir, factsName) }
+
+// openFacts reads the file; there is none at first. Its error wraps ErrCorrupt where beginning anew helps.
+func (c *Catalog) openFacts() error {
+	db, err := badger.Open(badger.DefaultOptions("").WithInMemory(true).WithLogger(nil).
+		WithMemTableSize(8 << 20).WithNumMemtables(2).WithNumCompactors(0).WithNumLevelZeroTablesStall(1 << 20).
+		WithCompression(options.None).WithBlockCacheSize(0).WithIndexCacheSize(0).
+		WithDetectConflicts(false). // writers hold a mutex
+		WithMetricsEnabled(false))
+	if err != nil {
+		return err
+	}
+	c.db = db
+	b, err := readFile(c.factsPath(), factsName, c.key, func(n int64) ([]byte, error) { return make([]byte, n), nil })
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	head, body, _ := bytes.Cut(b, []byte("\n"))
+	if want := fmt.Sprintf(factsFormat, crc32.Checksum(body, castagnoli)); string(head)+"\n" != want {
+		return corrupt("%s begins with %.40q, want %q", c.factsPath(), head, want)
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(body, &all); err != nil {
+		return corrupt("%s: %v", c.factsPath(), err)
+	}
+	batch := db.NewWriteBatch()
+	defer batch.Cancel()
+	for key, v := range all {
+		if err := batch.Set([]byte(key), v); err != nil {
+			return err
+		}
+	}
+	return batch.Flush()
+}
+
+// get decodes what a key holds into v, and reports whether it is there.
+func (c *Catalog) get(key string, v any) (ok bool, err error) {
+	err = c.db.View(func(txn *badger.Txn) error {
+		item, err := txn.Get([]byte(key))
+		if err != nil {
+			return err
+		}
+		return item.Value(func(b []byte) error { return json.Unmarshal(b, v) })
+	})
+	if errors.Is(err, badger.ErrKeyNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// each decodes all that keys with a prefix hold, in the order of the keys.
+func each[T any](c *Catalog, prefix string, f func(name string, v T)) error {
+	return c.db.View(func(txn *badger.Txn) error {
+		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte(prefix), PrefetchValues: true, PrefetchSize: 100})
+		defer it.Close()
+		for it.Rewind(); it.Valid(); it.Next() {
+			var v T
+			if err := it.Item().Value(func(b []byte) error { return json.Unmarshal(b, &v) }); err != nil {
+				return err
+			}
+			f(strings.TrimPrefix(string(it.Item().Key()), prefix), v)
+		}
+		return nil
+	})
+}
+
+// change sets keys, or deletes those whose value is nil, and makes that durable: all or none. c.mu is held. Its
+// killpoints are named for what is written.
+func (c *Catalog) change(what string, values map[string]any) error {
+	old := map[string][]byte{} // for when the file cannot be written
+	next := map[string][]byte{}
+	for key, v := range values {
+		var b json.RawMessage
+		if _, err := c.get(key, &b); err != nil {
+			return err
+		}
+		old[key], next[key] = b, nil
+		if v != nil {
+			var err error
+			if next[key], err = json.Marshal(v); err != nil {
+				return err
+			}
+		}
+	}
+	err := c.put(next)
+	if err == nil {
+		if err = c.saveFacts(what); err != nil {
+			err = errors.Join(err, c.put(old))
+		}
+	}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		err = fmt.Errorf("%w (make room, or use another --cache-dir)", err)
+	}
+	return err
+}
+
+func (c *Catalog) put(values map[string][]byte) error {
+	return c.db.Update(func(txn *badger.Txn) error {
+		for key, b := range values {
+			var err error
+			if b == nil {
+				err = txn.Delete([]byte(key))
+			} else {
+				err = txn.Set([]byte(key), b)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (c *Catalog) saveFacts(what string) error {
+	all := map[string]json.RawMessage{}
+	if err := each(c, "", func(key string, v json.RawMessage) { all[key] = v }); err != nil {
+		return err
+	}
+	body, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	data := append(fmt.Appendf(nil, factsFormat, crc32.Checksum(body, castagnoli)), body...)
+	if c.key == nil {
+		return writeFileSync(c.factsPath(), what, data)
+	}
+	return writeParts(c.factsPath(), what, c.key.SealFile(factsName, factsName, data))
+}
+
+func datasetKey(id [16]byte) string { return datasetPrefix + hex.EncodeToString(id[:]) }

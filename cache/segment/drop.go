@@ -1,0 +1,168 @@
+package segment
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/shoalfs/shoal/internal/killpoint"
+)
+
+// DropSegment deletes a segment with all its records, waits for appends to it first, and returns how
+// many bytes that freed; 0 if there is no such segment. Before the file goes, died is called, unless it is nil, for
+// each record that was not freed, so that the owner can forget its Loc; reads that come too late get
+// ErrGone. A record whose header cannot be read any more is passed with Length 0.
+func (s *Store) DropSegment(id uint32, died func(Record, Loc)) (freed int64, err error) {
+	s.mu.Lock()
+	g := s.segment(id)
+	if g == nil || g.dropped || s.closed {
+		s.mu.Unlock()
+		return 0, nil
+	}
+	g.dropped = true // from here on it is not worth an fsync
+	s.retire(g)
+	for g.pending > 0 {
+		s.idle.Wait()
+	}
+	s.mu.Unlock()
+
+	g.commit.Lock()
+	defer g.commit.Unlock()
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return 0, nil
+	}
+	s.setSegment(id, nil)
+	t := g.tab.Load()
+	s.mu.Unlock()
+
+	if died != nil {
+		s.visitLive(g, t, died)
+	}
+	killpoint.Pass("segment.drop.told")
+	err = s.o.FS.Remove(s.path(id))
+	killpoint.Pass("segment.drop.file")
+	if s.o.Index != nil {
+		err = errors.Join(err, s.o.Index.DropSegment(id))
+	}
+	killpoint.Pass("segment.drop.index")
+	err = errors.Join(err, g.f.Close())
+	if err != nil {
+		err = fmt.Errorf("segment: drop segment %08d: %w", id, err)
+	}
+	s.mu.Lock()
+	s.give(g.end)
+	s.stats.Dropped++
+	s.mu.Unlock()
+	return g.end, err
+}
+
+// visitLive calls died for the live records of a segment that takes no more appends. g.commit is held.
+func (s *Store) visitLive(g *segment, t *slots, died func(Record, Loc)) {
+	buf := new([maxHeadLen]byte)
+	for i, r := range t.recs[:t.n.Load()] {
+		s.mu.Lock()
+		dead := g.isDead(i)
+		s.mu.Unlock()
+		if dead {
+			continue
+		}
+		off := int64(r.off) * unit
+		n, _ := g.f.ReadAt(buf[:], off)
+		h, err := parseHeader(buf[:n], g.salt, off, maxSegmentSize+2*ExtentSize)
+		rec, ok := Record{}, false
+		if err == nil {
+			rec, ok = h.record(g.key)
+		}
+		if !ok {
+			died(Record{}, makeLoc(g.id, off, 0))
+			continue
+		}
+		died(rec, makeLoc(g.id, off, h.gap))
+	}
+}
+
+// Reclaim drops the segments that hold nothing but garbage (records that the store cannot read are none) and returns how many bytes that freed.
+func (s *Store) Reclaim() (freed int64, err error) {
+	for _, g := range s.sorted() {
+		s.mu.Lock()
+		empty := g.liveRecs == 0 && g.encrypted == 0 && g.pending == 0 && g.end > segHeaderLen
+		s.mu.Unlock()
+		if empty {
+			n, e := s.DropSegment(g.id, nil)
+			freed += n
+			err = errors.Join(err, e)
+		}
+	}
+	return freed, err
+}
+
+// survivor is a live record of a segment that is to be dropped.
+type survivor struct {
+	rec   Record
+	loc   Loc
+	first bool
+}
+
+// Condense drops a segment, and appends up to spare bytes of its live records anew before: those of which
+// first says so before others, and the extents of one object one after the other. moved is told where
+// each of them lies now. The copies are made beyond MaxBytes and the Budget, for the drop frees more than they take;
+// they are durable at the next Sync, as other appends are. A record that cannot be read, or copied, is not:
+// the drop goes on. It returns how many bytes less are used.
+func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, moved func(from, to Loc)) (freed int64, err error) {
+	s.mu.Lock()
+	g := s.segment(id)
+	if g == nil || g.dropped || s.closed {
+		s.mu.Unlock()
+		return 0, nil
+	}
+	s.retire(g) // or it would take the copies
+	for g.pending > 0 {
+		s.idle.Wait()
+	}
+	s.mu.Unlock()
+	var records []survivor
+	g.commit.Lock()
+	s.visitLive(g, g.tab.Load(), func(rec Record, loc Loc) {
+		if rec.Length > 0 {
+			rec.File = NoFile // which the segment does not tell
+			records = append(records, survivor{rec, loc, first(rec, loc)})
+		}
+	})
+	g.commit.Unlock()
+	slices.SortFunc(records, func(a, b survivor) int {
+		if a.first != b.first {
+			if a.first {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(bytes.Compare(a.rec.KeyHash[:], b.rec.KeyHash[:]), cmp.Compare(a.rec.Offset, b.rec.Offset))
+	})
+	spare -= segHeaderLen // of the segment that the copies may begin
+	var payload []byte
+	var copied int64
+	for _, r := range records {
+		size := r.loc.Bytes(r.rec.Length)
+		if size > spare {
+			continue
+		}
+		payload = slices.Grow(payload[:0], r.rec.Length)[:r.rec.Length]
+		if s.ReadAt(r.loc, r.rec.Length, payload, 0) != nil {
+			continue
+		}
+		to, appendErr := s.append(r.rec, payload, true)
+		if appendErr != nil {
+			break
+		}
+		moved(r.loc, to)
+		spare -= size
+		copied += size
+	}
+	killpoint.Pass("segment.condense.copied")
+	freed, err = s.DropSegment(id, nil)
+	return freed - copied, err
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/engine"
+)
+
+// A wrong command line is told what is wrong with it: by the names that the help has, and with what may be meant.
+func TestWrongUse(t *testing.T) {
+	for line, want := range map[string]string{
+		"mount":                         "shoal mount takes SOURCE MOUNTPOINT: SOURCE is missing (see: shoal mount --help)",
+		"mount s3://b":                  "shoal mount takes SOURCE MOUNTPOINT: MOUNTPOINT is missing (see: shoal mount --help)",
+		"mount a b c":                   `shoal mount takes SOURCE MOUNTPOINT: "c" is one too many (see: shoal mount --help)`,
+		"stat a b":                      `shoal stat takes [MOUNTPOINT|ADDR]: "b" is one too many (see: shoal stat --help)`,
+		"version x":                     `shoal version takes no arguments, and "x" is one (see: shoal version --help)`,
+		"cache pin d":                   "shoal cache pin takes CACHE-DIR SOURCE: SOURCE is missing (see: shoal cache pin --help)",
+		"cache rekey":                   "shoal cache rekey takes CACHE-DIR: CACHE-DIR is missing (see: shoal cache rekey --help)",
+		"mout a b":                      `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
+		"nonesuch":                      `there is no verb "nonesuch" (see: shoal --help)`,
+		"cache lss":                     `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
+		"demo stor":                     `there is no verb "stor": did you mean shoal demo store? (see: shoal demo --help)`,
+		"config mout":                   `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
+		"help cache lss":                `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
+		"mount a b --cach-dir=x":        "shoal mount has no flag --cach-dir: did you mean --cache-dir? (see: shoal mount --help)",
+		"mount a b --listen x":          "shoal mount has no flag --listen, which is of shoal serve (see: shoal mount --help)",
+		"mount a b --nonesuch":          "shoal mount has no flag --nonesuch (see: shoal mount --help)",
+		"mount a b -z":                  "shoal mount has no flag -z (see: shoal mount --help)",
+		"mount a b --cache-dir":         "--cache-dir needs a value (see: shoal mount --help)",
+		"mount a b --epoch one":         `--epoch: "one" is not a number (see: shoal mount --help)`,
+		"mount a b --daemon=maybe":      `--daemon: "maybe" is neither true nor false (see: shoal mount --help)`,
+		"mount a b --entry-timeout 5":   `--entry-timeout: "5" is not a duration (write 90s, 15m or 4h) (see: shoal mount --help)`,
+		"mount a b --cache-size 10":     `--cache-size: "10" has no unit and would be 10 bytes (write 10GiB, 10MiB, or 10B if you mean it) (see: shoal mount --help)`,
+		"mount a b --connections 1000":  "--connections: give a number from 1 to 512, or auto (see: shoal mount --help)",
+		"warm file:///x --fraction two": `--fraction: "two" is not a number (see: shoal warm --help)`,
+	} {
+		c := root()
+		c.SetArgs(strings.Fields(line))
+		c.SetOut(io.Discard)
+		c.SetErr(io.Discard)
+		if err := c.ExecuteContext(t.Context()); err == nil || err.Error() != want || !errors.As(err, new(usageError)) {
+			t.Errorf("shoal %s: %v\nwant %s", line, err, want)
+		}
+	}
+}
+
+// What a verb's Use names is what it takes: every verb says so of an argument too many, and none blames cobra's count.
+func TestArgumentsAreNamed(t *testing.T) {
+	commands(root(), func(c *cobra.Command) {
+		if c.Args == nil || c.Hidden || strings.Contains(c.Use, "...") || c.HasSubCommands() && c.Name() != "demo" {
+			return
+		}
+		err := c.Args(c, strings.Fields(strings.Repeat("x ", len(argumentsOf(c))+1)))
+		if err == nil { // the verb checks it itself, since --cache-dir may stand for one of them
+			if !strings.HasPrefix(c.CommandPath(), "shoal cache ") {
+				t.Errorf("%s takes more than %q", c.CommandPath(), c.Use)
+			}
+			return
+		}
+		if !regexp.MustCompile("is one too many|takes no arguments|there is no verb").MatchString(err.Error()) {
+			t.Errorf("%s: %v", c.CommandPath(), err)
+		}
+	})
+}
+
+func TestOnly(t *testing.T) {
+	for _, c := range []struct {
+		found []string
+		want  string
+		err   string
+	}{
+		{nil, "", "nothing of Shoal is seen here (give a mount point)"},
+		{[]string{"/a"}, "/a", ""},
+		{[]string{"/a", "/b"}, "", "there are 2 here (give one of /a, /b)"},
+	} {
+		got, err := only(c.found, "give a mount point")
+		if got != c.want || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
+			t.Errorf("%q: %q, %v", c.found, got, err)
+		}
+	}
+}
+
+// The help tells a default once, and there is one thing and two things.
+func TestDefaultsAreToldOnce(t *testing.T) {
+	commands(root(), func(c *cobra.Command) {
+		for line := range strings.Lines(c.Flags().FlagUsages()) {
+			if strings.Count(line, "(default") > 1 {
+				t.Errorf("%s: %s", c.CommandPath(), line)
+			}
+		}
+	})
+	for n, want := range map[int]string{0: "0 batches", 1: "1 batch", 2: "2 batches", 1_234_567: "1,234,567 batches"} {
+		if got := count(n, "batch"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// What is kept may be more than what may be, after others have come: that is said as such.
+func TestDiskAboveItsLimit(t *testing.T) {
+	for used, want := range map[int64]string{27 << 20: "27 MiB of 27 MiB, 1 of 1 extent kept", 28 << 20: "28 MiB, above the limit of 27 MiB that there is now: nothing is added, 1 of 1 extent kept"} {
+		var s engine.Stats
+		s.Disk = engine.DiskStats{Used: used, Budget: 27 << 20, Kept: 1, Extents: 1}
+		var b strings.Builder
+		if printStats(&b, &s, nil); !strings.Contains(b.String(), want) {
+			t.Errorf("%s\nwant %s", b.String(), want)
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/python"
+)
+
+// verifyNeeds prints the modules that a Python lacks for `shoal verify`.
+const verifyNeeds = `import importlib.util as u; print(*(m for m in ("numpy", "grpc", "torch", "torchvision", "PIL") if u.find_spec(m) is None))`
+
+func verifyCommand() *cobra.Command {
+	var security clientSecurity
+	var interpreter string
+	c := &cobra.Command{
+		Use:   "verify ADDR",
+		Short: "Replay batches of a feed in your own torchvision, and compare",
+		Long: `Takes batches of pictures from the feed at ADDR, and the stored files of the same rows; does to these in your Python's
+torchvision what was drawn for each row, and compares every value. It prints for each row whether it is equal, or what differs.
+Exit code 0: all are equal; 1: some differ; 2: they could not be compared. It runs the Python package that this binary
+carries; python -m shoal verify is the same.`,
+		Example: `  shoal verify unix:///run/shoal/feed.sock
+  shoal verify unix:///run/shoal/feed.sock --transform "RandomResizedCrop(224)|RandAugment()|fp32" --batches 10`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			client, err := security.dial(args[0]) // what is wrong with the flags is told here
+			if err != nil {
+				return err
+			}
+			client.Close()
+			missing, err := exec.CommandContext(c.Context(), interpreter, "-c", verifyNeeds).Output()
+			if err != nil {
+				return usagef("%s does not run: %w (name another by --python)", interpreter, err)
+			}
+			if list := strings.Fields(string(missing)); len(list) > 0 {
+				return usagef("%s has no %s, which the batches are replayed with (%[1]s -m pip install numpy grpcio torch torchvision pillow, or name another Python by --python)",
+					interpreter, strings.Join(list, ", no "))
+			}
+			dir, err := os.MkdirTemp("", "shoal-verify-")
+			if err != nil {
+				return err
+			}
+			defer func() { _ = os.RemoveAll(dir) }()
+			if err := os.CopyFS(dir, python.Files); err != nil {
+				return err
+			}
+			argv := []string{"-B", "-m", "shoal", "verify", args[0]}
+			for _, name := range []string{"transform", "batch", "batches", "order", "seed", "epoch", "ca", "cert", "key"} {
+				if f := c.Flags().Lookup(name); f.Value.String() != "" {
+					argv = append(argv, "--"+name+"="+f.Value.String())
+				}
+			}
+			var said bytes.Buffer
+			cmd := exec.CommandContext(c.Context(), interpreter, argv...)
+			cmd.Env = append(os.Environ(), "PYTHONPATH="+dir+string(os.PathListSeparator)+os.Getenv("PYTHONPATH"), tokenEnv+"="+security.s.Token)
+			cmd.Stdout, cmd.Stderr = c.OutOrStdout(), &said
+			err = cmd.Run()
+			var exit *exec.ExitError
+			switch {
+			case errors.As(err, &exit) && exit.ExitCode() == 1:
+				return fmt.Errorf("%s: some rows differ from what torchvision makes of them (the lines above say which, and by how much)", args[0])
+			case err != nil:
+				return usagef("%s could not be compared: %s", args[0], strings.TrimPrefix(strings.TrimSpace(said.String()), "shoal verify: "))
+			}
+			return nil
+		},
+	}
+	security.add(c)
+	f := c.Flags()
+	f.String("transform", "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw", "what is done to the pictures")
+	f.Int("batch", 16, "rows of a batch")
+	f.Int("batches", 1, "batches to compare")
+	f.String("order", "uniform", "order of the samples")
+	f.Uint64("seed", 0, "seed of order and augmentation")
+	f.Uint32("epoch", 0, "epoch")
+	f.StringVar(&interpreter, "python", "python3", "the Python whose torchvision is compared with")
+	return c
+}

@@ -1,0 +1,70 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+)
+
+// formats are what samples can be (docs/samples.md, docs/records.md).
+const formats = "samples are pictures (.jpg, .png and so on), any other files by --samples, rows of .csv and .tsv by --records csv, and members of uncompressed tars"
+
+// foreign says what to do with files that hold samples and are none, by extension.
+var foreign = []struct {
+	remedy string
+	ext    []string
+}{
+	{"rows of tables are samples with --records csv", []string{".csv", ".tsv"}},
+	{"Parquet and its like are not read by the row: write the rows as a .csv for --records csv, or as files in tars, or mount SOURCE for a reader that knows the format",
+		[]string{".parquet", ".arrow", ".feather", ".orc"}},
+	{"lines of JSON are no samples: write them as a .csv for --records csv, or each as a file of its own, in tars", []string{".jsonl", ".ndjson"}},
+	{"what is compressed cannot be read from the middle: decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",
+		[]string{".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2", ".tar.lz4"}},
+	{"name the tars themselves: SOURCE/shard-{000000..000127}.tar", []string{".tar"}},
+	{"these are containers of another loader: write their records as files, in tars", []string{".tfrecord", ".rec", ".mds", ".beton", ".lmdb", ".mdb", ".h5", ".hdf5", ".zip"}},
+}
+
+// extOf is a path's extension, with the .tar before that of a compressed one.
+func extOf(p string) string {
+	ext := strings.ToLower(path.Ext(p))
+	if inner := strings.TrimSuffix(strings.ToLower(path.Base(p)), ext); strings.HasSuffix(inner, ".tar") {
+		return ".tar" + ext
+	}
+	return ext
+}
+
+// noSamples says that no file of a version is a sample, what its files are, and what to do. It goes over all of them.
+func noSamples(source, pattern string, m *catalog.Manifest) error {
+	count := map[string]int{}
+	for i := range m.Len() {
+		count[cmp.Or(extOf(m.Path(i)), "without extension")]++
+	}
+	kinds := slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(count[b]-count[a], strings.Compare(a, b)) })
+	remedy := "give --samples '*', or a glob that matches"
+	for _, f := range foreign {
+		if len(kinds) > 0 && slices.Contains(f.ext, kinds[0]) {
+			remedy = f.remedy
+		}
+	}
+	var most []string
+	for _, kind := range kinds[:min(3, len(kinds))] {
+		most = append(most, fmt.Sprintf("%s %s", humanize.Comma(int64(count[kind])), kind))
+	}
+	return fmt.Errorf("no file of %s is a sample, since --samples %q matches none of %s: there are %s; %s (%s)",
+		source, pattern, humanize.Comma(int64(m.Len())), strings.Join(most, ", "), formats, strings.ReplaceAll(remedy, "SOURCE/", strings.TrimSuffix(source, "/")+"/"))
+}
+
+// NoSamples returns an error that says why the dataset has no samples, and what to do; nil if it has some.
+func (d *Dataset) NoSamples() error {
+	if d.Len() > 0 {
+		return nil
+	}
+	return noSamples(d.e.source.String(), d.e.cfg.Samples, d.v.manifest)
+}

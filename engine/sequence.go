@@ -1,0 +1,187 @@
+package engine
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/prefetch/infer"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// Who reads in sequence is followed by a stream over the files that come next. How far the reader will go is not
+// known, so the stream's order is a window: it begins with few files, and is extended as the reader comes near its
+// end, by four times as much as was read so far, within bounds. What was taken for a sequence and is none costs the
+// first few. A reader that begins anew repeats the window.
+
+// sequenceName is the name of such streams in the stats.
+const sequenceName = "sequence"
+
+const (
+	// maxRuns is how many sequences are followed at a time.
+	maxRuns = 4
+	// leastAhead and mostAhead bound the bytes ahead of the reader, and so do files: what turns out to be the last
+	// few files of a folder costs the former, and no line has more than the latter under way.
+	leastAhead, leastFiles = 32 << 20, 512
+	mostAhead, mostFiles   = 256 << 20, 8192
+	// idleRun is after how much time without a file of it a sequence is over.
+	idleRun = time.Minute
+)
+
+// follower follows one sequence.
+type follower struct {
+	run    infer.Run
+	window atomic.Pointer[order.Locator]
+	stream *Stream
+	seen   time.Time // when a file of the window was opened last
+	spread int       // of the places at which it goes on
+	least  int       // files ahead of the reader
+	most   int
+	reads  int64 // opens of the mount until it was noticed
+}
+
+// sequencesOf returns what notices the lists in which a version's files may be read.
+func sequencesOf(v *view) *infer.Sequences {
+	s := infer.NewSequences("the listing", v.manifest.Len())
+	if n := v.samples.Len(); n != v.manifest.Len() {
+		s.Add("the samples", filesOf(order.Sequential(n), v.samples).(order.Locator))
+	}
+	s.Add("the listing backwards", backwards(v.manifest.Len()))
+	if v.manifest.Len() <= maxByInode {
+		s.Add("each folder by inode number", newByInode(v.manifest))
+	}
+	return s
+}
+
+// backwards is the order of so many files from the last to the first.
+type backwards int
+
+// Len implements order.Order.
+func (n backwards) Len() int { return int(n) }
+
+// At implements order.Order.
+func (n backwards) At(pos int) int { return int(n) - 1 - pos }
+
+// Find implements order.Locator.
+func (n backwards) Find(file, from int) int {
+	if pos := int(n) - 1 - file; file >= 0 && pos >= max(from, 0) {
+		return pos
+	}
+	return -1
+}
+
+// inSequence tells what watches for sequences of an open, and begins to follow the one that it shows. It reports
+// whether the open belongs to one.
+func (i *inference) inSequence(o opening) (fits bool) {
+	run, found, fits := i.sequences.Open(o.process, o.file)
+	followed := false
+	for _, a := range i.ahead {
+		if (*a.window.Load()).Find(o.file, 0) >= 0 {
+			a.seen, followed = time.Now(), fits
+			if found && run.List == a.run.List {
+				a.spread = max(a.spread, run.Spread)
+			}
+		}
+	}
+	if found && !followed {
+		i.follow(run)
+	}
+	return fits
+}
+
+// follow begins to read ahead.
+func (i *inference) follow(run infer.Run) {
+	a := &follower{run: run, spread: run.Spread, seen: time.Now(), reads: i.engine.opens.Load()}
+	read := make([]int, len(run.Read)) // workers leave gaps between them, which are still to be read
+	for j, pos := range run.Read {
+		read[j] = run.Over.At(pos)
+	}
+	mean := max(i.view.manifest.Bytes()/int64(i.view.manifest.Len()), 1)
+	a.least, a.most = int(min(leastAhead/mean+1, leastFiles)), int(min(mostAhead/mean+1, mostFiles))
+	window := run.Window(run.Head + a.least*run.World)
+	a.window.Store(&window)
+	s, err := i.engine.startStream(sequenceName, i.view, func(epoch int) order.Order {
+		if epoch > 0 {
+			return nil // nobody knows where this one ends
+		}
+		return *a.window.Load()
+	}, 0, 0, i.engine.cfg.Weight, nil, read)
+	if err != nil {
+		return
+	}
+	a.stream = s
+	i.mu.Lock()
+	all := append(slices.Clone(i.ahead), a)
+	slices.SortStableFunc(all, func(x, y *follower) int { return y.seen.Compare(x.seen) })
+	i.ahead = all[:min(len(all), maxRuns)]
+	i.mu.Unlock()
+	i.begin(s, false)
+	for _, old := range all[len(i.ahead):] {
+		i.forget(old.stream)
+	}
+	i.engine.log.Info("read in sequence", "list", run.List, "from", i.view.manifest.Path(window.At(0)), "world", run.World, "reads", a.reads)
+}
+
+// readOn extends the windows whose readers come near the end, and ends those that nobody reads any more.
+func (i *inference) readOn(now time.Time) {
+	i.mu.Lock()
+	all := i.ahead
+	i.mu.Unlock()
+	var keep []*follower
+	for _, a := range all {
+		if now.Sub(a.seen) > idleRun {
+			i.forget(a.stream)
+			continue
+		}
+		keep = append(keep, a)
+		a.extend()
+	}
+	if len(keep) < len(all) {
+		i.mu.Lock()
+		i.ahead = keep
+		i.mu.Unlock()
+	}
+}
+
+// extend makes the window longer if its reader comes near the end, in its first pass.
+func (a *follower) extend() {
+	s, r := a.stream, a.run
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := s.tracker.Position()
+	ahead := max(min(max(4*at.Consumed, a.least), a.most), 2*a.spread/r.World)
+	if at.Pass > 0 || at.Len-at.Head > ahead/2 {
+		return
+	}
+	width := r.Last - r.First + 1
+	longer := r.Window(r.From + (at.Head+ahead+width-1)/width*r.World)
+	if longer.Len() <= at.Len {
+		return // that is all there is
+	}
+	a.window.Store(&longer)
+	s.extendTo(longer)
+	s.restUntil = 0
+	s.poke()
+}
+
+// spec returns the order spec of the sequence, "auto" where none can be written.
+func (a *follower) spec() string {
+	if a.run.List == "the listing" || a.run.List == "the samples" {
+		if a.run.World == 1 {
+			return "sequential"
+		}
+	}
+	return "auto"
+}
+
+func (a *follower) text(w io.Writer) {
+	r := a.run
+	window := *a.window.Load()
+	fmt.Fprintf(w, "order: %s (inferred: file after file of %s, from %s on", a.spec(), r.List, a.stream.volume.Manifest().Path(window.At(0)))
+	if r.World > 1 {
+		fmt.Fprintf(w, "; rank %s of %d", order.Ranks{First: r.First, Last: r.Last}, r.World)
+	}
+	fmt.Fprintf(w, ")\n  known after %d reads\n", a.reads)
+}

@@ -1,0 +1,180 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+)
+
+// numbered lays so many files in three class folders and opens them.
+func numbered(t *testing.T, n int) *Engine {
+	t.Helper()
+	dir := t.TempDir()
+	for i := range n {
+		writeFile(t, filepath.Join(dir, fmt.Sprintf("c%d/img%04d.jpg", i*3/n, i)), fmt.Append(nil, i))
+	}
+	e := openEngine(t, dir, t.TempDir(), "auto")
+	t.Cleanup(func() { closeEngine(t, e) })
+	return e
+}
+
+// Who reads in sequence is followed after 16 opens, across folders, from where it begins; so is the next pass. From
+// then on everything has been asked for before it is read, for a reader that gives it the time.
+func TestReadInSequence(t *testing.T) {
+	const n, from = 900, 200
+	e := numbered(t, n)
+	for pass, most := range []int64{16, 0} {
+		misses := e.Stats().Misses
+		for i := from; i < n; i++ {
+			if i >= from+16 {
+				eventually(t, "a sequence, planned further than its reader", func() bool {
+					s := e.Stats()
+					return s.Order.State == "inferred" && s.Streams[0].Planned > i-from
+				})
+			}
+			openAs(t, e, 9, i)
+		}
+		if m := e.Stats().Misses - misses; m > most {
+			t.Errorf("pass %d: %d reads had to start their own fetch", pass, m)
+		}
+	}
+	if s := e.Stats(); s.Order.Spec != "sequential" || len(s.Streams) != 1 || s.Streams[0].Name != sequenceName {
+		t.Errorf("%+v, %+v", s.Order, s.Streams)
+	}
+	if text := string(e.orderText()); !strings.Contains(text, "file after file of the listing, from c0/img02") {
+		t.Error(text)
+	}
+}
+
+// cp -r reads what a folder holds by inode number: its first pass is seen, too, and goes on in the next folder.
+func TestReadByInode(t *testing.T) {
+	const n = 900
+	e := numbered(t, n)
+	m := e.cur.Load().manifest
+	key := func(file int) [2]uint64 {
+		p := m.Path(file)
+		return [2]uint64{catalog.Inode([]byte(filepath.Dir(p))), catalog.Inode([]byte(p))}
+	}
+	files := make([]int, n)
+	for i := range files {
+		files[i] = i
+	}
+	slices.SortFunc(files, func(a, b int) int { x, y := key(a), key(b); return slices.Compare(x[:], y[:]) })
+	for i, file := range files {
+		if i >= 16 {
+			eventually(t, "a sequence, planned further than its reader", func() bool {
+				s := e.Stats()
+				return s.Order.State == "inferred" && s.Streams[0].Planned > i
+			})
+		}
+		openAs(t, e, 9, file)
+	}
+	if s := e.Stats(); s.Misses > 16 || s.Order.Spec != "auto" {
+		t.Errorf("%d reads had to start their own fetch; %+v", s.Misses, s.Order)
+	}
+}
+
+// What workers leave between them when they are recognised is fetched ahead like the rest.
+func TestWorkersInSequence(t *testing.T) {
+	const n, workers, batch = 768, 4, 32
+	e := numbered(t, n)
+	for i := range n {
+		if i >= 16+2*workers {
+			eventually(t, "a sequence, planned further than its readers", func() bool {
+				s := e.Stats()
+				return s.Order.State == "inferred" && s.Streams[0].Planned >= min((i/(workers*batch)+1)*workers*batch, n-1)
+			})
+		}
+		w, step := i%workers, i/workers
+		openAs(t, e, uint32(20+w), step/batch*workers*batch+w*batch+step%batch)
+	}
+	if m := e.Stats().Misses; m > 16+2*workers {
+		t.Errorf("%d reads had to start their own fetch", m)
+	}
+}
+
+// Opens that wait to be looked at when a sequence is seen among those before them count as read, too.
+func TestSequenceInOneLook(t *testing.T) {
+	e := numbered(t, 300)
+	i := e.inference.Load()
+	i.mu.Lock()
+	for file := range 40 {
+		i.opens = append(i.opens, opening{9, file})
+	}
+	i.mu.Unlock()
+	openAs(t, e, 9, 40) // wakes it
+	eventually(t, "all of them", func() bool {
+		s := e.Stats().Streams
+		return len(s) == 1 && s[0].Position == 41 && s[0].Consumed == 41
+	})
+}
+
+// Plans can be removed, are bounded in number, and one that nobody reads by keeps nobody from inferring.
+func TestPlansEnd(t *testing.T) {
+	const n = 600
+	e := numbered(t, n)
+	put := func(name string) error { return e.PutPlan(name, []byte("c0/img0007.jpg\nc1/img0300.jpg\n")) }
+	if err := e.RemovePlan("default"); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	used := e.cache.Ledger().Used()
+	for i := range maxPlans {
+		if err := put(fmt.Sprint("job", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := put("another"); err == nil || !strings.Contains(err.Error(), "rm MOUNTPOINT/.shoal/plans/NAME") {
+		t.Error(err)
+	}
+	if err := put("job0"); err != nil { // in its own place
+		t.Error(err)
+	}
+	for i := range maxPlans - 1 {
+		if err := e.RemovePlan(fmt.Sprint("job", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := put("another"); err != nil || len(e.mountStreams()) != 2 || e.inference.Load() != nil {
+		t.Errorf("%v, %d streams", err, len(e.mountStreams()))
+	}
+
+	later := func(d time.Duration) {
+		e.planning.Lock()
+		e.lookAtPlans(time.Now().Add(d))
+		e.planning.Unlock()
+	}
+	later(0)
+	if e.inference.Load() != nil {
+		t.Error("fresh plans, and the order is inferred")
+	}
+	later(2 * staleAfter)
+	if text := string(e.orderText()); e.inference.Load() == nil || !strings.Contains(text, "rm .shoal/plans/another ends it") || !e.Stats().Streams[0].Stale {
+		t.Error(text)
+	}
+	for i := range 40 {
+		openAs(t, e, 9, 100+i)
+	}
+	eventually(t, "a sequence beside stale plans", func() bool { return e.Stats().Order.State == "inferred" })
+	openAs(t, e, 9, 7)
+	later(3 * staleAfter)
+	if text := string(e.orderText()); e.inference.Load() != nil || len(e.mountStreams()) != 2 || strings.Contains(text, "stale") {
+		t.Error(text)
+	}
+
+	for _, name := range e.Plans() {
+		if err := e.RemovePlan(name); err != nil {
+			t.Error(err)
+		}
+	}
+	if e.inference.Load() == nil || len(e.mountStreams()) != 0 {
+		t.Error("without a plan the order is not inferred")
+	}
+	eventually(t, "all memory back", func() bool { return e.cache.Ledger().Used() <= used+1<<20 })
+}

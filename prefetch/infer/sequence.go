@@ -1,0 +1,249 @@
+package infer
+
+import (
+	"math"
+	"slices"
+
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// Sequences notices readers that go through a list of files, one file after the other or by steps, from anywhere in
+// it: cp, a checksum run, a validation pass, DataLoader(shuffle=False) with its workers and ranks, and the pass that
+// repeats the one before. It is the counterpart of [Detector] for what is no shuffle, is told every open, too, and
+// is no more safe for concurrent use.
+//
+// For each list there are heads: the places at which a reader may go on. An open goes on with a head if it lies a step
+// after it: one position, or a stride by which a process went several times. Evidence is counted in bits, as for
+// shuffles, and summed up by Page's rule (E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954): of an
+// open that goes on with a head, how much less probable that is by chance; of another, a penalty; never less than 0.
+// At [wantedSequence] bits there is a run. A false one has odds of 2^-32 at each open, and costs some files that are
+// fetched in vain, since who follows it begins with few.
+type Sequences struct {
+	lists []*listing
+	pass  *trace   // of all files; what it forgets becomes a list
+	again *listing // the pass before; nil before there was one
+}
+
+// Run is something that is read in sequence.
+type Run struct {
+	List string        // which list it is, as NewSequences or Add was told
+	Over order.Locator // the list
+	// The positions that are read: from From on, of each World consecutive ones those numbered First to Last.
+	From, World, First, Last int
+	Head                     int   // the highest position read, plus 1
+	Spread                   int   // from the lowest place at which it goes on to the highest
+	Read                     []int // the positions that were read, as far as they show the run
+}
+
+// Repeated is the list of what was read in the pass before.
+const Repeated = "the pass before"
+
+// Window returns the order of the run's files, up to the given position of its list.
+func (r Run) Window(to int) order.Locator {
+	return order.Stripe(order.Slice(r.Over, r.From, min(to, r.Over.Len())), r.World, r.First, r.Last).(order.Locator)
+}
+
+const (
+	wantedSequence = 32
+	maxHeads       = 64
+	maxSteps       = 3   // strides that are tried at a time, 1 among them
+	oldHead        = 128 // opens after which a place at which nobody went on is none any more
+	shareSteps     = 0.7 // of the opens of a run that go on with a head
+	enoughVotes    = 3   // for a stride
+	nearHead       = 1024
+)
+
+// listing is one order, and how it is read.
+type listing struct {
+	name  string
+	over  order.Locator
+	opens int
+	heads []place
+	last  map[uint32]int // position of each process's last open
+	steps []int          // the first is 1
+	votes map[int]int    // for strides of a process
+	bits  float64
+	since []went // opens since the bits were 0
+}
+
+type place struct{ pos, at int } // at: the open that led there
+
+type went struct{ pos, step int }
+
+// NewSequences watches readers of that many files for reading them in the order of their numbers.
+func NewSequences(name string, files int) *Sequences {
+	s := &Sequences{pass: newTrace(Subset{Len: files})}
+	s.Add(name, order.Sequential(files))
+	return s
+}
+
+// Add has a list watched, which must hold no file twice.
+func (s *Sequences) Add(name string, over order.Locator) {
+	s.lists = append(s.lists, newListOf(name, over))
+}
+
+func newListOf(name string, over order.Locator) *listing {
+	return &listing{name: name, over: over, last: map[uint32]int{}, steps: []int{1}, votes: map[int]int{}}
+}
+
+// Open takes note of an open of a file. found says that its reader is seen to go through a list; it is said again,
+// of the opens since, as long as it does so. fits says that the open belongs to such a run, and so to no shuffle.
+func (s *Sequences) Open(process uint32, file int) (run Run, found, fits bool) {
+	hear := func(l *listing, process uint32, file int) {
+		r, ok, fit := l.open(process, file)
+		if fits = fits || fit; ok {
+			run, found = r, true
+		}
+	}
+	epoch, before := s.pass.epoch, s.pass.opens
+	s.pass.add(Open{process, uint32(file)})
+	if s.pass.epoch != epoch { // another pass has begun, some opens ago
+		s.again = s.repeated(before)
+		for _, o := range s.pass.opens {
+			hear(s.again, o.Process, int(o.Sample))
+		}
+	} else if s.again != nil {
+		hear(s.again, process, file)
+	}
+	for _, l := range s.lists { // these last: what has a name beforehand says more
+		hear(l, process, file)
+	}
+	return run, found, fits
+}
+
+// repeated makes a list of the opens of a pass. Its tail, which told that it is over, is of the next one.
+func (s *Sequences) repeated(opens []Open) *listing {
+	files := make([]uint32, 0, len(opens))
+	for _, o := range opens {
+		files = append(files, o.Sample)
+	}
+	return newListOf(Repeated, order.Index(order.List(files)))
+}
+
+// open takes note of an open.
+func (l *listing) open(process uint32, file int) (run Run, found, fits bool) {
+	pos := l.over.Find(file, 0)
+	if pos < 0 {
+		return run, false, false
+	}
+	l.opens++
+	last, known := l.last[process]
+	if len(l.last) == maxProcesses {
+		clear(l.last)
+	}
+	l.last[process] = pos
+	if known && last == pos {
+		return run, false, l.bits >= wantedSequence/2 // opened again, to look at the header first
+	}
+	if known {
+		l.vote(pos - last)
+	}
+	l.heads = slices.DeleteFunc(l.heads, func(h place) bool { return l.opens-h.at > oldHead })
+	head, step := l.goesOn(pos, last, known)
+	if head < 0 {
+		// A worker begins another batch not far from where the others are.
+		fits = l.bits >= wantedSequence/2 && slices.ContainsFunc(l.heads, func(h place) bool { return max(pos-h.pos, h.pos-pos) <= nearHead })
+		if l.bits = max(0, l.bits+math.Log2(1-shareSteps)); l.bits == 0 {
+			l.since = l.since[:0]
+		}
+		if len(l.heads) == maxHeads {
+			l.heads = slices.Delete(l.heads, 0, 1)
+		}
+		l.heads = append(l.heads, place{pos, l.opens})
+		return run, false, fits
+	}
+	chance := float64(len(l.heads)*len(l.steps)) / float64(l.over.Len())
+	l.bits = max(0, l.bits+math.Log2(shareSteps/min(chance, 1)))
+	l.heads = append(slices.Delete(l.heads, head, head+1), place{pos, l.opens}) // the latest last
+	l.since = append(l.since, went{pos, step})
+	if l.bits < wantedSequence {
+		return run, false, l.bits >= wantedSequence/2
+	}
+	run = l.run()
+	l.bits, l.since = wantedSequence/2, l.since[:0]
+	return run, true, true
+}
+
+// goesOn returns the head with which an open goes on, -1 if with none, and by which step. A process goes on with
+// its own last open first, by whatever stride it goes.
+func (l *listing) goesOn(pos, last int, known bool) (head, step int) {
+	at := func(p int) int { return slices.IndexFunc(l.heads, func(h place) bool { return h.pos == p }) }
+	if known && slices.Contains(l.steps, pos-last) {
+		if head = at(last); head >= 0 {
+			return head, pos - last
+		}
+	}
+	for _, step = range l.steps {
+		if head = at(pos - step); head >= 0 {
+			return head, step
+		}
+	}
+	return -1, 0
+}
+
+// vote counts a stride of a process. The most usual are tried.
+func (l *listing) vote(d int) {
+	if d <= 1 || d > maxWorld {
+		return
+	}
+	if len(l.votes) > 4*maxHeads {
+		clear(l.votes)
+	}
+	if l.votes[d]++; l.votes[d] < enoughVotes || slices.Contains(l.steps, d) {
+		return
+	}
+	if len(l.steps) < maxSteps {
+		l.steps = append(l.steps, d)
+		return
+	}
+	rare := 1
+	for i := 2; i < len(l.steps); i++ {
+		if l.votes[l.steps[i]] < l.votes[l.steps[rare]] {
+			rare = i
+		}
+	}
+	if l.votes[d] > l.votes[l.steps[rare]] {
+		l.steps[rare] = d
+	}
+}
+
+// run describes what was read since the bits were 0.
+func (l *listing) run() Run {
+	count := map[int]int{}
+	r := Run{List: l.name, Over: l.over, From: l.over.Len(), World: 1}
+	for _, w := range l.since {
+		count[w.step]++
+		before := w.pos - w.step // the first time, where a worker began
+		r.From, r.Head = min(r.From, before), max(r.Head, w.pos+1)
+		if !slices.Contains(r.Read, before) {
+			r.Read = append(r.Read, before)
+		}
+		r.Read = append(r.Read, w.pos)
+	}
+	for step, n := range count {
+		if 2*n > len(l.since) {
+			r.World = step
+		}
+	}
+	lowest := r.Head
+	for _, h := range l.heads {
+		if h.pos >= r.From && h.pos < r.Head {
+			lowest = min(lowest, h.pos)
+		}
+	}
+	r.Spread = r.Head - lowest
+	if r.World == 1 {
+		return r
+	}
+	r.From -= r.From % r.World
+	r.First = r.World
+	for _, w := range l.since {
+		if w.step == r.World {
+			r.First, r.Last = min(r.First, w.pos%r.World), max(r.Last, w.pos%r.World)
+		}
+	}
+	if r.Last-r.First == r.World-1 {
+		r.World, r.First, r.Last = 1, 0, 0
+	}
+	return r
+}

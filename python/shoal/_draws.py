@@ -1,0 +1,245 @@
+"""What a transform of pictures draws for each row: see Batch.params, and docs/transforms.md for the rules."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ._spec import words
+
+Params = List[Tuple[str, Dict[str, Any]]]
+
+_ERASE = 0xFFFF  # RandomErasing's place among the operations
+_WORD = 0xFFFFFFFF
+
+
+def philox(counter: Sequence[int], key: Sequence[int]) -> Tuple[int, int, int, int]:
+    """A block of Philox4x32-10."""
+    (a, b, c, d), (k, m) = counter, key
+    for _ in range(10):
+        p, q = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = (q >> 32) ^ b ^ k, q & _WORD, (p >> 32) ^ d ^ m, p & _WORD
+        k, m = (k + 0x9E3779B9) & _WORD, (m + 0xBB67AE85) & _WORD
+    return a, b, c, d
+
+
+class Rand:
+    """The numbers of one operation on one passage of a sample."""
+
+    def __init__(self, seed: int, epoch: int, sample: int, occurrence: int, operation: int) -> None:
+        self._key = seed & _WORD, seed >> 32 & _WORD
+        self._counter = sample & _WORD, (sample >> 32) << 16 & _WORD | occurrence & 0xFFFF, epoch
+        self._operation, self._block, self._rest = operation << 16, 0, None  # type: int, int, Optional[int]
+
+    def uint64(self) -> int:
+        if self._rest is not None:
+            value, self._rest = self._rest, None
+            return value
+        w0, w1, w2, w3 = philox((*self._counter, self._operation | self._block), self._key)
+        self._block = self._block + 1 & 0xFFFF
+        self._rest = w3 << 32 | w2
+        return w1 << 32 | w0
+
+    def float64(self) -> float:
+        return (self.uint64() >> 11) * 2.0 ** -53
+
+    def uniform(self, lo: float, hi: float) -> float:
+        return lo + self.float64() * (hi - lo)
+
+    def below(self, n: int) -> int:
+        while True:
+            product = self.uint64() * n
+            if product & 0xFFFFFFFFFFFFFFFF >= (1 << 64) % n:
+                return product >> 64
+
+
+def parse(transform: str) -> List[Tuple[str, Dict[str, Any]]]:
+    """The operations and words of a transform in its canonical form, with their arguments."""
+    out: List[Tuple[str, Dict[str, Any]]] = []
+    for word in words(transform):
+        call = ast.parse(word, mode="eval").body
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not any(isinstance(k.value, ast.List) for k in call.keywords):
+            named = {k.arg or "": ast.literal_eval(k.value) for k in call.keywords}
+            out.append((call.func.id, {**named, **({"": [ast.literal_eval(a) for a in call.args]} if call.args else {})}))
+        else:
+            out.append((word.split("(")[0], {}))
+    return out
+
+
+def draw(operations: List[Tuple[str, Dict[str, Any]]], seed: int, epoch: int, sample: int, occurrence: int, size: Tuple[int, int]) -> Params:
+    """What the operations of a parsed transform come to for a picture of (width, height), in their order. Raises
+    ValueError for operations whose draws it does not know."""
+    out: Params = []
+    for place, (name, given) in enumerate(operations):
+        if name == "RandomErasing":
+            width, height = size
+            r = Rand(seed, epoch, sample, occurrence, _ERASE)
+            out.append((name, {"box": _erased(r, given, width, height)}))
+        elif name[:1].isupper() and name not in _BEHIND:
+            if name not in _OPERATIONS:
+                raise ValueError(f"what {name} draws cannot be told")
+            drawn, size = _OPERATIONS[name](Rand(seed, epoch, sample, occurrence, place), given, size)
+            out.append((name, drawn))
+    return out
+
+
+_BEHIND = "Normalize", "MixUp", "CutMix", "RandomChoice"  # words that draw nothing for a row
+_Size = Tuple[int, int]
+_Drawn = Tuple[Dict[str, Any], _Size]
+
+
+def _box(left: int, top: int, width: int, height: int) -> Dict[str, Any]:
+    return dict(left=left, top=top, width=width, height=height)
+
+
+def _area(r: Rand, given: Dict[str, Any], width: int, height: int) -> Tuple[float, float]:
+    """A target area, and an aspect ratio."""
+    target = width * height * r.uniform(*given["scale"])
+    return target, math.exp(r.uniform(*map(math.log, given["ratio"])))
+
+
+def _resized_crop(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
+    width, height = size
+    out = given["size"][1], given["size"][0]
+    for _ in range(10):
+        target, aspect = _area(r, given, width, height)
+        w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            top = r.below(height - h + 1)
+            return _box(r.below(width - w + 1), top, w, h), out
+    w, h = width, height
+    low, high = given["ratio"]
+    if w / h < low:
+        h = max(1, round(w / low))
+    elif w / h > high:
+        w = max(1, round(h * high))
+    return _box((width - w) // 2, (height - h) // 2, w, h), out
+
+
+def _erased(r: Rand, given: Dict[str, Any], width: int, height: int) -> Optional[Dict[str, Any]]:
+    if r.float64() >= given["p"]:
+        return None
+    for _ in range(10):
+        target, aspect = _area(r, given, width, height)
+        h, w = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if h < height and w < width:
+            top = r.below(height - h + 1)
+            return _box(r.below(width - w + 1), top, w, h)
+    return None
+
+
+def _crop(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
+    (height, width), (w, h) = given["size"], size
+    left, top, right, bottom = given["padding"] or (0, 0, 0, 0)
+    w, h = w + left + right, h + top + bottom
+    if given["pad_if_needed"]:  # as many on either side as are missing, which is torchvision's way
+        w += 2 * max(0, width - w)
+        h += 2 * max(0, height - h)
+    y = r.below(max(1, h - height + 1))
+    return _box(r.below(max(1, w - width + 1)), y, width, height), (width, height)
+
+
+def _resize(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
+    to = given["size"]
+    if not isinstance(to, int):
+        return {}, (to[1], to[0])
+    short, long = min(size), max(size)
+    s, l = to, int(to * long / short)
+    if given["max_size"] and l > given["max_size"]:
+        s, l = int(given["max_size"] * s / l), given["max_size"]
+    return {}, (s, l) if size[0] <= size[1] else (l, s)
+
+
+def _rotation(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
+    if given["expand"]:
+        raise ValueError("what comes behind RandomRotation(expand=True) cannot be told")
+    return {"angle": r.uniform(*given["degrees"])}, size
+
+
+def _jitter(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
+    order = ["brightness", "contrast", "saturation", "hue"]
+    for i in range(3):
+        j = i + r.below(4 - i)
+        order[i], order[j] = order[j], order[i]
+    amounts = {name: r.uniform(*given[name]) for name in ("brightness", "contrast", "saturation", "hue")}
+    on = {name for name in order if tuple(given[name]) != ((0, 0) if name == "hue" else (1, 1))}
+    return {"changes": [(name, amounts[name]) for name in order if name in on]}, size
+
+
+def _chance(name: str) -> Callable[[Rand, Dict[str, Any], _Size], _Drawn]:
+    return lambda r, given, size: ({name: r.float64() < given["p"]}, size)
+
+
+_DEEDS = ["Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness", "Posterize",
+          "Solarize", "AutoContrast", "Equalize"]
+_GRADED, _SIGNED = _DEEDS[1:12], _DEEDS[1:10]
+# How far magnitudes go: shear, pixels of translation (0: 150/331 of the side), degrees, factor, bits.
+_USUAL, _WIDE = (0.3, 0, 30.0, 0.9, 4), (0.99, 32.0, 135.0, 0.99, 6)
+
+
+def _linspace(lo: float, hi: float, n: int, i: int) -> float:
+    start, end = np.float32(lo), np.float32(hi)
+    step = (end - start) / np.float32(n - 1)
+    return float(start + step * np.float32(i)) if i < n // 2 else float(end - step * np.float32(n - i - 1))
+
+
+def _magnitude(space: Tuple[float, ...], deed: str, n: int, i: int, size: _Size) -> float:
+    shear, translate, degrees, factor, bits = space
+    if deed == "Posterize":
+        return 8 - round(float(np.float32(i) / np.float32((n - 1) / bits)))
+    if deed == "Solarize":
+        return _linspace(255, 0, n, i)
+    if deed.startswith("Translate"):
+        return _linspace(0, translate or 150.0 / 331.0 * size[deed == "TranslateY"], n, i)
+    return _linspace(0, shear if deed.startswith("Shear") else degrees if deed == "Rotate" else factor, n, i)
+
+
+def _rand_augment(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
+    done = []
+    for _ in range(given["num_ops"]):
+        deed, m = _DEEDS[r.below(len(_DEEDS))], 0.0
+        if deed in _GRADED:
+            m = _magnitude(_USUAL, deed, given["num_magnitude_bins"], given["magnitude"], size)
+        if deed in _SIGNED and r.below(2) == 1:
+            m = -m
+        done.append((deed, m))
+    return {"operations": done}, size
+
+
+def _trivial_augment(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
+    deed, m = _DEEDS[r.below(len(_DEEDS))], 0.0
+    if deed in _GRADED:
+        m = _magnitude(_WIDE, deed, given["num_magnitude_bins"], r.below(given["num_magnitude_bins"]), size)
+    if deed in _SIGNED and r.below(2) == 1:
+        m = -m
+    return {"operations": [(deed, m)]}, size
+
+
+def _auto_augment(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
+    from torchvision.transforms import AutoAugment, AutoAugmentPolicy  # whose table is the rule
+    policies = AutoAugment(AutoAugmentPolicy(given["policy"])).policies
+    pair = policies[r.below(len(policies))]
+    chance = r.float64(), r.float64()
+    negative = r.below(2) == 0, r.below(2) == 0
+    done = []
+    for i, (deed, p, level) in enumerate(pair):
+        if chance[i] <= p:
+            m = _magnitude(_USUAL, deed, 10, level, size) if deed in _GRADED else 0.0
+            done.append((deed, -m if deed in _SIGNED and negative[i] else m))
+    return {"operations": done}, size
+
+
+_OPERATIONS: Dict[str, Callable[[Rand, Dict[str, Any], _Size], _Drawn]] = {
+    "RandomResizedCrop": _resized_crop, "RandomCrop": _crop, "Resize": _resize, "RandomRotation": _rotation, "ColorJitter": _jitter,
+    "RandomHorizontalFlip": _chance("flip"), "RandomVerticalFlip": _chance("flip"),
+    **{name: _chance("apply") for name in ("RandomGrayscale", "RandomInvert", "RandomAutocontrast", "RandomEqualize", "RandomPosterize",
+                                           "RandomSolarize", "RandomAdjustSharpness")},
+    "Grayscale": lambda r, given, size: ({}, size),
+    "CenterCrop": lambda r, given, size: ({}, (given["size"][1], given["size"][0])),
+    "Pad": lambda r, given, size: ({}, (size[0] + given["padding"][0] + given["padding"][2], size[1] + given["padding"][1] + given["padding"][3])),
+    "GaussianBlur": lambda r, given, size: ({"sigma": r.uniform(*given["sigma"])}, size),
+    "RandAugment": _rand_augment, "TrivialAugmentWide": _trivial_augment, "AutoAugment": _auto_augment,
+}

@@ -1,0 +1,198 @@
+"""shoal verify: replays batches of a feed in this Python's own torchvision, and compares. See main."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from io import BytesIO
+from typing import Any, Dict, Optional, Sequence
+
+import numpy as np
+
+from ._draws import parse
+from ._errors import FeedError
+from ._feed import Feed
+from ._spec import words
+
+EQUAL, DIFFERS, NOT_COMPARED = 0, 1, 2
+_TRANSFORM = "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw"
+_NOT_REPLAYED = {"MixUp": "mixing is of whole batches", "CutMix": "mixing is of whole batches", "RandomChoice": "mixing is of whole batches",
+                 "dct": "dct is not exact"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the verb. Returns the exit code: 0 where all rows are equal, 1 where one differs, 2 where there is nothing to
+    compare."""
+    p = argparse.ArgumentParser(prog="shoal verify", description="Replays batches of a feed in this Python's own torchvision, and compares "
+                                "every row with what the server made. Exit code 0: all are equal; 1: some differ; 2: it could not be compared.")
+    p.add_argument("verb", choices=["verify"])
+    p.add_argument("addr", metavar="ADDR", help="address of the feed")
+    p.add_argument("--transform", default=_TRANSFORM, help="of pictures (default: %(default)s)")
+    p.add_argument("--batch", type=int, default=16, help="rows of a batch (default: %(default)s)")
+    p.add_argument("--batches", type=int, default=1, help="how many to compare (default: %(default)s)")
+    p.add_argument("--order", default="uniform", help="order of the samples (default: %(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of order and augmentation (default: %(default)s)")
+    p.add_argument("--epoch", type=int, default=0, help="epoch (default: %(default)s)")
+    for name in ("ca", "cert", "key"):
+        p.add_argument(f"--{name}", help="for tls:// addresses, as `shoal feed` takes it")
+    given = p.parse_args(arguments)
+    try:
+        return _run(given)
+    except (_NothingToCompare, FeedError, ValueError) as e:
+        print(f"shoal verify: {e}", file=sys.stderr)
+    except Exception as e:  # whatever it is, it is no difference
+        print(f"shoal verify: {type(e).__name__}: {e}", file=sys.stderr)
+    return NOT_COMPARED
+
+
+class _NothingToCompare(Exception):
+    pass
+
+
+def _run(given: Any) -> int:
+    missing = [name for name in ("torch", "torchvision", "PIL") if not _there(name)]
+    if missing:
+        raise _NothingToCompare(f"{sys.executable} has no {' and no '.join(missing)}, in which the batches are replayed: "
+                                f"{sys.executable} -m pip install torch torchvision pillow, or take another Python")
+    import PIL
+    import torchvision
+    for name in (word.partition("(")[0].strip() for word in words(given.transform)):
+        if name in _NOT_REPLAYED:
+            raise _NothingToCompare(f"{name} is not replayed, since {_NOT_REPLAYED[name]}: leave it out of --transform")
+    common = dict(order=given.order, seed=given.seed, tail="uneven", bad="skip:100%", credits=1, as_torch=False,
+                  token=os.environ.get("SHOAL_FEED_TOKEN"), ca=given.ca, cert=given.cert, key=given.key)
+    rows = differ = 0
+    with Feed(given.addr, given.batch, transform=given.transform, **common) as made, Feed(given.addr, given.batch, **common) as raw:
+        made.set_epoch(given.epoch)
+        raw.set_epoch(given.epoch)
+        batches = zip(range(given.batches), made, raw)
+        for _, batch, stored in batches:
+            transform = made._link._transform  # type: ignore[union-attr]
+            if batch._draws is None:
+                raise _NothingToCompare(f"{given.transform} is no transform of pictures: only those are replayed")
+            for row, drawn in enumerate(batch.params):
+                if drawn is None:
+                    continue
+                assert batch.id[row] == stored.id[row]
+                difference = _compare(batch.data[row], replay(bytes(stored.data[row]), transform, drawn), transform)
+                rows += 1
+                differ += difference is not None
+                print(f"sample {batch.id[row]}: {'equal' if difference is None else 'differs, ' + difference}"
+                      + (f"; drawn: {drawn}" if difference is not None else ""))
+    print(f"{rows - differ} of {rows} rows equal, {transform}, with torchvision {torchvision.__version__} on Pillow {PIL.__version__}")
+    if differ and (int(PIL.__version__.split(".")[0]) >= 13) != ("pillow(13)" in transform):
+        print("the transform resizes by another Pillow's rule than this one's: see pillow(9.4) and pillow(13) in docs/transforms.md")
+    return DIFFERS if differ else EQUAL
+
+
+def _there(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def _compare(got: np.ndarray, want: np.ndarray, transform: str) -> Optional[str]:
+    """What differs, None if nothing does."""
+    if "|bf16" in transform:  # numpy sees its bits
+        got = (got.astype(np.uint32) << 16).view(np.float32)
+    if got.shape != want.shape:
+        return f"shape {got.shape}, here {want.shape}"
+    unequal = ~((got == want) | (got != got) & (want != want))
+    if not unequal.any():
+        return None
+    far = np.abs(got.astype(np.float64) - want.astype(np.float64))
+    if "GaussianBlur(" in transform and got.dtype == np.uint8 and far.max() <= 1:  # which is exact within 1
+        return None
+    return f"{int(unequal.sum())} of {got.size} values, by {far[unequal].max():g} at most and {far[unequal].mean():g} on average"
+
+
+def replay(stored: bytes, transform: str, drawn: Any) -> np.ndarray:
+    """What torchvision makes of a stored picture, given what was drawn; bf16 as float32."""
+    import torch
+    from PIL import Image
+    from torchvision.transforms import functional as F
+    with Image.open(BytesIO(stored)) as image:
+        picture = image.convert("RGB")
+    operations = parse(transform)
+    by = iter(drawn)
+    layout, dtype = "nchw", "uint8"
+    value: Any = None
+    for name, given in operations:
+        if name in ("nchw", "nhwc"):
+            layout = name
+        elif name in ("uint8", "fp16", "bf16", "fp32"):
+            dtype = name
+            value = F.pil_to_tensor(picture) if dtype == "uint8" else F.to_tensor(picture)
+        elif name == "Normalize":
+            if dtype != "uint8":
+                value = F.normalize(value, given["mean"], given["std"])
+        elif name == "RandomErasing":
+            value = value.to(_torch_type(dtype))
+            box = next(by)[1]["box"]
+            if box is not None:
+                fill = torch.tensor(given["value"], dtype=torch.float64).to(value.dtype)[:, None, None]
+                value = F.erase(value, box["top"], box["left"], box["height"], box["width"], fill)
+        elif name[:1].isupper():
+            picture = _do(picture, name, given, next(by)[1])
+    value = value.to(_torch_type(dtype))
+    if layout == "nhwc":
+        value = value.permute(1, 2, 0)
+    array: np.ndarray = (value.float() if dtype == "bf16" else value).numpy()
+    return array
+
+
+def _torch_type(dtype: str) -> Any:
+    import torch
+    return {"uint8": torch.uint8, "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+
+
+def _do(picture: Any, name: str, given: Dict[str, Any], drawn: Dict[str, Any]) -> Any:
+    """One operation on a PIL picture."""
+    from torchvision import transforms as T
+    from torchvision.transforms import functional as F
+    from torchvision.transforms.autoaugment import _apply_op
+    how = T.InterpolationMode(given["interpolation"]) if "interpolation" in given else None
+    fill = list(given["fill"]) if isinstance(given.get("fill"), tuple) else given.get("fill")
+    if name == "RandomResizedCrop":
+        return F.resized_crop(picture, drawn["top"], drawn["left"], drawn["height"], drawn["width"], list(given["size"]), how)
+    if name == "RandomCrop":
+        mode = given["padding_mode"]
+        if given["padding"]:
+            picture = F.pad(picture, list(given["padding"]), tuple(fill), mode)
+        for short, sides in ((given["size"][1] - picture.size[0], [1, 0]), (given["size"][0] - picture.size[1], [0, 1])):
+            if given["pad_if_needed"] and short > 0:
+                picture = F.pad(picture, [short * side for side in sides], tuple(fill), mode)
+        return F.crop(picture, drawn["top"], drawn["left"], drawn["height"], drawn["width"])
+    if name == "Resize":
+        size = given["size"] if isinstance(given["size"], int) else list(given["size"])
+        return F.resize(picture, size, how, given["max_size"])
+    if name == "CenterCrop":
+        return F.center_crop(picture, list(given["size"]))
+    if name == "Pad":
+        return F.pad(picture, list(given["padding"]), tuple(fill), given["padding_mode"])
+    if name == "RandomHorizontalFlip":
+        return F.hflip(picture) if drawn["flip"] else picture
+    if name == "RandomVerticalFlip":
+        return F.vflip(picture) if drawn["flip"] else picture
+    if name == "RandomRotation":
+        return F.rotate(picture, drawn["angle"], how, False, given["center"], fill)
+    if name == "Grayscale":
+        return F.to_grayscale(picture, 3)
+    if name == "GaussianBlur":
+        return F.gaussian_blur(picture, list(given["kernel_size"]), [drawn["sigma"]] * 2)
+    for deed, amount in drawn.get("changes", ()):
+        picture = getattr(F, f"adjust_{deed}")(picture, amount)
+    for deed, magnitude in drawn.get("operations", ()):
+        picture = _apply_op(picture, deed, magnitude, interpolation=how, fill=fill)
+    if drawn.get("apply"):
+        picture = {
+            "RandomGrayscale": lambda: F.to_grayscale(picture, 3), "RandomInvert": lambda: F.invert(picture),
+            "RandomAutocontrast": lambda: F.autocontrast(picture), "RandomEqualize": lambda: F.equalize(picture),
+            "RandomPosterize": lambda: F.posterize(picture, given["bits"]), "RandomSolarize": lambda: F.solarize(picture, given["threshold"]),
+            "RandomAdjustSharpness": lambda: F.adjust_sharpness(picture, given["sharpness_factor"]),
+        }[name]()
+    return picture

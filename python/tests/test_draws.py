@@ -1,0 +1,40 @@
+"""The random numbers of transforms, by the rules of docs/transforms.md."""
+
+import unittest
+
+import support  # noqa: F401 (sets the path)
+
+from shoal import Batch, _draws
+
+
+class Numbers(unittest.TestCase):
+    def test_philox(self):
+        # The vectors that its authors publish (Random123's kat_vectors).
+        for counter, key, want in (
+            ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+            ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+            ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+        ):
+            self.assertEqual(_draws.philox(counter, key), want)
+
+    def test_packing(self):
+        r = _draws.Rand(seed=0x299F31D0A4093822, epoch=0x13198A2E, sample=0x85A3243F6A88, occurrence=0x08D3, operation=0x0370)
+        block = [_draws.philox((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03700000 + k), (0xA4093822, 0x299F31D0)) for k in range(2)]
+        want = [w[i + 1] << 32 | w[i] for w in block for i in (0, 2)]
+        self.assertEqual([r.uint64() for _ in range(4)], want)
+        for n in (1, 2, 3, 7, 1 << 63, (1 << 63) + 1):
+            self.assertTrue(all(0 <= r.below(n) < n for _ in range(50)))
+        self.assertTrue(all(0 <= r.float64() < 1 for _ in range(50)))
+
+    def test_unknown(self):
+        operations = _draws.parse("RandomRotation(degrees=(-1.0, 1.0), interpolation='nearest', expand=True, center=None, fill=(0, 0, 0))|uint8")
+        with self.assertRaisesRegex(ValueError, "expand"):
+            _draws.draw(operations, 0, 0, 0, 0, (3, 3))
+        with self.assertRaisesRegex(ValueError, "Perspective"):
+            _draws.draw(_draws.parse("RandomPerspective(p=0.5)"), 0, 0, 0, 0, (3, 3))
+        with self.assertRaisesRegex(ValueError, "no params"):
+            Batch(None, None, None, None, 0, 0).params
+
+
+if __name__ == "__main__":
+    unittest.main()
