@@ -293,7 +293,7 @@ func (i *inference) changed(c infer.Change, depth infer.Depth) {
 	}
 	i.mu.Lock()
 	i.said.finding = f
-	if c == infer.Locked {
+	if c == infer.Locked && !i.said.locked { // and not what followed without a search
 		i.said.locked, i.said.depth = true, depth
 		i.said.took = time.Since(i.said.since)
 	}

@@ -49,7 +49,7 @@ const soonOpens = 64
 
 // soon reports whether a search is worth a share of a busy machine. Others take what nobody wants.
 func soon(t infer.Task) bool {
-	return t.Depth == infer.Near || t.Depth == infer.Usual && len(t.Opens) <= soonOpens
+	return t.Depth == infer.Usual && len(t.Opens) <= soonOpens
 }
 
 // searchElsewhere has a search carried out by a process, and returns how much CPU time that took.
@@ -120,7 +120,7 @@ type searchPace struct {
 const (
 	// leastSoon is the least share of one core for what may recognise the trainer at once, a fifth of a second of
 	// work: the next epoch's search must end before the reader is far into it, on a busy machine, too.
-	leastSoon       = 1.0
+	leastSoon       = 0.2
 	paceSearchEvery = 200 * time.Millisecond
 )
 

@@ -222,6 +222,48 @@ func TestFollows(t *testing.T) {
 	}
 }
 
+// An epoch that comes from a page cache is over before a search of its seed can begin, and is followed all the same.
+func TestFollowsWithoutSearches(t *testing.T) {
+	const n = 1200
+	rng := rand.New(rand.NewPCG(8, 8))
+	l := loader{world: 1, ranks: []int{0}, batch: 8, workers: 2, ahead: 2, pids: true}
+	d := NewDetector(whole(n))
+	for epoch, o := range one(n, 42, 43, 44, 45) {
+		l.order = o
+		l.first += 1000
+		opens := l.opens(rng)
+		if epoch == 0 {
+			watch(d, opens, Usual)
+			continue
+		}
+		var changes []change
+		for i, o := range opens {
+			if c := d.Open(o); c != None {
+				changes = append(changes, change{c, i + 1})
+			}
+		}
+		if len(changes) != 1 || changes[0].what != Followed || changes[0].at > maxDoubt {
+			t.Fatalf("epoch %d: %v", epoch, changes)
+		}
+	}
+}
+
+// BenchmarkFollow looks for what follows a shuffle of 1,281,167 samples, of the kind with the most successors.
+func BenchmarkFollow(b *testing.B) {
+	const n = 1281167
+	_, seed := order.LoaderSeeds(1234, 1, false)
+	o := order.Torch(n, seed, 0, 1, 0, 0, false)
+	var opens []Open
+	for pos := range firstDoubt {
+		opens = append(opens, Open{1, uint32(o.At(pos))})
+	}
+	for b.Loop() {
+		if f, ok := nearest(Source{Default, 1234, loaderWord, loaderStep}, opens, Subset{Len: n}); !ok {
+			b.Fatal(f)
+		}
+	}
+}
+
 // A reader that does something else is let go after some opens, and found again.
 func TestUnlocks(t *testing.T) {
 	const n = 2000
