@@ -48,6 +48,12 @@ func (w *written) survives(before, after []byte) bool {
 	return same(off, off+int64(w.rec.headerLen()+w.sealed)) && same(from, to)
 }
 
+// zeroed reports whether a record's header is zero.
+func (w *written) zeroed(after []byte) bool {
+	from, to := w.loc.off(), min(w.loc.off()+recHeaderLen, int64(len(after)))
+	return from < to && len(bytes.Trim(after[from:to], "\x00")) == 0
+}
+
 func segmentFile(id uint32) string { return fmt.Sprintf("/s/%08d.seg", id) }
 
 // TestCheckRepairsAnything damages random bytes. A repaired folder must check clean and open with all the records
@@ -137,11 +143,16 @@ func TestCheckRepairsAnything(t *testing.T) {
 			}
 		}
 		damaged := false
+		hole := make(map[uint32]bool) // by segment: the record before reads as one
 		for _, w := range recs {
 			name := segmentFile(w.loc.Segment())
 			was, is := before[name], fsys.files[name].data
-			// What was cut at the very end of another record was not there, for all that a check knows.
-			damaged = damaged || !w.survives(was, is) && int64(len(is)) > w.loc.off()
+			// What was cut at the very end of another record was not there, for all that a check knows. Nor was what
+			// begins with zeros, as where an append was never written, up to the next record, unless a table names it.
+			_, named := idx.segs[w.loc.Segment()]
+			hole[w.loc.Segment()] = !named && !w.survives(was, is) && (hole[w.loc.Segment()] || w.zeroed(is))
+			gone := int64(len(is)) <= w.loc.off() || hole[w.loc.Segment()]
+			damaged = damaged || !w.survives(was, is) && !gone
 			headed := len(is) >= segHeaderLen && bytes.Equal(was[:segHeaderLen], is[:segHeaderLen])
 			damaged = damaged || !headed
 			// The segment's header can be made anew from that of the first record, if the payload is
