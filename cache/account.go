@@ -65,43 +65,65 @@ func (a *Account) takes(b *Account, size int64) bool {
 	return a != b && a != nil && (b == nil || float64(a.Held()+size)/a.weight < b.Load())
 }
 
+// Owners tells whose an account's bytes are to be. It is asked without locks.
+type Owners interface {
+	// Needed returns how many samples the owner of account from reads before the file; less than 0 if it must
+	// not lose it.
+	Needed(from *Account, v *Volume, file int) int
+	// Heir returns the account on which a file had best be, nil if nobody wants it.
+	Heir(v *Volume, file int) *Account
+}
+
+// lastFew is of how many extents that came last the one is looked for that is needed last: what was lost and is fetched
+// again comes after what is needed later.
+const lastFew = 64
+
 // TakeBack frees need bytes for account a of what another has that holds over times as much for its weight as
-// a would with them, or more: what that one will read last. It has to be fetched again, so over
-// should not be near 1, or bytes are taken to and fro for the size of a file. With 0 it takes them from
-// whoever has most, and be it a. Those who fetch ahead are told by OnLost; none of their locks may be
-// held.
-//
-// other returns the account on which a file had best be of those whose owners want it: if that is one of
-// less load, the file is put there instead of being lost. It is called without locks.
-func (c *Cache) TakeBack(a *Account, need int64, over float64, other func(v *Volume, file int) *Account) {
+// a would with them, or more: what that one will read last. Where its heir has less load it is put on the heir's account,
+// else it has to be fetched again, so over should not be near 1, or bytes are taken to and fro for the size of a file.
+// With 0 it takes them from whoever has most, and be it a. Those who fetch ahead are told by OnLost; none of their locks
+// may be held, unless what is told takes none of them.
+func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) {
 	for need > 0 {
-		from, k, size := c.ring.last(a, need, over)
-		if from == nil {
+		from, keys := c.ring.last(a, need, over)
+		best, at := extentKey{}, -1
+		for _, k := range keys {
+			if n := o.Needed(from, k.v, k.v.fileOf(k.extent)); n > at {
+				best, at = k, n
+			}
+		}
+		if at < 0 {
 			return
 		}
-		if to := other(k.v, k.v.fileOf(k.extent)); to.takes(from, size) {
-			c.ring.hand(k, to)
+		file := best.v.fileOf(best.extent)
+		size := footprint(int(best.v.ExtentBytes(file, int(best.extent-best.v.extent(file, 0)))))
+		if to := o.Heir(best.v, file); to.takes(from, size) {
+			c.ring.hand(best, to)
 			continue
 		}
-		if b := c.ring.take(from, k); b != nil {
-			need -= b.size
-			b.Release()
-			c.tellLost([]extentKey{k})
+		b := c.ring.take(from, best)
+		if b == nil {
+			return // somebody else was faster
 		}
+		need -= b.size
+		b.Release()
+		c.tellLost([]extentKey{best})
 	}
 }
 
-// last returns what the owner of the account of the largest load will read last, and its size, if need bytes on account a
-// are worth it.
-func (r *ring) last(a *Account, need int64, over float64) (from *Account, k extentKey, size int64) {
+// last returns the account of the largest load and what came last of what is staged on it, the latest first, if need
+// bytes on account a are worth some of it.
+func (r *ring) last(a *Account, need int64, over float64) (from *Account, keys []extentKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	from = r.mostLoaded()
 	if from == nil || over > 0 && (from == a || from.Load() < over*float64(a.Held()+need)/a.weight) {
-		return nil, k, 0
+		return nil, nil
 	}
-	e := from.staged.back
-	return from, e.key, e.buf.size
+	for e := from.staged.back; e != nil && len(keys) < lastFew; e = e.prev {
+		keys = append(keys, e.key)
+	}
+	return from, keys
 }
 
 // take removes the extent if it is still on that account.

@@ -41,7 +41,7 @@ type entry struct {
 	next, prev         *entry   // in it
 }
 
-// entries is a list of entries, in the order in which they came.
+// entries is a list of entries, in the order in which they came, or are needed.
 type entries struct {
 	front, back *entry
 	bytes       int64
@@ -56,6 +56,19 @@ func (l *entries) push(e *entry) {
 		l.back.next = e
 	}
 	l.back = e
+	l.bytes += e.buf.size
+	l.account.add(e.buf.size)
+}
+
+// pushFront is push of what is needed before all others of the list.
+func (l *entries) pushFront(e *entry) {
+	e.in, e.prev, e.next = l, nil, l.front
+	if l.front == nil {
+		l.back = e
+	} else {
+		l.front.prev = e
+	}
+	l.front = e
 	l.bytes += e.buf.size
 	l.account.add(e.buf.size)
 }
@@ -112,7 +125,9 @@ func (r *ring) put(k extentKey, b *Buffer, a *Account, spent, dirty bool) {
 
 // file moves an entry to the list that its state asks for, on and off accounts. What is kept, or spent, is
 // on none. r.mu is held; the entry is not both kept and spent.
-func (r *ring) file(e *entry) {
+func (r *ring) file(e *entry) { r.fileBy(e, (*entries).push) }
+
+func (r *ring) fileBy(e *entry, push func(*entries, *entry)) {
 	if e.spent || e.kept || e.account != nil && e.account.closed {
 		e.account = nil
 	}
@@ -129,7 +144,7 @@ func (r *ring) file(e *entry) {
 		return
 	}
 	e.unlist()
-	to.push(e)
+	push(to, e)
 }
 
 // remove takes an entry out; the caller releases its buffer, outside the lock, since the last
@@ -178,17 +193,17 @@ func (r *ring) has(k extentKey) bool { return k.maybe() }
 // claim takes back that the extent is spent, because it will be read again by whoever account a is of. It
 // reports whether the extent is there.
 func (r *ring) claim(k extentKey, a *Account) bool {
-	return r.assign(k, func(e *entry) bool { return e.spent || a.takes(e.account, e.buf.size) }, a)
+	return r.assign(k, func(e *entry) bool { return e.spent || a.takes(e.account, e.buf.size) }, a, (*entries).push)
 }
 
-// hand puts the extent on account a, whose owner is the next to read it.
+// hand puts the extent on account a, whose owner is the next to read it: before it reads what it has fetched ahead.
 func (r *ring) hand(k extentKey, a *Account) {
-	r.assign(k, func(*entry) bool { return true }, a)
+	r.assign(k, func(*entry) bool { return true }, a, (*entries).pushFront)
 }
 
 // assign puts the extent on account a, unspent, if it is there and when says so. It reports whether it is
 // there.
-func (r *ring) assign(k extentKey, when func(e *entry) bool, a *Account) bool {
+func (r *ring) assign(k extentKey, when func(e *entry) bool, a *Account, push func(*entries, *entry)) bool {
 	if !k.maybe() {
 		return false
 	}
@@ -197,7 +212,7 @@ func (r *ring) assign(k extentKey, when func(e *entry) bool, a *Account) bool {
 	e, ok := r.entries[k]
 	if ok && (e.account != a || e.spent) && !e.kept && when(e) {
 		e.spent, e.account = false, a
-		r.file(e)
+		r.fileBy(e, push)
 	}
 	return ok
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/shoalfs/shoal/cache"
-	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 // CacheMap shows which part of a dataset is where, as strips of cells.
@@ -84,25 +83,24 @@ func (e *Engine) following() (mount, sessions []*Stream) {
 
 // over reports whether the reader has come to the end of the epoch.
 func (s *Stream) over() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.tracker.Head() >= s.cur.order.Len()
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	return s.tracker.Head() >= s.tracker.Order().Len()
 }
 
 // strip returns the map of the epoch that the stream's reader is in.
 func (s *Stream) strip(cells int) Strip {
-	s.mu.Lock()
-	o := order.Order(s.cur.order)
-	read := s.cur.read
+	s.runner.mu.Lock()
+	o, pass := s.tracker.Order(), s.tracker.Pass()
 	m := newStrip(s.name, o.Len(), cells)
-	m.Epoch, m.Frontier, m.Position, m.Planned = s.tracker.Epoch(), s.tracker.Frontier(), s.tracker.Head(), s.cur.pos
+	m.Epoch, m.Frontier, m.Position, m.Planned = s.tracker.Epoch(), s.tracker.Frontier(), s.tracker.Head(), s.walk.Planned()
 	frontier := m.Frontier
-	s.mu.Unlock()
+	s.runner.mu.Unlock()
 	m.fill(frontier, func(pos []int, was []bool) {
-		s.mu.Lock() // for a cell at a time, since every open of a file takes it
-		defer s.mu.Unlock()
+		s.runner.mu.Lock() // for a cell at a time, since every open of a file takes it
+		defer s.runner.mu.Unlock()
 		for i, p := range pos {
-			was[i] = read(p)
+			was[i] = s.tracker.Pass() == pass && s.tracker.Read(p)
 		}
 	}, func(pos int) cache.Residence { return s.volume.Residence(o.At(pos)) })
 	return m

@@ -35,6 +35,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/internal/trace"
+	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -76,8 +77,8 @@ type Engine struct {
 	published objstore.Reader  // the bare store of Config.Publish; nil without; guarded by mu
 	budget    *objstore.Budget // of GETs, of all the dataset's stores; nil: none
 	remote                     // holds the listed objects
-	gate      gate
-	shards    *shardStore // of Config.Shards; nil without
+	gate      prefetch.Gate    // guarded by the runner's lock
+	shards    *shardStore      // of Config.Shards; nil without
 	catalog   *catalog.Catalog
 	cache     *cache.Cache
 	started   time.Time
@@ -573,15 +574,13 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 	e.readers.opened(process)
 	v := e.volumeOf(m)
 	v.WillRead(file)
-	e.host.streams.opened(v, file)
 	cur := e.cur.Load()
 	if cur.manifest != m {
+		e.host.runner.opened(v, file)
 		return
 	}
 	e.goodput.opened(file, cur.samples)
-	for _, s := range e.mountStreams() {
-		s.opened(file)
-	}
+	e.host.runner.opened(v, file, e.mountStreams()...)
 	if i := e.inference.Load(); i != nil {
 		i.opened(process, file)
 	}
@@ -589,7 +588,7 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 
 // Released says that a reader of the mount has closed a file.
 func (e *Engine) Released(m *catalog.Manifest, file int) {
-	e.host.streams.done(e.volumeOf(m), file)
+	e.host.runner.done(e.volumeOf(m), file)
 }
 
 func (e *Engine) mountStreams() []*Stream {

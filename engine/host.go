@@ -56,7 +56,7 @@ type Host struct {
 	catalog *catalog.Catalog
 	cache   *cache.Cache
 	unlock  func() error
-	streams streams
+	runner  *runner
 
 	background sync.WaitGroup
 	stop       context.CancelFunc
@@ -144,12 +144,14 @@ func OpenHost(cfg HostConfig) (_ *Host, err error) {
 		Memory: ledgerOf(cfg.Memory),
 		Disk:   max(h.diskLimit(), 1), OnFull: h.makeRoom, Logger: h.log,
 	})
+	h.runner = newRunner(h.cache)
 	if err := h.findIdle(); err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop = stop
 	h.background.Go(func() { h.syncLoop(ctx) })
+	h.background.Go(func() { h.runner.run(ctx) })
 	return h, nil
 }
 

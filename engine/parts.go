@@ -5,7 +5,6 @@ import (
 	"iter"
 	"slices"
 
-	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
@@ -23,8 +22,8 @@ func (s *Stream) Part(ctx context.Context, pos int, ext string) (data []byte, re
 	}
 	done := func() {}
 	if !slices.Contains(s.parts, ext) { // otherwise it is open with its sample
-		s.engine.host.streams.opened(s.volume, file)
-		done = func() { s.engine.host.streams.done(s.volume, file) }
+		s.runner.opened(s.volume, file)
+		done = func() { s.runner.done(s.volume, file) }
 	}
 	data, free, err := s.volume.Sample(ctx, file)
 	if err != nil {
@@ -49,27 +48,12 @@ func (s *Stream) appendUnit(dst []int, file int) []int {
 }
 
 // unitOf is appendUnit for what is planned: the same file is asked about several times in a row. The result is
-// valid until the next call. s.mu is held.
+// valid until the next call. the runner's lock is held.
 func (s *Stream) unitOf(file int) []int {
 	if len(s.unit) == 0 || s.unit[0] != file {
 		s.unit = s.appendUnit(s.unit[:0], file)
 	}
 	return s.unit
-}
-
-// missing returns the first file of a unit of which something is neither resident nor on its way, the
-// unit's own where there is none. s.mu is held.
-func (s *Stream) missing(unit []int) int {
-	if len(unit) > 1 {
-		for _, f := range unit {
-			for x := range s.volume.Extents(f) {
-				if !s.claim(f, x) {
-					return f
-				}
-			}
-		}
-	}
-	return unit[0]
 }
 
 // readWith yields the files of the order whose units a file may belong to.
@@ -89,49 +73,14 @@ func (s *Stream) readWith(file int) iter.Seq[int] {
 	}
 }
 
-// units is prefetch.Sizes over files of the order, each with its parts: a part's extents follow those of the
-// file. Its methods are called with s.mu held.
+// units is a stream as prefetch.Parts.
 type units struct{ s *Stream }
 
-// Extents implements prefetch.Sizes.
-func (u units) Extents(file int) (n int) {
-	for _, f := range u.s.unitOf(file) {
-		n += u.s.volume.Extents(f)
-	}
-	return n
-}
+// Unit implements prefetch.Parts.
+func (u units) Unit(file int) []int { return u.s.unitOf(file) }
 
-// at returns the file of a unit that an extent belongs to, and its number there.
-func (u units) at(file, extent int) (f, x int) {
-	for _, f := range u.s.unitOf(file) {
-		n := u.s.volume.Extents(f)
-		if extent < n {
-			return f, extent
-		}
-		extent -= n
-	}
-	panic("engine: an extent beyond its unit")
-}
-
-// ExtentBytes implements prefetch.Sizes.
-func (u units) ExtentBytes(file, extent int) int64 { return u.s.volume.ExtentBytes(u.at(file, extent)) }
-
-// Claim is Volume.Claim.
-func (u units) Claim(a *cache.Account, file, extent int) bool {
-	f, x := u.at(file, extent)
-	return u.s.volume.Claim(a, f, x)
-}
-
-// Staged is Volume.Staged.
-func (u units) Staged(file, extent int) bool { return u.s.volume.Staged(u.at(file, extent)) }
-
-// plannable is what planning asks of a volume, or of units in it.
-type plannable interface {
-	Extents(file int) int
-	ExtentBytes(file, extent int) int64
-	Claim(a *cache.Account, file, extent int) bool
-	Staged(file, extent int) bool
-}
+// With implements prefetch.Parts.
+func (u units) With(file int) iter.Seq[int] { return u.s.readWith(file) }
 
 // meanOf returns about how many bytes the stream reads at a position.
 func (s *Stream) meanOf() int64 {

@@ -35,7 +35,7 @@ type Reanchored struct {
 	Text     string    `json:"text"`
 }
 
-// reanchored takes note of a move of the tracker. s.mu is held.
+// reanchored takes note of a move of the tracker. the runner's lock is held.
 func (s *Stream) reanchored(event prefetch.Event) {
 	m := s.tracker.LastMove()
 	s.anchor = &Reanchored{
@@ -69,7 +69,7 @@ func moveText(m prefetch.Move, epoch int) string {
 	return m.Event.String()
 }
 
-// events counts the tracker's events. s.mu is held.
+// events counts the tracker's events. the runner's lock is held.
 func (s *Stream) events() Events {
 	n := s.tracker.Count
 	return Events{
@@ -86,7 +86,7 @@ const (
 )
 
 // isLost reports whether the reader's epoch is to be searched. Of a mount's only: a feed tells its
-// own, and all epochs of a plan are one. s.mu is held.
+// own, and all epochs of a plan are one. the runner's lock is held.
 func (s *Stream) isLost() bool {
 	return s.name == "mount" && !s.searched && s.tracker.Lost()
 }
@@ -95,9 +95,9 @@ func (s *Stream) isLost() bool {
 // seen there: a run that resumes in epoch 7 on a fresh mount. It is called by the stream's goroutine,
 // once, and computes orders outside the lock that every open of a file takes.
 func (s *Stream) searchEpoch(closing <-chan struct{}) {
-	s.mu.Lock()
+	s.runner.mu.Lock()
 	lost, expected := s.isLost(), s.tracker.Epoch()
-	s.mu.Unlock()
+	s.runner.mu.Unlock()
 	if !lost {
 		return
 	}
@@ -118,42 +118,40 @@ func (s *Stream) searchEpoch(closing <-chan struct{}) {
 			continue
 		}
 		located := order.Index(o)
-		s.mu.Lock()
+		s.runner.mu.Lock()
 		if !s.tracker.Lost() {
-			s.mu.Unlock()
+			s.runner.mu.Unlock()
 			return // it was found where it was expected
 		}
 		if s.tracker.Adopt(located, epoch) {
 			s.moveTo(prefetch.Found)
-			s.mu.Unlock()
+			s.runner.mu.Unlock()
 			return
 		}
-		s.mu.Unlock()
+		s.runner.mu.Unlock()
 	}
-	s.mu.Lock()
+	s.runner.mu.Lock()
 	s.searched = true
-	s.mu.Unlock()
+	s.runner.mu.Unlock()
 }
 
-// moveTo plans anew after a move of the tracker. s.mu is held.
+// moveTo plans anew after a move of the tracker. The runner's lock is held.
 func (s *Stream) moveTo(event prefetch.Event) {
 	s.plan()
 	s.reanchored(event)
 	s.poke()
 }
 
-// plan begins to plan what the tracker now says. s.mu is held.
+// plan begins to plan what the tracker now says. The runner's lock is held.
 func (s *Stream) plan() {
-	s.cur = s.phaseOf(s.tracker.Order(), s.tracker.Read, s.tracker.Frontier())
-	s.next = s.phaseOf(s.tracker.Upcoming(), unread, 0)
-	s.moved = true
-	s.head = 0
+	s.runner.x.Moved(s.walk, s.route(s.tracker.Order()), coming(s.tracker.Upcoming()))
+	s.runner.poke()
 }
 
 // followed returns how many opens were by the stream's order, those that were read before included.
 func (s *Stream) followed() (opens int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
 	for ev := prefetch.Consumed; ev <= prefetch.Found; ev++ {
 		opens += s.tracker.Count(ev)
 	}
@@ -173,8 +171,7 @@ func (e *Engine) newPlanStream(name string, v *view, plan order.Locator) (*Strea
 		return nil, err
 	}
 	s.told = told
-	// What it can use of what is staged is claimed before the stream that it replaces is closed.
-	s.fill()
+	s.runner.claim(s) // before the stream that it replaces is closed
 	return s, nil
 }
 
@@ -186,12 +183,11 @@ func (e *Engine) newPlanStream(name string, v *view, plan order.Locator) (*Strea
 func (s *Stream) retell(plan order.Locator) (waits bool) {
 	old := *s.told.Load()
 	extends := extendsPlan(old, plan)
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
 	defer s.poke()
 	s.told.Store(&plan)
 	s.known = s.tracker.Epoch() - 1 // the order after the current one is another now
-	s.restUntil = 0
 	switch t := s.tracker; {
 	case extends && t.Order() == old:
 		s.extendTo(plan)
@@ -211,46 +207,16 @@ func (s *Stream) retell(plan order.Locator) (waits bool) {
 	s.tracker.SetNext(plan)
 	s.tracker.ExpectNext()
 	s.known = s.tracker.Epoch()
-	s.next = s.phaseOf(plan, unread, 0)
-	s.moved = true // another plan that waited is wanted no more
-	s.head, s.halved = min(max((s.cur.pos-s.tracker.Frontier())/2, minHead), plan.Len()), false
+	s.runner.x.Waits(s.walk, coming(plan))
+	s.runner.poke()
 	return true
 }
 
-// extendTo goes on with an order that begins with all of the current one. s.mu is held.
+// extendTo goes on with an order that begins with all of the current one. The runner's lock is held.
 func (s *Stream) extendTo(longer order.Locator) {
 	s.tracker.Extend(longer)
-	pos, reach := s.cur.pos, s.cur.reach
-	s.cur = s.phaseOf(longer, s.tracker.Read, pos)
-	s.cur.reach = reach
-	s.next = phase{}
-}
-
-// minHead is how much of a plan that waits is staged at least before more of the one in progress. By
-// so many opens its reader is recognised.
-const minHead = 16
-
-// stageHead fetches the head of a plan that waits. If there is no memory for it the farther half of
-// what is staged of the plan in progress goes, once: sweep is true then, and is to be done before
-// anything is claimed again. s.mu is held.
-func (s *Stream) stageHead() (sweep bool) {
-	if s.head == 0 || s.next.order == nil || s.next.pos >= s.head {
-		return false
-	}
-	head := s.next
-	head.order = order.Index(order.Slice(s.next.order, 0, s.head))
-	head.planner = prefetch.NewPlanner(head.order, s.sizes)
-	_, ok := s.issue(&head)
-	s.next.pos, s.next.reach = head.pos, head.reach
-	if ok || s.halved || s.restUntil > 0 {
-		return false
-	}
-	s.halved = true
-	frontier := s.tracker.Frontier()
-	s.cur.pos = frontier + (s.cur.pos-frontier)/2
-	s.cur.reach, s.cur.had, s.cur.retain = min(s.cur.reach, s.cur.pos), 0, 0
-	s.starved.Store(true) // so that what comes free wakes the stream
-	return true
+	s.runner.x.Extended(s.walk, s.route(longer))
+	s.runner.poke()
 }
 
 // extendsPlan reports whether a plan begins with all of another and goes on. The same plan once more is
@@ -269,7 +235,7 @@ func extendsPlan(old, plan order.Order) bool {
 
 // behind reports whether the reader has not begun the latest plan yet. s.mu is not held.
 func (s *Stream) behind() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
 	return s.told != nil && s.tracker.Order() != *s.told.Load()
 }

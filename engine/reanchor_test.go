@@ -161,8 +161,8 @@ func TestSearchEpoch(t *testing.T) {
 	}
 	s := e.mountStreams()[0]
 	waitFor(t, "the search ends", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
+		s.runner.mu.Lock()
+		defer s.runner.mu.Unlock()
 		return s.searched
 	})
 	if st := e.Stats().Streams[0]; st.Events.Found != 0 || st.Epoch != 0 {

@@ -148,8 +148,8 @@ func (i *inference) readOn(now time.Time) {
 // extend makes the window longer if its reader comes near the end, in its first pass.
 func (a *follower) extend() {
 	s, r := a.stream, a.run
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
 	at := s.tracker.Position()
 	ahead := max(min(max(4*at.Consumed, a.least), a.most), 2*a.spread/r.World)
 	if at.Pass > 0 || at.Len-at.Head > ahead/2 {
@@ -162,8 +162,6 @@ func (a *follower) extend() {
 	}
 	a.window.Store(&longer)
 	s.extendTo(longer)
-	s.restUntil = 0
-	s.poke()
 }
 
 // spec returns the order spec of the sequence, "auto" where none can be written.

@@ -36,7 +36,7 @@ func TestReadInSequence(t *testing.T) {
 			if i >= from+16 {
 				eventually(t, "a sequence, planned further than its reader", func() bool {
 					s := e.Stats()
-					return s.Order.State == "inferred" && s.Streams[0].Planned > i-from
+					return s.Order.State == "inferred" && len(s.Streams) > 0 && s.Streams[0].Planned > i-from
 				})
 			}
 			openAs(t, e, 9, i)
@@ -71,7 +71,7 @@ func TestReadByInode(t *testing.T) {
 		if i >= 16 {
 			eventually(t, "a sequence, planned further than its reader", func() bool {
 				s := e.Stats()
-				return s.Order.State == "inferred" && s.Streams[0].Planned > i
+				return s.Order.State == "inferred" && len(s.Streams) > 0 && s.Streams[0].Planned > i
 			})
 		}
 		openAs(t, e, 9, file)
@@ -89,7 +89,7 @@ func TestWorkersInSequence(t *testing.T) {
 		if i >= 16+2*workers {
 			eventually(t, "a sequence, planned further than its readers", func() bool {
 				s := e.Stats()
-				return s.Order.State == "inferred" && s.Streams[0].Planned >= min((i/(workers*batch)+1)*workers*batch, n-1)
+				return s.Order.State == "inferred" && len(s.Streams) > 0 && s.Streams[0].Planned >= min((i/(workers*batch)+1)*workers*batch, n-1)
 			})
 		}
 		w, step := i%workers, i/workers

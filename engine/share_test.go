@@ -4,11 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
 	"testing"
 
-	"github.com/shoalfs/shoal/cache"
-	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -107,31 +104,6 @@ func TestShareStaggered(t *testing.T) {
 	}
 	if n := fetched(e); n > 192 {
 		t.Errorf("%d files were fetched of 160", n)
-	}
-}
-
-// What is given up in the moment in which a stream comes to count on it is taken back, and fetched anew if it
-// is gone by then.
-func TestShareReclaim(t *testing.T) {
-	e, _, _ := openSmall(t, "none", 20)
-	r := begin(t, e, 1, 0, 1)
-	v, file := r.volume, r.first.At(10)
-	waitFor(t, "all is staged", func() bool { return r.Progress().Lead == 20 })
-	v.Spend(file)
-	e.host.streams.reclaim(v, file, r.account)
-	if !slices.Contains(slices.Collect(v.Unspent()), file) {
-		t.Error("it was not taken back")
-	}
-	v.Spend(file)
-	room := e.cache.Ledger().Limit() - e.cache.Ledger().Used()
-	if !e.cache.Ledger().TryReserve(room+1, cache.ForDemand) || v.Staged(file, 0) {
-		t.Fatal("what is spent was not recycled")
-	}
-	e.cache.Ledger().Release(room+1, cache.ForDemand)
-	e.host.streams.reclaim(v, file, r.account)
-	waitFor(t, "it is fetched anew", func() bool { return v.Staged(file, 0) })
-	if n := fetched(e); n != 21 {
-		t.Errorf("%d files were fetched, not 21", n)
 	}
 }
 
@@ -236,45 +208,5 @@ func TestWeightsShareMemory(t *testing.T) {
 			for slow.staged() {
 			}
 		})
-	}
-}
-
-// While two streams both want connections, each gets its part of the bytes.
-func TestGateSharesPlaces(t *testing.T) {
-	g := &gate{}
-	const most = 8
-	light := &Stream{flow: prefetch.Flow{Weight: 1}, wake: make(chan struct{}, 1)}
-	heavy := &Stream{flow: prefetch.Flow{Weight: 3}, wake: make(chan struct{}, 1)}
-	fly := func(s *Stream) { // as fill does
-		g.plan(s)
-		for g.may(s, most) {
-			g.took(s, 1000)
-		}
-		g.pass(most)
-	}
-	fly(light) // alone it has all of them
-	if g.flying != most {
-		t.Fatalf("%d in flight", g.flying)
-	}
-	fly(heavy)
-	before := g.served(light)
-	for range 400 {
-		for g.flying > 0 && len(light.wake)+len(heavy.wake) == 0 {
-			g.left(most)
-		}
-		for _, s := range []*Stream{light, heavy} {
-			select {
-			case <-s.wake:
-				fly(s)
-			default:
-			}
-		}
-		if g.flying == 0 && len(light.wake)+len(heavy.wake) == 0 {
-			t.Fatal("places are idle while two wait")
-		}
-	}
-	a, b := g.served(light)-before, g.served(heavy)
-	if a == 0 || float64(b)/float64(a) < 2.9 || float64(b)/float64(a) > 3.1 {
-		t.Errorf("%d and %d bytes for weights of 1 and 3", a, b)
 	}
 }

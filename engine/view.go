@@ -107,7 +107,7 @@ func (e *Engine) keepSet(m *catalog.Manifest, l *catalog.Layout) func(file int) 
 const usualETag = 38
 
 // keepRun is the run of a shard whose files are kept together or not at all: what a request fetches.
-const keepRun = groupBytes
+const keepRun = prefetch.GroupBytes
 
 // keepOf chooses files of about capacity bytes, by what size says of each, that are spread evenly over every order, and that lie
 // together where they lie in shards.

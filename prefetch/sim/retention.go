@@ -41,10 +41,10 @@ func newRetention(s *simulation, v *volume, total int64) retention {
 		r = newBelady(s.Samples, v.size, s.CacheBytes)
 	}
 	if s.Warm {
-		p := phase{epoch: -1}
+		p := access{reader: &reader{epoch: -1}}
 		for f := range s.Samples {
 			if admit(f) {
-				r.use(f, s.nextUse(&p, f))
+				r.use(f, s.nextUse(p, f))
 			}
 		}
 	}
@@ -52,7 +52,7 @@ func newRetention(s *simulation, v *volume, total int64) retention {
 }
 
 // keepRun is the run of a shard whose files are kept together or not at all, as in package engine.
-const keepRun = groupBytes
+const keepRun = prefetch.GroupBytes
 
 // key returns what stands for a sample in the choice of the kept set.
 func (s *simulation) key() func(sample int) uint64 {
@@ -72,7 +72,7 @@ func (s *simulation) key() func(sample int) uint64 {
 const never = 1 << 62
 
 // nextUse returns when the sample is used next after the access that the plan of the phase has come to.
-func (s *simulation) nextUse(p *phase, sample int) int64 {
+func (s *simulation) nextUse(p access, sample int) int64 {
 	if s.Policy != Belady {
 		return 0
 	}

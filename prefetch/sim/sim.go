@@ -1,10 +1,10 @@
-// Package sim predicts an epoch before a byte of it is fetched: it runs the planner of package prefetch, which
+// Package sim predicts an epoch before a byte of it is fetched: it runs prefetch.Executor, which
 // package engine carries out against a real store, against a model of a store and of a trainer, in virtual
-// time. It is pure, as the planner is: no clock, no I/O, no goroutines; equal arguments give equal results.
+// time. It is pure, as the executor is: no clock, no I/O, no goroutines; equal arguments give equal results.
 //
 //	trainer ── accelerators in step, each with a loader: workers that read batches ahead
 //	   │ reads a sample: kept, staged, on its way, or absent
-//	stream ── as engine.Stream: Linear, Coalesce and Horizon; 7/8 of the connections, 7/8 of the memory
+//	stream ── prefetch.Executor: 7/8 of the connections, 7/8 of the memory
 //	   │ requests
 //	store ── places, serial work, a request rate, latency to the first byte, a line on which transfers take turns
 //
@@ -254,7 +254,7 @@ func (s *simulation) run(epoch int) error {
 	s.volume.peak = s.volume.used
 	s.stream.begin(epoch)
 	s.trainer.begin(epoch)
-	s.stream.fillIfPoked()
+	s.stream.act()
 	for events := 0; !s.trainer.done(); events++ {
 		if events%watchEvery == 0 && s.Watch != nil && !s.Watch(epoch, s.trainer.finished, s.trainer.steps) {
 			return ErrStopped
@@ -262,7 +262,7 @@ func (s *simulation) run(epoch int) error {
 		if !s.next() {
 			return fmt.Errorf("sim: epoch %d stands still after %.3f s with %d of %d steps done (a fault of the simulator)", epoch, s.now, s.trainer.finished, s.trainer.steps)
 		}
-		s.stream.fillIfPoked()
+		s.stream.act()
 	}
 	delete(s.orders, epoch)
 	r := s.result(epoch)

@@ -5,262 +5,124 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// stream carries the order out, as engine.Stream does: one position at a time, nearest first, as long as
-// connections and memory allow; at the epoch's end it goes on with the head of the next one. Where the engine
-// infers its reader's position from the files that are opened, the simulation knows it.
+// stream runs prefetch.Executor over the modelled store and memory, for one walk. Where the engine infers its reader's
+// position from the files that are opened, the simulation knows it.
 type stream struct {
 	s         *simulation
-	horizon   prefetch.Horizon
-	inFlight  int
-	cur, next phase
-	flying    int
-	starved   bool
-	poked     bool
-	restUntil int
-	inBulk    bool // neighbours come along whenever they are needed
+	x         prefetch.Executor
+	gate      prefetch.Gate
+	walk      *prefetch.Walk
+	cur, next *reader
+	bulk      bool
+	mean      int64 // bytes of a sample
 }
 
-// phase is an epoch's plan and how far it was carried out.
-type phase struct {
+// reader is where the trainer stands in an epoch: prefetch.Reader.
+type reader struct {
 	epoch    int
 	order    order.Locator // nil if not known
-	planner  *prefetch.Linear
-	pos      int
-	reach    int      // files up to here may have come along with others
-	done     []uint64 // a bit a position: it was read
-	frontier int      // the first position that was not read
-	head     int      // the last position that was read, plus 1
-	claim    func(sample, extent int) bool
+	done     []uint64      // a bit a position: it was read
+	frontier int           // the first position that was not read
+	head     int           // the last position that was read, plus 1
 }
 
-func (p *phase) read(pos int) bool { return p.done[pos/64]>>(pos%64)&1 != 0 }
+func (r *reader) Frontier() int { return r.frontier }
+func (r *reader) Head() int     { return r.head }
 
-func (p *phase) mark(pos int) {
-	p.done[pos/64] |= 1 << (pos % 64)
-	p.head = max(p.head, pos+1)
-	for p.frontier < p.order.Len() && p.read(p.frontier) {
-		p.frontier++
+func (r *reader) Read(pos int) bool { return r.done[pos/64]>>(pos%64)&1 != 0 }
+
+func (r *reader) mark(pos int) {
+	r.done[pos/64] |= 1 << (pos % 64)
+	r.head = max(r.head, pos+1)
+	for r.frontier < r.order.Len() && r.Read(r.frontier) {
+		r.frontier++
 	}
 }
 
-// wants reports whether the plan, as far as it was carried out, holds the sample at a position that is not
-// read.
-func (p *phase) wants(sample int) bool {
-	if p.order == nil {
-		return false
-	}
-	for pos := p.order.Find(sample, p.frontier); pos >= 0 && pos <= max(p.pos, p.reach); pos = p.order.Find(sample, pos+1) {
-		if !p.read(pos) {
-			return true
-		}
-	}
-	return false
-}
-
-// rewind plans again from where the sample is wanted.
-func (p *phase) rewind(sample int) {
-	if p.order == nil {
-		return
-	}
-	if pos := p.order.Find(sample, p.frontier); pos >= 0 {
-		p.pos = min(p.pos, pos)
-	}
+// access is a place in the sequence of all accesses.
+type access struct {
+	*reader
+	pos int
 }
 
 func (st *stream) init(s *simulation) {
-	st.s, st.inFlight = s, ahead7of8(s.Connections)
+	st.s = s
+	var total int64
+	for f := range s.Samples {
+		total += s.volume.size(f)
+	}
+	st.mean = max(total/int64(s.Samples), 1)
+	o := prefetch.WalkOptions{Source: st, Gate: &st.gate, Connections: func() int { return s.Connections }, Weight: 1, Layout: s.Places}
 	if s.Places != nil {
-		var total int64
-		for f := range s.Samples {
-			total += s.volume.size(f)
-		}
-		st.inBulk = s.Bulk && s.Policy == Keep && s.CacheBytes >= total
-		st.horizon = prefetch.NewHorizon(s.Memory*7/8, total/int64(s.Samples))
+		st.bulk = s.Bulk && s.Policy == Keep && s.CacheBytes >= total
+		o.Horizon = prefetch.NewHorizon(s.Memory*7/8, st.mean)
 	}
-	st.next = st.phase(0)
+	st.cur, st.next = st.reader(0), st.reader(1)
+	st.walk = st.x.Begin(o, prefetch.Route{Order: st.cur.order, Reader: st.cur}, 0)
+	st.x.Known(st.walk, prefetch.Route{Order: st.next.order})
 }
 
-func (st *stream) phase(epoch int) phase {
-	p := phase{epoch: epoch, order: st.s.order(epoch)}
-	if p.order != nil {
-		p.done = make([]uint64, (p.order.Len()+63)/64)
+func (st *stream) reader(epoch int) *reader {
+	r := &reader{epoch: epoch, order: st.s.order(epoch)}
+	if r.order != nil {
+		r.done = make([]uint64, (r.order.Len()+63)/64)
 	}
-	return p
-}
-
-// ready makes the functions of a phase that stays where it is.
-func (st *stream) ready(p *phase) {
-	if p.order == nil {
-		return
-	}
-	p.claim = func(sample, extent int) bool { return st.s.volume.claim(p, sample, extent) }
-	p.planner = prefetch.NewPlanner(p.order, st.s.Sizes).Skipping(p.read)
+	return r
 }
 
 // begin moves on to an epoch. What was fetched ahead of it counts.
 func (st *stream) begin(epoch int) {
-	st.cur = st.next
-	st.next = st.phase(epoch + 1)
-	st.ready(&st.cur)
-	st.ready(&st.next)
-	st.restUntil = 0
-	st.poked = true
-}
-
-// fillIfPoked fills if anything has happened that gives it room to. Filling frees nothing and lands nothing
-// by itself, so once is enough.
-func (st *stream) fillIfPoked() {
-	for st.poked {
-		st.poked = false
-		st.fill()
-	}
-}
-
-func (st *stream) fill() {
-	st.cur.pos = max(st.cur.pos, st.cur.frontier)
-	done, ok := st.issue(&st.cur)
-	if done && st.next.planner != nil {
-		_, ok = st.issue(&st.next)
-	}
-	st.starved = !ok
-}
-
-// issue carries the phase's plan out. It reports whether the plan's end was reached, and whether there was
-// memory for all that connections allow.
-func (st *stream) issue(p *phase) (done, ok bool) {
-	v := &st.s.volume
-	for {
-		_, p.pos = p.planner.Plan(p.pos, 0, 0, p.claim)
-		if p.pos == p.order.Len() {
-			return true, true
-		}
-		sample := p.order.At(p.pos)
-		group, rest := st.group(p, sample)
-		if rest {
-			return false, !st.hurries(p)
-		}
-		if len(group) > 1 {
-			if st.flying >= st.inFlight {
-				return false, true
-			}
-			if !st.fetchGroup(p, group) {
-				return false, false
-			}
-			continue
-		}
-		for x := range v.sizes.Extents(sample) {
-			if st.flying >= st.inFlight {
-				return false, true
-			}
-			if p.claim(sample, x) {
-				continue
-			}
-			if !v.reserve(v.sizes.ExtentBytes(sample, x), false) {
-				return false, false
-			}
-			st.flying++
-			v.fetch(p, sample, x, false)
-		}
-	}
-}
-
-// landed is told that a request's answer is here, before its files are.
-func (st *stream) landed(r request) {
-	if !r.ahead {
+	if epoch == st.cur.epoch {
 		return
 	}
-	st.flying--
-	// Woken for some requests at a time, as in the engine.
-	if st.flying <= st.inFlight-max(1, st.inFlight/16) {
-		st.poked = true
-	}
+	st.cur, st.next = st.next, st.reader(epoch+1)
+	st.x.Moved(st.walk, prefetch.Route{Order: st.cur.order, Reader: st.cur}, prefetch.Route{Order: st.next.order})
 }
 
-// freed is told that memory came free.
-func (st *stream) freed() {
-	if st.starved {
-		st.poked = true
-	}
-}
-
-// opened is told that a worker begins with a position.
-func (st *stream) opened(pos int) {
-	st.cur.mark(pos)
-	if st.restUntil > 0 && st.front(&st.cur) >= st.restUntil {
-		st.restUntil = 0
-		st.poked = true
-	}
-}
-
-// hurries reports whether what memory there is goes to a phase before the reader comes near.
-func (st *stream) hurries(p *phase) bool { return st.inBulk || p == &st.next }
-
-// front returns where the reader stands in a phase.
-func (st *stream) front(p *phase) int { return st.horizon.Front(p.frontier, p.head) }
-
-// wants reports whether the sample was fetched, or claimed, for a position that is still to be read.
-func (st *stream) wants(sample int) bool { return st.cur.wants(sample) || st.next.wants(sample) }
-
-// lost is told that a sample had to go before it was read again: it is planned again.
-func (st *stream) lost(sample int) {
-	st.cur.rewind(sample)
-	st.next.rewind(sample)
-	st.starved = true
-}
-
-// Bounds of a request for several files of a shard, as in package engine.
-const (
-	groupBytes = 4 << 20
-	groupGap   = 16 << 10
-	groupFiles = 256
-)
-
-// group returns the files to fetch by one request with the one that is needed next, as engine.Stream.group.
-func (st *stream) group(p *phase, sample int) (files []int, rest bool) {
-	s := st.s
-	if s.Places == nil || s.Sizes.Extents(sample) != 1 {
-		return nil, false
-	}
-	free := s.volume.room()
-	if early := p.pos >= st.horizon.Front(p.frontier, p.head)+st.horizon.Plan; early && (!st.hurries(p) || free < st.horizon.Reserve+groupBytes) {
-		st.restUntil = p.pos - st.horizon.Plan*3/4
-		return nil, true
-	}
-	bounds := st.horizon.Bound(prefetch.Coalescing{MaxBytes: groupBytes, MaxGap: groupGap, MaxFiles: groupFiles}, free)
-	reach := p.order.Len() - 1
-	if !st.inBulk {
-		reach = min(reach, p.frontier+st.horizon.Take)
-	}
-	ranks := prefetch.Coalesce(sample, s.Places, bounds, func(f int) bool {
-		if s.Sizes.Extents(f) != 1 {
-			return false
+// act does what the executor says, until that is nothing.
+func (st *stream) act() {
+	for {
+		switch a := st.x.Next(); a.Do {
+		case prefetch.Idle:
+			return
+		case prefetch.Fetch:
+			st.fetch(a)
+		case prefetch.TakeBack:
+			st.s.volume.giveUp(a)
 		}
-		for pos := p.order.Find(f, p.frontier); pos >= 0 && pos <= reach; pos = p.order.Find(f, pos+1) {
-			if !p.read(pos) {
-				return !p.claim(f, 0)
-			}
-		}
-		return false
-	})
-	p.reach = max(p.reach, reach)
-	for i, r := range ranks {
-		ranks[i] = s.Places.At(r)
+		// There is one reader, and it gives up by itself what it has read: volume.spend.
 	}
-	return ranks, false
 }
 
-// fetchGroup starts one request for several files, as many from the front as there is memory for. It
-// reports whether that is any.
-func (st *stream) fetchGroup(p *phase, files []int) bool {
+// fetch starts a request, if there is memory for it.
+func (st *stream) fetch(a prefetch.Action) {
+	v, p := &st.s.volume, st.at()
+	if a.Files != nil {
+		out, bytes := st.fetchGroup(p, a.Files)
+		st.x.Done(a, out, bytes)
+		return
+	}
+	out := prefetch.Refused
+	if v.reserve(a.Bytes, false) {
+		out = prefetch.Started
+		v.fetch(p, a.File, a.Extent, false)
+	}
+	st.x.Done(a, out, a.Bytes)
+}
+
+// fetchGroup starts one request for several files, as many from the front as there is memory for.
+func (st *stream) fetchGroup(p access, files []int) (out prefetch.Outcome, bytes int64) {
 	v, places := &st.s.volume, st.s.Places
 	r := request{epoch: p.epoch, ahead: true}
 	var from, to int64
+	out = prefetch.Present
 	for _, f := range files {
 		if v.claim(p, f, 0) {
 			continue
 		}
 		_, off, end := places.Extent(places.Rank(f))
 		if !v.reserve(v.sizes.ExtentBytes(f, 0), false) {
+			out = prefetch.Refused
 			break
 		}
 		if r.files == nil {
@@ -268,18 +130,68 @@ func (st *stream) fetchGroup(p *phase, files []int) bool {
 		}
 		to = max(to, end)
 		r.files = append(r.files, int32(f))
+		bytes += v.sizes.ExtentBytes(f, 0)
 		v.use(p, f)
 		v.states[v.extent(f, 0)] |= flying
 	}
 	if r.files == nil {
-		return false
+		return out, 0
 	}
 	r.bytes = to - from
-	st.flying++
-	files32 := r.files
+	flown := r.files
 	id := st.s.store.send(r)
-	for _, f := range files32 {
+	for _, f := range flown {
 		v.remember(v.extent(int(f), 0), id)
 	}
-	return true
+	return prefetch.Started, bytes
 }
+
+// landed is told that a request's answer is here, before its files are.
+func (st *stream) landed(r request) {
+	if !r.ahead {
+		return
+	}
+	if r.files == nil {
+		st.x.Landed(st.walk, int(r.sample), true)
+		return
+	}
+	for i, f := range r.files {
+		st.x.Landed(st.walk, int(f), i == len(r.files)-1)
+	}
+}
+
+// opened is told that a worker begins with a position.
+func (st *stream) opened(pos int) {
+	st.cur.mark(pos)
+	st.x.Opened(st.walk)
+}
+
+// at is where the walk stands.
+func (st *stream) at() access {
+	pos, next := st.walk.Looking()
+	if next {
+		return access{st.next, pos}
+	}
+	return access{st.cur, pos}
+}
+
+// Extents implements prefetch.Source.
+func (st *stream) Extents(sample int) int { return st.s.Sizes.Extents(sample) }
+
+// ExtentBytes implements prefetch.Source.
+func (st *stream) ExtentBytes(sample, x int) int64 { return st.s.Sizes.ExtentBytes(sample, x) }
+
+// Claim implements prefetch.Source.
+func (st *stream) Claim(sample, x int) bool { return st.s.volume.claim(st.at(), sample, x) }
+
+// Room implements prefetch.Source.
+func (st *stream) Room() int64 { return st.s.volume.room() }
+
+// Load implements prefetch.Source.
+func (st *stream) Load() float64 { return float64(st.s.volume.used) }
+
+// Share implements prefetch.Source.
+func (st *stream) Share() int { return int(st.s.Memory * 7 / 8 / (st.mean + 1)) }
+
+// Bulk implements prefetch.Source.
+func (st *stream) Bulk() bool { return st.bulk }

@@ -116,7 +116,8 @@ func (t *trainer) advance(i int) {
 
 // read reads on in the sample at pos. It reports whether that is done; otherwise the worker is woken.
 func (t *trainer) read(i, pos int) bool {
-	w, v, p := &t.workers[i], &t.s.volume, &t.s.stream.cur
+	w, v := &t.workers[i], &t.s.volume
+	p := access{t.s.stream.cur, t.s.stream.walk.Planned()}
 	sample := p.order.At(pos)
 	if !w.opened {
 		w.opened = true

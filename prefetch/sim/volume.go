@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"slices"
+
 	"github.com/shoalfs/shoal/prefetch"
 )
 
@@ -30,6 +32,7 @@ type volume struct {
 	flight map[uint32]int32 // request by extent, of those that queue for a place: readers raise them
 
 	used, peak int64
+	staged     []piece // in memory, the latest last; some of them read since
 	remains    remains
 	hungry     []int32 // workers who wait for memory
 }
@@ -84,7 +87,7 @@ func (v *volume) size(sample int) (n int64) {
 
 // claim reports whether the extent needs no request. What is in the cache counts as used, also where it was
 // fetched for an earlier position that is not read yet.
-func (v *volume) claim(p *phase, sample, x int) bool {
+func (v *volume) claim(p access, sample, x int) bool {
 	e := v.extent(sample, x)
 	if v.states[e] == 0 {
 		return v.hit(p, sample, e)
@@ -102,7 +105,7 @@ func (v *volume) claim(p *phase, sample, x int) bool {
 }
 
 // hit reports whether the extent is in the cache, and holds the sample there until it was read.
-func (v *volume) hit(p *phase, sample int, e uint32) bool {
+func (v *volume) hit(p access, sample int, e uint32) bool {
 	if !v.cache.has(sample, e) {
 		return false
 	}
@@ -116,7 +119,7 @@ func (v *volume) hit(p *phase, sample int, e uint32) bool {
 }
 
 // use tells the cache that the plan has come to the sample.
-func (v *volume) use(p *phase, sample int) {
+func (v *volume) use(p access, sample int) {
 	if v.cache.forgets() {
 		v.cache.use(sample, v.s.nextUse(p, sample))
 	}
@@ -145,7 +148,7 @@ func (v *volume) room() int64 { return max(v.ahead()-v.used, 0) }
 
 func (v *volume) release(n int64) {
 	v.used -= n
-	v.s.stream.freed()
+	v.s.stream.x.Freed()
 	if len(v.hungry) == 0 {
 		return
 	}
@@ -157,7 +160,7 @@ func (v *volume) release(n int64) {
 }
 
 // fetch starts a request for an extent, whose memory is reserved.
-func (v *volume) fetch(p *phase, sample, x int, demand bool) {
+func (v *volume) fetch(p access, sample, x int, demand bool) {
 	e := v.extent(sample, x)
 	if v.first == nil || x == v.sizes.Extents(sample)-1 {
 		v.use(p, sample)
@@ -184,12 +187,56 @@ func (v *volume) landed(sample, x int) {
 	waited := v.states[e]&awaited != 0
 	v.states[e] &^= flying | awaited
 	v.states[e] |= staged
-	if v.cache.landed(sample, e) {
+	switch {
+	case v.cache.landed(sample, e):
 		v.states[e] |= written
 		v.release(v.sizes.ExtentBytes(sample, x))
+	case !waited:
+		for len(v.staged) > 0 && !v.waits(v.staged[0]) {
+			v.staged = v.staged[1:]
+		}
+		v.staged = append(v.staged, piece{int32(sample), int32(x)})
 	}
 	if waited {
 		v.s.trainer.wake(e)
+	}
+}
+
+// piece is an extent of a sample.
+type piece struct{ sample, extent int32 }
+
+// waits reports whether an extent lies in memory and was not read yet.
+func (v *volume) waits(p piece) bool {
+	return v.states[v.extent(int(p.sample), int(p.extent))]&(staged|written|spent) == staged
+}
+
+// lastFew is of how many extents that came last the one is looked for that is needed last, as in package cache.
+const lastFew = 64
+
+// giveUp lets go of what is needed last, for what the reader needs next (cache.TakeBack).
+func (v *volume) giveUp(a prefetch.Action) {
+	if a.Over > 0 {
+		return // there is nobody else
+	}
+	for need := a.Bytes; need > 0; {
+		last, at := -1, -1
+		for i := len(v.staged) - 1; i >= max(len(v.staged)-lastFew, 0); i-- {
+			if p := v.staged[i]; v.waits(p) && int(p.sample) != a.File {
+				if n := v.s.stream.walk.Needed(int(p.sample)); n > at {
+					last, at = i, n
+				}
+			}
+		}
+		if last < 0 {
+			return
+		}
+		p := v.staged[last]
+		v.staged = slices.Delete(v.staged, last, last+1)
+		n := v.sizes.ExtentBytes(int(p.sample), int(p.extent))
+		v.states[v.extent(int(p.sample), int(p.extent))] &^= staged
+		need -= n
+		v.s.stream.x.Lost(nil, int(p.sample))
+		v.release(n)
 	}
 }
 
@@ -205,11 +252,11 @@ func (v *volume) spend(sample, x int) int64 {
 	if was&spent != 0 { // read while it was left over
 		return 0
 	}
-	if v.s.stream.wants(sample) {
+	if v.s.stream.walk.Wants(sample) {
 		if v.used <= v.ahead() {
 			return 0
 		}
-		v.s.stream.lost(sample)
+		v.s.stream.x.Lost(nil, sample)
 	}
 	v.states[e] = v.left(sample, x)
 	n := v.sizes.ExtentBytes(sample, x)

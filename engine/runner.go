@@ -1,0 +1,336 @@
+package engine
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/prefetch"
+)
+
+// runner carries out what prefetch.Executor decides, for all streams of a host: real files that are opened and closed
+// go in, requests to the store and moves in the cache's memory come out.
+//
+// Its lock guards the executor, and the tracker and all that goes with it of every stream. Whoever brings an event takes
+// it, for less than a microsecond; one goroutine walks, a bounded stretch at a time. Actions are carried out with the lock
+// held, so that nothing comes between a decision and the deed. The cache is asked and told with the lock held, too; so what
+// it tells by itself, from within such a call, is only noted, and looked at in the next turn.
+type runner struct {
+	cache *cache.Cache
+	wake  chan struct{}
+
+	mu      sync.Mutex
+	x       prefetch.Executor
+	streams []*Stream
+	told    int64 // of freed
+
+	freed  atomic.Int64 // how often memory came free
+	hungry atomic.Bool  // somebody waits for that
+	lostMu sync.Mutex
+	lost   []volumeFile
+}
+
+// volumeFile is a file that was staged and had to go.
+type volumeFile struct {
+	v    *cache.Volume
+	file int
+}
+
+func newRunner(c *cache.Cache) *runner {
+	r := &runner{cache: c, wake: make(chan struct{}, 1)}
+	c.OnFreed(func() {
+		r.freed.Add(1)
+		if r.hungry.Load() {
+			r.poke()
+		}
+	})
+	c.OnLost(func(v *cache.Volume, file int) {
+		r.lostMu.Lock()
+		r.lost = append(r.lost, volumeFile{v, file})
+		r.lostMu.Unlock()
+		r.freed.Add(1) // so that whoever has lost it tries again
+		r.poke()
+	})
+	return r
+}
+
+func (r *runner) poke() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run walks until ctx ends.
+func (r *runner) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		if r.turn() {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-r.wake:
+		}
+	}
+}
+
+// turn does the next thing. It reports whether there may be more.
+func (r *runner) turn() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lostMu.Lock()
+	lost := r.lost
+	r.lost = nil
+	r.lostMu.Unlock()
+	for _, l := range lost {
+		r.x.Lost(l.v, l.file)
+	}
+	if freed := r.freed.Load(); freed != r.told {
+		r.told = freed
+		r.x.Freed()
+	}
+	a := r.x.Next()
+	r.do(a)
+	hungry := r.x.Hungry()
+	r.hungry.Store(hungry)
+	return a.Do != prefetch.Idle || hungry && r.freed.Load() != r.told // before anybody knew that it matters
+}
+
+// do carries an action out. r.mu is held.
+func (r *runner) do(a prefetch.Action) {
+	switch a.Do {
+	case prefetch.Fetch:
+		r.fetch(a)
+	case prefetch.Hand:
+		a.Data.(*cache.Volume).Hand(streamOf(a.Walk).account, a.File)
+	case prefetch.Spend:
+		a.Data.(*cache.Volume).Spend(a.File)
+	case prefetch.Sweep:
+		r.sweep(a.Data.(*cache.Volume))
+	case prefetch.TakeBack:
+		r.cache.TakeBack(streamOf(a.Walk).account, a.Bytes, a.Over, owners{r, a})
+	}
+}
+
+// owners implements cache.Owners for a TakeBack. The runner's lock is held.
+type owners struct {
+	*runner
+	a prefetch.Action
+}
+
+// Needed implements cache.Owners.
+func (o owners) Needed(from *cache.Account, v *cache.Volume, file int) int {
+	for _, s := range o.streams {
+		if s.account != from || s.volume != v {
+			continue
+		}
+		if s.walk == o.a.Walk && file == o.a.File {
+			return -1
+		}
+		return s.walk.Needed(file)
+	}
+	return 0
+}
+
+// Heir implements cache.Owners.
+func (o owners) Heir(v *cache.Volume, file int) *cache.Account {
+	if w := o.x.Wanting(v, file); w != nil {
+		return streamOf(w).account
+	}
+	return nil
+}
+
+// sweep gives up what is staged for nobody. r.mu is held.
+func (r *runner) sweep(v *cache.Volume) {
+	for file := range v.Unspent() {
+		r.x.Unwanted(v, file)
+	}
+}
+
+// settle decides who has next what readers are done with. r.mu is held.
+func (r *runner) settle() {
+	for a, ok := r.x.Settle(); ok; a, ok = r.x.Settle() {
+		r.do(a)
+	}
+}
+
+// event brings an event, and does at once what is due about files that readers are done with.
+func (r *runner) event(bring func(x *prefetch.Executor)) {
+	r.mu.Lock()
+	bring(&r.x)
+	r.settle()
+	ready := r.x.Ready()
+	r.mu.Unlock()
+	if ready {
+		r.poke()
+	}
+}
+
+// opened says that a reader is about to read the file, which the streams follow. It calls done in the end.
+func (r *runner) opened(v *cache.Volume, file int, streams ...*Stream) {
+	r.event(func(x *prefetch.Executor) {
+		x.Open(v, file)
+		for _, s := range streams {
+			s.follow(file)
+		}
+	})
+}
+
+// done says that a reader is done with the file.
+func (r *runner) done(v *cache.Volume, file int) {
+	r.event(func(x *prefetch.Executor) { x.Close(v, file) })
+}
+
+// request is one request to the store, for one file or several.
+type request struct {
+	s    *Stream
+	left int // files that have not landed; guarded by the runner's lock
+}
+
+// landed takes note of a file that arrived or failed.
+func (q *request) landed(file int, err error) {
+	s := q.s
+	s.runner.event(func(x *prefetch.Executor) {
+		q.left--
+		if q.left == 0 {
+			s.flying--
+		}
+		if err != nil {
+			s.failed++
+		}
+		x.Landed(s.walk, file, q.left == 0)
+	})
+}
+
+// fetch starts a request. r.mu is held, so that what it brings is looked at when it is accounted for.
+func (r *runner) fetch(a prefetch.Action) {
+	s := streamOf(a.Walk)
+	q, due := &request{s, 1}, s.due(a.Pos)
+	var out cache.Outcome
+	bytes := a.Bytes
+	if a.Files == nil {
+		out = s.volume.Prefetch(s.account, a.File, a.Extent, due, q.landed)
+	} else {
+		bytes = 0
+		q.left, out = s.volume.PrefetchGroup(s.account, a.Files, due, q.landed)
+		for _, f := range a.Files {
+			bytes += s.volume.Manifest().Size(f)
+		}
+	}
+	switch out {
+	case cache.Started:
+		s.flying++
+		r.x.Done(a, prefetch.Started, bytes)
+	case cache.Present:
+		r.x.Done(a, prefetch.Present, 0)
+	default:
+		r.x.Done(a, prefetch.Refused, 0)
+	}
+}
+
+// add has a stream carried out from position start on.
+func (r *runner) add(s *Stream, start int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.streams = append(r.streams, s)
+	o := prefetch.WalkOptions{
+		Data: s.volume, Source: source{s}, Gate: &s.engine.gate, Connections: s.places, Weight: float64(s.weight), Horizon: s.horizon,
+	}
+	if s.layout != nil {
+		o.Layout = packed{s.layout, s.volume}
+	}
+	if len(s.parts) > 0 {
+		o.Parts = units{s}
+	}
+	s.walk = r.x.Begin(o, s.route(s.tracker.Order()), start)
+	r.poke()
+}
+
+// claim has a stream that has begun walk until it stops: what it can use of what is staged is claimed then.
+func (r *runner) claim(s *Stream) {
+	for walking := true; walking; {
+		r.turn()
+		r.mu.Lock()
+		walking = s.walk.State() == prefetch.Walking
+		r.mu.Unlock()
+	}
+}
+
+// remove ends a stream. What was staged for it alone may be recycled.
+func (r *runner) remove(s *Stream) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.streams = slices.DeleteFunc(r.streams, func(t *Stream) bool { return t == s })
+	r.x.End(s.walk)
+	r.cache.CloseAccount(s.account)
+	r.sweep(s.volume)
+	r.settle()
+	r.poke()
+}
+
+// share returns the part of the memory for prefetching that is due to s when all streams want it. r.mu is held.
+func (r *runner) share(s *Stream) float64 {
+	all := 0
+	for _, t := range r.streams {
+		all += t.weight
+	}
+	return float64(s.weight) / float64(max(all, s.weight))
+}
+
+// isOpen reports whether somebody reads the file.
+func (r *runner) isOpen(v *cache.Volume, file int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.x.IsOpen(v, file)
+}
+
+// source is a stream as prefetch.Source.
+type source struct{ s *Stream }
+
+func streamOf(w *prefetch.Walk) *Stream { return w.Source.(source).s }
+
+// Extents implements prefetch.Source.
+func (o source) Extents(file int) int { return o.s.volume.Extents(file) }
+
+// ExtentBytes implements prefetch.Source.
+func (o source) ExtentBytes(file, extent int) int64 { return o.s.volume.ExtentBytes(file, extent) }
+
+// Claim implements prefetch.Source.
+func (o source) Claim(file, extent int) bool { return o.s.volume.Claim(o.s.account, file, extent) }
+
+// Room implements prefetch.Source.
+func (o source) Room() int64 { return o.s.runner.cache.PrefetchRoom() }
+
+// Load implements prefetch.Source.
+func (o source) Load() float64 { return o.s.account.Load() }
+
+// Share implements prefetch.Source.
+func (o source) Share() int {
+	room := o.s.runner.share(o.s) * float64(o.s.runner.cache.Ledger().Limit()*7/8)
+	return int(room / float64(o.s.mean+1))
+}
+
+// Bulk implements prefetch.Source: for a windowed order, which needs all of a shard soon, and for a dataset that is
+// fetched in moments, where the disk has room for all that is missing. Neighbours cost bytes before their time.
+func (o source) Bulk() bool {
+	e, v := o.s.engine, o.s.volume
+	if o.s.layout == nil {
+		return false
+	}
+	m := v.Manifest()
+	kept, extents := v.Kept()
+	missing := m.Bytes() / int64(max(extents, 1)) * int64(extents-kept)
+	return v.DiskRoom() > missing && (e.order().NeedsGroups() || m.Bytes() <= 2*e.cache.Ledger().Limit())
+}
+
+// due returns when the reader will ask for a position, zero if that is not known. r.mu is held.
+func (s *Stream) due(pos int) time.Time {
+	in, ok := prefetch.Pace{Head: s.tracker.Head(), Rate: s.pace.rate}.Due(pos)
+	if !ok {
+		return time.Time{}
+	}
+	return time.Now().Add(time.Duration(in * float64(time.Second)))
+}
