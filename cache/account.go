@@ -95,6 +95,11 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) {
 		if at < 0 {
 			return
 		}
+		if idle := c.ring.idle(0); idle > 0 { // what nobody needs goes before
+			c.ring.reclaim(need, false, 0)
+			need -= idle
+			continue
+		}
 		file := best.v.fileOf(best.extent)
 		size := footprint(int(best.v.ExtentBytes(file, int(best.extent-best.v.extent(file, 0)))))
 		if to := o.Heir(best.v, file); to.takes(from, size) {

@@ -133,10 +133,20 @@ func New(o Options) *Cache {
 	if o.Disk > 0 {
 		c.budget = segment.NewBudget(o.Disk)
 	}
-	c.ledger.reclaim = func(need int64) { c.ring.reclaim(need, false) }
+	c.ledger.reclaim = func(need int64, class Class) {
+		spare := int64(0)
+		if class == ForPrefetch {
+			spare = o.Memory / againShare
+		}
+		c.ring.reclaim(need, false, spare)
+	}
 	c.ledger.freed = c.notifyFreed
 	return c
 }
+
+// againShare is the part of the memory in which what was read stays for those who open it again, as programs do that look
+// at a file's header first, and trainers that augment a sample several times. What is fetched ahead does not take it.
+const againShare = 16
 
 // Ledger returns the account of memory.
 func (c *Cache) Ledger() *Ledger { return c.ledger }
@@ -162,7 +172,7 @@ func (c *Cache) OnLost(f func(v *Volume, file int)) (cancel func()) { return c.l
 // evict frees need bytes if it can, also of what was fetched ahead of time. No lock of those who
 // fetch ahead may be held.
 func (c *Cache) evict(need int64) {
-	c.tellLost(c.ring.reclaim(need, true))
+	c.tellLost(c.ring.reclaim(need, true, 0))
 }
 
 // reserve waits for n bytes that a reader needs. What was fetched ahead of time gives way, also what is on its
@@ -196,7 +206,7 @@ func (c *Cache) TryReserve(n int64) bool {
 // relieve gives memory to those who wait for it, as far as nobody else needs it.
 func (c *Cache) relieve() {
 	if need := c.ledger.pressed(); need > 0 {
-		c.ring.reclaim(need, false)
+		c.ring.reclaim(need, false, 0)
 	}
 }
 

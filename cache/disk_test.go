@@ -74,7 +74,7 @@ func (d *troubled) keep(t testing.TB, files ...int) {
 	t.Helper()
 	for _, i := range files {
 		eventually(t, fmt.Sprintf("file %d is kept", i), func() bool {
-			d.c.ring.reclaim(1<<40, false) // what came while the disk was down stays in memory
+			d.c.ring.reclaim(1<<40, false, 0) // what came while the disk was down stays in memory
 			d.check(t, i)
 			return d.isKept(i)
 		})
@@ -407,7 +407,7 @@ func TestDatasets(t *testing.T) {
 			}
 		}
 		settled(t, c)
-		c.ring.reclaim(1<<30, false)
+		c.ring.reclaim(1<<30, false, 0)
 	}
 	va := open(a, 1, dirA)
 	read(a, va)

@@ -31,8 +31,8 @@ var ErrTooLarge = errors.New("larger than the memory budget")
 // teardown Used is zero. Safe for concurrent use.
 type Ledger struct {
 	limit   int64
-	reclaim func(need int64) // frees reclaimable bytes by calling Release; called without the lock
-	freed   func()           // told after every release; must not block
+	reclaim func(need int64, c Class) // frees bytes that may go for this class by calling Release; called without the lock
+	freed   func()                    // told after every release; must not block
 
 	mu      sync.Mutex
 	used    [numClasses]int64
@@ -86,7 +86,7 @@ func (l *Ledger) TryReserve(n int64, c Class) bool {
 		if attempt > 0 || need <= 0 || l.reclaim == nil {
 			return false
 		}
-		l.reclaim(need)
+		l.reclaim(need, c)
 	}
 }
 

@@ -152,7 +152,7 @@ func TestWithholdMeanwhile(t *testing.T) {
 func TestReserveReclaims(t *testing.T) {
 	l := NewLedger(80)
 	l.TryReserve(80, ForDemand)
-	l.reclaim = func(need int64) { l.Release(need, ForDemand) }
+	l.reclaim = func(need int64, _ Class) { l.Release(need, ForDemand) }
 	if !l.TryReserve(30, ForDemand) || l.Used() != 80 {
 		t.Fatalf("used %d", l.Used())
 	}

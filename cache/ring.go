@@ -8,7 +8,7 @@ import "sync"
 // An entry is spent once it was read: useless to the order that brought it. It is dirty while the
 // disk may still take it, and kept once the disk has it. What of it may go when memory is wanted:
 //
-//	spent, not dirty   oldest first: nobody needs it
+//	spent, not dirty   oldest first: nobody needs it, unless it is opened again
 //	kept, not spent    furthest ahead first: the disk has it; it stays only to save a read
 //	the rest           only for a reader who waits, and only what nobody reads just now: first what
 //	                   is on no account and waits for the disk, the latest first; then, of the
@@ -285,14 +285,14 @@ func (r *ring) spend(k extentKey) bool {
 	return free
 }
 
-// reclaim drops entries until need bytes were given up or none is left that may go. What nothing
-// else holds goes only if hard is set; what was lost so without having been read is returned.
-func (r *ring) reclaim(need int64, hard bool) (lost []extentKey) {
+// reclaim drops entries until need bytes were given up or none is left that may go. spare bytes of what was spent last
+// stay. What nothing else holds goes only if hard is set; what was lost so without having been read is returned.
+func (r *ring) reclaim(need int64, hard bool, spare int64) (lost []extentKey) {
 	var drop []*Buffer
 	r.mu.Lock()
 	for need > 0 {
 		e := r.spent.front
-		if e == nil {
+		if r.spent.bytes <= spare {
 			e = r.clean.back
 		}
 		if e == nil && hard {
@@ -353,11 +353,11 @@ func (r *ring) dropIf(gone func(k extentKey) bool) {
 	}
 }
 
-// idle returns the bytes that nobody needs: reclaim frees them at any time.
-func (r *ring) idle() int64 {
+// idle returns the bytes that nobody needs, but for spare bytes of what was spent last: reclaim frees them at any time.
+func (r *ring) idle(spare int64) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.spent.bytes + r.clean.bytes
+	return max(r.spent.bytes-spare, 0) + r.clean.bytes
 }
 
 func (r *ring) used() (entries int, bytes int64) {

@@ -91,7 +91,9 @@ func (v *Volume) Flush(ctx context.Context) error {
 }
 
 // PrefetchRoom returns how many bytes could be fetched ahead now.
-func (c *Cache) PrefetchRoom() int64 { return max(c.ledger.room(ForPrefetch)+c.ring.idle(), 0) }
+func (c *Cache) PrefetchRoom() int64 {
+	return max(c.ledger.room(ForPrefetch)+c.ring.idle(c.ledger.Limit()/againShare), 0)
+}
 
 // settle waits until what readers have been handed by now lies in the ring and in the writer's queue:
 // a reader has its bytes a moment before that.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -144,5 +145,35 @@ func TestPlansShareMemory(t *testing.T) {
 	}
 	for i := range 10 {
 		readAhead(t, e, dir, paths[1][50+i])
+	}
+}
+
+// Programs open a file to look at its header and open it again to read it, and trainers augment one sample several times:
+// what was read stays for a while, although what is fetched ahead wants its memory.
+func TestOpenedAgain(t *testing.T) {
+	e, dir, paths := openSmall(t, "torch:seed=1", 160)
+	order := e.order()
+	o, err := order.Order(160, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := make(chan string)
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for p := range next {
+				for range 3 {
+					read(t, e, dir, p)
+				}
+			}
+		})
+	}
+	for pos := range 100 { // the head of the next epoch is not fetched yet
+		next <- paths[0][o.At(pos)]
+	}
+	close(next)
+	wg.Wait()
+	if s := e.Stats(); s.Misses > 16 {
+		t.Errorf("%d of 300 opens had to start their own fetch", s.Misses)
 	}
 }

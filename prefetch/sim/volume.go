@@ -127,11 +127,11 @@ func (v *volume) use(p access, sample int) {
 
 // reserve takes memory, for demand or for what is fetched ahead.
 func (v *volume) reserve(n int64, demand bool) bool {
-	limit := v.s.Memory
+	limit, spare := v.s.Memory, int64(0)
 	if !demand {
-		limit = v.ahead()
+		limit, spare = v.ahead(), min(v.remains.bytes, v.s.Memory/againShare)
 	}
-	if v.used+n > limit {
+	if v.used+n > limit-spare {
 		return false
 	}
 	v.used += n
@@ -143,8 +143,13 @@ func (v *volume) reserve(n int64, demand bool) bool {
 // ahead is what of the memory may be filled with what nobody waits for.
 func (v *volume) ahead() int64 { return v.s.Memory - v.s.Memory/8 }
 
+// againShare is the part of the memory in which what was read stays, as in package cache.
+const againShare = 16
+
 // room returns how many bytes could be fetched ahead now.
-func (v *volume) room() int64 { return max(v.ahead()-v.used, 0) }
+func (v *volume) room() int64 {
+	return max(v.ahead()-v.used-min(v.remains.bytes, v.s.Memory/againShare), 0)
+}
 
 func (v *volume) release(n int64) {
 	v.used -= n
