@@ -390,7 +390,7 @@ func (e *Engine) readQuota() error {
 func (e *Engine) setQuota(n int64) {
 	e.quota.Store(n)
 	if v := e.cur.Load(); v != nil {
-		v.volume.SetAdmit(e.keepSet(v.manifest, v.layout))
+		v.volume.SetAdmit(v.keeping.admit())
 		v.volume.SetQuota(n)
 	}
 }
@@ -580,6 +580,7 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 		return
 	}
 	e.goodput.opened(file, cur.samples)
+	cur.keeping.opened(file)
 	e.host.runner.opened(v, file, e.mountStreams()...)
 	if i := e.inference.Load(); i != nil {
 		i.opened(process, file)

@@ -65,7 +65,7 @@ func (s *Stream) readWith(file int) iter.Seq[int] {
 		if _, ext, _ := catalog.Cut(s.volume.Manifest().Name(file)); !slices.Contains(s.parts, ext) {
 			return
 		}
-		for f := range s.samples.Beside(file) {
+		for f := range s.view.samples.Beside(file) {
 			if f != file && !yield(f) {
 				return
 			}

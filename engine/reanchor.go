@@ -139,6 +139,7 @@ func (s *Stream) searchEpoch(closing <-chan struct{}) {
 func (s *Stream) moveTo(event prefetch.Event) {
 	s.plan()
 	s.reanchored(event)
+	s.through.Store(s.through.Load() || event == prefetch.NextEpoch || event == prefetch.Restart)
 	s.poke()
 }
 

@@ -239,8 +239,8 @@ func (r *runner) add(s *Stream, start int) {
 	o := prefetch.WalkOptions{
 		Data: s.volume, Source: source{s}, Gate: &s.engine.gate, Connections: s.places, Weight: float64(s.weight), Horizon: s.horizon,
 	}
-	if s.layout != nil {
-		o.Layout = packed{s.layout, s.volume}
+	if s.view.layout != nil {
+		o.Layout = packed{s.view.layout, s.volume}
 	}
 	if len(s.parts) > 0 {
 		o.Parts = units{s}
@@ -317,7 +317,7 @@ func (o source) Share() int {
 // fetched in moments, where the disk has room for all that is missing. Neighbours cost bytes before their time.
 func (o source) Bulk() bool {
 	e, v := o.s.engine, o.s.volume
-	if o.s.layout == nil {
+	if o.s.view.layout == nil {
 		return false
 	}
 	m := v.Manifest()

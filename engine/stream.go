@@ -20,17 +20,16 @@ type Stream struct {
 	engine  *Engine
 	runner  *runner
 	name    string
-	volume  *cache.Volume
-	layout  *catalog.Layout             // where files lie together; nil: each is an object of its own
+	view    *view
+	volume  *cache.Volume               // the view's
 	epochs  func(epoch int) order.Order // over file numbers; nil when the epoch is not known
 	places  func() int                  // requests that may be in flight to the store, readers' ones too
 	weight  int
 	account *cache.Account
-	first   order.Order      // of the epoch that the stream began with
-	epoch0  int              // that epoch
-	horizon prefetch.Horizon // of requests for several files
-	parts   []string         // extensions of the parts that are read with each file; see parts.go
-	samples *catalog.Samples
+	first   order.Order                    // of the epoch that the stream began with
+	epoch0  int                            // that epoch
+	horizon prefetch.Horizon               // of requests for several files
+	parts   []string                       // extensions of the parts that are read with each file; see parts.go
 	mean    int64                          // bytes at a position, about
 	told    *atomic.Pointer[order.Locator] // the latest plan; nil for an order that is not a plan
 
@@ -45,6 +44,8 @@ type Stream struct {
 	anchor   *Reanchored // the latest move; nil before any
 	retold   bool        // plans followed upon plans
 	pace     paceMeter
+
+	through atomic.Bool // the reader has come through an epoch
 
 	wake   chan struct{}
 	cancel context.CancelFunc
@@ -68,8 +69,8 @@ func (e *Engine) startStream(name string, v *view, epochs func(int) order.Order,
 	}
 	weight = max(weight, 1)
 	s := &Stream{
-		engine: e, runner: e.host.runner, name: name, volume: v.volume, layout: v.layout, epochs: epochs, first: o, epoch0: epoch, known: epoch - 1,
-		parts: parts, samples: v.samples, places: e.placesOf(v),
+		engine: e, runner: e.host.runner, name: name, view: v, volume: v.volume, epochs: epochs, first: o, epoch0: epoch, known: epoch - 1,
+		parts: parts, places: e.placesOf(v),
 		weight: weight, account: e.cache.NewAccount(float64(weight)),
 		tracker: prefetch.NewTracker(o, prefetch.TrackerOptions{Epoch: epoch}),
 		wake:    make(chan struct{}, 1), done: make(chan struct{}),
@@ -78,7 +79,7 @@ func (e *Engine) startStream(name string, v *view, epochs func(int) order.Order,
 		s.tracker.Open(file)
 	}
 	s.mean = s.meanOf()
-	if s.layout != nil {
+	if v.layout != nil {
 		s.horizon = prefetch.NewHorizon(e.cache.Ledger().Limit()*7/8, s.mean)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -125,7 +126,13 @@ func (s *Stream) poke() {
 
 func (s *Stream) run(ctx context.Context) {
 	defer close(s.done)
+	if s.name != "warm" && s.name != sequenceName { // which say what to keep, or how far they go, themselves
+		s.view.keeping.choose(s.first)
+	}
 	for {
+		if s.through.Swap(false) {
+			s.view.keeping.choose(nil)
+		}
 		s.prepareNext()
 		s.searchEpoch(ctx.Done())
 		select {
@@ -208,6 +215,7 @@ func (s *Stream) Read(ctx context.Context, pos int) (data []byte, release func()
 	s.runner.event(func(x *prefetch.Executor) {
 		for _, f := range unit { // before the position counts as read, so that no part is given up that is on its way
 			x.Open(s.volume, f)
+			s.view.keeping.opened(f)
 		}
 		s.follow(file)
 	})

@@ -14,10 +14,8 @@ import (
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/internal/trace"
-	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -26,6 +24,7 @@ type view struct {
 	manifest *catalog.Manifest
 	layout   *catalog.Layout // of a packed dataset; nil where each file is an object
 	volume   *cache.Volume
+	keeping  *keeping
 	samples  *catalog.Samples
 	groups   func() order.Groups // the samples by shard; computed at the first call
 	unpacked string              // why there are no groups, where --shards was to give them
@@ -67,7 +66,8 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 		return nil, errors.Join(err, v.close())
 	}
 	v.samples = m.Samples(match)
-	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Name: e.source.String(), Store: e.store, Admit: e.keepSet(m, layout)}
+	v.keeping = newKeeping(e, v)
+	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Name: e.source.String(), Store: e.store, Admit: v.keeping.admit()}
 	if layout != nil {
 		o.Locate = layout
 		if e.shards != nil {
@@ -82,51 +82,6 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 	e.views = append(e.views, v)
 	e.mu.Unlock()
 	return v, nil
-}
-
-// keepSet chooses what is kept of a dataset that does not fit the disk.
-func (e *Engine) keepSet(m *catalog.Manifest, l *catalog.Layout) func(file int) bool {
-	capacity := e.host.cache.Budget().Limit()
-	if q := e.quota.Load(); q > 0 {
-		capacity = min(capacity, q)
-	}
-	if m.Bytes() < capacity*9/10 {
-		return nil // all
-	}
-	return keepOf(m, l, capacity, func(file int) int64 {
-		whole, rest := m.Size(file)/cache.ExtentSize, m.Size(file)%cache.ExtentSize
-		n := whole * segment.RecordBytes(usualETag, cache.ExtentSize, e.host.key != nil)
-		if rest > 0 {
-			n += segment.RecordBytes(usualETag, int(rest), e.host.key != nil)
-		}
-		return n
-	})
-}
-
-// usualETag is how long ETags of S3 are: an MD5 in hex and quotes, often with the number of parts.
-const usualETag = 38
-
-// keepRun is the run of a shard whose files are kept together or not at all: what a request fetches.
-const keepRun = prefetch.GroupBytes
-
-// keepOf chooses files of about capacity bytes, by what size says of each, that are spread evenly over every order, and that lie
-// together where they lie in shards.
-func keepOf(m *catalog.Manifest, l *catalog.Layout, capacity int64, size func(file int) int64) func(file int) bool {
-	return prefetch.NewKeep(m.Len(), size, keepKey(m, l), capacity, prefetch.KeepOptions{}).Admit
-}
-
-// keepKey returns what stands for a file in the choice of what is kept.
-func keepKey(m *catalog.Manifest, l *catalog.Layout) func(file int) uint64 {
-	if l != nil {
-		return func(file int) uint64 {
-			shard, off := l.Where(file)
-			return uint64(shard)<<32 | uint64(off/keepRun)
-		}
-	}
-	return func(file int) uint64 {
-		id := m.ID(file)
-		return id.Uint64()
-	}
 }
 
 // openVersions returns the names of the files of manifests and layouts that are in use.

@@ -19,9 +19,18 @@ func newRetention(s *simulation, v *volume, total int64) retention {
 	if s.Policy == None || s.CacheBytes == 0 {
 		return nothing{}
 	}
-	admit := func(int) bool { return true }
+	// Kept is what the order reads.
+	first := s.order(0)
+	admit := func(sample int) bool { return first.Find(sample, 0) >= 0 }
 	if total > s.CacheBytes {
-		admit = prefetch.NewKeep(s.Samples, v.size, s.key(), s.CacheBytes, prefetch.KeepOptions{}).Admit
+		reads := admit
+		k := prefetch.NewKeep(s.Samples, func(sample int) int64 {
+			if !reads(sample) {
+				return 0
+			}
+			return v.size(sample)
+		}, s.key(), s.CacheBytes, prefetch.KeepOptions{})
+		admit = func(sample int) bool { return reads(sample) && k.Admit(sample) }
 	}
 	if s.Policy == Keep {
 		k := &keepSet{admit: admit, kept: make([]uint64, (len(v.states)+63)/64)}

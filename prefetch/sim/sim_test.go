@@ -351,7 +351,7 @@ func TestBytesAreMissesBytes(t *testing.T) {
 
 // newRetentionOf returns which samples are kept at the start.
 func newRetentionOf(t *rapid.T, c Config) func(sample int) bool {
-	s := &simulation{Config: c}
+	s := &simulation{Config: c, orders: map[int]order.Locator{}}
 	if err := s.volume.init(s); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,121 @@
+package engine
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/prefetch"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// keeping chooses which files of a version are kept where not all of them fit the disk: among those that are read, which
+// are those that an order holds and those that were opened. Before there is an order all files count. It is chosen
+// anew when an order begins, and when its reader has come through an epoch and so has opened what else it needs.
+type keeping struct {
+	e *Engine
+	v *view
+
+	mu   sync.Mutex      // held while it is chosen
+	read []atomic.Uint32 // a bit a file; nil while all fit
+	some atomic.Bool     // an order has begun
+}
+
+func newKeeping(e *Engine, v *view) *keeping {
+	k := &keeping{e: e, v: v}
+	if v.manifest.Bytes() >= k.capacity()*9/10 {
+		k.read = make([]atomic.Uint32, (v.manifest.Len()+31)/32)
+	}
+	return k
+}
+
+// opened says that a file is read.
+func (k *keeping) opened(file int) {
+	if bit := uint32(1) << (file % 32); k.read != nil && k.read[file/32].Load()&bit == 0 {
+		k.read[file/32].Or(bit)
+	}
+}
+
+// choose chooses anew. o, which may be nil, is an order that begins. It takes some 100 ns a file.
+func (k *keeping) choose(o order.Order) {
+	if k.read == nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if o != nil {
+		for pos := range o.Len() {
+			k.opened(o.At(pos))
+		}
+		k.some.Store(true)
+	}
+	k.v.volume.SetAdmit(k.admit())
+}
+
+func (k *keeping) capacity() int64 {
+	n := k.e.host.cache.Budget().Limit()
+	if q := k.e.quota.Load(); q > 0 {
+		n = min(n, q)
+	}
+	return n
+}
+
+// admit returns what is kept; nil for all.
+func (k *keeping) admit() func(file int) bool {
+	m, capacity := k.v.manifest, k.capacity()
+	if m.Bytes() < capacity*9/10 {
+		return nil
+	}
+	counts := func(int) bool { return true }
+	if k.read != nil && k.some.Load() {
+		counts = func(file int) bool { return k.read[file/32].Load()>>(file%32)&1 != 0 }
+	}
+	// The choice is of the files that count now: others that are opened later wait for the next one.
+	chosen := make([]uint32, (m.Len()+31)/32)
+	for file := range m.Len() {
+		if counts(file) {
+			chosen[file/32] |= 1 << (file % 32)
+		}
+	}
+	in := func(file int) bool { return chosen[file/32]>>(file%32)&1 != 0 }
+	admit := keepOf(m, k.v.layout, capacity, func(file int) int64 {
+		if !in(file) {
+			return 0
+		}
+		whole, rest := m.Size(file)/cache.ExtentSize, m.Size(file)%cache.ExtentSize
+		n := whole * segment.RecordBytes(usualETag, cache.ExtentSize, k.e.host.key != nil)
+		if rest > 0 {
+			n += segment.RecordBytes(usualETag, int(rest), k.e.host.key != nil)
+		}
+		return n
+	})
+	return func(file int) bool { return in(file) && admit(file) }
+}
+
+// usualETag is how long ETags of S3 are: an MD5 in hex and quotes, often with the number of parts.
+const usualETag = 38
+
+// keepRun is the run of a shard whose files are kept together or not at all: what a request fetches.
+const keepRun = prefetch.GroupBytes
+
+// keepOf chooses files of about capacity bytes, by what size says of each, that are spread evenly over every order, and that lie
+// together where they lie in shards.
+func keepOf(m *catalog.Manifest, l *catalog.Layout, capacity int64, size func(file int) int64) func(file int) bool {
+	return prefetch.NewKeep(m.Len(), size, keepKey(m, l), capacity, prefetch.KeepOptions{}).Admit
+}
+
+// keepKey returns what stands for a file in the choice of what is kept.
+func keepKey(m *catalog.Manifest, l *catalog.Layout) func(file int) uint64 {
+	if l != nil {
+		return func(file int) uint64 {
+			shard, off := l.Where(file)
+			return uint64(shard)<<32 | uint64(off/keepRun)
+		}
+	}
+	return func(file int) uint64 {
+		id := m.ID(file)
+		return id.Uint64()
+	}
+}
