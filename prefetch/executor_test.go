@@ -21,6 +21,7 @@ type world struct {
 	walkers  []*walker
 	kept     map[piece]bool
 	failed   map[piece]bool // left to the reader
+	freed    bool           // memory came free, and the executor was not told yet
 	open     []item
 	fetched  int
 	connects int
@@ -115,7 +116,7 @@ func (w *walker) wants(file int) bool {
 func (m *world) free(k piece) {
 	m.used -= m.extents[k].size
 	delete(m.extents, k)
-	m.x.Freed()
+	m.freed = true
 }
 
 // reserve takes memory, for which spent extents go, the oldest first.
@@ -130,8 +131,7 @@ func (m *world) reserve(n int64) bool {
 		if oldest == nil {
 			return false
 		}
-		m.used -= m.extents[*oldest].size
-		delete(m.extents, *oldest)
+		m.free(*oldest)
 	}
 	m.used += n
 	return true
@@ -143,9 +143,16 @@ func (m *world) act() {
 		if again > 100_000 {
 			m.t.Fatal("the executor does not come to rest")
 		}
+		if m.freed {
+			m.freed = false
+			m.x.Freed()
+		}
 		a := m.x.Next()
 		switch a.Do {
 		case Idle:
+			if m.freed {
+				continue
+			}
 			m.atRest()
 			return
 		case Fetch:
@@ -171,9 +178,7 @@ func (m *world) act() {
 					h.by, spent = nil, true
 				}
 			}
-			if spent {
-				m.x.Freed()
-			}
+			m.freed = m.freed || spent
 		case Sweep:
 			for k, h := range m.extents {
 				if h.by != nil {
