@@ -130,14 +130,15 @@ func TestShareLateStarts(t *testing.T) {
 }
 
 // Trainers at different speeds: the slowest falls behind by 24 of 160 in the end, which memory holds, or by
-// 120, which it does not; then the worst case is that each fetches for itself.
+// 120, which it does not; then the worst case is that each fetches for itself, and loses one file to another for every four
+// that the other opens (some 500 in all mostly, and 688 once in 34 runs on cores that others had).
 func TestShareSpeeds(t *testing.T) {
 	for _, c := range []struct {
 		speeds []int // of 20 rounds
 		most   int
 	}{
 		{[]int{20, 19, 18, 17}, 224},
-		{[]int{20, 15, 10, 5}, 660},
+		{[]int{20, 15, 10, 5}, 800},
 	} {
 		t.Run(fmt.Sprint(c.speeds), func(t *testing.T) {
 			e, _, _ := openSmall(t, "none", 160)
