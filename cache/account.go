@@ -81,8 +81,8 @@ const lastFew = 64
 // TakeBack frees need bytes for account a of what another has that holds over times as much for its weight as
 // a would with them, or more: what that one will read last. Where its heir has less load it is put on the heir's account,
 // else it has to be fetched again, so over should not be near 1, or bytes are taken to and fro for the size of a file.
-// With 0 it takes them from whoever has most, and be it a. Those who fetch ahead are told by OnLost; none of their locks
-// may be held, unless what is told takes none of them.
+// With 0 it takes them from whoever has most, and be it a. OnLost's functions are called for what is lost: the
+// caller must hold no lock that they take.
 func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) {
 	for need > 0 {
 		from, keys := c.ring.last(a, need, over)

@@ -166,7 +166,7 @@ func (i *inference) look() {
 		o := i.looking[0]
 		i.looking = i.looking[1:]
 		followed := i.inSequence(o)
-		// A shuffle that is known is told of everything, and others of what is not accounted for.
+		// A known shuffle gets every open; without one, only those that are in no sequence count.
 		sample, numbered := i.view.samples.Sample(o.file)
 		if _, _, locked := i.detector.Finding(); numbered && (locked || !followed) {
 			i.changed(i.detector.Open(infer.Open{Process: o.process, Sample: uint32(sample)}), 0)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 
@@ -68,15 +69,12 @@ func (k *keeping) admit() func(file int) bool {
 	if m.Bytes() < capacity*9/10 {
 		return nil
 	}
-	counts := func(int) bool { return true }
-	if k.read != nil && k.some.Load() {
-		counts = func(file int) bool { return k.read[file/32].Load()>>(file%32)&1 != 0 }
-	}
 	// The choice is of the files that count now: others that are opened later wait for the next one.
 	chosen := make([]uint32, (m.Len()+31)/32)
-	for file := range m.Len() {
-		if counts(file) {
-			chosen[file/32] |= 1 << (file % 32)
+	known := k.read != nil && k.some.Load()
+	for i := range chosen {
+		if chosen[i] = math.MaxUint32; known {
+			chosen[i] = k.read[i].Load()
 		}
 	}
 	in := func(file int) bool { return chosen[file/32]>>(file%32)&1 != 0 }

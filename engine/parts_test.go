@@ -164,7 +164,7 @@ func TestPartsInLittleMemory(t *testing.T) {
 			if err != nil || len(data) != 600<<10 {
 				t.Fatal(len(data), err)
 			}
-			if !e.host.runner.isOpen(s.volume, mask) {
+			if !isOpen(s, mask) {
 				t.Fatal("the mask of a sample that is being read may be given up")
 			}
 			part, free, err := s.Part(context.Background(), pos, "mask.png")
@@ -173,7 +173,7 @@ func TestPartsInLittleMemory(t *testing.T) {
 			}
 			free()
 			release()
-			if e.host.runner.isOpen(s.volume, mask) {
+			if isOpen(s, mask) {
 				t.Fatal("the mask of a sample that was read is held")
 			}
 		}
@@ -187,4 +187,11 @@ func TestPartsInLittleMemory(t *testing.T) {
 		}
 		d.End(s)
 	}
+}
+
+// isOpen reports whether somebody reads a file of the stream's.
+func isOpen(s *Stream, file int) bool {
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	return s.runner.x.IsOpen(s.volume, file)
 }

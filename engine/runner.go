@@ -280,13 +280,6 @@ func (r *runner) share(s *Stream) float64 {
 	return float64(s.weight) / float64(max(all, s.weight))
 }
 
-// isOpen reports whether somebody reads the file.
-func (r *runner) isOpen(v *cache.Volume, file int) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.x.IsOpen(v, file)
-}
-
 // source is a stream as prefetch.Source.
 type source struct{ s *Stream }
 

@@ -786,9 +786,6 @@ func (w *Walk) State() State { return w.state }
 // Planned returns the position of the current epoch up to which all was fetched, or is on its way.
 func (w *Walk) Planned() int { return w.cur.pos }
 
-// Next returns the epoch that is expected after the current one; its order is nil where it is not known.
-func (w *Walk) Next() Route { return w.next.Route }
-
 // Looking returns where the walk stands, and whether that is in the next epoch.
 func (w *Walk) Looking() (pos int, next bool) {
 	p, _ := w.phase()
