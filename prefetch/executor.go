@@ -57,15 +57,18 @@ import (
 //	yielding  leaves memory to a starved walk   → walking, when that one has what it needs
 //	ended     all is fetched that is known      → walking, when there is more
 //
-// Every event takes O(1) time in the dataset, and O(walks). Next passes mostPassed positions at most, and then says Again.
+// Every event takes O(1) time in the dataset, and O(walks). Next says Again when it has done as much as passes mostPassed
+// positions, and goes on where it was.
 // It is not safe for concurrent use.
 type Executor struct {
-	walks  []*Walk
-	open   map[item]int // files that readers have open, and how often
-	settle []item       // of which it is to be decided who has them next
-	sweeps []any        // data of which all is to be looked at
-	takers []*Walk      // that may take memory back
-	turn   int
+	walks   []*Walk
+	open    map[item]int // files that readers have open, and how often
+	settle  []item       // of which it is to be decided who has them next
+	sweeps  []any        // data of which all is to be looked at
+	doubted []item       // which go if nobody wants them
+	takers  []*Walk      // that may take memory back
+	turn    int
+	worked  int // since Next last said Again or Idle, in positions
 }
 
 // item is a file of some data.
@@ -184,7 +187,7 @@ type Verb uint8
 // The actions.
 const (
 	Idle     Verb = iota // nothing, before the next event
-	Again                // call Next once more: others may want the lock meanwhile
+	Again                // call Next once more, but let go of the lock before
 	Fetch                // start a request; answer with Done
 	Hand                 // what is staged of File is on the Walk's account from now on
 	Spend                // what is staged of File may be recycled
@@ -216,8 +219,11 @@ const (
 )
 
 const (
-	// mostPassed bounds the positions that one Next passes: a fraction of a millisecond.
+	// mostPassed bounds the positions that are passed before Next says Again: a fraction of a millisecond. An action,
+	// and a look at a file that a sweep brought, take as long as so many.
 	mostPassed = 4096
+	actionCost = 64
+	doubtCost  = 8
 	// minHead is how much of a plan that waits is staged at least before more of the one in progress. By
 	// so many opens its reader is recognised.
 	minHead = 16
@@ -372,7 +378,7 @@ func (x *Executor) Hungry() bool {
 
 // Ready reports whether Next has something to do.
 func (x *Executor) Ready() bool {
-	return len(x.settle)+len(x.sweeps)+len(x.takers) > 0 || slices.ContainsFunc(x.walks, func(w *Walk) bool {
+	return len(x.settle)+len(x.takers) > 0 || x.Sweeping() || slices.ContainsFunc(x.walks, func(w *Walk) bool {
 		return w.state == Walking || w.state == Retrying || w.state == Waiting && w.free()
 	})
 }
@@ -393,12 +399,11 @@ func (x *Executor) Settle() (a Action, ok bool) {
 	return Action{}, false
 }
 
-// Unwanted gives up a file of which something is staged, if no walk wants it.
-func (x *Executor) Unwanted(data any, file int) {
-	if x.Wanting(data, file) == nil {
-		x.settle = append(x.settle, item{data, file})
-	}
-}
+// Unwanted has Next give up a file of which something is staged, unless it is open or a walk wants it then.
+func (x *Executor) Unwanted(data any, file int) { x.doubted = append(x.doubted, item{data, file}) }
+
+// Sweeping reports whether something is still to be looked at that nobody may want.
+func (x *Executor) Sweeping() bool { return len(x.sweeps)+len(x.doubted) > 0 }
 
 // Wanting returns the walk that what is staged of the file is to count for: of those that are still to read it, the
 // one that holds the least memory for its weight. It is nil if there is none.
@@ -413,29 +418,51 @@ func (x *Executor) Wanting(data any, file int) (next *Walk) {
 
 // Next returns what is to be done now.
 func (x *Executor) Next() Action {
-	if a, ok := x.Settle(); ok {
-		return a
-	}
-	for left := mostPassed; left > 0; {
-		if n := len(x.sweeps); n > 0 {
-			data := x.sweeps[n-1]
-			x.sweeps = x.sweeps[:n-1]
-			return Action{Do: Sweep, Data: data}
+	for x.worked < mostPassed {
+		a, more := x.next()
+		if a.Do != Idle {
+			x.worked += actionCost
+			return a
 		}
-		if n := len(x.takers); n > 0 {
-			w := x.takers[n-1]
-			x.takers = x.takers[:n-1]
-			return w.takeBack()
-		}
-		w := x.pick()
-		if w == nil {
-			return Action{Do: Idle}
-		}
-		if a := x.step(w, &left); a.Do != Idle {
+		if !more {
+			x.worked = 0
 			return a
 		}
 	}
+	x.worked = 0
 	return Action{Do: Again}
+}
+
+// next does the next thing. more says that there may be others, if it is no action.
+func (x *Executor) next() (a Action, more bool) {
+	if a, ok := x.Settle(); ok {
+		return a, true
+	}
+	if n := len(x.sweeps); n > 0 {
+		data := x.sweeps[n-1]
+		x.sweeps = x.sweeps[:n-1]
+		x.doubted = slices.DeleteFunc(x.doubted, func(k item) bool { return k.data == data }) // it brings them again
+		return Action{Do: Sweep, Data: data}, true
+	}
+	if n := len(x.doubted); n > 0 {
+		k := x.doubted[n-1]
+		x.doubted = x.doubted[:n-1]
+		x.worked += doubtCost
+		if x.open[k] == 0 && x.Wanting(k.data, k.file) == nil {
+			a = Action{Do: Spend, Data: k.data, File: k.file}
+		}
+		return a, true
+	}
+	if n := len(x.takers); n > 0 {
+		w := x.takers[n-1]
+		x.takers = x.takers[:n-1]
+		return w.takeBack(), true
+	}
+	w := x.pick()
+	if w == nil {
+		return Action{}, false
+	}
+	return x.step(w), true
 }
 
 // pick returns the walk that goes on: one that waits for a place before others that pass positions, which may take
@@ -471,22 +498,22 @@ func (w *Walk) free() bool {
 	return !w.Gate.full
 }
 
-// step passes positions until there is something to fetch, or the walk stops, or left is used up.
-func (x *Executor) step(w *Walk, left *int) Action {
+// step passes positions until there is something to fetch, or the walk stops, or it has been enough.
+func (x *Executor) step(w *Walk) Action {
 	x.turn++
 	w.stepped = x.turn
 	w.resume()
 	if f := w.cur.Reader.Frontier(); f > w.cur.pos {
 		w.cur.pos = f
 	}
-	for *left > 0 {
+	for x.worked < mostPassed {
 		p, end := w.phase()
 		if p == nil {
 			x.stop(w, Ended)
 			return Action{}
 		}
-		for ; p.pos < end && *left > 0; p.pos++ {
-			*left--
+		for ; p.pos < end && x.worked < mostPassed; p.pos++ {
+			x.worked++
 			if p.Reader != nil && p.Reader.Read(p.pos) {
 				continue
 			}

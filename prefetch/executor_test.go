@@ -485,6 +485,50 @@ func TestExecutorSaysAgain(t *testing.T) {
 	}
 }
 
+// A sweep of many files is looked at in bounded turns, between which others have the lock.
+func TestExecutorSweepsInTurns(t *testing.T) {
+	const n = 10_000
+	var x Executor
+	looks := 0
+	o := counted{order.Index(order.Sequential(n / 2)), &looks}
+	w := x.Begin(WalkOptions{Source: warm{}, Gate: &Gate{}, Connections: func() int { return 8 }, Weight: 1}, Route{o, newSitting(o)}, n/2)
+	x.Open(nil, n-1)
+	for file := range n {
+		x.Unwanted(nil, file)
+	}
+	if looks > 0 {
+		t.Errorf("%d files were looked at before Next", looks)
+	}
+	spent := map[int]bool{}
+	for idle := false; !idle; {
+		switch a := x.Next(); a.Do {
+		case Spend:
+			spent[a.File] = true
+			continue
+		case Idle:
+			idle = true
+		}
+		if looks > mostPassed/doubtCost {
+			t.Fatalf("%d files were looked at in one turn", looks)
+		}
+		looks = 0
+	}
+	if len(spent) != n/2-1 || spent[n/2-1] || spent[n-1] || x.Sweeping() || w.State() != Ended {
+		t.Errorf("%d of %d files were given up; walk is %v", len(spent), n, w.State())
+	}
+}
+
+// counted counts what is asked of an order.
+type counted struct {
+	order.Locator
+	finds *int
+}
+
+func (c counted) Find(file, from int) int {
+	*c.finds++
+	return c.Locator.Find(file, from)
+}
+
 // BenchmarkExecutor measures what a position costs that is passed, and an event.
 func BenchmarkExecutor(b *testing.B) {
 	const n = 100_000_000
