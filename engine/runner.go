@@ -15,9 +15,9 @@ import (
 // go in, requests to the store and moves in the cache's memory come out.
 //
 // Its lock guards the executor, and the tracker and all that goes with it of every stream. Whoever brings an event takes
-// it, for less than a microsecond; one goroutine walks, a bounded stretch at a time. Actions are carried out with the lock
-// held, so that nothing comes between a decision and the deed. The cache is asked and told with the lock held, too; so what
-// it tells by itself, from within such a call, is only noted, and looked at in the next turn.
+// it, for less than a microsecond; one goroutine walks, and whoever brings what has landed, a bounded stretch at a time.
+// Actions are carried out with the lock held, so that nothing comes between a decision and the deed. The cache is asked and told with the lock held, too; so what
+// it tells by itself, from within such a call, is only noted, and looked at before the next action.
 type runner struct {
 	cache *cache.Cache
 	wake  chan struct{}
@@ -77,10 +77,37 @@ func (r *runner) run(ctx context.Context) {
 	}
 }
 
-// turn does the next thing. It reports whether there may be more.
+// turn does what is to be done next, a bounded stretch of it. It reports whether there may be more.
 func (r *runner) turn() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.work()
+}
+
+// work is turn with r.mu held.
+func (r *runner) work() (more bool) {
+	for {
+		r.hear()
+		a := r.x.Next()
+		switch a.Do {
+		case prefetch.Again:
+			return true
+		case prefetch.Idle:
+			hungry := r.x.Hungry()
+			r.hungry.Store(hungry)
+			return hungry && r.freed.Load() != r.told // before anybody knew that it matters
+		}
+		r.do(a)
+	}
+}
+
+// hear takes note of what the cache has told. r.mu is held.
+func (r *runner) hear() {
+	freed := r.freed.Load()
+	if freed == r.told {
+		return
+	}
+	r.told = freed
 	r.lostMu.Lock()
 	lost := r.lost
 	r.lost = nil
@@ -88,15 +115,7 @@ func (r *runner) turn() bool {
 	for _, l := range lost {
 		r.x.Lost(l.v, l.file)
 	}
-	if freed := r.freed.Load(); freed != r.told {
-		r.told = freed
-		r.x.Freed()
-	}
-	a := r.x.Next()
-	r.do(a)
-	hungry := r.x.Hungry()
-	r.hungry.Store(hungry)
-	return a.Do != prefetch.Idle || hungry && r.freed.Load() != r.told // before anybody knew that it matters
+	r.x.Freed()
 }
 
 // do carries an action out. r.mu is held.
@@ -143,7 +162,7 @@ func (o owners) Heir(v *cache.Volume, file int) *cache.Account {
 	return nil
 }
 
-// sweep gives up what is staged for nobody. r.mu is held.
+// sweep has what is staged looked at, in turns to come. r.mu is held.
 func (r *runner) sweep(v *cache.Volume) {
 	for file := range v.Unspent() {
 		r.x.Unwanted(v, file)
@@ -192,17 +211,21 @@ type request struct {
 
 // landed takes note of a file that arrived or failed.
 func (q *request) landed(file int, err error) {
-	s := q.s
-	s.runner.event(func(x *prefetch.Executor) {
-		q.left--
-		if q.left == 0 {
-			s.flying--
-		}
-		if err != nil {
-			s.failed++
-		}
-		x.Landed(s.walk, file, q.left == 0)
-	})
+	s, r := q.s, q.s.runner
+	r.mu.Lock()
+	q.left--
+	if q.left == 0 {
+		s.flying--
+	}
+	if err != nil {
+		s.failed++
+	}
+	r.x.Landed(s.walk, file, q.left == 0)
+	more := r.work() // to start the next request costs less than to wake somebody for it
+	r.mu.Unlock()
+	if more {
+		r.poke()
+	}
 }
 
 // fetch starts a request. r.mu is held, so that what it brings is looked at when it is accounted for.
@@ -259,15 +282,19 @@ func (r *runner) claim(s *Stream) {
 	}
 }
 
-// remove ends a stream. What was staged for it alone may be recycled.
+// remove ends a stream, and returns when what was staged for it alone may be recycled: its volume may be closed then.
 func (r *runner) remove(s *Stream) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.streams = slices.DeleteFunc(r.streams, func(t *Stream) bool { return t == s })
 	r.x.End(s.walk)
 	r.cache.CloseAccount(s.account)
 	r.sweep(s.volume)
-	r.settle()
+	for r.x.Sweeping() {
+		r.work()
+		r.mu.Unlock() // others want it
+		r.mu.Lock()
+	}
+	r.mu.Unlock()
 	r.poke()
 }
 
