@@ -37,10 +37,10 @@ func (s *Stream) Part(ctx context.Context, pos int, ext string) (data []byte, re
 }
 
 // appendUnit appends the file and those of its parts that the stream's reader wants.
-func (s *Stream) appendUnit(dst []int, file int) []int {
+func (b *brief) appendUnit(dst []int, file int) []int {
 	dst = append(dst, file)
-	for _, ext := range s.parts {
-		if part, ok := s.volume.Manifest().Part(file, ext); ok && part != file {
+	for _, ext := range b.parts {
+		if part, ok := b.volume.Manifest().Part(file, ext); ok && part != file {
 			dst = append(dst, part)
 		}
 	}
@@ -83,19 +83,19 @@ func (u units) Unit(file int) []int { return u.s.unitOf(file) }
 func (u units) With(file int) iter.Seq[int] { return u.s.readWith(file) }
 
 // meanOf returns about how many bytes the stream reads at a position.
-func (s *Stream) meanOf() int64 {
-	m := s.volume.Manifest()
-	if len(s.parts) == 0 {
+func (b *brief) meanOf() int64 {
+	m := b.volume.Manifest()
+	if len(b.parts) == 0 {
 		return max(m.Bytes()/int64(max(m.Len(), 1)), 1)
 	}
 	// The files' mean says little where most are small parts.
 	const probes = 1000
-	n := s.first.Len()
+	n := b.first.Len()
 	step := max(n/probes, 1)
 	var bytes, count int64
 	var unit []int
 	for pos := 0; pos < n; pos += step {
-		unit = s.appendUnit(unit[:0], s.first.At(pos))
+		unit = b.appendUnit(unit[:0], b.first.At(pos))
 		for _, f := range unit {
 			bytes += m.Size(f)
 		}

@@ -16,8 +16,9 @@ import (
 //
 // Its lock guards the executor, and the tracker and all that goes with it of every stream. Whoever brings an event takes
 // it, for less than a microsecond; one goroutine walks, and whoever brings what has landed, a bounded stretch at a time.
-// Actions are carried out with the lock held, so that nothing comes between a decision and the deed. The cache is asked and told with the lock held, too; so what
-// it tells by itself, from within such a call, is only noted, and looked at before the next action.
+// Actions are carried out with the lock held, so that nothing comes between a decision and the deed. The cache is asked and
+// told with the lock held, too; so what it tells by itself, from within such a call, is only noted, and looked at before
+// the next action.
 type runner struct {
 	cache *cache.Cache
 	wake  chan struct{}

@@ -17,20 +17,10 @@ import (
 //
 // A stream has one goroutine, ended and waited for by Close. It computes orders.
 type Stream struct {
+	brief
 	engine  *Engine
 	runner  *runner
-	name    string
-	view    *view
-	volume  *cache.Volume               // the view's
-	epochs  func(epoch int) order.Order // over file numbers; nil when the epoch is not known
-	places  func() int                  // requests that may be in flight to the store, readers' ones too
-	weight  int
 	account *cache.Account
-	first   order.Order                    // of the epoch that the stream began with
-	epoch0  int                            // that epoch
-	horizon prefetch.Horizon               // of requests for several files
-	parts   []string                       // extensions of the parts that are read with each file; see parts.go
-	mean    int64                          // bytes at a position, about
 	told    *atomic.Pointer[order.Locator] // the latest plan; nil for an order that is not a plan
 
 	// Guarded by the runner's lock.
@@ -52,6 +42,21 @@ type Stream struct {
 	done   chan struct{}
 }
 
+// brief is what a stream was begun for. It does not change.
+type brief struct {
+	name    string
+	view    *view
+	volume  *cache.Volume               // the view's
+	places  func() int                  // requests that may be in flight to the store, readers' ones too
+	epochs  func(epoch int) order.Order // over file numbers; nil when the epoch is not known
+	epoch0  int                         // the one that the stream began with
+	first   order.Order                 // of that epoch
+	parts   []string                    // extensions of the parts that are read with each file; see parts.go
+	weight  int
+	mean    int64            // bytes at a position, about
+	horizon prefetch.Horizon // of requests for several files
+}
+
 // newStream starts to prefetch epochs(epoch) from position start.
 func (e *Engine) newStream(name string, v *view, epochs func(int) order.Order, epoch, start, weight int) (*Stream, error) {
 	return e.startStream(name, v, epochs, epoch, start, weight, nil, nil)
@@ -67,20 +72,21 @@ func (e *Engine) startStream(name string, v *view, epochs func(int) order.Order,
 	if o == nil {
 		return nil, errors.New("engine: the stream's first epoch is not known")
 	}
-	weight = max(weight, 1)
+	b := brief{
+		name: name, view: v, volume: v.volume, places: e.placesOf(v),
+		epochs: epochs, epoch0: epoch, first: o, parts: parts, weight: max(weight, 1),
+	}
+	b.mean = b.meanOf()
+	if v.layout != nil {
+		b.horizon = prefetch.NewHorizon(e.cache.Ledger().Limit()*7/8, b.mean)
+	}
 	s := &Stream{
-		engine: e, runner: e.host.runner, name: name, view: v, volume: v.volume, epochs: epochs, first: o, epoch0: epoch, known: epoch - 1,
-		parts: parts, places: e.placesOf(v),
-		weight: weight, account: e.cache.NewAccount(float64(weight)),
+		brief: b, engine: e, runner: e.host.runner, account: e.cache.NewAccount(float64(b.weight)), known: epoch - 1,
 		tracker: prefetch.NewTracker(o, prefetch.TrackerOptions{Epoch: epoch}),
 		wake:    make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	for _, file := range opened {
 		s.tracker.Open(file)
-	}
-	s.mean = s.meanOf()
-	if v.layout != nil {
-		s.horizon = prefetch.NewHorizon(e.cache.Ledger().Limit()*7/8, s.mean)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
