@@ -66,12 +66,14 @@ func grid(quick bool) (list []testbed.Config) {
 			}
 		}
 	}
-	// Small and large samples; the largest are of three requests each.
+	// Small and large samples: the smallest for the heads of the answers, which share the line; the largest are of three
+	// requests each.
 	for _, s := range []struct {
 		samples, batch int
 		size           int64
 		step           time.Duration
 	}{
+		{4096, 128, 16 << 10, 170 * time.Millisecond},
 		{1536, 32, 64 << 10, 110 * time.Millisecond},
 		{256, 4, 1 << 20, 83 * time.Millisecond},
 		{40, 1, 9 << 20, 140 * time.Millisecond},
