@@ -2,6 +2,9 @@ package main
 
 import (
 	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/shoalfs/shoal/accelerator"
@@ -66,12 +69,14 @@ func grid(quick bool) (list []testbed.Config) {
 			}
 		}
 	}
-	// Small and large samples; the largest are of three requests each.
+	// Small and large samples: the smallest for the heads of the answers, which share the line; the largest are of three
+	// requests each.
 	for _, s := range []struct {
 		samples, batch int
 		size           int64
 		step           time.Duration
 	}{
+		{4096, 128, 16 << 10, 170 * time.Millisecond},
 		{1536, 32, 64 << 10, 110 * time.Millisecond},
 		{256, 4, 1 << 20, 83 * time.Millisecond},
 		{40, 1, 9 << 20, 140 * time.Millisecond},
@@ -108,6 +113,37 @@ func grid(quick bool) (list []testbed.Config) {
 			}
 			with(func(c *testbed.Config) { c.Packed, c.Cached, c.Bandwidth.Times = true, f, x })
 		}
+	}
+	return list
+}
+
+// drawn returns n configurations drawn at random from the ranges of the grid's dimensions, the same for equal seeds. They
+// ask no more of the machine than the grid does: 192 samples and 50 MB a second at most, epochs of about 5.5 seconds.
+func drawn(n int, seed uint64) (list []testbed.Config) {
+	r := rand.New(rand.NewPCG(seed, 0))
+	between := func(lo, hi float64) float64 { return math.Round(100*(lo+(hi-lo)*r.Float64())) / 100 }
+	power := func(lo, hi float64) float64 { return lo * math.Pow(hi/lo, r.Float64()) } // each doubling is equally likely
+	for range n {
+		c := base()
+		size := int64(power(64, 9<<10)) << 10
+		rate := min(192, 50e6/float64(size)) // samples a second
+		c.Job.Accelerators = []int{1, 4}[r.IntN(2)]
+		global := max(int(rate*power(0.08, 0.17)), 1) // samples a step
+		c.Job.Batch = (global + c.Job.Accelerators - 1) / c.Job.Accelerators
+		global = c.Job.Batch * c.Job.Accelerators
+		c.Job.Step = time.Duration(1e3*float64(global)/rate) * time.Millisecond
+		c.Dataset = dataset(int(5.5/c.Job.Step.Seconds())*global, size)
+		if size > 4<<20 {
+			c.Memory = 256 << 20
+		}
+		c.Packed = size <= 256<<10 && r.IntN(4) == 0
+		c.Cached, c.Bandwidth.Times = between(0, 0.9), between(0.7, 1.3)
+		c.Latency, c.Connections = time.Duration(power(5, 100))*time.Millisecond, int(power(16, 128))
+		c.Order = []string{"sequential", "uniform:seed=%d", "torch:seed=%d"}[r.IntN(3)]
+		if strings.Contains(c.Order, "%") {
+			c.Order = fmt.Sprintf(c.Order, r.IntN(1000))
+		}
+		list = append(list, c)
 	}
 	return list
 }

@@ -5,7 +5,8 @@
 //	go run ./bench/predict
 //
 // Measurements are kept as lines of JSON in the work folder and not made again, so that an interrupted run
-// goes on, and a changed model is compared with the same measurements. -fresh begins anew.
+// goes on, and a changed model is compared with the same measurements. -fresh begins anew. -random 12 adds
+// configurations that nobody has chosen; the report names the seed that draws them again.
 package main
 
 import (
@@ -16,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/shoalfs/shoal/bench/kit"
 	"github.com/shoalfs/shoal/internal/progress"
@@ -42,6 +44,8 @@ type bench struct {
 	bed  *testbed.Bed
 	done *kit.Records[record]
 	bars *progress.Printer
+	// random says how to draw the same configurations again; empty where none are.
+	random string
 }
 
 func main() {
@@ -49,6 +53,8 @@ func main() {
 	dir := flag.String("dir", ".bench/predict", "work folder; objects and measurements are kept there")
 	out := flag.String("out", "bench/results/predict.md", "report")
 	shoal := flag.String("shoal", "", "binary (default: built)")
+	random := flag.Int("random", 0, "in addition so many configurations drawn at random from the ranges of the grid")
+	seed := flag.Uint64("seed", uint64(time.Now().Unix()), "of -random; the default is the time")
 	quick := flag.Bool("quick", false, "a third of the configurations")
 	fresh := flag.Bool("fresh", false, "forget the measurements of the work folder")
 	only := flag.String("only", "", "only configurations whose name contains this; their measurements are made again")
@@ -57,7 +63,10 @@ func main() {
 	k, err := kit.New(*dir, *shoal)
 	if err == nil {
 		b := &bench{Kit: k, bars: progress.New(os.Stderr)}
-		err = b.run(*quick, *fresh, *measured, *only)
+		if *random > 0 {
+			b.random = fmt.Sprintf("`-random %d -seed %d` draws the last %[1]d configurations again.\n", *random, *seed)
+		}
+		err = b.run(append(grid(*quick), drawn(*random, *seed)...), *fresh, *measured, *only)
 	}
 	if err == nil && *only == "" {
 		err = k.Save(*out)
@@ -67,17 +76,20 @@ func main() {
 	}
 }
 
-func (b *bench) run(quick, fresh, measured bool, only string) (err error) {
+func (b *bench) run(all []testbed.Config, fresh, measured bool, only string) (err error) {
 	if b.done, err = kit.OpenRecords[record](filepath.Join(b.Dir, "measured.jsonl"), fresh); err != nil {
 		return err
 	}
 	var list []testbed.Config
-	for _, c := range grid(quick) {
+	for _, c := range all {
 		if _, ok := b.done.Get(name(c)); strings.Contains(name(c), only) && (ok || !measured) {
 			list = append(list, c)
 		}
 	}
 	b.Header("Predicted beside measured")
+	if b.random != "" {
+		b.Say("%s", b.random)
+	}
 	if b.bed, err = testbed.Start(b.Ctx, filepath.Join(b.Dir, "bed"), b.Shoal); err != nil {
 		return err
 	}

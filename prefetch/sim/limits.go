@@ -11,7 +11,7 @@ import (
 // The largest is the limit of the epoch: nothing in the order of requests can undercut it.
 type Limits struct {
 	Compute   float64 `json:"compute_seconds"`   // the accelerators' steps
-	Bandwidth float64 `json:"bandwidth_seconds"` // the bytes over the line
+	Bandwidth float64 `json:"bandwidth_seconds"` // the bytes over the line, and the heads of the answers
 	Rate      float64 `json:"rate_seconds"`      // the requests at the store's rate
 	Latency   float64 `json:"latency_seconds"`   // the requests' first bytes, Connections at a time
 	CPU       float64 `json:"cpu_seconds"`       // the requests' serial work
@@ -30,7 +30,7 @@ func (c Config) Limits(e Epoch) Limits {
 	latency := c.Latency * math.Exp(c.LatencySigma*c.LatencySigma/2)
 	l := Limits{
 		Compute:   e.Compute,
-		Bandwidth: per(float64(e.Bytes), c.Bandwidth),
+		Bandwidth: per(float64(e.Bytes+head*e.Requests), c.Bandwidth),
 		Rate:      per(float64(e.Requests), c.RequestRate),
 		Latency:   float64(e.Requests) * latency / float64(c.Connections),
 		CPU:       float64(e.Requests) * c.CPU,

@@ -63,6 +63,18 @@ func TestBandwidthBound(t *testing.T) {
 	}
 }
 
+// The heads of the answers take their part of the line.
+func TestSmallSamplesBandwidthBound(t *testing.T) {
+	const size = 8 * KB
+	c := job(20_000)
+	c.Policy, c.Sizes = None, equal(size)
+	c.Memory = 1000 * size
+	c.Bandwidth = 0.5 * demandOf(c) * size / (100 * KB)
+	for _, e := range run(t, c) {
+		near(t, "utilisation", e.Utilisation, 0.5*size/(size+head), 0.01)
+	}
+}
+
 func TestRequestsBound(t *testing.T) {
 	for _, test := range []struct {
 		name string

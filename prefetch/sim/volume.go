@@ -33,6 +33,7 @@ type volume struct {
 
 	used, peak int64
 	staged     []piece // in memory, the latest last; some of them read since
+	tidyAt     int     // length of staged from which on those leave it
 	remains    remains
 	hungry     []int32 // workers who wait for memory
 }
@@ -197,8 +198,10 @@ func (v *volume) landed(sample, x int) {
 		v.states[e] |= written
 		v.release(v.sizes.ExtentBytes(sample, x))
 	case !waited:
-		for len(v.staged) > 0 && !v.waits(v.staged[0]) {
-			v.staged = v.staged[1:]
+		if len(v.staged) >= v.tidyAt {
+			// From all over, since the first may be what the next epoch begins with, and so wait for all of this one.
+			v.staged = slices.DeleteFunc(v.staged, func(p piece) bool { return !v.waits(p) })
+			v.tidyAt = 2*len(v.staged) + lastFew
 		}
 		v.staged = append(v.staged, piece{int32(sample), int32(x)})
 	}

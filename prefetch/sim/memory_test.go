@@ -1,0 +1,115 @@
+package sim
+
+import (
+	"os"
+	"runtime"
+	"strconv"
+	"testing"
+
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// A sample takes a byte for where it is just now, and three bits: kept, and read in this epoch and in the next. All else is
+// as much as is in memory or in flight. The comparison policies hold their lists beside. The orders themselves are not
+// counted: uniform computes each position, torch's permutations are lists.
+//
+// SHOAL_SIM_SAMPLES=100000000 go test -run TestMemoryOfManySamples -v -timeout 1h ./prefetch/sim
+func TestMemoryOfManySamples(t *testing.T) {
+	n := 10_000_000
+	if testing.Short() {
+		n = 1_000_000
+	}
+	if text := os.Getenv("SHOAL_SIM_SAMPLES"); text != "" {
+		var err error
+		if n, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		order  string
+		policy Policy
+		part   int     // of the samples, for time
+		most   float64 // bytes a sample beside the orders
+	}{
+		{"uniform:seed=1", Keep, 1, 1.375},
+		{"torch:seed=1", Keep, 10, 1.375},
+		{"uniform:seed=1", LRU, 10, 10},
+		{"uniform:seed=1", Belady, 10, 42}, // the heap, which may hold two entries a sample
+	} {
+		n := n / test.part
+		t.Run(test.policy.String()+" "+test.order, func(t *testing.T) {
+			spec, err := order.Parse(test.order)
+			if err != nil {
+				t.Fatal(err)
+			}
+			before := live()
+			first := order.Index(mustOrder(t, spec, n, 0))
+			orders := 2 * (live() - before) // this epoch's and the next one's
+			runtime.KeepAlive(first)
+			first = nil
+			before = live()
+			c := job(n)
+			c.Order = func(e int) order.Order { return mustOrder(t, spec, n, e) }
+			c.Policy, c.CacheBytes, c.Warm, c.Epochs = test.policy, int64(n)/2*100*KB, true, 1
+			c.Batch, c.Step = 200, 0.2 // the same rate in fewer steps
+			c.Bandwidth = 0.55 * demandOf(c)
+			var peak int64
+			looked := -1
+			c.Watch = func(_, step, steps int) bool {
+				if at := 16 * step / steps; at > looked {
+					looked, peak = at, max(peak, live()-before)
+				}
+				return true
+			}
+			run(t, c)
+			beside := float64(peak-orders) / float64(n)
+			t.Logf("%d samples: %.1f MB at most, of which the orders take %.1f MB: %.2f bytes a sample beside", n, float64(peak)/1e6, float64(orders)/1e6, beside)
+			if fixed := 1e6 / float64(n); beside > test.most+fixed { // what lies in memory and flies
+				t.Errorf("%.2f bytes a sample beside the orders, want %.2f", beside, test.most+fixed)
+			}
+		})
+	}
+}
+
+// What the next epoch begins with stays in memory from when it was read, and does not keep what was read after it in the list.
+func TestStagedIsTidied(t *testing.T) {
+	const n = 50_000
+	c := job(n)
+	c.Policy, c.Bandwidth = None, 1.1*demandOf(c)
+	c.Order = func(e int) order.Order {
+		if e == 0 {
+			return order.Sequential(n)
+		}
+		return order.Slice(order.Sequential(n), n/10, n)
+	}
+	c.Samples = n
+	s := &simulation{Config: c, orders: map[int]order.Locator{}}
+	if err := s.volume.init(s); err != nil {
+		t.Fatal(err)
+	}
+	s.store.init(s)
+	s.stream.init(s)
+	s.trainer.init(s)
+	if err := s.run(0); err != nil {
+		t.Fatal(err)
+	}
+	if fit := int(c.Memory / (100 * KB)); len(s.volume.staged) > 2*fit+lastFew {
+		t.Errorf("%d pieces in the list, where the memory holds %d", len(s.volume.staged), fit)
+	}
+}
+
+func mustOrder(t *testing.T, spec order.Spec, n, epoch int) order.Order {
+	o, err := spec.Order(n, epoch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// live returns the bytes of the heap that are in use.
+func live() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
