@@ -576,12 +576,12 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 	v.WillRead(file)
 	cur := e.cur.Load()
 	if cur.manifest != m {
-		e.host.runner.opened(v, file)
+		e.host.runner.opened(v, file, process)
 		return
 	}
 	e.goodput.opened(file, cur.samples)
 	cur.keeping.opened(file)
-	e.host.runner.opened(v, file, e.mountStreams()...)
+	e.host.runner.opened(v, file, process, e.mountStreams()...)
 	if i := e.inference.Load(); i != nil {
 		i.opened(process, file)
 	}

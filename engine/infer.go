@@ -34,6 +34,7 @@ type inference struct {
 
 	// The goroutine's own.
 	looking   []opening // of the opens that are looked at, those that follow
+	looked    []opening // the latest
 	detector  *infer.Detector
 	sequences *infer.Sequences
 	running   map[infer.Depth]*searching
@@ -72,6 +73,9 @@ type result struct {
 	used time.Duration
 	err  error
 }
+
+// maxLooked bounds the opens from which is known how far a reader has come whose order is inferred.
+const maxLooked = 1 << 16
 
 // maxWaiting bounds the opens that have not been looked at: some seconds of them.
 const maxWaiting = 1 << 18
@@ -165,6 +169,10 @@ func (i *inference) look() {
 	for len(i.looking) > 0 {
 		o := i.looking[0]
 		i.looking = i.looking[1:]
+		if len(i.looked) == maxLooked {
+			i.looked = i.looked[:copy(i.looked, i.looked[maxLooked/2:])]
+		}
+		i.looked = append(i.looked, o)
 		followed := i.inSequence(o)
 		// A known shuffle gets every open; without one, only those that are in no sequence count.
 		sample, numbered := i.view.samples.Sample(o.file)
@@ -309,9 +317,15 @@ func (i *inference) changed(c infer.Change, depth infer.Depth) {
 // install starts a stream that carries the finding out, in place of the one before.
 func (i *inference) install(f infer.Finding, epoch int) {
 	samples := i.view.samples
-	opened := i.detector.Opened()
-	for j, sample := range opened {
-		opened[j] = samples.File(sample)
+	opened := i.looked // the detector was not told of those in sequence
+	if first, ok := i.detector.First(); ok {
+		at := opening{first.Process, samples.File(int(first.Sample))}
+		for k := len(opened) - 1; k >= 0; k-- {
+			if opened[k] == at {
+				opened = opened[k:]
+				break
+			}
+		}
 	}
 	s, err := i.engine.newStreamAt("mount", i.view, func(epoch int) order.Order {
 		o := f.Order(epoch)
@@ -352,7 +366,7 @@ func (i *inference) begin(s *Stream, first bool) {
 	waiting := slices.Concat(i.looking, i.opens) // they came before the stream could be told
 	i.mu.Unlock()
 	for _, o := range waiting {
-		s.opened(o.file)
+		s.opened(o.process, o.file)
 	}
 }
 

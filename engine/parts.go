@@ -22,7 +22,7 @@ func (s *Stream) Part(ctx context.Context, pos int, ext string) (data []byte, re
 	}
 	done := func() {}
 	if !slices.Contains(s.parts, ext) { // otherwise it is open with its sample
-		s.runner.opened(s.volume, file)
+		s.runner.opened(s.volume, file, 0)
 		done = func() { s.runner.done(s.volume, file) }
 	}
 	data, free, err := s.volume.Sample(ctx, file)

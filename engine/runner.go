@@ -190,11 +190,11 @@ func (r *runner) event(bring func(x *prefetch.Executor)) {
 }
 
 // opened says that a reader is about to read the file, which the streams follow. It calls done in the end.
-func (r *runner) opened(v *cache.Volume, file int, streams ...*Stream) {
+func (r *runner) opened(v *cache.Volume, file int, process uint32, streams ...*Stream) {
 	r.event(func(x *prefetch.Executor) {
 		x.Open(v, file)
 		for _, s := range streams {
-			s.follow(file)
+			s.heard(process, file)
 		}
 	})
 }
@@ -330,7 +330,13 @@ func (o source) Load() float64 { return o.s.account.Load() }
 
 // Share implements prefetch.Source.
 func (o source) Share() int {
-	room := o.s.runner.share(o.s) * float64(o.s.runner.cache.Ledger().Limit()*7/8)
+	all := o.s.weight
+	for _, t := range o.s.runner.streams {
+		if t != o.s && t.walk.State() != prefetch.Ended { // which wants no more
+			all += t.weight
+		}
+	}
+	room := float64(o.s.weight) / float64(all) * float64(o.s.runner.cache.Ledger().Limit()*7/8)
 	return int(room / float64(o.s.mean+1))
 }
 

@@ -94,9 +94,9 @@ func (i *inference) inSequence(o opening) (fits bool) {
 // follow begins to read ahead.
 func (i *inference) follow(run infer.Run) {
 	a := &follower{run: run, spread: run.Spread, seen: time.Now(), reads: i.engine.opens.Load()}
-	read := make([]int, len(run.Read)) // workers leave gaps between them, which are still to be read
+	read := make([]opening, len(run.Read)) // workers leave gaps between them, which are still to be read
 	for j, pos := range run.Read {
-		read[j] = run.Over.At(pos)
+		read[j].file = run.Over.At(pos)
 	}
 	mean := max(i.view.manifest.Bytes()/int64(i.view.manifest.Len()), 1)
 	a.least, a.most = int(min(leastAhead/mean+1, leastFiles)), int(min(mostAhead/mean+1, mostFiles))

@@ -26,6 +26,7 @@ type Stream struct {
 	// Guarded by the runner's lock.
 	tracker  *prefetch.Tracker
 	walk     *prefetch.Walk
+	readers  prefetch.Followers
 	known    int // the epoch whose successor was given to the tracker
 	flying   int // requests
 	failed   int64
@@ -62,12 +63,13 @@ func (e *Engine) newStream(name string, v *view, epochs func(int) order.Order, e
 	return e.startStream(name, v, epochs, epoch, start, weight, nil, nil)
 }
 
-// newStreamAt starts to prefetch epochs(epoch) for a reader of the mount that has opened the given files of it.
-func (e *Engine) newStreamAt(name string, v *view, epochs func(int) order.Order, epoch int, opened []int) (*Stream, error) {
+// newStreamAt starts to prefetch epochs(epoch) for a reader of the mount that has come to where the given opens show, with
+// others' among them.
+func (e *Engine) newStreamAt(name string, v *view, epochs func(int) order.Order, epoch int, opened []opening) (*Stream, error) {
 	return e.startStream(name, v, epochs, epoch, 0, e.cfg.Weight, nil, opened)
 }
 
-func (e *Engine) startStream(name string, v *view, epochs func(int) order.Order, epoch, start, weight int, parts []string, opened []int) (*Stream, error) {
+func (e *Engine) startStream(name string, v *view, epochs func(int) order.Order, epoch, start, weight int, parts []string, opened []opening) (*Stream, error) {
 	o := epochs(epoch)
 	if o == nil {
 		return nil, errors.New("engine: the stream's first epoch is not known")
@@ -85,8 +87,14 @@ func (e *Engine) startStream(name string, v *view, epochs func(int) order.Order,
 		tracker: prefetch.NewTracker(o, prefetch.TrackerOptions{Epoch: epoch}),
 		wake:    make(chan struct{}, 1), done: make(chan struct{}),
 	}
-	for _, file := range opened {
-		s.tracker.Open(file)
+	at := order.Index(s.tracker.Order())
+	for _, o := range opened { // first who follows the order, and then how far
+		s.readers.Open(o.process, o.file, at, nil)
+	}
+	for _, o := range opened {
+		if s.readers.Follows(o.process) {
+			s.tracker.Open(o.file)
+		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
@@ -196,8 +204,18 @@ func (p packed) Extent(rank int) (object int, off, end int64) {
 	return object, off, off + p.v.Manifest().Size(file)
 }
 
-// opened tells the stream that its reader has opened a file.
-func (s *Stream) opened(file int) { s.runner.event(func(*prefetch.Executor) { s.follow(file) }) }
+// opened tells the stream that a process has opened a file, which may be of its reader.
+func (s *Stream) opened(process uint32, file int) {
+	s.runner.event(func(*prefetch.Executor) { s.heard(process, file) })
+}
+
+// heard follows an open by a process that may be of its reader. The runner's lock is held.
+func (s *Stream) heard(process uint32, file int) {
+	cur, next := s.walk.Orders()
+	for _, file := range s.readers.Open(process, file, cur, next) {
+		s.follow(file)
+	}
+}
 
 // follow takes note of a file that the reader has opened. The runner's lock is held.
 func (s *Stream) follow(file int) {

@@ -31,9 +31,10 @@ import (
 //
 // What stays. What a reader is done with is handed to the walk that is still to read it, of several to the one that
 // holds the least; where there is none it is spent, and may be recycled. A walk is still to read what it has claimed,
-// and in addition, while memory does not run short, the next files up to its share of the memory: those that another's
-// reader is done with first. So trainers that read one dataset in one order fetch it once together, as long as the
-// distance between them fits what the ones behind may hold.
+// and in addition the next files up to its share of the memory, which others' readers are done with first. When memory
+// runs short, these take a quarter of the share: more positions as long as three quarters are ahead of the reader
+// (retain). So trainers that read one dataset in one order fetch it once together, as long as the
+// distance between them fits what the ones behind may hold; and those with seeds of their own use what they find.
 //
 // What is given back. A walk that finds no memory takes back what another will read last: at once if that one holds four
 // times as much for its weight, which lets a walk that begins go ahead at all; if it holds a quarter more, once for every
@@ -148,6 +149,7 @@ type Walk struct {
 	opens     int   // by the reader, since bytes were last taken back
 	frontier  int   // where the reader stood at its last open
 	retain    int   // so many files from the reader's on stay when others have read them
+	adjusted  int   // where the reader stood when that was last changed for want of memory
 	moved     bool  // what is staged and not wanted goes when the walk stops
 	fetched   bool  // something since the walk last stopped
 	head      int   // positions of a plan that waits which are staged first; 0 when none waits
@@ -626,19 +628,39 @@ func (x *Executor) refused(w *Walk) {
 		w.cur.pos = frontier + max(w.cur.pos-frontier, 0)/2
 		w.cur.claimed, w.retain = w.cur.pos, 0
 		x.sweep(w.Data)
-	case frontier+w.retain > w.cur.pos: // what is needed first must not wait for what is needed later
-		w.retain = 0
-		x.sweep(w.Data)
+	default:
+		x.retain(w, frontier)
 	}
 	x.stop(w, Starved)
 	x.takers = append(x.takers, w)
+}
+
+// retain changes how far ahead what others have read stays, for a walk without memory. What is needed first must not
+// wait for what is needed later, so all of that goes where less than a quarter of the walk's part of the memory is ahead
+// of its reader. From three quarters on more stays: a file that need not be fetched again is worth more than one staged
+// early.
+func (x *Executor) retain(w *Walk, frontier int) {
+	lead, share := w.cur.pos+w.next.pos-frontier, w.Source.Share()
+	switch {
+	case 4*lead < share && w.retain > lead:
+		w.retain = 0
+		x.sweep(w.Data)
+	case 8*max(frontier-w.adjusted, w.adjusted-frontier) < share: // a sweep looks at all that is staged
+		return
+	case 4*lead >= 3*share:
+		w.retain = min(max(w.retain, lead)*9/8+1, w.cur.Order.Len())
+	case w.retain > lead:
+		w.retain -= w.retain / 8
+		x.sweep(w.Data)
+	}
+	w.adjusted = frontier
 }
 
 // stop has the walk pass no more positions for the time being.
 func (x *Executor) stop(w *Walk, s State) {
 	w.state = s
 	if s != Starved && s != Yielding {
-		w.retain = w.Source.Share()
+		w.retain = max(w.retain, w.Source.Share())
 	}
 	if w.fetched || s != Starved && s != Yielding {
 		x.release(w)
@@ -762,7 +784,7 @@ func (w *Walk) Wants(file int) bool {
 	}
 	from := w.cur.Reader.Frontier()
 	for f := range w.with(file) {
-		if w.cur.holds(f, from, max(w.cur.pos, w.cur.claimed, from+w.retain)) || w.next.holds(f, 0, max(w.next.pos, w.next.claimed)) {
+		if w.cur.holds(f, from, max(w.cur.pos, w.cur.claimed, from+w.retain)) || w.next.holds(f, 0, max(w.next.pos, w.next.claimed, from+w.retain-w.cur.Order.Len())) {
 			return true
 		}
 	}
@@ -806,6 +828,9 @@ func (w *Walk) with(file int) iter.Seq[int] {
 	}
 	return func(yield func(int) bool) { yield(file) }
 }
+
+// Orders returns the current order and the one after it, nil if that is not known.
+func (w *Walk) Orders() (cur, next order.Locator) { return w.cur.Order, w.next.Order }
 
 // State returns what the walk is doing.
 func (w *Walk) State() State { return w.state }

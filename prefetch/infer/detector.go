@@ -81,6 +81,7 @@ type lock struct {
 	place   []uint32 // position of each sample in the permutation, whatever the rank
 	model   *model
 	outside int // opens of ranks that are not among the finding's
+	first   Open
 }
 
 // tries says when the next search of a trace is due.
@@ -377,8 +378,11 @@ func (d *Detector) adopt(opens []Open, f Finding) Change {
 	d.wholes, d.run, d.calm, d.away, d.reread = 0, 0, 0, 0, 0
 	d.lock = newLock(f, epoch)
 	d.doubt = newTrace(f.Subset)
-	for _, o := range opens {
+	for i, o := range opens {
 		o.Sample += uint32(f.Subset.First)
+		if i == 0 {
+			d.lock.first = o
+		}
 		d.run, d.scans = min(d.run, maxDoubt/2), 0 // what is known already does not end it
 		d.check(o)
 	}
@@ -404,23 +408,12 @@ func (d *Detector) Finding() (f Finding, epoch int, ok bool) {
 	return d.lock.finding, d.lock.epoch, true
 }
 
-// Opened returns the samples that were opened in the epoch which is being read, by position: what a reader
-// of the finding's order has had.
-func (d *Detector) Opened() (samples []int) {
-	k := d.lock
-	if k == nil {
-		return nil
+// First returns the first of the opens by which the finding in force was found.
+func (d *Detector) First() (o Open, ok bool) {
+	if d.lock == nil {
+		return Open{}, false
 	}
-	at := make([]int32, len(k.place))
-	for sample, pos := range k.place {
-		at[pos] = int32(sample)
-	}
-	for pos, sample := range at {
-		if k.model.read.has(pos) {
-			samples = append(samples, int(sample)+k.finding.Subset.First)
-		}
-	}
-	return samples
+	return d.lock.first, true
 }
 
 // Seen returns how many opens the longest trace holds that has no finding yet.
