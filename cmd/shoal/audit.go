@@ -8,14 +8,15 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // auditOptions are the flags about the log of who opened what.
 type auditOptions struct {
 	auditLog  string
-	auditSize size
+	auditSize cli.Size
 	auditKeep int
 }
 
@@ -34,7 +35,7 @@ func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {
 		return audit.Options{}, nil
 	}
 	if o.auditKeep < 0 || o.auditSize < 0 {
-		return audit.Options{}, usagef("--audit-log-keep and --audit-log-size: give numbers of 0 or more")
+		return audit.Options{}, cli.Usagef("--audit-log-keep and --audit-log-size: give numbers of 0 or more")
 	}
 	path, err := inv.abs(o.auditLog)
 	return audit.Options{Path: path, MaxBytes: int64(o.auditSize), Keep: o.auditKeep}, err
@@ -43,7 +44,7 @@ func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {
 // outcome completes an event by how what it tells of ended.
 func outcome(e audit.Event, err error) audit.Event {
 	if err != nil {
-		e.Outcome, e.Cause = "failed", oneLine(err)
+		e.Outcome, e.Cause = "failed", cli.OneLine(err)
 	}
 	return e
 }

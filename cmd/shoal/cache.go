@@ -16,8 +16,9 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // cacheFlags are those of all verbs of cache.
@@ -37,7 +38,7 @@ not. The directory is the first argument, or --cache-dir. SOURCE is a source as 
 first digits of the id that ls shows.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return unknownVerb(c, args[0])
+				return cli.UnknownVerb(c, args[0])
 			}
 			return c.Help()
 		},
@@ -255,13 +256,13 @@ func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var n size
+			var n cli.Size
 			if args[1] != "none" {
 				if err := n.Set(args[1]); err != nil {
-					return usageError{err}
+					return cli.Usage(err)
 				}
 				if n < 16<<20 {
-					return usagef("a quota of %s is too little to keep anything; give at least 16MiB, or none", n.String())
+					return cli.Usagef("a quota of %s is too little to keep anything; give at least 16MiB, or none", n.String())
 				}
 			}
 			return withCache(c, cache, cacheDir, func(h *engine.Host, _ io.Writer) error {

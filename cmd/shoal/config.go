@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/settings"
 )
 
@@ -98,7 +99,7 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	schema := schemaOf(root()) // flags keep what they are set to
 	if o.check != "" || o.example {
 		if len(args) > 0 || o.check != "" && o.example || o.asJSON || o.asYAML {
-			return usagef("--check and --example stand alone (see: shoal config --help)")
+			return cli.Usagef("--check and --example stand alone (see: shoal config --help)")
 		}
 		if o.example {
 			return schema.WriteExample(out)
@@ -107,12 +108,12 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	}
 	verb, rest, err := schema.Root.Find(args)
 	if err != nil {
-		return unknownVerb(verb, args[0])
+		return cli.UnknownVerb(verb, args[0])
 	}
 	own := c.Flags().Lookup(configFlag)
 	if verb != schema.Root {
 		if !settings.Has(verb) || len(settings.Flags(verb)) == 0 {
-			return usagef("%s has no settings", verb.CommandPath())
+			return cli.Usagef("%s has no settings", verb.CommandPath())
 		}
 		o.formats(verb)
 		if err := verb.ParseFlags(rest); err != nil {
@@ -122,12 +123,12 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 			own = theirs
 		}
 	} else if len(rest) > 0 && !strings.HasPrefix(rest[0], "-") {
-		return unknownVerb(verb, rest[0])
+		return cli.UnknownVerb(verb, rest[0])
 	} else if len(rest) > 0 {
-		return usagef("%s: name the verb before its flags (see: shoal config --help)", rest[0])
+		return cli.Usagef("%s: name the verb before its flags (see: shoal config --help)", rest[0])
 	}
 	if o.asJSON && o.asYAML {
-		return usagef("--json and --yaml: give one of them")
+		return cli.Usagef("--json and --yaml: give one of them")
 	}
 	file, err := configFile(schema, own.Value.String())
 	if err != nil {
@@ -195,7 +196,7 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 	}
 	var err error
 	if r.AWS, err = objstore.DescribeAWS(os.Getenv); err != nil {
-		r.AWSError = oneLine(err)
+		r.AWSError = cli.OneLine(err)
 	}
 	name := func(c *cobra.Command) string {
 		return strings.TrimPrefix(c.CommandPath(), schema.Root.Name()+" ")

@@ -7,9 +7,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // keyEnv holds the cache's encryption key where no file is given: never a flag's value, which everybody on the
@@ -66,7 +67,7 @@ directory and fill another.`,
 				return err
 			}
 			if newFile == "" {
-				return usagef("give the new key: --new-encryption-key-file FILE")
+				return cli.Usagef("give the new key: --new-encryption-key-file FILE")
 			}
 			next := cryptOptions{keyFile: newFile}
 			s, err := next.secret(invocationOf(c.Context()))

@@ -11,8 +11,9 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/doctor"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/doctor"
 	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/sim"
@@ -89,7 +90,7 @@ func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 	if opts.Memory, _, err = o.mostMemory.memory(machine.ReadMemory()); err != nil {
 		return err
 	}
-	o.cacheSize, o.memory = size(opts.CacheSize), size(opts.Memory)
+	o.cacheSize, o.memory = cli.Size(opts.CacheSize), cli.Size(opts.Memory)
 	if source != "" {
 		text, err := inv.source(source)
 		if err != nil {

@@ -12,7 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 )
 
@@ -48,7 +49,7 @@ func (o *drainOptions) add(c *cobra.Command) {
 
 func (o *drainOptions) check() error {
 	if o.timeout < 0 {
-		return usagef("--drain-timeout %s: give a duration such as 3s, or 0 to wait for nothing", o.timeout)
+		return cli.Usagef("--drain-timeout %s: give a duration such as 3s, or 0 to wait for nothing", o.timeout)
 	}
 	return nil
 }

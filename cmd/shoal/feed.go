@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
@@ -67,10 +68,10 @@ func refused(err error, open *feedpb.Open) error {
 	switch e := (*feedclient.Error)(nil); {
 	case !errors.As(err, &e):
 	case e.Code == codes.InvalidArgument:
-		return usageError{err}
+		return cli.Usage(err)
 	case e.Code == codes.Unavailable:
 		if wrong := loader.Check(context.Background(), open, compileTransform); wrong != nil {
-			return usageError{wrong}
+			return cli.Usage(wrong)
 		}
 	}
 	return err
@@ -117,7 +118,7 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 			}
 			defer client.Close()
 			if client.Transport, err = feedclient.ParseTransport(transport); err != nil {
-				return usagef("--transport: %w", err)
+				return cli.Usagef("--transport: %w", err)
 			}
 			if !given(c, "epochs") && open.State != "" {
 				open.Epochs = 1

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // defaultFeed is where `shoal serve` listens unless it is told otherwise.
@@ -39,7 +40,7 @@ With --wait it asks until all answer: a trainer that may start before its data d
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, targets []string) error {
 			if timeout <= 0 {
-				return usagef("--timeout %s: give a duration such as 5s", timeout)
+				return cli.Usagef("--timeout %s: give a duration such as 5s", timeout)
 			}
 			var deadline <-chan time.Time
 			if wait > 0 {
@@ -51,7 +52,7 @@ With --wait it asks until all answer: a trainer that may start before its data d
 					fmt.Fprintln(c.OutOrStdout(), "healthy: "+strings.Join(asked, ", "))
 					return nil
 				}
-				if wait <= 0 || errors.As(err, new(usageError)) {
+				if wait <= 0 || errors.As(err, new(cli.UsageError)) {
 					return err
 				}
 				select {
@@ -145,7 +146,7 @@ func healthOf(ctx context.Context, target string, timeout time.Duration, securit
 func adminHealth(ctx context.Context, base string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+"/readyz", nil)
 	if err != nil {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	transport := &http.Transport{} // without the environment's proxy
 	defer transport.CloseIdleConnections()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/logs"
 )
 
@@ -33,11 +34,11 @@ func (o *logOptions) add(c *cobra.Command) {
 func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(o.level)); err != nil {
-		return nil, usagef("--log-level %q: give debug, info, warn or error", o.level)
+		return nil, cli.Usagef("--log-level %q: give debug, info, warn or error", o.level)
 	}
 	log, err := limiter.New(os.Stderr, o.format, level)
 	if err != nil {
-		return nil, usagef("--log-format: %w", err)
+		return nil, cli.Usagef("--log-format: %w", err)
 	}
 	log = slog.New(warner{log.Handler(), inv})
 	if !inv.attached() {

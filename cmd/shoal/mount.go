@@ -14,10 +14,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/admin"
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -27,7 +28,7 @@ type mountOptions struct {
 	allowOther  bool
 	uid, gid    uint32
 	umask       uint32
-	readAhead   size
+	readAhead   cli.Size
 	timeout     time.Duration
 	debug       bool
 	supervise   bool
@@ -56,7 +57,7 @@ func (o *mountOptions) add(c *cobra.Command) {
 
 func (o *mountOptions) check() error {
 	if !slices.Contains([]string{"auto", "on", "off"}, o.kernelCache) {
-		return usagef("--kernel-cache %q: give auto, on or off", o.kernelCache)
+		return cli.Usagef("--kernel-cache %q: give auto, on or off", o.kernelCache)
 	}
 	return o.drain.check()
 }
@@ -233,7 +234,7 @@ container that ends after the daemon's (docs/kubernetes.md).`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if atExit {
 				if len(args) == 0 {
-					return usagef("--at-exit: name the MOUNTPOINT; there may be no mount yet")
+					return cli.Usagef("--at-exit: name the MOUNTPOINT; there may be no mount yet")
 				}
 				fmt.Fprintf(c.ErrOrStderr(), "waiting for SIGTERM, to detach then what is left at %s\n", args[0])
 				<-c.Context().Done()

@@ -18,37 +18,10 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
-
-// size is a flag value in bytes, written 512MiB, 20GiB, 1.5GB.
-type size int64
-
-func (s *size) String() string { return humanize.IBytes(uint64(*s)) }
-func (s *size) Type() string   { return "size" }
-func (s *size) Set(text string) error {
-	n, err := parseSize(text, "write 512MiB, 20GiB or 1.5GB")
-	if err == nil {
-		*s = size(n)
-	}
-	return err
-}
-
-// leastBare is the least number of bytes that is taken without a unit: who writes 10 does not mean bytes.
-const leastBare = 64 << 10
-
-// parseSize reads a size. remedy says how to write one.
-func parseSize(text, remedy string) (int64, error) {
-	n, err := humanize.ParseBytes(text)
-	if err != nil || n > 1<<60 {
-		return 0, fmt.Errorf("%q is not a size (%s)", text, remedy)
-	}
-	if _, err := strconv.ParseFloat(text, 64); err == nil && n > 0 && n < leastBare {
-		return 0, fmt.Errorf("%q has no unit and would be %s bytes (write %sGiB, %sMiB, or %sB if you mean it)", text, text, text, text, text)
-	}
-	return int64(n), nil
-}
 
 // connections is a flag value: a number of requests in flight, or 0 for auto.
 type connections int
@@ -98,12 +71,12 @@ type engineOptions struct {
 	daemon      bool
 	admin       adminOptions
 	packedOptions
-	quota  size
+	quota  cli.Size
 	weight int
 	cryptOptions
 	log logOptions
 	auditOptions
-	logSize size
+	logSize cli.Size
 }
 
 // packedOptions are those about tar shards: what stands in for SOURCE, where a pass is packed to, and what is done
@@ -154,16 +127,16 @@ func (o *engineOptions) config(inv *invocation, source string) (engine.Config, e
 	}
 	for _, text := range []string{source, o.shards, o.publish} {
 		if _, err := objstore.ParseSource(text); err != nil && (text != "" || text == source) {
-			return fail(usageError{err})
+			return fail(cli.Usage(err))
 		}
 	}
 	spec, err := order.Parse(o.order)
 	if err != nil {
-		return fail(usagef("--order: %w", err))
+		return fail(cli.Usagef("--order: %w", err))
 	}
 	if o.epoch >= 0 {
 		if spec, err = spec.With("epoch", strconv.Itoa(o.epoch)); err != nil {
-			return fail(usagef("--epoch: %w", err))
+			return fail(cli.Usagef("--epoch: %w", err))
 		}
 	}
 	if spec.Path() != "" { // the daemon may run elsewhere
@@ -172,11 +145,11 @@ func (o *engineOptions) config(inv *invocation, source string) (engine.Config, e
 			return fail(err)
 		}
 		if spec, err = spec.With("path", path); err != nil {
-			return fail(usagef("--order: %w", err))
+			return fail(cli.Usagef("--order: %w", err))
 		}
 	}
 	if err := spec.Check(); err != nil {
-		return fail(usagef("--order: %w", err))
+		return fail(cli.Usagef("--order: %w", err))
 	}
 	switch o.records {
 	case "":
@@ -185,16 +158,16 @@ func (o *engineOptions) config(inv *invocation, source string) (engine.Config, e
 			o.samples = "*.row"
 		}
 	default:
-		return fail(usagef("--records %s: csv is what is known; leave it out for files and tar shards", o.records))
+		return fail(cli.Usagef("--records %s: csv is what is known; leave it out for files and tar shards", o.records))
 	}
 	if o.badShards != "error" && o.badShards != "skip" {
-		return fail(usagef("--bad-shards %q: give error or skip", o.badShards))
+		return fail(cli.Usagef("--bad-shards %q: give error or skip", o.badShards))
 	}
 	if err := engine.CheckSamples(o.samples); err != nil {
-		return fail(usagef("--samples: %w", err))
+		return fail(cli.Usagef("--samples: %w", err))
 	}
 	if o.weight < 0 || o.weight > loader.MaxWeight {
-		return fail(usagef("--weight %d: give a number from 1 to %d", o.weight, loader.MaxWeight))
+		return fail(cli.Usagef("--weight %d: give a number from 1 to %d", o.weight, loader.MaxWeight))
 	}
 	if err := o.resolveCacheDir(inv, source); err != nil {
 		return fail(err)
@@ -305,7 +278,7 @@ func joinClose(err error, e *engine.Engine) error { return errors.Join(err, e.Cl
 func (o *engineOptions) cacheOutside(folder, what, why string) error {
 	cache, in := resolved(o.cacheDir), resolved(folder)
 	if cache == in || strings.HasPrefix(cache, strings.TrimSuffix(in, "/")+"/") {
-		return usagef("the cache directory %s lies in %s %s and %s (give a --cache-dir outside of it)", o.cacheDir, what, folder, why)
+		return cli.Usagef("the cache directory %s lies in %s %s and %s (give a --cache-dir outside of it)", o.cacheDir, what, folder, why)
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/prefetch/certificate"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -59,7 +60,7 @@ what classes each rank sees.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			spec, err := order.Parse(args[0])
 			if err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			f := c.Flags()
 			for _, key := range []string{"epoch", "world", "rank"} {
@@ -67,7 +68,7 @@ what classes each rank sees.`,
 					continue
 				}
 				if spec, err = spec.With(key, f.Lookup(key).Value.String()); err != nil {
-					return usagef("--%s: %w", key, err)
+					return cli.Usagef("--%s: %w", key, err)
 				}
 			}
 			if err := o.check(f.Changed("batch")); err != nil {
@@ -80,7 +81,7 @@ what classes each rank sees.`,
 					return err
 				}
 				if spec, err = spec.With("path", path); err != nil {
-					return usageError{err}
+					return cli.Usage(err)
 				}
 			}
 			switch {
@@ -92,7 +93,7 @@ what classes each rank sees.`,
 				if o.paths {
 					out := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
 					if err := e.WriteOrder(out, spec, true); err != nil {
-						return usageError{err}
+						return cli.Usage(err)
 					}
 					return out.Flush()
 				}
@@ -100,9 +101,9 @@ what classes each rank sees.`,
 			case o.mountpoint != "":
 				return o.ofMount(c.Context(), spec, c.OutOrStdout())
 			case o.paths:
-				return usagef("--paths: give --mount too, whose dataset has the paths")
+				return cli.Usagef("--paths: give --mount too, whose dataset has the paths")
 			case o.n < 0 || !f.Changed("n"):
-				return usagef("--n: give the number of samples, 0 or more, or --mount")
+				return cli.Usagef("--n: give the number of samples, 0 or more, or --mount")
 			}
 			facts, err := o.facts(inv)
 			if err != nil {
@@ -134,17 +135,17 @@ what classes each rank sees.`,
 func (o *orderOptions) check(batchGiven bool) error {
 	switch {
 	case o.certify && o.batch < 1:
-		return usagef("--certificate: give --batch too, the samples in a batch of all ranks together, 1 or more")
+		return cli.Usagef("--certificate: give --batch too, the samples in a batch of all ranks together, 1 or more")
 	case o.certify && o.epochs < 1:
-		return usagef("--epochs %d: give 1 or more", o.epochs)
+		return cli.Usagef("--epochs %d: give 1 or more", o.epochs)
 	case o.certify && o.paths:
-		return usagef("--certificate and --paths: leave one out")
+		return cli.Usagef("--certificate and --paths: leave one out")
 	case !o.certify && (batchGiven || o.json || o.epochs != 1):
-		return usagef("--batch, --epochs and --json are for --certificate: give it too, or leave them out")
+		return cli.Usagef("--batch, --epochs and --json are for --certificate: give it too, or leave them out")
 	case o.shardSamples < 0 || o.classSamples < 0:
-		return usagef("--shard-samples %d, --class-samples %d: give numbers of samples", o.shardSamples, o.classSamples)
+		return cli.Usagef("--shard-samples %d, --class-samples %d: give numbers of samples", o.shardSamples, o.classSamples)
 	case o.mountpoint != "" && (o.shardSamples > 0 || o.classSamples > 0 || o.sizes != ""):
-		return usagef("--mount knows the shards, classes and sizes: leave --shard-samples, --class-samples and --sizes out")
+		return cli.Usagef("--mount knows the shards, classes and sizes: leave --shard-samples, --class-samples and --sizes out")
 	}
 	return nil
 }
@@ -200,12 +201,12 @@ func readSizes(path string, n int) ([]int64, error) {
 		text := string(bytes.TrimSpace(line))
 		size, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || size < 0 {
-			return nil, usagef("--sizes %s, line %d: %q is no length in bytes", path, len(sizes)+1, text)
+			return nil, cli.Usagef("--sizes %s, line %d: %q is no length in bytes", path, len(sizes)+1, text)
 		}
 		sizes = append(sizes, size)
 	}
 	if len(sizes) != n {
-		return nil, usagef("--sizes %s has %d lines for %d samples: give one for each", path, len(sizes), n)
+		return nil, cli.Usagef("--sizes %s has %d lines for %d samples: give one for each", path, len(sizes), n)
 	}
 	return sizes, nil
 }
@@ -232,11 +233,11 @@ func (o *orderOptions) print(c *cobra.Command, inv *invocation, spec order.Spec,
 func orderError(err error) error {
 	switch {
 	case errors.Is(err, order.ErrNeedsShards):
-		return usagef("%w (here: --shard-samples N, or --mount of packed shards)", err)
+		return cli.Usagef("%w (here: --shard-samples N, or --mount of packed shards)", err)
 	case errors.Is(err, order.ErrNeedsFacts):
-		return usagef("%w (here: --mount MOUNTPOINT, --sizes FILE or --class-samples N)", err)
+		return cli.Usagef("%w (here: --mount MOUNTPOINT, --sizes FILE or --class-samples N)", err)
 	}
-	return usageError{err}
+	return cli.Usage(err)
 }
 
 // epochCertificate is the line that --json prints.
@@ -253,7 +254,7 @@ func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.S
 	if spec.World() > 1 {
 		var err error
 		if spec, err = spec.With("rank", fmt.Sprintf("0-%d", spec.World()-1)); err != nil {
-			return usageError{err}
+			return cli.Usage(err)
 		}
 	}
 	subject := certificate.Subject{Batch: o.batch, Samples: facts.Samples, World: spec.World()}
@@ -281,7 +282,7 @@ func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.S
 		cert, err := certificate.Of(subject)
 		done()
 		if err != nil {
-			return usageError{err}
+			return cli.Usage(err)
 		}
 		line := epochCertificate{1, spec.String(), spec.Algorithm(), epoch, cert}
 		if o.json {

@@ -18,11 +18,12 @@ import (
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/gpuingest"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
 func packCommand() *cobra.Command {
-	shardSize, most := size(64<<20), amount{bytes: 400 << 20}
+	shardSize, most := cli.Size(64<<20), amount{bytes: 400 << 20}
 	var seed uint64
 	requests := connections(256)
 	var asJSON bool
@@ -52,17 +53,17 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 			case err != nil:
 				return err
 			case shardSize < 1<<20:
-				return usagef("--shard-size %s: give at least 1MiB", shardSize.String())
+				return cli.Usagef("--shard-size %s: give at least 1MiB", shardSize.String())
 			case memory < 128<<20:
-				return usagef("--memory %s: give at least 128MiB", most.String())
+				return cli.Usagef("--memory %s: give at least 128MiB", most.String())
 			}
 			(&invocation{remarks: remarks}).logLimits(slog.Default())
 			if err := re.check(given(c, "quality")); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			for _, text := range args {
 				if _, err := objstore.ParseSource(text); err != nil {
-					return usageError{err}
+					return cli.Usage(err)
 				}
 			}
 			from, to, err := packStores(invocationOf(c.Context()), store, destKeyFile)

@@ -17,17 +17,18 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/accelerator"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/internal/workload"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/sim"
 )
 
 // planOptions are the flags of shoal plan.
 type planOptions struct {
-	cacheSize, memory, sampleSize          size
+	cacheSize, memory, sampleSize          cli.Size
 	mostDisk, mostMemory                   amount
 	bandwidth                              bandwidth
 	latency, step, requestCPU, read        time.Duration
@@ -110,7 +111,7 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 }
 
 func workloadNames() (names []string) {
-	for _, s := range accelerator.Shapes {
+	for _, s := range workload.Shapes {
 		names = append(names, s.Name)
 	}
 	return names
@@ -128,7 +129,7 @@ func (o *planOptions) limits() error {
 			return err
 		}
 	}
-	o.cacheSize, o.memory = size(disk), size(memory)
+	o.cacheSize, o.memory = cli.Size(disk), cli.Size(memory)
 	return nil
 }
 
@@ -139,9 +140,9 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 		return err
 	}
 	if o.workload != "" {
-		shape, ok := accelerator.Find(o.workload)
+		shape, ok := workload.Find(o.workload)
 		if !ok {
-			return usagef("--workload %q: give one of %s", o.workload, strings.Join(workloadNames(), ", "))
+			return cli.Usagef("--workload %q: give one of %s", o.workload, strings.Join(workloadNames(), ", "))
 		}
 		if !outranks(c, "batch", "workload") {
 			o.batch = shape.Batch
@@ -150,71 +151,71 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 			o.step = shape.Step
 		}
 		if !outranks(c, "sample-size", "workload") {
-			o.sampleSize = size(shape.SampleBytes)
+			o.sampleSize = cli.Size(shape.SampleBytes)
 		}
 	}
 	switch {
 	case o.batch < 1:
-		return usagef("--batch %d: give the samples that an accelerator takes a step, 1 or more, or a --workload", o.batch)
+		return cli.Usagef("--batch %d: give the samples that an accelerator takes a step, 1 or more, or a --workload", o.batch)
 	case o.step <= 0:
-		return usagef("--step-time %s: give the compute time of a step, such as 224ms, or a --workload", o.step)
+		return cli.Usagef("--step-time %s: give the compute time of a step, such as 224ms, or a --workload", o.step)
 	case o.accelerators < 1 || o.accelerators > maxAccelerators:
-		return usagef("--accelerators %d: give a number from 1 to %d", o.accelerators, maxAccelerators)
+		return cli.Usagef("--accelerators %d: give a number from 1 to %d", o.accelerators, maxAccelerators)
 	case o.workers < 0 || o.workers > maxWorkers:
-		return usagef("--workers %d: give a number from 0 to %d", o.workers, maxWorkers)
+		return cli.Usagef("--workers %d: give a number from 0 to %d", o.workers, maxWorkers)
 	case o.prefetch < 1 || o.prefetch > maxWorkers:
-		return usagef("--prefetch %d: give a number from 1 to %d", o.prefetch, maxWorkers)
+		return cli.Usagef("--prefetch %d: give a number from 1 to %d", o.prefetch, maxWorkers)
 	case o.epochs < 1:
-		return usagef("--epochs %d: give 1 or more", o.epochs)
+		return cli.Usagef("--epochs %d: give 1 or more", o.epochs)
 	case o.latency < 0 || o.requestCPU < 0 || o.read < 0:
-		return usagef("--latency %s, --request-cpu %s, --read-time %s: none of them may be negative", o.latency, o.requestCPU, o.read)
+		return cli.Usagef("--latency %s, --request-cpu %s, --read-time %s: none of them may be negative", o.latency, o.requestCPU, o.read)
 	case !(o.sigma >= 0 && o.sigma <= 4):
-		return usagef("--latency-sigma %g: give a number from 0 to 4", o.sigma)
+		return cli.Usagef("--latency-sigma %g: give a number from 0 to 4", o.sigma)
 	case !(o.requestRate >= 0 && o.requestRate <= math.MaxFloat32):
-		return usagef("--request-rate %g: give the requests a second, or 0 for no limit", o.requestRate)
+		return cli.Usagef("--request-rate %g: give the requests a second, or 0 for no limit", o.requestRate)
 	}
 	if o.spec, err = order.Parse(o.order); err == nil {
 		err = o.spec.Check()
 	}
 	switch {
 	case err != nil:
-		return usagef("--order: %w", err)
+		return cli.Usagef("--order: %w", err)
 	case !o.spec.Computed():
-		return usagef("--order %s computes nothing that could be simulated (give uniform:seed=0, or what the trainer reads by)", o.order)
+		return cli.Usagef("--order %s computes nothing that could be simulated (give uniform:seed=0, or what the trainer reads by)", o.order)
 	case o.spec.Name() == "torch-loader":
-		return usagef("--order %s: the order of later epochs is not known (give uniform:seed=0, with which it takes as long)", o.order)
+		return cli.Usagef("--order %s: the order of later epochs is not known (give uniform:seed=0, with which it takes as long)", o.order)
 	}
 	if o.policy == "all" {
 		o.policies = []sim.Policy{sim.Keep, sim.LRU, sim.Belady}
 	} else {
 		p, err := sim.ParsePolicy(o.policy)
 		if err != nil {
-			return usagef("--policy: %w", err)
+			return cli.Usagef("--policy: %w", err)
 		}
 		o.policies = []sim.Policy{p}
 	}
 	if o.target != "" {
 		if o.utilisation, err = parseTarget(o.target); err != nil {
-			return usagef("--target: %w", err)
+			return cli.Usagef("--target: %w", err)
 		}
 	}
 	switch {
 	case source && given(c, "sample-size"):
-		return usagef("--sample-size: SOURCE has sizes of its own; leave one of them out")
+		return cli.Usagef("--sample-size: SOURCE has sizes of its own; leave one of them out")
 	case source:
 		if err := engine.CheckSamples(o.samples); err != nil {
-			return usagef("--samples: %w", err)
+			return cli.Usagef("--samples: %w", err)
 		}
 		return nil
 	}
 	o.synthetic, err = strconv.Atoi(o.samples)
 	switch {
 	case !changed("samples"):
-		return usagef("give a SOURCE, or --samples and --sample-size of a dataset that does not exist yet")
+		return cli.Usagef("give a SOURCE, or --samples and --sample-size of a dataset that does not exist yet")
 	case err != nil || o.synthetic < 1 || o.synthetic > maxSynthetic:
-		return usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s", o.samples, humanize.Comma(maxSynthetic))
+		return cli.Usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s", o.samples, humanize.Comma(maxSynthetic))
 	case o.sampleSize < 1:
-		return usagef("--sample-size: give the mean size of a sample, such as 100KB, or a --workload")
+		return cli.Usagef("--sample-size: give the mean size of a sample, such as 100KB, or a --workload")
 	}
 	return nil
 }
@@ -568,7 +569,7 @@ func (p *predictor) advice(t planTarget) string {
 	case *t.CacheBytes == 0:
 		ways = append(ways, fmt.Sprintf("no cache is needed at %s", p.o.bandwidth.String()))
 	default:
-		ways = append(ways, fmt.Sprintf("--cache-size %s (%.1f%% of the dataset) at %s", size(*t.CacheBytes).ceil(), 100**t.CacheFraction, p.o.bandwidth.String()))
+		ways = append(ways, fmt.Sprintf("--cache-size %s (%.1f%% of the dataset) at %s", cli.Size(*t.CacheBytes).ceil(), 100**t.CacheFraction, p.o.bandwidth.String()))
 	}
 	switch {
 	case t.Bandwidth == nil:

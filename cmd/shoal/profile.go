@@ -14,8 +14,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/profile"
-	"github.com/shoalfs/shoal/profile/trace"
+	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/profile"
+	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
 // profileOptions are the flags of shoal profile.
@@ -83,13 +84,13 @@ it. --out keeps the recording, one JSON value a line; --from reads one.`,
 func (o *profileOptions) check(args []string) error {
 	switch {
 	case o.from != "" && len(args) > 0:
-		return usagef("give a MOUNTPOINT or --from, not both")
+		return cli.Usagef("give a MOUNTPOINT or --from, not both")
 	case o.from != "" && o.out != "":
-		return usagef("--out: %s is a recording already", o.from)
+		return cli.Usagef("--out: %s is a recording already", o.from)
 	case o.duration < 0 || o.step < 0:
-		return usagef("--duration %s, --step-time %s: neither may be negative", o.duration, o.step)
+		return cli.Usagef("--duration %s, --step-time %s: neither may be negative", o.duration, o.step)
 	case o.batch < 1:
-		return usagef("--batch %d: give the samples of a step, 1 or more", o.batch)
+		return cli.Usagef("--batch %d: give the samples of a step, 1 or more", o.batch)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 )
@@ -44,7 +45,7 @@ func (s *feedSecurity) resolve(inv *invocation, log *slog.Logger, lo *loader.Lis
 	lo.AllowRemote = s.remote
 	if s.files != (loader.TLSFiles{}) {
 		if s.files.Cert == "" || s.files.Key == "" {
-			return nil, usagef("TLS needs a certificate and its key: pass both --tls-cert and --tls-key")
+			return nil, cli.Usagef("TLS needs a certificate and its key: pass both --tls-cert and --tls-key")
 		}
 		var err error
 		if lo.TLS, err = loader.ServerTLS(s.files, log); err != nil {
@@ -86,7 +87,7 @@ func (s *clientSecurity) dial(addr string) (*feedclient.Client, error) {
 	}
 	client, err := feedclient.Dial(addr, feedclient.WithSecurity(s.s))
 	if err != nil {
-		return nil, usageError{err}
+		return nil, cli.Usage(err)
 	}
 	return client, nil
 }

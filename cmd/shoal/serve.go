@@ -11,10 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/admin"
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -45,7 +46,7 @@ Beyond this machine it is served at tls:// addresses, to clients that have a cer
 				return err
 			}
 			if workers < 0 {
-				return usagef("--workers %d: give a number of samples, or 0 for one a processor", workers)
+				return cli.Usagef("--workers %d: give a number of samples, or 0 for one a processor", workers)
 			}
 			if mountpoint != "" {
 				if mountpoint, err = inv.abs(mountpoint); err != nil {
@@ -182,7 +183,7 @@ func listenAll(addrs []string, lo loader.ListenOptions) (listeners []net.Listene
 		l, err := loader.Listen(addr, lo)
 		if err != nil {
 			if errors.Is(err, loader.ErrAddress) {
-				err = usageError{err}
+				err = cli.Usage(err)
 			}
 			closeAll()
 			return nil, nil, nil, err

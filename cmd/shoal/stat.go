@@ -16,8 +16,8 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/admin/verdict"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/loader"
 )
 

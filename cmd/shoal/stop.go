@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/admin"
+	"github.com/shoalfs/shoal/internal/admin"
 )
 
 func stopCommand() *cobra.Command {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // storeOptions are the flags that say how an object store is spoken to (docs/s3.md).
@@ -42,14 +43,14 @@ func (o *storeOptions) options(inv *invocation) (objstore.StoreOptions, error) {
 		return objstore.StoreOptions{}, fmt.Errorf("--sse-c-key-file: %w", err)
 	}
 	if o.versions != "auto" && o.versions != "off" {
-		return objstore.StoreOptions{}, usagef("--object-versions %q: give auto or off", o.versions)
+		return objstore.StoreOptions{}, cli.Usagef("--object-versions %q: give auto or off", o.versions)
 	}
 	if o.getsPerHour != 0 && o.getsPerHour < objstore.LeastBudget {
-		return objstore.StoreOptions{}, usagef("--gets-per-hour %d: give at least %d", o.getsPerHour, objstore.LeastBudget)
+		return objstore.StoreOptions{}, cli.Usagef("--gets-per-hour %d: give at least %d", o.getsPerHour, objstore.LeastBudget)
 	}
 	prices, err := objstore.ParsePrices(o.prices)
 	if err != nil {
-		return objstore.StoreOptions{}, usagef("--price: %w", err)
+		return objstore.StoreOptions{}, cli.Usagef("--price: %w", err)
 	}
 	return objstore.StoreOptions{
 		CustomerKey: key, RequesterPays: o.requesterPays, CurrentOnly: o.versions == "off", WeakETag: o.weakETag, GetsPerHour: o.getsPerHour, Prices: prices,

@@ -16,8 +16,9 @@ import (
 	"github.com/charmbracelet/x/term"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/admin/top"
-	"github.com/shoalfs/shoal/admin/verdict"
+	"github.com/shoalfs/shoal/internal/admin/top"
+	"github.com/shoalfs/shoal/internal/admin/verdict"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 func topCommand() *cobra.Command {
@@ -41,7 +42,7 @@ It prints one frame as plain text where its output is no terminal. NO_COLOR is h
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if interval < 100*time.Millisecond {
-				return usagef("--interval %v: give at least 100ms", interval)
+				return cli.Usagef("--interval %v: give at least 100ms", interval)
 			}
 			out, onTerminal := c.OutOrStdout().(*os.File)
 			onTerminal = onTerminal && term.IsTerminal(out.Fd()) && term.IsTerminal(os.Stdin.Fd())
@@ -167,7 +168,7 @@ func chooseMount(mounts []shoalMount, ask bool, in io.Reader, out io.Writer) (st
 		for _, m := range mounts {
 			paths = append(paths, m.path)
 		}
-		return "", usagef("there are %d mounts (give one of %s)", len(mounts), strings.Join(paths, ", "))
+		return "", cli.Usagef("there are %d mounts (give one of %s)", len(mounts), strings.Join(paths, ", "))
 	}
 	for i, m := range mounts {
 		fmt.Fprintf(out, "%d  %s  (%s)\n", i+1, m.path, m.source)
@@ -175,11 +176,11 @@ func chooseMount(mounts []shoalMount, ask bool, in io.Reader, out io.Writer) (st
 	fmt.Fprintf(out, "which one, 1 to %d? ", len(mounts))
 	line, err := bufio.NewReader(in).ReadString('\n')
 	if err != nil {
-		return "", usagef("no answer (give a mount point)")
+		return "", cli.Usagef("no answer (give a mount point)")
 	}
 	n, err := strconv.Atoi(strings.TrimSpace(line))
 	if err != nil || n < 1 || n > len(mounts) {
-		return "", usagef("%q is none of 1 to %d", strings.TrimSpace(line), len(mounts))
+		return "", cli.Usagef("%q is none of 1 to %d", strings.TrimSpace(line), len(mounts))
 	}
 	return mounts[n-1].path, nil
 }

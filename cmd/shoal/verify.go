@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/python"
 )
 
@@ -37,10 +38,10 @@ carries; python -m shoal verify is the same.`,
 			client.Close()
 			missing, err := exec.CommandContext(c.Context(), interpreter, "-c", verifyNeeds).Output()
 			if err != nil {
-				return usagef("%s does not run: %w (name another by --python)", interpreter, err)
+				return cli.Usagef("%s does not run: %w (name another by --python)", interpreter, err)
 			}
 			if list := strings.Fields(string(missing)); len(list) > 0 {
-				return usagef("%s has no %s, which the batches are replayed with (%[1]s -m pip install numpy grpcio torch torchvision pillow, or name another Python by --python)",
+				return cli.Usagef("%s has no %s, which the batches are replayed with (%[1]s -m pip install numpy grpcio torch torchvision pillow, or name another Python by --python)",
 					interpreter, strings.Join(list, ", no "))
 			}
 			dir, err := os.MkdirTemp("", "shoal-verify-")
@@ -67,7 +68,7 @@ carries; python -m shoal verify is the same.`,
 			case errors.As(err, &exit) && exit.ExitCode() == 1:
 				return fmt.Errorf("%s: some rows differ from what torchvision makes of them (the lines above say which, and by how much)", args[0])
 			case err != nil:
-				return usagef("%s could not be compared: %s", args[0], strings.TrimPrefix(strings.TrimSpace(said.String()), "shoal verify: "))
+				return cli.Usagef("%s could not be compared: %s", args[0], strings.TrimPrefix(strings.TrimSpace(said.String()), "shoal verify: "))
 			}
 			return nil
 		},

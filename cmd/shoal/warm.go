@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 func warmCommand() *cobra.Command {
@@ -29,10 +30,10 @@ daemon owns the directory it does so beside what it is doing. Interrupted, it ke
 		RunE: func(c *cobra.Command, args []string) error {
 			inv := invocationOf(c.Context())
 			if fraction <= 0 || fraction > 1 {
-				return usagef("--fraction %g: give a number above 0, up to 1", fraction)
+				return cli.Usagef("--fraction %g: give a number above 0, up to 1", fraction)
 			}
 			if list != "" && given(c, "fraction") {
-				return usagef("--fraction and --list: give one of them")
+				return cli.Usagef("--fraction and --list: give one of them")
 			}
 			cfg, host, err := eo.config(inv, args[0])
 			if err != nil {
