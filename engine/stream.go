@@ -212,7 +212,11 @@ func (s *Stream) opened(process uint32, file int) {
 // heard follows an open by a process that may be of its reader. The runner's lock is held.
 func (s *Stream) heard(process uint32, file int) {
 	cur, next := s.walk.Orders()
-	for _, file := range s.readers.Open(process, file, cur, next) {
+	counts := s.readers.Open(process, file, cur, next)
+	if len(counts) == 0 {
+		s.runner.x.Beside(s.walk)
+	}
+	for _, file := range counts {
 		s.follow(file)
 	}
 }

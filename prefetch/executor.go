@@ -32,8 +32,7 @@ import (
 // What stays. What a reader is done with is handed to the walk that is still to read it, of several to the one that
 // holds the least; where there is none it is spent, and may be recycled. A walk is still to read what it has claimed,
 // and in addition the next files up to its share of the memory, which others' readers are done with first. When memory
-// runs short, these take a quarter of the share: more positions as long as three quarters are ahead of the reader
-// (retain). So trainers that read one dataset in one order fetch it once together, as long as the
+// runs short these go; but where others read the same files in orders of their own they take a quarter of the share (retain). So trainers that read one dataset in one order fetch it once together, as long as the
 // distance between them fits what the ones behind may hold; and those with seeds of their own use what they find.
 //
 // What is given back. A walk that finds no memory takes back what another will read last: at once if that one holds four
@@ -150,6 +149,7 @@ type Walk struct {
 	frontier  int   // where the reader stood at its last open
 	retain    int   // so many files from the reader's on stay when others have read them
 	adjusted  int   // where the reader stood when that was last changed for want of memory
+	beside    int   // opens until those that others made beside the reader are forgotten
 	moved     bool  // what is staged and not wanted goes when the walk stops
 	fetched   bool  // something since the walk last stopped
 	head      int   // positions of a plan that waits which are staged first; 0 when none waits
@@ -286,9 +286,13 @@ func (x *Executor) Waits(w *Walk, plan Route) {
 	w.moved, w.state = true, Walking
 }
 
+// Beside says that somebody reads the walk's data in an order of its own.
+func (x *Executor) Beside(w *Walk) { w.beside = sureFor }
+
 // Opened says that the walk's reader has opened a file, after its Reader has taken note of it.
 func (x *Executor) Opened(w *Walk) {
 	w.opens++
+	w.beside = max(w.beside-1, 0)
 	before := w.frontier
 	w.frontier = w.cur.Reader.Frontier()
 	switch {
@@ -636,16 +640,16 @@ func (x *Executor) refused(w *Walk) {
 }
 
 // retain changes how far ahead what others have read stays, for a walk without memory. What is needed first must not
-// wait for what is needed later, so all of that goes where less than a quarter of the walk's part of the memory is ahead
-// of its reader. From three quarters on more stays: a file that need not be fetched again is worth more than one staged
-// early.
+// wait for what is needed later, so all of that goes; but where others read the same files in orders of their own a
+// quarter of the walk's part of the memory is theirs. From three quarters ahead of the reader on more stays, since a
+// file that need not be fetched again is worth more than one staged early, and below a quarter all goes.
 func (x *Executor) retain(w *Walk, frontier int) {
 	lead, share := w.cur.pos+w.next.pos-frontier, w.Source.Share()
 	switch {
-	case 4*lead < share && w.retain > lead:
+	case w.retain > lead && (w.beside == 0 || 4*lead < share):
 		w.retain = 0
 		x.sweep(w.Data)
-	case 8*max(frontier-w.adjusted, w.adjusted-frontier) < share: // a sweep looks at all that is staged
+	case w.beside == 0 || 8*max(frontier-w.adjusted, w.adjusted-frontier) < share: // a sweep looks at all that is staged
 		return
 	case 4*lead >= 3*share:
 		w.retain = min(max(w.retain, lead)*9/8+1, w.cur.Order.Len())
@@ -660,7 +664,9 @@ func (x *Executor) retain(w *Walk, frontier int) {
 func (x *Executor) stop(w *Walk, s State) {
 	w.state = s
 	if s != Starved && s != Yielding {
-		w.retain = max(w.retain, w.Source.Share())
+		if share := w.Source.Share(); w.beside == 0 || w.retain < share {
+			w.retain = share
+		}
 	}
 	if w.fetched || s != Starved && s != Yielding {
 		x.release(w)
@@ -783,8 +789,12 @@ func (w *Walk) Wants(file int) bool {
 		return false
 	}
 	from := w.cur.Reader.Frontier()
+	into := 0 // the next epoch
+	if w.beside > 0 {
+		into = from + w.retain - w.cur.Order.Len()
+	}
 	for f := range w.with(file) {
-		if w.cur.holds(f, from, max(w.cur.pos, w.cur.claimed, from+w.retain)) || w.next.holds(f, 0, max(w.next.pos, w.next.claimed, from+w.retain-w.cur.Order.Len())) {
+		if w.cur.holds(f, from, max(w.cur.pos, w.cur.claimed, from+w.retain)) || w.next.holds(f, 0, max(w.next.pos, w.next.claimed, into)) {
 			return true
 		}
 	}

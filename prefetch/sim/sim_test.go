@@ -129,8 +129,7 @@ func TestKeepsBusy(t *testing.T) {
 				// The line is the limit.
 				near(t, fmt.Sprintf("LRU's utilisation at f=%.2f", f), e.Utilisation, 1.05*(1-f)/(1-want), 0.03)
 			case Belady:
-				// What waits in memory for the next epoch need not be on disk.
-				near(t, fmt.Sprintf("Belady's hits at f=%.2f, in memory too", f), 1-float64(e.Bytes)/(n*100*KB), f, 0.015)
+				near(t, fmt.Sprintf("Belady's hits at f=%.2f", f), hits, f, 0.015)
 				if e.Utilisation > 0.9 {
 					t.Errorf("f=%.2f: Belady leaves %.4f: the comparison is not one", f, e.Utilisation)
 				}
@@ -482,7 +481,7 @@ func TestRunsAgainstTextbook(t *testing.T) {
 				sizes := slices.Repeat([]int64{100 * KB}, n)
 				want := textbook(p, accessesOf(c.Order, epochs+2), sizes, c.CacheBytes)
 				for e, got := range run(t, c) {
-					if got.Requests > int64(want[e]) || got.Requests < int64(want[e]-memory) {
+					if got.Requests > int64(want[e]) || float64(got.Requests) < 0.97*float64(want[e]) {
 						t.Errorf("%s, f=%.2f, %g B/s: epoch %d misses %d times, by the book %d", p, f, bandwidth, e, got.Requests, want[e])
 					}
 				}

@@ -137,7 +137,7 @@ func drawn(n int, seed uint64) (list []testbed.Config) {
 			c.Memory = 256 << 20
 		}
 		c.Packed = size <= 256<<10 && r.IntN(4) == 0
-		c.Cached, c.Bandwidth.Times = between(0, 0.9), between(0.7, 1.3)
+		c.Cached, c.Bandwidth.Times = between(0.15, 0.9), between(0.7, 1.3) // a smaller cache of so little data keeps nothing
 		c.Latency, c.Connections = time.Duration(power(5, 100))*time.Millisecond, int(power(16, 128))
 		c.Order = []string{"sequential", "uniform:seed=%d", "torch:seed=%d"}[r.IntN(3)]
 		if strings.Contains(c.Order, "%") {
