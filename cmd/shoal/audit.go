@@ -24,9 +24,9 @@ func (o *auditOptions) add(c *cobra.Command) { o.addTo(c.Flags()) }
 
 func (o *auditOptions) addTo(f *pflag.FlagSet) {
 	o.auditSize = 100 << 20
-	f.StringVar(&o.auditLog, "audit-log", "", "write down here who mounted, opened a session, wrote a plan or changed the cache: a line of JSON each\n(default: nowhere; docs/security.md)")
-	f.Var(&o.auditSize, "audit-log-size", "size at which --audit-log is rotated: FILE becomes FILE.1, and so on; 0 is never")
-	f.IntVar(&o.auditKeep, "audit-log-keep", 5, "files of --audit-log of before that are kept")
+	f.StringVar(&o.auditLog, "audit-log", "", "log mounts, sessions, plans and cache changes to this file, one JSON object a line\n(default: no log; docs/security.md)")
+	f.Var(&o.auditSize, "audit-log-size", "rotate --audit-log at this size (FILE becomes FILE.1, and so on); 0: never")
+	f.IntVar(&o.auditKeep, "audit-log-keep", 5, "number of rotated --audit-log files to keep")
 }
 
 // auditConfig checks the flags.

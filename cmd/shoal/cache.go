@@ -33,9 +33,9 @@ func cacheCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cache",
 		Short: "Show and change what a cache directory holds",
-		Long: `Shows and changes what a cache directory holds, of one dataset or several, whether a daemon owns it or
-not. The directory is the first argument, or --cache-dir. SOURCE is a source as it was mounted, or the
-first digits of the id that ls shows.`,
+		Long: `Lists and manages the datasets in a cache directory. It works while a daemon uses the directory, and without one.
+The directory is the first argument, or --cache-dir. SOURCE is the source as it was mounted, or the first digits
+of the id that ls shows.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return cli.UnknownVerb(c, args[0])
@@ -117,7 +117,7 @@ func cacheLsCommand(cache *cacheFlags) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "ls [CACHE-DIR]",
-		Short: "List the datasets of a cache directory, or of all that have no --cache-dir",
+		Short: "List the datasets in a cache directory, or in the default ones",
 		Example: `  shoal cache ls /nvme/shoal
   shoal cache ls`,
 		Args: cobra.ArbitraryArgs,
@@ -191,7 +191,7 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 func cacheRmCommand(cache *cacheFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm CACHE-DIR SOURCE",
-		Short:   "Delete what is cached of a dataset that is not open",
+		Short:   "Delete the cached data of a dataset that is not open",
 		Example: "  shoal cache rm /nvme/shoal s3://photos/train",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -217,9 +217,9 @@ func cacheRmCommand(cache *cacheFlags) *cobra.Command {
 }
 
 func cachePinCommand(cache *cacheFlags, name string, pinned bool) *cobra.Command {
-	short := "Keep what is cached of a dataset also while it is not open and others need room"
+	short := "Keep a dataset's cached data while it is not open, even when others need space"
 	if !pinned {
-		short = "Let what is cached of a dataset go when others need room"
+		short = "Allow a dataset's cached data to be removed when others need space"
 	}
 	return &cobra.Command{
 		Use:     name + " CACHE-DIR SOURCE",
@@ -247,7 +247,7 @@ func cachePinCommand(cache *cacheFlags, name string, pinned bool) *cobra.Command
 func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "quota CACHE-DIR SOURCE SIZE|none",
-		Short: "Bound what a dataset may keep on disk",
+		Short: "Limit the disk usage of a dataset",
 		Example: `  shoal cache quota /nvme/shoal s3://photos/train 100GiB
   shoal cache quota /nvme/shoal s3://photos/train none`,
 		Args: cobra.ArbitraryArgs,

@@ -44,14 +44,13 @@ func configCommand() *cobra.Command {
 	var o configOptions
 	c := &cobra.Command{
 		Use:   "config [VERB [FLAG...]]",
-		Short: "Show what settings hold and where they come from; check a configuration file",
-		Long: `Shows what environment and configuration file set or, with a VERB, all that holds for it: each setting, its
-value, and where it comes from. What follows VERB is taken as its command line, which is not run. It also
-shows which settings of the AWS tools an s3:// source would be opened with; nothing is contacted, and secrets
-are not shown.
+		Short: "Show settings and where they come from; check a configuration file",
+		Long: `Shows what the environment and the configuration file set. With a VERB it shows every setting of that verb, its
+value and its origin. Arguments after VERB are read as its command line, which is not run. It also shows
+which AWS settings an s3:// source would use. Nothing is contacted, and secrets are not shown.
 
-Every flag of a verb is also a variable and a key of the configuration file: --cache-dir, SHOAL_CACHE_DIR,
-cache-dir. A flag wins over the variable, that over the file, and that over the default
+Every flag is also an environment variable and a key of the configuration file: --cache-dir, SHOAL_CACHE_DIR,
+cache-dir. Flags override variables, variables override the file, and the file overrides the defaults
 (docs/configuration.md).`,
 		Example: `  shoal config
   shoal config mount --memory 4GiB
@@ -75,8 +74,8 @@ cache-dir. A flag wins over the variable, that over the file, and that over the 
 	settings.Without(c)
 	f := c.Flags()
 	f.SetInterspersed(false)
-	f.StringVar(&o.check, "check", "", "check this configuration file, and no other; exit code 2 if something is wrong with it")
-	f.BoolVar(&o.example, "example", false, "print a configuration file that holds every setting, commented out")
+	f.StringVar(&o.check, "check", "", "check only this configuration file; exit code 2 if it is not valid")
+	f.BoolVar(&o.example, "example", false, "print a configuration file with every setting, commented out")
 	o.formats(c)
 	return c
 }

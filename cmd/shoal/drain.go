@@ -44,7 +44,7 @@ func (p *phase) ready() error {
 type drainOptions struct{ timeout time.Duration }
 
 func (o *drainOptions) add(c *cobra.Command) {
-	c.Flags().DurationVar(&o.timeout, "drain-timeout", 3*time.Second, "how long an end waits for files that are open and batches under way, before they are cut off")
+	c.Flags().DurationVar(&o.timeout, "drain-timeout", 3*time.Second, "how long shutdown waits for open files and batches in progress")
 }
 
 func (o *drainOptions) check() error {

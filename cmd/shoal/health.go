@@ -28,11 +28,10 @@ func healthCommand() *cobra.Command {
 	var security clientSecurity
 	c := &cobra.Command{
 		Use:   "health [MOUNTPOINT|ADDR ...]",
-		Short: "Tell whether mounts and feeds answer, for probes and for those who wait",
-		Long: `Asks each target, and exits 0 if all of them answer: a mount point is read from (its .shoal/stats), a feed's
-address (unix://, tcp://, tls://) is asked by the gRPC health protocol, and of an admin address (http://HOST:PORT)
-/readyz is got. A daemon that starts or drains is not healthy. Without a target, those are asked that are found: every
-mount of shoal, and the feed at ` + defaultFeed + ` if there is a socket.
+		Short: "Check whether mounts and feeds answer, for probes and scripts",
+		Long: `Exits 0 if all targets answer. For a mount point it reads .shoal/stats, for a feed's address (unix://, tcp://, tls://)
+it uses the gRPC health protocol, and for an admin address (http://HOST:PORT) it gets /readyz. A daemon that is
+starting or draining is not healthy. Without a target it checks every Shoal mount that it finds, and the feed at ` + defaultFeed + ` if there is a socket.
 
 With --wait it asks until all answer: a trainer that may start before its data does calls it first.`,
 		Example: `  shoal health /mnt/train unix:///run/shoal/feed.sock
@@ -66,7 +65,7 @@ With --wait it asks until all answer: a trainer that may start before its data d
 		},
 	}
 	security.add(c)
-	c.Flags().DurationVar(&wait, "wait", 0, "ask again until all answer, for so long at most (0: ask once)")
+	c.Flags().DurationVar(&wait, "wait", 0, "retry until all answer, for at most this long (0: ask once)")
 	c.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long an answer may take")
 	return c
 }

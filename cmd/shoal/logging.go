@@ -27,7 +27,7 @@ type logOptions struct {
 func (o *logOptions) add(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.level, "log-level", "info", "debug, info, warn or error")
-	f.StringVar(&o.format, "log-format", logs.Text, "text or json, one line an event")
+	f.StringVar(&o.format, "log-format", logs.Text, "text or json, one line per event")
 }
 
 // logger returns the logger. In a process of its own it is slog's default, and the log package's, too.

@@ -35,19 +35,19 @@ func orderCommand() *cobra.Command {
 	var o orderOptions
 	c := &cobra.Command{
 		Use:   "order SPEC",
-		Short: "Print an order: sample numbers, one a line, or what its batches are like",
-		Long: `Prints the sample numbers that SPEC gives for one epoch, one a line, so that anyone can check
-what Shoal expects a trainer to read. With --mount it is the order over that mount's dataset, and --paths
-prints the samples' paths. docs/orders.md describes the orders.
+		Short: "Print an order as sample numbers, one per line, or statistics of its batches",
+		Long: `Prints the sample numbers of one epoch of SPEC, one per line, so that you can check what Shoal expects a trainer to
+read. With --mount it uses that mount's dataset, and --paths prints paths instead of numbers. docs/orders.md describes
+the orders.
 
-Some orders need to know more than how many samples there are; --mount tells all of it:
-  windowed   which samples lie together      or --shard-samples N
-  mixture    which samples are of a class    or --class-samples N, or sources by number (@FIRST-LAST:WEIGHT)
-  buckets    how long each sample is         or --sizes FILE
+Some orders depend on more than the number of samples. --mount provides it, or:
+  windowed   the samples of each shard       --shard-samples N
+  mixture    the samples of each class       --class-samples N, or sources by number (@FIRST-LAST:WEIGHT)
+  buckets    the length of each sample       --sizes FILE
 
---certificate prints what the batches of an epoch are like instead: how often samples of one shard or of one
-class meet in a batch of --batch samples, beside what batches drawn at random would have; with --world also
-what classes each rank sees.`,
+--certificate prints statistics of an epoch's batches instead: how often samples of one shard or class meet in a
+batch of --batch samples, compared with batches drawn at random. With --world it also shows which classes each
+rank sees.`,
 		Example: `  # what rank 1 of 4 of torch's DistributedSampler(seed=7) reads in epoch 3 of 50,000 samples
   shoal order torch:seed=7 --n 50000 --epoch 3 --world 4 --rank 1
   # the third epoch of a DataLoader(shuffle=True) directly after torch.manual_seed(42)
@@ -114,13 +114,13 @@ what classes each rank sees.`,
 	}
 	f := c.Flags()
 	f.IntVar(&o.n, "n", 0, "number of samples in the dataset")
-	f.IntVar(&o.shardSamples, "shard-samples", 0, "shards of so many consecutive samples each")
-	f.IntVar(&o.classSamples, "class-samples", 0, "classes class0, class1, … of so many consecutive samples each")
-	f.StringVar(&o.sizes, "sizes", "", "file with the length of each sample in bytes, one a line")
+	f.IntVar(&o.shardSamples, "shard-samples", 0, "assume shards of this many consecutive samples")
+	f.IntVar(&o.classSamples, "class-samples", 0, "assume classes class0, class1, … of this many consecutive samples")
+	f.StringVar(&o.sizes, "sizes", "", "file with the length of each sample in bytes, one per line")
 	f.StringVar(&o.mountpoint, "mount", "", "take the samples of this mount")
 	f.BoolVar(&o.paths, "paths", false, "print paths in the mount, not numbers")
 	f.BoolVar(&o.certify, "certificate", false, "print what the batches are like, not the samples")
-	f.IntVar(&o.batch, "batch", 0, "with --certificate: samples in a batch of all ranks together")
+	f.IntVar(&o.batch, "batch", 0, "with --certificate: samples per batch, all ranks together")
 	f.IntVar(&o.epochs, "epochs", 1, "with --certificate: number of epochs, from --epoch on")
 	f.BoolVar(&o.json, "json", false, "with --certificate: print a JSON object for each epoch (schema in docs/orders.md)")
 	f.StringVar(&o.dataset, "dataset", "", "")

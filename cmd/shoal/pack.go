@@ -98,17 +98,17 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 		},
 	}
 	f := c.Flags()
-	f.Var(&shardSize, "shard-size", "size of a shard; a sample that is larger gets one of its own")
-	f.Uint64Var(&seed, "seed", 0, "seed of the order in which samples are packed")
-	f.Var(&requests, "connections", "most requests in flight: a number up to 512, or auto, 512")
-	f.Var(&most, "memory", "most memory of the process, as of mount")
+	f.Var(&shardSize, "shard-size", "shard size; a larger sample gets its own shard")
+	f.Uint64Var(&seed, "seed", 0, "seed for the order in which samples are packed")
+	f.Var(&requests, "connections", "maximum requests in flight: up to 512, or auto (512)")
+	f.Var(&most, "memory", "maximum memory of the process, as for mount")
 	f.StringVar(&re.resize, "resize", "", "resize larger pictures first: short=400 makes the shorter side 400 pixels")
-	f.IntVar(&re.Quality, "quality", 90, "quality of the JPEG that a resized picture becomes, 1 to 100")
-	f.BoolVar(&re.Decode, "decode", false, "store pictures as raw pixels (npy), some nine times as large, which need no decoding")
-	f.StringVar(&re.spool, "spool", "", "folder for the files that --resize and --decode make (default: the system's for temporary files)")
+	f.IntVar(&re.Quality, "quality", 90, "JPEG quality of resized pictures, 1 to 100")
+	f.BoolVar(&re.Decode, "decode", false, "store pictures as raw pixels (npy): about nine times the size, no decoding")
+	f.StringVar(&re.spool, "spool", "", "folder for the temporary files of --resize and --decode (default: the system's)")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	store.add(c)
-	f.StringVar(&destKeyFile, "dest-sse-c-key-file", "", "file of the key that S3 encrypts the shards with, or none (default: that of --sse-c-key-file)")
+	f.StringVar(&destKeyFile, "dest-sse-c-key-file", "", "file with the key that S3 encrypts the shards with, or none (default: as --sse-c-key-file)")
 	return c
 }
 

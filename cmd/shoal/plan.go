@@ -54,10 +54,10 @@ func planCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plan [SOURCE]",
 		Short: "Predict how busy accelerators will be, before a byte is fetched",
-		Long: `Lists SOURCE and simulates training on it: the planner that a mount or a feed runs, against a model of the
-object store and of the trainer. It predicts utilisation, stall, bytes and requests epoch by epoch, says what
-bounds them, and with --target how much cache or bandwidth would do. Nothing but the listing is fetched, and no
-cache directory is touched.
+		Long: `Lists SOURCE and simulates training on it, with the prefetcher of mounts and feeds and a model of the object store
+and the trainer. It predicts utilisation, stalls, bytes and requests for each epoch and names the bottleneck. With
+--target it also finds how much cache or bandwidth is enough. Only the listing is fetched, and no cache directory is
+touched.
 
 Without SOURCE, --samples and --sample-size describe a dataset that does not exist yet.`,
 		Example: `  shoal plan s3://photos/train --cache-size 200GiB --bandwidth 10Gbit --latency 30ms --batch 400 --step-time 224ms
@@ -82,29 +82,29 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 		},
 	}
 	f := c.Flags()
-	f.Var(&o.mostDisk, "cache-size", "bytes on disk for samples, as of mount; parts and auto are of this machine")
-	f.Var(&o.mostMemory, "memory", "most memory of the daemon, as of mount; parts and auto are of this machine")
-	f.Var(&o.bandwidth, "bandwidth", "of the line to the object store: 10Gbit, 1GiB/s or unlimited")
+	f.Var(&o.mostDisk, "cache-size", "disk space for samples, as for mount; shares and auto refer to this machine")
+	f.Var(&o.mostMemory, "memory", "maximum memory of the daemon, as for mount; shares and auto refer to this machine")
+	f.Var(&o.bandwidth, "bandwidth", "bandwidth to the object store: 10Gbit, 1GiB/s or unlimited")
 	f.DurationVar(&o.latency, "latency", 30*time.Millisecond, "median time to an answer's first byte")
 	f.Float64Var(&o.sigma, "latency-sigma", 0.3, "sigma of the latency's lognormal distribution")
-	f.Float64Var(&o.requestRate, "request-rate", 0, "requests a second that the store answers (default: no limit)")
-	f.DurationVar(&o.requestCPU, "request-cpu", 0, "time of one core that a request takes the daemon, all requests one after the other")
-	f.Var(&o.connections, "connections", "most requests in flight to the object store, as of mount")
+	f.Float64Var(&o.requestRate, "request-rate", 0, "requests per second that the store answers (default: no limit)")
+	f.DurationVar(&o.requestCPU, "request-cpu", 0, "CPU time of the daemon per request; requests are processed one after the other")
+	f.Var(&o.connections, "connections", "maximum requests in flight to the object store, as for mount")
 	f.StringVar(&o.workload, "workload", "", "take --batch, --step-time and --sample-size from: "+strings.Join(workloadNames(), ", "))
-	f.IntVar(&o.batch, "batch", 0, "samples that one accelerator takes a step")
+	f.IntVar(&o.batch, "batch", 0, "samples per step of one accelerator")
 	f.DurationVar(&o.step, "step-time", 0, "compute time of a step")
 	f.IntVar(&o.accelerators, "accelerators", 1, "accelerators that step together")
-	f.IntVar(&o.workers, "workers", 8, "loader workers of each accelerator; 0: it reads between two steps")
-	f.IntVar(&o.prefetch, "prefetch", 2, "batches that a worker reads ahead")
-	f.DurationVar(&o.read, "read-time", 0, "time that a worker takes over a sample whose bytes are there (decoding)")
-	f.StringVar(&o.order, "order", "uniform:seed=0", "order in which the samples are read, as of mount")
+	f.IntVar(&o.workers, "workers", 8, "loader workers per accelerator; 0: it reads between steps")
+	f.IntVar(&o.prefetch, "prefetch", 2, "batches that each worker reads ahead")
+	f.DurationVar(&o.read, "read-time", 0, "time that a worker spends on a sample once it has the bytes (decoding)")
+	f.StringVar(&o.order, "order", "uniform:seed=0", "order in which the samples are read, as for mount")
 	f.IntVar(&o.epochs, "epochs", 2, "epochs to simulate")
-	f.BoolVar(&o.warm, "warm", false, "begin with a filled cache (shoal warm)")
-	f.StringVar(&o.policy, "policy", "keep", "what stays in the cache: keep, which is Shoal's; for comparison lru, belady, none; all")
-	f.StringVar(&o.target, "target", "", "utilisation, such as 95%, to find the least cache and the least bandwidth for")
-	f.StringVar(&o.samples, "samples", "images", "of SOURCE: which files are numbered: images, * or a glob on the name;\nwithout SOURCE: how many samples")
+	f.BoolVar(&o.warm, "warm", false, "start with a filled cache (as after shoal warm)")
+	f.StringVar(&o.policy, "policy", "keep", "cache policy: keep (Shoal's); for comparison lru, belady or none; or all")
+	f.StringVar(&o.target, "target", "", "find the smallest cache and the lowest bandwidth for this utilisation, such as 95%")
+	f.StringVar(&o.samples, "samples", "images", "with SOURCE: which files are samples: images, * or a glob on the name;\nwithout SOURCE: number of samples")
 	f.Var(&o.sampleSize, "sample-size", "without SOURCE: mean size of a sample")
-	f.Uint64Var(&o.seed, "seed", 0, "seed of what is random in the model")
+	f.Uint64Var(&o.seed, "seed", 0, "seed of the model's random numbers")
 	f.BoolVar(&o.asJSON, "json", false, "print the prediction as JSON (docs/plan.md)")
 	o.store.add(c)
 	return c

@@ -27,14 +27,14 @@ func topCommand() *cobra.Command {
 	interval := time.Second
 	c := &cobra.Command{
 		Use:   "top [MOUNTPOINT|ADDR|ADMIN-URL]",
-		Short: "Watch a daemon: is the GPU waiting, and for what",
-		Long: `Shows, once a second, whether the trainer waits and for what, the lead over it, throughput, what
-served its reads, sessions, the slowest keys and errors. It asks a mount, a feed's address
-(unix:///…, tcp://…, tls://…) or an admin address (http://HOST:PORT). Without an argument it takes
-the mount on this machine, or asks which if there are several; where there is none, the default feed.
+		Short: "Watch a daemon live: is the GPU waiting, and for what",
+		Long: `Shows once a second whether the trainer waits and for what, how far ahead of it Shoal is, throughput, where reads
+were served from, sessions, the slowest keys, and errors. The target is a mount, a feed's address (unix:///…,
+tcp://…, tls://…) or an admin address (http://HOST:PORT). Without an argument it takes the only mount on this machine,
+asks if there are several, and takes the default feed if there is none.
 
 Keys: q quits, p pauses, 1 to 4 and tab choose a pane, the arrows scroll it, ? helps.
-It prints one frame as plain text where its output is no terminal. NO_COLOR is honoured.`,
+If the output is not a terminal, it prints one frame as plain text. NO_COLOR is honoured.`,
 		Example: `  shoal top
   shoal top /mnt/train
   shoal top http://127.0.0.1:7071
@@ -72,7 +72,7 @@ It prints one frame as plain text where its output is no terminal. NO_COLOR is h
 		},
 	}
 	security.add(c)
-	c.Flags().BoolVar(&once, "once", false, "print one frame as plain text, of one interval, and end")
+	c.Flags().BoolVar(&once, "once", false, "print one frame as plain text and exit")
 	c.Flags().DurationVar(&interval, "interval", interval, "time between frames")
 	return c
 }

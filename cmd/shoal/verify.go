@@ -22,11 +22,11 @@ func verifyCommand() *cobra.Command {
 	var interpreter string
 	c := &cobra.Command{
 		Use:   "verify ADDR",
-		Short: "Replay batches of a feed in your own torchvision, and compare",
-		Long: `Takes batches of pictures from the feed at ADDR, and the stored files of the same rows; does to these in your Python's
-torchvision what was drawn for each row, and compares every value. It prints for each row whether it is equal, or what differs.
+		Short: "Replay a feed's batches in your own torchvision, and compare",
+		Long: `Takes batches of pictures from the feed at ADDR, applies the same random transforms to the original files with your
+own torchvision, and compares every value. It prints for each row whether it is equal, or what differs.
 Exit code 0: all are equal; 1: some differ; 2: they could not be compared. It runs the Python package that this binary
-carries; python -m shoal verify is the same.`,
+carries; python -m shoal verify does the same.`,
 		Example: `  shoal verify unix:///run/shoal/feed.sock
   shoal verify unix:///run/shoal/feed.sock --transform "RandomResizedCrop(224)|RandAugment()|fp32" --batches 10`,
 		Args: cobra.ExactArgs(1),
@@ -79,8 +79,8 @@ carries; python -m shoal verify is the same.`,
 	f.Int("batch", 16, "rows of a batch")
 	f.Int("batches", 1, "batches to compare")
 	f.String("order", "uniform", "order of the samples")
-	f.Uint64("seed", 0, "seed of order and augmentation")
+	f.Uint64("seed", 0, "seed for order and augmentation")
 	f.Uint32("epoch", 0, "epoch")
-	f.StringVar(&interpreter, "python", "python3", "the Python whose torchvision is compared with")
+	f.StringVar(&interpreter, "python", "python3", "Python interpreter whose torchvision is compared with")
 	return c
 }
