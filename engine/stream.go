@@ -213,7 +213,7 @@ func (s *Stream) opened(process uint32, file int) {
 func (s *Stream) heard(process uint32, file int) {
 	cur, next := s.walk.Orders()
 	counts := s.readers.Open(process, file, cur, next)
-	if len(counts) == 0 {
+	if s.readers.Strangers() {
 		s.runner.x.Beside(s.walk)
 	}
 	for _, file := range counts {

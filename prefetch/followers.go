@@ -14,22 +14,32 @@ import (
 // other workers' batches after it; a step of d positions has the scale-free probability 1/d. So one that reads in another
 // random order loses 3 bits an open, and one of the order gains most of the bits of a position. The same is summed for
 // the order that comes next, which new processes may begin. A process is taken for a follower by odds of 64:1, and for
-// none by the same odds against both orders (the sums are bounded, so that this is E. S. Page's test for a change; see
-// Tracker). In between its opens are held back, and count when it is known for a follower.
-//
-// All this holds as long as somebody follows the order beyond doubt. With nobody in that place every open counts: it may
-// be of the reader, who has gone elsewhere. The zero value is ready.
+// a stranger by the same odds against both orders (the sums are bounded, so that this is E. S. Page's test for a change;
+// see Tracker). A stranger's opens are left out as long as somebody else follows the order beyond doubt. While there are
+// strangers, those of a process that is not known yet are held back, and count when it is known for a follower. With
+// nobody who follows beyond doubt every open counts: it may be of the reader, who has gone elsewhere. So does every
+// open of a short order, in which threads that take turns look like strangers. The zero value is ready.
 type Followers struct {
-	of    map[uint32]*process
-	opens int // by those that are told apart
-	sure  int // of opens, when one beyond doubt was last seen
+	of      map[uint32]*process
+	opens   int // by those that are told apart
+	sure    int // of opens, when one beyond doubt was last seen
+	strange int // and when a stranger was
+	one     [1]int
 }
 
 type process struct {
 	cur, next evidence
-	follows   bool
+	is        standing
 	held      []int // samples opened since the evidence was lowest, while it is not known to follow
 }
+
+type standing uint8
+
+const (
+	unknown standing = iota
+	follower
+	stranger
+)
 
 // evidence that a process reads by an order.
 type evidence struct {
@@ -47,13 +57,18 @@ const (
 	ahead, back, anywhere = 0.75, 0.20, 0.05
 	maxFollowers          = 4096
 	maxHeld               = 16
+	leastOrder            = 1000
 )
 
 // Open takes note of an open, and returns the samples whose opens count now as those of the reader of cur, or of next if
 // that is not nil. Process 0 is not known, and counts. The result is valid until the next call.
 func (f *Followers) Open(id uint32, sample int, cur, next order.Locator) []int {
+	if id == 0 || cur.Len() < leastOrder {
+		f.one[0] = sample
+		return f.one[:]
+	}
 	p := f.of[id]
-	if p == nil || id == 0 {
+	if p == nil {
 		if f.of == nil || len(f.of) >= maxFollowers {
 			f.of = map[uint32]*process{}
 		}
@@ -71,9 +86,12 @@ func (f *Followers) Open(id uint32, sample int, cur, next order.Locator) []int {
 	}
 	switch bits := max(p.cur.bits, p.next.bits); {
 	case bits >= decided:
-		p.follows = true
+		p.is = follower
 	case bits <= -decided:
-		p.follows, p.held = false, p.held[:0]
+		p.is, p.held = stranger, p.held[:0]
+	}
+	if p.is == stranger {
+		f.strange = f.opens
 	}
 	p.held = append(p.held, sample)
 	if !f.Follows(id) {
@@ -90,8 +108,13 @@ func (f *Followers) Open(id uint32, sample int, cur, next order.Locator) []int {
 // Follows reports whether an open of the process counts at once.
 func (f *Followers) Follows(id uint32) bool {
 	p := f.of[id]
-	return p == nil || p.follows || id == 0 || f.sure == 0 || f.opens-f.sure > sureFor
+	return p == nil || p.is == follower || !f.lately(f.sure) || p.is == unknown && !f.lately(f.strange)
 }
+
+// Strangers reports whether others read beside, lately.
+func (f *Followers) Strangers() bool { return f.lately(f.strange) && f.lately(f.sure) }
+
+func (f *Followers) lately(when int) bool { return when > 0 && f.opens-when <= sureFor }
 
 // add takes note of an open of a reader of o.
 func (e *evidence) add(sample int, o order.Locator) {

@@ -98,6 +98,28 @@ func TestFollowersGone(t *testing.T) {
 	}
 }
 
+// Threads that take positions in turns are no strangers to each other, whoever of them is ahead.
+func TestFollowersOfAPool(t *testing.T) {
+	for _, n := range []int{40, 1000, 20_000} {
+		var f Followers
+		r := rand.New(rand.NewPCG(uint64(n), 3))
+		for e := range 3 {
+			cur, next := order.Uniform(n, 1, e).(order.Locator), order.Uniform(n, 1, e+1).(order.Locator)
+			counted := 0
+			for pos := range n {
+				at := min(n-1, pos^r.IntN(8)) // the last few are out of order
+				counted += len(f.Open(uint32(1+r.IntN(16)), cur.At(at), cur, next))
+				if f.Strangers() && pos > n/10 {
+					t.Fatalf("of %d, epoch %d: a stranger at %d", n, e, pos)
+				}
+			}
+			if counted < n-16 {
+				t.Errorf("of %d, epoch %d: %d opens counted", n, e, counted)
+			}
+		}
+	}
+}
+
 // An order that is extended has the same followers.
 func TestFollowersOfALongerOrder(t *testing.T) {
 	var f Followers
