@@ -197,8 +197,8 @@ rate is helped by slower steps (--scale), which is said.`,
 	return c
 }
 
-// workload is a shape as it will be run.
-type workload struct {
+// shapedJob is a shape as it will be run.
+type shapedJob struct {
 	workload.Shape
 	scale, shrink float64
 }
@@ -281,7 +281,7 @@ func ranks(text string, n int) (string, error) {
 	return spec.String(), err
 }
 
-func (o *benchOptions) job(w workload) accelerator.Job {
+func (o *benchOptions) job(w shapedJob) accelerator.Job {
 	return accelerator.Job{Accelerators: o.accelerators, Batch: w.Batch, Step: w.Step, Workers: o.workers, Prefetch: o.ahead}
 }
 
@@ -302,7 +302,7 @@ func (o *benchOptions) runMounted(ctx context.Context, s workload.Shape, p *prog
 	if err != nil {
 		return nil, cli.Usage(err)
 	}
-	w := workload{Shape: s, scale: cmp.Or(o.scale, 1), shrink: 1}
+	w := shapedJob{Shape: s, scale: cmp.Or(o.scale, 1), shrink: 1}
 	w.Step = time.Duration(float64(s.Step) * w.scale)
 	w.SampleBytes = stats.Bytes / int64(max(stats.Files, 1))
 	r := o.report(w)
@@ -340,8 +340,8 @@ const (
 )
 
 // size makes the workload small enough for this machine's disk and cores, and counts the steps of an epoch.
-func (o *benchOptions) size(s workload.Shape) (w workload, steps int) {
-	w = workload{Shape: s, scale: cmp.Or(o.scale, 1), shrink: 1}
+func (o *benchOptions) size(s workload.Shape) (w shapedJob, steps int) {
+	w = shapedJob{Shape: s, scale: cmp.Or(o.scale, 1), shrink: 1}
 	perStep := float64(o.accelerators * s.Batch)
 	least := cmp.Or(o.steps, fewestSteps)
 	if most := float64(o.datasetSize) / perStep / float64(least); float64(s.SampleBytes) > most {
@@ -448,7 +448,7 @@ func (s *stages) close() {
 }
 
 // report begins a report.
-func (o *benchOptions) report(w workload) *benchReport {
+func (o *benchOptions) report(w shapedJob) *benchReport {
 	return &benchReport{
 		Version: 1, Workload: w.Name, Cores: runtime.NumCPU(), Accelerators: o.accelerators, Batch: w.Batch, StepSeconds: w.Step.Seconds(),
 		SampleBytes: float64(w.SampleBytes), Scale: w.scale, Shrink: w.shrink, Workers: o.workers, Ahead: o.ahead,

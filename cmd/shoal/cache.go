@@ -58,7 +58,7 @@ func dirAnd(c *cobra.Command, dir *string, args []string, n int) (string, []stri
 		args = append([]string{*dir}, args...)
 	}
 	if len(args) != n+1 {
-		return "", nil, argumentsError(c, args)
+		return "", nil, cli.ArgumentsError(c, args)
 	}
 	return args[0], args[1:], nil
 }

@@ -23,7 +23,7 @@ import (
 type doctorOptions struct {
 	cacheDir, mountpoint, python string
 	mostDisk, mostMemory         amount
-	cacheSize, memory            size // what they mean here
+	cacheSize, memory            cli.Size // what they mean here
 	quick, feedOnly, asJSON      bool
 	weakETag                     bool
 }

@@ -569,7 +569,7 @@ func (p *predictor) advice(t planTarget) string {
 	case *t.CacheBytes == 0:
 		ways = append(ways, fmt.Sprintf("no cache is needed at %s", p.o.bandwidth.String()))
 	default:
-		ways = append(ways, fmt.Sprintf("--cache-size %s (%.1f%% of the dataset) at %s", cli.Size(*t.CacheBytes).ceil(), 100**t.CacheFraction, p.o.bandwidth.String()))
+		ways = append(ways, fmt.Sprintf("--cache-size %s (%.1f%% of the dataset) at %s", ceil(cli.Size(*t.CacheBytes)), 100**t.CacheFraction, p.o.bandwidth.String()))
 	}
 	switch {
 	case t.Bandwidth == nil:
@@ -586,7 +586,7 @@ func (p *predictor) advice(t planTarget) string {
 }
 
 // ceil returns the size in whole MiB, or GiB where that is exact enough, rounded up.
-func (s size) ceil() string {
+func ceil(s cli.Size) string {
 	unit, name := int64(1<<20), "MiB"
 	if s >= 100<<30 {
 		unit, name = 1<<30, "GiB"

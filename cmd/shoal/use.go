@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -12,13 +11,10 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/cli"
-	"github.com/shoalfs/shoal/internal/levenshtein"
-	"github.com/shoalfs/shoal/internal/settings"
 )
 
 // What a wrong command line is told: the argument that is missing or too much, the nearest verb or flag, the value and

@@ -106,8 +106,8 @@ func ArgumentsOf(c *cobra.Command) (names []string) {
 	return names
 }
 
-// argumentsError tells how the arguments of a verb differ from what its Use names, which they do.
-func argumentsError(c *cobra.Command, args []string) error {
+// ArgumentsError tells how the arguments of a verb differ from what its Use names, which they do.
+func ArgumentsError(c *cobra.Command, args []string) error {
 	names := ArgumentsOf(c)
 	switch {
 	case len(names) == 0:
@@ -127,7 +127,7 @@ func nameArguments(c *cobra.Command) {
 				return UnknownVerb(c, args[0])
 			}
 			if err != nil {
-				return argumentsError(c, args)
+				return ArgumentsError(c, args)
 			}
 			return nil
 		}
