@@ -38,7 +38,7 @@ func root() *cobra.Command {
 		Use:   "shoal-lab",
 		Short: "Try Shoal: a demo, benchmarks, and a store to try things on",
 		Long: `What Shoal is tried with: a demo on real photographs, emulated accelerators that say how busy Shoal keeps them, and an
-S3 server to try things on. It runs the shoal binary beside it, else the one on PATH.`,
+S3 server to try things on. It runs Shoal's binary: the one beside it, else the one on PATH.`,
 		Version: version,
 	}
 	c.AddCommand(demoCommand(), benchCommand(), storeCommand(), proxyCommand(), docsCommand())
@@ -57,7 +57,7 @@ func shoal() (string, error) {
 	}
 	path, err := exec.LookPath("shoal")
 	if err != nil {
-		return "", fmt.Errorf("there is no shoal beside %s, and none on PATH: run make build, or install Shoal", self)
+		return "", fmt.Errorf("Shoal is neither beside %s nor on PATH: run make build, or install it", self)
 	}
 	return filepath.Abs(path)
 }
