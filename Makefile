@@ -28,10 +28,11 @@ bin/versitygw: tools/go.mod | packages
 	@tools/tick "building versitygw (once, about 2 minutes)" $(GO) build -C tools -o ../bin/versitygw github.com/versity/versitygw/cmd/versitygw
 	@touch $@
 
-build: ## build bin/shoal
+build: ## build bin/shoal, and bin/shoal-lab to try it with
 	@GO='$(GO)' ./setup.sh build
 	@mkdir -p bin
 	@tools/tick "building bin/shoal" $(GO) build $(BUILD) -o bin/shoal ./cmd/shoal
+	@tools/tick "building bin/shoal-lab" $(GO) build $(BUILD) -o bin/shoal-lab ./cmd/shoal-lab
 
 # The image's binary: as bin/shoal, without what only debuggers read. OUT is where everything goes; ARCHS="amd64 arm64"
 # makes an image for each, for which the cross compiler must be there (docs/deploy.md).
@@ -73,8 +74,8 @@ gpu: bin/cuda/cuda.h bin/cuda/libcuda.a bin/cuda/libjpeg.a ## build bin/shoal-gp
 gpu-tests:
 	@$(MAKE) --no-print-directory bin/cuda/cuda.h bin/cuda/libcuda.a || { rm -f bin/cuda/libcuda.a; echo "make: no CUDA header: shoal-gpu is neither linted nor tested"; }
 
-bench-gpu: gpu ## build bin/shoal-bench-gpu, which runs without anything else on a machine with a GPU (bench/gpu)
-	@tools/tick "building bin/shoal-bench-gpu" env $(GPU) $(GO) build -trimpath -tags cuda -ldflags '-X main.version=$(VERSION)' -o bin/shoal-bench-gpu ./bench/gpu
+bench-gpu: gpu ## build bin/shoal-bench-gpu, which runs without anything else on a machine with a GPU (lab/bench/gpu)
+	@tools/tick "building bin/shoal-bench-gpu" env $(GPU) $(GO) build -trimpath -tags cuda -ldflags '-X main.version=$(VERSION)' -o bin/shoal-bench-gpu ./lab/bench/gpu
 
 bin/cuda/cuda.h: tools/cuda-header
 	@tools/tick "fetching CUDA's header (once, under 1 MB of a package of 774)" tools/cuda-header bin/cuda
@@ -92,7 +93,7 @@ bin/cuda/libcuda.a: gpuingest/cuda/link/libcuda.c gpuingest/cuda/link/calls.h
 	rm -f $@ && $(AR) rcs $@ bin/cuda/libcuda.o
 
 demo: setup build ## the main job on real photographs, end to end (about 2 minutes after set-up)
-	bin/shoal demo --work-dir .demo
+	bin/shoal-lab demo --work-dir .demo
 
 check: setup build lint test ## everything that CI runs
 
@@ -108,15 +109,15 @@ deploy-check: build ## have Kubernetes' schemas, Kustomize, Helm, Compose and sy
 
 .PHONY: screenshots
 screenshots: setup ## take docs/images anew, of a dashboard at work (about 5 minutes)
-	$(GO) test -count=1 -timeout 20m -run 'TestDashboard$$' ./e2e -screenshots $(CURDIR)/docs/images
+	$(GO) test -count=1 -timeout 20m -run 'TestDashboard$$' ./lab/e2e -screenshots $(CURDIR)/docs/images
 
 FOR ?= 10m
-soak: setup build ## one daemon for FOR=10m, while trainers and faults come and go: nothing wrong, nothing grows (bench/soak)
-	$(GO) run ./bench/soak -for $(FOR)
+soak: setup build ## one daemon for FOR=10m, while trainers and faults come and go: nothing wrong, nothing grows (lab/bench/soak)
+	$(GO) run ./lab/bench/soak -for $(FOR)
 
 night: setup build ## the long tests: hundreds of kills, a disk that hangs for 30 s, long models (about an hour)
-	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel' ./e2e
-	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./e2e
+	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel' ./lab/e2e
+	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./lab/e2e
 	$(GO) test -race -timeout 60m -run 'Model' ./cache ./cache/segment ./cache/catalog ./cache/shard -rapid.checks=2000
 	@$(MAKE) --no-print-directory conformance
 
@@ -124,7 +125,7 @@ night: setup build ## the long tests: hundreds of kills, a disk that hangs for 3
 SERVERS := bin/conformance/venv/ready bin/conformance/s3proxy/ready bin/conformance/s3mock/ready
 .PHONY: conformance conformance-packages
 conformance: setup build conformance-packages $(SERVERS) ## SeaweedFS, moto, s3proxy, S3Mock and versitygw: mount, pack, refresh, versions (about 3 minutes after set-up)
-	$(GO) run ./e2e/conformance
+	$(GO) run ./lab/e2e/conformance
 
 conformance-packages:
 	@GO='$(GO)' ./setup.sh conformance
@@ -143,13 +144,13 @@ bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages
 
 # In its folder, where go test prints what a test that passes says. Most rows wait.
 hostile: ## stores that answer wrongly, some 170 ways, each against the binary with what is to come of it (about 5 minutes)
-	cd e2e/hostile && SHOAL_HOSTILE=all $(GO) test -count=1 -parallel 24 -timeout 30m
+	cd lab/e2e/hostile && SHOAL_HOSTILE=all $(GO) test -count=1 -parallel 24 -timeout 30m
 
 lint: bin/golangci-lint gpu-tests ## go vet and the linters named in .golangci.yml
 	@tools/tick "go vet" $(GO) vet ./...
 	@tools/tick "golangci-lint" bin/golangci-lint run ./...
 	@cd deploy/image && ../../bin/golangci-lint run ./...
-	@[ ! -e bin/cuda/libcuda.a ] || tools/tick "golangci-lint, with the tag cuda" env $(GPU) bin/golangci-lint run --build-tags cuda ./gpuingest/cuda/... ./cmd/shoal-gpu/... ./bench/gpu/...
+	@[ ! -e bin/cuda/libcuda.a ] || tools/tick "golangci-lint, with the tag cuda" env $(GPU) bin/golangci-lint run --build-tags cuda ./gpuingest/cuda/... ./cmd/shoal-gpu/... ./lab/bench/gpu/...
 
 bin/golangci-lint: tools/lint/go.mod
 	@mkdir -p bin
@@ -171,13 +172,14 @@ generate: ## regenerate the protocol's Go code and the device kernel (needs prot
 	$(GO) generate ./loader/feedpb ./gpuingest/cuda/kernel
 
 .PHONY: docs
-docs: build ## docs/cli.md from the help texts; man pages and shell completions for packages, in bin/docs
+docs: build ## docs/cli.md and docs/cli-lab.md from the help texts; man pages and shell completions for packages, in bin/docs
 	@rm -rf bin/docs
 	bin/shoal docs bin/docs
 	cp bin/docs/cli.md docs/cli.md
+	bin/shoal-lab docs docs/cli-lab.md
 
-bench: setup build ## the benchmarks of bench/README.md, side by side in one run
-	$(GO) run ./bench/path
+bench: setup build ## the benchmarks of lab/bench/README.md, side by side in one run
+	$(GO) run ./lab/bench/path
 
 clean: ## remove what was built and the demo's data
 	rm -rf bin .demo .bench

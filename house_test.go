@@ -15,13 +15,13 @@ const module = "github.com/shoalfs/shoal/"
 // longest key that a package's path begins with. What is missing here fails the test, so a new room
 // has to be given its place.
 var mayImport = map[string][]string{
-	"cmd/shoal":                   {"admin", "fusefs", "loader", "loader/feedpb", "loader/feedclient", "gpuingest", "engine", "prefetch/order", "prefetch/certificate", "prefetch/sim", "cache", "cache/catalog", "cache/objstore", "cache/segment", "cache/shard", "internal/machine", "internal/progress", "internal/settings", "demo", "python", "rig/proxy", "rig/testbed", "accelerator", "cache/crypt", "internal/logs", "admin/top", "admin/verdict", "doctor", "profile", "profile/trace", "internal/trace/export", "internal/levenshtein", "audit"},
-	"admin":                       {"engine", "loader", "cache/objstore", "admin/dashboard", "admin/verdict"},
-	"bench/gpu":                   {"gpuingest/cuda"},
+	"cmd/shoal":                   {"internal/admin", "fusefs", "loader", "loader/feedpb", "loader/feedclient", "gpuingest", "engine", "prefetch/order", "prefetch/certificate", "prefetch/sim", "cache", "cache/catalog", "cache/objstore", "cache/segment", "cache/shard", "internal/machine", "internal/progress", "internal/settings", "internal/cli", "internal/workload", "python", "cache/crypt", "internal/logs", "internal/admin/top", "internal/admin/verdict", "internal/doctor", "internal/profile", "internal/profile/trace", "internal/trace/export", "internal/levenshtein", "internal/audit"},
+	"internal/admin":              {"engine", "loader", "cache/objstore", "internal/admin/dashboard", "internal/admin/verdict"},
+	"lab/bench/gpu":               {"gpuingest/cuda"},
 	"cmd/shoal-gpu":               {"loader", "loader/feedpb", "gpuingest", "gpuingest/cuda", "gpuingest/cuda/nvtx", "internal/handover", "internal/logs"},
-	"demo":                        {"rig/photos", "rig/proxy", "rig/s3server", "rig/subproc", "rig/cputime", "internal/progress", "python"},
-	"fusefs":                      {"cache/catalog", "cache/objstore", "profile/trace"},
-	"loader":                      {"loader/feedpb", "prefetch/order", "cache/objstore", "internal/handover", "internal/trace", "audit"},
+	"lab/demo":                    {"lab/rig/photos", "lab/rig/proxy", "lab/rig/s3server", "lab/rig/subproc", "lab/rig/cputime", "internal/progress", "python"},
+	"fusefs":                      {"cache/catalog", "cache/objstore", "internal/profile/trace"},
+	"loader":                      {"loader/feedpb", "prefetch/order", "cache/objstore", "internal/handover", "internal/trace", "internal/audit"},
 	"loader/feedclient":           {"loader", "loader/feedpb", "internal/handover"},
 	"loader/feedpb":               {},
 	"gpuingest":                   {"gpuingest/jpeg", "gpuingest/internal/pillow", "internal/levenshtein"},
@@ -29,9 +29,9 @@ var mayImport = map[string][]string{
 	"gpuingest/jpeg":              {},
 	"gpuingest/cuda":              {"gpuingest", "gpuingest/cuda/kernel", "gpuingest/cuda/nvtx"},
 	"gpuingest/cuda/nvtx":         {},
-	"gpuingest/cuda/kernel":       {},
-	"gpuingest/cuda/driver":       {},
-	"engine":                      {"prefetch", "prefetch/order", "prefetch/infer", "cache", "cache/objstore", "cache/catalog", "cache/segment", "cache/shard", "cache/crypt", "internal/machine", "profile/trace", "internal/trace", "audit"},
+	"gpuingest/cuda/kernel":       {"python"},
+	"lab/driver":                  {},
+	"engine":                      {"prefetch", "prefetch/order", "prefetch/infer", "cache", "cache/objstore", "cache/catalog", "cache/segment", "cache/shard", "cache/crypt", "internal/machine", "internal/profile/trace", "internal/trace", "internal/audit"},
 	"prefetch":                    {"prefetch/order"},
 	"prefetch/infer":              {"prefetch/order", "prefetch/infer/seedsearch"},
 	"prefetch/infer/seedsearch":   {},
@@ -51,27 +51,30 @@ var mayImport = map[string][]string{
 	"cache/segment":               {"internal/killpoint", "cache/crypt"},
 	"cache/objstore":              {"internal/trace"},
 	"cache/objstore/objstoretest": {"cache/objstore"},
-	"accelerator":                 {},
+	"lab/accelerator":             {},
+	"internal/cli":                {"internal/levenshtein", "internal/settings"},
+	"internal/workload":           {},
+	"cmd/shoal-lab":               {"internal/cli", "internal/workload", "internal/progress", "prefetch/order", "python", "lab/accelerator", "lab/demo", "lab/rig/proxy", "lab/rig/testbed"},
 	"python":                      {},
-	"rig":                         {"rig", "gpuingest/jpeg", "internal/progress"},
-	"rig/testbed":                 {"rig", "accelerator"},
-	"bench/transport":             {"bench/kit", "rig/cputime", "loader", "loader/feedclient", "loader/feedpb", "prefetch/order"},
-	"bench/scale":                 {"bench/kit", "rig", "cache/catalog", "cache/segment", "cache/objstore"},
-	"bench":                       {"rig", "gpuingest", "gpuingest/jpeg", "rig/testbed", "cache/objstore", "internal/progress", "accelerator", "prefetch", "prefetch/order", "prefetch/sim"},
-	"e2e":                         {"rig", "internal/doctest"},
-	"examples/consumer":           {"loader/feedclient", "loader/feedpb"},
-	"e2e/trainer":                 {"loader", "loader/feedclient", "loader/feedpb"},
+	"lab/rig":                     {"lab/rig", "gpuingest/jpeg", "internal/progress"},
+	"lab/rig/testbed":             {"lab/rig", "lab/accelerator"},
+	"lab/bench/transport":         {"lab/bench/kit", "lab/rig/cputime", "loader", "loader/feedclient", "loader/feedpb", "prefetch/order"},
+	"lab/bench/scale":             {"lab/bench/kit", "lab/rig", "cache/catalog", "cache/segment", "cache/objstore"},
+	"lab/bench":                   {"lab/rig", "gpuingest", "gpuingest/jpeg", "lab/rig/testbed", "cache/objstore", "internal/progress", "lab/accelerator", "internal/workload", "prefetch", "prefetch/order", "prefetch/sim"},
+	"lab/e2e":                     {"lab/rig", "internal/doctest"},
+	"docs/examples/consumer":      {"loader/feedclient", "loader/feedpb"},
+	"lab/e2e/trainer":             {"loader", "loader/feedclient", "loader/feedpb"},
 	"cache/crypt":                 {"internal/killpoint"},
 	"internal/logs":               {},
-	"admin/dashboard":             {},
-	"admin/verdict":               {"engine", "loader"},
-	"admin/top":                   {"admin/verdict", "engine", "loader"},
-	"profile":                     {"profile/trace", "prefetch", "prefetch/order", "prefetch/infer", "prefetch/sim"},
-	"profile/trace":               {},
-	"doctor":                      {"cache/objstore", "internal/machine"},
+	"internal/admin/dashboard":    {},
+	"internal/admin/verdict":      {"engine", "loader"},
+	"internal/admin/top":          {"internal/admin/verdict", "engine", "loader"},
+	"internal/profile":            {"internal/profile/trace", "prefetch", "prefetch/order", "prefetch/infer", "prefetch/sim"},
+	"internal/profile/trace":      {},
+	"internal/doctor":             {"cache/objstore", "internal/machine"},
 	"internal/trace":              {},
 	"internal/trace/export":       {"internal/trace"},
-	"audit":                       {},
+	"internal/audit":              {},
 }
 
 func room(pkg string) string {
@@ -123,6 +126,19 @@ func TestImportsPointDown(t *testing.T) {
 			if !allowed {
 				t.Errorf("%s imports %s: %s may not import %s", p.ImportPath, imp, from, to)
 			}
+		}
+	}
+}
+
+// The laboratory leaves the product alone: neither binary that users run contains any of it.
+func TestProductIsWithoutLaboratory(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "-tags", "cuda", "./cmd/shoal", "./cmd/shoal-gpu").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pkg := range strings.Lines(string(out)) {
+		if strings.HasPrefix(pkg, module+"lab/") {
+			t.Errorf("the product contains %s", pkg)
 		}
 	}
 }

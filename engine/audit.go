@@ -1,6 +1,6 @@
 package engine
 
-import "github.com/shoalfs/shoal/audit"
+import "github.com/shoalfs/shoal/internal/audit"
 
 // Audit returns the log of who opened what; nil, which takes events, too, if there is none.
 func (h *Host) Audit() *audit.Log { return h.audit }

@@ -18,12 +18,12 @@ import (
 
 	humanize "github.com/dustin/go-humanize"
 
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/audit"
 )
 
 // HostConfig says which cache directory a daemon owns, and within which bounds.

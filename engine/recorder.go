@@ -9,7 +9,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/profile/trace"
+	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
 // recorder hands what readers do to the recordings under way. While there are none it costs its users one

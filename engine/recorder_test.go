@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/profile/trace"
+	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
 // drain reads what a recording holds.

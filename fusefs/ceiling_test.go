@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/rig/cputime"
+	"github.com/shoalfs/shoal/lab/rig/cputime"
 )
 
-// BenchmarkCeiling compares ways to answer a READ with bench/fuseceiling, a bare go-fuse filesystem
+// BenchmarkCeiling compares ways to answer a READ with lab/bench/fuseceiling, a bare go-fuse filesystem
 // that splices from one file: 4,000 files of 63,000 bytes, 8 readers, the kernel's caches dropped
 // before each pass. All mounts are up at once and take turns, so that a noisy machine is noisy to all;
 // medians of files/s and the CPU that each daemon takes a file are logged, and the ratio to the
@@ -143,12 +143,12 @@ func cpuOf(b *testing.B, pid int) time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
-// startCeiling builds and mounts bench/fuseceiling.
+// startCeiling builds and mounts lab/bench/fuseceiling.
 func startCeiling(b *testing.B) (dir string, pid int) {
 	b.Helper()
 	tmp := b.TempDir()
 	bin := filepath.Join(tmp, "fuseceiling")
-	if out, err := exec.Command("go", "build", "-o", bin, "../bench/fuseceiling").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", bin, "../lab/bench/fuseceiling").CombinedOutput(); err != nil {
 		b.Fatalf("%v\n%s", err, out)
 	}
 	dir = filepath.Join(tmp, "mnt")

@@ -12,7 +12,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/profile/trace"
+	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
 const (

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"github.com/shoalfs/shoal/rig/cputime"
+	"github.com/shoalfs/shoal/lab/rig/cputime"
 )
 
 // The oracle is a copy of the dataset on a local file system, mounted read-only. Every operation of

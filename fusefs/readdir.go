@@ -6,7 +6,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/profile/trace"
+	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
 // A position in a directory stream is a number: 0 is ".", 1 is "..", then the subdirectories, then

@@ -6,7 +6,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/profile/trace"
+	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
 // Recorder is a [Control] that can record what readers do: then there is `.shoal/profile`.

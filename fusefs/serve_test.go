@@ -33,7 +33,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/rig/synced"
+	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
 const (

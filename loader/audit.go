@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
-	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/rig/certtest"
+	"github.com/shoalfs/shoal/lab/rig/certtest"
 )
 
 // TestPython runs the Python client's own tests (python/tests) against the server of this package.

@@ -15,12 +15,12 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/shoalfs/shoal/lab/rig/certtest"
+	"github.com/shoalfs/shoal/lab/rig/synced"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/loader/internal/feedtest"
-	"github.com/shoalfs/shoal/rig/certtest"
-	"github.com/shoalfs/shoal/rig/synced"
 )
 
 // logged is a log that a test may look into.

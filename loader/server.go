@@ -20,8 +20,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/handover"
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/loader/internal/wire"

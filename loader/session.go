@@ -11,7 +11,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/loader/internal/wire"

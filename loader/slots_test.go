@@ -17,12 +17,12 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/shoalfs/shoal/lab/rig/synced"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/loader/internal/feedtest"
 	"github.com/shoalfs/shoal/prefetch/order"
-	"github.com/shoalfs/shoal/rig/synced"
 )
 
 // contents returns the bytes of all batches of a stream.

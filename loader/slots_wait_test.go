@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/shoalfs/shoal/lab/rig/synced"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/rig/synced"
 )
 
 // A client that takes its time to get hold of all its slots is reported as one that has them at once.

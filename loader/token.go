@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
-	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/internal/audit"
 )
 
 // Tokens are the secrets of which a client has to present one, as metadata

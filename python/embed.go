@@ -1,8 +1,13 @@
 // Package python carries the trainer's client, the Python package shoal, inside the binary, so that
-// `shoal demo` can unpack it where there is no checkout.
+// `shoal-lab demo` can unpack it where there is no checkout.
 package python
 
 import "embed"
+
+// FinishPTX is the device kernel, made of gpuingest/cuda/kernel/finish.cu.
+//
+//go:embed shoal/finish.ptx
+var FinishPTX string
 
 // Files holds shoal/*.py, py.typed and the device kernel. Copied into a folder that is on PYTHONPATH, they are the
 // package; they need grpcio and numpy, and use torch where it is installed.

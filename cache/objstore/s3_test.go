@@ -25,7 +25,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
-	"github.com/shoalfs/shoal/rig/port"
+	"github.com/shoalfs/shoal/lab/rig/port"
 )
 
 // TestS3Errors: every answer is told by kind, with the cause and the remedy in its text.

@@ -16,7 +16,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
-	"github.com/shoalfs/shoal/rig/synced"
+	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
 // keyedServer accepts only requests by the key that is valid now.

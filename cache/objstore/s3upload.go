@@ -26,7 +26,7 @@ import (
 // verifies it and answers BadDigest, which is tried again. The body is no part of the signature
 // (UNSIGNED-PAYLOAD): over plain HTTP minio-go would otherwise compute SHA-256 over it, by chunks. A
 // part of 16 MiB costs the client 6.4 ms of CPU so, 17.2 ms with signed chunks, and 4.5 ms with
-// neither (BenchmarkPart in rig/s3server). Stores that refuse the header (s3proxy) are sent the MD5.
+// neither (BenchmarkPart in lab/rig/s3server). Stores that refuse the header (s3proxy) are sent the MD5.
 const (
 	crcHeader     = "X-Amz-Checksum-Crc32c"
 	crcAlgorithm  = "X-Amz-Checksum-Algorithm"

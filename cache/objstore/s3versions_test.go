@@ -14,7 +14,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
-	"github.com/shoalfs/shoal/rig/synced"
+	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
 func noPause(t *testing.T) objstore.RetryPolicy {

@@ -19,11 +19,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/gpuingest/cuda/driver"
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
+	"github.com/shoalfs/shoal/lab/driver"
+	"github.com/shoalfs/shoal/lab/rig/synced"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
-	"github.com/shoalfs/shoal/rig/synced"
 )
 
 // patience is for what must happen some time.

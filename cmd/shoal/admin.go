@@ -5,8 +5,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/admin"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // adminOptions are the flags of the admin address.
@@ -22,7 +23,7 @@ func (o *adminOptions) add(c *cobra.Command) {
 
 func (o *adminOptions) check() error {
 	if o.pprof && o.addr == "" {
-		return usagef("--pprof: give --admin too, the address where profiles are served")
+		return cli.Usagef("--pprof: give --admin too, the address where profiles are served")
 	}
 	return nil
 }

@@ -16,8 +16,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // One daemon owns a cache directory and listens on CACHE-DIR/shoal.sock. A verb that finds the directory
@@ -262,8 +263,8 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 	if err != nil && ctx.Err() != nil {
 		end.Code, end.Error = codeEnding, "the daemon is ending"
 	} else if err != nil {
-		end.Code, end.Error = 1, oneLine(err)
-		if errors.As(err, new(usageError)) {
+		end.Code, end.Error = 1, cli.OneLine(err)
+		if errors.As(err, new(cli.UsageError)) {
 			end.Code = 2
 		}
 	}
@@ -381,7 +382,7 @@ func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) 
 			}
 			err := errors.New(r.Ended.Error)
 			if r.Ended.Code == 2 {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			return err
 		}

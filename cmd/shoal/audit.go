@@ -8,14 +8,15 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // auditOptions are the flags about the log of who opened what.
 type auditOptions struct {
 	auditLog  string
-	auditSize size
+	auditSize cli.Size
 	auditKeep int
 }
 
@@ -23,9 +24,9 @@ func (o *auditOptions) add(c *cobra.Command) { o.addTo(c.Flags()) }
 
 func (o *auditOptions) addTo(f *pflag.FlagSet) {
 	o.auditSize = 100 << 20
-	f.StringVar(&o.auditLog, "audit-log", "", "write down here who mounted, opened a session, wrote a plan or changed the cache: a line of JSON each\n(default: nowhere; docs/security.md)")
-	f.Var(&o.auditSize, "audit-log-size", "size at which --audit-log is rotated: FILE becomes FILE.1, and so on; 0 is never")
-	f.IntVar(&o.auditKeep, "audit-log-keep", 5, "files of --audit-log of before that are kept")
+	f.StringVar(&o.auditLog, "audit-log", "", "log mounts, sessions, plans and cache changes to this file, one JSON object a line\n(default: no log; docs/security.md)")
+	f.Var(&o.auditSize, "audit-log-size", "rotate --audit-log at this size (FILE becomes FILE.1, and so on); 0: never")
+	f.IntVar(&o.auditKeep, "audit-log-keep", 5, "number of rotated --audit-log files to keep")
 }
 
 // auditConfig checks the flags.
@@ -34,7 +35,7 @@ func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {
 		return audit.Options{}, nil
 	}
 	if o.auditKeep < 0 || o.auditSize < 0 {
-		return audit.Options{}, usagef("--audit-log-keep and --audit-log-size: give numbers of 0 or more")
+		return audit.Options{}, cli.Usagef("--audit-log-keep and --audit-log-size: give numbers of 0 or more")
 	}
 	path, err := inv.abs(o.auditLog)
 	return audit.Options{Path: path, MaxBytes: int64(o.auditSize), Keep: o.auditKeep}, err
@@ -43,7 +44,7 @@ func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {
 // outcome completes an event by how what it tells of ended.
 func outcome(e audit.Event, err error) audit.Event {
 	if err != nil {
-		e.Outcome, e.Cause = "failed", oneLine(err)
+		e.Outcome, e.Cause = "failed", cli.OneLine(err)
 	}
 	return e
 }

@@ -16,8 +16,9 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // cacheFlags are those of all verbs of cache.
@@ -32,12 +33,12 @@ func cacheCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cache",
 		Short: "Show and change what a cache directory holds",
-		Long: `Shows and changes what a cache directory holds, of one dataset or several, whether a daemon owns it or
-not. The directory is the first argument, or --cache-dir. SOURCE is a source as it was mounted, or the
-first digits of the id that ls shows.`,
+		Long: `Lists and manages the datasets in a cache directory. It works while a daemon uses the directory, and without one.
+The directory is the first argument, or --cache-dir. SOURCE is the source as it was mounted, or the first digits
+of the id that ls shows.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return unknownVerb(c, args[0])
+				return cli.UnknownVerb(c, args[0])
 			}
 			return c.Help()
 		},
@@ -57,7 +58,7 @@ func dirAnd(c *cobra.Command, dir *string, args []string, n int) (string, []stri
 		args = append([]string{*dir}, args...)
 	}
 	if len(args) != n+1 {
-		return "", nil, argumentsError(c, args)
+		return "", nil, cli.ArgumentsError(c, args)
 	}
 	return args[0], args[1:], nil
 }
@@ -116,7 +117,7 @@ func cacheLsCommand(cache *cacheFlags) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "ls [CACHE-DIR]",
-		Short: "List the datasets of a cache directory, or of all that have no --cache-dir",
+		Short: "List the datasets in a cache directory, or in the default ones",
 		Example: `  shoal cache ls /nvme/shoal
   shoal cache ls`,
 		Args: cobra.ArbitraryArgs,
@@ -190,7 +191,7 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 func cacheRmCommand(cache *cacheFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm CACHE-DIR SOURCE",
-		Short:   "Delete what is cached of a dataset that is not open",
+		Short:   "Delete the cached data of a dataset that is not open",
 		Example: "  shoal cache rm /nvme/shoal s3://photos/train",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -216,9 +217,9 @@ func cacheRmCommand(cache *cacheFlags) *cobra.Command {
 }
 
 func cachePinCommand(cache *cacheFlags, name string, pinned bool) *cobra.Command {
-	short := "Keep what is cached of a dataset also while it is not open and others need room"
+	short := "Keep a dataset's cached data while it is not open, even when others need space"
 	if !pinned {
-		short = "Let what is cached of a dataset go when others need room"
+		short = "Allow a dataset's cached data to be removed when others need space"
 	}
 	return &cobra.Command{
 		Use:     name + " CACHE-DIR SOURCE",
@@ -246,7 +247,7 @@ func cachePinCommand(cache *cacheFlags, name string, pinned bool) *cobra.Command
 func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "quota CACHE-DIR SOURCE SIZE|none",
-		Short: "Bound what a dataset may keep on disk",
+		Short: "Limit the disk usage of a dataset",
 		Example: `  shoal cache quota /nvme/shoal s3://photos/train 100GiB
   shoal cache quota /nvme/shoal s3://photos/train none`,
 		Args: cobra.ArbitraryArgs,
@@ -255,13 +256,13 @@ func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var n size
+			var n cli.Size
 			if args[1] != "none" {
 				if err := n.Set(args[1]); err != nil {
-					return usageError{err}
+					return cli.Usage(err)
 				}
 				if n < 16<<20 {
-					return usagef("a quota of %s is too little to keep anything; give at least 16MiB, or none", n.String())
+					return cli.Usagef("a quota of %s is too little to keep anything; give at least 16MiB, or none", n.String())
 				}
 			}
 			return withCache(c, cache, cacheDir, func(h *engine.Host, _ io.Writer) error {

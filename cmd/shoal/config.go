@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/settings"
 )
 
@@ -43,14 +44,13 @@ func configCommand() *cobra.Command {
 	var o configOptions
 	c := &cobra.Command{
 		Use:   "config [VERB [FLAG...]]",
-		Short: "Show what settings hold and where they come from; check a configuration file",
-		Long: `Shows what environment and configuration file set or, with a VERB, all that holds for it: each setting, its
-value, and where it comes from. What follows VERB is taken as its command line, which is not run. It also
-shows which settings of the AWS tools an s3:// source would be opened with; nothing is contacted, and secrets
-are not shown.
+		Short: "Show settings and where they come from; check a configuration file",
+		Long: `Shows what the environment and the configuration file set. With a VERB it shows every setting of that verb, its
+value and its origin. Arguments after VERB are read as its command line, which is not run. It also shows
+which AWS settings an s3:// source would use. Nothing is contacted, and secrets are not shown.
 
-Every flag of a verb is also a variable and a key of the configuration file: --cache-dir, SHOAL_CACHE_DIR,
-cache-dir. A flag wins over the variable, that over the file, and that over the default
+Every flag is also an environment variable and a key of the configuration file: --cache-dir, SHOAL_CACHE_DIR,
+cache-dir. Flags override variables, variables override the file, and the file overrides the defaults
 (docs/configuration.md).`,
 		Example: `  shoal config
   shoal config mount --memory 4GiB
@@ -74,8 +74,8 @@ cache-dir. A flag wins over the variable, that over the file, and that over the 
 	settings.Without(c)
 	f := c.Flags()
 	f.SetInterspersed(false)
-	f.StringVar(&o.check, "check", "", "check this configuration file, and no other; exit code 2 if something is wrong with it")
-	f.BoolVar(&o.example, "example", false, "print a configuration file that holds every setting, commented out")
+	f.StringVar(&o.check, "check", "", "check only this configuration file; exit code 2 if it is not valid")
+	f.BoolVar(&o.example, "example", false, "print a configuration file with every setting, commented out")
 	o.formats(c)
 	return c
 }
@@ -98,7 +98,7 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	schema := schemaOf(root()) // flags keep what they are set to
 	if o.check != "" || o.example {
 		if len(args) > 0 || o.check != "" && o.example || o.asJSON || o.asYAML {
-			return usagef("--check and --example stand alone (see: shoal config --help)")
+			return cli.Usagef("--check and --example stand alone (see: shoal config --help)")
 		}
 		if o.example {
 			return schema.WriteExample(out)
@@ -107,12 +107,12 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	}
 	verb, rest, err := schema.Root.Find(args)
 	if err != nil {
-		return unknownVerb(verb, args[0])
+		return cli.UnknownVerb(verb, args[0])
 	}
 	own := c.Flags().Lookup(configFlag)
 	if verb != schema.Root {
 		if !settings.Has(verb) || len(settings.Flags(verb)) == 0 {
-			return usagef("%s has no settings", verb.CommandPath())
+			return cli.Usagef("%s has no settings", verb.CommandPath())
 		}
 		o.formats(verb)
 		if err := verb.ParseFlags(rest); err != nil {
@@ -122,12 +122,12 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 			own = theirs
 		}
 	} else if len(rest) > 0 && !strings.HasPrefix(rest[0], "-") {
-		return unknownVerb(verb, rest[0])
+		return cli.UnknownVerb(verb, rest[0])
 	} else if len(rest) > 0 {
-		return usagef("%s: name the verb before its flags (see: shoal config --help)", rest[0])
+		return cli.Usagef("%s: name the verb before its flags (see: shoal config --help)", rest[0])
 	}
 	if o.asJSON && o.asYAML {
-		return usagef("--json and --yaml: give one of them")
+		return cli.Usagef("--json and --yaml: give one of them")
 	}
 	file, err := configFile(schema, own.Value.String())
 	if err != nil {
@@ -195,7 +195,7 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 	}
 	var err error
 	if r.AWS, err = objstore.DescribeAWS(os.Getenv); err != nil {
-		r.AWSError = oneLine(err)
+		r.AWSError = cli.OneLine(err)
 	}
 	name := func(c *cobra.Command) string {
 		return strings.TrimPrefix(c.CommandPath(), schema.Root.Name()+" ")

@@ -7,9 +7,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // keyEnv holds the cache's encryption key where no file is given: never a flag's value, which everybody on the
@@ -22,7 +23,7 @@ type cryptOptions struct{ keyFile string }
 func (o *cryptOptions) add(c *cobra.Command) { o.addTo(c.Flags()) }
 
 func (o *cryptOptions) addTo(f *pflag.FlagSet) {
-	f.StringVar(&o.keyFile, "encryption-key-file", "", "file with the key that the cache directory is encrypted by: 32 bytes as they are, in hex or in base64\n(default: the key in "+keyEnv+", if set, else the cache is in clear; docs/security.md)")
+	f.StringVar(&o.keyFile, "encryption-key-file", "", "file with the encryption key of the cache directory: 32 raw bytes, or hex or base64\n(default: the key in "+keyEnv+", if set; otherwise the cache is not encrypted; docs/security.md)")
 }
 
 // secret returns the key that the user gives; nil if none.
@@ -53,11 +54,11 @@ func cacheRekeyCommand(cache *cacheFlags) *cobra.Command {
 	var newFile string
 	c := &cobra.Command{
 		Use:   "rekey CACHE-DIR --new-encryption-key-file FILE",
-		Short: "Change the key that an encrypted cache directory is opened by",
-		Long: `Makes the key in FILE the one that opens CACHE-DIR; the key of before opens it no more. Takes a moment whatever
-the cache holds: what encrypts it is a key of the directory's own, and only that is encrypted anew. Whoever has had
-both the key of before and a copy of CACHE-DIR/ENCRYPTION can still read what was cached: if that is so, remove the
-directory and fill another.`,
+		Short: "Change the key of an encrypted cache directory",
+		Long: `Makes the key in FILE the key of CACHE-DIR; the old key no longer opens it. This takes a moment, whatever the size
+of the cache: the data is encrypted with the directory's own key, and only that key is encrypted again. Anyone who
+had both the old key and a copy of CACHE-DIR/ENCRYPTION can still read the cached data. In that case remove the
+directory and fill a new one.`,
 		Example: "  shoal cache rekey /nvme/shoal --encryption-key-file old.key --new-encryption-key-file new.key",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -66,7 +67,7 @@ directory and fill another.`,
 				return err
 			}
 			if newFile == "" {
-				return usagef("give the new key: --new-encryption-key-file FILE")
+				return cli.Usagef("give the new key: --new-encryption-key-file FILE")
 			}
 			next := cryptOptions{keyFile: newFile}
 			s, err := next.secret(invocationOf(c.Context()))
@@ -84,6 +85,6 @@ directory and fill another.`,
 			})
 		},
 	}
-	c.Flags().StringVar(&newFile, "new-encryption-key-file", "", "file with the new key, 32 bytes as they are, in hex or in base64")
+	c.Flags().StringVar(&newFile, "new-encryption-key-file", "", "file with the new key: 32 raw bytes, or hex or base64")
 	return c
 }

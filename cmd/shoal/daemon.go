@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // A verb with --daemon starts itself again in a new session, with a pipe on which the child tells
@@ -127,7 +129,7 @@ func background(o *engineOptions) (parent bool, err error) {
 	readReadiness(r, func(text string) { fmt.Fprintln(os.Stderr, text) }, func() { became = true }, func(code int, text string) {
 		failure = errors.New(text)
 		if code == 2 {
-			failure = usageError{failure}
+			failure = cli.Usage(failure)
 		}
 	})
 	if became && !interrupted.Load() {
@@ -177,9 +179,9 @@ func failed(err error) {
 		return
 	}
 	code := 1
-	if errors.As(err, new(usageError)) {
+	if errors.As(err, new(cli.UsageError)) {
 		code = 2
 	}
-	fmt.Fprintf(p, "failed %d %s\n", code, oneLine(err))
+	fmt.Fprintf(p, "failed %d %s\n", code, cli.OneLine(err))
 	p.Close()
 }

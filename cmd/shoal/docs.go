@@ -6,13 +6,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
-	"github.com/spf13/pflag"
 
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/settings"
 )
 
@@ -41,7 +40,7 @@ func writeDocs(dir string) error {
 		"shoal.yaml":                  func(w io.Writer) error { return schemaOf(root()).WriteExample(w) },
 		"cli.md":                      writeReference,
 	}
-	documented(root(), func(c *cobra.Command) {
+	cli.Documented(root(), func(c *cobra.Command) {
 		files["man/man1/"+strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"] = func(w io.Writer) error { return writeMan(w, c) }
 	})
 	for name, write := range files {
@@ -58,17 +57,6 @@ func writeDocs(dir string) error {
 		}
 	}
 	return nil
-}
-
-// documented calls do for every command that users see, in the order of the help.
-func documented(c *cobra.Command, do func(*cobra.Command)) {
-	if c.Hidden {
-		return
-	}
-	do(c)
-	for _, sub := range c.Commands() {
-		documented(sub, do)
-	}
 }
 
 // manSections are what every page says beside what cobra knows.
@@ -99,84 +87,23 @@ func writeMan(w io.Writer, c *cobra.Command) error {
 	if long == "" {
 		long = c.Short + "."
 	}
-	c.Long = asMarkdown(long) + manSections
+	c.Long = cli.AsMarkdown(long) + manSections
 	if len(settings.Flags(c)) > 0 || !c.HasParent() {
 		c.Long += manEnvironment
 	}
 	return doc.GenMan(c, &doc.GenManHeader{Section: "1", Source: "Shoal " + version, Manual: "Shoal"}, w)
 }
 
-// asMarkdown makes code blocks of what a help text indents, and keeps its signs from being read as marks.
-func asMarkdown(text string) string {
-	var b strings.Builder
-	block := false
-	for line := range strings.Lines(text) {
-		indented := strings.HasPrefix(line, "  ")
-		if indented != block && strings.TrimSpace(line) != "" {
-			if !strings.HasSuffix(b.String(), "\n\n") {
-				b.WriteByte('\n')
-			}
-			block = indented
-		}
-		if indented {
-			line = "  " + line
-		} else {
-			line = strings.NewReplacer("<", "\\<", "*", "\\*", "{", "\\{").Replace(line)
-		}
-		b.WriteString(line)
-	}
-	return b.String()
-}
-
 // writeReference writes docs/cli.md.
 func writeReference(w io.Writer) error {
-	r := root()
-	var b strings.Builder
-	b.WriteString(`# The command line
+	if _, err := io.WriteString(w, `# The command line
 
-Generated from the help texts by ` + "`make docs`" + `; a test holds it to them. Every flag can be set by a variable and in the configuration
+Generated from the help texts by `+"`make docs`"+`; a test holds it to them. Every flag can be set by a variable and in the configuration
 file, too: [configuration.md](configuration.md). Exit codes: 0 done, 1 failed (one line on standard error names the thing, the
 cause and the remedy), 2 wrong use. Sizes are written 512MiB, 20GiB or 1.5GB, durations 90s or 4h.
 
-| verb | |
-| --- | --- |
-`)
-	documented(r, func(c *cobra.Command) {
-		if c != r {
-			fmt.Fprintf(&b, "| [%s](#%s) | %s |\n", c.CommandPath(), strings.ReplaceAll(c.CommandPath(), " ", "-"), c.Short)
-		}
-	})
-	documented(r, func(c *cobra.Command) {
-		if c == r {
-			return
-		}
-		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n```\n%s\n```\n", c.CommandPath(), c.Short, c.UseLine())
-		if c.Long != "" {
-			fmt.Fprintf(&b, "\n%s\n", strings.TrimRight(asMarkdown(c.Long), "\n"))
-		}
-		if c.Example != "" {
-			fmt.Fprintf(&b, "\n```sh\n%s\n```\n", unindent(c.Example))
-		}
-		own := pflag.NewFlagSet("", pflag.ContinueOnError)
-		_ = c.InheritedFlags() // joins them
-		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if f.Name != configFlag && f.Name != "help" {
-				own.AddFlag(f)
-			}
-		})
-		if text := own.FlagUsagesWrapped(120); text != "" {
-			fmt.Fprintf(&b, "\n```\n%s```\n", text)
-		}
-	})
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// unindent takes away the two spaces of cobra's help.
-func unindent(text string) string {
-	lines := slices.Collect(strings.Lines(text))
-	for i := range lines {
-		lines[i] = strings.TrimPrefix(lines[i], "  ")
+`); err != nil {
+		return err
 	}
-	return strings.Join(lines, "")
+	return cli.Reference(w, root(), configFlag)
 }

@@ -100,7 +100,6 @@ func TestCompletions(t *testing.T) {
 		{[]string{"mount", "file:///x", ""}, ":16\n"},
 		{[]string{"mount", "file:///x", "/y", ""}, ":4\n"},
 		{[]string{"order", "sequ"}, "sequential\tby number\n:4\n"},
-		{[]string{"bench", "reti"}, "retinanet-b200\n:4\n"},
 		{[]string{"feed", "--transport", "s"}, "slots\n:4\n"},
 		{[]string{"config", "cache", ""}, "*ls\tList the datasets"},
 		{[]string{"config", ""}, "*mount\tMount a dataset"},

@@ -11,8 +11,9 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/doctor"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/doctor"
 	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/sim"
@@ -22,7 +23,7 @@ import (
 type doctorOptions struct {
 	cacheDir, mountpoint, python string
 	mostDisk, mostMemory         amount
-	cacheSize, memory            size // what they mean here
+	cacheSize, memory            cli.Size // what they mean here
 	quick, feedOnly, asJSON      bool
 	weakETag                     bool
 }
@@ -31,15 +32,15 @@ func doctorCommand() *cobra.Command {
 	o := doctorOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30}}
 	c := &cobra.Command{
 		Use:   "doctor [SOURCE]",
-		Short: "Check this machine and a source, and say what makes Shoal slow",
-		Long: `Looks at what Shoal needs of this machine (FUSE, limits, the disk of --cache-dir, versions, GPU) and, with SOURCE,
-at the object store: name, TLS, clock, credentials, listing, latency of small GETs, bandwidth and how many
-connections pay. Each check says what was measured, what it means, and what to change; the last one predicts an epoch
-from the measured rates, as shoal plan does.
+		Short: "Check this machine and a source, and name what makes Shoal slow",
+		Long: `Checks this machine (FUSE, limits, the disk of --cache-dir, versions, GPU) and, with SOURCE, the object store: name,
+TLS, clock, credentials, listing, latency of small GETs, bandwidth, and how many connections are useful. Each check
+reports what was measured, what it means, and what to change. The last one predicts an epoch from the measured
+rates, as shoal plan does.
 
-Nothing is changed: what is written to the disk of --cache-dir has no name and is gone with the process. With SOURCE it
-sends some hundred to some thousand GETs. It takes about 20 s, with --quick a third of that. Exit code 1 if a check
-failed (docs/doctor.md).`,
+It changes nothing: its temporary file in --cache-dir has no name and disappears with the process. With SOURCE it sends
+hundreds to thousands of GETs. It takes about 20 s, or a third of that with --quick. Exit code 1 if a check failed
+(docs/doctor.md).`,
 		Example: `  shoal doctor
   shoal doctor s3://photos/train --cache-dir /nvme/shoal --cache-size 200GiB
   shoal doctor s3://photos/train --quick --json`,
@@ -53,14 +54,14 @@ failed (docs/doctor.md).`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.cacheDir, "cache-dir", "", "folder for the cache whose disk is measured (default: that of SOURCE under the user's cache folder)")
-	f.Var(&o.mostDisk, "cache-size", "bytes on disk that will be asked for, as of mount")
-	f.Var(&o.mostMemory, "memory", "memory of the daemon that will be asked for, as of mount")
-	f.StringVar(&o.mountpoint, "mountpoint", "", "folder that will be mounted on, to look whether other containers see it")
+	f.StringVar(&o.cacheDir, "cache-dir", "", "cache folder whose disk is measured (default: the one for SOURCE in the user's cache folder)")
+	f.Var(&o.mostDisk, "cache-size", "the --cache-size that you will give to mount")
+	f.Var(&o.mostMemory, "memory", "the --memory that you will give to mount")
+	f.StringVar(&o.mountpoint, "mountpoint", "", "future mount point, to check whether other containers will see it")
 	f.StringVar(&o.python, "python", "", "the trainer's interpreter (default: the first python3 in PATH)")
-	f.BoolVar(&o.feedOnly, "feed-only", false, "nothing will be mounted: look at nothing of FUSE")
+	f.BoolVar(&o.feedOnly, "feed-only", false, "skip the FUSE checks")
 	f.BoolVar(&o.quick, "quick", false, "measure for a third of the time, and up to 64 connections")
-	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects that are listed without an ETag, as mount does")
+	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects listed without an ETag, as mount does")
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/doctor.md)")
 	return c
 }
@@ -89,7 +90,7 @@ func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 	if opts.Memory, _, err = o.mostMemory.memory(machine.ReadMemory()); err != nil {
 		return err
 	}
-	o.cacheSize, o.memory = size(opts.CacheSize), size(opts.Memory)
+	o.cacheSize, o.memory = cli.Size(opts.CacheSize), cli.Size(opts.Memory)
 	if source != "" {
 		text, err := inv.source(source)
 		if err != nil {

@@ -8,11 +8,11 @@ import (
 	"strconv"
 	"sync/atomic"
 
-	"github.com/shoalfs/shoal/admin"
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/admin"
 )
 
 // door joins the engine to the mount: it is fusefs.Volume and fusefs.Control.

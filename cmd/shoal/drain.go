@@ -12,7 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 )
 
@@ -43,12 +44,12 @@ func (p *phase) ready() error {
 type drainOptions struct{ timeout time.Duration }
 
 func (o *drainOptions) add(c *cobra.Command) {
-	c.Flags().DurationVar(&o.timeout, "drain-timeout", 3*time.Second, "how long an end waits for files that are open and batches under way, before they are cut off")
+	c.Flags().DurationVar(&o.timeout, "drain-timeout", 3*time.Second, "how long shutdown waits for open files and batches in progress")
 }
 
 func (o *drainOptions) check() error {
 	if o.timeout < 0 {
-		return usagef("--drain-timeout %s: give a duration such as 3s, or 0 to wait for nothing", o.timeout)
+		return cli.Usagef("--drain-timeout %s: give a duration such as 3s, or 0 to wait for nothing", o.timeout)
 	}
 	return nil
 }

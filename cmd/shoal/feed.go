@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
@@ -67,10 +68,10 @@ func refused(err error, open *feedpb.Open) error {
 	switch e := (*feedclient.Error)(nil); {
 	case !errors.As(err, &e):
 	case e.Code == codes.InvalidArgument:
-		return usageError{err}
+		return cli.Usage(err)
 	case e.Code == codes.Unavailable:
 		if wrong := loader.Check(context.Background(), open, compileTransform); wrong != nil {
-			return usageError{wrong}
+			return cli.Usage(wrong)
 		}
 	}
 	return err
@@ -117,7 +118,7 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 			}
 			defer client.Close()
 			if client.Transport, err = feedclient.ParseTransport(transport); err != nil {
-				return usagef("--transport: %w", err)
+				return cli.Usagef("--transport: %w", err)
 			}
 			if !given(c, "epochs") && open.State != "" {
 				open.Epochs = 1
@@ -178,23 +179,23 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 	}
 	security.add(c)
 	f := c.Flags()
-	f.Uint32Var(&open.Batch, "batch", 256, "samples a batch, per rank")
+	f.Uint32Var(&open.Batch, "batch", 256, "samples per batch and rank")
 	f.Uint32Var(&open.Epochs, "epochs", 1, "epochs to consume")
 	f.Uint32Var(&open.Epoch, "epoch", 0, "first epoch")
-	f.StringVar(&open.Transform, "transform", "", `what is done to a sample, such as "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw" (default: raw bytes)`)
-	f.Uint64Var(&open.Seed, "seed", 0, "seed of order and augmentation")
+	f.StringVar(&open.Transform, "transform", "", `transform of each sample, such as "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw" (default: raw bytes)`)
+	f.Uint64Var(&open.Seed, "seed", 0, "seed for order and augmentation")
 	f.StringVar(&open.Order, "order", "uniform", "order of the samples")
 	f.Uint32Var(&open.World, "world", 1, "number of ranks")
 	f.Uint32Var(&open.Rank, "rank", 0, "this rank")
-	f.StringVar(&open.Tail, "tail", "", "incomplete last batch: drop, pad or uneven (default: uneven, so that every sample comes)")
+	f.StringVar(&open.Tail, "tail", "", "what to do with an incomplete last batch: drop, pad or uneven (default: uneven, which delivers every sample)")
 	f.StringVar(&open.Bad, "bad", "error", "samples that cannot be decoded: error, skip:0.1% or skip:N an epoch")
 	f.StringVar(&open.Label, "label", "", "what labels are: folder, cls (the number in the file .cls beside a sample), json:KEY (in .json) or none (default: class folders, or else .cls files)")
-	f.StringVar(&open.State, "state", "", "state to go on from, as --json prints it")
+	f.StringVar(&open.State, "state", "", "state to resume from, as printed by --json")
 	f.StringVar(&open.Session, "session", "", "name of the session; a newer one of the same name and rank ends this one")
-	f.BoolVar(&open.Rebatch, "rebatch", false, "allow another global batch than the state's")
-	f.Uint32Var(&open.Credits, "credits", 4, "batches that may be on their way")
-	f.Uint32Var(&open.Weight, "weight", 1, "weight of this session's prefetching against the daemon's other streams, 1 to 1000")
-	f.StringVar(&transport, "transport", "auto", "how batches come: slots (memory shared with a server on this host), chunks (on the connection), or auto")
+	f.BoolVar(&open.Rebatch, "rebatch", false, "allow a global batch size other than the state's")
+	f.Uint32Var(&open.Credits, "credits", 4, "batches that the server may send ahead")
+	f.Uint32Var(&open.Weight, "weight", 1, "prefetching weight of this session relative to the daemon's other streams, 1 to 1000")
+	f.StringVar(&transport, "transport", "auto", "how batches are transferred: slots (memory shared with a server on this host), chunks (over the connection), or auto")
 	f.IntVar(&batches, "batches", 0, "stop after so many batches (0: at the end)")
 	f.BoolVar(&asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
 	c.PreRun = func(c *cobra.Command, _ []string) {

@@ -16,9 +16,9 @@ func fsckCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "fsck CACHE-DIR",
 		Short: "Check a cache directory, record by record",
-		Long: `Reads every record of CACHE-DIR and checks it against its checksums, and the catalog and manifests against
-theirs. Exit code 0: clean; 1: damage was found, also where --repair has mended it. Nothing that is damaged is ever
-served, repaired or not: a daemon checks what it reads. The directory must not be in use.`,
+		Long: `Reads every record, the catalog and the manifests in CACHE-DIR and verifies their checksums. Exit code 0: clean;
+1: damage was found, even if --repair has repaired it. Damaged data is never served, repaired or not, because a
+daemon verifies what it reads. The directory must not be in use.`,
 		Example: `  shoal fsck /nvme/shoal
   shoal fsck /nvme/shoal --repair`,
 		Args: cobra.ExactArgs(1),
@@ -63,7 +63,7 @@ served, repaired or not: a daemon checks what it reads. The directory must not b
 		},
 	}
 	crypt.add(c)
-	c.Flags().BoolVar(&repair, "repair", false, "cut torn tails, drop damaged records and segments, move aside what is no file of a cache")
+	c.Flags().BoolVar(&repair, "repair", false, "truncate incomplete tails, drop damaged records and segments, move foreign files aside")
 	c.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return c
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // defaultFeed is where `shoal serve` listens unless it is told otherwise.
@@ -27,11 +28,10 @@ func healthCommand() *cobra.Command {
 	var security clientSecurity
 	c := &cobra.Command{
 		Use:   "health [MOUNTPOINT|ADDR ...]",
-		Short: "Tell whether mounts and feeds answer, for probes and for those who wait",
-		Long: `Asks each target, and exits 0 if all of them answer: a mount point is read from (its .shoal/stats), a feed's
-address (unix://, tcp://, tls://) is asked by the gRPC health protocol, and of an admin address (http://HOST:PORT)
-/readyz is got. A daemon that starts or drains is not healthy. Without a target, those are asked that are found: every
-mount of shoal, and the feed at ` + defaultFeed + ` if there is a socket.
+		Short: "Check whether mounts and feeds answer, for probes and scripts",
+		Long: `Exits 0 if all targets answer. For a mount point it reads .shoal/stats, for a feed's address (unix://, tcp://, tls://)
+it uses the gRPC health protocol, and for an admin address (http://HOST:PORT) it gets /readyz. A daemon that is
+starting or draining is not healthy. Without a target it checks every Shoal mount that it finds, and the feed at ` + defaultFeed + ` if there is a socket.
 
 With --wait it asks until all answer: a trainer that may start before its data does calls it first.`,
 		Example: `  shoal health /mnt/train unix:///run/shoal/feed.sock
@@ -39,7 +39,7 @@ With --wait it asks until all answer: a trainer that may start before its data d
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, targets []string) error {
 			if timeout <= 0 {
-				return usagef("--timeout %s: give a duration such as 5s", timeout)
+				return cli.Usagef("--timeout %s: give a duration such as 5s", timeout)
 			}
 			var deadline <-chan time.Time
 			if wait > 0 {
@@ -51,7 +51,7 @@ With --wait it asks until all answer: a trainer that may start before its data d
 					fmt.Fprintln(c.OutOrStdout(), "healthy: "+strings.Join(asked, ", "))
 					return nil
 				}
-				if wait <= 0 || errors.As(err, new(usageError)) {
+				if wait <= 0 || errors.As(err, new(cli.UsageError)) {
 					return err
 				}
 				select {
@@ -65,7 +65,7 @@ With --wait it asks until all answer: a trainer that may start before its data d
 		},
 	}
 	security.add(c)
-	c.Flags().DurationVar(&wait, "wait", 0, "ask again until all answer, for so long at most (0: ask once)")
+	c.Flags().DurationVar(&wait, "wait", 0, "retry until all answer, for at most this long (0: ask once)")
 	c.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long an answer may take")
 	return c
 }
@@ -145,7 +145,7 @@ func healthOf(ctx context.Context, target string, timeout time.Duration, securit
 func adminHealth(ctx context.Context, base string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+"/readyz", nil)
 	if err != nil {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	transport := &http.Transport{} // without the environment's proxy
 	defer transport.CloseIdleConnections()

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/progress"
 )
 

@@ -11,6 +11,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -54,7 +55,7 @@ func (a *amount) Set(text string) error {
 		*a = amount{part: v / 100, text: text}
 		return nil
 	}
-	n, err := parseSize(text, "write 512MiB, 20GiB or 1.5GB, a part such as 80%, or auto")
+	n, err := cli.ParseSize(text, "write 512MiB, 20GiB or 1.5GB, a part such as 80%, or auto")
 	if err == nil {
 		*a = amount{bytes: n, text: text}
 	}

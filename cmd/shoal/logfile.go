@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/audit"
+	"github.com/shoalfs/shoal/internal/audit"
 )
 
 // logName is the file in the cache directory that a daemon's output goes to.

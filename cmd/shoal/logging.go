@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/logs"
 )
 
@@ -26,18 +27,18 @@ type logOptions struct {
 func (o *logOptions) add(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.level, "log-level", "info", "debug, info, warn or error")
-	f.StringVar(&o.format, "log-format", logs.Text, "text or json, one line an event")
+	f.StringVar(&o.format, "log-format", logs.Text, "text or json, one line per event")
 }
 
 // logger returns the logger. In a process of its own it is slog's default, and the log package's, too.
 func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(o.level)); err != nil {
-		return nil, usagef("--log-level %q: give debug, info, warn or error", o.level)
+		return nil, cli.Usagef("--log-level %q: give debug, info, warn or error", o.level)
 	}
 	log, err := limiter.New(os.Stderr, o.format, level)
 	if err != nil {
-		return nil, usagef("--log-format: %w", err)
+		return nil, cli.Usagef("--log-format: %w", err)
 	}
 	log = slog.New(warner{log.Handler(), inv})
 	if !inv.attached() {

@@ -11,20 +11,13 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/trace/export"
 )
-
-// usageError marks an error of the command line: exit code 2.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
-func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 // searchVerb makes this process one that searches for a trainer's seed. No user gives it: a daemon does.
 const searchVerb = "search-seeds"
@@ -38,7 +31,7 @@ func main() {
 	if err == nil {
 		err = root().ExecuteContext(ctx)
 	} else {
-		err = usageError{err}
+		err = cli.Usage(err)
 	}
 	stopTracing()
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
@@ -58,18 +51,11 @@ func report(err error) int {
 		return 0
 	}
 	if jsonLog.Load() {
-		slog.Error("shoal: " + oneLine(err))
+		slog.Error("shoal: " + cli.OneLine(err))
 	} else {
-		fmt.Fprintln(os.Stderr, "shoal: "+oneLine(err))
+		fmt.Fprintln(os.Stderr, "shoal: "+cli.OneLine(err))
 	}
-	if errors.As(err, new(usageError)) {
-		return 2
-	}
-	return 1
-}
-
-func oneLine(err error) string {
-	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
+	return cli.Code(err)
 }
 
 func root() *cobra.Command {
@@ -79,27 +65,15 @@ func root() *cobra.Command {
 		Long: `Shoal keeps GPUs fed from object storage. It knows the order of an epoch before the trainer
 asks, so that the trainer never waits: as a mounted filesystem, as a feed of finished batches,
 or as a sidecar container.`,
-		SilenceUsage:  true,
-		SilenceErrors: true,
 	}
-	c.SetFlagErrorFunc(flagError)
-	c.SetHelpCommand(helpCommand())
 	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), stopCommand(), feedCommand(), verifyCommand(),
 		orderCommand(), planCommand(), packCommand(), warmCommand(), fsckCommand(), cacheCommand(),
 		statCommand(), topCommand(),
 		healthCommand(),
 		doctorCommand(), profileCommand(),
 		configCommand(), docsCommand(),
-		demoCommand(), benchCommand(), versionCommand(), proxyCommand())
-	nameArguments(c)
-	tellDefaults(c)
-	c.RunE = func(c *cobra.Command, args []string) error {
-		if len(args) > 0 {
-			return unknownVerb(c, args[0])
-		}
-		return c.Help()
-	}
-	c.Args = cobra.ArbitraryArgs
+		versionCommand())
+	cli.Prepare(c)
 	addSettings(c)
 	addCompletions(c)
 	return c

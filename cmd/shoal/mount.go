@@ -14,10 +14,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/admin"
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -27,7 +28,7 @@ type mountOptions struct {
 	allowOther  bool
 	uid, gid    uint32
 	umask       uint32
-	readAhead   size
+	readAhead   cli.Size
 	timeout     time.Duration
 	debug       bool
 	supervise   bool
@@ -41,14 +42,14 @@ func (o *mountOptions) add(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.kernelCache, "kernel-cache", "auto", "keep file pages in the kernel's cache between opens: auto (if the dataset fits half of the available memory), on, off")
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users read the mount")
-	f.Uint32Var(&o.uid, "uid", uint32(os.Getuid()), "owner of the files shown (default: who mounts)")
-	f.Uint32Var(&o.gid, "gid", uint32(os.Getgid()), "group of the files shown (default: of who mounts)")
+	f.Uint32Var(&o.uid, "uid", uint32(os.Getuid()), "owner of the files (default: the user who mounts)")
+	f.Uint32Var(&o.gid, "gid", uint32(os.Getgid()), "group of the files (default: that of the user who mounts)")
 	f.Lookup("uid").DefValue, f.Lookup("gid").DefValue = "0", "0" // not shown: help is the same for all
 	f.Var((*octal)(&o.umask), "umask", "permission bits to clear, octal")
 	f.Var(&o.readAhead, "read-ahead", "the kernel's read-ahead on the mount")
 	f.DurationVar(&o.timeout, "entry-timeout", 4*time.Hour, "how long the kernel may trust names and attributes")
-	f.BoolVar(&o.passthrough, "passthrough", false, "let the kernel read a file:// source itself: no copy, no cache, and no reads in the stats (Linux 6.9, root)")
-	f.BoolVar(&o.mkdir, "mkdir", false, "make the mount point, an empty folder, if it is not there")
+	f.BoolVar(&o.passthrough, "passthrough", false, "let the kernel read a file:// source directly: no copy, no cache, no read statistics (Linux 6.9, root)")
+	f.BoolVar(&o.mkdir, "mkdir", false, "create the mount point if it does not exist")
 	f.BoolVar(&o.supervise, "supervise", false, "mount again at once if the daemon dies")
 	f.BoolVar(&o.debug, "debug-fuse", false, "log every FUSE message")
 	o.drain.add(c)
@@ -56,7 +57,7 @@ func (o *mountOptions) add(c *cobra.Command) {
 
 func (o *mountOptions) check() error {
 	if !slices.Contains([]string{"auto", "on", "off"}, o.kernelCache) {
-		return usagef("--kernel-cache %q: give auto, on or off", o.kernelCache)
+		return cli.Usagef("--kernel-cache %q: give auto, on or off", o.kernelCache)
 	}
 	return o.drain.check()
 }
@@ -79,12 +80,12 @@ func mountCommand() *cobra.Command {
 		Use:   "mount SOURCE MOUNTPOINT",
 		Short: "Mount a dataset as a filesystem that reads ahead in the order of the epoch",
 		Long: `Mounts SOURCE at MOUNTPOINT, an empty folder. SOURCE is s3://bucket/prefix, file:///dir, or tar shards
-(a prefix that holds a set, or s3://bucket/p/shard-{000000..000127}.tar), whose members appear as the tree that
-was packed. A --cache-dir that a daemon owns already is shared: that daemon mounts this one too. Endpoint and
-credentials are taken as the AWS tools take them (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID,
+(a prefix that holds a set, or s3://bucket/p/shard-{000000..000127}.tar), whose members appear as the original
+tree. If a daemon already uses --cache-dir, that daemon serves this mount too. Endpoint and credentials come from
+the settings of the AWS tools (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
 
-In the mount, by name only: .shoal/stats, .shoal/order, .shoal/plan, .shoal/plans/NAME, .shoal/refresh, .shoal/profile.`,
+Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan, .shoal/plans/NAME, .shoal/refresh, .shoal/profile.`,
 		Example: `  # an unmodified ImageFolder + DistributedSampler(seed=7) will read this
   shoal mount s3://photos/train /mnt/train --cache-dir /nvme/shoal --order torch:seed=7 --daemon
   # tell the order while mounted
@@ -224,16 +225,16 @@ func umountCommand() *cobra.Command {
 	var wait time.Duration
 	c := &cobra.Command{
 		Use:   "umount [MOUNTPOINT]",
-		Short: "Unmount, and wait until the daemon has left the cache in order",
-		Long: `Unmounts MOUNTPOINT, or the only mount on this machine, and waits until the daemon has left the cache in order. With
---at-exit it waits for SIGTERM first, and then detaches what a daemon that was killed has left at MOUNTPOINT: for a
-container that ends after the daemon's (docs/kubernetes.md).`,
+		Short: "Unmount, and wait until the daemon has closed the cache",
+		Long: `Unmounts MOUNTPOINT, or the only mount on this machine, and waits until the daemon has closed the cache. With --at-exit
+it waits for SIGTERM first and then detaches a mount that a killed daemon left at MOUNTPOINT, for a container that
+ends after the daemon's (docs/kubernetes.md).`,
 		Example: "  shoal umount /mnt/train",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if atExit {
 				if len(args) == 0 {
-					return usagef("--at-exit: name the MOUNTPOINT; there may be no mount yet")
+					return cli.Usagef("--at-exit: name the MOUNTPOINT; there may be no mount yet")
 				}
 				fmt.Fprintf(c.ErrOrStderr(), "waiting for SIGTERM, to detach then what is left at %s\n", args[0])
 				<-c.Context().Done()
@@ -311,7 +312,7 @@ func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Durat
 func refreshCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "refresh [MOUNTPOINT]",
-		Short:   "List the source again and move the mount to the new version",
+		Short:   "List the source again and switch the mount to the new version",
 		Long:    "Lists the source again. When it returns, new files are seen, and what was cached of unchanged files is still there. Run it between epochs: an order in progress starts over. Without an argument it takes the only mount on this machine.",
 		Example: "  shoal refresh /mnt/train",
 		Args:    cobra.MaximumNArgs(1),

@@ -24,6 +24,7 @@ var (
 	fenced   = regexp.MustCompile("(?ms)^```.*?^```$")
 	spans    = regexp.MustCompile("`[^`\n]+`")
 	mention  = regexp.MustCompile("(?:^|[\\s(/`\"'>])shoal((?: +[^\\s|;&)#<>`]+)+)")
+	labVerb  = regexp.MustCompile(`\bshoal-lab +([a-z]+)`)
 	verbWord = regexp.MustCompile(`^[a-z]+(-[a-z]+)*$`)
 	flagWord = regexp.MustCompile(`^(--[a-z][a-z0-9-]*|-[a-z])(=.*)?$`)
 	flagIn   = regexp.MustCompile("(?:^|[\\s(`\"'/])(--[a-z][a-z0-9-]*[a-z0-9])")
@@ -69,7 +70,7 @@ func namedTexts(t *testing.T) (all []named) {
 		}
 		rel = filepath.ToSlash(rel)
 		if d.IsDir() {
-			if rel != "." && strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"bin", "bench", "rig", "tools", "e2e"}, rel) || d.Name() == "testdata" || d.Name() == "__pycache__" {
+			if rel != "." && strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"bin", "tools", "lab/bench", "lab/rig", "lab/e2e"}, rel) || d.Name() == "testdata" || d.Name() == "__pycache__" {
 				return filepath.SkipDir
 			}
 			return nil
@@ -79,7 +80,6 @@ func namedTexts(t *testing.T) (all []named) {
 			return err
 		}
 		text := string(data)
-		top, _, _ := strings.Cut(rel, "/")
 		switch ext := filepath.Ext(rel); {
 		case rel == "CHANGELOG.md" || strings.HasPrefix(rel, "docs/adr/"):
 			// of their time
@@ -87,7 +87,7 @@ func namedTexts(t *testing.T) (all []named) {
 			all = append(all, codeOf(rel, text)...)
 		case ext == ".go" && !strings.HasSuffix(rel, "_test.go"):
 			all = append(all, stringsOf(t, rel, data)...)
-		case ext == ".py", slices.Contains([]string{"deploy", "examples", "admin", "demo"}, top) && ext != ".css" && ext != ".go" && d.Type().IsRegular():
+		case ext == ".py", slices.ContainsFunc([]string{"deploy/", "docs/examples/", "internal/admin/", "lab/demo/"}, func(dir string) bool { return strings.HasPrefix(rel, dir) }) && ext != ".css" && ext != ".go" && d.Type().IsRegular():
 			for i, text := range strings.Split(strings.ReplaceAll(text, "\\\n", " "), "\n") {
 				all = append(all, named{rel + ":" + strconv.Itoa(i+1), text, line})
 			}
@@ -222,7 +222,7 @@ func unknownNames(n named) (wrong []string, commands int) {
 func flagsAlone(n named) (flags []string) {
 	found := [][]string{}
 	switch {
-	case others.MatchString(n.text), strings.HasPrefix(n.where, "docs/coming-from.md"), strings.HasPrefix(n.where, "demo/trainer"):
+	case others.MatchString(n.text), strings.HasPrefix(n.where, "docs/coming-from.md"), strings.HasPrefix(n.where, "lab/demo/trainer"):
 	case n.kind == page && strings.HasPrefix(n.text, "--"):
 		word, _, _ := strings.Cut(n.text, " ")
 		found = append(found, flagIn.FindStringSubmatch(word))
@@ -253,6 +253,13 @@ func TestVerbsAndFlags(t *testing.T) {
 		}
 	}
 	each(root())
+	lab, err := os.ReadFile(repository + "/docs/cli-lab.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range flagIn.FindAllStringSubmatch(string(lab), -1) {
+		known[m[1]] = true
+	}
 	commands, alone := 0, 0
 	for _, n := range namedTexts(t) {
 		if slices.Contains(labels, strings.TrimSpace(n.text)) {
@@ -263,6 +270,11 @@ func TestVerbsAndFlags(t *testing.T) {
 		for _, f := range flagsAlone(n) {
 			if alone++; !known[f] {
 				wrong = append(wrong, "no verb has "+f)
+			}
+		}
+		for _, m := range labVerb.FindAllStringSubmatch(n.text, -1) {
+			if commands++; !strings.Contains(string(lab), "\n## shoal-lab "+m[1]+"\n") {
+				wrong = append(wrong, "shoal-lab has no verb "+m[1])
 			}
 		}
 		for _, w := range wrong {

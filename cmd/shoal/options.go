@@ -13,42 +13,14 @@ import (
 	"sync/atomic"
 	"time"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
-
-// size is a flag value in bytes, written 512MiB, 20GiB, 1.5GB.
-type size int64
-
-func (s *size) String() string { return humanize.IBytes(uint64(*s)) }
-func (s *size) Type() string   { return "size" }
-func (s *size) Set(text string) error {
-	n, err := parseSize(text, "write 512MiB, 20GiB or 1.5GB")
-	if err == nil {
-		*s = size(n)
-	}
-	return err
-}
-
-// leastBare is the least number of bytes that is taken without a unit: who writes 10 does not mean bytes.
-const leastBare = 64 << 10
-
-// parseSize reads a size. remedy says how to write one.
-func parseSize(text, remedy string) (int64, error) {
-	n, err := humanize.ParseBytes(text)
-	if err != nil || n > 1<<60 {
-		return 0, fmt.Errorf("%q is not a size (%s)", text, remedy)
-	}
-	if _, err := strconv.ParseFloat(text, 64); err == nil && n > 0 && n < leastBare {
-		return 0, fmt.Errorf("%q has no unit and would be %s bytes (write %sGiB, %sMiB, or %sB if you mean it)", text, text, text, text, text)
-	}
-	return int64(n), nil
-}
 
 // connections is a flag value: a number of requests in flight, or 0 for auto.
 type connections int
@@ -98,12 +70,12 @@ type engineOptions struct {
 	daemon      bool
 	admin       adminOptions
 	packedOptions
-	quota  size
+	quota  cli.Size
 	weight int
 	cryptOptions
 	log logOptions
 	auditOptions
-	logSize size
+	logSize cli.Size
 }
 
 // packedOptions are those about tar shards: what stands in for SOURCE, where a pass is packed to, and what is done
@@ -116,10 +88,10 @@ func (o *engineOptions) add(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.order, "order", "auto", "order in which a reader of the mount will open the samples:\ntorch:seed=S[,epoch=E,world=W,rank=R or A-B,drop_last=0|1],\ntorch-loader:seed=S[,from=manual_seed|generator|stateful,persistent=1], uniform:seed=S,\nwindowed:seed=S,window=W (packed sources), mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none (docs/orders.md)")
 	f.IntVar(&o.epoch, "epoch", -1, "epoch that the order begins with (default: the order's own, else 0)")
-	f.IntVar(&o.weight, "weight", 0, "weight of the mount's prefetching against the daemon's other streams, 1 to 1000 (default 1)")
-	f.StringVar(&o.publish, "publish", "", "pack the dataset to this place once a pass over it is complete")
+	f.IntVar(&o.weight, "weight", 0, "prefetching weight of the mount relative to the daemon's other streams, 1 to 1000 (default 1)")
+	f.StringVar(&o.publish, "publish", "", "pack the dataset to this destination once one pass over it is complete")
 	o.logSize = 10 << 20
-	f.Var(&o.logSize, "log-size", "size at which CACHE-DIR/shoal.log is rotated, of which one of before is kept; 0 is never")
+	f.Var(&o.logSize, "log-size", "rotate CACHE-DIR/shoal.log at this size and keep one old file; 0: never")
 	f.BoolVar(&o.daemon, "daemon", false, "go to the background once ready; log to CACHE-DIR/shoal.log")
 	o.admin.add(c)
 }
@@ -128,16 +100,16 @@ func (o *engineOptions) add(c *cobra.Command) {
 func (o *engineOptions) addData(c *cobra.Command) {
 	o.cacheSize.bytes, o.memory.bytes, o.order, o.epoch = 20<<30, 2<<30, "auto", -1
 	f := c.Flags()
-	f.StringVar(&o.cacheDir, "cache-dir", "", "folder for the cache, owned by this daemon (default: one a source under the user's cache folder)")
-	f.Var(&o.cacheSize, "cache-size", "most bytes on disk under --cache-dir: a size, a part such as 80% of what its file system has room for, or auto, 80%")
-	f.Var(&o.memory, "memory", "most memory of the daemon, metadata and staged samples together: a size, a part such as 50% of the container's limit, or auto, 80% (without a limit, 25% of the machine)")
-	f.Var(&o.quota, "quota", "most bytes on disk for this dataset, where several share --cache-dir (default: what was set before)")
+	f.StringVar(&o.cacheDir, "cache-dir", "", "folder for the cache, owned by this daemon (default: one per source in the user's cache folder)")
+	f.Var(&o.cacheSize, "cache-size", "maximum disk usage of --cache-dir: a size, a share such as 80% of the free space, or auto (80%)")
+	f.Var(&o.memory, "memory", "maximum memory of the daemon: a size, a share such as 50% of the container's limit, or auto (80%; without a limit, 25% of the machine)")
+	f.Var(&o.quota, "quota", "maximum disk usage of this dataset when several share --cache-dir (default: as set before)")
 	f.StringVar(&o.shards, "shards", "", "read SOURCE from this shard set (shoal pack) where it holds the same version")
-	f.StringVar(&o.badShards, "bad-shards", "error", "tar shards that are damaged or missing: error, or skip, which leaves out what they hold and says so")
+	f.StringVar(&o.badShards, "bad-shards", "error", "damaged or missing tar shards: error, or skip (leave out their samples, with a warning)")
 	f.StringVar(&o.records, "records", "", "csv: each row of the .csv and .tsv objects is a sample (docs/records.md)")
 	f.StringVar(&o.samples, "samples", "images", "which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the name")
-	f.BoolVar(&o.refresh, "refresh", false, "list the source again instead of taking the catalog's version")
-	f.Var(&o.connections, "connections", "requests in flight to the object store: a number up to 512, or auto, as many as bring the most bytes")
+	f.BoolVar(&o.refresh, "refresh", false, "list the source again instead of using the saved listing")
+	f.Var(&o.connections, "connections", "requests in flight to the object store: up to 512, or auto (adapts to the highest throughput)")
 	o.cryptOptions.add(c)
 	o.log.add(c)
 	o.store.add(c)
@@ -154,16 +126,16 @@ func (o *engineOptions) config(inv *invocation, source string) (engine.Config, e
 	}
 	for _, text := range []string{source, o.shards, o.publish} {
 		if _, err := objstore.ParseSource(text); err != nil && (text != "" || text == source) {
-			return fail(usageError{err})
+			return fail(cli.Usage(err))
 		}
 	}
 	spec, err := order.Parse(o.order)
 	if err != nil {
-		return fail(usagef("--order: %w", err))
+		return fail(cli.Usagef("--order: %w", err))
 	}
 	if o.epoch >= 0 {
 		if spec, err = spec.With("epoch", strconv.Itoa(o.epoch)); err != nil {
-			return fail(usagef("--epoch: %w", err))
+			return fail(cli.Usagef("--epoch: %w", err))
 		}
 	}
 	if spec.Path() != "" { // the daemon may run elsewhere
@@ -172,11 +144,11 @@ func (o *engineOptions) config(inv *invocation, source string) (engine.Config, e
 			return fail(err)
 		}
 		if spec, err = spec.With("path", path); err != nil {
-			return fail(usagef("--order: %w", err))
+			return fail(cli.Usagef("--order: %w", err))
 		}
 	}
 	if err := spec.Check(); err != nil {
-		return fail(usagef("--order: %w", err))
+		return fail(cli.Usagef("--order: %w", err))
 	}
 	switch o.records {
 	case "":
@@ -185,16 +157,16 @@ func (o *engineOptions) config(inv *invocation, source string) (engine.Config, e
 			o.samples = "*.row"
 		}
 	default:
-		return fail(usagef("--records %s: csv is what is known; leave it out for files and tar shards", o.records))
+		return fail(cli.Usagef("--records %s: csv is what is known; leave it out for files and tar shards", o.records))
 	}
 	if o.badShards != "error" && o.badShards != "skip" {
-		return fail(usagef("--bad-shards %q: give error or skip", o.badShards))
+		return fail(cli.Usagef("--bad-shards %q: give error or skip", o.badShards))
 	}
 	if err := engine.CheckSamples(o.samples); err != nil {
-		return fail(usagef("--samples: %w", err))
+		return fail(cli.Usagef("--samples: %w", err))
 	}
 	if o.weight < 0 || o.weight > loader.MaxWeight {
-		return fail(usagef("--weight %d: give a number from 1 to %d", o.weight, loader.MaxWeight))
+		return fail(cli.Usagef("--weight %d: give a number from 1 to %d", o.weight, loader.MaxWeight))
 	}
 	if err := o.resolveCacheDir(inv, source); err != nil {
 		return fail(err)
@@ -305,7 +277,7 @@ func joinClose(err error, e *engine.Engine) error { return errors.Join(err, e.Cl
 func (o *engineOptions) cacheOutside(folder, what, why string) error {
 	cache, in := resolved(o.cacheDir), resolved(folder)
 	if cache == in || strings.HasPrefix(cache, strings.TrimSuffix(in, "/")+"/") {
-		return usagef("the cache directory %s lies in %s %s and %s (give a --cache-dir outside of it)", o.cacheDir, what, folder, why)
+		return cli.Usagef("the cache directory %s lies in %s %s and %s (give a --cache-dir outside of it)", o.cacheDir, what, folder, why)
 	}
 	return nil
 }

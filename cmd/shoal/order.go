@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/prefetch/certificate"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -34,19 +35,19 @@ func orderCommand() *cobra.Command {
 	var o orderOptions
 	c := &cobra.Command{
 		Use:   "order SPEC",
-		Short: "Print an order: sample numbers, one a line, or what its batches are like",
-		Long: `Prints the sample numbers that SPEC gives for one epoch, one a line, so that anyone can check
-what Shoal expects a trainer to read. With --mount it is the order over that mount's dataset, and --paths
-prints the samples' paths. docs/orders.md describes the orders.
+		Short: "Print an order as sample numbers, one per line, or statistics of its batches",
+		Long: `Prints the sample numbers of one epoch of SPEC, one per line, so that you can check what Shoal expects a trainer to
+read. With --mount it uses that mount's dataset, and --paths prints paths instead of numbers. docs/orders.md describes
+the orders.
 
-Some orders need to know more than how many samples there are; --mount tells all of it:
-  windowed   which samples lie together      or --shard-samples N
-  mixture    which samples are of a class    or --class-samples N, or sources by number (@FIRST-LAST:WEIGHT)
-  buckets    how long each sample is         or --sizes FILE
+Some orders depend on more than the number of samples. --mount provides it, or:
+  windowed   the samples of each shard       --shard-samples N
+  mixture    the samples of each class       --class-samples N, or sources by number (@FIRST-LAST:WEIGHT)
+  buckets    the length of each sample       --sizes FILE
 
---certificate prints what the batches of an epoch are like instead: how often samples of one shard or of one
-class meet in a batch of --batch samples, beside what batches drawn at random would have; with --world also
-what classes each rank sees.`,
+--certificate prints statistics of an epoch's batches instead: how often samples of one shard or class meet in a
+batch of --batch samples, compared with batches drawn at random. With --world it also shows which classes each
+rank sees.`,
 		Example: `  # what rank 1 of 4 of torch's DistributedSampler(seed=7) reads in epoch 3 of 50,000 samples
   shoal order torch:seed=7 --n 50000 --epoch 3 --world 4 --rank 1
   # the third epoch of a DataLoader(shuffle=True) directly after torch.manual_seed(42)
@@ -59,7 +60,7 @@ what classes each rank sees.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			spec, err := order.Parse(args[0])
 			if err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			f := c.Flags()
 			for _, key := range []string{"epoch", "world", "rank"} {
@@ -67,7 +68,7 @@ what classes each rank sees.`,
 					continue
 				}
 				if spec, err = spec.With(key, f.Lookup(key).Value.String()); err != nil {
-					return usagef("--%s: %w", key, err)
+					return cli.Usagef("--%s: %w", key, err)
 				}
 			}
 			if err := o.check(f.Changed("batch")); err != nil {
@@ -80,7 +81,7 @@ what classes each rank sees.`,
 					return err
 				}
 				if spec, err = spec.With("path", path); err != nil {
-					return usageError{err}
+					return cli.Usage(err)
 				}
 			}
 			switch {
@@ -92,7 +93,7 @@ what classes each rank sees.`,
 				if o.paths {
 					out := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
 					if err := e.WriteOrder(out, spec, true); err != nil {
-						return usageError{err}
+						return cli.Usage(err)
 					}
 					return out.Flush()
 				}
@@ -100,9 +101,9 @@ what classes each rank sees.`,
 			case o.mountpoint != "":
 				return o.ofMount(c.Context(), spec, c.OutOrStdout())
 			case o.paths:
-				return usagef("--paths: give --mount too, whose dataset has the paths")
+				return cli.Usagef("--paths: give --mount too, whose dataset has the paths")
 			case o.n < 0 || !f.Changed("n"):
-				return usagef("--n: give the number of samples, 0 or more, or --mount")
+				return cli.Usagef("--n: give the number of samples, 0 or more, or --mount")
 			}
 			facts, err := o.facts(inv)
 			if err != nil {
@@ -113,13 +114,13 @@ what classes each rank sees.`,
 	}
 	f := c.Flags()
 	f.IntVar(&o.n, "n", 0, "number of samples in the dataset")
-	f.IntVar(&o.shardSamples, "shard-samples", 0, "shards of so many consecutive samples each")
-	f.IntVar(&o.classSamples, "class-samples", 0, "classes class0, class1, … of so many consecutive samples each")
-	f.StringVar(&o.sizes, "sizes", "", "file with the length of each sample in bytes, one a line")
+	f.IntVar(&o.shardSamples, "shard-samples", 0, "assume shards of this many consecutive samples")
+	f.IntVar(&o.classSamples, "class-samples", 0, "assume classes class0, class1, … of this many consecutive samples")
+	f.StringVar(&o.sizes, "sizes", "", "file with the length of each sample in bytes, one per line")
 	f.StringVar(&o.mountpoint, "mount", "", "take the samples of this mount")
 	f.BoolVar(&o.paths, "paths", false, "print paths in the mount, not numbers")
 	f.BoolVar(&o.certify, "certificate", false, "print what the batches are like, not the samples")
-	f.IntVar(&o.batch, "batch", 0, "with --certificate: samples in a batch of all ranks together")
+	f.IntVar(&o.batch, "batch", 0, "with --certificate: samples per batch, all ranks together")
 	f.IntVar(&o.epochs, "epochs", 1, "with --certificate: number of epochs, from --epoch on")
 	f.BoolVar(&o.json, "json", false, "with --certificate: print a JSON object for each epoch (schema in docs/orders.md)")
 	f.StringVar(&o.dataset, "dataset", "", "")
@@ -134,17 +135,17 @@ what classes each rank sees.`,
 func (o *orderOptions) check(batchGiven bool) error {
 	switch {
 	case o.certify && o.batch < 1:
-		return usagef("--certificate: give --batch too, the samples in a batch of all ranks together, 1 or more")
+		return cli.Usagef("--certificate: give --batch too, the samples in a batch of all ranks together, 1 or more")
 	case o.certify && o.epochs < 1:
-		return usagef("--epochs %d: give 1 or more", o.epochs)
+		return cli.Usagef("--epochs %d: give 1 or more", o.epochs)
 	case o.certify && o.paths:
-		return usagef("--certificate and --paths: leave one out")
+		return cli.Usagef("--certificate and --paths: leave one out")
 	case !o.certify && (batchGiven || o.json || o.epochs != 1):
-		return usagef("--batch, --epochs and --json are for --certificate: give it too, or leave them out")
+		return cli.Usagef("--batch, --epochs and --json are for --certificate: give it too, or leave them out")
 	case o.shardSamples < 0 || o.classSamples < 0:
-		return usagef("--shard-samples %d, --class-samples %d: give numbers of samples", o.shardSamples, o.classSamples)
+		return cli.Usagef("--shard-samples %d, --class-samples %d: give numbers of samples", o.shardSamples, o.classSamples)
 	case o.mountpoint != "" && (o.shardSamples > 0 || o.classSamples > 0 || o.sizes != ""):
-		return usagef("--mount knows the shards, classes and sizes: leave --shard-samples, --class-samples and --sizes out")
+		return cli.Usagef("--mount knows the shards, classes and sizes: leave --shard-samples, --class-samples and --sizes out")
 	}
 	return nil
 }
@@ -200,12 +201,12 @@ func readSizes(path string, n int) ([]int64, error) {
 		text := string(bytes.TrimSpace(line))
 		size, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || size < 0 {
-			return nil, usagef("--sizes %s, line %d: %q is no length in bytes", path, len(sizes)+1, text)
+			return nil, cli.Usagef("--sizes %s, line %d: %q is no length in bytes", path, len(sizes)+1, text)
 		}
 		sizes = append(sizes, size)
 	}
 	if len(sizes) != n {
-		return nil, usagef("--sizes %s has %d lines for %d samples: give one for each", path, len(sizes), n)
+		return nil, cli.Usagef("--sizes %s has %d lines for %d samples: give one for each", path, len(sizes), n)
 	}
 	return sizes, nil
 }
@@ -232,11 +233,11 @@ func (o *orderOptions) print(c *cobra.Command, inv *invocation, spec order.Spec,
 func orderError(err error) error {
 	switch {
 	case errors.Is(err, order.ErrNeedsShards):
-		return usagef("%w (here: --shard-samples N, or --mount of packed shards)", err)
+		return cli.Usagef("%w (here: --shard-samples N, or --mount of packed shards)", err)
 	case errors.Is(err, order.ErrNeedsFacts):
-		return usagef("%w (here: --mount MOUNTPOINT, --sizes FILE or --class-samples N)", err)
+		return cli.Usagef("%w (here: --mount MOUNTPOINT, --sizes FILE or --class-samples N)", err)
 	}
-	return usageError{err}
+	return cli.Usage(err)
 }
 
 // epochCertificate is the line that --json prints.
@@ -253,7 +254,7 @@ func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.S
 	if spec.World() > 1 {
 		var err error
 		if spec, err = spec.With("rank", fmt.Sprintf("0-%d", spec.World()-1)); err != nil {
-			return usageError{err}
+			return cli.Usage(err)
 		}
 	}
 	subject := certificate.Subject{Batch: o.batch, Samples: facts.Samples, World: spec.World()}
@@ -281,7 +282,7 @@ func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.S
 		cert, err := certificate.Of(subject)
 		done()
 		if err != nil {
-			return usageError{err}
+			return cli.Usage(err)
 		}
 		line := epochCertificate{1, spec.String(), spec.Algorithm(), epoch, cert}
 		if o.json {

@@ -18,11 +18,12 @@ import (
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/gpuingest"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
 func packCommand() *cobra.Command {
-	shardSize, most := size(64<<20), amount{bytes: 400 << 20}
+	shardSize, most := cli.Size(64<<20), amount{bytes: 400 << 20}
 	var seed uint64
 	requests := connections(256)
 	var asJSON bool
@@ -52,17 +53,17 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 			case err != nil:
 				return err
 			case shardSize < 1<<20:
-				return usagef("--shard-size %s: give at least 1MiB", shardSize.String())
+				return cli.Usagef("--shard-size %s: give at least 1MiB", shardSize.String())
 			case memory < 128<<20:
-				return usagef("--memory %s: give at least 128MiB", most.String())
+				return cli.Usagef("--memory %s: give at least 128MiB", most.String())
 			}
 			(&invocation{remarks: remarks}).logLimits(slog.Default())
 			if err := re.check(given(c, "quality")); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			for _, text := range args {
 				if _, err := objstore.ParseSource(text); err != nil {
-					return usageError{err}
+					return cli.Usage(err)
 				}
 			}
 			from, to, err := packStores(invocationOf(c.Context()), store, destKeyFile)
@@ -97,17 +98,17 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 		},
 	}
 	f := c.Flags()
-	f.Var(&shardSize, "shard-size", "size of a shard; a sample that is larger gets one of its own")
-	f.Uint64Var(&seed, "seed", 0, "seed of the order in which samples are packed")
-	f.Var(&requests, "connections", "most requests in flight: a number up to 512, or auto, 512")
-	f.Var(&most, "memory", "most memory of the process, as of mount")
+	f.Var(&shardSize, "shard-size", "shard size; a larger sample gets its own shard")
+	f.Uint64Var(&seed, "seed", 0, "seed for the order in which samples are packed")
+	f.Var(&requests, "connections", "maximum requests in flight: up to 512, or auto (512)")
+	f.Var(&most, "memory", "maximum memory of the process, as for mount")
 	f.StringVar(&re.resize, "resize", "", "resize larger pictures first: short=400 makes the shorter side 400 pixels")
-	f.IntVar(&re.Quality, "quality", 90, "quality of the JPEG that a resized picture becomes, 1 to 100")
-	f.BoolVar(&re.Decode, "decode", false, "store pictures as raw pixels (npy), some nine times as large, which need no decoding")
-	f.StringVar(&re.spool, "spool", "", "folder for the files that --resize and --decode make (default: the system's for temporary files)")
+	f.IntVar(&re.Quality, "quality", 90, "JPEG quality of resized pictures, 1 to 100")
+	f.BoolVar(&re.Decode, "decode", false, "store pictures as raw pixels (npy): about nine times the size, no decoding")
+	f.StringVar(&re.spool, "spool", "", "folder for the temporary files of --resize and --decode (default: the system's)")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	store.add(c)
-	f.StringVar(&destKeyFile, "dest-sse-c-key-file", "", "file of the key that S3 encrypts the shards with, or none (default: that of --sse-c-key-file)")
+	f.StringVar(&destKeyFile, "dest-sse-c-key-file", "", "file with the key that S3 encrypts the shards with, or none (default: as --sse-c-key-file)")
 	return c
 }
 

@@ -17,17 +17,18 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/accelerator"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/internal/workload"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/sim"
 )
 
 // planOptions are the flags of shoal plan.
 type planOptions struct {
-	cacheSize, memory, sampleSize          size
+	cacheSize, memory, sampleSize          cli.Size
 	mostDisk, mostMemory                   amount
 	bandwidth                              bandwidth
 	latency, step, requestCPU, read        time.Duration
@@ -53,10 +54,10 @@ func planCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plan [SOURCE]",
 		Short: "Predict how busy accelerators will be, before a byte is fetched",
-		Long: `Lists SOURCE and simulates training on it: the planner that a mount or a feed runs, against a model of the
-object store and of the trainer. It predicts utilisation, stall, bytes and requests epoch by epoch, says what
-bounds them, and with --target how much cache or bandwidth would do. Nothing but the listing is fetched, and no
-cache directory is touched.
+		Long: `Lists SOURCE and simulates training on it, with the prefetcher of mounts and feeds and a model of the object store
+and the trainer. It predicts utilisation, stalls, bytes and requests for each epoch and names the bottleneck. With
+--target it also finds how much cache or bandwidth is enough. Only the listing is fetched, and no cache directory is
+touched.
 
 Without SOURCE, --samples and --sample-size describe a dataset that does not exist yet.`,
 		Example: `  shoal plan s3://photos/train --cache-size 200GiB --bandwidth 10Gbit --latency 30ms --batch 400 --step-time 224ms
@@ -81,36 +82,36 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 		},
 	}
 	f := c.Flags()
-	f.Var(&o.mostDisk, "cache-size", "bytes on disk for samples, as of mount; parts and auto are of this machine")
-	f.Var(&o.mostMemory, "memory", "most memory of the daemon, as of mount; parts and auto are of this machine")
-	f.Var(&o.bandwidth, "bandwidth", "of the line to the object store: 10Gbit, 1GiB/s or unlimited")
+	f.Var(&o.mostDisk, "cache-size", "disk space for samples, as for mount; shares and auto refer to this machine")
+	f.Var(&o.mostMemory, "memory", "maximum memory of the daemon, as for mount; shares and auto refer to this machine")
+	f.Var(&o.bandwidth, "bandwidth", "bandwidth to the object store: 10Gbit, 1GiB/s or unlimited")
 	f.DurationVar(&o.latency, "latency", 30*time.Millisecond, "median time to an answer's first byte")
 	f.Float64Var(&o.sigma, "latency-sigma", 0.3, "sigma of the latency's lognormal distribution")
-	f.Float64Var(&o.requestRate, "request-rate", 0, "requests a second that the store answers (default: no limit)")
-	f.DurationVar(&o.requestCPU, "request-cpu", 0, "time of one core that a request takes the daemon, all requests one after the other")
-	f.Var(&o.connections, "connections", "most requests in flight to the object store, as of mount")
+	f.Float64Var(&o.requestRate, "request-rate", 0, "requests per second that the store answers (default: no limit)")
+	f.DurationVar(&o.requestCPU, "request-cpu", 0, "CPU time of the daemon per request; requests are processed one after the other")
+	f.Var(&o.connections, "connections", "maximum requests in flight to the object store, as for mount")
 	f.StringVar(&o.workload, "workload", "", "take --batch, --step-time and --sample-size from: "+strings.Join(workloadNames(), ", "))
-	f.IntVar(&o.batch, "batch", 0, "samples that one accelerator takes a step")
+	f.IntVar(&o.batch, "batch", 0, "samples per step of one accelerator")
 	f.DurationVar(&o.step, "step-time", 0, "compute time of a step")
 	f.IntVar(&o.accelerators, "accelerators", 1, "accelerators that step together")
-	f.IntVar(&o.workers, "workers", 8, "loader workers of each accelerator; 0: it reads between two steps")
-	f.IntVar(&o.prefetch, "prefetch", 2, "batches that a worker reads ahead")
-	f.DurationVar(&o.read, "read-time", 0, "time that a worker takes over a sample whose bytes are there (decoding)")
-	f.StringVar(&o.order, "order", "uniform:seed=0", "order in which the samples are read, as of mount")
+	f.IntVar(&o.workers, "workers", 8, "loader workers per accelerator; 0: it reads between steps")
+	f.IntVar(&o.prefetch, "prefetch", 2, "batches that each worker reads ahead")
+	f.DurationVar(&o.read, "read-time", 0, "time that a worker spends on a sample once it has the bytes (decoding)")
+	f.StringVar(&o.order, "order", "uniform:seed=0", "order in which the samples are read, as for mount")
 	f.IntVar(&o.epochs, "epochs", 2, "epochs to simulate")
-	f.BoolVar(&o.warm, "warm", false, "begin with a filled cache (shoal warm)")
-	f.StringVar(&o.policy, "policy", "keep", "what stays in the cache: keep, which is Shoal's; for comparison lru, belady, none; all")
-	f.StringVar(&o.target, "target", "", "utilisation, such as 95%, to find the least cache and the least bandwidth for")
-	f.StringVar(&o.samples, "samples", "images", "of SOURCE: which files are numbered: images, * or a glob on the name;\nwithout SOURCE: how many samples")
+	f.BoolVar(&o.warm, "warm", false, "start with a filled cache (as after shoal warm)")
+	f.StringVar(&o.policy, "policy", "keep", "cache policy: keep (Shoal's); for comparison lru, belady or none; or all")
+	f.StringVar(&o.target, "target", "", "find the smallest cache and the lowest bandwidth for this utilisation, such as 95%")
+	f.StringVar(&o.samples, "samples", "images", "with SOURCE: which files are samples: images, * or a glob on the name;\nwithout SOURCE: number of samples")
 	f.Var(&o.sampleSize, "sample-size", "without SOURCE: mean size of a sample")
-	f.Uint64Var(&o.seed, "seed", 0, "seed of what is random in the model")
+	f.Uint64Var(&o.seed, "seed", 0, "seed of the model's random numbers")
 	f.BoolVar(&o.asJSON, "json", false, "print the prediction as JSON (docs/plan.md)")
 	o.store.add(c)
 	return c
 }
 
 func workloadNames() (names []string) {
-	for _, s := range accelerator.Shapes {
+	for _, s := range workload.Shapes {
 		names = append(names, s.Name)
 	}
 	return names
@@ -128,7 +129,7 @@ func (o *planOptions) limits() error {
 			return err
 		}
 	}
-	o.cacheSize, o.memory = size(disk), size(memory)
+	o.cacheSize, o.memory = cli.Size(disk), cli.Size(memory)
 	return nil
 }
 
@@ -139,9 +140,9 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 		return err
 	}
 	if o.workload != "" {
-		shape, ok := accelerator.Find(o.workload)
+		shape, ok := workload.Find(o.workload)
 		if !ok {
-			return usagef("--workload %q: give one of %s", o.workload, strings.Join(workloadNames(), ", "))
+			return cli.Usagef("--workload %q: give one of %s", o.workload, strings.Join(workloadNames(), ", "))
 		}
 		if !outranks(c, "batch", "workload") {
 			o.batch = shape.Batch
@@ -150,71 +151,71 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 			o.step = shape.Step
 		}
 		if !outranks(c, "sample-size", "workload") {
-			o.sampleSize = size(shape.SampleBytes)
+			o.sampleSize = cli.Size(shape.SampleBytes)
 		}
 	}
 	switch {
 	case o.batch < 1:
-		return usagef("--batch %d: give the samples that an accelerator takes a step, 1 or more, or a --workload", o.batch)
+		return cli.Usagef("--batch %d: give the samples that an accelerator takes a step, 1 or more, or a --workload", o.batch)
 	case o.step <= 0:
-		return usagef("--step-time %s: give the compute time of a step, such as 224ms, or a --workload", o.step)
+		return cli.Usagef("--step-time %s: give the compute time of a step, such as 224ms, or a --workload", o.step)
 	case o.accelerators < 1 || o.accelerators > maxAccelerators:
-		return usagef("--accelerators %d: give a number from 1 to %d", o.accelerators, maxAccelerators)
+		return cli.Usagef("--accelerators %d: give a number from 1 to %d", o.accelerators, maxAccelerators)
 	case o.workers < 0 || o.workers > maxWorkers:
-		return usagef("--workers %d: give a number from 0 to %d", o.workers, maxWorkers)
+		return cli.Usagef("--workers %d: give a number from 0 to %d", o.workers, maxWorkers)
 	case o.prefetch < 1 || o.prefetch > maxWorkers:
-		return usagef("--prefetch %d: give a number from 1 to %d", o.prefetch, maxWorkers)
+		return cli.Usagef("--prefetch %d: give a number from 1 to %d", o.prefetch, maxWorkers)
 	case o.epochs < 1:
-		return usagef("--epochs %d: give 1 or more", o.epochs)
+		return cli.Usagef("--epochs %d: give 1 or more", o.epochs)
 	case o.latency < 0 || o.requestCPU < 0 || o.read < 0:
-		return usagef("--latency %s, --request-cpu %s, --read-time %s: none of them may be negative", o.latency, o.requestCPU, o.read)
+		return cli.Usagef("--latency %s, --request-cpu %s, --read-time %s: none of them may be negative", o.latency, o.requestCPU, o.read)
 	case !(o.sigma >= 0 && o.sigma <= 4):
-		return usagef("--latency-sigma %g: give a number from 0 to 4", o.sigma)
+		return cli.Usagef("--latency-sigma %g: give a number from 0 to 4", o.sigma)
 	case !(o.requestRate >= 0 && o.requestRate <= math.MaxFloat32):
-		return usagef("--request-rate %g: give the requests a second, or 0 for no limit", o.requestRate)
+		return cli.Usagef("--request-rate %g: give the requests a second, or 0 for no limit", o.requestRate)
 	}
 	if o.spec, err = order.Parse(o.order); err == nil {
 		err = o.spec.Check()
 	}
 	switch {
 	case err != nil:
-		return usagef("--order: %w", err)
+		return cli.Usagef("--order: %w", err)
 	case !o.spec.Computed():
-		return usagef("--order %s computes nothing that could be simulated (give uniform:seed=0, or what the trainer reads by)", o.order)
+		return cli.Usagef("--order %s computes nothing that could be simulated (give uniform:seed=0, or what the trainer reads by)", o.order)
 	case o.spec.Name() == "torch-loader":
-		return usagef("--order %s: the order of later epochs is not known (give uniform:seed=0, with which it takes as long)", o.order)
+		return cli.Usagef("--order %s: the order of later epochs is not known (give uniform:seed=0, with which it takes as long)", o.order)
 	}
 	if o.policy == "all" {
 		o.policies = []sim.Policy{sim.Keep, sim.LRU, sim.Belady}
 	} else {
 		p, err := sim.ParsePolicy(o.policy)
 		if err != nil {
-			return usagef("--policy: %w", err)
+			return cli.Usagef("--policy: %w", err)
 		}
 		o.policies = []sim.Policy{p}
 	}
 	if o.target != "" {
 		if o.utilisation, err = parseTarget(o.target); err != nil {
-			return usagef("--target: %w", err)
+			return cli.Usagef("--target: %w", err)
 		}
 	}
 	switch {
 	case source && given(c, "sample-size"):
-		return usagef("--sample-size: SOURCE has sizes of its own; leave one of them out")
+		return cli.Usagef("--sample-size: SOURCE has sizes of its own; leave one of them out")
 	case source:
 		if err := engine.CheckSamples(o.samples); err != nil {
-			return usagef("--samples: %w", err)
+			return cli.Usagef("--samples: %w", err)
 		}
 		return nil
 	}
 	o.synthetic, err = strconv.Atoi(o.samples)
 	switch {
 	case !changed("samples"):
-		return usagef("give a SOURCE, or --samples and --sample-size of a dataset that does not exist yet")
+		return cli.Usagef("give a SOURCE, or --samples and --sample-size of a dataset that does not exist yet")
 	case err != nil || o.synthetic < 1 || o.synthetic > maxSynthetic:
-		return usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s", o.samples, humanize.Comma(maxSynthetic))
+		return cli.Usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s", o.samples, humanize.Comma(maxSynthetic))
 	case o.sampleSize < 1:
-		return usagef("--sample-size: give the mean size of a sample, such as 100KB, or a --workload")
+		return cli.Usagef("--sample-size: give the mean size of a sample, such as 100KB, or a --workload")
 	}
 	return nil
 }
@@ -568,7 +569,7 @@ func (p *predictor) advice(t planTarget) string {
 	case *t.CacheBytes == 0:
 		ways = append(ways, fmt.Sprintf("no cache is needed at %s", p.o.bandwidth.String()))
 	default:
-		ways = append(ways, fmt.Sprintf("--cache-size %s (%.1f%% of the dataset) at %s", size(*t.CacheBytes).ceil(), 100**t.CacheFraction, p.o.bandwidth.String()))
+		ways = append(ways, fmt.Sprintf("--cache-size %s (%.1f%% of the dataset) at %s", ceil(cli.Size(*t.CacheBytes)), 100**t.CacheFraction, p.o.bandwidth.String()))
 	}
 	switch {
 	case t.Bandwidth == nil:
@@ -585,7 +586,7 @@ func (p *predictor) advice(t planTarget) string {
 }
 
 // ceil returns the size in whole MiB, or GiB where that is exact enough, rounded up.
-func (s size) ceil() string {
+func ceil(s cli.Size) string {
 	unit, name := int64(1<<20), "MiB"
 	if s >= 100<<30 {
 		unit, name = 1<<30, "GiB"

@@ -11,6 +11,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // shoal runs a verb in this process and returns what it prints.
@@ -120,7 +122,7 @@ func TestPlanWrongUse(t *testing.T) {
 		append(some, "--latency-sigma", "NaN"), append(some, "--request-rate", "-1"), append(some, "--order", "plan"), append(some, "--order", "torch-loader:seed=1"),
 		append(some, "--order", "torch:seed=1,world=2"), append(some, "--policy", "fifo"), append(some, "--target", "100%"), append(some, "--target", "x"), append(some, "--bandwidth", "10"),
 	} {
-		if _, err := shoal(t, append([]string{"plan"}, args...)...); !errors.As(err, new(usageError)) {
+		if _, err := shoal(t, append([]string{"plan"}, args...)...); !errors.As(err, new(cli.UsageError)) {
 			t.Errorf("shoal plan %s: %v", strings.Join(args, " "), err)
 		}
 	}

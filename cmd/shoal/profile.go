@@ -14,8 +14,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/profile"
-	"github.com/shoalfs/shoal/profile/trace"
+	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/profile"
+	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
 // profileOptions are the flags of shoal profile.
@@ -31,13 +32,13 @@ func profileCommand() *cobra.Command {
 	o := profileOptions{bandwidth: 10e9 / 8}
 	c := &cobra.Command{
 		Use:   "profile [MOUNTPOINT]",
-		Short: "Record what a trainer does on a mount, and say what would help",
-		Long: `Records what is opened and read on the mount, by which processes, in which order, and how long reads wait, for
---duration or until Ctrl-C; without a MOUNTPOINT, on the only mount of this machine. Then it says which of the known patterns that is (docs/profile.md), with figures, what would
-help, and what that would bring by the model of shoal plan: the job as it was seen, with the latency that was measured.
+		Short: "Record what a trainer does on a mount, and suggest improvements",
+		Long: `Records opens and reads on the mount for --duration or until Ctrl-C: by which process, in which order, and how long
+each waited. Then it names the access pattern (docs/profile.md), suggests what would help, and estimates the gain
+with the model of shoal plan. Without a MOUNTPOINT it takes the only mount on this machine.
 
-Recording costs the mount next to nothing, and ends with this command however it ends. Only the mount's owner may do
-it. --out keeps the recording, one JSON value a line; --from reads one.`,
+Recording costs almost nothing and stops when this command ends. Only the mount's owner may record. --out saves the
+recording as JSON lines; --from reads one.`,
 		Example: `  shoal profile /mnt/train
   shoal profile /mnt/train --duration 5m --out monday.trace --bandwidth 2Gbit
   shoal profile --from monday.trace --json`,
@@ -71,11 +72,11 @@ it. --out keeps the recording, one JSON value a line; --from reads one.`,
 	}
 	f := c.Flags()
 	f.DurationVar(&o.duration, "duration", time.Minute, "how long to record; 0: until Ctrl-C, which always ends it early")
-	f.StringVar(&o.out, "out", "", "file to keep the recording in")
-	f.StringVar(&o.from, "from", "", "look at a recording that was kept, instead of a mount")
-	f.Var(&o.bandwidth, "bandwidth", "of the line to the object store, for the estimate (shoal doctor measures it)")
-	f.IntVar(&o.batch, "batch", 64, "samples that the trainer takes a step, for the estimate")
-	f.DurationVar(&o.step, "step-time", 0, "compute time of a step, for the estimate (default: as fast as the trainer was seen)")
+	f.StringVar(&o.out, "out", "", "save the recording to this file")
+	f.StringVar(&o.from, "from", "", "analyse a saved recording instead of a mount")
+	f.Var(&o.bandwidth, "bandwidth", "bandwidth to the object store, for the estimate (shoal doctor measures it)")
+	f.IntVar(&o.batch, "batch", 64, "samples per step of the trainer, for the estimate")
+	f.DurationVar(&o.step, "step-time", 0, "compute time of a step, for the estimate (default: as observed)")
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/profile.md)")
 	return c
 }
@@ -83,13 +84,13 @@ it. --out keeps the recording, one JSON value a line; --from reads one.`,
 func (o *profileOptions) check(args []string) error {
 	switch {
 	case o.from != "" && len(args) > 0:
-		return usagef("give a MOUNTPOINT or --from, not both")
+		return cli.Usagef("give a MOUNTPOINT or --from, not both")
 	case o.from != "" && o.out != "":
-		return usagef("--out: %s is a recording already", o.from)
+		return cli.Usagef("--out: %s is a recording already", o.from)
 	case o.duration < 0 || o.step < 0:
-		return usagef("--duration %s, --step-time %s: neither may be negative", o.duration, o.step)
+		return cli.Usagef("--duration %s, --step-time %s: neither may be negative", o.duration, o.step)
 	case o.batch < 1:
-		return usagef("--batch %d: give the samples of a step, 1 or more", o.batch)
+		return cli.Usagef("--batch %d: give the samples of a step, 1 or more", o.batch)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 )
@@ -23,11 +24,11 @@ type feedSecurity struct {
 
 func (s *feedSecurity) add(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&s.files.Cert, "tls-cert", "", "certificate for tls:// addresses, PEM, with its intermediates; read again when it changes")
+	f.StringVar(&s.files.Cert, "tls-cert", "", "certificate for tls:// addresses, PEM, with intermediates; reloaded when it changes")
 	f.StringVar(&s.files.Key, "tls-key", "", "key of --tls-cert, PEM")
-	f.StringVar(&s.files.ClientCA, "tls-client-ca", "", "authorities, PEM: clients of tls:// addresses need a certificate that one of them signed")
-	f.StringVar(&s.tokenFile, "token-file", "", "file with tokens, one a line: clients need one of them (default: the token in "+tokenEnv+", if set)")
-	f.BoolVar(&s.remote, "allow-remote", false, "listen beyond loopback even where clients are not authenticated or nothing is encrypted")
+	f.StringVar(&s.files.ClientCA, "tls-client-ca", "", "CA certificates, PEM: clients of tls:// addresses need a certificate signed by one of them")
+	f.StringVar(&s.tokenFile, "token-file", "", "file with tokens, one per line: clients must present one of them (default: the token in "+tokenEnv+", if set)")
+	f.BoolVar(&s.remote, "allow-remote", false, "listen beyond loopback even without authentication or encryption")
 }
 
 // resolve checks the flags and reads the files.
@@ -44,7 +45,7 @@ func (s *feedSecurity) resolve(inv *invocation, log *slog.Logger, lo *loader.Lis
 	lo.AllowRemote = s.remote
 	if s.files != (loader.TLSFiles{}) {
 		if s.files.Cert == "" || s.files.Key == "" {
-			return nil, usagef("TLS needs a certificate and its key: pass both --tls-cert and --tls-key")
+			return nil, cli.Usagef("TLS needs a certificate and its key: pass both --tls-cert and --tls-key")
 		}
 		var err error
 		if lo.TLS, err = loader.ServerTLS(s.files, log); err != nil {
@@ -68,11 +69,11 @@ type clientSecurity struct {
 
 func (s *clientSecurity) add(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&s.s.CA, "ca", "", "authorities that may have signed the certificate of a tls:// server, PEM (default: the system's)")
+	f.StringVar(&s.s.CA, "ca", "", "CA certificates for tls:// servers, PEM (default: the system's)")
 	f.StringVar(&s.s.Cert, "cert", "", "certificate of this client, PEM, for servers with --tls-client-ca")
 	f.StringVar(&s.s.Key, "key", "", "key of --cert, PEM")
 	f.StringVar(&s.s.ServerName, "server-name", "", "name in the server's certificate (default: the host of ADDR)")
-	f.StringVar(&s.tokenFile, "token-file", "", "file with the token for a server that wants one (default: "+tokenEnv+", if set)")
+	f.StringVar(&s.tokenFile, "token-file", "", "file with the token for the server (default: "+tokenEnv+", if set)")
 }
 
 // dial prepares a connection to a feed. What the flags say wrong is wrong use.
@@ -86,7 +87,7 @@ func (s *clientSecurity) dial(addr string) (*feedclient.Client, error) {
 	}
 	client, err := feedclient.Dial(addr, feedclient.WithSecurity(s.s))
 	if err != nil {
-		return nil, usageError{err}
+		return nil, cli.Usage(err)
 	}
 	return client, nil
 }

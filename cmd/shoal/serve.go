@@ -11,10 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/admin"
-	"github.com/shoalfs/shoal/audit"
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -32,8 +33,7 @@ func serveCommand() *cobra.Command {
 		Short: "Serve a dataset as a feed of finished batches over gRPC",
 		Long: `Serves SOURCE as a batch feed: a trainer opens a session (order, batch size, rank, transform) and
 receives decoded, augmented batches. With --mount the same daemon also mounts it.
-Beyond this machine it is served at tls:// addresses, to clients that have a certificate or a token
-(docs/feed.md). The protocol is loader/feedpb/feed.proto; the Python client is python/shoal.`,
+Clients on other machines connect to tls:// addresses with a certificate or a token (docs/feed.md). The protocol is loader/feedpb/feed.proto; the Python client is python/shoal.`,
 		Example: `  shoal serve s3://photos/train --listen unix:///run/shoal/feed.sock
   shoal serve s3://photos/train --listen tcp://127.0.0.1:7070 --mount /mnt/train --daemon
   shoal serve s3://photos/train --listen tls://0.0.0.0:7070 --tls-cert tls.crt --tls-key tls.key --token-file tokens`,
@@ -45,7 +45,7 @@ Beyond this machine it is served at tls:// addresses, to clients that have a cer
 				return err
 			}
 			if workers < 0 {
-				return usagef("--workers %d: give a number of samples, or 0 for one a processor", workers)
+				return cli.Usagef("--workers %d: give a number of samples, or 0 for one a processor", workers)
 			}
 			if mountpoint != "" {
 				if mountpoint, err = inv.abs(mountpoint); err != nil {
@@ -84,11 +84,11 @@ Beyond this machine it is served at tls:// addresses, to clients that have a cer
 	mo.add(c)
 	security.add(c)
 	f := c.Flags()
-	f.StringArrayVar(&listen, "listen", []string{defaultFeed}, "address of the feed, unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT; may be given several times")
-	f.StringVar(&mountpoint, "mount", "", "mount the dataset here too")
+	f.StringArrayVar(&listen, "listen", []string{defaultFeed}, "address of the feed: unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT; may be repeated")
+	f.StringVar(&mountpoint, "mount", "", "also mount the dataset here")
 	f.Var(&mode, "socket-mode", "permission bits of a unix socket")
 	f.StringVar(&group, "socket-group", "", "group of a unix socket (default: the daemon's)")
-	f.IntVar(&workers, "workers", 0, "samples decoded at once (default: one a processor)")
+	f.IntVar(&workers, "workers", 0, "samples decoded in parallel (default: one per CPU)")
 	return c
 }
 
@@ -182,7 +182,7 @@ func listenAll(addrs []string, lo loader.ListenOptions) (listeners []net.Listene
 		l, err := loader.Listen(addr, lo)
 		if err != nil {
 			if errors.Is(err, loader.ErrAddress) {
-				err = usageError{err}
+				err = cli.Usage(err)
 			}
 			closeAll()
 			return nil, nil, nil, err

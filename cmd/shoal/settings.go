@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/settings"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -101,11 +102,6 @@ func addSettings(root *cobra.Command) {
 	f.Lookup(standingFlag).Hidden = true
 	settings.CommandLineOnly(f.Lookup(configFlag))
 	settings.CommandLineOnly(f.Lookup(standingFlag))
-	for _, c := range root.Commands() { // whose results must not depend on what else holds on this machine
-		if c.Name() == "bench" || c.Name() == "demo" {
-			settings.Without(c)
-		}
-	}
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		if passedOn(c) {
 			return settings.Standing(c, strings.Split(c.Flags().Lookup(standingFlag).Value.String(), ","))
@@ -157,7 +153,7 @@ func applySettings(c *cobra.Command) error {
 // wrongUse makes errors about settings errors of use.
 func wrongUse(err error) error {
 	if errors.Is(err, settings.ErrWrong) {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	return err
 }
@@ -175,7 +171,7 @@ func configFile(s *settings.Schema, path string) (*settings.File, error) {
 	}
 	file, err := s.Load(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, usagef("%s %s: there is no such file", from, path)
+		return nil, cli.Usagef("%s %s: there is no such file", from, path)
 	}
 	return file, wrongUse(err)
 }
@@ -201,8 +197,8 @@ func withOrigins(c *cobra.Command, err error) error {
 		return err
 	}
 	told := fmt.Errorf("%w (%s)", err, strings.Join(from, ", "))
-	if errors.As(err, new(usageError)) {
-		return usageError{told}
+	if errors.As(err, new(cli.UsageError)) {
+		return cli.Usage(told)
 	}
 	return told
 }

@@ -16,8 +16,8 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/admin/verdict"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/loader"
 )
 
@@ -57,9 +57,9 @@ func statCommand() *cobra.Command {
 	var security clientSecurity
 	c := &cobra.Command{
 		Use:   "stat [MOUNTPOINT|ADDR]",
-		Short: "Show what a daemon did and holds",
-		Long: `Shows whether the trainer has waited since the daemon's start, and for what, and what the daemon did and holds. Without
-an argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
+		Short: "Show a daemon's statistics",
+		Long: `Shows whether the trainer has waited since the daemon started, what it waited for, and the daemon's counters. Without an
+argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
 		Example: `  shoal stat /mnt/train
   shoal stat unix:///run/shoal/feed.sock --json`,
 		Args: cobra.MaximumNArgs(1),

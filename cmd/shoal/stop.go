@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/admin"
+	"github.com/shoalfs/shoal/internal/admin"
 )
 
 func stopCommand() *cobra.Command {
@@ -22,10 +22,9 @@ func stopCommand() *cobra.Command {
 	var security clientSecurity
 	c := &cobra.Command{
 		Use:   "stop [ADDR|MOUNTPOINT]",
-		Short: "End a feed or a daemon of this machine, and wait until the cache is left in order",
-		Long: `Ends what serves ADDR or MOUNTPOINT, as SIGTERM does: sessions end, what is mounted with it is unmounted, and the
-cache is left in order. Of a daemon that serves several mounts and feeds only that feed ends, unless --all is given.
-Without an argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
+		Short: "Stop a feed or a daemon on this machine, and wait until the cache is closed",
+		Long: `Stops the daemon that serves ADDR or MOUNTPOINT, as SIGTERM does: sessions end, its mounts are unmounted, and the
+cache is closed. If the daemon serves several mounts and feeds, only that feed stops, unless --all is given. Without an argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
 		Example: "  shoal stop unix:///run/shoal/feed.sock",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -71,7 +70,7 @@ Without an argument it takes the only daemon on this machine that has a mount or
 		},
 	}
 	security.add(c)
-	c.Flags().BoolVar(&all, "all", false, "end it with all that it serves")
+	c.Flags().BoolVar(&all, "all", false, "stop the whole daemon with everything that it serves")
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for the daemon")
 	return c
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // storeOptions are the flags that say how an object store is spoken to (docs/s3.md).
@@ -26,13 +27,13 @@ const customerKeyVariable = "SHOAL_SSE_C_KEY"
 
 func (o *storeOptions) add(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&o.keyFile, "sse-c-key-file", "", "file of the key that S3 decrypts the objects with (SSE-C): 32 bytes, or these in base64 or hex; or "+customerKeyVariable)
-	f.Int64Var(&o.getsPerHour, "gets-per-hour", 0, "most GETs and HEADs in any hour; beyond it prefetching slows down, then readers wait (default: no bound)")
+	f.StringVar(&o.keyFile, "sse-c-key-file", "", "file with the SSE-C key of the objects: 32 raw bytes, or base64 or hex; or "+customerKeyVariable)
+	f.Int64Var(&o.getsPerHour, "gets-per-hour", 0, "maximum GETs and HEADs in any hour; near the limit prefetching slows down, at the limit readers wait (default: no limit)")
 	f.StringVar(&o.prices, "price", "", "what requests cost, for reports: get=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD")
-	f.StringVar(&o.versions, "object-versions", "auto", "auto: where the bucket is versioned, what is overwritten in mid-epoch is read on as it was listed; off: it is an error")
-	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects that are listed without an ETag (then size and time stand for it)")
-	f.BoolVar(&o.linksOutside, "links-outside", false, "follow symbolic links of a file:// source that lead out of it, instead of refusing them")
-	f.BoolVar(&o.requesterPays, "requester-pays", false, "pay for the requests to a bucket whose owner wants it so")
+	f.StringVar(&o.versions, "object-versions", "auto", "auto: in a versioned bucket, objects overwritten in mid-epoch are still read as listed; off: that is an error")
+	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects listed without an ETag (size and time are used instead)")
+	f.BoolVar(&o.linksOutside, "links-outside", false, "follow symbolic links that lead out of a file:// source")
+	f.BoolVar(&o.requesterPays, "requester-pays", false, "pay for requests to a requester-pays bucket")
 }
 
 // options checks the flags and reads the key.
@@ -42,14 +43,14 @@ func (o *storeOptions) options(inv *invocation) (objstore.StoreOptions, error) {
 		return objstore.StoreOptions{}, fmt.Errorf("--sse-c-key-file: %w", err)
 	}
 	if o.versions != "auto" && o.versions != "off" {
-		return objstore.StoreOptions{}, usagef("--object-versions %q: give auto or off", o.versions)
+		return objstore.StoreOptions{}, cli.Usagef("--object-versions %q: give auto or off", o.versions)
 	}
 	if o.getsPerHour != 0 && o.getsPerHour < objstore.LeastBudget {
-		return objstore.StoreOptions{}, usagef("--gets-per-hour %d: give at least %d", o.getsPerHour, objstore.LeastBudget)
+		return objstore.StoreOptions{}, cli.Usagef("--gets-per-hour %d: give at least %d", o.getsPerHour, objstore.LeastBudget)
 	}
 	prices, err := objstore.ParsePrices(o.prices)
 	if err != nil {
-		return objstore.StoreOptions{}, usagef("--price: %w", err)
+		return objstore.StoreOptions{}, cli.Usagef("--price: %w", err)
 	}
 	return objstore.StoreOptions{
 		CustomerKey: key, RequesterPays: o.requesterPays, CurrentOnly: o.versions == "off", WeakETag: o.weakETag, GetsPerHour: o.getsPerHour, Prices: prices,

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"syscall"
 	"time"
+
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // supervisedEnv marks the process that a supervisor started.
@@ -102,7 +104,7 @@ func superviseOnce(ctx context.Context, ending *drainOptions, first bool) (wasRe
 	}, func(code int, text string) {
 		failure = errors.New(text)
 		if code == 2 {
-			failure = usageError{failure}
+			failure = cli.Usage(failure)
 		}
 	})
 	if orphan != nil {

@@ -16,8 +16,9 @@ import (
 	"github.com/charmbracelet/x/term"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/admin/top"
-	"github.com/shoalfs/shoal/admin/verdict"
+	"github.com/shoalfs/shoal/internal/admin/top"
+	"github.com/shoalfs/shoal/internal/admin/verdict"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 func topCommand() *cobra.Command {
@@ -26,14 +27,14 @@ func topCommand() *cobra.Command {
 	interval := time.Second
 	c := &cobra.Command{
 		Use:   "top [MOUNTPOINT|ADDR|ADMIN-URL]",
-		Short: "Watch a daemon: is the GPU waiting, and for what",
-		Long: `Shows, once a second, whether the trainer waits and for what, the lead over it, throughput, what
-served its reads, sessions, the slowest keys and errors. It asks a mount, a feed's address
-(unix:///…, tcp://…, tls://…) or an admin address (http://HOST:PORT). Without an argument it takes
-the mount on this machine, or asks which if there are several; where there is none, the default feed.
+		Short: "Watch a daemon live: is the GPU waiting, and for what",
+		Long: `Shows once a second whether the trainer waits and for what, how far ahead of it Shoal is, throughput, where reads
+were served from, sessions, the slowest keys, and errors. The target is a mount, a feed's address (unix:///…,
+tcp://…, tls://…) or an admin address (http://HOST:PORT). Without an argument it takes the only mount on this machine,
+asks if there are several, and takes the default feed if there is none.
 
 Keys: q quits, p pauses, 1 to 4 and tab choose a pane, the arrows scroll it, ? helps.
-It prints one frame as plain text where its output is no terminal. NO_COLOR is honoured.`,
+If the output is not a terminal, it prints one frame as plain text. NO_COLOR is honoured.`,
 		Example: `  shoal top
   shoal top /mnt/train
   shoal top http://127.0.0.1:7071
@@ -41,7 +42,7 @@ It prints one frame as plain text where its output is no terminal. NO_COLOR is h
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if interval < 100*time.Millisecond {
-				return usagef("--interval %v: give at least 100ms", interval)
+				return cli.Usagef("--interval %v: give at least 100ms", interval)
 			}
 			out, onTerminal := c.OutOrStdout().(*os.File)
 			onTerminal = onTerminal && term.IsTerminal(out.Fd()) && term.IsTerminal(os.Stdin.Fd())
@@ -71,7 +72,7 @@ It prints one frame as plain text where its output is no terminal. NO_COLOR is h
 		},
 	}
 	security.add(c)
-	c.Flags().BoolVar(&once, "once", false, "print one frame as plain text, of one interval, and end")
+	c.Flags().BoolVar(&once, "once", false, "print one frame as plain text and exit")
 	c.Flags().DurationVar(&interval, "interval", interval, "time between frames")
 	return c
 }
@@ -167,7 +168,7 @@ func chooseMount(mounts []shoalMount, ask bool, in io.Reader, out io.Writer) (st
 		for _, m := range mounts {
 			paths = append(paths, m.path)
 		}
-		return "", usagef("there are %d mounts (give one of %s)", len(mounts), strings.Join(paths, ", "))
+		return "", cli.Usagef("there are %d mounts (give one of %s)", len(mounts), strings.Join(paths, ", "))
 	}
 	for i, m := range mounts {
 		fmt.Fprintf(out, "%d  %s  (%s)\n", i+1, m.path, m.source)
@@ -175,11 +176,11 @@ func chooseMount(mounts []shoalMount, ask bool, in io.Reader, out io.Writer) (st
 	fmt.Fprintf(out, "which one, 1 to %d? ", len(mounts))
 	line, err := bufio.NewReader(in).ReadString('\n')
 	if err != nil {
-		return "", usagef("no answer (give a mount point)")
+		return "", cli.Usagef("no answer (give a mount point)")
 	}
 	n, err := strconv.Atoi(strings.TrimSpace(line))
 	if err != nil || n < 1 || n > len(mounts) {
-		return "", usagef("%q is none of 1 to %d", strings.TrimSpace(line), len(mounts))
+		return "", cli.Usagef("%q is none of 1 to %d", strings.TrimSpace(line), len(mounts))
 	}
 	return mounts[n-1].path, nil
 }

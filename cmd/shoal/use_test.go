@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // A wrong command line is told what is wrong with it: by the names that the help has, and with what may be meant.
@@ -25,7 +26,6 @@ func TestWrongUse(t *testing.T) {
 		"mout a b":                      `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
 		"nonesuch":                      `there is no verb "nonesuch" (see: shoal --help)`,
 		"cache lss":                     `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
-		"demo stor":                     `there is no verb "stor": did you mean shoal demo store? (see: shoal demo --help)`,
 		"config mout":                   `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
 		"help cache lss":                `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
 		"mount a b --cach-dir=x":        "shoal mount has no flag --cach-dir: did you mean --cache-dir? (see: shoal mount --help)",
@@ -44,7 +44,7 @@ func TestWrongUse(t *testing.T) {
 		c.SetArgs(strings.Fields(line))
 		c.SetOut(io.Discard)
 		c.SetErr(io.Discard)
-		if err := c.ExecuteContext(t.Context()); err == nil || err.Error() != want || !errors.As(err, new(usageError)) {
+		if err := c.ExecuteContext(t.Context()); err == nil || err.Error() != want || !errors.As(err, new(cli.UsageError)) {
 			t.Errorf("shoal %s: %v\nwant %s", line, err, want)
 		}
 	}
@@ -53,10 +53,10 @@ func TestWrongUse(t *testing.T) {
 // What a verb's Use names is what it takes: every verb says so of an argument too many, and none blames cobra's count.
 func TestArgumentsAreNamed(t *testing.T) {
 	commands(root(), func(c *cobra.Command) {
-		if c.Args == nil || c.Hidden || strings.Contains(c.Use, "...") || c.HasSubCommands() && c.Name() != "demo" {
+		if c.Args == nil || c.Hidden || strings.Contains(c.Use, "...") || c.HasSubCommands() {
 			return
 		}
-		err := c.Args(c, strings.Fields(strings.Repeat("x ", len(argumentsOf(c))+1)))
+		err := c.Args(c, strings.Fields(strings.Repeat("x ", len(cli.ArgumentsOf(c))+1)))
 		if err == nil { // the verb checks it itself, since --cache-dir may stand for one of them
 			if !strings.HasPrefix(c.CommandPath(), "shoal cache ") {
 				t.Errorf("%s takes more than %q", c.CommandPath(), c.Use)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/python"
 )
 
@@ -21,11 +22,11 @@ func verifyCommand() *cobra.Command {
 	var interpreter string
 	c := &cobra.Command{
 		Use:   "verify ADDR",
-		Short: "Replay batches of a feed in your own torchvision, and compare",
-		Long: `Takes batches of pictures from the feed at ADDR, and the stored files of the same rows; does to these in your Python's
-torchvision what was drawn for each row, and compares every value. It prints for each row whether it is equal, or what differs.
+		Short: "Replay a feed's batches in your own torchvision, and compare",
+		Long: `Takes batches of pictures from the feed at ADDR, applies the same random transforms to the original files with your
+own torchvision, and compares every value. It prints for each row whether it is equal, or what differs.
 Exit code 0: all are equal; 1: some differ; 2: they could not be compared. It runs the Python package that this binary
-carries; python -m shoal verify is the same.`,
+carries; python -m shoal verify does the same.`,
 		Example: `  shoal verify unix:///run/shoal/feed.sock
   shoal verify unix:///run/shoal/feed.sock --transform "RandomResizedCrop(224)|RandAugment()|fp32" --batches 10`,
 		Args: cobra.ExactArgs(1),
@@ -37,10 +38,10 @@ carries; python -m shoal verify is the same.`,
 			client.Close()
 			missing, err := exec.CommandContext(c.Context(), interpreter, "-c", verifyNeeds).Output()
 			if err != nil {
-				return usagef("%s does not run: %w (name another by --python)", interpreter, err)
+				return cli.Usagef("%s does not run: %w (name another by --python)", interpreter, err)
 			}
 			if list := strings.Fields(string(missing)); len(list) > 0 {
-				return usagef("%s has no %s, which the batches are replayed with (%[1]s -m pip install numpy grpcio torch torchvision pillow, or name another Python by --python)",
+				return cli.Usagef("%s has no %s, which the batches are replayed with (%[1]s -m pip install numpy grpcio torch torchvision pillow, or name another Python by --python)",
 					interpreter, strings.Join(list, ", no "))
 			}
 			dir, err := os.MkdirTemp("", "shoal-verify-")
@@ -67,7 +68,7 @@ carries; python -m shoal verify is the same.`,
 			case errors.As(err, &exit) && exit.ExitCode() == 1:
 				return fmt.Errorf("%s: some rows differ from what torchvision makes of them (the lines above say which, and by how much)", args[0])
 			case err != nil:
-				return usagef("%s could not be compared: %s", args[0], strings.TrimPrefix(strings.TrimSpace(said.String()), "shoal verify: "))
+				return cli.Usagef("%s could not be compared: %s", args[0], strings.TrimPrefix(strings.TrimSpace(said.String()), "shoal verify: "))
 			}
 			return nil
 		},
@@ -78,8 +79,8 @@ carries; python -m shoal verify is the same.`,
 	f.Int("batch", 16, "rows of a batch")
 	f.Int("batches", 1, "batches to compare")
 	f.String("order", "uniform", "order of the samples")
-	f.Uint64("seed", 0, "seed of order and augmentation")
+	f.Uint64("seed", 0, "seed for order and augmentation")
 	f.Uint32("epoch", 0, "epoch")
-	f.StringVar(&interpreter, "python", "python3", "the Python whose torchvision is compared with")
+	f.StringVar(&interpreter, "python", "python3", "Python interpreter whose torchvision is compared with")
 	return c
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 func warmCommand() *cobra.Command {
@@ -21,7 +22,7 @@ func warmCommand() *cobra.Command {
 		Use:   "warm SOURCE",
 		Short: "Fill the cache before a job starts",
 		Long: `Fetches the files of SOURCE that the cache directory does not hold yet, and keeps them on disk. If a
-daemon owns the directory it does so beside what it is doing. Interrupted, it keeps what it has.`,
+daemon uses the directory, that daemon does the work. If interrupted, it keeps what it has.`,
 		Example: `  shoal warm s3://photos/train --cache-dir /nvme/shoal --cache-size 200GiB
   # half of the bytes, spread evenly over every epoch
   shoal warm s3://photos/train --cache-dir /nvme/shoal --fraction 0.5`,
@@ -29,10 +30,10 @@ daemon owns the directory it does so beside what it is doing. Interrupted, it ke
 		RunE: func(c *cobra.Command, args []string) error {
 			inv := invocationOf(c.Context())
 			if fraction <= 0 || fraction > 1 {
-				return usagef("--fraction %g: give a number above 0, up to 1", fraction)
+				return cli.Usagef("--fraction %g: give a number above 0, up to 1", fraction)
 			}
 			if list != "" && given(c, "fraction") {
-				return usagef("--fraction and --list: give one of them")
+				return cli.Usagef("--fraction and --list: give one of them")
 			}
 			cfg, host, err := eo.config(inv, args[0])
 			if err != nil {
@@ -55,8 +56,8 @@ daemon owns the directory it does so beside what it is doing. Interrupted, it ke
 	}
 	eo.addData(c)
 	f := c.Flags()
-	f.Float64Var(&fraction, "fraction", 1, "part of the dataset's bytes to keep")
-	f.StringVar(&list, "list", "", "file of the paths to keep, relative to SOURCE, one a line")
+	f.Float64Var(&fraction, "fraction", 1, "share of the dataset's bytes to keep")
+	f.StringVar(&list, "list", "", "file with the paths to keep, relative to SOURCE, one per line")
 	return c
 }
 

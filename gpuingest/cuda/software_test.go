@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shoalfs/shoal/gpuingest/cuda/driver"
+	"github.com/shoalfs/shoal/lab/driver"
 )
 
 // root is the module's folder.
@@ -92,7 +92,7 @@ func TestBenchmarkOnSoftwareDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	bin := filepath.Join(dir, "bench")
-	build(t, "build", "-o", bin, root+"/bench/gpu")
+	build(t, "build", "-o", bin, root+"/lab/bench/gpu")
 	cmd := exec.Command(bin, "-rows", "4", "-height", "16", "-width", "16", "-steps", "2", "-repeat", "3", "-step", "1ms")
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(lib))
 	out, _ := cmd.CombinedOutput()

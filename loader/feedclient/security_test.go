@@ -9,7 +9,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"github.com/shoalfs/shoal/rig/certtest"
+	"github.com/shoalfs/shoal/lab/rig/certtest"
 )
 
 // A client that writes when the server has refused it and closed hears from the reader what the server said.

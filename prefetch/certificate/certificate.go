@@ -67,7 +67,7 @@ type Shards struct {
 	// Open is the most shards of which, at some position, a sample has been read and another is still
 	// to come: what has to be at hand to read each shard once.
 	Open int `json:"most_open"`
-	// Formula is what DESIGN's fact 4 expects of Open shards open, all of the mean size:
+	// Formula is what the formula of shards expects of Open shards open, all of the mean size:
 	// 1 + (B-1)(S-1)/(WS-1)·(1-W/shards).
 	Formula float64 `json:"formula_design_effect"`
 }
@@ -211,7 +211,7 @@ func measureShards(s Subject, all tally) *Shards {
 }
 
 // Formula returns the design effect that is expected of batches of an order that has open of so many shards open,
-// each of size samples: 1 + (B-1)(S-1)/(WS-1)·(1-W/shards), DESIGN's fact 4.
+// each of size samples: 1 + (B-1)(S-1)/(WS-1)·(1-W/shards).
 func Formula(batch int, size float64, open, shards int) float64 {
 	w := float64(open)
 	if w*size <= 1 || shards == 0 {

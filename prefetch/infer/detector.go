@@ -415,11 +415,3 @@ func (d *Detector) First() (o Open, ok bool) {
 	}
 	return d.lock.first, true
 }
-
-// Seen returns how many opens the longest trace holds that has no finding yet.
-func (d *Detector) Seen() (n int) {
-	for _, t := range d.traces {
-		n = max(n, len(t.opens))
-	}
-	return n
-}

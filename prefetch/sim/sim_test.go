@@ -104,7 +104,7 @@ func TestRequestsBound(t *testing.T) {
 	}
 }
 
-// Fact 1 of DESIGN: the same trace over a line of 1.05 times what the missing share needs. The table:
+// The same trace over a line of 1.05 times what the missing share needs. The table:
 // `go test -run KeepsBusy -v ./prefetch/sim`.
 func TestKeepsBusy(t *testing.T) {
 	const n = 30_000

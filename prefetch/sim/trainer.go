@@ -3,7 +3,7 @@ package sim
 // trainer models accelerators that work in step, each with a PyTorch DataLoader: batch k is read by
 // worker k mod Workers, sample by sample, as soon as it is less than Prefetch batches ahead of what the
 // accelerator has taken. The loader begins anew with every epoch. The global batch is a stretch of the
-// order, of which accelerator a takes the positions a, a+Accelerators, … (DESIGN §12.6).
+// order, of which accelerator a takes the positions a, a+Accelerators, ….
 type trainer struct {
 	s        *simulation
 	epoch    int

@@ -1,6 +1,6 @@
 //go:build ignore
 
-// Makes finish.ptx of finish.cu with clang 14 (Debian: apt install clang), and the Python package's copy of it.
+// Makes finish.ptx, which the Python package holds, of finish.cu with clang 14 (Debian: apt install clang).
 package main
 
 import (
@@ -29,9 +29,7 @@ func main() {
 	head := fmt.Sprintf("// Made by `go generate ./gpuingest/cuda/kernel` of finish.cu, SHA-256 %x.\n", sha256.Sum256(source))
 	ptx = append([]byte(head), bytes.TrimSpace(ptx)...)
 	ptx = append(ptx, '\n')
-	for _, path := range []string{"finish.ptx", "../../../python/shoal/finish.ptx"} {
-		if err := os.WriteFile(path, ptx, 0o644); err != nil {
-			log.Fatal(err)
-		}
+	if err := os.WriteFile("../../../python/shoal/finish.ptx", ptx, 0o644); err != nil {
+		log.Fatal(err)
 	}
 }

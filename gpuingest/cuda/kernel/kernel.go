@@ -4,16 +4,15 @@
 package kernel
 
 import (
-	_ "embed"
 	"fmt"
+
+	"github.com/shoalfs/shoal/python"
 )
 
 //go:generate go run generate.go
 
 // PTX is the module, made of finish.cu: for compute capability 5.0 and newer, and drivers since 384 (CUDA 9).
-//
-//go:embed finish.ptx
-var PTX string
+var PTX = python.FinishPTX
 
 // Name returns the entry point for elements of elem bytes (1, 2 or 4) in layout nchw or nhwc.
 //

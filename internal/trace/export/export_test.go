@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/internal/trace"
-	"github.com/shoalfs/shoal/rig/otlp"
+	"github.com/shoalfs/shoal/lab/rig/otlp"
 )
 
 // The collectors of these tests answer, however late.

@@ -1,4 +1,4 @@
-"""Batches from slots to a device. These run against the software driver of gpuingest/cuda/driver, whose tests run them:
+"""Batches from slots to a device. These run against the software driver of lab/driver, whose tests run them:
 the script there holds steps and copies in their streams (cudasupport.Hold), and ends the process at an access to memory that is
 free again, or at an asynchronous copy of memory that is not page-locked."""
 

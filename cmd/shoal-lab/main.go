@@ -1,0 +1,92 @@
+// Command shoal-lab is what Shoal is tried with: the demo, benchmarks by emulated accelerators, and a store to try
+// things on. It runs the shoal binary beside it as a user would; the product contains none of it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/internal/cli"
+)
+
+// version is set by the Makefile.
+var version = "0.1.0-dev"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	context.AfterFunc(ctx, stop) // a second signal ends it at once
+	err := root().ExecuteContext(ctx)
+	if err != nil {
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			err = errors.New("interrupted")
+		}
+		fmt.Fprintln(os.Stderr, "shoal-lab: "+cli.OneLine(err))
+	}
+	os.Exit(cli.Code(err))
+}
+
+func root() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "shoal-lab",
+		Short: "Try Shoal: a demo, benchmarks, and a store to try things on",
+		Long: `What Shoal is tried with: a demo on real photographs, emulated accelerators that say how busy Shoal keeps them, and an
+S3 server to try things on. It runs Shoal's binary: the one beside it, else the one on PATH.`,
+		Version: version,
+	}
+	c.AddCommand(demoCommand(), benchCommand(), storeCommand(), proxyCommand(), docsCommand())
+	cli.Prepare(c)
+	return c
+}
+
+// shoal returns the path of the product's binary: beside this one, else on PATH.
+func shoal() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	if beside := filepath.Join(filepath.Dir(self), "shoal"); executable(beside) {
+		return beside, nil
+	}
+	path, err := exec.LookPath("shoal")
+	if err != nil {
+		return "", fmt.Errorf("Shoal is neither beside %s nor on PATH: run make build, or install it", self)
+	}
+	return filepath.Abs(path)
+}
+
+func executable(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
+}
+
+// proxyOf returns the command that runs the rig's proxy: this binary.
+func proxyOf() ([]string, error) {
+	self, err := os.Executable()
+	return []string{self, proxyVerb}, err
+}
+
+// docsCommand writes docs/cli-lab.md (make docs).
+func docsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "docs FILE",
+		Short:  "Write the reference of the command line",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) (err error) {
+			f, err := os.Create(args[0])
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, f.Close()) }()
+			return writeReference(f)
+		},
+	}
+}

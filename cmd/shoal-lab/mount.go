@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// mounted is a mount that is there, as its daemon tells of it.
+type mounted struct {
+	dir, shoal string
+	stats      mountStats
+}
+
+// mountStats is what is used of `shoal stat --json` (docs/stats.md).
+type mountStats struct {
+	Files   int   `json:"files"`
+	Samples int   `json:"samples"`
+	Bytes   int64 `json:"bytes"`
+	Order   struct {
+		Spec  string `json:"spec"`
+		Epoch int    `json:"epoch"`
+		State string `json:"state"`
+	} `json:"order"`
+	Memory struct {
+		Limit int64 `json:"ledger_limit"`
+	} `json:"memory"`
+	Disk struct {
+		Kept    int `json:"kept_extents"`
+		Extents int `json:"extents"`
+	} `json:"disk"`
+}
+
+func statMount(ctx context.Context, dir string) (*mounted, error) {
+	path, err := shoal()
+	if err != nil {
+		return nil, err
+	}
+	m := &mounted{dir: dir, shoal: path}
+	out, err := m.run(ctx, "stat", dir, "--json")
+	if err == nil {
+		err = json.Unmarshal(out, &m.stats)
+	}
+	return m, err
+}
+
+// paths returns what an order reads, as paths in the mount.
+func (m *mounted) paths(ctx context.Context, spec order.Spec) ([]string, error) {
+	out, err := m.run(ctx, "order", spec.String(), "--mount", m.dir, "--paths")
+	return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n"), err
+}
+
+func (m *mounted) run(ctx context.Context, args ...string) ([]byte, error) {
+	out, err := exec.CommandContext(ctx, m.shoal, args...).Output()
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		return nil, fmt.Errorf("%s", strings.TrimPrefix(strings.TrimSpace(string(failed.Stderr)), "shoal: "))
+	}
+	return out, err
+}

@@ -1,0 +1,146 @@
+// Package admin serves what operators and their tools ask a daemon over HTTP, on an address of its own: counters,
+// health, profiles. It only reads; nothing here changes what the daemon does.
+//
+//	GET /               the dashboard (docs/dashboard.md)
+//	GET /stats          the counters as JSON (docs/stats.md)
+//	GET /metrics        the counters for Prometheus (docs/metrics.md)
+//	GET /api/verdict    whether the GPU waits, and for what, in words
+//	GET /api/cachemap   which part of the dataset is where
+//	GET /api/history    the counters of the last 15 minutes, one point a second
+//	GET /healthz        200 while the process answers
+//	GET /readyz         200 while the daemon serves, else 503 and the cause
+//	GET /debug/pprof/   profiles of the process, if asked for
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"sync"
+	"time"
+
+	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/admin/dashboard"
+	"github.com/shoalfs/shoal/loader"
+)
+
+// Snapshot is what a daemon tells of one dataset.
+type Snapshot struct {
+	engine.Stats
+	Feed *loader.Stats `json:"feed,omitempty"` // nil where no feed is served
+}
+
+// Options are a server's settings.
+type Options struct {
+	Version string // of shoal
+
+	// Stats returns a snapshot, in microseconds: it is called for each request.
+	Stats func() Snapshot
+
+	// Ready says why the daemon does not serve, or nil. It returns within a second.
+	Ready func() error
+
+	// CacheMap returns a map of that many cells at most, in milliseconds; nil: there is none.
+	CacheMap func(cells int) engine.CacheMap
+
+	// Profiles has profiles of the process served. They hold file names, and taking one costs time.
+	Profiles bool
+
+	Log *slog.Logger
+}
+
+// Server answers on one listener. Close it.
+type Server struct {
+	o    Options
+	addr net.Addr
+	http *http.Server
+	done sync.WaitGroup
+	past history
+	stop context.CancelFunc
+}
+
+// Listen starts to serve on addr, HOST:PORT; without a host, or with a port alone, that is loopback.
+func Listen(addr string, o Options) (*Server, error) {
+	l, err := net.Listen("tcp", local(addr))
+	if err != nil {
+		return nil, fmt.Errorf("--admin %s: %w (give another port)", addr, err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	s := &Server{o: o, addr: l.Addr(), stop: stop}
+	s.http = &http.Server{Handler: s.routes(), ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelWarn)}
+	s.done.Go(func() {
+		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			o.Log.Error("the admin address is not served any more", "address", l.Addr(), "error", err)
+		}
+	})
+	s.done.Go(func() { s.past.keep(ctx, o.Stats) })
+	return s, nil
+}
+
+// local puts loopback where an address names no host.
+func local(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	switch {
+	case err != nil:
+		if _, e := net.LookupPort("tcp", addr); e == nil {
+			return net.JoinHostPort("127.0.0.1", addr)
+		}
+	case host == "":
+		return net.JoinHostPort("127.0.0.1", port)
+	}
+	return addr
+}
+
+// Addr returns the address that is served, HOST:PORT.
+func (s *Server) Addr() string { return s.addr.String() }
+
+// Close ends requests under way, and waits for them.
+func (s *Server) Close() error {
+	err := s.http.Close()
+	s.stop()
+	s.done.Wait()
+	return err
+}
+
+func (s *Server) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /stats", s.stats)
+	mux.Handle("GET /api/history", &s.past)
+	s.metrics(mux)
+	mux.Handle("GET /api/verdict", &s.past.watch)
+	mux.HandleFunc("GET /api/cachemap", s.cacheMap)
+	mux.Handle("GET /", dashboard.Handler())
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET /readyz", s.ready)
+	if s.o.Profiles {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	} else {
+		mux.HandleFunc("GET /debug/pprof/", func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "there are no profiles: start the daemon with --pprof", http.StatusNotFound)
+		})
+	}
+	return sameHost(mux)
+}
+
+func (s *Server) stats(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	_ = e.Encode(s.o.Stats()) // who does not read it does not miss it
+}
+
+func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
+	if err := s.o.Ready(); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = io.WriteString(w, "ready\n")
+}

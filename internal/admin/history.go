@@ -1,0 +1,133 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/shoalfs/shoal/internal/admin/verdict"
+)
+
+// HistoryVersion is the version of what GET /api/history answers (docs/stats.md).
+const HistoryVersion = 1
+
+const (
+	historyStep   = time.Second
+	historyPoints = 15 * 60
+)
+
+// Point is what a daemon's counters stood at. Counters count from the daemon's start, as in /stats.
+type Point struct {
+	Time float64 `json:"t"` // Unix seconds
+
+	GetRequests int64   `json:"get_requests"`
+	GetBytes    int64   `json:"get_bytes"`
+	Reads       int64   `json:"reads"`
+	ReadBytes   int64   `json:"read_bytes"`
+	Keep        int64   `json:"keep"`
+	Ring        int64   `json:"ring"`
+	Joined      int64   `json:"joined"`
+	Misses      int64   `json:"misses"`
+	Stall       float64 `json:"stall_seconds"`
+	Samples     int64   `json:"samples"` // delivered to trainers
+
+	Lead        int     `json:"lead_samples"`
+	LeadSeconds float64 `json:"lead_seconds"`
+	InFlight    int64   `json:"in_flight"`
+	LedgerUsed  int64   `json:"ledger_used"`
+	RSS         int64   `json:"rss"`
+
+	// Of the feed; 0 without one.
+	Decode    float64 `json:"decode_seconds"`
+	Credit    float64 `json:"credit_seconds"`
+	FeedStall float64 `json:"feed_stall_seconds"`
+
+	// Of the seconds before: what package verdict says about them.
+	StallShare float64       `json:"stall_share"` // of the time, 0 to 1
+	Level      verdict.Level `json:"level"`
+	Code       string        `json:"code"`
+}
+
+func pointOf(t time.Time, s Snapshot) Point {
+	p := Point{
+		Time:        float64(t.UnixMilli()) / 1000,
+		GetRequests: s.GetRequests, GetBytes: s.GetBytes, Reads: s.Reads, ReadBytes: s.ReadBytes,
+		Keep: s.Hits.Keep, Ring: s.Hits.Ring, Joined: s.Joined, Misses: s.Misses, Stall: s.Stall, Samples: s.Delivered,
+		Lead: s.Lead, LeadSeconds: s.LeadSeconds, InFlight: s.InFlight, LedgerUsed: s.Memory.Used, RSS: s.Memory.RSS,
+	}
+	if f := s.Feed; f != nil {
+		p.Decode, p.Credit, p.FeedStall = f.Total.Decode, f.Total.Credit, f.Total.Stall
+	}
+	return p
+}
+
+// History is the answer to GET /api/history.
+type History struct {
+	Version int     `json:"version"`
+	Step    float64 `json:"step_seconds"`
+	Points  []Point `json:"points"` // oldest first
+}
+
+// history keeps the latest points, as many as a page shows, in a ring that is never larger.
+type history struct {
+	mu   sync.Mutex
+	ring []Point
+	next int // where the next point goes once the ring is full: the oldest one's place
+
+	watch watch
+}
+
+// keep adds a point each step until ctx ends.
+func (h *history) keep(ctx context.Context, stats func() Snapshot) {
+	t := time.NewTicker(historyStep)
+	defer t.Stop()
+	for now := time.Now(); ; {
+		snap := stats()
+		p, v := pointOf(now, snap), h.watch.judge(snap)
+		p.StallShare, p.Level, p.Code = v.Rates.Stall, v.Level, v.Code
+		h.add(p)
+		select {
+		case now = <-t.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (h *history) add(p Point) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.ring) < historyPoints {
+		h.ring = append(h.ring, p)
+		return
+	}
+	h.ring[h.next] = p
+	h.next = (h.next + 1) % historyPoints
+}
+
+// points returns a copy, oldest first.
+func (h *history) points() []Point {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return append(append(make([]Point, 0, len(h.ring)), h.ring[h.next:]...), h.ring[:h.next]...)
+}
+
+// ServeHTTP answers with all points, or with those later than the parameter since (Unix seconds).
+func (h *history) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	points := h.points()
+	if text := r.URL.Query().Get("since"); text != "" {
+		since, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			http.Error(w, "since="+strconv.Quote(text)+": give Unix seconds", http.StatusBadRequest)
+			return
+		}
+		for len(points) > 0 && points[0].Time <= since {
+			points = points[1:]
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(History{HistoryVersion, historyStep.Seconds(), points}) // who does not read it does not miss it
+}

@@ -1,0 +1,299 @@
+package top
+
+import (
+	"fmt"
+	"strings"
+
+	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/shoalfs/shoal/internal/admin/verdict"
+)
+
+// frame is what is shown at one moment.
+type frame struct {
+	styles
+	series *series
+	target string // what was asked
+	err    error  // the last question's; nil if it was answered
+	paused bool
+	help   bool
+	pane   pane
+	scroll int  // rows of the pane that are above
+	plain  bool // without colours and attributes
+}
+
+type pane int
+
+const (
+	orders pane = iota
+	sessions
+	slowest
+	failures
+	panes
+)
+
+var paneNames = [panes]string{"Orders", "Sessions", "Slowest keys", "Errors"}
+
+// render draws the frame. With height 0 all of it is drawn, as long as it is.
+func (f *frame) render(width, height int) string {
+	width = max(width, 20)
+	s, v, ok := f.series.last()
+	lines := f.title(&s, ok, width)
+	if !ok {
+		if f.err != nil {
+			lines = append(lines, wrap(clean(f.err.Error()), width, 3)...)
+		} else {
+			lines = append(lines, "Asking "+clean(f.target)+" …")
+		}
+		return f.finish(lines, width, height)
+	}
+	tight := height > 0 && height < 16
+	lines = append(lines, f.verdict(v, width, tight)...)
+	lines = append(lines, f.figures(&s, v.Rates, width, tight)...)
+	if f.help {
+		return f.finish(append(lines, helpText...), width, height)
+	}
+	room := height - len(lines) - 1 // a line for the keys
+	all := f.all(&s, v, width)
+	if height == 0 || room >= total(all) {
+		for p, rows := range all {
+			lines = append(lines, "", f.heading(pane(p), all))
+			lines = append(lines, rows...)
+		}
+		return f.finish(lines, width, height)
+	}
+	if room >= 2 {
+		lines = append(lines, f.tabs(all, width))
+		lines = append(lines, f.window(all[f.pane], room-1)...)
+	}
+	return f.finish(lines, width, height)
+}
+
+// total is how many lines all panes take with their headings.
+func total(all [][]string) (n int) {
+	for _, rows := range all {
+		n += 2 + len(rows)
+	}
+	return n
+}
+
+// window returns the rows of a pane that are in sight; the first one names the columns and stays.
+func (f *frame) window(rows []string, room int) []string {
+	if len(rows) <= room || room < 2 {
+		return rows[:min(len(rows), room)]
+	}
+	from := min(f.scroll, len(rows)-room)
+	out := append([]string{rows[0]}, rows[1+from:from+room]...)
+	if left := len(rows) - from - room; left > 0 && room > 2 {
+		out[len(out)-1] = f.dim.Render(fmt.Sprintf("… %d more (↓)", left+1))
+	}
+	return out
+}
+
+func (f *frame) finish(lines []string, width, height int) string {
+	if height > 0 {
+		lines = lines[:min(len(lines), height-1)]
+		for len(lines) < height-1 {
+			lines = append(lines, "")
+		}
+		lines = append(lines, f.footer(width))
+	}
+	for i := range lines {
+		if f.plain {
+			lines[i] = ansi.Strip(lines[i])
+		}
+		lines[i] = strings.TrimRight(ansi.Truncate(lines[i], width, "…"), " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (f *frame) footer(width int) string {
+	for _, keys := range []string{
+		"q quit  p pause  1-4, tab, ←→ pane  ↑↓ scroll  ? help",
+		"q quit  p pause  tab pane  ? help",
+	} {
+		if len(keys) <= width {
+			return f.dim.Render(keys)
+		}
+	}
+	return f.dim.Render("q quit  ? help")
+}
+
+func (f *frame) title(s *verdict.Snapshot, ok bool, width int) []string {
+	left := f.bold.Render("shoal top")
+	right := ""
+	if ok {
+		left += "  " + clean(s.Source)
+		if width >= 76 {
+			left += f.dim.Render(fmt.Sprintf("  %s samples, %s", number(s.Samples), bytes(s.Bytes)))
+		}
+		right = "up " + span(max(10, s.Uptime))
+		if s.Uptime < 10 {
+			right = fmt.Sprintf("up %.0f s", s.Uptime)
+		}
+	}
+	switch {
+	case f.err != nil:
+		right = f.bad.Render("no answer")
+	case f.paused:
+		right = f.warn.Render("paused")
+	}
+	gap := width - ansi.StringWidth(left) - ansi.StringWidth(right)
+	if gap < 1 {
+		return []string{fit(left, width-ansi.StringWidth(right)-1) + " " + right}
+	}
+	return []string{left + strings.Repeat(" ", gap) + right}
+}
+
+// verdict draws the verdict; a lost daemon is told where it would stand.
+func (f *frame) verdict(v verdict.Verdict, width int, tight bool) []string {
+	style, mark := f.level(v.Level)
+	if f.err != nil {
+		lines := []string{f.bad.Render("✕ The daemon does not answer")}
+		return append(lines, indent(wrap(clean(f.err.Error()), width-2, 2))...)
+	}
+	lines := []string{style.Render(mark + " " + v.Title)}
+	if tight {
+		if v.Remedy != "" {
+			lines = append(lines, indent(wrap("→ "+v.Remedy, width-2, 1))...)
+		}
+		return lines
+	}
+	lines = append(lines, indent(wrap(clean(v.Detail), width-2, 2))...)
+	if v.Remedy != "" {
+		lines = append(lines, indent(wrap("→ "+clean(v.Remedy), width-2, 2))...)
+	}
+	for _, n := range v.Notes[:min(len(v.Notes), 2)] {
+		style, mark := f.level(n.Level)
+		lines = append(lines, "  "+style.Render(mark+" "+n.Title)+": "+clean(n.Detail))
+	}
+	return append(lines, "")
+}
+
+func (f *frame) level(l verdict.Level) (lipgloss.Style, string) {
+	switch l {
+	case verdict.Good:
+		return f.good, "●"
+	case verdict.Warn:
+		return f.warn, "▲"
+	case verdict.Bad:
+		return f.bad, "■"
+	}
+	return f.idle, "○"
+}
+
+func indent(lines []string) []string {
+	for i := range lines {
+		lines[i] = "  " + lines[i]
+	}
+	return lines
+}
+
+// figures draws what goes on, each figure with its past where there is room.
+func (f *frame) figures(s *verdict.Snapshot, r verdict.Rates, width int, tight bool) []string {
+	lead := number(r.Lead) + " samples"
+	if r.LeadSeconds > 0 {
+		lead += ", " + span(r.LeadSeconds)
+	}
+	read := ""
+	if n := len(f.series.snaps); n > 1 {
+		if before := f.series.snaps[max(0, n-6)]; s.Uptime > before.Uptime {
+			read = ", " + bytes(int64(float64(s.ReadBytes-before.ReadBytes)/(s.Uptime-before.Uptime))) + "/s"
+		}
+	}
+	rows := []struct {
+		name, value string
+		past        []float64
+		top         float64
+	}{
+		{"lead", lead, f.series.of(func(r verdict.Rates) float64 { return float64(r.Lead) }), 0},
+		{"delivered", rate(r.Samples) + " samples/s" + read, f.series.of(func(r verdict.Rates) float64 { return r.Samples }), 0},
+		{"waits", percent(r.Stall) + " of the time", f.series.of(func(r verdict.Rates) float64 { return r.Stall }), 0.1},
+		{"store", bytes(int64(r.Bytes)) + "/s, " + rate(r.Requests) + " requests/s", f.series.of(func(r verdict.Rates) float64 { return r.Bytes }), 0},
+	}
+	const nameWidth, valueWidth = 10, 32
+	var lines []string
+	for _, row := range rows {
+		line := f.dim.Render(fit(row.name, nameWidth)) + row.value
+		if past := width - nameWidth - valueWidth; past >= 10 {
+			line = fit(line, nameWidth+valueWidth) + spark(row.past, past, row.top)
+		}
+		lines = append(lines, line)
+	}
+	h := r.Hits
+	names := []string{"disk " + percent(h.Keep), "memory " + percent(h.Ring), "under way " + percent(h.Joined), "fetched " + percent(h.Missed)}
+	for i, n := range names {
+		names[i] = f.area[i].Render(string([]rune("█▓▒░")[i])) + " " + n
+	}
+	served := strings.Join(names, "  ")
+	barWidth := width - nameWidth - ansi.StringWidth(served) - 2
+	if barWidth >= 8 {
+		served = f.shares([4]float64{h.Keep, h.Ring, h.Joined, h.Missed}, min(barWidth, 60)) + "  " + served
+	}
+	lines = append(lines, f.dim.Render(fit("reads", nameWidth))+served)
+	if tight {
+		return lines
+	}
+	m, d := s.Memory, s.Disk
+	limit := d.Limit
+	if limit == 0 {
+		limit = d.Budget
+	}
+	part := func(a, b int64) float64 { return float64(a) / float64(max(b, 1)) }
+	line := func(g int) string {
+		return fmt.Sprintf("%s %s of %s   %s%s %s of %s, %s kept", gauge(part(m.Used, m.Limit), g), bytes(m.Used), bytes(m.Limit),
+			f.dim.Render("disk "), gauge(part(d.Used, limit), g), bytes(d.Used), bytes(limit), percent(part(int64(d.Kept), int64(d.Extents))))
+	}
+	text := line(12)
+	for _, g := range []int{10, 8, 6, 4} {
+		if ansi.StringWidth(text)+nameWidth <= width {
+			break
+		}
+		text = line(g)
+	}
+	return append(lines, f.dim.Render(fit("memory", nameWidth))+text)
+}
+
+// tabs names the panes, the chosen one reversed.
+func (f *frame) tabs(all [][]string, width int) string {
+	var parts []string
+	for p := range panes {
+		name := fmt.Sprintf(" %d %s ", p+1, f.counted(p, all))
+		if p == f.pane {
+			name = f.chosen.Render(name)
+			if f.plain {
+				name = fmt.Sprintf("[%d %s]", p+1, f.counted(p, all))
+			}
+		}
+		parts = append(parts, name)
+	}
+	if tabs := strings.Join(parts, " "); ansi.StringWidth(tabs) <= width {
+		return tabs
+	}
+	return parts[f.pane] + f.dim.Render(" tab: next")
+}
+
+func (f *frame) heading(p pane, all [][]string) string { return f.head.Render(f.counted(p, all)) }
+
+// counted is a pane's name and how many rows it has.
+func (f *frame) counted(p pane, all [][]string) string {
+	if n := len(all[p]) - 1; n > 0 {
+		return fmt.Sprintf("%s (%d)", paneNames[p], n)
+	}
+	return paneNames[p]
+}
+
+var helpText = []string{
+	"q, Ctrl-C     quit",
+	"p, space      pause, go on",
+	"1 2 3 4       orders, sessions, slowest keys, errors",
+	"tab, ← →      next pane, previous pane",
+	"↑ ↓ PgUp PgDn scroll the pane",
+	"?, Esc        close this help",
+	"",
+	"lead   what can be read next without waiting",
+	"waits  part of the time that the trainer waited for data",
+	"reads  which area served them: the disk and memory at once; the",
+	"       others waited for a fetch, under way or begun for them",
+}

@@ -1,0 +1,44 @@
+package admin
+
+import (
+	"encoding/json"
+	"net/http"
+	"sync"
+
+	"github.com/shoalfs/shoal/internal/admin/verdict"
+)
+
+// judged is over how many snapshots, a second apart, a verdict is given: long enough that one slow batch does not
+// change it, short enough to see what a change of settings did.
+const judged = 10
+
+// watch judges snapshots as they come.
+type watch struct {
+	mu   sync.Mutex
+	ring [judged]verdict.Snapshot
+	n    int // snapshots so far
+	last verdict.Verdict
+}
+
+// judge returns the verdict over the time from the oldest of the last snapshots to this one.
+func (w *watch) judge(s Snapshot) verdict.Verdict {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	oldest := w.ring[w.n%judged]
+	if w.n < judged {
+		oldest = w.ring[0] // of the first snapshot itself the zero one: since the daemon's start
+	}
+	w.ring[w.n%judged] = verdict.Snapshot(s)
+	w.n++
+	w.last = verdict.Of(oldest, verdict.Snapshot(s))
+	return w.last
+}
+
+// ServeHTTP implements http.Handler: the latest verdict as JSON.
+func (w *watch) ServeHTTP(rw http.ResponseWriter, _ *http.Request) {
+	w.mu.Lock()
+	last := w.last
+	w.mu.Unlock()
+	rw.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(rw).Encode(last) // who does not read it does not miss it
+}

@@ -1,0 +1,299 @@
+// Package cli is what the command lines of shoal and shoal-lab have in common: errors of use that name the argument, the
+// flag or the nearest verb, exit codes, sizes, and the reference in docs/.
+//
+// Exit codes: 0 done, 1 failed (one line on standard error that names the thing, the cause and the remedy), 2 wrong use.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/shoalfs/shoal/internal/levenshtein"
+	"github.com/shoalfs/shoal/internal/settings"
+)
+
+// UsageError marks an error of the command line: exit code 2.
+type UsageError struct{ error }
+
+func (e UsageError) Unwrap() error { return e.error }
+
+// Usage marks an error as one of the command line.
+func Usage(err error) error { return UsageError{err} }
+
+// Usagef returns an error of the command line.
+func Usagef(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
+
+// Code returns the exit code of a program that ends with err.
+func Code(err error) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, new(UsageError)):
+		return 2
+	}
+	return 1
+}
+
+// OneLine returns the text of an error without line breaks.
+func OneLine(err error) string {
+	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
+}
+
+// Prepare has all of a command line below root speak of what is wrong with it. It is called when all verbs are there.
+func Prepare(root *cobra.Command) {
+	root.SilenceUsage, root.SilenceErrors = true, true
+	root.SetFlagErrorFunc(flagError)
+	root.SetHelpCommand(helpCommand())
+	nameArguments(root)
+	tellDefaults(root)
+	root.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return UnknownVerb(c, args[0])
+		}
+		return c.Help()
+	}
+	root.Args = cobra.ArbitraryArgs
+}
+
+// SeeHelp ends an error of use.
+func SeeHelp(c *cobra.Command) string { return "(see: " + c.CommandPath() + " --help)" }
+
+// UnknownVerb tells of a word that is no verb below c.
+func UnknownVerb(c *cobra.Command, word string) error {
+	var names []string
+	for _, sub := range c.Commands() {
+		if !sub.Hidden {
+			names = append(names, sub.Name())
+		}
+	}
+	if near := levenshtein.Nearest(word, names, 2); near != "" {
+		return Usagef("there is no verb %q: did you mean %s %s? %s", word, c.CommandPath(), near, SeeHelp(c))
+	}
+	return Usagef("there is no verb %q %s", word, SeeHelp(c))
+}
+
+// helpCommand is cobra's, but for verbs that there are not.
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [VERB ...]",
+		Short: "Show how a verb is used",
+		RunE: func(c *cobra.Command, args []string) error {
+			verb, rest, err := c.Root().Find(args)
+			if err != nil || len(rest) > 0 && verb.HasSubCommands() {
+				return UnknownVerb(verb, rest[0])
+			}
+			return verb.Help()
+		},
+	}
+}
+
+// ArgumentsOf returns the arguments that a verb's Use names.
+func ArgumentsOf(c *cobra.Command) (names []string) {
+	for _, word := range strings.Fields(c.Use)[1:] {
+		if strings.HasPrefix(word, "--") {
+			break
+		}
+		names = append(names, word)
+	}
+	return names
+}
+
+// ArgumentsError tells how the arguments of a verb differ from what its Use names, which they do.
+func ArgumentsError(c *cobra.Command, args []string) error {
+	names := ArgumentsOf(c)
+	switch {
+	case len(names) == 0:
+		return Usagef("%s takes no arguments, and %q is one %s", c.CommandPath(), args[0], SeeHelp(c))
+	case len(args) < len(names):
+		return Usagef("%s takes %s: %s is missing %s", c.CommandPath(), strings.Join(names, " "), names[len(args)], SeeHelp(c))
+	}
+	return Usagef("%s takes %s: %q is one too many %s", c.CommandPath(), strings.Join(names, " "), args[len(names)], SeeHelp(c))
+}
+
+// nameArguments makes errors about the arguments of c, and all below it, name them.
+func nameArguments(c *cobra.Command) {
+	if check := c.Args; check != nil {
+		c.Args = func(c *cobra.Command, args []string) error {
+			err := check(c, args)
+			if err != nil && c.HasSubCommands() {
+				return UnknownVerb(c, args[0])
+			}
+			if err != nil {
+				return ArgumentsError(c, args)
+			}
+			return nil
+		}
+	}
+	for _, sub := range c.Commands() {
+		nameArguments(sub)
+	}
+}
+
+// tellDefaults keeps pflag from telling the zero value of flags whose help says what their default is.
+func tellDefaults(c *cobra.Command) {
+	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if strings.Contains(f.Usage, "(default") && f.Value.Type() != "string" {
+			f.DefValue = "0"
+		}
+	})
+	for _, sub := range c.Commands() {
+		tellDefaults(sub)
+	}
+}
+
+// flagError says what is wrong with a flag.
+func flagError(c *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	var invalid *pflag.InvalidValueError
+	var missing *pflag.ValueRequiredError
+	switch {
+	case errors.As(err, &unknown):
+		return unknownFlag(c, unknown)
+	case errors.As(err, &invalid):
+		return Usagef("--%s: %w %s", invalid.GetFlag().Name, settings.ValueError(invalid), SeeHelp(c))
+	case errors.As(err, &missing):
+		return Usagef("--%s needs a value %s", missing.GetFlag().Name, SeeHelp(c))
+	}
+	return Usagef("%w %s", err, SeeHelp(c))
+}
+
+// unknownFlag names the flag that is meant, or the verbs that have it.
+func unknownFlag(c *cobra.Command, err *pflag.NotExistError) error {
+	name := err.GetSpecifiedName()
+	if len(err.GetSpecifiedShortnames()) > 0 {
+		return Usagef("%s has no flag -%s %s", c.CommandPath(), name, SeeHelp(c))
+	}
+	var known []string
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			known = append(known, f.Name)
+		}
+	})
+	if near := levenshtein.Nearest(name, known, 2); near != "" {
+		return Usagef("%s has no flag --%s: did you mean --%s? %s", c.CommandPath(), name, near, SeeHelp(c))
+	}
+	var verbs []string
+	Documented(c.Root(), func(other *cobra.Command) {
+		if f := other.Flags().Lookup(name); f != nil && !f.Hidden {
+			verbs = append(verbs, other.CommandPath())
+		}
+	})
+	if len(verbs) > 0 {
+		return Usagef("%s has no flag --%s, which is of %s %s", c.CommandPath(), name, strings.Join(verbs, ", "), SeeHelp(c))
+	}
+	return Usagef("%s has no flag --%s %s", c.CommandPath(), name, SeeHelp(c))
+}
+
+// Documented calls do for every command that users see, in the order of the help.
+func Documented(c *cobra.Command, do func(*cobra.Command)) {
+	if c.Hidden {
+		return
+	}
+	do(c)
+	for _, sub := range c.Commands() {
+		Documented(sub, do)
+	}
+}
+
+// Size is a flag value in bytes, written 512MiB, 20GiB, 1.5GB.
+type Size int64
+
+func (s *Size) String() string { return humanize.IBytes(uint64(*s)) }
+func (s *Size) Type() string   { return "size" }
+func (s *Size) Set(text string) error {
+	n, err := ParseSize(text, "write 512MiB, 20GiB or 1.5GB")
+	if err == nil {
+		*s = Size(n)
+	}
+	return err
+}
+
+// leastBare is the least number of bytes that is taken without a unit: who writes 10 does not mean bytes.
+const leastBare = 64 << 10
+
+// ParseSize reads a size. remedy says how to write one.
+func ParseSize(text, remedy string) (int64, error) {
+	n, err := humanize.ParseBytes(text)
+	if err != nil || n > 1<<60 {
+		return 0, fmt.Errorf("%q is not a size (%s)", text, remedy)
+	}
+	if _, err := strconv.ParseFloat(text, 64); err == nil && n > 0 && n < leastBare {
+		return 0, fmt.Errorf("%q has no unit and would be %s bytes (write %sGiB, %sMiB, or %sB if you mean it)", text, text, text, text, text)
+	}
+	return int64(n), nil
+}
+
+// AsMarkdown makes code blocks of what a help text indents, and keeps its signs from being read as marks.
+func AsMarkdown(text string) string {
+	var b strings.Builder
+	block := false
+	for line := range strings.Lines(text) {
+		indented := strings.HasPrefix(line, "  ")
+		if indented != block && strings.TrimSpace(line) != "" {
+			if !strings.HasSuffix(b.String(), "\n\n") {
+				b.WriteByte('\n')
+			}
+			block = indented
+		}
+		if indented {
+			line = "  " + line
+		} else {
+			line = strings.NewReplacer("<", "\\<", "*", "\\*", "{", "\\{").Replace(line)
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+// Reference writes the reference of a command line as Markdown: a table of its verbs, and each with its help. Flags named
+// in hidden are left out.
+func Reference(w io.Writer, r *cobra.Command, hidden ...string) error {
+	var b strings.Builder
+	b.WriteString("| verb | |\n| --- | --- |\n")
+	Documented(r, func(c *cobra.Command) {
+		if c != r {
+			fmt.Fprintf(&b, "| [%s](#%s) | %s |\n", c.CommandPath(), strings.ReplaceAll(c.CommandPath(), " ", "-"), c.Short)
+		}
+	})
+	Documented(r, func(c *cobra.Command) {
+		if c == r {
+			return
+		}
+		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n```\n%s\n```\n", c.CommandPath(), c.Short, c.UseLine())
+		if c.Long != "" {
+			fmt.Fprintf(&b, "\n%s\n", strings.TrimRight(AsMarkdown(c.Long), "\n"))
+		}
+		if c.Example != "" {
+			fmt.Fprintf(&b, "\n```sh\n%s\n```\n", unindent(c.Example))
+		}
+		own := pflag.NewFlagSet("", pflag.ContinueOnError)
+		_ = c.InheritedFlags() // joins them
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Name != "help" && !slices.Contains(hidden, f.Name) {
+				own.AddFlag(f)
+			}
+		})
+		if text := own.FlagUsagesWrapped(120); text != "" {
+			fmt.Fprintf(&b, "\n```\n%s```\n", text)
+		}
+	})
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// unindent takes away the two spaces of cobra's help.
+func unindent(text string) string {
+	lines := slices.Collect(strings.Lines(text))
+	for i := range lines {
+		lines[i] = strings.TrimPrefix(lines[i], "  ")
+	}
+	return strings.Join(lines, "")
+}

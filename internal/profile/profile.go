@@ -1,0 +1,170 @@
+// Package profile says from a recording of a mount (package trace) what a trainer does, which of the known
+// patterns that is, and what would help, with the gain that prefetch/sim predicts from the latency, the sizes and the
+// pace that were measured.
+//
+//	trace.Trace ─► digest: visits (an open and its reads), passes, waits, paces
+//	                 ├─► patterns, one small function each ─► Finding: evidence in figures, what helps
+//	                 └─► estimate: the job as it was seen, run by prefetch/sim with its order known
+//
+// The package is pure: no clock, no I/O, no goroutines. A recording and the options decide all.
+//
+// # Traps
+//
+//   - The kernel's page cache answers what it can, and only opens are seen of that. Small read(2)s
+//     arrive as what the kernel's read-ahead makes of them.
+//   - A process is a thread. A DataLoader's workers are told apart; which of them belong to one trainer is not known.
+package profile
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/shoalfs/shoal/internal/profile/trace"
+)
+
+// Version is that of the report's schema (docs/profile.md). A field may be added without a new version.
+const Version = 1
+
+// Options are what a recording does not tell.
+type Options struct {
+	Bandwidth float64 // bytes a second of the line to the store; 0: no limit
+	Batch     int     // samples that the trainer takes a step; 0: 64
+	Step      float64 // seconds of compute a step; 0: as fast as it was seen
+	// Searches is how often shuffles of PyTorch's are looked for, which takes some tenths of a second each; 0: 4 times,
+	// less than 0: never.
+	Searches int
+}
+
+// Report is what a recording comes to.
+type Report struct {
+	Version  int       `json:"version"`
+	Source   string    `json:"source"`
+	Started  time.Time `json:"started"`
+	Seconds  float64   `json:"seconds"`
+	Figures  Figures   `json:"figures"`
+	Patterns []Finding `json:"patterns"` // the most telling first
+	Estimate *Estimate `json:"estimate,omitempty"`
+	Verdict  string    `json:"verdict"`
+}
+
+// Figures are what was counted.
+type Figures struct {
+	Opens           int     `json:"opens"`
+	Reads           int     `json:"reads"`
+	Bytes           int64   `json:"bytes"`
+	Lookups         int     `json:"lookups"` // names and attributes asked for, and pieces of listings
+	Files           int     `json:"files"`   // different ones that were opened
+	DatasetFiles    int     `json:"dataset_files"`
+	Processes       int     `json:"processes"` // that opened files
+	AtOnce          float64 `json:"processes_at_once"`
+	FilesPerSecond  float64 `json:"files_per_second"` // opened, while anything was
+	WaitShare       float64 `json:"wait_share"`       // of the processes' time that went into waiting for reads
+	WaitP50         float64 `json:"read_wait_p50_seconds"`
+	WaitP99         float64 `json:"read_wait_p99_seconds"`
+	Keep            int     `json:"keep"` // reads by where they were served from
+	Ring            int     `json:"ring"`
+	Joined          int     `json:"joined"`
+	Misses          int     `json:"misses"`
+	Passes          int     `json:"passes"` // over the files, begun
+	Lost            int64   `json:"lost"`   // events that the recording lost
+	LatencySeconds  float64 `json:"get_latency_p50_seconds"`
+	Order           string  `json:"order"` // that the mount follows
+	OrderState      string  `json:"order_state"`
+	MeanSampleBytes int64   `json:"mean_sample_bytes"`
+}
+
+// Finding is a pattern that was recognised.
+type Finding struct {
+	Pattern  string   `json:"pattern"`
+	Title    string   `json:"title"`
+	Evidence []string `json:"evidence"`
+	Helps    []Help   `json:"helps"`
+}
+
+// Help is a thing to do about it.
+type Help struct {
+	What    string  `json:"what"`
+	Command string  `json:"command,omitempty"`
+	Gain    float64 `json:"gain,omitempty"` // files/s with it by files/s as seen; 0: not estimated
+	By      string  `json:"by,omitempty"`   // what the gain was computed from
+}
+
+// stats is what of `.shoal/stats` is used.
+type stats struct {
+	GetRequests int64   `json:"get_requests"`
+	GetBytes    int64   `json:"get_bytes"`
+	LatencyP50  float64 `json:"get_latency_p50_seconds"`
+	Connections int     `json:"connections"`
+	Lead        int     `json:"lead_samples"`
+	Order       struct {
+		Spec  string `json:"spec"`
+		State string `json:"state"`
+	} `json:"order"`
+	Disk struct {
+		Kept    int `json:"kept_extents"`
+		Extents int `json:"extents"`
+	} `json:"disk"`
+}
+
+// fewest is how many opens say anything.
+const fewest = 24
+
+// Analyse returns what the recording comes to. It fails if a line of stats is none.
+func Analyse(t *trace.Trace, o Options) (Report, error) {
+	if o.Batch == 0 {
+		o.Batch = 64
+	}
+	if o.Searches == 0 {
+		o.Searches = 4
+	}
+	d, err := digestOf(t)
+	if err != nil {
+		return Report{}, err
+	}
+	r := Report{Version: Version, Source: t.Source, Started: t.Started, Seconds: t.Length.Seconds(), Figures: d.figures(), Patterns: []Finding{}}
+	a := &analysis{digest: d, options: o}
+	if a.trains() {
+		a.estimate, err = a.predict()
+		if err != nil {
+			return Report{}, err
+		}
+		r.Estimate = a.estimate
+	}
+	for _, p := range patterns {
+		if f, ok := p(a); ok {
+			r.Patterns = append(r.Patterns, f)
+		}
+	}
+	r.Verdict = a.verdict()
+	return r, nil
+}
+
+// analysis is what patterns look at.
+type analysis struct {
+	*digest
+	options  Options
+	estimate *Estimate // nil where nothing trains
+	torch    *torchOrder
+	searched bool
+}
+
+// trains reports whether enough files were opened to speak of a trainer.
+func (a *analysis) trains() bool { return len(a.visits) >= fewest && a.readBytes > 0 }
+
+// readsInside reports whether enough was read of files that are containers.
+func (a *analysis) readsInside() bool { return a.reads >= fewest && a.inFiles() }
+
+// statsOf parses the snapshots of the stats; missing ones are zero.
+func statsOf(t *trace.Trace) (first, last stats, err error) {
+	if len(t.Stats) == 0 {
+		return first, last, nil
+	}
+	for i, s := range []*stats{&first, &last} {
+		text := t.Stats[i*(len(t.Stats)-1)]
+		if err := json.Unmarshal(text, s); err != nil {
+			return first, last, fmt.Errorf("the recording's stats: %w", err)
+		}
+	}
+	return first, last, nil
+}

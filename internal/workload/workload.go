@@ -1,0 +1,39 @@
+// Package workload holds the shapes of known training jobs: batches, sizes of samples and times of steps.
+package workload
+
+import "time"
+
+// Shape is what one accelerator of a kind does with one model.
+type Shape struct {
+	Name        string
+	Batch       int           // samples that one accelerator takes a step
+	SampleBytes int64         // mean size of a sample
+	SampleSigma float64       // standard deviation of a sample's size, as a part of the mean
+	Step        time.Duration // compute time of a batch
+}
+
+// Shapes are the shapes there are. All but tokens are those of MLPerf Storage v1.0 and v2.0 (DLIO's
+// workload files: record length, batch size, computation time); tokens is ours: sequences of 4,096
+// tokens of two bytes.
+var Shapes = []Shape{
+	{"retinanet-b200", 24, 322_957, 0, 47550 * time.Microsecond},
+	{"resnet50-h100", 400, 114_660, 0, 224 * time.Millisecond},
+	{"unet3d-h100", 7, 146_600_628, 0.466, 323 * time.Millisecond},
+	{"cosmoflow", 1, 2_828_486, 0.025, 3500 * time.Microsecond},
+	{"tokens", 512, 8_192, 0, 500 * time.Millisecond},
+}
+
+// Find returns the shape of that name.
+func Find(name string) (Shape, bool) {
+	for _, s := range Shapes {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return Shape{}, false
+}
+
+// Rate returns the bytes a second that one accelerator takes when it never waits.
+func (s Shape) Rate() float64 {
+	return float64(s.Batch) * float64(s.SampleBytes) / s.Step.Seconds()
+}

@@ -1,0 +1,430 @@
+// Command ingest measures what a trainer gets from the feed beside what it gets from the loaders of
+// others, on the same photographs, and writes lab/bench/results/ingest.md. Run it from the repository's root
+// with a Python that holds the peers:
+//
+//	python3 -m venv PEERS && PEERS/bin/pip install torch torchvision pillow simplejpeg opencv-python-headless grain grpcio numpy
+//	go run ./lab/bench/ingest -python PEERS/bin/python
+//
+// Parts:
+//
+//	codec   a sample on one core: entropy decoding only, region decoding, with resize, whole; beside the peers
+//	loader  whole loaders on all cores, warm, into one Python process that reads every byte
+//	epochs  short epochs with a small model, where a DataLoader starts its workers again for each
+//	memory  the daemon's memory over twenty epochs
+//
+// What is compared alternates within a run; medians are reported, with all runs beside them.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/shoalfs/shoal/lab/bench/kit"
+)
+
+type bench struct {
+	*kit.Kit
+	python string
+	photos string
+	count  int
+	reps   int
+}
+
+func main() {
+	log.SetFlags(0)
+	if len(os.Args) == 5 && os.Args[1] == "-chain" { // this program again, on one core
+		seconds, err := strconv.ParseFloat(os.Args[4], 64)
+		if err = errors.Join(err, chain(os.Args[2], os.Args[3], seconds)); err != nil {
+			log.Fatal("bench: ", err)
+		}
+		return
+	}
+	dir := flag.String("dir", ".bench", "work folder; photographs are kept there")
+	out := flag.String("out", "lab/bench/results/ingest.md", "report")
+	shoal := flag.String("shoal", "", "the binary to measure (default: built here)")
+	python := flag.String("python", "python3", "a Python with the peers")
+	count := flag.Int("photos", 4096, "photographs")
+	reps := flag.Int("reps", 5, "runs of each side")
+	parts := flag.String("parts", "codec,loader,epochs,memory", "what to measure")
+	flag.Parse()
+	k, err := kit.New(*dir, *shoal)
+	if err == nil {
+		b := &bench{Kit: k, python: *python, count: *count, reps: *reps}
+		err = b.run(strings.Split(*parts, ","))
+	}
+	if err == nil {
+		err = k.Save(*out)
+	}
+	if err != nil {
+		log.Fatal("bench: ", err)
+	}
+}
+
+func (b *bench) run(parts []string) (err error) {
+	if b.photos, _, err = b.Photos(b.count); err != nil {
+		return err
+	}
+	client, err := filepath.Abs("python")
+	if err != nil {
+		return err
+	}
+	b.Env = append(b.Env, "PYTHONPATH="+client, "OMP_NUM_THREADS=1")
+	b.Header("Ingest and feed, beside others")
+	versions, err := b.Command(b.python, "-c", `
+import importlib.metadata as m, sys
+print("Python", sys.version.split()[0], *(f"{p} {m.version(p)}" for p in ("torch", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "grain")), sep=", ")`).Output()
+	if err != nil {
+		return fmt.Errorf("%s: the peers are missing: %w", b.python, err)
+	}
+	b.Say("%s", strings.TrimSpace(string(versions)))
+	for _, part := range parts {
+		do, ok := map[string]func() error{"codec": b.codec, "loader": b.loader, "epochs": b.epochs, "memory": b.memory}[part]
+		if !ok {
+			return fmt.Errorf("no part is called %q: codec, loader, epochs, memory", part)
+		}
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// usual keeps the photographs of 60 to 90 KB in a folder of their own, by links.
+func (b *bench) usual() (string, error) {
+	dir := filepath.Join(b.Dir, "photos-60-90")
+	if err := os.RemoveAll(dir); err != nil {
+		return "", err
+	}
+	paths, err := kit.Walk(b.photos)
+	if err != nil {
+		return "", err
+	}
+	n := 0
+	for _, p := range paths {
+		info, err := os.Stat(filepath.Join(b.photos, p))
+		if err != nil {
+			return "", err
+		}
+		if info.Size() < 60_000 || info.Size() > 90_000 || n == 512 {
+			continue
+		}
+		n++
+		to := filepath.Join(dir, p)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			return "", err
+		}
+		if err := os.Link(filepath.Join(b.photos, p), to); err != nil {
+			return "", err
+		}
+	}
+	if n < 64 {
+		return "", fmt.Errorf("only %d photographs of 60 to 90 KB among %d: ask for more by -photos", n, len(paths))
+	}
+	b.Say("\n%d photographs of 60 to 90 KB.", n)
+	return dir, nil
+}
+
+// seconds is how long a run on one core lasts.
+const seconds = "4"
+
+// codec measures a sample on one core.
+func (b *bench) codec() error {
+	b.Say("\n## A sample on one core: RandomResizedCrop(224) and flip, uint8")
+	dir, err := b.usual()
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	peers := []string{"torchvision-uint8", "pil-uint8", "pil-fp32", "simplejpeg-cv2"}
+	rates := map[string][]float64{}
+	for range b.reps {
+		for _, link := range links {
+			var r rate
+			if err := b.Run(&r, "taskset", "-c", "0", self, "-chain", link, dir, seconds); err != nil {
+				return err
+			}
+			rates[link] = append(rates[link], r.PerS)
+		}
+		for _, peer := range peers {
+			var r rate
+			if err := b.Run(&r, "taskset", "-c", "0", b.python, "lab/bench/ingest/peers.py", "codec", peer, dir, seconds); err != nil {
+				return err
+			}
+			rates[peer] = append(rates[peer], r.PerS)
+		}
+	}
+	b.Say("Images a second of processor time, file in the page cache to pixels in place.\n")
+	b.Say("| what | images/s, median | us an image | runs |")
+	b.Say("| --- | ---: | ---: | --- |")
+	names := map[string]string{"entropy": "entropy decoding only", "region": "region decoding (crop, 2-pixel margin)", "resize": "region + resize", "sample": "**whole sample, Pillow-exact**"}
+	for _, what := range append(append([]string{}, links...), peers...) {
+		name := names[what]
+		if name == "" {
+			name = what
+		}
+		m := kit.Median(rates[what])
+		b.Say("| %s | %.0f | %.0f | %s |", name, m, 1e6/m, kit.Numbers(rates[what], 0))
+	}
+	sample := kit.Median(rates["sample"])
+	share := sample / kit.Median(rates["region"])
+	b.Say("\nThe whole sample has **%.0f%%** of the rate of region decoding (target 75%%: %s); outside the codec it costs **%.0f us** (target 150: %s).",
+		100*share, kit.Verdict(share >= 0.75), 1e6/sample-1e6/kit.Median(rates["region"]), kit.Verdict(1e6/sample-1e6/kit.Median(rates["region"]) < 150))
+	for _, t := range []struct {
+		peer   string
+		target float64
+	}{{"torchvision-uint8", 1.5}, {"pil-uint8", 2.2}, {"pil-fp32", 2.2}, {"simplejpeg-cv2", 1}} {
+		ratio := sample / kit.Median(rates[t.peer])
+		b.Say("- **%.2f** times %s (target %.1f: %s)", ratio, t.peer, t.target, kit.Verdict(ratio >= t.target))
+	}
+	return nil
+}
+
+// serve serves dir, warm, does f, and ends the daemon.
+func (b *bench) serve(source, name string, f func(addr string, pid int) error) (err error) {
+	mnt := filepath.Join(b.Dir, "mnt")
+	if err := os.MkdirAll(mnt, 0o755); err != nil {
+		return err
+	}
+	addr, cache := "unix://"+filepath.Join(b.Dir, "feed.sock"), filepath.Join(b.Dir, "cache-"+name)
+	if err := b.Run(nil, b.Shoal, "serve", source, "--listen", addr, "--mount", mnt, "--cache-dir", cache, "--memory", "1GiB", "--daemon"); err != nil {
+		return err
+	}
+	m, err := b.Attach(mnt)
+	if err != nil {
+		return err
+	}
+	if err = b.Run(nil, b.Shoal, "feed", addr, "--batch", "64", "--json"); err == nil { // fills the cache
+		err = f(addr, m.PID)
+	}
+	return errors.Join(err, m.Close())
+}
+
+// loader compares whole loaders.
+func (b *bench) loader() error {
+	b.Say("\n## Whole loaders, all cores, everything in the page cache, batches of 64 into a Python process that reads every byte")
+	raw := filepath.Join(b.Dir, "photos-raw")
+	if err := os.RemoveAll(raw); err != nil {
+		return err
+	}
+	if err := b.Run(nil, b.Shoal, "pack", "file://"+b.photos, "file://"+raw, "--decode", "--spool", b.Dir, "--json"); err != nil {
+		return err
+	}
+	type row struct{ name, source string }
+	rows := []row{{"feed-uint8", "jpeg"}, {"feed-uint8", "raw"}, {"feed-fp32", "jpeg"}, {"pil-fp32", ""}, {"torchvision-uint8", ""}, {"grain", ""}}
+	rates, memory := map[row][]float64{}, map[row][]float64{}
+	for range b.reps {
+		for _, r := range rows {
+			measure := func(where string, pids ...int) error {
+				res, rss, err := b.watch(pids, "loader", r.name, where, "64", strconv.Itoa(2*b.count))
+				rates[r], memory[r] = append(rates[r], res.PerS), append(memory[r], rss)
+				return err
+			}
+			var err error
+			switch r.source {
+			case "jpeg":
+				err = b.serve("file://"+b.photos, r.source, func(addr string, pid int) error { return measure(addr, pid) })
+			case "raw":
+				err = b.serve("file://"+raw, r.source, func(addr string, pid int) error { return measure(addr, pid) })
+			default:
+				err = measure(b.photos)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	names := map[row]string{
+		rows[0]: "**feed, uint8**", rows[1]: "**feed, uint8, from `pack --decode`**", rows[2]: "**feed, fp32 + Normalize**",
+		rows[3]: "DataLoader(ImageFolder, num_workers=2), PIL, ToTensor, Normalize", rows[4]: "DataLoader(num_workers=2), decode_jpeg and torchvision v2 on uint8",
+		rows[5]: "Grain, 4 threads, simplejpeg + OpenCV (no antialiasing), uint8",
+	}
+	b.Say("\n| loader | images/s, median | runs | memory of all its processes, MB |")
+	b.Say("| --- | ---: | --- | ---: |")
+	for _, r := range rows {
+		b.Say("| %s | %.0f | %s | %.0f |", names[r], kit.Median(rates[r]), kit.Numbers(rates[r], 0), kit.Median(memory[r]))
+	}
+	feed := kit.Median(rates[rows[0]])
+	b.Say("")
+	for i, target := range map[int]float64{3: 3, 4: 1.5, 5: 1.2} {
+		ratio := feed / kit.Median(rates[rows[i]])
+		b.Say("- uint8 feed: **%.2f** times %s (target %.1f: %s)", ratio, names[rows[i]], target, kit.Verdict(ratio >= target))
+	}
+	share := kit.Median(memory[rows[0]]) / kit.Median(memory[rows[5]])
+	b.Say("- memory: **%.2f** times Grain's (target 2: %s). Proportional set size, the highest of samples each half second; pages of files do not count.", share, kit.Verdict(share <= 2))
+	return nil
+}
+
+// result is what peers.py prints.
+type result struct {
+	Images  int     `json:"images"`
+	PerS    float64 `json:"per_s"`
+	Seconds float64 `json:"seconds"`
+}
+
+// watch runs a role of peers.py and returns the most memory in MB that it, its children and pids had together.
+func (b *bench) watch(pids []int, args ...string) (r result, mb float64, err error) {
+	c := b.Command(b.python, append([]string{"lab/bench/ingest/peers.py"}, args...)...)
+	var out, errs strings.Builder
+	c.Stdout, c.Stderr = &out, &errs
+	if err := c.Start(); err != nil {
+		return r, 0, err
+	}
+	done := make(chan error, 1)
+	go func() { done <- c.Wait() }()
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			if err != nil {
+				return r, mb, fmt.Errorf("%v: %w\n%s", args, err, errs.String())
+			}
+			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+			return r, mb, json.Unmarshal([]byte(lines[len(lines)-1]), &r)
+		case <-tick.C:
+			sum := 0.0
+			for _, pid := range append(family(c.Process.Pid), pids...) {
+				sum += anonymous(pid)
+			}
+			mb = max(mb, sum)
+		}
+	}
+}
+
+// family returns a process and all that descend from it.
+func family(pid int) []int {
+	all := []int{pid}
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid)) // gone: no children
+	for _, word := range strings.Fields(string(text)) {
+		if child, err := strconv.Atoi(word); err == nil {
+			all = append(all, family(child)...)
+		}
+	}
+	return all
+}
+
+// anonymous returns a process's share of memory in MB that is not of files on a disk: its own, and its part of what is shared.
+func anonymous(pid int) float64 {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	sum := 0.0
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) >= 2 && (f[0] == "Pss_Anon:" || f[0] == "Pss_Shmem:") {
+			kb, _ := strconv.ParseFloat(f[1], 64)
+			sum += kb / 1e3
+		}
+	}
+	return sum
+}
+
+// epochs compares short epochs.
+func (b *bench) epochs() error {
+	b.Say("\n## Two epochs over 1,024 photographs with a small model, batches of 64, RandomResizedCrop(32)\n")
+	small := filepath.Join(b.Dir, "photos-small")
+	if err := os.RemoveAll(small); err != nil {
+		return err
+	}
+	paths, err := kit.Walk(b.photos)
+	if err != nil {
+		return err
+	}
+	for i, p := range paths {
+		if i%max(1, len(paths)/1024) != 0 {
+			continue
+		}
+		to := filepath.Join(small, p)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.Link(filepath.Join(b.photos, p), to)); err != nil {
+			return err
+		}
+	}
+	times := map[string][]float64{}
+	peers := []string{"pil-fp32", "torchvision-uint8"}
+	for range b.reps {
+		if err := b.serve("file://"+small, "small", func(addr string, _ int) error {
+			r, _, err := b.watch(nil, "epochs", "feed-fp32", addr, "64", "2")
+			times["feed"] = append(times["feed"], r.Seconds)
+			return err
+		}); err != nil {
+			return err
+		}
+		for _, peer := range peers {
+			r, _, err := b.watch(nil, "epochs", peer, small, "64", "2")
+			if err != nil {
+				return err
+			}
+			times[peer] = append(times[peer], r.Seconds)
+		}
+	}
+	b.Say("| loader | seconds, median | runs |\n| --- | ---: | --- |")
+	for _, who := range append([]string{"feed"}, peers...) {
+		b.Say("| %s | %.2f | %s |", who, kit.Median(times[who]), kit.Numbers(times[who], 2))
+	}
+	ratio := kit.Median(times["pil-fp32"]) / kit.Median(times["feed"])
+	b.Say("\nThe feed is **%.2f** times as fast as a DataLoader(num_workers=2) that starts its workers for each epoch (target 2.66: %s).", ratio, kit.Verdict(ratio >= 2.66))
+	return nil
+}
+
+// memory watches the daemon over twenty epochs.
+func (b *bench) memory() error {
+	b.Say("\n## The daemon's memory over 20 epochs\n")
+	return b.serve("file://"+b.photos, "jpeg", func(addr string, pid int) error {
+		c := b.Command(b.Shoal, "feed", addr, "--batch", "64", "--epochs", "20", "--transform", "RandomResizedCrop(64)|RandomHorizontalFlip()|uint8", "--json")
+		if err := c.Start(); err != nil {
+			return err
+		}
+		var rss []float64
+		var fds []int
+		done := make(chan error, 1)
+		go func() { done <- c.Wait() }()
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case err := <-done:
+				if err != nil {
+					return err
+				}
+				n := len(rss)
+				if n < 10 {
+					return fmt.Errorf("only %d samples of the memory: ask for more -photos", n)
+				}
+				tail := rss[n/5:] // the first epochs fill pools
+				perEpoch := slope(tail) * float64(n) / 20
+				b.Say("RSS, one sample a second: first %.0f MB, after a fifth of the run %.0f, last %.0f; slope after the first fifth **%.2f MB an epoch** (target under 1: %s).",
+					rss[0], tail[0], rss[n-1], perEpoch, kit.Verdict(perEpoch < 1))
+				b.Say("Descriptors: %d at first, %d at the end.", fds[0], fds[n-1])
+				return nil
+			case <-tick.C:
+				list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+				if err != nil {
+					_ = c.Process.Signal(syscall.SIGTERM)
+					return errors.Join(err, <-done)
+				}
+				rss, fds = append(rss, float64(kit.Status(pid, "VmRSS"))/1e6), append(fds, len(list))
+			}
+		}
+	})
+}
+
+// slope is the least-squares slope of y over its index.
+func slope(y []float64) float64 {
+	n := float64(len(y))
+	var sx, sy, sxy, sxx float64
+	for i, v := range y {
+		x := float64(i)
+		sx, sy, sxy, sxx = sx+x, sy+v, sxy+x*v, sxx+x*x
+	}
+	return (n*sxy - sx*sy) / (n*sxx - sx*sx)
+}

@@ -1,0 +1,252 @@
+// Package demo is the main job on real input, as one command shows it: real photographs in a real S3
+// server that is 30 ms away, read by a real PyTorch trainer through Shoal; without a known order,
+// with it, warm, and through the feed. Every part runs in a process of its own, as it would in
+// earnest.
+//
+// Traps:
+//
+//   - The demo never touches the mount itself: a daemon that hangs would hang it too, and then
+//     nothing would be cleaned up. It asks `shoal stat`, with a timeout.
+//   - Everything that is started is stopped, everything that is mounted is unmounted, on success,
+//     failure, Ctrl-C and SIGTERM; what a SIGKILL has left is cleared at the next start.
+//   - "Warm" must not mean the kernel's page cache: the mount is made anew and, as root, the
+//     kernel's caches are dropped before each run.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/shoalfs/shoal/internal/progress"
+	"github.com/shoalfs/shoal/lab/rig/photos"
+	"github.com/shoalfs/shoal/lab/rig/proxy"
+	"github.com/shoalfs/shoal/lab/rig/s3server"
+	"github.com/shoalfs/shoal/python"
+)
+
+// Options says what to run. The zero value of a field means the default that its comment names.
+type Options struct {
+	// Shoal is the path of the shoal binary. Required, but by Store.
+	Shoal string
+	// Proxy is the command that runs the rig's proxy; see proxy.Spawn. Required.
+	Proxy []string
+	// WorkDir keeps photographs, objects, caches and results; default "shoal-demo".
+	WorkDir string
+	// Client holds the Python client as "shoal/*.py"; default the one in the binary.
+	Client fs.FS
+	// Python is the interpreter that has torch; default /usr/bin/python3.
+	Python string
+	// Latency is the store's median time to first byte, default 30 ms; Sigma the standard
+	// deviation of its logarithm, default 0.3.
+	Latency time.Duration
+	Sigma   float64
+	// Photos is the size of the training set; default 4096.
+	Photos int
+	// Steps is the length of each run; default one epoch.
+	Steps int
+	// Batch is the batch size; default 16.
+	Batch int
+	// Workers is the DataLoader's num_workers; default 4, twice the cores of a small machine,
+	// since without a known order they mostly wait.
+	Workers int
+	// Seed is the sampler's; default 7.
+	Seed int
+	// CacheSize and Memory are passed to shoal; defaults 2GiB and 512MiB.
+	CacheSize, Memory string
+	// Progress gets the progress bars; default stderr.
+	Progress io.Writer
+}
+
+func (o Options) withDefaults() (Options, error) {
+	if len(o.Proxy) == 0 {
+		return o, errors.New("demo: Options.Proxy, the command that runs the rig's proxy, is empty")
+	}
+	def := func(p *string, v string) {
+		if *p == "" {
+			*p = v
+		}
+	}
+	defInt := func(p *int, v int) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	def(&o.WorkDir, "shoal-demo")
+	def(&o.Python, "/usr/bin/python3")
+	def(&o.CacheSize, "2GiB")
+	def(&o.Memory, "512MiB")
+	defInt(&o.Photos, photos.DefaultCount)
+	defInt(&o.Batch, 16)
+	defInt(&o.Workers, 4)
+	defInt(&o.Seed, 7)
+	if o.Latency == 0 {
+		o.Latency = 30 * time.Millisecond
+	}
+	if o.Sigma == 0 {
+		o.Sigma = 0.3
+	}
+	if o.Client == nil {
+		o.Client = python.Files
+	}
+	if o.Progress == nil {
+		o.Progress = os.Stderr
+	}
+	if o.Steps < 0 || o.Batch < 1 || o.Workers < 0 || o.Photos < 2*o.Batch || o.Latency < 0 || o.Sigma < 0 {
+		return o, fmt.Errorf("demo: steps %d, batch %d, workers %d, photos %d, latency %v: out of range", o.Steps, o.Batch, o.Workers, o.Photos, o.Latency)
+	}
+	var err error
+	if o.WorkDir, err = filepath.Abs(o.WorkDir); err == nil && o.Shoal != "" {
+		o.Shoal, err = filepath.Abs(o.Shoal)
+	}
+	if err != nil {
+		return o, fmt.Errorf("demo: %w", err)
+	}
+	return o, nil
+}
+
+const (
+	bucket = "photos"
+	prefix = "train"
+	source = "s3://" + bucket + "/" + prefix
+)
+
+// job is one run of the demo.
+type job struct {
+	Options
+	bars    *progress.Printer
+	store   *s3server.Server
+	proxy   *proxy.Process
+	env     []string // of shoal and the trainers
+	classes int
+	dropped bool // the kernel's caches could be dropped
+}
+
+func newJob(o Options) *job { return &job{Options: o, bars: progress.New(o.Progress)} }
+
+// Run runs the demo and prints its result, a table and the paths of the report and the contact
+// sheet, to out. When it returns, with or without an error, no process and no mount of it is left.
+func Run(ctx context.Context, o Options, out io.Writer) error {
+	o, err := o.withDefaults()
+	if err != nil {
+		return err
+	}
+	j := newJob(o)
+	if missing := j.missing(ctx); len(missing) > 0 {
+		fmt.Fprintln(o.Progress, "To run on this machine, the demo lacks:")
+		for _, m := range missing {
+			fmt.Fprintln(o.Progress, "  - "+m)
+		}
+		return fmt.Errorf("%w: get what is listed above", ErrMissing)
+	}
+	if err := j.run(ctx, out); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("demo: stopped; nothing is left running or mounted: %w", context.Cause(ctx))
+		}
+		return fmt.Errorf("demo: %w", err)
+	}
+	return nil
+}
+
+func (j *job) path(elem ...string) string {
+	return filepath.Join(append([]string{j.WorkDir}, elem...)...)
+}
+
+func (j *job) run(ctx context.Context, out io.Writer) error {
+	began := time.Now()
+	if err := os.MkdirAll(j.path("runs"), 0o755); err != nil {
+		return err
+	}
+	unlock, err := lockDir(j.WorkDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := unmountBelow(j.WorkDir); err != nil {
+		return err
+	}
+	if err := j.writeTrainers(); err != nil {
+		return err
+	}
+	if err := j.prepare(ctx); err != nil {
+		return err
+	}
+	defer j.close()
+
+	var results []*Result
+	for _, s := range j.scenarios() {
+		r, err := j.runScenario(ctx, s)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.title, err)
+		}
+		results = append(results, r)
+	}
+	rep := &report{
+		Options: j.Options, Results: results, Classes: j.classes, Cores: runtime.NumCPU(),
+		Dropped: j.dropped, Began: began, Took: time.Since(began),
+	}
+	if err := rep.write(j.path("report.html"), j.path("contact-sheet.png")); err != nil {
+		return err
+	}
+	rep.print(out)
+	fmt.Fprintf(out, "\nreport         %s\ncontact sheet  %s\n", j.path("report.html"), j.path("contact-sheet.png"))
+	return nil
+}
+
+// prepare makes the training set, starts the store and uploads the set.
+func (j *job) prepare(ctx context.Context) error {
+	bar := j.bars.Start("making photographs", j.Photos)
+	set, err := photos.Make(ctx, j.path("photos"), photos.Options{Count: j.Photos, Seed: 1}, bar.Set)
+	result := fmt.Sprintf("%s files in %d classes, %s", humanize.Comma(int64(set.Files)), set.Classes, humanize.Bytes(uint64(set.Bytes)))
+	switch {
+	case err != nil:
+		result = "failed"
+	case !set.Made:
+		result += ", kept from the last run"
+	}
+	bar.Done(result)
+	if err != nil {
+		return err
+	}
+	j.classes = set.Classes
+
+	if j.store, err = s3server.Start(ctx, s3server.Options{Dir: j.path("s3")}); err != nil {
+		return err
+	}
+	bar = j.bars.Start("uploading to the S3 server", set.Files)
+	up, err := j.store.Upload(ctx, j.path("photos"), bucket, prefix, bar.Set)
+	result = fmt.Sprintf("%s objects sent, %s there before", humanize.Comma(int64(up.Sent)), humanize.Comma(int64(up.Files-up.Sent)))
+	if err != nil {
+		result = "failed"
+	}
+	bar.Done(result)
+	if err == nil {
+		j.proxy, err = proxy.Spawn(ctx, j.Proxy, j.store.URL, proxy.Options{Latency: j.Latency, Sigma: j.Sigma, Seed: 1})
+	}
+	if err != nil {
+		j.close()
+		return err
+	}
+	j.env = append(append(os.Environ(), "SHOAL_SETTLED=1"), s3server.Env(j.proxy.URL)...) // without the settings of who runs it
+	return nil
+}
+
+// close stops the store and the proxy.
+func (j *job) close() {
+	if j.proxy != nil {
+		j.proxy.Stop()
+	}
+	if j.store != nil {
+		j.store.Stop()
+	}
+	// Each run has stopped its daemon and unmounted; this is for what went wrong there.
+	_ = unmountBelow(j.WorkDir)
+}

@@ -1,0 +1,418 @@
+package demo
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/shoalfs/shoal/lab/rig/cputime"
+	"github.com/shoalfs/shoal/lab/rig/proxy"
+	"github.com/shoalfs/shoal/lab/rig/subproc"
+)
+
+// Step is one training step as the trainer timed it; times in seconds.
+type Step struct {
+	T       float64 `json:"t"`       // when its batch was there, from the start of the loop
+	Wait    float64 `json:"wait"`    // how long it waited for it
+	Compute float64 `json:"compute"` // how long it then computed
+	Samples int     `json:"samples"`
+	Loss    float64 `json:"loss"`
+}
+
+// Result is one scenario's outcome.
+type Result struct {
+	Name, Title, Detail string
+	Steps               []Step
+	Seconds             float64 // the loop, workers' start included
+	Samples             int
+	// Counters of the daemon (its stats), over the daemon's life, and of the store as the proxy
+	// saw it.
+	Gets, GetBytes           int64
+	StoreGets, StoreGetBytes int64
+	// CPU seconds while the loop ran. The trainer's hold its workers; the store's, the proxy.
+	TrainerCPU, ShoalCPU, StoreCPU float64
+	OtherCPU                       float64 // of everything else on the machine
+	Bound                          string  // what bounds it
+}
+
+// Rate is in samples/s.
+func (r *Result) Rate() float64 { return float64(r.Samples) / r.Seconds }
+
+// WaitShare is the share of the loop's time that the trainer waited for data, 0 to 1.
+func (r *Result) WaitShare() float64 {
+	var w float64
+	for _, s := range r.Steps {
+		w += s.Wait
+	}
+	return w / r.Seconds
+}
+
+// Learned returns the mean loss over the first and the last eighth of the steps.
+func (r *Result) Learned() (first, last float64) {
+	n := max(len(r.Steps)/8, 1)
+	mean := func(s []Step) (m float64) {
+		for _, st := range s {
+			m += st.Loss / float64(len(s))
+		}
+		return m
+	}
+	return mean(r.Steps[:n]), mean(r.Steps[len(r.Steps)-n:])
+}
+
+// scenario is one way of feeding the trainer.
+type scenario struct {
+	name, title, detail string
+	cache               string // name of the cache folder
+	cold                bool   // begin with an empty cache
+	order               string // for the mount
+	epoch               int    // that the trainer trains
+	feed                bool
+}
+
+func (j *job) scenarios() []scenario {
+	return []scenario{
+		{
+			name: "none", title: "mount, order unknown, cold", cache: "cache-none", cold: true, order: "none",
+			detail: "A plain read-through cache: each worker waits for each file.",
+		},
+		{
+			name: "order", title: "mount, order known, cold", cache: "cache", cold: true,
+			order:  fmt.Sprintf("torch:seed=%d", j.Seed),
+			detail: "The same trainer. Shoal computes the sampler's order and fetches ahead of it.",
+		},
+		{
+			name: "warm", title: "mount, order known, warm", cache: "cache", epoch: 1,
+			order:  fmt.Sprintf("torch:seed=%d,epoch=1", j.Seed),
+			detail: "The second epoch, after a remount: the samples are on the local disk.",
+		},
+		{
+			name: "feed", title: "feed, warm", cache: "cache", epoch: 2, feed: true,
+			detail: "Batches arrive decoded, cropped and flipped, as uint8; no DataLoader workers.",
+		},
+	}
+}
+
+// patience is how long a daemon may take to get ready or to end.
+const patience = 30 * time.Second
+
+// runScenario starts a daemon, trains, and stops the daemon.
+func (j *job) runScenario(ctx context.Context, s scenario) (_ *Result, err error) {
+	cache := j.path(s.cache)
+	if s.cold {
+		if err := os.RemoveAll(cache); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.MkdirAll(cache, 0o700); err != nil {
+		return nil, err
+	}
+	before, err := j.proxy.Stats(ctx)
+	if err != nil {
+		return nil, err
+	}
+	j.dropped = dropKernelCaches()
+
+	bar := j.bars.Start(s.title, 0)
+	result := "failed"
+	defer func() { bar.Done(result) }()
+	bar.Note("starting")
+	d, err := j.startDaemon(ctx, s, cache)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, d.stop()) }()
+
+	r := &Result{Name: s.name, Title: s.title, Detail: s.detail}
+	cpu := j.cpu(d)
+	if err := j.train(ctx, s, d, r, bar.Set, bar.Note); err != nil {
+		return nil, errors.Join(err, d.proc.Failed(), j.proxy.Failed(), j.store.Failed())
+	}
+	now := j.cpu(d)
+	r.ShoalCPU, r.StoreCPU = now.shoal-cpu.shoal, now.store-cpu.store
+	r.OtherCPU = max(now.machine-cpu.machine-r.ShoalCPU-r.StoreCPU-now.trainers+cpu.trainers, 0)
+	if err := j.counters(ctx, d, before, r); err != nil {
+		return nil, err
+	}
+	r.Bound = j.explain(r, s)
+	result = fmt.Sprintf("%.0f samples/s, %.0f%% waiting", r.Rate(), 100*r.WaitShare())
+	return r, nil
+}
+
+// daemon is a running shoal.
+type daemon struct {
+	proc   *subproc.Proc
+	target string // what the trainer is given, and `shoal stat`
+	mount  string // empty for a feed
+	socket string // empty for a mount
+	log    *os.File
+}
+
+// startDaemon runs shoal in the foreground, so that it ends with the demo in every case, and waits
+// until it is ready.
+func (j *job) startDaemon(ctx context.Context, s scenario, cache string) (*daemon, error) {
+	common := []string{"--cache-dir", cache, "--cache-size", j.CacheSize, "--memory", j.Memory}
+	d := &daemon{}
+	var args []string
+	if s.feed {
+		// A socket's path holds at most 107 bytes: WorkDir may be too deep.
+		dir, err := os.MkdirTemp("", "shoal-demo-")
+		if err != nil {
+			return nil, err
+		}
+		d.socket = filepath.Join(dir, "feed.sock")
+		d.target = "unix://" + d.socket
+		args = append([]string{"serve", source, "--listen", d.target}, common...)
+	} else {
+		d.mount = j.path("mnt")
+		if err := os.MkdirAll(d.mount, 0o755); err != nil {
+			return nil, err
+		}
+		d.target = d.mount
+		args = append([]string{"mount", source, d.mount, "--order", s.order}, common...)
+	}
+	err := j.launch(ctx, s, d, args)
+	if err != nil {
+		return nil, errors.Join(err, d.stop())
+	}
+	return d, nil
+}
+
+func (j *job) launch(ctx context.Context, s scenario, d *daemon, args []string) (err error) {
+	if d.log, err = os.Create(j.path("runs", s.name+".shoal.log")); err != nil {
+		return err
+	}
+	cmd := exec.Command(j.Shoal, args...)
+	cmd.Env = j.env
+	cmd.Stdout, cmd.Stderr = d.log, d.log
+	if d.proc, err = subproc.Start("shoal "+args[0], cmd); err != nil {
+		return err
+	}
+	return d.waitReady(ctx)
+}
+
+func (d *daemon) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not ready after %v", patience))
+	defer cancel()
+	for {
+		if d.ready() {
+			return nil
+		}
+		select {
+		case <-d.proc.Done():
+			return d.proc.Failed()
+		case <-ctx.Done():
+			return fmt.Errorf("shoal: %w; its last output:\n%s", context.Cause(ctx), d.proc.Tail())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func (d *daemon) ready() bool {
+	if d.socket != "" {
+		c, err := net.Dial("unix", d.socket)
+		if err != nil {
+			return false
+		}
+		_ = c.Close()
+		return true
+	}
+	mounts, err := mountsBelow(filepath.Dir(d.mount))
+	return err == nil && slices.Contains(mounts, d.mount)
+}
+
+// stop ends the daemon and unmounts what it may have left.
+func (d *daemon) stop() error {
+	var err error
+	if d.proc != nil {
+		d.proc.Stop(patience)
+	}
+	if d.log != nil {
+		_ = d.log.Close()
+	}
+	if d.mount != "" {
+		err = unmountBelow(filepath.Dir(d.mount))
+	}
+	if d.socket != "" {
+		err = errors.Join(err, os.RemoveAll(filepath.Dir(d.socket)))
+	}
+	return err
+}
+
+// event is a line of a trainer's output, see trainer/record.py.
+type event struct {
+	Event string `json:"event"`
+	Step
+	Total      int     `json:"total"`
+	Seconds    float64 `json:"seconds"`
+	CPUSeconds float64 `json:"cpu_seconds"`
+}
+
+// train runs the trainer and fills in what it reports.
+func (j *job) train(ctx context.Context, s scenario, d *daemon, r *Result, progress func(done, total int), note func(string)) error {
+	args := []string{j.path("trainer", "trainer_mount.py"), d.target, "--workers", strconv.Itoa(j.Workers)}
+	if s.feed {
+		args = []string{j.path("trainer", "trainer_feed.py"), d.target, "--sheet", j.path("contact-sheet.png")}
+	}
+	args = append(args, "--batch", strconv.Itoa(j.Batch), "--seed", strconv.Itoa(j.Seed), "--epoch", strconv.Itoa(s.epoch))
+	if j.Steps > 0 {
+		args = append(args, "--steps", strconv.Itoa(j.Steps))
+	}
+	record, err := os.Create(j.path("runs", s.name+".jsonl"))
+	if err != nil {
+		return err
+	}
+	defer record.Close()
+	pr, pw := io.Pipe()
+	cmd := exec.Command(j.Python, args...)
+	// DataLoader's workers keep folders there and leave them when they are killed.
+	tmp, err := os.MkdirTemp("", "shoal-demo-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	cmd.Env = append(slices.Clone(j.env), "PYTHONDONTWRITEBYTECODE=1", "PYTHONWARNINGS=ignore", "TMPDIR="+tmp)
+	cmd.Dir = j.path("trainer")
+	cmd.Stdout = pw
+	note("the trainer starts")
+	p, err := subproc.Start("the trainer ("+filepath.Base(args[0])+")", cmd)
+	if err != nil {
+		return err
+	}
+	parsed := make(chan error, 1)
+	go func() {
+		err := r.parse(io.TeeReader(pr, record), j.Steps, progress, note)
+		// Whatever is wrong with the output, the trainer must not block on a full pipe.
+		_, _ = io.Copy(io.Discard, pr)
+		parsed <- err
+	}()
+	err = p.Wait(ctx)
+	_ = pw.Close()
+	if perr := <-parsed; err == nil {
+		err = perr
+	}
+	return err
+}
+
+// parse reads a trainer's events until the end of rd.
+func (r *Result) parse(rd io.Reader, limit int, progress func(done, total int), note func(string)) error {
+	sc := bufio.NewScanner(rd)
+	total, ended := 0, false
+	for sc.Scan() {
+		var e event
+		if err := json.Unmarshal(sc.Bytes(), &e); err != nil {
+			return fmt.Errorf("the trainer wrote %.100q instead of an event: %w", sc.Text(), err)
+		}
+		switch e.Event {
+		case "start":
+			total = e.Total
+			if limit > 0 {
+				total = min(total, limit)
+			}
+			note("")
+		case "step":
+			r.Steps = append(r.Steps, e.Step)
+			r.Samples += e.Samples
+			progress(len(r.Steps), total)
+			note(fmt.Sprintf("%.0f samples/s", float64(r.Samples)/(e.T+e.Compute)))
+		case "end":
+			r.Seconds, r.TrainerCPU, ended = e.Seconds, e.CPUSeconds, true
+		default:
+			return fmt.Errorf("the trainer wrote an unknown event %q", e.Event)
+		}
+	}
+	if err := sc.Err(); err != nil {
+		return err
+	}
+	if !ended || len(r.Steps) == 0 || r.Seconds <= 0 {
+		return fmt.Errorf("the trainer ended after %d steps without a result", len(r.Steps))
+	}
+	return nil
+}
+
+// counters reads what the daemon says it fetched and what the store has seen. Both are asked until
+// they agree, at most for two seconds, since read-ahead may be in flight.
+func (j *job) counters(ctx context.Context, d *daemon, before proxy.Stats, r *Result) error {
+	for deadline := time.Now().Add(2 * time.Second); ; {
+		st, err := j.shoalStats(ctx, d.target)
+		if err != nil {
+			return err
+		}
+		now, err := j.proxy.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		seen := now.Sub(before)
+		r.Gets, r.GetBytes = st.GetRequests, st.GetBytes
+		r.StoreGets, r.StoreGetBytes = seen.Gets, seen.GetBytes
+		if r.Gets == r.StoreGets && r.GetBytes == r.StoreGetBytes || time.Now().After(deadline) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// shoalStats are the fields of the daemon's stats that the demo reads.
+type shoalStats struct {
+	GetRequests int64 `json:"get_requests"`
+	GetBytes    int64 `json:"get_bytes"`
+}
+
+func (j *job) shoalStats(ctx context.Context, target string) (shoalStats, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, j.Shoal, "stat", target, "--json")
+	cmd.Env = j.env
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return shoalStats{}, fmt.Errorf("shoal stat %s: %w: %s", target, err, strings.TrimSpace(stderr.String()))
+	}
+	var st shoalStats
+	if err := json.Unmarshal(out, &st); err != nil {
+		return shoalStats{}, fmt.Errorf("shoal stat %s: %w", target, err)
+	}
+	return st, nil
+}
+
+// cpuTimes are CPU seconds used so far. The trainers' are those of this process and of its children
+// that have ended, which between two readings are the trainer, its workers and a few short helpers.
+type cpuTimes struct{ shoal, store, trainers, machine float64 }
+
+func (j *job) cpu(d *daemon) cpuTimes {
+	t := cpuTimes{
+		shoal: cpuSeconds(d.proc.Pid()),
+		store: cpuSeconds(j.store.Pid()) + cpuSeconds(j.proxy.Pid()),
+	}
+	t.machine, _ = cputime.Cores()
+	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
+		var ru syscall.Rusage
+		if syscall.Getrusage(who, &ru) == nil {
+			t.trainers += time.Duration(ru.Utime.Nano() + ru.Stime.Nano()).Seconds()
+		}
+	}
+	return t
+}
+
+// cpuSeconds returns the user and system time of a process, 0 if it is gone.
+func cpuSeconds(pid int) float64 {
+	seconds, _ := cputime.Process(pid)
+	return seconds
+}

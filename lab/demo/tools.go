@@ -1,0 +1,181 @@
+package demo
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/shoalfs/shoal/lab/rig/photos"
+	"github.com/shoalfs/shoal/lab/rig/s3server"
+)
+
+//go:embed trainer/*.py
+var trainers embed.FS
+
+// ErrMissing says that the machine lacks something that the demo needs.
+var ErrMissing = errors.New("demo: something is missing")
+
+// missing returns what the demo needs and does not find, each with the command that gets it.
+func (j *job) missing(ctx context.Context) []string {
+	var packages, other []string
+	need := func(p string) {
+		if !slices.Contains(packages, p) {
+			packages = append(packages, p)
+		}
+	}
+	if _, err := os.Stat(j.Python); err != nil {
+		for _, p := range []string{"python3", "python3-torch", "python3-torchvision", "python3-numpy", "python3-pil", "python3-grpcio"} {
+			need(p)
+		}
+	} else {
+		for _, p := range j.missingModules(ctx) {
+			need(p)
+		}
+	}
+	if _, err := exec.LookPath("fusermount3"); err != nil {
+		need("fuse3")
+	}
+	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
+		other = append(other, fmt.Sprintf("/dev/fuse cannot be opened (%v): load the kernel module (modprobe fuse), or give the container --device /dev/fuse --cap-add SYS_ADMIN", err))
+	} else {
+		_ = f.Close()
+	}
+	if _, err := photos.Sources(); errors.Is(err, photos.ErrNoSources) {
+		for _, p := range photos.Packages() {
+			need(p)
+		}
+	}
+	if _, err := s3server.FindBinary(); err != nil {
+		other = append(other, err.Error())
+	}
+	if _, err := os.Stat(j.Shoal); err != nil {
+		other = append(other, fmt.Sprintf("%s is not there: run make build", j.Shoal))
+	}
+	if len(packages) > 0 {
+		other = append([]string{"Debian packages: apt-get update && apt-get install --no-install-recommends " + strings.Join(packages, " ")}, other...)
+	}
+	return other
+}
+
+// missingModules returns the packages of the Python modules that cannot be found.
+func (j *job) missingModules(ctx context.Context) []string {
+	modules := []struct{ name, pkg string }{
+		{"torch", "python3-torch"}, {"torchvision", "python3-torchvision"}, {"numpy", "python3-numpy"},
+		{"PIL", "python3-pil"}, {"grpc", "python3-grpcio"},
+	}
+	args := []string{"-c", "import sys, importlib.util as u; print(*[m for m in sys.argv[1:] if u.find_spec(m) is None])"}
+	for _, m := range modules {
+		args = append(args, m.name)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, j.Python, args...).Output()
+	absent := strings.Fields(string(out))
+	var packages []string
+	for _, m := range modules {
+		if err != nil || slices.Contains(absent, m.name) {
+			packages = append(packages, m.pkg)
+		}
+	}
+	return packages
+}
+
+// writeTrainers puts the trainers and the Python client into WorkDir/trainer.
+func (j *job) writeTrainers() error {
+	dir := j.path("trainer")
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	scripts, err := fs.Sub(trainers, "trainer")
+	if err != nil {
+		return err
+	}
+	if err := os.CopyFS(dir, scripts); err != nil {
+		return err
+	}
+	return fs.WalkDir(j.Client, "shoal", func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(dir, filepath.FromSlash(p))
+		if d.IsDir() {
+			return os.MkdirAll(to, 0o755)
+		}
+		b, err := fs.ReadFile(j.Client, p)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(to, b, 0o644)
+	})
+}
+
+// lockDir keeps a second demo out of dir.
+func lockDir(dir string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("%s is in use by another demo: wait for it, or give another --work-dir", dir)
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// mountsBelow returns the mount points in dir, the innermost first.
+func mountsBelow(dir string) ([]string, error) {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	return parseMounts(string(b), dir), nil
+}
+
+// parseMounts reads mountinfo (proc(5)): field 5 is the mount point, with octal escapes.
+func parseMounts(mountinfo, dir string) []string {
+	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	var found []string
+	for line := range strings.Lines(mountinfo) {
+		f := strings.Fields(line)
+		if len(f) < 5 {
+			continue
+		}
+		if p := unescape.Replace(f[4]); strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/") {
+			found = append(found, p)
+		}
+	}
+	slices.Reverse(found)
+	return found
+}
+
+// unmountBelow detaches every mount in dir, also one whose daemon is dead or hangs.
+func unmountBelow(dir string) error {
+	mounts, err := mountsBelow(dir)
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if syscall.Unmount(m, syscall.MNT_DETACH) == nil {
+			continue
+		}
+		if out, err := exec.Command("fusermount3", "-u", "-z", m).CombinedOutput(); err != nil {
+			return fmt.Errorf("cannot unmount %s: %w: %s", m, err, strings.TrimSpace(string(out)))
+		}
+	}
+	return nil
+}
+
+// dropKernelCaches empties the page, inode and dentry caches, which only root may.
+func dropKernelCaches() bool {
+	syscall.Sync()
+	return os.WriteFile("/proc/sys/vm/drop_caches", []byte("3\n"), 0o200) == nil
+}

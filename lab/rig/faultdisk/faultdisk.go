@@ -1,0 +1,151 @@
+// Package faultdisk is a disk that breaks on request: a FUSE file system over a folder, in a process
+// of its own, that can be told to fail, to fill up, to be slow and to hang.
+//
+// Traps:
+//
+//   - A task that waits for it cannot be killed, as with a real disk, and a process that is its
+//     user and its server at once waits for itself: hence the process of its own, and nothing in
+//     it touches the mount.
+//   - The kernel's page cache hides a fault: what was written or read through the mount a moment
+//     ago is read again without asking. Drop the caches first.
+//   - mmap works. A page fault on a file that hangs stops the thread, and with it a Go process at
+//     its next garbage collection; select the folder that only read and write use.
+//   - preadv2(RWF_NOWAIT) is EOPNOTSUPP, as on every FUSE file system.
+package faultdisk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/lab/rig/subproc"
+)
+
+// ready is the line that the process prints when it is mounted.
+type ready struct {
+	Control string `json:"control"`
+}
+
+// Main runs a faultdisk until SIGTERM, SIGINT or an unmount: faultdisk BACKING MOUNTPOINT. It prints
+// one line of JSON with the URL of its control server, which answers GET /stats ([Stats]) and PUT
+// /settings ([Settings]). It is the body of lab/rig/cmd/faultdisk.
+func Main(args []string) error {
+	flags := flag.NewFlagSet("faultdisk", flag.ContinueOnError)
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() != 2 {
+		return errors.New("faultdisk: give BACKING and MOUNTPOINT, two folders")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	control, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("faultdisk: %w", err)
+	}
+	d, server, err := mountDisk(flags.Arg(0), flags.Arg(1))
+	if err != nil {
+		return fmt.Errorf("faultdisk: mount %s: %w", flags.Arg(1), err)
+	}
+	gone := make(chan struct{})
+	go func() { server.Wait(); close(gone) }()
+	srv := &http.Server{Handler: d.handler(), ReadHeaderTimeout: 10 * time.Second}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(control) }()
+	if err = server.WaitMount(); err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(ready{Control: "http://" + control.Addr().String()})
+	}
+	if err == nil {
+		select {
+		case <-ctx.Done():
+		case <-gone:
+		}
+	}
+	_ = d.set(Settings{}) // whoever hangs goes on
+	if e := server.Unmount(); e != nil {
+		_ = unix.Unmount(flags.Arg(1), unix.MNT_DETACH)
+	}
+	_ = srv.Close()
+	if e := <-served; !errors.Is(e, http.ErrServerClosed) {
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+func (d *disk) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(d.stats())
+	})
+	mux.HandleFunc("PUT /settings", func(w http.ResponseWriter, r *http.Request) {
+		s, err := decodeSettings(json.NewDecoder(r.Body))
+		if err == nil {
+			err = d.set(s)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+		}
+	})
+	return mux
+}
+
+// Disk is a running faultdisk.
+type Disk struct {
+	// Dir is the mount point: what is stored there lies on the disk.
+	Dir     string
+	control string
+	proc    *subproc.Proc
+}
+
+// Spawn runs command (a program and its first arguments: {"faultdisk"}) as a disk over the folder
+// backing at the mount point dir, both of which exist, and returns when it is mounted. It dies with
+// this process.
+func Spawn(ctx context.Context, command []string, backing, dir string) (*Disk, error) {
+	args := append(command[1:len(command):len(command)], backing, dir)
+	var r ready
+	proc, err := subproc.StartReady(ctx, "faultdisk", exec.Command(command[0], args...), &r)
+	if err != nil {
+		_ = unix.Unmount(dir, unix.MNT_DETACH) // if it came as far as that
+		return nil, fmt.Errorf("faultdisk: %w", err)
+	}
+	return &Disk{Dir: dir, control: r.Control, proc: proc}, nil
+}
+
+// Stop lets go whatever hangs, unmounts and ends the process.
+func (d *Disk) Stop() {
+	d.proc.Stop(5 * time.Second)
+	// Nothing is mounted any more unless the process had to be killed.
+	_ = unix.Unmount(d.Dir, unix.MNT_DETACH)
+}
+
+// Set puts settings in force. The rules start counting anew, and what hangs goes on under the new
+// ones.
+func (d *Disk) Set(ctx context.Context, s Settings) error {
+	return d.do(ctx, http.MethodPut, "/settings", s, nil)
+}
+
+// Stats asks the disk for its counters.
+func (d *Disk) Stats(ctx context.Context) (Stats, error) {
+	var s Stats
+	err := d.do(ctx, http.MethodGet, "/stats", nil, &s)
+	return s, err
+}
+
+func (d *Disk) do(ctx context.Context, method, path string, in, out any) error {
+	if err := subproc.Control(ctx, method, d.control+path, in, out); err != nil {
+		return fmt.Errorf("faultdisk: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,34 @@
+package proxy_test
+
+import (
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// build compiles the proxy's program to exe.
+func build(tb testing.TB, exe string) {
+	tb.Helper()
+	if out, err := exec.Command("go", "build", "-o", exe, "github.com/shoalfs/shoal/lab/rig/cmd/s3proxy").CombinedOutput(); err != nil {
+		tb.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// saveProfile writes five seconds of a proxy's CPU profile to file.
+func saveProfile(tb testing.TB, control, file string) {
+	resp, err := http.Get(control + "/debug/pprof/profile?seconds=5")
+	if err != nil {
+		tb.Log(err)
+		return
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err == nil {
+		err = os.WriteFile(file, b, 0o644)
+	}
+	if err != nil {
+		tb.Log(err)
+	}
+}

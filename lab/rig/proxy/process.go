@@ -1,0 +1,158 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/shoalfs/shoal/lab/rig/subproc"
+)
+
+// ready is the line that a proxy process prints when it accepts connections.
+type ready struct {
+	URL     string `json:"url"`
+	Control string `json:"control"`
+}
+
+// Main runs a proxy as a process of its own until SIGTERM or SIGINT. It prints one line of JSON
+// with its URL and that of its control server, which answers GET /stats ([Stats]), PUT /options
+// ([Options]) and /debug/pprof/.
+//
+// It is the body of lab/rig/cmd/s3proxy and of the hidden verb `shoal-lab rig-proxy`.
+func Main(args []string) error {
+	fs := flag.NewFlagSet("s3proxy", flag.ContinueOnError)
+	upstream := fs.String("upstream", "", "the S3 server, http://host:port")
+	var o Options
+	fs.StringVar(&o.Listen, "listen", "", "address to listen on (default a free port on loopback)")
+	fs.DurationVar(&o.Latency, "latency", 0, "median time to first byte")
+	fs.Float64Var(&o.Sigma, "sigma", 0, "standard deviation of the latency's logarithm")
+	fs.Int64Var(&o.Bandwidth, "bandwidth", 0, "bytes/s of all responses together (0: no limit)")
+	fs.Uint64Var(&o.Seed, "seed", 0, "seed of latencies and random faults")
+	fs.Func("fault", "a fault rule, KIND[:name=value,...]; may be repeated", func(s string) error {
+		f, err := ParseFault(s)
+		o.Faults = append(o.Faults, f)
+		return err
+	})
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	if *upstream == "" || fs.NArg() > 0 {
+		return errors.New("s3proxy: needs --upstream http://host:port and no arguments")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	p, err := Start(ctx, *upstream, o)
+	if err != nil {
+		return err
+	}
+	defer p.Stop()
+	control, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("proxy: %w", err)
+	}
+	srv := &http.Server{Handler: p.controlHandler(), ReadHeaderTimeout: 10 * time.Second}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(control) }()
+	if err := json.NewEncoder(os.Stdout).Encode(ready{URL: p.URL, Control: "http://" + control.Addr().String()}); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	_ = srv.Close()
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func (p *Proxy) controlHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(p.Stats())
+	})
+	mux.HandleFunc("PUT /options", func(w http.ResponseWriter, r *http.Request) {
+		var o Options
+		dec := json.NewDecoder(r.Body)
+		dec.DisallowUnknownFields()
+		err := dec.Decode(&o)
+		if err == nil {
+			err = p.Set(o)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+		}
+	})
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	return mux
+}
+
+// Process is a proxy that runs in a process of its own.
+type Process struct {
+	// URL is the endpoint to give to clients.
+	URL string
+	// Control is the URL of the control server, see [Main].
+	Control string
+	proc    *subproc.Proc
+}
+
+// Spawn runs command (a program and its first arguments: {"s3proxy"} or {"shoal-lab", "rig-proxy"})
+// as a proxy before upstream and returns when it accepts connections. It dies with this process.
+func Spawn(ctx context.Context, command []string, upstream string, o Options) (*Process, error) {
+	args := append(command[1:len(command):len(command)], "--upstream", upstream,
+		"--latency", o.Latency.String(),
+		"--sigma", strconv.FormatFloat(o.Sigma, 'g', -1, 64),
+		"--bandwidth", strconv.FormatInt(o.Bandwidth, 10),
+		"--seed", strconv.FormatUint(o.Seed, 10))
+	if o.Listen != "" {
+		args = append(args, "--listen", o.Listen)
+	}
+	for _, f := range o.Faults {
+		args = append(args, "--fault", f.String())
+	}
+	var r ready
+	proc, err := subproc.StartReady(ctx, "the S3 proxy", exec.Command(command[0], args...), &r)
+	if err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	return &Process{URL: r.URL, Control: r.Control, proc: proc}, nil
+}
+
+// Stop ends the process.
+func (p *Process) Stop() { p.proc.Stop(2 * time.Second) }
+
+// Pid returns the process id.
+func (p *Process) Pid() int { return p.proc.Pid() }
+
+// Failed returns an error, with the last output, if the process has ended by itself.
+func (p *Process) Failed() error { return p.proc.Failed() }
+
+// Stats asks the process for its counters.
+func (p *Process) Stats(ctx context.Context) (Stats, error) {
+	var s Stats
+	err := p.do(ctx, http.MethodGet, "/stats", nil, &s)
+	return s, err
+}
+
+// Set is [Proxy.Set] for the process.
+func (p *Process) Set(ctx context.Context, o Options) error {
+	return p.do(ctx, http.MethodPut, "/options", o, nil)
+}
+
+func (p *Process) do(ctx context.Context, method, path string, in, out any) error {
+	if err := subproc.Control(ctx, method, p.Control+path, in, out); err != nil {
+		return fmt.Errorf("proxy: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,303 @@
+// Package s3server runs a real S3 server, versitygw over a folder, on loopback, as a subprocess
+// that never outlives its parent.
+//
+// Traps:
+//
+//   - versitygw closes every connection after one request unless --keep-alive is given; half of
+//     what one then measures is TCP handshakes.
+//   - It keeps ETags in extended attributes of the files (user.*). Where the file system has none
+//     (some tmpfs, some overlay file systems) its metadata goes to a side folder; [Start] finds out.
+//   - Files copied straight into its folder list an empty ETag: everything must go through the API,
+//     hence [Server.Upload], or be given the attribute that it keeps ETags in: [Server.Lay].
+//   - Keys that are no paths (`a//b`, `a` beside `a/b`, `..`) cannot be stored: its back end is a
+//     folder.
+package s3server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/lab/rig/port"
+	"github.com/shoalfs/shoal/lab/rig/subproc"
+)
+
+// Version is the versitygw release that the rig is written for and the tools module pins.
+const Version = "v1.8.0"
+
+// Credentials of the server's root user. It listens on loopback only and holds test data.
+const (
+	AccessKey = "shoal-test"
+	SecretKey = "shoal-test-secret"
+	Region    = "us-east-1"
+)
+
+// Options says how to start a server.
+type Options struct {
+	// Dir holds the objects; it is made if it is missing, and kept at Stop. Required.
+	Dir string
+	// Binary is the path of versitygw; empty means [FindBinary].
+	Binary string
+	// Versioning lets buckets be versioned; each must be told to.
+	Versioning bool
+	// Accounts lets further accounts be made ([Server.AddAccount]).
+	Accounts bool
+}
+
+// Server is a running S3 server.
+type Server struct {
+	// URL is the endpoint, "http://127.0.0.1:PORT".
+	URL  string
+	proc *subproc.Proc
+	bin  string
+	data string // the folder with a folder a bucket
+	side bool   // ETags lie in a side folder, not in attributes
+}
+
+// ErrNoBinary says that versitygw is not installed; errors that wrap it say how to get it.
+var ErrNoBinary = errors.New("versitygw not found")
+
+// FindBinary returns the path of versitygw: $SHOAL_VERSITYGW, else bin/versitygw in the folder of
+// the running executable, beside it, or in the current folder or one above it (a checkout), else
+// the one on $PATH. The error wraps [ErrNoBinary] and names the command that installs it.
+func FindBinary() (string, error) {
+	if p := os.Getenv("SHOAL_VERSITYGW"); p != "" {
+		if isExecutable(p) {
+			return p, nil
+		}
+		return "", fmt.Errorf("%w: SHOAL_VERSITYGW=%s is not an executable file; get it with %s", ErrNoBinary, p, howToGet)
+	}
+	var roots []string
+	if exe, err := os.Executable(); err == nil {
+		roots = append(roots, filepath.Dir(exe), filepath.Dir(filepath.Dir(exe)))
+	}
+	if wd, err := os.Getwd(); err == nil {
+		for d := wd; ; d = filepath.Dir(d) {
+			roots = append(roots, d)
+			if d == filepath.Dir(d) {
+				break
+			}
+		}
+	}
+	for _, r := range roots {
+		for _, p := range []string{filepath.Join(r, "bin", "versitygw"), filepath.Join(r, "versitygw")} {
+			if isExecutable(p) {
+				return p, nil
+			}
+		}
+	}
+	if p, err := exec.LookPath("versitygw"); err == nil {
+		return p, nil
+	}
+	return "", fmt.Errorf("%w in bin/, beside the executable or on PATH; get it with %s", ErrNoBinary, howToGet)
+}
+
+const howToGet = "`go build -C tools -o ../bin/versitygw github.com/versity/versitygw/cmd/versitygw` in a checkout, or " +
+	"`go install github.com/versity/versitygw/cmd/versitygw@" + Version + "` and its folder on PATH or its path in SHOAL_VERSITYGW"
+
+func isExecutable(p string) bool {
+	fi, err := os.Stat(p)
+	return err == nil && fi.Mode().IsRegular() && fi.Mode().Perm()&0o111 != 0
+}
+
+// Start runs a server and returns when it answers. ctx bounds only the start.
+func Start(ctx context.Context, o Options) (*Server, error) {
+	if o.Dir == "" {
+		return nil, errors.New("s3server: Options.Dir is empty")
+	}
+	binary := o.Binary
+	if binary == "" {
+		var err error
+		if binary, err = FindBinary(); err != nil {
+			return nil, err
+		}
+	}
+	data := filepath.Join(o.Dir, "data")
+	if err := os.MkdirAll(data, 0o755); err != nil {
+		return nil, fmt.Errorf("s3server: %w", err)
+	}
+	var backend []string
+	if !hasXattr(data) {
+		side := filepath.Join(o.Dir, "meta")
+		if err := os.MkdirAll(side, 0o755); err != nil {
+			return nil, fmt.Errorf("s3server: %w", err)
+		}
+		backend = append(backend, "--sidecar", side)
+	}
+	var front []string
+	for _, f := range []struct {
+		asked      bool
+		args       *[]string
+		flag, name string
+	}{{o.Versioning, &backend, "--versioning-dir", "versions"}, {o.Accounts, &front, "--iam-dir", "accounts"}} {
+		if f.asked {
+			dir := filepath.Join(o.Dir, f.name)
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return nil, fmt.Errorf("s3server: %w", err)
+			}
+			*f.args = append(*f.args, f.flag, dir)
+		}
+	}
+	side := len(backend) > 0 && backend[0] == "--sidecar"
+	backend = append(backend, data)
+
+	// versitygw does not report a port that the kernel chose, so one is held for it here until it listens.
+	addr, release, err := port.Hold()
+	if err != nil {
+		return nil, fmt.Errorf("s3server: %w", err)
+	}
+	defer release()
+	s, err := start(ctx, binary, addr, front, backend)
+	if err != nil {
+		return nil, err
+	}
+	s.bin, s.data, s.side = binary, data, side
+	return s, nil
+}
+
+func start(ctx context.Context, binary, addr string, front, backend []string) (*Server, error) {
+	args := append([]string{
+		"--port", addr,
+		"--region", Region,
+		"--keep-alive",
+		"--quiet",
+		"--health", "/health",
+		"--iam-cache-disable",
+	}, front...)
+	// One process owns the folder: lock files between gateways are pure cost.
+	args = append(args, "posix", "--disable-object-lock-file")
+	args = append(args, backend...)
+	cmd := exec.Command(binary, args...)
+	// By environment: arguments are visible to every user of the machine.
+	cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+AccessKey, "ROOT_SECRET_ACCESS_KEY="+SecretKey)
+	p, err := subproc.Start("versitygw", cmd)
+	if err != nil {
+		return nil, fmt.Errorf("s3server: %w", err)
+	}
+	s := &Server{URL: "http://" + addr, proc: p}
+	if err := s.waitReady(ctx); err != nil {
+		s.Stop()
+		return nil, fmt.Errorf("s3server: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Server) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 2 * time.Second}
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/health", nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err == nil {
+			_ = resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+			err = fmt.Errorf("GET /health: %s", resp.Status)
+		}
+		select {
+		case <-s.proc.Done():
+			return s.proc.Failed()
+		case <-ctx.Done():
+			return fmt.Errorf("versitygw does not answer on %s: %w", s.URL, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// AddAccount makes an account that may do everything.
+func (s *Server) AddAccount(ctx context.Context, id, secret string) error {
+	return s.administer(ctx, "create-user", "--access", id, "--secret", secret, "--role", "admin")
+}
+
+// RemoveAccount ends an account: the server knows its key no longer.
+func (s *Server) RemoveAccount(ctx context.Context, id string) error {
+	return s.administer(ctx, "delete-user", "--access", id)
+}
+
+func (s *Server) administer(ctx context.Context, args ...string) error {
+	cmd := exec.CommandContext(ctx, s.bin, append([]string{"admin", "--endpoint-url", s.URL, "--region", Region}, args...)...)
+	cmd.Env = append(os.Environ(), "ADMIN_ACCESS_KEY_ID="+AccessKey, "ADMIN_SECRET_ACCESS_KEY="+SecretKey)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("s3server: %s: %w: %s", args[0], err, out)
+	}
+	return nil
+}
+
+// Stop ends the server. The objects stay in its folder.
+func (s *Server) Stop() { s.proc.Stop(3 * time.Second) }
+
+// Pid returns the server's process id.
+func (s *Server) Pid() int { return s.proc.Pid() }
+
+// Done is closed when the server has ended.
+func (s *Server) Done() <-chan struct{} { return s.proc.Done() }
+
+// Failed returns an error, with the server's last output, if it has ended by itself.
+func (s *Server) Failed() error { return s.proc.Failed() }
+
+// Env returns the environment that makes the AWS tools, and Shoal, talk to the S3 server at
+// endpoint (this server's URL, or that of a proxy before it) as its root user.
+func Env(endpoint string) []string {
+	return []string{
+		"AWS_ENDPOINT_URL=" + endpoint,
+		"AWS_REGION=" + Region,
+		"AWS_ACCESS_KEY_ID=" + AccessKey,
+		"AWS_SECRET_ACCESS_KEY=" + SecretKey,
+	}
+}
+
+// Client returns a client for the S3 server at endpoint that can keep conns connections busy.
+func Client(endpoint string, conns int) (*minio.Client, error) {
+	u, err := url.Parse(endpoint)
+	if err != nil || u.Host == "" {
+		return nil, fmt.Errorf("s3server: endpoint %q is no URL", endpoint)
+	}
+	tr := &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		MaxIdleConns:        conns,
+		MaxIdleConnsPerHost: conns,
+		IdleConnTimeout:     90 * time.Second,
+		DisableCompression:  true,
+		ReadBufferSize:      64 << 10,
+		WriteBufferSize:     64 << 10,
+	}
+	return minio.New(u.Host, &minio.Options{
+		Creds:        credentials.NewStaticV4(AccessKey, SecretKey, ""),
+		Secure:       u.Scheme == "https",
+		Region:       Region,
+		BucketLookup: minio.BucketLookupPath,
+		Transport:    tr,
+	})
+}
+
+// hasXattr reports whether files in dir can hold user.* attributes.
+func hasXattr(dir string) bool {
+	f, err := os.CreateTemp(dir, ".xattr-*")
+	if err != nil {
+		return false
+	}
+	err = unix.Fsetxattr(int(f.Fd()), "user.shoal-test", []byte("1"), 0)
+	_ = f.Close()
+	_ = os.Remove(f.Name())
+	return err == nil
+}
+
+// trimETag returns an ETag without its quotes.
+func trimETag(s string) string { return strings.Trim(s, `"`) }

@@ -1,0 +1,329 @@
+package testbed
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/shoalfs/shoal/lab/accelerator"
+	"github.com/shoalfs/shoal/lab/rig/cputime"
+	"github.com/shoalfs/shoal/lab/rig/proxy"
+)
+
+// Stats are the fields of .shoal/stats that a run needs.
+type Stats struct {
+	PID     int   `json:"pid"`
+	Samples int   `json:"samples"`
+	Bytes   int64 `json:"bytes"`
+	Opens   int64 `json:"opens"`
+	Hits    struct {
+		Keep int64 `json:"keep"`
+		Ring int64 `json:"ring"`
+	} `json:"hits"`
+	Joined      int64   `json:"joined"`
+	Misses      int64   `json:"misses"`
+	GetRequests int64   `json:"get_requests"`
+	GetBytes    int64   `json:"get_bytes"`
+	LatencyP50  float64 `json:"get_latency_p50_seconds"`
+	Memory      struct {
+		Limit int64 `json:"ledger_limit"`
+	} `json:"memory"`
+	Disk struct {
+		Kept    int `json:"kept_extents"`
+		Extents int `json:"extents"`
+	} `json:"disk"`
+	Order struct {
+		Spec string `json:"spec"`
+	} `json:"order"`
+}
+
+// ReadStats reads the stats of a mount.
+func ReadStats(mount string) (s Stats, err error) {
+	b, err := os.ReadFile(filepath.Join(mount, ".shoal", "stats"))
+	if err != nil {
+		return s, fmt.Errorf("%s is not a live shoal mount: %w", mount, err)
+	}
+	return s, json.Unmarshal(b, &s)
+}
+
+// Kept returns the part of the dataset's extents that lies on the mount's disk.
+func (s Stats) Kept() float64 { return float64(s.Disk.Kept) / float64(max(s.Disk.Extents, 1)) }
+
+// Epoch is what an epoch over a mount was like: for the accelerators, and for the daemon, whose counters
+// here are differences from the end of the epoch before to the end of this one. They hold what was fetched for
+// the next epoch meanwhile, and lack what was fetched for this one before.
+type Epoch struct {
+	Number int `json:"epoch"`
+	accelerator.Epoch
+	RemoteBytes int64 `json:"remote_bytes"`
+	Requests    int64 `json:"requests"`
+	Keep        int64 `json:"keep_hits"`
+	Ring        int64 `json:"ring_hits"`
+	Joined      int64 `json:"joined"`
+	Misses      int64 `json:"misses"`
+}
+
+// Pass says what accelerators read through a mount.
+type Pass struct {
+	Mount string
+	Job   accelerator.Job
+	// Paths returns the files below Mount in an epoch's order.
+	Paths         func(ctx context.Context, epoch int) ([]string, error)
+	First, Epochs int // epochs First .. First+Epochs-1
+	Steps         int // of each; 0: all that there are
+	// Since are the daemon's counters from which the first epoch's are counted; nil: those when it begins.
+	// Zero ones count also what a new daemon fetched before its first reader came.
+	Since *Stats
+}
+
+// Run runs the epochs, one after the other. progress, which may be nil, is told of each step. It looks up all
+// orders before the first epoch, so that nothing lies between two.
+func (p Pass) Run(ctx context.Context, progress func(epoch, done, steps int)) (epochs []Epoch, err error) {
+	orders := make([][]string, p.Epochs)
+	for i := range orders {
+		if orders[i], err = p.Paths(ctx, p.First+i); err != nil {
+			return nil, fmt.Errorf("the order of epoch %d: %w", p.First+i, err)
+		}
+	}
+	before := p.Since
+	if before == nil {
+		now, err := ReadStats(p.Mount)
+		if err != nil {
+			return nil, err
+		}
+		before = &now
+	}
+	for i, paths := range orders {
+		e := p.First + i
+		positions := len(paths)
+		if p.Steps > 0 {
+			positions = min(positions, p.Steps*p.Job.Batch*p.Job.Accelerators)
+		}
+		run, err := p.Job.Run(ctx, positions, &accelerator.Files{Dir: p.Mount, Paths: paths}, func(done, steps int) {
+			if progress != nil {
+				progress(e, done, steps)
+			}
+		})
+		if err != nil {
+			return epochs, fmt.Errorf("epoch %d: %w", e, err)
+		}
+		after, err := ReadStats(p.Mount)
+		if err != nil {
+			return epochs, err
+		}
+		epochs = append(epochs, Epoch{
+			Number: e, Epoch: run,
+			RemoteBytes: after.GetBytes - before.GetBytes, Requests: after.GetRequests - before.GetRequests,
+			Keep: after.Hits.Keep - before.Hits.Keep, Ring: after.Hits.Ring - before.Hits.Ring,
+			Joined: after.Joined - before.Joined, Misses: after.Misses - before.Misses,
+		})
+		before = &after
+	}
+	return epochs, nil
+}
+
+// Bandwidth is how fast the store is: bytes a second, or a multiple of what the accelerators need of it,
+// or, as zero value, without a limit.
+type Bandwidth struct {
+	Absolute float64 // B/s
+	Times    float64 // of (1 - kept part) × what the accelerators take when they never wait
+}
+
+// Config is one measurement: a dataset in a store that is so far and so narrow, a daemon, accelerators.
+type Config struct {
+	Dataset   Dataset
+	Packed    bool // read from tar shards
+	Job       accelerator.Job
+	Cached    float64 // part of the dataset that the cache may hold, and holds at the start
+	Bandwidth Bandwidth
+	Latency   time.Duration // median to the first byte
+	Sigma     float64       // of its logarithm
+	Memory    int64         // of the daemon, bytes
+	// Connections are the requests that the daemon may have in flight; 0 is its default.
+	Connections int
+	Order       string // spec, in which the accelerators read
+	Told        string // spec that the mount is given; "" is Order
+	Epochs      int
+}
+
+// Source is what the daemon reads, as a verb takes it.
+func (c Config) Source() string {
+	if c.Packed {
+		return c.Dataset.Source() + "-packed"
+	}
+	return c.Dataset.Source()
+}
+
+// Result is what a measurement gave.
+type Result struct {
+	Bytes  int64   `json:"dataset_bytes"`
+	Kept   float64 `json:"kept"`   // part of the dataset on disk when the run began
+	Demand float64 `json:"demand"` // B/s that the accelerators take when they never wait
+	// Bandwidth is the store's, B/s; 0 is no limit.
+	Bandwidth float64 `json:"bandwidth"`
+	Memory    int64   `json:"memory_for_data"` // what --memory leaves for samples, B
+	Epochs    []Epoch `json:"epochs"`
+	// Busy is the part of all cores that was busy during the epochs, whoever used them: near 1, the machine
+	// and not the store bounds the run. CPU is the part that the run itself used: store, proxy, daemon
+	// and accelerators.
+	Busy float64 `json:"busy"`
+	CPU  float64 `json:"cpu"`
+}
+
+// Bound is the highest utilisation that the bandwidth allows: each sample is read once an epoch, so what is
+// not kept has to come, whatever is done.
+func (r Result) Bound() float64 {
+	need := r.Demand * (1 - r.Kept)
+	if r.Bandwidth == 0 || need <= r.Bandwidth {
+		return 1
+	}
+	return r.Bandwidth / need
+}
+
+// Stages of a measurement, as progress is told of them.
+const (
+	Laying  = "laying objects"
+	Packing = "packing them into shards"
+	Warming = "warming the cache"
+	Running = "running"
+)
+
+// What a cache directory needs beside the bytes that it is to hold, so that all of those fit and nothing
+// more: for each record its header, checksums and line in the catalog, and what the daemon keeps back for the
+// catalog's files (engine.Host: 1 MiB and a 32nd part, at most 8 MiB).
+const (
+	recordSlack  = 384
+	catalogLeast = 1 << 20
+	catalogMost  = 8 << 20
+	catalogPart  = 32
+)
+
+// warmMemory is --memory of the warming. With little of it, what outruns the disk is let go of unwritten.
+const warmMemory = "1GiB"
+
+// noCache is a --cache-size that leaves no room for data.
+const noCache = 1 << 20
+
+// cacheSize returns the --cache-size that holds a part of the dataset.
+func (c Config) cacheSize() int64 {
+	switch c.Cached {
+	case 0:
+		return noCache
+	case 1: // exactly, so nothing may be left out for a few bytes
+		return 2*c.Dataset.Bytes() + recordSlack*int64(c.Dataset.Samples) + catalogMost
+	}
+	need := int64(c.Cached * float64(c.Dataset.Bytes()+recordSlack*int64(c.Dataset.Samples)))
+	return min(need+catalogMost, (need+catalogLeast)*catalogPart/(catalogPart-1))
+}
+
+// Measure lays, warms, mounts, runs, and unmounts. The cache of the measurement before is thrown away.
+func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, done, total int)) (r Result, err error) {
+	if err := b.Far(ctx, proxy.Options{}); err != nil {
+		return r, err
+	}
+	if err := b.Lay(ctx, c.Dataset, func(done, total int) { progress(Laying, done, total) }); err != nil {
+		return r, err
+	}
+	source := c.Source()
+	if c.Packed {
+		progress(Packing, 0, 1)
+		if _, err := b.Shoal(ctx, "pack", c.Dataset.Source(), source, "--shard-size", "16MiB"); err != nil {
+			return r, err
+		}
+		progress(Packing, 1, 1)
+	}
+	r.Bytes = c.Dataset.Bytes()
+	r.Demand = float64(c.Job.Accelerators*c.Job.Batch) * float64(r.Bytes) / float64(c.Dataset.Samples) / c.Job.Step.Seconds()
+	cache := filepath.Join(b.Dir, "cache")
+	if err := os.RemoveAll(cache); err != nil {
+		return r, err
+	}
+	flags := []string{
+		"--cache-dir", cache, "--cache-size", strconv.FormatInt(c.cacheSize(), 10) + "B",
+		"--samples", "*",
+	}
+	if c.Cached > 0 {
+		progress(Warming, 0, 1)
+		out, err := b.Shoal(ctx, append([]string{"warm", source, "--fraction", fmt.Sprint(min(c.Cached, 1)), "--memory", warmMemory}, flags...)...)
+		if err != nil {
+			return r, err
+		}
+		if r.Kept, err = parseWarm(out); err != nil {
+			return r, err
+		}
+		progress(Warming, 1, 1)
+	}
+	if r.Bandwidth = c.Bandwidth.Absolute; c.Bandwidth.Times > 0 {
+		r.Bandwidth = c.Bandwidth.Times * (1 - r.Kept) * r.Demand
+	}
+	// Before the daemon starts, which begins to fetch at once.
+	if err := b.Far(ctx, proxy.Options{Latency: c.Latency, Sigma: c.Sigma, Bandwidth: int64(r.Bandwidth), Seed: 1}); err != nil {
+		return r, err
+	}
+	told := c.Told
+	if told == "" {
+		told = c.Order
+	}
+	if c.Connections > 0 {
+		flags = append(flags, "--connections", strconv.Itoa(c.Connections))
+	}
+	m, err := b.Mount(ctx, source, "mnt", append(flags, "--order", told, "--memory", strconv.FormatInt(c.Memory, 10)+"B")...)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	s, err := ReadStats(m.Dir)
+	if err != nil {
+		return r, err
+	}
+	r.Kept, r.Memory = s.Kept(), s.Memory.Limit
+	pids := []int{b.server.Pid(), b.proxy.Pid(), m.Pid(), os.Getpid()}
+	own, busy := used(pids), Busy()
+	begin := time.Now()
+	pass := Pass{Mount: m.Dir, Job: c.Job, Epochs: max(c.Epochs, 1), Since: &Stats{}, Paths: func(ctx context.Context, epoch int) ([]string, error) {
+		out, err := b.Shoal(ctx, "order", c.Order, "--mount", m.Dir, "--epoch", strconv.Itoa(epoch), "--paths")
+		return strings.Fields(out), err
+	}}
+	r.Epochs, err = pass.Run(ctx, func(_, done, steps int) { progress(Running, done, steps) })
+	r.Busy, r.CPU = busy(), (used(pids)-own)/time.Since(begin).Seconds()/float64(runtime.NumCPU())
+	if err != nil {
+		return r, errors.Join(err, m.Failed(), b.Failed())
+	}
+	return r, nil
+}
+
+// parseWarm reads what `shoal warm` prints: 1,198 of 2,400 extents of SOURCE are kept.
+func parseWarm(out string) (kept float64, err error) {
+	var n, all int64
+	if _, err := fmt.Sscanf(strings.ReplaceAll(out, ",", ""), "%d of %d extents", &n, &all); err != nil || all == 0 {
+		return 0, fmt.Errorf("shoal warm printed %.200q, not how much is kept", out)
+	}
+	return float64(n) / float64(all), nil
+}
+
+// Busy begins to measure; the function that it returns tells which part of all cores has been busy since, whoever
+// used them.
+func Busy() func() float64 {
+	begin := time.Now()
+	before, _ := cputime.Cores()
+	return func() float64 {
+		now, _ := cputime.Cores()
+		return (now - before) / time.Since(begin).Seconds() / float64(runtime.NumCPU())
+	}
+}
+
+// used returns the seconds of processor time that processes have used.
+func used(pids []int) (seconds float64) {
+	for _, pid := range pids {
+		own, _ := cputime.Process(pid) // one that is gone uses nothing
+		seconds += own
+	}
+	return seconds
+}

@@ -1,0 +1,205 @@
+// Package testbed is a whole small world to measure in: datasets of any shape in a real S3 server, the
+// proxy that makes it far and narrow, and shoal daemons that mount them, each in a process of its own.
+//
+// Traps:
+//
+//   - A dataset that fits the kernel's page cache is read once from the daemon and then never again.
+//     Mounts of a testbed do not let the kernel keep pages.
+//   - What has been warmed has to come through the same proxy: open it (Far with zero options) before, and
+//     close it down after.
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/shoalfs/shoal/lab/rig/proxy"
+	"github.com/shoalfs/shoal/lab/rig/s3server"
+	"github.com/shoalfs/shoal/lab/rig/subproc"
+)
+
+// Bed is a running store with its proxy, in a folder of its own.
+type Bed struct {
+	// Dir keeps the objects, from one run to the next, and caches and mount points.
+	Dir string
+	// Env leads through the proxy.
+	Env []string
+
+	shoal  string
+	server *s3server.Server
+	proxy  *proxy.Process
+	lock   *os.File
+}
+
+// ErrMissing says that this machine lacks something; errors that wrap it name all of it and how to get it.
+var ErrMissing = errors.New("this machine lacks what the testbed needs")
+
+// Missing says what this machine lacks to run a testbed, a line each.
+func Missing() (lines []string) {
+	if _, err := s3server.FindBinary(); err != nil {
+		lines = append(lines, err.Error())
+	}
+	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
+		lines = append(lines, fmt.Sprintf("/dev/fuse cannot be opened (%v): load the kernel module (modprobe fuse), or give the container --device /dev/fuse --cap-add SYS_ADMIN", err))
+	} else {
+		_ = f.Close()
+	}
+	if _, err := exec.LookPath("fusermount3"); err != nil && os.Geteuid() != 0 {
+		lines = append(lines, "fusermount3 is not there: apt-get install fuse3")
+	}
+	return lines
+}
+
+// Start starts store and proxy in dir, which it makes. shoal is the path of the binary, proxyCommand what runs the rig's
+// proxy (see proxy.Spawn). One testbed can run
+// in a folder at a time. Nothing that it starts outlives this process.
+func Start(ctx context.Context, dir, shoal string, proxyCommand ...string) (_ *Bed, err error) {
+	if missing := Missing(); len(missing) > 0 {
+		return nil, fmt.Errorf("%w: %s", ErrMissing, strings.Join(missing, "; "))
+	}
+	b := &Bed{shoal: shoal}
+	if b.Dir, err = filepath.Abs(dir); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(b.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			b.Close()
+		}
+	}()
+	if b.lock, err = os.OpenFile(filepath.Join(b.Dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644); err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(b.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, fmt.Errorf("%s is in use by another run: wait for it, or give another folder", b.Dir)
+	}
+	if b.server, err = s3server.Start(ctx, s3server.Options{Dir: filepath.Join(b.Dir, "objects")}); err != nil {
+		return nil, err
+	}
+	if b.proxy, err = proxy.Spawn(ctx, proxyCommand, b.server.URL, proxy.Options{}); err != nil {
+		return nil, err
+	}
+	b.Env = append(append(os.Environ(), "SHOAL_SETTLED=1"), s3server.Env(b.proxy.URL)...) // without the settings of whoever measures
+	return b, nil
+}
+
+// Close ends store and proxy. Objects and caches stay.
+func (b *Bed) Close() {
+	if b.proxy != nil {
+		b.proxy.Stop()
+	}
+	if b.server != nil {
+		b.server.Stop()
+	}
+	if b.lock != nil {
+		_ = syscall.Flock(int(b.lock.Fd()), syscall.LOCK_UN) // a child that is being forked has the lock as well
+		_ = b.lock.Close()
+	}
+}
+
+// Failed returns an error if store or proxy have ended by themselves.
+func (b *Bed) Failed() error { return errors.Join(b.proxy.Failed(), b.server.Failed()) }
+
+// Far sets how far and narrow the store is from now on.
+func (b *Bed) Far(ctx context.Context, o proxy.Options) error { return b.proxy.Set(ctx, o) }
+
+// Traffic returns the proxy's counters.
+func (b *Bed) Traffic(ctx context.Context) (proxy.Stats, error) { return b.proxy.Stats(ctx) }
+
+// Endpoint is the proxy's URL.
+func (b *Bed) Endpoint() string { return b.proxy.URL }
+
+// Shoal runs a verb to its end and returns what it prints.
+func (b *Bed) Shoal(ctx context.Context, args ...string) (string, error) {
+	var stdout bytes.Buffer
+	cmd := exec.Command(b.shoal, args...)
+	cmd.Env, cmd.Stdout = b.Env, &stdout
+	p, err := subproc.Start("shoal "+args[0], cmd)
+	if err != nil {
+		return "", err
+	}
+	err = p.Wait(ctx)
+	return stdout.String(), err
+}
+
+// patience is how long a daemon may take to get ready or to end.
+const patience = 60 * time.Second
+
+// Mount is a live mount.
+type Mount struct {
+	Dir  string
+	proc *subproc.Proc
+	log  *os.File
+}
+
+// Mount mounts source at a folder of the testbed and returns when it can be read. flags are those of `shoal
+// mount`. The daemon logs to the mount point's name and .log.
+func (b *Bed) Mount(ctx context.Context, source, name string, flags ...string) (_ *Mount, err error) {
+	m := &Mount{Dir: filepath.Join(b.Dir, name)}
+	if err := m.detach(); err != nil { // what a killed run has left
+		return nil, err
+	}
+	if err := os.MkdirAll(m.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	if m.log, err = os.Create(m.Dir + ".log"); err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(b.shoal, append([]string{"mount", source, m.Dir, "--kernel-cache", "off"}, flags...)...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = b.Env, m.log, m.log
+	if m.proc, err = subproc.Start("shoal mount", cmd); err != nil {
+		_ = m.log.Close()
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("shoal mount: not ready after %v", patience))
+	defer cancel()
+	for {
+		if _, err := os.Stat(filepath.Join(m.Dir, ".shoal", "stats")); err == nil {
+			return m, nil
+		}
+		select {
+		case <-m.proc.Done():
+			return nil, errors.Join(m.proc.Failed(), m.Close())
+		case <-ctx.Done():
+			return nil, errors.Join(context.Cause(ctx), m.Close())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Pid returns the daemon's process id.
+func (m *Mount) Pid() int { return m.proc.Pid() }
+
+// Failed returns an error if the daemon has ended by itself.
+func (m *Mount) Failed() error { return m.proc.Failed() }
+
+// Close ends the daemon, which unmounts, and takes away what it leaves. It is safe to call again.
+func (m *Mount) Close() error {
+	m.proc.Stop(patience)
+	_ = m.log.Close()
+	return m.detach()
+}
+
+// detach unmounts the mount point of a dead daemon.
+func (m *Mount) detach() error {
+	if _, err := os.Stat(m.Dir); !errors.Is(err, syscall.ENOTCONN) {
+		return nil
+	}
+	if syscall.Unmount(m.Dir, syscall.MNT_DETACH) == nil {
+		return nil
+	}
+	if out, err := exec.Command("fusermount3", "-u", "-z", m.Dir).CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot unmount %s: %w: %s", m.Dir, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
