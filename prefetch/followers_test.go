@@ -36,7 +36,7 @@ func TestFollowersOfTwoJobs(t *testing.T) {
 			var f Followers
 			var orders [2][epochs + 1]order.Locator
 			for e := range epochs + 1 {
-				orders[0][e], orders[1][e] = order.Uniform(n, 1, e).(order.Locator), order.Uniform(n, 2, e).(order.Locator)
+				orders[0][e], orders[1][e] = order.Uniform(n, 1, e), order.Uniform(n, 2, e)
 			}
 			false1, began := 0, 0
 			for e := range epochs {
@@ -76,7 +76,7 @@ func TestFollowersOfTwoJobs(t *testing.T) {
 func TestFollowersGone(t *testing.T) {
 	const n = 5000
 	var f Followers
-	o := order.Uniform(n, 1, 0).(order.Locator)
+	o := order.Uniform(n, 1, 0)
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range 300 {
 		if got := f.Open(uint32(1+i%7), r.IntN(n), o, nil); len(got) != 1 {
@@ -104,7 +104,7 @@ func TestFollowersOfAPool(t *testing.T) {
 		var f Followers
 		r := rand.New(rand.NewPCG(uint64(n), 3))
 		for e := range 3 {
-			cur, next := order.Uniform(n, 1, e).(order.Locator), order.Uniform(n, 1, e+1).(order.Locator)
+			cur, next := order.Uniform(n, 1, e), order.Uniform(n, 1, e+1)
 			counted := 0
 			for pos := range n {
 				at := min(n-1, pos^r.IntN(8)) // the last few are out of order

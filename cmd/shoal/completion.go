@@ -26,7 +26,7 @@ var orderWords = []string{
 
 // flagWords are the values of flags that are words.
 var flagWords = map[string][]string{
-	"order": orderWords,
+	"order":     orderWords,
 	"log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"}, "kernel-cache": {"auto", "on", "off"},
 	"samples": {"images", "*", ".jpg,.png"}, "records": {"csv"}, "object-versions": {"auto", "off"},
 	"policy": {"keep", "lru", "belady", "none", "all"}, "transport": {"auto", "slots", "chunks"}, "bad": {"error", "skip:0.1%"},

@@ -52,16 +52,6 @@ func notice(format string, args ...any) {
 	serviceProgress(text)
 }
 
-// noticeLines is a writer of lines that are notices.
-type noticeLines struct{}
-
-func (noticeLines) Write(p []byte) (int, error) {
-	for line := range strings.Lines(string(p)) {
-		notice("%s", strings.TrimSuffix(line, "\n"))
-	}
-	return len(p), nil
-}
-
 // errOrphan ends a daemon whose parent was killed while it started: nobody knows of it.
 var errOrphan = errors.New("whoever started this daemon is gone")
 

@@ -206,8 +206,13 @@ func Documented(c *cobra.Command, do func(*cobra.Command)) {
 // Size is a flag value in bytes, written 512MiB, 20GiB, 1.5GB.
 type Size int64
 
+// String returns the size with a unit.
 func (s *Size) String() string { return humanize.IBytes(uint64(*s)) }
-func (s *Size) Type() string   { return "size" }
+
+// Type implements pflag.Value.
+func (s *Size) Type() string { return "size" }
+
+// Set implements pflag.Value.
 func (s *Size) Set(text string) error {
 	n, err := ParseSize(text, "write 512MiB, 20GiB or 1.5GB")
 	if err == nil {

@@ -46,7 +46,6 @@ func TestMemoryOfManySamples(t *testing.T) {
 			first := order.Index(mustOrder(t, spec, n, 0))
 			orders := 2 * (live() - before) // this epoch's and the next one's
 			runtime.KeepAlive(first)
-			first = nil
 			before = live()
 			c := job(n)
 			c.Order = func(e int) order.Order { return mustOrder(t, spec, n, e) }
