@@ -57,7 +57,7 @@ func shoal() (string, error) {
 	}
 	path, err := exec.LookPath("shoal")
 	if err != nil {
-		return "", fmt.Errorf("no shoal beside %s, and none on PATH: run make build, or install Shoal", self)
+		return "", fmt.Errorf("the binary of Shoal is neither beside %s nor on PATH: run make build, or install it", self)
 	}
 	return filepath.Abs(path)
 }
