@@ -153,7 +153,7 @@ func (p *pod) probe(t testing.TB, c *foreground, cmd []string) string {
 func TestImage(t *testing.T) {
 	outs := [2]string{t.TempDir(), t.TempDir()}
 	for _, out := range outs {
-		cmd := exec.Command("make", "--no-print-directory", "-C", "..", "image", "OUT="+out, "ARCHS="+runtime.GOARCH)
+		cmd := exec.Command("make", "--no-print-directory", "-C", "../..", "image", "OUT="+out, "ARCHS="+runtime.GOARCH)
 		cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MFLAGS=") // make check runs this
 		if b, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("make image: %v\n%s", err, b)
