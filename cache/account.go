@@ -3,6 +3,7 @@ package cache
 import (
 	"slices"
 	"sync/atomic"
+	"time"
 )
 
 // Account counts the memory that is held for one of those who fetch ahead: what is on its way, and what
@@ -125,8 +126,11 @@ func (r *ring) last(a *Account, need int64, over float64) (from *Account, keys [
 	if from == nil || over > 0 && (from == a || from.Load() < over*float64(a.Held()+need)/a.weight) {
 		return nil, nil
 	}
+	now := time.Now()
 	for e := from.staged.back; e != nil && len(keys) < lastFew; e = e.prev {
-		keys = append(keys, e.key)
+		if !e.beingRead(now) {
+			keys = append(keys, e.key)
+		}
 	}
 	return from, keys
 }

@@ -210,6 +210,16 @@ func (c *Cache) relieve() {
 	}
 }
 
+// get returns an extent that is in memory, of which n bytes are to be read, with a reference for the caller, or nil.
+func (c *Cache) get(k extentKey, n int) *Buffer {
+	b, freed := c.ring.get(k, n)
+	if freed {
+		c.relieve()
+		c.notifyFreed() // spent bytes are as good as free to a prefetch
+	}
+	return b
+}
+
 func freeSpace(dir string) (free, size int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

@@ -1,12 +1,17 @@
 package cache
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // ring holds extents in memory, within the ledger: those that wait to be written to disk, and the
 // passing ones, which were fetched for a known order and find no place in the kept set.
 //
-// An entry is spent once it was read: useless to the order that brought it. It is dirty while the
-// disk may still take it, and kept once the disk has it. What of it may go when memory is wanted:
+// An entry is spent once it was read: useless to the order that brought it. One that is on no account, since a reader
+// had it fetched, is spent when all its bytes were read; of others, and of files that are not read to their end, Spend
+// tells. An entry is dirty while the disk may still take it, and kept once the disk has it. What of it may go when memory
+// is wanted:
 //
 //	spent, not dirty   oldest first: nobody needs it, unless it is opened again
 //	kept, not spent    furthest ahead first: the disk has it; it stays only to save a read
@@ -37,8 +42,10 @@ type entry struct {
 	buf                *Buffer // the ring's reference
 	account            *Account
 	spent, dirty, kept bool
-	in                 *entries // the list that it is in
-	next, prev         *entry   // in it
+	left               int64     // bytes that were not read yet; what is read twice counts twice
+	touched            time.Time // when some were read last, if not all were
+	in                 *entries  // the list that it is in
+	next, prev         *entry    // in it
 }
 
 // entries is a list of entries, in the order in which they came, or are needed.
@@ -73,14 +80,24 @@ func (l *entries) pushFront(e *entry) {
 	l.account.add(e.buf.size)
 }
 
-// latestFree returns the last entry whose memory nobody but the ring refers to: to let go of another one
-// frees nothing, and if it waits for the disk, loses it.
-func (l *entries) latestFree() *entry {
+// latestFree returns the last entry that nobody reads, and whose memory nobody but the ring refers to: to let go of
+// another one frees nothing, and if it waits for the disk, loses it.
+func (l *entries) latestFree(now time.Time) *entry {
 	e := l.back
-	for e != nil && e.buf.refs.Load() > 1 {
+	for e != nil && (e.buf.refs.Load() > 1 || e.beingRead(now)) {
 		e = e.prev
 	}
 	return e
+}
+
+// betweenPieces is how long a reader may take from one piece of an extent to the next: more than a reader takes that
+// goes on, and short beside what a request does that has to be made again.
+const betweenPieces = 100 * time.Millisecond
+
+// beingRead reports whether somebody reads the extent piece by piece, as the kernel does. If it went before the last
+// piece, all of it would have to be fetched again: readers who together need more than the memory would do little else.
+func (e *entry) beingRead(now time.Time) bool {
+	return e.left > 0 && !e.touched.IsZero() && now.Sub(e.touched) < betweenPieces
 }
 
 // unlist takes the entry out of its list, if it is in one.
@@ -108,15 +125,19 @@ func newRing(cleanLimit int64) *ring {
 	return &ring{entries: map[extentKey]*entry{}, cleanLimit: cleanLimit}
 }
 
-// put adds the extent; the ring takes a reference of its own. An entry that is there already stays.
-func (r *ring) put(k extentKey, b *Buffer, a *Account, spent, dirty bool) {
+// put adds the extent, of which some bytes were read already; the ring takes a reference of its own. An entry that is
+// there already stays.
+func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, ok := r.entries[k]; ok {
 		return
 	}
 	b.Retain()
-	e := &entry{key: k, buf: b, account: a, spent: spent, dirty: dirty}
+	e := &entry{key: k, buf: b, account: a, spent: spent, dirty: dirty, left: int64(len(b.data)) - read}
+	if read > 0 && e.left > 0 {
+		e.touched = time.Now()
+	}
 	r.entries[k] = e
 	k.v.inRing[k.extent/32].Or(1 << (k.extent % 32))
 	r.bytes += b.size
@@ -161,19 +182,28 @@ func (r *ring) remove(e *entry) *Buffer {
 // disk in this order misses nothing, since an extent is in the next place before it leaves the last.
 func (k extentKey) maybe() bool { return k.v.inRing[k.extent/32].Load()&(1<<(k.extent%32)) != 0 }
 
-// get returns the extent with a reference for the caller, or nil.
-func (r *ring) get(k extentKey) *Buffer {
+// get returns the extent, of which n bytes are to be read, with a reference for the caller, or nil. freed says that it
+// is spent with that.
+func (r *ring) get(k extentKey, n int) (b *Buffer, freed bool) {
 	if !k.maybe() {
-		return nil
+		return nil, false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e, ok := r.entries[k]
 	if !ok {
-		return nil
+		return nil, false
 	}
 	e.buf.Retain()
-	return e.buf
+	switch e.left -= int64(n); {
+	case e.left > 0:
+		e.touched = time.Now()
+	case e.account == nil && !e.spent && !e.kept:
+		e.spent = true
+		r.file(e)
+		freed = !e.dirty
+	}
+	return e.buf, freed
 }
 
 // getDirty is get for the writer: nil also when the entry is not to be written.
@@ -289,6 +319,10 @@ func (r *ring) spend(k extentKey) bool {
 // stay. What nothing else holds goes only if hard is set; what was lost so without having been read is returned.
 func (r *ring) reclaim(need int64, hard bool, spare int64) (lost []extentKey) {
 	var drop []*Buffer
+	var now time.Time
+	if hard {
+		now = time.Now()
+	}
 	r.mu.Lock()
 	for need > 0 {
 		e := r.spent.front
@@ -296,9 +330,9 @@ func (r *ring) reclaim(need int64, hard bool, spare int64) (lost []extentKey) {
 			e = r.clean.back
 		}
 		if e == nil && hard {
-			if e = r.held.latestFree(); e == nil {
+			if e = r.held.latestFree(now); e == nil {
 				if a := r.mostLoaded(); a != nil {
-					e = a.staged.latestFree()
+					e = a.staged.latestFree(now)
 				}
 			}
 		}

@@ -17,7 +17,7 @@ func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), 
 	if in+int64(n) > v.ExtentBytes(file, x) {
 		return nil, nil, false
 	}
-	b := v.c.ring.get(extentKey{v, v.extent(file, x)})
+	b := v.c.get(extentKey{v, v.extent(file, x)}, n)
 	if b == nil {
 		return nil, nil, false
 	}

@@ -88,6 +88,7 @@ type flight struct {
 	err     error
 	waiters int               // readers who get a reference when it lands
 	spent   bool              // nobody will want it any more once those who wait have it
+	read    int64             // bytes that those who wait are to read
 	urgency *objstore.Urgency // of a prefetch: raised when a reader joins
 	group   bool              // others fly by the same request
 	size    int64             // what it takes of memory
@@ -367,7 +368,7 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 func (v *Volume) readExtent(ctx context.Context, file, x int, p []byte, off int64) error {
 	e := v.extent(file, x)
 	for {
-		if b := v.c.ring.get(extentKey{v, e}); b != nil {
+		if b := v.c.get(extentKey{v, e}, len(p)); b != nil {
 			v.ds.count.ringHits.Add(1)
 			copy(p, b.Bytes()[off:])
 			b.Release()
@@ -376,7 +377,7 @@ func (v *Volume) readExtent(ctx context.Context, file, x int, p []byte, off int6
 		if ok, err := v.readKept(ctx, file, x, e, p, off); ok || err != nil {
 			return err
 		}
-		b, err := v.acquire(ctx, file, x)
+		b, err := v.acquire(ctx, file, x, len(p))
 		if err != nil {
 			return err
 		}
@@ -429,7 +430,7 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 		return nil, func() {}, nil
 	}
 	if e := v.extent(file, 0); extentsOf(size) == 1 && (!v.onDisk(e) || v.c.ring.has(extentKey{v, e})) {
-		b, err := v.acquire(ctx, file, 0)
+		b, err := v.acquire(ctx, file, 0, int(size))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -453,12 +454,12 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 	return b.Bytes(), b.Release, nil
 }
 
-// acquire returns the extent's buffer with a reference for the caller, from the ring or a flight. It
-// returns nil, nil when the extent was found kept.
-func (v *Volume) acquire(ctx context.Context, file, x int) (*Buffer, error) {
+// acquire returns the extent's buffer with a reference for the caller, who reads n bytes of it, from the ring or a flight.
+// It returns nil, nil when the extent was found kept.
+func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 	e := v.extent(file, x)
 	k := extentKey{v, e}
-	if b := v.c.ring.get(k); b != nil {
+	if b := v.c.get(k, n); b != nil {
 		v.ds.count.ringHits.Add(1)
 		return b, nil
 	}
@@ -467,7 +468,7 @@ func (v *Volume) acquire(ctx context.Context, file, x int) (*Buffer, error) {
 	var wait trace.Span
 	if !flying {
 		// Looked up again under the lock, in the order in which an extent moves on: flight, ring, disk.
-		if b := v.c.ring.get(k); b != nil {
+		if b := v.c.get(k, n); b != nil {
 			v.mu.Unlock()
 			v.ds.count.ringHits.Add(1)
 			return b, nil
@@ -489,11 +490,12 @@ func (v *Volume) acquire(ctx context.Context, file, x int) (*Buffer, error) {
 		}
 		fl = v.launch(e, int(v.ExtentBytes(file, x)), nil, nil)
 		wait = v.waits(ctx, file, x, "miss")
-		fl.by = wait
+		fl.by, fl.read = wait, int64(n)
 		v.ds.crew.do(func() { v.fly(fl, file, x, e, nil) })
 		v.ds.count.misses.Add(1)
 	} else {
 		v.ds.count.joined.Add(1)
+		fl.read += int64(n)
 		if fl.urgency != nil {
 			fl.urgency.Raise()
 		}
@@ -517,7 +519,7 @@ func (v *Volume) acquire(ctx context.Context, file, x int) (*Buffer, error) {
 		v.ds.count.stallNanos.Add(int64(time.Since(start)))
 		wait.End(fl.err)
 		if fl.err != nil && fl.group && mayBeAnothers(fl.err) {
-			return v.acquire(ctx, file, x)
+			return v.acquire(ctx, file, x, n)
 		}
 		return fl.buf, fl.err
 	case <-ctx.Done():
@@ -609,7 +611,7 @@ func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file
 // launch makes a flight of n bytes; v.mu is held. A prefetch has an urgency, and its bytes are reserved
 // already.
 func (v *Volume) launch(e uint32, n int, a *Account, urgency *objstore.Urgency) *flight {
-	fl := &flight{urgency: urgency, spent: urgency == nil, size: footprint(n), account: a}
+	fl := &flight{urgency: urgency, size: footprint(n), account: a}
 	a.add(fl.size)
 	v.flights[e] = fl
 	return fl
@@ -691,7 +693,8 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 	}
 	v.mu.Lock()
 	write = write && !v.retired
-	v.c.ring.put(extentKey{v, e}, buf, fl.account, fl.spent || v.retired, write)
+	done := fl.spent || v.retired || fl.account == nil && fl.read >= int64(len(buf.data))
+	v.c.ring.put(extentKey{v, e}, buf, fl.account, fl.read, done, write)
 	fl.account.add(-fl.size)
 	if write {
 		d.writer.add(v.queued(file, x, e)) // before the flight is gone: Flush looks there

@@ -208,13 +208,12 @@ func TestPrefetchNeverWaitsForMemory(t *testing.T) {
 	if out := v.Prefetch(nil, 0, 0, time.Time{}, nil); out != Present {
 		t.Fatalf("what is there: %v", out)
 	}
-	// Once it was read its bytes are free to take.
+	// Once all of it was read its bytes are free to take.
+	freed := make(chan struct{}, 8)
+	defer c.OnFreed(func() { freed <- struct{}{} })()
 	if _, err := v.ReadAt(context.Background(), 0, make([]byte, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
-	freed := make(chan struct{}, 8)
-	defer c.OnFreed(func() { freed <- struct{}{} })()
-	v.Spend(0)
 	<-freed
 	if out := v.Prefetch(nil, 1, 0, time.Time{}, func(_ int, err error) { landed <- err }); out != Started {
 		t.Fatalf("after the first was spent: %v", out)
@@ -525,4 +524,45 @@ func TestRetiredWhileFetching(t *testing.T) {
 		t.Error(err)
 	}
 	closeCache(t, c) // fails if bytes are left
+}
+
+// TestReadersOfPieces: readers who read piece by piece, as the kernel does, and together need twice the memory that there
+// is, fetch each file once. One who goes away in the middle holds up the others for a moment only.
+func TestReadersOfPieces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const files, readers, size, piece = 32, 8, 256 << 10, 32 << 10
+		f := newFixture(t, slices.Repeat([]int{size}, files+4)...)
+		c, v := f.open(t, 4*size, "", 0)
+		defer closeCache(t, c)
+		ctx := t.Context()
+		var all sync.WaitGroup
+		for r := range readers {
+			all.Go(func() {
+				for file := r; file < files; file += readers {
+					for off := int64(0); off < size; off += piece {
+						if _, err := v.ReadAt(ctx, file, make([]byte, piece), off); err != nil {
+							t.Error(err)
+						}
+						time.Sleep(time.Millisecond) // it looks at what it has read
+					}
+				}
+			})
+		}
+		all.Wait()
+		if n := f.gate.reads.Load(); n != files {
+			t.Errorf("%d requests for %d files", n, files)
+		}
+		for file := range 4 {
+			if _, err := v.ReadAt(ctx, files+file, make([]byte, piece), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		begin := time.Now()
+		if _, err := v.ReadAt(ctx, 0, make([]byte, piece), 0); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(begin); took > 2*betweenPieces {
+			t.Errorf("a reader waited %v for memory that nobody reads any more", took)
+		}
+	})
 }

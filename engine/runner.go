@@ -299,13 +299,16 @@ func (r *runner) remove(s *Stream) {
 	r.poke()
 }
 
-// share returns the part of the memory for prefetching that is due to s when all streams want it. r.mu is held.
+// share returns the part of the memory for prefetching that is due to s when all others want theirs that have something
+// left to fetch. r.mu is held.
 func (r *runner) share(s *Stream) float64 {
-	all := 0
+	all := s.weight
 	for _, t := range r.streams {
-		all += t.weight
+		if t != s && t.walk.State() != prefetch.Ended { // which wants no more
+			all += t.weight
+		}
 	}
-	return float64(s.weight) / float64(max(all, s.weight))
+	return float64(s.weight) / float64(all)
 }
 
 // source is a stream as prefetch.Source.
@@ -330,13 +333,7 @@ func (o source) Load() float64 { return o.s.account.Load() }
 
 // Share implements prefetch.Source.
 func (o source) Share() int {
-	all := o.s.weight
-	for _, t := range o.s.runner.streams {
-		if t != o.s && t.walk.State() != prefetch.Ended { // which wants no more
-			all += t.weight
-		}
-	}
-	room := float64(o.s.weight) / float64(all) * float64(o.s.runner.cache.Ledger().Limit()*7/8)
+	room := o.s.runner.share(o.s) * float64(o.s.runner.cache.Ledger().Limit()*7/8)
 	return int(room / float64(o.s.mean+1))
 }
 

@@ -282,7 +282,7 @@ type Progress struct {
 	Reanchored *Reanchored `json:"reanchored,omitempty"` // nil before the reader has moved
 
 	Weight  int     `json:"weight"`
-	Share   float64 `json:"share"`                // of places and memory for prefetching, when all streams want them; 0 to 1
+	Share   float64 `json:"share"`                // of places and memory for prefetching, when all want theirs; 0 to 1
 	Held    int64   `json:"held_bytes"`           // of memory, staged or on their way, that count as this stream's
 	Fetched int64   `json:"prefetch_bytes"`       // that were asked for on its behalf
 	Pace    float64 `json:"pace_samples_per_sec"` // of the reader; 0 until it is known
