@@ -86,6 +86,27 @@ func TestOnly(t *testing.T) {
 	}
 }
 
+// The help of a verb is read in a minute; what it leaves out is told of, and is in the reference.
+func TestHelpIsShort(t *testing.T) {
+	commands(root(), func(c *cobra.Command) {
+		if n := len(cli.Shown(c)); n > cli.MostFlags {
+			t.Errorf("%s --help shows %d flags, %d are enough: add to rare", c.CommandPath(), n, cli.MostFlags)
+		}
+	})
+	var b strings.Builder
+	c := root()
+	c.SetOut(&b)
+	c.SetArgs([]string{"mount", "--help"})
+	if err := c.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]bool{"--cache-dir": true, "--memory": true, "--weak-etag": false, "more settings": true, "shoal config mount": true} {
+		if strings.Contains(b.String(), text) != want {
+			t.Errorf("%s in the help: %v", text, !want)
+		}
+	}
+}
+
 // The help tells a default once, and there is one thing and two things.
 func TestDefaultsAreToldOnce(t *testing.T) {
 	commands(root(), func(c *cobra.Command) {
