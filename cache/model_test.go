@@ -176,7 +176,7 @@ func (w *world) heal() {
 			continue
 		}
 		if d := s.v.ds.disk.Load(); d != nil {
-			eventually(w.t, "the tier is taken back", func() bool { return !d.stats().DiskDown && w.fs.inside.Load() == 0 })
+			eventually(w.t, "the tier is used again", func() bool { return !d.stats().DiskDown && w.fs.inside.Load() == 0 })
 		}
 	}
 }

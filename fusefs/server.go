@@ -218,25 +218,10 @@ type Server struct {
 // process left there is replaced. Errors name the thing, the cause and the remedy.
 func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	o.setDefaults()
-	path, dead, err := check(mountpoint)
+	path, err := freeMountpoint(mountpoint, o)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkPrivileges(o); err != nil {
-		return nil, err
-	}
-	if dead {
-		o.Logger.Warn("replacing the mount of a process that has died", "mountpoint", path)
-		if err := unmount(path, true); err != nil {
-			return nil, fmt.Errorf("mount point %s: a dead mount cannot be removed: %w (as its owner: fusermount3 -uz %s)", path, err, path)
-		}
-		if path, dead, err = check(path); err != nil {
-			return nil, err
-		} else if dead {
-			return nil, fmt.Errorf("mount point %s: several dead mounts lie on it (umount -l %s until it is a folder again)", path, path)
-		}
-	}
-
 	stopping := make(chan struct{})
 	f := &filesystem{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
@@ -252,36 +237,8 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	if b, ok := v.(Backer); ok {
 		f.pass = newPassthrough(b, o.Logger)
 	}
-	level := slog.LevelDebug
-	if o.Debug {
-		level = slog.LevelInfo
-	}
 	root := os.Geteuid() == 0
-	mo := &fuse.MountOptions{
-		AllowOther: o.AllowOther, FsName: o.FsName, Name: o.Name, Debug: o.Debug,
-		Logger:            slog.NewLogLogger(o.Logger.Handler(), level),
-		DirectMountStrict: root, // no fallback: its error would hide the cause
-		MaxBackground:     o.MaxBackground,
-		MaxWrite:          maxRequest,
-		DisableSplice:     true, // see the package comment
-		// The content of a node never changes, so the kernel need not look at times to keep pages.
-		ExplicitDataCacheControl: true,
-		// O_TRUNC comes with the open, so it is clear whose staging it empties.
-		ExtraCapabilities: fuse.CAP_ATOMIC_O_TRUNC,
-		PanicHandler: func(v any) fuse.Status {
-			o.Logger.Error("panic while answering the kernel", "panic", v, "stack", string(debug.Stack()))
-			return fuse.EIO
-		},
-	}
-	if o.AllowOther {
-		// Otherwise every user could read everything, whatever the modes say. When only the
-		// owner has access, mutations should say EROFS and not EACCES.
-		mo.Options = append(mo.Options, "default_permissions")
-	}
-	if !plusFits(v.Manifest().Len(), totalMemory()) {
-		mo.ExtraCapabilities |= fuse.CAP_READDIRPLUS_AUTO
-	}
-	fs, err := fuse.NewServer(f, path, mo)
+	fs, err := fuse.NewServer(f, path, mountOptions(v, o, root))
 	if err != nil {
 		return nil, mountError(path, root, err)
 	}
@@ -312,6 +269,57 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 		}
 	}
 	return s, nil
+}
+
+// freeMountpoint checks a mount point and who mounts there, removes a mount of a process that has died, and returns the path.
+func freeMountpoint(mountpoint string, o Options) (path string, err error) {
+	path, dead, err := check(mountpoint)
+	if err == nil {
+		err = checkPrivileges(o)
+	}
+	if err != nil || !dead {
+		return path, err
+	}
+	o.Logger.Warn("replacing the mount of a process that has died", "mountpoint", path)
+	if err := unmount(path, true); err != nil {
+		return "", fmt.Errorf("mount point %s: a dead mount cannot be removed: %w (as its owner: fusermount3 -uz %s)", path, err, path)
+	}
+	if path, dead, err = check(path); err == nil && dead {
+		err = fmt.Errorf("mount point %s: several dead mounts lie on it (umount -l %s until it is a folder again)", path, path)
+	}
+	return path, err
+}
+
+func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
+	level := slog.LevelDebug
+	if o.Debug {
+		level = slog.LevelInfo
+	}
+	mo := &fuse.MountOptions{
+		AllowOther: o.AllowOther, FsName: o.FsName, Name: o.Name, Debug: o.Debug,
+		Logger:            slog.NewLogLogger(o.Logger.Handler(), level),
+		DirectMountStrict: root, // no fallback: its error would hide the cause
+		MaxBackground:     o.MaxBackground,
+		MaxWrite:          maxRequest,
+		DisableSplice:     true, // see the package comment
+		// The content of a node never changes, so the kernel need not look at times to keep pages.
+		ExplicitDataCacheControl: true,
+		// O_TRUNC comes with the open, so it is clear whose staging it empties.
+		ExtraCapabilities: fuse.CAP_ATOMIC_O_TRUNC,
+		PanicHandler: func(v any) fuse.Status {
+			o.Logger.Error("panic while answering the kernel", "panic", v, "stack", string(debug.Stack()))
+			return fuse.EIO
+		},
+	}
+	if o.AllowOther {
+		// Otherwise every user could read everything, whatever the modes say. When only the
+		// owner has access, mutations should say EROFS and not EACCES.
+		mo.Options = append(mo.Options, "default_permissions")
+	}
+	if !plusFits(v.Manifest().Len(), totalMemory()) {
+		mo.ExtraCapabilities |= fuse.CAP_READDIRPLUS_AUTO
+	}
+	return mo
 }
 
 // mountError explains a failed mount(2) or fusermount3.
