@@ -84,7 +84,7 @@ func (e *Engine) passed() bool {
 		return true
 	}
 	for _, s := range e.mountStreams() {
-		if p := s.Progress(); p.Epoch > s.epoch0 || p.Pass > 0 || p.Consumed == p.Len {
+		if p := s.Progress(); p.Epoch > s.First || p.Pass > 0 || p.Consumed == p.Len {
 			return true
 		}
 	}

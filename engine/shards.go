@@ -35,7 +35,7 @@ func (e *Engine) openShards(ctx context.Context) (*shardStore, error) {
 // instead says that the source's own objects are read, and why.
 func (s *shardStore) instead(e *Engine, cause, remedy string) {
 	s.unused = fmt.Sprintf("--shards %s %s (%s)", s.source, cause, remedy)
-	e.log.Warn("the source's own objects are read: --shards "+s.source.String()+" "+cause, "remedy", remedy)
+	e.log.Warn("reading the source's own objects: --shards "+s.source.String()+" "+cause, "remedy", remedy)
 }
 
 // layout returns where the files of m lie in the set, or nil where the set is missing or holds another

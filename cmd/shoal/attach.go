@@ -129,7 +129,7 @@ func ownHost(ctx context.Context, cfg engine.HostConfig) (*daemon, error) {
 	d := &daemon{host: h}
 	ctx, d.cancel = context.WithCancel(ctx)
 	d.accept.Go(func() { adjustProcs(ctx, h.Fetched) })
-	path := filepath.Join(cfg.CacheDir, socketName)
+	path := filepath.Join(cfg.Path, socketName)
 	_ = os.Remove(path) // of a daemon that was killed: the lock is ours
 	mask := syscall.Umask(0o177)
 	d.listener, err = listenUnix(path)

@@ -16,6 +16,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
@@ -82,7 +83,7 @@ func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engin
 	if err != nil {
 		return err
 	}
-	if err := engine.IsCacheDir(dir); err != nil {
+	if err := cachedir.Is(dir); err != nil {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -94,7 +95,7 @@ func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engin
 	if err != nil {
 		return err
 	}
-	cfg := engine.HostConfig{CacheDir: dir, CacheSize: 1 << 60, Memory: 256 << 20, Secret: secret, Audit: events, Logger: log}
+	cfg := engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 60, Memory: 256 << 20, Secret: secret, Logger: log}, Audit: events}
 	return withHost(c, cfg, func(_ context.Context, h *engine.Host, out io.Writer) error { return do(h, out) })
 }
 
@@ -200,7 +201,7 @@ func cacheRmCommand(cache *cacheFlags) *cobra.Command {
 				return err
 			}
 			return withCache(c, cache, cacheDir, func(h *engine.Host, out io.Writer) error {
-				d, err := h.FindDataset(args[0])
+				d, err := h.Find(args[0])
 				if err != nil {
 					return err
 				}
@@ -232,7 +233,7 @@ func cachePinCommand(cache *cacheFlags, name string, pinned bool) *cobra.Command
 				return err
 			}
 			return withCache(c, cache, cacheDir, func(h *engine.Host, _ io.Writer) error {
-				d, err := h.FindDataset(args[0])
+				d, err := h.Find(args[0])
 				if err != nil {
 					return err
 				}
@@ -266,7 +267,7 @@ func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 				}
 			}
 			return withCache(c, cache, cacheDir, func(h *engine.Host, _ io.Writer) error {
-				d, err := h.FindDataset(args[0])
+				d, err := h.Find(args[0])
 				if err != nil {
 					return err
 				}

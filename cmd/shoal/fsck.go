@@ -7,7 +7,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/cache/cachedir"
 )
 
 func fsckCommand() *cobra.Command {
@@ -28,7 +28,7 @@ daemon verifies what it reads. The directory must not be in use.`,
 				return err
 			}
 			bar := localStep("checking " + args[0])
-			r, err := engine.Fsck(c.Context(), args[0], secret, repair, func(done, total int64) {
+			r, err := cachedir.Fsck(c.Context(), args[0], secret, repair, func(done, total int64) {
 				bar.Set(int(done>>20), int(total>>20), "MiB")
 			})
 			bar.Done("")

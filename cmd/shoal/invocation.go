@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/progress"
@@ -127,10 +128,10 @@ func withHost(c *cobra.Command, cfg engine.HostConfig, do func(ctx context.Conte
 		if inUse == nil {
 			return d.closeAfter(c.Context(), do(c.Context(), d.host, c.OutOrStdout()))
 		}
-		if !errors.Is(inUse, engine.ErrInUse) {
+		if !errors.Is(inUse, cachedir.ErrInUse) {
 			return inUse
 		}
-		switch err := attach(c.Context(), cfg.CacheDir, selfArgs(), c.OutOrStdout()); {
+		switch err := attach(c.Context(), cfg.Path, selfArgs(), c.OutOrStdout()); {
 		case errors.Is(err, errSilent) && time.Since(start) > silentPatience:
 			return inUse
 		case !errors.Is(err, errSilent) && (!errors.Is(err, errEnding) || time.Since(start) > endingPatience):

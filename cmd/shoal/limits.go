@@ -10,7 +10,7 @@ import (
 
 	humanize "github.com/dustin/go-humanize"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
 )
@@ -82,10 +82,10 @@ func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error)
 		if m.Most() <= 0 {
 			return 0, fmt.Errorf("--memory %s: the kernel tells neither a limit nor the machine's memory; give a size", a)
 		}
-		if m.Most() < engine.LeastMemory {
-			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)", of, humanize.IBytes(uint64(m.Most())), engine.RoundUp(engine.LeastMemory))
+		if m.Most() < cachedir.LeastMemory {
+			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)", of, humanize.IBytes(uint64(m.Most())), cachedir.RoundUp(cachedir.LeastMemory))
 		}
-		return max(int64(part*float64(m.Most())), engine.LeastMemory), nil
+		return max(int64(part*float64(m.Most())), cachedir.LeastMemory), nil
 	}
 	switch {
 	case a.auto && m.Limit > 0:

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -45,7 +45,7 @@ func TestMemoryLimits(t *testing.T) {
 		{"", boxed, 0.8, "WARN --memory is less than its default"},
 		{"", machine.Memory{Total: gib}, 0.8, "WARN --memory is less than its default"},
 		{"", machine.Memory{}, 2, ""},
-		{"", small, float64(engine.LeastMemory) / gib, "WARN"}, // 80% would be too little
+		{"", small, float64(cachedir.LeastMemory) / gib, "WARN"}, // 80% would be too little
 		{"", tiny, 0, "/sys/fs/cgroup/memory.max allows 64 MiB of memory, and Shoal needs 107MiB (raise the container's limit)"},
 		{"auto", free, 4, "INFO --memory auto"},
 		{"auto", boxed, 0.8, "INFO --memory auto"},
@@ -54,7 +54,7 @@ func TestMemoryLimits(t *testing.T) {
 		{"auto", machine.Memory{}, 0, "the kernel tells neither"},
 		{"50%", free, 8, "INFO --memory 50%"},
 		{"50%", roomy, 4, "INFO --memory 50%"},
-		{"1%", boxed, float64(engine.LeastMemory) / gib, "INFO"},
+		{"1%", boxed, float64(cachedir.LeastMemory) / gib, "INFO"},
 		{"512MiB", boxed, 0.5, ""},
 		{"2GiB", boxed, 2, "WARN --memory is above the limit"},
 		{"16GiB", free, 16, ""},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
@@ -211,7 +212,7 @@ func (o *engineOptions) config(inv *invocation, source string) (engine.Config, e
 			Source: source, Shards: shards, Publish: publish, SkipBadShards: o.badShards == "skip", Order: spec, Samples: o.samples, Records: o.records, Quota: int64(o.quota),
 			Connections: o.connections.most(), AdaptConnections: o.connections == 0, Weight: o.weight, Refresh: o.refresh, Logger: logger, Getenv: inv.getenv, Store: store,
 		}, engine.HostConfig{
-			CacheDir: o.cacheDir, CacheSize: disk, Memory: memory, Secret: secret, Audit: events, Logger: logger,
+			Options: cachedir.Options{Path: o.cacheDir, Size: disk, Memory: memory, Secret: secret, Logger: logger}, Audit: events,
 			Searcher: []string{"/proc/self/exe", searchVerb},
 		}, nil
 }

@@ -86,7 +86,7 @@ rank sees.`,
 			}
 			switch {
 			case inv.attached():
-				e, err := inv.host.Find(o.dataset)
+				e, err := inv.host.Opened(o.dataset)
 				if err != nil {
 					return err
 				}

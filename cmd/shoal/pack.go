@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/shard"
@@ -207,7 +208,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Opti
 	}
 	if o.Memory -= packOverhead + m.FileSize() + 16*int64(m.Len()); o.Memory < 32<<20 {
 		return shard.Result{}, "", cost, fmt.Errorf("--memory is too little for %s files (give at least %s)", humanize.Comma(int64(m.Len())),
-			engine.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
+			cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
 	}
 	if o.Recoded = re.String(); o.Recoded != "" {
 		made, err := recode(ctx, src, m, re.Recode, re.spool, o.Connections)

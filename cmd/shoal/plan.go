@@ -17,6 +17,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
@@ -265,10 +266,10 @@ func (p *predictor) synthetic(ctx context.Context) error {
 	o, n := p.o, p.o.synthetic
 	c := p.config()
 	c.Samples, c.Sizes = n, equalSizes(o.sampleSize)
-	c.Memory = engine.ForecastMemory(int64(o.memory), n)
+	c.Memory = cachedir.ForecastMemory(int64(o.memory), n)
 	if part := n / fewSamples; part > 10 && c.Memory > 0 {
 		p.inv.notice("each of %s is simulated, which takes long: the same part of samples and cache predicts about the same utilisation (--samples %d --cache-size %s)",
-			count(n, "sample"), n/part, engine.RoundUp(int64(o.cacheSize)/int64(part)))
+			count(n, "sample"), n/part, cachedir.RoundUp(int64(o.cacheSize)/int64(part)))
 	}
 	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return o.spec.Order(n, epoch) }, planDataset{
 		Samples: n, Bytes: int64(n) * int64(o.sampleSize),
@@ -284,7 +285,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	h, err := engine.OpenHost(engine.HostConfig{CacheDir: dir, CacheSize: 1 << 50, Memory: int64(p.o.memory), Logger: logger})
+	h, err := engine.OpenHost(engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 50, Memory: int64(p.o.memory), Logger: logger}})
 	if err != nil {
 		return err
 	}
@@ -387,7 +388,7 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		var little *sim.MemoryError
 		if errors.As(err, &little) {
 			return fmt.Errorf("--memory %s leaves %s for data beside the metadata of %s, and simulating it takes %s (give at least %s)", p.o.memory.String(),
-				humanize.IBytes(uint64(max(little.Have, 0))), count(d.Samples, "sample"), humanize.IBytes(uint64(little.Need)), engine.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
+				humanize.IBytes(uint64(max(little.Have, 0))), count(d.Samples, "sample"), humanize.IBytes(uint64(little.Need)), cachedir.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
 		}
 		return err
 	}

@@ -139,7 +139,7 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, mountpoint
 	case errors.Is(err, os.ErrPermission):
 		return nil, fmt.Errorf("%s: %w (only the mount's owner may record it: run this as that user, or as root)", path, err)
 	case err != nil:
-		return nil, fmt.Errorf("%s: no recording was begun: %w (others may be recording, or --memory is short: `shoal stat %s` tells)", mountpoint, err, mountpoint)
+		return nil, fmt.Errorf("%s: the recording was not started: %w (others may be recording, or --memory is short: `shoal stat %s` tells)", mountpoint, err, mountpoint)
 	}
 	defer f.Close()
 	r := recording{t: &trace.Trace{}}

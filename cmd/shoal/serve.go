@@ -18,6 +18,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 func serveCommand() *cobra.Command {
@@ -216,7 +217,7 @@ func (d feedDataset) BeginParts(name string, seq order.Order, start, weight int,
 }
 
 type feedStream struct {
-	*engine.Stream
+	*run.Stream
 	dataset *engine.Dataset
 }
 

@@ -17,7 +17,7 @@ var (
 	// ErrNotComputed: the spec names no algorithm (plan, auto, none).
 	ErrNotComputed = errors.New("not a computed order")
 	// ErrEpochUnknown: the order of this epoch cannot be known in advance (torch-loader).
-	ErrEpochUnknown = errors.New("order of this epoch is not known in advance")
+	ErrEpochUnknown = errors.New("the order of this epoch is not known in advance")
 	// ErrNeedsShards: the order is one over shards, and the caller has none to give (Spec.NeedsGroups).
 	ErrNeedsShards = errors.New("needs a shard set")
 	// ErrNeedsFacts: the order needs to know sizes, classes or a list, and the caller has none to give.

@@ -5,9 +5,9 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // all draws every pane. The first line of one names its columns, or says that there is nothing.
@@ -18,7 +18,7 @@ func (f *frame) all(s *verdict.Snapshot, v verdict.Verdict, width int) [][]strin
 var feedStream = regexp.MustCompile(`^feed/(.*)/rank(\d+)/epoch(\d+)$`)
 
 // whose says whose order a stream follows, and in which epoch. A feed has a stream for each epoch, named by it.
-func whose(p engine.Progress, spec string) (name, epoch string) {
+func whose(p run.Progress, spec string) (name, epoch string) {
 	if m := feedStream.FindStringSubmatch(p.Name); m != nil {
 		return fmt.Sprintf("feed %s, rank %s", clean(m[1]), m[2]), m[3]
 	}
@@ -58,7 +58,7 @@ func (f *frame) orders(s *verdict.Snapshot, width int) []string {
 		{name: "pace", right: true}, {name: "in flight", right: true}, {name: "holds", right: true}, {name: "share", right: true}, {name: "reader"}}, rows, width)
 }
 
-func moves(p engine.Progress) string {
+func moves(p run.Progress) string {
 	var said []string
 	e := p.Events
 	if e.Restarts > 0 {

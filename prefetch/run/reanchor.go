@@ -1,9 +1,7 @@
-package engine
+package run
 
 import (
 	"fmt"
-	"strings"
-	"sync/atomic"
 	"time"
 
 	humanize "github.com/dustin/go-humanize"
@@ -35,7 +33,7 @@ type Reanchored struct {
 	Text     string    `json:"text"`
 }
 
-// reanchored takes note of a move of the tracker. the runner's lock is held.
+// reanchored takes note of a move of the tracker. The runner's lock is held.
 func (s *Stream) reanchored(event prefetch.Event) {
 	m := s.tracker.LastMove()
 	s.anchor = &Reanchored{
@@ -69,7 +67,7 @@ func moveText(m prefetch.Move, epoch int) string {
 	return m.Event.String()
 }
 
-// events counts the tracker's events. the runner's lock is held.
+// events counts the tracker's events. The runner's lock is held.
 func (s *Stream) events() Events {
 	n := s.tracker.Count
 	return Events{
@@ -86,9 +84,9 @@ const (
 )
 
 // isLost reports whether the reader's epoch is to be searched. Of a mount's only: a feed tells its
-// own, and all epochs of a plan are one. the runner's lock is held.
+// own, and all epochs of a plan are one. The runner's lock is held.
 func (s *Stream) isLost() bool {
-	return s.name == "mount" && !s.searched && s.tracker.Lost()
+	return s.Search && !s.searched && s.tracker.Lost()
 }
 
 // searchEpoch looks for the reader in other epochs than the one that was expected, if it was not
@@ -113,7 +111,7 @@ func (s *Stream) searchEpoch(closing <-chan struct{}) {
 				epoch = expected - i/2
 			}
 		}
-		o := s.epochs(epoch)
+		o := s.Epochs(epoch)
 		if o == nil {
 			continue
 		}
@@ -149,8 +147,8 @@ func (s *Stream) plan() {
 	s.runner.poke()
 }
 
-// followed returns how many opens were by the stream's order, those that were read before included.
-func (s *Stream) followed() (opens int) {
+// Followed returns how many opens were by the stream's order, those that were read before included.
+func (s *Stream) Followed() (opens int) {
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()
 	for ev := prefetch.Consumed; ev <= prefetch.Found; ev++ {
@@ -159,29 +157,15 @@ func (s *Stream) followed() (opens int) {
 	return opens
 }
 
-// ofPlan reports whether the stream carries a written plan out.
-func (s *Stream) ofPlan() bool { return strings.HasPrefix(s.name, "plans/") }
+// OfPlan reports whether the stream carries a written plan out.
+func (s *Stream) OfPlan() bool { return s.told != nil }
 
-// newPlanStream carries out a written plan. A reader that starts over repeats it until another is
-// written.
-func (e *Engine) newPlanStream(name string, v *view, plan order.Locator) (*Stream, error) {
-	told := new(atomic.Pointer[order.Locator])
-	told.Store(&plan)
-	s, err := e.newStream(name, v, func(int) order.Order { return *told.Load() }, 0, 0, e.cfg.Weight)
-	if err != nil {
-		return nil, err
-	}
-	s.told = told
-	s.runner.claim(s) // before the stream that it replaces is closed
-	return s, nil
-}
-
-// retell gives the stream a plan that was written after its own. One that goes on where its own ends
+// Retell gives the stream a plan that was written after its own. One that goes on where its own ends
 // extends it. Any other waits for its reader to begin it, while the one before is being read: that is
 // followed to its end, or until the opens show that the reader has ended it early. Nobody knows which,
 // so the new plan's head is staged at once, and of what is staged of the old one the nearer half stays
 // at least. It reports whether the plan waits. Calls must not overlap.
-func (s *Stream) retell(plan order.Locator) (waits bool) {
+func (s *Stream) Retell(plan order.Locator) (waits bool) {
 	old := *s.told.Load()
 	extends := extendsPlan(old, plan)
 	s.runner.mu.Lock()
@@ -213,6 +197,16 @@ func (s *Stream) retell(plan order.Locator) (waits bool) {
 	return true
 }
 
+// Extend goes on with the order that more returns, which begins with all of the current one; nil if it does not go on yet.
+// more is told where the reader is, and must not take long.
+func (s *Stream) Extend(more func(at prefetch.Position) order.Locator) {
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	if longer := more(s.tracker.Position()); longer != nil {
+		s.extendTo(longer)
+	}
+}
+
 // extendTo goes on with an order that begins with all of the current one. The runner's lock is held.
 func (s *Stream) extendTo(longer order.Locator) {
 	s.tracker.Extend(longer)
@@ -234,8 +228,8 @@ func extendsPlan(old, plan order.Order) bool {
 	return true
 }
 
-// behind reports whether the reader has not begun the latest plan yet. s.mu is not held.
-func (s *Stream) behind() bool {
+// Behind reports whether the reader has not begun the latest plan yet.
+func (s *Stream) Behind() bool {
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()
 	return s.told != nil && s.tracker.Order() != *s.told.Load()

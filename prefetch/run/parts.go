@@ -1,4 +1,4 @@
-package engine
+package run
 
 import (
 	"context"
@@ -16,16 +16,16 @@ import (
 // has none. It is called between Read of the position and the release of what that returned. The bytes are
 // valid, and nobody writes to them, until release.
 func (s *Stream) Part(ctx context.Context, pos int, ext string) (data []byte, release func(), err error) {
-	file, ok := s.volume.Manifest().Part(s.first.At(pos), ext)
+	file, ok := s.Volume.Manifest().Part(s.first.At(pos), ext)
 	if !ok {
 		return nil, func() {}, nil
 	}
 	done := func() {}
-	if !slices.Contains(s.parts, ext) { // otherwise it is open with its sample
-		s.runner.opened(s.volume, file, 0)
-		done = func() { s.runner.done(s.volume, file) }
+	if !slices.Contains(s.Parts, ext) { // otherwise it is open with its sample
+		s.runner.Opened(s.Volume, file, 0)
+		done = func() { s.runner.Done(s.Volume, file) }
 	}
-	data, free, err := s.volume.Sample(ctx, file)
+	data, free, err := s.Volume.Sample(ctx, file)
 	if err != nil {
 		done()
 		return nil, nil, err
@@ -37,10 +37,10 @@ func (s *Stream) Part(ctx context.Context, pos int, ext string) (data []byte, re
 }
 
 // appendUnit appends the file and those of its parts that the stream's reader wants.
-func (b *brief) appendUnit(dst []int, file int) []int {
+func (s *brief) appendUnit(dst []int, file int) []int {
 	dst = append(dst, file)
-	for _, ext := range b.parts {
-		if part, ok := b.volume.Manifest().Part(file, ext); ok && part != file {
+	for _, ext := range s.Parts {
+		if part, ok := s.Volume.Manifest().Part(file, ext); ok && part != file {
 			dst = append(dst, part)
 		}
 	}
@@ -48,7 +48,7 @@ func (b *brief) appendUnit(dst []int, file int) []int {
 }
 
 // unitOf is appendUnit for what is planned: the same file is asked about several times in a row. The result is
-// valid until the next call. the runner's lock is held.
+// valid until the next call. The runner's lock is held.
 func (s *Stream) unitOf(file int) []int {
 	if len(s.unit) == 0 || s.unit[0] != file {
 		s.unit = s.appendUnit(s.unit[:0], file)
@@ -59,13 +59,13 @@ func (s *Stream) unitOf(file int) []int {
 // readWith yields the files of the order whose units a file may belong to.
 func (s *Stream) readWith(file int) iter.Seq[int] {
 	return func(yield func(int) bool) {
-		if !yield(file) || len(s.parts) == 0 {
+		if !yield(file) || len(s.Parts) == 0 {
 			return
 		}
-		if _, ext, _ := catalog.Cut(s.volume.Manifest().Name(file)); !slices.Contains(s.parts, ext) {
+		if _, ext, _ := catalog.Cut(s.Volume.Manifest().Name(file)); !slices.Contains(s.Parts, ext) {
 			return
 		}
-		for f := range s.view.samples.Beside(file) {
+		for f := range s.Samples.Beside(file) {
 			if f != file && !yield(f) {
 				return
 			}
@@ -83,19 +83,19 @@ func (u units) Unit(file int) []int { return u.s.unitOf(file) }
 func (u units) With(file int) iter.Seq[int] { return u.s.readWith(file) }
 
 // meanOf returns about how many bytes the stream reads at a position.
-func (b *brief) meanOf() int64 {
-	m := b.volume.Manifest()
-	if len(b.parts) == 0 {
+func (s *brief) meanOf() int64 {
+	m := s.Volume.Manifest()
+	if len(s.Parts) == 0 {
 		return max(m.Bytes()/int64(max(m.Len(), 1)), 1)
 	}
 	// The files' mean says little where most are small parts.
 	const probes = 1000
-	n := b.first.Len()
+	n := s.first.Len()
 	step := max(n/probes, 1)
 	var bytes, count int64
 	var unit []int
 	for pos := 0; pos < n; pos += step {
-		unit = b.appendUnit(unit[:0], b.first.At(pos))
+		unit = s.appendUnit(unit[:0], s.first.At(pos))
 		for _, f := range unit {
 			bytes += m.Size(f)
 		}

@@ -1,4 +1,4 @@
-package engine
+package cachedir
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
-// FsckReport is what a check of a cache directory found.
-type FsckReport struct {
+// Report is what a check of a cache directory found.
+type Report struct {
 	Datasets int      `json:"datasets"` // with segments
 	Segments int      `json:"segments"`
 	Records  int      `json:"records"` // that are right
@@ -30,12 +30,12 @@ type FsckReport struct {
 const maxFindings = 100
 
 // find notes damage.
-func (r *FsckReport) find(format string, args ...any) {
+func (r *Report) find(format string, args ...any) {
 	r.Damage++
 	r.note(format, args...)
 }
 
-func (r *FsckReport) note(format string, args ...any) {
+func (r *Report) note(format string, args ...any) {
 	if len(r.Findings) == maxFindings {
 		r.More++
 		return
@@ -43,8 +43,8 @@ func (r *FsckReport) note(format string, args ...any) {
 	r.Findings = append(r.Findings, fmt.Sprintf(format, args...))
 }
 
-// IsCacheDir fails where a folder is no cache directory, also none that has lost its FORMAT.
-func IsCacheDir(dir string) error {
+// Is fails where a folder is no cache directory, also none that has lost its FORMAT.
+func Is(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "FORMAT")); err != nil && !catalog.Used(dir) {
 		return fmt.Errorf("%s is no cache directory: %w", dir, err)
 	}
@@ -52,12 +52,12 @@ func IsCacheDir(dir string) error {
 }
 
 // Fsck checks every record, manifest and layout of a cache directory that nobody uses, and repairs
-// what can be. Its error says why it could not check; what it found is in the report. secret is that of HostConfig.
-func Fsck(ctx context.Context, dir string, secret *crypt.Secret, repair bool, progress func(done, total int64)) (*FsckReport, error) {
-	if err := IsCacheDir(dir); err != nil {
+// what can be. Its error says why it could not check; what it found is in the report. secret is that of Options.
+func Fsck(ctx context.Context, dir string, secret *crypt.Secret, repair bool, progress func(done, total int64)) (*Report, error) {
+	if err := Is(dir); err != nil {
 		return nil, err
 	}
-	r := &FsckReport{Findings: []string{}}
+	r := &Report{Findings: []string{}}
 	if err := r.kinds(dir, ownKinds, repair); err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func Fsck(ctx context.Context, dir string, secret *crypt.Secret, repair bool, pr
 	return r, errors.Join(err, unlock())
 }
 
-func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *FsckReport, progress func(done, total int64)) (err error) {
+func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *Report, progress func(done, total int64)) (err error) {
 	if err := r.kinds(dir, innerKinds, repair); err != nil || r.unfit(repair) {
 		return err
 	}
@@ -89,35 +89,8 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *FsckR
 	if aside := c.Rebuilt(); aside != "" {
 		r.find("%s: the catalog was damaged and was moved to %s (sources are listed again, and segments scanned, at the next mount)", filepath.Join(dir, "facts"), aside)
 	}
-	sources, err := c.Sources()
-	if err != nil {
+	if err := r.sources(dir, c, repair); err != nil {
 		return err
-	}
-	for _, src := range sources {
-		m, l, err := c.Manifest(src.Name)
-		if err == nil {
-			err = m.Verify()
-			if l != nil {
-				err = errors.Join(err, l.Verify(), l.Close())
-			}
-			err = errors.Join(err, m.Close())
-		}
-		if err == nil || errors.Is(err, fs.ErrNotExist) { // a missing one is listed at its next mount
-			continue
-		}
-		r.find("%s: %v (the source is listed again at its next mount)", src.Name, err)
-		names := []string{filepath.Join(dir, "manifests", src.Manifest)}
-		if src.Layout != "" {
-			names = append(names, filepath.Join(dir, "layouts", src.Layout))
-		}
-		for _, name := range names {
-			if !repair {
-				continue
-			}
-			if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-		}
 	}
 	segments := filepath.Join(dir, "segments")
 	entries, err := os.ReadDir(segments)
@@ -154,6 +127,41 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *FsckR
 		r.More += rep.Omitted
 		r.Damage += rep.BadSegments + rep.BadRecords + rep.TornTails + rep.BadTables + rep.Unreadable + rep.TempFiles
 		before += rep.Bytes
+	}
+	return nil
+}
+
+// sources checks the manifests and layouts that the catalog names.
+func (r *Report) sources(dir string, c *catalog.Catalog, repair bool) error {
+	sources, err := c.Sources()
+	if err != nil {
+		return err
+	}
+	for _, src := range sources {
+		m, l, err := c.Manifest(src.Name)
+		if err == nil {
+			err = m.Verify()
+			if l != nil {
+				err = errors.Join(err, l.Verify(), l.Close())
+			}
+			err = errors.Join(err, m.Close())
+		}
+		if err == nil || errors.Is(err, fs.ErrNotExist) { // a missing one is listed at its next mount
+			continue
+		}
+		r.find("%s: %v (the source is listed again at its next mount)", src.Name, err)
+		names := []string{filepath.Join(dir, "manifests", src.Manifest)}
+		if src.Layout != "" {
+			names = append(names, filepath.Join(dir, "layouts", src.Layout))
+		}
+		for _, name := range names {
+			if !repair {
+				continue
+			}
+			if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
 	}
 	return nil
 }

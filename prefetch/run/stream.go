@@ -1,4 +1,4 @@
-package engine
+package run
 
 import (
 	"context"
@@ -12,14 +12,46 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
+// Options say what a stream carries out. They do not change.
+type Options struct {
+	Name    string
+	Volume  *cache.Volume
+	Layout  *catalog.Layout  // of a packed dataset; nil where each file is an object
+	Samples *catalog.Samples // what the parts are parts of
+	Gate    *prefetch.Gate   // of the store
+	Places  func() int       // requests that may be in flight to the store, readers' ones too
+	Grouped func() bool      // the mount's order needs all of a shard soon
+	Keep    Keep
+	Choose  bool // what the first epoch reads is to be kept
+	Search  bool // the reader may be in another epoch than is expected, and is looked for
+	Weight  int  // against other streams; 0 is 1
+
+	Epochs func(epoch int) order.Order // over file numbers; nil when the epoch is not known
+	First  int                         // epoch to begin with
+	Start  int                         // position to begin with
+	Opened []Opening                   // by readers of the mount, the stream's and others; they show where its reader is
+	Parts  []string                    // extensions of the parts that are read with each file; see parts.go
+}
+
+// Opening is a file that was opened, and by which process; 0 is one that is not known.
+type Opening struct {
+	Process uint32
+	File    int
+}
+
+// Keep is told what is read, so that the cache keeps what is read again.
+type Keep interface {
+	Opened(file int)
+	Choose(o order.Order) // o begins, or nil: an epoch has ended. It may take long
+}
+
 // Stream carries one order out: it follows its reader, knows or computes what comes in which epoch, and has what the
-// reader needs fetched; see prefetch.Executor for the rules, and runner for who does it.
+// reader needs fetched; see prefetch.Executor for the rules.
 //
 // A stream has one goroutine, ended and waited for by Close. It computes orders.
 type Stream struct {
 	brief
-	engine  *Engine
-	runner  *runner
+	runner  *Runner
 	account *cache.Account
 	told    *atomic.Pointer[order.Locator] // the latest plan; nil for an order that is not a plan
 
@@ -45,60 +77,55 @@ type Stream struct {
 
 // brief is what a stream was begun for. It does not change.
 type brief struct {
-	name    string
-	view    *view
-	volume  *cache.Volume               // the view's
-	places  func() int                  // requests that may be in flight to the store, readers' ones too
-	epochs  func(epoch int) order.Order // over file numbers; nil when the epoch is not known
-	epoch0  int                         // the one that the stream began with
-	first   order.Order                 // of that epoch
-	parts   []string                    // extensions of the parts that are read with each file; see parts.go
-	weight  int
+	Options
+	first   order.Order      // of the epoch to begin with
 	mean    int64            // bytes at a position, about
 	horizon prefetch.Horizon // of requests for several files
 }
 
-// newStream starts to prefetch epochs(epoch) from position start.
-func (e *Engine) newStream(name string, v *view, epochs func(int) order.Order, epoch, start, weight int) (*Stream, error) {
-	return e.startStream(name, v, epochs, epoch, start, weight, nil, nil)
+// Begin starts to prefetch an order.
+func (r *Runner) Begin(o Options) (*Stream, error) { return r.begin(o, nil) }
+
+// BeginPlan starts to prefetch a written plan, in place of o.Epochs. A reader that starts over repeats it until another
+// is written. What the stream can use of what is staged is its own when this returns.
+func (r *Runner) BeginPlan(o Options, plan order.Locator) (*Stream, error) {
+	told := new(atomic.Pointer[order.Locator])
+	told.Store(&plan)
+	o.Epochs = func(int) order.Order { return *told.Load() }
+	s, err := r.begin(o, told)
+	if err == nil {
+		r.claim(s) // before the stream that it replaces is closed
+	}
+	return s, err
 }
 
-// newStreamAt starts to prefetch epochs(epoch) for a reader of the mount that has come to where the given opens show, with
-// others' among them.
-func (e *Engine) newStreamAt(name string, v *view, epochs func(int) order.Order, epoch int, opened []opening) (*Stream, error) {
-	return e.startStream(name, v, epochs, epoch, 0, e.cfg.Weight, nil, opened)
-}
-
-func (e *Engine) startStream(name string, v *view, epochs func(int) order.Order, epoch, start, weight int, parts []string, opened []opening) (*Stream, error) {
-	o := epochs(epoch)
-	if o == nil {
-		return nil, errors.New("engine: the stream's first epoch is not known")
+func (r *Runner) begin(o Options, told *atomic.Pointer[order.Locator]) (*Stream, error) {
+	first := o.Epochs(o.First)
+	if first == nil {
+		return nil, errors.New("run: the stream's first epoch is not known")
 	}
-	b := brief{
-		name: name, view: v, volume: v.volume, places: e.placesOf(v),
-		epochs: epochs, epoch0: epoch, first: o, parts: parts, weight: max(weight, 1),
-	}
-	b.mean = b.meanOf()
-	if v.layout != nil {
-		b.horizon = prefetch.NewHorizon(e.cache.Ledger().Limit()*7/8, b.mean)
+	o.Weight = max(o.Weight, 1)
+	b := brief{Options: o, first: first}
+	if b.mean = b.meanOf(); o.Layout != nil {
+		b.horizon = prefetch.NewHorizon(r.cache.Ledger().Limit()*7/8, b.mean)
 	}
 	s := &Stream{
-		brief: b, engine: e, runner: e.host.runner, account: e.cache.NewAccount(float64(b.weight)), known: epoch - 1,
-		tracker: prefetch.NewTracker(o, prefetch.TrackerOptions{Epoch: epoch}),
+		brief: b, runner: r, account: r.cache.NewAccount(float64(o.Weight)), told: told, known: o.First - 1,
+		tracker: prefetch.NewTracker(first, prefetch.TrackerOptions{Epoch: o.First}),
 		wake:    make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	at := order.Index(s.tracker.Order())
-	for _, o := range opened { // first who follows the order, and then how far
-		s.readers.Open(o.process, o.file, at, nil)
+	for _, by := range o.Opened { // first who follows the order, and then how far
+		s.readers.Open(by.Process, by.File, at, nil)
 	}
-	for _, o := range opened {
-		if s.readers.Follows(o.process) {
-			s.tracker.Open(o.file)
+	for _, by := range o.Opened {
+		if s.readers.Follows(by.Process) {
+			s.tracker.Open(by.File)
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
-	s.runner.add(s, start)
+	r.add(s, o.Start)
 	go s.run(ctx)
 	return s, nil
 }
@@ -124,8 +151,8 @@ func (s *Stream) Close() {
 	s.runner.remove(s)
 }
 
-// epoch returns the epoch that the reader is in.
-func (s *Stream) epoch() int {
+// Epoch returns the epoch that the reader is in.
+func (s *Stream) Epoch() int {
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()
 	return s.tracker.Epoch()
@@ -140,12 +167,12 @@ func (s *Stream) poke() {
 
 func (s *Stream) run(ctx context.Context) {
 	defer close(s.done)
-	if s.name != "warm" && s.name != sequenceName { // which say what to keep, or how far they go, themselves
-		s.view.keeping.choose(s.first)
+	if s.Choose {
+		s.Keep.Choose(s.first)
 	}
 	for {
 		if s.through.Swap(false) {
-			s.view.keeping.choose(nil)
+			s.Keep.Choose(nil)
 		}
 		s.prepareNext()
 		s.searchEpoch(ctx.Done())
@@ -169,7 +196,7 @@ func (s *Stream) prepareNext() {
 		return
 	}
 	var next order.Locator
-	if o := s.epochs(epoch + 1); o != nil {
+	if o := s.Epochs(epoch + 1); o != nil {
 		next = order.Index(o)
 	}
 	r.mu.Lock()
@@ -180,7 +207,7 @@ func (s *Stream) prepareNext() {
 	}
 	s.known = epoch
 	switch {
-	case next != nil && s.ofPlan() && next == s.tracker.Order():
+	case next != nil && s.OfPlan() && next == s.tracker.Order():
 		if !s.retold {
 			r.x.Known(s.walk, coming(next)) // whose reader may repeat it; others write a plan for each epoch
 		}
@@ -191,7 +218,9 @@ func (s *Stream) prepareNext() {
 	r.poke()
 }
 
-// packed implements prefetch.Places.
+// Packed returns where the files of a packed dataset lie together.
+func Packed(l *catalog.Layout, v *cache.Volume) prefetch.Places { return packed{l, v} }
+
 type packed struct {
 	*catalog.Layout
 	v *cache.Volume
@@ -204,9 +233,9 @@ func (p packed) Extent(rank int) (object int, off, end int64) {
 	return object, off, off + p.v.Manifest().Size(file)
 }
 
-// opened tells the stream that a process has opened a file, which may be of its reader.
-func (s *Stream) opened(process uint32, file int) {
-	s.runner.event(func(*prefetch.Executor) { s.heard(process, file) })
+// Heard tells the stream of an open that came before Runner.Opened knew of it.
+func (s *Stream) Heard(o Opening) {
+	s.runner.event(func(*prefetch.Executor) { s.heard(o.Process, o.File) })
 }
 
 // heard follows an open by a process that may be of its reader. The runner's lock is held.
@@ -239,22 +268,22 @@ func (s *Stream) follow(file int) {
 // there. The bytes are valid, and nobody writes to them, until release.
 func (s *Stream) Read(ctx context.Context, pos int) (data []byte, release func(), err error) {
 	file := s.first.At(pos)
-	unit := s.appendUnit(make([]int, 0, 1+len(s.parts)), file)
+	unit := s.appendUnit(make([]int, 0, 1+len(s.Parts)), file)
 	s.runner.event(func(x *prefetch.Executor) {
 		for _, f := range unit { // before the position counts as read, so that no part is given up that is on its way
-			x.Open(s.volume, f)
-			s.view.keeping.opened(f)
+			x.Open(s.Volume, f)
+			s.Keep.Opened(f)
 		}
 		s.follow(file)
 	})
 	done := func() {
 		s.runner.event(func(x *prefetch.Executor) {
 			for _, f := range unit {
-				x.Close(s.volume, f)
+				x.Close(s.Volume, f)
 			}
 		})
 	}
-	data, free, err := s.volume.Sample(ctx, file)
+	data, free, err := s.Volume.Sample(ctx, file)
 	if err != nil {
 		done()
 		return nil, nil, err
@@ -300,49 +329,14 @@ func (s *Stream) Progress() Progress {
 	defer s.runner.mu.Unlock()
 	at := s.tracker.Position()
 	p := Progress{
-		Name: s.name, Epoch: at.Epoch, Pass: at.Pass, Position: s.tracker.Head(), Consumed: s.tracker.Consumed(), Len: s.tracker.Order().Len(),
+		Name: s.Name, Epoch: at.Epoch, Pass: at.Pass, Position: s.tracker.Head(), Consumed: s.tracker.Consumed(), Len: s.tracker.Order().Len(),
 		Planned: s.walk.Planned(), InFlight: s.flying, Failed: s.failed, Skipped: s.tracker.Skipped(), Strays: s.tracker.Count(prefetch.Stray),
 		Events: s.events(), Reanchored: s.anchor,
-		Lead:   s.walk.Lead(maxLead, s.volume.Staged),
-		Weight: s.weight, Share: s.runner.share(s), Held: s.account.Held(), Fetched: s.walk.Served(), Pace: s.pace.rate,
+		Lead:   s.walk.Lead(maxLead, s.Volume.Staged),
+		Weight: s.Weight, Share: s.runner.share(s), Held: s.account.Held(), Fetched: s.walk.Served(), Pace: s.pace.rate,
 	}
 	if p.Pace > 0 {
 		p.LeadSeconds = float64(p.Lead) / p.Pace
 	}
 	return p
-}
-
-// filesOf maps an order over samples to one over files. It can be searched without an index where the
-// order can, as uniform can; torch's is indexed by order.Index, in 4 bytes a file.
-func filesOf(o order.Order, samples *catalog.Samples) order.Order {
-	files := fileOrder{o, samples}
-	if l, ok := o.(order.Locator); ok {
-		return fileLocator{files, l}
-	}
-	return files
-}
-
-type fileOrder struct {
-	samples order.Order
-	view    *catalog.Samples
-}
-
-// Len implements order.Order.
-func (o fileOrder) Len() int { return o.samples.Len() }
-
-// At implements order.Order.
-func (o fileOrder) At(pos int) int { return o.view.File(o.samples.At(pos)) }
-
-type fileLocator struct {
-	fileOrder
-	by order.Locator
-}
-
-// Find implements order.Locator.
-func (o fileLocator) Find(file, from int) int {
-	sample, ok := o.view.Sample(file)
-	if !ok {
-		return -1
-	}
-	return o.by.Find(sample, from)
 }

@@ -1,4 +1,9 @@
-package engine
+// Package run carries orders out: what prefetch.Executor decides becomes requests to the store and moves in the cache's
+// memory. It guards that nothing comes between a decision and the deed.
+//
+//	Runner   one a cache: it has the executor, and the goroutine that walks
+//	Stream   one an order in progress: it follows its reader, and computes what comes in which epoch
+package run
 
 import (
 	"context"
@@ -11,15 +16,15 @@ import (
 	"github.com/shoalfs/shoal/prefetch"
 )
 
-// runner carries out what prefetch.Executor decides, for all streams of a host: real files that are opened and closed
-// go in, requests to the store and moves in the cache's memory come out.
+// Runner drives the executor for all streams of a cache: files that are opened and closed go in, requests and moves
+// come out.
 //
 // Its lock guards the executor, and the tracker and all that goes with it of every stream. Whoever brings an event takes
 // it, for less than a microsecond; one goroutine walks, and whoever brings what has landed, a bounded stretch at a time.
 // Actions are carried out with the lock held, so that nothing comes between a decision and the deed. The cache is asked and
 // told with the lock held, too; so what it tells by itself, from within such a call, is only noted, and looked at before
 // the next action.
-type runner struct {
+type Runner struct {
 	cache *cache.Cache
 	wake  chan struct{}
 
@@ -40,8 +45,9 @@ type volumeFile struct {
 	file int
 }
 
-func newRunner(c *cache.Cache) *runner {
-	r := &runner{cache: c, wake: make(chan struct{}, 1)}
+// New returns a runner over a cache. Run has it work.
+func New(c *cache.Cache) *Runner {
+	r := &Runner{cache: c, wake: make(chan struct{}, 1)}
 	c.OnFreed(func() {
 		r.freed.Add(1)
 		if r.hungry.Load() {
@@ -58,15 +64,15 @@ func newRunner(c *cache.Cache) *runner {
 	return r
 }
 
-func (r *runner) poke() {
+func (r *Runner) poke() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
 }
 
-// run walks until ctx ends.
-func (r *runner) run(ctx context.Context) {
+// Run walks until ctx ends.
+func (r *Runner) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if r.turn() {
 			continue
@@ -79,14 +85,14 @@ func (r *runner) run(ctx context.Context) {
 }
 
 // turn does what is to be done next, a bounded stretch of it. It reports whether there may be more.
-func (r *runner) turn() bool {
+func (r *Runner) turn() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.work()
 }
 
 // work is turn with r.mu held.
-func (r *runner) work() (more bool) {
+func (r *Runner) work() (more bool) {
 	for {
 		r.hear()
 		a := r.x.Next()
@@ -103,7 +109,7 @@ func (r *runner) work() (more bool) {
 }
 
 // hear takes note of what the cache has told. r.mu is held.
-func (r *runner) hear() {
+func (r *Runner) hear() {
 	freed := r.freed.Load()
 	if freed == r.told {
 		return
@@ -120,7 +126,7 @@ func (r *runner) hear() {
 }
 
 // do carries an action out. r.mu is held.
-func (r *runner) do(a prefetch.Action) {
+func (r *Runner) do(a prefetch.Action) {
 	switch a.Do {
 	case prefetch.Fetch:
 		r.fetch(a)
@@ -137,14 +143,14 @@ func (r *runner) do(a prefetch.Action) {
 
 // owners implements cache.Owners for a TakeBack. The runner's lock is held.
 type owners struct {
-	*runner
+	*Runner
 	a prefetch.Action
 }
 
 // Needed implements cache.Owners.
 func (o owners) Needed(from *cache.Account, v *cache.Volume, file int) int {
 	for _, s := range o.streams {
-		if s.account != from || s.volume != v {
+		if s.account != from || s.Volume != v {
 			continue
 		}
 		if s.walk == o.a.Walk && file == o.a.File {
@@ -164,21 +170,21 @@ func (o owners) Heir(v *cache.Volume, file int) *cache.Account {
 }
 
 // sweep has what is staged looked at, in turns to come. r.mu is held.
-func (r *runner) sweep(v *cache.Volume) {
+func (r *Runner) sweep(v *cache.Volume) {
 	for file := range v.Unspent() {
 		r.x.Unwanted(v, file)
 	}
 }
 
 // settle decides who has next what readers are done with. r.mu is held.
-func (r *runner) settle() {
+func (r *Runner) settle() {
 	for a, ok := r.x.Settle(); ok; a, ok = r.x.Settle() {
 		r.do(a)
 	}
 }
 
 // event brings an event, and does at once what is due about files that readers are done with.
-func (r *runner) event(bring func(x *prefetch.Executor)) {
+func (r *Runner) event(bring func(x *prefetch.Executor)) {
 	r.mu.Lock()
 	bring(&r.x)
 	r.settle()
@@ -189,8 +195,9 @@ func (r *runner) event(bring func(x *prefetch.Executor)) {
 	}
 }
 
-// opened says that a reader is about to read the file, which the streams follow. It calls done in the end.
-func (r *runner) opened(v *cache.Volume, file int, process uint32, streams ...*Stream) {
+// Opened says that a process (0: one that is not known) is about to read a file, and that the streams are to follow
+// that. Done is called in the end.
+func (r *Runner) Opened(v *cache.Volume, file int, process uint32, streams ...*Stream) {
 	r.event(func(x *prefetch.Executor) {
 		x.Open(v, file)
 		for _, s := range streams {
@@ -199,8 +206,8 @@ func (r *runner) opened(v *cache.Volume, file int, process uint32, streams ...*S
 	})
 }
 
-// done says that a reader is done with the file.
-func (r *runner) done(v *cache.Volume, file int) {
+// Done says that a reader is done with a file.
+func (r *Runner) Done(v *cache.Volume, file int) {
 	r.event(func(x *prefetch.Executor) { x.Close(v, file) })
 }
 
@@ -230,18 +237,18 @@ func (q *request) landed(file int, err error) {
 }
 
 // fetch starts a request. r.mu is held, so that what it brings is looked at when it is accounted for.
-func (r *runner) fetch(a prefetch.Action) {
+func (r *Runner) fetch(a prefetch.Action) {
 	s := streamOf(a.Walk)
 	q, due := &request{s, 1}, s.due(a.Pos)
 	var out cache.Outcome
 	bytes := a.Bytes
 	if a.Files == nil {
-		out = s.volume.Prefetch(s.account, a.File, a.Extent, due, q.landed)
+		out = s.Volume.Prefetch(s.account, a.File, a.Extent, due, q.landed)
 	} else {
 		bytes = 0
-		q.left, out = s.volume.PrefetchGroup(s.account, a.Files, due, q.landed)
+		q.left, out = s.Volume.PrefetchGroup(s.account, a.Files, due, q.landed)
 		for _, f := range a.Files {
-			bytes += s.volume.Manifest().Size(f)
+			bytes += s.Volume.Manifest().Size(f)
 		}
 	}
 	switch out {
@@ -256,17 +263,17 @@ func (r *runner) fetch(a prefetch.Action) {
 }
 
 // add has a stream carried out from position start on.
-func (r *runner) add(s *Stream, start int) {
+func (r *Runner) add(s *Stream, start int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.streams = append(r.streams, s)
 	o := prefetch.WalkOptions{
-		Data: s.volume, Source: source{s}, Gate: &s.engine.gate, Connections: s.places, Weight: float64(s.weight), Horizon: s.horizon,
+		Data: s.Volume, Source: source{s}, Gate: s.Gate, Connections: s.Places, Weight: float64(s.Weight), Horizon: s.horizon,
 	}
-	if s.view.layout != nil {
-		o.Layout = packed{s.view.layout, s.volume}
+	if s.Layout != nil {
+		o.Layout = Packed(s.Layout, s.Volume)
 	}
-	if len(s.parts) > 0 {
+	if len(s.Parts) > 0 {
 		o.Parts = units{s}
 	}
 	s.walk = r.x.Begin(o, s.route(s.tracker.Order()), start)
@@ -274,7 +281,7 @@ func (r *runner) add(s *Stream, start int) {
 }
 
 // claim has a stream that has begun walk until it stops: what it can use of what is staged is claimed then.
-func (r *runner) claim(s *Stream) {
+func (r *Runner) claim(s *Stream) {
 	for walking := true; walking; {
 		r.turn()
 		r.mu.Lock()
@@ -284,12 +291,12 @@ func (r *runner) claim(s *Stream) {
 }
 
 // remove ends a stream, and returns when what was staged for it alone may be recycled: its volume may be closed then.
-func (r *runner) remove(s *Stream) {
+func (r *Runner) remove(s *Stream) {
 	r.mu.Lock()
 	r.streams = slices.DeleteFunc(r.streams, func(t *Stream) bool { return t == s })
 	r.x.End(s.walk)
 	r.cache.CloseAccount(s.account)
-	r.sweep(s.volume)
+	r.sweep(s.Volume)
 	for r.x.Sweeping() {
 		r.work()
 		r.mu.Unlock() // others want it
@@ -301,14 +308,14 @@ func (r *runner) remove(s *Stream) {
 
 // share returns the part of the memory for prefetching that is due to s when all others want theirs that have something
 // left to fetch. r.mu is held.
-func (r *runner) share(s *Stream) float64 {
-	all := s.weight
+func (r *Runner) share(s *Stream) float64 {
+	all := s.Weight
 	for _, t := range r.streams {
 		if t != s && t.walk.State() != prefetch.Ended { // which wants no more
-			all += t.weight
+			all += t.Weight
 		}
 	}
-	return float64(s.weight) / float64(all)
+	return float64(s.Weight) / float64(all)
 }
 
 // source is a stream as prefetch.Source.
@@ -317,13 +324,13 @@ type source struct{ s *Stream }
 func streamOf(w *prefetch.Walk) *Stream { return w.Source.(source).s }
 
 // Extents implements prefetch.Source.
-func (o source) Extents(file int) int { return o.s.volume.Extents(file) }
+func (o source) Extents(file int) int { return o.s.Volume.Extents(file) }
 
 // ExtentBytes implements prefetch.Source.
-func (o source) ExtentBytes(file, extent int) int64 { return o.s.volume.ExtentBytes(file, extent) }
+func (o source) ExtentBytes(file, extent int) int64 { return o.s.Volume.ExtentBytes(file, extent) }
 
 // Claim implements prefetch.Source.
-func (o source) Claim(file, extent int) bool { return o.s.volume.Claim(o.s.account, file, extent) }
+func (o source) Claim(file, extent int) bool { return o.s.Volume.Claim(o.s.account, file, extent) }
 
 // Room implements prefetch.Source.
 func (o source) Room() int64 { return o.s.runner.cache.PrefetchRoom() }
@@ -340,14 +347,14 @@ func (o source) Share() int {
 // Bulk implements prefetch.Source: for a windowed order, which needs all of a shard soon, and for a dataset that is
 // fetched in moments, where the disk has room for all that is missing. Neighbours cost bytes before their time.
 func (o source) Bulk() bool {
-	e, v := o.s.engine, o.s.volume
-	if o.s.view.layout == nil {
+	c, v := o.s.runner.cache, o.s.Volume
+	if o.s.Layout == nil {
 		return false
 	}
 	m := v.Manifest()
 	kept, extents := v.Kept()
 	missing := m.Bytes() / int64(max(extents, 1)) * int64(extents-kept)
-	return v.DiskRoom() > missing && (e.order().NeedsGroups() || m.Bytes() <= 2*e.cache.Ledger().Limit())
+	return v.DiskRoom() > missing && (o.s.Grouped() || m.Bytes() <= 2*c.Ledger().Limit())
 }
 
 // due returns when the reader will ask for a position, zero if that is not known. r.mu is held.

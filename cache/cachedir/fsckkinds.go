@@ -1,4 +1,4 @@
-package engine
+package cachedir
 
 import (
 	"errors"
@@ -35,7 +35,7 @@ var (
 
 // kinds finds what is a folder and should be a file, and the other way round. A repair removes it if it is an empty
 // folder, and else moves it aside, for nobody knows what it is.
-func (r *FsckReport) kinds(dir string, kinds []kind, repair bool) error {
+func (r *Report) kinds(dir string, kinds []kind, repair bool) error {
 	for _, k := range kinds {
 		names, err := fs.Glob(os.DirFS(dir), k.pattern)
 		if err != nil {
@@ -81,7 +81,7 @@ func moveAside(path string) (string, error) {
 }
 
 // format looks at the file FORMAT. What is lost of it is written when the directory is locked.
-func (r *FsckReport) format(dir string, repair bool) error {
+func (r *Report) format(dir string, repair bool) error {
 	path, state := filepath.Join(dir, "FORMAT"), "remedy"
 	if repair {
 		state = "repaired"
@@ -99,7 +99,7 @@ func (r *FsckReport) format(dir string, repair bool) error {
 }
 
 // unfit reports whether there is damage that has to be mended before the rest can be looked at.
-func (r *FsckReport) unfit(repair bool) bool {
+func (r *Report) unfit(repair bool) bool {
 	if r.Damage == 0 || repair {
 		return false
 	}
