@@ -109,7 +109,7 @@ func (b *Budget) Take(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	class := min(PriorityOf(ctx), Demand)
+	class := PriorityOf(ctx)
 	b.mu.Lock()
 	start := b.now()
 	if b.queue[Demand].Len() == 0 && (class == Demand || b.queue[Prefetch].Len() == 0) && b.bucket.take(class, start) {

@@ -49,7 +49,7 @@ func TestRequestsAreCounted(t *testing.T) {
 	if n := srv.Requests("PUT") + srv.Requests("POST"); n != 4 {
 		t.Errorf("the server had %d PUTs and POSTs", n)
 	}
-	if r := objstore.RequestsOf(objstore.NewMem()); r != (objstore.Requests{}) {
+	if r := objstore.RequestsOf(objstoretest.NewMem()); r != (objstore.Requests{}) {
 		t.Errorf("memory: %+v", r)
 	}
 }

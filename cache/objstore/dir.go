@@ -171,7 +171,7 @@ func (d *Dir) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := checkRange(o, len(p), off); err != nil {
+	if err := CheckRange(o, len(p), off); err != nil {
 		return err
 	}
 	if len(p) == 0 {
@@ -197,7 +197,7 @@ func (d *Dir) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := checkSpans(o, spans); err != nil || len(spans) == 0 {
+	if err := CheckSpans(o, spans); err != nil || len(spans) == 0 {
 		return err
 	}
 	path, ok := d.path(o.Key)
@@ -244,7 +244,7 @@ func pread(ctx context.Context, fd int, o Object, p []byte, off int64) error {
 		case err != nil:
 			return fileError("read", o.Key, err)
 		case n == 0: // truncated since the version was compared
-			return errChanged(o, "")
+			return Changed(o, "")
 		default:
 			done += n
 		}
@@ -272,7 +272,7 @@ func sameVersion(fd int, o Object) error {
 	}
 	var buf [etagMax]byte
 	if etag := appendETag(buf[:0], st.Mtim.Nano(), st.Size, st.Ino); string(etag) != o.ETag {
-		return errChanged(o, string(etag))
+		return Changed(o, string(etag))
 	}
 	return nil
 }
@@ -491,48 +491,6 @@ func (w *dirWalk) isParent(fi os.FileInfo) bool {
 	return slices.ContainsFunc(w.parents, func(p os.FileInfo) bool { return os.SameFile(p, fi) })
 }
 
-// Put implements [Putter]: write, fsync, rename, fsync the folder.
-func (d *Dir) Put(ctx context.Context, key string, r io.Reader, size int64) (Object, error) {
-	path, err := d.target(ctx, key)
-	if err != nil {
-		return Object{}, err
-	}
-	o, err := d.put(ctx, key, path, r, size)
-	if err != nil {
-		return Object{}, putError(ctx, key, err)
-	}
-	return o, nil
-}
-
-func (d *Dir) put(ctx context.Context, key, path string, r io.Reader, size int64) (_ Object, err error) {
-	f, err := createTemp(path)
-	if err != nil {
-		return Object{}, err
-	}
-	defer func() {
-		if err != nil {
-			discardTemp(f)
-		}
-	}()
-	n, err := io.Copy(f, io.LimitReader(readerFunc(func(p []byte) (int, error) {
-		if err := ctx.Err(); err != nil {
-			return 0, err
-		}
-		return r.Read(p)
-	}), size))
-	if err != nil {
-		return Object{}, err
-	}
-	if n != size {
-		return Object{}, fmt.Errorf("source ended after %d of %d bytes: %w", n, size, io.ErrUnexpectedEOF)
-	}
-	return commitTemp(f, key, path, os.Rename)
-}
-
-type readerFunc func(p []byte) (int, error)
-
-func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
-
 // isAbsent says whether err means that there is no such file.
 func isAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP) ||
@@ -558,8 +516,6 @@ func fileError(op, key string, err error) *Error {
 		e.Kind = KindTransient // network file systems
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		e.Kind, e.Remedy = KindOther, "make room on the file system"
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		e.Kind = KindInvalid
 	}
 	return e
 }

@@ -345,14 +345,14 @@ func (h *Hedger) ReadAt(ctx context.Context, o Object, p []byte, off int64) erro
 
 // ReadSpans implements [SpanReader].
 func (h *Hedger) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	if err := checkSpans(o, spans); err != nil || len(spans) == 0 {
+	if err := CheckSpans(o, spans); err != nil || len(spans) == 0 {
 		return ReadSpans(ctx, h.r, o, spans)
 	}
 	length := int64(0)
 	for _, s := range spans {
 		length += int64(len(s.P))
 	}
-	return h.do(ctx, spansLength(spans), length,
+	return h.do(ctx, SpansLength(spans), length,
 		func(ctx context.Context) error { return ReadSpans(ctx, h.r, o, spans) },
 		func(ctx context.Context, buf []byte) error {
 			own := make([]Span, len(spans))

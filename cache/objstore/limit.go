@@ -189,7 +189,7 @@ func (l *Limiter) acquire(ctx context.Context) (Priority, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	class := min(PriorityOf(ctx), Demand)
+	class := PriorityOf(ctx)
 	l.mu.Lock()
 	if l.queue[class].Len() == 0 && l.fits(class) {
 		l.take(class)
@@ -285,7 +285,7 @@ func (l *Limiter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 		return err
 	}
 	err = ReadSpans(ctx, l.r, o, spans)
-	l.finish(class, spansLength(spans), err)
+	l.finish(class, SpansLength(spans), err)
 	return err
 }
 
@@ -432,8 +432,7 @@ func (u *Urgency) watch(f func()) (stop func()) {
 
 type urgencyKey struct{}
 
-// WithUrgency returns a context whose requests are Prefetch until u is raised. It goes over
-// [WithPriority].
+// WithUrgency returns a context whose requests are Prefetch until u is raised.
 func WithUrgency(ctx context.Context, u *Urgency) context.Context {
 	return context.WithValue(ctx, urgencyKey{}, u)
 }

@@ -15,12 +15,13 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 )
 
 // TestListParallelModel: for any keys, also hostile ones, a parallel listing is the plain one.
 func TestListParallelModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		m := objstore.NewMem()
+		m := objstoretest.NewMem()
 		for _, k := range rapid.SliceOfDistinct(rapid.StringMatching(`[ab./-]{1,12}`), rapid.ID).Draw(rt, "keys") {
 			m.PutBytes(k, []byte(k))
 		}
@@ -42,8 +43,8 @@ func TestListParallelModel(t *testing.T) {
 	})
 }
 
-func bigTree() *objstore.Mem {
-	m := objstore.NewMem()
+func bigTree() *objstoretest.Mem {
+	m := objstoretest.NewMem()
 	for c := range 40 {
 		for i := range 50 {
 			m.PutBytes(fmt.Sprintf("train/c%02d/%03d.jpg", c, i), nil)
@@ -75,7 +76,7 @@ func TestListParallelEnds(t *testing.T) {
 	}()
 	for _, script := range []string{"list train/c30/ 1 denied", "list train/ 1 denied", "list \"\" 1 denied"} {
 		var last error
-		for _, err := range objstore.ListParallel(t.Context(), faulty(t, m, script), "", 4, nil) {
+		for _, err := range objstore.ListParallel(t.Context(), objstoretest.Fault(t, m, script), "", 4, nil) {
 			last = err
 		}
 		if objstore.KindOf(last) != objstore.KindDenied {
@@ -103,7 +104,7 @@ func TestListParallelEnds(t *testing.T) {
 
 // busiest counts how many listings run at once.
 type busiest struct {
-	*objstore.Mem
+	*objstoretest.Mem
 	now, most atomic.Int64
 }
 

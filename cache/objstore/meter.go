@@ -204,7 +204,7 @@ func (m *Meter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	m.begin(opRead)
 	start := time.Now()
 	err := s.ReadSpans(ctx, o, spans)
-	m.read(ctx, o, spansLength(spans), start, err)
+	m.read(ctx, o, SpansLength(spans), start, err)
 	return err
 }
 

@@ -284,13 +284,13 @@ func (t *Retrier) ReadAt(ctx context.Context, o Object, p []byte, off int64) err
 
 // ReadSpans implements [SpanReader]. All spans are read again when one fails.
 func (t *Retrier) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	if err := checkSpans(o, spans); err != nil {
+	if err := CheckSpans(o, spans); err != nil {
 		return err
 	}
 	if len(spans) == 0 {
 		return ctx.Err()
 	}
-	return t.do(ctx, "read", o.Key, spansLength(spans), func(ctx context.Context) error {
+	return t.do(ctx, "read", o.Key, SpansLength(spans), func(ctx context.Context) error {
 		return ReadSpans(ctx, t.r, o, spans)
 	})
 }

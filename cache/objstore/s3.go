@@ -67,7 +67,6 @@ type S3 struct {
 	variable  string // of the environment that sets it
 	weakETag  bool
 	sse       []header    // of the customer's key: ETags are no MD5s then
-	resigned  bool        // the head of requests, by extraHeaders
 	noCRC     atomic.Bool // the store refuses CRC32C: bodies go with their MD5
 	transport *http.Transport
 	counts    *requestCounts
@@ -144,7 +143,7 @@ func NewS3(ctx context.Context, cfg S3Config) (*S3, error) {
 	return &S3{
 		versions: pinned, counts: counts,
 		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport,
-		sse: sse, resigned: cfg.Store.RequesterPays || len(sse) > 0,
+		sse: sse,
 		getter:   newGetter(cfg, host, secure, region, transport, keys),
 		variable: endpointVariable(cfg.Getenv),
 		endpoint: core.EndpointURL().Scheme + "://" + core.EndpointURL().Host,
@@ -262,7 +261,7 @@ func weakETag(size int64, mod time.Time) string {
 
 // ReadAt implements [Reader]: one GET, whose body goes straight into p.
 func (s *S3) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	if err := checkRange(o, len(p), off); err != nil {
+	if err := CheckRange(o, len(p), off); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil || len(p) == 0 {
@@ -284,13 +283,13 @@ func (s *S3) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
 
 // ReadSpans implements [SpanReader]: one ranged GET, of whose body the gaps are dropped.
 func (s *S3) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	if err := checkSpans(o, spans); err != nil {
+	if err := CheckSpans(o, spans); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil || len(spans) == 0 {
 		return err
 	}
-	length := spansLength(spans)
+	length := SpansLength(spans)
 	body, err := s.get(ctx, o, spans[0].Off, length)
 	if err != nil {
 		return err
@@ -407,20 +406,20 @@ func (s *S3) checkAnswer(o Object, off, n int64, a *answer) error {
 	untimed := weakETag(o.Size, time.Time{}) // then the sizes alone are compared, below
 	switch have := weakETag(o.Size, a.modified); {
 	case weak && have != o.ETag && have != untimed && o.ETag != untimed:
-		return errChanged(o, have)
+		return Changed(o, have)
 	case !weak && a.etag == "":
 		return fail("the answer has no ETag")
 	case !weak && strings.TrimPrefix(a.etag, `W/"`) == o.ETag && a.etag != o.ETag:
 		return fail(`the answer's ETag is weak (W/"%s"): a proxy before the store may have changed the bytes`, o.ETag)
 	case !weak && a.etag != o.ETag:
-		return errChanged(o, a.etag)
+		return Changed(o, a.etag)
 	}
 	if n == o.Size {
 		switch {
 		case a.status != http.StatusOK || a.contentRange != "":
 			return fail("asked for the whole object, the answer is a part of it (HTTP %d, range %.80q)", a.status, a.contentRange)
 		case weak && a.length >= 0 && a.length != n:
-			return errChanged(o, "")
+			return Changed(o, "")
 		}
 	} else {
 		if a.status == http.StatusOK {
@@ -434,7 +433,7 @@ func (s *S3) checkAnswer(o Object, off, n int64, a *answer) error {
 		case !ok || first != off || last != off+n-1:
 			return fail("asked for %d bytes at %d, the answer's range is %.80q", n, off, a.contentRange)
 		case size >= 0 && size != o.Size:
-			return errChanged(o, "")
+			return Changed(o, "")
 		}
 	}
 	if a.length >= 0 && a.length != n {
@@ -560,27 +559,3 @@ func (s *S3) list(ctx context.Context, prefix, after string, recurse bool) iter.
 }
 
 var errOtherPrefix = errors.New("a key was listed that does not begin with the prefix")
-
-// Put implements [Putter]. Objects of more than 16 MiB go up in parts.
-func (s *S3) Put(ctx context.Context, key string, r io.Reader, size int64) (Object, error) {
-	if !validKey(key) || size < 0 {
-		return Object{}, &Error{Op: "put", Key: key, Kind: KindInvalid, Err: errKey}
-	}
-	g := s.keys.generation()
-	info, err := s.core.Client.PutObject(ctx, s.bucket, key, r, size, minio.PutObjectOptions{
-		// minio-go would send an empty body as one signed chunk without Content-Length. Servers
-		// refuse that, or (versitygw) leave the chunk unread and fail the next request on the
-		// connection.
-		//
-		// A chunk's signature depends on the head's, and extraHeaders signs that anew.
-		DisableContentSha256: size == 0 || s.resigned,
-	})
-	if err != nil {
-		return Object{}, s.fail(ctx, g, "put", s.url(key), err)
-	}
-	mod := info.LastModified
-	if mod.IsZero() {
-		mod = time.Now()
-	}
-	return Object{Key: key, Size: size, ETag: info.ETag, ModTime: mod}, nil
-}

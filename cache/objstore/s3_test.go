@@ -213,7 +213,7 @@ func TestS3PutEmpty(t *testing.T) {
 		length, encoding = r.ContentLength, r.TransferEncoding
 		return false
 	}}, nil)
-	if _, err := s.Put(t.Context(), "empty", strings.NewReader(""), 0); err != nil {
+	if _, err := s.PutNew(t.Context(), "empty", nil); err != nil {
 		t.Fatal(err)
 	}
 	if length != 0 || len(encoding) != 0 {

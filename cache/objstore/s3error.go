@@ -158,7 +158,7 @@ func (s *S3) fail(ctx context.Context, generation uint64, op, key string, err er
 	e := &Error{Op: op, Key: key, Kind: v.kind, Remedy: v.remedy, Err: cause, SlowDown: slow, AtOnce: again}
 	switch {
 	case v.kind == KindChanged:
-		e.Remedy = remedyChanged
+		e.Remedy = RemedyChanged
 	case v.remedy == remedyRights && (op == "put" || op == "delete"):
 		e.Remedy = remedyWrite
 	}

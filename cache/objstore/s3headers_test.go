@@ -134,8 +134,6 @@ func TestHeadersOfEveryRequest(t *testing.T) {
 			collect(t, s.ListLevel(t.Context(), "a/"))
 			_, err = s.PutNew(t.Context(), "new", []byte("x"))
 			must(t, err)
-			_, err = s.Put(t.Context(), "put", strings.NewReader("xyz"), 3)
-			must(t, err)
 			u, err := s.Upload(t.Context(), "up", 6<<20, 6<<20)
 			must(t, err)
 			must(t, u.Part(t.Context(), 0, make([]byte, 6<<20)))

@@ -117,7 +117,7 @@ func (s *S3) stored(ctx context.Context, key string, size int64, info minio.Uplo
 	if info.ETag == "" || s.weakETag && info.LastModified.IsZero() {
 		o, err := s.Stat(ctx, key)
 		if err == nil && o.Size != size {
-			err = errChanged(o, "")
+			err = Changed(o, "")
 		}
 		return o, err
 	}
@@ -143,11 +143,11 @@ func (s *S3) PutNew(ctx context.Context, key string, data []byte) (Object, error
 	}
 	switch minio.ToErrorResponse(err).StatusCode {
 	case http.StatusPreconditionFailed:
-		return Object{}, errExists(s.url(key))
+		return Object{}, Exists(s.url(key))
 	case http.StatusConflict:
 		// Another writer, or a deletion, is under way. Who won is known by looking.
 		if _, serr := s.Stat(ctx, key); serr == nil {
-			return Object{}, errExists(s.url(key))
+			return Object{}, Exists(s.url(key))
 		} else if KindOf(serr) == KindNotFound {
 			return Object{}, &Error{Op: "put", Key: s.url(key), Kind: KindTransient, Err: errors.New("another request for this key was under way")}
 		}
@@ -186,18 +186,18 @@ func (s *S3) Upload(ctx context.Context, key string, size, partSize int64) (Uplo
 	if !validKey(key) {
 		return nil, &Error{Op: "put", Key: key, Kind: KindInvalid, Err: errKey}
 	}
-	plan, err := planParts(key, size, partSize)
+	plan, err := PlanParts(key, size, partSize)
 	if err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
 		return nil, err
 	}
-	u := &s3Upload{partPlan: plan, s: s}
-	if plan.parts == 1 && size <= smallUpload {
+	u := &s3Upload{PartPlan: plan, s: s}
+	if plan.Parts == 1 && size <= smallUpload {
 		return u, nil
 	}
-	u.etags = make([]minio.CompletePart, plan.parts)
+	u.etags = make([]minio.CompletePart, plan.Parts)
 	g := s.keys.generation()
 	var opts minio.PutObjectOptions
 	if !s.noCRC.Load() {
@@ -217,7 +217,7 @@ func (s *S3) Upload(ctx context.Context, key string, size, partSize int64) (Uplo
 }
 
 type s3Upload struct {
-	partPlan
+	PartPlan
 	s  *S3
 	id string // of the multipart upload; "" for one PUT
 
@@ -231,7 +231,7 @@ type s3Upload struct {
 
 // Part implements [Upload].
 func (u *s3Upload) Part(ctx context.Context, n int, p []byte) error {
-	if err := u.check(n, len(p)); err != nil {
+	if err := u.Check(n, len(p)); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -240,7 +240,7 @@ func (u *s3Upload) Part(ctx context.Context, n int, p []byte) error {
 	u.mu.Lock()
 	if u.ended || u.made != nil {
 		u.mu.Unlock()
-		return u.gone()
+		return u.Gone()
 	}
 	if u.id == "" {
 		u.small = slices.Clone(p)
@@ -257,18 +257,18 @@ func (u *s3Upload) Part(ctx context.Context, n int, p []byte) error {
 	body := &lentBody{p: p}
 	defer body.end()
 	g := u.s.keys.generation()
-	part, err := u.s.core.PutObjectPart(ctx, u.s.bucket, u.key, u.id, n+1, body, int64(len(p)), opts)
+	part, err := u.s.core.PutObjectPart(ctx, u.s.bucket, u.Key, u.id, n+1, body, int64(len(p)), opts)
 	if err != nil && crc != "" {
-		err = u.s.refusedCRC(u.key, err)
+		err = u.s.refusedCRC(u.Key, err)
 	}
 	switch {
 	case err != nil && minio.ToErrorResponse(err).Code == codeNoSuchUpload:
-		return u.gone()
+		return u.Gone()
 	case err != nil:
-		return u.s.failPut(ctx, g, "put", u.key, err)
+		return u.s.failPut(ctx, g, "put", u.Key, err)
 	case part.ETag == "":
 		return &Error{
-			Op: "put", Key: u.s.url(u.key), Kind: KindInvalid, Err: fmt.Errorf("the server gave part %d no ETag", n),
+			Op: "put", Key: u.s.url(u.Key), Kind: KindInvalid, Err: fmt.Errorf("the server gave part %d no ETag", n),
 			Remedy: "use a store, and proxies before it, that serve multipart uploads",
 		}
 	}
@@ -296,7 +296,7 @@ func (u *s3Upload) Complete(ctx context.Context) (Object, error) {
 		return *u.made, nil
 	}
 	if u.ended {
-		return Object{}, u.gone()
+		return Object{}, u.Gone()
 	}
 	o, err := u.complete(ctx)
 	if err != nil {
@@ -309,33 +309,33 @@ func (u *s3Upload) Complete(ctx context.Context) (Object, error) {
 func (u *s3Upload) complete(ctx context.Context) (Object, error) {
 	g := u.s.keys.generation()
 	if u.id == "" {
-		if int64(len(u.small)) != u.size {
-			return Object{}, u.missing(0)
+		if int64(len(u.small)) != u.Size {
+			return Object{}, u.Missing(0)
 		}
-		o, err := u.s.put(ctx, u.key, u.small, false)
+		o, err := u.s.put(ctx, u.Key, u.small, false)
 		if err != nil {
-			return Object{}, u.s.failPut(ctx, g, "put", u.key, err)
+			return Object{}, u.s.failPut(ctx, g, "put", u.Key, err)
 		}
 		return o, nil
 	}
 	for n, part := range u.etags {
 		if part.ETag == "" {
-			return Object{}, u.missing(n)
+			return Object{}, u.Missing(n)
 		}
 	}
 	if !u.joined {
-		_, err := u.s.core.CompleteMultipartUpload(ctx, u.s.bucket, u.key, u.id, u.etags, minio.PutObjectOptions{})
+		_, err := u.s.core.CompleteMultipartUpload(ctx, u.s.bucket, u.Key, u.id, u.etags, minio.PutObjectOptions{})
 		if u.joined = err == nil; err != nil && (ctx.Err() != nil || minio.ToErrorResponse(err).Code != codeNoSuchUpload) {
-			return Object{}, u.s.failPut(ctx, g, "put", u.key, err)
+			return Object{}, u.s.failPut(ctx, g, "put", u.Key, err)
 		}
 	}
 	// The answer's ETag is not asked: that of some stores (s3proxy) is not the object's.
-	o, err := u.s.Stat(ctx, u.key)
+	o, err := u.s.Stat(ctx, u.Key)
 	switch {
-	case err == nil && o.Size == u.size && (u.joined || u.fits(o.ETag)):
+	case err == nil && o.Size == u.Size && (u.joined || u.fits(o.ETag)):
 		return o, nil
 	case err == nil || KindOf(err) == KindNotFound:
-		return Object{}, u.gone()
+		return Object{}, u.Gone()
 	}
 	return Object{}, err
 }
@@ -375,7 +375,7 @@ func (u *s3Upload) Abort(ctx context.Context) error {
 		return nil
 	}
 	if u.id != "" {
-		if err := u.s.abort(ctx, u.key, u.id); err != nil {
+		if err := u.s.abort(ctx, u.Key, u.id); err != nil {
 			return err
 		}
 	}

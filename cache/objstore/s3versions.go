@@ -110,13 +110,13 @@ func (s *S3) orPinned(ctx context.Context, o Object, id string, err error) error
 		switch kind {
 		case KindNotFound, KindChanged, KindInvalid:
 			s.versions.remember(o, pinnedVersion{gone: time.Now().Add(unversioned)}) // it was deleted for good
-			return errChanged(o, "")
+			return Changed(o, "")
 		case KindDenied:
 			s.versions.remember(o, pinnedVersion{})
 			s.versions.rest(forbidden)
 			return &Error{
 				Op: "read", Key: o.Key, Kind: KindChanged, Err: err,
-				Remedy: remedyChanged + "; to read the old version, the credentials need s3:GetObjectVersion",
+				Remedy: RemedyChanged + "; to read the old version, the credentials need s3:GetObjectVersion",
 			}
 		}
 		return err

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 
 func TestMemConformance(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
-		m := objstore.NewMem()
+		m := objstoretest.NewMem()
 		return objstoretest.Harness{Store: m, HostileKeys: true}
 	})
 }
@@ -88,12 +88,8 @@ func TestS3ConformanceEncrypted(t *testing.T) {
 // TestStackConformance runs the suite on all decorators at once: they must not be noticed.
 func TestStackConformance(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
-		m := objstore.NewMem()
-		faults, err := objstore.ParseFaults("* * 1 503")
-		if err != nil {
-			t.Fatal(err)
-		}
-		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(objstore.Fault(m, faults)), 4), objstore.RetryPolicy{Base: 1, Cap: 1})
-		return objstoretest.Harness{Store: objstoretest.Writable(stack, m), HostileKeys: true}
+		m := objstoretest.NewMem()
+		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(objstoretest.Fault(t, m, "* * 1 503")), 4), objstore.RetryPolicy{Base: 1, Cap: 1})
+		return objstoretest.Harness{Store: stack, HostileKeys: true}
 	})
 }

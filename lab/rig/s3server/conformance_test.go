@@ -85,7 +85,7 @@ func TestFaultsConform(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
 		opened++
 		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(open(t, p.URL)), 64), objstore.RetryPolicy{Base: time.Millisecond, Cap: 5 * time.Millisecond, Tries: 20})
-		return objstoretest.Harness{Store: objstoretest.Writable(stack, direct), Prefix: fmt.Sprintf("run%d/", opened)}
+		return objstoretest.Harness{Store: stack, Filler: direct, Prefix: fmt.Sprintf("run%d/", opened)}
 	})
 	if st := p.Stats(); st.Faults["503"] == 0 || st.Faults["reset"] == 0 || st.Faults["truncate"] == 0 {
 		t.Errorf("faults that struck: %v", st.Faults)
