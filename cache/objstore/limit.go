@@ -4,7 +4,6 @@ import (
 	"container/list"
 	"context"
 	"errors"
-	"iter"
 	"sync"
 	"time"
 )
@@ -18,7 +17,7 @@ import (
 // Listings that are sequences (List, ListAfter, ListLevel) are not limited: their caller's loop runs
 // between the requests, and a place held meanwhile would lock out, or deadlock, a loop that reads.
 type Limiter struct {
-	r Reader
+	each
 
 	mu       sync.Mutex
 	pace     *pace // nil: the number of places is fixed
@@ -30,13 +29,19 @@ type Limiter struct {
 }
 
 // Limit decorates r with n places.
-func Limit(r Reader, n int) *Limiter { return &Limiter{r: r, n: max(1, n)} }
+func Limit(r Reader, n int) *Limiter {
+	l := &Limiter{n: max(1, n)}
+	l.each = each{layerOf(r), l.request}
+	return l
+}
 
 // LimitAdaptive decorates r with as many places, most of them at most, as bring the most bytes a
 // second: more only while that pays, fewer when the store says SlowDown. See [pace].
 func LimitAdaptive(r Reader, most int) *Limiter {
 	p := newPace(most)
-	return &Limiter{r: r, n: p.places, pace: p}
+	l := Limit(r, p.places)
+	l.pace = p
+	return l
 }
 
 // round is what the pace is fed: as many requests as there are places, one after another on each.
@@ -99,14 +104,6 @@ func (l *Limiter) learn(n int64, err error) {
 		*rd = round{}
 	}
 }
-
-var (
-	_ Reader      = (*Limiter)(nil)
-	_ Prefixer    = (*Limiter)(nil)
-	_ ListerAfter = (*Limiter)(nil)
-	_ SpanReader  = (*Limiter)(nil)
-	_ Uploader    = (*Limiter)(nil)
-)
 
 // demandShare is the part of the places that Prefetch cannot take: 1 in 8. It costs prefetching an
 // eighth of its concurrency at most, and gives a reader who arrives at a full house a place at once.
@@ -248,23 +245,13 @@ func (l *Limiter) release(p Priority) {
 	l.put(p)
 }
 
-// Stat implements [Reader].
-func (l *Limiter) Stat(ctx context.Context, key string) (Object, error) {
-	class, err := l.acquire(ctx)
-	if err != nil {
-		return Object{}, err
-	}
-	defer l.release(class)
-	return l.r.Stat(ctx, key)
-}
-
 // ReadAt implements [Reader].
 func (l *Limiter) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
 	class, err := l.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	err = l.r.ReadAt(ctx, o, p, off)
+	err = l.below.ReadAt(ctx, o, p, off)
 	l.finish(class, int64(len(p)), err)
 	return err
 }
@@ -284,94 +271,19 @@ func (l *Limiter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	if err != nil {
 		return err
 	}
-	err = ReadSpans(ctx, l.r, o, spans)
+	err = l.below.ReadSpans(ctx, o, spans)
 	l.finish(class, SpansLength(spans), err)
 	return err
 }
 
-// do runs f when it has a place.
-func (l *Limiter) do(ctx context.Context, f func() error) error {
+// request does a request when it has a place.
+func (l *Limiter) request(ctx context.Context, _ request, f func(ctx context.Context) error) error {
 	class, err := l.acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.release(class)
-	return f()
-}
-
-// PutNew implements [Uploader].
-func (l *Limiter) PutNew(ctx context.Context, key string, data []byte) (o Object, err error) {
-	w, err := uploaderOf(l.r, "put", key)
-	if err != nil {
-		return Object{}, err
-	}
-	err = l.do(ctx, func() (err error) { o, err = w.PutNew(ctx, key, data); return err })
-	return o, err
-}
-
-// Upload implements [Uploader]. Each step of the upload takes a place.
-func (l *Limiter) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
-	w, err := uploaderOf(l.r, "put", key)
-	if err != nil {
-		return nil, err
-	}
-	u := &limitedUpload{l: l}
-	if err := l.do(ctx, func() (err error) { u.u, err = w.Upload(ctx, key, size, partSize); return err }); err != nil {
-		return nil, err
-	}
-	return u, nil
-}
-
-// AbortUploads implements [Uploader]. All of it takes one place.
-func (l *Limiter) AbortUploads(ctx context.Context, prefix string) (n int, err error) {
-	w, err := uploaderOf(l.r, "delete", prefix)
-	if err != nil {
-		return 0, err
-	}
-	err = l.do(ctx, func() (err error) { n, err = w.AbortUploads(ctx, prefix); return err })
-	return n, err
-}
-
-// Delete implements [Uploader].
-func (l *Limiter) Delete(ctx context.Context, key string) error {
-	w, err := uploaderOf(l.r, "delete", key)
-	if err != nil {
-		return err
-	}
-	return l.do(ctx, func() error { return w.Delete(ctx, key) })
-}
-
-type limitedUpload struct {
-	l *Limiter
-	u Upload
-}
-
-func (u *limitedUpload) Part(ctx context.Context, n int, p []byte) error {
-	return u.l.do(ctx, func() error { return u.u.Part(ctx, n, p) })
-}
-
-func (u *limitedUpload) Complete(ctx context.Context) (o Object, err error) {
-	err = u.l.do(ctx, func() (err error) { o, err = u.u.Complete(ctx); return err })
-	return o, err
-}
-
-func (u *limitedUpload) Abort(ctx context.Context) error {
-	return u.l.do(ctx, func() error { return u.u.Abort(ctx) })
-}
-
-// List implements [Reader]; it is not limited.
-func (l *Limiter) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return l.r.List(ctx, prefix)
-}
-
-// ListAfter implements [ListerAfter]; it is not limited.
-func (l *Limiter) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
-	return listAfter(ctx, l.r, prefix, after)
-}
-
-// ListLevel implements [Prefixer]; it is not limited.
-func (l *Limiter) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return listLevel(ctx, l.r, prefix)
+	return f(ctx)
 }
 
 // Urgency is a priority that can rise while its request waits: a prefetch becomes Demand when a

@@ -83,9 +83,10 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Retrier tries again what failed with KindTransient, and nothing else.
+// Retrier tries again what failed with KindTransient, and nothing else. An upload that a lost answer has left behind is
+// ended by AbortUploads.
 type Retrier struct {
-	r Reader
+	each
 	p RetryPolicy
 
 	retries atomic.Int64
@@ -93,15 +94,11 @@ type Retrier struct {
 }
 
 // Retry decorates r with policy p.
-func Retry(r Reader, p RetryPolicy) *Retrier { return &Retrier{r: r, p: p.withDefaults()} }
-
-var (
-	_ Reader      = (*Retrier)(nil)
-	_ Prefixer    = (*Retrier)(nil)
-	_ ListerAfter = (*Retrier)(nil)
-	_ SpanReader  = (*Retrier)(nil)
-	_ Uploader    = (*Retrier)(nil)
-)
+func Retry(r Reader, p RetryPolicy) *Retrier {
+	t := &Retrier{p: p.withDefaults()}
+	t.each = each{layerOf(r), t.request}
+	return t
+}
 
 // RetryStats are counts since the start.
 type RetryStats struct {
@@ -225,32 +222,19 @@ func (a *attempts) try(ctx context.Context, op, key string, f func(ctx context.C
 	return err
 }
 
-// Stat implements [Reader].
-func (t *Retrier) Stat(ctx context.Context, key string) (Object, error) {
-	var o Object
-	err := t.do(ctx, "stat", key, 0, func(ctx context.Context) (err error) {
-		o, err = t.r.Stat(ctx, key)
-		return err
-	})
-	if err != nil {
-		return Object{}, err
-	}
-	return o, nil
-}
-
-// do tries f, a request that moves n bytes, until it succeeds or is given up.
-func (t *Retrier) do(ctx context.Context, op, key string, n int64, f func(ctx context.Context) error) (err error) {
+// request tries f, which does a request, until it succeeds or is given up.
+func (t *Retrier) request(ctx context.Context, r request, f func(ctx context.Context) error) (err error) {
 	if trace.On() {
-		tctx, told := tracedRequest(ctx, op, key, n)
+		tctx, told := tracedRequest(ctx, r.op, r.key, r.bytes)
 		ctx = tctx
 		defer func() { told.end(err) }()
 	}
-	a := attempts{t: t, bytes: n}
+	a := attempts{t: t, bytes: r.bytes}
 	for {
-		if err := a.admit(ctx, op); err != nil {
+		if err := a.admit(ctx, r.op); err != nil {
 			return err
 		}
-		if err = a.try(ctx, op, key, f); err == nil {
+		if err = a.try(ctx, r.op, r.key, f); err == nil {
 			return nil
 		}
 		if err = a.again(ctx, err); err != nil {
@@ -277,8 +261,8 @@ func (a *attempts) begin() { a.n, a.free, a.held, a.start = 0, 0, 0, a.t.p.Now()
 
 // ReadAt implements [Reader].
 func (t *Retrier) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	return t.do(ctx, "read", o.Key, int64(len(p)), func(ctx context.Context) error {
-		return t.r.ReadAt(ctx, o, p, off)
+	return t.request(ctx, request{"read", opRead, o.Key, int64(len(p))}, func(ctx context.Context) error {
+		return t.below.ReadAt(ctx, o, p, off)
 	})
 }
 
@@ -290,34 +274,26 @@ func (t *Retrier) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	if len(spans) == 0 {
 		return ctx.Err()
 	}
-	return t.do(ctx, "read", o.Key, SpansLength(spans), func(ctx context.Context) error {
-		return ReadSpans(ctx, t.r, o, spans)
+	return t.request(ctx, request{"read", opRead, o.Key, SpansLength(spans)}, func(ctx context.Context) error {
+		return t.below.ReadSpans(ctx, o, spans)
 	})
 }
 
 // PutNew implements [Uploader]. A try whose answer was lost may have stored the object, which is then
 // found by the next one; so after a temporary failure an object with the same bytes is a success.
-func (t *Retrier) PutNew(ctx context.Context, key string, data []byte) (Object, error) {
-	w, err := uploaderOf(t.r, "put", key)
-	if err != nil {
-		return Object{}, err
-	}
-	var o Object
+func (t *Retrier) PutNew(ctx context.Context, key string, data []byte) (o Object, err error) {
 	tries := 0
-	err = t.do(ctx, "put", key, int64(len(data)), func(ctx context.Context) (err error) {
+	err = t.request(ctx, request{"put", opPut, key, int64(len(data))}, func(ctx context.Context) (err error) {
 		tries++
-		o, err = w.PutNew(ctx, key, data)
+		o, err = t.below.PutNew(ctx, key, data)
 		return err
 	})
-	if err != nil && tries > 1 && KindOf(err) == KindExists {
+	if tries > 1 && KindOf(err) == KindExists {
 		if have, ok := t.holds(ctx, key, data); ok {
 			return have, nil
 		}
 	}
-	if err != nil {
-		return Object{}, err
-	}
-	return o, nil
+	return o, err
 }
 
 // holds says whether the object key has exactly these bytes.
@@ -330,35 +306,13 @@ func (t *Retrier) holds(ctx context.Context, key string, data []byte) (Object, b
 	return o, t.ReadAt(ctx, o, p, 0) == nil && bytes.Equal(p, data)
 }
 
-// Upload implements [Uploader]. An upload that a lost answer has left behind is ended by
-// AbortUploads.
-func (t *Retrier) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
-	w, err := uploaderOf(t.r, "put", key)
-	if err != nil {
-		return nil, err
-	}
-	u := &retriedUpload{t: t, key: key, size: size}
-	err = t.do(ctx, "put", key, 0, func(ctx context.Context) (err error) {
-		u.u, err = w.Upload(ctx, key, size, partSize)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return u, nil
-}
-
 // AbortUploads implements [Uploader].
 func (t *Retrier) AbortUploads(ctx context.Context, prefix string) (int, error) {
-	w, err := uploaderOf(t.r, "delete", prefix)
-	if err != nil {
-		return 0, err
-	}
 	a := attempts{t: t}
 	a.begin()
 	sum := 0
 	for {
-		n, err := w.AbortUploads(ctx, prefix)
+		n, err := t.below.AbortUploads(ctx, prefix)
 		sum += n
 		if err == nil {
 			return sum, nil
@@ -367,42 +321,6 @@ func (t *Retrier) AbortUploads(ctx context.Context, prefix string) (int, error) 
 			return sum, err
 		}
 	}
-}
-
-// Delete implements [Uploader].
-func (t *Retrier) Delete(ctx context.Context, key string) error {
-	w, err := uploaderOf(t.r, "delete", key)
-	if err != nil {
-		return err
-	}
-	return t.do(ctx, "delete", key, 0, func(ctx context.Context) error { return w.Delete(ctx, key) })
-}
-
-// retriedUpload tries each step of an upload again.
-type retriedUpload struct {
-	t    *Retrier
-	u    Upload
-	key  string
-	size int64
-}
-
-func (u *retriedUpload) Part(ctx context.Context, n int, p []byte) error {
-	return u.t.do(ctx, "put", u.key, int64(len(p)), func(ctx context.Context) error { return u.u.Part(ctx, n, p) })
-}
-
-func (u *retriedUpload) Complete(ctx context.Context) (o Object, err error) {
-	err = u.t.do(ctx, "put", u.key, u.size, func(ctx context.Context) (err error) {
-		o, err = u.u.Complete(ctx)
-		return err
-	})
-	if err != nil {
-		return Object{}, err
-	}
-	return o, nil
-}
-
-func (u *retriedUpload) Abort(ctx context.Context) error {
-	return u.t.do(ctx, "put", u.key, 0, func(ctx context.Context) error { return u.u.Abort(ctx) })
 }
 
 // List implements [Reader]. A listing that fails on the way goes on after the last key that was
@@ -415,8 +333,13 @@ func (t *Retrier) List(ctx context.Context, prefix string) iter.Seq2[Object, err
 func (t *Retrier) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		c := cursor{last: after}
-		t.resume(ctx, yield, func() iter.Seq2[Object, error] { return listAfter(ctx, t.r, prefix, c.last) },
-			func(Object) *cursor { return &c })
+		list := func() iter.Seq2[Object, error] {
+			if c.last == "" {
+				return t.below.List(ctx, prefix)
+			}
+			return t.below.ListAfter(ctx, prefix, c.last)
+		}
+		t.resume(ctx, yield, list, func(Object) *cursor { return &c })
 	}
 }
 
@@ -425,7 +348,7 @@ func (t *Retrier) ListAfter(ctx context.Context, prefix, after string) iter.Seq2
 func (t *Retrier) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		objects, prefixes := cursor{}, cursor{}
-		t.resume(ctx, yield, func() iter.Seq2[Object, error] { return listLevel(ctx, t.r, prefix) },
+		t.resume(ctx, yield, func() iter.Seq2[Object, error] { return t.below.ListLevel(ctx, prefix) },
 			func(o Object) *cursor {
 				if o.IsPrefix() {
 					return &prefixes
@@ -476,35 +399,5 @@ func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, li
 			return
 		}
 		again = true
-	}
-}
-
-// listAfter lists from the middle also where the store cannot.
-func listAfter(ctx context.Context, r Reader, prefix, after string) iter.Seq2[Object, error] {
-	if after == "" {
-		return r.List(ctx, prefix)
-	}
-	if la, ok := r.(ListerAfter); ok {
-		return la.ListAfter(ctx, prefix, after)
-	}
-	return func(yield func(Object, error) bool) {
-		for o, err := range r.List(ctx, prefix) {
-			if err == nil && o.Key <= after {
-				continue
-			}
-			if !yield(o, err) {
-				return
-			}
-		}
-	}
-}
-
-// listLevel lists one level, or yields errors.ErrUnsupported.
-func listLevel(ctx context.Context, r Reader, prefix string) iter.Seq2[Object, error] {
-	if p, ok := r.(Prefixer); ok {
-		return p.ListLevel(ctx, prefix)
-	}
-	return func(yield func(Object, error) bool) {
-		yield(Object{}, &Error{Op: "list", Key: prefix, Kind: KindInvalid, Err: errors.ErrUnsupported})
 	}
 }

@@ -161,11 +161,3 @@ func (p PartPlan) Gone() error {
 		Remedy: "begin it again",
 	}
 }
-
-// uploaderOf returns r's Uploader, or KindInvalid.
-func uploaderOf(r Reader, op, key string) (Uploader, error) {
-	if u, ok := r.(Uploader); ok {
-		return u, nil
-	}
-	return nil, &Error{Op: op, Key: key, Kind: KindInvalid, Err: errors.ErrUnsupported, Remedy: "this store can only be read"}
-}
