@@ -48,7 +48,7 @@ func NewBudget(perHour int64, log *slog.Logger) *Budget {
 // Policy returns the default policy for the requests to a store, with the budget where the store is S3: a
 // folder's reads cost nothing.
 func (b *Budget) Policy(base Reader) RetryPolicy {
-	if _, ok := base.(*S3); !ok {
+	if _, ok := base.(charged); !ok {
 		return RetryPolicy{}
 	}
 	return RetryPolicy{Budget: b}
@@ -211,6 +211,9 @@ func (b *Budget) wake(after time.Duration) {
 		b.dispatch()
 	})
 }
+
+// quiet is the time between two warnings.
+const quiet = time.Minute
 
 // longWait is the wait ahead of a reader that is worth a warning.
 const longWait = time.Second

@@ -16,6 +16,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 )
 
 func newDir(t testing.TB) (*objstore.Dir, string) {
@@ -58,7 +59,7 @@ func listAll(seq iter.Seq2[objstore.Object, error]) (list []objstore.Object, err
 // else are left out, and counted. A folder that holds nothing else is listed as an empty one.
 func TestDirKinds(t *testing.T) {
 	_, root := newDir(t)
-	s, _, err := objstore.Open(t.Context(), root, objstore.Options{Store: objstore.StoreOptions{LinksOutside: true}})
+	s, _, err := stores.Open(t.Context(), root, stores.Options{Store: objstore.StoreOptions{LinksOutside: true}})
 	must(t, err)
 	d := s.(*objstore.Dir)
 	outside := t.TempDir()

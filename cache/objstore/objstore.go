@@ -1,9 +1,7 @@
-// Package objstore is the contract between Shoal and whatever holds the objects, and its
-// implementations: [S3] (minio-go) and [Dir] (a local folder). Concerns that are the
-// same for every store (retrying, limiting, counting) are decorators, one a file,
-// that take a [Reader] and are a [Layer]. The usual stack is
-// Retry(Limit(Meter(store))): the meter sees every try, a waiting retry holds no place in the
-// limiter.
+// Package objstore is the contract between Shoal and whatever holds the objects. Package s3 is a bucket, [Dir] a local
+// folder, and package stores opens either. Concerns that are the same for every store (retrying, limiting, counting)
+// are decorators, one a file, that take a [Reader] and are a [Layer]. The usual stack is Retry(Limit(Meter(store))):
+// the meter sees every try, a waiting retry holds no place in the limiter.
 //
 // Every implementation passes the one conformance suite in package objstoretest.
 //
@@ -94,7 +92,7 @@ type Layer interface {
 	Uploader
 }
 
-// Store is all that [S3] and [Dir] can do.
+// Store is all that a bucket and a folder can do.
 type Store interface {
 	Layer
 	Checker

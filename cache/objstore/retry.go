@@ -65,6 +65,12 @@ func (p RetryPolicy) withDefaults() RetryPolicy {
 	return p
 }
 
+// Do tries f, which does one request, by this policy.
+func (p RetryPolicy) Do(ctx context.Context, op, key string, f func(ctx context.Context) error) error {
+	t := Retrier{p: p.withDefaults()}
+	return t.tries(ctx, request{op: op, key: key}, f)
+}
+
 func setDefault[T int | int64 | time.Duration](p *T, v T) {
 	if *p <= 0 {
 		*p = v
@@ -229,6 +235,10 @@ func (t *Retrier) request(ctx context.Context, r request, f func(ctx context.Con
 		ctx = tctx
 		defer func() { told.end(err) }()
 	}
+	return t.tries(ctx, r, f)
+}
+
+func (t *Retrier) tries(ctx context.Context, r request, f func(ctx context.Context) error) (err error) {
 	a := attempts{t: t, bytes: r.bytes}
 	for {
 		if err := a.admit(ctx, r.op); err != nil {

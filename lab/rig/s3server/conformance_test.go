@@ -11,6 +11,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
@@ -35,9 +36,9 @@ func newBucket(t testing.TB) *s3server.Server {
 	return s
 }
 
-func open(t testing.TB, endpoint string) *objstore.S3 {
+func open(t testing.TB, endpoint string) *s3.Store {
 	t.Helper()
-	store, err := objstore.NewS3(t.Context(), objstore.S3Config{
+	store, err := s3.New(t.Context(), s3.Config{
 		Endpoint:        endpoint,
 		Region:          s3server.Region,
 		Bucket:          bucket,
