@@ -390,89 +390,31 @@ func (w *dirWalk) folder(dir, path string, self os.FileInfo) bool {
 	}
 	w.parents = append(w.parents, self)
 	defer func() { w.parents = w.parents[:len(w.parents)-1] }()
-
-	type entry struct {
-		name string // with "/" after a folder
-		info os.FileInfo
-	}
-	list := make([]entry, 0, len(entries))
-	for _, e := range entries {
-		name := e.Name()
-		if strings.HasPrefix(name, tmpPrefix) {
-			continue
-		}
-		switch t := e.Type(); {
-		case t.IsRegular():
-			list = append(list, entry{name: name})
-		case t.IsDir():
-			list = append(list, entry{name: name + "/"})
-		case t&fs.ModeSymlink != 0, t&fs.ModeIrregular != 0:
-			fi, err := os.Stat(path + "/" + name)
-			switch {
-			case err != nil:
-				w.d.leave(dir+name, true)
-				continue
-			case fi.Mode().IsRegular():
-				list = append(list, entry{name, fi})
-			case fi.IsDir() && !w.isParent(fi):
-				list = append(list, entry{name + "/", fi})
-			case !fi.IsDir():
-				w.d.leave(dir+name, false)
-			}
-			if err := w.d.checkLink(dir+name, path+"/"+name); err != nil {
-				w.yield(Object{}, err)
-				return false
-			}
-		default:
-			w.d.leave(dir+name, false)
-		}
+	list, err := w.shown(dir, path, entries)
+	if err != nil {
+		w.yield(Object{}, err)
+		return false
 	}
 	if len(list) == 0 && dir != "" && strings.HasPrefix(dir, w.prefix) && dir > w.after {
 		o := fileObject(dir, self)
 		o.Size = 0
 		return w.yield(o, nil)
 	}
-	slices.SortFunc(list, func(a, b entry) int { return strings.Compare(a.name, b.name) })
-
 	for _, e := range list {
 		key := dir + e.name
-		isDir := strings.HasSuffix(e.name, "/")
-		if !isDir {
-			if !strings.HasPrefix(key, w.prefix) || (w.after != "" && key <= w.after) {
-				continue
-			}
-			fi := e.info
-			if fi == nil {
-				if fi, err = os.Lstat(path + "/" + e.name); err != nil {
-					if isAbsent(err) {
-						continue
-					}
-					w.yield(Object{}, fileError("list", key, err))
-					return false
-				}
-			}
-			if !w.yield(fileObject(key, fi), nil) {
-				return false
-			}
+		name, isDir := strings.CutSuffix(e.name, "/")
+		switch {
+		case !w.wants(key, isDir):
 			continue
-		}
-		// A folder: is any key below it wanted?
-		if !strings.HasPrefix(key, w.prefix) && !strings.HasPrefix(w.prefix, key) {
-			continue
-		}
-		if key < w.after && !strings.HasPrefix(w.after, key) {
-			continue
-		}
-		sub := path + "/" + strings.TrimSuffix(e.name, "/")
-		if !w.recurse {
+		case isDir && !w.recurse:
 			if !w.yield(Object{Key: key}, nil) {
 				return false
 			}
 			continue
 		}
-		fi := e.info
+		below, fi := path+"/"+name, e.info
 		if fi == nil {
-			if fi, err = os.Lstat(sub); err != nil {
+			if fi, err = os.Lstat(below); err != nil {
 				if isAbsent(err) {
 					continue
 				}
@@ -480,11 +422,62 @@ func (w *dirWalk) folder(dir, path string, self os.FileInfo) bool {
 				return false
 			}
 		}
-		if !w.folder(key, sub, fi) {
+		if isDir && !w.folder(key, below, fi) || !isDir && !w.yield(fileObject(key, fi), nil) {
 			return false
 		}
 	}
 	return true
+}
+
+// wants says whether key, or for a folder any key below it, is to be listed.
+func (w *dirWalk) wants(key string, isDir bool) bool {
+	if !isDir {
+		return strings.HasPrefix(key, w.prefix) && key > w.after
+	}
+	return (strings.HasPrefix(key, w.prefix) || strings.HasPrefix(w.prefix, key)) && (key >= w.after || strings.HasPrefix(w.after, key))
+}
+
+// dirEntry is what a listing shows of a folder.
+type dirEntry struct {
+	name string      // with "/" after a folder
+	info os.FileInfo // of what a link leads to, else nil
+}
+
+// shown returns what a listing shows of a folder, in key order, and notes what is left out.
+func (w *dirWalk) shown(dir, path string, entries []os.DirEntry) ([]dirEntry, error) {
+	list := make([]dirEntry, 0, len(entries))
+	for _, e := range entries {
+		name := e.Name()
+		if strings.HasPrefix(name, tmpPrefix) {
+			continue
+		}
+		switch t := e.Type(); {
+		case t.IsRegular():
+			list = append(list, dirEntry{name: name})
+		case t.IsDir():
+			list = append(list, dirEntry{name: name + "/"})
+		case t&fs.ModeSymlink != 0, t&fs.ModeIrregular != 0:
+			fi, err := os.Stat(path + "/" + name)
+			switch {
+			case err != nil:
+				w.d.leave(dir+name, true)
+				continue
+			case fi.Mode().IsRegular():
+				list = append(list, dirEntry{name, fi})
+			case fi.IsDir() && !w.isParent(fi):
+				list = append(list, dirEntry{name + "/", fi})
+			case !fi.IsDir():
+				w.d.leave(dir+name, false)
+			}
+			if err := w.d.checkLink(dir+name, path+"/"+name); err != nil {
+				return nil, err
+			}
+		default:
+			w.d.leave(dir+name, false)
+		}
+	}
+	slices.SortFunc(list, func(a, b dirEntry) int { return strings.Compare(a.name, b.name) })
+	return list, nil
 }
 
 func (w *dirWalk) isParent(fi os.FileInfo) bool {

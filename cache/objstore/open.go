@@ -95,23 +95,9 @@ func ParseSource(text string) (Source, error) {
 	if strings.IndexByte(text, 0) >= 0 {
 		return usage("a source cannot hold a zero byte")
 	}
-	// split cuts the pattern of shards off.
-	split := func(path string) (folder, shards string, err error) {
-		folder = path
-		if i := strings.LastIndexByte(path, '/') + 1; strings.HasSuffix(path, shardSuffix) {
-			folder, shards = path[:i], path[i:]
-			if err := checkBraces(shards); err != nil {
-				return "", "", err
-			}
-		}
-		if looksLikeRange.MatchString(folder) {
-			return "", "", errors.New("a pattern of tar shards ends in .tar, and its braces stand after the last /")
-		}
-		return folder, shards, nil
-	}
 	scheme, rest, isURL := strings.Cut(text, "://")
 	if !isURL {
-		folder, shards, err := split(text)
+		folder, shards, err := splitShards(text)
 		if err != nil {
 			return usage("%w", err)
 		}
@@ -130,7 +116,7 @@ func ParseSource(text string) (Source, error) {
 		if err := s3utils.CheckValidBucketName(bucket); err != nil {
 			return usage("bucket %q: %w", withoutSecrets(bucket), err)
 		}
-		prefix, shards, err := split(path)
+		prefix, shards, err := splitShards(path)
 		if err != nil {
 			return usage("%w", err)
 		}
@@ -151,13 +137,28 @@ func ParseSource(text string) (Source, error) {
 		if err != nil || strings.IndexByte(path, 0) >= 0 {
 			return usage("wrong percent-encoding")
 		}
-		folder, shards, err := split(path)
+		folder, shards, err := splitShards(path)
 		if err != nil {
 			return usage("%w", err)
 		}
 		return Source{Scheme: "file", Dir: filepath.Clean(folder), Shards: shards}, nil
 	}
 	return usage("this version does not read %s:// sources", scheme)
+}
+
+// splitShards cuts the pattern of shards off.
+func splitShards(path string) (folder, shards string, err error) {
+	folder = path
+	if i := strings.LastIndexByte(path, '/') + 1; strings.HasSuffix(path, shardSuffix) {
+		folder, shards = path[:i], path[i:]
+		if err := checkBraces(shards); err != nil {
+			return "", "", err
+		}
+	}
+	if looksLikeRange.MatchString(folder) {
+		return "", "", errors.New("a pattern of tar shards ends in .tar, and its braces stand after the last /")
+	}
+	return folder, shards, nil
 }
 
 // secretParts are what does not belong into a source, and would be repeated by its errors: a user with a password, and

@@ -102,49 +102,7 @@ func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *credentials.V
 	date := now.UTC().AppendFormat(stamp[:0], amzTime)
 	k := s.keyFor(v, date[:amzDay])
 
-	// The canonical request: method, path, query, headers in order, their names, the payload's hash.
-	c := append(scratch[:0], "GET\n"...)
-	c = append(c, g.path...)
-	c = append(c, '\n')
-	c = append(c, g.query...)
-	c = append(c, "\nhost:"...)
-	c = append(c, g.host...)
-	names := make([]byte, 0, 320)
-	names = append(names, "host"...)
-	if g.etag != "" {
-		c = append(c, "\nif-match:\""...)
-		c = append(c, g.etag...)
-		c = append(c, '"')
-		names = append(names, ";if-match"...)
-	}
-	if g.rangeOf != "" {
-		c = append(c, "\nrange:"...)
-		c = append(c, g.rangeOf...)
-		names = append(names, ";range"...)
-	}
-	c = append(c, "\nx-amz-content-sha256:"+emptySHA256+"\nx-amz-date:"...)
-	c = append(c, date...)
-	names = append(names, ";x-amz-content-sha256;x-amz-date"...)
-	if s.pays {
-		c = append(c, "\nx-amz-request-payer:"+payerRequester...)
-		names = append(names, ";x-amz-request-payer"...)
-	}
-	if v.SessionToken != "" {
-		c = append(c, "\nx-amz-security-token:"...)
-		c = append(c, v.SessionToken...)
-		names = append(names, ";x-amz-security-token"...)
-	}
-	for _, e := range s.sse {
-		c = append(c, '\n')
-		c = appendLower(c, e.name)
-		c = append(c, ':')
-		c = append(c, e.value...)
-		names = append(names, ';')
-		names = appendLower(names, e.name)
-	}
-	c = append(c, "\n\n"...)
-	c = append(c, names...)
-	c = append(c, "\n"+emptySHA256...)
+	c, names := s.appendCanonical(scratch[:0], make([]byte, 0, 320), g, v.SessionToken, date)
 	digest := sha256.Sum256(c)
 
 	// The string to sign.
@@ -175,6 +133,53 @@ func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *credentials.V
 	b = append(b, ", Signature="...)
 	b = hex.AppendEncode(b, sum)
 	return append(b, "\r\n\r\n"...), c
+}
+
+// appendCanonical appends the canonical request to c: method, path, query, headers in order, their names, the payload's
+// hash. It appends the names to names too.
+func (s *signer) appendCanonical(c, names []byte, g *signedGet, token string, date []byte) (request, signed []byte) {
+	c = append(c, "GET\n"...)
+	c = append(c, g.path...)
+	c = append(c, '\n')
+	c = append(c, g.query...)
+	c = append(c, "\nhost:"...)
+	c = append(c, g.host...)
+	names = append(names, "host"...)
+	if g.etag != "" {
+		c = append(c, "\nif-match:\""...)
+		c = append(c, g.etag...)
+		c = append(c, '"')
+		names = append(names, ";if-match"...)
+	}
+	if g.rangeOf != "" {
+		c = append(c, "\nrange:"...)
+		c = append(c, g.rangeOf...)
+		names = append(names, ";range"...)
+	}
+	c = append(c, "\nx-amz-content-sha256:"+emptySHA256+"\nx-amz-date:"...)
+	c = append(c, date...)
+	names = append(names, ";x-amz-content-sha256;x-amz-date"...)
+	if s.pays {
+		c = append(c, "\nx-amz-request-payer:"+payerRequester...)
+		names = append(names, ";x-amz-request-payer"...)
+	}
+	if token != "" {
+		c = append(c, "\nx-amz-security-token:"...)
+		c = append(c, token...)
+		names = append(names, ";x-amz-security-token"...)
+	}
+	for _, e := range s.sse {
+		c = append(c, '\n')
+		c = appendLower(c, e.name)
+		c = append(c, ':')
+		c = append(c, e.value...)
+		names = append(names, ';')
+		names = appendLower(names, e.name)
+	}
+	c = append(c, "\n\n"...)
+	c = append(c, names...)
+	c = append(c, "\n"+emptySHA256...)
+	return c, names
 }
 
 // appendLower appends a header's name as it is signed.
