@@ -26,6 +26,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
+	"github.com/shoalfs/shoal/lab/rig/hostile"
 	"github.com/shoalfs/shoal/lab/rig/port"
 )
 
@@ -467,32 +468,9 @@ func TestS3Check(t *testing.T) {
 	})
 }
 
-// listen serves each connection until the test ends and returns the address.
-func listen(t *testing.T, serve func(c net.Conn)) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				serve(c)
-			}()
-		}
-	}()
-	return l.Addr().String()
-}
-
 // patient serves HTTP, and waits for the end of anything else.
 func patient(t *testing.T) string {
-	return listen(t, func(c net.Conn) {
+	return hostile.Listen(t, func(c net.Conn) {
 		r := bufio.NewReader(c)
 		if b, err := r.Peek(3); err == nil && string(b) == "GET" {
 			_, _ = io.WriteString(c, "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
@@ -503,7 +481,7 @@ func patient(t *testing.T) string {
 
 // strict serves TLS, and hangs up on anything else.
 func strict(t *testing.T, config *tls.Config) string {
-	return listen(t, func(c net.Conn) {
+	return hostile.Listen(t, func(c net.Conn) {
 		if c := tls.Server(c, config); c.Handshake() == nil {
 			_, _ = io.Copy(io.Discard, c)
 		}
