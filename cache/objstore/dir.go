@@ -301,7 +301,7 @@ func (d *Dir) List(ctx context.Context, prefix string) iter.Seq2[Object, error] 
 	return d.ListAfter(ctx, prefix, "")
 }
 
-// ListAfter implements [ListerAfter].
+// ListAfter implements [Layer].
 func (d *Dir) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		w := dirWalk{d: d, ctx: ctx, prefix: prefix, after: after, recurse: true, yield: yield}
@@ -309,7 +309,7 @@ func (d *Dir) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Obj
 	}
 }
 
-// ListLevel implements [Prefixer].
+// ListLevel implements [Layer].
 func (d *Dir) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		w := dirWalk{d: d, ctx: ctx, prefix: prefix, yield: yield}

@@ -31,9 +31,6 @@ func (p partial) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 }
 
 func (p partial) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
-	if la, ok := p.Reader.(ListerAfter); ok {
-		return la.ListAfter(ctx, prefix, after)
-	}
 	return func(yield func(Object, error) bool) {
 		for o, err := range p.List(ctx, prefix) {
 			if (err != nil || o.Key > after) && !yield(o, err) {
@@ -43,10 +40,7 @@ func (p partial) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[
 	}
 }
 
-func (p partial) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	if l, ok := p.Reader.(Prefixer); ok {
-		return l.ListLevel(ctx, prefix)
-	}
+func (partial) ListLevel(_ context.Context, prefix string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		yield(Object{}, &Error{Op: "list", Key: prefix, Kind: KindInvalid, Err: errors.ErrUnsupported})
 	}

@@ -207,12 +207,12 @@ func (m *Meter) List(ctx context.Context, prefix string) iter.Seq2[Object, error
 	return m.list(ctx, m.below.List(ctx, prefix))
 }
 
-// ListAfter implements [ListerAfter].
+// ListAfter implements [Layer].
 func (m *Meter) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
 	return m.list(ctx, m.below.ListAfter(ctx, prefix, after))
 }
 
-// ListLevel implements [Prefixer].
+// ListLevel implements [Layer].
 func (m *Meter) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 	return m.list(ctx, m.below.ListLevel(ctx, prefix))
 }

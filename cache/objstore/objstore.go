@@ -55,27 +55,6 @@ type Reader interface {
 // IsPrefix says whether o stands for a prefix in a level listing rather than for an object.
 func (o Object) IsPrefix() bool { return o.ETag == "" && strings.HasSuffix(o.Key, "/") }
 
-// Prefixer is implemented by stores that can list one level of the key space, so that a large
-// listing can be split and run in parallel.
-//
-// Decorators always have the method. Where the store below has not, the sequence is one error that
-// wraps [errors.ErrUnsupported].
-type Prefixer interface {
-	// ListLevel yields the objects directly under prefix and, as Objects whose [Object.IsPrefix]
-	// is true and whose Key ends in "/", the prefixes one level below it. Objects come in key
-	// order and prefixes come in key order; the two are interleaved in any way. prefix is empty
-	// or ends in "/". It is a sequence, not a slice, because one folder can hold ten million
-	// objects. The sequence ends after the first non-nil error.
-	ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error]
-}
-
-// ListerAfter is implemented by stores that can list from the middle, so that a listing of millions
-// of keys that fails near its end need not begin again.
-type ListerAfter interface {
-	// ListAfter is List without the keys up to and including after.
-	ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error]
-}
-
 // Checker is implemented by stores that can be probed before use.
 type Checker interface {
 	// Check tells within seconds whether the store can be reached, exists and can be listed, by
@@ -83,13 +62,23 @@ type Checker interface {
 	Check(ctx context.Context) error
 }
 
-// Layer is what stores and decorators have in common.
+// Layer is what stores and decorators have in common. A decorator over a mere [Reader] is one too: it lists from
+// the start and filters, and ListLevel's sequence is one error that wraps [errors.ErrUnsupported].
 type Layer interface {
 	Reader
 	SpanReader
-	Prefixer
-	ListerAfter
 	Uploader
+
+	// ListAfter is List without the keys up to and including after, so that a listing of millions
+	// of keys that fails near its end need not begin again.
+	ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error]
+
+	// ListLevel yields the objects directly under prefix and, as Objects whose [Object.IsPrefix]
+	// is true and whose Key ends in "/", the prefixes one level below it, so that a large listing can
+	// be split and run in parallel. Objects come in key order and prefixes come in key order; the two
+	// are interleaved in any way. prefix is empty or ends in "/". It is a sequence, not a slice,
+	// because one folder can hold ten million objects. The sequence ends after the first non-nil error.
+	ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error]
 }
 
 // Store is all that a bucket and a folder can do.

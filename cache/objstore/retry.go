@@ -339,7 +339,7 @@ func (t *Retrier) List(ctx context.Context, prefix string) iter.Seq2[Object, err
 	return t.ListAfter(ctx, prefix, "")
 }
 
-// ListAfter implements [ListerAfter].
+// ListAfter implements [Layer].
 func (t *Retrier) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		c := cursor{last: after}
@@ -353,7 +353,7 @@ func (t *Retrier) ListAfter(ctx context.Context, prefix, after string) iter.Seq2
 	}
 }
 
-// ListLevel implements [Prefixer]. A level that fails on the way is listed again from its start,
+// ListLevel implements [Layer]. A level that fails on the way is listed again from its start,
 // and what was yielded before is left out.
 func (t *Retrier) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {

@@ -191,7 +191,7 @@ func TestRetryList(t *testing.T) {
 		prefix := rapid.SampledFrom([]string{"", "a", "a/", "a/b"}).Draw(rt, "prefix")
 		same(rt, collect(rt, r.List(t.Context(), prefix)), collect(rt, m.List(t.Context(), prefix)))
 		if prefix == "" || strings.HasSuffix(prefix, "/") {
-			if _, ok := inner.(objstore.Prefixer); ok {
+			if _, ok := inner.(objstore.Layer); ok {
 				same(rt, collect(rt, r.ListLevel(t.Context(), prefix)), collect(rt, m.ListLevel(t.Context(), prefix)))
 			}
 		}

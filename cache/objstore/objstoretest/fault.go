@@ -289,12 +289,12 @@ func (f *Faulty) List(ctx context.Context, prefix string) iter.Seq2[objstore.Obj
 	return f.ListAfter(ctx, prefix, "")
 }
 
-// ListAfter implements [objstore.ListerAfter].
+// ListAfter implements [objstore.Layer].
 func (f *Faulty) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
 	return f.list(ctx, prefix, f.Layer.ListAfter(ctx, prefix, after))
 }
 
-// ListLevel implements [objstore.Prefixer].
+// ListLevel implements [objstore.Layer].
 func (f *Faulty) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
 	return f.list(ctx, prefix, f.Layer.ListLevel(ctx, prefix))
 }

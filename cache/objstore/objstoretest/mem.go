@@ -233,7 +233,7 @@ func (m *Mem) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object
 	return m.ListAfter(ctx, prefix, "")
 }
 
-// ListAfter implements [objstore.ListerAfter].
+// ListAfter implements [objstore.Layer].
 func (m *Mem) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
 	return func(yield func(objstore.Object, error) bool) {
 		for _, o := range m.sorted(prefix) {
@@ -254,7 +254,7 @@ func (m *Mem) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[obj
 	}
 }
 
-// ListLevel implements [objstore.Prefixer].
+// ListLevel implements [objstore.Layer].
 func (m *Mem) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
 	return func(yield func(objstore.Object, error) bool) {
 		last := ""

@@ -498,12 +498,12 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Obje
 	return s.list(ctx, prefix, "", true)
 }
 
-// ListAfter implements [objstore.ListerAfter].
+// ListAfter implements [objstore.Layer].
 func (s *Store) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
 	return s.list(ctx, prefix, after, true)
 }
 
-// ListLevel implements [objstore.Prefixer].
+// ListLevel implements [objstore.Layer].
 func (s *Store) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
 	return s.list(ctx, prefix, "", false)
 }
