@@ -165,34 +165,19 @@ func (d *Dir) Stat(ctx context.Context, key string) (Object, error) {
 
 var errNotRegular = errors.New("not a regular file")
 
-// ReadAt implements [Reader]. The version is compared before and after the read, so that a file
-// that is written to meanwhile is seen.
+// ReadAt implements [Reader].
 func (d *Dir) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := CheckRange(o, len(p), off); err != nil {
-		return err
-	}
 	if len(p) == 0 {
-		return nil
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return CheckRange(o, 0, off)
 	}
-	path, ok := d.path(o.Key)
-	if !ok {
-		return &Error{Op: "read", Key: o.Key, Kind: KindNotFound}
-	}
-	fd, err := d.open(path, o)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing can be lost
-	if err := pread(ctx, fd, o, p, off); err != nil {
-		return err
-	}
-	return sameVersion(fd, o)
+	return d.ReadSpans(ctx, o, []Span{{Off: off, P: p}})
 }
 
-// ReadSpans implements [SpanReader]. Gaps are not read.
+// ReadSpans implements [SpanReader]. Gaps are not read. The version is compared before and after the read, so that a
+// file that is written to meanwhile is seen.
 func (d *Dir) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -208,7 +193,7 @@ func (d *Dir) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing can be lost
 	for _, s := range spans {
 		if err := pread(ctx, fd, o, s.P, s.Off); err != nil {
 			return err

@@ -2,6 +2,7 @@ package objstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,9 +37,8 @@ type RetryPolicy struct {
 	// Budget is what tries of reads and Stats wait for, before their time begins. nil: nothing.
 	Budget *Budget
 
-	// Rand, Now and Sleep are for tests. Rand returns a number in [0,1).
+	// Rand and Sleep are for tests. Rand returns a number in [0,1).
 	Rand  func() float64
-	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
 }
 
@@ -47,17 +47,14 @@ type RetryPolicy struct {
 var FastFail = RetryPolicy{Tries: 3, Base: 200 * time.Millisecond, Cap: 400 * time.Millisecond, Total: 10 * time.Second, TryTimeout: 5 * time.Second}
 
 func (p RetryPolicy) withDefaults() RetryPolicy {
-	setDefault(&p.Tries, 8)
-	setDefault(&p.Base, 50*time.Millisecond)
-	setDefault(&p.Cap, 5*time.Second)
-	setDefault(&p.Total, 2*time.Minute)
-	setDefault(&p.TryTimeout, 30*time.Second)
-	setDefault(&p.MinRate, 1<<20)
+	p.Tries = cmp.Or(p.Tries, 8)
+	p.Base = cmp.Or(p.Base, 50*time.Millisecond)
+	p.Cap = cmp.Or(p.Cap, 5*time.Second)
+	p.Total = cmp.Or(p.Total, 2*time.Minute)
+	p.TryTimeout = cmp.Or(p.TryTimeout, 30*time.Second)
+	p.MinRate = cmp.Or(p.MinRate, 1<<20)
 	if p.Rand == nil {
 		p.Rand = rand.Float64
-	}
-	if p.Now == nil {
-		p.Now = time.Now
 	}
 	if p.Sleep == nil {
 		p.Sleep = sleep
@@ -69,12 +66,6 @@ func (p RetryPolicy) withDefaults() RetryPolicy {
 func (p RetryPolicy) Do(ctx context.Context, op, key string, f func(ctx context.Context) error) error {
 	t := Retrier{p: p.withDefaults()}
 	return t.tries(ctx, request{op: op, key: key}, f)
-}
-
-func setDefault[T int | int64 | time.Duration](p *T, v T) {
-	if *p <= 0 {
-		*p = v
-	}
 }
 
 // sleep waits for d or until ctx ends, and returns ctx's error then.
@@ -154,7 +145,7 @@ func (a *attempts) again(ctx context.Context, err error) error {
 		pause = t.p.Base << shift
 	}
 	pause = time.Duration(t.p.Rand() * float64(pause))
-	now := t.p.Now()
+	now := time.Now()
 	spent := now.Sub(a.start) - a.held
 	left := t.limit(t.p.Total, a.bytes) - spent
 	if a.n >= t.p.Tries || pause >= left {
@@ -218,7 +209,7 @@ func (t *Retrier) limit(d time.Duration, n int64) time.Duration {
 // try runs f under the timeout of one try, or what is left of the request's time.
 func (a *attempts) try(ctx context.Context, op, key string, f func(ctx context.Context) error) error {
 	t := a.t
-	limit := min(t.limit(t.p.TryTimeout, a.bytes), t.limit(t.p.Total, a.bytes)-t.p.Now().Sub(a.start)+a.held)
+	limit := min(t.limit(t.p.TryTimeout, a.bytes), t.limit(t.p.Total, a.bytes)-time.Since(a.start)+a.held)
 	tctx, cancel := context.WithTimeoutCause(ctx, limit, errTryTimeout)
 	defer cancel()
 	err := f(tctx)
@@ -256,9 +247,9 @@ func (t *Retrier) tries(ctx context.Context, r request, f func(ctx context.Conte
 // admit waits for the budget; the request's time begins after that, and stands still while.
 func (a *attempts) admit(ctx context.Context, op string) (err error) {
 	if b := a.t.p.Budget; b != nil && (op == "read" || op == "stat") {
-		asked := a.t.p.Now()
+		asked := time.Now()
 		err = b.Take(ctx)
-		a.held += a.t.p.Now().Sub(asked)
+		a.held += time.Since(asked)
 	}
 	if a.start.IsZero() {
 		a.begin()
@@ -267,7 +258,7 @@ func (a *attempts) admit(ctx context.Context, op string) (err error) {
 }
 
 // begin begins the request's time anew.
-func (a *attempts) begin() { a.n, a.free, a.held, a.start = 0, 0, 0, a.t.p.Now() }
+func (a *attempts) begin() { a.n, a.free, a.held, a.start = 0, 0, 0, time.Now() }
 
 // ReadAt implements [Reader].
 func (t *Retrier) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {

@@ -2,6 +2,7 @@
 package s3
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,9 +106,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Store.RequesterPays && cfg.Anonymous {
 		return nil, invalid("give credentials, or leave the requester's payment out", errors.New("nobody is named who could pay: the requests are not signed"))
 	}
-	if cfg.MaxConns <= 0 {
-		cfg.MaxConns = 1024
-	}
+	cfg.MaxConns = cmp.Or(cfg.MaxConns, 1024)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}

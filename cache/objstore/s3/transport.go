@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -213,11 +212,8 @@ func (e *circleError) Error() string {
 // newTransport returns a transport for hundreds of small requests at once.
 func newTransport(cfg Config) (*http.Transport, error) {
 	t := &http.Transport{
-		Proxy: http.ProxyFromEnvironment,
-		DialContext: (&net.Dialer{
-			Timeout:   5 * time.Second, // a live store answers a SYN in milliseconds
-			KeepAlive: 15 * time.Second,
-		}).DialContext,
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         netDialer.DialContext,
 		TLSHandshakeTimeout: 10 * time.Second,
 		// Stores answer slowly when they are loaded, but an answer that has not begun after 20 s
 		// is better asked for again. Bodies that stall are ended by the retry policy.

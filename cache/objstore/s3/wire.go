@@ -275,18 +275,19 @@ func (w *wire) text(most int64) []byte {
 	return bytes.TrimSpace(b)
 }
 
+var netDialer = &net.Dialer{
+	Timeout:   5 * time.Second, // a live store answers a SYN in milliseconds
+	KeepAlive: 15 * time.Second,
+}
+
 // dialer returns how connections to host[:port] are made.
 func dialer(host string, secure bool, config *tls.Config) func(ctx context.Context) (net.Conn, error) {
-	d := &net.Dialer{
-		Timeout:   5 * time.Second, // a live store answers a SYN in milliseconds
-		KeepAlive: 15 * time.Second,
-	}
 	if !secure {
 		addr := withPort(host, "80")
-		return func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }
+		return func(ctx context.Context) (net.Conn, error) { return netDialer.DialContext(ctx, "tcp", addr) }
 	}
 	addr := withPort(host, "443")
-	t := &tls.Dialer{NetDialer: d, Config: config}
+	t := &tls.Dialer{NetDialer: netDialer, Config: config}
 	return func(ctx context.Context) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
