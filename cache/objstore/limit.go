@@ -1,7 +1,6 @@
 package objstore
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"sync"
@@ -18,20 +17,20 @@ import (
 // between the requests, and a place held meanwhile would lock out, or deadlock, a loop that reads.
 type Limiter struct {
 	each
+	turns
 
-	mu       sync.Mutex
 	pace     *pace // nil: the number of places is fixed
 	round    round
 	n        int // places
 	inUse    int // places taken
 	prefetch int // of them, by Prefetch
-	queue    [2]list.List
 }
 
 // Limit decorates r with n places.
 func Limit(r Reader, n int) *Limiter {
 	l := &Limiter{n: max(1, n)}
 	l.each = each{layerOf(r), l.request}
+	l.take, l.back = l.enter, l.leave
 	return l
 }
 
@@ -149,105 +148,35 @@ func (l *Limiter) Stats() LimitStats {
 	return LimitStats{l.n, l.inUse, l.queue[Demand].Len(), l.queue[Prefetch].Len()}
 }
 
-// waiter is a request in a queue. Its fields are guarded by Limiter.mu.
-type waiter struct {
-	class   Priority
-	elem    *list.Element // nil when it has its place or has given up
-	granted chan struct{} // closed with its place
-}
-
 // fits says whether a request of class p may start now.
 func (l *Limiter) fits(p Priority) bool {
 	return l.inUse < l.n && (p != Prefetch || l.prefetch < l.n-l.reserved())
 }
 
-func (l *Limiter) take(p Priority) {
+func (l *Limiter) enter(p Priority) bool {
+	if !l.fits(p) {
+		return false
+	}
 	l.count()
 	l.inUse++
 	if p == Prefetch {
 		l.prefetch++
 	}
+	return true
 }
 
-// dispatch gives free places to those that wait.
-func (l *Limiter) dispatch() {
-	for _, p := range [...]Priority{Demand, Prefetch} {
-		for q := &l.queue[p]; q.Len() > 0 && l.fits(p); {
-			w := q.Remove(q.Front()).(*waiter)
-			w.elem = nil
-			l.take(p)
-			close(w.granted)
-		}
-	}
-}
-
-// acquire waits for a place and returns the class under which it was given.
-func (l *Limiter) acquire(ctx context.Context) (Priority, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
-	class := PriorityOf(ctx)
-	l.mu.Lock()
-	if l.queue[class].Len() == 0 && l.fits(class) {
-		l.take(class)
-		l.mu.Unlock()
-		return class, nil
-	}
-	w := &waiter{class: class, granted: make(chan struct{})}
-	w.elem = l.queue[class].PushBack(w)
-	l.mu.Unlock()
-
-	if u := urgencyOf(ctx); u != nil && class == Prefetch {
-		defer u.watch(func() { l.raise(w) })()
-	}
-	select {
-	case <-w.granted:
-		return w.class, nil // written before close
-	case <-ctx.Done():
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if w.elem == nil { // both happened: give the place back
-		l.put(w.class)
-	} else {
-		l.queue[w.class].Remove(w.elem)
-		w.elem = nil // a Raise that comes late must not queue it again
-	}
-	return 0, ctx.Err()
-}
-
-// raise moves a waiting Prefetch to the end of the Demand queue.
-func (l *Limiter) raise(w *waiter) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if w.elem == nil || w.class == Demand {
-		return
-	}
-	l.queue[Prefetch].Remove(w.elem)
-	w.class = Demand
-	w.elem = l.queue[Demand].PushBack(w)
-	l.dispatch()
-}
-
-// put gives back a place. l.mu is held.
-func (l *Limiter) put(p Priority) {
+// leave gives back a place. l.mu is held.
+func (l *Limiter) leave(p Priority) {
 	l.count()
 	l.inUse--
 	if p == Prefetch {
 		l.prefetch--
 	}
-	l.dispatch()
-}
-
-func (l *Limiter) release(p Priority) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.put(p)
 }
 
 // ReadAt implements [Reader].
 func (l *Limiter) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	class, err := l.acquire(ctx)
+	class, _, err := l.wait(ctx)
 	if err != nil {
 		return err
 	}
@@ -262,12 +191,13 @@ func (l *Limiter) finish(p Priority, n int64, err error) {
 	defer l.mu.Unlock()
 	l.count()
 	l.learn(n, err)
-	l.put(p)
+	l.leave(p)
+	l.dispatch()
 }
 
 // ReadSpans implements [SpanReader].
 func (l *Limiter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	class, err := l.acquire(ctx)
+	class, _, err := l.wait(ctx)
 	if err != nil {
 		return err
 	}
@@ -278,11 +208,16 @@ func (l *Limiter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 
 // request does a request when it has a place.
 func (l *Limiter) request(ctx context.Context, _ request, f func(ctx context.Context) error) error {
-	class, err := l.acquire(ctx)
+	class, _, err := l.wait(ctx)
 	if err != nil {
 		return err
 	}
-	defer l.release(class)
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.leave(class)
+		l.dispatch()
+	}()
 	return f(ctx)
 }
 
