@@ -28,14 +28,14 @@ func TestListParallelModel(t *testing.T) {
 		prefix := rapid.StringMatching(`[ab./-]{0,3}`).Draw(rt, "prefix")
 		workers := rapid.IntRange(1, 6).Draw(rt, "workers")
 		last := 0
-		got := collect(rt, objstore.ListParallel(t.Context(), m, prefix, workers, func(n int) {
+		got := objstoretest.Collect(rt, objstore.ListParallel(t.Context(), m, prefix, workers, func(n int) {
 			if n <= last {
 				rt.Fatalf("progress went from %d to %d", last, n)
 			}
 			last = n
 		}))
 		slices.SortFunc(got, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
-		want := collect(rt, m.List(t.Context(), prefix))
+		want := objstoretest.Collect(rt, m.List(t.Context(), prefix))
 		same(rt, got, want)
 		if last != len(want) {
 			rt.Fatalf("progress ended at %d of %d", last, len(want))
@@ -125,7 +125,7 @@ func (b *busiest) List(ctx context.Context, prefix string) iter.Seq2[objstore.Ob
 
 func TestListParallelWorkers(t *testing.T) {
 	b := &busiest{Mem: bigTree()}
-	if n := len(collect(t, objstore.ListParallel(t.Context(), b, "", 8, nil))); n != 2000 {
+	if n := len(objstoretest.Collect(t, objstore.ListParallel(t.Context(), b, "", 8, nil))); n != 2000 {
 		t.Errorf("%d objects", n)
 	}
 	if most := b.most.Load(); most < 2 || most > 8 {

@@ -36,8 +36,8 @@ func TestMeter(t *testing.T) {
 		meter.ReadAt(t.Context(), o, make([]byte, 100), 0)
 		meter.Stat(t.Context(), "a/k")
 		meter.Stat(t.Context(), "none")
-		collect(t, meter.List(t.Context(), ""))
-		collect(t, meter.ListLevel(t.Context(), ""))
+		objstoretest.Collect(t, meter.List(t.Context(), ""))
+		objstoretest.Collect(t, meter.ListLevel(t.Context(), ""))
 		for range meter.List(t.Context(), "") {
 			break
 		}

@@ -189,10 +189,10 @@ func TestRetryList(t *testing.T) {
 		}
 		r := objstore.Retry(inner, policy)
 		prefix := rapid.SampledFrom([]string{"", "a", "a/", "a/b"}).Draw(rt, "prefix")
-		same(rt, collect(rt, r.List(t.Context(), prefix)), collect(rt, m.List(t.Context(), prefix)))
+		same(rt, objstoretest.Collect(rt, r.List(t.Context(), prefix)), objstoretest.Collect(rt, m.List(t.Context(), prefix)))
 		if prefix == "" || strings.HasSuffix(prefix, "/") {
 			if _, ok := inner.(objstore.Layer); ok {
-				same(rt, collect(rt, r.ListLevel(t.Context(), prefix)), collect(rt, m.ListLevel(t.Context(), prefix)))
+				same(rt, objstoretest.Collect(rt, r.ListLevel(t.Context(), prefix)), objstoretest.Collect(rt, m.ListLevel(t.Context(), prefix)))
 			}
 		}
 	})
@@ -201,18 +201,6 @@ func TestRetryList(t *testing.T) {
 type tb interface {
 	Helper()
 	Fatalf(format string, args ...any)
-}
-
-func collect(t tb, seq iter.Seq2[objstore.Object, error]) []objstore.Object {
-	t.Helper()
-	var out []objstore.Object
-	for o, err := range seq {
-		if err != nil {
-			t.Fatalf("listing: %v", err)
-		}
-		out = append(out, o)
-	}
-	return out
 }
 
 func same(t tb, got, want []objstore.Object) {
@@ -261,7 +249,7 @@ func TestLevelUnsupported(t *testing.T) {
 			t.Errorf("ListLevel over a store without: %v", err)
 		}
 	}
-	if got := collect(t, objstore.ListParallel(t.Context(), stack, "", 4, nil)); len(got) != 1 || got[0].Key != "a/b" {
+	if got := objstoretest.Collect(t, objstore.ListParallel(t.Context(), stack, "", 4, nil)); len(got) != 1 || got[0].Key != "a/b" {
 		t.Errorf("ListParallel over a store without levels: %v", got)
 	}
 }

@@ -2,9 +2,7 @@ package objstore_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,27 +14,6 @@ import (
 )
 
 var quick = objstore.RetryPolicy{Base: 1, Cap: 1}
-
-func randomBytes(n int) []byte {
-	b := make([]byte, n)
-	_, _ = rand.NewChaCha8([32]byte{byte(n)}).Read(b)
-	return b
-}
-
-// upload stores data in parts of 5 MiB.
-func upload(ctx context.Context, w objstore.Uploader, key string, data []byte) (objstore.Object, error) {
-	const part = 5 << 20
-	u, err := w.Upload(ctx, key, int64(len(data)), part)
-	if err != nil {
-		return objstore.Object{}, err
-	}
-	for n := 0; n*part < len(data); n++ {
-		if err := u.Part(ctx, n, data[n*part:min(len(data), (n+1)*part)]); err != nil {
-			return objstore.Object{}, err
-		}
-	}
-	return u.Complete(ctx)
-}
 
 // TestRetryLostAnswers: what a request has done whose answer was lost is found out.
 func TestRetryLostAnswers(t *testing.T) {
@@ -50,8 +27,8 @@ func TestRetryLostAnswers(t *testing.T) {
 	if _, err := stack.PutNew(t.Context(), "new", []byte("mine")); objstore.KindOf(err) != objstore.KindExists {
 		t.Errorf("PutNew of a key that is there: %v", err)
 	}
-	data := randomBytes(6 << 20)
-	o, err = upload(t.Context(), stack, "part", data)
+	data := objstoretest.Random(6 << 20)
+	o, err = objstoretest.Upload(t.Context(), stack, "part", data)
 	p := make([]byte, len(data))
 	if err != nil || stack.ReadAt(t.Context(), o, p, 0) != nil || !bytes.Equal(p, data) {
 		t.Errorf("upload: %+v, %v", o, err)
@@ -194,7 +171,7 @@ func TestDirUpload(t *testing.T) {
 		if got := names(); len(got) != 1 || !strings.HasPrefix(got[0], ".shoal-put-") {
 			t.Errorf("during an upload: %q", got)
 		}
-		if got := keysOf(collect(t, d.List(t.Context(), ""))); len(got) != 0 && got[0] != "a/b/" {
+		if got := keysOf(objstoretest.Collect(t, d.List(t.Context(), ""))); len(got) != 0 && got[0] != "a/b/" {
 			t.Errorf("a listing shows %q", got)
 		}
 		_, err = u.Complete(t.Context())

@@ -110,15 +110,7 @@ func (h *harness) replace(key string, data []byte) (objstore.Object, error) {
 	if to == nil {
 		to = h.Store
 	}
-	size := int64(len(data))
-	u, err := to.Upload(h.ctx, h.Prefix+key, size, max(1, size))
-	if err == nil {
-		err = u.Part(h.ctx, 0, data)
-	}
-	if err != nil {
-		return objstore.Object{}, err
-	}
-	return u.Complete(h.ctx)
+	return Upload(h.ctx, to, h.Prefix+key, data)
 }
 
 func (h *harness) delete(t *testing.T, key string) {
@@ -139,13 +131,27 @@ func (h *harness) putAll(t *testing.T, keys ...string) {
 func (h *harness) keys(t *testing.T, seq iter.Seq2[objstore.Object, error]) []string {
 	t.Helper()
 	var keys []string
-	for o, err := range seq {
-		if err != nil {
-			t.Fatalf("listing after %d keys: %v", len(keys), err)
-		}
+	for _, o := range Collect(t, seq) {
 		keys = append(keys, strings.TrimPrefix(o.Key, h.Prefix))
 	}
 	return keys
+}
+
+type tb interface { // also rapid's
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// Collect returns what a listing yields.
+func Collect(t tb, seq iter.Seq2[objstore.Object, error]) (list []objstore.Object) {
+	t.Helper()
+	for o, err := range seq {
+		if err != nil {
+			t.Fatalf("listing after %d keys: %v", len(list), err)
+		}
+		list = append(list, o)
+	}
+	return list
 }
 
 // files returns all keys but markers of folders: a local folder keeps those of files that have gone.

@@ -151,7 +151,7 @@ func TestKeysRotate(t *testing.T) {
 			// All other operations find the new ones too; HEAD and listings of a store with the old ones.
 			_, err = stack.Stat(t.Context(), "o01")
 			must(t, err)
-			if got := collect(t, stack.List(t.Context(), "")); len(got) != objects {
+			if got := objstoretest.Collect(t, stack.List(t.Context(), "")); len(got) != objects {
 				t.Errorf("%d objects listed", len(got))
 			}
 		})

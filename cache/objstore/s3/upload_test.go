@@ -2,11 +2,9 @@ package s3_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -25,30 +23,9 @@ import (
 
 var quick = objstore.RetryPolicy{Base: 1, Cap: 1}
 
-func randomBytes(n int) []byte {
-	b := make([]byte, n)
-	_, _ = rand.NewChaCha8([32]byte{byte(n)}).Read(b)
-	return b
-}
-
-// upload stores data in parts of 5 MiB.
-func upload(ctx context.Context, w objstore.Uploader, key string, data []byte) (objstore.Object, error) {
-	const part = 5 << 20
-	u, err := w.Upload(ctx, key, int64(len(data)), part)
-	if err != nil {
-		return objstore.Object{}, err
-	}
-	for n := 0; n*part < len(data); n++ {
-		if err := u.Part(ctx, n, data[n*part:min(len(data), (n+1)*part)]); err != nil {
-			return objstore.Object{}, err
-		}
-	}
-	return u.Complete(ctx)
-}
-
 // TestS3SpansOneRequest: one GET, also where gaps are wide; a short body is temporary.
 func TestS3SpansOneRequest(t *testing.T) {
-	data := randomBytes(1 << 20)
+	data := objstoretest.Random(1 << 20)
 	cut := false
 	srv := &objstoretest.S3Server{}
 	srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
@@ -108,7 +85,7 @@ func TestS3UploadRequests(t *testing.T) {
 		{6 << 20, []string{"POST", "PUT crc32c", "PUT crc32c", "POST", "HEAD"}},
 	} {
 		requests = nil
-		if _, err := upload(t.Context(), s, "k", randomBytes(c.size)); err != nil {
+		if _, err := objstoretest.Upload(t.Context(), s, "k", objstoretest.Random(c.size)); err != nil {
 			t.Error(err)
 		}
 		if !slices.Equal(requests, c.want) {
@@ -136,8 +113,8 @@ func TestS3UploadWithoutCRC(t *testing.T) {
 	if _, err := r.PutNew(t.Context(), "small", []byte("x")); err != nil {
 		t.Error(err)
 	}
-	data := randomBytes(12 << 20)
-	if _, err := upload(t.Context(), r, "k", data); err != nil {
+	data := objstoretest.Random(12 << 20)
+	if _, err := objstoretest.Upload(t.Context(), r, "k", data); err != nil {
 		t.Error(err)
 	}
 	o, err := r.Stat(t.Context(), "k")
@@ -151,7 +128,7 @@ func TestS3UploadWithoutCRC(t *testing.T) {
 	}
 	// In parts from the start.
 	r = objstore.Retry(newS3(t, srv, nil), noPause(t))
-	if _, err := upload(t.Context(), r, "k2", data); err != nil {
+	if _, err := objstoretest.Upload(t.Context(), r, "k2", data); err != nil {
 		t.Error(err)
 	}
 }
@@ -170,7 +147,7 @@ func TestS3UploadETagOfTheObject(t *testing.T) {
 		fmt.Fprint(w, strings.Replace(answer.Body.String(), "<ETag>", "<ETag>x", 1))
 		return true
 	}}, nil)
-	o, err := upload(t.Context(), s, "k", randomBytes(6<<20))
+	o, err := objstoretest.Upload(t.Context(), s, "k", objstoretest.Random(6<<20))
 	must(t, err)
 	if err := s.ReadAt(t.Context(), o, make([]byte, 100), 0); err != nil {
 		t.Error(err)
@@ -179,7 +156,7 @@ func TestS3UploadETagOfTheObject(t *testing.T) {
 
 // TestS3UploadFaults: what goes wrong on the way to the server, under retry.
 func TestS3UploadFaults(t *testing.T) {
-	data := randomBytes(6 << 20)
+	data := objstoretest.Random(6 << 20)
 	is := func(r *http.Request, what string) bool {
 		q := r.URL.Query()
 		switch what {
@@ -244,12 +221,12 @@ func TestS3UploadFaults(t *testing.T) {
 				}
 				s := newS3(t, srv, nil)
 				if !retry {
-					if _, err := upload(t.Context(), s, "k", data); objstore.KindOf(err) != c.want || !strings.Contains(err.Error(), "bucket/k at http") {
+					if _, err := objstoretest.Upload(t.Context(), s, "k", data); objstore.KindOf(err) != c.want || !strings.Contains(err.Error(), "bucket/k at http") {
 						t.Errorf("error %v, want %v", err, c.want)
 					}
 					return
 				}
-				o, err := upload(t.Context(), objstore.Retry(s, quick), "k", data)
+				o, err := objstoretest.Upload(t.Context(), objstore.Retry(s, quick), "k", data)
 				p := make([]byte, len(data))
 				if err != nil || s.ReadAt(t.Context(), o, p, 0) != nil || !bytes.Equal(p, data) || srv.Uploads() != 0 {
 					t.Errorf("%+v, %v; %d uploads left", o, err, srv.Uploads())
@@ -430,9 +407,9 @@ func TestUploadModel(t *testing.T) {
 				each("Abort", func(i int, _ uploader) error { return p.ups[i].Abort(t.Context()) })
 			},
 			"": func(*rapid.T) {
-				want := collect(rt, model.List(t.Context(), prefix))
+				want := objstoretest.Collect(rt, model.List(t.Context(), prefix))
 				for i, s := range stores[1:] {
-					got := slices.DeleteFunc(collect(rt, s.List(t.Context(), prefix)), func(o objstore.Object) bool {
+					got := slices.DeleteFunc(objstoretest.Collect(rt, s.List(t.Context(), prefix)), func(o objstore.Object) bool {
 						return strings.HasSuffix(o.Key, "/") // a folder whose files have gone
 					})
 					if !slices.Equal(keysOf(got), keysOf(want)) {

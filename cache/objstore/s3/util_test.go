@@ -2,7 +2,6 @@ package s3_test
 
 import (
 	"encoding/pem"
-	"iter"
 	"os"
 	"testing"
 
@@ -87,23 +86,6 @@ func keysOf(objects []objstore.Object) []string {
 		keys = append(keys, o.Key)
 	}
 	return keys
-}
-
-type tb interface {
-	Helper()
-	Fatalf(format string, args ...any)
-}
-
-func collect(t tb, seq iter.Seq2[objstore.Object, error]) []objstore.Object {
-	t.Helper()
-	var out []objstore.Object
-	for o, err := range seq {
-		if err != nil {
-			t.Fatalf("listing: %v", err)
-		}
-		out = append(out, o)
-	}
-	return out
 }
 
 func writePEM(t *testing.T, path string, cert []byte) {
