@@ -22,7 +22,7 @@ var budget = map[string]int{
 	"cmd/shoal-lab": 920,
 	"fusefs":        2_600,
 	"engine":        4_550,
-	"cache":         26_250,
+	"cache":         25_750,
 	"prefetch":      9_800,
 	"loader":        6_400,
 	"gpuingest":     10_750,

@@ -34,6 +34,8 @@ import (
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -139,7 +141,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	e.errs.next = cfg.Logger.Handler()
 	e.spec.Store(&cfg.Order)
 
-	base, source, err := objstore.Open(ctx, cfg.Source, e.storeOptions())
+	base, source, err := stores.Open(ctx, cfg.Source, e.storeOptions())
 	if err != nil {
 		return nil, err
 	}
@@ -204,8 +206,8 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 }
 
 // storeOptions are those of every store that the dataset is read from or written to.
-func (e *Engine) storeOptions() objstore.Options {
-	return objstore.Options{S3: objstore.S3Config{Logger: e.log}, Store: e.cfg.Store, Getenv: e.cfg.Getenv}
+func (e *Engine) storeOptions() stores.Options {
+	return stores.Options{S3: s3.Config{Logger: e.log}, Store: e.cfg.Store, Getenv: e.cfg.Getenv}
 }
 
 // remote is a store with all that a request of a dataset goes through.

@@ -16,6 +16,7 @@ import (
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -33,7 +34,7 @@ func packFolder(t testing.TB, dir string, shardSize int64) string {
 		t.Fatal(err)
 	}
 	to := t.TempDir()
-	dst, _, err := objstore.Create(ctx, to, objstore.Options{})
+	dst, _, err := stores.Create(ctx, to, stores.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -31,7 +32,7 @@ const (
 
 // startPublish packs the dataset to Config.Publish once a pass over it is complete.
 func (e *Engine) startPublish(ctx context.Context) error {
-	dst, where, err := objstore.Create(ctx, e.cfg.Publish, e.storeOptions())
+	dst, where, err := stores.Create(ctx, e.cfg.Publish, e.storeOptions())
 	if err != nil {
 		return fmt.Errorf("--publish: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
 )
 
@@ -25,7 +26,7 @@ type shardStore struct {
 }
 
 func (e *Engine) openShards(ctx context.Context) (*shardStore, error) {
-	base, source, err := objstore.Open(ctx, e.cfg.Shards, e.storeOptions())
+	base, source, err := stores.Open(ctx, e.cfg.Shards, e.storeOptions())
 	if err != nil {
 		return nil, fmt.Errorf("--shards: %w", err)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/settings"
 )
@@ -24,7 +24,7 @@ type configReport struct {
 	Settings []settings.Setting            `json:"settings,omitempty"` // of the verb
 	Verbs    map[string][]settings.Setting `json:"verbs,omitempty"`    // without a verb: what environment and file set
 	Secrets  []secretSetting               `json:"secrets,omitempty"`
-	AWS      []objstore.AWSSetting         `json:"aws"`
+	AWS      []s3.Setting                  `json:"aws"`
 	AWSError string                        `json:"aws_error,omitempty"` // why a source at s3:// could not be opened
 }
 
@@ -194,7 +194,7 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 		}
 	}
 	var err error
-	if r.AWS, err = objstore.DescribeAWS(os.Getenv); err != nil {
+	if r.AWS, err = s3.Describe(os.Getenv); err != nil {
 		r.AWSError = cli.OneLine(err)
 	}
 	name := func(c *cobra.Command) string {

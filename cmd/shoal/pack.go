@@ -16,6 +16,7 @@ import (
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/gpuingest"
@@ -114,7 +115,7 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 }
 
 // packStores returns how the source's and the destination's stores are spoken to.
-func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to objstore.Options, err error) {
+func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to stores.Options, err error) {
 	store, err := o.options(inv)
 	if err != nil {
 		return from, to, err
@@ -160,14 +161,14 @@ func (r *recoding) check(quality bool) (err error) {
 // connections, and the collector's share.
 const packOverhead = 96 << 20
 
-func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Options, o shard.PackOptions, re recoding) (_ shard.Result, version string, cost engine.Cost, err error) {
+func pack(ctx context.Context, from, to string, fromStore, toStore stores.Options, o shard.PackOptions, re recoding) (_ shard.Result, version string, cost engine.Cost, err error) {
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	fromStore.S3.Logger, toStore.S3.Logger = o.Logger, o.Logger
-	base, source, err := objstore.Open(ctx, from, fromStore)
+	base, source, err := stores.Open(ctx, from, fromStore)
 	if err != nil {
 		return shard.Result{}, "", cost, err
 	}
-	dst, where, err := objstore.Create(ctx, to, toStore)
+	dst, where, err := stores.Create(ctx, to, toStore)
 	if err != nil {
 		return shard.Result{}, "", cost, err
 	}

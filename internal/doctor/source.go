@@ -13,6 +13,8 @@ import (
 	humanize "github.com/dustin/go-humanize"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 )
 
 // Source is the object store that is looked at. Its checks run one after the other, and those that need what an
@@ -33,7 +35,7 @@ type Source struct {
 	resolv *net.Resolver
 
 	store    objstore.Store
-	s3       *objstore.S3 // nil for a folder
+	s3       *s3.Store // nil for a folder
 	where    objstore.Source
 	facts    Facts
 	objects  []objstore.Object // some of them
@@ -111,13 +113,13 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 // open reads the name and the configuration.
 func (s *Source) open(ctx context.Context) Result {
 	// Whether links that lead out of a folder are meant is for a mount to ask.
-	store, where, err := objstore.Open(ctx, s.Text, objstore.Options{Getenv: s.Getenv, Store: objstore.StoreOptions{WeakETag: s.WeakETag, LinksOutside: true}, S3: objstore.S3Config{Anonymous: s.Anonymous}})
+	store, where, err := stores.Open(ctx, s.Text, stores.Options{Getenv: s.Getenv, Store: objstore.StoreOptions{WeakETag: s.WeakETag, LinksOutside: true}, S3: s3.Config{Anonymous: s.Anonymous}})
 	if err != nil {
 		return explain(err)
 	}
 	s.store, s.where = store, where
 	s.facts.Source = where.String()
-	s.s3, _ = store.(*objstore.S3)
+	s.s3, _ = store.(*s3.Store)
 	if s.s3 == nil {
 		s.reached = true
 		return ok("%s, a folder of this machine", where)
@@ -165,7 +167,7 @@ func (s *Source) credentials(ctx context.Context) Result {
 }
 
 // credentialSource names where credentials come from, in the order in which they are looked for.
-func credentialSource(getenv func(string) string, id objstore.Identity) string {
+func credentialSource(getenv func(string) string, id s3.Identity) string {
 	profile := getenv("AWS_PROFILE")
 	if profile == "" {
 		profile = "default"

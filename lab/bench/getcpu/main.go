@@ -25,6 +25,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/lab/bench/kit"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
@@ -91,7 +93,7 @@ func run(dir string, size, gets, conns, reps int, latency time.Duration, profile
 		return err
 	}
 	core := minio.Core{Client: client}
-	store, _, err := objstore.Open(ctx, "s3://"+bucket, objstore.Options{S3: objstore.S3Config{
+	store, _, err := stores.Open(ctx, "s3://"+bucket, stores.Options{S3: s3.Config{
 		Endpoint: endpoint, AccessKeyID: s3server.AccessKey, SecretAccessKey: s3server.SecretKey, Region: s3server.Region,
 	}})
 	if err != nil {
