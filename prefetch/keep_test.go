@@ -268,7 +268,7 @@ func TestKeepTable(t *testing.T) {
 		of   func(epoch int) order.Order
 	}{
 		{"random", func(e int) order.Order { return order.Uniform(n, 1, e) }},
-		{"windowed", func(e int) order.Order { return order.Windowed(order.Contiguous(n, 250), 1, e, 16) }},
+		{"windowed", func(e int) order.Order { return windowed(order.Contiguous(n, 250), 1, e, 16) }},
 		{"sequential", func(int) order.Order { return order.Sequential(n) }},
 		{"repeated", func(int) order.Order { return order.Uniform(n, 1, 0) }},
 	}
