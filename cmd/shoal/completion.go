@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/shoalfs/shoal/fusefs"
 )
 
 // Completions follow from the names of flags and from the words of Use (SOURCE, MOUNTPOINT), so that a new verb
@@ -146,9 +148,9 @@ func argCompletion(use []string) cobra.CompletionFunc {
 var argWords = map[string]cobra.CompletionFunc{
 	"SOURCE": sources, "DEST": folders, "CACHE-DIR": folders, "SPEC": wordsThatGoOn(orderWords), "WORKLOAD": wordsThatGoOn(workloadNames()),
 	"MOUNTPOINT": func(*cobra.Command, []string, string) (list []string, _ cobra.ShellCompDirective) {
-		mounts, _ := shoalMounts("/proc/self/mounts")
+		mounts, _ := fusefs.Mounts()
 		for _, m := range mounts {
-			list = append(list, m.path+"\t"+m.source)
+			list = append(list, m.Point+"\t"+m.Source)
 		}
 		return list, cobra.ShellCompDirectiveNoFileComp
 	},
@@ -165,9 +167,9 @@ const completionPatience = 500 * time.Millisecond
 
 // sources offers those that are mounted, and those that daemons of the user's cache directories hold.
 func sources(c *cobra.Command, args []string, _ string) (list []string, _ cobra.ShellCompDirective) {
-	mounts, _ := shoalMounts("/proc/self/mounts")
+	mounts, _ := fusefs.Mounts()
 	for _, m := range mounts {
-		list = append(list, m.source)
+		list = append(list, m.Source)
 	}
 	dirs, _ := defaultDirs()
 	if len(args) > 0 && strings.Contains(c.Use, "CACHE-DIR SOURCE") {

@@ -102,10 +102,11 @@ func healthOfAll(ctx context.Context, targets []string, timeout time.Duration, s
 }
 
 func foundTargets() ([]string, error) {
-	targets, err := fusefs.Mounts()
+	mounts, err := fusefs.Mounts()
 	if err != nil {
 		return nil, err
 	}
+	targets := pointsOf(mounts)
 	if fi, err := os.Lstat(strings.TrimPrefix(defaultFeed, "unix://")); err == nil && fi.Mode()&os.ModeSocket != 0 {
 		targets = append(targets, defaultFeed)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/machine"
 )
 
 // What a wrong command line is told: the argument that is missing or too much, the nearest verb or flag, the value and
@@ -34,7 +35,15 @@ func oneMount(args []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return only(mounts, "give a mount point")
+	return only(pointsOf(mounts), "give a mount point")
+}
+
+// pointsOf returns where mounts lie.
+func pointsOf(mounts []machine.Mount) (points []string) {
+	for _, m := range mounts {
+		points = append(points, m.Point)
+	}
+	return points
 }
 
 // oneDaemon returns the mount or feed that args name, or the only daemon's on this machine that has a mount or

@@ -63,8 +63,8 @@ func filesystem(m *Machine, dir string) Result {
 	fs, known := filesystems[int64(uint32(s.Type))]
 	source := ""
 	if all, err := m.mounts(); err == nil && m.Root == "" {
-		if e := on(all, at); e.source != "" {
-			source = " of " + e.source + " on " + e.point
+		if e := on(all, at); e.Source != "" {
+			source = " of " + e.Source + " on " + e.Point
 		}
 	}
 	switch {
