@@ -17,6 +17,7 @@ import (
 
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
@@ -84,7 +85,7 @@ func cutShort(ctx context.Context, err error, r *feedReport, state string) error
 	} else if e := (*feedclient.Error)(nil); !errors.As(err, &e) || e.Code != codes.Unavailable {
 		return err
 	}
-	return fmt.Errorf("%w; %s in %s came before, go on with --state '%s'", err, count(r.Samples, "sample"), count(r.Batches, "batch"), state)
+	return fmt.Errorf("%w; %s in %s came before, go on with --state '%s'", err, human.Count(r.Samples, "sample"), human.Count(r.Batches, "batch"), state)
 }
 
 // unversioned turns the order of states, NAME@VERSION:KEYS, into the spec that it was made from.
@@ -163,7 +164,7 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 			r.Digest, r.State = hex.EncodeToString(digest.Sum()), stream.State()
 			if !asJSON {
 				fmt.Fprintf(c.OutOrStdout(), "%s in %s, %s, in %.2f s: %s samples/s, %.1f%% of the time waiting\n",
-					count(r.Samples, "sample"), count(r.Batches, "batch"), humanize.IBytes(uint64(r.Bytes)), r.Seconds, humanize.Comma(int64(r.SamplesPerS)), 100*r.Stall/r.Seconds)
+					human.Count(r.Samples, "sample"), human.Count(r.Batches, "batch"), humanize.IBytes(uint64(r.Bytes)), r.Seconds, humanize.Comma(int64(r.SamplesPerS)), 100*r.Stall/r.Seconds)
 				fmt.Fprintf(c.OutOrStdout(), "dataset %.12s, order %s, transform %s\ndigest %s\n", r.Dataset, r.Order.Spec, r.Transform, r.Digest)
 				return nil
 			}

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/internal/human"
 )
 
 func fsckCommand() *cobra.Command {
@@ -41,7 +42,7 @@ daemon verifies what it reads. The directory must not be in use.`,
 					return err
 				}
 			} else {
-				fmt.Fprintf(out, "%s, %s, %s, %s\n", count(r.Datasets, "dataset"), count(r.Segments, "segment"), count(r.Records, "record"), humanize.IBytes(uint64(r.Bytes)))
+				fmt.Fprintf(out, "%s, %s, %s, %s\n", human.Count(r.Datasets, "dataset"), human.Count(r.Segments, "segment"), human.Count(r.Records, "record"), humanize.IBytes(uint64(r.Bytes)))
 				for _, f := range r.Findings {
 					fmt.Fprintln(out, f)
 				}

@@ -19,6 +19,7 @@ import (
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -333,9 +334,9 @@ func refreshCommand() *cobra.Command {
 				return err
 			}
 			if before.Dataset == after.Dataset {
-				fmt.Fprintf(c.OutOrStdout(), "unchanged: %s, version %.12s\n", count(after.Files, "file"), after.Dataset)
+				fmt.Fprintf(c.OutOrStdout(), "unchanged: %s, version %.12s\n", human.Count(after.Files, "file"), after.Dataset)
 			} else {
-				fmt.Fprintf(c.OutOrStdout(), "version %.12s -> %.12s: %s, before %d\n", before.Dataset, after.Dataset, count(after.Files, "file"), before.Files)
+				fmt.Fprintf(c.OutOrStdout(), "version %.12s -> %.12s: %s, before %d\n", before.Dataset, after.Dataset, human.Count(after.Files, "file"), before.Files)
 			}
 			return nil
 		},

@@ -18,6 +18,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -257,10 +258,10 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 			n := listed.Load()
 			if silent++; n > told {
 				told, silent = n, 0
-				inv.notice("listing %s: %s", cfg.Source, count(n, "object"))
+				inv.notice("listing %s: %s", cfg.Source, human.Count(n, "object"))
 			} else if silent == 10 {
 				silent = 0
-				inv.notice("opening %s: %.0f s so far, %s listed", cfg.Source, time.Since(begun).Seconds(), count(n, "object"))
+				inv.notice("opening %s: %.0f s so far, %s listed", cfg.Source, time.Since(begun).Seconds(), human.Count(n, "object"))
 			}
 		}
 	}()

@@ -12,11 +12,11 @@ import (
 	"os"
 	"strconv"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/prefetch/certificate"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -313,26 +313,25 @@ func shardOf(g order.Groups, n int) func(sample int) int {
 
 func (c epochCertificate) write(w io.Writer) error {
 	var b bytes.Buffer
-	comma := func(n int) string { return humanize.Comma(int64(n)) }
-	fmt.Fprintf(&b, "%s, epoch %d: %s positions, %s whole batches of %s\n", c.Order, c.Epoch, comma(c.Positions), comma(c.Batches), comma(c.Batch))
+	fmt.Fprintf(&b, "%s, epoch %d: %s positions, %s whole batches of %s\n", c.Order, c.Epoch, human.Number(c.Positions), human.Number(c.Batches), human.Number(c.Batch))
 	if c.Missing+c.Repeated == 0 {
-		fmt.Fprintf(&b, "  samples  each of %s once\n", comma(c.Samples))
+		fmt.Fprintf(&b, "  samples  each of %s once\n", human.Number(c.Samples))
 	} else {
-		fmt.Fprintf(&b, "  samples  %s of %s do not occur, %s positions repeat one\n", comma(c.Missing), comma(c.Samples), comma(c.Repeated))
+		fmt.Fprintf(&b, "  samples  %s of %s do not occur, %s positions repeat one\n", human.Number(c.Missing), human.Number(c.Samples), human.Number(c.Repeated))
 	}
 	if s := c.Shards; s != nil {
-		fmt.Fprintf(&b, "  shards   %s of %.5g samples; at most %s open at once\n", comma(s.Shards), s.Mean, comma(s.Open))
+		fmt.Fprintf(&b, "  shards   %s of %.5g samples; at most %s open at once\n", human.Number(s.Shards), s.Mean, human.Number(s.Open))
 		fmt.Fprintf(&b, "  pairs    %.5g of the same shard in a batch; at random %.5g\n", s.Pairs, s.Random)
 		fmt.Fprintf(&b, "  design   D = %.4g; 1+(B-1)(S-1)/(WS-1)(1-W/shards) with W open gives %.4g; a batch says as much about the shards as a random one of %.4g\n",
 			s.Design, s.Formula, float64(c.Batch)/math.Max(s.Design, 1e-9))
 	}
 	if l := c.Labels; l != nil {
 		fmt.Fprintf(&b, "  labels   %s classes; a batch's total variation from the epoch is %.4f, at most %.4f; at random %.4f\n",
-			comma(l.Classes), l.Variation, l.Worst, l.Random)
+			human.Number(l.Classes), l.Variation, l.Worst, l.Random)
 	}
 	for _, r := range c.Ranks {
 		fmt.Fprintf(&b, "  rank %-3d %s positions of %s classes; their total variation from the epoch is %.4f; at random %.4f\n",
-			r.Rank, comma(r.Positions), comma(r.Classes), r.Variation, r.Random)
+			r.Rank, human.Number(r.Positions), human.Number(r.Classes), r.Variation, r.Random)
 	}
 	_, err := w.Write(b.Bytes())
 	return err

@@ -19,6 +19,7 @@ import (
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -87,7 +88,7 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 				fmt.Fprintf(c.OutOrStdout(), "%s holds this set already: nothing to do\n", args[1])
 			}
 			fmt.Fprintf(c.OutOrStdout(), "%s, %s, in %s under %s; dataset version %.12s\n",
-				count(res.Files, "file"), humanize.IBytes(uint64(res.Bytes)), count(res.Shards, "shard"), args[1], version)
+				human.Count(res.Files, "file"), humanize.IBytes(uint64(res.Bytes)), human.Count(res.Shards, "shard"), args[1], version)
 			if cost.Priced {
 				fmt.Fprintf(c.OutOrStdout(), "sent: %s\n", cost)
 			}
@@ -242,7 +243,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Opti
 		bar.Done("")
 		return res, "", cost, err
 	}
-	bar.Done(count(res.Shards, "shard"))
+	bar.Done(human.Count(res.Shards, "shard"))
 	total := objstore.RequestsOf(base).Plus(objstore.RequestsOf(dst))
 	return res, m.Version(), engine.CostOf(total, fromStore.Store.Prices), nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/internal/workload"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -268,7 +269,7 @@ func (p *predictor) synthetic(ctx context.Context) error {
 	c.Memory = engine.ForecastMemory(int64(o.memory), n)
 	if part := n / fewSamples; part > 10 && c.Memory > 0 {
 		p.inv.notice("each of %s is simulated, which takes long: the same part of samples and cache predicts about the same utilisation (--samples %d --cache-size %s)",
-			count(n, "sample"), n/part, engine.RoundUp(int64(o.cacheSize)/int64(part)))
+			human.Count(n, "sample"), n/part, engine.RoundUp(int64(o.cacheSize)/int64(part)))
 	}
 	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return o.spec.Order(n, epoch) }, planDataset{
 		Samples: n, Bytes: int64(n) * int64(o.sampleSize),
@@ -387,7 +388,7 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		var little *sim.MemoryError
 		if errors.As(err, &little) {
 			return fmt.Errorf("--memory %s leaves %s for data beside the metadata of %s, and simulating it takes %s (give at least %s)", p.o.memory.String(),
-				humanize.IBytes(uint64(max(little.Have, 0))), count(d.Samples, "sample"), humanize.IBytes(uint64(little.Need)), engine.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
+				humanize.IBytes(uint64(max(little.Have, 0))), human.Count(d.Samples, "sample"), humanize.IBytes(uint64(little.Need)), engine.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
 		}
 		return err
 	}

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	humanize "github.com/dustin/go-humanize"
-	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
@@ -20,11 +18,6 @@ import (
 
 // What a wrong command line is told: the argument that is missing or too much, the nearest verb or flag, the value and
 // how to write it.
-
-// count writes a number of things.
-func count[N int | int64](n N, thing string) string {
-	return humanize.Comma(int64(n)) + " " + english.PluralWord(int(n), thing, "")
-}
 
 // oneMount returns the mount that args name, or the only one on this machine.
 func oneMount(args []string) (string, error) {

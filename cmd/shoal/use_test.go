@@ -11,6 +11,7 @@ import (
 
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 )
 
 // A wrong command line is told what is wrong with it: by the names that the help has, and with what may be meant.
@@ -96,7 +97,7 @@ func TestDefaultsAreToldOnce(t *testing.T) {
 		}
 	})
 	for n, want := range map[int]string{0: "0 batches", 1: "1 batch", 2: "2 batches", 1_234_567: "1,234,567 batches"} {
-		if got := count(n, "batch"); got != want {
+		if got := human.Count(n, "batch"); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
