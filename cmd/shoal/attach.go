@@ -263,10 +263,7 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 	if err != nil && ctx.Err() != nil {
 		end.Code, end.Error = codeEnding, "the daemon is ending"
 	} else if err != nil {
-		end.Code, end.Error = 1, cli.OneLine(err)
-		if errors.As(err, new(cli.UsageError)) {
-			end.Code = 2
-		}
+		end.Code, end.Error = cli.Code(err), cli.OneLine(err)
 	}
 	out.send(attachReply{Ended: end})
 }
@@ -380,11 +377,7 @@ func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) 
 			case r.Ended.Code == codeEnding && !wasReady:
 				return errEnding
 			}
-			err := errors.New(r.Ended.Error)
-			if r.Ended.Code == 2 {
-				return cli.Usage(err)
-			}
-			return err
+			return cli.Failure(r.Ended.Code, r.Ended.Error)
 		}
 	}
 	if !wasReady && ctx.Err() == nil {

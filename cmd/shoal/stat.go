@@ -65,11 +65,11 @@ argument it takes the only daemon on this machine that has a mount or serves the
   shoal stat unix:///run/shoal/feed.sock --json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			target, err := oneDaemon(c.Context(), c, args, &security)
+			target, err := oneDaemon(c.Context(), args, &security)
 			if err != nil {
 				return err
 			}
-			raw, err := anyStats(c.Context(), c, target, &security)
+			raw, err := anyStats(c.Context(), target, &security)
 			if err != nil {
 				return err
 			}
@@ -91,7 +91,7 @@ argument it takes the only daemon on this machine that has a mount or serves the
 	return c
 }
 
-func anyStats(ctx context.Context, c *cobra.Command, target string, security *clientSecurity) ([]byte, error) {
+func anyStats(ctx context.Context, target string, security *clientSecurity) ([]byte, error) {
 	if !strings.Contains(target, "://") {
 		if _, err := os.Lstat(target); err == nil || strings.HasPrefix(target, "/") || !strings.Contains(target, ":") {
 			s, err := readStats(target)

@@ -56,7 +56,7 @@ If the output is not a terminal, it prints one frame as plain text. NO_COLOR is 
 				switch {
 				case err != nil:
 				case len(mounts) == 0:
-					target, err = oneDaemon(c.Context(), c, args, &security)
+					target, err = oneDaemon(c.Context(), args, &security)
 				default:
 					target, err = chooseMount(mounts, onTerminal, os.Stdin, c.ErrOrStderr())
 				}
@@ -65,7 +65,7 @@ If the output is not a terminal, it prints one frame as plain text. NO_COLOR is 
 				}
 			}
 			o := top.Options{Target: target, Interval: interval, Fetch: func(ctx context.Context) (verdict.Snapshot, error) {
-				return fetchSnapshot(ctx, c, target, &security)
+				return fetchSnapshot(ctx, target, &security)
 			}}
 			if once || !onTerminal {
 				return top.Once(c.Context(), o, c.OutOrStdout(), terminalWidth(out))
@@ -92,12 +92,12 @@ func terminalWidth(out *os.File) int {
 	return 120
 }
 
-func fetchSnapshot(ctx context.Context, c *cobra.Command, target string, security *clientSecurity) (s verdict.Snapshot, err error) {
+func fetchSnapshot(ctx context.Context, target string, security *clientSecurity) (s verdict.Snapshot, err error) {
 	var raw []byte
 	if strings.HasPrefix(target, "http://") || strings.HasPrefix(target, "https://") {
 		raw, err = adminStats(ctx, target)
 	} else {
-		raw, err = anyStats(ctx, c, target, security)
+		raw, err = anyStats(ctx, target, security)
 	}
 	if err != nil {
 		return s, err

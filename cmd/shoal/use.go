@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
-
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/cli"
@@ -41,7 +39,7 @@ func pointsOf(mounts []machine.Mount) (points []string) {
 
 // oneDaemon returns the mount or feed that args name, or the only daemon's on this machine that has a mount or
 // serves the default feed.
-func oneDaemon(ctx context.Context, c *cobra.Command, args []string, security *clientSecurity) (string, error) {
+func oneDaemon(ctx context.Context, args []string, security *clientSecurity) (string, error) {
 	if len(args) > 0 {
 		return args[0], nil
 	}
@@ -51,8 +49,8 @@ func oneDaemon(ctx context.Context, c *cobra.Command, args []string, security *c
 	}
 	if n := len(found); n > 1 && found[n-1] == defaultFeed {
 		// A daemon serves both, or the socket is one that a dead one has left.
-		feed := daemonOf(ctx, c, defaultFeed, security)
-		if feed == 0 || slices.ContainsFunc(found[:n-1], func(mount string) bool { return daemonOf(ctx, c, mount, security) == feed }) {
+		feed := daemonOf(ctx, defaultFeed, security)
+		if feed == 0 || slices.ContainsFunc(found[:n-1], func(mount string) bool { return daemonOf(ctx, mount, security) == feed }) {
 			found = found[:n-1]
 		}
 	}
@@ -60,8 +58,8 @@ func oneDaemon(ctx context.Context, c *cobra.Command, args []string, security *c
 }
 
 // daemonOf returns the process behind a mount or feed, 0 if it does not tell.
-func daemonOf(ctx context.Context, c *cobra.Command, target string, security *clientSecurity) int {
-	raw, err := anyStats(ctx, c, target, security)
+func daemonOf(ctx context.Context, target string, security *clientSecurity) int {
+	raw, err := anyStats(ctx, target, security)
 	var s engine.Stats
 	if err != nil || json.Unmarshal(raw, &s) != nil {
 		return 0
