@@ -117,39 +117,15 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	o.auditOptions.add(c)
 }
 
-// config checks the flags.
-func (o *engineOptions) config(inv *invocation, source string) (engine.Config, engine.HostConfig, error) {
-	fail := func(err error) (engine.Config, engine.HostConfig, error) {
-		return engine.Config{}, engine.HostConfig{}, err
-	}
+// check checks what can be checked of the flags without a look at anything.
+func (o *engineOptions) check(source string) error {
 	if err := o.admin.check(); err != nil {
-		return fail(err)
+		return err
 	}
 	for _, text := range []string{source, o.shards, o.publish} {
 		if _, err := objstore.ParseSource(text); err != nil && (text != "" || text == source) {
-			return fail(cli.Usage(err))
+			return cli.Usage(err)
 		}
-	}
-	spec, err := order.Parse(o.order)
-	if err != nil {
-		return fail(cli.Usagef("--order: %w", err))
-	}
-	if o.epoch >= 0 {
-		if spec, err = spec.With("epoch", strconv.Itoa(o.epoch)); err != nil {
-			return fail(cli.Usagef("--epoch: %w", err))
-		}
-	}
-	if spec.Path() != "" { // the daemon may run elsewhere
-		path, err := inv.abs(spec.Path())
-		if err != nil {
-			return fail(err)
-		}
-		if spec, err = spec.With("path", path); err != nil {
-			return fail(cli.Usagef("--order: %w", err))
-		}
-	}
-	if err := spec.Check(); err != nil {
-		return fail(cli.Usagef("--order: %w", err))
 	}
 	switch o.records {
 	case "":
@@ -158,63 +134,79 @@ func (o *engineOptions) config(inv *invocation, source string) (engine.Config, e
 			o.samples = "*.row"
 		}
 	default:
-		return fail(cli.Usagef("--records %s: csv is what is known; leave it out for files and tar shards", o.records))
+		return cli.Usagef("--records %s: csv is what is known; leave it out for files and tar shards", o.records)
 	}
 	if o.badShards != "error" && o.badShards != "skip" {
-		return fail(cli.Usagef("--bad-shards %q: give error or skip", o.badShards))
+		return cli.Usagef("--bad-shards %q: give error or skip", o.badShards)
 	}
 	if err := engine.CheckSamples(o.samples); err != nil {
-		return fail(cli.Usagef("--samples: %w", err))
+		return cli.Usagef("--samples: %w", err)
 	}
 	if o.weight < 0 || o.weight > loader.MaxWeight {
-		return fail(cli.Usagef("--weight %d: give a number from 1 to %d", o.weight, loader.MaxWeight))
+		return cli.Usagef("--weight %d: give a number from 1 to %d", o.weight, loader.MaxWeight)
 	}
-	if err := o.resolveCacheDir(inv, source); err != nil {
-		return fail(err)
-	}
-	secret, err := o.secret(inv)
-	if err != nil {
-		return fail(err)
-	}
-	events, err := o.auditConfig(inv)
-	if err != nil {
-		return fail(err)
-	}
-	logger, err := o.log.logger(inv)
-	if err != nil {
-		return fail(err)
-	}
-	disk, memory, err := o.limits(inv)
-	if err != nil {
-		return fail(err)
-	}
-	if source, err = inv.source(source); err != nil {
-		return fail(err)
-	}
-	if src, err := objstore.ParseSource(source); err == nil && src.Scheme == "file" && src.Shards == "" {
-		if err := o.cacheOutside(src.Dir, "the source", "would be listed with it"); err != nil {
-			return fail(err)
+	return nil
+}
+
+// spec returns the order that the flags name.
+func (o *engineOptions) spec(inv *invocation) (order.Spec, error) {
+	spec, err := order.Parse(o.order)
+	if err == nil && o.epoch >= 0 {
+		if spec, err = spec.With("epoch", strconv.Itoa(o.epoch)); err != nil {
+			return spec, cli.Usagef("--epoch: %w", err)
 		}
 	}
-	shards, err := inv.source(o.shards)
-	if err != nil {
-		return fail(err)
+	if err == nil {
+		spec, err = inv.order(spec)
 	}
-	publish, err := inv.source(o.publish)
-	if err != nil {
-		return fail(err)
+	if err == nil {
+		err = spec.Check()
 	}
-	store, err := o.store.options(inv)
 	if err != nil {
-		return fail(err)
+		err = cli.Usagef("--order: %w", err)
 	}
-	return engine.Config{
-			Source: source, Shards: shards, Publish: publish, SkipBadShards: o.badShards == "skip", Order: spec, Samples: o.samples, Records: o.records, Quota: int64(o.quota),
-			Connections: o.connections.most(), AdaptConnections: o.connections == 0, Weight: o.weight, Refresh: o.refresh, Logger: logger, Getenv: inv.getenv, Store: store,
-		}, engine.HostConfig{
-			CacheDir: o.cacheDir, CacheSize: disk, Memory: memory, Secret: secret, Audit: events, Logger: logger,
-			Searcher: []string{"/proc/self/exe", searchVerb},
-		}, nil
+	return spec, err
+}
+
+// config checks the flags, and reads what they name.
+func (o *engineOptions) config(inv *invocation, source string) (c engine.Config, h engine.HostConfig, err error) {
+	if err := o.check(source); err != nil {
+		return c, h, err
+	}
+	if c.Order, err = o.spec(inv); err != nil {
+		return c, h, err
+	}
+	if err := o.resolveCacheDir(inv, source); err != nil {
+		return c, h, err
+	}
+	if h.Secret, err = o.secret(inv); err != nil {
+		return c, h, err
+	}
+	if h.Audit, err = o.auditConfig(inv); err != nil {
+		return c, h, err
+	}
+	if c.Logger, err = o.log.logger(inv); err != nil {
+		return c, h, err
+	}
+	if h.CacheSize, h.Memory, err = o.limits(inv); err != nil {
+		return c, h, err
+	}
+	c.Source, c.Shards, c.Publish = source, o.shards, o.publish
+	for _, text := range []*string{&c.Source, &c.Shards, &c.Publish} {
+		if *text, err = inv.source(*text); err != nil {
+			return c, h, err
+		}
+	}
+	if src, err := objstore.ParseSource(c.Source); err == nil && src.Scheme == "file" && src.Shards == "" {
+		if err := o.cacheOutside(src.Dir, "the source", "would be listed with it"); err != nil {
+			return c, h, err
+		}
+	}
+	c.Store, err = o.store.options(inv)
+	c.SkipBadShards, c.Samples, c.Records, c.Quota, c.Weight, c.Refresh = o.badShards == "skip", o.samples, o.records, int64(o.quota), o.weight, o.refresh
+	c.Connections, c.AdaptConnections, c.Getenv = o.connections.most(), o.connections == 0, inv.getenv
+	h.CacheDir, h.Logger, h.Searcher = o.cacheDir, c.Logger, []string{"/proc/self/exe", searchVerb}
+	return c, h, err
 }
 
 // cacheBase is where the default cache directories lie.

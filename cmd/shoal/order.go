@@ -57,60 +57,7 @@ rank sees.`,
   # what 16 open shards of 1,000 samples do to batches of 256
   shoal order windowed:seed=1,window=16 --n 128000 --shard-samples 1000 --certificate --batch 256`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			spec, err := order.Parse(args[0])
-			if err != nil {
-				return cli.Usage(err)
-			}
-			f := c.Flags()
-			for _, key := range []string{"epoch", "world", "rank"} {
-				if !f.Changed(key) {
-					continue
-				}
-				if spec, err = spec.With(key, f.Lookup(key).Value.String()); err != nil {
-					return cli.Usagef("--%s: %w", key, err)
-				}
-			}
-			if err := o.check(f.Changed("batch")); err != nil {
-				return err
-			}
-			inv := invocationOf(c.Context())
-			if spec.Path() != "" { // the daemon of a mount runs elsewhere
-				path, err := inv.abs(spec.Path())
-				if err != nil {
-					return err
-				}
-				if spec, err = spec.With("path", path); err != nil {
-					return cli.Usage(err)
-				}
-			}
-			switch {
-			case inv.attached():
-				e, err := inv.host.Find(o.dataset)
-				if err != nil {
-					return err
-				}
-				if o.paths {
-					out := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
-					if err := e.WriteOrder(out, spec, true); err != nil {
-						return cli.Usage(err)
-					}
-					return out.Flush()
-				}
-				return o.print(c, inv, spec, e.Dataset().Facts())
-			case o.mountpoint != "":
-				return o.ofMount(c.Context(), spec, c.OutOrStdout())
-			case o.paths:
-				return cli.Usagef("--paths: give --mount too, whose dataset has the paths")
-			case o.n < 0 || !f.Changed("n"):
-				return cli.Usagef("--n: give the number of samples, 0 or more, or --mount")
-			}
-			facts, err := o.facts(inv)
-			if err != nil {
-				return err
-			}
-			return o.print(c, inv, spec, facts)
-		},
+		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0]) },
 	}
 	f := c.Flags()
 	f.IntVar(&o.n, "n", 0, "number of samples in the dataset")
@@ -129,6 +76,55 @@ rank sees.`,
 	f.Int("world", 1, "number of ranks")
 	f.String("rank", "0", "rank whose samples are printed, R or A-B")
 	return c
+}
+
+func (o *orderOptions) run(c *cobra.Command, text string) error {
+	spec, err := order.Parse(text)
+	if err != nil {
+		return cli.Usage(err)
+	}
+	f := c.Flags()
+	for _, key := range []string{"epoch", "world", "rank"} {
+		if !f.Changed(key) {
+			continue
+		}
+		if spec, err = spec.With(key, f.Lookup(key).Value.String()); err != nil {
+			return cli.Usagef("--%s: %w", key, err)
+		}
+	}
+	if err := o.check(f.Changed("batch")); err != nil {
+		return err
+	}
+	inv := invocationOf(c.Context())
+	if spec, err = inv.order(spec); err != nil {
+		return cli.Usage(err)
+	}
+	switch {
+	case inv.attached():
+		e, err := inv.host.Find(o.dataset)
+		if err != nil {
+			return err
+		}
+		if o.paths {
+			out := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
+			if err := e.WriteOrder(out, spec, true); err != nil {
+				return cli.Usage(err)
+			}
+			return out.Flush()
+		}
+		return o.print(c, inv, spec, e.Dataset().Facts())
+	case o.mountpoint != "":
+		return o.ofMount(c.Context(), spec, c.OutOrStdout())
+	case o.paths:
+		return cli.Usagef("--paths: give --mount too, whose dataset has the paths")
+	case o.n < 0 || !f.Changed("n"):
+		return cli.Usagef("--n: give the number of samples, 0 or more, or --mount")
+	}
+	facts, err := o.facts(inv)
+	if err != nil {
+		return err
+	}
+	return o.print(c, inv, spec, facts)
 }
 
 // check tells of flags that do not fit each other.
