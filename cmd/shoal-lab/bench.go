@@ -128,10 +128,7 @@ type epochReport struct {
 func benchCommand() *cobra.Command {
 	o := benchOptions{datasetSize: 2 << 30}
 	o.bandwidth.Times = 1.1
-	var names []string
-	for _, s := range workload.Shapes {
-		names = append(names, s.Name)
-	}
+	names := workload.Names()
 	c := &cobra.Command{
 		Use:   "bench [WORKLOAD]",
 		Short: "Feed emulated accelerators, and say how busy they are",

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/workload"
 )
 
 // Completions follow from the names of flags and from the words of Use (SOURCE, MOUNTPOINT), so that a new verb
@@ -32,7 +33,7 @@ var flagWords = map[string][]string{
 	"log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"}, "kernel-cache": {"auto", "on", "off"},
 	"samples": {"images", "*", ".jpg,.png"}, "records": {"csv"}, "object-versions": {"auto", "off"},
 	"policy": {"keep", "lru", "belady", "none", "all"}, "transport": {"auto", "slots", "chunks"}, "bad": {"error", "skip:0.1%"},
-	"tail": {"uneven", "drop", "pad"}, "workload": workloadNames(),
+	"tail": {"uneven", "drop", "pad"}, "workload": workload.Names(),
 	"transform": {"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw", "Resize(256)|CenterCrop(224)|uint8|nchw"}, "resize": {"short="}, "label": {"folder", "cls", "json:", "none"},
 }
 
@@ -146,7 +147,7 @@ func argCompletion(use []string) cobra.CompletionFunc {
 }
 
 var argWords = map[string]cobra.CompletionFunc{
-	"SOURCE": sources, "DEST": folders, "CACHE-DIR": folders, "SPEC": wordsThatGoOn(orderWords), "WORKLOAD": wordsThatGoOn(workloadNames()),
+	"SOURCE": sources, "DEST": folders, "CACHE-DIR": folders, "SPEC": wordsThatGoOn(orderWords), "WORKLOAD": wordsThatGoOn(workload.Names()),
 	"MOUNTPOINT": func(*cobra.Command, []string, string) (list []string, _ cobra.ShellCompDirective) {
 		mounts, _ := fusefs.Mounts()
 		for _, m := range mounts {

@@ -91,7 +91,7 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 	f.Float64Var(&o.requestRate, "request-rate", 0, "requests per second that the store answers (default: no limit)")
 	f.DurationVar(&o.requestCPU, "request-cpu", 0, "CPU time of the daemon per request; requests are processed one after the other")
 	f.Var(&o.connections, "connections", "maximum requests in flight to the object store, as for mount")
-	f.StringVar(&o.workload, "workload", "", "take --batch, --step-time and --sample-size from: "+strings.Join(workloadNames(), ", "))
+	f.StringVar(&o.workload, "workload", "", "take --batch, --step-time and --sample-size from: "+strings.Join(workload.Names(), ", "))
 	f.IntVar(&o.batch, "batch", 0, "samples per step of one accelerator")
 	f.DurationVar(&o.step, "step-time", 0, "compute time of a step")
 	f.IntVar(&o.accelerators, "accelerators", 1, "accelerators that step together")
@@ -111,13 +111,6 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 	return c
 }
 
-func workloadNames() (names []string) {
-	for _, s := range workload.Shapes {
-		names = append(names, s.Name)
-	}
-	return names
-}
-
 // limits takes what mount's flags mean on this machine, but for the default of --memory, which stays.
 func (o *planOptions) limits() error {
 	disk, _, err := o.mostDisk.disk(cacheBase(), machine.Room)
@@ -134,26 +127,34 @@ func (o *planOptions) limits() error {
 	return nil
 }
 
+// takeWorkload takes from --workload what no flag says.
+func (o *planOptions) takeWorkload(c *cobra.Command) error {
+	if o.workload == "" {
+		return nil
+	}
+	shape, ok := workload.Find(o.workload)
+	if !ok {
+		return cli.Usagef("--workload %q: give one of %s", o.workload, strings.Join(workload.Names(), ", "))
+	}
+	if !outranks(c, "batch", "workload") {
+		o.batch = shape.Batch
+	}
+	if !outranks(c, "step-time", "workload") {
+		o.step = shape.Step
+	}
+	if !outranks(c, "sample-size", "workload") {
+		o.sampleSize = cli.Size(shape.SampleBytes)
+	}
+	return nil
+}
+
 // check checks the flags.
 func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
-	changed := c.Flags().Changed
 	if err := o.limits(); err != nil {
 		return err
 	}
-	if o.workload != "" {
-		shape, ok := workload.Find(o.workload)
-		if !ok {
-			return cli.Usagef("--workload %q: give one of %s", o.workload, strings.Join(workloadNames(), ", "))
-		}
-		if !outranks(c, "batch", "workload") {
-			o.batch = shape.Batch
-		}
-		if !outranks(c, "step-time", "workload") {
-			o.step = shape.Step
-		}
-		if !outranks(c, "sample-size", "workload") {
-			o.sampleSize = cli.Size(shape.SampleBytes)
-		}
+	if err := o.takeWorkload(c); err != nil {
+		return err
 	}
 	switch {
 	case o.batch < 1:
@@ -211,7 +212,7 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	}
 	o.synthetic, err = strconv.Atoi(o.samples)
 	switch {
-	case !changed("samples"):
+	case !c.Flags().Changed("samples"):
 		return cli.Usagef("give a SOURCE, or --samples and --sample-size of a dataset that does not exist yet")
 	case err != nil || o.synthetic < 1 || o.synthetic > maxSynthetic:
 		return cli.Usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s", o.samples, humanize.Comma(maxSynthetic))

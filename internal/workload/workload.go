@@ -1,7 +1,10 @@
 // Package workload holds the shapes of known training jobs: batches, sizes of samples and times of steps.
 package workload
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Shape is what one accelerator of a kind does with one model.
 type Shape struct {
@@ -23,12 +26,18 @@ var Shapes = []Shape{
 	{"tokens", 512, 8_192, 0, 500 * time.Millisecond},
 }
 
+// Names returns their names.
+func Names() (names []string) {
+	for _, s := range Shapes {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
 // Find returns the shape of that name.
 func Find(name string) (Shape, bool) {
-	for _, s := range Shapes {
-		if s.Name == name {
-			return s, true
-		}
+	if i := slices.IndexFunc(Shapes, func(s Shape) bool { return s.Name == name }); i >= 0 {
+		return Shapes[i], true
 	}
 	return Shape{}, false
 }
