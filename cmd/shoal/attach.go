@@ -216,7 +216,7 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 	}
 	var req attachRequest
 	if err := json.Unmarshal(line, &req); err != nil || len(req.Args) == 0 || !attachVerbs[req.Args[0]] {
-		out.send(attachReply{Ended: &endedWith{1, "the daemon does not understand this request (is it of another version? end it first)"}})
+		out.send(attachReply{Ended: &endedWith{1, "the daemon does not understand this request (is it another version? stop it first)"}})
 		return
 	}
 	ready := make(chan struct{})

@@ -98,7 +98,7 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	schema := schemaOf(root()) // flags keep what they are set to
 	if o.check != "" || o.example {
 		if len(args) > 0 || o.check != "" && o.example || o.asJSON || o.asYAML {
-			return cli.Usagef("--check and --example stand alone (see: shoal config --help)")
+			return cli.Usagef("--check and --example take no other arguments (see: shoal config --help)")
 		}
 		if o.example {
 			return schema.WriteExample(out)
@@ -269,6 +269,6 @@ func checkFile(out io.Writer, schema *settings.Schema, path string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s: nothing is wrong with its settings (%d)\n", path, file.Len())
+	fmt.Fprintf(out, "%s: all settings are valid (%d)\n", path, file.Len())
 	return nil
 }

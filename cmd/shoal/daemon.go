@@ -53,7 +53,7 @@ func notice(format string, args ...any) {
 }
 
 // errOrphan ends a daemon whose parent was killed while it started: nobody knows of it.
-var errOrphan = errors.New("whoever started this daemon is gone")
+var errOrphan = errors.New("the process that started this daemon is gone")
 
 // ready tells the parent of a daemon that it may go, or the service manager that it serves.
 func ready() error {

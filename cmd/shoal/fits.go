@@ -82,7 +82,7 @@ func fitTable(ctx context.Context, t *gpuingest.Table, ds loader.Dataset) (*gpui
 		return nil, err
 	}
 	if err := writeFit(file, tab.SealFit(name, fit.JSON())); err != nil {
-		return nil, fmt.Errorf("the fit cannot be kept: %w", err)
+		return nil, fmt.Errorf("cannot save the fit: %w", err)
 	}
 	return t.With(fit)
 }

@@ -75,7 +75,7 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 	if o.mkdir {
 		// A dead mount, which is replaced, is there and cannot be looked at.
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-			return "", fmt.Errorf("--mkdir: %w (the folder above it must be there)", err)
+			return "", fmt.Errorf("--mkdir: %w (its parent folder must exist)", err)
 		}
 	}
 	return path, fusefs.Check(path)

@@ -134,7 +134,7 @@ func (o *engineOptions) check(source string) error {
 			o.samples = "*.row"
 		}
 	default:
-		return cli.Usagef("--records %s: csv is what is known; leave it out for files and tar shards", o.records)
+		return cli.Usagef("--records %s: only csv is supported; leave it out for files and tar shards", o.records)
 	}
 	if o.badShards != "error" && o.badShards != "skip" {
 		return cli.Usagef("--bad-shards %q: give error or skip", o.badShards)

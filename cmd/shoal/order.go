@@ -116,7 +116,7 @@ func (o *orderOptions) run(c *cobra.Command, text string) error {
 	case o.mountpoint != "":
 		return o.ofMount(c.Context(), spec, c.OutOrStdout())
 	case o.paths:
-		return cli.Usagef("--paths: give --mount too, whose dataset has the paths")
+		return cli.Usagef("--paths: give --mount too, which has the paths")
 	case o.n < 0 || !f.Changed("n"):
 		return cli.Usagef("--n: give the number of samples, 0 or more, or --mount")
 	}
@@ -141,7 +141,7 @@ func (o *orderOptions) check(batchGiven bool) error {
 	case o.shardSamples < 0 || o.classSamples < 0:
 		return cli.Usagef("--shard-samples %d, --class-samples %d: give numbers of samples", o.shardSamples, o.classSamples)
 	case o.mountpoint != "" && (o.shardSamples > 0 || o.classSamples > 0 || o.sizes != ""):
-		return cli.Usagef("--mount knows the shards, classes and sizes: leave --shard-samples, --class-samples and --sizes out")
+		return cli.Usagef("--mount already gives shards, classes and sizes: leave out --shard-samples, --class-samples and --sizes")
 	}
 	return nil
 }
@@ -197,7 +197,7 @@ func readSizes(path string, n int) ([]int64, error) {
 		text := string(bytes.TrimSpace(line))
 		size, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || size < 0 {
-			return nil, cli.Usagef("--sizes %s, line %d: %q is no length in bytes", path, len(sizes)+1, text)
+			return nil, cli.Usagef("--sizes %s, line %d: %q is not a length in bytes", path, len(sizes)+1, text)
 		}
 		sizes = append(sizes, size)
 	}

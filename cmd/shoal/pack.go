@@ -154,7 +154,7 @@ func (r *recoding) check(quality bool) (err error) {
 	case r.Quality < 1 || r.Quality > 100:
 		return fmt.Errorf("--quality %d: give a number from 1 to 100", r.Quality)
 	case quality && r.Decode:
-		return errors.New("--quality is of JPEG, and --decode stores pixels: leave one out")
+		return errors.New("--quality is for JPEG, and --decode stores pixels: leave one out")
 	case quality && r.Short == 0:
 		return errors.New("--quality goes with --resize: pictures that keep their size are not encoded again")
 	}
@@ -171,7 +171,7 @@ func (r *recoding) all(ctx context.Context, src objstore.Reader, m *catalog.Mani
 		return nil, nil, err
 	}
 	if made.kept > 0 {
-		notice("%s files are no pictures that can be read, and stay as they are", humanize.Comma(int64(made.kept)))
+		notice("%s files are not readable pictures and stay as they are", humanize.Comma(int64(made.kept)))
 	}
 	built, err := catalog.Build(made.List(ctx, ""), catalog.BuildOptions{})
 	if err != nil {
@@ -209,7 +209,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Opti
 	asked.Go(func() error {
 		set, err := shard.IsSet(ctx, src, source)
 		if err == nil && set {
-			err = fmt.Errorf("%s is a shard set already", source)
+			err = fmt.Errorf("%s is already a shard set", source)
 		}
 		return err
 	})

@@ -158,7 +158,7 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	}
 	switch {
 	case o.batch < 1:
-		return cli.Usagef("--batch %d: give the samples that an accelerator takes a step, 1 or more, or a --workload", o.batch)
+		return cli.Usagef("--batch %d: give the samples per step of an accelerator, 1 or more, or a --workload", o.batch)
 	case o.step <= 0:
 		return cli.Usagef("--step-time %s: give the compute time of a step, such as 224ms, or a --workload", o.step)
 	case o.accelerators < 1 || o.accelerators > maxAccelerators:
@@ -174,7 +174,7 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	case !(o.sigma >= 0 && o.sigma <= 4):
 		return cli.Usagef("--latency-sigma %g: give a number from 0 to 4", o.sigma)
 	case !(o.requestRate >= 0 && o.requestRate <= math.MaxFloat32):
-		return cli.Usagef("--request-rate %g: give the requests a second, or 0 for no limit", o.requestRate)
+		return cli.Usagef("--request-rate %g: give requests per second, or 0 for no limit", o.requestRate)
 	}
 	if o.spec, err = order.Parse(o.order); err == nil {
 		err = o.spec.Check()
@@ -183,9 +183,9 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	case err != nil:
 		return cli.Usagef("--order: %w", err)
 	case !o.spec.Computed():
-		return cli.Usagef("--order %s computes nothing that could be simulated (give uniform:seed=0, or what the trainer reads by)", o.order)
+		return cli.Usagef("--order %s cannot be simulated (give uniform:seed=0, or the trainer's order)", o.order)
 	case o.spec.Name() == "torch-loader":
-		return cli.Usagef("--order %s: the order of later epochs is not known (give uniform:seed=0, with which it takes as long)", o.order)
+		return cli.Usagef("--order %s: the order of later epochs is not known (give uniform:seed=0, which takes as long)", o.order)
 	}
 	if o.policy == "all" {
 		o.policies = []sim.Policy{sim.Keep, sim.LRU, sim.Belady}
@@ -203,7 +203,7 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	}
 	switch {
 	case source && given(c, "sample-size"):
-		return cli.Usagef("--sample-size: SOURCE has sizes of its own; leave one of them out")
+		return cli.Usagef("--sample-size: SOURCE has its own sizes; leave one of them out")
 	case source:
 		if err := engine.CheckSamples(o.samples); err != nil {
 			return cli.Usagef("--samples: %w", err)
@@ -269,7 +269,7 @@ func (p *predictor) synthetic(ctx context.Context) error {
 	c.Samples, c.Sizes = n, equalSizes(o.sampleSize)
 	c.Memory = engine.ForecastMemory(int64(o.memory), n)
 	if part := n / fewSamples; part > 10 && c.Memory > 0 {
-		p.inv.notice("each of %s is simulated, which takes long: the same part of samples and cache predicts about the same utilisation (--samples %d --cache-size %s)",
+		p.inv.notice("simulating %s takes long: the same fraction of samples and cache predicts about the same utilisation (--samples %d --cache-size %s)",
 			human.Count(n, "sample"), n/part, engine.RoundUp(int64(o.cacheSize)/int64(part)))
 	}
 	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return o.spec.Order(n, epoch) }, planDataset{
@@ -282,7 +282,7 @@ func (p *predictor) synthetic(ctx context.Context) error {
 func (p *predictor) source(ctx context.Context, source string) (err error) {
 	dir, err := os.MkdirTemp("", "shoal-plan-")
 	if err != nil {
-		return fmt.Errorf("a folder for the catalog: %w (set TMPDIR to a folder that can be written)", err)
+		return fmt.Errorf("cannot create a temporary folder: %w (set TMPDIR to a writable folder)", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -307,7 +307,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 	defer func() { err = joinClose(err, e) }()
 	f := e.Forecast()
 	if f.Samples == 0 {
-		return fmt.Errorf("%s: none of its %s files is a sample by --samples %s (give --samples '*' for all)", e.Source(), humanize.Comma(int64(f.Files)), p.o.samples)
+		return fmt.Errorf("%s: none of its %s files matches --samples %s (give --samples '*' for all)", e.Source(), humanize.Comma(int64(f.Files)), p.o.samples)
 	}
 	c := p.config()
 	c.Samples, c.Sizes, c.Places, c.Key, c.Memory = f.Files, f.Sizes, f.Places, f.Key, f.Memory

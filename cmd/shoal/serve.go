@@ -45,7 +45,7 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 				return err
 			}
 			if workers < 0 {
-				return cli.Usagef("--workers %d: give a number of samples, or 0 for one a processor", workers)
+				return cli.Usagef("--workers %d: give a number of samples, or 0 for one per processor", workers)
 			}
 			if mountpoint, err = mo.check(inv, &eo, mountpoint); err != nil {
 				return err

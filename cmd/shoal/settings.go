@@ -69,7 +69,7 @@ func schemaOf(root *cobra.Command) *settings.Schema {
 	return &settings.Schema{Root: root, Reserved: reserved, Checks: map[string]func(string) error{
 		"log-level": func(text string) error {
 			if err := new(slog.Level).UnmarshalText([]byte(text)); err != nil {
-				return fmt.Errorf("%q is no level: give debug, info, warn or error", text)
+				return fmt.Errorf("%q is not a log level: give debug, info, warn or error", text)
 			}
 			return nil
 		},

@@ -46,11 +46,11 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 			}
 			one := s.Users > 1 && !all
 			if one && (s.Feed == nil || len(s.Feed.Listen) == 0) {
-				return fmt.Errorf("the daemon of %s serves %d mounts and feeds: end this one alone with `shoal umount %[1]s`, or all with --all", target, s.Users)
+				return fmt.Errorf("the daemon of %s serves %d mounts and feeds: unmount this one with `shoal umount %[1]s`, or stop all with --all", target, s.Users)
 			}
 			// The number may be another machine's or container's: the owner of the cache directory here must have it.
 			if pid := ownerOf(s.CacheDir); pid == 0 || pid != s.PID {
-				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and user: end it where it runs", target, s.PID, s.CacheDir)
+				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) does not belong to this machine and user: stop it where it runs", target, s.PID, s.CacheDir)
 			}
 			if one {
 				return attach(c.Context(), s.CacheDir, []string{"stop", s.Feed.Listen[0], "--wait", wait.String()}, c.OutOrStdout())
@@ -98,7 +98,7 @@ func stoppable(addr string, cancel func()) (ended func()) {
 func stopServing(ctx context.Context, addr string, wait time.Duration) error {
 	found, ok := serving.Load(addr)
 	if !ok {
-		return fmt.Errorf("nothing is served at %s any more", addr)
+		return fmt.Errorf("nothing is served at %s any longer", addr)
 	}
 	s := found.(*served)
 	s.cancel()

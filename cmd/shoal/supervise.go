@@ -48,7 +48,7 @@ func supervise(ctx context.Context, ending *drainOptions) (parent bool, err erro
 		if time.Since(start) > calm {
 			pause = firstPause
 		}
-		slog.Error("the daemon died; it is started again", "cause", exit.String(), "pause", pause)
+		slog.Error("the daemon died; restarting it", "cause", exit.String(), "pause", pause)
 		select {
 		case <-ctx.Done():
 			return true, ctx.Err()

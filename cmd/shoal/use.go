@@ -71,11 +71,11 @@ func daemonOf(ctx context.Context, target string, security *clientSecurity) int 
 func only(found []string, remedy string) (string, error) {
 	switch len(found) {
 	case 0:
-		return "", cli.Usagef("nothing of Shoal is seen here (%s)", remedy)
+		return "", cli.Usagef("no Shoal mount was found (%s)", remedy)
 	case 1:
 		return found[0], nil
 	}
-	return "", cli.Usagef("there are %d here (give one of %s)", len(found), strings.Join(found, ", "))
+	return "", cli.Usagef("found %d (give one of %s)", len(found), strings.Join(found, ", "))
 }
 
 // say tells which target was taken where none was given.

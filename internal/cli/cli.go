@@ -195,7 +195,7 @@ func unknownFlag(c *cobra.Command, err *pflag.NotExistError) error {
 		}
 	})
 	if len(verbs) > 0 {
-		return Usagef("%s has no flag --%s, which is of %s %s", c.CommandPath(), name, strings.Join(verbs, ", "), SeeHelp(c))
+		return Usagef("%s has no flag --%s, which belongs to %s %s", c.CommandPath(), name, strings.Join(verbs, ", "), SeeHelp(c))
 	}
 	return Usagef("%s has no flag --%s %s", c.CommandPath(), name, SeeHelp(c))
 }

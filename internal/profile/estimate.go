@@ -113,7 +113,7 @@ func (a *analysis) predict() (*Estimate, error) {
 	}
 	epochs, err := sim.Run(c)
 	if err != nil {
-		return nil, fmt.Errorf("the job as it was seen cannot be simulated: %w", err)
+		return nil, fmt.Errorf("cannot simulate the recorded job: %w", err)
 	}
 	rate := func(e sim.Epoch) float64 { return min(float64(e.Samples)/e.Seconds, ceiling) }
 	e.Cold, e.Warm = rate(epochs[0]), rate(epochs[1])

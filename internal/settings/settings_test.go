@@ -169,7 +169,7 @@ func TestWrongFiles(t *testing.T) {
 		{"no value", "timeout:", `f:1: timeout: no value; leave the line out for the default, or write "" for none`},
 		{"tilde", "timeout: ~", `f:1: timeout: no value; leave the line out for the default, or write "" for none`},
 		{"a mapping", "timeout: {a: 1}", "f:1: timeout: one value is wanted here: a text, a number, true or false"},
-		{"a list", "timeout: [1s, 2s]", "f:1: timeout: a list, where one value is wanted"},
+		{"a list", "timeout: [1s, 2s]", "f:1: timeout: a list where one value is expected"},
 		{"a list of lists", "serve: {listen: [[a]]}", "f:1: listen: one value is wanted here: a text, a number, true or false"},
 		{"a verb with a value", "warm: true", "f:1: warm: the settings of a verb are a mapping: indented lines such as cache-dir: /nvme/shoal"},
 		{"no mapping", "- a\n- b", "f:1: a configuration file is a mapping: lines such as cache-dir: /nvme/shoal"},
