@@ -230,7 +230,7 @@ func (i *inference) spent(r result) {
 		}
 	}
 	if why != "" {
-		i.engine.log.Warn("the reader's order is searched no more", "cause", why)
+		i.engine.log.Warn("the search for the reader's order has ended", "cause", why)
 		i.mu.Lock()
 		i.said.gaveUp = why
 		i.mu.Unlock()

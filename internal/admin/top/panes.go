@@ -41,7 +41,7 @@ func (f *frame) orders(s *verdict.Snapshot, width int) []string {
 		case "searching":
 			return []string{f.dim.Render("The order is being worked out from what the trainer opens.")}
 		case "unknown":
-			return []string{f.dim.Render("The order was not found, and is searched no more: use shoal.hint(sampler) or .shoal/plan.")}
+			return []string{f.dim.Render("The order was not found, and the search has ended: use shoal.hint(sampler) or .shoal/plan.")}
 		}
 		return []string{f.dim.Render("No order is known: nothing is fetched ahead.")}
 	}

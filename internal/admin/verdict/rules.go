@@ -133,13 +133,13 @@ func unknownOrder(w *window) (Finding, bool) {
 	}
 	switch w.now.Order.State {
 	case "watching":
-		f.Title = "The trainer waits: what it reads is no order that Shoal knows, so far"
+		f.Title = "The trainer waits: Shoal does not recognise its order yet"
 		f.Remedy = "A search begins after some 64 reads. If it stays so, tell it: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan."
 	case "searching":
 		f.Title = "The trainer waits: its order is being worked out"
 		f.Remedy = "Let it search, which takes from a second to an hour (.shoal/order says for what), or tell it: shoal.hint(sampler) in the trainer."
 	case "unknown":
-		f.Title = "The trainer waits: its order was not found, and is searched no more"
+		f.Title = "The trainer waits: its order was not found, and the search has ended"
 		f.Remedy = "Tell it: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan; .shoal/order says why the search ended."
 	}
 	return f, w.waiting() && w.opens > 0 && !w.orderKnown()
