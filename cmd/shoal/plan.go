@@ -253,20 +253,10 @@ type predictor struct {
 	out io.Writer
 }
 
-// equalSizes are samples of one size.
-type equalSizes int64
-
-func (s equalSizes) Extents(int) int {
-	return int((int64(s) + engine.ExtentSize - 1) / engine.ExtentSize)
-}
-func (s equalSizes) ExtentBytes(_, x int) int64 {
-	return min(int64(s)-int64(x)*engine.ExtentSize, engine.ExtentSize)
-}
-
 func (p *predictor) synthetic(ctx context.Context) error {
 	o, n := p.o, p.o.synthetic
 	c := p.config()
-	c.Samples, c.Sizes = n, equalSizes(o.sampleSize)
+	c.Samples, c.Sizes = n, sim.Files{int64(o.sampleSize)}
 	c.Memory = engine.ForecastMemory(int64(o.memory), n)
 	if part := n / fewSamples; part > 10 && c.Memory > 0 {
 		p.inv.notice("simulating %s takes long: the same fraction of samples and cache predicts about the same utilisation (--samples %d --cache-size %s)",

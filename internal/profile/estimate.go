@@ -90,7 +90,7 @@ func (a *analysis) predict() (*Estimate, error) {
 		e.Workers2 = e.Now
 	}
 
-	var sizes sampleSizes
+	var sizes sim.Files
 	for _, s := range a.sizes() {
 		if s > 0 {
 			sizes = append(sizes, s)
@@ -129,15 +129,6 @@ func (a *analysis) connections() int {
 	}
 	return 512
 }
-
-// sampleSizes are sizes that were seen, over and over.
-type sampleSizes []int64
-
-const extent = 4 << 20 // engine.ExtentSize
-
-func (s sampleSizes) of(i int) int64             { return s[i%len(s)] }
-func (s sampleSizes) Extents(i int) int          { return int((s.of(i) + extent - 1) / extent) }
-func (s sampleSizes) ExtentBytes(i, x int) int64 { return min(s.of(i)-int64(x)*extent, extent) }
 
 // gain fills in what a help brings.
 func (a *analysis) gain(h Help, rate float64, by string) Help {
