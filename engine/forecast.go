@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -47,6 +46,3 @@ func (f Forecast) Order(spec order.Spec, epoch int) (order.Order, error) {
 func ForecastMemory(memory int64, files int) int64 {
 	return (memory - overhead - int64(files)*(bytesPerFile+110)) * 3 / 4
 }
-
-// ExtentSize is the most bytes of a file that one request fetches.
-const ExtentSize = cache.ExtentSize

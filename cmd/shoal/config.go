@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -236,7 +237,7 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 						all[other] = slices.Delete(slices.Clone(all[other]), i, i+1)
 					}
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, dash(s.Value), s.Origin(), strings.Join(of, ", "))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, cmp.Or(s.Value, "-"), s.Origin, strings.Join(of, ", "))
 			}
 		}
 	}
@@ -245,19 +246,12 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 		fmt.Fprintf(w, "secret\t%s\tenv %s\n", s.Value, s.Env)
 	}
 	for _, s := range r.AWS {
-		fmt.Fprintf(w, "%s\t%s\t%s\n", s.Name, dash(s.Value), s.From)
+		fmt.Fprintf(w, "%s\t%s\t%s\n", s.Name, cmp.Or(s.Value, "-"), s.From)
 	}
 	if r.AWSError != "" {
 		fmt.Fprintf(w, "error\t%s\t\n", r.AWSError)
 	}
 	return w.Flush()
-}
-
-func dash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }
 
 // checkFile checks names and values of a file.

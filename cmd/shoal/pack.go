@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -158,9 +159,7 @@ func (r *recoding) check(quality bool) (err error) {
 	case quality && r.Short == 0:
 		return errors.New("--quality goes with --resize: pictures that keep their size are not encoded again")
 	}
-	if r.spool == "" {
-		r.spool = os.TempDir()
-	}
+	r.spool = cmp.Or(r.spool, os.TempDir())
 	return nil
 }
 

@@ -136,10 +136,7 @@ func printStats(w io.Writer, s *engine.Stats, feed *loader.Stats) {
 	row("store", "%s, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, %s", human.Count(s.GetRequests, "GET"), human.Bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, storeErrors(s.StoreErrors))
 	printCost(row, s.Cost)
 	row("memory", "%s of %s for data (peak %s), RSS %s, %d goroutines", human.Bytes(s.Memory.Used), human.Bytes(s.Memory.Limit), human.Bytes(s.Memory.Peak), human.Bytes(s.Memory.RSS), s.Memory.Goroutines)
-	limit := s.Disk.Limit // the dataset's quota
-	if limit == 0 {
-		limit = s.Disk.Budget
-	}
+	limit := cmp.Or(s.Disk.Limit, s.Disk.Budget) // the dataset's quota, else the cache's
 	used := human.Bytes(s.Disk.Used) + " of " + human.Bytes(limit)
 	if s.Disk.Used > limit { // it was there before other datasets, or a new version, took their metadata from the limit
 		used = human.Bytes(s.Disk.Used) + ", above the limit of " + human.Bytes(limit) + " that there is now: nothing is added"

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -71,11 +72,7 @@ func (s *Source) address() (host, port string) {
 	if err != nil {
 		return "", ""
 	}
-	port = u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	}
-	return u.Hostname(), port
+	return u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
 }
 
 func (s *Source) dns(ctx context.Context) Result {

@@ -135,7 +135,7 @@ const (
 	pays        = 1.1 // what twice the connections have to bring
 	kneeShare   = 0.9
 	slowStore   = 100e6
-	largestGet  = 4 << 20 // engine.ExtentSize
+	largestGet  = 4 << 20 // cache.ExtentSize
 	smallestGet = 64 << 10
 	// largestTotal bounds what all GETs of a rung take in memory.
 	largestTotal = 512 << 20

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,14 +132,7 @@ func (s *Source) open(ctx context.Context) Result {
 		s.reached = true
 		return ok("%s, a folder of this machine", where)
 	}
-	region := s.Getenv("AWS_REGION")
-	if region == "" {
-		region = s.Getenv("AWS_DEFAULT_REGION")
-	}
-	if region == "" {
-		region = "not set"
-	}
-	r := ok("%s at %s, region %s", where, where.Endpoint, region)
+	r := ok("%s at %s, region %s", where, where.Endpoint, cmp.Or(s.Getenv("AWS_REGION"), s.Getenv("AWS_DEFAULT_REGION"), "not set"))
 	if strings.HasPrefix(where.Endpoint, "http://") && !local(where.Endpoint) {
 		return r.because(Warn, "samples and signatures travel unencrypted", "AWS_ENDPOINT_URL=https://...")
 	}
@@ -172,10 +166,7 @@ func (s *Source) credentials(ctx context.Context) Result {
 
 // credentialSource names where credentials come from, in the order in which they are looked for.
 func credentialSource(getenv func(string) string, id objstore.Identity) string {
-	profile := getenv("AWS_PROFILE")
-	if profile == "" {
-		profile = "default"
-	}
+	profile := cmp.Or(getenv("AWS_PROFILE"), "default")
 	switch {
 	case getenv("AWS_ACCESS_KEY_ID") != "" || getenv("AWS_ACCESS_KEY") != "":
 		return "the environment (AWS_ACCESS_KEY_ID)"

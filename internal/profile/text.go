@@ -1,6 +1,7 @@
 package profile
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -22,11 +23,7 @@ func (r Report) Print(w io.Writer) error {
 	of := func(n int) float64 { return 100 * share(float64(n), float64(f.Reads)) }
 	line("reads", "%s, %s: %.0f%% keep, %.0f%% ring, %.0f%% joined a fetch, %.0f%% missed", human.Number(f.Reads), humanize.IBytes(uint64(max(f.Bytes, 0))), of(f.Keep), of(f.Ring), of(f.Joined), of(f.Misses))
 	line("waits", "%.0f%% of the processes' time; a read p50 %s, p99 %s; the store's GETs p50 %s", 100*f.WaitShare, millis(f.WaitP50), millis(f.WaitP99), millis(f.LatencySeconds))
-	state := f.OrderState
-	if state == "" {
-		state = "not told"
-	}
-	line("order", "%s (%s)", f.Order, state)
+	line("order", "%s (%s)", f.Order, cmp.Or(f.OrderState, "not told"))
 	if f.Lost > 0 {
 		line("lost", "%s events: the recorder's ring was full, or the mount has moved to a new version; counts are lower than what happened", humanize.Comma(f.Lost))
 	}

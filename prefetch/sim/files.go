@@ -3,7 +3,7 @@ package sim
 // Files are the sizes in bytes of samples that are files of their own, over and over, in the extents of a mount.
 type Files []int64
 
-const fileExtent = 4 << 20 // engine.ExtentSize
+const fileExtent = 4 << 20 // cache.ExtentSize
 
 func (f Files) of(i int) int64 { return f[i%len(f)] }
 

@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -198,10 +199,8 @@ func (f *frame) figures(s *verdict.Snapshot, r verdict.Rates, width int, tight b
 		lead += ", " + span(r.LeadSeconds)
 	}
 	read := ""
-	if n := len(f.series.snaps); n > 1 {
-		if before := f.series.snaps[max(0, n-6)]; s.Uptime > before.Uptime {
-			read = ", " + human.Bytes(int64(float64(s.ReadBytes-before.ReadBytes)/(s.Uptime-before.Uptime))) + "/s"
-		}
+	if before := f.series.before(); len(f.series.snaps) > 1 && s.Uptime > before.Uptime {
+		read = ", " + human.Bytes(int64(float64(s.ReadBytes-before.ReadBytes)/(s.Uptime-before.Uptime))) + "/s"
 	}
 	rows := []struct {
 		name, value string
@@ -237,10 +236,7 @@ func (f *frame) figures(s *verdict.Snapshot, r verdict.Rates, width int, tight b
 		return lines
 	}
 	m, d := s.Memory, s.Disk
-	limit := d.Limit
-	if limit == 0 {
-		limit = d.Budget
-	}
+	limit := cmp.Or(d.Limit, d.Budget)
 	part := func(a, b int64) float64 { return float64(a) / float64(max(b, 1)) }
 	line := func(g int) string {
 		return fmt.Sprintf("%s %s of %s   %s%s %s of %s, %s kept", gauge(part(m.Used, m.Limit), g), human.Bytes(m.Used), human.Bytes(m.Limit),

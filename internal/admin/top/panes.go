@@ -84,7 +84,7 @@ func (f *frame) sessions(s *verdict.Snapshot, width int) []string {
 	if len(s.Feed.List) == 0 {
 		return []string{f.dim.Render(fmt.Sprintf("No session is open; %d were.", s.Feed.Sessions))}
 	}
-	before, _ := f.series.feedBefore()
+	before := f.series.before()
 	dt := s.Uptime - before.Uptime
 	var rows [][]string
 	for _, now := range s.Feed.List {
