@@ -30,9 +30,9 @@ var orderWords = []string{
 // flagWords are the values of flags that are words.
 var flagWords = map[string][]string{
 	"order":     orderWords,
-	"log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"}, "kernel-cache": {"auto", "on", "off"},
-	"samples": {"images", "*", ".jpg,.png"}, "records": {"csv"}, "object-versions": {"auto", "off"},
-	"policy": {"keep", "lru", "belady", "none", "all"}, "transport": {"auto", "slots", "chunks"}, "bad": {"error", "skip:0.1%"},
+	"log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"},
+	"samples": {"images", "*", ".jpg,.png"},
+	"policy":  {"keep", "lru", "belady", "none", "all"}, "transport": {"auto", "slots", "chunks"}, "bad": {"error", "skip:0.1%"},
 	"tail": {"uneven", "drop", "pad"}, "workload": workload.Names(),
 	"transform": {"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw", "Resize(256)|CenterCrop(224)|uint8|nchw"}, "resize": {"short="}, "label": {"folder", "cls", "json:", "none"},
 }
@@ -61,7 +61,9 @@ func addCompletions(c *cobra.Command) {
 
 // offered returns the words that a flag takes; nil where it takes others, too, than words.
 func offered(f *pflag.Flag) []string {
-	switch f.Value.(type) {
+	switch v := f.Value.(type) {
+	case choice:
+		return v.words()
 	case *amount:
 		return []string{"auto", "80%", "20GiB"}
 	case *connections:

@@ -140,7 +140,7 @@ func startAgain(cmd *exec.Cmd) (r *os.File, err error) {
 }
 
 // readReadiness tells what a child says on its pipe until it is ready or has failed, or the pipe ends.
-func readReadiness(r io.Reader, notice func(text string)) (ready bool, failure error) {
+func readReadiness(r io.Reader, notice func(text string)) (became bool, failure error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {

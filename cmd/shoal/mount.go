@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,7 +40,7 @@ type mountOptions struct {
 func (o *mountOptions) add(c *cobra.Command) {
 	o.readAhead = 512 << 10
 	f := c.Flags()
-	f.StringVar(&o.kernelCache, "kernel-cache", "auto", "keep file pages in the kernel's cache between opens: auto (if the dataset fits half of the available memory), on, off")
+	addChoice(f, &o.kernelCache, "kernel-cache", "keep file pages in the kernel's cache between opens: auto (if the dataset fits half of the available memory), on, off", "auto", "on", "off")
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users read the mount")
 	f.Uint32Var(&o.uid, "uid", uint32(os.Getuid()), "owner of the files (default: the user who mounts)")
 	f.Uint32Var(&o.gid, "gid", uint32(os.Getgid()), "group of the files (default: that of the user who mounts)")
@@ -59,9 +58,6 @@ func (o *mountOptions) add(c *cobra.Command) {
 // check checks the flags, and whether the dataset can be mounted at a place, of which it returns the absolute path; "" is
 // nowhere.
 func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint string) (string, error) {
-	if !slices.Contains([]string{"auto", "on", "off"}, o.kernelCache) {
-		return "", cli.Usagef("--kernel-cache %q: give auto, on or off", o.kernelCache)
-	}
 	if err := o.drain.check(); err != nil || mountpoint == "" {
 		return "", err
 	}

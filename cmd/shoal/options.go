@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
@@ -54,6 +57,33 @@ func (c *connections) most() int {
 		return mostConnections
 	}
 	return int(*c)
+}
+
+// choice is a flag value that is one of some words.
+type choice struct {
+	to *string
+	of []string
+}
+
+// addChoice adds a flag that takes one of some words, of which the first is the default.
+func addChoice(f *pflag.FlagSet, to *string, name, usage string, of ...string) {
+	*to = of[0]
+	f.Var(choice{to, of}, name, usage)
+}
+
+func (c choice) String() string { return *c.to }
+func (c choice) Type() string   { return "string" }
+func (c choice) Set(text string) error {
+	if !slices.Contains(c.of, text) {
+		return fmt.Errorf("%q: give %s", text, english.WordSeries(c.words(), "or"))
+	}
+	*c.to = text
+	return nil
+}
+
+// words are what can be given, beside nothing.
+func (c choice) words() []string {
+	return slices.DeleteFunc(slices.Clone(c.of), func(w string) bool { return w == "" })
 }
 
 // engineOptions are the flags that every verb with a dataset takes.
@@ -106,8 +136,8 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	f.Var(&o.memory, "memory", "maximum memory of the daemon: a size, a share such as 50% of the container's limit, or auto (80%; without a limit, 25% of the machine)")
 	f.Var(&o.quota, "quota", "maximum disk usage of this dataset when several share --cache-dir (default: as set before)")
 	f.StringVar(&o.shards, "shards", "", "read SOURCE from this shard set (shoal pack) where it holds the same version")
-	f.StringVar(&o.badShards, "bad-shards", "error", "damaged or missing tar shards: error, or skip (leave out their samples, with a warning)")
-	f.StringVar(&o.records, "records", "", "csv: each row of the .csv and .tsv objects is a sample (docs/records.md)")
+	addChoice(f, &o.badShards, "bad-shards", "damaged or missing tar shards: error, or skip (leave out their samples, with a warning)", "error", "skip")
+	addChoice(f, &o.records, "records", "csv: each row of the .csv and .tsv objects is a sample (docs/records.md)", "", "csv")
 	f.StringVar(&o.samples, "samples", "images", "which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the name")
 	f.BoolVar(&o.refresh, "refresh", false, "list the source again instead of using the saved listing")
 	f.Var(&o.connections, "connections", "requests in flight to the object store: up to 512, or auto (adapts to the highest throughput)")
@@ -127,17 +157,8 @@ func (o *engineOptions) check(source string) error {
 			return cli.Usage(err)
 		}
 	}
-	switch o.records {
-	case "":
-	case "csv":
-		if o.samples == "images" { // the default: no row is one
-			o.samples = "*.row"
-		}
-	default:
-		return cli.Usagef("--records %s: only csv is supported; leave it out for files and tar shards", o.records)
-	}
-	if o.badShards != "error" && o.badShards != "skip" {
-		return cli.Usagef("--bad-shards %q: give error or skip", o.badShards)
+	if o.records != "" && o.samples == "images" { // the default: no row is one
+		o.samples = "*.row"
 	}
 	if err := engine.CheckSamples(o.samples); err != nil {
 		return cli.Usagef("--samples: %w", err)

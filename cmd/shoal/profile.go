@@ -134,8 +134,6 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, mountpoint
 	path := filepath.Join(mountpoint, ".shoal", "profile")
 	f, err := os.Open(path)
 	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return nil, fmt.Errorf("%s: its daemon cannot record (it is an older version: mount it again)", mountpoint)
 	case errors.Is(err, os.ErrPermission):
 		return nil, fmt.Errorf("%s: %w (only the mount's owner may record it: run this as that user, or as root)", path, err)
 	case err != nil:

@@ -73,25 +73,12 @@ func schemaOf(root *cobra.Command) *settings.Schema {
 			}
 			return nil
 		},
-		"kernel-cache": oneOf("auto", "on", "off"),
-		"records":      oneOf("csv"),
-		"samples":      engine.CheckSamples,
+		"samples": engine.CheckSamples,
 		"order": func(text string) error {
 			_, err := order.Parse(text)
 			return err
 		},
 	}}
-}
-
-func oneOf(words ...string) func(string) error {
-	return func(text string) error {
-		for _, w := range words {
-			if text == w {
-				return nil
-			}
-		}
-		return fmt.Errorf("%q: give %s", text, strings.Join(words, ", "))
-	}
 }
 
 // addSettings lets all flags below root be set by environment and file, too.
