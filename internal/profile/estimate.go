@@ -148,15 +148,14 @@ func (a *analysis) known(what, command string) Help {
 	return h
 }
 
-// kept is the help of a cache that holds the dataset.
-func (a *analysis) kept() (Help, bool) {
+// fill adds the help of a cache that holds the dataset, where that helps; why begins its text.
+func (a *analysis) fill(f *Finding, why string) {
 	e := a.estimate
 	if e == nil || e.Warm <= 0 || a.areas[trace.Keep]*10 > a.reads*9 {
-		return Help{}, false
+		return
 	}
-	what := fmt.Sprintf("fill the cache before the first epoch (it may hold %.0f%% of the dataset)", 100*e.CacheShare)
-	h := a.gain(Help{What: what, Command: "shoal warm " + a.trace.Source + " --cache-dir DIR"}, e.Warm, "simulated: an epoch after the first")
-	return h, true
+	what := fmt.Sprintf("%sfill the cache before the first epoch (it may hold %.0f%% of the dataset)", why, 100*e.CacheShare)
+	f.Helps = append(f.Helps, a.gain(Help{What: what, Command: "shoal warm " + a.trace.Source + " --cache-dir DIR"}, e.Warm, "simulated: an epoch after the first"))
 }
 
 func (a *analysis) lineText() string {
