@@ -229,7 +229,7 @@ func TestHorizonKeep(t *testing.T) {
 		capacity := int64(share * float64(mean*n))
 		apart := NewKeep(n, size, func(f int) uint64 { return uint64(f) }, capacity, KeepOptions{})
 		runs := NewKeep(n, size, func(f int) uint64 { return uint64(f/per)<<32 + uint64(s.offs[f]/run) }, capacity, KeepOptions{})
-		if _, bytes := runs.Kept(); bytes > capacity || bytes < capacity-2*run {
+		if _, bytes := kept(runs, n); bytes > capacity || bytes < capacity-2*run {
 			t.Errorf("runs take %d bytes of %d", bytes, capacity)
 		}
 		a, r := fetch(o, s, c, 16*shard, &h, apart), fetch(o, s, c, 16*shard, &h, runs)

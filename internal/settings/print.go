@@ -33,8 +33,8 @@ type Setting struct {
 	Origin string `json:"-"` // From and Where, for people
 }
 
-// Settings returns what holds for a command, once [Schema.Apply] was called, by name. Secrets are hidden:
-// flags that are marked so, and passwords in URLs.
+// Settings returns what holds for a command, once [Schema.Apply] was called, by name. Passwords in URLs are
+// hidden; no flag holds another secret.
 func (s *Schema) Settings(c *cobra.Command) (list []Setting) {
 	for _, f := range Flags(c) {
 		list = append(list, s.setting(f))
@@ -51,20 +51,14 @@ func (s *Schema) setting(f *pflag.Flag) Setting {
 	case InFile:
 		row.Where = fmt.Sprintf("%s:%d", o.File, o.Line)
 	}
-	show := func(text string) string {
-		if _, secret := f.Annotations[secretKey]; secret && text != "" {
-			return hidden
-		}
-		return Redact(text)
-	}
-	row.Value = show(f.Value.String())
+	row.Value = Redact(f.Value.String())
 	if texts := f.Annotations[textKey]; len(texts) == 1 { // exact, where String may round
-		row.Value = show(texts[0])
+		row.Value = Redact(texts[0])
 	}
 	if v, ok := f.Value.(pflag.SliceValue); ok {
 		row.List = []string{}
 		for _, text := range v.GetSlice() {
-			row.List = append(row.List, show(text))
+			row.List = append(row.List, Redact(text))
 		}
 		row.Value = strings.Join(row.List, ",")
 	}

@@ -33,14 +33,11 @@ func program() *Schema {
 	ls := &cobra.Command{Use: "ls", Short: "List", Run: run}
 	ls.Flags().Bool("json", false, "print JSON")
 	cache.AddCommand(ls)
-	secret := &cobra.Command{Use: "unlock", Short: "Unlock", Run: run}
-	secret.Flags().String("key", "", "the key")
-	Secret(secret.Flags().Lookup("key"))
 	hidden := &cobra.Command{Use: "rig", Hidden: true, Run: run}
 	hidden.Flags().Bool("inner", false, "not a setting")
 	root.PersistentFlags().String("config", "", "the file")
 	CommandLineOnly(root.PersistentFlags().Lookup("config"))
-	root.AddCommand(mount, serve, warm, cache, secret, hidden)
+	root.AddCommand(mount, serve, warm, cache, hidden)
 	return &Schema{
 		Root:     root,
 		Reserved: func(name string) bool { return name == "SHOAL_EPOCHE" },
@@ -363,14 +360,7 @@ func TestYAMLIsAFile(t *testing.T) {
 	}
 }
 
-func TestSecrets(t *testing.T) {
-	s := program()
-	c := command(t, s, "unlock", "--key=hush")
-	for _, row := range s.Settings(c) {
-		if strings.Contains(fmt.Sprint(row), "hush") {
-			t.Errorf("%+v", row)
-		}
-	}
+func TestRedact(t *testing.T) {
 	for text, want := range map[string]string{
 		"http://user:hush@host:9000/x": "http://***@host:9000/x",
 		"http://hush@host":             "http://***@host",

@@ -41,8 +41,3 @@ func Find(name string) (Shape, bool) {
 	}
 	return Shape{}, false
 }
-
-// Rate returns the bytes a second that one accelerator takes when it never waits.
-func (s Shape) Rate() float64 {
-	return float64(s.Batch) * float64(s.SampleBytes) / s.Step.Seconds()
-}
