@@ -180,7 +180,7 @@ func (d *drain) mount(m *mounted, gone <-chan struct{}) error {
 					break
 				}
 			}
-			d.log.Warn("the mount is in use; detaching it, open files will fail", "mountpoint", m.path, "open_files", open,
+			d.log.Warn("the mount is in use; detaching it, and open files fail", "mountpoint", m.path, "open_files", open,
 				"waited", time.Since(d.start).Round(time.Millisecond), "cause", busy)
 			if err := s.Abort(); err != nil {
 				return fmt.Errorf("unmount: %w", err)

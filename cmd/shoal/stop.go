@@ -50,7 +50,7 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 			}
 			// The number may be another machine's or container's: the owner of the cache directory here must have it.
 			if pid := ownerOf(s.CacheDir); pid == 0 || pid != s.PID {
-				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) does not belong to this machine and user: stop it where it runs", target, s.PID, s.CacheDir)
+				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and user: stop it where it runs", target, s.PID, s.CacheDir)
 			}
 			if one {
 				return attach(c.Context(), s.CacheDir, []string{"stop", s.Feed.Listen[0], "--wait", wait.String()}, c.OutOrStdout())
