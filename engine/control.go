@@ -345,34 +345,22 @@ func (e *Engine) planStream(name string, v *view) *run.Stream {
 
 // parsePlan turns lines of paths, relative or below one of the mount points, into an order over files.
 func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) (order.Order, error) {
-	var files []uint32
-	var bad []string
-	more, n := 0, -1
-	for line := range bytes.SplitSeq(data, []byte("\n")) {
-		n++
-		path := string(line)
+	files, bad := order.ParseLines(data, maxPlanErrors, func(path string) (int, error) {
 		node, ok := m.Find(path) // a name may end with CR
 		if !ok {
 			path = planPath(path, mountPoints)
 			node, ok = m.Find(path)
 		}
-		if path == "" {
-			continue
-		}
 		switch {
-		case ok && !node.IsDir:
-			files = append(files, uint32(node.Index))
-		case len(bad) == maxPlanErrors:
-			more++
-		case ok:
-			bad = append(bad, fmt.Sprintf("line %d: %q is a folder", n+1, path))
-		default:
-			bad = append(bad, fmt.Sprintf("line %d: no file %q in the dataset", n+1, path))
+		case path == "":
+			return -1, nil
+		case !ok:
+			return 0, fmt.Errorf("no file %q in the dataset", path)
+		case node.IsDir:
+			return 0, fmt.Errorf("%q is a folder", path)
 		}
-	}
-	if more > 0 {
-		bad = append(bad, fmt.Sprintf("and %d more", more))
-	}
+		return node.Index, nil
+	})
 	if len(bad) > 0 {
 		return nil, fmt.Errorf("%s (paths are relative to the mount point, one a line)", strings.Join(bad, "\n"))
 	}

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -42,6 +41,3 @@ func (f Forecast) Order(spec order.Spec, epoch int) (order.Order, error) {
 	}
 	return fileOrder{o, f.v.samples}, nil
 }
-
-// ExtentSize is the most bytes of a file that one request fetches.
-const ExtentSize = cache.ExtentSize

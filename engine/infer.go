@@ -225,7 +225,7 @@ func (i *inference) spent(r result) {
 		}
 	}
 	if why != "" {
-		i.engine.log.Warn("gave up the search for the reader's order", "cause", why)
+		i.engine.log.Warn("the search for the reader's order has ended", "cause", why)
 		i.mu.Lock()
 		i.said.gaveUp = why
 		i.mu.Unlock()

@@ -260,7 +260,7 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	// The device number comes from mountinfo, because a stat of the mount would be a request to
 	// ourselves.
 	if mi, err := findMount(path); err == nil && mi != nil {
-		s.device = mi.device
+		s.device = mi.Device
 	}
 	if o.ReadAhead > 0 && root {
 		bdi := filepath.Join("/sys/class/bdi", s.device, "read_ahead_kb")
@@ -363,7 +363,7 @@ func (s *Server) Unmount(lazy bool) error {
 	}
 	// Somebody else may have detached it, and even mounted something in its place.
 	mi, err := findMount(s.mountpoint)
-	if err == nil && mi != nil && mi.device == s.device {
+	if err == nil && mi != nil && mi.Device == s.device {
 		err = unmountOrTell(s.mountpoint, lazy)
 	}
 	if err == nil || lazy {
@@ -378,7 +378,7 @@ func (s *Server) Unmount(lazy bool) error {
 func (s *Server) Abort() error {
 	s.stop.Do(func() { close(s.fs.stopping) })
 	mi, err := findMount(s.mountpoint)
-	if err != nil || mi == nil || mi.device != s.device {
+	if err != nil || mi == nil || mi.Device != s.device {
 		return err
 	}
 	// The kernel aborts the connection even where it then finds the mount busy.

@@ -15,6 +15,7 @@ import (
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/progress"
+	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 // invocation is where a verb runs: in a process of its own or, when it attached, in the daemon that owns
@@ -101,6 +102,18 @@ func (inv *invocation) source(text string) (string, error) {
 		return text, nil
 	}
 	return inv.abs(text)
+}
+
+// order makes the path of a list absolute where the user wrote it: a daemon may run elsewhere.
+func (inv *invocation) order(spec order.Spec) (order.Spec, error) {
+	if spec.Path() == "" {
+		return spec, nil
+	}
+	path, err := inv.abs(spec.Path())
+	if err != nil {
+		return spec, err
+	}
+	return spec.With("path", path)
 }
 
 // environ returns a variable of the user's environment.

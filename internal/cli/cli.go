@@ -42,6 +42,14 @@ func Code(err error) int {
 	return 1
 }
 
+// Failure returns the error of another process, of which Code gave the code and OneLine the text.
+func Failure(code int, text string) error {
+	if code == 2 {
+		return Usagef("%s", text)
+	}
+	return errors.New(text)
+}
+
 // OneLine returns the text of an error without line breaks.
 func OneLine(err error) string {
 	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
@@ -237,7 +245,7 @@ func unknownFlag(c *cobra.Command, err *pflag.NotExistError) error {
 		}
 	})
 	if len(verbs) > 0 {
-		return Usagef("%s has no flag --%s, which is of %s %s", c.CommandPath(), name, strings.Join(verbs, ", "), SeeHelp(c))
+		return Usagef("%s has no flag --%s, which belongs to %s %s", c.CommandPath(), name, strings.Join(verbs, ", "), SeeHelp(c))
 	}
 	return Usagef("%s has no flag --%s %s", c.CommandPath(), name, SeeHelp(c))
 }

@@ -205,6 +205,13 @@ func TestRates(t *testing.T) {
 	}
 }
 
+// codes are all that a Finding can have (docs/dashboard.md).
+var codes = []string{
+	"starting", "store-silent", "access-denied", "dataset-changed", "store-errors", "disk-down", "disk-slow",
+	"order-differs", "order-unknown", "memory-small", "filling", "decode-bound", "link-slow", "store-slow",
+	"finished", "idle", "trainer-slower", "fed",
+}
+
 // Whatever a daemon says, the verdict is one of those that are documented, and its rates are what they claim.
 func TestAnySnapshots(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
@@ -221,7 +228,7 @@ func TestAnySnapshots(t *testing.T) {
 			before = Snapshot{}
 		}
 		v := Of(before, now)
-		if !slices.Contains(Codes, v.Code) || v.Title == "" || v.Level == "" {
+		if !slices.Contains(codes, v.Code) || v.Title == "" || v.Level == "" {
 			t.Fatalf("%+v", v.Finding)
 		}
 		for _, x := range []float64{v.Rates.Stall, v.Rates.Spare} {
