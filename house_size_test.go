@@ -17,7 +17,7 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":     7_800,
+	"cmd/shoal":     7_650,
 	"cmd/shoal-gpu": 1_370,
 	"cmd/shoal-lab": 920,
 	"fusefs":        2_600,
@@ -26,7 +26,7 @@ var budget = map[string]int{
 	"prefetch":      9_800,
 	"loader":        6_400,
 	"gpuingest":     10_750,
-	"internal":      10_400,
+	"internal":      10_200,
 	"lab":           19_000,
 	"python":        30,
 	"docs":          110,
