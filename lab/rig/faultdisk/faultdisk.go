@@ -17,7 +17,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -39,13 +38,9 @@ type ready struct {
 
 // Main runs a faultdisk until SIGTERM, SIGINT or an unmount: faultdisk BACKING MOUNTPOINT. It prints
 // one line of JSON with the URL of its control server, which answers GET /stats ([Stats]) and PUT
-// /settings ([Settings]). It is the body of lab/rig/cmd/faultdisk.
+// /settings ([Settings]).
 func Main(args []string) error {
-	flags := flag.NewFlagSet("faultdisk", flag.ContinueOnError)
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if flags.NArg() != 2 {
+	if len(args) != 2 {
 		return errors.New("faultdisk: give BACKING and MOUNTPOINT, two folders")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -54,9 +49,9 @@ func Main(args []string) error {
 	if err != nil {
 		return fmt.Errorf("faultdisk: %w", err)
 	}
-	d, server, err := mountDisk(flags.Arg(0), flags.Arg(1))
+	d, server, err := mountDisk(args[0], args[1])
 	if err != nil {
-		return fmt.Errorf("faultdisk: mount %s: %w", flags.Arg(1), err)
+		return fmt.Errorf("faultdisk: mount %s: %w", args[1], err)
 	}
 	gone := make(chan struct{})
 	go func() { server.Wait(); close(gone) }()
@@ -74,7 +69,7 @@ func Main(args []string) error {
 	}
 	_ = d.set(Settings{}) // whoever hangs goes on
 	if e := server.Unmount(); e != nil {
-		_ = unix.Unmount(flags.Arg(1), unix.MNT_DETACH)
+		_ = unix.Unmount(args[1], unix.MNT_DETACH)
 	}
 	_ = srv.Close()
 	if e := <-served; !errors.Is(e, http.ErrServerClosed) {
@@ -109,7 +104,7 @@ type Disk struct {
 	proc    *subproc.Proc
 }
 
-// Spawn runs command (a program and its first arguments: {"faultdisk"}) as a disk over the folder
+// Spawn runs command (a program that calls [Main], and its first arguments) as a disk over the folder
 // backing at the mount point dir, both of which exist, and returns when it is mounted. It dies with
 // this process.
 func Spawn(ctx context.Context, command []string, backing, dir string) (*Disk, error) {
