@@ -27,7 +27,7 @@ var budget = map[string]int{
 	"loader":        6_400,
 	"gpuingest":     10_720,
 	"internal":      10_400,
-	"lab":           17_210,
+	"lab":           17_180,
 	"python":        30,
 	"docs":          110,
 	"deploy":        500,

@@ -1,7 +1,6 @@
 package faultdisk
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"path"
@@ -121,12 +120,4 @@ type Stats struct {
 	Hanging    int64        `json:"hanging"` // now
 	Hung       int64        `json:"hung"`    // in all
 	Used       int64        `json:"used"`    // bytes of blocks; counted only under a capacity
-}
-
-// decodeSettings reads the JSON form.
-func decodeSettings(dec *json.Decoder) (Settings, error) {
-	var s Settings
-	dec.DisallowUnknownFields()
-	err := dec.Decode(&s)
-	return s, err
 }

@@ -5,10 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"net/http/pprof"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -34,7 +31,7 @@ func Main(args []string) error {
 	if len(args) != 2 {
 		return errors.New("s3proxy: give http://host:port and the options, in JSON")
 	}
-	o, err := decodeOptions(strings.NewReader(args[1]))
+	o, err := subproc.Decode[Options](strings.NewReader(args[1]))
 	if err != nil {
 		return fmt.Errorf("s3proxy: %w", err)
 	}
@@ -45,49 +42,15 @@ func Main(args []string) error {
 		return err
 	}
 	defer p.Stop()
-	control, err := net.Listen("tcp", "127.0.0.1:0")
+	control, end, err := subproc.Serve(p.Stats, "/options", p.Set)
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
-	srv := &http.Server{Handler: p.controlHandler(), ReadHeaderTimeout: 10 * time.Second}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(control) }()
-	if err := json.NewEncoder(os.Stdout).Encode(ready{URL: p.URL, Control: "http://" + control.Addr().String()}); err != nil {
-		return err
+	err = json.NewEncoder(os.Stdout).Encode(ready{URL: p.URL, Control: control})
+	if err == nil {
+		<-ctx.Done()
 	}
-	<-ctx.Done()
-	_ = srv.Close()
-	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
-}
-
-func (p *Proxy) controlHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(p.Stats())
-	})
-	mux.HandleFunc("PUT /options", func(w http.ResponseWriter, r *http.Request) {
-		o, err := decodeOptions(r.Body)
-		if err == nil {
-			err = p.Set(o)
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-		}
-	})
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	return mux
-}
-
-func decodeOptions(r io.Reader) (o Options, err error) {
-	dec := json.NewDecoder(r)
-	dec.DisallowUnknownFields()
-	err = dec.Decode(&o)
-	return o, err
+	return errors.Join(err, end())
 }
 
 // Process is a proxy that runs in a process of its own.
