@@ -113,7 +113,7 @@ screenshots: setup ## take docs/images anew, of a dashboard at work (about 5 min
 
 FOR ?= 10m
 soak: setup build ## one daemon for FOR=10m, while trainers and faults come and go: nothing wrong, nothing grows (lab/bench/soak)
-	$(GO) run ./lab/bench/soak -for $(FOR)
+	$(GO) run ./lab/bench soak -for $(FOR)
 
 night: setup build ## the long tests: hundreds of kills, a disk that hangs for 30 s, long models (about an hour)
 	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel' ./lab/e2e
@@ -185,7 +185,7 @@ docs: build ## docs/cli.md and docs/cli-lab.md from the help texts; man pages an
 	bin/shoal-lab docs docs/cli-lab.md
 
 bench: setup build ## the benchmarks of lab/bench/README.md, side by side in one run
-	$(GO) run ./lab/bench/path
+	$(GO) run ./lab/bench path
 
 clean: ## remove what was built and the demo's data
 	rm -rf bin .demo .bench

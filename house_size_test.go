@@ -19,7 +19,7 @@ import (
 var budget = map[string]int{
 	"cmd/shoal":     7_650,
 	"cmd/shoal-gpu": 1_370,
-	"cmd/shoal-lab": 920,
+	"cmd/shoal-lab": 890,
 	"fusefs":        2_600,
 	"engine":        4_550,
 	"cache":         25_750,
@@ -27,7 +27,7 @@ var budget = map[string]int{
 	"loader":        6_400,
 	"gpuingest":     10_750,
 	"internal":      10_200,
-	"lab":           19_000,
+	"lab":           17_180,
 	"python":        30,
 	"docs":          110,
 	"deploy":        500,

@@ -304,7 +304,7 @@ func (o *benchOptions) runMounted(ctx context.Context, s workload.Shape, p *prog
 	w.SampleBytes = stats.Bytes / int64(max(stats.Files, 1))
 	r := o.report(w)
 	r.Mount, r.Order, r.Samples, r.DatasetBytes, r.Memory = o.mount, o.order, stats.Samples, stats.Bytes, stats.Memory.Limit
-	r.Cached = float64(stats.Disk.Kept) / float64(max(stats.Disk.Extents, 1))
+	r.Cached = stats.Kept()
 	pass := testbed.Pass{
 		Mount: o.mount, Job: o.job(w), First: max(spec.Epoch(), stats.Order.Epoch), Epochs: o.epochs, Steps: o.steps,
 		Paths: func(ctx context.Context, epoch int) ([]string, error) {

@@ -8,32 +8,14 @@ import (
 	"os/exec"
 	"strings"
 
+	"github.com/shoalfs/shoal/lab/rig/testbed"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 // mounted is a mount that is there, as its daemon tells of it.
 type mounted struct {
 	dir, shoal string
-	stats      mountStats
-}
-
-// mountStats is what is used of `shoal stat --json` (docs/stats.md).
-type mountStats struct {
-	Files   int   `json:"files"`
-	Samples int   `json:"samples"`
-	Bytes   int64 `json:"bytes"`
-	Order   struct {
-		Spec  string `json:"spec"`
-		Epoch int    `json:"epoch"`
-		State string `json:"state"`
-	} `json:"order"`
-	Memory struct {
-		Limit int64 `json:"ledger_limit"`
-	} `json:"memory"`
-	Disk struct {
-		Kept    int `json:"kept_extents"`
-		Extents int `json:"extents"`
-	} `json:"disk"`
+	stats      testbed.Stats
 }
 
 func statMount(ctx context.Context, dir string) (*mounted, error) {

@@ -14,6 +14,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,30 +71,10 @@ func (o Options) withDefaults() (Options, error) {
 	if len(o.Proxy) == 0 {
 		return o, errors.New("demo: Options.Proxy, the command that runs the rig's proxy, is empty")
 	}
-	def := func(p *string, v string) {
-		if *p == "" {
-			*p = v
-		}
-	}
-	defInt := func(p *int, v int) {
-		if *p == 0 {
-			*p = v
-		}
-	}
-	def(&o.WorkDir, "shoal-demo")
-	def(&o.Python, "/usr/bin/python3")
-	def(&o.CacheSize, "2GiB")
-	def(&o.Memory, "512MiB")
-	defInt(&o.Photos, photos.DefaultCount)
-	defInt(&o.Batch, 16)
-	defInt(&o.Workers, 4)
-	defInt(&o.Seed, 7)
-	if o.Latency == 0 {
-		o.Latency = 30 * time.Millisecond
-	}
-	if o.Sigma == 0 {
-		o.Sigma = 0.3
-	}
+	o.WorkDir, o.Python = cmp.Or(o.WorkDir, "shoal-demo"), cmp.Or(o.Python, "/usr/bin/python3")
+	o.CacheSize, o.Memory = cmp.Or(o.CacheSize, "2GiB"), cmp.Or(o.Memory, "512MiB")
+	o.Photos, o.Batch, o.Workers, o.Seed = cmp.Or(o.Photos, photos.DefaultCount), cmp.Or(o.Batch, 16), cmp.Or(o.Workers, 4), cmp.Or(o.Seed, 7)
+	o.Latency, o.Sigma = cmp.Or(o.Latency, 30*time.Millisecond), cmp.Or(o.Sigma, 0.3)
 	if o.Client == nil {
 		o.Client = python.Files
 	}

@@ -38,13 +38,12 @@ func program(t testing.TB, once *sync.Once, name, pkg string, flags ...string) s
 	return path
 }
 
-var faultdiskOnce, killOnce sync.Once
+var killOnce sync.Once
 
 // badDisk mounts a disk that breaks on request.
 func badDisk(t testing.TB) *faultdisk.Disk {
 	t.Helper()
-	bin := program(t, &faultdiskOnce, "faultdisk", "../rig/cmd/faultdisk")
-	d, err := faultdisk.Spawn(context.Background(), []string{bin}, t.TempDir(), t.TempDir())
+	d, err := faultdisk.Spawn(context.Background(), []string{os.Args[0], "faultdisk"}, t.TempDir(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

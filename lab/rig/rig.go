@@ -10,7 +10,7 @@
 //   - [github.com/shoalfs/shoal/lab/rig/synced] keeps what they write, for those who look at it meanwhile.
 //   - [github.com/shoalfs/shoal/internal/progress] draws the progress bars.
 //
-// Only cmd, bench, demo and tests import it. The server, the proxy and the daemon under test each
+// Only bench, demo, shoal-lab and tests import it. The server, the proxy and the daemon under test each
 // belong in a process of their own: they share the cores anyway, but a figure for "the daemon"
 // must not contain the rig's allocations, threads and garbage collection.
 package rig

@@ -1,18 +1,21 @@
-package main
+package ingest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"image"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
+	"github.com/shoalfs/shoal/lab/bench/kit"
 )
 
 // links are the steps of a sample, each with all before it. Every one reads its file, as the peers do.
@@ -25,15 +28,17 @@ type rate struct {
 	Bytes  int64   `json:"bytes"`
 }
 
-// chain runs one link over the files of dir for some seconds of this process, on one core.
-func chain(link, dir string, seconds float64) error {
-	var paths []string
-	err := filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
-		if err == nil && filepath.Ext(p) == ".jpg" {
-			paths = append(paths, p)
-		}
+// Chain runs LINK over the photographs of DIR for SECONDS of this process.
+func Chain(args []string) error {
+	if len(args) != 3 {
+		return errors.New("chain LINK DIR SECONDS")
+	}
+	link, dir := args[0], args[1]
+	seconds, err := strconv.ParseFloat(args[2], 64)
+	if err != nil {
 		return err
-	})
+	}
+	paths, err := kit.Walk(dir)
 	if err != nil {
 		return err
 	}
@@ -44,7 +49,7 @@ func chain(link, dir string, seconds float64) error {
 	dst := make([]byte, 1<<26)
 	var src []byte
 	one := func(n int) error {
-		if src, err = readFile(paths[n%len(paths)], src); err != nil {
+		if src, err = readFile(filepath.Join(dir, paths[n%len(paths)]), src); err != nil {
 			return err
 		}
 		if link == "sample" {

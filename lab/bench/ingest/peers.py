@@ -1,4 +1,4 @@
-"""What `go run ./lab/bench/ingest` compares with, one role a process. Prints one line of JSON.
+"""What `go run ./lab/bench ingest` compares with, one role a process. Prints one line of JSON.
 
     peers.py codec NAME DIR SECONDS        one core: read, decode, RandomResizedCrop(224), flip; CPU seconds an image
     peers.py loader NAME WHERE BATCH N     batches of a whole loader into this process until N images have come

@@ -1,4 +1,4 @@
-package main
+package keepset
 
 import (
 	"container/heap"

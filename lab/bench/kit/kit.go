@@ -1,5 +1,5 @@
-// Package kit is what the benchmarks share: the programs, the photographs, the store behind its
-// proxy, mounts, and a report that says where and how its figures were made.
+// Package kit is what the benchmarks share: the photographs, the store behind its proxy, mounts and feeds, and a report
+// that says where and how its figures were made.
 //
 // What is compared must alternate within one run (A B C A B C …), because the machine is never quiet:
 // report medians and ratios.
@@ -12,7 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
-	"log"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -30,65 +30,92 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/photos"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
+	"github.com/shoalfs/shoal/lab/rig/testbed"
 )
+
+// Source is where [Kit.Stored] puts the photographs.
+const Source = "s3://photos/train"
+
+// Cold is the order of a cold epoch, that of DistributedSampler(seed=7).
+const Cold = "torch:seed=7"
+
+// Bench is a benchmark: it defines its flags, and returns what it does once they are parsed.
+type Bench func(flags *flag.FlagSet) func(k *Kit) error
 
 // Kit is one run of a benchmark.
 type Kit struct {
-	Ctx    context.Context
-	Dir    string // work folder, absolute, on a disk
-	Bin    string // the programs
-	Shoal  string
-	Env    []string // of every command
+	Ctx   context.Context
+	Dir   string // work folder, absolute, on a disk
+	Self  string // this program, which has its parts (readers, s3proxy …) as verbs
+	Shoal string
+	Out   string   // the report; "" writes none
+	Env   []string // of every command
+
+	Photos string   // the folder of the photographs
+	Paths  []string // below it, in ImageFolder's order
+	Up     s3server.Uploaded
+	Server *s3server.Server
+	Far    *proxy.Process // before Server
 	report bytes.Buffer
 }
 
-// Main is a benchmark's main function. It takes -dir, -out and -shoal beside the flags that the caller has defined, gives
-// run a kit, and writes the report of a run that has come to its end.
-func Main(out string, run func(k *Kit) error) {
-	log.SetFlags(0)
-	log.SetPrefix(filepath.Base(os.Args[0]) + ": ")
-	dir := flag.String("dir", ".bench", "work folder; photographs and objects are kept there")
-	flag.StringVar(&out, "out", out, "report")
-	shoal := flag.String("shoal", "", "binary to measure (default: built from this tree)")
-	flag.Parse()
-	k, err := New(*dir, *shoal)
-	if err == nil {
-		err = run(k)
+// Run parses the arguments of a benchmark, with -dir, -out and -shoal beside its own flags, runs it, and writes the
+// report of a run that has come to its end. It ends with SIGINT and SIGTERM.
+func Run(flags *flag.FlagSet, dir, out string, bench Bench, args []string) error {
+	k := &Kit{Env: environ()}
+	flags.StringVar(&dir, "dir", dir, "work folder; photographs, objects and measurements are kept there")
+	flags.StringVar(&k.Out, "out", out, "report")
+	flags.StringVar(&k.Shoal, "shoal", "", "binary to measure (default: built from this tree)")
+	run := bench(flags)
+	if err := flags.Parse(args); err != nil {
+		return err
 	}
-	if err == nil {
-		err = k.Save(out)
+	var stop context.CancelFunc
+	k.Ctx, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(k.Ctx, stop)
+	defer stop()
+	if err := k.prepare(dir); err != nil {
+		return err
 	}
-	if err != nil {
-		log.Fatal(err)
+	err := run(k)
+	if k.Far != nil {
+		k.Far.Stop()
+		k.Server.Stop()
 	}
+	if err != nil || k.Out == "" {
+		return err
+	}
+	return k.save()
 }
 
-// New builds the programs, or takes shoal as it is given, and returns a kit that works in dir. It
-// ends with SIGINT and SIGTERM.
-func New(dir, shoal string) (*Kit, error) {
-	abs, err := filepath.Abs(dir)
-	if err != nil {
-		return nil, err
+// prepare makes the work folder, and builds the binary if none was given.
+func (k *Kit) prepare(dir string) (err error) {
+	if k.Dir, err = filepath.Abs(dir); err != nil {
+		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
-	k := &Kit{Ctx: ctx, Dir: abs, Bin: filepath.Join(abs, "bin"), Env: environ()}
-	if err := os.MkdirAll(k.Bin, 0o755); err != nil {
-		return nil, err
+	if k.Self, err = os.Executable(); err != nil {
+		return err
 	}
-	build := []string{"./lab/bench/bareclient", "./lab/bench/readers", "./lab/bench/fuseceiling", "./lab/rig/cmd/s3proxy"}
-	if shoal == "" {
-		build = append(build, "./cmd/shoal")
-		k.Shoal = filepath.Join(k.Bin, "shoal")
-	} else if k.Shoal, err = filepath.Abs(shoal); err != nil {
-		return nil, err
+	bin := filepath.Join(k.Dir, "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return err
 	}
-	for _, pkg := range build {
-		if out, err := k.Command("go", "build", "-o", k.Bin+"/", pkg).CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("build %s: %w\n%s", pkg, err, out)
-		}
+	if k.Shoal != "" {
+		k.Shoal, err = filepath.Abs(k.Shoal)
+		return err
 	}
-	return k, nil
+	k.Shoal = filepath.Join(bin, "shoal")
+	if out, err := k.Command("go", "build", "-o", k.Shoal, "./cmd/shoal").CombinedOutput(); err != nil {
+		return fmt.Errorf("build: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// With returns a kit that measures another binary, and is otherwise the same.
+func (k *Kit) With(shoal string) *Kit {
+	other := *k
+	other.Shoal = shoal
+	return &other
 }
 
 // Say prints a line and adds it to the report.
@@ -102,7 +129,7 @@ func (k *Kit) Say(format string, args ...any) {
 func (k *Kit) Header(title string) {
 	k.Say("# %s\n", title)
 	version, _ := k.Command(k.Shoal, "version").Output()
-	k.Say("`go run ./bench/%s %s`, %s, %s.", filepath.Base(os.Args[0]), strings.Join(os.Args[1:], " "), time.Now().UTC().Format("2006-01-02 15:04 UTC"), Machine())
+	k.Say("`go run ./lab/bench %s`, %s, %s.", strings.Join(os.Args[1:], " "), time.Now().UTC().Format("2006-01-02 15:04 UTC"), Machine())
 	k.Say("%s\n", strings.TrimSpace(string(version)))
 }
 
@@ -128,13 +155,12 @@ func load() string {
 	return first
 }
 
-// Save writes the report to path.
-func (k *Kit) Save(path string) error {
+func (k *Kit) save() error {
 	k.Say("\nLoad average at the end: %s.", load())
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(k.Out), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(path, k.report.Bytes(), 0o644)
+	return os.WriteFile(k.Out, k.report.Bytes(), 0o644)
 }
 
 // Command returns a command with the kit's environment that ends in good order with the run.
@@ -165,19 +191,34 @@ func (k *Kit) Run(into any, name string, args ...string) error {
 	return nil
 }
 
-// Photos makes the photographs and returns their folder and the paths below it in ImageFolder's order.
-func (k *Kit) Photos(count int) (dir string, paths []string, err error) {
-	dir = filepath.Join(k.Dir, "photos")
-	if _, err = photos.Make(k.Ctx, dir, photos.Options{Count: count}, func(done, total int) {
+// Photographs makes the photographs.
+func (k *Kit) Photographs(count int) (err error) {
+	k.Photos = filepath.Join(k.Dir, "photos")
+	if _, err = photos.Make(k.Ctx, k.Photos, photos.Options{Count: count}, func(done, total int) {
 		if done%512 == 0 {
 			fmt.Fprintf(os.Stderr, "photographs: %d of %d\n", done, total)
 		}
 	}); err != nil {
-		return "", nil, err
+		return err
 	}
-	paths, err = Walk(dir)
-	return dir, paths, err
+	k.Paths, err = Walk(k.Photos)
+	return err
 }
+
+// Stored makes the photographs and puts them into the store.
+func (k *Kit) Stored(count int, latency time.Duration) (err error) {
+	if err = k.Photographs(count); err != nil {
+		return err
+	}
+	if err = k.Store(latency); err != nil {
+		return err
+	}
+	k.Up, err = k.Server.Upload(k.Ctx, k.Photos, "photos", "train", nil)
+	return err
+}
+
+// KB is the size of a photograph in the store, on average.
+func (k *Kit) KB() float64 { return float64(k.Up.Bytes) / float64(k.Up.Files) / 1e3 }
 
 // Walk returns the files below dir, relative, dotfiles left out.
 func Walk(dir string) (paths []string, err error) {
@@ -192,20 +233,20 @@ func Walk(dir string) (paths []string, err error) {
 	return paths, err
 }
 
-// Store starts the S3 server and, before it, a proxy with the latency (0: none). The kit's environment
-// leads through the proxy.
-func (k *Kit) Store(latency time.Duration) (*s3server.Server, *proxy.Process, error) {
+// Store starts the S3 server and, before it, a proxy with the latency (0: none), until the run's end. The kit's
+// environment leads through the proxy.
+func (k *Kit) Store(latency time.Duration) error {
 	server, err := s3server.Start(k.Ctx, s3server.Options{Dir: filepath.Join(k.Dir, "objects")})
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	far, err := proxy.Spawn(k.Ctx, []string{filepath.Join(k.Bin, "s3proxy")}, server.URL, proxy.Options{Latency: latency, Sigma: 0.3})
+	far, err := proxy.Spawn(k.Ctx, []string{k.Self, "s3proxy"}, server.URL, proxy.Options{Latency: latency, Sigma: 0.3})
 	if err != nil {
 		server.Stop()
-		return nil, nil, err
+		return err
 	}
-	k.Env = append(environ(), s3server.Env(far.URL)...)
-	return server, far, nil
+	k.Server, k.Far, k.Env = server, far, append(environ(), s3server.Env(far.URL)...)
+	return nil
 }
 
 // environ is this process's environment without the settings of whoever measures.
@@ -215,6 +256,8 @@ func environ() []string { return append(os.Environ(), "SHOAL_SETTLED=1") }
 type Mount struct {
 	Dir string
 	PID int
+	// Addr is the feed's, of a daemon that has one.
+	Addr string
 	// Took is the time from the command to its return: the mount can be read.
 	Took time.Duration
 	k    *Kit
@@ -231,49 +274,35 @@ func (k *Kit) Mount(source, name string, flags ...string) (*Mount, error) {
 		return nil, err
 	}
 	took := time.Since(begin)
-	m, err := k.Attach(dir)
+	m, err := k.attach(dir)
 	m.Took = took
 	return m, err
 }
 
-// Attach returns the mount at dir, which another verb has made.
-func (k *Kit) Attach(dir string) (*Mount, error) {
+// Serve serves source as a feed, and at a folder of the work folder.
+func (k *Kit) Serve(source, name string, flags ...string) (*Mount, error) {
+	dir := filepath.Join(k.Dir, name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	addr := "unix://" + dir + ".sock"
+	if err := k.Run(nil, k.Shoal, append([]string{"serve", source, "--listen", addr, "--mount", dir, "--daemon"}, flags...)...); err != nil {
+		return nil, err
+	}
+	m, err := k.attach(dir)
+	m.Addr = addr
+	return m, err
+}
+
+func (k *Kit) attach(dir string) (*Mount, error) {
 	m := &Mount{Dir: dir, k: k}
 	s, err := m.Stats()
 	m.PID = s.PID
 	return m, err
 }
 
-// Stats are the fields of .shoal/stats that benchmarks use.
-type Stats struct {
-	PID     int   `json:"pid"`
-	Files   int   `json:"files"`
-	Opens   int64 `json:"opens"`
-	Gets    int64 `json:"get_requests"`
-	GetSize int64 `json:"get_bytes"`
-	Misses  int64 `json:"misses"`
-	Memory  struct {
-		Limit int64 `json:"ledger_limit"`
-		Peak  int64 `json:"ledger_peak"`
-	} `json:"memory"`
-	Disk struct {
-		Kept int `json:"kept_extents"`
-	} `json:"disk"`
-	Order struct {
-		Spec  string `json:"spec"`
-		State string `json:"state"`
-	} `json:"order"`
-}
-
 // Stats reads the mount's stats.
-func (m *Mount) Stats() (Stats, error) {
-	var s Stats
-	b, err := os.ReadFile(filepath.Join(m.Dir, ".shoal", "stats"))
-	if err == nil {
-		err = json.Unmarshal(b, &s)
-	}
-	return s, err
-}
+func (m *Mount) Stats() (testbed.Stats, error) { return testbed.ReadStats(m.Dir) }
 
 // Close unmounts and waits for the daemon, of a run that was interrupted, too.
 func (m *Mount) Close() error {
@@ -283,31 +312,99 @@ func (m *Mount) Close() error {
 	return nil
 }
 
-// Result is what lab/bench/readers prints.
-type Result struct {
-	Files   int      `json:"files"`
-	Bytes   int64    `json:"bytes"`
-	Seconds float64  `json:"seconds"`
-	Rate    float64  `json:"files_per_s"`
-	MB      float64  `json:"mb_per_s"`
-	Errors  int      `json:"errors"`
-	First   []string `json:"first_errors"`
+// Part runs a part of this program (see lab/bench/parts); into, if not nil, takes the JSON that it prints.
+func (k *Kit) Part(into any, name string, args ...string) error {
+	return k.Run(into, k.Self, append([]string{name}, args...)...)
+}
+
+// Read is what the part readers prints.
+type Read struct {
+	Files   int     `json:"files"`
+	Seconds float64 `json:"seconds"`
+	Rate    float64 `json:"files_per_s"`
+	MB      float64 `json:"mb_per_s"`
 }
 
 // Read reads the listed files below dir with 8 threads.
-func (k *Kit) Read(dir, list string, flags ...string) (Result, error) {
-	var r Result
-	err := k.Run(&r, filepath.Join(k.Bin, "readers"), append(append([]string{"-list", list, "-threads", "8"}, flags...), dir)...)
-	if err == nil && r.Errors > 0 {
-		err = fmt.Errorf("%d files could not be read or differ: %v", r.Errors, r.First)
-	}
+func (k *Kit) Read(dir, list string, flags ...string) (r Read, err error) {
+	err = k.Part(&r, "readers", append(append([]string{"-list", list, "-threads", "8"}, flags...), dir)...)
 	return r, err
+}
+
+// Fed is what `shoal feed --json` prints.
+type Fed struct {
+	Samples int     `json:"samples"`
+	Seconds float64 `json:"seconds"`
+	Rate    float64 `json:"samples_per_second"`
+}
+
+// Feed consumes batches of 64 of a feed.
+func (k *Kit) Feed(addr string, flags ...string) (f Fed, err error) {
+	err = k.Run(&f, k.Shoal, append([]string{"feed", addr, "--batch", "64", "--json"}, flags...)...)
+	return f, err
+}
+
+// Bare is what the part bareclient prints.
+type Bare struct {
+	Rate      float64 `json:"objects_per_s"`
+	BytesPerS float64 `json:"bytes_per_s"`
+}
+
+// Bare reads objects with a bare client.
+func (k *Kit) Bare(connections int, args ...string) (r Bare, err error) {
+	err = k.Part(&r, "bareclient", append([]string{"-c", strconv.Itoa(connections)}, args...)...)
+	return r, err
+}
+
+// Best finds the number of requests in flight at which rate is highest, and says what it is at each.
+func (k *Kit) Best(connections []int, rate func(connections int) (float64, error)) (best int, curve string, err error) {
+	top := 0.0
+	for _, c := range connections {
+		r, err := rate(c)
+		if err != nil {
+			return 0, "", err
+		}
+		curve += fmt.Sprintf(", %d: %.0f", c, r)
+		if r > top {
+			best, top = c, r
+		}
+	}
+	return best, strings.TrimPrefix(curve, ", "), nil
+}
+
+// Order writes the files of a mount, in the order of its epoch 0, to a list.
+func (k *Kit) Order(m *Mount, spec, name string) (list string, err error) {
+	out, err := k.Command(k.Shoal, "order", spec, "--mount", m.Dir, "--paths").Output()
+	if err != nil {
+		return "", fmt.Errorf("shoal order %s --mount %s --paths: %w", spec, m.Dir, err)
+	}
+	return k.List(name, strings.Fields(string(out)))
+}
+
+// Shuffled writes the photographs, in an order that no spec gives, to a list.
+func (k *Kit) Shuffled(name string) (list string, err error) {
+	paths := slices.Clone(k.Paths)
+	rand.New(rand.NewPCG(1, 1)).Shuffle(len(paths), func(i, j int) { paths[i], paths[j] = paths[j], paths[i] })
+	return k.List(name, paths)
 }
 
 // List writes the paths to a file of the work folder and returns its path.
 func (k *Kit) List(name string, paths []string) (string, error) {
 	path := filepath.Join(k.Dir, name)
 	return path, os.WriteFile(path, []byte(strings.Join(paths, "\n")+"\n"), 0o644)
+}
+
+// Cost is what it took to read so many files.
+type Cost struct{ Files, Seconds, CPU float64 }
+
+// Cost measures what f reads from a daemon. Where f returns no seconds, they are those that it took.
+func (m *Mount) Cost(f func() (files int, seconds float64, err error)) (c Cost, err error) {
+	cpu, begin := CPU(m.PID), time.Now()
+	files, seconds, err := f()
+	if seconds == 0 {
+		seconds = time.Since(begin).Seconds()
+	}
+	return Cost{float64(files), seconds, CPU(m.PID) - cpu}, err
 }
 
 // CPU returns the seconds of CPU that a process has used, in all its threads, and that its children

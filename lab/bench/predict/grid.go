@@ -1,4 +1,4 @@
-package main
+package predict
 
 import (
 	"fmt"
@@ -154,12 +154,15 @@ func name(c testbed.Config) string {
 	if c.Packed {
 		packed = " packed"
 	}
-	speed := "any"
-	if c.Bandwidth.Times > 0 {
-		speed = fmt.Sprintf("%gx", c.Bandwidth.Times)
-	}
 	return fmt.Sprintf("%d × %s%s, f %g, %s, %v, %d conns, %d × %d every %v, %s", c.Dataset.Samples, kib(c.Dataset.Size), packed, c.Cached,
-		speed, c.Latency, c.Connections, c.Job.Accelerators, c.Job.Batch, c.Job.Step, c.Order)
+		speed(c), c.Latency, c.Connections, c.Job.Accelerators, c.Job.Batch, c.Job.Step, c.Order)
+}
+
+func speed(c testbed.Config) string {
+	if c.Bandwidth.Times > 0 {
+		return fmt.Sprintf("%gx", c.Bandwidth.Times)
+	}
+	return "any"
 }
 
 func kib(n int64) string {

@@ -1,4 +1,4 @@
-package main
+package soak
 
 import (
 	"bytes"
@@ -39,6 +39,8 @@ type crew struct {
 	counts map[string]*[2]int64 // by kind: whole passes, and those that were killed
 	mu     sync.Mutex           // of counts
 	kinds  map[string]func(ctx context.Context, chance *rand.Rand) error
+	// digests are what trainers with a seed see of an epoch, by kind.
+	digests map[string]func(ctx context.Context, seed int) (string, error)
 }
 
 // errKilled is how a trainer ends that was not to come to its end.
@@ -46,8 +48,23 @@ var errKilled = errors.New("killed")
 
 func newCrew(s *soak, cache string) *crew {
 	c := &crew{soak: s, cache: cache, second: filepath.Join(s.Dir, "second"), known: map[string]string{}, counts: map[string]*[2]int64{}}
-	c.kinds = map[string]func(context.Context, *rand.Rand) error{
-		"mount": c.mountTrainer, "raw feed": c.rawFeed, "feed": c.pixelFeed, "python": c.python, "second mount": c.visitor,
+	c.digests = map[string]func(context.Context, int) (string, error){
+		"raw feed": func(ctx context.Context, seed int) (string, error) { return c.feedDigest(ctx, seed) },
+		"feed": func(ctx context.Context, seed int) (string, error) {
+			return c.feedDigest(ctx, seed, "--transform", transform)
+		},
+		"python": c.pythonDigest, // takes batches as views of the daemon's slots
+	}
+	c.kinds = map[string]func(context.Context, *rand.Rand) error{"mount": c.mountTrainer, "second mount": c.visitor}
+	for kind, digest := range c.digests {
+		c.kinds[kind] = func(ctx context.Context, chance *rand.Rand) error {
+			seed := chance.IntN(seeds)
+			got, err := digest(ctx, seed)
+			if want := c.known[fmt.Sprint(kind, seed)]; err == nil && got != want {
+				err = fmt.Errorf("seed %d: digest %s, and it was %s before", seed, got, want)
+			}
+			return err
+		}
 	}
 	for kind := range c.kinds {
 		c.counts[kind] = &[2]int64{}
@@ -70,7 +87,7 @@ func (c *crew) tally() string {
 // learn finds out what trainers have to see: of raw bytes from the files, of pixels from a pass in fine weather.
 func (c *crew) learn() error {
 	for seed := range seeds {
-		out, err := c.Command(c.Shoal, "order", fmt.Sprintf("uniform:seed=%d", seed), "--n", strconv.Itoa(len(c.paths))).Output()
+		out, err := c.Command(c.Shoal, "order", fmt.Sprintf("uniform:seed=%d", seed), "--n", strconv.Itoa(len(c.Paths))).Output()
 		if err != nil {
 			return fmt.Errorf("shoal order: %w", err)
 		}
@@ -80,7 +97,7 @@ func (c *crew) learn() error {
 			if err != nil {
 				return err
 			}
-			data, err := os.ReadFile(filepath.Join(c.photos, c.paths[i]))
+			data, err := os.ReadFile(filepath.Join(c.Photos, c.Paths[i]))
 			if err != nil {
 				return err
 			}
@@ -88,13 +105,8 @@ func (c *crew) learn() error {
 			sum.Write(data)
 		}
 		c.known[fmt.Sprint("raw feed", seed)] = hex.EncodeToString(sum.Sum(nil))
-		for kind, args := range map[string][]string{"feed": c.feedArgs(seed, transform), "python": nil} {
-			var seen string
-			if kind == "python" {
-				seen, err = c.runPython(c.Ctx, seed)
-			} else {
-				seen, err = c.runFeed(c.Ctx, args)
-			}
+		for _, kind := range []string{"feed", "python"} {
+			seen, err := c.digests[kind](c.Ctx, seed)
 			if err != nil {
 				return err
 			}
@@ -160,9 +172,9 @@ func (c *crew) output(ctx context.Context, name string, args ...string) ([]byte,
 
 // mountTrainer writes its order into .shoal/plans and reads so; each byte is compared.
 func (c *crew) mountTrainer(ctx context.Context, chance *rand.Rand) error {
-	order := make([]string, len(c.paths))
+	order := make([]string, len(c.Paths))
 	for i, at := range chance.Perm(len(order)) {
-		order[i] = c.paths[at]
+		order[i] = c.Paths[at]
 	}
 	list, err := c.List("soak.txt", order)
 	if err != nil {
@@ -171,61 +183,24 @@ func (c *crew) mountTrainer(ctx context.Context, chance *rand.Rand) error {
 	if err := os.WriteFile(filepath.Join(c.mnt, ".shoal", "plans", "soak"), []byte(strings.Join(order, "\n")+"\n"), 0); err != nil {
 		return fmt.Errorf("write the plan: %w", err)
 	}
-	_, err = c.output(ctx, filepath.Join(c.Bin, "readers"), "-list", list, "-threads", "4", "-verify", c.photos, c.mnt)
+	_, err = c.output(ctx, c.Self, "readers", "-list", list, "-threads", "4", "-verify", c.Photos, c.mnt)
 	return err
 }
 
-func (c *crew) feedArgs(seed int, transform string) []string {
-	args := []string{"feed", c.feed, "--json", "--batch", "32", "--seed", strconv.Itoa(seed), "--order", fmt.Sprintf("uniform:seed=%d", seed), "--session", fmt.Sprint("soak", c.names.Add(1))}
-	if transform != "" {
-		args = append(args, "--transform", transform)
-	}
-	return args
-}
-
-func (c *crew) runFeed(ctx context.Context, args []string) (digest string, err error) {
-	out, err := c.output(ctx, c.Shoal, args...)
+func (c *crew) feedDigest(ctx context.Context, seed int, flags ...string) (digest string, err error) {
+	out, err := c.output(ctx, c.Shoal, append([]string{"feed", c.feed, "--json", "--batch", "32", "--seed", strconv.Itoa(seed),
+		"--order", fmt.Sprintf("uniform:seed=%d", seed), "--session", fmt.Sprint("soak", c.names.Add(1))}, flags...)...)
 	if err != nil {
 		return "", err
 	}
 	var r struct{ Digest string }
-	return r.Digest, json.Unmarshal(out, &r)
+	err = json.Unmarshal(out, &r)
+	return r.Digest, err
 }
 
-// rawFeed takes the files' own bytes from the feed.
-func (c *crew) rawFeed(ctx context.Context, chance *rand.Rand) error {
-	seed := chance.IntN(seeds)
-	digest, err := c.runFeed(ctx, c.feedArgs(seed, ""))
-	return c.compare("raw feed", seed, digest, err)
-}
-
-// pixelFeed takes decoded, augmented batches.
-func (c *crew) pixelFeed(ctx context.Context, chance *rand.Rand) error {
-	seed := chance.IntN(seeds)
-	digest, err := c.runFeed(ctx, c.feedArgs(seed, transform))
-	return c.compare("feed", seed, digest, err)
-}
-
-func (c *crew) runPython(ctx context.Context, seed int) (string, error) {
-	out, err := c.output(ctx, "/usr/bin/python3", "-c", trainer, c.feed, transform, strconv.Itoa(seed), strconv.Itoa(len(c.paths)))
+func (c *crew) pythonDigest(ctx context.Context, seed int) (string, error) {
+	out, err := c.output(ctx, "/usr/bin/python3", "-c", trainer, c.feed, transform, strconv.Itoa(seed), strconv.Itoa(len(c.Paths)))
 	return strings.TrimSpace(string(out)), err
-}
-
-// python takes batches as views of the daemon's slots.
-func (c *crew) python(ctx context.Context, chance *rand.Rand) error {
-	seed := chance.IntN(seeds)
-	digest, err := c.runPython(ctx, seed)
-	return c.compare("python", seed, digest, err)
-}
-
-func (c *crew) compare(kind string, seed int, digest string, err error) error {
-	if err != nil {
-		return err
-	}
-	if want := c.known[fmt.Sprint(kind, seed)]; digest != want {
-		return fmt.Errorf("seed %d: digest %s, and it was %s before", seed, digest, want)
-	}
-	return nil
 }
 
 // visitor mounts a second dataset in the daemon, reads it, and unmounts; and it has the first listed again.
@@ -240,7 +215,7 @@ func (c *crew) visitor(ctx context.Context, _ *rand.Rand) (err error) {
 		_, e := c.output(c.Ctx, c.Shoal, "umount", c.second)
 		err = errors.Join(err, e)
 	}()
-	if _, err := c.output(ctx, filepath.Join(c.Bin, "readers"), "-threads", "2", "-verify", c.others, c.second); err != nil {
+	if _, err := c.output(ctx, c.Self, "readers", "-threads", "2", "-verify", c.others, c.second); err != nil {
 		return err
 	}
 	_, err = c.output(c.Ctx, c.Shoal, "refresh", c.mnt)

@@ -178,10 +178,7 @@ func ready(ctx context.Context, url string, stop func(), ended <-chan struct{}) 
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
 	for {
-		there, err := client.BucketExists(ctx, "ready")
-		if err == nil && !there {
-			err = client.MakeBucket(ctx, "ready", minio.MakeBucketOptions{Region: s3server.Region})
-		}
+		err := s3server.MakeBucket(ctx, client, "ready")
 		if err == nil {
 			_, err = client.PutObject(ctx, "ready", "ready", strings.NewReader("ready"), 5, s3server.PutOptions())
 		}

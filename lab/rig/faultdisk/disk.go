@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -22,7 +23,9 @@ import (
 type disk struct {
 	backing string
 	cur     atomic.Pointer[settings]
-	count   counters
+
+	countMu  sync.Mutex
+	counters Stats
 
 	// mu makes "is there room, write, what did it take" one step. Held only under a capacity.
 	mu   sync.Mutex
@@ -31,7 +34,7 @@ type disk struct {
 
 // mountDisk mounts the folder backing at mountpoint.
 func mountDisk(backing, mountpoint string) (*disk, *fuse.Server, error) {
-	d := &disk{backing: backing}
+	d := &disk{backing: backing, counters: Stats{Operations: map[Op]int64{}}}
 	none, err := newSettings(Settings{})
 	if err != nil {
 		return nil, nil, err
@@ -81,11 +84,21 @@ func (d *disk) set(s Settings) error {
 }
 
 func (d *disk) stats() Stats {
-	s := d.count.stats()
+	d.countMu.Lock()
+	s := d.counters
+	s.Operations = maps.Clone(s.Operations)
+	d.countMu.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s.Used = d.used
 	return s
+}
+
+// count changes the counters.
+func (d *disk) count(change func(s *Stats)) {
+	d.countMu.Lock()
+	defer d.countMu.Unlock()
+	change(&d.counters)
 }
 
 // blocks returns how many bytes of blocks a folder takes.
@@ -106,7 +119,7 @@ func blocks(dir string) (sum int64, err error) {
 
 // pass lets an operation through, late or not at all.
 func (d *disk) pass(op Op, name string) syscall.Errno {
-	d.count.of(op).Add(1)
+	d.count(func(s *Stats) { s.Operations[op]++ })
 again:
 	s := d.cur.Load()
 	for i, r := range s.Rules {
@@ -118,14 +131,13 @@ again:
 		}
 		if r.Hang {
 			// Not even an interrupt ends it: a task that waits for a disk is in state D.
-			d.count.hung.Add(1)
-			d.count.hanging.Add(1)
+			d.count(func(s *Stats) { s.Hung++; s.Hanging++ })
 			<-s.ended
-			d.count.hanging.Add(-1)
+			d.count(func(s *Stats) { s.Hanging-- })
 			goto again
 		}
 		if r.Errno != "" {
-			d.count.failed.Add(1)
+			d.count(func(s *Stats) { s.Failed++ })
 			return errnos[r.Errno]
 		}
 	}
@@ -142,7 +154,7 @@ func (d *disk) grow(name string, n int64, run func() syscall.Errno) syscall.Errn
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if n > 0 && d.used+n > capacity {
-		d.count.failed.Add(1)
+		d.count(func(s *Stats) { s.Failed++ })
 		return syscall.ENOSPC
 	}
 	before := d.blocksOf(name)

@@ -17,9 +17,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -39,32 +37,26 @@ type ready struct {
 
 // Main runs a faultdisk until SIGTERM, SIGINT or an unmount: faultdisk BACKING MOUNTPOINT. It prints
 // one line of JSON with the URL of its control server, which answers GET /stats ([Stats]) and PUT
-// /settings ([Settings]). It is the body of lab/rig/cmd/faultdisk.
-func Main(args []string) error {
-	flags := flag.NewFlagSet("faultdisk", flag.ContinueOnError)
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if flags.NArg() != 2 {
+// /settings ([Settings]).
+func Main(args []string) (err error) {
+	if len(args) != 2 {
 		return errors.New("faultdisk: give BACKING and MOUNTPOINT, two folders")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	control, err := net.Listen("tcp", "127.0.0.1:0")
+	d, server, err := mountDisk(args[0], args[1])
 	if err != nil {
-		return fmt.Errorf("faultdisk: %w", err)
-	}
-	d, server, err := mountDisk(flags.Arg(0), flags.Arg(1))
-	if err != nil {
-		return fmt.Errorf("faultdisk: mount %s: %w", flags.Arg(1), err)
+		return fmt.Errorf("faultdisk: mount %s: %w", args[1], err)
 	}
 	gone := make(chan struct{})
 	go func() { server.Wait(); close(gone) }()
-	srv := &http.Server{Handler: d.handler(), ReadHeaderTimeout: 10 * time.Second}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(control) }()
-	if err = server.WaitMount(); err == nil {
-		err = json.NewEncoder(os.Stdout).Encode(ready{Control: "http://" + control.Addr().String()})
+	control, end, err := subproc.Serve(d.stats, "/settings", d.set)
+	if err == nil {
+		defer func() { err = errors.Join(err, end()) }()
+		err = server.WaitMount()
+	}
+	if err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(ready{Control: control})
 	}
 	if err == nil {
 		select {
@@ -74,31 +66,9 @@ func Main(args []string) error {
 	}
 	_ = d.set(Settings{}) // whoever hangs goes on
 	if e := server.Unmount(); e != nil {
-		_ = unix.Unmount(flags.Arg(1), unix.MNT_DETACH)
-	}
-	_ = srv.Close()
-	if e := <-served; !errors.Is(e, http.ErrServerClosed) {
-		err = errors.Join(err, e)
+		_ = unix.Unmount(args[1], unix.MNT_DETACH)
 	}
 	return err
-}
-
-func (d *disk) handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(d.stats())
-	})
-	mux.HandleFunc("PUT /settings", func(w http.ResponseWriter, r *http.Request) {
-		s, err := decodeSettings(json.NewDecoder(r.Body))
-		if err == nil {
-			err = d.set(s)
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-		}
-	})
-	return mux
 }
 
 // Disk is a running faultdisk.
@@ -109,7 +79,7 @@ type Disk struct {
 	proc    *subproc.Proc
 }
 
-// Spawn runs command (a program and its first arguments: {"faultdisk"}) as a disk over the folder
+// Spawn runs command (a program that calls [Main], and its first arguments) as a disk over the folder
 // backing at the mount point dir, both of which exist, and returns when it is mounted. It dies with
 // this process.
 func Spawn(ctx context.Context, command []string, backing, dir string) (*Disk, error) {

@@ -1,13 +1,11 @@
 package faultdisk
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"path"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -122,40 +120,4 @@ type Stats struct {
 	Hanging    int64        `json:"hanging"` // now
 	Hung       int64        `json:"hung"`    // in all
 	Used       int64        `json:"used"`    // bytes of blocks; counted only under a capacity
-}
-
-// counters are Stats while they count.
-type counters struct {
-	read, write, sync, make, look atomic.Int64
-	failed, hanging, hung         atomic.Int64
-}
-
-func (c *counters) of(op Op) *atomic.Int64 {
-	switch op {
-	case Read:
-		return &c.read
-	case Write:
-		return &c.write
-	case Sync:
-		return &c.sync
-	case Make:
-		return &c.make
-	default:
-		return &c.look
-	}
-}
-
-func (c *counters) stats() Stats {
-	return Stats{
-		Operations: map[Op]int64{Read: c.read.Load(), Write: c.write.Load(), Sync: c.sync.Load(), Make: c.make.Load(), Look: c.look.Load()},
-		Failed:     c.failed.Load(), Hanging: c.hanging.Load(), Hung: c.hung.Load(),
-	}
-}
-
-// decodeSettings reads the JSON form.
-func decodeSettings(dec *json.Decoder) (Settings, error) {
-	var s Settings
-	dec.DisallowUnknownFields()
-	err := dec.Decode(&s)
-	return s, err
 }

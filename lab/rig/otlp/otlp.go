@@ -20,17 +20,16 @@ import (
 
 // Span is one span as it was sent.
 type Span struct {
-	Name            string
-	Trace, ID       string   // hex
-	Parent          string   // hex; empty for a root
-	Links           []string // traces
-	Attributes      map[string]string
-	Events          []Event
-	Failed          bool
-	Status          string
-	Start, End      time.Time
-	Resource        map[string]string
-	Instrumentation string
+	Name       string
+	Trace, ID  string   // hex
+	Parent     string   // hex; empty for a root
+	Links      []string // traces
+	Attributes map[string]string
+	Events     []Event
+	Failed     bool
+	Status     string
+	Start, End time.Time
+	Resource   map[string]string
 }
 
 // Event is one of a span's events.
@@ -145,18 +144,18 @@ func decode(r *http.Request) ([]Span, int64, error) {
 		resource := attributes(rs.GetResource().GetAttributes())
 		for _, ss := range rs.GetScopeSpans() {
 			for _, s := range ss.GetSpans() {
-				out = append(out, span(s, resource, ss.GetScope().GetName()))
+				out = append(out, span(s, resource))
 			}
 		}
 	}
 	return out, int64(len(b)), nil
 }
 
-func span(s *trace.Span, resource map[string]string, scope string) Span {
+func span(s *trace.Span, resource map[string]string) Span {
 	out := Span{
 		Name: s.GetName(), Trace: hex.EncodeToString(s.GetTraceId()), ID: hex.EncodeToString(s.GetSpanId()), Parent: hex.EncodeToString(s.GetParentSpanId()),
 		Attributes: attributes(s.GetAttributes()), Failed: s.GetStatus().GetCode() == trace.Status_STATUS_CODE_ERROR, Status: s.GetStatus().GetMessage(),
-		Start: time.Unix(0, int64(s.GetStartTimeUnixNano())), End: time.Unix(0, int64(s.GetEndTimeUnixNano())), Resource: resource, Instrumentation: scope,
+		Start: time.Unix(0, int64(s.GetStartTimeUnixNano())), End: time.Unix(0, int64(s.GetEndTimeUnixNano())), Resource: resource,
 	}
 	for _, l := range s.GetLinks() {
 		out.Links = append(out.Links, hex.EncodeToString(l.GetTraceId()))

@@ -9,6 +9,7 @@
 package photos
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,35 +30,19 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// Defaults of [Options].
-const (
-	DefaultCount    = 4096
-	DefaultMinBytes = 41_000
-	DefaultMaxBytes = 119_000
-)
+// DefaultCount is how many photographs there are where nobody says.
+const DefaultCount = 4096
+
+// The smallest and the largest file.
+const minBytes, maxBytes = 41_000, 119_000
 
 // algorithm changes when the same options would give other bytes.
 const algorithm = 1
 
 // Options says what to make.
 type Options struct {
-	Count    int    // files in all; 0 means DefaultCount
-	Seed     uint64 // of crops, sizes, chroma samplings and qualities
-	MinBytes int    // smallest file; 0 means DefaultMinBytes
-	MaxBytes int    // largest file; 0 means DefaultMaxBytes
-}
-
-func (o Options) withDefaults() Options {
-	if o.Count == 0 {
-		o.Count = DefaultCount
-	}
-	if o.MinBytes == 0 {
-		o.MinBytes = DefaultMinBytes
-	}
-	if o.MaxBytes == 0 {
-		o.MaxBytes = DefaultMaxBytes
-	}
-	return o
+	Count int    // files in all; 0 means DefaultCount
+	Seed  uint64 // of crops, sizes, chroma samplings and qualities
 }
 
 // Set describes a finished training set.
@@ -88,7 +73,8 @@ var sizes = []image.Point{
 // progress, if not nil, is called from several goroutines after each file. A folder that holds
 // anything else is refused; what an interrupted Make has left is made again.
 func Make(ctx context.Context, dir string, o Options, progress func(done, total int)) (Set, error) {
-	set, err := makeSet(ctx, dir, o.withDefaults(), progress)
+	o.Count = cmp.Or(o.Count, DefaultCount)
+	set, err := makeSet(ctx, dir, o, progress)
 	if err != nil {
 		return Set{}, fmt.Errorf("make photographs in %s: %w", dir, err)
 	}
@@ -100,8 +86,8 @@ func makeSet(ctx context.Context, dir string, o Options, progress func(done, tot
 	if err != nil {
 		return Set{}, err
 	}
-	if o.Count < len(sources) || o.MinBytes < 0 || o.MaxBytes < 2*o.MinBytes {
-		return Set{}, fmt.Errorf("options %+v: want at least %d files (one a class) and MaxBytes at least twice MinBytes", o, len(sources))
+	if o.Count < len(sources) {
+		return Set{}, fmt.Errorf("%d files: want at least %d, one a class", o.Count, len(sources))
 	}
 	set, ok, err := existing(dir, o, sources)
 	if ok || err != nil {
@@ -141,7 +127,7 @@ func makeSet(ctx context.Context, dir string, o Options, progress func(done, tot
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				b, err := c.make(levels, o, sampleRand(o.Seed, src.Class, k))
+				b, err := c.make(levels, sampleRand(o.Seed, src.Class, k))
 				if err != nil {
 					return fmt.Errorf("crop %d of %s: %w", k, src.Path, err)
 				}
@@ -245,10 +231,10 @@ const attempts = 12
 
 // make draws crops until one can be stored in a number of bytes that is allowed. The result is valid
 // until the next call.
-func (c *cropper) make(levels []pixels, o Options, rng *rand.Rand) ([]byte, error) {
+func (c *cropper) make(levels []pixels, rng *rand.Rand) ([]byte, error) {
 	full := levels[0]
 	target := math.Exp(math.Log(63_000) + 0.25*rng.NormFloat64())
-	target = min(max(target, 1.08*float64(o.MinBytes)), 0.92*float64(o.MaxBytes))
+	target = min(max(target, 1.08*minBytes), 0.92*maxBytes)
 	for try := range attempts {
 		size := sizes[rng.IntN(len(sizes))]
 		// How many source pixels make one of the file's: never less than one (nothing is
@@ -265,17 +251,17 @@ func (c *cropper) make(levels []pixels, o Options, rng *rand.Rand) ([]byte, erro
 			sub = jpeg.Sub444
 		}
 		c.rgb = resample(c.rgb[:0], levels, x, y, zoom, size, rng.IntN(2) == 0)
-		ok, err := c.encode(size, sub, int(target), o)
+		ok, err := c.encode(size, sub, int(target))
 		if ok || err != nil {
 			return c.out, err
 		}
 	}
-	return nil, fmt.Errorf("no crop in %d fits %d to %d bytes", attempts, o.MinBytes, o.MaxBytes)
+	return nil, fmt.Errorf("no crop in %d fits %d to %d bytes", attempts, minBytes, maxBytes)
 }
 
 // encode searches the quality at which the picture takes about target bytes, by bisection: size
 // grows with quality. It reports whether the result has an allowed size.
-func (c *cropper) encode(size image.Point, sub jpeg.Subsampling, target int, o Options) (bool, error) {
+func (c *cropper) encode(size image.Point, sub jpeg.Subsampling, target int) (bool, error) {
 	lo, hi := 30, 100
 	for q := 88; ; q = (lo + hi) / 2 {
 		var err error
@@ -289,7 +275,7 @@ func (c *cropper) encode(size image.Point, sub jpeg.Subsampling, target int, o O
 			hi = q
 		}
 		if near := 20*max(n-target, target-n) <= 3*target; near || hi-lo <= 1 {
-			return n >= o.MinBytes && n <= o.MaxBytes, nil
+			return n >= minBytes && n <= maxBytes, nil
 		}
 	}
 }

@@ -146,38 +146,6 @@ func ParseFault(s string) (Fault, error) {
 	return f, f.validate()
 }
 
-// String returns the text form that [ParseFault] reads.
-func (f Fault) String() string {
-	var b strings.Builder
-	b.WriteString(f.Kind.String())
-	sep := byte(':')
-	add := func(name, value string) {
-		b.WriteByte(sep)
-		b.WriteString(name + "=" + value)
-		sep = ','
-	}
-	if f.Op != "" {
-		add("op", string(f.Op))
-	}
-	if f.Key != "" {
-		add("key", f.Key)
-	}
-	if f.After != 0 {
-		add("after", strconv.Itoa(f.After))
-	}
-	if f.Count != 0 {
-		add("count", strconv.Itoa(f.Count))
-	}
-	if f.P != 0 {
-		add("p", strconv.FormatFloat(f.P, 'g', -1, 64))
-	}
-	add("at", strconv.FormatFloat(f.At, 'g', -1, 64))
-	if f.For != 0 {
-		add("for", f.For.String())
-	}
-	return b.String()
-}
-
 // rule is a fault with its counters.
 type rule struct {
 	Fault

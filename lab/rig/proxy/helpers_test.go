@@ -4,17 +4,8 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"testing"
 )
-
-// build compiles the proxy's program to exe.
-func build(tb testing.TB, exe string) {
-	tb.Helper()
-	if out, err := exec.Command("go", "build", "-o", exe, "github.com/shoalfs/shoal/lab/rig/cmd/s3proxy").CombinedOutput(); err != nil {
-		tb.Fatalf("%v\n%s", err, out)
-	}
-}
 
 // saveProfile writes five seconds of a proxy's CPU profile to file.
 func saveProfile(tb testing.TB, control, file string) {

@@ -99,20 +99,7 @@ func parseHeaders(head []byte) (framing, error) {
 	return f, errHead // no empty line
 }
 
-func equalFold(b []byte, lower string) bool {
-	if len(b) != len(lower) {
-		return false
-	}
-	for i, c := range b {
-		if 'A' <= c && c <= 'Z' {
-			c += 'a' - 'A'
-		}
-		if c != lower[i] {
-			return false
-		}
-	}
-	return true
-}
+func equalFold(b []byte, lower string) bool { return bytes.EqualFold(b, []byte(lower)) }
 
 func parseUint(b []byte) (int64, error) {
 	if len(b) == 0 || len(b) > 18 {

@@ -21,9 +21,9 @@ package proxy
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"net"
@@ -36,8 +36,6 @@ import (
 
 // Options says how the far store behaves.
 type Options struct {
-	// Listen is the address to listen on; empty means a free port on 127.0.0.1.
-	Listen string `json:"listen,omitempty"`
 	// Latency is the median time from a request's arrival to the first byte of its response.
 	Latency time.Duration `json:"latency_ns,omitempty"`
 	// Sigma is the standard deviation of the latency's logarithm; 0 makes every request take
@@ -107,9 +105,8 @@ type Proxy struct {
 	mu    sync.Mutex
 	conns map[net.Conn]struct{} // both sides, so that Stop can close them; nil once stopped
 
-	requests, gets, getBytes, heads, lists, puts, putBytes, errs atomic.Int64
-	inFlight, maxInFlight, accepted                              atomic.Int64
-	faults                                                       [numKinds]atomic.Int64
+	statsMu sync.Mutex
+	stats   Stats
 }
 
 // Start listens and forwards to the S3 server at upstream ("http://host:port") until Stop or the
@@ -127,11 +124,7 @@ func Start(ctx context.Context, upstream string, o Options) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	addr := o.Listen
-	if addr == "" {
-		addr = "127.0.0.1:0"
-	}
-	l, err := net.Listen("tcp", addr)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
@@ -140,6 +133,7 @@ func Start(ctx context.Context, upstream string, o Options) (*Proxy, error) {
 		upstream: host,
 		listener: l,
 		conns:    make(map[net.Conn]struct{}),
+		stats:    Stats{Faults: make(map[string]int64)},
 	}
 	p.shape.Store(sh)
 	p.ctx, p.cancel = context.WithCancel(ctx)
@@ -157,7 +151,7 @@ func Start(ctx context.Context, upstream string, o Options) (*Proxy, error) {
 }
 
 // Set changes latency, bandwidth, faults and seed for the requests that arrive from now on. The
-// fault rules start counting anew. Options.Listen is ignored.
+// fault rules start counting anew.
 func (p *Proxy) Set(o Options) error {
 	sh, err := newShape(o)
 	if err != nil {
@@ -175,30 +169,22 @@ func (p *Proxy) Stop() {
 
 // Stats returns the counters.
 func (p *Proxy) Stats() Stats {
-	s := Stats{
-		Requests:    p.requests.Load(),
-		Gets:        p.gets.Load(),
-		GetBytes:    p.getBytes.Load(),
-		Heads:       p.heads.Load(),
-		Lists:       p.lists.Load(),
-		Puts:        p.puts.Load(),
-		PutBytes:    p.putBytes.Load(),
-		Errors:      p.errs.Load(),
-		InFlight:    p.inFlight.Load(),
-		MaxInFlight: p.maxInFlight.Load(),
-		Connections: p.accepted.Load(),
-		Faults:      make(map[string]int64),
-	}
-	for k := range p.faults {
-		if n := p.faults[k].Load(); n > 0 {
-			s.Faults[Kind(k).String()] = n
-		}
-	}
+	p.statsMu.Lock()
+	s := p.stats
+	s.Faults = maps.Clone(s.Faults)
+	p.statsMu.Unlock()
 	var ru syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &ru) == nil {
 		s.CPUSeconds = time.Duration(ru.Utime.Nano() + ru.Stime.Nano()).Seconds()
 	}
 	return s
+}
+
+// count changes the counters.
+func (p *Proxy) count(change func(s *Stats)) {
+	p.statsMu.Lock()
+	defer p.statsMu.Unlock()
+	change(&p.stats)
 }
 
 func (p *Proxy) accept() {
@@ -216,7 +202,7 @@ func (p *Proxy) accept() {
 				continue
 			}
 		}
-		p.accepted.Add(1)
+		p.count(func(s *Stats) { s.Connections++ })
 		if !p.track(c) {
 			return
 		}
@@ -348,19 +334,11 @@ func (s *shape) pick(op Op, key string) *Fault {
 	return nil
 }
 
-// MarshalJSON writes the kind by its name.
-func (k Kind) MarshalJSON() ([]byte, error) { return json.Marshal(k.String()) }
+// MarshalText writes the kind by its name.
+func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// UnmarshalJSON is the inverse of MarshalJSON.
-func (k *Kind) UnmarshalJSON(b []byte) error {
-	var s string
-	if err := json.Unmarshal(b, &s); err != nil {
-		return err
-	}
-	v, err := parseKind(s)
-	if err != nil {
-		return err
-	}
-	*k = v
-	return nil
+// UnmarshalText is the inverse of MarshalText.
+func (k *Kind) UnmarshalText(b []byte) (err error) {
+	*k, err = parseKind(string(b))
+	return err
 }

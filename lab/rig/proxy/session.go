@@ -97,12 +97,12 @@ func (s *session) serveOne() bool {
 	}
 
 	s.count(req.op)
-	defer s.p.inFlight.Add(-1)
+	defer s.p.count(func(c *Stats) { c.InFlight-- })
 	sh := s.p.shape.Load()
 	fault := sh.pick(req.op, req.key)
 	due := start.Add(sh.delay())
 	if fault != nil {
-		s.p.faults[fault.Kind].Add(1)
+		s.p.count(func(c *Stats) { c.Faults[fault.Kind.String()]++ })
 		if fault.Kind == Slow {
 			due = due.Add(fault.For)
 		}
@@ -158,25 +158,21 @@ func (s *session) serveOne() bool {
 }
 
 func (s *session) count(op Op) {
-	p := s.p
-	p.requests.Add(1)
-	switch op {
-	case OpGet:
-		p.gets.Add(1)
-	case OpHead:
-		p.heads.Add(1)
-	case OpList:
-		p.lists.Add(1)
-	case OpPut:
-		p.puts.Add(1)
-	}
-	n := p.inFlight.Add(1)
-	for {
-		m := p.maxInFlight.Load()
-		if n <= m || p.maxInFlight.CompareAndSwap(m, n) {
-			return
+	s.p.count(func(c *Stats) {
+		c.Requests++
+		switch op {
+		case OpGet:
+			c.Gets++
+		case OpHead:
+			c.Heads++
+		case OpList:
+			c.Lists++
+		case OpPut:
+			c.Puts++
 		}
-	}
+		c.InFlight++
+		c.MaxInFlight = max(c.MaxInFlight, c.InFlight)
+	})
 }
 
 // exchange sends the request and returns, not before due, the head of the final response,
@@ -210,7 +206,7 @@ func (s *session) exchange(head []byte, f framing, due time.Time) (resp []byte, 
 		_, _ = s.ur.Discard(len(interim))
 	}
 	n, err := relayBody(s.cr, s.up, f)
-	s.p.putBytes.Add(n)
+	s.p.count(func(c *Stats) { c.PutBytes += n })
 	if err != nil {
 		// The server may have answered and closed before it had read all: that answer counts.
 		if h, herr := s.finalHead(due); herr == nil {
@@ -258,7 +254,7 @@ func (s *session) respond(req request, head []byte, fault *Fault, sh *shape) (bo
 		return false, err
 	}
 	if status >= 400 {
-		s.p.errs.Add(1)
+		s.p.count(func(c *Stats) { c.Errors++ })
 	}
 	bodyless := req.method == "HEAD" || status == 204 || status == 304
 	if fault != nil && fault.Kind == ETag && f.etagTo > f.etagFrom {
@@ -387,7 +383,7 @@ func (w *bodyWriter) relay(br *bufio.Reader) error {
 			}
 		}
 		if w.isGet { // counted first, so that a client that has it all finds it in the counters
-			w.s.p.getBytes.Add(max(w.sent+n, 0) - max(w.sent, 0))
+			w.s.p.count(func(c *Stats) { c.GetBytes += max(w.sent+n, 0) - max(w.sent, 0) })
 		}
 		if _, err := w.s.client.Write(b); err != nil {
 			return err
@@ -435,7 +431,7 @@ func changeETag(v []byte) {
 
 // refuse answers with an S3 error of the proxy's own. keep says whether the connection stays.
 func (s *session) refuse(status int, code, message string, bodyless, keep bool) {
-	s.p.errs.Add(1)
+	s.p.count(func(c *Stats) { c.Errors++ })
 	var text bytes.Buffer
 	_ = xml.EscapeText(&text, []byte(message)) // a buffer never fails
 	body := fmt.Sprintf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>%s</Code><Message>%s</Message></Error>", code, &text)

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -254,8 +253,7 @@ func TestFaultsAsS3ClientSeesThem(t *testing.T) {
 // BenchmarkGet measures what the proxy costs: it runs in a process of its own, 64 readers fetch
 // 63-kB objects through it, and the CPU time of that process per GET is reported.
 func BenchmarkGet(b *testing.B) {
-	exe := filepath.Join(b.TempDir(), "s3proxy")
-	build(b, exe)
+	b.Setenv("SHOAL_TEST_PROXY", "1")
 	s := server(b)
 	c, err := s3server.Client(s.URL, 64)
 	if err != nil {
@@ -268,7 +266,7 @@ func BenchmarkGet(b *testing.B) {
 	}
 	for _, latency := range []time.Duration{0, 30 * time.Millisecond} {
 		b.Run(latency.String(), func(b *testing.B) {
-			p, err := proxy.Spawn(b.Context(), []string{exe}, s.URL, proxy.Options{Latency: latency, Sigma: 0.3})
+			p, err := proxy.Spawn(b.Context(), []string{os.Args[0]}, s.URL, proxy.Options{Latency: latency, Sigma: 0.3})
 			if err != nil {
 				b.Fatal(err)
 			}

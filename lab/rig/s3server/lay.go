@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"runtime"
 
-	"github.com/minio/minio-go/v7"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
@@ -39,70 +38,35 @@ func Folders(n, files int) []Folder {
 // linksAFile is how many names one inode is given; ext4 ends at 65,000.
 const linksAFile = 60_000
 
-// LayTiny makes the tree below dir, which it makes too. The files are hard links to one inode for each
-// 60,000 of them: a link costs 2 to 4 µs and no space but its name's, where a file costs 40 µs and
+// LayTiny makes the tree below dir, which it makes too. The files of a folder are hard links to its first one, or to one for
+// each 60,000 of them: a link costs 2 to 4 µs and no space but its name's, where a file costs 40 µs and
 // 4 KiB (ext4, one core), which is what makes a million, or ten, bearable.
 func LayTiny(ctx context.Context, dir string, t Tiny) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	type source struct {
-		path string
-		left int
-	}
 	g, ctx := errgroup.WithContext(ctx)
-	workers := runtime.GOMAXPROCS(0)
-	next := make(chan Folder)
-	for w := range workers {
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for n, f := range t.Folders {
 		g.Go(func() error {
-			var src source
-			defer func() { _ = os.Remove(src.path) }()
-			for made := 0; ; {
-				var f Folder
-				var ok bool
-				select {
-				case <-ctx.Done():
-					return ctx.Err()
-				case f, ok = <-next:
-				}
-				if !ok {
-					return nil
-				}
-				folder := filepath.Join(dir, f.Name)
-				if err := os.MkdirAll(folder, 0o755); err != nil {
-					return err
-				}
-				for i := range f.Files {
-					if src.left == 0 {
-						_ = os.Remove(src.path)
-						src = source{filepath.Join(dir, fmt.Sprintf(".source-%d-%d", w, made)), linksAFile}
-						made++
-						if err := writeTiny(src.path, t.Size, byte(w+made)); err != nil {
-							return err
-						}
-					}
-					src.left--
-					if err := os.Link(src.path, fmt.Sprintf("%s/%07d.jpg", folder, i)); err != nil {
+			folder, first := filepath.Join(dir, f.Name), ""
+			if err := os.MkdirAll(folder, 0o755); err != nil {
+				return err
+			}
+			for i := range f.Files {
+				path := fmt.Sprintf("%s/%07d.jpg", folder, i)
+				if i%linksAFile == 0 {
+					first = path
+					if err := writeTiny(path, t.Size, byte(n+i/linksAFile)); err != nil {
 						return err
 					}
-					if i%4096 == 0 && ctx.Err() != nil {
-						return ctx.Err()
-					}
+				} else if err := os.Link(first, path); err != nil {
+					return err
+				}
+				if i%4096 == 0 && ctx.Err() != nil {
+					return ctx.Err()
 				}
 			}
+			return nil
 		})
 	}
-	g.Go(func() error {
-		defer close(next)
-		for _, f := range t.Folders {
-			select {
-			case next <- f:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-		return nil
-	})
 	return g.Wait()
 }
 
@@ -137,12 +101,8 @@ func (s *Server) Lay(ctx context.Context, bucket, prefix string, t Tiny) error {
 	if err != nil {
 		return fail(err)
 	}
-	if ok, err := c.BucketExists(ctx, bucket); err != nil {
+	if err := MakeBucket(ctx, c, bucket); err != nil {
 		return fail(err)
-	} else if !ok {
-		if err := c.MakeBucket(ctx, bucket, minio.MakeBucketOptions{Region: Region}); err != nil {
-			return fail(err)
-		}
 	}
 	if err := LayTiny(ctx, filepath.Join(s.data, bucket, filepath.FromSlash(prefix)), t); err != nil {
 		return fail(err)

@@ -27,6 +27,14 @@ func PutOptions() minio.PutObjectOptions {
 	return minio.PutObjectOptions{DisableMultipart: true, DisableContentSha256: true}
 }
 
+// MakeBucket makes a bucket if it is missing.
+func MakeBucket(ctx context.Context, c *minio.Client, bucket string) error {
+	if ok, err := c.BucketExists(ctx, bucket); ok || err != nil {
+		return err
+	}
+	return c.MakeBucket(ctx, bucket, minio.MakeBucketOptions{Region: Region})
+}
+
 // Uploaded says what [Server.Upload] did.
 type Uploaded struct {
 	Files   int   // files in the folder
@@ -47,12 +55,8 @@ func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progres
 	if err != nil {
 		return fail(err)
 	}
-	if ok, err := c.BucketExists(ctx, bucket); err != nil {
+	if err := MakeBucket(ctx, c, bucket); err != nil {
 		return fail(err)
-	} else if !ok {
-		if err := c.MakeBucket(ctx, bucket, minio.MakeBucketOptions{Region: Region}); err != nil {
-			return fail(err)
-		}
 	}
 
 	type file struct{ path, key string }

@@ -5,9 +5,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/http/pprof"
 	"os/exec"
 	"strings"
 	"time"
@@ -75,4 +78,47 @@ func Control(ctx context.Context, method, url string, in, out any) error {
 		return nil
 	}
 	return json.NewDecoder(resp.Body).Decode(out)
+}
+
+// Serve is the child's side of Control: until end is called it answers GET /stats by stats, PUT of path by set, and
+// /debug/pprof/.
+func Serve[S, O any](stats func() S, path string, set func(O) error) (url string, end func() error, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(stats())
+	})
+	mux.HandleFunc("PUT "+path, func(w http.ResponseWriter, r *http.Request) {
+		o, err := Decode[O](r.Body)
+		if err == nil {
+			err = set(o)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+		}
+	})
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	return "http://" + l.Addr().String(), func() error {
+		_ = srv.Close()
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	}, nil
+}
+
+// Decode reads JSON that has no other fields than O.
+func Decode[O any](r io.Reader) (o O, err error) {
+	dec := json.NewDecoder(r)
+	dec.DisallowUnknownFields()
+	err = dec.Decode(&o)
+	return o, err
 }

@@ -2,6 +2,7 @@ package testbed
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -93,12 +94,8 @@ func (b *Bed) Lay(ctx context.Context, d Dataset, progress func(done, total int)
 	if err != nil {
 		return fail(err)
 	}
-	if ok, err := c.BucketExists(ctx, Bucket); err != nil {
+	if err := s3server.MakeBucket(ctx, c, Bucket); err != nil {
 		return fail(err)
-	} else if !ok {
-		if err := c.MakeBucket(ctx, Bucket, minio.MakeBucketOptions{Region: s3server.Region}); err != nil {
-			return fail(err)
-		}
 	}
 	have := map[string]int64{}
 	for o := range c.ListObjects(ctx, Bucket, minio.ListObjectsOptions{Prefix: d.Prefix() + "/", Recursive: true}) {
@@ -129,10 +126,7 @@ func (b *Bed) Lay(ctx context.Context, d Dataset, progress func(done, total int)
 			return nil
 		})
 	}
-	if err := g.Wait(); err != nil {
-		return fail(err)
-	}
-	if err := ctx.Err(); err != nil {
+	if err := cmp.Or(g.Wait(), ctx.Err()); err != nil {
 		return fail(err)
 	}
 	return nil

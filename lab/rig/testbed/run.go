@@ -17,9 +17,10 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// Stats are the fields of .shoal/stats that a run needs.
+// Stats are the fields of .shoal/stats (docs/stats.md) that measurements need.
 type Stats struct {
 	PID     int   `json:"pid"`
+	Files   int   `json:"files"`
 	Samples int   `json:"samples"`
 	Bytes   int64 `json:"bytes"`
 	Opens   int64 `json:"opens"`
@@ -27,11 +28,10 @@ type Stats struct {
 		Keep int64 `json:"keep"`
 		Ring int64 `json:"ring"`
 	} `json:"hits"`
-	Joined      int64   `json:"joined"`
-	Misses      int64   `json:"misses"`
-	GetRequests int64   `json:"get_requests"`
-	GetBytes    int64   `json:"get_bytes"`
-	LatencyP50  float64 `json:"get_latency_p50_seconds"`
+	Joined      int64 `json:"joined"`
+	Misses      int64 `json:"misses"`
+	GetRequests int64 `json:"get_requests"`
+	GetBytes    int64 `json:"get_bytes"`
 	Memory      struct {
 		Limit int64 `json:"ledger_limit"`
 	} `json:"memory"`
@@ -40,7 +40,9 @@ type Stats struct {
 		Extents int `json:"extents"`
 	} `json:"disk"`
 	Order struct {
-		Spec string `json:"spec"`
+		Spec  string `json:"spec"`
+		Epoch int    `json:"epoch"`
+		State string `json:"state"`
 	} `json:"order"`
 }
 

@@ -113,12 +113,6 @@ func (b *Bed) Failed() error { return errors.Join(b.proxy.Failed(), b.server.Fai
 // Far sets how far and narrow the store is from now on.
 func (b *Bed) Far(ctx context.Context, o proxy.Options) error { return b.proxy.Set(ctx, o) }
 
-// Traffic returns the proxy's counters.
-func (b *Bed) Traffic(ctx context.Context) (proxy.Stats, error) { return b.proxy.Stats(ctx) }
-
-// Endpoint is the proxy's URL.
-func (b *Bed) Endpoint() string { return b.proxy.URL }
-
 // Shoal runs a verb to its end and returns what it prints.
 func (b *Bed) Shoal(ctx context.Context, args ...string) (string, error) {
 	var stdout bytes.Buffer

@@ -1,11 +1,5 @@
-// Command scale measures a mount of very many objects and writes lab/bench/results/scale.md: 1,000,000
-// objects in an S3 server (900 folders of 1,000 and one of 100,000), 10,000,000 in a folder, and full caches
-// of as many, reopened. Run it from the repository's root as root: go run ./lab/bench/scale. The last part alone,
-// which takes some minutes to lay the caches down and then seconds: -objects 0 -many 0 -out FILE
-//
-// The objects are hard links to a few inodes (see s3server.LayTiny): a million real files would
-// measure the disk of the machine.
-package main
+// Package scale is the benchmark of that name.
+package scale
 
 import (
 	"bytes"
@@ -27,13 +21,19 @@ type bench struct {
 	reps int
 }
 
-func main() {
-	million := flag.Int("objects", 1_000_000, "objects in the store, of these 100,000 in one folder (0: leave it out)")
-	cached := flag.Int("reopen", 10_000_000, "reopen full caches of 1,000,000 files and of so many (0: none)")
-	many := flag.Int("many", 10_000_000, "files of the large folder (0: leave it out)")
-	memory := flag.String("memory", "2GiB", "--memory of the daemon")
-	reps := flag.Int("reps", 5, "second mounts")
-	kit.Main("lab/bench/results/scale.md", func(k *kit.Kit) error {
+// Bench measures a mount of very many objects: 1,000,000 objects in an S3 server (900 folders of 1,000 and one of 100,000),
+// 10,000,000 in a folder, and full caches of as many, reopened. The last part alone, which takes some minutes to lay the
+// caches down and then seconds: -objects 0 -many 0 -out FILE
+//
+// The objects are hard links to a few inodes (see s3server.LayTiny): a million real files would
+// measure the disk of the machine.
+func Bench(flags *flag.FlagSet) func(k *kit.Kit) error {
+	million := flags.Int("objects", 1_000_000, "objects in the store, of these 100,000 in one folder (0: leave it out)")
+	cached := flags.Int("reopen", 10_000_000, "reopen full caches of 1,000,000 files and of so many (0: none)")
+	many := flags.Int("many", 10_000_000, "files of the large folder (0: leave it out)")
+	memory := flags.String("memory", "2GiB", "--memory of the daemon")
+	reps := flags.Int("reps", 5, "second mounts")
+	return func(k *kit.Kit) error {
 		b := &bench{Kit: k, reps: *reps}
 		if err := b.run(*million, *many, *memory); err != nil || *cached == 0 {
 			return err
@@ -43,7 +43,7 @@ func main() {
 			err = b.reopen(*cached, 1.5)
 		}
 		return err
-	})
+	}
 }
 
 const bigFolder = 100_000
@@ -81,18 +81,15 @@ func (b *bench) laid(name string, lay func() error) error {
 }
 
 func (b *bench) million(objects int, memory string) error {
-	server, far, err := b.Store(0)
-	if err != nil {
+	if err := b.Store(0); err != nil {
 		return err
 	}
-	defer server.Stop()
-	defer far.Stop()
 	folders := append(s3server.Folders((objects-bigFolder)/1000, 1000), s3server.Folder{Name: "big", Files: bigFolder})
 	if rest := (objects - bigFolder) % 1000; rest > 0 {
 		folders = append(folders, s3server.Folder{Name: "rest", Files: rest})
 	}
 	if err := b.laid(fmt.Sprintf("tiny-%d", objects), func() error {
-		return server.Lay(b.Ctx, "tiny", fmt.Sprint(objects), s3server.Tiny{Folders: folders, Size: 64})
+		return b.Server.Lay(b.Ctx, "tiny", fmt.Sprint(objects), s3server.Tiny{Folders: folders, Size: 64})
 	}); err != nil {
 		return err
 	}
@@ -114,46 +111,45 @@ func (b *bench) million(objects int, memory string) error {
 	var took, anon, listing, long []float64
 	var rss, rssFind, anonFind, slab, peak int64
 	var findTook time.Duration
+	look := func(m *kit.Mount, last bool) error {
+		took = append(took, m.Took.Seconds())
+		rss = kit.Status(m.PID, "VmRSS")
+		anon = append(anon, float64(kit.Status(m.PID, "RssAnon"))/(1<<20))
+		for _, l := range []struct {
+			command string
+			lines   int
+			into    *[]float64
+		}{{"ls", bigFolder, &listing}, {"ls -l", bigFolder + 1, &long}} {
+			if err := kit.DropCaches(); err != nil {
+				return err
+			}
+			d, err := b.ls(l.command, filepath.Join(m.Dir, "big"), l.lines)
+			if err != nil {
+				return err
+			}
+			*l.into = append(*l.into, d.Seconds())
+		}
+		if !last {
+			return nil
+		}
+		if err := kit.DropCaches(); err != nil {
+			return err
+		}
+		before, begin := kit.MemInfo("Slab"), time.Now()
+		n, err := b.find(m.Dir)
+		findTook = time.Since(begin)
+		if err == nil && n != objects {
+			err = fmt.Errorf("find counts %d files of %d", n, objects)
+		}
+		slab = kit.MemInfo("Slab") - before
+		rssFind, anonFind, peak = kit.Status(m.PID, "VmRSS"), kit.Status(m.PID, "RssAnon"), kit.Status(m.PID, "VmHWM")
+		return err
+	}
 	for rep := range b.reps {
 		if m, err = b.Mount(source, "mnt-scale", flags...); err != nil {
 			return err
 		}
-		took = append(took, m.Took.Seconds())
-		rss = kit.Status(m.PID, "VmRSS")
-		anon = append(anon, float64(kit.Status(m.PID, "RssAnon"))/(1<<20))
-		if err := kit.DropCaches(); err != nil {
-			return err
-		}
-		d, err := b.ls("ls", filepath.Join(m.Dir, "big"), bigFolder)
-		if err != nil {
-			return errors.Join(err, m.Close())
-		}
-		listing = append(listing, d.Seconds())
-		if err := kit.DropCaches(); err != nil {
-			return err
-		}
-		if d, err = b.ls("ls -l", filepath.Join(m.Dir, "big"), bigFolder+1); err != nil {
-			return errors.Join(err, m.Close())
-		}
-		long = append(long, d.Seconds())
-		if rep == b.reps-1 {
-			if err := kit.DropCaches(); err != nil {
-				return err
-			}
-			before := kit.MemInfo("Slab")
-			begin := time.Now()
-			n, err := b.find(m.Dir)
-			findTook = time.Since(begin)
-			if err == nil && n != objects {
-				err = fmt.Errorf("find counts %d files of %d", n, objects)
-			}
-			if err != nil {
-				return errors.Join(err, m.Close())
-			}
-			slab = kit.MemInfo("Slab") - before
-			rssFind, anonFind, peak = kit.Status(m.PID, "VmRSS"), kit.Status(m.PID, "RssAnon"), kit.Status(m.PID, "VmHWM")
-		}
-		if err := m.Close(); err != nil {
+		if err := errors.Join(look(m, rep == b.reps-1), m.Close()); err != nil {
 			return err
 		}
 	}

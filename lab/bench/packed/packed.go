@@ -1,9 +1,5 @@
-// Command packed measures what packing costs and brings, and writes lab/bench/results/packed.md: `shoal
-// pack` of photographs from S3 to S3 beside a bare client that sends the same GETs, and cold epochs
-// through the mount from small files and from the shards, beside a bare client that reads the shards
-// by large ranged GETs. All at 30 ms of latency, in turns. Run it from the repository's root as root:
-// go run ./lab/bench/packed
-package main
+// Package packed is the benchmark of that name.
+package packed
 
 import (
 	"bytes"
@@ -13,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,9 +23,6 @@ import (
 
 type bench struct {
 	*kit.Kit
-	photos string
-	paths  []string
-	bytes  int64
 	reps   int
 	memory string
 	shard  string
@@ -37,42 +31,30 @@ type bench struct {
 	far    func() float64 // CPU seconds of the S3 server and the proxy so far
 }
 
-const (
-	small  = "s3://photos/train"
-	bucket = "shards"
-)
+const bucket = "shards"
 
-func main() {
-	latency := flag.Duration("latency", 30*time.Millisecond, "median latency of the store")
-	count := flag.Int("photos", 16384, "photographs")
-	reps := flag.Int("reps", 5, "runs of each side")
-	memory := flag.String("memory", "512MiB", "--memory of the daemon")
+// Bench measures what packing costs and brings: `shoal pack` of photographs from S3 to S3 beside a bare client that sends
+// the same GETs, and cold epochs through the mount from small files and from the shards, beside a bare client that reads the
+// shards by large ranged GETs. All at 30 ms of latency, in turns.
+func Bench(flags *flag.FlagSet) func(k *kit.Kit) error {
+	latency := flags.Duration("latency", 30*time.Millisecond, "median latency of the store")
+	count := flags.Int("photos", 16384, "photographs")
+	reps := flags.Int("reps", 5, "runs of each side")
+	memory := flags.String("memory", "512MiB", "--memory of the daemon")
 	// 1 GB are 16 of these, so that a window leaves most of them out.
-	shard := flag.String("shard-size", "64MiB", "--shard-size of pack")
-	window := flag.Int("window", 4, "shards open in the windowed order")
-	kit.Main("lab/bench/results/packed.md", func(k *kit.Kit) error {
+	shard := flags.String("shard-size", "64MiB", "--shard-size of pack")
+	window := flags.Int("window", 4, "shards open in the windowed order")
+	return func(k *kit.Kit) error {
 		b := &bench{Kit: k, reps: *reps, memory: *memory, shard: *shard, window: fmt.Sprintf("windowed:seed=1,window=%d", *window)}
 		return b.run(*count, *latency)
-	})
+	}
 }
 
-func (b *bench) run(count int, latency time.Duration) error {
-	var err error
-	if b.photos, b.paths, err = b.Photos(count); err != nil {
+func (b *bench) run(count int, latency time.Duration) (err error) {
+	if err := b.Stored(count, latency); err != nil {
 		return err
 	}
-	server, far, err := b.Store(latency)
-	if err != nil {
-		return err
-	}
-	defer server.Stop()
-	defer far.Stop()
-	up, err := server.Upload(b.Ctx, b.photos, "photos", "train", nil)
-	if err != nil {
-		return err
-	}
-	b.bytes = up.Bytes
-	if b.client, err = s3server.Client(server.URL, 8); err != nil {
+	if b.client, err = s3server.Client(b.Server.URL, 8); err != nil {
 		return err
 	}
 	if err := b.emptyBucket(); err != nil {
@@ -80,8 +62,8 @@ func (b *bench) run(count int, latency time.Duration) error {
 	}
 	b.Header("Packed shards")
 	b.Say("%d photographs, %.1f KB each on average; shards of %s; the store at %s. Readers, daemon, proxy and S3 server share the cores.\n",
-		up.Files, float64(up.Bytes)/float64(up.Files)/1e3, b.shard, latency)
-	b.far = func() float64 { return kit.CPU(server.Pid()) + kit.CPU(far.Pid()) }
+		b.Up.Files, b.KB(), b.shard, latency)
+	b.far = func() float64 { return kit.CPU(b.Server.Pid()) + kit.CPU(b.Far.Pid()) }
 	set, err := b.pack()
 	if err != nil {
 		return err
@@ -91,10 +73,8 @@ func (b *bench) run(count int, latency time.Duration) error {
 
 // emptyBucket makes the bucket for the shards, and removes what an earlier run left there.
 func (b *bench) emptyBucket() error {
-	if ok, err := b.client.BucketExists(b.Ctx, bucket); err != nil {
+	if err := s3server.MakeBucket(b.Ctx, b.client, bucket); err != nil {
 		return err
-	} else if !ok {
-		return b.client.MakeBucket(b.Ctx, bucket, minio.MakeBucketOptions{Region: s3server.Region})
 	}
 	for o := range b.client.ListObjects(b.Ctx, bucket, minio.ListObjectsOptions{Recursive: true}) {
 		if o.Err != nil {
@@ -107,39 +87,16 @@ func (b *bench) emptyBucket() error {
 	return nil
 }
 
-type bare struct {
-	Connections int     `json:"connections"`
-	Seconds     float64 `json:"seconds"`
-	BytesPerS   float64 `json:"bytes_per_s"`
-}
-
-func (b *bench) bareclient(args ...string) (bare, error) {
-	var r bare
-	err := b.Run(&r, filepath.Join(b.Bin, "bareclient"), args...)
-	return r, err
-}
-
-// best finds the concurrency at which a bare client is fastest.
-func (b *bench) best(connections []int, args ...string) (best int, curve string, err error) {
-	top := 0.0
-	var points []string
-	for _, c := range connections {
-		r, err := b.bareclient(append([]string{"-c", strconv.Itoa(c)}, args...)...)
-		if err != nil {
-			return 0, "", err
-		}
-		points = append(points, fmt.Sprintf("%d: %.0f", c, r.BytesPerS/1e6))
-		if r.BytesPerS > top {
-			best, top = c, r.BytesPerS
-		}
-	}
-	return best, strings.Join(points, ", "), nil
+// bare returns the MB/s of a bare client.
+func (b *bench) bare(connections int, args ...string) (float64, error) {
+	r, err := b.Bare(connections, args...)
+	return r.BytesPerS / 1e6, err
 }
 
 // pack packs several times and returns the source of the last set.
 func (b *bench) pack() (set string, err error) {
 	b.Say("## pack\n")
-	best, curve, err := b.best([]int{32, 64, 128, 256, 512}, "-prefix", "train/")
+	best, curve, err := b.Best([]int{32, 64, 128, 256, 512}, func(c int) (float64, error) { return b.bare(c, "-prefix", "train/") })
 	if err != nil {
 		return "", err
 	}
@@ -148,7 +105,7 @@ func (b *bench) pack() (set string, err error) {
 	type side struct{ rate, seconds, own, far, rss []float64 }
 	pack := func(to *side, dest string) error {
 		before := b.far()
-		c := b.Command(b.Shoal, "pack", small, dest, "--shard-size", b.shard, "--seed", "1")
+		c := b.Command(b.Shoal, "pack", kit.Source, dest, "--shard-size", b.shard, "--seed", "1")
 		var stderr bytes.Buffer
 		c.Stderr = &stderr
 		begin := time.Now()
@@ -157,7 +114,7 @@ func (b *bench) pack() (set string, err error) {
 		}
 		took := time.Since(begin).Seconds()
 		to.seconds = append(to.seconds, took)
-		to.rate = append(to.rate, float64(b.bytes)/took/1e6)
+		to.rate = append(to.rate, float64(b.Up.Bytes)/took/1e6)
 		to.own = append(to.own, (c.ProcessState.UserTime() + c.ProcessState.SystemTime()).Seconds())
 		to.far = append(to.far, b.far()-before)
 		to.rss = append(to.rss, float64(c.ProcessState.SysUsage().(*syscall.Rusage).Maxrss)/1024)
@@ -177,12 +134,12 @@ func (b *bench) pack() (set string, err error) {
 			return "", err
 		}
 		before := b.far()
-		r, err := b.bareclient("-prefix", "train/", "-c", strconv.Itoa(best))
+		rate, err := b.bare(best, "-prefix", "train/")
 		if err != nil {
 			return "", err
 		}
 		theirs.far = append(theirs.far, b.far()-before)
-		theirs.rate = append(theirs.rate, r.BytesPerS/1e6)
+		theirs.rate = append(theirs.rate, rate)
 	}
 	shards := 0
 	for o := range b.client.ListObjects(b.Ctx, bucket, minio.ListObjectsOptions{Prefix: path.Base(set) + "/", Recursive: true}) {
@@ -193,10 +150,7 @@ func (b *bench) pack() (set string, err error) {
 			shards++
 		}
 	}
-	top := 0.0
-	for _, v := range ours.rss {
-		top = max(top, v)
-	}
+	top := slices.Max(ours.rss)
 	b.Say("| | MB/s of samples, median | runs | CPU s: packer | S3 server and proxy | of the bare client (target 60%%) |")
 	b.Say("| --- | ---: | --- | ---: | ---: | --- |")
 	row := func(name string, s *side) {
@@ -223,14 +177,14 @@ func (b *bench) epochs(set string) error {
 	b.Say("## Cold epoch through the mount, 8 reader threads\n")
 	const piece = 8 << 20
 	bareArgs := []string{"-bucket", bucket, "-prefix", path.Base(set) + "/", "-suffix", ".tar", "-range", strconv.Itoa(piece)}
-	best, curve, err := b.best([]int{2, 4, 8, 16, 32}, bareArgs...)
+	best, curve, err := b.Best([]int{2, 4, 8, 16, 32}, func(c int) (float64, error) { return b.bare(c, bareArgs...) })
 	if err != nil {
 		return err
 	}
 	b.Say("Bare client, the shards by ranged GETs of %d MiB, MB/s by requests in flight: %s.\n", piece>>20, curve)
 	sides := []*side{
-		{name: "small files, order known", source: small, order: "torch:seed=7"},
-		{name: "shards, the same order", source: set, order: "torch:seed=7"},
+		{name: "small files, order known", source: kit.Source, order: kit.Cold},
+		{name: "shards, the same order", source: set, order: kit.Cold},
 		{name: "shards, " + b.window, source: set, order: b.window},
 	}
 	var bares []float64
@@ -240,12 +194,12 @@ func (b *bench) epochs(set string) error {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
 		}
-		r, err := b.bareclient(append([]string{"-c", strconv.Itoa(best)}, bareArgs...)...)
+		rate, err := b.bare(best, bareArgs...)
 		if err != nil {
 			return err
 		}
 		if rep > 0 { // the first round is verified, and its rates do not count
-			bares = append(bares, r.BytesPerS/1e6)
+			bares = append(bares, rate)
 		}
 	}
 	b.Say("Every side was verified byte for byte in a round of its own.\n")
@@ -278,35 +232,28 @@ func (b *bench) epoch(s *side, verify bool) error {
 	if err != nil {
 		return err
 	}
-	r, err := b.read(m, s, verify)
+	var flags []string
+	if verify {
+		flags = []string{"-verify", b.Photos}
+	}
+	if s.list == "" { // in the first round only: the mount is fetching ahead meanwhile
+		s.list, err = b.Order(m, s.order, s.name+".txt")
+	}
+	var r kit.Read
+	if err == nil {
+		r, err = b.Read(m.Dir, s.list, flags...)
+	}
 	stats, e := m.Stats()
 	if err := errors.Join(err, e, m.Close()); err != nil {
 		return err
 	}
-	if r.Files != len(b.paths) {
-		return fmt.Errorf("the order names %d files of %d", r.Files, len(b.paths))
+	if r.Files != len(b.Paths) {
+		return fmt.Errorf("the order names %d files of %d", r.Files, len(b.Paths))
 	}
 	if !verify {
 		s.rates = append(s.rates, r.Rate)
 		s.megabytes = append(s.megabytes, r.MB)
-		s.gets = append(s.gets, float64(stats.Gets)/float64(r.Files))
+		s.gets = append(s.gets, float64(stats.GetRequests)/float64(r.Files))
 	}
 	return nil
-}
-
-func (b *bench) read(m *kit.Mount, s *side, verify bool) (kit.Result, error) {
-	if s.list == "" { // in the first round only: the mount is fetching ahead meanwhile
-		out, err := b.Command(b.Shoal, "order", s.order, "--mount", m.Dir, "--paths").Output()
-		if err != nil {
-			return kit.Result{}, fmt.Errorf("shoal order %s --mount %s --paths: %w", s.order, m.Dir, err)
-		}
-		if s.list, err = b.List(s.name+".txt", strings.Fields(string(out))); err != nil {
-			return kit.Result{}, err
-		}
-	}
-	var flags []string
-	if verify {
-		flags = []string{"-verify", b.photos}
-	}
-	return b.Read(m.Dir, s.list, flags...)
 }

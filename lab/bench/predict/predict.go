@@ -1,21 +1,13 @@
-// Command predict puts what `shoal plan` predicts beside measurements: for each configuration of a grid the
-// utilisation of emulated accelerators over a real mount, and what plan says of the same source with the
-// same figures. It writes lab/bench/results/predict.md. Run it from the repository's root:
-//
-//	go run ./lab/bench/predict
-//
-// Measurements are kept as lines of JSON in the work folder and not made again, so that an interrupted run
-// goes on, and a changed model is compared with the same measurements. -fresh begins anew. -random 12 adds
-// configurations that nobody has chosen; the report names the seed that draws them again.
-package main
+// Package predict is the benchmark of that name.
+package predict
 
 import (
 	"flag"
 	"fmt"
-	"log"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,31 +40,28 @@ type bench struct {
 	random string
 }
 
-func main() {
-	log.SetFlags(0)
-	dir := flag.String("dir", ".bench/predict", "work folder; objects and measurements are kept there")
-	out := flag.String("out", "lab/bench/results/predict.md", "report")
-	shoal := flag.String("shoal", "", "binary (default: built)")
-	random := flag.Int("random", 0, "in addition so many configurations drawn at random from the ranges of the grid")
-	seed := flag.Uint64("seed", uint64(time.Now().Unix()), "of -random; the default is the time")
-	quick := flag.Bool("quick", false, "a third of the configurations")
-	fresh := flag.Bool("fresh", false, "forget the measurements of the work folder")
-	only := flag.String("only", "", "only configurations whose name contains this; their measurements are made again")
-	measured := flag.Bool("measured", false, "measure nothing: predict again what was measured")
-	flag.Parse()
-	k, err := kit.New(*dir, *shoal)
-	if err == nil {
+// Bench puts what `shoal plan` predicts beside measurements: for each configuration of a grid the utilisation of emulated
+// accelerators over a real mount, and what plan says of the same source with the same figures.
+//
+// Measurements are kept as lines of JSON in the work folder and not made again, so that an interrupted run
+// goes on, and a changed model is compared with the same measurements. -fresh begins anew. -random 12 adds
+// configurations that nobody has chosen; the report names the seed that draws them again.
+func Bench(flags *flag.FlagSet) func(k *kit.Kit) error {
+	random := flags.Int("random", 0, "in addition so many configurations drawn at random from the ranges of the grid")
+	seed := flags.Uint64("seed", uint64(time.Now().Unix()), "of -random; the default is the time")
+	quick := flags.Bool("quick", false, "a third of the configurations")
+	fresh := flags.Bool("fresh", false, "forget the measurements of the work folder")
+	only := flags.String("only", "", "only configurations whose name contains this; their measurements are made again")
+	measured := flags.Bool("measured", false, "measure nothing: predict again what was measured")
+	return func(k *kit.Kit) error {
 		b := &bench{Kit: k, bars: progress.New(os.Stderr)}
 		if *random > 0 {
 			b.random = fmt.Sprintf("`-random %d -seed %d` draws the last %[1]d configurations again.\n", *random, *seed)
 		}
-		err = b.run(append(grid(*quick), drawn(*random, *seed)...), *fresh, *measured, *only)
-	}
-	if err == nil && *only == "" {
-		err = k.Save(*out)
-	}
-	if err != nil {
-		log.Fatal("predict: ", err)
+		if *only != "" {
+			k.Out = ""
+		}
+		return b.run(append(grid(*quick), drawn(*random, *seed)...), *fresh, *measured, *only)
 	}
 }
 
@@ -90,7 +79,7 @@ func (b *bench) run(all []testbed.Config, fresh, measured bool, only string) (er
 	if b.random != "" {
 		b.Say("%s", b.random)
 	}
-	if b.bed, err = testbed.Start(b.Ctx, filepath.Join(b.Dir, "bed"), b.Shoal, filepath.Join(b.Bin, "s3proxy")); err != nil {
+	if b.bed, err = testbed.Start(b.Ctx, filepath.Join(b.Dir, "bed"), b.Shoal, b.Self, "s3proxy"); err != nil {
 		return err
 	}
 	defer b.bed.Close()
@@ -173,19 +162,11 @@ func (b *bench) report(list []testbed.Config, works map[string]kit.Work) error {
 		if c.Packed {
 			layout = "packed"
 		}
-		speed := "any"
-		if c.Bandwidth.Times > 0 {
-			speed = fmt.Sprintf("%gx", c.Bandwidth.Times)
-		}
 		b.Say("| %d × %s | %s | %.3f | %s | %v | %d | %d × %d, %v | %s | %.1f%% | %.1f to %.1f%% | %.1f%% | %+.1f%s | %.0f | %.0f | %.0f | %.0f | %.0f%% | %.0f%% |", c.Dataset.Samples, kib(c.Dataset.Size), layout,
-			m.Kept, speed, c.Latency, c.Connections, c.Job.Accelerators, c.Job.Batch, c.Job.Step, c.Order, 100*measured.Utilisation(), 100*least, 100*most, 100*predicted.Utilisation(), d, mark,
+			m.Kept, speed(c), c.Latency, c.Connections, c.Job.Accelerators, c.Job.Batch, c.Job.Step, c.Order, 100*measured.Utilisation(), 100*least, 100*most, 100*predicted.Utilisation(), d, mark,
 			measured.Requests, predicted.Requests, measured.Bytes/1e6, predicted.Bytes/1e6, 100*m.CPU, 100*m.Busy)
 	}
-	worst := 0.0
-	for _, d := range off {
-		worst = max(worst, d)
-	}
-	b.Say("\n%d configurations: %d within %g points, median %.2f, max %.2f: target %s.", len(list), within, target, kit.Median(off), worst, kit.Verdict(within == len(list)))
+	b.Say("\n%d configurations: %d within %g points, median %.2f, max %.2f: target %s.", len(list), within, target, kit.Median(off), slices.Max(append(off, 0)), kit.Verdict(within == len(list)))
 	b.Say("\nThe machine's own time, which the model is given: measured once a dataset, with nothing else limited.\n")
 	b.Say("| dataset | a sample read from disk, one worker | a request, all processes together |")
 	b.Say("| --- | ---: | ---: |")

@@ -1,27 +1,13 @@
-// Command ingest measures what a trainer gets from the feed beside what it gets from the loaders of
-// others, on the same photographs, and writes lab/bench/results/ingest.md. Run it from the repository's root
-// with a Python that holds the peers:
-//
-//	python3 -m venv PEERS && PEERS/bin/pip install torch torchvision pillow simplejpeg opencv-python-headless grain grpcio numpy
-//	go run ./lab/bench/ingest -python PEERS/bin/python
-//
-// Parts:
-//
-//	codec   a sample on one core: entropy decoding only, region decoding, with resize, whole; beside the peers
-//	loader  whole loaders on all cores, warm, into one Python process that reads every byte
-//	epochs  short epochs with a small model, where a DataLoader starts its workers again for each
-//	memory  the daemon's memory over twenty epochs
-//
-// What is compared alternates within a run; medians are reported, with all runs beside them.
-package main
+// Package ingest is the benchmark of that name.
+package ingest
 
 import (
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"log"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -34,43 +20,36 @@ import (
 type bench struct {
 	*kit.Kit
 	python string
-	photos string
 	count  int
 	reps   int
 }
 
-func main() {
-	log.SetFlags(0)
-	if len(os.Args) == 5 && os.Args[1] == "-chain" { // this program again, on one core
-		seconds, err := strconv.ParseFloat(os.Args[4], 64)
-		if err = errors.Join(err, chain(os.Args[2], os.Args[3], seconds)); err != nil {
-			log.Fatal("bench: ", err)
-		}
-		return
-	}
-	dir := flag.String("dir", ".bench", "work folder; photographs are kept there")
-	out := flag.String("out", "lab/bench/results/ingest.md", "report")
-	shoal := flag.String("shoal", "", "the binary to measure (default: built here)")
-	python := flag.String("python", "python3", "a Python with the peers")
-	count := flag.Int("photos", 4096, "photographs")
-	reps := flag.Int("reps", 5, "runs of each side")
-	parts := flag.String("parts", "codec,loader,epochs,memory", "what to measure")
-	flag.Parse()
-	k, err := kit.New(*dir, *shoal)
-	if err == nil {
-		b := &bench{Kit: k, python: *python, count: *count, reps: *reps}
-		err = b.run(strings.Split(*parts, ","))
-	}
-	if err == nil {
-		err = k.Save(*out)
-	}
-	if err != nil {
-		log.Fatal("bench: ", err)
+// Bench measures what a trainer gets from the feed beside what it gets from the loaders of others, on the same photographs,
+// with a Python that holds the peers:
+//
+//	python3 -m venv PEERS && PEERS/bin/pip install torch torchvision pillow simplejpeg opencv-python-headless grain grpcio numpy
+//	go run ./lab/bench ingest -python PEERS/bin/python
+//
+// Parts:
+//
+//	codec   a sample on one core: entropy decoding only, region decoding, with resize, whole; beside the peers
+//	loader  whole loaders on all cores, warm, into one Python process that reads every byte
+//	epochs  short epochs with a small model, where a DataLoader starts its workers again for each
+//	memory  the daemon's memory over twenty epochs
+//
+// What is compared alternates within a run; medians are reported, with all runs beside them.
+func Bench(flags *flag.FlagSet) func(k *kit.Kit) error {
+	python := flags.String("python", "python3", "a Python with the peers")
+	count := flags.Int("photos", 4096, "photographs")
+	reps := flags.Int("reps", 5, "runs of each side")
+	parts := flags.String("parts", "codec,loader,epochs,memory", "what to measure")
+	return func(k *kit.Kit) error {
+		return (&bench{Kit: k, python: *python, count: *count, reps: *reps}).run(strings.Split(*parts, ","))
 	}
 }
 
 func (b *bench) run(parts []string) (err error) {
-	if b.photos, _, err = b.Photos(b.count); err != nil {
+	if err := b.Photographs(b.count); err != nil {
 		return err
 	}
 	client, err := filepath.Abs("python")
@@ -98,39 +77,27 @@ print("Python", sys.version.split()[0], *(f"{p} {m.version(p)}" for p in ("torch
 	return nil
 }
 
-// usual keeps the photographs of 60 to 90 KB in a folder of their own, by links.
-func (b *bench) usual() (string, error) {
-	dir := filepath.Join(b.Dir, "photos-60-90")
+// linked returns a folder of those photographs that are taken, by links, the first most of them.
+func (b *bench) linked(name string, most int, take func(i int, size int64) bool) (dir string, n int, err error) {
+	dir = filepath.Join(b.Dir, name)
 	if err := os.RemoveAll(dir); err != nil {
-		return "", err
+		return "", 0, err
 	}
-	paths, err := kit.Walk(b.photos)
-	if err != nil {
-		return "", err
-	}
-	n := 0
-	for _, p := range paths {
-		info, err := os.Stat(filepath.Join(b.photos, p))
+	for i, p := range b.Paths {
+		from, to := filepath.Join(b.Photos, p), filepath.Join(dir, p)
+		info, err := os.Stat(from)
 		if err != nil {
-			return "", err
+			return "", 0, err
 		}
-		if info.Size() < 60_000 || info.Size() > 90_000 || n == 512 {
+		if n == most || !take(i, info.Size()) {
 			continue
 		}
 		n++
-		to := filepath.Join(dir, p)
-		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-			return "", err
-		}
-		if err := os.Link(filepath.Join(b.photos, p), to); err != nil {
-			return "", err
+		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.Link(from, to)); err != nil {
+			return "", 0, err
 		}
 	}
-	if n < 64 {
-		return "", fmt.Errorf("only %d photographs of 60 to 90 KB among %d: ask for more by -photos", n, len(paths))
-	}
-	b.Say("\n%d photographs of 60 to 90 KB.", n)
-	return dir, nil
+	return dir, n, nil
 }
 
 // seconds is how long a run on one core lasts.
@@ -139,20 +106,20 @@ const seconds = "4"
 // codec measures a sample on one core.
 func (b *bench) codec() error {
 	b.Say("\n## A sample on one core: RandomResizedCrop(224) and flip, uint8")
-	dir, err := b.usual()
+	dir, n, err := b.linked("photos-60-90", 512, func(_ int, size int64) bool { return size >= 60_000 && size <= 90_000 })
 	if err != nil {
 		return err
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
+	if n < 64 {
+		return fmt.Errorf("only %d photographs of 60 to 90 KB among %d: ask for more by -photos", n, len(b.Paths))
 	}
+	b.Say("\n%d photographs of 60 to 90 KB.", n)
 	peers := []string{"torchvision-uint8", "pil-uint8", "pil-fp32", "simplejpeg-cv2"}
 	rates := map[string][]float64{}
 	for range b.reps {
 		for _, link := range links {
 			var r rate
-			if err := b.Run(&r, "taskset", "-c", "0", self, "-chain", link, dir, seconds); err != nil {
+			if err := b.Run(&r, "taskset", "-c", "0", b.Self, "chain", link, dir, seconds); err != nil {
 				return err
 			}
 			rates[link] = append(rates[link], r.PerS)
@@ -191,22 +158,14 @@ func (b *bench) codec() error {
 	return nil
 }
 
-// serve serves dir, warm, does f, and ends the daemon.
-func (b *bench) serve(source, name string, f func(addr string, pid int) error) (err error) {
-	mnt := filepath.Join(b.Dir, "mnt")
-	if err := os.MkdirAll(mnt, 0o755); err != nil {
-		return err
-	}
-	addr, cache := "unix://"+filepath.Join(b.Dir, "feed.sock"), filepath.Join(b.Dir, "cache-"+name)
-	if err := b.Run(nil, b.Shoal, "serve", source, "--listen", addr, "--mount", mnt, "--cache-dir", cache, "--memory", "1GiB", "--daemon"); err != nil {
-		return err
-	}
-	m, err := b.Attach(mnt)
+// serve serves source, warm, does f, and ends the daemon.
+func (b *bench) serve(source, name string, f func(addr string, pid int) error) error {
+	m, err := b.Serve(source, "mnt", "--cache-dir", filepath.Join(b.Dir, "cache-"+name), "--memory", "1GiB")
 	if err != nil {
 		return err
 	}
-	if err = b.Run(nil, b.Shoal, "feed", addr, "--batch", "64", "--json"); err == nil { // fills the cache
-		err = f(addr, m.PID)
+	if _, err = b.Feed(m.Addr); err == nil { // fills the cache
+		err = f(m.Addr, m.PID)
 	}
 	return errors.Join(err, m.Close())
 }
@@ -218,7 +177,7 @@ func (b *bench) loader() error {
 	if err := os.RemoveAll(raw); err != nil {
 		return err
 	}
-	if err := b.Run(nil, b.Shoal, "pack", "file://"+b.photos, "file://"+raw, "--decode", "--spool", b.Dir, "--json"); err != nil {
+	if err := b.Run(nil, b.Shoal, "pack", "file://"+b.Photos, "file://"+raw, "--decode", "--spool", b.Dir, "--json"); err != nil {
 		return err
 	}
 	type row struct{ name, source string }
@@ -226,19 +185,19 @@ func (b *bench) loader() error {
 	rates, memory := map[row][]float64{}, map[row][]float64{}
 	for range b.reps {
 		for _, r := range rows {
-			measure := func(where string, pids ...int) error {
-				res, rss, err := b.watch(pids, "loader", r.name, where, "64", strconv.Itoa(2*b.count))
+			measure := func(where string, pid int) error {
+				res, rss, err := b.watch(pid, "loader", r.name, where, "64", strconv.Itoa(2*b.count))
 				rates[r], memory[r] = append(rates[r], res.PerS), append(memory[r], rss)
 				return err
 			}
 			var err error
 			switch r.source {
 			case "jpeg":
-				err = b.serve("file://"+b.photos, r.source, func(addr string, pid int) error { return measure(addr, pid) })
+				err = b.serve("file://"+b.Photos, r.source, measure)
 			case "raw":
-				err = b.serve("file://"+raw, r.source, func(addr string, pid int) error { return measure(addr, pid) })
+				err = b.serve("file://"+raw, r.source, measure)
 			default:
-				err = measure(b.photos)
+				err = measure(b.Photos, 0)
 			}
 			if err != nil {
 				return err
@@ -273,32 +232,44 @@ type result struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// watch runs a role of peers.py and returns the most memory in MB that it, its children and pids had together.
-func (b *bench) watch(pids []int, args ...string) (r result, mb float64, err error) {
+// watch runs a role of peers.py and returns the most memory in MB that it, its children and pid, if not 0, had together.
+func (b *bench) watch(pid int, args ...string) (r result, mb float64, err error) {
 	c := b.Command(b.python, append([]string{"lab/bench/ingest/peers.py"}, args...)...)
 	var out, errs strings.Builder
 	c.Stdout, c.Stderr = &out, &errs
+	if err := during(c, 500*time.Millisecond, func() error {
+		sum := 0.0
+		for _, pid := range append(family(c.Process.Pid), pid) {
+			sum += anonymous(pid)
+		}
+		mb = max(mb, sum)
+		return nil
+	}); err != nil {
+		return r, mb, fmt.Errorf("%v: %w\n%s", args, err, errs.String())
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	err = json.Unmarshal([]byte(lines[len(lines)-1]), &r)
+	return r, mb, err
+}
+
+// during runs a command and looks at something meanwhile.
+func during(c *exec.Cmd, every time.Duration, look func() error) error {
 	if err := c.Start(); err != nil {
-		return r, 0, err
+		return err
 	}
 	done := make(chan error, 1)
 	go func() { done <- c.Wait() }()
-	tick := time.NewTicker(500 * time.Millisecond)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		select {
 		case err := <-done:
-			if err != nil {
-				return r, mb, fmt.Errorf("%v: %w\n%s", args, err, errs.String())
-			}
-			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-			return r, mb, json.Unmarshal([]byte(lines[len(lines)-1]), &r)
+			return err
 		case <-tick.C:
-			sum := 0.0
-			for _, pid := range append(family(c.Process.Pid), pids...) {
-				sum += anonymous(pid)
+			if err := look(); err != nil {
+				_ = c.Process.Signal(syscall.SIGTERM)
+				return errors.Join(err, <-done)
 			}
-			mb = max(mb, sum)
 		}
 	}
 }
@@ -332,35 +303,22 @@ func anonymous(pid int) float64 {
 // epochs compares short epochs.
 func (b *bench) epochs() error {
 	b.Say("\n## Two epochs over 1,024 photographs with a small model, batches of 64, RandomResizedCrop(32)\n")
-	small := filepath.Join(b.Dir, "photos-small")
-	if err := os.RemoveAll(small); err != nil {
-		return err
-	}
-	paths, err := kit.Walk(b.photos)
+	small, _, err := b.linked("photos-small", len(b.Paths), func(i int, _ int64) bool { return i%max(1, len(b.Paths)/1024) == 0 })
 	if err != nil {
 		return err
-	}
-	for i, p := range paths {
-		if i%max(1, len(paths)/1024) != 0 {
-			continue
-		}
-		to := filepath.Join(small, p)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.Link(filepath.Join(b.photos, p), to)); err != nil {
-			return err
-		}
 	}
 	times := map[string][]float64{}
 	peers := []string{"pil-fp32", "torchvision-uint8"}
 	for range b.reps {
 		if err := b.serve("file://"+small, "small", func(addr string, _ int) error {
-			r, _, err := b.watch(nil, "epochs", "feed-fp32", addr, "64", "2")
+			r, _, err := b.watch(0, "epochs", "feed-fp32", addr, "64", "2")
 			times["feed"] = append(times["feed"], r.Seconds)
 			return err
 		}); err != nil {
 			return err
 		}
 		for _, peer := range peers {
-			r, _, err := b.watch(nil, "epochs", peer, small, "64", "2")
+			r, _, err := b.watch(0, "epochs", peer, small, "64", "2")
 			if err != nil {
 				return err
 			}
@@ -379,42 +337,27 @@ func (b *bench) epochs() error {
 // memory watches the daemon over twenty epochs.
 func (b *bench) memory() error {
 	b.Say("\n## The daemon's memory over 20 epochs\n")
-	return b.serve("file://"+b.photos, "jpeg", func(addr string, pid int) error {
+	return b.serve("file://"+b.Photos, "jpeg", func(addr string, pid int) error {
 		c := b.Command(b.Shoal, "feed", addr, "--batch", "64", "--epochs", "20", "--transform", "RandomResizedCrop(64)|RandomHorizontalFlip()|uint8", "--json")
-		if err := c.Start(); err != nil {
-			return err
-		}
 		var rss []float64
 		var fds []int
-		done := make(chan error, 1)
-		go func() { done <- c.Wait() }()
-		tick := time.NewTicker(time.Second)
-		defer tick.Stop()
-		for {
-			select {
-			case err := <-done:
-				if err != nil {
-					return err
-				}
-				n := len(rss)
-				if n < 10 {
-					return fmt.Errorf("only %d samples of the memory: ask for more -photos", n)
-				}
-				tail := rss[n/5:] // the first epochs fill pools
-				perEpoch := slope(tail) * float64(n) / 20
-				b.Say("RSS, one sample a second: first %.0f MB, after a fifth of the run %.0f, last %.0f; slope after the first fifth **%.2f MB an epoch** (target under 1: %s).",
-					rss[0], tail[0], rss[n-1], perEpoch, kit.Verdict(perEpoch < 1))
-				b.Say("Descriptors: %d at first, %d at the end.", fds[0], fds[n-1])
-				return nil
-			case <-tick.C:
-				list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-				if err != nil {
-					_ = c.Process.Signal(syscall.SIGTERM)
-					return errors.Join(err, <-done)
-				}
-				rss, fds = append(rss, float64(kit.Status(pid, "VmRSS"))/1e6), append(fds, len(list))
-			}
+		if err := during(c, time.Second, func() error {
+			list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+			rss, fds = append(rss, float64(kit.Status(pid, "VmRSS"))/1e6), append(fds, len(list))
+			return err
+		}); err != nil {
+			return err
 		}
+		n := len(rss)
+		if n < 10 {
+			return fmt.Errorf("only %d samples of the memory: ask for more -photos", n)
+		}
+		tail := rss[n/5:] // the first epochs fill pools
+		perEpoch := slope(tail) * float64(n) / 20
+		b.Say("RSS, one sample a second: first %.0f MB, after a fifth of the run %.0f, last %.0f; slope after the first fifth **%.2f MB an epoch** (target under 1: %s).",
+			rss[0], tail[0], rss[n-1], perEpoch, kit.Verdict(perEpoch < 1))
+		b.Say("Descriptors: %d at first, %d at the end.", fds[0], fds[n-1])
+		return nil
 	})
 }
 

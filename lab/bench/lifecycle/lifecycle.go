@@ -1,11 +1,5 @@
-// Command lifecycle measures how a daemon begins and ends, and writes lab/bench/results/lifecycle.md:
-//
-//	from the start of the process to the first byte of a file, the cache being warm, by mount and by feed
-//	from SIGTERM to its exit, in good order, under trainers of several kinds
-//	the container image's size
-//
-// Run it from the repository's root as root: go run ./lab/bench/lifecycle
-package main
+// Package lifecycle is the benchmark of that name.
+package lifecycle
 
 import (
 	"bytes"
@@ -26,49 +20,34 @@ import (
 
 type bench struct {
 	*kit.Kit
-	source, cache string
-	mnt, socket   string
-	paths         []string
+	cache, mnt, feed string
 }
 
-func main() {
-	count := flag.Int("photos", 4096, "photographs")
-	reps := flag.Int("reps", 7, "runs of each")
-	image := flag.Bool("image", true, "build the image for its size")
-	kit.Main("lab/bench/results/lifecycle.md", func(k *kit.Kit) error {
-		b := &bench{Kit: k}
-		return b.run(*count, *reps, *image)
-	})
+// Bench measures how a daemon begins and ends:
+//
+//	from the start of the process to the first byte of a file, the cache being warm, by mount and by feed
+//	from SIGTERM to its exit, in good order, under trainers of several kinds
+//	the container image's size
+func Bench(flags *flag.FlagSet) func(k *kit.Kit) error {
+	count := flags.Int("photos", 4096, "photographs")
+	reps := flags.Int("reps", 7, "runs of each")
+	image := flags.Bool("image", true, "build the image for its size")
+	return func(k *kit.Kit) error { return (&bench{Kit: k}).run(*count, *reps, *image) }
 }
 
 func (b *bench) run(count, reps int, image bool) error {
-	photos, paths, err := b.Photos(count)
-	if err != nil {
+	if err := b.Stored(count, 30*time.Millisecond); err != nil {
 		return err
 	}
-	b.paths = paths
-	server, far, err := b.Store(30 * time.Millisecond)
-	if err != nil {
+	b.cache, b.mnt, b.feed = filepath.Join(b.Dir, "lifecycle-cache"), filepath.Join(b.Dir, "lifecycle-mnt"), "unix://"+filepath.Join(b.Dir, "lifecycle.sock")
+	if err := errors.Join(os.RemoveAll(b.cache), os.MkdirAll(b.mnt, 0o755)); err != nil {
 		return err
 	}
-	defer server.Stop()
-	defer far.Stop()
-	if _, err := server.Upload(b.Ctx, photos, "photos", "train", nil); err != nil {
-		return err
-	}
-	b.source = "s3://photos/train"
-	b.cache, b.mnt, b.socket = filepath.Join(b.Dir, "lifecycle-cache"), filepath.Join(b.Dir, "lifecycle-mnt"), filepath.Join(b.Dir, "lifecycle.sock")
-	if err := os.RemoveAll(b.cache); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(b.mnt, 0o755); err != nil {
-		return err
-	}
-	if err := b.Run(nil, b.Shoal, "warm", b.source, "--cache-dir", b.cache); err != nil {
+	if err := b.Run(nil, b.Shoal, "warm", kit.Source, "--cache-dir", b.cache); err != nil {
 		return err
 	}
 	b.Header("How a daemon begins and ends")
-	b.Say("%d photographs, all in the cache; the store is 30 ms away. `shoal serve --mount`, so each daemon serves mount and feed. Medians of %d runs, all in turns.\n", len(paths), reps)
+	b.Say("%d photographs, all in the cache; the store is 30 ms away. `shoal serve --mount`, so each daemon serves mount and feed. Medians of %d runs, all in turns.\n", len(b.Paths), reps)
 
 	begins := []*arm{
 		{name: "first byte of a file of the mount, its folder dropped from the kernel's caches", run: b.firstByte},
@@ -77,13 +56,13 @@ func (b *bench) run(count, reps int, image bool) error {
 	ends := []*arm{
 		{name: "nobody there", run: b.end(nil)},
 		{name: "8 threads read files, one after the other", run: b.end(func() *exec.Cmd {
-			return b.Command(filepath.Join(b.Bin, "readers"), "-threads", "8", "-passes", "100000", b.mnt)
+			return b.Command(b.Self, "readers", "-threads", "8", "-passes", "100000", b.mnt)
 		})},
 		{name: "a process keeps a file open and reads no more", run: b.end(func() *exec.Cmd {
-			return b.Command("sh", "-c", `exec 3<"$1" && sleep 600`, "sh", filepath.Join(b.mnt, paths[0]))
+			return b.Command("sh", "-c", `exec 3<"$1" && sleep 600`, "sh", filepath.Join(b.mnt, b.Paths[0]))
 		})},
 		{name: "a feed session, batches of 64", run: b.end(func() *exec.Cmd {
-			return b.Command(b.Shoal, "feed", "unix://"+b.socket, "--batch", "64", "--epochs", "0")
+			return b.Command(b.Shoal, "feed", b.feed, "--batch", "64", "--epochs", "0")
 		})},
 	}
 	for rep := range reps {
@@ -120,11 +99,7 @@ type arm struct {
 func (b *bench) table(title, aim string, arms []*arm) {
 	b.Say("| %s (%s) | median s | all |\n| --- | ---: | --- |", title, aim)
 	for _, a := range arms {
-		var all []string
-		for _, s := range a.seconds {
-			all = append(all, fmt.Sprintf("%.2f", s))
-		}
-		b.Say("| %s | %.2f | %s |", a.name, kit.Median(a.seconds), strings.Join(all, " "))
+		b.Say("| %s | %.2f | %s |", a.name, kit.Median(a.seconds), kit.Numbers(a.seconds, 2))
 	}
 	b.Say("")
 }
@@ -136,7 +111,7 @@ type daemon struct {
 }
 
 func (b *bench) start() (*daemon, error) {
-	d := &daemon{cmd: b.Command(b.Shoal, "serve", b.source, "--listen", "unix://"+b.socket, "--mount", b.mnt, "--cache-dir", b.cache)}
+	d := &daemon{cmd: b.Command(b.Shoal, "serve", kit.Source, "--listen", b.feed, "--mount", b.mnt, "--cache-dir", b.cache)}
 	d.cmd.Stderr = &d.logs
 	return d, d.cmd.Start()
 }
@@ -162,7 +137,7 @@ func (b *bench) firstByte() (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	path := filepath.Join(b.mnt, b.paths[len(b.paths)/2])
+	path := filepath.Join(b.mnt, b.Paths[len(b.Paths)/2])
 	for {
 		f, err := os.Open(path)
 		if err == nil {
@@ -190,9 +165,9 @@ func (b *bench) firstBatch() (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	err = b.Run(nil, b.Shoal, "health", "unix://"+b.socket, "--wait", patience.String())
+	err = b.Run(nil, b.Shoal, "health", b.feed, "--wait", patience.String())
 	if err == nil {
-		err = b.Run(nil, b.Shoal, "feed", "unix://"+b.socket, "--batch", "64", "--batches", "1")
+		err = b.Run(nil, b.Shoal, "feed", b.feed, "--batch", "64", "--batches", "1")
 	}
 	took := time.Since(begin)
 	_, e := d.end()
@@ -206,7 +181,7 @@ func (b *bench) end(busy func() *exec.Cmd) func() (time.Duration, error) {
 		if err != nil {
 			return 0, err
 		}
-		if err := b.Run(nil, b.Shoal, "health", b.mnt, "unix://"+b.socket, "--wait", patience.String()); err != nil {
+		if err := b.Run(nil, b.Shoal, "health", b.mnt, b.feed, "--wait", patience.String()); err != nil {
 			_, _ = d.end()
 			return 0, err
 		}

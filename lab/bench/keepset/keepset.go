@@ -1,19 +1,10 @@
-// Command keepset shows what the choice of what is kept is worth: emulated accelerators over a real mount with
-// Shoal's kept set, and beside it the same trace, from the same store behind the same proxy, as far
-// prefetched, through caches that evict as LRU and as Belady's optimal policy do; and what the simulator says
-// of all three. It writes lab/bench/results/keepset.md. Run it from the repository's root:
-//
-//	go run ./lab/bench/keepset
-//
-// The other caches are in this process (cached, policy): the daemon has no such policies. Runs are kept as
-// lines of JSON in the work folder and not made again; -fresh begins anew.
-package main
+// Package keepset is the benchmark of that name.
+package keepset
 
 import (
 	"context"
 	"flag"
 	"fmt"
-	"log"
 	"math"
 	"os"
 	"path/filepath"
@@ -38,7 +29,7 @@ const (
 	sigma   = 0.3
 	passes  = 2 // epochs, of which the second is reported
 	memory  = 112 << 20
-	spec    = "torch:seed=7"
+	spec    = kit.Cold
 	// connections that the daemon and the other caches may use; a sixteenth of it is enough here.
 	connections = 128
 )
@@ -68,28 +59,23 @@ type bench struct {
 	steps int // of an epoch
 }
 
-func main() {
-	log.SetFlags(0)
-	dir := flag.String("dir", ".bench/keepset", "work folder; objects and runs are kept there")
-	out := flag.String("out", "lab/bench/results/keepset.md", "report")
-	shoal := flag.String("shoal", "", "binary (default: built)")
-	name := flag.String("workload", "retinanet-b200", "shape of the accelerator")
-	scale := flag.Float64("scale", 2, "steps are this many times as long as the real ones")
-	fractions := flag.String("cached", "0.5,0.25,0.75,0.9", "parts of the dataset that are cached")
-	factors := flag.String("bandwidth", "1.05,1.1", "multiples of what the rest needs")
-	steps := flag.Int("steps", 200, "steps of an epoch; the more, the less of the dataset fits the memory ahead, which helps Belady")
-	fresh := flag.Bool("fresh", false, "forget the runs of the work folder")
-	flag.Parse()
-	k, err := kit.New(*dir, *shoal)
-	if err == nil {
+// Bench shows what the choice of what is kept is worth: emulated accelerators over a real mount with
+// Shoal's kept set, and beside it the same trace, from the same store behind the same proxy, as far
+// prefetched, through caches that evict as LRU and as Belady's optimal policy do; and what the simulator says
+// of all three.
+//
+// The other caches are in this process (cached, policy): the daemon has no such policies. Runs are kept as
+// lines of JSON in the work folder and not made again; -fresh begins anew.
+func Bench(flags *flag.FlagSet) func(k *kit.Kit) error {
+	name := flags.String("workload", "retinanet-b200", "shape of the accelerator")
+	scale := flags.Float64("scale", 2, "steps are this many times as long as the real ones")
+	fractions := flags.String("cached", "0.5,0.25,0.75,0.9", "parts of the dataset that are cached")
+	factors := flags.String("bandwidth", "1.05,1.1", "multiples of what the rest needs")
+	steps := flags.Int("steps", 200, "steps of an epoch; the more, the less of the dataset fits the memory ahead, which helps Belady")
+	fresh := flags.Bool("fresh", false, "forget the runs of the work folder")
+	return func(k *kit.Kit) error {
 		b := &bench{Kit: k, bars: progress.New(os.Stderr), scale: *scale, steps: *steps}
-		err = b.run(*name, *fractions, *factors, *fresh)
-	}
-	if err == nil {
-		err = k.Save(*out)
-	}
-	if err != nil {
-		log.Fatal("keepset: ", err)
+		return b.run(*name, *fractions, *factors, *fresh)
 	}
 }
 
@@ -122,7 +108,7 @@ func (b *bench) run(name, fractions, factors string, fresh bool) (err error) {
 		return err
 	}
 	b.Header("The kept set beside LRU and Belady")
-	if b.bed, err = testbed.Start(b.Ctx, filepath.Join(b.Dir, "bed"), b.Shoal, filepath.Join(b.Bin, "s3proxy")); err != nil {
+	if b.bed, err = testbed.Start(b.Ctx, filepath.Join(b.Dir, "bed"), b.Shoal, b.Self, "s3proxy"); err != nil {
 		return err
 	}
 	defer b.bed.Close()

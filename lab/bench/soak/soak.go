@@ -1,16 +1,5 @@
-// Command soak runs one daemon for as long as it is told, while trainers come and go, faults of the store come and go,
-// and epochs pass. It fails if anything that was delivered is wrong, if anything was refused, or if the daemon grows.
-//
-//	go run ./lab/bench/soak [-for 10m] [-seed N]
-//
-// A soak is a series of rounds. In each round trainers read the mount and the feed, in Go and Python, some are killed in
-// the middle, a second dataset is mounted in the same daemon and unmounted, and the weather changes every few seconds:
-// latency, errors, resets, cut bodies, outages. At the end of the round all have left and the weather is fine; the
-// daemon is looked at then, and is to be as it was after the rounds before: memory, descriptors, goroutines, ledger.
-//
-// What a trainer reads is compared with the files themselves; what a transform makes of them, with what the first round,
-// in fine weather, had. Run it from the repository's root; it needs /dev/fuse.
-package main
+// Package soak is the benchmark of that name.
+package soak
 
 import (
 	"bytes"
@@ -39,17 +28,27 @@ const (
 	settleTime = time.Minute // that a daemon may take to be at rest
 )
 
-func main() {
-	count := flag.Int("photos", 2048, "photographs")
-	memory := flag.String("memory", "192MiB", "--memory of the daemon")
-	length := flag.Duration("for", 10*time.Minute, "how long")
-	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "of all that is left to chance, as far as it can be repeated")
-	kit.Main(".bench/soak.md", func(k *kit.Kit) error {
+// Bench runs one daemon for as long as it is told, while trainers come and go, faults of the store come and go,
+// and epochs pass. It fails if anything that was delivered is wrong, if anything was refused, or if the daemon grows.
+//
+// A soak is a series of rounds. In each round trainers read the mount and the feed, in Go and Python, some are killed in
+// the middle, a second dataset is mounted in the same daemon and unmounted, and the weather changes every few seconds:
+// latency, errors, resets, cut bodies, outages. At the end of the round all have left and the weather is fine; the
+// daemon is looked at then, and is to be as it was after the rounds before: memory, descriptors, goroutines, ledger.
+//
+// What a trainer reads is compared with the files themselves; what a transform makes of them, with what the first round,
+// in fine weather, had.
+func Bench(flags *flag.FlagSet) func(k *kit.Kit) error {
+	count := flags.Int("photos", 2048, "photographs")
+	memory := flags.String("memory", "192MiB", "--memory of the daemon")
+	length := flags.Duration("for", 10*time.Minute, "how long")
+	seed := flags.Uint64("seed", uint64(time.Now().UnixNano()), "of all that is left to chance, as far as it can be repeated")
+	return func(k *kit.Kit) error {
 		s := &soak{Kit: k, memory: *memory, chance: rand.New(rand.NewPCG(*seed, 0)), length: *length}
 		k.Header("Soak")
 		k.Say("%s, seed %d; the daemon has --memory %s and keeps a quarter of the dataset on disk.\n", *length, *seed, *memory)
 		return s.run(*count)
-	})
+	}
 }
 
 // soak is one run.
@@ -59,14 +58,12 @@ type soak struct {
 	length time.Duration
 	chance *rand.Rand
 
-	photos, others string // folders of the originals
-	paths          []string
-	mnt, feed      string
-	admin          string // HOST:PORT
-	pid            int
-	far            *proxy.Process
-	crew           *crew
-	calm           []sample // after each round
+	others    string // a folder of originals
+	mnt, feed string
+	admin     string // HOST:PORT
+	pid       int
+	crew      *crew
+	calm      []sample // after each round
 }
 
 // sample is the daemon at rest.
@@ -78,11 +75,9 @@ type sample struct {
 // stats are the fields of the daemon's that tell whether it rests, and how large it is.
 type stats struct {
 	PID      int              `json:"pid"`
-	Uptime   float64          `json:"uptime_seconds"`
 	InFlight int64            `json:"requests_in_flight"`
 	Gets     int64            `json:"get_requests"`
 	Opens    int64            `json:"opens"`
-	Streams  []any            `json:"streams"`
 	Users    int              `json:"users"`
 	Store    map[string]int64 `json:"store_errors"`
 	Memory   struct {
@@ -101,55 +96,36 @@ type stats struct {
 }
 
 func (s *soak) run(count int) (err error) {
-	if s.photos, s.paths, err = s.Photos(count); err != nil {
+	if err := s.Stored(count, latency); err != nil {
 		return err
 	}
-	server, far, err := s.Store(latency)
-	if err != nil {
+	s.others = filepath.Join(s.Photos, filepath.Dir(s.Paths[0])) // one class is a dataset of its own
+	if _, err := s.Server.Upload(s.Ctx, s.others, "photos", "second", nil); err != nil {
 		return err
 	}
-	defer server.Stop()
-	defer far.Stop()
-	s.far = far
-	up, err := server.Upload(s.Ctx, s.photos, "photos", "train", nil)
-	if err != nil {
-		return err
-	}
-	s.others = filepath.Join(s.photos, filepath.Dir(s.paths[0])) // one class is a dataset of its own
-	if _, err := server.Upload(s.Ctx, s.others, "photos", "second", nil); err != nil {
-		return err
-	}
-	s.mnt, s.feed = filepath.Join(s.Dir, "mnt"), "unix://"+filepath.Join(s.Dir, "run", "feed.sock")
 	cache, err := os.MkdirTemp(s.Dir, "cache")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(cache) }()
-	if err := os.MkdirAll(s.mnt, 0o755); err != nil {
-		return err
-	}
 	admin, release, err := port.Hold()
 	if err != nil {
 		return err
 	}
 	defer release()
 	s.admin = admin
-	args := []string{"serve", "s3://photos/train", "--listen", s.feed, "--mount", s.mnt, "--cache-dir", cache, "--daemon",
-		"--memory", s.memory, "--cache-size", fmt.Sprint(up.Bytes / 4), "--kernel-cache", "off", "--admin", s.admin, "--pprof"}
-	if err := s.Run(nil, s.Shoal, args...); err != nil {
+	m, err := s.Serve(kit.Source, "mnt", "--cache-dir", cache, "--memory", s.memory, "--cache-size", fmt.Sprint(s.Up.Bytes/4),
+		"--kernel-cache", "off", "--admin", s.admin, "--pprof")
+	if err != nil {
 		return err
 	}
+	s.mnt, s.feed, s.pid = m.Dir, m.Addr, m.PID
 	ended := false
 	defer func() {
 		if !ended {
 			err = errors.Join(err, s.end(cache))
 		}
 	}()
-	st, err := s.stats()
-	if err != nil {
-		return err
-	}
-	s.pid = st.PID
 	s.crew = newCrew(s, cache)
 	if err := s.crew.learn(); err != nil {
 		return err
@@ -176,7 +152,7 @@ func (s *soak) round(n int, begin time.Time) error {
 	go func() { done <- s.weather(rand.New(rand.NewPCG(seeds, 1)), over) }()
 	err := s.crew.work(rand.New(rand.NewPCG(seeds, 2)), time.Now().Add(roundTime))
 	close(over)
-	if err := errors.Join(err, <-done, s.far.Failed()); err != nil {
+	if err := errors.Join(err, <-done, s.Far.Failed()); err != nil {
 		return err
 	}
 	at, err := s.rest()
@@ -321,7 +297,7 @@ func (s *soak) end(cache string) error {
 
 // fine has the store answer as it should.
 func (s *soak) fine() error {
-	return s.far.Set(s.Ctx, proxy.Options{Latency: latency, Sigma: 0.3})
+	return s.Far.Set(s.Ctx, proxy.Options{Latency: latency, Sigma: 0.3})
 }
 
 // weathers are what a store is like for a few seconds.
@@ -357,7 +333,7 @@ func (s *soak) weather(chance *rand.Rand, over <-chan struct{}) error {
 			length = 2 * time.Second // which retries outlast
 		}
 		w.Seed = chance.Uint64()
-		if err := s.far.Set(s.Ctx, w); err != nil {
+		if err := s.Far.Set(s.Ctx, w); err != nil {
 			return err
 		}
 		select {

@@ -1,19 +1,4 @@
-// Fuseceiling is the limit that Shoal's mount is measured against: a bare go-fuse filesystem that
-// serves files from one open file by splicing (ReadResultFd) and does nothing else. It knows no
-// versions, follows no reader, checks no byte and has nothing to look up but an array index.
-//
-//	fuseceiling -n 4000 -size 63000 -dir-count 20 MOUNTPOINT       made-up files
-//	fuseceiling -from DIR MOUNTPOINT                               the same tree and bytes as DIR
-//
-// It serves until SIGINT or SIGTERM, and unmounts. "ready" on stdout tells that it is mounted.
-//
-// The descriptor behind ReadResultFd is a raw one: an *os.File that is garbage-collected closes its
-// descriptor, and every later read is EINVAL.
-//
-// Files begin at page boundaries of the one file. go-fuse sizes its pipe by bytes, but a pipe holds
-// pages: a payload that begins in the middle of one takes a slot more, the splice comes out short, and
-// go-fuse sends that as a short reply, which the kernel takes for the end of the file.
-package main
+package parts
 
 import (
 	"errors"
@@ -21,13 +6,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -38,25 +19,29 @@ import (
 // timeout is how long the kernel trusts names and attributes.
 const timeout = 4 * time.Hour
 
-func main() {
-	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, "fuseceiling:", err)
-		os.Exit(1)
+// Fuseceiling is the limit that Shoal's mount is measured against: a bare go-fuse filesystem that
+// serves files from one open file by splicing (ReadResultFd) and does nothing else. It knows no
+// versions, follows no reader, checks no byte and has nothing to look up but an array index.
+//
+//	fuseceiling -from DIR MOUNTPOINT          the same tree and bytes as DIR
+//
+// It serves until SIGINT or SIGTERM, and unmounts. "ready" on stdout tells that it is mounted.
+//
+// The descriptor behind ReadResultFd is a raw one: an *os.File that is garbage-collected closes its
+// descriptor, and every later read is EINVAL.
+//
+// Files begin at page boundaries of the one file. go-fuse sizes its pipe by bytes, but a pipe holds
+// pages: a payload that begins in the middle of one takes a slot more, the splice comes out short, and
+// go-fuse sends that as a short reply, which the kernel takes for the end of the file.
+func Fuseceiling(args []string) error {
+	flags := flag.NewFlagSet("fuseceiling", flag.ContinueOnError)
+	from := flags.String("from", "", "the folder whose files are served")
+	tmp := flags.String("tmp", os.TempDir(), "where the one file is made")
+	if err := flags.Parse(args); err != nil {
+		return err
 	}
-}
-
-func run() error {
-	n := flag.Int("n", 4000, "number of files")
-	size := flag.String("size", "63000", "bytes of a file, or a comma-separated list that is repeated")
-	dirs := flag.Int("dir-count", 20, "number of folders")
-	from := flag.String("from", "", "serve the files of this folder instead")
-	splice := flag.Bool("splice", true, "splice from the file instead of reading it into a buffer")
-	keep := flag.Bool("kernel-cache", true, "let the kernel keep pages between opens")
-	background := flag.Int("max-background", 256, "asynchronous requests in flight")
-	tmp := flag.String("tmp", os.TempDir(), "where the one file is made")
-	flag.Parse()
-	if flag.NArg() != 1 {
-		return errors.New("give one mount point")
+	if flags.NArg() != 1 || *from == "" {
+		return errors.New("give -from and one mount point")
 	}
 
 	backing, err := os.CreateTemp(*tmp, "fuseceiling-")
@@ -65,13 +50,8 @@ func run() error {
 	}
 	defer func() { _ = os.Remove(backing.Name()) }()
 	defer backing.Close()
-	b := &bare{RawFileSystem: fuse.NewDefaultRawFileSystem(), splice: *splice, keep: *keep, root: newDir("", 0)}
-	if *from != "" {
-		err = b.copyTree(*from, backing)
-	} else {
-		err = b.makeUp(*n, *size, *dirs, backing)
-	}
-	if err != nil {
+	b := &bare{RawFileSystem: fuse.NewDefaultRawFileSystem(), root: newDir("", 0)}
+	if err := b.copyTree(*from, backing); err != nil {
 		return err
 	}
 	if b.fd, err = unix.Open(backing.Name(), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
@@ -79,9 +59,9 @@ func run() error {
 	}
 	defer func() { _ = unix.Close(b.fd) }()
 
-	server, err := fuse.NewServer(b, flag.Arg(0), &fuse.MountOptions{
+	server, err := fuse.NewServer(b, flags.Arg(0), &fuse.MountOptions{
 		FsName: "ceiling", Name: "fuseceiling", DirectMountStrict: os.Geteuid() == 0,
-		MaxBackground: *background, MaxWrite: 512 << 10, DisableSplice: !*splice, ExplicitDataCacheControl: true,
+		MaxBackground: 256, MaxWrite: 512 << 10, ExplicitDataCacheControl: true,
 	})
 	if err != nil {
 		return err
@@ -92,7 +72,7 @@ func run() error {
 		<-stop
 		if err := server.Unmount(); err != nil {
 			fmt.Fprintln(os.Stderr, "fuseceiling:", err)
-			_ = unix.Unmount(flag.Arg(0), unix.MNT_DETACH)
+			_ = unix.Unmount(flags.Arg(0), unix.MNT_DETACH)
 		}
 	}()
 	fmt.Println("ready")
@@ -120,10 +100,9 @@ func newDir(name string, id int) *node { return &node{name: name, id: id, byName
 
 type bare struct {
 	fuse.RawFileSystem
-	fd           int
-	splice, keep bool
-	root         *node
-	nodes        []*node
+	fd    int
+	root  *node
+	nodes []*node
 }
 
 // add puts a file or folder into the tree.
@@ -136,38 +115,6 @@ func (b *bare) add(parent *node, c *node) *node {
 	parent.children = append(parent.children, c)
 	parent.byName[c.name] = c
 	return c
-}
-
-// makeUp makes n files of random bytes.
-func (b *bare) makeUp(n int, sizes string, dirCount int, backing *os.File) error {
-	var list []int64
-	for text := range strings.SplitSeq(sizes, ",") {
-		s, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || s < 0 {
-			return fmt.Errorf("-size %q is no number of bytes", text)
-		}
-		list = append(list, s)
-	}
-	if dirCount < 1 || n < 0 {
-		return errors.New("-dir-count and -n must be positive")
-	}
-	for i := range dirCount {
-		b.add(b.root, newDir(fmt.Sprintf("c%04d", i), 0))
-	}
-	random := rand.NewChaCha8([32]byte{})
-	var buf []byte
-	var at int64
-	for i := range n {
-		size := list[i%len(list)]
-		buf = slices.Grow(buf[:0], int(size))[:size]
-		_, _ = random.Read(buf)
-		if _, err := backing.WriteAt(buf, at); err != nil {
-			return err
-		}
-		b.add(b.root.children[i%dirCount], &node{name: fmt.Sprintf("%07d.bin", i), offset: at, size: size})
-		at = align(at + size)
-	}
-	return nil
 }
 
 // copyTree puts the files below dir into the one file.
@@ -239,10 +186,7 @@ func (b *bare) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut)
 }
 
 func (b *bare) Open(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	out.OpenFlags = fuse.FOPEN_NOFLUSH
-	if b.keep {
-		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
-	}
+	out.OpenFlags = fuse.FOPEN_NOFLUSH | fuse.FOPEN_KEEP_CACHE
 	return fuse.OK
 }
 
@@ -253,7 +197,7 @@ func (b *bare) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 		return fuse.ReadResultData(nil), fuse.OK
 	}
 	off := n.offset + int64(in.Offset)
-	if b.splice && off%alignment == 0 {
+	if off%alignment == 0 {
 		return fuse.ReadResultFd(uintptr(b.fd), off, int(size)), fuse.OK
 	}
 	got, err := unix.Pread(b.fd, buf[:size], off)

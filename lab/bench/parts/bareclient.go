@@ -1,44 +1,46 @@
-// Command bareclient reads every object under a prefix once, with minio-go and nothing else, at a
-// given number of requests in flight: the rate that any cache in front of the same store can at best
-// approach when cold. With -range it reads the objects in pieces of so many bytes: the rate that a
-// reader of shards can approach. It prints one line of JSON.
-//
-// Endpoint and keys come from AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
-package main
+package parts
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"log"
 	"net/http"
 	"net/url"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+	"golang.org/x/sync/errgroup"
 )
 
-func main() {
-	log.SetFlags(0)
-	bucket := flag.String("bucket", "photos", "bucket")
-	prefix := flag.String("prefix", "", "key prefix")
-	conns := flag.Int("c", 64, "requests in flight")
-	limit := flag.Int("n", 0, "read only the first n objects (0: all)")
-	suffix := flag.String("suffix", "", "read only objects whose keys end so")
-	piece := flag.Int64("range", 0, "bytes a GET (0: whole objects)")
-	flag.Parse()
+// Bareclient reads every object under a prefix once, with minio-go and nothing else, at a
+// given number of requests in flight: the rate that any cache in front of the same store can at best
+// approach when cold. With -range it reads the objects in pieces of so many bytes: the rate that a
+// reader of shards can approach. It prints one line of JSON.
+//
+// Endpoint and keys come from AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+func Bareclient(args []string) error {
+	flags := flag.NewFlagSet("bareclient", flag.ContinueOnError)
+	bucket := flags.String("bucket", "photos", "bucket")
+	prefix := flags.String("prefix", "", "key prefix")
+	conns := flags.Int("c", 64, "requests in flight")
+	limit := flags.Int("n", 0, "read only the first n objects (0: all)")
+	suffix := flags.String("suffix", "", "read only objects whose keys end so")
+	piece := flags.Int64("range", 0, "bytes a GET (0: whole objects)")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
 	ctx := context.Background()
 
 	u, err := url.Parse(os.Getenv("AWS_ENDPOINT_URL"))
 	if err != nil || u.Host == "" {
-		log.Fatal("bareclient: set AWS_ENDPOINT_URL")
+		return errors.New("set AWS_ENDPOINT_URL")
 	}
 	client, err := minio.New(u.Host, &minio.Options{
 		Creds:        credentials.NewEnvAWS(),
@@ -48,7 +50,7 @@ func main() {
 		Transport:    &http.Transport{MaxIdleConns: *conns, MaxIdleConnsPerHost: *conns, DisableCompression: true, ReadBufferSize: 64 << 10},
 	})
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	type job struct {
 		key       string
@@ -58,7 +60,7 @@ func main() {
 	objects := 0
 	for o := range client.ListObjects(ctx, *bucket, minio.ListObjectsOptions{Prefix: *prefix, Recursive: true}) {
 		if o.Err != nil {
-			log.Fatal(o.Err)
+			return o.Err
 		}
 		if !strings.HasSuffix(o.Key, *suffix) || *limit > 0 && objects == *limit {
 			continue
@@ -75,26 +77,26 @@ func main() {
 
 	core := minio.Core{Client: client}
 	var next, bytes atomic.Int64
-	var wg sync.WaitGroup
+	var g errgroup.Group
 	start := time.Now()
 	for range *conns {
-		wg.Go(func() {
+		g.Go(func() error {
 			buf := make([]byte, 256<<10)
 			for {
 				i := int(next.Add(1)) - 1
 				if i >= len(jobs) {
-					return
+					return nil
 				}
 				j := jobs[i]
 				var o minio.GetObjectOptions
 				if j.size > 0 {
 					if err := o.SetRange(j.off, j.off+j.size-1); err != nil {
-						log.Fatal(err)
+						return err
 					}
 				}
 				body, _, _, err := core.GetObject(ctx, *bucket, j.key, o)
 				if err != nil {
-					log.Fatal(err)
+					return err
 				}
 				n, err := io.CopyBuffer(io.Discard, struct{ io.Reader }{body}, buf)
 				body.Close()
@@ -102,20 +104,18 @@ func main() {
 					err = fmt.Errorf("%s: %d bytes at %d, want %d", j.key, n, j.off, j.size)
 				}
 				if err != nil {
-					log.Fatal(err)
+					return err
 				}
 				bytes.Add(n)
 			}
 		})
 	}
-	wg.Wait()
+	if err := g.Wait(); err != nil {
+		return err
+	}
 	seconds := time.Since(start).Seconds()
-	out, err := json.Marshal(map[string]any{
+	return json.NewEncoder(os.Stdout).Encode(map[string]any{
 		"connections": *conns, "objects": objects, "gets": len(jobs), "bytes": bytes.Load(), "seconds": seconds,
 		"objects_per_s": float64(objects) / seconds, "bytes_per_s": float64(bytes.Load()) / seconds,
 	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(string(out))
 }

@@ -1,0 +1,183 @@
+// Package parts are the programs that benchmarks run beside Shoal, each a verb of lab/bench in a process of its own.
+package parts
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/lab/bench/kit"
+)
+
+const shownErrors = 5
+
+// reader is one pass over the files of dir.
+type reader struct {
+	dir, originals string // originals are compared with, unless ""
+	files, bytes   atomic.Int64
+	mu             sync.Mutex
+	failed         int
+	errs           []error // the first of them
+}
+
+// Readers reads files with several threads, as a DataLoader's workers do, and prints what it took as one line of JSON for
+// each pass.
+//
+//	readers [-threads 8] [-passes 1] [-drop-caches] [-verify DIR] DIR
+//	readers -list FILE DIR          only these paths below DIR, in this order
+//
+// Without -list the folder is walked once beforehand, which is not timed, and the paths are shuffled by pass. Each thread
+// takes the next path of the pass; a file is opened, read to its end in one call if possible, and closed. -drop-caches
+// empties the kernel's caches before every pass.
+func Readers(args []string) (err error) {
+	flags := flag.NewFlagSet("readers", flag.ContinueOnError)
+	threads := flags.Int("threads", 8, "readers at a time")
+	passes := flags.Int("passes", 1, "how often everything is read")
+	list := flags.String("list", "", "file of paths below DIR, one a line, read in this order")
+	verify := flags.String("verify", "", "folder of originals to compare with")
+	drop := flags.Bool("drop-caches", false, "empty the kernel's caches before each pass (root)")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() != 1 || *threads < 1 || *passes < 1 {
+		return errors.New("give one folder; -threads and -passes must be at least 1")
+	}
+	var paths []string
+	if *list != "" {
+		paths, err = readLines(*list)
+	} else {
+		paths, err = kit.Walk(flags.Arg(0))
+	}
+	if err != nil {
+		return err
+	}
+	for pass := range *passes {
+		if *list == "" {
+			// From the walk's order each time, so that a pass does not depend on the ones before.
+			slices.Sort(paths)
+			rand.New(rand.NewPCG(1, uint64(pass))).Shuffle(len(paths), func(i, j int) { paths[i], paths[j] = paths[j], paths[i] })
+		}
+		if *drop {
+			if err := kit.DropCaches(); err != nil {
+				return err
+			}
+		}
+		r := &reader{dir: flags.Arg(0), originals: *verify}
+		result, e := r.pass(paths, *threads)
+		if e := json.NewEncoder(os.Stdout).Encode(result); e != nil {
+			return e
+		}
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+func readLines(path string) ([]string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var lines []string
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		if s.Text() != "" {
+			lines = append(lines, s.Text())
+		}
+	}
+	return lines, s.Err()
+}
+
+// pass reads every path once. The error says what could not be read, or differs from the original.
+func (r *reader) pass(paths []string, threads int) (kit.Read, error) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	start := time.Now()
+	for range threads {
+		wg.Go(func() {
+			buf := make([]byte, 128<<10)
+			for i := next.Add(1) - 1; i < int64(len(paths)); i = next.Add(1) - 1 {
+				var n int
+				var err error
+				if buf, n, err = readFile(r.dir+"/"+paths[i], buf); err == nil && r.originals != "" {
+					err = r.compare(paths[i], buf[:n])
+				}
+				if err != nil {
+					r.fail(err)
+					continue
+				}
+				r.files.Add(1)
+				r.bytes.Add(int64(n))
+			}
+		})
+	}
+	wg.Wait()
+	seconds, files := time.Since(start).Seconds(), r.files.Load()
+	res := kit.Read{Files: int(files), Seconds: seconds, Rate: float64(files) / seconds, MB: float64(r.bytes.Load()) / seconds / 1e6}
+	if r.failed > 0 {
+		return res, fmt.Errorf("%d files could not be read or differ: %w", r.failed, errors.Join(r.errs...))
+	}
+	return res, nil
+}
+
+func (r *reader) compare(path string, data []byte) error {
+	want, err := os.ReadFile(filepath.Join(r.originals, path))
+	if err == nil && !bytes.Equal(data, want) {
+		err = fmt.Errorf("%s differs from the original", path)
+	}
+	return err
+}
+
+func (r *reader) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failed++; r.failed <= shownErrors {
+		r.errs = append(r.errs, err)
+	}
+}
+
+// readFile reads a whole file into buf, which it grows if need be. Raw calls, because os.File costs
+// an epoll registration an open, which is not what is measured.
+func readFile(path string, buf []byte) ([]byte, int, error) {
+	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	if err != nil {
+		return buf, 0, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	n := 0
+	for {
+		if n == len(buf) {
+			buf = append(buf, make([]byte, len(buf))...)
+		}
+		m, err := retry(func() (int, error) { return unix.Read(fd, buf[n:]) })
+		if err != nil {
+			return buf, n, &fs.PathError{Op: "read", Path: path, Err: err}
+		}
+		if m == 0 {
+			return buf, n, nil
+		}
+		n += m
+	}
+}
+
+func retry(call func() (int, error)) (int, error) {
+	for {
+		n, err := call()
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
