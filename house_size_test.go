@@ -17,17 +17,17 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":     7_650,
+	"cmd/shoal":     7_700,
 	"cmd/shoal-gpu": 1_370,
 	"cmd/shoal-lab": 890,
-	"fusefs":        2_600,
+	"fusefs":        2_560,
 	"engine":        4_550,
 	"cache":         25_750,
-	"prefetch":      9_800,
+	"prefetch":      9_700,
 	"loader":        6_400,
 	"gpuingest":     10_750,
-	"internal":      10_200,
-	"lab":           17_180,
+	"internal":      10_250,
+	"lab":           17_250,
 	"python":        30,
 	"docs":          110,
 	"deploy":        500,
