@@ -146,11 +146,17 @@ bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages
 hostile: ## stores that answer wrongly, some 170 ways, each against the binary with what is to come of it (about 5 minutes)
 	cd lab/e2e/hostile && SHOAL_HOSTILE=all $(GO) test -count=1 -parallel 24 -timeout 30m
 
-lint: bin/golangci-lint gpu-tests ## go vet and the linters named in .golangci.yml
+lint: bin/golangci-lint bin/deadcode gpu-tests ## go vet, the linters named in .golangci.yml, and code that no program reaches
 	@tools/tick "go vet" $(GO) vet ./...
 	@tools/tick "golangci-lint" bin/golangci-lint run ./...
 	@cd deploy/image && ../../bin/golangci-lint run ./...
 	@[ ! -e bin/cuda/libcuda.a ] || tools/tick "golangci-lint, with the tag cuda" env $(GPU) bin/golangci-lint run --build-tags cuda ./gpuingest/cuda/... ./cmd/shoal-gpu/... ./lab/bench/gpu/...
+	@[ ! -e bin/cuda/libcuda.a ] || tools/tick "deadcode" env $(GPU) tools/deadcode/run
+
+bin/deadcode: tools/deadcode/go.mod
+	@mkdir -p bin
+	@tools/tick "building deadcode (once)" $(GO) build -C tools/deadcode -o ../../bin/deadcode golang.org/x/tools/cmd/deadcode
+	@touch $@
 
 bin/golangci-lint: tools/lint/go.mod
 	@mkdir -p bin

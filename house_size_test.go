@@ -21,13 +21,13 @@ var budget = map[string]int{
 	"cmd/shoal-gpu": 1_370,
 	"cmd/shoal-lab": 890,
 	"fusefs":        2_600,
-	"engine":        6_400,
-	"cache":         25_400,
-	"prefetch":      8_600,
+	"engine":        4_550,
+	"cache":         25_750,
+	"prefetch":      9_800,
 	"loader":        6_400,
-	"gpuingest":     10_720,
+	"gpuingest":     10_750,
 	"internal":      10_400,
-	"lab":           17_180,
+	"lab":           17_210,
 	"python":        30,
 	"docs":          110,
 	"deploy":        500,
@@ -36,7 +36,7 @@ var budget = map[string]int{
 
 // What reads well has bounds. Beyond each there is what was there before it was; it may only become less.
 const (
-	longestFunction, longFunctions = 80, 24
+	longestFunction, longFunctions = 80, 17
 	mostFields, wideStructs        = 20, 21
 	mostFolders                    = 13
 )

@@ -46,7 +46,7 @@
 //	a write hangs or fails  nothing is written; reads go on, each under the same watch
 //
 // Then the bytes come from memory and the store, and what waited to be written gives its memory
-// up. The tier is taken back when the operation that hung has returned and a probe (4 KiB written,
+// up. The tier is used again once the operation that hung has returned and a probe (4 KiB written,
 // fsynced, removed) has succeeded.
 //
 // # Traps

@@ -61,7 +61,7 @@ type disk struct {
 	stuck   int    // operations that hang
 	unstuck chan struct{}
 	probing bool
-	back    time.Time     // when the tier was last taken back
+	back    time.Time     // since when the tier is in use again
 	syncing chan struct{} // closed when the sync under way ends; nil without one
 
 	// Only the writer touches these.
@@ -333,7 +333,7 @@ func (d *disk) probe() {
 			}
 		}
 		d.mu.Lock()
-		// A disk that failed, or that hangs again just after it was taken back, is given some time.
+		// A disk that failed, or that hangs again just after it was used again, is given some time.
 		wait := !strings.HasPrefix(d.reason, "hang") || time.Since(d.back) < d.c.retry
 		d.mu.Unlock()
 		if wait {
@@ -359,7 +359,7 @@ func (d *disk) probe() {
 			d.noReads.Store(false)
 			d.noWrites.Store(false)
 			d.mu.Unlock()
-			d.c.log.Info("disk tier taken back", "dir", d.dir, "was", reason)
+			d.c.log.Info("disk tier in use again", "dir", d.dir, "was", reason)
 			d.requeue()
 			return
 		}
@@ -446,7 +446,7 @@ func (d *disk) sync() error {
 				return nil
 			case <-tick.C:
 				if took := time.Since(start); d.stuckNow() > 0 || took > d.c.closeWait {
-					return fmt.Errorf("cache: fsync of %s has not ended after %v (see whether its disk works)", d.dir, took.Round(time.Second))
+					return fmt.Errorf("cache: fsync of %s has not ended after %v (check the disk)", d.dir, took.Round(time.Second))
 				}
 			}
 		}
@@ -512,7 +512,7 @@ func (d *disk) waitOthers() error {
 }
 
 func (d *disk) leave() error {
-	return fmt.Errorf("cache: the disk of %s hangs; its segments are %w: what was kept last may be fetched again (see whether the disk works)", d.dir, errLeftBehind)
+	return fmt.Errorf("cache: the disk of %s hangs; its segments are %w: what was kept last may be fetched again (check the disk)", d.dir, errLeftBehind)
 }
 
 // watch reports an operation of the writer that takes too long.

@@ -100,7 +100,7 @@ func span(from, to int) (files []int) {
 	return files
 }
 
-// Whatever happens to the disk, reads are right and go on, stats tell, and the tier is taken back.
+// Whatever happens to the disk, reads are right and go on, stats tell, and the tier is used again.
 func TestDiskTrouble(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -181,7 +181,7 @@ func TestDiskTrouble(t *testing.T) {
 
 			d.full.Store(false)
 			d.fs.heal()
-			eventually(t, "the tier is taken back", func() bool { return !d.c.Stats().DiskDown })
+			eventually(t, "the tier is used again", func() bool { return !d.c.Stats().DiskDown })
 			d.keep(t, span(0, 64)...)
 			closeCache(t, d.c)
 			d.open(t, 24*size)
@@ -224,7 +224,6 @@ func TestCloseWhileHung(t *testing.T) {
 			eventually(t, "what hung ends", func() bool { return d.c.ledger.Used() == 0 && d.v.ds.disk.Load().stuckNow() == 0 })
 			<-d.v.ds.disk.Load().writer.done
 			eventually(t, "the store is closed", func() bool { return errors.Is(d.v.ds.disk.Load().store.Sync(), segment.ErrClosed) })
-			time.Sleep(10 * time.Millisecond)
 			d.open(t, 8<<20)
 			d.check(t, span(0, 8)...)
 			closeCache(t, d.c)
@@ -269,7 +268,7 @@ func TestHungWriterGivesMemoryUp(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	d.fs.heal()
-	eventually(t, "the tier is taken back", func() bool { return !d.c.Stats().DiskDown })
+	eventually(t, "the tier is used again", func() bool { return !d.c.Stats().DiskDown })
 	closeCache(t, d.c)
 }
 
@@ -366,7 +365,7 @@ func TestManyReadersOfHungDisk(t *testing.T) {
 		t.Errorf("%d reads hang, %d asked", d.fs.inside.Load(), got)
 	}
 	d.fs.heal()
-	eventually(t, "the tier is taken back", func() bool { return !d.c.Stats().DiskDown })
+	eventually(t, "the tier is used again", func() bool { return !d.c.Stats().DiskDown })
 	d.check(t, span(0, n)...)
 	closeCache(t, d.c)
 }

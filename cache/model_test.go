@@ -20,6 +20,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
@@ -27,7 +28,7 @@ import (
 // files and one of files packed in shards.
 type world struct {
 	t      *rapid.T
-	mem    *objstore.Mem
+	mem    *objstoretest.Mem
 	fs     *faultFS
 	full   atomic.Bool
 	c      *Cache
@@ -176,7 +177,7 @@ func (w *world) heal() {
 			continue
 		}
 		if d := s.v.ds.disk.Load(); d != nil {
-			eventually(w.t, "the tier is taken back", func() bool { return !d.stats().DiskDown && w.fs.inside.Load() == 0 })
+			eventually(w.t, "the tier is used again", func() bool { return !d.stats().DiskDown && w.fs.inside.Load() == 0 })
 		}
 	}
 }
@@ -441,7 +442,7 @@ func TestModel(t *testing.T) {
 			rt.Fatal(err)
 		}
 		defer os.RemoveAll(root)
-		w := &world{t: rt, mem: objstore.NewMem(), fs: newFaultFS(), root: root}
+		w := &world{t: rt, mem: objstoretest.NewMem(), fs: newFaultFS(), root: root}
 		defer w.fs.heal() // also where it fails
 		w.memory = rapid.SampledFrom([]int64{12 << 20, 48 << 20}).Draw(rt, "memory")
 		if rapid.IntRange(0, 3).Draw(rt, "encrypted") == 3 {

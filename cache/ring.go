@@ -241,7 +241,7 @@ func (r *ring) assign(k extentKey, when func(e *entry) bool, a *Account, push fu
 	defer r.mu.Unlock()
 	e, ok := r.entries[k]
 	if ok && (e.account != a || e.spent) && !e.kept && when(e) {
-		e.spent, e.account = false, a
+		e.spent, e.account, e.left = false, a, int64(len(e.buf.data)) // which its reader has before it
 		r.fileBy(e, push)
 	}
 	return ok

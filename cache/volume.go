@@ -512,31 +512,35 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 	}
 	done := fl.done
 	v.mu.Unlock()
-
 	start := time.Now()
 	select {
 	case <-done:
-		v.ds.count.stallNanos.Add(int64(time.Since(start)))
-		wait.End(fl.err)
-		if fl.err != nil && fl.group && mayBeAnothers(fl.err) {
-			return v.acquire(ctx, file, x, n)
-		}
-		return fl.buf, fl.err
 	case <-ctx.Done():
+		v.ds.count.stallNanos.Add(int64(time.Since(start)))
+		wait.End(ctx.Err())
+		v.detach(fl)
+		return nil, ctx.Err()
 	}
 	v.ds.count.stallNanos.Add(int64(time.Since(start)))
-	wait.End(ctx.Err())
+	wait.End(fl.err)
+	if fl.err != nil && fl.group && mayBeAnothers(fl.err) {
+		return v.acquire(ctx, file, x, n)
+	}
+	return fl.buf, fl.err
+}
+
+// detach gives up that somebody waits for a flight.
+func (v *Volume) detach(fl *flight) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	select {
-	case <-done: // landed in the same moment
+	case <-fl.done: // landed in the same moment
 		if fl.buf != nil {
 			fl.buf.Release()
 		}
 	default:
 		fl.waiters--
 	}
-	return nil, ctx.Err()
 }
 
 // mayBeAnothers reports whether the error of a group may be the fault of another file of it.

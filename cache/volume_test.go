@@ -22,6 +22,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
@@ -68,7 +69,7 @@ var noise = func() []byte {
 
 // fixture is a dataset in a memory store.
 type fixture struct {
-	mem   *objstore.Mem
+	mem   *objstoretest.Mem
 	gate  *gate
 	m     *catalog.Manifest
 	bytes [][]byte // by file
@@ -76,7 +77,7 @@ type fixture struct {
 
 func newFixture(t testing.TB, sizes ...int) *fixture {
 	t.Helper()
-	f := &fixture{mem: objstore.NewMem()}
+	f := &fixture{mem: objstoretest.NewMem()}
 	f.gate = &gate{Reader: f.mem}
 	var objects []objstore.Object
 	content := map[string][]byte{}

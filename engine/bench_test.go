@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -30,7 +31,7 @@ func BenchmarkColdEpoch(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	e := open(b, HostConfig{CacheDir: b.TempDir(), CacheSize: 0, Memory: 160 << 20}, Config{Source: "file://" + dir, Order: spec(b, "uniform:seed=1")})
+	e := open(b, HostConfig{Options: cachedir.Options{Path: b.TempDir(), Size: 0, Memory: 160 << 20}}, Config{Source: "file://" + dir, Order: spec(b, "uniform:seed=1")})
 	defer closeEngine(b, e)
 	v := e.cur.Load()
 	order := func(epoch int) order.Order {

@@ -6,43 +6,20 @@ import (
 	"strings"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // CacheMap shows which part of a dataset is where, as strips of cells.
 type CacheMap struct {
-	Version int     `json:"version"` // of this schema, 1
-	Samples int     `json:"samples"`
-	Dataset Strip   `json:"dataset"` // by sample number
-	Orders  []Strip `json:"orders"`  // by position in the epoch, of the first streams
-}
-
-// Strip is a sequence of samples cut into cells of equal length, the last of which may be shorter. A value of a cell is
-// the part of its samples for which something holds, in percent, a byte each (base64 in JSON);
-// Read + Kept + Ring + Flying <= 100, and the rest is in the store only. Where a cell holds many samples, some that are spread evenly over it stand for all.
-type Strip struct {
-	Name  string `json:"name"`
-	Epoch int    `json:"epoch"`
-	Len   int    `json:"len"`   // samples, or positions
-	Cells int    `json:"cells"` // bytes of each of the following
-	Exact bool   `json:"exact"` // every sample was looked at
-
-	Read   []byte `json:"read,omitempty"` // of an order: read in this pass, wherever it is
-	Kept   []byte `json:"kept"`           // on disk
-	Ring   []byte `json:"ring"`           // in memory only
-	Flying []byte `json:"flying"`         // on its way
-
-	// Of an order: where the reader stands. Before Frontier nothing is expected any more, Position is the highest position
-	// read + 1, and up to Planned requests are out.
-	Frontier int `json:"frontier"`
-	Position int `json:"position"`
-	Planned  int `json:"planned"`
+	Version int         `json:"version"` // of this schema, 1
+	Samples int         `json:"samples"`
+	Dataset run.Strip   `json:"dataset"` // by sample number
+	Orders  []run.Strip `json:"orders"`  // by position in the epoch, of the first streams
 }
 
 const (
 	// MaxMapCells is how many cells a strip may have.
 	MaxMapCells = 1000
-	// cellProbes is how many samples of a cell are looked at: a strip costs some milliseconds whatever the dataset's size.
-	cellProbes = 16
 	// mapOrders is how many streams have a strip.
 	mapOrders = 8
 )
@@ -51,96 +28,31 @@ const (
 func (e *Engine) CacheMap(cells int) CacheMap {
 	cells = min(max(cells, 1), MaxMapCells)
 	v := e.cur.Load()
-	m := CacheMap{Version: 1, Samples: v.samples.Len(), Orders: []Strip{}}
-	m.Dataset = newStrip("dataset", v.samples.Len(), cells)
-	m.Dataset.fill(0, nil, func(sample int) cache.Residence { return v.volume.Residence(v.samples.File(sample)) })
+	m := CacheMap{Version: 1, Samples: v.samples.Len(), Orders: []run.Strip{}}
+	m.Dataset = run.NewStrip("dataset", v.samples.Len(), cells, func(sample int) cache.Residence { return v.volume.Residence(v.samples.File(sample)) })
 	mount, sessions := e.following()
 	streams := append(mount, sessions...)
 	for _, s := range streams[:min(len(streams), mapOrders)] {
-		m.Orders = append(m.Orders, s.strip(cells))
+		m.Orders = append(m.Orders, s.Strip(cells))
 	}
 	return m
 }
 
 // following returns the streams that steer the mount, and those of the feed: in the order of their names, but those
 // whose epoch was read to its end last.
-func (e *Engine) following() (mount, sessions []*Stream) {
+func (e *Engine) following() (mount, sessions []*run.Stream) {
 	e.mu.Lock()
 	mount = slices.Clone(e.mount)
 	for s := range e.sessions {
 		sessions = append(sessions, s)
 	}
 	e.mu.Unlock()
-	over := map[*Stream]int{}
+	over := map[*run.Stream]int{}
 	for _, s := range sessions {
-		if s.over() {
+		if s.Over() {
 			over[s] = 1
 		}
 	}
-	slices.SortFunc(sessions, func(a, b *Stream) int { return cmp.Or(over[a]-over[b], strings.Compare(a.name, b.name)) })
+	slices.SortFunc(sessions, func(a, b *run.Stream) int { return cmp.Or(over[a]-over[b], strings.Compare(a.Name, b.Name)) })
 	return mount, sessions
-}
-
-// over reports whether the reader has come to the end of the epoch.
-func (s *Stream) over() bool {
-	s.runner.mu.Lock()
-	defer s.runner.mu.Unlock()
-	return s.tracker.Head() >= s.tracker.Order().Len()
-}
-
-// strip returns the map of the epoch that the stream's reader is in.
-func (s *Stream) strip(cells int) Strip {
-	s.runner.mu.Lock()
-	o, pass := s.tracker.Order(), s.tracker.Pass()
-	m := newStrip(s.name, o.Len(), cells)
-	m.Epoch, m.Frontier, m.Position, m.Planned = s.tracker.Epoch(), s.tracker.Frontier(), s.tracker.Head(), s.walk.Planned()
-	frontier := m.Frontier
-	s.runner.mu.Unlock()
-	m.fill(frontier, func(pos []int, was []bool) {
-		s.runner.mu.Lock() // for a cell at a time, since every open of a file takes it
-		defer s.runner.mu.Unlock()
-		for i, p := range pos {
-			was[i] = s.tracker.Pass() == pass && s.tracker.Read(p)
-		}
-	}, func(pos int) cache.Residence { return s.volume.Residence(o.At(pos)) })
-	return m
-}
-
-func newStrip(name string, n, cells int) Strip {
-	return Strip{Name: name, Len: n, Cells: min(n, cells), Exact: n <= cells*cellProbes}
-}
-
-// fill looks at the strip's samples. read, which may be nil, tells which positions were read; nobody asks it about those
-// before frontier, which all were.
-func (m *Strip) fill(frontier int, read func(pos []int, was []bool), where func(pos int) cache.Residence) {
-	m.Kept, m.Ring, m.Flying = make([]byte, m.Cells), make([]byte, m.Cells), make([]byte, m.Cells)
-	if read != nil {
-		m.Read = make([]byte, m.Cells)
-	}
-	var pos [cellProbes]int
-	var was [cellProbes]bool
-	for c := range m.Cells {
-		from, to := c*m.Len/m.Cells, (c+1)*m.Len/m.Cells
-		n := min(to-from, cellProbes)
-		for i := range n {
-			pos[i], was[i] = from+i*(to-from)/n, false
-		}
-		if read != nil && to > frontier {
-			read(pos[:n], was[:n])
-		}
-		var count [cache.OnDisk + 1]int
-		have := 0
-		for i := range n {
-			if read != nil && (was[i] || pos[i] < frontier) {
-				have++
-				continue
-			}
-			count[where(pos[i])]++
-		}
-		percent := func(k int) byte { return byte(k * 100 / n) }
-		m.Kept[c], m.Ring[c], m.Flying[c] = percent(count[cache.OnDisk]), percent(count[cache.InMemory]), percent(count[cache.OnWay])
-		if read != nil {
-			m.Read[c] = percent(have)
-		}
-	}
 }

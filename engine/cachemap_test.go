@@ -6,10 +6,11 @@ import (
 	"testing"
 
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // sums checks that the strip's cells are parts of a whole, and returns the mean of what one slice says.
-func sums(t *testing.T, s Strip) (read, kept, ring float64) {
+func sums(t *testing.T, s run.Strip) (read, kept, ring float64) {
 	t.Helper()
 	for c := range s.Cells {
 		all := int(s.Kept[c]) + int(s.Ring[c]) + int(s.Flying[c])
@@ -74,9 +75,6 @@ func TestCacheMapIsBounded(t *testing.T) {
 			t.Errorf("%d cells asked: %d, %d streams", asked, m.Dataset.Cells, len(m.Orders))
 		}
 	}
-	if s := newStrip("", 1<<40, MaxMapCells); s.Cells != MaxMapCells || s.Exact {
-		t.Errorf("%+v", s)
-	}
 	for range 2 * mapOrders {
 		s, err := e.Dataset().Begin("session", order.Sequential(len(paths)), 0, 1)
 		if err != nil {
@@ -91,7 +89,7 @@ func TestCacheMapIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var back Strip
+	var back run.Strip
 	if err := json.Unmarshal(b, &back); err != nil || len(back.Kept) != 10 || back.Read != nil {
 		t.Errorf("%s: %v", b, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // plan is a written order: the files that a reader will open, in order.
@@ -46,6 +47,14 @@ func planSize(m *catalog.Manifest, data []byte, o order.Order) int64 {
 // maxPlanErrors is how many bad lines of a plan are named.
 const maxPlanErrors = 20
 
+// streamOptions are those of a stream of a version, of the mount's weight.
+func (e *Engine) streamOptions(name string, v *view, epochs func(epoch int) order.Order) run.Options {
+	return run.Options{
+		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &e.gate, Places: e.placesOf(v),
+		Grouped: func() bool { return e.order().NeedsGroups() }, Keep: v.keeping, Choose: true, Weight: e.cfg.Weight, Epochs: epochs,
+	}
+}
+
 // startOrder (re)starts what steers the mount, on the version in force.
 func (e *Engine) startOrder() error {
 	e.planning.Lock() // a plan that is written meanwhile would be installed on the version before, or beside an inference
@@ -58,7 +67,7 @@ func (e *Engine) restartOrder() error {
 	e.stopInference()
 	v := e.cur.Load()
 	spec := e.order()
-	var streams []*Stream
+	var streams []*run.Stream
 	if spec.Computed() {
 		if v.samples.Len() == 0 {
 			return fmt.Errorf("--order %s: %w", spec, noSamples(e.source.String(), e.cfg.Samples, v.manifest))
@@ -66,13 +75,15 @@ func (e *Engine) restartOrder() error {
 		if _, err := v.orderOf(spec, spec.Epoch()); err != nil {
 			return fmt.Errorf("--%w", err) // it begins with the order: the spec was checked before
 		}
-		s, err := e.newStream("mount", v, func(epoch int) order.Order {
+		o := e.streamOptions("mount", v, func(epoch int) order.Order {
 			o, err := v.orderOf(spec, epoch)
 			if err != nil {
 				return nil // an epoch that this order does not tell
 			}
 			return filesOf(o, v.samples)
-		}, spec.Epoch(), 0, e.cfg.Weight)
+		})
+		o.First, o.Search = spec.Epoch(), true
+		s, err := e.host.runner.Begin(o)
 		if err != nil {
 			return err
 		}
@@ -94,7 +105,7 @@ func (e *Engine) restartOrder() error {
 			continue
 		}
 		if err := e.putPlan(name, text); err != nil {
-			e.log.Warn("a written plan does not fit the new version of the dataset", "plan", name, "cause", err)
+			e.log.Warn("a plan does not fit the new version of the dataset", "plan", name, "cause", err)
 		}
 	}
 	if spec.Name() == "auto" && len(e.mountStreams()) == 0 {
@@ -104,7 +115,7 @@ func (e *Engine) restartOrder() error {
 }
 
 // PutPlan checks a whole plan and installs it, or fails and leaves the old one in force. data holds
-// relative paths, one a line. While the old one is being read the new one waits; see Stream.retell.
+// relative paths, one a line. While the old one is being read the new one waits; see run.Stream.Retell.
 func (e *Engine) PutPlan(name string, data []byte) error {
 	e.planning.Lock()
 	defer e.planning.Unlock()
@@ -128,15 +139,15 @@ func (e *Engine) putPlan(name string, data []byte) error {
 			reserved = 0
 		}
 	}
-	var s *Stream
+	var s *run.Stream
 	waits, waited := false, false
 	if err == nil {
 		located := order.Index(o)
 		if s = e.planStream("plans/"+name, v); s != nil {
-			waited = s.behind()
-			waits = s.retell(located)
+			waited = s.Behind()
+			waits = s.Retell(located)
 		} else {
-			s, err = e.newPlanStream("plans/"+name, v, located)
+			s, err = e.host.runner.BeginPlan(e.streamOptions("plans/"+name, v, nil), located)
 		}
 	}
 	if err == nil {
@@ -163,12 +174,12 @@ func (e *Engine) putPlan(name string, data []byte) error {
 	}
 	*p = plan{text: slices.Clone(data), order: o, written: time.Now(), reserved: reserved, before: held}
 	// A stream of the version before, and what --order guessed of the reader, give way.
-	var old []*Stream
-	keep := []*Stream{s}
+	var old []*run.Stream
+	keep := []*run.Stream{s}
 	for _, m := range e.mount {
 		switch {
 		case m == s:
-		case m.name == s.name || m.name == "mount" || m.name == sequenceName:
+		case m.Name == s.Name || m.Name == "mount" || m.Name == sequenceName:
 			old = append(old, m)
 		default:
 			keep = append(keep, m)
@@ -196,9 +207,9 @@ func (e *Engine) RemovePlan(name string) error {
 		return fs.ErrNotExist
 	}
 	delete(e.plans, name)
-	var ended []*Stream
-	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(s *Stream) bool {
-		if s.name != "plans/"+name {
+	var ended []*run.Stream
+	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(s *run.Stream) bool {
+		if s.Name != "plans/"+name {
 			return false
 		}
 		ended = append(ended, s)
@@ -251,7 +262,7 @@ func (e *Engine) lookAtPlans(now time.Time) {
 	v, live := e.cur.Load(), 0
 	opened := map[string]int{}
 	for _, s := range e.mountStreams() {
-		opened[s.name] = s.followed()
+		opened[s.Name] = s.Followed()
 	}
 	e.mu.Lock()
 	for name, p := range e.plans {
@@ -279,10 +290,10 @@ func (e *Engine) lookAtPlans(now time.Time) {
 
 // endGuesses ends the streams that an inference has left.
 func (e *Engine) endGuesses() {
-	var ended []*Stream
+	var ended []*run.Stream
 	e.mu.Lock()
-	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(s *Stream) bool {
-		if s.ofPlan() {
+	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(s *run.Stream) bool {
+		if s.OfPlan() {
 			return false
 		}
 		ended = append(ended, s)
@@ -323,9 +334,9 @@ func (e *Engine) mountPoints() []string {
 }
 
 // planStream returns the stream that carries out the plans of a name, nil if there is none for this version.
-func (e *Engine) planStream(name string, v *view) *Stream {
+func (e *Engine) planStream(name string, v *view) *run.Stream {
 	for _, s := range e.mountStreams() {
-		if s.name == name && s.volume == v.volume {
+		if s.Name == name && s.Volume == v.volume {
 			return s
 		}
 	}
@@ -334,34 +345,22 @@ func (e *Engine) planStream(name string, v *view) *Stream {
 
 // parsePlan turns lines of paths, relative or below one of the mount points, into an order over files.
 func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) (order.Order, error) {
-	var files []uint32
-	var bad []string
-	more, n := 0, -1
-	for line := range bytes.SplitSeq(data, []byte("\n")) {
-		n++
-		path := string(line)
+	files, bad := order.ParseLines(data, maxPlanErrors, func(path string) (int, error) {
 		node, ok := m.Find(path) // a name may end with CR
 		if !ok {
 			path = planPath(path, mountPoints)
 			node, ok = m.Find(path)
 		}
-		if path == "" {
-			continue
-		}
 		switch {
-		case ok && !node.IsDir:
-			files = append(files, uint32(node.Index))
-		case len(bad) == maxPlanErrors:
-			more++
-		case ok:
-			bad = append(bad, fmt.Sprintf("line %d: %q is a folder", n+1, path))
-		default:
-			bad = append(bad, fmt.Sprintf("line %d: no file %q in the dataset", n+1, path))
+		case path == "":
+			return -1, nil
+		case !ok:
+			return 0, fmt.Errorf("no file %q in the dataset", path)
+		case node.IsDir:
+			return 0, fmt.Errorf("%q is a folder", path)
 		}
-	}
-	if more > 0 {
-		bad = append(bad, fmt.Sprintf("and %d more", more))
-	}
+		return node.Index, nil
+	})
 	if len(bad) > 0 {
 		return nil, fmt.Errorf("%s (paths are relative to the mount point, one a line)", strings.Join(bad, "\n"))
 	}
@@ -436,7 +435,7 @@ func (e *Engine) orderText() []byte {
 	for _, s := range streams {
 		p := s.Progress()
 		switch {
-		case inference != nil && !s.ofPlan(): // which has told
+		case inference != nil && !s.OfPlan(): // which has told
 		case p.Name == "mount":
 			fmt.Fprintf(&b, "order: %s (by --order)\n", e.order())
 		default:
@@ -453,7 +452,7 @@ func (e *Engine) orderText() []byte {
 		if stale[p.Name] {
 			fmt.Fprintf(&b, "  stale: nobody has read by it for %v, and the order is inferred beside it; rm .shoal/%s ends it\n", staleAfter, p.Name)
 		}
-		if s.behind() {
+		if s.Behind() {
 			fmt.Fprintf(&b, "  another plan was written, which waits for the reader to begin it\n")
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/crypt"
 )
 
@@ -44,14 +45,14 @@ func TestEncryptedCache(t *testing.T) {
 	set := packFolder(t, dir, 256<<10)
 	cacheDir := t.TempDir()
 	config := func(s *crypt.Secret) HostConfig {
-		return HostConfig{CacheDir: cacheDir, CacheSize: 256 << 20, Memory: 256 << 20, Secret: s}
+		return HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 256 << 20, Memory: 256 << 20, Secret: s}}
 	}
 	for _, source := range []string{dir, set} {
 		e := open(t, config(secretOf(t, 1)), Config{Source: source, Order: spec(t, "none")})
 		for _, p := range paths {
 			read(t, e, dir, p)
 		}
-		if !e.host.Encrypted() {
+		if e.host.Key == nil {
 			t.Error("not encrypted")
 		}
 		d := e.Dataset()
@@ -105,16 +106,16 @@ func TestEncryptedCache(t *testing.T) {
 
 	for name, s := range map[string]*crypt.Secret{"none": nil, "wrong": secretOf(t, 9)} {
 		h, err := OpenHost(config(s))
-		if !errors.Is(err, ErrEncryption) || name == "wrong" != errors.Is(err, crypt.ErrWrongSecret) || !strings.Contains(err.Error(), "--cache-dir") {
+		if !errors.Is(err, cachedir.ErrEncryption) || name == "wrong" != errors.Is(err, crypt.ErrWrongSecret) || !strings.Contains(err.Error(), "--cache-dir") {
 			t.Errorf("key %s: %v, %v", name, h, err)
 		}
-		if _, err := Fsck(context.Background(), cacheDir, s, true, func(int64, int64) {}); !errors.Is(err, ErrEncryption) {
+		if _, err := cachedir.Fsck(context.Background(), cacheDir, s, true, func(int64, int64) {}); !errors.Is(err, cachedir.ErrEncryption) {
 			t.Errorf("fsck with key %s: %v", name, err)
 		}
 	}
 	clear := t.TempDir()
-	closeEngine(t, open(t, HostConfig{CacheDir: clear, CacheSize: 64 << 20, Memory: 256 << 20}, Config{Source: dir, Order: spec(t, "none")}))
-	if _, err := OpenHost(HostConfig{CacheDir: clear, CacheSize: 64 << 20, Memory: 256 << 20, Secret: secretOf(t, 1)}); !errors.Is(err, ErrEncryption) {
+	closeEngine(t, open(t, HostConfig{Options: cachedir.Options{Path: clear, Size: 64 << 20, Memory: 256 << 20}}, Config{Source: dir, Order: spec(t, "none")}))
+	if _, err := OpenHost(HostConfig{Options: cachedir.Options{Path: clear, Size: 64 << 20, Memory: 256 << 20, Secret: secretOf(t, 1)}}); !errors.Is(err, cachedir.ErrEncryption) {
 		t.Errorf("a cache in clear, with a key: %v", err)
 	}
 	after := snapshot()
@@ -124,7 +125,7 @@ func TestEncryptedCache(t *testing.T) {
 		}
 	}
 
-	if r, err := Fsck(context.Background(), cacheDir, secretOf(t, 1), false, func(int64, int64) {}); err != nil || r.Damage != 0 || r.Records < len(paths) {
+	if r, err := cachedir.Fsck(context.Background(), cacheDir, secretOf(t, 1), false, func(int64, int64) {}); err != nil || r.Damage != 0 || r.Records < len(paths) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	reread := func(s *crypt.Secret) {
@@ -176,7 +177,7 @@ func TestEncryptedCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range []*crypt.Secret{nil, secretOf(t, 5)} {
-		if _, err := OpenHost(config(s)); !errors.Is(err, ErrEncryption) {
+		if _, err := OpenHost(config(s)); !errors.Is(err, cachedir.ErrEncryption) {
 			t.Errorf("the key file is gone: %v", err)
 		}
 	}

@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // Dataset is one version of the engine's dataset by sample number, for a feed. It stays what it is
@@ -44,9 +44,6 @@ func (d *Dataset) Columns(ctx context.Context) (row []byte, path string, err err
 	return row, path, err
 }
 
-// FitsDir is the folder for what is computed once of a version of a dataset.
-func (d *Dataset) FitsDir() string { return filepath.Join(d.e.host.cfg.CacheDir, "fits") }
-
 // Selection names the samples: the version, and which of its files they are.
 func (d *Dataset) Selection() string { return d.Version() + " " + d.e.cfg.Samples }
 
@@ -71,14 +68,11 @@ func (d *Dataset) Parts(ext string) catalog.Kind { return d.v.samples.Kind(ext) 
 // Begin announces that the samples of seq will be read in about this order from position start on, by a
 // reader of that weight against others (0 is 1), each with the parts of the given extensions. End closes
 // the stream.
-func (d *Dataset) Begin(name string, seq order.Order, start, weight int, parts ...string) (*Stream, error) {
+func (d *Dataset) Begin(name string, seq order.Order, start, weight int, parts ...string) (*run.Stream, error) {
 	files := filesOf(seq, d.v.samples)
-	s, err := d.e.startStream(name, d.v, func(epoch int) order.Order {
-		if epoch > 0 {
-			return nil
-		}
-		return files
-	}, 0, start, weight, parts, nil)
+	o := d.e.streamOptions(name, d.v, once(files))
+	o.Start, o.Weight, o.Parts = start, weight, parts
+	s, err := d.e.host.runner.Begin(o)
 	if err != nil {
 		return nil, err
 	}
@@ -86,8 +80,18 @@ func (d *Dataset) Begin(name string, seq order.Order, start, weight int, parts .
 	return s, nil
 }
 
+// once is an order without epochs after the first.
+func once(o order.Order) func(epoch int) order.Order {
+	return func(epoch int) order.Order {
+		if epoch > 0 {
+			return nil
+		}
+		return o
+	}
+}
+
 // End closes a stream that Begin returned.
-func (d *Dataset) End(s *Stream) { d.e.endSession(s) }
+func (d *Dataset) End(s *run.Stream) { d.e.endSession(s) }
 
 // Groups returns the samples by the shard that holds them, and the name of this packing; nil where each
 // sample is an object of its own.
@@ -98,13 +102,13 @@ func (d *Dataset) Groups() (order.Groups, string) {
 	return d.v.groups(), d.v.layout.Version()[:16]
 }
 
-func (e *Engine) addSession(s *Stream) {
+func (e *Engine) addSession(s *run.Stream) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sessions[s] = struct{}{}
 }
 
-func (e *Engine) endSession(s *Stream) {
+func (e *Engine) endSession(s *run.Stream) {
 	s.Close()
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -1,12 +1,12 @@
-// Package engine is what the three doors (mount, feed, sidecar) have in common: a [Host] owns a cache
-// directory, and an [Engine] is one open dataset in it. It joins the object store, the catalog, the
-// cache and the pure planner, and owns the goroutines that carry plans out.
+// Package engine is what mount and feed have in common: an [Engine] is one open dataset. It joins the object store, the
+// catalog, the cache and the streams that carry orders out. It guards that all who read one dataset read one version of it,
+// from one cache, by one stream for each order. A [Host] has the datasets that are open in one cache directory.
 //
-//	OpenHost ── lock the cache directory, open the catalog, account for what lies there
+//	OpenHost ── cachedir.Open: lock the cache directory, open the catalog, account for what lies there
 //	Host.Open ── store: retry( limit( hedge( meter( s3 | dir ))))
 //	          ── manifest: from the catalog, or listed once; of a packed source with its layout
 //	          ── cache: one Volume a dataset version, over the dataset's own segments
-//	          └─ streams: one an order in progress (a mount's, a plan's, a feed session's)
+//	          └─ streams (prefetch/run): one an order in progress (a mount's, a plan's, a feed session's)
 //
 // # Traps
 //
@@ -31,12 +31,15 @@ import (
 	humanize "github.com/dustin/go-humanize"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // Config says what to open.
@@ -94,14 +97,14 @@ type Engine struct {
 	inference atomic.Pointer[inference] // nil unless the mount's order is to be found out
 
 	mu       sync.Mutex
-	views    []*view    // every version that readers may still have open
-	mount    []*Stream  // what steers the mount: by --order, or one a plan
-	planning sync.Mutex // held while plans are written, or read anew: one after the other
+	views    []*view       // every version that readers may still have open
+	mount    []*run.Stream // what steers the mount: by --order, or one a plan
+	planning sync.Mutex    // held while plans are written, or read anew: one after the other
 	plans    map[string]*plan
 
 	mountedAt []string // guarded by mu; replaced, never changed
 
-	sessions map[*Stream]struct{} // the feed's
+	sessions map[*run.Stream]struct{} // the feed's
 
 	opens   atomic.Int64
 	readers readers
@@ -132,13 +135,13 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	// The wrapped handler lets stats show what the log says.
-	e := &Engine{host: h, cfg: cfg, users: 1, opened: make(chan struct{}), gone: make(chan struct{}), catalog: h.catalog, cache: h.cache, started: time.Now(),
-		plans: map[string]*plan{}, sessions: map[*Stream]struct{}{}, refreshing: make(chan struct{}, 1)}
+	e := &Engine{host: h, cfg: cfg, users: 1, opened: make(chan struct{}), gone: make(chan struct{}), catalog: h.Catalog, cache: h.Cache, started: time.Now(),
+		plans: map[string]*plan{}, sessions: map[*run.Stream]struct{}{}, refreshing: make(chan struct{}, 1)}
 	e.log = slog.New(&e.errs)
 	e.errs.next = cfg.Logger.Handler()
 	e.spec.Store(&cfg.Order)
 
-	base, source, err := objstore.Open(ctx, cfg.Source, e.storeOptions())
+	base, source, err := stores.Open(ctx, cfg.Source, e.storeOptions())
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +154,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return same, err
 	}
 	defer func() {
-		if err = withRemedy(err, h.cfg.CacheDir); err != nil {
+		if err = cachedir.WithRemedy(err, h.Path()); err != nil {
 			e.cur.Store(nil)
 			err = errors.Join(err, e.Close())
 		}
@@ -203,8 +206,8 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 }
 
 // storeOptions are those of every store that the dataset is read from or written to.
-func (e *Engine) storeOptions() objstore.Options {
-	return objstore.Options{S3: objstore.S3Config{Logger: e.log}, Store: e.cfg.Store, Getenv: e.cfg.Getenv}
+func (e *Engine) storeOptions() stores.Options {
+	return stores.Options{S3: s3.Config{Logger: e.log}, Store: e.cfg.Store, Getenv: e.cfg.Getenv}
 }
 
 // remote is a store with all that a request of a dataset goes through.
@@ -280,6 +283,7 @@ func (h *Host) enter(ctx context.Context, e *Engine) (*Engine, error) {
 		same := h.open[e.dataset]
 		if same == nil {
 			h.open[e.dataset] = e
+			h.Enter(e.dataset)
 			h.mu.Unlock()
 			return nil, nil
 		}
@@ -348,28 +352,10 @@ func (e *Engine) join(cfg Config) error {
 
 // openDisk attaches the dataset's segments.
 func (e *Engine) openDisk(v *view) error {
-	h := e.host
-	if limit := h.cache.Budget().Limit(); limit < minDisk {
-		h.mu.Lock()
-		err, meta := h.removeSegments(e.dataset), h.metaOnDisk()
-		h.mu.Unlock()
-		if over := h.cache.Budget().Used() - limit; over > 0 {
-			h.makeRoom(over)
-		}
-		e.log.Warn("--cache-size leaves no room for data on disk; caching in memory only",
-			"cache_size", humanize.IBytes(uint64(h.cfg.CacheSize)), "metadata", humanize.IBytes(uint64(meta)),
-			"remedy", "give at least "+RoundUp(h.cacheFor()))
-		return err
-	}
-	if err := e.catalog.Touch(e.dataset, e.title); err != nil {
-		e.log.Warn("the catalog does not know that the dataset is used now", "cause", err)
-	}
-	h.mu.Lock()
-	idle := h.idle[e.dataset]
-	delete(h.idle, e.dataset)
-	h.mu.Unlock()
-	h.cache.Budget().Give(idle) // the store that opens now counts them
-	return v.volume.OpenDisk(h.datasetDir(e.dataset), segment.Options{Key: e.host.key, MaxBytes: e.quota.Load(), Index: e.catalog.Index(e.dataset), Logger: e.log})
+	e.host.mu.Lock()
+	versions := len(e.host.versions())
+	e.host.mu.Unlock()
+	return e.host.OpenDisk(v.volume, e.dataset, e.title, e.quota.Load(), versions, e.log)
 }
 
 // readQuota takes the quota that the user gives, or the one that was given before.
@@ -576,12 +562,12 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 	v.WillRead(file)
 	cur := e.cur.Load()
 	if cur.manifest != m {
-		e.host.runner.opened(v, file, process)
+		e.host.runner.Opened(v, file, process)
 		return
 	}
 	e.goodput.opened(file, cur.samples)
-	cur.keeping.opened(file)
-	e.host.runner.opened(v, file, process, e.mountStreams()...)
+	cur.keeping.Opened(file)
+	e.host.runner.Opened(v, file, process, e.mountStreams()...)
 	if i := e.inference.Load(); i != nil {
 		i.opened(process, file)
 	}
@@ -589,10 +575,10 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 
 // Released says that a reader of the mount has closed a file.
 func (e *Engine) Released(m *catalog.Manifest, file int) {
-	e.host.runner.done(e.volumeOf(m), file)
+	e.host.runner.Done(e.volumeOf(m), file)
 }
 
-func (e *Engine) mountStreams() []*Stream {
+func (e *Engine) mountStreams() []*run.Stream {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.mount
@@ -615,7 +601,7 @@ func (e *Engine) Close() error {
 	}
 	e.stopInference()
 	e.mu.Lock()
-	streams := append([]*Stream(nil), e.mount...)
+	streams := append([]*run.Stream(nil), e.mount...)
 	for s := range e.sessions {
 		streams = append(streams, s)
 	}
@@ -633,26 +619,20 @@ func (e *Engine) Close() error {
 // leave gives up the dataset's place in the host, its memory, and its metadata's.
 func (h *Host) leave(e *Engine) error {
 	var err error
-	var left int64
 	if len(e.views) > 0 {
 		err = e.views[len(e.views)-1].volume.Close()
 		e.hedger.Wait() // they hold memory
 		if e.shards != nil {
 			e.shards.hedger.Wait()
 		}
-		n, sizeErr := folderBytes(h.datasetDir(e.dataset))
-		left, err = n, errors.Join(err, sizeErr)
 	}
 	h.mu.Lock()
 	delete(h.open, e.dataset)
-	if left > 0 {
-		h.idle[e.dataset] = left
-		h.cache.Budget().Take(left)
-	}
+	err = errors.Join(err, h.Leave(e.dataset))
 	h.mu.Unlock()
 	for _, v := range e.views {
 		err = errors.Join(err, v.close())
-		h.release(v.memory, v.offHeap, v.disk)
+		h.Release(v.need)
 	}
 	return err
 }

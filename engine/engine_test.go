@@ -16,12 +16,9 @@ import (
 	"testing"
 	"time"
 
-	humanize "github.com/dustin/go-humanize"
 	"go.uber.org/goleak"
-	"pgregory.net/rapid"
 
-	"github.com/shoalfs/shoal/cache"
-	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -65,7 +62,7 @@ func openEngine(t testing.TB, dir, cacheDir, spec string) *Engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return open(t, HostConfig{CacheDir: cacheDir, CacheSize: 256 << 20, Memory: 256 << 20}, Config{Source: "file://" + dir, Order: s})
+	return open(t, HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 256 << 20, Memory: 256 << 20}}, Config{Source: "file://" + dir, Order: s})
 }
 
 // open opens a dataset on a host of its own.
@@ -246,7 +243,7 @@ func TestRefreshBesideOthers(t *testing.T) {
 		if n := changes.Load(); n != 1 {
 			t.Errorf("%d refreshes found one change", n)
 		}
-		if s := e.mountStreams(); len(s) != 1 || s[0].volume != e.cur.Load().volume {
+		if s := e.mountStreams(); len(s) != 1 || s[0].Volume != e.cur.Load().volume {
 			t.Errorf("%d streams, or one of a version that is gone", len(s))
 		}
 		if plan, err := e.Get("plan"); err != nil || string(plan) != paths[(i+4)%len(paths)] {
@@ -317,84 +314,4 @@ func TestStatsSchema(t *testing.T) {
 	if err := e.PutPlan("default", []byte("c00/f000.jpg\n")); err == nil {
 		t.Error("--order none took a plan")
 	}
-}
-
-// demanded returns the size that an error or warning tells the user to give, as the flag takes it.
-func demanded(t interface {
-	Helper()
-	Fatalf(string, ...any)
-}, text string) int64 {
-	t.Helper()
-	_, figure, ok := strings.Cut(text, "at least ")
-	figure, _, _ = strings.Cut(figure, ";")
-	n, err := humanize.ParseBytes(figure)
-	if !ok || err != nil {
-		t.Fatalf("no size to give in %q: %v", text, err)
-	}
-	return int64(n)
-}
-
-// The memory that an error demands is enough, and less by 1 MiB is not.
-func TestTheMemoryDemandedIsEnough(t *testing.T) {
-	_, err := OpenHost(HostConfig{CacheDir: t.TempDir(), CacheSize: 64 << 20, Memory: 32 << 20})
-	if err == nil || !strings.Contains(err.Error(), "32 MiB") {
-		t.Fatalf("%v", err)
-	}
-	if n := demanded(t, err.Error()); n < LeastMemory || n-1<<20 >= LeastMemory {
-		t.Errorf("%v, and %d are enough", err, int64(LeastMemory))
-	}
-	rapid.Check(t, func(t *rapid.T) {
-		sizes := rapid.SliceOfN(rapid.Int64Range(1, 1<<36), 1, 4).Draw(t, "metadata")
-		reserve := func(memory int64) error {
-			h := &Host{cfg: HostConfig{Memory: memory}, cache: cache.New(cache.Options{Memory: ledgerOf(memory), Disk: 1, Logger: slog.New(slog.DiscardHandler)})}
-			defer h.cache.Close()
-			for _, n := range sizes {
-				if err := h.reserve(n, 0, 0, 1); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-		memory := int64(LeastMemory)
-		err := reserve(memory)
-		for range sizes { // each may demand more than the one before
-			if err == nil {
-				return
-			}
-			memory = demanded(t, err.Error())
-			if reserve(memory-1<<20) == nil {
-				t.Fatalf("%v, and 1 MiB less is enough", err)
-			}
-			err = reserve(memory)
-		}
-		if err != nil {
-			t.Fatalf("with what was demanded: %v", err)
-		}
-	})
-}
-
-// The --cache-size that a warning demands leaves room for data.
-func TestTheCacheSizeDemandedIsEnough(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var manifest, extents []int64
-		for range rapid.IntRange(1, 8).Draw(t, "versions") {
-			manifest = append(manifest, rapid.Int64Range(0, 1<<32).Draw(t, "manifest"))
-			extents = append(extents, rapid.Int64Range(1, 1<<32).Draw(t, "extents"))
-		}
-		host := func(size int64) *Host {
-			h := &Host{cfg: HostConfig{CacheSize: size}, open: map[[16]byte]*Engine{}}
-			for i := range manifest {
-				h.metadata += diskFor(manifest[i], extents[i], size)
-				h.open[[16]byte{byte(i)}] = &Engine{views: []*view{{manifest: new(catalog.Manifest)}}}
-			}
-			return h
-		}
-		h := host(rapid.Int64Range(0, 1<<34).Draw(t, "size"))
-		if h.diskLimit() >= minDisk {
-			return
-		}
-		if figure := demanded(t, "give at least "+RoundUp(h.cacheFor())); host(figure).diskLimit() < minDisk {
-			t.Fatalf("%d are demanded and leave %d", figure, host(figure).diskLimit())
-		}
-	})
 }

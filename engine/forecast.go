@@ -1,9 +1,9 @@
 package engine
 
 import (
-	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // Forecast is what a prediction needs to know of a dataset, by file number, as streams go. It is valid until
@@ -28,7 +28,7 @@ func (e *Engine) Forecast() Forecast {
 		Sizes: v.volume, Key: keepKey(v.manifest, v.layout), v: v,
 	}
 	if v.layout != nil {
-		f.Places = packed{v.layout, v.volume}
+		f.Places = run.Packed(v.layout, v.volume)
 	}
 	return f
 }
@@ -41,12 +41,3 @@ func (f Forecast) Order(spec order.Spec, epoch int) (order.Order, error) {
 	}
 	return fileOrder{o, f.v.samples}, nil
 }
-
-// ForecastMemory returns what a daemon's memory leaves for samples of a dataset of so many files, of which no
-// more is known: their metadata takes some 110 bytes each. It may be less than 0.
-func ForecastMemory(memory int64, files int) int64 {
-	return (memory - overhead - int64(files)*(bytesPerFile+110)) * 3 / 4
-}
-
-// ExtentSize is the most bytes of a file that one request fetches.
-const ExtentSize = cache.ExtentSize

@@ -13,8 +13,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -32,7 +34,7 @@ func packFolder(t testing.TB, dir string, shardSize int64) string {
 		t.Fatal(err)
 	}
 	to := t.TempDir()
-	dst, _, err := objstore.Create(ctx, to, objstore.Options{})
+	dst, _, err := stores.Create(ctx, to, stores.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +55,7 @@ func spec(t testing.TB, text string) order.Spec {
 
 func newHost(t testing.TB, dir string, size int64) *Host {
 	t.Helper()
-	h, err := OpenHost(HostConfig{CacheDir: dir, CacheSize: size, Memory: 256 << 20, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	h, err := OpenHost(HostConfig{Options: cachedir.Options{Path: dir, Size: size, Memory: 256 << 20, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +107,7 @@ func TestPackedSource(t *testing.T) {
 func TestShardsStandIn(t *testing.T) {
 	dir, paths := folder(t, 2, 40)
 	set, cacheDir := packFolder(t, dir, 1<<20), t.TempDir()
-	host := HostConfig{CacheDir: cacheDir, CacheSize: 256 << 20, Memory: 256 << 20}
+	host := HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 256 << 20, Memory: 256 << 20}}
 	e := open(t, host, Config{Source: dir, Order: spec(t, "none")})
 	for _, p := range paths[:40] {
 		read(t, e, dir, p)
@@ -176,9 +178,9 @@ func TestDatasetsShareADirectory(t *testing.T) {
 		}
 		return kept
 	}
-	info := func(h *Host, dir string) DatasetInfo {
+	info := func(h *Host, dir string) cachedir.Info {
 		t.Helper()
-		d, err := h.FindDataset(dir)
+		d, err := h.Find(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,7 +193,7 @@ func TestDatasetsShareADirectory(t *testing.T) {
 	if n := fill(h, b, bPaths); n != 24 {
 		t.Errorf("%d of the second dataset kept: the first, which is not open, should have made room", n)
 	}
-	used, limit := h.DiskUsage()
+	used, limit := h.Usage()
 	if used > limit {
 		t.Errorf("%d bytes used of %d", used, limit)
 	}
@@ -307,7 +309,7 @@ func TestWarmWithLittleMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e := open(t, HostConfig{CacheDir: t.TempDir(), CacheSize: 1 << 30, Memory: 112 << 20}, Config{Source: dir, Order: spec(t, "none")})
+	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 1 << 30, Memory: 112 << 20}}, Config{Source: dir, Order: spec(t, "none")})
 	defer closeEngine(t, e)
 	p, err := e.Warm(context.Background(), nil, func(WarmProgress) {})
 	if err != nil || p.Kept != files || p.Full {
@@ -319,7 +321,7 @@ func TestWarmWithLittleMemory(t *testing.T) {
 func TestPublish(t *testing.T) {
 	dir, paths := folder(t, 2, 30)
 	to := filepath.Join(t.TempDir(), "set")
-	e := open(t, HostConfig{CacheDir: t.TempDir(), CacheSize: 64 << 20, Memory: 256 << 20}, Config{Source: dir, Publish: to, Order: spec(t, "none")})
+	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 64 << 20, Memory: 256 << 20}}, Config{Source: dir, Publish: to, Order: spec(t, "none")})
 	for _, p := range paths {
 		read(t, e, dir, p)
 	}
@@ -349,9 +351,9 @@ func TestFsck(t *testing.T) {
 		read(t, e, dir, p)
 	}
 	closeEngine(t, e)
-	check := func(repair bool) *FsckReport {
+	check := func(repair bool) *cachedir.Report {
 		t.Helper()
-		r, err := Fsck(context.Background(), cacheDir, nil, repair, func(int64, int64) {})
+		r, err := cachedir.Fsck(context.Background(), cacheDir, nil, repair, func(int64, int64) {})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/shoalfs/shoal/prefetch/infer"
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // inference watches what readers of the mount open, works out in which order they do, and prefetches
@@ -27,25 +28,19 @@ type inference struct {
 	done   chan struct{}
 
 	mu     sync.Mutex
-	opens  []opening // not looked at yet
-	stream *Stream   // that carries the finding out; nil while there is none
+	opens  []run.Opening // not looked at yet
+	stream *run.Stream   // that carries the finding out; nil while there is none
 	said   inferred
 	ahead  []*follower // for those who read in sequence
 
 	// The goroutine's own.
-	looking   []opening // of the opens that are looked at, those that follow
-	looked    []opening // the latest
+	looking   []run.Opening // of the opens that are looked at, those that follow
+	looked    []run.Opening // the latest
 	detector  *infer.Detector
 	sequences *infer.Sequences
 	running   map[infer.Depth]*searching
 	found     chan result
 	left      time.Duration // CPU time for searches, until one finds something
-}
-
-// opening is a file that was opened, and by whom.
-type opening struct {
-	process uint32
-	file    int
 }
 
 // inferred is what can be told.
@@ -118,7 +113,7 @@ func (i *inference) close() {
 func (i *inference) opened(process uint32, file int) {
 	i.mu.Lock()
 	if len(i.opens) < maxWaiting {
-		i.opens = append(i.opens, opening{process, file})
+		i.opens = append(i.opens, run.Opening{Process: process, File: file})
 	}
 	i.mu.Unlock()
 	select {
@@ -175,9 +170,9 @@ func (i *inference) look() {
 		i.looked = append(i.looked, o)
 		followed := i.inSequence(o)
 		// A known shuffle gets every open; without one, only those that are in no sequence count.
-		sample, numbered := i.view.samples.Sample(o.file)
+		sample, numbered := i.view.samples.Sample(o.File)
 		if _, _, locked := i.detector.Finding(); numbered && (locked || !followed) {
-			i.changed(i.detector.Open(infer.Open{Process: o.process, Sample: uint32(sample)}), 0)
+			i.changed(i.detector.Open(infer.Open{Process: o.Process, Sample: uint32(sample)}), 0)
 		}
 	}
 	i.readOn(time.Now())
@@ -230,7 +225,7 @@ func (i *inference) spent(r result) {
 		}
 	}
 	if why != "" {
-		i.engine.log.Warn("the reader's order is searched no more", "cause", why)
+		i.engine.log.Warn("the search for the reader's order has ended", "cause", why)
 		i.mu.Lock()
 		i.said.gaveUp = why
 		i.mu.Unlock()
@@ -245,7 +240,7 @@ func (i *inference) remember() {
 		err = json.Unmarshal(b, &known)
 	}
 	if err != nil {
-		i.engine.log.Warn("the catalog does not tell which orders were inferred before", "cause", err)
+		i.engine.log.Warn("cannot read from the catalog which orders were inferred before", "cause", err)
 	}
 	i.detector.Remember(known)
 }
@@ -257,7 +252,7 @@ func (i *inference) keep() {
 		err = i.engine.catalog.SetShuffles(i.engine.dataset, b)
 	}
 	if err != nil {
-		i.engine.log.Warn("the inferred order is not remembered", "cause", err)
+		i.engine.log.Warn("cannot note the inferred order in the catalog", "cause", err)
 	}
 }
 
@@ -296,7 +291,7 @@ func (i *inference) changed(c infer.Change, depth infer.Depth) {
 	s := i.stream
 	i.mu.Unlock()
 	// Mostly the stream has noticed by itself that the reader is in another epoch.
-	if c != infer.Followed || s == nil || s.epoch() != epoch {
+	if c != infer.Followed || s == nil || s.Epoch() != epoch {
 		i.install(f, epoch)
 	}
 	i.mu.Lock()
@@ -319,7 +314,7 @@ func (i *inference) install(f infer.Finding, epoch int) {
 	samples := i.view.samples
 	opened := i.looked // the detector was not told of those in sequence
 	if first, ok := i.detector.First(); ok {
-		at := opening{first.Process, samples.File(int(first.Sample))}
+		at := run.Opening{Process: first.Process, File: samples.File(int(first.Sample))}
 		for k := len(opened) - 1; k >= 0; k-- {
 			if opened[k] == at {
 				opened = opened[k:]
@@ -327,13 +322,15 @@ func (i *inference) install(f infer.Finding, epoch int) {
 			}
 		}
 	}
-	s, err := i.engine.newStreamAt("mount", i.view, func(epoch int) order.Order {
+	o := i.engine.streamOptions("mount", i.view, func(epoch int) order.Order {
 		o := f.Order(epoch)
 		if o == nil {
 			return nil
 		}
 		return filesOf(o, samples)
-	}, epoch, opened)
+	})
+	o.First, o.Search, o.Opened = epoch, true, opened
+	s, err := i.engine.host.runner.Begin(o)
 	if err != nil {
 		i.engine.log.Warn("the inferred order cannot be followed", "order", f.Spec(), "cause", err)
 		return
@@ -346,14 +343,14 @@ func (i *inference) install(f infer.Finding, epoch int) {
 }
 
 // begin has a stream follow the mount's readers, before the others or behind them.
-func (i *inference) begin(s *Stream, first bool) {
+func (i *inference) begin(s *run.Stream, first bool) {
 	e := i.engine
 	e.mu.Lock()
 	told := e.inference.Load() != i // by a plan, meanwhile
 	switch {
 	case told:
 	case first:
-		e.mount = append([]*Stream{s}, e.mount...)
+		e.mount = append([]*run.Stream{s}, e.mount...)
 	default:
 		e.mount = append(slices.Clip(e.mount), s)
 	}
@@ -366,7 +363,7 @@ func (i *inference) begin(s *Stream, first bool) {
 	waiting := slices.Concat(i.looking, i.opens) // they came before the stream could be told
 	i.mu.Unlock()
 	for _, o := range waiting {
-		s.opened(o.process, o.file)
+		s.Heard(o)
 	}
 }
 
@@ -382,10 +379,10 @@ func (i *inference) drop() {
 }
 
 // forget has a stream follow nobody any more.
-func (i *inference) forget(s *Stream) {
+func (i *inference) forget(s *run.Stream) {
 	e := i.engine
 	e.mu.Lock()
-	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(m *Stream) bool { return m == s })
+	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(m *run.Stream) bool { return m == s })
 	e.mu.Unlock()
 	s.Close()
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -24,7 +25,7 @@ func twoJobs(t *testing.T, spec string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := open(t, HostConfig{CacheDir: t.TempDir(), Memory: 128 << 20}, Config{Source: "file://" + dir, Order: o})
+	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Memory: 128 << 20}}, Config{Source: "file://" + dir, Order: o})
 	defer closeEngine(t, e)
 	for epoch := range epochs {
 		first, second := order.Torch(n, 1, epoch, 1, 0, 0, false), order.Torch(n, 1001, epoch, 1, 0, 0, false)

@@ -32,15 +32,15 @@ func newKeeping(e *Engine, v *view) *keeping {
 	return k
 }
 
-// opened says that a file is read.
-func (k *keeping) opened(file int) {
+// Opened implements run.Keep.
+func (k *keeping) Opened(file int) {
 	if bit := uint32(1) << (file % 32); k.read != nil && k.read[file/32].Load()&bit == 0 {
 		k.read[file/32].Or(bit)
 	}
 }
 
-// choose chooses anew. o, which may be nil, is an order that begins. It takes some 100 ns a file.
-func (k *keeping) choose(o order.Order) {
+// Choose implements run.Keep: it chooses anew. It takes some 100 ns a file.
+func (k *keeping) Choose(o order.Order) {
 	if k.read == nil {
 		return
 	}
@@ -48,7 +48,7 @@ func (k *keeping) choose(o order.Order) {
 	defer k.mu.Unlock()
 	if o != nil {
 		for pos := range o.Len() {
-			k.opened(o.At(pos))
+			k.Opened(o.At(pos))
 		}
 		k.some.Store(true)
 	}
@@ -56,7 +56,7 @@ func (k *keeping) choose(o order.Order) {
 }
 
 func (k *keeping) capacity() int64 {
-	n := k.e.host.cache.Budget().Limit()
+	n := k.e.cache.Budget().Limit()
 	if q := k.e.quota.Load(); q > 0 {
 		n = min(n, q)
 	}
@@ -83,9 +83,9 @@ func (k *keeping) admit() func(file int) bool {
 			return 0
 		}
 		whole, rest := m.Size(file)/cache.ExtentSize, m.Size(file)%cache.ExtentSize
-		n := whole * segment.RecordBytes(usualETag, cache.ExtentSize, k.e.host.key != nil)
+		n := whole * segment.RecordBytes(usualETag, cache.ExtentSize, k.e.host.Key != nil)
 		if rest > 0 {
-			n += segment.RecordBytes(usualETag, int(rest), k.e.host.key != nil)
+			n += segment.RecordBytes(usualETag, int(rest), k.e.host.Key != nil)
 		}
 		return n
 	})

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -34,7 +35,7 @@ func TestKeptOfWhatIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := open(t, HostConfig{CacheDir: t.TempDir(), CacheSize: 160 << 20, Memory: 128 << 20}, Config{Source: "file://" + dir, Order: spec})
+	e := open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 160 << 20, Memory: 128 << 20}}, Config{Source: "file://" + dir, Order: spec})
 	defer closeEngine(t, e)
 	var gets [3]int64
 	for epoch := range gets {

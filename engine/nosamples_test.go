@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/shoalfs/shoal/cache/cachedir"
 )
 
 // A dataset without samples says what its files are, what samples can be, and what to do with formats that are none.
@@ -30,7 +32,7 @@ func TestNoSamples(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		host := HostConfig{CacheDir: t.TempDir(), CacheSize: 64 << 20, Memory: 256 << 20}
+		host := HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 64 << 20, Memory: 256 << 20}}
 		e := open(t, host, Config{Source: dir, Samples: "images", Order: spec(t, "none")})
 		err := e.Dataset().NoSamples()
 		if want = strings.ReplaceAll(want, "SOURCE", "file://"+dir); err == nil || !strings.Contains(err.Error(), want) {

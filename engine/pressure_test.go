@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -35,7 +36,7 @@ func openSmall(t *testing.T, spec string, n ...int) (e *Engine, dir string, path
 	if err != nil {
 		t.Fatal(err)
 	}
-	e = open(t, HostConfig{CacheDir: t.TempDir(), CacheSize: 0, Memory: 128 << 20}, Config{Source: "file://" + dir, Order: s})
+	e = open(t, HostConfig{Options: cachedir.Options{Path: t.TempDir(), Size: 0, Memory: 128 << 20}}, Config{Source: "file://" + dir, Order: s})
 	t.Cleanup(func() { closeEngine(t, e) })
 	return e, dir, paths
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -31,7 +32,7 @@ const (
 
 // startPublish packs the dataset to Config.Publish once a pass over it is complete.
 func (e *Engine) startPublish(ctx context.Context) error {
-	dst, where, err := objstore.Create(ctx, e.cfg.Publish, e.storeOptions())
+	dst, where, err := stores.Create(ctx, e.cfg.Publish, e.storeOptions())
 	if err != nil {
 		return fmt.Errorf("--publish: %w", err)
 	}
@@ -84,7 +85,7 @@ func (e *Engine) passed() bool {
 		return true
 	}
 	for _, s := range e.mountStreams() {
-		if p := s.Progress(); p.Epoch > s.epoch0 || p.Pass > 0 || p.Consumed == p.Len {
+		if p := s.Progress(); p.Epoch > s.First || p.Pass > 0 || p.Consumed == p.Len {
 			return true
 		}
 	}

@@ -77,7 +77,7 @@ func (e *Engine) Record() (*Recording, error) {
 
 func (r *Recording) header() trace.Header {
 	e, v := r.engine, r.view
-	_, disk := e.host.DiskUsage()
+	_, disk := e.host.Usage()
 	h := trace.Header{
 		Version: trace.Version, Started: r.began.UTC(), Source: e.source.String(), Dataset: v.manifest.Version(), Files: v.manifest.Len(),
 		Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Packed: v.layout != nil, Order: e.order().String(),

@@ -132,7 +132,7 @@ func newSearchPace(soon bool) *searchPace {
 	if soon {
 		p.threads, p.least = 1, leastSoon
 	}
-	if quota := machine.CPUQuota(); quota > 0 {
+	if quota := machine.CPUQuota("/"); quota > 0 {
 		p.threads, p.most = 1, min(quota/10, 1)
 	}
 	p.set(p.least)

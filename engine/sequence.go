@@ -7,8 +7,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/infer"
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // Who reads in sequence is followed by a stream over the files that come next. How far the reader will go is not
@@ -34,7 +36,7 @@ const (
 type follower struct {
 	run    infer.Run
 	window atomic.Pointer[order.Locator]
-	stream *Stream
+	stream *run.Stream
 	seen   time.Time // when a file of the window was opened last
 	spread int       // of the places at which it goes on
 	least  int       // files ahead of the reader
@@ -74,11 +76,11 @@ func (n backwards) Find(file, from int) int {
 
 // inSequence tells what watches for sequences of an open, and begins to follow the one that it shows. It reports
 // whether the open belongs to one.
-func (i *inference) inSequence(o opening) (fits bool) {
-	run, found, fits := i.sequences.Open(o.process, o.file)
+func (i *inference) inSequence(o run.Opening) (fits bool) {
+	run, found, fits := i.sequences.Open(o.Process, o.File)
 	followed := false
 	for _, a := range i.ahead {
-		if (*a.window.Load()).Find(o.file, 0) >= 0 {
+		if (*a.window.Load()).Find(o.File, 0) >= 0 {
 			a.seen, followed = time.Now(), fits
 			if found && run.List == a.run.List {
 				a.spread = max(a.spread, run.Spread)
@@ -92,22 +94,24 @@ func (i *inference) inSequence(o opening) (fits bool) {
 }
 
 // follow begins to read ahead.
-func (i *inference) follow(run infer.Run) {
-	a := &follower{run: run, spread: run.Spread, seen: time.Now(), reads: i.engine.opens.Load()}
-	read := make([]opening, len(run.Read)) // workers leave gaps between them, which are still to be read
-	for j, pos := range run.Read {
-		read[j].file = run.Over.At(pos)
+func (i *inference) follow(r infer.Run) {
+	a := &follower{run: r, spread: r.Spread, seen: time.Now(), reads: i.engine.opens.Load()}
+	read := make([]run.Opening, len(r.Read)) // workers leave gaps between them, which are still to be read
+	for j, pos := range r.Read {
+		read[j].File = r.Over.At(pos)
 	}
 	mean := max(i.view.manifest.Bytes()/int64(i.view.manifest.Len()), 1)
 	a.least, a.most = int(min(leastAhead/mean+1, leastFiles)), int(min(mostAhead/mean+1, mostFiles))
-	window := run.Window(run.Head + a.least*run.World)
+	window := r.Window(r.Head + a.least*r.World)
 	a.window.Store(&window)
-	s, err := i.engine.startStream(sequenceName, i.view, func(epoch int) order.Order {
+	o := i.engine.streamOptions(sequenceName, i.view, func(epoch int) order.Order {
 		if epoch > 0 {
 			return nil // nobody knows where this one ends
 		}
 		return *a.window.Load()
-	}, 0, 0, i.engine.cfg.Weight, nil, read)
+	})
+	o.Opened, o.Choose = read, false // nobody knows how far it goes
+	s, err := i.engine.host.runner.Begin(o)
 	if err != nil {
 		return
 	}
@@ -121,7 +125,7 @@ func (i *inference) follow(run infer.Run) {
 	for _, old := range all[len(i.ahead):] {
 		i.forget(old.stream)
 	}
-	i.engine.log.Info("read in sequence", "list", run.List, "from", i.view.manifest.Path(window.At(0)), "world", run.World, "reads", a.reads)
+	i.engine.log.Info("read in sequence", "list", r.List, "from", i.view.manifest.Path(window.At(0)), "world", r.World, "reads", a.reads)
 }
 
 // readOn extends the windows whose readers come near the end, and ends those that nobody reads any more.
@@ -147,21 +151,20 @@ func (i *inference) readOn(now time.Time) {
 
 // extend makes the window longer if its reader comes near the end, in its first pass.
 func (a *follower) extend() {
-	s, r := a.stream, a.run
-	s.runner.mu.Lock()
-	defer s.runner.mu.Unlock()
-	at := s.tracker.Position()
-	ahead := max(min(max(4*at.Consumed, a.least), a.most), 2*a.spread/r.World)
-	if at.Pass > 0 || at.Len-at.Head > ahead/2 {
-		return
-	}
-	width := r.Last - r.First + 1
-	longer := r.Window(r.From + (at.Head+ahead+width-1)/width*r.World)
-	if longer.Len() <= at.Len {
-		return // that is all there is
-	}
-	a.window.Store(&longer)
-	s.extendTo(longer)
+	r := a.run
+	a.stream.Extend(func(at prefetch.Position) order.Locator {
+		ahead := max(min(max(4*at.Consumed, a.least), a.most), 2*a.spread/r.World)
+		if at.Pass > 0 || at.Len-at.Head > ahead/2 {
+			return nil
+		}
+		width := r.Last - r.First + 1
+		longer := r.Window(r.From + (at.Head+ahead+width-1)/width*r.World)
+		if longer.Len() <= at.Len {
+			return nil // that is all there is
+		}
+		a.window.Store(&longer)
+		return longer
+	})
 }
 
 // spec returns the order spec of the sequence, "auto" where none can be written.
@@ -177,7 +180,7 @@ func (a *follower) spec() string {
 func (a *follower) text(w io.Writer) {
 	r := a.run
 	window := *a.window.Load()
-	fmt.Fprintf(w, "order: %s (inferred: file after file of %s, from %s on", a.spec(), r.List, a.stream.volume.Manifest().Path(window.At(0)))
+	fmt.Fprintf(w, "order: %s (inferred: file after file of %s, from %s on", a.spec(), r.List, a.stream.Volume.Manifest().Path(window.At(0)))
 	if r.World > 1 {
 		fmt.Fprintf(w, "; rank %s of %d", order.Ranks{First: r.First, Last: r.Last}, r.World)
 	}

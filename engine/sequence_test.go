@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // numbered lays so many files in three class folders and opens them.
@@ -106,7 +107,7 @@ func TestSequenceInOneLook(t *testing.T) {
 	i := e.inference.Load()
 	i.mu.Lock()
 	for file := range 40 {
-		i.opens = append(i.opens, opening{9, file})
+		i.opens = append(i.opens, run.Opening{Process: 9, File: file})
 	}
 	i.mu.Unlock()
 	openAs(t, e, 9, 40) // wakes it

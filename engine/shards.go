@@ -7,6 +7,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
 )
 
@@ -25,7 +26,7 @@ type shardStore struct {
 }
 
 func (e *Engine) openShards(ctx context.Context) (*shardStore, error) {
-	base, source, err := objstore.Open(ctx, e.cfg.Shards, e.storeOptions())
+	base, source, err := stores.Open(ctx, e.cfg.Shards, e.storeOptions())
 	if err != nil {
 		return nil, fmt.Errorf("--shards: %w", err)
 	}
@@ -35,7 +36,7 @@ func (e *Engine) openShards(ctx context.Context) (*shardStore, error) {
 // instead says that the source's own objects are read, and why.
 func (s *shardStore) instead(e *Engine, cause, remedy string) {
 	s.unused = fmt.Sprintf("--shards %s %s (%s)", s.source, cause, remedy)
-	e.log.Warn("the source's own objects are read: --shards "+s.source.String()+" "+cause, "remedy", remedy)
+	e.log.Warn("reading the source's own objects: --shards "+s.source.String()+" "+cause, "remedy", remedy)
 }
 
 // layout returns where the files of m lie in the set, or nil where the set is missing or holds another

@@ -7,14 +7,16 @@ import (
 	"testing"
 
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // trainer is a reader of a feed.
 type trainer struct {
-	*Stream
-	t   *testing.T
-	seq order.Order
-	at  int
+	*run.Stream
+	t     *testing.T
+	seq   order.Order
+	files order.Order // the same by file
+	at    int
 }
 
 // begin starts a trainer at a position of an order of the given seed.
@@ -22,6 +24,7 @@ func begin(t *testing.T, e *Engine, seed uint64, start, weight int) *trainer {
 	t.Helper()
 	d := e.Dataset()
 	r := &trainer{t: t, seq: order.Uniform(d.Len(), seed, 0), at: start}
+	r.files = filesOf(r.seq, d.v.samples)
 	s, err := d.Begin(fmt.Sprintf("seed%d/from%d/weight%d", seed, start, weight), r.seq, start, weight)
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +41,7 @@ func (r *trainer) next() bool {
 	}
 	data, release, err := r.Read(context.Background(), r.at)
 	if err != nil || len(data) != 1<<20 {
-		r.t.Errorf("%s at %d: %d bytes, %v", r.name, r.at, len(data), err)
+		r.t.Errorf("%s at %d: %d bytes, %v", r.Name, r.at, len(data), err)
 		return false
 	}
 	release()
@@ -49,8 +52,8 @@ func (r *trainer) next() bool {
 // staged waits until the next sample has been fetched ahead: the reader is slower than the store.
 func (r *trainer) staged() bool {
 	if r.at < r.seq.Len() {
-		file := r.first.At(r.at)
-		waitFor(r.t, fmt.Sprintf("%s has position %d", r.name, r.at), func() bool { return r.volume.Staged(file, 0) })
+		file := r.files.At(r.at)
+		waitFor(r.t, fmt.Sprintf("%s has position %d", r.Name, r.at), func() bool { return r.Volume.Staged(file, 0) })
 	}
 	return r.next()
 }

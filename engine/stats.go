@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // StatsVersion is the version of the Stats schema (docs/stats.md). A field may be added without a
@@ -60,15 +61,15 @@ type Stats struct {
 
 	GoodputStats
 
-	Lead        int          `json:"lead_samples"` // samples that can be read next without waiting
-	LeadSeconds float64      `json:"lead_seconds"` // the same at the reader's pace; 0 until that is known
-	Order       OrderState   `json:"order"`
-	Streams     []Progress   `json:"streams"`
-	Skipped     SkippedKeys  `json:"keys_not_shown"`
-	Memory      MemoryStats  `json:"memory"`
-	Disk        DiskStats    `json:"disk"`
-	Audit       AuditStats   `json:"audit"`
-	Errors      []ErrorEvent `json:"errors"` // the latest warnings and errors, each once
+	Lead        int            `json:"lead_samples"` // samples that can be read next without waiting
+	LeadSeconds float64        `json:"lead_seconds"` // the same at the reader's pace; 0 until that is known
+	Order       OrderState     `json:"order"`
+	Streams     []run.Progress `json:"streams"`
+	Skipped     SkippedKeys    `json:"keys_not_shown"`
+	Memory      MemoryStats    `json:"memory"`
+	Disk        DiskStats      `json:"disk"`
+	Audit       AuditStats     `json:"audit"`
+	Errors      []ErrorEvent   `json:"errors"` // the latest warnings and errors, each once
 }
 
 // Hits counts reads that did not wait, by the area that served them.
@@ -155,14 +156,14 @@ func (e *Engine) Stats() Stats {
 	s := Stats{
 		Version: StatsVersion, PID: os.Getpid(), Source: e.source.String(), Dataset: v.manifest.Version(), Files: v.manifest.Len(),
 		Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Uptime: time.Since(e.started).Seconds(),
-		Packed: v.layout != nil, CacheDir: e.host.cfg.CacheDir, DatasetID: hex.EncodeToString(e.dataset[:]), Users: e.host.users(),
+		Packed: v.layout != nil, CacheDir: e.host.Path(), DatasetID: hex.EncodeToString(e.dataset[:]), Users: e.host.users(),
 		Opens: e.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
 		Stall: c.Stall.Seconds(), Prefetched: c.Prefetched, FetchErrors: c.FetchErrors,
 		GetRequests: m.Reads, GetBytes: m.Bytes, ListRequests: m.Lists, StatRequests: m.Stats, InFlight: m.InFlight,
 		StoreErrors: m.Errors, LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
 		Memory: MemoryStats{Used: all.MemoryUsed, Peak: all.MemoryPeak, Limit: all.MemoryLimit, Demand: all.MemoryDemand, Prefetch: all.MemoryPrefetch, Batches: all.MemoryBatches, Waiting: all.MemoryWaiting, Ring: all.RingBytes, Goroutines: runtime.NumGoroutine()},
 		Disk:   DiskStats{Used: c.DiskUsed, Limit: c.DiskLimit, Declined: c.Declined, Corrupt: c.Corrupt, Errors: c.DiskErrors, OutOfUse: c.DiskDown, Reason: c.DiskReason, Waits: c.DiskWaits, GaveUp: c.DiskGaveUp, Budget: all.DiskLimit, AllUsed: all.DiskUsed, Queued: c.DiskQueued},
-		Errors: append(e.host.errs.snapshot(), e.errs.snapshot()...), Streams: []Progress{},
+		Errors: append(e.host.errs.snapshot(), e.errs.snapshot()...), Streams: []run.Progress{},
 	}
 	s.Delivered, s.PerSecond = e.goodput.rate(time.Now())
 	s.Cost = e.Cost()
@@ -199,7 +200,7 @@ func (e *Engine) Stats() Stats {
 		default:
 			s.Order.State = "following"
 		}
-		if len(mount) > 0 && st.ofPlan() {
+		if len(mount) > 0 && st.OfPlan() {
 			s.Order.Spec = "plan"
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/shard"
@@ -29,8 +30,7 @@ type view struct {
 	groups   func() order.Groups // the samples by shard; computed at the first call
 	unpacked string              // why there are no groups, where --shards was to give them
 
-	memory, disk int64 // what the host has kept back for it
-	offHeap      int64 // of memory: manifest and layout
+	need cachedir.Need // what the cache directory has kept back for it
 
 	listMu sync.Mutex
 	lists  map[string][]uint32 // by path, once read
@@ -46,23 +46,11 @@ func (v *view) close() error {
 	return err
 }
 
-// diskFor returns what a version takes of a cache for its metadata: its files, and a line in the catalog for each extent that
-// can be kept, as far as there are that many.
-func diskFor(files, extents, cacheSize int64) int64 {
-	return files + min(extents, cacheSize>>12)*tableOnDisk
-}
-
 // newView reserves a version's metadata and adds it to the cache.
 func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *catalog.Filter) (*view, error) {
-	v := &view{manifest: m, layout: layout, offHeap: m.FileSize()}
-	if layout != nil {
-		v.offHeap += layout.FileSize()
-	}
-	more := m.Bytes() / cache.ExtentSize // extents, beyond one a file
-	v.memory = v.offHeap + int64(m.Len())*bytesPerFile + more*bytesPerExtent
-	v.disk = diskFor(2*v.offHeap, int64(m.Len())+more, e.host.cfg.CacheSize)
-	v.memory = v.memory * 3 / 4 // the ledger counts three quarters of --memory
-	if err := e.host.reserve(v.memory, v.offHeap, v.disk, m.Len()); err != nil {
+	v := &view{manifest: m, layout: layout}
+	var err error
+	if v.need, err = e.host.Reserve(m, layout); err != nil {
 		return nil, errors.Join(err, v.close())
 	}
 	v.samples = m.Samples(match)
@@ -236,7 +224,7 @@ func (e *Engine) leaveOut(set *shard.Set) {
 			examples = append(examples, set.Bad()[i].Error())
 		}
 	}
-	e.log.Warn("bad shards are left out; the dataset is what the others hold", "shards", len(set.Bad()), "of", len(set.Shards), "examples", examples,
+	e.log.Warn("bad shards are left out of the dataset", "shards", len(set.Bad()), "of", len(set.Shards), "examples", examples,
 		"remedy", "restore them, and take them by shoal refresh")
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/shoalfs/shoal/internal/trace"
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // WarmProgress tells how far a warming is.
@@ -60,112 +61,60 @@ func (e *Engine) Warm(ctx context.Context, files []uint32, progress func(WarmPro
 	return p, err
 }
 
+// warming is one pass over files that are not kept.
+type warming struct {
+	v        *view
+	s        *run.Stream
+	list     order.Order
+	of       WarmProgress // Files and Bytes
+	declined int64        // extents that the disk had declined before
+
+	next, files, bytes, failed atomic.Int64
+	first                      atomic.Pointer[string] // what went wrong
+}
+
+// errFull says that the disk takes no more.
+var errFull = errors.New("full")
+
 // warm is one pass.
-func (e *Engine) warm(ctx context.Context, files []uint32, progress func(WarmProgress)) (WarmProgress, error) {
+func (e *Engine) warm(ctx context.Context, files []uint32, progress func(WarmProgress)) (p WarmProgress, err error) {
 	v := e.cur.Load()
 	if files == nil {
 		files = v.all()
 	}
-	var p WarmProgress
+	w := &warming{v: v, declined: v.volume.Stats().Declined}
 	missing := files[:0:0]
 	for _, f := range files {
 		if !v.volume.KeptWhole(int(f)) {
 			missing = append(missing, f)
-			p.Bytes += v.manifest.Size(int(f))
+			w.of.Bytes += v.manifest.Size(int(f))
 		}
 	}
-	p.Files = len(missing)
-	snapshot := func(files, bytes int64) WarmProgress {
-		now := p
-		now.FilesDone, now.BytesDone = int(files), bytes
-		now.Kept, now.Extents = v.volume.Kept()
-		return now
-	}
-	if p.Files == 0 {
-		p = snapshot(0, 0)
+	if w.of.Files = len(missing); w.of.Files == 0 {
+		p = w.progress(0, 0)
 		progress(p)
 		return p, nil
 	}
-	list := order.List(missing)
-	s, err := e.newStream("warm", v, func(epoch int) order.Order {
-		if epoch > 0 {
-			return nil
-		}
-		return list
-	}, 0, 0, 1)
-	if err != nil {
-		return p, err
+	w.list = order.List(missing)
+	o := e.streamOptions("warm", v, once(w.list))
+	o.Weight, o.Choose = 1, false // it says itself what to keep
+	if w.s, err = e.host.runner.Begin(o); err != nil {
+		return w.of, err
 	}
-	e.addSession(s)
-	defer e.endSession(s)
-
-	var next, doneFiles, doneBytes, failed atomic.Int64
-	var first atomic.Pointer[string]
-	declined := v.volume.Stats().Declined
-	full := errors.New("full")
-	g, gctx := errgroup.WithContext(ctx)
-	for range warmReaders {
-		g.Go(func() error {
-			// What was read is let go of when it is on disk: memory that is short would take it before.
-			var held []func()
-			var bytes int
-			settle := func() error {
-				err := v.volume.Flush(gctx)
-				for _, release := range held {
-					release()
-				}
-				held, bytes = held[:0], 0
-				return err
-			}
-			for {
-				pos := int(next.Add(1)) - 1
-				if pos >= list.Len() {
-					return settle()
-				}
-				data, release, err := s.Read(gctx, pos)
-				if err == nil {
-					held = append(held, release)
-				}
-				if gctx.Err() != nil {
-					return errors.Join(gctx.Err(), settle())
-				}
-				if err != nil {
-					failed.Add(1)
-					text := v.manifest.Path(list.At(pos)) + ": " + err.Error()
-					first.CompareAndSwap(nil, &text)
-					continue
-				}
-				doneFiles.Add(1)
-				doneBytes.Add(int64(len(data)))
-				if bytes += len(data); len(held) < warmFiles && bytes < warmBytes {
-					continue
-				}
-				if err := settle(); err != nil {
-					return err
-				}
-				if v.volume.Stats().Declined > declined {
-					return full
-				}
-			}
-		})
-	}
-	stop := make(chan struct{})
+	e.addSession(w.s)
+	defer e.endSession(w.s)
 	ticked := make(chan struct{})
+	ticking, stop := context.WithCancel(context.Background())
 	go func() {
 		defer close(ticked)
-		t := time.NewTicker(200 * time.Millisecond)
-		defer t.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-t.C:
-				progress(snapshot(doneFiles.Load(), doneBytes.Load()))
-			}
-		}
+		w.tell(ticking, progress)
 	}()
+	g, gctx := errgroup.WithContext(ctx)
+	for range warmReaders {
+		g.Go(func() error { return w.read(gctx) })
+	}
 	err = g.Wait()
-	close(stop)
+	stop()
 	<-ticked
 	if flushErr := v.volume.Flush(ctx); err == nil {
 		err = flushErr
@@ -177,12 +126,12 @@ func (e *Engine) warm(ctx context.Context, files []uint32, progress func(WarmPro
 			keptBytes += v.manifest.Size(int(f))
 		}
 	}
-	p = snapshot(kept, keptBytes)
-	p.Errors = int(failed.Load())
-	if text := first.Load(); text != nil {
+	p = w.progress(kept, keptBytes)
+	p.Errors = int(w.failed.Load())
+	if text := w.first.Load(); text != nil {
 		p.FirstError = *text
 	}
-	if errors.Is(err, full) || err == nil && v.volume.Stats().Declined > declined {
+	if errors.Is(err, errFull) || err == nil && w.isFull() {
 		p.Full, err = true, nil
 	}
 	if err == nil {
@@ -190,6 +139,74 @@ func (e *Engine) warm(ctx context.Context, files []uint32, progress func(WarmPro
 	}
 	progress(p)
 	return p, err
+}
+
+func (w *warming) progress(files, bytes int64) WarmProgress {
+	p := w.of
+	p.FilesDone, p.BytesDone = int(files), bytes
+	p.Kept, p.Extents = w.v.volume.Kept()
+	return p
+}
+
+func (w *warming) isFull() bool { return w.v.volume.Stats().Declined > w.declined }
+
+// tell reports progress now and then, until ctx ends.
+func (w *warming) tell(ctx context.Context, progress func(WarmProgress)) {
+	t := time.NewTicker(200 * time.Millisecond)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			progress(w.progress(w.files.Load(), w.bytes.Load()))
+		}
+	}
+}
+
+// read is one of several readers, who share the list.
+func (w *warming) read(ctx context.Context) error {
+	// What was read is let go of when it is on disk: memory that is short would take it before.
+	var held []func()
+	var bytes int
+	settle := func() error {
+		err := w.v.volume.Flush(ctx)
+		for _, release := range held {
+			release()
+		}
+		held, bytes = held[:0], 0
+		return err
+	}
+	for {
+		pos := int(w.next.Add(1)) - 1
+		if pos >= w.list.Len() {
+			return settle()
+		}
+		data, release, err := w.s.Read(ctx, pos)
+		if err == nil {
+			held = append(held, release)
+		}
+		if ctx.Err() != nil {
+			return errors.Join(ctx.Err(), settle())
+		}
+		if err != nil {
+			w.failed.Add(1)
+			text := w.v.manifest.Path(w.list.At(pos)) + ": " + err.Error()
+			w.first.CompareAndSwap(nil, &text)
+			continue
+		}
+		w.files.Add(1)
+		w.bytes.Add(int64(len(data)))
+		if bytes += len(data); len(held) < warmFiles && bytes < warmBytes {
+			continue
+		}
+		if err := settle(); err != nil {
+			return err
+		}
+		if w.isFull() {
+			return errFull
+		}
+	}
 }
 
 // all returns the files of a version in the order in which they are read fastest.

@@ -254,7 +254,7 @@ func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.St
 	if flags&syscall.O_ACCMODE != syscall.O_WRONLY {
 		text, err := f.c.Get(h.name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			f.log.Warn("control file failed", "file", controlName+"/"+h.name, "cause", err)
+			f.log.Warn("control file cannot be read", "file", controlName+"/"+h.name, "cause", err)
 			return fuse.Status(errnoOf(err))
 		}
 		h.snapshot = text
@@ -273,7 +273,7 @@ func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.St
 func (f *controlFolder) openProfile(out *fuse.OpenOut) fuse.Status {
 	r, err := f.c.(Recorder).Record()
 	if err != nil {
-		f.log.Warn("no recording was begun", "cause", err)
+		f.log.Warn("the recording was not started", "cause", err)
 		return fuse.EBUSY
 	}
 	f.mu.Lock()
@@ -439,7 +439,7 @@ func (f *controlFolder) flush(cancel <-chan struct{}, who Caller, fh uint64) fus
 	err := f.c.PutPlan(name, text)
 	f.did(who, h.name, err)
 	if err != nil {
-		f.log.Warn("plan refused, the one before stays in force", "plan", name, "cause", err)
+		f.log.Warn("plan refused; the old one stays in force", "plan", name, "cause", err)
 		return fuse.EINVAL
 	}
 	if !h.whole {

@@ -481,7 +481,7 @@ func TestXattrAndStatfs(t *testing.T) {
 	if int64(st.Blocks) != (m.Bytes()+4095)/4096 || st.Bfree != 0 || int(st.Files) != m.Len()+m.Dirs() || st.Namelen != 255 {
 		t.Errorf("%+v", st)
 	}
-	if mi, err := findMount(c.dir); err != nil || mi.fstype != "fuse.shoal" || mi.source != "s3://bucket/tree" {
+	if mi, err := findMount(c.dir); err != nil || mi.Type != "fuse.shoal" || mi.Source != "s3://bucket/tree" {
 		t.Errorf("%+v, %v", mi, err)
 	}
 }
@@ -511,7 +511,7 @@ func TestReadAheadIsSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile("/sys/class/bdi/" + mi.device + "/read_ahead_kb"); err != nil || string(got) != "640\n" {
+	if got, err := os.ReadFile("/sys/class/bdi/" + mi.Device + "/read_ahead_kb"); err != nil || string(got) != "640\n" {
 		t.Errorf("%q, %v", got, err)
 	}
 }
@@ -725,7 +725,7 @@ func TestMountWithoutRoot(t *testing.T) {
 	c := mountChild(t, "tree", func(s *spec) {
 		s.Mountpoint, s.UID, s.Options.ReadAhead, s.Options.FsName = mnt, nobody, 1<<20, "s3://bucket/a,b c"
 	})
-	if mi, err := findMount(mnt); err != nil || mi.source != "s3://bucket/a,b c" || mi.fstype != "fuse.shoal" {
+	if mi, err := findMount(mnt); err != nil || mi.Source != "s3://bucket/a,b c" || mi.Type != "fuse.shoal" {
 		t.Errorf("%+v, %v", mi, err)
 	}
 	cmd := exec.Command("cat", c.path("README.md"))

@@ -9,11 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/internal/machine"
 )
 
 // statPatience is how long a mount point may take to answer. A mount whose daemon is stopped never
@@ -75,8 +76,8 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 	if err != nil {
 		return "", false, err
 	}
-	if mi != nil && strings.HasPrefix(mi.fstype, "fuse") && mi.fstype != "fusectl" {
-		return "", false, fmt.Errorf("mount point %s: %s is mounted there already, as %s (unmount it first: shoal umount %s)", mountpoint, mi.source, mi.fstype, mountpoint)
+	if mi != nil && strings.HasPrefix(mi.Type, "fuse") && mi.Type != "fusectl" {
+		return "", false, fmt.Errorf("mount point %s: %s is mounted there already, as %s (unmount it first: shoal umount %s)", mountpoint, mi.Source, mi.Type, mountpoint)
 	}
 	d, err := os.Open(path)
 	if err != nil {
@@ -128,74 +129,26 @@ func resolve(path string) (string, error) {
 	return "", &os.PathError{Op: "resolve", Path: path, Err: unix.ELOOP}
 }
 
-// Mounts returns the mount points of Shoal's mounts that this process sees, dead ones too.
-func Mounts() ([]string, error) {
-	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	var list []string
-	for line := range bytes.Lines(data) {
-		if mi, ok := parseMountInfo(string(line)); ok && mi.fstype == "fuse.shoal" && !slices.Contains(list, mi.path) {
-			list = append(list, mi.path)
+// Mounts returns Shoal's mounts that this process sees, dead ones too, each place once.
+func Mounts() (list []machine.Mount, err error) {
+	all, err := machine.Mounts("/")
+	for _, m := range all {
+		if m.Type == "fuse.shoal" && !slices.ContainsFunc(list, func(o machine.Mount) bool { return o.Point == m.Point }) {
+			list = append(list, m)
 		}
 	}
-	return list, nil
-}
-
-// mountInfo is a line of /proc/self/mountinfo.
-type mountInfo struct {
-	device string // MAJOR:MINOR
-	path   string
-	fstype string
-	source string
+	return list, err
 }
 
 // findMount returns the topmost mount at path, or nil.
-func findMount(path string) (*mountInfo, error) {
-	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	var found *mountInfo
-	for line := range bytes.Lines(data) {
-		if mi, ok := parseMountInfo(string(line)); ok && mi.path == path {
-			found = &mi // later lines lie on top
+func findMount(path string) (*machine.Mount, error) {
+	all, err := machine.Mounts("/")
+	for _, m := range slices.Backward(all) {
+		if m.Point == path {
+			return &m, nil
 		}
 	}
-	return found, nil
-}
-
-// parseMountInfo reads a line as proc(5) describes it:
-//
-//	36 35 98:0 /mnt1 /mnt/parent rw,noatime master:1 - ext3 /dev/root rw,errors=continue
-//	      device     path                   ...      - type source
-func parseMountInfo(line string) (mountInfo, bool) {
-	left, right, ok := strings.Cut(line, " - ")
-	l, r := strings.Fields(left), strings.Fields(right)
-	if !ok || len(l) < 6 || len(r) < 2 {
-		return mountInfo{}, false
-	}
-	return mountInfo{device: l[2], path: unescape(l[4]), fstype: r[0], source: unescape(r[1])}, true
-}
-
-// unescape undoes the kernel's \040 for a space, and the like.
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(c))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
+	return nil, err
 }
 
 // ErrNotMounted is what Unmount's error wraps where there is no mount.
@@ -215,8 +168,8 @@ func Unmount(mountpoint string, lazy bool) error {
 	if mi == nil {
 		return fmt.Errorf("unmount %s: %w there (`findmnt -t fuse.shoal` lists the mounts)", mountpoint, ErrNotMounted)
 	}
-	if !strings.HasPrefix(mi.fstype, "fuse.shoal") {
-		return fmt.Errorf("unmount %s: it is a mount of %s, type %s, not of shoal (use umount)", mountpoint, mi.source, mi.fstype)
+	if !strings.HasPrefix(mi.Type, "fuse.shoal") {
+		return fmt.Errorf("unmount %s: it is a mount of %s, type %s, not of shoal (use umount)", mountpoint, mi.Source, mi.Type)
 	}
 	return unmountOrTell(path, lazy)
 }

@@ -137,7 +137,7 @@ func (p *passthrough) release(node nodeID) {
 	delete(s.nodes, node)
 	if b.id != 0 {
 		if errno := p.device.UnregisterBackingFd(b.id); errno != 0 {
-			p.log.Warn("the kernel does not give a backing file back", "id", b.id, "cause", errno)
+			p.log.Warn("the kernel did not release a backing file", "id", b.id, "cause", errno)
 		}
 	}
 }

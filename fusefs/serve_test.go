@@ -618,7 +618,7 @@ func (c *child) finish() {
 	if err := c.cmd.Wait(); err != nil {
 		c.t.Errorf("child: %v", err)
 	}
-	if mi, err := findMount(c.dir); err != nil || mi != nil && mi.fstype == "fuse.shoal" {
+	if mi, err := findMount(c.dir); err != nil || mi != nil && mi.Type == "fuse.shoal" {
 		c.t.Errorf("still mounted: %+v, %v", mi, err)
 	}
 }

@@ -218,25 +218,10 @@ type Server struct {
 // process left there is replaced. Errors name the thing, the cause and the remedy.
 func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	o.setDefaults()
-	path, dead, err := check(mountpoint)
+	path, err := freeMountpoint(mountpoint, o)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkPrivileges(o); err != nil {
-		return nil, err
-	}
-	if dead {
-		o.Logger.Warn("replacing the mount of a process that has died", "mountpoint", path)
-		if err := unmount(path, true); err != nil {
-			return nil, fmt.Errorf("mount point %s: a dead mount cannot be removed: %w (as its owner: fusermount3 -uz %s)", path, err, path)
-		}
-		if path, dead, err = check(path); err != nil {
-			return nil, err
-		} else if dead {
-			return nil, fmt.Errorf("mount point %s: several dead mounts lie on it (umount -l %s until it is a folder again)", path, path)
-		}
-	}
-
 	stopping := make(chan struct{})
 	f := &filesystem{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
@@ -252,11 +237,64 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	if b, ok := v.(Backer); ok {
 		f.pass = newPassthrough(b, o.Logger)
 	}
+	root := os.Geteuid() == 0
+	fs, err := fuse.NewServer(f, path, mountOptions(v, o, root))
+	if err != nil {
+		return nil, mountError(path, root, err)
+	}
+	closeOnExec()
+	s := &Server{fs: f, fuse: fs, mountpoint: path, invalidate: make(chan chan struct{}), done: make(chan struct{})}
+	if f.pass != nil {
+		f.pass.device = fs
+	}
+	served := make(chan struct{})
+	go func() {
+		fs.Serve()
+		close(served)
+	}()
+	go func() {
+		defer close(s.done)
+		s.notifyLoop(served)
+		f.control.close()
+	}()
+	// The device number comes from mountinfo, because a stat of the mount would be a request to
+	// ourselves.
+	if mi, err := findMount(path); err == nil && mi != nil {
+		s.device = mi.Device
+	}
+	if o.ReadAhead > 0 && root {
+		bdi := filepath.Join("/sys/class/bdi", s.device, "read_ahead_kb")
+		if err := os.WriteFile(bdi, []byte(strconv.Itoa(o.ReadAhead>>10)), 0); err != nil {
+			o.Logger.Warn("read-ahead was not set; the kernel's default applies", "cause", err)
+		}
+	}
+	return s, nil
+}
+
+// freeMountpoint checks a mount point and who mounts there, removes a mount of a process that has died, and returns the path.
+func freeMountpoint(mountpoint string, o Options) (path string, err error) {
+	path, dead, err := check(mountpoint)
+	if err == nil {
+		err = checkPrivileges(o)
+	}
+	if err != nil || !dead {
+		return path, err
+	}
+	o.Logger.Warn("replacing the mount of a process that has died", "mountpoint", path)
+	if err := unmount(path, true); err != nil {
+		return "", fmt.Errorf("mount point %s: a dead mount cannot be removed: %w (as its owner: fusermount3 -uz %s)", path, err, path)
+	}
+	if path, dead, err = check(path); err == nil && dead {
+		err = fmt.Errorf("mount point %s: several dead mounts lie on it (umount -l %s until it is a folder again)", path, path)
+	}
+	return path, err
+}
+
+func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
 	level := slog.LevelDebug
 	if o.Debug {
 		level = slog.LevelInfo
 	}
-	root := os.Geteuid() == 0
 	mo := &fuse.MountOptions{
 		AllowOther: o.AllowOther, FsName: o.FsName, Name: o.Name, Debug: o.Debug,
 		Logger:            slog.NewLogLogger(o.Logger.Handler(), level),
@@ -281,37 +319,7 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	if !plusFits(v.Manifest().Len(), totalMemory()) {
 		mo.ExtraCapabilities |= fuse.CAP_READDIRPLUS_AUTO
 	}
-	fs, err := fuse.NewServer(f, path, mo)
-	if err != nil {
-		return nil, mountError(path, root, err)
-	}
-	closeOnExec()
-	s := &Server{fs: f, fuse: fs, mountpoint: path, invalidate: make(chan chan struct{}), done: make(chan struct{})}
-	if f.pass != nil {
-		f.pass.device = fs
-	}
-	served := make(chan struct{})
-	go func() {
-		fs.Serve()
-		close(served)
-	}()
-	go func() {
-		defer close(s.done)
-		s.notifyLoop(served)
-		f.control.close()
-	}()
-	// The device number comes from mountinfo, because a stat of the mount would be a request to
-	// ourselves.
-	if mi, err := findMount(path); err == nil && mi != nil {
-		s.device = mi.device
-	}
-	if o.ReadAhead > 0 && root {
-		bdi := filepath.Join("/sys/class/bdi", s.device, "read_ahead_kb")
-		if err := os.WriteFile(bdi, []byte(strconv.Itoa(o.ReadAhead>>10)), 0); err != nil {
-			o.Logger.Warn("read-ahead was not set; the kernel's default applies", "cause", err)
-		}
-	}
-	return s, nil
+	return mo
 }
 
 // mountError explains a failed mount(2) or fusermount3.
@@ -355,7 +363,7 @@ func (s *Server) Unmount(lazy bool) error {
 	}
 	// Somebody else may have detached it, and even mounted something in its place.
 	mi, err := findMount(s.mountpoint)
-	if err == nil && mi != nil && mi.device == s.device {
+	if err == nil && mi != nil && mi.Device == s.device {
 		err = unmountOrTell(s.mountpoint, lazy)
 	}
 	if err == nil || lazy {
@@ -370,7 +378,7 @@ func (s *Server) Unmount(lazy bool) error {
 func (s *Server) Abort() error {
 	s.stop.Do(func() { close(s.fs.stopping) })
 	mi, err := findMount(s.mountpoint)
-	if err != nil || mi == nil || mi.device != s.device {
+	if err != nil || mi == nil || mi.Device != s.device {
 		return err
 	}
 	// The kernel aborts the connection even where it then finds the mount busy.

@@ -108,33 +108,6 @@ func TestGenerations(t *testing.T) {
 	})
 }
 
-func TestParseMountInfo(t *testing.T) {
-	for _, tc := range []struct {
-		line string
-		want mountInfo
-		ok   bool
-	}{
-		{"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue", mountInfo{"98:0", "/mnt2", "ext3", "/dev/root"}, true},
-		{`61 28 0:52 / /mnt/a\040b rw,nosuid - fuse.shoal s3://x/a\134b\011 rw`, mountInfo{"0:52", "/mnt/a b", "fuse.shoal", "s3://x/a\\b\t"}, true},
-		{`61 28 0:52 / /mnt/end\0 rw - tmpfs none rw`, mountInfo{"0:52", `/mnt/end\0`, "tmpfs", "none"}, true},
-		{"", mountInfo{}, false},
-		{"36 35 98:0 - ext3 /dev/root rw", mountInfo{}, false},
-	} {
-		if got, ok := parseMountInfo(tc.line); got != tc.want || ok != tc.ok {
-			t.Errorf("%q: %+v, %v", tc.line, got, ok)
-		}
-	}
-}
-
-func FuzzParseMountInfo(f *testing.F) {
-	f.Add(`61 28 0:52 / /mnt/a\040b rw,nosuid - fuse.shoal s3://x/a\134b\011 rw`)
-	f.Fuzz(func(t *testing.T, line string) {
-		if mi, ok := parseMountInfo(line); ok && (mi.path == "" || mi.fstype == "") {
-			t.Errorf("%q: %+v", line, mi)
-		}
-	})
-}
-
 func TestThrottle(t *testing.T) {
 	var out bytes.Buffer
 	th := &throttle{log: slog.New(slog.NewTextHandler(&out, nil)), by: map[string]*throttled{}}

@@ -31,11 +31,14 @@ const (
 	maxOps  = 32
 )
 
-// operations lists them with their parameters in torchvision's order.
-var operations = map[string]struct {
+// operationKind is how an operation is made of its arguments.
+type operationKind struct {
 	params []param
 	build  func(a *args) (operation, error)
-}{
+}
+
+// operations lists them with their parameters in torchvision's order.
+var operations = map[string]operationKind{
 	"RandomResizedCrop": {
 		[]param{{"size", ""}, {"scale", "(0.08, 1.0)"}, {"ratio", "(0.75, 1.3333333333333333)"}, {"interpolation", "'bilinear'"}, {"antialias", "True"}},
 		func(a *args) (operation, error) {
@@ -193,137 +196,168 @@ func Compile(spec string) (*Transform, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &parser{s: spec}
-	t := &Transform{dtype: "uint8", layout: "nchw"}
+	c := &compiler{p: &parser{s: spec}, t: &Transform{dtype: "uint8", layout: "nchw"}, seen: map[string]string{}}
 	if calls[0].name == rawWord {
-		if len(calls) > 1 {
-			return nil, p.fail(calls[1].pos, len(calls[1].name), "", "raw gives the file as it is and stands alone")
+		c.t.raw, c.t.dtype, c.t.layout = true, rawWord, rawWord
+		if err := c.p.alone(calls); err != nil {
+			return nil, err
 		}
-		if calls[0].parens {
-			return nil, p.fail(calls[0].pos, len(rawWord), "", "raw takes no arguments")
-		}
-		t.raw, t.dtype, t.layout = true, rawWord, rawWord
-		return t, nil
+		return c.t, nil
 	}
-	var norm, erase *args
-	seen := map[string]string{} // what has been chosen already: dtype, layout, ...
-	for _, c := range calls {
-		once := func(what string) error {
-			if was, ok := seen[what]; ok {
-				return p.fail(c.pos, len(c.name), "", "%s after %s: one %s is enough", c.name, was, what)
+	for _, call := range calls {
+		if o, ok := operations[call.name]; ok {
+			err = c.operation(call, o)
+		} else {
+			err = c.word(call)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := c.t.fits(c.p, calls, c.norm); err != nil {
+		return nil, err
+	}
+	if c.erase != nil {
+		if c.t.erase, err = buildErase(c.erase, c.t.dtype); err != nil {
+			return nil, err
+		}
+	}
+	return c.t, nil
+}
+
+// compiler is what Compile has come to.
+type compiler struct {
+	p           *parser
+	t           *Transform
+	norm, erase *args
+	seen        map[string]string // what has been chosen already (type, layout, ...), and by which word
+}
+
+// once notes that a call chooses something, which may be chosen once.
+func (c *compiler) once(of call, what string) error {
+	if was, ok := c.seen[what]; ok {
+		return c.p.fail(of.pos, len(of.name), "", "%s after %s: one %s is enough", of.name, was, what)
+	}
+	c.seen[what] = of.name
+	return nil
+}
+
+func (c *compiler) operation(of call, o operationKind) error {
+	if len(c.seen) > 0 {
+		return c.p.fail(of.pos, len(of.name), "", "%s after a word: operations come before type, layout, Normalize, RandomErasing and MixUp", of.name)
+	}
+	if len(c.t.ops) == maxOps {
+		return c.p.fail(of.pos, len(of.name), "", "more than %d operations", maxOps)
+	}
+	a, err := bind(c.p, of, o.params)
+	if err != nil {
+		return err
+	}
+	op, err := o.build(a)
+	if err == nil {
+		c.t.ops = append(c.t.ops, op)
+	}
+	return err
+}
+
+// word takes what is not done to a picture by itself: how it is decoded, and what a batch looks like.
+func (c *compiler) word(of call) (err error) {
+	choose := func(what string, take func() error) error {
+		if err := c.once(of, what); err != nil {
+			return err
+		}
+		return take()
+	}
+	plain := func(what string, take func()) error { // without arguments
+		return choose(what, func() error {
+			if take(); of.parens {
+				return c.p.fail(of.pos, len(of.name), "", "%s takes no arguments", of.name)
 			}
-			seen[what] = c.name
 			return nil
-		}
-		o, isOp := operations[c.name]
-		switch {
-		case isOp:
-			if len(seen) > 0 {
-				return nil, p.fail(c.pos, len(c.name), "", "%s after a word: operations come before type, layout, Normalize, RandomErasing and MixUp", c.name)
-			}
-			if len(t.ops) == maxOps {
-				return nil, p.fail(c.pos, len(c.name), "", "more than %d operations", maxOps)
-			}
-			a, err := bind(p, c, o.params)
-			if err != nil {
-				return nil, err
-			}
-			op, err := o.build(a)
-			if err != nil {
-				return nil, err
-			}
-			t.ops = append(t.ops, op)
-			continue
-		case c.name == "Normalize":
-			if err := once("normalization"); err != nil {
-				return nil, err
-			}
-			if norm, err = bind(p, c, normalizeParams); err != nil {
-				return nil, err
-			}
-			if err := t.setNorm(norm); err != nil {
-				return nil, err
-			}
-			continue
-		case c.name == pillowWord:
-			if err := once("version of Pillow"); err != nil {
-				return nil, err
-			}
-			a, err := bind(p, c, []param{{"version", ""}})
-			if err != nil {
-				return nil, err
-			}
-			v := a.val["version"]
-			i := slices.Index(pillowRules, pillowWord+"("+strings.TrimSuffix(v.String(), ".0")+")")
-			if i < 0 || !v.number() {
-				return nil, a.bad(v, "the rules of Pillow 9.4 and 13 are known: write pillow(9.4), pillow(13), or leave it out for 9.4")
-			}
-			t.verticalFirst = i == 1
-			continue
-		case c.name == eraseWord:
-			if err := once("erasing"); err != nil {
-				return nil, err
-			}
-			if erase, err = bind(p, c, eraseParams); err != nil {
-				return nil, err
-			}
-			continue
-		case slices.Contains(mixWords, c.name):
-			if err := once("mixing"); err != nil {
-				return nil, err
-			}
-			if t.mix, err = buildMix(p, c); err != nil {
-				return nil, err
-			}
-			continue
-		case c.name == rawWord:
-			return nil, p.fail(c.pos, len(c.name), "", "raw gives the file as it is and stands alone")
-		case dtypes[c.name] > 0:
-			if err := once("type"); err != nil {
-				return nil, err
-			}
-			t.dtype = c.name
-		case c.name == dctWord:
-			if err := once("way to decode"); err != nil {
-				return nil, err
-			}
-			t.dct = true
-		case slices.Contains(layouts, c.name):
-			if err := once("layout"); err != nil {
-				return nil, err
-			}
-			t.layout = c.name
-		default:
-			hint, ok := hints[c.name]
-			if !ok {
-				hint = nearest(c.name, words())
-			}
-			return nil, p.fail(c.pos, len(c.name), hint, "unknown operation %s", c.name)
-		}
-		if c.parens {
-			return nil, p.fail(c.pos, len(c.name), "", "%s takes no arguments", c.name)
-		}
+		})
 	}
+	t := c.t
+	switch {
+	case of.name == "Normalize":
+		return choose("normalization", func() error {
+			if c.norm, err = bind(c.p, of, normalizeParams); err != nil {
+				return err
+			}
+			return t.setNorm(c.norm)
+		})
+	case of.name == pillowWord:
+		return choose("version of Pillow", func() error {
+			t.verticalFirst, err = verticalFirst(c.p, of)
+			return err
+		})
+	case of.name == eraseWord:
+		return choose("erasing", func() error {
+			c.erase, err = bind(c.p, of, eraseParams)
+			return err
+		})
+	case slices.Contains(mixWords, of.name):
+		return choose("mixing", func() error {
+			t.mix, err = buildMix(c.p, of)
+			return err
+		})
+	case of.name == rawWord:
+		return c.p.fail(of.pos, len(of.name), "", "raw gives the file as it is and stands alone")
+	case dtypes[of.name] > 0:
+		return plain("type", func() { t.dtype = of.name })
+	case of.name == dctWord:
+		return plain("way to decode", func() { t.dct = true })
+	case slices.Contains(layouts, of.name):
+		return plain("layout", func() { t.layout = of.name })
+	}
+	hint, ok := hints[of.name]
+	if !ok {
+		hint = nearest(of.name, words())
+	}
+	return c.p.fail(of.pos, len(of.name), hint, "unknown operation %s", of.name)
+}
+
+// alone checks that raw is all that there is.
+func (p *parser) alone(calls []call) error {
+	if len(calls) > 1 {
+		return p.fail(calls[1].pos, len(calls[1].name), "", "raw gives the file as it is and stands alone")
+	}
+	if calls[0].parens {
+		return p.fail(calls[0].pos, len(rawWord), "", "raw takes no arguments")
+	}
+	return nil
+}
+
+// verticalFirst reports whether the rules of a version of Pillow resize vertically first.
+func verticalFirst(p *parser, c call) (bool, error) {
+	a, err := bind(p, c, []param{{"version", ""}})
+	if err != nil {
+		return false, err
+	}
+	v := a.val["version"]
+	i := slices.Index(pillowRules, pillowWord+"("+strings.TrimSuffix(v.String(), ".0")+")")
+	if i < 0 || !v.number() {
+		return false, a.bad(v, "the rules of Pillow 9.4 and 13 are known: write pillow(9.4), pillow(13), or leave it out for 9.4")
+	}
+	return i == 1, nil
+}
+
+// fits computes the size of a sample, and checks that samples of it make a batch.
+func (t *Transform) fits(p *parser, calls []call, norm *args) error {
 	if norm != nil && t.dtype == "uint8" {
-		return nil, p.fail(norm.of.pos, len(norm.of.name), "add fp32, fp16 or bf16", "Normalize gives fractions, the type is uint8")
+		return p.fail(norm.of.pos, len(norm.of.name), "add fp32, fp16 or bf16", "Normalize gives fractions, the type is uint8")
 	}
 	for _, op := range t.ops {
 		t.size = op.out(t.size)
 	}
 	if c := calls[len(calls)-1]; t.size == (image.Point{}) {
-		return nil, p.fail(c.pos, len(c.name), "add CenterCrop(224), or use Resize((224, 224)) or RandomResizedCrop(224)",
+		return p.fail(c.pos, len(c.name), "add CenterCrop(224), or use Resize((224, 224)) or RandomResizedCrop(224)",
 			"samples would differ in size and could not form a batch")
 	}
 	if n := int64(t.size.X) * int64(t.size.Y) * 3 * int64(dtypes[t.dtype]); t.size.X > maxSide || t.size.Y > maxSide || n > maxOut {
-		return nil, p.fail(calls[0].pos, len(calls[0].name), "", "a sample of %dx%d %s takes %d bytes: the limits are %d a side and %d bytes", t.size.X, t.size.Y, t.dtype, n, maxSide, maxOut)
+		return p.fail(calls[0].pos, len(calls[0].name), "", "a sample of %dx%d %s takes %d bytes: the limits are %d a side and %d bytes", t.size.X, t.size.Y, t.dtype, n, maxSide, maxOut)
 	}
 	t.makeTable()
-	if erase != nil {
-		if t.erase, err = buildErase(erase, t.dtype); err != nil {
-			return nil, err
-		}
-	}
-	return t, nil
+	return nil
 }
 
 // bind gives arguments their parameters' names and fills in defaults.

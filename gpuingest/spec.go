@@ -26,17 +26,6 @@ func (e *SpecError) Error() string {
 	return s
 }
 
-// Caret returns the spec and a second line that underlines the word, for a terminal.
-func (e *SpecError) Caret() string {
-	pad := strings.Map(func(r rune) rune { // tabs stay, so that both lines indent alike
-		if r == '\t' {
-			return r
-		}
-		return ' '
-	}, e.Spec[:min(e.Pos, len(e.Spec))])
-	return e.Spec + "\n" + pad + "^" + strings.Repeat("~", max(e.Len-1, 0))
-}
-
 // maxSpec bounds a SPEC: it arrives from the network.
 const maxSpec = 4096
 

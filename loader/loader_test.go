@@ -424,7 +424,7 @@ func TestWindowedOrders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := spec.GroupedOrder(order.Contiguous(60, 10), 0)
+	o, err := spec.Over(order.Facts{Samples: 60, Shards: func() order.Groups { return order.Contiguous(60, 10) }}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

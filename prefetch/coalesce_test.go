@@ -154,7 +154,7 @@ func TestHorizon(t *testing.T) {
 	const n, per, shard = 128_000, 1000, 64 << 20
 	s, mean := testShards(n, per)
 	c := Coalescing{MaxBytes: 8 << 20, MaxGap: 16 << 10, MaxFiles: 4096}
-	window := func(w int) order.Locator { return order.Windowed(order.Contiguous(n, per), 1, 0, w) }
+	window := func(w int) order.Locator { return windowed(order.Contiguous(n, per), 1, 0, w) }
 	for _, k := range []struct {
 		name   string
 		order  order.Locator
@@ -201,7 +201,7 @@ func TestHorizon(t *testing.T) {
 func TestHorizonRanks(t *testing.T) {
 	const n, per, shard, world = 128_000, 1000, 64 << 20, 4
 	s, mean := testShards(n, per)
-	all := order.Windowed(order.Contiguous(n, per), 1, 0, 16)
+	all := windowed(order.Contiguous(n, per), 1, 0, 16)
 	share := order.Stripe(all, world, 1, 1).(order.Locator)
 	h := NewHorizon(16*shard, mean)
 	near := fetch(share, s, Coalescing{MaxBytes: 8 << 20, MaxGap: 16 << 10, MaxFiles: 4096}, 16*shard, &h, nil)
@@ -221,7 +221,7 @@ func TestHorizonRanks(t *testing.T) {
 func TestHorizonKeep(t *testing.T) {
 	const n, per, shard, run = 128_000, 1000, 64 << 20, 4 << 20
 	s, mean := testShards(n, per)
-	o := order.Windowed(order.Contiguous(n, per), 1, 0, 16)
+	o := windowed(order.Contiguous(n, per), 1, 0, 16)
 	h := NewHorizon(16*shard, mean)
 	c := Coalescing{MaxBytes: 8 << 20, MaxGap: 16 << 10, MaxFiles: 4096}
 	size := func(f int) int64 { return s.sizes[f] }
@@ -229,7 +229,7 @@ func TestHorizonKeep(t *testing.T) {
 		capacity := int64(share * float64(mean*n))
 		apart := NewKeep(n, size, func(f int) uint64 { return uint64(f) }, capacity, KeepOptions{})
 		runs := NewKeep(n, size, func(f int) uint64 { return uint64(f/per)<<32 + uint64(s.offs[f]/run) }, capacity, KeepOptions{})
-		if _, bytes := runs.Kept(); bytes > capacity || bytes < capacity-2*run {
+		if _, bytes := kept(runs, n); bytes > capacity || bytes < capacity-2*run {
 			t.Errorf("runs take %d bytes of %d", bytes, capacity)
 		}
 		a, r := fetch(o, s, c, 16*shard, &h, apart), fetch(o, s, c, 16*shard, &h, runs)

@@ -9,7 +9,7 @@ import (
 
 // Executor decides, for all orders that are read through one cache, what is fetched next, for whom what was read
 // stays, and what is given up. It is a value without a clock, a lock, a goroutine or I/O: its methods are events, Next
-// tells what to do about them, one action at a time, and Done takes how that went. Package engine runs it against real
+// tells what to do about them, one action at a time, and Done takes how that went. Package run runs it against real
 // requests, package sim against modelled ones.
 //
 // It asks and does not mirror: what is resident, how much memory there is, what a walk holds, and where a reader
@@ -334,9 +334,6 @@ func (x *Executor) Close(data any, file int) {
 	delete(x.open, k)
 	x.settle = append(x.settle, k)
 }
-
-// IsOpen reports whether somebody reads the file.
-func (x *Executor) IsOpen(data any, file int) bool { return x.open[item{data, file}] > 0 }
 
 // Landed says that a file has arrived or failed; last if that was all of its request. A failed one is left to the
 // reader, whose own read tries again and reports the error.

@@ -39,8 +39,6 @@ type Keep struct {
 	key   func(file int) uint64
 	small float64
 	below uint64 // the score from which on files are not kept
-	files int
-	bytes int64
 }
 
 // NewKeep returns which of the files 0..n-1 are kept in capacity bytes. size is what a file takes of
@@ -57,27 +55,19 @@ type Keep struct {
 // millionth of the kept files if that is more.
 func NewKeep(n int, size func(file int) int64, key func(file int) uint64, capacity int64, o KeepOptions) *Keep {
 	k := &Keep{size: size, key: key, small: o.SmallFirst}
-	// The threshold is found as a number of 32 bits, half by half: in each round, bytes and files by the
-	// half's value.
-	type sum struct {
-		bytes int64
-		files int
-	}
+	// The threshold is found as a number of 32 bits, half by half: in each round, bytes by the half's value.
 	var found uint64
 	for round := range 2 {
 		shift := 48 - 16*round
-		sums := make([]sum, 1<<16)
+		sums := make([]int64, 1<<16)
 		for f := range n {
 			if score := k.score(f); round == 0 || score>>48 == found {
-				s := &sums[score>>shift&0xffff]
-				s.bytes += size(f)
-				s.files++
+				sums[score>>shift&0xffff] += size(f)
 			}
 		}
 		value := uint64(0)
-		for ; value < uint64(len(sums)) && sums[value].bytes <= capacity-k.bytes; value++ {
-			k.bytes += sums[value].bytes
-			k.files += sums[value].files
+		for ; value < uint64(len(sums)) && sums[value] <= capacity; value++ {
+			capacity -= sums[value]
 		}
 		if value == uint64(len(sums)) {
 			if round == 0 {
@@ -93,9 +83,6 @@ func NewKeep(n int, size func(file int) int64, key func(file int) uint64, capaci
 
 // Admit reports whether the file is kept.
 func (k *Keep) Admit(file int) bool { return k.score(file) < k.below }
-
-// Kept returns how many files are kept, and the bytes that they take.
-func (k *Keep) Kept() (files int, bytes int64) { return k.files, k.bytes }
 
 // score puts the files in the order in which growing capacities admit them: a random number in (0,1),
 // times the size to the power of SmallFirst. Positive floating-point numbers compare as their bits do.

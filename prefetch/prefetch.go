@@ -1,7 +1,7 @@
 // Package prefetch decides what to fetch next. It is pure: no clock, no I/O, no goroutines, so the
 // same code plans a live epoch, simulates one, and predicts one.
 //
-// Executor holds the rules. Package engine runs it against a store, package sim against a model of one.
+// Executor holds the rules. Package run runs it against a store, package sim against a model of one.
 package prefetch
 
 // Sizes tells what a file weighs.

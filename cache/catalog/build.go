@@ -353,98 +353,28 @@ func (b *builder) finish() (*Manifest, error) {
 	for _, path := range b.markers {
 		b.addFolder(path)
 	}
-	bfs := b.breadthFirst()
-
-	// Rows of the directory table in breadth-first order; the file ranges follow the sample order.
-	rows := make([]dirRow, len(b.dirs))
-	var dirNames []byte
-	next := uint32(1)
-	for i, id := range bfs {
-		dir := &b.dirs[id]
-		r := &rows[i]
-		name := dir.path[strings.LastIndexByte(dir.path, '/')+1:]
-		r.name, r.nameLen = uint64(len(dirNames)), uint32(len(name))
-		dirNames = append(dirNames, name...)
-		if i > 0 {
-			r.parent = b.dirs[dir.parent].number
-			r.depth = rows[r.parent].depth + 1
-		}
-		r.firstDir, r.endDir = next, next+uint32(len(dir.children))
-		next = r.endDir
-	}
-	order := make([]uint32, 0, files)
-	var names, etags uint64
-	var sum int64
+	d := b.folders()
+	d.order = make([]uint32, 0, files)
 	for _, id := range b.sampleOrder() {
 		dir := &b.dirs[id]
-		r := &rows[dir.number]
-		r.firstFile = uint32(len(order))
-		order = append(order, dir.files...)
-		r.endFile = uint32(len(order))
+		r := &d.rows[dir.number]
+		r.firstFile = uint32(len(d.order))
+		d.order = append(d.order, dir.files...)
+		r.endFile = uint32(len(d.order))
 		for _, f := range dir.files {
-			names += uint64(b.files.at(f).nameLen)
-			etags += uint64(b.files.at(f).etagLen)
-			if size := b.files.at(f).size; sum > math.MaxInt64-size {
+			d.names += uint64(b.files.at(f).nameLen)
+			d.etags += uint64(b.files.at(f).etagLen)
+			if size := b.files.at(f).size; d.bytes > math.MaxInt64-size {
 				return nil, fmt.Errorf("the objects under %q together exceed 8 EiB", b.opts.Prefix)
 			}
-			sum += b.files.at(f).size
+			d.bytes += b.files.at(f).size
 		}
 	}
-	skipped, err := json.Marshal(b.skipped)
-	if err != nil {
+	var err error
+	if d.skipped, err = json.Marshal(b.skipped); err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
-
-	le := binary.LittleEndian
-	total := uint64(headerLen) + uint64(len(rows))*dirLen + 2*8*(uint64(files)+1) + (8+8+12+4)*uint64(files) +
-		uint64(len(dirNames)) + names + etags + uint64(len(b.opts.Prefix)) + uint64(len(skipped))
-	out := make([]byte, headerLen, total)
-	for _, r := range rows {
-		out = r.append(out)
-	}
-	var off uint64
-	for _, f := range order {
-		out = le.AppendUint64(out, off)
-		off += uint64(b.files.at(f).nameLen)
-	}
-	out = le.AppendUint64(out, off)
-	off = 0
-	for _, f := range order {
-		out = le.AppendUint64(out, off)
-		off += uint64(b.files.at(f).etagLen)
-	}
-	out = le.AppendUint64(out, off)
-	for _, f := range order {
-		out = le.AppendUint64(out, uint64(b.files.at(f).size))
-	}
-	for _, f := range order {
-		out = le.AppendUint64(out, uint64(b.files.at(f).mtime))
-	}
-	out = out[:len(out)+12*files]
-	for _, f := range order {
-		out = le.AppendUint32(out, b.dirs[b.files.at(f).dir].number)
-	}
-	out = append(out, dirNames...)
-	for _, f := range order {
-		out = append(out, b.nameOf(f)...)
-	}
-	for _, f := range order {
-		out = append(out, b.etagOf(f)...)
-	}
-	out = append(out, b.opts.Prefix...)
-	out = append(out, skipped...)
-
-	h := out[:headerLen]
-	copy(h, manifestMagic)
-	le.PutUint32(h[8:], manifestVersion)
-	le.PutUint32(h[12:], headerLen)
-	le.PutUint64(h[48:], uint64(files))
-	le.PutUint64(h[56:], uint64(len(rows)))
-	le.PutUint64(h[64:], uint64(sum))
-	le.PutUint64(h[72:], uint64(len(out)))
-	for i, n := range []uint64{uint64(len(dirNames)), names, etags, uint64(len(b.opts.Prefix)), uint64(len(skipped))} {
-		le.PutUint64(h[80+8*i:], n)
-	}
+	out := b.encode(d)
 	seal(out)
 	m, err := parse(out)
 	if err != nil {
@@ -452,9 +382,94 @@ func (b *builder) finish() (*Manifest, error) {
 	}
 	m.version = m.hash()
 	putIDs(m)
-	copy(h[16:], m.version[:])
+	copy(out[16:], m.version[:])
 	seal(out)
 	return m, nil
+}
+
+// draft is what a manifest consists of.
+type draft struct {
+	rows         []dirRow // breadth first
+	dirNames     []byte
+	order        []uint32 // the files, as they are numbered
+	names, etags uint64   // bytes of all
+	bytes        int64    // of the objects
+	skipped      []byte
+}
+
+// folders returns the rows of the directory table in breadth-first order, without their files.
+func (b *builder) folders() *draft {
+	d := &draft{rows: make([]dirRow, len(b.dirs))}
+	next := uint32(1)
+	for i, id := range b.breadthFirst() {
+		dir := &b.dirs[id]
+		r := &d.rows[i]
+		name := dir.path[strings.LastIndexByte(dir.path, '/')+1:]
+		r.name, r.nameLen = uint64(len(d.dirNames)), uint32(len(name))
+		d.dirNames = append(d.dirNames, name...)
+		if i > 0 {
+			r.parent = b.dirs[dir.parent].number
+			r.depth = d.rows[r.parent].depth + 1
+		}
+		r.firstDir, r.endDir = next, next+uint32(len(dir.children))
+		next = r.endDir
+	}
+	return d
+}
+
+// encode writes a manifest, which is still to be sealed.
+func (b *builder) encode(d *draft) []byte {
+	le, files := binary.LittleEndian, len(d.order)
+	total := uint64(headerLen) + uint64(len(d.rows))*dirLen + 2*8*(uint64(files)+1) + (8+8+12+4)*uint64(files) +
+		uint64(len(d.dirNames)) + d.names + d.etags + uint64(len(b.opts.Prefix)) + uint64(len(d.skipped))
+	out := make([]byte, headerLen, total)
+	for _, r := range d.rows {
+		out = r.append(out)
+	}
+	var off uint64
+	for _, f := range d.order {
+		out = le.AppendUint64(out, off)
+		off += uint64(b.files.at(f).nameLen)
+	}
+	out = le.AppendUint64(out, off)
+	off = 0
+	for _, f := range d.order {
+		out = le.AppendUint64(out, off)
+		off += uint64(b.files.at(f).etagLen)
+	}
+	out = le.AppendUint64(out, off)
+	for _, f := range d.order {
+		out = le.AppendUint64(out, uint64(b.files.at(f).size))
+	}
+	for _, f := range d.order {
+		out = le.AppendUint64(out, uint64(b.files.at(f).mtime))
+	}
+	out = out[:len(out)+12*files]
+	for _, f := range d.order {
+		out = le.AppendUint32(out, b.dirs[b.files.at(f).dir].number)
+	}
+	out = append(out, d.dirNames...)
+	for _, f := range d.order {
+		out = append(out, b.nameOf(f)...)
+	}
+	for _, f := range d.order {
+		out = append(out, b.etagOf(f)...)
+	}
+	out = append(out, b.opts.Prefix...)
+	out = append(out, d.skipped...)
+
+	h := out[:headerLen]
+	copy(h, manifestMagic)
+	le.PutUint32(h[8:], manifestVersion)
+	le.PutUint32(h[12:], headerLen)
+	le.PutUint64(h[48:], uint64(files))
+	le.PutUint64(h[56:], uint64(len(d.rows)))
+	le.PutUint64(h[64:], uint64(d.bytes))
+	le.PutUint64(h[72:], uint64(len(out)))
+	for i, n := range []uint64{uint64(len(d.dirNames)), d.names, d.etags, uint64(len(b.opts.Prefix)), uint64(len(d.skipped))} {
+		le.PutUint64(h[80+8*i:], n)
+	}
+	return out
 }
 
 // putIDs fills in the files' IDs, which finish has left room for, on all processors: each takes two hashes.

@@ -132,6 +132,6 @@
 //	DirTime, first call       2 ms, 12 ms
 //	BuildLayout               1.4 s a million; heap 80 bytes a file at its peak
 //	layout file, in memory    16 bytes a file
-//	LoadLayout                70 ms a million
+//	loadLayout                70 ms a million
 //	Find among 100,000 names  0.7 µs; a missing name 0.3 µs
 package catalog

@@ -64,7 +64,7 @@ const (
 // The shard of a file is not stored: it is the one whose ranks hold the file's, found by a binary search
 // of few steps. So a file costs 16 bytes.
 type Layout struct {
-	data   []byte // the whole file, on the heap after BuildLayout, beside it after LoadLayout
+	data   []byte // the whole file, on the heap after BuildLayout, beside it after loadLayout
 	loaded bool
 
 	dataset, version [32]byte
@@ -229,11 +229,9 @@ func layoutHash(data []byte) [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-// LoadLayout reads the layout file at path and checks it against its manifest: checksums, lengths, that
+// loadLayout reads the layout file at path and checks it against its manifest: checksums, lengths, that
 // the ranks are a permutation, and that every file lies within its shard. Errors wrap [ErrCorrupt],
 // [ErrNewerFormat], or the operating system's error.
-func LoadLayout(path string, m *Manifest) (*Layout, error) { return loadLayout(path, m, nil) }
-
 func loadLayout(path string, m *Manifest, key *crypt.Key) (*Layout, error) {
 	var l *Layout
 	err := loadFile(path, "layout", key, func(data []byte) (err error) {
@@ -380,7 +378,7 @@ func (l *Layout) ShardRanks(shard int) (from, to int) {
 	return int(l.firstRank[shard]), int(l.firstRank[shard+1])
 }
 
-// Verify computes the layout version anew and compares it. LoadLayout leaves that out, as Load does.
+// Verify computes the layout version anew and compares it. loadLayout leaves that out, as Load does.
 func (l *Layout) Verify() error {
 	if v := layoutHash(l.data); v != l.version {
 		return corrupt("the layout has version %x, its file says %x", v, l.version)

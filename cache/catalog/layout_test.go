@@ -79,7 +79,7 @@ func TestLayoutModel(t *testing.T) {
 		if err != nil || filepath.Base(path) != built.Version() {
 			rt.Fatal(path, err)
 		}
-		loaded, err := LoadLayout(path, m)
+		loaded, err := loadLayout(path, m, nil)
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -198,7 +198,7 @@ func TestLayoutGolden(t *testing.T) {
 	if !bytes.Equal(l.data, want) {
 		t.Error("the layout of the same places has other bytes than before")
 	}
-	loaded, err := LoadLayout(golden, m)
+	loaded, err := loadLayout(golden, m, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,16 +232,16 @@ func TestLoadLayoutDamaged(t *testing.T) {
 	if err := os.WriteFile(path, newer, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := LoadLayout(path, m); !errors.Is(err, ErrNewerFormat) || !strings.Contains(err.Error(), "--cache-dir") {
+	if _, err := loadLayout(path, m, nil); !errors.Is(err, ErrNewerFormat) || !strings.Contains(err.Error(), "--cache-dir") {
 		t.Errorf("newer: %v", err)
 	}
 	if err := os.Truncate(path, 10); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := LoadLayout(path, m); !errors.Is(err, ErrCorrupt) {
+	if _, err := loadLayout(path, m, nil); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("cut: %v", err)
 	}
-	if _, err := LoadLayout(path+"x", m); !errors.Is(err, os.ErrNotExist) {
+	if _, err := loadLayout(path+"x", m, nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("missing: %v", err)
 	}
 	// What is under a right checksum and a wrong version is found by Verify alone.

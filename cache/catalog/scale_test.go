@@ -146,7 +146,7 @@ func BenchmarkLayoutMillion(b *testing.B) {
 		}
 		size = l.FileSize()
 		t0 = time.Now()
-		if l, err = LoadLayout(path, m); err != nil {
+		if l, err = loadLayout(path, m, nil); err != nil {
 			b.Fatal(err)
 		}
 		load = time.Since(t0)

@@ -1,10 +1,8 @@
 package objstore
 
 import (
-	"container/list"
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 )
 
@@ -16,12 +14,11 @@ import (
 // [RetryPolicy] has it, and not a decorator, because a wait for a token is no part of the time that a try
 // may take. A nil Budget has no bound.
 type Budget struct {
+	turns
 	log    *slog.Logger
 	now    func() time.Time
 	bucket bucket
 
-	mu      sync.Mutex
-	queue   [2]list.List
 	timer   *time.Timer
 	quietAt time.Time
 	waits   int64
@@ -41,6 +38,7 @@ func NewBudget(perHour int64, log *slog.Logger) *Budget {
 		log = slog.New(slog.DiscardHandler)
 	}
 	b := &Budget{log: log, now: time.Now}
+	b.take, b.back, b.joined = b.draw, b.putBack, b.warn
 	b.bucket = newBucket(max(perHour, LeastBudget), b.now())
 	return b
 }
@@ -48,7 +46,7 @@ func NewBudget(perHour int64, log *slog.Logger) *Budget {
 // Policy returns the default policy for the requests to a store, with the budget where the store is S3: a
 // folder's reads cost nothing.
 func (b *Budget) Policy(base Reader) RetryPolicy {
-	if _, ok := base.(*S3); !ok {
+	if _, ok := base.(charged); !ok {
 		return RetryPolicy{}
 	}
 	return RetryPolicy{Budget: b}
@@ -106,45 +104,15 @@ func (b *Budget) Take(ctx context.Context) error {
 	if b == nil {
 		return nil
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	class := min(PriorityOf(ctx), Demand)
-	b.mu.Lock()
 	start := b.now()
-	if b.queue[Demand].Len() == 0 && (class == Demand || b.queue[Prefetch].Len() == 0) && b.bucket.take(class, start) {
-		b.mu.Unlock()
-		return nil
-	}
-	w := &waiter{class: class, granted: make(chan struct{})}
-	w.elem = b.queue[class].PushBack(w)
-	b.dispatch()
-	b.warn(class)
-	b.mu.Unlock()
-	if u := urgencyOf(ctx); u != nil && class == Prefetch {
-		defer u.watch(func() { b.raise(w) })()
-	}
-	select {
-	case <-w.granted:
+	class, waited, err := b.wait(ctx)
+	if waited && err == nil && class == Demand {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if w.class == Demand {
-			b.waits++
-			b.waited += b.now().Sub(start)
-		}
-		return nil
-	case <-ctx.Done():
+		b.waits++
+		b.waited += b.now().Sub(start)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if w.elem == nil { // both happened: nothing is sent, so the token goes back
-		b.bucket.tokens = min(b.bucket.size, b.bucket.tokens+1)
-	} else {
-		b.queue[w.class].Remove(w.elem)
-		w.elem = nil
-	}
-	b.dispatch()
-	return ctx.Err()
+	return err
 }
 
 // TryTake takes a token of Prefetch's if one is there and nobody waits: for requests that can be left out.
@@ -164,39 +132,21 @@ func (b *Budget) Return() {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.bucket.tokens = min(b.bucket.size, b.bucket.tokens+1)
+	b.putBack(Prefetch)
 	b.dispatch()
 }
 
-// raise moves a waiting Prefetch to the end of the Demand queue.
-func (b *Budget) raise(w *waiter) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if w.elem == nil || w.class == Demand {
-		return
+// draw takes a token if p may, and otherwise sees to it that dispatch is called when there is one. b.mu is held.
+func (b *Budget) draw(p Priority) bool {
+	if b.bucket.take(p, b.now()) {
+		return true
 	}
-	b.queue[Prefetch].Remove(w.elem)
-	w.class = Demand
-	w.elem = b.queue[Demand].PushBack(w)
-	b.dispatch()
-	b.warn(Demand)
+	b.wake(b.bucket.until(p))
+	return false
 }
 
-// dispatch gives tokens to those that wait, and sees to it that it is called when there is the next one.
-// b.mu is held.
-func (b *Budget) dispatch() {
-	for _, p := range [...]Priority{Demand, Prefetch} {
-		for q := &b.queue[p]; q.Len() > 0; {
-			if !b.bucket.take(p, b.now()) {
-				b.wake(b.bucket.until(p))
-				return
-			}
-			w := q.Remove(q.Front()).(*waiter)
-			w.elem = nil
-			close(w.granted)
-		}
-	}
-}
+// putBack gives back a token for which nothing was sent. b.mu is held.
+func (b *Budget) putBack(Priority) { b.bucket.tokens = min(b.bucket.size, b.bucket.tokens+1) }
 
 // leastWake spares the timer where tokens come faster than it.
 const leastWake = time.Millisecond
@@ -211,6 +161,9 @@ func (b *Budget) wake(after time.Duration) {
 		b.dispatch()
 	})
 }
+
+// quiet is the time between two warnings.
+const quiet = time.Minute
 
 // longWait is the wait ahead of a reader that is worth a warning.
 const longWait = time.Second

@@ -4,10 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/http"
 	"strconv"
 	"strings"
-	"sync/atomic"
 )
 
 // Requests counts what was sent to a store and what came back, as it is charged for.
@@ -33,46 +31,14 @@ func (r Requests) Minus(o Requests) Requests {
 
 // RequestsOf returns what was sent to a store; zeros for one that nobody charges for, as a folder.
 func RequestsOf(r Reader) Requests {
-	if s, ok := r.(*S3); ok {
-		return s.counts.load()
+	if c, ok := r.(charged); ok {
+		return c.Requests()
 	}
 	return Requests{}
 }
 
-// requestCounts are the counters behind [Requests].
-type requestCounts struct {
-	get, head, list, put, del, received, sent atomic.Int64
-}
-
-func (c *requestCounts) load() Requests {
-	return Requests{c.get.Load(), c.head.Load(), c.list.Load(), c.put.Load(), c.del.Load(), c.received.Load(), c.sent.Load()}
-}
-
-// countedRequests counts what minio-go sends, but GETs of objects, which [S3.ask] counts however they are
-// sent.
-type countedRequests struct {
-	next   http.RoundTripper
-	counts *requestCounts
-}
-
-// RoundTrip implements [http.RoundTripper].
-func (c countedRequests) RoundTrip(r *http.Request) (*http.Response, error) {
-	_, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	q := r.URL.Query()
-	switch {
-	case r.Method == http.MethodGet && key != "" && !q.Has("uploadId"):
-	case r.Method == http.MethodGet && (q.Has("list-type") || q.Has("versions") || q.Has("uploads")):
-		c.counts.list.Add(1)
-	case r.Method == http.MethodPut, r.Method == http.MethodPost:
-		c.counts.put.Add(1)
-		c.counts.sent.Add(max(0, r.ContentLength))
-	case r.Method == http.MethodDelete:
-		c.counts.del.Add(1)
-	default:
-		c.counts.head.Add(1)
-	}
-	return c.next.RoundTrip(r)
-}
+// charged is implemented by stores whose requests are paid for.
+type charged interface{ Requests() Requests }
 
 // Prices are what a store charges. The zero value is none.
 type Prices struct {

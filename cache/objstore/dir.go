@@ -165,17 +165,25 @@ func (d *Dir) Stat(ctx context.Context, key string) (Object, error) {
 
 var errNotRegular = errors.New("not a regular file")
 
-// ReadAt implements [Reader]. The version is compared before and after the read, so that a file
-// that is written to meanwhile is seen.
+// ReadAt implements [Reader].
 func (d *Dir) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
+	if len(p) == 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return CheckRange(o, 0, off)
+	}
+	return d.ReadSpans(ctx, o, []Span{{Off: off, P: p}})
+}
+
+// ReadSpans implements [SpanReader]. Gaps are not read. The version is compared before and after the read, so that a
+// file that is written to meanwhile is seen.
+func (d *Dir) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := checkRange(o, len(p), off); err != nil {
+	if err := CheckSpans(o, spans); err != nil || len(spans) == 0 {
 		return err
-	}
-	if len(p) == 0 {
-		return nil
 	}
 	path, ok := d.path(o.Key)
 	if !ok {
@@ -186,29 +194,6 @@ func (d *Dir) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
 		return err
 	}
 	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing can be lost
-	if err := pread(ctx, fd, o, p, off); err != nil {
-		return err
-	}
-	return sameVersion(fd, o)
-}
-
-// ReadSpans implements [SpanReader]. Gaps are not read.
-func (d *Dir) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := checkSpans(o, spans); err != nil || len(spans) == 0 {
-		return err
-	}
-	path, ok := d.path(o.Key)
-	if !ok {
-		return &Error{Op: "read", Key: o.Key, Kind: KindNotFound}
-	}
-	fd, err := d.open(path, o)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
 	for _, s := range spans {
 		if err := pread(ctx, fd, o, s.P, s.Off); err != nil {
 			return err
@@ -244,7 +229,7 @@ func pread(ctx context.Context, fd int, o Object, p []byte, off int64) error {
 		case err != nil:
 			return fileError("read", o.Key, err)
 		case n == 0: // truncated since the version was compared
-			return errChanged(o, "")
+			return Changed(o, "")
 		default:
 			done += n
 		}
@@ -272,7 +257,7 @@ func sameVersion(fd int, o Object) error {
 	}
 	var buf [etagMax]byte
 	if etag := appendETag(buf[:0], st.Mtim.Nano(), st.Size, st.Ino); string(etag) != o.ETag {
-		return errChanged(o, string(etag))
+		return Changed(o, string(etag))
 	}
 	return nil
 }
@@ -301,7 +286,7 @@ func (d *Dir) List(ctx context.Context, prefix string) iter.Seq2[Object, error] 
 	return d.ListAfter(ctx, prefix, "")
 }
 
-// ListAfter implements [ListerAfter].
+// ListAfter implements [Layer].
 func (d *Dir) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		w := dirWalk{d: d, ctx: ctx, prefix: prefix, after: after, recurse: true, yield: yield}
@@ -309,7 +294,7 @@ func (d *Dir) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Obj
 	}
 }
 
-// ListLevel implements [Prefixer].
+// ListLevel implements [Layer].
 func (d *Dir) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		w := dirWalk{d: d, ctx: ctx, prefix: prefix, yield: yield}
@@ -390,89 +375,31 @@ func (w *dirWalk) folder(dir, path string, self os.FileInfo) bool {
 	}
 	w.parents = append(w.parents, self)
 	defer func() { w.parents = w.parents[:len(w.parents)-1] }()
-
-	type entry struct {
-		name string // with "/" after a folder
-		info os.FileInfo
-	}
-	list := make([]entry, 0, len(entries))
-	for _, e := range entries {
-		name := e.Name()
-		if strings.HasPrefix(name, tmpPrefix) {
-			continue
-		}
-		switch t := e.Type(); {
-		case t.IsRegular():
-			list = append(list, entry{name: name})
-		case t.IsDir():
-			list = append(list, entry{name: name + "/"})
-		case t&fs.ModeSymlink != 0, t&fs.ModeIrregular != 0:
-			fi, err := os.Stat(path + "/" + name)
-			switch {
-			case err != nil:
-				w.d.leave(dir+name, true)
-				continue
-			case fi.Mode().IsRegular():
-				list = append(list, entry{name, fi})
-			case fi.IsDir() && !w.isParent(fi):
-				list = append(list, entry{name + "/", fi})
-			case !fi.IsDir():
-				w.d.leave(dir+name, false)
-			}
-			if err := w.d.checkLink(dir+name, path+"/"+name); err != nil {
-				w.yield(Object{}, err)
-				return false
-			}
-		default:
-			w.d.leave(dir+name, false)
-		}
+	list, err := w.shown(dir, path, entries)
+	if err != nil {
+		w.yield(Object{}, err)
+		return false
 	}
 	if len(list) == 0 && dir != "" && strings.HasPrefix(dir, w.prefix) && dir > w.after {
 		o := fileObject(dir, self)
 		o.Size = 0
 		return w.yield(o, nil)
 	}
-	slices.SortFunc(list, func(a, b entry) int { return strings.Compare(a.name, b.name) })
-
 	for _, e := range list {
 		key := dir + e.name
-		isDir := strings.HasSuffix(e.name, "/")
-		if !isDir {
-			if !strings.HasPrefix(key, w.prefix) || (w.after != "" && key <= w.after) {
-				continue
-			}
-			fi := e.info
-			if fi == nil {
-				if fi, err = os.Lstat(path + "/" + e.name); err != nil {
-					if isAbsent(err) {
-						continue
-					}
-					w.yield(Object{}, fileError("list", key, err))
-					return false
-				}
-			}
-			if !w.yield(fileObject(key, fi), nil) {
-				return false
-			}
+		name, isDir := strings.CutSuffix(e.name, "/")
+		switch {
+		case !w.wants(key, isDir):
 			continue
-		}
-		// A folder: is any key below it wanted?
-		if !strings.HasPrefix(key, w.prefix) && !strings.HasPrefix(w.prefix, key) {
-			continue
-		}
-		if key < w.after && !strings.HasPrefix(w.after, key) {
-			continue
-		}
-		sub := path + "/" + strings.TrimSuffix(e.name, "/")
-		if !w.recurse {
+		case isDir && !w.recurse:
 			if !w.yield(Object{Key: key}, nil) {
 				return false
 			}
 			continue
 		}
-		fi := e.info
+		below, fi := path+"/"+name, e.info
 		if fi == nil {
-			if fi, err = os.Lstat(sub); err != nil {
+			if fi, err = os.Lstat(below); err != nil {
 				if isAbsent(err) {
 					continue
 				}
@@ -480,58 +407,67 @@ func (w *dirWalk) folder(dir, path string, self os.FileInfo) bool {
 				return false
 			}
 		}
-		if !w.folder(key, sub, fi) {
+		if isDir && !w.folder(key, below, fi) || !isDir && !w.yield(fileObject(key, fi), nil) {
 			return false
 		}
 	}
 	return true
 }
 
+// wants says whether key, or for a folder any key below it, is to be listed.
+func (w *dirWalk) wants(key string, isDir bool) bool {
+	if !isDir {
+		return strings.HasPrefix(key, w.prefix) && key > w.after
+	}
+	return (strings.HasPrefix(key, w.prefix) || strings.HasPrefix(w.prefix, key)) && (key >= w.after || strings.HasPrefix(w.after, key))
+}
+
+// dirEntry is what a listing shows of a folder.
+type dirEntry struct {
+	name string      // with "/" after a folder
+	info os.FileInfo // of what a link leads to, else nil
+}
+
+// shown returns what a listing shows of a folder, in key order, and notes what is left out.
+func (w *dirWalk) shown(dir, path string, entries []os.DirEntry) ([]dirEntry, error) {
+	list := make([]dirEntry, 0, len(entries))
+	for _, e := range entries {
+		name := e.Name()
+		if strings.HasPrefix(name, tmpPrefix) {
+			continue
+		}
+		switch t := e.Type(); {
+		case t.IsRegular():
+			list = append(list, dirEntry{name: name})
+		case t.IsDir():
+			list = append(list, dirEntry{name: name + "/"})
+		case t&fs.ModeSymlink != 0, t&fs.ModeIrregular != 0:
+			fi, err := os.Stat(path + "/" + name)
+			switch {
+			case err != nil:
+				w.d.leave(dir+name, true)
+				continue
+			case fi.Mode().IsRegular():
+				list = append(list, dirEntry{name, fi})
+			case fi.IsDir() && !w.isParent(fi):
+				list = append(list, dirEntry{name + "/", fi})
+			case !fi.IsDir():
+				w.d.leave(dir+name, false)
+			}
+			if err := w.d.checkLink(dir+name, path+"/"+name); err != nil {
+				return nil, err
+			}
+		default:
+			w.d.leave(dir+name, false)
+		}
+	}
+	slices.SortFunc(list, func(a, b dirEntry) int { return strings.Compare(a.name, b.name) })
+	return list, nil
+}
+
 func (w *dirWalk) isParent(fi os.FileInfo) bool {
 	return slices.ContainsFunc(w.parents, func(p os.FileInfo) bool { return os.SameFile(p, fi) })
 }
-
-// Put implements [Putter]: write, fsync, rename, fsync the folder.
-func (d *Dir) Put(ctx context.Context, key string, r io.Reader, size int64) (Object, error) {
-	path, err := d.target(ctx, key)
-	if err != nil {
-		return Object{}, err
-	}
-	o, err := d.put(ctx, key, path, r, size)
-	if err != nil {
-		return Object{}, putError(ctx, key, err)
-	}
-	return o, nil
-}
-
-func (d *Dir) put(ctx context.Context, key, path string, r io.Reader, size int64) (_ Object, err error) {
-	f, err := createTemp(path)
-	if err != nil {
-		return Object{}, err
-	}
-	defer func() {
-		if err != nil {
-			discardTemp(f)
-		}
-	}()
-	n, err := io.Copy(f, io.LimitReader(readerFunc(func(p []byte) (int, error) {
-		if err := ctx.Err(); err != nil {
-			return 0, err
-		}
-		return r.Read(p)
-	}), size))
-	if err != nil {
-		return Object{}, err
-	}
-	if n != size {
-		return Object{}, fmt.Errorf("source ended after %d of %d bytes: %w", n, size, io.ErrUnexpectedEOF)
-	}
-	return commitTemp(f, key, path, os.Rename)
-}
-
-type readerFunc func(p []byte) (int, error)
-
-func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // isAbsent says whether err means that there is no such file.
 func isAbsent(err error) bool {
@@ -558,8 +494,6 @@ func fileError(op, key string, err error) *Error {
 		e.Kind = KindTransient // network file systems
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		e.Kind, e.Remedy = KindOther, "make room on the file system"
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		e.Kind = KindInvalid
 	}
 	return e
 }

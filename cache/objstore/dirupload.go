@@ -125,7 +125,7 @@ func (d *Dir) PutNew(ctx context.Context, key string, data []byte) (Object, erro
 		return Object{}, err
 	}
 	if _, err := os.Lstat(path); err == nil {
-		return Object{}, errExists(key) // without writing it all first
+		return Object{}, Exists(key) // without writing it all first
 	}
 	f, err := createTemp(path)
 	if err != nil {
@@ -138,7 +138,7 @@ func (d *Dir) PutNew(ctx context.Context, key string, data []byte) (Object, erro
 	if err != nil {
 		discardTemp(f)
 		if errors.Is(err, fs.ErrExist) {
-			return Object{}, errExists(key)
+			return Object{}, Exists(key)
 		}
 		return Object{}, putError(ctx, key, err)
 	}
@@ -193,7 +193,7 @@ func (d *Dir) Delete(ctx context.Context, key string) error {
 // Upload implements [Uploader]: the parts are written in place to a file beside the one that it is to
 // become, and of which listings show nothing.
 func (d *Dir) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
-	plan, err := planParts(key, size, partSize)
+	plan, err := PlanParts(key, size, partSize)
 	if err != nil {
 		return nil, err
 	}
@@ -205,11 +205,11 @@ func (d *Dir) Upload(ctx context.Context, key string, size, partSize int64) (Upl
 	if err != nil {
 		return nil, putError(ctx, key, err)
 	}
-	return &dirUpload{partPlan: plan, path: path, f: f, stored: make([]bool, plan.parts)}, nil
+	return &dirUpload{PartPlan: plan, path: path, f: f, stored: make([]bool, plan.Parts)}, nil
 }
 
 type dirUpload struct {
-	partPlan
+	PartPlan
 	path string
 	f    *os.File
 
@@ -224,20 +224,20 @@ func (u *dirUpload) Part(ctx context.Context, n int, p []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := u.check(n, len(p)); err != nil {
+	if err := u.Check(n, len(p)); err != nil {
 		return err
 	}
 	if u.over() {
-		return u.gone()
+		return u.Gone()
 	}
-	off := int64(n) * u.partSize
+	off := int64(n) * u.PartSize
 	for done := 0; done < len(p); {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		m, err := u.f.WriteAt(p[done:min(len(p), done+8<<20)], off+int64(done)) // cancellable
 		if err != nil {
-			return putError(ctx, u.key, err)
+			return putError(ctx, u.Key, err)
 		}
 		done += m
 	}
@@ -274,22 +274,22 @@ func (u *dirUpload) Complete(ctx context.Context) (Object, error) {
 		return *made, nil
 	}
 	if u.over() {
-		return Object{}, u.gone()
+		return Object{}, u.Gone()
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for n, ok := range u.stored {
-		if !ok && u.size > 0 {
-			return Object{}, u.missing(n)
+		if !ok && u.Size > 0 {
+			return Object{}, u.Missing(n)
 		}
 	}
-	o, err := commitTemp(u.f, u.key, u.path, os.Rename)
+	o, err := commitTemp(u.f, u.Key, u.path, os.Rename)
 	if err != nil {
 		// An fsync that failed may have dropped what it could not write, and a second one would
 		// not say so: all of it has to be written again.
 		u.ended = true
 		discardTemp(u.f)
-		return Object{}, putError(ctx, u.key, fmt.Errorf("the upload was given up: %w", err))
+		return Object{}, putError(ctx, u.Key, fmt.Errorf("the upload was given up: %w", err))
 	}
 	u.made = &o
 	return o, nil

@@ -2,7 +2,6 @@ package objstore
 
 import (
 	"context"
-	"iter"
 	"math/bits"
 	"sync"
 	"time"
@@ -22,7 +21,7 @@ import (
 // overtaken, while the median of the latest reads is twice what it was, and for a while after they
 // stopped coming in first.
 type Hedger struct {
-	r Reader
+	below
 	m HedgeMemory
 
 	others sync.WaitGroup // second GETs under way
@@ -73,15 +72,7 @@ const (
 )
 
 // Hedge decorates r.
-func Hedge(r Reader, m HedgeMemory) *Hedger { return &Hedger{r: r, m: m, wins: 1} }
-
-var (
-	_ Reader      = (*Hedger)(nil)
-	_ Prefixer    = (*Hedger)(nil)
-	_ ListerAfter = (*Hedger)(nil)
-	_ SpanReader  = (*Hedger)(nil)
-	_ Uploader    = (*Hedger)(nil)
-)
+func Hedge(r Reader, m HedgeMemory) *Hedger { return &Hedger{below: layerOf(r), m: m, wins: 1} }
 
 // Stats returns the counts.
 func (h *Hedger) Stats() HedgeStats {
@@ -338,87 +329,33 @@ func (h *Hedger) ended(r *read, took time.Duration, err error, won bool) {
 func (h *Hedger) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
 	n := int64(len(p))
 	return h.do(ctx, n, n,
-		func(ctx context.Context) error { return h.r.ReadAt(ctx, o, p, off) },
-		func(ctx context.Context, buf []byte) error { return h.r.ReadAt(ctx, o, buf, off) },
+		func(ctx context.Context) error { return h.below.ReadAt(ctx, o, p, off) },
+		func(ctx context.Context, buf []byte) error { return h.below.ReadAt(ctx, o, buf, off) },
 		func(buf []byte) { copy(p, buf) })
 }
 
 // ReadSpans implements [SpanReader].
 func (h *Hedger) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	if err := checkSpans(o, spans); err != nil || len(spans) == 0 {
-		return ReadSpans(ctx, h.r, o, spans)
+	if err := CheckSpans(o, spans); err != nil || len(spans) == 0 {
+		return h.below.ReadSpans(ctx, o, spans)
 	}
 	length := int64(0)
 	for _, s := range spans {
 		length += int64(len(s.P))
 	}
-	return h.do(ctx, spansLength(spans), length,
-		func(ctx context.Context) error { return ReadSpans(ctx, h.r, o, spans) },
+	return h.do(ctx, SpansLength(spans), length,
+		func(ctx context.Context) error { return h.below.ReadSpans(ctx, o, spans) },
 		func(ctx context.Context, buf []byte) error {
 			own := make([]Span, len(spans))
 			for i, s := range spans {
 				own[i] = Span{Off: s.Off, P: buf[:len(s.P):len(s.P)]}
 				buf = buf[len(s.P):]
 			}
-			return ReadSpans(ctx, h.r, o, own)
+			return h.below.ReadSpans(ctx, o, own)
 		},
 		func(buf []byte) {
 			for _, s := range spans {
 				buf = buf[copy(s.P, buf):]
 			}
 		})
-}
-
-// Stat implements [Reader].
-func (h *Hedger) Stat(ctx context.Context, key string) (Object, error) { return h.r.Stat(ctx, key) }
-
-// List implements [Reader].
-func (h *Hedger) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return h.r.List(ctx, prefix)
-}
-
-// ListAfter implements [ListerAfter].
-func (h *Hedger) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
-	return listAfter(ctx, h.r, prefix, after)
-}
-
-// ListLevel implements [Prefixer].
-func (h *Hedger) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return listLevel(ctx, h.r, prefix)
-}
-
-// PutNew implements [Uploader].
-func (h *Hedger) PutNew(ctx context.Context, key string, data []byte) (Object, error) {
-	w, err := uploaderOf(h.r, "put", key)
-	if err != nil {
-		return Object{}, err
-	}
-	return w.PutNew(ctx, key, data)
-}
-
-// Upload implements [Uploader].
-func (h *Hedger) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
-	w, err := uploaderOf(h.r, "put", key)
-	if err != nil {
-		return nil, err
-	}
-	return w.Upload(ctx, key, size, partSize)
-}
-
-// AbortUploads implements [Uploader].
-func (h *Hedger) AbortUploads(ctx context.Context, prefix string) (int, error) {
-	w, err := uploaderOf(h.r, "delete", prefix)
-	if err != nil {
-		return 0, err
-	}
-	return w.AbortUploads(ctx, prefix)
-}
-
-// Delete implements [Uploader].
-func (h *Hedger) Delete(ctx context.Context, key string) error {
-	w, err := uploaderOf(h.r, "delete", key)
-	if err != nil {
-		return err
-	}
-	return w.Delete(ctx, key)
 }

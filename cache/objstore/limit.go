@@ -1,10 +1,8 @@
 package objstore
 
 import (
-	"container/list"
 	"context"
 	"errors"
-	"iter"
 	"sync"
 	"time"
 )
@@ -18,25 +16,31 @@ import (
 // Listings that are sequences (List, ListAfter, ListLevel) are not limited: their caller's loop runs
 // between the requests, and a place held meanwhile would lock out, or deadlock, a loop that reads.
 type Limiter struct {
-	r Reader
+	each
+	turns
 
-	mu       sync.Mutex
 	pace     *pace // nil: the number of places is fixed
 	round    round
 	n        int // places
 	inUse    int // places taken
 	prefetch int // of them, by Prefetch
-	queue    [2]list.List
 }
 
 // Limit decorates r with n places.
-func Limit(r Reader, n int) *Limiter { return &Limiter{r: r, n: max(1, n)} }
+func Limit(r Reader, n int) *Limiter {
+	l := &Limiter{n: max(1, n)}
+	l.each = each{layerOf(r), l.request}
+	l.take, l.back = l.enter, l.leave
+	return l
+}
 
 // LimitAdaptive decorates r with as many places, most of them at most, as bring the most bytes a
 // second: more only while that pays, fewer when the store says SlowDown. See [pace].
 func LimitAdaptive(r Reader, most int) *Limiter {
 	p := newPace(most)
-	return &Limiter{r: r, n: p.places, pace: p}
+	l := Limit(r, p.places)
+	l.pace = p
+	return l
 }
 
 // round is what the pace is fed: as many requests as there are places, one after another on each.
@@ -100,14 +104,6 @@ func (l *Limiter) learn(n int64, err error) {
 	}
 }
 
-var (
-	_ Reader      = (*Limiter)(nil)
-	_ Prefixer    = (*Limiter)(nil)
-	_ ListerAfter = (*Limiter)(nil)
-	_ SpanReader  = (*Limiter)(nil)
-	_ Uploader    = (*Limiter)(nil)
-)
-
 // demandShare is the part of the places that Prefetch cannot take: 1 in 8. It costs prefetching an
 // eighth of its concurrency at most, and gives a reader who arrives at a full house a place at once.
 const demandShare = 8
@@ -152,119 +148,39 @@ func (l *Limiter) Stats() LimitStats {
 	return LimitStats{l.n, l.inUse, l.queue[Demand].Len(), l.queue[Prefetch].Len()}
 }
 
-// waiter is a request in a queue. Its fields are guarded by Limiter.mu.
-type waiter struct {
-	class   Priority
-	elem    *list.Element // nil when it has its place or has given up
-	granted chan struct{} // closed with its place
-}
-
 // fits says whether a request of class p may start now.
 func (l *Limiter) fits(p Priority) bool {
 	return l.inUse < l.n && (p != Prefetch || l.prefetch < l.n-l.reserved())
 }
 
-func (l *Limiter) take(p Priority) {
+func (l *Limiter) enter(p Priority) bool {
+	if !l.fits(p) {
+		return false
+	}
 	l.count()
 	l.inUse++
 	if p == Prefetch {
 		l.prefetch++
 	}
+	return true
 }
 
-// dispatch gives free places to those that wait.
-func (l *Limiter) dispatch() {
-	for _, p := range [...]Priority{Demand, Prefetch} {
-		for q := &l.queue[p]; q.Len() > 0 && l.fits(p); {
-			w := q.Remove(q.Front()).(*waiter)
-			w.elem = nil
-			l.take(p)
-			close(w.granted)
-		}
-	}
-}
-
-// acquire waits for a place and returns the class under which it was given.
-func (l *Limiter) acquire(ctx context.Context) (Priority, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
-	class := min(PriorityOf(ctx), Demand)
-	l.mu.Lock()
-	if l.queue[class].Len() == 0 && l.fits(class) {
-		l.take(class)
-		l.mu.Unlock()
-		return class, nil
-	}
-	w := &waiter{class: class, granted: make(chan struct{})}
-	w.elem = l.queue[class].PushBack(w)
-	l.mu.Unlock()
-
-	if u := urgencyOf(ctx); u != nil && class == Prefetch {
-		defer u.watch(func() { l.raise(w) })()
-	}
-	select {
-	case <-w.granted:
-		return w.class, nil // written before close
-	case <-ctx.Done():
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if w.elem == nil { // both happened: give the place back
-		l.put(w.class)
-	} else {
-		l.queue[w.class].Remove(w.elem)
-		w.elem = nil // a Raise that comes late must not queue it again
-	}
-	return 0, ctx.Err()
-}
-
-// raise moves a waiting Prefetch to the end of the Demand queue.
-func (l *Limiter) raise(w *waiter) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if w.elem == nil || w.class == Demand {
-		return
-	}
-	l.queue[Prefetch].Remove(w.elem)
-	w.class = Demand
-	w.elem = l.queue[Demand].PushBack(w)
-	l.dispatch()
-}
-
-// put gives back a place. l.mu is held.
-func (l *Limiter) put(p Priority) {
+// leave gives back a place. l.mu is held.
+func (l *Limiter) leave(p Priority) {
 	l.count()
 	l.inUse--
 	if p == Prefetch {
 		l.prefetch--
 	}
-	l.dispatch()
-}
-
-func (l *Limiter) release(p Priority) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.put(p)
-}
-
-// Stat implements [Reader].
-func (l *Limiter) Stat(ctx context.Context, key string) (Object, error) {
-	class, err := l.acquire(ctx)
-	if err != nil {
-		return Object{}, err
-	}
-	defer l.release(class)
-	return l.r.Stat(ctx, key)
 }
 
 // ReadAt implements [Reader].
 func (l *Limiter) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	class, err := l.acquire(ctx)
+	class, _, err := l.wait(ctx)
 	if err != nil {
 		return err
 	}
-	err = l.r.ReadAt(ctx, o, p, off)
+	err = l.below.ReadAt(ctx, o, p, off)
 	l.finish(class, int64(len(p)), err)
 	return err
 }
@@ -275,103 +191,34 @@ func (l *Limiter) finish(p Priority, n int64, err error) {
 	defer l.mu.Unlock()
 	l.count()
 	l.learn(n, err)
-	l.put(p)
+	l.leave(p)
+	l.dispatch()
 }
 
 // ReadSpans implements [SpanReader].
 func (l *Limiter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	class, err := l.acquire(ctx)
+	class, _, err := l.wait(ctx)
 	if err != nil {
 		return err
 	}
-	err = ReadSpans(ctx, l.r, o, spans)
-	l.finish(class, spansLength(spans), err)
+	err = l.below.ReadSpans(ctx, o, spans)
+	l.finish(class, SpansLength(spans), err)
 	return err
 }
 
-// do runs f when it has a place.
-func (l *Limiter) do(ctx context.Context, f func() error) error {
-	class, err := l.acquire(ctx)
+// request does a request when it has a place.
+func (l *Limiter) request(ctx context.Context, _ request, f func(ctx context.Context) error) error {
+	class, _, err := l.wait(ctx)
 	if err != nil {
 		return err
 	}
-	defer l.release(class)
-	return f()
-}
-
-// PutNew implements [Uploader].
-func (l *Limiter) PutNew(ctx context.Context, key string, data []byte) (o Object, err error) {
-	w, err := uploaderOf(l.r, "put", key)
-	if err != nil {
-		return Object{}, err
-	}
-	err = l.do(ctx, func() (err error) { o, err = w.PutNew(ctx, key, data); return err })
-	return o, err
-}
-
-// Upload implements [Uploader]. Each step of the upload takes a place.
-func (l *Limiter) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
-	w, err := uploaderOf(l.r, "put", key)
-	if err != nil {
-		return nil, err
-	}
-	u := &limitedUpload{l: l}
-	if err := l.do(ctx, func() (err error) { u.u, err = w.Upload(ctx, key, size, partSize); return err }); err != nil {
-		return nil, err
-	}
-	return u, nil
-}
-
-// AbortUploads implements [Uploader]. All of it takes one place.
-func (l *Limiter) AbortUploads(ctx context.Context, prefix string) (n int, err error) {
-	w, err := uploaderOf(l.r, "delete", prefix)
-	if err != nil {
-		return 0, err
-	}
-	err = l.do(ctx, func() (err error) { n, err = w.AbortUploads(ctx, prefix); return err })
-	return n, err
-}
-
-// Delete implements [Uploader].
-func (l *Limiter) Delete(ctx context.Context, key string) error {
-	w, err := uploaderOf(l.r, "delete", key)
-	if err != nil {
-		return err
-	}
-	return l.do(ctx, func() error { return w.Delete(ctx, key) })
-}
-
-type limitedUpload struct {
-	l *Limiter
-	u Upload
-}
-
-func (u *limitedUpload) Part(ctx context.Context, n int, p []byte) error {
-	return u.l.do(ctx, func() error { return u.u.Part(ctx, n, p) })
-}
-
-func (u *limitedUpload) Complete(ctx context.Context) (o Object, err error) {
-	err = u.l.do(ctx, func() (err error) { o, err = u.u.Complete(ctx); return err })
-	return o, err
-}
-
-func (u *limitedUpload) Abort(ctx context.Context) error {
-	return u.l.do(ctx, func() error { return u.u.Abort(ctx) })
-}
-
-// List implements [Reader]; it is not limited.
-func (l *Limiter) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return l.r.List(ctx, prefix)
-}
-
-// ListAfter implements [ListerAfter]; it is not limited.
-func (l *Limiter) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
-	return listAfter(ctx, l.r, prefix, after)
-}
-
-// ListLevel implements [Prefixer]; it is not limited.
-func (l *Limiter) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return listLevel(ctx, l.r, prefix)
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.leave(class)
+		l.dispatch()
+	}()
+	return f(ctx)
 }
 
 // Urgency is a priority that can rise while its request waits: a prefetch becomes Demand when a
@@ -432,8 +279,7 @@ func (u *Urgency) watch(f func()) (stop func()) {
 
 type urgencyKey struct{}
 
-// WithUrgency returns a context whose requests are Prefetch until u is raised. It goes over
-// [WithPriority].
+// WithUrgency returns a context whose requests are Prefetch until u is raised.
 func WithUrgency(ctx context.Context, u *Urgency) context.Context {
 	return context.WithValue(ctx, urgencyKey{}, u)
 }

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 )
 
 // gate is a store whose reads wait until they are let go, one by one.
@@ -133,8 +134,6 @@ func TestLimitModel(t *testing.T) {
 					if r.class == objstore.Prefetch {
 						r.urgent = new(objstore.Urgency)
 						ctx = objstore.WithUrgency(ctx, r.urgent)
-					} else if rapid.Bool().Draw(rt, "explicit") {
-						ctx = objstore.WithPriority(ctx, objstore.Demand)
 					}
 					go func() { r.err <- l.ReadAt(ctx, objstore.Object{Key: r.key}, nil, 0) }()
 					queues[r.class] = append(queues[r.class], r)
@@ -198,7 +197,7 @@ func TestLimitModel(t *testing.T) {
 
 // TestLimitRace lets cancellation and a free place meet: whoever wins, no place is lost.
 func TestLimitRace(t *testing.T) {
-	m := objstore.NewMem()
+	m := objstoretest.NewMem()
 	o := m.PutBytes("k", []byte("x"))
 	l := objstore.Limit(m, 2)
 	var wg sync.WaitGroup
@@ -231,10 +230,6 @@ func TestPriorityOf(t *testing.T) {
 	if objstore.PriorityOf(ctx) != objstore.Demand {
 		t.Error("a context without priority is not Demand")
 	}
-	pre := objstore.WithPriority(ctx, objstore.Prefetch)
-	if objstore.PriorityOf(pre) != objstore.Prefetch {
-		t.Error("WithPriority is not heard")
-	}
 	u := new(objstore.Urgency)
 	ctx = objstore.WithUrgency(ctx, u)
 	if objstore.PriorityOf(ctx) != objstore.Prefetch {
@@ -249,7 +244,7 @@ func TestPriorityOf(t *testing.T) {
 
 // slots is a store whose reads take 10 ms, and no more than so many of which go on at once.
 type slots struct {
-	*objstore.Mem
+	*objstoretest.Mem
 	free chan struct{}
 	slow atomic.Bool // answers SlowDown
 }
@@ -269,7 +264,7 @@ func (s *slots) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int
 func TestLimitAdaptive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most = 512
-		s := &slots{Mem: objstore.NewMem(), free: make(chan struct{}, 2000)}
+		s := &slots{Mem: objstoretest.NewMem(), free: make(chan struct{}, 2000)}
 		o := s.PutBytes("k", make([]byte, 50_000))
 		l := objstore.LimitAdaptive(s, most)
 		read := func(workers, times int) {

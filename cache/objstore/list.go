@@ -38,7 +38,7 @@ func ListParallel(ctx context.Context, r Reader, prefix string, workers int, pro
 		var failed error // written before out is closed
 		go func() {
 			defer close(out)
-			l := parallelLister{r: r, workers: workers, out: out}
+			l := parallelLister{r: layerOf(r), workers: workers, out: out}
 			failed = l.list(ctx, prefix)
 		}()
 		defer func() {
@@ -67,7 +67,7 @@ func ListParallel(ctx context.Context, r Reader, prefix string, workers int, pro
 }
 
 type parallelLister struct {
-	r       Reader
+	r       Layer
 	workers int
 	out     chan<- []Object
 }
@@ -97,7 +97,7 @@ func (l *parallelLister) level(ctx context.Context, prefixes []string) ([]string
 	var below []string
 	err := l.each(ctx, prefixes, func(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 		return func(yield func(Object, error) bool) {
-			for o, err := range listLevel(ctx, l.r, prefix) {
+			for o, err := range l.r.ListLevel(ctx, prefix) {
 				if err == nil && o.IsPrefix() {
 					mu.Lock()
 					below = append(below, o.Key)

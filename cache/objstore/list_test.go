@@ -15,26 +15,27 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 )
 
 // TestListParallelModel: for any keys, also hostile ones, a parallel listing is the plain one.
 func TestListParallelModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		m := objstore.NewMem()
+		m := objstoretest.NewMem()
 		for _, k := range rapid.SliceOfDistinct(rapid.StringMatching(`[ab./-]{1,12}`), rapid.ID).Draw(rt, "keys") {
 			m.PutBytes(k, []byte(k))
 		}
 		prefix := rapid.StringMatching(`[ab./-]{0,3}`).Draw(rt, "prefix")
 		workers := rapid.IntRange(1, 6).Draw(rt, "workers")
 		last := 0
-		got := collect(rt, objstore.ListParallel(t.Context(), m, prefix, workers, func(n int) {
+		got := objstoretest.Collect(rt, objstore.ListParallel(t.Context(), m, prefix, workers, func(n int) {
 			if n <= last {
 				rt.Fatalf("progress went from %d to %d", last, n)
 			}
 			last = n
 		}))
 		slices.SortFunc(got, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
-		want := collect(rt, m.List(t.Context(), prefix))
+		want := objstoretest.Collect(rt, m.List(t.Context(), prefix))
 		same(rt, got, want)
 		if last != len(want) {
 			rt.Fatalf("progress ended at %d of %d", last, len(want))
@@ -42,8 +43,8 @@ func TestListParallelModel(t *testing.T) {
 	})
 }
 
-func bigTree() *objstore.Mem {
-	m := objstore.NewMem()
+func bigTree() *objstoretest.Mem {
+	m := objstoretest.NewMem()
 	for c := range 40 {
 		for i := range 50 {
 			m.PutBytes(fmt.Sprintf("train/c%02d/%03d.jpg", c, i), nil)
@@ -75,7 +76,7 @@ func TestListParallelEnds(t *testing.T) {
 	}()
 	for _, script := range []string{"list train/c30/ 1 denied", "list train/ 1 denied", "list \"\" 1 denied"} {
 		var last error
-		for _, err := range objstore.ListParallel(t.Context(), faulty(t, m, script), "", 4, nil) {
+		for _, err := range objstore.ListParallel(t.Context(), objstoretest.Fault(t, m, script), "", 4, nil) {
 			last = err
 		}
 		if objstore.KindOf(last) != objstore.KindDenied {
@@ -103,7 +104,7 @@ func TestListParallelEnds(t *testing.T) {
 
 // busiest counts how many listings run at once.
 type busiest struct {
-	*objstore.Mem
+	*objstoretest.Mem
 	now, most atomic.Int64
 }
 
@@ -124,7 +125,7 @@ func (b *busiest) List(ctx context.Context, prefix string) iter.Seq2[objstore.Ob
 
 func TestListParallelWorkers(t *testing.T) {
 	b := &busiest{Mem: bigTree()}
-	if n := len(collect(t, objstore.ListParallel(t.Context(), b, "", 8, nil))); n != 2000 {
+	if n := len(objstoretest.Collect(t, objstore.ListParallel(t.Context(), b, "", 8, nil))); n != 2000 {
 		t.Errorf("%d objects", n)
 	}
 	if most := b.most.Load(); most < 2 || most > 8 {

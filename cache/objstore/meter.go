@@ -12,7 +12,7 @@ import (
 // Meter counts what passes through it. Put next to the store it sees every try; above [Retry] it
 // sees what callers see. Its cost is a few atomic additions and two readings of the clock a request.
 type Meter struct {
-	r Reader
+	each
 
 	requests [numOps]atomic.Int64
 	outcomes [numOps][numOutcomes]atomic.Int64
@@ -45,15 +45,11 @@ const (
 var opNames = [numOps]string{"get", "head", "list", "put", "other"}
 
 // NewMeter decorates r.
-func NewMeter(r Reader) *Meter { return &Meter{r: r} }
-
-var (
-	_ Reader      = (*Meter)(nil)
-	_ Prefixer    = (*Meter)(nil)
-	_ ListerAfter = (*Meter)(nil)
-	_ SpanReader  = (*Meter)(nil)
-	_ Uploader    = (*Meter)(nil)
-)
+func NewMeter(r Reader) *Meter {
+	m := &Meter{}
+	m.each = each{layerOf(r), m.request}
+	return m
+}
 
 // MeterStats are counts since the start, and latencies of reads.
 type MeterStats struct {
@@ -174,138 +170,51 @@ func (m *Meter) end(ctx context.Context, op int, err error) {
 	}
 }
 
-// Stat implements [Reader].
-func (m *Meter) Stat(ctx context.Context, key string) (Object, error) {
-	m.begin(opStat)
-	o, err := m.r.Stat(ctx, key)
-	m.end(ctx, opStat, err)
-	return o, err
-}
-
 // ReadAt implements [Reader].
 func (m *Meter) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
 	m.begin(opRead)
 	start := time.Now()
-	err := m.r.ReadAt(ctx, o, p, off)
+	err := m.below.ReadAt(ctx, o, p, off)
 	m.read(ctx, o, int64(len(p)), start, err)
 	return err
 }
 
-// ReadSpans implements [SpanReader]: one read of all the bytes from the first span to the last one's
-// end where the store below can, a read for each span where it cannot.
+// ReadSpans implements [SpanReader]: one read of all the bytes from the first span to the last one's end.
 func (m *Meter) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	s, ok := m.r.(SpanReader)
-	if !ok {
-		return ReadSpans(ctx, struct{ Reader }{m}, o, spans)
-	}
 	if len(spans) == 0 {
-		return s.ReadSpans(ctx, o, spans)
+		return m.below.ReadSpans(ctx, o, spans)
 	}
 	m.begin(opRead)
 	start := time.Now()
-	err := s.ReadSpans(ctx, o, spans)
-	m.read(ctx, o, spansLength(spans), start, err)
+	err := m.below.ReadSpans(ctx, o, spans)
+	m.read(ctx, o, SpansLength(spans), start, err)
 	return err
 }
 
-// PutNew implements [Uploader].
-func (m *Meter) PutNew(ctx context.Context, key string, data []byte) (Object, error) {
-	w, err := uploaderOf(m.r, "put", key)
-	if err != nil {
-		return Object{}, err
+// request does a request and counts it.
+func (m *Meter) request(ctx context.Context, r request, f func(ctx context.Context) error) error {
+	m.begin(r.class)
+	err := f(ctx)
+	if r.class == opPut && err == nil {
+		m.written.Add(r.bytes)
 	}
-	m.begin(opPut)
-	o, err := w.PutNew(ctx, key, data)
-	m.stored(len(data), err)
-	m.end(ctx, opPut, err)
-	return o, err
-}
-
-func (m *Meter) stored(n int, err error) {
-	if err == nil {
-		m.written.Add(int64(n))
-	}
-}
-
-// Upload implements [Uploader].
-func (m *Meter) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
-	w, err := uploaderOf(m.r, "put", key)
-	if err != nil {
-		return nil, err
-	}
-	m.begin(opOther)
-	u, err := w.Upload(ctx, key, size, partSize)
-	m.end(ctx, opOther, err)
-	if err != nil {
-		return nil, err
-	}
-	return &meteredUpload{m, u}, nil
-}
-
-// AbortUploads implements [Uploader].
-func (m *Meter) AbortUploads(ctx context.Context, prefix string) (int, error) {
-	w, err := uploaderOf(m.r, "delete", prefix)
-	if err != nil {
-		return 0, err
-	}
-	m.begin(opOther)
-	n, err := w.AbortUploads(ctx, prefix)
-	m.end(ctx, opOther, err)
-	return n, err
-}
-
-// Delete implements [Uploader].
-func (m *Meter) Delete(ctx context.Context, key string) error {
-	w, err := uploaderOf(m.r, "delete", key)
-	if err != nil {
-		return err
-	}
-	m.begin(opOther)
-	err = w.Delete(ctx, key)
-	m.end(ctx, opOther, err)
-	return err
-}
-
-type meteredUpload struct {
-	m *Meter
-	u Upload
-}
-
-func (u *meteredUpload) Part(ctx context.Context, n int, p []byte) error {
-	u.m.begin(opPut)
-	err := u.u.Part(ctx, n, p)
-	u.m.stored(len(p), err)
-	u.m.end(ctx, opPut, err)
-	return err
-}
-
-func (u *meteredUpload) Complete(ctx context.Context) (Object, error) {
-	u.m.begin(opOther)
-	o, err := u.u.Complete(ctx)
-	u.m.end(ctx, opOther, err)
-	return o, err
-}
-
-func (u *meteredUpload) Abort(ctx context.Context) error {
-	u.m.begin(opOther)
-	err := u.u.Abort(ctx)
-	u.m.end(ctx, opOther, err)
+	m.end(ctx, r.class, err)
 	return err
 }
 
 // List implements [Reader].
 func (m *Meter) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return m.list(ctx, m.r.List(ctx, prefix))
+	return m.list(ctx, m.below.List(ctx, prefix))
 }
 
-// ListAfter implements [ListerAfter].
+// ListAfter implements [Layer].
 func (m *Meter) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
-	return m.list(ctx, listAfter(ctx, m.r, prefix, after))
+	return m.list(ctx, m.below.ListAfter(ctx, prefix, after))
 }
 
-// ListLevel implements [Prefixer].
+// ListLevel implements [Layer].
 func (m *Meter) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
-	return m.list(ctx, listLevel(ctx, m.r, prefix))
+	return m.list(ctx, m.below.ListLevel(ctx, prefix))
 }
 
 func (m *Meter) list(ctx context.Context, seq iter.Seq2[Object, error]) iter.Seq2[Object, error] {

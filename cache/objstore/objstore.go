@@ -1,9 +1,7 @@
-// Package objstore is the contract between Shoal and whatever holds the objects, and its
-// implementations: [S3] (minio-go), [Dir] (a local folder) and [Mem] (tests). Concerns that are the
-// same for every store (retrying, limiting, counting, scripted faults) are decorators, one a file,
-// that take a [Reader] and are a [Reader], a [SpanReader] and an [Uploader]. The usual stack is
-// Retry(Limit(Meter(store))): the meter sees every try, a waiting retry holds no place in the
-// limiter.
+// Package objstore is the contract between Shoal and whatever holds the objects. Package s3 is a bucket, [Dir] a local
+// folder, and package stores opens either. Concerns that are the same for every store (retrying, limiting, counting)
+// are decorators, one a file, that take a [Reader] and are a [Layer]. The usual stack is Retry(Limit(Meter(store))):
+// the meter sees every try, a waiting retry holds no place in the limiter.
 //
 // Every implementation passes the one conformance suite in package objstoretest.
 //
@@ -21,7 +19,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"strings"
 	"time"
@@ -58,34 +55,6 @@ type Reader interface {
 // IsPrefix says whether o stands for a prefix in a level listing rather than for an object.
 func (o Object) IsPrefix() bool { return o.ETag == "" && strings.HasSuffix(o.Key, "/") }
 
-// Prefixer is implemented by stores that can list one level of the key space, so that a large
-// listing can be split and run in parallel.
-//
-// Decorators always have the method. Where the store below has not, the sequence is one error that
-// wraps [errors.ErrUnsupported].
-type Prefixer interface {
-	// ListLevel yields the objects directly under prefix and, as Objects whose [Object.IsPrefix]
-	// is true and whose Key ends in "/", the prefixes one level below it. Objects come in key
-	// order and prefixes come in key order; the two are interleaved in any way. prefix is empty
-	// or ends in "/". It is a sequence, not a slice, because one folder can hold ten million
-	// objects. The sequence ends after the first non-nil error.
-	ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error]
-}
-
-// ListerAfter is implemented by stores that can list from the middle, so that a listing of millions
-// of keys that fails near its end need not begin again.
-type ListerAfter interface {
-	// ListAfter is List without the keys up to and including after.
-	ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error]
-}
-
-// Putter is implemented by stores that can be written to.
-type Putter interface {
-	// Put stores size bytes from r under key and replaces what was there, all or nothing. It
-	// returns the new version. It is never retried: r is read once.
-	Put(ctx context.Context, key string, r io.Reader, size int64) (Object, error)
-}
-
 // Checker is implemented by stores that can be probed before use.
 type Checker interface {
 	// Check tells within seconds whether the store can be reached, exists and can be listed, by
@@ -93,14 +62,28 @@ type Checker interface {
 	Check(ctx context.Context) error
 }
 
-// Store is all that [S3], [Dir] and [Mem] can do.
-type Store interface {
+// Layer is what stores and decorators have in common. A decorator over a mere [Reader] is one too: it lists from
+// the start and filters, and ListLevel's sequence is one error that wraps [errors.ErrUnsupported].
+type Layer interface {
 	Reader
 	SpanReader
-	Prefixer
-	ListerAfter
-	Putter
 	Uploader
+
+	// ListAfter is List without the keys up to and including after, so that a listing of millions
+	// of keys that fails near its end need not begin again.
+	ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error]
+
+	// ListLevel yields the objects directly under prefix and, as Objects whose [Object.IsPrefix]
+	// is true and whose Key ends in "/", the prefixes one level below it, so that a large listing can
+	// be split and run in parallel. Objects come in key order and prefixes come in key order; the two
+	// are interleaved in any way. prefix is empty or ends in "/". It is a sequence, not a slice,
+	// because one folder can hold ten million objects. The sequence ends after the first non-nil error.
+	ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error]
+}
+
+// Store is all that a bucket and a folder can do.
+type Store interface {
+	Layer
 	Checker
 }
 
@@ -173,6 +156,41 @@ func KindOf(err error) Kind {
 	return KindOther
 }
 
+// Exists is the error of PutNew for a key that is taken.
+func Exists(key string) error {
+	return &Error{
+		Op: "put", Key: key, Kind: KindExists, Err: errors.New("there is an object of this key"),
+		Remedy: "choose another destination, or delete the object first",
+	}
+}
+
+// CheckRange returns KindInvalid unless [off, off+n) lies inside the object.
+func CheckRange(o Object, n int, off int64) error {
+	// Subtraction, because off+n can overflow.
+	if off >= 0 && off <= o.Size && int64(n) <= o.Size-off {
+		return nil
+	}
+	return &Error{
+		Op: "read", Key: o.Key, Kind: KindInvalid,
+		Err: fmt.Errorf("range of %d bytes at %d is not inside the object's %d bytes", n, off, o.Size),
+	}
+}
+
+// RemedyChanged is what helps where an object has changed.
+const RemedyChanged = "restore the object, or move to the new version of the dataset with --refresh or shoal refresh"
+
+// Changed is the error for an object whose version is now etag ("" if not known).
+func Changed(o Object, etag string) error {
+	cause := errors.New("the store holds another version than the dataset (ETag " + o.ETag + ")")
+	if etag != "" {
+		cause = fmt.Errorf("the store now holds ETag %s, the dataset has %s", etag, o.ETag)
+	}
+	return &Error{
+		Op: "read", Key: o.Key, Kind: KindChanged, Err: cause,
+		Remedy: RemedyChanged,
+	}
+}
+
 // Priority orders the requests that wait for a connection.
 type Priority uint8
 
@@ -182,24 +200,11 @@ const (
 	Demand                   // a reader waits for it now
 )
 
-type priorityKey struct{}
-
-// WithPriority returns a context whose requests have priority p.
-func WithPriority(ctx context.Context, p Priority) context.Context {
-	return context.WithValue(ctx, priorityKey{}, p)
-}
-
-// PriorityOf returns the context's priority now; Demand where none was set, so that a caller who
+// PriorityOf returns the context's priority now; Demand where it has no [Urgency], so that a caller who
 // says nothing is never starved.
 func PriorityOf(ctx context.Context) Priority {
-	if u := urgencyOf(ctx); u != nil {
-		if u.Raised() {
-			return Demand
-		}
+	if u := urgencyOf(ctx); u != nil && !u.Raised() {
 		return Prefetch
-	}
-	if p, ok := ctx.Value(priorityKey{}).(Priority); ok {
-		return p
 	}
 	return Demand
 }

@@ -1,7 +1,6 @@
 package objstore
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/url"
@@ -28,7 +27,7 @@ type Source struct {
 	// Shards is the pattern of the base names of tar shards, such as shard-{000000..000127}.tar or
 	// x.tar; Prefix or Dir is then the folder that holds them. Empty: a tree of files.
 	Shards string
-	// Endpoint is the S3 endpoint's URL, which [Open] fills in; empty for "file".
+	// Endpoint is the S3 endpoint's URL, which stores.Open fills in; empty for "file".
 	Endpoint string
 }
 
@@ -96,23 +95,9 @@ func ParseSource(text string) (Source, error) {
 	if strings.IndexByte(text, 0) >= 0 {
 		return usage("a source cannot hold a zero byte")
 	}
-	// split cuts the pattern of shards off.
-	split := func(path string) (folder, shards string, err error) {
-		folder = path
-		if i := strings.LastIndexByte(path, '/') + 1; strings.HasSuffix(path, shardSuffix) {
-			folder, shards = path[:i], path[i:]
-			if err := checkBraces(shards); err != nil {
-				return "", "", err
-			}
-		}
-		if looksLikeRange.MatchString(folder) {
-			return "", "", errors.New("a pattern of tar shards ends in .tar, and its braces stand after the last /")
-		}
-		return folder, shards, nil
-	}
 	scheme, rest, isURL := strings.Cut(text, "://")
 	if !isURL {
-		folder, shards, err := split(text)
+		folder, shards, err := splitShards(text)
 		if err != nil {
 			return usage("%w", err)
 		}
@@ -131,7 +116,7 @@ func ParseSource(text string) (Source, error) {
 		if err := s3utils.CheckValidBucketName(bucket); err != nil {
 			return usage("bucket %q: %w", withoutSecrets(bucket), err)
 		}
-		prefix, shards, err := split(path)
+		prefix, shards, err := splitShards(path)
 		if err != nil {
 			return usage("%w", err)
 		}
@@ -152,13 +137,28 @@ func ParseSource(text string) (Source, error) {
 		if err != nil || strings.IndexByte(path, 0) >= 0 {
 			return usage("wrong percent-encoding")
 		}
-		folder, shards, err := split(path)
+		folder, shards, err := splitShards(path)
 		if err != nil {
 			return usage("%w", err)
 		}
 		return Source{Scheme: "file", Dir: filepath.Clean(folder), Shards: shards}, nil
 	}
 	return usage("this version does not read %s:// sources", scheme)
+}
+
+// splitShards cuts the pattern of shards off.
+func splitShards(path string) (folder, shards string, err error) {
+	folder = path
+	if i := strings.LastIndexByte(path, '/') + 1; strings.HasSuffix(path, shardSuffix) {
+		folder, shards = path[:i], path[i:]
+		if err := checkBraces(shards); err != nil {
+			return "", "", err
+		}
+	}
+	if looksLikeRange.MatchString(folder) {
+		return "", "", errors.New("a pattern of tar shards ends in .tar, and its braces stand after the last /")
+	}
+	return folder, shards, nil
 }
 
 // secretParts are what does not belong into a source, and would be repeated by its errors: a user with a password, and
@@ -173,89 +173,36 @@ func withoutSecrets(text string) string {
 	return secretParts.ReplaceAllString(text, "$1…@")
 }
 
-// Options are what [Open] needs beyond the source's text. The zero value takes all from the AWS
-// environment.
-type Options struct {
-	// S3 configures an S3 source. Its Bucket is set from the source.
-	S3 S3Config
-	// Store is what the user may ask of any store. It goes over S3.Store.
-	Store StoreOptions
-	// Getenv is where the AWS variables, and HOME for the profile files, come from; nil means
-	// [os.Getenv]. It goes over S3.Getenv.
-	Getenv func(name string) string
-}
-
-// Open returns the bare store that text names, without decorators, and where the dataset lies in
-// it. It reads credentials and configuration but does not contact the store; call Check for that.
-// The store of a source of tar shards is the bucket, or the folder, that holds them.
-func Open(ctx context.Context, text string, o Options) (Store, Source, error) {
-	src, err := ParseSource(text)
-	if err != nil {
-		return nil, Source{}, err
-	}
-	if src.Scheme == "s3" {
-		return openS3(ctx, src, o)
-	}
+// OpenDir returns the store of a source's folder, and the source: a folder that is named as a shard is a tree.
+func OpenDir(src Source, o StoreOptions) (*Dir, Source, error) {
 	if src.Shards != "" && checkFolder(filepath.Join(src.Dir, src.Shards)) == nil {
 		src = Source{Scheme: "file", Dir: filepath.Join(src.Dir, src.Shards)} // a folder named x.tar
 	}
 	if err := checkFolder(src.Dir); err != nil {
 		return nil, Source{}, err
 	}
-	d, err := openDir(src.Dir, o)
-	return d, src, err
-}
-
-// Create is Open for a place that is to be written to: a local folder that is not there is made. It
-// refuses patterns of shards, since who writes shards names them.
-func Create(ctx context.Context, text string, o Options) (Store, Source, error) {
-	dst, err := ParseSource(text)
+	d, err := NewDir(src.Dir)
 	if err != nil {
 		return nil, Source{}, err
 	}
-	if dst.Shards != "" {
-		return nil, Source{}, &Error{
-			Op: "open", Key: dst.String(), Kind: KindInvalid, Err: errors.New("a destination is a prefix or a folder, not the name of a shard"),
-			Remedy: "leave out " + dst.Shards + ", or end it with / if it is a folder",
-		}
-	}
-	if dst.Scheme == "s3" {
-		return openS3(ctx, dst, o)
-	}
-	if err := os.MkdirAll(dst.Dir, 0o777); err != nil {
-		e := fileError("open", dst.Dir, err)
-		switch {
-		case errors.Is(err, syscall.ENOTDIR):
-			e.Kind, e.Remedy = KindInvalid, "name a folder"
-		case e.Kind == KindDenied:
-			e.Remedy = "give this user the right to make the folder"
-		}
-		return nil, Source{}, e
-	}
-	d, err := openDir(dst.Dir, o)
-	return d, dst, err
+	d.linksOutside = o.LinksOutside
+	return d, src, nil
 }
 
-func openDir(dir string, o Options) (*Dir, error) {
-	d, err := NewDir(dir)
+// CreateDir makes a source's folder.
+func CreateDir(dst Source) error {
+	err := os.MkdirAll(dst.Dir, 0o777)
 	if err == nil {
-		d.linksOutside = o.Store.LinksOutside
+		return nil
 	}
-	return d, err
-}
-
-func openS3(ctx context.Context, src Source, o Options) (Store, Source, error) {
-	cfg := o.S3
-	cfg.Bucket, cfg.Store = src.Bucket, o.Store
-	if o.Getenv != nil {
-		cfg.Getenv = o.Getenv
+	e := fileError("open", dst.Dir, err)
+	switch {
+	case errors.Is(err, syscall.ENOTDIR):
+		e.Kind, e.Remedy = KindInvalid, "name a folder"
+	case e.Kind == KindDenied:
+		e.Remedy = "give this user the right to make the folder"
 	}
-	s, err := NewS3(ctx, cfg)
-	if err != nil {
-		return nil, Source{}, err
-	}
-	src.Endpoint = s.Endpoint()
-	return s, src, nil
+	return e
 }
 
 // checkFolder returns an error unless path is a folder.

@@ -2,6 +2,7 @@ package objstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,9 +37,8 @@ type RetryPolicy struct {
 	// Budget is what tries of reads and Stats wait for, before their time begins. nil: nothing.
 	Budget *Budget
 
-	// Rand, Now and Sleep are for tests. Rand returns a number in [0,1).
+	// Rand and Sleep are for tests. Rand returns a number in [0,1).
 	Rand  func() float64
-	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
 }
 
@@ -47,17 +47,14 @@ type RetryPolicy struct {
 var FastFail = RetryPolicy{Tries: 3, Base: 200 * time.Millisecond, Cap: 400 * time.Millisecond, Total: 10 * time.Second, TryTimeout: 5 * time.Second}
 
 func (p RetryPolicy) withDefaults() RetryPolicy {
-	setDefault(&p.Tries, 8)
-	setDefault(&p.Base, 50*time.Millisecond)
-	setDefault(&p.Cap, 5*time.Second)
-	setDefault(&p.Total, 2*time.Minute)
-	setDefault(&p.TryTimeout, 30*time.Second)
-	setDefault(&p.MinRate, 1<<20)
+	p.Tries = cmp.Or(p.Tries, 8)
+	p.Base = cmp.Or(p.Base, 50*time.Millisecond)
+	p.Cap = cmp.Or(p.Cap, 5*time.Second)
+	p.Total = cmp.Or(p.Total, 2*time.Minute)
+	p.TryTimeout = cmp.Or(p.TryTimeout, 30*time.Second)
+	p.MinRate = cmp.Or(p.MinRate, 1<<20)
 	if p.Rand == nil {
 		p.Rand = rand.Float64
-	}
-	if p.Now == nil {
-		p.Now = time.Now
 	}
 	if p.Sleep == nil {
 		p.Sleep = sleep
@@ -65,10 +62,10 @@ func (p RetryPolicy) withDefaults() RetryPolicy {
 	return p
 }
 
-func setDefault[T int | int64 | time.Duration](p *T, v T) {
-	if *p <= 0 {
-		*p = v
-	}
+// Do tries f, which does one request, by this policy.
+func (p RetryPolicy) Do(ctx context.Context, op, key string, f func(ctx context.Context) error) error {
+	t := Retrier{p: p.withDefaults()}
+	return t.tries(ctx, request{op: op, key: key}, f)
 }
 
 // sleep waits for d or until ctx ends, and returns ctx's error then.
@@ -83,9 +80,10 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Retrier tries again what failed with KindTransient, and nothing else.
+// Retrier tries again what failed with KindTransient, and nothing else. An upload that a lost answer has left behind is
+// ended by AbortUploads.
 type Retrier struct {
-	r Reader
+	each
 	p RetryPolicy
 
 	retries atomic.Int64
@@ -93,15 +91,11 @@ type Retrier struct {
 }
 
 // Retry decorates r with policy p.
-func Retry(r Reader, p RetryPolicy) *Retrier { return &Retrier{r: r, p: p.withDefaults()} }
-
-var (
-	_ Reader      = (*Retrier)(nil)
-	_ Prefixer    = (*Retrier)(nil)
-	_ ListerAfter = (*Retrier)(nil)
-	_ SpanReader  = (*Retrier)(nil)
-	_ Uploader    = (*Retrier)(nil)
-)
+func Retry(r Reader, p RetryPolicy) *Retrier {
+	t := &Retrier{p: p.withDefaults()}
+	t.each = each{layerOf(r), t.request}
+	return t
+}
 
 // RetryStats are counts since the start.
 type RetryStats struct {
@@ -151,7 +145,7 @@ func (a *attempts) again(ctx context.Context, err error) error {
 		pause = t.p.Base << shift
 	}
 	pause = time.Duration(t.p.Rand() * float64(pause))
-	now := t.p.Now()
+	now := time.Now()
 	spent := now.Sub(a.start) - a.held
 	left := t.limit(t.p.Total, a.bytes) - spent
 	if a.n >= t.p.Tries || pause >= left {
@@ -215,7 +209,7 @@ func (t *Retrier) limit(d time.Duration, n int64) time.Duration {
 // try runs f under the timeout of one try, or what is left of the request's time.
 func (a *attempts) try(ctx context.Context, op, key string, f func(ctx context.Context) error) error {
 	t := a.t
-	limit := min(t.limit(t.p.TryTimeout, a.bytes), t.limit(t.p.Total, a.bytes)-t.p.Now().Sub(a.start)+a.held)
+	limit := min(t.limit(t.p.TryTimeout, a.bytes), t.limit(t.p.Total, a.bytes)-time.Since(a.start)+a.held)
 	tctx, cancel := context.WithTimeoutCause(ctx, limit, errTryTimeout)
 	defer cancel()
 	err := f(tctx)
@@ -225,32 +219,23 @@ func (a *attempts) try(ctx context.Context, op, key string, f func(ctx context.C
 	return err
 }
 
-// Stat implements [Reader].
-func (t *Retrier) Stat(ctx context.Context, key string) (Object, error) {
-	var o Object
-	err := t.do(ctx, "stat", key, 0, func(ctx context.Context) (err error) {
-		o, err = t.r.Stat(ctx, key)
-		return err
-	})
-	if err != nil {
-		return Object{}, err
-	}
-	return o, nil
-}
-
-// do tries f, a request that moves n bytes, until it succeeds or is given up.
-func (t *Retrier) do(ctx context.Context, op, key string, n int64, f func(ctx context.Context) error) (err error) {
+// request tries f, which does a request, until it succeeds or is given up.
+func (t *Retrier) request(ctx context.Context, r request, f func(ctx context.Context) error) (err error) {
 	if trace.On() {
-		tctx, told := tracedRequest(ctx, op, key, n)
+		tctx, told := tracedRequest(ctx, r.op, r.key, r.bytes)
 		ctx = tctx
 		defer func() { told.end(err) }()
 	}
-	a := attempts{t: t, bytes: n}
+	return t.tries(ctx, r, f)
+}
+
+func (t *Retrier) tries(ctx context.Context, r request, f func(ctx context.Context) error) (err error) {
+	a := attempts{t: t, bytes: r.bytes}
 	for {
-		if err := a.admit(ctx, op); err != nil {
+		if err := a.admit(ctx, r.op); err != nil {
 			return err
 		}
-		if err = a.try(ctx, op, key, f); err == nil {
+		if err = a.try(ctx, r.op, r.key, f); err == nil {
 			return nil
 		}
 		if err = a.again(ctx, err); err != nil {
@@ -262,9 +247,9 @@ func (t *Retrier) do(ctx context.Context, op, key string, n int64, f func(ctx co
 // admit waits for the budget; the request's time begins after that, and stands still while.
 func (a *attempts) admit(ctx context.Context, op string) (err error) {
 	if b := a.t.p.Budget; b != nil && (op == "read" || op == "stat") {
-		asked := a.t.p.Now()
+		asked := time.Now()
 		err = b.Take(ctx)
-		a.held += a.t.p.Now().Sub(asked)
+		a.held += time.Since(asked)
 	}
 	if a.start.IsZero() {
 		a.begin()
@@ -273,51 +258,43 @@ func (a *attempts) admit(ctx context.Context, op string) (err error) {
 }
 
 // begin begins the request's time anew.
-func (a *attempts) begin() { a.n, a.free, a.held, a.start = 0, 0, 0, a.t.p.Now() }
+func (a *attempts) begin() { a.n, a.free, a.held, a.start = 0, 0, 0, time.Now() }
 
 // ReadAt implements [Reader].
 func (t *Retrier) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
-	return t.do(ctx, "read", o.Key, int64(len(p)), func(ctx context.Context) error {
-		return t.r.ReadAt(ctx, o, p, off)
+	return t.request(ctx, request{"read", opRead, o.Key, int64(len(p))}, func(ctx context.Context) error {
+		return t.below.ReadAt(ctx, o, p, off)
 	})
 }
 
 // ReadSpans implements [SpanReader]. All spans are read again when one fails.
 func (t *Retrier) ReadSpans(ctx context.Context, o Object, spans []Span) error {
-	if err := checkSpans(o, spans); err != nil {
+	if err := CheckSpans(o, spans); err != nil {
 		return err
 	}
 	if len(spans) == 0 {
 		return ctx.Err()
 	}
-	return t.do(ctx, "read", o.Key, spansLength(spans), func(ctx context.Context) error {
-		return ReadSpans(ctx, t.r, o, spans)
+	return t.request(ctx, request{"read", opRead, o.Key, SpansLength(spans)}, func(ctx context.Context) error {
+		return t.below.ReadSpans(ctx, o, spans)
 	})
 }
 
 // PutNew implements [Uploader]. A try whose answer was lost may have stored the object, which is then
 // found by the next one; so after a temporary failure an object with the same bytes is a success.
-func (t *Retrier) PutNew(ctx context.Context, key string, data []byte) (Object, error) {
-	w, err := uploaderOf(t.r, "put", key)
-	if err != nil {
-		return Object{}, err
-	}
-	var o Object
+func (t *Retrier) PutNew(ctx context.Context, key string, data []byte) (o Object, err error) {
 	tries := 0
-	err = t.do(ctx, "put", key, int64(len(data)), func(ctx context.Context) (err error) {
+	err = t.request(ctx, request{"put", opPut, key, int64(len(data))}, func(ctx context.Context) (err error) {
 		tries++
-		o, err = w.PutNew(ctx, key, data)
+		o, err = t.below.PutNew(ctx, key, data)
 		return err
 	})
-	if err != nil && tries > 1 && KindOf(err) == KindExists {
+	if tries > 1 && KindOf(err) == KindExists {
 		if have, ok := t.holds(ctx, key, data); ok {
 			return have, nil
 		}
 	}
-	if err != nil {
-		return Object{}, err
-	}
-	return o, nil
+	return o, err
 }
 
 // holds says whether the object key has exactly these bytes.
@@ -330,35 +307,13 @@ func (t *Retrier) holds(ctx context.Context, key string, data []byte) (Object, b
 	return o, t.ReadAt(ctx, o, p, 0) == nil && bytes.Equal(p, data)
 }
 
-// Upload implements [Uploader]. An upload that a lost answer has left behind is ended by
-// AbortUploads.
-func (t *Retrier) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
-	w, err := uploaderOf(t.r, "put", key)
-	if err != nil {
-		return nil, err
-	}
-	u := &retriedUpload{t: t, key: key, size: size}
-	err = t.do(ctx, "put", key, 0, func(ctx context.Context) (err error) {
-		u.u, err = w.Upload(ctx, key, size, partSize)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return u, nil
-}
-
 // AbortUploads implements [Uploader].
 func (t *Retrier) AbortUploads(ctx context.Context, prefix string) (int, error) {
-	w, err := uploaderOf(t.r, "delete", prefix)
-	if err != nil {
-		return 0, err
-	}
 	a := attempts{t: t}
 	a.begin()
 	sum := 0
 	for {
-		n, err := w.AbortUploads(ctx, prefix)
+		n, err := t.below.AbortUploads(ctx, prefix)
 		sum += n
 		if err == nil {
 			return sum, nil
@@ -369,63 +324,32 @@ func (t *Retrier) AbortUploads(ctx context.Context, prefix string) (int, error) 
 	}
 }
 
-// Delete implements [Uploader].
-func (t *Retrier) Delete(ctx context.Context, key string) error {
-	w, err := uploaderOf(t.r, "delete", key)
-	if err != nil {
-		return err
-	}
-	return t.do(ctx, "delete", key, 0, func(ctx context.Context) error { return w.Delete(ctx, key) })
-}
-
-// retriedUpload tries each step of an upload again.
-type retriedUpload struct {
-	t    *Retrier
-	u    Upload
-	key  string
-	size int64
-}
-
-func (u *retriedUpload) Part(ctx context.Context, n int, p []byte) error {
-	return u.t.do(ctx, "put", u.key, int64(len(p)), func(ctx context.Context) error { return u.u.Part(ctx, n, p) })
-}
-
-func (u *retriedUpload) Complete(ctx context.Context) (o Object, err error) {
-	err = u.t.do(ctx, "put", u.key, u.size, func(ctx context.Context) (err error) {
-		o, err = u.u.Complete(ctx)
-		return err
-	})
-	if err != nil {
-		return Object{}, err
-	}
-	return o, nil
-}
-
-func (u *retriedUpload) Abort(ctx context.Context) error {
-	return u.t.do(ctx, "put", u.key, 0, func(ctx context.Context) error { return u.u.Abort(ctx) })
-}
-
 // List implements [Reader]. A listing that fails on the way goes on after the last key that was
 // yielded; progress gives it all its tries back.
 func (t *Retrier) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 	return t.ListAfter(ctx, prefix, "")
 }
 
-// ListAfter implements [ListerAfter].
+// ListAfter implements [Layer].
 func (t *Retrier) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		c := cursor{last: after}
-		t.resume(ctx, yield, func() iter.Seq2[Object, error] { return listAfter(ctx, t.r, prefix, c.last) },
-			func(Object) *cursor { return &c })
+		list := func() iter.Seq2[Object, error] {
+			if c.last == "" {
+				return t.below.List(ctx, prefix)
+			}
+			return t.below.ListAfter(ctx, prefix, c.last)
+		}
+		t.resume(ctx, yield, list, func(Object) *cursor { return &c })
 	}
 }
 
-// ListLevel implements [Prefixer]. A level that fails on the way is listed again from its start,
+// ListLevel implements [Layer]. A level that fails on the way is listed again from its start,
 // and what was yielded before is left out.
 func (t *Retrier) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		objects, prefixes := cursor{}, cursor{}
-		t.resume(ctx, yield, func() iter.Seq2[Object, error] { return listLevel(ctx, t.r, prefix) },
+		t.resume(ctx, yield, func() iter.Seq2[Object, error] { return t.below.ListLevel(ctx, prefix) },
 			func(o Object) *cursor {
 				if o.IsPrefix() {
 					return &prefixes
@@ -476,35 +400,5 @@ func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, li
 			return
 		}
 		again = true
-	}
-}
-
-// listAfter lists from the middle also where the store cannot.
-func listAfter(ctx context.Context, r Reader, prefix, after string) iter.Seq2[Object, error] {
-	if after == "" {
-		return r.List(ctx, prefix)
-	}
-	if la, ok := r.(ListerAfter); ok {
-		return la.ListAfter(ctx, prefix, after)
-	}
-	return func(yield func(Object, error) bool) {
-		for o, err := range r.List(ctx, prefix) {
-			if err == nil && o.Key <= after {
-				continue
-			}
-			if !yield(o, err) {
-				return
-			}
-		}
-	}
-}
-
-// listLevel lists one level, or yields errors.ErrUnsupported.
-func listLevel(ctx context.Context, r Reader, prefix string) iter.Seq2[Object, error] {
-	if p, ok := r.(Prefixer); ok {
-		return p.ListLevel(ctx, prefix)
-	}
-	return func(yield func(Object, error) bool) {
-		yield(Object{}, &Error{Op: "list", Key: prefix, Kind: KindInvalid, Err: errors.ErrUnsupported})
 	}
 }

@@ -14,16 +14,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 )
-
-func faulty(t testing.TB, r objstore.Reader, script string) *objstore.Faulty {
-	t.Helper()
-	rules, err := objstore.ParseFaults(script)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return objstore.Fault(r, rules)
-}
 
 func TestRetryKinds(t *testing.T) {
 	for _, c := range []struct {
@@ -41,9 +33,9 @@ func TestRetryKinds(t *testing.T) {
 		{"read k all notfound", 1, objstore.KindNotFound, false},
 		{"read k all denied", 1, objstore.KindDenied, false},
 	} {
-		m := objstore.NewMem()
+		m := objstoretest.NewMem()
 		o := m.PutBytes("k", []byte("content"))
-		meter := objstore.NewMeter(faulty(t, m, c.script))
+		meter := objstore.NewMeter(objstoretest.Fault(t, m, c.script))
 		var slept []time.Duration
 		r := objstore.Retry(meter, objstore.RetryPolicy{
 			Tries: 4, Base: 100 * time.Millisecond, Cap: 250 * time.Millisecond,
@@ -73,9 +65,9 @@ func TestRetryKinds(t *testing.T) {
 
 func TestRetryTotal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := objstore.NewMem()
+		m := objstoretest.NewMem()
 		o := m.PutBytes("k", []byte("x"))
-		r := objstore.Retry(faulty(t, m, "read k all 503"), objstore.RetryPolicy{
+		r := objstore.Retry(objstoretest.Fault(t, m, "read k all 503"), objstore.RetryPolicy{
 			Tries: 1000, Base: time.Second, Cap: time.Second, Total: 10 * time.Second, Rand: func() float64 { return 0.999 },
 		})
 		start := time.Now()
@@ -92,9 +84,9 @@ func TestRetryTotal(t *testing.T) {
 // TestRetryTotalOfHangs: however long each try hangs, the request ends with its time.
 func TestRetryTotalOfHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := objstore.NewMem()
+		m := objstoretest.NewMem()
 		o := m.PutBytes("k", make([]byte, 1<<20))
-		r := objstore.Retry(faulty(t, m, "* k all stall"), objstore.RetryPolicy{Tries: 1000})
+		r := objstore.Retry(objstoretest.Fault(t, m, "* k all stall"), objstore.RetryPolicy{Tries: 1000})
 		start := time.Now()
 		err := r.ReadAt(t.Context(), o, make([]byte, 1<<20), 0)
 		if d := time.Since(start); objstore.KindOf(err) != objstore.KindTransient || d > 121*time.Second || d < 115*time.Second {
@@ -105,9 +97,9 @@ func TestRetryTotalOfHangs(t *testing.T) {
 
 func TestRetryCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := objstore.NewMem()
+		m := objstoretest.NewMem()
 		o := m.PutBytes("k", []byte("x"))
-		r := objstore.Retry(faulty(t, m, "read k all 503"), objstore.RetryPolicy{Base: time.Hour, Cap: time.Hour, Total: 100 * time.Hour})
+		r := objstore.Retry(objstoretest.Fault(t, m, "read k all 503"), objstore.RetryPolicy{Base: time.Hour, Cap: time.Hour, Total: 100 * time.Hour})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := r.ReadAt(ctx, o, make([]byte, 1), 0); !errors.Is(err, context.DeadlineExceeded) {
@@ -120,9 +112,9 @@ func TestRetryCancel(t *testing.T) {
 // store, not of the caller.
 func TestRetryHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := objstore.NewMem()
+		m := objstoretest.NewMem()
 		o := m.PutBytes("k", make([]byte, 2<<20))
-		meter := objstore.NewMeter(faulty(t, m, "* k 1 stall"))
+		meter := objstore.NewMeter(objstoretest.Fault(t, m, "* k 1 stall"))
 		r := objstore.Retry(meter, objstore.RetryPolicy{TryTimeout: 5 * time.Second, MinRate: 1 << 20, Rand: func() float64 { return 0 }})
 		start := time.Now()
 		if err := r.ReadAt(t.Context(), o, make([]byte, 2<<20), 0); err != nil {
@@ -139,7 +131,7 @@ func TestRetryHang(t *testing.T) {
 
 // flaky fails a listing at drawn places, before or after the yield.
 type flaky struct {
-	*objstore.Mem
+	*objstoretest.Mem
 	fail func() bool
 }
 
@@ -175,7 +167,7 @@ type plain struct{ objstore.Reader }
 // TestRetryList: however often a listing breaks, each key comes once and in order.
 func TestRetryList(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		m := objstore.NewMem()
+		m := objstoretest.NewMem()
 		for _, k := range rapid.SliceOfDistinct(rapid.StringMatching(`[ab/-]{1,5}`), rapid.ID).Draw(rt, "keys") {
 			m.PutBytes(k, nil)
 		}
@@ -197,10 +189,10 @@ func TestRetryList(t *testing.T) {
 		}
 		r := objstore.Retry(inner, policy)
 		prefix := rapid.SampledFrom([]string{"", "a", "a/", "a/b"}).Draw(rt, "prefix")
-		same(rt, collect(rt, r.List(t.Context(), prefix)), collect(rt, m.List(t.Context(), prefix)))
+		same(rt, objstoretest.Collect(rt, r.List(t.Context(), prefix)), objstoretest.Collect(rt, m.List(t.Context(), prefix)))
 		if prefix == "" || strings.HasSuffix(prefix, "/") {
-			if _, ok := inner.(objstore.Prefixer); ok {
-				same(rt, collect(rt, r.ListLevel(t.Context(), prefix)), collect(rt, m.ListLevel(t.Context(), prefix)))
+			if _, ok := inner.(objstore.Layer); ok {
+				same(rt, objstoretest.Collect(rt, r.ListLevel(t.Context(), prefix)), objstoretest.Collect(rt, m.ListLevel(t.Context(), prefix)))
 			}
 		}
 	})
@@ -209,18 +201,6 @@ func TestRetryList(t *testing.T) {
 type tb interface {
 	Helper()
 	Fatalf(format string, args ...any)
-}
-
-func collect(t tb, seq iter.Seq2[objstore.Object, error]) []objstore.Object {
-	t.Helper()
-	var out []objstore.Object
-	for o, err := range seq {
-		if err != nil {
-			t.Fatalf("listing: %v", err)
-		}
-		out = append(out, o)
-	}
-	return out
 }
 
 func same(t tb, got, want []objstore.Object) {
@@ -261,7 +241,7 @@ func TestRetryDisorder(t *testing.T) {
 }
 
 func TestLevelUnsupported(t *testing.T) {
-	m := objstore.NewMem()
+	m := objstoretest.NewMem()
 	m.PutBytes("a/b", nil)
 	stack := objstore.Retry(objstore.Limit(objstore.NewMeter(plain{m}), 2), objstore.RetryPolicy{})
 	for _, err := range stack.ListLevel(t.Context(), "") {
@@ -269,7 +249,7 @@ func TestLevelUnsupported(t *testing.T) {
 			t.Errorf("ListLevel over a store without: %v", err)
 		}
 	}
-	if got := collect(t, objstore.ListParallel(t.Context(), stack, "", 4, nil)); len(got) != 1 || got[0].Key != "a/b" {
+	if got := objstoretest.Collect(t, objstore.ListParallel(t.Context(), stack, "", 4, nil)); len(got) != 1 || got[0].Key != "a/b" {
 		t.Errorf("ListParallel over a store without levels: %v", got)
 	}
 }
@@ -292,13 +272,9 @@ func TestRetryPrice(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				m := objstore.NewMem()
+				m := objstoretest.NewMem()
 				o := m.PutBytes("k", []byte("content"))
-				rules, err := objstore.ParseFaults("read k 1 503")
-				if err != nil {
-					t.Fatal(err)
-				}
-				r := objstore.Retry(objstore.Fault(m, rules), objstore.RetryPolicy{Rand: func() float64 { return 1 }})
+				r := objstore.Retry(objstoretest.Fault(t, m, "read k 1 503"), objstore.RetryPolicy{Rand: func() float64 { return 1 }})
 				var due time.Time
 				if c.due != 0 {
 					due = time.Now().Add(c.due)

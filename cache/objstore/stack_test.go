@@ -4,11 +4,12 @@ import (
 	"testing"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 )
 
 // BenchmarkStack is what the decorators cost over a store that costs nothing.
 func BenchmarkStack(b *testing.B) {
-	m := objstore.NewMem()
+	m := objstoretest.NewMem()
 	o := m.PutBytes("train/n01440764/n01440764_10026.JPEG", make([]byte, 4096))
 	for _, c := range []struct {
 		name string

@@ -68,7 +68,7 @@ func ReadSpans(ctx context.Context, r Reader, o Object, spans []Span) error {
 	if s, ok := r.(SpanReader); ok {
 		return s.ReadSpans(ctx, o, spans)
 	}
-	if err := checkSpans(o, spans); err != nil {
+	if err := CheckSpans(o, spans); err != nil {
 		return err
 	}
 	for _, s := range spans {
@@ -79,11 +79,11 @@ func ReadSpans(ctx context.Context, r Reader, o Object, spans []Span) error {
 	return nil
 }
 
-// checkSpans returns KindInvalid unless the spans are not empty, ascend, do not overlap and lie in o.
-func checkSpans(o Object, spans []Span) error {
+// CheckSpans returns KindInvalid unless the spans are not empty, ascend, do not overlap and lie in o.
+func CheckSpans(o Object, spans []Span) error {
 	end := int64(0)
 	for i, s := range spans {
-		if err := checkRange(o, len(s.P), s.Off); err != nil {
+		if err := CheckRange(o, len(s.P), s.Off); err != nil {
 			return err
 		}
 		if len(s.P) == 0 || s.Off < end {
@@ -97,17 +97,17 @@ func checkSpans(o Object, spans []Span) error {
 	return nil
 }
 
-// spansLength returns the bytes from the first span's offset to the last one's end. There is a span.
-func spansLength(spans []Span) int64 {
+// SpansLength returns the bytes from the first span's offset to the last one's end. There is a span.
+func SpansLength(spans []Span) int64 {
 	last := spans[len(spans)-1]
 	return last.Off + int64(len(last.P)) - spans[0].Off
 }
 
-// partPlan is the arithmetic of an upload's parts.
-type partPlan struct {
-	key            string
-	size, partSize int64
-	parts          int
+// PartPlan is the arithmetic of an upload's parts.
+type PartPlan struct {
+	Key            string
+	Size, PartSize int64
+	Parts          int
 }
 
 const (
@@ -115,9 +115,10 @@ const (
 	maxParts    = 10_000  // S3's
 )
 
-func planParts(key string, size, partSize int64) (partPlan, error) {
-	p := partPlan{key: key, size: size, partSize: partSize}
-	invalid := func(format string, args ...any) (partPlan, error) {
+// PlanParts returns the plan, or KindInvalid.
+func PlanParts(key string, size, partSize int64) (PartPlan, error) {
+	p := PartPlan{Key: key, Size: size, PartSize: partSize}
+	invalid := func(format string, args ...any) (PartPlan, error) {
 		return p, &Error{Op: "put", Key: key, Kind: KindInvalid, Err: fmt.Errorf(format, args...), Remedy: "choose another part size"}
 	}
 	if size < 0 || partSize <= 0 {
@@ -133,41 +134,30 @@ func planParts(key string, size, partSize int64) (partPlan, error) {
 	if n > maxParts {
 		return invalid("%d parts: the most are %d", n, maxParts)
 	}
-	p.parts = int(n)
+	p.Parts = int(n)
 	return p, nil
 }
 
-// length returns the length of part n.
-func (p partPlan) length(n int) int64 { return min(p.partSize, p.size-int64(n)*p.partSize) }
-
-// check returns KindInvalid unless part n has length bytes.
-func (p partPlan) check(n, length int) error {
-	if n < 0 || n >= p.parts {
-		return &Error{Op: "put", Key: p.key, Kind: KindInvalid, Err: fmt.Errorf("part %d of %d", n, p.parts)}
+// Check returns KindInvalid unless part n has length bytes.
+func (p PartPlan) Check(n, length int) error {
+	if n < 0 || n >= p.Parts {
+		return &Error{Op: "put", Key: p.Key, Kind: KindInvalid, Err: fmt.Errorf("part %d of %d", n, p.Parts)}
 	}
-	if want := p.length(n); int64(length) != want {
-		return &Error{Op: "put", Key: p.key, Kind: KindInvalid, Err: fmt.Errorf("part %d has %d bytes, not %d", n, length, want)}
+	if want := min(p.PartSize, p.Size-int64(n)*p.PartSize); int64(length) != want {
+		return &Error{Op: "put", Key: p.Key, Kind: KindInvalid, Err: fmt.Errorf("part %d has %d bytes, not %d", n, length, want)}
 	}
 	return nil
 }
 
-// missing is the error of Complete without part n.
-func (p partPlan) missing(n int) error {
-	return &Error{Op: "put", Key: p.key, Kind: KindInvalid, Err: fmt.Errorf("part %d of %d was not stored", n, p.parts)}
+// Missing is the error of Complete without part n.
+func (p PartPlan) Missing(n int) error {
+	return &Error{Op: "put", Key: p.Key, Kind: KindInvalid, Err: fmt.Errorf("part %d of %d was not stored", n, p.Parts)}
 }
 
-// gone is the error of an upload that has ended.
-func (p partPlan) gone() error {
+// Gone is the error of an upload that has ended.
+func (p PartPlan) Gone() error {
 	return &Error{
-		Op: "put", Key: p.key, Kind: KindNotFound, Err: errors.New("the upload is no longer there: it was aborted, here or by another process"),
+		Op: "put", Key: p.Key, Kind: KindNotFound, Err: errors.New("the upload is no longer there: it was aborted, here or by another process"),
 		Remedy: "begin it again",
 	}
-}
-
-// uploaderOf returns r's Uploader, or KindInvalid.
-func uploaderOf(r Reader, op, key string) (Uploader, error) {
-	if u, ok := r.(Uploader); ok {
-		return u, nil
-	}
-	return nil, &Error{Op: op, Key: key, Kind: KindInvalid, Err: errors.ErrUnsupported, Remedy: "this store can only be read"}
 }

@@ -2,23 +2,12 @@ package objstore_test
 
 import (
 	"bytes"
-	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
-	"io"
-	"math/rand/v2"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-
-	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
@@ -26,31 +15,10 @@ import (
 
 var quick = objstore.RetryPolicy{Base: 1, Cap: 1}
 
-func randomBytes(n int) []byte {
-	b := make([]byte, n)
-	_, _ = rand.NewChaCha8([32]byte{byte(n)}).Read(b)
-	return b
-}
-
-// upload stores data in parts of 5 MiB.
-func upload(ctx context.Context, w objstore.Uploader, key string, data []byte) (objstore.Object, error) {
-	const part = 5 << 20
-	u, err := w.Upload(ctx, key, int64(len(data)), part)
-	if err != nil {
-		return objstore.Object{}, err
-	}
-	for n := 0; n*part < len(data); n++ {
-		if err := u.Part(ctx, n, data[n*part:min(len(data), (n+1)*part)]); err != nil {
-			return objstore.Object{}, err
-		}
-	}
-	return u.Complete(ctx)
-}
-
 // TestRetryLostAnswers: what a request has done whose answer was lost is found out.
 func TestRetryLostAnswers(t *testing.T) {
-	m := objstore.NewMem()
-	f := faulty(t, m, "* * 1 lost\nput new 1-2 lost\nput part 3 lost\nput part 4 lost")
+	m := objstoretest.NewMem()
+	f := objstoretest.Fault(t, m, "* * 1 lost\nput new 1-2 lost\nput part 3 lost\nput part 4 lost")
 	stack := objstore.Retry(f, quick)
 	o, err := stack.PutNew(t.Context(), "new", []byte("mine"))
 	if err != nil || o.Size != 4 {
@@ -59,8 +27,8 @@ func TestRetryLostAnswers(t *testing.T) {
 	if _, err := stack.PutNew(t.Context(), "new", []byte("mine")); objstore.KindOf(err) != objstore.KindExists {
 		t.Errorf("PutNew of a key that is there: %v", err)
 	}
-	data := randomBytes(6 << 20)
-	o, err = upload(t.Context(), stack, "part", data)
+	data := objstoretest.Random(6 << 20)
+	o, err = objstoretest.Upload(t.Context(), stack, "part", data)
 	p := make([]byte, len(data))
 	if err != nil || stack.ReadAt(t.Context(), o, p, 0) != nil || !bytes.Equal(p, data) {
 		t.Errorf("upload: %+v, %v", o, err)
@@ -73,7 +41,7 @@ func TestRetryLostAnswers(t *testing.T) {
 	}
 	// Somebody else's object, stored between two tries, is not ours.
 	m.PutBytes("other", []byte("them"))
-	stack = objstore.Retry(faulty(t, m, "put other 1 503"), quick)
+	stack = objstore.Retry(objstoretest.Fault(t, m, "put other 1 503"), quick)
 	if _, err := stack.PutNew(t.Context(), "other", []byte("mine")); objstore.KindOf(err) != objstore.KindExists {
 		t.Errorf("PutNew beside another writer: %v", err)
 	}
@@ -81,7 +49,7 @@ func TestRetryLostAnswers(t *testing.T) {
 
 // TestRetryNotExists: KindExists is final.
 func TestRetryNotExists(t *testing.T) {
-	m := objstore.NewMem()
+	m := objstoretest.NewMem()
 	m.PutBytes("k", []byte("x"))
 	meter := objstore.NewMeter(m)
 	stack := objstore.Retry(meter, quick)
@@ -99,14 +67,14 @@ type readOnly struct{ objstore.Reader }
 // TestReadOnly: over a store that can only be read, decorators refuse to write, and read spans one by
 // one.
 func TestReadOnly(t *testing.T) {
-	m := objstore.NewMem()
+	m := objstoretest.NewMem()
 	o := m.PutBytes("k", []byte("0123456789"))
 	meter := objstore.NewMeter(readOnly{m})
 	for name, r := range map[string]interface {
 		objstore.Uploader
 		objstore.SpanReader
 	}{
-		"retry": objstore.Retry(readOnly{m}, quick), "limit": objstore.Limit(readOnly{m}, 4), "meter": meter, "fault": faulty(t, readOnly{m}, ""),
+		"retry": objstore.Retry(readOnly{m}, quick), "limit": objstore.Limit(readOnly{m}, 4), "meter": meter,
 	} {
 		_, err1 := r.PutNew(t.Context(), "k", nil)
 		_, err2 := r.Upload(t.Context(), "k", 1, 1)
@@ -121,9 +89,6 @@ func TestReadOnly(t *testing.T) {
 			t.Errorf("%s: spans %q %q, %v", name, a, b, err)
 		}
 	}
-	if s := meter.Stats(); s.Reads != 2 || s.Bytes != 5 {
-		t.Errorf("two spans of a store that reads one by one: %d reads, %d bytes", s.Reads, s.Bytes)
-	}
 	if err := objstore.ReadSpans(t.Context(), readOnly{m}, o, []objstore.Span{{Off: 8, P: make([]byte, 3)}}); objstore.KindOf(err) != objstore.KindInvalid {
 		t.Errorf("ReadSpans past the end: %v", err)
 	}
@@ -131,9 +96,9 @@ func TestReadOnly(t *testing.T) {
 
 // TestMeterSpansAndUploads: a read of spans is one read of all that came, gaps included.
 func TestMeterSpansAndUploads(t *testing.T) {
-	m := objstore.NewMem()
+	m := objstoretest.NewMem()
 	o := m.PutBytes("k", make([]byte, 1000))
-	meter := objstore.NewMeter(faulty(t, m, "read k 2 503\nput up 2 503\nput new 2 503"))
+	meter := objstore.NewMeter(objstoretest.Fault(t, m, "read k 2 503\nput up 2 503\nput new 2 503"))
 	spans := []objstore.Span{{Off: 100, P: make([]byte, 10)}, {Off: 500, P: make([]byte, 100)}}
 	for range 3 {
 		_ = meter.ReadSpans(t.Context(), o, spans)
@@ -165,9 +130,9 @@ func TestMeterSpansAndUploads(t *testing.T) {
 
 // TestFaultSpans: each fault of a read strikes a read of spans.
 func TestFaultSpans(t *testing.T) {
-	m := objstore.NewMem()
+	m := objstoretest.NewMem()
 	o := m.PutBytes("k", []byte("0123456789"))
-	f := faulty(t, m, "read k 1 flip\nread k 2 truncate\nread k 3 lost\nread k 4 changed")
+	f := objstoretest.Fault(t, m, "read k 1 flip\nread k 2 truncate\nread k 3 lost\nread k 4 changed")
 	read := func() (string, error) {
 		a, b := make([]byte, 2), make([]byte, 3)
 		err := f.ReadSpans(t.Context(), o, []objstore.Span{{Off: 1, P: a}, {Off: 7, P: b}})
@@ -184,301 +149,6 @@ func TestFaultSpans(t *testing.T) {
 	if got, err := read(); err != nil || got != "12789" {
 		t.Errorf("after all: %q, %v", got, err)
 	}
-}
-
-// TestS3SpansOneRequest: one GET, also where gaps are wide; a short body is temporary.
-func TestS3SpansOneRequest(t *testing.T) {
-	data := randomBytes(1 << 20)
-	cut := false
-	srv := &objstoretest.S3Server{}
-	srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
-		if cut && r.Method == http.MethodGet {
-			objstoretest.Reset(w, "HTTP/1.1 206 Partial Content\r\nETag: \"e\"\r\nLast-Modified: Mon, 02 Jan 2006 15:04:05 GMT\r\n"+
-				"Content-Length: 20\r\nContent-Range: bytes 2-21/100\r\n\r\nhello", 200)
-			return true
-		}
-		return false
-	}
-	s := newS3(t, srv, nil)
-	o := objstore.Object{Key: "k", Size: int64(len(data)), ETag: srv.Put("k", data)}
-	a, b, c := make([]byte, 100), make([]byte, 70_000), make([]byte, 1)
-	spans := []objstore.Span{{Off: 50, P: a}, {Off: 400_000, P: b}, {Off: 1<<20 - 1, P: c}}
-	must(t, s.ReadSpans(t.Context(), o, spans))
-	if srv.Requests("GET") != 1 || !bytes.Equal(a, data[50:150]) || !bytes.Equal(b, data[400_000:470_000]) || c[0] != data[1<<20-1] {
-		t.Errorf("%d GETs, or wrong bytes", srv.Requests("GET"))
-	}
-	cut = true
-	for _, spans := range [][]objstore.Span{
-		{{Off: 2, P: make([]byte, 3)}, {Off: 21, P: make([]byte, 1)}}, // ends in the gap
-		{{Off: 2, P: make([]byte, 20)}},                               // in a span
-	} {
-		err := s.ReadSpans(t.Context(), objstore.Object{Key: "k", Size: 100, ETag: "e"}, spans)
-		if objstore.KindOf(err) != objstore.KindTransient || !strings.Contains(err.Error(), "after 5 of 20 bytes") || !strings.Contains(err.Error(), "k") {
-			t.Errorf("short body: %v", err)
-		}
-	}
-}
-
-// TestS3UploadRequests: what an upload costs, and what the server is asked to verify.
-func TestS3UploadRequests(t *testing.T) {
-	var mu sync.Mutex
-	var requests []string
-	srv := &objstoretest.S3Server{}
-	srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
-		mu.Lock()
-		defer mu.Unlock()
-		crc := ""
-		if r.Header.Get("X-Amz-Checksum-Crc32c") != "" {
-			crc = " crc32c"
-		}
-		if r.Method == http.MethodPut && (crc == "" || r.Header.Get("X-Amz-Content-Sha256") != "UNSIGNED-PAYLOAD") {
-			t.Errorf("a body without checksum, or hashed twice: %v", r.Header)
-		}
-		requests = append(requests, r.Method+crc)
-		return false
-	}
-	s := newS3(t, srv, nil)
-	for _, c := range []struct {
-		size int
-		want []string
-	}{
-		{0, []string{"PUT crc32c"}},
-		{4 << 20, []string{"PUT crc32c"}},
-		{4<<20 + 1, []string{"POST", "PUT crc32c", "POST", "HEAD"}},
-		{6 << 20, []string{"POST", "PUT crc32c", "PUT crc32c", "POST", "HEAD"}},
-	} {
-		requests = nil
-		if _, err := upload(t.Context(), s, "k", randomBytes(c.size)); err != nil {
-			t.Error(err)
-		}
-		if !slices.Equal(requests, c.want) {
-			t.Errorf("%d bytes: %v, want %v", c.size, requests, c.want)
-		}
-	}
-}
-
-// TestS3UploadWithoutCRC: a store that refuses the header of CRC32C, as s3proxy does, is sent the MD5, of which it
-// hears by one request in vain.
-func TestS3UploadWithoutCRC(t *testing.T) {
-	var refused, sums atomic.Int64
-	srv := &objstoretest.S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
-		if r.Header.Get("Content-Md5") != "" {
-			sums.Add(1)
-		}
-		if r.Header.Get("X-Amz-Checksum-Crc32c") == "" {
-			return false
-		}
-		refused.Add(1)
-		objstoretest.WriteS3Error(w, 501, "NotImplemented", "A header you provided implies functionality that is not implemented.")
-		return true
-	}}
-	r := objstore.Retry(newS3(t, srv, nil), noPause(t))
-	if _, err := r.PutNew(t.Context(), "small", []byte("x")); err != nil {
-		t.Error(err)
-	}
-	data := randomBytes(12 << 20)
-	if _, err := upload(t.Context(), r, "k", data); err != nil {
-		t.Error(err)
-	}
-	o, err := r.Stat(t.Context(), "k")
-	must(t, err)
-	got := make([]byte, len(data))
-	if err := r.ReadAt(t.Context(), o, got, 0); err != nil || !bytes.Equal(got, data) {
-		t.Errorf("other bytes, %v", err)
-	}
-	if refused.Load() != 1 || sums.Load() != 4 {
-		t.Errorf("%d requests in vain, %d with an MD5", refused.Load(), sums.Load())
-	}
-	// In parts from the start.
-	r = objstore.Retry(newS3(t, srv, nil), noPause(t))
-	if _, err := upload(t.Context(), r, "k2", data); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestS3UploadETagOfTheObject: the object that an upload returns is the one that the store has, where the answer to
-// the upload's end says another ETag, as s3proxy's does.
-func TestS3UploadETagOfTheObject(t *testing.T) {
-	behind := &objstoretest.S3Server{Bucket: "bucket"}
-	s := newS3(t, &objstoretest.S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
-		if r.Method != http.MethodPost || !r.URL.Query().Has("uploadId") {
-			behind.ServeHTTP(w, r)
-			return true
-		}
-		answer := httptest.NewRecorder()
-		behind.ServeHTTP(answer, r)
-		fmt.Fprint(w, strings.Replace(answer.Body.String(), "<ETag>", "<ETag>x", 1))
-		return true
-	}}, nil)
-	o, err := upload(t.Context(), s, "k", randomBytes(6<<20))
-	must(t, err)
-	if err := s.ReadAt(t.Context(), o, make([]byte, 100), 0); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestS3UploadFaults: what goes wrong on the way to the server, under retry.
-func TestS3UploadFaults(t *testing.T) {
-	data := randomBytes(6 << 20)
-	is := func(r *http.Request, what string) bool {
-		q := r.URL.Query()
-		switch what {
-		case "part":
-			return r.Method == http.MethodPut && q.Has("uploadId")
-		case "complete":
-			return r.Method == http.MethodPost && q.Has("uploadId")
-		case "begin":
-			return r.Method == http.MethodPost && q.Has("uploads")
-		}
-		return false
-	}
-	flipped := func(srv *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-		body, _ := io.ReadAll(r.Body)
-		body[len(body)/2] ^= 1
-		r.Body = io.NopCloser(bytes.NewReader(body))
-		return false
-	}
-	for _, c := range []struct {
-		name, what string
-		fault      func(srv *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool
-		want       objstore.Kind // of the upload without Retry
-	}{
-		{"503", "part", func(_ *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-			objstoretest.WriteS3Error(w, 503, "SlowDown", "Please reduce your request rate.") // before the body is read
-			return true
-		}, objstore.KindTransient},
-		{"reset", "part", func(_ *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-			objstoretest.Reset(w, "", 0)
-			return true
-		}, objstore.KindTransient},
-		{"flipped bit", "part", flipped, objstore.KindTransient},
-		{"503 at the start", "begin", func(_ *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-			objstoretest.WriteS3Error(w, 503, "SlowDown", "Please reduce your request rate.")
-			return true
-		}, objstore.KindTransient},
-		{"503 at the end", "complete", func(_ *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-			objstoretest.WriteS3Error(w, 503, "SlowDown", "Please reduce your request rate.")
-			return true
-		}, objstore.KindTransient},
-		{"error in an answer of 200", "complete", func(_ *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-			objstoretest.WriteS3Error(w, 200, "InternalError", "We encountered an internal error. Please try again.")
-			return true
-		}, objstore.KindTransient},
-		{"lost answer", "complete", func(srv *objstoretest.S3Server, w http.ResponseWriter, r *http.Request) bool {
-			srv.Intercept = nil // this handler's request is let through, its answer is not
-			srv.ServeHTTP(discard{http.Header{}}, r)
-			objstoretest.Reset(w, "", 0)
-			return true
-		}, objstore.KindTransient},
-	} {
-		for _, retry := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, retry %v", c.name, retry), func(t *testing.T) {
-				t.Parallel() // minio-go sleeps after a failure
-				srv := &objstoretest.S3Server{}
-				var once sync.Once
-				srv.Intercept = func(w http.ResponseWriter, r *http.Request) (done bool) {
-					if is(r, c.what) {
-						once.Do(func() { done = c.fault(srv, w, r) })
-					}
-					return done
-				}
-				s := newS3(t, srv, nil)
-				if !retry {
-					if _, err := upload(t.Context(), s, "k", data); objstore.KindOf(err) != c.want || !strings.Contains(err.Error(), "bucket/k at http") {
-						t.Errorf("error %v, want %v", err, c.want)
-					}
-					return
-				}
-				o, err := upload(t.Context(), objstore.Retry(s, quick), "k", data)
-				p := make([]byte, len(data))
-				if err != nil || s.ReadAt(t.Context(), o, p, 0) != nil || !bytes.Equal(p, data) || srv.Uploads() != 0 {
-					t.Errorf("%+v, %v; %d uploads left", o, err, srv.Uploads())
-				}
-			})
-		}
-	}
-}
-
-// TestLostAnswerUnderACustomerKey: an upload whose end was answered to nobody is found to be complete also
-// where ETags tell nothing of the bytes.
-func TestLostAnswerUnderACustomerKey(t *testing.T) {
-	key, err := objstore.ParseCustomerKey(make([]byte, 32))
-	must(t, err)
-	srv := &objstoretest.S3Server{OpaqueETags: true}
-	var once sync.Once
-	srv.Intercept = func(w http.ResponseWriter, r *http.Request) (done bool) {
-		if r.Method == http.MethodPost && r.URL.Query().Has("uploadId") {
-			once.Do(func() {
-				srv.Intercept = nil
-				srv.ServeHTTP(discard{http.Header{}}, r)
-				objstoretest.Reset(w, "", 0)
-				done = true
-			})
-		}
-		return done
-	}
-	s := newS3(t, srv, func(cfg *objstore.S3Config) { cfg.Store.CustomerKey = key })
-	data := bytes.Repeat([]byte("x"), 6<<20)
-	r := objstore.Retry(s, quick)
-	u, err := r.Upload(t.Context(), "k", int64(len(data)), 6<<20)
-	must(t, err)
-	must(t, u.Part(t.Context(), 0, data))
-	o, err := u.Complete(t.Context())
-	p := make([]byte, len(data))
-	if err != nil || s.ReadAt(t.Context(), o, p, 0) != nil || !bytes.Equal(p, data) || srv.Uploads() != 0 {
-		t.Errorf("%+v, %v; %d uploads left", o, err, srv.Uploads())
-	}
-}
-
-// discard is an answer that nobody gets.
-type discard struct{ h http.Header }
-
-func (d discard) Header() http.Header         { return d.h }
-func (d discard) Write(p []byte) (int, error) { return len(p), nil }
-func (d discard) WriteHeader(int)             {}
-
-// TestS3PutNewConflict: 409 means that another request is under way; a look says how it ended.
-func TestS3PutNewConflict(t *testing.T) {
-	for _, exists := range []bool{true, false} {
-		srv := &objstoretest.S3Server{}
-		srv.Intercept = func(w http.ResponseWriter, r *http.Request) bool {
-			if r.Method == http.MethodPut {
-				objstoretest.WriteS3Error(w, 409, "ConditionalRequestConflict", "Conflicting conditional operation")
-			}
-			return r.Method == http.MethodPut
-		}
-		s := newS3(t, srv, nil)
-		want := objstore.KindTransient
-		if exists {
-			srv.Put("k", []byte("theirs"))
-			want = objstore.KindExists
-		}
-		if _, err := s.PutNew(t.Context(), "k", []byte("mine")); objstore.KindOf(err) != want {
-			t.Errorf("there: %v: %v", exists, err)
-		}
-	}
-}
-
-// TestS3PartIsLent: when Part has failed, the caller may write to its slice at once.
-func TestS3PartIsLent(t *testing.T) {
-	s := newS3(t, &objstoretest.S3Server{Intercept: func(w http.ResponseWriter, r *http.Request) bool {
-		if r.Method != http.MethodPut {
-			return false
-		}
-		objstoretest.WriteS3Error(w, 403, "AccessDenied", "Access Denied") // while the body is still coming
-		return true
-	}}, nil)
-	u, err := s.Upload(t.Context(), "k", 32<<20, 32<<20)
-	must(t, err)
-	p := make([]byte, 32<<20)
-	for range 3 {
-		err := u.Part(t.Context(), 0, p)
-		clear(p) // the race detector is the judge
-		if err == nil {
-			t.Fatal("the part was taken")
-		}
-	}
-	must(t, u.Abort(t.Context()))
 }
 
 // TestDirUpload: what is left in the folder at each moment.
@@ -501,7 +171,7 @@ func TestDirUpload(t *testing.T) {
 		if got := names(); len(got) != 1 || !strings.HasPrefix(got[0], ".shoal-put-") {
 			t.Errorf("during an upload: %q", got)
 		}
-		if got := keysOf(collect(t, d.List(t.Context(), ""))); len(got) != 0 && got[0] != "a/b/" {
+		if got := keysOf(objstoretest.Collect(t, d.List(t.Context(), ""))); len(got) != 0 && got[0] != "a/b/" {
 			t.Errorf("a listing shows %q", got)
 		}
 		_, err = u.Complete(t.Context())
@@ -537,115 +207,4 @@ func TestDirUpload(t *testing.T) {
 			t.Errorf("Upload(%q): %v", key, err)
 		}
 	}
-}
-
-// TestUploadModel: any sequence of operations on a folder, and on the client of an S3 server, under
-// faults and retry, does what it does on the model.
-func TestUploadModel(t *testing.T) {
-	base := t.TempDir()
-	srv := &objstoretest.S3Server{PageSize: 2}
-	s3 := newS3(t, srv, nil)
-	run := 0
-	rapid.Check(t, func(rt *rapid.T) {
-		root, err := os.MkdirTemp(base, "")
-		must(t, err)
-		defer os.RemoveAll(root)
-		d, err := objstore.NewDir(root)
-		must(t, err)
-		run++
-		prefix := fmt.Sprintf("run%d/", run)
-		type uploader interface {
-			objstore.Reader
-			objstore.Uploader
-		}
-		model := objstore.NewMem()
-		stores := []uploader{
-			model,
-			objstore.Retry(faulty(t, d, "put * 2 503\nput * 5 503\ndelete * 1 lost"), quick),
-			objstore.Retry(objstore.Limit(objstore.NewMeter(s3), 2), quick),
-		}
-		type pair struct {
-			ups  []objstore.Upload
-			data []byte
-		}
-		var open []pair
-		key := func() string {
-			return prefix + rapid.SampledFrom([]string{"a/x", "a/y", "b", "c/d/e"}).Draw(rt, "key")
-		}
-		// Contents differ, since under Retry PutNew of the very bytes that are there may succeed.
-		version := uint64(0)
-		content := func() []byte {
-			version++
-			return binary.BigEndian.AppendUint64(make([]byte, rapid.SampledFrom([]int{0, 1, 92}).Draw(rt, "size")), version)
-		}
-		// each runs f on all stores, which must agree on the kind of the outcome.
-		each := func(what string, f func(i int, s uploader) error) error {
-			var first error
-			for i, s := range stores {
-				err := f(i, s)
-				if i == 0 {
-					first = err
-				} else if (err == nil) != (first == nil) || objstore.KindOf(err) != objstore.KindOf(first) {
-					rt.Fatalf("%s: store %d says %v, the model %v", what, i, err, first)
-				}
-			}
-			return first
-		}
-		pick := func() int {
-			if len(open) == 0 {
-				rt.Skip("no upload is open")
-			}
-			return rapid.IntRange(0, len(open)-1).Draw(rt, "upload")
-		}
-		rt.Repeat(map[string]func(*rapid.T){
-			"putnew": func(*rapid.T) {
-				k, data := key(), content()
-				each("PutNew", func(_ int, s uploader) error { _, err := s.PutNew(t.Context(), k, data); return err })
-			},
-			"delete": func(*rapid.T) {
-				k := key()
-				each("Delete", func(_ int, s uploader) error { return s.Delete(t.Context(), k) })
-			},
-			"begin": func(*rapid.T) {
-				p := pair{make([]objstore.Upload, len(stores)), content()}
-				k := key()
-				each("Upload", func(i int, s uploader) (err error) {
-					p.ups[i], err = s.Upload(t.Context(), k, int64(len(p.data)), 100)
-					return err
-				})
-				open = append(open, p)
-			},
-			"part": func(*rapid.T) {
-				p := open[pick()]
-				each("Part", func(i int, _ uploader) error { return p.ups[i].Part(t.Context(), 0, p.data) })
-			},
-			"complete": func(*rapid.T) {
-				p := open[pick()]
-				each("Complete", func(i int, _ uploader) error { _, err := p.ups[i].Complete(t.Context()); return err })
-			},
-			"abort": func(*rapid.T) {
-				p := open[pick()]
-				each("Abort", func(i int, _ uploader) error { return p.ups[i].Abort(t.Context()) })
-			},
-			"": func(*rapid.T) {
-				want := collect(rt, model.List(t.Context(), prefix))
-				for i, s := range stores[1:] {
-					got := slices.DeleteFunc(collect(rt, s.List(t.Context(), prefix)), func(o objstore.Object) bool {
-						return strings.HasSuffix(o.Key, "/") // a folder whose files have gone
-					})
-					if !slices.Equal(keysOf(got), keysOf(want)) {
-						rt.Fatalf("store %d lists %q, the model %q", i+1, keysOf(got), keysOf(want))
-					}
-					for j, o := range got {
-						p, q := make([]byte, o.Size), make([]byte, want[j].Size)
-						must(t, s.ReadAt(t.Context(), o, p, 0))
-						must(t, model.ReadAt(t.Context(), want[j], q, 0))
-						if !bytes.Equal(p, q) {
-							rt.Fatalf("store %d: %q differs", i+1, o.Key)
-						}
-					}
-				}
-			},
-		})
-	})
 }

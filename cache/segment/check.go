@@ -263,7 +263,15 @@ func (c *checker) dropTable(id uint32) error {
 	return err
 }
 
-// segment checks one file, of which the index keeps c, or nothing.
+// remove deletes a segment that is of no use.
+func (c *checker) remove(id uint32) error {
+	c.removed = true
+	err := c.o.FS.Remove(c.path(id))
+	killpoint.Pass("segment.repair.removed")
+	return errors.Join(err, c.dropTable(id))
+}
+
+// segment checks one file, of which the index keeps table, or nothing.
 func (c *checker) segment(id uint32, table *cover) (err error) {
 	path := c.path(id)
 	before, size := c.done, int64(0)
@@ -308,12 +316,7 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 		c.report.BadSegments++
 		var ok bool
 		if salt, ok = salvageSalt(f, size); !ok {
-			return c.found(path, 0, err.Error(), "remove the file; nothing in it can be told apart, and it is fetched again", func() error {
-				c.removed = true
-				err := c.o.FS.Remove(path)
-				killpoint.Pass("segment.repair.removed")
-				return errors.Join(err, c.dropTable(id))
-			})
+			return c.found(path, 0, err.Error(), "remove the file; nothing in it can be told apart, and it is fetched again", func() error { return c.remove(id) })
 		}
 		if err := c.found(path, 0, err.Error(), "write the header anew from the first record", func() error {
 			changed = true

@@ -38,11 +38,6 @@ func (s *Store) Scrub(ctx context.Context, pace func(n int), bad func(Record, Lo
 	return s.scrub(ctx, pace, bad, false)
 }
 
-// ScrubAll is Scrub of all records, checked or not.
-func (s *Store) ScrubAll(ctx context.Context, pace func(n int), bad func(Record, Loc)) error {
-	return s.scrub(ctx, pace, bad, true)
-}
-
 // scrubber is one scrub.
 type scrubber struct {
 	s    *Store

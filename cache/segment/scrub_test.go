@@ -14,6 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ScrubAll is Scrub of all records, checked or not.
+func (s *Store) ScrubAll(ctx context.Context, pace func(n int), bad func(Record, Loc)) error {
+	return s.scrub(ctx, pace, bad, true)
+}
+
 // TestScrub damages some records of several segments and has them found, without a read of what is checked
 // already, and without a page of somebody else's forgotten.
 func TestScrub(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 )
 
 // scanAll cuts text in chunks of random lengths.
@@ -97,7 +98,7 @@ func TestRowScannerEdges(t *testing.T) {
 
 // TestRows reads objects larger than a GET, in a store.
 func TestRows(t *testing.T) {
-	mem := objstore.NewMem()
+	mem := objstoretest.NewMem()
 	const rows = 120_000
 	var want []string
 	for k := range 6 {

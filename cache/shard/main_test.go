@@ -18,6 +18,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // store is a store in memory that takes parts of any size, fails at a given request, and can be
 // tampered with.
 type store struct {
-	*objstore.Mem
+	*objstoretest.Mem
 
 	mu      sync.Mutex
 	ops     int
@@ -40,7 +41,7 @@ type store struct {
 }
 
 func newStore() *store {
-	return &store{Mem: objstore.NewMem(), uploads: make(map[*upload]bool)}
+	return &store{Mem: objstoretest.NewMem(), uploads: make(map[*upload]bool)}
 }
 
 var errKilled = fmt.Errorf("killed")

@@ -300,7 +300,7 @@ func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 	n, err := k.dst.AbortUploads(ctx, k.prefix+"shard-")
 	switch objstore.KindOf(err) {
 	case objstore.KindInvalid, objstore.KindDenied:
-		k.o.Logger.Warn("whether an earlier run has left unfinished uploads cannot be told", "cause", err,
+		k.o.Logger.Warn("cannot tell whether an earlier run left unfinished uploads", "cause", err,
 			"remedy", "what they hold may cost storage: have the bucket's lifecycle end them")
 		err = nil
 	}
@@ -308,7 +308,7 @@ func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 		return false, fmt.Errorf("pack: end the uploads of an earlier run: %w", err)
 	}
 	if n > 0 {
-		k.o.Logger.Info("unfinished uploads of an earlier run were ended", "uploads", n)
+		k.o.Logger.Info("unfinished uploads of an earlier run were aborted", "uploads", n)
 	}
 	killpoint.Pass("shard.pack.aborted")
 	return false, k.resume(ctx)
@@ -536,7 +536,7 @@ func (k *packer) abort(ctx context.Context) {
 	defer cancel()
 	for u := range k.uploads {
 		if err := u.Abort(ctx); err != nil {
-			k.o.Logger.Warn("an upload was not ended; the next run does it", "err", err)
+			k.o.Logger.Warn("an upload was not aborted; the next run aborts it", "err", err)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 )
 
 // small are options that make many shards of several parts from little.
@@ -604,13 +605,10 @@ func TestPackOnStores(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, dst := range []interface {
-		Destination
-		objstore.Putter
-	}{objstore.NewMem(), folder} {
+	for _, dst := range []Destination{objstoretest.NewMem(), folder} {
 		for i := range 14 {
 			data := bytesOf(uint64(i), 1<<20+i)
-			if _, err := dst.Put(ctx, fmt.Sprintf("src/c%d/%02d.bin", i%2, i), bytes.NewReader(data), int64(len(data))); err != nil {
+			if _, err := dst.PutNew(ctx, fmt.Sprintf("src/c%d/%02d.bin", i%2, i), data); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -673,7 +671,7 @@ func (s stride) At(pos int) int { return int(int64(pos) * 7919 % int64(s)) }
 
 func BenchmarkPack(b *testing.B) {
 	const n, size = 2000, 63 << 10
-	mem := objstore.NewMem()
+	mem := objstoretest.NewMem()
 	data := bytesOf(1, size)
 	for i := range n {
 		mem.PutBytes(fmt.Sprintf("src/class%d/%05d.jpg", i%10, i), data)

@@ -460,7 +460,7 @@ func (s *Set) load(ctx context.Context, shard int, reserve func(n int64) error) 
 			l.err = err
 			return l
 		}
-		s.o.Logger.Warn("index does not fit its shard; headers are read", "err", err)
+		s.o.Logger.Warn("index does not fit its shard; reading headers instead", "err", err)
 	}
 	for _, key := range indexKeys(o.Key) {
 		side, ok := s.beside[key]
@@ -527,7 +527,7 @@ func (s *Set) loadIndex(ctx context.Context, o, side objstore.Object, shard int,
 // loadWds reads a wds2idx index; nil if it does not agree with the tar o.
 func (s *Set) loadWds(ctx context.Context, o, side objstore.Object, reserve func(n int64) error) (*scan, error) {
 	no := func(why error) (*scan, error) {
-		s.o.Logger.Info("wds2idx index is not used; headers are read", "index", side.Key, "why", why)
+		s.o.Logger.Info("wds2idx index is not used; reading headers instead", "index", side.Key, "why", why)
 		return nil, nil
 	}
 	if side.Size > maxIndex {

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -574,50 +575,52 @@ func TestCopiedSet(t *testing.T) {
 // A loop that ends early, and a context that ends, leave nothing behind, also where a shard waits for
 // memory.
 func TestMembersEndEarly(t *testing.T) {
-	s := newStore()
-	for i := range 30 {
-		var items []item
-		for j := range 30 {
-			items = append(items, item{name: fmt.Sprintf("%d/%d", i, j), size: 1000})
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		for i := range 30 {
+			var items []item
+			for j := range 30 {
+				items = append(items, item{name: fmt.Sprintf("%d/%d", i, j), size: 1000})
+			}
+			s.PutBytes(fmt.Sprintf("p/%02d.tar", i), makeTar(t, items...))
 		}
-		s.PutBytes(fmt.Sprintf("p/%02d.tar", i), makeTar(t, items...))
-	}
-	s.latency = time.Millisecond
-	set, err := Open(context.Background(), s, objstore.Source{Prefix: "p/"}, OpenOptions{Memory: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := 0
-	for _, err := range set.Members(context.Background()) {
+		s.latency = time.Millisecond
+		set, err := Open(context.Background(), s, objstore.Source{Prefix: "p/"}, OpenOptions{Memory: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n++; n == 40 {
-			time.Sleep(30 * time.Millisecond) // by now the next shards wait for memory
-			break
+		n := 0
+		for _, err := range set.Members(context.Background()) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n++; n == 40 {
+				synctest.Wait() // the next shards wait for memory
+				break
+			}
 		}
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	n = 0
-	for _, err = range set.Members(ctx) {
-		if n++; n == 40 {
-			cancel()
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		n = 0
+		for _, err = range set.Members(ctx) {
+			if n++; n == 40 {
+				cancel()
+			}
 		}
-	}
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("ended with %v after %d", err, n)
-	}
-	n = 0
-	for _, err := range set.Members(context.Background()) {
-		if err != nil {
-			t.Fatal(err)
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("ended with %v after %d", err, n)
 		}
-		n++
-	}
-	if n != 900 || set.Report().Members != 900 {
-		t.Errorf("%d members with 1 byte of memory", n)
-	}
+		n = 0
+		for _, err := range set.Members(context.Background()) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+		if n != 900 || set.Report().Members != 900 {
+			t.Errorf("%d members with 1 byte of memory", n)
+		}
+	})
 }
 
 // Small members are read through, large ones jumped over.

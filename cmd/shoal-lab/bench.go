@@ -77,7 +77,7 @@ func (b *lineSpeed) Set(text string) error {
 		b.Bandwidth = testbed.Bandwidth{Absolute: float64(n)}
 		return nil
 	}
-	return fmt.Errorf("%q is no bandwidth (write 1.1x, 40MB/s or none)", text)
+	return fmt.Errorf("%q is not a bandwidth (write 1.1x, 40MB/s or none)", text)
 }
 
 // benchReport is what `shoal-lab bench --json` prints (docs/bench.md).
@@ -128,10 +128,7 @@ type epochReport struct {
 func benchCommand() *cobra.Command {
 	o := benchOptions{datasetSize: 2 << 30}
 	o.bandwidth.Times = 1.1
-	var names []string
-	for _, s := range workload.Shapes {
-		names = append(names, s.Name)
-	}
+	names := workload.Names()
 	c := &cobra.Command{
 		Use:   "bench [WORKLOAD]",
 		Short: "Feed emulated accelerators, and say how busy they are",
@@ -243,7 +240,7 @@ func (o *benchOptions) shape(c *cobra.Command, args []string) (s workload.Shape,
 	case o.accelerators < 1 || o.workers < 1 || o.ahead < 1 || o.epochs < 1 || o.steps < 0:
 		return s, cli.Usagef("--accelerators, --workers, --batches-ahead, --epochs and --steps must be above 0")
 	case f.Changed("scale") && !(o.scale > 0 && o.scale <= 1e6):
-		return s, cli.Usagef("--scale %g: give how many times as long a step is to take, such as 4", o.scale)
+		return s, cli.Usagef("--scale %g: give a factor above 0, such as 4", o.scale)
 	case !(o.cached >= 0 && o.cached <= 1):
 		return s, cli.Usagef("--cached %g: give a part from 0 to 1", o.cached)
 	case o.latency < 0 || !(o.sigma >= 0 && o.sigma < 10):
@@ -260,7 +257,7 @@ func (o *benchOptions) shape(c *cobra.Command, args []string) (s workload.Shape,
 			err = spec.Check()
 		}
 		if err == nil && name == "order" && !spec.Computed() {
-			err = fmt.Errorf("%s names no order to read in", text)
+			err = fmt.Errorf("%s is not an order to read in", text)
 		}
 		if err != nil {
 			return s, cli.Usagef("--%s: %w", name, err)
@@ -294,7 +291,7 @@ func (o *benchOptions) runMounted(ctx context.Context, s workload.Shape, p *prog
 	stats := m.stats
 	if o.order == "" {
 		if spec, err := order.Parse(stats.Order.Spec); err != nil || !spec.Computed() {
-			return nil, cli.Usagef("--order: the mount has none (it has %q): say in which order to read it, such as torch:seed=7", stats.Order.Spec)
+			return nil, cli.Usagef("--order: the mount has none (it has %q): give one, such as torch:seed=7", stats.Order.Spec)
 		}
 		o.order = stats.Order.Spec
 	}

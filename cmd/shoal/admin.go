@@ -23,7 +23,7 @@ func (o *adminOptions) add(c *cobra.Command) {
 
 func (o *adminOptions) check() error {
 	if o.pprof && o.addr == "" {
-		return cli.Usagef("--pprof: give --admin too, the address where profiles are served")
+		return cli.Usagef("--pprof: give --admin too, which serves the profiles")
 	}
 	return nil
 }

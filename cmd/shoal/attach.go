@@ -129,7 +129,7 @@ func ownHost(ctx context.Context, cfg engine.HostConfig) (*daemon, error) {
 	d := &daemon{host: h}
 	ctx, d.cancel = context.WithCancel(ctx)
 	d.accept.Go(func() { adjustProcs(ctx, h.Fetched) })
-	path := filepath.Join(cfg.CacheDir, socketName)
+	path := filepath.Join(cfg.Path, socketName)
 	_ = os.Remove(path) // of a daemon that was killed: the lock is ours
 	mask := syscall.Umask(0o177)
 	d.listener, err = listenUnix(path)
@@ -216,7 +216,7 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 	}
 	var req attachRequest
 	if err := json.Unmarshal(line, &req); err != nil || len(req.Args) == 0 || !attachVerbs[req.Args[0]] {
-		out.send(attachReply{Ended: &endedWith{1, "the daemon does not understand this request (is it of another version? end it first)"}})
+		out.send(attachReply{Ended: &endedWith{1, "the daemon does not understand this request (is it another version? stop it first)"}})
 		return
 	}
 	ready := make(chan struct{})
@@ -263,10 +263,7 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 	if err != nil && ctx.Err() != nil {
 		end.Code, end.Error = codeEnding, "the daemon is ending"
 	} else if err != nil {
-		end.Code, end.Error = 1, cli.OneLine(err)
-		if errors.As(err, new(cli.UsageError)) {
-			end.Code = 2
-		}
+		end.Code, end.Error = cli.Code(err), cli.OneLine(err)
 	}
 	out.send(attachReply{Ended: end})
 }
@@ -380,11 +377,7 @@ func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) 
 			case r.Ended.Code == codeEnding && !wasReady:
 				return errEnding
 			}
-			err := errors.New(r.Ended.Error)
-			if r.Ended.Code == 2 {
-				return cli.Usage(err)
-			}
-			return err
+			return cli.Failure(r.Ended.Code, r.Ended.Error)
 		}
 	}
 	if !wasReady && ctx.Err() == nil {

@@ -63,7 +63,7 @@ func TestOwnerOfALongPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if pid, err := ownerOf(dir); err != nil || pid != os.Getpid() {
-		t.Errorf("%d, %v", pid, err)
+	if pid := ownerOf(dir); pid != os.Getpid() {
+		t.Errorf("process %d", pid)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
@@ -82,7 +83,7 @@ func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engin
 	if err != nil {
 		return err
 	}
-	if err := engine.IsCacheDir(dir); err != nil {
+	if err := cachedir.Is(dir); err != nil {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -94,8 +95,22 @@ func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engin
 	if err != nil {
 		return err
 	}
-	cfg := engine.HostConfig{CacheDir: dir, CacheSize: 1 << 60, Memory: 256 << 20, Secret: secret, Audit: events, Logger: log}
+	cfg := engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 60, Memory: 256 << 20, Secret: secret, Logger: log}, Audit: events}
 	return withHost(c, cfg, func(_ context.Context, h *engine.Host, out io.Writer) error { return do(h, out) })
+}
+
+// change changes what a cache directory holds of a dataset, and writes that down.
+func (cache *cacheFlags) change(c *cobra.Command, dir, source string, e audit.Event, do func(h *engine.Host, d cachedir.Info, out io.Writer) error) error {
+	return withCache(c, cache, dir, func(h *engine.Host, out io.Writer) error {
+		d, err := h.Find(source)
+		if err != nil {
+			return err
+		}
+		err = do(h, d, out)
+		e.Source, e.Peer = d.Source, peerOf(c)
+		h.Audit().Write(outcome(e, err))
+		return err
+	})
 }
 
 // cacheEntry is a line of `cache ls --json`.
@@ -199,18 +214,12 @@ func cacheRmCommand(cache *cacheFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return withCache(c, cache, cacheDir, func(h *engine.Host, out io.Writer) error {
-				d, err := h.FindDataset(args[0])
-				if err != nil {
-					return err
+			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_rm"}, func(h *engine.Host, d cachedir.Info, out io.Writer) error {
+				err := h.Remove(d.ID)
+				if err == nil {
+					fmt.Fprintf(out, "removed %s of %s\n", humanize.IBytes(uint64(d.DiskBytes)), args[0])
 				}
-				err = h.Remove(d.ID)
-				h.Audit().Write(outcome(audit.Event{Event: "cache_rm", Source: d.Source, Peer: peerOf(c)}, err))
-				if err != nil {
-					return err
-				}
-				fmt.Fprintf(out, "removed %s of %s\n", humanize.IBytes(uint64(d.DiskBytes)), args[0])
-				return nil
+				return err
 			})
 		},
 	}
@@ -231,14 +240,8 @@ func cachePinCommand(cache *cacheFlags, name string, pinned bool) *cobra.Command
 			if err != nil {
 				return err
 			}
-			return withCache(c, cache, cacheDir, func(h *engine.Host, _ io.Writer) error {
-				d, err := h.FindDataset(args[0])
-				if err != nil {
-					return err
-				}
-				err = h.Pin(d.ID, pinned)
-				h.Audit().Write(outcome(audit.Event{Event: "cache_" + name, Source: d.Source, Peer: peerOf(c)}, err))
-				return err
+			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_" + name}, func(h *engine.Host, d cachedir.Info, _ io.Writer) error {
+				return h.Pin(d.ID, pinned)
 			})
 		},
 	}
@@ -265,14 +268,8 @@ func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 					return cli.Usagef("a quota of %s is too little to keep anything; give at least 16MiB, or none", n.String())
 				}
 			}
-			return withCache(c, cache, cacheDir, func(h *engine.Host, _ io.Writer) error {
-				d, err := h.FindDataset(args[0])
-				if err != nil {
-					return err
-				}
-				err = h.SetQuota(d.ID, int64(n))
-				h.Audit().Write(outcome(audit.Event{Event: "cache_quota", Source: d.Source, Quota: int64(n), Peer: peerOf(c)}, err))
-				return err
+			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_quota", Quota: int64(n)}, func(h *engine.Host, d cachedir.Info, _ io.Writer) error {
+				return h.SetQuota(d.ID, int64(n))
 			})
 		},
 	}

@@ -11,6 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/shoalfs/shoal/fusefs"
+	"github.com/shoalfs/shoal/internal/workload"
 )
 
 // Completions follow from the names of flags and from the words of Use (SOURCE, MOUNTPOINT), so that a new verb
@@ -27,10 +30,10 @@ var orderWords = []string{
 // flagWords are the values of flags that are words.
 var flagWords = map[string][]string{
 	"order":     orderWords,
-	"log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"}, "kernel-cache": {"auto", "on", "off"},
-	"samples": {"images", "*", ".jpg,.png"}, "records": {"csv"}, "object-versions": {"auto", "off"},
-	"policy": {"keep", "lru", "belady", "none", "all"}, "transport": {"auto", "slots", "chunks"}, "bad": {"error", "skip:0.1%"},
-	"tail": {"uneven", "drop", "pad"}, "workload": workloadNames(),
+	"log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"},
+	"samples": {"images", "*", ".jpg,.png"},
+	"policy":  {"keep", "lru", "belady", "none", "all"}, "transport": {"auto", "slots", "chunks"}, "bad": {"error", "skip:0.1%"},
+	"tail": {"uneven", "drop", "pad"}, "workload": workload.Names(),
 	"transform": {"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw", "Resize(256)|CenterCrop(224)|uint8|nchw"}, "resize": {"short="}, "label": {"folder", "cls", "json:", "none"},
 }
 
@@ -58,7 +61,9 @@ func addCompletions(c *cobra.Command) {
 
 // offered returns the words that a flag takes; nil where it takes others, too, than words.
 func offered(f *pflag.Flag) []string {
-	switch f.Value.(type) {
+	switch v := f.Value.(type) {
+	case choice:
+		return v.words()
 	case *amount:
 		return []string{"auto", "80%", "20GiB"}
 	case *connections:
@@ -144,11 +149,11 @@ func argCompletion(use []string) cobra.CompletionFunc {
 }
 
 var argWords = map[string]cobra.CompletionFunc{
-	"SOURCE": sources, "DEST": folders, "CACHE-DIR": folders, "SPEC": wordsThatGoOn(orderWords), "WORKLOAD": wordsThatGoOn(workloadNames()),
+	"SOURCE": sources, "DEST": folders, "CACHE-DIR": folders, "SPEC": wordsThatGoOn(orderWords), "WORKLOAD": wordsThatGoOn(workload.Names()),
 	"MOUNTPOINT": func(*cobra.Command, []string, string) (list []string, _ cobra.ShellCompDirective) {
-		mounts, _ := shoalMounts("/proc/self/mounts")
+		mounts, _ := fusefs.Mounts()
 		for _, m := range mounts {
-			list = append(list, m.path+"\t"+m.source)
+			list = append(list, m.Point+"\t"+m.Source)
 		}
 		return list, cobra.ShellCompDirectiveNoFileComp
 	},
@@ -165,9 +170,9 @@ const completionPatience = 500 * time.Millisecond
 
 // sources offers those that are mounted, and those that daemons of the user's cache directories hold.
 func sources(c *cobra.Command, args []string, _ string) (list []string, _ cobra.ShellCompDirective) {
-	mounts, _ := shoalMounts("/proc/self/mounts")
+	mounts, _ := fusefs.Mounts()
 	for _, m := range mounts {
-		list = append(list, m.source)
+		list = append(list, m.Source)
 	}
 	dirs, _ := defaultDirs()
 	if len(args) > 0 && strings.Contains(c.Use, "CACHE-DIR SOURCE") {

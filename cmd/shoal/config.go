@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/settings"
 )
@@ -24,7 +25,7 @@ type configReport struct {
 	Settings []settings.Setting            `json:"settings,omitempty"` // of the verb
 	Verbs    map[string][]settings.Setting `json:"verbs,omitempty"`    // without a verb: what environment and file set
 	Secrets  []secretSetting               `json:"secrets,omitempty"`
-	AWS      []objstore.AWSSetting         `json:"aws"`
+	AWS      []s3.Setting                  `json:"aws"`
 	AWSError string                        `json:"aws_error,omitempty"` // why a source at s3:// could not be opened
 }
 
@@ -98,7 +99,7 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	schema := schemaOf(root()) // flags keep what they are set to
 	if o.check != "" || o.example {
 		if len(args) > 0 || o.check != "" && o.example || o.asJSON || o.asYAML {
-			return cli.Usagef("--check and --example stand alone (see: shoal config --help)")
+			return cli.Usagef("--check and --example take no other arguments (see: shoal config --help)")
 		}
 		if o.example {
 			return schema.WriteExample(out)
@@ -194,7 +195,7 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 		}
 	}
 	var err error
-	if r.AWS, err = objstore.DescribeAWS(os.Getenv); err != nil {
+	if r.AWS, err = s3.Describe(os.Getenv); err != nil {
 		r.AWSError = cli.OneLine(err)
 	}
 	name := func(c *cobra.Command) string {
@@ -236,7 +237,7 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 						all[other] = slices.Delete(slices.Clone(all[other]), i, i+1)
 					}
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, dash(s.Value), s.Origin(), strings.Join(of, ", "))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, cmp.Or(s.Value, "-"), s.Origin, strings.Join(of, ", "))
 			}
 		}
 	}
@@ -245,19 +246,12 @@ func (o *configOptions) report(out io.Writer, schema *settings.Schema, file *set
 		fmt.Fprintf(w, "secret\t%s\tenv %s\n", s.Value, s.Env)
 	}
 	for _, s := range r.AWS {
-		fmt.Fprintf(w, "%s\t%s\t%s\n", s.Name, dash(s.Value), s.From)
+		fmt.Fprintf(w, "%s\t%s\t%s\n", s.Name, cmp.Or(s.Value, "-"), s.From)
 	}
 	if r.AWSError != "" {
 		fmt.Fprintf(w, "error\t%s\t\n", r.AWSError)
 	}
 	return w.Flush()
-}
-
-func dash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }
 
 // checkFile checks names and values of a file.
@@ -269,6 +263,6 @@ func checkFile(out io.Writer, schema *settings.Schema, path string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s: nothing is wrong with its settings (%d)\n", path, file.Len())
+	fmt.Fprintf(out, "%s: all settings are valid (%d)\n", path, file.Len())
 	return nil
 }

@@ -53,7 +53,7 @@ func notice(format string, args ...any) {
 }
 
 // errOrphan ends a daemon whose parent was killed while it started: nobody knows of it.
-var errOrphan = errors.New("whoever started this daemon is gone")
+var errOrphan = errors.New("the process that started this daemon is gone")
 
 // ready tells the parent of a daemon that it may go, or the service manager that it serves.
 func ready() error {
@@ -84,25 +84,12 @@ func background(o *engineOptions) (parent bool, err error) {
 		return true, fmt.Errorf("log file: %w", err)
 	}
 	defer log.Close()
-	self, err := os.Executable()
-	if err != nil {
-		return true, err
-	}
-	r, w, err := os.Pipe()
+	cmd := &exec.Cmd{Env: os.Environ(), Stdout: log, Stderr: log, SysProcAttr: &syscall.SysProcAttr{Setsid: true}}
+	r, err := startAgain(cmd)
 	if err != nil {
 		return true, err
 	}
 	defer r.Close()
-	cmd := exec.Command(self, selfArgs()...)
-	cmd.Env = append(os.Environ(), readyEnv+"=3", settledEnv+"=1")
-	cmd.ExtraFiles = []*os.File{w}
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		w.Close()
-		return true, err
-	}
-	w.Close()
 	// The daemon is in another session, so that the terminal's signals do not reach it later. Until it
 	// is ready they mean it.
 	signals := make(chan os.Signal, 1)
@@ -115,13 +102,7 @@ func background(o *engineOptions) (parent bool, err error) {
 			_ = cmd.Process.Signal(syscall.SIGTERM)
 		}
 	}()
-	became, failure := false, error(nil)
-	readReadiness(r, func(text string) { fmt.Fprintln(os.Stderr, text) }, func() { became = true }, func(code int, text string) {
-		failure = errors.New(text)
-		if code == 2 {
-			failure = cli.Usage(failure)
-		}
-	})
+	became, failure := readReadiness(r, func(text string) { fmt.Fprintln(os.Stderr, text) })
 	if became && !interrupted.Load() {
 		return true, nil
 	}
@@ -138,8 +119,28 @@ func background(o *engineOptions) (parent bool, err error) {
 	return true, fmt.Errorf("the daemon ended before it was ready; see %s", logPath)
 }
 
+// startAgain starts this process's command line again, and returns the pipe on which it tells how the start goes on.
+func startAgain(cmd *exec.Cmd) (r *os.File, err error) {
+	if cmd.Path, err = os.Executable(); err != nil {
+		return nil, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	cmd.Args = append([]string{cmd.Path}, selfArgs()...)
+	cmd.Env = append(cmd.Env, readyEnv+"=3", settledEnv+"=1")
+	cmd.ExtraFiles = []*os.File{w}
+	if err := cmd.Start(); err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
 // readReadiness tells what a child says on its pipe until it is ready or has failed, or the pipe ends.
-func readReadiness(r io.Reader, notice func(text string), ready func(), failed func(code int, text string)) {
+func readReadiness(r io.Reader, notice func(text string)) (became bool, failure error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -148,18 +149,14 @@ func readReadiness(r io.Reader, notice func(text string), ready func(), failed f
 		case "notice":
 			notice(rest)
 		case "ready":
-			ready()
-			return
+			return true, nil
 		case "failed":
 			code, text, _ := strings.Cut(rest, " ")
-			n, err := strconv.Atoi(code)
-			if err != nil {
-				n = 1
-			}
-			failed(n, text)
-			return
+			n, _ := strconv.Atoi(code)
+			return false, cli.Failure(n, text)
 		}
 	}
+	return false, nil
 }
 
 // failed tells the parent of a daemon why it did not get ready.
@@ -168,10 +165,6 @@ func failed(err error) {
 	if p == nil || err == nil {
 		return
 	}
-	code := 1
-	if errors.As(err, new(cli.UsageError)) {
-		code = 2
-	}
-	fmt.Fprintf(p, "failed %d %s\n", code, cli.OneLine(err))
+	fmt.Fprintf(p, "failed %d %s\n", cli.Code(err), cli.OneLine(err))
 	p.Close()
 }

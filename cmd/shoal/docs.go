@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -83,11 +84,7 @@ Endpoint, region and credentials of an s3:// source come from the variables and 
 
 func writeMan(w io.Writer, c *cobra.Command) error {
 	c.DisableAutoGenTag = true
-	long := c.Long
-	if long == "" {
-		long = c.Short + "."
-	}
-	c.Long = cli.AsMarkdown(long) + manSections
+	c.Long = cli.AsMarkdown(cmp.Or(c.Long, c.Short+".")) + manSections
 	if len(settings.Flags(c)) > 0 || !c.HasParent() {
 		c.Long += manEnvironment
 	}

@@ -11,7 +11,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/doctor"
 	"github.com/shoalfs/shoal/internal/machine"
@@ -97,7 +97,7 @@ func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 			return err
 		}
 		opts.Source = &doctor.Source{
-			Text: text, Getenv: inv.environ, WeakETag: o.weakETag, LedgerFor: engine.ForecastMemory,
+			Text: text, Getenv: inv.environ, WeakETag: o.weakETag, LedgerFor: cachedir.ForecastMemory,
 			Forecast: func(ctx context.Context, f doctor.Facts) doctor.Result { return forecast(ctx, f, o) },
 		}
 	}
@@ -120,13 +120,6 @@ func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 	return errors.Join(err, report.Failed())
 }
 
-// listedSizes are the sizes of samples that are objects of their own.
-type listedSizes []int64
-
-func (s listedSizes) Extents(i int) int           { return equalSizes(s[i]).Extents(0) }
-func (s listedSizes) ExtentBytes(i, x int) int64  { return equalSizes(s[i]).ExtentBytes(0, x) }
-func (s listedSizes) order(epoch int) order.Order { return order.Uniform(len(s), 0, epoch) }
-
 // forecast predicts a cold and a warm epoch of a trainer that computes nothing, by the code of shoal plan.
 func forecast(ctx context.Context, f doctor.Facts, o *doctorOptions) doctor.Result {
 	line := bandwidth(f.Bandwidth)
@@ -134,10 +127,10 @@ func forecast(ctx context.Context, f doctor.Facts, o *doctorOptions) doctor.Resu
 	plan := fmt.Sprintf("shoal plan %s --latency %s --latency-sigma %.2f --bandwidth %s --connections %d --cache-size %s --workload resnet50-h100",
 		f.Source, f.Latency.Round(100*time.Microsecond), f.Sigma, line.String(), f.Connections, cacheSize)
 	held := fmt.Sprintf("--cache-size %s holds %.0f%% of it", cacheSize, 100*min(float64(o.cacheSize)/float64(max(f.Bytes, 1)), 1))
-	if memory := engine.ForecastMemory(int64(o.memory), f.Objects); f.Whole && f.Bytes <= memory && f.Bytes > int64(o.cacheSize) {
+	if memory := cachedir.ForecastMemory(int64(o.memory), f.Objects); f.Whole && f.Bytes <= memory && f.Bytes > int64(o.cacheSize) {
 		held += ", and --memory all of it"
 	}
-	sizes := make(listedSizes, 0, len(f.Sizes))
+	sizes := make(sim.Files, 0, len(f.Sizes))
 	for _, n := range f.Sizes {
 		if n > 0 {
 			sizes = append(sizes, n)
@@ -162,8 +155,8 @@ func forecast(ctx context.Context, f doctor.Facts, o *doctorOptions) doctor.Resu
 		step: time.Microsecond, epochs: 2, // it takes what it gets
 	}}
 	cfg := p.config()
-	cfg.Samples, cfg.Sizes, cfg.Order = len(sizes), sizes, sizes.order
-	cfg.Memory = engine.ForecastMemory(int64(o.memory), len(sizes))
+	cfg.Samples, cfg.Sizes, cfg.Order = len(sizes), sizes, func(epoch int) order.Order { return order.Uniform(len(sizes), 0, epoch) }
+	cfg.Memory = cachedir.ForecastMemory(int64(o.memory), len(sizes))
 	cfg.Bulk = f.Bytes <= 2*cfg.Memory
 	cfg.Watch = func(int, int, int) bool { return ctx.Err() == nil }
 	epochs, err := sim.Run(cfg)

@@ -35,7 +35,7 @@ func (p *phase) ready() error {
 	case starting:
 		return errors.New("the daemon is starting")
 	case ending:
-		return errors.New("the daemon is draining: it ends soon and takes nobody new")
+		return errors.New("the daemon is draining: it is shutting down")
 	}
 	return nil
 }
@@ -129,7 +129,7 @@ func (d *drain) feed(s *loader.Server) {
 	}
 	waited := slog.Duration("waited", time.Since(d.start).Round(time.Millisecond))
 	if left > 0 {
-		d.log.Warn("feed sessions with batches under way are cut off", "sessions", sessions, "cut_off", left, waited)
+		d.log.Warn("closing feed sessions with batches in progress", "sessions", sessions, "cut_off", left, waited)
 		return
 	}
 	d.log.Info("feed drained", "sessions", sessions, waited)
@@ -149,7 +149,7 @@ const (
 
 // errHeld says that the kernel still has requests for a mount that is gone from the tree: what serves it cannot be
 // closed under them.
-var errHeld = errors.New("some process still has files of the detached mount open")
+var errHeld = errors.New("a process still has files of the detached mount open")
 
 // mount unmounts once nobody is in the middle of a file, or at the deadline. gone is closed when the mount is.
 func (d *drain) mount(m *mounted, gone <-chan struct{}) error {
@@ -180,7 +180,7 @@ func (d *drain) mount(m *mounted, gone <-chan struct{}) error {
 					break
 				}
 			}
-			d.log.Warn("the mount is in use; it is taken away, and open files fail", "mountpoint", m.path, "open_files", open,
+			d.log.Warn("the mount is in use; detaching it, and open files fail", "mountpoint", m.path, "open_files", open,
 				"waited", time.Since(d.start).Round(time.Millisecond), "cause", busy)
 			if err := s.Abort(); err != nil {
 				return fmt.Errorf("unmount: %w", err)
@@ -211,7 +211,7 @@ func (d *drain) mount(m *mounted, gone <-chan struct{}) error {
 func (d *drain) end(err error) error {
 	d.cancel()
 	if errors.Is(err, errHeld) {
-		d.log.Warn("some process still has files of the detached mount open; they fail now")
+		d.log.Warn("a process still has files of the detached mount open; they fail now")
 		limiter.Flush()
 		os.Exit(0)
 	}

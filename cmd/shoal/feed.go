@@ -17,6 +17,7 @@ import (
 
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
@@ -84,7 +85,7 @@ func cutShort(ctx context.Context, err error, r *feedReport, state string) error
 	} else if e := (*feedclient.Error)(nil); !errors.As(err, &e) || e.Code != codes.Unavailable {
 		return err
 	}
-	return fmt.Errorf("%w; %s in %s came before, go on with --state '%s'", err, count(r.Samples, "sample"), count(r.Batches, "batch"), state)
+	return fmt.Errorf("%w; %s in %s came before, go on with --state '%s'", err, human.Count(r.Samples, "sample"), human.Count(r.Batches, "batch"), state)
 }
 
 // unversioned turns the order of states, NAME@VERSION:KEYS, into the spec that it was made from.
@@ -97,12 +98,18 @@ func unversioned(order string) string {
 	return name + ":" + keys
 }
 
+// feedOptions are the flags of shoal feed.
+type feedOptions struct {
+	open      feedpb.Open
+	batches   int
+	transport string
+	asJSON    bool
+	security  clientSecurity
+}
+
 func feedCommand() *cobra.Command {
-	var open feedpb.Open
-	var asJSON bool
-	var batches int
-	var security clientSecurity
-	var transport string
+	var o feedOptions
+	open := &o.open
 	c := &cobra.Command{
 		Use:   "feed ADDR",
 		Short: "Consume a feed in the terminal: rates, stalls, digest",
@@ -111,73 +118,9 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 		Example: `  shoal feed unix:///run/shoal/feed.sock --batch 256 --transform "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw"
   shoal feed tls://feed.example.org:7070 --ca ca.crt --token-file token --epochs 2 --json`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			client, err := security.dial(args[0])
-			if err != nil {
-				return err
-			}
-			defer client.Close()
-			if client.Transport, err = feedclient.ParseTransport(transport); err != nil {
-				return cli.Usagef("--transport: %w", err)
-			}
-			if !given(c, "epochs") && open.State != "" {
-				open.Epochs = 1
-			}
-			open.Client = fmt.Sprintf("shoal feed (pid %d)", os.Getpid())
-			stream, err := client.Open(c.Context(), &open)
-			if err != nil {
-				return refused(err, &open)
-			}
-			defer stream.Close()
-			o := stream.Opened()
-			r := feedReport{Version: 1, Dataset: o.GetDataset(), Transform: o.GetTransform(), Order: engine.OrderState{Spec: unversioned(o.GetOrder()), State: "following"}}
-			digest := feedclient.NewDigest()
-			start := time.Now()
-			progress := newFeedProgress(c.ErrOrStderr(), int(o.GetBatches())+int(o.GetPerEpoch())*(int(open.Epochs)-1))
-			for batches == 0 || r.Batches < batches {
-				b, err := stream.Next()
-				if errors.Is(err, io.EOF) {
-					r.Order.State = "finished"
-					break
-				}
-				if err != nil {
-					progress.clear()
-					return cutShort(c.Context(), err, &r, stream.State())
-				}
-				digest.Add(b)
-				r.Batches++
-				r.Order.Epoch = int(b.Header.GetEpoch())
-				r.Samples += int(b.Header.GetValid())
-				r.Bad += len(b.Header.GetBad())
-				r.Bytes += int64(b.Header.GetTotalBytes())
-				for _, bad := range b.Header.GetBad() {
-					progress.clear()
-					fmt.Fprintf(c.ErrOrStderr(), "skipped sample %d, %s: %s\n", bad.GetId(), bad.GetPath(), bad.GetCause())
-				}
-				b.Release()
-				progress.show(r.Batches, r.Samples)
-			}
-			progress.clear()
-			r.Seconds, r.Stall, r.Epochs = time.Since(start).Seconds(), stream.Stalled().Seconds(), stream.Epochs()
-			r.SamplesPerS, r.Order.Position = float64(r.Samples)/r.Seconds, r.Samples
-			r.Digest, r.State = hex.EncodeToString(digest.Sum()), stream.State()
-			if !asJSON {
-				fmt.Fprintf(c.OutOrStdout(), "%s in %s, %s, in %.2f s: %s samples/s, %.1f%% of the time waiting\n",
-					count(r.Samples, "sample"), count(r.Batches, "batch"), humanize.IBytes(uint64(r.Bytes)), r.Seconds, humanize.Comma(int64(r.SamplesPerS)), 100*r.Stall/r.Seconds)
-				fmt.Fprintf(c.OutOrStdout(), "dataset %.12s, order %s, transform %s\ndigest %s\n", r.Dataset, r.Order.Spec, r.Transform, r.Digest)
-				return nil
-			}
-			raw, err := client.Stats(c.Context())
-			if err != nil {
-				return err
-			}
-			if err := r.addDaemon(raw); err != nil {
-				return err
-			}
-			return json.NewEncoder(c.OutOrStdout()).Encode(r)
-		},
+		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0]) },
 	}
-	security.add(c)
+	o.security.add(c)
 	f := c.Flags()
 	f.Uint32Var(&open.Batch, "batch", 256, "samples per batch and rank")
 	f.Uint32Var(&open.Epochs, "epochs", 1, "epochs to consume")
@@ -195,9 +138,9 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 	f.BoolVar(&open.Rebatch, "rebatch", false, "allow a global batch size other than the state's")
 	f.Uint32Var(&open.Credits, "credits", 4, "batches that the server may send ahead")
 	f.Uint32Var(&open.Weight, "weight", 1, "prefetching weight of this session relative to the daemon's other streams, 1 to 1000")
-	f.StringVar(&transport, "transport", "auto", "how batches are transferred: slots (memory shared with a server on this host), chunks (over the connection), or auto")
-	f.IntVar(&batches, "batches", 0, "stop after so many batches (0: at the end)")
-	f.BoolVar(&asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
+	f.StringVar(&o.transport, "transport", "auto", "how batches are transferred: slots (memory shared with a server on this host), chunks (over the connection), or auto")
+	f.IntVar(&o.batches, "batches", 0, "stop after so many batches (0: at the end)")
+	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
 	c.PreRun = func(c *cobra.Command, _ []string) {
 		if open.State != "" { // what the state holds must not be contradicted by a default, or a standing setting
 			for name, clear := range map[string]func(){
@@ -212,6 +155,73 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 		}
 	}
 	return c
+}
+
+func (o *feedOptions) run(c *cobra.Command, addr string) error {
+	open := &o.open
+	client, err := o.security.dial(addr)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if client.Transport, err = feedclient.ParseTransport(o.transport); err != nil {
+		return cli.Usagef("--transport: %w", err)
+	}
+	if !given(c, "epochs") && open.State != "" {
+		open.Epochs = 1
+	}
+	open.Client = fmt.Sprintf("shoal feed (pid %d)", os.Getpid())
+	stream, err := client.Open(c.Context(), open)
+	if err != nil {
+		return refused(err, open)
+	}
+	defer stream.Close()
+	opened := stream.Opened()
+	r := feedReport{Version: 1, Dataset: opened.GetDataset(), Transform: opened.GetTransform(), Order: engine.OrderState{Spec: unversioned(opened.GetOrder()), State: "following"}}
+	digest := feedclient.NewDigest()
+	start := time.Now()
+	progress := newFeedProgress(c.ErrOrStderr(), int(opened.GetBatches())+int(opened.GetPerEpoch())*(int(open.Epochs)-1))
+	for o.batches == 0 || r.Batches < o.batches {
+		b, err := stream.Next()
+		if errors.Is(err, io.EOF) {
+			r.Order.State = "finished"
+			break
+		}
+		if err != nil {
+			progress.clear()
+			return cutShort(c.Context(), err, &r, stream.State())
+		}
+		digest.Add(b)
+		r.Batches++
+		r.Order.Epoch = int(b.Header.GetEpoch())
+		r.Samples += int(b.Header.GetValid())
+		r.Bad += len(b.Header.GetBad())
+		r.Bytes += int64(b.Header.GetTotalBytes())
+		for _, bad := range b.Header.GetBad() {
+			progress.clear()
+			fmt.Fprintf(c.ErrOrStderr(), "skipped sample %d, %s: %s\n", bad.GetId(), bad.GetPath(), bad.GetCause())
+		}
+		b.Release()
+		progress.show(r.Batches, r.Samples)
+	}
+	progress.clear()
+	r.Seconds, r.Stall, r.Epochs = time.Since(start).Seconds(), stream.Stalled().Seconds(), stream.Epochs()
+	r.SamplesPerS, r.Order.Position = float64(r.Samples)/r.Seconds, r.Samples
+	r.Digest, r.State = hex.EncodeToString(digest.Sum()), stream.State()
+	if !o.asJSON {
+		fmt.Fprintf(c.OutOrStdout(), "%s in %s, %s, in %.2f s: %s samples/s, %.1f%% of the time waiting\n",
+			human.Count(r.Samples, "sample"), human.Count(r.Batches, "batch"), humanize.IBytes(uint64(r.Bytes)), r.Seconds, humanize.Comma(int64(r.SamplesPerS)), 100*r.Stall/r.Seconds)
+		fmt.Fprintf(c.OutOrStdout(), "dataset %.12s, order %s, transform %s\ndigest %s\n", r.Dataset, r.Order.Spec, r.Transform, r.Digest)
+		return nil
+	}
+	raw, err := client.Stats(c.Context())
+	if err != nil {
+		return err
+	}
+	if err := r.addDaemon(raw); err != nil {
+		return err
+	}
+	return json.NewEncoder(c.OutOrStdout()).Encode(r)
 }
 
 // feedProgress is a line on a terminal, or a line now and then elsewhere.

@@ -81,8 +81,11 @@ func fitTable(ctx context.Context, t *gpuingest.Table, ds loader.Dataset) (*gpui
 	if err != nil {
 		return nil, err
 	}
-	if err := writeFit(file, tab.SealFit(name, fit.JSON())); err != nil {
-		return nil, fmt.Errorf("the fit cannot be kept: %w", err)
+	if err := os.MkdirAll(tab.FitsDir(), 0o700); err != nil {
+		return nil, err
+	}
+	if err := writeWhole(file, tab.SealFit(name, fit.JSON())); err != nil {
+		return nil, fmt.Errorf("cannot save the fit: %w", err)
 	}
 	return t.With(fit)
 }
@@ -106,23 +109,4 @@ func eachSample(ctx context.Context, ds loader.Dataset, name string, f func(data
 		}
 	}
 	return nil
-}
-
-// writeFit replaces a file as a whole.
-func writeFit(file string, data []byte) error {
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return err
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(file), "fit-*.tmp")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(data)
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), file)
-	}
-	if err != nil {
-		_ = os.Remove(tmp.Name())
-	}
-	return err
 }

@@ -7,7 +7,8 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/cache/cachedir"
+	"github.com/shoalfs/shoal/internal/human"
 )
 
 func fsckCommand() *cobra.Command {
@@ -28,7 +29,7 @@ daemon verifies what it reads. The directory must not be in use.`,
 				return err
 			}
 			bar := localStep("checking " + args[0])
-			r, err := engine.Fsck(c.Context(), args[0], secret, repair, func(done, total int64) {
+			r, err := cachedir.Fsck(c.Context(), args[0], secret, repair, func(done, total int64) {
 				bar.Set(int(done>>20), int(total>>20), "MiB")
 			})
 			bar.Done("")
@@ -41,7 +42,7 @@ daemon verifies what it reads. The directory must not be in use.`,
 					return err
 				}
 			} else {
-				fmt.Fprintf(out, "%s, %s, %s, %s\n", count(r.Datasets, "dataset"), count(r.Segments, "segment"), count(r.Records, "record"), humanize.IBytes(uint64(r.Bytes)))
+				fmt.Fprintf(out, "%s, %s, %s, %s\n", human.Count(r.Datasets, "dataset"), human.Count(r.Segments, "segment"), human.Count(r.Records, "record"), humanize.IBytes(uint64(r.Bytes)))
 				for _, f := range r.Findings {
 					fmt.Fprintln(out, f)
 				}
@@ -58,7 +59,7 @@ daemon verifies what it reads. The directory must not be in use.`,
 			case repair:
 				return fmt.Errorf("%s: %d places were damaged; what was lost with them is fetched again", args[0], n)
 			default:
-				return fmt.Errorf("%s: %d places are damaged (mend them with: shoal fsck %s --repair)", args[0], n, args[0])
+				return fmt.Errorf("%s: %d places are damaged (repair them with: shoal fsck %s --repair)", args[0], n, args[0])
 			}
 		},
 	}

@@ -102,15 +102,16 @@ func healthOfAll(ctx context.Context, targets []string, timeout time.Duration, s
 }
 
 func foundTargets() ([]string, error) {
-	targets, err := fusefs.Mounts()
+	mounts, err := fusefs.Mounts()
 	if err != nil {
 		return nil, err
 	}
+	targets := pointsOf(mounts)
 	if fi, err := os.Lstat(strings.TrimPrefix(defaultFeed, "unix://")); err == nil && fi.Mode()&os.ModeSocket != 0 {
 		targets = append(targets, defaultFeed)
 	}
 	if len(targets) == 0 {
-		return nil, fmt.Errorf("no mount of Shoal is seen here, and there is no feed at %s (name a mount point or an address)", defaultFeed)
+		return nil, fmt.Errorf("no Shoal mount was found, and there is no feed at %s (give a mount point or an address)", defaultFeed)
 	}
 	return targets, nil
 }
@@ -137,7 +138,7 @@ func healthOf(ctx context.Context, target string, timeout time.Duration, securit
 	case err := <-answered:
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("%s: no answer for %s: its daemon hangs, or is stopped (end it and mount again)", target, timeout)
+		return fmt.Errorf("%s: no answer for %s: its daemon hangs or is stopped (end it and mount again)", target, timeout)
 	}
 }
 

@@ -11,9 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/progress"
+	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 // invocation is where a verb runs: in a process of its own or, when it attached, in the daemon that owns
@@ -102,6 +104,18 @@ func (inv *invocation) source(text string) (string, error) {
 	return inv.abs(text)
 }
 
+// order makes the path of a list absolute where the user wrote it: a daemon may run elsewhere.
+func (inv *invocation) order(spec order.Spec) (order.Spec, error) {
+	if spec.Path() == "" {
+		return spec, nil
+	}
+	path, err := inv.abs(spec.Path())
+	if err != nil {
+		return spec, err
+	}
+	return spec.With("path", path)
+}
+
 // environ returns a variable of the user's environment.
 func (inv *invocation) environ(name string) string {
 	if inv.getenv != nil {
@@ -127,10 +141,10 @@ func withHost(c *cobra.Command, cfg engine.HostConfig, do func(ctx context.Conte
 		if inUse == nil {
 			return d.closeAfter(c.Context(), do(c.Context(), d.host, c.OutOrStdout()))
 		}
-		if !errors.Is(inUse, engine.ErrInUse) {
+		if !errors.Is(inUse, cachedir.ErrInUse) {
 			return inUse
 		}
-		switch err := attach(c.Context(), cfg.CacheDir, selfArgs(), c.OutOrStdout()); {
+		switch err := attach(c.Context(), cfg.Path, selfArgs(), c.OutOrStdout()); {
 		case errors.Is(err, errSilent) && time.Since(start) > silentPatience:
 			return inUse
 		case !errors.Is(err, errSilent) && (!errors.Is(err, errEnding) || time.Since(start) > endingPatience):

@@ -10,7 +10,7 @@ import (
 
 	humanize "github.com/dustin/go-humanize"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
 )
@@ -50,7 +50,7 @@ func (a *amount) Set(text string) error {
 	if percent, ok := strings.CutSuffix(text, "%"); ok {
 		v, err := strconv.ParseFloat(percent, 64)
 		if err != nil || !(v > 0 && v <= 100) {
-			return fmt.Errorf("%q is no part (write 80%%, above 0%% and up to 100%%)", text)
+			return fmt.Errorf("%q is not a percentage (write 80%%, above 0%% and up to 100%%)", text)
 		}
 		*a = amount{part: v / 100, text: text}
 		return nil
@@ -80,12 +80,12 @@ func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error)
 	}
 	share := func(part float64) (int64, error) {
 		if m.Most() <= 0 {
-			return 0, fmt.Errorf("--memory %s: the kernel tells neither a limit nor the machine's memory; give a size", a)
+			return 0, fmt.Errorf("--memory %s: the kernel reports neither a limit nor the machine's memory; give a size", a)
 		}
-		if m.Most() < engine.LeastMemory {
-			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)", of, humanize.IBytes(uint64(m.Most())), engine.RoundUp(engine.LeastMemory))
+		if m.Most() < cachedir.LeastMemory {
+			return 0, fmt.Errorf("%s allows %s of memory, and Shoal needs %s (raise the container's limit)", of, humanize.IBytes(uint64(m.Most())), cachedir.RoundUp(cachedir.LeastMemory))
 		}
-		return max(int64(part*float64(m.Most())), engine.LeastMemory), nil
+		return max(int64(part*float64(m.Most())), cachedir.LeastMemory), nil
 	}
 	switch {
 	case a.auto && m.Limit > 0:
@@ -96,12 +96,12 @@ func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error)
 		n, err = share(a.part)
 	case a.text == "" && m.Most() > 0 && float64(a.bytes) > autoShare*float64(m.Most()):
 		if n, err = share(autoShare); err == nil {
-			say(slog.LevelWarn, "--memory is less than its default, which does not fit the limit")
+			say(slog.LevelWarn, "--memory is set below its default, which exceeds the limit")
 		}
 		return n, remarks, err
 	default:
 		if n = a.bytes; m.Most() > 0 && n > m.Most() {
-			say(slog.LevelWarn, "--memory is above the limit, at which the kernel kills the daemon: give less, or auto")
+			say(slog.LevelWarn, "--memory exceeds the limit at which the kernel kills the daemon: give less, or auto")
 		}
 		return n, remarks, nil
 	}
@@ -152,7 +152,7 @@ func (o *engineOptions) limits(inv *invocation) (disk, memory int64, err error) 
 	}
 	inv.remarks = append(remarks, more...)
 	if os.Getenv("GOMEMLIMIT") != "" {
-		inv.remarks = append(inv.remarks, remark{slog.LevelInfo, "GOMEMLIMIT does nothing here: --memory sets the limit of Go's collector", nil})
+		inv.remarks = append(inv.remarks, remark{slog.LevelInfo, "GOMEMLIMIT has no effect: --memory sets the memory limit of the Go runtime", nil})
 	}
 	return disk, memory, nil
 }

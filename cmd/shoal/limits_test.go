@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -42,23 +42,23 @@ func TestMemoryLimits(t *testing.T) {
 	}{
 		{"", free, 2, ""},
 		{"", roomy, 2, ""},
-		{"", boxed, 0.8, "WARN --memory is less than its default"},
-		{"", machine.Memory{Total: gib}, 0.8, "WARN --memory is less than its default"},
+		{"", boxed, 0.8, "WARN --memory is set below its default"},
+		{"", machine.Memory{Total: gib}, 0.8, "WARN --memory is set below its default"},
 		{"", machine.Memory{}, 2, ""},
-		{"", small, float64(engine.LeastMemory) / gib, "WARN"}, // 80% would be too little
+		{"", small, float64(cachedir.LeastMemory) / gib, "WARN"}, // 80% would be too little
 		{"", tiny, 0, "/sys/fs/cgroup/memory.max allows 64 MiB of memory, and Shoal needs 107MiB (raise the container's limit)"},
 		{"auto", free, 4, "INFO --memory auto"},
 		{"auto", boxed, 0.8, "INFO --memory auto"},
 		{"auto", roomy, 6.4, "INFO --memory auto"},
 		{"auto", tiny, 0, "allows 64 MiB"},
-		{"auto", machine.Memory{}, 0, "the kernel tells neither"},
+		{"auto", machine.Memory{}, 0, "the kernel reports neither"},
 		{"50%", free, 8, "INFO --memory 50%"},
 		{"50%", roomy, 4, "INFO --memory 50%"},
-		{"1%", boxed, float64(engine.LeastMemory) / gib, "INFO"},
+		{"1%", boxed, float64(cachedir.LeastMemory) / gib, "INFO"},
 		{"512MiB", boxed, 0.5, ""},
-		{"2GiB", boxed, 2, "WARN --memory is above the limit"},
+		{"2GiB", boxed, 2, "WARN --memory exceeds the limit"},
 		{"16GiB", free, 16, ""},
-		{"1024GiB", free, 1024, "WARN --memory is above the limit, at which the kernel kills the daemon: give less, or auto [memory 1.0 TiB limit 16 GiB of the machine]"},
+		{"1024GiB", free, 1024, "WARN --memory exceeds the limit at which the kernel kills the daemon: give less, or auto [memory 1.0 TiB limit 16 GiB of the machine]"},
 		{"1024GiB", machine.Memory{}, 1024, ""},
 	} {
 		a := amount{bytes: 2 * gib}

@@ -58,6 +58,13 @@ func report(err error) int {
 	return cli.Code(err)
 }
 
+// rare are settings that few need, the rarest first: verbs with many flags leave them out of their --help.
+var rare = []string{
+	"debug-fuse", "entry-timeout", "read-ahead", "umask", "uid", "gid", "log-size", "audit-log-keep", "audit-log-size", "weak-etag", "links-outside",
+	"latency-sigma", "request-cpu", "request-rate", "object-versions", "requester-pays", "sse-c-key-file", "passthrough", "pprof", "price", "socket-group", "socket-mode", "quota", "drain-timeout",
+	"gets-per-hour", "records", "kernel-cache", "bad-shards", "weight", "supervise", "log-format", "allow-remote", "tls-client-ca", "refresh", "publish",
+}
+
 func root() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "shoal",
@@ -74,6 +81,7 @@ or as a sidecar container.`,
 		configCommand(), docsCommand(),
 		versionCommand())
 	cli.Prepare(c)
+	cli.KeepShort(c, rare...)
 	addSettings(c)
 	addCompletions(c)
 	return c

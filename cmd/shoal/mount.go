@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +18,7 @@ import (
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
@@ -40,7 +40,7 @@ type mountOptions struct {
 func (o *mountOptions) add(c *cobra.Command) {
 	o.readAhead = 512 << 10
 	f := c.Flags()
-	f.StringVar(&o.kernelCache, "kernel-cache", "auto", "keep file pages in the kernel's cache between opens: auto (if the dataset fits half of the available memory), on, off")
+	addChoice(f, &o.kernelCache, "kernel-cache", "keep file pages in the kernel's cache between opens: auto (if the dataset fits half of the available memory), on, off", "auto", "on", "off")
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users read the mount")
 	f.Uint32Var(&o.uid, "uid", uint32(os.Getuid()), "owner of the files (default: the user who mounts)")
 	f.Uint32Var(&o.gid, "gid", uint32(os.Getgid()), "group of the files (default: that of the user who mounts)")
@@ -55,22 +55,44 @@ func (o *mountOptions) add(c *cobra.Command) {
 	o.drain.add(c)
 }
 
-func (o *mountOptions) check() error {
-	if !slices.Contains([]string{"auto", "on", "off"}, o.kernelCache) {
-		return cli.Usagef("--kernel-cache %q: give auto, on or off", o.kernelCache)
+// check checks the flags, and whether the dataset can be mounted at a place, of which it returns the absolute path; "" is
+// nowhere.
+func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint string) (string, error) {
+	if err := o.drain.check(); err != nil || mountpoint == "" {
+		return "", err
 	}
-	return o.drain.check()
-}
-
-// checkPoint tells whether the dataset can be mounted at path.
-func (o *mountOptions) checkPoint(path string) error {
+	path, err := inv.abs(mountpoint)
+	if err != nil {
+		return "", err
+	}
+	if err := eo.cacheOutside(path, "the mount point", "would be hidden by the mount"); err != nil {
+		return "", err
+	}
 	if o.mkdir {
 		// A dead mount, which is replaced, is there and cannot be looked at.
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-			return fmt.Errorf("--mkdir: %w (the folder above it must be there)", err)
+			return "", fmt.Errorf("--mkdir: %w (its parent folder must exist)", err)
 		}
 	}
-	return fusefs.Check(path)
+	return path, fusefs.Check(path)
+}
+
+// asDaemon runs a verb that serves targets: in the background and under a supervisor, as the flags say, or in the daemon
+// that it has attached to.
+func asDaemon(c *cobra.Command, eo *engineOptions, mo *mountOptions, mountpoint string, listen []string, run func() error) error {
+	if !invocationOf(c.Context()).attached() {
+		serviceTargets(mountpoint, listen...)
+		if parent, err := background(eo); parent {
+			return err
+		}
+		defer rotateLog(eo)()
+		if mo.supervise {
+			if parent, err := supervise(c.Context(), &mo.drain); parent {
+				return err
+			}
+		}
+	}
+	return run()
 }
 
 func mountCommand() *cobra.Command {
@@ -97,33 +119,14 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
 			if err != nil {
 				return err
 			}
-			if err := mo.check(); err != nil {
-				return err
-			}
-			mountpoint, err := inv.abs(args[1])
+			mountpoint, err := mo.check(inv, &eo, args[1])
 			if err != nil {
 				return err
 			}
-			if err := eo.cacheOutside(mountpoint, "the mount point", "would be hidden by the mount"); err != nil {
-				return err
-			}
-			if err := mo.checkPoint(mountpoint); err != nil {
-				return err
-			}
-			if !inv.attached() {
-				serviceTargets(mountpoint)
-				if parent, err := background(&eo); parent {
-					return err
-				}
-				defer rotateLog(&eo)()
-				if mo.supervise {
-					if parent, err := supervise(c.Context(), &mo.drain); parent {
-						return err
-					}
-				}
-			}
-			return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
-				return runMount(ctx, inv, h, cfg, &eo, &mo, mountpoint)
+			return asDaemon(c, &eo, &mo, mountpoint, nil, func() error {
+				return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
+					return runMount(ctx, inv, h, cfg, &eo, &mo, mountpoint)
+				})
 			})
 		},
 	}
@@ -189,9 +192,6 @@ func (m *mounted) gone() <-chan struct{} {
 func (m *mounted) left() { m.audit.Write(audit.Event{Event: "unmount"}) }
 
 func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config, snapshot func() admin.Snapshot) (*mounted, error) {
-	if err := mo.check(); err != nil {
-		return nil, err
-	}
 	keep := mo.kernelCache == "on" || mo.kernelCache == "auto" && e.Manifest().Bytes() <= machine.ReadMemory().Available/2
 	door := &door{Engine: e, snapshot: snapshot}
 	// A process that uses the mount is its own peer, so whoever mounts is none for all.
@@ -333,9 +333,9 @@ func refreshCommand() *cobra.Command {
 				return err
 			}
 			if before.Dataset == after.Dataset {
-				fmt.Fprintf(c.OutOrStdout(), "unchanged: %s, version %.12s\n", count(after.Files, "file"), after.Dataset)
+				fmt.Fprintf(c.OutOrStdout(), "unchanged: %s, version %.12s\n", human.Count(after.Files, "file"), after.Dataset)
 			} else {
-				fmt.Fprintf(c.OutOrStdout(), "version %.12s -> %.12s: %s, before %d\n", before.Dataset, after.Dataset, count(after.Files, "file"), before.Files)
+				fmt.Fprintf(c.OutOrStdout(), "version %.12s -> %.12s: %s, before %d\n", before.Dataset, after.Dataset, human.Count(after.Files, "file"), before.Files)
 			}
 			return nil
 		},

@@ -52,7 +52,7 @@ func serviceTargets(mountpoint string, listen ...string) {
 // tellManager sends lines such as READY=1. Without a manager it does nothing.
 func tellManager(lines ...string) {
 	if _, err := systemd.SdNotify(false, strings.Join(lines, "\n")); err != nil {
-		slog.Warn("the service manager was not told", "message", lines[0], "cause", err)
+		slog.Warn("cannot notify the service manager", "message", lines[0], "cause", err)
 	}
 }
 

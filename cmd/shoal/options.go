@@ -8,16 +8,20 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -53,6 +57,33 @@ func (c *connections) most() int {
 		return mostConnections
 	}
 	return int(*c)
+}
+
+// choice is a flag value that is one of some words.
+type choice struct {
+	to *string
+	of []string
+}
+
+// addChoice adds a flag that takes one of some words, of which the first is the default.
+func addChoice(f *pflag.FlagSet, to *string, name, usage string, of ...string) {
+	*to = of[0]
+	f.Var(choice{to, of}, name, usage)
+}
+
+func (c choice) String() string { return *c.to }
+func (c choice) Type() string   { return "string" }
+func (c choice) Set(text string) error {
+	if !slices.Contains(c.of, text) {
+		return fmt.Errorf("%q: give %s", text, english.WordSeries(c.words(), "or"))
+	}
+	*c.to = text
+	return nil
+}
+
+// words are what can be given, beside nothing.
+func (c choice) words() []string {
+	return slices.DeleteFunc(slices.Clone(c.of), func(w string) bool { return w == "" })
 }
 
 // engineOptions are the flags that every verb with a dataset takes.
@@ -105,8 +136,8 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	f.Var(&o.memory, "memory", "maximum memory of the daemon: a size, a share such as 50% of the container's limit, or auto (80%; without a limit, 25% of the machine)")
 	f.Var(&o.quota, "quota", "maximum disk usage of this dataset when several share --cache-dir (default: as set before)")
 	f.StringVar(&o.shards, "shards", "", "read SOURCE from this shard set (shoal pack) where it holds the same version")
-	f.StringVar(&o.badShards, "bad-shards", "error", "damaged or missing tar shards: error, or skip (leave out their samples, with a warning)")
-	f.StringVar(&o.records, "records", "", "csv: each row of the .csv and .tsv objects is a sample (docs/records.md)")
+	addChoice(f, &o.badShards, "bad-shards", "damaged or missing tar shards: error, or skip (leave out their samples, with a warning)", "error", "skip")
+	addChoice(f, &o.records, "records", "csv: each row of the .csv and .tsv objects is a sample (docs/records.md)", "", "csv")
 	f.StringVar(&o.samples, "samples", "images", "which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the name")
 	f.BoolVar(&o.refresh, "refresh", false, "list the source again instead of using the saved listing")
 	f.Var(&o.connections, "connections", "requests in flight to the object store: up to 512, or auto (adapts to the highest throughput)")
@@ -116,104 +147,87 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	o.auditOptions.add(c)
 }
 
-// config checks the flags.
-func (o *engineOptions) config(inv *invocation, source string) (engine.Config, engine.HostConfig, error) {
-	fail := func(err error) (engine.Config, engine.HostConfig, error) {
-		return engine.Config{}, engine.HostConfig{}, err
-	}
+// check checks what can be checked of the flags without a look at anything.
+func (o *engineOptions) check(source string) error {
 	if err := o.admin.check(); err != nil {
-		return fail(err)
+		return err
 	}
 	for _, text := range []string{source, o.shards, o.publish} {
 		if _, err := objstore.ParseSource(text); err != nil && (text != "" || text == source) {
-			return fail(cli.Usage(err))
+			return cli.Usage(err)
 		}
 	}
-	spec, err := order.Parse(o.order)
-	if err != nil {
-		return fail(cli.Usagef("--order: %w", err))
-	}
-	if o.epoch >= 0 {
-		if spec, err = spec.With("epoch", strconv.Itoa(o.epoch)); err != nil {
-			return fail(cli.Usagef("--epoch: %w", err))
-		}
-	}
-	if spec.Path() != "" { // the daemon may run elsewhere
-		path, err := inv.abs(spec.Path())
-		if err != nil {
-			return fail(err)
-		}
-		if spec, err = spec.With("path", path); err != nil {
-			return fail(cli.Usagef("--order: %w", err))
-		}
-	}
-	if err := spec.Check(); err != nil {
-		return fail(cli.Usagef("--order: %w", err))
-	}
-	switch o.records {
-	case "":
-	case "csv":
-		if o.samples == "images" { // the default: no row is one
-			o.samples = "*.row"
-		}
-	default:
-		return fail(cli.Usagef("--records %s: csv is what is known; leave it out for files and tar shards", o.records))
-	}
-	if o.badShards != "error" && o.badShards != "skip" {
-		return fail(cli.Usagef("--bad-shards %q: give error or skip", o.badShards))
+	if o.records != "" && o.samples == "images" { // the default: no row is one
+		o.samples = "*.row"
 	}
 	if err := engine.CheckSamples(o.samples); err != nil {
-		return fail(cli.Usagef("--samples: %w", err))
+		return cli.Usagef("--samples: %w", err)
 	}
 	if o.weight < 0 || o.weight > loader.MaxWeight {
-		return fail(cli.Usagef("--weight %d: give a number from 1 to %d", o.weight, loader.MaxWeight))
+		return cli.Usagef("--weight %d: give a number from 1 to %d", o.weight, loader.MaxWeight)
 	}
-	if err := o.resolveCacheDir(inv, source); err != nil {
-		return fail(err)
-	}
-	secret, err := o.secret(inv)
-	if err != nil {
-		return fail(err)
-	}
-	events, err := o.auditConfig(inv)
-	if err != nil {
-		return fail(err)
-	}
-	logger, err := o.log.logger(inv)
-	if err != nil {
-		return fail(err)
-	}
-	disk, memory, err := o.limits(inv)
-	if err != nil {
-		return fail(err)
-	}
-	if source, err = inv.source(source); err != nil {
-		return fail(err)
-	}
-	if src, err := objstore.ParseSource(source); err == nil && src.Scheme == "file" && src.Shards == "" {
-		if err := o.cacheOutside(src.Dir, "the source", "would be listed with it"); err != nil {
-			return fail(err)
+	return nil
+}
+
+// spec returns the order that the flags name.
+func (o *engineOptions) spec(inv *invocation) (order.Spec, error) {
+	spec, err := order.Parse(o.order)
+	if err == nil && o.epoch >= 0 {
+		if spec, err = spec.With("epoch", strconv.Itoa(o.epoch)); err != nil {
+			return spec, cli.Usagef("--epoch: %w", err)
 		}
 	}
-	shards, err := inv.source(o.shards)
-	if err != nil {
-		return fail(err)
+	if err == nil {
+		spec, err = inv.order(spec)
 	}
-	publish, err := inv.source(o.publish)
-	if err != nil {
-		return fail(err)
+	if err == nil {
+		err = spec.Check()
 	}
-	store, err := o.store.options(inv)
 	if err != nil {
-		return fail(err)
+		err = cli.Usagef("--order: %w", err)
 	}
-	return engine.Config{
-			Source: source, Shards: shards, Publish: publish, SkipBadShards: o.badShards == "skip", Order: spec, Samples: o.samples, Records: o.records, Quota: int64(o.quota),
-			Connections: o.connections.most(), AdaptConnections: o.connections == 0, Weight: o.weight, Refresh: o.refresh, Logger: logger, Getenv: inv.getenv, Store: store,
-		}, engine.HostConfig{
-			CacheDir: o.cacheDir, CacheSize: disk, Memory: memory, Secret: secret, Audit: events, Logger: logger,
-			Searcher: []string{"/proc/self/exe", searchVerb},
-		}, nil
+	return spec, err
+}
+
+// config checks the flags, and reads what they name.
+func (o *engineOptions) config(inv *invocation, source string) (c engine.Config, h engine.HostConfig, err error) {
+	if err := o.check(source); err != nil {
+		return c, h, err
+	}
+	if c.Order, err = o.spec(inv); err != nil {
+		return c, h, err
+	}
+	if err := o.resolveCacheDir(inv, source); err != nil {
+		return c, h, err
+	}
+	if h.Secret, err = o.secret(inv); err != nil {
+		return c, h, err
+	}
+	if h.Audit, err = o.auditConfig(inv); err != nil {
+		return c, h, err
+	}
+	if c.Logger, err = o.log.logger(inv); err != nil {
+		return c, h, err
+	}
+	if h.Size, h.Memory, err = o.limits(inv); err != nil {
+		return c, h, err
+	}
+	c.Source, c.Shards, c.Publish = source, o.shards, o.publish
+	for _, text := range []*string{&c.Source, &c.Shards, &c.Publish} {
+		if *text, err = inv.source(*text); err != nil {
+			return c, h, err
+		}
+	}
+	if src, err := objstore.ParseSource(c.Source); err == nil && src.Scheme == "file" && src.Shards == "" {
+		if err := o.cacheOutside(src.Dir, "the source", "would be listed with it"); err != nil {
+			return c, h, err
+		}
+	}
+	c.Store, err = o.store.options(inv)
+	c.SkipBadShards, c.Samples, c.Records, c.Quota, c.Weight, c.Refresh = o.badShards == "skip", o.samples, o.records, int64(o.quota), o.weight, o.refresh
+	c.Connections, c.AdaptConnections, c.Getenv = o.connections.most(), o.connections == 0, inv.getenv
+	h.Path, h.Logger, h.Searcher = o.cacheDir, c.Logger, []string{"/proc/self/exe", searchVerb}
+	return c, h, err
 }
 
 // cacheBase is where the default cache directories lie.
@@ -257,10 +271,10 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 			n := listed.Load()
 			if silent++; n > told {
 				told, silent = n, 0
-				inv.notice("listing %s: %s", cfg.Source, count(n, "object"))
+				inv.notice("listing %s: %s", cfg.Source, human.Count(n, "object"))
 			} else if silent == 10 {
 				silent = 0
-				inv.notice("opening %s: %.0f s so far, %s listed", cfg.Source, time.Since(begun).Seconds(), count(n, "object"))
+				inv.notice("opening %s: %.0f s so far, %s listed", cfg.Source, time.Since(begun).Seconds(), human.Count(n, "object"))
 			}
 		}
 	}()

@@ -12,11 +12,11 @@ import (
 	"os"
 	"strconv"
 
-	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/prefetch/certificate"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -57,60 +57,7 @@ rank sees.`,
   # what 16 open shards of 1,000 samples do to batches of 256
   shoal order windowed:seed=1,window=16 --n 128000 --shard-samples 1000 --certificate --batch 256`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			spec, err := order.Parse(args[0])
-			if err != nil {
-				return cli.Usage(err)
-			}
-			f := c.Flags()
-			for _, key := range []string{"epoch", "world", "rank"} {
-				if !f.Changed(key) {
-					continue
-				}
-				if spec, err = spec.With(key, f.Lookup(key).Value.String()); err != nil {
-					return cli.Usagef("--%s: %w", key, err)
-				}
-			}
-			if err := o.check(f.Changed("batch")); err != nil {
-				return err
-			}
-			inv := invocationOf(c.Context())
-			if spec.Path() != "" { // the daemon of a mount runs elsewhere
-				path, err := inv.abs(spec.Path())
-				if err != nil {
-					return err
-				}
-				if spec, err = spec.With("path", path); err != nil {
-					return cli.Usage(err)
-				}
-			}
-			switch {
-			case inv.attached():
-				e, err := inv.host.Find(o.dataset)
-				if err != nil {
-					return err
-				}
-				if o.paths {
-					out := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
-					if err := e.WriteOrder(out, spec, true); err != nil {
-						return cli.Usage(err)
-					}
-					return out.Flush()
-				}
-				return o.print(c, inv, spec, e.Dataset().Facts())
-			case o.mountpoint != "":
-				return o.ofMount(c.Context(), spec, c.OutOrStdout())
-			case o.paths:
-				return cli.Usagef("--paths: give --mount too, whose dataset has the paths")
-			case o.n < 0 || !f.Changed("n"):
-				return cli.Usagef("--n: give the number of samples, 0 or more, or --mount")
-			}
-			facts, err := o.facts(inv)
-			if err != nil {
-				return err
-			}
-			return o.print(c, inv, spec, facts)
-		},
+		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0]) },
 	}
 	f := c.Flags()
 	f.IntVar(&o.n, "n", 0, "number of samples in the dataset")
@@ -131,6 +78,55 @@ rank sees.`,
 	return c
 }
 
+func (o *orderOptions) run(c *cobra.Command, text string) error {
+	spec, err := order.Parse(text)
+	if err != nil {
+		return cli.Usage(err)
+	}
+	f := c.Flags()
+	for _, key := range []string{"epoch", "world", "rank"} {
+		if !f.Changed(key) {
+			continue
+		}
+		if spec, err = spec.With(key, f.Lookup(key).Value.String()); err != nil {
+			return cli.Usagef("--%s: %w", key, err)
+		}
+	}
+	if err := o.check(f.Changed("batch")); err != nil {
+		return err
+	}
+	inv := invocationOf(c.Context())
+	if spec, err = inv.order(spec); err != nil {
+		return cli.Usage(err)
+	}
+	switch {
+	case inv.attached():
+		e, err := inv.host.Opened(o.dataset)
+		if err != nil {
+			return err
+		}
+		if o.paths {
+			out := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
+			if err := e.WriteOrder(out, spec, true); err != nil {
+				return cli.Usage(err)
+			}
+			return out.Flush()
+		}
+		return o.print(c, inv, spec, e.Dataset().Facts())
+	case o.mountpoint != "":
+		return o.ofMount(c.Context(), spec, c.OutOrStdout())
+	case o.paths:
+		return cli.Usagef("--paths: give --mount too, which has the paths")
+	case o.n < 0 || !f.Changed("n"):
+		return cli.Usagef("--n: give the number of samples, 0 or more, or --mount")
+	}
+	facts, err := o.facts(inv)
+	if err != nil {
+		return err
+	}
+	return o.print(c, inv, spec, facts)
+}
+
 // check tells of flags that do not fit each other.
 func (o *orderOptions) check(batchGiven bool) error {
 	switch {
@@ -145,7 +141,7 @@ func (o *orderOptions) check(batchGiven bool) error {
 	case o.shardSamples < 0 || o.classSamples < 0:
 		return cli.Usagef("--shard-samples %d, --class-samples %d: give numbers of samples", o.shardSamples, o.classSamples)
 	case o.mountpoint != "" && (o.shardSamples > 0 || o.classSamples > 0 || o.sizes != ""):
-		return cli.Usagef("--mount knows the shards, classes and sizes: leave --shard-samples, --class-samples and --sizes out")
+		return cli.Usagef("--mount already gives shards, classes and sizes: leave out --shard-samples, --class-samples and --sizes")
 	}
 	return nil
 }
@@ -201,7 +197,7 @@ func readSizes(path string, n int) ([]int64, error) {
 		text := string(bytes.TrimSpace(line))
 		size, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || size < 0 {
-			return nil, cli.Usagef("--sizes %s, line %d: %q is no length in bytes", path, len(sizes)+1, text)
+			return nil, cli.Usagef("--sizes %s, line %d: %q is not a length in bytes", path, len(sizes)+1, text)
 		}
 		sizes = append(sizes, size)
 	}
@@ -313,26 +309,25 @@ func shardOf(g order.Groups, n int) func(sample int) int {
 
 func (c epochCertificate) write(w io.Writer) error {
 	var b bytes.Buffer
-	comma := func(n int) string { return humanize.Comma(int64(n)) }
-	fmt.Fprintf(&b, "%s, epoch %d: %s positions, %s whole batches of %s\n", c.Order, c.Epoch, comma(c.Positions), comma(c.Batches), comma(c.Batch))
+	fmt.Fprintf(&b, "%s, epoch %d: %s positions, %s whole batches of %s\n", c.Order, c.Epoch, human.Number(c.Positions), human.Number(c.Batches), human.Number(c.Batch))
 	if c.Missing+c.Repeated == 0 {
-		fmt.Fprintf(&b, "  samples  each of %s once\n", comma(c.Samples))
+		fmt.Fprintf(&b, "  samples  each of %s once\n", human.Number(c.Samples))
 	} else {
-		fmt.Fprintf(&b, "  samples  %s of %s do not occur, %s positions repeat one\n", comma(c.Missing), comma(c.Samples), comma(c.Repeated))
+		fmt.Fprintf(&b, "  samples  %s of %s do not occur, %s positions repeat one\n", human.Number(c.Missing), human.Number(c.Samples), human.Number(c.Repeated))
 	}
 	if s := c.Shards; s != nil {
-		fmt.Fprintf(&b, "  shards   %s of %.5g samples; at most %s open at once\n", comma(s.Shards), s.Mean, comma(s.Open))
+		fmt.Fprintf(&b, "  shards   %s of %.5g samples; at most %s open at once\n", human.Number(s.Shards), s.Mean, human.Number(s.Open))
 		fmt.Fprintf(&b, "  pairs    %.5g of the same shard in a batch; at random %.5g\n", s.Pairs, s.Random)
 		fmt.Fprintf(&b, "  design   D = %.4g; 1+(B-1)(S-1)/(WS-1)(1-W/shards) with W open gives %.4g; a batch says as much about the shards as a random one of %.4g\n",
 			s.Design, s.Formula, float64(c.Batch)/math.Max(s.Design, 1e-9))
 	}
 	if l := c.Labels; l != nil {
 		fmt.Fprintf(&b, "  labels   %s classes; a batch's total variation from the epoch is %.4f, at most %.4f; at random %.4f\n",
-			comma(l.Classes), l.Variation, l.Worst, l.Random)
+			human.Number(l.Classes), l.Variation, l.Worst, l.Random)
 	}
 	for _, r := range c.Ranks {
 		fmt.Fprintf(&b, "  rank %-3d %s positions of %s classes; their total variation from the epoch is %.4f; at random %.4f\n",
-			r.Rank, comma(r.Positions), comma(r.Classes), r.Variation, r.Random)
+			r.Rank, human.Number(r.Positions), human.Number(r.Classes), r.Variation, r.Random)
 	}
 	_, err := w.Write(b.Bytes())
 	return err

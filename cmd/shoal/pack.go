@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,23 +14,32 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
+// packOptions are the flags of shoal pack.
+type packOptions struct {
+	shardSize   cli.Size
+	most        amount
+	seed        uint64
+	connections connections
+	asJSON      bool
+	re          recoding
+	store       storeOptions
+	destKeyFile string
+}
+
 func packCommand() *cobra.Command {
-	shardSize, most := cli.Size(64<<20), amount{bytes: 400 << 20}
-	var seed uint64
-	requests := connections(256)
-	var asJSON bool
-	var re recoding
-	var store storeOptions
-	var destKeyFile string
+	o := packOptions{shardSize: 64 << 20, most: amount{bytes: 400 << 20}, connections: 256}
 	c := &cobra.Command{
 		Use:   "pack SOURCE DEST",
 		Short: "Pack small files into tar shards",
@@ -47,73 +57,75 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
   shoal pack s3://photos/train s3://photos-small/train --resize short=400 --quality 90
   shoal pack s3://photos/train s3://photos-raw/train --resize short=400 --decode`,
 		Args: cobra.ExactArgs(2),
-		RunE: func(c *cobra.Command, args []string) error {
-			memory, remarks, err := most.memory(machine.ReadMemory())
-			switch {
-			case err != nil:
-				return err
-			case shardSize < 1<<20:
-				return cli.Usagef("--shard-size %s: give at least 1MiB", shardSize.String())
-			case memory < 128<<20:
-				return cli.Usagef("--memory %s: give at least 128MiB", most.String())
-			}
-			(&invocation{remarks: remarks}).logLimits(slog.Default())
-			if err := re.check(given(c, "quality")); err != nil {
-				return cli.Usage(err)
-			}
-			for _, text := range args {
-				if _, err := objstore.ParseSource(text); err != nil {
-					return cli.Usage(err)
-				}
-			}
-			from, to, err := packStores(invocationOf(c.Context()), store, destKeyFile)
-			if err != nil {
-				return err
-			}
-			res, version, cost, err := pack(c.Context(), args[0], args[1], from, to, shard.PackOptions{
-				ShardSize: int64(shardSize), Seed: seed, Permute: engine.PackOrder(seed), Connections: requests.most(), Memory: memory,
-			}, re)
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return json.NewEncoder(c.OutOrStdout()).Encode(struct {
-					shard.Result
-					Version string
-					Cost    engine.Cost
-				}{res, version, cost})
-			}
-			if res.Complete {
-				fmt.Fprintf(c.OutOrStdout(), "%s holds this set already: nothing to do\n", args[1])
-			}
-			fmt.Fprintf(c.OutOrStdout(), "%s, %s, in %s under %s; dataset version %.12s\n",
-				count(res.Files, "file"), humanize.IBytes(uint64(res.Bytes)), count(res.Shards, "shard"), args[1], version)
-			if cost.Priced {
-				fmt.Fprintf(c.OutOrStdout(), "sent: %s\n", cost)
-			}
-			if n := res.Escaped.Files; n > 0 {
-				fmt.Fprintf(c.OutOrStdout(), "%s names were escaped in the tars, which WebDataset would have merged or left out; a mount shows the original ones\n", humanize.Comma(int64(n)))
-			}
-			return nil
-		},
+		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args) },
 	}
 	f := c.Flags()
-	f.Var(&shardSize, "shard-size", "shard size; a larger sample gets its own shard")
-	f.Uint64Var(&seed, "seed", 0, "seed for the order in which samples are packed")
-	f.Var(&requests, "connections", "maximum requests in flight: up to 512, or auto (512)")
-	f.Var(&most, "memory", "maximum memory of the process, as for mount")
-	f.StringVar(&re.resize, "resize", "", "resize larger pictures first: short=400 makes the shorter side 400 pixels")
-	f.IntVar(&re.Quality, "quality", 90, "JPEG quality of resized pictures, 1 to 100")
-	f.BoolVar(&re.Decode, "decode", false, "store pictures as raw pixels (npy): about nine times the size, no decoding")
-	f.StringVar(&re.spool, "spool", "", "folder for the temporary files of --resize and --decode (default: the system's)")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
-	store.add(c)
-	f.StringVar(&destKeyFile, "dest-sse-c-key-file", "", "file with the key that S3 encrypts the shards with, or none (default: as --sse-c-key-file)")
+	f.Var(&o.shardSize, "shard-size", "shard size; a larger sample gets its own shard")
+	f.Uint64Var(&o.seed, "seed", 0, "seed for the order in which samples are packed")
+	f.Var(&o.connections, "connections", "maximum requests in flight: up to 512, or auto (512)")
+	f.Var(&o.most, "memory", "maximum memory of the process, as for mount")
+	f.StringVar(&o.re.resize, "resize", "", "resize larger pictures first: short=400 makes the shorter side 400 pixels")
+	f.IntVar(&o.re.Quality, "quality", 90, "JPEG quality of resized pictures, 1 to 100")
+	f.BoolVar(&o.re.Decode, "decode", false, "store pictures as raw pixels (npy): about nine times the size, no decoding")
+	f.StringVar(&o.re.spool, "spool", "", "folder for the temporary files of --resize and --decode (default: the system's)")
+	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON")
+	o.store.add(c)
+	f.StringVar(&o.destKeyFile, "dest-sse-c-key-file", "", "file with the key that S3 encrypts the shards with, or none (default: as --sse-c-key-file)")
 	return c
 }
 
+func (o *packOptions) run(c *cobra.Command, args []string) error {
+	memory, remarks, err := o.most.memory(machine.ReadMemory())
+	switch {
+	case err != nil:
+		return err
+	case o.shardSize < 1<<20:
+		return cli.Usagef("--shard-size %s: give at least 1MiB", o.shardSize.String())
+	case memory < 128<<20:
+		return cli.Usagef("--memory %s: give at least 128MiB", o.most.String())
+	}
+	(&invocation{remarks: remarks}).logLimits(slog.Default())
+	if err := o.re.check(given(c, "quality")); err != nil {
+		return cli.Usage(err)
+	}
+	for _, text := range args {
+		if _, err := objstore.ParseSource(text); err != nil {
+			return cli.Usage(err)
+		}
+	}
+	from, to, err := packStores(invocationOf(c.Context()), o.store, o.destKeyFile)
+	if err != nil {
+		return err
+	}
+	res, version, cost, err := pack(c.Context(), args[0], args[1], from, to, shard.PackOptions{
+		ShardSize: int64(o.shardSize), Seed: o.seed, Permute: engine.PackOrder(o.seed), Connections: o.connections.most(), Memory: memory,
+	}, o.re)
+	if err != nil {
+		return err
+	}
+	if o.asJSON {
+		return json.NewEncoder(c.OutOrStdout()).Encode(struct {
+			shard.Result
+			Version string
+			Cost    engine.Cost
+		}{res, version, cost})
+	}
+	if res.Complete {
+		fmt.Fprintf(c.OutOrStdout(), "%s holds this set already: nothing to do\n", args[1])
+	}
+	fmt.Fprintf(c.OutOrStdout(), "%s, %s, in %s under %s; dataset version %.12s\n",
+		human.Count(res.Files, "file"), humanize.IBytes(uint64(res.Bytes)), human.Count(res.Shards, "shard"), args[1], version)
+	if cost.Priced {
+		fmt.Fprintf(c.OutOrStdout(), "sent: %s\n", cost)
+	}
+	if n := res.Escaped.Files; n > 0 {
+		fmt.Fprintf(c.OutOrStdout(), "%s names were escaped in the tars, which WebDataset would have merged or left out; a mount shows the original ones\n", humanize.Comma(int64(n)))
+	}
+	return nil
+}
+
 // packStores returns how the source's and the destination's stores are spoken to.
-func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to objstore.Options, err error) {
+func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to stores.Options, err error) {
 	store, err := o.options(inv)
 	if err != nil {
 		return from, to, err
@@ -145,28 +157,43 @@ func (r *recoding) check(quality bool) (err error) {
 	case r.Quality < 1 || r.Quality > 100:
 		return fmt.Errorf("--quality %d: give a number from 1 to 100", r.Quality)
 	case quality && r.Decode:
-		return errors.New("--quality is of JPEG, and --decode stores pixels: leave one out")
+		return errors.New("--quality is for JPEG, and --decode stores pixels: leave one out")
 	case quality && r.Short == 0:
 		return errors.New("--quality goes with --resize: pictures that keep their size are not encoded again")
 	}
-	if r.spool == "" {
-		r.spool = os.TempDir()
-	}
+	r.spool = cmp.Or(r.spool, os.TempDir())
 	return nil
+}
+
+// all makes the files of m anew, and returns where they are and their manifest.
+func (r *recoding) all(ctx context.Context, src objstore.Reader, m *catalog.Manifest, connections int) (*recoded, *catalog.Manifest, error) {
+	made, err := recode(ctx, src, m, r.Recode, r.spool, connections)
+	if err != nil {
+		return nil, nil, err
+	}
+	if made.kept > 0 {
+		notice("%s files are not readable pictures and stay as they are", humanize.Comma(int64(made.kept)))
+	}
+	built, err := catalog.Build(made.List(ctx, ""), catalog.BuildOptions{})
+	if err != nil {
+		return nil, nil, fmt.Errorf("recoded files: %w", err)
+	}
+	m, err = mapped(built)
+	return made, m, err
 }
 
 // packOverhead is what a pack needs beside the parts that it builds: the Go runtime, the buffers of its
 // connections, and the collector's share.
 const packOverhead = 96 << 20
 
-func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Options, o shard.PackOptions, re recoding) (_ shard.Result, version string, cost engine.Cost, err error) {
+func pack(ctx context.Context, from, to string, fromStore, toStore stores.Options, o shard.PackOptions, re recoding) (_ shard.Result, version string, cost engine.Cost, err error) {
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	fromStore.S3.Logger, toStore.S3.Logger = o.Logger, o.Logger
-	base, source, err := objstore.Open(ctx, from, fromStore)
+	base, source, err := stores.Open(ctx, from, fromStore)
 	if err != nil {
 		return shard.Result{}, "", cost, err
 	}
-	dst, where, err := objstore.Create(ctx, to, toStore)
+	dst, where, err := stores.Create(ctx, to, toStore)
 	if err != nil {
 		return shard.Result{}, "", cost, err
 	}
@@ -183,7 +210,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Opti
 	asked.Go(func() error {
 		set, err := shard.IsSet(ctx, src, source)
 		if err == nil && set {
-			err = fmt.Errorf("%s is a shard set already", source)
+			err = fmt.Errorf("%s is already a shard set", source)
 		}
 		return err
 	})
@@ -207,28 +234,19 @@ func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Opti
 	}
 	if o.Memory -= packOverhead + m.FileSize() + 16*int64(m.Len()); o.Memory < 32<<20 {
 		return shard.Result{}, "", cost, fmt.Errorf("--memory is too little for %s files (give at least %s)", humanize.Comma(int64(m.Len())),
-			engine.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
+			cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
 	}
 	if o.Recoded = re.String(); o.Recoded != "" {
-		made, err := recode(ctx, src, m, re.Recode, re.spool, o.Connections)
-		if err != nil {
-			return shard.Result{}, "", cost, err
-		}
-		if made.kept > 0 {
-			notice("%s files are no pictures that can be read, and stay as they are", humanize.Comma(int64(made.kept)))
-		}
-		if built, err = catalog.Build(made.List(ctx, ""), catalog.BuildOptions{}); err != nil {
-			return shard.Result{}, "", cost, fmt.Errorf("recoded files: %w", err)
+		made, anew, failed := re.all(ctx, src, m, o.Connections)
+		if failed != nil {
+			return shard.Result{}, "", cost, failed
 		}
 		if err := m.Close(); err != nil {
 			return shard.Result{}, "", cost, err
 		}
-		if m, err = mapped(built); err != nil {
-			return shard.Result{}, "", cost, err
-		}
-		src = made
+		src, m = made, anew
 		defer func() {
-			if err == nil {
+			if err == nil { // else the same command goes on with them
 				err = made.remove()
 			}
 		}()
@@ -242,7 +260,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore objstore.Opti
 		bar.Done("")
 		return res, "", cost, err
 	}
-	bar.Done(count(res.Shards, "shard"))
+	bar.Done(human.Count(res.Shards, "shard"))
 	total := objstore.RequestsOf(base).Plus(objstore.RequestsOf(dst))
 	return res, m.Version(), engine.CostOf(total, fromStore.Store.Prices), nil
 }

@@ -17,9 +17,11 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/internal/workload"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -90,7 +92,7 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 	f.Float64Var(&o.requestRate, "request-rate", 0, "requests per second that the store answers (default: no limit)")
 	f.DurationVar(&o.requestCPU, "request-cpu", 0, "CPU time of the daemon per request; requests are processed one after the other")
 	f.Var(&o.connections, "connections", "maximum requests in flight to the object store, as for mount")
-	f.StringVar(&o.workload, "workload", "", "take --batch, --step-time and --sample-size from: "+strings.Join(workloadNames(), ", "))
+	f.StringVar(&o.workload, "workload", "", "take --batch, --step-time and --sample-size from: "+strings.Join(workload.Names(), ", "))
 	f.IntVar(&o.batch, "batch", 0, "samples per step of one accelerator")
 	f.DurationVar(&o.step, "step-time", 0, "compute time of a step")
 	f.IntVar(&o.accelerators, "accelerators", 1, "accelerators that step together")
@@ -110,13 +112,6 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 	return c
 }
 
-func workloadNames() (names []string) {
-	for _, s := range workload.Shapes {
-		names = append(names, s.Name)
-	}
-	return names
-}
-
 // limits takes what mount's flags mean on this machine, but for the default of --memory, which stays.
 func (o *planOptions) limits() error {
 	disk, _, err := o.mostDisk.disk(cacheBase(), machine.Room)
@@ -133,30 +128,38 @@ func (o *planOptions) limits() error {
 	return nil
 }
 
+// takeWorkload takes from --workload what no flag says.
+func (o *planOptions) takeWorkload(c *cobra.Command) error {
+	if o.workload == "" {
+		return nil
+	}
+	shape, ok := workload.Find(o.workload)
+	if !ok {
+		return cli.Usagef("--workload %q: give one of %s", o.workload, strings.Join(workload.Names(), ", "))
+	}
+	if !outranks(c, "batch", "workload") {
+		o.batch = shape.Batch
+	}
+	if !outranks(c, "step-time", "workload") {
+		o.step = shape.Step
+	}
+	if !outranks(c, "sample-size", "workload") {
+		o.sampleSize = cli.Size(shape.SampleBytes)
+	}
+	return nil
+}
+
 // check checks the flags.
 func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
-	changed := c.Flags().Changed
 	if err := o.limits(); err != nil {
 		return err
 	}
-	if o.workload != "" {
-		shape, ok := workload.Find(o.workload)
-		if !ok {
-			return cli.Usagef("--workload %q: give one of %s", o.workload, strings.Join(workloadNames(), ", "))
-		}
-		if !outranks(c, "batch", "workload") {
-			o.batch = shape.Batch
-		}
-		if !outranks(c, "step-time", "workload") {
-			o.step = shape.Step
-		}
-		if !outranks(c, "sample-size", "workload") {
-			o.sampleSize = cli.Size(shape.SampleBytes)
-		}
+	if err := o.takeWorkload(c); err != nil {
+		return err
 	}
 	switch {
 	case o.batch < 1:
-		return cli.Usagef("--batch %d: give the samples that an accelerator takes a step, 1 or more, or a --workload", o.batch)
+		return cli.Usagef("--batch %d: give the samples per step of an accelerator, 1 or more, or a --workload", o.batch)
 	case o.step <= 0:
 		return cli.Usagef("--step-time %s: give the compute time of a step, such as 224ms, or a --workload", o.step)
 	case o.accelerators < 1 || o.accelerators > maxAccelerators:
@@ -172,7 +175,7 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	case !(o.sigma >= 0 && o.sigma <= 4):
 		return cli.Usagef("--latency-sigma %g: give a number from 0 to 4", o.sigma)
 	case !(o.requestRate >= 0 && o.requestRate <= math.MaxFloat32):
-		return cli.Usagef("--request-rate %g: give the requests a second, or 0 for no limit", o.requestRate)
+		return cli.Usagef("--request-rate %g: give requests per second, or 0 for no limit", o.requestRate)
 	}
 	if o.spec, err = order.Parse(o.order); err == nil {
 		err = o.spec.Check()
@@ -181,9 +184,9 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	case err != nil:
 		return cli.Usagef("--order: %w", err)
 	case !o.spec.Computed():
-		return cli.Usagef("--order %s computes nothing that could be simulated (give uniform:seed=0, or what the trainer reads by)", o.order)
+		return cli.Usagef("--order %s cannot be simulated (give uniform:seed=0, or the trainer's order)", o.order)
 	case o.spec.Name() == "torch-loader":
-		return cli.Usagef("--order %s: the order of later epochs is not known (give uniform:seed=0, with which it takes as long)", o.order)
+		return cli.Usagef("--order %s: the order of later epochs is not known (give uniform:seed=0, which takes as long)", o.order)
 	}
 	if o.policy == "all" {
 		o.policies = []sim.Policy{sim.Keep, sim.LRU, sim.Belady}
@@ -201,7 +204,7 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	}
 	switch {
 	case source && given(c, "sample-size"):
-		return cli.Usagef("--sample-size: SOURCE has sizes of its own; leave one of them out")
+		return cli.Usagef("--sample-size: SOURCE has its own sizes; leave one of them out")
 	case source:
 		if err := engine.CheckSamples(o.samples); err != nil {
 			return cli.Usagef("--samples: %w", err)
@@ -210,7 +213,7 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	}
 	o.synthetic, err = strconv.Atoi(o.samples)
 	switch {
-	case !changed("samples"):
+	case !c.Flags().Changed("samples"):
 		return cli.Usagef("give a SOURCE, or --samples and --sample-size of a dataset that does not exist yet")
 	case err != nil || o.synthetic < 1 || o.synthetic > maxSynthetic:
 		return cli.Usagef("--samples %q: without SOURCE give the number of samples, from 1 to %s", o.samples, humanize.Comma(maxSynthetic))
@@ -251,24 +254,14 @@ type predictor struct {
 	out io.Writer
 }
 
-// equalSizes are samples of one size.
-type equalSizes int64
-
-func (s equalSizes) Extents(int) int {
-	return int((int64(s) + engine.ExtentSize - 1) / engine.ExtentSize)
-}
-func (s equalSizes) ExtentBytes(_, x int) int64 {
-	return min(int64(s)-int64(x)*engine.ExtentSize, engine.ExtentSize)
-}
-
 func (p *predictor) synthetic(ctx context.Context) error {
 	o, n := p.o, p.o.synthetic
 	c := p.config()
-	c.Samples, c.Sizes = n, equalSizes(o.sampleSize)
-	c.Memory = engine.ForecastMemory(int64(o.memory), n)
+	c.Samples, c.Sizes = n, sim.Files{int64(o.sampleSize)}
+	c.Memory = cachedir.ForecastMemory(int64(o.memory), n)
 	if part := n / fewSamples; part > 10 && c.Memory > 0 {
-		p.inv.notice("each of %s is simulated, which takes long: the same part of samples and cache predicts about the same utilisation (--samples %d --cache-size %s)",
-			count(n, "sample"), n/part, engine.RoundUp(int64(o.cacheSize)/int64(part)))
+		p.inv.notice("simulating %s takes long: the same fraction of samples and cache predicts about the same utilisation (--samples %d --cache-size %s)",
+			human.Count(n, "sample"), n/part, cachedir.RoundUp(int64(o.cacheSize)/int64(part)))
 	}
 	return p.predict(ctx, c, func(epoch int) (order.Order, error) { return o.spec.Order(n, epoch) }, planDataset{
 		Samples: n, Bytes: int64(n) * int64(o.sampleSize),
@@ -280,11 +273,11 @@ func (p *predictor) synthetic(ctx context.Context) error {
 func (p *predictor) source(ctx context.Context, source string) (err error) {
 	dir, err := os.MkdirTemp("", "shoal-plan-")
 	if err != nil {
-		return fmt.Errorf("a folder for the catalog: %w (set TMPDIR to a folder that can be written)", err)
+		return fmt.Errorf("cannot create a temporary folder: %w (set TMPDIR to a writable folder)", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	h, err := engine.OpenHost(engine.HostConfig{CacheDir: dir, CacheSize: 1 << 50, Memory: int64(p.o.memory), Logger: logger})
+	h, err := engine.OpenHost(engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 50, Memory: int64(p.o.memory), Logger: logger}})
 	if err != nil {
 		return err
 	}
@@ -305,7 +298,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 	defer func() { err = joinClose(err, e) }()
 	f := e.Forecast()
 	if f.Samples == 0 {
-		return fmt.Errorf("%s: none of its %s files is a sample by --samples %s (give --samples '*' for all)", e.Source(), humanize.Comma(int64(f.Files)), p.o.samples)
+		return fmt.Errorf("%s: none of its %s files matches --samples %s (give --samples '*' for all)", e.Source(), humanize.Comma(int64(f.Files)), p.o.samples)
 	}
 	c := p.config()
 	c.Samples, c.Sizes, c.Places, c.Key, c.Memory = f.Files, f.Sizes, f.Places, f.Key, f.Memory
@@ -387,7 +380,7 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		var little *sim.MemoryError
 		if errors.As(err, &little) {
 			return fmt.Errorf("--memory %s leaves %s for data beside the metadata of %s, and simulating it takes %s (give at least %s)", p.o.memory.String(),
-				humanize.IBytes(uint64(max(little.Have, 0))), count(d.Samples, "sample"), humanize.IBytes(uint64(little.Need)), engine.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
+				humanize.IBytes(uint64(max(little.Have, 0))), human.Count(d.Samples, "sample"), humanize.IBytes(uint64(little.Need)), cachedir.RoundUp(int64(p.o.memory)+(little.Need-little.Have)*4/3+1))
 		}
 		return err
 	}

@@ -86,11 +86,11 @@ func (o *profileOptions) check(args []string) error {
 	case o.from != "" && len(args) > 0:
 		return cli.Usagef("give a MOUNTPOINT or --from, not both")
 	case o.from != "" && o.out != "":
-		return cli.Usagef("--out: %s is a recording already", o.from)
+		return cli.Usagef("--out: %s is already a recording", o.from)
 	case o.duration < 0 || o.step < 0:
 		return cli.Usagef("--duration %s, --step-time %s: neither may be negative", o.duration, o.step)
 	case o.batch < 1:
-		return cli.Usagef("--batch %d: give the samples of a step, 1 or more", o.batch)
+		return cli.Usagef("--batch %d: give the samples per step, 1 or more", o.batch)
 	}
 	return nil
 }
@@ -134,12 +134,10 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, mountpoint
 	path := filepath.Join(mountpoint, ".shoal", "profile")
 	f, err := os.Open(path)
 	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return nil, fmt.Errorf("%s: its daemon records nothing (it is of an older version: mount it again)", mountpoint)
 	case errors.Is(err, os.ErrPermission):
 		return nil, fmt.Errorf("%s: %w (only the mount's owner may record it: run this as that user, or as root)", path, err)
 	case err != nil:
-		return nil, fmt.Errorf("%s: no recording was begun: %w (others may be recording, or --memory is short: `shoal stat %s` tells)", mountpoint, err, mountpoint)
+		return nil, fmt.Errorf("%s: cannot start a recording: %w (others may be recording, or --memory is too small: see `shoal stat %s`)", mountpoint, err, mountpoint)
 	}
 	defer f.Close()
 	r := recording{t: &trace.Trace{}}
@@ -194,7 +192,7 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, mountpoint
 		}
 	}
 	if r.t.Version == 0 {
-		return nil, fmt.Errorf("%s: the mount has gone before anything was recorded", mountpoint)
+		return nil, fmt.Errorf("%s: the mount disappeared before anything was recorded", mountpoint)
 	}
 	return r.t, r.line(trace.AppendJSON(nil, struct {
 		Footer trace.Footer `json:"footer"`

@@ -18,6 +18,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 func serveCommand() *cobra.Command {
@@ -45,38 +46,20 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 				return err
 			}
 			if workers < 0 {
-				return cli.Usagef("--workers %d: give a number of samples, or 0 for one a processor", workers)
+				return cli.Usagef("--workers %d: give a number of samples, or 0 for one per processor", workers)
 			}
-			if mountpoint != "" {
-				if mountpoint, err = inv.abs(mountpoint); err != nil {
-					return err
-				}
-				if err := mo.checkPoint(mountpoint); err != nil {
-					return err
-				}
-			}
-			if err := mo.check(); err != nil {
+			if mountpoint, err = mo.check(inv, &eo, mountpoint); err != nil {
 				return err
 			}
-			if !inv.attached() {
-				serviceTargets(mountpoint, listen...)
-				if parent, err := background(&eo); parent {
+			return asDaemon(c, &eo, &mo, mountpoint, listen, func() error {
+				lo := loader.ListenOptions{SocketMode: fs.FileMode(mode), SocketGroup: group}
+				fo := loader.Options{Version: version, Compile: compileTransform, Log: cfg.Logger, Workers: workers}
+				if fo.Tokens, err = security.resolve(inv, cfg.Logger, &lo); err != nil {
 					return err
 				}
-				defer rotateLog(&eo)()
-				if mo.supervise {
-					if parent, err := supervise(c.Context(), &mo.drain); parent {
-						return err
-					}
-				}
-			}
-			lo := loader.ListenOptions{SocketMode: fs.FileMode(mode), SocketGroup: group}
-			fo := loader.Options{Version: version, Compile: compileTransform, Log: cfg.Logger, Workers: workers}
-			if fo.Tokens, err = security.resolve(inv, cfg.Logger, &lo); err != nil {
-				return err
-			}
-			return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
-				return runServe(ctx, inv, h, cfg, &eo, &mo, listen, lo, fo, mountpoint)
+				return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
+					return runServe(ctx, inv, h, cfg, &eo, &mo, listen, lo, fo, mountpoint)
+				})
 			})
 		},
 	}
@@ -216,7 +199,7 @@ func (d feedDataset) BeginParts(name string, seq order.Order, start, weight int,
 }
 
 type feedStream struct {
-	*engine.Stream
+	*run.Stream
 	dataset *engine.Dataset
 }
 

@@ -69,29 +69,16 @@ func schemaOf(root *cobra.Command) *settings.Schema {
 	return &settings.Schema{Root: root, Reserved: reserved, Checks: map[string]func(string) error{
 		"log-level": func(text string) error {
 			if err := new(slog.Level).UnmarshalText([]byte(text)); err != nil {
-				return fmt.Errorf("%q is no level: give debug, info, warn or error", text)
+				return fmt.Errorf("%q is not a log level: give debug, info, warn or error", text)
 			}
 			return nil
 		},
-		"kernel-cache": oneOf("auto", "on", "off"),
-		"records":      oneOf("csv"),
-		"samples":      engine.CheckSamples,
+		"samples": engine.CheckSamples,
 		"order": func(text string) error {
 			_, err := order.Parse(text)
 			return err
 		},
 	}}
-}
-
-func oneOf(words ...string) func(string) error {
-	return func(text string) error {
-		for _, w := range words {
-			if text == w {
-				return nil
-			}
-		}
-		return fmt.Errorf("%q: give %s", text, strings.Join(words, ", "))
-	}
 }
 
 // addSettings lets all flags below root be set by environment and file, too.

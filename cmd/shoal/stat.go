@@ -18,6 +18,7 @@ import (
 
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
 )
 
@@ -64,11 +65,11 @@ argument it takes the only daemon on this machine that has a mount or serves the
   shoal stat unix:///run/shoal/feed.sock --json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			target, err := oneDaemon(c.Context(), c, args, &security)
+			target, err := oneDaemon(c.Context(), args, &security)
 			if err != nil {
 				return err
 			}
-			raw, err := anyStats(c.Context(), c, target, &security)
+			raw, err := anyStats(c.Context(), target, &security)
 			if err != nil {
 				return err
 			}
@@ -90,7 +91,7 @@ argument it takes the only daemon on this machine that has a mount or serves the
 	return c
 }
 
-func anyStats(ctx context.Context, c *cobra.Command, target string, security *clientSecurity) ([]byte, error) {
+func anyStats(ctx context.Context, target string, security *clientSecurity) ([]byte, error) {
 	if !strings.Contains(target, "://") {
 		if _, err := os.Lstat(target); err == nil || strings.HasPrefix(target, "/") || !strings.Contains(target, ":") {
 			s, err := readStats(target)
@@ -124,37 +125,33 @@ func printStats(w io.Writer, s *engine.Stats, feed *loader.Stats) {
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%-10s "+format+"\n", append([]any{name}, args...)...)
 	}
-	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 	share := func(n int64) float64 { return 100 * float64(n) / float64(max(s.Reads, 1)) }
 	row("source", "%s", s.Source)
-	row("dataset", "%.12s, %s, %s numbered, %s", s.Dataset, count(s.Files, "file"), humanize.Comma(int64(s.Samples)), bytes(s.Bytes))
+	row("dataset", "%.12s, %s, %s numbered, %s", s.Dataset, human.Count(s.Files, "file"), humanize.Comma(int64(s.Samples)), human.Bytes(s.Bytes))
 	row("up", "%s (pid %d)", (time.Duration(s.Uptime) * time.Second), s.PID)
-	row("order", "%s, epoch %d, position %d, %s; %s ahead of the reader", s.Order.Spec, s.Order.Epoch, s.Order.Position, s.Order.State, count(s.Lead, "sample"))
-	row("reads", "%s of %s: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads), count(s.Opens, "opened file"),
+	row("order", "%s, epoch %d, position %d, %s; %s ahead of the reader", s.Order.Spec, s.Order.Epoch, s.Order.Position, s.Order.State, human.Count(s.Lead, "sample"))
+	row("reads", "%s of %s: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads), human.Count(s.Opens, "opened file"),
 		share(s.Hits.Keep), share(s.Hits.Ring), share(s.Joined), share(s.Misses))
 	row("stall", "%.2f s, summed over readers", s.Stall)
-	row("store", "%s, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, %s", count(s.GetRequests, "GET"), bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, storeErrors(s.StoreErrors))
+	row("store", "%s, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, %s", human.Count(s.GetRequests, "GET"), human.Bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, storeErrors(s.StoreErrors))
 	printCost(row, s.Cost)
-	row("memory", "%s of %s for data (peak %s), RSS %s, %d goroutines", bytes(s.Memory.Used), bytes(s.Memory.Limit), bytes(s.Memory.Peak), bytes(s.Memory.RSS), s.Memory.Goroutines)
-	limit := s.Disk.Limit // the dataset's quota
-	if limit == 0 {
-		limit = s.Disk.Budget
-	}
-	used := bytes(s.Disk.Used) + " of " + bytes(limit)
+	row("memory", "%s of %s for data (peak %s), RSS %s, %d goroutines", human.Bytes(s.Memory.Used), human.Bytes(s.Memory.Limit), human.Bytes(s.Memory.Peak), human.Bytes(s.Memory.RSS), s.Memory.Goroutines)
+	limit := cmp.Or(s.Disk.Limit, s.Disk.Budget) // the dataset's quota, else the cache's
+	used := human.Bytes(s.Disk.Used) + " of " + human.Bytes(limit)
 	if s.Disk.Used > limit { // it was there before other datasets, or a new version, took their metadata from the limit
-		used = bytes(s.Disk.Used) + ", above the limit of " + bytes(limit) + " that there is now: nothing is added"
+		used = human.Bytes(s.Disk.Used) + ", above the limit of " + human.Bytes(limit) + " that there is now: nothing is added"
 	}
-	row("disk", "%s, %s of %s kept", used, humanize.Comma(int64(s.Disk.Kept)), count(s.Disk.Extents, "extent"))
+	row("disk", "%s, %s of %s kept", used, humanize.Comma(int64(s.Disk.Kept)), human.Count(s.Disk.Extents, "extent"))
 	if feed != nil {
-		row("feed", "%s open, %d ended by errors; %s in %s, %s; batches of %s in memory", count(feed.Open, "session"), feed.Failed,
-			count(feed.Total.Samples, "sample"), count(feed.Total.Batches, "batch"), bytes(feed.Total.Bytes), bytes(feed.HeldBytes))
+		row("feed", "%s open, %d ended by errors; %s in %s, %s; batches of %s in memory", human.Count(feed.Open, "session"), feed.Failed,
+			human.Count(feed.Total.Samples, "sample"), human.Count(feed.Total.Batches, "batch"), human.Bytes(feed.Total.Bytes), human.Bytes(feed.HeldBytes))
 		for _, f := range feed.List {
 			row("  session", "%s, rank %d of %d (%s): epoch %d, batch %d, %s, %d bad, stalled %.2f s, waited %.2f s for credit", f.Session, f.Rank, f.World,
-				f.Client, f.Epoch, f.Batch, count(f.Samples, "sample"), f.Bad, f.Stall, f.Credit)
+				f.Client, f.Epoch, f.Batch, human.Count(f.Samples, "sample"), f.Bad, f.Stall, f.Credit)
 		}
 	}
 	if n := s.Skipped.Hostile + s.Skipped.Shadowed + s.Skipped.Bad; n > 0 {
-		row("not shown", "%s: %s", count(n, "key"), strings.Join(s.Skipped.Examples, ", "))
+		row("not shown", "%s: %s", human.Count(n, "key"), strings.Join(s.Skipped.Examples, ", "))
 	}
 	for _, e := range s.Errors {
 		row(strings.ToLower(e.Level), "%s (%d×, last %s)", e.Text, e.Count, e.Time.Format(time.TimeOnly))

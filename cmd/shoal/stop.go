@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/internal/audit"
 )
 
 func stopCommand() *cobra.Command {
@@ -31,12 +31,12 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 			if invocationOf(c.Context()).attached() { // the verb itself has named it
 				return stopServing(c.Context(), args[0], wait)
 			}
-			target, err := oneDaemon(c.Context(), c, args, &security)
+			target, err := oneDaemon(c.Context(), args, &security)
 			if err != nil {
 				return err
 			}
 			say(args, "stopping the daemon of %s", target)
-			raw, err := anyStats(c.Context(), c, target, &security)
+			raw, err := anyStats(c.Context(), target, &security)
 			if err != nil {
 				return err
 			}
@@ -46,11 +46,11 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 			}
 			one := s.Users > 1 && !all
 			if one && (s.Feed == nil || len(s.Feed.Listen) == 0) {
-				return fmt.Errorf("the daemon of %s serves %d mounts and feeds: end this one alone with `shoal umount %[1]s`, or all with --all", target, s.Users)
+				return fmt.Errorf("the daemon of %s serves %d mounts and feeds: unmount this one with `shoal umount %[1]s`, or stop all with --all", target, s.Users)
 			}
 			// The number may be another machine's or container's: the owner of the cache directory here must have it.
-			if pid, err := ownerOf(s.CacheDir); err != nil || pid != s.PID {
-				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and user: end it where it runs", target, s.PID, s.CacheDir)
+			if pid := ownerOf(s.CacheDir); pid == 0 || pid != s.PID {
+				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and user: stop it where it runs", target, s.PID, s.CacheDir)
 			}
 			if one {
 				return attach(c.Context(), s.CacheDir, []string{"stop", s.Feed.Listen[0], "--wait", wait.String()}, c.OutOrStdout())
@@ -98,7 +98,7 @@ func stoppable(addr string, cancel func()) (ended func()) {
 func stopServing(ctx context.Context, addr string, wait time.Duration) error {
 	found, ok := serving.Load(addr)
 	if !ok {
-		return fmt.Errorf("nothing is served at %s any more", addr)
+		return fmt.Errorf("nothing is served at %s any longer", addr)
 	}
 	s := found.(*served)
 	s.cancel()
@@ -112,24 +112,12 @@ func stopServing(ctx context.Context, addr string, wait time.Duration) error {
 	}
 }
 
-// ownerOf returns the process that listens on a cache directory's socket, as this process numbers it.
-func ownerOf(cacheDir string) (pid int, err error) {
+// ownerOf returns the process that listens on a cache directory's socket, as this process numbers it, or 0.
+func ownerOf(cacheDir string) (pid int) {
 	conn, err := dialUnix(filepath.Join(cacheDir, socketName))
 	if err != nil {
-		return 0, err
+		return 0
 	}
 	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	var failure error
-	if err := raw.Control(func(fd uintptr) { cred, failure = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return 0, err
-	}
-	if failure != nil {
-		return 0, failure
-	}
-	return int(cred.Pid), nil
+	return audit.Unix(conn.(*net.UnixConn)).PID
 }

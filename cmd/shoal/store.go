@@ -30,7 +30,7 @@ func (o *storeOptions) add(c *cobra.Command) {
 	f.StringVar(&o.keyFile, "sse-c-key-file", "", "file with the SSE-C key of the objects: 32 raw bytes, or base64 or hex; or "+customerKeyVariable)
 	f.Int64Var(&o.getsPerHour, "gets-per-hour", 0, "maximum GETs and HEADs in any hour; near the limit prefetching slows down, at the limit readers wait (default: no limit)")
 	f.StringVar(&o.prices, "price", "", "what requests cost, for reports: get=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD")
-	f.StringVar(&o.versions, "object-versions", "auto", "auto: in a versioned bucket, objects overwritten in mid-epoch are still read as listed; off: that is an error")
+	addChoice(f, &o.versions, "object-versions", "auto: in a versioned bucket, objects overwritten in mid-epoch are still read as listed; off: that is an error", "auto", "off")
 	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects listed without an ETag (size and time are used instead)")
 	f.BoolVar(&o.linksOutside, "links-outside", false, "follow symbolic links that lead out of a file:// source")
 	f.BoolVar(&o.requesterPays, "requester-pays", false, "pay for requests to a requester-pays bucket")
@@ -41,9 +41,6 @@ func (o *storeOptions) options(inv *invocation) (objstore.StoreOptions, error) {
 	key, err := customerKey(inv, o.keyFile, customerKeyVariable)
 	if err != nil {
 		return objstore.StoreOptions{}, fmt.Errorf("--sse-c-key-file: %w", err)
-	}
-	if o.versions != "auto" && o.versions != "off" {
-		return objstore.StoreOptions{}, cli.Usagef("--object-versions %q: give auto or off", o.versions)
 	}
 	if o.getsPerHour != 0 && o.getsPerHour < objstore.LeastBudget {
 		return objstore.StoreOptions{}, cli.Usagef("--gets-per-hour %d: give at least %d", o.getsPerHour, objstore.LeastBudget)

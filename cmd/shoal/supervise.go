@@ -9,8 +9,6 @@ import (
 	"os/exec"
 	"syscall"
 	"time"
-
-	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // supervisedEnv marks the process that a supervisor started.
@@ -50,7 +48,7 @@ func supervise(ctx context.Context, ending *drainOptions) (parent bool, err erro
 		if time.Since(start) > calm {
 			pause = firstPause
 		}
-		slog.Error("the daemon died; it is started again", "cause", exit.String(), "pause", pause)
+		slog.Error("the daemon died; restarting it", "cause", exit.String(), "pause", pause)
 		select {
 		case <-ctx.Done():
 			return true, ctx.Err()
@@ -62,26 +60,15 @@ func supervise(ctx context.Context, ending *drainOptions) (parent bool, err erro
 
 // superviseOnce runs one child to its end.
 func superviseOnce(ctx context.Context, ending *drainOptions, first bool) (wasReady bool, err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return false, err
+	cmd := &exec.Cmd{
+		Env: append(withoutManager(os.Environ()), supervisedEnv+"=1"), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // a terminal's signals reach the child from here alone
 	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		return false, err
-	}
-	defer r.Close()
-	cmd := exec.Command(self, selfArgs()...)
-	cmd.Env = append(withoutManager(os.Environ()), supervisedEnv+"=1", readyEnv+"=3", settledEnv+"=1")
-	cmd.ExtraFiles = []*os.File{w}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	// A terminal's signals reach the child from here alone.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	err = cmd.Start()
-	w.Close()
+	r, err := startAgain(cmd)
 	if err != nil {
 		return false, fmt.Errorf("supervise: %w", err)
 	}
+	defer r.Close()
 	ended := make(chan struct{})
 	defer close(ended)
 	go func() { // each signal to the supervisor means the child
@@ -95,22 +82,13 @@ func superviseOnce(ctx context.Context, ending *drainOptions, first bool) (wasRe
 			}
 		}
 	}()
-	var failure, orphan error
-	readReadiness(r, func(text string) { notice("%s", text) }, func() {
-		wasReady = true
-		if first {
-			orphan = ready()
+	wasReady, failure := readReadiness(r, func(text string) { notice("%s", text) })
+	if wasReady && first {
+		if orphan := ready(); orphan != nil {
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			_ = cmd.Wait()
+			return false, orphan
 		}
-	}, func(code int, text string) {
-		failure = errors.New(text)
-		if code == 2 {
-			failure = cli.Usage(failure)
-		}
-	})
-	if orphan != nil {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
-		return false, orphan
 	}
 	err = cmd.Wait()
 	if failure != nil && first && !wasReady {

@@ -16,9 +16,11 @@ import (
 	"github.com/charmbracelet/x/term"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin/top"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/machine"
 )
 
 func topCommand() *cobra.Command {
@@ -50,11 +52,11 @@ If the output is not a terminal, it prints one frame as plain text. NO_COLOR is 
 			if len(args) > 0 {
 				target = args[0]
 			} else {
-				mounts, err := shoalMounts("/proc/self/mounts")
+				mounts, err := fusefs.Mounts()
 				switch {
 				case err != nil:
 				case len(mounts) == 0:
-					target, err = oneDaemon(c.Context(), c, args, &security)
+					target, err = oneDaemon(c.Context(), args, &security)
 				default:
 					target, err = chooseMount(mounts, onTerminal, os.Stdin, c.ErrOrStderr())
 				}
@@ -63,7 +65,7 @@ If the output is not a terminal, it prints one frame as plain text. NO_COLOR is 
 				}
 			}
 			o := top.Options{Target: target, Interval: interval, Fetch: func(ctx context.Context) (verdict.Snapshot, error) {
-				return fetchSnapshot(ctx, c, target, &security)
+				return fetchSnapshot(ctx, target, &security)
 			}}
 			if once || !onTerminal {
 				return top.Once(c.Context(), o, c.OutOrStdout(), terminalWidth(out))
@@ -90,12 +92,12 @@ func terminalWidth(out *os.File) int {
 	return 120
 }
 
-func fetchSnapshot(ctx context.Context, c *cobra.Command, target string, security *clientSecurity) (s verdict.Snapshot, err error) {
+func fetchSnapshot(ctx context.Context, target string, security *clientSecurity) (s verdict.Snapshot, err error) {
 	var raw []byte
 	if strings.HasPrefix(target, "http://") || strings.HasPrefix(target, "https://") {
 		raw, err = adminStats(ctx, target)
 	} else {
-		raw, err = anyStats(ctx, c, target, security)
+		raw, err = anyStats(ctx, target, security)
 	}
 	if err != nil {
 		return s, err
@@ -125,53 +127,16 @@ func adminStats(ctx context.Context, target string) ([]byte, error) {
 	return body, err
 }
 
-// shoalMount is one line of the table of mounts.
-type shoalMount struct{ source, path string }
-
-// shoalMounts returns the mounts of Shoal in a table of mounts (proc(5)).
-func shoalMounts(table string) (found []shoalMount, err error) {
-	b, err := os.ReadFile(table)
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) > 2 && f[2] == "fuse.shoal" {
-			found = append(found, shoalMount{unescapeMount(f[0]), unescapeMount(f[1])})
-		}
-	}
-	return found, nil
-}
-
-// unescapeMount undoes the octal escapes of the table of mounts.
-func unescapeMount(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
-}
-
 // chooseMount returns the only mount, or the one that the user names by its number.
-func chooseMount(mounts []shoalMount, ask bool, in io.Reader, out io.Writer) (string, error) {
+func chooseMount(mounts []machine.Mount, ask bool, in io.Reader, out io.Writer) (string, error) {
 	switch {
 	case len(mounts) == 1:
-		return mounts[0].path, nil
+		return mounts[0].Point, nil
 	case !ask:
-		var paths []string
-		for _, m := range mounts {
-			paths = append(paths, m.path)
-		}
-		return "", cli.Usagef("there are %d mounts (give one of %s)", len(mounts), strings.Join(paths, ", "))
+		return "", cli.Usagef("there are %d mounts (give one of %s)", len(mounts), strings.Join(pointsOf(mounts), ", "))
 	}
 	for i, m := range mounts {
-		fmt.Fprintf(out, "%d  %s  (%s)\n", i+1, m.path, m.source)
+		fmt.Fprintf(out, "%d  %s  (%s)\n", i+1, m.Point, m.Source)
 	}
 	fmt.Fprintf(out, "which one, 1 to %d? ", len(mounts))
 	line, err := bufio.NewReader(in).ReadString('\n')
@@ -182,5 +147,5 @@ func chooseMount(mounts []shoalMount, ask bool, in io.Reader, out io.Writer) (st
 	if err != nil || n < 1 || n > len(mounts) {
 		return "", cli.Usagef("%q is none of 1 to %d", strings.TrimSpace(line), len(mounts))
 	}
-	return mounts[n-1].path, nil
+	return mounts[n-1].Point, nil
 }

@@ -1,34 +1,17 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/shoalfs/shoal/internal/machine"
 )
 
-func TestShoalMounts(t *testing.T) {
-	table := filepath.Join(t.TempDir(), "mounts")
-	text := `proc /proc proc rw 0 0
-s3://a/train /mnt/a fuse.shoal rw,nosuid 0 0
-shoal /mnt/other ext4 rw 0 0
-file:///my\040data /mnt/two\040words\134x fuse.shoal rw 0 0
-`
-	if err := os.WriteFile(table, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	got, err := shoalMounts(table)
-	want := []shoalMount{{"s3://a/train", "/mnt/a"}, {"file:///my data", `/mnt/two words\x`}}
-	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("%q, %v", got, err)
-	}
-}
-
 func TestChooseMount(t *testing.T) {
-	one, two := []shoalMount{{"s", "/a"}}, []shoalMount{{"s", "/a"}, {"t", "/b"}}
+	one := []machine.Mount{{Source: "s", Point: "/a"}}
+	two := append(one[:1:1], machine.Mount{Source: "t", Point: "/b"})
 	for _, c := range []struct {
-		mounts []shoalMount
+		mounts []machine.Mount
 		ask    bool
 		typed  string
 		want   string

@@ -8,22 +8,14 @@ import (
 	"slices"
 	"strings"
 
-	humanize "github.com/dustin/go-humanize"
-	"github.com/dustin/go-humanize/english"
-	"github.com/spf13/cobra"
-
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/machine"
 )
 
 // What a wrong command line is told: the argument that is missing or too much, the nearest verb or flag, the value and
 // how to write it.
-
-// count writes a number of things.
-func count[N int | int64](n N, thing string) string {
-	return humanize.Comma(int64(n)) + " " + english.PluralWord(int(n), thing, "")
-}
 
 // oneMount returns the mount that args name, or the only one on this machine.
 func oneMount(args []string) (string, error) {
@@ -34,12 +26,20 @@ func oneMount(args []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return only(mounts, "give a mount point")
+	return only(pointsOf(mounts), "give a mount point")
+}
+
+// pointsOf returns where mounts lie.
+func pointsOf(mounts []machine.Mount) (points []string) {
+	for _, m := range mounts {
+		points = append(points, m.Point)
+	}
+	return points
 }
 
 // oneDaemon returns the mount or feed that args name, or the only daemon's on this machine that has a mount or
 // serves the default feed.
-func oneDaemon(ctx context.Context, c *cobra.Command, args []string, security *clientSecurity) (string, error) {
+func oneDaemon(ctx context.Context, args []string, security *clientSecurity) (string, error) {
 	if len(args) > 0 {
 		return args[0], nil
 	}
@@ -49,8 +49,8 @@ func oneDaemon(ctx context.Context, c *cobra.Command, args []string, security *c
 	}
 	if n := len(found); n > 1 && found[n-1] == defaultFeed {
 		// A daemon serves both, or the socket is one that a dead one has left.
-		feed := daemonOf(ctx, c, defaultFeed, security)
-		if feed == 0 || slices.ContainsFunc(found[:n-1], func(mount string) bool { return daemonOf(ctx, c, mount, security) == feed }) {
+		feed := daemonOf(ctx, defaultFeed, security)
+		if feed == 0 || slices.ContainsFunc(found[:n-1], func(mount string) bool { return daemonOf(ctx, mount, security) == feed }) {
 			found = found[:n-1]
 		}
 	}
@@ -58,8 +58,8 @@ func oneDaemon(ctx context.Context, c *cobra.Command, args []string, security *c
 }
 
 // daemonOf returns the process behind a mount or feed, 0 if it does not tell.
-func daemonOf(ctx context.Context, c *cobra.Command, target string, security *clientSecurity) int {
-	raw, err := anyStats(ctx, c, target, security)
+func daemonOf(ctx context.Context, target string, security *clientSecurity) int {
+	raw, err := anyStats(ctx, target, security)
 	var s engine.Stats
 	if err != nil || json.Unmarshal(raw, &s) != nil {
 		return 0
@@ -71,11 +71,11 @@ func daemonOf(ctx context.Context, c *cobra.Command, target string, security *cl
 func only(found []string, remedy string) (string, error) {
 	switch len(found) {
 	case 0:
-		return "", cli.Usagef("nothing of Shoal is seen here (%s)", remedy)
+		return "", cli.Usagef("no Shoal mount was found (%s)", remedy)
 	case 1:
 		return found[0], nil
 	}
-	return "", cli.Usagef("there are %d here (give one of %s)", len(found), strings.Join(found, ", "))
+	return "", cli.Usagef("found %d (give one of %s)", len(found), strings.Join(found, ", "))
 }
 
 // say tells which target was taken where none was given.

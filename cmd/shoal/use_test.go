@@ -11,6 +11,7 @@ import (
 
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 )
 
 // A wrong command line is told what is wrong with it: by the names that the help has, and with what may be meant.
@@ -29,7 +30,7 @@ func TestWrongUse(t *testing.T) {
 		"config mout":                   `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
 		"help cache lss":                `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
 		"mount a b --cach-dir=x":        "shoal mount has no flag --cach-dir: did you mean --cache-dir? (see: shoal mount --help)",
-		"mount a b --listen x":          "shoal mount has no flag --listen, which is of shoal serve (see: shoal mount --help)",
+		"mount a b --listen x":          "shoal mount has no flag --listen, which belongs to shoal serve (see: shoal mount --help)",
 		"mount a b --nonesuch":          "shoal mount has no flag --nonesuch (see: shoal mount --help)",
 		"mount a b -z":                  "shoal mount has no flag -z (see: shoal mount --help)",
 		"mount a b --cache-dir":         "--cache-dir needs a value (see: shoal mount --help)",
@@ -75,13 +76,34 @@ func TestOnly(t *testing.T) {
 		want  string
 		err   string
 	}{
-		{nil, "", "nothing of Shoal is seen here (give a mount point)"},
+		{nil, "", "no Shoal mount was found (give a mount point)"},
 		{[]string{"/a"}, "/a", ""},
-		{[]string{"/a", "/b"}, "", "there are 2 here (give one of /a, /b)"},
+		{[]string{"/a", "/b"}, "", "found 2 (give one of /a, /b)"},
 	} {
 		got, err := only(c.found, "give a mount point")
 		if got != c.want || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
 			t.Errorf("%q: %q, %v", c.found, got, err)
+		}
+	}
+}
+
+// The help of a verb is read in a minute; what it leaves out is told of, and is in the reference.
+func TestHelpIsShort(t *testing.T) {
+	commands(root(), func(c *cobra.Command) {
+		if n := len(cli.Shown(c)); n > cli.MostFlags {
+			t.Errorf("%s --help shows %d flags, %d are enough: add to rare", c.CommandPath(), n, cli.MostFlags)
+		}
+	})
+	var b strings.Builder
+	c := root()
+	c.SetOut(&b)
+	c.SetArgs([]string{"mount", "--help"})
+	if err := c.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]bool{"--cache-dir": true, "--memory": true, "--weak-etag": false, "more settings": true, "shoal config mount": true} {
+		if strings.Contains(b.String(), text) != want {
+			t.Errorf("%s in the help: %v", text, !want)
 		}
 	}
 }
@@ -96,7 +118,7 @@ func TestDefaultsAreToldOnce(t *testing.T) {
 		}
 	})
 	for n, want := range map[int]string{0: "0 batches", 1: "1 batch", 2: "2 batches", 1_234_567: "1,234,567 batches"} {
-		if got := count(n, "batch"); got != want {
+		if got := human.Count(n, "batch"); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

@@ -41,7 +41,7 @@ carries; python -m shoal verify does the same.`,
 				return cli.Usagef("%s does not run: %w (name another by --python)", interpreter, err)
 			}
 			if list := strings.Fields(string(missing)); len(list) > 0 {
-				return cli.Usagef("%s has no %s, which the batches are replayed with (%[1]s -m pip install numpy grpcio torch torchvision pillow, or name another Python by --python)",
+				return cli.Usagef("%s lacks %s, needed to replay the batches (%[1]s -m pip install numpy grpcio torch torchvision pillow, or name another Python by --python)",
 					interpreter, strings.Join(list, ", no "))
 			}
 			dir, err := os.MkdirTemp("", "shoal-verify-")
@@ -66,7 +66,7 @@ carries; python -m shoal verify does the same.`,
 			var exit *exec.ExitError
 			switch {
 			case errors.As(err, &exit) && exit.ExitCode() == 1:
-				return fmt.Errorf("%s: some rows differ from what torchvision makes of them (the lines above say which, and by how much)", args[0])
+				return fmt.Errorf("%s: some rows differ from what torchvision makes of them (see the lines above)", args[0])
 			case err != nil:
 				return cli.Usagef("%s could not be compared: %s", args[0], strings.TrimPrefix(strings.TrimSpace(said.String()), "shoal verify: "))
 			}

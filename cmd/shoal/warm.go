@@ -12,6 +12,7 @@ import (
 
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 )
 
 func warmCommand() *cobra.Command {
@@ -80,11 +81,11 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 		bar.Set(p.FilesDone, p.Files, humanize.IBytes(uint64(p.BytesDone))+" of "+humanize.IBytes(uint64(p.Bytes)))
 	})
 	rate := float64(p.BytesDone) / max(time.Since(start).Seconds(), 1e-3)
-	bar.Done(fmt.Sprintf("%s, %s, %s/s", count(p.FilesDone, "file"), humanize.IBytes(uint64(p.BytesDone)), humanize.IBytes(uint64(rate))))
+	bar.Done(fmt.Sprintf("%s, %s, %s/s", human.Count(p.FilesDone, "file"), humanize.IBytes(uint64(p.BytesDone)), humanize.IBytes(uint64(rate))))
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s of %s of %s are kept\n", humanize.Comma(int64(p.Kept)), count(p.Extents, "extent"), e.Source())
+	fmt.Fprintf(out, "%s of %s of %s are kept\n", humanize.Comma(int64(p.Kept)), human.Count(p.Extents, "extent"), e.Source())
 	if cost := e.Cost().Since(before); cost.Priced {
 		fmt.Fprintf(out, "sent meanwhile: %s\n", cost)
 	}
@@ -94,7 +95,7 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 	}
 	switch {
 	case p.Errors > 0:
-		return fmt.Errorf("%s could not be read, the first: %s", count(p.Errors, "file"), p.FirstError)
+		return fmt.Errorf("%s could not be read, the first: %s", human.Count(p.Errors, "file"), p.FirstError)
 	case p.Full && p.FilesDone < least:
 		return fmt.Errorf("the cache is full: %d of %d files were kept (raise --cache-size, or ask for a smaller --fraction)", p.FilesDone, p.Files)
 	}

@@ -76,7 +76,7 @@ func Listen(addr string, o Options) (*Server, error) {
 	s.http = &http.Server{Handler: s.routes(), ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelWarn)}
 	s.done.Go(func() {
 		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			o.Log.Error("the admin address is not served any more", "address", l.Addr(), "error", err)
+			o.Log.Error("the admin address is no longer served", "address", l.Addr(), "error", err)
 		}
 	})
 	s.done.Go(func() { s.past.keep(ctx, o.Stats) })

@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // metrics serves GET /metrics in the formats that a scraper asks for, OpenMetrics among them. Nothing is counted
@@ -194,9 +194,9 @@ func ofBudget(kind prometheus.ValueType, name, help string, of func(b *objstore.
 var orderMetrics = []metric{
 	gauge("streams", "Orders in progress, feed sessions included.", func(s *Snapshot) int { return len(s.Streams) }),
 	ofLeast("lead_samples", "Samples ahead of the reader that can be read without waiting: the least of all orders in progress whose reader has begun and is not at the end. "+
-		"Absent where there is none.", func(p *engine.Progress) (float64, bool) { return float64(p.Lead), true }),
+		"Absent where there is none.", func(p *run.Progress) (float64, bool) { return float64(p.Lead), true }),
 	ofLeast("lead_seconds", "How long it takes the reader to get through them at its pace. Absent until that is known.",
-		func(p *engine.Progress) (float64, bool) { return p.LeadSeconds, p.Pace > 0 }),
+		func(p *run.Progress) (float64, bool) { return p.LeadSeconds, p.Pace > 0 }),
 	gauge("epoch", "Epoch of the first order in progress, the mount's if there is a mount.", func(s *Snapshot) int { return s.Order.Epoch }),
 	gauge("epoch_position_samples", "How far its reader has come in the epoch.", func(s *Snapshot) int { return s.Order.Position }),
 	gauge("prefetches_in_flight", "Prefetches under way, over all orders in progress.", func(s *Snapshot) (n int) {
@@ -208,7 +208,7 @@ var orderMetrics = []metric{
 }
 
 // ofLeast is a gauge of the stream for which it is least.
-func ofLeast(name, help string, of func(p *engine.Progress) (float64, bool)) metric {
+func ofLeast(name, help string, of func(p *run.Progress) (float64, bool)) metric {
 	return metric{desc(name, help), prometheus.GaugeValue, func(_ *collector, s *Snapshot, put func(float64, ...string)) {
 		least, found := 0., false
 		for i := range s.Streams {

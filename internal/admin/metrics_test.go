@@ -22,6 +22,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 var update = flag.Bool("update", false, "write testdata/metrics.txt and the tables of docs/metrics.md anew")
@@ -40,7 +41,7 @@ func busy() Snapshot {
 	for i := range s.Store.GetLatency.Below {
 		s.Store.GetLatency.Below[i] = int64(min(i, 3))
 	}
-	s.Streams = []engine.Progress{
+	s.Streams = []run.Progress{
 		{Name: "done", Consumed: 9, Position: 9, Len: 9},
 		{Name: "not begun", Len: 9},
 		{Name: "a", Consumed: 1, Position: 1, Len: 9, Lead: 5, Pace: 2, LeadSeconds: 2.5, InFlight: 3},
@@ -187,7 +188,7 @@ func TestMetricsLabelsAreBounded(t *testing.T) {
 	for i := range 100 {
 		kind := fmt.Sprint("kind", i)
 		s.StoreErrors[kind] = 1
-		s.Streams = append(s.Streams, engine.Progress{Name: kind, Consumed: 1, Len: 9})
+		s.Streams = append(s.Streams, run.Progress{Name: kind, Consumed: 1, Len: 9})
 		s.Feed.List = append(s.Feed.List, loader.SessionStats{Session: kind, Client: kind})
 		s.Errors = append(s.Errors, engine.ErrorEvent{Level: kind, Text: kind})
 	}

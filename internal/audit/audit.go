@@ -163,7 +163,7 @@ func (l *Log) Write(e Event) {
 	select {
 	case s.queue <- e:
 	default:
-		s.lose(errors.New("the queue is full: the disk does not come along"))
+		s.lose(errors.New("the queue is full: the disk is too slow"))
 	}
 }
 
@@ -177,7 +177,7 @@ func fill(field *string, base string) {
 func (s *sink) lose(cause error) {
 	s.total.Add(1)
 	if s.lost.Add(1) == 1 {
-		s.log.Error("audit log does not take events; they are lost, and counted", "file", s.path, "cause", cause,
+		s.log.Error("the audit log cannot be written; events are lost and counted", "file", s.path, "cause", cause,
 			"remedy", "make room on its disk, or give another --audit-log")
 	}
 }
@@ -199,7 +199,7 @@ func (s *sink) run() {
 		s.wrote.Add(1)
 		if e.Lost > 0 {
 			s.lost.Add(-e.Lost)
-			s.log.Warn("audit log takes events again", "file", s.path, "lost", e.Lost)
+			s.log.Warn("the audit log can be written again", "file", s.path, "lost", e.Lost)
 		}
 	}
 }

@@ -204,7 +204,7 @@ func TestFullDisk(t *testing.T) {
 	if len(got) != 2 || got[1].Event != "after" || got[1].Lost != 7 {
 		t.Errorf("%+v", got)
 	}
-	if n := strings.Count(said.String(), "events; they are lost"); n != 1 || !strings.Contains(said.String(), "takes events again") {
+	if n := strings.Count(said.String(), "events are lost"); n != 1 || !strings.Contains(said.String(), "can be written again") {
 		t.Errorf("said %d times:\n%s", n, said.String())
 	}
 

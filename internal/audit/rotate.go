@@ -44,7 +44,7 @@ func (r *Rotating) open() error {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no regular file (give a path of its own)", r.path)
+		err = fmt.Errorf("%s is not a regular file (give another path)", r.path)
 	}
 	if err == nil {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)

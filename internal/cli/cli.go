@@ -42,6 +42,14 @@ func Code(err error) int {
 	return 1
 }
 
+// Failure returns the error of another process, of which Code gave the code and OneLine the text.
+func Failure(code int, text string) error {
+	if code == 2 {
+		return Usagef("%s", text)
+	}
+	return errors.New(text)
+}
+
 // OneLine returns the text of an error without line breaks.
 func OneLine(err error) string {
 	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
@@ -61,6 +69,56 @@ func Prepare(root *cobra.Command) {
 		return c.Help()
 	}
 	root.Args = cobra.ArbitraryArgs
+}
+
+// MostFlags is how many flags of a verb its --help shows.
+const MostFlags = 30
+
+const rareKey = "cli-rare"
+
+// KeepShort has the --help of verbs with more than MostFlags flags leave out the named ones, which few need, and say where
+// they are told. They are flags, variables and keys of the configuration file like any other.
+func KeepShort(root *cobra.Command, rare ...string) {
+	Documented(root, func(c *cobra.Command) {
+		for _, name := range rare {
+			if f := c.LocalFlags().Lookup(name); f != nil && len(Shown(c)) > MostFlags {
+				_ = c.Flags().SetAnnotation(name, rareKey, nil)
+			}
+		}
+	})
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(c *cobra.Command, args []string) {
+		var left []*pflag.Flag
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if isRare(f) {
+				f.Hidden = true
+				left = append(left, f)
+			}
+		})
+		help(c, args)
+		for _, f := range left {
+			f.Hidden = false
+		}
+		if len(left) > 0 {
+			fmt.Fprintf(c.OutOrStdout(), "\n%d more settings, for the configuration file above all: %s config %s, or docs/cli.md\n",
+				len(left), c.Root().Name(), strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" "))
+		}
+	})
+}
+
+// Shown returns the names of the flags that the --help of a verb shows.
+func Shown(c *cobra.Command) (names []string) {
+	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden && !isRare(f) && f.Name != "help" {
+			names = append(names, f.Name)
+		}
+	})
+	return names
+}
+
+func isRare(f *pflag.Flag) bool {
+	_, rare := f.Annotations[rareKey]
+	return rare
 }
 
 // SeeHelp ends an error of use.
@@ -187,7 +245,7 @@ func unknownFlag(c *cobra.Command, err *pflag.NotExistError) error {
 		}
 	})
 	if len(verbs) > 0 {
-		return Usagef("%s has no flag --%s, which is of %s %s", c.CommandPath(), name, strings.Join(verbs, ", "), SeeHelp(c))
+		return Usagef("%s has no flag --%s, which belongs to %s %s", c.CommandPath(), name, strings.Join(verbs, ", "), SeeHelp(c))
 	}
 	return Usagef("%s has no flag --%s %s", c.CommandPath(), name, SeeHelp(c))
 }

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/shoalfs/shoal/internal/machine"
 )
 
 // Session is where a page's commands run.
@@ -177,16 +179,12 @@ func processes(id string) map[int]string {
 
 // mountsBelow returns the mount points in dir, the innermost first.
 func mountsBelow(dir string) ([]string, error) {
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
+	all, err := machine.Mounts("/")
 	var mounts []string
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], strings.TrimSuffix(dir, "/")+"/") {
-			mounts = append(mounts, f[4])
+	for _, m := range slices.Backward(all) {
+		if strings.HasPrefix(m.Point, strings.TrimSuffix(dir, "/")+"/") {
+			mounts = append(mounts, m.Point)
 		}
 	}
-	slices.Reverse(mounts)
-	return mounts, nil
+	return mounts, err
 }

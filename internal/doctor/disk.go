@@ -63,8 +63,8 @@ func filesystem(m *Machine, dir string) Result {
 	fs, known := filesystems[int64(uint32(s.Type))]
 	source := ""
 	if all, err := m.mounts(); err == nil && m.Root == "" {
-		if e := on(all, at); e.source != "" {
-			source = " of " + e.source + " on " + e.point
+		if e := on(all, at); e.Source != "" {
+			source = " of " + e.Source + " on " + e.Point
 		}
 	}
 	switch {
@@ -337,7 +337,7 @@ func cacheDaemon(m *Machine, dir string) Result {
 
 // cacheContents counts what is there, and looks for what should not be. It reads no content: shoal fsck does.
 func cacheContents(dir string) Result {
-	var segments, empty, foreign int
+	var segments, foreign int
 	var bytes int64
 	err := filepath.WalkDir(filepath.Join(dir, "segments"), func(path string, d os.DirEntry, err error) error {
 		if err != nil {
@@ -352,9 +352,6 @@ func cacheContents(dir string) Result {
 		}
 		segments++
 		bytes += fi.Size()
-		if fi.Size() == 0 {
-			empty++
-		}
 		if !fi.Mode().IsRegular() || unix.Access(path, unix.R_OK|unix.W_OK) != nil {
 			foreign++
 		}

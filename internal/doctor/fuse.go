@@ -151,11 +151,11 @@ func fuseContainer(m *Machine, mountpoint string) Result {
 		return skipped("mountinfo cannot be read: %s", cause(err))
 	}
 	e := on(all, mountpoint)
-	if !e.shared {
-		return ok("%s, %s lies on %s, which is not shared", in, mountpoint, e.point).because(Warn, "a mount there is seen in this container alone: a trainer in another one finds an empty folder",
+	if !e.Shared {
+		return ok("%s, %s lies on %s, which is not shared", in, mountpoint, e.Point).because(Warn, "a mount there is seen in this container alone: a trainer in another one finds an empty folder",
 			"mountPropagation: Bidirectional on the volume here and HostToContainer in the trainer's (docker: -v DIR:DIR:rshared)")
 	}
-	return ok("%s, %s lies on %s, which is shared", in, mountpoint, e.point)
+	return ok("%s, %s lies on %s, which is shared", in, mountpoint, e.Point)
 }
 
 // liveMounts looks for Shoal's mounts whose daemon is gone.
@@ -166,20 +166,20 @@ func liveMounts(ctx context.Context, m *Machine) Result {
 	}
 	var live, dead []string
 	for _, e := range all {
-		if e.kind != "fuse.shoal" {
+		if e.Type != "fuse.shoal" {
 			continue
 		}
 		found := make(chan error, 1)
-		go func() { found <- unix.Stat(m.path(e.point), new(unix.Stat_t)) }()
+		go func() { found <- unix.Stat(m.path(e.Point), new(unix.Stat_t)) }()
 		select {
 		case err = <-found:
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
 		if err != nil {
-			dead = append(dead, e.point)
+			dead = append(dead, e.Point)
 		} else {
-			live = append(live, e.point)
+			live = append(live, e.Point)
 		}
 	}
 	switch {

@@ -150,30 +150,20 @@ func memory(m *Machine, want int64) Result {
 const LeastMemory = 107
 
 func cpu(m *Machine, cores int) Result {
-	quota := math.Inf(1)
+	quota := machine.CPUQuota(m.path("/"))
 	var periods, throttled int64
 	for _, dir := range machine.Cgroups(m.path("/"), "cpu") {
-		if text, err := m.read(dir + "/cpu.max"); err == nil {
-			if f := strings.Fields(text); len(f) == 2 && f[0] != "max" {
-				q, err1 := strconv.ParseFloat(f[0], 64)
-				p, err2 := strconv.ParseFloat(f[1], 64)
-				if err1 == nil && err2 == nil && p > 0 {
-					quota = min(quota, q/p)
-				}
-			}
-		}
-		q, hasQuota := m.number(dir + "/cpu.cfs_quota_us")
-		if p, hasPeriod := m.number(dir + "/cpu.cfs_period_us"); hasQuota && hasPeriod && q > 0 && p > 0 {
-			quota = min(quota, float64(q)/float64(p))
-		}
 		if s := m.numbers(dir + "/cpu.stat"); s["nr_periods"] > periods {
 			periods, throttled = s["nr_periods"], s["nr_throttled"]
 		}
 	}
-	r := ok("%d cores, no quota", cores).with("cores", float64(cores))
-	if !math.IsInf(quota, 1) {
-		r = ok("%d cores, cgroup quota %.2f", cores, quota).with("cores", min(quota, float64(cores)))
+	have := float64(cores)
+	r := ok("%d cores, no quota", cores)
+	if quota > 0 {
+		have = min(quota, have)
+		r = ok("%d cores, cgroup quota %.2f", cores, quota)
 	}
+	r = r.with("cores", have)
 	if periods > 0 && throttled > 0 {
 		share := float64(throttled) / float64(periods)
 		r.Measured += fmt.Sprintf(", throttled in %.1f%% of %s periods", 100*share, humanize.Comma(periods))
@@ -181,7 +171,7 @@ func cpu(m *Machine, cores int) Result {
 			return r.because(Warn, "the kernel holds the processes of this cgroup back: reads wait for a core, not for the store", "raise the CPU limit (resources.limits.cpu, docker run --cpus), or set none")
 		}
 	}
-	if min(quota, float64(cores)) < 2 {
+	if have < 2 {
 		return r.because(Warn, "one core serves some 7,000 files/s at best, and has to decode as well", "give the daemon 2 cores or more")
 	}
 	return r

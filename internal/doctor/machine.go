@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"io/fs"
@@ -12,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/internal/machine"
 )
 
 // Machine is the machine as checks see it. Tests put a folder in the place of / and answers in that of the
@@ -174,46 +175,13 @@ func (m *Machine) capability(number uint) (has, known bool) {
 
 const capSysAdmin = 21
 
-// mountEntry is a line of /proc/self/mountinfo.
-type mountEntry struct {
-	point, kind, source string
-	shared              bool
-}
-
 // mounts returns what is mounted, in the order in which it was.
-func (m *Machine) mounts() (all []mountEntry, err error) {
-	f, err := os.Open(m.path("/proc/self/mountinfo"))
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	s := bufio.NewScanner(f)
-	s.Buffer(nil, 1<<20)
-	for s.Scan() {
-		// 36 35 98:0 /root /point rw,noatime shared:1 master:2 - ext4 /dev/root rw (proc(5))
-		head, tail, ok := strings.Cut(s.Text(), " - ")
-		f, t := strings.Fields(head), strings.Fields(tail)
-		if !ok || len(f) < 6 || len(t) < 2 {
-			continue
-		}
-		e := mountEntry{point: unescape(f[4]), kind: t[0], source: unescape(t[1])}
-		for _, o := range f[6:] {
-			e.shared = e.shared || strings.HasPrefix(o, "shared:")
-		}
-		all = append(all, e)
-	}
-	return all, s.Err()
-}
-
-// unescape undoes mountinfo's octal escapes.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
-}
+func (m *Machine) mounts() ([]machine.Mount, error) { return machine.Mounts(m.path("/")) }
 
 // on returns the mount that a path lies on.
-func on(all []mountEntry, path string) (best mountEntry) {
+func on(all []machine.Mount, path string) (best machine.Mount) {
 	for _, e := range all {
-		if within(path, e.point) && len(e.point) >= len(best.point) {
+		if within(path, e.Point) && len(e.Point) >= len(best.Point) {
 			best = e
 		}
 	}

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -44,9 +45,6 @@ func (s *Source) viaProxy() string {
 }
 
 func (s *Source) proxy(context.Context) Result {
-	if why := s.remote(); why != "" {
-		return skipped("%s", why)
-	}
 	p := s.viaProxy()
 	if p == "" {
 		return ok("requests go straight to the store")
@@ -74,17 +72,10 @@ func (s *Source) address() (host, port string) {
 	if err != nil {
 		return "", ""
 	}
-	port = u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	}
-	return u.Hostname(), port
+	return u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
 }
 
 func (s *Source) dns(ctx context.Context) Result {
-	if why := s.remote(); why != "" {
-		return skipped("%s", why)
-	}
 	host, _ := s.address()
 	if net.ParseIP(host) != nil {
 		return skipped("%s is an address", host)
@@ -108,9 +99,6 @@ func (s *Source) dns(ctx context.Context) Result {
 }
 
 func (s *Source) tcp(ctx context.Context) Result {
-	if why := s.remote(); why != "" {
-		return skipped("%s", why)
-	}
 	host, port := s.address()
 	at := net.JoinHostPort(host, port)
 	began := time.Now()
@@ -131,9 +119,6 @@ func (s *Source) tcp(ctx context.Context) Result {
 const soonExpires = 14 * 24 * time.Hour
 
 func (s *Source) tls(ctx context.Context) Result {
-	if why := s.remote(); why != "" {
-		return skipped("%s", why)
-	}
 	if !strings.HasPrefix(s.where.Endpoint, "https://") {
 		return skipped("the endpoint is plain http")
 	}
@@ -192,9 +177,6 @@ func badCertificate(bad *tls.CertificateVerificationError, host string) Result {
 }
 
 func (s *Source) endpoint(ctx context.Context) Result {
-	if why := s.remote(); why != "" {
-		return skipped("%s", why)
-	}
 	began := time.Now()
 	status, header, err := s.s3.Knock(ctx)
 	took := time.Since(began)
@@ -240,9 +222,6 @@ func (s *Source) noteClock(header http.Header, began time.Time, took time.Durati
 }
 
 func (s *Source) clock(context.Context) Result {
-	if why := s.remote(); why != "" {
-		return skipped("%s", why)
-	}
 	if !s.reached {
 		return skipped("nobody answers at the endpoint")
 	}

@@ -64,9 +64,6 @@ const (
 
 // latency measures small GETs, four at a time over connections that are open already.
 func (s *Source) latency(ctx context.Context) Result {
-	if why := s.needs(s.reached, s.admitted, s.got); why != "" {
-		return skipped("%s", why)
-	}
 	var mu sync.Mutex
 	var took []time.Duration
 	var failed int
@@ -138,7 +135,7 @@ const (
 	pays        = 1.1 // what twice the connections have to bring
 	kneeShare   = 0.9
 	slowStore   = 100e6
-	largestGet  = 4 << 20 // engine.ExtentSize
+	largestGet  = 4 << 20 // cache.ExtentSize
 	smallestGet = 64 << 10
 	// largestTotal bounds what all GETs of a rung take in memory.
 	largestTotal = 512 << 20
@@ -152,9 +149,6 @@ type rung struct {
 
 // bandwidth doubles the connections until that does not pay any more.
 func (s *Source) bandwidth(ctx context.Context) Result {
-	if why := s.needs(s.reached, s.admitted, s.got); why != "" {
-		return skipped("%s", why)
-	}
 	most := mostRungs
 	if s.quick {
 		most = quickRungs
@@ -271,9 +265,6 @@ func (s *Source) climb(ctx context.Context, connections int, size int64) rung {
 
 // fits asks whether the daemon's memory is enough for the dataset's metadata.
 func (s *Source) fits(context.Context) Result {
-	if why := s.needs(s.reached, s.admitted); why != "" {
-		return skipped("%s", why)
-	}
 	switch {
 	case s.LedgerFor == nil:
 		return skipped("nobody knows what a daemon needs")
@@ -301,9 +292,6 @@ func (s *Source) fits(context.Context) Result {
 
 // epoch asks for the forecast.
 func (s *Source) epoch(ctx context.Context) Result {
-	if why := s.needs(s.reached, s.admitted, s.got); why != "" {
-		return skipped("%s", why)
-	}
 	switch {
 	case s.Forecast == nil:
 		return skipped("nobody forecasts")

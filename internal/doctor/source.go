@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	humanize "github.com/dustin/go-humanize"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 )
 
 // Source is the object store that is looked at. Its checks run one after the other, and those that need what an
@@ -33,7 +36,7 @@ type Source struct {
 	resolv *net.Resolver
 
 	store    objstore.Store
-	s3       *objstore.S3 // nil for a folder
+	s3       *s3.Store // nil for a folder
 	where    objstore.Source
 	facts    Facts
 	objects  []objstore.Object // some of them
@@ -70,27 +73,36 @@ func (s *Source) checks() []Check {
 	if s.resolv == nil {
 		s.resolv = net.DefaultResolver
 	}
-	check := func(name string, takes time.Duration, run func(ctx context.Context) Result) Check {
-		return Check{"source", name, takes, run}
+	check := func(name string, takes time.Duration, skips func() string, run func(ctx context.Context) Result) Check {
+		return Check{"source", name, takes, func(ctx context.Context) Result {
+			if why := skips(); why != "" {
+				return skipped("%s", why)
+			}
+			return run(ctx)
+		}}
 	}
+	// What a check needs that those before it have found out.
+	answer := func() string { return s.needs(s.reached) }
+	list := func() string { return s.needs(s.reached, s.admitted) }
+	object := func() string { return s.needs(s.reached, s.admitted, s.got) }
 	return []Check{
-		check("name", 2*time.Second, s.open), // roles are asked for
-		check("proxy", 0, s.proxy),
-		check("dns", 0, s.dns),
-		check("tcp", 0, s.tcp),
-		check("tls", 2*time.Second, s.tls),
-		check("endpoint", 2*time.Second, s.endpoint),
-		check("clock", 0, s.clock),
-		check("credentials", time.Second, s.credentials),
-		check("bucket", 2*time.Second, s.bucket),
-		check("listing", s.listWindow(), s.listing),
-		check("get", 2*time.Second, s.get),
-		check("range", 2*time.Second, s.ranges),
-		check("if-match", 2*time.Second, s.ifMatch),
-		check("latency", s.latencyWindow(), s.latency),
-		check("bandwidth", 10*s.rungWindow(), s.bandwidth),
-		check("memory", 0, s.fits),
-		check("epoch", 2*time.Second, s.epoch),
+		check("name", 2*time.Second, func() string { return "" }, s.open), // roles are asked for
+		check("proxy", 0, s.remote, s.proxy),
+		check("dns", 0, s.remote, s.dns),
+		check("tcp", 0, s.remote, s.tcp),
+		check("tls", 2*time.Second, s.remote, s.tls),
+		check("endpoint", 2*time.Second, s.remote, s.endpoint),
+		check("clock", 0, s.remote, s.clock),
+		check("credentials", time.Second, s.remote, s.credentials),
+		check("bucket", 2*time.Second, answer, s.bucket),
+		check("listing", s.listWindow(), list, s.listing),
+		check("get", 2*time.Second, list, s.get),
+		check("range", 2*time.Second, s.remote, s.ranges),
+		check("if-match", 2*time.Second, s.remote, s.ifMatch),
+		check("latency", s.latencyWindow(), object, s.latency),
+		check("bandwidth", 10*s.rungWindow(), object, s.bandwidth),
+		check("memory", 0, list, s.fits),
+		check("epoch", 2*time.Second, object, s.epoch),
 	}
 }
 
@@ -111,25 +123,18 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 // open reads the name and the configuration.
 func (s *Source) open(ctx context.Context) Result {
 	// Whether links that lead out of a folder are meant is for a mount to ask.
-	store, where, err := objstore.Open(ctx, s.Text, objstore.Options{Getenv: s.Getenv, Store: objstore.StoreOptions{WeakETag: s.WeakETag, LinksOutside: true}, S3: objstore.S3Config{Anonymous: s.Anonymous}})
+	store, where, err := stores.Open(ctx, s.Text, stores.Options{Getenv: s.Getenv, Store: objstore.StoreOptions{WeakETag: s.WeakETag, LinksOutside: true}, S3: s3.Config{Anonymous: s.Anonymous}})
 	if err != nil {
 		return explain(err)
 	}
 	s.store, s.where = store, where
 	s.facts.Source = where.String()
-	s.s3, _ = store.(*objstore.S3)
+	s.s3, _ = store.(*s3.Store)
 	if s.s3 == nil {
 		s.reached = true
 		return ok("%s, a folder of this machine", where)
 	}
-	region := s.Getenv("AWS_REGION")
-	if region == "" {
-		region = s.Getenv("AWS_DEFAULT_REGION")
-	}
-	if region == "" {
-		region = "not set"
-	}
-	r := ok("%s at %s, region %s", where, where.Endpoint, region)
+	r := ok("%s at %s, region %s", where, where.Endpoint, cmp.Or(s.Getenv("AWS_REGION"), s.Getenv("AWS_DEFAULT_REGION"), "not set"))
 	if strings.HasPrefix(where.Endpoint, "http://") && !local(where.Endpoint) {
 		return r.because(Warn, "samples and signatures travel unencrypted", "AWS_ENDPOINT_URL=https://...")
 	}
@@ -137,9 +142,6 @@ func (s *Source) open(ctx context.Context) Result {
 }
 
 func (s *Source) credentials(ctx context.Context) Result {
-	if why := s.remote(); why != "" {
-		return skipped("%s", why)
-	}
 	id := s.s3.Identity(ctx)
 	if id.Anonymous {
 		return ok("none: requests are not signed")
@@ -165,11 +167,8 @@ func (s *Source) credentials(ctx context.Context) Result {
 }
 
 // credentialSource names where credentials come from, in the order in which they are looked for.
-func credentialSource(getenv func(string) string, id objstore.Identity) string {
-	profile := getenv("AWS_PROFILE")
-	if profile == "" {
-		profile = "default"
-	}
+func credentialSource(getenv func(string) string, id s3.Identity) string {
+	profile := cmp.Or(getenv("AWS_PROFILE"), "default")
 	switch {
 	case getenv("AWS_ACCESS_KEY_ID") != "" || getenv("AWS_ACCESS_KEY") != "":
 		return "the environment (AWS_ACCESS_KEY_ID)"
@@ -198,9 +197,6 @@ func (s *Source) needs(what ...bool) string {
 }
 
 func (s *Source) bucket(ctx context.Context) Result {
-	if why := s.needs(s.reached); why != "" {
-		return skipped("%s", why)
-	}
 	if err := s.store.Check(ctx); err != nil {
 		return explain(err)
 	}
@@ -225,9 +221,6 @@ func (s *Source) listWindow() time.Duration {
 
 // listing lists for a while. Its rate is that of one listing after the other; a mount lists prefixes side by side.
 func (s *Source) listing(ctx context.Context) Result {
-	if why := s.needs(s.reached, s.admitted); why != "" {
-		return skipped("%s", why)
-	}
 	began, window := time.Now(), s.listWindow()
 	shards := map[string]bool{}
 	for _, k := range s.where.ShardKeys() {
@@ -283,9 +276,6 @@ func (s *Source) listing(ctx context.Context) Result {
 }
 
 func (s *Source) get(ctx context.Context) Result {
-	if why := s.needs(s.reached, s.admitted); why != "" {
-		return skipped("%s", why)
-	}
 	o, found := s.sample(1)
 	if !found {
 		return skipped("there is no object that is not empty")
@@ -302,10 +292,7 @@ func (s *Source) get(ctx context.Context) Result {
 
 // probe asks for an object by itself, and reports why that is not possible.
 func (s *Source) probe(ctx context.Context, header http.Header, least int64) (o objstore.Object, status int, answer http.Header, why string) {
-	if why = s.remote(); why == "" {
-		why = s.needs(s.reached, s.admitted, s.got)
-	}
-	if why != "" {
+	if why = s.needs(s.reached, s.admitted, s.got); why != "" {
 		return o, 0, nil, why
 	}
 	o, found := s.sample(least)

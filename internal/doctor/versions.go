@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -211,10 +212,7 @@ func mps(m *Machine) Result {
 	if len(m.gpus()) == 0 {
 		return skipped(noGPU)
 	}
-	dir := m.Getenv("CUDA_MPS_PIPE_DIRECTORY")
-	if dir == "" {
-		dir = "/tmp/nvidia-mps"
-	}
+	dir := cmp.Or(m.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/tmp/nvidia-mps")
 	if _, err := os.Lstat(m.path(filepath.Join(dir, "control"))); err != nil {
 		return ok("no MPS control daemon at %s", dir).because(OK, "two processes on one GPU take turns in time slices; only shoal-gpu beside a trainer cares (docs/gpu.md)", "")
 	}

@@ -60,7 +60,7 @@ func ReadRequest(r io.Reader) (q Request, err error) {
 		return Request{}, fmt.Errorf("a request that is not JSON: %w", err)
 	}
 	if q.V != Version {
-		return Request{}, fmt.Errorf("version %d of the handover: this server knows version %d", q.V, Version)
+		return Request{}, fmt.Errorf("handover version %d: this server supports version %d", q.V, Version)
 	}
 	return q, nil
 }

@@ -68,7 +68,7 @@ func (l *Limiter) New(w io.Writer, format string, level slog.Leveler) (*slog.Log
 		o.ReplaceAttr = plain
 		h = slog.NewJSONHandler(w, o)
 	default:
-		return nil, fmt.Errorf("%q is no format of a log: give %s or %s", format, Text, JSON)
+		return nil, fmt.Errorf("%q is not a log format: give %s or %s", format, Text, JSON)
 	}
 	return slog.New(&handler{l: l, next: h}), nil
 }

@@ -45,10 +45,9 @@ func IdleCPU() (idle time.Duration) {
 	return idle
 }
 
-// CPUQuota returns how many cores' time this process's cgroups allow, the least of them; 0 where none is set.
-func CPUQuota() (cores float64) { return cpuQuota("/") }
-
-func cpuQuota(root string) (cores float64) {
+// CPUQuota returns how many cores' time this process's cgroups allow, the least of them; 0 where none is set. root stands
+// before /proc and /sys.
+func CPUQuota(root string) (cores float64) {
 	for _, dir := range Cgroups(root, "cpu") {
 		file := func(name string) string {
 			b, _ := os.ReadFile(filepath.Join(root, dir, name))

@@ -147,7 +147,7 @@ func TestCPUQuota(t *testing.T) {
 		}, 0.5},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := cpuQuota(lay(t, tc.files)); got != tc.want {
+			if got := CPUQuota(lay(t, tc.files)); got != tc.want {
 				t.Errorf("%v, want %v", got, tc.want)
 			}
 		})

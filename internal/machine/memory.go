@@ -1,5 +1,5 @@
-// Package machine tells how much of the machine this process may have: memory, as the machine and its
-// cgroups bound it, and disk.
+// Package machine tells how much of the machine this process may have (memory, as the machine and its
+// cgroups bound it, and disk), and what is mounted.
 package machine
 
 import (
@@ -122,24 +122,15 @@ func cgroups(root, controller string) (list []cgroup) {
 			}
 		}
 	}
-	mounts, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
-	if err != nil {
-		return nil
-	}
-	for line := range strings.Lines(string(mounts)) {
-		// id parent major:minor root mountpoint options [fields] - type source superoptions
-		before, after, _ := strings.Cut(line, " - ")
-		f, kind := strings.Fields(before), strings.Fields(after)
-		if len(f) < 5 || len(kind) < 3 {
-			continue
-		}
-		g := cgroup{files: version2, mount: unescape(f[4])}
+	mounts, _ := Mounts(root)
+	for _, m := range mounts {
+		g := cgroup{files: version2, mount: m.Point}
 		own, found := paths[""]
-		switch kind[0] {
+		switch m.Type {
 		case "cgroup2":
 		case "cgroup":
 			own, found = paths[controller]
-			found = found && strings.Contains(","+kind[2]+",", ","+controller+",")
+			found = found && strings.Contains(","+m.Super+",", ","+controller+",")
 			g.files = version1
 		default:
 			continue
@@ -149,8 +140,7 @@ func cgroups(root, controller string) (list []cgroup) {
 		}
 		// Without a namespace of its own a container sees the path as the machine does, and mounts its own
 		// cgroup as the root. With one, a path outside of it begins with /..: what is mounted is nearest.
-		shown := unescape(f[3])
-		if rest, below := strings.CutPrefix(own, strings.TrimSuffix(shown, "/")); below && (rest == "" || rest[0] == '/') {
+		if rest, below := strings.CutPrefix(own, strings.TrimSuffix(m.Root, "/")); below && (rest == "" || rest[0] == '/') {
 			g.path = rest
 		}
 		if strings.HasPrefix(own, "/..") {
@@ -159,22 +149,6 @@ func cgroups(root, controller string) (list []cgroup) {
 		list = append(list, g)
 	}
 	return list
-}
-
-// unescape reads the kernel's \040 for a space.
-func unescape(text string) string {
-	var b strings.Builder
-	for i := 0; i < len(text); i++ {
-		if text[i] == '\\' && i+3 < len(text) {
-			if n, err := strconv.ParseUint(text[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(text[i])
-	}
-	return b.String()
 }
 
 // number reads a file that holds one; it is not ok for "max", and where there is no file.

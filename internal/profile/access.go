@@ -116,9 +116,7 @@ func behind(a *analysis) (Finding, bool) {
 	f := finding("behind", "The order is known, and the store cannot keep up",
 		fmt.Sprintf("%s of the reads came before their bytes, %d samples ahead of the reader in the end", percent(late), a.last.Lead),
 		fmt.Sprintf("the model's bound of a cold epoch is %s", e.Bound))
-	if h, ok := a.kept(); ok {
-		f.Helps = append(f.Helps, h)
-	}
+	a.fill(&f, "")
 	if a.trace.CacheBytes < a.trace.Bytes {
 		f.Helps = append(f.Helps, Help{What: fmt.Sprintf("a larger cache: it may hold %s of the dataset", percent(e.CacheShare)), Command: fmt.Sprintf("--cache-size %dMiB", a.trace.Bytes*21/20>>20+64)})
 	}

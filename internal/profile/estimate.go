@@ -90,7 +90,7 @@ func (a *analysis) predict() (*Estimate, error) {
 		e.Workers2 = e.Now
 	}
 
-	var sizes sampleSizes
+	var sizes sim.Files
 	for _, s := range a.sizes() {
 		if s > 0 {
 			sizes = append(sizes, s)
@@ -113,7 +113,7 @@ func (a *analysis) predict() (*Estimate, error) {
 	}
 	epochs, err := sim.Run(c)
 	if err != nil {
-		return nil, fmt.Errorf("the job as it was seen cannot be simulated: %w", err)
+		return nil, fmt.Errorf("cannot simulate the recorded job: %w", err)
 	}
 	rate := func(e sim.Epoch) float64 { return min(float64(e.Samples)/e.Seconds, ceiling) }
 	e.Cold, e.Warm = rate(epochs[0]), rate(epochs[1])
@@ -129,15 +129,6 @@ func (a *analysis) connections() int {
 	}
 	return 512
 }
-
-// sampleSizes are sizes that were seen, over and over.
-type sampleSizes []int64
-
-const extent = 4 << 20 // engine.ExtentSize
-
-func (s sampleSizes) of(i int) int64             { return s[i%len(s)] }
-func (s sampleSizes) Extents(i int) int          { return int((s.of(i) + extent - 1) / extent) }
-func (s sampleSizes) ExtentBytes(i, x int) int64 { return min(s.of(i)-int64(x)*extent, extent) }
 
 // gain fills in what a help brings.
 func (a *analysis) gain(h Help, rate float64, by string) Help {
@@ -157,15 +148,14 @@ func (a *analysis) known(what, command string) Help {
 	return h
 }
 
-// kept is the help of a cache that holds the dataset.
-func (a *analysis) kept() (Help, bool) {
+// fill adds the help of a cache that holds the dataset, where that helps; why begins its text.
+func (a *analysis) fill(f *Finding, why string) {
 	e := a.estimate
 	if e == nil || e.Warm <= 0 || a.areas[trace.Keep]*10 > a.reads*9 {
-		return Help{}, false
+		return
 	}
-	what := fmt.Sprintf("fill the cache before the first epoch (it may hold %.0f%% of the dataset)", 100*e.CacheShare)
-	h := a.gain(Help{What: what, Command: "shoal warm " + a.trace.Source + " --cache-dir DIR"}, e.Warm, "simulated: an epoch after the first")
-	return h, true
+	what := fmt.Sprintf("%sfill the cache before the first epoch (it may hold %.0f%% of the dataset)", why, 100*e.CacheShare)
+	f.Helps = append(f.Helps, a.gain(Help{What: what, Command: "shoal warm " + a.trace.Source + " --cache-dir DIR"}, e.Warm, "simulated: an epoch after the first"))
 }
 
 func (a *analysis) lineText() string {

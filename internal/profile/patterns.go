@@ -149,10 +149,7 @@ func insideFiles(a *analysis) (Finding, bool) {
 	f := finding("random-inside-files", "Reads here and there inside large files (a memory map, HDF5, Parquet)",
 		fmt.Sprintf("%s of %d reads do not go on where the one before ended, in %d opened files of 8 MiB or more (mostly %q)", percent(share(float64(jumps), float64(reads))), reads, n, kind),
 		fmt.Sprintf("the median read is %d KiB, and what is fetched for one is up to 4 MiB", length>>10))
-	if h, ok := a.kept(); ok {
-		h.What = "keep the files whole: " + h.What
-		f.Helps = append(f.Helps, h)
-	}
+	a.fill(&f, "keep the files whole: ")
 	f.Helps = append(f.Helps,
 		Help{What: "store one sample a file, or in tar shards: then the order of samples is one that Shoal can go ahead by", Command: "shoal pack SOURCE DEST"},
 		Help{What: "tables: serve rows as samples", Command: "shoal serve " + a.trace.Source + " --records csv"})
@@ -187,8 +184,8 @@ func sequential(a *analysis) (Finding, bool) {
 	if !a.ordered() {
 		f.Helps = append(f.Helps, a.known("say so: Shoal does not look for this order by itself", "shoal mount "+a.trace.Source+" MOUNTPOINT --order sequential"))
 	}
-	if h, ok := a.kept(); ok && len(a.passes) > 1 {
-		f.Helps = append(f.Helps, h)
+	if len(a.passes) > 1 {
+		a.fill(&f, "")
 	}
 	return f, true
 }
@@ -259,10 +256,7 @@ func withReplacement(a *analysis) (Finding, bool) {
 	f := finding("with-replacement", "Files come again within an epoch (WeightedRandomSampler, oversampling, replacement=True)",
 		fmt.Sprintf("%s of the opens are of files that this pass has opened before", percent(r)))
 	f.Helps = append(f.Helps, a.known("tell what will be read: Shoal finds no such order by itself", "python: shoal.hint(sampler, mount=\"MOUNTPOINT\"), or write the paths to MOUNTPOINT/.shoal/plan"))
-	if h, ok := a.kept(); ok {
-		h.What = "what is drawn most often pays most: " + h.What
-		f.Helps = append(f.Helps, h)
-	}
+	a.fill(&f, "what is drawn most often pays most: ")
 	return f, true
 }
 
@@ -286,9 +280,7 @@ func shuffle(a *analysis) (Finding, bool) {
 	f.Evidence = append(f.Evidence, "it is no shuffle of PyTorch's by a seed that people choose; a mount with --order auto goes on to try all seeds")
 	f.Helps = append(f.Helps, a.known("tell the order", "python: import shoal; shoal.hint(sampler, mount=\"MOUNTPOINT\"), or write the paths to MOUNTPOINT/.shoal/plan"),
 		Help{What: "seed the loader, so that the mount finds its order within a dozen opens", Command: "torch.manual_seed(7)  # or DataLoader(..., generator=torch.Generator().manual_seed(7))"})
-	if h, ok := a.kept(); ok {
-		f.Helps = append(f.Helps, h)
-	}
+	a.fill(&f, "")
 	return f, true
 }
 

@@ -16,6 +16,7 @@
 package profile
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -112,12 +113,7 @@ const fewest = 24
 
 // Analyse returns what the recording comes to. It fails if a line of stats is none.
 func Analyse(t *trace.Trace, o Options) (Report, error) {
-	if o.Batch == 0 {
-		o.Batch = 64
-	}
-	if o.Searches == 0 {
-		o.Searches = 4
-	}
+	o.Batch, o.Searches = cmp.Or(o.Batch, 64), cmp.Or(o.Searches, 4)
 	d, err := digestOf(t)
 	if err != nil {
 		return Report{}, err

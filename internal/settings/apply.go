@@ -59,7 +59,7 @@ func (s *Schema) set(c *cobra.Command, f *pflag.Flag, texts []string) error {
 		return list.Replace(texts)
 	}
 	if len(texts) != 1 {
-		return errors.New("a list, where one value is wanted")
+		return errors.New("a list where one value is expected")
 	}
 	err := c.Flags().Set(f.Name, texts[0])
 	var invalid *pflag.InvalidValueError

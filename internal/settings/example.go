@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/shoalfs/shoal/internal/human"
 )
 
 // WriteExample prints a file with every setting at its default, all commented out: what several verbs share,
@@ -54,8 +56,8 @@ func (s *Schema) WriteExample(out io.Writer) error {
 `, s.Root.Name())
 	show := func(u use, indent string) string {
 		var b strings.Builder
-		for line := range strings.Lines(wrap(u.row.Usage, 100-len(indent))) {
-			fmt.Fprintf(&b, "%s## %s\n", indent, strings.TrimRight(line, "\n"))
+		for _, line := range human.Fold(u.row.Usage, 100-len(indent)) {
+			fmt.Fprintf(&b, "%s## %s\n", indent, line)
 		}
 		fmt.Fprintf(&b, "%s#%s\n", indent, u.line)
 		return b.String()
@@ -100,22 +102,4 @@ func count[T any](list []T, is func(T) bool) (n int) {
 // ownFlags returns the flags of a command without those that it inherits.
 func ownFlags(c *cobra.Command) []*pflag.Flag {
 	return slices.DeleteFunc(Flags(c), func(f *pflag.Flag) bool { return c.InheritedFlags().Lookup(f.Name) == f })
-}
-
-// wrap breaks text into lines of at most width bytes.
-func wrap(text string, width int) string {
-	var b strings.Builder
-	n := 0
-	for _, word := range strings.Fields(text) {
-		if n > 0 && n+1+len(word) > width {
-			b.WriteByte('\n')
-			n = 0
-		} else if n > 0 {
-			b.WriteByte(' ')
-			n++
-		}
-		b.WriteString(word)
-		n += len(word)
-	}
-	return b.String()
 }

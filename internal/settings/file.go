@@ -240,7 +240,7 @@ func (p *parser) pair(c *cobra.Command, verbs []string, key, value *yaml.Node, d
 		}
 		items = v.Content
 		if !p.takesList(c, name) {
-			p.fail(key, "%s: a list, where one value is wanted", name)
+			p.fail(key, "%s: a list where one value is expected", name)
 			return
 		}
 	}

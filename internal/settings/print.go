@@ -2,6 +2,7 @@ package settings
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -28,10 +29,12 @@ type Setting struct {
 	Where string   `json:"where,omitempty"` // the variable, or FILE:LINE
 	Usage string   `json:"-"`
 	Type  string   `json:"-"` // as pflag names it
+
+	Origin string `json:"-"` // From and Where, for people
 }
 
-// Settings returns what holds for a command, once [Schema.Apply] was called, by name. Secrets are hidden:
-// flags that are marked so, and passwords in URLs.
+// Settings returns what holds for a command, once [Schema.Apply] was called, by name. Passwords in URLs are
+// hidden; no flag holds another secret.
 func (s *Schema) Settings(c *cobra.Command) (list []Setting) {
 	for _, f := range Flags(c) {
 		list = append(list, s.setting(f))
@@ -41,27 +44,21 @@ func (s *Schema) Settings(c *cobra.Command) (list []Setting) {
 
 func (s *Schema) setting(f *pflag.Flag) Setting {
 	o := OriginOf(f)
-	row := Setting{Name: f.Name, Env: s.EnvName(f.Name), From: o.Kind.String(), Usage: f.Usage, Type: f.Value.Type()}
+	row := Setting{Name: f.Name, Env: s.EnvName(f.Name), From: o.Kind.String(), Usage: f.Usage, Type: f.Value.Type(), Origin: o.String()}
 	switch o.Kind {
 	case Env:
 		row.Where = o.Name
 	case InFile:
 		row.Where = fmt.Sprintf("%s:%d", o.File, o.Line)
 	}
-	show := func(text string) string {
-		if _, secret := f.Annotations[secretKey]; secret && text != "" {
-			return hidden
-		}
-		return Redact(text)
-	}
-	row.Value = show(f.Value.String())
+	row.Value = Redact(f.Value.String())
 	if texts := f.Annotations[textKey]; len(texts) == 1 { // exact, where String may round
-		row.Value = show(texts[0])
+		row.Value = Redact(texts[0])
 	}
 	if v, ok := f.Value.(pflag.SliceValue); ok {
 		row.List = []string{}
 		for _, text := range v.GetSlice() {
-			row.List = append(row.List, show(text))
+			row.List = append(row.List, Redact(text))
 		}
 		row.Value = strings.Join(row.List, ",")
 	}
@@ -85,27 +82,12 @@ func Redact(text string) string {
 	return strings.Replace(u.String(), url.QueryEscape(hidden)+"@", hidden+"@", 1)
 }
 
-// Origin returns where a setting comes from, for people.
-func (row Setting) Origin() string {
-	if row.From == Env.String() {
-		return "env " + row.Where
-	}
-	if row.Where != "" {
-		return row.Where
-	}
-	return row.From
-}
-
 // WriteTable prints settings for people.
 func WriteTable(out io.Writer, list []Setting) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "SETTING\tVALUE\tFROM")
 	for _, row := range list {
-		value := row.Value
-		if value == "" {
-			value = "-"
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\n", row.Name, value, row.Origin())
+		fmt.Fprintf(w, "%s\t%s\t%s\n", row.Name, cmp.Or(row.Value, "-"), row.Origin)
 	}
 	return w.Flush()
 }
@@ -131,7 +113,7 @@ func WriteYAML(out io.Writer, commands []*cobra.Command, all map[*cobra.Command]
 			if row.From == Default.String() {
 				line = "# " + line
 			} else {
-				line += " # " + row.Origin()
+				line += " # " + row.Origin
 			}
 			fmt.Fprintf(out, "%*s%s\n", 2*len(path), "", line)
 		}

@@ -62,7 +62,6 @@ func (o Origin) String() string {
 const (
 	originKey = "settings-origin" // kind, name, file, line
 	textKey   = "settings-text"   // what was passed to Set
-	secretKey = "settings-secret"
 	noneKey   = "settings-none"
 )
 
@@ -90,9 +89,6 @@ func annotate(f *pflag.Flag, key string, values ...string) {
 	}
 	f.Annotations[key] = values
 }
-
-// Secret marks a flag whose value is never shown.
-func Secret(f *pflag.Flag) { annotate(f, secretKey, "") }
 
 // CommandLineOnly marks a flag that has neither variable nor key.
 func CommandLineOnly(f *pflag.Flag) { annotate(f, noneKey, "") }

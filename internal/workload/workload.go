@@ -1,7 +1,10 @@
 // Package workload holds the shapes of known training jobs: batches, sizes of samples and times of steps.
 package workload
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Shape is what one accelerator of a kind does with one model.
 type Shape struct {
@@ -23,17 +26,18 @@ var Shapes = []Shape{
 	{"tokens", 512, 8_192, 0, 500 * time.Millisecond},
 }
 
-// Find returns the shape of that name.
-func Find(name string) (Shape, bool) {
+// Names returns their names.
+func Names() (names []string) {
 	for _, s := range Shapes {
-		if s.Name == name {
-			return s, true
-		}
+		names = append(names, s.Name)
 	}
-	return Shape{}, false
+	return names
 }
 
-// Rate returns the bytes a second that one accelerator takes when it never waits.
-func (s Shape) Rate() float64 {
-	return float64(s.Batch) * float64(s.SampleBytes) / s.Step.Seconds()
+// Find returns the shape of that name.
+func Find(name string) (Shape, bool) {
+	if i := slices.IndexFunc(Shapes, func(s Shape) bool { return s.Name == name }); i >= 0 {
+		return Shapes[i], true
+	}
+	return Shape{}, false
 }

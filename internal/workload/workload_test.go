@@ -8,10 +8,11 @@ func TestShapes(t *testing.T) {
 		t.Fatal("Find")
 	}
 	// MLPerf Storage: 505 files a second each.
-	if rate := float64(s.Batch) / s.Step.Seconds(); rate < 504 || rate > 506 {
+	rate := float64(s.Batch) / s.Step.Seconds()
+	if rate < 504 || rate > 506 {
 		t.Errorf("%v samples/s", rate)
 	}
-	if got := s.Rate() / 1e6; got < 162 || got > 164 {
+	if got := rate * float64(s.SampleBytes) / 1e6; got < 162 || got > 164 {
 		t.Errorf("%v MB/s", got)
 	}
 }

@@ -145,8 +145,7 @@ type Stream struct {
 	last   time.Duration // how long messages are waited for after it
 	stall  time.Duration
 	ended  int
-	views  int // slots that the caller may keep without holding the server up
-	copied int
+	views  int    // slots that the caller may keep without holding the server up
 	owed   uint32 // credits for batches that were taken
 
 	closed sync.Once
@@ -238,9 +237,6 @@ func (s *Stream) Epochs() int { return s.ended }
 
 // InSlots reports whether batches come in shared memory; those that do not fit still come otherwise.
 func (s *Stream) InSlots() bool { return s.memory != nil }
-
-// Copied is the number of batches that came in slots and were copied, since the caller kept too many.
-func (s *Stream) Copied() int { return s.copied }
 
 // Next returns the next batch, over epochs' ends, and io.EOF after the last. The batch is the
 // caller's until its Release. Of those that are not released a few are views of the server's slots, as
@@ -417,7 +413,6 @@ func (b *Batch) receive(in *wire.Incoming) error {
 		} else {
 			b.buf = s.buffer(n)
 			copy(b.buf, view)
-			s.copied++
 			s.giveBack(slot)
 		}
 		return b.cut()

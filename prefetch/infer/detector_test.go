@@ -258,7 +258,7 @@ func BenchmarkFollow(b *testing.B) {
 		opens = append(opens, Open{1, uint32(o.At(pos))})
 	}
 	for b.Loop() {
-		if f, ok := nearest(Source{Default, 1234, loaderWord, loaderStep}, opens, Subset{Len: n}); !ok {
+		if f, ok := nearest(Source{Default, 1234, 3, loaderStep}, opens, Subset{Len: n}); !ok {
 			b.Fatal(f)
 		}
 	}

@@ -356,12 +356,8 @@ func (l *look) tryShuffle(s *scratch, source Source, found func(Finding)) {
 	l.try(s, d, source, found)
 }
 
-// loaderWord is the word of a default generator's stream that seeds the sampler of the first epoch,
-// if nothing else draws (order.LoaderSeeds), and loaderStep how many there are from epoch to epoch.
-const (
-	loaderWord = 3
-	loaderStep = 4
-)
+// loaderStep is how many words of a default generator's stream an epoch takes, if nothing else draws (order.LoaderSeeds).
+const loaderStep = 4
 
 // private is a DataLoader's source with a generator that was seeded by the user: the base seed
 // is drawn from it first, and after each epoch a further permutation.

@@ -175,43 +175,51 @@ func (v locatorView) Find(sample, from int) int {
 //
 // Errors name the first lines that are wrong, and end with "and N more".
 func ParseList(data []byte, n int, find func(name string) (sample int, ok bool)) ([]uint32, error) {
-	var samples []uint32
-	var bad []string
-	more, lineNo := 0, 0
+	samples, bad := ParseLines(data, maxListErrors, func(line string) (int, error) {
+		text := strings.TrimSuffix(line, "\r")
+		if text == "" || text[0] == '#' {
+			return -1, nil
+		}
+		if v, err := strconv.ParseUint(text, 10, 32); err == nil {
+			if int(v) >= n {
+				return 0, fmt.Errorf("sample %d: the dataset has 0 to %d", v, n-1)
+			}
+			return int(v), nil
+		}
+		if find == nil {
+			return 0, fmt.Errorf("%q is no sample number", text)
+		}
+		if s, ok := find(strings.TrimPrefix(text, "./")); ok {
+			return s, nil
+		}
+		return 0, fmt.Errorf("no sample %q", text)
+	})
+	if len(bad) > 0 {
+		return nil, errors.New(strings.Join(bad, "; "))
+	}
+	return samples, nil
+}
+
+// ParseLines returns the numbers of the lines of data, as of tells them, without those below 0. bad says what is wrong with
+// the first lines that have errors, most of them, and how many more there are.
+func ParseLines(data []byte, most int, of func(line string) (int, error)) (list []uint32, bad []string) {
+	lineNo, more := 0, 0
 	for line := range bytes.SplitSeq(data, []byte("\n")) {
 		lineNo++
-		text := string(bytes.TrimSuffix(line, []byte("\r")))
-		if text == "" || text[0] == '#' {
-			continue
-		}
-		sample, why := 0, ""
-		if v, err := strconv.ParseUint(text, 10, 32); err == nil {
-			if sample = int(v); sample >= n {
-				why = fmt.Sprintf("sample %d: the dataset has 0 to %d", sample, n-1)
-			}
-		} else if find == nil {
-			why = fmt.Sprintf("%q is no sample number", text)
-		} else if s, ok := find(strings.TrimPrefix(text, "./")); ok {
-			sample = s
-		} else {
-			why = fmt.Sprintf("no sample %q", text)
-		}
-		switch {
-		case why == "":
-			samples = append(samples, uint32(sample))
-		case len(bad) == maxListErrors:
+		switch n, err := of(string(line)); {
+		case err == nil && n >= 0:
+			list = append(list, uint32(n))
+		case err == nil:
+		case len(bad) == most:
 			more++
 		default:
-			bad = append(bad, fmt.Sprintf("line %d: %s", lineNo, why))
+			bad = append(bad, fmt.Sprintf("line %d: %s", lineNo, err))
 		}
 	}
 	if more > 0 {
 		bad = append(bad, fmt.Sprintf("and %d more", more))
 	}
-	if len(bad) > 0 {
-		return nil, errors.New(strings.Join(bad, "; "))
-	}
-	return samples, nil
+	return list, bad
 }
 
 // maxListErrors is how many bad lines of a list are named.

@@ -19,7 +19,7 @@ func drawOrder(t *rapid.T) (Order, []int) {
 	case "torch":
 		o = Torch(n, rapid.Uint64().Draw(t, "seed"), 1, 7, 2, 5, rapid.Bool().Draw(t, "drop"))
 	case "windowed":
-		o = Windowed(Contiguous(n, rapid.IntRange(1, 20).Draw(t, "size")), rapid.Uint64().Draw(t, "seed"), 3, rapid.IntRange(1, 9).Draw(t, "window"))
+		o = overGroups(Contiguous(n, rapid.IntRange(1, 20).Draw(t, "size")), rapid.Uint64().Draw(t, "seed"), 3, rapid.IntRange(1, 9).Draw(t, "window"))
 	case "list":
 		o = List(rapid.SliceOfN(rapid.Uint32Range(0, 20), n, n).Draw(t, "list"))
 	}
@@ -77,7 +77,7 @@ func TestAtPanics(t *testing.T) {
 	for _, o := range []Order{
 		Sequential(3), Uniform(3, 0, 0), List([]uint32{1, 2, 3}), Torch(3, 0, 0, 1, 0, 0, false),
 		Slice(Sequential(9), 2, 5), Stripe(List(make([]uint32, 9)), 3, 1, 1), Index(List([]uint32{1, 2, 3})),
-		Windowed(Contiguous(3, 2), 0, 0, 1),
+		overGroups(Contiguous(3, 2), 0, 0, 1),
 	} {
 		for _, pos := range []int{-1, 3} {
 			func() {
@@ -97,8 +97,6 @@ func TestConstructorsPanic(t *testing.T) {
 		"sequential": func() { Sequential(-1) },
 		"uniform":    func() { Uniform(-1, 0, 0) },
 		"epoch":      func() { Uniform(1, 0, -1) },
-		"window":     func() { Windowed(Contiguous(3, 2), 0, 0, 0) },
-		"groups":     func() { Windowed(listed{{0, 0}}, 0, 0, 1) },
 		"contiguous": func() { Contiguous(3, 0) },
 		"slice":      func() { Slice(Sequential(3), 2, 4) },
 		"stripe":     func() { Stripe(Sequential(3), 2, 0, 2) },

@@ -17,7 +17,7 @@ var (
 	// ErrNotComputed: the spec names no algorithm (plan, auto, none).
 	ErrNotComputed = errors.New("not a computed order")
 	// ErrEpochUnknown: the order of this epoch cannot be known in advance (torch-loader).
-	ErrEpochUnknown = errors.New("order of this epoch is not known in advance")
+	ErrEpochUnknown = errors.New("the order of this epoch is not known in advance")
 	// ErrNeedsShards: the order is one over shards, and the caller has none to give (Spec.NeedsGroups).
 	ErrNeedsShards = errors.New("needs a shard set")
 	// ErrNeedsFacts: the order needs to know sizes, classes or a list, and the caller has none to give.
@@ -276,8 +276,7 @@ func (s Spec) Epoch() int { return s.epoch }
 // Window returns how many shards a windowed order has open at a time, 0 for other orders.
 func (s Spec) Window() int { return s.window }
 
-// NeedsGroups reports whether the order is one over shards: then Order fails, and GroupedOrder is to
-// be called.
+// NeedsGroups reports whether the order is one over shards: then Order fails, and Over needs the shards.
 func (s Spec) NeedsGroups() bool { return s.name == "windowed" }
 
 // Batch returns the global batch that an order of length buckets is cut into, 0 for other orders.
@@ -352,16 +351,6 @@ type Facts struct {
 // Order is Over for a dataset of which no more is known than its number of samples.
 func (s Spec) Order(n, epoch int) (Order, error) { return s.Over(Facts{Samples: n}, epoch) }
 
-// GroupedOrder is Over for a dataset whose samples lie in groups, which between them hold each
-// sample once. A windowed order draws from them; for others only the number of samples matters.
-func (s Spec) GroupedOrder(g Groups, epoch int) (Order, error) {
-	n, err := total(g)
-	if err != nil {
-		return nil, fmt.Errorf("order %s: %w", s, err)
-	}
-	return s.Over(Facts{Samples: n, Shards: func() Groups { return g }}, epoch)
-}
-
 // Over returns what the spec's ranks read of a dataset in the given epoch, in the order of time:
 // several ranks take turns, step by step. The epoch counts from 0 and does not start at the spec's.
 //
@@ -414,7 +403,7 @@ func (s Spec) whole(f Facts, epoch int) (Order, error) {
 			return nil, fmt.Errorf("%w, and the source is one of single files: "+
 				"pack it (shoal pack SOURCE DEST) and read the shards, or use uniform:seed=%d", ErrNeedsShards, s.seed)
 		}
-		return newWindowed(f.Shards(), s.seed, epoch, s.window)
+		return Windowed(f.Shards(), s.seed, epoch, s.window)
 	case "mixture":
 		return newMixture(f, s, epoch)
 	case "buckets":

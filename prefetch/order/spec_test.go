@@ -215,24 +215,33 @@ func TestSpecOrderErrors(t *testing.T) {
 	}
 }
 
-func TestSpecGroupedOrder(t *testing.T) {
+// grouped returns an epoch's order over samples that lie in groups.
+func grouped(s Spec, g Groups, epoch int) (Order, error) {
+	n := 0
+	for i := range g.Len() {
+		n += g.Size(i)
+	}
+	return s.Over(Facts{Samples: n, Shards: func() Groups { return g }}, epoch)
+}
+
+func TestSpecOverGroups(t *testing.T) {
 	g := Contiguous(50, 7)
 	s := must(t, "windowed:seed=3,window=2,epoch=5,world=3,rank=1")
 	if !s.NeedsGroups() || s.Window() != 2 || must(t, "uniform:seed=3").NeedsGroups() || !s.Computed() {
 		t.Error("NeedsGroups, Window or Computed is wrong")
 	}
-	whole := samples(Windowed(g, 3, 1, 2))
+	whole := samples(overGroups(g, 3, 1, 2))
 	var share []int
 	for pos := 1; pos < len(whole); pos += 3 {
 		share = append(share, whole[pos])
 	}
-	if o, err := s.GroupedOrder(g, 1); err != nil || !slices.Equal(samples(o), share) {
+	if o, err := grouped(s, g, 1); err != nil || !slices.Equal(samples(o), share) {
 		t.Errorf("%v, want rank 1 of 3 of epoch 1: %v", err, share)
 	} else if _, ok := o.(Locator); !ok {
 		t.Error("a rank's share cannot be searched")
 	}
 	plain := must(t, "uniform:seed=3")
-	a, err1 := plain.GroupedOrder(g, 4)
+	a, err1 := grouped(plain, g, 4)
 	b, err2 := plain.Order(50, 4)
 	if err1 != nil || err2 != nil || !slices.Equal(samples(a), samples(b)) {
 		t.Errorf("groups change a uniform order: %v, %v", err1, err2)
@@ -244,21 +253,19 @@ func TestSpecGroupedOrder(t *testing.T) {
 		"last":    listed{{0, 1}, {2, 3}, {4, 5}, {6, 6}},
 	} {
 		for _, text := range []string{"windowed:seed=1,window=1", "windowed:seed=1,window=9"} {
-			if o, err := must(t, text).GroupedOrder(bad, 0); err == nil || !strings.Contains(err.Error(), "holds sample") {
+			if o, err := grouped(must(t, text), bad, 0); err == nil || !strings.Contains(err.Error(), "holds sample") {
 				t.Errorf("%s, %s: %v, %v", name, text, o, err)
 			}
 		}
 	}
-	if _, err := must(t, "windowed:seed=1,window=4,rank=2").GroupedOrder(g, 0); err == nil {
+	if _, err := grouped(must(t, "windowed:seed=1,window=4,rank=2"), g, 0); err == nil {
 		t.Error("rank 2 of 1 is accepted")
 	}
-	if _, err := s.GroupedOrder(g, -1); err == nil {
+	if _, err := grouped(s, g, -1); err == nil {
 		t.Error("epoch -1 is accepted")
 	}
-	for _, text := range []string{"windowed:seed=1,window=4", "uniform:seed=1"} {
-		if _, err := must(t, text).GroupedOrder(huge{}, 0); err == nil || !strings.Contains(err.Error(), "2^32") {
-			t.Errorf("%s over 2^40 samples: %v", text, err)
-		}
+	if _, err := grouped(must(t, "windowed:seed=1,window=4"), huge{}, 0); err == nil || !strings.Contains(err.Error(), "2^32") {
+		t.Errorf("2^40 samples: %v", err)
 	}
 }
 

@@ -49,8 +49,8 @@ func (c contiguous) At(g, i int) int {
 
 // Windowed returns a pseudo-random permutation of the samples of g, keyed by (seed, epoch), that has
 // only window groups open at a time: what is read next lies in few places, which can be fetched in
-// large pieces. It panics on a negative epoch, on a window below 1, and on groups that do not hold
-// each sample once or hold more than 2^32-1; Spec.GroupedOrder returns errors instead.
+// large pieces. It fails on a negative epoch, on a window below 1, and on groups that do not hold
+// each sample once or hold more than 2^32-1.
 //
 // It takes 8 bytes a sample (half of it for Find); while it is made, up to 4 more for each sample of the
 // open groups, and 17 ns a sample (a million samples, 16 of 1,000 groups open).
@@ -89,28 +89,7 @@ func (c contiguous) At(g, i int) int {
 // within 6% for W <= G/4 and at W >= G. Between these it can be above: the last groups to be opened
 // have few others beside them (B=256, S=1,000, W=16: 14 instead of 13 at G=64, 9.7 instead of 9.0 at
 // 32, 5.3 instead of 1.9 at 17).
-func Windowed(g Groups, seed uint64, epoch, window int) Locator {
-	w, err := newWindowed(g, seed, epoch, window)
-	if err != nil {
-		panic("order: windowed order: " + err.Error())
-	}
-	return w
-}
-
-// total returns the number of samples that the groups hold.
-func total(g Groups) (int, error) {
-	n := 0
-	for i := range g.Len() {
-		size := g.Size(i)
-		if size < 0 || size >= math.MaxUint32-n {
-			return 0, fmt.Errorf("group %d of %d samples, after %d in others: 2^32-2 are the most", i, size, n)
-		}
-		n += size
-	}
-	return n, nil
-}
-
-func newWindowed(g Groups, seed uint64, epoch, window int) (*windowed, error) {
+func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 	if epoch < 0 || window < 1 {
 		return nil, fmt.Errorf("epoch %d, window %d: an epoch is at least 0, a window at least 1", epoch, window)
 	}
@@ -188,6 +167,19 @@ func newWindowed(g Groups, seed uint64, epoch, window int) (*windowed, error) {
 		return nil, bad
 	}
 	return w, nil
+}
+
+// total returns the number of samples that the groups hold.
+func total(g Groups) (int, error) {
+	n := 0
+	for i := range g.Len() {
+		size := g.Size(i)
+		if size < 0 || size >= math.MaxUint32-n {
+			return 0, fmt.Errorf("group %d of %d samples, after %d in others: 2^32-2 are the most", i, size, n)
+		}
+		n += size
+	}
+	return n, nil
 }
 
 type windowed struct {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -25,6 +26,27 @@ func drawGroups(t *rapid.T) listed {
 	return g
 }
 
+// overGroups is Windowed where nothing is wrong.
+func overGroups(g Groups, seed uint64, epoch, window int) Locator {
+	o, err := Windowed(g, seed, epoch, window)
+	if err != nil {
+		panic(err)
+	}
+	return o
+}
+
+func TestWindowedErrors(t *testing.T) {
+	for words, f := range map[string]func() (Locator, error){
+		"window 0":     func() (Locator, error) { return Windowed(Contiguous(3, 2), 0, 0, 0) },
+		"epoch -1":     func() (Locator, error) { return Windowed(Contiguous(3, 2), 0, -1, 1) },
+		"holds sample": func() (Locator, error) { return Windowed(listed{{0, 0}}, 0, 0, 1) },
+	} {
+		if o, err := f(); o != nil || err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%v, %v, want %q", o, err, words)
+		}
+	}
+}
+
 // Each sample once; never more than the window's groups begun and not ended, and as many as there can
 // be; nothing but (seed, epoch, groups, window) matters.
 func TestWindowedModel(t *testing.T) {
@@ -32,7 +54,7 @@ func TestWindowedModel(t *testing.T) {
 		g := drawGroups(t)
 		seed, epoch := rapid.Uint64().Draw(t, "seed"), rapid.IntRange(0, 5).Draw(t, "epoch")
 		window := rapid.IntRange(1, 12).Draw(t, "window")
-		o := Windowed(g, seed, epoch, window)
+		o := overGroups(g, seed, epoch, window)
 		n := 0
 		groupOf, left := map[int]int{}, make([]int, len(g))
 		for i, members := range g {
@@ -69,7 +91,7 @@ func TestWindowedModel(t *testing.T) {
 		if o.Find(-1, 0) != -1 || o.Find(n, 0) != -1 {
 			t.Fatal("samples that are none are found")
 		}
-		if !slices.Equal(samples(o), samples(Windowed(g, seed, epoch, window))) {
+		if !slices.Equal(samples(o), samples(overGroups(g, seed, epoch, window))) {
 			t.Fatal("another order the second time")
 		}
 	})
@@ -90,12 +112,12 @@ func TestWindowedGolden(t *testing.T) {
 		{Contiguous(10, 3), 42, 0, 9, []int{0, 5, 7, 2, 6, 9, 8, 1, 3, 4}},
 		{listed{{}, {5, 1}, {}, {0, 3, 2}, {4}}, math.MaxUint64, 7, 2, []int{5, 1, 3, 0, 4, 2}},
 	} {
-		if got := samples(Windowed(c.g, c.seed, c.epoch, c.window)); !slices.Equal(got, c.want) {
+		if got := samples(overGroups(c.g, c.seed, c.epoch, c.window)); !slices.Equal(got, c.want) {
 			t.Errorf("%v seed=%d epoch=%d window=%d: %v, want %v", c.g, c.seed, c.epoch, c.window, got, c.want)
 		}
 	}
 	h := sha256.New()
-	o := Windowed(Contiguous(100_000, 1000), 1<<40, 3, 8)
+	o := overGroups(Contiguous(100_000, 1000), 1<<40, 3, 8)
 	for pos := range o.Len() {
 		h.Write(binary.LittleEndian.AppendUint32(nil, uint32(o.At(pos))))
 	}
@@ -106,9 +128,9 @@ func TestWindowedGolden(t *testing.T) {
 
 func TestWindowedDiffers(t *testing.T) {
 	g := Contiguous(10_000, 100)
-	a := Windowed(g, 1, 0, 8)
+	a := overGroups(g, 1, 0, 8)
 	for name, b := range map[string]Order{
-		"epoch": Windowed(g, 1, 1, 8), "seed": Windowed(g, 2, 0, 8), "seed and epoch": Windowed(g, 0, 1, 8),
+		"epoch": overGroups(g, 1, 1, 8), "seed": overGroups(g, 2, 0, 8), "seed and epoch": overGroups(g, 0, 1, 8),
 	} {
 		same := 0
 		for pos := range a.Len() {
@@ -128,7 +150,7 @@ func TestWindowedStatistics(t *testing.T) {
 		// Its group, its place in the group, and the group that is opened first after the window.
 		groups, places, late := make([]int, 20), make([]int, 25), make([]int, 20)
 		each(20_000, func(seed uint64, epoch int) {
-			o := Windowed(Contiguous(500, 25), seed, epoch, 4)
+			o := overGroups(Contiguous(500, 25), seed, epoch, 4)
 			groups[o.At(0)/25]++
 			places[o.At(0)%25]++
 			var opened []int
@@ -148,7 +170,7 @@ func TestWindowedStatistics(t *testing.T) {
 		counts := make([]int, 120)
 		each(200*120, func(seed uint64, epoch int) {
 			rank := 0 // Lehmer code
-			p := samples(Windowed(listed{{3}, {0, 4, 1}, {2}}, seed, epoch, 3))
+			p := samples(overGroups(listed{{3}, {0, 4, 1}, {2}}, seed, epoch, 3))
 			for i := range p {
 				below := 0
 				for _, x := range p[i+1:] {
@@ -168,7 +190,7 @@ func TestWindowedStatistics(t *testing.T) {
 			counts := make([]int, 16)
 			each(16*300, func(seed uint64, epoch int) {
 				i := 0
-				o := Windowed(Contiguous(40, 4), seed, epoch, window)
+				o := overGroups(Contiguous(40, 4), seed, epoch, window)
 				for pos := range o.Len() {
 					if s := o.At(pos); s/4 == 5 {
 						counts[i*4+s%4]++
@@ -184,7 +206,7 @@ func TestWindowedStatistics(t *testing.T) {
 		const n, parts = 300, 10
 		counts := make([]int, n*parts)
 		each(40*n, func(seed uint64, epoch int) {
-			o := Windowed(Contiguous(n, 30), seed, epoch, 3)
+			o := overGroups(Contiguous(n, 30), seed, epoch, 3)
 			for pos := range n {
 				counts[o.At(pos)*parts+pos*parts/n]++
 			}
@@ -256,7 +278,7 @@ func TestWindowedDesignEffect(t *testing.T) {
 		d := 0.0
 		const epochs = 3
 		for epoch := range epochs {
-			o := Windowed(Contiguous(c.groups*c.size, c.size), 5, epoch, c.window)
+			o := overGroups(Contiguous(c.groups*c.size, c.size), 5, epoch, c.window)
 			d += certificate(o, func(s int) int { return s / c.size }, c.groups, batch) / epochs
 		}
 		w := float64(min(c.window, c.groups))
@@ -281,7 +303,7 @@ func TestWindowedDesignEffect(t *testing.T) {
 func TestWindowedOpensEvenly(t *testing.T) {
 	const groups, size, window = 128, 1000, 16
 	for seed := range uint64(3) {
-		o := Windowed(Contiguous(groups*size, size), seed, 0, window)
+		o := overGroups(Contiguous(groups*size, size), seed, 0, window)
 		var at []int // positions at which a group is met for the first time
 		met := map[int]bool{}
 		for pos := range o.Len() {
@@ -305,6 +327,6 @@ func TestWindowedOpensEvenly(t *testing.T) {
 func BenchmarkWindowed1M(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
-		Windowed(Contiguous(1_000_000, 1000), 1, 0, 16)
+		overGroups(Contiguous(1_000_000, 1000), 1, 0, 16)
 	}
 }

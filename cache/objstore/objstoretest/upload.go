@@ -2,6 +2,7 @@ package objstoretest
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -181,8 +182,8 @@ func parts(data []byte) [][]byte {
 	return append(out, data)
 }
 
-// random returns bytes that no two parts have in common.
-func random(n int) []byte {
+// Random returns bytes that no two parts have in common.
+func Random(n int) []byte {
 	b := make([]byte, n)
 	var seed [32]byte
 	binary.LittleEndian.PutUint64(seed[:], uint64(n))
@@ -190,9 +191,23 @@ func random(n int) []byte {
 	return b
 }
 
+// Upload stores data under key, in parts of 5 MiB.
+func Upload(ctx context.Context, w objstore.Uploader, key string, data []byte) (objstore.Object, error) {
+	u, err := w.Upload(ctx, key, int64(len(data)), partSize)
+	if err != nil {
+		return objstore.Object{}, err
+	}
+	for n, p := range parts(data) {
+		if err := u.Part(ctx, n, p); err != nil {
+			return objstore.Object{}, err
+		}
+	}
+	return u.Complete(ctx)
+}
+
 func testUpload(t *testing.T, h *harness) {
 	for _, size := range []int{0, 1, 70_000, partSize, partSize + 1, 2*partSize + 12_345} {
-		key, data := h.Prefix+fmt.Sprintf("up/f%d", size), random(size)
+		key, data := h.Prefix+fmt.Sprintf("up/f%d", size), Random(size)
 		u, err := h.Store.Upload(h.ctx, key, int64(size), partSize)
 		if err != nil {
 			t.Fatalf("Upload of %d bytes: %v", size, err)
@@ -279,7 +294,7 @@ func testUploadInvalid(t *testing.T, h *harness) {
 
 func testUploadReplaces(t *testing.T, h *harness) {
 	old := h.put(t, "f", pattern(10))
-	data := random(partSize + 1)
+	data := Random(partSize + 1)
 	u, err := h.Store.Upload(h.ctx, old.Key, int64(len(data)), partSize)
 	if err != nil {
 		t.Fatal(err)
@@ -300,7 +315,7 @@ func testUploadReplaces(t *testing.T, h *harness) {
 
 func testUploadAbort(t *testing.T, h *harness) {
 	for _, size := range []int{1, 2*partSize + 1} {
-		key, data := h.Prefix+fmt.Sprintf("up/f%d", size), random(size)
+		key, data := h.Prefix+fmt.Sprintf("up/f%d", size), Random(size)
 		u, err := h.Store.Upload(h.ctx, key, int64(size), partSize)
 		if err != nil {
 			t.Fatal(err)

@@ -97,7 +97,7 @@ func (s *Server) ListenAdmin(addr, version string, log *slog.Logger) (at net.Add
 	var done sync.WaitGroup
 	done.Go(func() {
 		if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("the admin address is not served any more", "address", addr, "error", err)
+			log.Error("the admin address is no longer served", "address", addr, "error", err)
 		}
 	})
 	return l.Addr(), func() { _ = h.Close(); done.Wait() }, nil

@@ -9,7 +9,6 @@ import (
 
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
-	humanize "github.com/dustin/go-humanize"
 )
 
 // styles are the colours of a frame. They are the terminal's own 16, so that its theme holds.
@@ -169,24 +168,6 @@ func (st *styles) table(columns []column, rows [][]string, width int) []string {
 		out = append(out, line(row, func(s string) string { return s }))
 	}
 	return out
-}
-
-func bytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
-
-func percent(x float64) string {
-	if p := 100 * x; p > 0 && p < 1 || p > 99 && p < 100 {
-		return fmt.Sprintf("%.1f%%", math.Min(p, 99.9))
-	}
-	return fmt.Sprintf("%.0f%%", 100*x)
-}
-
-func number(n int) string { return humanize.Comma(int64(n)) }
-
-func rate(x float64) string {
-	if x < 10 {
-		return fmt.Sprintf("%.1f", x)
-	}
-	return humanize.Comma(int64(x + 0.5))
 }
 
 func span(seconds float64) string {

@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/shoalfs/shoal/internal/admin/verdict"
+	"github.com/shoalfs/shoal/internal/human"
 )
 
 // frame is what is shown at one moment.
@@ -126,7 +128,7 @@ func (f *frame) title(s *verdict.Snapshot, ok bool, width int) []string {
 	if ok {
 		left += "  " + clean(s.Source)
 		if width >= 76 {
-			left += f.dim.Render(fmt.Sprintf("  %s samples, %s", number(s.Samples), bytes(s.Bytes)))
+			left += f.dim.Render(fmt.Sprintf("  %s samples, %s", human.Number(s.Samples), human.Bytes(s.Bytes)))
 		}
 		right = "up " + span(max(10, s.Uptime))
 		if s.Uptime < 10 {
@@ -192,15 +194,13 @@ func indent(lines []string) []string {
 
 // figures draws what goes on, each figure with its past where there is room.
 func (f *frame) figures(s *verdict.Snapshot, r verdict.Rates, width int, tight bool) []string {
-	lead := number(r.Lead) + " samples"
+	lead := human.Number(r.Lead) + " samples"
 	if r.LeadSeconds > 0 {
 		lead += ", " + span(r.LeadSeconds)
 	}
 	read := ""
-	if n := len(f.series.snaps); n > 1 {
-		if before := f.series.snaps[max(0, n-6)]; s.Uptime > before.Uptime {
-			read = ", " + bytes(int64(float64(s.ReadBytes-before.ReadBytes)/(s.Uptime-before.Uptime))) + "/s"
-		}
+	if before := f.series.before(); len(f.series.snaps) > 1 && s.Uptime > before.Uptime {
+		read = ", " + human.Bytes(int64(float64(s.ReadBytes-before.ReadBytes)/(s.Uptime-before.Uptime))) + "/s"
 	}
 	rows := []struct {
 		name, value string
@@ -208,9 +208,9 @@ func (f *frame) figures(s *verdict.Snapshot, r verdict.Rates, width int, tight b
 		top         float64
 	}{
 		{"lead", lead, f.series.of(func(r verdict.Rates) float64 { return float64(r.Lead) }), 0},
-		{"delivered", rate(r.Samples) + " samples/s" + read, f.series.of(func(r verdict.Rates) float64 { return r.Samples }), 0},
-		{"waits", percent(r.Stall) + " of the time", f.series.of(func(r verdict.Rates) float64 { return r.Stall }), 0.1},
-		{"store", bytes(int64(r.Bytes)) + "/s, " + rate(r.Requests) + " requests/s", f.series.of(func(r verdict.Rates) float64 { return r.Bytes }), 0},
+		{"delivered", human.Rate(r.Samples) + " samples/s" + read, f.series.of(func(r verdict.Rates) float64 { return r.Samples }), 0},
+		{"waits", human.Percent(r.Stall) + " of the time", f.series.of(func(r verdict.Rates) float64 { return r.Stall }), 0.1},
+		{"store", human.Bytes(int64(r.Bytes)) + "/s, " + human.Rate(r.Requests) + " requests/s", f.series.of(func(r verdict.Rates) float64 { return r.Bytes }), 0},
 	}
 	const nameWidth, valueWidth = 10, 32
 	var lines []string
@@ -222,7 +222,7 @@ func (f *frame) figures(s *verdict.Snapshot, r verdict.Rates, width int, tight b
 		lines = append(lines, line)
 	}
 	h := r.Hits
-	names := []string{"disk " + percent(h.Keep), "memory " + percent(h.Ring), "under way " + percent(h.Joined), "fetched " + percent(h.Missed)}
+	names := []string{"disk " + human.Percent(h.Keep), "memory " + human.Percent(h.Ring), "under way " + human.Percent(h.Joined), "fetched " + human.Percent(h.Missed)}
 	for i, n := range names {
 		names[i] = f.area[i].Render(string([]rune("█▓▒░")[i])) + " " + n
 	}
@@ -236,14 +236,11 @@ func (f *frame) figures(s *verdict.Snapshot, r verdict.Rates, width int, tight b
 		return lines
 	}
 	m, d := s.Memory, s.Disk
-	limit := d.Limit
-	if limit == 0 {
-		limit = d.Budget
-	}
+	limit := cmp.Or(d.Limit, d.Budget)
 	part := func(a, b int64) float64 { return float64(a) / float64(max(b, 1)) }
 	line := func(g int) string {
-		return fmt.Sprintf("%s %s of %s   %s%s %s of %s, %s kept", gauge(part(m.Used, m.Limit), g), bytes(m.Used), bytes(m.Limit),
-			f.dim.Render("disk "), gauge(part(d.Used, limit), g), bytes(d.Used), bytes(limit), percent(part(int64(d.Kept), int64(d.Extents))))
+		return fmt.Sprintf("%s %s of %s   %s%s %s of %s, %s kept", gauge(part(m.Used, m.Limit), g), human.Bytes(m.Used), human.Bytes(m.Limit),
+			f.dim.Render("disk "), gauge(part(d.Used, limit), g), human.Bytes(d.Used), human.Bytes(limit), human.Percent(part(int64(d.Kept), int64(d.Extents))))
 	}
 	text := line(12)
 	for _, g := range []int{10, 8, 6, 4} {

@@ -5,9 +5,10 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // all draws every pane. The first line of one names its columns, or says that there is nothing.
@@ -18,11 +19,11 @@ func (f *frame) all(s *verdict.Snapshot, v verdict.Verdict, width int) [][]strin
 var feedStream = regexp.MustCompile(`^feed/(.*)/rank(\d+)/epoch(\d+)$`)
 
 // whose says whose order a stream follows, and in which epoch. A feed has a stream for each epoch, named by it.
-func whose(p engine.Progress, spec string) (name, epoch string) {
+func whose(p run.Progress, spec string) (name, epoch string) {
 	if m := feedStream.FindStringSubmatch(p.Name); m != nil {
 		return fmt.Sprintf("feed %s, rank %s", clean(m[1]), m[2]), m[3]
 	}
-	epoch = number(p.Epoch)
+	epoch = human.Number(p.Epoch)
 	if p.Name == "mount" {
 		return "mount " + clean(spec), epoch
 	}
@@ -40,7 +41,7 @@ func (f *frame) orders(s *verdict.Snapshot, width int) []string {
 		case "searching":
 			return []string{f.dim.Render("The order is being worked out from what the trainer opens.")}
 		case "unknown":
-			return []string{f.dim.Render("The order was not found, and is searched no more: use shoal.hint(sampler) or .shoal/plan.")}
+			return []string{f.dim.Render("The order was not found, and the search has ended: use shoal.hint(sampler) or .shoal/plan.")}
 		}
 		return []string{f.dim.Render("No order is known: nothing is fetched ahead.")}
 	}
@@ -49,16 +50,16 @@ func (f *frame) orders(s *verdict.Snapshot, width int) []string {
 		name, epoch := whose(p, s.Order.Spec)
 		pace := "–"
 		if p.Pace > 0 {
-			pace = rate(p.Pace) + "/s"
+			pace = human.Rate(p.Pace) + "/s"
 		}
-		rows = append(rows, []string{name, epoch, fmt.Sprintf("%s of %s", number(p.Position), number(p.Len)), number(p.Lead), pace,
-			number(p.InFlight), bytes(p.Held), percent(p.Share), moves(p)})
+		rows = append(rows, []string{name, epoch, fmt.Sprintf("%s of %s", human.Number(p.Position), human.Number(p.Len)), human.Number(p.Lead), pace,
+			human.Number(p.InFlight), human.Bytes(p.Held), human.Percent(p.Share), moves(p)})
 	}
 	return f.table([]column{{name: "order", width: 22, grow: true}, {name: "epoch", right: true}, {name: "position", right: true}, {name: "ahead", right: true},
 		{name: "pace", right: true}, {name: "in flight", right: true}, {name: "holds", right: true}, {name: "share", right: true}, {name: "reader"}}, rows, width)
 }
 
-func moves(p engine.Progress) string {
+func moves(p run.Progress) string {
 	var said []string
 	e := p.Events
 	if e.Restarts > 0 {
@@ -68,7 +69,7 @@ func moves(p engine.Progress) string {
 		said = append(said, fmt.Sprintf("%d moves", n))
 	}
 	if p.Strays > 0 {
-		said = append(said, number(p.Strays)+" strays")
+		said = append(said, human.Number(p.Strays)+" strays")
 	}
 	if len(said) == 0 {
 		return "in order"
@@ -83,20 +84,20 @@ func (f *frame) sessions(s *verdict.Snapshot, width int) []string {
 	if len(s.Feed.List) == 0 {
 		return []string{f.dim.Render(fmt.Sprintf("No session is open; %d were.", s.Feed.Sessions))}
 	}
-	before, _ := f.series.feedBefore()
+	before := f.series.before()
 	dt := s.Uptime - before.Uptime
 	var rows [][]string
 	for _, now := range s.Feed.List {
 		was, ok := sessionOf(before.Feed, now)
 		samples, stall, credit, decode := "–", "–", "–", "–"
 		if ok && dt > 0 {
-			samples = rate(float64(now.Samples-was.Samples)/dt) + "/s"
-			stall = percent(min(1, (now.Stall-was.Stall)/dt))
-			credit = percent(min(1, (now.Credit+now.Slots-was.Credit-was.Slots)/dt))
+			samples = human.Rate(float64(now.Samples-was.Samples)/dt) + "/s"
+			stall = human.Percent(min(1, (now.Stall-was.Stall)/dt))
+			credit = human.Percent(min(1, (now.Credit+now.Slots-was.Credit-was.Slots)/dt))
 			decode = fmt.Sprintf("%.1f", (now.Decode-was.Decode)/dt)
 		}
 		rows = append(rows, []string{clean(now.Session), fmt.Sprintf("%d of %d", now.Rank, max(now.World, 1)), fmt.Sprint(now.Epoch), fmt.Sprint(now.Batch),
-			samples, stall, credit, decode, number(int(now.Bad)), clean(now.Client)})
+			samples, stall, credit, decode, human.Number(int(now.Bad)), clean(now.Client)})
 	}
 	return f.table([]column{{name: "session", width: 10, grow: true}, {name: "rank", right: true}, {name: "epoch", right: true}, {name: "batch", right: true},
 		{name: "samples", right: true}, {name: "stalled", right: true}, {name: "busy", right: true}, {name: "decode", right: true}, {name: "bad", right: true}, {name: "client"}}, rows, width)
@@ -123,7 +124,7 @@ func (f *frame) slowest(s *verdict.Snapshot, width int) []string {
 		if k.Failed {
 			took += " failed"
 		}
-		rows = append(rows, []string{took, bytes(k.Bytes), k.Time.Local().Format("15:04:05"), clean(k.Key)})
+		rows = append(rows, []string{took, human.Bytes(k.Bytes), k.Time.Local().Format("15:04:05"), clean(k.Key)})
 	}
 	return f.table([]column{{name: "took", right: true}, {name: "asked", right: true}, {name: "when"}, {name: "key", width: 16, grow: true}}, rows, width)
 }

@@ -63,11 +63,10 @@ func (s *series) of(f func(verdict.Rates) float64) []float64 {
 	return out
 }
 
-// feedBefore returns the snapshot some seconds before the last one, to take a session's rates from.
-func (s *series) feedBefore() (verdict.Snapshot, bool) {
-	n := len(s.snaps)
-	if n < 2 {
-		return verdict.Snapshot{}, false
+// before returns the snapshot some seconds before the last one, to take rates from; zero if there is none.
+func (s *series) before() (before verdict.Snapshot) {
+	if n := len(s.snaps); n > 1 {
+		before = s.snaps[max(0, n-6)]
 	}
-	return s.snaps[max(0, n-6)], true
+	return before
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.txt anew")
@@ -45,8 +46,8 @@ func at(t int) verdict.Snapshot {
 	s.InFlight, s.Connections, s.LatencyP50, s.LatencyP99 = 60, 64, 0.031, 0.095
 	s.Lead, s.LeadSeconds = 20_000-t*250, float64(20_000-t*250)/1800
 	s.Order = engine.OrderState{Spec: "torch:seed=7", Epoch: 3, Position: int(s.Opens), State: "following"}
-	s.Streams = []engine.Progress{
-		{Name: "mount", Epoch: 3, Position: int(s.Opens), Len: 120_000, Lead: s.Lead, InFlight: 41, Held: 180 << 20, Share: 0.5, Pace: 1800, Events: engine.Events{Consumed: int(s.Opens)}},
+	s.Streams = []run.Progress{
+		{Name: "mount", Epoch: 3, Position: int(s.Opens), Len: 120_000, Lead: s.Lead, InFlight: 41, Held: 180 << 20, Share: 0.5, Pace: 1800, Events: run.Events{Consumed: int(s.Opens)}},
 		{Name: "feed/resnet50/rank0/epoch2", Position: 5000, Len: 120_000, Lead: 300, InFlight: 19, Held: 20 << 20, Share: 0.5, Pace: 610, Strays: 3},
 	}
 	s.Memory = engine.MemoryStats{Used: 310 << 20, Limit: 384 << 20, Peak: 380 << 20, Ring: 200 << 20, RSS: 640 << 20}

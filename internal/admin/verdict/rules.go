@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	humanize "github.com/dustin/go-humanize"
+	"github.com/shoalfs/shoal/internal/human"
 )
 
 // Shares of the time from which on it is said that the trainer waits. Below waits, waiting is what interleaved workers hide.
@@ -43,7 +43,7 @@ func tooShort(w *window) (Finding, bool) {
 func silent(w *window) (Finding, bool) {
 	return Finding{
 		Code: "store-silent", Level: Bad, Title: "The store does not answer",
-		Detail: fmt.Sprintf("%s to the store are under way, and none was answered for %.0f s.", count(w.inFlight, "request"), w.seconds),
+		Detail: fmt.Sprintf("%s to the store are under way, and none was answered for %.0f s.", human.Count(w.inFlight, "request"), w.seconds),
 		Remedy: "Check that the store is up and reachable from here: shoal doctor " + w.now.Source,
 	}, w.inFlight > 0 && w.bytes == 0 && w.gets <= w.inFlightMost && w.seconds >= 5 && !w.restarted
 }
@@ -52,7 +52,7 @@ func denied(w *window) (Finding, bool) {
 	n := w.errors["access denied"]
 	return Finding{
 		Code: "access-denied", Level: Bad, Title: "The store refuses access",
-		Detail: count(n, "request") + " refused.",
+		Detail: human.Count(n, "request") + " refused.",
 		Remedy: "Check the credentials and that they may s3:GetObject; the errors below say which key and why.",
 	}, n > 0
 }
@@ -61,7 +61,7 @@ func changed(w *window) (Finding, bool) {
 	n := w.errors["changed"] + w.errors["not found"]
 	return Finding{
 		Code: "dataset-changed", Level: Bad, Title: "The dataset changed in the store",
-		Detail: count(n, "object") + " changed or gone since they were listed; reads of them fail.",
+		Detail: human.Count(n, "object") + " changed or gone since they were listed; reads of them fail.",
 		Remedy: "Restore them, or move to the new version: shoal refresh MOUNTPOINT, or start again with --refresh.",
 	}, n > 0
 }
@@ -77,11 +77,11 @@ func failing(w *window) (Finding, bool) {
 	slices.Sort(kinds)
 	f := Finding{
 		Code: "store-errors", Level: w.troubleLevel(), Title: "The store fails requests",
-		Detail: fmt.Sprintf("%d of %s failed (%s) and are tried again.", n, count(max(w.gets, n), "request"), strings.Join(kinds, ", ")),
+		Detail: fmt.Sprintf("%d of %s failed (%s) and are tried again.", n, human.Count(max(w.gets, n), "request"), strings.Join(kinds, ", ")),
 		Remedy: "See the errors below. If the store throttles (503 SlowDown), lower --connections or set it to auto.",
 	}
 	if w.prefetchFails > 0 {
-		f.Detail += fmt.Sprintf(" %s given up.", count(w.prefetchFails, "prefetch"))
+		f.Detail += fmt.Sprintf(" %s given up.", human.Count(w.prefetchFails, "prefetch"))
 	}
 	return f, n > 0 && (n*100 >= w.gets || w.prefetchFails > 0)
 }
@@ -102,7 +102,7 @@ func diskDown(w *window) (Finding, bool) {
 func diskSlow(w *window) (Finding, bool) {
 	return Finding{
 		Code: "disk-slow", Level: w.troubleLevel(), Title: "The cache's disk is slow",
-		Detail: fmt.Sprintf("%s waited too long for the disk and went to the store; %s.", count(w.diskGaveUp, "read"), count(w.diskErrors, "disk error")),
+		Detail: fmt.Sprintf("%s waited too long for the disk and went to the store; %s.", human.Count(w.diskGaveUp, "read"), human.Count(w.diskErrors, "disk error")),
 		Remedy: "Move --cache-dir to a faster disk (NVMe, not a network file system), or find out what else uses it.",
 	}, w.diskGaveUp+w.diskErrors > 0
 }
@@ -112,7 +112,7 @@ func otherOrder(w *window) (Finding, bool) {
 	lost := w.strays > w.consumed || w.moves >= 8
 	return Finding{
 		Code: "order-differs", Level: w.level(), Title: "The trainer reads in another order than Shoal was told",
-		Detail: fmt.Sprintf("Of %s, %d were not in the order that is followed, and the reader moved %d times.", count(w.opens, "opened file"), w.strays, w.moves),
+		Detail: fmt.Sprintf("Of %s, %d were not in the order that is followed, and the reader moved %d times.", human.Count(w.opens, "opened file"), w.strays, w.moves),
 		Remedy: "Check seed, world size and rank in --order (.shoal/order shows what is followed), or have it found out: --order auto.",
 	}, w.waiting() && w.opens > 0 && lost
 }
@@ -128,18 +128,18 @@ func (w *window) orderKnown() bool {
 func unknownOrder(w *window) (Finding, bool) {
 	f := Finding{
 		Code: "order-unknown", Level: w.level(), Title: "The trainer waits: Shoal does not know its order",
-		Detail: fmt.Sprintf("Readers wait %s of the time; %s of the reads found nothing fetched ahead.", percent(w.rates.Stall), percent(w.rates.Hits.late())),
+		Detail: fmt.Sprintf("Readers wait %s of the time; %s of the reads found nothing fetched ahead.", human.Percent(w.rates.Stall), human.Percent(w.rates.Hits.late())),
 		Remedy: "Tell it: shoal.hint(sampler) in the trainer, or --order torch:seed=… when mounting; or use the feed.",
 	}
 	switch w.now.Order.State {
 	case "watching":
-		f.Title = "The trainer waits: what it reads is no order that Shoal knows, so far"
+		f.Title = "The trainer waits: Shoal does not recognise its order yet"
 		f.Remedy = "A search begins after some 64 reads. If it stays so, tell it: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan."
 	case "searching":
 		f.Title = "The trainer waits: its order is being worked out"
 		f.Remedy = "Let it search, which takes from a second to an hour (.shoal/order says for what), or tell it: shoal.hint(sampler) in the trainer."
 	case "unknown":
-		f.Title = "The trainer waits: its order was not found, and is searched no more"
+		f.Title = "The trainer waits: its order was not found, and the search has ended"
 		f.Remedy = "Tell it: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan; .shoal/order says why the search ended."
 	}
 	return f, w.waiting() && w.opens > 0 && !w.orderKnown()
@@ -160,7 +160,7 @@ func memorySmall(w *window) (Finding, bool) {
 	reserve := w.feed.Reserve > w.feed.Fetch && w.feed.Reserve > w.feed.Decode && w.rates.Stall > 0
 	return Finding{
 		Code: "memory-small", Level: w.level(), Title: "The trainer waits: memory is too small",
-		Detail: fmt.Sprintf("%s of %s for data are taken, so that only %d of %d connections are in use.", bytes(m.Used), bytes(m.Limit), w.inFlightMost, w.now.Connections),
+		Detail: fmt.Sprintf("%s of %s for data are taken, so that only %d of %d connections are in use.", human.Bytes(m.Used), human.Bytes(m.Limit), w.inFlightMost, w.now.Connections),
 		Remedy: "Give more --memory, or a larger --cache-size so that what was fetched can leave memory.",
 	}, w.waiting() && (reserve || w.late() && full)
 }
@@ -169,14 +169,14 @@ func memorySmall(w *window) (Finding, bool) {
 func filling(w *window) (Finding, bool) {
 	return Finding{
 		Code: "filling", Level: Warn, Title: "Starting up: the first samples are on their way",
-		Detail: fmt.Sprintf("%s, %s so far; the trainer waited %s of the time.", count(w.now.GetRequests, "request"), bytes(w.now.GetBytes), percent(w.rates.Stall)),
+		Detail: fmt.Sprintf("%s, %s so far; the trainer waited %s of the time.", human.Count(w.now.GetRequests, "request"), human.Bytes(w.now.GetBytes), human.Percent(w.rates.Stall)),
 	}, w.waiting() && w.now.Uptime < 10 && w.late() && w.orderKnown()
 }
 
 func decodeBound(w *window) (Finding, bool) {
 	return Finding{
 		Code: "decode-bound", Level: w.level(), Title: "The trainer waits for decoding",
-		Detail: fmt.Sprintf("Its data is here, and making batches of it keeps %.1f workers a session busy; sessions wait %s of the time.", w.feed.Decode/w.feed.Age, percent(w.rates.Stall)),
+		Detail: fmt.Sprintf("Its data is here, and making batches of it keeps %.1f workers a session busy; sessions wait %s of the time.", w.feed.Decode/w.feed.Age, human.Percent(w.rates.Stall)),
 		Remedy: "Give the daemon more cores (--workers), a smaller or cheaper transform, or store smaller pictures: shoal pack SOURCE DEST --resize short=400.",
 	}, w.waiting() && w.served() && !w.late() && w.feed.Decode >= w.feed.Send
 }
@@ -184,7 +184,7 @@ func decodeBound(w *window) (Finding, bool) {
 func clientLink(w *window) (Finding, bool) {
 	return Finding{
 		Code: "link-slow", Level: w.level(), Title: "The trainer waits for the connection to it",
-		Detail: fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.", percent(w.feed.Send/w.feed.Age), bytes(int64(float64(w.feed.Bytes)/w.feed.Age))),
+		Detail: fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.", human.Percent(w.feed.Send/w.feed.Age), human.Bytes(int64(float64(w.feed.Bytes)/w.feed.Age))),
 		Remedy: "On one machine listen on unix:// so that batches go through shared memory; over a network send uint8, not float32.",
 	}, w.waiting() && w.served() && !w.late() && w.feed.Send > w.feed.Decode
 }
@@ -193,7 +193,7 @@ func storeSlow(w *window) (Finding, bool) {
 	s := &w.now
 	f := Finding{
 		Code: "store-slow", Level: w.level(), Title: "The trainer waits: the store is too slow",
-		Detail: fmt.Sprintf("It waits %s of the time. The store brings %s/s in %.0f requests/s", percent(w.rates.Stall), bytes(int64(w.rates.Bytes)), w.rates.Requests),
+		Detail: fmt.Sprintf("It waits %s of the time. The store brings %s/s in %.0f requests/s", human.Percent(w.rates.Stall), human.Bytes(int64(w.rates.Bytes)), w.rates.Requests),
 	}
 	if w.inFlightMost > 0 { // else the run is over
 		f.Detail += fmt.Sprintf(", with %d of %d connections in use", w.inFlightMost, s.Connections)
@@ -207,10 +207,10 @@ func storeSlow(w *window) (Finding, bool) {
 	f.Detail += "."
 	var todo []string
 	if w.gets > 0 && w.bytes/w.gets < 512<<10 && !s.Packed {
-		todo = append(todo, fmt.Sprintf("pack the dataset, a request brings only %s (shoal pack)", bytes(w.bytes/w.gets)))
+		todo = append(todo, fmt.Sprintf("pack the dataset, a request brings only %s (shoal pack)", human.Bytes(w.bytes/w.gets)))
 	}
 	if d := s.Disk; d.Kept < d.Extents && diskFull(s) {
-		todo = append(todo, fmt.Sprintf("raise --cache-size, since only %s of the dataset is kept", percent(float64(d.Kept)/float64(d.Extents))))
+		todo = append(todo, fmt.Sprintf("raise --cache-size, since only %s of the dataset is kept", human.Percent(float64(d.Kept)/float64(d.Extents))))
 	}
 	if w.inFlightMost*10 >= int64(s.Connections)*9 {
 		todo = append(todo, "raise --connections")
@@ -218,7 +218,7 @@ func storeSlow(w *window) (Finding, bool) {
 	if len(todo) == 0 {
 		todo = append(todo, "find the bottleneck with shoal doctor "+s.Source)
 		if d := s.Disk; d.Kept < d.Extents {
-			f.Detail += fmt.Sprintf(" %s of the dataset is kept so far, and will be faster in the next epoch.", percent(float64(d.Kept)/float64(d.Extents)))
+			f.Detail += fmt.Sprintf(" %s of the dataset is kept so far, and will be faster in the next epoch.", human.Percent(float64(d.Kept)/float64(d.Extents)))
 		}
 	}
 	f.Remedy = upper(strings.Join(todo, "; ")) + "."
@@ -239,20 +239,20 @@ func (w *window) quiet() bool {
 func finished(w *window) (Finding, bool) {
 	return Finding{
 		Code: "finished", Level: Idle, Title: "The epoch is over",
-		Detail: fmt.Sprintf("All %s of epoch %d were read; nothing is asked for now.", count(int64(w.now.Order.Position), "sample"), w.now.Order.Epoch),
+		Detail: fmt.Sprintf("All %s of epoch %d were read; nothing is asked for now.", human.Count(w.now.Order.Position, "sample"), w.now.Order.Epoch),
 	}, w.quiet() && w.now.Order.State == "finished"
 }
 
 func idle(w *window) (Finding, bool) {
 	f := Finding{
 		Code: "idle", Level: Idle, Title: "Nobody reads",
-		Detail: fmt.Sprintf("Nothing was asked for in %.0f s; %s can be read without waiting.", w.seconds, count(int64(w.rates.Lead), "sample")),
+		Detail: fmt.Sprintf("Nothing was asked for in %.0f s; %s can be read without waiting.", w.seconds, human.Count(w.rates.Lead, "sample")),
 	}
 	switch {
 	case w.now.Reads == 0 && w.now.Opens == 0:
 		f.Title = "Waiting for the trainer"
 	case w.rates.Spare >= 0.5:
-		f.Title, f.Detail = "The trainer asks for nothing", fmt.Sprintf("%s; batches are ready, and none was asked for in %.0f s.", count(int64(w.sessions), "open session"), w.seconds)
+		f.Title, f.Detail = "The trainer asks for nothing", fmt.Sprintf("%s; batches are ready, and none was asked for in %.0f s.", human.Count(w.sessions, "open session"), w.seconds)
 	}
 	return f, w.quiet()
 }
@@ -260,17 +260,17 @@ func idle(w *window) (Finding, bool) {
 func trainerSlower(w *window) (Finding, bool) {
 	return Finding{
 		Code: "trainer-slower", Level: Good, Title: "The GPU has data: the trainer is the slower side",
-		Detail: fmt.Sprintf("Batches were ready and not asked for %s of the time, at %s samples/s%s.", percent(w.rates.Spare), rate(w.rates.Samples), w.ahead()),
+		Detail: fmt.Sprintf("Batches were ready and not asked for %s of the time, at %s samples/s%s.", human.Percent(w.rates.Spare), human.Rate(w.rates.Samples), w.ahead()),
 	}, w.rates.Spare >= waitsBad
 }
 
 func fed(w *window) (Finding, bool) {
 	f := Finding{
 		Code: "fed", Level: Good, Title: "The GPU has data",
-		Detail: fmt.Sprintf("%s samples/s; %s of the reads did not wait%s.", rate(w.rates.Samples), percent(1-w.rates.Hits.late()), w.ahead()),
+		Detail: fmt.Sprintf("%s samples/s; %s of the reads did not wait%s.", human.Rate(w.rates.Samples), human.Percent(1-w.rates.Hits.late()), w.ahead()),
 	}
 	if w.reads == 0 {
-		f.Detail = fmt.Sprintf("%s samples/s, all from the kernel's page cache%s.", rate(w.rates.Samples), w.ahead())
+		f.Detail = fmt.Sprintf("%s samples/s, all from the kernel's page cache%s.", human.Rate(w.rates.Samples), w.ahead())
 	}
 	if !w.orderKnown() && !w.served() && w.rates.Hits.late() > 0.02 {
 		f.Level, f.Title = Warn, "The GPU has data, but Shoal does not know the order"
@@ -285,40 +285,9 @@ func (w *window) ahead() string {
 	case !w.orderKnown():
 		return ""
 	case w.rates.LeadSeconds > 0:
-		return fmt.Sprintf("; Shoal is %s (%.0f s) ahead", count(int64(w.rates.Lead), "sample"), w.rates.LeadSeconds)
+		return fmt.Sprintf("; Shoal is %s (%.0f s) ahead", human.Count(w.rates.Lead, "sample"), w.rates.LeadSeconds)
 	}
-	return fmt.Sprintf("; Shoal is %s ahead", count(int64(w.rates.Lead), "sample"))
-}
-
-func bytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
-
-func percent(x float64) string {
-	switch p := 100 * x; {
-	case p > 0 && p < 1:
-		return fmt.Sprintf("%.1f%%", p)
-	case p > 99 && p < 100:
-		return fmt.Sprintf("%.1f%%", min(p, 99.9))
-	default:
-		return fmt.Sprintf("%.0f%%", p)
-	}
-}
-
-func rate(x float64) string {
-	if x < 10 {
-		return fmt.Sprintf("%.1f", x)
-	}
-	return humanize.Comma(int64(x + 0.5))
-}
-
-func count(n int64, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	plural := "s"
-	if strings.HasSuffix(thing, "h") {
-		plural = "es"
-	}
-	return humanize.Comma(n) + " " + thing + plural
+	return fmt.Sprintf("; Shoal is %s ahead", human.Count(w.rates.Lead, "sample"))
 }
 
 func upper(s string) string { return strings.ToUpper(s[:1]) + s[1:] }

@@ -75,10 +75,3 @@ var (
 	causes  = []func(*window) (Finding, bool){otherOrder, unknownOrder, memorySmall, filling, decodeBound, clientLink, storeSlow}
 	calm    = []func(*window) (Finding, bool){finished, idle, trainerSlower, fed}
 )
-
-// Codes are all that a Finding can have (docs/dashboard.md).
-var Codes = []string{
-	"starting", "store-silent", "access-denied", "dataset-changed", "store-errors", "disk-down", "disk-slow",
-	"order-differs", "order-unknown", "memory-small", "filling", "decode-bound", "link-slow", "store-slow",
-	"finished", "idle", "trainer-slower", "fed",
-}

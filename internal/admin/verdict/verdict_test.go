@@ -13,6 +13,7 @@ import (
 
 	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // base is a daemon a minute after its start, which has followed a known order and waits for nobody.
@@ -25,7 +26,7 @@ func base() Snapshot {
 	s.GetRequests, s.GetBytes, s.Connections, s.LatencyP50 = 30_000, 30_000*80_000, 64, 0.03
 	s.Lead, s.LeadSeconds = 4000, 4
 	s.Order = engine.OrderState{Spec: "torch:seed=7", Epoch: 1, Position: 50_000, State: "following"}
-	s.Streams = []engine.Progress{{Name: "mount", Epoch: 1, Position: 50_000, Len: 100_000, Pace: 1000, Events: engine.Events{Consumed: 50_000}}}
+	s.Streams = []run.Progress{{Name: "mount", Epoch: 1, Position: 50_000, Len: 100_000, Pace: 1000, Events: run.Events{Consumed: 50_000}}}
 	s.Memory = engine.MemoryStats{Used: 200 << 20, Limit: 400 << 20}
 	s.Disk = engine.DiskStats{Used: 1 << 30, Budget: 10 << 30, AllUsed: 1 << 30, Kept: 20_000, Extents: 100_000}
 	s.StoreErrors = map[string]int64{"temporary failure": 3}
@@ -204,6 +205,13 @@ func TestRates(t *testing.T) {
 	}
 }
 
+// codes are all that a Finding can have (docs/dashboard.md).
+var codes = []string{
+	"starting", "store-silent", "access-denied", "dataset-changed", "store-errors", "disk-down", "disk-slow",
+	"order-differs", "order-unknown", "memory-small", "filling", "decode-bound", "link-slow", "store-slow",
+	"finished", "idle", "trainer-slower", "fed",
+}
+
 // Whatever a daemon says, the verdict is one of those that are documented, and its rates are what they claim.
 func TestAnySnapshots(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
@@ -220,7 +228,7 @@ func TestAnySnapshots(t *testing.T) {
 			before = Snapshot{}
 		}
 		v := Of(before, now)
-		if !slices.Contains(Codes, v.Code) || v.Title == "" || v.Level == "" {
+		if !slices.Contains(codes, v.Code) || v.Title == "" || v.Level == "" {
 			t.Fatalf("%+v", v.Finding)
 		}
 		for _, x := range []float64{v.Rates.Stall, v.Rates.Spare} {

@@ -223,7 +223,7 @@ func (t *Trace) Add(line []byte) error {
 			return fmt.Errorf("%.80q is not the header of a recording (shoal profile --out writes them)", line)
 		}
 		if h.Version > Version {
-			return fmt.Errorf("the recording is of version %d, and this program reads up to %d (use a newer shoal)", h.Version, Version)
+			return fmt.Errorf("the recording has version %d, and this program reads up to %d (use a newer shoal)", h.Version, Version)
 		}
 		t.Header, t.Files, t.begun = h, map[int]File{}, true
 		return nil
@@ -238,7 +238,7 @@ func (t *Trace) Add(line []byte) error {
 		Path   string          `json:"path"`
 	}
 	if err := json.Unmarshal(line, &f); err != nil {
-		return fmt.Errorf("%.80q is no line of a recording: %w", line, err)
+		return fmt.Errorf("%.80q is not a line of a recording: %w", line, err)
 	}
 	switch {
 	case f.IsFile != nil:

@@ -99,7 +99,7 @@ func (settingsSink) Info(int, string, ...any) {}
 
 // Error implements logr.LogSink.
 func (settingsSink) Error(_ error, at string, _ ...any) {
-	slog.Warn("a setting of OpenTelemetry cannot be read, and is ignored", "at", at, "remedy", "see the variables OTEL_*")
+	slog.Warn("ignoring an OpenTelemetry setting that cannot be read", "at", at, "remedy", "see the variables OTEL_*")
 }
 
 // WithValues implements logr.LogSink.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/internal/progress"
 	"github.com/shoalfs/shoal/internal/workload"
 	"github.com/shoalfs/shoal/lab/accelerator"
@@ -279,7 +280,7 @@ func (b *bench) getter(ctx context.Context, d testbed.Dataset) (func(context.Con
 		}
 		return ""
 	}
-	store, src, err := objstore.Open(ctx, d.Source(), objstore.Options{Getenv: getenv})
+	store, src, err := stores.Open(ctx, d.Source(), stores.Options{Getenv: getenv})
 	if err != nil {
 		return nil, err
 	}

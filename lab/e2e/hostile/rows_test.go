@@ -424,7 +424,7 @@ func listings() []row {
 // starts are stores that the first contact already finds out.
 func starts() []row {
 	silent := func(t *testing.T) string {
-		return serve(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+		return hostile.Listen(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	}
 	return []row{
 		{name: "start: nobody listens", start: func(t *testing.T) string {
@@ -438,12 +438,12 @@ func starts() []row {
 		{name: "start: silence", start: func(t *testing.T) string { return "http://" + silent(t) }, want: "refused", text: "no answer within", within: 12 * time.Second},
 		{name: "start: silence, over TLS", start: func(t *testing.T) string { return "https://" + silent(t) }, want: "refused", text: "AWS_ENDPOINT_URL", within: 12 * time.Second},
 		{name: "start: SSH", start: func(t *testing.T) string {
-			return "http://" + serve(t, func(c net.Conn) { _, _ = io.WriteString(c, "SSH-2.0-OpenSSH_9.2\r\n"); _, _ = io.Copy(io.Discard, c) })
+			return "http://" + hostile.Listen(t, func(c net.Conn) { _, _ = io.WriteString(c, "SSH-2.0-OpenSSH_9.2\r\n"); _, _ = io.Copy(io.Discard, c) })
 		}, want: "refused", text: "SSH-2.0", within: atOnce},
 		{name: "start: https to plain HTTP", at: func(addr string) string { return "https://" + addr }, want: "refused", text: "set AWS_ENDPOINT_URL=http://", within: atOnce, core: true},
 		{name: "start: no scheme, to plain HTTP", at: func(addr string) string { return addr }, want: "refused", text: "set AWS_ENDPOINT_URL=http://", within: atOnce, core: true},
 		{name: "start: https to HTTP that waits for a request", start: func(t *testing.T) string {
-			return "https://" + serve(t, func(c net.Conn) {
+			return "https://" + hostile.Listen(t, func(c net.Conn) {
 				b := make([]byte, 3)
 				if _, err := io.ReadFull(c, b); err == nil && string(b) == "GET" {
 					_, _ = io.WriteString(c, "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
@@ -488,27 +488,4 @@ func starts() []row {
 			return true
 		}, want: "refused", text: "", within: allTries},
 	}
-}
-
-// serve serves each connection until the test ends and returns the address.
-func serve(t *testing.T, conn func(c net.Conn)) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				conn(c)
-			}()
-		}
-	}()
-	return l.Addr().String()
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
@@ -35,9 +36,9 @@ func newBucket(t testing.TB) *s3server.Server {
 	return s
 }
 
-func open(t testing.TB, endpoint string) *objstore.S3 {
+func open(t testing.TB, endpoint string) *s3.Store {
 	t.Helper()
-	store, err := objstore.NewS3(t.Context(), objstore.S3Config{
+	store, err := s3.New(t.Context(), s3.Config{
 		Endpoint:        endpoint,
 		Region:          s3server.Region,
 		Bucket:          bucket,
@@ -85,7 +86,7 @@ func TestFaultsConform(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
 		opened++
 		stack := objstore.Retry(objstore.Limit(objstore.NewMeter(open(t, p.URL)), 64), objstore.RetryPolicy{Base: time.Millisecond, Cap: 5 * time.Millisecond, Tries: 20})
-		return objstoretest.Harness{Store: objstoretest.Writable(stack, direct), Prefix: fmt.Sprintf("run%d/", opened)}
+		return objstoretest.Harness{Store: stack, Filler: direct, Prefix: fmt.Sprintf("run%d/", opened)}
 	})
 	if st := p.Stats(); st.Faults["503"] == 0 || st.Faults["reset"] == 0 || st.Faults["truncate"] == 0 {
 		t.Errorf("faults that struck: %v", st.Faults)

@@ -14,6 +14,8 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
@@ -85,9 +87,9 @@ func TestAccountReplaced(t *testing.T) {
 	}
 	must(t, account("first"))
 	env := map[string]string{"AWS_ENDPOINT_URL": srv.URL, "AWS_REGION": s3server.Region, "AWS_SHARED_CREDENTIALS_FILE": shared}
-	store, _, err := objstore.Open(t.Context(), "s3://"+bucket+"/train", objstore.Options{Getenv: func(name string) string { return env[name] }})
+	store, _, err := stores.Open(t.Context(), "s3://"+bucket+"/train", stores.Options{Getenv: func(name string) string { return env[name] }})
 	must(t, err)
-	defer store.(*objstore.S3).Close()
+	defer store.(*s3.Store).Close()
 	meter := objstore.NewMeter(store)
 	stack := objstore.Retry(meter, objstore.RetryPolicy{})
 	readAll(t, stack, objects, func() error {
@@ -130,7 +132,7 @@ func TestSignedHeadersConform(t *testing.T) {
 	opened := 0
 	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
 		opened++
-		store, err := objstore.NewS3(t.Context(), objstore.S3Config{
+		store, err := s3.New(t.Context(), s3.Config{
 			Endpoint: s.URL, Region: s3server.Region, Bucket: bucket, AccessKeyID: s3server.AccessKey, SecretAccessKey: s3server.SecretKey,
 			Store: objstore.StoreOptions{RequesterPays: true, CustomerKey: key},
 		})

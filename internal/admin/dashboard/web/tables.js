@@ -40,7 +40,7 @@ export function streams(box, stats) {
 const hints = {
   watching: "What the trainer opens is watched; it is no known order so far.",
   searching: "The order is being worked out from what the trainer opens.",
-  unknown: "The order was not found, and is searched no more: use shoal.hint(sampler) in the trainer, or write paths to .shoal/plan.",
+  unknown: "The order was not found, and the search has ended: use shoal.hint(sampler) in the trainer, or write paths to .shoal/plan.",
 };
 
 function orderHint(stats) {

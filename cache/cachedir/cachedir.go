@@ -1,0 +1,262 @@
+// Package cachedir owns a cache directory, and what the datasets in it share: the lock, the key, the catalog, the account
+// of memory and that of the disk. It guards that one process owns the directory, that everything under it stays within
+// --cache-size and everything in memory within --memory, and that what is cached outlives whoever cached it.
+//
+// Datasets that are not open keep their segments until another one needs the room: then they give it back (see
+// package cache), the one that was not used for the longest time first, unless they are pinned.
+package cachedir
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/crypt"
+)
+
+// Options say which directory is owned, and within which bounds.
+type Options struct {
+	Path   string // owned while it is open
+	Size   int64  // bytes on disk, everything under Path counted
+	Memory int64  // bytes of memory for the whole process
+	// Secret is the key that the directory is encrypted by; nil: it lies in clear. A new directory is made as this says;
+	// one of the other kind, or of another key, is refused.
+	Secret *crypt.Secret
+	Logger *slog.Logger
+}
+
+// Dir is a cache directory that this process owns. Safe for concurrent use.
+type Dir struct {
+	Catalog *catalog.Catalog
+	Cache   *cache.Cache
+	Key     *crypt.Key // nil: in clear
+
+	o      Options
+	unlock func() error
+
+	background sync.WaitGroup
+	stop       context.CancelFunc
+
+	mu       sync.Mutex
+	open     map[[16]byte]bool  // datasets that are open, or about to be
+	idle     map[[16]byte]int64 // bytes of segments of datasets that are not open
+	metadata int64              // bytes on disk that are kept back for the open datasets' metadata
+	offHeap  int64              // bytes of memory that the open datasets' manifests and layouts take
+}
+
+const (
+	// overhead is what a daemon needs before it holds a single sample: Go runtime, badger's memtables, gRPC,
+	// FUSE request buffers and the buffers of 512 connections. Measured as RSS of a mounted daemon over an empty ledger.
+	overhead = 64 << 20
+	// minLedger lets eight readers wait for 1-MiB objects while prefetching goes on.
+	minLedger = 32 << 20
+	// bytesPerFile is what the engine holds a file while an order is in force: 8 for the kept
+	// record's place, 4 each for this epoch's order, the next one's and the inverse, some bits.
+	bytesPerFile = 24
+	// bytesPerExtent is what a further extent of a file takes: the record's place and a bit.
+	bytesPerExtent = 9
+	// catalogOnDisk is what is kept back from --cache-size for the catalog's own files, the log and
+	// the socket.
+	catalogOnDisk = 8 << 20
+	// tableOnDisk is what is kept back for each record's line in its table: 30 bytes, and the
+	// same again while the table is replaced.
+	tableOnDisk = 64
+	// minDisk is the least space in which keeping data on disk is worth a segment.
+	minDisk = 4 << 20
+	// syncInterval bounds what a crash of the machine (not of the daemon) can cost in refetches.
+	syncInterval = 30 * time.Second
+)
+
+// LeastMemory is the least Options.Memory, in bytes.
+const LeastMemory = overhead + (minLedger*4+2)/3
+
+// RoundUp writes a number of bytes as flags take it, rounded up to whole MiB: what an error tells the user to give has
+// to be enough.
+func RoundUp(n int64) string { return fmt.Sprintf("%dMiB", (n+1<<20-1)>>20) }
+
+// ledgerOf returns how much of --memory is for data and metadata. The collector and the size classes of buffers need
+// about a quarter on top of live bytes.
+func ledgerOf(memory int64) int64 { return (memory - overhead) * 3 / 4 }
+
+// ForecastMemory returns what a daemon's memory leaves for samples of a dataset of so many files, of which no
+// more is known: their metadata takes some 110 bytes each. It may be less than 0.
+func ForecastMemory(memory int64, files int) int64 {
+	return ledgerOf(memory - int64(files)*(bytesPerFile+110))
+}
+
+// memoryFor is the least --memory whose ledger holds n bytes.
+func memoryFor(n int64) int64 { return overhead + (n*4+2)/3 }
+
+// Errors that Open's are wrapped around.
+var (
+	ErrInUse      = catalog.ErrInUse // another process owns the directory
+	ErrEncryption = catalog.ErrKey   // a key does not fit the directory, or is missing
+)
+
+// Open takes the directory. Its errors name the thing, the cause and the remedy.
+func Open(o Options) (_ *Dir, err error) {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.Memory < LeastMemory {
+		return nil, fmt.Errorf("--memory %s is too little for the daemon itself; give at least %s", humanize.IBytes(uint64(max(o.Memory, 0))), RoundUp(LeastMemory))
+	}
+	d := &Dir{o: o, open: map[[16]byte]bool{}, idle: map[[16]byte]int64{}}
+	d.limitHeap()
+	defer func() {
+		if err = WithRemedy(err, o.Path); err != nil {
+			err = errors.Join(err, d.Close())
+		}
+	}()
+	if err := os.MkdirAll(o.Path, 0o700); err != nil {
+		return nil, fmt.Errorf("cache directory: %w (give another --cache-dir)", err)
+	}
+	if d.Key, d.unlock, err = catalog.LockKey(o.Path, o.Secret); err != nil {
+		return nil, err
+	}
+	d.o.Secret = nil // the key is had, and rekeying may change what it is wrapped by
+	if d.Catalog, err = catalog.Open(o.Path, catalog.Options{Logger: o.Logger, Key: d.Key}); err != nil {
+		return nil, err
+	}
+	d.Cache = cache.New(cache.Options{Memory: ledgerOf(o.Memory), Disk: max(d.diskLimit(), 1), OnFull: d.makeRoom, Logger: o.Logger})
+	if err := d.findIdle(); err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	d.stop = stop
+	d.background.Go(func() { d.syncLoop(ctx) })
+	return d, nil
+}
+
+// WithRemedy adds the remedy to an error about a full disk, or about something in the cache directory that is a
+// folder and should be a file, or the other way round.
+func WithRemedy(err error, dir string) error {
+	switch {
+	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("cache directory: %w (free space on the disk of %s, or give another --cache-dir)", err, dir)
+	case (errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EEXIST)) && strings.Contains(err.Error(), dir+"/"):
+		return fmt.Errorf("%w (mend the cache directory with: shoal fsck %s --repair)", err, dir)
+	}
+	return err
+}
+
+// Path returns where the directory is.
+func (d *Dir) Path() string { return d.o.Path }
+
+// FitsDir returns the folder for what was computed from the content of datasets.
+func (d *Dir) FitsDir() string { return filepath.Join(d.o.Path, "fits") }
+
+// diskLimit derives the segments' limit from --cache-size: metadata first. d.mu is held, or d is new.
+func (d *Dir) diskLimit() int64 { return max(0, d.o.Size-d.metaOnDisk()) }
+
+// metaOnDisk is what of --cache-size is not for segments. d.mu is held, or d is new.
+func (d *Dir) metaOnDisk() int64 { return min(catalogOnDisk, 1<<20+d.o.Size/32) + d.metadata }
+
+// enough returns a --cache-size that leaves room for data beside the metadata, which grows with it: the catalog's part by
+// a 32nd, and the lines of each open version by a 64th. d.mu is held.
+func (d *Dir) enough(versions int) int64 {
+	return d.o.Size + (d.metaOnDisk()+minDisk-d.o.Size)*64/int64(max(62-versions, 1))
+}
+
+// Need is what an open version of a dataset takes beside its samples, in bytes.
+type Need struct {
+	memory, disk int64
+	offHeap      int64 // of memory: manifest and layout
+}
+
+// Reserve takes a version's metadata out of memory and disk, and refuses where it does not fit. layout may be nil.
+func (d *Dir) Reserve(m *catalog.Manifest, layout *catalog.Layout) (n Need, err error) {
+	n.offHeap = m.FileSize()
+	if layout != nil {
+		n.offHeap += layout.FileSize()
+	}
+	more := m.Bytes() / cache.ExtentSize // extents, beyond one a file
+	// The ledger counts three quarters of --memory.
+	n.memory = (n.offHeap + int64(m.Len())*bytesPerFile + more*bytesPerExtent) * 3 / 4
+	n.disk = diskFor(2*n.offHeap, int64(m.Len())+more, d.o.Size)
+	return n, d.reserve(n, m.Len())
+}
+
+// diskFor returns what a version takes of a cache for its metadata: its files, and a line in the catalog for each extent that
+// can be kept, as far as there are that many.
+func diskFor(files, extents, cacheSize int64) int64 {
+	return files + min(extents, cacheSize>>12)*tableOnDisk
+}
+
+func (d *Dir) reserve(n Need, files int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ledger := d.Cache.Ledger()
+	if ledger.Limit()-n.memory < minLedger || !ledger.Withhold(n.memory) {
+		taken := ledgerOf(d.o.Memory) - ledger.Limit()
+		return fmt.Errorf("--memory %s is too little for %d files: metadata takes %s and the daemon %s; give at least %s",
+			humanize.IBytes(uint64(d.o.Memory)), files, humanize.IBytes(uint64(n.memory)), humanize.IBytes(overhead), RoundUp(memoryFor(taken+n.memory+minLedger)))
+	}
+	d.charge(n.disk, n.offHeap)
+	return nil
+}
+
+// Release gives back what Reserve took.
+func (d *Dir) Release(n Need) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.Cache.Ledger().Withhold(-n.memory)
+	d.charge(-n.disk, -n.offHeap)
+}
+
+// charge changes what metadata takes. d.mu is held.
+func (d *Dir) charge(disk, offHeap int64) {
+	d.metadata += disk
+	d.offHeap += offHeap
+	d.limitHeap()
+	d.Cache.Budget().SetLimit(d.diskLimit())
+}
+
+// limitHeap leaves of --memory to Go's heap what manifests and layouts, which lie beside it, do not take. d.mu is
+// held, or d is new.
+func (d *Dir) limitHeap() { debug.SetMemoryLimit(d.o.Memory - d.offHeap) }
+
+func (d *Dir) syncLoop(ctx context.Context) {
+	t := time.NewTicker(syncInterval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			if err := d.Cache.Sync(); err != nil {
+				d.o.Logger.Error("cache not synced to disk", "cause", WithRemedy(err, d.o.Path))
+			}
+		}
+	}
+}
+
+// Close leaves the directory to the next owner. The datasets must have been closed.
+func (d *Dir) Close() (err error) {
+	if d.stop != nil {
+		d.stop()
+		d.background.Wait()
+	}
+	if d.Cache != nil {
+		err = d.Cache.Close()
+	}
+	if d.Catalog != nil {
+		err = errors.Join(err, d.Catalog.Close())
+	}
+	if d.unlock != nil {
+		err = errors.Join(err, d.unlock())
+	}
+	return err
+}

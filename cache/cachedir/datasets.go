@@ -1,0 +1,278 @@
+package cachedir
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/crypt"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+// Info is what the directory holds of one dataset.
+type Info struct {
+	catalog.Dataset
+	Open      bool
+	Users     int   // mounts and feeds
+	DiskBytes int64 // of its segments
+	Kept      int   // extents kept; open datasets only
+	Extents   int
+}
+
+// Datasets returns what the directory holds, by source. Of open datasets it does not know more than that.
+func (d *Dir) Datasets() ([]Info, error) {
+	facts, err := d.Catalog.Datasets()
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var infos []Info
+	for _, f := range facts {
+		infos = append(infos, Info{Dataset: f, Open: d.open[f.ID], DiskBytes: d.idle[f.ID]})
+	}
+	slices.SortFunc(infos, func(a, b Info) int { return strings.Compare(a.Source, b.Source) })
+	return infos, nil
+}
+
+// Find returns the dataset that text names: a source as the user wrote it, its canonical name, or the first digits of
+// the dataset's id.
+func (d *Dir) Find(text string) (Info, error) {
+	all, err := d.Datasets()
+	if err != nil {
+		return Info{}, err
+	}
+	var found []Info
+	named := text
+	if src, err := objstore.ParseSource(text); err == nil {
+		named = src.String()
+	}
+	for _, i := range all {
+		plain, _, _ := strings.Cut(i.Source, "?")
+		if i.Source == text || plain == named || len(text) >= 4 && strings.HasPrefix(hex.EncodeToString(i.ID[:]), text) {
+			found = append(found, i)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return Info{}, fmt.Errorf("no dataset %q in %s (`shoal cache ls %s` lists them)", text, d.o.Path, d.o.Path)
+	}
+	return Info{}, fmt.Errorf("%q names %d datasets in %s (give the first digits of the id that `shoal cache ls` shows)", text, len(found), d.o.Path)
+}
+
+// Enter says that a dataset is open, or about to be: until Leave its segments are its own.
+func (d *Dir) Enter(id [16]byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open[id] = true
+}
+
+// Leave says that a dataset is not open any more. What it keeps on disk stays.
+func (d *Dir) Leave(id [16]byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.open, id)
+	_, err := d.countIdle(id)
+	return err
+}
+
+// OpenDisk attaches a dataset's segments to a volume of it. With a --cache-size that leaves no room for data it
+// says so in the log, and the dataset is cached in memory only. versions is how many versions of datasets are open.
+func (d *Dir) OpenDisk(v *cache.Volume, id [16]byte, title string, quota int64, versions int, log *slog.Logger) error {
+	budget := d.Cache.Budget()
+	if limit := budget.Limit(); limit < minDisk {
+		d.mu.Lock()
+		err, meta, enough := d.removeSegments(id), d.metaOnDisk(), d.enough(versions)
+		d.mu.Unlock()
+		if over := budget.Used() - limit; over > 0 {
+			d.makeRoom(over)
+		}
+		log.Warn("--cache-size leaves no room for data on disk; caching in memory only",
+			"cache_size", humanize.IBytes(uint64(d.o.Size)), "metadata", humanize.IBytes(uint64(meta)),
+			"remedy", "give at least "+RoundUp(enough))
+		return err
+	}
+	if err := d.Catalog.Touch(id, title); err != nil {
+		log.Warn("cannot note in the catalog that the dataset is in use", "cause", err)
+	}
+	d.mu.Lock()
+	idle := d.idle[id]
+	delete(d.idle, id)
+	d.mu.Unlock()
+	budget.Give(idle) // the store that opens now counts them
+	return v.OpenDisk(d.segments(id), segment.Options{Key: d.Key, MaxBytes: quota, Index: d.Catalog.Index(id), Logger: log})
+}
+
+// Remove deletes what the directory holds of a dataset, which must not be open. versions names the manifests and
+// layouts that are in use.
+func (d *Dir) Remove(id [16]byte, versions ...string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.removeSegments(id); err != nil {
+		return err
+	}
+	if err := d.Catalog.Forget(id); err != nil {
+		return err
+	}
+	_, err := d.Catalog.GC(versions...)
+	return err
+}
+
+// Pin keeps a dataset's segments from being removed while it is not open, or allows that again.
+func (d *Dir) Pin(id [16]byte, pinned bool) error { return d.Catalog.SetPinned(id, pinned) }
+
+// Rekey makes another secret the one that the directory is opened by. The old one opens it no more; what is cached
+// stays as it is, since what encrypts it is a key of the directory's own.
+func (d *Dir) Rekey(s crypt.Secret) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.Key == nil {
+		return fmt.Errorf("%w: the cache in %s is not encrypted (remove the folder and begin with --encryption-key-file)", ErrEncryption, d.o.Path)
+	}
+	return d.Key.Rewrap(d.o.Path, s)
+}
+
+// Accepts fails if somebody who shares the directory gives a key that is not its own. Whoever gives none was let in
+// otherwise.
+func (d *Dir) Accepts(s *crypt.Secret) error {
+	switch {
+	case s == nil:
+		return nil
+	case d.Key == nil:
+		return fmt.Errorf("%w: the daemon of %s keeps its cache in clear (give no key, or another --cache-dir)", ErrEncryption, d.o.Path)
+	case d.Key.SecretID() != s.ID():
+		return fmt.Errorf("%w: %w: the daemon of %s has the key %s and was given %s (give that key, none, or another --cache-dir)",
+			ErrEncryption, crypt.ErrWrongSecret, d.o.Path, d.Key.SecretID(), s.ID())
+	}
+	return nil
+}
+
+// Usage returns the bytes that segments take, and may take, together.
+func (d *Dir) Usage() (used, limit int64) { return d.Cache.Budget().Used(), d.Cache.Budget().Limit() }
+
+func (d *Dir) segments(id [16]byte) string {
+	return filepath.Join(d.o.Path, "segments", hex.EncodeToString(id[:]))
+}
+
+// findIdle counts what datasets left on disk. Where that is more than the limit nothing goes yet: what goes
+// first depends on which dataset is opened.
+func (d *Dir) findIdle() error {
+	entries, err := os.ReadDir(filepath.Join(d.o.Path, "segments"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cache directory: %w", err)
+	}
+	for _, e := range entries {
+		if id, ok := datasetOf(e); ok {
+			_, _ = d.countIdle(id) // what cannot be counted is told when it is opened
+		}
+	}
+	return nil
+}
+
+// datasetOf returns the dataset whose segments lie in a folder of segments.
+func datasetOf(e fs.DirEntry) (id [16]byte, ok bool) {
+	b, err := hex.DecodeString(e.Name())
+	if err != nil || len(b) != len(id) || !e.IsDir() {
+		return id, false
+	}
+	return [16]byte(b), true
+}
+
+func folderBytes(dir string) (n int64, err error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	for _, e := range entries {
+		if fi, err := e.Info(); err == nil {
+			n += fi.Size()
+		}
+	}
+	return n, err
+}
+
+// makeRoom has datasets that are not open give back need bytes of segments, the one that was not used for the
+// longest time first, and reports whether any did.
+func (d *Dir) makeRoom(need int64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	log := d.o.Logger
+	facts, err := d.Catalog.Datasets()
+	if err != nil {
+		log.Error("datasets cannot be listed; none makes room", "cause", err)
+		return false
+	}
+	slices.SortFunc(facts, func(a, b catalog.Dataset) int { return a.LastUsed.Compare(b.LastUsed) })
+	byID := map[[16]byte]catalog.Dataset{}
+	var candidates [][16]byte // those that the catalog does not know, of which nobody can say when they were used, first
+	for _, f := range facts {
+		byID[f.ID] = f
+	}
+	for id := range d.idle {
+		if _, known := byID[id]; !known {
+			candidates = append(candidates, id)
+		}
+	}
+	for _, f := range facts {
+		if d.idle[f.ID] > 0 && !f.Pinned {
+			candidates = append(candidates, f.ID)
+		}
+	}
+	freed := int64(0)
+	for _, id := range candidates {
+		if freed >= need {
+			break
+		}
+		if d.open[id] { // it is being opened
+			continue
+		}
+		before := d.idle[id]
+		segments, err := d.Cache.GiveBack(d.segments(id), segment.Options{Key: d.Key, MaxBytes: d.Cache.Budget().Limit(), Index: d.Catalog.Index(id), Logger: log}, need-freed)
+		if err != nil {
+			log.Error("a dataset that is not open cannot make room", "source", byID[id].Source, "cause", err)
+		}
+		left, _ := d.countIdle(id)
+		if freed += before - left; segments > 0 {
+			log.Warn("cached data of a dataset that is not open was given back, since another needs the room (pin it, or raise --cache-size)", "source", byID[id].Source,
+				"gave_back", humanize.IBytes(uint64(before-left)), "segments", segments, "left", humanize.IBytes(uint64(left)))
+		}
+	}
+	return freed > 0
+}
+
+// countIdle counts what a dataset that is not open has on disk. d.mu is held, or d is new.
+func (d *Dir) countIdle(id [16]byte) (n int64, err error) {
+	n, err = folderBytes(d.segments(id))
+	d.Cache.Budget().Take(n)
+	d.Cache.Budget().Give(d.idle[id])
+	if d.idle[id] = n; n == 0 {
+		delete(d.idle, id)
+	}
+	return n, err
+}
+
+// removeSegments deletes what a dataset that is not open, or was not until now, keeps on disk. d.mu is held.
+func (d *Dir) removeSegments(id [16]byte) error {
+	if _, ok := d.idle[id]; !ok {
+		return nil
+	}
+	err := os.RemoveAll(d.segments(id))
+	_, _ = d.countIdle(id)
+	return err // the segments' tables go when the dataset is opened next
+}

@@ -1,0 +1,80 @@
+package objstore
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+)
+
+// CustomerKey is a key of the user's with which the store encrypts and decrypts objects (SSE-C). The store
+// keeps none: each request carries it. It prints as "***". The zero value is no key.
+//
+// https://docs.aws.amazon.com/AmazonS3/latest/userguide/ServerSideEncryptionCustomerKeys.html
+type CustomerKey struct {
+	key [customerKeySize]byte
+	set bool
+}
+
+const customerKeySize = 32 // AES-256
+
+// IsZero reports whether there is no key.
+func (k CustomerKey) IsZero() bool { return !k.set }
+
+// Bytes returns the key.
+func (k CustomerKey) Bytes() []byte { return k.key[:] }
+
+// String implements [fmt.Stringer], without the key.
+func (k CustomerKey) String() string {
+	if !k.set {
+		return ""
+	}
+	return "***"
+}
+
+// Format implements [fmt.Formatter], without the key, whatever the verb.
+func (k CustomerKey) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.String()) }
+
+// LogValue implements [slog.LogValuer], without the key.
+func (k CustomerKey) LogValue() slog.Value { return slog.StringValue(k.String()) }
+
+// ParseCustomerKey reads a key: 32 bytes as they are, in base64, or in hexadecimal digits. Its errors do not
+// quote the text.
+func ParseCustomerKey(text []byte) (CustomerKey, error) {
+	k := CustomerKey{set: true}
+	trimmed := bytes.TrimSpace(text)
+	switch {
+	case len(text) == customerKeySize:
+		copy(k.key[:], text)
+		return k, nil
+	case len(trimmed) == hex.EncodedLen(customerKeySize):
+		if _, err := hex.Decode(k.key[:], trimmed); err == nil {
+			return k, nil
+		}
+	case len(trimmed) == base64.StdEncoding.EncodedLen(customerKeySize):
+		var b [customerKeySize + 1]byte // what ends in "=" decodes to 32 bytes, what does not to 33
+		if n, err := base64.StdEncoding.Decode(b[:], trimmed); err == nil && n == customerKeySize {
+			copy(k.key[:], b[:n])
+			return k, nil
+		}
+	}
+	return CustomerKey{}, errors.New("a key for SSE-C is 32 bytes as they are, in base64 (44 characters), or in hexadecimal digits (64); " +
+		"make one with `openssl rand 32`")
+}
+
+// ReadCustomerKey reads a key from a file.
+func ReadCustomerKey(path string) (CustomerKey, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return CustomerKey{}, err
+	}
+	k, err := ParseCustomerKey(text)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	return k, err
+}

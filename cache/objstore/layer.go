@@ -1,0 +1,150 @@
+package objstore
+
+import (
+	"context"
+	"errors"
+	"iter"
+)
+
+// below is the store under a decorator, which embeds it and so passes on what it does not change.
+type below = Layer
+
+// layerOf returns r, with the methods that it lacks: they read span by span, list from the start, or fail.
+func layerOf(r Reader) Layer {
+	if l, ok := r.(Layer); ok {
+		return l
+	}
+	u, ok := r.(Uploader)
+	if !ok {
+		u = readOnly{}
+	}
+	return partial{r, u}
+}
+
+type partial struct {
+	Reader
+	Uploader
+}
+
+func (p partial) ReadSpans(ctx context.Context, o Object, spans []Span) error {
+	return ReadSpans(ctx, p.Reader, o, spans)
+}
+
+func (p partial) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
+		for o, err := range p.List(ctx, prefix) {
+			if (err != nil || o.Key > after) && !yield(o, err) {
+				return
+			}
+		}
+	}
+}
+
+func (partial) ListLevel(_ context.Context, prefix string) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
+		yield(Object{}, &Error{Op: "list", Key: prefix, Kind: KindInvalid, Err: errors.ErrUnsupported})
+	}
+}
+
+// readOnly is the [Uploader] of stores that have none.
+type readOnly struct{}
+
+func (readOnly) refuse(op, key string) error {
+	return &Error{Op: op, Key: key, Kind: KindInvalid, Err: errors.ErrUnsupported, Remedy: "this store can only be read"}
+}
+
+func (r readOnly) PutNew(_ context.Context, key string, _ []byte) (Object, error) {
+	return Object{}, r.refuse("put", key)
+}
+
+func (r readOnly) Upload(_ context.Context, key string, _, _ int64) (Upload, error) {
+	return nil, r.refuse("put", key)
+}
+
+func (r readOnly) AbortUploads(_ context.Context, prefix string) (int, error) {
+	return 0, r.refuse("delete", prefix)
+}
+
+func (r readOnly) Delete(_ context.Context, key string) error { return r.refuse("delete", key) }
+
+// each is a decorator that does all requests by one function, but reads and listings, which it passes on.
+type each struct {
+	below
+	do func(ctx context.Context, r request, f func(ctx context.Context) error) error
+}
+
+// request is one request, as decorators look at it.
+type request struct {
+	op    string // as in [Error]
+	class int    // as a [Meter] counts it
+	key   string
+	bytes int64 // that it moves
+}
+
+// Stat implements [Reader].
+func (e each) Stat(ctx context.Context, key string) (o Object, err error) {
+	err = e.do(ctx, request{"stat", opStat, key, 0}, func(ctx context.Context) (err error) {
+		o, err = e.below.Stat(ctx, key)
+		return err
+	})
+	return o, err
+}
+
+// PutNew implements [Uploader].
+func (e each) PutNew(ctx context.Context, key string, data []byte) (o Object, err error) {
+	err = e.do(ctx, request{"put", opPut, key, int64(len(data))}, func(ctx context.Context) (err error) {
+		o, err = e.below.PutNew(ctx, key, data)
+		return err
+	})
+	return o, err
+}
+
+// Upload implements [Uploader]. Each step of the upload is a request.
+func (e each) Upload(ctx context.Context, key string, size, partSize int64) (u Upload, err error) {
+	err = e.do(ctx, request{"put", opOther, key, 0}, func(ctx context.Context) (err error) {
+		u, err = e.below.Upload(ctx, key, size, partSize)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &eachStep{u, e, key, size}, nil
+}
+
+// AbortUploads implements [Uploader]. All of it is one request.
+func (e each) AbortUploads(ctx context.Context, prefix string) (n int, err error) {
+	err = e.do(ctx, request{"delete", opOther, prefix, 0}, func(ctx context.Context) (err error) {
+		n, err = e.below.AbortUploads(ctx, prefix)
+		return err
+	})
+	return n, err
+}
+
+// Delete implements [Uploader].
+func (e each) Delete(ctx context.Context, key string) error {
+	return e.do(ctx, request{"delete", opOther, key, 0}, func(ctx context.Context) error { return e.below.Delete(ctx, key) })
+}
+
+// eachStep is an upload under each.
+type eachStep struct {
+	u    Upload
+	e    each
+	key  string
+	size int64
+}
+
+func (s *eachStep) Part(ctx context.Context, n int, p []byte) error {
+	return s.e.do(ctx, request{"put", opPut, s.key, int64(len(p))}, func(ctx context.Context) error { return s.u.Part(ctx, n, p) })
+}
+
+func (s *eachStep) Complete(ctx context.Context) (o Object, err error) {
+	err = s.e.do(ctx, request{"put", opOther, s.key, s.size}, func(ctx context.Context) (err error) {
+		o, err = s.u.Complete(ctx)
+		return err
+	})
+	return o, err
+}
+
+func (s *eachStep) Abort(ctx context.Context) error {
+	return s.e.do(ctx, request{"put", opOther, s.key, 0}, s.u.Abort)
+}

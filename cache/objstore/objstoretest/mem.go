@@ -1,0 +1,290 @@
+package objstoretest
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// Mem is a store in memory, for tests and as the model that other stores are compared with. It
+// holds any key, also those that no file system can ("a//b", "a" beside "a/b", "..").
+type Mem struct {
+	mu      sync.RWMutex
+	objects map[string]memObject
+	uploads map[*memUpload]struct{}
+	seq     uint64 // of the last Put; the source of ETags
+}
+
+type memObject struct {
+	objstore.Object
+	data []byte // never written to after Put
+}
+
+// NewMem returns an empty store.
+func NewMem() *Mem {
+	return &Mem{objects: make(map[string]memObject), uploads: make(map[*memUpload]struct{})}
+}
+
+var _ objstore.Layer = (*Mem)(nil)
+
+// PutBytes stores a copy of data under key and returns the new version. Every call makes another
+// ETag, also with the same data.
+func (m *Mem) PutBytes(key string, data []byte) objstore.Object {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.put(key, slices.Clone(data))
+}
+
+// put stores data, which is its own from now on. m.mu is held.
+func (m *Mem) put(key string, data []byte) objstore.Object {
+	m.seq++
+	o := objstore.Object{
+		Key:     key,
+		Size:    int64(len(data)),
+		ETag:    fmt.Sprintf("%016x", m.seq),
+		ModTime: time.Unix(int64(m.seq), 0), // deterministic: runs of a test are alike
+	}
+	m.objects[key] = memObject{o, data}
+	return o
+}
+
+// PutNew implements [objstore.Uploader].
+func (m *Mem) PutNew(ctx context.Context, key string, data []byte) (objstore.Object, error) {
+	if err := ctx.Err(); err != nil {
+		return objstore.Object{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.objects[key]; ok {
+		return objstore.Object{}, objstore.Exists(key)
+	}
+	return m.put(key, slices.Clone(data)), nil
+}
+
+// Delete implements [objstore.Uploader].
+func (m *Mem) Delete(ctx context.Context, key string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.objects, key)
+	return nil
+}
+
+// Upload implements [objstore.Uploader].
+func (m *Mem) Upload(ctx context.Context, key string, size, partSize int64) (objstore.Upload, error) {
+	plan, err := objstore.PlanParts(key, size, partSize)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	u := &memUpload{PartPlan: plan, m: m, data: make(map[int][]byte)}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.uploads[u] = struct{}{}
+	return u, nil
+}
+
+// AbortUploads implements [objstore.Uploader].
+func (m *Mem) AbortUploads(ctx context.Context, prefix string) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for u := range m.uploads {
+		if strings.HasPrefix(u.Key, prefix) {
+			delete(m.uploads, u)
+			n++
+		}
+	}
+	return n, nil
+}
+
+// memUpload is an upload to a [Mem], whose mutex guards it. It is there while it is in m.uploads.
+type memUpload struct {
+	objstore.PartPlan
+	m    *Mem
+	data map[int][]byte
+	made *objstore.Object // by Complete
+}
+
+// Part implements [objstore.Upload].
+func (u *memUpload) Part(ctx context.Context, n int, p []byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := u.Check(n, len(p)); err != nil {
+		return err
+	}
+	u.m.mu.Lock()
+	defer u.m.mu.Unlock()
+	if _, ok := u.m.uploads[u]; !ok {
+		return u.Gone()
+	}
+	u.data[n] = slices.Clone(p)
+	return nil
+}
+
+// Complete implements [objstore.Upload].
+func (u *memUpload) Complete(ctx context.Context) (objstore.Object, error) {
+	if err := ctx.Err(); err != nil {
+		return objstore.Object{}, err
+	}
+	u.m.mu.Lock()
+	defer u.m.mu.Unlock()
+	if u.made != nil {
+		return *u.made, nil
+	}
+	if _, ok := u.m.uploads[u]; !ok {
+		return objstore.Object{}, u.Gone()
+	}
+	var all []byte
+	for n := range u.Parts {
+		p, ok := u.data[n]
+		if !ok && u.Size > 0 {
+			return objstore.Object{}, u.Missing(n)
+		}
+		all = append(all, p...)
+	}
+	delete(u.m.uploads, u)
+	o := u.m.put(u.Key, all)
+	u.made, u.data = &o, nil
+	return o, nil
+}
+
+// Abort implements [objstore.Upload].
+func (u *memUpload) Abort(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	u.m.mu.Lock()
+	defer u.m.mu.Unlock()
+	delete(u.m.uploads, u)
+	return nil
+}
+
+// Stat implements [objstore.Reader].
+func (m *Mem) Stat(ctx context.Context, key string) (objstore.Object, error) {
+	if err := ctx.Err(); err != nil {
+		return objstore.Object{}, err
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	o, ok := m.objects[key]
+	if !ok {
+		return objstore.Object{}, &objstore.Error{Op: "stat", Key: key, Kind: objstore.KindNotFound}
+	}
+	return o.Object, nil
+}
+
+// ReadAt implements [objstore.Reader].
+func (m *Mem) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := objstore.CheckRange(o, len(p), off); err != nil {
+		return err
+	}
+	if len(p) == 0 {
+		return nil
+	}
+	m.mu.RLock()
+	cur, ok := m.objects[o.Key]
+	m.mu.RUnlock()
+	if !ok {
+		return &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindNotFound}
+	}
+	if cur.ETag != o.ETag || cur.Size != o.Size {
+		return objstore.Changed(o, cur.ETag)
+	}
+	copy(p, cur.data[off:])
+	return nil
+}
+
+// ReadSpans implements [objstore.SpanReader].
+func (m *Mem) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := objstore.CheckSpans(o, spans); err != nil {
+		return err
+	}
+	for _, s := range spans {
+		if err := m.ReadAt(ctx, o, s.P, s.Off); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// List implements [objstore.Reader]. It lists what was there when the loop began.
+func (m *Mem) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
+	return m.ListAfter(ctx, prefix, "")
+}
+
+// ListAfter implements [objstore.Layer].
+func (m *Mem) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
+	return func(yield func(objstore.Object, error) bool) {
+		for _, o := range m.sorted(prefix) {
+			if err := ctx.Err(); err != nil {
+				yield(objstore.Object{}, err)
+				return
+			}
+			if after != "" && o.Key <= after {
+				continue
+			}
+			if !yield(o, nil) {
+				return
+			}
+		}
+		if err := ctx.Err(); err != nil {
+			yield(objstore.Object{}, err)
+		}
+	}
+}
+
+// ListLevel implements [objstore.Layer].
+func (m *Mem) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
+	return func(yield func(objstore.Object, error) bool) {
+		last := ""
+		for o, err := range m.List(ctx, prefix) {
+			if err == nil {
+				if i := strings.IndexByte(o.Key[len(prefix):], '/'); i >= 0 {
+					o = objstore.Object{Key: o.Key[:len(prefix)+i+1]}
+					if o.Key == last {
+						continue
+					}
+					last = o.Key
+				}
+			}
+			if !yield(o, err) {
+				return
+			}
+		}
+	}
+}
+
+// sorted returns the objects under prefix in key order.
+func (m *Mem) sorted(prefix string) []objstore.Object {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	var out []objstore.Object
+	for k, o := range m.objects {
+		if strings.HasPrefix(k, prefix) {
+			out = append(out, o.Object)
+		}
+	}
+	slices.SortFunc(out, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
+	return out
+}

@@ -1,0 +1,47 @@
+package s3
+
+import (
+	"net/http"
+	"strings"
+	"sync/atomic"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// requestCounts are the counters behind [objstore.Requests].
+type requestCounts struct {
+	get, head, list, put, del, received, sent atomic.Int64
+}
+
+func (c *requestCounts) load() objstore.Requests {
+	return objstore.Requests{
+		Get: c.get.Load(), Head: c.head.Load(), List: c.list.Load(), Put: c.put.Load(), Delete: c.del.Load(),
+		Received: c.received.Load(), Sent: c.sent.Load(),
+	}
+}
+
+// countedRequests counts what minio-go sends, but GETs of objects, which [Store.ask] counts however they are
+// sent.
+type countedRequests struct {
+	next   http.RoundTripper
+	counts *requestCounts
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (c countedRequests) RoundTrip(r *http.Request) (*http.Response, error) {
+	_, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	q := r.URL.Query()
+	switch {
+	case r.Method == http.MethodGet && key != "" && !q.Has("uploadId"):
+	case r.Method == http.MethodGet && (q.Has("list-type") || q.Has("versions") || q.Has("uploads")):
+		c.counts.list.Add(1)
+	case r.Method == http.MethodPut, r.Method == http.MethodPost:
+		c.counts.put.Add(1)
+		c.counts.sent.Add(max(0, r.ContentLength))
+	case r.Method == http.MethodDelete:
+		c.counts.del.Add(1)
+	default:
+		c.counts.head.Add(1)
+	}
+	return c.next.RoundTrip(r)
+}

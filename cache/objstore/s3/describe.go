@@ -1,0 +1,149 @@
+package s3
+
+import (
+	"cmp"
+	"net/url"
+	"strings"
+)
+
+// Setting is a setting of the AWS tools that a bucket would be opened with, and where it comes from. Its
+// value is never a secret.
+type Setting struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+	From  string `json:"from"` // env NAME, profile NAME of FILE, or default
+}
+
+// Describe returns what [New] would take from the environment and the shared files that it names, and
+// which source of credentials it would ask first. It contacts nothing and runs nothing, so that it cannot say
+// whether what it names works. It fails where a shared file cannot be read.
+func Describe(getenv func(string) string) ([]Setting, error) {
+	d := description{getenv: getenv}
+	var err error
+	if d.files, err = loadProfiles(getenv); err != nil {
+		return nil, err
+	}
+	name := profileName(getenv)
+	d.profile, d.found = d.files.profile(name)
+	from := d.variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+	d.add("profile", name, cmp.Or(from, "default"))
+
+	switch {
+	case envTrue(getenv, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
+		d.add("endpoint", "Amazon S3", "env AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+	case strings.EqualFold(d.profile.get("ignore_configured_endpoint_urls"), "true"):
+		d.add("endpoint", "Amazon S3", d.inProfile("ignore_configured_endpoint_urls"))
+	default:
+		endpoint := configuredEndpoint(getenv, d.files, d.profile, "s3")
+		from := d.variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+		if from == "" && d.files.serviceEndpoint(d.profile, "s3") != "" {
+			from = "services " + d.profile.get("services") + " of " + d.files.configPath
+		}
+		d.add("endpoint", cmp.Or(withoutUser(endpoint), "Amazon S3"), cmp.Or(from, d.inProfile("endpoint_url"), "default"))
+	}
+	region := cmp.Or(getenv("AWS_REGION"), getenv("AWS_DEFAULT_REGION"), d.profile.get("region"))
+	d.add("region", cmp.Or(region, "as the store says"), cmp.Or(d.variable("AWS_REGION", "AWS_DEFAULT_REGION"), d.inProfile("region"), "default"))
+	if bundle := cmp.Or(getenv("AWS_CA_BUNDLE"), d.profile.get("ca_bundle")); bundle != "" {
+		d.add("CA bundle", bundle, cmp.Or(d.variable("AWS_CA_BUNDLE"), d.inProfile("ca_bundle")))
+	}
+	d.credentials(name)
+	return d.list, nil
+}
+
+type description struct {
+	getenv  func(string) string
+	files   *profiles
+	profile profile
+	found   bool
+	list    []Setting
+}
+
+func (d *description) add(name, value, from string) {
+	d.list = append(d.list, Setting{name, value, from})
+}
+
+// variable names the first variable that is set.
+func (d *description) variable(names ...string) string {
+	for _, name := range names {
+		if d.getenv(name) != "" {
+			return "env " + name
+		}
+	}
+	return ""
+}
+
+// inProfile names the file whose profile has a key.
+func (d *description) inProfile(key string) string {
+	for _, s := range d.profile.sections {
+		if !s.HasKey(key) || strings.TrimSpace(s.Key(key).Value()) == "" {
+			continue
+		}
+		path := d.files.configPath
+		if d.files.credentials.HasSection(s.Name()) && d.files.credentials.Section(s.Name()) == s {
+			path = d.files.credentialsPath
+		}
+		return "profile " + d.profile.name + " of " + path
+	}
+	return ""
+}
+
+// credentials names what [awsCredentials] would ask first.
+func (d *description) credentials(name string) {
+	named := d.variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+	chain := awsChain{getenv: d.getenv}
+	switch {
+	case envTrue(d.getenv, "AWS_NO_SIGN_REQUEST"):
+		d.add("credentials", "none: requests are not signed", "env AWS_NO_SIGN_REQUEST")
+	case d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY") != "" || d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY") != "":
+		value := "a pair of keys"
+		if _, err := chain.fromEnvironment(); err != nil {
+			value = "half a pair of keys: " + err.Error()
+		}
+		d.add("credentials", value, cmp.Or(d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY"), d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY")))
+	case named != "" && !d.found:
+		d.add("credentials", "none: profile "+name+" is in neither of the shared files", named)
+	case named != "" && d.fromProfile():
+	case d.getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != "":
+		d.add("credentials", "web identity, role "+cmp.Or(d.getenv("AWS_ROLE_ARN"), "missing: AWS_ROLE_ARN is not set"), "env AWS_WEB_IDENTITY_TOKEN_FILE")
+	case d.fromProfile():
+	case chain.inContainer():
+		d.add("credentials", "role of the container", d.variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"))
+	case envTrue(d.getenv, "AWS_EC2_METADATA_DISABLED"):
+		d.add("credentials", "none", "default")
+	default:
+		d.add("credentials", "role of the instance, if there is one", "default")
+	}
+}
+
+// fromProfile names the credentials of the profile, in the order in which they are looked for.
+func (d *description) fromProfile() bool {
+	get := d.profile.get
+	for _, source := range []struct{ key, value string }{
+		{"role_arn", "role " + get("role_arn")},
+		{"aws_access_key_id", "a pair of keys"},
+		{"aws_secret_access_key", "half a pair of keys"},
+		{"sso_session", "SSO, session " + get("sso_session")},
+		{"sso_start_url", "SSO"},
+		{"credential_process", "credential_process"}, // whose arguments may be secrets
+	} {
+		if get(source.key) != "" {
+			d.add("credentials", source.value, d.inProfile(source.key))
+			return true
+		}
+	}
+	return false
+}
+
+// withoutUser hides user and password of a URL.
+func withoutUser(endpoint string) string {
+	if !strings.Contains(endpoint, "@") {
+		return endpoint
+	}
+	u, err := url.Parse(endpoint)
+	if err != nil || u.User == nil {
+		_, host, _ := strings.Cut(endpoint, "@")
+		return "***@" + host
+	}
+	u.User = nil
+	return strings.Replace(u.String(), "//", "//***@", 1)
+}

@@ -1,0 +1,52 @@
+package s3
+
+import (
+	"cmp"
+	"strings"
+)
+
+// fillFromEnv sets what cfg leaves open from the AWS environment, in the order of the AWS tools:
+// specific variable, general variable, the profile's service section, the profile.
+func (cfg *Config) fillFromEnv() error {
+	files, err := loadProfiles(cfg.Getenv)
+	if err != nil {
+		return err
+	}
+	p, _ := files.profile(profileName(cfg.Getenv))
+	if cfg.Endpoint == "" {
+		cfg.Endpoint = configuredEndpoint(cfg.Getenv, files, p, "s3")
+	}
+	cfg.Region = cmp.Or(cfg.Region, cfg.Getenv("AWS_REGION"), cfg.Getenv("AWS_DEFAULT_REGION"), p.get("region"))
+	cfg.CABundle = cmp.Or(cfg.CABundle, cfg.Getenv("AWS_CA_BUNDLE"), p.get("ca_bundle"))
+	cfg.Anonymous = cfg.Anonymous || envTrue(cfg.Getenv, "AWS_NO_SIGN_REQUEST")
+	return nil
+}
+
+// configuredEndpoint returns the endpoint of a service, "s3" or "sts"; "" for Amazon's.
+func configuredEndpoint(getenv func(string) string, files *profiles, p profile, service string) string {
+	if envTrue(getenv, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") || strings.EqualFold(p.get("ignore_configured_endpoint_urls"), "true") {
+		return ""
+	}
+	return cmp.Or(getenv("AWS_ENDPOINT_URL_"+strings.ToUpper(service)), getenv("AWS_ENDPOINT_URL"),
+		files.serviceEndpoint(p, service), p.get("endpoint_url"))
+}
+
+// endpointVariable returns the variable by which the endpoint of S3 is set, or would be.
+func endpointVariable(getenv func(string) string) string {
+	if getenv("AWS_ENDPOINT_URL_S3") != "" {
+		return "AWS_ENDPOINT_URL_S3"
+	}
+	return "AWS_ENDPOINT_URL"
+}
+
+func envTrue(getenv func(string) string, name string) bool {
+	switch strings.ToLower(getenv(name)) {
+	case "1", "true", "yes", "on":
+		return true
+	}
+	return false
+}
+
+func profileName(getenv func(string) string) string {
+	return cmp.Or(getenv("AWS_PROFILE"), getenv("AWS_DEFAULT_PROFILE"), "default")
+}

@@ -1,0 +1,303 @@
+package s3
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unicode"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// verdict is what an S3 error means.
+type verdict struct {
+	kind   objstore.Kind
+	remedy string // %s, if there, is the endpoint
+}
+
+const (
+	remedyKeys    = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they belong to the store at %s"
+	remedyToken   = "get new temporary credentials, and set AWS_SESSION_TOKEN with them"
+	remedyBucket  = "check the bucket's name, and AWS_ENDPOINT_URL (now %s)"
+	remedyRights  = "the credentials need s3:GetObject on the objects and s3:ListBucket on the bucket; where requesters pay, --requester-pays"
+	remedyWrite   = "the credentials need s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and s3:ListBucketMultipartUploads"
+	remedyClock   = "set this machine's clock (NTP): the store refuses signatures that are off by more than 15 minutes"
+	remedyRegion  = "set AWS_REGION to the bucket's region"
+	remedyReach   = "check AWS_ENDPOINT_URL (now %s) and that the store is up"
+	remedyScheme  = "set %s=%s"
+	remedyNotS3   = "what answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
+	remedyListing = "the store, or a proxy before it that drops parts of requests, lists wrongly; check AWS_ENDPOINT_URL (now %s)"
+	remedyLacks   = "the store at %s does not have this part of the S3 API, or what stands before it; docs/s3.md says what is needed"
+	remedySSE     = "the objects are encrypted by another key than the one given, or by none: check --sse-c-key-file"
+	remedyCA      = "set AWS_CA_BUNDLE to the certificate authority of %s"
+)
+
+// s3Codes is the one place that says what an error code means.
+// https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+var s3Codes = map[string]verdict{
+	"NoSuchBucket":  {objstore.KindNotFound, remedyBucket},
+	"NoSuchKey":     {objstore.KindNotFound, ""},
+	"NotFound":      {objstore.KindNotFound, ""},
+	"NoSuchVersion": {objstore.KindNotFound, ""},
+	"NoSuchUpload":  {objstore.KindNotFound, ""},
+
+	"PreconditionFailed": {objstore.KindChanged, ""},
+	"InvalidRange":       {objstore.KindChanged, ""}, // the range lies inside the object that we know
+
+	"AccessDenied":          {objstore.KindDenied, remedyRights},
+	"AllAccessDisabled":     {objstore.KindDenied, remedyRights},
+	"AccountProblem":        {objstore.KindDenied, ""},
+	"InvalidAccessKeyId":    {objstore.KindDenied, remedyKeys},
+	"SignatureDoesNotMatch": {objstore.KindDenied, remedyKeys},
+	"XAdminUserNotFound":    {objstore.KindDenied, remedyKeys}, // versitygw's word for an unknown access key
+	"ExpiredToken":          {objstore.KindDenied, remedyToken},
+	"ExpiredTokenException": {objstore.KindDenied, remedyToken},
+	"InvalidToken":          {objstore.KindDenied, remedyToken},
+	"TokenRefreshRequired":  {objstore.KindDenied, remedyToken},
+	"InvalidObjectState":    {objstore.KindDenied, "restore the object from its archive class first"},
+
+	"RequestTimeTooSkewed":         {objstore.KindInvalid, remedyClock},
+	"RequestExpired":               {objstore.KindInvalid, remedyClock},
+	"AuthorizationHeaderMalformed": {objstore.KindInvalid, remedyRegion},
+	"PermanentRedirect":            {objstore.KindInvalid, remedyRegion},
+	"TemporaryRedirect":            {objstore.KindTransient, ""},
+	"InvalidRegion":                {objstore.KindInvalid, remedyRegion},
+	"InvalidBucketName":            {objstore.KindInvalid, remedyBucket},
+	"NotImplemented":               {objstore.KindInvalid, remedyLacks},
+	"MethodNotAllowed":             {objstore.KindInvalid, remedyLacks},
+
+	"SlowDown":             {objstore.KindTransient, ""},
+	"SlowDownRead":         {objstore.KindTransient, ""},
+	"Throttling":           {objstore.KindTransient, ""},
+	"ThrottlingException":  {objstore.KindTransient, ""},
+	"RequestLimitExceeded": {objstore.KindTransient, ""},
+	"RequestThrottled":     {objstore.KindTransient, ""},
+	"RequestTimeout":       {objstore.KindTransient, ""},
+	"InternalError":        {objstore.KindTransient, ""},
+	"ServiceUnavailable":   {objstore.KindTransient, ""},
+	"OperationAborted":     {objstore.KindTransient, ""},
+	"IncompleteBody":       {objstore.KindTransient, ""},
+	"BadDigest":            {objstore.KindTransient, ""},
+
+	"EntityTooSmall":   {objstore.KindInvalid, "choose larger parts"},
+	"EntityTooLarge":   {objstore.KindInvalid, "choose smaller parts"},
+	"InvalidPart":      {objstore.KindInvalid, ""},
+	"InvalidPartOrder": {objstore.KindInvalid, ""},
+}
+
+// statusVerdict is for answers whose code is not in the table.
+func statusVerdict(status int) verdict {
+	switch {
+	case status == http.StatusNotFound:
+		return verdict{objstore.KindNotFound, ""}
+	case status == http.StatusPreconditionFailed, status == http.StatusRequestedRangeNotSatisfiable:
+		return verdict{objstore.KindChanged, ""}
+	case status == http.StatusUnauthorized, status == http.StatusForbidden:
+		return verdict{objstore.KindDenied, remedyRights}
+	case status == http.StatusProxyAuthRequired:
+		return verdict{objstore.KindDenied, "the proxy wants credentials; check HTTPS_PROXY and NO_PROXY"}
+	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests, status == 499:
+		return verdict{objstore.KindTransient, ""}
+	case status == http.StatusNotImplemented:
+		return verdict{objstore.KindInvalid, remedyLacks}
+	case status == http.StatusHTTPVersionNotSupported:
+		return verdict{objstore.KindInvalid, remedyNotS3}
+	case status >= 500:
+		return verdict{objstore.KindTransient, ""}
+	case status >= 300 && status < 400:
+		return verdict{objstore.KindInvalid, remedyRegion}
+	case status >= 400:
+		return verdict{objstore.KindInvalid, remedyNotS3}
+	}
+	return verdict{objstore.KindOther, ""}
+}
+
+// fail turns an error of minio-go into the contract's: ctx's own error, or an *Error.
+func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err error) error {
+	if cerr := ctx.Err(); cerr != nil {
+		return cerr
+	}
+	var v verdict
+	var cause error
+	slow := false
+	again := false
+	if resp := minio.ToErrorResponse(err); resp.Code != "" || resp.StatusCode != 0 {
+		v, cause = s.answer(resp)
+		if doubtful(resp) {
+			why := reasonDenied
+			if refusals[resp.Code] {
+				why = reasonRefused
+			}
+			if again = s.keys.refused(ctx, generation, why); ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if again || refusals[resp.Code] && s.keys.mayChange() {
+				v.kind = objstore.KindTransient
+			}
+		}
+		slow = v.kind == objstore.KindTransient && (resp.StatusCode == http.StatusServiceUnavailable || resp.StatusCode == http.StatusTooManyRequests)
+	} else {
+		v, cause = s.transportError(err)
+	}
+	if strings.Contains(v.remedy, "%s") {
+		v.remedy = fmt.Sprintf(v.remedy, s.endpoint)
+	}
+	e := &objstore.Error{Op: op, Key: key, Kind: v.kind, Remedy: v.remedy, Err: cause, SlowDown: slow, AtOnce: again}
+	switch {
+	case v.kind == objstore.KindChanged:
+		e.Remedy = objstore.RemedyChanged
+	case v.remedy == remedyRights && (op == "put" || op == "delete"):
+		e.Remedy = remedyWrite
+	}
+	return e
+}
+
+// refusals are the codes by which a store says that it does not know credentials, or no longer. Where they
+// worked before and can change they are temporary failures: whoever rotates them may be about to.
+var refusals = map[string]bool{
+	"ExpiredToken": true, "ExpiredTokenException": true, "InvalidToken": true, "TokenRefreshRequired": true,
+	"InvalidAccessKeyId": true, "SignatureDoesNotMatch": true, "XAdminUserNotFound": true,
+}
+
+// doubtful says whether other credentials might get another answer. Answers to HEAD have no code.
+func doubtful(r minio.ErrorResponse) bool {
+	switch _, known := s3Codes[r.Code]; r.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return !known || s3Codes[r.Code].kind == objstore.KindDenied
+	case http.StatusBadRequest:
+		return !known || refusals[r.Code]
+	}
+	return refusals[r.Code]
+}
+
+// answer judges an error answer of the server.
+func (s *Store) answer(r minio.ErrorResponse) (verdict, error) {
+	v, known := s3Codes[r.Code]
+	if !known {
+		v = statusVerdict(r.StatusCode)
+	}
+	if v.remedy == remedyRegion && r.Region != "" {
+		v.remedy = "set AWS_REGION=" + clean(r.Region)
+	}
+	if r.StatusCode == http.StatusBadRequest && strings.Contains(strings.ToLower(r.Message), "encrypt") {
+		v = verdict{objstore.KindInvalid, remedySSE}
+	}
+	text := clean(s.redact(r.Message))
+	if code := clean(s.redact(r.Code)); code != "" && !strings.HasPrefix(text, code) {
+		text = strings.TrimSuffix(code+": "+text, ": ")
+	}
+	if r.StatusCode != 0 && !strings.Contains(text, fmt.Sprint(r.StatusCode)) {
+		text = fmt.Sprintf("%s (HTTP %d)", text, r.StatusCode)
+	}
+	return v, errors.New(text)
+}
+
+// transportError judges an error without an answer.
+func (s *Store) transportError(err error) (verdict, error) {
+	var ue *url.Error
+	if errors.As(err, &ue) {
+		err = ue.Err // its URL repeats endpoint and key
+	}
+	at := func(err error) error { return fmt.Errorf("%s: %w", s.endpoint, err) }
+
+	var unknownCA x509.UnknownAuthorityError
+	var badHost x509.HostnameError
+	var badCert x509.CertificateInvalidError
+	var verify *tls.CertificateVerificationError
+	var record tls.RecordHeaderError
+	var dns *net.DNSError
+	var circle *circleError
+	var date *time.ParseError
+	var number *strconv.NumError
+	var escape url.EscapeError
+	var xmlShape xml.UnmarshalError
+	var xmlSyntax *xml.SyntaxError
+	switch {
+	case errors.As(err, &unknownCA):
+		return verdict{objstore.KindInvalid, remedyCA}, at(err)
+	case errors.As(err, &badCert) && badCert.Reason == x509.Expired:
+		return verdict{objstore.KindInvalid, "the certificate or this machine's clock is out of date"}, at(err)
+	case errors.As(err, &badHost), errors.As(err, &badCert), errors.As(err, &verify):
+		return verdict{objstore.KindInvalid, "use the host name of the store's certificate in AWS_ENDPOINT_URL"}, at(err)
+	case errors.As(err, &record), strings.Contains(err.Error(), "HTTP response to HTTPS client"):
+		return verdict{objstore.KindInvalid, s.remedyScheme()}, at(s.errScheme())
+	case errors.Is(err, errNotXML), errors.Is(err, errOtherXML), errors.Is(err, errLongPage):
+		return verdict{objstore.KindInvalid, remedyNotS3}, at(err)
+	case errors.Is(err, errSlowPage):
+		return verdict{objstore.KindTransient, remedyReach}, at(err)
+	case errors.As(err, &circle), errors.Is(err, errOtherPrefix):
+		return verdict{objstore.KindInvalid, remedyListing}, at(err)
+	case errors.As(err, &date), errors.As(err, &number), errors.As(err, &escape):
+		return verdict{objstore.KindInvalid, remedyNotS3}, at(fmt.Errorf("the answer is not S3's XML: %w", err))
+	case errors.As(err, &xmlShape):
+		return verdict{objstore.KindInvalid, remedyNotS3}, at(errors.New("the answer is not S3's XML"))
+	case errors.As(err, &xmlSyntax):
+		if strings.Contains(xmlSyntax.Msg, "EOF") {
+			return verdict{objstore.KindTransient, ""}, at(errors.New("the answer is cut short"))
+		}
+		return verdict{objstore.KindInvalid, remedyNotS3}, at(errors.New("the answer is not XML"))
+	case errors.Is(err, io.EOF):
+		return verdict{objstore.KindTransient, ""}, at(errors.New("the answer is empty"))
+	case errors.As(err, &dns):
+		return verdict{objstore.KindTransient, remedyReach}, at(err)
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return verdict{objstore.KindTransient, remedyReach}, at(err)
+	case strings.HasPrefix(err.Error(), "Connection closed by foreign host"): // minio-go hides an EOF
+		return verdict{objstore.KindTransient, ""}, at(io.ErrUnexpectedEOF)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		// Not the caller's: a timeout of the dialer or of a credential's source. The text is
+		// kept, the identity is not, so that nobody takes it for the caller's.
+		return verdict{objstore.KindTransient, remedyReach}, at(errors.New(err.Error()))
+	}
+	var ne net.Error
+	if errors.As(err, &ne) && ne.Timeout() {
+		return verdict{objstore.KindTransient, remedyReach}, at(err)
+	}
+	return verdict{objstore.KindTransient, ""}, at(err)
+}
+
+var signature = regexp.MustCompile(`(?i)(signature|credential|token|authorization)\s*[=:]\s*[^\s,&;<]+`)
+
+// redact removes credentials from a server's text: some servers and proxies echo the request.
+func (s *Store) redact(text string) string {
+	text = signature.ReplaceAllString(text, "$1=…")
+	for _, e := range s.sse {
+		if e.name == headerKey {
+			text = strings.ReplaceAll(text, e.value, "…")
+		}
+	}
+	h := s.keys.held()
+	for _, v := range []credentials.Value{h.value, h.before} {
+		for _, secret := range []string{v.SecretAccessKey, v.SessionToken, v.AccessKeyID} {
+			if secret != "" {
+				text = strings.ReplaceAll(text, secret, "…")
+			}
+		}
+	}
+	return text
+}
+
+// clean makes a server's text fit for one line of a log or a terminal.
+func clean(text string) string {
+	const most = 200
+	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
+}

@@ -1,0 +1,134 @@
+package s3
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/s3utils"
+)
+
+// getter sends the GETs of an S3 store over [wires]. A store has none, and minio-go sends its GETs, where
+// that would have to do more than sign and send: for Amazon, whose regions have hosts of their own, and
+// behind an HTTP proxy.
+type getter struct {
+	wires  wires
+	signer signer
+	host   string
+	root   string // "/BUCKET/", percent-encoded
+	keys   *keyring
+}
+
+// newGetter returns a getter for the bucket at host, or nil.
+func newGetter(cfg Config, host string, secure bool, region string, transport *http.Transport, keys *keyring) *getter {
+	u := &url.URL{Scheme: "http", Host: host}
+	if secure {
+		u.Scheme = "https"
+	}
+	if proxy, err := transport.Proxy(&http.Request{URL: u}); proxy != nil || err != nil || s3utils.IsAmazonEndpoint(*u) || region == "" {
+		return nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if transport.TLSClientConfig != nil {
+		config = transport.TLSClientConfig.Clone()
+	}
+	return &getter{
+		wires:  wires{dial: dialer(host, secure, config), maxIdle: cfg.MaxConns},
+		signer: signer{region: region, pays: cfg.Store.RequesterPays, sse: keyHeaders(cfg.Store.CustomerKey)}, host: host, root: string(appendPath(nil, "/"+cfg.Bucket+"/")), keys: keys,
+	}
+}
+
+// answer is a 2xx answer to a GET.
+type answer struct {
+	status       int
+	body         io.ReadCloser
+	length       int64 // -1: not told
+	etag         string
+	contentRange string
+	modified     time.Time // zero: not told
+}
+
+// errAskOtherwise says that minio-go should send a request: it follows redirects, and refuses what no
+// header can hold.
+var errAskOtherwise = errors.New("not a request for a bare connection")
+
+// get asks for bytes of an object; etag, rangeOf or version may be empty. Its errors are those that
+// minio-go would have returned.
+func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (answer, error) {
+	v := g.keys.get(ctx)
+	if !v.SignerType.IsV4() && !v.SignerType.IsAnonymous() || !visible(etag) || !visible(v.AccessKeyID) || !visible(v.SessionToken) || !visible(version) {
+		return answer{}, errAskOtherwise
+	}
+	w, err := g.wires.do(ctx, func(b, scratch []byte) (head, spare []byte) {
+		b = append(b, "GET "...)
+		b = append(b, g.root...)
+		b = appendPath(b, key)
+		r := signedGet{host: g.host, path: b[len("GET "):], etag: etag, rangeOf: rangeOf}
+		if version != "" {
+			r.query = "versionId=" + url.QueryEscape(version)
+			b = append(b, '?')
+			b = append(b, r.query...)
+		}
+		b = append(b, " HTTP/1.1\r\nUser-Agent: shoal\r\n"...)
+		return g.signer.appendHeaders(b, scratch, &r, &v, time.Now())
+	})
+	if err != nil {
+		return answer{}, err
+	}
+	h := &w.head
+	switch {
+	case h.status == http.StatusOK || h.status == http.StatusPartialContent:
+		a := answer{
+			status: h.status, body: w.body(), length: h.length,
+			etag:         string(bytes.TrimSuffix(bytes.TrimPrefix(h.etag, []byte{'"'}), []byte{'"'})),
+			contentRange: string(h.contentRange),
+		}
+		if t, err := http.ParseTime(string(h.lastModified)); err == nil {
+			a.modified = t
+		}
+		return a, nil
+	case h.status >= 300 && h.status < 400:
+		_ = w.Close()
+		return answer{}, errAskOtherwise
+	}
+	err = errorAnswer(h, w.text(maxErrorText))
+	_ = w.Close()
+	return answer{}, err
+}
+
+// visible says whether s can stand in a header as it is, and is signed as it stands.
+func visible(s string) bool {
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// maxErrorText is the most bytes of an error's body that are looked at. S3's errors have 300.
+const maxErrorText = 64 << 10
+
+// errorAnswer returns the error that an answer tells, in minio-go's words.
+func errorAnswer(h *answerHead, text []byte) error {
+	e := minio.ErrorResponse{StatusCode: h.status}
+	if err := xml.Unmarshal(text, &e); err != nil {
+		e = minio.ErrorResponse{StatusCode: h.status, Code: http.StatusText(h.status), Message: string(text)}
+	}
+	if e.Region = strings.TrimSpace(e.Region); e.Region == "" {
+		e.Region = string(h.region)
+	}
+	if e.Code == "" {
+		e.Code = fmt.Sprint("HTTP ", h.status)
+	}
+	return e
+}

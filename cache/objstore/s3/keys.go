@@ -1,0 +1,235 @@
+package s3
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+// keySource fetches credentials. Ones that do not expire have no Expiration.
+type keySource func(ctx context.Context) (credentials.Value, error)
+
+// keyring holds the credentials of a store. It fetches new ones in time before they expire, and when the
+// store refuses those that it has: once for all requests that are refused, while which nobody else waits.
+type keyring struct {
+	name  string    // of the source, for the log
+	fetch keySource // nil: they never change
+	log   *slog.Logger
+	now   func() time.Time
+	ctx   context.Context // of fetches: one that is begun serves more than its caller
+	stop  context.CancelFunc
+
+	cur      atomic.Pointer[heldKeys]
+	accepted atomic.Bool // the store has accepted credentials once
+
+	mu      sync.Mutex
+	flight  chan struct{} // closed when the fetch under way is over; nil: none is
+	pause   time.Time     // no fetch before
+	doubts  time.Time     // no fetch for a mere doubt before
+	quietAt time.Time     // no warning before
+}
+
+// reason is why new credentials are wanted.
+type reason struct {
+	text string
+	// doubt: the store has denied something, and other credentials may be allowed it. It is no news then if
+	// there are none.
+	doubt bool
+}
+
+var (
+	reasonExpire  = reason{text: "they are about to expire"}
+	reasonRefused = reason{text: "the store refuses the old ones"}
+	reasonDenied  = reason{text: "the store denies access", doubt: true}
+)
+
+// heldKeys are credentials and when to fetch the next ones: from soon on beside the requests, from must on
+// before them. Both are zero for those that do not expire.
+type heldKeys struct {
+	value      credentials.Value
+	before     credentials.Value // those of the generation before, which answers under way may tell of
+	generation uint64
+	soon, must time.Time
+}
+
+const (
+	// fetchTimeout bounds one fetch: STS answers within a second, a credential_process may start an
+	// interpreter.
+	fetchTimeout = time.Minute
+	// fetchPause is the time between two fetches. It is short, as they are a file, an agent of this machine, or
+	// one request to STS, and requests wait for the new credentials.
+	fetchPause = time.Second
+	// doubtPause is the time between two fetches for a doubt where the first brought new credentials: STS
+	// always has some, and what they are denied as well is denied.
+	doubtPause = time.Minute
+	// quiet is the time between two warnings.
+	quiet = time.Minute
+	// earlyShare of their life is left when credentials are renewed, at most earlyMost; of that a tenth is
+	// left when requests begin to wait for it.
+	earlyShare = 0.2
+	earlyMost  = 10 * time.Minute
+	mustShare  = 0.1
+)
+
+// newKeyring returns a ring with credentials that were fetched already. fetch is nil if they never change.
+func newKeyring(name string, v credentials.Value, fetch keySource, log *slog.Logger) *keyring {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	k := &keyring{name: name, fetch: fetch, log: log, now: time.Now}
+	k.ctx, k.stop = context.WithCancel(context.Background())
+	k.hold(v, 1)
+	return k
+}
+
+// fixedKeys returns a ring of credentials that never change.
+func fixedKeys(v credentials.Value) *keyring { return newKeyring("", v, nil, nil) }
+
+func (k *keyring) hold(v credentials.Value, generation uint64) {
+	h := &heldKeys{value: v, generation: generation}
+	if old := k.cur.Load(); old != nil {
+		h.before = old.value
+	}
+	if !v.Expiration.IsZero() {
+		early := min(time.Duration(earlyShare*float64(max(0, v.Expiration.Sub(k.now())))), earlyMost)
+		h.soon = v.Expiration.Add(-early)
+		h.must = v.Expiration.Add(-time.Duration(mustShare * float64(early)))
+	}
+	k.cur.Store(h)
+}
+
+// held returns the credentials as they are.
+func (k *keyring) held() *heldKeys { return k.cur.Load() }
+
+// generation counts the credentials that there were. A request that is refused tells which were in force
+// when it began.
+func (k *keyring) generation() uint64 { return k.cur.Load().generation }
+
+// get returns credentials for a request. Where new ones cannot be had the old ones are returned: the store
+// decides, by its clock.
+func (k *keyring) get(ctx context.Context) credentials.Value {
+	h := k.held()
+	if k.fetch == nil || h.soon.IsZero() {
+		return h.value
+	}
+	now := k.now()
+	if now.Before(h.soon) {
+		return h.value
+	}
+	if over := k.begin(h.generation, reasonExpire); over != nil && !now.Before(h.must) {
+		select {
+		case <-over:
+		case <-ctx.Done():
+		}
+	}
+	return k.held().value // not h: a fetch may have ended since, and h be over
+}
+
+// refused takes the store's refusal of a request that began under a generation, and reports whether there
+// are other credentials now. It waits for a fetch, at most one for all that are refused together.
+func (k *keyring) refused(ctx context.Context, generation uint64, why reason) bool {
+	if k.fetch == nil {
+		return false
+	}
+	if k.generation() == generation {
+		if over := k.begin(generation, why); over != nil {
+			select {
+			case <-over:
+			case <-ctx.Done():
+			}
+		}
+	}
+	return k.generation() != generation
+}
+
+// accept takes note that the store has accepted credentials.
+func (k *keyring) accept() {
+	if !k.accepted.Load() {
+		k.accepted.Store(true)
+	}
+}
+
+// mayChange says whether there were good credentials, and may be again.
+func (k *keyring) mayChange() bool { return k.fetch != nil && k.accepted.Load() }
+
+// begin begins a fetch, unless there are other credentials already, or joins the one under way. It returns
+// nil while a fetch would come too soon after the last one.
+func (k *keyring) begin(generation uint64, why reason) (over <-chan struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case k.flight != nil:
+		return k.flight
+	case k.generation() != generation, k.now().Before(k.pause), why.doubt && k.now().Before(k.doubts):
+		return nil
+	}
+	k.flight = make(chan struct{})
+	go k.renew(why)
+	return k.flight
+}
+
+// renew is the fetch under way.
+func (k *keyring) renew(why reason) {
+	ctx, cancel := context.WithTimeout(k.ctx, fetchTimeout)
+	defer cancel()
+	v, err := k.fetch(ctx)
+	if err == nil && (v.AccessKeyID == "" || v.SecretAccessKey == "") {
+		err = errors.New("none there")
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	defer func() { close(k.flight); k.flight = nil }()
+	h := k.held()
+	old := h.value
+	news := err == nil && (v.AccessKeyID != old.AccessKeyID || v.SecretAccessKey != old.SecretAccessKey || v.SessionToken != old.SessionToken || v.Expiration.After(old.Expiration))
+	now := k.now()
+	k.pause = now.Add(fetchPause)
+	if news {
+		k.hold(v, h.generation+1)
+		k.quietAt = time.Time{}
+		if why.doubt {
+			k.doubts = now.Add(doubtPause)
+		}
+		attrs := []any{"from", k.name, "because", why.text}
+		if !v.Expiration.IsZero() {
+			attrs = append(attrs, "expire", v.Expiration.UTC().Format(time.RFC3339))
+		}
+		k.log.Info("credentials renewed", attrs...)
+		return
+	}
+	if now.Before(k.quietAt) || k.ctx.Err() != nil || why.doubt && err == nil {
+		return
+	}
+	k.quietAt = now.Add(quiet)
+	if err == nil {
+		err = errors.New("they are the same as before")
+	}
+	k.log.Warn("no new credentials", "from", k.name, "wanted_because", why.text, "cause", sourceError(err), "remedy", "renew them at their source; they are looked for until then")
+}
+
+// close ends a fetch under way.
+func (k *keyring) close() { k.stop() }
+
+// chainLink lets minio-go take the credentials of a ring. It asks for each request: the ring decides when
+// to fetch.
+type chainLink struct{ k *keyring }
+
+// RetrieveWithCredContext implements [credentials.Provider].
+func (l chainLink) RetrieveWithCredContext(cc *credentials.CredContext) (credentials.Value, error) {
+	ctx := context.Background()
+	if cc != nil && cc.Context != nil {
+		ctx = cc.Context
+	}
+	return l.k.get(ctx), nil
+}
+
+// Retrieve implements [credentials.Provider].
+func (l chainLink) Retrieve() (credentials.Value, error) { return l.RetrieveWithCredContext(nil) }
+
+// IsExpired implements [credentials.Provider].
+func (chainLink) IsExpired() bool { return true }

@@ -1,0 +1,127 @@
+package s3
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// TestListingsEnd: a listing that would go on for ever, or is not of what was asked for, is an error that says so.
+func TestListingsEnd(t *testing.T) {
+	page := func(token string, keys ...string) string {
+		var b strings.Builder
+		b.WriteString("<ListBucketResult>")
+		for _, k := range keys {
+			fmt.Fprintf(&b, "<Contents><Key>%s</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified><ETag>e</ETag><Size>1</Size></Contents>", k)
+		}
+		if token != "" {
+			fmt.Fprintf(&b, "<IsTruncated>true</IsTruncated><NextContinuationToken>%s</NextContinuationToken>", token)
+		}
+		return b.String() + "</ListBucketResult>"
+	}
+	for _, c := range []struct {
+		name string
+		page func(n int) string // the answer to request n, from 0 on
+		keys int
+		kind objstore.Kind
+		text string
+	}{
+		{"sound", func(n int) string { return page([]string{"t1", "t2", ""}[n], fmt.Sprint("d/", n)) }, 3, 0, ""},
+		{"one token for ever", func(n int) string { return page("same", fmt.Sprint("d/", n)) }, 2, objstore.KindInvalid, `continuation token "same" came twice`},
+		{"two tokens in turn", func(n int) string { return page(fmt.Sprint("t", n%2), fmt.Sprint("d/", n)) }, 3, objstore.KindInvalid, `continuation token "t0" came twice`},
+		{"the first page for ever", func(n int) string { return page(fmt.Sprint("t", n), "d/a", "d/b") }, 2, objstore.KindInvalid, `first key of a page "d/a" came twice`},
+		{"another prefix", func(int) string { return page("", "d/a", "e/b") }, 1, objstore.KindInvalid, `"e/b"`},
+		{"truncated without token", func(int) string { return strings.Replace(page(""), "</", "<IsTruncated>true</IsTruncated></", 1) }, 0, objstore.KindInvalid, "continuation token"},
+		{"a page without end", func(int) string { return "<ListBucketResult>" + strings.Repeat(" ", maxPage) }, 0, objstore.KindInvalid, "more than 16 MiB"},
+		{"cut short", func(int) string { return strings.TrimSuffix(page("", "d/a"), "</ListBucketResult>") }, 0, objstore.KindTransient, "cut short"},
+		{"nothing", func(int) string { return "" }, 0, objstore.KindTransient, "the answer is empty"},
+		{"other XML", func(int) string { return "<?xml version=\"1.0\"?>\n<rss/>" }, 0, objstore.KindInvalid, "<rss>"},
+		{"an error with status 200", func(int) string { return "<Error><Code>InternalError</Code></Error>" }, 0, objstore.KindInvalid, "<Error>"},
+		{"keys that are not encoded as it says", func(int) string {
+			return strings.Replace(page("", "d/50%zz"), "<Contents>", "<EncodingType>url</EncodingType><Contents>", 1)
+		}, 0, objstore.KindInvalid, "%zz"},
+		{"a date that is none", func(int) string { return strings.Replace(page("", "d/a"), "2026-01", "yesterday", 1) }, 0, objstore.KindInvalid, "yesterday"},
+		{"a size that is none", func(int) string { return strings.Replace(page("", "d/a"), "<Size>1", "<Size>many", 1) }, 0, objstore.KindInvalid, "many"},
+		{"entities in entities", func(int) string {
+			return `<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]>` + page("", "d/&b;")
+		}, 0, objstore.KindInvalid, "not XML"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := 0
+			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "application/xml")
+				_, _ = io.WriteString(w, c.page(n))
+				n++
+			}))
+			defer srv.Close()
+			s, err := New(t.Context(), Config{Endpoint: srv.URL, Bucket: "bucket", AccessKeyID: "id", SecretAccessKey: "key"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			keys := 0
+			for _, e := range s.List(t.Context(), "d/") {
+				if err = e; err == nil {
+					keys++
+				}
+			}
+			if keys != c.keys || objstore.KindOf(err) != c.kind || c.text != "" && !strings.Contains(fmt.Sprint(err), c.text) {
+				t.Errorf("%d keys, %v; want %d, kind %v with %q", keys, err, c.keys, c.kind, c.text)
+			}
+		})
+	}
+}
+
+// drip is a body of a byte a second.
+type drip struct{ ctx context.Context }
+
+func (d drip) Read(p []byte) (int, error) {
+	select {
+	case <-d.ctx.Done():
+		return 0, d.ctx.Err()
+	case <-time.After(time.Second):
+	}
+	p[0] = ' '
+	return 1, nil
+}
+func (drip) Close() error { return nil }
+
+// TestPageHasItsTime: a page that drips ends after its time, one whose caller leaves with the caller's error.
+func TestPageHasItsTime(t *testing.T) {
+	for _, patience := range []time.Duration{time.Hour, 10 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://h/bucket/?delimiter=&list-type=2", http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			resp, err := answerGuard{dripping{}}.RoundTrip(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			_, err = io.Copy(io.Discard, resp.Body)
+			if took, want := time.Since(start), min(patience, pageTimeout); took != want || errors.Is(err, errSlowPage) != (want == pageTimeout) {
+				t.Errorf("%v after %v, want the end after %v", err, took, want)
+			}
+		})
+	}
+}
+
+// dripping is a transport that answers with a drip.
+type dripping struct{}
+
+func (dripping) RoundTrip(r *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: drip{r.Context()}}, nil
+}

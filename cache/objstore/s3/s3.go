@@ -1,0 +1,556 @@
+// Package s3 is the store of a bucket behind the S3 API, by minio-go and, for GETs, connections of its own.
+package s3
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/minio/minio-go/v7/pkg/s3utils"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// Config says which bucket, where, and as whom. What is left empty comes from the AWS environment:
+// AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID,
+// AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE, AWS_CONFIG_FILE,
+// AWS_SHARED_CREDENTIALS_FILE, AWS_CA_BUNDLE, AWS_NO_SIGN_REQUEST, container, web identity and
+// instance roles.
+type Config struct {
+	// Getenv is where these variables, and HOME, come from; nil means [os.Getenv]. Two things stay
+	// those of this process: a credential_process of a profile runs in its environment, and tokens
+	// of `aws sso login` are looked for in its home; and so do HTTP_PROXY and its like.
+	Getenv func(name string) string
+
+	Endpoint string // URL, or host[:port] for https; none at all means Amazon S3
+	Region   string
+	Bucket   string
+
+	AccessKeyID, SecretAccessKey, SessionToken string
+	Anonymous                                  bool // sign nothing
+
+	CABundle string // PEM file of certificate authorities to trust besides the system's
+
+	// Store is what the user may ask of any store.
+	Store objstore.StoreOptions
+
+	// Logger is told when credentials are renewed and when they cannot be; nil: nobody is.
+	Logger *slog.Logger
+
+	// MaxConns is how many idle connections are kept for the next requests. It should be at
+	// least the number of requests in flight, or connections are opened and closed all the time.
+	// Default 1024.
+	MaxConns int
+}
+
+// Store is a bucket behind the S3 API.
+//
+// It tries every request once: retrying is [objstore.Retry]'s. (minio-go sleeps up to 200 ms after a temporary
+// failure even so, before it returns the error; that adds to the policy's sleeps.) Requests use path style, HTTP/1.1 and, to name
+// the version, If-Match. It serves general-purpose buckets, which list in key order; S3 Express
+// directory buckets do not.
+type Store struct {
+	core      minio.Core
+	keys      *keyring
+	bucket    string
+	endpoint  string // URL
+	variable  string // of the environment that sets it
+	weakETag  bool
+	sse       []header    // of the customer's key: ETags are no MD5s then
+	noCRC     atomic.Bool // the store refuses CRC32C: bodies go with their MD5
+	transport *http.Transport
+	counts    *requestCounts
+	versions  *versions // nil: only current ones are read
+	getter    *getter   // nil: GETs go the way of all requests
+}
+
+var _ objstore.Store = (*Store)(nil)
+
+// New prepares access to a bucket. It resolves configuration and credentials and reports what is
+// wrong with them; it does not contact the store (only, without other credentials, the instance
+// metadata service, for a second or two).
+func New(ctx context.Context, cfg Config) (*Store, error) {
+	invalid := func(remedy string, err error) error {
+		return &objstore.Error{Op: "open", Key: "s3://" + cfg.Bucket, Kind: objstore.KindInvalid, Err: err, Remedy: remedy}
+	}
+	if err := s3utils.CheckValidBucketName(cfg.Bucket); err != nil {
+		return nil, invalid("check the bucket's name", err)
+	}
+	if cfg.Getenv == nil {
+		cfg.Getenv = os.Getenv
+	}
+	if err := cfg.fillFromEnv(); err != nil {
+		return nil, err
+	}
+	host, secure, err := parseEndpoint(cfg.Endpoint)
+	if err != nil {
+		return nil, invalid("AWS_ENDPOINT_URL is like http://127.0.0.1:9000 or https://s3.eu-central-1.amazonaws.com", err)
+	}
+	if err := checkCustomerKey(cfg.Store.CustomerKey, host, secure); err != nil {
+		return nil, invalid("use an https:// endpoint; the key is sent in the clear to this machine only", err)
+	}
+	if cfg.Store.RequesterPays && cfg.Anonymous {
+		return nil, invalid("give credentials, or leave the requester's payment out", errors.New("nobody is named who could pay: the requests are not signed"))
+	}
+	cfg.MaxConns = cmp.Or(cfg.MaxConns, 1024)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	transport, err := newTransport(cfg)
+	if err != nil {
+		return nil, invalid("check AWS_CA_BUNDLE", err)
+	}
+	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
+	keys, err := awsCredentials(ctx, cfg, client)
+	if err != nil {
+		transport.CloseIdleConnections()
+		return nil, err
+	}
+	region := cfg.Region
+	if region == "" && !s3utils.IsAmazonEndpoint(url.URL{Scheme: "https", Host: host}) {
+		// Amazon's region is asked for once; other servers rarely check it, and minio-go would
+		// ask them at every start.
+		region = "us-east-1"
+	}
+	sse, counts := keyHeaders(cfg.Store.CustomerKey), new(requestCounts)
+	core, err := minio.NewCore(host, &minio.Options{
+		Creds:        credentials.New(chainLink{keys}),
+		Secure:       secure,
+		Transport:    answerGuard{extraHeaders{countedRequests{transport, counts}, sse, cfg.Store.RequesterPays, keys}},
+		Region:       region,
+		BucketLookup: minio.BucketLookupPath,
+		MaxRetries:   1,
+	})
+	if err != nil {
+		transport.CloseIdleConnections()
+		return nil, invalid("AWS_ENDPOINT_URL is like http://127.0.0.1:9000 or https://s3.eu-central-1.amazonaws.com", err)
+	}
+	core.SetAppInfo("shoal", "1")
+	var pinned *versions
+	if !cfg.Store.CurrentOnly {
+		pinned = &versions{log: cfg.Logger}
+	}
+	return &Store{
+		versions: pinned, counts: counts,
+		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport,
+		sse:      sse,
+		getter:   newGetter(cfg, host, secure, region, transport, keys),
+		variable: endpointVariable(cfg.Getenv),
+		endpoint: core.EndpointURL().Scheme + "://" + core.EndpointURL().Host,
+	}, nil
+}
+
+// Requests returns what was sent, as it is charged for.
+func (s *Store) Requests() objstore.Requests { return s.counts.load() }
+
+// Endpoint returns the endpoint's URL, without a slash at its end.
+func (s *Store) Endpoint() string { return s.endpoint }
+
+// Close closes the idle connections. Requests under way are not disturbed.
+func (s *Store) Close() {
+	s.keys.close()
+	s.transport.CloseIdleConnections()
+	if s.getter != nil {
+		s.getter.wires.close()
+	}
+}
+
+// Check implements [objstore.Checker]: one listing of one key, tried three times.
+func (s *Store) Check(ctx context.Context) error {
+	return objstore.FastFail.Do(ctx, "check", s.url(""), func(tctx context.Context) error {
+		err := s.probeEither(tctx)
+		var e *objstore.Error
+		if err != nil && ctx.Err() == nil && !errors.As(err, &e) { // the try's own timeout
+			err = &objstore.Error{
+				Op: "check", Key: s.url(""), Kind: objstore.KindTransient,
+				Err: fmt.Errorf("no answer within %v", objstore.FastFail.TryTimeout), Remedy: fmt.Sprintf(remedyReach, s.endpoint),
+			}
+		}
+		return err
+	})
+}
+
+func (s *Store) probe(ctx context.Context) error {
+	g := s.keys.generation()
+	for o := range s.core.ListObjectsIter(ctx, s.bucket, s.listOptions("", "", true, 1)) {
+		if o.Err != nil {
+			return s.fail(ctx, g, "check", s.url(""), o.Err)
+		}
+		s.keys.accept()
+		return nil
+	}
+	return ctx.Err()
+}
+
+// url names a key or prefix with the bucket and the endpoint, for errors.
+func (s *Store) url(key string) string {
+	return "s3://" + s.bucket + "/" + key + " at " + s.endpoint
+}
+
+// Stat implements [objstore.Reader].
+func (s *Store) Stat(ctx context.Context, key string) (objstore.Object, error) {
+	if !validKey(key) {
+		return objstore.Object{}, &objstore.Error{Op: "stat", Key: key, Kind: objstore.KindNotFound, Err: errKey}
+	}
+	g := s.keys.generation()
+	info, err := s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{})
+	if err != nil {
+		return objstore.Object{}, s.fail(ctx, g, "stat", key, err)
+	}
+	return s.object("stat", info)
+}
+
+var errKey = errors.New("S3 keys are 1 to 1,024 bytes of UTF-8 and not blank")
+
+// validKey says whether minio-go would send a request for key.
+func validKey(key string) bool { return s3utils.CheckValidObjectName(key) == nil }
+
+// weakPrefix begins ETags that are made of size and time. No server makes such ETags.
+const weakPrefix = "weak-"
+
+// object converts minio-go's description. An object without ETag cannot be pinned to a version; one that marks a
+// folder has no bytes that could change.
+func (s *Store) object(op string, info minio.ObjectInfo) (objstore.Object, error) {
+	o := objstore.Object{Key: info.Key, Size: info.Size, ETag: etagOf(info), ModTime: info.LastModified}
+	if info.ETag == "" {
+		if marker := o.Size == 0 && strings.HasSuffix(o.Key, "/"); !s.weakETag && !marker {
+			return objstore.Object{}, &objstore.Error{
+				Op: op, Key: info.Key, Kind: objstore.KindInvalid, Err: errors.New("the store gives no ETag for this object"),
+				Remedy: "upload it again through the S3 API, or use --weak-etag to go by size and time",
+			}
+		}
+	}
+	return o, nil
+}
+
+// etagOf returns the ETag of an object, or what stands for it.
+func etagOf(info minio.ObjectInfo) string {
+	if info.ETag != "" {
+		return info.ETag
+	}
+	return weakETag(info.Size, info.LastModified)
+}
+
+// weakETag has a resolution of 1 s, that of the Last-Modified header. A zero time is not known.
+func weakETag(size int64, mod time.Time) string {
+	e := weakPrefix + strconv.FormatInt(size, 16)
+	if !mod.IsZero() {
+		e += "-" + strconv.FormatInt(mod.Unix(), 16)
+	}
+	return e
+}
+
+// ReadAt implements [objstore.Reader]: one GET, whose body goes straight into p.
+func (s *Store) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	if err := objstore.CheckRange(o, len(p), off); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil || len(p) == 0 {
+		return err
+	}
+	body, err := s.get(ctx, o, off, int64(len(p)))
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	// Reading exactly Content-Length bytes sees the body's end, so the connection is reused.
+	n, err := io.ReadFull(body, p)
+	s.counts.received.Add(int64(n))
+	if err != nil {
+		return shortBody(ctx, o, int64(n), int64(len(p)), err)
+	}
+	return nil
+}
+
+// ReadSpans implements [objstore.SpanReader]: one ranged GET, of whose body the gaps are dropped.
+func (s *Store) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
+	if err := objstore.CheckSpans(o, spans); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil || len(spans) == 0 {
+		return err
+	}
+	length := objstore.SpansLength(spans)
+	body, err := s.get(ctx, o, spans[0].Off, length)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	waste := wastePool.Get().(*[wasteSize]byte)
+	defer wastePool.Put(waste)
+	at := spans[0].Off
+	defer func() { s.counts.received.Add(at - spans[0].Off) }()
+	for _, span := range spans {
+		for at < span.Off && err == nil {
+			var n int
+			n, err = body.Read(waste[:min(span.Off-at, wasteSize)])
+			at += int64(n)
+			if at == span.Off {
+				err = nil // bytes and an error at once; what follows will see it again
+			}
+		}
+		if err == nil {
+			var n int
+			n, err = io.ReadFull(body, span.P)
+			at += int64(n)
+		}
+		if err != nil {
+			return shortBody(ctx, o, at-spans[0].Off, length, err)
+		}
+	}
+	return nil
+}
+
+// wasteSize is what gaps are read by. It is above the transport's read buffer, so that large gaps are
+// not copied through that.
+const wasteSize = 32 << 10
+
+var wastePool = sync.Pool{New: func() any { return new([wasteSize]byte) }}
+
+func shortBody(ctx context.Context, o objstore.Object, n, length int64, err error) error {
+	if cerr := ctx.Err(); cerr != nil {
+		return cerr
+	}
+	return &objstore.Error{
+		Op: "read", Key: o.Key, Kind: objstore.KindTransient,
+		Err: fmt.Errorf("body ended after %d of %d bytes: %w", n, length, err),
+	}
+}
+
+// get asks for length bytes from off of the version o and returns the body once the answer's head
+// promises just that.
+func (s *Store) get(ctx context.Context, o objstore.Object, off, length int64) (io.ReadCloser, error) {
+	if !validKey(o.Key) {
+		return nil, &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindNotFound, Err: errKey}
+	}
+	var etag, rangeOf string
+	if length != o.Size {
+		rangeOf = rangeHeader(off, length)
+	}
+	if !strings.HasPrefix(o.ETag, weakPrefix) {
+		etag = o.ETag
+	}
+	version := ""
+	if s.versions != nil {
+		version = s.versions.of(o)
+	}
+	g := s.keys.generation()
+	a, err := s.ask(ctx, o.Key, etag, rangeOf, version)
+	if err != nil {
+		return nil, s.orPinned(ctx, o, version, s.fail(ctx, g, "read", o.Key, err))
+	}
+	s.keys.accept()
+	if err := s.checkAnswer(o, off, length, &a); err != nil {
+		_ = a.body.Close()
+		return nil, s.orPinned(ctx, o, version, err)
+	}
+	if a.length < 0 {
+		return &sizedBody{a.body, length}, nil
+	}
+	return a.body, nil
+}
+
+// ask sends a GET. etag, rangeOf or version may be empty. Its errors are minio-go's.
+func (s *Store) ask(ctx context.Context, key, etag, rangeOf, version string) (answer, error) {
+	s.counts.get.Add(1)
+	if s.getter != nil {
+		a, err := s.getter.get(ctx, key, etag, rangeOf, version)
+		if !errors.Is(err, errAskOtherwise) {
+			return a, err
+		}
+	}
+	opts := minio.GetObjectOptions{VersionID: version}
+	if rangeOf != "" {
+		opts.Set("Range", rangeOf)
+	}
+	if etag != "" {
+		opts.Set("If-Match", `"`+etag+`"`)
+	}
+	var status int
+	body, info, header, err := s.core.GetObject(withStatus(ctx, &status), s.bucket, key, opts)
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{status: status, body: body, length: info.Size, etag: info.ETag, contentRange: header.Get("Content-Range"), modified: info.LastModified}, nil
+}
+
+// checkAnswer checks the head of a 2xx answer to a GET of n bytes of o from off on. docs/SEMANTICS.md says
+// of each field what is checked. Requests for all of an object have no Range.
+//
+// A server that ignores If-Match is caught by the ETag. Where that is right and another field is not, the
+// object has not changed: something on the way to the store is broken, perhaps for a moment.
+func (s *Store) checkAnswer(o objstore.Object, off, n int64, a *answer) error {
+	fail := func(format string, args ...any) error {
+		return &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindTransient, Err: fmt.Errorf(format, args...)}
+	}
+	weak := strings.HasPrefix(o.ETag, weakPrefix)
+	untimed := weakETag(o.Size, time.Time{}) // then the sizes alone are compared, below
+	switch have := weakETag(o.Size, a.modified); {
+	case weak && have != o.ETag && have != untimed && o.ETag != untimed:
+		return objstore.Changed(o, have)
+	case !weak && a.etag == "":
+		return fail("the answer has no ETag")
+	case !weak && strings.TrimPrefix(a.etag, `W/"`) == o.ETag && a.etag != o.ETag:
+		return fail(`the answer's ETag is weak (W/"%s"): a proxy before the store may have changed the bytes`, o.ETag)
+	case !weak && a.etag != o.ETag:
+		return objstore.Changed(o, a.etag)
+	}
+	if n == o.Size {
+		switch {
+		case a.status != http.StatusOK || a.contentRange != "":
+			return fail("asked for the whole object, the answer is a part of it (HTTP %d, range %.80q)", a.status, a.contentRange)
+		case weak && a.length >= 0 && a.length != n:
+			return objstore.Changed(o, "")
+		}
+	} else {
+		if a.status == http.StatusOK {
+			return &objstore.Error{
+				Op: "read", Key: o.Key, Kind: objstore.KindInvalid, Err: errors.New("the server answered a request for a range with the whole object"),
+				Remedy: "use a store, and proxies before it, that serve Range requests: " + s.endpoint,
+			}
+		}
+		first, last, size, ok := parseContentRange(a.contentRange)
+		switch {
+		case !ok || first != off || last != off+n-1:
+			return fail("asked for %d bytes at %d, the answer's range is %.80q", n, off, a.contentRange)
+		case size >= 0 && size != o.Size:
+			return objstore.Changed(o, "")
+		}
+	}
+	if a.length >= 0 && a.length != n {
+		return fail("asked for %d bytes, the answer has %d", n, a.length)
+	}
+	return nil
+}
+
+// sizedBody is a body whose head does not tell its length, chunked or up to the end of the connection. It
+// must end after left bytes: its last ones are returned only once that is seen.
+type sizedBody struct {
+	io.ReadCloser
+	left int64
+}
+
+// Read implements [io.Reader]. Where the body goes on beyond its end it returns no bytes at all, since
+// [io.ReadFull] does not look at an error that comes with the last ones.
+func (b *sizedBody) Read(p []byte) (int, error) {
+	if b.left == 0 || len(p) == 0 {
+		return 0, io.EOF
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	if b.left > 0 || n == 0 {
+		return n, err
+	}
+	var more [1]byte
+	switch extra, err := io.ReadFull(b.ReadCloser, more[:]); {
+	case extra > 0:
+		return 0, errors.New("the answer goes on")
+	case !errors.Is(err, io.EOF):
+		return 0, err
+	}
+	return n, nil
+}
+
+// rangeHeader returns bytes=FIRST-LAST.
+func rangeHeader(off, n int64) string {
+	b := make([]byte, 0, 48)
+	b = append(b, "bytes="...)
+	b = strconv.AppendInt(b, off, 10)
+	b = append(b, '-')
+	b = strconv.AppendInt(b, off+n-1, 10)
+	return string(b)
+}
+
+// parseContentRange parses "bytes FIRST-LAST/SIZE"; size is -1 for "*".
+func parseContentRange(s string) (first, last, size int64, ok bool) {
+	s, ok = strings.CutPrefix(s, "bytes ")
+	span, total, ok2 := strings.Cut(s, "/")
+	from, to, ok3 := strings.Cut(span, "-")
+	first, err := strconv.ParseInt(from, 10, 64)
+	last, err2 := strconv.ParseInt(to, 10, 64)
+	if !ok || !ok2 || !ok3 || err != nil || err2 != nil {
+		return 0, 0, 0, false
+	}
+	if total == "*" {
+		return first, last, -1, true
+	}
+	size, err = strconv.ParseInt(total, 10, 64)
+	return first, last, size, err == nil
+}
+
+// List implements [objstore.Reader].
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
+	return s.list(ctx, prefix, "", true)
+}
+
+// ListAfter implements [objstore.Layer].
+func (s *Store) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
+	return s.list(ctx, prefix, after, true)
+}
+
+// ListLevel implements [objstore.Layer].
+func (s *Store) ListLevel(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
+	return s.list(ctx, prefix, "", false)
+}
+
+func (s *Store) listOptions(prefix, after string, recurse bool, maxKeys int) minio.ListObjectsOptions {
+	noOwner := false
+	return minio.ListObjectsOptions{Prefix: prefix, StartAfter: after, Recursive: recurse, MaxKeys: maxKeys, FetchOwner: &noOwner}
+}
+
+func (s *Store) list(ctx context.Context, prefix, after string, recurse bool) iter.Seq2[objstore.Object, error] {
+	return func(yield func(objstore.Object, error) bool) {
+		// Keys are UTF-8 of at most 1,024 bytes: nothing begins with another prefix.
+		if s3utils.CheckValidObjectNamePrefix(prefix) != nil {
+			return
+		}
+		g := s.keys.generation()
+		seen := &pages{}
+		for info := range s.core.ListObjectsIter(context.WithValue(ctx, pagesKey{}, seen), s.bucket, s.listOptions(prefix, after, recurse, 0)) {
+			err := info.Err
+			if err == nil && seen.next {
+				err = seen.first(info.Key)
+			}
+			if err == nil && !strings.HasPrefix(info.Key, prefix) {
+				err = fmt.Errorf("%w: %.200q", errOtherPrefix, info.Key)
+			}
+			if err != nil {
+				yield(objstore.Object{}, s.fail(ctx, g, "list", s.url(prefix), err))
+				return
+			}
+			s.keys.accept()
+			// minio-go marks a prefix by nothing but the fields that it lacks. An object
+			// "a/" is the level's own prefix or lies behind the prefix "a/".
+			if !recurse && info.Key != prefix && strings.HasSuffix(info.Key, "/") {
+				if !yield(objstore.Object{Key: info.Key}, nil) {
+					return
+				}
+				continue
+			}
+			o, err := s.object("list", info)
+			if !yield(o, err) || err != nil {
+				return
+			}
+		}
+		// minio-go ends in silence when the context does.
+		if err := ctx.Err(); err != nil {
+			yield(objstore.Object{}, err)
+		}
+	}
+}
+
+var errOtherPrefix = errors.New("a key was listed that does not begin with the prefix")

@@ -1,0 +1,115 @@
+package s3
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+const (
+	// schemeDoubt is how long the first request may go unanswered before the port is tried by the other scheme:
+	// a server that waits for a request says nothing to a TLS handshake.
+	schemeDoubt = time.Second
+	schemeTime  = time.Second // of that try
+)
+
+var (
+	errNoTLS = errors.New("what answers at the port speaks plain HTTP, not TLS")
+	errTLS   = errors.New("what answers at the port speaks TLS, not plain HTTP")
+)
+
+// errScheme says by which scheme the endpoint's port does not speak.
+func (s *Store) errScheme() error {
+	if s.secure() {
+		return errNoTLS
+	}
+	return errTLS
+}
+
+// remedyScheme is the setting by which the same port is spoken to by the other scheme.
+func (s *Store) remedyScheme() string {
+	other, _ := s.otherScheme()
+	return fmt.Sprintf(remedyScheme, s.variable, other)
+}
+
+// otherScheme returns the endpoint by the other scheme, at the same port, and that port's address.
+func (s *Store) otherScheme() (endpoint, addr string) {
+	host := strings.TrimPrefix(strings.TrimPrefix(s.endpoint, "http://"), "https://")
+	if s.secure() {
+		addr = withPort(host, "443")
+		return "http://" + addr, addr
+	}
+	addr = withPort(host, "80")
+	return "https://" + addr, addr
+}
+
+func (s *Store) secure() bool { return strings.HasPrefix(s.endpoint, "https://") }
+
+// speaksOther reports whether the endpoint's port speaks HTTP where the endpoint says https, or TLS where it
+// says http. It sends nothing of the user's.
+func (s *Store) speaksOther(ctx context.Context) bool {
+	if p, err := s.Proxy(); p != nil || err != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, schemeTime)
+	defer cancel()
+	_, addr := s.otherScheme()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	if !s.secure() {
+		return tls.Client(conn, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(ctx) == nil //nolint:gosec // nothing is sent
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) })()
+	if _, err := fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nUser-Agent: shoal\r\nConnection: close\r\n\r\n", addr); err != nil {
+		return false
+	}
+	var head [len("HTTP/1.1 400")]byte
+	if _, err := io.ReadFull(conn, head[:]); err != nil || !bytes.HasPrefix(head[:], []byte("HTTP/1.")) {
+		return false
+	}
+	if string(head[len(head)-3:]) != "400" {
+		return true
+	}
+	text, _ := io.ReadAll(io.LimitReader(conn, 4<<10)) // servers for TLS advise to use it
+	text = bytes.ToUpper(text)
+	return !bytes.Contains(text, []byte("HTTPS")) && !bytes.Contains(text, []byte("SSL"))
+}
+
+// probeEither is probe, which ends with [Store.errScheme] where that is what keeps the answer from coming.
+func (s *Store) probeEither(ctx context.Context) error {
+	pctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	other := make(chan bool, 1)
+	look := time.AfterFunc(schemeDoubt, func() {
+		yes := s.speaksOther(pctx)
+		if yes {
+			cancel()
+		}
+		other <- yes
+	})
+	err := s.probe(pctx)
+	if err == nil {
+		cancel() // what is looked for is not wanted any more
+	}
+	mistaken := false
+	if !look.Stop() {
+		mistaken = <-other
+	} else if kind := objstore.KindOf(err); kind == objstore.KindTransient || kind == objstore.KindInvalid { // many servers for TLS answer 400
+		mistaken = s.speaksOther(ctx)
+	}
+	if err != nil && mistaken {
+		return &objstore.Error{Op: "check", Key: s.url(""), Kind: objstore.KindInvalid, Err: s.errScheme(), Remedy: s.remedyScheme()}
+	}
+	return err
+}

@@ -1,0 +1,209 @@
+package s3
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"hash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+// emptySHA256 is the SHA-256 of no bytes, a GET's payload.
+const emptySHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+// signer signs GETs by AWS Signature Version 4. minio-go derives the signing key anew for each request,
+// five HMACs where one will do, and sorts header maps; with the key kept for its day, and the headers
+// written in their sorted order, a signature costs two hashes.
+//
+// https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
+type signer struct {
+	region string
+	pays   bool     // the requester
+	sse    []header // of the customer's key
+	key    atomic.Pointer[signingKey]
+}
+
+// signingKey is what signatures of one day by one pair of keys share.
+type signingKey struct {
+	id, secret, day string
+	scope           string    // day/region/s3/aws4_request
+	macs            sync.Pool // of hash.Hash, keyed
+}
+
+// amzTime and its first amzDay characters are the forms in which a signature names its time.
+const (
+	amzTime = "20060102T150405Z"
+	amzDay  = len("20060102")
+)
+
+func hmacSHA256(key []byte, text string) []byte {
+	h := hmac.New(sha256.New, key)
+	h.Write([]byte(text))
+	return h.Sum(nil)
+}
+
+// keyFor returns the signing key of v for day.
+func (s *signer) keyFor(v *credentials.Value, day []byte) *signingKey {
+	if k := s.key.Load(); k != nil && k.day == string(day) && k.id == v.AccessKeyID && k.secret == v.SecretAccessKey {
+		return k
+	}
+	k := &signingKey{id: v.AccessKeyID, secret: v.SecretAccessKey, day: string(day)}
+	k.scope = k.day + "/" + s.region + "/s3/aws4_request"
+	key := []byte("AWS4" + k.secret)
+	for _, part := range [...]string{k.day, s.region, "s3", "aws4_request"} {
+		key = hmacSHA256(key, part)
+	}
+	k.macs.New = func() any { return hmac.New(sha256.New, key) }
+	s.key.Store(k)
+	return k
+}
+
+// signedGet is a GET of an object as it is signed. All headers that it has are signed, as minio-go does
+// it: If-Match and Range then cannot be changed on the way either.
+type signedGet struct {
+	host    string
+	path    []byte // percent-encoded, with the slash that it begins with
+	query   string // percent-encoded, without the question mark
+	etag    string // for If-Match, without quotes; empty: none
+	rangeOf string // for Range; empty: none
+}
+
+// appendHeaders appends g's head from the Host header to the empty line to b. scratch is overwritten
+// and returned for the next call. Without keys in v the request is anonymous.
+func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *credentials.Value, now time.Time) (head, spare []byte) {
+	b = append(b, "Host: "...)
+	b = append(b, g.host...)
+	if g.etag != "" {
+		b = append(b, "\r\nIf-Match: \""...)
+		b = append(b, g.etag...)
+		b = append(b, '"')
+	}
+	if g.rangeOf != "" {
+		b = append(b, "\r\nRange: "...)
+		b = append(b, g.rangeOf...)
+	}
+	if s.pays {
+		b = append(b, "\r\n"+headerPayer+": "+payerRequester...)
+	}
+	for _, e := range s.sse {
+		b = append(b, "\r\n"...)
+		b = append(b, e.name...)
+		b = append(b, ": "...)
+		b = append(b, e.value...)
+	}
+	if v.AccessKeyID == "" || v.SecretAccessKey == "" || v.SignerType.IsAnonymous() {
+		return append(b, "\r\n\r\n"...), scratch
+	}
+	var stamp [len(amzTime)]byte
+	date := now.UTC().AppendFormat(stamp[:0], amzTime)
+	k := s.keyFor(v, date[:amzDay])
+
+	c, names := s.appendCanonical(scratch[:0], make([]byte, 0, 320), g, v.SessionToken, date)
+	digest := sha256.Sum256(c)
+
+	// The string to sign.
+	c = append(c[:0], "AWS4-HMAC-SHA256\n"...)
+	c = append(c, date...)
+	c = append(c, '\n')
+	c = append(c, k.scope...)
+	c = append(c, '\n')
+	c = hex.AppendEncode(c, digest[:])
+	mac := k.macs.Get().(hash.Hash)
+	mac.Reset()
+	mac.Write(c)
+	sum := mac.Sum(digest[:0])
+	k.macs.Put(mac)
+
+	b = append(b, "\r\nX-Amz-Content-Sha256: "+emptySHA256+"\r\nX-Amz-Date: "...)
+	b = append(b, date...)
+	if v.SessionToken != "" {
+		b = append(b, "\r\nX-Amz-Security-Token: "...)
+		b = append(b, v.SessionToken...)
+	}
+	b = append(b, "\r\nAuthorization: AWS4-HMAC-SHA256 Credential="...)
+	b = append(b, v.AccessKeyID...)
+	b = append(b, '/')
+	b = append(b, k.scope...)
+	b = append(b, ", SignedHeaders="...)
+	b = append(b, names...)
+	b = append(b, ", Signature="...)
+	b = hex.AppendEncode(b, sum)
+	return append(b, "\r\n\r\n"...), c
+}
+
+// appendCanonical appends the canonical request to c: method, path, query, headers in order, their names, the payload's
+// hash. It appends the names to names too.
+func (s *signer) appendCanonical(c, names []byte, g *signedGet, token string, date []byte) (request, signed []byte) {
+	c = append(c, "GET\n"...)
+	c = append(c, g.path...)
+	c = append(c, '\n')
+	c = append(c, g.query...)
+	c = append(c, "\nhost:"...)
+	c = append(c, g.host...)
+	names = append(names, "host"...)
+	if g.etag != "" {
+		c = append(c, "\nif-match:\""...)
+		c = append(c, g.etag...)
+		c = append(c, '"')
+		names = append(names, ";if-match"...)
+	}
+	if g.rangeOf != "" {
+		c = append(c, "\nrange:"...)
+		c = append(c, g.rangeOf...)
+		names = append(names, ";range"...)
+	}
+	c = append(c, "\nx-amz-content-sha256:"+emptySHA256+"\nx-amz-date:"...)
+	c = append(c, date...)
+	names = append(names, ";x-amz-content-sha256;x-amz-date"...)
+	if s.pays {
+		c = append(c, "\nx-amz-request-payer:"+payerRequester...)
+		names = append(names, ";x-amz-request-payer"...)
+	}
+	if token != "" {
+		c = append(c, "\nx-amz-security-token:"...)
+		c = append(c, token...)
+		names = append(names, ";x-amz-security-token"...)
+	}
+	for _, e := range s.sse {
+		c = append(c, '\n')
+		c = appendLower(c, e.name)
+		c = append(c, ':')
+		c = append(c, e.value...)
+		names = append(names, ';')
+		names = appendLower(names, e.name)
+	}
+	c = append(c, "\n\n"...)
+	c = append(c, names...)
+	c = append(c, "\n"+emptySHA256...)
+	return c, names
+}
+
+// appendLower appends a header's name as it is signed.
+func appendLower(b []byte, name string) []byte {
+	for i := range len(name) {
+		c := name[i]
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		b = append(b, c)
+	}
+	return b
+}
+
+// appendPath appends s percent-encoded as S3 signs it: all but A-Z a-z 0-9 - _ . ~ and the slash.
+func appendPath(b []byte, s string) []byte {
+	const digits = "0123456789ABCDEF"
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.', c == '~', c == '/':
+			b = append(b, c)
+		default:
+			b = append(b, '%', digits[c>>4], digits[c&15])
+		}
+	}
+	return b
+}

@@ -1,0 +1,251 @@
+package s3
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// parseEndpoint splits an endpoint into host[:port] and whether it is https. Its errors do not
+// repeat the text, which may hold a password.
+func parseEndpoint(text string) (host string, secure bool, err error) {
+	if text == "" {
+		return "s3.amazonaws.com", true, nil
+	}
+	if !strings.Contains(text, "://") {
+		text = "https://" + text
+	}
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return "", false, errors.New("the endpoint is not a URL")
+	case u.Scheme != "http" && u.Scheme != "https":
+		return "", false, errors.New("the endpoint's scheme is neither http nor https")
+	case u.User != nil:
+		return "", false, errors.New("the endpoint holds a user name; credentials go into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+	case u.Host == "" || u.Hostname() == "":
+		return "", false, errors.New("the endpoint names no host")
+	case (u.Path != "" && u.Path != "/") || u.RawQuery != "" || u.Fragment != "":
+		return "", false, errors.New("the endpoint has a path; the bucket is part of the source, s3://BUCKET/PREFIX")
+	}
+	host = strings.ToLower(u.Host)
+	if u.Scheme == "http" {
+		host = strings.TrimSuffix(host, ":80")
+	} else {
+		host = strings.TrimSuffix(host, ":443")
+	}
+	return host, u.Scheme == "https", nil
+}
+
+// answerGuard stands between minio-go and the transport for what minio-go does not look at: what status an
+// answer had ([withStatus]), and that a listing is one and ends. minio-go takes any XML for an empty listing,
+// and a wrong endpoint's "It works!" page, or a captive portal, would pass for an empty bucket; and it reads
+// a page for as long as bytes come, and pages for as long as the store says that there are more ([pages]).
+type answerGuard struct{ http.RoundTripper }
+
+const (
+	// pageTimeout bounds one page of a listing, from the request to its last byte. Stores take 0.1 to 1 s.
+	pageTimeout = 30 * time.Second
+	// maxPage bounds a page's bytes. 1,000 keys of 1,024 bytes, percent-encoded, take under 5 MiB.
+	maxPage = 16 << 20
+)
+
+var (
+	errNotXML   = errors.New("the answer to a listing is a web page")
+	errOtherXML = errors.New("the answer to a listing is other XML")
+	errSlowPage = fmt.Errorf("a page of a listing has not come within %v", pageTimeout)
+	errLongPage = fmt.Errorf("a page of a listing has more than %d MiB", maxPage>>20)
+)
+
+// RoundTrip implements [http.RoundTripper].
+func (g answerGuard) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method != http.MethodGet || !isListing(r.URL.RawQuery) {
+		resp, err := g.RoundTripper.RoundTrip(r)
+		if status, ok := r.Context().Value(statusKey{}).(*int); ok && err == nil {
+			*status = resp.StatusCode
+		}
+		return resp, err
+	}
+	if p, ok := r.Context().Value(pagesKey{}).(*pages); ok && r.Response == nil { // not after a redirect
+		if err := p.turn(r.URL.Query().Get("continuation-token")); err != nil {
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), pageTimeout)
+	page := &pageBody{caller: r.Context(), ctx: ctx, cancel: cancel, left: maxPage}
+	resp, err := g.RoundTripper.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		err = page.cause(err)
+		cancel()
+		return nil, err
+	}
+	page.body, page.Closer, resp.Body = bufio.NewReader(resp.Body), resp.Body, page
+	if resp.StatusCode == http.StatusOK {
+		if err := page.isResult(resp.Header.Get("Content-Type")); err != nil {
+			_ = page.Close()
+			return nil, err
+		}
+	}
+	return resp, nil
+}
+
+// root finds the name of XML's first element.
+var root = regexp.MustCompile(`^(?:\xef\xbb\xbf)?\s*(?:<\?[^>]*\?>\s*)?<(?:\w+:)?(\w+)`)
+
+// isResult returns an error for what is certainly no listing. What is not XML at all the decoder tells.
+func (b *pageBody) isResult(contentType string) error {
+	if strings.HasPrefix(contentType, "text/html") || strings.HasPrefix(contentType, "application/json") {
+		return errNotXML
+	}
+	start, _ := b.body.Peek(256) // as many as there are
+	if m := root.FindSubmatch(start); m != nil && !bytes.HasSuffix(m[1], []byte("Result")) {
+		return fmt.Errorf("%w: <%s>", errOtherXML, m[1])
+	}
+	return nil
+}
+
+// isListing reports whether a GET's query asks a bucket for keys, versions or uploads.
+func isListing(query string) bool {
+	query = "&" + query
+	return strings.Contains(query, "&list-type=") || strings.Contains(query, "&versions=") || strings.Contains(query, "&uploads=")
+}
+
+// pageBody is the body of a page of a listing.
+type pageBody struct {
+	body *bufio.Reader
+	io.Closer
+	caller, ctx context.Context // ctx has the page's deadline
+	cancel      context.CancelFunc
+	left        int64
+}
+
+// Read implements [io.Reader].
+func (b *pageBody) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errLongPage
+	}
+	n, err := b.body.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = b.cause(err)
+	}
+	return n, err
+}
+
+// cause is err, or that the page's time is over.
+func (b *pageBody) cause(err error) error {
+	if b.ctx.Err() != nil && b.caller.Err() == nil {
+		return errSlowPage
+	}
+	return err
+}
+
+// Close implements [io.Closer].
+func (b *pageBody) Close() error {
+	err := b.Closer.Close()
+	b.cancel()
+	return err
+}
+
+type statusKey struct{}
+
+// withStatus has the status of the answer to minio-go's request, which minio-go keeps to itself, written to status.
+func withStatus(ctx context.Context, status *int) context.Context {
+	return context.WithValue(ctx, statusKey{}, status)
+}
+
+type pagesKey struct{}
+
+// pages is what was seen of one listing's pages, so that one that goes in circles is noticed: each
+// page is asked for by another token, and begins with another key.
+type pages struct {
+	seen map[uint64]struct{} // hashes: a large listing has many pages, and tokens of some hundred bytes
+	next bool                // the next key is a page's first
+}
+
+var pagesSeed = maphash.MakeSeed()
+
+// turn notes that the page of a token is asked for; it is empty for the first.
+func (p *pages) turn(token string) error {
+	p.next = true
+	return p.once("continuation token", token)
+}
+
+// first notes a page's first key.
+func (p *pages) first(key string) error {
+	p.next = false
+	return p.once("first key of a page", key)
+}
+
+func (p *pages) once(what, text string) error {
+	h := maphash.String(pagesSeed, what+text)
+	if _, ok := p.seen[h]; ok {
+		return &circleError{what, text}
+	}
+	if p.seen == nil {
+		p.seen = make(map[uint64]struct{})
+	}
+	p.seen[h] = struct{}{}
+	return nil
+}
+
+// circleError is a listing that goes in circles.
+type circleError struct{ what, text string }
+
+// Error implements error.
+func (e *circleError) Error() string {
+	return fmt.Sprintf("the listing goes in circles: the %s %.200q came twice", e.what, e.text)
+}
+
+// newTransport returns a transport for hundreds of small requests at once.
+func newTransport(cfg Config) (*http.Transport, error) {
+	t := &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         netDialer.DialContext,
+		TLSHandshakeTimeout: 10 * time.Second,
+		// Stores answer slowly when they are loaded, but an answer that has not begun after 20 s
+		// is better asked for again. Bodies that stall are ended by the retry policy.
+		ResponseHeaderTimeout: 20 * time.Second,
+		MaxIdleConns:          2 * cfg.MaxConns, // the endpoint, and a region's endpoint after a redirect
+		MaxIdleConnsPerHost:   cfg.MaxConns,
+		IdleConnTimeout:       90 * time.Second,
+		// Objects are delivered as they are stored; gzip would also make their length unknown.
+		DisableCompression: true,
+		// One connection a request: HTTP/2 would put all on one, behind one flow-control window
+		// and one lock.
+		ForceAttemptHTTP2: false,
+		TLSNextProto:      map[string]func(string, *tls.Conn) http.RoundTripper{},
+		// A body passes through the read buffer only where a read is smaller than it; ReadAt
+		// reads large slices past it. 16 KiB takes the headers and a small object in one read
+		// and costs 16 MiB for 1,024 connections.
+		ReadBufferSize:  16 << 10,
+		WriteBufferSize: 4 << 10, // a request's head is 1 KiB
+	}
+	if cfg.CABundle != "" {
+		pem, err := os.ReadFile(cfg.CABundle)
+		if err != nil {
+			return nil, err
+		}
+		pool, err := x509.SystemCertPool()
+		if err != nil {
+			pool = x509.NewCertPool()
+		}
+		if !pool.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s holds no certificate", cfg.CABundle)
+		}
+		t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	}
+	return t, nil
+}

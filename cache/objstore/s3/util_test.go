@@ -1,0 +1,97 @@
+package s3_test
+
+import (
+	"encoding/pem"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/cache/objstore/s3"
+)
+
+func TestMain(m *testing.M) {
+	// The AWS environment of whoever runs the tests is not theirs.
+	for _, kv := range os.Environ() {
+		if len(kv) > 4 && kv[:4] == "AWS_" {
+			for i := range kv {
+				if kv[i] == '=' {
+					os.Unsetenv(kv[:i])
+					break
+				}
+			}
+		}
+	}
+	os.Setenv("AWS_EC2_METADATA_DISABLED", "true")
+	os.Setenv("AWS_CONFIG_FILE", os.DevNull)
+	os.Setenv("AWS_SHARED_CREDENTIALS_FILE", os.DevNull)
+	goleak.VerifyTestMain(m)
+}
+
+// newS3 returns a client of a server of its own.
+func newS3(t testing.TB, srv *objstoretest.S3Server, change func(*s3.Config)) *s3.Store {
+	t.Helper()
+	srv.Bucket = "bucket"
+	cfg := s3.Config{Endpoint: srv.Start(t), Bucket: srv.Bucket, AccessKeyID: "key-id", SecretAccessKey: "hush-secret"}
+	if change != nil {
+		change(&cfg)
+	}
+	s, err := s3.New(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func TestS3Conformance(t *testing.T) {
+	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
+		srv := &objstoretest.S3Server{AccessKey: "key-id"}
+		return objstoretest.Harness{Store: newS3(t, srv, nil), HostileKeys: true}
+	})
+}
+
+// TestS3ConformancePrefix runs the suite below a prefix, beside other keys, with small pages.
+func TestS3ConformancePrefix(t *testing.T) {
+	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
+		srv := &objstoretest.S3Server{PageSize: 3}
+		srv.Put("other", []byte("beside"))
+		srv.Put("shared/prefix0", []byte("beside"))
+		return objstoretest.Harness{Store: newS3(t, srv, nil), HostileKeys: true, Prefix: "shared/prefix/"}
+	})
+}
+
+// TestS3ConformanceEncrypted runs the suite with a key of the customer's, under which no ETag is an MD5.
+func TestS3ConformanceEncrypted(t *testing.T) {
+	key, err := objstore.ParseCustomerKey(make([]byte, 32))
+	must(t, err)
+	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
+		s := newS3(t, &objstoretest.S3Server{OpaqueETags: true}, func(cfg *s3.Config) { cfg.Store.CustomerKey = key })
+		return objstoretest.Harness{Store: s, HostileKeys: true}
+	})
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func keysOf(objects []objstore.Object) []string {
+	var keys []string
+	for _, o := range objects {
+		keys = append(keys, o.Key)
+	}
+	return keys
+}
+
+func writePEM(t *testing.T, path string, cert []byte) {
+	t.Helper()
+	data := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,207 @@
+package s3
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// versions knows where the pinned versions of objects are that were overwritten or deleted in a versioned
+// bucket. Nothing is asked for while objects are as they were listed; the first read that finds another
+// lists the versions of its key, once, and all reads of it ask for the version from then on (ADR 0030).
+type versions struct {
+	log *slog.Logger
+
+	found atomic.Bool // whether ids holds any
+	asks  singleflight.Group
+
+	mu      sync.Mutex
+	ids     map[pinnedObject]pinnedVersion
+	off     time.Time // none are asked for before
+	quietAt time.Time // nothing is logged before
+}
+
+type pinnedObject struct{ key, etag string }
+
+// pinnedVersion is where a version is; without an id, until when it is taken for gone.
+type pinnedVersion struct {
+	id   string
+	gone time.Time
+}
+
+const (
+	// mostVersions bounds the memory, to some 10 MB; what is forgotten is listed again.
+	mostVersions = 100_000
+	// unversioned is for how long a bucket is left alone whose objects have had one version each, or an object
+	// whose version is gone, and forbidden that whose versions may not be listed: each read would cost a listing.
+	unversioned = time.Minute
+	forbidden   = 10 * time.Minute
+	// askTimeout bounds a listing of one key's versions. It is below the time that a request may take to be
+	// answered, after which it would be tried again.
+	askTimeout = 10 * time.Second
+	// versionPage is of one listing: an object rarely has more versions.
+	versionPage = 100
+)
+
+// of returns the id of the version of o to ask for; "" is the current one.
+func (v *versions) of(o objstore.Object) string {
+	if !v.found.Load() {
+		return ""
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.ids[pinnedObject{o.Key, o.ETag}].id
+}
+
+func (v *versions) remember(o objstore.Object, p pinnedVersion) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.ids == nil || len(v.ids) >= mostVersions {
+		v.ids = make(map[pinnedObject]pinnedVersion)
+	}
+	v.ids[pinnedObject{o.Key, o.ETag}] = p
+	v.found.Store(true)
+}
+
+// rest stops the listings for a while.
+func (v *versions) rest(d time.Duration) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.off = time.Now().Add(d)
+}
+
+// speak reports whether to log, which is once a minute.
+func (v *versions) speak() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	now := time.Now()
+	if now.Before(v.quietAt) {
+		return false
+	}
+	v.quietAt = now.Add(quiet)
+	return true
+}
+
+// hopeless reports whether to list the versions of o would be in vain.
+func (v *versions) hopeless(o objstore.Object) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	now := time.Now()
+	return now.Before(v.off) || now.Before(v.ids[pinnedObject{o.Key, o.ETag}].gone)
+}
+
+// orPinned takes the failure of a read of o, which asked for a version if id is not empty. Where the store
+// holds another object now, and the pinned version still, it returns an error that is worth another try
+// at once; the read will then ask for the version. Otherwise it returns err.
+func (s *Store) orPinned(ctx context.Context, o objstore.Object, id string, err error) error {
+	kind := objstore.KindOf(err)
+	if s.versions == nil {
+		return err
+	}
+	if id != "" {
+		switch kind {
+		case objstore.KindNotFound, objstore.KindChanged, objstore.KindInvalid:
+			s.versions.remember(o, pinnedVersion{gone: time.Now().Add(unversioned)}) // it was deleted for good
+			return objstore.Changed(o, "")
+		case objstore.KindDenied:
+			s.versions.remember(o, pinnedVersion{})
+			s.versions.rest(forbidden)
+			return &objstore.Error{
+				Op: "read", Key: o.Key, Kind: objstore.KindChanged, Err: err,
+				Remedy: objstore.RemedyChanged + "; to read the old version, the credentials need s3:GetObjectVersion",
+			}
+		}
+		return err
+	}
+	if kind != objstore.KindNotFound && kind != objstore.KindChanged || s.versions.hopeless(o) {
+		return err
+	}
+	asked := s.versions.asks.DoChan(o.Key+"\x00"+o.ETag, func() (any, error) {
+		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout)
+		defer cancel()
+		return s.findVersion(actx, o)
+	})
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case r := <-asked:
+		switch {
+		case r.Err != nil && objstore.KindOf(r.Err) == objstore.KindTransient:
+			return r.Err
+		case r.Err != nil || r.Val == "":
+			return err
+		}
+	}
+	return &objstore.Error{
+		Op: "read", Key: o.Key, Kind: objstore.KindTransient, AtOnce: true,
+		Err: errors.New("it was overwritten or deleted; its version of the listing is asked for"),
+	}
+}
+
+// findVersion lists the versions of o's key and remembers the one with its ETag. It returns "" where there
+// is none.
+func (s *Store) findVersion(ctx context.Context, o objstore.Object) (id string, err error) {
+	if id = s.versions.of(o); id != "" {
+		return id, nil // another read has found it meanwhile
+	}
+	opts := s.listOptions(o.Key, "", true, versionPage)
+	opts.WithVersions = true
+	g := s.keys.generation()
+	versioned := false
+	for info := range s.core.ListObjectsIter(ctx, s.bucket, opts) {
+		if info.Err != nil {
+			err = s.fail(ctx, g, "list", s.url(o.Key), info.Err)
+			if errors.Is(info.Err, io.EOF) || errors.Is(info.Err, errNotXML) || errors.Is(info.Err, errOtherXML) || strings.HasPrefix(info.Err.Error(), "unrecognized option") {
+				err = &objstore.Error{Op: "list", Key: s.url(o.Key), Kind: objstore.KindInvalid, Err: errNoVersions}
+			}
+			break
+		}
+		if info.Key != o.Key { // in key order: those that begin with it follow
+			break
+		}
+		versioned = versioned || info.VersionID != "" && info.VersionID != nullVersion
+		if !info.IsDeleteMarker && etagOf(info) == o.ETag && info.Size == o.Size && info.VersionID != "" {
+			s.versions.remember(o, pinnedVersion{id: info.VersionID})
+			if s.versions.speak() {
+				s.versions.log.Warn("objects were overwritten or deleted in the store; the versions that were listed are read on", "key", o.Key,
+					"remedy", "take the new ones by `shoal refresh`, or put the old ones back")
+			}
+			return info.VersionID, nil
+		}
+	}
+	rest := forbidden
+	if ctx.Err() != nil { // minio-go ends in silence
+		rest, err = unversioned, &objstore.Error{Op: "list", Key: s.url(o.Key), Kind: objstore.KindOther, Err: fmt.Errorf("its versions were not listed in %v", askTimeout)}
+	}
+	switch {
+	case err != nil && objstore.KindOf(err) == objstore.KindTransient:
+	case err != nil:
+		s.versions.rest(rest)
+		if s.versions.speak() {
+			s.versions.log.Info("the versions of objects that changed cannot be listed; their reads fail", "cause", err,
+				"remedy", "to read on what was listed, version the bucket and allow s3:ListBucketVersions and s3:GetObjectVersion")
+		}
+	case versioned:
+		s.versions.remember(o, pinnedVersion{gone: time.Now().Add(unversioned)})
+	default:
+		s.versions.rest(unversioned)
+	}
+	return "", err
+}
+
+// errNoVersions is for a store that does not know ?versions and lists objects, or sends nothing or a page: minio-go
+// finds no XML, or elements that are not those of versions.
+var errNoVersions = errors.New("the store does not list versions")
+
+// nullVersion is the id of what was stored while the bucket was not versioned.
+const nullVersion = "null"

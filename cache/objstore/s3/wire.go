@@ -1,0 +1,312 @@
+package s3
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http/httputil"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// wires are the connections over which an S3 store's GETs go, HTTP/1.1, one request at a time each.
+//
+// net/http serves a connection by two goroutines of its own and hands each request and each answer
+// over between three; with the header maps of both that was half of the processor time of a GET of
+// 60 KB (ADR 0019). Here the caller's goroutine writes, waits and reads, and the body goes from the
+// socket into the caller's slice. All other requests go through net/http.
+type wires struct {
+	dial    func(ctx context.Context) (net.Conn, error)
+	maxIdle int
+
+	mu     sync.Mutex
+	idle   []*wire // the last one used last, so that what is not needed grows old at the front
+	reaper *time.Timer
+	closed bool
+}
+
+const (
+	// idleTimeout is how long a connection waits for its next request. Servers' own limits are
+	// mostly longer.
+	idleTimeout = 90 * time.Second
+	// headTimeout is how long an answer may take to begin. Stores answer slowly when they are loaded,
+	// but an answer that has not begun after 20 s is better asked for again. Bodies that stall are
+	// ended by the retry policy.
+	headTimeout = 20 * time.Second
+	// headBuffer takes any usual head, and of a body that came with it what is then copied.
+	headBuffer = 4 << 10
+)
+
+// wire is one connection and the answer under way on it, whose body it is: [wire.Read] and
+// [wire.Close], which gives the connection back.
+type wire struct {
+	pool *wires
+	conn net.Conn
+	used bool      // has served a request
+	free time.Time // since when it waits
+
+	out, scratch []byte // request heads
+	in           []byte // what was read at once with the head; [from:] of it is not yet taken
+	from         int
+	head         answerHead
+	left         int64 // of the body; -1: until the connection ends
+	stop         func() bool
+}
+
+// get returns a connection, the one that was used last where fresh is false and one waits.
+func (ws *wires) get(ctx context.Context, fresh bool) (*wire, error) {
+	ws.mu.Lock()
+	if n := len(ws.idle); n > 0 && !fresh {
+		w := ws.idle[n-1]
+		ws.idle[n-1] = nil
+		ws.idle = ws.idle[:n-1]
+		ws.mu.Unlock()
+		return w, nil
+	}
+	ws.mu.Unlock()
+	conn, err := ws.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &wire{pool: ws, conn: conn, in: make([]byte, 0, headBuffer)}, nil
+}
+
+// put keeps w for the next request.
+func (ws *wires) put(w *wire) {
+	w.used, w.free = true, time.Now()
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if ws.closed || len(ws.idle) >= ws.maxIdle {
+		_ = w.conn.Close()
+		return
+	}
+	ws.idle = append(ws.idle, w)
+	if ws.reaper == nil {
+		ws.reaper = time.AfterFunc(idleTimeout, ws.reap)
+	}
+}
+
+// reap closes what has waited for too long.
+func (ws *wires) reap() {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	old := time.Now().Add(-idleTimeout)
+	n := 0
+	for n < len(ws.idle) && !ws.idle[n].free.After(old) {
+		_ = ws.idle[n].conn.Close()
+		n++
+	}
+	left := copy(ws.idle, ws.idle[n:])
+	clear(ws.idle[left:])
+	ws.idle = ws.idle[:left]
+	ws.reaper = nil
+	if left > 0 {
+		ws.reaper = time.AfterFunc(time.Until(ws.idle[0].free.Add(idleTimeout)), ws.reap)
+	}
+}
+
+// close closes the connections that wait, and each other one when its request is done.
+func (ws *wires) close() {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.closed = true
+	if ws.reaper != nil {
+		ws.reaper.Stop()
+		ws.reaper = nil
+	}
+	for _, w := range ws.idle {
+		_ = w.conn.Close()
+	}
+	ws.idle = nil
+}
+
+// do sends the request whose head build appends, and returns the connection with the answer's head
+// read. A server may close a connection that waits at any time; so a request on a used one that got
+// no byte of an answer is sent once more, on a new one. Only requests that may be repeated are sent
+// here.
+func (ws *wires) do(ctx context.Context, build func(b, scratch []byte) (head, spare []byte)) (*wire, error) {
+	for fresh := false; ; fresh = true {
+		w, err := ws.get(ctx, fresh)
+		if err != nil {
+			return nil, err
+		}
+		if err = w.exchange(ctx, build); err == nil {
+			return w, nil
+		}
+		again := w.used && len(w.in) == 0 && reset(err) && ctx.Err() == nil
+		w.left = 1 // whatever is on the connection, it is not whole
+		_ = w.Close()
+		if !again {
+			return nil, err
+		}
+	}
+}
+
+// past ends reads and writes at once when it is a connection's deadline.
+var past = time.Unix(1, 0)
+
+// exchange sends a request and reads the answer's head.
+func (w *wire) exchange(ctx context.Context, build func(b, scratch []byte) (head, spare []byte)) error {
+	w.in, w.from = w.in[:0], 0
+	if err := w.conn.SetDeadline(time.Now().Add(headTimeout)); err != nil {
+		return err
+	}
+	w.stop = context.AfterFunc(ctx, func() { _ = w.conn.SetDeadline(past) })
+	w.out, w.scratch = build(w.out[:0], w.scratch)
+	if _, err := w.conn.Write(w.out); err != nil {
+		return err
+	}
+	for {
+		if err := w.readHead(); err != nil {
+			return err
+		}
+		if w.head.status >= 200 {
+			break
+		}
+		if w.head.status == 101 { // nobody asked for another protocol
+			return errBadHead
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	// From here on only ctx ends a read. Its deadline may have been set since; then Read looks.
+	if err := w.conn.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil { // and had been overwritten
+		return err
+	}
+	w.left = w.head.length
+	if w.head.status == 204 || w.head.status == 304 {
+		w.left = 0
+	}
+	return nil
+}
+
+// readHead reads one head, also an interim one, and leaves what follows it.
+func (w *wire) readHead() error {
+	w.in = append(w.in[:0], w.in[w.from:]...) // after an interim answer
+	w.from = 0
+	for seen := 0; ; {
+		if n := headEnd(w.in, seen); n >= 0 {
+			var err error
+			w.head, err = parseHead(w.in[:n])
+			w.from = n
+			return err
+		}
+		seen = len(w.in)
+		if seen == cap(w.in) {
+			if seen >= maxHead {
+				return errBadHead
+			}
+			grown := make([]byte, seen, min(4*seen, maxHead))
+			copy(grown, w.in)
+			w.in = grown
+		}
+		n, err := w.conn.Read(w.in[seen:cap(w.in)])
+		w.in = w.in[:seen+n]
+		if err != nil && n == 0 {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+}
+
+// Read implements [io.Reader] for the body.
+func (w *wire) Read(p []byte) (int, error) {
+	if w.left == 0 {
+		return 0, io.EOF
+	}
+	if w.left > 0 && int64(len(p)) > w.left {
+		p = p[:w.left]
+	}
+	var n int
+	var err error
+	if w.from < len(w.in) {
+		n = copy(p, w.in[w.from:])
+		w.from += n
+	} else {
+		n, err = w.conn.Read(p)
+	}
+	if w.left > 0 {
+		w.left -= int64(n)
+		if errors.Is(err, io.EOF) && w.left > 0 {
+			err = io.ErrUnexpectedEOF
+		}
+	}
+	return n, err
+}
+
+// Close gives the connection back, or closes it where it is not at the end of an answer.
+func (w *wire) Close() error {
+	if w.stop == nil {
+		return nil
+	}
+	quiet := w.stop() // else its deadline has passed, or will at any moment
+	w.stop = nil
+	if quiet && w.left == 0 && w.from == len(w.in) && !w.head.close && !w.head.chunked {
+		w.pool.put(w)
+		return nil
+	}
+	return w.conn.Close()
+}
+
+// body returns the answer's body without its transfer coding. Closing it closes w.
+func (w *wire) body() io.ReadCloser {
+	if !w.head.chunked {
+		return w
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{httputil.NewChunkedReader(w), w}
+}
+
+// text returns the first most bytes of the body, of an error's answer.
+func (w *wire) text(most int64) []byte {
+	b, _ := io.ReadAll(io.LimitReader(w.body(), most)) // what came is told; what did not does not matter
+	return bytes.TrimSpace(b)
+}
+
+var netDialer = &net.Dialer{
+	Timeout:   5 * time.Second, // a live store answers a SYN in milliseconds
+	KeepAlive: 15 * time.Second,
+}
+
+// dialer returns how connections to host[:port] are made.
+func dialer(host string, secure bool, config *tls.Config) func(ctx context.Context) (net.Conn, error) {
+	if !secure {
+		addr := withPort(host, "80")
+		return func(ctx context.Context) (net.Conn, error) { return netDialer.DialContext(ctx, "tcp", addr) }
+	}
+	addr := withPort(host, "443")
+	t := &tls.Dialer{NetDialer: netDialer, Config: config}
+	return func(ctx context.Context) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		return t.DialContext(ctx, "tcp", addr)
+	}
+}
+
+// withPort adds the port that host lacks.
+func withPort(host, port string) string {
+	if _, _, err := net.SplitHostPort(host); err == nil {
+		return host
+	}
+	if len(host) > 1 && host[0] == '[' {
+		host = host[1 : len(host)-1]
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// reset says whether err means that the other side has closed the connection.
+func reset(err error) bool {
+	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}

@@ -1,0 +1,151 @@
+package s3
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// answerHead is what the head of an HTTP/1.x answer says, as far as a GET of an object needs it. Its
+// slices point into the bytes that were parsed.
+type answerHead struct {
+	status  int
+	length  int64 // Content-Length; -1: none
+	chunked bool  // Transfer-Encoding: then length is -1
+	close   bool  // the connection serves no further request
+
+	etag, contentRange, lastModified, region []byte
+}
+
+// maxHead is the most bytes of an answer's head. S3 allows 2 KB of user metadata.
+const maxHead = 64 << 10
+
+var errBadHead = errors.New("malformed HTTP answer")
+
+// headEnd returns the length of the head at the start of b, its empty line included, or -1 where b
+// does not hold all of it. The first from bytes are known to hold no end.
+func headEnd(b []byte, from int) int {
+	for i := max(0, from-3); ; {
+		n := bytes.IndexByte(b[i:], '\n')
+		if n < 0 {
+			return -1
+		}
+		i += n + 1
+		switch rest := b[i:]; {
+		case len(rest) > 0 && rest[0] == '\n':
+			return i + 1
+		case len(rest) > 1 && rest[0] == '\r' && rest[1] == '\n':
+			return i + 2
+		}
+	}
+}
+
+// parseHead parses a head that [headEnd] has found. It follows RFC 9112 where that says what a client
+// must refuse: lengths that contradict each other, folded lines, spaces before the colon. A transfer
+// coding goes over a length, and either way such a connection is not used again.
+func parseHead(b []byte) (h answerHead, err error) {
+	h.length = -1
+	line, b := cutLine(b)
+	minor, rest, ok := cutVersion(line)
+	if !ok || len(rest) < 3 || len(rest) > 3 && rest[3] != ' ' {
+		return h, fmt.Errorf("%w: it begins with %.40q", errBadHead, line)
+	}
+	for _, c := range rest[:3] {
+		if c < '0' || c > '9' {
+			return h, fmt.Errorf("%w: status %q", errBadHead, rest[:3])
+		}
+		h.status = 10*h.status + int(c-'0')
+	}
+	h.close = minor == '0'
+	for {
+		line, b = cutLine(b)
+		if len(line) == 0 {
+			break
+		}
+		name, value, ok := bytes.Cut(line, []byte{':'})
+		if !ok || len(name) == 0 || bytes.ContainsAny(name, " \t") {
+			return h, fmt.Errorf("%w: header line %.40q", errBadHead, line)
+		}
+		if err := h.set(name, bytes.Trim(value, " \t")); err != nil {
+			return h, err
+		}
+	}
+	if h.chunked && h.length >= 0 {
+		h.length, h.close = -1, true
+	}
+	return h, nil
+}
+
+// set takes one header into account.
+func (h *answerHead) set(name, value []byte) error {
+	is := func(s string) bool { return len(name) == len(s) && bytes.EqualFold(name, []byte(s)) }
+	switch len(name) { // most headers are told apart by their names' lengths
+	case len("ETag"):
+		if is("ETag") {
+			return once(&h.etag, name, value)
+		}
+	case len("Connection"):
+		if is("Connection") {
+			for token := range bytes.SplitSeq(value, []byte{','}) {
+				token = bytes.Trim(token, " \t")
+				h.close = h.close && !bytes.EqualFold(token, []byte("keep-alive")) || bytes.EqualFold(token, []byte("close"))
+			}
+		}
+	case len("Content-Range"):
+		switch {
+		case is("Content-Range"):
+			return once(&h.contentRange, name, value)
+		case is("Last-Modified"):
+			h.lastModified = value
+		}
+	case len("Content-Length"):
+		if is("Content-Length") {
+			n, err := strconv.ParseUint(string(value), 10, 63)
+			if err != nil || h.length >= 0 && h.length != int64(n) {
+				return fmt.Errorf("%w: Content-Length %.40q", errBadHead, value)
+			}
+			h.length = int64(n)
+		}
+	case len("Transfer-Encoding"):
+		if is("Transfer-Encoding") {
+			if !bytes.EqualFold(value, []byte("chunked")) || h.chunked {
+				return fmt.Errorf("%w: Transfer-Encoding %.40q", errBadHead, value)
+			}
+			h.chunked = true
+		}
+	case len("X-Amz-Bucket-Region"):
+		if is("X-Amz-Bucket-Region") {
+			h.region = value
+		}
+	}
+	return nil
+}
+
+// once sets a field that says what the body is, and that two headers must not say differently.
+func once(field *[]byte, name, value []byte) error {
+	if *field != nil && !bytes.Equal(*field, value) {
+		return fmt.Errorf("%w: %s %.40q and %.40q", errBadHead, name, *field, value)
+	}
+	*field = value
+	return nil
+}
+
+// cutLine returns the first line of b without its end, and what follows it.
+func cutLine(b []byte) (line, rest []byte) {
+	i := bytes.IndexByte(b, '\n')
+	if i < 0 {
+		return b, nil
+	}
+	return bytes.TrimSuffix(b[:i], []byte{'\r'}), b[i+1:]
+}
+
+// cutVersion cuts "HTTP/1.0 " or "HTTP/1.1 " off.
+func cutVersion(line []byte) (minor byte, rest []byte, ok bool) {
+	const version = "HTTP/1."
+	n := len(version)
+	if len(line) < n+2 || string(line[:n]) != version || line[n] != '0' && line[n] != '1' || line[n+1] != ' ' {
+		return 0, nil, false
+	}
+	return line[n], line[n+2:], true
+}

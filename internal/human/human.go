@@ -1,0 +1,56 @@
+// Package human writes figures and texts as people read them.
+package human
+
+import (
+	"fmt"
+	"strings"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
+)
+
+// Bytes writes a size: 1.5 MiB.
+func Bytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+
+// Number writes a whole number: 1,024.
+func Number(n int) string { return humanize.Comma(int64(n)) }
+
+// Count writes a number of things: 1,024 samples.
+func Count[N int | int64](n N, thing string) string {
+	return humanize.Comma(int64(n)) + " " + english.PluralWord(int(n), thing, "")
+}
+
+// Rate writes a number, with a digit behind the point where it is small.
+func Rate(x float64) string {
+	if x < 10 {
+		return fmt.Sprintf("%.1f", x)
+	}
+	return humanize.Comma(int64(x + 0.5))
+}
+
+// Percent writes a share (0 to 1). What is nearly nothing or nearly all does not look like it.
+func Percent(x float64) string {
+	if p := 100 * x; p > 0 && p < 1 || p > 99 && p < 100 {
+		return fmt.Sprintf("%.1f%%", min(p, 99.9))
+	}
+	return fmt.Sprintf("%.0f%%", 100*x)
+}
+
+// Fold breaks a text between words into lines of at most width bytes; a word that is longer stays whole.
+func Fold(text string, width int) (lines []string) {
+	line := ""
+	for _, word := range strings.Fields(text) {
+		switch {
+		case line == "":
+			line = word
+		case len(line)+1+len(word) > width:
+			lines, line = append(lines, line), word
+		default:
+			line += " " + word
+		}
+	}
+	if line != "" {
+		lines = append(lines, line)
+	}
+	return lines
+}

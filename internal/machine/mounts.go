@@ -1,0 +1,61 @@
+package machine
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Mount is a line of /proc/self/mountinfo.
+type Mount struct {
+	Device string // MAJOR:MINOR
+	Root   string // of the file system, that is mounted
+	Point  string
+	Type   string
+	Source string
+	Super  string // options of the file system
+	Shared bool   // with other namespaces
+}
+
+// Mounts reads what is mounted, in the order in which it was: of two at one place the later lies on top. root stands
+// before /proc.
+func Mounts(root string) ([]Mount, error) {
+	b, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
+	return parseMounts(string(b)), err
+}
+
+// parseMounts reads lines as proc(5) describes them:
+//
+//	36 35 98:0 /root /point rw,noatime shared:1 master:2 - ext4 /dev/root rw
+func parseMounts(text string) (list []Mount) {
+	for line := range strings.Lines(text) {
+		left, right, _ := strings.Cut(line, " - ")
+		l, r := strings.Fields(left), strings.Fields(right)
+		if len(l) < 6 || len(r) < 2 {
+			continue
+		}
+		m := Mount{Device: l[2], Root: unescape(l[3]), Point: unescape(l[4]), Type: r[0], Source: unescape(r[1]), Super: strings.Join(r[2:], " ")}
+		for _, o := range l[6:] {
+			m.Shared = m.Shared || strings.HasPrefix(o, "shared:")
+		}
+		list = append(list, m)
+	}
+	return list
+}
+
+// unescape undoes the kernel's \040 for a space, and the like.
+func unescape(text string) string {
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		if text[i] == '\\' && i+3 < len(text) {
+			if n, err := strconv.ParseUint(text[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(text[i])
+	}
+	return b.String()
+}

@@ -1,0 +1,105 @@
+package run
+
+import (
+	"context"
+	"iter"
+	"slices"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+)
+
+// A stream whose reader wants parts of its samples still follows an order of the samples' files: positions,
+// frontier and lead count samples. A file of the order stands for its unit, itself and its parts, in what is
+// planned, fetched and retained.
+
+// Part returns the part of an extension of the sample at a position of the stream's first epoch; nil if it
+// has none. It is called between Read of the position and the release of what that returned. The bytes are
+// valid, and nobody writes to them, until release.
+func (s *Stream) Part(ctx context.Context, pos int, ext string) (data []byte, release func(), err error) {
+	file, ok := s.Volume.Manifest().Part(s.first.At(pos), ext)
+	if !ok {
+		return nil, func() {}, nil
+	}
+	done := func() {}
+	if !slices.Contains(s.Parts, ext) { // otherwise it is open with its sample
+		s.runner.Opened(s.Volume, file, 0)
+		done = func() { s.runner.Done(s.Volume, file) }
+	}
+	data, free, err := s.Volume.Sample(ctx, file)
+	if err != nil {
+		done()
+		return nil, nil, err
+	}
+	if data == nil { // an empty file
+		data = []byte{}
+	}
+	return data, func() { free(); done() }, nil
+}
+
+// appendUnit appends the file and those of its parts that the stream's reader wants.
+func (s *brief) appendUnit(dst []int, file int) []int {
+	dst = append(dst, file)
+	for _, ext := range s.Parts {
+		if part, ok := s.Volume.Manifest().Part(file, ext); ok && part != file {
+			dst = append(dst, part)
+		}
+	}
+	return dst
+}
+
+// unitOf is appendUnit for what is planned: the same file is asked about several times in a row. The result is
+// valid until the next call. The runner's lock is held.
+func (s *Stream) unitOf(file int) []int {
+	if len(s.unit) == 0 || s.unit[0] != file {
+		s.unit = s.appendUnit(s.unit[:0], file)
+	}
+	return s.unit
+}
+
+// readWith yields the files of the order whose units a file may belong to.
+func (s *Stream) readWith(file int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		if !yield(file) || len(s.Parts) == 0 {
+			return
+		}
+		if _, ext, _ := catalog.Cut(s.Volume.Manifest().Name(file)); !slices.Contains(s.Parts, ext) {
+			return
+		}
+		for f := range s.Samples.Beside(file) {
+			if f != file && !yield(f) {
+				return
+			}
+		}
+	}
+}
+
+// units is a stream as prefetch.Parts.
+type units struct{ s *Stream }
+
+// Unit implements prefetch.Parts.
+func (u units) Unit(file int) []int { return u.s.unitOf(file) }
+
+// With implements prefetch.Parts.
+func (u units) With(file int) iter.Seq[int] { return u.s.readWith(file) }
+
+// meanOf returns about how many bytes the stream reads at a position.
+func (s *brief) meanOf() int64 {
+	m := s.Volume.Manifest()
+	if len(s.Parts) == 0 {
+		return max(m.Bytes()/int64(max(m.Len(), 1)), 1)
+	}
+	// The files' mean says little where most are small parts.
+	const probes = 1000
+	n := s.first.Len()
+	step := max(n/probes, 1)
+	var bytes, count int64
+	var unit []int
+	for pos := 0; pos < n; pos += step {
+		unit = s.appendUnit(unit[:0], s.first.At(pos))
+		for _, f := range unit {
+			bytes += m.Size(f)
+		}
+		count++
+	}
+	return max(bytes/max(count, 1), 1)
+}

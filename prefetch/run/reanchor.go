@@ -1,0 +1,236 @@
+package run
+
+import (
+	"fmt"
+	"time"
+
+	humanize "github.com/dustin/go-humanize"
+
+	"github.com/shoalfs/shoal/prefetch"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// Events counts what a stream took the opens of files for; see prefetch.Event.
+type Events struct {
+	Consumed   int `json:"consumed"`
+	Repeats    int `json:"repeats"`
+	Ahead      int `json:"ahead"` // too far ahead to count
+	Jumps      int `json:"jumps"`
+	NextEpochs int `json:"next_epochs"`
+	Restarts   int `json:"restarts"`
+	PrevEpochs int `json:"previous_epochs"`
+	Found      int `json:"found"` // in an epoch that was not expected
+}
+
+// Reanchored is the latest change of the reader's place, and why it was taken for one.
+type Reanchored struct {
+	Time     time.Time `json:"time"`
+	Event    string    `json:"event"` // jump, next epoch, restart, previous epoch, found
+	Epoch    int       `json:"epoch"`
+	From     int       `json:"from"`     // position up to which the reader had come
+	Position int       `json:"position"` // where it goes on
+	Unread   int       `json:"unread"`   // positions left out
+	Text     string    `json:"text"`
+}
+
+// reanchored takes note of a move of the tracker. The runner's lock is held.
+func (s *Stream) reanchored(event prefetch.Event) {
+	m := s.tracker.LastMove()
+	s.anchor = &Reanchored{
+		Time: time.Now().UTC(), Event: event.String(), Epoch: s.tracker.Epoch(), From: m.From, Position: m.To, Unread: m.Unread,
+		Text: moveText(m, s.tracker.Epoch()),
+	}
+}
+
+// moveText says what a move to the epoch was, as .shoal/order and the stats tell it.
+func moveText(m prefetch.Move, epoch int) string {
+	count := func(n int) string { return humanize.Comma(int64(n)) }
+	early := ""
+	if m.Unread > 0 {
+		early = fmt.Sprintf("; the reader left %s samples of the pass before unread", count(m.Unread))
+	}
+	switch m.Event {
+	case prefetch.Jump:
+		if m.Unread > 0 {
+			return fmt.Sprintf("jumped to position %s: the reader skipped %s samples", count(m.To), count(m.Unread))
+		}
+		return fmt.Sprintf("went back to position %s from %s: the reader repeats what it had read", count(m.To), count(m.From))
+	case prefetch.NextEpoch:
+		return fmt.Sprintf("went on to epoch %d%s", epoch, early)
+	case prefetch.Restart:
+		return fmt.Sprintf("began epoch %d again%s", epoch, early)
+	case prefetch.PrevEpoch:
+		return fmt.Sprintf("went back to epoch %d%s", epoch, early)
+	case prefetch.Found:
+		return fmt.Sprintf("found the reader in epoch %d, position %s, by what it opens", epoch, count(m.To))
+	}
+	return m.Event.String()
+}
+
+// events counts the tracker's events. The runner's lock is held.
+func (s *Stream) events() Events {
+	n := s.tracker.Count
+	return Events{
+		Consumed: n(prefetch.Consumed), Repeats: n(prefetch.Repeat), Ahead: n(prefetch.Ahead), Jumps: n(prefetch.Jump),
+		NextEpochs: n(prefetch.NextEpoch), Restarts: n(prefetch.Restart), PrevEpochs: n(prefetch.PrevEpoch), Found: n(prefetch.Found),
+	}
+}
+
+// Bounds of the search for the epoch of a reader that is not where it was expected: it costs a
+// permutation and its index for each epoch, some 50 ns a position.
+const (
+	searchEpochs    = 400
+	searchPositions = 200_000_000
+)
+
+// isLost reports whether the reader's epoch is to be searched. Of a mount's only: a feed tells its
+// own, and all epochs of a plan are one. The runner's lock is held.
+func (s *Stream) isLost() bool {
+	return s.Search && !s.searched && s.tracker.Lost()
+}
+
+// searchEpoch looks for the reader in other epochs than the one that was expected, if it was not
+// seen there: a run that resumes in epoch 7 on a fresh mount. It is called by the stream's goroutine,
+// once, and computes orders outside the lock that every open of a file takes.
+func (s *Stream) searchEpoch(closing <-chan struct{}) {
+	s.runner.mu.Lock()
+	lost, expected := s.isLost(), s.tracker.Epoch()
+	s.runner.mu.Unlock()
+	if !lost {
+		return
+	}
+	for i := range min(searchEpochs, searchPositions/max(s.first.Len(), 1)) {
+		select {
+		case <-closing:
+			return
+		default:
+		}
+		epoch := i
+		if expected > 0 && i <= 2*expected { // nearest first: a start epoch that was given is a good guess
+			if epoch = expected + (i+1)/2; i%2 == 0 {
+				epoch = expected - i/2
+			}
+		}
+		o := s.Epochs(epoch)
+		if o == nil {
+			continue
+		}
+		located := order.Index(o)
+		s.runner.mu.Lock()
+		if !s.tracker.Lost() {
+			s.runner.mu.Unlock()
+			return // it was found where it was expected
+		}
+		if s.tracker.Adopt(located, epoch) {
+			s.moveTo(prefetch.Found)
+			s.runner.mu.Unlock()
+			return
+		}
+		s.runner.mu.Unlock()
+	}
+	s.runner.mu.Lock()
+	s.searched = true
+	s.runner.mu.Unlock()
+}
+
+// moveTo plans anew after a move of the tracker. The runner's lock is held.
+func (s *Stream) moveTo(event prefetch.Event) {
+	s.plan()
+	s.reanchored(event)
+	s.through.Store(s.through.Load() || event == prefetch.NextEpoch || event == prefetch.Restart)
+	s.poke()
+}
+
+// plan begins to plan what the tracker now says. The runner's lock is held.
+func (s *Stream) plan() {
+	s.runner.x.Moved(s.walk, s.route(s.tracker.Order()), coming(s.tracker.Upcoming()))
+	s.runner.poke()
+}
+
+// Followed returns how many opens were by the stream's order, those that were read before included.
+func (s *Stream) Followed() (opens int) {
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	for ev := prefetch.Consumed; ev <= prefetch.Found; ev++ {
+		opens += s.tracker.Count(ev)
+	}
+	return opens
+}
+
+// OfPlan reports whether the stream carries a written plan out.
+func (s *Stream) OfPlan() bool { return s.told != nil }
+
+// Retell gives the stream a plan that was written after its own. One that goes on where its own ends
+// extends it. Any other waits for its reader to begin it, while the one before is being read: that is
+// followed to its end, or until the opens show that the reader has ended it early. Nobody knows which,
+// so the new plan's head is staged at once, and of what is staged of the old one the nearer half stays
+// at least. It reports whether the plan waits. Calls must not overlap.
+func (s *Stream) Retell(plan order.Locator) (waits bool) {
+	old := *s.told.Load()
+	extends := extendsPlan(old, plan)
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	defer s.poke()
+	s.told.Store(&plan)
+	s.known = s.tracker.Epoch() - 1 // the order after the current one is another now
+	switch t := s.tracker; {
+	case extends && t.Order() == old:
+		s.extendTo(plan)
+		return false
+	case t.Consumed() == 0 || t.Frontier() == t.Order().Len():
+		began := t.Consumed() > 0
+		s.retold = s.retold || began
+		t.Begin(plan)
+		s.known = t.Epoch() - 1
+		s.plan()
+		if began {
+			s.reanchored(prefetch.NextEpoch)
+		}
+		return false
+	}
+	s.retold = true
+	s.tracker.SetNext(plan)
+	s.tracker.ExpectNext()
+	s.known = s.tracker.Epoch()
+	s.runner.x.Waits(s.walk, coming(plan))
+	s.runner.poke()
+	return true
+}
+
+// Extend goes on with the order that more returns, which begins with all of the current one; nil if it does not go on yet.
+// more is told where the reader is, and must not take long.
+func (s *Stream) Extend(more func(at prefetch.Position) order.Locator) {
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	if longer := more(s.tracker.Position()); longer != nil {
+		s.extendTo(longer)
+	}
+}
+
+// extendTo goes on with an order that begins with all of the current one. The runner's lock is held.
+func (s *Stream) extendTo(longer order.Locator) {
+	s.tracker.Extend(longer)
+	s.runner.x.Extended(s.walk, s.route(longer))
+	s.runner.poke()
+}
+
+// extendsPlan reports whether a plan begins with all of another and goes on. The same plan once more is
+// that of another epoch.
+func extendsPlan(old, plan order.Order) bool {
+	if plan.Len() <= old.Len() {
+		return false
+	}
+	for pos := range old.Len() {
+		if old.At(pos) != plan.At(pos) {
+			return false
+		}
+	}
+	return true
+}
+
+// Behind reports whether the reader has not begun the latest plan yet.
+func (s *Stream) Behind() bool {
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	return s.told != nil && s.tracker.Order() != *s.told.Load()
+}

@@ -1,0 +1,87 @@
+package run
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/prefetch"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+func TestMoveText(t *testing.T) {
+	for _, c := range []struct {
+		move prefetch.Move
+		want string
+	}{
+		{prefetch.Move{Event: prefetch.Jump, From: 40_200, To: 40_123, Unread: 1000}, "jumped to position 40,123: the reader skipped 1,000 samples"},
+		{prefetch.Move{Event: prefetch.Jump, From: 900, To: 100}, "went back to position 100 from 900: the reader repeats what it had read"},
+		{prefetch.Move{Event: prefetch.NextEpoch}, "went on to epoch 7"},
+		{prefetch.Move{Event: prefetch.NextEpoch, Unread: 3}, "went on to epoch 7; the reader left 3 samples of the pass before unread"},
+		{prefetch.Move{Event: prefetch.Restart}, "began epoch 7 again"},
+		{prefetch.Move{Event: prefetch.PrevEpoch, Unread: 1}, "went back to epoch 7; the reader left 1 samples of the pass before unread"},
+		{prefetch.Move{Event: prefetch.Found, To: 12}, "found the reader in epoch 7, position 12, by what it opens"},
+	} {
+		if got := moveText(c.move, 7); got != c.want {
+			t.Errorf("%+v: %s", c.move, got)
+		}
+	}
+}
+
+// A reader that has nothing to do with the order is not found in any epoch, at bounded cost.
+func TestSearchEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const files = 240
+		mem := objstoretest.NewMem()
+		for i := range files {
+			mem.PutBytes(fmt.Sprintf("c/%04d.jpg", i), []byte{byte(i)})
+		}
+		m, err := catalog.Build(mem.List(t.Context(), ""), catalog.BuildOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := cache.New(cache.Options{Memory: 32 << 20})
+		v := c.NewVolume(cache.VolumeOptions{Manifest: m, Store: mem})
+		r := New(c)
+		s, err := r.Begin(Options{
+			Name: "mount", Volume: v, Gate: &prefetch.Gate{}, Places: func() int { return 4 }, Keep: nothing{}, Search: true,
+			Epochs: func(epoch int) order.Order { return order.Uniform(files, 3, epoch) },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rng := rand.New(rand.NewPCG(8, 8))
+		for range 150 {
+			file := rng.IntN(files)
+			r.Opened(v, file, 1, s)
+			r.Done(v, file)
+		}
+		synctest.Wait()
+		if !s.searched {
+			t.Error("the search goes on")
+		}
+		if p := s.Progress(); p.Events.Found != 0 || p.Epoch != 0 {
+			t.Errorf("%+v", p)
+		}
+		s.Close()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// nothing keeps nothing.
+type nothing struct{}
+
+func (nothing) Opened(int)         {}
+func (nothing) Choose(order.Order) {}
+
+func TestStripIsBounded(t *testing.T) {
+	if s := newStrip("", 1<<40, 1000); s.Cells != 1000 || s.Exact {
+		t.Errorf("%+v", s)
+	}
+}

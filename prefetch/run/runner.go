@@ -1,0 +1,367 @@
+// Package run carries orders out: what prefetch.Executor decides becomes requests to the store and moves in the cache's
+// memory. It guards that nothing comes between a decision and the deed.
+//
+//	Runner   one a cache: it has the executor, and the goroutine that walks
+//	Stream   one an order in progress: it follows its reader, and computes what comes in which epoch
+package run
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/prefetch"
+)
+
+// Runner drives the executor for all streams of a cache: files that are opened and closed go in, requests and moves
+// come out.
+//
+// Its lock guards the executor, and the tracker and all that goes with it of every stream. Whoever brings an event takes
+// it, for less than a microsecond; one goroutine walks, and whoever brings what has landed, a bounded stretch at a time.
+// Actions are carried out with the lock held, so that nothing comes between a decision and the deed. The cache is asked and
+// told with the lock held, too; so what it tells by itself, from within such a call, is only noted, and looked at before
+// the next action.
+type Runner struct {
+	cache *cache.Cache
+	wake  chan struct{}
+
+	mu      sync.Mutex
+	x       prefetch.Executor
+	streams []*Stream
+	told    int64 // of freed
+
+	freed  atomic.Int64 // how often memory came free
+	hungry atomic.Bool  // somebody waits for that
+	lostMu sync.Mutex
+	lost   []volumeFile
+}
+
+// volumeFile is a file that was staged and had to go.
+type volumeFile struct {
+	v    *cache.Volume
+	file int
+}
+
+// New returns a runner over a cache. Run has it work.
+func New(c *cache.Cache) *Runner {
+	r := &Runner{cache: c, wake: make(chan struct{}, 1)}
+	c.OnFreed(func() {
+		r.freed.Add(1)
+		if r.hungry.Load() {
+			r.poke()
+		}
+	})
+	c.OnLost(func(v *cache.Volume, file int) {
+		r.lostMu.Lock()
+		r.lost = append(r.lost, volumeFile{v, file})
+		r.lostMu.Unlock()
+		r.freed.Add(1) // so that whoever has lost it tries again
+		r.poke()
+	})
+	return r
+}
+
+func (r *Runner) poke() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run walks until ctx ends.
+func (r *Runner) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		if r.turn() {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-r.wake:
+		}
+	}
+}
+
+// turn does what is to be done next, a bounded stretch of it. It reports whether there may be more.
+func (r *Runner) turn() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.work()
+}
+
+// work is turn with r.mu held.
+func (r *Runner) work() (more bool) {
+	for {
+		r.hear()
+		a := r.x.Next()
+		switch a.Do {
+		case prefetch.Again:
+			return true
+		case prefetch.Idle:
+			hungry := r.x.Hungry()
+			r.hungry.Store(hungry)
+			return hungry && r.freed.Load() != r.told // before anybody knew that it matters
+		}
+		r.do(a)
+	}
+}
+
+// hear takes note of what the cache has told. r.mu is held.
+func (r *Runner) hear() {
+	freed := r.freed.Load()
+	if freed == r.told {
+		return
+	}
+	r.told = freed
+	r.lostMu.Lock()
+	lost := r.lost
+	r.lost = nil
+	r.lostMu.Unlock()
+	for _, l := range lost {
+		r.x.Lost(l.v, l.file)
+	}
+	r.x.Freed()
+}
+
+// do carries an action out. r.mu is held.
+func (r *Runner) do(a prefetch.Action) {
+	switch a.Do {
+	case prefetch.Fetch:
+		r.fetch(a)
+	case prefetch.Hand:
+		a.Data.(*cache.Volume).Hand(streamOf(a.Walk).account, a.File)
+	case prefetch.Spend:
+		a.Data.(*cache.Volume).Spend(a.File)
+	case prefetch.Sweep:
+		r.sweep(a.Data.(*cache.Volume))
+	case prefetch.TakeBack:
+		r.cache.TakeBack(streamOf(a.Walk).account, a.Bytes, a.Over, owners{r, a})
+	}
+}
+
+// owners implements cache.Owners for a TakeBack. The runner's lock is held.
+type owners struct {
+	*Runner
+	a prefetch.Action
+}
+
+// Needed implements cache.Owners.
+func (o owners) Needed(from *cache.Account, v *cache.Volume, file int) int {
+	for _, s := range o.streams {
+		if s.account != from || s.Volume != v {
+			continue
+		}
+		if s.walk == o.a.Walk && file == o.a.File {
+			return -1
+		}
+		return s.walk.Needed(file)
+	}
+	return 0
+}
+
+// Heir implements cache.Owners.
+func (o owners) Heir(v *cache.Volume, file int) *cache.Account {
+	if w := o.x.Wanting(v, file); w != nil {
+		return streamOf(w).account
+	}
+	return nil
+}
+
+// sweep has what is staged looked at, in turns to come. r.mu is held.
+func (r *Runner) sweep(v *cache.Volume) {
+	for file := range v.Unspent() {
+		r.x.Unwanted(v, file)
+	}
+}
+
+// settle decides who has next what readers are done with. r.mu is held.
+func (r *Runner) settle() {
+	for a, ok := r.x.Settle(); ok; a, ok = r.x.Settle() {
+		r.do(a)
+	}
+}
+
+// event brings an event, and does at once what is due about files that readers are done with.
+func (r *Runner) event(bring func(x *prefetch.Executor)) {
+	r.mu.Lock()
+	bring(&r.x)
+	r.settle()
+	ready := r.x.Ready()
+	r.mu.Unlock()
+	if ready {
+		r.poke()
+	}
+}
+
+// Opened says that a process (0: one that is not known) is about to read a file, and that the streams are to follow
+// that. Done is called in the end.
+func (r *Runner) Opened(v *cache.Volume, file int, process uint32, streams ...*Stream) {
+	r.event(func(x *prefetch.Executor) {
+		x.Open(v, file)
+		for _, s := range streams {
+			s.heard(process, file)
+		}
+	})
+}
+
+// Done says that a reader is done with a file.
+func (r *Runner) Done(v *cache.Volume, file int) {
+	r.event(func(x *prefetch.Executor) { x.Close(v, file) })
+}
+
+// request is one request to the store, for one file or several.
+type request struct {
+	s    *Stream
+	left int // files that have not landed; guarded by the runner's lock
+}
+
+// landed takes note of a file that arrived or failed.
+func (q *request) landed(file int, err error) {
+	s, r := q.s, q.s.runner
+	r.mu.Lock()
+	q.left--
+	if q.left == 0 {
+		s.flying--
+	}
+	if err != nil {
+		s.failed++
+	}
+	r.x.Landed(s.walk, file, q.left == 0)
+	more := r.work() // to start the next request costs less than to wake somebody for it
+	r.mu.Unlock()
+	if more {
+		r.poke()
+	}
+}
+
+// fetch starts a request. r.mu is held, so that what it brings is looked at when it is accounted for.
+func (r *Runner) fetch(a prefetch.Action) {
+	s := streamOf(a.Walk)
+	q, due := &request{s, 1}, s.due(a.Pos)
+	var out cache.Outcome
+	bytes := a.Bytes
+	if a.Files == nil {
+		out = s.Volume.Prefetch(s.account, a.File, a.Extent, due, q.landed)
+	} else {
+		bytes = 0
+		q.left, out = s.Volume.PrefetchGroup(s.account, a.Files, due, q.landed)
+		for _, f := range a.Files {
+			bytes += s.Volume.Manifest().Size(f)
+		}
+	}
+	switch out {
+	case cache.Started:
+		s.flying++
+		r.x.Done(a, prefetch.Started, bytes)
+	case cache.Present:
+		r.x.Done(a, prefetch.Present, 0)
+	default:
+		r.x.Done(a, prefetch.Refused, 0)
+	}
+}
+
+// add has a stream carried out from position start on.
+func (r *Runner) add(s *Stream, start int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.streams = append(r.streams, s)
+	o := prefetch.WalkOptions{
+		Data: s.Volume, Source: source{s}, Gate: s.Gate, Connections: s.Places, Weight: float64(s.Weight), Horizon: s.horizon,
+	}
+	if s.Layout != nil {
+		o.Layout = Packed(s.Layout, s.Volume)
+	}
+	if len(s.Parts) > 0 {
+		o.Parts = units{s}
+	}
+	s.walk = r.x.Begin(o, s.route(s.tracker.Order()), start)
+	r.poke()
+}
+
+// claim has a stream that has begun walk until it stops: what it can use of what is staged is claimed then.
+func (r *Runner) claim(s *Stream) {
+	for walking := true; walking; {
+		r.turn()
+		r.mu.Lock()
+		walking = s.walk.State() == prefetch.Walking
+		r.mu.Unlock()
+	}
+}
+
+// remove ends a stream, and returns when what was staged for it alone may be recycled: its volume may be closed then.
+func (r *Runner) remove(s *Stream) {
+	r.mu.Lock()
+	r.streams = slices.DeleteFunc(r.streams, func(t *Stream) bool { return t == s })
+	r.x.End(s.walk)
+	r.cache.CloseAccount(s.account)
+	r.sweep(s.Volume)
+	for r.x.Sweeping() {
+		r.work()
+		r.mu.Unlock() // others want it
+		r.mu.Lock()
+	}
+	r.mu.Unlock()
+	r.poke()
+}
+
+// share returns the part of the memory for prefetching that is due to s when all others want theirs that have something
+// left to fetch. r.mu is held.
+func (r *Runner) share(s *Stream) float64 {
+	all := s.Weight
+	for _, t := range r.streams {
+		if t != s && t.walk.State() != prefetch.Ended { // which wants no more
+			all += t.Weight
+		}
+	}
+	return float64(s.Weight) / float64(all)
+}
+
+// source is a stream as prefetch.Source.
+type source struct{ s *Stream }
+
+func streamOf(w *prefetch.Walk) *Stream { return w.Source.(source).s }
+
+// Extents implements prefetch.Source.
+func (o source) Extents(file int) int { return o.s.Volume.Extents(file) }
+
+// ExtentBytes implements prefetch.Source.
+func (o source) ExtentBytes(file, extent int) int64 { return o.s.Volume.ExtentBytes(file, extent) }
+
+// Claim implements prefetch.Source.
+func (o source) Claim(file, extent int) bool { return o.s.Volume.Claim(o.s.account, file, extent) }
+
+// Room implements prefetch.Source.
+func (o source) Room() int64 { return o.s.runner.cache.PrefetchRoom() }
+
+// Load implements prefetch.Source.
+func (o source) Load() float64 { return o.s.account.Load() }
+
+// Share implements prefetch.Source.
+func (o source) Share() int {
+	room := o.s.runner.share(o.s) * float64(o.s.runner.cache.Ledger().Limit()*7/8)
+	return int(room / float64(o.s.mean+1))
+}
+
+// Bulk implements prefetch.Source: for a windowed order, which needs all of a shard soon, and for a dataset that is
+// fetched in moments, where the disk has room for all that is missing. Neighbours cost bytes before their time.
+func (o source) Bulk() bool {
+	c, v := o.s.runner.cache, o.s.Volume
+	if o.s.Layout == nil {
+		return false
+	}
+	m := v.Manifest()
+	kept, extents := v.Kept()
+	missing := m.Bytes() / int64(max(extents, 1)) * int64(extents-kept)
+	return v.DiskRoom() > missing && (o.s.Grouped() || m.Bytes() <= 2*c.Ledger().Limit())
+}
+
+// due returns when the reader will ask for a position, zero if that is not known. r.mu is held.
+func (s *Stream) due(pos int) time.Time {
+	in, ok := prefetch.Pace{Head: s.tracker.Head(), Rate: s.pace.rate}.Due(pos)
+	if !ok {
+		return time.Time{}
+	}
+	return time.Now().Add(time.Duration(in * float64(time.Second)))
+}

@@ -1,0 +1,342 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/prefetch"
+	"github.com/shoalfs/shoal/prefetch/order"
+)
+
+// Options say what a stream carries out. They do not change.
+type Options struct {
+	Name    string
+	Volume  *cache.Volume
+	Layout  *catalog.Layout  // of a packed dataset; nil where each file is an object
+	Samples *catalog.Samples // what the parts are parts of
+	Gate    *prefetch.Gate   // of the store
+	Places  func() int       // requests that may be in flight to the store, readers' ones too
+	Grouped func() bool      // the mount's order needs all of a shard soon
+	Keep    Keep
+	Choose  bool // what the first epoch reads is to be kept
+	Search  bool // the reader may be in another epoch than is expected, and is looked for
+	Weight  int  // against other streams; 0 is 1
+
+	Epochs func(epoch int) order.Order // over file numbers; nil when the epoch is not known
+	First  int                         // epoch to begin with
+	Start  int                         // position to begin with
+	Opened []Opening                   // by readers of the mount, the stream's and others; they show where its reader is
+	Parts  []string                    // extensions of the parts that are read with each file; see parts.go
+}
+
+// Opening is a file that was opened, and by which process; 0 is one that is not known.
+type Opening struct {
+	Process uint32
+	File    int
+}
+
+// Keep is told what is read, so that the cache keeps what is read again.
+type Keep interface {
+	Opened(file int)
+	Choose(o order.Order) // o begins, or nil: an epoch has ended. It may take long
+}
+
+// Stream carries one order out: it follows its reader, knows or computes what comes in which epoch, and has what the
+// reader needs fetched; see prefetch.Executor for the rules.
+//
+// A stream has one goroutine, ended and waited for by Close. It computes orders.
+type Stream struct {
+	brief
+	runner  *Runner
+	account *cache.Account
+	told    *atomic.Pointer[order.Locator] // the latest plan; nil for an order that is not a plan
+
+	// Guarded by the runner's lock.
+	tracker  *prefetch.Tracker
+	walk     *prefetch.Walk
+	readers  prefetch.Followers
+	known    int // the epoch whose successor was given to the tracker
+	flying   int // requests
+	failed   int64
+	unit     []int       // the file of the order that was last planned, and its parts
+	searched bool        // in other epochs, for a reader that was not where it was expected
+	anchor   *Reanchored // the latest move; nil before any
+	retold   bool        // plans followed upon plans
+	pace     paceMeter
+
+	through atomic.Bool // the reader has come through an epoch
+
+	wake   chan struct{}
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// brief is what a stream was begun for. It does not change.
+type brief struct {
+	Options
+	first   order.Order      // of the epoch to begin with
+	mean    int64            // bytes at a position, about
+	horizon prefetch.Horizon // of requests for several files
+}
+
+// Begin starts to prefetch an order.
+func (r *Runner) Begin(o Options) (*Stream, error) { return r.begin(o, nil) }
+
+// BeginPlan starts to prefetch a written plan, in place of o.Epochs. A reader that starts over repeats it until another
+// is written. What the stream can use of what is staged is its own when this returns.
+func (r *Runner) BeginPlan(o Options, plan order.Locator) (*Stream, error) {
+	told := new(atomic.Pointer[order.Locator])
+	told.Store(&plan)
+	o.Epochs = func(int) order.Order { return *told.Load() }
+	s, err := r.begin(o, told)
+	if err == nil {
+		r.claim(s) // before the stream that it replaces is closed
+	}
+	return s, err
+}
+
+func (r *Runner) begin(o Options, told *atomic.Pointer[order.Locator]) (*Stream, error) {
+	first := o.Epochs(o.First)
+	if first == nil {
+		return nil, errors.New("run: the stream's first epoch is not known")
+	}
+	o.Weight = max(o.Weight, 1)
+	b := brief{Options: o, first: first}
+	if b.mean = b.meanOf(); o.Layout != nil {
+		b.horizon = prefetch.NewHorizon(r.cache.Ledger().Limit()*7/8, b.mean)
+	}
+	s := &Stream{
+		brief: b, runner: r, account: r.cache.NewAccount(float64(o.Weight)), told: told, known: o.First - 1,
+		tracker: prefetch.NewTracker(first, prefetch.TrackerOptions{Epoch: o.First}),
+		wake:    make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	at := order.Index(s.tracker.Order())
+	for _, by := range o.Opened { // first who follows the order, and then how far
+		s.readers.Open(by.Process, by.File, at, nil)
+	}
+	for _, by := range o.Opened {
+		if s.readers.Follows(by.Process) {
+			s.tracker.Open(by.File)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	r.add(s, o.Start)
+	go s.run(ctx)
+	return s, nil
+}
+
+// route is an order that the stream's reader reads now.
+func (s *Stream) route(o order.Order) prefetch.Route {
+	return prefetch.Route{Order: order.Index(o), Reader: s.tracker}
+}
+
+// coming is an order that nobody reads yet; none if it is nil.
+func coming(o order.Order) prefetch.Route {
+	if o == nil {
+		return prefetch.Route{}
+	}
+	return prefetch.Route{Order: order.Index(o)}
+}
+
+// Close stops prefetching for this order and waits for the stream's goroutine. What is staged for it
+// alone may be recycled then.
+func (s *Stream) Close() {
+	s.cancel()
+	<-s.done
+	s.runner.remove(s)
+}
+
+// Epoch returns the epoch that the reader is in.
+func (s *Stream) Epoch() int {
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	return s.tracker.Epoch()
+}
+
+func (s *Stream) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Stream) run(ctx context.Context) {
+	defer close(s.done)
+	if s.Choose {
+		s.Keep.Choose(s.first)
+	}
+	for {
+		if s.through.Swap(false) {
+			s.Keep.Choose(nil)
+		}
+		s.prepareNext()
+		s.searchEpoch(ctx.Done())
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+		}
+	}
+}
+
+// prepareNext computes and indexes the next epoch's order, which for torch is a whole permutation,
+// outside the lock that every open of a file takes.
+func (s *Stream) prepareNext() {
+	r := s.runner
+	r.mu.Lock()
+	epoch := s.tracker.Epoch()
+	known := s.known == epoch
+	r.mu.Unlock()
+	if known {
+		return
+	}
+	var next order.Locator
+	if o := s.Epochs(epoch + 1); o != nil {
+		next = order.Index(o)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.tracker.Epoch() != epoch {
+		s.poke() // the reader moved on meanwhile
+		return
+	}
+	s.known = epoch
+	switch {
+	case next != nil && s.OfPlan() && next == s.tracker.Order():
+		if !s.retold {
+			r.x.Known(s.walk, coming(next)) // whose reader may repeat it; others write a plan for each epoch
+		}
+	case next != nil:
+		s.tracker.SetNext(next)
+		r.x.Known(s.walk, coming(s.tracker.Upcoming()))
+	}
+	r.poke()
+}
+
+// Packed returns where the files of a packed dataset lie together.
+func Packed(l *catalog.Layout, v *cache.Volume) prefetch.Places { return packed{l, v} }
+
+type packed struct {
+	*catalog.Layout
+	v *cache.Volume
+}
+
+// Extent implements prefetch.Places.
+func (p packed) Extent(rank int) (object int, off, end int64) {
+	file := p.At(rank)
+	object, off = p.Where(file)
+	return object, off, off + p.v.Manifest().Size(file)
+}
+
+// Heard tells the stream of an open that came before Runner.Opened knew of it.
+func (s *Stream) Heard(o Opening) {
+	s.runner.event(func(*prefetch.Executor) { s.heard(o.Process, o.File) })
+}
+
+// heard follows an open by a process that may be of its reader. The runner's lock is held.
+func (s *Stream) heard(process uint32, file int) {
+	cur, next := s.walk.Orders()
+	counts := s.readers.Open(process, file, cur, next)
+	if s.readers.Strangers() {
+		s.runner.x.Beside(s.walk)
+	}
+	for _, file := range counts {
+		s.follow(file)
+	}
+}
+
+// follow takes note of a file that the reader has opened. The runner's lock is held.
+func (s *Stream) follow(file int) {
+	ev, _ := s.tracker.Open(file)
+	s.pace.note(time.Now, s.tracker.Consumed())
+	if ev.Moved() {
+		s.moveTo(ev)
+		return
+	}
+	s.runner.x.Opened(s.walk)
+	if s.isLost() {
+		s.poke()
+	}
+}
+
+// Read returns the whole file at position pos of the stream's first epoch and moves its position
+// there. The bytes are valid, and nobody writes to them, until release.
+func (s *Stream) Read(ctx context.Context, pos int) (data []byte, release func(), err error) {
+	file := s.first.At(pos)
+	unit := s.appendUnit(make([]int, 0, 1+len(s.Parts)), file)
+	s.runner.event(func(x *prefetch.Executor) {
+		for _, f := range unit { // before the position counts as read, so that no part is given up that is on its way
+			x.Open(s.Volume, f)
+			s.Keep.Opened(f)
+		}
+		s.follow(file)
+	})
+	done := func() {
+		s.runner.event(func(x *prefetch.Executor) {
+			for _, f := range unit {
+				x.Close(s.Volume, f)
+			}
+		})
+	}
+	data, free, err := s.Volume.Sample(ctx, file)
+	if err != nil {
+		done()
+		return nil, nil, err
+	}
+	return data, func() { free(); done() }, nil
+}
+
+// Progress tells where a stream stands.
+type Progress struct {
+	Name     string `json:"name"`
+	Epoch    int    `json:"epoch"`
+	Pass     int    `json:"pass"`     // times that the epoch was begun again
+	Position int    `json:"position"` // highest position read + 1
+	Consumed int    `json:"consumed"` // positions read
+	Len      int    `json:"len"`      // positions in the epoch
+	Planned  int    `json:"planned"`  // position up to which requests are out
+	Lead     int    `json:"lead_samples"`
+	InFlight int    `json:"in_flight"`
+	Failed   int64  `json:"failed_prefetches"`
+	Skipped  int    `json:"skipped"` // positions given up as not read
+	Strays   int    `json:"strays"`  // opened files that are not in the order
+
+	Stale      bool        `json:"stale,omitempty"` // of a plan: nobody has read by it for long
+	Events     Events      `json:"events"`
+	Reanchored *Reanchored `json:"reanchored,omitempty"` // nil before the reader has moved
+
+	Weight  int     `json:"weight"`
+	Share   float64 `json:"share"`                // of places and memory for prefetching, when all want theirs; 0 to 1
+	Held    int64   `json:"held_bytes"`           // of memory, staged or on their way, that count as this stream's
+	Fetched int64   `json:"prefetch_bytes"`       // that were asked for on its behalf
+	Pace    float64 `json:"pace_samples_per_sec"` // of the reader; 0 until it is known
+
+	LeadSeconds float64 `json:"lead_seconds"` // lead_samples at that pace; 0 until it is known
+}
+
+// maxLead bounds the work of computing a lead.
+const maxLead = 100_000
+
+// Progress returns a snapshot. Lead is the number of samples ahead of the reader that can be read
+// without waiting.
+func (s *Stream) Progress() Progress {
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	at := s.tracker.Position()
+	p := Progress{
+		Name: s.Name, Epoch: at.Epoch, Pass: at.Pass, Position: s.tracker.Head(), Consumed: s.tracker.Consumed(), Len: s.tracker.Order().Len(),
+		Planned: s.walk.Planned(), InFlight: s.flying, Failed: s.failed, Skipped: s.tracker.Skipped(), Strays: s.tracker.Count(prefetch.Stray),
+		Events: s.events(), Reanchored: s.anchor,
+		Lead:   s.walk.Lead(maxLead, s.Volume.Staged),
+		Weight: s.Weight, Share: s.runner.share(s), Held: s.account.Held(), Fetched: s.walk.Served(), Pace: s.pace.rate,
+	}
+	if p.Pace > 0 {
+		p.LeadSeconds = float64(p.Lead) / p.Pace
+	}
+	return p
+}
