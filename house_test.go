@@ -63,7 +63,7 @@ var mayImport = map[string][]string{
 	"python":                      {},
 	"lab/rig":                     {"lab/rig", "gpuingest/jpeg", "internal/progress"},
 	"lab/rig/testbed":             {"lab/rig", "lab/accelerator"},
-	"lab/bench":                   {"lab/rig", "gpuingest", "gpuingest/jpeg", "lab/rig/testbed", "cache/catalog", "cache/segment", "cache/objstore", "cache/objstore/s3", "cache/objstore/stores", "internal/progress", "lab/accelerator", "internal/workload", "prefetch", "prefetch/order", "prefetch/sim"},
+	"lab/bench":                   {"lab/rig", "gpuingest", "gpuingest/jpeg", "lab/rig/testbed", "cache/catalog", "cache/segment", "cache/objstore", "cache/objstore/stores", "internal/progress", "lab/accelerator", "internal/workload", "prefetch", "prefetch/order", "prefetch/sim"},
 	"lab/e2e":                     {"lab/rig", "internal/doctest"},
 	"docs/examples/consumer":      {"loader/feedclient", "loader/feedpb"},
 	"lab/e2e/trainer":             {"loader", "loader/feedclient", "loader/feedpb"},
