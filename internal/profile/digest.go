@@ -16,7 +16,7 @@ type visit struct {
 	wait    time.Duration // in which at least one read was not answered
 	bytes   int64
 	reads   int
-	jumps   int   // reads that do not go on where the one before ended
+	jumps   int   // reads that do not go on about where the one before ended
 	first   int64 // bytes of the first read
 	closed  bool
 	again   bool // the same process had this file open just before
@@ -138,7 +138,8 @@ func (d *digest) read(v *visit, e trace.Event) {
 	} else if end > from {
 		v.wait += end - from
 	}
-	if v.reads > 0 && e.Off != v.next {
+	// The kernel reads ahead by several requests at once, which arrive in any order.
+	if off := e.Off - v.next; v.reads > 0 && max(off, -off) > 2*int64(e.Len) {
 		v.jumps++
 	}
 	v.reads++
