@@ -11,6 +11,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // wires are the connections over which an S3 store's GETs go, HTTP/1.1, one request at a time each.
@@ -60,12 +62,16 @@ type wire struct {
 // get returns a connection, the one that was used last where fresh is false and one waits.
 func (ws *wires) get(ctx context.Context, fresh bool) (*wire, error) {
 	ws.mu.Lock()
-	if n := len(ws.idle); n > 0 && !fresh {
+	for n := len(ws.idle); n > 0 && !fresh; n = len(ws.idle) {
 		w := ws.idle[n-1]
 		ws.idle[n-1] = nil
 		ws.idle = ws.idle[:n-1]
 		ws.mu.Unlock()
-		return w, nil
+		if w.silent() {
+			return w, nil
+		}
+		_ = w.conn.Close()
+		ws.mu.Lock()
 	}
 	ws.mu.Unlock()
 	conn, err := ws.dial(ctx)
@@ -73,6 +79,26 @@ func (ws *wires) get(ctx context.Context, fresh bool) (*wire, error) {
 		return nil, err
 	}
 	return &wire{pool: ws, conn: conn, in: make([]byte, 0, headBuffer)}, nil
+}
+
+// silent reports whether nothing has come on a connection that waits: neither its end, nor an answer that nobody asked
+// for and that would be taken for the next one's. With TLS it is not known.
+func (w *wire) silent() bool {
+	c, ok := w.conn.(syscall.Conn)
+	if !ok {
+		return true
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	silent := false
+	err = raw.Control(func(fd uintptr) {
+		var b [1]byte
+		_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		silent = errors.Is(err, unix.EAGAIN)
+	})
+	return err == nil && silent
 }
 
 // put keeps w for the next request.
