@@ -125,7 +125,7 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *Repor
 			r.note("%s", f)
 		}
 		r.More += rep.Omitted
-		r.Damage += rep.BadSegments + rep.BadRecords + rep.TornTails + rep.BadTables + rep.Unreadable + rep.TempFiles
+		r.Damage += rep.Damage()
 		before += rep.Bytes
 	}
 	return nil

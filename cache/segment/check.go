@@ -87,10 +87,9 @@ type Report struct {
 	Repaired int       // of all findings
 }
 
-// Clean reports whether nothing is damaged. Unknown files, and segments of a newer version, are findings, but
-// no damage.
-func (r *Report) Clean() bool {
-	return r.BadSegments+r.BadRecords+r.TornTails+r.BadTables+r.Unreadable+r.TempFiles == 0
+// Damage counts what is damaged. Unknown files, and segments of a newer version, are findings, but no damage.
+func (r *Report) Damage() int {
+	return r.BadSegments + r.BadRecords + r.TornTails + r.BadTables + r.Unreadable + r.TempFiles
 }
 
 // checker is one Check.

@@ -516,3 +516,6 @@ func TestEncryptedStays(t *testing.T) {
 		}
 	}
 }
+
+// Clean reports whether nothing is damaged.
+func (r *Report) Clean() bool { return r.Damage() == 0 }
