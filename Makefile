@@ -97,9 +97,13 @@ demo: setup build ## the main job on real photographs, end to end (about 2 minut
 
 check: setup build lint test ## everything that CI runs
 
+# Goroutines share memory in CONCURRENT. All else is pure, or runs programs: there the race detector only costs time.
 # -count=1: go's cache of results does not see the programs that the tests of e2e and shoal-gpu build. -vet=off: lint vets.
-test: setup build gpu-tests ## all tests, with the race detector
-	@tools/tick "testing, with the race detector" $(GO) test -race -vet=off -count=1 -timeout 40m ./...
+CONCURRENT := ./cmd/... ./cache/... ./engine/... ./fusefs/... ./loader/... ./prefetch/run/... ./internal/...
+TEST := $(GO) test -vet=off -count=1 -timeout 40m
+test: setup build gpu-tests ## the tests that take minutes; make night runs them all
+	@tools/tick "testing, with the race detector" $(TEST) -short -race $(CONCURRENT)
+	@tools/tick "testing everything else" $(TEST) -short $(filter-out $(shell $(GO) list $(CONCURRENT)),$(shell $(GO) list ./...))
 	@$(MAKE) --no-print-directory deploy-check
 
 # The tools' own code, in a module of its own: the first build takes some minutes of processor time.
@@ -115,7 +119,8 @@ FOR ?= 10m
 soak: setup build ## one daemon for FOR=10m, while trainers and faults come and go: nothing wrong, nothing grows (lab/bench/soak)
 	$(GO) run ./lab/bench soak -for $(FOR)
 
-night: setup build ## the long tests: hundreds of kills, a disk that hangs for 30 s, long models (about an hour)
+night: setup build gpu-tests ## every test with the race detector, then the long ones: hundreds of kills, a disk that hangs for 30 s, long models (about two hours)
+	$(TEST) -race ./...
 	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel' ./lab/e2e
 	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./lab/e2e
 	$(GO) test -race -timeout 60m -run 'Model' ./cache ./cache/segment ./cache/catalog ./cache/shard -rapid.checks=2000
