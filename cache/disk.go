@@ -176,7 +176,7 @@ func (d *disk) checkSpace(n int64) error {
 		return err
 	}
 	if room < n {
-		return fmt.Errorf("%w: %s and less than what is left for the catalog free on the disk of %s", syscall.ENOSPC, humanize.IBytes(uint64(max(room, 0))), d.dir)
+		return fmt.Errorf("%w: only %s free on the disk of %s beyond the reserve for the catalog", syscall.ENOSPC, humanize.IBytes(uint64(max(room, 0))), d.dir)
 	}
 	d.unchecked = min(room, checkEvery) - n
 	return nil
@@ -385,7 +385,7 @@ func (d *disk) tryDisk() (err error) {
 	if room, err := d.room(); err != nil {
 		return err
 	} else if room < 4096 {
-		return fmt.Errorf("%w: no space on the disk of %s but what is left for the catalog", syscall.ENOSPC, d.dir)
+		return fmt.Errorf("%w: no space on the disk of %s beyond the reserve for the catalog", syscall.ENOSPC, d.dir)
 	}
 	var f interface {
 		WriteAt(p []byte, off int64) (int, error)
@@ -446,7 +446,7 @@ func (d *disk) sync() error {
 				return nil
 			case <-tick.C:
 				if took := time.Since(start); d.stuckNow() > 0 || took > d.c.closeWait {
-					return fmt.Errorf("cache: fsync of %s has not ended after %v (check the disk)", d.dir, took.Round(time.Second))
+					return fmt.Errorf("cache: fsync of %s did not finish within %v (check the disk)", d.dir, took.Round(time.Second))
 				}
 			}
 		}
@@ -512,7 +512,7 @@ func (d *disk) waitOthers() error {
 }
 
 func (d *disk) leave() error {
-	return fmt.Errorf("cache: the disk of %s hangs; its segments are %w: what was kept last may be fetched again (check the disk)", d.dir, errLeftBehind)
+	return fmt.Errorf("cache: the disk of %s hangs; its segments are %w: the last records may be fetched again (check the disk)", d.dir, errLeftBehind)
 }
 
 // watch reports an operation of the writer that takes too long.

@@ -67,7 +67,7 @@ func (d *disk) shrink(volumes []*Volume) error {
 		if b := d.c.budget; b != nil && (limit == 0 || b.Limit() < limit) {
 			limit = b.Limit()
 		}
-		d.c.log.Warn("cached data was given back, since the limit is below what was held (raise --cache-size, or the quota)", "source", d.ds.name,
+		d.c.log.Warn("cached data was dropped: it exceeded the limit (raise --cache-size, or the quota)", "source", d.ds.name,
 			"gave_back", humanize.IBytes(uint64(bytes)), "segments", segments, "left", humanize.IBytes(uint64(d.store.Used())), "limit", humanize.IBytes(uint64(limit)))
 	}
 	return err

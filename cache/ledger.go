@@ -108,7 +108,7 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 	}
 	l.mu.Unlock()
 	if n > most {
-		return fmt.Errorf("%s: %w, of which %s may be taken for this (raise --memory, or lower --batch)",
+		return fmt.Errorf("%s: %w, of which %s can be used for this (raise --memory, or lower --batch)",
 			humanize.IBytes(uint64(n)), ErrTooLarge, humanize.IBytes(uint64(most)))
 	}
 	if l.TryReserve(n, c) {

@@ -135,7 +135,7 @@ func (e *Engine) putPlan(name string, data []byte) error {
 	var reserved int64
 	if err == nil {
 		if reserved = planSize(v.manifest, data, o); !e.cache.TryReserve(reserved) {
-			err = fmt.Errorf("it takes %s of memory, and --memory leaves too little; give more, or split the plan", humanize.IBytes(uint64(reserved)))
+			err = fmt.Errorf("it needs %s of memory, and --memory leaves too little; raise --memory, or split the plan", humanize.IBytes(uint64(reserved)))
 			reserved = 0
 		}
 	}
@@ -450,10 +450,10 @@ func (e *Engine) orderText() []byte {
 				ev.Jumps, ev.NextEpochs, ev.Restarts, ev.PrevEpochs, ev.Found)
 		}
 		if stale[p.Name] {
-			fmt.Fprintf(&b, "  stale: nobody has read by it for %v, and the order is inferred beside it; rm .shoal/%s ends it\n", staleAfter, p.Name)
+			fmt.Fprintf(&b, "  stale: no reader has followed it for %v, so the order is inferred, too; rm .shoal/%s ends it\n", staleAfter, p.Name)
 		}
 		if s.Behind() {
-			fmt.Fprintf(&b, "  another plan was written, which waits for the reader to begin it\n")
+			fmt.Fprintf(&b, "  another plan was written, and takes effect when the reader begins it\n")
 		}
 	}
 	e.mu.Lock()

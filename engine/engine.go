@@ -422,7 +422,7 @@ func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Man
 		return err
 	}
 	if err != nil {
-		e.log.Warn("the object store does not answer as expected; going on with what is cached", "cause", err)
+		e.log.Warn("the object store does not answer as expected; going on with cached data", "cause", err)
 	}
 	return nil
 }

@@ -218,10 +218,10 @@ func (i *inference) spent(r result) {
 		i.left = maxFruitless
 		return
 	case r.err != nil && r.used < i.left:
-		i.left, why = 0, "no process can search: "+r.err.Error()
+		i.left, why = 0, "the search process failed: "+r.err.Error()
 	default:
 		if i.left -= r.used; i.left <= 0 {
-			why = fmt.Sprintf("none of torch's shuffles was found in %v of CPU time", maxFruitless)
+			why = fmt.Sprintf("no torch shuffle was found in %v of CPU time", maxFruitless)
 		}
 	}
 	if why != "" {
@@ -252,7 +252,7 @@ func (i *inference) keep() {
 		err = i.engine.catalog.SetShuffles(i.engine.dataset, b)
 	}
 	if err != nil {
-		i.engine.log.Warn("cannot note the inferred order in the catalog", "cause", err)
+		i.engine.log.Warn("cannot save the inferred order in the catalog", "cause", err)
 	}
 }
 
@@ -412,12 +412,12 @@ func (i *inference) text(w io.Writer) {
 	i.mu.Unlock()
 	if !said.locked {
 		if len(ahead) == 0 {
-			fmt.Fprintf(w, "order: none yet (--order %s; write paths to .shoal/plan to give one)\n  %d files opened, which are no sequence", i.engine.order(), said.reads)
+			fmt.Fprintf(w, "order: none yet (--order %s; write paths to .shoal/plan to give one)\n  %d files opened, not in sequence", i.engine.order(), said.reads)
 			switch {
 			case said.active:
-				fmt.Fprintf(w, "; searching %s for a shuffle of torch's", said.depth)
+				fmt.Fprintf(w, "; searching %s for a torch shuffle", said.depth)
 			case said.gaveUp != "":
-				fmt.Fprintf(w, "; no shuffle of torch's is searched for any more: %s. Write a plan, or call shoal.hint(sampler) in the trainer", said.gaveUp)
+				fmt.Fprintf(w, "; the search for a torch shuffle has ended: %s. Write a plan, or call shoal.hint(sampler) in the trainer", said.gaveUp)
 			}
 			fmt.Fprintln(w)
 		}

@@ -25,10 +25,10 @@ var foreign = []struct {
 	{"Parquet and its like are not read by the row: write the rows as a .csv for --records csv, or as files in tars, or mount SOURCE for a reader that knows the format",
 		[]string{".parquet", ".arrow", ".feather", ".orc"}},
 	{"lines of JSON are no samples: write them as a .csv for --records csv, or each as a file of its own, in tars", []string{".jsonl", ".ndjson"}},
-	{"what is compressed cannot be read from the middle: decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",
+	{"single files cannot be read from a compressed tar: decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",
 		[]string{".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2", ".tar.lz4"}},
 	{"name the tars themselves: SOURCE/shard-{000000..000127}.tar", []string{".tar"}},
-	{"these are containers of another loader: write their records as files, in tars", []string{".tfrecord", ".rec", ".mds", ".beton", ".lmdb", ".mdb", ".h5", ".hdf5", ".zip"}},
+	{"these are files of another loader: write their records as files, in tars", []string{".tfrecord", ".rec", ".mds", ".beton", ".lmdb", ".mdb", ".h5", ".hdf5", ".zip"}},
 }
 
 // extOf is a path's extension, with the .tar before that of a compressed one.

@@ -37,7 +37,7 @@ func (e *Engine) startPublish(ctx context.Context) error {
 		return fmt.Errorf("--publish: %w", err)
 	}
 	if Inside(where, e.source) {
-		return fmt.Errorf("--publish %s lies inside the source %s, which would change by it (give another place)", where, e.source)
+		return fmt.Errorf("--publish %s lies inside the source %s, which it would change (give another place)", where, e.source)
 	}
 	e.mu.Lock()
 	e.published = dst
@@ -66,7 +66,7 @@ func (e *Engine) publish(ctx context.Context, dst objstore.Store, where objstore
 	start := time.Now()
 	e.log.Info("a pass over the dataset is complete; it is published as shards", "destination", where.String())
 	if !e.cache.TryReserve(publishMemory) {
-		return fmt.Errorf("it takes %d bytes of memory, and --memory leaves too little", publishMemory)
+		return fmt.Errorf("it needs %d bytes of memory, and --memory leaves too little", publishMemory)
 	}
 	defer e.cache.Ledger().Release(publishMemory, cache.ForDemand)
 	res, err := shard.Pack(ctx, v.manifest, volumeReader{v}, objstore.Retry(dst, e.retryPolicy(dst)), where.Prefix, shard.PackOptions{

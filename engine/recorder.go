@@ -66,7 +66,7 @@ func (e *Engine) Record() (*Recording, error) {
 		return nil, fmt.Errorf("%w: %d are under way (end one of them)", ErrRecordings, len(list))
 	}
 	if !e.cache.TryReserve(need) {
-		return nil, fmt.Errorf("a recording takes %d bytes of memory, and --memory leaves too little", need)
+		return nil, fmt.Errorf("a recording needs %d bytes of memory, and --memory leaves too little", need)
 	}
 	r.reserved, r.ring, r.known = need, make([]trace.Event, ringEvents), make([]uint64, words)
 	r.text = trace.AppendJSON(nil, r.header())

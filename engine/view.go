@@ -145,7 +145,7 @@ func (e *Engine) listFiles(ctx context.Context) (*catalog.Manifest, error) {
 	m, err := catalog.Build(objects, catalog.BuildOptions{Prefix: e.source.Prefix})
 	if d, ok := e.base.(*objstore.Dir); ok {
 		if l := d.TakeLeftOut(); l.Dangling+l.Special > 0 {
-			e.log.Warn("some entries of the folder are no files and are not shown", "dangling_links", l.Dangling, "pipes_sockets_devices", l.Special, "examples", l.Examples)
+			e.log.Warn("some entries of the folder are not files and are not shown", "dangling_links", l.Dangling, "pipes_sockets_devices", l.Special, "examples", l.Examples)
 		}
 	}
 	return m, err
@@ -225,7 +225,7 @@ func (e *Engine) leaveOut(set *shard.Set) {
 		}
 	}
 	e.log.Warn("bad shards are left out of the dataset", "shards", len(set.Bad()), "of", len(set.Shards), "examples", examples,
-		"remedy", "restore them, and take them by shoal refresh")
+		"remedy", "restore them, then run shoal refresh")
 }
 
 // badExamples is how many bad shards are named.

@@ -366,7 +366,7 @@ func (f *controlFolder) grow(h *controlHandle, n int) syscall.Errno {
 	if m := f.opts.Memory; m != nil {
 		if !m.Reserve(int64(want) - h.reserved) {
 			if want = n; !m.Reserve(int64(want) - h.reserved) {
-				f.log.Warn("no memory for the written plan", "plan", h.name, "bytes", n)
+				f.log.Warn("too little memory for the written plan", "plan", h.name, "bytes", n)
 				return errnoOf(errNoMemory)
 			}
 		}

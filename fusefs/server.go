@@ -325,7 +325,7 @@ func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
 // mountError explains a failed mount(2) or fusermount3.
 func mountError(path string, root bool, err error) error {
 	if root && errors.Is(err, syscall.EPERM) {
-		return fmt.Errorf("mount on %s: %w (root without the capability CAP_SYS_ADMIN; in a container: --cap-add SYS_ADMIN --device /dev/fuse, and an AppArmor profile that lets it mount)", path, err)
+		return fmt.Errorf("mount on %s: %w (root lacks the capability CAP_SYS_ADMIN; in a container: --cap-add SYS_ADMIN --device /dev/fuse, and an AppArmor profile that lets it mount)", path, err)
 	}
 	if !root {
 		return fmt.Errorf("mount on %s: %w (fusermount3's own message is above; the folder must belong to you)", path, err)

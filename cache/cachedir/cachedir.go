@@ -147,7 +147,7 @@ func WithRemedy(err error, dir string) error {
 	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("cache directory: %w (free space on the disk of %s, or give another --cache-dir)", err, dir)
 	case (errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EEXIST)) && strings.Contains(err.Error(), dir+"/"):
-		return fmt.Errorf("%w (mend the cache directory with: shoal fsck %s --repair)", err, dir)
+		return fmt.Errorf("%w (repair the cache directory with: shoal fsck %s --repair)", err, dir)
 	}
 	return err
 }

@@ -106,7 +106,7 @@ func (d *Dir) OpenDisk(v *cache.Volume, id [16]byte, title string, quota int64, 
 		return err
 	}
 	if err := d.Catalog.Touch(id, title); err != nil {
-		log.Warn("cannot note in the catalog that the dataset is in use", "cause", err)
+		log.Warn("cannot record in the catalog that the dataset is in use", "cause", err)
 	}
 	d.mu.Lock()
 	idle := d.idle[id]
@@ -152,7 +152,7 @@ func (d *Dir) Accepts(s *crypt.Secret) error {
 	case s == nil:
 		return nil
 	case d.Key == nil:
-		return fmt.Errorf("%w: the daemon of %s keeps its cache in clear (give no key, or another --cache-dir)", ErrEncryption, d.o.Path)
+		return fmt.Errorf("%w: the daemon of %s does not encrypt its cache (give no key, or another --cache-dir)", ErrEncryption, d.o.Path)
 	case d.Key.SecretID() != s.ID():
 		return fmt.Errorf("%w: %w: the daemon of %s has the key %s and was given %s (give that key, none, or another --cache-dir)",
 			ErrEncryption, crypt.ErrWrongSecret, d.o.Path, d.Key.SecretID(), s.ID())
@@ -215,7 +215,7 @@ func (d *Dir) makeRoom(need int64) bool {
 	log := d.o.Logger
 	facts, err := d.Catalog.Datasets()
 	if err != nil {
-		log.Error("datasets cannot be listed; none makes room", "cause", err)
+		log.Error("datasets cannot be listed, so none of their space is freed", "cause", err)
 		return false
 	}
 	slices.SortFunc(facts, func(a, b catalog.Dataset) int { return a.LastUsed.Compare(b.LastUsed) })
@@ -245,11 +245,11 @@ func (d *Dir) makeRoom(need int64) bool {
 		before := d.idle[id]
 		segments, err := d.Cache.GiveBack(d.segments(id), segment.Options{Key: d.Key, MaxBytes: d.Cache.Budget().Limit(), Index: d.Catalog.Index(id), Logger: log}, need-freed)
 		if err != nil {
-			log.Error("a dataset that is not open cannot make room", "source", byID[id].Source, "cause", err)
+			log.Error("cannot free space of a dataset that is not open", "source", byID[id].Source, "cause", err)
 		}
 		left, _ := d.countIdle(id)
 		if freed += before - left; segments > 0 {
-			log.Warn("cached data of a dataset that is not open was given back, since another needs the room (pin it, or raise --cache-size)", "source", byID[id].Source,
+			log.Warn("cached data of a dataset that is not open was dropped: another dataset needs the space (pin it, or raise --cache-size)", "source", byID[id].Source,
 				"gave_back", humanize.IBytes(uint64(before-left)), "segments", segments, "left", humanize.IBytes(uint64(left)))
 		}
 	}

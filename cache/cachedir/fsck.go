@@ -46,7 +46,7 @@ func (r *Report) note(format string, args ...any) {
 // Is fails where a folder is no cache directory, also none that has lost its FORMAT.
 func Is(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "FORMAT")); err != nil && !catalog.Used(dir) {
-		return fmt.Errorf("%s is no cache directory: %w", dir, err)
+		return fmt.Errorf("%s is not a cache directory: %w", dir, err)
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *Repor
 		path := filepath.Join(segments, e.Name())
 		id, ok := datasetOf(e)
 		if !ok {
-			r.note("%s: nothing of shoal's has this name (it is left alone)", path)
+			r.note("%s: not a file of shoal (left alone)", path)
 			continue
 		}
 		rep, err := segment.Check(path, segment.CheckOptions{Context: ctx, Key: key, Repair: repair, Index: c.Index(id), MaxFindings: maxFindings,

@@ -52,14 +52,14 @@ func (r *Report) kinds(dir string, kinds []kind, repair bool) error {
 				want = "folder"
 			}
 			if !repair {
-				r.find("%s: is no %s (remedy: move it aside)", path, want)
+				r.find("%s: is not a %s (remedy: move it aside)", path, want)
 				continue
 			}
 			to, err := moveAside(path)
 			if err != nil {
 				return err
 			}
-			r.find("%s: is no %s (repaired: %s)", path, want, to)
+			r.find("%s: is not a %s (repaired: %s)", path, want, to)
 		}
 	}
 	return nil
@@ -88,12 +88,12 @@ func (r *Report) format(dir string, repair bool) error {
 	}
 	switch _, err := catalog.ReadFormat(dir); {
 	case errors.Is(err, catalog.ErrCorrupt):
-		r.find("%s: does not say which version of Shoal wrote the directory (%s: write it anew)", path, state)
+		r.find("%s: does not say which version of Shoal wrote the directory (%s: rewrite it)", path, state)
 		if repair {
 			return os.Remove(path)
 		}
 	case errors.Is(err, fs.ErrNotExist) && r.Damage == 0: // not just moved aside
-		r.find("%s: is missing (%s: write it anew)", path, state)
+		r.find("%s: is missing (%s: rewrite it)", path, state)
 	}
 	return nil
 }
@@ -103,6 +103,6 @@ func (r *Report) unfit(repair bool) bool {
 	if r.Damage == 0 || repair {
 		return false
 	}
-	r.note("The rest can be checked once this is mended.")
+	r.note("The rest can be checked after this is repaired.")
 	return true
 }

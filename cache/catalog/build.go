@@ -158,10 +158,10 @@ func (b *builder) add(o objstore.Object) error {
 		return nil
 	}
 	if o.Size < 0 || o.Size > maxSize {
-		return fmt.Errorf("object %q was listed with a size of %d bytes: the store lists wrongly", o.Key, o.Size)
+		return fmt.Errorf("object %q was listed with a size of %d bytes: the store's listing is wrong", o.Key, o.Size)
 	}
 	if o.ETag == "" {
-		return fmt.Errorf("object %q has no ETag, so that a change of it could not be noticed", o.Key)
+		return fmt.Errorf("object %q has no ETag, so a change could not be detected", o.Key)
 	}
 	if len(o.ETag) > math.MaxUint16 {
 		return fmt.Errorf("object %q has an ETag of %d bytes", o.Key, len(o.ETag))

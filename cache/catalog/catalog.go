@@ -140,14 +140,14 @@ func (c *Catalog) load(v sourceValue) (_ *Manifest, _ *Layout, err error) {
 		return nil, nil, err
 	}
 	if m.Version() != v.Version {
-		return nil, nil, errors.Join(corrupt("manifest %s is that of version %s", v.manifest(), m.Version()), m.Close())
+		return nil, nil, errors.Join(corrupt("manifest %s belongs to version %s", v.manifest(), m.Version()), m.Close())
 	}
 	if v.Layout == "" {
 		return m, nil, nil
 	}
 	l, err := loadLayout(filepath.Join(c.layoutDir(), v.Layout), m, c.key)
 	if err == nil && l.Version() != v.Layout {
-		err = errors.Join(corrupt("layout %s is that of version %s", v.Layout, l.Version()), l.Close())
+		err = errors.Join(corrupt("layout %s belongs to version %s", v.Layout, l.Version()), l.Close())
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, m.Close())
@@ -168,7 +168,7 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout) error {
 	}
 	if l != nil {
 		if l.dataset != m.version {
-			return fmt.Errorf("catalog: %s: the layout is that of dataset version %s, the manifest has version %s", source, l.Dataset(), v.Version)
+			return fmt.Errorf("catalog: %s: the layout belongs to dataset version %s, but the manifest to version %s", source, l.Dataset(), v.Version)
 		}
 		v.Layout = l.Version()
 		if _, err := l.save(c.layoutDir(), c.key); err != nil {

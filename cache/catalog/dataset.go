@@ -95,7 +95,7 @@ func parseID(text string) (id [16]byte, ok bool) {
 // SetQuota sets how many bytes of the cache a dataset may take; 0 is no limit of its own.
 func (c *Catalog) SetQuota(id [16]byte, n int64) error {
 	if n < 0 {
-		return fmt.Errorf("catalog: quota of %d bytes (0 is no limit)", n)
+		return fmt.Errorf("catalog: quota of %d bytes is negative (0 means no limit)", n)
 	}
 	return c.changeDataset(id, func(v *datasetValue) { v.Quota = n })
 }

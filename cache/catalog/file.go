@@ -138,7 +138,7 @@ func checkHeader(data []byte, magic string, version uint32, what string) error {
 		return corrupt("header has checksum %08x, want %08x", got, want)
 	}
 	if v := le.Uint32(h[8:]); v > version {
-		return fmt.Errorf("%w: format version %d, this one reads %d", ErrNewerFormat, v, version)
+		return fmt.Errorf("%w: format version %d, but this version reads %d", ErrNewerFormat, v, version)
 	} else if v != version {
 		return corrupt("format version %d", v)
 	}

@@ -113,7 +113,7 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 		}
 		node, ok := m.Find(p.Path)
 		if !ok || node.IsDir {
-			return nil, fmt.Errorf("layout: %q has a place in shard %d and is no file of the dataset (the shards changed meanwhile: list again)", p.Path, p.Shard)
+			return nil, fmt.Errorf("layout: %q is in shard %d but is not a file of the dataset (the shards changed during the listing: list again)", p.Path, p.Shard)
 		}
 		f := node.Index
 		if p.Shard < 0 || p.Shard >= len(shards) {
@@ -121,7 +121,7 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 		}
 		shard := &shards[p.Shard]
 		if p.Off < 0 || p.Off > shard.Size-m.Size(f) {
-			return nil, fmt.Errorf("layout: %q, %d bytes at offset %d, lies beyond the end of shard %q, which has %d bytes (it is cut short, or its index is another shard's)", p.Path, m.Size(f), p.Off, shard.Key, shard.Size)
+			return nil, fmt.Errorf("layout: %q, %d bytes at offset %d, lies beyond the end of shard %q, which has %d bytes (the shard is truncated, or its index belongs to another shard)", p.Path, m.Size(f), p.Off, shard.Key, shard.Size)
 		}
 		if shardOf[f] != nowhere {
 			return nil, fmt.Errorf("layout: %q has two places: %d in shard %q and %d in shard %q", p.Path, offs[f], shards[shardOf[f]].Key, p.Off, shard.Key)
@@ -318,7 +318,7 @@ func (l *Layout) checkPlaces(m *Manifest) error {
 		for r := l.firstRank[s]; r < l.firstRank[s+1]; r++ {
 			f := l.At(int(r))
 			if f >= l.files || l.Rank(f) != int(r) {
-				return corrupt("rank %d is that of file %d, which has another", r, f)
+				return corrupt("rank %d is assigned to file %d, which has another rank", r, f)
 			}
 			off := l.off(f)
 			if off < prev || off == prev && f < prevFile {

@@ -104,7 +104,7 @@ func ReadFormat(cacheDir string) (v int, err error) {
 		return 0, err
 	}
 	if _, err := fmt.Sscanf(string(b), "shoal cache %d", &v); err != nil || v < 1 {
-		return 0, fmt.Errorf("%s: %w: %.40q (if this is a cache folder of shoal, mend it with: shoal fsck %s --repair)", path, ErrCorrupt, b, cacheDir)
+		return 0, fmt.Errorf("%s: %w: %.40q (if this is a cache folder of shoal, repair it with: shoal fsck %s --repair)", path, ErrCorrupt, b, cacheDir)
 	}
 	return v, nil
 }
@@ -137,24 +137,24 @@ func checkCacheFormat(cacheDir string, secret *crypt.Secret) (*crypt.Key, error)
 		v = cacheVersion
 	}
 	if v > encryptedVersion {
-		return nil, fmt.Errorf("cache folder %s: %w: format version %d, this one reads %d (use that version of shoal, or another --cache-dir)", cacheDir, ErrNewerFormat, v, encryptedVersion)
+		return nil, fmt.Errorf("cache folder %s: %w: format version %d, but this version reads %d (use that version of shoal, or another --cache-dir)", cacheDir, ErrNewerFormat, v, encryptedVersion)
 	}
 	if v > 0 && v < cacheVersion {
-		return nil, fmt.Errorf("cache folder %s was written by an older version of shoal: format version %d, this one reads %d (remove the whole folder, which is then filled again, or use another --cache-dir)", cacheDir, v, cacheVersion)
+		return nil, fmt.Errorf("cache folder %s was written by an older version of shoal: format version %d, but this version reads %d (remove the whole folder, which is then filled again, or use another --cache-dir)", cacheDir, v, cacheVersion)
 	}
 	var key *crypt.Key
 	want := cacheVersion
 	switch {
 	case secret == nil && (has || v == encryptedVersion):
-		return nil, fmt.Errorf("%w: the cache in %s is encrypted (give its key by --encryption-key-file FILE or in the environment as SHOAL_ENCRYPTION_KEY, or use another --cache-dir)", ErrKey, cacheDir)
+		return nil, fmt.Errorf("%w: the cache in %s is encrypted (give its key with --encryption-key-file FILE or in SHOAL_ENCRYPTION_KEY, or use another --cache-dir)", ErrKey, cacheDir)
 	case secret == nil:
 	case has:
 		key, err = crypt.Open(cacheDir, *secret)
 		want = encryptedVersion
 	case v == encryptedVersion:
-		return nil, fmt.Errorf("%w: %s is gone, and without it nothing in the cache can be read (restore that file from a backup, or remove the whole folder)", ErrKey, filepath.Join(cacheDir, crypt.FileName))
+		return nil, fmt.Errorf("%w: %s is missing, and without it nothing in the cache can be read (restore that file from a backup, or remove the whole folder)", ErrKey, filepath.Join(cacheDir, crypt.FileName))
 	case v != 0:
-		return nil, fmt.Errorf("%w: the cache in %s was made without a key and lies there in clear (remove the whole folder to begin an encrypted one, use another --cache-dir, or give no key)", ErrKey, cacheDir)
+		return nil, fmt.Errorf("%w: the cache in %s is not encrypted, but a key was given (remove the whole folder to start an encrypted cache, use another --cache-dir, or give no key)", ErrKey, cacheDir)
 	default:
 		key, err = crypt.Create(cacheDir, *secret)
 		want = encryptedVersion

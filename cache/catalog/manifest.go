@@ -243,7 +243,7 @@ func (m *Manifest) checkDirs() error {
 		}
 	}
 	if next != m.dirs {
-		return corrupt("%d of %d directories belong to none", m.dirs-next, m.dirs)
+		return corrupt("%d of %d directories have no parent", m.dirs-next, m.dirs)
 	}
 	return nil
 }

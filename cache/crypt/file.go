@@ -77,7 +77,7 @@ func (k *Key) OpenFile(purpose, name string, r io.ReaderAt, dst []byte) error {
 		return err
 	}
 	if len(dst) == 0 || string(h[:8]) != fileMagic || binary.LittleEndian.Uint32(h[8:]) != fileVersion || binary.LittleEndian.Uint32(h[12:]) != fileChunk {
-		return fmt.Errorf("%w (no encrypted file)", ErrOpen)
+		return fmt.Errorf("%w (not an encrypted file)", ErrOpen)
 	}
 	aead := k.AEAD("file of "+purpose, h[16:])
 	buf := make([]byte, min(len(dst), fileChunk)+tagLen)

@@ -199,14 +199,14 @@ func Open(dir string, s Secret) (*Key, error) {
 		return nil, fmt.Errorf("%s is %w: without it nothing in the cache can be read (restore that file from a backup, or remove the whole folder)", path, ErrDamaged)
 	}
 	if e.Format != 1 || e.Cipher != envelopeCipher {
-		return nil, fmt.Errorf("%s: format %d with %q is of a newer version of shoal (use that version, or another --cache-dir)", path, e.Format, e.Cipher)
+		return nil, fmt.Errorf("%s: format %d with %q was written by a newer version of shoal (use that version, or another --cache-dir)", path, e.Format, e.Cipher)
 	}
 	raw, err := Unseal(wrapAEAD(s), e.Key, []byte(e.KeyID))
 	if err != nil || len(raw) != secretLen {
 		if e.KeyID == s.ID() {
 			return nil, fmt.Errorf("%s is %w (restore that file from a backup, or remove the whole folder)", path, ErrDamaged)
 		}
-		return nil, fmt.Errorf("%w for the cache in %s: it wants the key %s and was given %s (give the key that it was made with, or another --cache-dir)", ErrWrongSecret, dir, e.KeyID, s.ID())
+		return nil, fmt.Errorf("%w for the cache in %s: it needs the key %s, but was given %s (give the key that it was made with, or another --cache-dir)", ErrWrongSecret, dir, e.KeyID, s.ID())
 	}
 	return &Key{b: [secretLen]byte(raw), secret: s.ID()}, nil
 }

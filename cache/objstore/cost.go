@@ -74,14 +74,14 @@ func ParsePrices(text string) (Prices, error) {
 		field := fields[name]
 		switch {
 		case !ok || field == nil && name != "currency":
-			return fail("%.40q is no price: the keys are get, head, list, put, gb, gib and currency", part)
+			return fail("%.40q is not a price: the keys are get, head, list, put, gb, gib and currency", part)
 		case given[name] || name == "gb" && given["gib"] || name == "gib" && given["gb"]:
 			return fail("%s is given twice", name)
 		}
 		given[name] = true
 		if name == "currency" {
 			if !currency(value) {
-				return fail("%.20q is no currency", value)
+				return fail("%.20q is not a currency", value)
 			}
 			p.Currency = value
 			continue

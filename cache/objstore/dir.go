@@ -93,7 +93,7 @@ func (d *Dir) checkLink(key, path string) error {
 	if to == root || strings.HasPrefix(to, strings.TrimSuffix(root, "/")+"/") {
 		return nil
 	}
-	return &Error{Op: "list", Key: key, Kind: KindInvalid, Err: fmt.Errorf("it is a link to %s, which is not in %s", to, d.root), Remedy: "give --links-outside if that is meant, or remove the link"}
+	return &Error{Op: "list", Key: key, Kind: KindInvalid, Err: fmt.Errorf("it is a link to %s, outside %s", to, d.root), Remedy: "give --links-outside to follow it, or remove the link"}
 }
 
 var _ Store = (*Dir)(nil)
@@ -486,14 +486,14 @@ func fileError(op, key string, err error) *Error {
 	case isAbsent(err):
 		e.Kind = KindNotFound
 	case errors.Is(err, fs.ErrPermission):
-		e.Kind, e.Remedy = KindDenied, "give the daemon's user the right to read it"
+		e.Kind, e.Remedy = KindDenied, "give the daemon's user permission to read it"
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		e.Kind, e.Remedy = KindTransient, "raise the limit of open files (ulimit -n)"
 	case errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EAGAIN),
 		errors.Is(err, os.ErrDeadlineExceeded):
 		e.Kind = KindTransient // network file systems
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		e.Kind, e.Remedy = KindOther, "make room on the file system"
+		e.Kind, e.Remedy = KindOther, "free space on the file system"
 	}
 	return e
 }

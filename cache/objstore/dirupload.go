@@ -152,7 +152,7 @@ func (d *Dir) target(ctx context.Context, key string) (string, error) {
 	}
 	path, ok := d.path(key)
 	if !ok || strings.HasPrefix(filepath.Base(path), tmpPrefix) {
-		return "", &Error{Op: "put", Key: key, Kind: KindInvalid, Err: errors.New("no file can have this key")}
+		return "", &Error{Op: "put", Key: key, Kind: KindInvalid, Err: errors.New("this key cannot be the name of a file")}
 	}
 	return path, nil
 }
@@ -164,7 +164,7 @@ func putError(ctx context.Context, key string, err error) error {
 	}
 	e := fileError("put", key, err)
 	if e.Kind == KindDenied {
-		e.Remedy = "give this user the right to write there"
+		e.Remedy = "give this user permission to write there"
 	}
 	return e
 }
@@ -176,7 +176,7 @@ func (d *Dir) Delete(ctx context.Context, key string) error {
 	}
 	path, ok := d.path(key)
 	if !ok {
-		return nil // no file can have this key
+		return nil // this key cannot be the name of a file
 	}
 	err := unix.Unlink(path)
 	if err == nil {
@@ -289,7 +289,7 @@ func (u *dirUpload) Complete(ctx context.Context) (Object, error) {
 		// not say so: all of it has to be written again.
 		u.ended = true
 		discardTemp(u.f)
-		return Object{}, putError(ctx, u.Key, fmt.Errorf("the upload was given up: %w", err))
+		return Object{}, putError(ctx, u.Key, fmt.Errorf("the upload was aborted: %w", err))
 	}
 	u.made = &o
 	return o, nil

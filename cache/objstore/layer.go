@@ -50,7 +50,7 @@ func (partial) ListLevel(_ context.Context, prefix string) iter.Seq2[Object, err
 type readOnly struct{}
 
 func (readOnly) refuse(op, key string) error {
-	return &Error{Op: op, Key: key, Kind: KindInvalid, Err: errors.ErrUnsupported, Remedy: "this store can only be read"}
+	return &Error{Op: op, Key: key, Kind: KindInvalid, Err: errors.ErrUnsupported, Remedy: "this store is read-only"}
 }
 
 func (r readOnly) PutNew(_ context.Context, key string, _ []byte) (Object, error) {

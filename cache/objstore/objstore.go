@@ -99,7 +99,7 @@ const (
 	KindDenied                // credentials missing, wrong, expired, or without the right
 	KindInvalid               // the request can never succeed as it is (bad range, skewed clock, bad endpoint)
 	KindTransient             // worth trying again: 5xx, throttling, timeout, reset, short body
-	KindExists                // there is an object of this key already
+	KindExists                // an object with this key exists already
 )
 
 var kindNames = [...]string{"error", "not found", "changed", "access denied", "invalid request", "temporary failure", "exists already"}
@@ -159,7 +159,7 @@ func KindOf(err error) Kind {
 // Exists is the error of PutNew for a key that is taken.
 func Exists(key string) error {
 	return &Error{
-		Op: "put", Key: key, Kind: KindExists, Err: errors.New("there is an object of this key"),
+		Op: "put", Key: key, Kind: KindExists, Err: errors.New("an object with this key exists"),
 		Remedy: "choose another destination, or delete the object first",
 	}
 }
@@ -181,7 +181,7 @@ const RemedyChanged = "restore the object, or move to the new version of the dat
 
 // Changed is the error for an object whose version is now etag ("" if not known).
 func Changed(o Object, etag string) error {
-	cause := errors.New("the store holds another version than the dataset (ETag " + o.ETag + ")")
+	cause := errors.New("the store has another version than the dataset (ETag " + o.ETag + ")")
 	if etag != "" {
 		cause = fmt.Errorf("the store now holds ETag %s, the dataset has %s", etag, o.ETag)
 	}

@@ -93,7 +93,7 @@ func ParseSource(text string) (Source, error) {
 		return usage("empty source")
 	}
 	if strings.IndexByte(text, 0) >= 0 {
-		return usage("a source cannot hold a zero byte")
+		return usage("a source cannot contain a zero byte")
 	}
 	scheme, rest, isURL := strings.Cut(text, "://")
 	if !isURL {
@@ -200,7 +200,7 @@ func CreateDir(dst Source) error {
 	case errors.Is(err, syscall.ENOTDIR):
 		e.Kind, e.Remedy = KindInvalid, "name a folder"
 	case e.Kind == KindDenied:
-		e.Remedy = "give this user the right to make the folder"
+		e.Remedy = "give this user permission to make the folder"
 	}
 	return e
 }
@@ -211,7 +211,7 @@ func checkFolder(path string) error {
 	if err == nil && !fi.IsDir() {
 		err = errors.New("it is a file")
 		if fi.Mode().IsRegular() {
-			err = errors.New("it is a file; of files, only tar shards, named *.tar, are read")
+			err = errors.New("it is a file; the only files that can be a source are tar shards, named *.tar")
 		}
 		return &Error{Op: "open", Key: path, Kind: KindInvalid, Err: err, Remedy: "name a folder"}
 	}

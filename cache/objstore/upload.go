@@ -129,10 +129,10 @@ func PlanParts(key string, size, partSize int64) (PartPlan, error) {
 		n++ // an empty object has one empty part, which need not be stored
 	}
 	if n > 1 && partSize < minPartSize {
-		return invalid("parts of %d bytes: the least is %d", partSize, minPartSize)
+		return invalid("parts of %d bytes: the minimum is %d", partSize, minPartSize)
 	}
 	if n > maxParts {
-		return invalid("%d parts: the most are %d", n, maxParts)
+		return invalid("%d parts: the maximum is %d", n, maxParts)
 	}
 	p.Parts = int(n)
 	return p, nil

@@ -43,7 +43,7 @@ func (b *Budget) Take(n int64) { b.used.Add(n) }
 // Give gives n bytes back. Giving back what was not taken is a bug, and panics.
 func (b *Budget) Give(n int64) {
 	if used := b.used.Add(-n); used < 0 {
-		panic(fmt.Sprintf("segment: %d bytes more were given back to a budget than were taken", -used))
+		panic(fmt.Sprintf("segment: %d bytes more were given back to a budget than taken", -used))
 	}
 }
 

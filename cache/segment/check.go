@@ -211,7 +211,7 @@ func (c *checker) run() error {
 	}
 	for _, id := range stale {
 		c.report.BadTables++
-		if err := c.found(c.path(id), -1, "the index knows this segment, but the file is gone", "make the index forget it", func() error {
+		if err := c.found(c.path(id), -1, "the index lists this segment, but its file is missing", "remove it from the index", func() error {
 			return c.dropTable(id)
 		}); err != nil {
 			return err
@@ -229,13 +229,13 @@ func (c *checker) other(name string) error {
 	path := filepath.Join(c.dir, name)
 	if strings.HasPrefix(name, ".tmp") || strings.HasSuffix(name, ".tmp") {
 		c.report.TempFiles++
-		return c.found(path, -1, "left over by a program that was killed", "remove it", func() error {
+		return c.found(path, -1, "left over from a killed process", "remove it", func() error {
 			c.removed = true
 			return c.o.FS.Remove(path)
 		})
 	}
 	c.report.Unknown++
-	return c.found(path, -1, "not a file of shoal's", "look at it and remove it yourself", nil)
+	return c.found(path, -1, "not a file of shoal", "inspect it and remove it yourself", nil)
 }
 
 // duplicates counts the extents that were seen more than once.
@@ -283,7 +283,7 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 	}
 	unreadable := func(off int64, err error) error {
 		c.report.Unreadable++
-		return c.found(path, off, fmt.Sprintf("cannot be read: %v", err), "look for what is wrong with the disk; what is lost is fetched again", nil)
+		return c.found(path, off, fmt.Sprintf("cannot be read: %v", err), "check the disk; lost data is fetched again", nil)
 	}
 	flag := os.O_RDONLY
 	if c.o.Repair {
@@ -315,9 +315,9 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 		c.report.BadSegments++
 		var ok bool
 		if salt, ok = salvageSalt(f, size); !ok {
-			return c.found(path, 0, err.Error(), "remove the file; nothing in it can be told apart, and it is fetched again", func() error { return c.remove(id) })
+			return c.found(path, 0, err.Error(), "remove the file; its records cannot be told apart, and its data is fetched again", func() error { return c.remove(id) })
 		}
-		if err := c.found(path, 0, err.Error(), "write the header anew from the first record", func() error {
+		if err := c.found(path, 0, err.Error(), "rewrite the header from the first record", func() error {
 			changed = true
 			return mendHeader(f, id, salt)
 		}); err != nil {
@@ -340,7 +340,7 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 	if table != nil && x.encrypted == 0 {
 		if what := x.compare(table); what != "" {
 			c.report.BadTables++
-			return c.found(path, -1, what, "make the index forget it; the next start scans the segment", func() error { return c.dropTable(id) })
+			return c.found(path, -1, what, "remove it from the index; the next start scans the segment", func() error { return c.dropTable(id) })
 		}
 	}
 	if changed && table != nil {
@@ -400,7 +400,7 @@ func (x *segmentCheck) scan() error {
 		mine.crcs, mine.seal = bytes.Clone(h.crcs), bytes.Clone(h.seal)
 		rec, known := h.record(x.key)
 		if !known {
-			x.bad = append(x.bad, badRecord{off, "header of a record is damaged, or not of this cache's key"})
+			x.bad = append(x.bad, badRecord{off, "header of a record is damaged, or was written with another key"})
 			return
 		}
 		ok, err := x.verify(&mine, off+int64(h.gap))
@@ -462,9 +462,9 @@ func (x *segmentCheck) judge() (changed bool, err error) {
 	// Behind the last good record nothing needs to be void: it is cut off.
 	for _, b := range x.bad {
 		x.report.BadRecords++
-		remedy := "make it unreadable for good; it is fetched again"
+		remedy := "mark it as void; its data is fetched again"
 		if b.off >= x.end {
-			remedy = "cut it off; it is fetched again"
+			remedy = "cut it off; its data is fetched again"
 		}
 		if err := x.found(x.path, b.off, b.what, remedy, func() error {
 			changed = true
@@ -483,7 +483,7 @@ func (x *segmentCheck) judge() (changed bool, err error) {
 		if n := len(x.bad); n == 0 || x.bad[n-1].off < from {
 			x.report.TornTails++
 			x.report.TornBytes += x.size - from
-			if err := x.found(x.path, from, fmt.Sprintf("%d bytes of no record at the end: an append that a crash cut off", x.size-from), "cut them off", func() error {
+			if err := x.found(x.path, from, fmt.Sprintf("%d bytes at the end are not a record: a crash interrupted an append", x.size-from), "cut them off", func() error {
 				changed = true
 				return nil
 			}); err != nil {
@@ -519,7 +519,7 @@ func (x *segmentCheck) compare(c *cover) string {
 	case err != nil || lost > 0 || !c.valid():
 		return "the table in the index is damaged"
 	case len(entries) > 0 && entries[len(entries)-1].end() > c.size:
-		return "the table in the index names records behind its own end"
+		return "the table in the index names records beyond its own end"
 	}
 	for i := range entries {
 		entries[i].File = NoFile // which the segment does not tell
@@ -530,24 +530,24 @@ func (x *segmentCheck) compare(c *cover) string {
 		e := &x.good[i]
 		if e.off >= c.size {
 			if c.sealed {
-				return "the index says that the segment is full and ends before the record at " + strconv.FormatInt(e.off, 10)
+				return "the index says that the segment is full, but it ends before the record at " + strconv.FormatInt(e.off, 10)
 			}
 			break
 		}
 		for j < len(entries) && entries[j].off < e.off {
 			if !x.isBad(entries[j].off) {
-				return fmt.Sprintf("the table in the index has a record at %d, the segment has none", entries[j].off)
+				return fmt.Sprintf("the table in the index has a record at %d, but the segment has none", entries[j].off)
 			}
 			j++
 		}
 		if j == len(entries) || entries[j] != *e {
-			return fmt.Sprintf("the table in the index has another record at %d than the segment", e.off)
+			return fmt.Sprintf("the table in the index has a different record at %d than the segment", e.off)
 		}
 		j++
 	}
 	for ; j < len(entries); j++ {
 		if !x.isBad(entries[j].off) {
-			return fmt.Sprintf("the table in the index has a record at %d, the segment has none", entries[j].off)
+			return fmt.Sprintf("the table in the index has a record at %d, but the segment has none", entries[j].off)
 		}
 	}
 	return ""

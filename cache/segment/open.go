@@ -291,7 +291,7 @@ func (s *Store) loadHeader(l *loaded, size int64) error {
 		return errors.Join(s.o.FS.Remove(path), g.f.Close())
 	}
 	l.recovered.Mended++
-	s.o.Logger.Error("header of a cache segment written anew from its first record", "file", path, "err", err)
+	s.o.Logger.Error("header of a cache segment rewritten from its first record", "file", path, "err", err)
 	if err := mendHeader(g.f, l.id, g.salt); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
@@ -346,11 +346,11 @@ func (s *Store) scanRest(l *loaded, size int64) error {
 	l.recovered.Scanned = len(l.entries) - covered
 	l.recovered.Holes = holes + damaged
 	if l.recovered.Encrypted = g.encrypted; g.encrypted > 0 {
-		what := "encrypted records, and there is no key for them"
+		what := "encrypted records, but there is no key for them"
 		if g.key != nil {
-			what = "records in clear, which nobody wrote with the cache's key"
+			what = "unencrypted records, which were not written with the cache's key"
 		}
-		s.o.Logger.Warn("cache segment has "+what+"; they are not read, stay, and count as used", "file", s.path(l.id), "records", g.encrypted)
+		s.o.Logger.Warn("cache segment has "+what+"; they are not read, but stay and count as used", "file", s.path(l.id), "records", g.encrypted)
 	}
 	return nil
 }

@@ -314,7 +314,7 @@ func parseSegmentHeader(b []byte, id uint32) (salt uint64, err error) {
 		return 0, fmt.Errorf("%w: damaged segment header", ErrCorrupt)
 	}
 	if v := le.Uint32(b[8:]); v > formatVersion {
-		return 0, fmt.Errorf("%w: format version %d, this one reads %d (use that version of shoal, or another --cache-dir)", ErrNewerFormat, v, formatVersion)
+		return 0, fmt.Errorf("%w: format version %d, but this version reads %d (use that version of shoal, or another --cache-dir)", ErrNewerFormat, v, formatVersion)
 	}
 	if n := le.Uint32(b[12:]); n != id || le.Uint32(b[8:]) != formatVersion {
 		return 0, fmt.Errorf("%w: the header is that of segment %08d", ErrCorrupt, n)

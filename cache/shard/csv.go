@@ -46,7 +46,7 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source) (*Row
 		}
 	}
 	if len(s.Objects) == 0 {
-		return nil, fmt.Errorf("%s holds no .csv and no .tsv (leave --records out to read it file by file)", src)
+		return nil, fmt.Errorf("%s contains no .csv and no .tsv file (omit --records to read it file by file)", src)
 	}
 	return s, nil
 }
@@ -98,7 +98,7 @@ func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 				return
 			}
 			if !bytes.Equal(headers[i], headers[0]) {
-				yield(Member{}, fmt.Errorf("%s has the columns %.200q, %s has %.200q: the objects of a dataset have the same columns in the same order",
+				yield(Member{}, fmt.Errorf("%s has the columns %.200q, %s has %.200q: all objects of a dataset must have the same columns in the same order",
 					s.Objects[i].Key, headers[i], s.Objects[0].Key, headers[0]))
 				return
 			}
@@ -143,7 +143,7 @@ func (s *Rows) scan(ctx context.Context, i int, emit func(Member) bool) (header 
 		return nil, err
 	}
 	if header == nil {
-		return nil, fmt.Errorf("it is empty, a first row that names the columns is expected")
+		return nil, fmt.Errorf("it is empty, but its first row must name the columns")
 	}
 	return header, nil
 }
@@ -240,7 +240,7 @@ func (p *rowScanner) feed(b []byte) error {
 	p.text = append(p.text, b[start:]...)
 	p.at += int64(len(b))
 	if len(p.text) > maxRow+csvChunk {
-		return fmt.Errorf("the row at byte %d has more than %d bytes: is there a quote without end?", p.begin, maxRow)
+		return fmt.Errorf("the row at byte %d has more than %d bytes: is a closing quote missing?", p.begin, maxRow)
 	}
 	return nil
 }
@@ -257,7 +257,7 @@ func (p *rowScanner) cut(at int64) {
 
 func (p *rowScanner) end() error {
 	if p.quoted && !p.quote {
-		return fmt.Errorf("the row at byte %d has a quote without end", p.begin)
+		return fmt.Errorf("the row at byte %d has no closing quote", p.begin)
 	}
 	if len(p.text) > 0 {
 		p.cut(p.at)

@@ -129,7 +129,7 @@ func Pack(ctx context.Context, m *catalog.Manifest, src objstore.Reader, dst Des
 	}
 	for i, size := range p.sizes {
 		if need := 4 * k.partLen(size); need > o.Memory && size > o.partSize {
-			return Result{}, fmt.Errorf("pack: %s has %d bytes, which takes %d bytes of memory to upload (set --memory to that)", shardName(i), size, need)
+			return Result{}, fmt.Errorf("pack: %s has %d bytes, and its upload needs %d bytes of memory (set --memory to that)", shardName(i), size, need)
 		}
 	}
 	k.params = params{
@@ -301,7 +301,7 @@ func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 	switch objstore.KindOf(err) {
 	case objstore.KindInvalid, objstore.KindDenied:
 		k.o.Logger.Warn("cannot tell whether an earlier run left unfinished uploads", "cause", err,
-			"remedy", "what they hold may cost storage: have the bucket's lifecycle end them")
+			"remedy", "their parts may cost storage: have a lifecycle rule of the bucket abort them")
 		err = nil
 	}
 	if err != nil {
@@ -342,7 +342,7 @@ func (k *packer) sameMarker(data []byte) error {
 		return fmt.Errorf("pack: %s%s: %w (remove everything under the prefix, or pack into another one)", k.prefix, MarkerName, err)
 	}
 	if old.Dataset != k.params.Dataset || old.Seed != k.o.Seed || old.ShardSize != k.o.ShardSize || old.Plan != k.params.Plan {
-		return fmt.Errorf("pack: %s%s: an unfinished pack has other parameters: %s (go on with those, or remove everything under the prefix, or pack into another one)",
+		return fmt.Errorf("pack: %s%s: an unfinished pack has other parameters: %s (use those, or remove everything under the prefix, or pack into another one)",
 			k.prefix, MarkerName, difference(old, k.params))
 	}
 	return nil
@@ -379,11 +379,11 @@ func (k *packer) find(ctx context.Context, marked bool) error {
 			continue
 		}
 		if !marked {
-			return fmt.Errorf("pack: %s is there already, and no %s says what it belongs to (pack into another prefix, or remove it)", o.Key, MarkerName)
+			return fmt.Errorf("pack: %s exists already, and no %s says which set it belongs to (pack into another prefix, or remove it)", o.Key, MarkerName)
 		}
 		switch {
 		case i >= len(k.found):
-			return fmt.Errorf("pack: %s is there already, but this set has %d shards (pack into another prefix, or remove it)", o.Key, len(k.found))
+			return fmt.Errorf("pack: %s exists already, but this set has %d shards (pack into another prefix, or remove it)", o.Key, len(k.found))
 		case isIndex:
 			k.found[i].index = o
 		default:
@@ -419,7 +419,7 @@ func (k *packer) resume(ctx context.Context) error {
 			}
 			ix, err := parseIndex(data)
 			if err != nil || ix.dataset != k.m.VersionHash() || ix.plan != k.id || ix.shard != i || ix.size != f.tar.Size || ix.etag != f.tar.ETag {
-				k.o.Logger.Warn("shard is made again: its index does not fit", "shard", f.tar.Key, "err", err)
+				k.o.Logger.Warn("shard is packed again: its index does not match", "shard", f.tar.Key, "err", err)
 				return nil
 			}
 			k.done[i] = SummaryMember{Name: shardName(i), Size: ix.size, Members: ix.len(), ETag: ix.etag}
@@ -643,7 +643,7 @@ func (k *packer) fetch(ctx context.Context, p piece) error {
 	if err := k.src.ReadAt(ctx, o, p.dst, p.off); err != nil {
 		switch objstore.KindOf(err) {
 		case objstore.KindChanged, objstore.KindNotFound:
-			return fmt.Errorf("pack: %s is no longer what was listed: %w (list the source again and pack the new version into another prefix)", o.Key, err)
+			return fmt.Errorf("pack: %s has changed since it was listed: %w (list the source again and pack the new version into another prefix)", o.Key, err)
 		}
 		return fmt.Errorf("pack: %w", err)
 	}
@@ -715,7 +715,7 @@ func (k *packer) complete(ctx context.Context, j *job) error {
 	k.mu.Unlock()
 	killpoint.Pass("shard.pack.complete")
 	if o.Size != j.size || o.ETag == "" {
-		return fmt.Errorf("pack: %s: %d bytes were stored, the store holds %d with ETag %q", j.key, j.size, o.Size, o.ETag)
+		return fmt.Errorf("pack: %s: %d bytes were uploaded, but the store has %d with ETag %q", j.key, j.size, o.Size, o.ETag)
 	}
 	if err := k.verify(ctx, j, o); err != nil {
 		return err
@@ -747,7 +747,7 @@ func (k *packer) verify(ctx context.Context, j *job, o objstore.Object) error {
 		if e != nil {
 			name = k.m.Path(int(e.file))
 		}
-		return fmt.Errorf("pack: %s does not read back as it was written: %s at offset %d (%s): store or network change bytes (check them, then pack again: this shard is made anew)", j.key, what, at, name)
+		return fmt.Errorf("pack: %s does not read back as it was written: %s at offset %d (%s): the store or the network alters bytes (check them, then pack again: this shard is rebuilt)", j.key, what, at, name)
 	}
 	buf, err := k.take(ctx, j.partLen)
 	if err != nil {
@@ -815,7 +815,7 @@ func (k *packer) putNew(ctx context.Context, key string, data []byte) error {
 		if rerr == nil && bytes.Equal(old, data) {
 			return nil
 		}
-		return fmt.Errorf("pack: %w: somebody else packs into this prefix (let one of them end, then pack again)", err)
+		return fmt.Errorf("pack: %w: another process packs into this prefix (let one of them finish, then pack again)", err)
 	}
 	if err != nil {
 		return fmt.Errorf("pack: %w", err)

@@ -41,7 +41,7 @@ func newPlan(m *catalog.Manifest, shardSize int64, seed uint64, permute func(n i
 	n := len(p.samples)
 	p.samples = append(p.samples, uint32(len(p.seq)))
 	if p.order = permute(n); p.order.Len() != n {
-		return nil, fmt.Errorf("pack: the order has %d places for %d samples", p.order.Len(), n)
+		return nil, fmt.Errorf("pack: the order has %d positions for %d samples", p.order.Len(), n)
 	}
 	if err := p.fill(shardSize, seed); err != nil {
 		return nil, err

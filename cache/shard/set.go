@@ -236,11 +236,11 @@ func (s *Set) openPrefix(ctx context.Context, prefix, name string) error {
 		case isIndexFile(o.Key):
 			s.beside[o.Key] = o
 		case !isShardFile(o.Key):
-			return fmt.Errorf("%s is no set of shards: it holds %q (name the shards, as in shard-{000000..000127}.tar)", name, o.Key)
+			return fmt.Errorf("%s is not a set of shards: it contains %q (name the shards, as in shard-{000000..000127}.tar)", name, o.Key)
 		}
 	}
 	if len(s.Shards) == 0 {
-		return fmt.Errorf("%s holds no .tar", name)
+		return fmt.Errorf("%s contains no .tar", name)
 	}
 	return nil
 }
@@ -263,7 +263,7 @@ func (s *Set) openKeys(ctx context.Context, keys []string, name string) error {
 	wanted := make(map[string]int, len(keys))
 	for i, k := range keys {
 		if !strings.HasSuffix(k, tarSuffix) {
-			return fmt.Errorf("%s names %s, which is no .tar (compressed tars are not read: store them uncompressed)", name, k)
+			return fmt.Errorf("%s names %s, which is not a .tar (compressed tars are not read: store them uncompressed)", name, k)
 		}
 		if _, ok := wanted[k]; ok {
 			return fmt.Errorf("%s names %s twice", name, k)
@@ -460,7 +460,7 @@ func (s *Set) load(ctx context.Context, shard int, reserve func(n int64) error) 
 			l.err = err
 			return l
 		}
-		s.o.Logger.Warn("index does not fit its shard; reading headers instead", "err", err)
+		s.o.Logger.Warn("index does not match its shard; reading headers instead", "err", err)
 	}
 	for _, key := range indexKeys(o.Key) {
 		side, ok := s.beside[key]

@@ -112,7 +112,7 @@ func parseIndex(data []byte) (*index, error) {
 		return nil, corrupt("header has checksum %08x, want %08x", got, want)
 	}
 	if v := le.Uint32(h[8:]); v > indexVersion {
-		return nil, fmt.Errorf("%w: format version %d, this one reads %d", catalog.ErrNewerFormat, v, indexVersion)
+		return nil, fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v, indexVersion)
 	} else if v != indexVersion {
 		return nil, corrupt("format version %d", v)
 	}

@@ -64,7 +64,7 @@ func (p *params) check(format string) error {
 	case p.Format != format:
 		return corrupt("format %.40q, want %q", p.Format, format)
 	case p.Version > summaryVersion:
-		return fmt.Errorf("%w: format version %d, this one reads %d", catalog.ErrNewerFormat, p.Version, summaryVersion)
+		return fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, p.Version, summaryVersion)
 	case p.Version != summaryVersion:
 		return corrupt("format version %d", p.Version)
 	case p.Files <= 0 || p.Bytes < 0 || p.ShardSize <= 0:
@@ -137,7 +137,7 @@ func checkVersion(data []byte) error {
 		return corrupt("%v", err)
 	}
 	if v.Version > summaryVersion {
-		return fmt.Errorf("%w: format version %d, this one reads %d", catalog.ErrNewerFormat, v.Version, summaryVersion)
+		return fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v.Version, summaryVersion)
 	}
 	return nil
 }

@@ -252,7 +252,7 @@ func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve 
 			continue
 		}
 		if h.Typeflag == tar.TypeGNUSparse || isSparse(h) {
-			return nil, inShard(o.Key, fmt.Errorf("member %.300q is sparse, so that its bytes do not lie there as they are (make the tar anew without --sparse)", h.Name))
+			return nil, inShard(o.Key, fmt.Errorf("member %.300q is sparse, so its bytes are not stored in one piece (make the tar again without --sparse)", h.Name))
 		}
 		regular := h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeCont
 		if regular || h.Size > 0 && !headerOnly(h.Typeflag) {
@@ -301,15 +301,15 @@ func headerError(err error, magic []byte, at, size int64) error {
 	case at == 0:
 		for _, c := range compressed {
 			if bytes.HasPrefix(magic, []byte(c.magic)) {
-				return fmt.Errorf("it is compressed with %s, so that single files cannot be read from it (store it uncompressed)", c.name)
+				return fmt.Errorf("it is compressed with %s, so single files cannot be read from it (store it uncompressed)", c.name)
 			}
 		}
 	}
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("it is truncated: it ends at %d, within what begins at offset %d", size, at)
+		return fmt.Errorf("it is truncated: it ends at %d, inside the entry that begins at offset %d", size, at)
 	}
-	return fmt.Errorf("no tar header at offset %d: it is damaged or no tar (%w)", at, err)
+	return fmt.Errorf("no tar header at offset %d: it is damaged or not a tar (%w)", at, err)
 }
 
 // isSparse recognises sparse members in PAX format.

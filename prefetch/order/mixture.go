@@ -37,7 +37,7 @@ func parseWeights(text string) (weights, error) {
 	for term := range strings.SplitSeq(text, "+") {
 		i := strings.LastIndexByte(term, ':')
 		if i <= 0 {
-			return nil, fmt.Errorf("weights=%q: %q is no source: write GLOB:WEIGHT, or @FIRST-LAST:WEIGHT for sample numbers, "+
+			return nil, fmt.Errorf("weights=%q: %q is not a source: write GLOB:WEIGHT, or @FIRST-LAST:WEIGHT for sample numbers, "+
 				"with + between sources (in a glob, write ? for a + or a comma in a name)", text, term)
 		}
 		s := source{pattern: term[:i], last: -1}
@@ -51,7 +51,7 @@ func parseWeights(text string) (weights, error) {
 			s.first, s.last = int(first), int(last)
 			s.pattern = fmt.Sprintf("@%d-%d", first, last)
 		} else if _, err := path.Match(s.pattern, ""); err != nil {
-			return nil, fmt.Errorf("weights=%q: %q is no glob: * matches any text, ? any character, [a-z] a set", text, s.pattern)
+			return nil, fmt.Errorf("weights=%q: %q is not a glob: * matches any text, ? any character, [a-z] a set", text, s.pattern)
 		}
 		m, err := parseMicro(term[i+1:])
 		if err != nil {
@@ -61,7 +61,7 @@ func parseWeights(text string) (weights, error) {
 		micro = append(micro, m)
 	}
 	if len(w) > maxSources {
-		return nil, fmt.Errorf("weights: %d sources, and %d are the most: let a glob match several classes", len(w), maxSources)
+		return nil, fmt.Errorf("weights: %d sources, but the maximum is %d: let a glob match several classes", len(w), maxSources)
 	}
 	factor, sum := int64(0), int64(0)
 	for _, m := range micro {
@@ -69,7 +69,7 @@ func parseWeights(text string) (weights, error) {
 		sum += m
 	}
 	if sum/factor > maxPeriod {
-		return nil, fmt.Errorf("weights=%q: as whole numbers they add up to %d, and %d is the most: round them", text, sum/factor, maxPeriod)
+		return nil, fmt.Errorf("weights=%q: as whole numbers they add up to %d, but the maximum is %d: round them", text, sum/factor, maxPeriod)
 	}
 	for i := range w {
 		w[i].weight = int(micro[i] / factor)

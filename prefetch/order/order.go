@@ -187,7 +187,7 @@ func ParseList(data []byte, n int, find func(name string) (sample int, ok bool))
 			return int(v), nil
 		}
 		if find == nil {
-			return 0, fmt.Errorf("%q is no sample number", text)
+			return 0, fmt.Errorf("%q is not a sample number", text)
 		}
 		if s, ok := find(strings.TrimPrefix(text, "./")); ok {
 			return s, nil

@@ -415,7 +415,7 @@ func (s Spec) whole(f Facts, epoch int) (Order, error) {
 		return Sequential(n), nil
 	case "list":
 		if f.List == nil {
-			return nil, fmt.Errorf("%w: there is nobody here to read the file", ErrNeedsFacts)
+			return nil, fmt.Errorf("%w: the file cannot be read here", ErrNeedsFacts)
 		}
 		l, err := f.List(s.path)
 		if err != nil {

@@ -41,10 +41,10 @@ func fromProcess(ctx context.Context, command string) (v credentials.Value, err 
 		keyDocument
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {
-		return v, errors.New("what it wrote is not the JSON of credentials")
+		return v, errors.New("its output is not credentials in JSON")
 	}
 	if answer.Version != 1 {
-		return v, fmt.Errorf("what it wrote has version %d, not 1", answer.Version)
+		return v, fmt.Errorf("its output has version %d, not 1", answer.Version)
 	}
 	return answer.value()
 }
@@ -64,7 +64,7 @@ func (d keyDocument) value() (v credentials.Value, err error) {
 		return v, errors.New(clean(d.Code + ": " + d.Message))
 	}
 	if d.AccessKeyID == "" || d.SecretAccessKey == "" {
-		return v, errors.New("the answer holds no credentials")
+		return v, errors.New("the answer contains no credentials")
 	}
 	v = keyPair(d.AccessKeyID, d.SecretAccessKey, cmp.Or(d.Token, d.SessionToken))
 	v.Expiration = d.Expiration
@@ -78,7 +78,7 @@ func parseKeys(text []byte, err error) (credentials.Value, error) {
 	}
 	var d keyDocument
 	if err := json.Unmarshal(text, &d); err != nil {
-		return credentials.Value{}, errors.New("the answer is not the JSON of credentials")
+		return credentials.Value{}, errors.New("the answer is not credentials in JSON")
 	}
 	if d.Expiration.IsZero() {
 		d.Expiration = time.Now().Add(15 * time.Minute) // not said; ask again now and then

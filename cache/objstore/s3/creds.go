@@ -45,7 +45,7 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 		return fixedKeys(credentials.Value{SignerType: credentials.SignatureAnonymous}), nil
 	case cfg.AccessKeyID != "" || cfg.SecretAccessKey != "":
 		if cfg.AccessKeyID == "" || cfg.SecretAccessKey == "" {
-			return nil, denied("give both parts", "half a pair of keys")
+			return nil, denied("give both keys", "incomplete key pair")
 		}
 		return fixedKeys(keyPair(cfg.AccessKeyID, cfg.SecretAccessKey, cfg.SessionToken)), nil
 	}
@@ -167,7 +167,7 @@ func (c *awsChain) fromProfile(ctx context.Context, name string, seen []string) 
 		a := roleRequest{arn: role, session: p.get("role_session_name"), external: p.get("external_id"), seconds: p.get("duration_seconds")}
 		switch file := p.get("web_identity_token_file"); {
 		case p.get("mfa_serial") != "":
-			return fail(errors.New("mfa_serial asks for a code, and nobody is there to type it; use a role without it"))
+			return fail(errors.New("mfa_serial requires a code, which a daemon cannot enter; use a role without it"))
 		case source != "":
 			v, err = c.fromProfile(ctx, source, append(seen, name))
 		case file != "":
@@ -187,7 +187,7 @@ func (c *awsChain) fromProfile(ctx context.Context, name string, seen []string) 
 	case id != "" && secret != "":
 		return keyPair(id, secret, p.get("aws_session_token")), nil
 	case id != "" || secret != "":
-		return fail(errors.New("half a pair of keys"))
+		return fail(errors.New("incomplete key pair"))
 	case p.get("sso_session") != "" || p.get("sso_start_url") != "":
 		sso := &credentials.FileAWSCredentials{Filename: files.configPath, Profile: name}
 		if v, err = sso.RetrieveWithCredContext(&credentials.CredContext{Client: c.client, Context: ctx}); err != nil {

@@ -95,9 +95,9 @@ func (d *description) credentials(name string) {
 	case envTrue(d.getenv, "AWS_NO_SIGN_REQUEST"):
 		d.add("credentials", "none: requests are not signed", "env AWS_NO_SIGN_REQUEST")
 	case d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY") != "" || d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY") != "":
-		value := "a pair of keys"
+		value := "a key pair"
 		if _, err := chain.fromEnvironment(); err != nil {
-			value = "half a pair of keys: " + err.Error()
+			value = "incomplete key pair: " + err.Error()
 		}
 		d.add("credentials", value, cmp.Or(d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY"), d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY")))
 	case named != "" && !d.found:
@@ -120,8 +120,8 @@ func (d *description) fromProfile() bool {
 	get := d.profile.get
 	for _, source := range []struct{ key, value string }{
 		{"role_arn", "role " + get("role_arn")},
-		{"aws_access_key_id", "a pair of keys"},
-		{"aws_secret_access_key", "half a pair of keys"},
+		{"aws_access_key_id", "a key pair"},
+		{"aws_secret_access_key", "incomplete key pair"},
 		{"sso_session", "SSO, session " + get("sso_session")},
 		{"sso_start_url", "SSO"},
 		{"credential_process", "credential_process"}, // whose arguments may be secrets

@@ -40,10 +40,10 @@ const (
 	remedyRegion  = "set AWS_REGION to the bucket's region"
 	remedyReach   = "check AWS_ENDPOINT_URL (now %s) and that the store is up"
 	remedyScheme  = "set %s=%s"
-	remedyNotS3   = "what answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
-	remedyListing = "the store, or a proxy before it that drops parts of requests, lists wrongly; check AWS_ENDPOINT_URL (now %s)"
-	remedyLacks   = "the store at %s does not have this part of the S3 API, or what stands before it; docs/s3.md says what is needed"
-	remedySSE     = "the objects are encrypted by another key than the one given, or by none: check --sse-c-key-file"
+	remedyNotS3   = "the server that answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
+	remedyListing = "the listing is wrong: the store is faulty, or a proxy in front of it drops parts of requests; check AWS_ENDPOINT_URL (now %s)"
+	remedyLacks   = "the store at %s, or a proxy in front of it, lacks this part of the S3 API; docs/s3.md lists what is needed"
+	remedySSE     = "the objects are encrypted with another key than the one given, or not at all: check --sse-c-key-file"
 	remedyCA      = "set AWS_CA_BUNDLE to the certificate authority of %s"
 )
 
@@ -110,7 +110,7 @@ func statusVerdict(status int) verdict {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		return verdict{objstore.KindDenied, remedyRights}
 	case status == http.StatusProxyAuthRequired:
-		return verdict{objstore.KindDenied, "the proxy wants credentials; check HTTPS_PROXY and NO_PROXY"}
+		return verdict{objstore.KindDenied, "the proxy requires credentials; check HTTPS_PROXY and NO_PROXY"}
 	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests, status == 499:
 		return verdict{objstore.KindTransient, ""}
 	case status == http.StatusNotImplemented:

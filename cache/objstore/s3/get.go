@@ -59,7 +59,7 @@ type answer struct {
 
 // errAskOtherwise says that minio-go should send a request: it follows redirects, and refuses what no
 // header can hold.
-var errAskOtherwise = errors.New("not a request for a bare connection")
+var errAskOtherwise = errors.New("not a request for our own connections")
 
 // get asks for bytes of an object; etag, rangeOf or version may be empty. Its errors are those that
 // minio-go would have returned.

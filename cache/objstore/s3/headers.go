@@ -27,7 +27,7 @@ func checkCustomerKey(k objstore.CustomerKey, host string, secure bool) error {
 	if addr, err := netip.ParseAddr(name); err == nil && addr.IsLoopback() || name == "localhost" {
 		return nil
 	}
-	return errors.New("with SSE-C each request carries the key, and over http:// anybody on the way could read it")
+	return errors.New("with SSE-C each request carries the key, and over http:// it could be read in transit")
 }
 
 // The headers of SSE-C and of who pays.

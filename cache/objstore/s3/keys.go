@@ -209,7 +209,7 @@ func (k *keyring) renew(why reason) {
 	if err == nil {
 		err = errors.New("they are the same as before")
 	}
-	k.log.Warn("no new credentials", "from", k.name, "wanted_because", why.text, "cause", sourceError(err), "remedy", "renew them at their source; they are looked for until then")
+	k.log.Warn("no new credentials", "from", k.name, "wanted_because", why.text, "cause", sourceError(err), "remedy", "renew them at their source; Shoal looks for them until then")
 }
 
 // close ends a fetch under way.

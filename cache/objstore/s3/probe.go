@@ -60,7 +60,7 @@ func (s *Store) Try(ctx context.Context, key string, header http.Header) (status
 	}
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
 	if err != nil {
-		return 0, nil, errors.New("the key makes no URL")
+		return 0, nil, errors.New("the key does not form a valid URL")
 	}
 	for name, values := range header {
 		r.Header[name] = values

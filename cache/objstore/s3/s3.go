@@ -104,7 +104,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, invalid("use an https:// endpoint; the key is sent in the clear to this machine only", err)
 	}
 	if cfg.Store.RequesterPays && cfg.Anonymous {
-		return nil, invalid("give credentials, or leave the requester's payment out", errors.New("nobody is named who could pay: the requests are not signed"))
+		return nil, invalid("give credentials, or omit --requester-pays", errors.New("the requester cannot pay: requests are not signed"))
 	}
 	cfg.MaxConns = cmp.Or(cfg.MaxConns, 1024)
 	if cfg.Logger == nil {
@@ -229,7 +229,7 @@ func (s *Store) object(op string, info minio.ObjectInfo) (objstore.Object, error
 	if info.ETag == "" {
 		if marker := o.Size == 0 && strings.HasSuffix(o.Key, "/"); !s.weakETag && !marker {
 			return objstore.Object{}, &objstore.Error{
-				Op: op, Key: info.Key, Kind: objstore.KindInvalid, Err: errors.New("the store gives no ETag for this object"),
+				Op: op, Key: info.Key, Kind: objstore.KindInvalid, Err: errors.New("the store returns no ETag for this object"),
 				Remedy: "upload it again through the S3 API, or use --weak-etag to go by size and time",
 			}
 		}
@@ -405,7 +405,7 @@ func (s *Store) checkAnswer(o objstore.Object, off, n int64, a *answer) error {
 	case !weak && a.etag == "":
 		return fail("the answer has no ETag")
 	case !weak && strings.TrimPrefix(a.etag, `W/"`) == o.ETag && a.etag != o.ETag:
-		return fail(`the answer's ETag is weak (W/"%s"): a proxy before the store may have changed the bytes`, o.ETag)
+		return fail(`the answer's ETag is weak (W/"%s"): a proxy in front of the store may have changed the bytes`, o.ETag)
 	case !weak && a.etag != o.ETag:
 		return objstore.Changed(o, a.etag)
 	}
@@ -420,7 +420,7 @@ func (s *Store) checkAnswer(o objstore.Object, off, n int64, a *answer) error {
 		if a.status == http.StatusOK {
 			return &objstore.Error{
 				Op: "read", Key: o.Key, Kind: objstore.KindInvalid, Err: errors.New("the server answered a request for a range with the whole object"),
-				Remedy: "use a store, and proxies before it, that serve Range requests: " + s.endpoint,
+				Remedy: "use a store, and proxies in front of it, that serve Range requests: " + s.endpoint,
 			}
 		}
 		first, last, size, ok := parseContentRange(a.contentRange)
@@ -458,7 +458,7 @@ func (b *sizedBody) Read(p []byte) (int, error) {
 	var more [1]byte
 	switch extra, err := io.ReadFull(b.ReadCloser, more[:]); {
 	case extra > 0:
-		return 0, errors.New("the answer goes on")
+		return 0, errors.New("the answer is longer than announced")
 	case !errors.Is(err, io.EOF):
 		return 0, err
 	}

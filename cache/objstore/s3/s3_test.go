@@ -524,7 +524,7 @@ func TestS3Environment(t *testing.T) {
 		{"unsigned", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_NO_SIGN_REQUEST": "true"}, envURL, true},
 		{"Amazon", map[string]string{"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"}, "https://s3.amazonaws.com", true},
 		{"endpoint with a path", map[string]string{"AWS_ENDPOINT_URL": envURL + "/bucket"}, "has a path", false},
-		{"endpoint with a password", map[string]string{"AWS_ENDPOINT_URL": "http://me:hush@host"}, "holds a user name", false},
+		{"endpoint with a password", map[string]string{"AWS_ENDPOINT_URL": "http://me:hush@host"}, "contains a user name", false},
 		{"endpoint of another kind", map[string]string{"AWS_ENDPOINT_URL": "ftp://host"}, "neither http nor https", false},
 		{"no CA bundle", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_CA_BUNDLE": "/none.pem"}, "AWS_CA_BUNDLE", false},
 	} {

@@ -22,8 +22,8 @@ const (
 )
 
 var (
-	errNoTLS = errors.New("what answers at the port speaks plain HTTP, not TLS")
-	errTLS   = errors.New("what answers at the port speaks TLS, not plain HTTP")
+	errNoTLS = errors.New("the server at this port speaks plain HTTP, not TLS")
+	errTLS   = errors.New("the server at this port speaks TLS, not plain HTTP")
 )
 
 // errScheme says by which scheme the endpoint's port does not speak.

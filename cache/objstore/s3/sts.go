@@ -119,11 +119,11 @@ func (c *awsChain) webIdentity(ctx context.Context, files *profiles, p profile, 
 	}
 	var a credentials.AssumeRoleWithWebIdentityResponse
 	if err := xml.Unmarshal(body, &a); err != nil {
-		return v, fmt.Errorf("STS at %s: the answer is not that of STS", req.URL.Host)
+		return v, fmt.Errorf("STS at %s: the answer is not from STS", req.URL.Host)
 	}
 	got := a.Result.Credentials
 	if got.AccessKey == "" || got.SecretKey == "" {
-		return v, fmt.Errorf("STS at %s: the answer holds no credentials", req.URL.Host)
+		return v, fmt.Errorf("STS at %s: the answer contains no credentials", req.URL.Host)
 	}
 	v = keyPair(got.AccessKey, got.SecretKey, got.SessionToken)
 	v.Expiration = got.Expiration

@@ -34,7 +34,7 @@ func parseEndpoint(text string) (host string, secure bool, err error) {
 	case u.Scheme != "http" && u.Scheme != "https":
 		return "", false, errors.New("the endpoint's scheme is neither http nor https")
 	case u.User != nil:
-		return "", false, errors.New("the endpoint holds a user name; credentials go into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+		return "", false, errors.New("the endpoint contains a user name; credentials go into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 	case u.Host == "" || u.Hostname() == "":
 		return "", false, errors.New("the endpoint names no host")
 	case (u.Path != "" && u.Path != "/") || u.RawQuery != "" || u.Fragment != "":
@@ -65,7 +65,7 @@ const (
 var (
 	errNotXML   = errors.New("the answer to a listing is a web page")
 	errOtherXML = errors.New("the answer to a listing is other XML")
-	errSlowPage = fmt.Errorf("a page of a listing has not come within %v", pageTimeout)
+	errSlowPage = fmt.Errorf("no page of the listing arrived within %v", pageTimeout)
 	errLongPage = fmt.Errorf("a page of a listing has more than %d MiB", maxPage>>20)
 )
 
@@ -243,7 +243,7 @@ func newTransport(cfg Config) (*http.Transport, error) {
 			pool = x509.NewCertPool()
 		}
 		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s holds no certificate", cfg.CABundle)
+			return nil, fmt.Errorf("%s contains no certificate", cfg.CABundle)
 		}
 		t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}

@@ -58,7 +58,7 @@ func (s *Store) refusedCRC(key string, err error) error {
 		return err
 	}
 	s.noCRC.Store(true)
-	return &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, AtOnce: true, Err: errors.New("the store does not know CRC32C")}
+	return &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, AtOnce: true, Err: errors.New("the store does not support CRC32C")}
 }
 
 // lentBody reads from a slice that is the caller's again after end: net/http may read a body for
@@ -210,7 +210,7 @@ func (s *Store) Upload(ctx context.Context, key string, size, partSize int64) (o
 		err = s.refusedCRC(key, err)
 	}
 	if err == nil && u.id == "" {
-		err = &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, Err: errors.New("the server gave the upload no id")}
+		err = &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, Err: errors.New("the server returned no upload ID")}
 	}
 	if err != nil {
 		return nil, s.failPut(ctx, g, "put", key, err)
@@ -270,8 +270,8 @@ func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 		return u.s.failPut(ctx, g, "put", u.Key, err)
 	case part.ETag == "":
 		return &objstore.Error{
-			Op: "put", Key: u.s.url(u.Key), Kind: objstore.KindInvalid, Err: fmt.Errorf("the server gave part %d no ETag", n),
-			Remedy: "use a store, and proxies before it, that serve multipart uploads",
+			Op: "put", Key: u.s.url(u.Key), Kind: objstore.KindInvalid, Err: fmt.Errorf("the server returned no ETag for part %d", n),
+			Remedy: "use a store, and proxies in front of it, that serve multipart uploads",
 		}
 	}
 	done := minio.CompletePart{PartNumber: n + 1, ETag: part.ETag}

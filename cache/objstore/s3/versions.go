@@ -144,7 +144,7 @@ func (s *Store) orPinned(ctx context.Context, o objstore.Object, id string, err 
 	}
 	return &objstore.Error{
 		Op: "read", Key: o.Key, Kind: objstore.KindTransient, AtOnce: true,
-		Err: errors.New("it was overwritten or deleted; its version of the listing is asked for"),
+		Err: errors.New("it was overwritten or deleted; the version that was listed is requested"),
 	}
 }
 
@@ -173,8 +173,8 @@ func (s *Store) findVersion(ctx context.Context, o objstore.Object) (id string, 
 		if !info.IsDeleteMarker && etagOf(info) == o.ETag && info.Size == o.Size && info.VersionID != "" {
 			s.versions.remember(o, pinnedVersion{id: info.VersionID})
 			if s.versions.speak() {
-				s.versions.log.Warn("objects were overwritten or deleted in the store; the versions that were listed are read on", "key", o.Key,
-					"remedy", "take the new ones by `shoal refresh`, or put the old ones back")
+				s.versions.log.Warn("objects were overwritten or deleted in the store; reads go on from the versions that were listed", "key", o.Key,
+					"remedy", "take the new versions with `shoal refresh`, or restore the old ones")
 			}
 			return info.VersionID, nil
 		}
@@ -188,8 +188,8 @@ func (s *Store) findVersion(ctx context.Context, o objstore.Object) (id string, 
 	case err != nil:
 		s.versions.rest(rest)
 		if s.versions.speak() {
-			s.versions.log.Info("the versions of objects that changed cannot be listed; their reads fail", "cause", err,
-				"remedy", "to read on what was listed, version the bucket and allow s3:ListBucketVersions and s3:GetObjectVersion")
+			s.versions.log.Info("the versions of changed objects cannot be listed; reads of these objects fail", "cause", err,
+				"remedy", "to go on reading the listed versions, enable versioning of the bucket and allow s3:ListBucketVersions and s3:GetObjectVersion")
 		}
 	case versioned:
 		s.versions.remember(o, pinnedVersion{gone: time.Now().Add(unversioned)})

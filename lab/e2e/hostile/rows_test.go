@@ -360,7 +360,7 @@ func listings() []row {
 			b := hostile.XML("200 OK", hostile.Page("", x.Entries()...)).Bytes()
 			x.Send(b[:len(b)-99])
 			x.Stall()
-		}), want: "refused", text: "has not come within 30s", within: slow},
+		}), want: "refused", text: "arrived within 30s", within: slow},
 		{name: "listing: a byte a second", script: lists(func(x *hostile.Exchange) {
 			x.Drip(hostile.XML("200 OK", hostile.Page("", x.Entries()...)).Bytes(), time.Second)
 		}), want: "refused", text: "gave up", within: slow},
