@@ -386,8 +386,7 @@ func (r *ring) dropIf(gone func(k extentKey) bool) {
 	}
 }
 
-// idle returns the bytes that reclaim can free at any time: nobody needs them. The latest spare bytes of spent
-// entries do not count.
+// idle returns the bytes that reclaim can free at any time, without the latest spare bytes of spent entries.
 func (r *ring) idle(spare int64) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

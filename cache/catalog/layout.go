@@ -24,9 +24,8 @@ const (
 	nowhere       = math.MaxUint32 // a file that no place was named for yet
 )
 
-// Layout tells where the files of one manifest lie: in which shard, and at which offset. It is
-// immutable and safe for concurrent use. File, shard and rank numbers that are out of range panic, as
-// slice indices do.
+// Layout tells where the files of one manifest lie: in which shard, and at which offset. It is immutable and safe for
+// concurrent use. File, shard and rank numbers out of range panic, as slice indices do.
 //
 // The rank of a file is its position among all files by (shard, offset), so files of neighbouring ranks
 // are neighbours in a shard.
@@ -61,8 +60,8 @@ const (
 //	        | keys, ETags                    |
 //	        +--------------------------------+
 //
-// The shard of a file is not stored: it is the one whose ranks hold the file's, found by a binary search
-// of few steps. So a file costs 16 bytes.
+// The shard of a file is not stored: a short binary search finds the shard whose ranks include the file's. So a file
+// costs 16 bytes.
 type Layout struct {
 	data   []byte // the whole file, on the heap after BuildLayout, beside it after loadLayout
 	loaded bool
@@ -83,10 +82,9 @@ type Place struct {
 	Off   int64
 }
 
-// BuildLayout makes the layout of a manifest's files, in memory. Places may come in any order; by shard
-// and offset is fastest. It fails with the error of places, and when a place names no file of the
-// manifest or no shard, when the file does not fit into its shard there, and when a file has two places
-// or none.
+// BuildLayout makes the layout of a manifest's files, in memory. Places may come in any order; by shard and offset is
+// fastest. It fails with the error of places, if a place names an unknown file or shard, if the file does not fit
+// into its shard there, and if a file has two places or none.
 func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, error]) (*Layout, error) {
 	if len(shards) == 0 || len(shards) >= nowhere {
 		return nil, fmt.Errorf("layout of %d shards: want 1 to %d", len(shards), uint32(nowhere)-1)
@@ -245,8 +243,7 @@ func loadLayout(path string, m *Manifest, key *crypt.Key) (*Layout, error) {
 	return l, nil
 }
 
-// parseLayout checks data and returns the layout that reads from it. It trusts nothing, and reads every
-// column once.
+// parseLayout checks data and returns a layout that reads from it. It trusts nothing, and reads every column once.
 func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	if err := checkHeader(data, layoutMagic, layoutVersion, "layout"); err != nil {
 		return nil, err
@@ -309,8 +306,8 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	return l, l.checkPlaces(m)
 }
 
-// checkPlaces checks the columns of the files. That the rank of every rank's file is that rank says that
-// no file occurs twice, so both columns are permutations and each other's inverse.
+// checkPlaces checks the columns of the files. The file at each rank must have that rank. Then no file occurs twice,
+// so both columns are permutations and inverse to each other.
 func (l *Layout) checkPlaces(m *Manifest) error {
 	for s := range l.shards {
 		size := l.shards[s].Size
@@ -344,7 +341,7 @@ func (l *Layout) Dataset() string { return hex.EncodeToString(l.dataset[:]) }
 // Len returns the number of files.
 func (l *Layout) Len() int { return l.files }
 
-// FileSize returns the length of the layout's file in bytes, which is also what it takes of memory.
+// FileSize returns the length of the layout's file in bytes, which is also its size in memory.
 func (l *Layout) FileSize() int64 { return int64(len(l.data)) }
 
 // Shards returns the number of shards.
@@ -386,8 +383,8 @@ func (l *Layout) Verify() error {
 	return nil
 }
 
-// Close gives the memory back. No other method may be running or be called afterwards. Closing a layout
-// that BuildLayout made does nothing.
+// Close frees the memory. No other method may be running or be called afterwards. For a layout of BuildLayout it does
+// nothing.
 func (l *Layout) Close() error {
 	if !l.loaded {
 		return nil
