@@ -12,8 +12,8 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// Of an object of rows each row is a file, which lies in the object as a member does in a tar: OBJECT/000000000000.row
-// and so on, without its line end. The first row names the columns and is OBJECT/columns.
+// Each row of an object is a file inside the object, as a member is in a tar: OBJECT/000000000000.row and so on,
+// without its line end. The first row names the columns and is OBJECT/columns.
 const (
 	// ColumnsName is the file that holds an object's first row.
 	ColumnsName = "columns"
@@ -34,7 +34,7 @@ type Rows struct {
 	prefix  string
 }
 
-// OpenRows lists the objects. Others beside them are left alone.
+// OpenRows lists the objects. It ignores others beside them.
 func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source) (*Rows, error) {
 	s := &Rows{r: r, prefix: src.Prefix}
 	for o, err := range r.List(ctx, src.Prefix) {
@@ -51,9 +51,9 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source) (*Row
 	return s, nil
 }
 
-// Members yields the rows of all objects, in order. It reads each object once, by ranges in parallel. Rows are
-// RFC 4180's: a field in quotes may hold line ends, and quotes written twice; a quote within an unquoted field is a
-// character. Empty lines are no rows. It fails where objects have different columns, and where a quote has no end.
+// Members yields the rows of all objects, in order. It reads each object once, in parallel ranges. Rows are as in RFC
+// 4180: a quoted field may contain line ends, and quotes written twice; a quote within an unquoted field is a
+// character. Empty lines are skipped. It fails if objects have different columns, or a quote is not closed.
 func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 	type found struct {
 		m   Member
@@ -185,7 +185,7 @@ func (s *Rows) chunks(ctx context.Context, o objstore.Object) iter.Seq2[[]byte, 
 	}
 }
 
-// rowScanner cuts a text into rows, chunk by chunk.
+// rowScanner splits a text into rows, chunk by chunk.
 type rowScanner struct {
 	comma byte
 	row   func(from, to int64, text []byte) bool // text is valid until it returns; false: no more
