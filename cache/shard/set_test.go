@@ -458,7 +458,7 @@ func TestPattern(t *testing.T) {
 	for pattern, want := range map[string]string{
 		"s-{0..5}.tar":    "p/s-3.tar, which is not there",
 		"s-{0,0}.tar":     "twice",
-		"s-9.tar.gz":      "no .tar",
+		"s-9.tar.gz":      "not a .tar",
 		"other-{0,1}.tar": "not there",
 	} {
 		src.Shards = pattern
