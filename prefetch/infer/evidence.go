@@ -6,31 +6,29 @@ import (
 )
 
 const (
-	// wanted is the evidence, in bits, that a lock takes: 32 for the seeds, 5 for what was shuffled
-	// ([maxSubsets]) and how it came by its seed, and 64 for the odds that a trace which has nothing to
-	// do with any of them looks as if.
+	// wanted is the evidence, in bits, that a lock requires: 32 for the seeds, 5 for the subset ([maxSubsets]) and the
+	// origin of the seed, and 64 for the odds that an unrelated trace looks like it.
 	wanted = 32 + 5 + 64
-	// wantedNear is the same where only some 100 successors of a known shuffle are tried.
+	// wantedNear is the same if only some 100 successors of a known shuffle are tried.
 	wantedNear = 7 + 64
-	// wantedKnown is the same for the epochs of the shuffles that were found in an earlier life.
+	// wantedKnown is the same for the epochs of shuffles found in an earlier run.
 	wantedKnown = 13 + 64
 
-	// Shares of the opens of a process that go on by a stride that was seen before, by another step
-	// forwards, and anywhere.
+	// Shares of a process's opens that continue by a known stride, by another step forwards, and anywhere.
 	sharePace  = 0.75
 	shareStep  = 0.20
 	shareNoise = 0.05
-	// shareStart is the share of processes whose first open has no scale: near the beginning at a batch's
-	// boundary, unless anywhere.
+	// shareStart is the share of processes whose first open is near the beginning at a batch's boundary, at no
+	// particular scale; the others start anywhere.
 	shareStart = 0.7
 
-	// places of a process at which it may go on. A worker has one; the others let an unrelated open
-	// pass. Where processes are not known the places are those of all workers.
+	// Places at which a process may continue. A worker has one; the others allow for an unrelated open. If processes
+	// are unknown the places are those of all workers.
 	maxPlaces    = 3
 	maxPlacesAll = 64
-	// strides that are expected: within a batch, from batch to batch, and one more.
+	// Strides expected: within a batch, from batch to batch, and one more.
 	maxStrides = 3
-	// maxVotes bounds the memory for finding them out.
+	// maxVotes bounds the memory for finding them.
 	maxVotes = 1 << 12
 )
 
