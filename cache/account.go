@@ -109,7 +109,7 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) {
 		}
 		b := c.ring.take(from, best)
 		if b == nil {
-			return // somebody else was faster
+			return // another goroutine was faster
 		}
 		need -= b.size
 		b.Release()

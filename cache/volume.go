@@ -73,7 +73,7 @@ const (
 	mostFailures = 1024 // remembered; a store that is gone fails everything
 )
 
-// admission is the choice of what is kept.
+// admission chooses the kept set.
 type admission struct {
 	admit   func(file int) bool
 	missing atomic.Int64 // extents of the set that are not kept
@@ -81,7 +81,7 @@ type admission struct {
 
 // flight is one fetch and its waiters.
 type flight struct {
-	done    chan struct{} // closed when buf or err is set; nil until somebody waits
+	done    chan struct{} // closed when buf or err is set; nil while nobody waits
 	buf     *Buffer       // the flight's own reference while it is in the map
 	err     error
 	waiters int               // readers who get a reference when it lands

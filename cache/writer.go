@@ -82,7 +82,7 @@ func (w *writer) mark() <-chan struct{} {
 	return m
 }
 
-// close writes what is queued and ends the goroutine.
+// close writes the queue and ends the goroutine.
 func (w *writer) close() {
 	w.mu.Lock()
 	w.closed = true

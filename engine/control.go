@@ -435,7 +435,7 @@ func (e *Engine) orderText() []byte {
 	for _, s := range streams {
 		p := s.Progress()
 		switch {
-		case inference != nil && !s.OfPlan(): // which has told
+		case inference != nil && !s.OfPlan(): // which has written it
 		case p.Name == "mount":
 			fmt.Fprintf(&b, "order: %s (by --order)\n", e.order())
 		default:

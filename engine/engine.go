@@ -483,8 +483,8 @@ func (e *Engine) Logger() *slog.Logger { return e.log }
 // Manifest returns the version in force.
 func (e *Engine) Manifest() *catalog.Manifest { return e.cur.Load().manifest }
 
-// Reserve takes n bytes of memory for something that a reader asked for, and reports whether they
-// were to be had. Ledger().Release gives them back, as cache.ForDemand.
+// Reserve reserves n bytes of memory for a reader's request, and reports whether it could. Ledger().Release returns
+// them, as cache.ForDemand.
 func (e *Engine) Reserve(n int64) bool { return e.cache.TryReserve(n) }
 
 // Ledger returns the account of memory.
@@ -502,8 +502,8 @@ func (e *Engine) Lend(m *catalog.Manifest, file int, off int64, n int) (data []b
 	return e.volumeOf(m).Lend(file, off, n)
 }
 
-// State tells where the file's content is: on disk ("kept"), in memory ("staged"), or only in the
-// object store ("remote").
+// State says where the file's content is: on disk ("kept"), in memory ("staged"), or only in the object store
+// ("remote").
 func (e *Engine) State(m *catalog.Manifest, file int) string {
 	v := e.volumeOf(m)
 	if v.KeptWhole(file) {
@@ -517,7 +517,7 @@ func (e *Engine) State(m *catalog.Manifest, file int) string {
 	return "staged"
 }
 
-// LocalFile opens the file itself, of a source that is a local folder.
+// LocalFile opens the file itself, if the source is a local folder.
 func (e *Engine) LocalFile(m *catalog.Manifest, file int) (*os.File, bool) {
 	if e.source.Scheme != "file" || e.cur.Load().layout != nil {
 		return nil, false
@@ -526,7 +526,7 @@ func (e *Engine) LocalFile(m *catalog.Manifest, file int) (*os.File, bool) {
 	return f, err == nil
 }
 
-// Permissions returns the bits of the mode that the file itself has now, of a source that is a local folder.
+// Permissions returns the file's current mode bits, if the source is a local folder.
 func (e *Engine) Permissions(m *catalog.Manifest, file int) (bits uint32, ok bool) {
 	if e.source.Scheme != "file" || e.cur.Load().layout != nil {
 		return 0, false
@@ -552,8 +552,8 @@ func (e *Engine) volumeOf(m *catalog.Manifest) *cache.Volume {
 	return nil
 }
 
-// Opened is the position signal: a reader of the mount has opened a file. process tells readers apart;
-// 0 is one that is not known.
+// Opened is the position signal: a reader of the mount has opened a file. process identifies the reader; 0 if
+// unknown.
 func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 	e.opens.Add(1)
 	e.readers.opened(process)
@@ -583,8 +583,8 @@ func (e *Engine) mountStreams() []*run.Stream {
 	return e.mount
 }
 
-// Close ends one use of the dataset. The last one ends every stream and lets go of the dataset; what it
-// keeps on disk stays. Readers must be gone.
+// Close ends one use of the dataset. The last one ends every stream and closes the dataset; its data on disk stays.
+// No reader may be left.
 func (e *Engine) Close() error {
 	e.host.mu.Lock()
 	e.users--
@@ -615,7 +615,7 @@ func (e *Engine) Close() error {
 	return e.host.leave(e)
 }
 
-// leave gives up the dataset's place in the host, its memory, and its metadata's.
+// leave removes the dataset from the host, and frees its memory and its metadata's.
 func (h *Host) leave(e *Engine) error {
 	var err error
 	if len(e.views) > 0 {

@@ -217,7 +217,7 @@ type Outcome uint8
 
 // The outcomes.
 const (
-	Started Outcome = iota // Landed will be told
+	Started Outcome = iota // Landed will be called
 	Present                // it is resident or in flight already
 	Refused                // there was no memory
 )

@@ -20,7 +20,7 @@ import (
 
 // CheckOptions of a Check.
 type CheckOptions struct {
-	// Context ends the check early; nil is none.
+	// Context ends the check early; nil means none.
 	Context context.Context
 	// Repair repairs the findings; see Finding.Remedy. Without it nothing is written.
 	Repair bool

@@ -109,20 +109,20 @@
 //	segment.create.header     its header was written
 //	segment.append.payload    a payload was written, its header was not
 //	segment.append.header     the header was, too; Append has not returned
-//	segment.undo.void         the header of a failed append was made void
+//	segment.undo.void         the header of a failed append was voided
 //	segment.undo.cut          the last append failed and was cut off
 //	segment.commit.file       a segment was fsynced
 //	segment.commit.dir        its folder was
 //	segment.commit.index      its table was committed to the index
-//	segment.condense.copied what stays of a segment that is to be dropped was appended anew
+//	segment.condense.copied   the records to keep of a segment to drop were appended again
 //	segment.drop.told         the owner has forgotten the records of a segment
 //	segment.drop.file         its file was removed
 //	segment.drop.index        its table was
 //	segment.open.cut          a torn tail was cut off by Open
-//	segment.mend.header       a damaged segment header was written anew
-//	segment.repair.void       Check made a damaged record void
+//	segment.mend.header       a damaged segment header was rewritten
+//	segment.repair.void       Check voided a damaged record
 //	segment.repair.cut        Check cut off a torn tail
-//	segment.repair.file       Check fsynced what it wrote
+//	segment.repair.file       Check fsynced its writes
 //	segment.repair.removed    Check removed a segment without a header
 //	segment.repair.index      Check dropped a table
 //

@@ -621,7 +621,7 @@ type Recovery struct {
 	Lost        int   // records in a committed table that the file no longer has
 	BadTables   int   // tables that could not be read; their segments were scanned
 	BadSegments int   // files without a valid segment header, removed
-	Mended      int   // damaged segment headers, written anew
+	Mended      int   // damaged segment headers, rewritten
 	Encrypted   int   // records that this store cannot read, but keeps
 }
 

@@ -32,26 +32,24 @@ const (
 	maxVotes = 1 << 12
 )
 
-// model says how probable the next open is if its reader follows a certain order. Opens are grouped by
-// process: worker w of W reads the batches w, w+W, … in sequence, so it moves through the order by the
-// world size, and at the end of a batch by W-1 batches more. It needs to know none of these: strides
-// are learnt, and steps that are not known yet have the scale-free prior 1/g.
+// model gives the probability of the next open if its reader follows a certain order. Opens are grouped by process:
+// worker w of W reads the batches w, w+W, … in sequence, so it moves through the order by the world size, and at the
+// end of a batch by W-1 batches more. The model does not know these: it learns strides, and unknown steps have the
+// scale-free prior 1/g.
 //
-// For each open it gives a probability to every position that was not read yet; together they are at most 1.
-// Were the order a random permutation that has nothing to do with the trace, then each of the u unread
-// positions would have the probability 1/u. So the product of (u × probability) over the opens of a trace, any
-// trace, has an expectation of at most 1 over all permutations, at every moment, and exceeds 2^b
-// with a probability of 2^-b at most (Ville's inequality; J. Ville, "Étude critique de la notion de collectif",
-// 1939). A process may also be no reader of the order at all: each has even odds, so that it costs 1 bit
-// at most.
+// For each open it gives a probability to every unread position; the sum is at most 1. In a random permutation
+// unrelated to the trace each of the u unread positions would have the probability 1/u. So the product of (u ×
+// probability) over the opens of any trace has an expectation of at most 1 over all permutations, at every moment,
+// and exceeds 2^b with a probability of at most 2^-b (Ville's inequality; J. Ville, "Étude critique de la notion de
+// collectif", 1939). A process may also not read the order at all: both have even odds, which costs at most 1 bit.
 type model struct {
 	n       int
-	apart   bool    // processes are readers of their own
+	apart   bool    // each process is a reader of its own
 	z       float64 // bounds the harmonic number of n from above
 	read    setBits // positions
 	count   int
-	pace    []stride       // the most usual ones, the most usual first
-	votes   map[stride]int // how often an open lay so far from a place
+	pace    []stride       // the most frequent ones, most frequent first
+	votes   map[stride]int // how often an open was at this distance from a place
 	readers map[uint32]*reader
 	bits    float64 // evidence of all readers
 
@@ -61,20 +59,20 @@ type model struct {
 
 type stride = int
 
-// reader is a process, or all of them where they cannot be told apart.
+// reader is a process, or all of them if they cannot be distinguished.
 type reader struct {
-	places []int // positions read last, the latest first
+	places []int // latest positions, the latest first
 	bits   float64
 }
 
-// newModel returns a model for an order of n samples of which the first known positions are known. together
-// takes all processes for one reader, such as threads are that take turns.
+// newModel returns a model for an order of n samples of which the first known positions are known. together treats
+// all processes as one reader, such as threads that take turns.
 func newModel(n, known int, together bool) *model {
 	return &model{n: n, apart: !together, z: 1 + math.Log(float64(n)), read: newSet(known), votes: map[stride]int{}, readers: map[uint32]*reader{}, paces: map[int]int{}, residues: map[int][]bool{}}
 }
 
-// open takes note of an open at an unread position, -1 if that is beyond what is known, and returns
-// its evidence in bits.
+// open processes an open at an unread position, -1 if that is beyond the known ones, and returns its evidence in
+// bits.
 func (m *model) open(process uint32, pos, unread int) (bits float64) {
 	if !m.apart {
 		process = 0
@@ -104,7 +102,7 @@ func (m *model) open(process uint32, pos, unread int) (bits float64) {
 		}
 	}
 	if pace {
-		// That is where it was. Otherwise it may have been anywhere.
+		// It was at this place. Otherwise it may have been anywhere.
 		m.note(pos-r.places[from], pos)
 		r.places = slices.Delete(r.places, from, from+1)
 	}
@@ -115,7 +113,7 @@ func (m *model) open(process uint32, pos, unread int) (bits float64) {
 	return bits
 }
 
-// weight is the evidence of a process that may as well be none.
+// weight is the evidence of a process that may not follow the order.
 func (r *reader) weight() float64 {
 	if r.bits > 50 {
 		return r.bits - 1
@@ -123,8 +121,8 @@ func (r *reader) weight() float64 {
 	return math.Log2(0.5 + 0.5*math.Exp2(r.bits))
 }
 
-// density returns the probability of the next open, and the place from which it most probably went on,
-// -1 if from none; pace says that it did so by a known stride.
+// density returns the probability of the next open, and the place that it most probably continues, -1 if none; pace
+// says that it does so by a known stride.
 func (m *model) density(r *reader, pos, unread, limit int) (p float64, from int, pace bool) {
 	uniform := 1 / float64(unread)
 	if len(r.places) == 0 {
@@ -159,8 +157,7 @@ func (m *model) density(r *reader, pos, unread, limit int) (p float64, from int,
 	return p, from, pace
 }
 
-// paced returns the process, nil if it is not known, and the place from which it has come to pos by a
-// usual stride; -1 if from none.
+// paced returns the process, nil if unknown, and the place from which it came to pos by a usual stride; -1 if none.
 func (m *model) paced(process uint32, pos int) (r *reader, from int) {
 	if !m.apart {
 		process = 0
@@ -207,7 +204,7 @@ func (m *model) note(d stride, pos int) {
 	m.residues[d][pos%d] = true
 }
 
-// maxWorld is the largest world that is told from a single rank's reads.
+// maxWorld is the largest world that is distinguished from a single rank's reads.
 const maxWorld = 4096
 
 // ranks returns the world size and the ranks whose opens were seen: the smallest of the usual strides,

@@ -93,7 +93,7 @@ type look struct {
 	index  map[uint32]int32 // of each sample in opens
 	member setBits          // samples in opens
 	next   []int32          // the same process's next open; -1 if there is none
-	blind  bool             // processes cannot be told apart
+	blind  bool             // processes cannot be distinguished
 	wanted float64
 }
 
@@ -268,7 +268,7 @@ func near(last Source, n int) (list []Source) {
 		for i := range uint32(8) {
 			list = append(list, Source{Kind: Successive, Seed: last.Seed + i + 1})
 		}
-		if last.Seed == 1 { // a private generator that is seeded 1 unless told otherwise
+		if last.Seed == 1 { // a private generator's default seed is 1
 			for _, step := range []int{n - 1, 2 * (n - 1)} {
 				list = append(list, Source{Private, last.Seed, step, step})
 			}

@@ -33,7 +33,7 @@ type Runner struct {
 	told    int64 // of freed
 
 	freed  atomic.Int64 // how often memory came free
-	hungry atomic.Bool  // somebody waits for that
+	hungry atomic.Bool  // a walk waits for memory
 	lostMu sync.Mutex
 	lost   []volumeFile
 }

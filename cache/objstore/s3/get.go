@@ -50,10 +50,10 @@ func newGetter(cfg Config, host string, secure bool, region string, transport *h
 type answer struct {
 	status       int
 	body         io.ReadCloser
-	length       int64 // -1: not told
+	length       int64 // -1: unknown
 	etag         string
 	contentRange string
-	modified     time.Time // zero: not told
+	modified     time.Time // zero: unknown
 }
 
 // errAskOtherwise means that minio-go should send a request: it follows redirects, and rejects text that no header

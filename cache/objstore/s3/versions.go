@@ -27,7 +27,7 @@ type versions struct {
 
 	mu      sync.Mutex
 	ids     map[pinnedObject]pinnedVersion
-	off     time.Time // none are asked for before
+	off     time.Time // no listing before this time
 	quietAt time.Time // nothing is logged before
 }
 
