@@ -102,7 +102,7 @@ type Cache struct {
 	budget *segment.Budget // nil: no limit
 	onFull func(need int64) bool
 
-	// Constants, but for tests.
+	// Constant except in tests.
 	hangAfter, retry, closeStuck, closeWait time.Duration
 	statfs                                  func(dir string) (free, size int64, err error)
 

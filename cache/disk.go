@@ -515,7 +515,7 @@ func (d *disk) leave() error {
 // watch reports an operation of the writer that takes too long.
 type watch struct {
 	d     *disk
-	after time.Duration // hangAfter; a constant, but for tests
+	after time.Duration // hangAfter; constant except in tests
 	timer *time.Timer
 
 	mu    sync.Mutex

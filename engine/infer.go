@@ -27,7 +27,7 @@ type inference struct {
 	done   chan struct{}
 
 	mu     sync.Mutex
-	opens  []run.Opening // not looked at yet
+	opens  []run.Opening // not handled yet
 	stream *run.Stream   // of the finding; nil while there is none
 	said   inferred
 	ahead  []*follower // for sequential readers

@@ -24,7 +24,7 @@ type passthrough struct {
 	backer Backer
 	log    *slog.Logger
 	device backingDevice
-	off    atomic.Bool // it cannot be had here
+	off    atomic.Bool // not available here
 	shards [64]backingShard
 }
 

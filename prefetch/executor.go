@@ -162,7 +162,7 @@ type Walk struct {
 // phase is an epoch and how far it was walked.
 type phase struct {
 	Route
-	pos     int // to be looked at next
+	pos     int // the next position
 	claimed int // positions up to here may have been claimed
 }
 

@@ -32,7 +32,7 @@ const (
 
 type sourceValue struct {
 	Version  string    `json:"version"`
-	Manifest string    `json:"manifest,omitempty"` // name of its file, where that is not the version
+	Manifest string    `json:"manifest,omitempty"` // name of its file, if that is not the version
 	Layout   string    `json:"layout,omitempty"`   // its version
 	Prefix   string    `json:"prefix"`
 	Files    int       `json:"files"`

@@ -47,7 +47,7 @@ func loadFile(path, what string, key *crypt.Key, parse func(data []byte) error) 
 		}
 		data, err = unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 		if err == nil {
-			_ = unix.Madvise(data, unix.MADV_HUGEPAGE) // half the time of filling it, where the kernel has them
+			_ = unix.Madvise(data, unix.MADV_HUGEPAGE) // halves the time to fill it, if the kernel has them
 		}
 		return data, err
 	})

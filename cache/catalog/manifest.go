@@ -432,7 +432,7 @@ func (m *Manifest) Size(file int) int64 {
 // ETag returns the version tag of a file's object.
 func (m *Manifest) ETag(file int) string { return string(m.etag(file)) }
 
-// ModTime returns a file's modification time in UTC; the zero time where the listing had none.
+// ModTime returns a file's modification time in UTC; the zero time if the listing has none.
 func (m *Manifest) ModTime(file int) time.Time {
 	return timeOf(m.mtime(file))
 }
@@ -456,7 +456,7 @@ func timeOf(ns int64) time.Time {
 	return time.Unix(0, ns).UTC()
 }
 
-// DirTime returns the time of the newest file in or below a directory; the zero time where none has one.
+// DirTime returns the time of the newest file in or below a directory; the zero time if none has one.
 // The first call reads all files' times, some ms for a million, and keeps 8 bytes a directory.
 func (m *Manifest) DirTime(dir int) time.Time {
 	m.dirTimesOnce.Do(func() {

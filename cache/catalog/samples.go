@@ -89,7 +89,7 @@ func (s *Samples) File(sample int) int {
 	return s.first + sample
 }
 
-// Sample returns the number of a file, or false where the file is not a sample.
+// Sample returns the number of a file, or false if the file is not a sample.
 func (s *Samples) Sample(file int) (int, bool) {
 	if s.list != nil {
 		return slices.BinarySearch(s.list, uint32(file))
@@ -100,7 +100,7 @@ func (s *Samples) Sample(file int) (int, bool) {
 	return file - s.first, true
 }
 
-// Label returns the class of a sample, as an index in Classes; -1 where there are none.
+// Label returns the class of a sample, as an index in Classes; -1 if there are none.
 func (s *Samples) Label(sample int) int {
 	d := s.m.DirOf(s.File(sample))
 	if d == 0 {

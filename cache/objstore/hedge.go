@@ -308,7 +308,7 @@ func (h *Hedger) ended(r *read, took time.Duration, err error, won bool) {
 	h.inFlight--
 	h.completed++
 	if err == nil {
-		h.classes[r.class].record(took) // of the first GET, at least, where the second one won
+		h.classes[r.class].record(took) // at least the first GET's time if the second one won
 	}
 	if !r.sent {
 		return

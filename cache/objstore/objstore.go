@@ -120,7 +120,7 @@ func (k Kind) String() string {
 // contains a credential.
 type Error struct {
 	Op     string // "read", "stat", "list", "put", "delete", "check", "open"
-	Key    string // key or prefix, with the store's URL where that helps
+	Key    string // key or prefix, with the store's URL if that helps
 	Kind   Kind
 	Remedy string // what the user can do about it; may be empty
 	Err    error  // the cause

@@ -134,7 +134,7 @@ func walk(ids []uint32, index Index, visit func(id uint32, c *cover) error, brok
 
 // loaded is a segment with its findings, not yet shared.
 type loaded struct {
-	g         *segment // nil where it was removed
+	g         *segment // nil if it was removed
 	id        uint32
 	entries   []entry
 	recovered Recovery

@@ -216,7 +216,7 @@ type header struct {
 	crcs  []byte // 4 bytes a block
 	etag  []byte
 	fixed []byte // the first recHeaderLen bytes
-	seal  []byte // of an encrypted record; nil where there is no room for it
+	seal  []byte // of an encrypted record; nil if there is no space for it
 	// encrypted says that payload, ETag, and dataset and key hash are encrypted.
 	encrypted bool
 }
@@ -322,7 +322,7 @@ func parseSegmentHeader(b []byte, id uint32) (salt uint64, err error) {
 	return le.Uint64(b[16:]), nil
 }
 
-// headerID returns the number in a segment's header, or id where the header is damaged.
+// headerID returns the number in a segment's header, or id if the header is damaged.
 func headerID(b []byte, id uint32) uint32 {
 	if len(b) < segHeaderLen {
 		return id

@@ -26,7 +26,7 @@ type Member struct {
 	Path    string // as it is shown
 	ETag    string
 	Size    int64
-	ModTime time.Time // zero where it is not known
+	ModTime time.Time // zero if unknown
 	Shard   int       // number in Set.Shards
 	Off     int64     // of its bytes in the shard
 }

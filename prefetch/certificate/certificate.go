@@ -19,9 +19,9 @@ type Subject struct {
 	Batch int         // global batch, in positions
 	// Samples is the number of samples of the dataset.
 	Samples int
-	// Shard returns the number of the shard that holds a sample, from 0; nil where there are no shards.
+	// Shard returns the number of the shard that holds a sample, from 0; nil without shards.
 	Shard func(sample int) int
-	// Label returns the class of a sample, -1 for none; nil where there are no classes.
+	// Label returns the class of a sample, -1 for none; nil without classes.
 	Label func(sample int) int
 	// World is the number of ranks, of which rank r reads the positions r, r+World, …; 0 is 1.
 	World int

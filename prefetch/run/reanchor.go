@@ -27,8 +27,8 @@ type Reanchored struct {
 	Time     time.Time `json:"time"`
 	Event    string    `json:"event"` // jump, next epoch, restart, previous epoch, found
 	Epoch    int       `json:"epoch"`
-	From     int       `json:"from"`     // position up to which the reader had come
-	Position int       `json:"position"` // where it goes on
+	From     int       `json:"from"`     // the reader's old position
+	Position int       `json:"position"` // its new position
 	Unread   int       `json:"unread"`   // positions left out
 	Text     string    `json:"text"`
 }

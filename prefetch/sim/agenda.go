@@ -8,7 +8,7 @@ type kind uint8
 const (
 	firstByte   kind = iota // of a request's answer
 	stepEnd                 // of all accelerators
-	workerReady             // with the sample that it had read
+	workerReady             // with the sample that it has read
 )
 
 type event struct {
