@@ -19,11 +19,11 @@ import (
 //
 // What is fetched next. Each order has a Walk, which passes over its positions one by one, from the reader's frontier
 // on. It skips positions that were read. If all extents of a position are kept, staged or in flight, it claims them,
-// so that they stay. At the first extent that is not, it stops until that is fetched. Nearest first minimises the
-// longest wait if every file is read once (Jackson's rule: earliest due date). After the epoch's last position comes
-// the head of the next epoch, so that the line is not idle while the last batches are read. Files that are adjacent
-// in a shard are fetched by one request (Coalesce). A walk that asked whenever there is memory for one file would
-// fetch file by file, so it rests when it is far enough ahead (NewHorizon).
+// so that they stay. At the first extent that is not, it stays until a request for that has started. Nearest first
+// minimises the longest wait if every file is read once (Jackson's rule: earliest due date). After the epoch's last
+// position comes the head of the next epoch, so that the line is not idle while the last batches are read. Files that
+// are adjacent in a shard are fetched by one request (Coalesce). A walk that asked whenever there is memory for one
+// file would fetch file by file, so it rests when it is far enough ahead (NewHorizon).
 //
 // Who is next. Places at a store are assigned by start-time fair queueing (Fair) among the walks with something to
 // fetch. Memory goes to the walk that holds the least for its weight: a walk yields to a starved one that holds less,
@@ -39,9 +39,9 @@ import (
 //
 // What is given back. A walk without memory takes back what another walk will read last. It does so at once if that
 // one holds four times as much for its weight, so that a new walk can start. If that one holds a quarter more, it
-// does so once per four files that its own reader opens, which show that it needs the memory. The file that its
-// reader needs next is always worth the file that any reader needs last, except other parts of the same file, which
-// would displace each other.
+// does so once per four files that its own reader opens, which show that it needs the memory. For the file that its
+// reader needs next it may always take what any reader needs last, except other parts of the same file, which would
+// displace each other.
 //
 // A file that was lost because a waiting reader took its memory is planned again when memory comes free.
 //
