@@ -99,23 +99,7 @@ func (j *job) writeTrainers() error {
 	if err != nil {
 		return err
 	}
-	if err := os.CopyFS(dir, scripts); err != nil {
-		return err
-	}
-	return fs.WalkDir(j.Client, "shoal", func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		to := filepath.Join(dir, filepath.FromSlash(p))
-		if d.IsDir() {
-			return os.MkdirAll(to, 0o755)
-		}
-		b, err := fs.ReadFile(j.Client, p)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(to, b, 0o644)
-	})
+	return errors.Join(os.CopyFS(dir, scripts), os.CopyFS(dir, j.Client))
 }
 
 // lockDir keeps a second demo out of dir.

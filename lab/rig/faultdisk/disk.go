@@ -301,20 +301,6 @@ func (n *node) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.En
 	return n.LoopbackNode.Mkdir(ctx, name, mode, out)
 }
 
-func (n *node) Mknod(ctx context.Context, name string, mode, dev uint32, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
-	if errno := n.made(name); errno != 0 {
-		return nil, errno
-	}
-	return n.LoopbackNode.Mknod(ctx, name, mode, dev, out)
-}
-
-func (n *node) Symlink(ctx context.Context, target, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
-	if errno := n.made(name); errno != 0 {
-		return nil, errno
-	}
-	return n.LoopbackNode.Symlink(ctx, target, name, out)
-}
-
 func (n *node) Link(ctx context.Context, target fusefs.InodeEmbedder, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
 	if errno := n.made(name); errno != 0 {
 		return nil, errno

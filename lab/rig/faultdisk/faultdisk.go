@@ -18,7 +18,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -74,9 +73,9 @@ func Main(args []string) (err error) {
 // Disk is a running faultdisk.
 type Disk struct {
 	// Dir is the mount point: what is stored there lies on the disk.
-	Dir     string
-	control string
-	proc    *subproc.Proc
+	Dir string
+	// Set of settings has the rules count anew, and what hangs goes on under the new ones.
+	subproc.Controlled[Stats, Settings]
 }
 
 // Spawn runs command (a program that calls [Main], and its first arguments) as a disk over the folder
@@ -90,32 +89,12 @@ func Spawn(ctx context.Context, command []string, backing, dir string) (*Disk, e
 		_ = unix.Unmount(dir, unix.MNT_DETACH) // if it came as far as that
 		return nil, fmt.Errorf("faultdisk: %w", err)
 	}
-	return &Disk{Dir: dir, control: r.Control, proc: proc}, nil
+	return &Disk{dir, subproc.Controlled[Stats, Settings]{Proc: proc, URL: r.Control, Path: "/settings"}}, nil
 }
 
 // Stop lets go whatever hangs, unmounts and ends the process.
 func (d *Disk) Stop() {
-	d.proc.Stop(5 * time.Second)
+	d.Proc.Stop(5 * time.Second)
 	// Nothing is mounted any more unless the process had to be killed.
 	_ = unix.Unmount(d.Dir, unix.MNT_DETACH)
-}
-
-// Set puts settings in force. The rules start counting anew, and what hangs goes on under the new
-// ones.
-func (d *Disk) Set(ctx context.Context, s Settings) error {
-	return d.do(ctx, http.MethodPut, "/settings", s, nil)
-}
-
-// Stats asks the disk for its counters.
-func (d *Disk) Stats(ctx context.Context) (Stats, error) {
-	var s Stats
-	err := d.do(ctx, http.MethodGet, "/stats", nil, &s)
-	return s, err
-}
-
-func (d *Disk) do(ctx context.Context, method, path string, in, out any) error {
-	if err := subproc.Control(ctx, method, d.control+path, in, out); err != nil {
-		return fmt.Errorf("faultdisk: %w", err)
-	}
-	return nil
 }

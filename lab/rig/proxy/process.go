@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -56,10 +55,8 @@ func Main(args []string) error {
 // Process is a proxy that runs in a process of its own.
 type Process struct {
 	// URL is the endpoint to give to clients.
-	URL string
-	// Control is the URL of the control server, see [Main].
-	Control string
-	proc    *subproc.Proc
+	URL                                string
+	subproc.Controlled[Stats, Options] // see [Main]
 }
 
 // Spawn runs command (a program and its first arguments: {"bench", "s3proxy"} or {"shoal-lab", "rig-proxy"})
@@ -75,33 +72,8 @@ func Spawn(ctx context.Context, command []string, upstream string, o Options) (*
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	return &Process{URL: r.URL, Control: r.Control, proc: proc}, nil
+	return &Process{URL: r.URL, Controlled: subproc.Controlled[Stats, Options]{Proc: proc, URL: r.Control, Path: "/options"}}, nil
 }
 
 // Stop ends the process.
-func (p *Process) Stop() { p.proc.Stop(2 * time.Second) }
-
-// Pid returns the process id.
-func (p *Process) Pid() int { return p.proc.Pid() }
-
-// Failed returns an error, with the last output, if the process has ended by itself.
-func (p *Process) Failed() error { return p.proc.Failed() }
-
-// Stats asks the process for its counters.
-func (p *Process) Stats(ctx context.Context) (Stats, error) {
-	var s Stats
-	err := p.do(ctx, http.MethodGet, "/stats", nil, &s)
-	return s, err
-}
-
-// Set is [Proxy.Set] for the process.
-func (p *Process) Set(ctx context.Context, o Options) error {
-	return p.do(ctx, http.MethodPut, "/options", o, nil)
-}
-
-func (p *Process) do(ctx context.Context, method, path string, in, out any) error {
-	if err := subproc.Control(ctx, method, p.Control+path, in, out); err != nil {
-		return fmt.Errorf("proxy: %w", err)
-	}
-	return nil
-}
+func (p *Process) Stop() { p.Proc.Stop(2 * time.Second) }

@@ -195,28 +195,25 @@ func TestFaultsAsS3ClientSeesThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
-		fault string
+		fault proxy.Fault
 		check func(got []byte, etag string, err error) bool
 	}{
-		{"503", func(_ []byte, _ string, err error) bool { return minio.ToErrorResponse(err).Code == "SlowDown" }},
-		{"reset:at=0.5", func(b []byte, _ string, err error) bool { return err != nil && len(b) < len(want) }},
-		{"truncate:at=0.5", func(b []byte, _ string, err error) bool {
+		{proxy.Fault{Kind: proxy.Unavailable}, func(_ []byte, _ string, err error) bool { return minio.ToErrorResponse(err).Code == "SlowDown" }},
+		{proxy.Fault{Kind: proxy.Reset, At: 0.5}, func(b []byte, _ string, err error) bool { return err != nil && len(b) < len(want) }},
+		{proxy.Fault{Kind: proxy.Truncate, At: 0.5}, func(b []byte, _ string, err error) bool {
 			return errors.Is(err, io.ErrUnexpectedEOF) && len(b) == 50_000
 		}},
-		{"stall:for=1h", func(_ []byte, _ string, err error) bool { var ne net.Error; return errors.As(err, &ne) && ne.Timeout() }},
-		{"slow:for=1h", func(_ []byte, _ string, err error) bool { var ne net.Error; return errors.As(err, &ne) && ne.Timeout() }},
-		{"flip:at=0", func(b []byte, _ string, err error) bool {
+		{proxy.Fault{Kind: proxy.Stall, For: time.Hour, At: 0.5}, func(_ []byte, _ string, err error) bool { var ne net.Error; return errors.As(err, &ne) && ne.Timeout() }},
+		{proxy.Fault{Kind: proxy.Slow, For: time.Hour}, func(_ []byte, _ string, err error) bool { var ne net.Error; return errors.As(err, &ne) && ne.Timeout() }},
+		{proxy.Fault{Kind: proxy.Flip}, func(b []byte, _ string, err error) bool {
 			return err == nil && len(b) == len(want) && b[0] != want[0] && bytes.Equal(b[1:], want[1:])
 		}},
-		{"etag", func(b []byte, etag string, err error) bool {
+		{proxy.Fault{Kind: proxy.ETag}, func(b []byte, etag string, err error) bool {
 			return err == nil && bytes.Equal(b, want) && etag != st.ETag
 		}},
 	} {
-		t.Run(tt.fault, func(t *testing.T) {
-			f, err := proxy.ParseFault(tt.fault)
-			if err != nil {
-				t.Fatal(err)
-			}
+		f := tt.fault
+		t.Run(string(f.Kind), func(t *testing.T) {
 			f.Count, f.Key = 1, "k"
 			p, _ := through(t, s, proxy.Options{Faults: []proxy.Fault{f}})
 			c, err := minio.New(strings.TrimPrefix(p.URL, "http://"), &minio.Options{
@@ -272,7 +269,7 @@ func BenchmarkGet(b *testing.B) {
 			}
 			defer p.Stop()
 			if f := os.Getenv("PROXY_PROFILE"); f != "" {
-				go saveProfile(b, p.Control, f)
+				go saveProfile(b, p.Controlled.URL, f)
 			}
 			c, err := s3server.Client(p.URL, 64)
 			if err != nil {

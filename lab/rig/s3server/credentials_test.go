@@ -80,7 +80,7 @@ func TestAccountReplaced(t *testing.T) {
 	srv, _, objects := filled(t, 64, s3server.Options{Accounts: true})
 	shared := filepath.Join(t.TempDir(), "credentials")
 	account := func(id string) error {
-		if err := srv.AddAccount(t.Context(), id, "secret of "+id); err != nil {
+		if err := srv.Admin(t.Context(), "create-user", "--access", id, "--secret", "secret of "+id, "--role", "admin"); err != nil {
 			return err
 		}
 		return os.WriteFile(shared, []byte("[default]\naws_access_key_id = "+id+"\naws_secret_access_key = secret of "+id+"\n"), 0o600)
@@ -93,7 +93,7 @@ func TestAccountReplaced(t *testing.T) {
 	meter := objstore.NewMeter(store)
 	stack := objstore.Retry(meter, objstore.RetryPolicy{})
 	readAll(t, stack, objects, func() error {
-		return errors.Join(account("second"), srv.RemoveAccount(t.Context(), "first"))
+		return errors.Join(account("second"), srv.Admin(t.Context(), "delete-user", "--access", "first"))
 	})
 	if meter.Stats().Errors["temporary failure"] == 0 {
 		t.Error("no request was refused")

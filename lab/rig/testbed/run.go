@@ -23,7 +23,6 @@ type Stats struct {
 	Files   int   `json:"files"`
 	Samples int   `json:"samples"`
 	Bytes   int64 `json:"bytes"`
-	Opens   int64 `json:"opens"`
 	Hits    struct {
 		Keep int64 `json:"keep"`
 		Ring int64 `json:"ring"`
