@@ -27,7 +27,7 @@ var budget = map[string]int{
 	"loader":        6_400,
 	"gpuingest":     10_750,
 	"internal":      10_250,
-	"lab":           17_250,
+	"lab":           14_950,
 	"python":        30,
 	"docs":          110,
 	"deploy":        500,
@@ -36,8 +36,8 @@ var budget = map[string]int{
 
 // What reads well has bounds. Beyond each there is what was there before it was; it may only become less.
 const (
-	longestFunction, longFunctions = 80, 17
-	mostFields, wideStructs        = 20, 19
+	longestFunction, longFunctions = 80, 0
+	mostFields, wideStructs        = 20, 10
 	mostFolders                    = 13
 )
 

@@ -151,8 +151,9 @@ func forecast(ctx context.Context, f doctor.Facts, o *doctorOptions) doctor.Resu
 		}
 	}
 	p := predictor{o: &planOptions{
-		cacheSize: o.cacheSize, bandwidth: line, latency: f.Latency, sigma: f.Sigma, connections: connections(f.Connections), batch: 256, accelerators: 1, workers: 16, prefetch: 2,
-		step: time.Microsecond, epochs: 2, // it takes what it gets
+		cacheSize: o.cacheSize, epochs: 2,
+		modelledStore:   modelledStore{bandwidth: line, latency: f.Latency, sigma: f.Sigma, connections: connections(f.Connections)},
+		modelledTrainer: modelledTrainer{batch: 256, accelerators: 1, workers: 16, prefetch: 2, step: time.Microsecond}, // it takes what it gets
 	}}
 	cfg := p.config()
 	cfg.Samples, cfg.Sizes, cfg.Order = len(sizes), sizes, func(epoch int) order.Order { return order.Uniform(len(sizes), 0, epoch) }

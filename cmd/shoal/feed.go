@@ -41,8 +41,11 @@ type feedReport struct {
 
 	// Of the session's order; position counts the samples that were delivered.
 	Order engine.OrderState `json:"order"`
+	daemonReport
+}
 
-	// Of the daemon, after the last batch.
+// daemonReport is of the daemon, after the last batch.
+type daemonReport struct {
 	Opens       int64               `json:"opens"`
 	Reads       int64               `json:"reads"`
 	GetRequests int64               `json:"get_requests"`
@@ -54,13 +57,12 @@ type feedReport struct {
 }
 
 // addDaemon merges the daemon's stats.
-func (r *feedReport) addDaemon(raw []byte) error {
+func (r *daemonReport) addDaemon(raw []byte) error {
 	var s engine.Stats
 	if err := json.Unmarshal(raw, &s); err != nil {
 		return fmt.Errorf("the daemon's stats: %w", err)
 	}
-	r.Opens, r.Reads, r.GetRequests, r.GetBytes, r.Hits, r.Lead, r.Errors = s.Opens, s.Reads, s.GetRequests, s.GetBytes, s.Hits, s.Lead, s.Errors
-	r.Daemon = raw
+	*r = daemonReport{s.Opens, s.Reads, s.GetRequests, s.GetBytes, s.Hits, s.Lead, s.Errors, raw}
 	return nil
 }
 

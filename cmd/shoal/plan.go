@@ -30,20 +30,34 @@ import (
 
 // planOptions are the flags of shoal plan.
 type planOptions struct {
-	cacheSize, memory, sampleSize          cli.Size
-	mostDisk, mostMemory                   amount
-	bandwidth                              bandwidth
-	latency, step, requestCPU, read        time.Duration
-	sigma, requestRate                     float64
-	batch, accelerators, workers, prefetch int
-	connections                            connections
-	epochs                                 int
-	order, workload, policy, target        string
-	samples                                string
-	seed                                   uint64
-	warm, asJSON                           bool
+	cacheSize, memory, sampleSize            cli.Size
+	mostDisk, mostMemory                     amount
+	order, workload, policy, target, samples string
+	epochs                                   int
+	seed                                     uint64
+	warm, asJSON                             bool
+	store                                    storeOptions
+	modelledStore
+	modelledTrainer
+	parsedPlan
+}
 
-	store       storeOptions
+// modelledStore is the store as the model has it.
+type modelledStore struct {
+	bandwidth           bandwidth
+	latency, requestCPU time.Duration
+	sigma, requestRate  float64
+	connections         connections
+}
+
+// modelledTrainer is the trainer as the model has it.
+type modelledTrainer struct {
+	batch, accelerators, workers, prefetch int
+	step, read                             time.Duration
+}
+
+// parsedPlan is what the texts of the flags say.
+type parsedPlan struct {
 	asked       objstore.StoreOptions // by store's flags
 	spec        order.Spec
 	policies    []sim.Policy
@@ -52,7 +66,7 @@ type planOptions struct {
 }
 
 func planCommand() *cobra.Command {
-	o := planOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30}, bandwidth: 10e9 / 8}
+	o := planOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30}, modelledStore: modelledStore{bandwidth: 10e9 / 8}}
 	c := &cobra.Command{
 		Use:   "plan [SOURCE]",
 		Short: "Predict how busy accelerators will be, before a byte is fetched",

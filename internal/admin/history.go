@@ -40,15 +40,19 @@ type Point struct {
 	LedgerUsed  int64   `json:"ledger_used"`
 	RSS         int64   `json:"rss"`
 
-	// Of the feed; 0 without one.
-	Decode    float64 `json:"decode_seconds"`
-	Credit    float64 `json:"credit_seconds"`
-	FeedStall float64 `json:"feed_stall_seconds"`
+	FeedPoint
 
 	// Of the seconds before: what package verdict says about them.
 	StallShare float64       `json:"stall_share"` // of the time, 0 to 1
 	Level      verdict.Level `json:"level"`
 	Code       string        `json:"code"`
+}
+
+// FeedPoint is of the feed; 0 without one.
+type FeedPoint struct {
+	Decode    float64 `json:"decode_seconds"`
+	Credit    float64 `json:"credit_seconds"`
+	FeedStall float64 `json:"feed_stall_seconds"`
 }
 
 func pointOf(t time.Time, s Snapshot) Point {
@@ -59,7 +63,7 @@ func pointOf(t time.Time, s Snapshot) Point {
 		Lead: s.Lead, LeadSeconds: s.LeadSeconds, InFlight: s.InFlight, LedgerUsed: s.Memory.Used, RSS: s.Memory.RSS,
 	}
 	if f := s.Feed; f != nil {
-		p.Decode, p.Credit, p.FeedStall = f.Total.Decode, f.Total.Credit, f.Total.Stall
+		p.FeedPoint = FeedPoint{f.Total.Decode, f.Total.Credit, f.Total.Stall}
 	}
 	return p
 }

@@ -43,10 +43,15 @@ type Source struct {
 	reached  bool              // something answers at the endpoint
 	admitted bool              // the bucket can be listed
 	got      bool              // an object could be read
-	hasDate  bool
-	skew     time.Duration // by how much this machine is ahead of the store
-	within   time.Duration // by how much skew may be wrong
 	signed   bool
+	ahead
+}
+
+// ahead is what the store's answers say about this machine's clock.
+type ahead struct {
+	hasDate bool
+	skew    time.Duration // by how much this machine is ahead of the store
+	within  time.Duration // by how much skew may be wrong
 }
 
 // Facts are what was measured of a source.

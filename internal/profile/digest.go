@@ -44,20 +44,25 @@ type digest struct {
 	processes []*process
 	reads     int
 	readBytes int64
-	lookups   int // and pieces of listings
-	lists     int
 	areas     [5]int
 	waits     []time.Duration // of reads, sorted
 	lens      []int           // of reads, sorted
 	from, to  time.Duration   // of the visits
-	lookedAt  time.Duration   // the first lookup
-	lookedTo  time.Duration   // when nine tenths of the lookups were over
-	perLookup int             // files that were looked up and never opened
+	named
 
 	files  map[int32]int // visits of each file, without those that come again at once
 	passes []pass
 	jobs   int     // that read the same files side by side
 	shared float64 // share of the visits that another job has made shortly before
+}
+
+// named is what was asked for by name: lookups, and pieces of listings.
+type named struct {
+	lookups   int
+	lists     int
+	lookedAt  time.Duration // the first lookup
+	lookedTo  time.Duration // when nine tenths of the lookups were over
+	perLookup int           // files that were looked up and never opened
 }
 
 // digestOf makes a recording ready.
@@ -260,7 +265,7 @@ func (d *digest) figures() Figures {
 		Opens: len(d.visits), Reads: d.reads, Bytes: d.readBytes, Lookups: d.lookups, Files: len(d.files), DatasetFiles: d.trace.Header.Files,
 		Processes: len(d.processes), AtOnce: d.atOnce(), FilesPerSecond: d.pace(), WaitShare: d.waitShare(),
 		WaitP50: quantile(d.waits, 0.5).Seconds(), WaitP99: quantile(d.waits, 0.99).Seconds(),
-		Keep: d.areas[trace.Keep], Ring: d.areas[trace.Ring], Joined: d.areas[trace.Joined], Misses: d.areas[trace.Miss],
+		Areas:  Areas{d.areas[trace.Keep], d.areas[trace.Ring], d.areas[trace.Joined], d.areas[trace.Miss]},
 		Passes: len(d.passes), Lost: d.trace.Lost, LatencySeconds: d.latency(), Order: d.trace.Order, OrderState: d.last.Order.State,
 	}
 	if d.last.Order.Spec != "" {

@@ -51,28 +51,33 @@ type Report struct {
 
 // Figures are what was counted.
 type Figures struct {
-	Opens           int     `json:"opens"`
-	Reads           int     `json:"reads"`
-	Bytes           int64   `json:"bytes"`
-	Lookups         int     `json:"lookups"` // names and attributes asked for, and pieces of listings
-	Files           int     `json:"files"`   // different ones that were opened
-	DatasetFiles    int     `json:"dataset_files"`
-	Processes       int     `json:"processes"` // that opened files
-	AtOnce          float64 `json:"processes_at_once"`
-	FilesPerSecond  float64 `json:"files_per_second"` // opened, while anything was
-	WaitShare       float64 `json:"wait_share"`       // of the processes' time that went into waiting for reads
-	WaitP50         float64 `json:"read_wait_p50_seconds"`
-	WaitP99         float64 `json:"read_wait_p99_seconds"`
-	Keep            int     `json:"keep"` // reads by where they were served from
-	Ring            int     `json:"ring"`
-	Joined          int     `json:"joined"`
-	Misses          int     `json:"misses"`
+	Opens          int     `json:"opens"`
+	Reads          int     `json:"reads"`
+	Bytes          int64   `json:"bytes"`
+	Lookups        int     `json:"lookups"` // names and attributes asked for, and pieces of listings
+	Files          int     `json:"files"`   // different ones that were opened
+	DatasetFiles   int     `json:"dataset_files"`
+	Processes      int     `json:"processes"` // that opened files
+	AtOnce         float64 `json:"processes_at_once"`
+	FilesPerSecond float64 `json:"files_per_second"` // opened, while anything was
+	WaitShare      float64 `json:"wait_share"`       // of the processes' time that went into waiting for reads
+	WaitP50        float64 `json:"read_wait_p50_seconds"`
+	WaitP99        float64 `json:"read_wait_p99_seconds"`
+	Areas
 	Passes          int     `json:"passes"` // over the files, begun
 	Lost            int64   `json:"lost"`   // events that the recording lost
 	LatencySeconds  float64 `json:"get_latency_p50_seconds"`
 	Order           string  `json:"order"` // that the mount follows
 	OrderState      string  `json:"order_state"`
 	MeanSampleBytes int64   `json:"mean_sample_bytes"`
+}
+
+// Areas counts reads by where they were served from.
+type Areas struct {
+	Keep   int `json:"keep"`
+	Ring   int `json:"ring"`
+	Joined int `json:"joined"`
+	Misses int `json:"misses"`
 }
 
 // Finding is a pattern that was recognised.

@@ -47,15 +47,20 @@ type window struct {
 	diskErrors    int64
 	diskGaveUp    int64
 	errors        map[string]int64
-	consumed      int64 // by all streams, of what their orders say
-	strays        int64 // opened, and in no stream's order
-	moves         int64 // times that a reader went on elsewhere; to read an epoch again is none
-	inFlight      int64 // the fewest at either end
-	inFlightMost  int64
-	feed          loader.SessionStats
-	feedStall     float64 // shares of the time, as Rates.Stall, which is the larger one
-	mountStall    float64
-	sessions      int // open now or before
+	following
+	inFlight     int64 // the fewest at either end
+	inFlightMost int64
+	feed         loader.SessionStats
+	feedStall    float64 // shares of the time, as Rates.Stall, which is the larger one
+	mountStall   float64
+	sessions     int // open now or before
+}
+
+// following says how the readers kept to their orders.
+type following struct {
+	consumed int64 // by all streams, of what their orders say
+	strays   int64 // opened, and in no stream's order
+	moves    int64 // times that a reader went on elsewhere; to read an epoch again is none
 }
 
 // steady is the longest window, in seconds, for which the readers of its ends stand for those in between: they are
