@@ -27,7 +27,7 @@ var budget = map[string]int{
 	"loader":        6_400,
 	"gpuingest":     10_750,
 	"internal":      10_250,
-	"lab":           14_950,
+	"lab":           14_850,
 	"python":        30,
 	"docs":          110,
 	"deploy":        500,

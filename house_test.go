@@ -19,7 +19,7 @@ var mayImport = map[string][]string{
 	"internal/admin":              {"engine", "prefetch/run", "loader", "cache/objstore", "internal/admin/dashboard", "internal/admin/verdict"},
 	"lab/bench/gpu":               {"gpuingest/cuda"},
 	"cmd/shoal-gpu":               {"loader", "loader/feedpb", "gpuingest", "gpuingest/cuda", "gpuingest/cuda/nvtx", "internal/handover", "internal/logs"},
-	"lab/demo":                    {"lab/rig/photos", "lab/rig/proxy", "lab/rig/s3server", "lab/rig/subproc", "lab/rig/cputime", "internal/progress", "python"},
+	"lab/demo":                    {"lab/rig/photos", "lab/rig/proxy", "lab/rig/s3server", "lab/rig/subproc", "lab/rig/cputime", "internal/machine", "internal/progress", "python"},
 	"fusefs":                      {"cache/catalog", "cache/objstore", "internal/machine", "internal/profile/trace"},
 	"loader":                      {"loader/feedpb", "prefetch/order", "cache/objstore", "internal/handover", "internal/trace", "internal/audit"},
 	"loader/feedclient":           {"loader", "loader/feedpb", "internal/handover"},

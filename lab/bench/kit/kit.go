@@ -265,40 +265,29 @@ type Mount struct {
 
 // Mount mounts source at a folder of the work folder.
 func (k *Kit) Mount(source, name string, flags ...string) (*Mount, error) {
-	dir := filepath.Join(k.Dir, name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	begin := time.Now()
-	if err := k.Run(nil, k.Shoal, append([]string{"mount", source, dir, "--daemon"}, flags...)...); err != nil {
-		return nil, err
-	}
-	took := time.Since(begin)
-	m, err := k.attach(dir)
-	m.Took = took
-	return m, err
+	m := &Mount{Dir: filepath.Join(k.Dir, name), k: k}
+	return m, m.start(append([]string{"mount", source, m.Dir, "--daemon"}, flags...))
 }
 
 // Serve serves source as a feed, and at a folder of the work folder.
 func (k *Kit) Serve(source, name string, flags ...string) (*Mount, error) {
 	dir := filepath.Join(k.Dir, name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	addr := "unix://" + dir + ".sock"
-	if err := k.Run(nil, k.Shoal, append([]string{"serve", source, "--listen", addr, "--mount", dir, "--daemon"}, flags...)...); err != nil {
-		return nil, err
-	}
-	m, err := k.attach(dir)
-	m.Addr = addr
-	return m, err
+	m := &Mount{Dir: dir, Addr: "unix://" + dir + ".sock", k: k}
+	return m, m.start(append([]string{"serve", source, "--listen", m.Addr, "--mount", dir, "--daemon"}, flags...))
 }
 
-func (k *Kit) attach(dir string) (*Mount, error) {
-	m := &Mount{Dir: dir, k: k}
+func (m *Mount) start(args []string) error {
+	if err := os.MkdirAll(m.Dir, 0o755); err != nil {
+		return err
+	}
+	begin := time.Now()
+	if err := m.k.Run(nil, m.k.Shoal, args...); err != nil {
+		return err
+	}
+	m.Took = time.Since(begin)
 	s, err := m.Stats()
 	m.PID = s.PID
-	return m, err
+	return err
 }
 
 // Stats reads the mount's stats.
@@ -319,10 +308,8 @@ func (k *Kit) Part(into any, name string, args ...string) error {
 
 // Read is what the part readers prints.
 type Read struct {
-	Files   int     `json:"files"`
-	Seconds float64 `json:"seconds"`
-	Rate    float64 `json:"files_per_s"`
-	MB      float64 `json:"mb_per_s"`
+	Files int     `json:"files"`
+	Rate  float64 `json:"files_per_s"`
 }
 
 // Read reads the listed files below dir with 8 threads.
@@ -334,7 +321,6 @@ func (k *Kit) Read(dir, list string, flags ...string) (r Read, err error) {
 // Fed is what `shoal feed --json` prints.
 type Fed struct {
 	Samples int     `json:"samples"`
-	Seconds float64 `json:"seconds"`
 	Rate    float64 `json:"samples_per_second"`
 }
 

@@ -26,7 +26,7 @@ const shownErrors = 5
 // reader is one pass over the files of dir.
 type reader struct {
 	dir, originals string // originals are compared with, unless ""
-	files, bytes   atomic.Int64
+	files          atomic.Int64
 	mu             sync.Mutex
 	failed         int
 	errs           []error // the first of them
@@ -91,13 +91,12 @@ func (r *reader) pass(paths []string, threads int) (kit.Read, error) {
 					continue
 				}
 				r.files.Add(1)
-				r.bytes.Add(int64(n))
 			}
 		})
 	}
 	wg.Wait()
-	seconds, files := time.Since(start).Seconds(), r.files.Load()
-	res := kit.Read{Files: int(files), Seconds: seconds, Rate: float64(files) / seconds, MB: float64(r.bytes.Load()) / seconds / 1e6}
+	files := r.files.Load()
+	res := kit.Read{Files: int(files), Rate: float64(files) / time.Since(start).Seconds()}
 	if r.failed > 0 {
 		return res, fmt.Errorf("%d files could not be read or differ: %w", r.failed, errors.Join(r.errs...))
 	}

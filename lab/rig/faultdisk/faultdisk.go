@@ -19,7 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"syscall"
 	"time"
@@ -28,11 +27,6 @@ import (
 
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
-
-// ready is the line that the process prints when it is mounted.
-type ready struct {
-	Control string `json:"control"`
-}
 
 // Main runs a faultdisk until SIGTERM, SIGINT or an unmount: faultdisk BACKING MOUNTPOINT. It prints
 // one line of JSON with the URL of its control server, which answers GET /stats ([Stats]) and PUT
@@ -55,7 +49,7 @@ func Main(args []string) (err error) {
 		err = server.WaitMount()
 	}
 	if err == nil {
-		err = json.NewEncoder(os.Stdout).Encode(ready{Control: control})
+		err = json.NewEncoder(os.Stdout).Encode(subproc.Serving{Control: control})
 	}
 	if err == nil {
 		select {
@@ -82,14 +76,12 @@ type Disk struct {
 // backing at the mount point dir, both of which exist, and returns when it is mounted. It dies with
 // this process.
 func Spawn(ctx context.Context, command []string, backing, dir string) (*Disk, error) {
-	args := append(command[1:len(command):len(command)], backing, dir)
-	var r ready
-	proc, err := subproc.StartReady(ctx, "faultdisk", exec.Command(command[0], args...), &r)
+	_, c, err := subproc.SpawnControlled[Stats, Settings](ctx, "faultdisk", command, "/settings", backing, dir)
 	if err != nil {
 		_ = unix.Unmount(dir, unix.MNT_DETACH) // if it came as far as that
 		return nil, fmt.Errorf("faultdisk: %w", err)
 	}
-	return &Disk{dir, subproc.Controlled[Stats, Settings]{Proc: proc, URL: r.Control, Path: "/settings"}}, nil
+	return &Disk{dir, c}, nil
 }
 
 // Stop lets go whatever hangs, unmounts and ends the process.

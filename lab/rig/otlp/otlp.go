@@ -46,7 +46,6 @@ type Collector struct {
 	mu      sync.Mutex
 	spans   []Span
 	headers []http.Header
-	wrong   []error
 	refuse  bool
 }
 
@@ -84,21 +83,12 @@ func (c *Collector) Headers() []http.Header {
 	return append([]http.Header(nil), c.headers...)
 }
 
-// Errors returns what could not be decoded.
-func (c *Collector) Errors() []error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return append([]error(nil), c.wrong...)
-}
-
 func (c *Collector) take(w http.ResponseWriter, r *http.Request) {
 	spans, err := decode(r)
 	c.mu.Lock()
 	c.headers = append(c.headers, r.Header.Clone())
 	refuse := c.refuse
-	if err != nil {
-		c.wrong = append(c.wrong, err)
-	} else if !refuse {
+	if err == nil && !refuse {
 		c.spans = append(c.spans, spans...)
 	}
 	c.mu.Unlock()

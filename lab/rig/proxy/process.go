@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -14,12 +13,6 @@ import (
 
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
-
-// ready is the line that a proxy process prints when it accepts connections.
-type ready struct {
-	URL     string `json:"url"`
-	Control string `json:"control"`
-}
 
 // Main runs a proxy as a process of its own until SIGTERM or SIGINT: UPSTREAM (http://host:port) and [Options] in JSON.
 // It prints one line of JSON with its URL and that of its control server, which answers GET /stats ([Stats]), PUT /options
@@ -45,7 +38,7 @@ func Main(args []string) error {
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
-	err = json.NewEncoder(os.Stdout).Encode(ready{URL: p.URL, Control: control})
+	err = json.NewEncoder(os.Stdout).Encode(subproc.Serving{URL: p.URL, Control: control})
 	if err == nil {
 		<-ctx.Done()
 	}
@@ -66,13 +59,11 @@ func Spawn(ctx context.Context, command []string, upstream string, o Options) (*
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	args := append(command[1:len(command):len(command)], upstream, string(options))
-	var r ready
-	proc, err := subproc.StartReady(ctx, "the S3 proxy", exec.Command(command[0], args...), &r)
+	url, c, err := subproc.SpawnControlled[Stats, Options](ctx, "the S3 proxy", command, "/options", upstream, string(options))
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	return &Process{URL: r.URL, Controlled: subproc.Controlled[Stats, Options]{Proc: proc, URL: r.Control, Path: "/options"}}, nil
+	return &Process{url, c}, nil
 }
 
 // Stop ends the process.

@@ -64,7 +64,7 @@ func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progres
 	if err != nil {
 		return fail(err)
 	}
-	have, err := etags(ctx, c, bucket, prefix)
+	have, err := Objects(ctx, c, bucket, prefix)
 	if err != nil {
 		return fail(err)
 	}
@@ -73,7 +73,7 @@ func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progres
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(uploadWorkers)
 	for _, f := range files {
-		old, exists := have[f.key]
+		old := strings.Trim(have[f.key].ETag, `"`)
 		delete(have, f.key)
 		g.Go(func() error {
 			if err := gctx.Err(); err != nil {
@@ -85,7 +85,7 @@ func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progres
 			}
 			total.Add(int64(len(b)))
 			sum := md5.Sum(b) //nolint:gosec // see the import
-			if !exists || old != hex.EncodeToString(sum[:]) {
+			if old != hex.EncodeToString(sum[:]) {
 				if _, err := c.PutObject(gctx, bucket, f.key, bytes.NewReader(b), int64(len(b)), PutOptions()); err != nil {
 					return fmt.Errorf("put %s: %w", f.key, err)
 				}
@@ -125,9 +125,9 @@ func filesBelow(dir, prefix string) (files []file, err error) {
 	return files, err
 }
 
-// etags lists the objects under a prefix, with their ETags.
-func etags(ctx context.Context, c *minio.Client, bucket, prefix string) (map[string]string, error) {
-	have := map[string]string{}
+// Objects lists those under prefix/, by key.
+func Objects(ctx context.Context, c *minio.Client, bucket, prefix string) (map[string]minio.ObjectInfo, error) {
+	have := map[string]minio.ObjectInfo{}
 	if prefix != "" {
 		prefix += "/"
 	}
@@ -135,7 +135,7 @@ func etags(ctx context.Context, c *minio.Client, bucket, prefix string) (map[str
 		if o.Err != nil {
 			return nil, o.Err
 		}
-		have[o.Key] = strings.Trim(o.ETag, `"`)
+		have[o.Key] = o
 	}
 	return have, nil
 }

@@ -63,6 +63,20 @@ type Controlled[S, O any] struct {
 	Path string
 }
 
+// SpawnControlled starts command (a program and its first arguments) with further ones, and returns when it has told its
+// URLs as the JSON of [Serving]. It dies with this process.
+func SpawnControlled[S, O any](ctx context.Context, name string, command []string, path string, args ...string) (url string, c Controlled[S, O], err error) {
+	var r Serving
+	proc, err := StartReady(ctx, name, exec.Command(command[0], append(command[1:len(command):len(command)], args...)...), &r)
+	return r.URL, Controlled[S, O]{Proc: proc, URL: r.Control, Path: path}, err
+}
+
+// Serving is the line that a child prints when it is ready.
+type Serving struct {
+	URL     string `json:"url,omitempty"`
+	Control string `json:"control"`
+}
+
 // Stats asks the child for its counters.
 func (c Controlled[S, O]) Stats(ctx context.Context) (s S, err error) {
 	err = control(ctx, http.MethodGet, c.URL+"/stats", nil, &s)
