@@ -11,7 +11,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -153,9 +152,9 @@ func TestFramesUnread(t *testing.T) {
 		return small
 	}}, loader.Options{}, 0)
 	open := &feedpb.Open{Session: "job", Batch: 1, Slots: 2, Credits: 1, Order: "sequential"}
-	stream, _ := framed(t, r.addr, open)
-	for r.mem.Used() < int64(len(large)) { // it is being sent, which takes long
-		time.Sleep(time.Millisecond)
+	stream, unread := framed(t, r.addr, open)
+	if _, err := io.ReadFull(unread, make([]byte, 1000)); err != nil { // more than a socket's buffer is still to come
+		t.Fatal(err)
 	}
 	next, c := framed(t, r.addr, open)
 	if _, err := stream.Recv(); loader.Code(err) != codes.Aborted {

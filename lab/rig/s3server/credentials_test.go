@@ -13,7 +13,6 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
@@ -121,23 +120,4 @@ func TestVersionsOfTheServer(t *testing.T) {
 		return nil
 	})
 	readAll(t, stack, objects, nil)
-}
-
-// TestSignedHeadersConform: the signatures of all operations stay right with the headers of requester-pays and
-// SSE-C, which the server takes and leaves unread.
-func TestSignedHeadersConform(t *testing.T) {
-	key, err := objstore.ParseCustomerKey(bytes.Repeat([]byte{1}, 32))
-	must(t, err)
-	s := newBucket(t)
-	opened := 0
-	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
-		opened++
-		store, err := s3.New(t.Context(), s3.Config{
-			Endpoint: s.URL, Region: s3server.Region, Bucket: bucket, AccessKeyID: s3server.AccessKey, SecretAccessKey: s3server.SecretKey,
-			Store: objstore.StoreOptions{RequesterPays: true, CustomerKey: key},
-		})
-		must(t, err)
-		t.Cleanup(store.Close)
-		return objstoretest.Harness{Store: store, Prefix: fmt.Sprintf("paid%d/", opened)}
-	})
 }
