@@ -64,7 +64,7 @@ func mapSlots(ctx context.Context, feed string, p *feedpb.Pool) (s *slots, err e
 	}
 	defer func() {
 		for _, f := range files {
-			_ = unix.Close(f) // mapped, it is not needed any more
+			_ = unix.Close(f) // the mapping stays
 		}
 		if err != nil {
 			err = errors.Join(fmt.Errorf("shared memory: %w", err), c.Close())
@@ -74,7 +74,7 @@ func mapSlots(ctx context.Context, feed string, p *feedpb.Pool) (s *slots, err e
 	case r.Error != "":
 		return nil, errors.New(r.Error)
 	case len(files) != 1:
-		return nil, fmt.Errorf("%d descriptors came where one belongs", len(files))
+		return nil, fmt.Errorf("the server sent %d descriptors instead of 1", len(files))
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(files[0], &st); err != nil {
