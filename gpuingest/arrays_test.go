@@ -189,7 +189,7 @@ func TestArrayFit(t *testing.T) {
 		"raw_array((6, 9), 'int32')":                 "no int32 array",
 		"Resize((8, 8))":                             "a picture is uint8",
 		"npy((6, 9))|fp32|uint8":                     "one type is enough",
-		"npy((6, 9))":                                "the type of the rows is not named",
+		"npy((6, 9))":                                "the type of the rows is missing",
 		"npy((6, 9))|transpose(0, 0)|fp32":           "each axis",
 		"npy((6, 9))|flot32":                         "did you mean",
 		"npy((65536, 65536))|fp32":                   "more than 2147483647 bytes",

@@ -12,15 +12,15 @@ import (
 	"github.com/mewkiz/flac"
 )
 
-// Audio is the Ingest of sound: WAV and FLAC become fp32 of channels x samples in [-1, 1], cut or filled up to one
-// length. The field "length" holds how many samples are the recording's own.
+// Audio is the Ingest of sound: WAV and FLAC become fp32 of channels x samples in [-1, 1], cut or padded to one
+// length. The field "length" is the number of samples that belong to the recording.
 type Audio struct {
 	seconds  float64
 	rate     int
 	channels int
 	samples  int
 	crop     string // start, center, random, or "" where longer recordings are bad
-	pad      bool   // shorter ones are filled up with silence, else bad
+	pad      bool   // shorter ones are padded with silence, otherwise bad
 	resample bool
 
 	mu      sync.Mutex
@@ -30,7 +30,7 @@ type Audio struct {
 const (
 	maxRate     = 768_000
 	maxChannels = 64
-	maxFrames   = 1 << 28 // of a FLAC: 90 minutes at 48 kHz, that a crop's way there stays short
+	maxFrames   = 1 << 28 // of a FLAC: 90 minutes at 48 kHz, since everything before a crop is decoded
 )
 
 var audioParams = []param{{"seconds", ""}, {"rate", ""}, {"channels", "1"}, {"crop", "'random'"}, {"pad", "True"}, {"resample", "False"}}
@@ -39,7 +39,7 @@ var audioParams = []param{{"seconds", ""}, {"rate", ""}, {"channels", "1"}, {"cr
 func compileAudio(p *parser, calls []call) (Ingest, error) {
 	c := calls[0]
 	if len(calls) > 1 {
-		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "audio stands alone")
+		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "audio cannot be combined with other operations")
 	}
 	a, err := bind(p, c, audioParams)
 	if err != nil {
@@ -49,7 +49,7 @@ func compileAudio(p *parser, calls []call) (Ingest, error) {
 	whole := func(name string, most int) (int, error) {
 		v := a.val[name]
 		if v.kind != 'i' || v.num < 1 || v.num > float64(most) {
-			return 0, a.bad(v, "%s is a whole number from 1 to %d", name, most)
+			return 0, a.bad(v, "%s must be a whole number from 1 to %d", name, most)
 		}
 		return int(v.num), nil
 	}
@@ -62,20 +62,20 @@ func compileAudio(p *parser, calls []call) (Ingest, error) {
 	v := a.val["seconds"]
 	n := math.RoundToEven(v.num * float64(t.rate))
 	if !v.number() || n < 1 || n*4*float64(t.channels) > maxOut {
-		return nil, a.bad(v, "seconds times rate is a number of samples from 1 on, in at most %d bytes", maxOut)
+		return nil, a.bad(v, "seconds times rate is a number of samples, at least 1, in at most %d bytes", maxOut)
 	}
 	t.seconds, t.samples = v.num, int(n)
 	switch v := a.val["crop"]; {
 	case v.kind == 's' && (v.str == "start" || v.str == "center" || v.str == "random"):
 		t.crop = v.str
 	case v.kind != 'n':
-		return nil, a.bad(v, "crop is 'random', 'center', 'start' or None")
+		return nil, a.bad(v, "crop must be 'random', 'center', 'start' or None")
 	}
 	for name, to := range map[string]*bool{"pad": &t.pad, "resample": &t.resample} {
 		if v := a.val[name]; v.kind == 'b' {
 			*to = v.num != 0
 		} else {
-			return nil, a.bad(v, "%s is True or False", name)
+			return nil, a.bad(v, "%s must be True or False", name)
 		}
 	}
 	return t, nil
@@ -175,7 +175,7 @@ func (t *Audio) Make(src Sample, at Draw, row *Row) error {
 			native.PutUint32(row.Fields[0][4*(c*t.samples+k):], math.Float32bits(v))
 		})
 	}
-	// The filter reaches beyond the crop on both sides, as far as there is sound.
+	// The filter needs samples on both sides of the crop, if there are any.
 	first := max(0, from-f.reach)
 	last := min(r.frames, from+need+f.reach)
 	in := make([][]float32, t.channels)
@@ -194,7 +194,7 @@ func (t *Audio) Make(src Sample, at Draw, row *Row) error {
 	return nil
 }
 
-// mix reads n frames as so many channels: their mean if one is wanted of several, copies if several of one.
+// mix reads n frames as this many channels: the mean of several channels as one, or copies of one channel.
 func (r *recording) mix(from, n, channels int, put func(channel, k int, v float32)) error {
 	switch r.channels {
 	case channels:
@@ -217,8 +217,8 @@ func (r *recording) mix(from, n, channels int, put func(channel, k int, v float3
 	})
 }
 
-// openWAV reads RIFF/WAVE: integers of 8 (unsigned), 16, 24 and 32 bits, and floats of 32 and 64, which are divided by
-// 2^(bits-1), floats by nothing.
+// openWAV reads RIFF/WAVE: integers of 8 (unsigned), 16, 24 and 32 bits, which are divided by 2^(bits-1), and floats
+// of 32 and 64.
 func openWAV(b []byte) (r recording, err error) {
 	le := binary.LittleEndian
 	var tag, bits, block int
@@ -243,7 +243,7 @@ func openWAV(b []byte) (r recording, err error) {
 			if block == 0 {
 				return r, badArray("WAV: sound before its format")
 			}
-			// What is written as a stream has a size of zero or of all ones: the rest is sound.
+			// A streamed file has a size of zero or of all ones: the rest of it is sound.
 			streamed := size == 0 || size == math.MaxUint32
 			if !streamed && size > int64(len(body)) {
 				return r, badArray("WAV: %d of %d bytes of sound are there: the file is cut short", len(body), size)
@@ -290,8 +290,8 @@ func openWAV(b []byte) (r recording, err error) {
 	return r, nil
 }
 
-// openFLAC reads the header. Frames are decoded from the first to the last that is wanted, since where one begins is
-// only known when the one before it was read. Each frame's checksum is verified.
+// openFLAC reads the header. Frames are decoded from the first to the last that is needed, since the start of a frame
+// is known only after reading the one before it. Each frame's checksum is verified.
 func openFLAC(b []byte) (r recording, err error) {
 	defer caught(&err)
 	s, err := flac.New(bytes.NewReader(b))
@@ -339,7 +339,7 @@ func openFLAC(b []byte) (r recording, err error) {
 	return r, nil
 }
 
-// caught makes a bad sample of a library's panic over hostile bytes.
+// caught turns a library's panic on hostile bytes into a bad sample.
 func caught(err *error) {
 	if r := recover(); r != nil {
 		*err = badArray("FLAC: %v", r)

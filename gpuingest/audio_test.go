@@ -202,7 +202,7 @@ func TestAudioRefused(t *testing.T) {
 		{"audio(0, 16000)", "seconds times rate", nil},
 		{"audio(1e6, 16000)", "seconds times rate", nil},
 		{"audio(1, 16000, 0)", "channels is", nil},
-		{"audio(1, 16000, crop='end')", "crop is", nil},
+		{"audio(1, 16000, crop='end')", "crop must be", nil},
 		{"audio(1, 16000, pad=0)", "pad is True or False", nil},
 		{"audio(1, 16000)|fp32", "stands alone", nil},
 	} {

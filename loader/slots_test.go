@@ -305,10 +305,10 @@ func TestWaitingForSlots(t *testing.T) {
 		st := r.server.Stats().List[0]
 		return st.Slots > 0 && st.Batches == 3
 	})
-	for end := time.Now().Add(time.Minute); !strings.Contains(log.String(), "keeps all its slots") && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); !strings.Contains(log.String(), "holds all its slots") && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
-	if n := strings.Count(log.String(), "keeps all its slots"); n != 1 {
+	if n := strings.Count(log.String(), "holds all its slots"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, log.String())
 	}
 	for range 5 {

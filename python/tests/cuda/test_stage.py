@@ -290,7 +290,7 @@ class StageTest(unittest.TestCase):
         with self.assertLogs("shoal", logging.WARNING) as logs:
             thread.start()
             eventually(lambda: logs.output, "the message")
-        self.assertIn("all 1 batches on cuda:0 are referred to", logs.output[0])
+        self.assertIn("all 1 batches on cuda:0 are still referred to", logs.output[0])
         held.clear()
         thread.join(60)
 
