@@ -30,7 +30,7 @@ func (o *Options) diskChecks() []Check {
 	}
 }
 
-// Magic numbers of file systems, by statfs(2), and what they mean for a cache.
+// Magic numbers of file systems, from statfs(2), and their meaning for a cache.
 var filesystems = map[int64]struct{ name, meaning, remedy string }{
 	unix.EXT4_SUPER_MAGIC:      {"ext4", "", ""},
 	unix.XFS_SUPER_MAGIC:       {"xfs", "", ""},
@@ -76,7 +76,7 @@ func filesystem(m *Machine, dir string) Result {
 	return ok("%s%s", fs.name, source).because(Warn, fs.meaning, fs.remedy)
 }
 
-// minSpace is the least with which keeping anything makes sense.
+// minSpace is the least space that is worth a cache.
 const minSpace = 256 << 20
 
 func space(m *Machine, dir string, want int64) Result {
@@ -105,7 +105,7 @@ func space(m *Machine, dir string, want int64) Result {
 	return r
 }
 
-// folderSize returns the bytes of the files below a folder, 0 if there is none.
+// folderSize returns the bytes of the files below a folder, 0 if it does not exist.
 func folderSize(dir string) (n int64) {
 	_ = filepath.WalkDir(dir, func(_ string, d os.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() {
@@ -120,16 +120,16 @@ func folderSize(dir string) (n int64) {
 
 const (
 	diskBlock  = 1 << 20
-	diskFile   = 256 << 20 // bytes that are written at most
-	randomRead = 128 << 10 // a usual image
-	// slowDisk and slowRandom are what a line of 10 Gbit, and eight accelerators of the headline's kind,
-	// take.
+	diskFile   = 256 << 20 // the most bytes to write
+	randomRead = 128 << 10 // a typical image
+	// slowDisk and slowRandom are the rates of a 10 Gbit link and of eight accelerators of the headline's
+	// kind.
 	slowDisk   = 400e6
 	slowRandom = 100e6
 	slowSync   = 50 * time.Millisecond
 )
 
-// diskSpeed writes a file that has no name any more, and reads it. window bounds each of the two.
+// diskSpeed writes an unnamed file and reads it. window bounds each of the two.
 func diskSpeed(ctx context.Context, dir string, window time.Duration) Result {
 	at, err := existing(dir)
 	if err != nil {
@@ -142,10 +142,10 @@ func diskSpeed(ctx context.Context, dir string, window time.Duration) Result {
 	defer f.Close()
 	block := aligned(diskBlock)
 	for i := range block {
-		block[i] = byte(rand.Uint32()) // what compresses would be written faster
+		block[i] = byte(rand.Uint32()) // compressible data would be written faster
 	}
 	began, written := time.Now(), int64(0)
-	// One at least, here and in readRate: on a busy machine the window may be over before it was begun.
+	// At least one, here and in readRate: on a busy machine the window may be over before the first.
 	for written == 0 || written < diskFile && time.Since(began) < window && ctx.Err() == nil {
 		if _, err := f.WriteAt(block, written); err != nil {
 			if written == 0 {
@@ -170,7 +170,7 @@ func diskSpeed(ctx context.Context, dir string, window time.Duration) Result {
 		}
 		syncs = append(syncs, time.Since(t))
 	}
-	if !direct { // reads must not be the page cache's
+	if !direct { // reads must not come from the page cache
 		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 	}
 	sequential := readRate(ctx, f, written, diskBlock, 1, window/4, false)
@@ -200,7 +200,7 @@ func diskSpeed(ctx context.Context, dir string, window time.Duration) Result {
 	return r
 }
 
-// scratch makes a file without a name, so that nothing can stay behind.
+// scratch creates an unnamed file, so that nothing can stay behind.
 func scratch(dir string) (f *os.File, direct bool, err error) {
 	f, err = os.CreateTemp(dir, ".shoal-doctor-*")
 	if err != nil {
@@ -208,7 +208,7 @@ func scratch(dir string) (f *os.File, direct bool, err error) {
 	}
 	name := f.Name()
 	defer func() { _ = os.Remove(name) }()
-	// By its descriptor's flags, since the file has been opened already; tmpfs and others refuse.
+	// Set O_DIRECT on the open descriptor; tmpfs and others refuse.
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err == nil {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT)
@@ -216,7 +216,7 @@ func scratch(dir string) (f *os.File, direct bool, err error) {
 	return f, err == nil, nil
 }
 
-// aligned returns n bytes that O_DIRECT takes.
+// aligned returns n bytes that are aligned for O_DIRECT.
 func aligned(n int) []byte {
 	const page = 4096
 	b := make([]byte, n+page)
@@ -226,7 +226,7 @@ func aligned(n int) []byte {
 
 type rates struct{ bytes, reads float64 }
 
-// readRate reads blocks of a file of n bytes for a while, by some at a time.
+// readRate reads blocks of a file of n bytes with several workers, until window is over.
 func readRate(ctx context.Context, f *os.File, n int64, block, workers int, window time.Duration, random bool) rates {
 	blocks := n / int64(block)
 	if blocks == 0 {
@@ -306,7 +306,7 @@ func cacheDirectory(m *Machine, dir string) Result {
 	return r
 }
 
-// cacheDaemon looks for the owner's lock without taking it, which would keep a daemon from starting.
+// cacheDaemon looks for the owner's lock without taking it, which could stop a daemon from starting.
 func cacheDaemon(m *Machine, dir string) Result {
 	st := new(unix.Stat_t)
 	if err := unix.Stat(filepath.Join(dir, "lock"), st); err != nil {
@@ -335,7 +335,7 @@ func cacheDaemon(m *Machine, dir string) Result {
 	return ok("a daemon (pid %s) owns it, and others can attach to it", pid)
 }
 
-// cacheContents counts what is there, and looks for what should not be. It reads no content: shoal fsck does.
+// cacheContents counts the files of a cache, and looks for unexpected ones. It reads no content: shoal fsck does.
 func cacheContents(dir string) Result {
 	var segments, foreign int
 	var bytes int64
@@ -348,7 +348,7 @@ func cacheContents(dir string) Result {
 		}
 		fi, err := d.Info()
 		if err != nil {
-			return nil //nolint:nilerr // it was removed meanwhile
+			return nil //nolint:nilerr // it was removed in the meantime
 		}
 		segments++
 		bytes += fi.Size()

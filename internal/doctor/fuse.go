@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fuseChecks are about what a mount needs.
+// fuseChecks check the requirements of a mount.
 func (o *Options) fuseChecks() []Check {
 	m := o.machine
 	return []Check{
@@ -44,7 +44,7 @@ func fuseDevice(m *Machine) Result {
 	return ok("/dev/fuse: %s", cause(err)).because(Fail, without, "dmesg | tail")
 }
 
-// cause is an error without the path in front.
+// cause returns an error without its leading path.
 func cause(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
@@ -74,7 +74,7 @@ func fusermount(m *Machine) Result {
 	return ok("neither fusermount3 nor fusermount is in PATH").because(Fail, "users other than root cannot mount", "sudo apt-get install fuse3")
 }
 
-// fuseKernel judges the kernel by what the mount uses of it.
+// fuseKernel checks the kernel for the features that the mount uses.
 func fuseKernel(m *Machine) Result {
 	text, err := m.read("/proc/sys/kernel/osrelease")
 	if err != nil {
@@ -114,7 +114,7 @@ func allowOther(m *Machine) Result {
 	return ok("%s", what).because(Warn, "a trainer of another user (also root) cannot read what you mount", "echo user_allow_other | sudo tee -a /etc/fuse.conf, then shoal mount --allow-other")
 }
 
-// wantBackground is fusefs.DefaultMaxBackground: the kernel clips it for users other than root.
+// wantBackground is fusefs.DefaultMaxBackground: the kernel limits it for users other than root.
 const wantBackground = 256
 
 func background(m *Machine) Result {
@@ -158,7 +158,7 @@ func fuseContainer(m *Machine, mountpoint string) Result {
 	return ok("%s, %s lies on %s, which is shared", in, mountpoint, e.Point)
 }
 
-// liveMounts looks for Shoal's mounts whose daemon is gone.
+// liveMounts looks for mounts of Shoal whose daemon is gone.
 func liveMounts(ctx context.Context, m *Machine) Result {
 	all, err := m.mounts()
 	if err != nil {

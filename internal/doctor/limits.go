@@ -26,7 +26,7 @@ func (o *Options) limitChecks() []Check {
 	}
 }
 
-// wantFiles is what 512 connections, segments, mounts and clients take together.
+// wantFiles is enough for 512 connections, segments, mounts and clients together.
 const wantFiles = 4096
 
 func openFiles(m *Machine) Result {
@@ -67,7 +67,7 @@ func memlock(m *Machine) Result {
 	return r
 }
 
-// wantProcesses are threads: of Go, and of a loader's workers.
+// wantProcesses counts threads: those of Go, and of a loader's workers.
 const wantProcesses = 500
 
 func processes(m *Machine) Result {
@@ -93,10 +93,10 @@ func processes(m *Machine) Result {
 	return r
 }
 
-// unlimitedV1 is above every limit that version 1 tells for none.
+// unlimitedV1 is above every limit, since version 1 reports no limit as a huge number.
 const unlimitedV1 = 1 << 60
 
-// memoryLimit returns the least limit of the process's cgroups; 0 for none.
+// memoryLimit returns the smallest limit of the process's cgroups; 0 for none.
 func (m *Machine) memoryLimit() (limit, used int64) {
 	for _, dir := range machine.Cgroups(m.path("/"), "memory") {
 		for _, f := range [][2]string{{"memory.max", "memory.current"}, {"memory.limit_in_bytes", "memory.usage_in_bytes"}} {
@@ -146,7 +146,7 @@ func memory(m *Machine, want int64) Result {
 	return r
 }
 
-// LeastMemory is what a daemon starts with, in MiB.
+// LeastMemory is the least memory with which a daemon starts, in MiB.
 const LeastMemory = 107
 
 func cpu(m *Machine, cores int) Result {

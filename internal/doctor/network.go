@@ -24,7 +24,7 @@ func local(endpoint string) bool {
 	return u.Hostname() == "localhost" || ip != nil && (ip.IsLoopback() || ip.IsPrivate()) || ip == nil && !strings.Contains(u.Hostname(), ".")
 }
 
-// remote returns why a check of the network does not apply; "" where it does.
+// remote returns why a check of the network does not apply; "" if it applies.
 func (s *Source) remote() string {
 	switch {
 	case s.store == nil:
@@ -60,7 +60,7 @@ func hostOf(endpoint string) string {
 	return u.Hostname()
 }
 
-// address is what is connected to: the endpoint, or the proxy before it.
+// address is the address to connect to: the endpoint, or its proxy.
 func (s *Source) address() (host, port string) {
 	if p := s.viaProxy(); p != "" {
 		if host, port, err := net.SplitHostPort(p); err == nil {
@@ -115,7 +115,7 @@ func (s *Source) tcp(ctx context.Context) Result {
 	return ok("%s connects in %s", conn.RemoteAddr(), short(took)).with("seconds", took.Seconds())
 }
 
-// soonExpires is how long before its end a certificate is worth a warning.
+// soonExpires is the time before a certificate's end from which it causes a warning.
 const soonExpires = 14 * 24 * time.Hour
 
 func (s *Source) tls(ctx context.Context) Result {
@@ -205,17 +205,17 @@ func (s *Source) endpoint(ctx context.Context) Result {
 
 const (
 	skewWarn = time.Minute
-	skewFail = 15 * time.Minute // S3 refuses signatures from there on
+	skewFail = 15 * time.Minute // S3 refuses signatures beyond this
 )
 
-// noteClock keeps the difference between the store's clock and ours, and how well it is known: an answer that took
-// long may have been dated at any time of that.
+// noteClock stores the difference between the store's clock and ours, and its uncertainty: a slow answer may have been
+// dated at any time in between.
 func (s *Source) noteClock(header http.Header, began time.Time, took time.Duration) {
 	date, err := http.ParseTime(header.Get("Date"))
 	if err != nil {
 		return
 	}
-	// The header counts whole seconds, so on average it is half of one behind.
+	// The header has whole seconds, so on average it is half a second behind.
 	s.skew = began.Add(took / 2).Sub(date.Add(500 * time.Millisecond))
 	s.within = 2*time.Second + took/2
 	s.hasDate = true

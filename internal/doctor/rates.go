@@ -20,7 +20,7 @@ import (
 // random returns a number below n.
 func (s *Source) random(n int) int { return rand.IntN(n) }
 
-// sample returns one of the objects of at least so many bytes.
+// sample returns one of the objects of at least this many bytes.
 func (s *Source) sample(least int64) (objstore.Object, bool) {
 	for range 64 {
 		if len(s.objects) == 0 {
@@ -62,7 +62,7 @@ const (
 	longTail    = time.Second
 )
 
-// latency measures small GETs, four at a time over connections that are open already.
+// latency measures small GETs, four at a time over open connections.
 func (s *Source) latency(ctx context.Context) Result {
 	var mu sync.Mutex
 	var took []time.Duration
@@ -72,7 +72,7 @@ func (s *Source) latency(ctx context.Context) Result {
 	for range 4 {
 		wg.Go(func() {
 			p := make([]byte, smallGet)
-			// Two at least: where the first answers come late, those after them say what is usual.
+			// At least two: if the first answers are late, those after them show the usual latency.
 			for n := 0; (n < 2 || time.Since(began) < window) && ctx.Err() == nil; n++ {
 				o, found := s.sample(1)
 				if !found {
@@ -132,22 +132,22 @@ func (s *Source) rungWindow() time.Duration {
 const (
 	mostRungs   = 512
 	quickRungs  = 64
-	pays        = 1.1 // what twice the connections have to bring
+	pays        = 1.1 // the gain that justifies doubling the connections
 	kneeShare   = 0.9
 	slowStore   = 100e6
 	largestGet  = 4 << 20 // cache.ExtentSize
 	smallestGet = 64 << 10
-	// largestTotal bounds what all GETs of a rung take in memory.
+	// largestTotal bounds the memory of all GETs of a rung.
 	largestTotal = 512 << 20
 )
 
-// rung is what a number of connections brought.
+// rung is the rate of a number of connections.
 type rung struct {
 	connections int
 	bytes, gets float64 // a second
 }
 
-// bandwidth doubles the connections until that does not pay any more.
+// bandwidth doubles the connections until it no longer pays.
 func (s *Source) bandwidth(ctx context.Context) Result {
 	most := mostRungs
 	if s.quick {
@@ -188,8 +188,8 @@ func (s *Source) bandwidth(ctx context.Context) Result {
 	return r
 }
 
-// ascend doubles the connections, and chooses the size of a GET, until twice has not paid for two rungs. rising
-// says that it would go on but for most.
+// ascend doubles the connections, and chooses the size of a GET, until two rungs in a row did not pay. rising says that
+// only most stopped it.
 func ascend(most int, window time.Duration, climb func(connections int, size int64) rung) (ladder []rung, rising bool) {
 	size, idle := int64(largestGet), 0
 	var best float64
@@ -199,7 +199,7 @@ func ascend(most int, window time.Duration, climb func(connections int, size int
 		if g.gets == 0 {
 			return ladder, false
 		}
-		// Of large objects so much that some GETs of each connection fit a rung.
+		// For large objects, a size at which several GETs of each connection fit a rung.
 		size = min(size, int64(g.bytes/float64(c)*window.Seconds()/4))
 		ladder = append(ladder, g)
 		if idle++; g.bytes >= best*pays {
@@ -210,14 +210,14 @@ func ascend(most int, window time.Duration, climb func(connections int, size int
 	return ladder, idle == 0
 }
 
-// kneeOf returns the rung that brought most, and the first that brought nearly as much.
+// kneeOf returns the fastest rung, and the first one that is nearly as fast.
 func kneeOf(ladder []rung) (best, knee rung) {
 	best = slices.MaxFunc(ladder, func(a, b rung) int { return cmp.Compare(a.bytes, b.bytes) })
 	i := slices.IndexFunc(ladder, func(g rung) bool { return g.bytes >= kneeShare*best.bytes })
 	return best, ladder[i]
 }
 
-// climb reads by so many connections for a while, after each has answered once.
+// climb reads with this many connections for one window, after each has answered once.
 func (s *Source) climb(ctx context.Context, connections int, size int64) rung {
 	window := s.rungWindow()
 	ctx, cancel := context.WithTimeout(ctx, 4*window+2*time.Second)
@@ -263,7 +263,7 @@ func (s *Source) climb(ctx context.Context, connections int, size int64) rung {
 	return rung{connections, float64(got.Load()) / took, float64(gets.Load()) / took}
 }
 
-// fits asks whether the daemon's memory is enough for the dataset's metadata.
+// fits checks whether the daemon's memory is enough for the dataset's metadata.
 func (s *Source) fits(context.Context) Result {
 	switch {
 	case s.LedgerFor == nil:
@@ -290,7 +290,7 @@ func (s *Source) fits(context.Context) Result {
 	return r
 }
 
-// epoch asks for the forecast.
+// epoch requests the forecast.
 func (s *Source) epoch(ctx context.Context) Result {
 	switch {
 	case s.Forecast == nil:

@@ -31,7 +31,7 @@ func (o *Options) versionChecks() []Check {
 	}
 }
 
-// libraries are the dependencies that matter for what a mount and a feed do.
+// libraries are the dependencies that matter to mounts and feeds.
 var libraries = map[string]string{
 	"github.com/hanwen/go-fuse/v2": "go-fuse", "github.com/minio/minio-go/v7": "minio-go", "google.golang.org/grpc": "grpc",
 }
@@ -55,7 +55,7 @@ func shoalVersion(version string) Result {
 	return r
 }
 
-// pythonScript prints the versions that package metadata tell: importing torch would take seconds.
+// pythonScript prints the versions from package metadata: importing torch would take seconds.
 const pythonScript = `
 import json, platform, sys
 try:
@@ -71,7 +71,7 @@ for name in ("numpy", "torch", "torchvision", "grpcio", "shoal"):
 print(json.dumps(found))
 `
 
-// leastPython is what the client needs.
+// leastPython are the oldest versions that the client supports.
 var leastPython = map[string][2]int{"python": {3, 9}, "numpy": {1, 21}, "grpcio": {1, 46}}
 
 func python(ctx context.Context, m *Machine, name string) Result {
@@ -159,7 +159,7 @@ func gpuDriver(m *Machine) Result {
 	return r
 }
 
-// libcuda looks where the dynamic linker does.
+// libcuda searches like the dynamic linker.
 func libcuda(m *Machine) Result {
 	folders := []string{"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/nvidia/lib64", "/usr/local/cuda/compat", "/usr/lib/wsl/lib"}
 	for dir := range strings.SplitSeq(m.Getenv("LD_LIBRARY_PATH"), ":") {
