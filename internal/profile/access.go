@@ -6,7 +6,7 @@ import (
 	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
-// headers: the first bytes of each file and no more.
+// headers: only the first bytes of each file.
 func headers(a *analysis) (Finding, bool) {
 	n, read := 0, 0
 	for i := range a.visits {
@@ -28,7 +28,7 @@ func headers(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// headerThenBody: each file is opened for its header, and then for all of it.
+// headerThenBody: each file is opened for its header, and then for its whole content.
 func headerThenBody(a *analysis) (Finding, bool) {
 	n := a.repeatedAtOnce()
 	if len(a.visits) < fewest || n*10 < len(a.visits)*3 {
@@ -46,7 +46,7 @@ const (
 	fewReads = 4
 )
 
-// tinyReads: the kernel's read-ahead begins small and grows where a program asks for little at a time.
+// tinyReads: the kernel's read-ahead starts small, and grows if a program reads in small pieces.
 func tinyReads(a *analysis) (Finding, bool) {
 	n, read, reads := 0, 0, 0
 	for i := range a.visits {
@@ -69,7 +69,7 @@ func tinyReads(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// oneReader: each read waits for the one before.
+// oneReader: each read waits for the previous one.
 func oneReader(a *analysis) (Finding, bool) {
 	w := a.waitShare()
 	if !a.trains() || a.atOnce() > 1.3 || w < 0.3 {
@@ -85,7 +85,7 @@ func oneReader(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// pageCache: opens whose reads the kernel answers.
+// pageCache: opens whose reads are served by the kernel.
 func pageCache(a *analysis) (Finding, bool) {
 	n, all := 0, 0
 	for i := range a.visits {
@@ -106,7 +106,7 @@ func pageCache(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// behind: the order is known, and reads wait all the same.
+// behind: the order is known, but reads wait.
 func behind(a *analysis) (Finding, bool) {
 	late := share(float64(a.areas[trace.Miss]+a.areas[trace.Joined]), float64(a.reads))
 	if !a.trains() || !a.ordered() || late < 0.2 || a.waitShare() < 0.1 {
@@ -127,7 +127,7 @@ func behind(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// idleShare is how little waiting is none.
+// idleShare is the share of waiting that is negligible.
 const idleShare = 0.05
 
 // notTheStorage: the trainer, or the loader's own work, is slower than the storage.
@@ -151,7 +151,7 @@ func notTheStorage(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// verdict is the report in a sentence.
+// verdict is the report in one sentence.
 func (a *analysis) verdict() string {
 	if !a.trains() {
 		if a.names() >= manyLookups {
@@ -178,7 +178,7 @@ func (a *analysis) verdict() string {
 	return head + fmt.Sprintf(" The model expects no more of a known order or a filled cache: %s is the limit.", boundText(e.Bound))
 }
 
-// boundText names a limit of sim in words.
+// boundText describes a limit of sim in words.
 func boundText(name string) string {
 	switch name {
 	case "reading":

@@ -10,7 +10,7 @@ import (
 // pattern recognises one way of reading.
 type pattern func(a *analysis) (Finding, bool)
 
-// patterns are asked in this order, which is that of the report.
+// patterns are tried in this order, which is that of the report.
 var patterns = []pattern{
 	tooLittle, metadataScan, startupScan,
 	shards, insideFiles, sequential, torchShuffle, repeatedShuffle, withReplacement, shuffle,
@@ -33,10 +33,10 @@ func tooLittle(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// manyLookups is from where on a walk over the tree is one.
+// manyLookups is the least number of lookups of a walk over the tree.
 const manyLookups = 200
 
-// metadataScan: os.walk, find, a stat of each file, and hardly a read.
+// metadataScan: os.walk, find, a stat of each file, and almost no reads.
 func metadataScan(a *analysis) (Finding, bool) {
 	if a.names() < manyLookups || 10*len(a.visits) > a.names() {
 		return Finding{}, false
@@ -50,18 +50,18 @@ func metadataScan(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// namesAList is about how many names come with a piece of a listing.
+// namesAList is the approximate number of names in a piece of a listing.
 const namesAList = 20
 
-// names returns about how many files were looked at without being opened.
+// names returns the approximate number of files looked up without being opened.
 func (a *analysis) names() int { return a.lookups - a.lists + namesAList*a.lists }
 
-// startupScan: the same at the beginning, and then a trainer.
+// startupScan: a metadataScan at the beginning, followed by a trainer.
 func startupScan(a *analysis) (Finding, bool) {
 	if a.names() < manyLookups || 10*len(a.visits) <= a.names() || !a.trains() {
 		return Finding{}, false
 	}
-	// Most of the lookups before most of the opens; those that go with the opens are spread as these.
+	// Most of the lookups before most of the opens; lookups of the opens themselves are spread like these.
 	middle := a.visits[len(a.visits)/2].start
 	if a.lookedTo >= middle || a.perLookup*4 < a.lookups && a.lists*20 < a.lookups {
 		return Finding{}, false
@@ -72,10 +72,10 @@ func startupScan(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// large is from where on a file is no sample but a container of them.
+// large is the size from which a file is a container of samples.
 const large = 8 << 20
 
-// shards: large files, each from its begin to its end, as WebDataset reads them.
+// shards: large files, each read from beginning to end, like WebDataset.
 func shards(a *analysis) (Finding, bool) {
 	n, tars, whole, jumps, reads := 0, 0, 0, 0, 0
 	for i := range a.visits {
@@ -122,7 +122,7 @@ func (a *analysis) visitsRead() (n int) {
 	return n
 }
 
-// insideFiles: reads here and there in large files, as of memory maps, HDF5 or Parquet.
+// insideFiles: random reads in large files, like those of memory maps, HDF5 or Parquet.
 func insideFiles(a *analysis) (Finding, bool) {
 	n, jumps, reads := 0, 0, 0
 	kinds := map[string]int{}
@@ -156,14 +156,14 @@ func insideFiles(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// inFiles reports whether the files are containers, so that orders of files say little.
+// inFiles reports whether the files are containers, so that orders of files mean little.
 func (a *analysis) inFiles() bool {
 	_, s := shards(a)
 	_, i := insideFiles(a)
 	return s || i
 }
 
-// isSequential reports whether processes go on in the order of the listing: file after file, or by a stride.
+// isSequential reports whether processes read in the order of the listing: file after file, or with a stride.
 func (a *analysis) isSequential() (step, bool) {
 	s := a.steps()
 	ok := s.n >= fewest/2 && (s.share >= 0.55 && s.distance >= 1 && s.distance <= 1024 || s.forward >= 0.75)
@@ -190,7 +190,7 @@ func sequential(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// shuffled reports whether files are opened in no order of the listing.
+// shuffled reports whether files are opened in an order unrelated to the listing.
 func (a *analysis) shuffled() bool {
 	_, sequential := a.isSequential()
 	return a.trains() && !sequential && !a.inFiles()
@@ -225,11 +225,11 @@ func torchShuffle(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// alike is the rank correlation from which on two passes have one order: workers that run ahead of each other cost some,
-// and unrelated orders of 24 files reach it with odds of 1 in 10,000.
+// alike is the rank correlation from which two passes have the same order: workers that overtake each other lower it, and
+// unrelated orders of 24 files reach it with odds of 1 in 10,000.
 const alike = 0.8
 
-// repeatedShuffle: a sampler whose set_epoch nobody calls.
+// repeatedShuffle: a sampler without calls of set_epoch.
 func repeatedShuffle(a *analysis) (Finding, bool) {
 	if !a.shuffled() || len(a.passes) < 2 {
 		return Finding{}, false
@@ -247,7 +247,7 @@ func repeatedShuffle(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// withReplacement: files come again long before the others have come once.
+// withReplacement: files repeat long before all others were read once.
 func withReplacement(a *analysis) (Finding, bool) {
 	r := a.repeatShare()
 	if !a.shuffled() || a.jobs > 1 || r < 0.05 {
@@ -310,7 +310,7 @@ func severalRanks(a *analysis) (Finding, bool) {
 	return f, true
 }
 
-// passesSeen tells of several epochs.
+// passesSeen reports several epochs.
 func passesSeen(a *analysis) (Finding, bool) {
 	if !a.trains() || len(a.passes) < 2 || a.inFiles() {
 		return Finding{}, false

@@ -36,11 +36,13 @@ log = logging.getLogger("shoal")
 
 
 class Stage(Ring):
-        """Copies batches from slots to the device.
-        opened      the Opened message: transform, planes of a full batch
-        slot_map    writable mapping of the memfd, slots * slot_bytes long
-        buffers     number of device buffers, each for one batch that is on its way or referred to
-        Raises Unavailable; then it holds nothing, and batches can stay in host memory.
+    """Copies batches from slots to the device.
+
+    opened      the Opened message: transform, planes of a full batch
+    slot_map    writable mapping of the memfd, slots * slot_bytes long
+    buffers     number of device buffers, each for one batch that is on its way or referred to
+
+    Raises Unavailable; then it holds nothing, and batches can stay in host memory.
     """
 
     def __init__(self, device: Device, opened: Any, slot_map: Any, slot_bytes: int, *, buffers: int = 4) -> None:
@@ -110,11 +112,12 @@ class Stage(Ring):
         return self._allocated[-1]
 
     def put(self, header: Any, release: Callable[[], Any]) -> Staged:
-                """Queues a copy of the batch in the slot of a BatchHeader. Returns at once, or, if every buffer is referred to,
-                when one is free. release is called, from a thread of this object, as soon as nothing reads the slot any more;
-                until then the slot must not be given back.
-                Raises RuntimeError if a call fails, and for every later batch. If waiting for a copy fails, its slot is not
-                released before close()."""
+        """Queues a copy of the batch in the slot of a BatchHeader. Returns at once, or, if every buffer is referred to,
+        when one is free. release is called, from a thread of this object, as soon as nothing reads the slot any more;
+        until then the slot must not be given back.
+
+        Raises RuntimeError if a call fails, and for every later batch. If waiting for a copy fails, its slot is not
+        released before close()."""
         with self._lock:
             self._check()
             slots = self._slots
@@ -152,7 +155,7 @@ class Stage(Ring):
                                "process, or without device=")
 
     def _copy(self, planes: Dict[str, Any], source: int, header: Any, buffer: Buffer) -> List[Plane]:
-                """Queues the copies and the kernel, and returns where the planes will be."""
+        """Queues the copies and the kernel, and returns where the planes will be."""
         device, finish, stream = self.device, self._finish, self._stream
         if finish is None:
             if header.total_bytes:
@@ -217,7 +220,7 @@ class Stage(Ring):
         self._destroy(buffer)
 
     def close(self) -> None:
-                """Waits for the copies in progress, and frees what is not referred to. Arrays that are stay valid."""
+        """Waits for the copies in progress, and frees what is not referred to. Arrays that are stay valid."""
         with self._lock:
             if self._closed:
                 return
@@ -282,8 +285,8 @@ _kept: List[Any] = []  # mappings and slots that a device may still be reading
 
 
 def _complete(device: Device, done: "queue.SimpleQueue[Any]", failed: List[Tuple[CUDAError, Any, Lease]], free: "queue.SimpleQueue[Any]") -> None:
-        """Gives slots back in the order in which they were copied. It keeps a batch's lease until then, since the events
-        belong to the buffer. If waiting for a copy fails, its slot goes to failed."""
+    """Gives slots back in the order in which they were copied. It keeps a batch's lease until then, since the events
+    belong to the buffer. If waiting for a copy fails, its slot goes to failed."""
     while True:
         item = done.get()
         if item is None:

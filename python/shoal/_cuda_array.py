@@ -1,4 +1,5 @@
 """Arrays on a device, and their buffers.
+
 A buffer belongs to one batch at a time, by a Lease. All arrays of the batch refer to the lease, and so do tensors
 and DLPack capsules made of them. When the last of them is freed, an event is recorded on every stream that used the
 buffer, and the buffer is filled again only after these events.
@@ -24,8 +25,8 @@ _leases_lock = threading.RLock()  # reentrant: the garbage collector may free a 
 
 
 class Buffer:
-        """Memory of the device, with its events: ready is recorded when a batch is complete in it, used when the work on
-        the batch is done. All methods need the context to be current."""
+    """Memory of the device, with its events: ready is recorded when a batch is complete in it, used when the work on
+    the batch is done. All methods need the context to be current."""
 
     def __init__(self, at: int, size: int, ready: int) -> None:
         self.at, self.size, self.ready = at, size, ready
@@ -33,7 +34,7 @@ class Buffer:
         self._spare: List[int] = []
 
     def retire(self, device: Device, streams: Iterable[int]) -> None:
-                """Records the work that the streams have so far."""
+        """Records the work that the streams have so far."""
         self._spare += self.used
         self.used = []
         for stream in streams:
@@ -47,7 +48,7 @@ class Buffer:
 
 
 class Lease:
-        """A buffer's use by one batch. owner.retire(buffer, streams) is called at its end, from any thread."""
+    """A buffer's use by one batch. owner.retire(buffer, streams) is called at its end, from any thread."""
 
     def __init__(self, device: Device, buffer: Buffer, owner: Any) -> None:
         self.device, self.buffer, self._owner = device, buffer, owner
@@ -62,20 +63,21 @@ class Lease:
         return self.buffer.at <= address < self.buffer.at + self.buffer.size
 
     def __del__(self) -> None:
-                # Runs where the last reference is dropped. The end of the process frees everything.
+        # Runs where the last reference is dropped. The end of the process frees everything.
         owner = getattr(self, "_owner", None)
         if owner is not None and not sys.is_finalizing() and self.device.usable():
             owner.retire(self.buffer, self.streams)
 
 
 class DeviceArray:
-        """An array on a CUDA device, for libraries that support __cuda_array_interface__ or DLPack: torch.as_tensor(a,
-        device="cuda"), torch.from_dlpack(a), cupy.asarray(a), jax.dlpack.from_dlpack(a), numba. None of these
-        copies, and all keep the memory as long as they use it.
-        shape, dtype  numpy's; bfloat16, which numpy does not have, is the string "bfloat16"
-        stream        the CUDA stream (its number) on which the array becomes complete
-        get()         a copy as a numpy array (bfloat16: as uint16), complete on return
-        array[i], array[a:b]  rows
+    """An array on a CUDA device, for libraries that support __cuda_array_interface__ or DLPack: torch.as_tensor(a,
+    device="cuda"), torch.from_dlpack(a), cupy.asarray(a), jax.dlpack.from_dlpack(a), numba. None of these
+    copies, and all keep the memory as long as they use it.
+
+    shape, dtype  numpy's; bfloat16, which numpy does not have, is the string "bfloat16"
+    stream        the CUDA stream (its number) on which the array becomes complete
+    get()         a copy as a numpy array (bfloat16: as uint16), complete on return
+    array[i], array[a:b]  rows
     """
 
     def __init__(self, lease: Lease, address: int, shape: Tuple[int, ...], dtype: str, stream: int) -> None:
@@ -139,7 +141,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
-                # The interface does not allow stream 0; 1 is the default stream.
+        # The interface does not allow stream 0; 1 is the default stream.
         return {"shape": self.shape, "typestr": self._bits.str, "data": (self._address if self.size else 0, False), "version": 3,
                 "strides": None, "stream": self.stream or 1}
 
@@ -147,8 +149,8 @@ class DeviceArray:
         return _CUDA, self._lease.device.ordinal
 
     def __dlpack__(self, *, stream: Optional[int] = None, **_: Any) -> Any:
-                """stream: the consumer's stream, as the standard numbers it: 1 or None is the default stream; with -1 the
-                consumer synchronises itself."""
+        """stream: the consumer's stream, as the standard numbers it: 1 or None is the default stream; with -1 the
+        consumer synchronises itself."""
         if stream != -1:
             wanted = 0 if stream in (None, 1) else int(stream)  # type: ignore[arg-type]
             if wanted != self.stream:
@@ -163,9 +165,9 @@ class DeviceArray:
 
 
 def record_stream(array: Any, stream: Any) -> None:
-        """Declares that work on the array or tensor of a batch runs on this stream, now or before the batch is freed: the
-        memory is reused only after the work that the stream has at that time. No effect on arrays outside the feed's
-        device memory."""
+    """Declares that work on the array or tensor of a batch runs on this stream, now or before the batch is freed: the
+    memory is reused only after the work that the stream has at that time. No effect on arrays outside the feed's
+    device memory."""
     if isinstance(array, DeviceArray):
         array.record_stream(stream)
         return
@@ -220,7 +222,7 @@ def _capsule_died(capsule: int) -> None:
 
 def _capsule(array: DeviceArray, lease: Lease, address: int) -> Any:
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
-        # Some consumers require strides even for contiguous rows.
+    # Some consumers require strides even for contiguous rows.
     after = list(itertools.accumulate(reversed(array.shape[1:]), lambda a, b: a * b, initial=1))[::-1] if array.shape else [1]
     strides = (ctypes.c_int64 * len(after))(*after)
     kind = _BFLOAT if array.dtype == "bfloat16" else _KINDS[array.dtype.kind]

@@ -20,7 +20,7 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class Unavailable(RuntimeError):
-        """There is no such device, or it is not usable: batches stay in host memory. The text has the cause and a remedy."""
+    """There is no such device, or it is not usable: batches stay in host memory. The text has the cause and a remedy."""
 
 
 class CUDAError(RuntimeError):
@@ -57,7 +57,7 @@ class Driver:
         return call
 
     def text(self, code: int) -> str:
-                """The driver's text for a result."""
+        """The driver's text for a result."""
         text = ctypes.c_char_p()
         if self._library.cuGetErrorString(code, ctypes.byref(text)) or not text.value:
             return "unknown error"
@@ -93,8 +93,8 @@ def driver() -> Driver:
 
 
 class Relaxed:
-        """`with Relaxed(driver):` lets this thread call the driver while another thread captures a graph. By default a wait, a
-        query or an allocation in any thread fails while torch captures a graph, and invalidates the capture."""
+    """`with Relaxed(driver):` lets this thread call the driver while another thread captures a graph. By default a wait, a
+    query or an allocation in any thread fails while torch captures a graph, and invalidates the capture."""
 
     def __init__(self, library: Driver) -> None:
         self._exchange, self._mode = library.cuThreadExchangeStreamCaptureMode, ctypes.c_int(_RELAXED)
@@ -116,7 +116,7 @@ def address(value: int) -> ctypes.c_uint64:
 
 
 def handle(stream: Any) -> int:
-        """A CUstream's number, from a number or from an object such as torch.cuda.Stream or cupy.cuda.Stream."""
+    """A CUstream's number, from a number or from an object such as torch.cuda.Stream or cupy.cuda.Stream."""
     if stream is None:
         return 0
     for name in ("cuda_stream", "ptr", "handle"):
@@ -127,14 +127,15 @@ def handle(stream: Any) -> int:
 
 
 class Device:
-        """A GPU, by its primary context, which torch and other libraries of this process also use.
-        `with device:` makes the context current in the thread, and is safe during the capture of a graph (Relaxed).
+    """A GPU, by its primary context, which torch and other libraries of this process also use.
+
+    `with device:` makes the context current in the thread, and is safe during the capture of a graph (Relaxed).
     """
 
     @staticmethod
     def open(name: str) -> "Device":
-                """name: "cuda" (torch's current device, else the first) or "cuda:N", as CUDA_VISIBLE_DEVICES numbers them.
-                Raises Unavailable."""
+        """name: "cuda" (torch's current device, else the first) or "cuda:N", as CUDA_VISIBLE_DEVICES numbers them.
+        Raises Unavailable."""
         match = re.fullmatch(r"cuda(?::(\d+))?", str(name))
         if match is None:
             raise ValueError(f"device {name!r}: it must be \"cuda\" or \"cuda:N\"")
@@ -202,10 +203,10 @@ class Device:
         self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def usable(self) -> bool:
-                """Whether driver calls are still possible: not in a forked child, nor at the interpreter's exit."""
+        """Whether driver calls are still possible: not in a forked child, nor at the interpreter's exit."""
         return self.pid == os.getpid() and not sys.is_finalizing()
 
-        # All methods below need the context to be current.
+    # All methods below need the context to be current.
 
     def stream(self) -> int:
         made = ctypes.c_void_p()
@@ -226,14 +227,14 @@ class Device:
         self.driver.cuEventRecord(ctypes.c_void_p(event), ctypes.c_void_p(stream))
 
     def wait(self, stream: int, event: int) -> None:
-                """Makes later work on the stream wait for the event."""
+        """Makes later work on the stream wait for the event."""
         self.driver.cuStreamWaitEvent(ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
 
     def synchronize(self, event: int) -> None:
         self.driver.cuEventSynchronize(ctypes.c_void_p(event))
 
     def capturing(self, stream: int) -> bool:
-                """Whether the stream is being captured into a graph."""
+        """Whether the stream is being captured into a graph."""
         status = ctypes.c_int()
         self.driver.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
         return status.value != 0
@@ -247,11 +248,11 @@ class Device:
         self.driver.cuMemFree_v2(address(at))
 
     def upload(self, to: int, source: int, size: int, stream: int) -> None:
-                """An asynchronous copy from page-locked memory."""
+        """An asynchronous copy from page-locked memory."""
         self.driver.cuMemcpyHtoDAsync_v2(address(to), ctypes.c_void_p(source), ctypes.c_size_t(size), ctypes.c_void_p(stream))
 
     def download(self, to: Any, source: int, size: int) -> None:
-                """A synchronous copy to host memory."""
+        """A synchronous copy to host memory."""
         self.driver.cuMemcpyDtoH_v2(to, address(source), ctypes.c_size_t(size))
 
 
@@ -259,7 +260,7 @@ _torch_cuda: Any = None
 
 
 def torch_cuda() -> Any:
-        """torch.cuda if this process uses torch and it has a device; else None."""
+    """torch.cuda if this process uses torch and it has a device; else None."""
     global _torch_cuda
     if _torch_cuda is None:
         cuda = getattr(sys.modules.get("torch"), "cuda", None)

@@ -33,13 +33,15 @@ class _Access(ctypes.Structure):
 
 
 class Imported(Ring):
-        """The buffers of a pool of shoal-gpu, mapped.
-        opened  the Opened message
-        answer  the handover's JSON: slots, slot_bytes, uuid, host_bytes, events
-        fds     its descriptors: one for each buffer, then the memfd of the small planes. The caller closes them, at once
-                if it likes
-        closed  is called when none of the server's memory is in use any more
-        Raises Unavailable; then it holds nothing.
+    """The buffers of a pool of shoal-gpu, mapped.
+
+    opened  the Opened message
+    answer  the handover's JSON: slots, slot_bytes, uuid, host_bytes, events
+    fds     its descriptors: one for each buffer, then the memfd of the small planes. The caller closes them, at once
+            if it likes
+    closed  is called when none of the server's memory is in use any more
+
+    Raises Unavailable; then it holds nothing.
     """
 
     def __init__(self, device: Device, opened: Any, answer: Dict[str, Any], fds: Sequence[int], closed: Callable[[], Any] = lambda: None) -> None:
@@ -99,8 +101,8 @@ class Imported(Ring):
         return made.value
 
     def put(self, header: Any, release: Callable[[], Any]) -> Staged:
-                """The batch in the buffer of a BatchHeader. release is called, from any thread, when the buffer can go back to
-                the server: nothing refers to the batch any more, and an event tells the server when the device's work is done."""
+        """The batch in the buffer of a BatchHeader. release is called, from any thread, when the buffer can go back to
+        the server: nothing refers to the batch any more, and an event tells the server when the device's work is done."""
         buffer = self._buffers[header.slot - 1]
         planes = {p.name: p for p in header.planes}
         first = min(p.offset for p in header.planes if p.name != "data")
@@ -120,7 +122,7 @@ class Imported(Ring):
         return Staged(lease, [Plane(p.name, p.dtype, tuple(p.shape), p.offset) for p in header.planes if p.name not in host], host)
 
     def _mark(self, buffer: Buffer, streams: Dict[int, Any]) -> None:
-                # One stream waits for all the others, and records the server's event.
+        # One stream waits for all the others, and records the server's event.
         buffer.retire(self.device, streams)
         self.device.wait(self._stream, buffer.ready)
         for event in buffer.used:

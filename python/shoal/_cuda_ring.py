@@ -19,7 +19,7 @@ log = logging.getLogger("shoal")
 
 
 class Plane(NamedTuple):
-        """Where a plane is in a buffer of the device."""
+    """Where a plane is in a buffer of the device."""
 
     name: str
     dtype: str
@@ -35,9 +35,9 @@ class Staged:
         self._taken: Optional[Dict[str, Any]] = None
 
     def take(self, stream: Any = None) -> Dict[str, Any]:
-                """The planes by name, on the device except id, valid and offsets, which are numpy arrays. Returns at once:
-                stream (a number, a torch.cuda.Stream or the like) waits for the copies; default: torch's current stream, or the
-                default stream. Tensors if torch has CUDA, else DeviceArray; raw samples' data as a list of rows."""
+        """The planes by name, on the device except id, valid and offsets, which are numpy arrays. Returns at once:
+        stream (a number, a torch.cuda.Stream or the like) waits for the copies; default: torch's current stream, or the
+        default stream. Tensors if torch has CUDA, else DeviceArray; raw samples' data as a list of rows."""
         if self._taken is None:
             lease, device = self._lease, self._lease.device
             cuda = _cuda_driver.torch_cuda()
@@ -61,7 +61,7 @@ class Staged:
 
 
 def _tensor(array: DeviceArray) -> Any:
-        """The array as a tensor on the same memory, with the types of tensors on the host (docs/python.md)."""
+    """The array as a tensor on the same memory, with the types of tensors on the host (docs/python.md)."""
     torch = sys.modules["torch"]
     if array.size == 0:
         name = str(array.dtype)
@@ -84,7 +84,7 @@ class _Signed:
 
 
 class Ring:
-        """Buffers that batches use in turn."""
+    """Buffers that batches use in turn."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -92,7 +92,7 @@ class Ring:
         self._closed = False
 
     def retire(self, buffer: Buffer, streams: Dict[int, Any]) -> None:
-                """Ends a batch whose buffer these streams used; from any thread."""
+        """Ends a batch whose buffer these streams used; from any thread."""
         try:
             with self.device:
                 # An event recorded now would belong to the graph.
@@ -109,7 +109,7 @@ class Ring:
         buffer.retire(self.device, streams)
 
     def _defer(self, buffer: Buffer, streams: Dict[int, Any]) -> None:
-                """Calls retire again, later."""
+        """Calls retire again, later."""
         raise NotImplementedError
 
     def _returned(self, buffer: Buffer) -> None:
@@ -117,6 +117,6 @@ class Ring:
 
 
 def bits(plane: Any, buffer: np.ndarray, first: int = 0) -> np.ndarray:
-        """A plane of a batch, whose bytes from `first` on are in buffer; bfloat16 as uint16."""
+    """A plane of a batch, whose bytes from `first` on are in buffer; bfloat16 as uint16."""
     dtype = np.dtype("<u2") if plane.dtype == "bfloat16" else np.dtype(plane.dtype).newbyteorder("<")
     return buffer[plane.offset - first:plane.offset - first + plane.length].view(dtype).reshape(plane.shape)

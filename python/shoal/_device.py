@@ -20,8 +20,8 @@ _told: List[str] = []
 
 
 def prepare(device: str, open: Dict[str, Any]) -> Tuple[Dict[str, Any], Any]:
-        """The Open to send, and a function that makes a stream's stage: None if there is no such device, with a warning.
-        Raises FeedError if the server cannot serve a device."""
+    """The Open to send, and a function that makes a stream's stage: None if there is no such device, with a warning.
+    Raises FeedError if the server cannot serve a device."""
     if not open["slots"]:
         raise FeedError(f"device={device!r} needs a server on this host, a unix:/// address and slots: otherwise leave device "
                         f"out and use batch.to({device!r})")
@@ -37,7 +37,7 @@ def prepare(device: str, open: Dict[str, Any]) -> Tuple[Dict[str, Any], Any]:
     def stage(opened: Any, link: Any) -> "DeviceStage":
         return DeviceStage(opened_device, opened, link)
 
-        # shoal-gpu uses the device's name, and fills the device's memory itself; shoal serve ignores it.
+    # shoal-gpu uses the device's name, and fills the device's memory itself; shoal serve ignores it.
     return {**open, "transform": transform, "device": opened_device.name}, stage
 
 
@@ -49,7 +49,7 @@ def _on_host(device: str, why: Exception) -> None:
 
 
 class DeviceStage:
-        """Copies batches to the device as they come, or uses those that are already there."""
+    """Copies batches to the device as they come, or uses those that are already there."""
 
     def __init__(self, device: _cuda.Device, opened: Any, link: Any) -> None:
         self._link, self._finish = link, None
@@ -83,14 +83,14 @@ class DeviceStage:
         return made
 
     def put(self, header: Any, array: Any) -> "_Taken":
-                """Called on the receiving thread."""
+        """Called on the receiving thread."""
         link, slot = self._link, header.slot
         if self._stage is None or array is not None:
             batch = link.batch(header, array)
             return _Taken(header, lambda: self._host(header, batch))
         if link.on_device:
             return self._on_device(header, lambda: link.give_back(slot))
-                # The lease, and with it the slot, is released when the copies are done.
+        # The lease, and with it the slot, is released when the copies are done.
         lease = [link.pool.lease(slot, header.index, header.epoch, header.total_bytes)]
         return self._on_device(header, lease.clear)
 
@@ -99,7 +99,7 @@ class DeviceStage:
         return _Taken(header, lambda: _batch(header, staged.take()))
 
     def _host(self, header: Any, batch: Batch) -> Batch:
-                """A batch that stays in host memory."""
+        """A batch that stays in host memory."""
         if self._finish is None:
             return batch
         arrays, owner = Layout(header.planes).arrays, batch._owner

@@ -27,7 +27,7 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> Tuple[int, int, int, i
 
 
 class Rand:
-        """The random numbers of one operation for one occurrence of a sample."""
+    """The random numbers of one operation for one occurrence of a sample."""
 
     def __init__(self, seed: int, epoch: int, sample: int, occurrence: int, operation: int) -> None:
         self._key = seed & _WORD, seed >> 32 & _WORD
@@ -70,8 +70,8 @@ def parse(transform: str) -> List[Tuple[str, Dict[str, Any]]]:
 
 
 def draw(operations: List[Tuple[str, Dict[str, Any]]], seed: int, epoch: int, sample: int, occurrence: int, size: Tuple[int, int]) -> Params:
-        """The draws of the operations of a parsed transform for a picture of (width, height), in order. Raises ValueError
-        for operations whose draws it does not know."""
+    """The draws of the operations of a parsed transform for a picture of (width, height), in order. Raises ValueError
+    for operations whose draws it does not know."""
     out: Params = []
     for place, (name, given) in enumerate(operations):
         if name == "RandomErasing":

@@ -20,8 +20,8 @@ class FeedError(RuntimeError):
 
 
 class MapError(FeedError):
-        """The function passed as map= failed. sample is the number of the sample (None if it was called
-        with whole batches), __cause__ the function's exception."""
+    """The function passed as map= failed. sample is the number of the sample (None if it was called
+    with whole batches), __cause__ the function's exception."""
 
     sample: Optional[int]
 

@@ -28,35 +28,34 @@ _RECONNECT_FIRST, _RECONNECT_MOST = 0.1, 2.0  # seconds between attempts
 
 
 class Feed:
-        """Batches from `shoal serve`, one epoch for each iteration. docs/python.md is the manual.
+    """Batches from `shoal serve`, one epoch for each iteration. docs/python.md is the manual.
 
     addr        unix:///path, tcp://host:port or tls://host:port
-        batch_size  samples in a batch of this rank; None after load_state_dict: from the state
-        device      None or "cpu": host memory. "cuda", "cuda:0": arrays on the device, copied there during the step
-                    before: tensors if torch has CUDA, else objects with __cuda_array_interface__ and DLPack. Without
-                    such a device, or with too little memory, batches come in host memory, with a warning
-                warning says so and batches come in host memory
+    batch_size  samples in a batch of this rank; None after load_state_dict: from the state
+    device      None or "cpu": host memory. "cuda", "cuda:0": arrays on the device, copied there during the step
+                before: tensors if torch has CUDA, else objects with __cuda_array_interface__ and DLPack. Without
+                such a device, or with too little memory, batches come in host memory, with a warning
     transform   spec of the decoding, such as "RandomResizedCrop(224)|uint8|nchw"; None: raw samples
     dtype       "uint8", "fp16", "bf16" or "fp32", or torch's or numpy's type: as if the transform said so
     layout      "nchw" or "nhwc": as if the transform said so
     order       "uniform", "torch" (DistributedSampler's order), or a spec with keys
     seed        of the augmentation, and of the order where its spec names none
     epochs      how many epochs there will be; without it, the feed reads ahead beyond the last
-        world, rank this trainer's place among those that share each global batch
-        tail        an incomplete last batch: "drop", "pad" (with rows marked as not valid) or "uneven"
-        bad         samples that cannot be decoded: "error", "skip:0.1%" or "skip:N" for each epoch
-        session     name of the job: the newest stream of a (session, rank) ends older ones. Default: a
-                    unique name for each Feed
-        credits     batches kept ready in this process
-        slots       batches in memory shared with a server on this host, at least credits + 1: the ready
-                    batches and those that the trainer refers to. None: credits + 4; 0: no shared memory. If the
-                    server has too little memory, there are fewer, down to credits + 1, or none
-        readonly    the trainer never writes to the arrays, so that trainers of one spec share their memory
+    world, rank this trainer's place among those that share each global batch
+    tail        an incomplete last batch: "drop", "pad" (with rows marked as not valid) or "uneven"
+    bad         samples that cannot be decoded: "error", "skip:0.1%" or "skip:N" for each epoch
+    session     name of the job: the newest stream of a (session, rank) ends older ones. Default: a
+                unique name for each Feed
+    credits     batches kept ready in this process
+    slots       batches in memory shared with a server on this host, at least credits + 1: the ready
+                batches and those that the trainer refers to. None: credits + 4; 0: no shared memory. If the
+                server has too little memory, there are fewer, down to credits + 1, or none
+    readonly    the trainer never writes to the arrays, so that trainers of one spec share their memory
     pin_memory  page-lock the memory of batches, where torch has CUDA
-        map         function(sample, label, id) applied to each sample, in threads ahead of the trainer. Its
-                    results, stacked if possible, replace data; dictionaries become fields of the batch.
-                    sample is an array of bytes, or decoded as the transform says
-        map_over    "sample", or "batch": map is called with the whole data, label and id of a batch
+    map         function(sample, label, id) applied to each sample, in threads ahead of the trainer. Its
+                results, stacked if possible, replace data; dictionaries become fields of the batch.
+                sample is an array of bytes, or decoded as the transform says
+    map_over    "sample", or "batch": map is called with the whole data, label and id of a batch
     threads     number of the threads of map
     as_torch    True: tensors; False: numpy arrays, and torch is not imported; None: tensors if torch
                 is installed
@@ -65,21 +64,24 @@ class Feed:
     label       what labels are: "folder", "cls" or "json:KEY" (a file beside the sample), "none"; None: the
                 class folders, or where there are none .cls files
     weight      of this feed's prefetching against the daemon's other streams, 1 to 1000
-        token       for servers that require one
-        ca, cert, key  PEM files for tls: authorities for the server's certificate (None: the system's), and this
-                    client's own certificate and key
-        reconnect   seconds to wait for a server that is unreachable; then training goes on exactly where it was.
-                    0: FeedError at once
+    token       for servers that require one
+    ca, cert, key  PEM files for tls: authorities for the server's certificate (None: the system's), and this
+                client's own certificate and key
+    reconnect   seconds to wait for a server that is unreachable; then training goes on exactly where it was.
+                0: FeedError at once
 
-        With torch, a Feed is an IterableDataset for DataLoader(feed, batch_size=None). Workers are not needed, since
-        the server decodes, and not possible: num_workers must be 0.
-        The epoch advances by itself; set_epoch sets it. An iteration that ends early restarts its epoch. state_dict()
-        counts only the batches that next() has returned. To resume in another process, call load_state_dict() before
-        the first batch.
-        A Feed belongs to one thread. It connects at the first use, so it can be created before a fork; a feed that was
-        used before a fork does not work in the child.
-        Raises ValueError and TypeError for wrong arguments, FeedError for refusals and failures of the server, MapError
-        for failures of map.
+    With torch, a Feed is an IterableDataset for DataLoader(feed, batch_size=None). Workers are not needed, since
+    the server decodes, and not possible: num_workers must be 0.
+
+    The epoch advances by itself; set_epoch sets it. An iteration that ends early restarts its epoch. state_dict()
+    counts only the batches that next() has returned. To resume in another process, call load_state_dict() before
+    the first batch.
+
+    A Feed belongs to one thread. It connects at the first use, so it can be created before a fork. Once a process
+    has used a feed, feeds do not work in its forks.
+
+    Raises ValueError and TypeError for wrong arguments, FeedError for refusals and failures of the server, MapError
+    for failures of map.
     """
 
     def __new__(cls, *args: Any, as_torch: Optional[bool] = None, **kwargs: Any) -> "Feed":
@@ -134,7 +136,7 @@ class Feed:
                                        "wait_seconds": 0.0}
         self._server: Dict[str, float] = dict.fromkeys(_SERVER_SECONDS, 0.0)
 
-        # The trainer's side.
+    # The trainer's side.
 
     def __iter__(self) -> "_Iteration":
         self._refuse_workers()
@@ -155,8 +157,8 @@ class Feed:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-                """Makes epoch the next iteration's: from a loaded state's position if the state is of that epoch, else from
-                the beginning."""
+        """Sets the epoch of the next iteration. It starts at a loaded state's position if the state is of that epoch,
+        else at the beginning."""
         if epoch == self._epoch:
             return
         self._epoch, self._resume = epoch, None
@@ -165,16 +167,16 @@ class Feed:
             self._state.pop("bad", None)  # the count belongs to the state's epoch
 
     def state_dict(self) -> Dict[str, Any]:
-                """The trainer's progress, small enough for any checkpoint. It is the same for all ranks that have
-                taken the same number of batches."""
+        """The trainer's progress, small enough for any checkpoint. It is the same for all ranks that have
+        taken the same number of batches."""
         if self._state is None:
             self._state = self._linked().opened.state
         self._state = _parsed(self._state)
         return dict(self._state)
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-                """Makes the next iteration continue from this state. The feed's own arguments must match it.
-                Raises ValueError if it is not a state."""
+        """Makes the next iteration continue from this state. The feed's own arguments must match it.
+        Raises ValueError if it is not a state."""
         if not isinstance(state, dict) or state.get("v") != 1:
             raise ValueError("not a state of a Shoal feed in format 1: "
                              f"{state.get('v') if isinstance(state, dict) else type(state).__name__}")
@@ -184,17 +186,18 @@ class Feed:
     def stats(self) -> Dict[str, Any]:
         """Counters since the start.
 
-                batches, samples, bytes, epochs, bad_samples, reconnects   returned by next(), and how often the feed
-                                reconnected to its server
-                slot_batches    batches that came in shared memory; the others came as messages
-                wait_seconds    time that next() waited for a batch: the trainer's loss
-                fetch_seconds, decode_seconds   of the server on the current stream, summed over its parallel
-                                readers and workers: they show which of the two causes waits
-                stall_seconds   time in which the server had no batch although this process could take one
-                credit_seconds  time in which the server had a batch and this process could take none: it is the slower side
-                slots, held_slots   slots that this process may hold, and does hold. 0 slots without shared memory: the
-                                server is on another host, or has too little --memory
-                The server's counters are fetched from it; while it is unreachable they are the last known ones.
+        batches, samples, bytes, epochs, bad_samples, reconnects   returned by next(), and how often the feed
+                        reconnected to its server
+        slot_batches    batches that came in shared memory; the others came as messages
+        wait_seconds    time that next() waited for a batch: the trainer's loss
+        fetch_seconds, decode_seconds   of the server on the current stream, summed over its parallel
+                        readers and workers: they show which of the two causes waits
+        stall_seconds   time in which the server had no batch although this process could take one
+        credit_seconds  time in which the server had a batch and this process could take none: it is the slower side
+        slots, held_slots   slots that this process may hold, and does hold. 0 slots without shared memory: the
+                        server is on another host, or has too little --memory
+
+        The server's counters are fetched from it; while it is unreachable they are the last known ones.
         """
         link = self._link
         if link is not None or self._stats["batches"]:
@@ -210,7 +213,7 @@ class Feed:
         return {**self._stats, **self._server, **slots}
 
     def info(self) -> Dict[str, Any]:
-                """The dataset that is served: dataset (version), samples, bytes, classes, server (version)."""
+        """The dataset that is served: dataset (version), samples, bytes, classes, server (version)."""
         return dict(vars(self._address.ask("Info", _wire.INFO)))
 
     @property
@@ -219,13 +222,13 @@ class Feed:
         return list(self.info()["classes"])
 
     def close(self) -> None:
-                """Ends the session. The feed can be used again afterwards. Arrays still in use stay valid."""
+        """Ends the session. The feed can be used again afterwards. Arrays still in use stay valid."""
         link, self._link, self._iteration = self._link, None, None
         if link is not None:
             link.close()
 
     def __del__(self) -> None:
-                # Otherwise the thread would keep an abandoned session open until the process ends.
+        # Otherwise the thread would keep an abandoned session open until the process ends.
         if getattr(self, "_link", None) is not None:
             self.close()
 
@@ -237,7 +240,7 @@ class Feed:
         self.close()
 
     def __reduce__(self) -> Any:
-                # Needed for spawned DataLoader workers, so that they can report why they do not work.
+        # Needed for spawned DataLoader workers, so that they can report why they do not work.
         state = None if self._state is None else _parsed(self._state)
         return _restore, (dict(self._args), self._epoch, self._resume, state)
 
@@ -257,14 +260,14 @@ class Feed:
                 "every batch. Decoding already runs in the server, in parallel: use DataLoader(feed, batch_size=None, num_workers=0)")
 
     def _own_link(self) -> Optional[Link]:
-                """The stream, if one is open. Raises FeedError in a fork of the process that opened it."""
+        """The stream, if one is open. Raises FeedError in a fork of the process that opened it."""
         link = self._link
         if link is not None:
             refuse_fork(link.pid)
         return link
 
     def _linked(self) -> Link:
-                """The stream for the next iteration: the open one if its position fits, else a new one."""
+        """The stream for the next iteration: the open one if its position fits, else a new one."""
         want = self._resume if self._resume is not None else self._epoch
         link = self._own_link()
         if link is not None and (link.position != want or link.over()):
@@ -306,7 +309,7 @@ class Feed:
             return Link(self._address, {**open, "slots": 0}, start, self._heap, self._torch, a["pin_memory"], stage)
 
     def _reopen(self, error: FeedError) -> Link:
-                """A stream from the iteration's position, once the server is back; otherwise raises the latest error."""
+        """A stream from the iteration's position, once the server is back; otherwise raises the latest error."""
         patience = self._args["reconnect"]
         if error.code != "UNAVAILABLE" or not patience:
             raise error
@@ -384,7 +387,7 @@ def _restore(args: Dict[str, Any], epoch: int, resume: Optional[Dict[str, Any]],
 
 
 class _Iteration:
-        """An epoch's iterator. Only a feed's newest one is usable."""
+    """An epoch's iterator. Only a feed's newest one is usable."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed: Optional[Feed] = feed
@@ -410,7 +413,7 @@ _torch_class: Optional[Type[Feed]] = None
 
 
 def _torch_feed(required: bool) -> Type[Feed]:
-        """Feed as an IterableDataset, or Feed itself without torch."""
+    """Feed as an IterableDataset, or Feed itself without torch."""
     global _torch_class
     if _torch_class is not None:
         return _torch_class

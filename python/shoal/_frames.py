@@ -18,11 +18,11 @@ _EVENTS = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
 class FrameError(ValueError):
-        """A malformed frame."""
+    """A malformed frame."""
 
 
 class Frames:
-        """Messages over a connection that the caller closes."""
+    """Messages over a connection that the caller closes."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -31,8 +31,8 @@ class Frames:
         self._poll.register(connection, _EVENTS)
 
     def get(self, timeout: float) -> Optional[bytes]:
-                """The next message, None if none comes within the timeout. EOFError after the server's end marker,
-                ConnectionError if the connection ended without it."""
+        """The next message, None if none comes within the timeout. EOFError after the server's end marker,
+        ConnectionError if the connection ended without it."""
         while True:
             buffer, at = self._buffer, self._at
             have = len(buffer) - at
@@ -61,14 +61,14 @@ class Frames:
             buffer += piece
 
     def send(self, *messages: bytes) -> None:
-                """Sends messages. If the connection has ended it does nothing: get() reports that."""
+        """Sends messages. If the connection has ended it does nothing: get() reports that."""
         try:
             self._connection.sendall(b"".join(struct.pack("<I", len(m)) + m for m in messages))
         except OSError:
             pass
 
     def shut(self) -> None:
-                """Ends reception: a get() in another thread returns."""
+        """Ends reception: a get() in another thread returns."""
         try:
             self._connection.shutdown(socket.SHUT_RD)
         except OSError:

@@ -14,32 +14,32 @@ import numpy as np
 
 
 def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1, limit=None):
-        """Writes the indices that sampler will yield next as a plan into the Shoal mount that holds the files.
+    """Writes the indices that sampler will yield next as a plan into the Shoal mount that holds the files.
 
     sampler     a DataLoader (StatefulDataLoader too), a sampler or batch sampler of torch's, or any
                 iterable of indices (or of lists of indices). It is not consumed, and all random
                 state stays as it was.
-        paths       the files that the indices mean: a dataset with .samples or .imgs (ImageFolder,
-                    DatasetFolder), a Subset or ConcatDataset of such datasets, nested at will, a dataset that wraps
-                    one of the same length as .dataset, or a list of paths or of (path, …) tuples.
-                    Default: the DataLoader's dataset.
-        mountpoint  where the dataset is mounted; relative paths then start there. Default: the mounts that
-                    contain the paths, each of which gets its own plan; files outside of any are left out.
-        name        one plan for each rank or stream that reads at the same time. Default: "rank3", from the
-                    DistributedSampler's rank, torch.distributed's, RANK or LOCAL_RANK, whichever is found
-                    first, so that no two ranks overwrite each other's plan; "default" if none is found.
-                    Jobs that read one mount at the same time need different names.
-        epochs      how many epochs to predict, one after the other. A sampler with set_epoch is assumed to get
-                    each epoch's number. One that shuffles by the global generators can be predicted for one
-                    epoch only, since the trainer draws from them too (ValueError).
-        limit       the most samples to predict. Without it an epoch ends after len(sampler) items (a
-                    DataLoader's batches), even if the sampler itself is endless. A sampler without a
-                    length needs it (ValueError).
+    paths       the files that the indices mean: a dataset with .samples or .imgs (ImageFolder,
+                DatasetFolder), a Subset or ConcatDataset of such datasets, nested at will, a dataset that wraps
+                one of the same length as .dataset, or a list of paths or of (path, …) tuples.
+                Default: the DataLoader's dataset.
+    mountpoint  where the dataset is mounted; relative paths then start there. Default: the mounts that
+                contain the paths, each of which gets its own plan; files outside of any are left out.
+    name        one plan for each rank or stream that reads at the same time. Default: "rank3", from the
+                DistributedSampler's rank, torch.distributed's, RANK or LOCAL_RANK, whichever is found
+                first, so that no two ranks overwrite each other's plan; "default" if none is found.
+                Jobs that read one mount at the same time need different names.
+    epochs      how many epochs to predict, one after the other. A sampler with set_epoch is assumed to get
+                each epoch's number. One that shuffles by the global generators can be predicted for one
+                epoch only, since the trainer draws from them too (ValueError).
+    limit       the most samples to predict. Without it an epoch ends after len(sampler) items (a
+                DataLoader's batches), even if the sampler itself is endless. A sampler without a
+                length needs it (ValueError).
 
-        Call it once for each epoch, after set_epoch and directly before the iteration begins: random numbers drawn in
-        between change the order of a shuffling sampler. While the previous epoch is still being read, the new plan waits
-        for its end, and staged samples stay. Returns the number of paths written. Raises OSError if the mount refuses
-        the plan; the previous plan then stays in force.
+    Call it once for each epoch, after set_epoch and directly before the iteration begins: random numbers drawn in
+    between change the order of a shuffling sampler. While the previous epoch is still being read, the new plan waits
+    for its end, and staged samples stay. Returns the number of paths written. Raises OSError if the mount refuses
+    the plan; the previous plan then stays in force.
     """
     if paths is None:
         paths = getattr(sampler, "dataset", None)
@@ -66,8 +66,8 @@ def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1, limit=None):
 
 
 def predict(sampler, epochs=1, limit=None):
-        """The indices that sampler will yield next, as a list, without changing it or any random state. Accepts the
-        samplers that hint accepts."""
+    """The indices that sampler will yield next, as a list, without changing it or any random state. Accepts the
+    samplers that hint accepts."""
     for what, value in (("epochs", epochs), ("limit", limit)):
         if value is not None and value < 1:
             raise ValueError(f"{what}={value}: it must be 1 or more")
@@ -110,7 +110,7 @@ def _reason(root):
 
 
 def _rank(sampler):
-        """The rank that reads, None if there seems to be only one."""
+    """The rank that reads, None if there seems to be only one."""
     for s in _nested(sampler):
         if getattr(s, "num_replicas", 1) > 1 and hasattr(s, "rank"):
             return s.rank
@@ -121,7 +121,7 @@ def _rank(sampler):
 
 
 def _nested(sampler):
-        """sampler and the samplers it wraps, the outermost first."""
+    """sampler and the samplers it wraps, the outermost first."""
     seen = []
     while sampler is not None and not any(sampler is s for s in seen):
         seen.append(sampler)
@@ -153,7 +153,7 @@ def _paths(dataset):
 
 
 class _First:
-        """The paths from a list of paths, or of tuples that begin with one."""
+    """The paths from a list of paths, or of tuples that begin with one."""
 
     def __init__(self, items):
         self._items = items
@@ -167,7 +167,7 @@ class _First:
 
 
 class _Joined:
-        """Concatenated lists, indexed as in ConcatDataset."""
+    """Concatenated lists, indexed as in ConcatDataset."""
 
     def __init__(self, lists):
         self._lists, self._ends = lists, np.cumsum([len(x) for x in lists]).tolist()
@@ -185,14 +185,14 @@ class _Joined:
 
 
 class _Mounts:
-        """Finds the mount that contains a path: the given one, or any."""
+    """Finds the mount that contains a path: the given one, or any."""
 
     def __init__(self, mountpoint):
         self.root = None if mountpoint is None else os.path.abspath(os.fspath(mountpoint))
         self._above = {}  # by folder: the mount point above it, as spelled and resolved; None without one
 
     def place(self, path):
-                """The mount point and the path in it, as a plan needs them; None, None outside of any mount."""
+        """The mount point and the path in it, as a plan needs them; None, None outside of any mount."""
         if self.root is not None:
             path = os.path.join(self.root, path)
         folder, base = os.path.split(path)
@@ -221,7 +221,7 @@ class _Mounts:
 
 
 def _length(sampler):
-        """The number of items in an epoch."""
+    """The number of items in an epoch."""
     try:
         return len(sampler)
     except (TypeError, NotImplementedError):
@@ -231,7 +231,7 @@ def _length(sampler):
 
 @contextlib.contextmanager
 def _untouched_global_state():
-        """Restores the global generators, whatever a sampler of unknown type draws from them."""
+    """Restores the global generators, whatever a sampler of unknown type draws from them."""
     saved = _global_state()
     try:
         yield
@@ -256,12 +256,14 @@ def _same(a, b):
 
 
 class _Clone:
-        """Iterates a copy of a sampler, or of a DataLoader's, with copies of its generators.
-        A generator that sampler and DataLoader share stays shared between the copies: the base seed that a DataLoader
-        draws from its generator is missing from the sampler's stream only then.
-        Some loaders make one iterator over an endless sampler, keep it as .iterator, and take len(loader) batches from it
-        for each epoch (timm's MultiEpochsDataLoader, Ultralytics' InfiniteDataLoader). The copy starts at that iterator's
-        position, which is known between epochs, unless workers draw ahead.
+    """Iterates a copy of a sampler, or of a DataLoader's, with copies of its generators.
+
+    A generator that sampler and DataLoader share stays shared between the copies: the base seed that a DataLoader
+    draws from its generator is missing from the sampler's stream only then.
+
+    Some loaders make one iterator over an endless sampler, keep it as .iterator, and take len(loader) batches from it
+    for each epoch (timm's MultiEpochsDataLoader, Ultralytics' InfiniteDataLoader). The copy starts at that iterator's
+    position, which is known between epochs, unless workers draw ahead.
     """
 
     def __init__(self, sampler, bounded=False):
@@ -283,7 +285,7 @@ class _Clone:
             self._follow(len(loader))
 
     def _enter(self, loader):
-                """Notes what the loader will draw, and returns the sampler of its indices."""
+        """Notes what the loader will draw, and returns the sampler of its indices."""
         if isinstance(loader.dataset, self._torch.utils.data.IterableDataset):
             raise TypeError("hint: an IterableDataset has no order of indices that could be predicted")
         # torchdata's StatefulDataLoader. Its random samplers have generators of their own.
@@ -297,14 +299,14 @@ class _Clone:
         kept = getattr(loader, "iterator", None)
         if isinstance(kept, self._torch.utils.data.dataloader._BaseDataLoaderIter):
             self._kept = kept
-                # A persistent iterator draws its base seed once, when it is made. Every other iteration
-                # begins by drawing one, before the sampler draws anything.
+        # A persistent iterator draws its base seed once, when it is made. Every other iteration
+        # begins by drawing one, before the sampler draws anything.
         elif not started and not (self._persistent and loader._iterator is not None):
             self._draws = [None if loader.generator is None else self._copy(loader.generator, "generator")]
         return loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
 
     def _follow(self, length):
-                """Advances the copy to the position of the loader's iterator, at the end of an epoch of this length."""
+        """Advances the copy to the position of the loader's iterator, at the end of an epoch of this length."""
         kept, torch = self._kept, self._torch
         if kept._num_workers:
             one, other = (list(_flat(itertools.islice(iter(self._sampler), length))) for _ in range(2))
@@ -316,7 +318,7 @@ class _Clone:
         self._items = iter(self._sampler)
         generators = [(value, made) for value, made in self._copies.values() if isinstance(value, torch.Generator)]
         if kept._num_yielded and generators:
-                        # The end of the last epoch is still to come; there RandomSampler draws from its generator once more.
+            # The end of the last epoch is still to come; there RandomSampler draws from its generator once more.
             state = _global_state()
             collections.deque(itertools.islice(self._items, length), 0)
             _set_global_state(state)
@@ -324,7 +326,7 @@ class _Clone:
                 made.set_state(value.get_state())
 
     def epoch(self, k, last):
-                """The indices of the k-th epoch from now; call it for each epoch in turn."""
+        """The indices of the k-th epoch from now; call it for each epoch in turn."""
         for s, first in zip(self._epochs, self._first):
             if k > 0:
                 s.set_epoch(first + k)
@@ -340,9 +342,9 @@ class _Clone:
                              "epoch; give it a generator of its own, or hint each epoch")
 
     def _copy(self, value, role):
-                """A copy of a sampler, of its generators and nested samplers, and of everything that it may shuffle in place.
-                Datasets and other values are not copied. role is the attribute under which a sampler holds the
-                value."""
+        """A copy of a sampler, of its generators and nested samplers, and of everything that it may shuffle in place.
+        Datasets and other values are not copied. role is the attribute under which a sampler holds the
+        value."""
         torch = self._torch
         if id(value) in self._copies:
             return self._copies[id(value)][1]
@@ -371,7 +373,7 @@ class _Clone:
         return made
 
     def _samples(self, value, role):
-                """Whether value is a sampler: one of torch's, or an object used as one."""
+        """Whether value is a sampler: one of torch's, or an object used as one."""
         if self._torch is not None and isinstance(value, self._torch.utils.data.Sampler):
             return True
         return role in ("sampler", "batch_sampler") and hasattr(value, "__dict__") and hasattr(value, "__iter__")

@@ -17,8 +17,8 @@ _CODE = types.ModuleType, types.FunctionType, types.FrameType
 
 
 def describe(live: Dict[int, Any], waiting: int, address: int, size: int) -> str:
-        """The holders of the live slots of the memory at address, such as "2 numpy.ndarray (64, 3, 224, 224) in
-        a list". live has weak references to batches; waiting slots wait for a device."""
+    """The holders of the live slots of the memory at address, such as "2 numpy.ndarray (64, 3, 224, 224) in
+    a list". live has weak references to batches; waiting slots wait for a device."""
     batches = sum(1 for ref in list(live.values()) if ref is not None and ref() is not None)
     parts = []
     if batches:
@@ -36,8 +36,8 @@ def describe(live: Dict[int, Any], waiting: int, address: int, size: int) -> str
 
 
 def _found(address: int, size: int) -> Iterator[Tuple[str, str]]:
-        """(what, where) of arrays, tensors and batches in the memory that containers and local variables refer to.
-        Each object once."""
+    """(what, where) of arrays, tensors and batches in the memory that containers and local variables refer to.
+    Each object once."""
     torch = sys.modules.get("torch")
     seen = set()
 

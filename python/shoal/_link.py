@@ -36,14 +36,14 @@ _told: Set[str] = set()  # warnings already given
 
 
 def refuse_fork(user: int) -> None:
-        """Raises FeedError in a process other than user, which has used the feed."""
+    """Raises FeedError in a process other than user, which has used the feed."""
     if user != os.getpid():
         raise FeedError(f"the feed was in use in process {user}, of which this one is a fork, and grpc does not survive a fork: "
                         "open feeds after forking only, or start processes with the spawn method")
 
 
 class Address:
-        """The server's address and how to connect to it."""
+    """The server's address and how to connect to it."""
 
     def __init__(self, addr: str, token: Optional[str] = None, ca: Optional[str] = None, cert: Optional[str] = None,
                  key: Optional[str] = None) -> None:
@@ -60,7 +60,7 @@ class Address:
         self.metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
     def channel(self) -> grpc.Channel:
-                """A new channel. FeedError in a fork of a process that has used one."""
+        """A new channel. FeedError in a fork of a process that has used one."""
         global _user
         if _user is not None:
             refuse_fork(_user)
@@ -96,9 +96,10 @@ def _read(name: Optional[str]) -> Optional[bytes]:
 
 
 class Heap:
-        """Memory for batches that come in chunks, reused once nothing refers to it.
-        Every view of an array, numpy's or torch's, holds a reference to the array that owns the memory.
-        So an array to which only the pool's list refers has no views.
+    """Memory for batches that come in chunks, reused once nothing refers to it.
+
+    Every view of an array, numpy's or torch's, holds a reference to the array that owns the memory.
+    So an array to which only the pool's list refers has no views.
     """
 
     def __init__(self, most: int) -> None:
@@ -108,7 +109,7 @@ class Heap:
         self._idle = count(probe[0]) if count else None
 
     def get(self, size: int) -> np.ndarray:
-                """A writable array of size bytes, aligned to 64 bytes."""
+        """A writable array of size bytes, aligned to 64 bytes."""
         owner = None
         if self._idle is not None:
             arrays = self._arrays
@@ -127,8 +128,8 @@ class Heap:
 
 
 class PinnedHeap:
-        """The same in page-locked memory. torch's allocator reuses it, and knows of copies in progress. It is allocated in the
-        trainer's thread, on the trainer's device."""
+    """The same in page-locked memory. torch's allocator reuses it, and knows of copies in progress. It is allocated in the
+    trainer's thread, on the trainer's device."""
 
     def __init__(self, torch: Any) -> None:
         self._torch, self._device = torch, torch.cuda.current_device()
@@ -145,15 +146,15 @@ _links: "weakref.WeakSet[Link]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-        # Freeing a grpc call takes a lock. While the interpreter shuts down, a thread that was stopped for good
-        # may hold it, so calls are freed here and not by the shutdown.
+    # Freeing a grpc call takes a lock. While the interpreter shuts down, a thread that was stopped for good
+    # may hold it, so calls are freed here and not by the shutdown.
     for link in list(_links):
         link.close()
 
 
 def _forked() -> None:
-        # The same holds in a forked child: the threads are missing, the locks are as they were. The parent's
-        # calls must not be freed there at all.
+    # The same holds in a forked child: the threads are missing, the locks are as they were. The parent's
+    # calls must not be freed there at all.
     for link in list(_links):
         for thing in (link._call, link._channel):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
@@ -168,9 +169,9 @@ _ONE_CREDIT = _wire.encode(_wire.CLIENT_MESSAGE, credit=dict(n=1))
 class Link:
     """One stream.
 
-        position is an epoch or a state if no batch was taken yet, else None. stage, if given, is called once with
-        (opened, link). Its result converts each batch, on the receiving thread, to the value that get() returns: it
-        has put(header, batch, slot) and close().
+    position is an epoch or a state if no batch was taken yet, else None. stage, if given, is called once with
+    (opened, link). Its result converts each batch, on the receiving thread, to the value that get() returns: it
+    has put(header, batch, slot) and close().
     """
 
     def __init__(self, address: Address, open: Dict[str, Any], start: Union[int, Dict[str, Any]], heap: Any, torch: Any = None,
@@ -231,7 +232,7 @@ class Link:
             put(("error", FeedError(f"feed {self._address.addr}: {type(e).__name__}: {e}")))
 
     def _item(self, message: bytes) -> Optional[Tuple[str, Any]]:
-                """The item of get() for a message; None if the batch is not complete yet."""
+        """The item of get() for a message; None if the batch is not complete yet."""
         payload = _wire.chunk(message)
         if payload is None:
             m = _wire.decode(_wire.SERVER_MESSAGE, message)
@@ -290,7 +291,7 @@ class Link:
         return "batch", (header, array) if self._stage is None else self._stage.put(header, array)
 
     def layout(self, header: Any) -> Layout:
-                """Where a batch's planes are."""
+        """Where a batch's planes are."""
         planes, in_slot = header.planes, header.slot != 0
         key = (in_slot, *map(id, planes))
         layout = self._layouts.get(key)
@@ -298,7 +299,7 @@ class Link:
             if len(self._layouts) >= 64:
                 self._layouts.clear()
             pool = self.pool if in_slot else None
-                        # The entry refers to the planes, so that their id stays in use as long as it is a key.
+            # The entry refers to the planes, so that their id stays in use as long as it is a key.
             layout = self._layouts[key] = Layout(planes, self._torch, self.readonly, pool.pinned if pool else self._pin,
                                                  pool is not None and pool.debug)
         return layout
@@ -316,10 +317,10 @@ class Link:
         pool.live[header.slot] = weakref.ref(batch)
         return batch
 
-        # The trainer's thread.
+    # The trainer's thread.
 
     def get(self) -> Tuple[str, Any]:
-                """The next ("opened"|"batch"|"end", value), in order; raises FeedError, then on every call."""
+        """The next ("opened"|"batch"|"end", value), in order; raises FeedError, then on every call."""
         if self._error is None:
             pool = self.pool
             if pool is not None and pool.fault is not None:
@@ -338,7 +339,7 @@ class Link:
         raise self._error
 
     def _poll(self, timeout: float) -> Optional[Tuple[str, Any]]:
-                """The next item, if it comes within the timeout."""
+        """The next item, if it comes within the timeout."""
         if self._frames is not None:
             return self._poll_frames(self._frames, timeout)
         try:
@@ -372,7 +373,7 @@ class Link:
         return kind, error
 
     def _wait(self, pool: SlotPool) -> Tuple[str, Any]:
-                """Waits for an item; gives slots back as they are freed, and warns once if the trainer holds all of them."""
+        """Waits for an item; gives slots back as they are freed, and warns once if the trainer holds all of them."""
         pool.waited, told = True, False
         since = time.monotonic()
         try:
@@ -391,11 +392,11 @@ class Link:
             pool.waited = False
 
     def over(self) -> bool:
-                """Whether nothing more will come."""
+        """Whether nothing more will come."""
         return self._error is not None or self._closed or bool(self._epochs) and self.position == self._first + self._epochs
 
     def taken(self) -> None:
-                """The trainer has taken a batch: another may be sent."""
+        """The trainer has taken a batch: another may be sent."""
         pool, frames = self.pool, self._frames
         if pool is not None:
             pool.streams.taken()
@@ -407,17 +408,17 @@ class Link:
         frames.send(_ONE_CREDIT, *_releases(pool))
 
     def array(self, plane: Any, owner: Any) -> Any:
-                """The plane in the owner's buffer, as the feed returns it."""
+        """The plane in the owner's buffer, as the feed returns it."""
         return (_maker(plane, False) if self._torch is None else _tensor_maker(plane, self._torch))(owner)
 
     def handover(self, key: str, descriptors: int) -> Tuple[Any, Dict[str, Any], List[int]]:
-                """Requests a pool's memory (_slots.handover)."""
+        """Requests a pool's memory (_slots.handover)."""
         if self._address.path is None:
             raise FeedError("the server offers memory to a client that did not connect over its unix socket")
         return handover(self._address.path, key, descriptors)
 
     def give_back(self, slot: int) -> None:
-                """Releases a slot of a device's pool. From any thread."""
+        """Releases a slot of a device's pool. From any thread."""
         self._given.append(slot)
         self._wake()
 
@@ -455,13 +456,13 @@ class Link:
 
 
 def _releases(pool: SlotPool) -> List[bytes]:
-        """The message that gives freed slots back, None if there are none."""
+    """The message that gives freed slots back, None if there are none."""
     freed = pool.take_freed()
     return [_wire.encode(_wire.CLIENT_MESSAGE, release=dict(slots=freed))] if freed else []
 
 
 def _sending(requests: "queue.SimpleQueue[Any]", link: "weakref.ref[Link]", given: Deque[int]) -> Iterator[bytes]:
-        """The messages to the server. Credits and slots are collected, so that a step sends few messages."""
+    """The messages to the server. Credits and slots are collected, so that a step sends few messages."""
     yield requests.get()
     pool: Optional[SlotPool] = None
     while True:

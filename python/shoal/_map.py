@@ -33,7 +33,7 @@ class Job:
         self.made: Optional[Batch] = None
 
     def take(self) -> Tuple[Any, Batch]:
-                """Waits for the mapped batch, and returns its header and itself. Raises MapError for the first sample that failed."""
+        """Waits for the mapped batch, and returns its header and itself. Raises MapError for the first sample that failed."""
         if self.empty is not None:
             self.empty(self)
         self.done.wait()
@@ -61,7 +61,7 @@ class Mapper:
             thread.start()
 
     def put(self, header: Any, array: Any) -> Job:
-                """Starts a batch, on the receiving thread."""
+        """Starts a batch, on the receiving thread."""
         batch = self._link.batch(header, array)
         layout, owner = batch._layout, batch._owner
         labels, ids, valid = (layout.arrays[name](owner).tolist() for name in ("label", "id", "valid"))
@@ -69,7 +69,7 @@ class Mapper:
             job = Job(header, batch, (), labels, ids, valid)
             self._work.put((job, -1))
             return job
-                # Raw samples stay arrays: libraries that open files accept arrays as bytes, but not tensors.
+        # Raw samples stay arrays: libraries that open files accept arrays as bytes, but not tensors.
         samples = layout.rows(layout.arrays["data"](owner), owner) if layout.ragged else batch.data
         job = Job(header, batch, samples, labels, ids, valid)
         if job.left == 0:  # it gets the types of the batch before, which is done when this one is taken
@@ -80,7 +80,7 @@ class Mapper:
         return job
 
     def close(self) -> None:
-                """Ends the threads, after the functions that run."""
+        """Ends the threads, after the functions that run."""
         self._stopped = True
         for _ in self._threads:
             self._work.put(None)
@@ -140,7 +140,7 @@ class Mapper:
         if isinstance(value, dict):
             fields.update(value)
             data, label = fields.pop("data", None), fields.pop("label", label)
-                # Copied, so that the slot is free as soon as no result is a view of it.
+        # Copied, so that the slot is free as soon as no result is a view of it.
         if label is batch.label:
             label = _copy(label)
         fields = {name: _copy(f) if f is batch.fields.get(name) else f for name, f in fields.items()}
@@ -154,9 +154,9 @@ def _copy(array: Any) -> Any:
 
 
 def collate(results: List[Any], valid: Sequence[int], torch: Any) -> Any:
-        """The results of the valid rows as one value: dictionaries and tuples by member; numbers, arrays and tensors of
-        equal shape and type stacked, with zeros in rows that are not valid; everything else as a list of all rows, with
-        None in those."""
+    """The results of the valid rows as one value: dictionaries and tuples by member; numbers, arrays and tensors of
+    equal shape and type stacked, with zeros in rows that are not valid; everything else as a list of all rows, with
+    None in those."""
     first = results[0]
     if isinstance(first, dict) and all(isinstance(r, dict) and r.keys() == first.keys() for r in results):
         return {k: collate([r[k] for r in results], valid, torch) for k in first}
@@ -195,7 +195,7 @@ def _empty(value: Any) -> Any:
 
 
 def _blank(like: Any, n: int) -> Any:
-        """n rows of zeros with the types and shapes of like."""
+    """n rows of zeros with the types and shapes of like."""
     def zeros(a: Any) -> Any:
         shape = (n, *a.shape[1:])
         return a.new_zeros(shape) if hasattr(a, "new_zeros") else np.zeros(shape, a.dtype)

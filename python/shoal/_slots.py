@@ -1,4 +1,5 @@
 """Batches in shared memory: the pool of slots that the server fills and this process gives back.
+
 The memory is a memfd that comes over a second connection to the server's unix socket (docs/protocol.md, "Slots"), and
 is mapped once. Each filling of a slot gets a Lease, an object that exports the slot's memory by the buffer protocol.
 All arrays are made on the lease, so they and everything made of them without a copy refer to it: slices, memoryviews,
@@ -35,12 +36,12 @@ log = logging.getLogger("shoal")
 
 
 class HandoverError(FeedError):
-        """The server did not hand over its memory."""
+    """The server did not hand over its memory."""
 
 
 def handover(path: str, key: str, descriptors: int = 1, frames: bool = False) -> Tuple[socket.socket, Dict[str, Any], List[int]]:
-        """Requests a pool's memory. Returns the connection, whose end gives all slots back, the server's answer and the
-        descriptors. frames: request the stream's messages on the connection, if the server supports it."""
+    """Requests a pool's memory. Returns the connection, whose end gives all slots back, the server's answer and the
+    descriptors. frames: request the stream's messages on the connection, if the server supports it."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fds: List[int] = []
     try:
@@ -79,8 +80,8 @@ def handover(path: str, key: str, descriptors: int = 1, frames: bool = False) ->
 
 
 class _Lease:
-        """Mixed into a ctypes array type for each slot: an instance is one filling of it. pool and slot
-        are attributes of the type, so that creating a lease costs no more than creating a ctypes array."""
+    """Mixed into a ctypes array type for each slot: an instance is one filling of it. pool and slot
+    are attributes of the type, so that creating a lease costs no more than creating a ctypes array."""
 
     __slots__ = ()
     pool: "SlotPool"
@@ -96,8 +97,8 @@ class _Lease:
 class SlotPool:
     """The slots of one stream.
 
-        lease(slot) is called for each batch that came in a slot. freed collects the numbers of slots that nothing refers to
-        any more; wake() is called when there are some and a thread waits for them.
+    lease(slot) is called for each batch that came in a slot. freed collects the numbers of slots that nothing refers to
+    any more; wake() is called when there are some and a thread waits for them.
     """
 
     def __init__(self, path: str, key: str, wake: Callable[[], None], readonly: bool = False, pin: bool = False,
@@ -132,7 +133,7 @@ class SlotPool:
         self._wake, self._closed, self._foreign = wake, False, False
         self._plain = not self.debug  # freeing a lease needs nothing but its release
         self._lock = threading.RLock()  # reentrant: the garbage collector may free a lease within
-                # In debug mode, for held slots: sequence and, if readonly, checksum; bytes of the batch.
+        # In debug mode, for held slots: sequence and, if readonly, checksum; bytes of the batch.
         self._proof: Dict[int, Tuple[int, int]] = {}
         self._bytes: Dict[int, int] = {}
         self._room = self.slot_bytes - HEADER
@@ -149,10 +150,10 @@ class SlotPool:
         made = type("Lease", (_Lease, base), {"__del__": __del__, "__slots__": (), "pool": self, "slot": slot})
         return cast(Any, made).from_address  # type: ignore[no-any-return]
 
-        # Arrivals.
+    # Arrivals.
 
     def lease(self, slot: int, index: int, epoch: int, total: int) -> Any:
-                """The memory of a batch that has just come."""
+        """The memory of a batch that has just come."""
         live = self.live
         if not 0 < slot <= self.slots or slot in live or self._closed or total > self._room:
             raise FeedError(f"the server put {total} bytes in slot {slot} of {self.slots} with {self.slot_bytes} bytes"
@@ -173,10 +174,10 @@ class SlotPool:
         assert self.memory is not None
         return self.memory
 
-        # Releases.
+    # Releases.
 
     def _died(self, slot: int) -> None:
-                # Runs where the last reference is dropped: in any thread, in the garbage collector, at exit.
+        # Runs where the last reference is dropped: in any thread, in the garbage collector, at exit.
         if self._plain and not self.streams.in_use():
             del self.live[slot]
             self.freed.append(slot)
@@ -209,7 +210,7 @@ class SlotPool:
             self._unmap()
 
     def poll(self) -> None:
-                """Gives back the slots whose copies to a device are done."""
+        """Gives back the slots whose copies to a device are done."""
         for slot in self.streams.done():
             self._release(slot)
 
@@ -221,7 +222,7 @@ class SlotPool:
         return out
 
     def close(self) -> None:
-                """Nothing more will come. The memory stays mapped, and belongs to the server, until the last lease is freed."""
+        """Nothing more will come. The memory stays mapped, and belongs to the server, until the last lease is freed."""
         self._closed, self._plain = True, False
         self._finish()
         self._unmap()
@@ -238,7 +239,7 @@ class SlotPool:
         self._connection.close()
 
     def forked(self) -> None:
-                """In a forked child: its copies of arrays give nothing back, and its end does not affect the parent's slots."""
+        """In a forked child: its copies of arrays give nothing back, and its end does not affect the parent's slots."""
         self._foreign, self._plain = True, False
         self._connection.close()
 
@@ -256,7 +257,7 @@ class SlotPool:
         return zlib.crc32(memoryview(self._memory())[at:at + self._bytes[slot]])
 
     def check(self, slot: int) -> None:
-                """Raises FeedError if the server has begun to fill this slot again although it is held."""
+        """Raises FeedError if the server has begun to fill this slot again although it is held."""
         if self.debug and self.memory is not None and slot in self._proof:
             _, _, _, _, flags, sequence, _, _ = self._header(slot)
             if flags & _FILLING or sequence != self._proof[slot][0]:

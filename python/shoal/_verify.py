@@ -23,8 +23,8 @@ _NOT_REPLAYED = {"MixUp": "it mixes whole batches", "CutMix": "it mixes whole ba
 
 
 def main(arguments: Sequence[str]) -> int:
-        """Runs the verb. Returns the exit code: 0 if all rows are equal, 1 if one differs, 2 if they could not be
-        compared."""
+    """Runs the verb. Returns the exit code: 0 if all rows are equal, 1 if one differs, 2 if they could not be
+    compared."""
     p = argparse.ArgumentParser(prog="shoal verify", description="Replays batches of a feed in this Python's own torchvision, and compares "
                                 "every row with what the server made. Exit code 0: all are equal; 1: some differ; 2: it could not be compared.")
     p.add_argument("verb", choices=["verify"])
@@ -96,7 +96,7 @@ def _there(name: str) -> bool:
 
 
 def _compare(got: np.ndarray, want: np.ndarray, transform: str) -> Optional[str]:
-        """The difference, None if there is none."""
+    """The difference, None if there is none."""
     if "|bf16" in transform:  # numpy has it as uint16
         got = (got.astype(np.uint32) << 16).view(np.float32)
     if got.shape != want.shape:
@@ -111,7 +111,7 @@ def _compare(got: np.ndarray, want: np.ndarray, transform: str) -> Optional[str]
 
 
 def replay(stored: bytes, transform: str, drawn: Any) -> np.ndarray:
-        """torchvision's result for a stored picture, given the draws; bf16 as float32."""
+    """torchvision's result for a stored picture, given the draws; bf16 as float32."""
     import torch
     from PIL import Image
     from torchvision.transforms import functional as F

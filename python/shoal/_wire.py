@@ -16,8 +16,8 @@ class _Field:
 
 
 class Memo(dict):
-        """Messages by their bytes. Most batches have the same planes, and decoding them would be most of a header's cost.
-        Bounded, since planes of raw samples all differ."""
+    """Messages by their bytes. Most batches have the same planes, and decoding them would be most of a header's cost.
+    Bounded, since planes of raw samples all differ."""
 
     def __missing__(self, key):
         if len(self) >= 256:
@@ -27,7 +27,7 @@ class Memo(dict):
 
 
 class _Schema(dict):
-        """Fields by number, and the values of an empty message."""
+    """Fields by number, and the values of an empty message."""
 
     def __init__(self, fields):
         super().__init__(fields)
@@ -118,8 +118,8 @@ def _varint(data, pos, end):
 
 
 def decode(schema, data):
-        """Returns the message as an object with an attribute for every field. Missing fields have protobuf's default; a
-        missing message is None."""
+    """Returns the message as an object with an attribute for every field. Missing fields have protobuf's default; a
+    missing message is None."""
     return _decode(schema, bytes(data), 0, len(data))
 
 
@@ -181,7 +181,7 @@ _CHUNK_TAG, _DATA_TAG = 3 << 3 | _DELIMITED, 1 << 3 | _DELIMITED
 
 
 def chunk(data):
-        """Returns the payload of a ServerMessage that is a Chunk, as a view, or None for other messages."""
+    """Returns the payload of a ServerMessage that is a Chunk, as a view, or None for other messages."""
     if not data or data[0] != _CHUNK_TAG:
         return None
     end = len(data)
