@@ -201,10 +201,10 @@ func TestAudioRefused(t *testing.T) {
 		{"audio(1.0)", "write audio(2.0, 16000)", nil},
 		{"audio(0, 16000)", "seconds times rate", nil},
 		{"audio(1e6, 16000)", "seconds times rate", nil},
-		{"audio(1, 16000, 0)", "channels is", nil},
+		{"audio(1, 16000, 0)", "channels must be", nil},
 		{"audio(1, 16000, crop='end')", "crop must be", nil},
-		{"audio(1, 16000, pad=0)", "pad is True or False", nil},
-		{"audio(1, 16000)|fp32", "stands alone", nil},
+		{"audio(1, 16000, pad=0)", "pad must be True or False", nil},
+		{"audio(1, 16000)|fp32", "cannot be combined", nil},
 	} {
 		in, err := New(c.spec)
 		if err == nil {

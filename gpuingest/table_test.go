@@ -175,7 +175,7 @@ func TestTableRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Fit(); err == nil || !strings.Contains(err.Error(), "no value") {
+	if _, err := f.Fit(); err == nil || !strings.Contains(err.Error(), "no valid value") {
 		t.Errorf("no rows: %v", err)
 	}
 	for _, bad := range []string{"", "{}", `{"v":1,"comma":",","features":[{"column":"a"}]}`, `{"v":1,"comma":",","columns":["a"],"features":[{"column":"a","op":"number","at":3,"width":1}]}`} {

@@ -84,7 +84,7 @@ func TestTokensRefused(t *testing.T) {
 		"tokens(8, dtype='uint8', pad=256)":   "pad must be a token",
 		"tokens(8, dtype='uint8', pad=-1)":    "pad must be a token",
 		"tokens(8, crop='left')":              "crop must be",
-		"tokens(8)|fp32":                      "stands alone",
+		"tokens(8)|fp32":                      "cannot be combined",
 		"packed(8)":                           "needs stored",
 		"packed(8, 'json')":                   "name a type",
 		"packed(8, 'npy')":                    "name a type",
