@@ -100,7 +100,7 @@ func KeepShort(root *cobra.Command, rare ...string) {
 			f.Hidden = false
 		}
 		if len(left) > 0 {
-			fmt.Fprintf(c.OutOrStdout(), "\n%d more settings, for the configuration file above all: %s config %s, or docs/cli.md\n",
+			fmt.Fprintf(c.OutOrStdout(), "\n%d more settings, mainly for the configuration file: %s config %s, or docs/cli.md\n",
 				len(left), c.Root().Name(), strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" "))
 		}
 	})

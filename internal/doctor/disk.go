@@ -37,18 +37,18 @@ var filesystems = map[int64]struct{ name, meaning, remedy string }{
 	unix.BTRFS_SUPER_MAGIC:     {"btrfs", "", ""},
 	unix.F2FS_SUPER_MAGIC:      {"f2fs", "", ""},
 	0x2fc12fc1:                 {"zfs", "", ""},
-	unix.TMPFS_MAGIC:           {"tmpfs", "the cache lies in memory: it counts against the machine's (and the pod's) and is gone with the next start", "--cache-dir on a local disk"},
-	unix.RAMFS_MAGIC:           {"ramfs", "the cache lies in memory, and nothing bounds it", "--cache-dir on a local disk"},
-	unix.OVERLAYFS_SUPER_MAGIC: {"overlayfs", "the cache lies in the container's own layer: slower, counted as ephemeral storage, and gone with the container", "a volume for --cache-dir (emptyDir or hostPath; docker run -v /nvme:/cache)"},
+	unix.TMPFS_MAGIC:           {"tmpfs", "the cache is in memory: it counts against the machine's (and the pod's) memory and is lost at the next start", "--cache-dir on a local disk"},
+	unix.RAMFS_MAGIC:           {"ramfs", "the cache is in memory, without a limit", "--cache-dir on a local disk"},
+	unix.OVERLAYFS_SUPER_MAGIC: {"overlayfs", "the cache is in the container's own layer: slower, counted as ephemeral storage, and lost with the container", "a volume for --cache-dir (emptyDir or hostPath; docker run -v /nvme:/cache)"},
 	unix.NFS_SUPER_MAGIC:       {"NFS", "the cache is across the network, where the object store is already, and flock may not hold on it", "--cache-dir on a local disk"},
 	unix.SMB_SUPER_MAGIC:       {"SMB", "the cache is across the network, where the object store is already", "--cache-dir on a local disk"},
 	unix.CIFS_SUPER_MAGIC:      {"CIFS", "the cache is across the network, where the object store is already", "--cache-dir on a local disk"},
 	unix.SMB2_SUPER_MAGIC:      {"SMB2", "the cache is across the network, where the object store is already", "--cache-dir on a local disk"},
 	unix.CEPH_SUPER_MAGIC:      {"CephFS", "the cache is across the network, where the object store is already", "--cache-dir on a local disk"},
 	0x0bd00bd0:                 {"Lustre", "the cache is across the network, where the object store is already", "--cache-dir on a local disk"},
-	unix.FUSE_SUPER_MAGIC:      {"FUSE", "another user-space file system is below the cache, and each read passes through both", "--cache-dir on a local disk"},
+	unix.FUSE_SUPER_MAGIC:      {"FUSE", "the cache is on another user-space file system, and each read passes through both", "--cache-dir on a local disk"},
 	unix.V9FS_MAGIC:            {"9p", "the cache is on the host of this virtual machine, request by request", "--cache-dir on a disk of the virtual machine's own"},
-	unix.ECRYPTFS_SUPER_MAGIC:  {"eCryptfs", "each read is deciphered by one more file system", "--cache-dir outside the encrypted home"},
+	unix.ECRYPTFS_SUPER_MAGIC:  {"eCryptfs", "each read is decrypted by another file system", "--cache-dir outside the encrypted home"},
 }
 
 func filesystem(m *Machine, dir string) Result {
@@ -69,7 +69,7 @@ func filesystem(m *Machine, dir string) Result {
 	}
 	switch {
 	case !known:
-		return ok("type %#x%s", s.Type, source).because(OK, "it is not one that is known to be good or bad for a cache", "")
+		return ok("type %#x%s", s.Type, source).because(OK, "this file system is not known to be good or bad for a cache", "")
 	case fs.meaning == "":
 		return ok("%s%s", fs.name, source)
 	}
@@ -96,9 +96,9 @@ func space(m *Machine, dir string, want int64) Result {
 	fits := fmt.Sprintf("--cache-size %dMiB", max((free+held)*9/10>>20, 1))
 	switch {
 	case free+held < minSpace:
-		return r.because(Fail, "next to nothing can be kept: each epoch fetches all again", "free space, or give another --cache-dir")
+		return r.because(Fail, "almost nothing can be kept: each epoch fetches everything again", "free space, or give another --cache-dir")
 	case s.Files > 0 && s.Ffree < 1000:
-		return r.because(Fail, "no more files can be made", "remove files, or give another --cache-dir (df -i "+at+")")
+		return r.because(Fail, "no more files can be created", "remove files, or give another --cache-dir (df -i "+at+")")
 	case free+held < want:
 		return r.because(Warn, "the disk fills up before the cache does; then Shoal goes on without it", fits)
 	}
@@ -137,7 +137,7 @@ func diskSpeed(ctx context.Context, dir string, window time.Duration) Result {
 	}
 	f, direct, err := scratch(at)
 	if err != nil {
-		return ok("no file can be made in %s: %s", at, cause(err)).because(Fail, "there can be no cache", "chown or chmod the folder, or give another --cache-dir")
+		return ok("cannot create a file in %s: %s", at, cause(err)).because(Fail, "there can be no cache", "chown or chmod the folder, or give another --cache-dir")
 	}
 	defer f.Close()
 	block := aligned(diskBlock)
@@ -191,9 +191,9 @@ func diskSpeed(ctx context.Context, dir string, window time.Duration) Result {
 	another := "--cache-dir on a local NVMe disk"
 	switch {
 	case random.bytes < slowRandom:
-		return r.because(Warn, fmt.Sprintf("kept samples are read at random: %s images of 128 KiB a second at most, whatever the store brings", count(random.reads)), another)
+		return r.because(Warn, fmt.Sprintf("kept samples are read at random: at most %s images of 128 KiB a second, however fast the store is", count(random.reads)), another)
 	case write < slowDisk/4:
-		return r.because(Warn, "a cold epoch is kept no faster than the disk writes; what it cannot take is fetched again", another)
+		return r.because(Warn, "a cold epoch is kept no faster than the disk writes; data beyond that is fetched again", another)
 	case sync > slowSync:
 		return r.because(Warn, "a slow fsync delays the sealing of segments (every 256 MiB), not readers", another+", or a volume with a write cache")
 	}
@@ -280,9 +280,9 @@ func cacheDirectory(m *Machine, dir string) Result {
 			err = unix.Access(parent, unix.W_OK)
 		}
 		if err != nil {
-			return ok("%s is not there, and cannot be made: %s", dir, cause(err)).because(Fail, "there can be no cache", "sudo install -d -o $(id -un) "+dir)
+			return ok("%s does not exist, and cannot be created: %s", dir, cause(err)).because(Fail, "there can be no cache", "sudo install -d -o $(id -un) "+dir)
 		}
-		return ok("%s is not there yet; it will be made", dir)
+		return ok("%s does not exist yet; it will be created", dir)
 	}
 	if err != nil {
 		return ok("%s: %s", dir, cause(err)).because(Fail, "there can be no cache", "give another --cache-dir")
@@ -299,9 +299,9 @@ func cacheDirectory(m *Machine, dir string) Result {
 	case unix.Access(dir, unix.W_OK|unix.X_OK) != nil:
 		return r.because(Fail, "this user cannot write to it", fmt.Sprintf("sudo chown -R %d %s, or give another --cache-dir", m.UID(), dir))
 	case fi.Mode().Perm()&0o022 != 0:
-		return r.because(Warn, "others can change what a trainer will read", "chmod 700 "+dir)
+		return r.because(Warn, "other users can change the data that a trainer reads", "chmod 700 "+dir)
 	case int(st.Uid) != m.UID():
-		return r.because(Warn, fmt.Sprintf("it belongs to another user than this one (%d); files that are made now may not be theirs to remove", m.UID()), fmt.Sprintf("chown -R %d %s", st.Uid, dir))
+		return r.because(Warn, fmt.Sprintf("it belongs to another user (%d), who may not be able to remove files that are created now", m.UID()), fmt.Sprintf("chown -R %d %s", st.Uid, dir))
 	}
 	return r
 }
@@ -330,7 +330,7 @@ func cacheDaemon(m *Machine, dir string) Result {
 	}
 	sock := filepath.Join(dir, "shoal.sock")
 	if err := m.Dial(sock); err != nil {
-		return ok("pid %s owns it, and does not listen at %s: %s", pid, sock, cause(err)).because(Warn, "another mount or feed cannot share it; it may be starting, ending, or hung", "look at "+filepath.Join(dir, "shoal.log")+", or give another --cache-dir")
+		return ok("pid %s owns it, but does not listen on %s: %s", pid, sock, cause(err)).because(Warn, "another mount or feed cannot share it; it may be starting, ending, or hung", "look at "+filepath.Join(dir, "shoal.log")+", or give another --cache-dir")
 	}
 	return ok("a daemon (pid %s) owns it, and others can attach to it", pid)
 }
@@ -361,13 +361,13 @@ func cacheContents(dir string) Result {
 	case errors.Is(err, os.ErrNotExist):
 		return ok("nothing is kept yet")
 	case err != nil:
-		return ok("%s", cause(err)).because(Fail, "what is kept cannot be read", "chown or chmod the folder")
+		return ok("%s", cause(err)).because(Fail, "the kept data cannot be read", "chown or chmod the folder")
 	}
 	r := ok("%s in %d segments", humanize.IBytes(uint64(bytes)), segments).with("kept_bytes", float64(bytes))
 	if foreign > 0 {
-		return r.because(Fail, fmt.Sprintf("%d of them cannot be read and written by this user", foreign), "chown -R $(id -un) "+dir)
+		return r.because(Fail, fmt.Sprintf("this user cannot read and write %d of them", foreign), "chown -R $(id -un) "+dir)
 	}
-	return r.because(OK, "checksums are looked at by each read, and by: shoal fsck "+dir, "")
+	return r.because(OK, "checksums are checked by each read, and by: shoal fsck "+dir, "")
 }
 
 func rate(bytes float64) string { return humanize.Bytes(uint64(max(bytes, 0))) }

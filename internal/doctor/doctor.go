@@ -115,7 +115,7 @@ func (c Check) run(ctx context.Context) Result {
 		select {
 		case r = <-done:
 		case <-time.After(2 * time.Second): // it may report its result at the end of its time
-			r = Result{Status: Fail, Measured: fmt.Sprintf("no answer in %s", limit), Meaning: "the kernel or a server hangs", Remedy: "look for what hangs: dmesg | tail, and the network"}
+			r = Result{Status: Fail, Measured: fmt.Sprintf("no answer in %s", limit), Meaning: "the kernel or a server hangs", Remedy: "find what hangs: dmesg | tail, and the network"}
 		}
 	}
 	r.Area, r.Check, r.Seconds = c.Area, c.Name, time.Since(began).Seconds()

@@ -111,7 +111,7 @@ func explain(err error) Result {
 	var e *objstore.Error
 	if !errors.As(err, &e) {
 		if errors.Is(err, context.DeadlineExceeded) {
-			return Result{Status: Fail, Measured: "no answer in time", Meaning: "the store is down, out of reach, or very slow"}
+			return Result{Status: Fail, Measured: "no answer in time", Meaning: "the store is down, unreachable, or very slow"}
 		}
 		return Result{Status: Fail, Measured: err.Error()}
 	}
@@ -161,7 +161,7 @@ func (s *Source) credentials(ctx context.Context) Result {
 	case left <= 0:
 		return r.because(Fail, "they have expired", "get new ones (aws sso login, or the role's service)")
 	case left < 10*time.Minute:
-		return r.because(OK, "they are renewed by themselves before they expire", "")
+		return r.because(OK, "they are renewed automatically before they expire", "")
 	}
 	return r
 }
@@ -187,7 +187,7 @@ func (s *Source) needs(what ...bool) string {
 	if s.store == nil {
 		return "the source could not be opened"
 	}
-	words := []string{"nobody answers at the endpoint", "the bucket cannot be listed", "no object could be read"}
+	words := []string{"the endpoint does not answer", "the bucket cannot be listed", "no object could be read"}
 	for i, have := range what {
 		if !have {
 			return words[i]
@@ -204,7 +204,7 @@ func (s *Source) bucket(ctx context.Context) Result {
 	if s.s3 == nil {
 		return ok("%s can be read", s.where.Dir)
 	}
-	return ok("%s is there, and may be listed", s.where.Bucket)
+	return ok("%s exists, and can be listed", s.where.Bucket)
 }
 
 const (
@@ -259,7 +259,7 @@ func (s *Source) listing(ctx context.Context) Result {
 	took := time.Since(began)
 	s.facts.Shards = s.where.Shards != "" || tars > 0 && tars*2 >= s.facts.Objects-tars
 	if s.facts.Objects == 0 {
-		return ok("nothing at %s", s.where).because(Fail, "there is nothing to mount", "check prefix and case of the letters; what is there: aws s3 ls s3://"+s.where.Bucket+"/")
+		return ok("nothing at %s", s.where).because(Fail, "there is nothing to mount", "check the prefix and its case; list the bucket: aws s3 ls s3://"+s.where.Bucket+"/")
 	}
 	more := ""
 	if !s.facts.Whole {
@@ -270,7 +270,7 @@ func (s *Source) listing(ctx context.Context) Result {
 	r := ok("%s%s objects, %s, %s each; %s objects/s", more, humanize.Comma(int64(s.facts.Objects)), humanize.IBytes(uint64(s.facts.Bytes)), humanize.IBytes(uint64(mean)), count(perSecond)).
 		with("objects", float64(s.facts.Objects)).with("bytes", float64(s.facts.Bytes)).with("objects_per_second", perSecond)
 	if s.s3 != nil && mean < 256<<10 && s.facts.Objects >= 1000 && !s.facts.Shards {
-		return r.because(OK, "many small objects: each costs a GET; packed into shards they cost a few large ones", "shoal pack "+s.Text+" DEST, then shoal mount "+s.Text+" --shards DEST")
+		return r.because(OK, "many small objects: each costs a GET; packed into shards they cost a few large GETs", "shoal pack "+s.Text+" DEST, then shoal mount "+s.Text+" --shards DEST")
 	}
 	return r
 }
@@ -278,7 +278,7 @@ func (s *Source) listing(ctx context.Context) Result {
 func (s *Source) get(ctx context.Context) Result {
 	o, found := s.sample(1)
 	if !found {
-		return skipped("there is no object that is not empty")
+		return skipped("there is no non-empty object")
 	}
 	p := make([]byte, min(o.Size, 64<<10))
 	if err := s.read(ctx, o, p, 0); err != nil {
@@ -287,7 +287,7 @@ func (s *Source) get(ctx context.Context) Result {
 		return r
 	}
 	s.got = true
-	return ok("%s of %q read; ETags are there", humanize.IBytes(uint64(len(p))), o.Key)
+	return ok("read %s of %q; the store sends ETags", humanize.IBytes(uint64(len(p))), o.Key)
 }
 
 // probe requests an object directly, and reports why that fails.

@@ -160,7 +160,7 @@ func (a *analysis) fill(f *Finding, why string) {
 
 func (a *analysis) lineText() string {
 	if a.estimate.Bandwidth == 0 {
-		return "no limit of the line"
+		return "no limit of the link"
 	}
 	return fmt.Sprintf("%.0f MB/s", a.estimate.Bandwidth/1e6)
 }
