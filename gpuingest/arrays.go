@@ -321,7 +321,7 @@ func parseRaw(b []byte, stored []int, dtype string) (array, error) {
 		}
 	}
 	if n, ok := byteSize(shape, dtype); !ok || n != int64(len(b)) {
-		return array{}, badArray("%d bytes are no %s array of shape %v", len(b), dtype, stored)
+		return array{}, badArray("%d bytes are not an array of %s of shape %v", len(b), dtype, stored)
 	}
 	return array{dtype: dtype, shape: shape, data: b}, nil
 }
@@ -333,7 +333,7 @@ func (t *Array) Make(src Sample, at Draw, row *Row) error {
 		return err
 	}
 	if len(a.shape) != len(t.shape) {
-		return badArray("an array of shape %v, %v is wanted", a.shape, t.shape)
+		return badArray("an array of shape %v instead of %v", a.shape, t.shape)
 	}
 	from := make([]int, len(t.shape)) // where the crop begins in the stored array
 	into := make([]int, len(t.shape)) // and in the row
@@ -348,9 +348,9 @@ func (t *Array) Make(src Sample, at Draw, row *Row) error {
 		case have > want && t.crop == "random":
 			from[i] = rand.IntN(have - want + 1)
 		case have > want:
-			return badArray("an array of shape %v, %v is wanted (crop= takes a part)", a.shape, t.shape)
+			return badArray("an array of shape %v instead of %v (crop= cuts out a part)", a.shape, t.shape)
 		case have < want && t.pad == nil:
-			return badArray("an array of shape %v, %v is wanted (pad= fills it up)", a.shape, t.shape)
+			return badArray("an array of shape %v instead of %v (pad= extends it)", a.shape, t.shape)
 		}
 	}
 	dst := row.Fields[0]
@@ -453,7 +453,7 @@ func (p *picture) npyPicture() error {
 		channels = a.shape[2]
 	}
 	if a.dtype != "uint8" || a.fortran || len(a.shape) < 2 || len(a.shape) > 3 || channels != 1 && channels != 3 && channels != 4 {
-		return badArray("npy array of %v %s: a picture is uint8 of height x width x 3 (also x 4, x 1, or none) in C order: feed other arrays by npy(shape)", a.shape, a.dtype)
+		return badArray("npy array of %v %s: a picture is uint8 of height x width x 3 (also x 4, x 1, or none) in C order: read other arrays with npy(shape)", a.shape, a.dtype)
 	}
 	h, w := a.shape[0], a.shape[1]
 	if h < 1 || w < 1 || h > 1<<24 || w > 1<<24 {

@@ -174,7 +174,7 @@ func (c *converter) storeInts(dst []byte, b *block, n int, limits [2]float64) er
 		if b.kind == 'f' {
 			x := math.Trunc(b.f[k])
 			if !(x >= limits[0] && x < limits[1]) {
-				return badArray("the value %v is no %s", b.f[k], c.to)
+				return badArray("the value %v does not fit %s", b.f[k], c.to)
 			}
 			if v = int64(x); x >= 0x1p63 {
 				v = int64(uint64(x))

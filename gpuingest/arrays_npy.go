@@ -24,7 +24,7 @@ const (
 // npyHeader parses a header (numpy.lib.format, versions 1 to 3) and returns its length.
 func npyHeader(b []byte) (a array, n int, err error) {
 	if len(b) < 10 || !isNpy(b) {
-		return a, 0, badArray("no npy file: %s", format(b))
+		return a, 0, badArray("not an npy file: %s", format(b))
 	}
 	size, at := int(binary.LittleEndian.Uint16(b[8:])), 10
 	switch major := b[6]; {
@@ -130,7 +130,7 @@ func parseNpy(b []byte) (array, error) {
 func parseNpz(b []byte, key string) (array, error) {
 	z, err := zip.NewReader(bytes.NewReader(b), int64(len(b)))
 	if err != nil {
-		return array{}, badArray("no npz file: %w", err)
+		return array{}, badArray("not an npz file: %w", err)
 	}
 	var have []string
 	for _, f := range z.File {
@@ -178,7 +178,7 @@ func parseSafetensors(b []byte, name string) (array, error) {
 	header, data := b[8:8+n], b[8+n:]
 	d := json.NewDecoder(bytes.NewReader(header))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return array{}, badArray("safetensors: the header is no JSON object")
+		return array{}, badArray("safetensors: the header is not a JSON object")
 	}
 	var have []string
 	for d.More() {
@@ -206,7 +206,7 @@ func parseSafetensors(b []byte, name string) (array, error) {
 		}
 		dtype, ok := safeTypes[t.DType]
 		if !ok {
-			return array{}, badArray("safetensors, tensor %q has type %q, which is not read: feed it raw", name, t.DType)
+			return array{}, badArray("safetensors, tensor %q has type %q, which is not supported: use the transform raw", name, t.DType)
 		}
 		size, ok := byteSize(t.Shape, dtype)
 		if !ok || len(t.Shape) > maxDims || len(t.Offsets) != 2 || t.Offsets[0] > t.Offsets[1] || t.Offsets[1] > uint64(len(data)) || t.Offsets[1]-t.Offsets[0] != uint64(size) {

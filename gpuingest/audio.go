@@ -121,7 +121,7 @@ func openRecording(b []byte) (recording, error) {
 	case bytes.HasPrefix(b, []byte("fLaC")):
 		return openFLAC(b)
 	}
-	return recording{}, badArray("neither WAV nor FLAC but %s: convert it, or feed it raw", format(b))
+	return recording{}, badArray("neither WAV nor FLAC but %s: convert it, or use the transform raw", format(b))
 }
 
 // Make implements Ingest.
@@ -134,13 +134,13 @@ func (t *Audio) Make(src Sample, at Draw, row *Row) error {
 		return badArray("%d Hz, %d channels", r.rate, r.channels)
 	}
 	if r.channels != t.channels && t.channels != 1 && r.channels != 1 {
-		return badArray("%d channels, %d are wanted (channels=1 takes their mean)", r.channels, t.channels)
+		return badArray("%d channels instead of %d (channels=1 uses their mean)", r.channels, t.channels)
 	}
 	var f *resampler
 	have := r.frames
 	if r.rate != t.rate {
 		if !t.resample {
-			return badArray("%d Hz, %d are wanted (resample=True converts)", r.rate, t.rate)
+			return badArray("%d Hz instead of %d (resample=True converts)", r.rate, t.rate)
 		}
 		if f, err = t.filter(r.rate); err != nil {
 			return err
@@ -148,10 +148,10 @@ func (t *Audio) Make(src Sample, at Draw, row *Row) error {
 		have = f.length(r.frames)
 	}
 	if have > t.samples && t.crop == "" {
-		return badArray("%d samples, %d are wanted (crop= takes a part)", have, t.samples)
+		return badArray("%d samples instead of %d (crop= cuts out a part)", have, t.samples)
 	}
 	if have < t.samples && !t.pad {
-		return badArray("%d samples, %d are wanted (pad=True fills up with silence)", have, t.samples)
+		return badArray("%d samples instead of %d (pad=True adds silence)", have, t.samples)
 	}
 	n, need := min(have, t.samples), min(have, t.samples) // samples of the row, frames of the recording
 	if f != nil {
@@ -246,7 +246,7 @@ func openWAV(b []byte) (r recording, err error) {
 			// A streamed file has a size of zero or of all ones: the rest of it is sound.
 			streamed := size == 0 || size == math.MaxUint32
 			if !streamed && size > int64(len(body)) {
-				return r, badArray("WAV: %d of %d bytes of sound are there: the file is cut short", len(body), size)
+				return r, badArray("WAV: only %d of %d bytes of sound: the file is cut short", len(body), size)
 			}
 			if data = body; !streamed {
 				data = body[:size]
@@ -271,7 +271,7 @@ func openWAV(b []byte) (r recording, err error) {
 		{3, 64}: func(p []byte) float32 { return float32(math.Float64frombits(le.Uint64(p))) },
 	}[[2]int{tag, bits}]
 	if !ok {
-		return r, badArray("WAV of format %d with %d bits: PCM of 8 to 32 and floats of 32 and 64 bits are read; convert it, or feed it raw", tag, bits)
+		return r, badArray("WAV of format %d with %d bits: supported are PCM of 8 to 32 and floats of 32 and 64 bits; convert it, or use the transform raw", tag, bits)
 	}
 	if r.channels < 1 || block != each*r.channels {
 		return r, badArray("WAV: frames of %d bytes for %d channels of %d", block, r.channels, each)
@@ -300,7 +300,7 @@ func openFLAC(b []byte) (r recording, err error) {
 	}
 	r.rate, r.channels = int(s.Info.SampleRate), int(s.Info.NChannels)
 	if s.Info.NSamples == 0 || s.Info.NSamples > maxFrames {
-		return r, badArray("FLAC of %d samples: from 1 to %d are read, and the header has to say how many (flac writes it where it may seek)", s.Info.NSamples, maxFrames)
+		return r, badArray("FLAC of %d samples: 1 to %d are supported, and the header must have the number (flac writes it if the output is seekable)", s.Info.NSamples, maxFrames)
 	}
 	r.frames = int(s.Info.NSamples)
 	bits := s.Info.BitsPerSample

@@ -190,13 +190,13 @@ func TestAudioRefused(t *testing.T) {
 		file       []byte
 	}{
 		{"audio(1.0, 16000)", "resample=True", file},
-		{"audio(0.01, 8000, crop=None)", "crop= takes a part", file},
+		{"audio(0.01, 8000, crop=None)", "crop= cuts out a part", file},
 		{"audio(1.0, 8000, pad=False)", "pad=True", file},
 		{"audio(1.0, 8000)", "cut short", file[:60]},
 		{"audio(1.0, 8000)", "a format of", file[:30]},
-		{"audio(1.0, 8000)", "feed it raw", mulaw},
+		{"audio(1.0, 8000)", "use the transform raw", mulaw},
 		{"audio(1.0, 8000)", "frames of 4 bytes", deep},
-		{"audio(1.0, 8000)", "feed it raw", []byte("ID3\x04 and so on, an MP3")},
+		{"audio(1.0, 8000)", "use the transform raw", []byte("ID3\x04 and so on, an MP3")},
 		{"audio(1.0, 8000)", "FLAC header", []byte("fLaC\x00\x00")},
 		{"audio(1.0)", "write audio(2.0, 16000)", nil},
 		{"audio(0, 16000)", "seconds times rate", nil},

@@ -157,7 +157,7 @@ var pillowRules = []string{"pillow(9.4)", "pillow(13)"}
 
 // hints answer likely mistakes of torchvision's users.
 var hints = map[string]string{
-	"ToTensor":               "write fp32 (which scales to [0, 1]) and, if wanted, nchw or nhwc",
+	"ToTensor":               "write fp32 (which scales to [0, 1]) and, optionally, nchw or nhwc",
 	"PILToTensor":            "write uint8",
 	"ToImage":                "write uint8",
 	"ToDtype":                "write uint8, fp16, bf16 or fp32",
@@ -171,7 +171,7 @@ var hints = map[string]string{
 	"Segmentation":           "it comes first, before the operations",
 	"SanitizeBoundingBoxes":  "write min_size and min_area in Detection(...)",
 	"SanitizeBoundingBox":    "write min_size and min_area in Detection(...)",
-	"ClampBoundingBoxes":     "leave it out: boxes never reach beyond the picture",
+	"ClampBoundingBoxes":     "omit it: boxes never extend beyond the picture",
 	"RandomHorizontallyFlip": "did you mean RandomHorizontalFlip?",
 }
 

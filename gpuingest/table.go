@@ -319,7 +319,7 @@ func (f *Feature) category(value string) (int, error) {
 	}
 	k, ok := slices.BinarySearch(f.Categories, value)
 	if !ok {
-		return 0, badArray("column %q: %.40q is no category that the table was fitted with", f.Column, value)
+		return 0, badArray("column %q: the fit has no category %.40q", f.Column, value)
 	}
 	return k, nil
 }
@@ -347,7 +347,7 @@ func splitRow(b []byte, comma byte, fields []string) ([]string, error) {
 			i := 1
 			for {
 				if i == len(b) {
-					return nil, badArray("a row has a quote without end")
+					return nil, badArray("a row has an unterminated quote")
 				}
 				if b[i] == '"' {
 					if i+1 == len(b) || b[i+1] != '"' {

@@ -128,7 +128,7 @@ func TestTableMissing(t *testing.T) {
 	if err != nil || !slices.Equal(got, []float32{2, -1, 0, 0, 1}) || row.Label != 0 {
 		t.Errorf("%v, label %d, %v", got, row.Label, err)
 	}
-	for r, want := range map[string]string{"1,a,": "label", "oops,a,x": "not a finite number", "1,a": "2 fields", "1,zz,x": "no category", "1,a,z": "no category", "inf,a,x": "not a finite", "0x1,a,x": "not a finite", `1,"a,x`: "quote without end"} {
+	for r, want := range map[string]string{"1,a,": "label", "oops,a,x": "not a finite number", "1,a": "2 fields", "1,zz,x": "no category", "1,a,z": "no category", "inf,a,x": "not a finite", "0x1,a,x": "not a finite", `1,"a,x`: "unterminated quote"} {
 		if _, err := makeRow(table, []byte(r), Draw{}); !errors.Is(err, ErrBadSample) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", r, err, want)
 		}

@@ -167,7 +167,7 @@ func (t *Tokens) Make(src Sample, at Draw, row *Row) error {
 	if n > t.length {
 		switch t.crop {
 		case "":
-			return badArray("a document of %d tokens, a row has %d (crop= takes a part)", n, t.length)
+			return badArray("a document of %d tokens in a row of %d (crop= cuts out a part)", n, t.length)
 		case "end":
 			from = n - t.length
 		case "random":
@@ -213,7 +213,7 @@ func (t *Tokens) pack(b []byte, row *Row) error {
 			n = min(n, t.length)
 		}
 		if n > t.length-end {
-			return badArray("document %d has %d tokens, more than its size lets expect: %d are left in the row of %d (npy files need numpy's usual header of %d bytes)",
+			return badArray("document %d has %d tokens, more than expected from its size: %d are left in the row of %d (npy files need numpy's usual header of %d bytes)",
 				sample, n, t.length-end, t.length, npyListHeader)
 		}
 		if err := t.copy(row.Fields[0][elem*end:], doc, 0, n); err != nil {
@@ -243,7 +243,7 @@ func (t *Tokens) parse(b []byte) (array, error) {
 			return a, err
 		}
 		if _, ok := integers[a.dtype]; !ok || len(a.shape) != 1 || t.npyType != "" && a.dtype != t.npyType {
-			return a, badArray("an array of %v %s, a list of %s integers is wanted", a.shape, a.dtype, t.npyType)
+			return a, badArray("an array of %v %s instead of a list of %s integers", a.shape, a.dtype, t.npyType)
 		}
 		return a, nil
 	case "json":
@@ -256,7 +256,7 @@ func (t *Tokens) parse(b []byte) (array, error) {
 func parseJSONList(b []byte) (array, error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	if tok, err := d.Token(); err != nil || tok != json.Delim('[') {
-		return array{}, badArray("no JSON list: %.40q", b)
+		return array{}, badArray("not a JSON list: %.40q", b)
 	}
 	a := array{dtype: "int64", shape: []int{0}}
 	for d.More() {
@@ -268,7 +268,7 @@ func parseJSONList(b []byte) (array, error) {
 		a.shape[0]++
 	}
 	if _, err := d.Token(); err != nil {
-		return array{}, badArray("JSON list without end: %w", err)
+		return array{}, badArray("unterminated JSON list: %w", err)
 	}
 	return a, nil
 }
@@ -287,7 +287,7 @@ func (t *Tokens) copy(dst []byte, doc array, from, n int) error {
 			c.load(src[elem*k:], elem, m)
 			for _, v := range c.b.i[:m] {
 				if f := float64(v); c.b.kind == 'u' && v < 0 && t.dtype != "uint64" || c.b.kind == 'i' && f < fits[0] || f >= fits[1] {
-					return badArray("a token is %d, no %s", v, t.dtype)
+					return badArray("token %d does not fit %s", v, t.dtype)
 				}
 			}
 		}

@@ -301,7 +301,7 @@ func (t *Transform) applyWith(src []byte, at Draw, dst []byte, with func(size im
 		return nil
 	}
 	if len(dst) != t.OutBytes() {
-		return fmt.Errorf("gpuingest: destination of %d bytes, %s takes %d", len(dst), t, t.OutBytes())
+		return fmt.Errorf("gpuingest: destination of %d bytes, %s needs %d", len(dst), t, t.OutBytes())
 	}
 	p := pictures.Get().(*picture)
 	err := t.apply(p, src, at, dst, with)

@@ -143,7 +143,7 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		return nil, coded(codes.FailedPrecondition, fmt.Errorf(format, args...))
 	}
 	if o.GetDataset() != "" && o.GetDataset() != ds.Version() {
-		return refuse("the trainer wants dataset %s, this server has %s: start the server on the other version, or leave dataset out",
+		return refuse("the trainer requires dataset %s, this server has %s: serve that version, or omit dataset",
 			o.GetDataset(), ds.Version())
 	}
 	s, from, err := parse(ctx, o, ds, compile)
@@ -165,7 +165,7 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		s.orderName += packingKey + packing
 	}
 	if from != nil && from.Dataset != ds.Version() {
-		return refuse("the state is of dataset %s, this server has %s: a state holds for one version of a dataset only; "+
+		return refuse("the state is of dataset %s, this server has %s: a state is valid for one version of a dataset only; "+
 			"serve that version, or start the epoch again without a state", from.Dataset, ds.Version())
 	}
 	row := int64(64)
@@ -183,7 +183,7 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		epoch := int64(o.GetEpoch())
 		if e := int64(s.order.Epoch()); e != 0 {
 			if epoch != 0 && epoch != e {
-				return invalid(fmt.Errorf("order %s starts at epoch %d, the session at %d: leave one out", s.order, e, epoch))
+				return invalid(fmt.Errorf("order %s starts at epoch %d, the session at %d: omit one of them", s.order, e, epoch))
 			}
 			epoch = e
 		}

@@ -170,8 +170,8 @@ func forecast(ctx context.Context, f doctor.Facts, o *doctorOptions) doctor.Resu
 	cold, warm := epochs[0], epochs[1]
 	r := doctor.Result{
 		Status:   doctor.OK,
-		Measured: fmt.Sprintf("by these rates a first epoch takes %s (%s, bound by %s)", seconds(cold.Seconds), rate(cold), bindingOf(cfg, cold)),
-		Meaning:  held + "; a trainer that takes less never waits, if the order is known",
+		Measured: fmt.Sprintf("at these rates a first epoch takes %s (%s, bound by %s)", seconds(cold.Seconds), rate(cold), bindingOf(cfg, cold)),
+		Meaning:  held + "; a slower trainer never waits, if the order is known",
 		Remedy:   plan,
 		Values:   map[string]float64{"cold_epoch_seconds": cold.Seconds, "cold_files_per_second": float64(cold.Samples) / cold.Seconds, "warm_epoch_bytes": float64(warm.Bytes), "cold_epoch_bytes": float64(cold.Bytes)},
 	}
