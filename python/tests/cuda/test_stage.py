@@ -276,7 +276,7 @@ class StageTest(unittest.TestCase):
         stage = self.stage(slots)
         header, _ = slots.fill(1)
         slots.array(1, header.planes[1])[0, 0] = 1
-        with self.assertRaisesRegex(ValueError, "cut at"):
+        with self.assertRaisesRegex(ValueError, "crop at"):
             stage.put(header, lambda: None)
 
     def test_the_wait_for_a_buffer_is_told(self):
