@@ -115,14 +115,14 @@ func TestWrongFrames(t *testing.T) {
 		code  codes.Code
 		text  string
 	}{
-		"too long":        {long, codes.InvalidArgument, "a frame that cannot be read: 2147483648 bytes, at most 65536"},
-		"no message":      {[]byte("\x05\x00\x00\x00\xff\xff\xff\xff\xff"), codes.InvalidArgument, "a frame that cannot be read"},
-		"not its slot":    {frame(t, release(3)), codes.InvalidArgument, "give each slot back once"},
+		"too long":        {long, codes.InvalidArgument, "malformed frame: 2147483648 bytes, the limit is 65536"},
+		"no message":      {[]byte("\x05\x00\x00\x00\xff\xff\xff\xff\xff"), codes.InvalidArgument, "malformed frame"},
+		"not its slot":    {frame(t, release(3)), codes.InvalidArgument, "release a slot once"},
 		"a second Open":   {frame(t, &feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: &feedpb.Open{}}}), codes.InvalidArgument, "a second Open"},
-		"the end":         {nil, codes.Unavailable, "handover connection has ended"},
-		"half a frame":    {[]byte("\x05\x00\x00"), codes.Unavailable, "handover connection has ended"},
-		"half a message":  {[]byte("\x05\x00\x00\x00\x12"), codes.Unavailable, "handover connection has ended"},
-		"an HTTP request": {[]byte("GET / HTTP/1.1\r\n\r\n"), codes.InvalidArgument, "a frame that cannot be read"},
+		"the end":         {nil, codes.Unavailable, "handover connection has closed"},
+		"half a frame":    {[]byte("\x05\x00\x00"), codes.Unavailable, "handover connection has closed"},
+		"half a message":  {[]byte("\x05\x00\x00\x00\x12"), codes.Unavailable, "handover connection has closed"},
+		"an HTTP request": {[]byte("GET / HTTP/1.1\r\n\r\n"), codes.InvalidArgument, "malformed frame"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stream, conn := framed(t, r.addr, &feedpb.Open{Batch: 4, Slots: 3, Credits: 1, Transform: "ramp(4,4)"})
@@ -209,7 +209,7 @@ func TestBrokenFrames(t *testing.T) {
 		_, err = s.Next()
 	}
 	var e *feedclient.Error
-	if !errors.As(err, &e) || e.Code != codes.Unavailable || !strings.Contains(e.Text, "not all was read") {
+	if !errors.As(err, &e) || e.Code != codes.Unavailable || !strings.Contains(e.Text, "before its last message") {
 		t.Errorf("got %v", err)
 	}
 }

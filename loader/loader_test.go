@@ -497,7 +497,7 @@ func TestRefusedStates(t *testing.T) {
 		{"negative cursor", func(o *feedpb.Open) { o.State = edit(`"cursor":8`, `"cursor":-1`) }, codes.InvalidArgument, []string{"-1"}},
 		{"format", func(o *feedpb.Open) { o.State = edit(`"v":1`, `"v":2`) }, codes.InvalidArgument, []string{"version 2"}},
 		{"not JSON", func(o *feedpb.Open) { o.State = "{" }, codes.InvalidArgument, []string{"JSON"}},
-		{"two", func(o *feedpb.Open) { o.State = state + state }, codes.InvalidArgument, []string{"follows"}},
+		{"two", func(o *feedpb.Open) { o.State = state + state }, codes.InvalidArgument, []string{"trailing data"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := base()

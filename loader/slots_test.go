@@ -302,8 +302,8 @@ func TestWaitingForSlots(t *testing.T) {
 		st := r.server.Stats().List[0]
 		return st.Slots > 0 && st.Batches == 3
 	})
-	eventually(t, "a warning", func() bool { return strings.Contains(log.String(), "keeps all its slots") })
-	if n := strings.Count(log.String(), "keeps all its slots"); n != 1 {
+	eventually(t, "a warning", func() bool { return strings.Contains(log.String(), "holds all its slots") })
+	if n := strings.Count(log.String(), "holds all its slots"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, log.String())
 	}
 	for range 5 {

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is set by the Makefile: the git tag, or the commit where there is none.
+// version is set by the Makefile: the git tag, or the commit without one.
 var version = "0.1.0-dev"
 
 func versionCommand() *cobra.Command {
