@@ -99,7 +99,7 @@ check: setup build lint test ## everything that CI runs
 
 # Goroutines share memory in CONCURRENT. The rest is pure or runs programs: there the race detector only costs time.
 # -count=1: go's test cache does not track the programs that the tests of e2e and shoal-gpu build. -vet=off: lint runs vet.
-CONCURRENT := ./cmd/... ./cache/... ./engine/... ./fusefs/... ./loader/... ./prefetch/run/... ./internal/...
+CONCURRENT := ./cmd/... ./cache/... ./fusefs/... ./loader/... ./prefetch/engine/... ./prefetch/run/... ./internal/...
 TEST := $(GO) test -vet=off -count=1 -timeout 40m
 test: setup build gpu-tests ## all tests but the long ones, which make night runs
 	@tools/tick "testing, with the race detector" $(TEST) -short -race $(CONCURRENT)

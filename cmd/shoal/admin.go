@@ -5,9 +5,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // adminOptions are the flags of the admin address.

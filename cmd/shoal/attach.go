@@ -16,9 +16,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // One daemon owns a cache directory and listens on CACHE-DIR/shoal.sock. A verb that finds the directory owned attaches:

@@ -8,9 +8,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shoalfs/shoal/cache/crypt"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // keyEnv holds the cache's encryption key if no file is given. It is never a flag's value, which everybody on the

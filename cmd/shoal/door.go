@@ -10,9 +10,9 @@ import (
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // door adapts the engine to the mount: it is fusefs.Volume and fusefs.Control.

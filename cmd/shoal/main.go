@@ -14,9 +14,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/trace/export"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // searchVerb makes this process search for a trainer's seed. Daemons use it, not users.

@@ -19,11 +19,11 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // packOptions are the flags of shoal pack.

@@ -16,10 +16,10 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // mountStats are the stats of a mount's daemon.

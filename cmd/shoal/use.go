@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // Errors about a wrong command line: the missing or extra argument, the nearest verb or flag, the value and

@@ -10,9 +10,9 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 func warmCommand() *cobra.Command {

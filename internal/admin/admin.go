@@ -25,9 +25,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin/dashboard"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // Snapshot is the state that a daemon reports for one dataset.

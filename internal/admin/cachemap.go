@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // cacheMap answers GET /api/cachemap?cells=N: engine.CacheMap as JSON.

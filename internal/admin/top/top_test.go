@@ -15,9 +15,9 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 

@@ -3,7 +3,7 @@ package verdict
 import (
 	"strings"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // Advice is a warning or error of the log, with its remedy separated.

@@ -3,8 +3,8 @@
 package verdict
 
 import (
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // Snapshot is the state that a daemon reports for one dataset; admin.Snapshot converts to it.

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
