@@ -111,7 +111,10 @@ func list(samples []int) order.Order {
 // Of 208 traces that are none of torch's, none gives a lock. Each is searched after some opens, by a few
 // of the steps in turn.
 func TestNoFalseLock(t *testing.T) {
-	i := 0
+	i, stride := 0, 32
+	if testing.Short() {
+		stride = 256
+	}
 	traces(func(name string, n int, opens []Open) bool {
 		i++
 		tr := newTrace(Subset{Len: n})
@@ -120,7 +123,7 @@ func TestNoFalseLock(t *testing.T) {
 		}
 		s := &Search{}
 		s.addUsual(newLook(tr.opens, tr.subset, wanted))
-		for step := i % 32; step < s.Steps(); step += 32 {
+		for step := i % stride; step < s.Steps(); step += stride {
 			s.Run(step, never, func(f Finding) { t.Errorf("%s of %d samples: %+v", name, n, f) })
 		}
 		return true
