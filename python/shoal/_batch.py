@@ -12,9 +12,17 @@ _KNOWN = ("data", "label", "id", "valid")
 _ARRAYS = _KNOWN + ("fields",)
 _OFFSETS = "offsets"
 
+Draws = Tuple[str, int, bytes]  # the transform, the session's seed, and the header's draws
+
 
 class BadSample(NamedTuple):
-    """A skipped sample: its row in the batch, its number, its path, and the cause."""
+    """A skipped sample.
+
+    row    its row in the batch, from 0; the row's data are zeros, its valid is 0, its label -100
+    id     its number in the dataset, from 0
+    path   its path in the dataset
+    cause  why it could not be read or decoded, a sentence
+    """
 
     row: int
     id: int
@@ -31,14 +39,15 @@ class Batch:
     id     int64 [rows], sample numbers; -1 in rows of padding
     valid  uint8 [rows], 1, or 0 for padding and skipped samples, whose data are zeros
     fields further results of the transform by name, such as boxes or masks: also attributes
-    index, epoch   number of the batch in its epoch, and the epoch
-    bad    skipped samples (BadSample)
+    index, epoch   number of the batch in its epoch, and the epoch, both from 0
+    bad    skipped samples (BadSample); empty under bad="error"
     params random draws of each row (see there)
 
     Arrays are the caller's to keep. Their memory is reused only when nothing refers to it any more, neither they nor
     anything made of them without a copy. The caller may also write to them, except in a feed with readonly=True.
 
-    A Batch holds its memory as an array does.
+    Arrays are numpy's, torch's tensors, or on a device (Feed's as_torch and device). A Batch holds its memory as an
+    array does. AttributeError for a field that the transform does not make.
     """
 
     __slots__ = ("data", "label", "id", "valid", "fields", "index", "epoch", "bad", "_layout", "_owner", "_draws", "__weakref__")
@@ -51,6 +60,9 @@ class Batch:
     index: int
     epoch: int
     bad: Sequence[BadSample]
+    _layout: Optional[Layout]
+    _owner: Any
+    _draws: Optional[Draws]
 
     def __init__(self, data: Any, label: Any, id: Any, valid: Any, index: int, epoch: int, bad: Sequence[BadSample] = (),
                  fields: Optional[Dict[str, Any]] = None) -> None:
@@ -104,7 +116,7 @@ class Batch:
         return made
 
     def copy(self) -> "Batch":
-        """A copy of the batch in memory of its own, so that this batch's memory can be reused."""
+        """A copy of the batch in memory of its own, of the same shapes and types, so that this batch's memory can be reused."""
         return self._map(lambda a: a.clone() if hasattr(a, "clone") else a.copy())
 
     def numpy(self) -> "Batch":
@@ -171,8 +183,8 @@ class CheckedBatch(Batch):
 _new = object.__new__
 
 
-def in_buffer(layout: "Layout", owner: Any, index: int, epoch: int, bad: Sequence[BadSample], draws: Any = None) -> Batch:
-    """The batch whose planes are in owner's buffer. draws: the transform, the session's seed, and the header's draws."""
+def in_buffer(layout: "Layout", owner: Any, index: int, epoch: int, bad: Sequence[BadSample], draws: Optional[Draws] = None) -> Batch:
+    """The batch whose planes are in owner's buffer."""
     batch = _new(layout.batch)
     batch._layout, batch._owner, batch._draws = layout, owner, draws
     batch.index, batch.epoch, batch.bad = index, epoch, bad
