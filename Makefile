@@ -1,7 +1,8 @@
 # Shoal. `make` alone prints this help.
 
 GO      ?= go
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+# A tag v0.1.0 is version 0.1.0; without one it is the commit's, 0.1.0-dev.g5f2c1ab.
+VERSION := $(or $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null | sed 's/^v//'),0.1.0-dev$(shell git describe --always --dirty --exclude '*' 2>/dev/null | sed 's/^/.g/'))
 # A static binary for any Linux: libjpeg and libc are linked in, and Go resolves host names.
 BUILD   := -trimpath -tags netgo,osusergo -ldflags '-X main.version=$(VERSION) -linkmode=external -extldflags=-static'
 
@@ -13,7 +14,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup packages build gpu bench-gpu image demo check test soak night hostile lint promcheck fmt generate bench clean
+.PHONY: help setup packages build gpu bench-gpu image release demo check test soak night hostile lint promcheck fmt generate bench clean
 
 help: ## print this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,12 +53,27 @@ image: $(CROSS:%=bin/cross/%/libjpeg.a) ## build the container image: bin/shoal-
 		else case $$arch in arm64) cc=aarch64-linux-gnu-gcc;; amd64) cc=x86_64-linux-gnu-gcc;; *) echo "make: no cross compiler is known for $$arch" >&2; exit 1;; esac; \
 			tools/tick "building shoal for $$arch" env CGO_ENABLED=1 GOARCH=$$arch CC=$$cc PKG_CONFIG_LIBDIR=$(CURDIR)/bin/cross/$$arch $(call image-binary,$$arch) || exit; \
 		fi; done
-	@bin/image-tool -version '$(VERSION)' -revision '$(shell git rev-parse HEAD 2>/dev/null)' -created "$${SOURCE_DATE_EPOCH:-$(or $(shell git log -1 --format=%ct 2>/dev/null),0)}" \
+	@bin/image-tool -version '$(VERSION)' -revision '$(shell git rev-parse HEAD 2>/dev/null)' -created "$(CREATED)" \
 		-licences shoal=LICENSE,libjpeg-turbo=/usr/share/doc/libjpeg62-turbo-dev/copyright,glibc=/usr/share/doc/libc6-dev/copyright \
 		-layout $(OUT)/shoal-image -tar $(OUT)/shoal-image.tar -sbom $(OUT)/shoal-image.cdx.json \
 		$(foreach a,$(ARCHS),$(OUT)/image/$(a)/shoal$(if $(filter $(a),$(CROSS)),$(comma)libjpeg62-turbo-dev=$(shell cat bin/cross/$(a)/version 2>/dev/null)$(comma)libc6-dev-$(a)-cross=$(call debian-version,libc6-dev-$(a)-cross),$(comma)libjpeg62-turbo-dev=$(call debian-version,libjpeg62-turbo-dev)$(comma)libc6-dev=$(call debian-version,libc6-dev)))
 
 comma := ,
+
+# What people install: docs/install.md. One commit and one compiler give the same bytes.
+RELEASE := amd64 arm64
+CREATED := $${SOURCE_DATE_EPOCH:-$(or $(shell git log -1 --format=%ct 2>/dev/null),0)}
+release: build bin/nfpm ## build everything that people install, for amd64 and arm64, in dist/: archives, .deb, .rpm, wheels, images, checksums
+	@GO='$(GO)' ./setup.sh release
+	@$(MAKE) --no-print-directory image ARCHS='$(RELEASE)' OUT=bin/release
+	@rm -rf bin/release/docs && bin/shoal docs bin/release/docs
+	@tools/tick "building bin/packages" $(GO) build -o bin/packages ./deploy/packages
+	@SOURCE_DATE_EPOCH="$(CREATED)" VERSION='$(VERSION)' COMMIT='$(shell git rev-parse HEAD 2>/dev/null)' tools/tick "packing dist/" deploy/packages/build.sh $(RELEASE)
+
+bin/nfpm: tools/nfpm/go.mod
+	@mkdir -p bin
+	@tools/tick "building nfpm (once)" $(GO) build -C tools/nfpm -o ../../bin/nfpm github.com/goreleaser/nfpm/v2/cmd/nfpm
+	@touch $@
 
 bin/cross/%/libjpeg.a:
 	@tools/tick "fetching Debian's libjpeg of $* (once, 1 MB and the package list)" deploy/image/libjpeg $* bin/cross/$*
@@ -97,13 +113,8 @@ demo: setup build ## the main job on real photographs, end to end (about 2 minut
 
 check: setup build lint test ## everything that CI runs
 
-# Goroutines share memory in CONCURRENT. The rest is pure or runs programs: there the race detector only costs time.
-# -count=1: go's test cache does not track the programs that the tests of e2e and shoal-gpu build. -vet=off: lint runs vet.
-CONCURRENT := ./cmd/... ./cache/... ./fusefs/... ./loader/... ./prefetch/engine/... ./prefetch/run/... ./internal/...
-TEST := $(GO) test -vet=off -count=1 -timeout 40m
 test: setup build gpu-tests ## all tests but the long ones, which make night runs
-	@tools/tick "testing, with the race detector" $(TEST) -short -race $(CONCURRENT)
-	@tools/tick "testing everything else" $(TEST) -short $(filter-out $(shell $(GO) list $(CONCURRENT)),$(shell $(GO) list ./...))
+	@GO='$(GO)' tools/tick testing tools/test
 	@$(MAKE) --no-print-directory deploy-check
 
 # The tools' code, in a separate module: the first build takes some minutes of CPU time.
@@ -120,11 +131,24 @@ soak: setup build ## one daemon for FOR=10m with varying trainers and faults: no
 	$(GO) run ./lab/bench soak -for $(FOR)
 
 night: setup build gpu-tests ## every test with the race detector, then the long ones: hundreds of kills, a disk that hangs for 30 s, long models (about two hours)
-	$(TEST) -race ./...
+	$(GO) test -race -vet=off -count=1 -timeout 60m ./...
 	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel' ./lab/e2e
 	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./lab/e2e
 	$(GO) test -race -timeout 60m -run 'Model' ./cache ./cache/segment ./cache/catalog ./cache/shard -rapid.checks=2000
 	@$(MAKE) --no-print-directory conformance
+	@$(MAKE) --no-print-directory types
+
+# mypy and pyright come from PyPI, and pyright fetches Node.js, so make check does without.
+.PHONY: types
+types: bin/types/ready ## check the types of the Python client with mypy and pyright (under a minute after set-up)
+	@cd python && ../bin/types/bin/mypy --cache-dir ../bin/types/cache shoal
+	@bin/types/bin/pyright --project python --pythonpath bin/types/bin/python
+
+bin/types/ready: tools/types/requirements.txt
+	@rm -rf $(@D)
+	@mkdir -p $(@D)
+	@tools/tick "fetching mypy and pyright (once)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $<'
+	@touch $@
 
 # Other S3 servers, each with its own dependencies: Python wheels in a virtual environment, jars from Maven.
 SERVERS := bin/conformance/venv/ready bin/conformance/s3proxy/ready bin/conformance/s3mock/ready
@@ -183,14 +207,15 @@ generate: ## regenerate the protocol's Go code and the device kernel (needs prot
 	$(GO) generate ./loader/feedpb ./gpuingest/cuda/kernel
 
 .PHONY: docs
-docs: build ## docs/cli.md and docs/cli-lab.md from the help texts; man pages and shell completions for packages, in bin/docs
+docs: build ## docs/cli.md and docs/cli-lab.md from the help texts, docs/python-api.md from the docstrings; man pages and shell completions for packages, in bin/docs
 	@rm -rf bin/docs
 	bin/shoal docs bin/docs
 	cp bin/docs/cli.md docs/cli.md
 	bin/shoal-lab docs docs/cli-lab.md
+	PYTHONPATH=python python3 python/reference.py >docs/python-api.md
 
 bench: setup build ## the whole path and its comparisons in one run (lab/bench/README.md)
 	$(GO) run ./lab/bench path
 
 clean: ## remove build output and the demo's data
-	rm -rf bin .demo .bench
+	rm -rf bin dist .demo .bench
