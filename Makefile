@@ -1,7 +1,8 @@
 # Shoal. `make` alone prints this help.
 
 GO      ?= go
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+# A tag v0.1.0 is version 0.1.0; without one it is the commit's, 0.1.0-dev.g5f2c1ab.
+VERSION := $(or $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null | sed 's/^v//'),0.1.0-dev$(shell git describe --always --dirty --exclude '*' 2>/dev/null | sed 's/^/.g/'))
 # One file that runs on any Linux: libjpeg and libc are linked in, names are looked up by Go itself.
 BUILD   := -trimpath -tags netgo,osusergo -ldflags '-X main.version=$(VERSION) -linkmode=external -extldflags=-static'
 
@@ -13,7 +14,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup packages build gpu bench-gpu image demo check test soak night hostile lint promcheck fmt generate bench clean
+.PHONY: help setup packages build gpu bench-gpu image release demo check test soak night hostile lint promcheck fmt generate bench clean
 
 help: ## print this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,12 +53,27 @@ image: $(CROSS:%=bin/cross/%/libjpeg.a) ## build the container image: bin/shoal-
 		else case $$arch in arm64) cc=aarch64-linux-gnu-gcc;; amd64) cc=x86_64-linux-gnu-gcc;; *) echo "make: no cross compiler is known for $$arch" >&2; exit 1;; esac; \
 			tools/tick "building shoal for $$arch" env CGO_ENABLED=1 GOARCH=$$arch CC=$$cc PKG_CONFIG_LIBDIR=$(CURDIR)/bin/cross/$$arch $(call image-binary,$$arch) || exit; \
 		fi; done
-	@bin/image-tool -version '$(VERSION)' -revision '$(shell git rev-parse HEAD 2>/dev/null)' -created "$${SOURCE_DATE_EPOCH:-$(or $(shell git log -1 --format=%ct 2>/dev/null),0)}" \
+	@bin/image-tool -version '$(VERSION)' -revision '$(shell git rev-parse HEAD 2>/dev/null)' -created "$(CREATED)" \
 		-licences shoal=LICENSE,libjpeg-turbo=/usr/share/doc/libjpeg62-turbo-dev/copyright,glibc=/usr/share/doc/libc6-dev/copyright \
 		-layout $(OUT)/shoal-image -tar $(OUT)/shoal-image.tar -sbom $(OUT)/shoal-image.cdx.json \
 		$(foreach a,$(ARCHS),$(OUT)/image/$(a)/shoal$(if $(filter $(a),$(CROSS)),$(comma)libjpeg62-turbo-dev=$(shell cat bin/cross/$(a)/version 2>/dev/null)$(comma)libc6-dev-$(a)-cross=$(call debian-version,libc6-dev-$(a)-cross),$(comma)libjpeg62-turbo-dev=$(call debian-version,libjpeg62-turbo-dev)$(comma)libc6-dev=$(call debian-version,libc6-dev)))
 
 comma := ,
+
+# What people install: docs/install.md. One commit and one compiler give the same bytes.
+RELEASE := amd64 arm64
+CREATED := $${SOURCE_DATE_EPOCH:-$(or $(shell git log -1 --format=%ct 2>/dev/null),0)}
+release: build bin/nfpm ## build everything that people install, for amd64 and arm64, in dist/: archives, .deb, .rpm, wheels, images, checksums
+	@GO='$(GO)' ./setup.sh release
+	@$(MAKE) --no-print-directory image ARCHS='$(RELEASE)' OUT=bin/release
+	@rm -rf bin/release/docs && bin/shoal docs bin/release/docs
+	@tools/tick "building bin/packages" $(GO) build -o bin/packages ./deploy/packages
+	@SOURCE_DATE_EPOCH="$(CREATED)" VERSION='$(VERSION)' COMMIT='$(shell git rev-parse HEAD 2>/dev/null)' tools/tick "packing dist/" deploy/packages/build.sh $(RELEASE)
+
+bin/nfpm: tools/nfpm/go.mod
+	@mkdir -p bin
+	@tools/tick "building nfpm (once)" $(GO) build -C tools/nfpm -o ../../bin/nfpm github.com/goreleaser/nfpm/v2/cmd/nfpm
+	@touch $@
 
 bin/cross/%/libjpeg.a:
 	@tools/tick "fetching Debian's libjpeg of $* (once, 1 MB and the package list)" deploy/image/libjpeg $* bin/cross/$*
@@ -188,4 +204,4 @@ bench: setup build ## the benchmarks of lab/bench/README.md, side by side in one
 	$(GO) run ./lab/bench path
 
 clean: ## remove what was built and the demo's data
-	rm -rf bin .demo .bench
+	rm -rf bin dist .demo .bench

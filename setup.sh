@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the Debian packages that building, testing and the demo need, if any is missing; with the
 # argument "build", only those that building needs; with "conformance", those that the servers of
-# make conformance need.
+# make conformance need; with "release", the cross compiler of make release.
 set -eu
 
 GO=${GO:-go}
@@ -11,6 +11,7 @@ packages="gcc libc6-dev make pkg-config libjpeg62-turbo-dev"
 case ${1:-} in
 build) ;;
 conformance) packages="python3 python3-venv maven" ;;
+release) packages="gcc-aarch64-linux-gnu" ;;
 *) packages="$packages fuse3 rsync flac chromium systemd \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
 plasma-workspace-wallpapers mate-backgrounds" ;;

@@ -79,6 +79,7 @@ or as a sidecar container.`,
 		healthCommand(),
 		doctorCommand(), profileCommand(),
 		configCommand(), docsCommand(),
+		quickstartCommand(), pythonCommand(),
 		versionCommand())
 	cli.Prepare(c)
 	cli.KeepShort(c, rare...)

@@ -1,23 +1,60 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"runtime"
+	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// version is set by the Makefile: the git tag, or the commit where there is none.
+// version is set by the Makefile: the git tag, or the commit where there is none. `go install` sets none, and Go knows it.
 var version = "0.1.0-dev"
 
+func init() {
+	if info, ok := debug.ReadBuildInfo(); ok && version == "0.1.0-dev" && strings.HasPrefix(info.Main.Version, "v") {
+		version = info.Main.Version[1:]
+	}
+}
+
 func versionCommand() *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	c := &cobra.Command{
 		Use:     "version",
 		Short:   "Print version and platform",
 		Example: "  shoal version",
 		Args:    cobra.NoArgs,
-		Run: func(c *cobra.Command, _ []string) {
-			fmt.Fprintf(c.OutOrStdout(), "shoal %s, %s, %s/%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		RunE: func(c *cobra.Command, _ []string) error {
+			if !asJSON {
+				fmt.Fprintf(c.OutOrStdout(), "shoal %s, %s, %s/%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+				return nil
+			}
+			return json.NewEncoder(c.OutOrStdout()).Encode(struct {
+				Version string `json:"version"`
+				Commit  string `json:"commit"`
+				Go      string `json:"go"`
+				OS      string `json:"os"`
+				Arch    string `json:"arch"`
+				JPEG    bool   `json:"jpeg"`
+			}{version, commit(), runtime.Version(), runtime.GOOS, runtime.GOARCH, jpeg.Available})
 		},
 	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON: version, commit, go, os, arch, jpeg (whether pictures can be decoded)")
+	return c
+}
+
+// commit is the revision that the binary was built from, if Go has stamped one.
+func commit() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				return s.Value
+			}
+		}
+	}
+	return ""
 }

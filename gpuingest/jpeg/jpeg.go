@@ -37,6 +37,9 @@ import (
 	"unsafe"
 )
 
+// Available tells that this build decodes JPEG.
+const Available = true
+
 // DefaultMaxPixels is the size above which Pillow raises DecompressionBombError.
 const DefaultMaxPixels = 2 * 89478485
 

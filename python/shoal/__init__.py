@@ -16,5 +16,6 @@ from ._batch import BadSample, Batch
 from ._errors import FeedError, MapError
 from ._feed import Feed
 from ._hint import hint, predict
+from ._version import __version__
 
-__all__ = ["BadSample", "Batch", "Feed", "FeedError", "MapError", "hint", "predict"]
+__all__ = ["BadSample", "Batch", "Feed", "FeedError", "MapError", "__version__", "hint", "predict"]

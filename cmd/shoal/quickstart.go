@@ -1,0 +1,244 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/internal/machine"
+)
+
+func quickstartCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "quickstart [SOURCE]",
+		Short: "Serve a dataset with what this machine has, and print the Python to paste",
+		Long: `Starts a daemon for SOURCE in the background and prints the Python that reads from it. It asks nothing: credentials
+come from the settings of the AWS tools, the cache goes to the local disk with the most room, and SOURCE is mounted where
+FUSE is there, else served as a feed. It says what it has chosen, and the command line that does the same.
+
+SOURCE is s3://bucket/prefix or a folder. Without it, shoal-lab's store of photographs is used if that program is beside
+this one or on PATH, else the current folder.`,
+		Example: `  shoal quickstart s3://photos/train
+  shoal quickstart ~/datasets/photos`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			q := quickstart{out: c.OutOrStdout(), err: c.ErrOrStderr()}
+			return q.run(c.Context(), strings.Join(args, ""))
+		},
+	}
+}
+
+type quickstart struct {
+	out, err io.Writer
+	env      []string // of the store that it started
+	stop     string   // the command that ends that store
+}
+
+func (q *quickstart) run(ctx context.Context, source string) error {
+	source, err := q.source(ctx, source)
+	if err != nil {
+		return err
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(home, "shoal")
+	at := filepath.Join(dir, cmp.Or(strings.Trim(path.Base(strings.TrimRight(source, "/")), ".*{}"), "data"))
+	cache, room := roomiest(cacheBase())
+	args := []string{"mount", source, at, "--mkdir"}
+	code, reached := mountCode, at
+	missing := noFUSE()
+	if missing != nil {
+		reached = "unix://" + at + ".sock"
+		args = []string{"serve", source, "--listen", reached}
+		code = feedCode
+	}
+	args = append(args, "--cache-dir", filepath.Join(cache, path.Base(at)), "--daemon")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+
+	fmt.Fprintf(q.out, "source       %s\n", source)
+	if strings.HasPrefix(source, "s3://") {
+		fmt.Fprintf(q.out, "credentials  %s\n", q.credentials(home))
+	}
+	fmt.Fprintf(q.out, "cache        %s, %s free\n", cache, humanize.IBytes(uint64(room)))
+	if missing != nil {
+		fmt.Fprintf(q.out, "FUSE         none (%v): a feed\n", missing)
+	} else {
+		fmt.Fprintf(q.out, "FUSE         yes: a mount\n")
+	}
+	fmt.Fprintf(q.out, "\n$ shoal %s\n", strings.Join(args, " "))
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, self, args...)
+	cmd.Env = append(os.Environ(), q.env...)
+	cmd.Stdout, cmd.Stderr = q.out, q.err
+	var exit *exec.ExitError
+	switch err := cmd.Run(); {
+	case errors.As(err, &exit):
+		return fmt.Errorf("%s could not be served (see the line above; shoal doctor %s tells more)", source, source)
+	case err != nil:
+		return err
+	}
+	fmt.Fprintf(q.out, "\nPaste into Python:\n\n%s\n", strings.ReplaceAll(code, "ADDRESS", reached))
+	fmt.Fprintf(q.out, "Look at it:  shoal stat %[1]s, shoal top %[1]s\nEnd it:      ", reached)
+	if missing == nil {
+		fmt.Fprintf(q.out, "shoal umount %s\n", reached)
+	} else {
+		fmt.Fprintf(q.out, "shoal stop %s\n", reached)
+	}
+	if q.stop != "" {
+		fmt.Fprintf(q.out, "End the store: %s\n", q.stop)
+	}
+	return nil
+}
+
+const mountCode = `import torch
+from torchvision import datasets, transforms
+
+t = transforms.Compose([transforms.RandomResizedCrop(224), transforms.ToTensor()])
+data = datasets.ImageFolder("ADDRESS", t)
+loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True, num_workers=2)
+for epoch in range(2):
+    for images, labels in loader:
+        pass
+    print("epoch", epoch, len(data), "pictures")
+`
+
+const feedCode = `import subprocess, sys
+sys.path.append(subprocess.check_output(["shoal", "python", "--path"], text=True).strip())
+import shoal
+
+feed = shoal.Feed("ADDRESS", 64, transform="RandomResizedCrop(224)|RandomHorizontalFlip()|fp32|nchw", epochs=2)
+for epoch in range(2):
+    feed.set_epoch(epoch)
+    for images, labels in feed:
+        pass
+    print("epoch", epoch, len(feed), "batches")
+`
+
+// source returns what is to be served: what was named, the laboratory's store, or this folder.
+func (q *quickstart) source(ctx context.Context, given string) (string, error) {
+	if strings.Contains(given, "://") {
+		return given, nil
+	}
+	if given == "" {
+		if lab := laboratory(); lab != "" {
+			return q.startStore(ctx, lab)
+		}
+	}
+	dir, err := filepath.Abs(cmp.Or(given, "."))
+	if err != nil {
+		return "", err
+	}
+	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
+		return "", errors.Join(err, fmt.Errorf("%s is no folder (give s3://bucket/prefix, or a folder of samples)", dir))
+	}
+	return "file://" + dir, nil
+}
+
+// laboratory returns the program shoal-lab, if it is here.
+func laboratory() string {
+	if self, err := os.Executable(); err == nil {
+		if beside := filepath.Join(filepath.Dir(self), "shoal-lab"); exec.Command(beside, "version").Run() == nil {
+			return beside
+		}
+	}
+	lab, _ := exec.LookPath("shoal-lab")
+	return lab
+}
+
+// startStore starts the laboratory's store, and takes the variables that it prints for a shell.
+func (q *quickstart) startStore(ctx context.Context, lab string) (string, error) {
+	cmd := exec.CommandContext(ctx, lab, "store", "--photos", "512", "--work-dir", filepath.Join(cacheBase(), "quickstart"))
+	cmd.Stderr = q.err
+	text, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s store: %w (see above; or give a SOURCE)", lab, err)
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		name, value, _ := strings.Cut(strings.TrimPrefix(lines.Text(), "export "), "=")
+		value = strings.Trim(value, "'")
+		if name == "STORE_PID" {
+			q.stop = "kill " + value
+			continue
+		}
+		q.env = append(q.env, name+"="+value)
+	}
+	return "s3://photos/train", nil
+}
+
+// credentials says where the AWS tools would take credentials from, in their order.
+func (q *quickstart) credentials(home string) string {
+	file := cmp.Or(os.Getenv("AWS_SHARED_CREDENTIALS_FILE"), filepath.Join(home, ".aws", "credentials"))
+	switch _, err := os.Stat(file); {
+	case len(q.env) > 0:
+		return "those of the store"
+	case os.Getenv("AWS_ACCESS_KEY_ID") != "":
+		return "AWS_ACCESS_KEY_ID"
+	case os.Getenv("AWS_PROFILE") != "":
+		return "the profile " + os.Getenv("AWS_PROFILE")
+	case err == nil:
+		return "the profile default in " + file
+	}
+	return "this machine's role: no AWS_ACCESS_KEY_ID, AWS_PROFILE or " + file + " was found"
+}
+
+// noFUSE says why this user cannot mount, or returns nil.
+func noFUSE() error {
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	_ = f.Close()
+	if os.Geteuid() != 0 {
+		if _, err := exec.LookPath("fusermount3"); err != nil {
+			return errors.New("fusermount3 is missing: install fuse3")
+		}
+	}
+	return nil
+}
+
+// roomiest returns the folder for caches on the local disk with the most room: usual, unless a disk of its own, mounted
+// where data go, has at least twice as much.
+func roomiest(usual string) (dir string, room int64) {
+	dir = usual
+	room, _ = machine.Room(usual)
+	mounts, _ := machine.Mounts("/")
+	for _, m := range mounts {
+		top, _, _ := strings.Cut(strings.TrimPrefix(m.Point, "/"), "/")
+		if !slices.Contains([]string{"mnt", "media", "data", "scratch", "local", "nvme", "ssd", "local_scratch", "localscratch"}, strings.TrimRight(top, "0123456789")) ||
+			!slices.Contains([]string{"ext4", "xfs", "btrfs", "zfs", "f2fs"}, m.Type) {
+			continue
+		}
+		if n, err := machine.Room(m.Point); err == nil && n > 2*room && writable(m.Point) {
+			dir, room = filepath.Join(m.Point, "shoal"), n
+		}
+	}
+	return dir, room
+}
+
+func writable(dir string) bool {
+	tmp, err := os.MkdirTemp(dir, ".shoal-")
+	if err != nil {
+		return false
+	}
+	return os.Remove(tmp) == nil
+}

@@ -1,0 +1,1 @@
+__version__ = "0.1.0.dev0"  # make release writes the real one
