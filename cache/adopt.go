@@ -7,16 +7,16 @@ import (
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
-// adoption makes the records that are found on disk resident, as far as they are what the volume's manifest names.
+// adoption makes the records found on disk resident, if the volume's manifest still names them.
 //
-// A record table says by which number a file was known when it was written. Where the manifest has the
-// version of the object under that number still, this costs one comparison. The other records (files have
-// moved in the order since, records that no table covers) are looked for together, by one pass over the
-// manifest, when all tables were read. What is not found is unclaimed.
+// A record table notes the number that the file had when the record was written. If the manifest has the same version
+// of the object under that number, one comparison is enough. All other records (files that moved in the order,
+// records that no table covers) are looked up together, in one pass over the manifest after all tables were read.
+// Records not found stay unclaimed.
 type adoption struct {
 	v         *Volume
 	kept      int64 // extents made resident
-	missing   int64 // of these, which the volume missed of its kept set
+	missing   int64 // of these, those that its kept set lacked
 	moved     []movedRecord
 	unclaimed []segment.Loc
 }
@@ -40,7 +40,7 @@ func (a *adoption) visit(x segment.Extent, loc segment.Loc) {
 	}
 }
 
-// take makes a record of the file resident. Nobody else uses the volume yet. Its length is compared when it is read.
+// take makes a record of the file resident. The volume is not in use yet. The record's length is compared when read.
 func (a *adoption) take(file int, extent uint32, loc segment.Loc) {
 	v := a.v
 	e, end := int64(file), int64(file)+1
@@ -58,7 +58,7 @@ func (a *adoption) take(file int, extent uint32, loc segment.Loc) {
 	}
 }
 
-// finish looks for the records that were not where their hint says. It returns all that belong to no file.
+// finish looks up the records that were not where their hint says. It returns those that belong to no file.
 func (a *adoption) finish() []segment.Loc {
 	a.find()
 	a.v.kept.Add(a.kept)

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Buffer holds the bytes of one extent. It is counted by reference: whoever holds a reference may
-// read Bytes, nobody may write, and the last Release gives memory and reservation back.
+// Buffer holds the bytes of one extent, with a reference count. Holders of a reference may read Bytes; nobody may
+// write. The last Release frees the memory and its reservation.
 type Buffer struct {
 	data   []byte
 	refs   atomic.Int32
@@ -34,26 +34,23 @@ func (b *Buffer) Release() {
 	}
 }
 
-// newBuffer returns a buffer of n bytes with one reference, over bytes that are reserved already
-// (footprint(n) of class c).
+// newBuffer returns a buffer of n bytes with one reference. Its bytes (footprint(n) of class c) are reserved already.
 func newBuffer(l *Ledger, n int, c Class) *Buffer {
 	b := &Buffer{data: getBytes(n), size: footprint(n), class: c, ledger: l}
 	b.refs.Store(1)
 	return b
 }
 
-// Extents come in every size. Their memory is reused in four classes an octave, which wastes at most a
-// fifth and an eighth on average. The lists of free memory are ours and no sync.Pool, since that is
-// emptied by the collector, and touching fresh memory costs more than filling it: 16 page faults for
-// 62 KB, 20 to 30 µs.
+// Extents come in every size. Their memory is reused in four size classes per octave, which wastes at most a fifth,
+// and an eighth on average. These free lists are not a sync.Pool: the garbage collector empties that, and touching
+// fresh memory costs more than filling it (16 page faults for 62 KB, 20 to 30 µs).
 var free struct {
 	mu      sync.Mutex
 	classes [64 * 4][][]byte
 	bytes   int
 }
 
-// maxFree bounds what the free lists hold, beside what the ledger counts: as much as 256 requests of
-// 62 KB have in flight.
+// maxFree bounds the free lists, which the ledger does not count: the memory of 256 requests of 62 KB in flight.
 const maxFree = 16 << 20
 
 func sizeClass(n int) (class, size int) {

@@ -1,62 +1,58 @@
-// Package cache is the engine room: it turns reads of samples into reads of the local disk, of
-// memory, or of the object store, each byte fetched once however many ask for it.
+// Package cache serves reads of samples from memory, from the local disk, or from the object store. Each byte is
+// fetched once, however many readers ask for it.
 //
-// The path of an extent (a file's piece of at most 4 MiB), one way and no way back:
+// An extent (a piece of a file of at most 4 MiB) moves one way only:
 //
 //	object store ── flight ──► ring: memory ──► writer ──► keep: a record in a segment
 //	 (one GET, shared by       (recycled once   (one a     file, never evicted while
 //	  all who wait for it)      it was read)     dataset)   the dataset stands
 //
-// Readers are answered from the flight, the ring or the kept record, whichever there is. An extent
-// that the full disk declines stays in the ring until it was read.
+// Readers are answered from the flight, the ring or the kept record, whichever exists. An extent that does not fit on
+// the full disk stays in the ring until it was read.
 //
-// A [Cache] holds several datasets, each with segments and a writer of its own ([Volume.OpenDisk]),
-// under one budget of memory and one of disk. A [Volume] is one version of a dataset; its versions
-// share the segments. A dataset leaves ([Volume.Close]) while the others go on.
+// A [Cache] holds several datasets under one memory budget and one disk budget. Each dataset has its own segments and
+// writer ([Volume.OpenDisk]). A [Volume] is one version of a dataset; the versions share the segments. One dataset
+// can be closed ([Volume.Close]) while the others go on.
 //
-// A kept set beats any eviction policy here, because an epoch reads each sample once: demand hit
-// ratio equals the kept fraction f, where LRU gets about f²/2. [VolumeOptions].Admit chooses the set
-// where the order is known. Without it: first come, first kept. Since the order is random, the first
-// samples to arrive are a random subset, and what is missing is spread evenly over every later epoch.
-// Either way nothing that is read displaces what is kept, so a scan over all files (a backup, a
-// grep) costs the kept set nothing.
+// A kept set beats any eviction policy here, because an epoch reads each sample once: the demand hit ratio equals the
+// kept fraction f, where LRU gets about f²/2. If the order is known, [VolumeOptions].Admit chooses the set. Otherwise
+// the first samples to arrive are kept. Since the order is random, they are a random subset, and the misses spread
+// evenly over every later epoch. In both cases reads never displace kept data, so a scan of all files (a backup, a
+// grep) does not shrink the kept set.
 //
 // # Giving back
 //
-// Where segments take more than they may (--cache-size or a quota is smaller than it was, or another dataset needs
-// the room) they give back what is too much, and no more. Who gives: a dataset over its quota itself; of the
-// budget of all first the dataset that is being opened, as far as it has anything beside its kept set (garbage,
-// records of no version in force, files that Admit does not choose), then the datasets that are not open, the one
-// that was used the longest time ago first, and only then the kept set.
+// Segments exceed their limit when --cache-size or a quota was lowered, or when another dataset needs the space. Then
+// exactly the excess is given back. A dataset over its quota gives back its own data. For the common budget the
+// sequence is: data of the dataset being opened that is not in its kept set (garbage, records of old versions, files
+// that Admit does not choose); then datasets that are not open, least recently used first; only then the kept set.
 //
-// Within a dataset segments go whole, the coldest first. No record is read more often than another, so cold is
-// what is not of the kept set: the segment goes whose share of the kept set's bytes is the least, and of equals
-// the one that was written first. The last one would free more than is needed: of it as much is
-// written anew as fits, the kept set's records first, then by the hash of the path, which spreads what is lost over
-// every order ([segment.Store.Condense]). So what is lost beyond the need is less than a record, and
-// what is written is less than a segment.
+// Within a dataset whole segments are dropped, coldest first. All records are read equally often, so the coldest
+// segment is the one with the smallest share of the kept set's bytes; among equals, the oldest. Dropping the last one
+// may free too much. So as many of its records as fit are rewritten: first those of the kept set, then by the hash of
+// the path, which spreads the loss over every order ([segment.Store.Condense]). So the excess loss is less than a
+// record, and the rewrite less than a segment.
 //
 // # A disk in trouble
 //
-// The disk may be full, fail, or hang; readers never notice more than the time it takes to fetch.
-// Whatever may wait for the disk runs on goroutines of the dataset, never on the reader's: reads are
-// first tried against the page cache, and handed to a disk reader only where that has not all of it.
+// The disk may be full, fail, or hang; readers wait at most until a hang is detected, and for a fetch. Everything that
+// may wait for the disk runs on goroutines of the dataset, never on the reader's. A read first tries the page cache;
+// only if that lacks some of the bytes does it go to a disk reader.
 //
 //	a read hangs or fails   the tier is dropped: nothing is read from it or written to it
 //	a write hangs or fails  nothing is written; reads go on, each under the same watch
 //
-// Then the bytes come from memory and the store, and what waited to be written gives its memory
-// up. The tier is used again once the operation that hung has returned and a probe (4 KiB written,
-// fsynced, removed) has succeeded.
+// The bytes then come from memory and the store, and queued writes release their memory. The tier is used again after
+// the operation that hung has returned and a probe (write 4 KiB, fsync, remove) has succeeded.
 //
 // # Traps
 //
 //   - A reader that goes away detaches from its flight; the fetch finishes and its bytes stay.
-//   - The place of an extent is looked up again under the lock before a flight starts, or two
-//     readers that both just missed would fetch twice.
+//   - The place of an extent is looked up again under the lock before a flight starts. Otherwise two
+//     readers that both just missed would fetch it twice.
 //   - Memory is reserved in the [Ledger] before it is allocated. A prefetch never waits for it.
-//   - Methods of [segment.Store] that take its lock are called by the writer alone: an operation that
-//     hangs may hold that lock.
+//   - Only the writer calls methods of [segment.Store] that take its lock: an operation that hangs
+//     may hold that lock.
 package cache
 
 import (
@@ -76,25 +72,23 @@ import (
 // ExtentSize is the largest piece in which a file is fetched and kept, in bytes.
 const ExtentSize = segment.ExtentSize
 
-// cleanLimit bounds the copies in memory of what is on disk already. They save a read of the page cache
-// each for a reader at the prefetcher's heels, which needs the latest hundred; more would only take
-// fresh memory, whose page faults cost as much as that read.
+// cleanLimit bounds the copies in memory of data that is on disk already. They save a page cache read each for a
+// reader just behind the prefetcher, which needs the latest hundred. More copies would only use fresh memory, and its
+// page faults cost as much as that read.
 const cleanLimit = 8 << 20
 
-// ErrClosed is wrapped by the errors of reads from a dataset that was closed. It is a
-// [context.Canceled].
+// ErrClosed is wrapped by errors of reads from a closed dataset. It is a [context.Canceled].
 var ErrClosed = fmt.Errorf("cache: the dataset was closed: %w", context.Canceled)
 
 // Options configures a Cache.
 type Options struct {
 	// Memory is the ledger's limit in bytes.
 	Memory int64
-	// Disk is what the segments of all datasets may take together, in bytes; 0 is no limit but
-	// that of each dataset.
+	// Disk limits the segments of all datasets together, in bytes; 0 means no limit beyond those of the datasets.
 	Disk int64
-	// OnFull is asked for need bytes of Disk, which it may have of datasets that are not open. It
-	// reports whether any came free. It is called from OpenDisk, and from a writer's goroutine, which wait
-	// for it, and must not call the cache but for GiveBack. nil: never.
+	// OnFull is asked to free need bytes of Disk by shrinking datasets that are not open. It reports whether any were
+	// freed. OpenDisk and the writer's goroutine call it and wait for it. It must not call the cache, except GiveBack.
+	// nil: never.
 	OnFull func(need int64) bool
 	// Logger is slog.Default() where nil.
 	Logger *slog.Logger
@@ -108,7 +102,7 @@ type Cache struct {
 	budget *segment.Budget // nil: no limit
 	onFull func(need int64) bool
 
-	// Constants, but for tests.
+	// Constant except in tests.
 	hangAfter, retry, closeStuck, closeWait time.Duration
 	statfs                                  func(dir string) (free, size int64, err error)
 
@@ -144,18 +138,18 @@ func New(o Options) *Cache {
 	return c
 }
 
-// againShare is the part of the memory in which what was read stays for those who open it again, as programs do that look
-// at a file's header first, and trainers that augment a sample several times. What is fetched ahead does not take it.
+// againShare is the part of memory in which spent samples stay for a second open: programs look at a file's header
+// first, and some trainers augment a sample several times. Prefetches do not take it.
 const againShare = 16
 
 // Ledger returns the account of memory.
 func (c *Cache) Ledger() *Ledger { return c.ledger }
 
-// Budget returns the account of disk, nil without one. Whoever keeps segments of datasets that are
-// not open under the same limit takes their bytes from it.
+// Budget returns the account of disk, or nil. A caller that keeps segments of datasets that are not open under the
+// same limit takes their bytes from it.
 func (c *Cache) Budget() *segment.Budget { return c.budget }
 
-// OnFreed registers f to be called whenever memory came free. f must not block.
+// OnFreed registers f to be called whenever memory was freed. f must not block.
 func (c *Cache) OnFreed(f func()) (cancel func()) { return c.freed.add(f) }
 
 func (c *Cache) notifyFreed() {
@@ -164,19 +158,18 @@ func (c *Cache) notifyFreed() {
 	}
 }
 
-// OnLost registers f to be called when a staged extent of the file, which somebody had asked for
-// ahead of time and nobody has read yet, had to give its memory to a reader who waits, or to one of those
-// who fetch ahead (TakeBack). f may take locks that are held over calls of Prefetch and Claim.
+// OnLost registers f to be called when a staged extent that was prefetched and not yet read had to give its memory to
+// a waiting reader, or to another prefetcher (TakeBack). f may take locks that are held over calls of Prefetch and
+// Claim.
 func (c *Cache) OnLost(f func(v *Volume, file int)) (cancel func()) { return c.lost.add(f) }
 
-// evict frees need bytes if it can, also of what was fetched ahead of time. No lock of those who
-// fetch ahead may be held.
+// evict tries to free need bytes, if necessary from prefetched data. The caller must hold no lock of a prefetcher.
 func (c *Cache) evict(need int64) {
 	c.tellLost(c.ring.reclaim(need, true, 0))
 }
 
-// reserve waits for n bytes that a reader needs. What was fetched ahead of time gives way, also what is on its
-// way still, or being read, when the wait begins: nobody may ever read it.
+// reserve waits for n bytes that a reader needs. Prefetched data gives way, even if it is still in flight or being
+// read when the wait begins: it may never be read.
 func (c *Cache) reserve(ctx context.Context, n int64, class Class) error {
 	if c.ledger.TryReserve(n, class) {
 		return nil
@@ -193,8 +186,7 @@ func (c *Cache) tellLost(lost []extentKey) {
 	}
 }
 
-// TryReserve takes n bytes of the ledger for demand and reports whether they were to be had. What
-// was fetched ahead of time gives way.
+// TryReserve reserves n bytes for demand and reports whether it could. Prefetched data gives way.
 func (c *Cache) TryReserve(n int64) bool {
 	if c.ledger.TryReserve(n, ForDemand) {
 		return true
@@ -203,19 +195,19 @@ func (c *Cache) TryReserve(n int64) bool {
 	return c.ledger.TryReserve(n, ForDemand)
 }
 
-// relieve gives memory to those who wait for it, as far as nobody else needs it.
+// relieve gives memory that nobody else needs to the reservations that wait.
 func (c *Cache) relieve() {
 	if need := c.ledger.pressed(); need > 0 {
 		c.ring.reclaim(need, false, 0)
 	}
 }
 
-// get returns an extent that is in memory, of which n bytes are to be read, with a reference for the caller, or nil.
+// get returns an extent in memory, of which the caller reads n bytes, with a reference for the caller; or nil.
 func (c *Cache) get(k extentKey, n int) *Buffer {
 	b, freed := c.ring.get(k, n)
 	if freed {
 		c.relieve()
-		c.notifyFreed() // spent bytes are as good as free to a prefetch
+		c.notifyFreed() // a prefetch may take spent bytes
 	}
 	return b
 }
@@ -248,7 +240,7 @@ func (c *counters) snapshot() Counts {
 	return n
 }
 
-// Counts is what was done since the start.
+// Counts are totals since the start.
 type Counts struct {
 	Reads       int64         // extents read
 	KeepHits    int64         // from the kept set on disk
@@ -262,7 +254,7 @@ type Counts struct {
 	DiskErrors  int64         // failed operations of the disk tier, hangs among them
 	Declined    int64         // extents that found the kept set full
 	DiskWaits   int64         // pieces of at most 256 KiB that the page cache did not have
-	DiskGaveUp  int64         // reads that waited too long for the disk and went to the store
+	DiskGaveUp  int64         // reads that went to the store because the disk took too long
 	ReadBytes   int64         // given to readers
 }
 
@@ -291,7 +283,7 @@ type DiskStats struct {
 	DiskQueued          int    // extents that are still to be written
 }
 
-// Stats is a snapshot of what the cache did and holds, over all datasets.
+// Stats is a snapshot of activity and contents over all datasets.
 type Stats struct {
 	Counts
 	DiskStats
@@ -303,7 +295,7 @@ type Stats struct {
 	RingBytes                                   int64
 }
 
-// VolumeStats is a snapshot of what one dataset did and holds.
+// VolumeStats is a snapshot of activity and contents of one dataset.
 type VolumeStats struct {
 	Counts
 	DiskStats
@@ -349,8 +341,7 @@ func (c *Cache) open() []*dataset {
 	return all
 }
 
-// Sync makes what was kept so far survive a crash of the machine. It fails where a disk takes too
-// long.
+// Sync makes kept data survive a crash of the machine. It fails if a disk takes too long.
 func (c *Cache) Sync() error {
 	var errs []error
 	for _, ds := range c.open() {
@@ -361,9 +352,8 @@ func (c *Cache) Sync() error {
 	return errors.Join(errs...)
 }
 
-// Close closes every dataset and gives all memory back. Readers must be gone. It fails when bytes
-// are still reserved, which means that somebody holds a buffer. A disk that hangs is left behind, and
-// reported.
+// Close closes every dataset and frees all memory. No reader may be left. It fails if bytes are still reserved, which
+// means that a buffer is still referenced. A disk that hangs is not waited for, and reported.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	c.closed = true

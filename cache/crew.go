@@ -2,10 +2,9 @@ package cache
 
 import "sync"
 
-// crew runs flights, each on a goroutine that has run others before where there is one idle: the call
-// chain of a request to an S3 store needs 8 to 16 KiB of stack, and a new goroutine grows its own to that
-// by copying it three or four times. There are never more goroutines than flights were under way at once;
-// the idle ones wait for the next flight until dismiss.
+// crew runs flights on goroutines that are reused. The call chain of a request to an S3 store needs 8 to 16 KiB of
+// stack, and a new goroutine would copy its stack three or four times to grow to that. There are never more
+// goroutines than flights were under way at once; idle ones wait until dismiss.
 type crew struct {
 	mu      sync.Mutex
 	idle    []chan func() // the longest idle first
@@ -26,7 +25,7 @@ func (c *crew) do(flight func()) {
 		return
 	}
 	c.members.Go(func() {
-		more := make(chan func(), 1) // so that whoever has work never waits for the member
+		more := make(chan func(), 1) // so that do never waits for the member
 		for {
 			flight()
 			c.mu.Lock()

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// dataset is what the versions of one dataset share.
+// dataset is the state that the versions of one dataset share.
 type dataset struct {
 	c      *Cache
 	id     [16]byte
@@ -38,7 +38,7 @@ func (c *Cache) dataset(id [16]byte, name string) *dataset {
 	return ds
 }
 
-// enter lets n flights start, each of which ends by flights.Done; not once the dataset is closed.
+// enter lets n flights start, each of which ends with flights.Done. It returns false once the dataset is closed.
 func (ds *dataset) enter(n int) bool {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
@@ -63,8 +63,8 @@ func (ds *dataset) readable() *disk {
 	return nil
 }
 
-// close takes the dataset out of the cache: flights end, the writer writes what it has queued, the
-// segments are closed, and memory is given back.
+// close takes the dataset out of the cache: flights end, queued writes are done, the segments are closed, and memory
+// is freed.
 func (ds *dataset) close() error {
 	ds.mu.Lock()
 	if ds.closed {
@@ -90,11 +90,10 @@ func (ds *dataset) close() error {
 	return err
 }
 
-// Close takes the volume's dataset, with all its versions, out of the cache while other datasets go
-// on. Its readers must be gone. Its segments stay on disk, to be opened again. Where the disk hangs,
-// Close gives up after some seconds, says so, and leaves the disk to its fate: then the segments must
-// not be opened again by this process.
+// Close takes the volume's dataset, with all its versions, out of the cache; other datasets go on. It must have no
+// readers left. Its segments stay on disk and can be opened again. If the disk hangs, Close gives up after some
+// seconds and says so in its error; then this process must not open the segments again.
 func (v *Volume) Close() error { return v.ds.close() }
 
-// errLeftBehind is wrapped by the error of a close that did not wait for a disk that hangs.
+// errLeftBehind is wrapped by the error of a close that did not wait for a hanging disk.
 var errLeftBehind = errors.New("left behind")

@@ -17,24 +17,23 @@ import (
 )
 
 const (
-	// hangAfter is how long an operation may keep the disk tier's user before it counts as hanging.
-	// A disk that works answers a read within 100 ms even with a full queue, and the kernel holds
-	// a writer who dirties pages too fast for at most 200 ms a time. What takes ten times as long is
-	// a device reset, a dead network disk or a frozen volume, all of which last half a minute. To
-	// give up too early costs some requests to the store; each reader waits so long once at most.
+	// hangAfter is how long a disk operation may take before it counts as hanging. A working disk answers a read
+	// within 100 ms even with a full queue, and the kernel delays a writer that dirties pages too fast by at most 200
+	// ms at a time. Ten times as long means a device reset, a dead network disk or a frozen volume, and these last
+	// half a minute. Giving up too early costs some requests to the store; each reader waits this long at most once.
 	hangAfter = 2 * time.Second
-	// diskRetry is how long a disk tier that failed is left alone before it is probed.
+	// diskRetry is how long a failed disk tier is left alone before it is probed.
 	diskRetry = 30 * time.Second
-	// closeWait bounds the fsync at close, of what the page cache holds of segments: some GiB.
+	// closeWait bounds the fsync at close, of some GiB of segments in the page cache.
 	closeWait = 60 * time.Second
-	// closeStuck bounds the wait at close for operations that hang: a slow disk may just be about to
-	// answer, and what it is left with is fetched again.
+	// closeStuck bounds the wait at close for operations that hang: a slow disk may still answer, and unwritten data
+	// is fetched again.
 	closeStuck = 5 * hangAfter
-	// checkEvery is how many bytes are appended between two looks at the disk's free space.
+	// checkEvery is how many bytes are appended between two checks of the disk's free space.
 	checkEvery = 8 << 20
-	// wasteful is the share of garbage from which a segment is worth writing anew without it.
+	// wasteful is the share of garbage from which a segment is rewritten without it.
 	wasteful = 0.5
-	// askEvery is how long the host is left alone after it could not make room: every extent that
+	// askEvery is how long the host is not asked again after it could not free space: otherwise every extent that
 	// finds the store full would ask.
 	askEvery = 5 * time.Second
 )
@@ -65,16 +64,15 @@ type disk struct {
 	syncing chan struct{} // closed when the sync under way ends; nil without one
 
 	// Only the writer touches these.
-	unchecked int64 // bytes that may be appended before the free space is looked at again
+	unchecked int64 // bytes that may be appended before the free space is checked again
 	freed     bool  // records were freed since empty segments were last looked for
 	garbage   bool  // and since wasteful ones were
 	askAgain  time.Time
 }
 
-// OpenDisk attaches the dataset's own segments, under dir. Records that belong to the volume become
-// resident at once; the others only occupy space that may be taken from them. Other versions of the
-// dataset write to the same segments. What does not fit o.MaxBytes or the cache's budget, because they were
-// larger once, is given back.
+// OpenDisk attaches the dataset's segments, under dir. Records that belong to the volume become resident at once; the
+// others only occupy space that may be reclaimed. All versions of the dataset write to the same segments. Data beyond
+// o.MaxBytes or the cache's budget, from a time when these were larger, is given back.
 func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	ds, c := v.ds, v.ds.c
 	if o.Logger == nil {
@@ -113,8 +111,8 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	return nil
 }
 
-// SetQuota changes what the segments of the volume's dataset may take, in bytes; 0 is no limit but the
-// cache's. It takes effect soon, behind the caller's back: dropping segments may wait for the disk.
+// SetQuota limits the segments of the volume's dataset, in bytes; 0 means no limit but the cache's. It takes effect
+// soon and asynchronously: dropping segments may wait for the disk.
 func (v *Volume) SetQuota(n int64) {
 	if d := v.ds.disk.Load(); d != nil {
 		d.limit.Store(n)
@@ -135,8 +133,8 @@ func (d *disk) stats() DiskStats {
 // free gives a record up.
 func (d *disk) free(loc segment.Loc) { d.writer.free(loc) }
 
-// keep appends the extent to the kept set. It returns 0 when there is no place for it. What is extra
-// takes free space only. Only the writer calls it.
+// keep appends the extent to the kept set and returns 0 if it does not fit. An extra extent uses free space only.
+// Only the writer calls it.
 func (d *disk) keep(rec segment.Record, payload []byte, extra bool) segment.Loc {
 	if d.noWrites.Load() {
 		return 0
@@ -164,8 +162,8 @@ func (d *disk) keep(rec segment.Record, payload []byte, extra bool) segment.Loc 
 	return 0
 }
 
-// checkSpace fails with ENOSPC if n bytes more would leave too little free on the disk for the
-// catalog and for others. Only the writer calls it.
+// checkSpace fails with ENOSPC if n bytes more would leave too little free space on the disk for the catalog and for
+// others. Only the writer calls it.
 func (d *disk) checkSpace(n int64) error {
 	if d.unchecked >= n {
 		d.unchecked -= n
@@ -176,7 +174,7 @@ func (d *disk) checkSpace(n int64) error {
 		return err
 	}
 	if room < n {
-		return fmt.Errorf("%w: %s and less than what is left for the catalog free on the disk of %s", syscall.ENOSPC, humanize.IBytes(uint64(max(room, 0))), d.dir)
+		return fmt.Errorf("%w: only %s free on the disk of %s beyond the reserve for the catalog", syscall.ENOSPC, humanize.IBytes(uint64(max(room, 0))), d.dir)
 	}
 	d.unchecked = min(room, checkEvery) - n
 	return nil
@@ -191,9 +189,9 @@ func (d *disk) room() (int64, error) {
 	return free - min(64<<20, 2<<20+size/32), nil
 }
 
-// makeRoom drops segments that hold nothing but garbage (records of other datasets, of older versions, and
-// corrupt ones), or writes one anew that holds much. It reports whether that freed anything. Where nothing was freed
-// since the last look it costs nothing, since every extent that finds the store full comes here.
+// makeRoom drops segments that hold only garbage (records of other datasets, of older versions, corrupt ones), or
+// rewrites one that holds much of it. It reports whether that freed anything. It costs nothing if nothing was freed
+// since the last call: every extent that finds the store full comes here.
 func (d *disk) makeRoom(onlyEmpty bool) bool {
 	if d.freed {
 		d.freed = false
@@ -230,8 +228,8 @@ func (d *disk) makeRoom(onlyEmpty bool) bool {
 	return err == nil
 }
 
-// ask asks the host to make room, if it is the cache's budget that n bytes do not fit: for as much as a segment,
-// since more are to come, and a dataset that gives room writes up to a segment anew.
+// ask asks the host for space if n bytes do not fit the cache's budget. It asks for a whole segment: more extents
+// will follow, and a dataset that gives space back rewrites up to a segment.
 func (d *disk) ask(n int64) bool {
 	const overhead = 16 << 10 // headers and padding
 	b := d.c.budget
@@ -281,7 +279,7 @@ func (d *disk) isClosing() bool {
 	}
 }
 
-// unhang says that an operation that was counted as stuck has returned.
+// unhang notes that an operation that was counted as hanging has returned.
 func (d *disk) unhang() {
 	d.mu.Lock()
 	d.stuck--
@@ -310,7 +308,7 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 		go d.probe()
 	}
 	d.mu.Unlock()
-	// What waits to be written must not keep memory from those who fetch.
+	// Queued writes must not keep memory from fetches.
 	d.c.ring.undirty(d.ds)
 	d.c.relieve()
 	d.c.notifyFreed()
@@ -320,8 +318,8 @@ func (d *disk) drop(reason string, cause error, reads bool) {
 	}
 }
 
-// probe takes the tier back once nothing hangs any more and the disk takes a write. It touches the disk
-// from its own goroutine only.
+// probe puts the tier in use again once nothing hangs and the disk accepts a write. It touches the disk on its own
+// goroutine only.
 func (d *disk) probe() {
 	defer d.wg.Done()
 	for {
@@ -333,7 +331,7 @@ func (d *disk) probe() {
 			}
 		}
 		d.mu.Lock()
-		// A disk that failed, or that hangs again just after it was used again, is given some time.
+		// A disk that failed, or hangs again just after it was used again, gets some time.
 		wait := !strings.HasPrefix(d.reason, "hang") || time.Since(d.back) < d.c.retry
 		d.mu.Unlock()
 		if wait {
@@ -372,7 +370,7 @@ func (d *disk) probe() {
 	}
 }
 
-// requeue lets the disk take what lies in memory and found no place on it before.
+// requeue queues extents in memory that found no place on the disk before.
 func (d *disk) requeue() {
 	for _, k := range d.c.ring.redirty(d.ds) {
 		file := k.v.fileOf(k.extent)
@@ -380,12 +378,12 @@ func (d *disk) requeue() {
 	}
 }
 
-// tryDisk writes 4 KiB to the disk and removes them.
+// tryDisk writes 4 KiB to the disk and removes it again.
 func (d *disk) tryDisk() (err error) {
 	if room, err := d.room(); err != nil {
 		return err
 	} else if room < 4096 {
-		return fmt.Errorf("%w: no space on the disk of %s but what is left for the catalog", syscall.ENOSPC, d.dir)
+		return fmt.Errorf("%w: no space on the disk of %s beyond the reserve for the catalog", syscall.ENOSPC, d.dir)
 	}
 	var f interface {
 		WriteAt(p []byte, off int64) (int, error)
@@ -410,8 +408,8 @@ func (d *disk) tryDisk() (err error) {
 	return errors.Join(err, f.Close(), remove(name))
 }
 
-// sync makes what was kept durable. An fsync that takes longer than closeWait, or on a disk that hangs, goes
-// on alone, and the next call waits for it before it begins its own: that one may have begun too early.
+// sync makes kept data durable. An fsync that takes longer than closeWait, or on a disk that hangs, goes on in the
+// background. The next call waits for it and then starts its own, because the earlier one may have started too early.
 func (d *disk) sync() error {
 	var err error
 	tick := time.NewTicker(d.c.hangAfter)
@@ -446,7 +444,7 @@ func (d *disk) sync() error {
 				return nil
 			case <-tick.C:
 				if took := time.Since(start); d.stuckNow() > 0 || took > d.c.closeWait {
-					return fmt.Errorf("cache: fsync of %s has not ended after %v (check the disk)", d.dir, took.Round(time.Second))
+					return fmt.Errorf("cache: fsync of %s did not finish within %v (check the disk)", d.dir, took.Round(time.Second))
 				}
 			}
 		}
@@ -454,8 +452,8 @@ func (d *disk) sync() error {
 	return err
 }
 
-// close writes what is queued and closes the segments, but does not wait for a disk that hangs. No
-// flight and no reader uses the disk any more.
+// close writes the queue and closes the segments, but does not wait for a disk that hangs. No flight or reader uses
+// the disk any more.
 func (d *disk) close() error {
 	d.mu.Lock()
 	close(d.closing)
@@ -495,8 +493,7 @@ func (d *disk) close() error {
 	}
 }
 
-// waitOthers waits for the goroutines beside the writer, some of which may hang although the writer
-// did not.
+// waitOthers waits for the goroutines beside the writer, which may hang even if the writer did not.
 func (d *disk) waitOthers() error {
 	ended := make(chan struct{})
 	go func() {
@@ -512,13 +509,13 @@ func (d *disk) waitOthers() error {
 }
 
 func (d *disk) leave() error {
-	return fmt.Errorf("cache: the disk of %s hangs; its segments are %w: what was kept last may be fetched again (check the disk)", d.dir, errLeftBehind)
+	return fmt.Errorf("cache: the disk of %s hangs; its segments are %w: the last records may be fetched again (check the disk)", d.dir, errLeftBehind)
 }
 
 // watch reports an operation of the writer that takes too long.
 type watch struct {
 	d     *disk
-	after time.Duration // hangAfter; a constant, but for tests
+	after time.Duration // hangAfter; constant except in tests
 	timer *time.Timer
 
 	mu    sync.Mutex

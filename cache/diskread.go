@@ -12,21 +12,20 @@ import (
 )
 
 const (
-	// maxDiskReaders bounds the goroutines of a dataset that wait for the disk, and so the threads
-	// that a disk that hangs can hold. 16 reads in flight fill an NVMe disk with pieces of this
-	// size (3 GB/s at 100 µs needs 300 KB in flight) and leave a disk with a head enough to sort.
+	// maxDiskReaders bounds a dataset's goroutines that wait for the disk, and so the threads that a hanging disk can
+	// hold. 16 reads of this size in flight fill an NVMe disk (3 GB/s at 100 µs needs 300 KB in flight) and let a disk
+	// with a head sort them.
 	maxDiskReaders = 16
-	// diskPiece is the most that is read from the disk at once: a reader's buffer is as large, and
-	// all of them, 4 MiB, are not in the ledger. A multiple of segment.BlockSize, so that no block
-	// is checked twice.
+	// diskPiece is the most that is read from the disk at once. Each reader's buffer is as large; all of them, 4 MiB,
+	// are not in the ledger. It is a multiple of segment.BlockSize, so that no block is checked twice.
 	diskPiece = 2 * segment.BlockSize
 )
 
 // errHangs says that the disk has not answered in time.
 var errHangs = errors.New("the disk does not answer")
 
-// diskReaders reads on goroutines of its own, into buffers of its own: a reader whose bytes the disk
-// keeps waiting for leaves, and what it asked for may return whenever it likes.
+// diskReaders reads on its own goroutines, into its own buffers: a caller that waits too long can leave, and its read
+// may return at any time.
 type diskReaders struct {
 	d    *disk
 	work chan *diskRead
@@ -67,7 +66,7 @@ func (r *diskReaders) init(d *disk) {
 	r.d, r.work, r.quit = d, make(chan *diskRead), make(chan struct{})
 }
 
-// stop ends the readers that wait for nothing.
+// stop ends idle readers.
 func (r *diskReaders) stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -110,8 +109,8 @@ func (r *diskReaders) run(q *diskRead) {
 	}
 }
 
-// read fills p from the record at loc, which is length bytes long. It fails with errHangs where the
-// disk does not answer in time: then p may be used again at once.
+// read fills p from the record at loc, which is length bytes long. It fails with errHangs if the disk does not answer
+// in time; then p may be reused at once.
 func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, off int64) error {
 	err := d.store.ReadAtNow(loc, length, p, off)
 	if !errors.Is(err, segment.ErrWouldBlock) {
@@ -185,8 +184,7 @@ func (r *diskReaders) read(ctx context.Context, loc segment.Loc, length int, p [
 	return err
 }
 
-// giveUp leaves a read that takes too long to its reader. It reports whether the read has not
-// just ended.
+// giveUp abandons a read that takes too long. It returns false if the read has just ended.
 func (d *disk) giveUp(q *diskRead) bool {
 	d.mu.Lock()
 	if !q.state.CompareAndSwap(waiting, hung) {

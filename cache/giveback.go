@@ -18,7 +18,7 @@ type owner struct {
 	file   int
 }
 
-// GiveBack makes the segments under dir, of a dataset that is not open, take need bytes less, by the rule of the
+// GiveBack makes the segments under dir, of a dataset that is not open, smaller by need bytes, by the rule of the
 // package comment, and returns how many segments that cost. o has no Budget: the caller counts what is left.
 func (c *Cache) GiveBack(dir string, o segment.Options, need int64) (segments int, err error) {
 	d := &disk{c: c, dir: dir, fs: o.FS}
@@ -29,8 +29,8 @@ func (c *Cache) GiveBack(dir string, o segment.Options, need int64) (segments in
 	return segments, errors.Join(err, d.store.Close())
 }
 
-// shrink gives back what is more than the quota, and what all datasets take more than the budget: of that first
-// what this one has beside its kept set, then what those have that are not open, then the kept set's.
+// shrink gives back what exceeds the quota and the budget of all datasets. For the budget the sequence is: this
+// dataset's data outside its kept set, datasets that are not open, this dataset's kept set.
 func (d *disk) shrink(volumes []*Volume) error {
 	var segments int
 	var bytes int64
@@ -67,13 +67,13 @@ func (d *disk) shrink(volumes []*Volume) error {
 		if b := d.c.budget; b != nil && (limit == 0 || b.Limit() < limit) {
 			limit = b.Limit()
 		}
-		d.c.log.Warn("cached data was given back, since the limit is below what was held (raise --cache-size, or the quota)", "source", d.ds.name,
+		d.c.log.Warn("cached data was dropped: it exceeded the limit (raise --cache-size, or the quota)", "source", d.ds.name,
 			"gave_back", humanize.IBytes(uint64(bytes)), "segments", segments, "left", humanize.IBytes(uint64(d.store.Used())), "limit", humanize.IBytes(uint64(limit)))
 	}
 	return err
 }
 
-// giveBack frees need bytes of the store, or all that it has, by the rule of the package comment.
+// giveBack frees need bytes of the store, or everything if it has less, by the rule of the package comment.
 func (d *disk) giveBack(need int64, volumes []*Volume) (segments int, freed int64, err error) {
 	wanted := d.wanted(volumes)
 	segs := d.store.Segments()
@@ -101,7 +101,7 @@ func (d *disk) giveBack(need int64, volumes []*Volume) (segments int, freed int6
 	return segments, freed, err
 }
 
-// wanted returns the bytes of each segment that are of the kept set; where nothing chooses it that is all that lives.
+// wanted returns the bytes of the kept set in each segment; all live bytes if nothing chooses a set.
 func (d *disk) wanted(volumes []*Volume) map[uint32]int64 {
 	wanted := make(map[uint32]int64)
 	for _, v := range volumes {
@@ -130,7 +130,7 @@ func (d *disk) wanted(volumes []*Volume) map[uint32]int64 {
 	return wanted
 }
 
-// beside returns how many bytes of the store are not of the kept set.
+// beside returns how many bytes of the store are outside the kept set.
 func (d *disk) beside(volumes []*Volume) int64 {
 	n, wanted := int64(0), d.wanted(volumes)
 	for _, s := range d.store.Segments() {
@@ -139,7 +139,7 @@ func (d *disk) beside(volumes []*Volume) int64 {
 	return n
 }
 
-// condense drops a segment but for spare bytes of it, the kept set's first. The volumes have yet to forget the rest.
+// condense drops a segment except for spare bytes of it, kept set first. The volumes have yet to forget the rest.
 func (d *disk) condense(id uint32, spare int64, volumes []*Volume) (freed int64, err error) {
 	owners := make(map[segment.Loc][]owner)
 	for _, v := range volumes {
@@ -171,7 +171,7 @@ func (d *disk) condense(id uint32, spare int64, volumes []*Volume) (freed int64,
 	})
 }
 
-// progress tells the watch over the writer, if there is one yet, that the disk answers.
+// progress tells the writer's watch, if there is one, that the disk answers.
 func (d *disk) progress() {
 	if d.writer != nil {
 		d.watch.begin()

@@ -15,15 +15,14 @@ type member struct {
 	fl   *flight
 }
 
-// PrefetchGroup is Prefetch of several files by one request: files of one extent each that lie in one
-// object, by ascending offset. What is resident or on its way is left out, and so is whatever
-// follows the first file that does not lie behind the one before it in the same object. Memory is
-// reserved for as many from the front as it is to be had for; the outcome is NoMemory only if that is
-// none. due is when the first of them is needed.
+// PrefetchGroup is Prefetch of several files by one request: files of one extent each in one object, by ascending
+// offset. Files that are resident or in flight are left out, and so is everything after the first file that does not
+// lie behind the one before it in the same object. Memory is reserved for as many files from the front as possible;
+// the outcome is NoMemory only if that is none. due is when the first of them is needed.
 //
-// done is called once for each of the started files, from another goroutine. A reader who asks for one
-// of them meanwhile makes the whole request urgent. When the request fails, all files of it fail, and
-// a reader who waits for one tries again by a request of its own, unless the store is in trouble.
+// done is called once for each started file, from another goroutine. A reader that asks for one of them meanwhile
+// makes the whole request urgent. If the request fails, all its files fail; a reader that waits for one tries again
+// with its own request, unless the store is in trouble.
 func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func(file int, err error)) (started int, out Outcome) {
 	var group []member
 	var o objstore.Object

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// hooks is a list of functions that is called far more often than it changes.
+// hooks is a list of functions that is called far more often than changed.
 type hooks[F any] struct {
 	mu   sync.Mutex
 	list atomic.Pointer[[]*F]

@@ -11,8 +11,8 @@ import (
 	humanize "github.com/dustin/go-humanize"
 )
 
-// Class says what bytes are reserved for. Demand may use the whole ledger; the others leave an
-// eighth of it alone, so that a reader who waits is never locked out by work done ahead of time.
+// Class says what bytes are reserved for. Demand may use the whole ledger. The others leave an eighth of it free, so
+// that work done ahead of time never locks out a waiting reader.
 type Class uint8
 
 // The classes of reservations.
@@ -26,13 +26,12 @@ const (
 // ErrTooLarge is returned for a reservation that could never be granted.
 var ErrTooLarge = errors.New("larger than the memory budget")
 
-// Ledger accounts for every byte of sample data held in memory. Bytes are reserved before they are
-// allocated and released when they are given back, so that the limit holds at every moment, and at
-// teardown Used is zero. Safe for concurrent use.
+// Ledger accounts for every byte of sample data in memory. Bytes are reserved before they are allocated and released
+// when they are freed. So the limit always holds, and Used is zero after teardown. Safe for concurrent use.
 type Ledger struct {
 	limit   int64
-	reclaim func(need int64, c Class) // frees bytes that may go for this class by calling Release; called without the lock
-	freed   func()                    // told after every release; must not block
+	reclaim func(need int64, c Class) // frees bytes for this class by calling Release; called without the lock
+	freed   func()                    // called after every release; must not block
 
 	mu      sync.Mutex
 	used    [numClasses]int64
@@ -50,7 +49,7 @@ type waiter struct {
 // NewLedger returns a ledger over limit bytes.
 func NewLedger(limit int64) *Ledger { return &Ledger{limit: limit} }
 
-// capOf returns the total up to which a class may fill the ledger. The lock is held.
+// capOf returns how full a class may make the ledger. The lock is held.
 func (l *Ledger) capOf(c Class) int64 {
 	if c == ForDemand {
 		return l.limit
@@ -71,11 +70,11 @@ func (l *Ledger) take(n int64, c Class) {
 	l.peak = max(l.peak, l.total)
 }
 
-// TryReserve reserves n bytes if they are to be had now, reclaiming what nobody needs any more.
+// TryReserve reserves n bytes if possible now, and reclaims unneeded memory for that.
 func (l *Ledger) TryReserve(n int64, c Class) bool {
 	for attempt := 0; ; attempt++ {
 		l.mu.Lock()
-		// Those who wait go first, but for a demand read, which nothing may overtake.
+		// Waiters go first, except before a demand read, which nothing may overtake.
 		if l.fits(n, c) && (l.waiters.Len() == 0 || c == ForDemand) {
 			l.take(n, c)
 			l.mu.Unlock()
@@ -90,16 +89,16 @@ func (l *Ledger) TryReserve(n int64, c Class) bool {
 	}
 }
 
-// pressEvery is how often a reader who waits for memory looks again for what gives way.
+// pressEvery is how often a reader that waits for memory looks again for memory to reclaim.
 const pressEvery = 10 * time.Millisecond
 
-// Reserve waits until n bytes are to be had. It fails with ErrTooLarge if they never can be, and
-// with the context's error when that ends first.
+// Reserve waits until n bytes can be reserved. It fails with ErrTooLarge if that is impossible, or with the context's
+// error when that ends first.
 func (l *Ledger) Reserve(ctx context.Context, n int64, c Class) error {
 	return l.reserve(ctx, n, c, nil)
 }
 
-// reserve is Reserve that calls press, unless it is nil, again and again while it waits.
+// reserve is Reserve that calls press, unless nil, repeatedly while it waits.
 func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) error {
 	l.mu.Lock()
 	most := l.capOf(c)
@@ -108,7 +107,7 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 	}
 	l.mu.Unlock()
 	if n > most {
-		return fmt.Errorf("%s: %w, of which %s may be taken for this (raise --memory, or lower --batch)",
+		return fmt.Errorf("%s: %w, of which %s can be used for this (raise --memory, or lower --batch)",
 			humanize.IBytes(uint64(n)), ErrTooLarge, humanize.IBytes(uint64(most)))
 	}
 	if l.TryReserve(n, c) {
@@ -138,7 +137,7 @@ func (l *Ledger) reserve(ctx context.Context, n int64, c Class, press func()) er
 		}
 	}
 	l.mu.Lock()
-	if w.served() { // in the same moment: give it back
+	if w.served() { // granted at the same moment: give it back
 		l.mu.Unlock()
 		l.Release(n, c)
 	} else {
@@ -198,8 +197,8 @@ func (l *Ledger) Release(n int64, c Class) {
 	}
 }
 
-// Withhold lowers the limit by n bytes for good, because they are needed for something else than sample
-// data, or raises it again if n is negative. It reports whether the bytes were to be had.
+// Withhold lowers the limit by n bytes, which are needed for something other than sample data; a negative n raises it
+// again. It reports whether the bytes were available.
 func (l *Ledger) Withhold(n int64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -211,7 +210,7 @@ func (l *Ledger) Withhold(n int64) bool {
 	return true
 }
 
-// room returns how many bytes of a class are to be had without reclaiming.
+// room returns how many bytes a class can reserve without reclaiming.
 func (l *Ledger) room(c Class) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -239,7 +238,7 @@ func (l *Ledger) Limit() int64 {
 	return l.limit
 }
 
-// pressed reports whether somebody waits for bytes, and how many.
+// pressed returns how many bytes the waiting reservations need.
 func (l *Ledger) pressed() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -11,7 +11,7 @@ const (
 	OnDisk                    // kept
 )
 
-// Residence returns where the file is; of several extents, where the farthest is.
+// Residence returns where the file is; of several extents, the farthest place.
 func (v *Volume) Residence(file int) Residence {
 	where := OnDisk
 	for x := 0; x < v.Extents(file) && where > InStore; x++ {
@@ -28,7 +28,7 @@ func (v *Volume) residence(e uint32) Residence {
 	case inRing():
 		return InMemory
 	}
-	// Looked up again under the lock, in the order in which an extent moves on: flight, ring, disk.
+	// Looked up again under the lock, in the order in which an extent moves: flight, ring, disk.
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch _, flying := v.flights[e]; {

@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// ring holds extents in memory, within the ledger: those that wait to be written to disk, and the
-// passing ones, which were fetched for a known order and find no place in the kept set.
+// ring holds extents in memory, within the ledger: extents that wait to be written to disk, and extents that were
+// fetched for a known order but do not fit in the kept set.
 //
-// An entry is spent once it was read: useless to the order that brought it. One that is on no account, since a reader
-// had it fetched, is spent when all its bytes were read; of others, and of files that are not read to their end, Spend
-// tells. An entry is dirty while the disk may still take it, and kept once the disk has it. What of it may go when memory
-// is wanted:
+// An entry is spent once the order that fetched it has read it. An entry on no account was fetched by a reader; it is
+// spent when all its bytes were read. For other entries, and for files that are not read to the end, Spend is called.
+// An entry is dirty while the disk may still take it, and kept once the disk has it. When memory is needed, these may
+// go:
 //
 //	spent, not dirty   oldest first: nobody needs it, unless it is opened again
 //	kept, not spent    furthest ahead first: the disk has it; it stays only to save a read
@@ -19,7 +19,7 @@ import (
 //	                   is on no account and waits for the disk, the latest first; then, of the
 //	                   account of the largest load, what is furthest ahead
 //
-// What is kept and spent goes at once.
+// An entry that is kept and spent goes at once.
 type ring struct {
 	cleanLimit int64 // most bytes of entries that are on disk too
 
@@ -28,7 +28,7 @@ type ring struct {
 	accounts []*Account // each with a list of what is staged for it
 	spent    entries    // oldest first
 	clean    entries    // kept, not spent
-	held     entries    // the rest, if it is on no account
+	held     entries    // the rest, if on no account
 	bytes    int64
 }
 
@@ -67,7 +67,7 @@ func (l *entries) push(e *entry) {
 	l.account.add(e.buf.size)
 }
 
-// pushFront is push of what is needed before all others of the list.
+// pushFront is push for an entry that is needed before all others of the list.
 func (l *entries) pushFront(e *entry) {
 	e.in, e.prev, e.next = l, nil, l.front
 	if l.front == nil {
@@ -80,8 +80,8 @@ func (l *entries) pushFront(e *entry) {
 	l.account.add(e.buf.size)
 }
 
-// latestFree returns the last entry that nobody reads, and whose memory nobody but the ring refers to: to let go of
-// another one frees nothing, and if it waits for the disk, loses it.
+// latestFree returns the last entry that is not being read and that only the ring refers to. Dropping any other entry
+// frees nothing, and loses it if it waits for the disk.
 func (l *entries) latestFree(now time.Time) *entry {
 	e := l.back
 	for e != nil && (e.buf.refs.Load() > 1 || e.beingRead(now)) {
@@ -90,12 +90,12 @@ func (l *entries) latestFree(now time.Time) *entry {
 	return e
 }
 
-// betweenPieces is how long a reader may take from one piece of an extent to the next: more than a reader takes that
-// goes on, and short beside what a request does that has to be made again.
+// betweenPieces is how long a reader may take between two pieces of an extent: longer than an active reader takes,
+// and short compared with repeating a request.
 const betweenPieces = 100 * time.Millisecond
 
-// beingRead reports whether somebody reads the extent piece by piece, as the kernel does. If it went before the last
-// piece, all of it would have to be fetched again: readers who together need more than the memory would do little else.
+// beingRead reports whether the extent is being read piece by piece, as the kernel does. Dropping it before the last
+// piece would mean fetching all of it again: readers that together exceed the memory would do little else.
 func (e *entry) beingRead(now time.Time) bool {
 	return e.left > 0 && !e.touched.IsZero() && now.Sub(e.touched) < betweenPieces
 }
@@ -125,8 +125,8 @@ func newRing(cleanLimit int64) *ring {
 	return &ring{entries: map[extentKey]*entry{}, cleanLimit: cleanLimit}
 }
 
-// put adds the extent, of which some bytes were read already; the ring takes a reference of its own. An entry that is
-// there already stays.
+// put adds the extent, of which some bytes were read already; the ring takes its own reference. An existing entry
+// stays.
 func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -144,8 +144,8 @@ func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty 
 	r.file(e)
 }
 
-// file moves an entry to the list that its state asks for, on and off accounts. What is kept, or spent, is
-// on none. r.mu is held; the entry is not both kept and spent.
+// file moves an entry to the list for its state, and on or off accounts. A kept or spent entry is on no account. r.mu
+// is held; the entry is not both kept and spent.
 func (r *ring) file(e *entry) { r.fileBy(e, (*entries).push) }
 
 func (r *ring) fileBy(e *entry, push func(*entries, *entry)) {
@@ -168,8 +168,8 @@ func (r *ring) fileBy(e *entry, push func(*entries, *entry)) {
 	push(to, e)
 }
 
-// remove takes an entry out; the caller releases its buffer, outside the lock, since the last
-// release calls back into the ledger.
+// remove takes an entry out. The caller releases its buffer outside the lock, since the last release calls back into
+// the ledger.
 func (r *ring) remove(e *entry) *Buffer {
 	e.unlist()
 	delete(r.entries, e.key)
@@ -178,12 +178,12 @@ func (r *ring) remove(e *entry) *Buffer {
 	return e.buf
 }
 
-// maybe reports whether the extent is in the ring, without a lock: whoever looks at flights, ring and
-// disk in this order misses nothing, since an extent is in the next place before it leaves the last.
+// maybe reports, without a lock, whether the extent is in the ring. A caller that looks at flights, ring and disk in
+// this order misses nothing: an extent is in its next place before it leaves the last.
 func (k extentKey) maybe() bool { return k.v.inRing[k.extent/32].Load()&(1<<(k.extent%32)) != 0 }
 
-// get returns the extent, of which n bytes are to be read, with a reference for the caller, or nil. freed says that it
-// is spent with that.
+// get returns the extent, of which the caller reads n bytes, with a reference for the caller; or nil. freed says that
+// the extent is now spent.
 func (r *ring) get(k extentKey, n int) (b *Buffer, freed bool) {
 	if !k.maybe() {
 		return nil, false
@@ -206,7 +206,7 @@ func (r *ring) get(k extentKey, n int) (b *Buffer, freed bool) {
 	return e.buf, freed
 }
 
-// getDirty is get for the writer: nil also when the entry is not to be written.
+// getDirty is get for the writer; nil also if the entry is not to be written.
 func (r *ring) getDirty(k extentKey) *Buffer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -220,19 +220,18 @@ func (r *ring) getDirty(k extentKey) *Buffer {
 
 func (r *ring) has(k extentKey) bool { return k.maybe() }
 
-// claim takes back that the extent is spent, because it will be read again by whoever account a is of. It
-// reports whether the extent is there.
+// claim makes the extent unspent, because the owner of account a will read it again. It reports whether the extent is
+// there.
 func (r *ring) claim(k extentKey, a *Account) bool {
 	return r.assign(k, func(e *entry) bool { return e.spent || a.takes(e.account, e.buf.size) }, a, (*entries).push)
 }
 
-// hand puts the extent on account a, whose owner is the next to read it: before it reads what it has fetched ahead.
+// hand puts the extent on account a, whose owner reads it next, before what it has prefetched.
 func (r *ring) hand(k extentKey, a *Account) {
 	r.assign(k, func(*entry) bool { return true }, a, (*entries).pushFront)
 }
 
-// assign puts the extent on account a, unspent, if it is there and when says so. It reports whether it is
-// there.
+// assign puts the extent on account a, unspent, if it is there and when returns true. It reports whether it is there.
 func (r *ring) assign(k extentKey, when func(e *entry) bool, a *Account, push func(*entries, *entry)) bool {
 	if !k.maybe() {
 		return false
@@ -241,7 +240,7 @@ func (r *ring) assign(k extentKey, when func(e *entry) bool, a *Account, push fu
 	defer r.mu.Unlock()
 	e, ok := r.entries[k]
 	if ok && (e.account != a || e.spent) && !e.kept && when(e) {
-		e.spent, e.account, e.left = false, a, int64(len(e.buf.data)) // which its reader has before it
+		e.spent, e.account, e.left = false, a, int64(len(e.buf.data)) // its reader has all of it to read
 		r.fileBy(e, push)
 	}
 	return ok
@@ -259,7 +258,7 @@ func (r *ring) unspent(v *Volume) (keys []extentKey) {
 	return keys
 }
 
-// written says that the disk has taken the extent, or declined it.
+// written notes that the disk has accepted the extent, or declined it.
 func (r *ring) written(k extentKey, kept bool) {
 	var drop *Buffer
 	r.mu.Lock()
@@ -277,7 +276,7 @@ func (r *ring) written(k extentKey, kept bool) {
 	}
 }
 
-// redirty gives the disk another chance to take what it has not, of the dataset, and returns what that is.
+// redirty queues a dataset's extents that the disk does not have, and returns them.
 func (r *ring) redirty(ds *dataset) (keys []extentKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -291,7 +290,7 @@ func (r *ring) redirty(ds *dataset) (keys []extentKey) {
 	return keys
 }
 
-// spend marks the extent as read. It reports whether that made memory free to take.
+// spend marks the extent as read. It reports whether that made memory reclaimable.
 func (r *ring) spend(k extentKey) bool {
 	if !k.maybe() {
 		return false
@@ -315,8 +314,8 @@ func (r *ring) spend(k extentKey) bool {
 	return free
 }
 
-// reclaim drops entries until need bytes were given up or none is left that may go. spare bytes of what was spent last
-// stay. What nothing else holds goes only if hard is set; what was lost so without having been read is returned.
+// reclaim drops entries until need bytes are freed or none is left that may go. It leaves the latest spare bytes of
+// spent entries. Extents that are nowhere else go only if hard is set; those lost before they were read are returned.
 func (r *ring) reclaim(need int64, hard bool, spare int64) (lost []extentKey) {
 	var drop []*Buffer
 	var now time.Time
@@ -353,7 +352,7 @@ func (r *ring) reclaim(need int64, hard bool, spare int64) (lost []extentKey) {
 	return lost
 }
 
-// undirty gives up that entries of a dataset are to be written, because its disk is in trouble.
+// undirty cancels the pending writes of a dataset, because its disk is in trouble.
 func (r *ring) undirty(ds *dataset) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -387,7 +386,7 @@ func (r *ring) dropIf(gone func(k extentKey) bool) {
 	}
 }
 
-// idle returns the bytes that nobody needs, but for spare bytes of what was spent last: reclaim frees them at any time.
+// idle returns the bytes that reclaim can free at any time, without the latest spare bytes of spent entries.
 func (r *ring) idle(spare int64) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
-// Lend returns n bytes of the file from off if they are in memory in one piece. Nobody writes to them until
-// release, which must be called once.
+// Lend returns n bytes of the file from off if they are in memory in one piece. They do not change until release,
+// which must be called once.
 func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), ok bool) {
 	x := int(off / ExtentSize)
 	in := off - int64(x)*ExtentSize
@@ -26,12 +26,11 @@ func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), 
 	return b.Bytes()[in : in+int64(n)], b.Release, true
 }
 
-// maxFetch bounds what is read from the disk for a file that was just opened: the READ that follows asks for
-// no more.
+// maxFetch bounds how much of a just opened file is read from the disk: the READ that follows asks for no more.
 const maxFetch = 512 << 10
 
-// WillRead says that somebody has opened the file and is about to read it from its begin: what the disk
-// holds of it is on its way to memory meanwhile.
+// WillRead says that the file was opened and is about to be read from its start. It loads what the disk has of that
+// into memory meanwhile.
 func (v *Volume) WillRead(file int) {
 	if v.Extents(file) == 0 {
 		return
@@ -45,7 +44,7 @@ func (v *Volume) WillRead(file int) {
 	d.store.Fetch(segment.Loc(loc), int(min(v.ExtentBytes(file, 0), maxFetch)))
 }
 
-// KeptWhole reports whether all of the file is on disk.
+// KeptWhole reports whether the whole file is on disk.
 func (v *Volume) KeptWhole(file int) bool {
 	for x := range v.Extents(file) {
 		if !v.onDisk(v.extent(file, x)) {
@@ -55,7 +54,7 @@ func (v *Volume) KeptWhole(file int) bool {
 	return true
 }
 
-// DiskRoom returns how many bytes more the disk may take of the volume's dataset; 0 without a disk.
+// DiskRoom returns how many bytes more of the volume's dataset fit on disk; 0 without a disk.
 func (v *Volume) DiskRoom() int64 {
 	d := v.ds.readable()
 	if d == nil {
@@ -71,7 +70,7 @@ func (v *Volume) DiskRoom() int64 {
 	return max(room, 0)
 }
 
-// Flush waits until what has been fetched of the volume's dataset is on disk, or was declined.
+// Flush waits until all fetched extents of the volume's dataset are on disk or were declined.
 func (v *Volume) Flush(ctx context.Context) error {
 	d := v.ds.disk.Load()
 	if d == nil {
@@ -90,13 +89,13 @@ func (v *Volume) Flush(ctx context.Context) error {
 	}
 }
 
-// PrefetchRoom returns how many bytes could be fetched ahead now.
+// PrefetchRoom returns how many bytes could be prefetched now.
 func (c *Cache) PrefetchRoom() int64 {
 	return max(c.ledger.room(ForPrefetch)+c.ring.idle(c.ledger.Limit()/againShare), 0)
 }
 
-// settle waits until what readers have been handed by now lies in the ring and in the writer's queue:
-// a reader has its bytes a moment before that.
+// settle waits until extents that readers have received are in the ring and in the writer's queue: a reader has its
+// bytes a moment earlier.
 func (ds *dataset) settle(ctx context.Context) error {
 	type landing struct {
 		v  *Volume

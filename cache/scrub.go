@@ -7,8 +7,8 @@ import (
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
-// Scrub reads every record of the volume's dataset at most at so many bytes a second, and forgets
-// what is damaged, to be fetched again. It returns how many records that was.
+// Scrub reads every record of the volume's dataset, at most bytesPerSecond, and forgets damaged ones, so that they
+// are fetched again. It returns how many were damaged.
 func (v *Volume) Scrub(ctx context.Context, bytesPerSecond int64) (bad int, err error) {
 	d := v.ds.disk.Load()
 	if d == nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// Locator says where the bytes of files lie that are packed into larger objects.
+// Locator says where files lie that are packed into larger objects.
 type Locator interface {
 	// Locate returns the object that holds the file, and the offset of the file's first byte in it.
 	Locate(file int) (o objstore.Object, off int64)
@@ -26,21 +26,19 @@ type Locator interface {
 // VolumeOptions says what a volume reads.
 type VolumeOptions struct {
 	Manifest *catalog.Manifest
-	// Dataset names the source, not its version: records of an older version whose ETag is still
-	// right stay valid.
+	// Dataset names the source, not its version: records of an older version stay valid while their ETag is right.
 	Dataset [16]byte
 	Name    string // of the dataset, in the log
 	Store   objstore.Reader
 	// Locate says where the files lie; nil: each in the object that the manifest names.
 	Locate Locator
-	// Admit reports whether a file belongs to the kept set; nil: whichever comes first. Others
-	// are kept only once nothing of the set is missing any more, as far as there is room. It is
-	// asked from several goroutines.
+	// Admit reports whether a file belongs to the kept set; nil: the first files to arrive. Other files are kept only
+	// once nothing of the set is missing any more, and only in free space. It is called from several goroutines.
 	Admit func(file int) bool
 }
 
-// Volume is one version of one dataset, read through the cache. It costs 8 bytes and a bit of memory
-// an extent. Safe for concurrent use.
+// Volume is one version of one dataset, read through the cache. It costs 8 bytes and a bit of memory per extent. Safe
+// for concurrent use.
 type Volume struct {
 	c      *Cache
 	ds     *dataset
@@ -62,9 +60,9 @@ type Volume struct {
 	retired bool
 }
 
-// failure is the error that readers of an extent were told, and until when it is told again without another
-// fetch. Of a read that fails the kernel asks again, page by page; each time would cost all the tries and
-// all the time that the store had.
+// failure is the error that readers of an extent got, and until when it is repeated without another fetch. After a
+// failed read the kernel asks again, page by page, and each time would cost all the retries and the time that the
+// store had.
 type failure struct {
 	err   error
 	until time.Time
@@ -75,22 +73,22 @@ const (
 	mostFailures = 1024 // remembered; a store that is gone fails everything
 )
 
-// admission is the choice of what is kept.
+// admission chooses the kept set.
 type admission struct {
 	admit   func(file int) bool
 	missing atomic.Int64 // extents of the set that are not kept
 }
 
-// flight is one fetch and those who wait for it.
+// flight is one fetch and its waiters.
 type flight struct {
-	done    chan struct{} // closed when buf or err is set; nil until somebody waits
-	buf     *Buffer       // the flight's own reference, until it is out of the map
+	done    chan struct{} // closed when buf or err is set; nil while nobody waits
+	buf     *Buffer       // the flight's own reference while it is in the map
 	err     error
 	waiters int               // readers who get a reference when it lands
-	spent   bool              // nobody will want it any more once those who wait have it
-	read    int64             // bytes that those who wait are to read
+	spent   bool              // nobody wants it after its waiters have it
+	read    int64             // bytes that the waiters are to read
 	urgency *objstore.Urgency // of a prefetch: raised when a reader joins
-	group   bool              // others fly by the same request
+	group   bool              // it shares the request with others
 	size    int64             // what it takes of memory
 	account *Account          // that size is on; nil if it is spent
 	by      trace.Span        // of the reader that started it; written before it flies
@@ -103,7 +101,7 @@ func (fl *flight) assign(a *Account) {
 	fl.account, fl.spent = a, false
 }
 
-// tell wakes those who wait. The volume's lock is held.
+// tell wakes the waiters. The volume's lock is held.
 func (fl *flight) tell() {
 	if fl.done != nil {
 		close(fl.done)
@@ -140,8 +138,7 @@ func (c *Cache) NewVolume(o VolumeOptions) *Volume {
 	return v
 }
 
-// SetAdmit replaces VolumeOptions.Admit. It asks admit for every file. What is kept and not of the new
-// set stays.
+// SetAdmit replaces VolumeOptions.Admit. It calls admit for every file. Kept files outside the new set stay.
 func (v *Volume) SetAdmit(admit func(file int) bool) {
 	if admit == nil {
 		v.admission.Store(nil)
@@ -223,8 +220,8 @@ func (v *Volume) extent(file, extent int) uint32 {
 	return v.first[file] + uint32(extent)
 }
 
-// Inherit takes over what an older version of the same dataset has kept and what is unchanged. The
-// records of files that changed or vanished are freed.
+// Inherit takes over the unchanged kept records of an older version of the same dataset. The records of files that
+// changed or vanished are freed.
 func (v *Volume) Inherit(old *Volume) {
 	d := v.ds.disk.Load()
 	if d == nil || old.ds != v.ds {
@@ -265,8 +262,7 @@ func (v *Volume) forgetLoc(loc segment.Loc) {
 	}
 }
 
-// Retire takes a version out of the cache: it still answers readers that have it open, but keeps
-// nothing new.
+// Retire takes a version out of the cache: it still serves readers that have it open, but keeps nothing new.
 func (v *Volume) Retire() {
 	v.ds.mu.Lock()
 	v.ds.volumes = slices.DeleteFunc(v.ds.volumes, func(w *Volume) bool { return w == v })
@@ -298,9 +294,9 @@ func (v *Volume) fileOf(e uint32) int {
 	return sort.Search(v.m.Len(), func(f int) bool { return v.first[f+1] > e })
 }
 
-// Claim reports whether the extent is kept, staged, or on its way. What is staged then stays staged
-// until it is spent, although it may have been spent before; its bytes are on account a then, unless they
-// are on one of less load. a may be nil.
+// Claim reports whether the extent is kept, staged, or in flight. A staged extent then stays staged until it is
+// spent, even if it was spent before. Its bytes move to account a, unless they are on one with less load. a may be
+// nil.
 func (v *Volume) Claim(a *Account, file, extent int) bool {
 	e := v.extent(file, extent)
 	if v.onDisk(e) {
@@ -311,8 +307,7 @@ func (v *Volume) Claim(a *Account, file, extent int) bool {
 	return v.claim(a, e)
 }
 
-// claim is Claim with v.mu held. It looks in the order in which an extent moves on, so that it misses
-// none on its way.
+// claim is Claim with v.mu held. It looks in the order in which an extent moves, so it misses none that is moving.
 func (v *Volume) claim(a *Account, e uint32) bool {
 	if fl, ok := v.flights[e]; ok {
 		if fl.spent || a.takes(fl.account, fl.size) {
@@ -323,8 +318,7 @@ func (v *Volume) claim(a *Account, e uint32) bool {
 	return v.c.ring.claim(extentKey{v, e}, a) || v.onDisk(e)
 }
 
-// Hand says that one reader is done with the file, and that the one whom account a is of is to read what
-// is staged of it next.
+// Hand says that one reader is done with the file, and that the owner of account a reads its staged extents next.
 func (v *Volume) Hand(a *Account, file int) {
 	for x := range v.Extents(file) {
 		e := v.extent(file, x)
@@ -343,8 +337,8 @@ func (v *Volume) Staged(file, extent int) bool {
 	return v.c.ring.has(extentKey{v, e}) || v.onDisk(e) // in the order in which it moves on
 }
 
-// ReadAt fills p from the file's offset off; fewer bytes only at the end of the file. When ctx ends
-// the reader leaves, while the fetch goes on.
+// ReadAt fills p from the file's offset off, with fewer bytes only at the end of the file. When ctx ends the reader
+// leaves; the fetch goes on.
 func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int, error) {
 	size := v.m.Size(file)
 	if off >= size {
@@ -390,8 +384,8 @@ func (v *Volume) readExtent(ctx context.Context, file, x int, p []byte, off int6
 	}
 }
 
-// readKept reads from the kept set. A record that cannot be read is forgotten, and so fetched again.
-// An error is the context's.
+// readKept reads from the kept set. A record that cannot be read is forgotten, and so fetched again. Its error is the
+// context's.
 func (v *Volume) readKept(ctx context.Context, file, x int, e uint32, p []byte, off int64) (bool, error) {
 	loc := segment.Loc(v.loc(e))
 	d := v.ds.readable()
@@ -423,7 +417,7 @@ func (v *Volume) readKept(ctx context.Context, file, x int, e uint32, p []byte, 
 	return false, nil
 }
 
-// Sample returns the whole file. The bytes are valid, and nobody writes to them, until release.
+// Sample returns the whole file. The bytes are valid and do not change until release.
 func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release func(), err error) {
 	size := v.m.Size(file)
 	if size == 0 {
@@ -440,8 +434,8 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 		}
 		// It was kept in the meantime.
 	}
-	// Not as demand: while it is held its extents are fetched, and many such files together must
-	// leave memory for that. And what it waits for may be held by what was fetched ahead.
+	// Not as demand: its extents are fetched while it is held, and many such files together must leave memory for
+	// that. Also, prefetched data may hold the memory that it waits for.
 	const class = ForPrefetch
 	if err := v.c.reserve(ctx, footprint(int(size)), class); err != nil {
 		return nil, nil, err
@@ -454,8 +448,8 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 	return b.Bytes(), b.Release, nil
 }
 
-// acquire returns the extent's buffer with a reference for the caller, who reads n bytes of it, from the ring or a flight.
-// It returns nil, nil when the extent was found kept.
+// acquire returns the extent's buffer, of which the caller reads n bytes, with a reference for the caller, from the
+// ring or a flight. It returns nil, nil if the extent is on disk.
 func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 	e := v.extent(file, x)
 	k := extentKey{v, e}
@@ -467,7 +461,7 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 	fl, flying := v.flights[e]
 	var wait trace.Span
 	if !flying {
-		// Looked up again under the lock, in the order in which an extent moves on: flight, ring, disk.
+		// Looked up again under the lock, in the order in which an extent moves: flight, ring, disk.
 		if b := v.c.get(k, n); b != nil {
 			v.mu.Unlock()
 			v.ds.count.ringHits.Add(1)
@@ -529,7 +523,7 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 	return fl.buf, fl.err
 }
 
-// detach gives up that somebody waits for a flight.
+// detach removes one waiter from a flight.
 func (v *Volume) detach(fl *flight) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -543,10 +537,10 @@ func (v *Volume) detach(fl *flight) {
 	}
 }
 
-// mayBeAnothers reports whether the error of a group may be the fault of another file of it.
+// mayBeAnothers reports whether another file of the group may have caused a group's error.
 func mayBeAnothers(err error) bool { return objstore.KindOf(err) != objstore.KindTransient }
 
-// remember keeps a store's error for those who ask again in a moment. v.mu is held.
+// remember keeps a store's error for readers that ask again soon. v.mu is held.
 func (v *Volume) remember(e uint32, err error) {
 	var of *objstore.Error
 	if !errors.As(err, &of) {
@@ -570,20 +564,19 @@ func (v *Volume) waits(ctx context.Context, file, x int, area string) trace.Span
 	return span
 }
 
-// Outcome is what became of a wish to prefetch.
+// Outcome is the result of a Prefetch.
 type Outcome uint8
 
 // The outcomes of Prefetch.
 const (
 	Started  Outcome = iota // done will be called
 	Present                 // resident or on its way already
-	NoMemory                // no bytes to be had now; OnFreed tells when to try again
+	NoMemory                // no memory now; OnFreed tells when to try again
 	Closed                  // the cache is closing
 )
 
-// Prefetch starts to fetch an extent that nobody waits for, on account a, which may be nil. due is when a
-// reader will ask for it, zero if that is not known. It never blocks. done is called once after Started,
-// from another goroutine.
+// Prefetch starts to fetch an extent that nobody waits for yet, on account a, which may be nil. due is when a reader
+// will need it, zero if unknown. It never blocks. done is called once after Started, from another goroutine.
 func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file int, err error)) Outcome {
 	if v.Claim(a, file, x) {
 		return Present
@@ -612,8 +605,7 @@ func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file
 	return Started
 }
 
-// launch makes a flight of n bytes; v.mu is held. A prefetch has an urgency, and its bytes are reserved
-// already.
+// launch makes a flight of n bytes; v.mu is held. A prefetch has an urgency, and its bytes are reserved already.
 func (v *Volume) launch(e uint32, n int, a *Account, urgency *objstore.Urgency) *flight {
 	fl := &flight{urgency: urgency, size: footprint(n), account: a}
 	a.add(fl.size)
@@ -629,7 +621,7 @@ func (v *Volume) object(file int) (o objstore.Object, off int64) {
 	return v.m.Object(file), 0
 }
 
-// named makes a store's error, which names the object, name the file too if it is packed.
+// named adds the file's name to a store's error, which names the object, if the file is packed.
 func (v *Volume) named(file int, err error) error {
 	if v.locate == nil || err == nil {
 		return err
@@ -665,8 +657,8 @@ func (v *Volume) fly(fl *flight, file, x int, e uint32, done func(file int, err 
 	}
 }
 
-// land hands what was fetched to those who wait for it, and then finds it a place. It takes the
-// reference to buf, which is nil if err is set.
+// land hands the fetched bytes to the waiters, and then finds a place for them. It takes over the reference to buf,
+// which is nil if err is set.
 func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error) {
 	if err != nil {
 		if fl.urgency != nil {
@@ -683,7 +675,7 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 		v.mu.Unlock()
 		return
 	}
-	// While this waits for the lock, those who wait for the bytes should not: so it is taken twice.
+	// The lock is taken twice, so that the waiters need not wait for it here.
 	v.mu.Lock()
 	fl.buf = buf
 	buf.refs.Add(int32(fl.waiters))
@@ -707,7 +699,7 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 	v.mu.Unlock()
 	buf.Release()
 	if write {
-		if d.noWrites.Load() { // since a moment ago: it may have missed the sweep
+		if d.noWrites.Load() { // set a moment ago: the sweep may have missed this entry
 			v.c.ring.undirty(v.ds)
 		}
 	}
@@ -722,7 +714,7 @@ func (v *Volume) queued(file, x int, e uint32) queued {
 	}}
 }
 
-// Unspent goes over the files of which something waits in memory to be read, once for each such extent.
+// Unspent yields the files with an extent in memory that waits to be read, once for each such extent.
 func (v *Volume) Unspent() iter.Seq[int] {
 	return func(yield func(file int) bool) {
 		for _, k := range v.c.ring.unspent(v) {
@@ -733,8 +725,8 @@ func (v *Volume) Unspent() iter.Seq[int] {
 	}
 }
 
-// Spend says that the file was read, or is not wanted any more, and that no order that was claimed
-// for asks for it: what is staged of it may be recycled.
+// Spend says that the file was read, or is no longer wanted, and that no order that claimed it needs it: its staged
+// extents may be recycled.
 func (v *Volume) Spend(file int) {
 	recycled := false
 	for x := range v.Extents(file) {
@@ -749,6 +741,6 @@ func (v *Volume) Spend(file int) {
 	}
 	if recycled {
 		v.c.relieve()
-		v.c.notifyFreed() // spent bytes are as good as free to a prefetch
+		v.c.notifyFreed() // a prefetch may take spent bytes
 	}
 }

@@ -11,7 +11,7 @@ const (
 	Kept                 // on disk
 )
 
-// Where tells where a read of the extent would find it now. It may be elsewhere in the next moment.
+// Where tells where a read of the extent would find it now. It may move at any moment.
 func (v *Volume) Where(file, extent int) Place {
 	e := v.extent(file, extent)
 	switch {

@@ -8,19 +8,18 @@ import (
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
-// writer moves extents from memory to disk behind the readers' backs. It is one goroutine, because
-// buffered writes to one file take its inode's lock exclusively: hundreds of fetches that each append
-// their own extent would wait for each other, each on a thread of its own. Everything else that may
-// wait for the store's lock goes through it, too.
+// writer moves extents from memory to disk in the background. It is one goroutine, because buffered writes to one
+// file take its inode's lock exclusively: hundreds of fetches that each append their own extent would wait for each
+// other, each on its own thread. Everything else that may wait for the store's lock also goes through it.
 //
-// Its queue is bounded by the ledger: every extent in it lies in the ring.
+// Its queue is bounded by the ledger: every extent in it is in the ring.
 type writer struct {
 	d *disk
 
 	mu     sync.Mutex
 	queue  []queued
 	frees  []segment.Loc
-	marks  []chan struct{} // closed when what was queued before them is written
+	marks  []chan struct{} // closed when everything queued before them is written
 	poked  bool
 	wake   sync.Cond
 	closed bool
@@ -55,7 +54,7 @@ func (w *writer) add(wr queued) {
 // queued returns how many extents are still to be written.
 func (w *writer) queued() int { return int(w.depth.Load()) }
 
-// free queues a record that is to be given up.
+// free queues a record to be freed.
 func (w *writer) free(loc segment.Loc) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,7 +64,7 @@ func (w *writer) free(loc segment.Loc) {
 	}
 }
 
-// poke makes the writer see to it that the limits hold.
+// poke makes the writer enforce the limits.
 func (w *writer) poke() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -73,7 +72,7 @@ func (w *writer) poke() {
 	w.wake.Signal()
 }
 
-// mark returns a channel that is closed when what is queued now has been written.
+// mark returns a channel that is closed when everything queued now has been written.
 func (w *writer) mark() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -83,7 +82,7 @@ func (w *writer) mark() <-chan struct{} {
 	return m
 }
 
-// close writes what is queued and ends the goroutine.
+// close writes the queue and ends the goroutine.
 func (w *writer) close() {
 	w.mu.Lock()
 	w.closed = true
@@ -126,7 +125,7 @@ func (w *writer) run() {
 	}
 }
 
-// limit carries a changed quota out.
+// limit applies a changed quota.
 func (w *writer) limit() {
 	d := w.d
 	d.watch.begin()

@@ -9,12 +9,12 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// maxByInode is how many files a version may have for its folders to be sorted by inode number: it takes 8 bytes a file.
+// maxByInode is the limit of files of a version for sorting folders by inode number: it takes 8 bytes per file.
 const maxByInode = 1 << 22
 
-// byInode is the order in which cp -r, and fts(3) in large folders, read a tree: what a folder holds is sorted by
-// inode number. Files of a folder lie together here, before its folders. Folders are sorted when they are first asked
-// for. It is safe for concurrent use.
+// byInode is the order in which cp -r, and fts(3) in large folders, read a tree: a folder's entries are sorted by
+// inode number. Here a folder's files come together, before its folders. Folders are sorted at their first use. It is
+// safe for concurrent use.
 type byInode struct {
 	m    *catalog.Manifest
 	walk func() *folderWalk
@@ -30,7 +30,7 @@ type folderWalk struct {
 	start []uint32 // the same, by the number of the folder
 }
 
-// sortedFolder has a folder's files counted from its first.
+// sortedFolder has a folder's files, numbered from its first.
 type sortedFolder struct{ at, rank []uint32 }
 
 func newByInode(m *catalog.Manifest) *byInode {

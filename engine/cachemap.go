@@ -9,7 +9,7 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// CacheMap shows which part of a dataset is where, as strips of cells.
+// CacheMap shows where the parts of a dataset are, as strips of cells.
 type CacheMap struct {
 	Version int         `json:"version"` // of this schema, 1
 	Samples int         `json:"samples"`
@@ -18,13 +18,13 @@ type CacheMap struct {
 }
 
 const (
-	// MaxMapCells is how many cells a strip may have.
+	// MaxMapCells is the largest number of cells of a strip.
 	MaxMapCells = 1000
 	// mapOrders is how many streams have a strip.
 	mapOrders = 8
 )
 
-// CacheMap returns a map with strips of at most so many cells (1 to MaxMapCells; others are moved there).
+// CacheMap returns a map with strips of at most so many cells, which is limited to 1 to MaxMapCells.
 func (e *Engine) CacheMap(cells int) CacheMap {
 	cells = min(max(cells, 1), MaxMapCells)
 	v := e.cur.Load()
@@ -38,8 +38,8 @@ func (e *Engine) CacheMap(cells int) CacheMap {
 	return m
 }
 
-// following returns the streams that steer the mount, and those of the feed: in the order of their names, but those
-// whose epoch was read to its end last.
+// following returns the streams of the mount, and those of the feed: by name, but those that have finished their
+// epoch last.
 func (e *Engine) following() (mount, sessions []*run.Stream) {
 	e.mu.Lock()
 	mount = slices.Clone(e.mount)

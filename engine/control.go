@@ -23,23 +23,23 @@ type plan struct {
 	text     []byte // as written; nil for a name under which only bad plans were written
 	order    order.Order
 	written  time.Time
-	reserved int64  // of the ledger, for all of this
-	before   int64  // of the ledger, for the plan before it, which the reader may not be done with
-	rejected string // why the latest writing was refused; empty when it was not
-	opens    int    // of its files by a reader, when it was looked at last
+	reserved int64  // in the ledger, for this plan
+	before   int64  // in the ledger, for the previous plan, which may still be read
+	rejected string // why the latest write was refused; empty if it was accepted
+	opens    int    // opens of its files, at the last check
 	read     time.Time
-	stale    bool // nobody has read by it for staleAfter
+	stale    bool // no reader has followed it for staleAfter
 }
 
 const (
 	// maxPlans is how many plans may be in force: some for each rank of a large machine.
 	maxPlans = 128
-	// staleAfter is after how long without a reader a plan keeps nobody from inferring the order. A validation
-	// or a checkpoint takes less, mostly.
+	// staleAfter is the time without a reader after which a plan no longer prevents inference. Most validations and
+	// checkpoints are shorter.
 	staleAfter = 10 * time.Minute
 )
 
-// planSize returns the bytes that a plan occupies: its text, the files' numbers, and order.Index.
+// planSize returns the memory of a plan: its text, the files' numbers, and order.Index.
 func planSize(m *catalog.Manifest, data []byte, o order.Order) int64 {
 	return int64(len(data)) + 4*int64(m.Len()) + 12*int64(o.Len())
 }
@@ -47,7 +47,7 @@ func planSize(m *catalog.Manifest, data []byte, o order.Order) int64 {
 // maxPlanErrors is how many bad lines of a plan are named.
 const maxPlanErrors = 20
 
-// streamOptions are those of a stream of a version, of the mount's weight.
+// streamOptions are the options of a stream of a version, with the mount's weight.
 func (e *Engine) streamOptions(name string, v *view, epochs func(epoch int) order.Order) run.Options {
 	return run.Options{
 		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &e.gate, Places: e.placesOf(v),
@@ -55,9 +55,9 @@ func (e *Engine) streamOptions(name string, v *view, epochs func(epoch int) orde
 	}
 }
 
-// startOrder (re)starts what steers the mount, on the version in force.
+// startOrder (re)starts the mount's order on the version in force.
 func (e *Engine) startOrder() error {
-	e.planning.Lock() // a plan that is written meanwhile would be installed on the version before, or beside an inference
+	e.planning.Lock() // a plan written meanwhile would be installed on the old version, or beside an inference
 	defer e.planning.Unlock()
 	return e.restartOrder()
 }
@@ -78,7 +78,7 @@ func (e *Engine) restartOrder() error {
 		o := e.streamOptions("mount", v, func(epoch int) order.Order {
 			o, err := v.orderOf(spec, epoch)
 			if err != nil {
-				return nil // an epoch that this order does not tell
+				return nil // an epoch that this order does not know
 			}
 			return filesOf(o, v.samples)
 		})
@@ -100,7 +100,7 @@ func (e *Engine) restartOrder() error {
 	for _, s := range old {
 		s.Close()
 	}
-	for name, text := range texts { // plans name paths, so they are read anew against the new version
+	for name, text := range texts { // plans contain paths, so they are parsed again against the new version
 		if text == nil {
 			continue
 		}
@@ -114,8 +114,8 @@ func (e *Engine) restartOrder() error {
 	return nil
 }
 
-// PutPlan checks a whole plan and installs it, or fails and leaves the old one in force. data holds
-// relative paths, one a line. While the old one is being read the new one waits; see run.Stream.Retell.
+// PutPlan checks a whole plan and installs it, or fails and leaves the old one in force. data contains relative
+// paths, one a line. While the old one is being read the new one waits; see run.Stream.Retell.
 func (e *Engine) PutPlan(name string, data []byte) error {
 	e.planning.Lock()
 	defer e.planning.Unlock()
@@ -135,7 +135,7 @@ func (e *Engine) putPlan(name string, data []byte) error {
 	var reserved int64
 	if err == nil {
 		if reserved = planSize(v.manifest, data, o); !e.cache.TryReserve(reserved) {
-			err = fmt.Errorf("it takes %s of memory, and --memory leaves too little; give more, or split the plan", humanize.IBytes(uint64(reserved)))
+			err = fmt.Errorf("it needs %s of memory, and --memory leaves too little; raise --memory, or split the plan", humanize.IBytes(uint64(reserved)))
 			reserved = 0
 		}
 	}
@@ -167,13 +167,13 @@ func (e *Engine) putPlan(name string, data []byte) error {
 	}
 	held, free := int64(0), p.reserved+p.before
 	switch {
-	case waits && waited: // the one that is dropped was never begun
+	case waits && waited: // the dropped one was never begun
 		held, free = p.before, p.reserved
 	case waits:
 		held, free = p.reserved, p.before
 	}
 	*p = plan{text: slices.Clone(data), order: o, written: time.Now(), reserved: reserved, before: held}
-	// A stream of the version before, and what --order guessed of the reader, give way.
+	// Streams of the old version, and those guessed for --order auto, are replaced.
 	var old []*run.Stream
 	keep := []*run.Stream{s}
 	for _, m := range e.mount {
@@ -195,7 +195,7 @@ func (e *Engine) putPlan(name string, data []byte) error {
 	return nil
 }
 
-// RemovePlan ends a plan. When no other is left, the mount goes on as if none had been written. It fails with
+// RemovePlan ends a plan. Without another one, the mount continues as if none had been written. It fails with
 // fs.ErrNotExist if there is none.
 func (e *Engine) RemovePlan(name string) error {
 	e.planning.Lock()
@@ -228,7 +228,7 @@ func (e *Engine) RemovePlan(name string) error {
 	return e.restartOrder()
 }
 
-// plansBut returns how many plans are in force, but for one.
+// plansBut returns how many plans are in force, except one.
 func (e *Engine) plansBut(name string) (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -240,7 +240,7 @@ func (e *Engine) plansBut(name string) (n int) {
 	return n
 }
 
-// watchPlans looks at the plans now and then until ctx ends.
+// watchPlans checks the plans now and then until ctx ends.
 func (e *Engine) watchPlans(ctx context.Context) {
 	t := time.NewTicker(staleAfter / 20)
 	defer t.Stop()
@@ -256,8 +256,8 @@ func (e *Engine) watchPlans(ctx context.Context) {
 	}
 }
 
-// lookAtPlans notes which plans are stale. While all are, the order is inferred beside them, if it is to be.
-// e.planning is held.
+// lookAtPlans records which plans are stale. While all are, the order is inferred as well, if enabled. e.planning is
+// held.
 func (e *Engine) lookAtPlans(now time.Time) {
 	v, live := e.cur.Load(), 0
 	opened := map[string]int{}
@@ -288,7 +288,7 @@ func (e *Engine) lookAtPlans(now time.Time) {
 	}
 }
 
-// endGuesses ends the streams that an inference has left.
+// endGuesses ends the streams left by an inference.
 func (e *Engine) endGuesses() {
 	var ended []*run.Stream
 	e.mu.Lock()
@@ -318,7 +318,7 @@ func (e *Engine) stalePlans() map[string]bool {
 	return stale
 }
 
-// MountedAt tells where the dataset is mounted, so that plans may hold absolute paths.
+// MountedAt sets a mount point of the dataset, so that plans may contain absolute paths.
 func (e *Engine) MountedAt(dir string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -333,7 +333,7 @@ func (e *Engine) mountPoints() []string {
 	return e.mountedAt
 }
 
-// planStream returns the stream that carries out the plans of a name, nil if there is none for this version.
+// planStream returns the stream of the plans of a name, nil if there is none for this version.
 func (e *Engine) planStream(name string, v *view) *run.Stream {
 	for _, s := range e.mountStreams() {
 		if s.Name == name && s.Volume == v.volume {
@@ -370,7 +370,7 @@ func parsePlan(m *catalog.Manifest, data []byte, mountPoints []string) (order.Or
 	return order.List(files), nil
 }
 
-// planPath returns what a line of a plan names, relative to the mount point.
+// planPath returns the path in a line of a plan, relative to the mount point.
 func planPath(line string, mountPoints []string) string {
 	line = strings.TrimSuffix(line, "\r")
 	for _, dir := range mountPoints {
@@ -407,7 +407,7 @@ func (e *Engine) Get(name string) ([]byte, error) {
 	return nil, fs.ErrNotExist
 }
 
-// Plans returns the names of the plans that were written.
+// Plans returns the names of the written plans.
 func (e *Engine) Plans() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -421,7 +421,7 @@ func (e *Engine) Plans() []string {
 	return names
 }
 
-// orderText says what order is in force and why.
+// orderText describes the order in force, and its origin.
 func (e *Engine) orderText() []byte {
 	var b bytes.Buffer
 	streams := e.mountStreams()
@@ -435,7 +435,7 @@ func (e *Engine) orderText() []byte {
 	for _, s := range streams {
 		p := s.Progress()
 		switch {
-		case inference != nil && !s.OfPlan(): // which has told
+		case inference != nil && !s.OfPlan(): // which has written it
 		case p.Name == "mount":
 			fmt.Fprintf(&b, "order: %s (by --order)\n", e.order())
 		default:
@@ -450,10 +450,10 @@ func (e *Engine) orderText() []byte {
 				ev.Jumps, ev.NextEpochs, ev.Restarts, ev.PrevEpochs, ev.Found)
 		}
 		if stale[p.Name] {
-			fmt.Fprintf(&b, "  stale: nobody has read by it for %v, and the order is inferred beside it; rm .shoal/%s ends it\n", staleAfter, p.Name)
+			fmt.Fprintf(&b, "  stale: no reader has followed it for %v, so the order is inferred, too; rm .shoal/%s ends it\n", staleAfter, p.Name)
 		}
 		if s.Behind() {
-			fmt.Fprintf(&b, "  another plan was written, which waits for the reader to begin it\n")
+			fmt.Fprintf(&b, "  another plan was written, and takes effect when the reader begins it\n")
 		}
 	}
 	e.mu.Lock()

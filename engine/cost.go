@@ -8,8 +8,8 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// Cost is what was sent to the object store since the dataset was opened, what that costs at the prices that
-// were given, and the budget. All is zero for a folder.
+// Cost is the requests to the object store since the dataset was opened, their cost at the given prices, and the
+// budget. All is zero for a folder.
 type Cost struct {
 	objstore.Requests
 	Priced   bool                  `json:"priced"` // whether there are prices
@@ -35,19 +35,19 @@ func (e *Engine) Cost() Cost {
 	return c
 }
 
-// CostOf returns what requests cost at prices.
+// CostOf returns the cost of requests at prices.
 func CostOf(r objstore.Requests, p objstore.Prices) Cost {
 	return Cost{Requests: r, Priced: !p.IsZero(), Amount: p.Of(r), Currency: p.Currency}
 }
 
-// Since returns the cost of what was sent since before.
+// Since returns the cost of the requests since before.
 func (c Cost) Since(before Cost) Cost {
 	c.Requests = c.Minus(before.Requests)
 	c.Amount -= before.Amount
 	return c
 }
 
-// String says the requests, and what they cost where there are prices.
+// String formats the requests, and their cost if there are prices.
 func (c Cost) String() string {
 	text := fmt.Sprintf("%s GETs, %s HEADs, %s LISTs, %s received", humanize.Comma(c.Get), humanize.Comma(c.Head), humanize.Comma(c.List),
 		humanize.IBytes(uint64(max(0, c.Received))))
@@ -63,7 +63,7 @@ func (c Cost) String() string {
 // costDigits show a hundred GETs at S3's prices.
 const costDigits = 5
 
-// logCost says at the end what the dataset has cost, if anybody asked.
+// logCost logs the dataset's cost at the end, if prices were given.
 func (e *Engine) logCost() {
 	if e.cfg.Store.Prices.IsZero() && e.budget == nil {
 		return

@@ -2,10 +2,10 @@ package engine
 
 import "github.com/shoalfs/shoal/cache/crypt"
 
-// FitsDir is the folder for what is computed once of a version of a dataset.
+// FitsDir is the folder for values computed once per version of a dataset.
 func (d *Dataset) FitsDir() string { return d.e.host.FitsDir() }
 
-// SealFit makes of what was computed from a dataset's content what may lie in FitsDir under name.
+// SealFit encodes a value computed from a dataset's content for the file name in FitsDir.
 func (d *Dataset) SealFit(name string, b []byte) []byte {
 	if k := d.e.host.Key; k != nil {
 		return crypt.Seal(k.AEAD("fits", nil), b, []byte(name))

@@ -13,8 +13,8 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// Dataset is one version of the engine's dataset by sample number, for a feed. It stays what it is
-// when the engine moves to another version.
+// Dataset is one version of the engine's dataset by sample number, for a feed. It does not change when the engine
+// moves to another version.
 type Dataset struct {
 	e *Engine
 	v *view
@@ -26,8 +26,8 @@ func (e *Engine) Dataset() *Dataset { return &Dataset{e, e.cur.Load()} }
 // Version returns the dataset version, hex of a SHA-256.
 func (d *Dataset) Version() string { return d.v.manifest.Version() }
 
-// Columns returns the first row of the dataset's objects of rows, nil where it has none (Config.Records), and the
-// path of one of them.
+// Columns returns the first row of the dataset's table objects (Config.Records), nil if it has none, and the path of
+// one such row.
 func (d *Dataset) Columns(ctx context.Context) (row []byte, path string, err error) {
 	if d.e.cfg.Records == "" {
 		return nil, "", nil
@@ -44,7 +44,7 @@ func (d *Dataset) Columns(ctx context.Context) (row []byte, path string, err err
 	return row, path, err
 }
 
-// Selection names the samples: the version, and which of its files they are.
+// Selection names the samples: the version, and the pattern for its files.
 func (d *Dataset) Selection() string { return d.Version() + " " + d.e.cfg.Samples }
 
 // Len returns the number of samples.
@@ -62,12 +62,11 @@ func (d *Dataset) Size(sample int) int64 { return d.v.manifest.Size(d.v.samples.
 // Classes returns the class folders, sorted.
 func (d *Dataset) Classes() []string { return d.v.samples.Classes() }
 
-// Parts tells whether samples have parts of an extension.
+// Parts returns whether samples have parts of an extension.
 func (d *Dataset) Parts(ext string) catalog.Kind { return d.v.samples.Kind(ext) }
 
-// Begin announces that the samples of seq will be read in about this order from position start on, by a
-// reader of that weight against others (0 is 1), each with the parts of the given extensions. End closes
-// the stream.
+// Begin announces that the samples of seq will be read roughly in this order from position start on, with this weight
+// against other readers (0 is 1), each with the parts of the given extensions. End closes the stream.
 func (d *Dataset) Begin(name string, seq order.Order, start, weight int, parts ...string) (*run.Stream, error) {
 	files := filesOf(seq, d.v.samples)
 	o := d.e.streamOptions(name, d.v, once(files))
@@ -93,8 +92,7 @@ func once(o order.Order) func(epoch int) order.Order {
 // End closes a stream that Begin returned.
 func (d *Dataset) End(s *run.Stream) { d.e.endSession(s) }
 
-// Groups returns the samples by the shard that holds them, and the name of this packing; nil where each
-// sample is an object of its own.
+// Groups returns the samples by shard, and the name of this packing; nil if each sample is an object.
 func (d *Dataset) Groups() (order.Groups, string) {
 	if d.v.groups == nil {
 		return nil, ""
@@ -115,10 +113,10 @@ func (e *Engine) endSession(s *run.Stream) {
 	delete(e.sessions, s)
 }
 
-// Facts returns what orders may depend on, of this version.
+// Facts returns the facts of this version that orders may depend on.
 func (d *Dataset) Facts() order.Facts { return d.v.facts() }
 
-// WriteOrder writes the samples that spec gives for its epoch, one a line, by number or by path.
+// WriteOrder writes the samples of spec for its epoch, one a line, by number or by path.
 func (e *Engine) WriteOrder(w io.Writer, spec order.Spec, paths bool) error {
 	v := e.cur.Load()
 	o, err := v.orderOf(spec, spec.Epoch())

@@ -1,6 +1,6 @@
-// Package engine is what mount and feed have in common: an [Engine] is one open dataset. It joins the object store, the
-// catalog, the cache and the streams that carry orders out. It guards that all who read one dataset read one version of it,
-// from one cache, by one stream for each order. A [Host] has the datasets that are open in one cache directory.
+// Package engine is the common part of mount and feed: an [Engine] is one open dataset. It joins the object store,
+// the catalog, the cache and the streams of orders. It guards that all readers of one dataset read the same version,
+// from one cache, with one stream per order. A [Host] has the open datasets of one cache directory.
 //
 //	OpenHost ── cachedir.Open: lock the cache directory, open the catalog, account for what lies there
 //	Host.Open ── store: retry( limit( hedge( meter( s3 | dir ))))
@@ -42,28 +42,28 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// Config says what to open.
+// Config describes the dataset to open.
 type Config struct {
 	Source           string     // s3://bucket/prefix, file:///dir, or tar shards
 	Shards           string     // a shard set of Source (made by packing) to read from; may be empty
-	Publish          string     // where a complete pass is packed to; may be empty
-	Order            order.Spec // what readers of the mount are expected to do
+	Publish          string     // destination for shards packed after a complete pass; may be empty
+	Order            order.Spec // the order that readers of the mount are expected to follow
 	Samples          string     // which files are numbered: catalog.Match's globs
 	SkipBadShards    bool       // leave out the shards that are damaged or missing
-	Records          string     // what the objects hold: "" files, "csv" rows that are files of their own
-	Quota            int64      // bytes on disk for this dataset; 0: what was set before, or no bound
+	Records          string     // content of the objects: "" files, "csv" rows that are files
+	Quota            int64      // bytes on disk for this dataset; 0: the earlier quota, or none
 	Connections      int        // GETs in flight at most
-	AdaptConnections bool       // fewer than Connections where they bring as much
-	Weight           int        // of the mount's streams against others; 0 is 1, or what it is already
+	AdaptConnections bool       // fewer than Connections if they bring as much
+	Weight           int        // of the mount's streams against others; 0 is 1, or the current one
 	Refresh          bool       // list again even if the catalog knows the source
 	Store            objstore.StoreOptions
 	Logger           *slog.Logger
-	Progress         func(listed int)         // told while a first listing goes on; may be nil
+	Progress         func(listed int)         // called during a first listing; may be nil
 	Getenv           func(name string) string // the AWS environment; nil: the process's own
 }
 
-// tries of one request: about 25 s with the default pauses. A trainer outlives a store that
-// restarts, and is told within half a minute that one is gone.
+// tries of one request: about 25 s with the default pauses. A trainer survives a restart of the store, and gets an
+// error within half a minute if it is gone.
 const tries = 16
 
 // Engine is one open dataset. Safe for concurrent use.
@@ -72,8 +72,8 @@ type Engine struct {
 	cfg       Config
 	log       *slog.Logger
 	source    objstore.Source
-	title     string // the dataset's in the catalog
-	name      string // of what is listed in the catalog: the title, and the shards that stand in
+	title     string // the dataset's name in the catalog
+	name      string // of the listing in the catalog: the title, and the shards that replace it
 	dataset   [16]byte
 	plain     objstore.Reader  // the store, retried and not metered
 	base      objstore.Reader  // the bare store
@@ -81,7 +81,7 @@ type Engine struct {
 	budget    *objstore.Budget // of GETs, of all the dataset's stores; nil: none
 	remote                     // holds the listed objects
 	gate      prefetch.Gate    // guarded by the runner's lock
-	shards    *shardStore      // of Config.Shards; nil without
+	shards    *shardStore      // of Config.Shards; may be nil
 	catalog   *catalog.Catalog
 	cache     *cache.Cache
 	started   time.Time
@@ -91,15 +91,15 @@ type Engine struct {
 	gone   chan struct{} // closed when the dataset was let go
 
 	cur   atomic.Pointer[view]
-	spec  atomic.Pointer[order.Spec] // the order that steers the mount
+	spec  atomic.Pointer[order.Spec] // the order of the mount
 	quota atomic.Int64               // bytes on disk; 0 is no bound of its own
 
-	inference atomic.Pointer[inference] // nil unless the mount's order is to be found out
+	inference atomic.Pointer[inference] // nil unless the mount's order is inferred
 
 	mu       sync.Mutex
 	views    []*view       // every version that readers may still have open
-	mount    []*run.Stream // what steers the mount: by --order, or one a plan
-	planning sync.Mutex    // held while plans are written, or read anew: one after the other
+	mount    []*run.Stream // streams of the mount: by --order, or one per plan
+	planning sync.Mutex    // held while plans are written or read again
 	plans    map[string]*plan
 
 	mountedAt []string // guarded by mu; replaced, never changed
@@ -113,13 +113,13 @@ type Engine struct {
 
 	recorder recorder
 
-	refreshing chan struct{} // holds the place of the one refresh that goes on
+	refreshing chan struct{} // held by the running refresh
 
 	background sync.WaitGroup
 	stop       context.CancelFunc
 }
 
-// CheckSamples fails if Config.Samples may not be the pattern.
+// CheckSamples fails if pattern is not valid for Config.Samples.
 func CheckSamples(pattern string) error {
 	_, err := catalog.Match(pattern)
 	return err
@@ -134,7 +134,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The wrapped handler lets stats show what the log says.
+	// The wrapped handler copies log messages into the stats.
 	e := &Engine{host: h, cfg: cfg, users: 1, opened: make(chan struct{}), gone: make(chan struct{}), catalog: h.Catalog, cache: h.Cache, started: time.Now(),
 		plans: map[string]*plan{}, sessions: map[*run.Stream]struct{}{}, refreshing: make(chan struct{}, 1)}
 	e.log = slog.New(&e.errs)
@@ -205,12 +205,12 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	return e, nil
 }
 
-// storeOptions are those of every store that the dataset is read from or written to.
+// storeOptions are the options of every store of the dataset, read or written.
 func (e *Engine) storeOptions() stores.Options {
 	return stores.Options{S3: s3.Config{Logger: e.log}, Store: e.cfg.Store, Getenv: e.cfg.Getenv}
 }
 
-// remote is a store with all that a request of a dataset goes through.
+// remote is a store with all decorators for the dataset's requests.
 type remote struct {
 	store   objstore.Reader // on top: the retrier
 	retrier *objstore.Retrier
@@ -235,14 +235,14 @@ func (e *Engine) newRemote(base objstore.Reader) remote {
 	return r
 }
 
-// retryPolicy is that of a store of the dataset.
+// retryPolicy is the policy for a store of the dataset.
 func (e *Engine) retryPolicy(base objstore.Reader) objstore.RetryPolicy {
 	p := e.budget.Policy(base)
 	p.Tries = tries
 	return p
 }
 
-// hedgeMemory charges second answers to the ledger, for readers wait for them, and to the budget of GETs.
+// hedgeMemory charges second answers to the ledger, as demand since readers wait for them, and to the budget of GETs.
 type hedgeMemory struct {
 	ledger *cache.Ledger
 	budget *objstore.Budget
@@ -260,7 +260,7 @@ func (m hedgeMemory) Borrow(n int64) bool {
 }
 func (m hedgeMemory) Return(n int64) { m.ledger.Release(n, cache.ForDemand) }
 
-// remoteOf returns the store that v's samples are read from.
+// remoteOf returns the store of v's samples.
 func (e *Engine) remoteOf(v *view) *remote {
 	if e.shards != nil && v.layout != nil {
 		return &e.shards.remote
@@ -268,11 +268,11 @@ func (e *Engine) remoteOf(v *view) *remote {
 	return &e.remote
 }
 
-// placesOf returns the number of requests that may be in flight to the store that a version is read from.
+// placesOf returns the limit of requests in flight to a version's store.
 func (e *Engine) placesOf(v *view) func() int { return e.remoteOf(v).limiter.Places }
 
-// enter takes the dataset's place in the host. A dataset that is open already is returned, with one
-// user more, where it does what e was to do.
+// enter adds the dataset to the host. If it is open already with the same settings, it returns that engine with one
+// more user.
 func (h *Host) enter(ctx context.Context, e *Engine) (*Engine, error) {
 	for {
 		h.mu.Lock()
@@ -315,7 +315,7 @@ func (h *Host) enter(ctx context.Context, e *Engine) (*Engine, error) {
 	}
 }
 
-// join checks that a further user of the dataset asks for nothing else than the first.
+// join checks that a further user of the dataset has the same settings as the first.
 func (e *Engine) join(cfg Config) error {
 	other := func(flag, is, asked string) error {
 		return fmt.Errorf("%s is open in this cache directory with %s %q, not %q (give the same, or another --cache-dir)", e.source, flag, is, asked)
@@ -358,7 +358,7 @@ func (e *Engine) openDisk(v *view) error {
 	return e.host.OpenDisk(v.volume, e.dataset, e.title, e.quota.Load(), versions, e.log)
 }
 
-// readQuota takes the quota that the user gives, or the one that was given before.
+// readQuota takes the user's quota, or the earlier one.
 func (e *Engine) readQuota() error {
 	if n := e.cfg.Quota; n > 0 {
 		e.quota.Store(n)
@@ -381,7 +381,7 @@ func (e *Engine) setQuota(n int64) {
 	}
 }
 
-// firstManifest takes the version that the catalog knows, or lists.
+// firstManifest returns the version in the catalog, or lists the source.
 func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*catalog.Manifest, *catalog.Layout, error) {
 	if !e.cfg.Refresh {
 		m, l, err := e.catalog.Manifest(e.name)
@@ -403,8 +403,8 @@ func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*cata
 	return e.list(ctx)
 }
 
-// probe asks for one object, so that a wrong key or a skewed clock is told at the start and not by
-// the first read. A store that is merely down must not keep a warm cache from being used.
+// probe requests one object, so that a wrong key or a skewed clock is reported at the start and not by the first
+// read. A store that is merely down must not prevent the use of a warm cache.
 func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Manifest, l *catalog.Layout) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -415,25 +415,24 @@ func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Man
 	case l != nil:
 		object = l.Shard(0)
 	}
-	e.budget.TryTake() // the first request that there is
+	e.budget.TryTake() // the first request
 	_, err := base.Stat(ctx, object.Key)
 	switch objstore.KindOf(err) {
 	case objstore.KindDenied, objstore.KindInvalid:
 		return err
 	}
 	if err != nil {
-		e.log.Warn("the object store does not answer as expected; going on with what is cached", "cause", err)
+		e.log.Warn("the object store does not answer as expected; going on with cached data", "cause", err)
 	}
 	return nil
 }
 
-// Refresh lists the source again. If it changed, the new version is in force when Refresh returns;
-// what is kept of unchanged files stays. It reports whether the version changed.
+// Refresh lists the source again. If it changed, the new version is in force when Refresh returns; kept data of
+// unchanged files stays. It reports whether the version changed.
 func (e *Engine) Refresh(ctx context.Context) (changed bool, err error) {
 	ctx, span := trace.Start(ctx, "dataset.refresh")
 	defer func() { span.End(err) }()
-	// One after the other: of two, each would take over from the same version, and the one with the older
-	// listing might be the last.
+	// One at a time: two would both replace the same version, and the one with the older listing might be last.
 	select {
 	case e.refreshing <- struct{}{}:
 		defer func() { <-e.refreshing }()
@@ -470,7 +469,7 @@ func (e *Engine) Refresh(ctx context.Context) (changed bool, err error) {
 
 func (e *Engine) order() order.Spec { return *e.spec.Load() }
 
-// samePacking reports whether two listings found the files in the same places.
+// samePacking reports whether two listings have the files in the same places.
 func samePacking(a, b *catalog.Layout) bool {
 	return a == nil && b == nil || a != nil && b != nil && a.Version() == b.Version()
 }
@@ -484,8 +483,8 @@ func (e *Engine) Logger() *slog.Logger { return e.log }
 // Manifest returns the version in force.
 func (e *Engine) Manifest() *catalog.Manifest { return e.cur.Load().manifest }
 
-// Reserve takes n bytes of memory for something that a reader asked for, and reports whether they
-// were to be had. Ledger().Release gives them back, as cache.ForDemand.
+// Reserve reserves n bytes of memory for a reader's request, and reports whether it could. Ledger().Release returns
+// them, as cache.ForDemand.
 func (e *Engine) Reserve(n int64) bool { return e.cache.TryReserve(n) }
 
 // Ledger returns the account of memory.
@@ -503,8 +502,8 @@ func (e *Engine) Lend(m *catalog.Manifest, file int, off int64, n int) (data []b
 	return e.volumeOf(m).Lend(file, off, n)
 }
 
-// State tells where the file's content is: on disk ("kept"), in memory ("staged"), or only in the
-// object store ("remote").
+// State says where the file's content is: on disk ("kept"), in memory ("staged"), or only in the object store
+// ("remote").
 func (e *Engine) State(m *catalog.Manifest, file int) string {
 	v := e.volumeOf(m)
 	if v.KeptWhole(file) {
@@ -518,7 +517,7 @@ func (e *Engine) State(m *catalog.Manifest, file int) string {
 	return "staged"
 }
 
-// LocalFile opens the file itself, of a source that is a local folder.
+// LocalFile opens the file itself, if the source is a local folder.
 func (e *Engine) LocalFile(m *catalog.Manifest, file int) (*os.File, bool) {
 	if e.source.Scheme != "file" || e.cur.Load().layout != nil {
 		return nil, false
@@ -527,7 +526,7 @@ func (e *Engine) LocalFile(m *catalog.Manifest, file int) (*os.File, bool) {
 	return f, err == nil
 }
 
-// Permissions returns the bits of the mode that the file itself has now, of a source that is a local folder.
+// Permissions returns the file's current mode bits, if the source is a local folder.
 func (e *Engine) Permissions(m *catalog.Manifest, file int) (bits uint32, ok bool) {
 	if e.source.Scheme != "file" || e.cur.Load().layout != nil {
 		return 0, false
@@ -553,8 +552,8 @@ func (e *Engine) volumeOf(m *catalog.Manifest) *cache.Volume {
 	return nil
 }
 
-// Opened is the position signal: a reader of the mount has opened a file. process tells readers apart;
-// 0 is one that is not known.
+// Opened is the position signal: a reader of the mount has opened a file. process identifies the reader; 0 if
+// unknown.
 func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 	e.opens.Add(1)
 	e.readers.opened(process)
@@ -584,8 +583,8 @@ func (e *Engine) mountStreams() []*run.Stream {
 	return e.mount
 }
 
-// Close ends one use of the dataset. The last one ends every stream and lets go of the dataset; what it
-// keeps on disk stays. Readers must be gone.
+// Close ends one use of the dataset. The last one ends every stream and closes the dataset; its data on disk stays.
+// No reader may be left.
 func (e *Engine) Close() error {
 	e.host.mu.Lock()
 	e.users--
@@ -616,7 +615,7 @@ func (e *Engine) Close() error {
 	return e.host.leave(e)
 }
 
-// leave gives up the dataset's place in the host, its memory, and its metadata's.
+// leave removes the dataset from the host, and frees its memory and its metadata's.
 func (h *Host) leave(e *Engine) error {
 	var err error
 	if len(e.views) > 0 {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// errorRing is a slog handler that passes everything on and keeps the last warnings and errors, each
-// distinct text once with a count, so that `.shoal/stats` shows what the log says.
+// errorRing is a slog handler that passes everything on and keeps the last warnings and errors, each distinct text
+// once with a count, for `.shoal/stats`.
 type errorRing struct {
 	next slog.Handler
 

@@ -5,8 +5,8 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// filesOf maps an order over samples to one over files. It can be searched without an index where the
-// order can, as uniform can; torch's is indexed by order.Index, in 4 bytes a file.
+// filesOf maps an order over samples to one over files. It can be searched without an index if the order can, like
+// uniform; torch's is indexed by order.Index, in 4 bytes a file.
 func filesOf(o order.Order, samples *catalog.Samples) order.Order {
 	files := fileOrder{o, samples}
 	if l, ok := o.(order.Locator); ok {

@@ -6,13 +6,13 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// Forecast is what a prediction needs to know of a dataset, by file number, as streams go. It is valid until
-// the engine is closed.
+// Forecast is a prediction's input about a dataset, by file number, as in streams. It is valid until the engine is
+// closed.
 type Forecast struct {
 	Files   int
 	Samples int
 	Bytes   int64
-	Memory  int64 // for samples, of the daemon's
+	Memory  int64 // the daemon's memory for samples
 	Sizes   prefetch.Sizes
 	Places  prefetch.Places // nil where each file is an object of its own
 	Key     func(file int) uint64
@@ -20,7 +20,7 @@ type Forecast struct {
 	v *view
 }
 
-// Forecast returns it for the version in force.
+// Forecast returns the Forecast of the version in force.
 func (e *Engine) Forecast() Forecast {
 	v := e.cur.Load()
 	f := Forecast{
@@ -33,7 +33,7 @@ func (e *Engine) Forecast() Forecast {
 	return f
 }
 
-// Order returns what spec says for an epoch, over file numbers.
+// Order returns the order of spec for an epoch, over file numbers.
 func (f Forecast) Order(spec order.Spec, epoch int) (order.Order, error) {
 	o, err := f.v.orderOf(spec, epoch)
 	if err != nil {

@@ -8,17 +8,17 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// GoodputStats tells what trainers got, whatever it took to get it to them: reads of files that are no
-// samples, samples that were read and not delivered, and batches that were built and dropped are no part of it.
+// GoodputStats is what trainers received: it does not count reads of files that are not samples, samples that were
+// read and not delivered, and batches that were built and dropped.
 type GoodputStats struct {
 	Delivered int64   `json:"samples_delivered"`       // opened through the mount, or valid in a batch that the feed has sent
-	PerSecond float64 `json:"goodput_samples_per_sec"` // over the last minute, or since the last time that anybody asked if that is longer
+	PerSecond float64 `json:"goodput_samples_per_sec"` // over the last minute, or since the last request if that is longer
 }
 
-// CountDelivered says that a feed has given a trainer so many samples.
+// CountDelivered says that a feed has delivered so many samples to a trainer.
 func (e *Engine) CountDelivered(samples int) { e.goodput.delivered.Add(int64(samples)) }
 
-// goodput counts samples and remembers how many there were when.
+// goodput counts samples, with a history of counts.
 type goodput struct {
 	delivered atomic.Int64
 
@@ -36,15 +36,15 @@ const (
 	goodputStep   = time.Second
 )
 
-// opened counts a file that a reader of the mount has opened, if it is a sample.
+// opened counts a file opened through the mount, if it is a sample.
 func (g *goodput) opened(file int, samples *catalog.Samples) {
 	if _, ok := samples.Sample(file); ok {
 		g.delivered.Add(1)
 	}
 }
 
-// rate returns how many samples were delivered, and how many a second. It may be asked by anybody, as often as
-// they like: nothing needs to tick.
+// rate returns how many samples were delivered, and how many a second. It may be called at any time and rate: it
+// needs no timer.
 func (g *goodput) rate(now time.Time) (n int64, perSecond float64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

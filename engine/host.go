@@ -16,15 +16,14 @@ import (
 // HostConfig says which cache directory a daemon owns, and how it serves it.
 type HostConfig struct {
 	cachedir.Options
-	// Audit says where it is written down who opened what; without a path nowhere.
+	// Audit configures the log of opens; without a path there is none.
 	Audit audit.Options
-	// Searcher is a command line that calls ServeSearch with its standard input and output. Without one no
-	// seeds are searched for.
+	// Searcher is a command line that calls ServeSearch with its standard input and output. Without one seeds are not
+	// searched.
 	Searcher []string
 }
 
-// Host is a cache directory with the datasets that are open in it, and what carries their orders out. Safe for
-// concurrent use.
+// Host is a cache directory with its open datasets, and the runner of their streams. Safe for concurrent use.
 type Host struct {
 	*cachedir.Dir
 	cfg    HostConfig
@@ -41,7 +40,7 @@ type Host struct {
 	open   map[[16]byte]*Engine
 }
 
-// OpenHost takes the cache directory. Its errors name the thing, the cause and the remedy.
+// OpenHost locks and opens the cache directory. Its errors name the thing, the cause and the remedy.
 func OpenHost(cfg HostConfig) (_ *Host, err error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -49,7 +48,7 @@ func OpenHost(cfg HostConfig) (_ *Host, err error) {
 	h := &Host{cfg: cfg, open: map[[16]byte]*Engine{}}
 	h.errs.next = cfg.Logger.Handler()
 	h.log = slog.New(&h.errs)
-	h.cfg.Secret = nil // rekeying may change what the key is wrapped by
+	h.cfg.Secret = nil // not needed any more; rekeying may replace it
 	o := cfg.Options
 	o.Logger = h.log
 	h.Dir, err = cachedir.Open(o)
@@ -66,7 +65,7 @@ func OpenHost(cfg HostConfig) (_ *Host, err error) {
 	return h, nil
 }
 
-// Datasets returns what the cache directory holds, by source, and who uses it.
+// Datasets returns the datasets in the cache directory, by source, with their users.
 func (h *Host) Datasets() ([]cachedir.Info, error) {
 	infos, err := h.Dir.Datasets()
 	h.mu.Lock()
@@ -93,7 +92,7 @@ func (h *Host) Opened(id string) (*Engine, error) {
 	return nil, fmt.Errorf("no dataset %s is open", id)
 }
 
-// users returns how many mounts and feeds there are.
+// users returns the number of mounts and feeds.
 func (h *Host) users() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -103,13 +102,13 @@ func (h *Host) users() (n int) {
 	return n
 }
 
-// Fetched counts the extents that were fetched from stores, or that somebody began to fetch.
+// Fetched counts the extents whose fetch was started.
 func (h *Host) Fetched() int64 {
 	c := h.Cache.Stats()
 	return c.Prefetched + c.Misses
 }
 
-// Remove deletes what the cache directory holds of a dataset, which must not be open.
+// Remove deletes a dataset from the cache directory. It must not be open.
 func (h *Host) Remove(id [16]byte) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -127,8 +126,8 @@ func (h *Host) versions() (versions []string) {
 	return versions
 }
 
-// SetQuota bounds what a dataset may keep on disk; 0 is no bound but the cache's. An open dataset
-// that keeps more gives segments up.
+// SetQuota limits a dataset's bytes on disk; 0 means no limit but the cache's. An open dataset over it drops
+// segments.
 func (h *Host) SetQuota(id [16]byte, n int64) error {
 	if err := h.Catalog.SetQuota(id, n); err != nil {
 		return err
@@ -142,8 +141,8 @@ func (h *Host) SetQuota(id [16]byte, n int64) error {
 	return nil
 }
 
-// Accepts compares what somebody asks for who shares the host with what the host does: its key, where one is
-// given (to be let in is enough), and its audit log.
+// Accepts compares the settings of another process that shares the host with the host's: its key, if it gives one,
+// and its audit log.
 func (h *Host) Accepts(o HostConfig) error {
 	if err := h.Dir.Accepts(o.Secret); err != nil {
 		return err
@@ -157,10 +156,10 @@ func (h *Host) Accepts(o HostConfig) error {
 	return nil
 }
 
-// Audit returns the log of who opened what; nil, which takes events, too, if there is none.
+// Audit returns the log of opens; if there is none it is nil, which accepts events, too.
 func (h *Host) Audit() *audit.Log { return h.audit }
 
-// openAudit opens the log. refused is why the directory cannot be opened, if it cannot: that is written down.
+// openAudit opens the log. refused is the reason for not opening the directory, if any: it is logged.
 func (h *Host) openAudit(refused error) error {
 	if h.cfg.Audit.Path == "" {
 		return nil
@@ -182,7 +181,7 @@ func (h *Host) openAudit(refused error) error {
 	return nil
 }
 
-// Close leaves the cache directory to the next owner. The datasets must have been closed.
+// Close releases the cache directory for the next owner. The datasets must have been closed.
 func (h *Host) Close() (err error) {
 	h.mu.Lock()
 	h.closed = true

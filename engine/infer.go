@@ -14,12 +14,11 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// inference watches what readers of the mount open, works out in which order they do, and prefetches
-// by it for as long as they keep to it.
+// inference watches the opens of the mount's readers, finds out their order, and prefetches by it as long as they
+// follow it.
 //
-// One goroutine owns the detector. What it asks for is searched by other processes, so that readers are served
-// first (search.go). What is found is remembered in the catalog, where another life of the mount looks first.
-// close ends and waits for all of them.
+// One goroutine owns the detector. Searches run in other processes, so that readers are served first (search.go).
+// Findings are stored in the catalog, for the next start of the mount. close ends everything and waits for it.
 type inference struct {
 	engine *Engine
 	view   *view
@@ -28,40 +27,40 @@ type inference struct {
 	done   chan struct{}
 
 	mu     sync.Mutex
-	opens  []run.Opening // not looked at yet
-	stream *run.Stream   // that carries the finding out; nil while there is none
+	opens  []run.Opening // not handled yet
+	stream *run.Stream   // of the finding; nil while there is none
 	said   inferred
-	ahead  []*follower // for those who read in sequence
+	ahead  []*follower // for sequential readers
 
 	// The goroutine's own.
-	looking   []run.Opening // of the opens that are looked at, those that follow
+	looking   []run.Opening // opens being handled: those still to come
 	looked    []run.Opening // the latest
 	detector  *infer.Detector
 	sequences *infer.Sequences
 	running   map[infer.Depth]*searching
 	found     chan result
-	left      time.Duration // CPU time for searches, until one finds something
+	left      time.Duration // CPU time left for searches without a finding
 }
 
-// inferred is what can be told.
+// inferred is the reported state of the inference.
 type inferred struct {
 	finding infer.Finding
 	locked  bool
-	depth   infer.Depth // of the search that found it, or that is under way
+	depth   infer.Depth // of the search that found it, or that is running
 	active  bool        // a search is under way
-	gaveUp  string      // why there will be none; empty as long as there may be
+	gaveUp  string      // why there will be none; empty while there may be one
 	reads   int         // opens of samples from the first on until it was found, or until now
 	since   time.Time   // of the first of them
 	took    time.Duration
 }
 
-// searching is a search under way.
+// searching is a running search.
 type searching struct {
 	search *infer.Search
 	cancel context.CancelFunc
 }
 
-// result is what a search came to.
+// result is the result of a search.
 type result struct {
 	*searching
 	searchAnswer
@@ -69,14 +68,14 @@ type result struct {
 	err  error
 }
 
-// maxLooked bounds the opens from which is known how far a reader has come whose order is inferred.
+// maxLooked bounds the opens that are kept to find a reader's position in an inferred order.
 const maxLooked = 1 << 16
 
-// maxWaiting bounds the opens that have not been looked at: some seconds of them.
+// maxWaiting bounds the queue of opens: some seconds of them.
 const maxWaiting = 1 << 18
 
-// maxFruitless bounds the CPU time of searches that find nothing. All seeds take some two minutes of it with
-// AVX-512, and half an hour without.
+// maxFruitless bounds the CPU time of searches without a finding. All seeds take some two minutes with AVX-512, and
+// half an hour without.
 const maxFruitless = 40 * time.Minute
 
 // startInference begins to watch readers of the version in force.
@@ -97,7 +96,7 @@ func (e *Engine) startInference(v *view) {
 	go i.run(ctx)
 }
 
-// stopInference ends it, if it is on. A stream that it has started stays, for the caller to close.
+// stopInference ends it, if running. The caller must close the stream that it has started.
 func (e *Engine) stopInference() {
 	if i := e.inference.Swap(nil); i != nil {
 		i.close()
@@ -109,7 +108,7 @@ func (i *inference) close() {
 	<-i.done
 }
 
-// opened takes note of an open. It is called for every one, so it leaves the rest to the goroutine.
+// opened queues an open. It is called for every one, so the goroutine does the rest.
 func (i *inference) opened(process uint32, file int) {
 	i.mu.Lock()
 	if len(i.opens) < maxWaiting {
@@ -150,7 +149,7 @@ func (i *inference) run(ctx context.Context) {
 	}
 }
 
-// look tells the detector what was opened.
+// look passes the opens to the detector.
 func (i *inference) look() {
 	i.mu.Lock()
 	i.looking, i.opens = i.opens, nil
@@ -169,7 +168,7 @@ func (i *inference) look() {
 		}
 		i.looked = append(i.looked, o)
 		followed := i.inSequence(o)
-		// A known shuffle gets every open; without one, only those that are in no sequence count.
+		// A known shuffle gets every open; without one, only opens outside sequences count.
 		sample, numbered := i.view.samples.Sample(o.File)
 		if _, _, locked := i.detector.Finding(); numbered && (locked || !followed) {
 			i.changed(i.detector.Open(infer.Open{Process: o.Process, Sample: uint32(sample)}), 0)
@@ -178,7 +177,7 @@ func (i *inference) look() {
 	i.readOn(time.Now())
 }
 
-// search starts what the detector asks for, and ends what came too late.
+// search starts the searches that the detector requests, and ends those that are too late.
 func (i *inference) search(ctx context.Context) {
 	for _, r := range i.running {
 		if i.detector.Stale(r.search) {
@@ -204,13 +203,13 @@ func (i *inference) search(ctx context.Context) {
 	go func() {
 		a, used, err := i.engine.host.searchElsewhere(ctx, request)
 		if ctx.Err() != nil {
-			err = nil // nobody wants to know any more
+			err = nil // the result is no longer needed
 		}
 		i.found <- result{r, a, used, err}
 	}()
 }
 
-// spent accounts for a search that has ended.
+// spent accounts for a finished search.
 func (i *inference) spent(r result) {
 	why := ""
 	switch {
@@ -218,10 +217,10 @@ func (i *inference) spent(r result) {
 		i.left = maxFruitless
 		return
 	case r.err != nil && r.used < i.left:
-		i.left, why = 0, "no process can search: "+r.err.Error()
+		i.left, why = 0, "the search process failed: "+r.err.Error()
 	default:
 		if i.left -= r.used; i.left <= 0 {
-			why = fmt.Sprintf("none of torch's shuffles was found in %v of CPU time", maxFruitless)
+			why = fmt.Sprintf("no torch shuffle was found in %v of CPU time", maxFruitless)
 		}
 	}
 	if why != "" {
@@ -232,7 +231,7 @@ func (i *inference) spent(r result) {
 	}
 }
 
-// remember tells the detector what was found in earlier lives.
+// remember passes earlier findings to the detector.
 func (i *inference) remember() {
 	var known []infer.Known
 	b, err := i.engine.catalog.Shuffles(i.engine.dataset)
@@ -245,14 +244,14 @@ func (i *inference) remember() {
 	i.detector.Remember(known)
 }
 
-// keep has the catalog remember what was found.
+// keep stores the findings in the catalog.
 func (i *inference) keep() {
 	b, err := json.Marshal(i.detector.Known())
 	if err == nil {
 		err = i.engine.catalog.SetShuffles(i.engine.dataset, b)
 	}
 	if err != nil {
-		i.engine.log.Warn("cannot note the inferred order in the catalog", "cause", err)
+		i.engine.log.Warn("cannot save the inferred order in the catalog", "cause", err)
 	}
 }
 
@@ -269,7 +268,7 @@ func (i *inference) end(r *searching) {
 	i.mu.Unlock()
 }
 
-// changed does what the detector's conclusion asks for.
+// changed acts on a change of the detector.
 func (i *inference) changed(c infer.Change, depth infer.Depth) {
 	f, epoch, locked := i.detector.Finding()
 	log := i.engine.log
@@ -296,7 +295,7 @@ func (i *inference) changed(c infer.Change, depth infer.Depth) {
 	}
 	i.mu.Lock()
 	i.said.finding = f
-	if c == infer.Locked && !i.said.locked { // and not what followed without a search
+	if c == infer.Locked && !i.said.locked { // not for epochs that followed without a search
 		i.said.locked, i.said.depth = true, depth
 		i.said.took = time.Since(i.said.since)
 	}
@@ -309,10 +308,10 @@ func (i *inference) changed(c infer.Change, depth infer.Depth) {
 	}
 }
 
-// install starts a stream that carries the finding out, in place of the one before.
+// install starts a stream for the finding, replacing the previous one.
 func (i *inference) install(f infer.Finding, epoch int) {
 	samples := i.view.samples
-	opened := i.looked // the detector was not told of those in sequence
+	opened := i.looked // the detector did not get those in sequence
 	if first, ok := i.detector.First(); ok {
 		at := run.Opening{Process: first.Process, File: samples.File(int(first.Sample))}
 		for k := len(opened) - 1; k >= 0; k-- {
@@ -342,7 +341,7 @@ func (i *inference) install(f infer.Finding, epoch int) {
 	i.begin(s, true)
 }
 
-// begin has a stream follow the mount's readers, before the others or behind them.
+// begin makes a stream follow the mount's readers, before the others or after them.
 func (i *inference) begin(s *run.Stream, first bool) {
 	e := i.engine
 	e.mu.Lock()
@@ -360,7 +359,7 @@ func (i *inference) begin(s *run.Stream, first bool) {
 		return
 	}
 	i.mu.Lock()
-	waiting := slices.Concat(i.looking, i.opens) // they came before the stream could be told
+	waiting := slices.Concat(i.looking, i.opens) // they came before the stream existed
 	i.mu.Unlock()
 	for _, o := range waiting {
 		s.Heard(o)
@@ -378,7 +377,7 @@ func (i *inference) drop() {
 	}
 }
 
-// forget has a stream follow nobody any more.
+// forget ends a stream's following of readers.
 func (i *inference) forget(s *run.Stream) {
 	e := i.engine
 	e.mu.Lock()
@@ -387,7 +386,7 @@ func (i *inference) forget(s *run.Stream) {
 	s.Close()
 }
 
-// state fills in what the stats say of the order.
+// state fills in the order's part of the stats.
 func (i *inference) state(o *OrderState) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -405,19 +404,19 @@ func (i *inference) state(o *OrderState) {
 	}
 }
 
-// text says what was inferred and why.
+// text describes the inferred order, and the evidence.
 func (i *inference) text(w io.Writer) {
 	i.mu.Lock()
 	said, ahead := i.said, slices.Clone(i.ahead)
 	i.mu.Unlock()
 	if !said.locked {
 		if len(ahead) == 0 {
-			fmt.Fprintf(w, "order: none yet (--order %s; write paths to .shoal/plan to give one)\n  %d files opened, which are no sequence", i.engine.order(), said.reads)
+			fmt.Fprintf(w, "order: none yet (--order %s; write paths to .shoal/plan to give one)\n  %d files opened, not in sequence", i.engine.order(), said.reads)
 			switch {
 			case said.active:
-				fmt.Fprintf(w, "; searching %s for a shuffle of torch's", said.depth)
+				fmt.Fprintf(w, "; searching %s for a torch shuffle", said.depth)
 			case said.gaveUp != "":
-				fmt.Fprintf(w, "; no shuffle of torch's is searched for any more: %s. Write a plan, or call shoal.hint(sampler) in the trainer", said.gaveUp)
+				fmt.Fprintf(w, "; the search for a torch shuffle has ended: %s. Write a plan, or call shoal.hint(sampler) in the trainer", said.gaveUp)
 			}
 			fmt.Fprintln(w)
 		}

@@ -49,6 +49,9 @@ func twoJobs(t *testing.T, spec string) int {
 // Jobs with seeds of their own on one mount cost no more than without any order, whichever of them the order is of: the
 // other's opens move nothing, and what it reads stays for the one whose order is known.
 func TestTwoJobs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make night runs it")
+	}
 	none := twoJobs(t, "none")
 	for _, spec := range []string{"torch:seed=1", "torch:seed=1001", "auto"} {
 		n := twoJobs(t, spec)

@@ -12,9 +12,9 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// keeping chooses which files of a version are kept where not all of them fit the disk: among those that are read, which
-// are those that an order holds and those that were opened. Before there is an order all files count. It is chosen
-// anew when an order begins, and when its reader has come through an epoch and so has opened what else it needs.
+// keeping chooses which files of a version are kept if not all fit on the disk: among the files in use, which are
+// those of an order and those that were opened. Before there is an order all files count. It chooses again when an
+// order begins, and when its reader has finished an epoch, and so has opened all other files that it needs.
 type keeping struct {
 	e *Engine
 	v *view
@@ -39,7 +39,7 @@ func (k *keeping) Opened(file int) {
 	}
 }
 
-// Choose implements run.Keep: it chooses anew. It takes some 100 ns a file.
+// Choose implements run.Keep: it chooses again. It takes some 100 ns per file.
 func (k *keeping) Choose(o order.Order) {
 	if k.read == nil {
 		return
@@ -63,13 +63,13 @@ func (k *keeping) capacity() int64 {
 	return n
 }
 
-// admit returns what is kept; nil for all.
+// admit returns the choice; nil for all files.
 func (k *keeping) admit() func(file int) bool {
 	m, capacity := k.v.manifest, k.capacity()
 	if m.Bytes() < capacity*9/10 {
 		return nil
 	}
-	// The choice is of the files that count now: others that are opened later wait for the next one.
+	// The choice is among the files in use now: those opened later wait for the next one.
 	chosen := make([]uint32, (m.Len()+31)/32)
 	known := k.read != nil && k.some.Load()
 	for i := range chosen {
@@ -92,19 +92,19 @@ func (k *keeping) admit() func(file int) bool {
 	return func(file int) bool { return in(file) && admit(file) }
 }
 
-// usualETag is how long ETags of S3 are: an MD5 in hex and quotes, often with the number of parts.
+// usualETag is the usual length of ETags of S3: an MD5 in hex and quotes, often with the number of parts.
 const usualETag = 38
 
-// keepRun is the run of a shard whose files are kept together or not at all: what a request fetches.
+// keepRun is the run of a shard whose files are kept together or not at all: the size of a request.
 const keepRun = prefetch.GroupBytes
 
-// keepOf chooses files of about capacity bytes, by what size says of each, that are spread evenly over every order, and that lie
-// together where they lie in shards.
+// keepOf chooses files of about capacity bytes, with the sizes of size, spread evenly over every order, and adjacent
+// if they are in shards.
 func keepOf(m *catalog.Manifest, l *catalog.Layout, capacity int64, size func(file int) int64) func(file int) bool {
 	return prefetch.NewKeep(m.Len(), size, keepKey(m, l), capacity, prefetch.KeepOptions{}).Admit
 }
 
-// keepKey returns what stands for a file in the choice of what is kept.
+// keepKey returns the key of a file in the choice of the kept set.
 func keepKey(m *catalog.Manifest, l *catalog.Layout) func(file int) uint64 {
 	if l != nil {
 		return func(file int) uint64 {

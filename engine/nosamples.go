@@ -13,10 +13,10 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// formats are what samples can be (docs/samples.md, docs/records.md).
+// formats are the possible formats of samples (docs/samples.md, docs/records.md).
 const formats = "samples are pictures (.jpg, .png and so on), any other files by --samples, rows of .csv and .tsv by --records csv, and members of uncompressed tars"
 
-// foreign says what to do with files that hold samples and are none, by extension.
+// foreign says what to do with files that contain samples in other formats, by extension.
 var foreign = []struct {
 	remedy string
 	ext    []string
@@ -25,13 +25,13 @@ var foreign = []struct {
 	{"Parquet and its like are not read by the row: write the rows as a .csv for --records csv, or as files in tars, or mount SOURCE for a reader that knows the format",
 		[]string{".parquet", ".arrow", ".feather", ".orc"}},
 	{"lines of JSON are no samples: write them as a .csv for --records csv, or each as a file of its own, in tars", []string{".jsonl", ".ndjson"}},
-	{"what is compressed cannot be read from the middle: decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",
+	{"single files cannot be read from a compressed tar: decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",
 		[]string{".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2", ".tar.lz4"}},
 	{"name the tars themselves: SOURCE/shard-{000000..000127}.tar", []string{".tar"}},
-	{"these are containers of another loader: write their records as files, in tars", []string{".tfrecord", ".rec", ".mds", ".beton", ".lmdb", ".mdb", ".h5", ".hdf5", ".zip"}},
+	{"these are files of another loader: write their records as files, in tars", []string{".tfrecord", ".rec", ".mds", ".beton", ".lmdb", ".mdb", ".h5", ".hdf5", ".zip"}},
 }
 
-// extOf is a path's extension, with the .tar before that of a compressed one.
+// extOf is a path's extension, including the .tar before that of a compressed one.
 func extOf(p string) string {
 	ext := strings.ToLower(path.Ext(p))
 	if inner := strings.TrimSuffix(strings.ToLower(path.Base(p)), ext); strings.HasSuffix(inner, ".tar") {
@@ -40,7 +40,7 @@ func extOf(p string) string {
 	return ext
 }
 
-// noSamples says that no file of a version is a sample, what its files are, and what to do. It goes over all of them.
+// noSamples says that no file of a version is a sample, which files it has, and what to do. It goes over all files.
 func noSamples(source, pattern string, m *catalog.Manifest) error {
 	count := map[string]int{}
 	for i := range m.Len() {

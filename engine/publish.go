@@ -14,17 +14,17 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// PackOptions are the packer's that a user may set.
+// PackOptions are the packer's options for users.
 type PackOptions = shard.PackOptions
 
-// PackOrder is the seeded random order in which samples are packed: with classes one after the other, an
-// order that keeps a few shards open would read few classes at a time.
+// PackOrder is the seeded random order in which samples are packed: with classes one after the other, an order that
+// keeps a few shards open would read few classes at a time.
 func PackOrder(seed uint64) func(n int) shard.Order {
 	return func(n int) shard.Order { return order.Uniform(n, seed, 0) }
 }
 
 const (
-	// publishConnections is few beside what a trainer's stream has.
+	// publishConnections is few compared with a trainer's stream.
 	publishConnections = 16
 	publishMemory      = 64 << 20
 	publishPoll        = 2 * time.Second
@@ -37,7 +37,7 @@ func (e *Engine) startPublish(ctx context.Context) error {
 		return fmt.Errorf("--publish: %w", err)
 	}
 	if Inside(where, e.source) {
-		return fmt.Errorf("--publish %s lies inside the source %s, which would change by it (give another place)", where, e.source)
+		return fmt.Errorf("--publish %s lies inside the source %s, which it would change (give another place)", where, e.source)
 	}
 	e.mu.Lock()
 	e.published = dst
@@ -66,7 +66,7 @@ func (e *Engine) publish(ctx context.Context, dst objstore.Store, where objstore
 	start := time.Now()
 	e.log.Info("a pass over the dataset is complete; it is published as shards", "destination", where.String())
 	if !e.cache.TryReserve(publishMemory) {
-		return fmt.Errorf("it takes %d bytes of memory, and --memory leaves too little", publishMemory)
+		return fmt.Errorf("it needs %d bytes of memory, and --memory leaves too little", publishMemory)
 	}
 	defer e.cache.Ledger().Release(publishMemory, cache.ForDemand)
 	res, err := shard.Pack(ctx, v.manifest, volumeReader{v}, objstore.Retry(dst, e.retryPolicy(dst)), where.Prefix, shard.PackOptions{
@@ -138,8 +138,7 @@ func (r volumeReader) List(_ context.Context, prefix string) iter.Seq2[objstore.
 	}
 }
 
-// Inside reports whether a place lies in another, or the other way round, so that writing to one changes
-// the other.
+// Inside reports whether one place contains the other, so that writing to one changes the other.
 func Inside(a, b objstore.Source) bool {
 	if a.Scheme != b.Scheme || a.Bucket != b.Bucket || a.Endpoint != b.Endpoint {
 		return false

@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// readers counts the threads that open files of the mount, by linear counting (K.-Y. Whang, B. T. Vander-Zanden,
-// H. M. Taylor, "A Linear-Time Probabilistic Counting Algorithm", ACM TODS 15, 1990) over slots that fade: exact for
-// a handful, and within a few percent for hundreds. It also sums the time for which they have read, without the
-// pauses in which they did not. The zero value is ready; safe for concurrent use.
+// readers counts the threads that open files of the mount, by linear counting (K.-Y. Whang, B. T. Vander-Zanden, H.
+// M. Taylor, "A Linear-Time Probabilistic Counting Algorithm", ACM TODS 15, 1990) over slots that expire: exact for a
+// handful, and within a few percent for hundreds. It also sums their reading time, without pauses. The zero value is
+// ready; safe for concurrent use.
 type readers struct {
 	slots   [1024]atomic.Uint64 // by hash of the thread: its number, and in the low half when it last opened a file, in Unix seconds
 	threads atomic.Int64        // seconds from open to open of a thread, summed over threads
-	last    atomic.Int64        // when anybody read, in Unix seconds
-	any     atomic.Int64        // seconds from read to read, whoever it was
+	last    atomic.Int64        // time of the last read, in Unix seconds
+	any     atomic.Int64        // seconds from read to read, by any thread
 }
 
-// readersFor is for how long a thread counts as a reader after it has opened a file, in seconds.
+// readersFor is how long a thread counts as a reader after it opened a file, in seconds.
 const readersFor = 10
 
 func (r *readers) opened(thread uint32) {
@@ -38,7 +38,7 @@ func (r *readers) openedAt(thread uint32, slot *atomic.Uint64, now int64) {
 	}
 }
 
-// read says that some thread reads a file that is open.
+// read records that a thread reads an open file.
 func (r *readers) read() { r.readAt(time.Now().Unix()) }
 
 func (r *readers) readAt(now int64) {
@@ -52,11 +52,11 @@ func (r *readers) readAt(now int64) {
 	r.any.Add(now - then)
 }
 
-// seconds returns for how long threads have read, summed over them. Those that open files too seldom, or one each,
-// are seen as one.
+// seconds returns the reading time, summed over threads. Threads that open files too rarely, or only one each, count
+// as one.
 func (r *readers) seconds() float64 { return float64(max(r.threads.Load(), r.any.Load())) }
 
-// count returns how many threads have opened files in the last ten seconds, about.
+// count returns roughly how many threads have opened files in the last ten seconds.
 func (r *readers) count() int {
 	since, n := time.Now().Unix()-readersFor, 0
 	for i := range r.slots {
@@ -64,7 +64,7 @@ func (r *readers) count() int {
 			n++
 		}
 	}
-	// The maximum-likelihood estimate: of the slots, exp(-threads/slots) are free.
+	// The maximum-likelihood estimate: a share of exp(-threads/slots) of the slots is free.
 	free := float64(max(len(r.slots)-n, 1)) / float64(len(r.slots))
 	return int(math.Round(-math.Log(free) * float64(len(r.slots))))
 }

@@ -12,27 +12,26 @@ import (
 	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
-// recorder hands what readers do to the recordings under way. While there are none it costs its users one
-// atomic load.
+// recorder passes readers' events to the running recordings. Without any it costs one atomic load.
 type recorder struct {
 	mu         sync.Mutex
 	recordings atomic.Pointer[[]*Recording] // nil while there are none
 }
 
 const (
-	// ringEvents is how many events a recording holds until they are read: at 50,000 events a second, which is
-	// more than two cores serve, more than a second.
+	// ringEvents is how many unread events a recording buffers: at 50,000 events a second, which is more than two
+	// cores serve, more than a second.
 	ringEvents = 1 << 16
 	eventBytes = 48
-	// maxRecordings bounds how many may be under way for a dataset.
+	// maxRecordings bounds how many may run for a dataset.
 	maxRecordings = 4
 )
 
-// ErrRecordings is wrapped by the error of a recording too many.
+// ErrRecordings is wrapped by errors about too many recordings.
 var ErrRecordings = errors.New("too many recordings")
 
-// Recording is a bounded ring of what readers of a dataset's mounts do, from Record to Close. It is read
-// as a stream of the lines of package trace. Events that find the ring full are counted and lost.
+// Recording is a bounded ring of the events of readers of a dataset's mounts, from Record to Close. It is read as a
+// stream of the lines of package trace. Events that find the ring full are counted and lost.
 type Recording struct {
 	engine   *Engine
 	view     *view
@@ -66,7 +65,7 @@ func (e *Engine) Record() (*Recording, error) {
 		return nil, fmt.Errorf("%w: %d are under way (end one of them)", ErrRecordings, len(list))
 	}
 	if !e.cache.TryReserve(need) {
-		return nil, fmt.Errorf("a recording takes %d bytes of memory, and --memory leaves too little", need)
+		return nil, fmt.Errorf("a recording needs %d bytes of memory, and --memory leaves too little", need)
 	}
 	r.reserved, r.ring, r.known = need, make([]trace.Event, ringEvents), make([]uint64, words)
 	r.text = trace.AppendJSON(nil, r.header())
@@ -89,7 +88,7 @@ func (r *Recording) header() trace.Header {
 	return h
 }
 
-// Close ends the recording. What was not read of it is gone.
+// Close ends the recording. Unread events are lost.
 func (r *Recording) Close() {
 	rec := &r.engine.recorder
 	rec.mu.Lock()
@@ -115,7 +114,7 @@ func (r *Recording) Close() {
 	r.engine.cache.Ledger().Release(r.reserved, cache.ForDemand)
 }
 
-// Recording reports whether what readers do is recorded now.
+// Recording reports whether events are being recorded.
 func (e *Engine) Recording() bool { return e.recorder.recordings.Load() != nil }
 
 // Area tells where a read of the file at off would be served from now.
@@ -131,8 +130,8 @@ func (e *Engine) Area(m *catalog.Manifest, file int, off int64) trace.Area {
 	return trace.Miss
 }
 
-// Saw records an event of version m, which began at the given time. Events of another version than that in force when
-// a recording began count as lost: their files have other numbers.
+// Saw records an event of version m, which began at the given time. Events of another version than the one in force
+// when a recording began count as lost: their files have other numbers.
 func (e *Engine) Saw(m *catalog.Manifest, ev trace.Event, at time.Time) {
 	list := e.recorder.recordings.Load()
 	if list == nil {
@@ -151,10 +150,10 @@ func (e *Engine) Saw(m *catalog.Manifest, ev trace.Event, at time.Time) {
 	}
 }
 
-// maxText bounds the text that is made ahead of a read.
+// maxText bounds the text formatted ahead of a read.
 const maxText = 64 << 10
 
-// Read fills p with the stream's next bytes. It returns 0 when there is nothing new: more may come later.
+// Read fills p with the stream's next bytes. It returns 0 if there is nothing new: more may come later.
 func (r *Recording) Read(p []byte) (n int) {
 	r.reading.Lock()
 	defer r.reading.Unlock()
@@ -169,7 +168,7 @@ func (r *Recording) Read(p []byte) (n int) {
 	return n
 }
 
-// format makes text of some events. It reports whether there were any.
+// format formats some events. It reports whether there were any.
 func (r *Recording) format() bool {
 	r.text = r.text[:0]
 	for len(r.text) < maxText {

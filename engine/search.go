@@ -21,38 +21,38 @@ import (
 	"github.com/shoalfs/shoal/prefetch/infer"
 )
 
-// Seeds are searched in a process of its own, one a search, since inside the daemon a search holds places
-// of Go's scheduler for which readers wait, whatever the priority of its threads.
+// Each search for seeds runs in its own process: inside the daemon it would hold places of Go's scheduler that
+// readers wait for, whatever the priority of its threads.
 //
 //	daemon ── searchRequest ──► stdin   HostConfig.Searcher, which calls ServeSearch
 //	       ◄── searchAnswer ─── stdout
 //
-// The process ends when it has answered, when its standard input ends, when the thread that started it does,
-// when it is killed because the search came too late, and when it has used the CPU time that it was given. It has
-// no state but the request, so that nothing is lost whenever it ends.
+// The process ends when it has answered, when its standard input ends, when the thread that started it does, when it
+// is killed because the search is too late, and when it has used its CPU time. It has no state but the request, so
+// nothing is lost when it ends.
 
-// searchRequest is what a search process reads.
+// searchRequest is the input of a search process.
 type searchRequest struct {
 	Task    infer.Task
 	Seconds int // of CPU time at most
 }
 
-// searchAnswer is what it writes.
+// searchAnswer is its output.
 type searchAnswer struct {
 	Finding infer.Finding
 	Found   bool
 }
 
-// soonOpens is up to how many opens a trainer is expected to be recognised after. Such a search takes a fraction
-// of a second of one thread.
+// soonOpens is the number of opens by which a trainer should be recognised. Such a search takes a fraction of a
+// second of one thread.
 const soonOpens = 64
 
-// soon reports whether a search is worth a share of a busy machine. Others take what nobody wants.
+// soon reports whether a search deserves a share of a busy machine. Others use idle time only.
 func soon(t infer.Task) bool {
 	return t.Depth == infer.Usual && len(t.Opens) <= soonOpens
 }
 
-// searchElsewhere has a search carried out by a process, and returns how much CPU time that took.
+// searchElsewhere runs a search in a process, and returns its CPU time.
 func (h *Host) searchElsewhere(ctx context.Context, r searchRequest) (a searchAnswer, used time.Duration, err error) {
 	// The kernel ends the child with the thread that started it.
 	runtime.LockOSThread()
@@ -70,7 +70,7 @@ func (h *Host) searchElsewhere(ctx context.Context, r searchRequest) (a searchAn
 	}
 	err = gob.NewEncoder(in).Encode(r)
 	if waitErr := cmd.Wait(); waitErr != nil {
-		err = waitErr // whose death explains why it read no more
+		err = waitErr // its exit explains the failed write
 	}
 	used = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	if err == nil {
@@ -82,8 +82,7 @@ func (h *Host) searchElsewhere(ctx context.Context, r searchRequest) (a searchAn
 	return a, used, err
 }
 
-// ServeSearch is the search process: it reads one request, and writes what it came to. The end of in ends the
-// process.
+// ServeSearch is the search process: it reads one request, and writes the answer. The end of in ends the process.
 func ServeSearch(in io.Reader, out io.Writer) error {
 	var r searchRequest
 	if err := gob.NewDecoder(in).Decode(&r); err != nil {
@@ -97,7 +96,7 @@ func ServeSearch(in io.Reader, out io.Writer) error {
 	if err := unix.Setrlimit(unix.RLIMIT_CPU, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
 		return fmt.Errorf("bound the search's CPU time: %w", err)
 	}
-	// Where memory ends, the search goes first.
+	// If memory runs out, the search is killed first.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0)
 	p := newSearchPace(soon(r.Task))
 	runtime.GOMAXPROCS(p.threads + 1)
@@ -106,10 +105,9 @@ func ServeSearch(in io.Reader, out io.Writer) error {
 	return gob.NewEncoder(out).Encode(a)
 }
 
-// searchPace is how much of the machine a search may take: half of the time of the cores that nobody else has used
-// of late, on half of them at most, since two may share one, and in a group with a quota of CPU time a tenth of that.
-// Its priority is an ordinary one: a process that is always ready to run and hardly ever does costs others more than
-// one that sleeps (ADR 40).
+// searchPace is how much of the machine a search may use: half of the recent idle time of the cores, on half of them
+// at most, since two may share one, and in a group with a quota of CPU time a tenth of that. It has normal priority:
+// a process that is always ready to run and hardly ever does costs others more than one that sleeps (ADR 40).
 type searchPace struct {
 	threads int
 	most    float64 // each thread's share of the time, at most
@@ -118,13 +116,13 @@ type searchPace struct {
 }
 
 const (
-	// leastSoon is the least share of one core for what may recognise the trainer at once, a fifth of a second of
-	// work: the next epoch's search must end before the reader is far into it, on a busy machine, too.
+	// leastSoon is the least share of one core for a search that may recognise the trainer at once, a fifth of a
+	// second of work: the next epoch's search must end before the reader is far into it, even on a busy machine.
 	leastSoon       = 0.2
 	paceSearchEvery = 200 * time.Millisecond
 )
 
-// leastShare is the least share of one core for any other search. Tests, which keep the machine busy, change it.
+// leastShare is the least share of one core for other searches. Tests, which keep the machine busy, change it.
 var leastShare = 0.01
 
 func newSearchPace(soon bool) *searchPace {
@@ -143,7 +141,7 @@ func (p *searchPace) set(share float64) {
 	p.share.Store(math.Float64bits(min(max(share, p.least), p.most)))
 }
 
-// follow adjusts the share to what the machine has to spare, until stop is closed.
+// follow adjusts the share to the machine's idle time, until stop is closed.
 func (p *searchPace) follow(stop <-chan struct{}) {
 	t := time.NewTicker(paceSearchEvery)
 	defer t.Stop()
@@ -161,14 +159,14 @@ func (p *searchPace) follow(stop <-chan struct{}) {
 	}
 }
 
-// rest sleeps after so much work as the share demands.
+// rest sleeps after some work, as the share demands.
 func (p *searchPace) rest(worked time.Duration) {
 	if share := math.Float64frombits(p.share.Load()); share < 1 {
 		time.Sleep(time.Duration(float64(worked) * (1/share - 1)))
 	}
 }
 
-// runSearch carries a search out.
+// runSearch runs a search.
 func runSearch(s *infer.Search, p *searchPace) (best infer.Finding, found bool) {
 	var next atomic.Int64
 	var done atomic.Bool

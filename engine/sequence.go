@@ -13,22 +13,22 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// Who reads in sequence is followed by a stream over the files that come next. How far the reader will go is not
-// known, so the stream's order is a window: it begins with few files, and is extended as the reader comes near its
-// end, by four times as much as was read so far, within bounds. What was taken for a sequence and is none costs the
-// first few. A reader that begins anew repeats the window.
+// A sequential reader is followed by a stream over the next files. How far it will go is unknown, so the stream's
+// order is a window: it starts with few files, and when the reader comes near its end it is extended by four times as
+// much as was read so far, within bounds. A wrong guess costs the first few files. A reader that starts over repeats
+// the window.
 
 // sequenceName is the name of such streams in the stats.
 const sequenceName = "sequence"
 
 const (
-	// maxRuns is how many sequences are followed at a time.
+	// maxRuns is how many sequences are followed at once.
 	maxRuns = 4
-	// leastAhead and mostAhead bound the bytes ahead of the reader, and so do files: what turns out to be the last
-	// few files of a folder costs the former, and no line has more than the latter under way.
+	// leastAhead and mostAhead bound the bytes ahead of the reader, and leastFiles and mostFiles the files: reading
+	// past the end of a sequence costs the former, and no line has more than the latter in flight.
 	leastAhead, leastFiles = 32 << 20, 512
 	mostAhead, mostFiles   = 256 << 20, 8192
-	// idleRun is after how much time without a file of it a sequence is over.
+	// idleRun is the time without an open after which a sequence is over.
 	idleRun = time.Minute
 )
 
@@ -37,14 +37,14 @@ type follower struct {
 	run    infer.Run
 	window atomic.Pointer[order.Locator]
 	stream *run.Stream
-	seen   time.Time // when a file of the window was opened last
+	seen   time.Time // last open of a file of the window
 	spread int       // of the places at which it goes on
 	least  int       // files ahead of the reader
 	most   int
-	reads  int64 // opens of the mount until it was noticed
+	reads  int64 // opens of the mount until it was detected
 }
 
-// sequencesOf returns what notices the lists in which a version's files may be read.
+// sequencesOf returns the detector for the lists in which a version's files may be read.
 func sequencesOf(v *view) *infer.Sequences {
 	s := infer.NewSequences("the listing", v.manifest.Len())
 	if n := v.samples.Len(); n != v.manifest.Len() {
@@ -74,7 +74,7 @@ func (n backwards) Find(file, from int) int {
 	return -1
 }
 
-// inSequence tells what watches for sequences of an open, and begins to follow the one that it shows. It reports
+// inSequence passes an open to the sequence detector, and starts to follow a sequence that it finds. It reports
 // whether the open belongs to one.
 func (i *inference) inSequence(o run.Opening) (fits bool) {
 	run, found, fits := i.sequences.Open(o.Process, o.File)
@@ -93,10 +93,10 @@ func (i *inference) inSequence(o run.Opening) (fits bool) {
 	return fits
 }
 
-// follow begins to read ahead.
+// follow starts to read ahead.
 func (i *inference) follow(r infer.Run) {
 	a := &follower{run: r, spread: r.Spread, seen: time.Now(), reads: i.engine.opens.Load()}
-	read := make([]run.Opening, len(r.Read)) // workers leave gaps between them, which are still to be read
+	read := make([]run.Opening, len(r.Read)) // workers leave gaps, which are still to be read
 	for j, pos := range r.Read {
 		read[j].File = r.Over.At(pos)
 	}
@@ -106,11 +106,11 @@ func (i *inference) follow(r infer.Run) {
 	a.window.Store(&window)
 	o := i.engine.streamOptions(sequenceName, i.view, func(epoch int) order.Order {
 		if epoch > 0 {
-			return nil // nobody knows where this one ends
+			return nil // its end is unknown
 		}
 		return *a.window.Load()
 	})
-	o.Opened, o.Choose = read, false // nobody knows how far it goes
+	o.Opened, o.Choose = read, false // its end is unknown
 	s, err := i.engine.host.runner.Begin(o)
 	if err != nil {
 		return
@@ -128,7 +128,7 @@ func (i *inference) follow(r infer.Run) {
 	i.engine.log.Info("read in sequence", "list", r.List, "from", i.view.manifest.Path(window.At(0)), "world", r.World, "reads", a.reads)
 }
 
-// readOn extends the windows whose readers come near the end, and ends those that nobody reads any more.
+// readOn extends the windows whose readers come near the end, and ends idle ones.
 func (i *inference) readOn(now time.Time) {
 	i.mu.Lock()
 	all := i.ahead
@@ -167,7 +167,7 @@ func (a *follower) extend() {
 	})
 }
 
-// spec returns the order spec of the sequence, "auto" where none can be written.
+// spec returns the order spec of the sequence, "auto" if it has none.
 func (a *follower) spec() string {
 	if a.run.List == "the listing" || a.run.List == "the samples" {
 		if a.run.World == 1 {

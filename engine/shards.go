@@ -14,15 +14,15 @@ import (
 // errBadShards: shards of a set are damaged or missing.
 var errBadShards = errors.New("bad shards")
 
-// errOtherVersion: a shard set holds another version than the one that was listed.
+// errOtherVersion: a shard set has another version than the one listed.
 var errOtherVersion = errors.New("the shard set holds another version of the dataset")
 
-// shardStore is a shard set that stands in for the small objects of a source.
+// shardStore is a shard set that replaces the small objects of a source.
 type shardStore struct {
 	remote
 	base   objstore.Reader
 	source objstore.Source
-	unused string // why the set is not read, and what to do about it; "" if it is, or that is not known
+	unused string // why the set is not read, and the remedy; "" if it is read, or unknown
 }
 
 func (e *Engine) openShards(ctx context.Context) (*shardStore, error) {
@@ -33,14 +33,14 @@ func (e *Engine) openShards(ctx context.Context) (*shardStore, error) {
 	return &shardStore{remote: e.newRemote(base), base: base, source: source}, nil
 }
 
-// instead says that the source's own objects are read, and why.
+// instead logs that the source's own objects are read, and why.
 func (s *shardStore) instead(e *Engine, cause, remedy string) {
 	s.unused = fmt.Sprintf("--shards %s %s (%s)", s.source, cause, remedy)
 	e.log.Warn("reading the source's own objects: --shards "+s.source.String()+" "+cause, "remedy", remedy)
 }
 
-// layout returns where the files of m lie in the set, or nil where the set is missing or holds another
-// version: then the small objects are read.
+// layout returns the places of the files of m in the set, or nil if the set is missing or has another version: then
+// the small objects are read.
 func (s *shardStore) layout(ctx context.Context, e *Engine, m *catalog.Manifest) (*catalog.Layout, error) {
 	s.unused = ""
 	is, err := shard.IsSet(ctx, s.store, s.source)

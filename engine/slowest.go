@@ -11,7 +11,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// SlowKey is an object whose GET took long.
+// SlowKey is an object with a slow GET.
 type SlowKey struct {
 	Key     string    `json:"key"`
 	Seconds float64   `json:"seconds"` // of the slowest GET
@@ -22,14 +22,14 @@ type SlowKey struct {
 }
 
 const (
-	// slowestKeys is how many keys are told.
+	// slowestKeys is how many keys are reported.
 	slowestKeys = 16
-	// slowestFor is how long a key is told at least; twice that at most.
+	// slowestFor is how long a key is reported at least; twice that at most.
 	slowestFor = 5 * time.Minute
 )
 
-// slowest remembers the keys of the slowest GETs of the last minutes: those of the current period and of the
-// one before, at most slowestKeys of each. What is not among them costs a read of an atomic. Safe for concurrent use.
+// slowest remembers the keys of the slowest GETs of the last minutes: at most slowestKeys of the current period and
+// of the previous one. A faster GET costs one atomic read. Safe for concurrent use.
 type slowest struct {
 	now   func() time.Time
 	least atomic.Int64 // nanoseconds that a GET must exceed to be noted, and
@@ -46,7 +46,7 @@ func newSlowest(now func() time.Time) *slowest {
 	return s
 }
 
-// note takes a GET that ended; see objstore.Meter.OnRead.
+// note records a finished GET; see objstore.Meter.OnRead.
 func (s *slowest) note(o objstore.Object, bytes int64, took time.Duration, err error) {
 	now := s.now()
 	if int64(took) <= s.least.Load() && now.UnixNano() < s.until.Load() {
@@ -68,7 +68,7 @@ func (s *slowest) note(o objstore.Object, bytes int64, took time.Duration, err e
 	}
 }
 
-// turn begins another period if the last one is over. s.mu is held.
+// turn starts a new period if the last one is over. s.mu is held.
 func (s *slowest) turn(now time.Time) {
 	end := s.until.Load()
 	if now.UnixNano() < end {
@@ -94,7 +94,7 @@ func (s *slowest) fastest() (least int) {
 	return least
 }
 
-// slower returns what is told of a key that was slow twice.
+// slower merges two entries of one key.
 func slower(a, b SlowKey) SlowKey {
 	n := a.Count + b.Count
 	if b.Seconds > a.Seconds {

@@ -12,11 +12,11 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// StatsVersion is the version of the Stats schema (docs/stats.md). A field may be added without a
-// new version; one that changes its meaning or goes takes one.
+// StatsVersion is the version of the Stats schema (docs/stats.md). A new field does not need a new version; a changed
+// or removed one does.
 const StatsVersion = 1
 
-// Stats is what `.shoal/stats` and `shoal stat --json` show. Counters count from the daemon's start.
+// Stats is the content of `.shoal/stats` and `shoal stat --json`. Counters count from the daemon's start.
 type Stats struct {
 	Version int     `json:"version"` // of this schema
 	PID     int     `json:"pid"`
@@ -55,7 +55,7 @@ type Stats struct {
 	Connections  int              `json:"connections"` // requests that may be in flight now
 	Slowest      []SlowKey        `json:"slowest"`     // keys by the time that a GET of them took
 
-	Hedges objstore.HedgeStats `json:"hedges"` // second GETs for what is late
+	Hedges objstore.HedgeStats `json:"hedges"` // second GETs for late requests
 	Store  StoreStats          `json:"store"`
 	Cost   Cost                `json:"cost"`
 
@@ -78,7 +78,7 @@ type Hits struct {
 	Ring int64 `json:"ring"` // from memory
 }
 
-// OrderState says what order steers the mount.
+// OrderState describes the order of the mount.
 type OrderState struct {
 	Spec     string `json:"spec"`
 	Epoch    int    `json:"epoch"`
@@ -86,7 +86,7 @@ type OrderState struct {
 	State    string `json:"state"` // none, waiting (nothing read yet), following, finished; watching, searching, unknown, inferred
 }
 
-// SkippedKeys counts keys that a file tree cannot show, and shards that were left out.
+// SkippedKeys counts keys that a file tree cannot show, and shards left out.
 type SkippedKeys struct {
 	Markers  int      `json:"folder_markers"`
 	Hostile  int      `json:"hostile"`

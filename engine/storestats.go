@@ -4,14 +4,14 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// StoreStats is the detail of what went to the object store; where a shard set stands in for the source's objects,
-// to both. The sums and the latencies are Stats' own.
+// StoreStats is the details of requests to the object store; with a shard set in place of the source's objects, to
+// both. Sums and latencies are in Stats.
 type StoreStats struct {
-	Outcomes        map[string]objstore.Outcomes `json:"outcomes"`         // of the requests that have ended, retries included: get, head, list, put, other
+	Outcomes        map[string]objstore.Outcomes `json:"outcomes"`         // of finished requests, retries included: get, head, list, put, other
 	Sent            int64                        `json:"sent_bytes"`       // stored
 	Retries         int64                        `json:"retries"`          // tries after the first
 	GaveUp          int64                        `json:"gave_up"`          // requests that ran out of tries or time
-	SlowDowns       int64                        `json:"slow_downs"`       // answers that asked for fewer requests
+	SlowDowns       int64                        `json:"slow_downs"`       // answers that requested fewer requests
 	WaitingDemand   int                          `json:"waiting_demand"`   // requests without a connection that a reader waits for
 	WaitingPrefetch int                          `json:"waiting_prefetch"` // the others
 	GetLatency      objstore.HistogramCounts     `json:"-"`                // of successful GETs, up to the last byte

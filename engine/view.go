@@ -28,9 +28,9 @@ type view struct {
 	keeping  *keeping
 	samples  *catalog.Samples
 	groups   func() order.Groups // the samples by shard; computed at the first call
-	unpacked string              // why there are no groups, where --shards was to give them
+	unpacked string              // why --shards gives no groups
 
-	need cachedir.Need // what the cache directory has kept back for it
+	need cachedir.Need // its reservation in the cache directory
 
 	listMu sync.Mutex
 	lists  map[string][]uint32 // by path, once read
@@ -72,7 +72,7 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 	return v, nil
 }
 
-// openVersions returns the names of the files of manifests and layouts that are in use.
+// openVersions returns the file names of manifests and layouts in use.
 func (e *Engine) openVersions() (versions []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -97,7 +97,7 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 		span.End(err)
 	}()
 	packed := e.cfg.Records == ""
-	if packed { // past the meter: that there is no set is no failed request
+	if packed { // not through the meter: a missing set is not a failed request
 		packed, err = shard.IsSet(ctx, e.plain, e.source)
 	}
 	if err != nil {
@@ -119,7 +119,7 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 	if err := e.catalog.SetManifest(e.name, m, layout); err != nil {
 		return nil, nil, err
 	}
-	// From here on what was saved serves, and the listing's heap goes.
+	// From here on the saved files are used, and the listing's heap is freed.
 	if m, layout, err = e.catalog.Manifest(e.name); err != nil {
 		return nil, nil, err
 	}
@@ -140,12 +140,12 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 
 // listFiles lists a tree of objects, each a file.
 func (e *Engine) listFiles(ctx context.Context) (*catalog.Manifest, error) {
-	// 16 listings in parallel: a page of 1,000 keys takes a store about 100 ms.
+	// 16 parallel listings: a page of 1,000 keys takes a store about 100 ms.
 	objects := objstore.ListParallel(ctx, e.store, e.source.Prefix, 16, e.cfg.Progress)
 	m, err := catalog.Build(objects, catalog.BuildOptions{Prefix: e.source.Prefix})
 	if d, ok := e.base.(*objstore.Dir); ok {
 		if l := d.TakeLeftOut(); l.Dangling+l.Special > 0 {
-			e.log.Warn("some entries of the folder are no files and are not shown", "dangling_links", l.Dangling, "pipes_sockets_devices", l.Special, "examples", l.Examples)
+			e.log.Warn("some entries of the folder are not files and are not shown", "dangling_links", l.Dangling, "pipes_sockets_devices", l.Special, "examples", l.Examples)
 		}
 	}
 	return m, err
@@ -175,7 +175,7 @@ func (e *Engine) listRows(ctx context.Context) (*catalog.Manifest, *catalog.Layo
 	return m, layout, err
 }
 
-// listPacked reads the index of a shard set. m, if not nil, is the manifest of what was packed.
+// listPacked reads the index of a shard set. m, unless nil, is the manifest of the packed dataset.
 func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source objstore.Source, m *catalog.Manifest) (*catalog.Manifest, *catalog.Layout, error) {
 	set, err := shard.Open(ctx, store, source, shard.OpenOptions{Logger: e.log, SkipBad: e.cfg.SkipBadShards})
 	if err != nil {
@@ -215,7 +215,7 @@ func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source o
 	return m, layout, err
 }
 
-// leaveOut tells which shards are left out, and marks them in the layout by having no ETag.
+// leaveOut logs the shards left out, and marks them in the layout by an empty ETag.
 func (e *Engine) leaveOut(set *shard.Set) {
 	var examples []string
 	for _, i := range slices.Sorted(maps.Keys(set.Bad())) {
@@ -225,13 +225,13 @@ func (e *Engine) leaveOut(set *shard.Set) {
 		}
 	}
 	e.log.Warn("bad shards are left out of the dataset", "shards", len(set.Bad()), "of", len(set.Shards), "examples", examples,
-		"remedy", "restore them, and take them by shoal refresh")
+		"remedy", "restore them, then run shoal refresh")
 }
 
-// badExamples is how many bad shards are named.
+// badExamples is how many bad shards are named in messages.
 const badExamples = 16
 
-// badShards returns how many shards were left out, and the keys of the first.
+// badShards returns how many shards were left out, and the first keys.
 func (v *view) badShards() (n int, examples []string) {
 	if v.layout == nil {
 		return 0, nil
@@ -246,7 +246,7 @@ func (v *view) badShards() (n int, examples []string) {
 	return n, examples
 }
 
-// places gathers members in arenas: ten million of them are some GiB of strings otherwise.
+// places gathers members in arenas: ten million of them would be some GiB of strings.
 type places struct {
 	names []byte // paths and ETags, one after the other
 	off   []uint64
@@ -287,7 +287,7 @@ func (p *places) objects() iter.Seq2[objstore.Object, error] {
 	}
 }
 
-// places yields where the files of m lie; members that m does not show are left out.
+// places yields the places of the files of m; members that m does not show are left out.
 func (p *places) places(m *catalog.Manifest) iter.Seq2[catalog.Place, error] {
 	hidden := m.Skipped().Total()+m.Skipped().Markers > 0
 	return func(yield func(catalog.Place, error) bool) {
@@ -305,7 +305,7 @@ func (p *places) places(m *catalog.Manifest) iter.Seq2[catalog.Place, error] {
 	}
 }
 
-// groupsOf returns the samples by the shard that holds them, in the order in which they lie there.
+// groupsOf returns the samples by shard, in the order of their offsets.
 func groupsOf(l *catalog.Layout, s *catalog.Samples) order.Groups {
 	g := &shardGroups{first: make([]int, 1, l.Shards()+1), samples: make([]uint32, 0, s.Len())}
 	for shard := range l.Shards() {
@@ -332,12 +332,12 @@ func (g *shardGroups) Len() int         { return len(g.first) - 1 }
 func (g *shardGroups) Size(i int) int   { return g.first[i+1] - g.first[i] }
 func (g *shardGroups) At(i, at int) int { return int(g.samples[g.first[i]+at]) }
 
-// orderOf returns what spec says for an epoch of the version, over sample numbers.
+// orderOf returns the order of spec for an epoch of the version, over sample numbers.
 func (v *view) orderOf(spec order.Spec, epoch int) (order.Order, error) {
 	return spec.Over(v.facts(), epoch)
 }
 
-// facts returns what orders may depend on.
+// facts returns the facts that orders may depend on.
 func (v *view) facts() order.Facts {
 	return order.Facts{
 		Samples: v.samples.Len(), Shards: v.groups, Unpacked: v.unpacked, List: v.list,
@@ -346,8 +346,8 @@ func (v *view) facts() order.Facts {
 	}
 }
 
-// list reads the samples that the file at name lists, by number or by path, once for a version: later
-// changes of the file do not change an order that is in force.
+// list reads the samples in the list file name, by number or by path, once per version: later changes of the file do
+// not change the order in force.
 func (v *view) list(name string) ([]uint32, error) {
 	v.listMu.Lock()
 	defer v.listMu.Unlock()

@@ -13,9 +13,9 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// WarmProgress tells how far a warming is.
+// WarmProgress is the progress of warming.
 type WarmProgress struct {
-	Files, FilesDone int   // that were missing, and that are kept now
+	Files, FilesDone int   // missing at the start, and kept now
 	Bytes, BytesDone int64 // of them
 	Kept, Extents    int   // of the whole dataset
 	Full             bool  // the disk took no more
@@ -23,11 +23,10 @@ type WarmProgress struct {
 	FirstError       string
 }
 
-// warmReaders play the trainer that warming has not: enough to keep ahead of every store, since what
-// they read lies in memory already.
+// warmReaders take the place of a trainer: enough to keep up with any store, since they read from memory.
 const warmReaders = 4
 
-// What a reader holds at most until it is on disk: a request's worth of the writer's time.
+// Limits of what a reader holds until it is on disk: a request's worth of the writer's time.
 const (
 	warmFiles = 64
 	warmBytes = 4 << 20
@@ -36,12 +35,11 @@ const (
 // warmPasses is how often Warm goes over the list at most.
 const warmPasses = 4
 
-// Warm keeps the files on disk, in the order of the list, which names files of the version in force;
-// all of them if it is nil. It ends early when the disk is full. A file that cannot be read is
-// counted and named, and the others go on. What was let go of before it was written, for a reader who
-// waited for its memory, is read again.
+// Warm keeps the files on disk, in the order of the list, which names files of the version in force; all of them if
+// it is nil. It ends early when the disk is full. A file that cannot be read is counted and named, and the others go
+// on. Files dropped from memory before they were written, for a waiting reader, are read again.
 func (e *Engine) Warm(ctx context.Context, files []uint32, progress func(WarmProgress)) (p WarmProgress, err error) {
-	_, span := trace.Start(ctx, "dataset.warm") // its reads would be as many spans as there are files
+	_, span := trace.Start(ctx, "dataset.warm") // its reads would make a span for each file
 	defer func() {
 		span.Int("shoal.files", int64(p.FilesDone))
 		span.Int("shoal.bytes", p.BytesDone)
@@ -67,13 +65,13 @@ type warming struct {
 	s        *run.Stream
 	list     order.Order
 	of       WarmProgress // Files and Bytes
-	declined int64        // extents that the disk had declined before
+	declined int64        // extents declined by the disk before
 
 	next, files, bytes, failed atomic.Int64
 	first                      atomic.Pointer[string] // what went wrong
 }
 
-// errFull says that the disk takes no more.
+// errFull says that the disk is full.
 var errFull = errors.New("full")
 
 // warm is one pass.
@@ -97,7 +95,7 @@ func (e *Engine) warm(ctx context.Context, files []uint32, progress func(WarmPro
 	}
 	w.list = order.List(missing)
 	o := e.streamOptions("warm", v, once(w.list))
-	o.Weight, o.Choose = 1, false // it says itself what to keep
+	o.Weight, o.Choose = 1, false // it chooses the kept files itself
 	if w.s, err = e.host.runner.Begin(o); err != nil {
 		return w.of, err
 	}
@@ -166,7 +164,7 @@ func (w *warming) tell(ctx context.Context, progress func(WarmProgress)) {
 
 // read is one of several readers, who share the list.
 func (w *warming) read(ctx context.Context) error {
-	// What was read is let go of when it is on disk: memory that is short would take it before.
+	// Files are released when they are on disk: otherwise short memory would drop them before.
 	var held []func()
 	var bytes int
 	settle := func() error {
@@ -221,8 +219,8 @@ func (v *view) all() []uint32 {
 	return files
 }
 
-// WarmFraction returns files that make up about that fraction of the dataset's bytes, and the files of
-// which a kept set of that size would consist: spread evenly over every order.
+// WarmFraction returns the files of a kept set of about that fraction of the dataset's bytes: spread evenly over
+// every order.
 func (e *Engine) WarmFraction(fraction float64) []uint32 {
 	v := e.cur.Load()
 	if fraction >= 1 {
@@ -238,7 +236,7 @@ func (e *Engine) WarmFraction(fraction float64) []uint32 {
 	return files
 }
 
-// FilesOf returns the files that lines of relative paths name, as in a plan.
+// FilesOf returns the files named by lines of relative paths, as in a plan.
 func (e *Engine) FilesOf(list []byte) ([]uint32, error) {
 	o, err := parsePlan(e.cur.Load().manifest, list, e.mountPoints())
 	if err != nil {
@@ -254,14 +252,13 @@ func (e *Engine) FilesOf(list []byte) ([]uint32, error) {
 const (
 	// scrubAfter leaves the start of a run to its trainer.
 	scrubAfter = 2 * time.Minute
-	// scrubRate in bytes a second is little beside any disk, and walks a terabyte in 18 hours.
+	// scrubRate in bytes a second is little for any disk, and covers a terabyte in 18 hours.
 	scrubRate = 16 << 20
 	// scrubEvery is how often everything is read again.
 	scrubEvery = 24 * time.Hour
 )
 
-// scrubLoop reads the records that no reader has read since the start, so that damage is found before
-// it is needed.
+// scrubLoop reads records that were not read since the start, so that damage is found before they are needed.
 func (e *Engine) scrubLoop(ctx context.Context) {
 	wait := scrubAfter
 	for {

@@ -16,8 +16,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// controlName is the folder that is reached by name only: a class folder of that name must not appear
-// to ImageFolder.
+// controlName is a folder that is not listed: it must not appear to ImageFolder as a class folder.
 const controlName = ".shoal"
 
 // Control nodes, by their number.
@@ -29,33 +28,32 @@ const (
 	controlRefresh
 	controlProfile
 	controlPlan   // plans/default
-	firstPlanName // then the names that were seen, in order
+	firstPlanName // then the names seen, in order
 )
 
 var controlFiles = map[string]int{"order": controlOrder, "plan": controlPlan, "plans": controlPlans, "profile": controlProfile, "refresh": controlRefresh, "stats": controlStats}
 
-// controlNames are listed. profile is not: what goes through the folder should not begin to record.
+// controlNames are listed. profile is not: walking the folder must not start a recording.
 var controlNames = []string{"order", "plan", "plans", "refresh", "stats"}
 
 const (
-	// maxPlanBytes bounds what may be written to a plan: ten million paths of 100 bytes.
+	// maxPlanBytes limits the size of a plan: ten million paths of 100 bytes.
 	maxPlanBytes = 1 << 30
-	// maxPlanNames bounds the names of plans in the life of one mount, since each has a node for good.
+	// maxPlanNames limits the names of plans in the life of one mount, since each keeps a node.
 	maxPlanNames = 1 << 16
 )
 
 // controlFolder is .shoal.
 //
-// Modes: a plan may be written by everybody whom the umask allows (0666): with --allow-other the
-// trainer is often another user than the daemon, and a plan can only make prefetching better or worse.
-// --umask 022 keeps it to the owner. Refreshing costs a listing of the source, so it is the owner's (0644), and so is
-// a recording of what others read (0400).
+// Modes: anybody allowed by the umask may write a plan (0666). With --allow-other the trainer is often another user
+// than the daemon, and a plan only makes prefetching better or worse. --umask 022 restricts it to the owner. A
+// refresh costs a listing of the source, so it is for the owner (0644), and so is a recording of other users' reads
+// (0400).
 //
-// A plan is installed by the FLUSH that every close(2) sends, if something was written since the last
-// one: then close returns the result. A plan that was truncated, and never written to until its descriptor is
-// gone with all its duplicates, is removed, as by unlink; no FLUSH may do that. It arrives for each duplicate of the descriptor, which is why
-// `printf x > .shoal/plan` sends one before it writes, and why two commands in one redirection
-// install twice, the second time all of it.
+// A plan is installed by the FLUSH that every close(2) sends, if something was written since the last one; close
+// returns the result. A plan that was truncated, and not written to until its last descriptor is closed, is removed,
+// as by unlink. A FLUSH must not do that, since each duplicate of the descriptor sends one: `printf x > .shoal/plan`
+// sends one before it writes, and two commands in one redirection install twice, the second time everything.
 type controlFolder struct {
 	c        Control
 	opts     Options
@@ -63,7 +61,7 @@ type controlFolder struct {
 	stopping <-chan struct{}
 	mounted  time.Time
 
-	install sync.Mutex // an append reads the plan in force and puts a longer one
+	install sync.Mutex // an append reads the plan in force and installs a longer one
 
 	mu      sync.Mutex
 	names   []string // of plans: node firstPlanName+i is names[i]
@@ -76,21 +74,21 @@ type controlHandle struct {
 	name string // as Control.Get takes it
 
 	mu       sync.Mutex
-	snapshot []byte // what is read, as it was at open
+	snapshot []byte // the content, as it was at open
 	staged   []byte // what was written
-	whole    bool   // staged is the whole file; otherwise it goes after what is there
+	whole    bool   // staged is the whole file; otherwise it is appended
 	emptied  bool   // truncated, and not written to since
 	dirty    bool   // written to since the last FLUSH
 	reserved int64  // of Options.Memory
 
-	recording Recording // of profile; what is read is its stream
+	recording Recording // of profile; its stream is the content
 }
 
 func newControlFolder(c Control, o Options, stopping <-chan struct{}) *controlFolder {
 	return &controlFolder{c: c, opts: o, log: o.Logger, stopping: stopping, mounted: time.Now(), handles: map[uint64]*controlHandle{}}
 }
 
-// fileName returns the name of a control file as Control.Get takes it.
+// fileName returns the name of a control file for Control.Get.
 func (f *controlFolder) fileName(index int) string {
 	switch index {
 	case controlStats:
@@ -130,7 +128,7 @@ func (f *controlFolder) planNode(name string) (index int, ok bool) {
 func (f *controlFolder) mode(index int) uint32 {
 	var mode uint32
 	switch index {
-	case controlRoot, controlPlans: // from which plans can be removed
+	case controlRoot, controlPlans: // plans can be removed there
 		mode = syscall.S_IFDIR | 0o777
 	case controlStats, controlOrder:
 		mode = syscall.S_IFREG | 0o444
@@ -144,8 +142,8 @@ func (f *controlFolder) mode(index int) uint32 {
 	return mode &^ f.opts.Umask
 }
 
-// attr fills in attributes, valid for no time. The length of stats and order is told as 0, as in
-// /proc: it is only known once the file is open.
+// attr fills in attributes without a validity time. The length of stats and order is 0, as in /proc: it is unknown
+// until the file is open.
 func (f *controlFolder) attr(index int, a *fuse.Attr) {
 	path := controlName
 	a.Mode, a.Nlink, a.Blksize = f.mode(index), 1, blockSize
@@ -222,9 +220,9 @@ func (f *controlFolder) readDir(dir int, offset uint64, out *fuse.DirEntryList, 
 	return fuse.OK
 }
 
-// create makes a plan's name known; the plan is there once it is installed.
+// create reserves a plan's name; the plan exists once it is installed.
 func (f *controlFolder) create(dir int, name string, flags uint32, out *fuse.CreateOut) fuse.Status {
-	// Editors write .NAME.swp and NAME~ beside a file before they write the file.
+	// Editors write .NAME.swp and NAME~ beside a file before the file itself.
 	if dir != controlPlans || strings.HasPrefix(name, ".") || strings.HasSuffix(name, "~") {
 		return fuse.EROFS
 	}
@@ -264,12 +262,12 @@ func (f *controlFolder) open(index int, flags uint32, out *fuse.OpenOut) fuse.St
 	f.nextFh++
 	f.handles[f.nextFh] = h
 	out.Fh = f.nextFh
-	// The page cache would clip reads at the size that was told, and keep what was true once.
+	// The page cache would clip reads at the reported size, and keep old content.
 	out.OpenFlags = fuse.FOPEN_DIRECT_IO
 	return fuse.OK
 }
 
-// openProfile begins a recording, which ends when the file is closed, however its reader ends.
+// openProfile starts a recording, which ends when the file is closed, even if its reader is killed.
 func (f *controlFolder) openProfile(out *fuse.OpenOut) fuse.Status {
 	r, err := f.c.(Recorder).Record()
 	if err != nil {
@@ -325,9 +323,9 @@ func (f *controlFolder) write(in *fuse.WriteIn, data []byte) (uint32, fuse.Statu
 	}
 	offset := in.Offset
 	if in.Flags&syscall.O_APPEND != 0 {
-		offset = uint64(len(h.staged)) // the kernel's idea of the end may be old
+		offset = uint64(len(h.staged)) // the kernel's end of file may be stale
 	} else if !h.whole {
-		// Written into the middle: what is there becomes the beginning of what is staged.
+		// A write into the middle: the current content becomes the start of the staged one.
 		old, err := f.c.Get(h.name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return 0, fuse.Status(errnoOf(err))
@@ -366,7 +364,7 @@ func (f *controlFolder) grow(h *controlHandle, n int) syscall.Errno {
 	if m := f.opts.Memory; m != nil {
 		if !m.Reserve(int64(want) - h.reserved) {
 			if want = n; !m.Reserve(int64(want) - h.reserved) {
-				f.log.Warn("no memory for the written plan", "plan", h.name, "bytes", n)
+				f.log.Warn("too little memory for the written plan", "plan", h.name, "bytes", n)
 				return errnoOf(errNoMemory)
 			}
 		}
@@ -376,7 +374,7 @@ func (f *controlFolder) grow(h *controlHandle, n int) syscall.Errno {
 	return 0
 }
 
-// drop frees what is staged, and ends a recording. h.mu is held.
+// drop frees the staged content, and ends a recording. h.mu is held.
 func (f *controlFolder) drop(h *controlHandle) {
 	if h.recording != nil {
 		h.recording.Close()
@@ -388,7 +386,7 @@ func (f *controlFolder) drop(h *controlHandle) {
 	}
 }
 
-// joinPlan puts appended lines after a plan that may lack its last newline.
+// joinPlan appends lines to a plan that may lack its last newline.
 func joinPlan(old, appended []byte) []byte {
 	if len(old) > 0 && len(appended) > 0 && old[len(old)-1] != '\n' {
 		old = append(old, '\n')
@@ -396,7 +394,7 @@ func joinPlan(old, appended []byte) []byte {
 	return append(old, appended...)
 }
 
-// flush does what the writing asked for, once. Its result is what close(2) returns.
+// flush carries out the written request, once. Its result is that of close(2).
 func (f *controlFolder) flush(cancel <-chan struct{}, who Caller, fh uint64) fuse.Status {
 	h := f.handle(fh)
 	if h == nil {
@@ -443,7 +441,7 @@ func (f *controlFolder) flush(cancel <-chan struct{}, who Caller, fh uint64) fus
 		return fuse.EINVAL
 	}
 	if !h.whole {
-		f.drop(h) // it is part of the plan now, and the next append goes after it
+		f.drop(h) // it is part of the plan now; the next append follows it
 	}
 	return fuse.OK
 }
@@ -481,7 +479,7 @@ func (f *controlFolder) remove(who Caller, name string) fuse.Status {
 	return fuse.OK
 }
 
-// setAttr truncates. Times are accepted, for touch(1), and forgotten.
+// setAttr truncates. Times are accepted, for touch(1), and ignored.
 func (f *controlFolder) setAttr(index int, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 	const allowed = fuse.FATTR_SIZE | fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_KILL_SUIDGID |
 		fuse.FATTR_ATIME | fuse.FATTR_ATIME_NOW | fuse.FATTR_MTIME | fuse.FATTR_MTIME_NOW | fuse.FATTR_CTIME
@@ -538,7 +536,7 @@ func (f *controlFolder) release(who Caller, fh uint64) {
 	}
 }
 
-// close frees what open handles hold: after an abort no RELEASE comes.
+// close frees the memory of open handles: after an abort no RELEASE comes.
 func (f *controlFolder) close() {
 	f.mu.Lock()
 	handles := f.handles

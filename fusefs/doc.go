@@ -1,12 +1,11 @@
-// Package fusefs shows a dataset as a filesystem (Linux, FUSE) and steers it through the control
-// folder .shoal.
+// Package fusefs mounts a dataset as a filesystem (Linux, FUSE), with the control folder .shoal.
 //
 //	kernel ── LOOKUP, OPEN, READ ──> filesystem ── Volume ──> the engine
 //	                                     └─ .shoal ── Control ──> the engine
 //
-// It is built on go-fuse's raw interface: a node id is computed from the manifest (see nodeID), so
-// there are no inode objects, a lookup allocates nothing that must be kept, and a FORGET costs one
-// atomic subtraction. A million files that the kernel knows cost this process nothing.
+// It uses go-fuse's raw interface: a node ID is computed from the manifest (see nodeID). So there are no inode
+// objects, a lookup allocates nothing that must be kept, and a FORGET costs one atomic subtraction. A million files
+// known to the kernel cost this process no memory.
 //
 // # What holds
 //
@@ -19,12 +18,11 @@
 //
 // # What a file costs
 //
-// LOOKUP, OPEN and READ are waited for, RELEASE is not (TestRoundTrips). The LOOKUP comes once, or not
-// at all after a listing (see plusFits); the READ not where the kernel keeps pages. Programs add what
-// FUSE gives no way to prevent: Python's open asks for a terminal by ioctl, which the kernel passes on
-// each time, and an fstat after the first READ brings a GETATTR, because reading makes the kernel doubt
-// the time of access, which no mount option but a read-only superblock prevents. .shoal/plan has to be
-// written to.
+// The reader waits for LOOKUP, OPEN and READ, but not for RELEASE (TestRoundTrips). There is one LOOKUP, or none
+// after a listing (see plusFits), and no READ for pages that the kernel keeps. Programs add requests that FUSE cannot
+// prevent: Python's open asks for a terminal by ioctl, which the kernel passes on each time, and an fstat after the
+// first READ brings a GETATTR: reading invalidates the access time, and only a read-only superblock would prevent
+// that, but .shoal/plan must be writable.
 //
 // BenchmarkCeiling on two cores, 8 readers, 63,000 bytes a file, the kernel's caches dropped, quiet
 // machine, beside lab/bench/parts/fuseceiling, which splices: ceiling 16,513 files/s and 68 us of CPU a file; pread
@@ -34,19 +32,19 @@
 // 82 us: page faults), as was O_DIRECT (73%: no read-ahead). (The arms that lost are not kept.) Content in
 // memory: copied 18,094 and 45, lent 18,943 and 42, hence [Lender].
 //
-// perf gives 86% of a daemon's CPU with pread to the kernel (30 us of 70 fill the page cache from the disk,
-// much of the rest switches to the thread that it wakes), 12% to Go's runtime and go-fuse, and under 2%, 1
-// us a file, to this package and the manifest. So go-fuse bounds the mount, by 10 us a file at most, and
-// the kernel's FUSE by the rest.
+// perf attributes 86% of a daemon's CPU with pread to the kernel (30 us of 70 fill the page cache from the disk, much
+// of the rest are switches to the thread that it wakes), 12% to Go's runtime and go-fuse, and under 2%, 1 us per
+// file, to this package and the manifest. So go-fuse costs the mount at most 10 us per file, and the kernel's FUSE
+// the rest.
 //
-// A thread that waits for the disk in read(2) keeps its P until sysmon takes it away, which on a busy
-// machine comes late. With GOMAXPROCS=2 a whole daemon on two busy cores gave 3,567 files/s, p99 21 ms,
-// with 8 it gave 5,891 and 8 ms, the ceiling 5,535 and 10 ms, all for 100 to 107 us of CPU a file; 4
-// and 8 measured alike. So a program that mounts should have 4 or more, also in a container that is
-// given two cores, and set that before Mount, because go-fuse reads with as many goroutines.
+// A thread that waits for the disk in read(2) keeps its P until sysmon retakes it, which is late on a busy machine.
+// On two busy cores a whole daemon with GOMAXPROCS=2 gave 3,567 files/s, p99 21 ms; with 8 it gave 5,891 and 8 ms;
+// the ceiling was 5,535 and 10 ms; all for 100 to 107 us of CPU a file. 4 and 8 measured alike. So a program that
+// mounts should have at least 4, even in a container limited to two cores, and set that before Mount, because go-fuse
+// reads with as many goroutines.
 //
-// Local files handed to the kernel ([Backer]) gave 6,647 files/s and 61 us, where opening and reading
-// them here gave 5,808 and 126, and the local folder itself 8,114 (BenchmarkPassthrough, busy machine).
+// Local files passed to the kernel ([Backer]) gave 6,647 files/s and 61 us, opening and reading them here 5,808 and
+// 126, and the local folder itself 8,114 (BenchmarkPassthrough, busy machine).
 //
 // # Traps
 //

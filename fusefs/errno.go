@@ -9,8 +9,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// errnoOf maps the error of a read to what the reader's system call fails with. This is the only such
-// table.
+// errnoOf maps the error of a read to the errno of the reader's system call. This is the only such table.
 //
 //	caller gone                      EINTR
 //	object changed or vanished       ESTALE   the mount shows a version that the store no longer has

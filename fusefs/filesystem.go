@@ -22,14 +22,14 @@ const (
 
 	maxName = 255
 
-	// blockSize is what stat(2) recommends for reading. Python sizes a file's buffer by it, so an
-	// image of usual size arrives by one READ instead of a ladder of growing ones.
+	// blockSize is the read size that stat(2) recommends. Python sizes a file's buffer by it, so an image of usual
+	// size needs one READ instead of several growing ones.
 	blockSize = 128 << 10
 )
 
-// filesystem answers the kernel. What it does not define is answered ENOSYS, which the kernel
-// remembers and stops asking: locks, poll, fallocate, SEEK_HOLE, copy_file_range and statx then get the
-// kernel's own behavior. It asks for every ioctl again, and ENOSYS becomes ENOTTY.
+// filesystem answers the kernel. Undefined methods return ENOSYS, which the kernel remembers: locks, poll, fallocate,
+// SEEK_HOLE, copy_file_range and statx then have the kernel's own behavior. Only ioctls are asked again each time,
+// and their ENOSYS becomes ENOTTY.
 type filesystem struct {
 	fuse.RawFileSystem
 	volume   Volume
@@ -50,7 +50,7 @@ type filesystem struct {
 // String implements fuse.RawFileSystem.
 func (f *filesystem) String() string { return f.opts.Name }
 
-// resolve finds a node. The root is looked at in the version in force.
+// resolve finds a node. The root belongs to the version in force.
 func (f *filesystem) resolve(id nodeID) (*generation, kind, int) {
 	if id == rootID {
 		return f.gens.current(), kindDir, 0
@@ -85,12 +85,12 @@ func (f *filesystem) Lookup(_ <-chan struct{}, header *fuse.InHeader, name strin
 		node, ok := g.manifest.Lookup(index, name)
 		f.looked(g.manifest, header.Pid, node, ok)
 		if !ok {
-			// No node but a timeout: the kernel remembers that there is no such name.
+			// No node but a timeout: the kernel remembers that the name does not exist.
 			out.SetEntryTimeout(f.opts.EntryTimeout)
 			return fuse.OK
 		}
 		if !g.retain(1) {
-			continue // retired in this moment; only the root gets here, whose generation is the newest
+			continue // retired at this moment; only possible for the root, in the newest generation
 		}
 		f.entry(g, node, out)
 		return fuse.OK
@@ -152,7 +152,7 @@ func (f *filesystem) fileAttr(m *catalog.Manifest, file int, a *fuse.Attr) {
 	setTimes(a, m.ModTime(file))
 }
 
-// permissions returns what the mount lets be done with a file.
+// permissions returns the mode bits of a file that the mount allows.
 func (f *filesystem) permissions(m *catalog.Manifest, file int) uint32 {
 	bits := uint32(0o444)
 	if f.moder != nil {
@@ -171,7 +171,7 @@ func (f *filesystem) dirAttr(g *generation, dir int, a *fuse.Attr) {
 	a.Nlink = uint32(2 + d.EndDir - d.FirstDir) // find(1) relies on it
 	a.Blksize = 4096
 	f.owner(a)
-	setTimes(a, g.manifest.DirTime(dir)) // stores have no times of folders; this one is equal on every mount
+	setTimes(a, g.manifest.DirTime(dir)) // stores have no folder times; this one is the same on every mount
 }
 
 func (f *filesystem) owner(a *fuse.Attr) { a.Uid, a.Gid = f.opts.UID, f.opts.GID }
@@ -279,8 +279,8 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	return fuse.ReadResultData(buf), fuse.OK
 }
 
-// lent is a [fuse.ReadResult] that go-fuse writes from where it lies: it looks for the method Slices.
-// Done is called after that, but not for an empty result.
+// lent is a [fuse.ReadResult] that go-fuse writes directly from memory: it looks for the method Slices. Done is
+// called after that, but not for an empty result.
 type lent struct {
 	data    [1][]byte
 	release func()
@@ -305,9 +305,9 @@ func (f *filesystem) readError(cancel <-chan struct{}, m *catalog.Manifest, file
 	errno := errnoOf(err)
 	if errno == syscall.EINTR {
 		if interrupted(cancel) {
-			return fuse.EINTR // the caller is gone: nothing to tell
+			return fuse.EINTR // the caller is gone: nothing to log
 		}
-		// Canceled by the engine: many programs would repeat an EINTR for ever.
+		// Canceled by the engine: many programs would repeat an EINTR forever.
 		errno = syscall.EIO
 	}
 	f.throttle.warn(errno.Error(), "read failed", "path", m.Path(file), "errno", errno.Error(), "cause", err)
@@ -336,7 +336,7 @@ func (f *filesystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 	if nodeID(in.NodeId).kind() == kindControl {
 		return f.control.flush(cancel, callerOf(&in.InHeader), in.Fh)
 	}
-	return fuse.OK // a kernel before 5.16, which does not know FOPEN_NOFLUSH
+	return fuse.OK // a kernel before 5.16, without FOPEN_NOFLUSH
 }
 
 // Fsync implements fuse.RawFileSystem.
@@ -350,8 +350,8 @@ func (f *filesystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status
 // FsyncDir implements fuse.RawFileSystem.
 func (f *filesystem) FsyncDir(<-chan struct{}, *fuse.FsyncIn) fuse.Status { return fuse.OK }
 
-// Access implements fuse.RawFileSystem. It is asked only without default_permissions, that is when
-// nobody but the owner can get at the mount.
+// Access implements fuse.RawFileSystem. The kernel calls it only without default_permissions, that is if only the
+// owner can access the mount.
 func (f *filesystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {
 	g, k, index := f.resolve(nodeID(in.NodeId))
 	writable := k == kindControl && f.control.mode(index)&0o222 != 0
@@ -438,7 +438,7 @@ func (f *filesystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (ui
 	return 0, fuse.EROFS
 }
 
-// What follows changes the tree, which nobody may.
+// The following methods would change the tree, which is read-only.
 
 // Mknod implements fuse.RawFileSystem.
 func (f *filesystem) Mknod(<-chan struct{}, *fuse.MknodIn, string, *fuse.EntryOut) fuse.Status {
@@ -450,7 +450,7 @@ func (f *filesystem) Mkdir(<-chan struct{}, *fuse.MkdirIn, string, *fuse.EntryOu
 	return fuse.EROFS
 }
 
-// Unlink implements fuse.RawFileSystem. Plans can be removed.
+// Unlink implements fuse.RawFileSystem. Only plans can be removed.
 func (f *filesystem) Unlink(_ <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
 	if id := nodeID(in.NodeId); id.kind() == kindControl {
 		return f.control.unlink(callerOf(in), id.index(), name)

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel sends INTERRUPT when any signal reaches a thread that waits for a request, also one that
-// the program handles and would like to go on after: the Go runtime preempts with SIGURG, others have
-// SIGCHLD or a timer. Answering EINTR then would fail reads in spite of SA_RESTART, and turn a page
-// fault of a mapped file into SIGBUS. So an interrupted request is given up only when its caller is
-// about to die, which /proc tells; that is how a disk or a hard NFS mount behaves.
+// The kernel sends INTERRUPT when any signal reaches a thread that waits for a request, even one that the program
+// handles and then continues after: the Go runtime preempts with SIGURG, others have SIGCHLD or a timer. Answering
+// EINTR would fail reads in spite of SA_RESTART, and turn a page fault of a mapped file into SIGBUS. So an
+// interrupted request is given up only if its caller is about to die, according to /proc, as with a disk or a hard
+// NFS mount.
 
 // requestContext is a context over go-fuse's cancel channel. It has one word, so it costs no
 // allocation, and no goroutine. It must not be used after the request was answered: go-fuse reuses
@@ -40,8 +40,8 @@ func interrupted(cancel <-chan struct{}) bool {
 	}
 }
 
-// dyingPoll is how often an interrupted caller is looked at. The kernel sends only one INTERRUPT a
-// request, so the signal that kills after one that did not has to be looked for.
+// dyingPoll is how often an interrupted caller is checked. The kernel sends only one INTERRUPT per request, so a
+// later signal that kills must be polled for.
 const dyingPoll = 50 * time.Millisecond
 
 // callerContext returns a context that ends when the thread tid, whose request may have been
@@ -76,8 +76,8 @@ func callerContext(cancel, stopping <-chan struct{}, tid uint32) (ctx context.Co
 const harmless = 1<<(unix.SIGCHLD-1) | 1<<(unix.SIGCONT-1) | 1<<(unix.SIGURG-1) | 1<<(unix.SIGWINCH-1) |
 	1<<(unix.SIGSTOP-1) | 1<<(unix.SIGTSTP-1) | 1<<(unix.SIGTTIN-1) | 1<<(unix.SIGTTOU-1)
 
-// dying says whether a signal is pending that will end the thread. A thread that cannot be seen,
-// because it is gone or in another process namespace, counts as dying.
+// dying reports whether a pending signal will end the thread. An invisible thread, because it is gone or in another
+// process namespace, counts as dying.
 func dying(tid uint32) bool {
 	if tid == 0 {
 		return true

@@ -17,19 +17,18 @@ import (
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
-// statPatience is how long a mount point may take to answer. A mount whose daemon is stopped never
-// does.
+// statPatience is how long a mount point may take to answer. If the daemon is stopped, it never does.
 const statPatience = 5 * time.Second
 
-// Check tells whether a dataset can be mounted at mountpoint, which must be an empty folder without a
-// FUSE mount on it. A mount that a dead process left counts as empty: [Mount] replaces it. The error
-// names the thing, the cause and the remedy.
+// Check reports whether a dataset can be mounted at mountpoint, which must be an empty folder without a FUSE mount on
+// it. The mount of a dead process counts as empty: [Mount] replaces it. The error names the thing, the cause and the
+// remedy.
 func Check(mountpoint string) error {
 	_, _, err := check(mountpoint)
 	return err
 }
 
-// check returns the mount point as the kernel knows it, and whether a dead mount lies on it.
+// check returns the kernel's path of the mount point, and whether there is a dead mount on it.
 func check(mountpoint string) (path string, dead bool, err error) {
 	type answer struct {
 		path string
@@ -56,8 +55,8 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 	} else if err != nil {
 		return "", false, fmt.Errorf("mount point: %w", err)
 	}
-	// statfs always reaches the daemon; a stat of a mount whose daemon died may be answered for hours
-	// from attributes that the kernel still trusts.
+	// statfs always reaches the daemon. A stat of a dead mount may be answered for hours from attributes that the
+	// kernel still trusts.
 	if err := unix.Statfs(path, new(unix.Statfs_t)); errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
 		return path, true, nil
 	}
@@ -70,8 +69,8 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 	case !fi.IsDir():
 		return "", false, fmt.Errorf("mount point %s is not a folder (give an empty folder)", mountpoint)
 	}
-	// Another filesystem may be mounted there, as volumes in a pod are; two FUSE mounts on top of
-	// each other are always a mistake.
+	// Another filesystem may be mounted there, like volumes in a pod; two FUSE mounts on top of each other are always
+	// a mistake.
 	mi, err := findMount(path)
 	if err != nil {
 		return "", false, err
@@ -92,11 +91,11 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 	return path, false, nil
 }
 
-// maxLinks bounds a chain of symbolic links, as the kernel does.
+// maxLinks bounds a chain of symbolic links, as in the kernel.
 const maxLinks = 40
 
-// resolve makes a path absolute and free of symbolic links. It does not touch what is mounted at the
-// path itself, which may be dead or hang.
+// resolve makes a path absolute and free of symbolic links. It does not touch a mount at the path itself, which may
+// be dead or hang.
 func resolve(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -118,7 +117,7 @@ func resolve(path string) (string, error) {
 		}
 		target, linkErr := os.Readlink(here)
 		switch {
-		case linkErr != nil: // no link, or not there, which the caller finds out
+		case linkErr != nil: // no link, or missing, which the caller finds out
 			return here, nil //nolint:nilerr
 		case filepath.IsAbs(target):
 			here = filepath.Clean(target)
@@ -129,7 +128,7 @@ func resolve(path string) (string, error) {
 	return "", &os.PathError{Op: "resolve", Path: path, Err: unix.ELOOP}
 }
 
-// Mounts returns Shoal's mounts that this process sees, dead ones too, each place once.
+// Mounts returns Shoal's mounts visible to this process, even dead ones, each place once.
 func Mounts() (list []machine.Mount, err error) {
 	all, err := machine.Mounts("/")
 	for _, m := range all {
@@ -151,11 +150,11 @@ func findMount(path string) (*machine.Mount, error) {
 	return nil, err
 }
 
-// ErrNotMounted is what Unmount's error wraps where there is no mount.
+// ErrNotMounted is wrapped by Unmount's error if there is no mount.
 var ErrNotMounted = errors.New("nothing is mounted")
 
-// Unmount takes away a mount of Shoal, of any process, dead or alive. If it is in use, it fails and
-// says by whom; lazy detaches it at once, and it is gone when its last user leaves.
+// Unmount removes a mount of Shoal, of any process, dead or alive. If it is in use, the error names the users; lazy
+// detaches it at once, and it ends with its last user.
 func Unmount(mountpoint string, lazy bool) error {
 	path, err := resolve(mountpoint)
 	if err != nil {
@@ -174,7 +173,7 @@ func Unmount(mountpoint string, lazy bool) error {
 	return unmountOrTell(path, lazy)
 }
 
-// unmountOrTell unmounts, or says what is in the way.
+// unmountOrTell unmounts, or names the users.
 func unmountOrTell(path string, lazy bool) error {
 	err := unmount(path, lazy)
 	if errors.Is(err, unix.EBUSY) {
@@ -190,7 +189,7 @@ func unmountOrTell(path string, lazy bool) error {
 	return nil
 }
 
-// unmount is umount(2), or fusermount3 for those who may not call it.
+// unmount is umount(2), or fusermount3 without the privilege for that.
 func unmount(path string, lazy bool) error {
 	flags := unix.UMOUNT_NOFOLLOW
 	if lazy {
@@ -218,7 +217,7 @@ func unmount(path string, lazy bool) error {
 	return nil
 }
 
-// fusermount returns the path of the helper that mounts for users.
+// fusermount returns the path of the helper that mounts for users without privileges.
 func fusermount() (string, error) {
 	for _, name := range []string{"fusermount3", "fusermount", "/bin/fusermount3", "/bin/fusermount"} {
 		if path, err := exec.LookPath(name); err == nil {
@@ -231,8 +230,8 @@ func fusermount() (string, error) {
 // maxUsers is how many processes an error names.
 const maxUsers = 5
 
-// users names processes that have something of the mount open or stand in it. It reads only links of
-// /proc, never the mount. Processes of others are seen by root alone.
+// users names processes with open files or working directories in the mount. It reads only links of /proc, never the
+// mount. Only root sees other users' processes.
 func users(path string) string {
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	var found []string

@@ -10,7 +10,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// nodeID names a node towards the kernel:
+// nodeID identifies a node to the kernel:
 //
 //	bit 63        40 39  36 35                                0
 //	   +------------+------+-----------------------------------+
@@ -49,22 +49,22 @@ type generation struct {
 	number   uint64
 	manifest *catalog.Manifest
 
-	// refs counts the lookups that the kernel has not forgotten and the open handles of the root
-	// folder. It is very negative once the generation is retired.
+	// refs counts the kernel's lookups and the open handles of the root folder. It is very negative once the
+	// generation is retired.
 	refs atomic.Int64
 }
 
 const retired = -1 << 62
 
-// retain counts n more references. It fails if the generation was retired meanwhile.
+// retain adds n references. It fails if the generation was retired meanwhile.
 func (g *generation) retain(n int64) bool { return g.refs.Add(n) > 0 }
 
-// generations holds every version that the kernel has nodes of.
+// generations has every version with nodes known to the kernel.
 type generations struct {
 	volume Volume
 	newest atomic.Pointer[generation]
 	older  atomic.Pointer[[]*generation] // copied on write, nearly always empty
-	mu     sync.Mutex                    // serializes changes of the two
+	mu     sync.Mutex                    // serializes changes of both
 }
 
 func newGenerations(v Volume) *generations {
@@ -74,7 +74,7 @@ func newGenerations(v Volume) *generations {
 	return s
 }
 
-// current returns the generation of the version in force, which it begins if need be.
+// current returns the generation of the version in force, which it creates if necessary.
 func (s *generations) current() *generation {
 	g := s.newest.Load()
 	if s.volume.Manifest() == g.manifest {
@@ -113,7 +113,7 @@ func (s *generations) find(number uint64) *generation {
 	return nil
 }
 
-// release gives n references back.
+// release removes n references.
 func (s *generations) release(g *generation, n int64) {
 	if g.refs.Add(-n) == 0 && g != s.newest.Load() {
 		s.mu.Lock()
@@ -122,7 +122,7 @@ func (s *generations) release(g *generation, n int64) {
 	}
 }
 
-// prune retires older generations that the kernel has nothing of. s.mu is held.
+// prune retires older generations without references. s.mu is held.
 func (s *generations) prune() {
 	kept := slices.DeleteFunc(slices.Clone(*s.older.Load()), func(g *generation) bool {
 		return g.refs.CompareAndSwap(0, retired)

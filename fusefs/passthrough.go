@@ -13,31 +13,29 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// passthrough hands local files to the kernel, which then reads them without us. OPEN and RELEASE still
-// arrive.
+// passthrough hands local files to the kernel, which then reads them itself. OPEN and RELEASE still arrive.
 //
-// All opens of a node at a time must be passed through, to the same backing file, or none: the kernel
-// fails what contradicts an open that it has (EIO). So the first open decides and the others follow
-// until the last is released. The kernel has dropped its own count when RELEASE arrives, so ours is
-// never the smaller one.
+// All simultaneous opens of a node must be passed through, to the same backing file, or none: the kernel fails an
+// open that contradicts another (EIO). So the first open decides, and the others follow until the last release. The
+// kernel decrements its count before RELEASE arrives, so ours is never smaller.
 //
-// A file that is rewritten in place while it is open shows what is written: nobody is asked any more.
+// A file rewritten in place while open shows the new content: this process is not involved any more.
 type passthrough struct {
 	backer Backer
 	log    *slog.Logger
 	device backingDevice
-	off    atomic.Bool // it cannot be had here
+	off    atomic.Bool // not available here
 	shards [64]backingShard
 }
 
-// backingDevice is the part of [fuse.Server] that knows backing files.
+// backingDevice is the part of [fuse.Server] for backing files.
 type backingDevice interface {
 	RegisterBackingFd(m *fuse.BackingMap) (int32, syscall.Errno)
 	UnregisterBackingFd(id int32) syscall.Errno
 }
 
-// backingShard is a part of the nodes that are open. Opening a file may wait for a disk, so one lock
-// for all would make every open wait for it.
+// backingShard is a part of the open nodes. Opening a file may wait for a disk, so with a single lock every open
+// would wait for it.
 type backingShard struct {
 	mu    sync.Mutex
 	nodes map[nodeID]*backing
@@ -60,8 +58,8 @@ func (p *passthrough) shard(node nodeID) *backingShard {
 	return &p.shards[node.index()%len(p.shards)]
 }
 
-// open fills in the reply to an OPEN and reports whether the file is passed through. Every open that
-// got no error needs a release.
+// open fills in the reply to an OPEN and reports whether the file is passed through. Every successful open needs a
+// release.
 func (p *passthrough) open(node nodeID, m *catalog.Manifest, file int, out *fuse.OpenOut) (passed bool, errno syscall.Errno) {
 	s := p.shard(node)
 	s.mu.Lock()
@@ -79,14 +77,13 @@ func (p *passthrough) open(node nodeID, m *catalog.Manifest, file int, out *fuse
 	if b.id == 0 {
 		return false, 0
 	}
-	// No other flag is allowed beside but FOPEN_DIRECT_IO, which is not wanted.
+	// The only other flag allowed here is FOPEN_DIRECT_IO, which is not wanted.
 	out.OpenFlags = fuse.FOPEN_PASSTHROUGH | fuse.FOPEN_NOFLUSH
 	out.BackingID = b.id
 	return true, 0
 }
 
-// register makes the file's local file known to the kernel. It returns 0 where the file has to be
-// served as any other.
+// register registers the local file with the kernel. It returns 0 if the file must be served as any other.
 func (p *passthrough) register(m *catalog.Manifest, file int) (id int32, errno syscall.Errno) {
 	if p.off.Load() {
 		return 0, 0
@@ -104,7 +101,7 @@ func (p *passthrough) register(m *catalog.Manifest, file int) (id int32, errno s
 	case errno == 0:
 		return id, 0
 	case errors.Is(errno, syscall.ELOOP):
-		// The file system is stacked on others itself, as overlayfs; another file may lie elsewhere.
+		// The file system is itself stacked on others, as overlayfs; other files may be elsewhere.
 	case p.off.CompareAndSwap(false, true):
 		// EPERM: no CAP_SYS_ADMIN. EOPNOTSUPP, ENOTTY, EINVAL: a kernel before 6.9, or one built without.
 		p.log.Info("local files are read by this process, not by the kernel itself", "cause", errno)
@@ -112,7 +109,7 @@ func (p *passthrough) register(m *catalog.Manifest, file int) (id int32, errno s
 	return 0, 0
 }
 
-// unchanged compares what the manifest knows of a local file.
+// unchanged compares a local file with its size and time in the manifest.
 func unchanged(f *os.File, m *catalog.Manifest, file int) bool {
 	fi, err := f.Stat()
 	if err != nil || !fi.Mode().IsRegular() || fi.Size() != m.Size(file) {

@@ -9,9 +9,8 @@ import (
 	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
-// A position in a directory stream is a number: 0 is ".", 1 is "..", then the subdirectories, then
-// the files, in the manifest's order. So reading a directory of any size needs no state, and
-// seekdir(3) works.
+// A position in a directory stream is a number: 0 is ".", 1 is "..", then the subdirectories, then the files, in the
+// manifest's order. So reading a directory of any size needs no state, and seekdir(3) works.
 
 // OpenDir implements fuse.RawFileSystem.
 func (f *filesystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
@@ -25,7 +24,7 @@ func (f *filesystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenO
 	if id != rootID {
 		return fuse.OK
 	}
-	// The root's node is that of every generation: the handle pins the one to list.
+	// The root's node is the same in every generation: the handle pins the one to list.
 	for {
 		if g := f.gens.current(); g.retain(1) {
 			out.Fh = g.number

@@ -9,17 +9,16 @@ import (
 	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
-// Recorder is a [Control] that can record what readers do: then there is `.shoal/profile`.
+// Recorder is a [Control] that can record readers' actions: it enables `.shoal/profile`.
 type Recorder interface {
-	// Record begins a recording, which is the file's content until it is closed. Any error is EBUSY to
-	// the one who opens it.
+	// Record starts a recording, which is the file's content until it is closed. Any error is EBUSY to the opener.
 	Record() (Recording, error)
 
-	// Recording reports whether one is under way. It is called for nearly every request, so it must
-	// cost no more than an atomic load.
+	// Recording reports whether a recording is running. It is called for nearly every request, so it must cost no more
+	// than an atomic load.
 	Recording() bool
 
-	// Saw takes note of what a process did, and when it began. e.At is not set.
+	// Saw records an action of a process, and when it began. e.At is not set.
 	Saw(m *catalog.Manifest, e trace.Event, at time.Time)
 
 	// Area tells where a read would be served from now.
@@ -28,7 +27,7 @@ type Recorder interface {
 
 // Recording is a stream of the lines of package trace.
 type Recording interface {
-	// Read fills p with what is new, and returns 0 when nothing is.
+	// Read fills p with new data, and returns 0 if there is none.
 	Read(p []byte) int
 	// Close ends it. It may be called again.
 	Close()
@@ -36,14 +35,14 @@ type Recording interface {
 
 func (f *filesystem) recording() bool { return f.recorder != nil && f.recorder.Recording() }
 
-// saw records an event that takes no time.
+// saw records an event without duration.
 func (f *filesystem) saw(m *catalog.Manifest, kind trace.Kind, process uint32, file int) {
 	if f.recording() {
 		f.recorder.Saw(m, trace.Event{Kind: kind, Process: process, File: int32(file)}, time.Now())
 	}
 }
 
-// looked records that a name, or what is known of it, was asked for.
+// looked records a lookup of a name or its attributes.
 func (f *filesystem) looked(m *catalog.Manifest, process uint32, n catalog.Node, ok bool) {
 	file := -1
 	if ok && !n.IsDir {
@@ -52,7 +51,7 @@ func (f *filesystem) looked(m *catalog.Manifest, process uint32, n catalog.Node,
 	f.saw(m, trace.Lookup, process, file)
 }
 
-// record is a READ that is recorded; the zero value is one that is not.
+// record is a recorded READ; the zero value is one that is not recorded.
 type record struct {
 	to    Recorder
 	m     *catalog.Manifest

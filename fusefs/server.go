@@ -20,137 +20,130 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// Volume is the data that is shown. It is safe for concurrent use.
+// Volume is the mounted data. It is safe for concurrent use.
 type Volume interface {
-	// Manifest returns the version in force for new lookups. It is called for nearly every
-	// request, so it must cost no more than an atomic load. A manifest that it has returned
-	// stays usable as long as the mount lives: the kernel may have old files open.
+	// Manifest returns the version in force for new lookups. It is called for nearly every request, so it must cost no
+	// more than an atomic load. Returned manifests stay usable for the life of the mount: the kernel may have old
+	// files open.
 	Manifest() *catalog.Manifest
 
-	// ReadAt fills p from the file's offset off, inside the file, and returns fewer bytes than
-	// len(p) only at its end. ctx ends when the reader is interrupted; it is valid only until
-	// ReadAt returns. A fetch that was begun goes on, and a later read finds its result.
-	// Errors are [objstore.Error] or the context's.
+	// ReadAt fills p from the file's offset off, inside the file, and returns fewer bytes than len(p) only at its end.
+	// ctx ends when the reader is interrupted; it is valid only until ReadAt returns. The fetch continues, and a later
+	// read finds its result. Errors are [objstore.Error] or the context's.
 	ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error)
 
-	// Opened tells that a reader has opened the file, before it reads: the signal of where it
-	// stands. process is the thread that opens it, so that readers can be told apart; 0 for one in a pid
-	// namespace that cannot be seen from here. It must be cheap and must not block.
+	// Opened says that a reader has opened the file, before it reads: this signal tells the reader's position. process
+	// is the thread, which identifies the reader; 0 if its pid namespace is not visible from here. It must be cheap
+	// and must not block.
 	Opened(m *catalog.Manifest, file int, process uint32)
 
-	// Released tells that the last descriptor of one open was closed. It comes some time after
-	// close(2), and not at all if the mount is aborted.
+	// Released says that the last descriptor of one open was closed. It comes some time after close(2), and not at all
+	// if the mount is aborted.
 	Released(m *catalog.Manifest, file int)
 }
 
-// What follows are capabilities that a [Volume] may have besides.
+// The following are optional capabilities of a [Volume].
 
-// Lender is a [Volume] that can lend content that lies in its memory, so that the kernel copies it from
-// there. Content in memory served so took 7 to 8% less of the daemon's CPU than through ReadAt (42 us a file
-// of 63 KB for 45, 48 for 52), for 0 to 5% more files a second (BenchmarkCeiling, arms lend and copy).
+// Lender is a [Volume] that can lend content in its memory, from which the kernel copies it. That took 7 to 8% less
+// of the daemon's CPU than ReadAt (42 us per file of 63 KB instead of 45, 48 instead of 52), for 0 to 5% more files a
+// second (BenchmarkCeiling, arms lend and copy).
 type Lender interface {
-	// Lend returns the n bytes of the file from off, n > 0 and inside the file. Nobody writes to
-	// them until release, which is called once, when the kernel has its copy: very soon, unless the
-	// reader's buffer must be paged in. If they are not there, or not in one piece, ok is false and
-	// ReadAt is asked. Lend must not block.
+	// Lend returns the n bytes of the file from off, n > 0 and inside the file. They must not change until release,
+	// which is called once, when the kernel has its copy: very soon, unless the reader's buffer must be paged in. If
+	// they are not in memory, or not in one piece, ok is false and ReadAt is called. Lend must not block.
 	Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool)
 }
 
-// Backer is a [Volume] with files that lie on this machine as they are. The kernel then reads them
-// itself (passthrough: Linux 6.9, CAP_SYS_ADMIN, and a file system that is not stacked on others, as
-// overlayfs is); where it cannot, the file is served as any other.
+// Backer is a [Volume] with unmodified files on this machine. The kernel then reads them itself (passthrough: Linux
+// 6.9, CAP_SYS_ADMIN, and a file system that is not stacked on others, as overlayfs is); if it cannot, the file is
+// served as any other.
 type Backer interface {
-	// BackingFile opens the local file that holds the file's content and nothing else. The caller
-	// closes it. If there is none, or if it is found changed, ok is false, and ReadAt is asked for the
-	// bytes or the error. It is called at every open but those of a file that is open already. A
-	// file whose size or time is not the manifest's is ESTALE to the reader.
+	// BackingFile opens the local file with exactly the file's content. The caller closes it. If there is none, or if
+	// it has changed, ok is false, and ReadAt is called for the bytes or the error. It is called at every open unless
+	// the file is open already. A file whose size or time differs from the manifest is ESTALE to the reader.
 	BackingFile(m *catalog.Manifest, file int) (f *os.File, ok bool)
 }
 
-// Stater is a [Volume] that can tell where a file's content is.
+// Stater is a [Volume] that knows where a file's content is.
 type Stater interface {
 	// State returns the value of the attribute user.shoal.state: "kept", "staged" or "remote".
 	State(m *catalog.Manifest, file int) string
 }
 
-// Moder is a [Volume] whose files have permissions of their own.
+// Moder is a [Volume] whose files have their own permissions.
 type Moder interface {
-	// Permissions returns the bits of a file's mode, of which the mount shows those to read and to execute. ok is false
-	// where there are none to go by; then everybody may read, as far as Options.Umask lets them.
+	// Permissions returns a file's mode bits, of which the mount shows those to read and to execute. If ok is false,
+	// everybody may read, within Options.Umask.
 	Permissions(m *catalog.Manifest, file int) (bits uint32, ok bool)
 }
 
-// Control is what stands behind the files of .shoal. It is safe for concurrent use.
+// Control implements the files of .shoal. It is safe for concurrent use.
 type Control interface {
-	// Get returns the content of "stats", "order", "refresh" or "plans/NAME", or an error that
-	// wraps [fs.ErrNotExist]. Nobody writes to the bytes afterwards.
+	// Get returns the content of "stats", "order", "refresh" or "plans/NAME", or an error that wraps [fs.ErrNotExist].
+	// The bytes do not change afterwards.
 	Get(name string) ([]byte, error)
 
-	// PutPlan checks a whole plan and puts it in force, or fails and leaves the one before. data
-	// is the caller's again when PutPlan returns. Any error is EINVAL to the writer.
+	// PutPlan checks a whole plan and installs it, or fails and keeps the old one. The caller owns data again when
+	// PutPlan returns. Any error is EINVAL to the writer.
 	PutPlan(name string, data []byte) error
 
 	// RemovePlan ends a plan, or fails with an error that wraps [fs.ErrNotExist] if there is none.
 	RemovePlan(name string) error
 
-	// Refresh lists the source again and returns when a new version, if there is one, is in
-	// force. ctx ends when the caller is killed.
+	// Refresh lists the source again and returns when a new version, if any, is in force. ctx ends when the caller is
+	// killed.
 	Refresh(ctx context.Context) error
 }
 
-// PlanLister is implemented by a [Control] that can list the names of its plans for
-// `ls .shoal/plans`.
+// PlanLister is implemented by a [Control] that can list its plans for `ls .shoal/plans`.
 type PlanLister interface {
 	Plans() []string
 }
 
-// Witness is told who uses a mount. Its methods are called before the reply, so they must not wait.
+// Witness records the users of a mount. Its methods are called before the reply, so they must not wait.
 type Witness interface {
-	// Opening tells, at every open of a file, who opens it.
+	// Opening is called at every open of a file.
 	Opening(who Caller)
-	// Did tells what was done by a file of .shoal, "plans/NAME" or "refresh", and how that ended.
+	// Did is called after an action through a file of .shoal, "plans/NAME" or "refresh", with its error.
 	Did(who Caller, file string, err error)
 }
 
-// Caller is whom the kernel names with a request.
+// Caller identifies the process of a request, as the kernel reports it.
 type Caller struct {
-	Thread, UID, GID uint32 // Thread is 0 in a pid namespace that cannot be seen from here
+	Thread, UID, GID uint32 // Thread is 0 if its pid namespace is not visible from here
 }
 
-// Memory accounts for what written plans occupy until they are installed.
+// Memory accounts for written plans until they are installed.
 type Memory interface {
-	// Reserve takes n bytes and reports whether they were there; otherwise the write fails with
-	// ENOMEM. It does not block.
+	// Reserve reserves n bytes and reports whether it could; otherwise the write fails with ENOMEM. It does not block.
 	Reserve(n int64) bool
-	// Release gives bytes back.
+	// Release releases bytes.
 	Release(n int64)
 }
 
 // Defaults of [Options].
 const (
 	DefaultTimeout = 4 * time.Hour
-	// DefaultMaxBackground is how many asynchronous READs the kernel sends before it waits. Reads
-	// through the page cache are asynchronous, so it bounds how many readers can wait for the
-	// store at a time. 64 readers of a store that takes 30 ms got 290 files/s with the kernel's
-	// default of 12, 1,360 with 64, and 1,840 with 256; with warm data and 8 readers all measure
-	// alike (BenchmarkSlowStore, BenchmarkCold).
+	// DefaultMaxBackground is how many asynchronous READs the kernel sends before it waits. Reads through the page
+	// cache are asynchronous, so it bounds how many readers can wait for the store at a time. 64 readers of a store
+	// that takes 30 ms got 290 files/s with the kernel's default of 12, 1,360 with 64, and 1,840 with 256; with warm
+	// data and 8 readers there is no difference (BenchmarkSlowStore, BenchmarkCold).
 	DefaultMaxBackground = 256
-	// maxRequest is the largest READ, in bytes. go-fuse allocates a buffer of this size for each
-	// goroutine that waits for a request, and splices (should that ever pay) only if header,
-	// payload and a page fit a pipe of 1 MiB. Four readers of 16-MiB files in memory, with a
-	// read-ahead of 1 MiB: 1,069 MiB/s in READs of 128 KiB, 1,383 of 256, 1,631 of 512, 640 of
-	// 1,024. With 512 and a read-ahead of 128 KiB 1,159, of 4 MiB 1,172. Files of 63 KB come by one
+	// maxRequest is the largest READ, in bytes. go-fuse allocates a buffer of this size for each goroutine that waits
+	// for a request, and splices (should that ever pay) only if header, payload and a page fit a pipe of 1 MiB. Four
+	// readers of 16-MiB files in memory, with a read-ahead of 1 MiB: 1,069 MiB/s in READs of 128 KiB, 1,383 of 256,
+	// 1,631 of 512, 640 of 1,024. With 512 and a read-ahead of 128 KiB 1,159, of 4 MiB 1,172. Files of 63 KB need one
 	// READ in all cases. (Medians of 5 on a busy machine.)
 	maxRequest = 512 << 10
 )
 
-// Options of a mount. The zero value of a field asks for its default.
+// Options of a mount. The zero value of a field means its default.
 type Options struct {
 	KernelCache   bool          // keep a file's pages in the kernel's cache between opens
 	AllowOther    bool          // let other users in; the kernel then checks the modes
 	UID, GID      uint32        // owner of all nodes
 	Umask         uint32        // permission bits to clear
-	EntryTimeout  time.Duration // how long the kernel trusts a name, also that there is none
+	EntryTimeout  time.Duration // how long the kernel trusts a name, even a missing one
 	AttrTimeout   time.Duration // how long it trusts attributes
 	MaxBackground int           // asynchronous requests in flight
 	ReadAhead     int           // bytes that the kernel reads ahead; set only if root
@@ -158,7 +151,7 @@ type Options struct {
 	FsName        string        // the source, as df(1) shows it
 	Name          string        // the type is "fuse." + Name
 	Memory        Memory        // accounts for staged plans; may be nil
-	Witness       Witness       // is told who uses the mount; may be nil
+	Witness       Witness       // records users of the mount; may be nil
 	Logger        *slog.Logger
 }
 
@@ -183,12 +176,12 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// plusFits says whether every listing brings the kernel the files' attributes too (READDIRPLUS), which
-// saves a LOOKUP at each file's stat or first open: find with a stat of each of a million files took
-// 14 s and 2 s of this process's CPU so, and 37 s and 14 s with a LOOKUP each (BenchmarkMillion). But
-// each file then costs the kernel 1.1 KB, also under a walk that looks at names alone. The kernel gives
-// that back when it is short of memory; before, it may take a sixteenth. Beyond, listings bring attributes
-// when the kernel expects that they are asked for (READDIRPLUS_AUTO).
+// plusFits reports whether every listing also gives the kernel the files' attributes (READDIRPLUS), which saves a
+// LOOKUP at each file's stat or first open: find with a stat of each of a million files took 14 s and 2 s of this
+// process's CPU with it, and 37 s and 14 s with a LOOKUP each (BenchmarkMillion). But each file then costs the kernel
+// 1.1 KB, even in a walk that reads only names. The kernel frees that when it is short of memory; until then it may
+// use a sixteenth. Beyond that, listings include attributes only when the kernel expects to need them
+// (READDIRPLUS_AUTO).
 func plusFits(files int, memory uint64) bool {
 	const kernelBytes = 952 + 192 // fuse_inode and dentry on Linux 6.18
 	return uint64(files) <= memory/16/kernelBytes
@@ -202,7 +195,7 @@ func totalMemory() uint64 {
 	return uint64(si.Totalram) * uint64(si.Unit) //nolint:unconvert // narrower on other machines
 }
 
-// Server is a mount that is being served.
+// Server is an active mount.
 type Server struct {
 	fs         *filesystem
 	fuse       *fuse.Server
@@ -211,11 +204,11 @@ type Server struct {
 
 	invalidate chan chan struct{}
 	stop       sync.Once
-	done       chan struct{} // closed when nothing of the server runs any more
+	done       chan struct{} // closed when the server has ended completely
 }
 
-// Mount mounts v and c at the folder mountpoint and serves until it is unmounted. A mount that a dead
-// process left there is replaced. Errors name the thing, the cause and the remedy.
+// Mount mounts v and c at the folder mountpoint and serves until it is unmounted. It replaces the mount of a dead
+// process. Errors name the thing, the cause and the remedy.
 func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	o.setDefaults()
 	path, err := freeMountpoint(mountpoint, o)
@@ -257,8 +250,7 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 		s.notifyLoop(served)
 		f.control.close()
 	}()
-	// The device number comes from mountinfo, because a stat of the mount would be a request to
-	// ourselves.
+	// The device number comes from mountinfo, because a stat of the mount would be a request to this process.
 	if mi, err := findMount(path); err == nil && mi != nil {
 		s.device = mi.Device
 	}
@@ -302,9 +294,9 @@ func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
 		MaxBackground:     o.MaxBackground,
 		MaxWrite:          maxRequest,
 		DisableSplice:     true, // see the package comment
-		// The content of a node never changes, so the kernel need not look at times to keep pages.
+		// The content of a node never changes, so the kernel need not check times to keep pages.
 		ExplicitDataCacheControl: true,
-		// O_TRUNC comes with the open, so it is clear whose staging it empties.
+		// O_TRUNC comes with the open, so it is clear whose staged content it clears.
 		ExtraCapabilities: fuse.CAP_ATOMIC_O_TRUNC,
 		PanicHandler: func(v any) fuse.Status {
 			o.Logger.Error("panic while answering the kernel", "panic", v, "stack", string(debug.Stack()))
@@ -312,8 +304,8 @@ func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
 		},
 	}
 	if o.AllowOther {
-		// Otherwise every user could read everything, whatever the modes say. When only the
-		// owner has access, mutations should say EROFS and not EACCES.
+		// Otherwise every user could read everything, whatever the modes. If only the owner has access, mutations
+		// should return EROFS and not EACCES.
 		mo.Options = append(mo.Options, "default_permissions")
 	}
 	if !plusFits(v.Manifest().Len(), totalMemory()) {
@@ -325,7 +317,7 @@ func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
 // mountError explains a failed mount(2) or fusermount3.
 func mountError(path string, root bool, err error) error {
 	if root && errors.Is(err, syscall.EPERM) {
-		return fmt.Errorf("mount on %s: %w (root without the capability CAP_SYS_ADMIN; in a container: --cap-add SYS_ADMIN --device /dev/fuse, and an AppArmor profile that lets it mount)", path, err)
+		return fmt.Errorf("mount on %s: %w (root lacks the capability CAP_SYS_ADMIN; in a container: --cap-add SYS_ADMIN --device /dev/fuse, and an AppArmor profile that lets it mount)", path, err)
 	}
 	if !root {
 		return fmt.Errorf("mount on %s: %w (fusermount3's own message is above; the folder must belong to you)", path, err)
@@ -333,8 +325,8 @@ func mountError(path string, root bool, err error) error {
 	return fmt.Errorf("mount on %s: %w", path, err)
 }
 
-// closeOnExec keeps /dev/fuse from child processes: go-fuse opens it without O_CLOEXEC for a direct
-// mount, and a mount lives as long as any process has it open.
+// closeOnExec keeps /dev/fuse from child processes: go-fuse opens it without O_CLOEXEC for a direct mount, and a
+// mount lives as long as any process has it open.
 func closeOnExec() {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -349,19 +341,19 @@ func closeOnExec() {
 	}
 }
 
-// Wait returns when the mount is gone and nothing of the server runs any more.
+// Wait returns when the mount is gone and the server has ended completely.
 func (s *Server) Wait() { <-s.done }
 
-// Unmount takes the mount away. If it is in use, it fails and says by whom; lazy detaches it at once,
-// and it is gone when its last user leaves. Reads that wait are given up when their reader dies or
-// when the server stops; [Server.Wait] tells when all has ended.
+// Unmount removes the mount. If it is in use, the error names the users; lazy detaches it at once, and it ends with
+// its last user. Waiting reads end when their reader dies or the server stops; [Server.Wait] returns when all has
+// ended.
 func (s *Server) Unmount(lazy bool) error {
 	select {
 	case <-s.done:
 		return nil
 	default:
 	}
-	// Somebody else may have detached it, and even mounted something in its place.
+	// Another process may have detached it, and even mounted something in its place.
 	mi, err := findMount(s.mountpoint)
 	if err == nil && mi != nil && mi.Device == s.device {
 		err = unmountOrTell(s.mountpoint, lazy)
@@ -372,25 +364,24 @@ func (s *Server) Unmount(lazy bool) error {
 	return err
 }
 
-// Abort takes the mount away from whoever uses it: what they have open fails from now on. [Server.Wait]
-// tells when all has ended. Users other than root cannot do that to open files; for them it is
-// Unmount(true), and the files fail when the process ends.
+// Abort removes the mount even from its users: their open files fail from now on. [Server.Wait] returns when all has
+// ended. Without root, open files cannot be aborted: then it is Unmount(true), and they fail when the process ends.
 func (s *Server) Abort() error {
 	s.stop.Do(func() { close(s.fs.stopping) })
 	mi, err := findMount(s.mountpoint)
 	if err != nil || mi == nil || mi.Device != s.device {
 		return err
 	}
-	// The kernel aborts the connection even where it then finds the mount busy.
+	// The kernel aborts the connection even if it then finds the mount busy.
 	if unix.Unmount(s.mountpoint, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW) == nil {
 		return nil
 	}
 	return unmountOrTell(s.mountpoint, true)
 }
 
-// Invalidate makes the kernel forget what it knows of names, so that lookups see the version in force.
-// Files that are open, and folders that are some process's working directory, stay as they are. It
-// returns when that is done, or when the server ends. It may be called from [Control].
+// Invalidate makes the kernel forget names, so that lookups see the version in force. Open files, and folders that
+// are a process's working directory, stay as they are. It returns when that is done, or when the server ends. It may
+// be called from [Control].
 func (s *Server) Invalidate() {
 	finished := make(chan struct{})
 	select {
@@ -416,13 +407,13 @@ func (s *Server) notifyLoop(served <-chan struct{}) {
 	}
 }
 
-// notify drops every name at the root, of both versions: the new ones too, because the kernel may
-// remember that they were missing. What lies below goes with its folder.
+// notify drops every name at the root, of both versions: also the new ones, because the kernel may remember that they
+// were missing. Names below go with their folder.
 func (s *Server) notify(before, now *catalog.Manifest) {
 	for _, m := range []*catalog.Manifest{before, now} {
 		root := m.Dir(0)
 		for d := root.FirstDir; d < root.EndDir; d++ {
-			s.fuse.EntryNotify(uint64(rootID), m.Dir(d).Name) // ENOENT: the kernel does not know it
+			s.fuse.EntryNotify(uint64(rootID), m.Dir(d).Name) // ENOENT: unknown to the kernel
 		}
 		for file := root.FirstFile; file < root.EndFile; file++ {
 			s.fuse.EntryNotify(uint64(rootID), m.Name(file))
@@ -434,10 +425,10 @@ func (s *Server) notify(before, now *catalog.Manifest) {
 	s.fuse.InodeNotify(uint64(rootID), 0, 0) // attributes and the cached listing
 }
 
-// fuseConf is where a system administrator allows allow_other.
+// fuseConf is the file in which an administrator enables allow_other.
 const fuseConf = "/etc/fuse.conf"
 
-// checkPrivileges looks for what mounting needs besides the mount point.
+// checkPrivileges checks what mounting needs besides the mount point.
 func checkPrivileges(o Options) error {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {

@@ -24,7 +24,7 @@ type throttled struct {
 	shown, suppressed int
 }
 
-// warn logs. The keys of one throttle are few and known beforehand.
+// warn logs. A throttle has few keys, which are constants.
 func (t *throttle) warn(key, text string, args ...any) {
 	t.mu.Lock()
 	k := t.by[key]

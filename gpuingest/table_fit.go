@@ -74,7 +74,7 @@ func ParseFit(b []byte) (*Fit, error) {
 		return nil, fmt.Errorf("fit: %w", err)
 	}
 	if f.Version != fitVersion || len(f.Comma) != 1 || f.Width < 0 || f.Width > maxOut/8 {
-		return nil, fmt.Errorf("fit of version %d, this one reads %d", f.Version, fitVersion)
+		return nil, fmt.Errorf("fit of version %d, but this version reads %d", f.Version, fitVersion)
 	}
 	for i := range f.Features {
 		g := &f.Features[i]

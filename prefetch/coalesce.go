@@ -2,45 +2,44 @@ package prefetch
 
 import "slices"
 
-// Places says where files lie in their objects. Ranks number the files by object and then by offset,
-// 0 to Len()-1. Implementations are safe for concurrent use.
+// Places tells where files lie in their objects. Ranks number the files by object and then by offset, 0 to Len()-1.
+// Implementations are safe for concurrent use.
 type Places interface {
 	Len() int
 	// Rank returns the rank of a file, At the file of a rank.
 	Rank(file int) int
 	At(rank int) int
-	// Extent returns the object that holds the file of a rank, and its bytes [off, end) there.
+	// Extent returns the object of the file at a rank, and its bytes [off, end) there.
 	Extent(rank int) (object int, off, end int64)
 }
 
 // Coalescing bounds a request for several files.
 type Coalescing struct {
-	// MaxBytes is the longest span, from the first byte of the first file to the last byte of the
-	// last, including what nobody wants in between. A single file may be longer.
+	// MaxBytes is the longest span, from the first byte of the first file to the last byte of the last, including
+	// unwanted bytes in between. A single file may be longer.
 	MaxBytes int64
-	// MaxGap is how many bytes that nobody wants may lie between two files that are wanted. In a tar
-	// that is at least a member's header and the padding before it: 512 to 1,535 bytes, and 1,024 or
-	// more in addition for PAX headers. With less than 4 KiB even neighbours may be fetched apart.
+	// MaxGap is how many unwanted bytes may lie between two wanted files. In a tar there is at least a member's header
+	// and the padding before it: 512 to 1,535 bytes, and 1,024 or more for PAX headers. With less than 4 KiB even
+	// neighbours may be fetched separately.
 	MaxGap int64
-	// MaxFiles is the largest number of files, counting those that are wanted.
+	// MaxFiles is the largest number of wanted files.
 	MaxFiles int
 }
 
-// maxPassed is how many files in a row are passed over that are not wanted. Members of a tar that are
-// that small together take 32 KiB of headers, so with small gaps the bytes end the search first; it
-// bounds the number of calls to wanted, which take a lock each, where large gaps are allowed.
+// maxPassed is how many unwanted files in a row are passed over. That many tiny members of a tar take 32 KiB of
+// headers, so with small gaps the bytes end the search first. With large gaps this bounds the number of calls to
+// wanted, each of which takes a lock.
 const maxPassed = 64
 
-// Coalesce returns the ranks of the files that are to be fetched by one request with file, which is
-// needed next, ascending, file's own among them: of its neighbours in the same object those that are
-// wanted, as far as the gaps between them and the bounds allow. It looks to the right first, which is
-// where a reader in sequence goes on, and to the left with what is left of the bounds.
+// Coalesce returns the ranks of the files to fetch in one request with file, which is needed next, ascending and
+// including file's: its wanted neighbours in the same object, as far as the gaps between them and the bounds allow.
+// It looks to the right first, where a sequential reader continues, and to the left with the rest of the bounds.
 //
-// wanted is asked at most once about each file passed, never about file itself, and whatever it wants
-// is in the result: it may claim what it answers true for. Files of several extents never belong into a request for several files: let wanted say
-// false for them, and do not call Coalesce for one.
+// wanted is called at most once for each file passed, never for file itself. Every file that it accepts is in the
+// result, so it may claim them. Files of several extents never belong in a request for several files: wanted must
+// return false for them, and Coalesce must not be called for one.
 //
-// It takes O(1) time for each file returned or passed over, of which there are at most 64 in a row.
+// It takes O(1) time per file returned or passed over; at most 64 in a row are passed over.
 func Coalesce(file int, p Places, o Coalescing, wanted func(file int) bool) []int {
 	rank := p.Rank(file)
 	object, first, last := p.Extent(rank)
@@ -70,46 +69,45 @@ func Coalesce(file int, p Places, o Coalescing, wanted func(file int) bool) []in
 	return slices.Concat(ranks[right:], ranks[:right])
 }
 
-// Horizon is how far ahead an executor goes that coalesces requests. Positions count from the reader's, not
-// from the one that is being planned.
+// Horizon is how far ahead an executor looks that coalesces requests. Positions count from the reader's, not from the
+// planned one.
 type Horizon struct {
-	// Plan: up to here, from Front on, a request is started for what is not resident.
+	// Plan: up to here, from Front on, requests are started for missing files.
 	Plan int
-	// Take: what is needed up to here, from the reader's frontier on, may come along.
+	// Take: files needed up to here, from the reader's frontier on, may be fetched along.
 	Take int
-	// Spread is the most that Front believes.
+	// Spread is the largest spread that Front accepts.
 	Spread int
-	// Reserve is the part of the memory that nothing may take that only comes along.
+	// Reserve is the part of the memory that files fetched along may not take.
 	Reserve int64
 }
 
-// NewHorizon returns the horizon of an executor with budget bytes of memory for what is fetched ahead,
-// of files of mean bytes each.
+// NewHorizon returns the horizon of an executor with budget bytes of memory for prefetches, of files of mean bytes
+// each.
 //
-// What makes requests large is the distance between Plan and Take. An executor that starts a request
-// whenever there is memory for a file soon has memory for one file only, each time the reader is done
-// with another, and then fetches file by file: measured on 128 shards of 64 MiB with 1 GiB of memory
-// (TestHorizon), 0.64 requests a sample in sequence and 0.82 with a window of 16 shards. With an
-// eighth of the budget as the lead that a request needs for its latency, it is 0.008 and 0.013.
-// Take is twice what the budget holds, because of what lies that far ahead only the files of open shards
-// are resident, half of them in the mean; as many more bring nothing. The reserve keeps the lead from
-// starving where that guess is wrong, as it is for a uniform order.
+// The distance between Plan and Take makes requests large. An executor that starts a request whenever there is memory
+// for a file soon has memory for one file only, each time the reader is done with another, and then fetches file by
+// file: measured on 128 shards of 64 MiB with 1 GiB of memory (TestHorizon), 0.64 requests a sample in sequence and
+// 0.82 with a window of 16 shards. With an eighth of the budget as the lead that a request needs for its latency, it
+// is 0.008 and 0.013. Take is twice the budget: of files that far ahead only those of open shards are resident, on
+// average half of them; more brings nothing. The reserve keeps the lead from starving if that guess is wrong, as for
+// a uniform order.
 //
-// A windowed order needs memory for three quarters of its window's shards; with half of it, it takes
-// 0.14 requests a sample.
+// A windowed order needs memory for three quarters of its window's shards; with half of it, it needs 0.14 requests a
+// sample.
 func NewHorizon(budget, mean int64) Horizon {
 	n := max(budget/max(mean, 1), 1)
 	return Horizon{Plan: int(max(n/8, 1)), Take: int(2 * n), Spread: int(n / 2), Reserve: budget / 8}
 }
 
-// Front returns where a reader stands who has read all positions below frontier and none from head on. The
-// workers of a loader read a batch each, side by side: the last one is their number of batches ahead of the
-// first, and needs what comes next as soon. Somebody who opens one file out of turn must not move it far.
+// Front returns the place of a reader that has read all positions below frontier and none from head on. The workers
+// of a loader read a batch each in parallel. The last one is some batches ahead of the first, and its next samples
+// are just as urgent. A program that opens one file out of turn must not move it far.
 func (h Horizon) Front(frontier, head int) int {
 	return frontier + min(max(head-frontier, 0), h.Spread)
 }
 
-// Bound returns c with its span bounded by what may come along while free bytes of memory are free.
+// Bound returns c with its span limited to the files that may be fetched along with free bytes of memory free.
 func (h Horizon) Bound(c Coalescing, free int64) Coalescing {
 	c.MaxBytes = min(c.MaxBytes, free-h.Reserve)
 	return c

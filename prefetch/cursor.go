@@ -7,18 +7,18 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// fit says how an open fits a cursor.
+// fit classifies an open against a cursor.
 type fit uint8
 
 const (
-	absent fit = iota // the order does not hold the sample
+	absent fit = iota // the order does not have the sample
 	read              // all its positions have been read
 	near              // it has an unread position within reach
-	far               // it has one, but further ahead than reordering explains
+	far               // only further ahead than reordering explains
 )
 
-// cursor is one account of a reader: which positions of an order it has read, on the assumption
-// that it began at position start. It takes Len bits.
+// cursor is one account of a reader: which positions of an order it has read, assuming that it began at position
+// start. It takes Len bits.
 type cursor struct {
 	order order.Locator
 	n     int
@@ -29,7 +29,7 @@ type cursor struct {
 	words []uint64 // bit set: read
 	count int      // positions read
 	head  int      // highest position read + 1
-	runs  int      // places where a stream can go on: a read position, or the start, before an unread one
+	runs  int      // places where a stream can continue: a read position, or the start, before an unread one
 	floor int      // positions below it are no longer expected
 	low   int      // smallest unread position from floor on
 	// past holds the heads of the last span reads, one for each span/8 of them, as a ring.
@@ -49,14 +49,14 @@ func newCursor(o order.Locator, span int) *cursor {
 	return c
 }
 
-// restart forgets everything and assumes that the reader begins at start.
+// restart clears the cursor and assumes that the reader begins at start.
 func (c *cursor) restart(start int) {
 	clear(c.words[c.start/64 : (c.head+63)/64])
 	c.start, c.count, c.head, c.runs = start, 0, start, 1
 	c.reach(start)
 }
 
-// reach makes floor the first position that is expected, and holes above it new.
+// reach makes floor the first expected position, and holes above it new.
 func (c *cursor) reach(floor int) {
 	c.floor = floor
 	c.low = c.unread(floor)
@@ -89,8 +89,8 @@ func (c *cursor) nextRead(pos int) int {
 	return c.n
 }
 
-// gap returns how far pos lies above the nearest read position below it, or above the beginning.
-// It looks no further than window, which is where far begins anyway.
+// gap returns how far pos is above the nearest read position below it, or above the beginning. It looks no further
+// than window, where far begins anyway.
 func (c *cursor) gap(pos int) int {
 	stop := max(c.start, pos-c.window())
 	for p := pos - 1; p >= stop; p = p/64*64 - 1 {
@@ -101,13 +101,13 @@ func (c *cursor) gap(pos int) int {
 	return pos - stop + 1
 }
 
-// window is how far ahead of low an open may be and still count. A hole at low is only given up once
-// span more positions have been read, and up to an eighth more as expire counts in such steps, by a
-// reader that may itself be span ahead.
+// window is how far ahead of low an open may be and still count. A hole at low is given up only after span more
+// positions were read, and up to an eighth more as expire counts in such steps, by a reader that may itself be span
+// ahead.
 func (c *cursor) window() int { return c.span/2 + 2*c.span }
 
-// place finds the position that an open of sample most probably is: of the unread ones the first
-// that is expected, else one that had been given up, else one far ahead.
+// place finds the most probable position of an open of sample: among the unread ones the first expected one, else one
+// that was given up, else one far ahead.
 func (c *cursor) place(sample int) (int, fit) {
 	next := func(from int) int {
 		p := c.order.Find(sample, from)
@@ -147,7 +147,7 @@ func (c *cursor) mark(pos int) {
 	c.head = max(c.head, pos+1)
 	switch {
 	case pos < c.low && pos >= c.low-c.span:
-		// A position that had been given up is read after all: so may those that follow it.
+		// A position that was given up is read after all: so may those after it.
 		c.reach(pos)
 	case pos == c.low:
 		c.low = c.unread(pos)
@@ -155,8 +155,8 @@ func (c *cursor) mark(pos int) {
 	c.expire()
 }
 
-// expire gives up the holes that both lie span behind the head and were passed span reads ago.
-// The second condition keeps a stray open far ahead from dragging the floor past the reader.
+// expire gives up the holes that are span behind the head and were passed span reads ago. The second condition
+// prevents a stray open far ahead from moving the floor past the reader.
 func (c *cursor) expire() {
 	if c.unaudit++; c.unaudit < max(c.span/8, 1) {
 		return
@@ -170,9 +170,9 @@ func (c *cursor) expire() {
 	}
 }
 
-// step is the prior for how far a stream moves on: half of the time to the next position, else by
-// g with a probability proportional to 1/g, which has no scale of its own and so allows for batches
-// and ranks of any size. Summed over g from 1 to n it is at most 1.
+// step is the prior for how far a stream moves on: half of the time to the next position, otherwise by g with a
+// probability proportional to 1/g, which has no scale and so allows for batches and ranks of any size. Its sum over g
+// from 1 to n is at most 1.
 func (c *cursor) step(g int) float64 {
 	p := 0.5 / (c.z * float64(g))
 	if g == 1 {
@@ -181,9 +181,8 @@ func (c *cursor) step(g int) float64 {
 	return p
 }
 
-// density returns the probability of an open at the unread position pos, if the cursor's account
-// is right: either the leading stream moves on, or one of them all does. Summed over all unread
-// positions it is at most 1.
+// density returns the probability of an open at the unread position pos, if the cursor's account is right: either the
+// leading stream moves on, or any one of them does. Its sum over all unread positions is at most 1.
 func (c *cursor) density(pos int) float64 {
 	if pos < c.start {
 		return 0
@@ -195,9 +194,9 @@ func (c *cursor) density(pos int) float64 {
 	return p
 }
 
-// plausible returns a bound of density for an account that gets the benefit of the doubt: whichever
-// stream it was that moved on, the others may be waiting for it. A slow worker that catches up alone
-// would otherwise look like a reader with a single stream that has begun there.
+// plausible returns a bound of density for an account with the benefit of the doubt: whichever stream moved on, the
+// others may be waiting for it. Otherwise a slow worker that catches up alone would look like a reader with a single
+// stream that has begun there.
 func (c *cursor) plausible(pos int) float64 {
 	p := c.step(c.gap(pos))
 	if pos >= c.head {

@@ -7,45 +7,48 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Executor decides, for all orders that are read through one cache, what is fetched next, for whom what was read
-// stays, and what is given up. It is a value without a clock, a lock, a goroutine or I/O: its methods are events, Next
-// tells what to do about them, one action at a time, and Done takes how that went. Package run runs it against real
-// requests, package sim against modelled ones.
+// Executor decides, for all orders that are read through one cache, what is fetched next, which walk gets a sample
+// that was read, and which memory is given up. It has no clock, lock, goroutine or I/O: its methods are events, Next
+// returns one action at a time, and Done takes its outcome. Package run drives it with real requests, package sim
+// with modelled ones.
 //
-// It asks and does not mirror: what is resident, how much memory there is, what a walk holds, and where a reader
-// stands are questions (Source, Reader) whose answers hold for the moment.
+// It keeps no copy of the state: it asks what is resident, how much memory is free, what a walk holds, and where a
+// reader stands (Source, Reader). The answers are valid at that moment.
 //
 // # The rules
 //
-// What is fetched next. Each order has a Walk, which passes over its positions from the reader's frontier on, one by
-// one. A position that was read is skipped; one whose extents are all kept, staged or on their way is claimed, so that
-// they stay; at the first extent that is none of these the walk stands until that is fetched. Nearest first is the order
-// that minimises the longest wait where every file is read once (Jackson's rule: earliest due date). Behind the epoch's
-// last position comes the head of the next epoch, so that the line is not idle while this one's last batches are read.
-// Files that lie together in a shard come by one request (Coalesce), and then a walk rests when it is far enough ahead,
-// since a walk that asks whenever there is memory for one file fetches file by file (NewHorizon).
+// What is fetched next. Each order has a Walk, which passes over its positions one by one, from the reader's frontier
+// on. It skips positions that were read. If all extents of a position are kept, staged or in flight, it claims them,
+// so that they stay. At the first extent that is not, it stays until a request for that has started. Nearest first
+// minimises the longest wait if every file is read once (Jackson's rule: earliest due date). After the epoch's last
+// position comes the head of the next epoch, so that the line is not idle while the last batches are read. Files that
+// are adjacent in a shard are fetched by one request (Coalesce). A walk that asked whenever there is memory for one
+// file would fetch file by file, so it rests when it is far enough ahead (NewHorizon).
 //
-// Who is next. Places at a store go by start-time fair queueing (Fair) among the walks that stand at something to fetch.
-// Memory goes to whoever holds the least for its weight: a walk that finds another starved one which holds less
-// yields to it, unless its own reader needs the file next.
+// Who is next. Places at a store are assigned by start-time fair queueing (Fair) among the walks with something to
+// fetch. Memory goes to the walk that holds the least for its weight: a walk yields to a starved one that holds less,
+// unless its own reader needs the file next.
 //
-// What stays. What a reader is done with is handed to the walk that is still to read it, of several to the one that
-// holds the least; where there is none it is spent, and may be recycled. A walk is still to read what it has claimed,
-// and in addition the next files up to its share of the memory, which others' readers are done with first. When memory
-// runs short these go; but where others read the same files in orders of their own they take a quarter of the share (retain). So trainers that read one dataset in one order fetch it once together, as long as the
-// distance between them fits what the ones behind may hold; and those with seeds of their own use what they find.
+// What stays. A file that a reader is done with is handed to the walk that has yet to read it; of several, to the one
+// that holds the least. If there is none it is spent, and may be recycled. A walk has yet to read the files that it
+// has claimed, and the next files up to its share of the memory, if other readers are done with them first. When
+// memory runs short the latter go; but if others read the same files in their own orders, these files keep a quarter
+// of the share (retain). So trainers that read one dataset in one order fetch it once together, as long as the
+// distance between them fits in the memory of those behind. Trainers with their own seeds use each other's files when
+// they find them.
 //
-// What is given back. A walk that finds no memory takes back what another will read last: at once if that one holds four
-// times as much for its weight, which lets a walk that begins go ahead at all; if it holds a quarter more, once for every
-// four files that its own reader opens, which shows that it needs it. What its reader needs next is always
-// worth what anybody needs last, but for other parts of the same file, which would be taken for each other in turn.
+// What is given back. A walk without memory takes back what another walk will read last. It does so at once if that
+// one holds four times as much for its weight, so that a new walk can start. If that one holds a quarter more, it
+// does so once per four files that its own reader opens, which show that it needs the memory. For the file that its
+// reader needs next it may always take what any reader needs last, except other parts of the same file, which would
+// displace each other.
 //
-// What is lost, since a reader who waits took its memory, is planned again from there, when memory comes free.
+// A file that was lost because a waiting reader took its memory is planned again when memory comes free.
 //
-// A reader that moves (to another epoch, another pass, another place) gets a new walk over what is staged: it claims
-// what it can use, and when it has come to a stop the rest is given up. A plan that waits for its reader to begin it has
-// its head staged before more of the one in progress is, since nobody knows when that will end; where there is no memory
-// for it the farther half of what is staged of that one goes, once.
+// A reader that moves (to another epoch, pass or place) gets a new walk over the staged files: it claims those that
+// it can use, and when it stops the rest is given up. When a plan waits for its reader to begin it, its head is
+// staged before more of the current plan, since nobody knows when that will end. If there is no memory for it, the
+// farther half of the staged files of the current plan goes, once.
 //
 // # States of a walk
 //
@@ -57,51 +60,50 @@ import (
 //	yielding  leaves memory to a starved walk   → walking, when that one has what it needs
 //	ended     all is fetched that is known      → walking, when there is more
 //
-// Every event takes O(1) time in the dataset, and O(walks). Next says Again when it has done as much as passes mostPassed
-// positions, and goes on where it was.
-// It is not safe for concurrent use.
+// Every event takes O(1) time in the dataset, and O(walks). Next returns Again after as much work as passing
+// mostPassed positions, and continues there. It is not safe for concurrent use.
 type Executor struct {
 	walks   []*Walk
 	open    map[item]int // files that readers have open, and how often
-	settle  []item       // of which it is to be decided who has them next
-	sweeps  []any        // data of which all is to be looked at
-	doubted []item       // which go if nobody wants them
+	settle  []item       // whose next walk is to be decided
+	sweeps  []any        // data whose files are all to be checked
+	doubted []item       // which are given up if no walk wants them
 	takers  []*Walk      // that may take memory back
 	turn    int
 	worked  int // since Next last said Again or Idle, in positions
 }
 
-// item is a file of some data.
+// item is a file of a dataset.
 type item struct {
 	data any
 	file int
 }
 
-// Source is what a walk asks about the files of its data.
+// Source answers a walk's questions about its files.
 type Source interface {
 	Sizes
-	// Claim reports whether an extent is kept, staged or on its way; what is staged or on its way then stays for this
-	// walk until it is spent.
+	// Claim reports whether an extent is kept, staged or in flight. A staged or flying extent then stays for this walk
+	// until it is spent.
 	Claim(file, extent int) bool
-	// Room returns how many bytes could be fetched ahead now.
+	// Room returns how many bytes could be prefetched now.
 	Room() int64
-	// Load returns the bytes that are held for this walk, for each unit of its weight.
+	// Load returns the bytes held for this walk, per unit of its weight.
 	Load() float64
-	// Share returns how many files the walk's part of the memory holds, when all walks want theirs.
+	// Share returns how many files fit in the walk's share of the memory when all walks want theirs.
 	Share() int
-	// Bulk reports whether neighbours in a shard should come along whenever they are needed, because the cache has
-	// room for all that is missing.
+	// Bulk reports whether neighbours in a shard should be fetched along at any time, because the cache has space for
+	// everything that is missing.
 	Bulk() bool
 }
 
-// Reader tells where the reader of an order stands: Tracker does.
+// Reader returns the position of an order's reader: Tracker implements it.
 type Reader interface {
-	Frontier() int     // all positions below it were read, or are given up
+	Frontier() int     // all positions below it were read, or given up
 	Head() int         // highest position read + 1
 	Read(pos int) bool // whether the position was read
 }
 
-// Parts tells which files are read together. The order names one file of each unit.
+// Parts tells which files are read together. The order contains one file of each unit.
 type Parts interface {
 	// Unit returns a file of the order and those that are read with it. The result is valid until the next call.
 	Unit(file int) []int
@@ -116,51 +118,51 @@ type Gate struct {
 	full   bool
 }
 
-// Route is an epoch of a walk: its order, and who reads it; nil where nobody does yet.
+// Route is an epoch of a walk: its order, and its reader; nil if it has none yet.
 type Route struct {
 	Order  order.Locator
 	Reader Reader
 }
 
-// WalkOptions say what a walk is over.
+// WalkOptions configure a walk.
 type WalkOptions struct {
 	Data        any // walks with equal Data read the same files
 	Source      Source
 	Gate        *Gate
-	Connections func() int // requests that may be in flight to the store, readers' ones too
+	Connections func() int // limit of requests in flight to the store, including readers'
 	Weight      float64
 	Layout      Places  // where files lie together; nil: each is an object of its own
 	Horizon     Horizon // of requests for several files
 	Parts       Parts   // nil: each file is read by itself
 }
 
-// Walk is one order that is being carried out, epoch after epoch. Its fields are the Executor's.
+// Walk is one order being fetched, epoch after epoch. Its fields belong to the Executor.
 type Walk struct {
 	WalkOptions
 	flow Flow
 
 	cur, next phase
 	state     State
-	until     int   // resting: the reader's position from which on it is worth planning again
-	short     int64 // starved: bytes that were not to be had,
+	until     int   // resting: the reader's position from which planning continues
+	short     int64 // starved: bytes that were not available,
 	file      int   // for this file,
 	urgent    bool  // which its reader needs next
 	opens     int   // by the reader, since bytes were last taken back
-	frontier  int   // where the reader stood at its last open
-	retain    int   // so many files from the reader's on stay when others have read them
-	adjusted  int   // where the reader stood when that was last changed for want of memory
-	beside    int   // opens until those that others made beside the reader are forgotten
-	moved     bool  // what is staged and not wanted goes when the walk stops
+	frontier  int   // the reader's frontier at its last open
+	retain    int   // this many files from the reader's on stay when others have read them
+	adjusted  int   // the reader's frontier when that was last changed for lack of memory
+	beside    int   // opens until other readers' opens are forgotten
+	moved     bool  // unwanted staged files go when the walk stops
 	fetched   bool  // something since the walk last stopped
-	head      int   // positions of a plan that waits which are staged first; 0 when none waits
-	halved    bool  // what is staged of the plan in progress has made room for them
-	stepped   int   // the turn in which it last walked
+	head      int   // positions of a waiting plan to stage first; 0 when none waits
+	halved    bool  // staged files of the current plan have made room for them
+	stepped   int   // turn of its last step
 }
 
 // phase is an epoch and how far it was walked.
 type phase struct {
 	Route
-	pos     int // to be looked at next
+	pos     int // the next position
 	claimed int // positions up to here may have been claimed
 }
 
@@ -176,7 +178,7 @@ const (
 	Retrying
 	Yielding
 	Ended
-	gone // not among the executor's any more; requests may still be on their way
+	gone // no longer in the executor; requests may still be in flight
 )
 
 var stateNames = [...]string{"walking", "waiting", "resting", "starved", "retrying", "yielding", "ended", "gone"}
@@ -189,54 +191,53 @@ type Verb uint8
 // The actions.
 const (
 	Idle     Verb = iota // nothing, before the next event
-	Again                // call Next once more, but let go of the lock before
+	Again                // call Next again, after releasing the lock
 	Fetch                // start a request; answer with Done
-	Hand                 // what is staged of File is on the Walk's account from now on
-	Spend                // what is staged of File may be recycled
-	Sweep                // call Unwanted with each file of Data of which something waits in memory
-	TakeBack             // free Bytes for File of the Walk, from those that hold Over times as much, what they need last; nothing of File
+	Hand                 // move the staged extents of File to the Walk's account
+	Spend                // the staged extents of File may be recycled
+	Sweep                // call Unwanted with each file of Data with staged extents
+	TakeBack             // free Bytes for File of the Walk: what walks that hold Over times as much need last; nothing of File
 )
 
-// Action is something to be done.
+// Action is something to do.
 type Action struct {
 	Do     Verb
 	Walk   *Walk
 	Data   any
-	File   int   // Fetch: the one that is needed. Hand, Spend, TakeBack
+	File   int   // Fetch: the needed one. Hand, Spend, TakeBack
 	Extent int   // Fetch: of File
 	Files  []int // Fetch: if not nil, several files of one extent each by one request, by where they lie
-	Pos    int   // Fetch: where the order has it; from the order's length on in the next one
+	Pos    int   // Fetch: its position; beyond the order's length in the next one
 	Bytes  int64
 	Over   float64
 }
 
-// Outcome is what became of a Fetch.
+// Outcome is the result of a Fetch.
 type Outcome uint8
 
 // The outcomes.
 const (
-	Started Outcome = iota // Landed will be told
-	Present                // it is resident or on its way already
+	Started Outcome = iota // Landed will be called
+	Present                // it is resident or in flight already
 	Refused                // there was no memory
 )
 
 const (
-	// mostPassed bounds the positions that are passed before Next says Again: a fraction of a millisecond. An action,
-	// and a look at a file that a sweep brought, take as long as so many.
+	// mostPassed bounds the positions passed before Next returns Again: a fraction of a millisecond. actionCost and
+	// doubtCost are the cost of an action, and of a file of a sweep, in positions.
 	mostPassed = 4096
 	actionCost = 64
 	doubtCost  = 8
-	// minHead is how much of a plan that waits is staged at least before more of the one in progress. By
-	// so many opens its reader is recognised.
+	// minHead is how much of a waiting plan is staged at least before more of the current one. Its reader is
+	// recognised by about that many opens.
 	minHead = 16
-	// takeBackEvery is after how many opens a walk may take back bytes from one that holds a little more.
+	// takeBackEvery is the number of opens after which a walk may take back bytes from one that holds a little more.
 	takeBackEvery = 4
 	much, more    = 4.0, 1.25
 )
 
-// Bounds of a request for several files of a shard. More than 4 MiB gain nothing, since a request's cost
-// is spread over some 60 photographs by then; files that nobody asked for cost their bytes, of which
-// 16 KiB pass in the time of a header or two.
+// Bounds of a request for several files of a shard. More than 4 MiB gain nothing, since a request's cost is then
+// spread over some 60 photographs. Unwanted files cost their bytes; 16 KiB of them take as long as a header or two.
 const (
 	GroupBytes = 4 << 20
 	groupGap   = 16 << 10
@@ -251,7 +252,7 @@ func (x *Executor) Begin(o WalkOptions, cur Route, start int) *Walk {
 	return w
 }
 
-// End removes a walk. What was staged for it alone is to be swept.
+// End removes a walk. The caller must sweep files staged for it alone.
 func (x *Executor) End(w *Walk) {
 	x.walks = slices.DeleteFunc(x.walks, func(v *Walk) bool { return v == w })
 	x.takers = slices.DeleteFunc(x.takers, func(v *Walk) bool { return v == w })
@@ -259,14 +260,14 @@ func (x *Executor) End(w *Walk) {
 	x.release(w)
 }
 
-// Moved says that the reader has begun another pass, or goes on elsewhere. next may have no order.
+// Moved says that the reader has begun another pass, or continues elsewhere. next may have no order.
 func (x *Executor) Moved(w *Walk, cur, next Route) {
 	w.cur = phase{Route: cur, pos: cur.Reader.Frontier()}
 	w.next = phase{Route: next}
 	w.frontier, w.moved, w.head, w.state = w.cur.pos, true, 0, Walking
 }
 
-// Known says what the epoch after the current one is.
+// Known sets the epoch after the current one.
 func (x *Executor) Known(w *Walk, next Route) {
 	w.next, w.head = phase{Route: next}, 0
 	if w.state == Ended {
@@ -274,49 +275,49 @@ func (x *Executor) Known(w *Walk, next Route) {
 	}
 }
 
-// Extended says that the current order goes on: cur begins with all of it.
+// Extended says that the current order is longer: cur begins with all of it.
 func (x *Executor) Extended(w *Walk, cur Route) {
 	w.cur.Route, w.next, w.head, w.state = cur, phase{}, 0, Walking
 }
 
-// Waits says that a plan waits for the reader to begin it, in place of any that waited.
+// Waits sets the plan that waits for the reader to begin it, replacing an earlier one.
 func (x *Executor) Waits(w *Walk, plan Route) {
 	w.next = phase{Route: plan}
 	w.head, w.halved = min(max((w.cur.pos-w.cur.Reader.Frontier())/2, minHead), plan.Order.Len()), false
 	w.moved, w.state = true, Walking
 }
 
-// Beside says that somebody reads the walk's data in an order of its own.
+// Beside says that another reader reads the walk's data in its own order.
 func (x *Executor) Beside(w *Walk) { w.beside = sureFor }
 
-// Opened says that the walk's reader has opened a file, after its Reader has taken note of it.
+// Opened says that the walk's reader has opened a file, after its Reader has recorded it.
 func (x *Executor) Opened(w *Walk) {
 	w.opens++
 	w.beside = max(w.beside-1, 0)
 	before := w.frontier
 	w.frontier = w.cur.Reader.Frontier()
 	switch {
-	case w.frontier < before && w.frontier < w.cur.pos: // what had been given up is read after all
+	case w.frontier < before && w.frontier < w.cur.pos: // positions given up are read after all
 		w.cur.claimed, w.cur.pos = max(w.cur.claimed, w.cur.pos), w.frontier
 		w.wake()
 	case w.state == Resting && w.Horizon.Front(w.frontier, w.cur.Reader.Head()) >= w.until:
 		w.state = Walking
 	case w.frontier < w.cur.pos && w.opens < takeBackEvery:
-	case w.state == Starved: // it may take memory back now
+	case w.state == Starved: // now it may take memory back
 		w.state = Retrying
 	case w.state == Yielding:
 		w.state = Walking
 	}
 }
 
-// wake has the walk look at its positions again, unless it is short of memory.
+// wake makes the walk check its positions again, unless it is short of memory.
 func (w *Walk) wake() {
 	if w.state != Starved && w.state != Retrying {
 		w.state = Walking
 	}
 }
 
-// Open says that somebody reads a file, who will call Close.
+// Open says that a file is being read, until Close.
 func (x *Executor) Open(data any, file int) {
 	if x.open == nil {
 		x.open = map[item]int{}
@@ -335,18 +336,18 @@ func (x *Executor) Close(data any, file int) {
 	x.settle = append(x.settle, k)
 }
 
-// Landed says that a file has arrived or failed; last if that was all of its request. A failed one is left to the
-// reader, whose own read tries again and reports the error.
+// Landed says that a file has arrived or failed; last if its request is complete. A failed one is left to the reader,
+// whose own read tries again and reports the error.
 func (x *Executor) Landed(w *Walk, file int, last bool) {
 	if last {
 		w.Gate.flying--
 	}
-	if !w.Wants(file) { // given up, or read, while it was on its way
+	if !w.Wants(file) { // given up, or read, while in flight
 		x.settle = append(x.settle, item{w.Data, file})
 	}
 }
 
-// Lost says that something which was staged of a file had to go before it was read.
+// Lost says that staged extents of a file were dropped before it was read.
 func (x *Executor) Lost(data any, file int) {
 	for _, w := range x.walks {
 		if w.Data != data {
@@ -402,14 +403,14 @@ func (x *Executor) Settle() (a Action, ok bool) {
 	return Action{}, false
 }
 
-// Unwanted has Next give up a file of which something is staged, unless it is open or a walk wants it then.
+// Unwanted makes Next give up a file with staged extents, unless it is open or a walk wants it by then.
 func (x *Executor) Unwanted(data any, file int) { x.doubted = append(x.doubted, item{data, file}) }
 
-// Sweeping reports whether something is still to be looked at that nobody may want.
+// Sweeping reports whether files that may be unwanted are still to be checked.
 func (x *Executor) Sweeping() bool { return len(x.sweeps)+len(x.doubted) > 0 }
 
-// Wanting returns the walk that what is staged of the file is to count for: of those that are still to read it, the
-// one that holds the least memory for its weight. It is nil if there is none.
+// Wanting returns the walk on whose account the file's staged extents should be: of the walks that have yet to read
+// it, the one that holds the least for its weight; nil if there is none.
 func (x *Executor) Wanting(data any, file int) (next *Walk) {
 	for _, w := range x.walks {
 		if w.Data == data && w.Wants(file) && (next == nil || w.Source.Load() < next.Source.Load()) {
@@ -419,7 +420,7 @@ func (x *Executor) Wanting(data any, file int) (next *Walk) {
 	return next
 }
 
-// Next returns what is to be done now.
+// Next returns the next action.
 func (x *Executor) Next() Action {
 	for x.worked < mostPassed {
 		a, more := x.next()
@@ -436,7 +437,7 @@ func (x *Executor) Next() Action {
 	return Action{Do: Again}
 }
 
-// next does the next thing. more says that there may be others, if it is no action.
+// next takes one step. more says that there may be others, even if it returns no action.
 func (x *Executor) next() (a Action, more bool) {
 	if a, ok := x.Settle(); ok {
 		return a, true
@@ -468,8 +469,8 @@ func (x *Executor) next() (a Action, more bool) {
 	return x.step(w), true
 }
 
-// pick returns the walk that goes on: one that waits for a place before others that pass positions, which may take
-// long, and of these each in turn.
+// pick returns the walk to go on: first one that waits for a place, since others pass positions, which may take long;
+// these take turns.
 func (x *Executor) pick() (best *Walk) {
 	for _, w := range x.walks {
 		if w.state == Waiting && w.free() && (best == nil || w.Gate.fair.Tag(&w.flow) < best.Gate.fair.Tag(&best.flow)) {
@@ -487,8 +488,8 @@ func (x *Executor) pick() (best *Walk) {
 	return best
 }
 
-// free reports whether the store has a place for another prefetch. Of the connections an eighth is left to readers who
-// wait. Once all are taken, a walk goes on when there are several: to be woken costs more than to plan a request.
+// free reports whether the store has a place for another prefetch. An eighth of the connections is for waiting
+// readers. Once all are taken, it waits for several free ones: a wake-up costs more than planning a request.
 func (w *Walk) free() bool {
 	n := w.Connections()
 	most := max(1, n-n/8)
@@ -501,7 +502,7 @@ func (w *Walk) free() bool {
 	return !w.Gate.full
 }
 
-// step passes positions until there is something to fetch, or the walk stops, or it has been enough.
+// step passes positions until there is something to fetch, the walk stops, or its turn is over.
 func (x *Executor) step(w *Walk) Action {
 	x.turn++
 	w.stepped = x.turn
@@ -528,8 +529,8 @@ func (x *Executor) step(w *Walk) Action {
 	return Action{}
 }
 
-// phase returns what is walked now, and where it ends for the time being: the head of a plan that waits, this epoch, or
-// the next one; nil if all was.
+// phase returns the epoch to walk now, and where it ends for the time being: the head of a waiting plan, this epoch,
+// or the next one; nil if all are done.
 func (w *Walk) phase() (p *phase, end int) {
 	switch {
 	case w.next.pos < w.head:
@@ -542,7 +543,7 @@ func (w *Walk) phase() (p *phase, end int) {
 	return nil, 0
 }
 
-// missing returns the first extent of a file of the order, or of those read with it, that is not resident or on its way.
+// missing returns the first extent of a file of the order, or of its unit, that is neither resident nor in flight.
 func (w *Walk) missing(file int) (f, extent int, ok bool) {
 	if w.Parts == nil {
 		for x := range w.Source.Extents(file) {
@@ -562,7 +563,7 @@ func (w *Walk) missing(file int) (f, extent int, ok bool) {
 	return 0, 0, false
 }
 
-// fetch has the walk, which stands at an extent, ask for it, if it may.
+// fetch requests the extent that the walk stands at, if it may.
 func (x *Executor) fetch(w *Walk, p *phase, file, extent int) Action {
 	w.short, w.file = w.Source.ExtentBytes(file, extent), file
 	w.urgent = p == &w.cur && p.pos <= p.Reader.Frontier()
@@ -576,7 +577,7 @@ func (x *Executor) fetch(w *Walk, p *phase, file, extent int) Action {
 		a.Pos += w.cur.Order.Len()
 	}
 	if w.Layout != nil && w.Source.Extents(file) == 1 {
-		if !w.free() { // before anything is claimed that comes along
+		if !w.free() { // before any neighbours are claimed
 			x.stop(w, Waiting)
 			return Action{}
 		}
@@ -596,7 +597,7 @@ func (x *Executor) fetch(w *Walk, p *phase, file, extent int) Action {
 	return a
 }
 
-// Done says what became of a Fetch. Of several files bytes is what was asked for.
+// Done takes the outcome of a Fetch. For several files bytes is the size of the request.
 func (x *Executor) Done(a Action, out Outcome, bytes int64) {
 	w := a.Walk
 	switch out {
@@ -612,7 +613,7 @@ func (x *Executor) Done(a Action, out Outcome, bytes int64) {
 	}
 }
 
-// resume has the walk go on. One that was starved is so until it stops for want of anything else than memory: others
+// resume makes the walk go on. A starved one counts as starved until it stops for another reason than memory: others
 // yield to it until then.
 func (w *Walk) resume() {
 	if w.state != Retrying {
@@ -620,11 +621,11 @@ func (w *Walk) resume() {
 	}
 }
 
-// refused has the walk wait for memory.
+// refused makes the walk wait for memory.
 func (x *Executor) refused(w *Walk) {
 	frontier := w.cur.Reader.Frontier()
 	switch {
-	case w.next.pos < w.head && !w.halved: // for the head of a plan that waits
+	case w.next.pos < w.head && !w.halved: // for the head of a waiting plan
 		w.halved = true
 		w.cur.pos = frontier + max(w.cur.pos-frontier, 0)/2
 		w.cur.claimed, w.retain = w.cur.pos, 0
@@ -636,17 +637,17 @@ func (x *Executor) refused(w *Walk) {
 	x.takers = append(x.takers, w)
 }
 
-// retain changes how far ahead what others have read stays, for a walk without memory. What is needed first must not
-// wait for what is needed later, so all of that goes; but where others read the same files in orders of their own a
-// quarter of the walk's part of the memory is theirs. From three quarters ahead of the reader on more stays, since a
-// file that need not be fetched again is worth more than one staged early, and below a quarter all goes.
+// retain changes how far ahead files that others have read stay, for a walk without memory. Files needed first must
+// not wait for files needed later, so all of these go; but if others read the same files in their own orders, a
+// quarter of the walk's share is theirs. If the walk is three quarters ahead of the reader, more stays, since a file
+// that need not be fetched again is worth more than one staged early; below a quarter all goes.
 func (x *Executor) retain(w *Walk, frontier int) {
 	lead, share := w.cur.pos+w.next.pos-frontier, w.Source.Share()
 	switch {
 	case w.retain > lead && (w.beside == 0 || 4*lead < share):
 		w.retain = 0
 		x.sweep(w.Data)
-	case w.beside == 0 || 8*max(frontier-w.adjusted, w.adjusted-frontier) < share: // a sweep looks at all that is staged
+	case w.beside == 0 || 8*max(frontier-w.adjusted, w.adjusted-frontier) < share: // a sweep checks all staged files
 		return
 	case 4*lead >= 3*share:
 		w.retain = min(max(w.retain, lead)*9/8+1, w.cur.Order.Len())
@@ -657,7 +658,7 @@ func (x *Executor) retain(w *Walk, frontier int) {
 	w.adjusted = frontier
 }
 
-// stop has the walk pass no more positions for the time being.
+// stop makes the walk pass no more positions for now.
 func (x *Executor) stop(w *Walk, s State) {
 	w.state = s
 	if s != Starved && s != Yielding {
@@ -675,7 +676,7 @@ func (x *Executor) stop(w *Walk, s State) {
 	}
 }
 
-// release lets those go on who left memory to w.
+// release resumes the walks that left memory to w.
 func (x *Executor) release(w *Walk) {
 	for _, v := range x.walks {
 		if v != w && v.state == Yielding {
@@ -691,7 +692,7 @@ func (x *Executor) sweep(data any) {
 }
 
 // yields reports whether another walk that found no memory holds less of it for its weight than w. That one tries
-// again: memory may have come free that it left to w.
+// again: w may have left memory to it.
 func (x *Executor) yields(w *Walk) bool {
 	if len(x.walks) == 1 {
 		return false
@@ -706,7 +707,7 @@ func (x *Executor) yields(w *Walk) bool {
 	return false
 }
 
-// takeBack returns from whom the walk may take memory.
+// takeBack returns the walks from which this one may take memory.
 func (w *Walk) takeBack() Action {
 	a := Action{Do: TakeBack, Walk: w, Data: w.Data, File: w.file, Bytes: w.short, Over: much}
 	switch {
@@ -718,12 +719,12 @@ func (w *Walk) takeBack() Action {
 	return a
 }
 
-// group returns the files to fetch by one request with the one that is needed next: its neighbours in the shard that
-// are needed soon, or that the disk takes. early says that the walk has stopped instead: more will come along when the
-// reader has gone on, or when there is more memory.
+// group returns the files to fetch in one request with the one needed next: its neighbours in the shard that are
+// needed soon, or that go to the disk. early says that the walk has stopped instead: more will come along when the
+// reader has moved on, or when there is more memory.
 func (w *Walk) group(p *phase, file int) (files []int, early bool) {
 	bulk := w.Source.Bulk()
-	hurries := bulk || p == &w.next // neighbours for the disk, and the next epoch, take what memory there is
+	hurries := bulk || p == &w.next // neighbours for the disk, and the next epoch, use any free memory
 	frontier, head := 0, 0
 	if p.Reader != nil {
 		frontier, head = p.Reader.Frontier(), p.Reader.Head()
@@ -751,7 +752,7 @@ func (w *Walk) group(p *phase, file int) (files []int, early bool) {
 	return files, false
 }
 
-// within reports whether a phase holds the file at an unread position between two, inclusive.
+// within reports whether a phase has the file at an unread position between two, inclusive.
 func (w *Walk) within(p *phase, file, from, to int) bool {
 	for f := range w.with(file) {
 		if p.holds(f, from, to) {
@@ -766,7 +767,7 @@ func (p *phase) holds(file, from, to int) bool {
 	return pos >= 0 && pos <= to
 }
 
-// rewind plans again from where the file is wanted. It reports whether that is anywhere.
+// rewind plans again from the first position that needs the file. It returns false if there is none.
 func (p *phase) rewind(file, from int) bool {
 	if p.Order == nil {
 		return false
@@ -779,8 +780,8 @@ func (p *phase) rewind(file, from int) bool {
 	return true
 }
 
-// Wants reports whether the walk is still to read the file, and has claimed it, or would have another reader's stay for
-// it. The position that is being looked at counts.
+// Wants reports whether the walk has yet to read the file, and has claimed it, or wants it to stay after another
+// reader. The current position counts.
 func (w *Walk) Wants(file int) bool {
 	if w.state == gone {
 		return false
@@ -798,7 +799,7 @@ func (w *Walk) Wants(file int) bool {
 	return false
 }
 
-// Needed returns how many positions the reader has before it the file, from its frontier on; beyond both epochs if it
+// Needed returns how many positions the reader has before the file, from its frontier on; beyond both epochs if it
 // does not need it.
 func (w *Walk) Needed(file int) int {
 	from, n := w.cur.Reader.Frontier(), w.cur.Order.Len()
@@ -816,7 +817,7 @@ func (w *Walk) Needed(file int) int {
 	return least
 }
 
-// find returns the first unread position from one on that holds the file, -1 if there is none.
+// find returns the first unread position from one on that has the file, -1 if there is none.
 func (p *phase) find(file, from int) int {
 	if p.Order == nil {
 		return -1
@@ -842,10 +843,10 @@ func (w *Walk) Orders() (cur, next order.Locator) { return w.cur.Order, w.next.O
 // State returns what the walk is doing.
 func (w *Walk) State() State { return w.state }
 
-// Planned returns the position of the current epoch up to which all was fetched, or is on its way.
+// Planned returns the position of the current epoch up to which everything was fetched or is in flight.
 func (w *Walk) Planned() int { return w.cur.pos }
 
-// Looking returns where the walk stands, and whether that is in the next epoch.
+// Looking returns the walk's position, and whether that is in the next epoch.
 func (w *Walk) Looking() (pos int, next bool) {
 	p, _ := w.phase()
 	if p == nil {
@@ -854,11 +855,11 @@ func (w *Walk) Looking() (pos int, next bool) {
 	return p.pos, p == &w.next
 }
 
-// Served returns the bytes that were asked for.
+// Served returns the bytes requested.
 func (w *Walk) Served() int64 { return w.flow.Served() }
 
-// Lead returns how many positions from the frontier on need no fetch, being staged or read, before the first that
-// does; at most limit.
+// Lead returns how many positions from the frontier on are read or staged, before the first that needs a fetch; at
+// most limit.
 func (w *Walk) Lead(limit int, staged func(file, extent int) bool) int {
 	from := w.cur.Reader.Frontier()
 	for lead := 0; lead < limit && from+lead < w.cur.Order.Len(); lead++ {

@@ -1,21 +1,20 @@
 package prefetch
 
-// Fair shares one server (the connections to a store) among flows in proportion to their weights, by
-// start-time fair queueing: P. Goyal, H. M. Vin and H. Cheng, "Start-Time Fair Queueing: A Scheduling
-// Algorithm for Integrated Services Packet Switching Networks", SIGCOMM 1996. Among the flows that have a
-// request to make, the one with the smallest tag goes next.
+// Fair shares one server (the connections to a store) among flows in proportion to their weights, by start-time fair
+// queueing: P. Goyal, H. M. Vin and H. Cheng, "Start-Time Fair Queueing: A Scheduling Algorithm for Integrated
+// Services Packet Switching Networks", SIGCOMM 1996. Among the flows with a request, the one with the smallest tag is
+// next.
 //
-// A flow that has nothing to ask for gains nothing by it and loses nothing: its tag moves up to the
-// others' when it comes back. As long as two flows both have requests to make, what they have been served,
-// in bytes for each unit of weight, differs by at most the largest request of each, divided by its weight
-// (the paper's theorem 1): so nobody starves, whatever the weights.
+// An idle flow gains and loses nothing: its tag moves up to the others' when it comes back. While two flows both have
+// requests, their service in bytes per unit of weight differs by at most the largest request of each, divided by its
+// weight (the paper's theorem 1): so no flow starves, whatever the weights.
 //
 // The zero value is ready to use. It is not safe for concurrent use.
 type Fair struct {
 	now float64 // virtual time: the start tag of the last request that was served
 }
 
-// Flow is one of those who share.
+// Flow is one of the sharing flows.
 type Flow struct {
 	Weight float64 // more than 0
 	finish float64 // tag at which its last request ends

@@ -6,23 +6,23 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Followers tells the processes that read by an order from those that read beside it, such as another job's with a seed
-// of its own: their opens say nothing of where the order's reader is.
+// Followers tells the processes that read by an order from those that read something else, such as another job with
+// its own seed: their opens say nothing about the order's reader.
 //
-// Evidence is summed for each process, as the logarithm of how much more probable the order makes its opens than chance
-// does. A process of the order goes on from where it was, mostly forwards and by little: by 1 within a batch, by the
-// other workers' batches after it; a step of d positions has the scale-free probability 1/d. So one that reads in another
-// random order loses 3 bits an open, and one of the order gains most of the bits of a position. The same is summed for
-// the order that comes next, which new processes may begin. A process is taken for a follower by odds of 64:1, and for
-// a stranger by the same odds against both orders (the sums are bounded, so that this is E. S. Page's test for a change;
-// see Tracker). A stranger's opens are left out as long as somebody else follows the order beyond doubt. While there are
-// strangers, those of a process that is not known yet are held back, and count when it is known for a follower. With
-// nobody who follows beyond doubt every open counts: it may be of the reader, who has gone elsewhere. So does every
-// open of a short order, in which threads that take turns look like strangers. The zero value is ready.
+// Evidence is summed per process, as the logarithm of how much more probable the order makes its opens than chance
+// does. A process of the order continues from where it was, mostly forwards and by little: by 1 within a batch, then
+// past the other workers' batches. A step of d positions has the scale-free probability 1/d. So a process that reads
+// in another random order loses 3 bits per open, and one of the order gains most of the bits of a position. The same
+// is summed for the next order, which new processes may begin. A process counts as a follower at odds of 64:1, and as
+// a stranger at the same odds against both orders (the sums are bounded, so this is E. S. Page's test for a change;
+// see Tracker). A stranger's opens are left out as long as another process certainly follows the order. While there
+// are strangers, opens of unknown processes are held back, and count once their process is a follower. Without a
+// certain follower every open counts: it may be the reader's, which has moved. So does every open of a short order,
+// in which threads that take turns look like strangers. The zero value is ready.
 type Followers struct {
 	of      map[uint32]*process
-	opens   int // by those that are told apart
-	sure    int // of opens, when one beyond doubt was last seen
+	opens   int // by known processes
+	sure    int // of opens, at the last one by a certain follower
 	strange int // and when a stranger was
 	one     [1]int
 }
@@ -30,7 +30,7 @@ type Followers struct {
 type process struct {
 	cur, next evidence
 	is        standing
-	held      []int // samples opened since the evidence was lowest, while it is not known to follow
+	held      []int // samples opened since the evidence was lowest, while unknown
 }
 
 type standing uint8
@@ -50,18 +50,18 @@ type evidence struct {
 
 const (
 	decided, doubtless = 6.0, 12.0 // bits
-	// sureFor is for how many opens a process beyond doubt keeps others out: longer than its own workers' first ones
-	// take, and short beside an epoch.
+	// sureFor is for how many opens a certain follower keeps others out: more than the first ones of its own workers,
+	// and few compared with an epoch.
 	sureFor = 1024
-	// Shares of a follower's opens that go on forwards, backwards, and anywhere.
+	// Shares of a follower's opens that continue forwards, backwards, and anywhere.
 	ahead, back, anywhere = 0.75, 0.20, 0.05
 	maxFollowers          = 4096
 	maxHeld               = 16
 	leastOrder            = 1000
 )
 
-// Open takes note of an open, and returns the samples whose opens count now as those of the reader of cur, or of next if
-// that is not nil. Process 0 is not known, and counts. The result is valid until the next call.
+// Open records an open, and returns the samples whose opens now count as those of the reader of cur, or of next
+// unless nil. Process 0 is unknown, and counts. The result is valid until the next call.
 func (f *Followers) Open(id uint32, sample int, cur, next order.Locator) []int {
 	if id == 0 || cur.Len() < leastOrder {
 		f.one[0] = sample
@@ -111,18 +111,18 @@ func (f *Followers) Follows(id uint32) bool {
 	return p == nil || p.is == follower || !f.lately(f.sure) || p.is == unknown && !f.lately(f.strange)
 }
 
-// Strangers reports whether others read beside, lately.
+// Strangers reports whether other readers were seen lately.
 func (f *Followers) Strangers() bool { return f.lately(f.strange) && f.lately(f.sure) }
 
 func (f *Followers) lately(when int) bool { return when > 0 && f.opens-when <= sureFor }
 
-// add takes note of an open of a reader of o.
+// add records an open of a reader of o.
 func (e *evidence) add(sample int, o order.Locator) {
 	if e.order != o {
 		if e.order == nil || o == nil || e.at > o.Len() || e.at > 0 && o.At(e.at-1) != e.order.At(e.at-1) {
 			*e = evidence{}
 		}
-		e.order = o // which otherwise goes on from the one before
+		e.order = o // which otherwise continues the previous one
 	}
 	if o == nil {
 		e.bits = -decided
@@ -132,7 +132,7 @@ func (e *evidence) add(sample int, o order.Locator) {
 	if pos < 0 {
 		pos, share = o.Find(sample, 0), back
 	}
-	if pos < 0 { // a file that is not read by the order
+	if pos < 0 { // a file outside the order
 		return
 	}
 	if n := float64(o.Len()); e.at > 0 {

@@ -1,13 +1,13 @@
 package prefetch
 
-// Pace is where a reader stands and how fast it goes on. It is measured by whoever has a clock.
+// Pace is a reader's position and speed. The caller, which has a clock, measures it.
 type Pace struct {
 	Head int     // highest position read + 1
-	Rate float64 // positions a second; 0: not known
+	Rate float64 // positions a second; 0: unknown
 }
 
-// Due returns in how many seconds from now the reader is expected to ask for a position; 0 where that may
-// be at any moment, since others behind it have been read. ok is false where the pace is not known.
+// Due returns in how many seconds the reader is expected to need a position; 0 if that may be at any moment, since
+// later positions were read. ok is false if the pace is unknown.
 func (p Pace) Due(pos int) (seconds float64, ok bool) {
 	if pos < p.Head {
 		return 0, true

@@ -1,14 +1,14 @@
-// Package prefetch decides what to fetch next. It is pure: no clock, no I/O, no goroutines, so the
-// same code plans a live epoch, simulates one, and predicts one.
+// Package prefetch decides what to fetch next. It is pure: no clock, no I/O, no goroutines. So the same code plans,
+// simulates and predicts an epoch.
 //
-// Executor holds the rules. Package run runs it against a store, package sim against a model of one.
+// Executor has the rules. Package run drives it with a store, package sim with a model of one.
 package prefetch
 
-// Sizes tells what a file weighs.
+// Sizes returns the sizes of files.
 type Sizes interface {
-	// Extents returns into how many separately fetched pieces a file is cut; at least
-	// 1, except for an empty file, which needs no fetch and has 0.
+	// Extents returns the number of extents of a file, which are fetched separately; at least 1, but 0 for an empty
+	// file, which needs no fetch.
 	Extents(file int) int
-	// ExtentBytes returns the length of one of them in bytes.
+	// ExtentBytes returns the length of an extent in bytes.
 	ExtentBytes(file, extent int) int64
 }

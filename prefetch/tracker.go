@@ -8,48 +8,45 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// DefaultSpan is how many positions a reader may be ahead of its own slowest part unless told
-// otherwise: 16 workers with batches of 256 and 4 of them prefetched, or 8 ranks with 4 workers,
-// batches of 256 and PyTorch's default of 2.
+// DefaultSpan is how many positions a reader may be ahead of its own slowest part by default: 16 workers with batches
+// of 256 and 4 of them prefetched, or 8 ranks with 4 workers, batches of 256 and PyTorch's default of 2.
 const DefaultSpan = 16384
 
 // TrackerOptions adjust a Tracker. The zero value is good for most trainers.
 type TrackerOptions struct {
 	// Epoch is the number of the epoch of the first order.
 	Epoch int
-	// Span is the reorder span in positions: ranks × workers × prefetch_factor × batch size of the
-	// largest trainer that is expected, or more. A larger span keeps the frontier longer at
-	// positions that the trainer skips; a smaller one takes a slow worker's samples for skipped,
-	// and a fast one's for noise. 0 means DefaultSpan.
+	// Span is the reorder span in positions: ranks × workers × prefetch_factor × batch size of the largest expected
+	// trainer, or more. A larger span keeps the frontier longer at positions that the trainer skips; a smaller one
+	// takes a slow worker's samples for skipped, and a fast one's for noise. 0 means DefaultSpan.
 	Span int
 }
 
-// Event says what an open was.
+// Event classifies an open.
 type Event uint8
 
 const (
-	// Stray: neither the current order holds the sample nor did the open move the tracker.
+	// Stray: the current order does not have the sample, and the open did not move the tracker.
 	Stray Event = iota
-	// Consumed: the position had not been read in this pass and now has been.
+	// Consumed: the position is now read for the first time in this pass.
 	Consumed
 	// Repeat: all positions of the sample have been read in this pass already.
 	Repeat
 	// Ahead: the position is unread but further ahead than reordering explains. It is not counted
 	// as read, since it may be noise; further opens there make it a Jump.
 	Ahead
-	// Jump: the reader goes on elsewhere in the same epoch, as after a resume. The opens that showed
-	// it have been counted, and the frontier is where they began. If that is a place that had been
-	// read before, a further pass begins there.
+	// Jump: the reader continues elsewhere in the same epoch, as after a resume. The opens that showed it were
+	// counted, and the frontier is where they began. If that place had been read before, a further pass begins there.
 	Jump
-	// NextEpoch: the reader has begun the order given by SetNext, which now is the current one. The
-	// opens that showed it are counted there. Give the next one by SetNext.
+	// NextEpoch: the reader has begun the order given by SetNext, which is now the current one. The opens that showed
+	// it are counted there. Set the next one with SetNext.
 	NextEpoch
-	// Restart: the reader has begun the current order again, in another pass over the same epoch,
-	// as a trainer does that never calls set_epoch.
+	// Restart: the reader has begun the current order again, in another pass over the same epoch, like a trainer that
+	// never calls set_epoch.
 	Restart
-	// PrevEpoch: the reader has begun the previous order again. The order that was current is next.
+	// PrevEpoch: the reader has begun the previous order again. The former current order is next.
 	PrevEpoch
-	// Found: the reader is in an order that is no neighbour of the one that was current; see Adopt.
+	// Found: the reader is in an order that is not next to the former current one; see Adopt.
 	Found
 )
 
@@ -62,39 +59,36 @@ func (e Event) String() string {
 	return fmt.Sprintf("event %d", uint8(e))
 }
 
-// Moved reports whether the event changed the position by more than one sample, so that what was
-// planned before it is out of date.
+// Moved reports whether the event changed the position by more than one sample, so that earlier planning is out of
+// date.
 func (e Event) Moved() bool { return e >= Jump }
 
-// Move is what the tracker took for a change of the reader's place.
+// Move is a change of the reader's place.
 type Move struct {
 	Event Event
-	From  int // the head before: the reader had come so far
+	From  int // the old head
 	To    int // it goes on from there
-	// Unread is how many positions the reader has left out: those from the old frontier to the new one
-	// for a Jump ahead, all of the old pass for another one. 0 if it went back.
+	// Unread is how many positions the reader left out: from the old frontier to the new one for a Jump ahead, all of
+	// the old pass for another one. 0 if it went back.
 	Unread int
 }
 
-// Tracker follows one reader through its orders by the samples that it opens. The position is a
-// set: DataLoader workers read whole batches side by side, and several ranks may share a mount.
+// Tracker follows one reader through its orders by the samples that it opens. The read positions are a set:
+// DataLoader workers read whole batches in parallel, and several ranks may share a mount.
 //
-// Whether the reader has moved, to another epoch or elsewhere, is a change-point test (E. S. Page,
-// "Continuous Inspection Schemes", Biometrika 41, 1954). Each alternative (the next order from its
-// beginning, this one again, the previous one again, this one from another place) keeps a cursor of
-// what would have been read if it were true, and sums over all opens the logarithm of how much more
-// probable it makes them than the current account does. The current account gets the benefit of the
-// doubt: an open that fits it badly counts as no less probable than a uniformly drawn sample. So
-// under any mix of normal reading and random reads of all files the likelihood ratio is a
-// supermartingale, and the odds that one of n opens starts a false move are below 1:100. A reader
-// that really has moved gains up to ln(n) with every open, so that ln(100·n) is reached in two to
-// four opens, or in about as many as it has workers. No single open is enough. Once the current order is
-// exhausted, little is lost by moving, and ln(20·n) is asked. Alternatives must be told apart from
-// each other by odds of 20, unless they are equal. Orders of a few samples, or of a few for each
-// worker, do not carry enough information for any of this: there the tracker moves when seven
-// eighths of a further pass have been seen.
-//
-// What follows from it:
+// Whether the reader has moved, to another epoch or elsewhere, is a change-point test (E. S. Page, "Continuous
+// Inspection Schemes", Biometrika 41, 1954). Each alternative (the next order from its beginning, this one again, the
+// previous one again, this one from another place) keeps a cursor of what would have been read if it were true, and
+// sums over all opens the logarithm of how much more probable it makes them than the current account does. The
+// current account gets the benefit of the doubt: an open that fits it badly counts as no less probable than a
+// uniformly drawn sample. So under any mix of normal reading and random reads of all files the likelihood ratio is a
+// supermartingale, and the odds that one of n opens starts a false move are below 1:100. A reader that really has
+// moved gains up to ln(n) with every open, so that ln(100·n) is reached in two to four opens, or in about as many as
+// it has workers. One open is never enough. Once the current order is exhausted, a false move costs little, and
+// ln(20·n) is enough. Alternatives must be told apart from each other by odds of 20, unless they are equal. Orders of
+// a few samples, or of a few per worker, have too little information for this: there the tracker moves when it has
+// seen seven eighths of a further pass.
+// Consequences:
 //   - Opens of files outside the orders (a validation pass) change nothing.
 //   - A random reader of all files (a checksum run) leaves the epoch alone. Its opens within 2.5
 //     spans of the frontier count as read, the others are Ahead. If the whole order is shorter than
@@ -124,32 +118,30 @@ type Tracker struct {
 
 	next, again, prev, jump hypothesis
 
-	scans  bool    // a scan can be told from the order's reader
+	scans  bool    // the order's reader does not look like a scan
 	recent [16]int // the last samples opened + 1, as a ring
 	opens  int
 
-	repeating bool // the reader last began an order that it had read before
+	repeating bool // the reader's last order was one that it had read before
 	counts    [len(eventNames)]int
 	last      Move
-	place     int // where the last move led to
+	place     int // position after the last move
 
 	trail   [traced]int // the last samples opened that the current order holds, as a ring
 	trailed int         // how many since the last move
 	repeats int         // of them, those in a row up to the last that had been read
-	waiting int         // positions marked since low, the first that is expected, last moved
+	waiting int         // positions marked since low last moved
 	lowWas  int
 	found   bool // the reader was seen in the current order once
 }
 
-// hypothesis is an alternative to the tracker's current account. A nil cursor means that there is
-// no such alternative.
+// hypothesis is an alternative to the tracker's current account. Without a cursor there is no such alternative.
 type hypothesis struct {
 	*cursor
 	event Event
 	score float64 // logarithm of the likelihood ratio, alternative to current account
 
-	// The reader most probably moved when the score was at its lowest. since holds the positions
-	// marked after that.
+	// The reader most probably moved when the score was lowest. since has the positions marked after that.
 	lowest float64
 	since  []int
 
@@ -159,23 +151,23 @@ type hypothesis struct {
 }
 
 const (
-	// settled is how many opens tell where a reader is without a model of how it reads.
+	// settled is how many opens show a reader's place without a model of how it reads.
 	settled = 48
-	// traced is how many opens are remembered, to be counted when it is known where they belong.
+	// traced is how many opens are remembered, to be counted once their place is known.
 	traced = 4096
-	// clearOf is how many times longer than what is read beyond it a gap must be to be left out.
+	// clearOf is how many times longer a gap must be than all that is read beyond it, to be left out.
 	clearOf = 4
 	// noise is the share of opens that an alternative expects to be unrelated to it.
 	noise = 0.1
-	// scanGap is how far a scan goes on at most, in sample numbers, from one of the last samples opened:
-	// that of a few threads does not go by ones.
+	// scanGap is the largest step of a scan, in sample numbers, from one of the last samples opened: a scan with a few
+	// threads does not go by ones.
 	scanGap = 16
-	// scanOdds is how much more probable a scan must make an open than the reader does, for the open not
-	// to count as read. It stands for a gap of some hundred positions: batches of a reader whose shards are
-	// small follow each other like a scan now and then, and would hold the frontier up.
+	// scanOdds is how much more probable a scan must make an open than the reader does, for it not to count as read.
+	// It stands for a gap of some hundred positions: with small shards a reader's batches look like a scan now and
+	// then, and not counting them would hold the frontier back.
 	scanOdds = 64
-	// restartBelow is the score at which an alternative starts afresh. It is not 0, Page's choice,
-	// because the first opens of many workers are far apart and fit worse than what follows.
+	// restartBelow is the score at which an alternative restarts. It is not 0, Page's choice, because the first opens
+	// of many workers are far apart and fit worse than later ones.
 	restartBelow = -10
 )
 
@@ -185,8 +177,8 @@ var (
 	oddsBetween   = math.Log(20)
 )
 
-// NewTracker returns a tracker for a reader that is expected to begin cur. The order is indexed
-// (order.Index), which takes time unless it is an order.Locator already.
+// NewTracker returns a tracker for a reader that is expected to begin cur. The order is indexed (order.Index), which
+// takes time unless it is an order.Locator already.
 func NewTracker(cur order.Order, o TrackerOptions) *Tracker {
 	t := &Tracker{span: o.Span, epoch: o.Epoch}
 	if t.span <= 0 {
@@ -218,8 +210,8 @@ func (t *Tracker) unlikeScan() bool {
 	return like < probes/2
 }
 
-// scan returns the probability of an open of sample if it is one of a scan, that goes on from one of the
-// last opens by a small step; 0 if it is not.
+// scan returns the probability of an open of sample if it belongs to a scan, which continues one of the last opens by
+// a small step; 0 if it does not.
 func (t *Tracker) scan(sample int) float64 {
 	for _, r := range t.recent {
 		if gap := sample + 1 - r; r > 0 && gap > 0 && gap <= scanGap {
@@ -245,8 +237,8 @@ func (t *Tracker) begin(c *cursor) {
 	}
 }
 
-// SetNext gives the order of the next epoch, so that its head can be recognised. It is indexed as
-// by NewTracker. nil means that it is not known.
+// SetNext sets the order of the next epoch, so that its head can be recognised. It is indexed as by NewTracker. nil
+// means unknown.
 func (t *Tracker) SetNext(next order.Order) {
 	t.next = hypothesis{}
 	if next != nil {
@@ -256,9 +248,8 @@ func (t *Tracker) SetNext(next order.Order) {
 	t.again.reset()
 }
 
-// Open takes note that sample was opened. It returns what that means and its position in the order
-// that is current after the call, -1 if it has none there. After a move (Event.Moved) other
-// positions may have become read as well.
+// Open records that sample was opened. It returns the event and the sample's position in the order that is current
+// after the call, -1 if it has none there. After a move (Event.Moved) other positions may have become read as well.
 func (t *Tracker) Open(sample int) (Event, int) {
 	before := t.left()
 	event, pos := t.open(sample)
@@ -274,7 +265,7 @@ func (t *Tracker) Open(sample int) (Event, int) {
 	return event, pos
 }
 
-// left is what a Move needs to know of the account before it.
+// left is the account before a Move, as far as that needs it.
 type left struct{ n, head, low, count int }
 
 func (t *Tracker) left() left { return left{t.cur.n, t.cur.head, t.cur.low, t.cur.count} }
@@ -290,7 +281,7 @@ func (t *Tracker) moved(event Event, before left) {
 	t.last = m
 }
 
-// settle notices by the last opens together what no test of single ones has shown.
+// settle detects from the last opens together what no test of single ones has shown.
 func (t *Tracker) settle(sample int, event Event, pos int) Event {
 	if pos < 0 {
 		return event
@@ -324,9 +315,8 @@ func (t *Tracker) settle(sample int, event Event, pos int) Event {
 	return event
 }
 
-// cluster returns where o holds the last samples that were opened, settled of them: how many positions
-// it takes to hold all but an eighth, and the first of these. If fewer are in o, spread is its length
-// + 1.
+// cluster returns the shortest range of positions in o that holds all but an eighth of the last settled samples
+// opened: its length, and its first position. If fewer are in o, spread is its length + 1.
 func (t *Tracker) cluster(o order.Locator) (lowest, spread int) {
 	var at [settled]int
 	n := 0
@@ -347,7 +337,7 @@ func (t *Tracker) cluster(o order.Locator) (lowest, spread int) {
 	return lowest, spread
 }
 
-// passedOver gives up the gap before what the reader has read of late, if it must have been left out.
+// passedOver gives up the gap before the latest reads, if the reader must have left it out.
 func (t *Tracker) passedOver() bool {
 	c := t.cur
 	next := c.nextRead(c.low)
@@ -362,7 +352,7 @@ func (t *Tracker) passedOver() bool {
 	return true
 }
 
-// wentBack begins a pass over the current order in its midst, with what was opened last.
+// wentBack begins a pass in the middle of the current order, with the last opens.
 func (t *Tracker) wentBack(from int) {
 	next, prev, opens := t.next, t.prev, t.lastOpens(t.repeats)
 	t.begin(newCursor(t.cur.order, t.span))
@@ -398,15 +388,15 @@ func (t *Tracker) retrace(opens []int, from int) {
 			c.mark(pos)
 		}
 	}
-	if from > 0 { // what lies before it may still be read, and a stream begin there
+	if from > 0 { // positions before it may still be read, and a stream begin there
 		c.start = 0
 		c.runs++
 	}
 	t.lowWas, t.place = c.low, from
 }
 
-// Lost reports whether the reader has opened enough samples of the current order to be seen in it, and
-// never was, nor in those beside it: then it may be in one of another epoch. See Adopt.
+// Lost reports whether the reader has opened enough samples to be seen in the current order or those next to it, and
+// never was: then it may be in another epoch. See Adopt.
 func (t *Tracker) Lost() bool {
 	if t.found || t.pass > 0 || t.trailed < settled {
 		return false
@@ -415,9 +405,9 @@ func (t *Tracker) Lost() bool {
 	return spread > t.cur.n/3
 }
 
-// Adopt makes o, of that epoch, the current order if the last opens lie together in it, anywhere, and
-// reports whether they do: seven eighths of 48 within a third of the order, as those of a reader that
-// has nothing to do with it do with odds of 1:10^12. If they do, give the next order by SetNext.
+// Adopt makes o, of that epoch, the current order if the last opens are close together in it, anywhere, and reports
+// whether they are: seven eighths of 48 within a third of the order. The opens of an unrelated reader are with odds
+// of 1:10^12. After that, set the next order with SetNext.
 func (t *Tracker) Adopt(o order.Order, epoch int) bool {
 	l := order.Index(o)
 	if t.trailed < settled {
@@ -429,7 +419,7 @@ func (t *Tracker) Adopt(o order.Order, epoch int) bool {
 	}
 	before, opens := t.left(), t.lastOpens(traced)
 	if lowest < clearOf*spread {
-		lowest = 0 // as likely a beginning whose first worker is late
+		lowest = 0 // as likely a start whose first worker is late
 	}
 	t.begin(newCursor(l, t.span))
 	t.retrace(opens, lowest)
@@ -441,9 +431,8 @@ func (t *Tracker) Adopt(o order.Order, epoch int) bool {
 	return true
 }
 
-// Extend replaces the current order by one that begins with the same positions and goes on after them.
-// What was read stays read. The orders beside it are forgotten: give the next one by SetNext.
-// It panics if o is shorter.
+// Extend replaces the current order by a longer one that begins with it. Read positions stay read. The orders next to
+// it are forgotten: set the next one with SetNext. It panics if o is shorter.
 func (t *Tracker) Extend(o order.Order) {
 	old, c := t.cur, newCursor(order.Index(o), t.span)
 	if c.n < old.n {
@@ -452,7 +441,7 @@ func (t *Tracker) Extend(o order.Order) {
 	copy(c.words, old.words)
 	c.start, c.count, c.head, c.runs, c.floor = old.start, old.count, old.head, old.runs, old.floor
 	if old.n < c.n && old.n > 0 && old.isRead(old.n-1) {
-		c.runs++ // a stream may go on there now
+		c.runs++ // a stream may continue there now
 	}
 	c.past, c.oldest, c.unaudit = old.past, old.oldest, old.unaudit
 	c.low = c.unread(old.low)
@@ -460,13 +449,12 @@ func (t *Tracker) Extend(o order.Order) {
 	t.repeating = false
 }
 
-// ExpectNext says that the order given by SetNext is certain to come, whatever the reader repeated
-// before.
+// ExpectNext says that the order of SetNext certainly comes next, whatever the reader repeated before.
 func (t *Tracker) ExpectNext() { t.repeating = false }
 
-// Begin makes o the current order because it is known that the reader begins it now, as when its plan
-// was written after all of the one before had been read. It counts as a NextEpoch unless nothing was
-// read of the order before. Give the next order by SetNext.
+// Begin makes o the current order because the reader is known to begin it now, as when its plan was written after all
+// of the previous one was read. It counts as a NextEpoch unless nothing of the old order was read. Set the next order
+// with SetNext.
 func (t *Tracker) Begin(o order.Order) {
 	before := t.left()
 	t.begin(newCursor(order.Index(o), t.span))
@@ -494,7 +482,7 @@ func (t *Tracker) open(sample int) (Event, int) {
 	if !known {
 		return Stray, -1
 	}
-	// What noise may be: uniform over all files, or a scan.
+	// Possible noise: uniform over all files, or a scan.
 	noisy := 0.0
 	if t.scans {
 		noisy = t.scan(sample)
@@ -521,7 +509,7 @@ func (t *Tracker) open(sample int) (Event, int) {
 		}
 	}
 	if fit == near && t.exhausted() {
-		// What spoke against the alternatives was the end of this pass. It is over.
+		// The end of this pass spoke against the alternatives. It has come.
 		for _, h := range t.rivals() {
 			if h.score <= 0 {
 				h.reset()
@@ -550,7 +538,7 @@ func (t *Tracker) open(sample int) (Event, int) {
 	return Stray, -1
 }
 
-// rivals returns the alternatives that there are, the more plausible of two equal ones first.
+// rivals returns the existing alternatives, the more plausible of two equal ones first.
 func (t *Tracker) rivals() []*hypothesis {
 	all := [...]*hypothesis{&t.next, &t.again, &t.prev, &t.jump}
 	if t.repeating {
@@ -565,7 +553,7 @@ func (t *Tracker) rivals() []*hypothesis {
 	return there
 }
 
-// reset starts the alternative afresh: if it is true, then from the next open on.
+// reset restarts the alternative: if true, it is true from the next open on.
 func (h *hypothesis) reset() {
 	h.restart(0)
 	h.score, h.lowest, h.since = 0, 0, h.since[:0]
@@ -577,9 +565,9 @@ func (h *hypothesis) note(pos int) {
 	h.since = append(h.since, pos)
 }
 
-// fresher reports whether the alternative fits the last open better if this was its first than if
-// it was not. Where nothing speaks for what came before either, that is a better guess, and without
-// it opens from before the change would be taken for part of the new pass.
+// fresher reports whether the last open fits the alternative better as its first than as a later one. If nothing
+// supports the earlier opens either, that is the better guess; without it, opens from before the change would be
+// taken for part of the new pass.
 func (h *hypothesis) fresher() bool {
 	if h.fit != near {
 		return h.fit == read
@@ -587,19 +575,19 @@ func (h *hypothesis) fresher() bool {
 	return h.step(h.pos-h.start+1) >= h.density(h.pos)
 }
 
-// weigh adds what the last open says for the alternative, given how plausible the current account
-// of n positions makes it, and a scan. Once that is exhausted, all opens are of the new pass, or noise: then
-// no alternative starts afresh.
+// weigh adds the evidence of the last open for the alternative, given how plausible the current account of n
+// positions makes it, and a scan. Once that account is exhausted, all opens are of the new pass, or noise: then no
+// alternative restarts.
 func (h *hypothesis) weigh(sample int, plausible, scan float64, n int, exhausted bool) {
 	if !exhausted && h.score <= 0 && h.count > 0 && h.fresher() {
 		h.reset()
 		if h.event == Jump {
-			return // the next place that is far ahead will do
+			return // the next place far ahead will do
 		}
 		h.pos, h.fit = h.place(sample)
 	}
-	// The share of opens that are unrelated to it, and how probable those are. An open that goes on with a
-	// scan most probably is of the scan, whatever else is true, and so says little.
+	// The share of opens unrelated to it, and their probability. An open that continues a scan most probably belongs
+	// to it, whatever else is true, and so proves little.
 	share, unrelated := noise, 1/float64(max(h.n, n))
 	if scan > unrelated {
 		share, unrelated = 1-noise, scan
@@ -624,7 +612,7 @@ func (h *hypothesis) weigh(sample int, plausible, scan float64, n int, exhausted
 
 func (t *Tracker) exhausted() bool { return t.cur.low == t.cur.n }
 
-// verdict returns the alternative that has won, if one has.
+// verdict returns the winning alternative, if any.
 func (t *Tracker) verdict() *hypothesis {
 	const equal = 1e-9
 	rivals := t.rivals()
@@ -703,10 +691,9 @@ func (t *Tracker) move(h hypothesis) {
 	t.pass++
 }
 
-// Frontier returns the smallest position that is still expected: all below it have been read, or
-// are skipped, in that the head is span positions further and span others have been read since. It
-// is Len at the end. It moves back if a position is read that had been given up less than a span
-// below it.
+// Frontier returns the smallest position still expected. All below it were read, or are skipped: the head is span
+// positions further and span others were read since. It is Len at the end. It moves back if a position is read that
+// was given up less than a span below it.
 func (t *Tracker) Frontier() int { return t.cur.low }
 
 // Head returns the highest position that has been read, plus 1.
@@ -715,8 +702,7 @@ func (t *Tracker) Head() int { return t.cur.head }
 // Consumed returns how many positions have been read in this pass.
 func (t *Tracker) Consumed() int { return t.cur.count }
 
-// Skipped returns how many positions below the frontier have not been read. It takes time
-// proportional to Len/64.
+// Skipped returns how many positions below the frontier were not read. It takes time proportional to Len/64.
 func (t *Tracker) Skipped() int { return t.cur.low - t.cur.readBelow(t.cur.low) }
 
 // Read reports whether the position has been read in this pass; false outside the order.
@@ -725,16 +711,16 @@ func (t *Tracker) Read(pos int) bool { return pos >= 0 && pos < t.cur.n && t.cur
 // Epoch returns the number of the current epoch.
 func (t *Tracker) Epoch() int { return t.epoch }
 
-// Pass returns how often the reader has begun an order since the first one. It changes whenever
-// Order, or all that is read of it, does.
+// Pass returns how often the reader has begun an order since the first one. It changes whenever Order, or everything
+// read of it, does.
 func (t *Tracker) Pass() int { return t.pass }
 
 // Order returns the current order.
 func (t *Tracker) Order() order.Order { return t.cur.order }
 
-// Upcoming returns the order that the reader is expected to begin after this one, nil if it is not
-// known: what to prefetch when the current one has been fetched. It is the one given by SetNext,
-// or the current one again if the reader has last done just that.
+// Upcoming returns the order that the reader is expected to begin after this one, nil if unknown: the one to prefetch
+// after the current one. It is the one set by SetNext, or the current one again if the reader repeated an order last
+// time.
 func (t *Tracker) Upcoming() order.Order {
 	switch {
 	case t.repeating:

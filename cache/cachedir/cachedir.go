@@ -1,9 +1,9 @@
-// Package cachedir owns a cache directory, and what the datasets in it share: the lock, the key, the catalog, the account
-// of memory and that of the disk. It guards that one process owns the directory, that everything under it stays within
-// --cache-size and everything in memory within --memory, and that what is cached outlives whoever cached it.
+// Package cachedir owns a cache directory and what its datasets share: the lock, the key, the catalog, and the
+// accounts of memory and disk. It guards that one process owns the directory, that everything under it stays within
+// --cache-size and everything in memory within --memory, and that cached data outlives the process that cached it.
 //
-// Datasets that are not open keep their segments until another one needs the room: then they give it back (see
-// package cache), the one that was not used for the longest time first, unless they are pinned.
+// Datasets that are not open keep their segments until another one needs the space. Then they give it back (see
+// package cache), least recently used first, except pinned ones.
 package cachedir
 
 import (
@@ -31,8 +31,8 @@ type Options struct {
 	Path   string // owned while it is open
 	Size   int64  // bytes on disk, everything under Path counted
 	Memory int64  // bytes of memory for the whole process
-	// Secret is the key that the directory is encrypted by; nil: it lies in clear. A new directory is made as this says;
-	// one of the other kind, or of another key, is refused.
+	// Secret is the key that encrypts the directory; nil: it is not encrypted. A new directory is made accordingly; an
+	// existing one of the other kind, or with another key, is refused.
 	Secret *crypt.Secret
 	Logger *slog.Logger
 }
@@ -52,28 +52,26 @@ type Dir struct {
 	mu       sync.Mutex
 	open     map[[16]byte]bool  // datasets that are open, or about to be
 	idle     map[[16]byte]int64 // bytes of segments of datasets that are not open
-	metadata int64              // bytes on disk that are kept back for the open datasets' metadata
+	metadata int64              // bytes on disk reserved for the open datasets' metadata
 	offHeap  int64              // bytes of memory that the open datasets' manifests and layouts take
 }
 
 const (
-	// overhead is what a daemon needs before it holds a single sample: Go runtime, badger's memtables, gRPC,
-	// FUSE request buffers and the buffers of 512 connections. Measured as RSS of a mounted daemon over an empty ledger.
+	// overhead is the memory of a daemon without samples: Go runtime, badger's memtables, gRPC, FUSE request buffers,
+	// the buffers of 512 connections. Measured as RSS of a mounted daemon over an empty ledger.
 	overhead = 64 << 20
 	// minLedger lets eight readers wait for 1-MiB objects while prefetching goes on.
 	minLedger = 32 << 20
-	// bytesPerFile is what the engine holds a file while an order is in force: 8 for the kept
-	// record's place, 4 each for this epoch's order, the next one's and the inverse, some bits.
+	// bytesPerFile is the engine's memory per file while an order is in force: 8 for the kept record's place, 4 each
+	// for this epoch's order, the next one's and the inverse, some bits.
 	bytesPerFile = 24
-	// bytesPerExtent is what a further extent of a file takes: the record's place and a bit.
+	// bytesPerExtent is the memory of each further extent of a file: the record's place and a bit.
 	bytesPerExtent = 9
-	// catalogOnDisk is what is kept back from --cache-size for the catalog's own files, the log and
-	// the socket.
+	// catalogOnDisk is reserved of --cache-size for the catalog's own files, the log and the socket.
 	catalogOnDisk = 8 << 20
-	// tableOnDisk is what is kept back for each record's line in its table: 30 bytes, and the
-	// same again while the table is replaced.
+	// tableOnDisk is reserved for each record's line in its table: 30 bytes, twice while the table is replaced.
 	tableOnDisk = 64
-	// minDisk is the least space in which keeping data on disk is worth a segment.
+	// minDisk is the least space for which data is kept on disk.
 	minDisk = 4 << 20
 	// syncInterval bounds what a crash of the machine (not of the daemon) can cost in refetches.
 	syncInterval = 30 * time.Second
@@ -82,16 +80,16 @@ const (
 // LeastMemory is the least Options.Memory, in bytes.
 const LeastMemory = overhead + (minLedger*4+2)/3
 
-// RoundUp writes a number of bytes as flags take it, rounded up to whole MiB: what an error tells the user to give has
-// to be enough.
+// RoundUp formats a number of bytes for a flag, rounded up to whole MiB: the size that an error recommends must be
+// enough.
 func RoundUp(n int64) string { return fmt.Sprintf("%dMiB", (n+1<<20-1)>>20) }
 
-// ledgerOf returns how much of --memory is for data and metadata. The collector and the size classes of buffers need
-// about a quarter on top of live bytes.
+// ledgerOf returns how much of --memory is for data and metadata. The garbage collector and the size classes of
+// buffers need about a quarter on top of live bytes.
 func ledgerOf(memory int64) int64 { return (memory - overhead) * 3 / 4 }
 
-// ForecastMemory returns what a daemon's memory leaves for samples of a dataset of so many files, of which no
-// more is known: their metadata takes some 110 bytes each. It may be less than 0.
+// ForecastMemory returns how much of a daemon's memory remains for samples of a dataset with so many files, if no
+// more is known: their metadata takes some 110 bytes each. It may be negative.
 func ForecastMemory(memory int64, files int) int64 {
 	return ledgerOf(memory - int64(files)*(bytesPerFile+110))
 }
@@ -99,13 +97,13 @@ func ForecastMemory(memory int64, files int) int64 {
 // memoryFor is the least --memory whose ledger holds n bytes.
 func memoryFor(n int64) int64 { return overhead + (n*4+2)/3 }
 
-// Errors that Open's are wrapped around.
+// Errors that errors of Open wrap.
 var (
 	ErrInUse      = catalog.ErrInUse // another process owns the directory
-	ErrEncryption = catalog.ErrKey   // a key does not fit the directory, or is missing
+	ErrEncryption = catalog.ErrKey   // the directory needs a key, another key, or none
 )
 
-// Open takes the directory. Its errors name the thing, the cause and the remedy.
+// Open locks and opens the directory. Its errors name the thing, the cause and the remedy.
 func Open(o Options) (_ *Dir, err error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -126,7 +124,7 @@ func Open(o Options) (_ *Dir, err error) {
 	if d.Key, d.unlock, err = catalog.LockKey(o.Path, o.Secret); err != nil {
 		return nil, err
 	}
-	d.o.Secret = nil // the key is had, and rekeying may change what it is wrapped by
+	d.o.Secret = nil // not needed any more; Rekey may replace it
 	if d.Catalog, err = catalog.Open(o.Path, catalog.Options{Logger: o.Logger, Key: d.Key}); err != nil {
 		return nil, err
 	}
@@ -140,14 +138,14 @@ func Open(o Options) (_ *Dir, err error) {
 	return d, nil
 }
 
-// WithRemedy adds the remedy to an error about a full disk, or about something in the cache directory that is a
-// folder and should be a file, or the other way round.
+// WithRemedy adds the remedy to an error about a full disk, or about an entry of the cache directory that is a folder
+// instead of a file, or a file instead of a folder.
 func WithRemedy(err error, dir string) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("cache directory: %w (free space on the disk of %s, or give another --cache-dir)", err, dir)
 	case (errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EEXIST)) && strings.Contains(err.Error(), dir+"/"):
-		return fmt.Errorf("%w (mend the cache directory with: shoal fsck %s --repair)", err, dir)
+		return fmt.Errorf("%w (repair the cache directory with: shoal fsck %s --repair)", err, dir)
 	}
 	return err
 }
@@ -155,28 +153,28 @@ func WithRemedy(err error, dir string) error {
 // Path returns where the directory is.
 func (d *Dir) Path() string { return d.o.Path }
 
-// FitsDir returns the folder for what was computed from the content of datasets.
+// FitsDir returns the folder for values computed from the content of datasets.
 func (d *Dir) FitsDir() string { return filepath.Join(d.o.Path, "fits") }
 
-// diskLimit derives the segments' limit from --cache-size: metadata first. d.mu is held, or d is new.
+// diskLimit derives the segments' limit from --cache-size, which holds metadata first. d.mu is held, or d is new.
 func (d *Dir) diskLimit() int64 { return max(0, d.o.Size-d.metaOnDisk()) }
 
-// metaOnDisk is what of --cache-size is not for segments. d.mu is held, or d is new.
+// metaOnDisk is the part of --cache-size that is not for segments. d.mu is held, or d is new.
 func (d *Dir) metaOnDisk() int64 { return min(catalogOnDisk, 1<<20+d.o.Size/32) + d.metadata }
 
-// enough returns a --cache-size that leaves room for data beside the metadata, which grows with it: the catalog's part by
-// a 32nd, and the lines of each open version by a 64th. d.mu is held.
+// enough returns a --cache-size that leaves space for data beside the metadata. That grows with it: the catalog's
+// part by a 32nd, the lines of each open version by a 64th. d.mu is held.
 func (d *Dir) enough(versions int) int64 {
 	return d.o.Size + (d.metaOnDisk()+minDisk-d.o.Size)*64/int64(max(62-versions, 1))
 }
 
-// Need is what an open version of a dataset takes beside its samples, in bytes.
+// Need is the memory and disk space of an open version of a dataset beside its samples, in bytes.
 type Need struct {
 	memory, disk int64
 	offHeap      int64 // of memory: manifest and layout
 }
 
-// Reserve takes a version's metadata out of memory and disk, and refuses where it does not fit. layout may be nil.
+// Reserve reserves memory and disk for a version's metadata, and fails if it does not fit. layout may be nil.
 func (d *Dir) Reserve(m *catalog.Manifest, layout *catalog.Layout) (n Need, err error) {
 	n.offHeap = m.FileSize()
 	if layout != nil {
@@ -189,8 +187,8 @@ func (d *Dir) Reserve(m *catalog.Manifest, layout *catalog.Layout) (n Need, err 
 	return n, d.reserve(n, m.Len())
 }
 
-// diskFor returns what a version takes of a cache for its metadata: its files, and a line in the catalog for each extent that
-// can be kept, as far as there are that many.
+// diskFor returns the disk space for a version's metadata: its files, and a line in the catalog for each extent that
+// can be kept.
 func diskFor(files, extents, cacheSize int64) int64 {
 	return files + min(extents, cacheSize>>12)*tableOnDisk
 }
@@ -216,7 +214,7 @@ func (d *Dir) Release(n Need) {
 	d.charge(-n.disk, -n.offHeap)
 }
 
-// charge changes what metadata takes. d.mu is held.
+// charge changes the metadata's reservation. d.mu is held.
 func (d *Dir) charge(disk, offHeap int64) {
 	d.metadata += disk
 	d.offHeap += offHeap
@@ -224,8 +222,8 @@ func (d *Dir) charge(disk, offHeap int64) {
 	d.Cache.Budget().SetLimit(d.diskLimit())
 }
 
-// limitHeap leaves of --memory to Go's heap what manifests and layouts, which lie beside it, do not take. d.mu is
-// held, or d is new.
+// limitHeap limits Go's heap to --memory without manifests and layouts, which are outside it. d.mu is held, or d is
+// new.
 func (d *Dir) limitHeap() { debug.SetMemoryLimit(d.o.Memory - d.offHeap) }
 
 func (d *Dir) syncLoop(ctx context.Context) {

@@ -20,7 +20,7 @@ import (
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
-// Info is what the directory holds of one dataset.
+// Info describes one dataset in the directory.
 type Info struct {
 	catalog.Dataset
 	Open      bool
@@ -30,7 +30,7 @@ type Info struct {
 	Extents   int
 }
 
-// Datasets returns what the directory holds, by source. Of open datasets it does not know more than that.
+// Datasets returns the datasets in the directory, by source, open or not.
 func (d *Dir) Datasets() ([]Info, error) {
 	facts, err := d.Catalog.Datasets()
 	if err != nil {
@@ -73,14 +73,14 @@ func (d *Dir) Find(text string) (Info, error) {
 	return Info{}, fmt.Errorf("%q names %d datasets in %s (give the first digits of the id that `shoal cache ls` shows)", text, len(found), d.o.Path)
 }
 
-// Enter says that a dataset is open, or about to be: until Leave its segments are its own.
+// Enter says that a dataset is open, or about to be: nothing else may drop its segments until Leave.
 func (d *Dir) Enter(id [16]byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.open[id] = true
 }
 
-// Leave says that a dataset is not open any more. What it keeps on disk stays.
+// Leave says that a dataset is no longer open. Its data on disk stays.
 func (d *Dir) Leave(id [16]byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,8 +89,8 @@ func (d *Dir) Leave(id [16]byte) error {
 	return err
 }
 
-// OpenDisk attaches a dataset's segments to a volume of it. With a --cache-size that leaves no room for data it
-// says so in the log, and the dataset is cached in memory only. versions is how many versions of datasets are open.
+// OpenDisk attaches a dataset's segments to a volume of it. If --cache-size leaves no space for data, it logs that,
+// and the dataset is cached in memory only. versions is how many versions of datasets are open.
 func (d *Dir) OpenDisk(v *cache.Volume, id [16]byte, title string, quota int64, versions int, log *slog.Logger) error {
 	budget := d.Cache.Budget()
 	if limit := budget.Limit(); limit < minDisk {
@@ -106,7 +106,7 @@ func (d *Dir) OpenDisk(v *cache.Volume, id [16]byte, title string, quota int64, 
 		return err
 	}
 	if err := d.Catalog.Touch(id, title); err != nil {
-		log.Warn("cannot note in the catalog that the dataset is in use", "cause", err)
+		log.Warn("cannot record in the catalog that the dataset is in use", "cause", err)
 	}
 	d.mu.Lock()
 	idle := d.idle[id]
@@ -116,8 +116,7 @@ func (d *Dir) OpenDisk(v *cache.Volume, id [16]byte, title string, quota int64, 
 	return v.OpenDisk(d.segments(id), segment.Options{Key: d.Key, MaxBytes: quota, Index: d.Catalog.Index(id), Logger: log})
 }
 
-// Remove deletes what the directory holds of a dataset, which must not be open. versions names the manifests and
-// layouts that are in use.
+// Remove deletes a dataset from the directory. It must not be open. versions names the manifests and layouts in use.
 func (d *Dir) Remove(id [16]byte, versions ...string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -134,8 +133,8 @@ func (d *Dir) Remove(id [16]byte, versions ...string) error {
 // Pin keeps a dataset's segments from being removed while it is not open, or allows that again.
 func (d *Dir) Pin(id [16]byte, pinned bool) error { return d.Catalog.SetPinned(id, pinned) }
 
-// Rekey makes another secret the one that the directory is opened by. The old one opens it no more; what is cached
-// stays as it is, since what encrypts it is a key of the directory's own.
+// Rekey makes another secret the one that opens the directory; the old one no longer does. Cached data stays as it
+// is: it is encrypted with the directory's own key.
 func (d *Dir) Rekey(s crypt.Secret) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -145,14 +144,14 @@ func (d *Dir) Rekey(s crypt.Secret) error {
 	return d.Key.Rewrap(d.o.Path, s)
 }
 
-// Accepts fails if somebody who shares the directory gives a key that is not its own. Whoever gives none was let in
-// otherwise.
+// Accepts fails if a process that shares the directory gives another key than the directory's. A process without a
+// key was authorized otherwise.
 func (d *Dir) Accepts(s *crypt.Secret) error {
 	switch {
 	case s == nil:
 		return nil
 	case d.Key == nil:
-		return fmt.Errorf("%w: the daemon of %s keeps its cache in clear (give no key, or another --cache-dir)", ErrEncryption, d.o.Path)
+		return fmt.Errorf("%w: the daemon of %s does not encrypt its cache (give no key, or another --cache-dir)", ErrEncryption, d.o.Path)
 	case d.Key.SecretID() != s.ID():
 		return fmt.Errorf("%w: %w: the daemon of %s has the key %s and was given %s (give that key, none, or another --cache-dir)",
 			ErrEncryption, crypt.ErrWrongSecret, d.o.Path, d.Key.SecretID(), s.ID())
@@ -160,15 +159,15 @@ func (d *Dir) Accepts(s *crypt.Secret) error {
 	return nil
 }
 
-// Usage returns the bytes that segments take, and may take, together.
+// Usage returns the bytes that all segments occupy, and their limit.
 func (d *Dir) Usage() (used, limit int64) { return d.Cache.Budget().Used(), d.Cache.Budget().Limit() }
 
 func (d *Dir) segments(id [16]byte) string {
 	return filepath.Join(d.o.Path, "segments", hex.EncodeToString(id[:]))
 }
 
-// findIdle counts what datasets left on disk. Where that is more than the limit nothing goes yet: what goes
-// first depends on which dataset is opened.
+// findIdle counts the segments that datasets left on disk. If that exceeds the limit nothing is dropped yet: the
+// choice depends on which dataset is opened.
 func (d *Dir) findIdle() error {
 	entries, err := os.ReadDir(filepath.Join(d.o.Path, "segments"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -179,7 +178,7 @@ func (d *Dir) findIdle() error {
 	}
 	for _, e := range entries {
 		if id, ok := datasetOf(e); ok {
-			_, _ = d.countIdle(id) // what cannot be counted is told when it is opened
+			_, _ = d.countIdle(id) // an error shows again when the dataset is opened
 		}
 	}
 	return nil
@@ -207,20 +206,20 @@ func folderBytes(dir string) (n int64, err error) {
 	return n, err
 }
 
-// makeRoom has datasets that are not open give back need bytes of segments, the one that was not used for the
-// longest time first, and reports whether any did.
+// makeRoom has datasets that are not open give back need bytes of segments, least recently used first, and reports
+// whether any did.
 func (d *Dir) makeRoom(need int64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	log := d.o.Logger
 	facts, err := d.Catalog.Datasets()
 	if err != nil {
-		log.Error("datasets cannot be listed; none makes room", "cause", err)
+		log.Error("datasets cannot be listed, so none of their space is freed", "cause", err)
 		return false
 	}
 	slices.SortFunc(facts, func(a, b catalog.Dataset) int { return a.LastUsed.Compare(b.LastUsed) })
 	byID := map[[16]byte]catalog.Dataset{}
-	var candidates [][16]byte // those that the catalog does not know, of which nobody can say when they were used, first
+	var candidates [][16]byte // those that the catalog does not know, and so not when they were used, first
 	for _, f := range facts {
 		byID[f.ID] = f
 	}
@@ -245,11 +244,11 @@ func (d *Dir) makeRoom(need int64) bool {
 		before := d.idle[id]
 		segments, err := d.Cache.GiveBack(d.segments(id), segment.Options{Key: d.Key, MaxBytes: d.Cache.Budget().Limit(), Index: d.Catalog.Index(id), Logger: log}, need-freed)
 		if err != nil {
-			log.Error("a dataset that is not open cannot make room", "source", byID[id].Source, "cause", err)
+			log.Error("cannot free space of a dataset that is not open", "source", byID[id].Source, "cause", err)
 		}
 		left, _ := d.countIdle(id)
 		if freed += before - left; segments > 0 {
-			log.Warn("cached data of a dataset that is not open was given back, since another needs the room (pin it, or raise --cache-size)", "source", byID[id].Source,
+			log.Warn("cached data of a dataset that is not open was dropped: another dataset needs the space (pin it, or raise --cache-size)", "source", byID[id].Source,
 				"gave_back", humanize.IBytes(uint64(before-left)), "segments", segments, "left", humanize.IBytes(uint64(left)))
 		}
 	}
@@ -267,7 +266,7 @@ func (d *Dir) countIdle(id [16]byte) (n int64, err error) {
 	return n, err
 }
 
-// removeSegments deletes what a dataset that is not open, or was not until now, keeps on disk. d.mu is held.
+// removeSegments deletes the segments of a dataset that is not open, or was not until now. d.mu is held.
 func (d *Dir) removeSegments(id [16]byte) error {
 	if _, ok := d.idle[id]; !ok {
 		return nil

@@ -43,16 +43,16 @@ func (r *Report) note(format string, args ...any) {
 	r.Findings = append(r.Findings, fmt.Sprintf(format, args...))
 }
 
-// Is fails where a folder is no cache directory, also none that has lost its FORMAT.
+// Is fails for a folder that is not a cache directory. A cache directory that lost its FORMAT still counts as one.
 func Is(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "FORMAT")); err != nil && !catalog.Used(dir) {
-		return fmt.Errorf("%s is no cache directory: %w", dir, err)
+		return fmt.Errorf("%s is not a cache directory: %w", dir, err)
 	}
 	return nil
 }
 
-// Fsck checks every record, manifest and layout of a cache directory that nobody uses, and repairs
-// what can be. Its error says why it could not check; what it found is in the report. secret is that of Options.
+// Fsck checks every record, manifest and layout of a cache directory that is not in use, and repairs what it can. Its
+// error means that it could not check; findings are in the report. secret is as in Options.
 func Fsck(ctx context.Context, dir string, secret *crypt.Secret, repair bool, progress func(done, total int64)) (*Report, error) {
 	if err := Is(dir); err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *Repor
 	if err := r.kinds(dir, innerKinds, repair); err != nil || r.unfit(repair) {
 		return err
 	}
-	// The catalog says by itself when it was damaged, and then begins anew: all it holds comes back.
+	// A damaged catalog reports that itself and starts empty: all its content can be rebuilt.
 	quiet := slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelError + 1}))
 	c, err := catalog.Open(dir, catalog.Options{Logger: quiet, Key: key})
 	if err != nil {
@@ -109,7 +109,7 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *Repor
 		path := filepath.Join(segments, e.Name())
 		id, ok := datasetOf(e)
 		if !ok {
-			r.note("%s: nothing of shoal's has this name (it is left alone)", path)
+			r.note("%s: not a file of shoal (left alone)", path)
 			continue
 		}
 		rep, err := segment.Check(path, segment.CheckOptions{Context: ctx, Key: key, Repair: repair, Index: c.Index(id), MaxFindings: maxFindings,

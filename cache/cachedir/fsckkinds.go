@@ -12,7 +12,7 @@ import (
 	"github.com/shoalfs/shoal/cache/crypt"
 )
 
-// kind says that what has such a name in a cache directory is a folder, or else a regular file.
+// kind says whether an entry of a cache directory is a folder or a regular file.
 type kind struct {
 	pattern string // of fs.Glob
 	folder  bool
@@ -22,8 +22,7 @@ var (
 	datasetID, digest = strings.Repeat("[0-9a-f]", 32), strings.Repeat("[0-9a-f]", 64)
 	number            = strings.Repeat("[0-9]", 8)
 
-	// ownKinds must be right before a process can take the directory for itself, innerKinds before it can open what
-	// is in it.
+	// ownKinds must be right before a process can lock the directory, innerKinds before it can open the content.
 	ownKinds   = []kind{{"FORMAT", false}, {"lock", false}, {crypt.FileName, false}}
 	innerKinds = []kind{
 		{"shoal.log", false}, {"facts", false},
@@ -33,8 +32,8 @@ var (
 	}
 )
 
-// kinds finds what is a folder and should be a file, and the other way round. A repair removes it if it is an empty
-// folder, and else moves it aside, for nobody knows what it is.
+// kinds finds folders that should be files, and files that should be folders. A repair removes empty folders and
+// moves everything else aside, since its content is unknown.
 func (r *Report) kinds(dir string, kinds []kind, repair bool) error {
 	for _, k := range kinds {
 		names, err := fs.Glob(os.DirFS(dir), k.pattern)
@@ -52,20 +51,20 @@ func (r *Report) kinds(dir string, kinds []kind, repair bool) error {
 				want = "folder"
 			}
 			if !repair {
-				r.find("%s: is no %s (remedy: move it aside)", path, want)
+				r.find("%s: is not a %s (remedy: move it aside)", path, want)
 				continue
 			}
 			to, err := moveAside(path)
 			if err != nil {
 				return err
 			}
-			r.find("%s: is no %s (repaired: %s)", path, want, to)
+			r.find("%s: is not a %s (repaired: %s)", path, want, to)
 		}
 	}
 	return nil
 }
 
-// moveAside frees a name, and says what became of what had it.
+// moveAside frees a name, and says where its entry went.
 func moveAside(path string) (string, error) {
 	if info, err := os.Lstat(path); err == nil && info.IsDir() && os.Remove(path) == nil {
 		return "the empty folder was removed", nil
@@ -80,7 +79,7 @@ func moveAside(path string) (string, error) {
 	}
 }
 
-// format looks at the file FORMAT. What is lost of it is written when the directory is locked.
+// format checks the file FORMAT. If it is missing, locking the directory writes it.
 func (r *Report) format(dir string, repair bool) error {
 	path, state := filepath.Join(dir, "FORMAT"), "remedy"
 	if repair {
@@ -88,21 +87,21 @@ func (r *Report) format(dir string, repair bool) error {
 	}
 	switch _, err := catalog.ReadFormat(dir); {
 	case errors.Is(err, catalog.ErrCorrupt):
-		r.find("%s: does not say which version of Shoal wrote the directory (%s: write it anew)", path, state)
+		r.find("%s: does not say which version of Shoal wrote the directory (%s: rewrite it)", path, state)
 		if repair {
 			return os.Remove(path)
 		}
 	case errors.Is(err, fs.ErrNotExist) && r.Damage == 0: // not just moved aside
-		r.find("%s: is missing (%s: write it anew)", path, state)
+		r.find("%s: is missing (%s: rewrite it)", path, state)
 	}
 	return nil
 }
 
-// unfit reports whether there is damage that has to be mended before the rest can be looked at.
+// unfit reports whether damage must be repaired before the rest can be checked.
 func (r *Report) unfit(repair bool) bool {
 	if r.Damage == 0 || repair {
 		return false
 	}
-	r.note("The rest can be checked once this is mended.")
+	r.note("The rest can be checked after this is repaired.")
 	return true
 }

@@ -31,13 +31,12 @@ const (
 
 // BuildOptions tell Build how to read a listing.
 type BuildOptions struct {
-	// Prefix is what every key begins with and no path shows. It is empty or ends in "/".
+	// Prefix begins every key and is not part of the paths. It is empty or ends in "/".
 	Prefix string
 }
 
-// Build makes a manifest of a listing, in memory, whatever the order of the objects. It fails with
-// the listing's own error, and when an object has no ETag, when a key was listed twice with different
-// versions, and when nothing is left to show.
+// Build makes a manifest of a listing, in memory, in any order of the objects. It fails with the listing's error, if
+// an object has no ETag, if a key was listed twice with different versions, and if no file is left to show.
 func Build(objects iter.Seq2[objstore.Object, error], o BuildOptions) (*Manifest, error) {
 	if o.Prefix != "" && !strings.HasSuffix(o.Prefix, "/") {
 		return nil, fmt.Errorf("prefix %q must be empty or end in a slash", o.Prefix)
@@ -54,9 +53,8 @@ func Build(objects iter.Seq2[objstore.Object, error], o BuildOptions) (*Manifest
 	return b.finish()
 }
 
-// builder collects files in arenas without pointers, so that ten million of them cost the garbage
-// collector nothing. Arenas grow by blocks, so that growing neither copies them nor leaves garbage of
-// their size.
+// builder collects files in arenas without pointers, so that ten million of them cost the garbage collector nothing.
+// Arenas grow by blocks, so growing neither copies them nor leaves garbage.
 type builder struct {
 	opts     BuildOptions
 	skipped  Skipped
@@ -158,10 +156,10 @@ func (b *builder) add(o objstore.Object) error {
 		return nil
 	}
 	if o.Size < 0 || o.Size > maxSize {
-		return fmt.Errorf("object %q was listed with a size of %d bytes: the store lists wrongly", o.Key, o.Size)
+		return fmt.Errorf("object %q was listed with a size of %d bytes: the store's listing is wrong", o.Key, o.Size)
 	}
 	if o.ETag == "" {
-		return fmt.Errorf("object %q has no ETag, so that a change of it could not be noticed", o.Key)
+		return fmt.Errorf("object %q has no ETag, so a change could not be detected", o.Key)
 	}
 	if len(o.ETag) > math.MaxUint16 {
 		return fmt.Errorf("object %q has an ETag of %d bytes", o.Key, len(o.ETag))
@@ -278,8 +276,8 @@ func (b *builder) arrange() error {
 	return nil
 }
 
-// addFolder makes the folder that a marker names, and those above it. It comes after arrange: a file that
-// has the name of one of them is shown, and not the folder.
+// addFolder makes the folder that a marker names, and its parents. It comes after arrange: if a file has the name of
+// one of them, the file is shown, not the folder.
 func (b *builder) addFolder(path string) (id uint32, ok bool) {
 	if id, ok := b.dirIndex[path]; ok {
 		return id, true
@@ -472,7 +470,7 @@ func (b *builder) encode(d *draft) []byte {
 	return out
 }
 
-// putIDs fills in the files' IDs, which finish has left room for, on all processors: each takes two hashes.
+// putIDs fills in the files' IDs, for which finish has left space, on all processors: each takes two hashes.
 func putIDs(m *Manifest) {
 	var wg sync.WaitGroup
 	parts := runtime.GOMAXPROCS(0)

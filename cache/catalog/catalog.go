@@ -18,7 +18,7 @@ import (
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
-// ErrNoManifest is wrapped by the error of [Catalog.Manifest] where the source must be listed.
+// ErrNoManifest is wrapped by errors of [Catalog.Manifest] if the source must be listed.
 var ErrNoManifest = errors.New("no manifest of this source")
 
 // Options of a catalog.
@@ -26,12 +26,12 @@ type Options struct {
 	// Logger gets warnings. The default is [slog.Default].
 	Logger *slog.Logger
 
-	// Key encrypts what names files and sources; nil: they lie in clear.
+	// Key encrypts all names of files and sources; nil: no encryption.
 	Key *crypt.Key
 }
 
-// Catalog is the index of a cache folder. It is safe for concurrent use. What it says of sources and datasets
-// it has in memory, so that nobody who asks waits for the disk.
+// Catalog is the index of a cache folder. It is safe for concurrent use. Facts of sources and datasets are in memory,
+// so reading them never waits for the disk.
 type Catalog struct {
 	dir     string // the cache folder
 	key     *crypt.Key
@@ -39,14 +39,14 @@ type Catalog struct {
 	rebuilt string
 	db      *badger.DB
 
-	// mu keeps files and the facts that name them together, and writers one at a time.
+	// mu keeps files consistent with the facts that name them, and serializes writers.
 	mu sync.Mutex
 
 	tablesMu sync.Mutex
 	tables   map[[16]byte]*tables
 }
 
-// Source is what the catalog holds of one source.
+// Source describes one source.
 type Source struct {
 	Name     string // as given to SetManifest
 	Version  string // of the dataset
@@ -58,9 +58,8 @@ type Source struct {
 	Listed   time.Time // when SetManifest was called
 }
 
-// Open opens the catalog of a cache folder, which the caller has locked. Facts that are damaged are moved
-// aside and begun anew, which [Catalog.Rebuilt] tells and the log says loudly; what they held comes back
-// by a listing, but for quotas and pins.
+// Open opens the catalog of a cache folder, which the caller has locked. Damaged facts are moved aside and replaced
+// by empty ones; [Catalog.Rebuilt] and an error in the log say so. A listing restores them, except quotas and pins.
 func Open(cacheDir string, o Options) (*Catalog, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -83,7 +82,7 @@ func Open(cacheDir string, o Options) (*Catalog, error) {
 	return c, nil
 }
 
-// Close gives up what the catalog holds in memory. All that was set is on the disk.
+// Close frees the catalog's memory. All changes are on disk already.
 func (c *Catalog) Close() error {
 	if c.db == nil {
 		return nil
@@ -94,8 +93,8 @@ func (c *Catalog) Close() error {
 // Rebuilt returns where Open moved corrupt facts; "" if it did not have to.
 func (c *Catalog) Rebuilt() string { return c.rebuilt }
 
-// DatasetID returns the 16 bytes by which cached records name a source. It does not depend on the
-// dataset's version, so that a refresh keeps what did not change.
+// DatasetID returns the 16 bytes by which cached records name a source. It is independent of the dataset's version,
+// so that a refresh keeps unchanged files.
 func DatasetID(source string) [16]byte {
 	h := sha256.Sum256([]byte(source))
 	return [16]byte(h[:16])
@@ -104,9 +103,9 @@ func DatasetID(source string) [16]byte {
 func (c *Catalog) manifestDir() string { return filepath.Join(c.dir, "manifests") }
 func (c *Catalog) layoutDir() string   { return filepath.Join(c.dir, "layouts") }
 
-// Manifest loads the current version for a source, whose name must be canonical, and its layout in
-// shards; nil where each file is an object. The caller closes both. The error wraps ErrNoManifest where
-// the source was never listed, and where one of the files is missing or damaged.
+// Manifest loads the current version of a source, whose name must be canonical, and its layout in shards; nil if each
+// file is an object. The caller closes both. The error wraps ErrNoManifest if the source was never listed, and if one
+// of the files is missing or damaged.
 func (c *Catalog) Manifest(source string) (*Manifest, *Layout, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,7 +125,7 @@ func (c *Catalog) Manifest(source string) (*Manifest, *Layout, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("catalog: %s: %w", source, err)
 	}
-	// The file may have been saved last for another source that holds the same version.
+	// The file may have been saved last for another source with the same version.
 	m.prefix, m.skipped = v.Prefix, v.Skipped
 	return m, l, nil
 }
@@ -140,14 +139,14 @@ func (c *Catalog) load(v sourceValue) (_ *Manifest, _ *Layout, err error) {
 		return nil, nil, err
 	}
 	if m.Version() != v.Version {
-		return nil, nil, errors.Join(corrupt("manifest %s is that of version %s", v.manifest(), m.Version()), m.Close())
+		return nil, nil, errors.Join(corrupt("manifest %s belongs to version %s", v.manifest(), m.Version()), m.Close())
 	}
 	if v.Layout == "" {
 		return m, nil, nil
 	}
 	l, err := loadLayout(filepath.Join(c.layoutDir(), v.Layout), m, c.key)
 	if err == nil && l.Version() != v.Layout {
-		err = errors.Join(corrupt("layout %s is that of version %s", v.Layout, l.Version()), l.Close())
+		err = errors.Join(corrupt("layout %s belongs to version %s", v.Layout, l.Version()), l.Close())
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, m.Close())
@@ -155,8 +154,8 @@ func (c *Catalog) load(v sourceValue) (_ *Manifest, _ *Layout, err error) {
 	return m, l, nil
 }
 
-// SetManifest saves a manifest and its layout, nil where each file is an object, and makes them the
-// current version of a source.
+// SetManifest saves a manifest and its layout, nil if each file is an object, and makes them the current version of a
+// source.
 func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -168,7 +167,7 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout) error {
 	}
 	if l != nil {
 		if l.dataset != m.version {
-			return fmt.Errorf("catalog: %s: the layout is that of dataset version %s, the manifest has version %s", source, l.Dataset(), v.Version)
+			return fmt.Errorf("catalog: %s: the layout belongs to dataset version %s, but the manifest to version %s", source, l.Dataset(), v.Version)
 		}
 		v.Layout = l.Version()
 		if _, err := l.save(c.layoutDir(), c.key); err != nil {
@@ -192,8 +191,8 @@ func (c *Catalog) Sources() (sources []Source, err error) {
 	return sources, err
 }
 
-// GC removes manifest and layout files that no source names and that are not in keep, a list of such files'
-// names. It returns how many.
+// GC removes manifest and layout files that no source names and that are not in keep, a list of file names. It
+// returns how many.
 func (c *Catalog) GC(keep ...string) (removed int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,7 +210,7 @@ func (c *Catalog) GC(keep ...string) (removed int, err error) {
 			errs = append(errs, err)
 		}
 		for _, e := range entries {
-			// Nothing but what Save writes; the mutex makes temporary files those of a crash.
+			// Only files that Save writes. c.mu is held, so temporary files are left from a crash.
 			name := e.Name()
 			if (!isVersion(name) || kept[name]) && !strings.HasPrefix(name, tempPrefix) {
 				continue

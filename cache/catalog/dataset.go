@@ -14,19 +14,19 @@ import (
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
-// Dataset is what the catalog holds of one dataset of a cache folder.
+// Dataset describes one dataset of a cache folder.
 type Dataset struct {
 	ID       [16]byte
-	Source   string // canonical; "" if only record tables are left of it
+	Source   string // canonical; "" if it has only record tables
 	Version  string // of the manifest; "" before the first listing
 	Files    int
 	Bytes    int64 // of all its files, cached or not
-	Quota    int64 // bytes of the cache that it may take; 0 is no limit of its own
+	Quota    int64 // its limit in bytes of the cache; 0 means none
 	Pinned   bool
 	LastUsed time.Time // of the last Touch
 }
 
-// Datasets returns all datasets that the catalog holds anything of, the last used one first.
+// Datasets returns all datasets in the catalog, most recently used first.
 func (c *Catalog) Datasets() ([]Dataset, error) {
 	list, err := c.datasets()
 	if err != nil {
@@ -86,31 +86,31 @@ func (c *Catalog) datasets() ([]Dataset, error) {
 	return list, nil
 }
 
-// parseID returns the dataset that has this id in hex.
+// parseID parses a dataset's id in hex.
 func parseID(text string) (id [16]byte, ok bool) {
 	n, err := hex.Decode(id[:], []byte(text)[:min(len(text), 32)])
 	return id, err == nil && n == len(id) && len(text) == 32
 }
 
-// SetQuota sets how many bytes of the cache a dataset may take; 0 is no limit of its own.
+// SetQuota limits how many bytes of the cache a dataset may use; 0 means no limit of its own.
 func (c *Catalog) SetQuota(id [16]byte, n int64) error {
 	if n < 0 {
-		return fmt.Errorf("catalog: quota of %d bytes (0 is no limit)", n)
+		return fmt.Errorf("catalog: quota of %d bytes is negative (0 means no limit)", n)
 	}
 	return c.changeDataset(id, func(v *datasetValue) { v.Quota = n })
 }
 
-// SetPinned says whether a dataset may be given up when the cache is full.
+// SetPinned says whether a dataset must stay when the cache is full.
 func (c *Catalog) SetPinned(id [16]byte, pinned bool) error {
 	return c.changeDataset(id, func(v *datasetValue) { v.Pinned = pinned })
 }
 
-// SetShuffles has the catalog remember which orders readers of a dataset were found to follow: any JSON.
+// SetShuffles stores the orders that readers of a dataset were found to follow: any JSON.
 func (c *Catalog) SetShuffles(id [16]byte, found []byte) error {
 	return c.changeDataset(id, func(v *datasetValue) { v.Shuffles = found })
 }
 
-// Shuffles returns what SetShuffles was told last, nil before that.
+// Shuffles returns the last value of SetShuffles, nil before that.
 func (c *Catalog) Shuffles(id [16]byte) ([]byte, error) {
 	var v datasetValue
 	if _, err := c.get(datasetKey(id), &v); err != nil {
@@ -119,7 +119,7 @@ func (c *Catalog) Shuffles(id [16]byte) ([]byte, error) {
 	return v.Shuffles, nil
 }
 
-// Touch notes that a dataset is used now, and the name of its source.
+// Touch records that a dataset is used now, and the name of its source.
 func (c *Catalog) Touch(id [16]byte, source string) error {
 	return c.changeDataset(id, func(v *datasetValue) { v.Source, v.LastUsed = source, time.Now().UTC() })
 }
@@ -139,9 +139,9 @@ func (c *Catalog) changeDataset(id [16]byte, f func(*datasetValue)) error {
 	return nil
 }
 
-// Forget removes what the catalog holds of a dataset that nobody uses: record tables, facts, and the
-// entry of its source. Manifest and layout go by [Catalog.GC]. An id that it does not know is no error.
-// After a crash on the way the dataset is still there, and is forgotten by another call.
+// Forget removes a dataset that is not in use from the catalog: record tables, facts, and the entry of its source.
+// [Catalog.GC] removes manifest and layout. An unknown id is no error. After a crash in between, the dataset is still
+// there, and another call forgets it.
 func (c *Catalog) Forget(id [16]byte) error {
 	t := c.tablesOf(id)
 	c.mu.Lock()
@@ -154,7 +154,7 @@ func (c *Catalog) Forget(id [16]byte) error {
 	if err == nil {
 		gone := map[string]any{datasetKey(id): nil}
 		for _, d := range list {
-			// Another dataset may be of the same source.
+			// Another dataset may have the same source.
 			if d.ID == id && !slices.ContainsFunc(list, func(o Dataset) bool { return o.ID != id && o.Source == d.Source }) {
 				gone[sourcePrefix+d.Source] = nil
 			}

@@ -1,7 +1,7 @@
-// Package catalog keeps the small facts about datasets: which objects a source holds ([Manifest]), in
-// which shards they lie ([Layout]), which version of it is current, where the cached bytes lie (the record
-// tables of package segment), and what the user said of it (quota, pin). It holds no sample bytes, and all
-// but quotas and pins can be rebuilt: from one listing of the source, and from a scan of the segments.
+// Package catalog keeps the small facts about datasets: which objects a source holds ([Manifest]), in which shards
+// they lie ([Layout]), which version is current, where the cached bytes lie (the record tables of package segment),
+// and the user's settings (quota, pin). It holds no sample bytes. Everything but quotas and pins can be rebuilt: by
+// listing the source, and by scanning the segments.
 //
 //	CACHE-DIR/
 //	  FORMAT                         "shoal cache 4"; 5 if it is encrypted
@@ -16,16 +16,15 @@
 //
 // # What a crash leaves
 //
-// Files are written beside their place, fsynced, renamed, and their folder is fsynced. A manifest and its
-// layout are durable before the facts that name both, so a source has the old version or
-// the new one. A record table is the old one or the new one. What a crash leaves beside them, temporary
-// files and versions that nothing names, goes with the next [Catalog.GC], [Lock], or load of the tables.
-// TestKill kills a process at every one of these steps.
+// Files are written under a temporary name, fsynced and renamed; then their folder is fsynced. A manifest and its
+// layout are durable before the facts that name both, so a source has the old version or the new one. The same holds
+// for a record table. A crash can leave temporary files and versions that nothing names; the next [Catalog.GC],
+// [Lock], or load of the tables removes them. TestKill kills a process at every one of these steps.
 //
 // # Keys that a file system cannot show
 //
-// Nothing of a listing is lost silently: each key becomes a file, is counted in [Skipped], or is one of two
-// equal entries. The rules, by key below the prefix, each tested by TestHostileKeys:
+// Nothing of a listing is lost silently: each key becomes a file, is counted in [Skipped], or is one of two equal
+// entries. The rules apply to the key below the prefix; TestHostileKeys tests each:
 //
 //	key                              rule                             counted as
 //	a//b, /b, a//                    left out                         hostile
@@ -46,8 +45,8 @@
 //	listed twice, same version       one file                         -
 //	listed twice, two versions       the listing fails: list again    -
 //
-// All else is shown as it is: control characters, backslashes, trailing spaces and dots, names that differ
-// in case or normal form only. The first 16 of those left out are kept as examples, with the reason.
+// All other keys are shown unchanged: control characters, backslashes, trailing spaces and dots, names that differ in
+// case or normal form only. The first 16 keys left out are kept as examples, with the reason.
 //
 // # Sample order
 //
@@ -67,14 +66,14 @@
 //	u32 LE  length of the ETag
 //	...     ETag                   without quotes
 //
-// The prefix, modification times, empty folders and what was skipped are not part of it, so a copy of a
-// dataset elsewhere that keeps the ETags has the same version. The numbers of the samples follow from the
-// version; their labels do not quite: an empty folder at the top is a class, as it is to torchvision.
+// The prefix, modification times, empty folders and skipped keys are not part of it, so a copy of a dataset elsewhere
+// that keeps the ETags has the same version. The version determines the numbers of the samples, and their labels with
+// one exception: an empty folder at the top is a class, as in torchvision.
 //
 // # Manifest file
 //
-// CACHE-DIR/manifests/VERSION (see [Manifest.FileName]), written once, read as a whole. All integers are little endian. Later
-// versions of the format keep magic, version, and the place of the header's checksum.
+// CACHE-DIR/manifests/VERSION (see [Manifest.FileName]), written once, read as a whole. All integers are little
+// endian. Later versions of the format keep magic, version, and the place of the header's checksum.
 //
 //	offset
 //	     0  +--------------------------------+
@@ -107,17 +106,17 @@
 //	        | ETags, prefix, skipped (JSON)  |
 //	        +--------------------------------+
 //
-// Directory 0 is the root. Directories are numbered breadth-first, so that the subdirectories of one
-// directory are contiguous and sorted by name; the files of one directory are contiguous by the
-// sample order. Hence a lookup is two binary searches and needs no table in memory.
+// Directory 0 is the root. Directories are numbered breadth-first, so the subdirectories of one directory are
+// contiguous and sorted by name; so are its files, in sample order. Hence a lookup is two binary searches and needs
+// no table in memory.
 //
 // # Traps
 //
-// A loaded manifest reads from memory that Go does not know: no method may run during or after
-// [Manifest.Close]. Strings that the methods return are copies and stay valid. The same holds for a layout.
+// A loaded manifest reads from memory outside Go's heap: no method may run during or after [Manifest.Close]. Strings
+// that the methods return are copies and stay valid. The same holds for a layout.
 //
-// Two sources can hold one version under different prefixes. The file then carries the prefix of the
-// one that was saved last, and the catalog's own entry for a source carries its prefix.
+// Two sources can have the same version under different prefixes. The file then has the prefix of the source that was
+// saved last; the catalog's entry for each source has its own.
 //
 // # What it costs
 //

@@ -18,10 +18,10 @@ import (
 	"github.com/dgraph-io/badger/v4/options"
 )
 
-// The facts are what the catalog knows of sources and datasets. They are few and small: a source is some 200
-// bytes. Badger holds them in memory, since it maps the files that it has on a disk. CACHE-DIR/facts has the same,
-// replaced as a whole at each change: a line with the format's version and the CRC32C of what follows, and an object
-// of JSON with badger's keys and values. In an encrypted folder the file is sealed (package crypt). Keys:
+// The facts are what the catalog knows of sources and datasets. They are few and small: some 200 bytes per source.
+// Badger holds them in memory, since it would map its files on disk. CACHE-DIR/facts has a copy, replaced as a whole
+// at each change: a line with the format's version and the CRC32C of the rest, and a JSON object with badger's keys
+// and values. In an encrypted folder the file is sealed (package crypt). Keys:
 //
 //	source/NAME    JSON of sourceValue
 //	dataset/ID     JSON of datasetValue; ID is 16 bytes in hex
@@ -32,7 +32,7 @@ const (
 
 type sourceValue struct {
 	Version  string    `json:"version"`
-	Manifest string    `json:"manifest,omitempty"` // name of its file, where that is not the version
+	Manifest string    `json:"manifest,omitempty"` // name of its file, if that is not the version
 	Layout   string    `json:"layout,omitempty"`   // its version
 	Prefix   string    `json:"prefix"`
 	Files    int       `json:"files"`
@@ -43,7 +43,7 @@ type sourceValue struct {
 
 func (v sourceValue) manifest() string { return cmp.Or(v.Manifest, v.Version) }
 
-// datasetValue is what is known of a dataset, whatever its version.
+// datasetValue describes a dataset, independent of its version.
 type datasetValue struct {
 	Source   string    `json:"source"`
 	Quota    int64     `json:"quota,omitempty"`
@@ -60,7 +60,7 @@ const (
 
 func (c *Catalog) factsPath() string { return filepath.Join(c.dir, factsName) }
 
-// openFacts reads the file; there is none at first. Its error wraps ErrCorrupt where beginning anew helps.
+// openFacts reads the file; there is none at first. Its error wraps ErrCorrupt if starting empty helps.
 func (c *Catalog) openFacts() error {
 	db, err := badger.Open(badger.DefaultOptions("").WithInMemory(true).WithLogger(nil).
 		WithMemTableSize(8 << 20).WithNumMemtables(2).WithNumCompactors(0).WithNumLevelZeroTablesStall(1 << 20).
@@ -96,7 +96,7 @@ func (c *Catalog) openFacts() error {
 	return batch.Flush()
 }
 
-// get decodes what a key holds into v, and reports whether it is there.
+// get decodes the value of a key into v, and reports whether it exists.
 func (c *Catalog) get(key string, v any) (ok bool, err error) {
 	err = c.db.View(func(txn *badger.Txn) error {
 		item, err := txn.Get([]byte(key))
@@ -111,7 +111,7 @@ func (c *Catalog) get(key string, v any) (ok bool, err error) {
 	return err == nil, err
 }
 
-// each decodes all that keys with a prefix hold, in the order of the keys.
+// each decodes the values of all keys with a prefix, in the order of the keys.
 func each[T any](c *Catalog, prefix string, f func(name string, v T)) error {
 	return c.db.View(func(txn *badger.Txn) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: []byte(prefix), PrefetchValues: true, PrefetchSize: 100})
@@ -127,10 +127,10 @@ func each[T any](c *Catalog, prefix string, f func(name string, v T)) error {
 	})
 }
 
-// change sets keys, or deletes those whose value is nil, and makes that durable: all or none. c.mu is held. Its
-// killpoints are named for what is written.
+// change sets keys, or deletes those whose value is nil, atomically and durably. c.mu is held. The killpoints' names
+// begin with what.
 func (c *Catalog) change(what string, values map[string]any) error {
-	old := map[string][]byte{} // for when the file cannot be written
+	old := map[string][]byte{} // to restore if the file cannot be written
 	next := map[string][]byte{}
 	for key, v := range values {
 		var b json.RawMessage

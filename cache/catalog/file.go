@@ -18,8 +18,8 @@ import (
 	"github.com/shoalfs/shoal/cache/crypt"
 )
 
-// saveUnder writes an immutable file durably, unless it is there already. An encrypted one is always written: by
-// another key of its own, so there is nothing to compare.
+// saveUnder writes an immutable file durably, unless it exists. An encrypted file is always written: each has its own
+// key, so there is nothing to compare.
 func saveUnder(dir, name string, data []byte, what string, key *crypt.Key) (path string, err error) {
 	path = filepath.Join(dir, name)
 	if err := makeDir(dir); err != nil {
@@ -29,16 +29,16 @@ func saveUnder(dir, name string, data []byte, what string, key *crypt.Key) (path
 		return path, writeParts(path, what, key.SealFile(what, name, data))
 	}
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
-		return path, syncDir(dir) // a crash may have come between its rename and this
+		return path, syncDir(dir) // a crash may have followed the rename
 	}
 	return path, writeFileSync(path, what, data)
 }
 
-// loadFile reads the file at path into memory and calls parse, whose result keeps that memory unless it fails.
+// loadFile reads the file at path into memory and calls parse, whose result keeps that memory unless parse fails.
 //
-// The file is not mapped: a page of a mapping that the disk cannot give any more is a SIGBUS, which ends the
-// process, and one that it does not give yet holds up the whole of a Go process at its next garbage
-// collection. The memory is not of Go's heap, whose size sets how much garbage is let stand.
+// The file is not mapped: a page of a mapping that the disk cannot read is a SIGBUS, which ends the process, and a
+// slow one blocks a whole Go process at its next garbage collection. The memory is outside Go's heap, whose size
+// determines how much garbage may accumulate.
 func loadFile(path, what string, key *crypt.Key, parse func(data []byte) error) error {
 	var data []byte
 	_, err := readFile(path, what, key, func(n int64) (_ []byte, err error) {
@@ -47,7 +47,7 @@ func loadFile(path, what string, key *crypt.Key, parse func(data []byte) error) 
 		}
 		data, err = unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 		if err == nil {
-			_ = unix.Madvise(data, unix.MADV_HUGEPAGE) // half the time of filling it, where the kernel has them
+			_ = unix.Madvise(data, unix.MADV_HUGEPAGE) // halves the time to fill it, if the kernel has them
 		}
 		return data, err
 	})
@@ -72,8 +72,7 @@ func loadFile(path, what string, key *crypt.Key, parse func(data []byte) error) 
 	return fmt.Errorf("load %s %s: %w", what, path, err)
 }
 
-// readFile reads the file at path, which is sealed where there is a key, into memory that alloc gives for its
-// length.
+// readFile reads the file at path, which is sealed if there is a key, into memory from alloc.
 func readFile(path, what string, key *crypt.Key, alloc func(n int64) ([]byte, error)) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -103,8 +102,8 @@ func readFile(path, what string, key *crypt.Key, alloc func(n int64) ([]byte, er
 	return data, err
 }
 
-// readParallel fills data from f, by several threads: to copy from the page cache to new memory takes one 0.6 s
-// for 1 GiB.
+// readParallel fills data from f with several threads: one takes 0.6 s per GiB to copy from the page cache to new
+// memory.
 func readParallel(f *os.File, data []byte) error {
 	const piece = 16 << 20
 	errs := make([]error, (len(data)+piece-1)/piece)
@@ -132,13 +131,13 @@ func checkHeader(data []byte, magic string, version uint32, what string) error {
 	if string(h[:8]) != magic {
 		return corrupt("not a %s (magic %q)", what, h[:8])
 	}
-	// Every later format keeps the header's first 16 and last 4 bytes, so the checksum comes before the
-	// version: damage to the version is not taken for a newer format.
+	// Every later format keeps the header's first 16 and last 4 bytes. The checksum is checked before the version, so
+	// that a damaged version is not taken for a newer format.
 	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
 		return corrupt("header has checksum %08x, want %08x", got, want)
 	}
 	if v := le.Uint32(h[8:]); v > version {
-		return fmt.Errorf("%w: format version %d, this one reads %d", ErrNewerFormat, v, version)
+		return fmt.Errorf("%w: format version %d, but this version reads %d", ErrNewerFormat, v, version)
 	} else if v != version {
 		return corrupt("format version %d", v)
 	}

@@ -24,9 +24,8 @@ const (
 	nowhere       = math.MaxUint32 // a file that no place was named for yet
 )
 
-// Layout tells where the files of one manifest lie: in which shard, and at which offset. It is
-// immutable and safe for concurrent use. File, shard and rank numbers that are out of range panic, as
-// slice indices do.
+// Layout tells where the files of one manifest lie: in which shard, and at which offset. It is immutable and safe for
+// concurrent use. File, shard and rank numbers out of range panic, as slice indices do.
 //
 // The rank of a file is its position among all files by (shard, offset), so files of neighbouring ranks
 // are neighbours in a shard.
@@ -61,8 +60,8 @@ const (
 //	        | keys, ETags                    |
 //	        +--------------------------------+
 //
-// The shard of a file is not stored: it is the one whose ranks hold the file's, found by a binary search
-// of few steps. So a file costs 16 bytes.
+// The shard of a file is not stored: a short binary search finds the shard whose ranks include the file's. So a file
+// costs 16 bytes.
 type Layout struct {
 	data   []byte // the whole file, on the heap after BuildLayout, beside it after loadLayout
 	loaded bool
@@ -83,10 +82,9 @@ type Place struct {
 	Off   int64
 }
 
-// BuildLayout makes the layout of a manifest's files, in memory. Places may come in any order; by shard
-// and offset is fastest. It fails with the error of places, and when a place names no file of the
-// manifest or no shard, when the file does not fit into its shard there, and when a file has two places
-// or none.
+// BuildLayout makes the layout of a manifest's files, in memory. Places may come in any order; by shard and offset is
+// fastest. It fails with the error of places, if a place names an unknown file or shard, if the file does not fit
+// into its shard there, and if a file has two places or none.
 func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, error]) (*Layout, error) {
 	if len(shards) == 0 || len(shards) >= nowhere {
 		return nil, fmt.Errorf("layout of %d shards: want 1 to %d", len(shards), uint32(nowhere)-1)
@@ -113,7 +111,7 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 		}
 		node, ok := m.Find(p.Path)
 		if !ok || node.IsDir {
-			return nil, fmt.Errorf("layout: %q has a place in shard %d and is no file of the dataset (the shards changed meanwhile: list again)", p.Path, p.Shard)
+			return nil, fmt.Errorf("layout: %q is in shard %d but is not a file of the dataset (the shards changed during the listing: list again)", p.Path, p.Shard)
 		}
 		f := node.Index
 		if p.Shard < 0 || p.Shard >= len(shards) {
@@ -121,7 +119,7 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 		}
 		shard := &shards[p.Shard]
 		if p.Off < 0 || p.Off > shard.Size-m.Size(f) {
-			return nil, fmt.Errorf("layout: %q, %d bytes at offset %d, lies beyond the end of shard %q, which has %d bytes (it is cut short, or its index is another shard's)", p.Path, m.Size(f), p.Off, shard.Key, shard.Size)
+			return nil, fmt.Errorf("layout: %q, %d bytes at offset %d, lies beyond the end of shard %q, which has %d bytes (the shard is truncated, or its index belongs to another shard)", p.Path, m.Size(f), p.Off, shard.Key, shard.Size)
 		}
 		if shardOf[f] != nowhere {
 			return nil, fmt.Errorf("layout: %q has two places: %d in shard %q and %d in shard %q", p.Path, offs[f], shards[shardOf[f]].Key, p.Off, shard.Key)
@@ -245,8 +243,7 @@ func loadLayout(path string, m *Manifest, key *crypt.Key) (*Layout, error) {
 	return l, nil
 }
 
-// parseLayout checks data and returns the layout that reads from it. It trusts nothing, and reads every
-// column once.
+// parseLayout checks data and returns a layout that reads from it. It trusts nothing, and reads every column once.
 func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	if err := checkHeader(data, layoutMagic, layoutVersion, "layout"); err != nil {
 		return nil, err
@@ -309,8 +306,8 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	return l, l.checkPlaces(m)
 }
 
-// checkPlaces checks the columns of the files. That the rank of every rank's file is that rank says that
-// no file occurs twice, so both columns are permutations and each other's inverse.
+// checkPlaces checks the columns of the files. The file at each rank must have that rank. Then no file occurs twice,
+// so both columns are permutations and inverse to each other.
 func (l *Layout) checkPlaces(m *Manifest) error {
 	for s := range l.shards {
 		size := l.shards[s].Size
@@ -318,7 +315,7 @@ func (l *Layout) checkPlaces(m *Manifest) error {
 		for r := l.firstRank[s]; r < l.firstRank[s+1]; r++ {
 			f := l.At(int(r))
 			if f >= l.files || l.Rank(f) != int(r) {
-				return corrupt("rank %d is that of file %d, which has another", r, f)
+				return corrupt("rank %d is assigned to file %d, which has another rank", r, f)
 			}
 			off := l.off(f)
 			if off < prev || off == prev && f < prevFile {
@@ -344,7 +341,7 @@ func (l *Layout) Dataset() string { return hex.EncodeToString(l.dataset[:]) }
 // Len returns the number of files.
 func (l *Layout) Len() int { return l.files }
 
-// FileSize returns the length of the layout's file in bytes, which is also what it takes of memory.
+// FileSize returns the length of the layout's file in bytes, which is also its size in memory.
 func (l *Layout) FileSize() int64 { return int64(len(l.data)) }
 
 // Shards returns the number of shards.
@@ -386,8 +383,8 @@ func (l *Layout) Verify() error {
 	return nil
 }
 
-// Close gives the memory back. No other method may be running or be called afterwards. Closing a layout
-// that BuildLayout made does nothing.
+// Close frees the memory. No other method may be running or be called afterwards. For a layout of BuildLayout it does
+// nothing.
 func (l *Layout) Close() error {
 	if !l.loaded {
 		return nil

@@ -147,8 +147,8 @@ func TestBuildLayoutErrors(t *testing.T) {
 		"beyond the shard": {shards, with(1, Place{"a/2", 1, 598}), `beyond the end of shard "p/shard-000001.tar", which has 600 bytes`},
 		"far beyond":       {shards, with(1, Place{"a/2", 1, math.MaxInt64}), "beyond the end"},
 		"negative offset":  {shards, with(1, Place{"a/2", 1, -1}), "beyond the end"},
-		"unknown file":     {shards, with(0, Place{"a/x", 0, 0}), `"a/x" has a place in shard 0 and is no file`},
-		"a folder":         {shards, with(0, Place{"a", 0, 0}), "is no file"},
+		"unknown file":     {shards, with(0, Place{"a/x", 0, 0}), `"a/x" is in shard 0 but is not a file`},
+		"a folder":         {shards, with(0, Place{"a", 0, 0}), "is not a file"},
 		"no shards":        {nil, ok, "0 shards"},
 		"shard's size":     {[]objstore.Object{{Key: "s", Size: -1}}, ok, "size -1"},
 		"shard's key":      {[]objstore.Object{{Size: 1}}, ok, `shard ""`},
@@ -346,7 +346,7 @@ func TestCatalogLayouts(t *testing.T) {
 	}
 	defer c.Close()
 	m, l := goldenLayout(t)
-	if err := c.SetManifest("s", mustBuild(t, BuildOptions{}, "x"), l); err == nil || !strings.Contains(err.Error(), "the layout is that of") {
+	if err := c.SetManifest("s", mustBuild(t, BuildOptions{}, "x"), l); err == nil || !strings.Contains(err.Error(), "the layout belongs to") {
 		t.Error(err)
 	}
 	set := func() {

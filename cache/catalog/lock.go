@@ -14,30 +14,29 @@ import (
 	"github.com/shoalfs/shoal/cache/crypt"
 )
 
-// cacheVersion is the version of a cache folder as a whole. Older ones are refused.
+// cacheVersion is the format version of a cache folder. Older ones are refused.
 const cacheVersion = 4
 
-// encryptedVersion is that of a cache folder with a key: older programs refuse it, instead of writing in clear.
+// encryptedVersion is that of an encrypted cache folder: older programs refuse it instead of writing plaintext.
 const encryptedVersion = 5
 
-// ErrKey is wrapped by errors about a folder that is encrypted and was opened without a key, and the other way
-// round, and, like crypt.ErrWrongSecret, says nothing bad about the folder.
+// ErrKey is wrapped by errors about an encrypted folder opened without a key, or the reverse. Like
+// crypt.ErrWrongSecret, it does not mean that the folder is damaged.
 var ErrKey = errors.New("encryption")
 
 // ErrInUse is wrapped by Lock's error about a folder that another process owns.
 var ErrInUse = errors.New("in use")
 
-// Lock makes the cache folder if need be and takes it for this process, until release is called or the
-// process ends. Its error names the process that holds it. It also writes or checks the
-// file FORMAT: a folder of an older version is refused, and one of a newer version with an error that
-// wraps ErrNewerFormat.
+// Lock makes the cache folder if necessary and locks it for this process, until release is called or the process
+// ends. Its error names the process that holds it. It also writes or checks the file FORMAT: a folder of an older
+// version is refused, and one of a newer version with an error that wraps ErrNewerFormat.
 func Lock(cacheDir string) (release func() error, err error) {
 	_, release, err = LockKey(cacheDir, nil)
 	return release, err
 }
 
-// LockKey is Lock of a folder that is encrypted by the user's secret, and returns its key. A new folder gets
-// one. A folder that is in clear is refused, and so is an encrypted one where secret is nil.
+// LockKey is Lock of a folder that is encrypted with the user's secret, and returns its key. A new folder gets one.
+// An unencrypted folder is refused, and so is an encrypted one if secret is nil.
 func LockKey(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release func() error, err error) {
 	if err := os.MkdirAll(cacheDir, 0o777); err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
@@ -68,7 +67,7 @@ func LockKey(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release fun
 	if _, err := fmt.Fprintf(f, "pid %d: %s\n", os.Getpid(), strings.Join(os.Args, " ")); err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
-	// What a crash left of a FORMAT.
+	// Temporary files of a FORMAT, left by a crash.
 	stale, err := filepath.Glob(filepath.Join(cacheDir, tempPrefix+"*"))
 	if err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
@@ -82,21 +81,21 @@ func LockKey(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release fun
 		return nil, nil, err
 	}
 	return key, func() error {
-		// Emptied while the lock is still held, so that it never names who does not hold it.
+		// Emptied while the lock is still held, so that it never names a process that does not hold it.
 		return errors.Join(f.Truncate(0), unlock(f))
 	}, nil
 }
 
-// unlock gives a lock up and closes its file. Closing alone would not do: a child that is forked at this moment has
-// the descriptor as well, and with it the lock, until its exec.
+// unlock releases a lock and closes its file. Closing alone is not enough: a child forked at this moment has the
+// descriptor as well, and with it the lock, until its exec.
 func unlock(f *os.File) error {
 	return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
 }
 
 const formatFile = "FORMAT"
 
-// ReadFormat returns the version that the file FORMAT of a cache folder names. Its error wraps fs.ErrNotExist where
-// there is none, and ErrCorrupt where it names none.
+// ReadFormat returns the version in the file FORMAT of a cache folder. Its error wraps fs.ErrNotExist if there is no
+// such file, and ErrCorrupt if that has no version.
 func ReadFormat(cacheDir string) (v int, err error) {
 	path := filepath.Join(cacheDir, formatFile)
 	b, err := os.ReadFile(path)
@@ -104,12 +103,12 @@ func ReadFormat(cacheDir string) (v int, err error) {
 		return 0, err
 	}
 	if _, err := fmt.Sscanf(string(b), "shoal cache %d", &v); err != nil || v < 1 {
-		return 0, fmt.Errorf("%s: %w: %.40q (if this is a cache folder of shoal, mend it with: shoal fsck %s --repair)", path, ErrCorrupt, b, cacheDir)
+		return 0, fmt.Errorf("%s: %w: %.40q (if this is a cache folder of shoal, repair it with: shoal fsck %s --repair)", path, ErrCorrupt, b, cacheDir)
 	}
 	return v, nil
 }
 
-// Used reports whether a folder holds what only a cache folder holds, though FORMAT may have been lost.
+// Used reports whether a folder contains entries of a cache folder, even without FORMAT.
 func Used(cacheDir string) bool {
 	for _, name := range []string{"segments", "facts", "manifests"} {
 		if _, err := os.Lstat(filepath.Join(cacheDir, name)); err == nil {
@@ -119,8 +118,8 @@ func Used(cacheDir string) bool {
 	return false
 }
 
-// checkCacheFormat reads FORMAT and the key, and writes what of them is missing: the key first, so that a folder
-// that has no FORMAT yet, and nothing in it, is never taken for one in clear.
+// checkCacheFormat reads FORMAT and the key, and writes missing ones: the key first, so that a folder that has no
+// FORMAT yet, and is empty, is never taken for an unencrypted one.
 func checkCacheFormat(cacheDir string, secret *crypt.Secret) (*crypt.Key, error) {
 	has, err := crypt.Exists(cacheDir)
 	if err != nil {
@@ -137,24 +136,24 @@ func checkCacheFormat(cacheDir string, secret *crypt.Secret) (*crypt.Key, error)
 		v = cacheVersion
 	}
 	if v > encryptedVersion {
-		return nil, fmt.Errorf("cache folder %s: %w: format version %d, this one reads %d (use that version of shoal, or another --cache-dir)", cacheDir, ErrNewerFormat, v, encryptedVersion)
+		return nil, fmt.Errorf("cache folder %s: %w: format version %d, but this version reads %d (use that version of shoal, or another --cache-dir)", cacheDir, ErrNewerFormat, v, encryptedVersion)
 	}
 	if v > 0 && v < cacheVersion {
-		return nil, fmt.Errorf("cache folder %s was written by an older version of shoal: format version %d, this one reads %d (remove the whole folder, which is then filled again, or use another --cache-dir)", cacheDir, v, cacheVersion)
+		return nil, fmt.Errorf("cache folder %s was written by an older version of shoal: format version %d, but this version reads %d (remove the whole folder, which is then filled again, or use another --cache-dir)", cacheDir, v, cacheVersion)
 	}
 	var key *crypt.Key
 	want := cacheVersion
 	switch {
 	case secret == nil && (has || v == encryptedVersion):
-		return nil, fmt.Errorf("%w: the cache in %s is encrypted (give its key by --encryption-key-file FILE or in the environment as SHOAL_ENCRYPTION_KEY, or use another --cache-dir)", ErrKey, cacheDir)
+		return nil, fmt.Errorf("%w: the cache in %s is encrypted (give its key with --encryption-key-file FILE or in SHOAL_ENCRYPTION_KEY, or use another --cache-dir)", ErrKey, cacheDir)
 	case secret == nil:
 	case has:
 		key, err = crypt.Open(cacheDir, *secret)
 		want = encryptedVersion
 	case v == encryptedVersion:
-		return nil, fmt.Errorf("%w: %s is gone, and without it nothing in the cache can be read (restore that file from a backup, or remove the whole folder)", ErrKey, filepath.Join(cacheDir, crypt.FileName))
+		return nil, fmt.Errorf("%w: %s is missing, and without it nothing in the cache can be read (restore that file from a backup, or remove the whole folder)", ErrKey, filepath.Join(cacheDir, crypt.FileName))
 	case v != 0:
-		return nil, fmt.Errorf("%w: the cache in %s was made without a key and lies there in clear (remove the whole folder to begin an encrypted one, use another --cache-dir, or give no key)", ErrKey, cacheDir)
+		return nil, fmt.Errorf("%w: the cache in %s is not encrypted, but a key was given (remove the whole folder to start an encrypted cache, use another --cache-dir, or give no key)", ErrKey, cacheDir)
 	default:
 		key, err = crypt.Create(cacheDir, *secret)
 		want = encryptedVersion

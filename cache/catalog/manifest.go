@@ -29,10 +29,9 @@ import (
 )
 
 var (
-	// ErrCorrupt is wrapped by errors about files whose content is not what was written.
+	// ErrCorrupt is wrapped by errors about files whose content was changed or damaged.
 	ErrCorrupt = errors.New("corrupt")
-	// ErrNewerFormat is wrapped by errors about files of a format version that this program does
-	// not know.
+	// ErrNewerFormat is wrapped by errors about files of a format version that this program does not support.
 	ErrNewerFormat = errors.New("written by a newer version of shoal")
 )
 
@@ -49,9 +48,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Manifest is one immutable version of a dataset: its files in sample order and the directories that
-// they lie in. It is safe for concurrent use. File and directory numbers that are out of range panic,
-// as slice indices do.
+// Manifest is one immutable version of a dataset: its files in sample order, and their directories. It is safe for
+// concurrent use. File and directory numbers out of range panic, as slice indices do.
 type Manifest struct {
 	data   []byte // the whole file, on the heap after Build, beside it after Load
 	loaded bool
@@ -90,7 +88,7 @@ type Node struct {
 	Index int // number of the file or directory
 }
 
-// Skipped tells what a listing held that the tree cannot show.
+// Skipped tells which keys of a listing the tree cannot show.
 type Skipped struct {
 	// Markers counts empty objects whose key ends in "/", which some tools write for folders. They are shown
 	// as folders, not as files.
@@ -124,8 +122,8 @@ func load(path string, key *crypt.Key) (*Manifest, error) {
 	return m, nil
 }
 
-// Close gives the memory back. No other method may be running or be called afterwards. Closing a
-// manifest that Build made does nothing.
+// Close frees the memory. No other method may be running or be called afterwards. For a manifest of Build it does
+// nothing.
 func (m *Manifest) Close() error {
 	if !m.loaded {
 		return nil
@@ -138,8 +136,8 @@ func corrupt(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
 }
 
-// parse checks data and returns the manifest that reads from it. It trusts nothing: every index that
-// a method follows later is checked here.
+// parse checks data and returns a manifest that reads from it. It trusts nothing: it checks every index that a method
+// follows later.
 func parse(data []byte) (*Manifest, error) {
 	if err := checkHeader(data, manifestMagic, manifestVersion, "manifest"); err != nil {
 		return nil, err
@@ -180,7 +178,7 @@ func parse(data []byte) (*Manifest, error) {
 	return m, err
 }
 
-// parseColumns cuts the file into columns, whose lengths fit it, and checks these.
+// parseColumns cuts the file into columns of the right lengths, and checks these.
 func parseColumns(data []byte, files, dirs uint64, arena [5]uint64) (*Manifest, error) {
 	h := data[:headerLen]
 	m := &Manifest{data: data, version: [32]byte(h[16:48]), files: int(files), dirs: int(dirs), bytes: int64(binary.LittleEndian.Uint64(h[64:]))}
@@ -210,7 +208,7 @@ func (m *Manifest) checkDirs() error {
 	if m.prefix != "" && !strings.HasSuffix(m.prefix, "/") {
 		return corrupt("prefix %q", m.prefix)
 	}
-	next := 1 // first directory that is nobody's child yet
+	next := 1 // first directory without a parent yet
 	for d := range m.dirs {
 		r := m.dirRow(d)
 		if r.name > uint64(len(m.dirNames)) || uint64(r.nameLen) > uint64(len(m.dirNames))-r.name {
@@ -229,8 +227,7 @@ func (m *Manifest) checkDirs() error {
 			}
 			continue
 		}
-		// Breadth-first numbers make a child's greater than its parent's, so the walk to the
-		// root always ends.
+		// A child has a greater breadth-first number than its parent, so the walk to the root always ends.
 		if int(r.parent) >= d {
 			return corrupt("directory %d: parent %d", d, r.parent)
 		}
@@ -243,7 +240,7 @@ func (m *Manifest) checkDirs() error {
 		}
 	}
 	if next != m.dirs {
-		return corrupt("%d of %d directories belong to none", m.dirs-next, m.dirs)
+		return corrupt("%d of %d directories have no parent", m.dirs-next, m.dirs)
 	}
 	return nil
 }
@@ -365,8 +362,8 @@ func (m *Manifest) etag(file int) []byte {
 // Version returns the dataset version, 64 hexadecimal digits.
 func (m *Manifest) Version() string { return hex.EncodeToString(m.version[:]) }
 
-// FileName returns the name of the manifest's file: the dataset version, and where there are empty folders,
-// which that says nothing of, the SHA-256 of both.
+// FileName returns the name of the manifest's file: the dataset version; with empty folders, which are not part of
+// it, the SHA-256 of both.
 func (m *Manifest) FileName() string {
 	h := sha256.New()
 	h.Write(m.version[:])
@@ -385,19 +382,19 @@ func (m *Manifest) FileName() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// VersionHash returns the dataset version as it is, a SHA-256.
+// VersionHash returns the dataset version as bytes, a SHA-256.
 func (m *Manifest) VersionHash() [32]byte { return m.version }
 
 // Len returns the number of files.
 func (m *Manifest) Len() int { return m.files }
 
-// FileSize returns the length of the manifest's file in bytes, which is also what it takes of memory.
+// FileSize returns the length of the manifest's file in bytes, which is also its size in memory.
 func (m *Manifest) FileSize() int64 { return int64(len(m.data)) }
 
 // Bytes returns the sum of the files' sizes.
 func (m *Manifest) Bytes() int64 { return m.bytes }
 
-// Prefix returns what precedes a path in the object's key. It is empty or ends in "/".
+// Prefix returns the part of the object's key before the path. It is empty or ends in "/".
 func (m *Manifest) Prefix() string { return m.prefix }
 
 // Path returns a file's path below the prefix.
@@ -435,7 +432,7 @@ func (m *Manifest) Size(file int) int64 {
 // ETag returns the version tag of a file's object.
 func (m *Manifest) ETag(file int) string { return string(m.etag(file)) }
 
-// ModTime returns a file's modification time in UTC; the zero time where the listing had none.
+// ModTime returns a file's modification time in UTC; the zero time if the listing has none.
 func (m *Manifest) ModTime(file int) time.Time {
 	return timeOf(m.mtime(file))
 }
@@ -444,7 +441,7 @@ func (m *Manifest) mtime(file int) int64 {
 	return int64(binary.LittleEndian.Uint64(m.mtimes[8*file:]))
 }
 
-// nanos returns t as the files of this package hold it.
+// nanos encodes t as in the files of this package.
 func nanos(t time.Time) int64 {
 	if t.IsZero() || t.Year() <= 1678 || t.Year() >= 2262 { // what UnixNano can hold
 		return noTime
@@ -459,13 +456,13 @@ func timeOf(ns int64) time.Time {
 	return time.Unix(0, ns).UTC()
 }
 
-// DirTime returns the time of the newest file in or below a directory; the zero time where none has one.
+// DirTime returns the time of the newest file in or below a directory; the zero time if none has one.
 // The first call reads all files' times, some ms for a million, and keeps 8 bytes a directory.
 func (m *Manifest) DirTime(dir int) time.Time {
 	m.dirTimesOnce.Do(func() {
 		newest := make([]int64, m.dirs)
-		// A subdirectory has a greater number than its parent, so from the end each is whole
-		// before its parent takes it.
+		// A subdirectory has a greater number than its parent, so in reverse each is complete before its parent adds
+		// it.
 		for d := m.dirs - 1; d >= 0; d-- {
 			r := m.dirRow(d)
 			t := int64(noTime)
@@ -487,7 +484,7 @@ func (m *Manifest) Object(file int) objstore.Object {
 	return objstore.Object{Key: m.prefix + m.Path(file), Size: m.Size(file), ETag: m.ETag(file), ModTime: m.ModTime(file)}
 }
 
-// ID returns by what record tables know the version of a file's object.
+// ID returns the ID of the version of a file's object in record tables.
 func (m *Manifest) ID(file int) segment.VersionID { return segment.VersionID(m.ids[12*file:]) }
 
 // computeID computes what ID reads.
@@ -495,8 +492,7 @@ func (m *Manifest) computeID(file int) segment.VersionID {
 	return segment.IDOf(m.PathHash(file), m.Size(file), m.ETag(file))
 }
 
-// PathHash returns the first 16 bytes of the SHA-256 of a file's path, by which cached records name
-// it.
+// PathHash returns the first 16 bytes of the SHA-256 of a file's path, by which cached records name it.
 func (m *Manifest) PathHash(file int) [16]byte {
 	var buf [256]byte
 	h := sha256.Sum256(m.AppendPath(buf[:0], file))
@@ -569,10 +565,10 @@ func (m *Manifest) Find(path string) (Node, bool) {
 	return at, true
 }
 
-// Skipped tells what the listing held that the tree does not show.
+// Skipped returns the keys of the listing that the tree does not show.
 func (m *Manifest) Skipped() Skipped { return m.skipped }
 
-// Verify computes the dataset version and the files' IDs anew and compares them. Load leaves that out: its checksums
+// Verify recomputes the dataset version and the files' IDs and compares them. Load leaves that out: its checksums
 // find damage, and hashing a million files takes longer than all the rest.
 func (m *Manifest) Verify() error {
 	for f := range m.files {
@@ -607,9 +603,8 @@ func (m *Manifest) hash() [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-// Save writes the manifest into the folder dir, which is made if need be, under its [Manifest.FileName],
-// and makes it durable. An equal file that is already there is kept; another one (the same version
-// seen through another prefix) is replaced by rename.
+// Save writes the manifest into the folder dir, which it makes if necessary, under its [Manifest.FileName], and makes
+// it durable. An equal file there is kept; another one (the same version with another prefix) is replaced by rename.
 func (m *Manifest) Save(dir string) (path string, err error) {
 	return m.save(dir, nil)
 }
@@ -625,14 +620,13 @@ func (m *Manifest) save(dir string, key *crypt.Key) (path string, err error) {
 // tempPrefix begins the names of files that are being written.
 const tempPrefix = ".tmp-"
 
-// writeFileSync replaces path by data so that after a crash either the old or the new content is
-// there: write a temporary file, fsync, rename, fsync the folder. Its killpoints are named for what is
-// written.
+// writeFileSync replaces path by data, so that after a crash either the old or the new content is there: write a
+// temporary file, fsync, rename, fsync the folder. The killpoints' names begin with what.
 func writeFileSync(path, what string, data ...[]byte) error {
 	return writeParts(path, what, slices.Values(data))
 }
 
-// writeParts is writeFileSync of data that comes by and by.
+// writeParts is writeFileSync of data that comes in parts.
 func writeParts(path, what string, data iter.Seq[[]byte]) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, tempPrefix+"*")
@@ -673,8 +667,7 @@ func writeParts(path, what string, data iter.Seq[[]byte]) (err error) {
 	return nil
 }
 
-// makeDir makes a folder and its missing parents, so that a crash does not lose them: each parent of a
-// new one is fsynced.
+// makeDir makes a folder and its missing parents durable: it fsyncs each parent of a new one.
 func makeDir(dir string) error {
 	if _, err := os.Stat(dir); err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// Cut cuts a base name at its first dot into the stem, by which files form one sample, as WebDataset has it, and
-// the extension. Leading dots belong to the stem. dotted says whether there is a dot.
+// Cut cuts a base name at its first dot into stem and extension. As in WebDataset, files with one stem form one
+// sample. Leading dots belong to the stem. dotted says whether there is a dot.
 func Cut(name string) (stem, ext string, dotted bool) {
 	lead := len(name) - len(strings.TrimLeft(name, "."))
 	if i := strings.IndexByte(name[lead:], '.'); i >= 0 {
@@ -20,9 +20,9 @@ func Cut(name string) (stem, ext string, dotted bool) {
 	return name, "", false
 }
 
-// Part returns the file that belongs to a file by its extension, which begins after the first dot: the one
-// in the same folder with the same stem. a/7.jpg has the part "json" where a/7.json is, and the part
-// "mask.png" where a/7.mask.png is. Letters count as they are. It costs a binary search of the folder.
+// Part returns the file with the same folder and stem and the extension ext, which begins after the first dot.
+// a/7.jpg has the part "json" if there is a/7.json, and the part "mask.png" if there is a/7.mask.png. Case matters.
+// It costs a binary search of the folder.
 func (m *Manifest) Part(file int, ext string) (part int, ok bool) {
 	name := m.name(file)
 	stem, _, _ := Cut(string(name))
@@ -48,12 +48,12 @@ func (m *Manifest) fileAt(off int) int {
 	return sort.Search(m.files, func(f int) bool { return binary.LittleEndian.Uint64(m.nameOff[8*f+8:]) > uint64(off) })
 }
 
-// maxBeside bounds how many files of one stem are looked at. A stem of more is no sample of several files, but a
+// maxBeside bounds how many files of one stem are looked at. A stem with more is not a sample of several files, but a
 // name with a dot in it: img.0001.jpg, img.0002.jpg.
 const maxBeside = 256
 
-// Beside yields the files of the samples that a file has its folder and stem in common with, itself among
-// them if it is one: those whose part it may be. It yields at most 256.
+// Beside yields the samples with the file's folder and stem, itself included if it is a sample: those whose part it
+// may be. It yields at most 256.
 func (s *Samples) Beside(file int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		stem, _, _ := Cut(s.m.Name(file))
@@ -76,20 +76,20 @@ func (s *Samples) Beside(file int) iter.Seq[int] {
 // Kind says whether a dataset has parts of an extension.
 type Kind struct {
 	Found    bool // some sample has one
-	Numbered bool // those parts are numbered as samples themselves, as masks are where every picture is
+	Numbered bool // those parts are samples themselves, as masks are if every picture is a sample
 }
 
-// kinds remembers the parts that were asked for.
+// kinds caches the answers of Kind.
 type kinds struct {
 	mu  sync.Mutex
 	has map[string]Kind
 }
 
-// maxKinds bounds what is remembered: extensions come from the network.
+// maxKinds bounds this cache: extensions come from the network.
 const maxKinds = 64
 
-// Kind tells whether the samples have parts of an extension. The first call for an extension searches all
-// names, which takes some ms for a million, and is remembered.
+// Kind tells whether the samples have parts of an extension. The first call for an extension searches all names, some
+// ms for a million; the result is cached.
 func (s *Samples) Kind(ext string) Kind {
 	s.kinds.mu.Lock()
 	defer s.kinds.mu.Unlock()
@@ -127,8 +127,8 @@ func (s *Samples) Part(sample int, ext string) (file int, ok bool) {
 	return s.m.Part(s.File(sample), ext)
 }
 
-// extensions returns the match of files by what follows their stem: ".jpg,.jpeg" takes 1.jpg and leaves
-// 1.mask.jpg. ok is false for a glob that is no such list.
+// extensions returns a match of files by their extension: ".jpg,.jpeg" matches 1.jpg, but not 1.mask.jpg. ok is false
+// if glob is not such a list.
 func extensions(glob string) (match func(name []byte) bool, ok bool) {
 	list := strings.Split(glob, ",")
 	for i, e := range list {

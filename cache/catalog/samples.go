@@ -9,9 +9,8 @@ import (
 	"strings"
 )
 
-// Samples numbers the files of a manifest that a trainer sees, in sample order: those below a class
-// folder. It is immutable and safe for concurrent use. It reads from the manifest, which must stay
-// open.
+// Samples numbers a manifest's files that are samples, in sample order: those below a class folder. It is immutable
+// and safe for concurrent use. It reads from the manifest, which must stay open.
 type Samples struct {
 	m       *Manifest
 	first   int      // file of sample 0, while list is nil
@@ -35,10 +34,9 @@ func (f *Filter) Match(path string) bool {
 	return f.match([]byte(path))
 }
 
-// Samples numbers the files that match; all if match is nil. Files at the root belong to
-// no class and are not numbered, unless no folder holds a file: then they are all that there is, as in
-// most of WebDataset's shards, and their samples have no label. Where every file matches, it takes no
-// memory per file.
+// Samples numbers the files that match; all if match is nil. Files at the root belong to no class and are not
+// numbered, unless no folder holds a file: then they are the samples, as in most of WebDataset's shards, and have no
+// label. If every file matches, it uses no memory per file.
 func (m *Manifest) Samples(match *Filter) *Samples {
 	root := m.Dir(0)
 	s := &Samples{m: m, first: root.EndFile, n: m.files - root.EndFile}
@@ -91,7 +89,7 @@ func (s *Samples) File(sample int) int {
 	return s.first + sample
 }
 
-// Sample returns the number of a file, or false where the file is not a sample.
+// Sample returns the number of a file, or false if the file is not a sample.
 func (s *Samples) Sample(file int) (int, bool) {
 	if s.list != nil {
 		return slices.BinarySearch(s.list, uint32(file))
@@ -102,7 +100,7 @@ func (s *Samples) Sample(file int) (int, bool) {
 	return file - s.first, true
 }
 
-// Label returns the class of a sample, as an index in Classes; -1 where there are none.
+// Label returns the class of a sample, as an index in Classes; -1 if there are none.
 func (s *Samples) Label(sample int) int {
 	d := s.m.DirOf(s.File(sample))
 	if d == 0 {
@@ -116,18 +114,18 @@ func (s *Samples) Label(sample int) int {
 	return d - 1 // the root's subdirectories are numbered from 1
 }
 
-// Classes returns the names of all top-level folders, sorted: as torchvision has it, an empty one is a class too.
-// There are none where the samples have no label. The caller must not change it.
+// Classes returns the names of all top-level folders, sorted. As in torchvision, an empty one is a class too. There
+// are none if the samples have no label. The caller must not change it.
 func (s *Samples) Classes() []string { return s.classes }
 
-// Tree is a folder that a trainer may take for a dataset of its own, as ImageFolder(mount/train) does.
+// Tree is a folder that a trainer may use as a dataset of its own, as in ImageFolder(mount/train).
 type Tree struct {
 	Folder     string
 	First, Len int // its samples: First is number 0 for that trainer
 }
 
-// Trees returns the top-level folders that hold class folders, where those hold files only: then the
-// samples below are numbered in the same order by themselves.
+// Trees returns the top-level folders that hold class folders, if these hold only files: then the samples below have
+// the same order when numbered by themselves.
 func (s *Samples) Trees() (trees []Tree) {
 	root := s.m.Dir(0)
 	for d := root.FirstDir; d < root.EndDir; d++ {
@@ -156,8 +154,8 @@ func (s *Samples) atOrAfter(file int) int {
 	return sort.Search(s.n, func(i int) bool { return s.File(i) >= file })
 }
 
-// isImage reports whether a name ends in one of torchvision's IMG_EXTENSIONS, in any case, and in what `shoal pack
-// --decode` adds to the name of a picture.
+// isImage reports whether a name ends in one of torchvision's IMG_EXTENSIONS, in any case, with or without the suffix
+// that `shoal pack --decode` adds.
 func isImage(name []byte) bool {
 	name = bytes.TrimSuffix(name, []byte(".npy"))
 	ext := name[max(bytes.LastIndexByte(name, '.'), 0):]
@@ -178,10 +176,9 @@ func isImage(name []byte) bool {
 	return false
 }
 
-// Match returns the filter that glob names: "images" for torchvision's IMG_EXTENSIONS in any case, with
-// or without the suffix of pictures that pack has decoded, "*" for all files, a list such as ".jpg,.jpeg"
-// for what follows the stem, else a pattern as [path.Match] has it, for the base name, or for the whole
-// path if it holds a "/".
+// Match returns the filter that glob names: "images" for torchvision's IMG_EXTENSIONS in any case, with or without
+// the suffix of pictures that pack has decoded; "*" for all files; a list such as ".jpg,.jpeg" of extensions; else a
+// pattern for [path.Match], applied to the base name, or to the whole path if it contains a "/".
 func Match(glob string) (*Filter, error) {
 	switch glob {
 	case "images":

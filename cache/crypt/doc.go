@@ -1,12 +1,12 @@
 // Package crypt holds the keys of encrypted caches.
 //
-// The user's key, a [Secret], encrypts one thing: the cache directory's own key, a [Key] of 32 random bytes,
-// in CACHE-DIR/ENCRYPTION. Another user's key is a matter of writing that file anew ([Key.Rewrap]). From
-// the directory's key one key is derived for each purpose and, where much is written, for each file, by
-// HKDF-SHA256; what they encrypt by AES-256-GCM, and how nonces are kept apart, is told where it is done:
-// package segment for samples and record tables, package catalog for manifests and what it knows of datasets.
+// The user's key, a [Secret], encrypts only the cache directory's own key, a [Key] of 32 random bytes, in
+// CACHE-DIR/ENCRYPTION. To change the user's key, only that file is rewritten ([Key.Rewrap]). From the directory's
+// key one key is derived per purpose and, for large amounts of data, per file, by HKDF-SHA256. These keys encrypt
+// with AES-256-GCM. Package segment (samples, record tables) and package catalog (manifests, facts) say what they
+// encrypt and how nonces are kept apart.
 //
-// docs/security.md says what that protects from, and ADR 0035 why it is as it is.
+// docs/security.md says what that protects from; ADR 0035 gives the reasons.
 //
 // # Moments of a crash
 //

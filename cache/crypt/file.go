@@ -20,9 +20,9 @@ import (
 //	        | ...                  |
 //	        +----------------------+
 //
-// A chunk's nonce is its number (u32 BE in bytes 7..10) and 1 in the last byte if it is the last one, so that a
-// file cannot be cut at a chunk's end (the construction STREAM of Hoang, Reyhanitabar, Rogaway and Vizár, "Online
-// Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance", CRYPTO 2015). The file's name is bound to all.
+// A chunk's nonce is its number (u32 BE in bytes 7..10) and 1 in the last byte of the last chunk, so that a file cannot
+// be cut at a chunk's end (the construction STREAM of Hoang, Reyhanitabar, Rogaway and Vizár, "Online Authenticated-
+// Encryption and its Nonce-Reuse Misuse-Resistance", CRYPTO 2015). Every chunk authenticates the file's name.
 const (
 	fileMagic     = "SHOALENC"
 	fileVersion   = 1
@@ -40,7 +40,7 @@ func chunkNonce(i int, last bool) []byte {
 	return n[:]
 }
 
-// SealFile yields the parts of a sealed file of data, which is at least a byte. Each is valid until the next.
+// SealFile yields the parts of a sealed file of data, at least one byte. Each part is valid until the next.
 func (k *Key) SealFile(purpose, name string, data []byte) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		h := make([]byte, fileHeaderLen)
@@ -63,7 +63,7 @@ func (k *Key) SealFile(purpose, name string, data []byte) iter.Seq[[]byte] {
 	}
 }
 
-// FileLen returns how many bytes a sealed file of so many holds, or 0 where none has that size.
+// FileLen returns the content length of a sealed file of this size, or 0 if no sealed file has this size.
 func FileLen(size int64) int64 {
 	body := size - fileHeaderLen
 	chunks := (body + fileChunk + tagLen - 1) / (fileChunk + tagLen)
@@ -77,7 +77,7 @@ func (k *Key) OpenFile(purpose, name string, r io.ReaderAt, dst []byte) error {
 		return err
 	}
 	if len(dst) == 0 || string(h[:8]) != fileMagic || binary.LittleEndian.Uint32(h[8:]) != fileVersion || binary.LittleEndian.Uint32(h[12:]) != fileChunk {
-		return fmt.Errorf("%w (no encrypted file)", ErrOpen)
+		return fmt.Errorf("%w (not an encrypted file)", ErrOpen)
 	}
 	aead := k.AEAD("file of "+purpose, h[16:])
 	buf := make([]byte, min(len(dst), fileChunk)+tagLen)

@@ -22,16 +22,16 @@ import (
 const FileName = "ENCRYPTION"
 
 var (
-	// ErrWrongSecret is wrapped by the error about a secret that is not the one a cache was made with.
+	// ErrWrongSecret is wrapped by errors about a secret that is not the one a cache was made with.
 	ErrWrongSecret = errors.New("wrong encryption key")
-	// ErrDamaged is wrapped by the error about a file whose key cannot be had by any secret.
+	// ErrDamaged is wrapped by errors about a key file that no secret can open any more.
 	ErrDamaged = errors.New("damaged")
-	// ErrOpen is returned for bytes that this key did not seal, or that are not what it sealed.
+	// ErrOpen is returned for bytes that this key did not seal, or that were changed since.
 	ErrOpen = errors.New("not authentic: damaged, or sealed with another key")
 )
 
-// Key is the key of one cache directory: 32 random bytes, made with the directory, from which the keys for
-// all that is in it are derived. It shows as "***". Safe for concurrent use.
+// Key is the key of one cache directory: 32 random bytes, made with the directory. All keys for its content are
+// derived from it. It prints as "***". Safe for concurrent use.
 type Key struct {
 	b      [secretLen]byte
 	secret string // ID of the secret that it was opened with
@@ -42,7 +42,7 @@ func (*Key) String() string { return hidden }
 // GoString implements fmt.GoStringer.
 func (*Key) GoString() string { return hidden }
 
-// Format keeps every verb of package fmt from showing the bytes.
+// Format prevents every verb of package fmt from printing the bytes.
 func (*Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, hidden) }
 
 // LogValue implements slog.LogValuer.
@@ -56,12 +56,12 @@ func (k *Key) Derive(purpose string, salt []byte) []byte {
 	return derive(k.b[:], salt, "shoal cache v1: "+purpose, secretLen)
 }
 
-// AEAD returns AES-256-GCM by the key that Derive returns. Its nonces are the caller's to keep apart.
+// AEAD returns AES-256-GCM with the key that Derive returns. The caller must never repeat a nonce.
 func (k *Key) AEAD(purpose string, salt []byte) cipher.AEAD { return newGCM(k.Derive(purpose, salt)) }
 
 func newGCM(key []byte) cipher.AEAD {
 	block, err := aes.NewCipher(key)
-	if err != nil { // of a length that nobody asks for
+	if err != nil { // only for other lengths
 		panic(err)
 	}
 	gcm, err := cipher.NewGCM(block)
@@ -73,8 +73,8 @@ func newGCM(key []byte) cipher.AEAD {
 
 const nonceLen = 12
 
-// Seal encrypts a small thing as a whole, bound to ad, by a random nonce, which stands before it.
-// At most 2^32 things may be sealed by one AEAD.
+// Seal encrypts a small value as a whole, bound to ad, with a random nonce in front of it. One AEAD may seal at most
+// 2^32 values.
 func Seal(a cipher.AEAD, plain, ad []byte) []byte {
 	b := make([]byte, nonceLen, nonceLen+len(plain)+a.Overhead())
 	Random(b)
@@ -93,10 +93,10 @@ func Unseal(a cipher.AEAD, sealed, ad []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// Random fills b from the system's generator, which never fails.
+// Random fills b from the system's random generator, which never fails.
 func Random(b []byte) { _, _ = rand.Read(b) }
 
-// envelope is the file, in JSON, so that a person who looks finds out what it is.
+// envelope is the content of the key file, in JSON, so that a person can see what it is.
 type envelope struct {
 	Format int    `json:"format"`
 	Cipher string `json:"cipher"`
@@ -115,7 +115,7 @@ func wrapAEAD(s Secret) cipher.AEAD {
 	return newGCM(derive(s.b[:], nil, "shoal key wrap v1", secretLen))
 }
 
-// KeyOf returns the key with these bytes, 32 of them: for tests and benchmarks, whose caches have no file.
+// KeyOf returns the key with these 32 bytes: for tests and benchmarks, whose caches have no key file.
 func KeyOf(b [32]byte) *Key { return &Key{b: b} }
 
 // Exists reports whether a directory has a key file.
@@ -127,14 +127,14 @@ func Exists(dir string) (bool, error) {
 	return err == nil, err
 }
 
-// Create makes a key for a directory that has none, and writes it there.
+// Create makes a key for a directory without one, and writes it there.
 func Create(dir string, s Secret) (*Key, error) {
 	k := &Key{secret: s.ID()}
 	Random(k.b[:])
 	return k, k.write(dir, s)
 }
 
-// Rewrap encrypts the directory's key by another secret. What the key has encrypted stays as it is.
+// Rewrap encrypts the directory's key with another secret. Data encrypted with the directory's key stays as it is.
 func (k *Key) Rewrap(dir string, s Secret) error {
 	if err := k.write(dir, s); err != nil {
 		return err
@@ -143,7 +143,7 @@ func (k *Key) Rewrap(dir string, s Secret) error {
 	return nil
 }
 
-// write replaces the file, so that after a crash the old one or the new one is there.
+// write replaces the file, so that after a crash the old file or the new one is there.
 func (k *Key) write(dir string, s Secret) (err error) {
 	e := envelope{Format: 1, Cipher: envelopeCipher, KeyID: s.ID()}
 	e.Key = Seal(wrapAEAD(s), k.b[:], []byte(e.KeyID))
@@ -186,7 +186,7 @@ func (k *Key) write(dir string, s Secret) (err error) {
 	return err
 }
 
-// Open reads a directory's key. Its errors wrap ErrWrongSecret, ErrDamaged, or what the system says.
+// Open reads a directory's key. Its errors wrap ErrWrongSecret, ErrDamaged, or the system's error.
 func Open(dir string, s Secret) (*Key, error) {
 	path := filepath.Join(dir, FileName)
 	b, err := os.ReadFile(path)
@@ -199,14 +199,14 @@ func Open(dir string, s Secret) (*Key, error) {
 		return nil, fmt.Errorf("%s is %w: without it nothing in the cache can be read (restore that file from a backup, or remove the whole folder)", path, ErrDamaged)
 	}
 	if e.Format != 1 || e.Cipher != envelopeCipher {
-		return nil, fmt.Errorf("%s: format %d with %q is of a newer version of shoal (use that version, or another --cache-dir)", path, e.Format, e.Cipher)
+		return nil, fmt.Errorf("%s: format %d with %q was written by a newer version of shoal (use that version, or another --cache-dir)", path, e.Format, e.Cipher)
 	}
 	raw, err := Unseal(wrapAEAD(s), e.Key, []byte(e.KeyID))
 	if err != nil || len(raw) != secretLen {
 		if e.KeyID == s.ID() {
 			return nil, fmt.Errorf("%s is %w (restore that file from a backup, or remove the whole folder)", path, ErrDamaged)
 		}
-		return nil, fmt.Errorf("%w for the cache in %s: it wants the key %s and was given %s (give the key that it was made with, or another --cache-dir)", ErrWrongSecret, dir, e.KeyID, s.ID())
+		return nil, fmt.Errorf("%w for the cache in %s: it needs the key %s, but was given %s (give the key that it was made with, or another --cache-dir)", ErrWrongSecret, dir, e.KeyID, s.ID())
 	}
 	return &Key{b: [secretLen]byte(raw), secret: s.ID()}, nil
 }

@@ -16,7 +16,7 @@ import (
 // secretLen is the length of a secret and of every key here, in bytes: AES-256.
 const secretLen = 32
 
-// Secret is the user's key. It encrypts the key of a cache ([Key]) and nothing else. It shows as "***".
+// Secret is the user's key. It encrypts only the key of a cache ([Key]). It prints as "***".
 type Secret struct{ b [secretLen]byte }
 
 const hidden = "***"
@@ -26,7 +26,7 @@ func (Secret) String() string { return hidden }
 // GoString implements fmt.GoStringer.
 func (Secret) GoString() string { return hidden }
 
-// Format keeps every verb of package fmt from showing the bytes.
+// Format prevents every verb of package fmt from printing the bytes.
 func (Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, hidden) }
 
 // LogValue implements slog.LogValuer.
@@ -37,7 +37,7 @@ func (Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 
 var errSecret = errors.New("not a key: give 32 random bytes, as they are, in hex (64 digits) or in base64 (`head -c 32 /dev/urandom | base64` makes one)")
 
-// ParseSecret takes 32 bytes as they are, or in hex or base64 with white space around them.
+// ParseSecret accepts 32 raw bytes, or hex or base64 with white space around them.
 func ParseSecret(b []byte) (Secret, error) {
 	if _, err := hex.DecodeString(string(b)); len(b) == secretLen && err != nil { // not half a key in hex
 		return secretOf(b)
@@ -62,7 +62,7 @@ func secretOf(raw []byte) (Secret, error) {
 	return Secret{[secretLen]byte(raw)}, nil
 }
 
-// ReadSecret reads a secret from a file. Its error names the file, and shows nothing of what is in it.
+// ReadSecret reads a secret from a file. Its error names the file, and reveals nothing of its content.
 func ReadSecret(path string) (Secret, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -80,8 +80,8 @@ func ReadSecret(path string) (Secret, error) {
 	return s, nil
 }
 
-// ID names the secret, in 16 hex digits that tell nothing else about it: messages say by it which key a
-// cache wants and which was given.
+// ID names the secret in 16 hex digits that reveal nothing else about it. Messages use it to say which key a cache
+// needs and which one was given.
 func (s Secret) ID() string {
 	return hex.EncodeToString(derive(s.b[:], nil, "shoal encryption key id v1", 8))
 }
@@ -89,7 +89,7 @@ func (s Secret) ID() string {
 // derive is HKDF-SHA256 (RFC 5869).
 func derive(key, salt []byte, info string, n int) []byte {
 	out, err := hkdf.Key(sha256.New, key, salt, info, n)
-	if err != nil { // only for lengths that nobody asks for
+	if err != nil { // only for other lengths
 		panic(err)
 	}
 	return out

@@ -15,15 +15,14 @@ const (
 	maxNameBytes = 128 << 20
 )
 
-// looksLikeRange finds what a user means as a pattern.
+// looksLikeRange finds text that the user meant as a pattern.
 var looksLikeRange = regexp.MustCompile(`\{-?\d+\.\.-?\d+(\.\.[^{}]*)?\}`)
 
-// ExpandBraces returns the names that a pattern stands for, as bash and WebDataset write them:
-// "{000..127}" is a range, up or down, whose numbers are padded with zeros to the longer end's length
-// if one of the ends begins with a zero; "{a,b,}" is a list; of several groups the last runs fastest.
-// A group without ".." or "," is plain text, "{}" too. Unlike bash it refuses what would be guessed
-// at: groups in groups, braces without a partner, ranges in lists, steps, letters and negative
-// numbers; and more than 1,048,576 names, or 128 MiB of them.
+// ExpandBraces returns the names that a pattern stands for, as in bash and WebDataset: "{000..127}" is a range, up or
+// down, whose numbers are zero-padded to the longer end's length if one of the ends begins with a zero; "{a,b,}" is a
+// list; of several groups the last varies fastest. A group without ".." or "," is plain text, even "{}". Unlike bash
+// it refuses anything ambiguous: nested groups, unbalanced braces, ranges in lists, steps, letters and negative
+// numbers; also more than 1,048,576 names, or 128 MiB of them.
 func ExpandBraces(pattern string) ([]string, error) {
 	groups, n, err := parseBraces(pattern)
 	if err != nil {
@@ -48,7 +47,7 @@ func ExpandBraces(pattern string) ([]string, error) {
 	return names, nil
 }
 
-// checkBraces says what ExpandBraces would refuse.
+// checkBraces returns the error of ExpandBraces.
 func checkBraces(pattern string) error {
 	_, _, err := parseBraces(pattern)
 	return err
@@ -129,7 +128,7 @@ func parseBraces(pattern string) (groups []braceGroup, names int, err error) {
 		case i == 0:
 			return nil, 0, errors.New("a { without its }")
 		case rest[i] == '{':
-			return nil, 0, errors.New("braces in braces are not read; write the names out, or name several ranges side by side")
+			return nil, 0, errors.New("braces in braces are not supported; write the names out, or name several ranges side by side")
 		}
 		g, err := parseGroup(rest[1:i])
 		if err == nil {
@@ -143,13 +142,13 @@ func parseBraces(pattern string) (groups []braceGroup, names int, err error) {
 	return groups, names, nil
 }
 
-// parseGroup parses what stands between two braces.
+// parseGroup parses the text between two braces.
 func parseGroup(text string) (braceGroup, error) {
 	if strings.Contains(text, ",") {
 		list := strings.Split(text, ",")
 		for _, s := range list {
 			if strings.Contains(s, "..") {
-				return braceGroup{}, fmt.Errorf("{%.60s}: a range in a list is not read; give it braces of its own", text)
+				return braceGroup{}, fmt.Errorf("{%.60s}: a range in a list is not supported; give it braces of its own", text)
 			}
 		}
 		return braceGroup{list: list}, nil

@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// Budget bounds the GETs and HEADs of a store: no hour has more than so many. It is a token bucket that holds a
-// minute's worth and fills at the rate that is left, so that no window of an hour, wherever it begins, is
-// over. Demand takes tokens before Prefetch, first come first served within each, and a quarter of the
-// bucket is Demand's alone: prefetching slows down before readers do. Readers that find it empty wait.
+// Budget limits the GETs and HEADs of a store per hour. It is a token bucket for a minute's worth that fills at the
+// remaining rate, so no window of an hour exceeds the limit, wherever it begins. Demand takes tokens before Prefetch,
+// first come first served within each, and a quarter of the bucket is reserved for Demand: prefetching slows down
+// before readers do. Readers that find it empty wait.
 //
-// [RetryPolicy] has it, and not a decorator, because a wait for a token is no part of the time that a try
-// may take. A nil Budget has no bound.
+// It is part of [RetryPolicy] and not a decorator, because waiting for a token must not count as time of a try. A nil
+// Budget has no limit.
 type Budget struct {
 	turns
 	log    *slog.Logger
@@ -25,11 +25,11 @@ type Budget struct {
 	waited  time.Duration
 }
 
-// LeastBudget is the least number of GETs an hour: below, a single reader would wait for minutes.
+// LeastBudget is the minimum of GETs per hour: below, a single reader would wait for minutes.
 const LeastBudget = 60
 
-// NewBudget returns a budget of perHour requests, at least [LeastBudget]; nil, which has no bound, for 0.
-// log is told when readers wait; it may be nil.
+// NewBudget returns a budget of perHour requests, at least [LeastBudget]; nil, without a limit, for 0. log gets a
+// warning when readers wait; it may be nil.
 func NewBudget(perHour int64, log *slog.Logger) *Budget {
 	if perHour <= 0 {
 		return nil
@@ -43,8 +43,8 @@ func NewBudget(perHour int64, log *slog.Logger) *Budget {
 	return b
 }
 
-// Policy returns the default policy for the requests to a store, with the budget where the store is S3: a
-// folder's reads cost nothing.
+// Policy returns the default policy for requests to a store, with the budget if the store is S3: a folder's reads
+// cost nothing.
 func (b *Budget) Policy(base Reader) RetryPolicy {
 	if _, ok := base.(charged); !ok {
 		return RetryPolicy{}
@@ -61,7 +61,7 @@ type bucket struct {
 	last    time.Time
 }
 
-// demandTokens is the part of the bucket that Prefetch leaves.
+// demandTokens is the share of the bucket reserved for Demand.
 const demandTokens = 0.25
 
 func newBucket(perHour int64, now time.Time) bucket {
@@ -69,7 +69,7 @@ func newBucket(perHour int64, now time.Time) bucket {
 	return bucket{perHour: perHour, size: size, rate: (float64(perHour) - size) / 3600, tokens: size, last: now}
 }
 
-// need returns how many tokens there must be for a request of class p: one, and what is not p's.
+// need returns how many tokens must be there for a request of class p: one, plus the reserve that p may not use.
 func (b *bucket) need(p Priority) float64 {
 	if p == Demand || b.size < 2 {
 		return 1
@@ -94,7 +94,7 @@ func (b *bucket) take(p Priority, now time.Time) bool {
 	return true
 }
 
-// until returns the time until p may take a token, if nobody else does.
+// until returns the time until p may take a token, if no other request does.
 func (b *bucket) until(p Priority) time.Duration {
 	return time.Duration(max(0, b.need(p)-b.tokens) / b.rate * float64(time.Second))
 }
@@ -115,7 +115,7 @@ func (b *Budget) Take(ctx context.Context) error {
 	return err
 }
 
-// TryTake takes a token of Prefetch's if one is there and nobody waits: for requests that can be left out.
+// TryTake takes a token as Prefetch if there is one and nobody waits: for optional requests.
 func (b *Budget) TryTake() bool {
 	if b == nil {
 		return true
@@ -125,7 +125,7 @@ func (b *Budget) TryTake() bool {
 	return b.queue[Demand].Len() == 0 && b.queue[Prefetch].Len() == 0 && b.bucket.take(Prefetch, b.now())
 }
 
-// Return gives back a token of TryTake's whose request was not sent.
+// Return returns a token of TryTake whose request was not sent.
 func (b *Budget) Return() {
 	if b == nil {
 		return
@@ -136,7 +136,7 @@ func (b *Budget) Return() {
 	b.dispatch()
 }
 
-// draw takes a token if p may, and otherwise sees to it that dispatch is called when there is one. b.mu is held.
+// draw takes a token if p may, and otherwise schedules dispatch for when there is one. b.mu is held.
 func (b *Budget) draw(p Priority) bool {
 	if b.bucket.take(p, b.now()) {
 		return true
@@ -145,10 +145,10 @@ func (b *Budget) draw(p Priority) bool {
 	return false
 }
 
-// putBack gives back a token for which nothing was sent. b.mu is held.
+// putBack returns an unused token. b.mu is held.
 func (b *Budget) putBack(Priority) { b.bucket.tokens = min(b.bucket.size, b.bucket.tokens+1) }
 
-// leastWake spares the timer where tokens come faster than it.
+// leastWake avoids a timer if tokens come faster than it.
 const leastWake = time.Millisecond
 
 func (b *Budget) wake(after time.Duration) {
@@ -165,10 +165,10 @@ func (b *Budget) wake(after time.Duration) {
 // quiet is the time between two warnings.
 const quiet = time.Minute
 
-// longWait is the wait ahead of a reader that is worth a warning.
+// longWait is the wait of a reader from which a warning is logged.
 const longWait = time.Second
 
-// warn says that readers wait, once a minute. b.mu is held.
+// warn logs that readers wait, once a minute. b.mu is held.
 func (b *Budget) warn(class Priority) {
 	ahead := time.Duration(float64(b.queue[Demand].Len()) / b.bucket.rate * float64(time.Second))
 	now := b.now()

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// Requests counts what was sent to a store and what came back, as it is charged for.
+// Requests counts requests to a store and bytes received from it, as they are charged.
 type Requests struct {
 	Get      int64 `json:"get"`            // of objects, whole or in part
 	Head     int64 `json:"head"`           // and all other questions
 	List     int64 `json:"list"`           // pages of listings, of objects, versions or uploads
 	Put      int64 `json:"put"`            // PUT and POST: objects, parts, the beginning and the end of uploads
 	Delete   int64 `json:"delete"`         // and ended uploads
-	Received int64 `json:"received_bytes"` // of objects, also where the read failed in the end
+	Received int64 `json:"received_bytes"` // of objects, even if the read failed in the end
 	Sent     int64 `json:"sent_bytes"`     // of objects
 }
 
@@ -29,7 +29,7 @@ func (r Requests) Minus(o Requests) Requests {
 	return Requests{r.Get - o.Get, r.Head - o.Head, r.List - o.List, r.Put - o.Put, r.Delete - o.Delete, r.Received - o.Received, r.Sent - o.Sent}
 }
 
-// RequestsOf returns what was sent to a store; zeros for one that nobody charges for, as a folder.
+// RequestsOf returns the requests to a store; zeros for a store without charges, such as a folder.
 func RequestsOf(r Reader) Requests {
 	if c, ok := r.(charged); ok {
 		return c.Requests()
@@ -37,10 +37,10 @@ func RequestsOf(r Reader) Requests {
 	return Requests{}
 }
 
-// charged is implemented by stores whose requests are paid for.
+// charged is implemented by stores that charge for requests.
 type charged interface{ Requests() Requests }
 
-// Prices are what a store charges. The zero value is none.
+// Prices are the charges of a store. The zero value means none.
 type Prices struct {
 	Get, Head, List, Put float64 // a request
 	Byte                 float64 // received
@@ -50,14 +50,14 @@ type Prices struct {
 // IsZero reports whether there are none.
 func (p Prices) IsZero() bool { return p.Currency == "" }
 
-// Of returns what requests cost.
+// Of returns the cost of requests.
 func (p Prices) Of(r Requests) float64 {
 	return p.Get*float64(r.Get) + p.Head*float64(r.Head) + p.List*float64(r.List) + p.Put*float64(r.Put) + p.Byte*float64(r.Received)
 }
 
 // ParsePrices reads prices such as get=0.0004/1000,list=0.005/1000,gb=0.09,currency=USD. The keys are get, head
-// (default: as get), list, put (default: as list), each a request, with /N for N of them; gb (10^9 bytes
-// received) or gib (2^30); and currency (default USD). Empty text is no prices.
+// (default: as get), list, put (default: as list), each per request, or with /N per N requests; gb (10^9 bytes
+// received) or gib (2^30); and currency (default USD). Empty text means no prices.
 func ParsePrices(text string) (Prices, error) {
 	if strings.TrimSpace(text) == "" {
 		return Prices{}, nil
@@ -74,14 +74,14 @@ func ParsePrices(text string) (Prices, error) {
 		field := fields[name]
 		switch {
 		case !ok || field == nil && name != "currency":
-			return fail("%.40q is no price: the keys are get, head, list, put, gb, gib and currency", part)
+			return fail("%.40q is not a price: the keys are get, head, list, put, gb, gib and currency", part)
 		case given[name] || name == "gb" && given["gib"] || name == "gib" && given["gb"]:
 			return fail("%s is given twice", name)
 		}
 		given[name] = true
 		if name == "currency" {
 			if !currency(value) {
-				return fail("%.20q is no currency", value)
+				return fail("%.20q is not a currency", value)
 			}
 			p.Currency = value
 			continue
@@ -127,7 +127,7 @@ func parsePrice(text string) (float64, error) {
 	return v, nil
 }
 
-// currency says whether s is a word of a few letters, or a sign.
+// currency reports whether s is a word of a few letters, or a sign.
 func currency(s string) bool {
 	return s != "" && len(s) <= 8 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r == '%' || r == '=' || r == 0x7f || r == 0xfffd })
 }

@@ -17,18 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is a local folder as a store. A key is the path below the folder with "/" between its parts. A folder
-// within it that holds nothing to list is listed as tools for S3 mark folders: by an empty object whose key ends
-// in "/". Such an object cannot be asked for.
+// Dir is a local folder as a store. A key is the path below the folder with "/" between its parts. A folder within it
+// that has no entries to list is listed as S3 tools mark folders: as an empty object whose key ends in "/". Such an
+// object cannot be read.
 //
-// The ETag is made of modification time, size and inode. A file that is overwritten in place within
-// the file system's time granularity (usually 1 to 4 ms), with the same size, keeps its ETag; nothing
-// short of reading it all can tell.
+// The ETag consists of modification time, size and inode. A file overwritten in place within the file system's time
+// granularity (usually 1 to 4 ms), with the same size, keeps its ETag; only reading it all could tell.
 //
-// Symbolic links are followed, to files and to folders, as torchvision's ImageFolder does; a link
-// to a folder that contains it is skipped. One that leads out of the folder fails the listing, unless
-// [StoreOptions].LinksOutside allows it: somebody who may write to the folder could show any file of this machine.
-// Dangling links, sockets, pipes and devices are skipped and counted ([Dir.TakeLeftOut]).
+// Symbolic links to files and folders are followed, as in torchvision's ImageFolder; a link to a parent folder is
+// skipped. A link out of the folder fails the listing, unless [StoreOptions].LinksOutside allows it: anybody with
+// write access to the folder could expose any file of this machine. Dangling links, sockets, pipes and devices are
+// skipped and counted ([Dir.TakeLeftOut]).
 type Dir struct {
 	root         string
 	linksOutside bool
@@ -37,17 +36,17 @@ type Dir struct {
 	leftOut map[string]bool // by key: whether it is a link
 }
 
-// LeftOut counts what a folder holds and a listing cannot show.
+// LeftOut counts the entries of a folder that a listing cannot show.
 type LeftOut struct {
 	Dangling int      // links to nothing
 	Special  int      // sockets, pipes and devices
 	Examples []string // the first few keys, sorted
 }
 
-// maxLeftOut bounds what is remembered of what was left out.
+// maxLeftOut bounds how many entries left out are remembered.
 const maxLeftOut = 100_000
 
-// TakeLeftOut returns what was left out since the last call.
+// TakeLeftOut returns the entries left out since the last call.
 func (d *Dir) TakeLeftOut() (l LeftOut) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -65,7 +64,7 @@ func (d *Dir) TakeLeftOut() (l LeftOut) {
 	return l
 }
 
-// leave counts an entry that is not shown, once however often its folder is walked.
+// leave counts an entry that is not shown, once even if its folder is walked repeatedly.
 func (d *Dir) leave(key string, link bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -77,7 +76,7 @@ func (d *Dir) leave(key string, link bool) {
 	}
 }
 
-// checkLink fails where a link leads out of the folder, and may not.
+// checkLink fails if a link leads out of the folder and this is not allowed.
 func (d *Dir) checkLink(key, path string) error {
 	if d.linksOutside {
 		return nil
@@ -93,14 +92,13 @@ func (d *Dir) checkLink(key, path string) error {
 	if to == root || strings.HasPrefix(to, strings.TrimSuffix(root, "/")+"/") {
 		return nil
 	}
-	return &Error{Op: "list", Key: key, Kind: KindInvalid, Err: fmt.Errorf("it is a link to %s, which is not in %s", to, d.root), Remedy: "give --links-outside if that is meant, or remove the link"}
+	return &Error{Op: "list", Key: key, Kind: KindInvalid, Err: fmt.Errorf("it is a link to %s, outside %s", to, d.root), Remedy: "give --links-outside to follow it, or remove the link"}
 }
 
 var _ Store = (*Dir)(nil)
 
-// tmpPrefix begins the names of files that are being written, here or by a process that has died.
-// They are not objects. What follows is made of random bytes and the object's own base name, by
-// which AbortUploads finds them.
+// tmpPrefix begins the names of unfinished files, of this process or of one that has died. They are not objects. The
+// rest of the name is random bytes and the object's base name, by which AbortUploads finds them.
 const tmpPrefix = ".shoal-put-"
 
 // NewDir returns the store of the folder root.
@@ -135,7 +133,7 @@ func (d *Dir) Check(ctx context.Context) error {
 	return nil
 }
 
-// path returns the file that holds key; ok is false if no file can.
+// path returns the file for key; ok is false if no file can have this key.
 func (d *Dir) path(key string) (path string, ok bool) {
 	// ValidPath refuses "..", "a//b", "/a" and "a/"; "." is the root itself.
 	if !fs.ValidPath(key) || key == "." || strings.IndexByte(key, 0) >= 0 {
@@ -176,8 +174,8 @@ func (d *Dir) ReadAt(ctx context.Context, o Object, p []byte, off int64) error {
 	return d.ReadSpans(ctx, o, []Span{{Off: off, P: p}})
 }
 
-// ReadSpans implements [SpanReader]. Gaps are not read. The version is compared before and after the read, so that a
-// file that is written to meanwhile is seen.
+// ReadSpans implements [SpanReader]. Gaps are not read. The version is compared before and after the read, to detect
+// a file that is written to meanwhile.
 func (d *Dir) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -204,8 +202,8 @@ func (d *Dir) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 
 // open opens path if it is the version o.
 func (d *Dir) open(path string, o Object) (fd int, err error) {
-	// O_NONBLOCK: opening a pipe that has replaced the file must not hang. Raw calls, because
-	// os.File would register each descriptor with the poller.
+	// O_NONBLOCK: opening a pipe that replaced the file must not hang. Raw calls, because os.File would register each
+	// descriptor with the poller.
 	fd, err = openRetry(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK)
 	if err != nil {
 		return -1, fileError("read", o.Key, err)
@@ -217,7 +215,7 @@ func (d *Dir) open(path string, o Object) (fd int, err error) {
 	return fd, nil
 }
 
-// pread fills p from off, in bounded steps, which keep a read of gigabytes cancellable.
+// pread fills p from off, in bounded steps, so that a read of gigabytes can be cancelled.
 func pread(ctx context.Context, fd int, o Object, p []byte, off int64) error {
 	for done := 0; done < len(p); {
 		if err := ctx.Err(); err != nil {
@@ -302,9 +300,8 @@ func (d *Dir) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, er
 	}
 }
 
-// dirWalk walks a tree in key order. Sorting the names in each folder is not enough: "a-b" < "a/b"
-// though "a" < "a-b", because "-" < "/". Folders therefore sort with their "/" appended, and then
-// depth-first order is key order.
+// dirWalk walks a tree in key order. Sorting the names in each folder is not enough: "a-b" < "a/b" though "a" <
+// "a-b", because "-" < "/". So folders sort with their "/" appended; then depth-first order is key order.
 type dirWalk struct {
 	d       *Dir
 	ctx     context.Context
@@ -316,8 +313,8 @@ type dirWalk struct {
 }
 
 func (w *dirWalk) start() {
-	// The ancestors of the first folder take part in finding link loops, so that a listing split
-	// by prefix sees the same tree as one from the root.
+	// Link loops are also searched among the ancestors of the first folder, so that a listing split by prefix sees the
+	// same tree as one from the root.
 	path := w.d.root
 	fi, err := os.Stat(path)
 	if err == nil && !fi.IsDir() {
@@ -358,8 +355,7 @@ func (w *dirWalk) start() {
 	}
 }
 
-// folder walks one folder whose key is dir ("" or ending in "/"). It returns false when the
-// sequence has ended.
+// folder walks one folder whose key is dir ("" or ending in "/"). It returns false after the end of the sequence.
 func (w *dirWalk) folder(dir, path string, self os.FileInfo) bool {
 	if err := w.ctx.Err(); err != nil {
 		w.yield(Object{}, err)
@@ -414,7 +410,7 @@ func (w *dirWalk) folder(dir, path string, self os.FileInfo) bool {
 	return true
 }
 
-// wants says whether key, or for a folder any key below it, is to be listed.
+// wants reports whether key, or for a folder any key below it, must be listed.
 func (w *dirWalk) wants(key string, isDir bool) bool {
 	if !isDir {
 		return strings.HasPrefix(key, w.prefix) && key > w.after
@@ -422,13 +418,13 @@ func (w *dirWalk) wants(key string, isDir bool) bool {
 	return (strings.HasPrefix(key, w.prefix) || strings.HasPrefix(w.prefix, key)) && (key >= w.after || strings.HasPrefix(w.after, key))
 }
 
-// dirEntry is what a listing shows of a folder.
+// dirEntry is an entry of a folder in a listing.
 type dirEntry struct {
 	name string      // with "/" after a folder
 	info os.FileInfo // of what a link leads to, else nil
 }
 
-// shown returns what a listing shows of a folder, in key order, and notes what is left out.
+// shown returns the listed entries of a folder, in key order, and records those left out.
 func (w *dirWalk) shown(dir, path string, entries []os.DirEntry) ([]dirEntry, error) {
 	list := make([]dirEntry, 0, len(entries))
 	for _, e := range entries {
@@ -469,7 +465,7 @@ func (w *dirWalk) isParent(fi os.FileInfo) bool {
 	return slices.ContainsFunc(w.parents, func(p os.FileInfo) bool { return os.SameFile(p, fi) })
 }
 
-// isAbsent says whether err means that there is no such file.
+// isAbsent reports whether err means that there is no such file.
 func isAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP) ||
 		errors.Is(err, syscall.ENAMETOOLONG)
@@ -486,14 +482,14 @@ func fileError(op, key string, err error) *Error {
 	case isAbsent(err):
 		e.Kind = KindNotFound
 	case errors.Is(err, fs.ErrPermission):
-		e.Kind, e.Remedy = KindDenied, "give the daemon's user the right to read it"
+		e.Kind, e.Remedy = KindDenied, "give the daemon's user permission to read it"
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		e.Kind, e.Remedy = KindTransient, "raise the limit of open files (ulimit -n)"
 	case errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EAGAIN),
 		errors.Is(err, os.ErrDeadlineExceeded):
 		e.Kind = KindTransient // network file systems
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		e.Kind, e.Remedy = KindOther, "make room on the file system"
+		e.Kind, e.Remedy = KindOther, "free space on the file system"
 	}
 	return e
 }

@@ -19,8 +19,8 @@ import (
 // nameMax is the longest name of a file on Linux, in bytes.
 const nameMax = 255
 
-// createTemp makes the folder of path and, in it, the file that is to become path: there a rename
-// always stays on one file system.
+// createTemp makes the folder of path and, in it, the temporary file that will become path: a rename there always
+// stays on one file system.
 func createTemp(path string) (*os.File, error) {
 	folder, base := filepath.Split(path)
 	if err := makeFolder(filepath.Clean(folder)); err != nil {
@@ -32,7 +32,7 @@ func createTemp(path string) (*os.File, error) {
 	return os.OpenFile(folder+name[:min(len(name), nameMax)], os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 }
 
-// makeFolder makes a folder, and those above it, so that they survive a crash as their files do.
+// makeFolder makes a folder and its parents durably, as files are.
 func makeFolder(folder string) error {
 	if fi, err := os.Stat(folder); err == nil && fi.IsDir() {
 		return nil
@@ -50,28 +50,27 @@ func makeFolder(folder string) error {
 	return syncFolder(parent)
 }
 
-// tempOf says whether name is that of a file which is to become an object whose base name begins
-// with base.
+// tempOf reports whether name is a temporary file of an object whose base name begins with base.
 func tempOf(name, base string) bool {
 	rest, ok := strings.CutPrefix(name, tmpPrefix)
 	if !ok {
 		return false
 	}
 	if _, of, ok := strings.Cut(rest, "-"); ok {
-		// A long name has lost its end.
+		// The end of a long name is cut off.
 		return strings.HasPrefix(of, base) || (len(name) == nameMax && strings.HasPrefix(base, of))
 	}
 	return base == "" // left by an older version, which kept no name
 }
 
-// discardTemp removes a file of createTemp. There is an error to tell already, or none can matter.
+// discardTemp removes a file of createTemp. Its errors do not matter.
 func discardTemp(f *os.File) {
 	_ = f.Close()
 	_ = os.Remove(f.Name())
 }
 
-// commitTemp makes a file of createTemp the object: fsync, rename, fsync the folder. The file is
-// closed and gone from its old name when it succeeds.
+// commitTemp makes a file of createTemp the object: fsync, rename, fsync the folder. After success the file is closed
+// and its old name gone.
 func commitTemp(f *os.File, key, path string, rename func(from, to string) error) (Object, error) {
 	if err := f.Sync(); err != nil {
 		return Object{}, err
@@ -101,8 +100,8 @@ func syncFolder(folder string) error {
 	return f.Sync()
 }
 
-// renameNew renames from to to and fails with EEXIST where there is one already. A link is the
-// oldest way to do that atomically; file systems without links have renameat2.
+// renameNew renames from to to and fails with EEXIST if to exists. A link is the oldest way to do that atomically;
+// file systems without links have renameat2.
 func renameNew(from, to string) error {
 	err := unix.Link(from, to)
 	switch {
@@ -117,8 +116,8 @@ func renameNew(from, to string) error {
 	return err
 }
 
-// PutNew implements [Uploader]. The file is written and synced under another name first, so that
-// not even a crash leaves a torn one.
+// PutNew implements [Uploader]. The file is first written and synced under another name, so that not even a crash
+// leaves a torn one.
 func (d *Dir) PutNew(ctx context.Context, key string, data []byte) (Object, error) {
 	path, err := d.target(ctx, key)
 	if err != nil {
@@ -145,26 +144,26 @@ func (d *Dir) PutNew(ctx context.Context, key string, data []byte) (Object, erro
 	return o, nil
 }
 
-// target returns the file that key is to be stored in.
+// target returns the file in which key is stored.
 func (d *Dir) target(ctx context.Context, key string) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
 	path, ok := d.path(key)
 	if !ok || strings.HasPrefix(filepath.Base(path), tmpPrefix) {
-		return "", &Error{Op: "put", Key: key, Kind: KindInvalid, Err: errors.New("no file can have this key")}
+		return "", &Error{Op: "put", Key: key, Kind: KindInvalid, Err: errors.New("this key cannot be the name of a file")}
 	}
 	return path, nil
 }
 
-// putError is the error of a write that failed, or the context's own.
+// putError is the error of a failed write, or the context's own.
 func putError(ctx context.Context, key string, err error) error {
 	if cerr := ctx.Err(); cerr != nil {
 		return cerr
 	}
 	e := fileError("put", key, err)
 	if e.Kind == KindDenied {
-		e.Remedy = "give this user the right to write there"
+		e.Remedy = "give this user permission to write there"
 	}
 	return e
 }
@@ -176,7 +175,7 @@ func (d *Dir) Delete(ctx context.Context, key string) error {
 	}
 	path, ok := d.path(key)
 	if !ok {
-		return nil // no file can have this key
+		return nil // this key cannot be the name of a file
 	}
 	err := unix.Unlink(path)
 	if err == nil {
@@ -190,8 +189,8 @@ func (d *Dir) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// Upload implements [Uploader]: the parts are written in place to a file beside the one that it is to
-// become, and of which listings show nothing.
+// Upload implements [Uploader]: the parts are written in place to a temporary file beside the final one, hidden from
+// listings.
 func (d *Dir) Upload(ctx context.Context, key string, size, partSize int64) (Upload, error) {
 	plan, err := PlanParts(key, size, partSize)
 	if err != nil {
@@ -247,7 +246,7 @@ func (u *dirUpload) Part(ctx context.Context, n int, p []byte) error {
 	return nil
 }
 
-// over says whether the upload has ended, or its file was taken away.
+// over reports whether the upload has ended, or its file was removed.
 func (u *dirUpload) over() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -285,11 +284,11 @@ func (u *dirUpload) Complete(ctx context.Context) (Object, error) {
 	}
 	o, err := commitTemp(u.f, u.Key, u.path, os.Rename)
 	if err != nil {
-		// An fsync that failed may have dropped what it could not write, and a second one would
-		// not say so: all of it has to be written again.
+		// A failed fsync may have dropped pages, and a second one would not report that: everything must be written
+		// again.
 		u.ended = true
 		discardTemp(u.f)
-		return Object{}, putError(ctx, u.Key, fmt.Errorf("the upload was given up: %w", err))
+		return Object{}, putError(ctx, u.Key, fmt.Errorf("the upload was aborted: %w", err))
 	}
 	u.made = &o
 	return o, nil
@@ -309,7 +308,7 @@ func (u *dirUpload) Abort(ctx context.Context) error {
 	return nil
 }
 
-// AbortUploads implements [Uploader]. It looks into all folders below prefix, but not behind links.
+// AbortUploads implements [Uploader]. It searches all folders below prefix, but does not follow links.
 func (d *Dir) AbortUploads(ctx context.Context, prefix string) (n int, err error) {
 	folder, base := prefix[:strings.LastIndexByte(prefix, '/')+1], prefix[strings.LastIndexByte(prefix, '/')+1:]
 	root := d.root

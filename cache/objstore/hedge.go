@@ -7,19 +7,17 @@ import (
 	"time"
 )
 
-// Hedger asks a second time for what is late, and takes the answer that comes first (J. Dean and L. A.
-// Barroso, "The Tail at Scale", CACM 56(2), 2013). The usual place is Retry(Limit(Hedge(Meter(store)))):
-// the meter counts the second GET like any other, and the wait for a place makes nobody late. Second
-// GETs take no place: they are few.
+// Hedger sends a second request for a late one, and takes the first answer (J. Dean and L. A. Barroso, "The Tail at
+// Scale", CACM 56(2), 2013). The usual place is Retry(Limit(Hedge(Meter(store)))): the meter counts the second GET
+// like any other, and the wait for a place makes no request late. Second GETs take no place: they are few.
 //
-// A read is late when it has taken longer than 98 of 100 reads of its size, and when a reader wants
-// the bytes: now, if it is Demand, or raised to it; soon, if its [Urgency] has a due time that the usual
-// latency would miss. A prefetch with time to spare waits.
+// A read is late if it takes longer than 98 of 100 reads of its size, and a reader needs the bytes: now, if it is
+// Demand, or raised to it; soon, if its [Urgency] has a due time that the usual latency would miss. A prefetch with
+// time to spare is not hedged.
 //
-// Second GETs are never more than 2% of all, in number or in bytes. None are sent while the store is slow
-// as a whole, when they would only add to its load: for a read that those begun after it have not
-// overtaken, while the median of the latest reads is twice what it was, and for a while after they
-// stopped coming in first.
+// Second GETs are at most 2% of all, in number and in bytes. None are sent while the whole store is slow and they
+// would only add to its load: for a read that later reads have not overtaken, while the median of the latest reads is
+// twice the usual one, and for a while after second GETs stopped coming in first.
 type Hedger struct {
 	below
 	m HedgeMemory
@@ -37,9 +35,9 @@ type Hedger struct {
 	stats      HedgeStats
 }
 
-// HedgeMemory is where the memory for second answers comes from. A nil one gives without end.
+// HedgeMemory supplies the memory for second answers. A nil one is unlimited.
 type HedgeMemory interface {
-	// Borrow reserves n bytes without waiting, or says false.
+	// Borrow reserves n bytes without waiting, or returns false.
 	Borrow(n int64) bool
 	// Return gives n bytes back.
 	Return(n int64)
@@ -53,10 +51,10 @@ type HedgeStats struct {
 
 const (
 	hedgeClasses = 8 // of sizes: to 16 KiB, 64 KiB, … 64 MiB, and above
-	// hedgeShare is the budget, and lateQuantile is made for it.
+	// hedgeShare is the budget; lateQuantile matches it.
 	hedgeShare   = 0.02
 	lateQuantile = 1 - hedgeShare
-	// hedgeBurst bounds what a quiet time saves up, so that a store that stops does not get a salvo.
+	// hedgeBurst bounds the tokens saved in a quiet time, so that a store that stops does not get a salvo.
 	hedgeBurst      = 8
 	hedgeByteBurst  = 64 << 20
 	slowMedian      = 2.0 // times the median before
@@ -66,7 +64,7 @@ const (
 	latencySamples  = 32   // between two looks at the quantiles
 	latencyHistory  = 1024 // samples after which the older half is forgotten
 	leastLateFactor = 1.5  // late is at least so many medians, so that a steady store's jitter is not,
-	// leastLate: nobody waits for less, and a second GET takes a round trip itself.
+	// leastLate is the least time after which a read is late: a second GET takes a round trip itself.
 	leastLate      = 20 * time.Millisecond
 	mostLateFactor = 8 // and at most so many, also where more than 2% of the reads stall
 )
@@ -81,16 +79,16 @@ func (h *Hedger) Stats() HedgeStats {
 	return h.stats
 }
 
-// Wait returns when the last second GET, which is cancelled once its read is done, has ended.
+// Wait returns when the last second GET has ended. It is cancelled once its read is done.
 func (h *Hedger) Wait() { h.others.Wait() }
 
-// latencies are how long the reads of one size took lately.
+// latencies are the recent latencies of reads of one size class.
 type latencies struct {
 	recent, now, before [histSub * histOctaves]uint16 // the latest few, this half of the history, the half before
 	n                   int                           // in now
 	median              time.Duration
 	late                time.Duration // zero: not known yet
-	slow                bool          // the latest took far longer than those before
+	slow                bool          // the latest took far longer than earlier ones
 }
 
 func classOf(n int64) int { return min(bits.Len64(uint64(max(0, n-1))>>14+1)/2, hedgeClasses-1) }
@@ -120,7 +118,7 @@ func (l *latencies) record(d time.Duration) {
 	}
 }
 
-// quantile is the upper end of the bucket that holds it.
+// quantile is the upper end of the bucket with that quantile.
 func quantile(counts *[histSub * histOctaves]uint16, q float64) time.Duration {
 	total := 0
 	for _, c := range counts {
@@ -143,15 +141,15 @@ type read struct {
 	gross int64 // bytes of the answer
 	class int
 	start time.Time
-	// overtaken is the count of completed reads at which some that began after this one have
-	// overtaken it: what was in flight then, and a quarter more, is done.
+	// overtaken is the count of completed reads at which later reads have overtaken this one: those in flight when it
+	// began, and a quarter more, are done.
 	overtaken int64
 	second    func(ctx context.Context, buf []byte) error
 	cancel    context.CancelFunc // of the first GET
 
 	mu     sync.Mutex
 	timer  *time.Timer
-	unlook func() // ends the look-out for a raised urgency
+	unlook func() // ends the watch for a raised urgency
 	done   bool   // the first GET has returned
 
 	sent   bool
@@ -160,11 +158,11 @@ type read struct {
 	ended  chan struct{}      // closed when it has returned
 	err    error              // of it, then
 	came   bool               // it came in first
-	wanted bool               // its bytes are taken by the caller, who gives back buf
+	wanted bool               // the caller takes its bytes and returns buf
 }
 
-// do runs first, a GET of n bytes, and hedges it by second, which reads into a buffer of bytes length;
-// take copies that to where first would have written.
+// do runs first, a GET of n bytes, and hedges it by second, which reads into a buffer of length bytes; take copies
+// that to the destination of first.
 func (h *Hedger) do(ctx context.Context, n, length int64, first func(ctx context.Context) error, second func(ctx context.Context, buf []byte) error, take func(buf []byte)) error {
 	class := classOf(n)
 	h.mu.Lock()
@@ -189,7 +187,7 @@ func (h *Hedger) do(ctx context.Context, n, length int64, first func(ctx context
 	return r.finish(err, take)
 }
 
-// overdue looks whether the read should be sent a second time now, or when to look again.
+// overdue decides whether to send the read a second time now, or when to check again.
 func (r *read) overdue() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -218,7 +216,7 @@ func (r *read) overdue() {
 		}
 	}
 	if !h.may(r) {
-		r.timer.Reset(usual) // a stall can outlast what speaks against it now
+		r.timer.Reset(usual) // a stall can outlast the reason against it
 		return
 	}
 	h.tokens--
@@ -231,7 +229,7 @@ func (r *read) overdue() {
 	tell(r.ctx, "hedge sent", nil)
 }
 
-// may says whether a second GET for r can be sent now, and borrows its memory. h.mu is held.
+// may reports whether a second GET for r may be sent now, and borrows its memory. h.mu is held.
 func (h *Hedger) may(r *read) bool {
 	switch {
 	case h.tokens < 1 || h.byteTokens < float64(r.gross):
@@ -277,12 +275,12 @@ func (r *read) finish(err error, take func(buf []byte)) error {
 	if r.unlook != nil {
 		r.unlook()
 	}
-	// What has ended, or will bring what the first could not, is the caller's.
+	// The caller gets a second answer that has arrived, or may still succeed where the first GET failed.
 	r.wanted = r.sent && (r.came || err != nil && KindOf(err) == KindTransient && r.ctx.Err() == nil)
 	if r.sent && !r.wanted {
 		r.stop()
 		select {
-		case <-r.ended: // it failed before, and nobody has given its memory back
+		case <-r.ended: // it failed before, and its memory was not returned
 			r.giveBack()
 		default:
 		}
@@ -303,14 +301,14 @@ func (r *read) finish(err error, take func(buf []byte)) error {
 	return err
 }
 
-// ended counts a read that is over.
+// ended counts a finished read.
 func (h *Hedger) ended(r *read, took time.Duration, err error, won bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.inFlight--
 	h.completed++
 	if err == nil {
-		h.classes[r.class].record(took) // of the first GET, at least, where the second one won
+		h.classes[r.class].record(took) // at least the first GET's time if the second one won
 	}
 	if !r.sent {
 		return

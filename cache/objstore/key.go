@@ -11,8 +11,8 @@ import (
 	"os"
 )
 
-// CustomerKey is a key of the user's with which the store encrypts and decrypts objects (SSE-C). The store
-// keeps none: each request carries it. It prints as "***". The zero value is no key.
+// CustomerKey is the user's key with which the store encrypts and decrypts objects (SSE-C). The store does not keep
+// it: each request carries it. It prints as "***". The zero value is no key.
 //
 // https://docs.aws.amazon.com/AmazonS3/latest/userguide/ServerSideEncryptionCustomerKeys.html
 type CustomerKey struct {
@@ -36,14 +36,13 @@ func (k CustomerKey) String() string {
 	return "***"
 }
 
-// Format implements [fmt.Formatter], without the key, whatever the verb.
+// Format implements [fmt.Formatter] for every verb, without the key.
 func (k CustomerKey) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.String()) }
 
 // LogValue implements [slog.LogValuer], without the key.
 func (k CustomerKey) LogValue() slog.Value { return slog.StringValue(k.String()) }
 
-// ParseCustomerKey reads a key: 32 bytes as they are, in base64, or in hexadecimal digits. Its errors do not
-// quote the text.
+// ParseCustomerKey reads a key: 32 raw bytes, or base64, or hexadecimal digits. Its errors do not quote the text.
 func ParseCustomerKey(text []byte) (CustomerKey, error) {
 	k := CustomerKey{set: true}
 	trimmed := bytes.TrimSpace(text)
@@ -56,7 +55,7 @@ func ParseCustomerKey(text []byte) (CustomerKey, error) {
 			return k, nil
 		}
 	case len(trimmed) == base64.StdEncoding.EncodedLen(customerKeySize):
-		var b [customerKeySize + 1]byte // what ends in "=" decodes to 32 bytes, what does not to 33
+		var b [customerKeySize + 1]byte // with "=" at the end it decodes to 32 bytes, without to 33
 		if n, err := base64.StdEncoding.Decode(b[:], trimmed); err == nil && n == customerKeySize {
 			copy(k.key[:], b[:n])
 			return k, nil

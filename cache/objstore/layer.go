@@ -6,10 +6,10 @@ import (
 	"iter"
 )
 
-// below is the store under a decorator, which embeds it and so passes on what it does not change.
+// below is the store under a decorator, which embeds it to pass on all other methods.
 type below = Layer
 
-// layerOf returns r, with the methods that it lacks: they read span by span, list from the start, or fail.
+// layerOf returns r with default methods for missing ones: they read span by span, list from the start, or fail.
 func layerOf(r Reader) Layer {
 	if l, ok := r.(Layer); ok {
 		return l
@@ -50,7 +50,7 @@ func (partial) ListLevel(_ context.Context, prefix string) iter.Seq2[Object, err
 type readOnly struct{}
 
 func (readOnly) refuse(op, key string) error {
-	return &Error{Op: op, Key: key, Kind: KindInvalid, Err: errors.ErrUnsupported, Remedy: "this store can only be read"}
+	return &Error{Op: op, Key: key, Kind: KindInvalid, Err: errors.ErrUnsupported, Remedy: "this store is read-only"}
 }
 
 func (r readOnly) PutNew(_ context.Context, key string, _ []byte) (Object, error) {
@@ -67,13 +67,13 @@ func (r readOnly) AbortUploads(_ context.Context, prefix string) (int, error) {
 
 func (r readOnly) Delete(_ context.Context, key string) error { return r.refuse("delete", key) }
 
-// each is a decorator that does all requests by one function, but reads and listings, which it passes on.
+// each is a decorator that passes every request through one function, except reads and listings.
 type each struct {
 	below
 	do func(ctx context.Context, r request, f func(ctx context.Context) error) error
 }
 
-// request is one request, as decorators look at it.
+// request describes one request to decorators.
 type request struct {
 	op    string // as in [Error]
 	class int    // as a [Meter] counts it
@@ -111,7 +111,7 @@ func (e each) Upload(ctx context.Context, key string, size, partSize int64) (u U
 	return &eachStep{u, e, key, size}, nil
 }
 
-// AbortUploads implements [Uploader]. All of it is one request.
+// AbortUploads implements [Uploader], as one request.
 func (e each) AbortUploads(ctx context.Context, prefix string) (n int, err error) {
 	err = e.do(ctx, request{"delete", opOther, prefix, 0}, func(ctx context.Context) (err error) {
 		n, err = e.below.AbortUploads(ctx, prefix)

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Limiter lets at most n requests into a store at once and serves those that wait by priority:
-// Demand before Prefetch, first come first served within each. One place in eight (at least one,
-// if there are two) is kept for Demand, so that a reader never waits behind a wall of prefetches.
+// Limiter lets at most n requests into a store at once and serves waiters by priority: Demand before Prefetch, first
+// come first served within each. One place in eight (at least one, if there are two) is reserved for Demand, so that
+// a reader never queues behind prefetches.
 //
 // A request's priority is its context's when it arrives; [Urgency] can raise it while it waits.
 //
-// Listings that are sequences (List, ListAfter, ListLevel) are not limited: their caller's loop runs
-// between the requests, and a place held meanwhile would lock out, or deadlock, a loop that reads.
+// Listings that are sequences (List, ListAfter, ListLevel) are not limited: the caller's loop runs between the
+// requests, and a place held meanwhile would block, or deadlock, a loop that reads.
 type Limiter struct {
 	each
 	turns
@@ -34,8 +34,8 @@ func Limit(r Reader, n int) *Limiter {
 	return l
 }
 
-// LimitAdaptive decorates r with as many places, most of them at most, as bring the most bytes a
-// second: more only while that pays, fewer when the store says SlowDown. See [pace].
+// LimitAdaptive decorates r with the number of places, up to most, that gives the highest throughput: more only while
+// that helps, fewer when the store says SlowDown. See [pace].
 func LimitAdaptive(r Reader, most int) *Limiter {
 	p := newPace(most)
 	l := Limit(r, p.places)
@@ -43,21 +43,20 @@ func LimitAdaptive(r Reader, most int) *Limiter {
 	return l
 }
 
-// round is what the pace is fed: as many requests as there are places, one after another on each.
+// round is the input of pace: as many requests as there are places, one after another on each.
 type round struct {
 	start time.Time
-	last  time.Time     // until when area is counted
+	last  time.Time     // end of the time counted in area
 	area  time.Duration // places in use, times time
 	bytes int64
 	done  int
 }
 
 const (
-	// minRound keeps the scheduler's grain (10 ms on a busy machine) small against a round.
+	// minRound keeps the scheduler's granularity (10 ms on a busy machine) small against a round.
 	minRound = 50 * time.Millisecond
-	// saturated is the part of the places that must have been in use for a round to tell anything.
-	// Prefetching can take seven in eight; where it takes far less, it waits for memory, or its
-	// reader for nothing, and goodput says nothing about the store.
+	// saturated is the share of the places that must have been in use for a round to count. Prefetching can use seven
+	// in eight. If it uses far fewer, it waits for memory or the reader, and goodput says nothing about the store.
 	saturated = 0.75
 )
 
@@ -74,7 +73,7 @@ func (l *Limiter) count() {
 	l.round.last = now
 }
 
-// learn takes the outcome of a read of n bytes to the pace. l.mu is held, and count was called.
+// learn feeds the outcome of a read of n bytes to the pace. l.mu is held, and count was called.
 func (l *Limiter) learn(n int64, err error) {
 	if l.pace == nil {
 		return
@@ -104,8 +103,8 @@ func (l *Limiter) learn(n int64, err error) {
 	}
 }
 
-// demandShare is the part of the places that Prefetch cannot take: 1 in 8. It costs prefetching an
-// eighth of its concurrency at most, and gives a reader who arrives at a full house a place at once.
+// demandShare is the share of the places that Prefetch cannot take: 1 in 8. It costs prefetching at most an eighth of
+// its concurrency, and gives a reader a place at once when all others are taken.
 const demandShare = 8
 
 // reserved returns the places kept for Demand.
@@ -116,8 +115,7 @@ func (l *Limiter) reserved() int {
 	return max(1, l.n/demandShare)
 }
 
-// SetLimit changes the number of places, which is fixed from then on. Requests under way are not
-// disturbed.
+// SetLimit sets the number of places, which is fixed from then on. It does not affect requests in flight.
 func (l *Limiter) SetLimit(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,7 +146,7 @@ func (l *Limiter) Stats() LimitStats {
 	return LimitStats{l.n, l.inUse, l.queue[Demand].Len(), l.queue[Prefetch].Len()}
 }
 
-// fits says whether a request of class p may start now.
+// fits reports whether a request of class p may start now.
 func (l *Limiter) fits(p Priority) bool {
 	return l.inUse < l.n && (p != Prefetch || l.prefetch < l.n-l.reserved())
 }
@@ -165,7 +163,7 @@ func (l *Limiter) enter(p Priority) bool {
 	return true
 }
 
-// leave gives back a place. l.mu is held.
+// leave returns a place. l.mu is held.
 func (l *Limiter) leave(p Priority) {
 	l.count()
 	l.inUse--
@@ -185,7 +183,7 @@ func (l *Limiter) ReadAt(ctx context.Context, o Object, p []byte, off int64) err
 	return err
 }
 
-// finish gives back the place of a read of n bytes.
+// finish returns the place of a read of n bytes.
 func (l *Limiter) finish(p Priority, n int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -221,9 +219,8 @@ func (l *Limiter) request(ctx context.Context, _ request, f func(ctx context.Con
 	return f(ctx)
 }
 
-// Urgency is a priority that can rise while its request waits: a prefetch becomes Demand when a
-// reader arrives for the same bytes. The zero value is ready to use; it serves one request and any
-// number of raisers.
+// Urgency is a priority that can rise while its request waits: a prefetch becomes Demand when a reader needs the same
+// bytes. The zero value is ready to use. It serves one request and any number of raisers.
 type Urgency struct {
 	due time.Time
 
@@ -232,15 +229,14 @@ type Urgency struct {
 	onRaise func()
 }
 
-// NewUrgency returns the urgency of a request whose bytes a reader will want at due; the zero time
-// means that this is not known.
+// NewUrgency returns the urgency of a request whose bytes a reader will need at due; zero if unknown.
 func NewUrgency(due time.Time) *Urgency { return &Urgency{due: due} }
 
-// Due returns when a reader will want the bytes, and false where that is not known.
+// Due returns when a reader will need the bytes, and false if that is unknown.
 func (u *Urgency) Due() (t time.Time, ok bool) { return u.due, !u.due.IsZero() }
 
-// Raise makes the request Demand, at once where it waits now and from the start where it arrives
-// later. A request that has its place already is not changed.
+// Raise makes the request Demand: immediately if it waits, from the start if it arrives later. It does not affect a
+// request that has its place already.
 func (u *Urgency) Raise() {
 	u.mu.Lock()
 	f := u.onRaise
@@ -251,15 +247,15 @@ func (u *Urgency) Raise() {
 	}
 }
 
-// Raised says whether Raise has been called.
+// Raised reports whether Raise was called.
 func (u *Urgency) Raised() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.raised
 }
 
-// watch calls f at the first Raise, which may have been. The returned function ends the watch; f
-// may still be running then.
+// watch calls f at the first Raise, which may be in the past. The returned function ends the watch; f may still be
+// running then.
 func (u *Urgency) watch(f func()) (stop func()) {
 	u.mu.Lock()
 	raised := u.raised

@@ -11,25 +11,22 @@ import (
 )
 
 const (
-	// prefixesPerWorker is how many prefixes ListParallel gathers for each worker before it lists
-	// them flat. With fewer, one large folder at the end leaves the other workers idle; each one
-	// more costs a request.
+	// prefixesPerWorker is how many prefixes ListParallel gathers per worker before it lists them flat. With fewer,
+	// one large folder at the end leaves the other workers idle; each further one costs a request.
 	prefixesPerWorker = 4
-	// maxSplitDepth bounds the levels that are looked at: below it a listing is flat. A tree with
-	// a single child a level would otherwise cost a request a level.
+	// maxSplitDepth bounds the levels that are split: below it a listing is flat. Otherwise a tree with one child per
+	// level would cost a request per level.
 	maxSplitDepth = 4
-	// listBatch objects travel together from a worker to the caller's loop.
+	// listBatch objects are sent together from a worker to the caller's loop.
 	listBatch = 256
 )
 
-// ListParallel yields every object whose key begins with prefix, in no particular order, with up to
-// workers listings at once where r can list levels, and one otherwise. progress, if not nil, is
-// called now and then from the caller's goroutine with the number of objects so far, and at the end
-// with their number.
+// ListParallel yields every object whose key begins with prefix, in no particular order, with up to workers listings
+// at once if r can list levels, and one otherwise. progress, unless nil, is called now and then, and at the end, from
+// the caller's goroutine with the number of objects so far.
 //
-// The sequence ends after the first error. Memory is bounded by workers and the number of prefixes
-// at the level where it splits, not by the number of objects. Breaking out of the loop stops and
-// awaits the workers.
+// The sequence ends after the first error. Memory is bounded by workers and the number of prefixes at the level where
+// it splits, not by the number of objects. Breaking out of the loop stops the workers and waits for them.
 func ListParallel(ctx context.Context, r Reader, prefix string, workers int, progress func(objects int)) iter.Seq2[Object, error] {
 	workers = max(1, workers)
 	return func(yield func(Object, error) bool) {
@@ -43,7 +40,7 @@ func ListParallel(ctx context.Context, r Reader, prefix string, workers int, pro
 		}()
 		defer func() {
 			cancel()
-			for open := true; open; { // until the workers have gone
+			for open := true; open; { // until the workers have ended
 				_, open = <-out
 			}
 		}()

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Meter counts what passes through it. Put next to the store it sees every try; above [Retry] it
-// sees what callers see. Its cost is a few atomic additions and two readings of the clock a request.
+// Meter counts the requests that pass through it. Next to the store it sees every try; above [Retry] it sees what
+// callers see. It costs a few atomic additions and two clock readings per request.
 type Meter struct {
 	each
 
@@ -63,9 +63,9 @@ type MeterStats struct {
 	Others   int64 `json:"others"`    // Upload, Complete, Abort, AbortUploads and Delete
 	InFlight int64 `json:"in_flight"` // zero when nothing runs
 	Canceled int64 `json:"canceled"`  // ended by the caller's context; not counted as errors
-	// Outcomes of the requests that have ended, by what they were: get, head, list, put, other.
+	// Outcomes of the finished requests, by type: get, head, list, put, other.
 	Outcomes map[string]Outcomes `json:"outcomes"`
-	// SlowDowns are the failed requests whose answer asked for fewer.
+	// SlowDowns are the failed requests whose answer asked for fewer requests.
 	SlowDowns int64 `json:"slow_downs"`
 	// Errors by Kind.String().
 	Errors map[string]int64 `json:"errors,omitempty"`
@@ -74,23 +74,23 @@ type MeterStats struct {
 	P99    time.Duration `json:"p99_ns"`
 }
 
-// Outcomes counts requests by how they ended.
+// Outcomes counts requests by outcome.
 type Outcomes struct {
 	OK       int64 `json:"ok"`
 	Failed   int64 `json:"failed"`
 	Canceled int64 `json:"canceled"` // by the caller's context
 }
 
-// Add adds what another meter counted.
+// Add adds the counts of another meter.
 func (o Outcomes) Add(p Outcomes) Outcomes {
 	return Outcomes{o.OK + p.OK, o.Failed + p.Failed, o.Canceled + p.Canceled}
 }
 
-// OnRead has f told about every read that ended, but for those that the caller's context ended. It is set before the
-// first read, and called by many goroutines at once.
+// OnRead calls f for every finished read, except those that the caller's context ended. It is set before the first
+// read, and called by many goroutines at once.
 func (m *Meter) OnRead(f func(o Object, bytes int64, took time.Duration, err error)) { m.onRead = f }
 
-// read takes note of a read that began at start.
+// read counts a read that began at start.
 func (m *Meter) read(ctx context.Context, o Object, bytes int64, start time.Time, err error) {
 	took := time.Since(start)
 	if err == nil {
@@ -234,9 +234,9 @@ func (m *Meter) list(ctx context.Context, seq iter.Seq2[Object, error]) iter.Seq
 	}
 }
 
-// Histogram counts durations in buckets whose width is an eighth of a power of two, from 1 µs to
-// half an hour, so that quantiles are right within 10% at any scale. The zero value is ready to
-// use; all methods may be called at once.
+// Histogram counts durations in buckets whose width is an eighth of a power of two, from 1 µs to half an hour, so
+// that quantiles are accurate to 10% at any scale. The zero value is ready to use; all methods may be called
+// concurrently.
 type Histogram struct {
 	buckets [histSub * histOctaves]atomic.Int64
 	micros  atomic.Int64 // all together
@@ -279,17 +279,17 @@ const HistogramBounds = 19
 
 const firstBoundBits = 7 // of 128 µs
 
-// HistogramBound returns the bound of a [HistogramCounts], which is the edge of a bucket: so no count is an estimate.
+// HistogramBound returns a bound of a [HistogramCounts]. It is the edge of a bucket, so no count is an estimate.
 func HistogramBound(i int) time.Duration { return time.Microsecond << (firstBoundBits + i) }
 
-// HistogramCounts is what was recorded up to now.
+// HistogramCounts is a snapshot of a [Histogram].
 type HistogramCounts struct {
 	Count int64
 	Sum   time.Duration
 	Below [HistogramBounds]int64 // how many were shorter than HistogramBound(i)
 }
 
-// Add adds what another histogram counted.
+// Add adds the counts of another histogram.
 func (c *HistogramCounts) Add(d HistogramCounts) {
 	c.Count += d.Count
 	c.Sum += d.Sum
@@ -312,8 +312,8 @@ func (h *Histogram) Counts() HistogramCounts {
 	return c
 }
 
-// Quantiles returns the durations below which the parts qs (each in [0,1], ascending) of what was
-// recorded lie; zero when nothing was.
+// Quantiles returns the durations below which the parts qs (each in [0,1], ascending) of the recorded ones lie; zero
+// if there are none.
 func (h *Histogram) Quantiles(qs ...float64) []time.Duration {
 	var counts [len(h.buckets)]int64
 	var total int64

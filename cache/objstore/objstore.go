@@ -1,9 +1,9 @@
-// Package objstore is the contract between Shoal and whatever holds the objects. Package s3 is a bucket, [Dir] a local
-// folder, and package stores opens either. Concerns that are the same for every store (retrying, limiting, counting)
-// are decorators, one a file, that take a [Reader] and are a [Layer]. The usual stack is Retry(Limit(Meter(store))):
-// the meter sees every try, a waiting retry holds no place in the limiter.
+// Package objstore is the interface between Shoal and object stores. Package s3 is a bucket, [Dir] a local folder,
+// and package stores opens either. Features common to all stores (retries, limits, counters) are decorators, one per
+// file, that take a [Reader] and are a [Layer]. The usual stack is Retry(Limit(Meter(store))): the meter sees every
+// try, and a waiting retry holds no place in the limiter.
 //
-// Every implementation passes the one conformance suite in package objstoretest.
+// Every implementation passes the conformance suite in package objstoretest.
 //
 // Traps:
 //   - Key order is the byte order of whole keys, which is not the order of a directory walk:
@@ -24,8 +24,8 @@ import (
 	"time"
 )
 
-// Object names one immutable version of one object. An object that is overwritten gets another
-// ETag and is then another Object with the same Key.
+// Object names one immutable version of one object. An overwritten object has another ETag, and is then another
+// Object with the same Key.
 type Object struct {
 	Key     string // full key in the store, "/" between folders
 	Size    int64  // bytes
@@ -35,16 +35,15 @@ type Object struct {
 
 // Reader reads objects. Implementations are safe for concurrent use by hundreds of goroutines.
 //
-// All errors but the caller's own context error are (or wrap) an [*Error].
+// All errors except the caller's own context error are (or wrap) an [*Error].
 type Reader interface {
 	// Stat returns the current version of key, or KindNotFound.
 	Stat(ctx context.Context, key string) (Object, error)
 
-	// ReadAt fills p with the object's bytes from off: the whole of p or an error, never less.
-	// It fails with KindChanged when the store holds another version than o.ETag, with
-	// KindNotFound when the object is gone, and with KindInvalid when [off, off+len(p)) is not
-	// inside [0, o.Size). The caller owns p again when ReadAt returns, also on error; its
-	// content is then undefined. len(p) == 0 is a no-op.
+	// ReadAt fills p with the object's bytes from off: all of p, or an error. It fails with KindChanged if the store
+	// has another version than o.ETag, with KindNotFound if the object does not exist, and with KindInvalid if [off,
+	// off+len(p)) is not inside [0, o.Size). The caller owns p again when ReadAt returns, even on error; its content
+	// is then undefined. len(p) == 0 is a no-op.
 	ReadAt(ctx context.Context, o Object, p []byte, off int64) error
 
 	// List yields every object whose key begins with prefix, in key order. The sequence ends
@@ -52,36 +51,35 @@ type Reader interface {
 	List(ctx context.Context, prefix string) iter.Seq2[Object, error]
 }
 
-// IsPrefix says whether o stands for a prefix in a level listing rather than for an object.
+// IsPrefix reports whether o is a prefix in a level listing rather than an object.
 func (o Object) IsPrefix() bool { return o.ETag == "" && strings.HasSuffix(o.Key, "/") }
 
 // Checker is implemented by stores that can be probed before use.
 type Checker interface {
-	// Check tells within seconds whether the store can be reached, exists and can be listed, by
-	// an error that names the store, the cause and the remedy.
+	// Check finds out within seconds whether the store is reachable, exists and can be listed. Its error names the
+	// store, the cause and the remedy.
 	Check(ctx context.Context) error
 }
 
-// Layer is what stores and decorators have in common. A decorator over a mere [Reader] is one too: it lists from
-// the start and filters, and ListLevel's sequence is one error that wraps [errors.ErrUnsupported].
+// Layer is what stores and decorators have in common. A decorator over a plain [Reader] is one too: it lists from the
+// start and filters, and its ListLevel yields one error that wraps [errors.ErrUnsupported].
 type Layer interface {
 	Reader
 	SpanReader
 	Uploader
 
-	// ListAfter is List without the keys up to and including after, so that a listing of millions
-	// of keys that fails near its end need not begin again.
+	// ListAfter is List without the keys up to and including after, so that a failed listing of millions of keys need
+	// not start again.
 	ListAfter(ctx context.Context, prefix, after string) iter.Seq2[Object, error]
 
-	// ListLevel yields the objects directly under prefix and, as Objects whose [Object.IsPrefix]
-	// is true and whose Key ends in "/", the prefixes one level below it, so that a large listing can
-	// be split and run in parallel. Objects come in key order and prefixes come in key order; the two
-	// are interleaved in any way. prefix is empty or ends in "/". It is a sequence, not a slice,
-	// because one folder can hold ten million objects. The sequence ends after the first non-nil error.
+	// ListLevel yields the objects directly under prefix and, as Objects whose [Object.IsPrefix] is true and whose Key
+	// ends in "/", the prefixes one level below it, so that a large listing can be split and run in parallel. Objects
+	// and prefixes each come in key order, interleaved in any way. prefix is empty or ends in "/". It is a sequence,
+	// not a slice, because one folder can contain ten million objects. It ends after the first non-nil error.
 	ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error]
 }
 
-// Store is all that a bucket and a folder can do.
+// Store is the full interface of a bucket or a folder.
 type Store interface {
 	Layer
 	Checker
@@ -99,7 +97,7 @@ const (
 	KindDenied                // credentials missing, wrong, expired, or without the right
 	KindInvalid               // the request can never succeed as it is (bad range, skewed clock, bad endpoint)
 	KindTransient             // worth trying again: 5xx, throttling, timeout, reset, short body
-	KindExists                // there is an object of this key already
+	KindExists                // an object with this key exists already
 )
 
 var kindNames = [...]string{"error", "not found", "changed", "access denied", "invalid request", "temporary failure", "exists already"}
@@ -107,7 +105,7 @@ var kindNames = [...]string{"error", "not found", "changed", "access denied", "i
 // NumKinds is how many kinds there are.
 const NumKinds = len(kindNames)
 
-// Label returns the kind's words as one, for a metric.
+// Label returns the kind as one word, for a metric.
 func (k Kind) Label() string { return strings.ReplaceAll(k.String(), " ", "_") }
 
 // String returns the kind in words.
@@ -118,17 +116,17 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", uint8(k))
 }
 
-// Error is a failed operation on a store. Its text names the thing, the cause and, where one is
-// known, the remedy. It never holds a credential.
+// Error is a failed operation on a store. Its text names the thing, the cause and, if known, the remedy. It never
+// contains a credential.
 type Error struct {
 	Op     string // "read", "stat", "list", "put", "delete", "check", "open"
-	Key    string // key or prefix, with the store's URL where that helps
+	Key    string // key or prefix, with the store's URL if that helps
 	Kind   Kind
 	Remedy string // what the user can do about it; may be empty
 	Err    error  // the cause
 	// SlowDown: the store asks for fewer requests (503 SlowDown, 429). Kind is KindTransient then.
 	SlowDown bool
-	// AtOnce: what stood in the way is gone, and the next try need not wait. Kind is KindTransient then.
+	// AtOnce: the obstacle is gone, and the next try need not wait. Kind is KindTransient then.
 	AtOnce bool
 }
 
@@ -156,10 +154,10 @@ func KindOf(err error) Kind {
 	return KindOther
 }
 
-// Exists is the error of PutNew for a key that is taken.
+// Exists is the error of PutNew for a key that exists.
 func Exists(key string) error {
 	return &Error{
-		Op: "put", Key: key, Kind: KindExists, Err: errors.New("there is an object of this key"),
+		Op: "put", Key: key, Kind: KindExists, Err: errors.New("an object with this key exists"),
 		Remedy: "choose another destination, or delete the object first",
 	}
 }
@@ -176,12 +174,12 @@ func CheckRange(o Object, n int, off int64) error {
 	}
 }
 
-// RemedyChanged is what helps where an object has changed.
+// RemedyChanged is the remedy for a changed object.
 const RemedyChanged = "restore the object, or move to the new version of the dataset with --refresh or shoal refresh"
 
 // Changed is the error for an object whose version is now etag ("" if not known).
 func Changed(o Object, etag string) error {
-	cause := errors.New("the store holds another version than the dataset (ETag " + o.ETag + ")")
+	cause := errors.New("the store has another version than the dataset (ETag " + o.ETag + ")")
 	if etag != "" {
 		cause = fmt.Errorf("the store now holds ETag %s, the dataset has %s", etag, o.ETag)
 	}
@@ -200,8 +198,8 @@ const (
 	Demand                   // a reader waits for it now
 )
 
-// PriorityOf returns the context's priority now; Demand where it has no [Urgency], so that a caller who
-// says nothing is never starved.
+// PriorityOf returns the context's priority now; Demand if it has no [Urgency], so that such a caller is never
+// starved.
 func PriorityOf(ctx context.Context) Priority {
 	if u := urgencyOf(ctx); u != nil && !u.Raised() {
 		return Prefetch

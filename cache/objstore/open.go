@@ -13,7 +13,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/s3utils"
 )
 
-// Source is where a dataset lies, as the user wrote it, parsed.
+// Source is the place of a dataset, parsed from the user's text.
 type Source struct {
 	// Scheme is "s3" or "file".
 	Scheme string
@@ -21,11 +21,11 @@ type Source struct {
 	Bucket string
 	// Dir is the folder's absolute path; empty for "s3".
 	Dir string
-	// Prefix is what all keys of the source begin with, to be cut off to get the path in the
-	// dataset. It is empty or ends in "/". Always empty for "file".
+	// Prefix begins all keys of the source; the rest is the path in the dataset. It is empty or ends in "/". Always
+	// empty for "file".
 	Prefix string
-	// Shards is the pattern of the base names of tar shards, such as shard-{000000..000127}.tar or
-	// x.tar; Prefix or Dir is then the folder that holds them. Empty: a tree of files.
+	// Shards is the pattern of the base names of tar shards, such as shard-{000000..000127}.tar or x.tar; Prefix or
+	// Dir is then their folder. Empty: a tree of files.
 	Shards string
 	// Endpoint is the S3 endpoint's URL, which stores.Open fills in; empty for "file".
 	Endpoint string
@@ -40,12 +40,12 @@ func (s Source) String() string {
 	return "s3://" + s.Bucket + "/" + s.Prefix + s.Shards
 }
 
-// plainBraces undoes the escapes of a pattern that nobody writes.
+// plainBraces undoes escapes in a pattern that users do not write.
 var plainBraces = strings.NewReplacer("%7B", "{", "%7D", "}", "%2C", ",")
 
-// Canonical returns one text for one place, for hashing and as a catalog's key: equal for two
-// spellings of the same source, and different for the same bucket name at two endpoints. Two
-// patterns that name the same shards are two sources.
+// Canonical returns a unique text for a place, for hashing and as a catalog's key: equal for two spellings of the
+// same source, and different for the same bucket name at two endpoints. Two patterns for the same shards are two
+// sources.
 func (s Source) Canonical() string {
 	if s.Scheme == "file" {
 		return s.String()
@@ -60,7 +60,7 @@ func (s Source) ShardKeys() []string {
 	}
 	names, err := ExpandBraces(s.Shards)
 	if err != nil {
-		return nil // ParseSource makes no such source
+		return nil // ParseSource never returns such a source
 	}
 	for i := range names {
 		names[i] = s.Prefix + names[i]
@@ -71,13 +71,12 @@ func (s Source) ShardKeys() []string {
 // shardSuffix ends the name of a shard.
 const shardSuffix = ".tar"
 
-// ParseSource parses s3://BUCKET[/PREFIX], file:///DIR or a path. It looks at no file and asks no
-// store. Everything after the bucket is the prefix as it is, without percent-decoding, as the AWS
-// tools have it; a "/" is added to its end where there is none. A file URL is percent-decoded, a
-// path is not.
+// ParseSource parses s3://BUCKET[/PREFIX], file:///DIR or a path. It accesses no file and no store. Everything after
+// the bucket is the prefix, without percent-decoding, as in the AWS tools; a missing "/" at its end is added. A file
+// URL is percent-decoded, a path is not.
 //
-// A source whose last part ends in .tar is one of tar shards: that part is the pattern of their
-// names, as [ExpandBraces] reads it. A folder of such a name is written with a "/" at its end.
+// If its last part ends in .tar, the source is tar shards: that part is the pattern of their names, as for
+// [ExpandBraces]. To name a folder like that, end it with a "/".
 func ParseSource(text string) (Source, error) {
 	usage := func(format string, args ...any) (Source, error) {
 		shown := withoutSecrets(text)
@@ -93,7 +92,7 @@ func ParseSource(text string) (Source, error) {
 		return usage("empty source")
 	}
 	if strings.IndexByte(text, 0) >= 0 {
-		return usage("a source cannot hold a zero byte")
+		return usage("a source cannot contain a zero byte")
 	}
 	scheme, rest, isURL := strings.Cut(text, "://")
 	if !isURL {
@@ -123,7 +122,7 @@ func ParseSource(text string) (Source, error) {
 		if prefix != "" && !strings.HasSuffix(prefix, "/") {
 			prefix += "/"
 		}
-		// A pattern is no shorter than the names it makes.
+		// A pattern is at least as long as its names.
 		if err := s3utils.CheckValidObjectNamePrefix(prefix + shards); err != nil {
 			return usage("prefix: %w", err)
 		}
@@ -146,7 +145,7 @@ func ParseSource(text string) (Source, error) {
 	return usage("this version does not read %s:// sources", scheme)
 }
 
-// splitShards cuts the pattern of shards off.
+// splitShards splits off the pattern of shards.
 func splitShards(path string) (folder, shards string, err error) {
 	folder = path
 	if i := strings.LastIndexByte(path, '/') + 1; strings.HasSuffix(path, shardSuffix) {
@@ -161,8 +160,8 @@ func splitShards(path string) (folder, shards string, err error) {
 	return folder, shards, nil
 }
 
-// secretParts are what does not belong into a source, and would be repeated by its errors: a user with a password, and
-// the query of a presigned URL.
+// secretParts do not belong in a source, and its errors would repeat them: a user with a password, and the query of a
+// presigned URL.
 var secretParts = regexp.MustCompile(`^((?:[^:/@]*://)?)[^/@]*@`)
 
 // withoutSecrets is a source's text for a message.
@@ -173,7 +172,7 @@ func withoutSecrets(text string) string {
 	return secretParts.ReplaceAllString(text, "$1…@")
 }
 
-// OpenDir returns the store of a source's folder, and the source: a folder that is named as a shard is a tree.
+// OpenDir returns the store of a source's folder, and the source: a folder named like a shard is a tree.
 func OpenDir(src Source, o StoreOptions) (*Dir, Source, error) {
 	if src.Shards != "" && checkFolder(filepath.Join(src.Dir, src.Shards)) == nil {
 		src = Source{Scheme: "file", Dir: filepath.Join(src.Dir, src.Shards)} // a folder named x.tar
@@ -200,7 +199,7 @@ func CreateDir(dst Source) error {
 	case errors.Is(err, syscall.ENOTDIR):
 		e.Kind, e.Remedy = KindInvalid, "name a folder"
 	case e.Kind == KindDenied:
-		e.Remedy = "give this user the right to make the folder"
+		e.Remedy = "give this user permission to make the folder"
 	}
 	return e
 }
@@ -211,7 +210,7 @@ func checkFolder(path string) error {
 	if err == nil && !fi.IsDir() {
 		err = errors.New("it is a file")
 		if fi.Mode().IsRegular() {
-			err = errors.New("it is a file; of files, only tar shards, named *.tar, are read")
+			err = errors.New("it is a file; the only files that can be a source are tar shards, named *.tar")
 		}
 		return &Error{Op: "open", Key: path, Kind: KindInvalid, Err: err, Remedy: "name a folder"}
 	}

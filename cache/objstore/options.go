@@ -1,24 +1,23 @@
 package objstore
 
-// StoreOptions are what a user may ask of a store beyond its place. All but LinksOutside are those of S3; a
-// folder has no use for them. The zero value asks for nothing.
+// StoreOptions are the user's options for a store. All but LinksOutside are for S3 and ignored by a folder. The zero
+// value is the default.
 type StoreOptions struct {
 	// CustomerKey is sent with every request that reads or writes an object (SSE-C).
 	CustomerKey CustomerKey
-	// RequesterPays accepts that the requester is charged, in buckets that want it so.
+	// RequesterPays accepts charges to the requester, for buckets that require it.
 	RequesterPays bool
-	// CurrentOnly fails reads of objects that were overwritten or deleted also where the bucket is versioned
-	// and holds the version that was listed.
+	// CurrentOnly makes reads of overwritten or deleted objects fail even if the bucket is versioned and has the
+	// listed version.
 	CurrentOnly bool
-	// WeakETag accepts objects that the store gives no ETag. Their size and modification time, in seconds, stand
-	// for it: no condition can be sent, but an answer of another size, or of another time where it tells one,
-	// is a changed object. One that is overwritten by as many bytes within a second of its time goes unnoticed.
+	// WeakETag accepts objects without an ETag. Their size and modification time, in seconds, replace it. No condition
+	// can be sent, but an answer with another size, or another time if it has one, means a changed object. An object
+	// overwritten by as many bytes within the same second goes unnoticed.
 	WeakETag bool
-	// GetsPerHour is the most GETs and HEADs that an hour may have; 0: no bound. The store itself does not
-	// look at it: see [Budget].
+	// GetsPerHour limits the GETs and HEADs per hour; 0: no limit. The store itself does not enforce it: see [Budget].
 	GetsPerHour int64
 	// LinksOutside follows symbolic links that lead out of a folder.
 	LinksOutside bool
-	// Prices are what requests are charged at, for reports.
+	// Prices are the charges for requests, for reports.
 	Prices Prices
 }

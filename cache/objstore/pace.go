@@ -1,17 +1,16 @@
 package objstore
 
-// pace finds how many requests to keep in flight by measuring what they bring: it goes up only while
-// goodput goes up, and down while that costs nothing. It is pure: [Limiter] feeds it rounds.
+// pace finds the best number of requests in flight by measuring goodput: it goes up only while goodput goes up, and
+// down while that costs nothing. It is pure: [Limiter] feeds it rounds.
 //
-// A store and the path to it have a knee. Below it each request more adds its own rate (latency binds);
-// above it requests only queue, be it for bandwidth, for the server's workers or for our own processor,
-// and by Little's law goodput stays as it is while latency grows with the number. So the number is
-// doubled while that pays, as TCP's slow start does, and the end of growth is taken for the knee, as
-// BBR's start-up does (N. Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5),
-// 2016). Congestion that the store itself reports, 503 SlowDown, halves the number at once and lets it
-// grow by small steps after a while (V. Jacobson, "Congestion Avoidance and Control", SIGCOMM 1988).
-// Latency alone is not looked at, unlike in Netflix's concurrency-limits: it grows with the sizes of the
-// objects, which an order brings in any sequence.
+// A store and the path to it have a knee. Below it each further request adds its own rate (latency is the limit).
+// Above it requests only queue, for bandwidth, the server's workers or our own processor, and by Little's law goodput
+// stays constant while latency grows with the number. So the number is doubled while that pays, as in TCP's slow
+// start, and the end of growth is taken for the knee, as in BBR's start-up (N. Cardwell et al., "BBR:
+// Congestion-Based Congestion Control", ACM Queue 14(5), 2016). Congestion that the store reports, 503 SlowDown,
+// halves the number at once; after a while it grows by small steps (V. Jacobson, "Congestion Avoidance and Control",
+// SIGCOMM 1988). Unlike in Netflix's concurrency-limits, latency alone is not used: it depends on the sizes of the
+// objects, which come in any order.
 type pace struct {
 	floor, ceiling int
 	places         int // now
@@ -19,16 +18,16 @@ type pace struct {
 	mode  paceMode
 	home  int     // the number that is known to be good
 	base  float64 // its goodput
-	first bool    // no end of growth was found yet
+	first bool    // the end of growth was not found yet
 
-	settle   bool // the next round still has requests of the number before
+	settle   bool // the next round still has requests of the old number
 	sum      float64
 	rounds   int // measured, of which sum is the sum
 	wait     int // rounds to the next try
 	patience int
 	lower    int // rounds in a row that were far below base, or above it
 	higher   int
-	gentle   bool // the store has asked for less: grow by a quarter
+	gentle   bool // the store reported SlowDown: grow by a quarter
 	halved   bool // in this round already
 }
 
@@ -37,31 +36,30 @@ type paceMode uint8
 const (
 	paceMeasure paceMode = iota // home's goodput
 	paceUp                      // whether more brings more
-	paceDown                    // whether less brings as much
+	paceDown                    // whether fewer bring as much
 	paceHold
 )
 
 const (
-	// paceStart is where it begins: half of what was best on the reference rig (2 cores, 30 ms: 512,
-	// 8% above 256), so that one doubling is all that a cold start waits for, while a store of few
-	// workers is asked for less than all at once.
+	// paceStart is half of the best number on the reference rig (2 cores, 30 ms: 512, 8% above 256). So a cold start
+	// waits for one doubling only, and a store with few workers does not get everything at once.
 	paceStart = 256
-	// paceFloor keeps a place for Demand and enough others that a round is no single request.
+	// paceFloor leaves a place for Demand and enough others that a round is more than one request.
 	paceFloor = 8
-	// minGain is what a doubling must bring: less than the 8% from 256 to 512 on the rig, and more than
-	// rounds should differ by chance. It was reasoned, not swept.
+	// minGain is the least gain of a doubling: less than the 8% from 256 to 512 on the rig, and more than rounds
+	// should differ by chance. It was derived by reasoning, not by measurement.
 	minGain = 1.03
-	// maxLoss is what a halving may cost. It is counted from the best, not from step to step.
+	// maxLoss bounds the cost of a halving, measured from the best, not from step to step.
 	maxLoss = 0.98
-	// carefulRounds are measured before it decides once the first climb is over: a wrong decision
-	// then lasts as long as its patience. The climb decides by one round each, for it costs to stay
-	// low, and where it stops too early the next try mends it.
+	// carefulRounds are measured before each decision after the first climb: a wrong one lasts as long as its
+	// patience. The climb decides by one round each, since staying low is expensive; if it stops too early the next
+	// try corrects it.
 	carefulRounds = 3
-	// The tries in between: first after 16 rounds (a second or two on the rig), then after twice as
-	// many each time that one brought nothing. A try costs 4 rounds of what it loses.
+	// Rounds between tries: first 16 (a second or two on the rig), then twice as many after each try without gain. A
+	// try costs 4 rounds of its loss.
 	minPatience, maxPatience = 16, 256
-	// changedRounds far from the base in a row say that the store is another one now: the base is
-	// measured again, and the number looked for from there.
+	// changedRounds far from the base in a row mean that the store has changed: the base is measured again, and the
+	// search restarts from there.
 	changedRounds           = 4
 	farBelow, farAbove      = 0.6, 1.5
 	baseWeight              = 0.1 // of a round that is not far, in the base
@@ -76,8 +74,8 @@ func newPace(ceiling int) *pace {
 	return &pace{floor: min(paceFloor, ceiling), ceiling: ceiling, places: start, home: start, first: true, patience: minPatience}
 }
 
-// round takes the goodput, in bytes a second, of a round in which the places were in use, and returns
-// the number of places for the next one.
+// round takes the goodput, in bytes a second, of a round with the places in use, and returns the number of places for
+// the next one.
 func (p *pace) round(goodput float64) int {
 	p.halved = false
 	if p.settle {
@@ -123,7 +121,7 @@ func (p *pace) round(goodput float64) int {
 	return p.places
 }
 
-// watch takes a round of holding.
+// watch takes a round while holding.
 func (p *pace) watch(goodput float64) {
 	switch {
 	case p.base == 0: // not known since a SlowDown
@@ -158,7 +156,7 @@ func (p *pace) tryUp() {
 	}
 }
 
-// up goes to the next number above, if there is one.
+// up goes to the next higher number, if there is one.
 func (p *pace) up() bool {
 	factor := doubling
 	if p.gentle {
@@ -193,8 +191,8 @@ func (p *pace) goTo(n int) {
 	p.places = n
 }
 
-// throttled takes a SlowDown, and returns the number of places. One round's are one: they answer
-// requests that were under way together.
+// throttled takes a SlowDown, and returns the number of places. Those of one round count once: they answer requests
+// that were in flight together.
 func (p *pace) throttled() int {
 	if p.halved {
 		return p.places

@@ -14,27 +14,26 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// RetryPolicy says how often and how long a failed request is tried again. The zero value of each
-// field means its default.
+// RetryPolicy says how often and how long a failed request is retried. The zero value of each field means its
+// default.
 type RetryPolicy struct {
-	// Tries is the number of tries in all, the first included. Default 8.
+	// Tries is the number of tries, including the first. Default 8.
 	Tries int
-	// Base and Cap bound the sleeps: before try k+1 it is uniform in [0, min(Cap, Base·2^(k-1))),
-	// "full jitter" (M. Brooker, AWS Architecture Blog, 2015). Defaults 50 ms and 5 s. A prefetch
-	// whose bytes are wanted much later sleeps longer, up to Cap, until a reader arrives.
+	// Base and Cap bound the sleeps: before try k+1 it is uniform in [0, min(Cap, Base·2^(k-1))), "full jitter" (M.
+	// Brooker, AWS Architecture Blog, 2015). Defaults 50 ms and 5 s. A prefetch whose bytes are needed much later
+	// sleeps longer, up to Cap, until a reader arrives.
 	Base, Cap time.Duration
-	// Total is the time from the beginning of the first try after which the request fails, tries and
-	// sleeps together; a listing's begins anew with each key. Default 2 min.
+	// Total is the time from the start of the first try, tries and sleeps together, after which the request fails. For
+	// a listing it restarts with each key. Default 2 min.
 	Total time.Duration
-	// TryTimeout ends one try of a request that hangs. Defaults 30 s, and 1 MiB/s for MinRate: a
-	// request that reads or writes n bytes gets n/MinRate on top of Total and of TryTimeout, and so does
-	// the Complete of an upload of n bytes, which some servers copy. Tries of listings, and of
-	// AbortUploads, are not ended: the caller's loop runs inside them, or they are many requests, and
-	// their store bounds each page.
+	// TryTimeout ends one try of a request that hangs. Defaults 30 s, and 1 MiB/s for MinRate: a request that reads or
+	// writes n bytes gets n/MinRate in addition to Total and TryTimeout, and so does the Complete of an upload of n
+	// bytes, since some servers copy them. Tries of listings and of AbortUploads are not ended: the caller's loop runs
+	// inside them, or they are many requests, and their store bounds each page.
 	TryTimeout time.Duration
 	MinRate    int64 // bytes/s
 
-	// Budget is what tries of reads and Stats wait for, before their time begins. nil: nothing.
+	// Budget delays tries of reads and Stats; their time starts after that. nil: no delay.
 	Budget *Budget
 
 	// Rand and Sleep are for tests. Rand returns a number in [0,1).
@@ -42,8 +41,8 @@ type RetryPolicy struct {
 	Sleep func(ctx context.Context, d time.Duration) error
 }
 
-// FastFail is the policy for the first contact with a store: a wrong endpoint is told in about a
-// second, one dropped connection is forgiven.
+// FastFail is the policy for the first contact with a store: it reports a wrong endpoint in about a second, and
+// forgives one dropped connection.
 var FastFail = RetryPolicy{Tries: 3, Base: 200 * time.Millisecond, Cap: 400 * time.Millisecond, Total: 10 * time.Second, TryTimeout: 5 * time.Second}
 
 func (p RetryPolicy) withDefaults() RetryPolicy {
@@ -62,13 +61,13 @@ func (p RetryPolicy) withDefaults() RetryPolicy {
 	return p
 }
 
-// Do tries f, which does one request, by this policy.
+// Do tries f, which sends one request, by this policy.
 func (p RetryPolicy) Do(ctx context.Context, op, key string, f func(ctx context.Context) error) error {
 	t := Retrier{p: p.withDefaults()}
 	return t.tries(ctx, request{op: op, key: key}, f)
 }
 
-// sleep waits for d or until ctx ends, and returns ctx's error then.
+// sleep waits for d or until ctx ends; then it returns ctx's error.
 func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -80,8 +79,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Retrier tries again what failed with KindTransient, and nothing else. An upload that a lost answer has left behind is
-// ended by AbortUploads.
+// Retrier retries requests that failed with KindTransient, and no others. AbortUploads ends uploads that a lost
+// answer left behind.
 type Retrier struct {
 	each
 	p RetryPolicy
@@ -112,18 +111,18 @@ func (t *Retrier) Stats() RetryStats {
 type attempts struct {
 	t     *Retrier
 	n     int           // tries that failed
-	free  int           // tries that were worth another at once
+	free  int           // tries that were repeated at once
 	bytes int64         // that it moves
 	start time.Time     // of the first try
 	held  time.Duration // by the budget, since start
 }
 
-// freeTries are those at once, without a pause, that one request gets: for new credentials, and for the
-// version that is pinned, with one each to spare.
+// freeTries is how many retries without a pause one request gets: for new credentials, and for the version that is
+// pinned, with one each to spare.
 const freeTries = 4
 
-// again records a failed try. It returns nil when the request may be tried once more, after having
-// slept, and otherwise the error for the caller.
+// again records a failed try. It returns nil if the request may be tried again, after sleeping, and otherwise the
+// error for the caller.
 func (a *attempts) again(ctx context.Context, err error) error {
 	if KindOf(err) != KindTransient {
 		return err
@@ -159,13 +158,12 @@ func (a *attempts) again(ctx context.Context, err error) error {
 	return nil
 }
 
-// patientShare is the part of the time until its bytes are wanted that a prefetch may sleep before its
-// next try: at a quarter, five tries fit in before three quarters of the time are gone.
+// patientShare is the share of the time until its bytes are needed that a prefetch may sleep before its next try: at
+// a quarter, five tries fit in before three quarters of the time are gone.
 const patientShare = 4
 
-// pause sleeps for d before a try; longer, but at most for most, where the request is a prefetch whose
-// bytes are wanted much later, so that a store in trouble serves those first who wait. A reader who
-// arrives ends the sleep.
+// pause sleeps for d before a try. For a prefetch whose bytes are needed much later it sleeps longer, but at most for
+// most, so that a store in trouble serves waiting readers first. An arriving reader ends the sleep.
 func (t *Retrier) pause(ctx context.Context, now time.Time, d, most time.Duration) error {
 	u := urgencyOf(ctx)
 	if u == nil || u.Raised() {
@@ -183,7 +181,7 @@ func (t *Retrier) pause(ctx context.Context, now time.Time, d, most time.Duratio
 	return nil
 }
 
-// gaveUp adds to err how often it was tried.
+// gaveUp adds the number of tries to err.
 func gaveUp(err error, tries int, spent time.Duration) error {
 	var e *Error
 	if tries <= 1 || !errors.As(err, &e) {
@@ -197,16 +195,16 @@ func gaveUp(err error, tries int, spent time.Duration) error {
 	return &wrapped
 }
 
-// errTryTimeout is the cause of a try's context that ran out, by which decorators below tell it from
-// a caller who gave up.
+// errTryTimeout is the cause of a try's context that ran out. It lets decorators below tell that from a caller that
+// gave up.
 var errTryTimeout = errors.New("no answer in time")
 
-// limit is what a request that moves n bytes has of a time for one that moves none.
+// limit extends a time d for a request that moves n bytes.
 func (t *Retrier) limit(d time.Duration, n int64) time.Duration {
 	return d + time.Duration(float64(n)/float64(t.p.MinRate)*float64(time.Second))
 }
 
-// try runs f under the timeout of one try, or what is left of the request's time.
+// try runs f under the timeout of one try, or the rest of the request's time.
 func (a *attempts) try(ctx context.Context, op, key string, f func(ctx context.Context) error) error {
 	t := a.t
 	limit := min(t.limit(t.p.TryTimeout, a.bytes), t.limit(t.p.Total, a.bytes)-time.Since(a.start)+a.held)
@@ -219,7 +217,7 @@ func (a *attempts) try(ctx context.Context, op, key string, f func(ctx context.C
 	return err
 }
 
-// request tries f, which does a request, until it succeeds or is given up.
+// request tries f, which sends a request, until it succeeds or the policy gives up.
 func (t *Retrier) request(ctx context.Context, r request, f func(ctx context.Context) error) (err error) {
 	if trace.On() {
 		tctx, told := tracedRequest(ctx, r.op, r.key, r.bytes)
@@ -244,7 +242,7 @@ func (t *Retrier) tries(ctx context.Context, r request, f func(ctx context.Conte
 	}
 }
 
-// admit waits for the budget; the request's time begins after that, and stands still while.
+// admit waits for the budget. The request's time starts after that, and stops meanwhile.
 func (a *attempts) admit(ctx context.Context, op string) (err error) {
 	if b := a.t.p.Budget; b != nil && (op == "read" || op == "stat") {
 		asked := time.Now()
@@ -257,7 +255,7 @@ func (a *attempts) admit(ctx context.Context, op string) (err error) {
 	return err
 }
 
-// begin begins the request's time anew.
+// begin restarts the request's time.
 func (a *attempts) begin() { a.n, a.free, a.held, a.start = 0, 0, 0, time.Now() }
 
 // ReadAt implements [Reader].
@@ -280,8 +278,8 @@ func (t *Retrier) ReadSpans(ctx context.Context, o Object, spans []Span) error {
 	})
 }
 
-// PutNew implements [Uploader]. A try whose answer was lost may have stored the object, which is then
-// found by the next one; so after a temporary failure an object with the same bytes is a success.
+// PutNew implements [Uploader]. A try whose answer was lost may have stored the object, and the next one then finds
+// it; so after a temporary failure an object with the same bytes is a success.
 func (t *Retrier) PutNew(ctx context.Context, key string, data []byte) (o Object, err error) {
 	tries := 0
 	err = t.request(ctx, request{"put", opPut, key, int64(len(data))}, func(ctx context.Context) (err error) {
@@ -297,7 +295,7 @@ func (t *Retrier) PutNew(ctx context.Context, key string, data []byte) (o Object
 	return o, err
 }
 
-// holds says whether the object key has exactly these bytes.
+// holds reports whether the object key has exactly these bytes.
 func (t *Retrier) holds(ctx context.Context, key string, data []byte) (Object, bool) {
 	o, err := t.Stat(ctx, key)
 	if err != nil || o.Size != int64(len(data)) {
@@ -324,8 +322,8 @@ func (t *Retrier) AbortUploads(ctx context.Context, prefix string) (int, error) 
 	}
 }
 
-// List implements [Reader]. A listing that fails on the way goes on after the last key that was
-// yielded; progress gives it all its tries back.
+// List implements [Reader]. A listing that fails in between continues after the last key that was yielded; progress
+// resets its tries.
 func (t *Retrier) List(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 	return t.ListAfter(ctx, prefix, "")
 }
@@ -344,8 +342,8 @@ func (t *Retrier) ListAfter(ctx context.Context, prefix, after string) iter.Seq2
 	}
 }
 
-// ListLevel implements [Layer]. A level that fails on the way is listed again from its start,
-// and what was yielded before is left out.
+// ListLevel implements [Layer]. A level that fails in between is listed again from its start, without the entries
+// already yielded.
 func (t *Retrier) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		objects, prefixes := cursor{}, cursor{}
@@ -362,9 +360,9 @@ func (t *Retrier) ListLevel(ctx context.Context, prefix string) iter.Seq2[Object
 // cursor is the last key that a sequence has yielded.
 type cursor struct{ last string }
 
-// resume yields what list yields, and lists again after a temporary failure, without what the
-// cursors say was yielded already. Going on after the last key loses objects if the store does not
-// list in key order (some gateways over a file system do not), so then it does not go on.
+// resume yields what list yields, and after a temporary failure lists again, without the entries that the cursors
+// mark as yielded. Continuing after the last key would lose objects if the store does not list in key order (as some
+// gateways over a file system), so then it does not continue.
 func (t *Retrier) resume(ctx context.Context, yield func(Object, error) bool, list func() iter.Seq2[Object, error], of func(Object) *cursor) {
 	a := attempts{t: t}
 	a.begin()

@@ -8,12 +8,12 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// slowRequest is how long a request takes that is worth a trace although nobody waited for it and nothing went
-// wrong: an order of magnitude above what object stores take for a small GET.
+// slowRequest is the duration from which a request is traced even if nobody waited for it and nothing failed: an
+// order of magnitude above a small GET of object stores.
 const slowRequest = time.Second
 
-// traced is one request as package trace tells it: under the span of whoever asked, or by itself once it is known to
-// be worth it. Its second GET and its retries come from other goroutines.
+// traced is the trace of one request: under the span of its caller, or on its own once it is worth it. Its second GET
+// and its retries come from other goroutines.
 type traced struct {
 	ctx     context.Context
 	op, key string
@@ -35,7 +35,7 @@ func tracedRequest(ctx context.Context, op, key string, n int64) (context.Contex
 	return context.WithValue(ctx, tracedKey{}, r), r
 }
 
-// open makes the span, from the request's beginning. r.mu is held, or r is new.
+// open makes the span, with the request's start time. r.mu is held, or r is new.
 func (r *traced) open() {
 	_, r.span = trace.StartAt(r.ctx, "store."+r.op, r.start)
 	r.span.Str("shoal.key", r.key)
@@ -65,7 +65,7 @@ func (r *traced) end(err error) {
 	r.span.End(err)
 }
 
-// tell adds an event to the request that ctx is of, or to the span of who asked where that is no single request.
+// tell adds an event to ctx's request, or to the caller's span if there is no single request.
 func tell(ctx context.Context, name string, cause error) {
 	if !trace.On() {
 		return

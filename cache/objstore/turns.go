@@ -6,25 +6,25 @@ import (
 	"sync"
 )
 
-// turns are those who wait for what there is too little of: Demand before Prefetch, first come first served within each.
+// turns is the queue for a scarce resource: Demand before Prefetch, first come first served within each.
 type turns struct {
 	mu    sync.Mutex
 	queue [2]list.List
 
-	// The owner's, which are called with mu held.
+	// Set by the owner, and called with mu held.
 	take   func(p Priority) bool // takes what a request of class p needs, if it may have it
 	back   func(p Priority)      // gives that back
-	joined func(p Priority)      // one more waits; nil: nobody wants to know
+	joined func(p Priority)      // called for each new waiter; may be nil
 }
 
 // waiter is a request in a queue. Its fields are guarded by turns.mu.
 type waiter struct {
 	class   Priority
-	elem    *list.Element // nil when it has had its turn or has given up
+	elem    *list.Element // nil after its turn, or after it gave up
 	granted chan struct{} // closed with its turn
 }
 
-// wait returns when ctx's request has its turn, under which class it came, and whether it had to wait.
+// wait returns when it is the turn of ctx's request, the class that it was served in, and whether it had to wait.
 func (t *turns) wait(ctx context.Context) (class Priority, waited bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, false, err
@@ -52,13 +52,13 @@ func (t *turns) wait(ctx context.Context) (class Priority, waited bool, err erro
 		t.back(w.class)
 	} else {
 		t.queue[w.class].Remove(w.elem)
-		w.elem = nil // a Raise that comes late must not queue it again
+		w.elem = nil // a late Raise must not queue it again
 	}
 	t.dispatch()
 	return 0, true, ctx.Err()
 }
 
-// join puts w at the end of a queue. t.mu is held.
+// join appends w to a queue. t.mu is held.
 func (t *turns) join(w *waiter, class Priority) {
 	w.class, w.elem = class, t.queue[class].PushBack(w)
 	t.dispatch()
@@ -78,7 +78,7 @@ func (t *turns) raise(w *waiter) {
 	t.join(w, Demand)
 }
 
-// dispatch lets in those whose turn it is. t.mu is held.
+// dispatch serves the waiters whose turn it is. t.mu is held.
 func (t *turns) dispatch() {
 	for _, p := range [...]Priority{Demand, Prefetch} {
 		for q := &t.queue[p]; q.Len() > 0; {

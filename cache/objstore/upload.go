@@ -6,64 +6,60 @@ import (
 	"fmt"
 )
 
-// Span is a piece of an object that is to be read.
+// Span is a piece of an object to read.
 type Span struct {
 	Off int64  // offset in the object
 	P   []byte // filled from there on
 }
 
-// SpanReader is implemented by stores that read several pieces of an object by one request.
+// SpanReader is implemented by stores that read several pieces of an object with one request.
 //
 // Decorators always have the method. [ReadSpans] reads from any [Reader].
 type SpanReader interface {
-	// ReadSpans fills every span by one request, from the first span's offset to the last span's
-	// end; what lies between spans is read and thrown away, so spans should lie close together.
-	// Spans are not empty, ascend and do not overlap, or it fails with KindInvalid. Otherwise it
-	// is as ReadAt: all of them or an error, and then their content is undefined. No spans at all
-	// are a no-op.
+	// ReadSpans fills every span with one request, from the first span's offset to the last span's end. Bytes between
+	// spans are read and discarded, so spans should be close together. Spans must not be empty, must ascend and must
+	// not overlap, or it fails with KindInvalid. Otherwise it is like ReadAt: all of them or an error, and then their
+	// content is undefined. No spans are a no-op.
 	ReadSpans(ctx context.Context, o Object, spans []Span) error
 }
 
-// Uploader is implemented by stores that take large objects in parts and small ones on condition. It is
-// what packing writes to.
+// Uploader is implemented by stores that accept large objects in parts and small ones conditionally. Packing writes
+// to it.
 //
-// Decorators always have the methods, and pass the [Upload] on decorated. Where the store below is no
-// Uploader they fail with KindInvalid and wrap [errors.ErrUnsupported]. Every step can be tried
-// again, so that [Retrier] does.
+// Decorators always have the methods, and return a decorated [Upload]. If the store below is not an Uploader they
+// fail with KindInvalid and wrap [errors.ErrUnsupported]. Every step can be repeated, and [Retrier] does so.
 type Uploader interface {
-	// PutNew stores data under key, unless there is an object already: then KindExists. It is
-	// atomic, so of several writers one wins.
+	// PutNew stores data under key, or returns KindExists if the object exists. It is atomic: one of several writers
+	// wins.
 	PutNew(ctx context.Context, key string, data []byte) (Object, error)
 
-	// Upload begins to store size bytes under key in parts of partSize bytes, the last one
-	// shorter. The object appears when Complete returns, never in part. partSize is at least 5 MiB
-	// where there is more than one part. The ETag may depend on partSize.
+	// Upload starts to store size bytes under key in parts of partSize bytes, the last one shorter. The object appears
+	// when Complete returns, never in part. With more than one part, partSize is at least 5 MiB. The ETag may depend
+	// on partSize.
 	Upload(ctx context.Context, key string, size, partSize int64) (Upload, error)
 
-	// AbortUploads ends the unfinished uploads of all keys that begin with prefix, of whatever
-	// process, and returns how many there were; also with an error. The parts that such an
-	// upload stores later, and its Complete, fail.
+	// AbortUploads aborts the unfinished uploads of all keys that begin with prefix, of any process, and returns how
+	// many there were, even with an error. Later parts of such an upload, and its Complete, fail.
 	AbortUploads(ctx context.Context, prefix string) (int, error)
 
-	// Delete removes an object; one that is not there is no error.
+	// Delete removes an object; a missing one is no error.
 	Delete(ctx context.Context, key string) error
 }
 
-// Upload is an object that is being stored in parts. It ends by Complete or Abort. Its methods may be
-// called by several goroutines; Complete and Abort when no Part is under way.
+// Upload is an object being stored in parts. It ends with Complete or Abort. Its methods may be called by several
+// goroutines; Complete and Abort only while no Part is running.
 type Upload interface {
-	// Part stores part number n, counted from 0. Parts may be stored in any order, again after an
-	// error, and several at once. p is the caller's again when Part returns.
+	// Part stores part number n, counted from 0. Parts may be stored in any order, again after an error, and several
+	// at once. The caller owns p again when Part returns.
 	Part(ctx context.Context, n int, p []byte) error
-	// Complete makes the object of all parts and returns it. It fails with KindInvalid if one is
-	// missing. After another error it may be called again: whether the object is there is then
-	// found out.
+	// Complete makes the object of all parts and returns it. It fails with KindInvalid if one is missing. After
+	// another error it may be called again: it then checks whether the object exists.
 	Complete(ctx context.Context) (Object, error)
-	// Abort gives the parts up. It does nothing after Complete succeeded.
+	// Abort discards the parts. It does nothing after Complete succeeded.
 	Abort(ctx context.Context) error
 }
 
-// ReadSpans reads spans from any store, by one request where it can.
+// ReadSpans reads spans from any store, with one request if possible.
 func ReadSpans(ctx context.Context, r Reader, o Object, spans []Span) error {
 	if s, ok := r.(SpanReader); ok {
 		return s.ReadSpans(ctx, o, spans)
@@ -79,7 +75,7 @@ func ReadSpans(ctx context.Context, r Reader, o Object, spans []Span) error {
 	return nil
 }
 
-// CheckSpans returns KindInvalid unless the spans are not empty, ascend, do not overlap and lie in o.
+// CheckSpans returns KindInvalid unless the spans are non-empty, ascend, do not overlap and lie in o.
 func CheckSpans(o Object, spans []Span) error {
 	end := int64(0)
 	for i, s := range spans {
@@ -97,13 +93,13 @@ func CheckSpans(o Object, spans []Span) error {
 	return nil
 }
 
-// SpansLength returns the bytes from the first span's offset to the last one's end. There is a span.
+// SpansLength returns the bytes from the first span's offset to the last one's end. spans must not be empty.
 func SpansLength(spans []Span) int64 {
 	last := spans[len(spans)-1]
 	return last.Off + int64(len(last.P)) - spans[0].Off
 }
 
-// PartPlan is the arithmetic of an upload's parts.
+// PartPlan computes the parts of an upload.
 type PartPlan struct {
 	Key            string
 	Size, PartSize int64
@@ -129,10 +125,10 @@ func PlanParts(key string, size, partSize int64) (PartPlan, error) {
 		n++ // an empty object has one empty part, which need not be stored
 	}
 	if n > 1 && partSize < minPartSize {
-		return invalid("parts of %d bytes: the least is %d", partSize, minPartSize)
+		return invalid("parts of %d bytes: the minimum is %d", partSize, minPartSize)
 	}
 	if n > maxParts {
-		return invalid("%d parts: the most are %d", n, maxParts)
+		return invalid("%d parts: the maximum is %d", n, maxParts)
 	}
 	p.Parts = int(n)
 	return p, nil
@@ -149,7 +145,7 @@ func (p PartPlan) Check(n, length int) error {
 	return nil
 }
 
-// Missing is the error of Complete without part n.
+// Missing is the error of Complete if part n is missing.
 func (p PartPlan) Missing(n int) error {
 	return &Error{Op: "put", Key: p.Key, Kind: KindInvalid, Err: fmt.Errorf("part %d of %d was not stored", n, p.Parts)}
 }

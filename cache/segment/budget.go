@@ -5,25 +5,24 @@ import (
 	"sync/atomic"
 )
 
-// Budget is one bound on the bytes of several stores: those of all datasets in a cache folder. It is
-// safe for concurrent use.
+// Budget is one limit for the bytes of several stores: those of all datasets in a cache folder. It is safe for
+// concurrent use.
 //
-// What is on the disk when a store is opened counts even beyond the limit, since the bytes are there;
-// then appends get ErrFull until enough was dropped. A closed store has given everything back, so the
-// host, who knows what lies in the folders of closed datasets, takes that itself (Take), and gives
-// it back before it opens or deletes them.
+// The segments on disk count when a store is opened, even beyond the limit; then appends get ErrFull until enough was
+// dropped. A closed store has returned all its bytes. So the host, which knows the folders of closed datasets, takes
+// their bytes itself (Take), and gives them back before it opens or deletes them.
 type Budget struct {
 	used, limit atomic.Int64
 }
 
-// NewBudget returns a budget of limit bytes; 0 is no limit.
+// NewBudget returns a budget of limit bytes; 0 means no limit.
 func NewBudget(limit int64) *Budget {
 	b := new(Budget)
 	b.SetLimit(limit)
 	return b
 }
 
-// TryTake takes n bytes and reports whether they were left.
+// TryTake takes n bytes if the limit allows it, and reports whether it did.
 func (b *Budget) TryTake(n int64) bool {
 	for {
 		used, limit := b.used.Load(), b.limit.Load()
@@ -37,21 +36,21 @@ func (b *Budget) TryTake(n int64) bool {
 	}
 }
 
-// Take takes n bytes, whether they are left or not: they are on the disk already.
+// Take takes n bytes in any case: they are on the disk already.
 func (b *Budget) Take(n int64) { b.used.Add(n) }
 
-// Give gives n bytes back. Giving back what was not taken is a bug, and panics.
+// Give gives n bytes back. Giving back more than was taken is a bug, and panics.
 func (b *Budget) Give(n int64) {
 	if used := b.used.Add(-n); used < 0 {
-		panic(fmt.Sprintf("segment: %d bytes more were given back to a budget than were taken", -used))
+		panic(fmt.Sprintf("segment: %d bytes more were given back to a budget than taken", -used))
 	}
 }
 
-// Used returns what is taken, which may be more than the limit.
+// Used returns the bytes taken, which may exceed the limit.
 func (b *Budget) Used() int64 { return b.used.Load() }
 
-// Limit returns the limit; 0 is none.
+// Limit returns the limit; 0 means none.
 func (b *Budget) Limit() int64 { return b.limit.Load() }
 
-// SetLimit changes the limit; 0 is none. What is taken stays taken.
+// SetLimit changes the limit; 0 means none. Bytes stay taken.
 func (b *Budget) SetLimit(limit int64) { b.limit.Store(max(limit, 0)) }

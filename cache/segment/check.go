@@ -20,15 +20,15 @@ import (
 
 // CheckOptions of a Check.
 type CheckOptions struct {
-	// Context ends the check early; nil is none.
+	// Context ends the check early; nil means none.
 	Context context.Context
-	// Repair mends what is found; see Finding.Remedy. Without it nothing is written.
+	// Repair repairs the findings; see Finding.Remedy. Without it nothing is written.
 	Repair bool
-	// Key is that of the store; nil for one in clear.
+	// Key is the store's key; nil for an unencrypted one.
 	Key *crypt.Key
-	// Index is the one that the store of this folder uses; without it the tables are not compared.
+	// Index is the index that the store of this folder uses; without it the tables are not compared.
 	Index Index
-	// Progress, unless it is nil, is called now and then with the bytes checked and those there are.
+	// Progress, unless nil, is called now and then with the bytes checked and their total.
 	Progress func(done, total int64)
 	// MaxFindings is how many findings are listed; all are counted. The default is 1,000.
 	MaxFindings int
@@ -36,12 +36,12 @@ type CheckOptions struct {
 	FS FS
 }
 
-// Finding is one thing that is not as it should be.
+// Finding is one thing that is wrong.
 type Finding struct {
 	File   string
-	Offset int64 // in the file; -1 where that means nothing
+	Offset int64 // in the file; -1 if none applies
 	What   string
-	Remedy string // what a repair does, or somebody must
+	Remedy string // what a repair does, or the user must do
 	// Repaired says that the remedy was applied.
 	Repaired bool
 }
@@ -70,7 +70,7 @@ type Report struct {
 	Holes      int   // places where an append was cut off before others, or a repair made a record void
 	Duplicates int   // records whose extent a later record holds, too
 	DupBytes   int64 // of them
-	Encrypted  int   // records that cannot be read (encrypted without the key, in clear with one), and that a repair leaves alone
+	Encrypted  int   // records that cannot be read (encrypted without the key, unencrypted with one); a repair leaves them alone
 
 	BadSegments int   // without a valid header
 	Newer       int   // segments of a newer version; left alone
@@ -80,14 +80,14 @@ type Report struct {
 	BadTables   int   // tables of the index that cannot be read, or that differ from the segments
 	Unreadable  int   // files that the disk fails to read
 	TempFiles   int   // leftovers
-	Unknown     int   // files that are none of ours; never removed
+	Unknown     int   // files that are not ours; never removed
 
 	Findings []Finding // the first MaxFindings
 	Omitted  int       // those beyond
 	Repaired int       // of all findings
 }
 
-// Damage counts what is damaged. Unknown files, and segments of a newer version, are findings, but no damage.
+// Damage counts damage. Unknown files, and segments of a newer version, are findings, but not damage.
 func (r *Report) Damage() int {
 	return r.BadSegments + r.BadRecords + r.TornTails + r.BadTables + r.Unreadable + r.TempFiles
 }
@@ -105,29 +105,28 @@ type checker struct {
 	buf     []byte
 }
 
-// extent is what two records must share to be duplicates.
+// extent is what duplicate records have in common.
 type extent struct {
 	dataset, key [16]byte
 	offset       int64
 }
 
-// seenExtent is a record, by the hash of what two must share to be duplicates. 16 bytes a record are what
-// Check needs of memory; two of ten million collide with a chance of 1 to 300,000.
+// seenExtent is a record, by the hash of its extent. Check needs these 16 bytes of memory per record; among ten
+// million records two collide with a probability of 1 to 300,000.
 type seenExtent struct {
 	hash   uint64
 	length uint32
 }
 
-// Check reads all segments of a folder and compares them with their checksums and with the index. No store
-// may have the folder open. Damage is no error but a finding; an error is a folder that cannot be
-// listed, a repair that failed, or the end of the context, and the report then says how far it came.
+// Check reads all segments of a folder and compares them with their checksums and with the index. No store may have
+// the folder open. Damage is not an error but a finding. An error means a folder that cannot be listed, a failed
+// repair, or the end of the context; then the report covers what was checked so far.
 //
-// A repair does what makes the next Open serve every good record and no other: it cuts torn tails, overwrites
-// the magic of a damaged record, so that it stays a hole for good, drops the table of
-// what it changed, so that Open scans the segment, writes a damaged segment header anew if the first
-// record is right, and removes the file otherwise, and removes leftover temporary files. It
-// changes neither records that it cannot read, nor segments of a newer version, nor files whose names it does not
-// know. Records that lie twice are no damage: the later one counts.
+// After a repair the next Open serves every good record and no other. It cuts torn tails, overwrites the magic of a
+// damaged record, so that it stays a hole, rewrites a damaged segment header if the first record is good, removes the
+// file otherwise, and removes leftover temporary files. It drops the tables of changed segments, so that Open scans
+// them. It does not change records that it cannot read, segments of a newer version, or files with unknown names.
+// Duplicate records are not damage: the later one counts.
 func Check(dir string, o CheckOptions) (Report, error) {
 	if o.Context == nil {
 		o.Context = context.Background()
@@ -148,8 +147,7 @@ func Check(dir string, o CheckOptions) (Report, error) {
 	return c.report, nil
 }
 
-// found adds a finding, after fix, unless that is nil or nothing is to be repaired, has mended it. An
-// error is that of fix.
+// found adds a finding. When repairing, it first calls fix, unless nil, and returns its error.
 func (c *checker) found(file string, off int64, what, remedy string, fix func() error) error {
 	f := Finding{File: file, Offset: off, What: what, Remedy: remedy}
 	var err error
@@ -211,7 +209,7 @@ func (c *checker) run() error {
 	}
 	for _, id := range stale {
 		c.report.BadTables++
-		if err := c.found(c.path(id), -1, "the index knows this segment, but the file is gone", "make the index forget it", func() error {
+		if err := c.found(c.path(id), -1, "the index lists this segment, but its file is missing", "remove it from the index", func() error {
 			return c.dropTable(id)
 		}); err != nil {
 			return err
@@ -224,18 +222,18 @@ func (c *checker) run() error {
 	return nil
 }
 
-// other looks at a file that is no segment.
+// other checks a file that is not a segment.
 func (c *checker) other(name string) error {
 	path := filepath.Join(c.dir, name)
 	if strings.HasPrefix(name, ".tmp") || strings.HasSuffix(name, ".tmp") {
 		c.report.TempFiles++
-		return c.found(path, -1, "left over by a program that was killed", "remove it", func() error {
+		return c.found(path, -1, "left over from a killed process", "remove it", func() error {
 			c.removed = true
 			return c.o.FS.Remove(path)
 		})
 	}
 	c.report.Unknown++
-	return c.found(path, -1, "not a file of shoal's", "look at it and remove it yourself", nil)
+	return c.found(path, -1, "not a file of shoal", "inspect it and remove it yourself", nil)
 }
 
 // duplicates counts the extents that were seen more than once.
@@ -252,7 +250,7 @@ func (c *checker) duplicates() {
 
 func (c *checker) path(id uint32) string { return filepath.Join(c.dir, fmt.Sprintf("%08d.seg", id)) }
 
-// dropTable makes the index forget a segment, so that the next Open scans it.
+// dropTable removes a segment from the index, so that the next Open scans it.
 func (c *checker) dropTable(id uint32) error {
 	if c.o.Index == nil {
 		return nil
@@ -262,7 +260,7 @@ func (c *checker) dropTable(id uint32) error {
 	return err
 }
 
-// remove deletes a segment that is of no use.
+// remove deletes a useless segment.
 func (c *checker) remove(id uint32) error {
 	c.removed = true
 	err := c.o.FS.Remove(c.path(id))
@@ -270,7 +268,7 @@ func (c *checker) remove(id uint32) error {
 	return errors.Join(err, c.dropTable(id))
 }
 
-// segment checks one file, of which the index keeps table, or nothing.
+// segment checks one file; table is its entry in the index, or nil.
 func (c *checker) segment(id uint32, table *cover) (err error) {
 	path := c.path(id)
 	before, size := c.done, int64(0)
@@ -283,7 +281,7 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 	}
 	unreadable := func(off int64, err error) error {
 		c.report.Unreadable++
-		return c.found(path, off, fmt.Sprintf("cannot be read: %v", err), "look for what is wrong with the disk; what is lost is fetched again", nil)
+		return c.found(path, off, fmt.Sprintf("cannot be read: %v", err), "check the disk; lost data is fetched again", nil)
 	}
 	flag := os.O_RDONLY
 	if c.o.Repair {
@@ -315,9 +313,9 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 		c.report.BadSegments++
 		var ok bool
 		if salt, ok = salvageSalt(f, size); !ok {
-			return c.found(path, 0, err.Error(), "remove the file; nothing in it can be told apart, and it is fetched again", func() error { return c.remove(id) })
+			return c.found(path, 0, err.Error(), "remove the file; its records cannot be told apart, and its data is fetched again", func() error { return c.remove(id) })
 		}
-		if err := c.found(path, 0, err.Error(), "write the header anew from the first record", func() error {
+		if err := c.found(path, 0, err.Error(), "rewrite the header from the first record", func() error {
 			changed = true
 			return mendHeader(f, id, salt)
 		}); err != nil {
@@ -340,7 +338,7 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 	if table != nil && x.encrypted == 0 {
 		if what := x.compare(table); what != "" {
 			c.report.BadTables++
-			return c.found(path, -1, what, "make the index forget it; the next start scans the segment", func() error { return c.dropTable(id) })
+			return c.found(path, -1, what, "remove it from the index; the next start scans the segment", func() error { return c.dropTable(id) })
 		}
 	}
 	if changed && table != nil {
@@ -365,7 +363,7 @@ type segmentCheck struct {
 	payload   window
 }
 
-// badRecord is a place that is to be made void.
+// badRecord is a record to be voided.
 type badRecord struct {
 	off  int64
 	what string
@@ -395,12 +393,12 @@ func (x *segmentCheck) scan() error {
 			x.end = end
 			return
 		}
-		// The header's bytes are gone with the next read of the window.
+		// The header's bytes are overwritten by the next read of the window.
 		mine := *h
 		mine.crcs, mine.seal = bytes.Clone(h.crcs), bytes.Clone(h.seal)
 		rec, known := h.record(x.key)
 		if !known {
-			x.bad = append(x.bad, badRecord{off, "header of a record is damaged, or not of this cache's key"})
+			x.bad = append(x.bad, badRecord{off, "header of a record is damaged, or was written with another key"})
 			return
 		}
 		ok, err := x.verify(&mine, off+int64(h.gap))
@@ -419,7 +417,7 @@ func (x *segmentCheck) scan() error {
 	return errors.Join(failed, err)
 }
 
-// hole looks at a place where a header should be and is none.
+// hole checks a place where a header should be and is not.
 func (x *segmentCheck) hole(off int64) {
 	var b [recHeaderLen]byte
 	if _, err := x.f.ReadAt(b[:], off); err != nil && !errors.Is(err, io.EOF) {
@@ -452,19 +450,19 @@ func (x *segmentCheck) verify(h *header, off int64) (ok bool, err error) {
 	return true, nil
 }
 
-// judge counts what a scan found and repairs it; changed says that it wrote.
+// judge counts a scan's findings and repairs them; changed says that it wrote.
 func (x *segmentCheck) judge() (changed bool, err error) {
 	for i := range x.good {
 		x.report.Records++
 		x.report.Payload += int64(x.good[i].Length)
 	}
 	x.report.Encrypted += x.encrypted
-	// Behind the last good record nothing needs to be void: it is cut off.
+	// After the last good record nothing needs to be voided: it is cut off.
 	for _, b := range x.bad {
 		x.report.BadRecords++
-		remedy := "make it unreadable for good; it is fetched again"
+		remedy := "mark it as void; its data is fetched again"
 		if b.off >= x.end {
-			remedy = "cut it off; it is fetched again"
+			remedy = "cut it off; its data is fetched again"
 		}
 		if err := x.found(x.path, b.off, b.what, remedy, func() error {
 			changed = true
@@ -483,7 +481,7 @@ func (x *segmentCheck) judge() (changed bool, err error) {
 		if n := len(x.bad); n == 0 || x.bad[n-1].off < from {
 			x.report.TornTails++
 			x.report.TornBytes += x.size - from
-			if err := x.found(x.path, from, fmt.Sprintf("%d bytes of no record at the end: an append that a crash cut off", x.size-from), "cut them off", func() error {
+			if err := x.found(x.path, from, fmt.Sprintf("%d bytes at the end are not a record: a crash interrupted an append", x.size-from), "cut them off", func() error {
 				changed = true
 				return nil
 			}); err != nil {
@@ -519,35 +517,35 @@ func (x *segmentCheck) compare(c *cover) string {
 	case err != nil || lost > 0 || !c.valid():
 		return "the table in the index is damaged"
 	case len(entries) > 0 && entries[len(entries)-1].end() > c.size:
-		return "the table in the index names records behind its own end"
+		return "the table in the index names records beyond its own end"
 	}
 	for i := range entries {
-		entries[i].File = NoFile // which the segment does not tell
+		entries[i].File = NoFile // not in the segment
 	}
-	// Both ascend. A record that is in the table only was damaged, and is found already.
+	// Both ascend. A record that only the table has was damaged, and was reported already.
 	j := 0
 	for i := range x.good {
 		e := &x.good[i]
 		if e.off >= c.size {
 			if c.sealed {
-				return "the index says that the segment is full and ends before the record at " + strconv.FormatInt(e.off, 10)
+				return "the index says that the segment is full, but it ends before the record at " + strconv.FormatInt(e.off, 10)
 			}
 			break
 		}
 		for j < len(entries) && entries[j].off < e.off {
 			if !x.isBad(entries[j].off) {
-				return fmt.Sprintf("the table in the index has a record at %d, the segment has none", entries[j].off)
+				return fmt.Sprintf("the table in the index has a record at %d, but the segment has none", entries[j].off)
 			}
 			j++
 		}
 		if j == len(entries) || entries[j] != *e {
-			return fmt.Sprintf("the table in the index has another record at %d than the segment", e.off)
+			return fmt.Sprintf("the table in the index has a different record at %d than the segment", e.off)
 		}
 		j++
 	}
 	for ; j < len(entries); j++ {
 		if !x.isBad(entries[j].off) {
-			return fmt.Sprintf("the table in the index has a record at %d, the segment has none", entries[j].off)
+			return fmt.Sprintf("the table in the index has a record at %d, but the segment has none", entries[j].off)
 		}
 	}
 	return ""

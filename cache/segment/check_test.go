@@ -262,7 +262,7 @@ func TestCheckNamesFindings(t *testing.T) {
 		},
 		"last header": {
 			damage: func(w *world) { w.seg.data[w.locs[3].off()+50] ^= 1 },
-			want:   Report{TornTails: 1, TornBytes: 3128, BadTables: 1}, what: "3128 bytes of no record at the end", offset: func(w *world) int64 { return w.locs[3].off() }, lost: 1,
+			want:   Report{TornTails: 1, TornBytes: 3128, BadTables: 1}, what: "3128 bytes at the end are not a record", offset: func(w *world) int64 { return w.locs[3].off() }, lost: 1,
 		},
 		"last payload": {
 			damage: func(w *world) { w.seg.data[len(w.seg.data)-1] ^= 1 },
@@ -305,7 +305,7 @@ func TestCheckNamesFindings(t *testing.T) {
 				entries[1].ID[0]++
 				w.idx.segs[1] = cover{c.size, c.sealed, appendTable(nil, entries)}
 			},
-			want: Report{BadTables: 1}, what: "another record at",
+			want: Report{BadTables: 1}, what: "a different record at",
 		},
 		"table with more": {
 			damage: func(w *world) {
@@ -323,7 +323,7 @@ func TestCheckNamesFindings(t *testing.T) {
 				entries, _, _ := parseTable(c.table, c.size)
 				w.idx.segs[1] = cover{c.size, c.sealed, appendTable(nil, entries[:2])}
 			},
-			want: Report{BadTables: 1}, what: "another record at",
+			want: Report{BadTables: 1}, what: "a different record at",
 		},
 		"sealed too early": {
 			damage: func(w *world) {
@@ -335,7 +335,7 @@ func TestCheckNamesFindings(t *testing.T) {
 		},
 		"stale index": {
 			damage: func(w *world) { _ = w.idx.CommitSegment(9, 64, true, appendTable(nil, nil)) },
-			want:   Report{BadTables: 1}, what: "the file is gone",
+			want:   Report{BadTables: 1}, what: "its file is missing",
 		},
 		"leftover": {
 			damage: func(w *world) { w.fs.files["/s/.tmp-123"] = &memData{data: []byte("x")} },
@@ -343,7 +343,7 @@ func TestCheckNamesFindings(t *testing.T) {
 		},
 		"unknown": {
 			damage: func(w *world) { w.fs.files["/s/notes.txt"] = &memData{data: []byte("x")} },
-			want:   Report{Unknown: 1}, what: "not a file of shoal's", kept: true,
+			want:   Report{Unknown: 1}, what: "not a file of shoal", kept: true,
 		},
 		"bad sector": {
 			damage: func(w *world) {

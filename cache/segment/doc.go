@@ -47,13 +47,13 @@
 //	        | payload                     |  L bytes
 //	        +-----------------------------+
 //
-// Readers find the payload by P alone, so another alignment of payloads is no other format.
+// Readers find the payload by P alone, so payloads can be aligned differently without a new format.
 //
 // # Encryption
 //
-// With [Options.Key], dataset id, key hash, ETag and payload are encrypted where they lie, by AES-256-GCM with a key
-// that is derived of the cache's key and the segment's salt. The checksums of the payload are zero, and behind
-// the header comes the seal:
+// With [Options.Key], dataset id, key hash, ETag and payload are encrypted in place, by AES-256-GCM with a key
+// derived from the cache's key and the segment's salt. The checksums of the payload are zero, and the seal follows
+// the header:
 //
 //	H  +-----------------------------+
 //	   | seed                        |  8 bytes, random
@@ -66,72 +66,72 @@
 //	P  +-----------------------------+
 //
 // The nonce of a block is the record's place in the segment (26 bits), the block's number (5 bits) and the seed; that
-// of the identity has the 32nd bit set. While a segment grows no two records share a place. A place is written
-// again only where a crash or a failed write made what was there void: then the seeds differ, but for a chance
-// of 2^-64 each time. TestNoncesDiffer looks at all nonces of a store that fails and crashes over and over.
+// of the identity has the 32nd bit set. While a segment grows no two records share a place. A place is written again
+// only if a crash or a failed write voided the record there; then the seeds differ, except with a probability of
+// 2^-64 each time. TestNoncesDiffer checks all nonces of a store that fails and crashes repeatedly.
 //
-// Every read checks the tags of the blocks that it touches, the first one and all others. The record tables that the
-// [Index] keeps are encrypted as a whole: 2 as version byte, 12 bytes of random nonce, the table, tag; by a
-// key of the segment's own, with the segment's number bound to it.
+// Every read checks the tags of all blocks that it touches. The record tables in the [Index] are encrypted as a
+// whole: 2 as version byte, 12 bytes of random nonce, the table, tag; with a key of the segment's own and bound to
+// its number.
 //
-// A store that has a key reads no record in clear, which anybody could have put there who can write to the disk, and
-// one that has none reads no encrypted one. Either keeps what it cannot read: such records are not
-// visited, count as used and not as garbage, and a segment that has one is scanned at each Open.
+// A store with a key reads no unencrypted record, since anybody who can write to the disk could have put it there. A
+// store without a key reads no encrypted record. Both keep such records: they are not visited, count as used and not
+// as garbage, and a segment with one is scanned at each Open.
 //
 // # Void
 //
-// "SHVD" instead of the magic marks a place that was made void: an append that failed between others, or damage that
-// [Check] has repaired.
+// "SHVD" instead of the magic marks a void record: an append that failed between others, or damage that [Check]
+// repaired.
 //
 // # Writing and recovery
 //
-// Appends reserve their space under a lock and write outside it, payload first, header last: a header
-// on the disk says that the payload was handed to the kernel before it. A segment that is full is
-// fsynced by a background goroutine, and then its table of records is committed to the [Index]
-// as sealed. [Store.Sync] does the same for the finished part of the segment in use.
+// Appends reserve their space under a lock and write outside it, payload first, header last: a header on disk means
+// that its payload was handed to the kernel before. A full segment is fsynced by a background goroutine; then its
+// table of records is committed to the [Index] as sealed. [Store.Sync] does the same for the finished part of the
+// segment in use.
 //
-// [Open] believes a committed table (what it covers was fsynced before) and scans only what lies
-// behind it, from header to header. Where no valid header is (an append that did not finish before
-// the crash while later ones did, or damage), the scan looks for the next one at every multiple of 64
-// bytes. The salt and the offset in each header keep it from taking a cached file that
-// itself looks like a segment for records. What follows the last valid record is cut off.
+// [Open] trusts a committed table (its records were fsynced before) and scans only the records behind it, from header
+// to header. If there is no valid header (an append that did not finish before the crash although later ones did, or
+// damage), the scan looks for the next one at every multiple of 64 bytes. The salt and the offset in each header
+// prevent it from reading records out of a cached file that itself looks like a segment. Everything after the last
+// valid record is cut off.
 //
-// The payload is not read then. After power loss it may be missing under a valid header; after bit rot it
-// may differ. Its checksums are checked at the first read of each block after each Open, before a
-// byte of it is returned, and later reads are plain preads. [Store.Scrub] checks the rest in the
-// background, and [Check] all of it while no store is open.
+// The scan does not read payloads. After power loss a payload may be missing under a valid header; after bit rot it
+// may differ. Each block is checked when it is first read after each Open, before any of its bytes are returned;
+// later reads are plain preads. [Store.Scrub] checks the rest in the background, and [Check] all of it while no store
+// is open.
 //
 // # Moments of a crash
 //
-// The points of internal/killpoint, each named after what has just been done:
+// The points of internal/killpoint, each named after the step just done:
 //
 //	segment.create.file       a new segment's file was made; it is empty
 //	segment.create.header     its header was written
 //	segment.append.payload    a payload was written, its header was not
 //	segment.append.header     the header was, too; Append has not returned
-//	segment.undo.void         the header of a failed append was made void
+//	segment.undo.void         the header of a failed append was voided
 //	segment.undo.cut          the last append failed and was cut off
 //	segment.commit.file       a segment was fsynced
 //	segment.commit.dir        its folder was
 //	segment.commit.index      its table was committed to the index
-//	segment.condense.copied what stays of a segment that is to be dropped was appended anew
+//	segment.condense.copied   the records to keep of a segment to drop were appended again
 //	segment.drop.told         the owner has forgotten the records of a segment
 //	segment.drop.file         its file was removed
 //	segment.drop.index        its table was
 //	segment.open.cut          a torn tail was cut off by Open
-//	segment.mend.header       a damaged segment header was written anew
-//	segment.repair.void       Check made a damaged record void
+//	segment.mend.header       a damaged segment header was rewritten
+//	segment.repair.void       Check voided a damaged record
 //	segment.repair.cut        Check cut off a torn tail
-//	segment.repair.file       Check fsynced what it wrote
+//	segment.repair.file       Check fsynced its writes
 //	segment.repair.removed    Check removed a segment without a header
 //	segment.repair.index      Check dropped a table
 //
 // # Traps
 //
-// That a record is dead ([Store.Free]) is not written down: after a restart it is visited again, and
-// the owner, who knows the current versions, frees it again. Records of one extent are visited in the
-// order in which they were appended, so the last one visited is the newest.
+// A dead record ([Store.Free]) is not marked on disk: after a restart it is visited again, and the owner, who knows
+// the current versions, frees it again. Records of one extent are visited in the order of their appends, so the last
+// one visited is the newest.
 //
-// A [Loc] is valid until its segment is dropped; segment numbers are not used twice while a
-// store is open, so a stale one gives [ErrGone], never other bytes. Locs are not durable.
+// A [Loc] is valid until its segment is dropped. Segment numbers are not reused while a store is open, so a stale one
+// gives [ErrGone], never other bytes. Locs are not durable.
 package segment

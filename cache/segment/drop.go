@@ -10,10 +10,10 @@ import (
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
-// DropSegment deletes a segment with all its records, waits for appends to it first, and returns how
-// many bytes that freed; 0 if there is no such segment. Before the file goes, died is called, unless it is nil, for
-// each record that was not freed, so that the owner can forget its Loc; reads that come too late get
-// ErrGone. A record whose header cannot be read any more is passed with Length 0.
+// DropSegment waits for appends to a segment and deletes it with all its records. It returns how many bytes that
+// freed; 0 if there is no such segment. Before the file is removed, died, unless nil, is called for each record that
+// was not freed, so that the owner can forget its Loc; later reads get ErrGone. A record whose header can no longer
+// be read is passed with Length 0.
 func (s *Store) DropSegment(id uint32, died func(Record, Loc)) (freed int64, err error) {
 	s.mu.Lock()
 	g := s.segment(id)
@@ -21,7 +21,7 @@ func (s *Store) DropSegment(id uint32, died func(Record, Loc)) (freed int64, err
 		s.mu.Unlock()
 		return 0, nil
 	}
-	g.dropped = true // from here on it is not worth an fsync
+	g.dropped = true // no fsync from here on
 	s.retire(g)
 	for g.pending > 0 {
 		s.idle.Wait()
@@ -85,7 +85,7 @@ func (s *Store) visitLive(g *segment, t *slots, died func(Record, Loc)) {
 	}
 }
 
-// Reclaim drops the segments that hold nothing but garbage (records that the store cannot read are none) and returns how many bytes that freed.
+// Reclaim drops segments that hold only garbage (unreadable records are not), and returns how many bytes that freed.
 func (s *Store) Reclaim() (freed int64, err error) {
 	for _, g := range s.sorted() {
 		s.mu.Lock()
@@ -100,18 +100,18 @@ func (s *Store) Reclaim() (freed int64, err error) {
 	return freed, err
 }
 
-// survivor is a live record of a segment that is to be dropped.
+// survivor is a live record of a segment to be dropped.
 type survivor struct {
 	rec   Record
 	loc   Loc
 	first bool
 }
 
-// Condense drops a segment, and appends up to spare bytes of its live records anew before: those of which
-// first says so before others, and the extents of one object one after the other. moved is told where
-// each of them lies now. The copies are made beyond MaxBytes and the Budget, for the drop frees more than they take;
-// they are durable at the next Sync, as other appends are. A record that cannot be read, or copied, is not:
-// the drop goes on. It returns how many bytes less are used.
+// Condense drops a segment after appending up to spare bytes of its live records again: those that first selects
+// before others, and the extents of one object together. moved gets the new place of each. The copies may exceed
+// MaxBytes and the Budget, since the drop frees more than they take; like other appends they are durable after the
+// next Sync. A record that cannot be read or copied is lost; the drop goes on. It returns by how many bytes the store
+// has shrunk.
 func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, moved func(from, to Loc)) (freed int64, err error) {
 	s.mu.Lock()
 	g := s.segment(id)
@@ -119,7 +119,7 @@ func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, m
 		s.mu.Unlock()
 		return 0, nil
 	}
-	s.retire(g) // or it would take the copies
+	s.retire(g) // otherwise the copies would go there
 	for g.pending > 0 {
 		s.idle.Wait()
 	}
@@ -128,7 +128,7 @@ func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, m
 	g.commit.Lock()
 	s.visitLive(g, g.tab.Load(), func(rec Record, loc Loc) {
 		if rec.Length > 0 {
-			rec.File = NoFile // which the segment does not tell
+			rec.File = NoFile // not in the segment
 			records = append(records, survivor{rec, loc, first(rec, loc)})
 		}
 	})
@@ -142,7 +142,7 @@ func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, m
 		}
 		return cmp.Or(bytes.Compare(a.rec.KeyHash[:], b.rec.KeyHash[:]), cmp.Compare(a.rec.Offset, b.rec.Offset))
 	})
-	spare -= segHeaderLen // of the segment that the copies may begin
+	spare -= segHeaderLen // of the segment that the copies may start
 	var payload []byte
 	var copied int64
 	for _, r := range records {

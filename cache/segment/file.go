@@ -30,21 +30,20 @@ type File interface {
 	Close() error
 }
 
-// A File may offer more. What it lacks is done without, or by ReadAt.
+// A File may implement more. Otherwise ReadAt is used, or nothing.
 type (
 	// vectorReader fills several buffers one after the other with one system call.
 	vectorReader interface {
 		// ReadVAt is ReadAt of all the buffers.
 		ReadVAt(bufs [][]byte, off int64) (int, error)
 	}
-	// nowReader reads what needs no waiting for the disk.
+	// nowReader reads without waiting for the disk.
 	nowReader interface {
-		// ReadNowAt fills the buffers as far as their bytes are in memory. It returns
-		// ErrWouldBlock where not even the first one is, and errors.ErrUnsupported where the file system cannot
-		// tell.
+		// ReadNowAt fills the buffers as far as their bytes are in memory. It returns ErrWouldBlock if not even the
+		// first byte is, and errors.ErrUnsupported if the file system cannot tell.
 		ReadNowAt(bufs [][]byte, off int64) (int, error)
 	}
-	// pageCache is what the kernel is told about reads.
+	// pageCache gives the kernel hints about reads.
 	pageCache interface {
 		Scattered()
 		Fetch(off, n int64)

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// osFile is a file of the operating system. Reads into several buffers go to the descriptor by Control
-// of its RawConn: like ReadAt, and unlike Fd, that keeps the descriptor open until they end, and, unlike Read
-// of the RawConn, lets several go on at once.
+// osFile is a file of the operating system. Reads into several buffers use the descriptor by Control of its RawConn:
+// like ReadAt, and unlike Fd, that keeps the descriptor open until they end, and, unlike Read of the RawConn, it
+// allows several at once.
 type osFile struct {
 	*os.File
 	raw syscall.RawConn
@@ -54,7 +54,7 @@ var vectorReads = sync.Pool{New: func() any {
 func (f osFile) preadv(bufs [][]byte, off int64, flags int) (int, error) {
 	v := vectorReads.Get().(*vectorRead)
 	v.bufs, v.off, v.flags = bufs, off, flags
-	n, err := 0, fs.ErrClosed // the only thing that Control can fail with
+	n, err := 0, fs.ErrClosed // the only error of Control
 	if f.raw.Control(v.do) == nil {
 		n, err = v.n, v.err
 	}
@@ -78,8 +78,7 @@ func (f osFile) ReadVAt(bufs [][]byte, off int64) (int, error) {
 	if n == want {
 		return n, nil
 	}
-	// Less than was asked for is the end of the file, or a read that a signal cut short: the rest
-	// is read plainly, which tells.
+	// A short read means the end of the file, or an interrupt by a signal: a plain read of the rest tells.
 	got := n
 	for _, b := range bufs {
 		if got >= len(b) {
@@ -109,12 +108,12 @@ func (f osFile) ReadNowAt(bufs [][]byte, off int64) (int, error) {
 	return 0, err
 }
 
-// Scattered says that reads go to random places, so that the kernel reads nothing ahead.
+// Scattered tells the kernel that reads are random, so that it does not read ahead.
 func (f osFile) Scattered() {
 	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), 0, 0, unix.FADV_RANDOM) })
 }
 
-// Fetch begins to read a range into the page cache.
+// Fetch starts to read a range into the page cache.
 func (f osFile) Fetch(off, n int64) {
 	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), off, n, unix.FADV_WILLNEED) })
 }

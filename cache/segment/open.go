@@ -12,10 +12,9 @@ import (
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
-// Open opens the folder dir, which is made if need be, and recovers what it holds. visit, unless it is
-// nil, is called for each record, in the order in which they were appended; it must not call the
-// store. A damaged segment is no error, but is counted in [Stats] and logged; a failing disk, and a segment of a
-// newer format (ErrNewerFormat), are.
+// Open opens the folder dir, which it makes if necessary, and recovers its segments. visit, unless nil, is called for
+// each record, in the order of the appends; it must not call the store. A damaged segment is not an error, but is
+// counted in [Stats] and logged. A failing disk, and a segment of a newer format (ErrNewerFormat), are errors.
 func Open(dir string, o Options, visit func(Extent, Loc)) (*Store, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, fmt.Errorf("segment: %w", err)
@@ -50,8 +49,7 @@ func Open(dir string, o Options, visit func(Extent, Loc)) (*Store, error) {
 	return s, nil
 }
 
-// recoverAll recovers the segments by ascending number: those of the index, and between them those
-// that it does not name.
+// recoverAll recovers the segments by ascending number, whether they are in the index or not.
 func (s *Store) recoverAll(visit func(Extent, Loc)) error {
 	if err := s.o.FS.MkdirAll(s.dir, 0o777); err != nil {
 		return err
@@ -76,7 +74,7 @@ func (s *Store) recoverAll(visit func(Extent, Loc)) error {
 		}
 		s.nextID = max(s.nextID, id+1)
 	}
-	// The last segment goes on; the others are sealed.
+	// The last segment stays in use; the others are sealed.
 	segs := s.sorted()
 	for i, g := range segs {
 		switch {
@@ -90,10 +88,9 @@ func (s *Store) recoverAll(visit func(Extent, Loc)) error {
 	return nil
 }
 
-// walk visits the segments of the folder, whose numbers are ids, by ascending number, with what the index
-// keeps of each: nil for those that it does not name, and for all that are left where it cannot be read,
-// which broken is told. It returns the numbers that are in the index, but not in the folder. The index may
-// be nil; errors are those of visit and broken.
+// walk visits the segments with the numbers ids, in ascending order, with the index's entry for each: nil if it has
+// none, and for all the rest once the index cannot be read, which is passed to broken. It returns the numbers that
+// are in the index but not in the folder. The index may be nil; errors are those of visit and broken.
 func walk(ids []uint32, index Index, visit func(id uint32, c *cover) error, broken func(error) error) (stale []uint32, err error) {
 	uncovered := func(before uint32) error {
 		for len(ids) > 0 && ids[0] < before {
@@ -106,7 +103,7 @@ func walk(ids []uint32, index Index, visit func(id uint32, c *cover) error, brok
 	}
 	if index != nil {
 		var last uint32
-		var failed error // a failure of visit, as against one of the index
+		var failed error // an error of visit, not of the index
 		err := index.LoadSegments(func(id uint32, size int64, sealed bool, table []byte) error {
 			if id <= last {
 				return fmt.Errorf("segment %d after segment %d", id, last)
@@ -135,18 +132,18 @@ func walk(ids []uint32, index Index, visit func(id uint32, c *cover) error, brok
 	return stale, uncovered(maxSeg + 1)
 }
 
-// loaded is a segment as it was found, which nobody else has yet.
+// loaded is a segment with its findings, not yet shared.
 type loaded struct {
-	g         *segment // nil where it was removed
+	g         *segment // nil if it was removed
 	id        uint32
 	entries   []entry
 	recovered Recovery
-	untabled  bool // the index is to forget its table
+	untabled  bool // the index must drop its table
 	err       error
 }
 
-// loadAll loads the segments, several at once, and installs them by ascending number. It returns the numbers of those
-// that the index is to forget.
+// loadAll loads the segments, several at once, and installs them by ascending number. It returns the numbers that the
+// index must drop.
 func (s *Store) loadAll(ids []uint32, install func(*loaded)) (forget []uint32, err error) {
 	n := runtime.GOMAXPROCS(0)
 	queue := make(chan chan *loaded, 2*n) // bounds the tables in memory
@@ -200,7 +197,7 @@ func (s *Store) loadAll(ids []uint32, install func(*loaded)) (forget []uint32, e
 	return append(forget, stale...), err
 }
 
-// cover is what the index keeps of a segment.
+// cover is the index's entry for a segment.
 type cover struct {
 	size   int64
 	sealed bool
@@ -212,7 +209,7 @@ func (c *cover) valid() bool {
 	return c.size >= segHeaderLen && c.size%unit == 0 && c.size <= maxSegmentSize+2*ExtentSize
 }
 
-// load opens a segment, takes the records that the index covers, and scans the rest.
+// load opens a segment, takes the records in the index, and scans the rest.
 func (s *Store) load(id uint32, c *cover) (l *loaded) {
 	path := s.path(id)
 	g := &segment{id: id, end: segHeaderLen, committed: segHeaderLen}
@@ -265,8 +262,7 @@ func (s *Store) load(id uint32, c *cover) (l *loaded) {
 	return l
 }
 
-// loadHeader reads the segment's header. A damaged one is written anew; where that is not possible the file is
-// removed.
+// loadHeader reads the segment's header. A damaged one is rewritten; if that is impossible the file is removed.
 func (s *Store) loadHeader(l *loaded, size int64) error {
 	g, path := l.g, s.path(l.id)
 	var head [segHeaderLen]byte
@@ -283,22 +279,21 @@ func (s *Store) loadHeader(l *loaded, size int64) error {
 	}
 	var ok bool
 	if g.salt, ok = salvageSalt(g.f, size); !ok {
-		// A crash while it was made, or damage: without the salt no record can be told from
-		// payload bytes.
+		// A crash during its creation, or damage: without the salt records cannot be told from payload bytes.
 		l.recovered.BadSegments++
 		s.o.Logger.Error("cache segment removed", "file", path, "bytes", size, "err", err)
 		l.g, l.untabled = nil, s.o.Index != nil
 		return errors.Join(s.o.FS.Remove(path), g.f.Close())
 	}
 	l.recovered.Mended++
-	s.o.Logger.Error("header of a cache segment written anew from its first record", "file", path, "err", err)
+	s.o.Logger.Error("header of a cache segment rewritten from its first record", "file", path, "err", err)
 	if err := mendHeader(g.f, l.id, g.salt); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	return nil
 }
 
-// loadTable takes what the index covers.
+// loadTable takes the records in the index.
 func (s *Store) loadTable(l *loaded, c *cover, size int64) {
 	g, path, lost := l.g, s.path(l.id), 0
 	table, err := g.key.openTable(l.id, c.table)
@@ -316,7 +311,7 @@ func (s *Store) loadTable(l *loaded, c *cover, size int64) {
 		if len(l.entries) > 0 {
 			g.end = l.entries[len(l.entries)-1].end()
 		}
-		l.untabled = true // new records may come to lie where the table has the lost ones
+		l.untabled = true // new records may overwrite the places of the lost ones
 	default:
 		g.end, g.committed, g.sealed = c.size, c.size, c.sealed
 	}
@@ -346,16 +341,16 @@ func (s *Store) scanRest(l *loaded, size int64) error {
 	l.recovered.Scanned = len(l.entries) - covered
 	l.recovered.Holes = holes + damaged
 	if l.recovered.Encrypted = g.encrypted; g.encrypted > 0 {
-		what := "encrypted records, and there is no key for them"
+		what := "encrypted records, but there is no key for them"
 		if g.key != nil {
-			what = "records in clear, which nobody wrote with the cache's key"
+			what = "unencrypted records, which were not written with the cache's key"
 		}
-		s.o.Logger.Warn("cache segment has "+what+"; they are not read, stay, and count as used", "file", s.path(l.id), "records", g.encrypted)
+		s.o.Logger.Warn("cache segment has "+what+"; they are not read, but stay and count as used", "file", s.path(l.id), "records", g.encrypted)
 	}
 	return nil
 }
 
-// install makes a segment the store's, which nobody else has yet.
+// install adds a loaded segment to the store.
 func (s *Store) install(l *loaded, visit func(Extent, Loc)) {
 	s.nextID = max(s.nextID, l.id+1)
 	s.stats.Recovery.add(&l.recovered)

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// readState is what one read needs besides the caller's buffer. It is kept, so that a read allocates nothing.
+// readState is the memory of one read beside the caller's buffer. It is pooled, so that a read allocates nothing.
 type readState struct {
 	head   [maxGap]byte
 	pieces [1 + sealedRun][]byte // header, bytes before the range, the range, bytes behind it; or header and blocks
@@ -23,27 +23,27 @@ func (st *readState) release() {
 	readStates.Put(st)
 }
 
-// ReadAt fills p with the bytes from off on of the payload at loc, which is length bytes long. A block
-// is checked against its checksum when it is first read after Open, an encrypted one against its tag at every
-// read: it is decrypted as a whole, however little of it is wanted. It fails with an error that wraps
-// ErrCorrupt, with ErrGone, or with the file system's error; p then holds nothing of use.
+// ReadAt fills p with the bytes from off of the payload at loc, which is length bytes long. A block is checked
+// against its checksum when it is first read after Open. An encrypted block is decrypted as a whole and checked
+// against its tag at every read. Its error wraps ErrCorrupt, or is ErrGone, or the file system's; then the content of
+// p is undefined.
 func (s *Store) ReadAt(loc Loc, length int, p []byte, off int64) error {
 	return s.read(loc, length, p, off, false)
 }
 
-// ReadAtNow is ReadAt that never waits for the disk: it returns ErrWouldBlock where not all of the bytes
-// are in the page cache, those counted that a first read needs for the checksums; ReadAt then reads
-// them. On a file system that cannot tell, that is always so.
+// ReadAtNow is ReadAt that never waits for the disk: it returns ErrWouldBlock if not all bytes are in the page cache,
+// including those that a first read needs for the checksums. Then the caller uses ReadAt. On a file system that
+// cannot tell it always returns that.
 //
-// BenchmarkReadFirst: 63 KB in the page cache cost 6.2 µs of CPU as by ReadAt, 8.8 µs the first time, 2.2 of
-// it for the checksum. BenchmarkReadNow, ext4 on a cloud disk: a miss takes 28 µs, and is not lost: the kernel
-// starts to read what it missed, so that the ReadAt that follows takes 118 µs instead of 146.
+// BenchmarkReadFirst: 63 KB in the page cache cost 6.2 µs of CPU as with ReadAt, 8.8 µs the first time, 2.2 of it for
+// the checksum. BenchmarkReadNow, ext4 on a cloud disk: a miss takes 28 µs and makes the kernel start to read, so the
+// ReadAt that follows takes 118 µs instead of 146.
 func (s *Store) ReadAtNow(loc Loc, length int, p []byte, off int64) error {
 	return s.read(loc, length, p, off, true)
 }
 
-// Fetch has the kernel begin to read the first n bytes of the payload at loc, because somebody is about to.
-// It does not wait for the disk, unless that has stopped taking requests.
+// Fetch makes the kernel start to read the first n bytes of the payload at loc, for a read that follows soon. It does
+// not wait for the disk, unless that has stopped accepting requests.
 func (s *Store) Fetch(loc Loc, n int) {
 	g := s.segment(loc.Segment())
 	if g == nil {
@@ -99,7 +99,7 @@ func (s *Store) read(loc Loc, length int, p []byte, off int64, now bool) error {
 		return s.readError(loc, err)
 	}
 	if !known {
-		// By the number, not by t: the slots may have moved meanwhile, but never the numbers.
+		// By number, not by t: the slots may have moved meanwhile, but the numbers never change.
 		g.tab.Load().setChecked(i, first, last)
 	}
 	return nil
@@ -122,8 +122,8 @@ func (s *Store) readChecked(g *segment, loc Loc, length int, p []byte, off int64
 	head := st.head[:loc.gap()]
 	bufs := append(st.pieces[:0], head, rest[:pre], p, rest[pre:])
 	payload := loc.off() + int64(loc.gap()) + from
-	// The header lies right before the first block, so that one read brings both
-	// (BenchmarkReadFirst: 8.8 µs of CPU instead of 9.1 with two reads).
+	// The header is right before the first block, so one read fetches both (BenchmarkReadFirst: 8.8 µs of CPU instead
+	// of 9.1 with two reads).
 	if post == 0 {
 		bufs = bufs[:3]
 	}
@@ -169,8 +169,7 @@ func (s *Store) readPieces(f File, bufs [][]byte, off int64, now bool) error {
 	return err
 }
 
-// readNow fills the buffers with bytes that are in memory, or returns ErrWouldBlock. The end of the file
-// looks the same.
+// readNow fills the buffers with bytes in memory, or returns ErrWouldBlock; also at the end of the file.
 func (s *Store) readNow(f File, bufs [][]byte, off int64) error {
 	r, ok := f.(nowReader)
 	if !ok || s.noNow.Load() {
@@ -193,7 +192,7 @@ func (s *Store) readNow(f File, bufs [][]byte, off int64) error {
 	return err
 }
 
-// readError says what a failed read means.
+// readError classifies a failed read.
 func (s *Store) readError(loc Loc, err error) error {
 	switch {
 	case err == nil:

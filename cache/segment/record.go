@@ -31,8 +31,8 @@ const (
 
 	// flagEncrypted is set in a record whose payload is encrypted.
 	flagEncrypted = 1
-	// voidMagic stands where the magic of a record was that was made unreadable for good: a failed
-	// append between others, or damage that Check has repaired. Its length is the magic's.
+	// voidMagic replaces the magic of a voided record: a failed append between others, or damage that Check repaired.
+	// It is as long as the magic.
 	voidMagic = "SHVD"
 
 	// Widths of the parts of a Loc. A gap is the distance from a record to its payload.
@@ -40,14 +40,14 @@ const (
 	gapBits = 8
 	maxSeg  = 1<<(64-offBits-gapBits) - 1
 	maxGap  = (1<<gapBits - 1) * unit
-	// maxSegmentSize is what an offset in a Loc can reach.
+	// maxSegmentSize is the largest offset in a Loc.
 	maxSegmentSize = 1 << offBits * unit
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Record says what a payload is: Length bytes at Offset of the object that KeyHash names in Dataset,
-// in the version ETag, which is ObjectSize bytes long.
+// Record describes a payload: Length bytes at Offset of the object that KeyHash names in Dataset, in version ETag,
+// whose size is ObjectSize.
 type Record struct {
 	Dataset, KeyHash [16]byte
 	ETag             string
@@ -55,13 +55,13 @@ type Record struct {
 	Offset           int64
 	Length           int
 
-	// File is by what number the owner knows the object now. It is a hint, kept in the record table only, that
-	// finds the object again without a search.
+	// File is the owner's current number for the object. It is a hint, kept in the record table only, to find the
+	// object without a search.
 	File uint32
 }
 
-// Extent is what [Open] says of a record: it holds Length bytes at Offset of the version ID of an object of Dataset.
-// File is that of the record, or NoFile where a scan has found it.
+// Extent describes a record to visit of [Open]: Length bytes at Offset of the version ID of an object of Dataset.
+// File is that of the record, or NoFile if a scan found it.
 type Extent struct {
 	Dataset [16]byte
 	ID      VersionID
@@ -73,9 +73,9 @@ type Extent struct {
 // NoFile is no number of a file.
 const NoFile = math.MaxUint32
 
-// VersionID is by what record tables, and the manifests that they are compared with, know one version of one
-// object: the first 12 bytes of the SHA-256 of the key hash, the size (u64 LE), and the ETag. That two of a hundred
-// million versions have the same has a chance of 1 to 10^12.
+// VersionID identifies one version of one object in record tables and manifests: the first 12 bytes of the SHA-256 of
+// the key hash, the size (u64 LE), and the ETag. Among a hundred million versions two are equal with a probability of
+// 1 to 10^12.
 type VersionID [12]byte
 
 // IDOf returns the VersionID of an object.
@@ -93,7 +93,7 @@ func (r *Record) extent() Extent {
 	return Extent{Dataset: r.Dataset, ID: IDOf(r.KeyHash, r.ObjectSize, r.ETag), Offset: r.Offset, Length: r.Length, File: r.File}
 }
 
-// scanned is extent of a record that was read from a header.
+// scanned is extent for a record that was read from a header.
 func (r *Record) scanned() Extent {
 	x := r.extent()
 	x.File = NoFile
@@ -126,7 +126,7 @@ func headLen(etag, length int, encrypted bool) int {
 	return n
 }
 
-// RecordBytes returns what a payload of so many bytes takes of a segment: header and padding, too.
+// RecordBytes returns the bytes of a record in a segment, for a payload of length bytes, with header and padding.
 func RecordBytes(etag, length int, encrypted bool) int64 {
 	return alignUp(int64(headLen(etag, length, encrypted)), payloadAlign) + alignUp(int64(length), unit)
 }
@@ -139,7 +139,7 @@ func alignUp(n, to int64) int64 { return (n + to - 1) / to * to }
 // Loc says where a record lies. It is opaque; 0 is no record.
 type Loc uint64
 
-// Bytes returns what the record at the Loc, whose payload is length bytes long, takes of its segment.
+// Bytes returns the bytes of the record at the Loc in its segment, if its payload is length bytes long.
 func (l Loc) Bytes(length int) int64 { return alignUp(int64(l.gap())+int64(length), unit) }
 
 func makeLoc(seg uint32, off int64, gap int) Loc {
@@ -160,7 +160,7 @@ func (l Loc) String() string {
 	return fmt.Sprintf("segment %08d at %d", l.Segment(), l.off())
 }
 
-// appendHeader appends the header of a record that lies at off of the segment with this salt.
+// appendHeader appends the header of a record at off of the segment with this salt.
 func appendHeader(b []byte, r *Record, payload []byte, salt uint64, off int64, gap int) []byte {
 	start := len(b)
 	b = appendFields(b, r, salt, off, gap, 0)
@@ -204,7 +204,7 @@ func appendFields(b []byte, r *Record, salt uint64, off int64, gap int, flags ui
 	return b
 }
 
-// errHeader is the error of bytes that are not the header of a record at that place.
+// errHeader is returned for bytes that are not the header of a record at that place.
 var errHeader = errors.New("not a record header")
 
 // header is a parsed record header.
@@ -216,7 +216,7 @@ type header struct {
 	crcs  []byte // 4 bytes a block
 	etag  []byte
 	fixed []byte // the first recHeaderLen bytes
-	seal  []byte // of an encrypted record; nil where there is no room for it
+	seal  []byte // of an encrypted record; nil if there is no space for it
 	// encrypted says that payload, ETag, and dataset and key hash are encrypted.
 	encrypted bool
 }
@@ -247,7 +247,7 @@ func parseHeader(b []byte, salt uint64, off, size int64) (header, error) {
 	if crc != le.Uint32(b[12:]) {
 		return header{}, errHeader
 	}
-	// From here on only a bug or an attacker can make these fail.
+	// From here on only a bug or an attacker can make the checks fail.
 	flags := le.Uint16(b[6:])
 	if le.Uint16(b[4:]) != formatVersion || flags&^flagEncrypted != 0 {
 		return header{}, errHeader
@@ -270,8 +270,8 @@ func parseHeader(b []byte, salt uint64, off, size int64) (header, error) {
 	return h, nil
 }
 
-// checkBlocks compares the bytes of pieces, which together begin with block first and end at a block's
-// or the payload's end, with the checksums.
+// checkBlocks compares pieces with the checksums. Together they begin with block first and end at the end of a block
+// or of the payload.
 func (h *header) checkBlocks(first int, pieces ...[]byte) bool {
 	crc, room, i := uint32(0), BlockSize, first
 	for _, p := range pieces {
@@ -308,13 +308,13 @@ func parseSegmentHeader(b []byte, id uint32) (salt uint64, err error) {
 	if len(b) < segHeaderLen || string(b[:8]) != segmentMagic {
 		return 0, fmt.Errorf("%w: no segment header", ErrCorrupt)
 	}
-	// Every later format keeps these 64 bytes as they are, so the checksum comes before the version:
-	// damage to the version is not taken for a newer format.
+	// Every later format keeps these 64 bytes. The checksum is checked before the version, so that a damaged version
+	// is not taken for a newer format.
 	if le.Uint32(b[60:]) != crc32.Checksum(b[:60], castagnoli) {
 		return 0, fmt.Errorf("%w: damaged segment header", ErrCorrupt)
 	}
 	if v := le.Uint32(b[8:]); v > formatVersion {
-		return 0, fmt.Errorf("%w: format version %d, this one reads %d (use that version of shoal, or another --cache-dir)", ErrNewerFormat, v, formatVersion)
+		return 0, fmt.Errorf("%w: format version %d, but this version reads %d (use that version of shoal, or another --cache-dir)", ErrNewerFormat, v, formatVersion)
 	}
 	if n := le.Uint32(b[12:]); n != id || le.Uint32(b[8:]) != formatVersion {
 		return 0, fmt.Errorf("%w: the header is that of segment %08d", ErrCorrupt, n)
@@ -322,7 +322,7 @@ func parseSegmentHeader(b []byte, id uint32) (salt uint64, err error) {
 	return le.Uint64(b[16:]), nil
 }
 
-// headerID returns the number in a segment's header, or id where the header is damaged.
+// headerID returns the number in a segment's header, or id if the header is damaged.
 func headerID(b []byte, id uint32) uint32 {
 	if len(b) < segHeaderLen {
 		return id
@@ -334,8 +334,8 @@ func headerID(b []byte, id uint32) uint32 {
 	return n
 }
 
-// salvageSalt returns the salt of a segment whose header is damaged, from its first record. That lies right
-// behind the header, has a checksum of its own and says where it lies, so it is nothing else.
+// salvageSalt returns the salt of a segment whose header is damaged, from its first record. That follows the header
+// directly, and has its own checksum and offset, so it cannot be anything else.
 func salvageSalt(r io.ReaderAt, size int64) (salt uint64, ok bool) {
 	b := make([]byte, maxHeadLen)
 	n, err := r.ReadAt(b, segHeaderLen)
@@ -347,7 +347,7 @@ func salvageSalt(r io.ReaderAt, size int64) (salt uint64, ok bool) {
 	return salt, err == nil
 }
 
-// mendHeader writes the header of a segment anew.
+// mendHeader rewrites the header of a segment.
 func mendHeader(f File, id uint32, salt uint64) error {
 	if err := writeAt(f, appendSegmentHeader(nil, id, salt), 0); err != nil {
 		return err
@@ -372,8 +372,8 @@ type window struct {
 	off  int64 // of buf
 }
 
-// at returns the bytes from off on: at least need of them, or all up to the end of the file. On a miss
-// it reads fetch bytes.
+// at returns the bytes from off: at least need of them, or all up to the end of the file. On a miss it reads fetch
+// bytes.
 func (w *window) at(off int64, need, fetch int) ([]byte, error) {
 	need = int(min(int64(need), w.size-off))
 	if off < w.off || off+int64(need) > w.off+int64(len(w.buf)) {
@@ -392,15 +392,14 @@ func (w *window) at(off int64, need, fetch int) ([]byte, error) {
 	return w.buf[off-w.off:], nil
 }
 
-// scan calls found for each record that begins at from or behind it, from header to header. end is
-// where the next record would begin, and holes counts the places where no valid header was but
-// records followed. Only reading can fail.
+// scan calls found for each record that begins at from or later, from header to header. end is where the next record
+// would begin; holes counts the places without a valid header that records follow. Only reading can fail.
 func scan(r io.ReaderAt, salt uint64, from, size int64, found func(off int64, h *header)) (end int64, holes int, err error) {
 	w := window{r: r, size: size}
 	end = from
 	for end+recHeaderLen <= size {
 		b, err := w.at(end, maxHeadLen, scanHop)
-		if err != nil { // a bad sector behind the header is no matter here
+		if err != nil { // a bad sector behind the header does not matter here
 			b, err = w.at(end, maxHeadLen, maxHeadLen)
 		}
 		if err != nil { // one in the header: as if it were damaged
@@ -425,12 +424,12 @@ func scan(r io.ReaderAt, salt uint64, from, size int64, found func(off int64, h 
 
 const (
 	sector = 512
-	// maxBadSectors is how many sectors resync passes over in one chunk: a few bad pages of 4 KiB. A disk
-	// that fails them all is not asked for each.
+	// maxBadSectors is how many sectors resync skips in one chunk: a few bad pages of 4 KiB. If the disk fails more,
+	// it stops trying each.
 	maxBadSectors = 64
 )
 
-// patched is at for a chunk that cannot be read as a whole: the sectors that cannot be are zero.
+// patched is at for a chunk that cannot be read as a whole: unreadable sectors are zero.
 func (w *window) patched(off int64, n int) ([]byte, error) {
 	n = int(min(int64(n), w.size-off))
 	b := make([]byte, n)
@@ -448,8 +447,8 @@ func (w *window) patched(off int64, n int) ([]byte, error) {
 	return b, nil
 }
 
-// resync finds the first valid header at from or behind it; pos is 0 where there is none. Sectors that cannot
-// be read are passed over, but only if there is one behind them: otherwise what lies there is not known.
+// resync finds the first valid header at from or later; pos is 0 if there is none. Unreadable sectors are skipped
+// only if a header follows them: otherwise their content is unknown.
 func resync(w *window, salt uint64, from, size int64) (pos int64, h header, err error) {
 	var unread error
 	for at := from; at+recHeaderLen <= size; at += scanChunk {

@@ -10,30 +10,28 @@ import (
 )
 
 const (
-	// scrubRun is how much a scrub checks at a time, unless a record is longer: what it may hold in
-	// memory, and what pace is told at once.
+	// scrubRun is how much a scrub checks at a time, unless a record is longer. It bounds its memory, and the length
+	// passed to pace.
 	scrubRun = 1 << 20
-	// scrubStep is how much it reads at a time. What is not in memory of a step is read and forgotten as a
-	// whole, so a longer one would take more of others' pages with it. BenchmarkScrub, ext4 on a
-	// cloud disk: a scrub that is not paced reads 270 MB/s, so a full terabyte is checked within an hour.
+	// scrubStep is how much it reads at a time. A step that is not all in memory is read and dropped as a whole, so a
+	// longer one would evict more of others' pages. BenchmarkScrub, ext4 on a cloud disk: without pace a scrub reads
+	// 270 MB/s, so a full terabyte takes about an hour.
 	scrubStep = BlockSize
-	// scrubErrors is how many runs may be unreadable before a scrub gives up: one bad sector should
-	// not hide the rest, and a dead disk should not be asked a million times.
+	// scrubErrors is how many runs may be unreadable before a scrub gives up: one bad sector must not hide the rest,
+	// and a dead disk should not be read a million times.
 	scrubErrors = 8
 )
 
-// Scrub reads and checks the records that have blocks that were not checked since Open, the oldest
-// segment first, so that damage is found before somebody waits for the bytes. What is right need not be
-// checked again by reads. What is not is passed to bad, and the owner frees it; where not even the header is
-// right, the record has Length 0, and Free takes the Loc, but it is equal to none that Append returned.
-// pace, unless it is nil, is called after each read with its length, and sleeps as long as the owner
-// wants. What the disk fails to read stays unchecked, and the error is returned in the end.
+// Scrub reads and checks the records with blocks that were not checked since Open, the oldest segment first, so that
+// damage is found before a reader needs the bytes. Reads need not check good blocks again. Damaged records are passed
+// to bad, for the owner to free. If even the header is damaged, the record has Length 0; Free accepts its Loc, but it
+// equals none that Append returned. pace, unless nil, is called after each read with its length, and sleeps as long
+// as the owner wants. Unreadable records stay unchecked, and the error is returned at the end.
 //
-// A scrub leaves the page cache as it was, to 128 KiB. It reads by its own descriptor, without read-ahead,
-// first what is in memory (RWF_NOWAIT), then the rest, and only that is dropped again
-// (POSIX_FADV_DONTNEED): a cache is larger than memory, so the pages of one pass would push out those
-// that readers use and not live until their own use. Where the file system cannot tell what
-// is in memory nothing is dropped, since that might be what readers use.
+// A scrub leaves the page cache as it was, to 128 KiB. It reads by its own descriptor, without read-ahead: first the
+// bytes in memory (RWF_NOWAIT), then the rest, and drops only these (POSIX_FADV_DONTNEED). A cache is larger than
+// memory, so the pages of one pass would evict those in use and be evicted before their own use. If the file system
+// cannot tell what is in memory nothing is dropped, since it might be in use.
 func (s *Store) Scrub(ctx context.Context, pace func(n int), bad func(Record, Loc)) error {
 	return s.scrub(ctx, pace, bad, false)
 }
@@ -49,7 +47,7 @@ type scrubber struct {
 	errs []error
 }
 
-// errGiveUp ends a scrub whose errors are in errs.
+// errGiveUp ends a scrub; the errors are in errs.
 var errGiveUp = errors.New("the scrub gave up")
 
 func (s *Store) scrub(ctx context.Context, pace func(n int), bad func(Record, Loc), all bool) error {
@@ -91,8 +89,8 @@ func (x *scrubber) todo(g *segment) ([]scrubRecord, error) {
 		if g.isDead(i) || g.entries != nil && g.entries[i].state != done {
 			continue
 		}
-		// The slot counts header and padding, so it may have a bit more than the payload has blocks,
-		// which only a scrub sets.
+		// The slot includes header and padding, so it may have one bit more than the payload has blocks. Only a scrub
+		// sets that bit.
 		r := t.recs[i]
 		size := int64(r.units) * unit
 		if x.all || !t.isChecked(i, 0, blocks(int(size))-1) {
@@ -131,7 +129,7 @@ func (x *scrubber) segment(g *segment) error {
 		if x.s.segment(g.id) != g {
 			return nil
 		}
-		// A run ends where it is long enough, and where what needs no check lies between.
+		// A run ends when it is long enough, and before a record that needs no check.
 		n := 1
 		for n < len(todo) && todo[n].off == todo[n-1].off+todo[n-1].size && todo[n].off+todo[n].size-todo[0].off <= scrubRun {
 			n++
@@ -144,7 +142,7 @@ func (x *scrubber) segment(g *segment) error {
 	return nil
 }
 
-// failed counts an error of the disk.
+// failed counts a disk error.
 func (x *scrubber) failed(g *segment, err error) error {
 	x.s.readErrors.Add(1)
 	x.errs = append(x.errs, fmt.Errorf("segment: scrub segment %08d: %w", g.id, err))
@@ -193,7 +191,7 @@ func (x *scrubber) run(g *segment, f File, recs []scrubRecord) error {
 	return nil
 }
 
-// what returns where a record lies, as far as the memory knows, and whether it is alive still.
+// what returns the place of a record, as far as the slots know it, and whether it is still alive.
 func (x *scrubber) what(g *segment, r scrubRecord) (loc Loc, ok bool) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
@@ -207,10 +205,9 @@ func (x *scrubber) what(g *segment, r scrubRecord) (loc Loc, ok bool) {
 	return makeLoc(g.id, r.off, 0), true
 }
 
-// fill reads a run, a step at a time, and forgets what it alone brought in. n is less where the file ends.
+// fill reads a run, a step at a time, and drops the pages that it brought in. n is less at the end of the file.
 //
-// A refused ReadNowAt has the kernel bring in what was asked for, so no more is asked for than is forgotten
-// again.
+// A refused ReadNowAt makes the kernel read the requested range, so only that much is requested as is dropped again.
 func (x *scrubber) fill(f File, buf []byte, off int64) (n int, err error) {
 	const page = 4096 // only whole pages can be forgotten
 	r, ok := f.(nowReader)

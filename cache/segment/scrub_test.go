@@ -285,10 +285,11 @@ func TestReadNowOnDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		after = resident(t, f)
-		if after > before+1<<20 || s.Stats().Scrubbed != int64(20*(try+1)) {
-			t.Fatalf("%d bytes in memory, %d before; %d scrubbed", after, before, s.Stats().Scrubbed)
+		if n := s.Stats().Scrubbed; n != int64(20*(try+1)) {
+			t.Fatalf("%d scrubbed in %d scrubs", n, try+1)
 		}
-		if after >= before-2*BlockSize {
+		// A busy kernel may drop more than it was asked to, or not what it was asked to, but not each time.
+		if after >= before-2*BlockSize && after <= before+1<<20 {
 			break
 		}
 		if try == 20 {

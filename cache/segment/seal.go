@@ -23,11 +23,11 @@ func sealLen(length int) int { return seedLen + tagLen*(1+blocks(length)) }
 
 const maxSealLen = seedLen + tagLen*(1+ExtentSize/BlockSize)
 
-// sealer encrypts the records of one segment; nil where the store has no key.
+// sealer encrypts the records of one segment; nil if the store has no key.
 type sealer struct{ records, tables cipher.AEAD }
 
-// newSealer derives the keys of the segment with this salt. Each segment has its own, so that what one key
-// encrypts is bounded by what fits a segment.
+// newSealer derives the keys of the segment with this salt. Each segment has its own, so one key encrypts at most a
+// segment.
 func newSealer(k *crypt.Key, salt uint64) *sealer {
 	if k == nil {
 		return nil
@@ -36,13 +36,13 @@ func newSealer(k *crypt.Key, salt uint64) *sealer {
 	return &sealer{k.AEAD("records of a segment", s), k.AEAD("tables of a segment", s)}
 }
 
-// nonce is the 96 bits that must never be used twice with one segment's key:
+// nonce is the 96 bits that must never be repeated with one segment's key:
 //
 //	u32 BE  bit 31: it is the identity's; bits 5..30: offset of the record / 64; bits 0..4: number of the block
 //	8 bytes the record's seed, random
 //
-// Two records at different offsets differ in the first half. Two at the same offset of the same segment,
-// because a crash or a failed write made the first one void, differ in the seed.
+// Records at different offsets differ in the first half. Two at the same offset of the same segment, because a crash
+// or a failed write voided the first one, differ in the seed.
 type nonce [4 + seedLen]byte
 
 const identityBit = 1 << 31
@@ -52,14 +52,14 @@ func (n *nonce) set(seed []byte, off int64, low uint32) {
 	copy(n[4:], seed)
 }
 
-// Of an encrypted header: which bytes are the identity, encrypted in place, and which are bound to it.
+// The bytes of an encrypted header that are the identity, encrypted in place, and those bound to it.
 const (
 	identityAt  = 32 // dataset and key hash
 	identityLen = 32
 	boundLen    = 12 + 16 + 32
 )
 
-// bound returns what the identity's tag covers beside it: all the rest of a header but its checksum.
+// bound returns the bytes that the identity's tag also covers: the rest of a header without its checksum.
 func bound(h []byte, buf *[boundLen]byte) []byte {
 	copy(buf[copy(buf[:], h[:12]):], h[16:identityAt])
 	copy(buf[28:], h[identityAt+identityLen:recHeaderLen])
@@ -99,14 +99,14 @@ func (k *sealer) appendSealed(b []byte, r *Record, payload, ct []byte, salt uint
 	return b
 }
 
-// sealBuffers hold a block and its tag, which GCM wants behind it.
+// sealBuffers hold a block and its tag, which GCM needs right after it.
 var sealBuffers = sync.Pool{New: func() any { return new([BlockSize + tagLen]byte) }}
 
-// ours reports whether the record is one that a store with this sealer, or without one, reads. A store with a
-// key takes no record in clear: anybody who can write to the disk could have put it there.
+// ours reports whether a store with this sealer, or without one, reads the record. A store with a key reads no
+// unencrypted record: anybody who can write to the disk could have put it there.
 func (h *header) ours(k *sealer) bool { return h.encrypted == (k != nil) }
 
-// record returns the record with its ETag. It fails where the header was not sealed with this key.
+// record returns the record with its ETag. It fails if the header was not sealed with this key.
 func (h *header) record(k *sealer) (Record, bool) {
 	r := h.rec
 	if k == nil {
@@ -130,8 +130,8 @@ func (h *header) record(k *sealer) (Record, bool) {
 	return r, true
 }
 
-// openBlock decrypts block i to dst, which is as long as the block. sealed is the block with room for the tag
-// behind it; dst may be its begin. It reports whether every bit is as it was sealed.
+// openBlock decrypts block i to dst, which is as long as the block. sealed is the block with space for the tag behind
+// it; dst may be its start. It reports whether the block is authentic.
 func (h *header) openBlock(k *sealer, n *nonce, i int, dst, sealed []byte) bool {
 	if h.seal == nil {
 		return false
@@ -142,7 +142,7 @@ func (h *header) openBlock(k *sealer, n *nonce, i int, dst, sealed []byte) bool 
 	return err == nil
 }
 
-// intact reports whether the whole payload is right, by its checksums or by its tags.
+// intact reports whether the whole payload matches its checksums or tags.
 func (h *header) intact(k *sealer, payload []byte) bool {
 	for i := range blocks(h.rec.Length) {
 		if !h.intactBlock(k, i, payload[i*BlockSize:min((i+1)*BlockSize, h.rec.Length)]) {
@@ -171,7 +171,7 @@ func (k *sealer) sealTable(id uint32, table []byte) []byte {
 	return append([]byte{sealedTable}, crypt.Seal(k.tables, table, binary.LittleEndian.AppendUint32(nil, id))...)
 }
 
-// openTable is the reverse of sealTable. A table in clear is none of a store with a key.
+// openTable is the reverse of sealTable. With a key, an unencrypted table is invalid.
 func (k *sealer) openTable(id uint32, b []byte) ([]byte, error) {
 	if k == nil {
 		return b, nil
@@ -189,9 +189,9 @@ func (k *sealer) openTable(id uint32, b []byte) ([]byte, error) {
 // sealedRun is how many blocks of an encrypted record are read at a time: the 512 KiB that FUSE asks for at most.
 const sealedRun = 4
 
-// readSealed reads whole blocks, from first to last, and decrypts what the caller wants of them to p. The
-// blocks come into memory of the read's own with a gap behind each, where GCM wants the tag, and from there
-// to p: that is the copy that a read in clear does not have, and it is done by the decryption.
+// readSealed reads whole blocks, from first to last, and decrypts the wanted bytes to p. The blocks are read into the
+// read's own memory, with a gap after each, where GCM needs the tag, and decrypted from there to p. So the extra copy
+// compared with an unencrypted read is done by the decryption.
 func (s *Store) readSealed(g *segment, loc Loc, length int, p []byte, off int64, first, last int, now bool) error {
 	st := readStates.Get().(*readState)
 	defer st.release()

@@ -5,16 +5,15 @@ import (
 	"sync/atomic"
 )
 
-// slot is where a record lies; 12 bytes are all that the memory holds of it once its segment is
-// sealed.
+// slot is the place of a record. These 12 bytes are all the memory that a record of a sealed segment needs.
 type slot struct {
 	off   uint32 // in units
 	units uint32 // with padding
 	block uint32 // number of its first block in the segment
 }
 
-// slots are the records of one segment by ascending offset, and one bit a block that says that its
-// checksum was right. There is one writer, which holds the store's lock; readers take none.
+// slots are the records of one segment by ascending offset, and one bit per block that says that its checksum was
+// correct. The only writer holds the store's lock; readers take none.
 type slots struct {
 	n       atomic.Int64 // recs[:n] can be read
 	recs    []slot
@@ -25,8 +24,8 @@ func newSlots(recs, blocks int) *slots {
 	return &slots{recs: make([]slot, recs), checked: make([]uint64, (blocks+63)/64)}
 }
 
-// resized returns a copy with room for so many records and blocks. A bit that is set in the old one
-// meanwhile is lost, and the block is checked once more.
+// resized returns a copy with space for so many records and blocks. A bit that is set in the old one meanwhile is
+// lost, and that block is checked once more.
 func (t *slots) resized(recs, blocks int) *slots {
 	r := newSlots(recs, blocks)
 	n := t.n.Load()
@@ -78,7 +77,7 @@ func (t *slots) find(off int64) int {
 	return -1
 }
 
-// isChecked reports whether all blocks from first to last of record i were found right.
+// isChecked reports whether all blocks from first to last of record i were checked.
 func (t *slots) isChecked(i, first, last int) bool {
 	for b := int(t.recs[i].block) + first; b <= int(t.recs[i].block)+last; b++ {
 		if atomic.LoadUint64(&t.checked[b/64])&(1<<(b%64)) == 0 {

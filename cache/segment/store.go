@@ -19,27 +19,27 @@ import (
 )
 
 var (
-	// ErrCorrupt is wrapped by errors about bytes that are not those that were written. The caller
-	// frees the record and fetches again.
+	// ErrCorrupt is wrapped by errors about bytes that differ from those written. The caller frees the record and
+	// fetches again.
 	ErrCorrupt = errors.New("corrupt")
 	// ErrGone is returned for a Loc whose segment was dropped. The caller fetches again.
 	ErrGone = errors.New("segment: the record's segment was dropped")
-	// ErrFull is returned when an append would pass MaxBytes or the Budget. The caller drops a segment
-	// or does without.
+	// ErrFull is returned if an append would exceed MaxBytes or the Budget. The caller drops a segment or does
+	// without.
 	ErrFull = errors.New("segment: the store is full")
 	// ErrWouldBlock is returned by ReadAtNow for bytes that are not in memory.
 	ErrWouldBlock = errors.New("segment: the read would wait for the disk")
-	// ErrNewerFormat is wrapped by Open's error about a segment of a format version that this
-	// program does not know.
+	// ErrNewerFormat is wrapped by Open's error about a segment of a format version that this program does not
+	// support.
 	ErrNewerFormat = errors.New("written by a newer version of shoal")
 	// ErrClosed is returned by a closed store.
 	ErrClosed = errors.New("segment: the store is closed")
 )
 
-// payloadAlign is the alignment of payloads in a segment, in bytes. BenchmarkAlign: a read of 63 KB from
-// the page cache costs 9.0 µs of CPU at 4096, 9.5 µs at 64. That is less than 1% of what a file costs
-// through FUSE, and it would take 2 KiB a record on average: 3% of the cache for photographs, a third
-// for files of 4 KB. Headers carry the offset of the payload, so this can change without a new format.
+// payloadAlign is the alignment of payloads in a segment, in bytes. BenchmarkAlign: a read of 63 KB from the page
+// cache costs 9.0 µs of CPU at 4096, 9.5 µs at 64. The difference is less than 1% of a file read through FUSE; 4096
+// would waste 2 KiB per record on average: 3% of the cache for photographs, a third for files of 4 KB. Headers carry
+// the offset of the payload, so this can change without a new format.
 const payloadAlign = 64
 
 const (
@@ -48,37 +48,35 @@ const (
 	maxDefaultSize     = 2 << 30
 )
 
-// Index keeps the record tables of segments, so that Open need not scan them. A lost index loses no
-// data. Its methods are called by one goroutine at a time for one segment.
+// Index keeps the record tables of segments, so that Open need not scan them. Losing the index loses no data. For one
+// segment its methods are called by one goroutine at a time.
 type Index interface {
-	// CommitSegment durably replaces what is kept of a segment. The table covers the records
-	// before size. It must not be retained.
+	// CommitSegment durably replaces the entry of a segment. The table covers the records before size. It must not be
+	// retained.
 	CommitSegment(id uint32, size int64, sealed bool, table []byte) error
 	// LoadSegments calls yield for each segment by ascending number and returns its error, if any.
 	// The table must not change afterwards.
 	LoadSegments(yield func(id uint32, size int64, sealed bool, table []byte) error) error
-	// DropSegment forgets a segment; one that is not there is no error.
+	// DropSegment forgets a segment; an unknown one is no error.
 	DropSegment(id uint32) error
 }
 
 // Options of a store.
 type Options struct {
-	// SegmentSize is the size from which no more records are added to a segment, in bytes. The
-	// default is 256 MiB; less where MaxBytes (or the Budget) is small, so that there are 16 segments to choose
-	// from when one must go, and more where MaxBytes is huge, so that there are at most some 4,096
-	// open files.
+	// SegmentSize is the size from which a segment takes no more records, in bytes. The default is 256 MiB; less if
+	// MaxBytes (or the Budget) is small, so that there are 16 segments to choose from when one must be dropped, and
+	// more if MaxBytes is huge, so that there are at most some 4,096 open files.
 	SegmentSize int64
-	// MaxBytes is the most that all segments may take, headers and padding counted; 0 is no limit.
+	// MaxBytes limits the size of all segments, with headers and padding; 0 means no limit.
 	MaxBytes int64
-	// Budget is a second bound, shared with other stores; nil is none. A store gives back what it took
-	// when it is closed.
+	// Budget is a second limit, shared with other stores; nil means none. A store gives its bytes back when it is
+	// closed.
 	Budget *Budget
-	// Key encrypts what is written; nil writes in clear. What is on the disk in the other way is not read.
+	// Key encrypts records; nil: no encryption. Records on disk of the other kind are not read.
 	Key *crypt.Key
 	// Index keeps the record tables; without one, Open scans all segments.
 	Index Index
-	// Logger gets what recovery found and what a background fsync failed with. The default is
-	// [slog.Default].
+	// Logger gets the findings of recovery and the errors of background fsyncs. The default is [slog.Default].
 	Logger *slog.Logger
 	// FS is the file system; the default is the operating system's.
 	FS FS
@@ -98,7 +96,7 @@ func (o *Options) setDefaults() error {
 			o.SegmentSize = min(max(o.SegmentSize, bound/4096), maxDefaultSize)
 		}
 	}
-	// A record that begins before SegmentSize must be within reach of a Loc.
+	// A Loc must be able to address a record that begins before SegmentSize.
 	if o.SegmentSize < segHeaderLen || o.SegmentSize > maxSegmentSize {
 		return fmt.Errorf("segment size of %d bytes, want at most %d", o.SegmentSize, int64(maxSegmentSize))
 	}
@@ -111,8 +109,8 @@ func (o *Options) setDefaults() error {
 	return nil
 }
 
-// Store is a folder of segments. It is safe for concurrent use. One process at a time may have it open;
-// the owner of the cache folder sees to that.
+// Store is a folder of segments. It is safe for concurrent use. Only one process at a time may open it; the owner of
+// the cache folder ensures that.
 type Store struct {
 	dir   string
 	o     Options
@@ -120,8 +118,7 @@ type Store struct {
 
 	segs atomic.Pointer[map[uint32]*segment] // replaced, never changed; by the holder of mu
 
-	// mu is never held while the disk is waited for, so that a disk that hangs stops only those who
-	// need it.
+	// mu is never held while waiting for the disk, so that a hanging disk blocks only calls that need it.
 	mu       sync.Mutex
 	idle     sync.Cond // an append ended, or moving did
 	active   *segment  // takes appends; nil before the first one
@@ -219,8 +216,8 @@ func (s *Store) sorted() []*segment {
 	return segs
 }
 
-// take takes n bytes and reports whether they were left within both bounds, or beyond them if they need not
-// be. The caller holds mu.
+// take takes n bytes and reports whether both limits allow them; with beyond set, it takes them in any case. The
+// caller holds mu.
 func (s *Store) take(n int64, beyond bool) bool {
 	switch b := s.o.Budget; {
 	case beyond && b != nil:
@@ -241,7 +238,7 @@ func (s *Store) give(n int64) {
 	}
 }
 
-// giveAll gives back to the budget what the store still has of it.
+// giveAll returns all bytes of the store to the budget.
 func (s *Store) giveAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -251,8 +248,8 @@ func (s *Store) giveAll() {
 	s.returned = true
 }
 
-// SetMaxBytes changes Options.MaxBytes; 0 is no limit. What is there stays: where it is more than n,
-// appends get ErrFull until enough was dropped. The segment size stays, too.
+// SetMaxBytes changes Options.MaxBytes; 0 means no limit. Existing records stay: above n, appends get ErrFull until
+// enough was dropped. The segment size stays, too.
 func (s *Store) SetMaxBytes(n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -297,9 +294,9 @@ func writeAt(f File, p []byte, off int64) error {
 	return err
 }
 
-// Append writes a record. It returns ErrFull when that would pass MaxBytes or the Budget, before anything
-// is written; any other error is the file system's, and then nothing is kept of the record. The payload
-// is the caller's again when Append returns.
+// Append writes a record. It returns ErrFull, before anything is written, if that would exceed MaxBytes or the
+// Budget. Any other error is the file system's; then nothing of the record is kept. The caller owns the payload again
+// when Append returns.
 func (s *Store) Append(rec Record, payload []byte) (Loc, error) { return s.append(rec, payload, false) }
 
 func (s *Store) append(rec Record, payload []byte, beyond bool) (Loc, error) {
@@ -316,7 +313,7 @@ func (s *Store) append(rec Record, payload []byte, beyond bool) (Loc, error) {
 	return s.finish(g, i, &e, s.write(g, &e, &rec, payload))
 }
 
-// reserve takes the space for a record in the segment in use, or in a new one where it does not fit.
+// reserve takes the space for a record in the segment in use, or in a new one if it does not fit.
 func (s *Store) reserve(rec Record, beyond bool) (g *segment, i int, e entry, err error) {
 	known := rec.extent()
 	s.mu.Lock()
@@ -375,8 +372,7 @@ func (s *Store) reserve(rec Record, beyond bool) (g *segment, i int, e entry, er
 	return g, i, e, nil
 }
 
-// retire lets a segment take no more appends; it is sealed once those under way have ended. The caller
-// holds mu.
+// retire makes a segment take no more appends; it is sealed once the pending ones have ended. The caller holds mu.
 func (s *Store) retire(g *segment) {
 	if g == nil {
 		return
@@ -399,10 +395,10 @@ func (s *Store) wakeSealer(g *segment) {
 
 var headerPool = sync.Pool{New: func() any { return new([maxHeadLen]byte) }}
 
-// cipherPool holds encrypted payloads on their way to the disk, of one writer as a rule.
+// cipherPool holds encrypted payloads on their way to the disk, usually of one writer.
 var cipherPool = sync.Pool{New: func() any { return new([]byte) }}
 
-// write writes payload and header, in this order: where there is a header there is a payload.
+// write writes payload and header, in this order, so that every header has its payload.
 func (s *Store) write(g *segment, e *entry, rec *Record, payload []byte) error {
 	buf := headerPool.Get().(*[maxHeadLen]byte)
 	defer headerPool.Put(buf)
@@ -424,8 +420,7 @@ func (s *Store) write(g *segment, e *entry, rec *Record, payload []byte) error {
 	}
 	killpoint.Pass("segment.append.payload")
 	if err := writeAt(g.f, h, e.off); err != nil {
-		// The header may be there all the same, or a part of it, which looks like damage. If this
-		// fails, too, fsck tells of it.
+		// The header may have been written in part, which looks like damage. If this write fails, too, fsck reports it.
 		_ = writeAt(g.f, []byte(voidMagic), e.off)
 		killpoint.Pass("segment.undo.void")
 		return err
@@ -454,11 +449,11 @@ func (s *Store) finish(g *segment, i int, e *entry, err error) (Loc, error) {
 			g.entries[i].state = void
 			g.setDead(i)
 		} else {
-			// Nobody has reserved space behind it: give it back. Otherwise the hole stays, as
-			// garbage; a scan finds no header there and goes on behind it.
+			// No space is reserved behind it: give it back. Otherwise the hole stays as garbage; a scan finds no header
+			// there and continues behind it.
 			s.moving = true
 			s.mu.Unlock()
-			// The blocks of a partial write. If this fails, too, the next append overwrites them.
+			// Frees the blocks of a partial write. If this fails, too, the next append overwrites them.
 			_ = g.f.Truncate(e.off)
 			killpoint.Pass("segment.undo.cut")
 			s.mu.Lock()
@@ -482,8 +477,8 @@ func (s *Store) finish(g *segment, i int, e *entry, err error) (Loc, error) {
 	return makeLoc(g.id, e.off, e.gap), nil
 }
 
-// Free says that the record at loc is dead: replaced, of a stale version, or corrupt. Its space counts
-// as garbage until its segment is dropped. Freeing it again does nothing.
+// Free marks the record at loc as dead: replaced, of a stale version, or corrupt. Its space counts as garbage until
+// its segment is dropped. Freeing it again does nothing.
 func (s *Store) Free(loc Loc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -512,7 +507,7 @@ func (s *Store) Sync() error {
 	return s.commitAll(false)
 }
 
-// commitAll commits what is finished: of all segments, or only the segments that take no more appends.
+// commitAll commits all finished records, or only those of segments that take no more appends.
 func (s *Store) commitAll(retiredOnly bool) error {
 	var errs []error
 	for _, g := range s.sorted() {
@@ -523,8 +518,7 @@ func (s *Store) commitAll(retiredOnly bool) error {
 	return errors.Join(errs...)
 }
 
-// commitSegment fsyncs a segment and then commits the table of its records up to the first append that
-// is under way.
+// commitSegment fsyncs a segment and then commits the table of its records up to the first pending append.
 func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 	g.commit.Lock()
 	defer g.commit.Unlock()
@@ -546,8 +540,7 @@ func (s *Store) commitSegment(g *segment, retiredOnly bool) error {
 		}
 	}
 	dirSynced := g.dirSynced
-	// A table would say that the records that cannot be read, which it cannot hold, are not there; so the
-	// next Open scans.
+	// The table cannot hold records that cannot be read, and without them it would be wrong; so the next Open scans.
 	tabled := s.o.Index != nil && g.encrypted == 0
 	idle := upTo == g.committed && !seal && g.pending == 0
 	s.mu.Unlock()
@@ -593,8 +586,7 @@ func (s *Store) seal() {
 	}
 }
 
-// Used returns what all segments take, in bytes, with headers, padding, garbage, and what appends
-// under way have reserved.
+// Used returns the bytes of all segments, with headers, padding, garbage, and the reservations of pending appends.
 func (s *Store) Used() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -607,7 +599,7 @@ type Stats struct {
 	Records      int   // live ones
 	UsedBytes    int64 // all of the files
 	LiveBytes    int64 // live records, with headers and padding, and those that cannot be read
-	Encrypted    int   // records that this store cannot read, and keeps: encrypted without a key, in clear with one
+	Encrypted    int   // records that this store cannot read, but keeps: encrypted without a key, unencrypted with one
 	Appends      int64
 	AppendErrors int64
 	Reads        int64
@@ -626,11 +618,11 @@ type Recovery struct {
 	Scanned     int   // records that no table covered
 	Holes       int   // places without a valid header before the last record: damage, or an append that a crash cut off
 	TornBytes   int64 // cut off behind the last record
-	Lost        int   // records in a committed table that the file does not hold any more
+	Lost        int   // records in a committed table that the file no longer has
 	BadTables   int   // tables that could not be read; their segments were scanned
 	BadSegments int   // files without a valid segment header, removed
-	Mended      int   // damaged segment headers, written anew
-	Encrypted   int   // records that this store cannot read, and keeps
+	Mended      int   // damaged segment headers, rewritten
+	Encrypted   int   // records that this store cannot read, but keeps
 }
 
 // Stats returns the current numbers.
@@ -660,7 +652,7 @@ type SegmentInfo struct {
 	Active  bool  // takes appends
 }
 
-// Segments returns the segments by ascending number, which is the order of their making.
+// Segments returns the segments by ascending number, which is the order of their creation.
 func (s *Store) Segments() []SegmentInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -678,9 +670,9 @@ func (s *Store) Segments() []SegmentInfo {
 	return infos
 }
 
-// Close waits for appends under way, makes everything durable, and closes the files. It seals nothing:
-// the next Open goes on with the segment in use. Reads that come later get ErrGone. What the store took
-// of its Budget is given back, though the files stay: from here on they are the host's to count.
+// Close waits for pending appends, makes everything durable, and closes the files. It does not seal the segment in
+// use: the next Open goes on with it. Later reads get ErrGone. The store's bytes are returned to its Budget although
+// the files stay: from here on the host must count them.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	if s.closed {

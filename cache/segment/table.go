@@ -60,8 +60,8 @@ var errTable = errors.New("damaged record table")
 // leastEntry is the least that an entry of a table takes.
 const leastEntry = 5 + 16
 
-// parseTable returns the records of a table that lie before size, and how many do not. It checks all
-// that a read relies on.
+// parseTable returns the records of a table that lie before size, and how many do not. It checks everything that a
+// read relies on.
 func parseTable(b []byte, size int64) (entries []entry, lost int, err error) {
 	le := binary.LittleEndian
 	if len(b) < 6 || b[0] != tableVersion {
@@ -104,7 +104,7 @@ func parseTable(b []byte, size int64) (entries []entry, lost int, err error) {
 	return entries, int(count) - len(entries), nil
 }
 
-// tableReader takes numbers and bytes from the begin of b; bad is set once there are not enough.
+// tableReader reads numbers and bytes from the start of b; bad is set when there are not enough.
 type tableReader struct {
 	b   []byte
 	bad bool

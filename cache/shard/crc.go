@@ -4,8 +4,8 @@ import "hash/crc32"
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// crcShift returns crc as it acts on n bytes further on: the CRC32C of a||b is
-// crcShift(crc(a), len(b)) ^ crc(b). So the pieces of a member can be summed up in any order.
+// crcShift moves crc n bytes on: the CRC32C of a||b is crcShift(crc(a), len(b)) ^ crc(b). So the pieces of a member
+// can be summed in any order.
 //
 // Appending n zero bytes multiplies by x^(8n) modulo the polynomial, which takes log n squarings.
 func crcShift(crc uint32, n int64) uint32 {

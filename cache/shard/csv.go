@@ -12,8 +12,8 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// Of an object of rows each row is a file, which lies in the object as a member does in a tar: OBJECT/000000000000.row
-// and so on, without its line end. The first row names the columns and is OBJECT/columns.
+// Each row of an object is a file inside the object, as a member is in a tar: OBJECT/000000000000.row and so on,
+// without its line end. The first row names the columns and is OBJECT/columns.
 const (
 	// ColumnsName is the file that holds an object's first row.
 	ColumnsName = "columns"
@@ -34,7 +34,7 @@ type Rows struct {
 	prefix  string
 }
 
-// OpenRows lists the objects. Others beside them are left alone.
+// OpenRows lists the objects. It ignores others beside them.
 func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source) (*Rows, error) {
 	s := &Rows{r: r, prefix: src.Prefix}
 	for o, err := range r.List(ctx, src.Prefix) {
@@ -46,14 +46,14 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source) (*Row
 		}
 	}
 	if len(s.Objects) == 0 {
-		return nil, fmt.Errorf("%s holds no .csv and no .tsv (leave --records out to read it file by file)", src)
+		return nil, fmt.Errorf("%s contains no .csv and no .tsv file (omit --records to read it file by file)", src)
 	}
 	return s, nil
 }
 
-// Members yields the rows of all objects, in order. It reads each object once, by ranges in parallel. Rows are
-// RFC 4180's: a field in quotes may hold line ends, and quotes written twice; a quote within an unquoted field is a
-// character. Empty lines are no rows. It fails where objects have different columns, and where a quote has no end.
+// Members yields the rows of all objects, in order. It reads each object once, in parallel ranges. Rows are as in RFC
+// 4180: a quoted field may contain line ends, and quotes written twice; a quote within an unquoted field is a
+// character. Empty lines are skipped. It fails if objects have different columns, or a quote is not closed.
 func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 	type found struct {
 		m   Member
@@ -98,7 +98,7 @@ func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 				return
 			}
 			if !bytes.Equal(headers[i], headers[0]) {
-				yield(Member{}, fmt.Errorf("%s has the columns %.200q, %s has %.200q: the objects of a dataset have the same columns in the same order",
+				yield(Member{}, fmt.Errorf("%s has the columns %.200q, %s has %.200q: all objects of a dataset must have the same columns in the same order",
 					s.Objects[i].Key, headers[i], s.Objects[0].Key, headers[0]))
 				return
 			}
@@ -143,7 +143,7 @@ func (s *Rows) scan(ctx context.Context, i int, emit func(Member) bool) (header 
 		return nil, err
 	}
 	if header == nil {
-		return nil, fmt.Errorf("it is empty, a first row that names the columns is expected")
+		return nil, fmt.Errorf("it is empty, but its first row must name the columns")
 	}
 	return header, nil
 }
@@ -185,7 +185,7 @@ func (s *Rows) chunks(ctx context.Context, o objstore.Object) iter.Seq2[[]byte, 
 	}
 }
 
-// rowScanner cuts a text into rows, chunk by chunk.
+// rowScanner splits a text into rows, chunk by chunk.
 type rowScanner struct {
 	comma byte
 	row   func(from, to int64, text []byte) bool // text is valid until it returns; false: no more
@@ -240,7 +240,7 @@ func (p *rowScanner) feed(b []byte) error {
 	p.text = append(p.text, b[start:]...)
 	p.at += int64(len(b))
 	if len(p.text) > maxRow+csvChunk {
-		return fmt.Errorf("the row at byte %d has more than %d bytes: is there a quote without end?", p.begin, maxRow)
+		return fmt.Errorf("the row at byte %d has more than %d bytes: is a closing quote missing?", p.begin, maxRow)
 	}
 	return nil
 }
@@ -257,7 +257,7 @@ func (p *rowScanner) cut(at int64) {
 
 func (p *rowScanner) end() error {
 	if p.quoted && !p.quote {
-		return fmt.Errorf("the row at byte %d has a quote without end", p.begin)
+		return fmt.Errorf("the row at byte %d has no closing quote", p.begin)
 	}
 	if len(p.text) > 0 {
 		p.cut(p.at)

@@ -1,5 +1,5 @@
-// Package shard packs the files of a dataset into tar shards and reads shards as datasets, its own
-// and anybody's WebDataset tars.
+// Package shard packs the files of a dataset into tar shards, and reads shards as datasets: its own and any
+// WebDataset tars.
 //
 // # Shard set
 //
@@ -9,22 +9,21 @@
 //	PREFIX/shoal-manifest.json     the set: dataset version, seed, shards (see [Summary])
 //	PREFIX/shoal-pack.json         only while the set is being packed: what is packed
 //
-// A shard is written before its index and the manifest last, so what the manifest names is whole. An
-// index is written after its shard was read back and compared, so a shard with an index is verified.
+// A shard is written before its index and the manifest last, so all shards in the manifest are complete. An index is
+// written after its shard was read back and compared, so a shard with an index is verified.
 //
 // # Tar
 //
-// Each member is one ustar header, or, where the name is not ASCII or does not fit, or the size is
-// 8 GiB or more, a PAX header before it. Mode 0644, owner 0, the modification time of the object in
-// seconds (0 where it is not known or before 1970). Two zero blocks end the file. The bytes of a shard
-// are a function of the manifest, the seed and the shard size alone.
+// Each member has one ustar header. If the name is not ASCII or does not fit, or the size is 8 GiB or more, a PAX
+// header precedes it. Mode 0644, owner 0, the modification time of the object in seconds (0 if unknown or before
+// 1970). Two zero blocks end the file. The bytes of a shard depend only on the manifest, the seed and the shard size.
 //
 // # Names
 //
-// Files of one folder whose base names agree up to the first dot (leading dots do not count) are one
-// sample, as WebDataset has it, and are neighbours in one shard. Names that WebDataset would drop, or
-// merge wrongly, are changed in the tar; the index keeps the path. The folder is never changed. In a
-// changed base name "%2E" stands for ".", and "%25" for "%":
+// Files of one folder whose base names agree up to the first dot (leading dots do not count) are one sample, as in
+// WebDataset, and adjacent in one shard. Names that WebDataset would drop, or merge wrongly, are changed in the tar;
+// the index keeps the path. The folder is never changed. In a changed base name "%2E" stands for ".", and "%25" for
+// "%":
 //
 //   - a leading dot: .a.jpg becomes %2Ea.jpg;
 //   - no extension, or an empty one: LICENSE becomes LICENSE.noext (x.noext becomes x%2Enoext.noext);
@@ -34,7 +33,7 @@
 //   - %2E, %2e and %25 in a name: the "%" is escaped;
 //   - over 255 bytes after all this: the stem becomes "%2e" and 32 hexadecimal digits of its SHA-256.
 //
-// So two files never get one name, and two samples of a folder never get one stem.
+// So no two files get the same name, and no two samples of a folder the same stem.
 //
 // # Index (.sidx)
 //
@@ -71,10 +70,10 @@
 //
 // # Foreign tars
 //
-// A source whose objects are all .tar, .idx, .index, .sidx and .json, or a brace list of .tar, is read
-// as a set of WebDataset shards. Members are found by a valid .sidx beside the shard, else by a wds2idx
-// index if it agrees with the tar (see [Set.Members]), else by the headers. GNU long names and PAX are
-// understood. Compressed tars and sparse members are bad shards (see [OpenOptions]). The rules for names:
+// A source is read as a set of WebDataset shards if all its objects are .tar, .idx, .index, .sidx and .json, or if it
+// is a brace list of .tar. Members are found by a valid .sidx beside the shard, else by a wds2idx index if it agrees
+// with the tar (see [Set.Members]), else by the headers. GNU long names and PAX are supported. Compressed tars and
+// sparse members are bad shards (see [OpenOptions]). The rules for names:
 //
 //   - leading "./" is cut off; otherwise a name is the path as it stands, and what no file system can
 //     show ("..", absolute, empty components, over 255 bytes) is left out and counted by
@@ -94,7 +93,6 @@
 // archive/tar reads its source in exact steps, so the position of the reader after Next is the offset
 // of the member's bytes. That holds only for an unbuffered reader.
 //
-// wds2idx asks GNU tar for block numbers and computes offsets from them; with PAX headers they come out
-// wrong, and dotfiles, directories and links are left out. So an index is believed only if it accounts
-// for every block of its tar.
+// wds2idx computes offsets from GNU tar's block numbers. With PAX headers they are wrong, and dotfiles, directories
+// and links are missing. So an index is trusted only if it accounts for every block of its tar.
 package shard

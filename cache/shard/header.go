@@ -16,7 +16,7 @@ const (
 // pad returns n rounded up to whole blocks.
 func pad(n int64) int64 { return (n + blockSize - 1) &^ (blockSize - 1) }
 
-// splitUstar cuts a name into the two fields of ustar. ok is false where it does not fit.
+// splitUstar splits a name into the two fields of ustar. ok is false if it does not fit.
 func splitUstar(name string) (prefix, base string, ok bool) {
 	for i := range len(name) {
 		if name[i] >= 0x80 {
@@ -34,7 +34,7 @@ func splitUstar(name string) (prefix, base string, ok bool) {
 	return name[:i], name[i+1:], true
 }
 
-// headerLen returns the number of bytes before the member's own.
+// headerLen returns the number of bytes before the member's content.
 func headerLen(name string, size int64) int64 {
 	_, _, fits := splitUstar(name)
 	if fits && size <= ustarOctal {
@@ -66,7 +66,7 @@ func appendPax(dst []byte, key, value string) []byte {
 	return append(append(dst, value...), '\n')
 }
 
-// appendHeader appends what stands before a member's bytes. mtime is in seconds.
+// appendHeader appends the bytes before a member's content. mtime is in seconds.
 func appendHeader(dst []byte, name string, size, mtime int64) []byte {
 	prefix, base, fits := splitUstar(name)
 	if !fits || size > ustarOctal {
@@ -88,7 +88,7 @@ func appendHeader(dst []byte, name string, size, mtime int64) []byte {
 	return appendBlock(dst, prefix, base, '0', size, mtime)
 }
 
-// asciiName is what a reader that knows no PAX sees of a name.
+// asciiName is the name for readers without PAX support.
 func asciiName(name string) string {
 	var b strings.Builder
 	for i := 0; i < len(name) && b.Len() < ustarName; i++ {

@@ -45,7 +45,7 @@ func lastExt(name string) string {
 	return ""
 }
 
-// tarName is a base name as it stands in the tar: stem, ".", ext.
+// tarName is a base name in the tar: stem, ".", ext.
 type tarName struct{ stem, ext string }
 
 func (t tarName) String() string { return t.stem + "." + t.ext }
@@ -57,8 +57,7 @@ func (t tarName) compare(u tarName) int {
 	return strings.Compare(t.ext, u.ext)
 }
 
-// escape returns the name in the tar of a file; the rules are in the package comment. It counts in e
-// if that is not nil.
+// escape returns a file's name in the tar; the package comment has the rules. It counts in e, unless nil.
 func escape(name string, m mode, e *Escaped) tarName {
 	lead := leadingDots(name)
 	var stem, ext string
@@ -111,8 +110,8 @@ func hasEscape(s string) bool {
 	return false
 }
 
-// escapeText writes "%" as "%25" where it would read as an escape, and dots as "%2E" where they are to
-// vanish. It can be undone, so it maps no two texts to one.
+// escapeText writes "%" as "%25" if it would read as an escape, and with dots set also dots as "%2E". It is
+// reversible, so no two texts become the same.
 func escapeText(s string, dots bool) string {
 	if strings.IndexByte(s, '%') < 0 && (!dots || strings.IndexByte(s, '.') < 0) {
 		return s

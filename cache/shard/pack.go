@@ -22,53 +22,53 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// Destination is where a set is packed to.
+// Destination is the place to pack a set into.
 type Destination interface {
 	objstore.Reader
 	objstore.Uploader
 }
 
-// PackOptions tell Pack what to make and what it may use. Zero values mean the defaults.
+// PackOptions configure Pack. Zero values mean the defaults.
 type PackOptions struct {
-	// ShardSize is what a shard is filled to. A larger sample gets a shard of its own. Default 64 MiB.
+	// ShardSize is the target size of a shard. A larger sample gets its own shard. Default 64 MiB.
 	ShardSize int64
 	// Seed names the order. It is written into the set; Permute is expected to depend on it.
 	Seed uint64
-	// Permute returns the order of n samples. It must return the same one each time. Required:
-	// shards in the order of folders make batches of one class.
+	// Permute returns the order of n samples, the same in each call. Required: shards in the order of folders would
+	// make batches of one class.
 	Permute func(n int) Order
 	// Connections is the number of files that are read at once. Default 64.
 	Connections int
-	// Memory bounds the buffers. Default 256 MiB, least 20 MiB. A file or sample of over 70 GB needs
-	// more, since an upload has at most 10,000 parts: then Pack names the figure.
+	// Memory bounds the buffers. Default 256 MiB, minimum 20 MiB. A file or sample of over 70 GB needs more, since an
+	// upload has at most 10,000 parts; Pack's error says how much.
 	Memory int64
-	// Progress is told how far the pack is, about ten times a second, by one call at a time.
+	// Progress is called with the progress of the pack, about ten times a second, never concurrently.
 	Progress func(Progress)
 	Logger   *slog.Logger
 	// Source is written into the set for people to read.
 	Source string
-	// Recoded says what was done to the files before, if anything was: it is written into the set too.
+	// Recoded says how the files were changed before, if they were: it is written into the set, too.
 	Recoded string
 
 	partSize int64 // for tests
 }
 
-// Progress is how far a pack is.
+// Progress is the progress of a pack.
 type Progress struct {
 	Files, TotalFiles   int
 	Bytes, TotalBytes   int64 // of the files
 	Shards, TotalShards int
-	Resumed             int // of Shards: those that an earlier run has made
+	Resumed             int // of Shards: those from an earlier run
 }
 
-// Result tells what a pack has made.
+// Result describes a finished pack.
 type Result struct {
 	Files   int
 	Bytes   int64 // sum of the files' sizes
 	Shards  int
 	Size    int64 // sum of the shards' sizes
-	Resumed int   // shards that an earlier run has made
-	// Complete says that the whole set was there already, so that there was nothing to do.
+	Resumed int   // shards from an earlier run
+	// Complete says that the whole set existed already.
 	Complete bool
 	Escaped  Escaped
 }
@@ -78,16 +78,15 @@ const (
 	defaultMemory    = 256 << 20
 	defaultConns     = 64
 
-	// partSize: S3 wants at least 5 MiB. 8 MiB hold some 130 files of 63 KB, so that with the default
-	// memory 32 of them are in flight: enough to keep 512 small GETs going while other parts are
-	// being uploaded and read back.
+	// partSize: the minimum of S3 is 5 MiB. 8 MiB hold some 130 files of 63 KB, so the default memory has 32 parts in
+	// flight: enough for 512 small GETs at once while other parts are uploaded and read back.
 	partSize    = 8 << 20
 	minPartSize = 5 << 20
-	// maxParts is S3's limit of 10,000 with a reserve.
+	// maxParts is S3's limit of 10,000 with a margin.
 	maxParts = 9000
 
-	// uploads at once, and shards that are read back at once. Both move megabytes a request, so that a
-	// few fill any line: 4 x 8 MiB in 100 ms are 335 MB/s.
+	// Concurrent uploads, and shards being read back. Both move megabytes per request, so a few are enough: 4 x 8 MiB
+	// in 100 ms are 335 MB/s.
 	uploaders = 6
 	verifiers = 4
 
@@ -95,18 +94,16 @@ const (
 	abortTimeout  = 10 * time.Second
 )
 
-// Pack writes the files of m, which it reads from src, as a shard set under prefix (empty or ending in
-// "/") of dst.
+// Pack writes the files of m, which it reads from src, as a shard set under prefix (empty or ending in "/") of dst.
 //
-// The layout of every shard is known before the first byte is read, so files are read straight into the
-// parts that are uploaded. Each shard is read back and compared before its index is written.
+// The layout of every shard is known before the first byte is read, so files are read directly into the parts to
+// upload. Each shard is read back and compared before its index is written.
 //
-// Pack can be ended at any moment, also by kill -9, and be called again: shards that have their index
-// stay, all others are made again. One call at a time may write to a prefix. A set that is complete
-// already is no error if it is this one. Uploads that a dead run has left unfinished are ended where the store
-// lists them and lets them be listed.
+// Pack can be ended at any moment, even by kill -9, and called again: shards with an index stay, all others are
+// rebuilt. Only one call at a time may write to a prefix. If the same set is complete already, that is no error.
+// Unfinished uploads of a killed run are aborted if the store can list them.
 func Pack(ctx context.Context, m *catalog.Manifest, src objstore.Reader, dst Destination, prefix string, o PackOptions) (res Result, err error) {
-	_, span := trace.Start(ctx, "dataset.pack") // its reads would be as many spans as there are files
+	_, span := trace.Start(ctx, "dataset.pack") // its reads would make a span for each file
 	defer func() {
 		span.Str("shoal.destination", prefix)
 		span.Int("shoal.files", int64(res.Files))
@@ -129,7 +126,7 @@ func Pack(ctx context.Context, m *catalog.Manifest, src objstore.Reader, dst Des
 	}
 	for i, size := range p.sizes {
 		if need := 4 * k.partLen(size); need > o.Memory && size > o.partSize {
-			return Result{}, fmt.Errorf("pack: %s has %d bytes, which takes %d bytes of memory to upload (set --memory to that)", shardName(i), size, need)
+			return Result{}, fmt.Errorf("pack: %s has %d bytes, and its upload needs %d bytes of memory (set --memory to that)", shardName(i), size, need)
 		}
 	}
 	k.params = params{
@@ -212,7 +209,7 @@ type foundShard struct {
 	tar, index objstore.Object // Key "": not there
 }
 
-// report changes the progress and tells it.
+// report changes the progress and reports it.
 func (k *packer) report(always bool, change func(p *Progress)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -236,7 +233,7 @@ func (k *packer) partLen(size int64) int64 {
 	return (n + mib - 1) &^ (mib - 1)
 }
 
-// readObject reads a small object whole, or returns nil where there is none.
+// readObject reads a small object as a whole, or returns nil if there is none.
 func readObject(ctx context.Context, r objstore.Reader, key string, limit int64) ([]byte, error) {
 	o, err := r.Stat(ctx, key)
 	if objstore.KindOf(err) == objstore.KindNotFound {
@@ -256,7 +253,7 @@ func readWhole(ctx context.Context, r objstore.Reader, o objstore.Object, limit 
 	return data, r.ReadAt(ctx, o, data, 0)
 }
 
-// begin looks at what the prefix holds and marks it as ours. It returns true if the set is complete.
+// begin checks the prefix and marks it as ours. It returns true if the set is complete.
 func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 	data, err := readObject(ctx, k.dst, k.prefix+SummaryName, maxSummary)
 	if err != nil {
@@ -285,7 +282,7 @@ func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 		}
 		killpoint.Pass("shard.pack.begin")
 		if _, err := k.dst.PutNew(ctx, k.prefix+MarkerName, out); objstore.KindOf(err) == objstore.KindExists {
-			// A retried request that had succeeded, or somebody else who begins the same.
+			// A retried request that had succeeded, or another process that starts the same pack.
 			if data, err = readObject(ctx, k.dst, k.prefix+MarkerName, maxSummary); err == nil {
 				err = k.sameMarker(data)
 			}
@@ -301,7 +298,7 @@ func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 	switch objstore.KindOf(err) {
 	case objstore.KindInvalid, objstore.KindDenied:
 		k.o.Logger.Warn("cannot tell whether an earlier run left unfinished uploads", "cause", err,
-			"remedy", "what they hold may cost storage: have the bucket's lifecycle end them")
+			"remedy", "their parts may cost storage: have a lifecycle rule of the bucket abort them")
 		err = nil
 	}
 	if err != nil {
@@ -314,7 +311,7 @@ func (k *packer) begin(ctx context.Context) (complete bool, err error) {
 	return false, k.resume(ctx)
 }
 
-// already looks at the manifest of a complete set.
+// already checks the manifest of a complete set.
 func (k *packer) already(ctx context.Context, data []byte) error {
 	s, err := ParseSummary(data)
 	if err != nil {
@@ -328,7 +325,7 @@ func (k *packer) already(ctx context.Context, data []byte) error {
 		n := len(s.Shards)
 		*p = Progress{s.Files, s.Files, s.Bytes, s.Bytes, n, n, n}
 	})
-	// An earlier run may have ended between its last two steps.
+	// An earlier run may have been killed between its last two steps.
 	if err := k.dst.Delete(ctx, k.prefix+MarkerName); err != nil {
 		return fmt.Errorf("pack: %w", err)
 	}
@@ -342,13 +339,13 @@ func (k *packer) sameMarker(data []byte) error {
 		return fmt.Errorf("pack: %s%s: %w (remove everything under the prefix, or pack into another one)", k.prefix, MarkerName, err)
 	}
 	if old.Dataset != k.params.Dataset || old.Seed != k.o.Seed || old.ShardSize != k.o.ShardSize || old.Plan != k.params.Plan {
-		return fmt.Errorf("pack: %s%s: an unfinished pack has other parameters: %s (go on with those, or remove everything under the prefix, or pack into another one)",
+		return fmt.Errorf("pack: %s%s: an unfinished pack has other parameters: %s (use those, or remove everything under the prefix, or pack into another one)",
 			k.prefix, MarkerName, difference(old, k.params))
 	}
 	return nil
 }
 
-// difference says in what a set differs from the one that is to be made.
+// difference describes how an existing set differs from the wanted one.
 func difference(there, wanted params) string {
 	var d []string
 	add := func(what string, a, b any) {
@@ -379,11 +376,11 @@ func (k *packer) find(ctx context.Context, marked bool) error {
 			continue
 		}
 		if !marked {
-			return fmt.Errorf("pack: %s is there already, and no %s says what it belongs to (pack into another prefix, or remove it)", o.Key, MarkerName)
+			return fmt.Errorf("pack: %s exists already, and no %s says which set it belongs to (pack into another prefix, or remove it)", o.Key, MarkerName)
 		}
 		switch {
 		case i >= len(k.found):
-			return fmt.Errorf("pack: %s is there already, but this set has %d shards (pack into another prefix, or remove it)", o.Key, len(k.found))
+			return fmt.Errorf("pack: %s exists already, but this set has %d shards (pack into another prefix, or remove it)", o.Key, len(k.found))
 		case isIndex:
 			k.found[i].index = o
 		default:
@@ -402,7 +399,7 @@ func shardNumber(name string) int {
 	return i
 }
 
-// resume takes over the shards that are whole.
+// resume takes over complete shards.
 func (k *packer) resume(ctx context.Context) error {
 	k.done = make([]SummaryMember, len(k.sizes))
 	k.now = Progress{TotalFiles: k.m.Len(), TotalBytes: k.m.Bytes(), TotalShards: len(k.sizes)}
@@ -419,7 +416,7 @@ func (k *packer) resume(ctx context.Context) error {
 			}
 			ix, err := parseIndex(data)
 			if err != nil || ix.dataset != k.m.VersionHash() || ix.plan != k.id || ix.shard != i || ix.size != f.tar.Size || ix.etag != f.tar.ETag {
-				k.o.Logger.Warn("shard is made again: its index does not fit", "shard", f.tar.Key, "err", err)
+				k.o.Logger.Warn("shard is packed again: its index does not match", "shard", f.tar.Key, "err", err)
 				return nil
 			}
 			k.done[i] = SummaryMember{Name: shardName(i), Size: ix.size, Members: ix.len(), ETag: ix.etag}
@@ -435,7 +432,7 @@ func (k *packer) resume(ctx context.Context) error {
 	return g.Wait()
 }
 
-// job is a shard that is being made.
+// job is a shard being built.
 type job struct {
 	shard   int
 	key     string
@@ -451,15 +448,15 @@ type job struct {
 	mu sync.Mutex // guards the entries' checksums
 }
 
-// part is a piece of a shard, as it is uploaded.
+// part is a part of an upload.
 type part struct {
 	j    *job
 	n    int
 	buf  []byte
-	left atomic.Int64 // pieces that are not read yet, and one for who fills it
+	left atomic.Int64 // pieces not read yet, plus one while it is filled
 }
 
-// piece is the bytes of one file that lie in one part.
+// piece is a range of one file in one part.
 type piece struct {
 	pt  *part
 	e   *entry
@@ -467,26 +464,25 @@ type piece struct {
 	dst []byte
 }
 
-// run makes all shards that are not there yet.
+// run builds all missing shards.
 //
-// One goroutine fills parts with headers and hands out the pieces between them; fetchers read those;
-// who reads the last piece of a part hands it to the uploaders; the last part of a shard hands it to
-// the verifiers. Memory is taken by the first and given back by the third, which wait for nobody
-// behind them, so it always comes back.
+// One goroutine fills parts with headers and sends the pieces between them to fetchers. The fetcher of a part's last
+// piece passes it to the uploaders; the last part of a shard passes that to the verifiers. The first goroutine takes
+// memory, and the uploaders return it without waiting for later stages, so memory always becomes free.
 func (k *packer) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	k.memory = semaphore.NewWeighted(max(k.o.Memory, 4*k.o.partSize))
 	k.uploads = make(map[objstore.Upload]bool)
-	// Shards in flight: what the memory holds, and some whose last part is gone already. A shard's table
-	// takes 40 bytes a member.
+	// Shards in flight: as many as fit in memory, and some whose last part is uploaded already. A shard's table takes
+	// 40 bytes per member.
 	inFlight := int(k.o.Memory/max(1, min(k.o.ShardSize, k.o.Memory))) + 2*verifiers
 	k.open = make(chan struct{}, inFlight)
-	// A reserve of pieces lets fetchers go on while the next shard is being laid out.
+	// A queue of pieces keeps fetchers busy while the next shard is laid out.
 	k.pieces = make(chan piece, 4*k.o.Connections)
 	k.full = make(chan *part)
 	k.uploaded = make(chan *job, inFlight)
 
-	// The feeder, too, sends to full: it is closed when nobody does any more.
+	// The feeder, too, sends to full, which is closed after the last sender.
 	var toFull sync.WaitGroup
 	toFull.Add(1)
 	g.Go(func() error { defer toFull.Done(); defer close(k.pieces); return k.feed(ctx) })
@@ -530,7 +526,7 @@ func (k *packer) run(ctx context.Context) error {
 	return err
 }
 
-// abort ends what was begun, so that nothing is left that costs money. What it misses, the next run ends.
+// abort ends the pending uploads, so that nothing is left that costs money. The next run ends those that it misses.
 func (k *packer) abort(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, abortTimeout)
 	defer cancel()
@@ -564,7 +560,7 @@ func (k *packer) feed(ctx context.Context) error {
 	return nil
 }
 
-// fill takes a buffer for part n, writes the headers into it, and hands out the rest.
+// fill takes a buffer for part n, writes the headers into it, and queues the pieces between them.
 func (k *packer) fill(ctx context.Context, j *job, n int) error {
 	from := int64(n) * j.partLen
 	to := min(from+j.partLen, j.size)
@@ -643,7 +639,7 @@ func (k *packer) fetch(ctx context.Context, p piece) error {
 	if err := k.src.ReadAt(ctx, o, p.dst, p.off); err != nil {
 		switch objstore.KindOf(err) {
 		case objstore.KindChanged, objstore.KindNotFound:
-			return fmt.Errorf("pack: %s is no longer what was listed: %w (list the source again and pack the new version into another prefix)", o.Key, err)
+			return fmt.Errorf("pack: %s has changed since it was listed: %w (list the source again and pack the new version into another prefix)", o.Key, err)
 		}
 		return fmt.Errorf("pack: %w", err)
 	}
@@ -667,7 +663,7 @@ func (k *packer) fetch(ctx context.Context, p piece) error {
 // start begins the upload of a shard, at its first part.
 func (k *packer) start(ctx context.Context, j *job) {
 	old := k.found[j.shard]
-	// The index first: never an index beside another tar.
+	// The index first: an index must never be beside another tar.
 	for _, o := range []objstore.Object{old.index, old.tar} {
 		if o.Key == "" {
 			continue
@@ -704,7 +700,7 @@ func (k *packer) uploadPart(ctx context.Context, pt *part) error {
 	return nil
 }
 
-// complete makes the shard appear, reads it back, and writes its index.
+// complete makes the shard visible, reads it back, and writes its index.
 func (k *packer) complete(ctx context.Context, j *job) error {
 	o, err := j.upload.Complete(ctx)
 	if err != nil {
@@ -715,7 +711,7 @@ func (k *packer) complete(ctx context.Context, j *job) error {
 	k.mu.Unlock()
 	killpoint.Pass("shard.pack.complete")
 	if o.Size != j.size || o.ETag == "" {
-		return fmt.Errorf("pack: %s: %d bytes were stored, the store holds %d with ETag %q", j.key, j.size, o.Size, o.ETag)
+		return fmt.Errorf("pack: %s: %d bytes were uploaded, but the store has %d with ETag %q", j.key, j.size, o.Size, o.ETag)
 	}
 	if err := k.verify(ctx, j, o); err != nil {
 		return err
@@ -730,7 +726,7 @@ func (k *packer) complete(ctx context.Context, j *job) error {
 	}
 	killpoint.Pass("shard.pack.index")
 	k.done[j.shard] = SummaryMember{Name: shardName(j.shard), Size: j.size, Members: len(j.entries), ETag: o.ETag}
-	empty := 0 // files without bytes, which nobody fetched
+	empty := 0 // files without bytes, which are not fetched
 	for i := range j.entries {
 		if j.entries[i].size == 0 {
 			empty++
@@ -740,14 +736,14 @@ func (k *packer) complete(ctx context.Context, j *job) error {
 	return nil
 }
 
-// verify reads the shard o back and compares it with what was read and laid out.
+// verify reads the shard o back and compares it with the bytes read and the layout.
 func (k *packer) verify(ctx context.Context, j *job, o objstore.Object) error {
 	bad := func(e *entry, at int64, what string) error {
 		name := "its end"
 		if e != nil {
 			name = k.m.Path(int(e.file))
 		}
-		return fmt.Errorf("pack: %s does not read back as it was written: %s at offset %d (%s): store or network change bytes (check them, then pack again: this shard is made anew)", j.key, what, at, name)
+		return fmt.Errorf("pack: %s does not read back as it was written: %s at offset %d (%s): the store or the network alters bytes (check them, then pack again: this shard is rebuilt)", j.key, what, at, name)
 	}
 	buf, err := k.take(ctx, j.partLen)
 	if err != nil {
@@ -806,8 +802,7 @@ func (k *packer) index(j *job, o objstore.Object) ([]byte, error) {
 	return ix.encode()
 }
 
-// putNew stores data under key. That it is there already is no error, since a request whose answer
-// was lost is tried again.
+// putNew stores data under key. If it exists already that is no error: a request whose answer was lost is retried.
 func (k *packer) putNew(ctx context.Context, key string, data []byte) error {
 	_, err := k.dst.PutNew(ctx, key, data)
 	if objstore.KindOf(err) == objstore.KindExists {
@@ -815,7 +810,7 @@ func (k *packer) putNew(ctx context.Context, key string, data []byte) error {
 		if rerr == nil && bytes.Equal(old, data) {
 			return nil
 		}
-		return fmt.Errorf("pack: %w: somebody else packs into this prefix (let one of them end, then pack again)", err)
+		return fmt.Errorf("pack: %w: another process packs into this prefix (let one of them finish, then pack again)", err)
 	}
 	if err != nil {
 		return fmt.Errorf("pack: %w", err)

@@ -358,7 +358,7 @@ func TestPackRefuses(t *testing.T) {
 			s.PutBytes("out/shard-000000.tar", []byte("x"))
 			_, err := Pack(ctx, m, s, s, "out/", small(1))
 			return err
-		}, "out/shard-000000.tar is there already"},
+		}, "out/shard-000000.tar exists already"},
 		{"damaged manifest", func(t *testing.T) error {
 			s := newStore()
 			m := fill(t, s, manyFiles(10))
@@ -372,14 +372,14 @@ func TestPackRefuses(t *testing.T) {
 			s.PutBytes("src/class1/0001.jpg", bytesOf(99, 37))
 			_, err := Pack(ctx, m, s, s, "out/", small(1))
 			return err
-		}, "src/class1/0001.jpg is no longer what was listed"},
+		}, "src/class1/0001.jpg has changed since it was listed"},
 		{"source gone", func(t *testing.T) error {
 			s := newStore()
 			m := fill(t, s, manyFiles(10))
 			_ = s.Mem.Delete(ctx, "src/class1/0001.jpg")
 			_, err := Pack(ctx, m, s, s, "out/", small(1))
 			return err
-		}, "src/class1/0001.jpg is no longer what was listed"},
+		}, "src/class1/0001.jpg has changed since it was listed"},
 		{"flipped byte read back", func(t *testing.T) error {
 			s := newStore()
 			m := fill(t, s, manyFiles(10))

@@ -19,7 +19,7 @@ type Order interface {
 	At(pos int) int
 }
 
-// plan says which file lies where, before anything is read. It holds 9 bytes a file and 4 a sample.
+// plan says where each file lies, before anything is read. It needs 9 bytes per file and 4 per sample.
 type plan struct {
 	m       *catalog.Manifest
 	seq     []uint32 // files, those of one sample together
@@ -32,7 +32,7 @@ type plan struct {
 	escaped Escaped
 }
 
-// newPlan groups the files of m to samples and fills shards with these in the order that permute gives.
+// newPlan groups the files of m into samples, and fills shards with these in the order of permute.
 func newPlan(m *catalog.Manifest, shardSize int64, seed uint64, permute func(n int) Order) (*plan, error) {
 	p := &plan{m: m, seq: make([]uint32, 0, m.Len()), modes: make([]mode, m.Len())}
 	for d := range m.Dirs() {
@@ -41,7 +41,7 @@ func newPlan(m *catalog.Manifest, shardSize int64, seed uint64, permute func(n i
 	n := len(p.samples)
 	p.samples = append(p.samples, uint32(len(p.seq)))
 	if p.order = permute(n); p.order.Len() != n {
-		return nil, fmt.Errorf("pack: the order has %d places for %d samples", p.order.Len(), n)
+		return nil, fmt.Errorf("pack: the order has %d positions for %d samples", p.order.Len(), n)
 	}
 	if err := p.fill(shardSize, seed); err != nil {
 		return nil, err
@@ -49,8 +49,8 @@ func newPlan(m *catalog.Manifest, shardSize int64, seed uint64, permute func(n i
 	return p, nil
 }
 
-// group appends the samples of one directory. Files of one stem are neighbours by name, except the one
-// that is the stem itself ("img", "img-1.jpg", "img.jpg").
+// group appends the samples of one directory. Files of one stem are adjacent by name, except the one named like the
+// stem ("img", "img-1.jpg", "img.jpg").
 func (p *plan) group(d int) {
 	dir := p.m.Dir(d)
 	var bucket []int
@@ -74,7 +74,7 @@ func (p *plan) group(d int) {
 	}
 }
 
-// hasFields says whether one of the files from..end-1 of a directory is stem with an extension.
+// hasFields reports whether one of the files from..end-1 of a directory is stem plus an extension.
 func (p *plan) hasFields(stem string, from, end int) bool {
 	i := from + sort.Search(end-from, func(i int) bool { return p.m.Name(from+i) >= stem+"." })
 	if i == end {
@@ -206,7 +206,7 @@ func (p *plan) layout(shard int) []entry {
 	return out
 }
 
-// header returns what stands before a member's bytes.
+// header returns the bytes before a member's content.
 func (p *plan) header(e *entry) []byte {
 	mtime := int64(0)
 	if t := p.m.ModTime(int(e.file)); !t.IsZero() {
@@ -215,9 +215,8 @@ func (p *plan) header(e *entry) []byte {
 	return appendHeader(make([]byte, 0, e.data-e.head), p.tarPath(int(e.file)), e.size, mtime)
 }
 
-// visit walks over the bytes [from, to) of a tar: fixed is called for headers and padding with where
-// they lie in the tar and what they are (nil: zeros), data for members' bytes with their range in the
-// member.
+// visit walks over the bytes [from, to) of a tar. It calls fixed for headers and padding, with their offset in the
+// tar and their bytes (nil: zeros), and data for content, with the range in the member.
 func (p *plan) visit(entries []entry, from, to int64, fixed func(at int64, b []byte, n int64) error, data func(at int64, e *entry, lo, hi int64) error) error {
 	i := sort.Search(len(entries), func(i int) bool { return entries[i].end() > from })
 	cut := func(lo, hi int64) (int64, int64, bool) {

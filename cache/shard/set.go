@@ -26,21 +26,20 @@ type Member struct {
 	Path    string // as it is shown
 	ETag    string
 	Size    int64
-	ModTime time.Time // zero where it is not known
+	ModTime time.Time // zero if unknown
 	Shard   int       // number in Set.Shards
 	Off     int64     // of its bytes in the shard
 }
 
-// OpenOptions tell Open what it may use. Zero values mean the defaults.
+// OpenOptions configure Open. Zero values mean the defaults.
 type OpenOptions struct {
-	// Parallel is the number of shards whose indexes are read at once. Default 16.
+	// Parallel is the number of shards whose indexes are read concurrently. Default 16.
 	Parallel int
-	// Memory bounds what the indexes take that wait for their turn; that of one shard may take more. Default
-	// 256 MiB.
+	// Memory bounds the indexes that wait for their turn; that of one shard may exceed it. Default 256 MiB.
 	Memory int64
-	// SkipBad leaves out shards that are missing, or whose members cannot be told: they or their indexes are
-	// damaged, cut short or compressed. Without it one of them is an error. That the store does not answer, or that
-	// an index is of a later version, is an error in any case.
+	// SkipBad leaves out shards that are missing, or whose members cannot be found: the shard or its index is damaged,
+	// truncated or compressed. Without it one of them is an error. A store that does not answer and an index of a
+	// later version are errors in any case.
 	SkipBad bool
 	Logger  *slog.Logger
 }
@@ -72,14 +71,14 @@ type Set struct {
 	report Report
 }
 
-// Report tells what the members of a set were found by, and what is not shown as it stands in the tars.
+// Report says how the members of a set were found, and which are not shown as they are in the tars.
 type Report struct {
 	Members int `json:"members"` // that are shown
-	// Shards by what told their members.
+	// Shards by the way their members were found.
 	FromIndex   int `json:"from_index"`   // .sidx
 	FromWds2idx int `json:"from_wds2idx"` // .idx or .index
 	FromHeaders int `json:"from_headers"`
-	Renamed     int `json:"renamed"`  // have a path that another shard has, and are shown by another
+	Renamed     int `json:"renamed"`  // have a path that another shard has, and are shown under a new one
 	Replaced    int `json:"replaced"` // are replaced by a later member of the same shard and path
 	Skipped     int `json:"skipped"`  // links, devices, FIFOs, and names over 4,095 bytes
 	// Examples holds the first few of the last three, with the reason.
@@ -90,12 +89,11 @@ const (
 	maxExamples     = 16
 	defaultParallel = 16 // 30 ms a GET: some 500 indexes a second
 
-	// maxProbe bounds how much of a listing is looked at for a first .tar: a million .json files are
-	// no shard set.
+	// maxProbe bounds how much of a listing is searched for a first .tar: a million .json files are not a shard set.
 	maxProbe = 10_000
 )
 
-// isShardFile says whether key may lie in a prefix that holds shards.
+// isShardFile reports whether key may be in a prefix of shards.
 func isShardFile(key string) bool {
 	switch path.Ext(key) {
 	case tarSuffix, ".idx", ".index", indexSuffix, ".json":
@@ -104,8 +102,8 @@ func isShardFile(key string) bool {
 	return strings.HasSuffix(key, "/") // some tools mark folders
 }
 
-// IsSet says whether src is a set of shards: it names them, or there is a set's manifest, or a begun
-// one's, or there are only .tar, .idx, .index, .sidx and .json, of which at least one is a .tar.
+// IsSet reports whether src is a set of shards: it names them, or has the manifest of a set or of an unfinished one,
+// or has only .tar, .idx, .index, .sidx and .json, at least one of them a .tar.
 func IsSet(ctx context.Context, r objstore.Reader, src objstore.Source) (bool, error) {
 	if src.Shards != "" {
 		return true, nil
@@ -131,7 +129,7 @@ func IsSet(ctx context.Context, r objstore.Reader, src objstore.Source) (bool, e
 	return tars, nil
 }
 
-// Open lists the shards of src, or reads their manifest. It reads no member.
+// Open lists the shards of src, or reads their manifest. It does not read members.
 func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOptions) (*Set, error) {
 	if o.Parallel <= 0 {
 		o.Parallel = defaultParallel
@@ -161,7 +159,7 @@ func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOpt
 	return s, s.openPrefix(ctx, src.Prefix, src.String())
 }
 
-// openOwn takes the shards that a manifest names, and checks that they are there.
+// openOwn takes the shards in a manifest, and checks that they exist.
 func (s *Set) openOwn(ctx context.Context, prefix string, data []byte) error {
 	key := prefix + SummaryName
 	sum, err := ParseSummary(data)
@@ -202,13 +200,13 @@ func (s *Set) openOwn(ctx context.Context, prefix string, data []byte) error {
 	return nil
 }
 
-// isBad says whether a shard's error is the shard's own.
+// isBad reports whether a shard itself is the cause of its error.
 func isBad(err error) bool {
 	var store *objstore.Error
 	return !errors.As(err, &store) && !errors.Is(err, catalog.ErrNewerFormat) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 }
 
-// orSkip returns nil where shard i, which has failed with err, is left out, and otherwise the error for the caller.
+// orSkip returns nil if shard i, which failed with err, is left out, and otherwise the error for the caller.
 func (s *Set) orSkip(i int, err error) error {
 	switch {
 	case !isBad(err):
@@ -220,8 +218,8 @@ func (s *Set) orSkip(i int, err error) error {
 	return nil
 }
 
-// Bad returns the numbers of the shards that are left out, and why. It is complete when the members have been
-// read, which must not go on meanwhile.
+// Bad returns the shards that are left out, by number, and why. It is complete after the members were read, and must
+// not be called meanwhile.
 func (s *Set) Bad() map[int]error { return s.bad }
 
 // openPrefix takes all tars under a prefix.
@@ -236,11 +234,11 @@ func (s *Set) openPrefix(ctx context.Context, prefix, name string) error {
 		case isIndexFile(o.Key):
 			s.beside[o.Key] = o
 		case !isShardFile(o.Key):
-			return fmt.Errorf("%s is no set of shards: it holds %q (name the shards, as in shard-{000000..000127}.tar)", name, o.Key)
+			return fmt.Errorf("%s is not a set of shards: it contains %q (name the shards, as in shard-{000000..000127}.tar)", name, o.Key)
 		}
 	}
 	if len(s.Shards) == 0 {
-		return fmt.Errorf("%s holds no .tar", name)
+		return fmt.Errorf("%s contains no .tar", name)
 	}
 	return nil
 }
@@ -253,8 +251,7 @@ func isIndexFile(key string) bool {
 	return false
 }
 
-// openKeys takes the shards of a pattern. One listing of what their keys have in common finds sizes and
-// indexes.
+// openKeys takes the shards of a pattern. One listing of their common prefix finds sizes and indexes.
 func (s *Set) openKeys(ctx context.Context, keys []string, name string) error {
 	if len(keys) == 0 {
 		return fmt.Errorf("%s names no shards", name)
@@ -263,7 +260,7 @@ func (s *Set) openKeys(ctx context.Context, keys []string, name string) error {
 	wanted := make(map[string]int, len(keys))
 	for i, k := range keys {
 		if !strings.HasSuffix(k, tarSuffix) {
-			return fmt.Errorf("%s names %s, which is no .tar (compressed tars are not read: store them uncompressed)", name, k)
+			return fmt.Errorf("%s names %s, which is not a .tar (compressed tars are not read: store them uncompressed)", name, k)
 		}
 		if _, ok := wanted[k]; ok {
 			return fmt.Errorf("%s names %s twice", name, k)
@@ -299,14 +296,14 @@ func (s *Set) openKeys(ctx context.Context, keys []string, name string) error {
 	return nil
 }
 
-// Report returns what the last [Set.Members] that ended has found.
+// Report returns the findings of the last completed [Set.Members].
 func (s *Set) Report() Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.report
 }
 
-// loaded is the members of one shard, found.
+// loaded is the members of one shard.
 type loaded struct {
 	*scan
 	from func(r *Report) *int
@@ -314,19 +311,19 @@ type loaded struct {
 	err  error
 }
 
-// Members yields the members of all shards, by shard and then by offset. It reads the indexes of several
-// shards at once; a path is held for 16 bytes or so of memory (none for our own sets). The sequence ends
-// after the first error. Breaking out of it leaks nothing.
+// Members yields the members of all shards, by shard and then by offset. It reads the indexes of several shards at
+// once. A path costs 16 bytes or so of memory (none in our own sets). The sequence ends after the first error.
+// Breaking out of it leaks nothing.
 //
-// A wds2idx index is believed if it is not older than its tar, accounts for every block of it, and agrees
-// with three of its headers. Else the headers are read, which takes longer and gives the same members,
-// with their modification times.
+// A wds2idx index is trusted if it is not older than its tar, accounts for every block of it, and agrees with three
+// of its headers. Otherwise the headers are read, which takes longer and gives the same members, with their
+// modification times.
 func (s *Set) Members(ctx context.Context) iter.Seq2[Member, error] {
 	return func(yield func(Member, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		var wg sync.WaitGroup
 		b := newBudget(ctx, s.o.Memory)
-		defer b.stop() // last: until then it wakes those that wait
+		defer b.stop() // last: until then it wakes waiters
 		defer wg.Wait()
 		defer cancel()
 
@@ -374,12 +371,12 @@ func (s *Set) Members(ctx context.Context) iter.Seq2[Member, error] {
 	}
 }
 
-// emitter gives every member a path of its own.
+// emitter gives every member a unique path.
 type emitter struct {
 	set    *Set
 	report Report
-	// seen holds hashes of the paths. Two paths with one hash, which happens to one in a million sets of
-	// ten million members, cost one of them its name, not its bytes.
+	// seen has hashes of the paths. If two paths have the same hash, as in one of a million sets of ten million
+	// members, one of them gets another name; no bytes are lost.
 	seen map[uint64]struct{}
 }
 
@@ -407,7 +404,7 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 		if out.ETag == "" {
 			out.ETag = o.ETag + "+" + strconv.FormatInt(m.off, 10)
 		}
-		// The paths of our own set are those of one manifest.
+		// The paths of our own set come from one manifest.
 		if !own && !e.take(out.Path) {
 			out.Path = e.rename(m.path, shardBase(o.Key))
 			e.report.Renamed++
@@ -420,7 +417,7 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 	return ok
 }
 
-// take says whether path is new.
+// take reports whether path is new.
 func (e *emitter) take(path string) bool {
 	h := xxhash.Sum64String(path)
 	if _, ok := e.seen[h]; ok {
@@ -460,7 +457,7 @@ func (s *Set) load(ctx context.Context, shard int, reserve func(n int64) error) 
 			l.err = err
 			return l
 		}
-		s.o.Logger.Warn("index does not fit its shard; reading headers instead", "err", err)
+		s.o.Logger.Warn("index does not match its shard; reading headers instead", "err", err)
 	}
 	for _, key := range indexKeys(o.Key) {
 		side, ok := s.beside[key]
@@ -483,7 +480,7 @@ func (s *Set) load(ctx context.Context, shard int, reserve func(n int64) error) 
 	return l
 }
 
-// loadIndex reads a .sidx and checks that it is that of the tar o.
+// loadIndex reads a .sidx and checks that it belongs to the tar o.
 func (s *Set) loadIndex(ctx context.Context, o, side objstore.Object, shard int, reserve func(n int64) error) (*index, error) {
 	bad := func(err error) error {
 		return fmt.Errorf("index %s: %w (restore it, or remove the set and pack again)", side.Key, err)
@@ -512,7 +509,7 @@ func (s *Set) loadIndex(ctx context.Context, o, side objstore.Object, shard int,
 		}
 	}
 	if ix.etag != o.ETag {
-		// A copy of a set has other ETags. Another tar of just this size has other headers.
+		// A copy of a set has other ETags. Another tar of the same size has other headers.
 		same, err := probe(ctx, s.r, o, ix)
 		if err != nil {
 			return nil, err
@@ -536,7 +533,7 @@ func (s *Set) loadWds(ctx context.Context, o, side objstore.Object, reserve func
 	if side.ModTime.Before(o.ModTime) && !side.ModTime.IsZero() {
 		return no(errors.New("older than its shard"))
 	}
-	// The text, the index made of it, and again without "./", with the map of paths.
+	// The text, the parsed index, and again without "./", with the map of paths.
 	if err := reserve(6 * side.Size); err != nil {
 		return nil, err
 	}
@@ -563,7 +560,7 @@ func (s *Set) loadWds(ctx context.Context, o, side objstore.Object, reserve func
 	return sc, err
 }
 
-// budget bounds what waits in memory. Whose turn it is gets what it needs, so it always goes on.
+// budget bounds the memory of waiting shards. The shard whose turn it is gets all that it needs, so there is progress.
 type budget struct {
 	ctx  context.Context
 	mu   sync.Mutex
@@ -584,7 +581,7 @@ func newBudget(ctx context.Context, n int64) *budget {
 	return b
 }
 
-// take reserves n bytes for the one with number i.
+// take reserves n bytes for shard i.
 func (b *budget) take(i int, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -598,7 +595,7 @@ func (b *budget) take(i int, n int64) error {
 	return nil
 }
 
-// give takes back what the one whose turn it was has reserved. The next one has its turn.
+// give returns the memory of the shard whose turn it was. The next one has its turn.
 func (b *budget) give(n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

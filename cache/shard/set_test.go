@@ -193,7 +193,7 @@ func TestForeignRefuses(t *testing.T) {
 		want string
 	}{
 		{"truncated in the bytes", good[:1000], `"a" has 700 bytes at offset 512, but the shard ends at 1000`},
-		{"truncated in a header", good[:1800], "it is truncated: it ends at 1800, within what begins at offset 1536"},
+		{"truncated in a header", good[:1800], "it is truncated: it ends at 1800, inside the entry that begins at offset 1536"},
 		{"garbage", bytesOf(1, 4096), "no tar header at offset 0"},
 		{"garbage in the middle", join(member, bytesOf(1, 4096)), "no tar header at offset 1024"},
 		{"shorter than a block", []byte("hello"), "it is truncated"},
@@ -458,7 +458,7 @@ func TestPattern(t *testing.T) {
 	for pattern, want := range map[string]string{
 		"s-{0..5}.tar":    "p/s-3.tar, which is not there",
 		"s-{0,0}.tar":     "twice",
-		"s-9.tar.gz":      "no .tar",
+		"s-9.tar.gz":      "not a .tar",
 		"other-{0,1}.tar": "not there",
 	} {
 		src.Shards = pattern

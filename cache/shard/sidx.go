@@ -17,7 +17,7 @@ const (
 	indexHeader  = 128
 	indexRow     = 36
 
-	// maxIndex bounds what is read of an index into memory: 5 million members of 100 bytes.
+	// maxIndex bounds the size of an index read into memory: 5 million members of 100 bytes.
 	maxIndex = 1 << 29
 
 	noTime = math.MinInt64 // stands for an unknown modification time
@@ -96,7 +96,7 @@ func (ix *index) encode() ([]byte, error) {
 	return out, nil
 }
 
-// parseIndex checks data, of which the index keeps slices. Its errors wrap [catalog.ErrCorrupt] or
+// parseIndex checks data, which the index refers to. Its errors wrap [catalog.ErrCorrupt] or
 // [catalog.ErrNewerFormat].
 func parseIndex(data []byte) (*index, error) {
 	le := binary.LittleEndian
@@ -112,7 +112,7 @@ func parseIndex(data []byte) (*index, error) {
 		return nil, corrupt("header has checksum %08x, want %08x", got, want)
 	}
 	if v := le.Uint32(h[8:]); v > indexVersion {
-		return nil, fmt.Errorf("%w: format version %d, this one reads %d", catalog.ErrNewerFormat, v, indexVersion)
+		return nil, fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v, indexVersion)
 	} else if v != indexVersion {
 		return nil, corrupt("format version %d", v)
 	}
@@ -136,8 +136,7 @@ func parseIndex(data []byte) (*index, error) {
 	return ix, ix.check()
 }
 
-// check looks at what each member follows later: offsets ascend without overlap inside the tar, and the
-// strings are all there.
+// check checks what later reads rely on: offsets ascend without overlap inside the tar, and all strings are there.
 func (ix *index) check() error {
 	le := binary.LittleEndian
 	if ix.size < 0 {
@@ -159,7 +158,7 @@ func (ix *index) check() error {
 			return corrupt("member %d has no path or no ETag", i)
 		}
 		end = off + size
-		sum += size // no overflow: the members lie apart in the tar
+		sum += size // no overflow: the members do not overlap
 		used += uint64(path) + uint64(name) + uint64(tag)
 	}
 	if sum != ix.bytes {
@@ -190,7 +189,7 @@ func (ix *index) members(yield func(i int, m indexMember) bool) {
 	}
 }
 
-// toNano is a time as an index holds it.
+// toNano encodes a time as in an index.
 func toNano(t time.Time) int64 {
 	if t.IsZero() || t.Year() <= 1678 || t.Year() >= 2262 { // what UnixNano can hold
 		return noTime

@@ -10,22 +10,22 @@ import (
 )
 
 const (
-	// SummaryName is the name of a set's manifest; where it is, the set is complete.
+	// SummaryName is the name of a set's manifest; if it exists, the set is complete.
 	SummaryName = "shoal-manifest.json"
-	// MarkerName is the name of the object that says what is being packed.
+	// MarkerName is the name of the object that describes an unfinished set.
 	MarkerName = "shoal-pack.json"
 
 	summaryFormat  = "shoal-shards"
 	markerFormat   = "shoal-pack"
 	summaryVersion = 1
 
-	// maxSummary bounds what is read of a set's manifest: two million shards.
+	// maxSummary bounds the size of a set's manifest: two million shards.
 	maxSummary = 256 << 20
 	// maxShards is what maxSummary can hold.
 	maxShards = 2_000_000
 )
 
-// params are what the bytes of a set follow from.
+// params determine the bytes of a set.
 type params struct {
 	Format    string `json:"format"`
 	Version   int    `json:"version"`
@@ -34,7 +34,7 @@ type params struct {
 	ShardSize int64  `json:"shard_size"`        // bytes that a shard is filled to
 	Plan      string `json:"plan"`              // 32 hexadecimal digits; names which file lies in which shard
 	Source    string `json:"source"`            // what was packed, for people
-	Recoded   string `json:"recoded,omitempty"` // what was done to the files first: they are not the source's
+	Recoded   string `json:"recoded,omitempty"` // how the files were changed first: they are not the source's
 	Files     int    `json:"files"`
 	Bytes     int64  `json:"bytes"` // sum of the files' sizes
 }
@@ -58,13 +58,13 @@ func shardName(i int) string { return fmt.Sprintf("shard-%06d.tar", i) }
 
 const indexSuffix = ".sidx"
 
-// check says what is wrong with p.
+// check returns what is wrong with p.
 func (p *params) check(format string) error {
 	switch {
 	case p.Format != format:
 		return corrupt("format %.40q, want %q", p.Format, format)
 	case p.Version > summaryVersion:
-		return fmt.Errorf("%w: format version %d, this one reads %d", catalog.ErrNewerFormat, p.Version, summaryVersion)
+		return fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, p.Version, summaryVersion)
 	case p.Version != summaryVersion:
 		return corrupt("format version %d", p.Version)
 	case p.Files <= 0 || p.Bytes < 0 || p.ShardSize <= 0:
@@ -79,7 +79,7 @@ func (p *params) check(format string) error {
 	return nil
 }
 
-// encodeJSON is how both files are written: indented, so that people can read them.
+// encodeJSON encodes both files: indented, so that people can read them.
 func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -94,7 +94,7 @@ func encodeJSON(v any) ([]byte, error) {
 // ParseSummary reads a set's manifest. Its errors wrap [catalog.ErrCorrupt] or
 // [catalog.ErrNewerFormat].
 func ParseSummary(data []byte) (*Summary, error) {
-	// The version first: a newer format may not fit the struct.
+	// The version first: the struct may not match a newer format.
 	if err := checkVersion(data); err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func checkVersion(data []byte) error {
 		return corrupt("%v", err)
 	}
 	if v.Version > summaryVersion {
-		return fmt.Errorf("%w: format version %d, this one reads %d", catalog.ErrNewerFormat, v.Version, summaryVersion)
+		return fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v.Version, summaryVersion)
 	}
 	return nil
 }

@@ -18,26 +18,26 @@ import (
 
 // How much of a tar is read at once to find its headers.
 //
-// Members of up to half a MiB are read through, in windows of 1 MiB: a GET costs about 0.4 ms of a core
-// (2,500 a second on two cores), 1 MiB at 1.25 GB/s 0.8 ms, so below some 500 KB a member fewer GETs
-// win over fewer bytes, by time on the wire as well (30 ms for the first byte, 10 for the MiB).
-// Larger members are jumped over, and what is read holds the next header with its PAX records.
+// Members of up to half a MiB are read through, in windows of 1 MiB: a GET costs about 0.4 ms of a core (2,500 a
+// second on two cores), 1 MiB at 1.25 GB/s 0.8 ms. So below some 500 KB per member fewer GETs beat fewer bytes, also
+// in time on the wire (30 ms for the first byte, 10 for the MiB). Larger members are skipped, and each read has the
+// next header with its PAX records.
 //
-// Measured with 30 ms a request on one tar of 64 MiB: 1,000 members of 63 KB take 63 GETs and 0.55 s,
-// where one GET a header would take 30 s; 32 members of 2 MiB take 33 GETs of 0.5 MB together and 1.1 s,
-// where reading through would be twice as fast for 130 times the bytes.
+// Measured with 30 ms per request on one tar of 64 MiB: 1,000 members of 63 KB take 63 GETs and 0.55 s, where one GET
+// per header would take 30 s; 32 members of 2 MiB take 33 GETs of 0.5 MB together and 1.1 s, where reading through
+// would be twice as fast for 130 times the bytes.
 const (
 	firstWindow = 256 << 10
 	readWindow  = 1 << 20
 	jumpWindow  = 8 << 10
-	jumpStride  = 512 << 10 // mean distance of headers from which on members are jumped over
+	jumpStride  = 512 << 10 // mean distance of headers from which members are skipped
 
-	// aheadWindows are read while one is looked at. With 16 shards at once that is 64 MiB.
+	// aheadWindows are read ahead of the current one. With 16 shards at once that is 64 MiB.
 	aheadWindows = 3
 )
 
-// ahead reads an object front to back, with jumps. It is an unbuffered [io.ReadSeeker] for archive/tar:
-// its position is where the next byte comes from.
+// ahead reads an object from front to back, with jumps. It is an unbuffered [io.ReadSeeker] for archive/tar: its
+// position is that of the next byte.
 type ahead struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -66,13 +66,13 @@ func newAhead(ctx context.Context, r objstore.Reader, o objstore.Object) *ahead 
 	return a
 }
 
-// close ends what is being read ahead.
+// close ends the pending reads.
 func (a *ahead) close() {
 	a.cancel()
 	a.wg.Wait()
 }
 
-// jumps says whether members are large enough to be jumped over.
+// jumps reports whether members are large enough to be skipped.
 func (a *ahead) jumps() bool { return a.members > 0 && a.pos/a.members >= jumpStride }
 
 // begin starts to read a window at off.
@@ -124,7 +124,7 @@ func (a *ahead) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	near := false // whether this goes on where the last window ended
+	near := false // whether this continues at the end of the last window
 	for len(a.wins) > 0 && a.wins[0].end() <= a.pos {
 		near = a.pos-a.wins[0].end() < readWindow
 		a.drop()
@@ -160,10 +160,10 @@ func (a *ahead) Seek(off int64, whence int) (int64, error) {
 	return a.pos, nil
 }
 
-// scan is what the headers of a tar told.
+// scan is the result of reading a tar's headers.
 type scan struct {
 	ix       *index
-	dead     []uint64       // bitmap of the members that a later one of the same path replaces
+	dead     []uint64       // bitmap of the members replaced by a later one of the same path
 	replaced int            // how many
 	skipped  int            // links, devices, FIFOs, other types, and names over 4,095 bytes
 	examples []string       // of both
@@ -175,7 +175,7 @@ type row struct {
 	path uint64 // offset in ix.strings
 }
 
-// isDead says whether member i is replaced.
+// isDead reports whether member i is replaced.
 func (s *scan) isDead(i int) bool {
 	return i/64 < len(s.dead) && s.dead[i/64]&(1<<(i%64)) != 0
 }
@@ -186,7 +186,7 @@ func (s *scan) example(format string, args ...any) {
 	}
 }
 
-// add appends a member. Of two with one path the later one counts.
+// add appends a member. Of two with the same path the later one counts.
 func (s *scan) add(key string, m indexMember) error {
 	h := xxhash.Sum64String(m.path)
 	at, n := uint64(len(s.ix.strings)), s.ix.len()
@@ -210,7 +210,7 @@ func (s *scan) pathLen(i uint32) int {
 	return int(r[28]) | int(r[29])<<8
 }
 
-// trimName cuts off what does not belong to a path: "./" at the beginning.
+// trimName removes "./" at the start of a path.
 func trimName(name string) string {
 	for strings.HasPrefix(name, "./") {
 		name = strings.TrimLeft(name[2:], "/")
@@ -218,13 +218,13 @@ func trimName(name string) string {
 	return name
 }
 
-// compressed are the first bytes of what people take for tars, but no ranged GET can read.
+// compressed are the first bytes of files that users take for tars, but that ranged GETs cannot read.
 var compressed = []struct{ magic, name string }{
 	{"\x1f\x8b", "gzip"}, {"\x28\xb5\x2f\xfd", "zstd"}, {"BZh", "bzip2"}, {"\xfd7zXZ\x00", "xz"}, {"\x04\x22\x4d\x18", "lz4"},
 }
 
-// scanTar reads the headers of a tar. It calls reserve with the memory that it is about to need, and goes on
-// when that returns.
+// scanTar reads the headers of a tar. It calls reserve with the memory that it is about to need, and continues when
+// that returns.
 func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve func(n int64) error) (*scan, error) {
 	a := newAhead(ctx, r, o)
 	defer a.close()
@@ -252,7 +252,7 @@ func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve 
 			continue
 		}
 		if h.Typeflag == tar.TypeGNUSparse || isSparse(h) {
-			return nil, inShard(o.Key, fmt.Errorf("member %.300q is sparse, so that its bytes do not lie there as they are (make the tar anew without --sparse)", h.Name))
+			return nil, inShard(o.Key, fmt.Errorf("member %.300q is sparse, so its bytes are not stored in one piece (make the tar again without --sparse)", h.Name))
 		}
 		regular := h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeCont
 		if regular || h.Size > 0 && !headerOnly(h.Typeflag) {
@@ -271,7 +271,7 @@ func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve 
 			s.skipped++
 			s.example("%.80q... in %s: a name of %d bytes", h.Name, o.Key, len(h.Name))
 		default:
-			// Growing slices, and the map of paths: three times what a member takes.
+			// Growing slices and the map of paths need three times the size of a member.
 			need := 3 * int64(indexRow+len(name)+16)
 			if budget < need {
 				if err := reserve(reserveStep); err != nil {
@@ -290,7 +290,7 @@ func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve 
 // maxPath is PATH_MAX without its NUL: a longer path cannot be opened.
 const maxPath = 4095
 
-// reserveStep is what a scan asks for at once. It holds members of any name.
+// reserveStep is what a scan reserves at once. It is enough for members of any name.
 const reserveStep = 1 << 20
 
 func headerError(err error, magic []byte, at, size int64) error {
@@ -301,15 +301,15 @@ func headerError(err error, magic []byte, at, size int64) error {
 	case at == 0:
 		for _, c := range compressed {
 			if bytes.HasPrefix(magic, []byte(c.magic)) {
-				return fmt.Errorf("it is compressed with %s, so that single files cannot be read from it (store it uncompressed)", c.name)
+				return fmt.Errorf("it is compressed with %s, so single files cannot be read from it (store it uncompressed)", c.name)
 			}
 		}
 	}
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("it is truncated: it ends at %d, within what begins at offset %d", size, at)
+		return fmt.Errorf("it is truncated: it ends at %d, inside the entry that begins at offset %d", size, at)
 	}
-	return fmt.Errorf("no tar header at offset %d: it is damaged or no tar (%w)", at, err)
+	return fmt.Errorf("no tar header at offset %d: it is damaged or not a tar (%w)", at, err)
 }
 
 // isSparse recognises sparse members in PAX format.
@@ -322,7 +322,7 @@ func isSparse(h *tar.Header) bool {
 	return false
 }
 
-// headerOnly lists the types whose size says nothing about what follows.
+// headerOnly lists the types without content, whatever their size field says.
 func headerOnly(flag byte) bool {
 	switch flag {
 	case tar.TypeLink, tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:

@@ -14,17 +14,17 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// A wds2idx index is text, "v1.2 N" and a line for each of N samples, which has for each file of it
+// A wds2idx index is text: "v1.2 N" and a line for each of N samples. The line has, for each file of the sample,
 //
 //	EXTENSION OFFSET SIZE NAME
 //
-// separated by spaces. Names are as GNU tar prints them. v1.1 had no names.
+// separated by spaces. Names are as GNU tar prints them. v1.1 has no names.
 
-// errNoNames says that an index is fine but of a version without names.
+// errNoNames says that an index is valid, but of a version without names.
 var errNoNames = errors.New("index without names")
 
-// parseWds reads an index into rows of an [index]. It fails on whatever could be read in two ways, such
-// as names with spaces or with backslashes, by which GNU tar quotes.
+// parseWds reads an index into rows of an [index]. It fails for anything ambiguous, such as names with spaces, or
+// with backslashes, which GNU tar uses for quoting.
 func parseWds(data []byte) (*index, error) {
 	line, rest, _ := bytes.Cut(data, []byte("\n"))
 	version, count, _ := strings.Cut(strings.TrimSuffix(string(line[:min(len(line), 64)]), "\r"), " ")
@@ -77,8 +77,8 @@ func parseWds(data []byte) (*index, error) {
 	return ix, nil
 }
 
-// agrees says whether ix accounts for every block of the tar o: each member has one header block before
-// it, the members lie back to back, and two zero blocks, or the end of the file, follow the last.
+// agrees reports whether ix accounts for every block of the tar o: each member has one header block before it, the
+// members are adjacent, and two zero blocks, or the end of the file, follow the last.
 func agrees(ctx context.Context, r objstore.Reader, o objstore.Object, ix *index) (bool, error) {
 	at, fits := int64(0), true
 	ix.members(func(_ int, m indexMember) bool {
@@ -101,8 +101,7 @@ func agrees(ctx context.Context, r objstore.Reader, o objstore.Object, ix *index
 	return probe(ctx, r, o, ix)
 }
 
-// probe compares three headers of the tar o, the first, one in the middle and the last, with ix. It finds
-// an index of another tar.
+// probe compares the first, a middle and the last header of the tar o with ix, to find an index of another tar.
 func probe(ctx context.Context, r objstore.Reader, o objstore.Object, ix *index) (same bool, err error) {
 	same = true
 	n := ix.len()
@@ -139,7 +138,7 @@ func headerBefore(ctx context.Context, r objstore.Reader, o objstore.Object, off
 	return h, nil
 }
 
-// indexKeys returns where an index of a shard may lie: wds2idx cuts the archive's name at its first dot.
+// indexKeys returns the possible keys of a shard's index: wds2idx cuts the archive's name at its first dot.
 func indexKeys(key string) []string {
 	dir, base := path.Split(key)
 	whole := strings.TrimSuffix(base, tarSuffix)
@@ -156,7 +155,7 @@ func indexKeys(key string) []string {
 
 const tarSuffix = ".tar"
 
-// shardBase is what a shard adds to a name that is taken.
+// shardBase is the part of a shard's name that is added to a name already in use.
 func shardBase(key string) string { return strings.TrimSuffix(path.Base(key), tarSuffix) }
 
 func inShard(key string, err error) error { return fmt.Errorf("shard %s: %w", key, err) }

@@ -199,7 +199,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	}
 	budget := objstore.NewBudget(fromStore.Store.GetsPerHour, o.Logger)
 	if engine.Inside(where, source) {
-		return shard.Result{}, "", cost, fmt.Errorf("%s lies inside the source %s, which would change by it (give another destination)", where, source)
+		return shard.Result{}, "", cost, fmt.Errorf("%s lies inside the source %s, which it would change (give another destination)", where, source)
 	}
 	debug.SetMemoryLimit(o.Memory)
 	o.Source = source.String()

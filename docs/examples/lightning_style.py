@@ -1,8 +1,8 @@
-"""A Lightning data module on a feed, that resumes in the middle of an epoch from Lightning's own checkpoints.
+"""A Lightning data module on a feed that resumes in the middle of an epoch from Lightning's own checkpoints.
 
     shoal serve s3://photos/train --listen unix:///run/shoal/feed.sock --daemon
     python3 lightning_style.py unix:///run/shoal/feed.sock --max-steps 10     # is stopped in the middle
-    python3 lightning_style.py unix:///run/shoal/feed.sock                    # goes on with the 11th batch
+    python3 lightning_style.py unix:///run/shoal/feed.sock                    # resumes with the 11th batch
 
 ShoalData and Classifier are what Lightning wants. Debian has no Lightning: Trainer below stands in for it, with its hooks in its
 order (setup, load_state_dict, train_dataloader, training_step, state_dict, teardown) and nothing else of it.
@@ -19,7 +19,7 @@ import shoal
 
 
 class ShoalData:  # (lightning.LightningDataModule)
-    """The feed, and its place in the checkpoint: Lightning saves and loads the state of data modules."""
+    """The feed, whose state is part of the checkpoint: Lightning saves and loads the state of data modules."""
 
     def __init__(self, addr, batch_size, seed):
         self.feed = shoal.Feed(addr, batch_size, seed=seed, session="lightning-example",  # connects when it is first used
@@ -52,7 +52,7 @@ class Classifier(nn.Module):  # (lightning.LightningModule)
 
 
 class Trainer:
-    """Stands in for lightning.Trainer. history is a digest of every sample that the job has trained on, in order."""
+    """Replaces lightning.Trainer. history is a digest of all samples that the job has trained on, in order."""
 
     def __init__(self, max_epochs, max_steps, checkpoint):
         self.max_epochs, self.max_steps, self.checkpoint = max_epochs, max_steps, checkpoint

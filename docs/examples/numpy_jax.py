@@ -1,4 +1,4 @@
-"""Training without torch: numpy arrays from a feed, and a pure update function as JAX has it.
+"""Training without torch: numpy arrays from a feed, and a pure update function as in JAX.
 
     shoal serve s3://photos/train --listen unix:///run/shoal/feed.sock --daemon
     python3 numpy_jax.py unix:///run/shoal/feed.sock
@@ -33,7 +33,7 @@ def gradient(params, images, labels):
 
 
 def update(params, images, labels, rate):
-    """The parameters after one step: nothing is changed in place."""
+    """Returns the parameters after one step, without changing the old ones."""
     slope = gradient(params, images, labels)
     return {name: params[name] - rate * slope[name] for name in params}
 

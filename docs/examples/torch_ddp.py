@@ -45,7 +45,7 @@ def main():
         saved = torch.load(args.checkpoint, map_location=device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        feed.load_state_dict(saved["feed"])  # of any rank: it is the same for all
+        feed.load_state_dict(saved["feed"])  # the state of any rank: all have the same
     ddp = nn.parallel.DistributedDataParallel(model)
 
     for epoch in range(feed.epoch, args.epochs):

@@ -38,7 +38,7 @@ def main():
 
     for epoch in range(args.epochs):
         if not args.plain:
-            shoal.hint(loader)  # leaves all random state as it was: the shuffle is the same with and without
+            shoal.hint(loader)  # does not change any random state: the shuffle is the same with and without it
         samples, total = 0, 0.0
         for images, labels in loader:
             optimizer.zero_grad()

@@ -317,9 +317,9 @@ func (s *Source) ranges(ctx context.Context) Result {
 	case status == http.StatusPartialContent && answer.Get("Content-Range") == want:
 		return ok("honoured")
 	case status == http.StatusOK:
-		return ok("the whole object came instead of two bytes").because(Fail, "large files and shards cannot be read piece by piece", "use a store, and proxies before it, that serve Range requests")
+		return ok("the whole object came instead of two bytes").because(Fail, "large files and shards cannot be read piece by piece", "use a store, and proxies in front of it, that serve Range requests")
 	}
-	return ok("HTTP %d, Content-Range %q", status, answer.Get("Content-Range")).because(Fail, "large files and shards cannot be read piece by piece", "use a store, and proxies before it, that serve Range requests")
+	return ok("HTTP %d, Content-Range %q", status, answer.Get("Content-Range")).because(Fail, "large files and shards cannot be read piece by piece", "use a store, and proxies in front of it, that serve Range requests")
 }
 
 func (s *Source) ifMatch(ctx context.Context) Result {
@@ -331,7 +331,7 @@ func (s *Source) ifMatch(ctx context.Context) Result {
 	case http.StatusPreconditionFailed:
 		return ok("honoured: another version is refused")
 	case http.StatusOK:
-		return ok("ignored: the object came although its ETag is another").because(Warn, "objects that change are noticed after their bytes have come instead of before; Shoal compares the ETag of each answer", "use a store, and proxies before it, that know If-Match")
+		return ok("ignored: the object came although its ETag is another").because(Warn, "objects that change are noticed after their bytes have come instead of before; Shoal compares the ETag of each answer", "use a store, and proxies in front of it, that know If-Match")
 	}
-	return ok("HTTP %d where 412 is right", status).because(Warn, "what Shoal asks of this store is not what it knows", "use a store, and proxies before it, that know If-Match")
+	return ok("HTTP %d where 412 is right", status).because(Warn, "what Shoal asks of this store is not what it knows", "use a store, and proxies in front of it, that know If-Match")
 }

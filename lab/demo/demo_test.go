@@ -217,6 +217,9 @@ func TestRun(t *testing.T) {
 }
 
 func TestInterrupted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make night runs it")
+	}
 	o := options(t, "messy", feed)
 	o.Steps = 1000 // an epoch; the trainer is interrupted in it
 	ctx, cancel := context.WithCancelCause(t.Context())

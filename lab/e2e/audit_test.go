@@ -148,6 +148,7 @@ func TestAuditLog(t *testing.T) {
 // TestDaemonLogIsRotated fills the log of a daemon with a supervisor, and sees both go on in the new one, the
 // runtime's own words when the daemon dies included.
 func TestDaemonLogIsRotated(t *testing.T) {
+	long(t)
 	dir, paths := tree(t, 2, 10, 4<<10)
 	_, env := far(t, proxy.Options{})
 	cache := t.TempDir()

@@ -41,6 +41,7 @@ func segmentsIfAny(t testing.TB, cache string) (list []string) {
 
 // fsck finds what is damaged, mends it on request, and what was damaged is never served.
 func TestFsck(t *testing.T) {
+	long(t)
 	dir, paths := tree(t, 3, 40, 32<<10)
 	p, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
@@ -279,6 +280,7 @@ func cacheLs(t testing.TB, cache string) map[string]cacheEntry {
 // Two mounts share one cache directory through the one daemon that owns it, by quota; ls, rm, pin and
 // quota show and change that, with the daemon and without.
 func TestSharedCache(t *testing.T) {
+	long(t)
 	dirA, pathsA := tree(t, 2, 200, 96<<10) // about 38 MiB
 	dirB, pathsB := tree(t, 3, 50, 32<<10)
 	_, env := far(t, proxy.Options{})
@@ -376,7 +378,6 @@ func TestPinnedStays(t *testing.T) {
 		for range 3 {
 			readAll(t, mnt, dirs[k], files[k])
 		}
-		time.Sleep(500 * time.Millisecond)
 		umount(t, mnt)
 	}
 	fill("pinned")

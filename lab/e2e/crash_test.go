@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -194,6 +195,7 @@ func mountpoint(t *testing.T, at string) string {
 // pack, a repair, a warm-up, a removal. After each kill it is opened again: every byte is right, fsck
 // finds nothing, nothing is mounted or running.
 func TestKillPoints(t *testing.T) {
+	long(t)
 	deadly := program(t, &killOnce, "shoal-killpoints", "../../cmd/shoal", "-tags", "killpoints")
 	dir, paths := tree(t, 2, 24, 24<<10)
 	p, direct := far(t, proxy.Options{})
@@ -252,7 +254,6 @@ func TestKillPoints(t *testing.T) {
 				}
 			}
 		}
-		time.Sleep(50 * time.Millisecond) // appends are behind the reads
 		_, _, _ = shoalWith(t, bin, nil, "refresh", mnt)
 		_, _, _ = shoalWith(t, bin, nil, "umount", mnt)
 	}
@@ -434,7 +435,7 @@ func TestKillPoints(t *testing.T) {
 	}
 }
 
-// Readers, kills and remounts in a row, without kill points: the times are random, the cache is never
+// Readers, kills and remounts in a row, without kill points: each kill comes after more reads, the cache is never
 // wrong, and only what was being written is lost.
 func TestKilledAgainAndAgain(t *testing.T) {
 	dir, paths := tree(t, 4, 60, 48<<10)
@@ -445,9 +446,11 @@ func TestKilledAgainAndAgain(t *testing.T) {
 		mountAt(t, env, source, mnt, "--cache-dir", cache, "--order", "torch:seed=1", "--kernel-cache", "off")
 		pid := readStats(t, mnt).PID
 		var wg sync.WaitGroup
+		var reads atomic.Int64
 		for k := range 8 {
 			wg.Go(func() {
 				for j := k; ; j += 8 {
+					reads.Add(1)
 					f := paths[j%len(paths)]
 					got, err := os.ReadFile(filepath.Join(mnt, f))
 					if err != nil {
@@ -459,7 +462,7 @@ func TestKilledAgainAndAgain(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(time.Duration(40+90*i) * time.Millisecond)
+		within(t, time.Minute, "reads before the kill", func() bool { return reads.Load() > int64(20+50*i) })
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		wg.Wait()
 		gone(t, pid)

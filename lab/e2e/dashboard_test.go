@@ -46,6 +46,7 @@ const pixels = `c => {
 // TestDashboard looks at the dashboard of a real daemon, which serves photographs from a slow store to a mount and a
 // feed, in headless Chromium.
 func TestDashboard(t *testing.T) {
+	long(t)
 	count, bandwidth := 160, int64(3<<20)
 	if *screenshots != "" {
 		count, bandwidth = 4000, 40<<20

@@ -17,8 +17,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-// hangTime is how long the disk hangs: SHOAL_HANG=30s is what issue B asks for, and what nightly runs
-// give; the limits of the daemon are well below the shorter one.
+// hangTime is how long the disk hangs: make night gives SHOAL_HANG=30s. The limits of the daemon are well below the
+// shorter one.
 func hangTime(t testing.TB) time.Duration {
 	text := os.Getenv("SHOAL_HANG")
 	if text == "" {
@@ -261,6 +261,7 @@ func TestDiskIsGone(t *testing.T) {
 
 // Other processes fill the disk under the cache, and empty it again.
 func TestDiskFillsUp(t *testing.T) {
+	long(t)
 	dir, paths := tree(t, 4, 60, 64<<10)
 	_, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
@@ -298,6 +299,7 @@ func TestDiskFillsUp(t *testing.T) {
 // A cache of a hundredth of the dataset, in memory and on disk, with 64 readers: limits hold, nothing
 // starves, every byte is right.
 func TestHundredth(t *testing.T) {
+	long(t)
 	dir, paths := tree(t, 8, 250, 96<<10) // about 190 MiB
 	_, env := far(t, proxy.Options{Latency: 2 * time.Millisecond})
 	source := bucket(t, dir)

@@ -265,6 +265,7 @@ print(json.dumps(out))`, addr)
 // What the server makes of pictures is what the trainer's torchvision makes of them with the same draws, which Python
 // computes by itself.
 func TestVerify(t *testing.T) {
+	long(t)
 	dir, _ := pictures(t, 2, 12)
 	_, env := far(t, proxy.Options{})
 	addr, _ := serve(t, env, bucket(t, dir))

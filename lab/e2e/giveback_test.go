@@ -39,6 +39,7 @@ func logOf(t testing.TB, cache string) string {
 // A cache that may take less than it holds gives back what is too much and serves all the rest: with a smaller
 // --cache-size, on a disk that another program fills, and with a quota that is set while it is mounted or not.
 func TestGiveBack(t *testing.T) {
+	long(t)
 	const largest = 200 << 10              // what a file takes at most
 	dir, paths := tree(t, 4, 150, 128<<10) // about 75 MiB, in segments of 8
 	p, env := far(t, proxy.Options{})

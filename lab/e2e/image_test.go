@@ -151,6 +151,7 @@ func (p *pod) probe(t testing.TB, c *foreground, cmd []string) string {
 // sidecar is, serves a mount and a feed to a trainer in another mount namespace and of another user, is replaced after a
 // SIGKILL, and ends in good order; and a feed without any rights.
 func TestImage(t *testing.T) {
+	long(t)
 	outs := [2]string{t.TempDir(), t.TempDir()}
 	for _, out := range outs {
 		cmd := exec.Command("make", "--no-print-directory", "-C", "../..", "image", "OUT="+out, "ARCHS="+runtime.GOARCH)

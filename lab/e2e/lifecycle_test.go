@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/lab/rig/faultdisk"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/synced"
@@ -428,13 +430,32 @@ print(sum(len(b.id) for b in feed))`, "unix://"+socket)
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(300 * time.Millisecond) // they are there first
+	cameFirst(t, socket, waiting.Process.Pid, trainer.Process.Pid)
 	inForeground(t, env, "serve", bucket(t, dir), "--listen", "unix://"+socket, "--mount", mnt, "--cache-dir", t.TempDir())
 	if err := waiting.Wait(); err != nil {
 		t.Errorf("health --wait: %v", err)
 	}
 	if err := trainer.Wait(); err != nil || strings.TrimSpace(lastLine(got.String())) != "16" {
 		t.Errorf("the trainer that came first: %v\n%s", err, got.String())
+	}
+}
+
+// cameFirst waits until each process has tried to connect to a socket that is not served yet.
+func cameFirst(t *testing.T, socket string, pids ...int) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_ = l.SetDeadline(time.Now().Add(time.Minute))
+	for len(pids) > 0 {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == audit.Unix(c).PID })
+		_ = c.Close()
 	}
 }
 

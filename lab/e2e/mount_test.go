@@ -427,12 +427,13 @@ func TestEndUnderLoad(t *testing.T) {
 	reader := exec.Command("/usr/bin/python3", "-c", `
 import os, sys, threading
 hold = open(sys.argv[1] + "/class00/img0000.jpg", "rb")
-print("open", flush=True)
 def read(k):
     try:
         while True:
             for i in range(k, 100, 8):
                 open("%s/class01/img%04d.jpg" % (sys.argv[1], i), "rb").read()
+            if not k:
+                print("read", flush=True)
     except OSError:
         pass
 for k in range(8):
@@ -454,7 +455,6 @@ sys.stdin.read()`, mnt)
 		t.Fatal(err)
 	}
 	pid := readStats(t, mnt).PID
-	time.Sleep(200 * time.Millisecond)
 	_ = syscall.Kill(pid, syscall.SIGTERM)
 	gone(t, pid)
 	if mounted(mnt) {

@@ -175,7 +175,7 @@ func TestOrdersOfAMount(t *testing.T) {
 		"--class-samples":  {"order", "mixture:seed=1,weights=a:1", "--n", "9"},
 		"--batch":          {"order", "uniform:seed=1", "--n", "9", "--certificate"},
 		"class00, class01": {"order", "mixture:seed=1,weights=zebra:1", "--mount", mnt},
-		"no sample number": {"order", "list:" + list, "--n", "9"},
+		"a sample number":  {"order", "list:" + list, "--n", "9"},
 		"from=manual_seed": {"order", "torch-loader:seed=1", "--n", "9", "--epoch", "1"},
 	} {
 		if _, errs, code := shoal(t, env, args...); code != 2 || !strings.Contains(errs, words) {

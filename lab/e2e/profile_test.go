@@ -236,6 +236,7 @@ func profileWhile(t *testing.T, mnt string, do func(), flags ...string) (p profi
 
 // TestProfile: what unmodified programs do on a mount is recognised for what it is.
 func TestProfile(t *testing.T) {
+	long(t)
 	dir := images24(t, 4, 100, "")
 	large := t.TempDir()
 	rng := rand.New(rand.NewPCG(5, 6))

@@ -66,6 +66,7 @@ for p in sys.argv[3:]:
 
 // Pictures that pack resizes are those that Pillow would have made; small ones stay, byte for byte.
 func TestPackResized(t *testing.T) {
+	long(t)
 	dir, paths := photographs(t, 23)
 	small, _ := pictures(t, 1, 1) // 200 x 150
 	data, err := os.ReadFile(filepath.Join(small, "class00/img0000.jpg"))
@@ -99,6 +100,7 @@ for p in sys.argv[3:]:
 
 // A recoding that is killed goes on where it was, and leaves nothing behind in the end.
 func TestPackRecodeKilled(t *testing.T) {
+	long(t)
 	dir, _ := photographs(t, 40)
 	_, _, want := packed(t, "file://"+dir, "--decode")
 	spool, set := t.TempDir(), filepath.Join(t.TempDir(), "set")

@@ -141,6 +141,7 @@ func TestVersionedBucket(t *testing.T) {
 // TestBudgetAndCost: the store sees no more GETs and HEADs than --gets-per-hour, readers wait and are told,
 // and what is reported is what the store has seen.
 func TestBudgetAndCost(t *testing.T) {
+	long(t)
 	const prices = "get=0.0004/1000,head=1,list=5,put=0,gb=0.09,currency=EUR"
 	dir, paths := tree(t, 2, 12, 8<<10) // the last four wait 12 s, which no machine's slowness makes up for
 	p, env := far(t, proxy.Options{})

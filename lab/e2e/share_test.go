@@ -16,6 +16,7 @@ import (
 // times as much. Their batches go in chunks: slots of four feeds would take as much memory as there is for what is
 // shared.
 func TestFeedsShareFetches(t *testing.T) {
+	long(t)
 	dir, paths := tree(t, 4, 80, 256<<10) // 80 MiB, where less than 50 may be staged
 	line := proxy.Options{Latency: 10 * time.Millisecond, Bandwidth: 1 << 20}
 	p, env := far(t, line)

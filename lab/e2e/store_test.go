@@ -17,6 +17,7 @@ import (
 // A store that stumbles: with 8 readers, with and without read-ahead, every byte is right and no
 // reader sees an error.
 func TestStoreStumbles(t *testing.T) {
+	long(t)
 	dir, paths := tree(t, 4, 60, 64<<10)
 	p, env := far(t, proxy.Options{Latency: 2 * time.Millisecond})
 	source := bucket(t, dir)

@@ -184,7 +184,23 @@ func processes(text string) (pids []int) {
 	return pids
 }
 
-// kept waits until all of n files lie on disk.
+// long marks a test that make check leaves to make night.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("make night runs it")
+	}
+}
+
+// atMost returns n, or few for make check.
+func atMost(few, n int) int {
+	if testing.Short() {
+		return few
+	}
+	return n
+}
+
+// waitKept waits until all of n files lie on disk.
 func waitKept(t testing.TB, mnt string, n int) {
 	t.Helper()
 	within(t, time.Minute, fmt.Sprintf("%d files on disk", n), func() bool { return readStats(t, mnt).Disk.Kept >= n })

@@ -1,8 +1,8 @@
-// Package certificate measures an order: how far its batches are from batches drawn at random. It sees
-// the order as a sequence and nothing else, so that a fault in a generator cannot hide in it: no code
-// and no assumption is shared with those that make orders.
+// Package certificate measures how far an order's batches are from batches drawn at random. It sees only the
+// sequence, so that a fault in a generator cannot hide in it: it shares no code and no assumption with the packages
+// that make orders.
 //
-// It is pure: a function of the sequence, and of who is in which shard and of which class.
+// It is pure: it depends only on the sequence, and on the samples' shards and classes.
 package certificate
 
 import (
@@ -13,37 +13,37 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Subject is what is measured.
+// Subject is the input of a measurement.
 type Subject struct {
 	Order order.Order // one epoch, of all ranks together
 	Batch int         // global batch, in positions
 	// Samples is the number of samples of the dataset.
 	Samples int
-	// Shard returns the number of the shard that holds a sample, from 0; nil where there are no shards.
+	// Shard returns the number of the shard that holds a sample, from 0; nil without shards.
 	Shard func(sample int) int
-	// Label returns the class of a sample, -1 for none; nil where there are no classes.
+	// Label returns the class of a sample, -1 for none; nil without classes.
 	Label func(sample int) int
 	// World is the number of ranks, of which rank r reads the positions r, r+World, …; 0 is 1.
 	World int
-	// Progress is told now and then how many positions have been seen; it may be nil.
+	// Progress is called now and then with the number of positions seen; it may be nil.
 	Progress func(positions int)
 }
 
-// Certificate says what one epoch of an order is like.
+// Certificate is the measurement of one epoch of an order.
 type Certificate struct {
 	Positions int `json:"positions"` // of the epoch
 	Samples   int `json:"samples"`   // of the dataset
 	Missing   int `json:"missing"`   // samples that do not occur
 	Repeated  int `json:"repeated"`  // positions that hold a sample for the second time or more
 	Batch     int `json:"batch"`
-	Batches   int `json:"batches"` // whole ones; what follows them is not measured
+	Batches   int `json:"batches"` // whole ones; the rest is not measured
 
 	Shards *Shards `json:"shards,omitempty"`
 	Labels *Labels `json:"labels,omitempty"`
-	Ranks  []Rank  `json:"ranks,omitempty"` // of several, where there are classes
+	Ranks  []Rank  `json:"ranks,omitempty"` // if there are several, and classes
 }
 
-// Rank says what one rank reads in the epoch.
+// Rank describes the samples of one rank in the epoch.
 type Rank struct {
 	Rank      int `json:"rank"`
 	Positions int `json:"positions"`
@@ -54,7 +54,7 @@ type Rank struct {
 	Random float64 `json:"random_total_variation"`
 }
 
-// Shards says how the batches fall on the shards.
+// Shards describes the distribution of the batches over the shards.
 type Shards struct {
 	Shards int     `json:"shards"`       // that hold samples of the order
 	Mean   float64 `json:"mean_shard"`   // positions in one, on average
@@ -64,15 +64,15 @@ type Shards struct {
 	// all samples of a shard and independent between shards, in units of that of a batch drawn at
 	// random without replacement. A batch of B says as much of it as a random one of B/D.
 	Design float64 `json:"design_effect"`
-	// Open is the most shards of which, at some position, a sample has been read and another is still
-	// to come: what has to be at hand to read each shard once.
+	// Open is the largest number of shards, over all positions, with samples read before and samples still to come:
+	// those needed at hand to read each shard once.
 	Open int `json:"most_open"`
 	// Formula is what the formula of shards expects of Open shards open, all of the mean size:
 	// 1 + (B-1)(S-1)/(WS-1)·(1-W/shards).
 	Formula float64 `json:"formula_design_effect"`
 }
 
-// Labels says how far the classes in a batch are from those in the dataset.
+// Labels describes how far the classes in a batch are from those in the dataset.
 type Labels struct {
 	Classes int `json:"classes"` // that occur in the order; having no label counts as one
 	// Variation is the total variation distance between the labels of a batch and those of the epoch,
@@ -84,8 +84,8 @@ type Labels struct {
 	Random float64 `json:"random_total_variation"`
 }
 
-// Of measures an order. It takes a time proportional to the order's length, and memory for a bit a
-// sample and some words a shard and class.
+// Of measures an order. Its time is proportional to the order's length; its memory is a bit per sample and some words
+// per shard and class.
 func Of(s Subject) (Certificate, error) {
 	n := s.Order.Len()
 	switch {
@@ -134,7 +134,7 @@ func Of(s Subject) (Certificate, error) {
 	return c, nil
 }
 
-// tally counts how often each small number comes.
+// tally counts occurrences of small numbers.
 type tally struct {
 	count    []int
 	distinct int
@@ -158,7 +158,7 @@ func (t *tally) add(x int) error {
 
 func pairs(n float64) float64 { return n * (n - 1) / 2 }
 
-// measureShards goes over the order again, knowing how often each shard comes.
+// measureShards goes over the order again, with the shares of the shards known.
 //
 // The design effect from pairs. Let values be independent between shards, with mean 0 and variance 1,
 // and p the shares of the shards of the whole epoch, c those of a batch in positions. Then the variance

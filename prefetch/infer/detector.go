@@ -2,7 +2,7 @@ package infer
 
 import "slices"
 
-// maxSubsets bounds the subsets that are told apart, the whole included.
+// maxSubsets bounds the subsets that are distinguished, including the whole.
 const maxSubsets = 16
 
 // Change says what an open, or a finding, has changed.
@@ -10,10 +10,10 @@ type Change uint8
 
 const (
 	None     Change = iota
-	Locked          // there is an order now, or another one
-	Widened         // the order's ranks are more than was known
+	Locked          // there is an order now, or a new one
+	Widened         // the order has more ranks than were known
 	Followed        // the reader has gone on to another epoch of the source: see Detector.Epoch
-	Unlocked        // the reader no longer follows the order, and what it does is not known
+	Unlocked        // the reader no longer follows the order, and its order is unknown
 )
 
 var changeNames = [...]string{"none", "locked", "widened", "followed", "unlocked"}
@@ -22,43 +22,43 @@ func (c Change) String() string { return changeNames[c] }
 
 // Detector turns opens into findings. It is not safe for concurrent use.
 //
-// A lock is checked by the same model that found it. An open speaks against it if an unrelated
-// open would be at least as probable, and begins, or goes on with, a doubt. A doubt is compared with what may follow
-// the lock's source at once, before anything else is opened: an epoch from the page cache takes no longer than
-// starting a search does. It ends the lock after maxDoubt such opens in a row: a reader of the order makes one in 20
-// at most, and 24 in a row with odds of 2^-100. Scans, which read file after file of the listing, are somebody else's.
+// A lock is checked by the same model that found it. An open speaks against it if an unrelated open would be at least
+// as probable; then it starts, or continues, a doubt. A doubt is first compared with the possible successors of the
+// lock's source: an epoch from the page cache takes no longer than starting a search. Doubt ends the lock after
+// maxDoubt such opens in a row: a reader of the order makes one in 20 at most, and 24 in a row with odds of 2^-100.
+// Scans, file after file of the listing, come from other programs.
 type Detector struct {
 	traces []*trace // of the whole, and of each folder
-	wholes int      // searches of all seeds that found nothing, in a row
+	wholes int      // consecutive searches of all seeds without a finding
 
 	lock   *lock
-	doubt  *trace     // what speaks against the lock
-	run    int        // of opens that do, without one that does not
-	calm   int        // of opens that do not, without one that does
+	doubt  *trace     // opens against the lock
+	run    int        // of opens against the lock in a row
+	calm   int        // of opens for the lock in a row
 	scans  int        // opens of scans, without one that fits the lock
 	away   int        // opens outside the lock's subset, without one that fits the lock
-	reread int        // opens of what had been read already, among the doubt's
+	reread int        // repeated opens among the doubt's
 	latest [16]uint32 // samples opened last + 1, as a ring
 	opens  int
-	known  []Known // what was found, the latest first
+	known  []Known // earlier findings, the latest first
 }
 
-// Known is a source that was found, and the folder whose samples it shuffles.
+// Known is a source found earlier, and the folder whose samples it shuffles.
 type Known struct {
 	Folder string `json:"folder,omitempty"`
 	Source Source `json:"source"`
 }
 
-// maxKnown bounds the sources that are remembered.
+// maxKnown bounds the remembered sources.
 const maxKnown = 64
 
-// Remember tells the detector what was found in an earlier life, the latest first.
+// Remember sets the findings of an earlier run, the latest first.
 func (d *Detector) Remember(known []Known) { d.known = slices.Clone(known[:min(len(known), maxKnown)]) }
 
-// Known returns what is to be told to Remember in another life. It changes with a Lock only.
+// Known returns the findings to pass to Remember in a later run. They change with a Lock only.
 func (d *Detector) Known() []Known { return slices.Clone(d.known) }
 
-// learn takes note of a source that was found.
+// learn records a source that was found.
 func (d *Detector) learn(k Known) {
 	d.known = slices.DeleteFunc(d.known, func(o Known) bool { return o == k })
 	d.known = slices.Insert(d.known, 0, k)[:min(len(d.known)+1, maxKnown)]
@@ -74,7 +74,7 @@ func (d *Detector) sources(folder string) (list []Source) {
 	return list
 }
 
-// lock is a finding that is being followed.
+// lock is a finding being followed.
 type lock struct {
 	finding Finding
 	epoch   int      // of the finding's source, that is being read
@@ -93,24 +93,23 @@ const (
 	firstTry = 12
 	smallTry = 64
 	wholeTry = 96
-	// firstDoubt is how many opens against a lock are looked into first.
+	// firstDoubt is the number of opens against a lock that are first examined.
 	firstDoubt = 8
-	// maxWholes is how many searches of all seeds may find nothing before they are given up: the trainer
-	// does not shuffle as torch does.
+	// maxWholes is how many searches of all seeds may fail before they are given up: the trainer does not shuffle as
+	// torch does.
 	maxWholes = 4
-	// maxDoubt is how many opens in a row end a lock that they do not fit.
+	// maxDoubt is how many opens in a row that do not fit end a lock.
 	maxDoubt = 24
-	// patience is how many times as many may do so where that costs little.
+	// patience is how many times as many are allowed if that costs little.
 	patience = 8
-	// calmed is after how many opens that fit the lock a doubt was noise.
+	// calmed is the number of fitting opens after which a doubt was noise.
 	calmed = 32
-	// maxAway is how many opens of other files end a lock, if an epoch has no more: a validation pass
-	// has fewer.
+	// maxAway is how many opens of other files end a lock, unless an epoch has more: a validation pass has fewer.
 	maxAway = 10_000
 )
 
-// NewDetector returns a detector for a mount with the given subsets, the first of them the whole. Of more
-// than 16 the largest are told apart.
+// NewDetector returns a detector for a mount with the given subsets, the first of them the whole. Of more than 16 it
+// uses the largest.
 func NewDetector(subsets []Subset) *Detector {
 	d := &Detector{}
 	if len(subsets) > maxSubsets {
@@ -126,8 +125,8 @@ func NewDetector(subsets []Subset) *Detector {
 	return d
 }
 
-// Open takes note of an open. It takes time that does not depend on the dataset, mostly less than a microsecond, and
-// about a millisecond for each of some 5 to 65 shuffles when a doubt is looked into.
+// Open processes an open. Its time does not depend on the dataset: mostly less than a microsecond, and about a
+// millisecond for each of some 5 to 65 shuffles when a doubt is examined.
 func (d *Detector) Open(o Open) Change {
 	if d.lock == nil {
 		d.note(o)
@@ -148,7 +147,7 @@ func (d *Detector) note(o Open) {
 	}
 }
 
-// check compares an open with the order that is in force.
+// check compares an open with the order in force.
 func (d *Detector) check(o Open) Change {
 	k := d.lock
 	s := k.finding.Subset
@@ -170,7 +169,7 @@ func (d *Detector) check(o Open) Change {
 			d.reread++
 			return d.against(o, scan)
 		}
-		r.places[from] = pos // somebody else has read it before
+		r.places[from] = pos // another process has read it before
 	case from < 0 && scan:
 		m.read.add(pos)
 		m.count++
@@ -204,7 +203,7 @@ func (d *Detector) check(o Open) Change {
 	return None
 }
 
-// scan reports whether the open goes on from one of the latest by a small step in the listing.
+// scan reports whether the open continues one of the latest by a small step in the listing.
 func (d *Detector) scan(sample uint32) (is bool) {
 	const gap = 4
 	for _, l := range d.latest {
@@ -215,7 +214,7 @@ func (d *Detector) scan(sample uint32) (is bool) {
 	return is
 }
 
-// against notes an open that speaks against the order in force.
+// against records an open that speaks against the order in force.
 func (d *Detector) against(o Open, scan bool) Change {
 	d.calm = 0
 	if scan {
@@ -226,7 +225,7 @@ func (d *Detector) against(o Open, scan bool) Change {
 	}
 	limit := maxDoubt
 	if k := d.lock; k.finding.Source.Kind != Drawn && k.model.count >= k.expected()*7/8 {
-		limit = patience * maxDoubt // nothing is left to be read, and what comes next is known
+		limit = patience * maxDoubt // the epoch is finished, and the next one is known
 	}
 	if d.run < limit && d.scans < patience*limit {
 		return None
@@ -254,14 +253,14 @@ func (d *Detector) unlock() Change {
 	return Unlocked
 }
 
-// Stale reports whether what the search may find can no longer be of use.
+// Stale reports whether the search's findings can no longer be of use.
 func (d *Detector) Stale(s *Search) bool {
 	return s.epoch != s.trace.epoch || d.lock != nil
 }
 
-// Next returns the search that is due and not running yet, nil if there is none. The caller runs it, or drops it.
-// A search of the usual seeds waits for no other, so that a few opens more are not in vain while small ones are
-// tried; one of all seeds waits until those of small ones are through.
+// Next returns the search that is due and not running yet, nil if there is none. The caller runs it, or drops it. A
+// search of the usual seeds waits for no other, so that a few more opens are used while small ones are tried; one of
+// all seeds waits for those of small ones.
 func (d *Detector) Next(running func(Depth) bool) *Search {
 	if d.lock != nil {
 		return nil
@@ -270,7 +269,7 @@ func (d *Detector) Next(running func(Depth) bool) *Search {
 		var best *trace
 		for _, t := range d.traces {
 			if len(t.opens) >= max(firstTry, t.tries.usual) && t.shuffled() {
-				// A folder before the whole, since the whole's numbers are less probable then.
+				// A folder before the whole, since the whole's numbers are then less probable.
 				if best == nil || t.subset.Len < best.subset.Len {
 					best = t
 				}
@@ -299,7 +298,7 @@ func (d *Detector) Next(running func(Depth) bool) *Search {
 	return nil
 }
 
-// search returns a search of the trace, and says how many opens later the next is due.
+// search returns a search of the trace, and sets when the next is due.
 func (d *Detector) search(t *trace, depth Depth) *Search {
 	n := len(t.opens)
 	again, due := max(n*3/2, min(2*n, smallTry)), &t.tries.usual
@@ -316,15 +315,15 @@ func (d *Detector) search(t *trace, depth Depth) *Search {
 	return t.task(depth, d.sources(t.subset.Folder))
 }
 
-// task returns a search of what the trace holds now.
+// task returns a search of the current trace.
 func (t *trace) task(depth Depth, known []Source) *Search {
 	s := NewSearch(Task{Depth: depth, Subset: t.subset, Opens: slices.Clone(t.opens[:min(len(t.opens), maxLook)]), Known: known})
 	s.trace, s.epoch = t, t.epoch
 	return s
 }
 
-// follow looks for the beginning of another epoch: in the opens in a row that speak against this one, and, where others
-// come between them, in all that do, each time that they have grown by half.
+// follow looks for the start of another epoch: in consecutive opens against this one, and, if other opens come in
+// between, in all against it, whenever they have grown by half.
 func (d *Detector) follow() Change {
 	t := d.doubt
 	opens := t.opens
@@ -343,10 +342,10 @@ func (d *Detector) follow() Change {
 	return d.adopt(opens, f)
 }
 
-// source returns the source from the epoch on that is being read.
+// source returns the source, counted from the epoch being read.
 func (k *lock) source() Source { return k.finding.Source.from(k.epoch) }
 
-// Lock puts a finding of the search in force. Opens that came in while it was running count.
+// Lock puts a finding of the search in force. Opens during the search count.
 func (d *Detector) Lock(s *Search, f Finding) Change {
 	if d.Stale(s) {
 		return None // the reader has gone on since
@@ -354,7 +353,7 @@ func (d *Detector) Lock(s *Search, f Finding) Change {
 	return d.adopt(s.trace.opens, f)
 }
 
-// adopt puts a finding about the given opens in force.
+// adopt puts a finding from the given opens in force.
 func (d *Detector) adopt(opens []Open, f Finding) Change {
 	change := Locked
 	epoch := 0
@@ -383,7 +382,7 @@ func (d *Detector) adopt(opens []Open, f Finding) Change {
 		if i == 0 {
 			d.lock.first = o
 		}
-		d.run, d.scans = min(d.run, maxDoubt/2), 0 // what is known already does not end it
+		d.run, d.scans = min(d.run, maxDoubt/2), 0 // opens already examined do not end it
 		d.check(o)
 	}
 	return change
@@ -400,7 +399,7 @@ func newLock(f Finding, epoch int) *lock {
 	return k
 }
 
-// Finding returns what is in force, and the epoch of its source that is being read.
+// Finding returns the finding in force, and the epoch of its source being read.
 func (d *Detector) Finding() (f Finding, epoch int, ok bool) {
 	if d.lock == nil {
 		return Finding{}, 0, false

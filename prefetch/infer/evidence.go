@@ -6,54 +6,50 @@ import (
 )
 
 const (
-	// wanted is the evidence, in bits, that a lock takes: 32 for the seeds, 5 for what was shuffled
-	// ([maxSubsets]) and how it came by its seed, and 64 for the odds that a trace which has nothing to
-	// do with any of them looks as if.
+	// wanted is the evidence, in bits, that a lock requires: 32 for the seeds, 5 for the subset ([maxSubsets]) and the
+	// origin of the seed, and 64 for the odds that an unrelated trace looks like it.
 	wanted = 32 + 5 + 64
-	// wantedNear is the same where only some 100 successors of a known shuffle are tried.
+	// wantedNear is the same if only some 100 successors of a known shuffle are tried.
 	wantedNear = 7 + 64
-	// wantedKnown is the same for the epochs of the shuffles that were found in an earlier life.
+	// wantedKnown is the same for the epochs of shuffles found in an earlier run.
 	wantedKnown = 13 + 64
 
-	// Shares of the opens of a process that go on by a stride that was seen before, by another step
-	// forwards, and anywhere.
+	// Shares of a process's opens that continue by a known stride, by another step forwards, and anywhere.
 	sharePace  = 0.75
 	shareStep  = 0.20
 	shareNoise = 0.05
-	// shareStart is the share of processes whose first open has no scale: near the beginning at a batch's
-	// boundary, unless anywhere.
+	// shareStart is the share of processes whose first open is near the beginning at a batch's boundary, at no
+	// particular scale; the others start anywhere.
 	shareStart = 0.7
 
-	// places of a process at which it may go on. A worker has one; the others let an unrelated open
-	// pass. Where processes are not known the places are those of all workers.
+	// Places at which a process may continue. A worker has one; the others allow for an unrelated open. If processes
+	// are unknown the places are those of all workers.
 	maxPlaces    = 3
 	maxPlacesAll = 64
-	// strides that are expected: within a batch, from batch to batch, and one more.
+	// Strides expected: within a batch, from batch to batch, and one more.
 	maxStrides = 3
-	// maxVotes bounds the memory for finding them out.
+	// maxVotes bounds the memory for finding them.
 	maxVotes = 1 << 12
 )
 
-// model says how probable the next open is if its reader follows a certain order. Opens are grouped by
-// process: worker w of W reads the batches w, w+W, … in sequence, so it moves through the order by the
-// world size, and at the end of a batch by W-1 batches more. It needs to know none of these: strides
-// are learnt, and steps that are not known yet have the scale-free prior 1/g.
+// model gives the probability of the next open if its reader follows a certain order. Opens are grouped by process:
+// worker w of W reads the batches w, w+W, … in sequence, so it moves through the order by the world size, and at the
+// end of a batch by W-1 batches more. The model does not know these: it learns strides, and unknown steps have the
+// scale-free prior 1/g.
 //
-// For each open it gives a probability to every position that was not read yet; together they are at most 1.
-// Were the order a random permutation that has nothing to do with the trace, then each of the u unread
-// positions would have the probability 1/u. So the product of (u × probability) over the opens of a trace, any
-// trace, has an expectation of at most 1 over all permutations, at every moment, and exceeds 2^b
-// with a probability of 2^-b at most (Ville's inequality; J. Ville, "Étude critique de la notion de collectif",
-// 1939). A process may also be no reader of the order at all: each has even odds, so that it costs 1 bit
-// at most.
+// For each open it gives a probability to every unread position; the sum is at most 1. In a random permutation
+// unrelated to the trace each of the u unread positions would have the probability 1/u. So the product of (u ×
+// probability) over the opens of any trace has an expectation of at most 1 over all permutations, at every moment,
+// and exceeds 2^b with a probability of at most 2^-b (Ville's inequality; J. Ville, "Étude critique de la notion de
+// collectif", 1939). A process may also not read the order at all: both have even odds, which costs at most 1 bit.
 type model struct {
 	n       int
-	apart   bool    // processes are readers of their own
+	apart   bool    // each process is a reader of its own
 	z       float64 // bounds the harmonic number of n from above
 	read    setBits // positions
 	count   int
-	pace    []stride       // the most usual ones, the most usual first
-	votes   map[stride]int // how often an open lay so far from a place
+	pace    []stride       // the most frequent ones, most frequent first
+	votes   map[stride]int // how often an open was at this distance from a place
 	readers map[uint32]*reader
 	bits    float64 // evidence of all readers
 
@@ -63,20 +59,20 @@ type model struct {
 
 type stride = int
 
-// reader is a process, or all of them where they cannot be told apart.
+// reader is a process, or all of them if they cannot be distinguished.
 type reader struct {
-	places []int // positions read last, the latest first
+	places []int // latest positions, the latest first
 	bits   float64
 }
 
-// newModel returns a model for an order of n samples of which the first known positions are known. together
-// takes all processes for one reader, such as threads are that take turns.
+// newModel returns a model for an order of n samples of which the first known positions are known. together treats
+// all processes as one reader, such as threads that take turns.
 func newModel(n, known int, together bool) *model {
 	return &model{n: n, apart: !together, z: 1 + math.Log(float64(n)), read: newSet(known), votes: map[stride]int{}, readers: map[uint32]*reader{}, paces: map[int]int{}, residues: map[int][]bool{}}
 }
 
-// open takes note of an open at an unread position, -1 if that is beyond what is known, and returns
-// its evidence in bits.
+// open processes an open at an unread position, -1 if that is beyond the known ones, and returns its evidence in
+// bits.
 func (m *model) open(process uint32, pos, unread int) (bits float64) {
 	if !m.apart {
 		process = 0
@@ -106,7 +102,7 @@ func (m *model) open(process uint32, pos, unread int) (bits float64) {
 		}
 	}
 	if pace {
-		// That is where it was. Otherwise it may have been anywhere.
+		// It was at this place. Otherwise it may have been anywhere.
 		m.note(pos-r.places[from], pos)
 		r.places = slices.Delete(r.places, from, from+1)
 	}
@@ -117,7 +113,7 @@ func (m *model) open(process uint32, pos, unread int) (bits float64) {
 	return bits
 }
 
-// weight is the evidence of a process that may as well be none.
+// weight is the evidence of a process that may not follow the order.
 func (r *reader) weight() float64 {
 	if r.bits > 50 {
 		return r.bits - 1
@@ -125,8 +121,8 @@ func (r *reader) weight() float64 {
 	return math.Log2(0.5 + 0.5*math.Exp2(r.bits))
 }
 
-// density returns the probability of the next open, and the place from which it most probably went on,
-// -1 if from none; pace says that it did so by a known stride.
+// density returns the probability of the next open, and the place that it most probably continues, -1 if none; pace
+// says that it does so by a known stride.
 func (m *model) density(r *reader, pos, unread, limit int) (p float64, from int, pace bool) {
 	uniform := 1 / float64(unread)
 	if len(r.places) == 0 {
@@ -161,8 +157,7 @@ func (m *model) density(r *reader, pos, unread, limit int) (p float64, from int,
 	return p, from, pace
 }
 
-// paced returns the process, nil if it is not known, and the place from which it has come to pos by a
-// usual stride; -1 if from none.
+// paced returns the process, nil if unknown, and the place from which it came to pos by a usual stride; -1 if none.
 func (m *model) paced(process uint32, pos int) (r *reader, from int) {
 	if !m.apart {
 		process = 0
@@ -209,7 +204,7 @@ func (m *model) note(d stride, pos int) {
 	m.residues[d][pos%d] = true
 }
 
-// maxWorld is the largest world that is told from a single rank's reads.
+// maxWorld is the largest world that is distinguished from a single rank's reads.
 const maxWorld = 4096
 
 // ranks returns the world size and the ranks whose opens were seen: the smallest of the usual strides,

@@ -1,10 +1,9 @@
-// Package infer finds out in which order an unmodified trainer reads, from the files that it opens.
+// Package infer finds the order of an unmodified trainer from the files that it opens.
 //
-// PyTorch shuffles by a Mersenne Twister of which only 32 bits of seed matter, so there are no more
-// than 2^32 shuffles of a dataset, and a dozen opens tell one of them from all others. A [Detector]
-// takes note of the opens. When it has seen enough for an attempt it hands out a [Search], whose steps
-// somebody else runs, side by side and whenever there is time. What they find goes back to the
-// Detector, which from then on checks every open against it.
+// PyTorch shuffles with a Mersenne Twister of which only 32 bits of seed matter. So there are at most 2^32 shuffles
+// of a dataset, and a dozen opens tell one of them from all others. A [Detector] receives the opens. When it has
+// enough for an attempt it returns a [Search]. The caller runs its steps, in parallel and whenever there is time, and
+// passes their findings back to the Detector, which from then on checks every open against them.
 //
 //	opens ──► Detector ──► Search ──► steps ──► Finding ──► Detector.Lock ──► order
 //	             ▲   what does not fit a finding is evidence for the next   │
@@ -33,42 +32,42 @@ type Open struct {
 	Sample  uint32
 }
 
-// Subset is a range of samples that a trainer may have numbered from 0: all, or what lies below a folder.
+// Subset is a range of samples that a trainer may have numbered from 0: all, or those below a folder.
 type Subset struct {
 	Folder     string // relative to the mount; "" for all samples
 	First, Len int
 }
 
-// maxSubset is the largest number of samples for which shuffles are known: from there on torch
-// draws otherwise (order.Generator.RandPerm).
+// maxSubset is the largest number of samples for which shuffles are known: above that torch draws differently
+// (order.Generator.RandPerm).
 const maxSubset = 1<<32/20 - 1
 
 func (s Subset) holds(sample uint32) bool {
 	return int(sample) >= s.First && int(sample) < s.First+s.Len
 }
 
-// Shuffle names a permutation: what torch.randperm gives by a generator that was seeded with Seed and
-// has drawn Skip 32-bit words since.
+// Shuffle names a permutation: the result of torch.randperm with a generator that was seeded with Seed and has drawn
+// Skip 32-bit words since.
 type Shuffle struct {
 	Seed uint32
 	Skip int
 }
 
-// Kind says how a shuffle's generator came by its seed.
+// Kind says where a shuffle's generator got its seed.
 type Kind uint8
 
 const (
-	// Drawn: a DataLoader without a generator draws a seed for each epoch, by a generator that is not known.
+	// Drawn: a DataLoader without a generator draws a seed for each epoch from an unknown generator.
 	Drawn Kind = iota
-	// Successive: seed + epoch, as DistributedSampler has it.
+	// Successive: seed + epoch, as in DistributedSampler.
 	Successive
-	// Default: drawn from the default generator after torch.manual_seed, Step words after the epoch before.
+	// Default: drawn from the default generator after torch.manual_seed, Step words after the previous epoch.
 	Default
-	// Private: permuted by a generator of the loader's own, which goes on from epoch to epoch.
+	// Private: permuted by the loader's own generator, which continues from epoch to epoch.
 	Private
 )
 
-// Source is where shuffles come from.
+// Source is the origin of shuffles.
 type Source struct {
 	Kind Kind
 	Seed uint32 // of epoch 0 for Drawn and Successive; else what the generator was seeded with
@@ -76,8 +75,8 @@ type Source struct {
 	Step int    // words from one epoch to the next
 }
 
-// Shuffle returns the permutation of an epoch, counted from the one that was found. ok is false where
-// it cannot be known before it is read.
+// Shuffle returns the permutation of an epoch, counted from the one that was found. ok is false if it cannot be known
+// in advance.
 func (s Source) Shuffle(epoch int) (sh Shuffle, ok bool) {
 	switch s.Kind {
 	case Successive:
@@ -94,7 +93,7 @@ func (s Source) Shuffle(epoch int) (sh Shuffle, ok bool) {
 	return Shuffle{Seed: s.Seed}, epoch == 0
 }
 
-// from returns the source as it is if the given epoch is the first.
+// from returns the source as counted from the given epoch.
 func (s Source) from(epoch int) Source {
 	switch s.Kind {
 	case Successive:
@@ -117,7 +116,7 @@ func (s Source) String() string {
 	return fmt.Sprintf("seed %d, drawn for this epoch", s.Seed)
 }
 
-// Finding is an order that the opens give evidence of.
+// Finding is an order for which the opens are evidence.
 type Finding struct {
 	Subset Subset
 	Source Source
@@ -127,17 +126,16 @@ type Finding struct {
 	World       int
 	First, Last int
 
-	// Bits is the evidence: the logarithm to base 2 of how much more probable a reader of this shuffle
-	// makes the opens than chance. Of all traces, however they came about, a shuffle that has nothing to
-	// do with them reaches b bits with a probability of 2^-b at most.
+	// Bits is the evidence: the logarithm to base 2 of how much more probable a reader of this shuffle makes the opens
+	// than chance. For any trace, an unrelated shuffle reaches b bits with a probability of at most 2^-b.
 	Bits  float64
-	Reads int // opens, from the epoch's beginning, that gave as much as was needed
+	Reads int // opens, from the epoch's beginning, until the evidence was enough
 
 	Together bool // all processes are one reader
 }
 
-// Order returns the order of an epoch, counted from the one that was found, over the samples' numbers in
-// the mount; nil where it is not known. It takes 4 bytes a sample.
+// Order returns the order of an epoch, counted from the one that was found, over the samples' numbers in the mount;
+// nil if unknown. It takes 4 bytes a sample.
 func (f Finding) Order(epoch int) order.Order {
 	sh, ok := f.Source.Shuffle(epoch)
 	if !ok {
@@ -156,7 +154,7 @@ func (f Finding) Order(epoch int) order.Order {
 	return offset{o, f.Subset.First}
 }
 
-// Spec returns the order spec of the epoch that was found; "auto" where none can be written.
+// Spec returns the order spec of the epoch that was found; "auto" if it has none.
 func (f Finding) Spec() string {
 	sh, _ := f.Source.Shuffle(0)
 	name := "torch"

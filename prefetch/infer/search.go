@@ -12,9 +12,9 @@ import (
 type Depth uint8
 
 const (
-	// Usual tries the seeds that people choose, and what they lead to. It takes a fraction of a second.
+	// Usual tries the seeds that people choose, and their successors. It takes a fraction of a second.
 	Usual Depth = iota
-	// Small tries seeds below 2^20, and more of what the usual seeds lead to. It takes some seconds.
+	// Small tries seeds below 2^20, and more successors of the usual seeds. It takes some seconds.
 	Small
 	// Whole tries all seeds. It takes a minute or two.
 	Whole
@@ -24,15 +24,15 @@ var depthNames = [...]string{"usual seeds", "small seeds", "all seeds"}
 
 func (d Depth) String() string { return depthNames[d] }
 
-// Task is what a search needs to know. It is plain data, so that another process can carry it out.
+// Task is the input of a search. It is plain data, so that another process can run it.
 type Task struct {
 	Depth  Depth
 	Subset Subset
 	Opens  []Open   // samples are numbered from the subset's first
-	Known  []Source // of shuffles that were found before: they, and what may follow them, are tried first
+	Known  []Source // of shuffles found earlier: they, and their successors, are tried first
 }
 
-// Search looks for the shuffle behind what a Detector has seen.
+// Search looks for the shuffle behind a Detector's opens.
 type Search struct {
 	Task
 	steps []func(stopped func() bool, found func(Finding))
@@ -41,10 +41,10 @@ type Search struct {
 	epoch int
 }
 
-// NewSearch returns a search that does what the task says.
+// NewSearch returns a search for a task.
 func NewSearch(t Task) *Search { return &Search{Task: t} }
 
-// Steps returns how many steps there are. It works them out when it is called for the first time.
+// Steps returns the number of steps. The first call computes them.
 func (s *Search) Steps() int {
 	if s.steps != nil {
 		return len(s.steps)
@@ -61,9 +61,9 @@ func (s *Search) Steps() int {
 	return len(s.steps)
 }
 
-// Run carries out a step, and calls found for what it finds. Steps may run side by side, in any order. Whatever is found
-// first will do. A step takes some ms, but a thousand times that where nearly all samples were opened and every seed
-// has to be weighed; it asks every few ms whether it is stopped, and then ends early.
+// Run runs a step, and calls found for its findings. Steps may run in parallel, in any order, and the first finding
+// is enough. A step takes some ms, but a thousand times that if nearly all samples were opened and every seed must be
+// weighed; it calls stopped every few ms, and then ends early.
 func (s *Search) Run(step int, stopped func() bool, found func(Finding)) {
 	s.steps[step](stopped, found)
 }
@@ -79,25 +79,25 @@ var usualSeeds = func() (seeds []uint32) {
 }()
 
 const (
-	smallSeeds = 1001    // 0 to 1000 are tried with everything
+	smallSeeds = 1001    // 0 to 1000 are tried in every way
 	someSmall  = 32      // of which these, and the usual ones, with ranks of any world
 	someEpochs = 100     // after which of a usual seed a run may have been resumed
 	someWords  = 32      // of a default generator: what seeds the samplers of the first epochs
 	allSmall   = 1 << 20 // tried as they are
 )
 
-// look is what a search looks at: the opens of one subset.
+// look is the input of a search step: the opens of one subset.
 type look struct {
 	subset Subset
 	opens  []Open
 	index  map[uint32]int32 // of each sample in opens
 	member setBits          // samples in opens
 	next   []int32          // the same process's next open; -1 if there is none
-	blind  bool             // processes cannot be told apart
+	blind  bool             // processes cannot be distinguished
 	wanted float64
 }
 
-// maxLook is how many opens are looked at. More do not make a seed more certain.
+// maxLook is how many opens are used. More do not make a seed more certain.
 const maxLook = 4096
 
 func newLook(opens []Open, subset Subset, wanted float64) *look {
@@ -117,8 +117,8 @@ func newLook(opens []Open, subset Subset, wanted float64) *look {
 	return l
 }
 
-// likely is a first look at the beginning of a permutation: whether more of it was opened than chance
-// explains, or processes, where they can be told apart, read on in it by equal steps.
+// likely is a quick test of the beginning of a permutation: whether more of it was opened than chance explains, or
+// known processes read it by equal steps.
 func (l *look) likely(s *scratch, head []uint32) bool {
 	var hits [headLen]int32
 	n := 0
@@ -152,23 +152,23 @@ func (l *look) likely(s *scratch, head []uint32) bool {
 	return ok
 }
 
-// many reports whether chance explains that so many of a permutation's first headLen samples were opened.
+// many reports whether so many opens among a permutation's first headLen samples are more than chance explains.
 func (l *look) many(hits int) bool {
 	head := float64(min(headLen, l.subset.Len))
 	expected := head * float64(len(l.opens)) / float64(l.subset.Len)
 	return float64(hits) > min(expected+5*math.Sqrt(expected)+4, head-1)
 }
 
-// scratch is memory that a step uses over and over.
+// scratch is reused memory of a step.
 type scratch struct {
-	stopped func() bool // nobody wants to know any more
+	stopped func() bool // the result is no longer needed
 
 	at    []int32 // position of each open; -1 between uses
 	draws [mtN - mtM]uint32
 	head  [headLen]uint32
 	swaps *swapped // for a head
 
-	// For as many positions as a reader may have come to.
+	// For as many positions as a reader may have reached.
 	far               *swapped
 	farDraws, farHead []uint32
 }
@@ -181,7 +181,7 @@ func (l *look) scratch(stopped func() bool) *scratch {
 	return s
 }
 
-// try looks at a shuffle whose draws are at hand.
+// try examines a shuffle whose draws are given.
 func (l *look) try(s *scratch, draws []uint32, source Source, found func(Finding)) {
 	out := s.head[:min(headLen, l.subset.Len)]
 	if s.swaps.head(l.subset.Len, draws, out); l.likely(s, out) {
@@ -189,13 +189,13 @@ func (l *look) try(s *scratch, draws []uint32, source Source, found func(Finding
 	}
 }
 
-// trySeed is try for a generator that permutes at once.
+// trySeed is try for a generator that permutes directly after seeding.
 func (l *look) trySeed(s *scratch, seed uint32, source Source, found func(Finding)) {
 	words(seed, s.draws[:headLen])
 	l.try(s, s.draws[:headLen], source, found)
 }
 
-// reach is how far ahead of its slowest part a reader may be: see prefetch.DefaultSpan, four times.
+// reach is how far ahead of its slowest part a reader may be: four times prefetch.DefaultSpan.
 const reach = 1 << 16
 
 // verify weighs the evidence for a shuffle.
@@ -242,7 +242,7 @@ func (l *look) verify(s *scratch, source Source, found func(Finding)) {
 	}
 }
 
-// weigh sums up the evidence of the opens at the positions s.at.
+// weigh sums the evidence of the opens at the positions s.at.
 func (l *look) weigh(s *scratch, source Source, together bool) (f Finding, ok bool) {
 	m := newModel(l.subset.Len, len(s.farHead), together)
 	f = Finding{Subset: l.subset, Source: source, Together: together}
@@ -260,7 +260,7 @@ func (l *look) weigh(s *scratch, source Source, together bool) (f Finding, ok bo
 	return f, f.Reads > 0
 }
 
-// near lists what may follow a known source's epoch in a trainer's next one: the same again, too.
+// near lists the possible successors of a known source's epoch in a trainer's next one, including the same again.
 func near(last Source, n int) (list []Source) {
 	list = append(list, last)
 	switch last.Kind {
@@ -268,7 +268,7 @@ func near(last Source, n int) (list []Source) {
 		for i := range uint32(8) {
 			list = append(list, Source{Kind: Successive, Seed: last.Seed + i + 1})
 		}
-		if last.Seed == 1 { // a private generator that is seeded 1 unless told otherwise
+		if last.Seed == 1 { // a private generator's default seed is 1
 			for _, step := range []int{n - 1, 2 * (n - 1)} {
 				list = append(list, Source{Private, last.Seed, step, step})
 			}
@@ -278,7 +278,7 @@ func near(last Source, n int) (list []Source) {
 			next := last
 			next.Word += step
 			if step == 2 || step == 4 {
-				next.Step = step // with persistent workers, and without
+				next.Step = step // with and without persistent workers
 			}
 			list = append(list, next)
 		}
@@ -290,7 +290,7 @@ func near(last Source, n int) (list []Source) {
 	return list
 }
 
-// tryNear tries what may follow a source.
+// tryNear tries the possible successors of a source.
 func (l *look) tryNear(last Source, stopped func() bool, found func(Finding)) {
 	mem := l.scratch(stopped)
 	for _, source := range near(last, l.subset.Len) {
@@ -298,7 +298,7 @@ func (l *look) tryNear(last Source, stopped func() bool, found func(Finding)) {
 	}
 }
 
-// nearest returns what follows a source, if the opens are an epoch of that.
+// nearest returns the successor of a source of which the opens are an epoch, if any.
 func nearest(last Source, opens []Open, subset Subset) (best Finding, ok bool) {
 	never := func() bool { return false }
 	found := func(f Finding) {
@@ -308,7 +308,7 @@ func nearest(last Source, opens []Open, subset Subset) (best Finding, ok bool) {
 	}
 	l := newLook(opens, subset, wantedNear)
 	mem := l.scratch(never)
-	for _, source := range near(last, subset.Len) { // by their heads, which is 300 times as fast
+	for _, source := range near(last, subset.Len) { // by their heads: 300 times as fast
 		l.tryShuffle(mem, source, found)
 	}
 	if !ok {
@@ -317,8 +317,8 @@ func nearest(last Source, opens []Open, subset Subset) (best Finding, ok bool) {
 	return best, ok
 }
 
-// addKnown appends a step that tries the known sources' epochs, and one for each of the latest of them that
-// finds it in the midst of an epoch, and its successors.
+// addKnown appends a step that tries the known sources' epochs, and one for each of the latest that also finds it in
+// the middle of an epoch, and its successors.
 func (s *Search) addKnown(l *look) {
 	const latest = 4
 	s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
@@ -359,8 +359,8 @@ func (l *look) tryShuffle(s *scratch, source Source, found func(Finding)) {
 // loaderStep is how many words of a default generator's stream an epoch takes, if nothing else draws (order.LoaderSeeds).
 const loaderStep = 4
 
-// private is a DataLoader's source with a generator that was seeded by the user: the base seed
-// is drawn from it first, and after each epoch a further permutation.
+// private is the source of a DataLoader with a generator seeded by the user: the base seed is drawn from it first,
+// and after each epoch a further permutation.
 func private(seed uint32, n int) Source { return Source{Private, seed, 2, 2 * n} }
 
 // addUsual appends the steps of a Usual search, the most probable first.
@@ -406,8 +406,8 @@ func (s *Search) addUsual(l *look) {
 	}
 }
 
-// addWords appends a step that takes the words from..to of the default generator's streams for seeds of a
-// sampler: what else has drawn before it is not known.
+// addWords appends a step that tries the words from..to of the default generator's streams as seeds of a sampler:
+// other draws before it are unknown.
 func (s *Search) addWords(l *look, seeds []uint32, from, to int) {
 	s.steps = append(s.steps, func(stopped func() bool, found func(Finding)) {
 		mem := l.scratch(stopped)
@@ -444,8 +444,8 @@ func (s *Search) addSmall(l *look) {
 	}
 }
 
-// addWhole appends the steps of a search of all seeds, for readers of the permutation's beginning: a
-// single process, or a world whose rank 0 reads this mount.
+// addWhole appends the steps of a search of all seeds, for readers of the permutation's beginning: a single process,
+// or a world whose rank 0 reads this mount.
 func (s *Search) addWhole(l *look) {
 	const chunk = 1 << 16
 	filter := l.filter()
@@ -465,9 +465,9 @@ func (s *Search) addSeeds(l *look, filter seedsearch.Filter, lo, hi uint32) {
 	})
 }
 
-// filter returns what all seeds are tested for: that the first positions of the permutation are among
-// what the processes opened first. It asks for no more than is needed to leave few: the more
-// positions, the more of the world's ranks have to be here.
+// filter returns the test for all seeds: the first positions of the permutation must be among the first opens of the
+// processes. It requires only enough to leave few seeds: with more positions, more of the world's ranks would have to
+// be here.
 func (l *look) filter() seedsearch.Filter {
 	const few = 1 << 21
 	n := l.subset.Len
@@ -477,7 +477,7 @@ func (l *look) filter() seedsearch.Filter {
 		t := seedsearch.Target{Pos: pos}
 		seen := map[uint32]int{}
 		for _, o := range l.opens {
-			// One more than a single process may have opened before it: something else may come first.
+			// One more than a single process can have opened before it: another open may come first.
 			if seen[o.Process]++; seen[o.Process] <= pos+2 || l.blind && len(t.Samples) < maxBlind {
 				t.Samples = append(t.Samples, o.Sample)
 			}

@@ -7,35 +7,35 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Sequences notices readers that go through a list of files, one file after the other or by steps, from anywhere in
-// it: cp, a checksum run, a validation pass, DataLoader(shuffle=False) with its workers and ranks, and the pass that
-// repeats the one before. It is the counterpart of [Detector] for what is no shuffle, is told every open, too, and
-// is no more safe for concurrent use.
+// Sequences detects readers that go through a list of files, file by file or by steps, from any place: cp, a checksum
+// run, a validation pass, DataLoader(shuffle=False) with its workers and ranks, and a repetition of the previous
+// pass. It is the counterpart of [Detector] for reads that are not shuffled, also gets every open, and is not safe
+// for concurrent use either.
 //
-// For each list there are heads: the places at which a reader may go on. An open goes on with a head if it lies a step
-// after it: one position, or a stride by which a process went several times. Evidence is counted in bits, as for
-// shuffles, and summed up by Page's rule (E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954): of an
-// open that goes on with a head, how much less probable that is by chance; of another, a penalty; never less than 0.
-// At [wantedSequence] bits there is a run. A false one has odds of 2^-32 at each open, and costs some files that are
-// fetched in vain, since who follows it begins with few.
+// Each list has heads: the places at which a reader may continue. An open continues a head if it lies a step after
+// it: one position, or a stride that a process used several times. Evidence is counted in bits, as for shuffles, and
+// summed by Page's rule (E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954): an open that continues a
+// head adds how much less probable that is by chance, any other subtracts a penalty, and the sum is never below 0. At
+// [wantedSequence] bits there is a run. A false one has odds of 2^-32 per open, and costs some useless fetches, since
+// a follower starts with few files.
 type Sequences struct {
 	lists []*listing
-	pass  *trace   // of all files; what it forgets becomes a list
-	again *listing // the pass before; nil before there was one
+	pass  *trace   // of all files; a finished pass becomes a list
+	again *listing // the previous pass; nil without one
 }
 
-// Run is something that is read in sequence.
+// Run is a list being read in sequence.
 type Run struct {
-	List string        // which list it is, as NewSequences or Add was told
+	List string        // the list's name, from NewSequences or Add
 	Over order.Locator // the list
-	// The positions that are read: from From on, of each World consecutive ones those numbered First to Last.
+	// The positions read: from From on, of each World consecutive ones those numbered First to Last.
 	From, World, First, Last int
 	Head                     int   // the highest position read, plus 1
-	Spread                   int   // from the lowest place at which it goes on to the highest
-	Read                     []int // the positions that were read, as far as they show the run
+	Spread                   int   // from the lowest head to the highest
+	Read                     []int // the positions read that are evidence of the run
 }
 
-// Repeated is the list of what was read in the pass before.
+// Repeated is the list of the previous pass.
 const Repeated = "the pass before"
 
 // Window returns the order of the run's files, up to the given position of its list.
@@ -46,8 +46,8 @@ func (r Run) Window(to int) order.Locator {
 const (
 	wantedSequence = 32
 	maxHeads       = 64
-	maxSteps       = 3   // strides that are tried at a time, 1 among them
-	oldHead        = 128 // opens after which a place at which nobody went on is none any more
+	maxSteps       = 3   // strides tried at a time, including 1
+	oldHead        = 128 // opens after which an unused head is dropped
 	shareSteps     = 0.7 // of the opens of a run that go on with a head
 	enoughVotes    = 3   // for a stride
 	nearHead       = 1024
@@ -70,14 +70,14 @@ type place struct{ pos, at int } // at: the open that led there
 
 type went struct{ pos, step int }
 
-// NewSequences watches readers of that many files for reading them in the order of their numbers.
+// NewSequences watches for readers of that many files in the order of their numbers.
 func NewSequences(name string, files int) *Sequences {
 	s := &Sequences{pass: newTrace(Subset{Len: files})}
 	s.Add(name, order.Sequential(files))
 	return s
 }
 
-// Add has a list watched, which must hold no file twice.
+// Add adds a list to watch. It must not contain a file twice.
 func (s *Sequences) Add(name string, over order.Locator) {
 	s.lists = append(s.lists, newListOf(name, over))
 }
@@ -86,8 +86,8 @@ func newListOf(name string, over order.Locator) *listing {
 	return &listing{name: name, over: over, last: map[uint32]int{}, steps: []int{1}, votes: map[int]int{}}
 }
 
-// Open takes note of an open of a file. found says that its reader is seen to go through a list; it is said again,
-// of the opens since, as long as it does so. fits says that the open belongs to such a run, and so to no shuffle.
+// Open processes an open of a file. found says that its reader goes through a list; it is repeated, for the opens
+// since, as long as it does so. fits says that the open belongs to such a run, and so to no shuffle.
 func (s *Sequences) Open(process uint32, file int) (run Run, found, fits bool) {
 	hear := func(l *listing, process uint32, file int) {
 		r, ok, fit := l.open(process, file)
@@ -97,7 +97,7 @@ func (s *Sequences) Open(process uint32, file int) (run Run, found, fits bool) {
 	}
 	epoch, before := s.pass.epoch, s.pass.opens
 	s.pass.add(Open{process, uint32(file)})
-	if s.pass.epoch != epoch { // another pass has begun, some opens ago
+	if s.pass.epoch != epoch { // a new pass has begun, some opens ago
 		s.again = s.repeated(before)
 		for _, o := range s.pass.opens {
 			hear(s.again, o.Process, int(o.Sample))
@@ -105,13 +105,13 @@ func (s *Sequences) Open(process uint32, file int) (run Run, found, fits bool) {
 	} else if s.again != nil {
 		hear(s.again, process, file)
 	}
-	for _, l := range s.lists { // these last: what has a name beforehand says more
+	for _, l := range s.lists { // these last: a named list says more
 		hear(l, process, file)
 	}
 	return run, found, fits
 }
 
-// repeated makes a list of the opens of a pass. Its tail, which told that it is over, is of the next one.
+// repeated makes a list of the opens of a pass. Its tail, which showed the end of the pass, belongs to the next one.
 func (s *Sequences) repeated(opens []Open) *listing {
 	files := make([]uint32, 0, len(opens))
 	for _, o := range opens {
@@ -120,7 +120,7 @@ func (s *Sequences) repeated(opens []Open) *listing {
 	return newListOf(Repeated, order.Index(order.List(files)))
 }
 
-// open takes note of an open.
+// open processes an open.
 func (l *listing) open(process uint32, file int) (run Run, found, fits bool) {
 	pos := l.over.Find(file, 0)
 	if pos < 0 {
@@ -133,7 +133,7 @@ func (l *listing) open(process uint32, file int) (run Run, found, fits bool) {
 	}
 	l.last[process] = pos
 	if known && last == pos {
-		return run, false, l.bits >= wantedSequence/2 // opened again, to look at the header first
+		return run, false, l.bits >= wantedSequence/2 // opened again, after a look at the header
 	}
 	if known {
 		l.vote(pos - last)
@@ -141,7 +141,7 @@ func (l *listing) open(process uint32, file int) (run Run, found, fits bool) {
 	l.heads = slices.DeleteFunc(l.heads, func(h place) bool { return l.opens-h.at > oldHead })
 	head, step := l.goesOn(pos, last, known)
 	if head < 0 {
-		// A worker begins another batch not far from where the others are.
+		// A worker begins another batch not far from the other workers.
 		fits = l.bits >= wantedSequence/2 && slices.ContainsFunc(l.heads, func(h place) bool { return max(pos-h.pos, h.pos-pos) <= nearHead })
 		if l.bits = max(0, l.bits+math.Log2(1-shareSteps)); l.bits == 0 {
 			l.since = l.since[:0]
@@ -164,8 +164,8 @@ func (l *listing) open(process uint32, file int) (run Run, found, fits bool) {
 	return run, true, true
 }
 
-// goesOn returns the head with which an open goes on, -1 if with none, and by which step. A process goes on with
-// its own last open first, by whatever stride it goes.
+// goesOn returns the head that an open continues, -1 if none, and by which step. A process continues its own last
+// open first, by any stride.
 func (l *listing) goesOn(pos, last int, known bool) (head, step int) {
 	at := func(p int) int { return slices.IndexFunc(l.heads, func(h place) bool { return h.pos == p }) }
 	if known && slices.Contains(l.steps, pos-last) {
@@ -181,7 +181,7 @@ func (l *listing) goesOn(pos, last int, known bool) (head, step int) {
 	return -1, 0
 }
 
-// vote counts a stride of a process. The most usual are tried.
+// vote counts a stride of a process. The most frequent are tried.
 func (l *listing) vote(d int) {
 	if d <= 1 || d > maxWorld {
 		return
@@ -207,7 +207,7 @@ func (l *listing) vote(d int) {
 	}
 }
 
-// run describes what was read since the bits were 0.
+// run describes the positions read since the bits were 0.
 func (l *listing) run() Run {
 	count := map[int]int{}
 	r := Run{List: l.name, Over: l.over, From: l.over.Len(), World: 1}

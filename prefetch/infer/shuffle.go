@@ -8,8 +8,8 @@ const (
 	mtM = 397
 )
 
-// words writes the first numbers that a generator seeded with seed draws; at most mtN-mtM, which need
-// only a part of the first turn of the state and no more of the seeding than that.
+// words writes the first numbers that a generator seeded with seed draws; at most mtN-mtM, which need only a part of
+// the first turn of the state and of the seeding.
 func words(seed uint32, out []uint32) {
 	var s [mtN]uint32
 	s[0] = seed
@@ -27,12 +27,12 @@ func words(seed uint32, out []uint32) {
 	}
 }
 
-// headLen is how many positions a first look takes into account: two rounds of a world of 64, and a rank's first
-// eight samples in a world of 16.
+// headLen is how many positions the quick test uses: two rounds of a world of 64, and a rank's first eight samples in
+// a world of 16.
 const headLen = 128
 
-// swapped is the identity but for what Fisher and Yates have swapped: a hash table of places, open
-// addressed. Its size does not depend on the length of the permutation.
+// swapped is the identity except where Fisher-Yates has swapped: a hash table of places with open addressing. Its
+// size does not depend on the length of the permutation.
 type swapped struct {
 	slots []slot
 	shift int

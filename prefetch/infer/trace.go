@@ -1,6 +1,6 @@
 package infer
 
-// trace is what was opened of a subset since an epoch may have begun, each sample once.
+// trace is the opens of a subset since a possible start of an epoch, each sample once.
 type trace struct {
 	subset Subset
 	opens  []Open // samples are numbered from the subset's first
@@ -8,7 +8,7 @@ type trace struct {
 	last   map[uint32]uint32 // sample that each process opened last
 	nearby int               // opens close to the process's last one: a scan
 
-	// What followed the latest repeat. A reader that begins another epoch repeats what it has read.
+	// The opens since the latest repeat. A reader that begins another epoch repeats samples.
 	tail    []Open
 	repeats int
 
@@ -19,12 +19,12 @@ type trace struct {
 const (
 	// maxTrace bounds a trace, at 8 bytes an open.
 	maxTrace = 1 << 20
-	// Of tailLen opens half have to be repeats for a new epoch to have begun.
+	// Half of tailLen opens must be repeats for a new epoch to have begun.
 	tailLen = 16
-	// scanGap is how far from the last one an open of a scan is at most, in samples: listings need not
-	// have our order.
+	// scanGap is the largest distance of an open of a scan from the last one, in samples: listings need not have our
+	// order.
 	scanGap = 16
-	// maxProcesses is how many processes are told apart.
+	// maxProcesses is how many processes are distinguished.
 	maxProcesses = 1 << 14
 )
 
@@ -32,7 +32,7 @@ func newTrace(s Subset) *trace {
 	return &trace{subset: s, seen: newSet(s.Len), last: map[uint32]uint32{}}
 }
 
-// begin forgets everything but the given opens.
+// begin clears the trace except for the given opens.
 func (t *trace) begin(opens []Open) {
 	clear(t.seen)
 	clear(t.last)
@@ -43,11 +43,11 @@ func (t *trace) begin(opens []Open) {
 	}
 }
 
-// add takes note of an open of one of the subset's samples.
+// add adds an open of one of the subset's samples.
 func (t *trace) add(o Open) {
 	o.Sample -= uint32(t.subset.First)
 	if last, ok := t.last[o.Process]; ok && last == o.Sample {
-		return // opened again, to look at the header first
+		return // opened again, after a look at the header
 	}
 	repeat := t.seen.has(int(o.Sample))
 	if repeat {
@@ -81,5 +81,5 @@ func (t *trace) note(o Open) {
 	t.opens = append(t.opens, o)
 }
 
-// shuffled reports whether the trace is worth a search: no scan, which goes through a listing.
+// shuffled reports whether the trace is worth a search: it is not a scan of a listing.
 func (t *trace) shuffled() bool { return 2*t.nearby < len(t.opens) }

@@ -63,7 +63,7 @@ func (g *Generator) Random64() uint64 {
 	return hi<<32 | uint64(g.Random())
 }
 
-// skip draws k words that nobody looks at.
+// skip draws k words and drops them.
 func (g *Generator) skip(k int) {
 	for k > mtN-g.next {
 		k -= mtN - g.next

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// LoaderSource says where a DataLoader's permutations come from, and so what its seed is.
+// LoaderSource says where a DataLoader's permutations come from, and so the meaning of its seed.
 type LoaderSource string
 
-// The sources. With all but the first every epoch is known, as long as every epoch is read to its end.
+// The sources. With all but the first every epoch is known, if every epoch is read to its end.
 const (
 	// SamplerSeed: S is what the RandomSampler drew for its epoch. The next epoch draws another, so
 	// only epoch 0 is known.
@@ -72,7 +72,7 @@ type Loader struct {
 // maxReplacement: below 2^28 samples torch.randint draws 32 bits a number, in every version.
 const maxReplacement = 1 << 28
 
-// check tells what Order would refuse for any dataset.
+// check returns errors of Order that do not depend on the dataset.
 func (l Loader) check(epoch int) error {
 	stateful := strings.HasPrefix(string(l.From), string(Stateful))
 	switch {

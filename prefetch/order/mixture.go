@@ -12,8 +12,7 @@ import (
 	"strings"
 )
 
-// The limits of a mixture bound its table, which takes 10 bytes a position, and the time that it takes
-// to fill.
+// The limits of a mixture bound its table, of 10 bytes per position, and the time to fill it.
 const (
 	maxPeriod  = 1 << 16
 	maxSources = 256
@@ -23,7 +22,7 @@ const (
 // weights are the sources of a mixture, with whole weights that have no common factor.
 type weights []source
 
-// source says which samples are of a source: those whose class matches a glob, or those in a range.
+// source selects samples: those whose class matches a glob, or those in a range.
 type source struct {
 	pattern     string // as written: a glob of class names, or @A-B
 	first, last int    // of a range, inclusive; last < 0 for a glob
@@ -37,7 +36,7 @@ func parseWeights(text string) (weights, error) {
 	for term := range strings.SplitSeq(text, "+") {
 		i := strings.LastIndexByte(term, ':')
 		if i <= 0 {
-			return nil, fmt.Errorf("weights=%q: %q is no source: write GLOB:WEIGHT, or @FIRST-LAST:WEIGHT for sample numbers, "+
+			return nil, fmt.Errorf("weights=%q: %q is not a source: write GLOB:WEIGHT, or @FIRST-LAST:WEIGHT for sample numbers, "+
 				"with + between sources (in a glob, write ? for a + or a comma in a name)", text, term)
 		}
 		s := source{pattern: term[:i], last: -1}
@@ -51,7 +50,7 @@ func parseWeights(text string) (weights, error) {
 			s.first, s.last = int(first), int(last)
 			s.pattern = fmt.Sprintf("@%d-%d", first, last)
 		} else if _, err := path.Match(s.pattern, ""); err != nil {
-			return nil, fmt.Errorf("weights=%q: %q is no glob: * matches any text, ? any character, [a-z] a set", text, s.pattern)
+			return nil, fmt.Errorf("weights=%q: %q is not a glob: * matches any text, ? any character, [a-z] a set", text, s.pattern)
 		}
 		m, err := parseMicro(term[i+1:])
 		if err != nil {
@@ -61,7 +60,7 @@ func parseWeights(text string) (weights, error) {
 		micro = append(micro, m)
 	}
 	if len(w) > maxSources {
-		return nil, fmt.Errorf("weights: %d sources, and %d are the most: let a glob match several classes", len(w), maxSources)
+		return nil, fmt.Errorf("weights: %d sources, but the maximum is %d: let a glob match several classes", len(w), maxSources)
 	}
 	factor, sum := int64(0), int64(0)
 	for _, m := range micro {
@@ -69,7 +68,7 @@ func parseWeights(text string) (weights, error) {
 		sum += m
 	}
 	if sum/factor > maxPeriod {
-		return nil, fmt.Errorf("weights=%q: as whole numbers they add up to %d, and %d is the most: round them", text, sum/factor, maxPeriod)
+		return nil, fmt.Errorf("weights=%q: as whole numbers they add up to %d, but the maximum is %d: round them", text, sum/factor, maxPeriod)
 	}
 	for i := range w {
 		w[i].weight = int(micro[i] / factor)
@@ -108,8 +107,8 @@ func (w weights) String() string {
 	return strings.Join(terms, "+")
 }
 
-// schedule returns which source each position of a turn has. A turn is the smallest multiple of the
-// weights' sum of at least 4,096 positions; in it source i comes n[i] times, its exact share.
+// schedule returns the source of each position of a turn. A turn is the smallest multiple of the weights' sum of at
+// least 4,096 positions; in it source i comes n[i] times, its exact share.
 //
 // Draw j of source i is due at the time (j + 4·U)/n[i] of the turn, modulo 1, U uniform below 1 and drawn
 // for each; the draws in the order of their times are the turn. So in no cyclic run of positions is a
@@ -168,7 +167,7 @@ type mixture struct {
 	ranges []span   // of all sources, by first sample
 }
 
-// part is a source as the dataset has it.
+// part is a source resolved against the dataset.
 type part struct {
 	size       int
 	seed       uint64
@@ -247,8 +246,8 @@ func classesOf(f Facts) string {
 	return fmt.Sprintf(" (there are %s)", strings.Join(names, ", "))
 }
 
-// spans returns the runs of samples of the sources, ascending. A sample is of the first source that it
-// fits; one that fits none is left out.
+// spans returns the runs of the sources' samples, ascending. A sample belongs to the first source that it matches;
+// samples that match none are left out.
 func (w weights) spans(f Facts) ([]span, error) {
 	var bounds []int // where ranges begin and end
 	globs := false
@@ -271,7 +270,7 @@ func (w weights) spans(f Facts) ([]span, error) {
 		})
 	}
 	if !globs {
-		// Only at the bounds can the source change.
+		// The source can change only at the bounds.
 		slices.Sort(bounds)
 		return runs(slices.Compact(bounds), func(sample int) int { return sourceOf(sample, -1) }), nil
 	}
@@ -330,7 +329,7 @@ func runs(bounds []int, sourceOf func(sample int) int) []span {
 	return all
 }
 
-// before returns how many of the table's first t positions are the source's.
+// before returns how many of the table's first t positions belong to the source.
 func (p *part) before(t int) int {
 	i, _ := slices.BinarySearch(p.at, uint32(t))
 	return i
@@ -350,7 +349,7 @@ func (m *mixture) phase(q int) int {
 	return int(hi)
 }
 
-// until returns how many of the first n positions of all epochs are the source's.
+// until returns how many of the first n positions of all epochs belong to the source.
 func (m *mixture) until(p *part, n int) int {
 	q, t := n/len(m.slots), n%len(m.slots)
 	phase := m.phase(q)

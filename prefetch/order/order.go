@@ -1,6 +1,5 @@
-// Package order says which sample is read when. It is pure: an order is a function of its spec,
-// the number of samples and the epoch, and of nothing else: not of threads, clocks, caches or the
-// machine.
+// Package order computes which sample is read when. It is pure: an order depends only on its spec, the number of
+// samples and the epoch, not on threads, clocks, caches or the machine.
 //
 // Traps:
 //   - torch orders are bit-exact copies of what PyTorch computes, so a change here that is not a
@@ -23,8 +22,8 @@ import (
 	"strings"
 )
 
-// Order is the sequence in which samples are read. Implementations are immutable and so safe for
-// concurrent use; equal positions give equal samples for ever.
+// Order is the sequence in which samples are read. Implementations are immutable and so safe for concurrent use;
+// equal positions always give equal samples.
 type Order interface {
 	// Len returns the number of positions, which need not be the number of samples: an order may
 	// repeat samples or leave some out.
@@ -44,8 +43,8 @@ type Locator interface {
 // Repeating is an Order in which samples repeat before all have come.
 type Repeating interface {
 	Order
-	// Occurrence returns a number that tells the occurrences of one sample in this order apart: 0, 1, …
-	// in the order of their positions, some of which may be left out.
+	// Occurrence numbers the occurrences of one sample in this order: 0, 1, … in the order of their positions. Numbers
+	// may be left out.
 	Occurrence(pos int) int
 }
 
@@ -80,8 +79,8 @@ func (n sequential) Find(sample, from int) int {
 	return sample
 }
 
-// List is an order written out, as a plan is. It keeps the slice and does not copy it: the caller
-// must not change it afterwards. Samples may repeat.
+// List is an order as an explicit list, such as a plan. It keeps the slice without a copy: the caller must not change
+// it afterwards. Samples may repeat.
 func List(samples []uint32) Order { return list(samples) }
 
 type list []uint32
@@ -93,8 +92,8 @@ func (l list) At(pos int) int {
 	return int(l[pos])
 }
 
-// Slice returns the positions [from,to) of o as an order of their own. It is a view: O(1) memory.
-// It panics unless 0 <= from <= to <= o.Len(). If o is a Locator, so is the result.
+// Slice returns the positions [from,to) of o as an order. It is a view: O(1) memory. It panics unless 0 <= from <= to
+// <= o.Len(). If o is a Locator, so is the result.
 func Slice(o Order, from, to int) Order {
 	if from < 0 || from > to || to > o.Len() {
 		panic(fmt.Sprintf("order: slice [%d,%d) of an order of %d positions", from, to, o.Len()))
@@ -103,10 +102,9 @@ func Slice(o Order, from, to int) Order {
 	return v.order()
 }
 
-// Stripe returns what the ranks first..last (inclusive) of a world of that many read: of each
-// world consecutive positions of o, in order, those numbered first to last. An incomplete step at
-// the end is kept. It is a view: O(1) memory. It panics unless 0 <= first <= last < world. If o is
-// a Locator, so is the result.
+// Stripe returns the positions of the ranks first..last (inclusive) of a world: of each world consecutive positions
+// of o, in order, those numbered first to last. An incomplete step at the end is kept. It is a view: O(1) memory. It
+// panics unless 0 <= first <= last < world. If o is a Locator, so is the result.
 func Stripe(o Order, world, first, last int) Order {
 	if first < 0 || first > last || last >= world {
 		panic(fmt.Sprintf("order: ranks %d-%d of a world of %d", first, last, world))
@@ -168,10 +166,9 @@ func (v locatorView) Find(sample, from int) int {
 	return -1
 }
 
-// ParseList reads an order written out: a sample on each line, by its number, below n, or by whatever
-// else find takes for a name, such as a path. Empty lines and what follows a # at a line's begin are
-// skipped; a leading ./ is taken off, so that a file called 7 can be named as ./7. find may be nil.
-// Samples may repeat and may be missing.
+// ParseList reads an explicit order: a sample on each line, by its number, below n, or by a name that find resolves,
+// such as a path. Empty lines and lines that begin with # are skipped; a leading ./ is removed, so that a file called
+// 7 can be named as ./7. find may be nil. Samples may repeat and may be missing.
 //
 // Errors name the first lines that are wrong, and end with "and N more".
 func ParseList(data []byte, n int, find func(name string) (sample int, ok bool)) ([]uint32, error) {
@@ -187,7 +184,7 @@ func ParseList(data []byte, n int, find func(name string) (sample int, ok bool))
 			return int(v), nil
 		}
 		if find == nil {
-			return 0, fmt.Errorf("%q is no sample number", text)
+			return 0, fmt.Errorf("%q is not a sample number", text)
 		}
 		if s, ok := find(strings.TrimPrefix(text, "./")); ok {
 			return s, nil
@@ -200,8 +197,8 @@ func ParseList(data []byte, n int, find func(name string) (sample int, ok bool))
 	return samples, nil
 }
 
-// ParseLines returns the numbers of the lines of data, as of tells them, without those below 0. bad says what is wrong with
-// the first lines that have errors, most of them, and how many more there are.
+// ParseLines returns the numbers that of returns for the lines of data, without negative ones. bad describes the
+// errors of the first most bad lines, and says how many more there are.
 func ParseLines(data []byte, most int, of func(line string) (int, error)) (list []uint32, bad []string) {
 	lineNo, more := 0, 0
 	for line := range bytes.SplitSeq(data, []byte("\n")) {
@@ -222,7 +219,7 @@ func ParseLines(data []byte, most int, of func(line string) (int, error)) (list 
 	return list, bad
 }
 
-// maxListErrors is how many bad lines of a list are named.
+// maxListErrors is how many bad lines of a list are reported.
 const maxListErrors = 5
 
 func check(pos, n int) {

@@ -18,9 +18,9 @@ var (
 	ErrNotComputed = errors.New("not a computed order")
 	// ErrEpochUnknown: the order of this epoch cannot be known in advance (torch-loader).
 	ErrEpochUnknown = errors.New("the order of this epoch is not known in advance")
-	// ErrNeedsShards: the order is one over shards, and the caller has none to give (Spec.NeedsGroups).
+	// ErrNeedsShards: the order is over shards, and the caller has none (Spec.NeedsGroups).
 	ErrNeedsShards = errors.New("needs a shard set")
-	// ErrNeedsFacts: the order needs to know sizes, classes or a list, and the caller has none to give.
+	// ErrNeedsFacts: the order needs sizes, classes or a list, and the caller has none.
 	ErrNeedsFacts = errors.New("needs to know more of the dataset")
 )
 
@@ -39,13 +39,12 @@ var (
 //	list:PATH[,epoch=E][,world=W,rank=R]                    as a file says
 //	plan, auto, none                                        no algorithm: see Computed
 //
-// rank is R or A-B (inclusive), for a mount that serves several ranks; with world above 1 it has to
-// be given. epoch is where a run starts. A seed is any integer that torch.manual_seed takes, -2^63
-// to 2^64-1.
+// rank is R or A-B (inclusive), for a mount that serves several ranks; with world above 1 it is required. epoch is
+// where a run starts. A seed is any integer that torch.manual_seed accepts, -2^63 to 2^64-1.
 //
-// What torch-loader's seed is depends on from: see Loader. By default it is the seed that the
-// loader's RandomSampler draws, not the argument of torch.manual_seed. Every epoch draws another, so
-// that spec tells epoch 0 only; with from=manual_seed, generator or stateful all epochs are known.
+// The meaning of torch-loader's seed depends on from: see Loader. By default it is the seed that the loader's
+// RandomSampler draws, not the argument of torch.manual_seed. Every epoch draws another, so that spec gives epoch 0
+// only; with from=manual_seed, generator or stateful all epochs are known.
 type Spec struct {
 	name     string
 	seed     uint64
@@ -79,7 +78,7 @@ func (r Ranks) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
-// algorithm describes what stands before the colon.
+// algorithm describes the name before the colon.
 type algorithm struct {
 	name, version string   // version is empty if nothing is computed
 	keys          []string // in canonical order
@@ -109,8 +108,7 @@ func find(name string) (algorithm, bool) {
 	return algorithms[i], true
 }
 
-// Parse reads an order spec. Its errors name the offending word, its column (counted in
-// characters from 1) and what would be right.
+// Parse reads an order spec. Its errors name the wrong word, its column (in characters from 1) and the correct form.
 func Parse(text string) (Spec, error) {
 	fail := func(at int, format string, args ...any) (Spec, error) {
 		column := utf8.RuneCountInString(text[:at]) + 1
@@ -161,8 +159,7 @@ func Parse(text string) (Spec, error) {
 	return s, nil
 }
 
-// set assigns the value of one key. Whether values fit each other is for check, as flags may still
-// change them.
+// set assigns the value of one key. check tests whether values fit together, since flags may still change them.
 func (s *Spec) set(key, value string) (err error) {
 	switch key {
 	case "seed":
@@ -208,8 +205,8 @@ func (s *Spec) set(key, value string) (err error) {
 	return err
 }
 
-// With returns the spec with one key replaced, as a command-line flag does. Flags of the value
-// that is the default anyway (epoch 0, world 1, rank 0) are accepted for orders that lack the key.
+// With returns the spec with one key replaced, as by a command-line flag. Default values (epoch 0, world 1, rank 0)
+// are accepted for orders without the key.
 func (s Spec) With(key, value string) (Spec, error) {
 	a, _ := find(s.name)
 	with := s
@@ -264,7 +261,7 @@ func (s Spec) String() string {
 	return s.name + ":" + strings.Join(keys, ",")
 }
 
-// Name returns what stands before the colon.
+// Name returns the name before the colon.
 func (s Spec) Name() string { return s.name }
 
 // Seed returns the seed, modulo 2^64.
@@ -276,7 +273,7 @@ func (s Spec) Epoch() int { return s.epoch }
 // Window returns how many shards a windowed order has open at a time, 0 for other orders.
 func (s Spec) Window() int { return s.window }
 
-// NeedsGroups reports whether the order is one over shards: then Order fails, and Over needs the shards.
+// NeedsGroups reports whether the order is over shards: then Order fails, and Over needs the shards.
 func (s Spec) NeedsGroups() bool { return s.name == "windowed" }
 
 // Batch returns the global batch that an order of length buckets is cut into, 0 for other orders.
@@ -288,12 +285,10 @@ func (s Spec) Path() string { return s.path }
 // World returns the world size, at least 1.
 func (s Spec) World() int { return max(s.world, 1) }
 
-// Ranks returns the ranks that are served. It is 0 if none were given, which is complete only for
-// World() == 1.
+// Ranks returns the served ranks. It is 0 by default, which is complete only for World() == 1.
 func (s Spec) Ranks() Ranks { return s.ranks }
 
-// Computed reports whether the order follows from the spec. Otherwise (plan, auto, none) Order
-// fails and the caller has to look elsewhere.
+// Computed reports whether the spec determines the order. Otherwise (plan, auto, none) Order fails.
 func (s Spec) Computed() bool { return s.Algorithm() != "" }
 
 // Algorithm returns the versioned name of the algorithm for resume states, such as "uniform@1",
@@ -303,8 +298,8 @@ func (s Spec) Algorithm() string {
 	return a.version
 }
 
-// Check reports what Order would refuse for any dataset: keys that do not fit each other. Call it
-// once the flags have been applied.
+// Check reports errors that do not depend on the dataset: keys that do not fit together. Call it after the flags were
+// applied.
 func (s Spec) Check() error {
 	switch {
 	case s.world > 1 && !s.hasRanks:
@@ -322,41 +317,40 @@ func (s Spec) Check() error {
 	return nil
 }
 
-// loader returns what a torch-loader spec says.
+// loader returns the parameters of a torch-loader spec.
 func (s Spec) loader() Loader {
 	return Loader{Seed: s.seed, From: s.from, Persistent: s.persistent, Workers: s.workers, Samples: s.samples, Replacement: s.replacement}
 }
 
-// Facts are what an order may depend on besides its spec and the epoch. Only Samples is always there:
-// a func is nil where its answer is not known. They are called only for orders that need them, may
-// take long (they may go over all samples), and answer the same for ever.
+// Facts are what an order may depend on besides its spec and the epoch. Only Samples is always set: a func is nil if
+// its answer is unknown. They are called only for orders that need them, may take long (over all samples), and always
+// return the same.
 type Facts struct {
 	// Samples is the number of samples.
 	Samples int
 	// Shards returns the samples by shard, for windowed orders.
 	Shards func() Groups
-	// Unpacked says why there is no Shards, and what to do about it, where that is more than that nobody has packed the
-	// dataset. Errors quote it.
+	// Unpacked says why there is no Shards, and the remedy, unless the dataset is just not packed. Errors quote it.
 	Unpacked string
 	// Size returns the length of a sample in bytes, for length buckets.
 	Size func(sample int) int64
 	// Classes returns the names of the classes by label, for mixtures that name them.
 	Classes func() []string
-	// Label returns the class of a sample, -1 if it has none; it is there if Classes is.
+	// Label returns the class of a sample, -1 if it has none; it is set if Classes is.
 	Label func(sample int) int
-	// List returns the samples that the file at path lists; its errors name the path.
+	// List returns the samples in the list file path; its errors name the path.
 	List func(path string) ([]uint32, error)
 }
 
-// Order is Over for a dataset of which no more is known than its number of samples.
+// Order is Over for a dataset of which only the number of samples is known.
 func (s Spec) Order(n, epoch int) (Order, error) { return s.Over(Facts{Samples: n}, epoch) }
 
-// Over returns what the spec's ranks read of a dataset in the given epoch, in the order of time:
-// several ranks take turns, step by step. The epoch counts from 0 and does not start at the spec's.
+// Over returns the order of the spec's ranks for a dataset in the given epoch, in the order of time: several ranks
+// take turns, step by step. epoch counts from 0; the spec's is not added.
 //
-// torch orders, buckets and lists take 4 bytes a position, windowed ones 8 bytes a sample, the others
-// a few KiB. Ranks of our own orders take the positions r, r+W, … of the unpadded order, so that the
-// last step may be incomplete.
+// torch orders, buckets and lists take 4 bytes a position, windowed ones 8 bytes a sample, the others a few KiB.
+// Ranks of our own orders read the positions r, r+W, … of the unpadded order, so that the last step may be
+// incomplete.
 //
 // Errors: those of Check; ErrNotComputed; ErrNeedsShards and ErrNeedsFacts where the facts lack what
 // the order needs; ErrEpochUnknown for a torch-loader of which only epoch 0 is known; a dataset too
@@ -383,8 +377,7 @@ func (s Spec) Over(f Facts, epoch int) (Order, error) {
 	return Stripe(whole, s.World(), s.ranks.First, s.ranks.Last), nil
 }
 
-// whole returns what all ranks read together, of any order but torch's, whose padding depends on the
-// world size.
+// whole returns the order of all ranks together, except for torch, whose padding depends on the world size.
 func (s Spec) whole(f Facts, epoch int) (Order, error) {
 	n := f.Samples
 	switch s.name {
@@ -415,7 +408,7 @@ func (s Spec) whole(f Facts, epoch int) (Order, error) {
 		return Sequential(n), nil
 	case "list":
 		if f.List == nil {
-			return nil, fmt.Errorf("%w: there is nobody here to read the file", ErrNeedsFacts)
+			return nil, fmt.Errorf("%w: the file cannot be read here", ErrNeedsFacts)
 		}
 		l, err := f.List(s.path)
 		if err != nil {
@@ -438,7 +431,7 @@ func parseSeed(value string) (uint64, error) {
 		return v, nil
 	}
 	if v, err := strconv.ParseInt(value, 10, 64); err == nil && strings.HasPrefix(value, "-") {
-		return uint64(v), nil // torch.manual_seed takes negative seeds modulo 2^64
+		return uint64(v), nil // torch.manual_seed accepts negative seeds modulo 2^64
 	}
 	return 0, fmt.Errorf("seed=%q: must be an integer, -2^63 to 2^64-1", value)
 }

@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// Versioned returns the canonical text of what determines the order of all epochs, under the versioned name of the algorithm,
-// such as "uniform@1:seed=5": without the epoch that a run starts with and without ranks; the world size
-// stands in it only for torch, whose order depends on it. It is what resume states hold: equal texts
-// promise equal orders. It is "" for orders that are not computed.
+// Versioned returns the canonical text of everything that determines the order of all epochs, with the algorithm's
+// versioned name, such as "uniform@1:seed=5": without the first epoch and without ranks; the world size is included
+// only for torch, whose order depends on it. Resume states contain it: equal texts promise equal orders. It is "" for
+// orders that are not computed.
 func (s Spec) Versioned() string {
 	if !s.Computed() {
 		return ""
@@ -23,8 +23,7 @@ func (s Spec) Versioned() string {
 // Ranked reports whether the ranks' shares are part of the order's algorithm: torch's padding depends on the world size.
 func (s Spec) Ranked() bool { return s.name == "torch" }
 
-// ParseVersioned reads what Versioned returned. It refuses an algorithm version that is not the one
-// implemented here, since its order would be another.
+// ParseVersioned reads a text of Versioned. It refuses another version of the algorithm, whose order would differ.
 func ParseVersioned(text string) (Spec, error) {
 	versioned, keys, hasKeys := strings.Cut(text, ":")
 	name, _, _ := strings.Cut(versioned, "@")

@@ -47,7 +47,7 @@ func TestParseList(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, words)
 		}
 	}
-	if _, err := ParseList([]byte("a"), 3, nil); err == nil || !strings.Contains(err.Error(), "no sample number") {
+	if _, err := ParseList([]byte("a"), 3, nil); err == nil || !strings.Contains(err.Error(), "not a sample number") {
 		t.Errorf("%v", err)
 	}
 }

@@ -6,15 +6,14 @@ import (
 	"math/bits"
 )
 
-// Groups says which samples lie together, such as in one shard. Between them the groups hold each
-// of the samples 0..n-1 exactly once, n being the sum of their sizes; a group may be empty.
-// Implementations are immutable.
+// Groups says which samples lie together, such as in one shard. Together the groups contain each of the samples
+// 0..n-1 exactly once, n being the sum of their sizes; a group may be empty. Implementations are immutable.
 type Groups interface {
 	// Len returns the number of groups.
 	Len() int
 	// Size returns the number of samples in group g.
 	Size(g int) int
-	// At returns the i-th sample of group g, 0 <= i < Size(g), in the order in which they lie.
+	// At returns the i-th sample of group g, 0 <= i < Size(g), by place in the group.
 	At(g, i int) int
 }
 
@@ -169,7 +168,7 @@ func Windowed(g Groups, seed uint64, epoch, window int) (Locator, error) {
 	return w, nil
 }
 
-// total returns the number of samples that the groups hold.
+// total returns the number of samples in all groups.
 func total(g Groups) (int, error) {
 	n := 0
 	for i := range g.Len() {

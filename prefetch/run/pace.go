@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// paceMeter measures how fast a reader goes on: the median, over the last windows, of positions a second.
-// A pause for a validation or a checkpoint falls into one window, and does not count; nor do bursts, since
-// a window is longer than one batch.
+// paceMeter measures a reader's speed: the median, over the last windows, of positions a second. A pause for a
+// validation or a checkpoint falls into one window, and does not count; nor do bursts, since a window is longer than
+// one batch.
 type paceMeter struct {
 	opens int
 	began time.Time
@@ -22,10 +22,10 @@ const (
 	paceMinRead = 16                     // positions read in it at least
 )
 
-// note is told at each open how many positions have been read in the pass.
+// note is called at each open with the number of positions read in the pass.
 func (m *paceMeter) note(now func() time.Time, read int) {
 	if m.opens++; m.opens%paceMinRead != 1 {
-		return // a clock costs as much as the rest of an open
+		return // reading the clock costs as much as the rest of an open
 	}
 	t := now()
 	switch took := t.Sub(m.began); {

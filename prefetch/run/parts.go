@@ -8,13 +8,13 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// A stream whose reader wants parts of its samples still follows an order of the samples' files: positions,
-// frontier and lead count samples. A file of the order stands for its unit, itself and its parts, in what is
-// planned, fetched and retained.
+// A stream whose reader needs parts of its samples still follows an order of the samples' files: positions, frontier
+// and lead count samples. In planning, fetching and retaining, a file of the order stands for its unit: itself and
+// its parts.
 
-// Part returns the part of an extension of the sample at a position of the stream's first epoch; nil if it
-// has none. It is called between Read of the position and the release of what that returned. The bytes are
-// valid, and nobody writes to them, until release.
+// Part returns the part with an extension of the sample at a position of the stream's first epoch; nil if it has
+// none. It is called between Read of the position and the release of that. The bytes are valid and do not change
+// until release.
 func (s *Stream) Part(ctx context.Context, pos int, ext string) (data []byte, release func(), err error) {
 	file, ok := s.Volume.Manifest().Part(s.first.At(pos), ext)
 	if !ok {
@@ -36,7 +36,7 @@ func (s *Stream) Part(ctx context.Context, pos int, ext string) (data []byte, re
 	return data, func() { free(); done() }, nil
 }
 
-// appendUnit appends the file and those of its parts that the stream's reader wants.
+// appendUnit appends the file and those of its parts that the stream's reader needs.
 func (s *brief) appendUnit(dst []int, file int) []int {
 	dst = append(dst, file)
 	for _, ext := range s.Parts {
@@ -47,8 +47,8 @@ func (s *brief) appendUnit(dst []int, file int) []int {
 	return dst
 }
 
-// unitOf is appendUnit for what is planned: the same file is asked about several times in a row. The result is
-// valid until the next call. The runner's lock is held.
+// unitOf is appendUnit for planning, which requests the same file several times in a row. The result is valid until
+// the next call. The runner's lock is held.
 func (s *Stream) unitOf(file int) []int {
 	if len(s.unit) == 0 || s.unit[0] != file {
 		s.unit = s.appendUnit(s.unit[:0], file)
@@ -82,13 +82,13 @@ func (u units) Unit(file int) []int { return u.s.unitOf(file) }
 // With implements prefetch.Parts.
 func (u units) With(file int) iter.Seq[int] { return u.s.readWith(file) }
 
-// meanOf returns about how many bytes the stream reads at a position.
+// meanOf returns roughly how many bytes the stream reads per position.
 func (s *brief) meanOf() int64 {
 	m := s.Volume.Manifest()
 	if len(s.Parts) == 0 {
 		return max(m.Bytes()/int64(max(m.Len(), 1)), 1)
 	}
-	// The files' mean says little where most are small parts.
+	// The mean over all files says little if most are small parts.
 	const probes = 1000
 	n := s.first.Len()
 	step := max(n/probes, 1)

@@ -10,7 +10,7 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Events counts what a stream took the opens of files for; see prefetch.Event.
+// Events counts a stream's opens by event; see prefetch.Event.
 type Events struct {
 	Consumed   int `json:"consumed"`
 	Repeats    int `json:"repeats"`
@@ -22,18 +22,18 @@ type Events struct {
 	Found      int `json:"found"` // in an epoch that was not expected
 }
 
-// Reanchored is the latest change of the reader's place, and why it was taken for one.
+// Reanchored is the latest change of the reader's place, and the reason.
 type Reanchored struct {
 	Time     time.Time `json:"time"`
 	Event    string    `json:"event"` // jump, next epoch, restart, previous epoch, found
 	Epoch    int       `json:"epoch"`
-	From     int       `json:"from"`     // position up to which the reader had come
-	Position int       `json:"position"` // where it goes on
+	From     int       `json:"from"`     // the reader's old position
+	Position int       `json:"position"` // its new position
 	Unread   int       `json:"unread"`   // positions left out
 	Text     string    `json:"text"`
 }
 
-// reanchored takes note of a move of the tracker. The runner's lock is held.
+// reanchored records a move of the tracker. The runner's lock is held.
 func (s *Stream) reanchored(event prefetch.Event) {
 	m := s.tracker.LastMove()
 	s.anchor = &Reanchored{
@@ -42,7 +42,7 @@ func (s *Stream) reanchored(event prefetch.Event) {
 	}
 }
 
-// moveText says what a move to the epoch was, as .shoal/order and the stats tell it.
+// moveText describes a move to the epoch, for .shoal/order and the stats.
 func moveText(m prefetch.Move, epoch int) string {
 	count := func(n int) string { return humanize.Comma(int64(n)) }
 	early := ""
@@ -76,22 +76,22 @@ func (s *Stream) events() Events {
 	}
 }
 
-// Bounds of the search for the epoch of a reader that is not where it was expected: it costs a
-// permutation and its index for each epoch, some 50 ns a position.
+// Bounds of the search for the epoch of a reader that is not where it was expected: each epoch costs a permutation
+// and its index, some 50 ns per position.
 const (
 	searchEpochs    = 400
 	searchPositions = 200_000_000
 )
 
-// isLost reports whether the reader's epoch is to be searched. Of a mount's only: a feed tells its
-// own, and all epochs of a plan are one. The runner's lock is held.
+// isLost reports whether the reader's epoch must be searched. Only for mounts: a feed names its own, and all epochs
+// of a plan are one. The runner's lock is held.
 func (s *Stream) isLost() bool {
 	return s.Search && !s.searched && s.tracker.Lost()
 }
 
-// searchEpoch looks for the reader in other epochs than the one that was expected, if it was not
-// seen there: a run that resumes in epoch 7 on a fresh mount. It is called by the stream's goroutine,
-// once, and computes orders outside the lock that every open of a file takes.
+// searchEpoch searches for the reader in other epochs if it was not seen in the expected one: a run that resumes in
+// epoch 7 on a fresh mount. The stream's goroutine calls it once; it computes orders outside the lock that every open
+// takes.
 func (s *Stream) searchEpoch(closing <-chan struct{}) {
 	s.runner.mu.Lock()
 	lost, expected := s.isLost(), s.tracker.Epoch()
@@ -119,7 +119,7 @@ func (s *Stream) searchEpoch(closing <-chan struct{}) {
 		s.runner.mu.Lock()
 		if !s.tracker.Lost() {
 			s.runner.mu.Unlock()
-			return // it was found where it was expected
+			return // it was found in the expected epoch
 		}
 		if s.tracker.Adopt(located, epoch) {
 			s.moveTo(prefetch.Found)
@@ -133,7 +133,7 @@ func (s *Stream) searchEpoch(closing <-chan struct{}) {
 	s.runner.mu.Unlock()
 }
 
-// moveTo plans anew after a move of the tracker. The runner's lock is held.
+// moveTo restarts planning after a move of the tracker. The runner's lock is held.
 func (s *Stream) moveTo(event prefetch.Event) {
 	s.plan()
 	s.reanchored(event)
@@ -141,13 +141,13 @@ func (s *Stream) moveTo(event prefetch.Event) {
 	s.poke()
 }
 
-// plan begins to plan what the tracker now says. The runner's lock is held.
+// plan plans from the tracker's new place. The runner's lock is held.
 func (s *Stream) plan() {
 	s.runner.x.Moved(s.walk, s.route(s.tracker.Order()), coming(s.tracker.Upcoming()))
 	s.runner.poke()
 }
 
-// Followed returns how many opens were by the stream's order, those that were read before included.
+// Followed returns how many opens were by the stream's order, including repeats.
 func (s *Stream) Followed() (opens int) {
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()
@@ -157,14 +157,13 @@ func (s *Stream) Followed() (opens int) {
 	return opens
 }
 
-// OfPlan reports whether the stream carries a written plan out.
+// OfPlan reports whether the stream follows a written plan.
 func (s *Stream) OfPlan() bool { return s.told != nil }
 
-// Retell gives the stream a plan that was written after its own. One that goes on where its own ends
-// extends it. Any other waits for its reader to begin it, while the one before is being read: that is
-// followed to its end, or until the opens show that the reader has ended it early. Nobody knows which,
-// so the new plan's head is staged at once, and of what is staged of the old one the nearer half stays
-// at least. It reports whether the plan waits. Calls must not overlap.
+// Retell gives the stream a plan written after its own. One that continues its own extends it. Any other waits for
+// its reader to begin it while the current one is read, to its end or until the opens show that the reader has ended
+// it early. Nobody knows which, so the new plan's head is staged at once; at least the nearer half of the current
+// plan's staged files stay. It reports whether the plan waits. Calls must not overlap.
 func (s *Stream) Retell(plan order.Locator) (waits bool) {
 	old := *s.told.Load()
 	extends := extendsPlan(old, plan)
@@ -172,7 +171,7 @@ func (s *Stream) Retell(plan order.Locator) (waits bool) {
 	defer s.runner.mu.Unlock()
 	defer s.poke()
 	s.told.Store(&plan)
-	s.known = s.tracker.Epoch() - 1 // the order after the current one is another now
+	s.known = s.tracker.Epoch() - 1 // the order after the current one has changed
 	switch t := s.tracker; {
 	case extends && t.Order() == old:
 		s.extendTo(plan)
@@ -197,8 +196,8 @@ func (s *Stream) Retell(plan order.Locator) (waits bool) {
 	return true
 }
 
-// Extend goes on with the order that more returns, which begins with all of the current one; nil if it does not go on yet.
-// more is told where the reader is, and must not take long.
+// Extend continues with the order that more returns, which begins with all of the current one; nil if there is none
+// yet. more gets the reader's position, and must be fast.
 func (s *Stream) Extend(more func(at prefetch.Position) order.Locator) {
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()
@@ -207,15 +206,14 @@ func (s *Stream) Extend(more func(at prefetch.Position) order.Locator) {
 	}
 }
 
-// extendTo goes on with an order that begins with all of the current one. The runner's lock is held.
+// extendTo continues with an order that begins with all of the current one. The runner's lock is held.
 func (s *Stream) extendTo(longer order.Locator) {
 	s.tracker.Extend(longer)
 	s.runner.x.Extended(s.walk, s.route(longer))
 	s.runner.poke()
 }
 
-// extendsPlan reports whether a plan begins with all of another and goes on. The same plan once more is
-// that of another epoch.
+// extendsPlan reports whether plan begins with all of old and is longer. An equal plan is for another epoch.
 func extendsPlan(old, plan order.Order) bool {
 	if plan.Len() <= old.Len() {
 		return false
@@ -228,7 +226,7 @@ func extendsPlan(old, plan order.Order) bool {
 	return true
 }
 
-// Behind reports whether the reader has not begun the latest plan yet.
+// Behind reports whether the reader has yet to begin the latest plan.
 func (s *Stream) Behind() bool {
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()

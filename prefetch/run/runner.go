@@ -1,5 +1,5 @@
-// Package run carries orders out: what prefetch.Executor decides becomes requests to the store and moves in the cache's
-// memory. It guards that nothing comes between a decision and the deed.
+// Package run carries out the decisions of prefetch.Executor: requests to the store, and moves in the cache's memory.
+// It guards that nothing happens between a decision and its execution.
 //
 //	Runner   one a cache: it has the executor, and the goroutine that walks
 //	Stream   one an order in progress: it follows its reader, and computes what comes in which epoch
@@ -16,14 +16,13 @@ import (
 	"github.com/shoalfs/shoal/prefetch"
 )
 
-// Runner drives the executor for all streams of a cache: files that are opened and closed go in, requests and moves
-// come out.
+// Runner drives the executor for all streams of a cache: files opened and closed go in, requests and moves come out.
 //
-// Its lock guards the executor, and the tracker and all that goes with it of every stream. Whoever brings an event takes
-// it, for less than a microsecond; one goroutine walks, and whoever brings what has landed, a bounded stretch at a time.
-// Actions are carried out with the lock held, so that nothing comes between a decision and the deed. The cache is asked and
-// told with the lock held, too; so what it tells by itself, from within such a call, is only noted, and looked at before
-// the next action.
+// Its lock guards the executor, and every stream's tracker with its state. Events take it for less than a
+// microsecond. One goroutine walks, and so does each landing request, a bounded stretch at a time. Actions are
+// carried out with the lock held, so that nothing happens between a decision and its execution. The cache is also
+// called with the lock held; so its callbacks, which may come within such a call, only take a note, which is handled
+// before the next action.
 type Runner struct {
 	cache *cache.Cache
 	wake  chan struct{}
@@ -34,18 +33,18 @@ type Runner struct {
 	told    int64 // of freed
 
 	freed  atomic.Int64 // how often memory came free
-	hungry atomic.Bool  // somebody waits for that
+	hungry atomic.Bool  // a walk waits for memory
 	lostMu sync.Mutex
 	lost   []volumeFile
 }
 
-// volumeFile is a file that was staged and had to go.
+// volumeFile is a staged file that was lost.
 type volumeFile struct {
 	v    *cache.Volume
 	file int
 }
 
-// New returns a runner over a cache. Run has it work.
+// New returns a runner over a cache. Run starts its work.
 func New(c *cache.Cache) *Runner {
 	r := &Runner{cache: c, wake: make(chan struct{}, 1)}
 	c.OnFreed(func() {
@@ -58,7 +57,7 @@ func New(c *cache.Cache) *Runner {
 		r.lostMu.Lock()
 		r.lost = append(r.lost, volumeFile{v, file})
 		r.lostMu.Unlock()
-		r.freed.Add(1) // so that whoever has lost it tries again
+		r.freed.Add(1) // so that its walk tries again
 		r.poke()
 	})
 	return r
@@ -84,7 +83,7 @@ func (r *Runner) Run(ctx context.Context) {
 	}
 }
 
-// turn does what is to be done next, a bounded stretch of it. It reports whether there may be more.
+// turn carries out the next actions, a bounded stretch. It reports whether there may be more.
 func (r *Runner) turn() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -102,13 +101,13 @@ func (r *Runner) work() (more bool) {
 		case prefetch.Idle:
 			hungry := r.x.Hungry()
 			r.hungry.Store(hungry)
-			return hungry && r.freed.Load() != r.told // before anybody knew that it matters
+			return hungry && r.freed.Load() != r.told // before hungry was set
 		}
 		r.do(a)
 	}
 }
 
-// hear takes note of what the cache has told. r.mu is held.
+// hear handles the cache's callbacks. r.mu is held.
 func (r *Runner) hear() {
 	freed := r.freed.Load()
 	if freed == r.told {
@@ -169,21 +168,21 @@ func (o owners) Heir(v *cache.Volume, file int) *cache.Account {
 	return nil
 }
 
-// sweep has what is staged looked at, in turns to come. r.mu is held.
+// sweep schedules a check of all staged files. r.mu is held.
 func (r *Runner) sweep(v *cache.Volume) {
 	for file := range v.Unspent() {
 		r.x.Unwanted(v, file)
 	}
 }
 
-// settle decides who has next what readers are done with. r.mu is held.
+// settle decides who gets the files that readers are done with. r.mu is held.
 func (r *Runner) settle() {
 	for a, ok := r.x.Settle(); ok; a, ok = r.x.Settle() {
 		r.do(a)
 	}
 }
 
-// event brings an event, and does at once what is due about files that readers are done with.
+// event passes an event, and settles at once the files that readers are done with.
 func (r *Runner) event(bring func(x *prefetch.Executor)) {
 	r.mu.Lock()
 	bring(&r.x)
@@ -195,8 +194,8 @@ func (r *Runner) event(bring func(x *prefetch.Executor)) {
 	}
 }
 
-// Opened says that a process (0: one that is not known) is about to read a file, and that the streams are to follow
-// that. Done is called in the end.
+// Opened says that a process (0: unknown) is about to read a file, and that the streams must follow that. Done must
+// be called in the end.
 func (r *Runner) Opened(v *cache.Volume, file int, process uint32, streams ...*Stream) {
 	r.event(func(x *prefetch.Executor) {
 		x.Open(v, file)
@@ -217,7 +216,7 @@ type request struct {
 	left int // files that have not landed; guarded by the runner's lock
 }
 
-// landed takes note of a file that arrived or failed.
+// landed handles a file that arrived or failed.
 func (q *request) landed(file int, err error) {
 	s, r := q.s, q.s.runner
 	r.mu.Lock()
@@ -229,14 +228,14 @@ func (q *request) landed(file int, err error) {
 		s.failed++
 	}
 	r.x.Landed(s.walk, file, q.left == 0)
-	more := r.work() // to start the next request costs less than to wake somebody for it
+	more := r.work() // starting the next request is cheaper than waking another goroutine for it
 	r.mu.Unlock()
 	if more {
 		r.poke()
 	}
 }
 
-// fetch starts a request. r.mu is held, so that what it brings is looked at when it is accounted for.
+// fetch starts a request. r.mu is held, so that its result is handled after it is accounted for.
 func (r *Runner) fetch(a prefetch.Action) {
 	s := streamOf(a.Walk)
 	q, due := &request{s, 1}, s.due(a.Pos)
@@ -262,7 +261,7 @@ func (r *Runner) fetch(a prefetch.Action) {
 	}
 }
 
-// add has a stream carried out from position start on.
+// add adds a stream from position start on.
 func (r *Runner) add(s *Stream, start int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -280,7 +279,7 @@ func (r *Runner) add(s *Stream, start int) {
 	r.poke()
 }
 
-// claim has a stream that has begun walk until it stops: what it can use of what is staged is claimed then.
+// claim lets a new stream walk until it stops: then it has claimed the staged files that it can use.
 func (r *Runner) claim(s *Stream) {
 	for walking := true; walking; {
 		r.turn()
@@ -290,7 +289,7 @@ func (r *Runner) claim(s *Stream) {
 	}
 }
 
-// remove ends a stream, and returns when what was staged for it alone may be recycled: its volume may be closed then.
+// remove ends a stream, and returns when files staged for it alone may be recycled: then its volume may be closed.
 func (r *Runner) remove(s *Stream) {
 	r.mu.Lock()
 	r.streams = slices.DeleteFunc(r.streams, func(t *Stream) bool { return t == s })
@@ -306,8 +305,8 @@ func (r *Runner) remove(s *Stream) {
 	r.poke()
 }
 
-// share returns the part of the memory for prefetching that is due to s when all others want theirs that have something
-// left to fetch. r.mu is held.
+// share returns the share of the memory for prefetching that s gets when all streams with something to fetch want
+// theirs. r.mu is held.
 func (r *Runner) share(s *Stream) float64 {
 	all := s.Weight
 	for _, t := range r.streams {
@@ -344,8 +343,8 @@ func (o source) Share() int {
 	return int(room / float64(o.s.mean+1))
 }
 
-// Bulk implements prefetch.Source: for a windowed order, which needs all of a shard soon, and for a dataset that is
-// fetched in moments, where the disk has room for all that is missing. Neighbours cost bytes before their time.
+// Bulk implements prefetch.Source: for a windowed order, which needs all of a shard soon, and for a small dataset if
+// the disk has space for everything missing. Otherwise neighbours would be fetched too early.
 func (o source) Bulk() bool {
 	c, v := o.s.runner.cache, o.s.Volume
 	if o.s.Layout == nil {
@@ -357,7 +356,7 @@ func (o source) Bulk() bool {
 	return v.DiskRoom() > missing && (o.s.Grouped() || m.Bytes() <= 2*c.Ledger().Limit())
 }
 
-// due returns when the reader will ask for a position, zero if that is not known. r.mu is held.
+// due returns when the reader will need the position, zero if unknown. r.mu is held.
 func (s *Stream) due(pos int) time.Time {
 	in, ok := prefetch.Pace{Head: s.tracker.Head(), Rate: s.pace.rate}.Due(pos)
 	if !ok {

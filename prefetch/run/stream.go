@@ -12,43 +12,43 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Options say what a stream carries out. They do not change.
+// Options configure a stream. They do not change.
 type Options struct {
 	Name    string
 	Volume  *cache.Volume
 	Layout  *catalog.Layout  // of a packed dataset; nil where each file is an object
 	Samples *catalog.Samples // what the parts are parts of
 	Gate    *prefetch.Gate   // of the store
-	Places  func() int       // requests that may be in flight to the store, readers' ones too
+	Places  func() int       // limit of requests in flight to the store, including readers'
 	Grouped func() bool      // the mount's order needs all of a shard soon
 	Keep    Keep
-	Choose  bool // what the first epoch reads is to be kept
-	Search  bool // the reader may be in another epoch than is expected, and is looked for
+	Choose  bool // keep the samples of the first epoch
+	Search  bool // search for the reader in other epochs than the expected one
 	Weight  int  // against other streams; 0 is 1
 
-	Epochs func(epoch int) order.Order // over file numbers; nil when the epoch is not known
+	Epochs func(epoch int) order.Order // over file numbers; nil for an unknown epoch
 	First  int                         // epoch to begin with
 	Start  int                         // position to begin with
-	Opened []Opening                   // by readers of the mount, the stream's and others; they show where its reader is
-	Parts  []string                    // extensions of the parts that are read with each file; see parts.go
+	Opened []Opening                   // by all readers of the mount; they show where the stream's reader is
+	Parts  []string                    // extensions of the parts read with each file; see parts.go
 }
 
-// Opening is a file that was opened, and by which process; 0 is one that is not known.
+// Opening is an open of a file by a process; 0 if unknown.
 type Opening struct {
 	Process uint32
 	File    int
 }
 
-// Keep is told what is read, so that the cache keeps what is read again.
+// Keep receives the orders, so that the cache keeps samples that are read again.
 type Keep interface {
 	Opened(file int)
-	Choose(o order.Order) // o begins, or nil: an epoch has ended. It may take long
+	Choose(o order.Order) // o begins; nil: an epoch has ended. It may take long
 }
 
-// Stream carries one order out: it follows its reader, knows or computes what comes in which epoch, and has what the
-// reader needs fetched; see prefetch.Executor for the rules.
+// Stream carries out one order: it follows its reader, knows or computes the order of each epoch, and has the
+// reader's next files fetched; see prefetch.Executor for the rules.
 //
-// A stream has one goroutine, ended and waited for by Close. It computes orders.
+// A stream has one goroutine, which computes orders. Close ends it and waits for it.
 type Stream struct {
 	brief
 	runner  *Runner
@@ -63,19 +63,19 @@ type Stream struct {
 	flying   int // requests
 	failed   int64
 	unit     []int       // the file of the order that was last planned, and its parts
-	searched bool        // in other epochs, for a reader that was not where it was expected
+	searched bool        // in other epochs, for a reader not found in the expected one
 	anchor   *Reanchored // the latest move; nil before any
 	retold   bool        // plans followed upon plans
 	pace     paceMeter
 
-	through atomic.Bool // the reader has come through an epoch
+	through atomic.Bool // the reader has finished an epoch
 
 	wake   chan struct{}
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// brief is what a stream was begun for. It does not change.
+// brief is the description of a stream. It does not change.
 type brief struct {
 	Options
 	first   order.Order      // of the epoch to begin with
@@ -86,8 +86,8 @@ type brief struct {
 // Begin starts to prefetch an order.
 func (r *Runner) Begin(o Options) (*Stream, error) { return r.begin(o, nil) }
 
-// BeginPlan starts to prefetch a written plan, in place of o.Epochs. A reader that starts over repeats it until another
-// is written. What the stream can use of what is staged is its own when this returns.
+// BeginPlan starts to prefetch a written plan, in place of o.Epochs. A reader that starts over repeats it until
+// another is written. When this returns, the stream has claimed the staged files that it can use.
 func (r *Runner) BeginPlan(o Options, plan order.Locator) (*Stream, error) {
 	told := new(atomic.Pointer[order.Locator])
 	told.Store(&plan)
@@ -115,7 +115,7 @@ func (r *Runner) begin(o Options, told *atomic.Pointer[order.Locator]) (*Stream,
 		wake:    make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	at := order.Index(s.tracker.Order())
-	for _, by := range o.Opened { // first who follows the order, and then how far
+	for _, by := range o.Opened { // first which processes follow the order, then how far
 		s.readers.Open(by.Process, by.File, at, nil)
 	}
 	for _, by := range o.Opened {
@@ -130,12 +130,12 @@ func (r *Runner) begin(o Options, told *atomic.Pointer[order.Locator]) (*Stream,
 	return s, nil
 }
 
-// route is an order that the stream's reader reads now.
+// route is an order with the stream's reader.
 func (s *Stream) route(o order.Order) prefetch.Route {
 	return prefetch.Route{Order: order.Index(o), Reader: s.tracker}
 }
 
-// coming is an order that nobody reads yet; none if it is nil.
+// coming is an order without a reader yet; empty if o is nil.
 func coming(o order.Order) prefetch.Route {
 	if o == nil {
 		return prefetch.Route{}
@@ -143,8 +143,8 @@ func coming(o order.Order) prefetch.Route {
 	return prefetch.Route{Order: order.Index(o)}
 }
 
-// Close stops prefetching for this order and waits for the stream's goroutine. What is staged for it
-// alone may be recycled then.
+// Close stops prefetching for this order and waits for the stream's goroutine. Files staged for it alone may be
+// recycled then.
 func (s *Stream) Close() {
 	s.cancel()
 	<-s.done
@@ -184,8 +184,8 @@ func (s *Stream) run(ctx context.Context) {
 	}
 }
 
-// prepareNext computes and indexes the next epoch's order, which for torch is a whole permutation,
-// outside the lock that every open of a file takes.
+// prepareNext computes and indexes the next epoch's order (for torch a whole permutation) outside the lock that every
+// open takes.
 func (s *Stream) prepareNext() {
 	r := s.runner
 	r.mu.Lock()
@@ -209,7 +209,7 @@ func (s *Stream) prepareNext() {
 	switch {
 	case next != nil && s.OfPlan() && next == s.tracker.Order():
 		if !s.retold {
-			r.x.Known(s.walk, coming(next)) // whose reader may repeat it; others write a plan for each epoch
+			r.x.Known(s.walk, coming(next)) // its reader may repeat it; others write a plan per epoch
 		}
 	case next != nil:
 		s.tracker.SetNext(next)
@@ -233,12 +233,12 @@ func (p packed) Extent(rank int) (object int, off, end int64) {
 	return object, off, off + p.v.Manifest().Size(file)
 }
 
-// Heard tells the stream of an open that came before Runner.Opened knew of it.
+// Heard passes the stream an open from before Runner.Opened knew the stream.
 func (s *Stream) Heard(o Opening) {
 	s.runner.event(func(*prefetch.Executor) { s.heard(o.Process, o.File) })
 }
 
-// heard follows an open by a process that may be of its reader. The runner's lock is held.
+// heard handles an open by a process that may be of its reader. The runner's lock is held.
 func (s *Stream) heard(process uint32, file int) {
 	cur, next := s.walk.Orders()
 	counts := s.readers.Open(process, file, cur, next)
@@ -250,7 +250,7 @@ func (s *Stream) heard(process uint32, file int) {
 	}
 }
 
-// follow takes note of a file that the reader has opened. The runner's lock is held.
+// follow handles an open by the reader. The runner's lock is held.
 func (s *Stream) follow(file int) {
 	ev, _ := s.tracker.Open(file)
 	s.pace.note(time.Now, s.tracker.Consumed())
@@ -264,13 +264,13 @@ func (s *Stream) follow(file int) {
 	}
 }
 
-// Read returns the whole file at position pos of the stream's first epoch and moves its position
-// there. The bytes are valid, and nobody writes to them, until release.
+// Read returns the whole file at position pos of the stream's first epoch and moves its position there. The bytes are
+// valid and do not change until release.
 func (s *Stream) Read(ctx context.Context, pos int) (data []byte, release func(), err error) {
 	file := s.first.At(pos)
 	unit := s.appendUnit(make([]int, 0, 1+len(s.Parts)), file)
 	s.runner.event(func(x *prefetch.Executor) {
-		for _, f := range unit { // before the position counts as read, so that no part is given up that is on its way
+		for _, f := range unit { // before the position counts as read, so that no part in flight is given up
 			x.Open(s.Volume, f)
 			s.Keep.Opened(f)
 		}
@@ -291,7 +291,7 @@ func (s *Stream) Read(ctx context.Context, pos int) (data []byte, release func()
 	return data, func() { free(); done() }, nil
 }
 
-// Progress tells where a stream stands.
+// Progress describes the state of a stream.
 type Progress struct {
 	Name     string `json:"name"`
 	Epoch    int    `json:"epoch"`
@@ -299,21 +299,21 @@ type Progress struct {
 	Position int    `json:"position"` // highest position read + 1
 	Consumed int    `json:"consumed"` // positions read
 	Len      int    `json:"len"`      // positions in the epoch
-	Planned  int    `json:"planned"`  // position up to which requests are out
+	Planned  int    `json:"planned"`  // position up to which requests were sent
 	Lead     int    `json:"lead_samples"`
 	InFlight int    `json:"in_flight"`
 	Failed   int64  `json:"failed_prefetches"`
 	Skipped  int    `json:"skipped"` // positions given up as not read
 	Strays   int    `json:"strays"`  // opened files that are not in the order
 
-	Stale      bool        `json:"stale,omitempty"` // of a plan: nobody has read by it for long
+	Stale      bool        `json:"stale,omitempty"` // of a plan: no reader has followed it for long
 	Events     Events      `json:"events"`
 	Reanchored *Reanchored `json:"reanchored,omitempty"` // nil before the reader has moved
 
 	Weight  int     `json:"weight"`
-	Share   float64 `json:"share"`                // of places and memory for prefetching, when all want theirs; 0 to 1
-	Held    int64   `json:"held_bytes"`           // of memory, staged or on their way, that count as this stream's
-	Fetched int64   `json:"prefetch_bytes"`       // that were asked for on its behalf
+	Share   float64 `json:"share"`                // share of places and memory for prefetching when all want theirs; 0 to 1
+	Held    int64   `json:"held_bytes"`           // of memory, staged or in flight, on this stream's account
+	Fetched int64   `json:"prefetch_bytes"`       // requested on its behalf
 	Pace    float64 `json:"pace_samples_per_sec"` // of the reader; 0 until it is known
 
 	LeadSeconds float64 `json:"lead_seconds"` // lead_samples at that pace; 0 until it is known

@@ -2,32 +2,32 @@ package run
 
 import "github.com/shoalfs/shoal/cache"
 
-// Strip is a sequence of samples cut into cells of equal length, the last of which may be shorter. A value of a cell is
-// the part of its samples for which something holds, in percent, a byte each (base64 in JSON);
-// Read + Kept + Ring + Flying <= 100, and the rest is in the store only. Where a cell holds many samples, some that are spread evenly over it stand for all.
+// Strip is a map of a sequence of samples in cells of equal length, the last of which may be shorter. A value of a
+// cell is the share of its samples with a property, in percent, a byte each (base64 in JSON); Read + Kept + Ring +
+// Flying <= 100, and the rest is in the store only. In cells of many samples an even selection stands for all.
 type Strip struct {
 	Name  string `json:"name"`
 	Epoch int    `json:"epoch"`
 	Len   int    `json:"len"`   // samples, or positions
 	Cells int    `json:"cells"` // bytes of each of the following
-	Exact bool   `json:"exact"` // every sample was looked at
+	Exact bool   `json:"exact"` // every sample was checked
 
-	Read   []byte `json:"read,omitempty"` // of an order: read in this pass, wherever it is
+	Read   []byte `json:"read,omitempty"` // of an order: read in this pass, wherever the sample is
 	Kept   []byte `json:"kept"`           // on disk
 	Ring   []byte `json:"ring"`           // in memory only
 	Flying []byte `json:"flying"`         // on its way
 
-	// Of an order: where the reader stands. Before Frontier nothing is expected any more, Position is the highest position
-	// read + 1, and up to Planned requests are out.
+	// Of an order: the reader's place. Nothing is expected before Frontier, Position is the highest position read + 1,
+	// and requests were sent up to Planned.
 	Frontier int `json:"frontier"`
 	Position int `json:"position"`
 	Planned  int `json:"planned"`
 }
 
-// cellProbes is how many samples of a cell are looked at: a strip costs some milliseconds whatever the dataset's size.
+// cellProbes is how many samples of a cell are checked: a strip costs some milliseconds for any dataset.
 const cellProbes = 16
 
-// Over reports whether the reader has come to the end of the epoch.
+// Over reports whether the reader has finished the epoch.
 func (s *Stream) Over() bool {
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()
@@ -43,7 +43,7 @@ func (s *Stream) Strip(cells int) Strip {
 	frontier := m.Frontier
 	s.runner.mu.Unlock()
 	m.fill(frontier, func(pos []int, was []bool) {
-		s.runner.mu.Lock() // for a cell at a time, since every open of a file takes it
+		s.runner.mu.Lock() // per cell, since every open takes it
 		defer s.runner.mu.Unlock()
 		for i, p := range pos {
 			was[i] = s.tracker.Pass() == pass && s.tracker.Read(p)
@@ -52,7 +52,7 @@ func (s *Stream) Strip(cells int) Strip {
 	return m
 }
 
-// NewStrip looks at n samples, each where where says.
+// NewStrip checks n samples, each at the place that where returns.
 func NewStrip(name string, n, cells int, where func(sample int) cache.Residence) Strip {
 	m := newStrip(name, n, cells)
 	m.fill(0, nil, where)
@@ -63,8 +63,8 @@ func newStrip(name string, n, cells int) Strip {
 	return Strip{Name: name, Len: n, Cells: min(n, cells), Exact: n <= cells*cellProbes}
 }
 
-// fill looks at the strip's samples. read, which may be nil, tells which positions were read; nobody asks it about those
-// before frontier, which all were.
+// fill checks the strip's samples. read, which may be nil, tells which positions were read; it is not called for
+// those before frontier, which all were.
 func (m *Strip) fill(frontier int, read func(pos []int, was []bool), where func(pos int) cache.Residence) {
 	m.Kept, m.Ring, m.Flying = make([]byte, m.Cells), make([]byte, m.Cells), make([]byte, m.Cells)
 	if read != nil {

@@ -2,25 +2,25 @@ package sim
 
 import "math"
 
-// kind is what happens at an event.
+// kind is the kind of an event.
 type kind uint8
 
 const (
 	firstByte   kind = iota // of a request's answer
 	stepEnd                 // of all accelerators
-	workerReady             // with the sample that it had read
+	workerReady             // with the sample that it has read
 )
 
 type event struct {
 	at   float64
-	seq  uint64 // events of the same moment happen in the order in which they were planned
+	seq  uint64 // simultaneous events happen in the order of planning
 	id   int32
 	kind kind
 }
 
 func (e event) Before(o event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
 
-// agenda is what will happen, the soonest first.
+// agenda is the queue of future events, the soonest first.
 type agenda struct {
 	heap[event]
 	seq uint64
@@ -31,7 +31,7 @@ func (a *agenda) add(at float64, k kind, id int32) {
 	a.push(event{at, a.seq, id, k})
 }
 
-// heap is a binary heap. container/heap boxes every element, which costs half of the simulator's speed.
+// heap is a binary heap. container/heap boxes every element, which would halve the simulator's speed.
 type heap[T interface{ Before(T) bool }] struct{ items []T }
 
 func (h *heap[T]) peek() (top T, ok bool) {
@@ -55,7 +55,7 @@ func (h *heap[T]) push(x T) {
 	h.items[i] = x
 }
 
-// pop removes the first element, which there must be.
+// pop removes the first element, which must exist.
 func (h *heap[T]) pop() T {
 	top := h.items[0]
 	last := len(h.items) - 1
@@ -103,7 +103,7 @@ func (q *queue) push(id int32) {
 	q.to++
 }
 
-// pop removes the first, which there must be.
+// pop removes the first element, which must exist.
 func (q *queue) pop() int32 {
 	id := q.ring[q.from%uint(len(q.ring))]
 	q.from++

@@ -7,8 +7,8 @@ import (
 	"sort"
 )
 
-// Limits are the least seconds that an epoch's work takes of each thing that it needs, were it the only one.
-// The largest is the limit of the epoch: nothing in the order of requests can undercut it.
+// Limits are the least seconds that an epoch's work takes of each resource, as if it were the only one. The largest
+// is the limit of the epoch: no order of requests can beat it.
 type Limits struct {
 	Compute   float64 `json:"compute_seconds"`   // the accelerators' steps
 	Bandwidth float64 `json:"bandwidth_seconds"` // the bytes over the line, and the heads of the answers
@@ -55,7 +55,7 @@ func (l Limits) Others() []Limit {
 	return all
 }
 
-// Binding returns the largest limit: compute where none is larger.
+// Binding returns the largest limit: compute if none is larger.
 func (l Limits) Binding() Limit {
 	if o := l.Others()[0]; o.Seconds > l.Compute {
 		return o
@@ -71,7 +71,7 @@ func (p Policy) steadyEpochs() int {
 	return 2
 }
 
-// Steady returns an epoch of c as epochs are once the cache holds what it will hold.
+// Steady returns an epoch of c in the steady state of the cache.
 func Steady(c Config) (Epoch, error) {
 	c.Warm, c.Epochs = true, c.Policy.steadyEpochs()
 	epochs, err := Run(c)
@@ -81,12 +81,12 @@ func Steady(c Config) (Epoch, error) {
 	return epochs[len(epochs)-1], nil
 }
 
-// grains is how finely CacheFor and BandwidthFor search: in steps of a 200th of the range.
+// grains is the resolution of CacheFor and BandwidthFor: a 200th of the range.
 const grains = 200
 
 // CacheFor returns the smallest cache, in steps of a 200th of total bytes, with which a steady epoch reaches the
-// utilisation; ok is false if not even one of total bytes does. progress, if not nil, is told before each of
-// some nine runs.
+// utilisation; ok is false if even total bytes are not enough. progress, unless nil, is called before each of some
+// nine runs.
 func CacheFor(c Config, utilisation float64, total int64, progress func(run, of int)) (bytes int64, ok bool, err error) {
 	i, err := smallest(grains, progress, func(i int) (bool, error) {
 		c.CacheBytes = cacheOf(total, i)
@@ -100,8 +100,8 @@ func cacheOf(total int64, i int) int64 {
 	return int64(math.Ceil(float64(total) * float64(min(i, grains)) / grains))
 }
 
-// BandwidthFor returns the least bandwidth in bytes a second, to within 5%, with which a steady epoch reaches
-// the utilisation with the cache that c has; ok is false if not even that of an unlimited line does.
+// BandwidthFor returns the least bandwidth in bytes a second, to within 5%, with which a steady epoch reaches the
+// utilisation with c's cache; ok is false if even an unlimited line is not enough.
 func BandwidthFor(c Config, utilisation float64, progress func(run, of int)) (bandwidth float64, ok bool, err error) {
 	c.Bandwidth = 0
 	free, err := Steady(c)

@@ -2,16 +2,16 @@ package sim
 
 import "github.com/shoalfs/shoal/prefetch"
 
-// retention is what stays in CacheBytes. Keep is by extent; the comparison policies hold whole samples and
-// see the accesses in the order in which the plan comes to them, which is the order of the epochs.
+// retention is the content of CacheBytes. Keep is by extent; the other policies hold whole samples and see the
+// accesses in the order of the plan, which is the order of the epochs.
 type retention interface {
 	// has reports whether an extent of the sample is in the cache.
 	has(sample int, extent uint32) bool
-	// forgets reports whether use is to be called.
+	// forgets reports whether use must be called.
 	forgets() bool
-	// use is an access to a sample, in the cache or not, whose next one is at the given time.
+	// use records an access to a sample, in the cache or not, whose next one is at the given time.
 	use(sample int, next int64)
-	// landed is told that an extent has arrived, and reports whether it is on disk from now on.
+	// landed records an extent's arrival, and reports whether it is on disk from now on.
 	landed(sample int, extent uint32) bool
 }
 
@@ -63,7 +63,7 @@ func newRetention(s *simulation, v *volume, total int64) retention {
 // keepRun is the run of a shard whose files are kept together or not at all, as in package engine.
 const keepRun = prefetch.GroupBytes
 
-// key returns what stands for a sample in the choice of the kept set.
+// key returns the key of a sample in the choice of the kept set.
 func (s *simulation) key() func(sample int) uint64 {
 	switch {
 	case s.Key != nil:
@@ -80,13 +80,13 @@ func (s *simulation) key() func(sample int) uint64 {
 // never is later than every access.
 const never = 1 << 62
 
-// nextUse returns when the sample is used next after the access that the plan of the phase has come to.
+// nextUse returns when the sample is used next after the current access of the phase's plan.
 func (s *simulation) nextUse(p access, sample int) int64 {
 	if s.Policy != Belady {
 		return 0
 	}
 	if p.order != nil {
-		// The access itself is the first from where the plan stands on, if it is ahead of its reader.
+		// The access itself is the first from the plan's place on, if that is ahead of its reader.
 		if pos := p.order.Find(sample, p.pos); pos >= 0 {
 			if pos = p.order.Find(sample, pos+1); pos >= 0 {
 				return accessNumber(p.epoch, pos)
@@ -101,7 +101,7 @@ func (s *simulation) nextUse(p access, sample int) int64 {
 	return never
 }
 
-// accessNumber puts all accesses in order.
+// accessNumber numbers all accesses in order.
 func accessNumber(epoch, pos int) int64 { return int64(epoch)<<40 + int64(pos) }
 
 type nothing struct{}
@@ -111,7 +111,7 @@ func (nothing) forgets() bool           { return false }
 func (nothing) use(int, int64)          {}
 func (nothing) landed(int, uint32) bool { return false }
 
-// keepSet is what of the kept set has been fetched.
+// keepSet is the fetched part of the kept set.
 type keepSet struct {
 	admit func(sample int) bool
 	kept  []uint64 // a bit an extent
@@ -129,7 +129,7 @@ func (k *keepSet) landed(sample int, e uint32) bool {
 	return true
 }
 
-// lru is a list of samples, the latest used first.
+// lru is a list of samples, most recently used first.
 type lru struct {
 	size        func(sample int) int64
 	free        int64
@@ -172,12 +172,12 @@ func (l *lru) use(sample int, _ int64) {
 	}
 }
 
-// belady is a heap of samples, the one that is needed last first. Entries of samples that were used since
-// they were entered are left in it until they come up.
+// belady is a heap of samples, the one needed last first. Stale entries, of samples used since, stay in it until they
+// come up.
 type belady struct {
 	size func(sample int) int64
 	free int64
-	next []int64 // of what is in the cache, else 0
+	next []int64 // of samples in the cache, else 0
 	last heap[nextUse]
 }
 
@@ -213,7 +213,7 @@ func (b *belady) use(sample int, next int64) {
 	}
 }
 
-// tidy drops the entries that do not count, where everything fits and none comes up.
+// tidy drops stale entries if everything fits and none comes up.
 func (b *belady) tidy() {
 	var kept heap[nextUse]
 	for _, v := range b.last.items {

@@ -1,6 +1,6 @@
-// Package sim predicts an epoch before a byte of it is fetched: it runs prefetch.Executor, which
-// package engine carries out against a real store, against a model of a store and of a trainer, in virtual
-// time. It is pure, as the executor is: no clock, no I/O, no goroutines; equal arguments give equal results.
+// Package sim predicts an epoch before anything is fetched: it runs prefetch.Executor, which package engine runs
+// against a real store, against a model of a store and of a trainer, in virtual time. Like the executor it is pure:
+// no clock, no I/O, no goroutines; equal arguments give equal results.
 //
 //	trainer ── accelerators in step, each with a loader: workers that read batches ahead
 //	   │ reads a sample: kept, staged, on its way, or absent
@@ -8,7 +8,7 @@
 //	   │ requests
 //	store ── places, serial work, a request rate, latency to the first byte, a line on which transfers take turns
 //
-// docs/plan.md tells what the model assumes and where it ends.
+// docs/plan.md describes the assumptions of the model and its limits.
 package sim
 
 import (
@@ -20,16 +20,16 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Policy says what stays in the cache. The prefetcher ahead of the reader is the same for all.
+// Policy decides what stays in the cache. The prefetcher is the same for all.
 type Policy uint8
 
 // The policies.
 const (
-	// Keep is Shoal's: the set that prefetch.Keep chooses, never evicted.
+	// Keep is Shoal's: the set of prefetch.Keep, never evicted.
 	Keep Policy = iota
-	// LRU admits everything and evicts what was used longest ago.
+	// LRU admits everything and evicts the least recently used.
 	LRU
-	// Belady evicts what is needed last, which may be what has just come. No policy fetches less.
+	// Belady evicts what is needed last, possibly what has just arrived. No policy fetches less.
 	Belady
 	// None caches nothing.
 	None
@@ -57,55 +57,55 @@ func ParsePolicy(text string) (Policy, error) {
 
 // Store is a model of an object store and of the line to it.
 type Store struct {
-	Bandwidth    float64 // bytes a second, on which the transfers of the moment take turns; 0: no limit
+	Bandwidth    float64 // bytes a second, shared by the current transfers in turns; 0: no limit
 	Latency      float64 // median seconds to the first byte
 	LatencySigma float64 // sigma of its lognormal distribution; 0: always the median
 	Connections  int     // requests in flight at most
 	RequestRate  float64 // requests a second; 0: no limit
-	CPU          float64 // seconds of work a request that nothing else goes on beside; 0: none
+	CPU          float64 // seconds of serial work per request; 0: none
 }
 
 // Job is a model of a training job.
 type Job struct {
 	Accelerators int     // that work in step: each waits until all have their batch
-	Batch        int     // samples that one accelerator takes a step
+	Batch        int     // samples per accelerator and step
 	Workers      int     // of each accelerator's loader; 0: it reads between two steps
 	Step         float64 // seconds of compute a batch
-	Prefetch     int     // batches that a loader holds or reads ahead of the step, all workers together; 0: 2 a worker
-	Read         float64 // seconds that a worker takes over a sample, beside waiting for its bytes
+	Prefetch     int     // batches that a loader holds or reads ahead of the step, all workers together; 0: 2 per worker
+	Read         float64 // seconds of a worker per sample, without waiting for its bytes
 }
 
-// Config is what a run depends on.
+// Config is the input of a run.
 type Config struct {
-	// Order returns an epoch's order over sample numbers, nil if it is not known. It is asked for one epoch
-	// more than Epochs, whose head is fetched ahead, and under Belady for two more.
+	// Order returns an epoch's order over sample numbers, nil if unknown. It is called for one epoch more than Epochs,
+	// whose head is prefetched, and under Belady for two more.
 	Order   func(epoch int) order.Order
 	Samples int            // in the dataset; 0: as many as epoch 0 has positions
 	Sizes   prefetch.Sizes // by sample number
-	// Places says where samples lie in shards; nil: each is an object of its own.
+	// Places says where samples lie in shards; nil: each is an object.
 	Places prefetch.Places
-	// Bulk lets neighbours in a shard come along whenever they are needed, where the cache has room for all
-	// that is missing, as the engine does for orders over shards and for datasets that are fetched in moments.
+	// Bulk lets neighbours in a shard be fetched along at any time, if the cache has space for everything missing, as
+	// the engine does for orders over shards and for small datasets.
 	Bulk bool
-	// Key stands for a sample's name in the choice of the kept set; nil: its number, or its run of a shard.
+	// Key replaces a sample's name in the choice of the kept set; nil: its number, or its run of a shard.
 	Key func(sample int) uint64
 	Job
 	Store
 	CacheBytes int64 // on disk
-	Memory     int64 // bytes for samples in memory: what engine's ledger counts
+	Memory     int64 // bytes for samples in memory: those in the engine's ledger
 	Policy     Policy
 	Epochs     int
 	Warm       bool // a random set of CacheBytes is resident at the start, under Keep the kept set
 	Seed       uint64
-	// Watch, if not nil, is told every now and then how many of an epoch's steps are done. Once it returns
+	// Watch, unless nil, is called every now and then with the number of finished steps of an epoch. Once it returns
 	// false, Run ends with ErrStopped.
 	Watch func(epoch, step, steps int) (goOn bool)
 }
 
-// ErrStopped is returned by a run that Config.Watch has stopped.
+// ErrStopped is returned by a run that Config.Watch stopped.
 var ErrStopped = errors.New("sim: stopped")
 
-// MemoryError is the error of a run whose Memory is less than eight times the largest extent.
+// MemoryError is returned if Memory is less than eight times the largest extent.
 type MemoryError struct{ Have, Need int64 } // in bytes
 
 // Error implements error.
@@ -116,8 +116,7 @@ func (e *MemoryError) Error() string {
 // StallBounds are the upper bounds of a Histogram's buckets in seconds; the last bucket has none.
 var StallBounds = [...]float64{1e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1, 2, 5, 10}
 
-// Histogram counts the steps by how long they waited for their batches. The first bucket holds those that
-// did not wait, or for less than 0.1 ms.
+// Histogram counts the steps by their wait for batches. The first bucket is for waits below 0.1 ms, or none.
 type Histogram [len(StallBounds) + 1]int64
 
 // Add counts a wait.
@@ -129,8 +128,8 @@ func (h *Histogram) Add(seconds float64) {
 	h[i]++
 }
 
-// Epoch is what an epoch took. Its bytes and requests are those that fetch its samples, whenever they were
-// sent: those for the head of the next epoch are the next epoch's.
+// Epoch is the result of an epoch. Its bytes and requests are those that fetch its samples, whenever they were sent:
+// those for the head of the next epoch belong to the next epoch.
 type Epoch struct {
 	Epoch       int       `json:"epoch"`
 	Seconds     float64   `json:"seconds"`         // from the end of the last epoch's last step to the end of its own
@@ -147,10 +146,10 @@ type Epoch struct {
 	MemoryPeak  int64     `json:"memory_peak_bytes"` // bytes
 }
 
-// watchEvery is how many events go by between two calls of Watch: some milliseconds.
+// watchEvery is the number of events between two calls of Watch: some milliseconds.
 const watchEvery = 1 << 14
 
-// extentLimit is the part of the memory that one extent may take: demand has an eighth for itself.
+// extentLimit is the share of the memory that one extent may take: an eighth is reserved for demand.
 const extentLimit = 8
 
 func (c *Config) check() error {
@@ -180,7 +179,7 @@ func (c *Config) check() error {
 
 func finite(v float64) bool { return v >= 0 && !math.IsInf(v, 1) }
 
-// simulation is a run in progress.
+// simulation is a running simulation.
 type simulation struct {
 	Config
 	now    float64
@@ -196,9 +195,9 @@ type simulation struct {
 	epochs []Epoch
 }
 
-// Run simulates the epochs 0 to Epochs-1. It takes about a microsecond a sample, and for each sample a few
-// bytes beside what the orders take. It fails if the configuration makes no sense, if an epoch's order is not
-// known, or if the memory is less than eight times the largest extent.
+// Run simulates the epochs 0 to Epochs-1. It takes about a microsecond per sample, and a few bytes per sample in
+// addition to the orders. It fails if the configuration is invalid, an epoch's order is unknown, or the memory is
+// less than eight times the largest extent.
 func Run(c Config) ([]Epoch, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -240,7 +239,7 @@ func (s *simulation) order(epoch int) order.Locator {
 	return o
 }
 
-// result returns where an epoch's counts go.
+// result returns the Epoch for an epoch's counts.
 func (s *simulation) result(epoch int) *Epoch {
 	for len(s.epochs) <= epoch {
 		s.epochs = append(s.epochs, Epoch{Epoch: len(s.epochs)})
@@ -248,7 +247,7 @@ func (s *simulation) result(epoch int) *Epoch {
 	return &s.epochs[epoch]
 }
 
-// run carries an epoch through to the end of its last step.
+// run runs an epoch to the end of its last step.
 func (s *simulation) run(epoch int) error {
 	began := s.now
 	s.volume.peak = s.volume.used
@@ -274,7 +273,7 @@ func (s *simulation) run(epoch int) error {
 	return nil
 }
 
-// next lets what happens next happen. It reports whether there was anything.
+// next processes the next event. It reports whether there was one.
 func (s *simulation) next() bool {
 	e, planned := s.agenda.peek()
 	if st := &s.store; st.sending >= 0 && (!planned || st.turnEnds < e.at) {

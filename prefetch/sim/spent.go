@@ -1,8 +1,8 @@
 package sim
 
-// remains are extents in memory that were read and that nobody waits for. They stay until the memory is wanted,
-// the oldest going first, and are as good as fetched if a plan comes to them before: where the store
-// is so slow that nothing lies ahead of the reader, all of the memory holds them. (cache.ring's spent entries.)
+// remains are extents in memory that were read and that nobody waits for. They stay until the memory is needed,
+// oldest first, and need no fetch if a plan comes to them before that: if the store is so slow that nothing is ahead
+// of the reader, they fill the memory. (cache.ring's spent entries.)
 //
 // They do not count as used.
 type remains struct {
@@ -18,7 +18,7 @@ type remnant struct {
 	stamp  int
 }
 
-// leave keeps an extent that was read.
+// leave keeps an extent after it was read.
 func (v *volume) leave(e uint32, bytes int64) {
 	r := &v.remains
 	if r.stamp == nil {
@@ -31,7 +31,7 @@ func (v *volume) leave(e uint32, bytes int64) {
 	v.states[e] = staged | spent
 }
 
-// takeBack counts an extent as used again, because a plan has come to it.
+// takeBack counts an extent as used again, because a plan needs it.
 func (v *volume) takeBack(e uint32, bytes int64) {
 	delete(v.remains.stamp, e)
 	v.remains.bytes -= bytes
@@ -39,7 +39,7 @@ func (v *volume) takeBack(e uint32, bytes int64) {
 	v.used += bytes
 }
 
-// sweep lets the oldest remains go until all that is in memory is within the limit.
+// sweep drops the oldest remains until memory is within the limit.
 func (v *volume) sweep(limit int64) {
 	r := &v.remains
 	for v.used+r.bytes > limit && len(r.queue) > 0 {

@@ -2,7 +2,7 @@ package sim
 
 import "math"
 
-// request is one request to the store: for an extent, or for several samples that lie together.
+// request is one request to the store: for an extent, or for several adjacent samples.
 type request struct {
 	epoch   int // that it fetches for
 	files   []int32
@@ -15,15 +15,15 @@ type request struct {
 	started bool
 }
 
-// store models the object store. A request waits for a place among Connections, of which the last eighth
-// is for demand; for its turn of the serial work and of the request rate; for the first byte; and then for
-// its bytes, which come over a line on which all transfers take turns.
+// store models the object store. A request waits for a place among Connections, of which the last eighth is for
+// demand; for its turn of the serial work and of the request rate; for the first byte; and then for its bytes, over a
+// line on which all transfers take turns.
 type store struct {
 	s        *simulation
 	requests []request
 	unused   []int32
 	places   int      // in use
-	aheads   int      // of them, for what nobody waited for when it began
+	aheads   int      // of them, started as prefetches
 	waiting  [2]queue // for a place
 	cpuFree  float64  // when the serial work is free
 	rateFree float64  // when the next request may go
@@ -34,17 +34,16 @@ type store struct {
 	turnEnds  float64
 }
 
-// turn is what a transfer sends before the next one has its turn. It matters where requests of one size
-// begin together: with very short turns all of them end together, the line is idle until the next ones'
-// first bytes, and so on. 64 KiB is about what a TCP connection has under way. A large request takes longer
-// turns, for the simulator's sake.
+// turn is how much a transfer sends in its turn. It matters if requests of one size begin together: with very short
+// turns all of them end together, the line is idle until the next first bytes, and so on. A TCP connection has about
+// 64 KiB in flight. A large request takes longer turns, for the simulator's speed.
 const (
 	turn  = 64 << 10
 	turns = 16 // of a request at most
 )
 
-// head is what an answer's head takes of the line before its bytes: nothing to speak of beside 256 KiB, but a
-// sixteenth of 8 KiB. versitygw's are 555 bytes, of a range 604; the headers that Amazon S3 documents add up to 400 to 460.
+// head is the size of an answer's head on the line: negligible compared with 256 KiB, but a sixteenth of 8 KiB.
+// versitygw's have 555 bytes, of a range 604; the documented headers of Amazon S3 add up to 400 to 460.
 const head = 500
 
 // Queues for a place.
@@ -55,10 +54,10 @@ const (
 
 func (st *store) init(s *simulation) { st.s, st.sending = s, -1 }
 
-// ahead7of8 is how many requests may be in flight that nobody waits for.
+// ahead7of8 is how many prefetches may be in flight.
 func ahead7of8(connections int) int { return max(1, connections-connections/8) }
 
-// send takes a request that has its memory.
+// send sends a request whose memory is reserved.
 func (st *store) send(r request) int32 {
 	var id int32
 	if n := len(st.unused); n > 0 {
@@ -82,7 +81,7 @@ func (st *store) send(r request) int32 {
 	return id
 }
 
-// raise makes a request urgent that a reader has begun to wait for.
+// raise makes a request urgent that a reader now waits for.
 func (st *store) raise(id int32) {
 	if r := &st.requests[id]; !r.demand && !r.started {
 		r.demand = true
@@ -91,7 +90,7 @@ func (st *store) raise(id int32) {
 	}
 }
 
-// admit gives places to those who wait.
+// admit gives places to waiting requests.
 func (st *store) admit() {
 	for q := range st.waiting {
 		for st.waiting[q].len() > 0 && st.places < st.s.Connections && (q == demand || st.aheads < ahead7of8(st.s.Connections)) {
@@ -126,7 +125,7 @@ func (st *store) start(id int32) {
 	s.agenda.add(at+latency, firstByte, id)
 }
 
-// arrived is told that a request's first byte has come.
+// arrived handles a request's first byte.
 func (st *store) arrived(id int32) {
 	if st.s.Bandwidth == 0 {
 		st.land(id)

@@ -5,8 +5,8 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// stream runs prefetch.Executor over the modelled store and memory, for one walk. Where the engine infers its reader's
-// position from the files that are opened, the simulation knows it.
+// stream runs prefetch.Executor over the modelled store and memory, for one walk. The engine infers its reader's
+// position from opened files; the simulation knows it.
 type stream struct {
 	s         *simulation
 	x         prefetch.Executor
@@ -17,7 +17,7 @@ type stream struct {
 	mean      int64 // bytes of a sample
 }
 
-// reader is where the trainer stands in an epoch: prefetch.Reader.
+// reader is the trainer's place in an epoch: prefetch.Reader.
 type reader struct {
 	epoch    int
 	order    order.Locator // nil if not known
@@ -70,7 +70,7 @@ func (st *stream) reader(epoch int) *reader {
 	return r
 }
 
-// begin moves on to an epoch. What was fetched ahead of it counts.
+// begin moves on to an epoch. Extents prefetched for it count.
 func (st *stream) begin(epoch int) {
 	if epoch == st.cur.epoch {
 		return
@@ -79,7 +79,7 @@ func (st *stream) begin(epoch int) {
 	st.x.Moved(st.walk, prefetch.Route{Order: st.cur.order, Reader: st.cur}, prefetch.Route{Order: st.next.order})
 }
 
-// act does what the executor says, until that is nothing.
+// act carries out the executor's actions until there is none.
 func (st *stream) act() {
 	for {
 		switch a := st.x.Next(); a.Do {
@@ -90,7 +90,7 @@ func (st *stream) act() {
 		case prefetch.TakeBack:
 			st.s.volume.giveUp(a)
 		}
-		// There is one reader, and it gives up by itself what it has read: volume.spend.
+		// The only reader gives up extents itself after reading: volume.spend.
 	}
 }
 
@@ -110,7 +110,7 @@ func (st *stream) fetch(a prefetch.Action) {
 	st.x.Done(a, out, a.Bytes)
 }
 
-// fetchGroup starts one request for several files, as many from the front as there is memory for.
+// fetchGroup starts one request for several files, as many from the front as fit in memory.
 func (st *stream) fetchGroup(p access, files []int) (out prefetch.Outcome, bytes int64) {
 	v, places := &st.s.volume, st.s.Places
 	r := request{epoch: p.epoch, ahead: true}
@@ -146,7 +146,7 @@ func (st *stream) fetchGroup(p access, files []int) (out prefetch.Outcome, bytes
 	return prefetch.Started, bytes
 }
 
-// landed is told that a request's answer is here, before its files are.
+// landed handles a request's answer, before its files.
 func (st *stream) landed(r request) {
 	if !r.ahead {
 		return
@@ -160,13 +160,13 @@ func (st *stream) landed(r request) {
 	}
 }
 
-// opened is told that a worker begins with a position.
+// opened handles a worker's start with a position.
 func (st *stream) opened(pos int) {
 	st.cur.mark(pos)
 	st.x.Opened(st.walk)
 }
 
-// at is where the walk stands.
+// at is the walk's place.
 func (st *stream) at() access {
 	pos, next := st.walk.Looking()
 	if next {

@@ -1,9 +1,9 @@
 package sim
 
-// trainer models accelerators that work in step, each with a PyTorch DataLoader: batch k is read by
-// worker k mod Workers, sample by sample, as soon as it is less than Prefetch batches ahead of what the
-// accelerator has taken. The loader begins anew with every epoch. The global batch is a stretch of the
-// order, of which accelerator a takes the positions a, a+Accelerators, ….
+// trainer models accelerators that work in step, each with a PyTorch DataLoader: batch k is read by worker k mod
+// Workers, sample by sample, as soon as it is less than Prefetch batches ahead of the accelerator. The loader
+// restarts with every epoch. The global batch is a stretch of the order, of which accelerator a takes the positions
+// a, a+Accelerators, ….
 type trainer struct {
 	s        *simulation
 	epoch    int
@@ -28,10 +28,10 @@ type worker struct {
 	extent      int    // of the sample
 	waits       bool   // for an extent to arrive
 	awaits      uint32 // the extent
-	class       class  // what the sample has been so far
+	class       class  // how the sample was found so far
 	busy        bool   // reading, or waiting
 	opened      bool   // the sample's position counts as read
-	done        int64  // bytes of the sample that were read, and come free at its end
+	done        int64  // bytes of the sample that were read, and are freed at its end
 }
 
 // class says how a sample was found.
@@ -72,7 +72,7 @@ func (t *trainer) begin(epoch int) {
 
 func (t *trainer) done() bool { return t.finished == t.steps }
 
-// batch returns how many samples an accelerator takes in a step, which is fewer in the last one.
+// batch returns how many samples an accelerator takes in a step; fewer in the last one.
 func (t *trainer) batch(step, accelerator int) int {
 	global := t.s.Accelerators * t.s.Batch
 	left := min(t.len-step*global, global)
@@ -87,7 +87,7 @@ func (t *trainer) allowed() int {
 	return t.taken + t.window
 }
 
-// advance lets a worker go on until it has to wait, or is far enough ahead.
+// advance runs a worker until it must wait, or is far enough ahead.
 func (t *trainer) advance(i int) {
 	w := &t.workers[i]
 	w.busy, w.waits = true, false
@@ -114,7 +114,7 @@ func (t *trainer) advance(i int) {
 	w.busy = false
 }
 
-// read reads on in the sample at pos. It reports whether that is done; otherwise the worker is woken.
+// read continues the sample at pos. It reports whether that is done; otherwise the worker is woken later.
 func (t *trainer) read(i, pos int) bool {
 	w, v := &t.workers[i], &t.s.volume
 	p := access{t.s.stream.cur, t.s.stream.walk.Planned()}
@@ -164,7 +164,7 @@ func (t *trainer) read(i, pos int) bool {
 	return true
 }
 
-// giveBack gives back the memory of what a worker has read. It reports whether that is any.
+// giveBack frees the memory of the samples that a worker has read. It reports whether there was any.
 func (t *trainer) giveBack(w *worker) bool {
 	n := w.done
 	if w.done = 0; n > 0 {
@@ -173,8 +173,7 @@ func (t *trainer) giveBack(w *worker) bool {
 	return n > 0
 }
 
-// reserve takes memory for a worker's own request: where there is none, that of what was read of samples that are
-// not at their end.
+// reserve takes memory for a worker's own request: if there is none, that of the read parts of unfinished samples.
 func (t *trainer) reserve(n int64) bool {
 	if t.s.volume.reserve(n, true) {
 		return true
@@ -191,7 +190,7 @@ func (t *trainer) wait(w *worker, e uint32) {
 	t.s.volume.states[e] |= awaited
 }
 
-// wake lets the workers go on who wait for an extent that has arrived.
+// wake resumes the workers that wait for an extent that has arrived.
 func (t *trainer) wake(e uint32) {
 	for i := range t.workers {
 		if w := &t.workers[i]; w.waits && w.awaits == e {
@@ -200,7 +199,7 @@ func (t *trainer) wake(e uint32) {
 	}
 }
 
-// tryStep begins the next step if the accelerators are free and all have their batch.
+// tryStep begins the next step if the accelerators are idle and all have their batch.
 func (t *trainer) tryStep() {
 	if t.working || t.taken == t.steps || t.ready[t.taken%len(t.ready)] < t.s.Accelerators {
 		return
@@ -225,7 +224,7 @@ func (t *trainer) stepEnded() {
 	t.goOn()
 }
 
-// goOn lets the workers read whose next batch has become due.
+// goOn resumes the workers whose next batch is due.
 func (t *trainer) goOn() {
 	step := t.allowed() - 1
 	for a := range t.s.Accelerators {

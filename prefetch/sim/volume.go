@@ -6,23 +6,23 @@ import (
 	"github.com/shoalfs/shoal/prefetch"
 )
 
-// state is where an extent is, beside the cache.
+// state is the place of an extent, other than the cache.
 type state uint8
 
 const (
 	flying  state = 1 << iota // on its way
 	staged                    // in memory
 	written                   // and on disk, so that it takes no memory
-	held                      // the plan relies on the cache's copy, which may be evicted meanwhile
-	partly                    // read, and in the cache once the sample's last extent was asked for
+	held                      // the plan relies on the cache's copy, which may be evicted
+	partly                    // read, and in the cache once the sample's last extent was requested
 	awaited                   // a worker waits for it
-	spent                     // in memory only until that is wanted
+	spent                     // in memory only until that is needed
 )
 
-// volume is where the samples are, and the ledger of memory. It stands for cache.Volume.
+// volume is the places of the samples, and the ledger of memory. It models cache.Volume.
 //
-// What the cache keeps is written to disk, and gives its memory back, when it lands; of the comparison
-// policies this is not said, so that they are no further ahead of their reader than the memory allows.
+// Extents that the cache keeps are written to disk, and free their memory, when they land. The other policies do not,
+// so that they are no further ahead of their reader than the memory allows.
 type volume struct {
 	s      *simulation
 	sizes  prefetch.Sizes
@@ -33,7 +33,7 @@ type volume struct {
 
 	used, peak int64
 	staged     []piece // in memory, the latest last; some of them read since
-	tidyAt     int     // length of staged from which on those leave it
+	tidyAt     int     // length of staged from which those are removed
 	remains    remains
 	hungry     []int32 // workers who wait for memory
 }
@@ -86,8 +86,8 @@ func (v *volume) size(sample int) (n int64) {
 	return n
 }
 
-// claim reports whether the extent needs no request. What is in the cache counts as used, also where it was
-// fetched for an earlier position that is not read yet.
+// claim reports whether the extent needs no request. An extent in the cache counts as used, even if it was fetched
+// for an earlier position that is not read yet.
 func (v *volume) claim(p access, sample, x int) bool {
 	e := v.extent(sample, x)
 	if v.states[e] == 0 {
@@ -105,7 +105,7 @@ func (v *volume) claim(p access, sample, x int) bool {
 	return true
 }
 
-// hit reports whether the extent is in the cache, and holds the sample there until it was read.
+// hit reports whether the extent is in the cache, and keeps the sample there until it was read.
 func (v *volume) hit(p access, sample int, e uint32) bool {
 	if !v.cache.has(sample, e) {
 		return false
@@ -119,14 +119,14 @@ func (v *volume) hit(p access, sample int, e uint32) bool {
 	return true
 }
 
-// use tells the cache that the plan has come to the sample.
+// use tells the cache that the plan needs the sample.
 func (v *volume) use(p access, sample int) {
 	if v.cache.forgets() {
 		v.cache.use(sample, v.s.nextUse(p, sample))
 	}
 }
 
-// reserve takes memory, for demand or for what is fetched ahead.
+// reserve takes memory, for demand or a prefetch.
 func (v *volume) reserve(n int64, demand bool) bool {
 	limit, spare := v.s.Memory, int64(0)
 	if !demand {
@@ -141,13 +141,13 @@ func (v *volume) reserve(n int64, demand bool) bool {
 	return true
 }
 
-// ahead is what of the memory may be filled with what nobody waits for.
+// ahead is the part of the memory for prefetches.
 func (v *volume) ahead() int64 { return v.s.Memory - v.s.Memory/8 }
 
-// againShare is the part of the memory in which what was read stays, as in package cache.
+// againShare is the part of the memory for samples already read, as in package cache.
 const againShare = 16
 
-// room returns how many bytes could be fetched ahead now.
+// room returns how many bytes could be prefetched now.
 func (v *volume) room() int64 {
 	return max(v.ahead()-v.used-min(v.remains.bytes, v.s.Memory/againShare), 0)
 }
@@ -179,14 +179,14 @@ func (v *volume) fetch(p access, sample, x int, demand bool) {
 	v.remember(e, id)
 }
 
-// remember notes which request an extent comes with while that one may still have to be raised.
+// remember records the request of an extent while that may still have to be raised.
 func (v *volume) remember(e uint32, id int32) {
 	if !v.s.store.requests[id].started {
 		v.flight[e] = id
 	}
 }
 
-// landed is told that an extent has arrived.
+// landed handles the arrival of an extent.
 func (v *volume) landed(sample, x int) {
 	e := v.extent(sample, x)
 	delete(v.flight, e)
@@ -199,7 +199,7 @@ func (v *volume) landed(sample, x int) {
 		v.release(v.sizes.ExtentBytes(sample, x))
 	case !waited:
 		if len(v.staged) >= v.tidyAt {
-			// From all over, since the first may be what the next epoch begins with, and so wait for all of this one.
+			// All of it, since the first may belong to the next epoch's start, and so wait for all of this one.
 			v.staged = slices.DeleteFunc(v.staged, func(p piece) bool { return !v.waits(p) })
 			v.tidyAt = 2*len(v.staged) + lastFew
 		}
@@ -213,15 +213,15 @@ func (v *volume) landed(sample, x int) {
 // piece is an extent of a sample.
 type piece struct{ sample, extent int32 }
 
-// waits reports whether an extent lies in memory and was not read yet.
+// waits reports whether an extent is in memory and was not read yet.
 func (v *volume) waits(p piece) bool {
 	return v.states[v.extent(int(p.sample), int(p.extent))]&(staged|written|spent) == staged
 }
 
-// lastFew is of how many extents that came last the one is looked for that is needed last, as in package cache.
+// lastFew is as in package cache: the number of latest extents searched for the one needed last.
 const lastFew = 64
 
-// giveUp lets go of what is needed last, for what the reader needs next (cache.TakeBack).
+// giveUp drops what is needed last, for what the reader needs next (cache.TakeBack).
 func (v *volume) giveUp(a prefetch.Action) {
 	if a.Over > 0 {
 		return // there is nobody else
@@ -248,8 +248,8 @@ func (v *volume) giveUp(a prefetch.Action) {
 	}
 }
 
-// spend gives up an extent that its reader has had, unless it is to be read again and may stay. It returns the
-// bytes of memory that come free with it when the reader is done with the sample.
+// spend gives up an extent that was read, unless it will be read again and may stay. It returns the bytes of memory
+// that are freed with it when the reader is done with the sample.
 func (v *volume) spend(sample, x int) int64 {
 	e := v.extent(sample, x)
 	was := v.states[e]
@@ -257,7 +257,7 @@ func (v *volume) spend(sample, x int) int64 {
 		v.states[e] = v.left(sample, x)
 		return 0
 	}
-	if was&spent != 0 { // read while it was left over
+	if was&spent != 0 { // read while it was spent
 		return 0
 	}
 	if v.s.stream.walk.Wants(sample) {
@@ -274,8 +274,8 @@ func (v *volume) spend(sample, x int) int64 {
 	return n
 }
 
-// left is what an extent is that its reader has had: for a policy that holds whole samples, part of one that it
-// is about to hold, as long as the last extent was not asked for.
+// left is the state of an extent after it was read: for a policy that holds whole samples, part of one that it is
+// about to hold, until the last extent was requested.
 func (v *volume) left(sample, x int) state {
 	last := v.sizes.Extents(sample) - 1
 	if x < last && v.cache.forgets() && !v.cache.has(sample, v.extent(sample, x)) && v.states[v.extent(sample, last)] == 0 {

@@ -130,7 +130,7 @@ func (f *Faulty) rule(op, key string) (acts *faultRule) {
 	return acts
 }
 
-// before acts on a request that has not begun. It returns an action left to do after a read.
+// before acts on a request before it starts. It returns an action for after a read.
 func (f *Faulty) before(ctx context.Context, op, key string) (after string, err error) {
 	r := f.rule(op, key)
 	if r == nil {
@@ -208,7 +208,7 @@ func cutShort(o objstore.Object, n int64) error {
 	return scripted("read", o.Key, objstore.KindTransient, fmt.Sprintf("body ended after %d of %d bytes", n/2, n))
 }
 
-// afterRead does what is left of a fault when a read has succeeded.
+// afterRead applies the rest of a fault after a successful read.
 func afterRead(after string, o objstore.Object, p []byte) error {
 	switch {
 	case after == "lost":
@@ -309,7 +309,7 @@ func (f *Faulty) list(ctx context.Context, prefix string, seq iter.Seq2[objstore
 	}
 }
 
-// sleep waits for d or until ctx ends, and returns ctx's error then.
+// sleep waits for d or until ctx ends; then it returns ctx's error.
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

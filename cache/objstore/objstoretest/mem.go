@@ -12,8 +12,8 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// Mem is a store in memory, for tests and as the model that other stores are compared with. It
-// holds any key, also those that no file system can ("a//b", "a" beside "a/b", "..").
+// Mem is a store in memory, for tests and as the model that other stores are compared with. It accepts any key, even
+// those impossible in a file system ("a//b", "a" beside "a/b", "..").
 type Mem struct {
 	mu      sync.RWMutex
 	objects map[string]memObject
@@ -33,15 +33,15 @@ func NewMem() *Mem {
 
 var _ objstore.Layer = (*Mem)(nil)
 
-// PutBytes stores a copy of data under key and returns the new version. Every call makes another
-// ETag, also with the same data.
+// PutBytes stores a copy of data under key and returns the new version. Every call makes a new ETag, even for the
+// same data.
 func (m *Mem) PutBytes(key string, data []byte) objstore.Object {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.put(key, slices.Clone(data))
 }
 
-// put stores data, which is its own from now on. m.mu is held.
+// put stores data and keeps the slice. m.mu is held.
 func (m *Mem) put(key string, data []byte) objstore.Object {
 	m.seq++
 	o := objstore.Object{
@@ -111,7 +111,7 @@ func (m *Mem) AbortUploads(ctx context.Context, prefix string) (int, error) {
 	return n, nil
 }
 
-// memUpload is an upload to a [Mem], whose mutex guards it. It is there while it is in m.uploads.
+// memUpload is an upload to a [Mem], whose mutex guards it. It exists while it is in m.uploads.
 type memUpload struct {
 	objstore.PartPlan
 	m    *Mem
@@ -228,7 +228,7 @@ func (m *Mem) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore
 	return nil
 }
 
-// List implements [objstore.Reader]. It lists what was there when the loop began.
+// List implements [objstore.Reader]. It lists a snapshot from the start of the loop.
 func (m *Mem) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
 	return m.ListAfter(ctx, prefix, "")
 }

@@ -27,22 +27,22 @@ import (
 	"time"
 )
 
-// S3Server is the part of the S3 API that Shoal needs, in memory: ListObjectsV2, GET with Range and
-// If-Match, HEAD, PUT with If-None-Match and CRC32C, DELETE, and multipart uploads. It exists beside a real server for what that cannot do: hold
-// hostile keys and answer as told. It checks no signatures, only that there is one by AccessKey.
+// S3Server is the part of the S3 API that Shoal needs, in memory: ListObjectsV2, GET with Range and If-Match, HEAD,
+// PUT with If-None-Match and CRC32C, DELETE, and multipart uploads. It supplements a real server: it accepts hostile
+// keys and gives scripted answers. It does not check signatures, only that there is one by AccessKey.
 type S3Server struct {
 	Bucket    string
 	AccessKey string // empty: no credentials are asked for
 
 	// Intercept, if set, may answer a request itself and then returns true.
 	Intercept func(w http.ResponseWriter, r *http.Request) bool
-	// IgnoreIfMatch and IgnoreRange make it a server that does not know these headers.
+	// IgnoreIfMatch and IgnoreRange make it a server without support for these headers.
 	IgnoreIfMatch, IgnoreRange bool
-	// OpaqueETags are not the MD5 of what is stored, and differ each time, as under a key of the customer's.
+	// OpaqueETags are not the MD5 of the data, and differ each time, as with a customer's key.
 	OpaqueETags bool
 	// NoETag makes listings and answers lack ETags.
 	NoETag bool
-	// Versioned makes it a versioned bucket: what is overwritten or deleted can still be had by its id.
+	// Versioned makes it a versioned bucket: overwritten and deleted versions can be read by ID.
 	Versioned bool
 	// PageSize is the most keys in a listing's page; 0 means 1,000.
 	PageSize int
@@ -82,7 +82,7 @@ func (s *S3Server) Start(t testing.TB) string {
 // Put stores an object and returns its ETag.
 func (s *S3Server) Put(key string, data []byte) string { return s.PutAt(key, data, time.Now()) }
 
-// PutAt is Put at another time; the zero time is told to nobody.
+// PutAt is Put at another time; the zero time is not sent.
 func (s *S3Server) PutAt(key string, data []byte, at time.Time) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,7 +123,7 @@ func (s *S3Server) record(key string, v s3Version) {
 	s.history[key] = append(s.history[key], v)
 }
 
-// Purge removes all versions of an object but the current one.
+// Purge removes all versions of an object except the current one.
 func (s *S3Server) Purge(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +147,7 @@ func (s *S3Server) Delete(key string) {
 	s.record(key, s3Version{s3Object: s3Object{mod: time.Now().UTC()}, marker: true})
 }
 
-// Requests returns how many requests with this method have come.
+// Requests returns how many requests with this method have arrived.
 func (s *S3Server) Requests(method string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,8 +163,7 @@ func WriteS3Error(w http.ResponseWriter, status int, code, message string) {
 	fmt.Fprint(w, "</Message></Error>")
 }
 
-// ServeHTTP implements [http.Handler]. It looks at the path as it was sent: a mux would clean
-// "a//b" and "..".
+// ServeHTTP implements [http.Handler]. It uses the raw path: a mux would clean "a//b" and "..".
 func (s *S3Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	if s.requests == nil {
@@ -283,8 +282,7 @@ func (s *S3Server) put(w http.ResponseWriter, r *http.Request, key string) {
 	w.Header()["ETag"] = []string{`"` + o.etag + `"`}
 }
 
-// receive reads a body and verifies what the headers say of it. If that is wrong it answers and
-// returns false.
+// receive reads a body and verifies it against the headers. On an error it answers and returns false.
 func (s *S3Server) receive(w http.ResponseWriter, r *http.Request) (o s3Object, ok bool) {
 	body := io.Reader(r.Body)
 	if strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-") {
@@ -636,7 +634,7 @@ func (s *S3Server) list(w http.ResponseWriter, q url.Values) {
 	writeXML(w, res)
 }
 
-// Hang waits until the client has gone away or d is over; for interceptors.
+// Hang waits until the client has disconnected or d is over; for interceptors.
 func Hang(r *http.Request, d time.Duration) {
 	ctx, cancel := context.WithTimeoutCause(r.Context(), d, errors.New("hung long enough"))
 	defer cancel()

@@ -1,5 +1,5 @@
-// Package objstoretest holds the conformance suite of the store contract, and what stores and decorators are tested
-// with: a store in memory, one that fails by a script, and an S3 server.
+// Package objstoretest is the conformance suite for stores. It also has a store in memory, one that fails by a
+// script, and an S3 server, for tests of stores and decorators.
 //
 // A store's test is a few lines:
 //
@@ -28,21 +28,21 @@ import (
 
 // Harness is one empty store under test.
 type Harness struct {
-	// Store is what is tested.
+	// Store is the store under test.
 	Store objstore.Layer
-	// Filler is what the suite puts objects by; nil: Store.
+	// Filler stores the suite's objects; nil: Store.
 	Filler objstore.Uploader
 	// HostileKeys says that the store can hold "a//b", ".." and "a" beside "a/b".
 	HostileKeys bool
-	// RefusesHostileKeys says that such keys are not found in it. With neither, as with S3 servers
-	// over a file system, which clean "a//b" to "a/b", nothing is asked of them.
+	// RefusesHostileKeys says that the store reports such keys as not found. With neither, as for S3 servers over a
+	// file system, which clean "a//b" to "a/b", the suite does not test them.
 	RefusesHostileKeys bool
 	// Prefix is put before every key, for stores that are shared with others; empty or ending in
 	// "/".
 	Prefix string
 }
 
-// Run checks that the stores that open makes keep the contract. Each subtest opens one.
+// Run checks that the stores from open meet the contract. Each subtest opens one.
 func Run(t *testing.T, open func(t *testing.T) Harness) {
 	for _, c := range []struct {
 		name string
@@ -104,7 +104,7 @@ func (h *harness) put(t *testing.T, key string, data []byte) objstore.Object {
 	return o
 }
 
-// replace stores data whether there is such an object or not.
+// replace stores data, whether the object exists or not.
 func (h *harness) replace(key string, data []byte) (objstore.Object, error) {
 	to := h.Filler
 	if to == nil {
@@ -142,7 +142,7 @@ type tb interface { // also rapid's
 	Fatalf(format string, args ...any)
 }
 
-// Collect returns what a listing yields.
+// Collect returns the entries of a listing.
 func Collect(t tb, seq iter.Seq2[objstore.Object, error]) (list []objstore.Object) {
 	t.Helper()
 	for o, err := range seq {
@@ -154,7 +154,7 @@ func Collect(t tb, seq iter.Seq2[objstore.Object, error]) (list []objstore.Objec
 	return list
 }
 
-// files returns all keys but markers of folders: a local folder keeps those of files that have gone.
+// files returns all keys except markers of folders: a local folder keeps those of removed files.
 func (h *harness) files(t *testing.T) []string {
 	t.Helper()
 	return slices.DeleteFunc(h.keys(t, h.Store.List(h.ctx, h.Prefix)), func(key string) bool { return strings.HasSuffix(key, "/") })
@@ -440,7 +440,7 @@ func testListParallel(t *testing.T, h *harness) {
 	}
 }
 
-// testListPages goes over more keys than one page of S3 (1,000) holds.
+// testListPages lists more keys than fit on one page of S3 (1,000).
 func testListPages(t *testing.T, h *harness) {
 	const n = 1050
 	var keys []string
@@ -486,7 +486,7 @@ func testOddKeys(t *testing.T, h *harness) {
 	}
 }
 
-// hostileKeys are legal in S3 and impossible in a file system.
+// hostileKeys are legal in S3 but impossible in a file system.
 var hostileKeys = []string{
 	"a", "a/b", "a//b", "a///", "a/", "/lead", "//", ".", "..", "../up", "d/./e", "d/../e", "d/..", "new\nline", "tab\there",
 }
@@ -560,7 +560,7 @@ func testCancel(t *testing.T, h *harness) {
 			t.Errorf("%s with a canceled context ended with %v", name, last)
 		}
 	}
-	// Canceled on the way.
+	// Canceled during the read.
 	ctx, cancel = context.WithCancel(h.ctx)
 	defer cancel()
 	var last error

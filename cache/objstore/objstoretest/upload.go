@@ -86,7 +86,7 @@ func testReadSpansChanged(t *testing.T, h *harness) {
 	wantKind(t, "spans of a deleted object", h.Store.ReadSpans(h.ctx, old, spans), objstore.KindNotFound)
 }
 
-// holds says that key holds data, by Stat, List and reading.
+// holds checks that key has data, by Stat, List and reading.
 func (h *harness) holds(t *testing.T, o objstore.Object, data []byte) {
 	t.Helper()
 	if o.Size != int64(len(data)) || o.ETag == "" || o.ModTime.IsZero() {
@@ -127,7 +127,7 @@ func testPutNew(t *testing.T, h *harness) {
 		[]string{"d/new0", "d/new1", "d/new100000", "d/new6291456", "d/put"})
 }
 
-// testPutNewRace: of several writers one wins, and it is its bytes that are there.
+// testPutNewRace: one of several writers wins, and the stored bytes are its own.
 func testPutNewRace(t *testing.T, h *harness) {
 	for round := range 10 {
 		key := h.Prefix + fmt.Sprintf("race%d", round)
@@ -182,7 +182,7 @@ func parts(data []byte) [][]byte {
 	return append(out, data)
 }
 
-// Random returns bytes that no two parts have in common.
+// Random returns bytes of which no two parts are equal.
 func Random(n int) []byte {
 	b := make([]byte, n)
 	var seed [32]byte

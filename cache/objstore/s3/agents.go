@@ -18,38 +18,38 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// imdsTimeout bounds a question to the instance metadata service, which is one hop away or not there
-// at all; outside EC2 nothing answers at its address.
+// imdsTimeout bounds a request to the instance metadata service, which is one hop away or absent; outside EC2 nothing
+// answers at its address.
 const imdsTimeout = time.Second
 
-// fromProcess runs a credential_process, by the shell as the AWS tools do. minio-go's provider cuts the
-// command at its spaces, and takes credentials that do not say when they expire for expired.
+// fromProcess runs a credential_process, in the shell as the AWS tools do. minio-go's provider splits the command at
+// its spaces, and treats credentials without an expiry time as expired.
 //
 // https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html
 func fromProcess(ctx context.Context, command string) (v credentials.Value, err error) {
 	cmd := exec.CommandContext(ctx, "sh", "-c", command)
-	cmd.WaitDelay = time.Second // for what it has left running
+	cmd.WaitDelay = time.Second // for processes that it left running
 	out, err := cmd.Output()
 	if err != nil {
 		if cerr := ctx.Err(); cerr != nil {
 			err = cerr
 		}
-		return v, err // the exit status; what it wrote may be secret
+		return v, err // the exit status; its output may be secret
 	}
 	var answer struct {
 		Version int
 		keyDocument
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {
-		return v, errors.New("what it wrote is not the JSON of credentials")
+		return v, errors.New("its output is not credentials in JSON")
 	}
 	if answer.Version != 1 {
-		return v, fmt.Errorf("what it wrote has version %d, not 1", answer.Version)
+		return v, fmt.Errorf("its output has version %d, not 1", answer.Version)
 	}
 	return answer.value()
 }
 
-// keyDocument is JSON that says credentials, as processes, containers and instances do.
+// keyDocument is the JSON of credentials from processes, containers and instances.
 type keyDocument struct {
 	AccessKeyID     string `json:"AccessKeyId"`
 	SecretAccessKey string
@@ -64,7 +64,7 @@ func (d keyDocument) value() (v credentials.Value, err error) {
 		return v, errors.New(clean(d.Code + ": " + d.Message))
 	}
 	if d.AccessKeyID == "" || d.SecretAccessKey == "" {
-		return v, errors.New("the answer holds no credentials")
+		return v, errors.New("the answer contains no credentials")
 	}
 	v = keyPair(d.AccessKeyID, d.SecretAccessKey, cmp.Or(d.Token, d.SessionToken))
 	v.Expiration = d.Expiration
@@ -78,10 +78,10 @@ func parseKeys(text []byte, err error) (credentials.Value, error) {
 	}
 	var d keyDocument
 	if err := json.Unmarshal(text, &d); err != nil {
-		return credentials.Value{}, errors.New("the answer is not the JSON of credentials")
+		return credentials.Value{}, errors.New("the answer is not credentials in JSON")
 	}
 	if d.Expiration.IsZero() {
-		d.Expiration = time.Now().Add(15 * time.Minute) // not said; ask again now and then
+		d.Expiration = time.Now().Add(15 * time.Minute) // no expiry time; ask again now and then
 	}
 	return d.value()
 }
@@ -90,7 +90,7 @@ func (c *awsChain) inContainer() bool {
 	return c.getenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != "" || c.getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI") != ""
 }
 
-// fromContainer asks the agent of ECS, or of EKS Pod Identity, whose token is read from its file each time.
+// fromContainer asks the agent of ECS, or of EKS Pod Identity, whose token file is read each time.
 func (c *awsChain) fromContainer(ctx context.Context) (credentials.Value, error) {
 	return parseKeys(c.askContainer(ctx))
 }
@@ -113,8 +113,8 @@ func (c *awsChain) askContainer(ctx context.Context) ([]byte, error) {
 	return ask(ctx, c.client, http.MethodGet, endpoint, "Authorization", token)
 }
 
-// trustedHost refuses to send a token in the clear to any but this machine and the addresses of ECS and
-// EKS agents, as the AWS tools do.
+// trustedHost refuses to send an unencrypted token to any address but this machine's and those of ECS and EKS agents,
+// like the AWS tools.
 func trustedHost(endpoint string) error {
 	u, err := url.Parse(endpoint)
 	if err != nil || u.Host == "" {
@@ -132,7 +132,7 @@ func trustedHost(endpoint string) error {
 	return errors.New("AWS_CONTAINER_CREDENTIALS_FULL_URI is neither https nor an address of this machine")
 }
 
-// fromInstance asks the instance metadata service, version 2, and version 1 where it has no tokens.
+// fromInstance asks the instance metadata service, version 2, or version 1 if it has no tokens.
 func (c *awsChain) fromInstance(ctx context.Context) (credentials.Value, error) {
 	return parseKeys(c.askInstance(ctx))
 }
@@ -145,7 +145,7 @@ func (c *awsChain) askInstance(ctx context.Context) ([]byte, error) {
 	endpoint = strings.TrimSuffix(cmp.Or(c.getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), endpoint), "/")
 	token, err := ask(ctx, c.imds, http.MethodPut, endpoint+credentials.TokenPath, credentials.TokenRequestTTLHeader, credentials.TokenTTL)
 	var status statusError
-	if err != nil && (!errors.As(err, &status) || status >= 500 || envTrue(c.getenv, "AWS_EC2_METADATA_V1_DISABLED")) { // else it is of version 1, without tokens
+	if err != nil && (!errors.As(err, &status) || status >= 500 || envTrue(c.getenv, "AWS_EC2_METADATA_V1_DISABLED")) { // otherwise it is version 1, without tokens
 		return nil, err
 	}
 	get := func(path string) ([]byte, error) {
@@ -166,7 +166,7 @@ type statusError int
 
 func (e statusError) Error() string { return fmt.Sprintf("HTTP %d", int(e)) }
 
-// ask makes one small request with one header, which is left out if it is empty.
+// ask sends one small request with one header, if not empty.
 func ask(ctx context.Context, client *http.Client, method, endpoint, header, value string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, endpoint, nil)
 	if err != nil {

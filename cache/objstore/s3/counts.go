@@ -20,8 +20,7 @@ func (c *requestCounts) load() objstore.Requests {
 	}
 }
 
-// countedRequests counts what minio-go sends, but GETs of objects, which [Store.ask] counts however they are
-// sent.
+// countedRequests counts minio-go's requests, except GETs of objects: [Store.ask] counts all of those.
 type countedRequests struct {
 	next   http.RoundTripper
 	counts *requestCounts

@@ -16,10 +16,10 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// awsChain finds credentials as the AWS tools do. minio-go has providers for most of the sources, and those
-// are used that do as they are told; its own chain hides why each source failed and goes on anonymously,
-// which ends in a puzzling "access denied" much later, and its providers of files, containers and
-// instances read this process's environment over all that they are told.
+// awsChain finds credentials as the AWS tools do. minio-go has providers for most of the sources. Its chain is not
+// used: it hides why each source failed and continues anonymously, which leads to a puzzling "access denied" much
+// later. Neither are its providers of files, containers and instances: this process's environment overrides their
+// parameters.
 type awsChain struct {
 	getenv func(string) string
 	region string
@@ -27,13 +27,13 @@ type awsChain struct {
 	imds   *http.Client
 }
 
-// errNoneThere says that a source has no credentials, and the next one is to be asked.
+// errNoneThere means that a source has no credentials, and the next one must be asked.
 var errNoneThere = errors.New("none there")
 
-// awsCredentials returns credentials by the usual chain: environment; the profile that AWS_PROFILE names
-// (keys, roles by source_profile and credential_source, web identity, SSO, credential_process); web
-// identity; the default profile; container or instance role. They are fetched once here, so that their
-// lack is told at start. All but those of the environment can change while a store is in use.
+// awsCredentials returns credentials by the usual chain: environment; the profile in AWS_PROFILE (keys, roles by
+// source_profile and credential_source, web identity, SSO, credential_process); web identity; the default profile;
+// container or instance role. They are fetched once here, so that missing ones are reported at start. All but those
+// of the environment can change while a store is in use.
 func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyring, error) {
 	denied := func(remedy string, format string, args ...any) error {
 		return &objstore.Error{Op: "open", Key: "s3://" + cfg.Bucket, Kind: objstore.KindDenied, Err: fmt.Errorf(format, args...), Remedy: remedy}
@@ -45,7 +45,7 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 		return fixedKeys(credentials.Value{SignerType: credentials.SignatureAnonymous}), nil
 	case cfg.AccessKeyID != "" || cfg.SecretAccessKey != "":
 		if cfg.AccessKeyID == "" || cfg.SecretAccessKey == "" {
-			return nil, denied("give both parts", "half a pair of keys")
+			return nil, denied("give both keys", "incomplete key pair")
 		}
 		return fixedKeys(keyPair(cfg.AccessKeyID, cfg.SecretAccessKey, cfg.SessionToken)), nil
 	}
@@ -96,7 +96,7 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 			return newKeyring(s.name, v, s.fetch, cfg.Logger), nil
 		}
 		if tried = append(tried, s.name+": "+sourceError(err).Error()); !errors.Is(err, errNoneThere) {
-			break // what is set up and does not work is not passed over for another identity
+			break // a configured source that fails is not replaced by another identity
 		}
 	}
 	return nil, denied(how, "no credentials: the environment has none; %s", strings.Join(tried, "; "))
@@ -107,7 +107,7 @@ func keyPair(id, secret, token string) credentials.Value {
 	return credentials.Value{AccessKeyID: id, SecretAccessKey: secret, SessionToken: token, SignerType: credentials.SignatureV4}
 }
 
-// sourceError is err without what repeats the source's address, which may hold a secret.
+// sourceError is err without the source's address, which may contain a secret.
 func sourceError(err error) error {
 	var ue *url.Error
 	var pe *fs.PathError
@@ -134,8 +134,8 @@ func (c *awsChain) fromEnvironment() (credentials.Value, error) {
 	return credentials.Value{}, errNoneThere
 }
 
-// fromProfile resolves a profile of the shared files, which are read again each time. seen are the
-// profiles whose source_profile has led here.
+// fromProfile resolves a profile of the shared files, which are read again each time. seen are the profiles whose
+// source_profile led here.
 //
 // https://docs.aws.amazon.com/sdkref/latest/guide/feature-assume-role-credentials.html
 func (c *awsChain) fromProfile(ctx context.Context, name string, seen []string) (v credentials.Value, err error) {
@@ -152,7 +152,7 @@ func (c *awsChain) fromProfile(ctx context.Context, name string, seen []string) 
 	}
 	id, secret := p.get("aws_access_key_id"), p.get("aws_secret_access_key")
 	role, source := p.get("role_arn"), p.get("source_profile")
-	again := len(seen) > 0 && seen[len(seen)-1] == name // its own source_profile: its keys are meant
+	again := len(seen) > 0 && seen[len(seen)-1] == name // its own source_profile means its keys
 	if !again {
 		for _, s := range seen {
 			if s == name {
@@ -167,7 +167,7 @@ func (c *awsChain) fromProfile(ctx context.Context, name string, seen []string) 
 		a := roleRequest{arn: role, session: p.get("role_session_name"), external: p.get("external_id"), seconds: p.get("duration_seconds")}
 		switch file := p.get("web_identity_token_file"); {
 		case p.get("mfa_serial") != "":
-			return fail(errors.New("mfa_serial asks for a code, and nobody is there to type it; use a role without it"))
+			return fail(errors.New("mfa_serial requires a code, which a daemon cannot enter; use a role without it"))
 		case source != "":
 			v, err = c.fromProfile(ctx, source, append(seen, name))
 		case file != "":
@@ -187,11 +187,11 @@ func (c *awsChain) fromProfile(ctx context.Context, name string, seen []string) 
 	case id != "" && secret != "":
 		return keyPair(id, secret, p.get("aws_session_token")), nil
 	case id != "" || secret != "":
-		return fail(errors.New("half a pair of keys"))
+		return fail(errors.New("incomplete key pair"))
 	case p.get("sso_session") != "" || p.get("sso_start_url") != "":
 		sso := &credentials.FileAWSCredentials{Filename: files.configPath, Profile: name}
 		if v, err = sso.RetrieveWithCredContext(&credentials.CredContext{Client: c.client, Context: ctx}); err != nil {
-			return fail(errors.New("SSO: " + err.Error())) // it names the file and what to do
+			return fail(errors.New("SSO: " + err.Error())) // it names the file and the remedy
 		}
 		return v, nil
 	case p.get("credential_process") != "":
@@ -206,7 +206,7 @@ func (c *awsChain) fromProfile(ctx context.Context, name string, seen []string) 
 	return v, errNoneThere
 }
 
-// credentialSource returns the credentials that a role is taken on with.
+// credentialSource returns the credentials for assuming a role.
 func (c *awsChain) credentialSource(ctx context.Context, name string) (credentials.Value, error) {
 	switch name {
 	case "Environment":

@@ -235,7 +235,7 @@ sts =
 		{"role of a role", profile("chain"), ""},
 		{"its own source", profile("itself"), ""},
 		{"loop", profile("loop"), "leads back to profile \"loop\""},
-		{"MFA", profile("mfa"), "nobody is there to type it"},
+		{"MFA", profile("mfa"), "which a daemon cannot enter"},
 		{"no source", profile("nosource"), "credential_source"},
 		{"STS refuses", profile("external"), "AccessDenied: said STS"},
 		{"web identity of a profile", profile("web"), ""},
@@ -244,7 +244,7 @@ sts =
 		{"process", profile("process"), ""},
 		{"process of another version", profile("process2"), "version 2"},
 		{"process that fails", profile("processfails"), "exit status 3"},
-		{"half a pair", profile("half"), "half a pair"},
+		{"half a pair", profile("half"), "incomplete key pair"},
 		{"STS of the services section", map[string]string{"AWS_PROFILE": "sts", "AWS_CONFIG_FILE": config, "AWS_SHARED_CREDENTIALS_FILE": shared, "AWS_REGION": "eu-west-3"}, ""},
 		{"web identity before the default profile", map[string]string{
 			"AWS_SHARED_CREDENTIALS_FILE": file("other", "[default]\naws_access_key_id = wrong\naws_secret_access_key = s\n"),

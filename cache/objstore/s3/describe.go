@@ -6,17 +6,16 @@ import (
 	"strings"
 )
 
-// Setting is a setting of the AWS tools that a bucket would be opened with, and where it comes from. Its
-// value is never a secret.
+// Setting is a setting of the AWS tools for opening a bucket, and its origin. Its value is never a secret.
 type Setting struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 	From  string `json:"from"` // env NAME, profile NAME of FILE, or default
 }
 
-// Describe returns what [New] would take from the environment and the shared files that it names, and
-// which source of credentials it would ask first. It contacts nothing and runs nothing, so that it cannot say
-// whether what it names works. It fails where a shared file cannot be read.
+// Describe returns the settings that [New] would use from the environment and the shared files, and the source of
+// credentials that it would ask first. It contacts nothing and runs nothing, so it cannot say whether these work. It
+// fails if a shared file cannot be read.
 func Describe(getenv func(string) string) ([]Setting, error) {
 	d := description{getenv: getenv}
 	var err error
@@ -62,7 +61,7 @@ func (d *description) add(name, value, from string) {
 	d.list = append(d.list, Setting{name, value, from})
 }
 
-// variable names the first variable that is set.
+// variable names the first variable that is set, as an origin.
 func (d *description) variable(names ...string) string {
 	for _, name := range names {
 		if d.getenv(name) != "" {
@@ -72,7 +71,7 @@ func (d *description) variable(names ...string) string {
 	return ""
 }
 
-// inProfile names the file whose profile has a key.
+// inProfile names the file with a key of the profile.
 func (d *description) inProfile(key string) string {
 	for _, s := range d.profile.sections {
 		if !s.HasKey(key) || strings.TrimSpace(s.Key(key).Value()) == "" {
@@ -87,7 +86,7 @@ func (d *description) inProfile(key string) string {
 	return ""
 }
 
-// credentials names what [awsCredentials] would ask first.
+// credentials describes the source that [awsCredentials] would ask first.
 func (d *description) credentials(name string) {
 	named := d.variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
 	chain := awsChain{getenv: d.getenv}
@@ -95,9 +94,9 @@ func (d *description) credentials(name string) {
 	case envTrue(d.getenv, "AWS_NO_SIGN_REQUEST"):
 		d.add("credentials", "none: requests are not signed", "env AWS_NO_SIGN_REQUEST")
 	case d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY") != "" || d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY") != "":
-		value := "a pair of keys"
+		value := "a key pair"
 		if _, err := chain.fromEnvironment(); err != nil {
-			value = "half a pair of keys: " + err.Error()
+			value = "incomplete key pair: " + err.Error()
 		}
 		d.add("credentials", value, cmp.Or(d.variable("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY"), d.variable("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_KEY")))
 	case named != "" && !d.found:
@@ -115,16 +114,16 @@ func (d *description) credentials(name string) {
 	}
 }
 
-// fromProfile names the credentials of the profile, in the order in which they are looked for.
+// fromProfile describes the credentials of the profile, in the order of the search.
 func (d *description) fromProfile() bool {
 	get := d.profile.get
 	for _, source := range []struct{ key, value string }{
 		{"role_arn", "role " + get("role_arn")},
-		{"aws_access_key_id", "a pair of keys"},
-		{"aws_secret_access_key", "half a pair of keys"},
+		{"aws_access_key_id", "a key pair"},
+		{"aws_secret_access_key", "incomplete key pair"},
 		{"sso_session", "SSO, session " + get("sso_session")},
 		{"sso_start_url", "SSO"},
-		{"credential_process", "credential_process"}, // whose arguments may be secrets
+		{"credential_process", "credential_process"}, // its arguments may be secrets
 	} {
 		if get(source.key) != "" {
 			d.add("credentials", source.value, d.inProfile(source.key))

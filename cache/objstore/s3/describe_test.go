@@ -56,11 +56,11 @@ s3 =
 			"AWS_SESSION_TOKEN": "hush-token", "AWS_CA_BUNDLE": "/ca.pem",
 		}, []string{
 			"profile: default (default)", "endpoint: http://***@host:9000 (env AWS_ENDPOINT_URL)", "region: us-east-1 (env AWS_REGION)",
-			"CA bundle: /ca.pem (env AWS_CA_BUNDLE)", "credentials: a pair of keys (env AWS_ACCESS_KEY_ID)",
+			"CA bundle: /ca.pem (env AWS_CA_BUNDLE)", "credentials: a key pair (env AWS_ACCESS_KEY_ID)",
 		}},
 		{"half a pair", map[string]string{"AWS_SECRET_ACCESS_KEY": "hush"}, []string{
 			"profile: default (default)", "endpoint: Amazon S3 (default)", "region: as the store says (default)",
-			"credentials: half a pair of keys: AWS_SECRET_ACCESS_KEY is set, AWS_ACCESS_KEY_ID is not (env AWS_SECRET_ACCESS_KEY)",
+			"credentials: incomplete key pair: AWS_SECRET_ACCESS_KEY is set, AWS_ACCESS_KEY_ID is not (env AWS_SECRET_ACCESS_KEY)",
 		}},
 		{"a role, a service's endpoint", map[string]string{"HOME": home, "AWS_PROFILE": "train"}, []string{
 			"profile: train (env AWS_PROFILE)", "endpoint: http://127.0.0.1:9000 (services rig of " + config + ")",
@@ -69,7 +69,7 @@ s3 =
 		}},
 		{"keys of a file", map[string]string{"HOME": home, "AWS_PROFILE": "keys", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}, []string{
 			"profile: keys (env AWS_PROFILE)", "endpoint: Amazon S3 (env AWS_IGNORE_CONFIGURED_ENDPOINT_URLS)", "region: as the store says (default)",
-			"credentials: a pair of keys (profile keys of " + creds + ")",
+			"credentials: a key pair (profile keys of " + creds + ")",
 		}},
 		{"SSO", map[string]string{"HOME": home, "AWS_PROFILE": "sso"}, []string{
 			"profile: sso (env AWS_PROFILE)", "endpoint: Amazon S3 (default)", "region: as the store says (default)",

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// fillFromEnv sets what cfg leaves open from the AWS environment, in the order of the AWS tools:
-// specific variable, general variable, the profile's service section, the profile.
+// fillFromEnv sets empty fields of cfg from the AWS environment, with the precedence of the AWS tools: specific
+// variable, general variable, the profile's service section, the profile.
 func (cfg *Config) fillFromEnv() error {
 	files, err := loadProfiles(cfg.Getenv)
 	if err != nil {
@@ -31,7 +31,7 @@ func configuredEndpoint(getenv func(string) string, files *profiles, p profile, 
 		files.serviceEndpoint(p, service), p.get("endpoint_url"))
 }
 
-// endpointVariable returns the variable by which the endpoint of S3 is set, or would be.
+// endpointVariable returns the variable that sets the endpoint of S3, or would set it.
 func endpointVariable(getenv func(string) string) string {
 	if getenv("AWS_ENDPOINT_URL_S3") != "" {
 		return "AWS_ENDPOINT_URL_S3"

@@ -24,7 +24,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// verdict is what an S3 error means.
+// verdict is the meaning of an S3 error.
 type verdict struct {
 	kind   objstore.Kind
 	remedy string // %s, if there, is the endpoint
@@ -40,10 +40,10 @@ const (
 	remedyRegion  = "set AWS_REGION to the bucket's region"
 	remedyReach   = "check AWS_ENDPOINT_URL (now %s) and that the store is up"
 	remedyScheme  = "set %s=%s"
-	remedyNotS3   = "what answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
-	remedyListing = "the store, or a proxy before it that drops parts of requests, lists wrongly; check AWS_ENDPOINT_URL (now %s)"
-	remedyLacks   = "the store at %s does not have this part of the S3 API, or what stands before it; docs/s3.md says what is needed"
-	remedySSE     = "the objects are encrypted by another key than the one given, or by none: check --sse-c-key-file"
+	remedyNotS3   = "the server that answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
+	remedyListing = "the listing is wrong: the store is faulty, or a proxy in front of it drops parts of requests; check AWS_ENDPOINT_URL (now %s)"
+	remedyLacks   = "the store at %s, or a proxy in front of it, lacks this part of the S3 API; docs/s3.md lists what is needed"
+	remedySSE     = "the objects are encrypted with another key than the one given, or not at all: check --sse-c-key-file"
 	remedyCA      = "set AWS_CA_BUNDLE to the certificate authority of %s"
 )
 
@@ -57,14 +57,14 @@ var s3Codes = map[string]verdict{
 	"NoSuchUpload":  {objstore.KindNotFound, ""},
 
 	"PreconditionFailed": {objstore.KindChanged, ""},
-	"InvalidRange":       {objstore.KindChanged, ""}, // the range lies inside the object that we know
+	"InvalidRange":       {objstore.KindChanged, ""}, // the range is inside the listed object
 
 	"AccessDenied":          {objstore.KindDenied, remedyRights},
 	"AllAccessDisabled":     {objstore.KindDenied, remedyRights},
 	"AccountProblem":        {objstore.KindDenied, ""},
 	"InvalidAccessKeyId":    {objstore.KindDenied, remedyKeys},
 	"SignatureDoesNotMatch": {objstore.KindDenied, remedyKeys},
-	"XAdminUserNotFound":    {objstore.KindDenied, remedyKeys}, // versitygw's word for an unknown access key
+	"XAdminUserNotFound":    {objstore.KindDenied, remedyKeys}, // versitygw's code for an unknown access key
 	"ExpiredToken":          {objstore.KindDenied, remedyToken},
 	"ExpiredTokenException": {objstore.KindDenied, remedyToken},
 	"InvalidToken":          {objstore.KindDenied, remedyToken},
@@ -100,7 +100,7 @@ var s3Codes = map[string]verdict{
 	"InvalidPartOrder": {objstore.KindInvalid, ""},
 }
 
-// statusVerdict is for answers whose code is not in the table.
+// statusVerdict is for answers with a code that is not in the table.
 func statusVerdict(status int) verdict {
 	switch {
 	case status == http.StatusNotFound:
@@ -110,7 +110,7 @@ func statusVerdict(status int) verdict {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		return verdict{objstore.KindDenied, remedyRights}
 	case status == http.StatusProxyAuthRequired:
-		return verdict{objstore.KindDenied, "the proxy wants credentials; check HTTPS_PROXY and NO_PROXY"}
+		return verdict{objstore.KindDenied, "the proxy requires credentials; check HTTPS_PROXY and NO_PROXY"}
 	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests, status == 499:
 		return verdict{objstore.KindTransient, ""}
 	case status == http.StatusNotImplemented:
@@ -127,7 +127,7 @@ func statusVerdict(status int) verdict {
 	return verdict{objstore.KindOther, ""}
 }
 
-// fail turns an error of minio-go into the contract's: ctx's own error, or an *Error.
+// fail turns an error of minio-go into ctx's own error or an *Error.
 func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err error) error {
 	if cerr := ctx.Err(); cerr != nil {
 		return cerr
@@ -167,14 +167,14 @@ func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err
 	return e
 }
 
-// refusals are the codes by which a store says that it does not know credentials, or no longer. Where they
-// worked before and can change they are temporary failures: whoever rotates them may be about to.
+// refusals are the codes by which a store refuses unknown or expired credentials. If these worked before and can
+// change, they are temporary failures: a rotation may be about to happen.
 var refusals = map[string]bool{
 	"ExpiredToken": true, "ExpiredTokenException": true, "InvalidToken": true, "TokenRefreshRequired": true,
 	"InvalidAccessKeyId": true, "SignatureDoesNotMatch": true, "XAdminUserNotFound": true,
 }
 
-// doubtful says whether other credentials might get another answer. Answers to HEAD have no code.
+// doubtful reports whether other credentials might get another answer. Answers to HEAD have no code.
 func doubtful(r minio.ErrorResponse) bool {
 	switch _, known := s3Codes[r.Code]; r.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
@@ -185,7 +185,7 @@ func doubtful(r minio.ErrorResponse) bool {
 	return refusals[r.Code]
 }
 
-// answer judges an error answer of the server.
+// answer classifies an error answer of the server.
 func (s *Store) answer(r minio.ErrorResponse) (verdict, error) {
 	v, known := s3Codes[r.Code]
 	if !known {
@@ -207,7 +207,7 @@ func (s *Store) answer(r minio.ErrorResponse) (verdict, error) {
 	return v, errors.New(text)
 }
 
-// transportError judges an error without an answer.
+// transportError classifies an error without an answer.
 func (s *Store) transportError(err error) (verdict, error) {
 	var ue *url.Error
 	if errors.As(err, &ue) {
@@ -260,8 +260,8 @@ func (s *Store) transportError(err error) (verdict, error) {
 	case strings.HasPrefix(err.Error(), "Connection closed by foreign host"): // minio-go hides an EOF
 		return verdict{objstore.KindTransient, ""}, at(io.ErrUnexpectedEOF)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		// Not the caller's: a timeout of the dialer or of a credential's source. The text is
-		// kept, the identity is not, so that nobody takes it for the caller's.
+		// Not the caller's: a timeout of the dialer or of a credential's source. The text is kept, but not the
+		// identity, so that it is not taken for the caller's.
 		return verdict{objstore.KindTransient, remedyReach}, at(errors.New(err.Error()))
 	}
 	var ne net.Error
@@ -292,7 +292,7 @@ func (s *Store) redact(text string) string {
 	return text
 }
 
-// clean makes a server's text fit for one line of a log or a terminal.
+// clean makes a server's text safe for one line of a log or a terminal.
 func clean(text string) string {
 	const most = 200
 	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")

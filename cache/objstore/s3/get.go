@@ -17,9 +17,8 @@ import (
 	"github.com/minio/minio-go/v7/pkg/s3utils"
 )
 
-// getter sends the GETs of an S3 store over [wires]. A store has none, and minio-go sends its GETs, where
-// that would have to do more than sign and send: for Amazon, whose regions have hosts of their own, and
-// behind an HTTP proxy.
+// getter sends the GETs of an S3 store over [wires]. A store has none, and minio-go sends its GETs, if signing and
+// sending is not enough: for Amazon, whose regions have their own hosts, and behind an HTTP proxy.
 type getter struct {
 	wires  wires
 	signer signer
@@ -51,18 +50,17 @@ func newGetter(cfg Config, host string, secure bool, region string, transport *h
 type answer struct {
 	status       int
 	body         io.ReadCloser
-	length       int64 // -1: not told
+	length       int64 // -1: unknown
 	etag         string
 	contentRange string
-	modified     time.Time // zero: not told
+	modified     time.Time // zero: unknown
 }
 
-// errAskOtherwise says that minio-go should send a request: it follows redirects, and refuses what no
-// header can hold.
-var errAskOtherwise = errors.New("not a request for a bare connection")
+// errAskOtherwise means that minio-go should send a request: it follows redirects, and rejects text that no header
+// can contain.
+var errAskOtherwise = errors.New("not a request for our own connections")
 
-// get asks for bytes of an object; etag, rangeOf or version may be empty. Its errors are those that
-// minio-go would have returned.
+// get requests bytes of an object; etag, rangeOf or version may be empty. Its errors are those of minio-go.
 func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (answer, error) {
 	v := g.keys.get(ctx)
 	if !v.SignerType.IsV4() && !v.SignerType.IsAnonymous() || !visible(etag) || !visible(v.AccessKeyID) || !visible(v.SessionToken) || !visible(version) {
@@ -105,7 +103,7 @@ func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (a
 	return answer{}, err
 }
 
-// visible says whether s can stand in a header as it is, and is signed as it stands.
+// visible reports whether s can be in a header, and signed, without escapes.
 func visible(s string) bool {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] > '~' {
@@ -115,10 +113,10 @@ func visible(s string) bool {
 	return true
 }
 
-// maxErrorText is the most bytes of an error's body that are looked at. S3's errors have 300.
+// maxErrorText is the most bytes read of an error's body. S3's errors have 300.
 const maxErrorText = 64 << 10
 
-// errorAnswer returns the error that an answer tells, in minio-go's words.
+// errorAnswer returns an error answer as an error of minio-go.
 func errorAnswer(h *answerHead, text []byte) error {
 	e := minio.ErrorResponse{StatusCode: h.status}
 	if err := xml.Unmarshal(text, &e); err != nil {

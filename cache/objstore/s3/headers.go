@@ -1,7 +1,7 @@
 package s3
 
 import (
-	"crypto/md5" //nolint:gosec // S3 wants the key's MD5, to find a key that was garbled on the way; nothing is secured by it.
+	"crypto/md5" //nolint:gosec // S3 requires the key's MD5, to detect a corrupted key; nothing is secured by it.
 	"encoding/base64"
 	"errors"
 	"net"
@@ -14,8 +14,8 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// checkCustomerKey refuses to send the key over plain HTTP, as S3 refuses to take it, unless it does not
-// leave this machine.
+// checkCustomerKey refuses to send the key over plain HTTP, as S3 refuses to accept it, unless it stays on this
+// machine.
 func checkCustomerKey(k objstore.CustomerKey, host string, secure bool) error {
 	if k.IsZero() || secure {
 		return nil
@@ -27,10 +27,10 @@ func checkCustomerKey(k objstore.CustomerKey, host string, secure bool) error {
 	if addr, err := netip.ParseAddr(name); err == nil && addr.IsLoopback() || name == "localhost" {
 		return nil
 	}
-	return errors.New("with SSE-C each request carries the key, and over http:// anybody on the way could read it")
+	return errors.New("with SSE-C each request carries the key, and over http:// it could be read in transit")
 }
 
-// The headers of SSE-C and of who pays.
+// The headers of SSE-C and of requester pays.
 const (
 	headerPayer     = "X-Amz-Request-Payer"
 	headerAlgorithm = "X-Amz-Server-Side-Encryption-Customer-Algorithm"
@@ -40,10 +40,10 @@ const (
 	algorithmAES    = "AES256"
 )
 
-// header is one of a request's.
+// header is a header of a request.
 type header struct{ name, value string }
 
-// keyHeaders returns what a customer's key adds to a request, in the order of their names.
+// keyHeaders returns the headers of a customer's key, in the order of their names.
 func keyHeaders(k objstore.CustomerKey) []header {
 	if k.IsZero() {
 		return nil
@@ -56,8 +56,8 @@ func keyHeaders(k objstore.CustomerKey) []header {
 	}
 }
 
-// extraHeaders adds to minio-go's requests what it has no words for in all of them: who pays, and the
-// customer's key, also where the connection is not encrypted. S3 wants them signed, so they are signed again.
+// extraHeaders adds to minio-go's requests headers that it cannot add to all of them: requester pays, and the
+// customer's key, even on an unencrypted connection. S3 requires them to be signed, so the requests are signed again.
 type extraHeaders struct {
 	next http.RoundTripper
 	sse  []header
@@ -80,7 +80,7 @@ func (h extraHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
 			r.Header.Set(e.name, e.value)
 		}
 	}
-	// Credential=ID/DAY/REGION/s3/aws4_request; what is anonymous has none.
+	// Credential=ID/DAY/REGION/s3/aws4_request; anonymous requests have none.
 	_, scope, _ := strings.Cut(r.Header.Get("Authorization"), "Credential=")
 	if parts := strings.SplitN(scope, "/", 4); len(parts) == 4 {
 		v := h.keys.held().value
@@ -90,8 +90,8 @@ func (h extraHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
 	return h.next.RoundTrip(r)
 }
 
-// takesKey reports whether a request, whose path begins with the bucket, reads or writes an object's bytes
-// or its description. S3 knows no key in listings and deletions.
+// takesKey reports whether a request, whose path begins with the bucket, reads or writes an object's bytes or
+// metadata. S3 accepts no key in listings and deletions.
 func takesKey(r *http.Request) bool {
 	_, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	return key != "" && r.Method != http.MethodDelete

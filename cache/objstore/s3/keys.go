@@ -11,34 +11,34 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// keySource fetches credentials. Ones that do not expire have no Expiration.
+// keySource fetches credentials. Those without an Expiration do not expire.
 type keySource func(ctx context.Context) (credentials.Value, error)
 
-// keyring holds the credentials of a store. It fetches new ones in time before they expire, and when the
-// store refuses those that it has: once for all requests that are refused, while which nobody else waits.
+// keyring holds the credentials of a store. It fetches new ones before they expire, and when the store refuses them:
+// once for all refused requests, and without delaying others.
 type keyring struct {
 	name  string    // of the source, for the log
 	fetch keySource // nil: they never change
 	log   *slog.Logger
 	now   func() time.Time
-	ctx   context.Context // of fetches: one that is begun serves more than its caller
+	ctx   context.Context // of fetches: each serves more than its caller
 	stop  context.CancelFunc
 
 	cur      atomic.Pointer[heldKeys]
 	accepted atomic.Bool // the store has accepted credentials once
 
 	mu      sync.Mutex
-	flight  chan struct{} // closed when the fetch under way is over; nil: none is
+	flight  chan struct{} // closed when the running fetch ends; nil without one
 	pause   time.Time     // no fetch before
-	doubts  time.Time     // no fetch for a mere doubt before
+	doubts  time.Time     // no fetch for a doubt before this time
 	quietAt time.Time     // no warning before
 }
 
-// reason is why new credentials are wanted.
+// reason is why new credentials are needed.
 type reason struct {
 	text string
-	// doubt: the store has denied something, and other credentials may be allowed it. It is no news then if
-	// there are none.
+	// doubt: the store denied access, and other credentials may be allowed it. If there are none, no warning is
+	// logged.
 	doubt bool
 }
 
@@ -48,11 +48,11 @@ var (
 	reasonDenied  = reason{text: "the store denies access", doubt: true}
 )
 
-// heldKeys are credentials and when to fetch the next ones: from soon on beside the requests, from must on
-// before them. Both are zero for those that do not expire.
+// heldKeys are credentials and when to fetch the next ones: from soon on in the background, from must on before a
+// request. Both are zero for those that do not expire.
 type heldKeys struct {
 	value      credentials.Value
-	before     credentials.Value // those of the generation before, which answers under way may tell of
+	before     credentials.Value // those of the previous generation, which pending answers may contain
 	generation uint64
 	soon, must time.Time
 }
@@ -61,22 +61,22 @@ const (
 	// fetchTimeout bounds one fetch: STS answers within a second, a credential_process may start an
 	// interpreter.
 	fetchTimeout = time.Minute
-	// fetchPause is the time between two fetches. It is short, as they are a file, an agent of this machine, or
-	// one request to STS, and requests wait for the new credentials.
+	// fetchPause is the time between two fetches. It is short: a fetch is a file, an agent on this machine, or one
+	// request to STS, and requests wait for it.
 	fetchPause = time.Second
-	// doubtPause is the time between two fetches for a doubt where the first brought new credentials: STS
-	// always has some, and what they are denied as well is denied.
+	// doubtPause is the time between two fetches for a doubt if the first brought new credentials: STS always has
+	// some, and access that these are denied, too, stays denied.
 	doubtPause = time.Minute
 	// quiet is the time between two warnings.
 	quiet = time.Minute
-	// earlyShare of their life is left when credentials are renewed, at most earlyMost; of that a tenth is
-	// left when requests begin to wait for it.
+	// earlyShare of their life is left when credentials are renewed, at most earlyMost; requests wait for new ones
+	// when a tenth of that is left.
 	earlyShare = 0.2
 	earlyMost  = 10 * time.Minute
 	mustShare  = 0.1
 )
 
-// newKeyring returns a ring with credentials that were fetched already. fetch is nil if they never change.
+// newKeyring returns a ring with fetched credentials. fetch is nil if they never change.
 func newKeyring(name string, v credentials.Value, fetch keySource, log *slog.Logger) *keyring {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -103,15 +103,14 @@ func (k *keyring) hold(v credentials.Value, generation uint64) {
 	k.cur.Store(h)
 }
 
-// held returns the credentials as they are.
+// held returns the current credentials.
 func (k *keyring) held() *heldKeys { return k.cur.Load() }
 
-// generation counts the credentials that there were. A request that is refused tells which were in force
-// when it began.
+// generation counts the credentials so far. A refused request passes the generation in force when it began.
 func (k *keyring) generation() uint64 { return k.cur.Load().generation }
 
-// get returns credentials for a request. Where new ones cannot be had the old ones are returned: the store
-// decides, by its clock.
+// get returns credentials for a request. If no new ones are available it returns the old ones: the store decides, by
+// its clock.
 func (k *keyring) get(ctx context.Context) credentials.Value {
 	h := k.held()
 	if k.fetch == nil || h.soon.IsZero() {
@@ -127,11 +126,11 @@ func (k *keyring) get(ctx context.Context) credentials.Value {
 		case <-ctx.Done():
 		}
 	}
-	return k.held().value // not h: a fetch may have ended since, and h be over
+	return k.held().value // not h: a fetch may have replaced it
 }
 
-// refused takes the store's refusal of a request that began under a generation, and reports whether there
-// are other credentials now. It waits for a fetch, at most one for all that are refused together.
+// refused handles the store's refusal of a request that began under a generation, and reports whether there are other
+// credentials now. It waits for at most one fetch, shared by all refused requests.
 func (k *keyring) refused(ctx context.Context, generation uint64, why reason) bool {
 	if k.fetch == nil {
 		return false
@@ -147,18 +146,18 @@ func (k *keyring) refused(ctx context.Context, generation uint64, why reason) bo
 	return k.generation() != generation
 }
 
-// accept takes note that the store has accepted credentials.
+// accept records that the store has accepted credentials.
 func (k *keyring) accept() {
 	if !k.accepted.Load() {
 		k.accepted.Store(true)
 	}
 }
 
-// mayChange says whether there were good credentials, and may be again.
+// mayChange reports whether there were valid credentials, and may be again.
 func (k *keyring) mayChange() bool { return k.fetch != nil && k.accepted.Load() }
 
-// begin begins a fetch, unless there are other credentials already, or joins the one under way. It returns
-// nil while a fetch would come too soon after the last one.
+// begin starts a fetch, unless there are other credentials already, or joins the running one. It returns nil if it is
+// too soon after the last fetch.
 func (k *keyring) begin(generation uint64, why reason) (over <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -173,7 +172,7 @@ func (k *keyring) begin(generation uint64, why reason) (over <-chan struct{}) {
 	return k.flight
 }
 
-// renew is the fetch under way.
+// renew is the running fetch.
 func (k *keyring) renew(why reason) {
 	ctx, cancel := context.WithTimeout(k.ctx, fetchTimeout)
 	defer cancel()
@@ -209,14 +208,14 @@ func (k *keyring) renew(why reason) {
 	if err == nil {
 		err = errors.New("they are the same as before")
 	}
-	k.log.Warn("no new credentials", "from", k.name, "wanted_because", why.text, "cause", sourceError(err), "remedy", "renew them at their source; they are looked for until then")
+	k.log.Warn("no new credentials", "from", k.name, "wanted_because", why.text, "cause", sourceError(err), "remedy", "renew them at their source; Shoal looks for them until then")
 }
 
-// close ends a fetch under way.
+// close ends a running fetch.
 func (k *keyring) close() { k.stop() }
 
-// chainLink lets minio-go take the credentials of a ring. It asks for each request: the ring decides when
-// to fetch.
+// chainLink lets minio-go use the credentials of a ring. minio-go asks for each request; the ring decides when to
+// fetch.
 type chainLink struct{ k *keyring }
 
 // RetrieveWithCredContext implements [credentials.Provider].

@@ -12,12 +12,12 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// profiles are the AWS tools' two shared files. A file that is not there is an empty one.
+// profiles are the AWS tools' two shared files. A missing file is an empty one.
 //
 // https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html
 type profiles struct {
 	config, credentials         *ini.File
-	configPath, credentialsPath string // "" where there is no home to look in
+	configPath, credentialsPath string // "" without a home directory
 }
 
 // loadProfiles reads AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE, or the files in ~/.aws.
@@ -67,8 +67,8 @@ func parseIni(text []byte) (*ini.File, error) {
 	return f, nil
 }
 
-// awsFile returns the path of a shared file, which variable names; "" for none: no home, no file, as in
-// a container with a bare environment.
+// awsFile returns the path of a shared file, which variable sets; "" for none: without a home, as in a container with
+// an empty environment.
 func awsFile(getenv func(string) string, variable, name string) string {
 	path, home := getenv(variable), getenv("HOME")
 	if rest, ok := strings.CutPrefix(path, "~/"); ok && home != "" {
@@ -80,14 +80,14 @@ func awsFile(getenv func(string) string, variable, name string) string {
 	return path
 }
 
-// profile is what the two files say under one name.
+// profile is the content of the two files under one name.
 type profile struct {
 	name     string
-	sections []*ini.Section // the first that has a key counts
+	sections []*ini.Section // the first with a key counts
 }
 
-// profile returns the profile of a name, and whether there is one. Keys in the credentials file go over
-// those in the config file.
+// profile returns the profile of a name, and whether it exists. Keys in the credentials file override those in the
+// config file.
 func (f *profiles) profile(name string) (profile, bool) {
 	p := profile{name: name}
 	add := func(file *ini.File, section string) {
@@ -113,8 +113,7 @@ func (p profile) get(key string) string {
 	return ""
 }
 
-// serviceEndpoint returns the endpoint_url nested under a service in the services section that a profile
-// names:
+// serviceEndpoint returns the endpoint_url nested under a service in the services section of a profile:
 //
 //	[services rig]
 //	s3 =

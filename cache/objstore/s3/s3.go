@@ -1,4 +1,4 @@
-// Package s3 is the store of a bucket behind the S3 API, by minio-go and, for GETs, connections of its own.
+// Package s3 is the store of a bucket behind the S3 API. It uses minio-go and, for GETs, its own connections.
 package s3
 
 import (
@@ -25,18 +25,17 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// Config says which bucket, where, and as whom. What is left empty comes from the AWS environment:
-// AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID,
-// AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE, AWS_CONFIG_FILE,
-// AWS_SHARED_CREDENTIALS_FILE, AWS_CA_BUNDLE, AWS_NO_SIGN_REQUEST, container, web identity and
-// instance roles.
+// Config sets the bucket, endpoint and credentials. Empty fields come from the AWS environment: AWS_ENDPOINT_URL_S3,
+// AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
+// AWS_PROFILE, AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE, AWS_CA_BUNDLE, AWS_NO_SIGN_REQUEST, container, web
+// identity and instance roles.
 type Config struct {
-	// Getenv is where these variables, and HOME, come from; nil means [os.Getenv]. Two things stay
-	// those of this process: a credential_process of a profile runs in its environment, and tokens
-	// of `aws sso login` are looked for in its home; and so do HTTP_PROXY and its like.
+	// Getenv reads these variables, and HOME; nil means [os.Getenv]. It does not apply to a profile's
+	// credential_process, which runs in this process's environment, to tokens of `aws sso login`, which are in its
+	// home, and to HTTP_PROXY and the like.
 	Getenv func(name string) string
 
-	Endpoint string // URL, or host[:port] for https; none at all means Amazon S3
+	Endpoint string // URL, or host[:port] for https; empty means Amazon S3
 	Region   string
 	Bucket   string
 
@@ -45,24 +44,23 @@ type Config struct {
 
 	CABundle string // PEM file of certificate authorities to trust besides the system's
 
-	// Store is what the user may ask of any store.
+	// Store has the options of any store.
 	Store objstore.StoreOptions
 
-	// Logger is told when credentials are renewed and when they cannot be; nil: nobody is.
+	// Logger gets messages when credentials are renewed or cannot be; nil: none.
 	Logger *slog.Logger
 
-	// MaxConns is how many idle connections are kept for the next requests. It should be at
-	// least the number of requests in flight, or connections are opened and closed all the time.
-	// Default 1024.
+	// MaxConns is how many idle connections are kept. It should be at least the number of requests in flight, or
+	// connections are opened and closed all the time. Default 1024.
 	MaxConns int
 }
 
 // Store is a bucket behind the S3 API.
 //
-// It tries every request once: retrying is [objstore.Retry]'s. (minio-go sleeps up to 200 ms after a temporary
-// failure even so, before it returns the error; that adds to the policy's sleeps.) Requests use path style, HTTP/1.1 and, to name
-// the version, If-Match. It serves general-purpose buckets, which list in key order; S3 Express
-// directory buckets do not.
+// It tries every request once: [objstore.Retry] repeats it. (minio-go still sleeps up to 200 ms after a temporary
+// failure before it returns the error, in addition to the policy's sleeps.) Requests use path style, HTTP/1.1 and, to
+// pin the version, If-Match. It requires a general-purpose bucket, which lists in key order, unlike S3 Express
+// directory buckets.
 type Store struct {
 	core      minio.Core
 	keys      *keyring
@@ -70,19 +68,18 @@ type Store struct {
 	endpoint  string // URL
 	variable  string // of the environment that sets it
 	weakETag  bool
-	sse       []header    // of the customer's key: ETags are no MD5s then
+	sse       []header    // of the customer's key: then ETags are not MD5s
 	noCRC     atomic.Bool // the store refuses CRC32C: bodies go with their MD5
 	transport *http.Transport
 	counts    *requestCounts
 	versions  *versions // nil: only current ones are read
-	getter    *getter   // nil: GETs go the way of all requests
+	getter    *getter   // nil: minio-go sends GETs, too
 }
 
 var _ objstore.Store = (*Store)(nil)
 
-// New prepares access to a bucket. It resolves configuration and credentials and reports what is
-// wrong with them; it does not contact the store (only, without other credentials, the instance
-// metadata service, for a second or two).
+// New prepares access to a bucket. It resolves configuration and credentials and reports their errors. It does not
+// contact the store (only, without other credentials, the instance metadata service, for a second or two).
 func New(ctx context.Context, cfg Config) (*Store, error) {
 	invalid := func(remedy string, err error) error {
 		return &objstore.Error{Op: "open", Key: "s3://" + cfg.Bucket, Kind: objstore.KindInvalid, Err: err, Remedy: remedy}
@@ -104,7 +101,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, invalid("use an https:// endpoint; the key is sent in the clear to this machine only", err)
 	}
 	if cfg.Store.RequesterPays && cfg.Anonymous {
-		return nil, invalid("give credentials, or leave the requester's payment out", errors.New("nobody is named who could pay: the requests are not signed"))
+		return nil, invalid("give credentials, or omit --requester-pays", errors.New("the requester cannot pay: requests are not signed"))
 	}
 	cfg.MaxConns = cmp.Or(cfg.MaxConns, 1024)
 	if cfg.Logger == nil {
@@ -122,8 +119,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	region := cfg.Region
 	if region == "" && !s3utils.IsAmazonEndpoint(url.URL{Scheme: "https", Host: host}) {
-		// Amazon's region is asked for once; other servers rarely check it, and minio-go would
-		// ask them at every start.
+		// Amazon's region is requested once; other servers rarely check it, and minio-go would ask them at every start.
 		region = "us-east-1"
 	}
 	sse, counts := keyHeaders(cfg.Store.CustomerKey), new(requestCounts)
@@ -154,13 +150,13 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	}, nil
 }
 
-// Requests returns what was sent, as it is charged for.
+// Requests returns the requests sent, as they are charged.
 func (s *Store) Requests() objstore.Requests { return s.counts.load() }
 
 // Endpoint returns the endpoint's URL, without a slash at its end.
 func (s *Store) Endpoint() string { return s.endpoint }
 
-// Close closes the idle connections. Requests under way are not disturbed.
+// Close closes the idle connections. It does not affect requests in flight.
 func (s *Store) Close() {
 	s.keys.close()
 	s.transport.CloseIdleConnections()
@@ -216,20 +212,20 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Object, error) {
 
 var errKey = errors.New("S3 keys are 1 to 1,024 bytes of UTF-8 and not blank")
 
-// validKey says whether minio-go would send a request for key.
+// validKey reports whether minio-go would send a request for key.
 func validKey(key string) bool { return s3utils.CheckValidObjectName(key) == nil }
 
-// weakPrefix begins ETags that are made of size and time. No server makes such ETags.
+// weakPrefix begins ETags made of size and time. No server makes such ETags.
 const weakPrefix = "weak-"
 
-// object converts minio-go's description. An object without ETag cannot be pinned to a version; one that marks a
-// folder has no bytes that could change.
+// object converts minio-go's description. An object without ETag cannot be pinned to a version; a folder marker has
+// no bytes that could change.
 func (s *Store) object(op string, info minio.ObjectInfo) (objstore.Object, error) {
 	o := objstore.Object{Key: info.Key, Size: info.Size, ETag: etagOf(info), ModTime: info.LastModified}
 	if info.ETag == "" {
 		if marker := o.Size == 0 && strings.HasSuffix(o.Key, "/"); !s.weakETag && !marker {
 			return objstore.Object{}, &objstore.Error{
-				Op: op, Key: info.Key, Kind: objstore.KindInvalid, Err: errors.New("the store gives no ETag for this object"),
+				Op: op, Key: info.Key, Kind: objstore.KindInvalid, Err: errors.New("the store returns no ETag for this object"),
 				Remedy: "upload it again through the S3 API, or use --weak-etag to go by size and time",
 			}
 		}
@@ -237,7 +233,7 @@ func (s *Store) object(op string, info minio.ObjectInfo) (objstore.Object, error
 	return o, nil
 }
 
-// etagOf returns the ETag of an object, or what stands for it.
+// etagOf returns the ETag of an object, or its weak one.
 func etagOf(info minio.ObjectInfo) string {
 	if info.ETag != "" {
 		return info.ETag
@@ -245,7 +241,7 @@ func etagOf(info minio.ObjectInfo) string {
 	return weakETag(info.Size, info.LastModified)
 }
 
-// weakETag has a resolution of 1 s, that of the Last-Modified header. A zero time is not known.
+// weakETag has a resolution of 1 s, that of the Last-Modified header. A zero time means unknown.
 func weakETag(size int64, mod time.Time) string {
 	e := weakPrefix + strconv.FormatInt(size, 16)
 	if !mod.IsZero() {
@@ -276,7 +272,7 @@ func (s *Store) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int
 	return nil
 }
 
-// ReadSpans implements [objstore.SpanReader]: one ranged GET, of whose body the gaps are dropped.
+// ReadSpans implements [objstore.SpanReader]: one ranged GET; the gaps in its body are dropped.
 func (s *Store) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
 	if err := objstore.CheckSpans(o, spans); err != nil {
 		return err
@@ -315,8 +311,8 @@ func (s *Store) ReadSpans(ctx context.Context, o objstore.Object, spans []objsto
 	return nil
 }
 
-// wasteSize is what gaps are read by. It is above the transport's read buffer, so that large gaps are
-// not copied through that.
+// wasteSize is the size of reads of gaps. It exceeds the transport's read buffer, so that large gaps are not copied
+// through that.
 const wasteSize = 32 << 10
 
 var wastePool = sync.Pool{New: func() any { return new([wasteSize]byte) }}
@@ -331,8 +327,8 @@ func shortBody(ctx context.Context, o objstore.Object, n, length int64, err erro
 	}
 }
 
-// get asks for length bytes from off of the version o and returns the body once the answer's head
-// promises just that.
+// get requests length bytes from off of the version o and returns the body once the answer's head announces exactly
+// that.
 func (s *Store) get(ctx context.Context, o objstore.Object, off, length int64) (io.ReadCloser, error) {
 	if !validKey(o.Key) {
 		return nil, &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindNotFound, Err: errKey}
@@ -388,11 +384,11 @@ func (s *Store) ask(ctx context.Context, key, etag, rangeOf, version string) (an
 	return answer{status: status, body: body, length: info.Size, etag: info.ETag, contentRange: header.Get("Content-Range"), modified: info.LastModified}, nil
 }
 
-// checkAnswer checks the head of a 2xx answer to a GET of n bytes of o from off on. docs/SEMANTICS.md says
-// of each field what is checked. Requests for all of an object have no Range.
+// checkAnswer checks the head of a 2xx answer to a GET of n bytes of o from off. docs/SEMANTICS.md lists the check of
+// each field. Requests for a whole object have no Range.
 //
-// A server that ignores If-Match is caught by the ETag. Where that is right and another field is not, the
-// object has not changed: something on the way to the store is broken, perhaps for a moment.
+// The ETag reveals a server that ignores If-Match. If the ETag is right and another field is not, the object has not
+// changed: something between here and the store is broken, perhaps for a moment.
 func (s *Store) checkAnswer(o objstore.Object, off, n int64, a *answer) error {
 	fail := func(format string, args ...any) error {
 		return &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindTransient, Err: fmt.Errorf(format, args...)}
@@ -405,7 +401,7 @@ func (s *Store) checkAnswer(o objstore.Object, off, n int64, a *answer) error {
 	case !weak && a.etag == "":
 		return fail("the answer has no ETag")
 	case !weak && strings.TrimPrefix(a.etag, `W/"`) == o.ETag && a.etag != o.ETag:
-		return fail(`the answer's ETag is weak (W/"%s"): a proxy before the store may have changed the bytes`, o.ETag)
+		return fail(`the answer's ETag is weak (W/"%s"): a proxy in front of the store may have changed the bytes`, o.ETag)
 	case !weak && a.etag != o.ETag:
 		return objstore.Changed(o, a.etag)
 	}
@@ -420,7 +416,7 @@ func (s *Store) checkAnswer(o objstore.Object, off, n int64, a *answer) error {
 		if a.status == http.StatusOK {
 			return &objstore.Error{
 				Op: "read", Key: o.Key, Kind: objstore.KindInvalid, Err: errors.New("the server answered a request for a range with the whole object"),
-				Remedy: "use a store, and proxies before it, that serve Range requests: " + s.endpoint,
+				Remedy: "use a store, and proxies in front of it, that serve Range requests: " + s.endpoint,
 			}
 		}
 		first, last, size, ok := parseContentRange(a.contentRange)
@@ -437,15 +433,15 @@ func (s *Store) checkAnswer(o objstore.Object, off, n int64, a *answer) error {
 	return nil
 }
 
-// sizedBody is a body whose head does not tell its length, chunked or up to the end of the connection. It
-// must end after left bytes: its last ones are returned only once that is seen.
+// sizedBody is a body of unknown length, chunked or up to the end of the connection. It must end after left bytes:
+// the last ones are returned only after that is verified.
 type sizedBody struct {
 	io.ReadCloser
 	left int64
 }
 
-// Read implements [io.Reader]. Where the body goes on beyond its end it returns no bytes at all, since
-// [io.ReadFull] does not look at an error that comes with the last ones.
+// Read implements [io.Reader]. If the body is too long it returns no bytes at all, since [io.ReadFull] ignores an
+// error that comes with the last ones.
 func (b *sizedBody) Read(p []byte) (int, error) {
 	if b.left == 0 || len(p) == 0 {
 		return 0, io.EOF
@@ -458,7 +454,7 @@ func (b *sizedBody) Read(p []byte) (int, error) {
 	var more [1]byte
 	switch extra, err := io.ReadFull(b.ReadCloser, more[:]); {
 	case extra > 0:
-		return 0, errors.New("the answer goes on")
+		return 0, errors.New("the answer is longer than announced")
 	case !errors.Is(err, io.EOF):
 		return 0, err
 	}
@@ -514,7 +510,7 @@ func (s *Store) listOptions(prefix, after string, recurse bool, maxKeys int) min
 
 func (s *Store) list(ctx context.Context, prefix, after string, recurse bool) iter.Seq2[objstore.Object, error] {
 	return func(yield func(objstore.Object, error) bool) {
-		// Keys are UTF-8 of at most 1,024 bytes: nothing begins with another prefix.
+		// Keys are UTF-8 of at most 1,024 bytes: none begins with another prefix.
 		if s3utils.CheckValidObjectNamePrefix(prefix) != nil {
 			return
 		}
@@ -533,8 +529,8 @@ func (s *Store) list(ctx context.Context, prefix, after string, recurse bool) it
 				return
 			}
 			s.keys.accept()
-			// minio-go marks a prefix by nothing but the fields that it lacks. An object
-			// "a/" is the level's own prefix or lies behind the prefix "a/".
+			// minio-go marks a prefix only by missing fields. An object "a/" is the level's own prefix or lies behind
+			// the prefix "a/".
 			if !recurse && info.Key != prefix && strings.HasSuffix(info.Key, "/") {
 				if !yield(objstore.Object{Key: info.Key}, nil) {
 					return
@@ -546,7 +542,7 @@ func (s *Store) list(ctx context.Context, prefix, after string, recurse bool) it
 				return
 			}
 		}
-		// minio-go ends in silence when the context does.
+		// minio-go ends silently when the context does.
 		if err := ctx.Err(); err != nil {
 			yield(objstore.Object{}, err)
 		}

@@ -169,12 +169,12 @@ func TestS3WholeAnswers(t *testing.T) {
 		{"the ETag, weak", weak + length + bytes, objstore.KindTransient, "proxy"},
 		{"chunked", whole + chunks + "4\r\n0123\r\n6;x=y\r\n456789\r\n0\r\n\r\n", 0, ""},
 		{"chunked, shorter", whole + chunks + "4\r\n0123\r\n0\r\n\r\n", objstore.KindTransient, "after 4 of 10"},
-		{"chunked, longer", whole + chunks + "b\r\n0123456789a\r\n0\r\n\r\n", objstore.KindTransient, "goes on"},
+		{"chunked, longer", whole + chunks + "b\r\n0123456789a\r\n0\r\n\r\n", objstore.KindTransient, "longer than announced"},
 		{"chunked, cut before its end", whole + chunks + "a\r\n0123456789\r\n", objstore.KindTransient, ""},
 		{"chunks that are none", whole + chunks + bytes, objstore.KindTransient, ""},
 		{"up to the end of the connection", whole + "Connection: close\r\n\r\n" + bytes, 0, ""},
 		{"up to an early end", whole + "Connection: close\r\n\r\n0123", objstore.KindTransient, "after 4 of 10"},
-		{"up to a late end", whole + "Connection: close\r\n\r\n" + bytes + "a", objstore.KindTransient, "goes on"},
+		{"up to a late end", whole + "Connection: close\r\n\r\n" + bytes + "a", objstore.KindTransient, "longer than announced"},
 		{"HTTP/1.0", strings.Replace(whole, "1.1", "1.0", 1) + "\r\n" + bytes, 0, ""},
 	} {
 		for _, etag := range []string{"e", "e e"} {
@@ -524,7 +524,7 @@ func TestS3Environment(t *testing.T) {
 		{"unsigned", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_NO_SIGN_REQUEST": "true"}, envURL, true},
 		{"Amazon", map[string]string{"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"}, "https://s3.amazonaws.com", true},
 		{"endpoint with a path", map[string]string{"AWS_ENDPOINT_URL": envURL + "/bucket"}, "has a path", false},
-		{"endpoint with a password", map[string]string{"AWS_ENDPOINT_URL": "http://me:hush@host"}, "holds a user name", false},
+		{"endpoint with a password", map[string]string{"AWS_ENDPOINT_URL": "http://me:hush@host"}, "contains a user name", false},
 		{"endpoint of another kind", map[string]string{"AWS_ENDPOINT_URL": "ftp://host"}, "neither http nor https", false},
 		{"no CA bundle", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_CA_BUNDLE": "/none.pem"}, "AWS_CA_BUNDLE", false},
 	} {

@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// schemeDoubt is how long the first request may go unanswered before the port is tried by the other scheme:
-	// a server that waits for a request says nothing to a TLS handshake.
+	// schemeDoubt is how long the first request may remain unanswered before the port is tried with the other scheme:
+	// a server that waits for a request does not answer a TLS handshake.
 	schemeDoubt = time.Second
 	schemeTime  = time.Second // of that try
 )
 
 var (
-	errNoTLS = errors.New("what answers at the port speaks plain HTTP, not TLS")
-	errTLS   = errors.New("what answers at the port speaks TLS, not plain HTTP")
+	errNoTLS = errors.New("the server at this port speaks plain HTTP, not TLS")
+	errTLS   = errors.New("the server at this port speaks TLS, not plain HTTP")
 )
 
-// errScheme says by which scheme the endpoint's port does not speak.
+// errScheme says that the endpoint's port does not speak its scheme.
 func (s *Store) errScheme() error {
 	if s.secure() {
 		return errNoTLS
@@ -34,13 +34,13 @@ func (s *Store) errScheme() error {
 	return errTLS
 }
 
-// remedyScheme is the setting by which the same port is spoken to by the other scheme.
+// remedyScheme is the setting for the other scheme at the same port.
 func (s *Store) remedyScheme() string {
 	other, _ := s.otherScheme()
 	return fmt.Sprintf(remedyScheme, s.variable, other)
 }
 
-// otherScheme returns the endpoint by the other scheme, at the same port, and that port's address.
+// otherScheme returns the endpoint with the other scheme, at the same port, and that port's address.
 func (s *Store) otherScheme() (endpoint, addr string) {
 	host := strings.TrimPrefix(strings.TrimPrefix(s.endpoint, "http://"), "https://")
 	if s.secure() {
@@ -53,8 +53,8 @@ func (s *Store) otherScheme() (endpoint, addr string) {
 
 func (s *Store) secure() bool { return strings.HasPrefix(s.endpoint, "https://") }
 
-// speaksOther reports whether the endpoint's port speaks HTTP where the endpoint says https, or TLS where it
-// says http. It sends nothing of the user's.
+// speaksOther reports whether the endpoint's port speaks HTTP although the endpoint says https, or TLS although it
+// says http. It sends no data of the user.
 func (s *Store) speaksOther(ctx context.Context) bool {
 	if p, err := s.Proxy(); p != nil || err != nil {
 		return false
@@ -81,12 +81,12 @@ func (s *Store) speaksOther(ctx context.Context) bool {
 	if string(head[len(head)-3:]) != "400" {
 		return true
 	}
-	text, _ := io.ReadAll(io.LimitReader(conn, 4<<10)) // servers for TLS advise to use it
+	text, _ := io.ReadAll(io.LimitReader(conn, 4<<10)) // TLS servers answer with the advice to use it
 	text = bytes.ToUpper(text)
 	return !bytes.Contains(text, []byte("HTTPS")) && !bytes.Contains(text, []byte("SSL"))
 }
 
-// probeEither is probe, which ends with [Store.errScheme] where that is what keeps the answer from coming.
+// probeEither is probe, which ends with [Store.errScheme] if the scheme is the reason for no answer.
 func (s *Store) probeEither(ctx context.Context) error {
 	pctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -100,12 +100,12 @@ func (s *Store) probeEither(ctx context.Context) error {
 	})
 	err := s.probe(pctx)
 	if err == nil {
-		cancel() // what is looked for is not wanted any more
+		cancel() // the probe is no longer needed
 	}
 	mistaken := false
 	if !look.Stop() {
 		mistaken = <-other
-	} else if kind := objstore.KindOf(err); kind == objstore.KindTransient || kind == objstore.KindInvalid { // many servers for TLS answer 400
+	} else if kind := objstore.KindOf(err); kind == objstore.KindTransient || kind == objstore.KindInvalid { // many TLS servers answer 400
 		mistaken = s.speaksOther(ctx)
 	}
 	if err != nil && mistaken {

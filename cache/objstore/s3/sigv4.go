@@ -15,9 +15,9 @@ import (
 // emptySHA256 is the SHA-256 of no bytes, a GET's payload.
 const emptySHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
-// signer signs GETs by AWS Signature Version 4. minio-go derives the signing key anew for each request,
-// five HMACs where one will do, and sorts header maps; with the key kept for its day, and the headers
-// written in their sorted order, a signature costs two hashes.
+// signer signs GETs by AWS Signature Version 4. For each request minio-go derives the signing key again, five HMACs
+// instead of one, and sorts header maps. Here the key is kept for its day and the headers are written in sorted
+// order, so a signature costs two hashes.
 //
 // https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
 type signer struct {
@@ -27,14 +27,14 @@ type signer struct {
 	key    atomic.Pointer[signingKey]
 }
 
-// signingKey is what signatures of one day by one pair of keys share.
+// signingKey is the key for all signatures of one day with one key pair.
 type signingKey struct {
 	id, secret, day string
 	scope           string    // day/region/s3/aws4_request
 	macs            sync.Pool // of hash.Hash, keyed
 }
 
-// amzTime and its first amzDay characters are the forms in which a signature names its time.
+// amzTime and its first amzDay characters are the time formats in a signature.
 const (
 	amzTime = "20060102T150405Z"
 	amzDay  = len("20060102")
@@ -62,8 +62,8 @@ func (s *signer) keyFor(v *credentials.Value, day []byte) *signingKey {
 	return k
 }
 
-// signedGet is a GET of an object as it is signed. All headers that it has are signed, as minio-go does
-// it: If-Match and Range then cannot be changed on the way either.
+// signedGet is a signed GET of an object. Like minio-go it signs all headers, so that If-Match and Range cannot be
+// changed in transit either.
 type signedGet struct {
 	host    string
 	path    []byte // percent-encoded, with the slash that it begins with
@@ -72,8 +72,8 @@ type signedGet struct {
 	rangeOf string // for Range; empty: none
 }
 
-// appendHeaders appends g's head from the Host header to the empty line to b. scratch is overwritten
-// and returned for the next call. Without keys in v the request is anonymous.
+// appendHeaders appends g's head, from the Host header to the empty line, to b. scratch is overwritten and returned
+// for the next call. Without keys in v the request is anonymous.
 func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *credentials.Value, now time.Time) (head, spare []byte) {
 	b = append(b, "Host: "...)
 	b = append(b, g.host...)
@@ -135,8 +135,8 @@ func (s *signer) appendHeaders(b, scratch []byte, g *signedGet, v *credentials.V
 	return append(b, "\r\n\r\n"...), c
 }
 
-// appendCanonical appends the canonical request to c: method, path, query, headers in order, their names, the payload's
-// hash. It appends the names to names too.
+// appendCanonical appends the canonical request to c: method, path, query, headers in order, their names, the
+// payload's hash. It appends the names to names, too.
 func (s *signer) appendCanonical(c, names []byte, g *signedGet, token string, date []byte) (request, signed []byte) {
 	c = append(c, "GET\n"...)
 	c = append(c, g.path...)
@@ -182,7 +182,7 @@ func (s *signer) appendCanonical(c, names []byte, g *signedGet, token string, da
 	return c, names
 }
 
-// appendLower appends a header's name as it is signed.
+// appendLower appends a header's name in the form to sign.
 func appendLower(b []byte, name string) []byte {
 	for i := range len(name) {
 		c := name[i]
@@ -194,7 +194,7 @@ func appendLower(b []byte, name string) []byte {
 	return b
 }
 
-// appendPath appends s percent-encoded as S3 signs it: all but A-Z a-z 0-9 - _ . ~ and the slash.
+// appendPath appends s percent-encoded as S3 signs it: everything except A-Z a-z 0-9 - _ . ~ and the slash.
 func appendPath(b []byte, s string) []byte {
 	const digits = "0123456789ABCDEF"
 	for i := range len(s) {

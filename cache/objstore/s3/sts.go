@@ -17,7 +17,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// roleRequest is what STS is asked for.
+// roleRequest is a request to STS.
 type roleRequest struct{ arn, session, external, seconds string }
 
 // assumeRole exchanges credentials for those of a role.
@@ -53,7 +53,7 @@ func (c *awsChain) stsRegion(p profile) string {
 	return cmp.Or(c.getenv("AWS_REGION"), c.getenv("AWS_DEFAULT_REGION"), p.get("region"), c.region, "us-east-1")
 }
 
-// stsEndpoint returns STS's URL: the configured one, or that of the region.
+// stsEndpoint returns STS's URL: the configured one, or the region's.
 func (c *awsChain) stsEndpoint(files *profiles, p profile) string {
 	if e := configuredEndpoint(c.getenv, files, p, "sts"); e != "" {
 		return e
@@ -66,7 +66,7 @@ func (c *awsChain) stsEndpoint(files *profiles, p profile) string {
 	return endpoint
 }
 
-// fromWebIdentity exchanges the token that the environment names, as Kubernetes mounts it, for credentials.
+// fromWebIdentity exchanges the token file of the environment, as Kubernetes mounts it, for credentials.
 func (c *awsChain) fromWebIdentity(ctx context.Context) (credentials.Value, error) {
 	files, err := loadProfiles(c.getenv)
 	if err != nil {
@@ -80,8 +80,8 @@ func (c *awsChain) fromWebIdentity(ctx context.Context) (credentials.Value, erro
 	return c.webIdentity(ctx, files, p, c.getenv("AWS_WEB_IDENTITY_TOKEN_FILE"), roleRequest{arn: arn, session: c.getenv("AWS_ROLE_SESSION_NAME")})
 }
 
-// webIdentity asks STS for a role by a token, which is read from its file again each time. minio-go's
-// provider sends the line break at the file's end too, and chooses the session's name.
+// webIdentity requests a role from STS with a token, whose file is read each time. minio-go's provider also sends the
+// line break at the file's end, and chooses the session's name.
 //
 // https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRoleWithWebIdentity.html
 func (c *awsChain) webIdentity(ctx context.Context, files *profiles, p profile, file string, r roleRequest) (v credentials.Value, err error) {
@@ -119,11 +119,11 @@ func (c *awsChain) webIdentity(ctx context.Context, files *profiles, p profile, 
 	}
 	var a credentials.AssumeRoleWithWebIdentityResponse
 	if err := xml.Unmarshal(body, &a); err != nil {
-		return v, fmt.Errorf("STS at %s: the answer is not that of STS", req.URL.Host)
+		return v, fmt.Errorf("STS at %s: the answer is not from STS", req.URL.Host)
 	}
 	got := a.Result.Credentials
 	if got.AccessKey == "" || got.SecretKey == "" {
-		return v, fmt.Errorf("STS at %s: the answer holds no credentials", req.URL.Host)
+		return v, fmt.Errorf("STS at %s: the answer contains no credentials", req.URL.Host)
 	}
 	v = keyPair(got.AccessKey, got.SecretKey, got.SessionToken)
 	v.Expiration = got.Expiration

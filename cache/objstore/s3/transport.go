@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// parseEndpoint splits an endpoint into host[:port] and whether it is https. Its errors do not
-// repeat the text, which may hold a password.
+// parseEndpoint splits an endpoint into host[:port] and whether it is https. Its errors do not repeat the text, which
+// may contain a password.
 func parseEndpoint(text string) (host string, secure bool, err error) {
 	if text == "" {
 		return "s3.amazonaws.com", true, nil
@@ -34,7 +34,7 @@ func parseEndpoint(text string) (host string, secure bool, err error) {
 	case u.Scheme != "http" && u.Scheme != "https":
 		return "", false, errors.New("the endpoint's scheme is neither http nor https")
 	case u.User != nil:
-		return "", false, errors.New("the endpoint holds a user name; credentials go into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+		return "", false, errors.New("the endpoint contains a user name; credentials go into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 	case u.Host == "" || u.Hostname() == "":
 		return "", false, errors.New("the endpoint names no host")
 	case (u.Path != "" && u.Path != "/") || u.RawQuery != "" || u.Fragment != "":
@@ -49,10 +49,10 @@ func parseEndpoint(text string) (host string, secure bool, err error) {
 	return host, u.Scheme == "https", nil
 }
 
-// answerGuard stands between minio-go and the transport for what minio-go does not look at: what status an
-// answer had ([withStatus]), and that a listing is one and ends. minio-go takes any XML for an empty listing,
-// and a wrong endpoint's "It works!" page, or a captive portal, would pass for an empty bucket; and it reads
-// a page for as long as bytes come, and pages for as long as the store says that there are more ([pages]).
+// answerGuard sits between minio-go and the transport and checks what minio-go does not: the status of an answer
+// ([withStatus]), and that a listing is one and ends. minio-go takes any XML for an empty listing, so a wrong
+// endpoint's "It works!" page, or a captive portal, would look like an empty bucket. It also reads a page as long as
+// bytes come, and pages as long as the store says that there are more ([pages]).
 type answerGuard struct{ http.RoundTripper }
 
 const (
@@ -65,7 +65,7 @@ const (
 var (
 	errNotXML   = errors.New("the answer to a listing is a web page")
 	errOtherXML = errors.New("the answer to a listing is other XML")
-	errSlowPage = fmt.Errorf("a page of a listing has not come within %v", pageTimeout)
+	errSlowPage = fmt.Errorf("no page of the listing arrived within %v", pageTimeout)
 	errLongPage = fmt.Errorf("a page of a listing has more than %d MiB", maxPage>>20)
 )
 
@@ -104,7 +104,7 @@ func (g answerGuard) RoundTrip(r *http.Request) (*http.Response, error) {
 // root finds the name of XML's first element.
 var root = regexp.MustCompile(`^(?:\xef\xbb\xbf)?\s*(?:<\?[^>]*\?>\s*)?<(?:\w+:)?(\w+)`)
 
-// isResult returns an error for what is certainly no listing. What is not XML at all the decoder tells.
+// isResult returns an error for an answer that is certainly not a listing. The decoder reports text that is not XML.
 func (b *pageBody) isResult(contentType string) error {
 	if strings.HasPrefix(contentType, "text/html") || strings.HasPrefix(contentType, "application/json") {
 		return errNotXML
@@ -116,7 +116,7 @@ func (b *pageBody) isResult(contentType string) error {
 	return nil
 }
 
-// isListing reports whether a GET's query asks a bucket for keys, versions or uploads.
+// isListing reports whether a GET's query lists keys, versions or uploads of a bucket.
 func isListing(query string) bool {
 	query = "&" + query
 	return strings.Contains(query, "&list-type=") || strings.Contains(query, "&versions=") || strings.Contains(query, "&uploads=")
@@ -144,7 +144,7 @@ func (b *pageBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// cause is err, or that the page's time is over.
+// cause is err, or that the page timed out.
 func (b *pageBody) cause(err error) error {
 	if b.ctx.Err() != nil && b.caller.Err() == nil {
 		return errSlowPage
@@ -161,15 +161,15 @@ func (b *pageBody) Close() error {
 
 type statusKey struct{}
 
-// withStatus has the status of the answer to minio-go's request, which minio-go keeps to itself, written to status.
+// withStatus makes answerGuard write the status of the answer to minio-go's request, which minio-go hides, to status.
 func withStatus(ctx context.Context, status *int) context.Context {
 	return context.WithValue(ctx, statusKey{}, status)
 }
 
 type pagesKey struct{}
 
-// pages is what was seen of one listing's pages, so that one that goes in circles is noticed: each
-// page is asked for by another token, and begins with another key.
+// pages records one listing's pages to detect a listing that goes in circles: each page must have a new token, and
+// begin with a new key.
 type pages struct {
 	seen map[uint64]struct{} // hashes: a large listing has many pages, and tokens of some hundred bytes
 	next bool                // the next key is a page's first
@@ -177,13 +177,13 @@ type pages struct {
 
 var pagesSeed = maphash.MakeSeed()
 
-// turn notes that the page of a token is asked for; it is empty for the first.
+// turn records the token of the next page; it is empty for the first.
 func (p *pages) turn(token string) error {
 	p.next = true
 	return p.once("continuation token", token)
 }
 
-// first notes a page's first key.
+// first records a page's first key.
 func (p *pages) first(key string) error {
 	p.next = false
 	return p.once("first key of a page", key)
@@ -209,27 +209,25 @@ func (e *circleError) Error() string {
 	return fmt.Sprintf("the listing goes in circles: the %s %.200q came twice", e.what, e.text)
 }
 
-// newTransport returns a transport for hundreds of small requests at once.
+// newTransport returns a transport for hundreds of small concurrent requests.
 func newTransport(cfg Config) (*http.Transport, error) {
 	t := &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		DialContext:         netDialer.DialContext,
 		TLSHandshakeTimeout: 10 * time.Second,
-		// Stores answer slowly when they are loaded, but an answer that has not begun after 20 s
-		// is better asked for again. Bodies that stall are ended by the retry policy.
+		// Loaded stores answer slowly, but after 20 s without an answer it is better to ask again. The retry policy
+		// ends bodies that stall.
 		ResponseHeaderTimeout: 20 * time.Second,
 		MaxIdleConns:          2 * cfg.MaxConns, // the endpoint, and a region's endpoint after a redirect
 		MaxIdleConnsPerHost:   cfg.MaxConns,
 		IdleConnTimeout:       90 * time.Second,
 		// Objects are delivered as they are stored; gzip would also make their length unknown.
 		DisableCompression: true,
-		// One connection a request: HTTP/2 would put all on one, behind one flow-control window
-		// and one lock.
+		// One connection per request: HTTP/2 would put all on one, behind one flow-control window and one lock.
 		ForceAttemptHTTP2: false,
 		TLSNextProto:      map[string]func(string, *tls.Conn) http.RoundTripper{},
-		// A body passes through the read buffer only where a read is smaller than it; ReadAt
-		// reads large slices past it. 16 KiB takes the headers and a small object in one read
-		// and costs 16 MiB for 1,024 connections.
+		// A body passes through the read buffer only if a read is smaller than it; ReadAt reads large slices past it.
+		// 16 KiB holds the headers and a small object in one read, and costs 16 MiB for 1,024 connections.
 		ReadBufferSize:  16 << 10,
 		WriteBufferSize: 4 << 10, // a request's head is 1 KiB
 	}
@@ -243,7 +241,7 @@ func newTransport(cfg Config) (*http.Transport, error) {
 			pool = x509.NewCertPool()
 		}
 		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s holds no certificate", cfg.CABundle)
+			return nil, fmt.Errorf("%s contains no certificate", cfg.CABundle)
 		}
 		t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}

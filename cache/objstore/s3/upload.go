@@ -3,7 +3,7 @@ package s3
 import (
 	"bytes"
 	"context"
-	"crypto/md5" //nolint:gosec // S3's ETag of an object made of parts is an MD5; nothing is secured by it.
+	"crypto/md5" //nolint:gosec // S3's ETag of a multipart object is an MD5; nothing is secured by it.
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
@@ -23,12 +23,11 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// What is stored from memory is hashed once, by CRC32C, for which the processor has an instruction: 16 GB/s
-// on one core, where SHA-256 makes 0.9 and MD5 0.3 (best of three on a busy machine). The server
-// verifies it and answers BadDigest, which is tried again. The body is no part of the signature
-// (UNSIGNED-PAYLOAD): over plain HTTP minio-go would otherwise compute SHA-256 over it, by chunks. A
-// part of 16 MiB costs the client 6.4 ms of CPU so, 17.2 ms with signed chunks, and 4.5 ms with
-// neither (BenchmarkPart in lab/rig/s3server). Stores that refuse the header (s3proxy) are sent the MD5.
+// Data in memory is hashed once, by CRC32C, which the processor computes at 16 GB/s on one core, against 0.9 for
+// SHA-256 and 0.3 for MD5 (best of three on a busy machine). The server verifies it; after BadDigest the request is
+// retried. The signature does not cover the body (UNSIGNED-PAYLOAD): otherwise minio-go would compute chunked SHA-256
+// over plain HTTP. A part of 16 MiB costs the client 6.4 ms of CPU this way, 17.2 ms with signed chunks, and 4.5 ms
+// with neither (BenchmarkPart in lab/rig/s3server). Stores that refuse the header (s3proxy) get the MD5.
 const (
 	crcHeader     = "X-Amz-Checksum-Crc32c"
 	crcAlgorithm  = "X-Amz-Checksum-Algorithm"
@@ -37,12 +36,12 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// crc32c returns the checksum as S3 writes it.
+// crc32c returns the checksum in S3's encoding.
 func crc32c(p []byte) string {
 	return base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, crc32.Checksum(p, castagnoli)))
 }
 
-// checksum returns what the server is to verify p by: one of both is empty.
+// checksum returns the checksum with which the server verifies p: one of both is empty.
 func (s *Store) checksum(p []byte) (crc, md5Sum string) {
 	if s.noCRC.Load() {
 		sum := md5.Sum(p) //nolint:gosec // see the import
@@ -51,18 +50,18 @@ func (s *Store) checksum(p []byte) (crc, md5Sum string) {
 	return crc32c(p), ""
 }
 
-// refusedCRC takes minio-go's error of a request that asked for CRC32C. Where the store does not know that, it
-// returns one that is worth another try at once, which asks for none, and otherwise err.
+// refusedCRC takes minio-go's error of a request with CRC32C. If the store does not support that, it returns an error
+// that is retried at once, without CRC32C; otherwise err.
 func (s *Store) refusedCRC(key string, err error) error {
 	if minio.ToErrorResponse(err).StatusCode != http.StatusNotImplemented {
 		return err
 	}
 	s.noCRC.Store(true)
-	return &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, AtOnce: true, Err: errors.New("the store does not know CRC32C")}
+	return &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, AtOnce: true, Err: errors.New("the store does not support CRC32C")}
 }
 
-// lentBody reads from a slice that is the caller's again after end: net/http may read a body for
-// some time after the request has failed.
+// lentBody reads from a slice that belongs to the caller again after end: net/http may read a body for some time
+// after the request has failed.
 type lentBody struct {
 	mu sync.Mutex
 	p  []byte
@@ -84,7 +83,7 @@ func (b *lentBody) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// end takes the slice back. It waits for a Read under way, which only copies.
+// end takes the slice back. It waits for a running Read, which only copies.
 func (b *lentBody) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -113,8 +112,8 @@ func (s *Store) put(ctx context.Context, key string, data []byte, onlyNew bool) 
 	return s.stored(ctx, key, int64(len(data)), info)
 }
 
-// stored returns the object of a successful upload. Its time is the server's only after a Stat; nothing
-// depends on it.
+// stored returns the object of a successful upload. Only a Stat would give its time on the server; nothing depends on
+// it.
 func (s *Store) stored(ctx context.Context, key string, size int64, info minio.UploadInfo) (objstore.Object, error) {
 	if info.ETag == "" || s.weakETag && info.LastModified.IsZero() {
 		o, err := s.Stat(ctx, key)
@@ -147,7 +146,7 @@ func (s *Store) PutNew(ctx context.Context, key string, data []byte) (objstore.O
 	case http.StatusPreconditionFailed:
 		return objstore.Object{}, objstore.Exists(s.url(key))
 	case http.StatusConflict:
-		// Another writer, or a deletion, is under way. Who won is known by looking.
+		// Another write, or a deletion, is in progress. Stat tells who won.
 		if _, serr := s.Stat(ctx, key); serr == nil {
 			return objstore.Object{}, objstore.Exists(s.url(key))
 		} else if objstore.KindOf(serr) == objstore.KindNotFound {
@@ -157,7 +156,7 @@ func (s *Store) PutNew(ctx context.Context, key string, data []byte) (objstore.O
 	return objstore.Object{}, s.failPut(ctx, g, "put", key, err)
 }
 
-// failPut is fail for what writes: an error that is one already stays.
+// failPut is fail for writes: an *Error stays as it is.
 func (s *Store) failPut(ctx context.Context, generation uint64, op, key string, err error) error {
 	var e *objstore.Error
 	if errors.As(err, &e) {
@@ -179,8 +178,8 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return s.fail(ctx, g, "delete", s.url(key), err)
 }
 
-// smallUpload is up to which size an upload of one part is kept and stored by one PUT: that costs a
-// copy, about half a millisecond, and saves two requests.
+// smallUpload is the size up to which an upload of one part is stored by one PUT: that costs a copy, about half a
+// millisecond, and saves two requests.
 const smallUpload = 4 << 20
 
 // Upload implements [objstore.Uploader]: a multipart upload, or one PUT for a small object of one part.
@@ -210,7 +209,7 @@ func (s *Store) Upload(ctx context.Context, key string, size, partSize int64) (o
 		err = s.refusedCRC(key, err)
 	}
 	if err == nil && u.id == "" {
-		err = &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, Err: errors.New("the server gave the upload no id")}
+		err = &objstore.Error{Op: "put", Key: s.url(key), Kind: objstore.KindTransient, Err: errors.New("the server returned no upload ID")}
 	}
 	if err != nil {
 		return nil, s.failPut(ctx, g, "put", key, err)
@@ -270,12 +269,12 @@ func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 		return u.s.failPut(ctx, g, "put", u.Key, err)
 	case part.ETag == "":
 		return &objstore.Error{
-			Op: "put", Key: u.s.url(u.Key), Kind: objstore.KindInvalid, Err: fmt.Errorf("the server gave part %d no ETag", n),
-			Remedy: "use a store, and proxies before it, that serve multipart uploads",
+			Op: "put", Key: u.s.url(u.Key), Kind: objstore.KindInvalid, Err: fmt.Errorf("the server returned no ETag for part %d", n),
+			Remedy: "use a store, and proxies in front of it, that serve multipart uploads",
 		}
 	}
 	done := minio.CompletePart{PartNumber: n + 1, ETag: part.ETag}
-	if part.ChecksumCRC32C != "" { // else the server knows no checksums and would not know the element
+	if part.ChecksumCRC32C != "" { // otherwise the server does not support checksums, nor the element
 		done.ChecksumCRC32C = crc
 	}
 	u.mu.Lock()
@@ -286,8 +285,8 @@ func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 
 const codeNoSuchUpload = "NoSuchUpload"
 
-// Complete implements [objstore.Upload]. An upload that the server no longer knows may have been completed by an
-// earlier call whose answer was lost: the object tells.
+// Complete implements [objstore.Upload]. If the server no longer knows the upload, an earlier call whose answer was
+// lost may have completed it: the object shows that.
 func (u *upload) Complete(ctx context.Context) (objstore.Object, error) {
 	if err := ctx.Err(); err != nil {
 		return objstore.Object{}, err
@@ -331,7 +330,7 @@ func (u *upload) complete(ctx context.Context) (objstore.Object, error) {
 			return objstore.Object{}, u.s.failPut(ctx, g, "put", u.Key, err)
 		}
 	}
-	// The answer's ETag is not asked: that of some stores (s3proxy) is not the object's.
+	// The answer's ETag is not used: with some stores (s3proxy) it differs from the object's.
 	o, err := u.s.Stat(ctx, u.Key)
 	switch {
 	case err == nil && o.Size == u.Size && (u.joined || u.fits(o.ETag)):
@@ -342,8 +341,8 @@ func (u *upload) complete(ctx context.Context) (objstore.Object, error) {
 	return objstore.Object{}, err
 }
 
-// fits reports whether an object of the upload's size with this ETag can be the upload's. Under a
-// customer's key the ETag tells no more than the number of parts.
+// fits reports whether an object of the upload's size with this ETag can come from the upload. With a customer's key
+// the ETag shows only the number of parts.
 func (u *upload) fits(etag string) bool {
 	if len(u.s.sse) > 0 {
 		return strings.HasSuffix(etag, "-"+strconv.Itoa(len(u.etags)))
@@ -351,8 +350,8 @@ func (u *upload) fits(etag string) bool {
 	return etag == u.etag()
 }
 
-// etag returns the ETag that S3 gives an object of these parts: the MD5 of the parts' MD5s, and their
-// number. It is "" where parts have other ETags, as under some kinds of encryption.
+// etag returns the ETag that S3 gives an object of these parts: the MD5 of the parts' MD5s, and their number; "" if
+// the parts' ETags are not MD5s, as with some kinds of encryption.
 func (u *upload) etag() string {
 	var sums bytes.Buffer
 	for _, p := range u.etags {
@@ -394,8 +393,8 @@ func (s *Store) abort(ctx context.Context, key, id string) error {
 	return s.fail(ctx, g, "delete", s.url(key), err)
 }
 
-// AbortUploads implements [objstore.Uploader]. The uploads of one PUT are not known to the server, and end with
-// their process.
+// AbortUploads implements [objstore.Uploader]. The server does not know uploads by one PUT; they end with their
+// process.
 func (s *Store) AbortUploads(ctx context.Context, prefix string) (int, error) {
 	n := 0
 	keyMarker, idMarker := "", ""

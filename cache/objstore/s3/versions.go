@@ -16,9 +16,9 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// versions knows where the pinned versions of objects are that were overwritten or deleted in a versioned
-// bucket. Nothing is asked for while objects are as they were listed; the first read that finds another
-// lists the versions of its key, once, and all reads of it ask for the version from then on (ADR 0030).
+// versions knows the version IDs of pinned objects that were overwritten or deleted in a versioned bucket. It does
+// nothing while objects are as listed. The first read that finds another object lists the versions of its key, once;
+// all later reads of it request that version (ADR 0030).
 type versions struct {
 	log *slog.Logger
 
@@ -27,33 +27,33 @@ type versions struct {
 
 	mu      sync.Mutex
 	ids     map[pinnedObject]pinnedVersion
-	off     time.Time // none are asked for before
+	off     time.Time // no listing before this time
 	quietAt time.Time // nothing is logged before
 }
 
 type pinnedObject struct{ key, etag string }
 
-// pinnedVersion is where a version is; without an id, until when it is taken for gone.
+// pinnedVersion is the ID of a version; without one, the time until which it is assumed gone.
 type pinnedVersion struct {
 	id   string
 	gone time.Time
 }
 
 const (
-	// mostVersions bounds the memory, to some 10 MB; what is forgotten is listed again.
+	// mostVersions bounds the memory to some 10 MB; forgotten versions are listed again.
 	mostVersions = 100_000
-	// unversioned is for how long a bucket is left alone whose objects have had one version each, or an object
-	// whose version is gone, and forbidden that whose versions may not be listed: each read would cost a listing.
+	// unversioned is the pause between listings for a bucket without older versions, or an object whose version is gone;
+	// forbidden that if versions may not be listed. Otherwise each read would cost a listing.
 	unversioned = time.Minute
 	forbidden   = 10 * time.Minute
-	// askTimeout bounds a listing of one key's versions. It is below the time that a request may take to be
-	// answered, after which it would be tried again.
+	// askTimeout bounds a listing of one key's versions. It is shorter than the timeout of a request, after which that
+	// would be retried.
 	askTimeout = 10 * time.Second
-	// versionPage is of one listing: an object rarely has more versions.
+	// versionPage is the size of one listing: an object rarely has more versions.
 	versionPage = 100
 )
 
-// of returns the id of the version of o to ask for; "" is the current one.
+// of returns the ID of the version of o to request; "" is the current one.
 func (v *versions) of(o objstore.Object) string {
 	if !v.found.Load() {
 		return ""
@@ -80,7 +80,7 @@ func (v *versions) rest(d time.Duration) {
 	v.off = time.Now().Add(d)
 }
 
-// speak reports whether to log, which is once a minute.
+// speak reports whether to log, once a minute.
 func (v *versions) speak() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -92,7 +92,7 @@ func (v *versions) speak() bool {
 	return true
 }
 
-// hopeless reports whether to list the versions of o would be in vain.
+// hopeless reports whether listing the versions of o would be useless.
 func (v *versions) hopeless(o objstore.Object) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -100,9 +100,9 @@ func (v *versions) hopeless(o objstore.Object) bool {
 	return now.Before(v.off) || now.Before(v.ids[pinnedObject{o.Key, o.ETag}].gone)
 }
 
-// orPinned takes the failure of a read of o, which asked for a version if id is not empty. Where the store
-// holds another object now, and the pinned version still, it returns an error that is worth another try
-// at once; the read will then ask for the version. Otherwise it returns err.
+// orPinned handles a failed read of o, which requested a version if id is not empty. If the store has another object
+// now, and still has the pinned version, it returns an error that is retried at once; the retry requests that
+// version. Otherwise it returns err.
 func (s *Store) orPinned(ctx context.Context, o objstore.Object, id string, err error) error {
 	kind := objstore.KindOf(err)
 	if s.versions == nil {
@@ -144,12 +144,11 @@ func (s *Store) orPinned(ctx context.Context, o objstore.Object, id string, err 
 	}
 	return &objstore.Error{
 		Op: "read", Key: o.Key, Kind: objstore.KindTransient, AtOnce: true,
-		Err: errors.New("it was overwritten or deleted; its version of the listing is asked for"),
+		Err: errors.New("it was overwritten or deleted; the version that was listed is requested"),
 	}
 }
 
-// findVersion lists the versions of o's key and remembers the one with its ETag. It returns "" where there
-// is none.
+// findVersion lists the versions of o's key and remembers the one with its ETag. It returns "" if there is none.
 func (s *Store) findVersion(ctx context.Context, o objstore.Object) (id string, err error) {
 	if id = s.versions.of(o); id != "" {
 		return id, nil // another read has found it meanwhile
@@ -166,15 +165,15 @@ func (s *Store) findVersion(ctx context.Context, o objstore.Object) (id string, 
 			}
 			break
 		}
-		if info.Key != o.Key { // in key order: those that begin with it follow
+		if info.Key != o.Key { // in key order: longer keys follow
 			break
 		}
 		versioned = versioned || info.VersionID != "" && info.VersionID != nullVersion
 		if !info.IsDeleteMarker && etagOf(info) == o.ETag && info.Size == o.Size && info.VersionID != "" {
 			s.versions.remember(o, pinnedVersion{id: info.VersionID})
 			if s.versions.speak() {
-				s.versions.log.Warn("objects were overwritten or deleted in the store; the versions that were listed are read on", "key", o.Key,
-					"remedy", "take the new ones by `shoal refresh`, or put the old ones back")
+				s.versions.log.Warn("objects were overwritten or deleted in the store; reads go on from the versions that were listed", "key", o.Key,
+					"remedy", "take the new versions with `shoal refresh`, or restore the old ones")
 			}
 			return info.VersionID, nil
 		}
@@ -188,8 +187,8 @@ func (s *Store) findVersion(ctx context.Context, o objstore.Object) (id string, 
 	case err != nil:
 		s.versions.rest(rest)
 		if s.versions.speak() {
-			s.versions.log.Info("the versions of objects that changed cannot be listed; their reads fail", "cause", err,
-				"remedy", "to read on what was listed, version the bucket and allow s3:ListBucketVersions and s3:GetObjectVersion")
+			s.versions.log.Info("the versions of changed objects cannot be listed; reads of these objects fail", "cause", err,
+				"remedy", "to go on reading the listed versions, enable versioning of the bucket and allow s3:ListBucketVersions and s3:GetObjectVersion")
 		}
 	case versioned:
 		s.versions.remember(o, pinnedVersion{gone: time.Now().Add(unversioned)})
@@ -199,9 +198,9 @@ func (s *Store) findVersion(ctx context.Context, o objstore.Object) (id string, 
 	return "", err
 }
 
-// errNoVersions is for a store that does not know ?versions and lists objects, or sends nothing or a page: minio-go
-// finds no XML, or elements that are not those of versions.
+// errNoVersions is for stores that ignore ?versions and list objects, or send nothing or a page: minio-go finds no
+// XML, or elements that are not versions.
 var errNoVersions = errors.New("the store does not list versions")
 
-// nullVersion is the id of what was stored while the bucket was not versioned.
+// nullVersion is the ID of objects stored before the bucket was versioned.
 const nullVersion = "null"

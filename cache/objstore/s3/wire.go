@@ -15,36 +15,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wires are the connections over which an S3 store's GETs go, HTTP/1.1, one request at a time each.
+// wires are the connections for an S3 store's GETs: HTTP/1.1, one request at a time each.
 //
-// net/http serves a connection by two goroutines of its own and hands each request and each answer
-// over between three; with the header maps of both that was half of the processor time of a GET of
-// 60 KB (ADR 0019). Here the caller's goroutine writes, waits and reads, and the body goes from the
-// socket into the caller's slice. All other requests go through net/http.
+// net/http runs two goroutines per connection, and each request and answer passes between three. Together with the
+// header maps that was half of the processor time of a GET of 60 KB (ADR 0019). Here the caller's goroutine writes,
+// waits and reads, and the body goes from the socket into the caller's slice. All other requests use net/http.
 type wires struct {
 	dial    func(ctx context.Context) (net.Conn, error)
 	maxIdle int
 
 	mu     sync.Mutex
-	idle   []*wire // the last one used last, so that what is not needed grows old at the front
+	idle   []*wire // least recently used first, so that unneeded ones age at the front
 	reaper *time.Timer
 	closed bool
 }
 
 const (
-	// idleTimeout is how long a connection waits for its next request. Servers' own limits are
-	// mostly longer.
+	// idleTimeout is how long a connection waits for its next request. Most servers allow longer.
 	idleTimeout = 90 * time.Second
-	// headTimeout is how long an answer may take to begin. Stores answer slowly when they are loaded,
-	// but an answer that has not begun after 20 s is better asked for again. Bodies that stall are
-	// ended by the retry policy.
+	// headTimeout is how long an answer may take to start. Loaded stores answer slowly, but after 20 s without an
+	// answer it is better to ask again. The retry policy ends bodies that stall.
 	headTimeout = 20 * time.Second
-	// headBuffer takes any usual head, and of a body that came with it what is then copied.
+	// headBuffer fits any usual head. Body bytes that arrive with it are copied.
 	headBuffer = 4 << 10
 )
 
-// wire is one connection and the answer under way on it, whose body it is: [wire.Read] and
-// [wire.Close], which gives the connection back.
+// wire is one connection and the answer on it, whose body it is: [wire.Read] and [wire.Close], which returns the
+// connection.
 type wire struct {
 	pool *wires
 	conn net.Conn
@@ -52,14 +49,14 @@ type wire struct {
 	free time.Time // since when it waits
 
 	out, scratch []byte // request heads
-	in           []byte // what was read at once with the head; [from:] of it is not yet taken
+	in           []byte // bytes read together with the head; [from:] is not used yet
 	from         int
 	head         answerHead
 	left         int64 // of the body; -1: until the connection ends
 	stop         func() bool
 }
 
-// get returns a connection, the one that was used last where fresh is false and one waits.
+// get returns a connection: unless fresh is set, the most recently used idle one, if any.
 func (ws *wires) get(ctx context.Context, fresh bool) (*wire, error) {
 	ws.mu.Lock()
 	for n := len(ws.idle); n > 0 && !fresh; n = len(ws.idle) {
@@ -81,8 +78,8 @@ func (ws *wires) get(ctx context.Context, fresh bool) (*wire, error) {
 	return &wire{pool: ws, conn: conn, in: make([]byte, 0, headBuffer)}, nil
 }
 
-// silent reports whether nothing has come on a connection that waits: neither its end, nor an answer that nobody asked
-// for and that would be taken for the next one's. With TLS it is not known.
+// silent reports whether an idle connection received nothing: neither its end, nor an unexpected answer that would be
+// taken for the next one's. With TLS that is unknown.
 func (w *wire) silent() bool {
 	c, ok := w.conn.(syscall.Conn)
 	if !ok {
@@ -116,7 +113,7 @@ func (ws *wires) put(w *wire) {
 	}
 }
 
-// reap closes what has waited for too long.
+// reap closes connections that were idle for too long.
 func (ws *wires) reap() {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -135,7 +132,7 @@ func (ws *wires) reap() {
 	}
 }
 
-// close closes the connections that wait, and each other one when its request is done.
+// close closes the idle connections, and each other one when its request is done.
 func (ws *wires) close() {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -150,10 +147,9 @@ func (ws *wires) close() {
 	ws.idle = nil
 }
 
-// do sends the request whose head build appends, and returns the connection with the answer's head
-// read. A server may close a connection that waits at any time; so a request on a used one that got
-// no byte of an answer is sent once more, on a new one. Only requests that may be repeated are sent
-// here.
+// do sends the request whose head build appends, and returns the connection after reading the answer's head. A server
+// may close an idle connection at any time. So a request on a reused one that received no byte of an answer is sent
+// once more, on a new one; all requests here may be repeated.
 func (ws *wires) do(ctx context.Context, build func(b, scratch []byte) (head, spare []byte)) (*wire, error) {
 	for fresh := false; ; fresh = true {
 		w, err := ws.get(ctx, fresh)
@@ -164,7 +160,7 @@ func (ws *wires) do(ctx context.Context, build func(b, scratch []byte) (head, sp
 			return w, nil
 		}
 		again := w.used && len(w.in) == 0 && reset(err) && ctx.Err() == nil
-		w.left = 1 // whatever is on the connection, it is not whole
+		w.left = 1 // the connection is in an unknown state
 		_ = w.Close()
 		if !again {
 			return nil, err
@@ -172,7 +168,7 @@ func (ws *wires) do(ctx context.Context, build func(b, scratch []byte) (head, sp
 	}
 }
 
-// past ends reads and writes at once when it is a connection's deadline.
+// past as a connection's deadline ends its reads and writes at once.
 var past = time.Unix(1, 0)
 
 // exchange sends a request and reads the answer's head.
@@ -200,7 +196,7 @@ func (w *wire) exchange(ctx context.Context, build func(b, scratch []byte) (head
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	// From here on only ctx ends a read. Its deadline may have been set since; then Read looks.
+	// From here on only ctx ends a read. It may have set the deadline since; Read checks that.
 	if err := w.conn.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
@@ -214,7 +210,7 @@ func (w *wire) exchange(ctx context.Context, build func(b, scratch []byte) (head
 	return nil
 }
 
-// readHead reads one head, also an interim one, and leaves what follows it.
+// readHead reads one head, even an interim one, and keeps the bytes after it.
 func (w *wire) readHead() error {
 	w.in = append(w.in[:0], w.in[w.from:]...) // after an interim answer
 	w.from = 0
@@ -270,12 +266,12 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close gives the connection back, or closes it where it is not at the end of an answer.
+// Close returns the connection, or closes it if it is not at the end of an answer.
 func (w *wire) Close() error {
 	if w.stop == nil {
 		return nil
 	}
-	quiet := w.stop() // else its deadline has passed, or will at any moment
+	quiet := w.stop() // otherwise its deadline has passed, or will at any moment
 	w.stop = nil
 	if quiet && w.left == 0 && w.from == len(w.in) && !w.head.close && !w.head.chunked {
 		w.pool.put(w)
@@ -295,9 +291,9 @@ func (w *wire) body() io.ReadCloser {
 	}{httputil.NewChunkedReader(w), w}
 }
 
-// text returns the first most bytes of the body, of an error's answer.
+// text returns at most most bytes of the body of an error's answer.
 func (w *wire) text(most int64) []byte {
-	b, _ := io.ReadAll(io.LimitReader(w.body(), most)) // what came is told; what did not does not matter
+	b, _ := io.ReadAll(io.LimitReader(w.body(), most)) // a partial text is enough
 	return bytes.TrimSpace(b)
 }
 
@@ -306,7 +302,7 @@ var netDialer = &net.Dialer{
 	KeepAlive: 15 * time.Second,
 }
 
-// dialer returns how connections to host[:port] are made.
+// dialer returns a function that connects to host[:port].
 func dialer(host string, secure bool, config *tls.Config) func(ctx context.Context) (net.Conn, error) {
 	if !secure {
 		addr := withPort(host, "80")
@@ -321,7 +317,7 @@ func dialer(host string, secure bool, config *tls.Config) func(ctx context.Conte
 	}
 }
 
-// withPort adds the port that host lacks.
+// withPort adds the port if host has none.
 func withPort(host, port string) string {
 	if _, _, err := net.SplitHostPort(host); err == nil {
 		return host
@@ -332,7 +328,7 @@ func withPort(host, port string) string {
 	return net.JoinHostPort(host, port)
 }
 
-// reset says whether err means that the other side has closed the connection.
+// reset reports whether err means that the other side closed the connection.
 func reset(err error) bool {
 	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }

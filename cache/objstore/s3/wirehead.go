@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// answerHead is what the head of an HTTP/1.x answer says, as far as a GET of an object needs it. Its
-// slices point into the bytes that were parsed.
+// answerHead is the head of an HTTP/1.x answer, as far as a GET of an object needs it. Its slices point into the
+// parsed bytes.
 type answerHead struct {
 	status  int
 	length  int64 // Content-Length; -1: none
@@ -23,8 +23,8 @@ const maxHead = 64 << 10
 
 var errBadHead = errors.New("malformed HTTP answer")
 
-// headEnd returns the length of the head at the start of b, its empty line included, or -1 where b
-// does not hold all of it. The first from bytes are known to hold no end.
+// headEnd returns the length of the head at the start of b, with its empty line, or -1 if b does not contain all of
+// it. The first from bytes are known to contain no end.
 func headEnd(b []byte, from int) int {
 	for i := max(0, from-3); ; {
 		n := bytes.IndexByte(b[i:], '\n')
@@ -41,9 +41,9 @@ func headEnd(b []byte, from int) int {
 	}
 }
 
-// parseHead parses a head that [headEnd] has found. It follows RFC 9112 where that says what a client
-// must refuse: lengths that contradict each other, folded lines, spaces before the colon. A transfer
-// coding goes over a length, and either way such a connection is not used again.
+// parseHead parses a head found by [headEnd]. It follows RFC 9112 on what a client must refuse: contradictory
+// lengths, folded lines, spaces before the colon. A transfer coding overrides a length, and in both cases such a
+// connection is not reused.
 func parseHead(b []byte) (h answerHead, err error) {
 	h.length = -1
 	line, b := cutLine(b)
@@ -77,7 +77,7 @@ func parseHead(b []byte) (h answerHead, err error) {
 	return h, nil
 }
 
-// set takes one header into account.
+// set processes one header.
 func (h *answerHead) set(name, value []byte) error {
 	is := func(s string) bool { return len(name) == len(s) && bytes.EqualFold(name, []byte(s)) }
 	switch len(name) { // most headers are told apart by their names' lengths
@@ -122,7 +122,7 @@ func (h *answerHead) set(name, value []byte) error {
 	return nil
 }
 
-// once sets a field that says what the body is, and that two headers must not say differently.
+// once sets a field that describes the body, and that two headers must not set differently.
 func once(field *[]byte, name, value []byte) error {
 	if *field != nil && !bytes.Equal(*field, value) {
 		return fmt.Errorf("%w: %s %.40q and %.40q", errBadHead, name, *field, value)
@@ -131,7 +131,7 @@ func once(field *[]byte, name, value []byte) error {
 	return nil
 }
 
-// cutLine returns the first line of b without its end, and what follows it.
+// cutLine returns the first line of b without its end, and the rest.
 func cutLine(b []byte) (line, rest []byte) {
 	i := bytes.IndexByte(b, '\n')
 	if i < 0 {
@@ -140,7 +140,7 @@ func cutLine(b []byte) (line, rest []byte) {
 	return bytes.TrimSuffix(b[:i], []byte{'\r'}), b[i+1:]
 }
 
-// cutVersion cuts "HTTP/1.0 " or "HTTP/1.1 " off.
+// cutVersion removes "HTTP/1.0 " or "HTTP/1.1 ".
 func cutVersion(line []byte) (minor byte, rest []byte, ok bool) {
 	const version = "HTTP/1."
 	n := len(version)

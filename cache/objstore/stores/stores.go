@@ -9,21 +9,19 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 )
 
-// Options are what [Open] needs beyond the source's text. The zero value takes all from the AWS
-// environment.
+// Options configure [Open]. The zero value takes everything from the AWS environment.
 type Options struct {
 	// S3 configures an S3 source. Its Bucket is set from the source.
 	S3 s3.Config
-	// Store is what the user may ask of any store. It goes over S3.Store.
+	// Store has the options of any store. It overrides S3.Store.
 	Store objstore.StoreOptions
-	// Getenv is where the AWS variables, and HOME for the profile files, come from; nil means
-	// [os.Getenv]. It goes over S3.Getenv.
+	// Getenv reads the AWS variables, and HOME for the profile files; nil means [os.Getenv]. It overrides S3.Getenv.
 	Getenv func(name string) string
 }
 
-// Open returns the bare store that text names, without decorators, and where the dataset lies in
-// it. It reads credentials and configuration but does not contact the store; call Check for that.
-// The store of a source of tar shards is the bucket, or the folder, that holds them.
+// Open returns the store that text names, without decorators, and the place of the dataset in it. It reads
+// credentials and configuration but does not contact the store; Check does that. For a source of tar shards the store
+// is their bucket or folder.
 func Open(ctx context.Context, text string, o Options) (objstore.Store, objstore.Source, error) {
 	src, err := objstore.ParseSource(text)
 	if err != nil {
@@ -32,8 +30,8 @@ func Open(ctx context.Context, text string, o Options) (objstore.Store, objstore
 	return open(ctx, src, o)
 }
 
-// Create is Open for a place that is to be written to: a local folder that is not there is made. It
-// refuses patterns of shards, since who writes shards names them.
+// Create is Open for a destination: a missing local folder is created. It refuses patterns of shards, since the
+// writer names the shards.
 func Create(ctx context.Context, text string, o Options) (objstore.Store, objstore.Source, error) {
 	dst, err := objstore.ParseSource(text)
 	if err != nil {

@@ -27,7 +27,7 @@ func TestOpen(t *testing.T) {
 		t.Errorf("%+v, %v", o, err)
 	}
 	for text, want := range map[string]string{
-		file:          "of files, only tar shards",
+		file:          "the only files that can be a source are tar shards",
 		dir + "/none": "s3://BUCKET/PREFIX",
 		os.DevNull:    "it is a file",
 	} {

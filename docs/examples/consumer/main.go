@@ -1,9 +1,9 @@
-// Command consumer reads a feed in Go: it counts samples a class and prints the digest of all that came, and it
-// can be stopped at any time and goes on where it was.
+// Command consumer reads a feed in Go: it counts the samples of each class and prints a digest of all samples. It
+// can be stopped at any time and then resumes where it stopped.
 //
 //	shoal serve s3://photos/train --listen unix:///run/shoal/feed.sock --daemon
-//	go run ./examples/consumer unix:///run/shoal/feed.sock
-//	go run ./examples/consumer -batches 3 -state state.json unix:///run/shoal/feed.sock   # three batches at a time
+//	go run ./docs/examples/consumer unix:///run/shoal/feed.sock
+//	go run ./docs/examples/consumer -batches 3 -state state.json unix:///run/shoal/feed.sock   # three batches at a time
 package main
 
 import (
@@ -39,7 +39,7 @@ func main() {
 	}
 }
 
-// consume reads at most limit batches, all of them if it is 0, from where the state file says.
+// consume reads at most limit batches, or all if limit is 0, starting at the position in the state file.
 func consume(ctx context.Context, addr string, open *feedpb.Open, limit int, stateFile string) error {
 	if stateFile != "" {
 		state, err := os.ReadFile(stateFile)
@@ -76,15 +76,15 @@ func consume(ctx context.Context, addr string, open *feedpb.Open, limit int, sta
 		for i := range b.Rows() {
 			if b.Valid(i) {
 				samples++
-				size += len(b.Row(i)) // the object as it is stored, since no transform was asked for
+				size += len(b.Row(i)) // the stored object, because there is no transform
 				perClass[b.Label(i)]++
 			}
 		}
 		digest.Add(b)
 		state := b.Header.GetState()
-		b.Release() // nothing of it may be used from here on
+		b.Release() // the batch must not be used after this
 		if stateFile != "" {
-			// Beside what was computed from the batch, if anything was: that is what makes it exactly once.
+			// To count each sample exactly once, save the state together with the results of the batch.
 			if err := os.WriteFile(stateFile, []byte(state), 0o600); err != nil {
 				return err
 			}

@@ -135,7 +135,7 @@ func TestHostile(t *testing.T) {
 // summary is the table of docs/SEMANTICS.md.
 func summary(outcomes []*outcome) string {
 	var s strings.Builder
-	s.WriteString("| answers | rows | as expected | what came of them | longest |\n| --- | --- | --- | --- | --- |\n")
+	s.WriteString("| answers | rows | as expected | results | longest |\n| --- | --- | --- | --- | --- |\n")
 	for _, g := range groups {
 		rows, good, longest, came := 0, 0, 0.0, map[string]int{}
 		for _, o := range outcomes {

@@ -170,10 +170,10 @@ func answers() []row {
 			a.Del("Content-Length")
 			a.Set("Connection", "close")
 			a.Body = append(a.Body, 'x')
-		}), want: "EIO", text: "goes on", within: allTries},
+		}), want: "EIO", text: "longer than announced", within: allTries},
 		{name: "no Content-Length, no end", script: changed(func(a *hostile.Answer) { a.Del("Content-Length") }), want: "EIO", text: "gave up", within: twoMinutes},
 		{name: "chunked", script: changed(func(a *hostile.Answer) { a.Chunked() }), want: "bytes", within: atOnce, core: true},
-		{name: "chunked, longer", script: changed(func(a *hostile.Answer) { a.Body = append(a.Body, 'x'); a.Chunked() }), want: "EIO", text: "goes on", within: allTries},
+		{name: "chunked, longer", script: changed(func(a *hostile.Answer) { a.Body = append(a.Body, 'x'); a.Chunked() }), want: "EIO", text: "longer than announced", within: allTries},
 		{name: "chunked, shorter", script: changed(func(a *hostile.Answer) { a.Body = a.Body[:99]; a.Chunked() }), want: "EIO", text: "after 99 of 5000", within: allTries},
 		{name: "chunked, without its last chunk", script: changed(func(a *hostile.Answer) { a.Chunked(); a.Body = a.Body[:len(a.Body)-5]; a.Set("Connection", "close") }), want: "EIO", text: "gave up", within: allTries},
 		{name: "chunked, a chunk of 2^64 bytes", script: changed(func(a *hostile.Answer) { a.Chunked(); a.Body = append([]byte("10000000000000000\r\n"), a.Body...) }), want: "EIO", text: "gave up", within: allTries},
@@ -275,7 +275,7 @@ func connections() []row {
 			a.Del("Content-Length")
 			x.Send(a.Bytes())
 			x.Pour([]byte("x"))
-		}), want: "EIO", text: "goes on", within: allTries},
+		}), want: "EIO", text: "longer than announced", within: allTries},
 		{name: "chunks without end", script: get(func(x *hostile.Exchange) {
 			a := x.Sound()
 			a.Body = nil
@@ -283,7 +283,7 @@ func connections() []row {
 			a.Body = nil
 			x.Send(a.Bytes())
 			x.Pour([]byte("4\r\nxxxx\r\n"))
-		}), want: "EIO", text: "goes on", within: allTries},
+		}), want: "EIO", text: "longer than announced", within: allTries},
 		{name: "100 Continue thrice", script: changed(func(a *hostile.Answer) { a.Status = strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 3) + a.Status }), want: "bytes", within: atOnce, core: true},
 		{name: "100 Continue for ever", script: get(func(x *hostile.Exchange) { x.Pour([]byte("HTTP/1.1 100 Continue\r\n\r\n")) }), want: "EIO", text: "gave up", within: twoMinutes},
 		{name: "101", script: sent("HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\n\r\n"), want: "EIO", text: "malformed", within: allTries},
@@ -360,7 +360,7 @@ func listings() []row {
 			b := hostile.XML("200 OK", hostile.Page("", x.Entries()...)).Bytes()
 			x.Send(b[:len(b)-99])
 			x.Stall()
-		}), want: "refused", text: "has not come within 30s", within: slow},
+		}), want: "refused", text: "arrived within 30s", within: slow},
 		{name: "listing: a byte a second", script: lists(func(x *hostile.Exchange) {
 			x.Drip(hostile.XML("200 OK", hostile.Page("", x.Entries()...)).Bytes(), time.Second)
 		}), want: "refused", text: "gave up", within: slow},

@@ -134,6 +134,9 @@ func learned(t *testing.T, found []epoch, samples int) {
 }
 
 func TestExamples(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make night runs it")
+	}
 	w := newWorld(t)
 	tests := map[string]func(*testing.T, *world){
 		"torch_mount.py":     testTorchMount,

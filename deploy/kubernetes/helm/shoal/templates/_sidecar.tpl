@@ -10,7 +10,7 @@ exec:
 timeoutSeconds: 6
 {{- end }}
 
-{{/* A folder that outlives the pod has one folder for each job, and for each pod of it: one daemon at a time may own one. */}}
+{{/* A persistent cache has a folder for each job, and for each of its pods: only one daemon at a time may own a folder. */}}
 {{- define "shoal.cacheDir" -}}
 /var/cache/shoal/
 {{- if or .Values.cache.hostPath .Values.cache.claim }}
@@ -19,8 +19,8 @@ timeoutSeconds: 6
 {{- else }}train{{ end }}
 {{- end }}
 
-{{/* With mount.enabled, the first of the sidecars, so that it is told to end last: it takes away what a sidecar that was
-killed has left. A kubelet cannot remove a volume with a dead mount in it. */}}
+{{/* With mount.enabled, the first sidecar, so that it is stopped last: it removes the dead mount of a killed
+sidecar. The kubelet cannot remove a volume that contains a dead mount. */}}
 {{- define "shoal.unmount" -}}
 name: shoal-unmount
 image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
