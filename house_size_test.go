@@ -17,28 +17,28 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":     7_700,
-	"cmd/shoal-gpu": 1_370,
-	"cmd/shoal-lab": 890,
-	"fusefs":        2_540,
-	"engine":        4_530,
-	"cache":         25_610,
-	"prefetch":      9_640,
-	"loader":        6_400,
-	"gpuingest":     10_750,
-	"internal":      10_250,
-	"lab":           17_250,
-	"python":        30,
-	"docs":          110,
-	"deploy":        500,
-	"tools":         80,
+	"cmd/shoal":       7_700,
+	"cmd/shoal-gpu":   1_370,
+	"cmd/shoal-lab":   890,
+	"fusefs":          2_540,
+	"cache":           25_610,
+	"prefetch":        9_640,
+	"prefetch/engine": 4_530,
+	"loader":          6_400,
+	"gpuingest":       10_750,
+	"internal":        10_250,
+	"lab":             14_850,
+	"python":          30,
+	"docs":            110,
+	"deploy":          500,
+	"tools":           80,
 }
 
 // What reads well has bounds. Beyond each there is what was there before it was; it may only become less.
 const (
-	longestFunction, longFunctions = 80, 17
-	mostFields, wideStructs        = 20, 19
-	mostFolders                    = 13
+	longestFunction, longFunctions = 80, 0
+	mostFields, wideStructs        = 20, 10
+	mostFolders                    = 12
 )
 
 func TestRoomsKeepTheirBudget(t *testing.T) {

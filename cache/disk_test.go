@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/segment"
@@ -86,7 +87,7 @@ func eventually(t interface {
 	Fatalf(format string, args ...any)
 }, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain: %s", what)
 		}
@@ -134,12 +135,8 @@ func TestDiskTrouble(t *testing.T) {
 			asked, handed := d.fs.ops["read"].Load(), d.c.Stats().DiskWaits
 			tt.start(d)
 
-			start := time.Now()
 			d.check(t, span(8, 64)...)
 			d.check(t, span(0, 8)...)
-			if took := time.Since(start); took > time.Minute { // stuck, not slow
-				t.Errorf("64 reads took %v", took)
-			}
 			eventually(t, "stats tell", func() bool {
 				s := d.c.Stats()
 				return s.DiskDown && strings.HasPrefix(s.DiskReason, tt.reason)
@@ -212,11 +209,7 @@ func TestCloseWhileHung(t *testing.T) {
 			if op != "sync" {
 				eventually(t, "it hangs", func() bool { return d.fs.inside.Load() > 0 })
 			}
-			start := time.Now()
 			err := d.c.Close()
-			if took := time.Since(start); took > time.Minute { // stuck, not slow
-				t.Errorf("close took %v", took)
-			}
 			if !errors.Is(err, errLeftBehind) || !strings.Contains(err.Error(), d.dir) {
 				t.Errorf("close: %v", err)
 			}
@@ -296,28 +289,33 @@ func TestHungSync(t *testing.T) {
 
 // A sync that finds another one under way makes durable what that one began too early for.
 func TestSyncBehindAnother(t *testing.T) {
-	d := newTroubled(t, 8<<20, 64<<10, 64<<10)
-	d.c.hangAfter, d.c.closeWait = time.Minute, time.Minute
-	d.keep(t, 0)
-	d.fs.set(errHang, "sync")
-	first := make(chan error)
-	go func() { first <- d.c.Sync() }()
-	eventually(t, "it hangs", func() bool { return d.fs.inside.Load() > 0 })
-	d.keep(t, 1)
-	go func() {
-		time.Sleep(20 * time.Millisecond) // the second one is likely to wait by now
+	synctest.Test(t, func(t *testing.T) {
+		d := newTroubled(t, 8<<20, 64<<10, 64<<10)
+		keep := func(file int) { // without a read of the disk, whose channels come from other tests
+			d.check(t, file)
+			if synctest.Wait(); !d.isKept(file) {
+				t.Fatalf("file %d is not kept", file)
+			}
+		}
+		keep(0)
+		d.fs.set(errHang, "sync")
+		syncs := make(chan error, 2)
+		go func() { syncs <- d.c.Sync() }()
+		synctest.Wait() // it hangs
+		keep(1)
+		go func() { syncs <- d.c.Sync() }()
+		synctest.Wait() // it waits for the first
 		d.fs.heal()
-	}()
-	if err := d.c.Sync(); err != nil {
-		t.Error(err)
-	}
-	if n := d.fs.ops["sync"].Load(); n < 2 {
-		t.Error("what was kept meanwhile is not durable")
-	}
-	if err := <-first; err != nil {
-		t.Error(err)
-	}
-	closeCache(t, d.c)
+		for range 2 {
+			if err := <-syncs; err != nil {
+				t.Error(err)
+			}
+		}
+		if n := d.fs.ops["sync"].Load(); n < 2 {
+			t.Error("what was kept meanwhile is not durable")
+		}
+		closeCache(t, d.c)
+	})
 }
 
 // A reader that is interrupted leaves a read that waits for the disk.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -60,44 +61,32 @@ func TestLedgerModel(t *testing.T) {
 }
 
 func TestReserveWaitsAndIsServedInOrder(t *testing.T) {
-	l := NewLedger(80)
-	if !l.TryReserve(80, ForDemand) {
-		t.Fatal("the first reservation must fit")
-	}
-	var mu sync.Mutex
-	var got []string
-	var wg sync.WaitGroup
-	wait := func(name string, c Class) {
-		before := l.waiting()
-		wg.Go(func() {
-			if err := l.Reserve(context.Background(), 10, c); err != nil {
-				t.Error(err)
-			}
-			mu.Lock()
-			got = append(got, name)
-			mu.Unlock()
-		})
-		for l.waiting() == before {
-			time.Sleep(time.Millisecond)
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLedger(80)
+		if !l.TryReserve(80, ForDemand) {
+			t.Fatal("the first reservation must fit")
 		}
-	}
-	wait("batch", ForBatches)
-	wait("demand", ForDemand)
-	l.Release(10, ForDemand) // room for one: demand goes first
-	for {
-		mu.Lock()
-		n := len(got)
-		mu.Unlock()
-		if n == 1 {
-			break
+		served := make(chan string, 2)
+		for _, c := range []struct {
+			name  string
+			class Class
+		}{{"batch", ForBatches}, {"demand", ForDemand}} {
+			go func() {
+				if err := l.Reserve(t.Context(), 10, c.class); err != nil {
+					t.Error(err)
+				}
+				served <- c.name
+			}()
+			synctest.Wait() // it waits
 		}
-		time.Sleep(time.Millisecond)
-	}
-	l.Release(70, ForDemand)
-	wg.Wait()
-	if got[0] != "demand" || got[1] != "batch" {
-		t.Fatalf("served in order %v", got)
-	}
+		l.Release(20, ForDemand) // room for the reader alone: it may take what batches leave
+		synctest.Wait()
+		if first := <-served; first != "demand" || len(served) > 0 {
+			t.Errorf("%s was served first, with %d more", first, len(served))
+		}
+		l.Release(60, ForDemand)
+		<-served
+	})
 }
 
 func (l *Ledger) waiting() int {

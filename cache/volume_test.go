@@ -154,9 +154,7 @@ func TestManyReadersOneFetch(t *testing.T) {
 			}
 		})
 	}
-	for c.Stats().Joined < 31 {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "all wait for one fetch", func() bool { return c.Stats().Joined == 31 })
 	open()
 	wg.Wait()
 	if s := c.Stats(); f.gate.reads.Load() != 1 || s.Misses != 1 || s.Joined != 31 {
@@ -176,17 +174,13 @@ func TestInterruptedReaderLeavesItsFetch(t *testing.T) {
 		_, err := v.ReadAt(ctx, 0, make([]byte, 10), 0)
 		done <- err
 	}()
-	for f.gate.reads.Load() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "it is fetched", func() bool { return f.gate.reads.Load() > 0 })
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Fatalf("interrupted read: %v", err)
 	}
 	open()
-	for !v.Staged(0, 0) {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "it has landed", func() bool { return v.Staged(0, 0) })
 	if n, err := v.ReadAt(context.Background(), 0, make([]byte, 10), 0); n != 10 || err != nil || f.gate.reads.Load() != 1 {
 		t.Errorf("read again: %d, %v, %d fetches", n, err, f.gate.reads.Load())
 	}
@@ -306,9 +300,7 @@ func TestInherit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for kept, n := v.Kept(); kept < n; kept, _ = v.Kept() {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "all is kept", func() bool { kept, n := v.Kept(); return kept == n })
 	var objects []objstore.Object
 	for i := range f.m.Len() {
 		objects = append(objects, f.m.Object(i))
@@ -474,13 +466,7 @@ func TestSmallerLimit(t *testing.T) {
 				t.Fatalf("file %d: %d bytes, %v", file, n, err)
 			}
 		}
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-			if n, _ := v.Kept(); n == want {
-				break
-			} else if time.Now().After(deadline) {
-				t.Fatalf("kept %d of %d in %d bytes, want %d", n, len(sizes), limit, want)
-			}
-		}
+		eventually(t, fmt.Sprintf("%d of %d are kept in %d bytes", want, len(sizes), limit), func() bool { n, _ := v.Kept(); return n == want })
 		if used := c.Stats().DiskUsed; used > limit {
 			t.Errorf("%d bytes on disk, limit %d", used, limit)
 		}

@@ -38,23 +38,20 @@ var requestLine = regexp.MustCompile(`rx \d+: ([A-Z_]+) n\d+ (?:\{[^}]*?\[\d+ \+
 // requests returns what the kernel asked while do ran, by operation, and the sizes of READs.
 func requests(t *testing.T, c *child, do func()) (ops map[string]int, reads []int) {
 	t.Helper()
-	settle := func() int { // RELEASE and FORGET come when the kernel likes
-		// The log comes by a pipe: all that was asked before is in it once this, which nothing else asks, is.
+	settle := func() int {
+		// The log comes by a pipe: all that was asked before is in it once this, which nothing else asks, is. A RELEASE
+		// comes when the kernel likes.
 		marks := strings.Count(c.log.String(), ": STATFS ")
 		if err := unix.Statfs(c.dir, new(unix.Statfs_t)); err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			if log := c.log.String(); strings.Count(log, ": STATFS ") > marks && strings.Count(log, ": RELEASE ") >= strings.Count(log, ": OPEN ") {
-				break
+				return len(log)
 			}
 		}
-		n := -1
-		for now := len(c.log.String()); now != n; now = len(c.log.String()) {
-			n = now
-			time.Sleep(50 * time.Millisecond)
-		}
-		return n
+		t.Fatalf("the log is without the end of the requests:\n%s", c.log.String())
+		return 0
 	}
 	from := settle()
 	do()
@@ -161,20 +158,16 @@ func TestLend(t *testing.T) {
 		readTree(t, c)
 		c.do("collect") // an os.File that nobody holds any more would be closed now
 	}
-	var wg sync.WaitGroup
 	for range 10 {
-		wg.Go(func() {
-			cmd := exec.Command("dd", "if="+c.path("b/700k"), "of=/dev/null", "bs=1", "iflag=direct")
-			if err := cmd.Start(); err != nil {
-				t.Error(err)
-				return
-			}
-			time.Sleep(20 * time.Millisecond)
-			cmd.Process.Kill()
-			cmd.Wait()
-		})
+		lent := c.report().Lent
+		cmd := exec.Command("dd", "if="+c.path("b/700k"), "of=/dev/null", "bs=1", "iflag=direct")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		c.eventually("it reads", func(r report) bool { return r.Lent > lent+10 })
+		cmd.Process.Kill()
+		cmd.Wait()
 	}
-	wg.Wait()
 	c.eventually("all is given back", func(r report) bool { return r.Lent > int64(len(c.data)) && r.Lent == r.Returned })
 	if after := descriptors(); after > before {
 		t.Errorf("%d descriptors, %d before", after, before)

@@ -11,7 +11,7 @@ import (
 
 func radians(degrees float64) float64 { return degrees * (math.Pi / 180) }
 
-// degrees of radians, rounded where Python rounds.
+// degrees converts radians, rounded where Python rounds.
 func degrees(radians float64) float64 { return radians * (180 / math.Pi) }
 
 // inverseAffine is torchvision's matrix for affine of unit scale, in its order of operations: angle and shears in
@@ -34,12 +34,12 @@ func inverseAffine(cx, cy, angle, tx, ty, shearX, shearY float64) [6]float64 {
 func round15(x float64) float64 {
 	r, err := strconv.ParseFloat(strconv.FormatFloat(x, 'f', 15, 64), 64)
 	if err != nil {
-		panic(err) // not reached: it was formatted here
+		panic(err) // unreachable: it was formatted here
 	}
 	return r
 }
 
-// rotate appends what Image.rotate does: counter-clockwise by degrees, about the middle unless a centre is given.
+// rotate appends the steps of Image.rotate: counter-clockwise by degrees, about the middle unless a centre is given.
 func rotate(steps []step, size image.Point, angle float64, f jpeg.Filter, expand bool, centre *[2]float64, fill [3]uint8) []step {
 	angle = math.Mod(angle, 360)
 	if angle < 0 {
@@ -105,14 +105,14 @@ func buildRotation(a *args) (operation, error) {
 	case v.kind == 't' && len(v.list) == 2 && v.list[0].number() && v.list[1].number() && v.list[0].num <= v.list[1].num && math.Abs(v.list[0].num) <= 1e6 && math.Abs(v.list[1].num) <= 1e6:
 		o.degrees = [2]float64{v.list[0].num, v.list[1].num}
 	default:
-		return nil, a.bad(v, "degrees is one number from 0 on, or (min, max)")
+		return nil, a.bad(v, "degrees must be a number of at least 0, or (min, max)")
 	}
 	switch v := a.val["center"]; {
 	case v.kind == 'n':
 	case v.kind == 't' && len(v.list) == 2 && v.list[0].number() && v.list[1].number() && math.Abs(v.list[0].num) <= maxSide && math.Abs(v.list[1].num) <= maxSide:
 		o.centre = &[2]float64{v.list[0].num, v.list[1].num}
 	default:
-		return nil, a.bad(v, "center is None or (x, y)")
+		return nil, a.bad(v, "center must be None or (x, y)")
 	}
 	var err error
 	if o.expand, err = a.truth("expand"); err != nil {

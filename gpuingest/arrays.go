@@ -9,22 +9,22 @@ import (
 	"strings"
 )
 
-// Array is the Ingest of samples that are one array each: npy, npz, safetensors, or bare numbers. Where no crop and no
-// padding are named, an array of another shape is a bad sample. Shapes and values are numpy's, bit for bit.
+// Array is the Ingest of samples that are one array each: npy, npz, safetensors, or bare numbers. Without crop and
+// pad, an array of another shape is a bad sample. Shapes and values are numpy's, bit for bit.
 type Array struct {
 	source  string // npy, npz, safetensors or raw_array
 	key     string // the member of an npz, the tensor's name
-	shape   []int  // of the stored array, once it is cropped and padded
-	dtype   string // of the row, as numpy names it, or bfloat16
+	shape   []int  // of the row: the stored array after crop and padding
+	dtype   string // of the row: numpy's name, or bfloat16
 	crop    string // "", center or random
 	pad     *value // nil: smaller arrays are bad
-	axes    []int  // of the row, as numpy's transpose has them; nil: as stored
+	axes    []int  // of the row, as in numpy's transpose; nil: as stored
 	rawType string // raw_array's
 	stored  []int  // raw_array's, with one -1 at most
 	out     []int
 }
 
-// shortTypes are the names that all transforms share, by numpy's.
+// shortTypes maps numpy's type names to the names that all transforms share.
 var shortTypes = map[string]string{"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 // elementSize is the length of an element in bytes.
@@ -33,7 +33,7 @@ var elementSize = map[string]int{
 	"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }
 
-// typeNamed reads a type's name, ours or numpy's.
+// typeNamed parses a type's name, ours or numpy's.
 func typeNamed(s string) (string, bool) {
 	for long, short := range shortTypes {
 		if s == short {
@@ -44,7 +44,7 @@ func typeNamed(s string) (string, bool) {
 	return s, ok
 }
 
-// shortType is the name that specs and fields have for numpy's.
+// shortType is the name of numpy's type in specs and fields.
 func shortType(dtype string) string {
 	if s, ok := shortTypes[dtype]; ok {
 		return s
@@ -61,13 +61,13 @@ var arraySources = map[string][]param{
 	"raw_array":   {{"shape", ""}, {"dtype", ""}, {"stored", "None"}, {"crop", "None"}, {"pad", "None"}},
 }
 
-// compileArray reads
+// compileArray parses
 //
 //	SPEC   = source { "|" step }
 //	source = npy(shape) | npz(key, shape) | safetensors(name, shape) | raw_array(shape, dtype, stored)
 //	step   = a type | transpose(axes)
 //
-// where every source takes crop='center' or 'random' and pad=VALUE too. The type is numpy's name or fp16, bf16, fp32.
+// Every source also accepts crop='center' or 'random' and pad=VALUE. The type is numpy's name or fp16, bf16, fp32.
 func compileArray(p *parser, calls []call) (Ingest, error) {
 	c := calls[0]
 	a, err := bind(p, c, arraySources[c.name])
@@ -96,7 +96,7 @@ func compileArray(p *parser, calls []call) (Ingest, error) {
 	}
 	if t.dtype == "" {
 		if t.dtype = t.rawType; t.dtype == "" {
-			return nil, p.fail(c.pos, len(c.name), "add one, such as |fp32", "%s: the type of the rows is not named", c.name)
+			return nil, p.fail(c.pos, len(c.name), "add one, such as |fp32", "%s: the type of the rows is missing", c.name)
 		}
 	}
 	t.out = slices.Clone(t.shape)
@@ -109,28 +109,28 @@ func compileArray(p *parser, calls []call) (Ingest, error) {
 	return t, nil
 }
 
-// fit reads how arrays of other shapes become rows.
+// fit parses how arrays of other shapes become rows.
 func (t *Array) fit(a *args) error {
 	switch v := a.val["crop"]; {
 	case v.kind == 'n':
 	case v.kind == 's' && (v.str == "center" || v.str == "random"):
 		t.crop = v.str
 	default:
-		return a.bad(v, "crop is None, 'center' or 'random'")
+		return a.bad(v, "crop must be None, 'center' or 'random'")
 	}
 	switch v := a.val["pad"]; {
 	case v.kind == 'n':
 	case v.number() || v.kind == 'b':
 		t.pad = &v
 	default:
-		return a.bad(v, "pad is None or the value to fill up with")
+		return a.bad(v, "pad must be None or the padding value")
 	}
 	v, ok := a.val["dtype"]
 	if !ok {
 		return nil
 	}
 	if t.rawType, ok = typeNamed(v.str); v.kind != 's' || !ok {
-		return a.bad(v, "dtype is a type such as 'float32'")
+		return a.bad(v, "dtype must be a type such as 'float32'")
 	}
 	if a.val["stored"].kind == 'n' {
 		t.stored = t.shape
@@ -143,7 +143,7 @@ func (t *Array) fit(a *args) error {
 	return err
 }
 
-// step reads one word behind the source.
+// step parses one word after the source.
 func (t *Array) step(p *parser, c call) error {
 	if c.name == "transpose" {
 		if t.axes != nil {
@@ -181,7 +181,7 @@ func (t *Array) step(p *parser, c call) error {
 	return nil
 }
 
-// dims reads a shape. open allows one -1.
+// dims parses a shape. open allows one -1.
 func (a *args) dims(name string, open bool) ([]int, error) {
 	v := a.val[name]
 	list := v.list
@@ -189,22 +189,22 @@ func (a *args) dims(name string, open bool) ([]int, error) {
 		list = []value{v}
 	}
 	if len(list) == 0 || len(list) > maxDims {
-		return nil, a.bad(v, "%s is a tuple of 1 to %d sizes", name, maxDims)
+		return nil, a.bad(v, "%s must be a tuple of 1 to %d sizes", name, maxDims)
 	}
 	var shape []int
 	for _, x := range list {
 		if x.kind != 'i' || x.num > maxOut || x.num < 1 && !(open && x.num == -1 && !slices.Contains(shape, -1)) {
-			return nil, a.bad(x, "%s takes whole numbers from 1 on", name)
+			return nil, a.bad(x, "%s must contain whole numbers from 1", name)
 		}
 		shape = append(shape, int(x.num))
 	}
 	return shape, nil
 }
 
-// text reads a string that quotes can hold.
+// text parses a string that can be quoted again.
 func (a *args) text(v value, name string) (string, error) {
 	if v.kind != 's' || v.str == "" {
-		return "", a.bad(v, "%s is a name in quotes", name)
+		return "", a.bad(v, "%s must be a name in quotes", name)
 	}
 	return v.str, nil
 }
@@ -311,7 +311,7 @@ func (t *Array) read(b []byte) (array, error) {
 	return parseRaw(b, t.stored, t.rawType)
 }
 
-// parseRaw gives bare numbers the shape stored, whose -1 takes what there is.
+// parseRaw gives bare numbers the shape stored, whose -1 is computed from the length.
 func parseRaw(b []byte, stored []int, dtype string) (array, error) {
 	shape := slices.Clone(stored)
 	if i := slices.Index(shape, -1); i >= 0 {
@@ -321,7 +321,7 @@ func parseRaw(b []byte, stored []int, dtype string) (array, error) {
 		}
 	}
 	if n, ok := byteSize(shape, dtype); !ok || n != int64(len(b)) {
-		return array{}, badArray("%d bytes are no %s array of shape %v", len(b), dtype, stored)
+		return array{}, badArray("%d bytes are not an array of %s of shape %v", len(b), dtype, stored)
 	}
 	return array{dtype: dtype, shape: shape, data: b}, nil
 }
@@ -333,7 +333,7 @@ func (t *Array) Make(src Sample, at Draw, row *Row) error {
 		return err
 	}
 	if len(a.shape) != len(t.shape) {
-		return badArray("an array of shape %v, %v is wanted", a.shape, t.shape)
+		return badArray("an array of shape %v instead of %v", a.shape, t.shape)
 	}
 	from := make([]int, len(t.shape)) // where the crop begins in the stored array
 	into := make([]int, len(t.shape)) // and in the row
@@ -348,9 +348,9 @@ func (t *Array) Make(src Sample, at Draw, row *Row) error {
 		case have > want && t.crop == "random":
 			from[i] = rand.IntN(have - want + 1)
 		case have > want:
-			return badArray("an array of shape %v, %v is wanted (crop= takes a part)", a.shape, t.shape)
+			return badArray("an array of shape %v instead of %v (crop= cuts out a part)", a.shape, t.shape)
 		case have < want && t.pad == nil:
-			return badArray("an array of shape %v, %v is wanted (pad= fills it up)", a.shape, t.shape)
+			return badArray("an array of shape %v instead of %v (pad= extends it)", a.shape, t.shape)
 		}
 	}
 	dst := row.Fields[0]
@@ -381,7 +381,7 @@ func (t *Array) fill(dst []byte) error {
 	return nil
 }
 
-// place copies the crop, element by element where types or order differ.
+// place copies the crop, element by element if types or order differ.
 func (t *Array) place(a *array, from, into, size []int, dst []byte) error {
 	n := len(size)
 	src, to := elementSize[a.dtype], elementSize[t.dtype]
@@ -413,7 +413,7 @@ func (t *Array) place(a *array, from, into, size []int, dst []byte) error {
 	if slices.Contains(rowSize, 0) {
 		return nil
 	}
-	// Axes that lie back to back on both sides are one long axis.
+	// Merge axes that are contiguous on both sides.
 	for n > 1 && srcStep[n-2] == srcStep[n-1]*rowSize[n-1] && dstStep[n-2] == dstStep[n-1]*rowSize[n-1] {
 		rowSize[n-2] *= rowSize[n-1]
 		srcStep[n-2], dstStep[n-2] = srcStep[n-1], dstStep[n-1]
@@ -442,8 +442,7 @@ func (t *Array) place(a *array, from, into, size []int, dst []byte) error {
 	}
 }
 
-// npyPicture is the view of a picture that lies as an npy array: its pixels where they are, and copied only where
-// they are not RGB.
+// npyPicture makes a picture of an npy array: a view of its pixels if they are RGB, a copy otherwise.
 func (p *picture) npyPicture() error {
 	a, err := parseNpy(p.src)
 	if err != nil {
@@ -454,7 +453,7 @@ func (p *picture) npyPicture() error {
 		channels = a.shape[2]
 	}
 	if a.dtype != "uint8" || a.fortran || len(a.shape) < 2 || len(a.shape) > 3 || channels != 1 && channels != 3 && channels != 4 {
-		return badArray("npy array of %v %s: a picture is uint8 of height x width x 3 (also x 4, x 1, or none) in C order: feed other arrays by npy(shape)", a.shape, a.dtype)
+		return badArray("npy array of %v %s: a picture is uint8 of height x width x 3 (also x 4, x 1, or none) in C order: read other arrays with npy(shape)", a.shape, a.dtype)
 	}
 	h, w := a.shape[0], a.shape[1]
 	if h < 1 || w < 1 || h > 1<<24 || w > 1<<24 {

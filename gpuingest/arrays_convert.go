@@ -12,9 +12,9 @@ type block struct {
 	i    [128]int64
 }
 
-// converter changes types as numpy's astype does in C: integers wrap, floats round to the nearest, halves to even,
-// and lose their fraction on the way to integers. What C leaves undefined, a float that the integer cannot hold, is
-// an error. NaN stays NaN; its payload is not kept.
+// converter changes types as numpy's astype does in C: integers wrap, floats round to nearest, half to even, and are
+// truncated to integers. A float that the integer type cannot hold, which C leaves undefined, is an error. NaN stays
+// NaN; its payload is not kept.
 type converter struct {
 	from string
 	big  bool
@@ -106,7 +106,7 @@ func (c *converter) load(src []byte, step, n int) {
 	}
 }
 
-// integers are the types' lowest value and the first that is too high, as floats hold them.
+// integers are each type's lowest value, and the first value above its range, as floats.
 var integers = map[string][2]float64{
 	"int8": {-0x1p7, 0x1p7}, "uint8": {0, 0x1p8}, "int16": {-0x1p15, 0x1p15}, "uint16": {0, 0x1p16},
 	"int32": {-0x1p31, 0x1p31}, "uint32": {0, 0x1p32}, "int64": {-0x1p63, 0x1p63}, "uint64": {0, 0x1p64},
@@ -137,7 +137,7 @@ func (c *converter) store(dst []byte, b *block, n int) error {
 			native.PutUint64(dst[8*k:], math.Float64bits(x))
 			continue
 		}
-		// Integers round once to float32, and from there to the 16-bit types: what numpy and torch do.
+		// Integers round once to float32, and from there to the 16-bit types, as in numpy and torch.
 		var x float32
 		switch b.kind {
 		case 'i':
@@ -174,7 +174,7 @@ func (c *converter) storeInts(dst []byte, b *block, n int, limits [2]float64) er
 		if b.kind == 'f' {
 			x := math.Trunc(b.f[k])
 			if !(x >= limits[0] && x < limits[1]) {
-				return badArray("the value %v is no %s", b.f[k], c.to)
+				return badArray("the value %v does not fit %s", b.f[k], c.to)
 			}
 			if v = int64(x); x >= 0x1p63 {
 				v = int64(uint64(x))
@@ -211,7 +211,7 @@ func fromFloat16(h uint16) float64 {
 	return math.Copysign(x, 0.5-float64(h>>15))
 }
 
-// toFloat16 rounds once, to the nearest, halves to even.
+// toFloat16 rounds once, to nearest, half to even.
 func toFloat16(x float64) uint16 {
 	b := math.Float64bits(x)
 	sign := uint16(b >> 48 & 0x8000)

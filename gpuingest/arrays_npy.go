@@ -21,10 +21,10 @@ const (
 	inflateAtFirst = 1 << 20
 )
 
-// npyHeader reads a header (numpy.lib.format, versions 1 to 3) and returns its length.
+// npyHeader parses a header (numpy.lib.format, versions 1 to 3) and returns its length.
 func npyHeader(b []byte) (a array, n int, err error) {
 	if len(b) < 10 || !isNpy(b) {
-		return a, 0, badArray("no npy file: %s", format(b))
+		return a, 0, badArray("not an npy file: %s", format(b))
 	}
 	size, at := int(binary.LittleEndian.Uint16(b[8:])), 10
 	switch major := b[6]; {
@@ -49,7 +49,7 @@ func npyHeader(b []byte) (a array, n int, err error) {
 	return a, at + size, nil
 }
 
-// describe reads the header's Python dictionary.
+// describe parses the header's Python dictionary.
 func (a *array) describe(s string) error {
 	p := &parser{s: s}
 	if !p.accept('{') {
@@ -62,7 +62,7 @@ func (a *array) describe(s string) error {
 			return errors.New("no dictionary")
 		}
 		if key.str == "descr" && p.peek() == '[' {
-			return errors.New("a structured type: feed it raw, or save each field as an array of its own")
+			return errors.New("a structured type: use the transform raw, or save each field as a separate array")
 		}
 		v, err := p.value(0)
 		if err != nil {
@@ -91,12 +91,12 @@ func (a *array) describe(s string) error {
 		}
 	}
 	if p.peek(); len(seen) != 3 || p.i != len(s) {
-		return errors.New("it does not have descr, fortran_order and shape, once each")
+		return errors.New("it must have descr, fortran_order and shape, once each")
 	}
 	return nil
 }
 
-// descr reads a type such as "<f4".
+// descr parses a type such as "<f4".
 func (a *array) descr(s string) error {
 	names := map[string]string{
 		"b1": "bool", "i1": "int8", "u1": "uint8", "i2": "int16", "u2": "uint16", "i4": "int32", "u4": "uint32",
@@ -107,7 +107,7 @@ func (a *array) descr(s string) error {
 	}
 	dtype, ok := names[s[1:]]
 	if !ok || !strings.Contains("<>|=", s[:1]) {
-		return fmt.Errorf("type %q: bool, integers and floats of 16 to 64 bits are read; feed others raw", s)
+		return fmt.Errorf("type %q: supported are bool, integers, and floats of 16 to 64 bits; use the transform raw for others", s)
 	}
 	a.dtype, a.big = dtype, s[0] == '>'
 	return nil
@@ -126,11 +126,11 @@ func parseNpy(b []byte) (array, error) {
 	return a, nil
 }
 
-// parseNpz reads one member. Only what the header of the member accounts for is inflated.
+// parseNpz reads one member. It inflates no more than the member's header accounts for.
 func parseNpz(b []byte, key string) (array, error) {
 	z, err := zip.NewReader(bytes.NewReader(b), int64(len(b)))
 	if err != nil {
-		return array{}, badArray("no npz file: %w", err)
+		return array{}, badArray("not an npz file: %w", err)
 	}
 	var have []string
 	for _, f := range z.File {
@@ -150,7 +150,7 @@ func parseNpz(b []byte, key string) (array, error) {
 		if limit > maxInflated {
 			return array{}, badArray("npz member %q has %d bytes, the limit is %d", key, f.UncompressedSize64, maxInflated)
 		}
-		// The size is the file's word: memory grows with what really comes.
+		// The file's size field is not trusted: memory grows with the data.
 		buf := bytes.NewBuffer(make([]byte, 0, min(limit+bytes.MinRead, inflateAtFirst)))
 		if _, err := io.Copy(buf, io.LimitReader(r, limit+1)); err != nil {
 			return array{}, badArray("npz member %q: %w", key, err)
@@ -160,7 +160,7 @@ func parseNpz(b []byte, key string) (array, error) {
 	return array{}, badArray("the npz has no array %q, but %q", key, have)
 }
 
-// safeTypes are safetensors' names.
+// safeTypes maps safetensors' type names.
 var safeTypes = map[string]string{
 	"BOOL": "bool", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32",
 	"I64": "int64", "U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
@@ -178,7 +178,7 @@ func parseSafetensors(b []byte, name string) (array, error) {
 	header, data := b[8:8+n], b[8+n:]
 	d := json.NewDecoder(bytes.NewReader(header))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return array{}, badArray("safetensors: the header is no JSON object")
+		return array{}, badArray("safetensors: the header is not a JSON object")
 	}
 	var have []string
 	for d.More() {
@@ -206,7 +206,7 @@ func parseSafetensors(b []byte, name string) (array, error) {
 		}
 		dtype, ok := safeTypes[t.DType]
 		if !ok {
-			return array{}, badArray("safetensors, tensor %q has type %q, which is not read: feed it raw", name, t.DType)
+			return array{}, badArray("safetensors, tensor %q has type %q, which is not supported: use the transform raw", name, t.DType)
 		}
 		size, ok := byteSize(t.Shape, dtype)
 		if !ok || len(t.Shape) > maxDims || len(t.Offsets) != 2 || t.Offsets[0] > t.Offsets[1] || t.Offsets[1] > uint64(len(data)) || t.Offsets[1]-t.Offsets[0] != uint64(size) {

@@ -181,15 +181,15 @@ func TestArrayFit(t *testing.T) {
 		t.Errorf("%d of 24 crops in 400 draws", len(seen))
 	}
 	for spec, want := range map[string]string{
-		"npy((4, 12))|int32":                         "crop= takes a part",
-		"npy((7, 9))|int32":                          "pad= fills it up",
+		"npy((4, 12))|int32":                         "crop= cuts out a part",
+		"npy((7, 9))|int32":                          "pad= extends it",
 		"npy((54,))|int32":                           "shape [6 9]",
-		"npz('a', (6, 9))|int32":                     "no npz file",
+		"npz('a', (6, 9))|int32":                     "not an npz file",
 		"safetensors('a', (6, 9))|int32":             "safetensors",
-		"raw_array((6, 9), 'int32')":                 "no int32 array",
+		"raw_array((6, 9), 'int32')":                 "not an array of int32",
 		"Resize((8, 8))":                             "a picture is uint8",
 		"npy((6, 9))|fp32|uint8":                     "one type is enough",
-		"npy((6, 9))":                                "the type of the rows is not named",
+		"npy((6, 9))":                                "the type of the rows is missing",
 		"npy((6, 9))|transpose(0, 0)|fp32":           "each axis",
 		"npy((6, 9))|flot32":                         "did you mean",
 		"npy((65536, 65536))|fp32":                   "more than 2147483647 bytes",

@@ -12,15 +12,15 @@ import (
 	"github.com/mewkiz/flac"
 )
 
-// Audio is the Ingest of sound: WAV and FLAC become fp32 of channels x samples in [-1, 1], cut or filled up to one
-// length. The field "length" holds how many samples are the recording's own.
+// Audio is the Ingest of sound: WAV and FLAC become fp32 of channels x samples in [-1, 1], cut or padded to one
+// length. The field "length" is the number of samples that belong to the recording.
 type Audio struct {
 	seconds  float64
 	rate     int
 	channels int
 	samples  int
 	crop     string // start, center, random, or "" where longer recordings are bad
-	pad      bool   // shorter ones are filled up with silence, else bad
+	pad      bool   // shorter ones are padded with silence, otherwise bad
 	resample bool
 
 	mu      sync.Mutex
@@ -30,7 +30,7 @@ type Audio struct {
 const (
 	maxRate     = 768_000
 	maxChannels = 64
-	maxFrames   = 1 << 28 // of a FLAC: 90 minutes at 48 kHz, that a crop's way there stays short
+	maxFrames   = 1 << 28 // of a FLAC: 90 minutes at 48 kHz, since everything before a crop is decoded
 )
 
 var audioParams = []param{{"seconds", ""}, {"rate", ""}, {"channels", "1"}, {"crop", "'random'"}, {"pad", "True"}, {"resample", "False"}}
@@ -39,7 +39,7 @@ var audioParams = []param{{"seconds", ""}, {"rate", ""}, {"channels", "1"}, {"cr
 func compileAudio(p *parser, calls []call) (Ingest, error) {
 	c := calls[0]
 	if len(calls) > 1 {
-		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "audio stands alone")
+		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "audio cannot be combined with other operations")
 	}
 	a, err := bind(p, c, audioParams)
 	if err != nil {
@@ -49,7 +49,7 @@ func compileAudio(p *parser, calls []call) (Ingest, error) {
 	whole := func(name string, most int) (int, error) {
 		v := a.val[name]
 		if v.kind != 'i' || v.num < 1 || v.num > float64(most) {
-			return 0, a.bad(v, "%s is a whole number from 1 to %d", name, most)
+			return 0, a.bad(v, "%s must be a whole number from 1 to %d", name, most)
 		}
 		return int(v.num), nil
 	}
@@ -62,20 +62,20 @@ func compileAudio(p *parser, calls []call) (Ingest, error) {
 	v := a.val["seconds"]
 	n := math.RoundToEven(v.num * float64(t.rate))
 	if !v.number() || n < 1 || n*4*float64(t.channels) > maxOut {
-		return nil, a.bad(v, "seconds times rate is a number of samples from 1 on, in at most %d bytes", maxOut)
+		return nil, a.bad(v, "seconds times rate is a number of samples, at least 1, in at most %d bytes", maxOut)
 	}
 	t.seconds, t.samples = v.num, int(n)
 	switch v := a.val["crop"]; {
 	case v.kind == 's' && (v.str == "start" || v.str == "center" || v.str == "random"):
 		t.crop = v.str
 	case v.kind != 'n':
-		return nil, a.bad(v, "crop is 'random', 'center', 'start' or None")
+		return nil, a.bad(v, "crop must be 'random', 'center', 'start' or None")
 	}
 	for name, to := range map[string]*bool{"pad": &t.pad, "resample": &t.resample} {
 		if v := a.val[name]; v.kind == 'b' {
 			*to = v.num != 0
 		} else {
-			return nil, a.bad(v, "%s is True or False", name)
+			return nil, a.bad(v, "%s must be True or False", name)
 		}
 	}
 	return t, nil
@@ -121,7 +121,7 @@ func openRecording(b []byte) (recording, error) {
 	case bytes.HasPrefix(b, []byte("fLaC")):
 		return openFLAC(b)
 	}
-	return recording{}, badArray("neither WAV nor FLAC but %s: convert it, or feed it raw", format(b))
+	return recording{}, badArray("neither WAV nor FLAC but %s: convert it, or use the transform raw", format(b))
 }
 
 // Make implements Ingest.
@@ -134,13 +134,13 @@ func (t *Audio) Make(src Sample, at Draw, row *Row) error {
 		return badArray("%d Hz, %d channels", r.rate, r.channels)
 	}
 	if r.channels != t.channels && t.channels != 1 && r.channels != 1 {
-		return badArray("%d channels, %d are wanted (channels=1 takes their mean)", r.channels, t.channels)
+		return badArray("%d channels instead of %d (channels=1 uses their mean)", r.channels, t.channels)
 	}
 	var f *resampler
 	have := r.frames
 	if r.rate != t.rate {
 		if !t.resample {
-			return badArray("%d Hz, %d are wanted (resample=True converts)", r.rate, t.rate)
+			return badArray("%d Hz instead of %d (resample=True converts)", r.rate, t.rate)
 		}
 		if f, err = t.filter(r.rate); err != nil {
 			return err
@@ -148,10 +148,10 @@ func (t *Audio) Make(src Sample, at Draw, row *Row) error {
 		have = f.length(r.frames)
 	}
 	if have > t.samples && t.crop == "" {
-		return badArray("%d samples, %d are wanted (crop= takes a part)", have, t.samples)
+		return badArray("%d samples instead of %d (crop= cuts out a part)", have, t.samples)
 	}
 	if have < t.samples && !t.pad {
-		return badArray("%d samples, %d are wanted (pad=True fills up with silence)", have, t.samples)
+		return badArray("%d samples instead of %d (pad=True adds silence)", have, t.samples)
 	}
 	n, need := min(have, t.samples), min(have, t.samples) // samples of the row, frames of the recording
 	if f != nil {
@@ -175,7 +175,7 @@ func (t *Audio) Make(src Sample, at Draw, row *Row) error {
 			native.PutUint32(row.Fields[0][4*(c*t.samples+k):], math.Float32bits(v))
 		})
 	}
-	// The filter reaches beyond the crop on both sides, as far as there is sound.
+	// The filter needs samples on both sides of the crop, if there are any.
 	first := max(0, from-f.reach)
 	last := min(r.frames, from+need+f.reach)
 	in := make([][]float32, t.channels)
@@ -194,7 +194,7 @@ func (t *Audio) Make(src Sample, at Draw, row *Row) error {
 	return nil
 }
 
-// mix reads n frames as so many channels: their mean if one is wanted of several, copies if several of one.
+// mix reads n frames as this many channels: the mean of several channels as one, or copies of one channel.
 func (r *recording) mix(from, n, channels int, put func(channel, k int, v float32)) error {
 	switch r.channels {
 	case channels:
@@ -217,8 +217,8 @@ func (r *recording) mix(from, n, channels int, put func(channel, k int, v float3
 	})
 }
 
-// openWAV reads RIFF/WAVE: integers of 8 (unsigned), 16, 24 and 32 bits, and floats of 32 and 64, which are divided by
-// 2^(bits-1), floats by nothing.
+// openWAV reads RIFF/WAVE: integers of 8 (unsigned), 16, 24 and 32 bits, which are divided by 2^(bits-1), and floats
+// of 32 and 64.
 func openWAV(b []byte) (r recording, err error) {
 	le := binary.LittleEndian
 	var tag, bits, block int
@@ -243,10 +243,10 @@ func openWAV(b []byte) (r recording, err error) {
 			if block == 0 {
 				return r, badArray("WAV: sound before its format")
 			}
-			// What is written as a stream has a size of zero or of all ones: the rest is sound.
+			// A streamed file has a size of zero or of all ones: the rest of it is sound.
 			streamed := size == 0 || size == math.MaxUint32
 			if !streamed && size > int64(len(body)) {
-				return r, badArray("WAV: %d of %d bytes of sound are there: the file is cut short", len(body), size)
+				return r, badArray("WAV: only %d of %d bytes of sound: the file is cut short", len(body), size)
 			}
 			if data = body; !streamed {
 				data = body[:size]
@@ -271,7 +271,7 @@ func openWAV(b []byte) (r recording, err error) {
 		{3, 64}: func(p []byte) float32 { return float32(math.Float64frombits(le.Uint64(p))) },
 	}[[2]int{tag, bits}]
 	if !ok {
-		return r, badArray("WAV of format %d with %d bits: PCM of 8 to 32 and floats of 32 and 64 bits are read; convert it, or feed it raw", tag, bits)
+		return r, badArray("WAV of format %d with %d bits: supported are PCM of 8 to 32 and floats of 32 and 64 bits; convert it, or use the transform raw", tag, bits)
 	}
 	if r.channels < 1 || block != each*r.channels {
 		return r, badArray("WAV: frames of %d bytes for %d channels of %d", block, r.channels, each)
@@ -290,8 +290,8 @@ func openWAV(b []byte) (r recording, err error) {
 	return r, nil
 }
 
-// openFLAC reads the header. Frames are decoded from the first to the last that is wanted, since where one begins is
-// only known when the one before it was read. Each frame's checksum is verified.
+// openFLAC reads the header. Frames are decoded from the first to the last that is needed, since the start of a frame
+// is known only after reading the one before it. Each frame's checksum is verified.
 func openFLAC(b []byte) (r recording, err error) {
 	defer caught(&err)
 	s, err := flac.New(bytes.NewReader(b))
@@ -300,7 +300,7 @@ func openFLAC(b []byte) (r recording, err error) {
 	}
 	r.rate, r.channels = int(s.Info.SampleRate), int(s.Info.NChannels)
 	if s.Info.NSamples == 0 || s.Info.NSamples > maxFrames {
-		return r, badArray("FLAC of %d samples: from 1 to %d are read, and the header has to say how many (flac writes it where it may seek)", s.Info.NSamples, maxFrames)
+		return r, badArray("FLAC of %d samples: 1 to %d are supported, and the header must have the number (flac writes it if the output is seekable)", s.Info.NSamples, maxFrames)
 	}
 	r.frames = int(s.Info.NSamples)
 	bits := s.Info.BitsPerSample
@@ -339,7 +339,7 @@ func openFLAC(b []byte) (r recording, err error) {
 	return r, nil
 }
 
-// caught makes a bad sample of a library's panic over hostile bytes.
+// caught turns a library's panic on hostile bytes into a bad sample.
 func caught(err *error) {
 	if r := recover(); r != nil {
 		*err = badArray("FLAC: %v", r)

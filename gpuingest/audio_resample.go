@@ -2,14 +2,14 @@ package gpuingest
 
 import "math"
 
-// resampler converts between two rates by a windowed sinc: sample j of the result lies at j*m/l of the source, where
-// m/l is the quotient of the rates, and is the sum of the source's samples x[i] weighed by
+// resampler converts between two rates with a windowed sinc: sample j of the result is at j*m/l of the source, where
+// m/l is the quotient of the rates, and is the sum of the source's samples x[i] with weights
 //
 //	h(u) = s * sinc(s*u) * cos^2(pi*s*u / (2*w)),  u = j*m/l - i,  |s*u| < w
 //
 // with s = 0.99 * min(1, l/m), w = 32 zero crossings on each side (Smith, "Digital audio resampling", 2002; the window
-// is Hann's). It passes what lies below 90% of the lower rate's half within 0.2% and stops what lies above 112% of it. Weights of each of the l phases are
-// computed once, and sum up to 1.
+// is Hann's). Frequencies below 90% of half the lower rate pass within 0.2%; those above 112% of it are stopped. The
+// weights of each of the l phases are computed once, and sum to 1.
 type resampler struct {
 	m, l    int
 	reach   int // samples of the source on each side
@@ -32,7 +32,7 @@ func (t *Audio) filter(rate int) (*resampler, error) {
 	}
 	f := newResampler(rate, t.rate)
 	if f == nil {
-		return nil, badArray("%d Hz to %d: the rates have too small a common divisor: convert it beforehand", rate, t.rate)
+		return nil, badArray("%d Hz to %d: the greatest common divisor of the rates is too small: convert it beforehand", rate, t.rate)
 	}
 	if len(t.filters) == maxFilters {
 		clear(t.filters)
@@ -42,7 +42,7 @@ func (t *Audio) filter(rate int) (*resampler, error) {
 }
 
 func newResampler(from, to int) *resampler {
-	g, b := to, from // Euclid's
+	g, b := to, from // Euclid's algorithm
 	for b > 0 {
 		g, b = b, g%b
 	}
@@ -80,17 +80,17 @@ func sinc(x float64) float64 {
 	return math.Sin(math.Pi*x) / (math.Pi * x)
 }
 
-// length returns how many samples so many frames become.
+// length returns the number of samples computed from this many frames.
 func (f *resampler) length(frames int) int {
 	return int((int64(frames)*int64(f.l) + int64(f.m) - 1) / int64(f.m))
 }
 
-// frames returns how many frames n samples are made of.
+// frames returns the number of frames that n samples are computed from.
 func (f *resampler) frames(n int) int {
 	return int((int64(n)*int64(f.m) + int64(f.l) - 1) / int64(f.l))
 }
 
-// at computes sample j of what begins at in[from]. Beyond in there is silence.
+// at computes sample j from in, whose first element is frame from. Beyond in there is silence.
 func (f *resampler) at(in []float32, from, j int) float32 {
 	pos := int64(j) * int64(f.m)
 	phase := int(pos % int64(f.l))

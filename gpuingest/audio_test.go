@@ -190,21 +190,21 @@ func TestAudioRefused(t *testing.T) {
 		file       []byte
 	}{
 		{"audio(1.0, 16000)", "resample=True", file},
-		{"audio(0.01, 8000, crop=None)", "crop= takes a part", file},
+		{"audio(0.01, 8000, crop=None)", "crop= cuts out a part", file},
 		{"audio(1.0, 8000, pad=False)", "pad=True", file},
 		{"audio(1.0, 8000)", "cut short", file[:60]},
 		{"audio(1.0, 8000)", "a format of", file[:30]},
-		{"audio(1.0, 8000)", "feed it raw", mulaw},
+		{"audio(1.0, 8000)", "use the transform raw", mulaw},
 		{"audio(1.0, 8000)", "frames of 4 bytes", deep},
-		{"audio(1.0, 8000)", "feed it raw", []byte("ID3\x04 and so on, an MP3")},
+		{"audio(1.0, 8000)", "use the transform raw", []byte("ID3\x04 and so on, an MP3")},
 		{"audio(1.0, 8000)", "FLAC header", []byte("fLaC\x00\x00")},
 		{"audio(1.0)", "write audio(2.0, 16000)", nil},
 		{"audio(0, 16000)", "seconds times rate", nil},
 		{"audio(1e6, 16000)", "seconds times rate", nil},
-		{"audio(1, 16000, 0)", "channels is", nil},
-		{"audio(1, 16000, crop='end')", "crop is", nil},
-		{"audio(1, 16000, pad=0)", "pad is True or False", nil},
-		{"audio(1, 16000)|fp32", "stands alone", nil},
+		{"audio(1, 16000, 0)", "channels must be", nil},
+		{"audio(1, 16000, crop='end')", "crop must be", nil},
+		{"audio(1, 16000, pad=0)", "pad must be True or False", nil},
+		{"audio(1, 16000)|fp32", "cannot be combined", nil},
 	} {
 		in, err := New(c.spec)
 		if err == nil {

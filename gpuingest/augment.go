@@ -29,10 +29,10 @@ const (
 	doInvert
 )
 
-// deeds counts those of RandAugment and TrivialAugment, in torchvision's order; Invert belongs to AutoAugment alone.
+// deeds is the number of those of RandAugment and TrivialAugment, in torchvision's order; Invert is AutoAugment's only.
 const deeds = int(doEqualize) + 1
 
-// signed deeds go both ways with equal probability.
+// signed deeds are applied in either direction with equal probability.
 func (d deed) signed() bool { return d >= doShearX && d <= doSharpness }
 
 // graded deeds have a magnitude.
@@ -51,11 +51,11 @@ func linspace(lo, hi float64, n, i int) float64 {
 	return float64(end - float32(step*float32(n-i-1)))
 }
 
-// space says how far magnitudes go.
+// space is the range of magnitudes.
 type space struct {
 	shear, rotate, factor float64
 	translate             float64 // pixels; 0: 150/331 of the side
-	bits                  float64 // that Posterize takes away at most
+	bits                  float64 // the most that Posterize removes
 }
 
 var (
@@ -89,13 +89,13 @@ func (s *space) magnitude(d deed, n, i int, size image.Point) float64 {
 	return 0
 }
 
-// canvas is how moved pictures are sampled and filled.
+// canvas says how moved pictures are sampled and filled.
 type canvas struct {
 	filter jpeg.Filter
 	fill   [3]uint8
 }
 
-// do appends the step that a deed of a magnitude is.
+// do appends the step of a deed with a magnitude.
 func (c *canvas) do(steps []step, d deed, magnitude float64, size image.Point) []step {
 	move := func(cx, cy, tx, ty, shearX, shearY float64) []step {
 		return append(steps, step{kind: stepAffine, size: size, matrix: inverseAffine(cx, cy, 0, tx, ty, shearX, shearY), filter: c.filter, fill: c.fill})
@@ -148,7 +148,7 @@ func (c *canvas) String() string {
 	return fmt.Sprintf("interpolation='%s', fill=%s", c.filter, triple(c.fill))
 }
 
-// maxDeeds and maxBins bound what a SPEC may ask of an augmentation.
+// maxDeeds and maxBins bound the arguments of an augmentation.
 const (
 	maxDeeds = 16
 	maxBins  = 1024
@@ -240,7 +240,7 @@ func buildAutoAugment(a *args) (operation, error) {
 		}
 	}
 	if o.policy == "" {
-		return nil, a.bad(v, "policy is 'imagenet', 'cifar10' or 'svhn'")
+		return nil, a.bad(v, "policy must be 'imagenet', 'cifar10' or 'svhn'")
 	}
 	return o, o.read(a)
 }

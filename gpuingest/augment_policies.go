@@ -11,7 +11,7 @@ type chance struct {
 	level int
 }
 
-// policies are those that AutoAugment's authors found (Cubuk, Zoph, Mane, Vasudevan, Le: "AutoAugment: Learning
+// policies are those of AutoAugment's authors (Cubuk, Zoph, Mane, Vasudevan, Le: "AutoAugment: Learning
 // Augmentation Strategies from Data", CVPR 2019), in torchvision's order.
 var policies = map[string][][2]chance{
 	"imagenet": {

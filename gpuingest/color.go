@@ -8,7 +8,7 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// colour is what a stepColour does to values; the step's amount says how much.
+// colour is the kind of a stepColour; the step's amount is its parameter.
 type colour uint8
 
 const (
@@ -27,7 +27,7 @@ const (
 	blur                // sigma; the step's size is the kernel's
 )
 
-// recolour takes a stepColour.
+// recolour applies a stepColour.
 func (p *picture) recolour(s *step) error {
 	if s.colour == noColour {
 		return nil
@@ -63,14 +63,14 @@ func (p *picture) recolour(s *step) error {
 		return p.remake(p.size0, func(dst []byte) { pillow.Sharpness(dst, pix, p.size0, s.amount, *row) })
 	case blur:
 		if s.size.X/2 >= p.size0.X || s.size.Y/2 >= p.size0.Y {
-			return fmt.Errorf("%w: a picture of %v is too small for a blur of %v, whose border reflects it: resize first", ErrBadSample, p.size0, s.size)
+			return fmt.Errorf("%w: a picture of %v is too small for a blur of %v with reflected borders: resize first", ErrBadSample, p.size0, s.size)
 		}
 		return p.remake(p.size0, func(dst []byte) { pillow.Blur(dst, pix, p.size0, s.size, s.amount) })
 	}
 	return nil
 }
 
-// own makes the picture packed RGB that may be written to.
+// own makes the picture packed RGB in memory that may be written to.
 func (p *picture) own() error {
 	if !p.isJPEG && p.plain() {
 		return nil
@@ -78,7 +78,7 @@ func (p *picture) own() error {
 	return p.pixels()
 }
 
-// remake replaces the picture by one that f makes of it. The picture is owned.
+// remake replaces the picture by the result of f. The picture is owned.
 func (p *picture) remake(size image.Point, f func(dst []byte)) error {
 	if n := int64(size.X) * int64(size.Y); size.X < 1 || size.Y < 1 || n > p.maxPixels || n > maxOut/3 {
 		return fmt.Errorf("%w: %w: %v would become %v, the limit is %d pixels", ErrBadSample, jpeg.ErrTooLarge, p.size0, size, min(p.maxPixels, maxOut/3))
@@ -90,7 +90,7 @@ func (p *picture) remake(size image.Point, f func(dst []byte)) error {
 	return nil
 }
 
-// affine takes a stepAffine.
+// affine applies a stepAffine.
 func (p *picture) affine(s *step) error {
 	if err := p.own(); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (p *picture) affine(s *step) error {
 	return p.remake(s.size, func(dst []byte) { pillow.Affine(dst, s.size, p.src, p.size0, &s.matrix, s.filter, s.fill) })
 }
 
-// pad takes a stepCrop that reaches beyond the picture.
+// pad applies a stepCrop that extends beyond the picture.
 func (p *picture) pad(s *step) error {
 	if err := p.own(); err != nil {
 		return err
@@ -129,12 +129,12 @@ func buildJitter(a *args) (operation, error) {
 		case v.kind == 't' && len(v.list) == 2 && v.list[0].number() && v.list[1].number():
 			*r = [2]float64{v.list[0].num, v.list[1].num}
 			if r[0] < low || r[0] > r[1] || r[1] > top {
-				return nil, a.bad(v, "%s is (min, max) with %g <= min <= max <= %g", name, low, top)
+				return nil, a.bad(v, "%s must be (min, max) with %g <= min <= max <= %g", name, low, top)
 			}
 		case centre == 0:
-			return nil, a.bad(v, "hue is one number from 0 to 0.5, or (min, max) within -0.5 to 0.5")
+			return nil, a.bad(v, "hue must be one number from 0 to 0.5, or (min, max) within -0.5 to 0.5")
 		default:
-			return nil, a.bad(v, "%s is one number from 0 on, or (min, max)", name)
+			return nil, a.bad(v, "%s must be a number of at least 0, or (min, max)", name)
 		}
 		o.on[i] = r[0] != r[1] || r[0] != centre
 	}
@@ -149,7 +149,7 @@ func (o *jitter) draw(steps []step, _ image.Point, r *Rand) []step {
 	}
 	var amount [4]float64
 	for i, q := range o.ranges {
-		amount[i] = r.Uniform(q[0], q[1]) // drawn even if off: what is on does not depend on it
+		amount[i] = r.Uniform(q[0], q[1]) // drawn even if off, so that the other draws do not depend on it
 	}
 	for _, i := range order {
 		if o.on[i] {
@@ -176,14 +176,14 @@ type recolouring struct {
 	p      float64
 }
 
-// buildRecolouring makes the builder of an operation whose amount lies between lo and hi.
+// buildRecolouring returns the builder of an operation whose amount is between lo and hi.
 func buildRecolouring(name, arg string, c colour, lo, hi float64) func(a *args) (operation, error) {
 	return func(a *args) (operation, error) {
 		o := &recolouring{name: name, arg: arg, colour: c}
 		if arg != "" {
 			v := a.val[arg]
 			if !v.number() || v.num < lo || v.num > hi || c == posterize && v.kind != 'i' {
-				return nil, a.bad(v, "%s is a number from %g to %g", arg, lo, hi)
+				return nil, a.bad(v, "%s must be a number from %g to %g", arg, lo, hi)
 			}
 			o.amount = v.num
 		}
@@ -236,7 +236,7 @@ type gaussianBlur struct {
 	sigma  [2]float64
 }
 
-// maxKernel bounds a blur's kernel: it costs in proportion.
+// maxKernel bounds a blur's kernel, since the cost is proportional to it.
 const maxKernel = 255
 
 func buildBlur(a *args) (operation, error) {
@@ -247,11 +247,11 @@ func buildBlur(a *args) (operation, error) {
 		k = []value{v}
 	}
 	if len(k) != 1 && len(k) != 2 {
-		return nil, a.bad(v, "kernel_size is one odd number, or (width, height)")
+		return nil, a.bad(v, "kernel_size must be one odd number, or (width, height)")
 	}
 	for _, x := range k {
 		if x.kind != 'i' || x.num < 1 || x.num > maxKernel || int(x.num)%2 == 0 {
-			return nil, a.bad(x, "kernel_size is an odd number from 1 to %d", maxKernel)
+			return nil, a.bad(x, "kernel_size must be an odd number from 1 to %d", maxKernel)
 		}
 	}
 	o.kernel = image.Pt(int(k[0].num), int(k[len(k)-1].num))

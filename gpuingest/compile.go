@@ -17,21 +17,21 @@ type param struct {
 	def  string // default as a literal; empty: required
 }
 
-// args are an operation's arguments by name, defaults filled in.
+// args are an operation's arguments by name, including defaults.
 type args struct {
 	p   *parser
 	of  call
 	val map[string]value
 }
 
-// maxSide bounds sizes that a SPEC may ask for, in pixels; maxOut bounds a sample's bytes.
+// maxSide bounds sizes in a SPEC, in pixels; maxOut bounds a sample's bytes.
 const (
 	maxSide = 16384
 	maxOut  = math.MaxInt32
 	maxOps  = 32
 )
 
-// operationKind is how an operation is made of its arguments.
+// operationKind says how an operation is built from its arguments.
 type operationKind struct {
 	params []param
 	build  func(a *args) (operation, error)
@@ -67,7 +67,7 @@ var operations = map[string]operationKind{
 			size, limit := a.val["size"], a.val["max_size"]
 			if size.kind == 't' && len(size.list) == 2 {
 				if limit.kind != 'n' {
-					return nil, a.bad(limit, "max_size goes with a size that is one number")
+					return nil, a.bad(limit, "max_size requires a size that is one number")
 				}
 				h, w, err := a.hw("size")
 				return &resizeTo{h, w, filter}, err
@@ -151,13 +151,13 @@ const (
 	eraseWord  = "RandomErasing"
 )
 
-// pillowRules are the versions whose resize can be followed: 13 resizes vertically first where the height shrinks by
-// more than twice the pixels that the width does. The first is the default.
+// pillowRules are the versions whose resize can be reproduced: 13 resizes vertically first if the height shrinks by more
+// than twice as many pixels as the width. The first is the default.
 var pillowRules = []string{"pillow(9.4)", "pillow(13)"}
 
-// hints answer what users of torchvision are likely to write.
+// hints answer likely mistakes of torchvision's users.
 var hints = map[string]string{
-	"ToTensor":               "write fp32 (which scales to [0, 1]) and, if wanted, nchw or nhwc",
+	"ToTensor":               "write fp32 (which scales to [0, 1]) and, optionally, nchw or nhwc",
 	"PILToTensor":            "write uint8",
 	"ToImage":                "write uint8",
 	"ToDtype":                "write uint8, fp16, bf16 or fp32",
@@ -171,7 +171,7 @@ var hints = map[string]string{
 	"Segmentation":           "it comes first, before the operations",
 	"SanitizeBoundingBoxes":  "write min_size and min_area in Detection(...)",
 	"SanitizeBoundingBox":    "write min_size and min_area in Detection(...)",
-	"ClampBoundingBoxes":     "leave it out: boxes never reach beyond the picture",
+	"ClampBoundingBoxes":     "omit it: boxes never extend beyond the picture",
 	"RandomHorizontallyFlip": "did you mean RandomHorizontalFlip?",
 }
 
@@ -180,7 +180,7 @@ func words() []string {
 		[]string{"Normalize", rawWord, pillowWord, dctWord, eraseWord})
 }
 
-// Compile reads a transform SPEC.
+// Compile parses a transform SPEC.
 //
 //	SPEC      = "raw" | operation { "|" operation } { "|" word }
 //	operation = a name of torchvision with its arguments: RandomResizedCrop(224), ColorJitter(0.4, hue=0.1), ...
@@ -225,15 +225,15 @@ func Compile(spec string) (*Transform, error) {
 	return c.t, nil
 }
 
-// compiler is what Compile has come to.
+// compiler is the state of Compile.
 type compiler struct {
 	p           *parser
 	t           *Transform
 	norm, erase *args
-	seen        map[string]string // what has been chosen already (type, layout, ...), and by which word
+	seen        map[string]string // choices made so far (type, layout, ...), and by which word
 }
 
-// once notes that a call chooses something, which may be chosen once.
+// once notes that a call makes a choice, which may be made once.
 func (c *compiler) once(of call, what string) error {
 	if was, ok := c.seen[what]; ok {
 		return c.p.fail(of.pos, len(of.name), "", "%s after %s: one %s is enough", of.name, was, what)
@@ -260,7 +260,7 @@ func (c *compiler) operation(of call, o operationKind) error {
 	return err
 }
 
-// word takes what is not done to a picture by itself: how it is decoded, and what a batch looks like.
+// word parses a word that is not a step on a picture: how it is decoded, and the form of the batch.
 func (c *compiler) word(of call) (err error) {
 	choose := func(what string, take func() error) error {
 		if err := c.once(of, what); err != nil {
@@ -316,7 +316,7 @@ func (c *compiler) word(of call) (err error) {
 	return c.p.fail(of.pos, len(of.name), hint, "unknown operation %s", of.name)
 }
 
-// alone checks that raw is all that there is.
+// alone checks that there is nothing besides raw.
 func (p *parser) alone(calls []call) error {
 	if len(calls) > 1 {
 		return p.fail(calls[1].pos, len(calls[1].name), "", "raw gives the file as it is and stands alone")
@@ -336,15 +336,15 @@ func verticalFirst(p *parser, c call) (bool, error) {
 	v := a.val["version"]
 	i := slices.Index(pillowRules, pillowWord+"("+strings.TrimSuffix(v.String(), ".0")+")")
 	if i < 0 || !v.number() {
-		return false, a.bad(v, "the rules of Pillow 9.4 and 13 are known: write pillow(9.4), pillow(13), or leave it out for 9.4")
+		return false, a.bad(v, "the supported rules are those of Pillow 9.4 and 13: write pillow(9.4), pillow(13), or omit it for 9.4")
 	}
 	return i == 1, nil
 }
 
-// fits computes the size of a sample, and checks that samples of it make a batch.
+// fits computes the size of a sample, and checks that samples of that size form a batch.
 func (t *Transform) fits(p *parser, calls []call, norm *args) error {
 	if norm != nil && t.dtype == "uint8" {
-		return p.fail(norm.of.pos, len(norm.of.name), "add fp32, fp16 or bf16", "Normalize gives fractions, the type is uint8")
+		return p.fail(norm.of.pos, len(norm.of.name), "add fp32, fp16 or bf16", "Normalize produces fractions, but the type is uint8")
 	}
 	for _, op := range t.ops {
 		t.size = op.out(t.size)
@@ -360,7 +360,7 @@ func (t *Transform) fits(p *parser, calls []call, norm *args) error {
 	return nil
 }
 
-// bind gives arguments their parameters' names and fills in defaults.
+// bind assigns arguments to parameters and adds defaults.
 func bind(p *parser, c call, params []param) (*args, error) {
 	a := &args{p: p, of: c, val: map[string]value{}}
 	names := make([]string, len(params))
@@ -393,7 +393,7 @@ func bind(p *parser, c call, params []param) (*args, error) {
 		d := &parser{s: q.def}
 		v, err := d.value(0)
 		if err != nil {
-			return nil, err // not reached: defaults are literals of this file
+			return nil, err // unreachable: defaults are literals of this file
 		}
 		v.pos, v.len = c.pos, len(c.name)
 		a.val[q.name] = v
@@ -419,12 +419,12 @@ func (a *args) bad(v value, format string, x ...any) error {
 
 func (a *args) side(v value, name string) (int, error) {
 	if v.kind != 'i' || v.num < 1 || v.num > maxSide {
-		return 0, a.bad(v, "%s is a number of pixels from 1 to %d", name, maxSide)
+		return 0, a.bad(v, "%s must be a number of pixels from 1 to %d", name, maxSide)
 	}
 	return int(v.num), nil
 }
 
-// hw reads one side for both, (side,) or (height, width).
+// hw parses one side for both, (side,) or (height, width).
 func (a *args) hw(name string) (h, w int, err error) {
 	v := a.val[name]
 	if v.kind != 't' {
@@ -432,7 +432,7 @@ func (a *args) hw(name string) (h, w int, err error) {
 		return h, h, err
 	}
 	if len(v.list) != 1 && len(v.list) != 2 {
-		return 0, 0, a.bad(v, "%s is one number or (height, width)", name)
+		return 0, 0, a.bad(v, "%s must be one number or (height, width)", name)
 	}
 	if h, err = a.side(v.list[0], name); err != nil {
 		return 0, 0, err
@@ -441,44 +441,44 @@ func (a *args) hw(name string) (h, w int, err error) {
 	return h, w, err
 }
 
-// interval reads (min, max) with 0 < min <= max <= top.
+// interval parses (min, max) with 0 < min <= max <= top.
 func (a *args) interval(name string, top float64) (r [2]float64, err error) {
 	v := a.val[name]
 	if v.kind != 't' || len(v.list) != 2 || !v.list[0].number() || !v.list[1].number() ||
 		v.list[0].num < 1/1e6 || v.list[0].num > v.list[1].num || v.list[1].num > top {
-		return r, a.bad(v, "%s is (min, max) with 0 < min <= max <= %g", name, top)
+		return r, a.bad(v, "%s must be (min, max) with 0 < min <= max <= %g", name, top)
 	}
 	return [2]float64{v.list[0].num, v.list[1].num}, nil
 }
 
-// probability reads a number from 0 to 1.
+// probability parses a number from 0 to 1.
 func (a *args) probability(name string) (float64, error) {
 	p := a.val[name]
 	if !p.number() || p.num < 0 || p.num > 1 {
-		return 0, a.bad(p, "%s is a probability from 0 to 1", name)
+		return 0, a.bad(p, "%s must be a probability from 0 to 1", name)
 	}
 	return p.num, nil
 }
 
-// truth reads True or False.
+// truth parses True or False.
 func (a *args) truth(name string) (bool, error) {
 	v := a.val[name]
 	if v.kind != 'b' {
-		return false, a.bad(v, "%s is True or False", name)
+		return false, a.bad(v, "%s must be True or False", name)
 	}
 	return v.num != 0, nil
 }
 
-// integer reads a whole number.
+// integer parses a whole number.
 func (a *args) integer(name string, lo, hi int) (int, error) {
 	v := a.val[name]
 	if v.kind != 'i' || v.num < float64(lo) || v.num > float64(hi) {
-		return 0, a.bad(v, "%s is a whole number from %d to %d", name, lo, hi)
+		return 0, a.bad(v, "%s must be a whole number from %d to %d", name, lo, hi)
 	}
 	return int(v.num), nil
 }
 
-// fill reads a colour: None, one number or (red, green, blue), 0 to 255, cut to integers.
+// fill parses a colour: None, one number or (red, green, blue), 0 to 255, truncated to integers.
 func (a *args) fill() (c [3]uint8, err error) {
 	v := a.val["fill"]
 	list := v.list
@@ -488,19 +488,19 @@ func (a *args) fill() (c [3]uint8, err error) {
 	case v.number():
 		list = []value{v}
 	case v.kind != 't' || len(list) != 1 && len(list) != 3:
-		return c, a.bad(v, "fill is None, one number or (red, green, blue)")
+		return c, a.bad(v, "fill must be None, one number or (red, green, blue)")
 	}
 	for i := range c {
 		x := list[i%len(list)]
 		if !x.number() || x.num < 0 || x.num > 255 {
-			return c, a.bad(x, "fill takes numbers from 0 to 255")
+			return c, a.bad(x, "fill must contain numbers from 0 to 255")
 		}
 		c[i] = uint8(x.num)
 	}
 	return c, nil
 }
 
-// interpolation reads one of torchvision's modes.
+// interpolation parses one of torchvision's modes.
 func (a *args) interpolation() (jpeg.Filter, error) {
 	v := a.val["interpolation"]
 	name := strings.ToLower(strings.TrimPrefix(v.str, "InterpolationMode."))
@@ -509,10 +509,10 @@ func (a *args) interpolation() (jpeg.Filter, error) {
 			return f, nil
 		}
 	}
-	return 0, a.bad(v, "interpolation is 'bilinear', 'bicubic' or 'nearest'")
+	return 0, a.bad(v, "interpolation must be 'bilinear', 'bicubic' or 'nearest'")
 }
 
-// filter reads interpolation and checks that what is asked for is what Pillow's path does: antialiased, always.
+// filter parses interpolation, and rejects antialias=False: Pillow always antialiases.
 func (a *args) filter() (jpeg.Filter, error) {
 	if v := a.val["antialias"]; v.kind != 'n' && (v.kind != 'b' || v.num == 0) {
 		return 0, a.bad(v, "Pillow always resizes with antialias=True")
@@ -520,18 +520,18 @@ func (a *args) filter() (jpeg.Filter, error) {
 	return a.interpolation()
 }
 
-// setNorm reads mean and std: three numbers, or one for all channels.
+// setNorm parses mean and std: three numbers, or one for all channels.
 func (t *Transform) setNorm(a *args) error {
 	read := func(name string, to *[3]float64, zero bool) error {
 		v := a.val[name]
 		list := v.list
 		if v.kind != 't' || len(list) != 1 && len(list) != 3 {
-			return a.bad(v, "%s is a tuple of 3 numbers, or of 1 for all channels", name)
+			return a.bad(v, "%s must be a tuple of 3 numbers, or of 1 for all channels", name)
 		}
 		for c := range 3 {
 			x := list[c%len(list)]
 			if f := math.Abs(x.num); !x.number() || f > math.MaxFloat32 || !zero && float32(f) == 0 {
-				return a.bad(x, "%s takes finite numbers, and std none that is 0", name)
+				return a.bad(x, "%s must contain finite numbers, and std no 0", name)
 			}
 			to[c] = x.num
 		}

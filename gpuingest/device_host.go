@@ -6,7 +6,7 @@ import (
 )
 
 // HostDevice is the device that every machine has: its buffers are memory of the process, and Start does the work
-// before it returns. It is what other devices are compared with, byte for byte.
+// before it returns. It is the reference for other devices, byte for byte.
 type HostDevice struct{}
 
 // Name implements Device.
@@ -27,7 +27,7 @@ func (HostDevice) Ring(slots []byte, slotBytes, buffers, bufferBytes int) (Ring,
 	return r, nil
 }
 
-// CheckRing tells what is wrong with the arguments of Device.Ring.
+// CheckRing checks the arguments of Device.Ring.
 func CheckRing(slots []byte, slotBytes, buffers, bufferBytes int) error {
 	if slotBytes < 1 || len(slots) == 0 || len(slots)%slotBytes != 0 || buffers < 1 || bufferBytes < 1 {
 		return fmt.Errorf("gpuingest: a ring of %d buffers of %d bytes over slots of %d in %d bytes", buffers, bufferBytes, slotBytes, len(slots))

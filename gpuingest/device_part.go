@@ -2,10 +2,10 @@ package gpuingest
 
 import "strings"
 
-// deviceWord at the end of a SPEC asks for the host's part of it: rows that a Device can finish.
+// deviceWord at the end of a SPEC requests the host's part of it: rows that a Device can finish.
 const deviceWord = "device"
 
-// cutDevice takes the word off a SPEC.
+// cutDevice removes the word from a SPEC.
 func cutDevice(spec string) (full string, ok bool) {
 	i := strings.LastIndexByte(spec, '|')
 	if i < 0 || strings.TrimSpace(spec[i+1:]) != deviceWord {
@@ -14,12 +14,12 @@ func cutDevice(spec string) (full string, ok bool) {
 	return spec[:i], true
 }
 
-// HostPart is the host's part of a transform: pictures of uint8 in HWC order (field data), and how a device has to
-// finish each (field finish, RowParams as four uint16). What the device does is Finish.
+// HostPart is the host's part of a transform: pictures of uint8 in HWC order (field data), and how a device must
+// finish each (field finish, RowParams as four uint16). The device's part is Finish.
 //
-// Mirroring at the end of a transform is the device's, everything before it, crops above all, the host's: it decodes
-// only what it needs. The random numbers are those of the whole transform, so the finished rows equal its rows.
-// Hash is also that of the whole: a trainer's state does not depend on where its rows were finished.
+// A flip at the end of a transform is the device's part. Everything before it, crops above all, is the host's, which
+// so decodes only the needed pixels. The random numbers are those of the whole transform, so the finished rows equal
+// its rows. Hash is also the whole's: a trainer's state does not depend on where rows were finished.
 type HostPart struct {
 	whole  *Transform
 	host   *Transform
@@ -28,8 +28,8 @@ type HostPart struct {
 	finish *Finish
 }
 
-// Split compiles a SPEC, without the word device, into what a host and a device do. It is nil, without error, where
-// nothing can be left to a device: raw samples, other data than pictures, erasing, steps over the batch.
+// Split compiles a SPEC, without the word device, into the parts of host and device. It is nil, without error, if
+// nothing can be left to a device: raw samples, data other than pictures, erasing, steps over the batch.
 func Split(spec string) (*HostPart, error) {
 	in, err := New(spec)
 	if err != nil {
@@ -57,7 +57,7 @@ func Split(spec string) (*HostPart, error) {
 	return h, nil
 }
 
-// newHostPart is New for a SPEC that had the word device: one that leaves nothing to a device is made as it is.
+// newHostPart is New for a SPEC with the word device; if nothing can be left to a device, the whole SPEC is compiled.
 func newHostPart(spec string) (Ingest, error) {
 	h, err := Split(spec)
 	if err != nil {
@@ -69,7 +69,7 @@ func newHostPart(spec string) (Ingest, error) {
 	return h, nil
 }
 
-// Finish is what a device has to do to the rows.
+// Finish is the device's part.
 func (h *HostPart) Finish() *Finish { return h.finish }
 
 // Make implements Ingest.
@@ -97,5 +97,5 @@ func (h *HostPart) Layout() string { return "nhwc" }
 // String implements Ingest.
 func (h *HostPart) String() string { return h.whole.String() + "|" + deviceWord }
 
-// Hash implements Ingest: it names the finished rows.
+// Hash implements Ingest: it identifies the finished rows.
 func (h *HostPart) Hash() string { return h.whole.Hash() }

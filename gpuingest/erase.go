@@ -6,7 +6,7 @@ import (
 	"math"
 )
 
-// The random numbers of what is done to finished samples and to batches come behind those of the operations.
+// The random numbers of erasing and of mixing come after those of the operations.
 const (
 	eraseOperation = 1<<16 - 1 - iota
 	mixOperation
@@ -14,8 +14,8 @@ const (
 
 var eraseParams = []param{{"p", "0.5"}, {"scale", "(0.02, 0.33)"}, {"ratio", "(0.3, 3.3)"}, {"value", "0"}, {"inplace", "False"}}
 
-// erasing is torchvision's RandomErasing: a box of the finished sample gets one value, which is of the sample's type and
-// not normalised.
+// erasing is torchvision's RandomErasing: a box of the finished sample gets one value, of the sample's type and not
+// normalised.
 type erasing struct {
 	p            float64
 	scale, ratio [2]float64
@@ -41,12 +41,12 @@ func buildErase(a *args, dtype string) (*erasing, error) {
 		list = []value{v}
 	}
 	if len(list) != 1 && len(list) != 3 {
-		return nil, a.bad(v, "value is one number or (red, green, blue)")
+		return nil, a.bad(v, "value must be one number or (red, green, blue)")
 	}
 	for c := range 3 {
 		x := list[c%len(list)]
 		if !x.number() || math.Abs(x.num) > math.MaxFloat32 || dtype == "uint8" && (x.num < 0 || x.num > 255) {
-			return nil, a.bad(x, "value is finite, and from 0 to 255 for uint8")
+			return nil, a.bad(x, "value must be finite, and 0 to 255 for uint8")
 		}
 		o.value[c] = x.num
 		o.elements[c] = element(dtype, x.num)
@@ -54,7 +54,7 @@ func buildErase(a *args, dtype string) (*erasing, error) {
 	return o, nil
 }
 
-// element is a number as an element of a type, as torch casts it.
+// element converts a number to an element of a type, as torch does.
 func element(dtype string, v float64) []byte {
 	b := make([]byte, dtypes[dtype])
 	switch dtype {
@@ -70,7 +70,7 @@ func element(dtype string, v float64) []byte {
 	return b
 }
 
-// box draws what is erased, empty for nothing.
+// box draws the erased box, empty for none.
 func (o *erasing) box(in image.Point, r *Rand) image.Rectangle {
 	if r.Float64() >= o.p {
 		return image.Rectangle{}

@@ -12,7 +12,7 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// format names a file by its first bytes.
+// format names a file's format by its first bytes.
 func format(b []byte) string {
 	switch {
 	case len(b) == 0:
@@ -39,7 +39,7 @@ func format(b []byte) string {
 	return fmt.Sprintf("unknown (first bytes % x)", b[:min(8, len(b))])
 }
 
-// tooLarge refuses a picture of too many pixels.
+// tooLarge rejects a picture of too many pixels.
 func (p *picture) tooLarge(kind string, w, h int) error {
 	if n := int64(w) * int64(h); n > p.maxPixels {
 		return fmt.Errorf("%w: %s: %w: %dx%d is %d pixels, the limit is %d", ErrBadSample, kind, jpeg.ErrTooLarge, w, h, n, p.maxPixels)
@@ -62,7 +62,7 @@ func (p *picture) decodeOther() error {
 		config = func(b []byte) (image.Config, error) { return webp.DecodeConfig(bytes.NewReader(b)) }
 		decode = func(b []byte) (image.Image, error) { return webp.Decode(bytes.NewReader(b)) }
 	default:
-		return fmt.Errorf("%w: neither JPEG, PNG, WebP nor npy but %s: convert it, narrow --samples to pictures, or feed it raw", ErrBadSample, kind)
+		return fmt.Errorf("%w: neither JPEG, PNG, WebP nor npy but %s: convert it, limit --samples to pictures, or use the transform raw", ErrBadSample, kind)
 	}
 	c, err := config(p.src)
 	if err != nil {
@@ -85,7 +85,7 @@ func (p *picture) decodeOther() error {
 	return nil
 }
 
-// toRGB converts as Pillow's convert("RGB") does: alpha is dropped, not blended; of 16 bits the upper 8 remain, except
+// toRGB converts like Pillow's convert("RGB"): alpha is dropped, not blended; 16-bit values keep the upper 8 bits, except
 // in grey without alpha, which Pillow reads as integers and clips at 255.
 func toRGB(dst []byte, img image.Image) {
 	b := img.Bounds()
@@ -130,7 +130,7 @@ func toRGB(dst []byte, img image.Image) {
 	}
 }
 
-// take copies three channels of `each` bytes, their first byte, from pixels of `step` bytes.
+// take copies the first bytes of three channels of `each` bytes, from pixels of `step` bytes.
 func take(dst, src []byte, step, each int) {
 	for i := 0; i < len(dst); i += 3 {
 		dst[i], dst[i+1], dst[i+2] = src[0], src[each], src[2*each]
@@ -141,7 +141,7 @@ func take(dst, src []byte, step, each int) {
 	}
 }
 
-// webpRGB converts lossy WebP's 4:2:0 as libwebp does by default, bit for bit: "fancy" upsampling, which weighs the
+// webpRGB converts lossy WebP's 4:2:0 as libwebp does by default, bit for bit: "fancy" upsampling, which weights the
 // nearest four chroma samples 9:3:3:1 in two rounding steps, and 14-bit fixed-point colour conversion.
 func webpRGB(dst []byte, m *image.YCbCr) {
 	w, h := m.Rect.Dx(), m.Rect.Dy()
@@ -171,7 +171,7 @@ func webpRGB(dst []byte, m *image.YCbCr) {
 
 func webpClip(v int) byte { return byte(min(max(v>>6, 0), 255)) }
 
-// webpUpsample doubles a chroma row; near is the row that the pixels lie in, far the one above or below.
+// webpUpsample doubles a chroma row; near is the pixels' own row, far the one above or below.
 func webpUpsample(dst, near, far []byte) {
 	n := len(dst)
 	edge := func(i int) byte { return byte((3*int(near[i]) + int(far[i]) + 2) >> 2) }

@@ -7,32 +7,32 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// stepKind says what a step does.
+// stepKind is the kind of a step.
 type stepKind uint8
 
 const (
-	stepCrop   stepKind = iota // takes box; what lies outside of the picture follows border and fill
+	stepCrop   stepKind = iota // crops to box; border and fill define pixels outside of the picture
 	stepResize                 // to size, with filter
 	stepMirror                 // left to right
 	stepTurn                   // top to bottom
 	stepAffine                 // to size, by matrix, with filter; outside of the picture is fill
-	stepColour                 // changes values and moves nothing: colour and amount say how
+	stepColour                 // changes values in place, by colour and amount
 	stepRefuse                 // the picture is smaller than size: a bad sample
 )
 
-// step is one action on a picture with everything about it decided. Operations draw steps from the picture's size and
-// from random numbers, never from pixels: what belongs to the picture (boxes, masks, keypoints) can so be put through
-// the same steps, by move, or by taking the step on a mask's own picture with another filter and fill.
+// step is one action on a picture with all parameters fixed. Operations draw steps from the picture's size and random
+// numbers, never from pixels. So data that belongs to the picture (boxes, masks, keypoints) can go through the same
+// steps: by move, or as a picture of its own with another filter and fill.
 type step struct {
 	kind   stepKind
 	border pillow.Border
 	colour colour
 	filter jpeg.Filter
 	fill   [3]uint8
-	box    image.Rectangle // in the picture's coordinates; may reach beyond it
+	box    image.Rectangle // in the picture's coordinates; may extend beyond it
 	size   image.Point     // after the step
-	// matrix takes a point of the result to one of the picture before, as Pillow's: the pixel at (x, y) of the
-	// result is what lies at (m0*x' + m1*y' + m2, m3*x' + m4*y' + m5) with (x', y') = (x+0.5, y+0.5).
+	// matrix maps a point of the result to one of the source, as Pillow's: the pixel at (x, y) of the result is the
+	// source's at (m0*x' + m1*y' + m2, m3*x' + m4*y' + m5) with (x', y') = (x+0.5, y+0.5).
 	matrix [6]float64
 	amount float64
 }
@@ -48,9 +48,9 @@ func (s *step) after(size image.Point) image.Point {
 	return size
 }
 
-// move returns the matrix that takes points of a picture of this size to where they lie after the step, in pixels
-// measured from the picture's upper left corner: x' = m0*x + m1*y + m2, y' = m3*x + m4*y + m5. Corners of boxes are
-// points; what leaves the picture is the caller's to clip.
+// move returns the matrix that maps points of a picture of this size to their places after the step, in pixels
+// from the upper left corner: x' = m0*x + m1*y + m2, y' = m3*x + m4*y + m5. It maps corners of boxes; the caller
+// clips boxes that leave the picture.
 func (s *step) move(size image.Point) [6]float64 {
 	switch s.kind {
 	case stepCrop:
@@ -87,9 +87,9 @@ func (t *Transform) plan(steps []step, size image.Point, at Draw, r *Rand) []ste
 	return steps
 }
 
-// view is a picture as the steps so far have left it: nothing is computed until pixels must exist. Crops and flips
-// fold into one jpeg.Job beside a single resize; a second resize, or a resize of something flipped or padded, first
-// makes the pixels (pixels, in transform.go), since only then are the bytes those of Pillow.
+// view is a picture after the steps so far, without its pixels until they are needed. Crops and flips fold into one
+// jpeg.Job with a single resize. A second resize, or a resize after a flip or padding, first computes the pixels
+// (pixels, in transform.go), since only then the bytes are Pillow's.
 type view struct {
 	job     jpeg.Job // Box, Size, Window and flips, all set
 	resized bool
@@ -100,10 +100,10 @@ func viewOf(size image.Point) view {
 	return view{job: jpeg.Job{Box: all, Size: size, Window: all}}
 }
 
-// size is that of the picture as it stands.
+// size is the current size of the picture.
 func (v *view) size() image.Point { return v.job.Window.Size() }
 
-// crop takes r of the picture as it stands; what lies outside is zero.
+// crop crops the current picture to r; pixels outside of it are zero.
 func (v *view) crop(r image.Rectangle) {
 	w := v.job.Window
 	if v.job.Flip {
@@ -115,19 +115,19 @@ func (v *view) crop(r image.Rectangle) {
 	v.job.Window = r.Add(w.Min)
 }
 
-// plain tells whether the view is nothing but the source's pixels.
+// plain reports whether the view is exactly the source's pixels.
 func (v *view) plain() bool {
 	j := &v.job
 	all := image.Rectangle{Max: j.Size}
 	return !v.resized && !j.Flip && !j.Turn && j.Box == all && j.Window == all
 }
 
-// foldable tells whether a resize can join the job.
+// foldable reports whether a resize can join the job.
 func (v *view) foldable() bool {
 	return !v.resized && !v.job.Flip && !v.job.Turn && v.job.Window.In(image.Rectangle{Max: v.job.Size})
 }
 
-// resize needs a foldable view.
+// resize requires a foldable view.
 func (v *view) resize(to image.Point, f jpeg.Filter) {
 	box := v.job.Window.Add(v.job.Box.Min)
 	v.job.Box, v.job.Size, v.job.Window, v.resized = box, to, image.Rectangle{Max: to}, true

@@ -2,7 +2,7 @@ package gpuingest
 
 import "image"
 
-// Field is one array that a sample becomes a row of.
+// Field is one array of a batch; a sample becomes one row of it.
 type Field struct {
 	Name  string // "data" is the first
 	DType string // uint8, fp16, bf16, fp32, or numpy's name of another type
@@ -13,13 +13,12 @@ type Field struct {
 // Sample is a sample's bytes, and the files that belong to it.
 type Sample struct {
 	Data []byte
-	// Part returns the file of this extension that belongs to the sample, nil if there is none. It is
-	// valid until Make returns. Its errors are not the sample's fault and are passed on. It may be nil
-	// itself.
+	// Part returns the file of this extension that belongs to the sample, nil if there is none. The data is valid
+	// until Make returns. Its errors do not make the sample bad and are passed on. Part itself may be nil.
 	Part func(ext string) ([]byte, error)
 }
 
-// Row is where a sample goes.
+// Row is the destination of a sample.
 type Row struct {
 	Fields [][]byte // one for each field, of its Bytes; they hold garbage before
 	Label  int64    // the dataset's label of the sample, -1 if it has none; may be changed
@@ -27,22 +26,22 @@ type Row struct {
 	Width, Height uint32 // of a picture as it is stored; a transform of pictures sets them
 }
 
-// Ingest makes rows of samples. It is safe for concurrent use.
+// Ingest turns samples into rows. It is safe for concurrent use.
 type Ingest interface {
 	// Make writes the whole row. Errors that the sample's bytes cause wrap ErrBadSample.
 	Make(src Sample, at Draw, row *Row) error
-	// Fields describes a row. The caller does not change it.
+	// Fields describes a row. The caller must not change it.
 	Fields() []Field
-	// Layout is nchw or nhwc, empty where that means nothing.
+	// Layout is nchw or nhwc, empty if it has no meaning.
 	Layout() string
-	// String returns the canonical form, which gives an equal Ingest.
+	// String returns the canonical form, which compiles to an equal Ingest.
 	String() string
-	// Hash names the canonical form: equal hashes mean equal rows for equal draws.
+	// Hash identifies the canonical form: equal hashes mean equal rows for equal draws.
 	Hash() string
 }
 
-// Mixer is an Ingest with a step over the whole batch, once its rows are made. Rows that hold no sample
-// are nil. at's Sample is the batch's number in its epoch and its Occurrence the rank.
+// Mixer is an Ingest with a step over the whole batch, once its rows are done. Rows without a sample are nil.
+// at.Sample is the batch's number in its epoch, at.Occurrence the rank.
 type Mixer interface {
 	Ingest
 	Mix(at Draw, rows []*Row)
@@ -51,11 +50,11 @@ type Mixer interface {
 // Wants is an Ingest that reads files that belong to samples.
 type Wants interface {
 	Ingest
-	// Parts returns their extensions; the caller does not change it.
+	// Parts returns their extensions; the caller must not change it.
 	Parts() []string
 }
 
-// families are the kinds of samples beside pictures, by the word that a SPEC begins with.
+// families are the kinds of samples other than pictures, by the first word of a SPEC.
 var families = map[string]func(p *parser, calls []call) (Ingest, error){
 	"npy": compileArray, "npz": compileArray, "safetensors": compileArray, "raw_array": compileArray,
 	"tokens": compileTokens, "packed": compileTokens, "table": compileTable, "audio": compileAudio,

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// joint is a picture with its boxes, its mask, or both: all of them take the steps that the picture takes.
+// joint is a picture with its boxes, its mask, or both; all go through the picture's steps.
 type joint struct {
 	picture *Transform
 	boxes   *detection
@@ -31,7 +31,7 @@ var jointWords = map[string]func(j *joint, p *parser, c call) error{
 	},
 }
 
-// compileJoint reads Detection(...), Segmentation(...) or both, and then a SPEC as Compile has it.
+// compileJoint parses Detection(...), Segmentation(...) or both, followed by a SPEC of Compile.
 func compileJoint(p *parser, calls []call) (Ingest, error) {
 	j := &joint{}
 	seen := map[string]bool{}
@@ -47,7 +47,7 @@ func compileJoint(p *parser, calls []call) (Ingest, error) {
 		calls = calls[1:]
 	}
 	if len(calls) == 0 {
-		return nil, p.fail(len(p.s), 1, "add |Resize((640, 640)) or another operation that ends in one size", "nothing is said of the picture")
+		return nil, p.fail(len(p.s), 1, "add |Resize((640, 640)) or another operation that ends in one size", "there is no operation on the picture")
 	}
 	rest := calls[0].pos
 	var err error
@@ -59,11 +59,11 @@ func compileJoint(p *parser, calls []call) (Ingest, error) {
 		return nil, err
 	}
 	if j.picture.raw {
-		return nil, p.fail(rest, len(rawWord), "", "raw gives the file as it is: there is nothing for boxes and masks to follow")
+		return nil, p.fail(rest, len(rawWord), "", "raw does not change the picture: remove Detection and Segmentation, or add operations")
 	}
 	if j.picture.mix != nil {
 		at := slices.IndexFunc(calls, func(c call) bool { return slices.Contains(mixWords, c.name) })
-		return nil, p.fail(calls[at].pos, len(calls[at].name), "leave it out", "%s blends whole pictures, and boxes and masks cannot follow", calls[at].name)
+		return nil, p.fail(calls[at].pos, len(calls[at].name), "leave it out", "%s blends whole pictures, which boxes and masks cannot follow", calls[at].name)
 	}
 	j.fields = j.picture.Fields()
 	_, h, w := j.picture.OutShape()
@@ -107,7 +107,7 @@ func (j *joint) Hash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Make implements Ingest. What belongs to the picture is read before its pixels, which cost the most.
+// Make implements Ingest. Boxes and masks are parsed before the picture's pixels are decoded, which costs the most.
 func (j *joint) Make(src Sample, at Draw, row *Row) error {
 	out := row.Fields[1:]
 	return j.picture.applyWith(src.Data, at, row.Fields[0], func(size image.Point, steps []step) error {
@@ -142,28 +142,28 @@ func (s Sample) part(ext string) ([]byte, error) {
 	return s.Part(ext)
 }
 
-// errNoPart says that a sample lacks what it must have.
-var errNoPart = errors.New("there is none (a file of the same folder and the same name up to the first dot)")
+// errNoPart says that a required file of a sample is missing.
+var errNoPart = errors.New("the file is missing (same folder, same name up to the first dot)")
 
-// ext reads the extension of a part.
+// ext parses the extension of a part.
 func (a *args) ext(name string) (string, error) {
 	v := a.val[name]
 	if v.kind != 's' || v.str == "" || len(v.str) > 64 || strings.ContainsAny(v.str, `/|`) || v.str[0] == '.' {
-		return "", a.bad(v, "%s is the extension of a file beside the picture, such as 'json' or 'mask.png'", name)
+		return "", a.bad(v, "%s must be the extension of a file beside the picture, such as 'json' or 'mask.png'", name)
 	}
 	return v.str, nil
 }
 
-// oneOf reads one of some words.
+// oneOf parses one of several words.
 func (a *args) oneOf(name string, of ...string) (string, error) {
 	v := a.val[name]
 	if v.kind != 's' || !slices.Contains(of, v.str) {
-		return "", a.bad(v, "%s is one of '%s'", name, strings.Join(of, "', '"))
+		return "", a.bad(v, "%s must be one of '%s'", name, strings.Join(of, "', '"))
 	}
 	return v.str, nil
 }
 
-// pyString writes a string literal. A SPEC's strings hold one kind of quotes at most.
+// pyString writes a string literal. A SPEC's string contains at most one kind of quotes.
 func pyString(s string) string {
 	if strings.Contains(s, "'") {
 		return `"` + s + `"`

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// detection makes fields of the boxes that belong to a picture.
+// detection computes the fields of a picture's boxes.
 type detection struct {
 	ext     string
 	format  string
@@ -32,7 +32,7 @@ var boxFormats = map[string]struct {
 const (
 	// maxBoxes bounds the boxes of a picture, in its file and in a row.
 	maxBoxes = 10_000
-	// maxAnnotation bounds a file of annotations in bytes, before it is parsed.
+	// maxAnnotation bounds the bytes of an annotation file, before it is parsed.
 	maxAnnotation = 16 << 20
 )
 
@@ -63,7 +63,7 @@ func compileDetection(p *parser, c call) (*detection, error) {
 	for name, to := range map[string]*float64{"min_size": &d.minSize, "min_area": &d.minArea} {
 		v := a.val[name]
 		if !v.number() || v.num < 0 || v.num > maxSide*maxSide {
-			return nil, a.bad(v, "%s is a number of pixels, 0 or more", name)
+			return nil, a.bad(v, "%s must be a number of pixels, 0 or more", name)
 		}
 		*to = v.num
 	}
@@ -74,12 +74,12 @@ func (d *detection) setClasses(a *args) error {
 	v := a.val["classes"]
 	if v.kind == 'n' {
 		if d.format == "voc" {
-			return a.p.fail(a.of.pos, len(a.of.name), "write classes=('aeroplane', 'bicycle', ...), in the order of their labels", "format 'voc' names classes and does not number them")
+			return a.p.fail(a.of.pos, len(a.of.name), "write classes=('aeroplane', 'bicycle', ...), in the order of their labels", "format 'voc' has names of classes and no numbers")
 		}
 		return nil
 	}
 	if d.format != "voc" {
-		return a.bad(v, "classes are for format 'voc'; '%s' has numbers", d.format)
+		return a.bad(v, "classes are only for format 'voc'; '%s' has numbers", d.format)
 	}
 	if v.kind == 's' {
 		v.list = []value{v}
@@ -87,13 +87,13 @@ func (d *detection) setClasses(a *args) error {
 	seen := map[string]bool{}
 	for _, x := range v.list {
 		if x.kind != 's' || x.str == "" || seen[x.str] {
-			return a.bad(x, "classes is a tuple of names, each once")
+			return a.bad(x, "classes must be a tuple of names, each once")
 		}
 		seen[x.str] = true
 		d.classes = append(d.classes, x.str)
 	}
 	if len(d.classes) == 0 {
-		return a.bad(v, "classes is a tuple of names, one or more")
+		return a.bad(v, "classes must be a tuple of names, one or more")
 	}
 	return nil
 }
@@ -122,10 +122,10 @@ func (d *detection) fields() []Field {
 	}
 }
 
-// noLabel is the label where there is no box.
+// noLabel is the label of a row's unused boxes.
 const noLabel = -1
 
-// box is a rectangle in pixels from the upper left corner of the picture, and what it holds.
+// box is a rectangle in pixels from the upper left corner of the picture, and its label.
 type box struct {
 	x1, y1, x2, y2 float64
 	label          int64
@@ -138,7 +138,7 @@ func (b *box) clip(size image.Point) {
 	b.y1, b.y2 = min(max(b.y1, 0), h), min(max(b.y2, 0), h)
 }
 
-// move takes the box to where its corners lie behind a step, as the smallest box that holds them.
+// move replaces the box by the smallest box around its corners after a step.
 func (b *box) move(m *[6]float64) {
 	x1, y1, x2, y2 := math.Inf(1), math.Inf(1), math.Inf(-1), math.Inf(-1)
 	for _, c := range [4][2]float64{{b.x1, b.y1}, {b.x2, b.y1}, {b.x1, b.y2}, {b.x2, b.y2}} {
@@ -148,9 +148,8 @@ func (b *box) move(m *[6]float64) {
 	b.x1, b.y1, b.x2, b.y2 = x1, y1, x2, y2
 }
 
-// follow takes boxes through the steps of a picture. What leaves the picture at a step is cut off there, as
-// torchvision's v2 kernels do. It returns the boxes that are still large enough, in their order, as
-// SanitizeBoundingBoxes does.
+// follow applies the steps of a picture to boxes. At each step it clips boxes to the picture, like torchvision's v2
+// kernels. It returns the boxes that are still large enough, in their order, like SanitizeBoundingBoxes.
 func (d *detection) follow(boxes []box, size image.Point, steps []step) []box {
 	for i := range steps {
 		s := &steps[i]
@@ -190,7 +189,7 @@ func (d *detection) make(part []byte, size image.Point, steps []step, out [][]by
 	}
 	boxes = d.follow(boxes, size, steps)
 	if len(boxes) > d.max {
-		return fmt.Errorf("%d boxes are left of it, max_boxes is %d: raise it", len(boxes), d.max)
+		return fmt.Errorf("%d boxes remain, max_boxes is %d: raise it", len(boxes), d.max)
 	}
 	le := binary.LittleEndian
 	to, labels := out[0], out[1]
@@ -210,7 +209,7 @@ func (d *detection) make(part []byte, size image.Point, steps []step, out [][]by
 
 var errTooMany = fmt.Errorf("more than %d boxes", maxBoxes)
 
-// add appends a box that a file gives, if it can be one.
+// add appends a box of a file, if it is valid.
 func add(boxes []box, b box) ([]box, error) {
 	for _, v := range [4]float64{b.x1, b.y1, b.x2, b.y2} {
 		if !(math.Abs(v) < 1e9) {
@@ -218,7 +217,7 @@ func add(boxes []box, b box) ([]box, error) {
 		}
 	}
 	if b.x2 < b.x1 || b.y2 < b.y1 {
-		return boxes, fmt.Errorf("box %d ends before it begins: (%g, %g) to (%g, %g)", len(boxes)+1, b.x1, b.y1, b.x2, b.y2)
+		return boxes, fmt.Errorf("box %d has its corners reversed: (%g, %g) to (%g, %g)", len(boxes)+1, b.x1, b.y1, b.x2, b.y2)
 	}
 	if len(boxes) == maxBoxes {
 		return boxes, errTooMany

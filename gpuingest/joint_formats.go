@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// cocoBox is one of COCO's annotations. What else is in it is passed over.
+// cocoBox is one of COCO's annotations. Other members are ignored.
 type cocoBox struct {
 	BBox     []json.Number   `json:"bbox"` // x, y, width, height in pixels
 	Category *int64          `json:"category_id"`
@@ -46,13 +46,13 @@ func parseCOCO(_ *detection, boxes []box, part []byte, _ image.Point) ([]box, er
 			continue
 		}
 		if len(a.BBox) != 4 || a.Category == nil {
-			return boxes, fmt.Errorf("annotation %d wants a bbox of four numbers and a category_id", i+1)
+			return boxes, fmt.Errorf("annotation %d needs a bbox of four numbers and a category_id", i+1)
 		}
 		var v [4]float64
 		for k, n := range a.BBox {
 			var err error
 			if v[k], err = n.Float64(); err != nil {
-				return boxes, fmt.Errorf("bbox of annotation %d: %.40q is no number", i+1, n)
+				return boxes, fmt.Errorf("bbox of annotation %d: %.40q is not a number", i+1, n)
 			}
 		}
 		var err error
@@ -77,8 +77,8 @@ type vocFile struct {
 	} `xml:"object"`
 }
 
-// parseVOC reads one picture's annotations. Pixels count from 1 there and the last ones belong to the box, so
-// that a box over the whole picture is 1, 1, width, height: the near edges lie one less from the corner.
+// parseVOC parses one picture's annotations. Pixels count from 1 there, and the last ones belong to the box: a box over
+// the whole picture is 1, 1, width, height. So 1 is subtracted from the near edges.
 func parseVOC(d *detection, boxes []box, part []byte, _ image.Point) ([]box, error) {
 	if part == nil {
 		return boxes, errNoPart
@@ -100,7 +100,7 @@ func parseVOC(d *detection, boxes []box, part []byte, _ image.Point) ([]box, err
 		for k, text := range [4]string{o.Box.X1, o.Box.Y1, o.Box.X2, o.Box.Y2} {
 			var err error
 			if v[k], err = strconv.ParseFloat(strings.TrimSpace(text), 64); err != nil {
-				return boxes, fmt.Errorf("bndbox of object %d: %.40q is no number", i+1, text)
+				return boxes, fmt.Errorf("bndbox of object %d: %.40q is not a number", i+1, text)
 			}
 		}
 		var err error
@@ -111,8 +111,8 @@ func parseVOC(d *detection, boxes []box, part []byte, _ image.Point) ([]box, err
 	return boxes, nil
 }
 
-// parseYOLO reads a line for each box: class, centre and size, as fractions of the picture. A picture without
-// a file has no boxes.
+// parseYOLO parses a line for each box: class, centre and size, as fractions of the picture. A picture without a file
+// has no boxes.
 func parseYOLO(_ *detection, boxes []box, part []byte, size image.Point) ([]box, error) {
 	w, h := float64(size.X), float64(size.Y)
 	n := 0
@@ -127,12 +127,12 @@ func parseYOLO(_ *detection, boxes []box, part []byte, size image.Point) ([]box,
 		}
 		label, err := strconv.ParseInt(string(f[0]), 10, 64)
 		if err != nil {
-			return boxes, fmt.Errorf("line %d: class %.40q is no whole number", n, f[0])
+			return boxes, fmt.Errorf("line %d: class %.40q is not a whole number", n, f[0])
 		}
 		var v [4]float64
 		for k := range v {
 			if v[k], err = strconv.ParseFloat(string(f[k+1]), 64); err != nil {
-				return boxes, fmt.Errorf("line %d: %.40q is no number", n, f[k+1])
+				return boxes, fmt.Errorf("line %d: %.40q is not a number", n, f[k+1])
 			}
 		}
 		x, y, bw, bh := v[0]*w, v[1]*h, v[2]*w, v[3]*h

@@ -12,11 +12,11 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// segmentation makes a field of the mask that belongs to a picture.
+// segmentation computes the field of a picture's mask.
 type segmentation struct {
 	ext   string
 	dtype string
-	fill  int // where there is no picture
+	fill  int // value outside of the picture
 }
 
 // maskTypes maps the types of masks to their sizes.
@@ -53,11 +53,11 @@ func (m *segmentation) field(h, w int) Field {
 	return Field{Name: "mask", DType: m.dtype, Shape: []int{h, w}, Bytes: h * w * maskTypes[m.dtype]}
 }
 
-// make writes the mask behind the picture's steps, each pixel's value being that of the nearest one, by Pillow's
+// make writes the mask after the picture's steps, where each pixel has the value of the nearest one, by Pillow's
 // rule.
 //
-// The mask takes the steps as a picture of its own: its red is the value's lower byte, its green the upper one,
-// and its blue 1, which is 0 where a step has added what was not there.
+// The mask goes through the steps as a picture of its own: red is the value's lower byte, green the upper one, and
+// blue is 1, except where a step has added pixels: there it is 0.
 func (m *segmentation) make(part []byte, size image.Point, maxPixels int64, steps []step, dst []byte) error {
 	if part == nil {
 		return errNoPart
@@ -95,7 +95,7 @@ func (m *segmentation) make(part []byte, size image.Point, maxPixels int64, step
 	return m.store(dst, *out)
 }
 
-// store writes the values that packed pixels stand for.
+// store writes the values of packed pixels.
 func (m *segmentation) store(dst, rgb []byte) error {
 	le := binary.LittleEndian
 	if m.dtype == "uint8" {
@@ -126,8 +126,8 @@ func (m *segmentation) store(dst, rgb []byte) error {
 	return nil
 }
 
-// decodeMask reads a PNG of indices or of grey, 16 bits included, as numpy.array(Image.open(f)) gives it, as
-// packed pixels of lower byte, upper byte, 1, in a buffer of the pool.
+// decodeMask decodes a PNG of indices or of grey, 16 bits included, with the values of numpy.array(Image.open(f)). It
+// returns packed pixels of lower byte, upper byte, 1, in a buffer of the pool.
 func decodeMask(src []byte, size image.Point) (*[]byte, error) {
 	if kind := format(src); kind != "PNG" {
 		return nil, fmt.Errorf("it is %s: masks are PNG", kind)
@@ -149,7 +149,7 @@ func decodeMask(src []byte, size image.Point) (*[]byte, error) {
 	case *image.Paletted:
 		spread(dst, m.Pix, m.Stride, size)
 	case *image.Gray:
-		const depth = 24     // where IHDR has the bits of a sample
+		const depth = 24     // offset of the bits per sample in IHDR
 		if src[depth] == 1 { // Pillow reads False and True, Go 0 and 255
 			for i := range m.Pix {
 				m.Pix[i] &= 1

@@ -435,7 +435,7 @@ func TestBadAnnotations(t *testing.T) {
 	const mask = "Segmentation()|Resize((100, 200))"
 	box := `{"bbox": [1, 2, 3, 4], "category_id": 1}`
 	for _, tt := range []struct{ spec, ext, text, cause string }{
-		{coco, "none", "", "json: there is none"},
+		{coco, "none", "", "json: the file is missing"},
 		{coco, "json", "", "JSON"},
 		{coco, "json", "{", "JSON"},
 		{coco, "json", "{}", "annotations"},
@@ -443,7 +443,7 @@ func TestBadAnnotations(t *testing.T) {
 		{coco, "json", `{"annotations": [{}]}`, "category_id"},
 		{coco, "json", `[{"bbox": [1, 2, 3], "category_id": 1}]`, "four"},
 		{coco, "json", `[{"bbox": [1, 2, 3, null], "category_id": 1}]`, "number"},
-		{coco, "json", `[{"bbox": [1, 2, -3, 4], "category_id": 1}]`, "before it begins"},
+		{coco, "json", `[{"bbox": [1, 2, -3, 4], "category_id": 1}]`, "corners reversed"},
 		{coco, "json", `[{"bbox": [1, 2, 1e300, 4], "category_id": 1}]`, "1e+300"},
 		{coco, "json", `[{"bbox": [1, 2, 1e999, 4], "category_id": 1}]`, "number"},
 		{coco, "json", `[{"bbox": [1, 2, 3, 4], "category_id": 1.5}]`, "category_id"},
@@ -452,7 +452,7 @@ func TestBadAnnotations(t *testing.T) {
 		{coco, "json", "[" + strings.Repeat(box+",", maxBoxes) + box + "]", "10000"},
 		{coco, "json", strings.Repeat("[", 20000), "depth"},
 		{coco, "json", strings.Repeat(" ", maxAnnotation+1), "limit"},
-		{voc, "none", "", "xml: there is none"},
+		{voc, "none", "", "xml: the file is missing"},
 		{voc, "xml", "<annotation><object><name>cat</name></object></annotation>", `"cat"`},
 		{voc, "xml", "<annotation><object><name>dog</name></object></annotation>", "bndbox"},
 		{voc, "xml", "<annotation><object><name>dog</name><bndbox><xmin>x</xmin></bndbox></object></annotation>", "number"},
@@ -461,8 +461,8 @@ func TestBadAnnotations(t *testing.T) {
 		{yolo, "txt", "1 2 3", "line 1"},
 		{yolo, "txt", "1 0.5 0.5 0.1 0.1\n1.5 0.5 0.5 0.1 0.1", "line 2"},
 		{yolo, "txt", "1 nan 0.5 0.1 0.1", "NaN"},
-		{yolo, "txt", "1 0.5 0.5 -0.1 0.1", "before it begins"},
-		{mask, "none", "", "mask.png: there is none"},
+		{yolo, "txt", "1 0.5 0.5 -0.1 0.1", "corners reversed"},
+		{mask, "none", "", "mask.png: the file is missing"},
 		{mask, "mask.png", "", "empty"},
 		{mask, "mask.png", "GIF89a", "GIF"},
 		{mask, "mask.png", other, "201x100"},

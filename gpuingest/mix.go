@@ -10,7 +10,7 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/internal/pillow"
 )
 
-// mixWords are what works on a batch, as torchvision.transforms.v2 names it.
+// mixWords are the steps over a batch, as torchvision.transforms.v2 names them.
 var mixWords = []string{"MixUp", "CutMix", "RandomChoice"}
 
 var (
@@ -21,8 +21,8 @@ var (
 // maxClasses bounds soft labels: a row of them is part of every sample.
 const maxClasses = 1 << 20
 
-// mixing blends each row of a batch with the one before it (the first with the last), as torchvision's MixUp and
-// CutMix do: one draw of lambda from Beta(alpha, alpha) a batch.
+// mixing blends each row of a batch with the one before it (the first with the last), like torchvision's MixUp and
+// CutMix, with one draw of lambda from Beta(alpha, alpha) for each batch.
 type mixing struct {
 	kinds   []mixKind
 	weights []float64 // of the kinds, normalised; nil: equal, and a single kind is no choice
@@ -54,7 +54,7 @@ func buildMix(p *parser, c call) (*mixing, error) {
 	m.choice = true
 	list := a.val["transforms"]
 	if list.kind != 't' || len(list.list) < 1 || len(list.list) > maxOps {
-		return nil, a.bad(list, "transforms is a list such as [MixUp(alpha=0.2), CutMix(alpha=1.0)]")
+		return nil, a.bad(list, "transforms must be a list such as [MixUp(alpha=0.2), CutMix(alpha=1.0)]")
 	}
 	classes := 0
 	for i, v := range list.list {
@@ -74,12 +74,12 @@ func buildMix(p *parser, c call) (*mixing, error) {
 		return m, nil
 	}
 	if w.kind != 't' || len(w.list) != len(m.kinds) {
-		return nil, a.bad(w, "p is None or a probability for each of transforms")
+		return nil, a.bad(w, "p must be None or a probability for each of transforms")
 	}
 	sum := 0.0
 	for _, x := range w.list {
 		if !x.number() || x.num < 0 || x.num > 1e6 {
-			return nil, a.bad(x, "p takes numbers from 0 on")
+			return nil, a.bad(x, "p must contain numbers of at least 0")
 		}
 		m.weights = append(m.weights, x.num)
 		sum += x.num
@@ -98,7 +98,7 @@ func (m *mixing) add(p *parser, c call) error {
 	}
 	alpha := a.val["alpha"]
 	if !alpha.number() || alpha.num < 1e-3 || alpha.num > 1e3 {
-		return a.bad(alpha, "alpha is a number from 0.001 to 1000")
+		return a.bad(alpha, "alpha must be a number from 0.001 to 1000")
 	}
 	m.classes = 0
 	if v := a.val["num_classes"]; v.kind != 'n' {
@@ -151,14 +151,14 @@ func (m *mixing) draw(r *Rand) (mixKind, float64) {
 	return k, r.beta(k.alpha)
 }
 
-// beta is a number of the distribution Beta(a, a): x/(x+y) with x and y of Gamma(a), by their logarithms, since small
+// beta draws from the distribution Beta(a, a): x/(x+y) with x and y from Gamma(a), by their logarithms, since small
 // alphas give tiny numbers.
 func (r *Rand) beta(a float64) float64 {
 	x, y := r.logGamma(a), r.logGamma(a)
 	return 1 / (1 + math.Exp(y-x))
 }
 
-// logGamma is the logarithm of a number of Gamma(a, 1) (Marsaglia, Tsang: "A simple method for generating gamma
+// logGamma draws the logarithm of a number from Gamma(a, 1) (Marsaglia, Tsang: "A simple method for generating gamma
 // variables", 2000).
 func (r *Rand) logGamma(a float64) float64 {
 	boost := 0.0
@@ -169,7 +169,7 @@ func (r *Rand) logGamma(a float64) float64 {
 	d := a - 1.0/3
 	c := 1 / math.Sqrt(9*d)
 	for {
-		// Box and Muller's, of which one half will do.
+		// One of Box and Muller's two numbers.
 		n := math.Sqrt(-2*math.Log(1-r.Float64())) * math.Cos(2*math.Pi*r.Float64())
 		v := 1 + c*n
 		if v <= 0 {
@@ -182,7 +182,7 @@ func (r *Rand) logGamma(a float64) float64 {
 	}
 }
 
-// cutBox is what CutMix takes of the partner, perhaps nothing.
+// cutBox is the box that CutMix copies from the partner, perhaps empty.
 func cutBox(size image.Point, lam float64, r *Rand) image.Rectangle {
 	x, y := r.IntN(size.X), r.IntN(size.Y)
 	half := 0.5 * math.Sqrt(1-lam)
@@ -193,7 +193,7 @@ func cutBox(size image.Point, lam float64, r *Rand) image.Rectangle {
 // Mixed is a Transform with a step over the batch. It implements Mixer.
 type Mixed struct{ *Transform }
 
-// ingest is the transform as New gives it.
+// ingest is the transform as an Ingest for New.
 func (t *Transform) ingest() Ingest {
 	if t.mix != nil {
 		return &Mixed{t}
@@ -201,7 +201,7 @@ func (t *Transform) ingest() Ingest {
 	return t
 }
 
-// Fields implements Ingest: the partner's label and the weight of the row's own, or soft labels.
+// Fields implements Ingest: the partner's label and the weight of the row's own label, or soft labels.
 func (t *Mixed) Fields() []Field {
 	if k := t.mix.classes; k > 0 {
 		return append(t.Transform.Fields(), Field{Name: "target", DType: "fp32", Shape: []int{k}, Bytes: 4 * k})
@@ -212,7 +212,7 @@ func (t *Mixed) Fields() []Field {
 // Make implements Ingest. The row is its own partner until Mix.
 func (t *Mixed) Make(src Sample, at Draw, row *Row) error {
 	if k := t.mix.classes; k > 0 && (row.Label < 0 || row.Label >= int64(k)) {
-		return fmt.Errorf("gpuingest: sample %d has label %d and %s makes soft labels of %d classes: raise num_classes, or leave it out", at.Sample, row.Label, t.mix, k)
+		return fmt.Errorf("gpuingest: sample %d has label %d and %s makes soft labels of %d classes: raise num_classes, or omit it", at.Sample, row.Label, t.mix, k)
 	}
 	if err := t.Transform.Make(src, at, row); err != nil {
 		return err
@@ -221,7 +221,7 @@ func (t *Mixed) Make(src Sample, at Draw, row *Row) error {
 	return nil
 }
 
-// label writes how a row's label is mixed.
+// label writes the mixed label of a row.
 func (m *mixing) label(row *Row, partner int64, lam float32) {
 	if m.classes == 0 {
 		native.PutUint64(row.Fields[1], uint64(partner))
@@ -252,7 +252,7 @@ func (t *Mixed) Mix(at Draw, rows []*Row) {
 	} else {
 		lam = float64(k) / (1 << 16)
 	}
-	// From the last row on, so that each partner is still what it was.
+	// From the last row down, so that each partner is still unmixed.
 	last := getBuffer(t.OutBytes())
 	defer putBuffer(last)
 	copy(*last, rows[len(rows)-1].Fields[0])
@@ -284,7 +284,7 @@ func (t *Mixed) blend(a, b []byte, k int) {
 	}
 }
 
-// paste copies a box of b to a.
+// paste copies a box from b to a.
 func (t *Mixed) paste(a, b []byte, box image.Rectangle) {
 	elem, w := dtypes[t.dtype], t.size.X
 	planes := 3

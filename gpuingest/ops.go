@@ -10,9 +10,9 @@ import (
 
 // operation is one operation of a transform.
 type operation interface {
-	// draw appends the steps that it comes to for a picture of this size. It looks at nothing else.
+	// draw appends its steps for a picture of this size, which depend on nothing else but r.
 	draw(steps []step, size image.Point, r *Rand) []step
-	// out is the size of the result for an input of the given size; the zero Point means a size that varies.
+	// out is the size of the result for an input of the given size; the zero Point means a varying size.
 	out(in image.Point) image.Point
 	// String is the canonical form.
 	String() string
@@ -82,7 +82,7 @@ func (o *resizeTo) String() string {
 	return fmt.Sprintf("Resize(size=(%d, %d), interpolation='%s', max_size=None, antialias=True)", o.h, o.w, o.filter)
 }
 
-// resizeShort is torchvision's Resize(n): the shorter side becomes n, the longer in proportion, cut to an integer.
+// resizeShort is torchvision's Resize(n): the shorter side becomes n, the longer in proportion, truncated.
 type resizeShort struct {
 	short   int
 	maxSize int // 0: none
@@ -120,7 +120,7 @@ func (o *resizeShort) String() string {
 	return fmt.Sprintf("Resize(size=%d, interpolation='%s', max_size=%s, antialias=True)", o.short, o.filter, limit)
 }
 
-// centerCrop is torchvision's: pads with zeros where the picture is smaller.
+// centerCrop is torchvision's: it pads smaller pictures with zeros.
 type centerCrop struct{ h, w int }
 
 func (o *centerCrop) draw(steps []step, size image.Point, _ *Rand) []step {
@@ -129,7 +129,7 @@ func (o *centerCrop) draw(steps []step, size image.Point, _ *Rand) []step {
 	return append(steps, step{kind: stepCrop, box: image.Rect(x, y, x+w, y+h)})
 }
 
-// center places a crop of n in a side of m. Too short a side is padded first, less on the near side.
+// center places a crop of n in a side of m. A shorter side is padded first, with less on the near side.
 func center(m, n int) (at, size int) {
 	if n > m {
 		return -((n - m) / 2), n

@@ -12,14 +12,14 @@ type margins [4]int
 
 func (m margins) String() string { return fmt.Sprintf("(%d, %d, %d, %d)", m[0], m[1], m[2], m[3]) }
 
-// around is the picture with the margins, in the picture's coordinates.
+// around is the picture's rectangle with the margins, in the picture's coordinates.
 func (m margins) around(size image.Point) image.Rectangle {
 	return image.Rect(-m[0], -m[1], size.X+m[2], size.Y+m[3])
 }
 
 func (m margins) add(size image.Point) image.Point { return m.around(size).Size() }
 
-// padding reads a number, (left and right, top and bottom) or (left, top, right, bottom).
+// padding parses a number, (left and right, top and bottom) or (left, top, right, bottom).
 func (a *args) padding(name string) (m margins, err error) {
 	v := a.val[name]
 	list := v.list
@@ -27,12 +27,12 @@ func (a *args) padding(name string) (m margins, err error) {
 		list = []value{v}
 	}
 	if n := len(list); n != 1 && n != 2 && n != 4 {
-		return m, a.bad(v, "%s is one number of pixels, (sides, top and bottom), or (left, top, right, bottom)", name)
+		return m, a.bad(v, "%s must be one number of pixels, (sides, top and bottom), or (left, top, right, bottom)", name)
 	}
 	for i := range m {
 		x := list[i%len(list)]
 		if x.kind != 'i' || x.num < 0 || x.num > maxSide {
-			return m, a.bad(x, "%s is in pixels from 0 to %d", name, maxSide)
+			return m, a.bad(x, "%s must be in pixels from 0 to %d", name, maxSide)
 		}
 		m[i] = int(x.num)
 	}
@@ -46,7 +46,7 @@ func (a *args) border() (pillow.Border, error) {
 			return b, nil
 		}
 	}
-	return 0, a.bad(v, "padding_mode is 'constant', 'edge', 'reflect' or 'symmetric'")
+	return 0, a.bad(v, "padding_mode must be 'constant', 'edge', 'reflect' or 'symmetric'")
 }
 
 // padOp is torchvision's Pad.

@@ -5,9 +5,9 @@ import (
 	"math/bits"
 )
 
-// philox is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a block
-// of four words from a counter and a key, with no state in between. Any number of any sample can thus be had at once,
-// on any machine, in any order.
+// philox is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011): it
+// computes a block of four words from a counter and a key, without state. So any random number of any sample can be
+// computed at once, on any machine, in any order.
 func philox(ctr [4]uint32, key [2]uint32) [4]uint32 {
 	const (
 		m0, m1 = 0xD2511F53, 0xCD9E8D57
@@ -23,8 +23,8 @@ func philox(ctr [4]uint32, key [2]uint32) [4]uint32 {
 	return ctr
 }
 
-// Draw names one passage of one sample through a transform. All its random numbers follow from it, so a batch does not
-// depend on threads, machines or world size, and a resumed epoch repeats what it would have been.
+// Draw identifies one run of one sample through a transform. It determines all its random numbers, so a batch does not
+// depend on threads, machines or world size, and a resumed epoch is the same as an uninterrupted one.
 type Draw struct {
 	// Seed is the session's.
 	Seed uint64
@@ -41,10 +41,10 @@ const (
 	maxOccurrence = 1<<16 - 1
 )
 
-// Rand returns the numbers of the operation-th operation of the transform, counted from 0 and below 2^16: each
-// operation has its own, so that adding a flip leaves the crops as they were.
+// Rand returns the numbers of one operation of the transform; operation counts from 0 and is below 2^16. Each operation
+// has its own sequence, so that adding a flip does not change the crops.
 //
-// The packing is part of the format, since resumed runs rely on it. Key: seed, low word first. Counter words:
+// The packing is part of the format, since resumed runs depend on it. Key: seed, low word first. Counter words:
 //
 //	c0 = sample, low 32 bits
 //	c1 = sample, high 16 bits << 16 | occurrence
@@ -59,8 +59,8 @@ func (d Draw) Rand(operation int) Rand {
 	}
 }
 
-// Rand is a sequence of up to 131,072 numbers, after which it repeats; operations use a few dozen. The zero Rand is the sequence of
-// the zero Draw. A Rand is not safe for concurrent use.
+// Rand is a sequence of up to 131,072 numbers, after which it repeats; operations use a few dozen. The zero Rand is the
+// sequence of the zero Draw. A Rand is not safe for concurrent use.
 type Rand struct {
 	key  [2]uint32
 	ctr  [4]uint32
@@ -102,5 +102,5 @@ func (r *Rand) IntN(n int) int {
 	return int(hi)
 }
 
-// native is the machine's byte order: tables and tensors are handed over within one machine.
+// native is the machine's byte order: tables and tensors stay within one machine.
 var native = binary.NativeEndian

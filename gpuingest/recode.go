@@ -10,20 +10,20 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// Recode makes the files of a dataset cheaper to read or to decode, once, before they are packed: FFCV's
-// trade. The zero value changes nothing.
+// Recode makes the files of a dataset cheaper to read or decode, once, before they are packed, like FFCV. The zero
+// value changes nothing.
 type Recode struct {
-	// Short is the most pixels of a picture's shorter side: larger ones are resized to it, in Pillow's
-	// bilinear, smaller ones stay as they are. 0: all stay.
+	// Short is the largest shorter side of a picture in pixels: larger pictures are resized to it with Pillow's bilinear
+	// filter, smaller ones are unchanged. 0: no resize.
 	Short int
-	// Quality of the JPEG that a resized picture becomes, 1 to 100, with chroma at half the size (4:2:0) as
-	// Pillow has it.
+	// Quality is the JPEG quality of resized pictures, 1 to 100, with chroma at half the size (4:2:0) as in
+	// Pillow.
 	Quality int
-	// Decode stores pixels in place of JPEG: npy files, uint8 [height, width, 3], as long as width x height x 3.
+	// Decode stores pixels instead of JPEG: npy files, uint8 [height, width, 3], of width x height x 3 bytes.
 	Decode bool
 }
 
-// ParseResize reads what --resize says: short=N, or nothing.
+// ParseResize parses the value of --resize: short=N, or nothing.
 func ParseResize(text string) (short int, err error) {
 	if text == "" {
 		return 0, nil
@@ -35,7 +35,7 @@ func ParseResize(text string) (short int, err error) {
 	return short, nil
 }
 
-// String says what is done to pictures, for a set's manifest; empty if nothing is.
+// String describes the changes to pictures, for a set's manifest; empty if there are none.
 func (r Recode) String() string {
 	var parts []string
 	if r.Short > 0 {
@@ -53,8 +53,8 @@ func (r Recode) String() string {
 // NpySuffix is added to the name of a picture that Recode has decoded.
 const NpySuffix = ".npy"
 
-// Apply returns what becomes of a file, and what is added to its name. A file that is to stay as it is comes back
-// as it is. Errors wrap ErrBadSample: the file is not a picture that Compile's transforms could read.
+// Apply returns the new content of a file, and the suffix to add to its name. Files that need no change are returned
+// unchanged. Errors wrap ErrBadSample: the file is not a picture that Compile's transforms can read.
 func (r Recode) Apply(src []byte) (dst []byte, suffix string, err error) {
 	p := pictures.Get().(*picture)
 	defer p.close()
@@ -66,7 +66,7 @@ func (r Recode) Apply(src []byte) (dst []byte, suffix string, err error) {
 	}
 	size := p.size0
 	if short := min(size.X, size.Y); r.Short > 0 && short > r.Short {
-		// As torchvision's Resize(short): the longer side is cut off, not rounded.
+		// As in torchvision's Resize(short), the longer side is truncated, not rounded.
 		size = image.Pt(max(1, size.X*r.Short/short), max(1, size.Y*r.Short/short))
 	} else if !r.Decode {
 		return src, "", nil

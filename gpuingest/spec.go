@@ -9,7 +9,7 @@ import (
 	"github.com/shoalfs/shoal/internal/levenshtein"
 )
 
-// SpecError is what is wrong with a transform SPEC, and where.
+// SpecError is an error in a transform SPEC, with its place.
 type SpecError struct {
 	Spec string
 	Pos  int // byte offset of the word in Spec
@@ -26,7 +26,7 @@ func (e *SpecError) Error() string {
 	return s
 }
 
-// maxSpec bounds a SPEC: it arrives from the network.
+// maxSpec bounds a SPEC, since it comes from the network.
 const maxSpec = 4096
 
 // maxDepth bounds nesting.
@@ -94,7 +94,7 @@ type call struct {
 	args   []arg
 }
 
-// parser reads `call ('|' call)*`.
+// parser parses `call ('|' call)*`.
 type parser struct {
 	s string
 	i int
@@ -110,7 +110,7 @@ func (p *parser) space() {
 	}
 }
 
-// peek returns the next byte behind white space, 0 at the end.
+// peek returns the next byte after white space, 0 at the end.
 func (p *parser) peek() byte {
 	p.space()
 	if p.i == len(p.s) {
@@ -140,7 +140,7 @@ func (p *parser) word() (string, int) {
 	return p.s[from:p.i], from
 }
 
-// what names the next thing for an error message.
+// what describes the next token for an error message.
 func (p *parser) what() string {
 	if p.peek() == 0 && p.i == len(p.s) {
 		return "the end"
@@ -179,7 +179,7 @@ func parseSpec(s string) ([]call, error) {
 	}
 }
 
-// args reads arguments up to the closing parenthesis. depth bounds what is nested in them.
+// args parses arguments up to the closing parenthesis. depth bounds their nesting.
 func (p *parser) args(depth int) ([]arg, error) {
 	var args []arg
 	for {
@@ -249,7 +249,7 @@ func (p *parser) value(depth int) (value, error) {
 	case c == '\'' || c == '"':
 		n := strings.IndexByte(p.s[from+1:], c)
 		if n < 0 {
-			return value{}, p.fail(from, len(p.s)-from, "", "string without end")
+			return value{}, p.fail(from, len(p.s)-from, "", "unterminated string")
 		}
 		p.i = from + n + 2
 		return value{kind: 's', str: p.s[from+1 : from+1+n], pos: from, len: n + 2}, nil
@@ -311,7 +311,7 @@ func (p *parser) numeral() (value, error) {
 	return v, nil
 }
 
-// nearest suggests the name that the writer may have meant.
+// nearest suggests the name that was probably meant.
 func nearest(word string, names []string) string {
 	sort.Strings(names)
 	best, at := "", max(2, len(word)/3)+1

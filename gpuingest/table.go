@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// Table is the Ingest of samples that are rows of a table, as CSV has them: named columns become numbers. What it
-// knows of the whole table, such as means and categories, it is given as a [Fit].
+// Table is the Ingest of samples that are rows of a table, as in CSV: named columns become numbers. Statistics of the
+// whole table, such as means and categories, come from a [Fit].
 type Table struct {
 	ops   []tableOp
 	dtype string // of the numbers
 	fit   *Fit
 }
 
-// tableOp is what is made of one column.
+// tableOp is the operation on one column.
 type tableOp struct {
 	Op      string  `json:"op"` // number, minmax, zscore, outliers, onehot, ordinal or label
 	Column  string  `json:"column"`
@@ -41,17 +41,17 @@ var tableOps = map[string][]param{
 
 func (o *tableOp) numeric() bool { return o.Op != "onehot" && o.Op != "ordinal" && o.Op != "label" }
 
-// compileTable reads
+// compileTable parses
 //
 //	SPEC = table { "|" op } [ "|" fp32 | fp64 ]
 //	op   = number(column) | minmax(column) | zscore(column, clip) | outliers(column, low, high)
 //	     | onehot(column) | ordinal(column) | label(column)
 //
-// where missing= says what becomes of an empty value: 'error' (the row is a bad sample), of numbers 'mean' or a
-// number, of onehot and ordinal 'category': a category of its own.
+// missing= defines the result of an empty value: 'error' (the row is a bad sample); for numbers 'mean' or a number; for
+// onehot and ordinal 'category': a separate category.
 func compileTable(p *parser, calls []call) (Ingest, error) {
 	if len(calls[0].args) > 0 {
-		return nil, p.fail(calls[0].pos, len(calls[0].name), "name each with what is made of it, such as table()|zscore('age')", "table takes no arguments")
+		return nil, p.fail(calls[0].pos, len(calls[0].name), "add an operation for each column, such as table()|zscore('age')", "table takes no arguments")
 	}
 	t := &Table{}
 	numbers := false
@@ -69,7 +69,7 @@ func compileTable(p *parser, calls []call) (Ingest, error) {
 			for n := range tableOps {
 				names = append(names, n)
 			}
-			return nil, p.fail(c.pos, len(c.name), nearest(c.name, names), "%s is nothing that a column can become", c.name)
+			return nil, p.fail(c.pos, len(c.name), nearest(c.name, names), "unknown operation %s on a column", c.name)
 		}
 		a, err := bind(p, c, params)
 		if err != nil {
@@ -88,7 +88,7 @@ func compileTable(p *parser, calls []call) (Ingest, error) {
 		}
 	}
 	if !numbers {
-		return nil, p.fail(calls[0].pos, len(calls[0].name), "add one, such as |zscore('age')", "no column becomes numbers")
+		return nil, p.fail(calls[0].pos, len(calls[0].name), "add one, such as |zscore('age')", "there is no operation on a column")
 	}
 	if t.dtype == "" {
 		t.dtype = "float32"
@@ -104,7 +104,7 @@ func tableOpOf(a *args) (o tableOp, err error) {
 	}
 	if v, ok := a.val["clip"]; ok && v.kind != 'n' {
 		if o.Clip = v.num; !v.number() || v.num <= 0 {
-			return o, a.bad(v, "clip is a number of standard deviations above 0")
+			return o, a.bad(v, "clip must be a number of standard deviations above 0")
 		}
 	}
 	if v, ok := a.val["low"]; ok {
@@ -120,9 +120,9 @@ func tableOpOf(a *args) (o tableOp, err error) {
 	case v.number() && o.numeric():
 		o.Missing = v.String()
 	case o.numeric():
-		return o, a.bad(v, "missing is 'error', 'mean' or a number")
+		return o, a.bad(v, "missing must be 'error', 'mean' or a number")
 	default:
-		return o, a.bad(v, "missing is 'error' or 'category'")
+		return o, a.bad(v, "missing must be 'error' or 'category'")
 	}
 	return o, nil
 }
@@ -157,7 +157,7 @@ func (t *Table) String() string {
 	return b.String() + "|" + map[string]string{"float32": "fp32", "float64": "fp64"}[t.dtype]
 }
 
-// Hash implements Ingest: with a fit, it names that too.
+// Hash implements Ingest: with a fit, it identifies the fit too.
 func (t *Table) Hash() string {
 	if t.fit == nil {
 		return hashOf(t)
@@ -172,8 +172,8 @@ func (s text) String() string { return string(s) }
 // Layout implements Ingest.
 func (t *Table) Layout() string { return "" }
 
-// Fields implements Ingest: the numbers, and where there are ordinal columns, their categories. Without a fit the
-// number of one-hot categories is not known, and taken to be 1.
+// Fields implements Ingest: the numbers and, with ordinal columns, their categories. Without a fit the number of
+// one-hot categories is unknown, and assumed to be 1.
 func (t *Table) Fields() []Field {
 	width, ordinals := len(t.ops), 0
 	for _, o := range t.ops {
@@ -194,7 +194,7 @@ func (t *Table) Fields() []Field {
 	return f
 }
 
-// With returns the table with its fit, which must be of the same columns and operations.
+// With returns the table with its fit, which must have the same columns and operations.
 func (t *Table) With(f *Fit) (*Table, error) {
 	if f.Version != fitVersion || f.Spec != t.String() || len(f.Features) != len(t.ops) {
 		return nil, fmt.Errorf("the fit is of %s, version %d", f.Spec, f.Version)
@@ -207,7 +207,7 @@ func (t *Table) With(f *Fit) (*Table, error) {
 // Make implements Ingest.
 func (t *Table) Make(src Sample, _ Draw, row *Row) error {
 	if t.fit == nil {
-		return fmt.Errorf("gpuingest: %s has not been fitted", t)
+		return fmt.Errorf("gpuingest: %s has no fit", t)
 	}
 	fields, err := splitRow(src.Data, t.fit.comma(), nil)
 	if err != nil {
@@ -254,7 +254,7 @@ func (t *Table) put(dst []byte, at int, x float64) {
 	}
 }
 
-// isMissing says whether a value is none, as pandas reads the usual ones.
+// isMissing reports whether a value counts as missing, as in pandas.
 func isMissing(s string) bool {
 	switch s {
 	case "", "NA", "N/A", "NaN", "nan", "NULL", "null", "None":
@@ -263,11 +263,11 @@ func isMissing(s string) bool {
 	return false
 }
 
-// parseNumber reads a finite decimal number.
+// parseNumber parses a finite decimal number.
 func parseNumber(s string) (float64, error) {
 	x, err := strconv.ParseFloat(s, 64)
 	if err != nil || math.IsInf(x, 0) || math.IsNaN(x) || strings.ContainsAny(s, "xX_pP") {
-		return 0, fmt.Errorf("%.40q is no finite number", s)
+		return 0, fmt.Errorf("%.40q is not a finite number", s)
 	}
 	return x, nil
 }
@@ -301,7 +301,7 @@ func (f *Feature) number(value string) (float64, error) {
 	return x, nil
 }
 
-// scaleOf keeps a constant column at 0.
+// scaleOf maps a constant column to 0.
 func scaleOf(x float64) float64 {
 	if x == 0 {
 		return 1
@@ -309,7 +309,7 @@ func scaleOf(x float64) float64 {
 	return x
 }
 
-// category is the number of a value among the sorted ones.
+// category is the index of a value among the sorted categories.
 func (f *Feature) category(value string) (int, error) {
 	if isMissing(value) {
 		if f.Missing == "error" {
@@ -319,7 +319,7 @@ func (f *Feature) category(value string) (int, error) {
 	}
 	k, ok := slices.BinarySearch(f.Categories, value)
 	if !ok {
-		return 0, badArray("column %q: %.40q is no category that the table was fitted with", f.Column, value)
+		return 0, badArray("column %q: the fit has no category %.40q", f.Column, value)
 	}
 	return k, nil
 }
@@ -339,7 +339,7 @@ func (f *Feature) label(value string) (int64, error) {
 	return int64(k), err
 }
 
-// splitRow cuts a row into its fields, as RFC 4180 has them.
+// splitRow splits a row into its fields by RFC 4180.
 func splitRow(b []byte, comma byte, fields []string) ([]string, error) {
 	for {
 		if len(b) > 0 && b[0] == '"' {
@@ -347,7 +347,7 @@ func splitRow(b []byte, comma byte, fields []string) ([]string, error) {
 			i := 1
 			for {
 				if i == len(b) {
-					return nil, badArray("a row has a quote without end")
+					return nil, badArray("a row has an unterminated quote")
 				}
 				if b[i] == '"' {
 					if i+1 == len(b) || b[i+1] != '"' {
@@ -359,7 +359,7 @@ func splitRow(b []byte, comma byte, fields []string) ([]string, error) {
 				i++
 			}
 			i++
-			for i < len(b) && b[i] != comma { // what follows the quote belongs to the field
+			for i < len(b) && b[i] != comma { // text after the closing quote belongs to the field
 				s = append(s, b[i])
 				i++
 			}
@@ -379,15 +379,15 @@ func splitRow(b []byte, comma byte, fields []string) ([]string, error) {
 	}
 }
 
-// Value is what a row held in a column before it was transformed.
+// Value is a row's value in a column before the transform.
 type Value struct {
 	Column   string
 	Number   float64
 	Category string // of onehot and ordinal
 }
 
-// Invert returns what the numbers of one row were made of, column by column. What was clipped comes back as the
-// bound, and a missing value as what stood in for it.
+// Invert returns the values from which the numbers of one row were computed, column by column. A clipped value comes
+// back as the bound, a missing value as its replacement.
 func (f *Fit) Invert(data []float64, categories []int64) ([]Value, error) {
 	var list []Value
 	for i := range f.Features {
@@ -401,7 +401,7 @@ func (f *Fit) Invert(data []float64, categories []int64) ([]Value, error) {
 			k = int(categories[g.At])
 		case g.Op != "ordinal" && g.At+g.Width <= len(data):
 		default:
-			return nil, fmt.Errorf("a row of %d numbers and %d categories is none of %s", len(data), len(categories), f.Spec)
+			return nil, fmt.Errorf("a row of %d numbers and %d categories does not match %s", len(data), len(categories), f.Spec)
 		}
 		switch g.Op {
 		case "number", "outliers":
@@ -428,7 +428,7 @@ func (f *Fit) Invert(data []float64, categories []int64) ([]Value, error) {
 	return list, nil
 }
 
-// quantile is numpy's, linear between neighbours: sorted is not empty.
+// quantile is numpy's, linear between neighbours; sorted must not be empty.
 func quantile(sorted []float64, p float64) float64 {
 	at := p * float64(len(sorted)-1)
 	i := int(math.Floor(at))
@@ -436,7 +436,7 @@ func quantile(sorted []float64, p float64) float64 {
 		return sorted[len(sorted)-1]
 	}
 	lo, hi, t := sorted[i], sorted[i+1], at-float64(i)
-	if t >= 0.5 { // as numpy's lerp does, so that both ends are exact
+	if t >= 0.5 { // as in numpy's lerp, so that both ends are exact
 		return hi - (hi-lo)*(1-t)
 	}
 	return lo + (hi-lo)*t

@@ -12,43 +12,43 @@ import (
 
 const (
 	fitVersion = 1
-	// maxCategories bounds the categories of a column, and of one-hot columns the numbers that they become.
+	// maxCategories bounds the categories of a column, maxOneHot the numbers of a one-hot column.
 	maxCategories = 1 << 20
 	maxOneHot     = 1 << 14
-	// maxExact bounds the values that quantiles are computed of: all of them, in memory.
+	// maxExact bounds the values of a column with quantiles: all of them are kept in memory.
 	maxExact = 1 << 26
 )
 
-// Fit is what a table's transform knows of the whole table. Its JSON is documented (docs/records.md), so that a model's
-// numbers can be turned back into values long after (see [Fit.Invert]).
+// Fit is the statistics of the whole table for a transform. Its JSON is documented (docs/records.md), so that a model's
+// numbers can be converted back to values long after (see [Fit.Invert]).
 type Fit struct {
 	Version  int       `json:"v"`
 	Dataset  string    `json:"dataset"` // the dataset version
 	Spec     string    `json:"spec"`
 	Columns  []string  `json:"columns"`
 	Comma    string    `json:"comma"`
-	Rows     int64     `json:"rows"`     // that the fit saw
-	BadRows  int64     `json:"bad_rows"` // of these, with another number of fields or with values that are no numbers
+	Rows     int64     `json:"rows"`     // seen by the fit
+	BadRows  int64     `json:"bad_rows"` // of these, with a wrong number of fields or with invalid numbers
 	Width    int       `json:"width"`    // of data
 	Features []Feature `json:"features"`
 }
 
-// Feature is what becomes of one column.
+// Feature is the result of one column.
 type Feature struct {
 	tableOp
-	At    int `json:"at"` // in data, of ordinal columns in categories
+	At    int `json:"at"` // index in data; of ordinal columns, in categories
 	Width int `json:"width"`
 
 	Count       int64    `json:"count"` // values that are not missing
 	MissingRows int64    `json:"missing_rows"`
-	Fill        *float64 `json:"fill,omitempty"` // stands in for missing values
+	Fill        *float64 `json:"fill,omitempty"` // replaces missing values
 
 	// Of numbers; Std divides by the number of values.
 	Min  float64 `json:"min"`
 	Max  float64 `json:"max"`
 	Mean float64 `json:"mean"`
 	Std  float64 `json:"std"`
-	// Of outliers: what values are clipped to.
+	// Of outliers: the bounds to which values are clipped.
 	Low  float64 `json:"low,omitempty"`
 	High float64 `json:"high,omitempty"`
 	// Of categories, sorted by code point; nil for labels that are whole numbers.
@@ -58,7 +58,7 @@ type Feature struct {
 	field int // of the column in a row
 }
 
-// JSON is the form that is kept.
+// JSON is the stored form.
 func (f *Fit) JSON() []byte {
 	b, err := json.Marshal(f)
 	if err != nil {
@@ -67,7 +67,7 @@ func (f *Fit) JSON() []byte {
 	return b
 }
 
-// ParseFit reads the JSON of a fit.
+// ParseFit parses the JSON of a fit.
 func ParseFit(b []byte) (*Fit, error) {
 	var f Fit
 	if err := json.Unmarshal(b, &f); err != nil {
@@ -89,7 +89,7 @@ func ParseFit(b []byte) (*Fit, error) {
 
 func (f *Fit) comma() byte { return f.Comma[0] }
 
-// Fitter gathers the statistics of a table, row by row, in the order of the rows: the same rows give the same fit.
+// Fitter computes the statistics of a table, row by row, in order: the same rows give the same fit.
 type Fitter struct {
 	t      *Table
 	fit    Fit
@@ -101,7 +101,7 @@ type columnStats struct {
 	m2     float64
 	counts map[string]int64
 	values []float64 // all of them, for quantiles
-	words  bool      // a label that is no whole number
+	words  bool      // there is a label that is not a whole number
 }
 
 // Fitter begins a fit. header is the table's first row; a column that it lacks is a *SpecError.
@@ -128,7 +128,7 @@ func (t *Table) Fitter(dataset string, header []byte, comma byte) (*Fitter, erro
 	return f, nil
 }
 
-// Add takes a row. Rows that cannot be read are counted and left out; errors are limits of the fit.
+// Add adds a row. Invalid rows are counted and skipped; errors are limits of the fit.
 func (f *Fitter) Add(row []byte) error {
 	f.fit.Rows++
 	fields, err := splitRow(row, f.fit.comma(), f.fields[:0])
@@ -175,7 +175,7 @@ func (f *Fitter) Add(row []byte) error {
 		s.m2 += d * (x - g.Mean)
 		if g.Op == "outliers" {
 			if len(s.values) == maxExact {
-				return fmt.Errorf("column %q has more than %d values, of which quantiles are not computed", g.Column, maxExact)
+				return fmt.Errorf("column %q has more than %d values, the limit for quantiles", g.Column, maxExact)
 			}
 			s.values = append(s.values, x)
 		}
@@ -186,13 +186,13 @@ func (f *Fitter) Add(row []byte) error {
 	return nil
 }
 
-// Fit ends the fit.
+// Fit returns the fit.
 func (f *Fitter) Fit() (*Fit, error) {
 	width, ordinals := 0, 0
 	for i := range f.fit.Features {
 		g, s := &f.fit.Features[i], &f.stats[i]
 		if g.Count == 0 {
-			return nil, fmt.Errorf("column %q has no value that %s can take in %d rows", g.Column, g.Op, f.fit.Rows)
+			return nil, fmt.Errorf("column %q has no valid value for %s in %d rows", g.Column, g.Op, f.fit.Rows)
 		}
 		g.At, g.Width = width, 1
 		switch g.Op {
@@ -213,7 +213,7 @@ func (f *Fitter) Fit() (*Fit, error) {
 				ordinals++
 			default:
 				if g.Width = len(g.Categories); g.Width > maxOneHot {
-					return nil, fmt.Errorf("onehot: column %q has %d categories, the limit is %d (ordinal takes more)", g.Column, g.Width, maxOneHot)
+					return nil, fmt.Errorf("onehot: column %q has %d categories, the limit is %d (ordinal allows more)", g.Column, g.Width, maxOneHot)
 				}
 				width += g.Width
 			}

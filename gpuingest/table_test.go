@@ -128,7 +128,7 @@ func TestTableMissing(t *testing.T) {
 	if err != nil || !slices.Equal(got, []float32{2, -1, 0, 0, 1}) || row.Label != 0 {
 		t.Errorf("%v, label %d, %v", got, row.Label, err)
 	}
-	for r, want := range map[string]string{"1,a,": "label", "oops,a,x": "no finite number", "1,a": "2 fields", "1,zz,x": "no category", "1,a,z": "no category", "inf,a,x": "no finite", "0x1,a,x": "no finite", `1,"a,x`: "quote without end"} {
+	for r, want := range map[string]string{"1,a,": "label", "oops,a,x": "not a finite number", "1,a": "2 fields", "1,zz,x": "no category", "1,a,z": "no category", "inf,a,x": "not a finite", "0x1,a,x": "not a finite", `1,"a,x`: "unterminated quote"} {
 		if _, err := makeRow(table, []byte(r), Draw{}); !errors.Is(err, ErrBadSample) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", r, err, want)
 		}
@@ -151,11 +151,11 @@ func TestTableMissing(t *testing.T) {
 
 func TestTableRefused(t *testing.T) {
 	for spec, want := range map[string]string{
-		"table()":                                   "no column becomes numbers",
-		"table()|ordinal('a')":                      "no column becomes numbers",
+		"table()":                                   "there is no operation on a column",
+		"table()|ordinal('a')":                      "there is no operation on a column",
 		"table('a')|number('b')":                    "takes no arguments",
 		"table()|zscor('a')":                        "did you mean zscore",
-		"table()|zscore('a', clip=0)":               "clip is",
+		"table()|zscore('a', clip=0)":               "clip must be",
 		"table()|outliers('a', 0.5, 0.1)":           "quantiles",
 		"table()|onehot('a', missing='mean')":       "'error' or 'category'",
 		"table()|number('a', missing='zero')":       "'error', 'mean' or a number",
@@ -175,7 +175,7 @@ func TestTableRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Fit(); err == nil || !strings.Contains(err.Error(), "no value") {
+	if _, err := f.Fit(); err == nil || !strings.Contains(err.Error(), "no valid value") {
 		t.Errorf("no rows: %v", err)
 	}
 	for _, bad := range []string{"", "{}", `{"v":1,"comma":",","features":[{"column":"a"}]}`, `{"v":1,"comma":",","columns":["a"],"features":[{"column":"a","op":"number","at":3,"width":1}]}`} {

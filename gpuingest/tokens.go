@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Tokens is the Ingest of documents of token ids: one document a row, cut or filled up to its length, with the number
+// Tokens is the Ingest of documents of token ids: one document for each row, cut or padded to a length, with the number
 // of its own tokens in the field "length". With a dataset of packed rows (see [Tokens.Packing]) a row holds several
-// documents, and the fields tell them apart.
+// documents, which the fields distinguish.
 type Tokens struct {
 	length  int
 	dtype   string // of the row: an integer
@@ -30,7 +30,7 @@ var tokenSources = map[string][]param{
 	"packed": {{"length", ""}, {"stored", ""}, {"dtype", "'int64'"}, {"pad", "0"}, {"long", "'error'"}},
 }
 
-// compileTokens reads
+// compileTokens parses
 //
 //	tokens(length, stored='npy', dtype='int64', pad=0, crop='start')
 //	packed(length, stored, dtype='int64', pad=0, long='error')
@@ -39,7 +39,7 @@ var tokenSources = map[string][]param{
 func compileTokens(p *parser, calls []call) (Ingest, error) {
 	c := calls[0]
 	if len(calls) > 1 {
-		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "%s stands alone", c.name)
+		return nil, p.fail(calls[1].pos, len(calls[1].name), "", "%s cannot be combined with other operations", c.name)
 	}
 	a, err := bind(p, c, tokenSources[c.name])
 	if err != nil {
@@ -48,7 +48,7 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	t := &Tokens{packed: c.name == "packed", most: 1}
 	v := a.val["length"]
 	if v.kind != 'i' || v.num < 1 || v.num > maxOut/32 {
-		return nil, a.bad(v, "length is a number of tokens from 1 to %d", maxOut/32)
+		return nil, a.bad(v, "length must be a number of tokens from 1 to %d", maxOut/32)
 	}
 	t.length = int(v.num)
 	isInteger := func(s string) bool { _, ok := integers[s]; return ok }
@@ -56,16 +56,16 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	t.stored, t.npyType, _ = strings.Cut(v.str, ":")
 	switch {
 	case v.kind != 's', t.npyType != "" && (t.stored != "npy" || !isInteger(t.npyType)), !isInteger(t.stored) && t.stored != "npy" && t.stored != "json":
-		return nil, a.bad(v, "stored is 'npy', 'npy:uint16' or another type, 'json', or the type of bare integers such as 'uint16'")
+		return nil, a.bad(v, "stored must be 'npy', 'npy:uint16' or another type, 'json', or the type of bare integers such as 'uint16'")
 	case t.packed && t.stored == "json", t.packed && t.stored == "npy" && t.npyType == "":
 		return nil, a.bad(v, "rows are packed by the sizes of the files, so stored has to name a type: 'npy:uint16', or 'uint16' for bare integers")
 	}
 	if v = a.val["dtype"]; v.kind != 's' || !isInteger(v.str) {
-		return nil, a.bad(v, "dtype is an integer type such as 'int64'")
+		return nil, a.bad(v, "dtype must be an integer type such as 'int64'")
 	}
 	t.dtype = v.str
 	if v = a.val["pad"]; v.kind != 'i' || v.num < integers[t.dtype][0] || v.num >= integers[t.dtype][1] {
-		return nil, a.bad(v, "pad is a token of type %s", t.dtype)
+		return nil, a.bad(v, "pad must be a token of type %s", t.dtype)
 	}
 	t.pad = int64(v.num)
 	name, choices := "crop", []string{"start", "end", "random"}
@@ -79,22 +79,22 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 			t.crop = "start"
 		}
 	case t.packed:
-		return nil, a.bad(v, "long is 'error' or 'cut'")
+		return nil, a.bad(v, "long must be 'error' or 'cut'")
 	default:
-		return nil, a.bad(v, "crop is 'start', 'end', 'random' or None")
+		return nil, a.bad(v, "crop must be 'start', 'end', 'random' or None")
 	}
 	return t, nil
 }
 
-// Packing is how a dataset has to be packed for a transform.
+// Packing says how to pack a dataset for a transform.
 type Packing struct {
 	Length int  // tokens in a row
 	Cut    bool // longer documents are cut; otherwise they are an error
-	// Tokens gives the number of a document's tokens by its size in bytes.
+	// Tokens computes the number of a document's tokens from its size in bytes.
 	Tokens func(size int64) (int64, error)
 }
 
-// Packing returns how the dataset has to be packed; ok is false where a row is one document.
+// Packing returns how to pack the dataset; ok is false if each row is one document.
 func (t *Tokens) Packing() (p Packing, ok bool) {
 	dtype, header := t.stored, int64(0)
 	if t.stored == "npy" {
@@ -103,7 +103,7 @@ func (t *Tokens) Packing() (p Packing, ok bool) {
 	elem := int64(elementSize[dtype])
 	return Packing{Length: t.length, Cut: t.crop != "", Tokens: func(size int64) (int64, error) {
 		if size < header || (size-header)%elem != 0 {
-			return 0, fmt.Errorf("%d bytes are no %s of %s", size, map[bool]string{true: "npy file", false: "list"}[header > 0], dtype)
+			return 0, fmt.Errorf("%d bytes are not %s of %s", size, map[bool]string{true: "an npy file", false: "a list"}[header > 0], dtype)
 		}
 		return (size - header) / elem, nil
 	}}, t.packed
@@ -140,8 +140,8 @@ func (t *Tokens) Hash() string { return hashOf(t) }
 // Layout implements Ingest.
 func (t *Tokens) Layout() string { return "" }
 
-// Fields implements Ingest. Of packed rows: the tokens; the number of the document that each belongs to, from 1 on,
-// 0 for padding; its place in that document; and which samples the documents are, -1 behind the last.
+// Fields implements Ingest. Packed rows have the tokens; each token's document in the row, from 1 on, 0 for padding; its
+// position in that document; and the documents' sample numbers, -1 after the last.
 func (t *Tokens) Fields() []Field {
 	n := []int{t.length}
 	f := []Field{{Name: "data", DType: t.dtype, Shape: n, Bytes: t.length * elementSize[t.dtype]}}
@@ -167,7 +167,7 @@ func (t *Tokens) Make(src Sample, at Draw, row *Row) error {
 	if n > t.length {
 		switch t.crop {
 		case "":
-			return badArray("a document of %d tokens, a row has %d (crop= takes a part)", n, t.length)
+			return badArray("a document of %d tokens in a row of %d (crop= cuts out a part)", n, t.length)
 		case "end":
 			from = n - t.length
 		case "random":
@@ -186,7 +186,7 @@ func (t *Tokens) Make(src Sample, at Draw, row *Row) error {
 	return nil
 }
 
-// pack makes a row of the documents that package loader has framed (loader.Packed.Begin).
+// pack builds a row from documents framed by package loader (loader.Packed.Begin).
 func (t *Tokens) pack(b []byte, row *Row) error {
 	le := binary.LittleEndian
 	if len(b) < 8 {
@@ -213,7 +213,7 @@ func (t *Tokens) pack(b []byte, row *Row) error {
 			n = min(n, t.length)
 		}
 		if n > t.length-end {
-			return badArray("document %d has %d tokens, more than its size lets expect: %d are left in the row of %d (npy files need numpy's usual header of %d bytes)",
+			return badArray("document %d has %d tokens, more than expected from its size: %d are left in the row of %d (npy files need numpy's usual header of %d bytes)",
 				sample, n, t.length-end, t.length, npyListHeader)
 		}
 		if err := t.copy(row.Fields[0][elem*end:], doc, 0, n); err != nil {
@@ -234,7 +234,7 @@ func (t *Tokens) pack(b []byte, row *Row) error {
 	return t.fill(row.Fields[0], end)
 }
 
-// parse reads a document: a list of integers.
+// parse parses a document: a list of integers.
 func (t *Tokens) parse(b []byte) (array, error) {
 	switch t.stored {
 	case "npy":
@@ -243,7 +243,7 @@ func (t *Tokens) parse(b []byte) (array, error) {
 			return a, err
 		}
 		if _, ok := integers[a.dtype]; !ok || len(a.shape) != 1 || t.npyType != "" && a.dtype != t.npyType {
-			return a, badArray("an array of %v %s, a list of %s integers is wanted", a.shape, a.dtype, t.npyType)
+			return a, badArray("an array of %v %s instead of a list of %s integers", a.shape, a.dtype, t.npyType)
 		}
 		return a, nil
 	case "json":
@@ -252,11 +252,11 @@ func (t *Tokens) parse(b []byte) (array, error) {
 	return parseRaw(b, []int{-1}, t.stored)
 }
 
-// parseJSONList reads a list of integers.
+// parseJSONList parses a list of integers.
 func parseJSONList(b []byte) (array, error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	if tok, err := d.Token(); err != nil || tok != json.Delim('[') {
-		return array{}, badArray("no JSON list: %.40q", b)
+		return array{}, badArray("not a JSON list: %.40q", b)
 	}
 	a := array{dtype: "int64", shape: []int{0}}
 	for d.More() {
@@ -268,12 +268,12 @@ func parseJSONList(b []byte) (array, error) {
 		a.shape[0]++
 	}
 	if _, err := d.Token(); err != nil {
-		return array{}, badArray("JSON list without end: %w", err)
+		return array{}, badArray("unterminated JSON list: %w", err)
 	}
 	return a, nil
 }
 
-// copy writes n tokens from the from-th on. A token that the type does not hold is an error, not another token.
+// copy writes n tokens from the from-th on. A token that does not fit the type is an error, never truncated.
 func (t *Tokens) copy(dst []byte, doc array, from, n int) error {
 	if n == 0 {
 		return nil
@@ -287,7 +287,7 @@ func (t *Tokens) copy(dst []byte, doc array, from, n int) error {
 			c.load(src[elem*k:], elem, m)
 			for _, v := range c.b.i[:m] {
 				if f := float64(v); c.b.kind == 'u' && v < 0 && t.dtype != "uint64" || c.b.kind == 'i' && f < fits[0] || f >= fits[1] {
-					return badArray("a token is %d, no %s", v, t.dtype)
+					return badArray("token %d does not fit %s", v, t.dtype)
 				}
 			}
 		}
@@ -296,7 +296,7 @@ func (t *Tokens) copy(dst []byte, doc array, from, n int) error {
 	return c.run(dst, src, elem, n)
 }
 
-// fill pads a row of n tokens.
+// fill pads a row after n tokens.
 func (t *Tokens) fill(dst []byte, n int) error {
 	c := converter{to: t.dtype}
 	b := block{kind: 'i'}

@@ -1,15 +1,15 @@
-// Package gpuingest turns the bytes of a sample into what a trainer takes: decoded, cropped, resized, flipped,
-// normalised, in the wanted type and layout, written into its place in a batch.
+// Package gpuingest turns the bytes of a sample into a trainer's input: decoded, cropped, resized, flipped,
+// normalised, in the wanted type and layout, written to its place in a batch.
 //
-// A transform is given as text in torchvision's words (Compile) and gives torchvision's pixels: those of its PIL path
-// with Pillow 9.4, bit for bit, JPEG, PNG and WebP alike. Its random choices have torchvision's distributions but are
-// pure functions of (seed, epoch, sample, occurrence), see Draw.
+// A transform is text in torchvision's terms (Compile) and produces torchvision's pixels: those of its PIL path with
+// Pillow 9.4, bit for bit, for JPEG, PNG and WebP. Its random choices have torchvision's distributions but are pure
+// functions of (seed, epoch, sample, occurrence), see Draw.
 //
-// Traps:
-//   - EXIF orientation and colour profiles are ignored, alpha is dropped: what ImageFolder's convert("RGB") does.
-//   - A resize after a flip or after another resize makes pixels in between, since rounding happens there in Pillow
-//     too. Flip last.
-//   - The canonical form (String) is hashed into sessions: a change of it breaks every resume.
+// Rules for this code:
+//   - EXIF orientation and colour profiles are ignored and alpha is dropped, as in ImageFolder's convert("RGB").
+//   - A resize after a flip or after another resize computes pixels in between, since Pillow rounds there too. So
+//     flips should come last.
+//   - The canonical form (String) is hashed into sessions: changing it breaks every resume.
 package gpuingest
 
 import (
@@ -28,8 +28,8 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// ErrBadSample is wrapped by all errors of Apply that the sample's bytes cause: truncated, corrupt, too large, of an
-// unknown format. A session's policy for bad samples is for these.
+// ErrBadSample is wrapped by all errors of Apply that the sample's bytes cause: truncated, corrupt, too large, or of an
+// unknown format. A session's bad-sample policy applies to them.
 var ErrBadSample = errors.New("cannot be decoded")
 
 // Transform is a compiled SPEC. It is safe for concurrent use.
@@ -42,7 +42,7 @@ type Transform struct {
 	size          image.Point // of the result
 	table         []byte      // 3 x 256 elements, nil for uint8
 	verticalFirst bool        // Pillow 13's rule of resizing
-	dct           bool        // decode at a fraction of the size where that will do
+	dct           bool        // decode at a fraction of the size if that is enough
 	erase         *erasing    // nil: none
 	mix           *mixing     // nil: none
 
@@ -50,7 +50,7 @@ type Transform struct {
 	MaxPixels int64
 }
 
-// OutShape returns a sample's channels, height and width, whatever the layout; zeros for raw.
+// OutShape returns a sample's channels, height and width, in any layout; zeros for raw.
 func (t *Transform) OutShape() (c, h, w int) {
 	if t.raw {
 		return 0, 0, 0
@@ -72,7 +72,7 @@ func (t *Transform) DType() string { return t.dtype }
 // Layout returns nchw or nhwc; raw for raw.
 func (t *Transform) Layout() string { return t.layout }
 
-// String returns the canonical form: every argument explicit, torchvision's names. It compiles to the same transform.
+// String returns the canonical form, with every argument explicit and torchvision's names. It compiles to an equal transform.
 func (t *Transform) String() string {
 	if t.raw {
 		return rawWord
@@ -110,8 +110,8 @@ func (t *Transform) Hash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// makeTable computes what torch's ToTensor and Normalize give for each byte of each channel, in float32, each step
-// rounded, then rounded to the type, halves to even.
+// makeTable computes ToTensor and Normalize of torch for each byte value of each channel: in float32, each step
+// rounded, then rounded to the type, half to even.
 func (t *Transform) makeTable() {
 	if t.dtype == "uint8" {
 		return
@@ -140,13 +140,13 @@ func (t *Transform) makeTable() {
 	}
 }
 
-// bfloat16 rounds to the nearest, halves to even. x must not be NaN.
+// bfloat16 rounds to nearest, half to even. x must not be NaN.
 func bfloat16(x float32) uint16 {
 	b := math.Float32bits(x)
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
 
-// float16 rounds to IEEE 754 binary16, to the nearest, halves to even; too large a number becomes infinite. x must not be NaN.
+// float16 rounds to IEEE 754 binary16, to nearest, half to even; numbers that are too large become infinite. x must not be NaN.
 func float16(x float32) uint16 {
 	b := math.Float32bits(x)
 	sign := uint16(b >> 16 & 0x8000)
@@ -166,16 +166,16 @@ func float16(x float32) uint16 {
 	if rest, half := frac&(1<<shift-1), uint32(1)<<(shift-1); rest > half || rest == half && h&1 == 1 {
 		h++
 	}
-	return sign | uint16(bias+h) // a carry moves into the exponent, up to infinity, as it should
+	return sign | uint16(bias+h) // a carry correctly moves into the exponent, up to infinity
 }
 
-// picture is a sample on its way through the operations: where its pixels come from, and the view of them.
+// picture is a sample in progress: the source of its pixels, and the view of them.
 type picture struct {
 	view
 	src       []byte // a JPEG, or packed RGB
 	isJPEG    bool
 	size0     image.Point // of src
-	buf       *[]byte     // backs src where it is packed RGB that belongs to the pool
+	buf       *[]byte     // backs src if that is packed RGB from the pool
 	rand      Rand        // scratch of plan
 	steps     []step      // as drawn; its memory is kept with the picture
 	maxPixels int64
@@ -183,13 +183,13 @@ type picture struct {
 	verticalFirst, dct bool // as in the transform
 }
 
-// pictures spares Apply its only allocation: a picture escapes through the operation interface.
+// pictures avoids Apply's only allocation: a picture escapes through the operation interface.
 var pictures = sync.Pool{New: func() any { return new(picture) }}
 
 // buffers hold pixels between two operations that do not fold into one.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// maxBetween bounds the bytes of such pixels, and of other formats' decoded pictures, that stay in the pool.
+// maxBetween is the largest such buffer, or decoded picture of another format, that stays in the pool.
 const maxBetween = 32 << 20
 
 func getBuffer(n int) *[]byte {
@@ -207,7 +207,7 @@ func putBuffer(b *[]byte) {
 	}
 }
 
-// store makes the view's pixels into dst.
+// store writes the view's pixels to dst.
 func (p *picture) store(dst []byte, j *jpeg.Job) error {
 	j.VerticalFirst, j.DCT = p.verticalFirst, p.dct
 	if p.isJPEG {
@@ -216,7 +216,7 @@ func (p *picture) store(dst []byte, j *jpeg.Job) error {
 	return jpeg.Resample(dst, p.src, p.size0, j)
 }
 
-// pixels computes the view and starts afresh from its pixels.
+// pixels computes the view's pixels, and makes them the new source.
 func (p *picture) pixels() error {
 	size := p.size()
 	if n := int64(size.X) * int64(size.Y); n > p.maxPixels {
@@ -234,7 +234,7 @@ func (p *picture) pixels() error {
 	return nil
 }
 
-// do takes a step.
+// do applies a step.
 func (p *picture) do(s *step) error {
 	switch s.kind {
 	case stepCrop:
@@ -242,7 +242,7 @@ func (p *picture) do(s *step) error {
 		case s.box.In(image.Rectangle{Max: p.size()}):
 		case s.border != pillow.Constant || s.fill != [3]uint8{}:
 			return p.pad(s)
-		case !(image.Rectangle{Max: p.job.Size}).In(p.job.Window): // what was cropped away must not come back
+		case !(image.Rectangle{Max: p.job.Size}).In(p.job.Window): // cropped pixels must not come back
 			if err := p.pixels(); err != nil {
 				return err
 			}
@@ -259,12 +259,12 @@ func (p *picture) do(s *step) error {
 	case stepColour:
 		return p.recolour(s)
 	case stepRefuse:
-		return fmt.Errorf("%w: a picture of %v is smaller than the crop of %v: resize first, or say pad_if_needed=True", ErrBadSample, p.size(), s.size)
+		return fmt.Errorf("%w: a picture of %v is smaller than the crop of %v: resize first, or set pad_if_needed=True", ErrBadSample, p.size(), s.size)
 	}
 	return nil
 }
 
-// resizeTo resizes the picture as it stands. The same size is no change, as in torchvision.
+// resizeTo resizes the current picture. The same size is no change, as in torchvision.
 func (p *picture) resizeTo(to image.Point, f jpeg.Filter) error {
 	if to == p.size() {
 		return nil
@@ -281,17 +281,17 @@ func (p *picture) resizeTo(to image.Point, f jpeg.Filter) error {
 	return nil
 }
 
-// Apply makes the sample's bytes src into dst, whose length must be OutBytes (len(src) for raw). The result is a pure
-// function of src and at. Errors that src causes wrap ErrBadSample, and one of package jpeg's errors where they fit;
-// dst then holds arbitrary bytes.
+// Apply transforms the sample's bytes src into dst, whose length must be OutBytes (len(src) for raw). The result is a
+// pure function of src and at. Errors caused by src wrap ErrBadSample, and one of package jpeg's errors if it applies;
+// then dst holds arbitrary bytes.
 func (t *Transform) Apply(src []byte, at Draw, dst []byte) error {
 	return t.applyWith(src, at, dst, nil)
 }
 
-// applyWith is Apply that shows the picture's size and its steps to with before any is taken. with keeps neither.
+// applyWith is Apply that first passes the picture's size and steps to with, which must not keep them.
 func (t *Transform) applyWith(src []byte, at Draw, dst []byte, with func(size image.Point, steps []step) error) error {
 	if at.Sample > maxSample || at.Occurrence > maxOccurrence {
-		return fmt.Errorf("gpuingest: sample %d, occurrence %d: random numbers end at sample 2^48 and occurrence 2^16", at.Sample, at.Occurrence)
+		return fmt.Errorf("gpuingest: sample %d, occurrence %d: random numbers are limited to samples below 2^48 and occurrences below 2^16", at.Sample, at.Occurrence)
 	}
 	if t.raw {
 		if len(dst) != len(src) {
@@ -301,7 +301,7 @@ func (t *Transform) applyWith(src []byte, at Draw, dst []byte, with func(size im
 		return nil
 	}
 	if len(dst) != t.OutBytes() {
-		return fmt.Errorf("gpuingest: destination of %d bytes, %s takes %d", len(dst), t, t.OutBytes())
+		return fmt.Errorf("gpuingest: destination of %d bytes, %s needs %d", len(dst), t, t.OutBytes())
 	}
 	p := pictures.Get().(*picture)
 	err := t.apply(p, src, at, dst, with)
@@ -316,7 +316,7 @@ func badBytes(err error) bool {
 	return errors.Is(err, jpeg.ErrTruncated) || errors.Is(err, jpeg.ErrCorrupt) || errors.Is(err, jpeg.ErrUnsupported) || errors.Is(err, jpeg.ErrTooLarge)
 }
 
-// open reads the header of a sample, and decodes it if it is no JPEG. close must follow.
+// open reads the header of a sample, and decodes it if it is not a JPEG. close must follow.
 func (p *picture) open(src []byte, maxPixels int64) error {
 	p.src, p.maxPixels = src, maxPixels
 	if p.maxPixels <= 0 {
@@ -335,10 +335,10 @@ func (p *picture) open(src []byte, maxPixels int64) error {
 	return nil
 }
 
-// close gives the picture back to the pool.
+// close returns the picture to the pool.
 func (p *picture) close() {
 	putBuffer(p.buf)
-	*p = picture{steps: p.steps[:0]} // keeps no sample alive
+	*p = picture{steps: p.steps[:0]} // drops the reference to the sample
 	pictures.Put(p)
 }
 

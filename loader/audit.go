@@ -14,7 +14,7 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// peerOf returns who makes a call. Of a token it tells the fingerprint, if the server looks at tokens.
+// peerOf returns the caller of an RPC, with the fingerprint of its token if the server checks tokens.
 func peerOf(ctx context.Context, tokens bool) *audit.Peer {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -29,7 +29,7 @@ func peerOf(ctx context.Context, tokens bool) *audit.Peer {
 	return who
 }
 
-// auditOpened writes down who opened a session, and returns that.
+// auditOpened records who opened a session, and returns that peer.
 func (s *Server) auditOpened(ctx context.Context, open *session) *audit.Peer {
 	if s.o.Audit == nil {
 		return nil
@@ -47,7 +47,7 @@ func (open *session) event(name string) audit.Event {
 		Rank: audit.Int(sp.rank), World: sp.world, Batch: sp.batch, Epoch: audit.Int(sp.start.Epoch), Transform: sp.transformName()}
 }
 
-// auditRefused writes down who was refused a session.
+// auditRefused records a session that was refused.
 func (s *Server) auditRefused(ctx context.Context, o *feedpb.Open, err error) {
 	if s.o.Audit == nil {
 		return
@@ -56,7 +56,7 @@ func (s *Server) auditRefused(ctx context.Context, o *feedpb.Open, err error) {
 		Client: o.GetClient(), Rank: audit.Int(o.GetRank()), World: int(o.GetWorld()), Peer: peerOf(ctx, s.o.Tokens != nil)})
 }
 
-// auditEnded writes down how a session ended.
+// auditEnded records how a session ended.
 func (s *Server) auditEnded(open *session, err error) {
 	if s.o.Audit == nil {
 		return
@@ -72,7 +72,7 @@ func (s *Server) auditEnded(open *session, err error) {
 	s.o.Audit.Write(e)
 }
 
-// auditConnection writes down who did not get as far as a call.
+// auditConnection records a peer whose connection failed before its first call.
 func (s *Server) auditConnection(who *audit.Peer) {
 	s.o.Audit.Write(audit.Event{Event: "feed_connect", Outcome: "refused", Peer: who,
 		Cause: "the TLS handshake did not end: no certificate, none that is trusted, or no TLS"})

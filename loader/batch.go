@@ -17,8 +17,8 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// IgnoredLabel is the label of rows without a usable sample: what torch's losses skip by default
-// (ignore_index), so that padding does not enter a loss even if the trainer never looks at valid.
+// IgnoredLabel is the label of rows without a usable sample. torch's losses skip it by default (ignore_index),
+// so padding does not affect a loss even if the trainer never looks at valid.
 const IgnoredLabel = -100
 
 // The names of planes.
@@ -43,8 +43,7 @@ func numpyName(dtype string) string {
 	return dtype
 }
 
-// planes lays out a batch of rows. dataBytes is the length of the data plane of raw samples. It
-// returns the length of the whole.
+// planes lays out a batch of rows, and returns its total length. dataBytes is the length of the data plane of raw samples.
 func planes(t Transform, rows int, dataBytes int64) ([]*feedpb.Plane, int64) {
 	var list []*feedpb.Plane
 	var end int64
@@ -74,16 +73,16 @@ func planes(t Transform, rows int, dataBytes int64) ([]*feedpb.Plane, int64) {
 	return list, end
 }
 
-// batch is one batch on its way. Its rows are filled by readers, each row by one.
+// batch is a batch under construction or in delivery. Each row is filled by one reader.
 type batch struct {
-	by      *session // that builds it
+	by      *session // the session that builds it
 	at      place
 	source  *source
 	header  *feedpb.BatchHeader // complete once done is closed
 	state   State               // once it is consumed; the header's
 	rows    []row
 	next    int             // row to be filled; the crew's
-	ctx     context.Context // while this is not over, somebody wants the batch
+	ctx     context.Context // done once no session wants the batch
 	planes  map[string][]byte
 	pending atomic.Int32
 	span    trace.Span
@@ -91,33 +90,33 @@ type batch struct {
 	done    chan struct{} // closed when no row is pending
 
 	buf  *buffer // its memory, or
-	slot uint32  // where it is in the pass's; 0: nowhere
+	slot uint32  // number in the pass's memory; 0: none
 
 	// Guarded by pass.mu, for batches in slots.
 	refs     int // sessions
 	complete bool
-	cancel   context.CancelCauseFunc // of ctx, where others may want it
+	cancel   context.CancelCauseFunc // of ctx, if other sessions may want the batch
 }
 
 // row is one row that holds a sample.
 type row struct {
 	batch *batch
 	i     int
-	pos   int // in the source's order
+	pos   int // position in the source's order
 	draw  Draw
 	out   Row
 	err   error
 }
 
-// source is one epoch's stream of samples. It is closed when nobody reads from it any more: sessions
-// refer to the one that their last batch came from, and rows until they are read.
+// source is one epoch's stream of samples. It is closed when its last reference is gone: a session refers to the
+// source of its last batch, and a row to its own until it is read.
 type source struct {
 	stream Stream
 	at     place // of the batch that is read from it next; guarded by pass.mu
 	refs   atomic.Int32
 }
 
-// retain adds a reference, unless there was none left.
+// retain adds a reference, unless none was left.
 func (s *source) retain() bool {
 	for {
 		n := s.refs.Load()
@@ -132,13 +131,13 @@ func (s *source) retain() bool {
 
 func (s *source) drop() {
 	if s.refs.Add(-1) == 0 {
-		// There is nobody to tell: all that was asked for has been read.
+		// An error has no receiver: every requested sample was read.
 		_ = s.stream.Close()
 	}
 }
 
-// newBatch returns batch k of an epoch: another session's for the same place, or one that is laid out
-// and given to the readers, who fill in the rest.
+// newBatch returns batch k of an epoch: another session's batch for the same place, or a new one that is
+// laid out and passed to the readers to be filled.
 func (s *session) newBatch(ctx context.Context, p plan, k, epoch int) (*batch, error) {
 	at := place{epoch, p.cursor + k*p.global()}
 	if s.lease != nil {
@@ -195,7 +194,7 @@ func (s *session) newBatch(ctx context.Context, p plan, k, epoch int) (*batch, e
 	return b, nil
 }
 
-// place finds the memory of a batch that this session builds.
+// place finds memory for a batch that this session builds.
 func (s *session) place(ctx context.Context, b *batch, rows int, total int64) ([]byte, error) {
 	if b.slot != 0 {
 		b.header.Slot = b.slot
@@ -212,12 +211,12 @@ func (s *session) place(ctx context.Context, b *batch, rows int, total int64) ([
 	return b.buf.data, nil
 }
 
-// lay cuts data into planes and rows, and writes what the readers do not.
+// lay cuts data into planes and rows, and fills the planes that the readers do not.
 func (s *session) lay(b *batch, p plan, k int, ids []int, data []byte) {
 	ds, sp, rows := s.ds, s.spec, int(b.header.GetRows())
 	var end uint64
 	for _, pl := range b.header.GetPlanes() {
-		clear(data[end:pl.Offset]) // the gap: never send what another batch left behind
+		clear(data[end:pl.Offset]) // the gap: never send another batch's bytes
 		end = pl.Offset + pl.Length
 		b.planes[pl.Name] = data[pl.Offset:end:end]
 	}
@@ -241,8 +240,8 @@ func (s *session) lay(b *batch, p plan, k int, ids []int, data []byte) {
 	}
 }
 
-// sourceAt returns a source whose next batch is that at a place: the one that the session's last batch
-// came from, unless that one has been read on from by others, or is of another epoch.
+// sourceAt returns a source whose next batch is the one at a place. That is the source of the session's last
+// batch, unless others have read on from it, or it is of another epoch.
 func (s *session) sourceAt(at place, p plan, k int) (*source, error) {
 	s.pass.mu.Lock()
 	ready := s.source != nil && s.source.at == at
@@ -266,7 +265,7 @@ func (s *session) sourceAt(at place, p plan, k int) (*source, error) {
 	return s.source, nil
 }
 
-// adopt makes src, to which a reference is handed over, the session's source.
+// adopt makes src the session's source, and takes over the caller's reference.
 func (s *session) adopt(src *source) {
 	if s.source != nil {
 		s.source.drop()
@@ -274,7 +273,7 @@ func (s *session) adopt(src *source) {
 	s.source = src
 }
 
-// follow goes on from another session's batch.
+// follow continues from another session's batch.
 func (s *session) follow(b *batch) *batch {
 	s.slots.shared.Add(1)
 	switch {
@@ -287,7 +286,7 @@ func (s *session) follow(b *batch) *batch {
 	return b
 }
 
-// cut gives each row its part of every field, and clears what belongs to none.
+// cut gives each row its part of every field, and clears the gaps between them.
 func (b *batch) cut(fields []Field) {
 	all := make([][]byte, len(b.rows)*len(fields))
 	for i := range b.rows {
@@ -302,7 +301,7 @@ func (b *batch) cut(fields []Field) {
 	}
 }
 
-// cutRaw gives each row the bytes of its sample, one after another, and writes the offsets.
+// cutRaw gives each row the bytes of its sample, back to back, and writes the offsets.
 func (b *batch) cutRaw(ds Dataset, rows int) {
 	all := make([][]byte, len(b.rows))
 	data, offsets := b.planes[planeData], b.planes[planeOffsets]
@@ -337,7 +336,7 @@ func (r *row) fill() {
 	b.source.drop()
 	if id := int64(r.draw.Sample); r.err == nil {
 		b.set(r.i, id, r.out.Label, true)
-	} else { // whether it is forgiven is settled later
+	} else { // the session's policy is applied later
 		for _, f := range r.out.Fields {
 			clear(f)
 		}
@@ -348,7 +347,7 @@ func (r *row) fill() {
 	}
 }
 
-// finish does what is left to do when all rows are settled.
+// finish completes a batch whose rows are all settled.
 func (b *batch) finish() {
 	if m, ok := b.by.spec.transform.(Mixer); ok && len(b.rows) > 0 && b.ctx.Err() == nil {
 		b.mix(m, b.by.spec)
@@ -365,7 +364,7 @@ func (b *batch) finish() {
 	close(b.done)
 }
 
-// draws is the header's, nil where no row is a picture.
+// draws returns the draws field of the header, nil if no row is a picture.
 func (b *batch) draws() []byte {
 	if !slices.ContainsFunc(b.rows, func(r row) bool { return r.out.Width > 0 }) {
 		return nil
@@ -384,7 +383,7 @@ func (b *batch) draws() []byte {
 	return append(out, make([]byte, 12*int(b.header.GetRows())-len(out))...)
 }
 
-// failed tells whether there is a row that no policy forgives.
+// failed reports whether a row failed that no policy can skip.
 func (b *batch) failed() bool {
 	for i := range b.rows {
 		if bad := (*badSample)(nil); b.rows[i].err != nil && !errors.As(b.rows[i].err, &bad) {
@@ -394,7 +393,7 @@ func (b *batch) failed() bool {
 	return false
 }
 
-// mix has the transform work on the whole batch; its rows are done.
+// mix applies the transform's step over the whole batch; its rows are done.
 func (b *batch) mix(m Mixer, sp *spec) {
 	rows := make([]*Row, len(b.rows))
 	for i := range b.rows {
@@ -459,8 +458,8 @@ func (r *row) read(ctx context.Context, s *session) error {
 	return err
 }
 
-// settle applies a session's policy to a batch that is done: quota bad samples in the epoch, of which
-// badSoFar were in batches before. It returns the error that ends the stream, if one does.
+// settle applies a session's policy to a finished batch: quota is the number of bad samples allowed in the epoch,
+// of which badSoFar were in earlier batches. It returns the error that ends the stream, if any.
 func (b *batch) settle(sp *spec, quota int, badSoFar *int) error {
 	for i := range b.rows {
 		r := &b.rows[i]
@@ -481,8 +480,8 @@ func (b *batch) settle(sp *spec, quota int, badSoFar *int) error {
 	return nil
 }
 
-// headerAfter returns the header for a session that has skipped so many bad samples of the epoch, this
-// batch's included.
+// headerAfter returns the header for a session that has skipped this many bad samples of the epoch, including
+// this batch's.
 func (b *batch) headerAfter(bad int) *feedpb.BatchHeader {
 	if bad == 0 {
 		return b.header
@@ -494,12 +493,12 @@ func (b *batch) headerAfter(bad int) *feedpb.BatchHeader {
 	return h
 }
 
-// duration adds up time in nanoseconds.
+// duration is a sum of nanoseconds.
 type duration struct{ atomic.Int64 }
 
 func (d *duration) add(t time.Duration) { d.Add(int64(t)) }
 
 func (d *duration) seconds() float64 { return roundSeconds(d.Load()) }
 
-// roundSeconds turns nanoseconds into seconds, to the microsecond.
+// roundSeconds converts nanoseconds to seconds, rounded to the microsecond.
 func roundSeconds(ns int64) float64 { return math.Round(float64(ns)/1e3) / 1e6 }

@@ -10,38 +10,38 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// planeAlign is the alignment of every plane, in the buffer and in memory: a cache line, and what
-// numpy and torch take for vectorised loads.
+// planeAlign is the alignment of every plane, in the buffer and in memory: a cache line, which is also enough for
+// the vectorised loads of numpy and torch.
 const planeAlign = 64
 
 func alignUp(n int64) int64 { return (n + planeAlign - 1) &^ (planeAlign - 1) }
 
-// bufferSize rounds up so that few sizes exist, at most a sixteenth more than asked for. gRPC does
-// not count references to less than a page, so that is the least.
+// bufferSize rounds up so that there are few sizes, at most a sixteenth above the request. The minimum is a page,
+// since gRPC does not count references to less.
 func bufferSize(n int64) int64 {
 	n = max(n, 4096)
 	step := int64(1) << max(bits.Len64(uint64(n-1))-5, 6)
 	return (n + step - 1) &^ (step - 1)
 }
 
-// pool recycles the memory of batches. It is ours and no sync.Pool: raw batches are all of different
-// sizes, and fresh memory costs more than filling it, by a page fault for each 4 KiB (a fifth of the
-// daemon's CPU of a raw feed, seen). The zero value is ready to use.
+// pool recycles the memory of batches. It is not a sync.Pool: raw batches all differ in size, and fresh memory
+// costs more than filling it, by a page fault for each 4 KiB (a fifth of the daemon's CPU on a raw feed,
+// measured). The zero value is ready to use.
 type pool struct {
 	mu    sync.Mutex
 	free  [][]byte // by age
 	bytes int64
 }
 
-// maxFree bounds what the pool holds, beside what is reserved: the batches on their way of one session
+// maxFree bounds the pool's unused memory, which is not reserved: enough for the batches in flight of one session
 // with raw photographs, 4 MB each. A single piece may be larger, up to maxPiece: one batch of 256 decoded
-// pictures, which the next one takes over.
+// pictures, which the next batch reuses.
 const (
 	maxFree  = 32 << 20
 	maxPiece = 64 << 20
 )
 
-// get returns size bytes, of the smallest free memory that is at most a quarter larger, or fresh ones.
+// get returns size bytes: the smallest free piece that is at most a quarter larger, or fresh memory.
 func (p *pool) get(size int64) []byte {
 	p.mu.Lock()
 	best := -1
@@ -63,7 +63,7 @@ func (p *pool) get(size int64) []byte {
 	return b[off : int64(off)+size : int64(off)+size]
 }
 
-// put takes memory back. What has been free for longest goes when there is too much.
+// put takes memory back. Above the bound, the pieces that were free longest are dropped.
 func (p *pool) put(b []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,16 +75,15 @@ func (p *pool) put(b []byte) {
 	}
 }
 
-// drop lets go of all that is free.
+// drop releases all free memory.
 func (p *pool) drop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.free, p.bytes = nil, 0
 }
 
-// buffer is a batch's memory. It goes back to the pool when gRPC has dropped the last reference to
-// it, which it may never do if a connection breaks; the reservation is given back by the session's
-// end in any case.
+// buffer is a batch's memory. It returns to the pool when gRPC drops the last reference to it, which may never
+// happen if a connection breaks; the reservation is given back by the session's end in any case.
 type buffer struct {
 	data     []byte
 	owner    *session
@@ -122,14 +121,14 @@ func (b *buffer) free() {
 	b.release()
 }
 
-// shared returns a counted reference to the first n bytes, for gRPC. The buffer is freed when it and
-// all its slices are.
+// shared returns a counted reference to the first n bytes, for gRPC. The buffer is freed with the last reference to
+// it or to a slice of it.
 func (b *buffer) shared(n int64) mem.Buffer {
 	data := b.data[:n]
 	return mem.NewBuffer(&data, freer{b})
 }
 
-// freer is how a mem.Buffer tells that its last reference is gone.
+// freer is notified when the last reference to a mem.Buffer is dropped.
 type freer struct{ b *buffer }
 
 // Get implements mem.BufferPool. gRPC never asks the pool of a buffer for others.

@@ -2,7 +2,7 @@ package loader
 
 import "sync"
 
-// crew are the readers that fill rows: those of the batch that was given first, first.
+// crew is the set of readers that fill rows, in the order in which batches were added.
 type crew struct {
 	mu     sync.Mutex
 	cond   sync.Cond
@@ -20,7 +20,7 @@ func newCrew(readers int) *crew {
 	return c
 }
 
-// add has a batch's rows filled. b.taken is closed when a reader has begun with the last of them.
+// add queues the rows of a batch. b.taken is closed when a reader has begun the last of them.
 func (c *crew) add(b *batch) {
 	if len(b.rows) == 0 {
 		close(b.taken)

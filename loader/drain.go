@@ -2,10 +2,9 @@ package loader
 
 import "context"
 
-// Drain refuses new sessions and lets those that are open end: each gets the batches that it has granted credits
-// for, whole, and then the error that the server is stopping. It returns when none is left or ctx ends, and
-// how many sessions there were and how many of them are still there, which [Server.Close] then cuts off.
-// It is called once.
+// Drain refuses new sessions and lets open ones finish: each gets the batches that it has granted credits for, and
+// then the error that the server is stopping. Drain returns when no session is left or ctx ends, with the number of
+// sessions that there were and of those still open, which [Server.Close] then ends. It is called once.
 func (s *Server) Drain(ctx context.Context) (sessions, left int) {
 	s.mu.Lock()
 	s.stopping = true
@@ -19,7 +18,7 @@ func (s *Server) Drain(ctx context.Context) (sessions, left int) {
 		s.idle = idle
 	}
 	s.mu.Unlock()
-	s.health.Shutdown() // not before: who is told that no session is taken finds it so
+	s.health.Shutdown() // last: once health says so, sessions really are refused
 	if idle == nil {
 		return 0, 0
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// codedError gives an error the gRPC code that it is reported with.
+// codedError gives an error its gRPC status code.
 type codedError struct {
 	code codes.Code
 	err  error
@@ -26,14 +26,14 @@ func coded(c codes.Code, err error) error { return &codedError{c, err} }
 var (
 	errFenced   = coded(codes.Aborted, errors.New("a newer stream was opened for this session and rank; this one ends"))
 	errStopping = coded(codes.Unavailable, errors.New("the server is stopping: open again with the last state"))
-	// Most clients without a lease are gone. One that is not has done nothing wrong.
-	errLeaseGone = coded(codes.Unavailable, errors.New("the client's handover connection has ended, and with it the use of its slots: open again with the last state"))
+	// Most clients without a lease are gone. One that is still there has done nothing wrong.
+	errLeaseGone = coded(codes.Unavailable, errors.New("the client's handover connection has closed, which ends its use of slots: open again with the last state"))
 )
 
-// left is the end of a session whose client is gone.
-func left(err error) error { return coded(codes.Canceled, fmt.Errorf("the client left: %w", err)) }
+// left is the error of a session whose client is gone.
+func left(err error) error { return coded(codes.Canceled, fmt.Errorf("client disconnected: %w", err)) }
 
-// storeCodes maps what went wrong in the store, once for the whole feed.
+// storeCodes maps store errors to status codes, for the whole feed.
 var storeCodes = map[objstore.Kind]codes.Code{
 	objstore.KindNotFound:  codes.FailedPrecondition, // the dataset's version no longer exists
 	objstore.KindChanged:   codes.FailedPrecondition,
@@ -78,7 +78,7 @@ func Code(err error) codes.Code {
 	return codes.Internal
 }
 
-// toStatus makes an error one that gRPC sends.
+// toStatus converts an error to one that gRPC sends.
 func toStatus(err error) error {
 	if err == nil {
 		return nil

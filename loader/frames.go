@@ -13,11 +13,11 @@ import (
 	"github.com/shoalfs/shoal/loader/internal/wire"
 )
 
-// A client that has its slots may have the stream's messages beside them, on the connection that it got them by: a
-// system call each, where gRPC costs more than all else that a reader of slots does (docs/protocol.md, "Messages on the
-// handover connection"). The stream itself still begins and ends the session, and says how it ended.
+// A client with slots may have the stream's messages on the connection that handed the slots over: one system call
+// each, while gRPC would be the main cost of a reader of slots (docs/protocol.md, "Messages on the handover
+// connection"). The stream itself still begins and ends the session, and reports how it ended.
 
-// receiveFrames hears what the client sends on its handover connection, until that ends. The error is the client's.
+// receiveFrames handles the client's messages on its handover connection, until that ends. An error is the client's.
 func (s *session) receiveFrames(c *net.UnixConn) error {
 	in := wire.NewFrameReader(c, wire.MaxClientFrame)
 	for {
@@ -33,9 +33,9 @@ func (s *session) receiveFrames(c *net.UnixConn) error {
 	}
 }
 
-// sendFrames returns what sends the session's messages on its handover connection. A session that is cancelled waits for
-// no client that does not read. end says that nothing more comes, and, where err is nil, that this was all: without that
-// word a connection that has broken would look like one that has ended. It stands for as long as the client uses the slots.
+// sendFrames returns a sender of the session's messages on its handover connection. Cancelling the session ends the wait
+// for a client that does not read. end stops the sender and, if err is nil, writes the end marker: without it a broken
+// connection would look like a complete one. The connection stays open for as long as the client uses the slots.
 func (s *session) sendFrames(c *net.UnixConn) (frames sender, end func(err error) error) {
 	to := frameSender{wire.NewFrameWriter(c)}
 	stop := context.AfterFunc(s.ctx, func() { _ = c.SetWriteDeadline(time.Unix(1, 0)) })

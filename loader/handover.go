@@ -12,7 +12,7 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// handoverReply comes with the descriptor, or with an error.
+// handoverReply is sent with the descriptor, or with an error.
 type handoverReply struct {
 	V         int    `json:"v"`
 	Slots     int    `json:"slots,omitempty"`
@@ -21,8 +21,8 @@ type handoverReply struct {
 	Error     string `json:"error,omitempty"`
 }
 
-// slots returns how many slots a session is to have: those it asked for, if it came through a unix
-// socket, since nobody else can be handed a descriptor.
+// slots returns how many slots a session gets: those it asked for if it came through a unix socket, which is the
+// only way to pass a descriptor.
 func slots(ctx context.Context, o *feedpb.Open) int {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr.Network() != "unix" {
@@ -31,7 +31,7 @@ func slots(ctx context.Context, o *feedpb.Open) int {
 	return int(min(o.GetSlots(), maxSlots))
 }
 
-// handover serves one connection that wants a descriptor, for as long as it stands.
+// handover serves one connection that asks for a descriptor, until it closes.
 func (s *Server) handover(c *net.UnixConn) {
 	var frames *net.UnixConn
 	var l *lease
@@ -53,10 +53,10 @@ func (s *Server) handover(c *net.UnixConn) {
 		return
 	}
 	_ = c.SetDeadline(time.Time{})
-	close(l.ready) // not before: the stream may end at once, and the memory with it
-	// The end of the connection, whatever the way, is the end of the lease.
+	close(l.ready) // last: after this the stream may end at once, and the memory with it
+	// However the connection ends, the lease ends with it.
 	if !q.Frames {
-		_, _ = c.Read(make([]byte, 1)) // the client has no more to say on it
+		_, _ = c.Read(make([]byte, 1)) // the client sends nothing more
 		return
 	}
 	if err := l.session.receiveFrames(c); err != nil {
@@ -64,9 +64,9 @@ func (s *Server) handover(c *net.UnixConn) {
 	}
 }
 
-// attach makes c the connection of the lease that a key names. frames is c, or nil where messages go on the stream.
+// attach binds c to the lease with this key. frames is c, or nil if messages go on the stream.
 func (s *Server) attach(key string, c net.Conn, frames *net.UnixConn) (*lease, error) {
-	unknown := errors.New("the key is of no session that is open: take it from Opened.pool of a stream, while that is open")
+	unknown := errors.New("no open session has this key: use the key in Opened.pool of a stream that is open")
 	s.passMu.Lock()
 	l := s.leases[key]
 	s.passMu.Unlock()
@@ -79,20 +79,20 @@ func (s *Server) attach(key string, c net.Conn, frames *net.UnixConn) (*lease, e
 	case l.over:
 		return nil, unknown
 	case l.used:
-		return nil, errors.New("the key was used already: each stream's slots are handed over once")
+		return nil, errors.New("the key was used before: each stream's slots are handed over once")
 	}
 	l.used, l.conn, l.frames = true, c, frames
 	return l, nil
 }
 
-// handOver sends the pass's memory.
+// handOver sends the descriptor of the pass's memory.
 func (l *lease) handOver(c *net.UnixConn, frames bool) error {
 	m := l.pass.mem
 	raw, err := m.file.SyscallConn()
 	if err != nil {
 		return err
 	}
-	failed := raw.Control(func(fd uintptr) { // the memory is not closed meanwhile
+	failed := raw.Control(func(fd uintptr) { // Control keeps the file open meanwhile
 		err = handover.WriteReply(c, handoverReply{V: handover.Version, Slots: m.count(), SlotBytes: m.bytes, Frames: frames}, int(fd))
 	})
 	return errors.Join(failed, err)

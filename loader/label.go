@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// labelSource says where labels come from. The zero value is for sessions that leave it to the dataset.
+// labelSource says where labels come from. The zero value leaves it to the dataset.
 type labelSource struct {
 	kind string   // "", folder, cls, json, none
 	keys []string // of json
@@ -55,8 +55,8 @@ func (l labelSource) part() string {
 	return ""
 }
 
-// over settles what was left to the dataset: the class folders where there are any, else the files .cls
-// where there are any.
+// over replaces the zero value by the dataset's default: the class folders if there are any, else the .cls files
+// if there are any.
 func (l labelSource) over(ds Dataset) labelSource {
 	if l.kind != "" {
 		return l
@@ -69,7 +69,7 @@ func (l labelSource) over(ds Dataset) labelSource {
 	return labelSource{kind: labelFolder}
 }
 
-// hashed adds the source to a transform's hash, in states, unless it is the folder.
+// hashed adds the source to a transform's hash in states, unless the source is the folder.
 func (l labelSource) hashed(hash string) string {
 	if l.kind == labelFolder {
 		return hash
@@ -77,10 +77,10 @@ func (l labelSource) hashed(hash string) string {
 	return hash + ",label=" + l.String()
 }
 
-// maxLabelFile bounds the bytes of a file that a label is read from.
+// maxLabelFile is the largest file that a label is read from.
 const maxLabelFile = 16 << 20
 
-// of returns the label of a sample from its part, or from its folder's. Its errors make a bad sample.
+// of returns the label of a sample, from its part or from its folder. Its errors make the sample bad.
 func (l labelSource) of(folder int64, part []byte) (int64, error) {
 	switch l.kind {
 	case labelNone:
@@ -89,10 +89,10 @@ func (l labelSource) of(folder int64, part []byte) (int64, error) {
 		return folder, nil
 	}
 	if part == nil {
-		return 0, fmt.Errorf("no file .%s beside it, where its label should be", l.kind)
+		return 0, fmt.Errorf("it has no .%s file, where its label should be", l.kind)
 	}
 	if len(part) > maxLabelFile {
-		return 0, fmt.Errorf("its .%s has %d bytes, a label is read from %d at most", l.kind, len(part), maxLabelFile)
+		return 0, fmt.Errorf("its .%s has %d bytes, the limit for labels is %d", l.kind, len(part), maxLabelFile)
 	}
 	var n int64
 	var err error
@@ -126,7 +126,7 @@ func jsonNumber(b []byte, keys []string) (int64, error) {
 			if errors.As(err, &syntax) {
 				return 0, fmt.Errorf("not JSON: %w", err)
 			}
-			return 0, fmt.Errorf("%s is no object", name(keys[:i]))
+			return 0, fmt.Errorf("%s is not an object", name(keys[:i]))
 		}
 		value, ok := object[key]
 		if !ok {

@@ -17,28 +17,28 @@ import (
 
 // ListenOptions are the settings of a listener.
 type ListenOptions struct {
-	// SocketMode is the permission of a unix socket; default 0660, so that a trainer of the same
-	// group can connect. Connecting takes write permission.
+	// SocketMode is the permission of a unix socket; default 0660, so that trainers of the same group can connect.
+	// Connecting requires write permission.
 	SocketMode fs.FileMode
 	// SocketGroup is the group of a unix socket, by name or number; default the process's.
 	SocketGroup string
-	// AllowRemote permits addresses beyond loopback where whoever can connect can read the dataset:
-	// plain TCP, and TLS that asks clients for neither a certificate nor a token.
+	// AllowRemote permits non-loopback addresses on which anyone who can connect can read the dataset: plain TCP, and
+	// TLS without client certificates or tokens.
 	AllowRemote bool
-	// TLS is the configuration of tls:// listeners, by ServerTLS; nil: there can be none.
+	// TLS is the configuration of tls:// listeners, from ServerTLS; nil: tls:// is refused.
 	TLS *tls.Config
 	// Tokens says that clients need a token (Options.Tokens).
 	Tokens bool
 }
 
-// ErrAddress is wrapped by Listen's errors about an address that can never be listened on.
-var ErrAddress = errors.New("not an address of a feed")
+// ErrAddress is wrapped by Listen's errors about an address that can never work.
+var ErrAddress = errors.New("not a feed address")
 
-// addressForms are the addresses that can be listened on.
+// addressForms are the forms of addresses to listen on.
 const addressForms = "unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"
 
-// Listen opens unix:///path, tcp://host:port or tls://host:port. A unix socket that nobody serves any
-// more is replaced; one that is served is an error.
+// Listen opens unix:///path, tcp://host:port or tls://host:port. A unix socket without a server is replaced; one with
+// a server is an error.
 func Listen(addr string, o ListenOptions) (net.Listener, error) {
 	scheme, rest, ok := strings.Cut(addr, "://")
 	if !ok {
@@ -71,10 +71,10 @@ func listenTCP(scheme, addr string, o ListenOptions) (net.Listener, error) {
 		switch {
 		case scheme == "tcp":
 			return fail("the address can be reached from other machines, and plain TCP neither encrypts nor "+
-				"authenticates: use tls://, tcp://127.0.0.1:%d or a unix socket, or allow it by --allow-remote", a.Port)
+				"authenticates: use tls://, tcp://127.0.0.1:%d or a unix socket, or allow it with --allow-remote", a.Port)
 		case !o.Tokens && o.TLS.ClientAuth != tls.RequireAndVerifyClientCert:
-			return fail("the address can be reached from other machines, and whoever connects could read the dataset: ask clients for " +
-				"a certificate (--tls-client-ca) or a token (--token-file), or allow it by --allow-remote")
+			return fail("the address can be reached from other machines, and anyone who connects could read the dataset: require " +
+				"a certificate (--tls-client-ca) or a token (--token-file), or allow it with --allow-remote")
 		}
 	}
 	l, err := net.ListenTCP("tcp", a)
@@ -90,7 +90,7 @@ func listenTCP(scheme, addr string, o ListenOptions) (net.Listener, error) {
 	return l, nil
 }
 
-// maxSocketPath is sizeof(sockaddr_un.sun_path), the closing zero included.
+// maxSocketPath is sizeof(sockaddr_un.sun_path), including the terminating zero.
 const maxSocketPath = 108
 
 func listenUnix(path string, o ListenOptions) (net.Listener, error) {
@@ -99,9 +99,9 @@ func listenUnix(path string, o ListenOptions) (net.Listener, error) {
 		return fail(fmt.Errorf("%w: the path must be absolute: unix:///PATH", ErrAddress))
 	}
 	if len(path) >= maxSocketPath {
-		return fail(fmt.Errorf("%w: the path has %d bytes, and the kernel takes %d at most: choose a shorter one", ErrAddress, len(path), maxSocketPath-1))
+		return fail(fmt.Errorf("%w: the path has %d bytes, and the kernel's limit is %d: choose a shorter one", ErrAddress, len(path), maxSocketPath-1))
 	}
-	// The default lies in a folder of its own under /run, which is empty after a boot.
+	// The default path is in its own folder under /run, which is empty after a boot.
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fail(err)
 	}
@@ -140,7 +140,7 @@ func removeStale(path string) error {
 	return os.Remove(path)
 }
 
-// permit sets mode and group. Until then the umask rules, which by default lets nobody else write.
+// permit sets mode and group. Until then the umask applies, which by default lets nobody else write.
 func permit(path string, o ListenOptions) error {
 	if o.SocketGroup != "" {
 		gid, err := strconv.Atoi(o.SocketGroup)

@@ -1,27 +1,25 @@
-// Package loader is the batch feed: it cuts an epoch's order into batches, has the samples read and
-// transformed by workers, and sends the batches over gRPC (package feedpb is the protocol, package
-// feedclient a client in Go, python/shoal the one that trainers use).
+// Package loader is the batch feed: it cuts an epoch's order into batches, has workers read and transform the
+// samples, and sends the batches over gRPC. Package feedpb is the protocol, package feedclient the Go client, and
+// python/shoal the client for trainers.
 //
-// A session's stream is a pure function of what was opened and the [State] it was opened with. The
-// server keeps no progress: the state after each batch travels with the batch, and the trainer's
-// copy of it is the only truth. So nothing here is persisted, and restarting the server loses
-// nothing.
+// A session's stream is a pure function of its Open and the [State] in it. The server stores no progress: the state
+// after each batch travels with the batch, and only the trainer keeps it. So nothing here is persisted, and a
+// restart of the server loses nothing.
 //
-// Traps:
-//   - A batch counts once the trainer has taken it. Batches that were sent, but lie in a buffer, do
-//     not; hence the state is in the batch's header and not asked from the server.
-//   - Errors are delivered in order too: a batch that cannot be built fails the stream when its turn
-//     comes, after all batches before it, whatever the timing of the workers.
-//   - gRPC keeps references to a batch's buffer after SendMsg has returned and drops them without
-//     notice when a connection breaks. Buffers are therefore reused only when gRPC frees them, but
-//     their reservation is given back by the session's end at the latest.
-//   - Slots are memory that clients can write to at any time: nothing in them is read back, and nothing but
-//     a Release or the end of the handover connection says that a client has finished with one.
-//   - Sessions that share a pass come and go at any moment: a batch belongs to no session, and is built
-//     on with the source and the counters of the one that began it, even if that one has left.
-//   - The order of a session is not the order of the reads: workers run ahead within the window.
-//     [Stream.Read] is called with positions near each other, by several goroutines, each position
-//     once.
+// Rules for this code:
+//   - A batch counts once the trainer has taken it. A batch that was sent but lies in a buffer does not count; hence
+//     the state is in the batch's header, and never asked from the server.
+//   - Errors are delivered in order too: a batch that cannot be built fails the stream at its place, after all
+//     batches before it, whatever the timing of the workers.
+//   - gRPC keeps references to a batch's buffer after SendMsg has returned, and loses them silently when a connection
+//     breaks. So buffers are reused only when gRPC frees them, but their reservation is given back at the latest by
+//     the session's end.
+//   - Clients can write to slots at any time: nothing in a slot is read back, and only a Release or the end of the
+//     handover connection says that a client has finished with it.
+//   - Sessions that share a pass come and go at any time: a batch belongs to no session. It keeps the source and the
+//     counters of the session that began it, even after that session has left.
+//   - The reads of a session are not in its order: workers run ahead within the window. Several goroutines call
+//     [Stream.Read], each position once, with positions near each other.
 package loader
 
 import (
@@ -30,8 +28,8 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Dataset is what a session needs of the engine. All methods are safe for concurrent use, and all
-// answers but Begin's are constant: another version is another Dataset.
+// Dataset is a session's view of the engine. All methods are safe for concurrent use. All results except Begin's are
+// constant: another version is another Dataset.
 type Dataset interface {
 	// Version names the content, as hex of a SHA-256.
 	Version() string
@@ -48,10 +46,9 @@ type Dataset interface {
 	// Groups returns the samples by the shard that holds them, for orders over shards, and a name
 	// of this packing; nil if each is an object of its own.
 	Groups() (groups order.Groups, packing string)
-	// Begin announces that the samples of seq will be read in about this order from position
-	// start on, so that the engine can stay ahead. The name is for logs and statistics and is
-	// unique among the streams that are open. Where several streams want more than there is, each
-	// gets its part by weight, 1 to MaxWeight.
+	// Begin announces that the samples of seq will be read in about this order from position start on, so that the
+	// engine can prefetch them. The name is for logs and statistics, and unique among the open streams. Streams that
+	// compete share by weight, 1 to MaxWeight.
 	Begin(name string, seq order.Order, start, weight int) (Stream, error)
 }
 
@@ -64,12 +61,11 @@ type Stream interface {
 	// and immutable until release is called, once. Errors of the store wrap an objstore.Error.
 	// It is called by several goroutines at once and at most once for a position.
 	Read(ctx context.Context, pos int) (data []byte, release func(), err error)
-	// Close ends the announcement. No Read is in progress or follows, but samples may not have
-	// been read.
+	// Close ends the announcement. No Read is in progress or follows; some samples may not have been read.
 	Close() error
 }
 
-// Draw says which random numbers a transform has to use. Equal draws give equal results.
+// Draw selects the random numbers that a transform uses. Equal draws give equal results.
 type Draw struct {
 	Seed       uint64
 	Epoch      uint32
@@ -77,7 +73,7 @@ type Draw struct {
 	Occurrence uint32 // how often the sample came before in this epoch, over all ranks
 }
 
-// Field is one array of a batch beside label, id and valid: its row i is made of sample i.
+// Field is one array of a batch beside label, id and valid: its row i is computed from sample i.
 type Field struct {
 	Name  string // lower case; the first field of a transform is "data"
 	DType string // uint8, int32, int64, float32, ... as numpy names them; fp16, bf16 and fp32 are understood too
@@ -88,9 +84,9 @@ type Field struct {
 // Sample is what a transform reads.
 type Sample struct {
 	Data []byte
-	// Part returns the file that belongs to the sample by this extension, such as "json" or "cls": the
-	// one beside it with the same stem. It is nil without error if there is none, valid until Apply
-	// returns, and not to be changed. An error of the store ends the stream. Part itself may be nil.
+	// Part returns the file that belongs to the sample and has this extension, such as "json" or "cls": same folder,
+	// same stem. It is nil without error if there is none. The data is valid until Apply returns, and read-only. An
+	// error of the store ends the stream. Part itself may be nil.
 	Part func(ctx context.Context, ext string) ([]byte, error)
 }
 
@@ -102,38 +98,36 @@ type Row struct {
 	Width, Height uint32 // of a picture as it is stored; a transform of pictures sets them
 }
 
-// Transform turns a stored sample into one row of a batch. Implementations are safe for concurrent
-// use.
+// Transform turns a stored sample into one row of a batch. Implementations are safe for concurrent use.
 type Transform interface {
-	// Apply writes the row, all of it. It neither keeps nor changes what src holds. Any error but
-	// the context's and those of Part means that the sample is bad.
+	// Apply writes the whole row. It neither keeps nor changes src. Any error other than the context's and
+	// those of Part means that the sample is bad.
 	Apply(ctx context.Context, src Sample, at Draw, row *Row) error
-	// Fields describes a row; the caller does not change it.
+	// Fields describes a row; the caller must not change it.
 	Fields() []Field
-	// Layout is "nchw" or "nhwc", or empty where that means nothing.
+	// Layout is "nchw" or "nhwc", or empty if it has no meaning.
 	Layout() string
 	// String is the canonical spec. Compiling it gives an equal transform.
 	String() string
-	// Hash names the transform in states: it differs whenever any output may differ.
+	// Hash identifies the transform in states: it differs whenever any output may differ.
 	Hash() string
 }
 
-// Mixer is a Transform with a step over the whole batch, once all its rows are made: mixup and cutmix.
+// Mixer is a Transform with a step over the whole batch once all its rows are done: mixup and cutmix.
 type Mixer interface {
 	Transform
-	// Mix changes rows in place. at's Sample is the number of the batch in its epoch, and its
-	// Occurrence is the rank. Rows without a usable sample are nil and have to stay as they are.
+	// Mix changes rows in place. at.Sample is the number of the batch in its epoch, at.Occurrence the rank. Rows
+	// without a usable sample are nil and must stay as they are.
 	Mix(at Draw, rows []*Row)
 }
 
-// Compiler parses a transform spec for a dataset. The dataset is nil where only the text is to be
-// checked; a transform that has to read it first does so within ctx.
+// Compiler parses a transform spec for a dataset. The dataset is nil if only the text is to be checked. A transform
+// that reads the dataset first does so within ctx.
 type Compiler func(ctx context.Context, spec string, ds Dataset) (Transform, error)
 
-// Memory is the byte ledger that batches are reserved from before they are allocated.
+// Memory is the byte ledger in which batches are reserved before they are allocated.
 type Memory interface {
-	// Reserve waits until n bytes are to be had. Any error but the context's means that they
-	// never can be.
+	// Reserve waits until n bytes are available. Any error other than the context's means that they never will be.
 	Reserve(ctx context.Context, n int64) error
 	// Release gives n reserved bytes back.
 	Release(n int64)

@@ -81,7 +81,7 @@ func TestOrdersOverFacts(t *testing.T) {
 		wantError(t, err, codes.FailedPrecondition, "mixture@1", "this program has mixture@2", "start the epoch again without a state")
 	}
 	for text, words := range map[string]string{
-		"list:/etc/passwd":            "reads no file",
+		"list:/etc/passwd":            "reads no local files",
 		"mixture:weights=zebra:1":     `"zebra" has no sample`,
 		"buckets:seed=1,batch=9":      "global batch is 8",
 		"torch-loader:seed=1,epoch=1": "not known in advance",

@@ -13,18 +13,18 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Deriving is a Transform whose samples are not the dataset's own: the session's order, batches and ids
+// Deriving is a Transform that reads a dataset derived from the served one: the session's order, batches and ids
 // are those of the derived dataset.
 type Deriving interface {
 	Transform
-	// Derived returns the dataset to read in place of the one that the transform was compiled for. It has
-	// the same version: the transform's hash tells them apart in states.
+	// Derived returns the dataset to read instead of the one that the transform was compiled for. It has the same
+	// version: the transform's hash distinguishes them in states.
 	Derived() Dataset
 }
 
-// Packed is a dataset whose samples are rows of several documents of another: each document is whole, in one
-// row, and each row is read as its documents back to back (see [Packed.Begin]). Which documents share a row
-// depends on their sizes and on nothing else, so that it is the same in every epoch, on every machine.
+// Packed is a dataset whose samples are rows of several documents of another dataset. Each document is whole, in one
+// row, and a row is read as its documents back to back (see [Packed.Begin]). Which documents share a row depends
+// only on their sizes, so it is the same in every epoch, on every machine.
 type Packed struct {
 	base  Dataset
 	docs  []uint32 // documents, row by row
@@ -32,7 +32,7 @@ type Packed struct {
 	waste Waste
 }
 
-// Waste tells what a packing costs.
+// Waste is the cost of a packing.
 type Waste struct {
 	Rows      int   `json:"rows"`
 	Documents int   `json:"documents"`
@@ -50,16 +50,16 @@ func (w Waste) String() string {
 	return fmt.Sprintf("%d documents in %d rows, %.2f%% padding, %d cut", w.Documents, w.Rows, share, w.Cut)
 }
 
-// Pack puts the samples of ds into rows of length tokens by best fit, longest first: each document goes into
-// the row that it leaves the least room in, of those the one that was changed last, or into a new row. Best fit
-// decreasing needs at most 11/9 of the fewest rows possible (Johnson, "Near-optimal bin packing algorithms", MIT
-// 1973), and on documents much shorter than the row practically none more. Documents of one length are taken in the
-// order uniform:seed=0, so that neighbours do not share a row. tokens gives a document's length by its size. A
-// document that is longer than a row is an error, or is cut if cut is true. It takes O(n log length).
+// Pack puts the samples of ds into rows of length tokens by best fit decreasing: longest document first, each into the
+// row where it leaves the least room (of several, the one changed last), or into a new row. That needs at most 11/9
+// of the fewest rows possible (Johnson, "Near-optimal bin packing algorithms", MIT 1973), and practically no more
+// than those if documents are much shorter than the row. Documents of equal length are taken in the order
+// uniform:seed=0, so that neighbours do not share a row. tokens computes a document's length from its size. A document
+// longer than a row is an error, or is cut if cut is true. It takes O(n log length).
 func Pack(ds Dataset, length int, cut bool, tokens func(size int64) (int64, error)) (*Packed, error) {
 	n := ds.Len()
 	if n >= math.MaxUint32 {
-		return nil, fmt.Errorf("%d documents: 2^32-2 are the most", n)
+		return nil, fmt.Errorf("%d documents: the limit is 2^32-2", n)
 	}
 	shuffle, err := order.Parse("uniform:seed=0")
 	if err != nil {
@@ -79,7 +79,7 @@ func Pack(ds Dataset, length int, cut bool, tokens func(size int64) (int64, erro
 		}
 		if t > int64(length) {
 			if !cut {
-				return nil, fmt.Errorf("document %d (%s) has %d tokens, a row has %d: take longer rows, or long='cut'", i, ds.Path(i), t, length)
+				return nil, fmt.Errorf("document %d (%s) has %d tokens, a row has %d: use longer rows, or long='cut'", i, ds.Path(i), t, length)
 			}
 			t = int64(length)
 			p.waste.Cut++
@@ -122,8 +122,8 @@ func Pack(ds Dataset, length int, cut bool, tokens func(size int64) (int64, erro
 	return p, nil
 }
 
-// shelf keeps rows by the room that is left in them: a list for each, and a tree of bits over the lists that
-// are not empty.
+// shelf keeps rows by the room left in them: a list for each amount of room, and a tree of bits that marks the lists
+// that are not empty.
 type shelf struct {
 	next  []uint32   // of each row, the next in its list
 	head  []uint32   // by room, row+1
@@ -172,7 +172,7 @@ func (s *shelf) clear(room int) {
 	}
 }
 
-// find returns the least room from n on that a row has.
+// find returns the smallest room of at least n that some row has.
 func (s *shelf) find(n int) (int, bool) {
 	for i := range s.level {
 		if w := n >> 6; w < len(s.level[i]) {
@@ -189,17 +189,17 @@ func (s *shelf) find(n int) (int, bool) {
 	return 0, false
 }
 
-// Over returns the same packing of a dataset whose samples have the same sizes.
+// Over returns the same packing for a dataset whose samples have the same sizes.
 func (p *Packed) Over(ds Dataset) *Packed {
 	q := *p
 	q.base = ds
 	return &q
 }
 
-// Waste tells what the packing costs.
+// Waste returns the cost of the packing.
 func (p *Packed) Waste() Waste { return p.waste }
 
-// Documents returns the samples of the base dataset that make a row, the longest first.
+// Documents returns the samples of the base dataset that make a row, longest first.
 func (p *Packed) Documents(row int) []uint32 { return p.docs[p.first[row]:p.first[row+1]] }
 
 // Version implements Dataset: it is the base's.
@@ -214,7 +214,7 @@ func (p *Packed) Label(int) int { return -1 }
 // Classes implements Dataset.
 func (p *Packed) Classes() []string { return nil }
 
-// Groups implements Dataset: the documents of a row lie anywhere.
+// Groups implements Dataset: the documents of a row may be in any shard.
 func (p *Packed) Groups() (order.Groups, string) { return nil, "" }
 
 // Size implements Dataset.
@@ -241,7 +241,7 @@ func (p *Packed) Path(row int) string {
 	return "row of " + strings.Join(names, ", ")
 }
 
-// packedHeader is the length of what stands before the documents of a row.
+// packedHeader is the length of the header before the documents of a row.
 func packedHeader(docs int) int64 { return 8 + 16*int64(docs) }
 
 // Begin implements Dataset. A row is read as, little-endian,
@@ -261,7 +261,7 @@ func (p *Packed) Begin(name string, seq order.Order, start, weight int) (Stream,
 	return &packedStream{s, o}, nil
 }
 
-// packedOrder is an order of rows, as their documents.
+// packedOrder is an order of rows, expanded to their documents.
 type packedOrder struct {
 	p     *Packed
 	seq   order.Order
@@ -282,7 +282,7 @@ type packedStream struct {
 	order *packedOrder
 }
 
-// Read implements Stream. The documents come one after another: the engine has announced them together.
+// Read implements Stream. It reads the documents one after another: the engine prefetches them together.
 func (s *packedStream) Read(ctx context.Context, pos int) ([]byte, func(), error) {
 	row := s.order.seq.At(pos)
 	docs := s.order.p.Documents(row)

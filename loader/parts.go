@@ -8,30 +8,29 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Parted is a Dataset whose samples may consist of several files that have folder and stem in common:
+// Parted is a Dataset whose samples may consist of several files with the same folder and stem:
 // 7.jpg, 7.json, 7.mask.png.
 type Parted interface {
 	Dataset
-	// Parts tells whether any sample has the part of an extension (what follows the first dot), and
-	// whether such files are numbered as samples themselves.
+	// Parts reports whether any sample has a part with this extension (the text after the first dot), and whether such
+	// files are samples themselves.
 	Parts(ext string) (found, numbered bool)
-	// BeginParts is Begin for a reader that reads these parts of each sample too. The stream is a
-	// PartStream.
+	// BeginParts is Begin for a reader that also reads these parts of each sample. The stream is a PartStream.
 	BeginParts(name string, seq order.Order, start, weight int, parts []string) (Stream, error)
 }
 
 // PartStream is a Stream that reads parts.
 type PartStream interface {
 	Stream
-	// Part returns a part of the sample at a position, nil without error if it has none. It is called
-	// between Read of that position and the release of what Read returned, by one goroutine. The
-	// bytes are valid and immutable until release is called, once.
+	// Part returns a part of the sample at a position, nil without error if it has none. It is called by one goroutine,
+	// between Read of that position and the release of Read's result. The bytes are valid and immutable until release
+	// is called, once.
 	Part(ctx context.Context, pos int, ext string) (data []byte, release func(), err error)
 }
 
-// Wants is a Transform that reads parts of samples. They are then fetched ahead with them.
+// Wants is a Transform that reads parts of samples, which are then prefetched with them.
 type Wants interface {
-	// Parts returns the extensions; the caller does not change it.
+	// Parts returns the extensions; the caller must not change it.
 	Parts() []string
 }
 
@@ -56,18 +55,18 @@ func (s *spec) checkParts(ds Dataset) error {
 			found, numbered = d.Parts(ext)
 		}
 		if !found {
-			return fmt.Errorf("no sample has a file .%s beside it, of the same folder and the same name up to the first dot, "+
+			return fmt.Errorf("no sample has a .%s file beside it (same folder, same name up to the first dot), "+
 				"which %s needs: check the extension", ext, s.needs(ext))
 		}
 		if numbered {
-			return fmt.Errorf("files .%s are numbered as samples themselves, where %s takes them for parts of samples: "+
-				"serve with --samples .jpg, or whichever extensions the samples have", ext, s.needs(ext))
+			return fmt.Errorf(".%s files are samples themselves here, but %s reads them as parts of samples: "+
+				"serve with --samples .jpg, or the extensions that your samples have", ext, s.needs(ext))
 		}
 	}
 	return nil
 }
 
-// needs names what a part is for.
+// needs names the reader of a part, for errors.
 func (s *spec) needs(ext string) string {
 	if ext == s.label.part() {
 		return "label " + s.label.String()
@@ -75,7 +74,7 @@ func (s *spec) needs(ext string) string {
 	return "the transform"
 }
 
-// begin starts a stream of an epoch, with the parts that the session wants.
+// begin starts a stream of an epoch, with the parts that the session reads.
 func (s *session) begin(name string, seq order.Order, start int) (Stream, error) {
 	if ds, ok := s.ds.(Parted); ok && len(s.spec.parts) > 0 {
 		return ds.BeginParts(name, seq, start, s.spec.weight, s.spec.parts)
@@ -97,7 +96,7 @@ type part struct {
 	release func()
 }
 
-// read reads the parts that the session wants of every sample.
+// read reads the parts that the session reads of every sample.
 func (p *parts) read(ctx context.Context) error {
 	for _, ext := range p.s.spec.parts {
 		if _, err := p.get(ctx, ext); err != nil {
@@ -107,7 +106,7 @@ func (p *parts) read(ctx context.Context) error {
 	return nil
 }
 
-// get returns a part, read before or now; nil if there is none.
+// get returns a part, read earlier or now; nil if there is none.
 func (p *parts) get(ctx context.Context, ext string) ([]byte, error) {
 	for _, h := range p.have {
 		if h.ext == ext {
@@ -128,7 +127,7 @@ func (p *parts) get(ctx context.Context, ext string) ([]byte, error) {
 	return data, nil
 }
 
-// label returns the part that the label is in, nil if there is none.
+// label returns the part that holds the label, nil if there is none.
 func (p *parts) label() []byte {
 	for _, h := range p.have {
 		if h.ext == p.s.spec.label.part() {
@@ -138,7 +137,7 @@ func (p *parts) label() []byte {
 	return nil
 }
 
-// apply is Sample.Part: a part that was not announced is read while others may decode.
+// apply is Sample.Part. A part that was not prefetched is read while other goroutines may decode.
 func (p *parts) apply(ctx context.Context, ext string) ([]byte, error) {
 	for _, h := range p.have {
 		if h.ext == ext {

@@ -15,18 +15,16 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// pass is one way through the data: the readers that fill batches, and the slots that batches are
-// built in. A session has one of its own, or shares it with sessions that would get the very same
-// batches and never write to them.
+// pass is one run through the data: the readers that fill batches, and the slots that batches are built in. A session
+// has its own pass, or shares one with sessions that get exactly the same batches and never write to them.
 //
-// A batch is built by the session that asks for its place first. It stays for the others while its
-// slot is not needed: who comes too late builds it again. Slots are reused when nobody refers to
-// them, and for no other reason.
+// A batch is built by the session that asks for its place first. The others can take it until its slot is needed; a
+// session that comes too late builds it again. A slot is reused only when nobody refers to it.
 type pass struct {
 	srv      *Server
 	key      passKey
 	shared   bool
-	short    bool // of slots: there was no memory for those that were asked for
+	short    bool // there was no memory for all slots that were asked for
 	crew     *crew
 	mem      *slotMemory // nil: batches go in Chunks
 	reserved int64
@@ -34,27 +32,27 @@ type pass struct {
 
 	mu     sync.Mutex
 	cond   sync.Cond
-	free   []uint32         // slots, the one used last at the end: it may still be in a cache
-	idle   []*batch         // complete, with a slot, that nobody refers to, oldest first
-	built  map[place]*batch // that may be taken by others; shared passes only
+	free   []uint32         // slots, the last used one at the end: it may still be in the CPU's cache
+	idle   []*batch         // complete batches in slots without references, oldest first
+	built  map[place]*batch // batches that others may take; shared passes only
 	leases map[*lease]struct{}
 }
 
-// passKey is all that batches depend on.
+// passKey is everything that batches depend on.
 type passKey struct {
 	dataset, order, transform, hash, tail, bad string
 	seed                                       uint64
 	batch, world, rank                         int
 }
 
-// place is where a batch stands in the order.
+// place is the position of a batch in the order.
 type place struct{ epoch, cursor int }
 
-// lease is what one client holds of a pass's slots.
+// lease is one client's claim on slots of a pass.
 type lease struct {
 	pass    *pass
 	key     string // of the handover
-	limit   int    // slots that it may refer to at once
+	limit   int    // slots that it may hold at once
 	session *session
 	ready   chan struct{} // closed by the handover
 
@@ -62,34 +60,34 @@ type lease struct {
 	refs   map[uint32]*ref
 	given  int           // of refs, delivered
 	conn   net.Conn      // of the handover; nil: none yet, or gone
-	frames *net.UnixConn // the same for good, if the client would have its messages there; set before ready is closed
+	frames *net.UnixConn // the same, never reset, if the client wants its messages there; set before ready is closed
 	used   bool          // there was a handover
-	told   bool          // all was sent that ever will be: the client may leave
+	told   bool          // everything was sent: the client may leave
 	over   bool          // the stream has ended
 }
 
 // ref is a session's claim on the batch in a slot.
 type ref struct {
 	batch *batch
-	given bool // delivered: the client has to give it back
+	given bool // delivered: the client must release it
 }
 
-// sharePatience is how long a session waits for slots that other sessions hold, before it goes on
-// with a batch in Chunks. It is only waited for once, until there are slots again.
+// sharePatience is how long a session waits for slots that other sessions hold before it sends a batch in Chunks.
+// It waits once, and not again until slots were free.
 const sharePatience = 100 * time.Millisecond
 
-// poolPatience is how long an opening waits for memory for slots, before it does without.
+// poolPatience is how long opening a session waits for memory for slots before it goes on without.
 const poolPatience = 2 * time.Second
 
-// join gives a session its pass and lease. The lease is nil if batches go in Chunks. Of the slots that are asked for
-// it has as many as there is memory for, but no fewer than one for each credit that it opens with, and one for the batch
-// that the client works on.
+// join gives a session its pass and lease; the lease is nil if batches go in Chunks. It gets as many of the requested
+// slots as there is memory for, but at least one for each credit that it opens with and one for the batch that the
+// client works on.
 func (s *Server) join(sess *session, slots, credits int, readonly bool) (*pass, *lease) {
 	if slots == 0 {
 		return s.newPass(passKey{}, false, nil, 0), nil
 	}
 	least := min(credits+1, slots)
-	if credits == 0 { // they come later, so that nobody knows yet
+	if credits == 0 { // they come later, the number is unknown
 		least = slots
 	}
 	sp := sess.spec
@@ -107,8 +105,8 @@ func (s *Server) join(sess *session, slots, credits int, readonly bool) (*pass, 
 		p.sessions++
 		return p, p.lease(slots, sess)
 	}
-	// Twice as many: two sessions never wait for each other, and one that comes later, or is
-	// slower, finds so many batches of the first one's.
+	// Twice as many: two sessions never wait for each other, and a later or slower one finds that many batches of the
+	// first session.
 	mem, reserved := s.newSlots(sess, 2*slots, least, true)
 	p := s.newPass(k, mem != nil, mem, reserved)
 	if mem != nil {
@@ -118,9 +116,9 @@ func (s *Server) join(sess *session, slots, credits int, readonly bool) (*pass, 
 	return p, p.lease(slots, sess)
 }
 
-// newSlots makes a memory of as many slots as there is room for, at most and at least so many; nil if there is none.
-// Where a batch may have to go beside them, in Chunks, room is left for one: raw batches can be too large for a slot, and
-// sessions that share slots can find them all taken.
+// newSlots allocates as many slots as there is memory for, between least and most; nil if there is too little. If
+// batches may also go in Chunks, it leaves room for one: raw batches can be too large for a slot, and sessions that
+// share slots can find all of them taken.
 func (s *Server) newSlots(sess *session, most, least int, shared bool) (*slotMemory, int64) {
 	var data, beside int64
 	if sess.spec.transform == nil {
@@ -148,7 +146,7 @@ func (s *Server) newSlots(sess *session, most, least int, shared bool) (*slotMem
 		s.memory.Release(size)
 	}
 	if sess.ctx.Err() == nil {
-		s.log.Warn("no shared memory for a feed session: its batches come through the connection", "session", sess.spec.session,
+		s.log.Warn("no shared memory for a feed session: its batches are sent over the connection", "session", sess.spec.session,
 			"rank", sess.spec.rank, "slots", least, "slot_bytes", bytes, "cause", err)
 	}
 	return nil, 0
@@ -166,7 +164,7 @@ func (s *Server) newPass(k passKey, shared bool, mem *slotMemory, reserved int64
 	return p
 }
 
-// lease returns a claim on at most limit of the slots, nil if there are none. Call it with srv.passMu held.
+// lease returns a claim on at most limit slots, nil if there are none. The caller holds srv.passMu.
 func (p *pass) lease(limit int, s *session) *lease {
 	if p.mem == nil {
 		return nil
@@ -181,8 +179,7 @@ func (p *pass) lease(limit int, s *session) *lease {
 	return l
 }
 
-// leave ends a session's part in the pass, whose producer has returned. The last one takes the pass
-// down.
+// leave ends a session's part in the pass, once its producer has returned. The last session closes the pass.
 func (p *pass) leave(l *lease) error {
 	s := p.srv
 	s.passMu.Lock()
@@ -209,7 +206,7 @@ func (p *pass) leave(l *lease) error {
 	for l := range p.leases {
 		switch {
 		case l.frames != nil && l.conn != nil:
-			_ = l.frames.CloseWrite() // the client closes it; were it closed here, what is on its way both ways would be lost
+			_ = l.frames.CloseWrite() // the client closes it; closing it here would lose messages in both directions
 		case l.conn != nil:
 			_ = l.conn.Close() // its reader ends; the client's mapping stays
 		}
@@ -221,7 +218,7 @@ func (p *pass) leave(l *lease) error {
 	return err
 }
 
-// finish is the end of the stream. What was not delivered is let go of; what was is the client's for
+// finish is the end of the stream. It drops the batches that were not delivered; those delivered are the client's for
 // as long as its handover connection stands.
 func (l *lease) finish() {
 	p := l.pass
@@ -239,20 +236,20 @@ func (l *lease) finish() {
 	p.cond.Broadcast()
 }
 
-// settle says that all was sent that ever will be.
+// settle notes that everything was sent.
 func (l *lease) settle() {
 	l.pass.mu.Lock()
 	defer l.pass.mu.Unlock()
 	l.told = true
 }
 
-// gone tells that the handover connection is closed: nobody uses the slots any more.
+// gone notes that the handover connection is closed: the client no longer uses the slots.
 func (l *lease) gone() {
 	p := l.pass
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l.conn = nil
-	if !l.over { // the rest is finish's
+	if !l.over { // finish does the rest
 		if !l.told {
 			l.session.cancel(errLeaseGone)
 		}
@@ -265,7 +262,7 @@ func (l *lease) gone() {
 	p.cond.Broadcast()
 }
 
-// drop gives up the claim on a slot. Call it with pass.mu held, and broadcast then.
+// drop gives up the claim on a slot. The caller holds pass.mu, and broadcasts afterwards.
 func (l *lease) drop(slot uint32) {
 	p, r := l.pass, l.refs[slot]
 	delete(l.refs, slot)
@@ -277,7 +274,7 @@ func (l *lease) drop(slot uint32) {
 		return
 	}
 	switch {
-	case !b.complete: // nobody wants it; its readers let the slot go
+	case !b.complete: // nobody wants it; its readers free the slot
 		p.forget(b)
 		if b.cancel != nil {
 			b.cancel(context.Canceled)
@@ -289,14 +286,14 @@ func (l *lease) drop(slot uint32) {
 	}
 }
 
-// forget keeps others from taking a batch.
+// forget removes a batch from those that others can take.
 func (p *pass) forget(b *batch) {
 	if p.built[b.at] == b {
 		delete(p.built, b.at)
 	}
 }
 
-// completed tells that all rows of a batch are settled.
+// completed notes that all rows of a batch are settled.
 func (p *pass) completed(b *batch) {
 	if b.slot == 0 {
 		return
@@ -317,7 +314,7 @@ func (p *pass) completed(b *batch) {
 	}
 }
 
-// take returns the batch at a place if it is there, or on its way, and claims it.
+// take claims the batch at a place and returns it, if it is complete or under construction.
 func (p *pass) take(l *lease, at place) *batch {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -337,7 +334,7 @@ func (p *pass) taken(l *lease, at place) *batch {
 	return b
 }
 
-// slot returns a slot that nobody refers to.
+// slot returns a slot without references.
 func (p *pass) slot() (uint32, bool) {
 	if n := len(p.free); n > 0 {
 		s := p.free[n-1]
@@ -353,9 +350,9 @@ func (p *pass) slot() (uint32, bool) {
 	return 0, false
 }
 
-// claim settles who builds a batch, and where. It returns b with a slot, or without one if it has to
-// go in Chunks, and b's source is advanced; or another session's batch for the same place. It returns
-// nil if the source has moved on, and begins again with another.
+// claim decides who builds a batch, and where. It returns b, with its source advanced, and with a slot or without one
+// if it must go in Chunks; or another session's batch for the same place. It returns nil if the source has moved on:
+// the caller begins again with another.
 func (p *pass) claim(ctx context.Context, s *session, b *batch, total int64) (*batch, error) {
 	l := s.lease
 	p.mu.Lock()
@@ -406,8 +403,8 @@ func (p *pass) claim(ctx context.Context, s *session, b *batch, total int64) (*b
 	}
 }
 
-// give marks a batch as delivered, before it is, since the client may be fast. It reports false if
-// the session is over.
+// give marks a batch as delivered, before it is sent, since the client may be fast. It reports false if the session
+// is over.
 func (l *lease) give(b *batch) bool {
 	p := l.pass
 	p.mu.Lock()
@@ -430,7 +427,7 @@ func (l *lease) release(slots []uint32) error {
 	for _, slot := range slots {
 		if r := l.refs[slot]; r == nil || !r.given {
 			return coded(codes.InvalidArgument, fmt.Errorf("release of slot %d, which holds no batch of this session: "+
-				"give each slot back once for each batch that came in it", slot))
+				"release a slot once for each batch that came in it", slot))
 		}
 		l.drop(slot)
 	}
@@ -438,7 +435,7 @@ func (l *lease) release(slots []uint32) error {
 	return nil
 }
 
-// poke has waiting producers look again.
+// poke wakes waiting producers.
 func (p *pass) poke() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

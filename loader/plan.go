@@ -6,14 +6,14 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// Tail says what becomes of an epoch's last batch when the samples do not fill it.
+// Tail says what happens to an epoch's last batch if the samples do not fill it.
 type Tail string
 
 // The tails. With Drop and Pad all ranks see the same number of batches.
 const (
 	Drop   Tail = "drop"   // leave it out
-	Pad    Tail = "pad"    // fill it up with rows of zeros that are marked as not valid
-	Uneven Tail = "uneven" // deliver it short; a rank for which nothing is left has one batch less
+	Pad    Tail = "pad"    // fill it with rows of zeros that are marked as not valid
+	Uneven Tail = "uneven" // deliver it short; a rank without samples left has one batch less
 )
 
 // ParseTail reads a tail; empty is Drop.
@@ -27,9 +27,9 @@ func ParseTail(s string) (Tail, error) {
 	return "", fmt.Errorf("tail %q: must be drop, pad or uneven", s)
 }
 
-// plan says which samples are whose in one epoch, from a cursor on. Global batch k is the positions
-// [cursor+kB, cursor+(k+1)B) of the global order, B = batch*world, and rank r takes r, r+world, ...
-// of it. The rank's positions, counted over the whole epoch in seq, are then consecutive.
+// plan is a rank's share of the samples of one epoch, from a cursor on. Global batch k is the positions
+// [cursor+kB, cursor+(k+1)B) of the global order, B = batch*world, and rank r takes positions r, r+world, ...
+// of it. So the rank's positions, counted over the whole epoch in seq, are consecutive.
 type plan struct {
 	seq    order.Order // what the rank reads in the epoch
 	n      int         // positions of the global order
@@ -42,21 +42,20 @@ type plan struct {
 	again  order.Repeating // the global order, if it repeats samples in a way of its own
 }
 
-// newPlan cuts whole, the order of all ranks.
+// newPlan takes the rank's share of whole, the order of all ranks.
 func newPlan(whole order.Order, cursor, batch, world, rank int, tail Tail) (plan, error) {
 	n := whole.Len()
 	if cursor > n {
 		return plan{}, fmt.Errorf("cursor %d is beyond the epoch's %d samples", cursor, n)
 	}
-	// The cursor is a multiple of the global batch that it was taken with, and so of the world,
-	// unless another global batch was asked for; then the phase shifts.
+	// The cursor is a multiple of its global batch, and so of the world, unless the session changes the global batch;
+	// then the phase shifts.
 	base := cursor % world
 	seq := order.Stripe(order.Slice(whole, base, n), world, rank, rank)
 	return plan{seq, n, base + rank, cursor / world, cursor, batch, world, tail, nil}.trim(), nil
 }
 
-// newRankPlan is newPlan for an order that exists as ranks' shares only, all of equal length, as
-// torch's does.
+// newRankPlan is newPlan for an order that exists only as shares of equal length, one for each rank, such as torch's.
 func newRankPlan(share order.Order, cursor, batch, world, rank int, tail Tail) (plan, error) {
 	n := share.Len() * world
 	if cursor > n {
@@ -68,7 +67,7 @@ func newRankPlan(share order.Order, cursor, batch, world, rank int, tail Tail) (
 	return plan{share, n, rank, cursor / world, cursor, batch, world, tail, nil}.trim(), nil
 }
 
-// trim takes away what is never delivered, so that it is not prefetched either.
+// trim removes positions that are never delivered, so that they are not prefetched.
 func (p plan) trim() plan {
 	if end := p.start + p.batches()*p.batch; end < p.seq.Len() {
 		p.seq = order.Slice(p.seq, 0, end)
@@ -78,7 +77,7 @@ func (p plan) trim() plan {
 
 func (p plan) global() int { return p.batch * p.world }
 
-// batches returns the number of batches that are left for this rank.
+// batches returns the number of batches left for this rank.
 func (p plan) batches() int {
 	left := p.n - p.cursor
 	k := left / p.global()
@@ -91,7 +90,7 @@ func (p plan) batches() int {
 	return k + 1
 }
 
-// samples returns how many samples there are for batch k, of at most p.batch.
+// samples returns the number of samples in batch k, at most p.batch.
 func (p plan) samples(k int) int {
 	return min(p.batch, max(0, p.seq.Len()-p.pos(k)))
 }
@@ -110,8 +109,8 @@ func (p plan) pos(k int) int { return p.start + k*p.batch }
 // globalPos returns the position in the global order of position pos in seq.
 func (p plan) globalPos(pos int) int { return p.first + pos*p.world }
 
-// occurrence returns how often the sample at position pos in seq came before in the epoch, over all
-// ranks, of a dataset of n. Orders that do not count it themselves are permutations, repeated as torch pads.
+// occurrence returns how often the sample at position pos in seq came before in the epoch, over all ranks, in a dataset
+// of n. Orders that do not count it themselves are permutations, repeated in the way torch pads.
 func (p plan) occurrence(pos, n int) uint32 {
 	if p.again != nil {
 		return uint32(p.again.Occurrence(p.globalPos(pos)))
@@ -119,7 +118,7 @@ func (p plan) occurrence(pos, n int) uint32 {
 	return uint32(p.globalPos(pos) / max(n, 1))
 }
 
-// after returns the cursor once batch k is consumed by all ranks.
+// after returns the cursor once all ranks have consumed batch k.
 func (p plan) after(k int) int { return min(p.n, p.cursor+(k+1)*p.global()) }
 
 // index returns the number of batch k in the epoch.

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// reloaded is what was read from files that may be replaced while the server runs, as certificates and
-// secrets are. It looks at the files when it is asked, so it takes no goroutine and misses no change.
+// reloaded is a value read from files that may be replaced while the server runs, such as certificates and secrets.
+// It checks the files on each use, so it needs no goroutine and misses no change.
 type reloaded[T any] struct {
 	what  string // for the log
 	paths []string
@@ -21,8 +21,8 @@ type reloaded[T any] struct {
 	value T
 }
 
-// stamp tells one content of a file from the next. The inode is in it because a renamed file, and the
-// symbolic links of a mounted Kubernetes secret, may have the time and the length of the one before.
+// stamp identifies one content of a file. It includes the inode because a renamed file, or the symbolic links of a
+// mounted Kubernetes secret, may have the time and the length of the previous one.
 type stamp struct {
 	modified time.Time
 	size     int64
@@ -33,13 +33,13 @@ func (s stamp) equal(o stamp) bool {
 	return s.size == o.size && s.modified.Equal(o.modified) && (s.file == nil) == (o.file == nil) && (s.file == nil || os.SameFile(s.file, o.file))
 }
 
-// newReloaded reads the files for the first time, which has to succeed.
+// newReloaded reads the files for the first time, which must succeed.
 func newReloaded[T any](what string, paths []string, log *slog.Logger, read func() (T, error)) (*reloaded[T], error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	r := &reloaded[T]{what: what, paths: paths, read: read, log: log}
-	r.seen = r.stamps() // before reading: what changes in between is read again
+	r.seen = r.stamps() // before reading: a change in between is read again
 	var err error
 	r.value, err = read()
 	return r, err
@@ -55,8 +55,8 @@ func (r *reloaded[T]) stamps() []stamp {
 	return list
 }
 
-// get returns what the files say now. Files that cannot be used leave what was there before in force,
-// since a certificate and its key are not replaced at one instant.
+// get returns the current value. Invalid files leave the previous value in force, since a certificate and its key are
+// not replaced at one instant.
 func (r *reloaded[T]) get() T {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,10 +67,10 @@ func (r *reloaded[T]) get() T {
 	r.seen = now
 	v, err := r.read()
 	if err != nil {
-		r.log.Warn("feed: "+r.what+" changed and cannot be used; what was read before stays in force", "error", err)
+		r.log.Warn("feed: "+r.what+" changed and is not usable; the previous version stays in force", "error", err)
 		return r.value
 	}
-	r.log.Info("feed: " + r.what + " read again")
+	r.log.Info("feed: " + r.what + " reloaded")
 	r.value = v
 	return v
 }

@@ -33,14 +33,14 @@ type Options struct {
 	Compile Compiler     // nil: raw samples only
 	Memory  Memory       // nil: no limit but the sessions' windows
 	Log     *slog.Logger // nil: none
-	Audit   *audit.Log   // that is told who opens sessions; nil: nobody
-	Tokens  *Tokens      // that clients have to present one of; nil: none is asked for
+	Audit   *audit.Log   // records who opens sessions; nil: none
+	Tokens  *Tokens      // of which clients must present one; nil: no token is required
 
-	// Stats makes what the Stats call returns of the feed's counters, so that a daemon can add its
-	// own beside member feed; nil: that member alone. The result is marshalled to JSON.
+	// Stats builds the result of the Stats call from the feed's counters, so that a daemon can add its own beside
+	// member feed; nil: that member alone. The result is marshalled to JSON.
 	Stats func(feed Stats) any
 
-	// Delivered is told how many samples a session was sent, at each batch; nil: nobody.
+	// Delivered is called with the number of samples of each batch sent; may be nil.
 	Delivered func(samples int)
 
 	// Workers is how many transforms run at once, over all sessions; default GOMAXPROCS.
@@ -48,11 +48,10 @@ type Options struct {
 	// Readers is how many samples a session reads at once; default 4*Workers, at least 8. More
 	// than Workers, because a reader may wait for the store while the processors are idle.
 	Readers int
-	// LookAhead is how many batches a session builds beyond the client's credits, so that one is
-	// ready when the next credit arrives; default 2.
+	// LookAhead is how many batches a session builds beyond the client's credits, so that one is ready when the next
+	// credit arrives; default 2.
 	LookAhead int
-	// MaxWindow is how many batches of a session may be in memory at once, whatever credits the
-	// client grants; default 16.
+	// MaxWindow is the most batches of a session in memory at once, whatever credits the client grants; default 16.
 	MaxWindow int
 	// MaxBatchBytes is the largest batch; default 1 GiB.
 	MaxBatchBytes int64
@@ -91,14 +90,14 @@ type unlimited struct{}
 func (unlimited) Reserve(ctx context.Context, _ int64) error { return ctx.Err() }
 func (unlimited) Release(int64)                              {}
 
-// Server serves a dataset to any number of sessions, which share nothing but the processors and the
-// memory, unless they agree to share a pass. A session keeps the version that it began with.
+// Server serves a dataset to any number of sessions. They share only the processors and the memory, unless they agree
+// to share a pass. A session keeps the version that it began with.
 type Server struct {
 	ds     func() Dataset
 	o      Options
 	memory Memory
 	log    *slog.Logger
-	cpu    chan struct{} // one place for each running transform
+	cpu    chan struct{} // semaphore: one place for each running transform
 
 	decoding objstore.Histogram
 	pool     pool
@@ -108,16 +107,16 @@ type Server struct {
 	streams sync.WaitGroup // goroutines that outlive their handlers
 
 	passMu sync.Mutex
-	passes map[passKey]*pass // that sessions may share
+	passes map[passKey]*pass // the passes that sessions may share
 	leases map[string]*lease // by the key of their handover
 
 	mu       sync.Mutex
 	stopping bool
 	idle     chan struct{}         // made by Drain, closed once no session is left
 	names    map[key]*session      // the newest of each
-	sessions map[*session]struct{} // all that are not over
+	sessions map[*session]struct{} // all open ones
 	serial   int64
-	total    struct { // of a whole dataset, counted once a version
+	total    struct { // of a whole dataset, computed once for each version
 		version string
 		sizes   sizes
 	}
@@ -129,31 +128,31 @@ type Server struct {
 	}
 }
 
-// key is what a newer opening takes over.
+// key identifies what a newer Open takes over.
 type key struct {
 	session string
 	rank    int
 }
 
-// HTTP/2 tuning. The client's window is what limits batches; these are the server's.
+// HTTP/2 tuning. The client's window limits batches; these are the server's settings.
 const (
-	// writeBuffer gathers frames of 16 KiB (gRPC's fixed size) into one write. From 32 KiB, the
-	// default, to 512 KiB the processor time of both ends together is the same within 5%, the least
-	// at 128 KiB: fewer system calls, and the copy is still in the cache when the kernel reads it.
+	// writeBuffer gathers frames of 16 KiB (gRPC's fixed size) into one write. From 32 KiB, the default, to 512 KiB
+	// the processor time of both ends together is the same within 5%, with the least at 128 KiB: fewer system calls,
+	// and the copy is still in the cache when the kernel reads it.
 	writeBuffer = 128 << 10
-	// What clients send is small. A window of a fixed size, gRPC's own, spares both ends the pings by which
-	// gRPC would measure what it could be: one for nearly every message, the readers of slots' main expense.
+	// Clients send little. A window of a fixed size, gRPC's default, avoids the pings with which gRPC would estimate a
+	// better one: one for nearly every message, which would be the main cost of readers of slots.
 	requestWindow = 64 << 10
-	// Open is the largest message that a client sends; its state and specs are far below this.
+	// Open is the largest message that a client sends; its state and specs are far smaller than this.
 	maxRequest = 1 << 20
-	// A connection has to get through its handshakes in this time: what is slower is no client.
+	// Handshakes must complete within this time.
 	handshakeTime = 20 * time.Second
-	// A trainer has one stream a rank; more than this on one connection is a client gone wrong.
+	// A trainer has one stream for each rank; more than this on one connection means a faulty client.
 	maxStreams = 1024
 )
 
-// NewServer returns a server for the dataset that ds returns, which is asked at every opening of a
-// session and may then be of another version. Close the server, also if it never serves.
+// NewServer returns a server. ds returns the dataset: it is called whenever a session opens, and may then return
+// another version. Close the server even if it never serves.
 func NewServer(ds func() Dataset, o Options) *Server {
 	o = o.withDefaults()
 	s := &Server{ds: ds, o: o, memory: o.Memory, log: o.Log, cpu: make(chan struct{}, o.Workers),
@@ -177,9 +176,8 @@ func NewServer(ds func() Dataset, o Options) *Server {
 	return s
 }
 
-// Serve accepts connections on all listeners until Close, and then returns nil. It closes the
-// listeners. When one of them fails, the server goes on with the others, and the error is returned
-// in the end.
+// Serve accepts connections on all listeners until Close, and then returns nil. It closes the listeners. If one
+// fails, the server goes on with the others, and Serve returns the error at the end.
 func (s *Server) Serve(listeners ...net.Listener) error {
 	errs := make([]error, len(listeners))
 	var wg sync.WaitGroup
@@ -204,8 +202,7 @@ func (s *Server) Serve(listeners ...net.Listener) error {
 // closeGrace is how long Close waits for clients to take the last message.
 const closeGrace = time.Second
 
-// Close ends all sessions, tells their clients that the server is stopping, and waits until nothing
-// of them is left.
+// Close ends all sessions, tells their clients that the server is stopping, and waits until the sessions are gone.
 func (s *Server) Close() {
 	s.health.Shutdown()
 	s.mu.Lock()
@@ -241,7 +238,7 @@ func (v service) Info(context.Context, *feedpb.InfoRequest) (*feedpb.InfoRespons
 		Classes: ds.Classes(), Server: v.s.o.Version}, nil
 }
 
-// sizesOf tells what the sizes of a dataset's samples are like.
+// sizesOf describes the sizes of a dataset's samples.
 func (s *Server) sizesOf(ds Dataset) sizes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -286,7 +283,7 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 	return toStatus(err)
 }
 
-// open makes a session and fences the one before it.
+// open makes a session and fences its predecessor.
 func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 	current := s.ds()
 	if why, ok := current.(interface{ NoSamples() error }); ok && current.Len() == 0 {
@@ -335,8 +332,8 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 	return open, nil
 }
 
-// fence ends the session that a newer one takes over, and those of its job that belong to another number
-// of ranks: a job that comes back smaller leaves no rank of before running. The caller holds s.mu.
+// fence ends the session that a newer one replaces, and those of the same job with another number of ranks: a job
+// that comes back smaller leaves no rank of its last run behind. The caller holds s.mu.
 func (s *Server) fence(k key, by *session) {
 	for old := range s.sessions {
 		if old.spec.session != k.session || old.spec.rank != k.rank && old.spec.world == by.spec.world || old.ctx.Err() != nil {
@@ -345,14 +342,14 @@ func (s *Server) fence(k key, by *session) {
 		s.counters.fenced++
 		old.cancel(errFenced)
 		level := slog.LevelWarn
-		if by.spec.client != "" && by.spec.client == old.spec.client { // a client that has begun anew, faster than its old stream ended
+		if by.spec.client != "" && by.spec.client == old.spec.client { // the client reconnected before its old stream ended
 			level = slog.LevelInfo
 		}
 		s.log.Log(by.ctx, level, "feed session taken over", "session", k.session, "rank", old.spec.rank, "world", old.spec.world, "by", by.spec.client)
 	}
 }
 
-// ended takes a session off the books.
+// ended removes a session from the lists.
 func (s *Server) ended(open *session, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

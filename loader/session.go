@@ -18,8 +18,8 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// session is one open stream: a producer that cuts the order into batches within the window, its
-// pass's readers that fill the rows, and a sender that delivers the batches in order.
+// session is one open stream: a producer that cuts the order into batches within the window, the readers of its pass
+// that fill the rows, and a sender that delivers the batches in order.
 type session struct {
 	srv    *Server
 	ds     Dataset // the version that the session began with, to its end
@@ -28,20 +28,20 @@ type session struct {
 	window *window
 	count  counters
 	opened time.Time
-	peer   *audit.Peer // nil where nobody writes it down
+	peer   *audit.Peer // nil without an audit log
 	slots  slotStats
 	span   trace.Span
-	named  bool // by the client: its trace, to which the batches belong too
+	named  bool // the client named its trace, to which the batches belong too
 
 	pass        *pass
 	lease       *lease // nil: batches go in Chunks
 	slotsWarned atomic.Int64
 
 	// The producer's.
-	source    *source // of the last batch
-	begun     int     // one more than the epoch that a source was last begun in
-	again     int     // how often more than once in an epoch
-	impatient bool    // others hold all slots, and have for long
+	source    *source // of the last batch built
+	begun     int     // 1 + the epoch in which a source was last begun
+	again     int     // how many more sources were begun in that epoch
+	impatient bool    // other sessions have held all slots for too long
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -50,7 +50,7 @@ type session struct {
 	buffers map[*buffer]struct{} // not freed yet
 }
 
-// counters are a session's figures.
+// counters are a session's statistics.
 type counters struct {
 	batches, samples, bad        atomic.Int64
 	bytes                        atomic.Int64 // sent
@@ -60,7 +60,7 @@ type counters struct {
 	epoch, index                 atomic.Int64
 }
 
-// item is what the sender gets, in order: one of the three.
+// item is what the producer passes to the sender, in order: one of the three.
 type item struct {
 	batch *batch
 	quota int // of bad samples in the batch's epoch
@@ -74,10 +74,10 @@ type feedStream interface {
 	SendMsg(m any) error
 }
 
-// sender is where a session's messages go. An error is one to end the session with.
+// sender is where a session's messages go. An error ends the session.
 type sender interface{ SendMsg(m any) error }
 
-// streamSender sends on the stream.
+// streamSender sends on the gRPC stream.
 type streamSender struct{ feedStream }
 
 // SendMsg implements sender.
@@ -88,8 +88,7 @@ func (s streamSender) SendMsg(m any) error {
 	return nil
 }
 
-// run delivers the session. It returns when the last epoch is delivered, when the session's context
-// ends, or at the first error.
+// run delivers the session. It returns after the last epoch, when the session's context ends, or at the first error.
 func (s *session) run(stream feedStream) error {
 	items := make(chan item, s.window.most+2)
 	producer := make(chan struct{})
@@ -100,8 +99,8 @@ func (s *session) run(stream feedStream) error {
 		s.produce(items)
 	}()
 
-	// A Recv, and a SendMsg to a client that has stopped reading, return only once this handler
-	// has. So the two have goroutines that outlive it for a moment; the server waits for them.
+	// A Recv, and a SendMsg to a client that has stopped reading, return only after this handler. So both run in
+	// goroutines that outlive it for a moment; the server waits for them.
 	s.srv.streams.Go(func() { s.receive(stream) })
 	sent := make(chan error, 1)
 	s.srv.streams.Go(func() { sent <- s.deliver(stream, items) })
@@ -124,8 +123,8 @@ func (s *session) run(stream feedStream) error {
 	return err
 }
 
-// abandon gives the reservations back that are still held. The memory itself may be on its way out
-// and is left to the collector.
+// abandon gives back the reservations that are still held. gRPC may still be sending the memory, so that is left to
+// the garbage collector.
 func (s *session) abandon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +134,7 @@ func (s *session) abandon() {
 	clear(s.buffers)
 }
 
-// receive takes credits until the client says no more.
+// receive handles the client's messages until it sends no more.
 func (s *session) receive(stream feedStream) {
 	for {
 		m, err := stream.Recv()
@@ -154,7 +153,7 @@ func (s *session) receive(stream feedStream) {
 	}
 }
 
-// hear does what a message of the client's asks for.
+// hear handles one message of the client.
 func (s *session) hear(m *feedpb.ClientMessage) error {
 	switch {
 	case m.GetOpen() != nil:
@@ -175,8 +174,8 @@ func (s *session) release(slots []uint32) error {
 	return s.lease.release(slots)
 }
 
-// produce makes the batches of all epochs, and hands their rows to the readers and the batches to
-// the sender, both in order.
+// produce makes the batches of all epochs, and passes their rows to the readers and the batches to the sender, both
+// in order.
 func (s *session) produce(items chan<- item) {
 	put := func(it item) bool {
 		select {
@@ -228,7 +227,7 @@ func (s *session) produceEpoch(p plan, epoch int, put func(item) bool) error {
 		if b.by != s {
 			continue
 		}
-		select { // no memory for the next one before somebody can fill it
+		select { // do not take memory for the next batch before a reader can fill it
 		case <-b.taken:
 		case <-s.ctx.Done():
 			return context.Cause(s.ctx)
@@ -237,7 +236,7 @@ func (s *session) produceEpoch(p plan, epoch int, put func(item) bool) error {
 	return nil
 }
 
-// deliver sends what was produced as credits allow.
+// deliver sends the batches as credits allow.
 func (s *session) deliver(stream feedStream, items <-chan item) (err error) {
 	to := sender(streamSender{stream})
 	if err := to.SendMsg(s.hello()); err != nil {
@@ -276,7 +275,7 @@ func (s *session) deliver(stream feedStream, items <-chan item) (err error) {
 			return context.Cause(s.ctx)
 		}
 		s.count.stall.add(time.Since(start))
-		if s.ctx.Err() != nil { // a stream that was fenced delivers nothing more, whatever is ready
+		if s.ctx.Err() != nil { // a fenced stream delivers nothing more, even if batches are ready
 			return context.Cause(s.ctx)
 		}
 		if err := it.batch.settle(s.spec, it.quota, &bad); err != nil {
@@ -295,11 +294,11 @@ func (s *session) deliver(stream feedStream, items <-chan item) (err error) {
 	return nil
 }
 
-// handoverPatience is how long a client may take to fetch the slots that it was offered.
+// handoverPatience is how long a client may take to fetch its slots.
 const handoverPatience = time.Minute
 
-// handedOver waits for the handover of the session's slots. Without this, a session that is short, or
-// fails at once, would be over before its client has the memory.
+// handedOver waits for the handover of the session's slots. Without this, a session that is short, or fails at once,
+// would be over before its client has the memory.
 func (s *session) handedOver() error {
 	if s.lease == nil {
 		return nil
@@ -312,11 +311,11 @@ func (s *session) handedOver() error {
 	case <-s.ctx.Done():
 		return context.Cause(s.ctx)
 	case <-late.C:
-		return coded(codes.FailedPrecondition, fmt.Errorf("the client has asked for slots and not fetched them for %v: open with slots 0", handoverPatience))
+		return coded(codes.FailedPrecondition, fmt.Errorf("the client asked for slots and did not fetch them within %v: open with slots 0", handoverPatience))
 	}
 }
 
-// send sends one batch. The client owns its slot then, or gRPC its buffer.
+// send sends one batch. Then the client owns its slot, or gRPC its buffer.
 func (s *session) send(to sender, b *batch, h *feedpb.BatchHeader) error {
 	total := int(h.GetTotalBytes())
 	head := &feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Batch{Batch: h}}
@@ -378,8 +377,8 @@ func (s *session) hello() *feedpb.ServerMessage {
 	return &feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Opened{Opened: o}}
 }
 
-// perEpoch returns the rank's batches in an epoch that is read from its beginning. It depends on
-// lengths only, so no order has to be computed again.
+// perEpoch returns the rank's number of batches in a whole epoch. It depends on lengths only, so no order has to be
+// computed again.
 func (s *spec) perEpoch(p plan) int {
 	whole := plan{seq: order.Sequential(p.n / s.world), n: p.n, batch: s.batch, world: s.world, tail: s.tail}
 	if !s.order.Ranked() {

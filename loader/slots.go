@@ -24,26 +24,26 @@ const (
 	maxSlotPlanes   = slotHeaderBytes/slotPlaneBytes - 1
 )
 
-// maxSlots bounds what one client may ask for. Beyond a few tens, slots only make the cache colder.
+// maxSlots bounds a client's slots. Beyond a few tens they only make the CPU's cache less useful.
 const maxSlots = 256
 
-// slotMemory is a memfd cut into slots of equal size, each a header and a batch's buffer. Its
-// reservation is the owner's.
+// slotMemory is a memfd cut into slots of equal size, each a header and a batch's buffer. Its owner reserves the
+// memory.
 type slotMemory struct {
 	file  *os.File
 	data  []byte   // of all slots
 	bytes int64    // of one
-	fills []uint64 // of each slot, ever; what clients can write to is not believed
+	fills []uint64 // of each slot, ever: the copies in the slots can be written by clients
 }
 
-// slotBytes returns the size of slots for batches of total bytes: whole pages, so that a slot can be
-// protected, registered with a device, or advised on by itself.
+// slotBytes returns the size of slots for batches of total bytes: whole pages, so that a single slot can be protected,
+// registered with a device, or advised on.
 func slotBytes(total int64) int64 {
 	page := int64(os.Getpagesize())
 	return (slotHeaderBytes + total + page - 1) / page * page
 }
 
-// newSlotMemory makes the memory. Pages come with their first use.
+// newSlotMemory creates the memory. Pages are allocated at their first use.
 func newSlotMemory(count int, bytes int64) (*slotMemory, error) {
 	fd, err := unix.MemfdCreate("shoal-slots", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -58,20 +58,20 @@ func newSlotMemory(count int, bytes int64) (*slotMemory, error) {
 	if err := unix.Ftruncate(fd, size); err != nil {
 		return fail("size", err)
 	}
-	// Neither side can be made to fault by the other's cutting the file.
+	// Sealed against truncation: neither side can cause a fault in the other.
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		return fail("seal", err)
 	}
 	if m.data, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return fail("map", err)
 	}
-	// Batches are read at the memory's speed, which is higher in pages of 2 MiB, where the kernel gives them to shared
-	// memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled; docs/tuning.md).
+	// Huge pages make reading batches faster, if the kernel gives them to shared memory
+	// (/sys/kernel/mm/transparent_hugepage/shmem_enabled; docs/tuning.md).
 	_ = unix.Madvise(m.data, unix.MADV_HUGEPAGE)
 	return m, nil
 }
 
-// close lets go of the memory. Clients that have mapped it keep it.
+// close unmaps the memory. Clients that have mapped it keep it.
 func (m *slotMemory) close() error {
 	err := unix.Munmap(m.data)
 	m.data = nil
@@ -128,14 +128,14 @@ func (m *slotMemory) finish(s uint32) {
 	binary.LittleEndian.PutUint32(m.slot(s)[20:], 0)
 }
 
-// sizes are what the sizes of a dataset's samples are like.
+// sizes describes the sizes of a dataset's samples.
 type sizes struct {
 	count      int
 	sum, most  int64
 	sumSquares float64
 }
 
-// of adds up all sizes. The answer for a version never changes.
+// sizesOf adds up all sizes. The result for a version never changes.
 func sizesOf(ds Dataset) (z sizes) {
 	z.count = ds.Len()
 	for i := range z.count {
@@ -147,11 +147,10 @@ func sizesOf(ds Dataset) (z sizes) {
 	return z
 }
 
-// slotted returns the data bytes of raw batches of rows for which slots are laid out: the mean and
-// six standard deviations of the sum of so many samples, which one batch in a thousand million of a
-// shuffled epoch exceeds, but no more than the largest sample allows, and no more than twice the
-// mean. Batches beyond come in Chunks: orders that bring the large samples together, and datasets of
-// which a few samples are most.
+// slotted returns the size of the data plane for which slots of raw batches are laid out: the mean and six standard
+// deviations of the sum of that many samples. One batch in 10^9 of a shuffled epoch exceeds it. It is at most rows
+// times the largest sample, and at most twice the mean. Larger batches go in Chunks: those of orders that bring large
+// samples together, and of datasets in which a few samples hold most of the bytes.
 func (z sizes) slotted(rows int) int64 {
 	if z.count == 0 {
 		return 0
@@ -163,15 +162,15 @@ func (z sizes) slotted(rows int) int64 {
 	return int64(math.Ceil(min(n, float64(z.most)*float64(rows))))
 }
 
-// slotStats are a session's figures about slots.
+// slotStats are a session's statistics about slots.
 type slotStats struct {
 	batches atomic.Int64 // that were delivered in slots
 	shared  atomic.Int64 // of these, built for another session
-	wait    duration     // the client had every slot, and credit for another batch
-	waiting atomic.Int64 // since when, in Unix nanoseconds; 0: not now
+	wait    duration     // time in which the client held every slot, and had credit for another batch
+	waiting atomic.Int64 // start of the current wait, in Unix nanoseconds; 0: none
 }
 
-// seconds is the time waited, up to now.
+// seconds is the total wait, the current one included.
 func (s *slotStats) seconds() float64 {
 	n := s.wait.Load()
 	if since := s.waiting.Load(); since != 0 {
@@ -180,8 +179,7 @@ func (s *slotStats) seconds() float64 {
 	return roundSeconds(n)
 }
 
-// A client that keeps all its slots is reported after slotWarning, and no more often than every
-// slotWarningEvery.
+// A client that keeps all its slots is reported after slotWarning, and at most once every slotWarningEvery.
 const (
 	slotWarning      = 5 * time.Second
 	slotWarningEvery = time.Minute
@@ -191,8 +189,8 @@ const (
 type slotWait struct {
 	session *session
 	started bool
-	others  time.Time // since when there is no slot because others hold them
-	starved time.Time // since when the client holds all of its own, and wants more
+	others  time.Time // since when other sessions have held all slots
+	starved time.Time // since when the client has held all of its own, and wants more
 	timers  []*time.Timer
 	stop    func() bool
 }
@@ -211,12 +209,12 @@ func (w *slotWait) begin(ctx context.Context) {
 	}
 	if l.given >= l.limit && w.starved.IsZero() && s.window.hungry() {
 		w.starved = time.Now()
-		w.timers = append(w.timers, time.AfterFunc(slotWarning, s.warnSlots)) // from now: the wait may have begun long before
+		w.timers = append(w.timers, time.AfterFunc(slotWarning, s.warnSlots)) // counted from now: the wait may have begun long before
 		s.slots.waiting.Store(w.starved.UnixNano())
 	}
 }
 
-// impatient tells whether others have held all slots for too long.
+// impatient reports whether others have held all slots for too long.
 func (w *slotWait) impatient() bool {
 	return !w.others.IsZero() && time.Since(w.others) >= sharePatience
 }
@@ -235,14 +233,14 @@ func (w *slotWait) end() {
 	}
 }
 
-// warnSlots tells of a client that keeps all its slots and waits for another batch.
+// warnSlots warns of a client that keeps all its slots and waits for another batch.
 func (s *session) warnSlots() {
 	now := time.Now().UnixNano()
 	last := s.slotsWarned.Load()
 	if s.slots.waiting.Load() == 0 || last != 0 && now-last < int64(slotWarningEvery) || !s.slotsWarned.CompareAndSwap(last, now) {
 		return
 	}
-	s.srv.log.Warn("a feed session waits: its client keeps all its slots and asks for another batch", "session", s.spec.session,
+	s.srv.log.Warn("a feed session waits: its client holds all its slots and wants another batch", "session", s.spec.session,
 		"rank", s.spec.rank, "client", s.spec.client, "slots", s.lease.limit,
-		"remedy", "let go of older batches, copy what is kept, or ask for more slots")
+		"remedy", "release older batches, copy batches to keep them, or ask for more slots")
 }

@@ -118,7 +118,7 @@ func TestWrongRelease(t *testing.T) {
 			for err == nil {
 				_, err = s.Recv()
 			}
-			if loader.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "give each slot back once") {
+			if loader.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "release a slot once") {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -148,7 +148,7 @@ func TestHandovers(t *testing.T) {
 		}
 	}
 	s, opened := plain(t, r.addr, &feedpb.Open{Batch: 4, Slots: 3, Credits: 1, Transform: "ramp(4,4)"})
-	if _, answer := handover(t, r.addr, "0123456789abcdef0123456789abcdef"); !strings.Contains(fmt.Sprint(answer["error"]), "no session") {
+	if _, answer := handover(t, r.addr, "0123456789abcdef0123456789abcdef"); !strings.Contains(fmt.Sprint(answer["error"]), "no open session") {
 		t.Errorf("a wrong key: %v", answer)
 	}
 	pool := opened.GetPool()
@@ -156,7 +156,7 @@ func TestHandovers(t *testing.T) {
 	if answer["error"] != nil || answer["slots"] != float64(pool.GetSlots()) || answer["slot_bytes"] != float64(pool.GetSlotBytes()) || pool.GetSlots() != 3 {
 		t.Fatalf("got %v for %v", answer, pool)
 	}
-	if _, answer := handover(t, r.addr, pool.GetKey()); !strings.Contains(fmt.Sprint(answer["error"]), "used already") {
+	if _, answer := handover(t, r.addr, pool.GetKey()); !strings.Contains(fmt.Sprint(answer["error"]), "used before") {
 		t.Errorf("twice: %v", answer)
 	}
 	for _, garbage := range []string{"SHOALFD2aaaaaaaaaaaaaaa", "SHOALFD1\xff\xff\xff\xff{}", "SHOALFD1\x02\x00\x00\x00[]", "SHOALFD1\x04\x00\x00\x00\xff\xfe\xfd\xfc",
@@ -182,7 +182,7 @@ func TestHandovers(t *testing.T) {
 	if loader.Code(err) != codes.Unavailable {
 		t.Errorf("without its lease the session ended with %v", err)
 	}
-	if _, answer := handover(t, r.addr, pool.GetKey()); !strings.Contains(fmt.Sprint(answer["error"]), "no session") {
+	if _, answer := handover(t, r.addr, pool.GetKey()); !strings.Contains(fmt.Sprint(answer["error"]), "no open session") {
 		t.Errorf("the key of a session that is over: %v", answer)
 	}
 	for _, c := range silent {

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -118,9 +117,7 @@ func TestSlotsRunOut(t *testing.T) {
 		t.Errorf("%d of 40 batches are views of slots, 3 fit", held)
 	}
 	s.Close()
-	for end := time.Now().Add(time.Minute); r.server.Stats().Open > 0 && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "the session ends", func() bool { return r.server.Stats().Open == 0 })
 	for i, b := range kept {
 		if !bytes.Equal(b.Bytes(), was[i]) {
 			t.Errorf("batch %d changed", i)
@@ -305,10 +302,8 @@ func TestWaitingForSlots(t *testing.T) {
 		st := r.server.Stats().List[0]
 		return st.Slots > 0 && st.Batches == 3
 	})
-	for end := time.Now().Add(time.Minute); !strings.Contains(log.String(), "keeps all its slots") && time.Now().Before(end); {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if n := strings.Count(log.String(), "keeps all its slots"); n != 1 {
+	eventually(t, "a warning", func() bool { return strings.Contains(log.String(), "holds all its slots") })
+	if n := strings.Count(log.String(), "holds all its slots"); n != 1 {
 		t.Errorf("%d warnings:\n%s", n, log.String())
 	}
 	for range 5 {

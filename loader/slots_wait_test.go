@@ -43,7 +43,7 @@ func TestSlotWarningComesLate(t *testing.T) {
 		s.window.grant(1)
 		p.poke()
 		time.Sleep(2 * slotWarning)
-		if n := strings.Count(log.String(), "keeps all its slots"); n != 1 {
+		if n := strings.Count(log.String(), "holds all its slots"); n != 1 {
 			t.Errorf("%d warnings:\n%s", n, log.String())
 		}
 		cancel(nil)

@@ -9,8 +9,7 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// sessionSpan begins a session's span: under the one that the client names in its metadata (traceparent), if it
-// names one.
+// sessionSpan begins a session's span: under the span that the client names in its metadata (traceparent), if any.
 func sessionSpan(ctx context.Context, o *feedpb.Open) (_ context.Context, _ trace.Span, named bool) {
 	if !trace.On() {
 		return ctx, trace.Span{}, false
@@ -41,9 +40,8 @@ func (s *session) endSpan(err error) {
 	s.span.End(err)
 }
 
-// startSpan begins the span of a batch that the session builds: in the client's trace where that has named one, else a
-// trace of its own that links to the session. A session has a million of them, which is no trace that anybody can
-// look at.
+// startSpan begins the span of a batch that the session builds: in the client's trace if the client named one, else in
+// a trace of its own that links to the session. A session may have a million batches, too many for one trace.
 func (s *session) startSpan(b *batch) {
 	if s.span.IsNone() {
 		return
@@ -61,8 +59,8 @@ func (s *session) startSpan(b *batch) {
 	b.span.Int("shoal.bytes", int64(b.header.GetTotalBytes()))
 }
 
-// endSpan ends a batch's span once its rows are settled, with the first error that any has. Before a session's
-// policy has looked at it, a bad sample is one.
+// endSpan ends a batch's span once its rows are settled, with the first error of any row. A bad sample counts as one,
+// since the policy has not been applied yet.
 func (b *batch) endSpan() {
 	if b.span.IsNone() {
 		return

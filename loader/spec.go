@@ -14,10 +14,10 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// raw is the transform that leaves samples as they are.
+// raw is the transform that leaves samples unchanged.
 const raw = "raw"
 
-// spec is a checked Open: all that determines a session's stream.
+// spec is a checked Open: everything that determines a session's stream.
 type spec struct {
 	session   string
 	client    string
@@ -27,7 +27,7 @@ type spec struct {
 	world     int
 	rank      int
 	transform Transform // nil for raw samples
-	ds        Dataset   // what the transform reads, once the spec is resolved
+	ds        Dataset   // the dataset that the transform reads, once the spec is resolved
 	hash      string    // of the transform, and of the labels' source
 	label     labelSource
 	parts     []string // extensions of the parts that are read of every sample
@@ -35,7 +35,7 @@ type spec struct {
 	tail      Tail
 	bad       badPolicy
 	epochs    int // 0: without end
-	weight    int // against other streams of the daemon
+	weight    int // relative to other streams of the daemon
 	start     State
 }
 
@@ -50,7 +50,7 @@ func (s *spec) transformName() string {
 	return s.transform.String()
 }
 
-// plan returns one epoch's plan from a cursor on.
+// plan returns the plan of one epoch from a cursor on.
 func (s *spec) plan(ds Dataset, epoch, cursor int) (plan, error) {
 	o, err := s.order.Over(facts(ds), epoch)
 	if err != nil {
@@ -71,10 +71,10 @@ func (s *spec) plan(ds Dataset, epoch, cursor int) (plan, error) {
 	return p, nil
 }
 
-// packingKey stands before the name of a packing in the name of an order over shards.
+// packingKey precedes the name of a packing in the name of an order over shards.
 const packingKey = ",shards="
 
-// facts returns what orders may depend on.
+// facts returns the properties of a dataset that orders may depend on.
 func facts(ds Dataset) order.Facts {
 	f := order.Facts{Samples: ds.Len(), Size: ds.Size, Classes: ds.Classes, Label: ds.Label}
 	if groups, _ := ds.Groups(); groups != nil {
@@ -83,13 +83,13 @@ func facts(ds Dataset) order.Facts {
 	return f
 }
 
-// Check tells what is wrong with an Open whatever the dataset, nil if nothing is.
+// Check reports an error of an Open that does not depend on the dataset; nil if there is none.
 func Check(ctx context.Context, o *feedpb.Open, compile Compiler) error {
 	_, _, err := parse(ctx, o, nil, compile)
 	return err
 }
 
-// parse reads what an Open says; from is its state, nil if it has none.
+// parse reads an Open; from is its state, nil if it has none.
 func parse(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler) (s *spec, from *State, err error) {
 	invalid := func(err error) (*spec, *State, error) { return nil, nil, coded(codes.InvalidArgument, err) }
 	if o.GetState() != "" {
@@ -143,7 +143,7 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		return nil, coded(codes.FailedPrecondition, fmt.Errorf(format, args...))
 	}
 	if o.GetDataset() != "" && o.GetDataset() != ds.Version() {
-		return refuse("the trainer wants dataset %s, this server has %s: start the server on the other version, or leave dataset out",
+		return refuse("the trainer requires dataset %s, this server has %s: serve that version, or omit dataset",
 			o.GetDataset(), ds.Version())
 	}
 	s, from, err := parse(ctx, o, ds, compile)
@@ -161,11 +161,11 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		return invalid(err)
 	}
 	if _, packing := ds.Groups(); s.order.NeedsGroups() && packing != "" {
-		// The same samples packed otherwise are another order.
+		// The same samples, packed differently, are another order.
 		s.orderName += packingKey + packing
 	}
 	if from != nil && from.Dataset != ds.Version() {
-		return refuse("the state is of dataset %s, this server has %s: a state holds for one version of a dataset only; "+
+		return refuse("the state is of dataset %s, this server has %s: a state is valid for one version of a dataset only; "+
 			"serve that version, or start the epoch again without a state", from.Dataset, ds.Version())
 	}
 	row := int64(64)
@@ -183,7 +183,7 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		epoch := int64(o.GetEpoch())
 		if e := int64(s.order.Epoch()); e != 0 {
 			if epoch != 0 && epoch != e {
-				return invalid(fmt.Errorf("order %s starts at epoch %d, the session at %d: leave one out", s.order, e, epoch))
+				return invalid(fmt.Errorf("order %s starts at epoch %d, the session at %d: omit one of them", s.order, e, epoch))
 			}
 			epoch = e
 		}
@@ -211,13 +211,13 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		return refuse("the state was taken with tail %q, the session asks for %q: pass tail=%q", from.Tail, s.tail, from.Tail)
 	}
 	s.start = s.state(ds, from.Epoch, from.Cursor)
-	if from.Cursor > 0 { // a client that sets the epoch begins it anew
+	if from.Cursor > 0 { // a client that sets the epoch starts it again
 		s.start.Bad = from.Bad
 	}
 	return s, nil
 }
 
-// resolveOrder fills in what the order's text leaves to the session's fields.
+// resolveOrder completes the order with the session's fields.
 func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	text := strings.TrimSpace(o.GetOrder())
 	switch {
@@ -244,7 +244,7 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 		add("seed", strconv.FormatUint(s.seed, 10))
 	}
 	if name == "buckets" && !strings.Contains(","+keys, ",batch=") {
-		// The session's global batch; resolveBatch compares.
+		// The session's global batch; resolveBatch compares them.
 		if global := uint64(o.GetBatch()) * uint64(max(o.GetWorld(), 1)); global > 0 {
 			add("batch", strconv.FormatUint(global, 10))
 		}
@@ -253,16 +253,16 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	if err != nil {
 		if given := strings.TrimSpace(o.GetOrder()); given != "" {
 			if _, e := order.Parse(given); e != nil {
-				err = e // about the text as it was written
+				err = e // report the text as written
 			}
 		}
 		return err
 	}
 	if !spec.Computed() {
-		return fmt.Errorf("order %s is for mounts: the feed makes its own, such as uniform:seed=0 or torch:seed=0", spec)
+		return fmt.Errorf("order %s is for mounts: use an order that the feed computes, such as uniform:seed=0 or torch:seed=0", spec)
 	}
 	if spec.Path() != "" {
-		return fmt.Errorf("order %s: a server reads no file of its machine because a trainer says so: mount with --order list:PATH, or use an order that is computed", spec)
+		return fmt.Errorf("order %s: a server reads no local files for a trainer: mount with --order list:PATH, or use a computed order", spec)
 	}
 
 	s.world, s.rank = int(o.GetWorld()), int(o.GetRank())
@@ -284,7 +284,7 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	if spec.Ranked() {
 		world, rank = s.world, s.rank
 	}
-	// Of our own orders the whole is wanted; plan cuts it.
+	// Request the whole of our own orders; plan cuts it.
 	if spec, err = spec.With("world", strconv.Itoa(world)); err != nil {
 		return err
 	}
@@ -297,10 +297,10 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 	return nil
 }
 
-// seeded are the orders whose seed is the session's where their text has none.
+// seeded are the orders that use the session's seed if their text has none.
 var seeded = map[string]bool{"uniform": true, "torch": true, "windowed": true, "mixture": true, "buckets": true}
 
-// resolveBatch settles the rank's batch. The global batch stays what the state says.
+// resolveBatch determines the rank's batch. The global batch stays as in the state.
 func (s *spec) resolveBatch(o *feedpb.Open, from *State) error {
 	s.batch = int(o.GetBatch())
 	if from != nil && s.batch == 0 {
@@ -342,7 +342,7 @@ func (s *spec) state(ds Dataset, epoch, cursor int) State {
 		Epoch: epoch, Cursor: cursor, Batch: s.global(), Tail: string(s.tail)}
 }
 
-// badPolicy says how many bad samples a session endures in an epoch. The zero value is none.
+// badPolicy says how many bad samples of an epoch a session skips. The zero value is none.
 type badPolicy struct {
 	text     string
 	fraction float64
@@ -373,8 +373,8 @@ func parseBad(text string) (badPolicy, error) {
 	return badPolicy{text: text, count: int(v)}, nil
 }
 
-// allows returns how many of the rank's samples in an epoch may be bad. A share is rounded up, so
-// that a small dataset may have one.
+// allows returns how many of the rank's samples in an epoch may be bad. A share is rounded up, so that a small dataset
+// may have one.
 func (b badPolicy) allows(samples int) int {
 	return max(b.count, int(math.Ceil(b.fraction*float64(samples))))
 }

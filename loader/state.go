@@ -9,8 +9,8 @@ import (
 // stateVersion is the version of State's format.
 const stateVersion = 1
 
-// State is where a trainer stands: everything that, with a session's spec, determines what comes
-// next. It is small JSON, the same for all ranks (but for Bad), and taken at a boundary between global batches.
+// State is a trainer's progress: with a session's spec it determines everything that comes next. It is small JSON, the
+// same for all ranks (except Bad), and taken at a boundary between global batches.
 type State struct {
 	V         int    `json:"v"`         // format, 1
 	Dataset   string `json:"dataset"`   // version of the dataset
@@ -21,9 +21,8 @@ type State struct {
 	Cursor    int    `json:"cursor"` // samples of the epoch that all ranks together have consumed
 	Batch     int    `json:"batch"`  // global batch: batch of a rank times world
 	Tail      string `json:"tail"`
-	// Bad counts the samples of the epoch that the rank skipped as bad before the cursor, so that a quota
-	// is one of the epoch however often the trainer resumes. It is the rank's own count: the one
-	// field in which the states of two ranks may differ.
+	// Bad counts the samples of the epoch that this rank skipped before the cursor, so that a quota holds for the whole
+	// epoch however often the trainer resumes. It is the only field in which the states of two ranks may differ.
 	Bad int `json:"bad,omitempty"`
 }
 
@@ -36,7 +35,7 @@ func (s State) JSON() string {
 	return string(b)
 }
 
-// ParseState reads a state and checks what can be checked without a dataset.
+// ParseState parses a state, and checks everything that needs no dataset.
 func ParseState(text string) (State, error) {
 	var s State
 	d := json.NewDecoder(strings.NewReader(text))
@@ -44,7 +43,7 @@ func ParseState(text string) (State, error) {
 		return State{}, fmt.Errorf("state: not valid JSON: %w", err)
 	}
 	if d.More() {
-		return State{}, fmt.Errorf("state: something follows the JSON object")
+		return State{}, fmt.Errorf("state: trailing data after the JSON object")
 	}
 	switch {
 	case s.V != stateVersion:
@@ -61,5 +60,5 @@ func ParseState(text string) (State, error) {
 	return s, nil
 }
 
-// maxEpoch keeps epochs within what Philox's counter and the protocol hold.
+// maxEpoch keeps epochs within the range of Philox's counter and of the protocol.
 const maxEpoch = 1<<31 - 1

@@ -11,11 +11,11 @@ import (
 // Stats is a snapshot of the feed's counters, as its JSON shows them.
 type Stats struct {
 	Version   int            `json:"version"`          // of this schema, 1
-	Listen    []string       `json:"listen,omitempty"` // where it is served, if the daemon says so
+	Listen    []string       `json:"listen,omitempty"` // addresses, if the daemon sets them
 	Open      int            `json:"open_sessions"`
 	Sessions  int64          `json:"sessions"`   // opened since the start
-	Fenced    int64          `json:"fenced"`     // ended by a newer opening of the same session and rank
-	Failed    int64          `json:"failed"`     // ended by an error, not counting clients that left
+	Fenced    int64          `json:"fenced"`     // ended by a newer stream of the same session and rank
+	Failed    int64          `json:"failed"`     // ended by an error, not counting clients that disconnected
 	HeldBytes int64          `json:"held_bytes"` // memory of batches now, all slots included
 	Workers   int            `json:"workers"`    // transforms that may run at once
 	Working   int            `json:"working"`    // transforms that run now
@@ -26,7 +26,7 @@ type Stats struct {
 	Decoding objstore.HistogramCounts `json:"-"` // how long the transform of a sample took
 }
 
-// keptSessions is how many ended sessions are told of: a client asks for its own after its last batch.
+// keptSessions is how many ended sessions are reported: a client asks for its own after its last batch.
 const keptSessions = 64
 
 // SessionStats are the counters of one session, or of all of them.
@@ -35,9 +35,9 @@ type SessionStats struct {
 	Client  string  `json:"client,omitempty"`
 	Rank    int     `json:"rank"`
 	World   int     `json:"world,omitempty"`
-	Age     float64 `json:"age_seconds"` // for which it has been open
+	Age     float64 `json:"age_seconds"` // time since it was opened
 	Epoch   int64   `json:"epoch"`
-	Batch   int64   `json:"batch"`             // of the epoch, the next to be sent
+	Batch   int64   `json:"batch"`             // number in the epoch of the next batch to send
 	Packing *Waste  `json:"packing,omitempty"` // of documents into rows
 
 	Batches     int64 `json:"batches"`
@@ -52,9 +52,9 @@ type SessionStats struct {
 	Decode  float64 `json:"decode_seconds"`  // in the transform, summed over parallel workers
 	Stall   float64 `json:"stall_seconds"`   // the client had credit and no batch was ready
 	Send    float64 `json:"send_seconds"`    // writing to the connection, flow control included
-	Credit  float64 `json:"credit_seconds"`  // the client gave no credit: it is the slower side
+	Credit  float64 `json:"credit_seconds"`  // waiting for credit: the client is the slower side
 	Reserve float64 `json:"reserve_seconds"` // waiting for memory, slots included
-	Slots   float64 `json:"slot_seconds"`    // the client wanted a batch and had not given a slot back
+	Slots   float64 `json:"slot_seconds"`    // the client wanted a batch and had released no slot
 }
 
 func (s *SessionStats) add(open *session) {

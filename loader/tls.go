@@ -14,15 +14,15 @@ import (
 
 // TLSFiles are the PEM files of a listener at tls://.
 type TLSFiles struct {
-	Cert string // the server's certificate, those of intermediate authorities after it
+	Cert string // the server's certificate, followed by those of intermediate authorities
 	Key  string
-	// ClientCA are the authorities that sign clients' certificates. With it a client without such a
-	// certificate is refused (mTLS).
+	// ClientCA are the authorities that sign clients' certificates. If set, clients without such a certificate are
+	// refused (mTLS).
 	ClientCA string
 }
 
-// ServerTLS returns a TLS configuration for a feed. The files are looked at again at every new
-// connection, so that a renewed certificate is in force at once; connections that exist go on.
+// ServerTLS returns a TLS configuration for a feed. The files are checked at every new connection, so that a renewed
+// certificate is in force at once; existing connections go on.
 func ServerTLS(f TLSFiles, log *slog.Logger) (*tls.Config, error) {
 	switch {
 	case f.Cert == "" && f.Key == "":
@@ -40,7 +40,7 @@ func ServerTLS(f TLSFiles, log *slog.Logger) (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	outer := files.value.Clone() // ClientAuth of it is what Listen looks at
+	outer := files.value.Clone() // Listen checks its ClientAuth
 	outer.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return files.get(), nil }
 	return outer, nil
 }
@@ -54,7 +54,7 @@ func (f TLSFiles) load() (*tls.Config, error) {
 	c := &tls.Config{
 		Certificates: []tls.Certificate{pair},
 		MinVersion:   tls.VersionTLS12, // the least that HTTP/2 allows
-		NextProtos:   []string{"h2"},   // gRPC's clients insist on it
+		NextProtos:   []string{"h2"},   // gRPC's clients require it
 	}
 	if f.ClientCA == "" {
 		return c, nil
@@ -71,8 +71,8 @@ func (f TLSFiles) load() (*tls.Config, error) {
 	return c, nil
 }
 
-// tlsListener speaks TLS on what it accepts. The handshake is made by the first Read, in the connection's
-// own goroutine.
+// tlsListener speaks TLS on accepted connections. The first Read performs the handshake, in the connection's own
+// goroutine.
 type tlsListener struct {
 	net.Listener
 	config *tls.Config
@@ -87,12 +87,12 @@ func (l tlsListener) Accept() (net.Conn, error) {
 	return tlsConn{tls.Server(c, l.config)}, nil
 }
 
-// lingerTime is how long a client that was refused may take to read why.
+// lingerTime is how long a refused client may take to read the reason.
 const lingerTime = time.Second
 
-// tlsConn lets a client that was refused see the reason. In TLS 1.3 a client has finished its handshake,
-// and has sent its first request, before the server looks at its certificate. A socket that is closed
-// with such a request unread resets the connection, and the alert on its way to the client is lost.
+// tlsConn lets a refused client see the reason. In TLS 1.3 a client has completed its handshake and sent its first
+// request before the server checks its certificate. Closing the socket with that request unread resets the connection,
+// and the alert on its way to the client is lost.
 type tlsConn struct{ *tls.Conn }
 
 // Close implements net.Conn.

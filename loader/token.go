@@ -20,16 +20,16 @@ import (
 	"github.com/shoalfs/shoal/internal/audit"
 )
 
-// Tokens are the secrets of which a client has to present one, as metadata
-// "authorization: Bearer TOKEN". They are kept as hashes only, and never enter a log or an error.
+// Tokens are the secrets of which a client must present one, as metadata "authorization: Bearer TOKEN". Only their
+// hashes are kept, and they never appear in a log or an error.
 type Tokens struct {
 	fixed [][sha256.Size]byte
 	file  *reloaded[[][sha256.Size]byte] // nil: none
 }
 
-// NewTokens takes one token as text, or a file with one a line, or both; nil if neither is given. Blank
-// lines of the file and lines that begin with # do not count. The file is looked at again at every call
-// of a client: add the new token, move the trainers, then remove the old one.
+// NewTokens reads one token from text, or one for each line of a file, or both; it returns nil if neither is given.
+// Blank lines and lines that begin with # are skipped. The file is checked at every call of a client: add the new
+// token, move the trainers, then remove the old one.
 func NewTokens(text, file string, log *slog.Logger) (*Tokens, error) {
 	if text == "" && file == "" {
 		return nil, nil
@@ -37,7 +37,7 @@ func NewTokens(text, file string, log *slog.Logger) (*Tokens, error) {
 	t := &Tokens{}
 	if text != "" {
 		if !CanBeToken(text) {
-			return nil, errors.New("the token holds spaces or characters beyond ASCII: choose one of letters and digits")
+			return nil, errors.New("the token contains spaces or non-ASCII characters: use letters and digits")
 		}
 		t.fixed = append(t.fixed, sha256.Sum256([]byte(text)))
 	}
@@ -61,7 +61,7 @@ func NewTokens(text, file string, log *slog.Logger) (*Tokens, error) {
 	return t, nil
 }
 
-// ReadTokens reads a token file, which holds one at least.
+// ReadTokens reads a token file, which must hold at least one token.
 func ReadTokens(file string) ([]string, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -75,7 +75,7 @@ func ReadTokens(file string) ([]string, error) {
 			continue
 		}
 		if !CanBeToken(token) {
-			return nil, fmt.Errorf("token file %s, line %d: spaces or characters beyond ASCII: one token a line, of letters and digits", file, n)
+			return nil, fmt.Errorf("token file %s, line %d: spaces or non-ASCII characters: write one token a line, of letters and digits", file, n)
 		}
 		list = append(list, token)
 	}
@@ -113,13 +113,13 @@ func (t *Tokens) allow(token string) bool {
 }
 
 var (
-	errNoToken = coded(codes.Unauthenticated, errors.New("this server wants a token, and none was sent: "+
+	errNoToken = coded(codes.Unauthenticated, errors.New("this server requires a token, and none was sent: "+
 		"pass --token-file or set SHOAL_FEED_TOKEN (in Python Feed(token=...))"))
-	errWrongToken = coded(codes.Unauthenticated, errors.New("the token that was sent is none of this server's: "+
+	errWrongToken = coded(codes.Unauthenticated, errors.New("the server does not accept this token: "+
 		"compare it with the server's --token-file or SHOAL_FEED_TOKEN"))
 )
 
-// check looks at a call's metadata.
+// check verifies the token in a call's metadata.
 func (t *Tokens) check(ctx context.Context) error {
 	md, _ := metadata.FromIncomingContext(ctx)
 	sent := md.Get("authorization")
@@ -133,10 +133,10 @@ func (t *Tokens) check(ctx context.Context) error {
 	return nil
 }
 
-// open to everybody: a probe of Kubernetes sends no metadata, and learns only that the server is there.
+// No token needed: a Kubernetes probe sends no metadata, and learns only that the server runs.
 const healthMethods = "/grpc.health.v1.Health/"
 
-// guard makes the server's calls ask for a token; nothing if t is nil.
+// guard makes the server's calls require a token; it does nothing if t is nil.
 func (t *Tokens) guard(log *slog.Logger, events *audit.Log) []grpc.ServerOption {
 	if t == nil {
 		return nil

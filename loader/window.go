@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// window is the back-pressure of one session: how many batches may be started and sent.
+// window limits how many batches of one session may be started and sent.
 type window struct {
 	ahead int64 // batches that may be built beyond what the client has granted
 	most  int64 // batches in building at once, whatever was granted
@@ -44,7 +44,7 @@ func (w *window) close() {
 	w.cond.Broadcast()
 }
 
-// freeze lets what was granted go out, and nothing more.
+// freeze lets granted batches go out, and nothing more.
 func (w *window) freeze() {
 	w.mu.Lock()
 	if !w.final {
@@ -54,8 +54,8 @@ func (w *window) freeze() {
 	w.cond.Broadcast()
 }
 
-// start waits until one more batch may be built. It fails with errStopping once the server drains and all that was
-// granted has been started.
+// start waits until one more batch may be built. It fails with errStopping once the server drains and all granted
+// batches have been started.
 func (w *window) start(ctx context.Context) error {
 	over := false
 	err := w.wait(ctx, func() bool {
@@ -74,8 +74,8 @@ func (w *window) start(ctx context.Context) error {
 	return err
 }
 
-// send waits until one more batch may be sent. It reports false if none ever may; the error is errStopping
-// where that is so because the server drains.
+// send waits until one more batch may be sent. It reports false if none ever may; the error is errStopping if that is
+// because the server drains.
 func (w *window) send(ctx context.Context) (ok bool, err error) {
 	frozen := false
 	err = w.wait(ctx, func() bool {
@@ -88,14 +88,14 @@ func (w *window) send(ctx context.Context) (ok bool, err error) {
 	return ok, err
 }
 
-// hungry tells whether the client has credit for a batch that is not sent.
+// hungry reports whether the client has credit for a batch that is not sent yet.
 func (w *window) hungry() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.granted > w.sent
 }
 
-// done tells that a batch is sent.
+// done notes that a batch was sent.
 func (w *window) done() {
 	w.mu.Lock()
 	w.sent++

@@ -121,7 +121,7 @@ func Open(o Options) (_ *Dir, err error) {
 	if err := os.MkdirAll(o.Path, 0o700); err != nil {
 		return nil, fmt.Errorf("cache directory: %w (give another --cache-dir)", err)
 	}
-	if d.Key, d.unlock, err = catalog.LockKey(o.Path, o.Secret); err != nil {
+	if d.Key, d.unlock, err = catalog.Lock(o.Path, o.Secret); err != nil {
 		return nil, err
 	}
 	d.o.Secret = nil // not needed any more; Rekey may replace it

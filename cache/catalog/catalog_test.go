@@ -461,18 +461,18 @@ func TestFullDisk(t *testing.T) {
 
 func TestLock(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
-	release, err := catalog.Lock(dir)
+	_, release, err := catalog.Lock(dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = catalog.Lock(dir)
+	_, _, err = catalog.Lock(dir, nil)
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("pid %d: %s", os.Getpid(), os.Args[0])) || !strings.Contains(err.Error(), dir) {
 		t.Fatalf("second lock: %v", err)
 	}
 	if err := release(); err != nil {
 		t.Fatal(err)
 	}
-	if release, err = catalog.Lock(dir); err != nil {
+	if _, release, err = catalog.Lock(dir, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := release(); err != nil {
@@ -482,7 +482,7 @@ func TestLock(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "FORMAT"), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		release, err := catalog.Lock(dir)
+		_, release, err := catalog.Lock(dir, nil)
 		if !errors.Is(err, want) {
 			t.Errorf("FORMAT %q: %v", content, err)
 		}
@@ -506,7 +506,7 @@ func TestOlderFormat(t *testing.T) {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err := catalog.Lock(dir)
+		_, _, err := catalog.Lock(dir, nil)
 		if err == nil || !strings.Contains(err.Error(), "older version") || !strings.Contains(err.Error(), "--cache-dir") {
 			t.Errorf("%d: %v", v, err)
 		}
@@ -549,7 +549,7 @@ func forked(t *testing.T, path string) {
 func TestUnlockedBesideAFork(t *testing.T) {
 	dir := t.TempDir()
 	for range 2 {
-		release, err := catalog.Lock(dir)
+		_, release, err := catalog.Lock(dir, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

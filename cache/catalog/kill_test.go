@@ -74,7 +74,7 @@ func killSteps(dir string) []func(c *catalog.Catalog) error {
 
 // killScript says on stdout after each step that it is done.
 func killScript(dir string) error {
-	release, err := catalog.Lock(dir)
+	_, release, err := catalog.Lock(dir, nil)
 	if err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ func TestKill(t *testing.T) {
 		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Fatal(err)
 		}
-		release, err := catalog.Lock(dir)
+		_, release, err := catalog.Lock(dir, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

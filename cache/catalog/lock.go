@@ -30,14 +30,10 @@ var ErrInUse = errors.New("in use")
 // Lock makes the cache folder if necessary and locks it for this process, until release is called or the process
 // ends. Its error names the process that holds it. It also writes or checks the file FORMAT: a folder of an older
 // version is refused, and one of a newer version with an error that wraps ErrNewerFormat.
-func Lock(cacheDir string) (release func() error, err error) {
-	_, release, err = LockKey(cacheDir, nil)
-	return release, err
-}
-
-// LockKey is Lock of a folder that is encrypted with the user's secret, and returns its key. A new folder gets one.
-// An unencrypted folder is refused, and so is an encrypted one if secret is nil.
-func LockKey(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release func() error, err error) {
+//
+// If the folder is encrypted with the user's secret, it returns the key. A new folder gets one. With a secret, an
+// unencrypted folder is refused, and so is an encrypted one if secret is nil.
+func Lock(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release func() error, err error) {
 	if err := os.MkdirAll(cacheDir, 0o777); err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}

@@ -322,18 +322,6 @@ func parseSegmentHeader(b []byte, id uint32) (salt uint64, err error) {
 	return le.Uint64(b[16:]), nil
 }
 
-// headerID returns the number in a segment's header, or id if the header is damaged.
-func headerID(b []byte, id uint32) uint32 {
-	if len(b) < segHeaderLen {
-		return id
-	}
-	n := binary.LittleEndian.Uint32(b[12:])
-	if _, err := parseSegmentHeader(b, n); err != nil || n == 0 || n > maxSeg {
-		return id
-	}
-	return n
-}
-
 // salvageSalt returns the salt of a segment whose header is damaged, from its first record. That follows the header
 // directly, and has its own checksum and offset, so it cannot be anything else.
 func salvageSalt(r io.ReaderAt, size int64) (salt uint64, ok bool) {

@@ -1,9 +1,9 @@
 //go:build cuda
 
-// Command shoal-gpu stands beside `shoal serve` on a host with an NVIDIA GPU: it takes the feed's batches out of shared
-// memory, finishes them on the GPU, and serves them to trainers as memory of the GPU (docs/gpu.md).
+// Command shoal-gpu runs beside `shoal serve` on a host with an NVIDIA GPU: it reads the feed's batches from shared
+// memory, finishes them on the GPU, and serves them to trainers as GPU memory (docs/gpu.md).
 //
-// It is a process of its own so that nothing that a driver does can take the mount or the cache down.
+// It is a separate process so that a failure in the driver cannot end the mount or the cache.
 package main
 
 import (
@@ -32,14 +32,14 @@ import (
 
 var version = "dev"
 
-// The exit codes beside 0: failed, wrong use, and no device that could be used, so that a script can go on without.
+// The exit codes other than 0: failed, wrong usage, and no usable device, so that a script can go on without one.
 const (
 	exitFailed   = 1
 	exitUsage    = 2
 	exitNoDevice = 3
 )
 
-// defaultListen is where trainers look.
+// defaultListen is the address that trainers use by default.
 const defaultListen = "unix:///run/shoal/gpu.sock"
 
 type usageError struct{ error }
@@ -110,7 +110,7 @@ func command() *cobra.Command {
 	return c
 }
 
-// deviceCommand tells whether a device can be used.
+// deviceCommand reports whether a device can be used.
 func deviceCommand() *cobra.Command {
 	var n int
 	c := &cobra.Command{
@@ -132,13 +132,13 @@ func deviceCommand() *cobra.Command {
 	return c
 }
 
-// device joins package cuda to the relay.
+// device adapts package cuda to the relay.
 type device struct{ *cuda.Device }
 
 func (d device) Open(slots []byte, slotBytes, buffers, bufferBytes int) (relay.Ring, error) {
 	r, err := d.NewRing(slots, slotBytes, buffers, bufferBytes)
 	if err != nil {
-		return nil, err // and no interface of a nil *Ring
+		return nil, err // not a non-nil interface around a nil *Ring
 	}
 	return r, nil
 }

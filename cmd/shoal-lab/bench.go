@@ -30,22 +30,25 @@ import (
 
 // benchOptions are the flags of the verb.
 type benchOptions struct {
-	mount, workDir          string
-	batch, accelerators     int
-	sampleSize, datasetSize cli.Size
-	stepTime                time.Duration
-	scale                   float64
-	workers, ahead          int
-	epochs, steps           int
-	order, told             string
-	cached                  float64
-	bandwidth               lineSpeed
-	latency                 time.Duration
-	sigma                   float64
-	memory                  cli.Size
-	connections             int
-	asJSON                  bool
-	svg                     string
+	mount, workDir                  string
+	batch, accelerators             int
+	sampleSize, datasetSize, memory cli.Size
+	stepTime                        time.Duration
+	scale, cached                   float64
+	workers, ahead                  int
+	epochs, steps                   int
+	order, told                     string
+	line                            lineOptions
+	connections                     int // of the daemon
+	asJSON                          bool
+	svg                             string
+}
+
+// lineOptions say how far the store of an own rig is.
+type lineOptions struct {
+	bandwidth lineSpeed
+	latency   time.Duration
+	sigma     float64
 }
 
 // lineSpeed is a flag value: 1.1x, 40MB/s or none.
@@ -82,17 +85,8 @@ func (b *lineSpeed) Set(text string) error {
 
 // benchReport is what `shoal-lab bench --json` prints (docs/bench.md).
 type benchReport struct {
-	Version      int           `json:"version"` // of this schema
-	Workload     string        `json:"workload"`
-	Cores        int           `json:"cores"`
-	Accelerators int           `json:"accelerators"`
-	Batch        int           `json:"batch"`
-	SampleBytes  float64       `json:"sample_bytes"` // mean
-	StepSeconds  float64       `json:"step_seconds"` // as run, scaled
-	Scale        float64       `json:"scale"`        // the real accelerator takes this many times the bytes a second
-	Shrink       float64       `json:"shrink"`       // the real samples are this many times as large
-	Workers      int           `json:"workers"`
-	Ahead        int           `json:"batches_ahead"`
+	Version int `json:"version"` // of this schema
+	benchJob
 	Order        string        `json:"order"`
 	Told         string        `json:"told"`            // what the mount was told; "" for a mount that was there
 	Mount        string        `json:"mount,omitempty"` // that was there
@@ -108,6 +102,20 @@ type benchReport struct {
 	Utilisation  float64       `json:"utilisation"`     // of all epochs together
 	Rate         float64       `json:"samples_per_second"`
 	Epochs       []epochReport `json:"epochs"`
+}
+
+// benchJob is what the accelerators did.
+type benchJob struct {
+	Workload     string  `json:"workload"`
+	Cores        int     `json:"cores"`
+	Accelerators int     `json:"accelerators"`
+	Batch        int     `json:"batch"`
+	SampleBytes  float64 `json:"sample_bytes"` // mean
+	StepSeconds  float64 `json:"step_seconds"` // as run, scaled
+	Scale        float64 `json:"scale"`        // the real accelerator takes this many times the bytes a second
+	Shrink       float64 `json:"shrink"`       // the real samples are this many times as large
+	Workers      int     `json:"workers"`
+	Ahead        int     `json:"batches_ahead"`
 }
 
 // far is the store of a benchmark's own rig.
@@ -127,7 +135,7 @@ type epochReport struct {
 
 func benchCommand() *cobra.Command {
 	o := benchOptions{datasetSize: 2 << 30}
-	o.bandwidth.Times = 1.1
+	o.line.bandwidth.Times = 1.1
 	names := workload.Names()
 	c := &cobra.Command{
 		Use:   "bench [WORKLOAD]",
@@ -183,9 +191,9 @@ rate is helped by slower steps (--scale), which is said.`,
 	f.StringVar(&o.order, "order", "", "order in which the accelerators read (default: the mount's own; of an own rig, torch:seed=7)")
 	f.StringVar(&o.told, "told", "", "--order of the own rig's mount, such as none or auto (default: the order)")
 	f.Float64Var(&o.cached, "cached", 0, "part of the dataset that the cache may hold, and holds at the start")
-	f.Var(&o.bandwidth, "bandwidth", "of the store: a multiple of what the part that is not cached needs (1.1x), bytes a second (40MB/s) or none")
-	f.DurationVar(&o.latency, "latency", 30*time.Millisecond, "median time of the store to the first byte")
-	f.Float64Var(&o.sigma, "sigma", 0.3, "standard deviation of the latency's logarithm")
+	f.Var(&o.line.bandwidth, "bandwidth", "of the store: a multiple of what the part that is not cached needs (1.1x), bytes a second (40MB/s) or none")
+	f.DurationVar(&o.line.latency, "latency", 30*time.Millisecond, "median time of the store to the first byte")
+	f.Float64Var(&o.line.sigma, "sigma", 0.3, "standard deviation of the latency's logarithm")
 	f.Var(&o.memory, "memory", "of the daemon (default: for 4 steps, at least 128MiB)")
 	f.Var(&o.datasetSize, "dataset-size", "most bytes of the own rig's dataset")
 	f.IntVar(&o.connections, "connections", 0, "of the daemon (default: its own)")
@@ -243,7 +251,7 @@ func (o *benchOptions) shape(c *cobra.Command, args []string) (s workload.Shape,
 		return s, cli.Usagef("--scale %g: give a factor above 0, such as 4", o.scale)
 	case !(o.cached >= 0 && o.cached <= 1):
 		return s, cli.Usagef("--cached %g: give a part from 0 to 1", o.cached)
-	case o.latency < 0 || !(o.sigma >= 0 && o.sigma < 10):
+	case o.line.latency < 0 || !(o.line.sigma >= 0 && o.line.sigma < 10):
 		return s, cli.Usagef("--latency and --sigma must not be negative")
 	}
 	for _, own := range []string{"work-dir", "told", "cached", "bandwidth", "latency", "sigma", "memory", "dataset-size", "connections", "sample-size"} {
@@ -388,7 +396,7 @@ func (o *benchOptions) runRig(ctx context.Context, s workload.Shape, p *progress
 	w, steps := o.size(s)
 	c := testbed.Config{
 		Dataset: testbed.Dataset{Name: s.Name, Samples: steps * w.Batch * o.accelerators, Size: w.SampleBytes, Sigma: s.SampleSigma},
-		Job:     o.job(w), Cached: o.cached, Bandwidth: o.bandwidth.Bandwidth, Latency: o.latency, Sigma: o.sigma,
+		Job:     o.job(w), Cached: o.cached, Bandwidth: o.line.bandwidth.Bandwidth, Latency: o.line.latency, Sigma: o.line.sigma,
 		Memory: int64(o.memory), Connections: o.connections, Order: o.order, Told: o.told, Epochs: o.epochs,
 	}
 	if c.Memory == 0 {
@@ -408,7 +416,7 @@ func (o *benchOptions) runRig(ctx context.Context, s workload.Shape, p *progress
 	r := o.report(w)
 	r.Order, r.Told, r.Samples, r.DatasetBytes = o.order, cmp.Or(o.told, o.order), c.Dataset.Samples, m.Bytes
 	r.Cached, r.Memory, r.Bound, r.Busy, r.CPU = m.Kept, m.Memory, m.Bound(), m.Busy, m.CPU
-	r.Store = &far{Latency: o.latency.Seconds(), Sigma: o.sigma, Bandwidth: m.Bandwidth}
+	r.Store = &far{Latency: o.line.latency.Seconds(), Sigma: o.line.sigma, Bandwidth: m.Bandwidth}
 	r.add(m.Epochs)
 	return r, nil
 }
@@ -446,10 +454,10 @@ func (s *stages) close() {
 
 // report begins a report.
 func (o *benchOptions) report(w shapedJob) *benchReport {
-	return &benchReport{
-		Version: 1, Workload: w.Name, Cores: runtime.NumCPU(), Accelerators: o.accelerators, Batch: w.Batch, StepSeconds: w.Step.Seconds(),
+	return &benchReport{Version: 1, benchJob: benchJob{
+		Workload: w.Name, Cores: runtime.NumCPU(), Accelerators: o.accelerators, Batch: w.Batch, StepSeconds: w.Step.Seconds(),
 		SampleBytes: float64(w.SampleBytes), Scale: w.scale, Shrink: w.shrink, Workers: o.workers, Ahead: o.ahead,
-	}
+	}}
 }
 
 // add adds what was run.

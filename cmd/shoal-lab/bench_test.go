@@ -80,7 +80,7 @@ func TestBenchPrint(t *testing.T) {
 	for _, d := range []time.Duration{0, 0, 3 * time.Millisecond} {
 		stalls.Add(d)
 	}
-	r := &benchReport{Workload: "w", Cores: 2, Accelerators: 2, Batch: 3, SampleBytes: 1e6, StepSeconds: 0.2, Scale: 2, Shrink: 4, Cached: 0.5,
+	r := &benchReport{benchJob: benchJob{Workload: "w", Cores: 2, Accelerators: 2, Batch: 3, SampleBytes: 1e6, StepSeconds: 0.2, Scale: 2, Shrink: 4}, Cached: 0.5,
 		Store: &far{Latency: 0.03, Bandwidth: 16.5e6}, Bound: 1, Busy: 0.99, CPU: 0.5}
 	r.add([]testbed.Epoch{{Epoch: accelerator.Epoch{Seconds: 2, Compute: 1.5, Stall: 0.5, Utilisation: 0.75, Samples: 12, Bytes: 12e6, Stalls: stalls}}})
 	var b bytes.Buffer

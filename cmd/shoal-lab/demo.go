@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/lab/demo"
-	"github.com/shoalfs/shoal/python"
 )
 
 func demoCommand() *cobra.Command {
@@ -29,7 +28,7 @@ says how to get what is missing.`,
 			if o.Proxy, err = proxyOf(); err != nil {
 				return err
 			}
-			o.Progress, o.Client = c.ErrOrStderr(), python.Files
+			o.Progress = c.ErrOrStderr()
 			return demo.Run(c.Context(), o, c.OutOrStdout())
 		},
 	}

@@ -5,9 +5,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // adminOptions are the flags of the admin address.
@@ -28,8 +28,8 @@ func (o *adminOptions) check() error {
 	return nil
 }
 
-// startAdmin serves the admin address, if there is one, until the function that it returns is called, and says where
-// that is. at says where the daemon stands.
+// startAdmin serves the admin address, if there is one, until the returned function is called. It returns the address for
+// announce. at is the daemon's current phase.
 func startAdmin(o adminOptions, at *phase, log *slog.Logger, e *engine.Engine, stats func() admin.Snapshot) (where []string, stop func(), err error) {
 	if o.addr == "" {
 		return nil, func() {}, nil
@@ -39,5 +39,5 @@ func startAdmin(o adminOptions, at *phase, log *slog.Logger, e *engine.Engine, s
 		return nil, nil, err
 	}
 	log.Info("dashboard", "url", "http://"+s.Addr())
-	return []string{"dashboard: http://" + s.Addr()}, func() { _ = s.Close() }, nil // it says only that the listener is closed already
+	return []string{"dashboard: http://" + s.Addr()}, func() { _ = s.Close() }, nil // the only error: the listener is closed already
 }

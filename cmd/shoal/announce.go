@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// announce tells whoever started a daemon, or attached to one, where it can be reached and what it writes to. In the
-// foreground the log says so.
+// announce tells the starter of a daemon, or a client that attached, its addresses and its log file. In the
+// foreground the log has them.
 func (inv *invocation) announce(cacheDir string, where ...string) {
 	if !inv.waited() {
 		return
@@ -19,7 +19,7 @@ func (inv *invocation) announce(cacheDir string, where ...string) {
 	inv.notice("%s", strings.Join(where, "; "))
 }
 
-// warner is a slog.Handler that also tells whoever waits for a daemon to get ready what it warns of: they do not
+// warner is a slog.Handler that also sends warnings to the user who waits for a daemon to become ready, and who does not
 // see its log.
 type warner struct {
 	slog.Handler

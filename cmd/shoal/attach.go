@@ -16,28 +16,27 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// One daemon owns a cache directory and listens on CACHE-DIR/shoal.sock. A verb that finds the directory
-// owned attaches: it sends its command line, its folder and its environment (what AWS's tools read, the feed's token, the key of SSE-C) as one line of JSON, and
-// the daemon runs the verb on its own host. What it has to say comes back as lines of JSON, the last of
-// which says how it ended. A connection that the client closes before it asked to be left alone ends the
-// verb, as Ctrl-C does.
+// One daemon owns a cache directory and listens on CACHE-DIR/shoal.sock. A verb that finds the directory owned attaches:
+// it sends its command line, its folder and its environment (AWS's variables, the feed's token, the key of SSE-C) as
+// one line of JSON, and the daemon runs the verb in its own process. Its output comes back as lines of JSON; the last
+// one has the result. If the client closes the connection before it detaches, the verb ends, as with Ctrl-C.
 //
-// The socket is the user's alone (0600), since whoever can write to it acts for the daemon.
+// Only the user can open the socket (0600), since anyone who can write to it can control the daemon.
 const socketName = "shoal.sock"
 
-// detached is what a client says that leaves a verb to the daemon.
+// detached is the client's message that leaves a verb to the daemon.
 const detached = "detached\n"
 
 type attachRequest struct {
 	Args   []string          `json:"args"`
 	Dir    string            `json:"dir"`
 	Env    map[string]string `json:"env"`
-	Detach bool              `json:"detach"` // go on without the client once ready
+	Detach bool              `json:"detach"` // continue without the client once ready
 }
 
 // attachReply is one line from the daemon; one field is set.
@@ -56,7 +55,7 @@ type barReply struct {
 	End         bool   `json:"end,omitempty"` // Note is the result
 }
 
-// codeEnding ends a verb whose daemon is about to end: the client may take the directory soon.
+// codeEnding is the exit code of a verb whose daemon is about to end: the client can soon take the directory.
 const codeEnding = 3
 
 type endedWith struct {
@@ -64,27 +63,27 @@ type endedWith struct {
 	Error string `json:"error,omitempty"`
 }
 
-// attachVerbs are the verbs that make sense in a daemon.
+// attachVerbs are the verbs that can run in a daemon.
 var attachVerbs = map[string]bool{"mount": true, "serve": true, "warm": true, "cache": true, "order": true, "stop": true}
 
-// daemon is a host with its socket, and the verbs that attached.
+// daemon is a host with its socket, and the attached verbs.
 type daemon struct {
 	host     *engine.Host
 	listener *net.UnixListener
 	cancel   context.CancelFunc
-	accept   sync.WaitGroup // what goes on beside the verbs
+	accept   sync.WaitGroup // goroutines other than the verbs
 	verbs    verbs
 }
 
-// verbs counts those that run. It is no sync.WaitGroup, which panics where one begins in the moment in which somebody
-// who waits is told that the last one has ended.
+// verbs counts running verbs. It is not a sync.WaitGroup, which panics if a verb begins at the moment in which a waiter
+// learns that the last one has ended.
 type verbs struct {
 	mu   sync.Mutex
 	n    int
 	idle chan struct{} // closed when n is 0 again; nil while nobody waits
 }
 
-// Go runs one.
+// Go runs a verb.
 func (v *verbs) Go(do func()) {
 	v.mu.Lock()
 	v.n++
@@ -104,7 +103,7 @@ func (v *verbs) end() {
 	}
 }
 
-// ended returns a channel that is closed once none runs.
+// ended returns a channel that is closed once no verb runs.
 func (v *verbs) ended() <-chan struct{} {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -120,7 +119,7 @@ func (v *verbs) ended() <-chan struct{} {
 	return idle
 }
 
-// ownHost takes the cache directory and listens for those who come to share it.
+// ownHost takes the cache directory and listens for verbs that attach.
 func ownHost(ctx context.Context, cfg engine.HostConfig) (*daemon, error) {
 	h, err := engine.OpenHost(cfg)
 	if err != nil {
@@ -130,12 +129,12 @@ func ownHost(ctx context.Context, cfg engine.HostConfig) (*daemon, error) {
 	ctx, d.cancel = context.WithCancel(ctx)
 	d.accept.Go(func() { adjustProcs(ctx, h.Fetched) })
 	path := filepath.Join(cfg.Path, socketName)
-	_ = os.Remove(path) // of a daemon that was killed: the lock is ours
+	_ = os.Remove(path) // left by a daemon that was killed: the lock is ours
 	mask := syscall.Umask(0o177)
 	d.listener, err = listenUnix(path)
 	syscall.Umask(mask)
 	if err != nil {
-		// A path that is too long for a socket, or a file system without them, costs the sharing only.
+		// A path that is too long for a socket, or a file system without sockets, only disables sharing.
 		cfg.Logger.Warn("no other mount can attach to this daemon", "socket", path, "cause", err)
 		return d, nil
 	}
@@ -151,7 +150,7 @@ func ownHost(ctx context.Context, cfg engine.HostConfig) (*daemon, error) {
 	return d, nil
 }
 
-// maxSocketPath is what fits sockaddr_un.
+// maxSocketPath is the longest path in sockaddr_un.
 const maxSocketPath = 107
 
 // listenUnix listens on a path of any length, through a descriptor of its folder.
@@ -179,7 +178,7 @@ func dialUnix(path string) (net.Conn, error) {
 	return net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
 }
 
-// close ends the verbs that attached and leaves the directory.
+// close ends the attached verbs and releases the directory.
 func (d *daemon) close() error {
 	d.cancel()
 	if d.listener != nil {
@@ -190,7 +189,7 @@ func (d *daemon) close() error {
 	return d.host.Close()
 }
 
-// closeAfter closes the daemon once its own verb has ended, with err, and those that attached have, too.
+// closeAfter closes the daemon once its own verb, which ended with err, and the attached ones have ended.
 func (d *daemon) closeAfter(ctx context.Context, err error) error {
 	select {
 	case <-d.verbs.ended():
@@ -199,7 +198,7 @@ func (d *daemon) closeAfter(ctx context.Context, err error) error {
 	return errors.Join(err, d.close())
 }
 
-// serve runs one verb that attached.
+// serve runs one attached verb.
 func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 	defer func() { _ = conn.Close() }()
 	verbCtx, cancel := context.WithCancel(ctx)
@@ -238,8 +237,8 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 		},
 		step: func(label string) step { return &remoteStep{out, label} },
 	}
-	// The client says no more than that it has seen the verb ready and leaves it to itself. Its end is
-	// seen as the end of its stream.
+	// After its request the client sends at most one message: that it leaves the verb to the daemon. Its end shows
+	// as the end of the stream.
 	go func() {
 		said, _ := io.ReadAll(in)
 		select {
@@ -268,7 +267,7 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 	out.send(attachReply{Ended: end})
 }
 
-// replies writes lines to a client. What a verb prints is one of them.
+// replies sends lines to a client. The verb's output is among them.
 type replies struct {
 	mu sync.Mutex
 	w  net.Conn
@@ -281,12 +280,12 @@ func (r *replies) write(reply attachReply) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_ = r.w.SetWriteDeadline(time.Now().Add(10 * time.Second)) // a client that is stopped must not hold the verb
+	_ = r.w.SetWriteDeadline(time.Now().Add(10 * time.Second)) // a client that is stopped must not block the verb
 	_, err = r.w.Write(append(b, '\n'))
 	return err
 }
 
-// send is for what a client that has gone need not see.
+// send is write for lines that are not needed if the client is gone.
 func (r *replies) send(reply attachReply) { _ = r.write(reply) }
 
 func (r *replies) Write(p []byte) (int, error) {
@@ -297,14 +296,14 @@ func (r *replies) Write(p []byte) (int, error) {
 }
 
 var (
-	// errSilent: nobody answers at the socket.
+	// errSilent: nothing answers on the socket.
 	errSilent = errors.New("the daemon does not answer")
 	// errEnding: the daemon ended before the verb was ready.
 	errEnding = errors.New("the daemon is ending")
 )
 
-// attach runs a verb in the daemon that owns cacheDir. It fails with errSilent or errEnding where there is
-// none, or soon none.
+// attach runs a verb in the daemon that owns cacheDir. It fails with errSilent or errEnding if there is no daemon, or if
+// it is about to end.
 func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) error {
 	conn, err := dialUnix(filepath.Join(cacheDir, socketName))
 	if err != nil {
@@ -326,9 +325,9 @@ func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) 
 		return err
 	}
 	if _, err := conn.Write(append(b, '\n')); err != nil {
-		return errEnding // it has closed its socket, or was killed, since the connection was made
+		return errEnding // it closed its socket, or was killed, after the connection was made
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.(*net.UnixConn).CloseWrite() }) // the daemon ends the verb and answers
+	stop := context.AfterFunc(ctx, func() { _ = conn.(*net.UnixConn).CloseWrite() }) // the daemon then ends the verb and replies
 	defer stop()
 	var bar step
 	wasReady := false
@@ -360,7 +359,7 @@ func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) 
 			wasReady = true
 			if readyPipe.Load() != nil {
 				if err := ready(); err != nil {
-					return err // and the connection's end is the mount's
+					return err // closing the connection then ends the mount
 				}
 				_, err := io.WriteString(conn, detached)
 				return err

@@ -13,7 +13,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 )
 
-// auditOptions are the flags about the log of who opened what.
+// auditOptions are the flags of the audit log.
 type auditOptions struct {
 	auditLog  string
 	auditSize cli.Size
@@ -41,7 +41,7 @@ func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {
 	return audit.Options{Path: path, MaxBytes: int64(o.auditSize), Keep: o.auditKeep}, err
 }
 
-// outcome completes an event by how what it tells of ended.
+// outcome adds the result of its action to an event.
 func outcome(e audit.Event, err error) audit.Event {
 	if err != nil {
 		e.Outcome, e.Cause = "failed", cli.OneLine(err)
@@ -50,14 +50,14 @@ func outcome(e audit.Event, err error) audit.Event {
 }
 
 const (
-	// forgetThreads is how often the threads are forgotten that were seen to open files, since a number may come
-	// to be another's.
+	// forgetThreads is how often the known threads are forgotten, since a thread's number may be reused by another
+	// process.
 	forgetThreads = 10 * time.Minute
-	// maxProcesses is how many processes are remembered; beyond, some are written down again.
+	// maxProcesses is how many processes are remembered; with more, some are recorded again.
 	maxProcesses = 4096
 )
 
-// mountWitness writes down which processes open files of a mount, once each, and what they do by .shoal. It is
+// mountWitness records which processes open files of a mount, once each, and their actions in .shoal. It is
 // fusefs.Witness.
 type mountWitness struct {
 	log     *audit.Log
@@ -68,13 +68,13 @@ type mountWitness struct {
 	processes map[processKey]bool
 }
 
-// processKey is a process: its name tells apart, as a rule, two that got one number.
+// processKey identifies a process; the name usually distinguishes two processes with one number.
 type processKey struct {
 	pid, uid int
 	comm     string
 }
 
-// newMountWitness returns nil, which fusefs takes for none, where there is no log.
+// newMountWitness returns nil, which fusefs accepts as none, without a log.
 func newMountWitness(log *audit.Log) fusefs.Witness {
 	if log == nil {
 		return nil
@@ -84,7 +84,7 @@ func newMountWitness(log *audit.Log) fusefs.Witness {
 	return w
 }
 
-// Opening implements fusefs.Witness. For a thread that was seen it costs a lookup.
+// Opening implements fusefs.Witness. For a known thread it costs one lookup.
 func (w *mountWitness) Opening(who fusefs.Caller) {
 	now := time.Now().UnixNano()
 	if since := w.since.Load(); now-since > int64(forgetThreads) && w.since.CompareAndSwap(since, now) {

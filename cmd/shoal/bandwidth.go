@@ -9,12 +9,12 @@ import (
 	humanize "github.com/dustin/go-humanize"
 )
 
-// bandwidth is a flag value in bytes a second, written 10Gbit, 1GiB/s, 500MB/s or unlimited, which is 0.
+// bandwidth is a flag value in bytes per second, written 10Gbit, 1GiB/s, 500MB/s or unlimited, which is 0.
 type bandwidth float64
 
 func (b *bandwidth) Type() string { return "rate" }
 
-// String gives bits, as links are sold: 10Gbit. What it gives is a bandwidth again, to three digits.
+// String returns bits, the usual unit of links: 10Gbit. The result parses to the same bandwidth, to three digits.
 func (b *bandwidth) String() string {
 	if *b == 0 {
 		return "unlimited"
@@ -34,7 +34,7 @@ var bitUnits = []struct {
 	factor float64
 }{{"Tbit", 1e12}, {"Gbit", 1e9}, {"Mbit", 1e6}, {"kbit", 1e3}, {"bit", 1}}
 
-// maxBandwidth is above every link there is.
+// maxBandwidth is above any real link.
 const maxBandwidth = 1 << 60
 
 func (b *bandwidth) Set(text string) error {
@@ -76,7 +76,7 @@ func (b *bandwidth) Set(text string) error {
 	return nil
 }
 
-// cutAny cuts the first of the suffixes that text has.
+// cutAny removes the first of the suffixes that text has.
 func cutAny(text string, suffixes ...string) (before string, ok bool) {
 	for _, s := range suffixes {
 		if before, ok = strings.CutSuffix(text, s); ok {

@@ -17,12 +17,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/cachedir"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// cacheFlags are those of all verbs of cache.
+// cacheFlags are the common flags of the verbs of cache.
 type cacheFlags struct {
 	dir   string
 	crypt cryptOptions
@@ -54,7 +54,7 @@ of the id that ls shows.`,
 
 // dirAnd splits the arguments of a verb into the cache directory and n others.
 func dirAnd(c *cobra.Command, dir *string, args []string, n int) (string, []string, error) {
-	// A standing setting gives way to an argument.
+	// An argument overrides a standing setting.
 	if *dir != "" && (given(c, "cache-dir") || len(args) != n+1) {
 		args = append([]string{*dir}, args...)
 	}
@@ -64,7 +64,7 @@ func dirAnd(c *cobra.Command, dir *string, args []string, n int) (string, []stri
 	return args[0], args[1:], nil
 }
 
-// defaultDirs returns the cache directories that mounts without --cache-dir have made.
+// defaultDirs returns the cache directories of mounts without --cache-dir.
 func defaultDirs() ([]string, error) {
 	found, err := filepath.Glob(filepath.Join(cacheBase(), "*", "FORMAT"))
 	for i := range found {
@@ -76,7 +76,7 @@ func defaultDirs() ([]string, error) {
 	return found, err
 }
 
-// withCache runs do with the host of a cache directory that is there already.
+// withCache runs do with the host of an existing cache directory.
 func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engine.Host, out io.Writer) error) error {
 	inv := invocationOf(c.Context())
 	dir, err := inv.abs(dir)
@@ -99,7 +99,7 @@ func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engin
 	return withHost(c, cfg, func(_ context.Context, h *engine.Host, out io.Writer) error { return do(h, out) })
 }
 
-// change changes what a cache directory holds of a dataset, and writes that down.
+// change changes what a cache directory keeps of a dataset, and records that in the audit log.
 func (cache *cacheFlags) change(c *cobra.Command, dir, source string, e audit.Event, do func(h *engine.Host, d cachedir.Info, out io.Writer) error) error {
 	return withCache(c, cache, dir, func(h *engine.Host, out io.Writer) error {
 		d, err := h.Find(source)

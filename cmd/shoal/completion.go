@@ -16,18 +16,18 @@ import (
 	"github.com/shoalfs/shoal/internal/workload"
 )
 
-// Completions follow from the names of flags and from the words of Use (SOURCE, MOUNTPOINT), so that a new verb
-// or flag has them without a word of its own. They ask nothing that takes time: no store, and no cache
-// directory that no daemon holds open.
+// Completions follow from the names of flags and from the words of Use (SOURCE, MOUNTPOINT), so that new verbs and flags
+// have them without more code. They use nothing slow: no store, and no cache directory that is not open in a
+// daemon.
 
-// orderWords begin the orders. One that ends in = or : goes on.
+// orderWords are the beginnings of orders. Text can follow words that end in = or :.
 var orderWords = []string{
 	"auto\twhat is written to .shoal/plan, else what is seen", "none\tno order", "plan\twhat is written to .shoal/plan", "sequential\tby number",
 	"torch:seed=\tDistributedSampler", "torch-loader:seed=\tDataLoader(shuffle=True)", "uniform:seed=\tShoal's own", "windowed:seed=\tof packed sources",
 	"mixture:seed=\tby weights", "buckets:seed=\tby length", "list:\tof a file",
 }
 
-// flagWords are the values of flags that are words.
+// flagWords are the values of flags whose values are fixed words.
 var flagWords = map[string][]string{
 	"order":     orderWords,
 	"log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"},
@@ -37,19 +37,19 @@ var flagWords = map[string][]string{
 	"transform": {"RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw", "Resize(256)|CenterCrop(224)|uint8|nchw"}, "resize": {"short="}, "label": {"folder", "cls", "json:", "none"},
 }
 
-// flagFolders are the flags whose values are folders, and flagTexts those whose texts are no files'.
+// flagFolders are the flags whose values are folders, flagTexts those whose values are not files.
 var (
 	flagFolders = []string{"cache-dir", "work-dir", "spool", "mount", "mountpoint"}
 	flagTexts   = []string{"state", "session", "server-name", "socket-group", "target"}
 )
 
-// addCompletions completes the flags and the arguments of a command and of all below it.
+// addCompletions completes the flags and the arguments of a command and of all commands below it.
 func addCompletions(c *cobra.Command) {
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		if _, there := c.GetFlagCompletionFunc(f.Name); there {
 			return
 		}
-		_ = c.RegisterFlagCompletionFunc(f.Name, flagCompletion(f)) // fails where there is one
+		_ = c.RegisterFlagCompletionFunc(f.Name, flagCompletion(f)) // fails if there is one already
 	})
 	if c.ValidArgsFunction == nil && len(c.Commands()) == 0 && !c.Hidden {
 		c.ValidArgsFunction = argCompletion(strings.Fields(c.Use)[1:])
@@ -59,7 +59,7 @@ func addCompletions(c *cobra.Command) {
 	}
 }
 
-// offered returns the words that a flag takes; nil where it takes others, too, than words.
+// offered returns the words that a flag accepts; nil if it also accepts other values.
 func offered(f *pflag.Flag) []string {
 	switch v := f.Value.(type) {
 	case choice:
@@ -94,7 +94,7 @@ func flagCompletion(f *pflag.Flag) cobra.CompletionFunc {
 	return cobra.NoFileCompletions
 }
 
-// wordsThatGoOn offers words; behind one that ends in = or : no space is put.
+// wordsThatGoOn offers words, without a space after one that ends in = or :.
 func wordsThatGoOn(words []string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		var fit []string
@@ -123,7 +123,7 @@ func argCompletion(use []string) cobra.CompletionFunc {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		n := len(args)
 		if len(use) > 1 && strings.Trim(use[len(use)-1], "[]") == "..." {
-			n = min(n, len(use)-2) // again and again
+			n = min(n, len(use)-2) // the last argument repeats
 		}
 		if n >= len(use) {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -165,10 +165,10 @@ var argWords = map[string]cobra.CompletionFunc{
 	},
 }
 
-// completionPatience bounds what a daemon is waited for.
+// completionPatience is how long completion waits for a daemon.
 const completionPatience = 500 * time.Millisecond
 
-// sources offers those that are mounted, and those that daemons of the user's cache directories hold.
+// sources offers the sources that are mounted, and those open in daemons of the user's cache directories.
 func sources(c *cobra.Command, args []string, _ string) (list []string, _ cobra.ShellCompDirective) {
 	mounts, _ := fusefs.Mounts()
 	for _, m := range mounts {
@@ -179,7 +179,7 @@ func sources(c *cobra.Command, args []string, _ string) (list []string, _ cobra.
 		dirs = args[:1]
 	}
 	if !settled {
-		_ = applySettings(c) // what is wrong is told when the verb runs
+		_ = applySettings(c) // the verb reports errors when it runs
 	}
 	if f := c.Flags().Lookup("cache-dir"); f != nil && f.Value.String() != "" {
 		dirs = append(dirs, f.Value.String())

@@ -23,13 +23,13 @@ type configReport struct {
 	File     string                        `json:"file"`    // "" for none
 	Verb     string                        `json:"verb,omitempty"`
 	Settings []settings.Setting            `json:"settings,omitempty"` // of the verb
-	Verbs    map[string][]settings.Setting `json:"verbs,omitempty"`    // without a verb: what environment and file set
+	Verbs    map[string][]settings.Setting `json:"verbs,omitempty"`    // without a verb: values set by environment and file
 	Secrets  []secretSetting               `json:"secrets,omitempty"`
 	AWS      []s3.Setting                  `json:"aws"`
-	AWSError string                        `json:"aws_error,omitempty"` // why a source at s3:// could not be opened
+	AWSError string                        `json:"aws_error,omitempty"` // why a source on s3:// could not be opened
 }
 
-// secretSetting is a secret that is set by a variable.
+// secretSetting is a secret that is set in a variable.
 type secretSetting struct {
 	Env   string `json:"env"`
 	Value string `json:"value"` // not the secret
@@ -96,7 +96,7 @@ func (o *configOptions) formats(c *cobra.Command) {
 
 func (o *configOptions) run(c *cobra.Command, args []string) error {
 	out := c.OutOrStdout()
-	schema := schemaOf(root()) // flags keep what they are set to
+	schema := schemaOf(root()) // a new command, since flags keep their values
 	if o.check != "" || o.example {
 		if len(args) > 0 || o.check != "" && o.example || o.asJSON || o.asYAML {
 			return cli.Usagef("--check and --example take no other arguments (see: shoal config --help)")
@@ -144,8 +144,8 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	return o.report(out, schema, file, verb, verbs, all)
 }
 
-// apply applies environment and file to a verb or, to the root, to all verbs, of which those are returned
-// that something sets, with what does.
+// apply applies environment and file to a verb or, for the root, to all verbs. It then returns those that have a value
+// from either, with the settings.
 func apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (verbs []*cobra.Command, all map[*cobra.Command][]settings.Setting, err error) {
 	all = map[*cobra.Command][]settings.Setting{}
 	if verb != schema.Root {
@@ -153,14 +153,14 @@ func apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (v
 		all[verb] = schema.Settings(verb)
 		return []*cobra.Command{verb}, all, err
 	}
-	told := map[string]bool{} // a variable whose name is wrong is wrong for all
+	told := map[string]bool{} // an unknown variable is reported once, not for each verb
 	var errs []error
 	settings.Walk(verb, func(c *cobra.Command) {
 		if err := schema.Apply(c, os.Environ(), file); err != nil {
 			for _, err := range parts(err) {
 				if text := err.Error(); !told[text] {
 					told[text] = true
-					if c != verb { // which is the first, and has no settings of its own
+					if c != verb { // the root is the first, and has no settings of its own
 						err = fmt.Errorf("%w (for %s)", err, c.CommandPath())
 					}
 					errs = append(errs, err)
@@ -176,9 +176,9 @@ func apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (v
 	return verbs, all, wrongUse(errors.Join(errs...))
 }
 
-// parts returns the errors that one was joined of.
+// parts returns the errors of a joined error.
 func parts(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // what it is made of is wanted
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // its parts are wanted
 		return joined.Unwrap()
 	}
 	return []error{err}

@@ -8,16 +8,16 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shoalfs/shoal/cache/crypt"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// keyEnv holds the cache's encryption key where no file is given: never a flag's value, which everybody on the
+// keyEnv holds the cache's encryption key if no file is given. It is never a flag's value, which everybody on the
 // machine can read.
 const keyEnv = "SHOAL_ENCRYPTION_KEY"
 
-// cryptOptions are the flags about encryption of what lies on disk.
+// cryptOptions are the flags of encryption on disk.
 type cryptOptions struct{ keyFile string }
 
 func (o *cryptOptions) add(c *cobra.Command) { o.addTo(c.Flags()) }
@@ -26,7 +26,7 @@ func (o *cryptOptions) addTo(f *pflag.FlagSet) {
 	f.StringVar(&o.keyFile, "encryption-key-file", "", "file with the encryption key of the cache directory: 32 raw bytes, or hex or base64\n(default: the key in "+keyEnv+", if set; otherwise the cache is not encrypted; docs/security.md)")
 }
 
-// secret returns the key that the user gives; nil if none.
+// secret returns the user's key; nil if there is none.
 func (o *cryptOptions) secret(inv *invocation) (*crypt.Secret, error) {
 	if o.keyFile != "" {
 		path, err := inv.abs(o.keyFile)

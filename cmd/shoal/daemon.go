@@ -18,8 +18,8 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 )
 
-// A verb with --daemon starts itself again in a new session, with a pipe on which the child tells
-// its parent, line by line, how the start goes on:
+// A verb with --daemon starts itself again in a new session, with a pipe on which the child reports
+// the progress of its start, line by line:
 //
 //	notice TEXT        shown to the user
 //	ready              the parent exits 0
@@ -37,7 +37,7 @@ func init() {
 	}
 }
 
-// notice tells the user something on the way to being ready.
+// notice shows the user a message during the start.
 func notice(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if p := readyPipe.Load(); p != nil {
@@ -52,10 +52,10 @@ func notice(format string, args ...any) {
 	serviceProgress(text)
 }
 
-// errOrphan ends a daemon whose parent was killed while it started: nobody knows of it.
+// errOrphan ends a daemon whose parent was killed during the start: nobody knows of it.
 var errOrphan = errors.New("the process that started this daemon is gone")
 
-// ready tells the parent of a daemon that it may go, or the service manager that it serves.
+// ready tells the parent of a daemon that it can exit, or the service manager that the daemon serves.
 func ready() error {
 	p := readyPipe.Swap(nil)
 	if p == nil {
@@ -69,8 +69,8 @@ func ready() error {
 	return nil
 }
 
-// background runs the process again as a daemon and waits until that is ready. In the daemon
-// itself, and without --daemon, it returns false at once.
+// background starts the process again as a daemon and waits until it is ready. In the daemon itself, and without
+// --daemon, it returns false at once.
 func background(o *engineOptions) (parent bool, err error) {
 	if !o.daemon || readyPipe.Load() != nil {
 		return false, nil
@@ -90,8 +90,8 @@ func background(o *engineOptions) (parent bool, err error) {
 		return true, err
 	}
 	defer r.Close()
-	// The daemon is in another session, so that the terminal's signals do not reach it later. Until it
-	// is ready they mean it.
+	// The daemon is in another session, so the terminal's signals do not reach it. Until it is ready they are
+	// passed on.
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, endSignals()...)
 	defer signal.Stop(signals)
@@ -119,7 +119,7 @@ func background(o *engineOptions) (parent bool, err error) {
 	return true, fmt.Errorf("the daemon ended before it was ready; see %s", logPath)
 }
 
-// startAgain starts this process's command line again, and returns the pipe on which it tells how the start goes on.
+// startAgain starts this process's command line again, and returns the pipe on which it reports the start.
 func startAgain(cmd *exec.Cmd) (r *os.File, err error) {
 	if cmd.Path, err = os.Executable(); err != nil {
 		return nil, err
@@ -139,7 +139,7 @@ func startAgain(cmd *exec.Cmd) (r *os.File, err error) {
 	return r, nil
 }
 
-// readReadiness tells what a child says on its pipe until it is ready or has failed, or the pipe ends.
+// readReadiness reads a child's reports from its pipe until it is ready or has failed, or the pipe ends.
 func readReadiness(r io.Reader, notice func(text string)) (became bool, failure error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
@@ -159,7 +159,7 @@ func readReadiness(r io.Reader, notice func(text string)) (became bool, failure 
 	return false, nil
 }
 
-// failed tells the parent of a daemon why it did not get ready.
+// failed tells the parent of a daemon why the start failed.
 func failed(err error) {
 	p := readyPipe.Swap(nil)
 	if p == nil || err == nil {

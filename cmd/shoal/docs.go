@@ -16,7 +16,7 @@ import (
 	"github.com/shoalfs/shoal/internal/settings"
 )
 
-// docsCommand writes what packages install and what docs/ holds of the command line (make docs).
+// docsCommand writes the command line's documentation for packages and for docs/ (make docs).
 func docsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:    "docs DIR",
@@ -60,7 +60,7 @@ func writeDocs(dir string) error {
 	return nil
 }
 
-// manSections are what every page says beside what cobra knows.
+// manSections are the sections of every man page that cobra does not write.
 const manSections = `
 
 # EXIT STATUS

@@ -23,7 +23,7 @@ import (
 type doctorOptions struct {
 	cacheDir, mountpoint, python string
 	mostDisk, mostMemory         amount
-	cacheSize, memory            cli.Size // what they mean here
+	cacheSize, memory            cli.Size // with their values on this machine
 	quick, feedOnly, asJSON      bool
 	weakETag                     bool
 }
@@ -102,7 +102,7 @@ func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 		}
 	}
 	report, err := doctor.Run(c.Context(), doctor.Checks(opts), func(check doctor.Check) func(doctor.Result) {
-		if check.Takes <= 2*time.Second { // which is hardly ever seen
+		if check.Takes <= 2*time.Second { // too short to show
 			return func(doctor.Result) {}
 		}
 		step := inv.step(check.Area + ": " + check.Name)
@@ -120,10 +120,10 @@ func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 	return errors.Join(err, report.Failed())
 }
 
-// forecast predicts a cold and a warm epoch of a trainer that computes nothing, by the code of shoal plan.
+// forecast predicts a cold and a warm epoch of a trainer without compute, with the code of shoal plan.
 func forecast(ctx context.Context, f doctor.Facts, o *doctorOptions) doctor.Result {
 	line := bandwidth(f.Bandwidth)
-	cacheSize := strings.ReplaceAll(o.cacheSize.String(), " ", "") // to be copied
+	cacheSize := strings.ReplaceAll(o.cacheSize.String(), " ", "") // without spaces, so that it can be copied
 	plan := fmt.Sprintf("shoal plan %s --latency %s --latency-sigma %.2f --bandwidth %s --connections %d --cache-size %s --workload resnet50-h100",
 		f.Source, f.Latency.Round(100*time.Microsecond), f.Sigma, line.String(), f.Connections, cacheSize)
 	held := fmt.Sprintf("--cache-size %s holds %.0f%% of it", cacheSize, 100*min(float64(o.cacheSize)/float64(max(f.Bytes, 1)), 1))
@@ -151,8 +151,9 @@ func forecast(ctx context.Context, f doctor.Facts, o *doctorOptions) doctor.Resu
 		}
 	}
 	p := predictor{o: &planOptions{
-		cacheSize: o.cacheSize, bandwidth: line, latency: f.Latency, sigma: f.Sigma, connections: connections(f.Connections), batch: 256, accelerators: 1, workers: 16, prefetch: 2,
-		step: time.Microsecond, epochs: 2, // it takes what it gets
+		cacheSize: o.cacheSize, epochs: 2,
+		modelledStore:   modelledStore{bandwidth: line, latency: f.Latency, sigma: f.Sigma, connections: connections(f.Connections)},
+		modelledTrainer: modelledTrainer{batch: 256, accelerators: 1, workers: 16, prefetch: 2, step: time.Microsecond}, // no compute
 	}}
 	cfg := p.config()
 	cfg.Samples, cfg.Sizes, cfg.Order = len(sizes), sizes, func(epoch int) order.Order { return order.Uniform(len(sizes), 0, epoch) }
@@ -170,8 +171,8 @@ func forecast(ctx context.Context, f doctor.Facts, o *doctorOptions) doctor.Resu
 	cold, warm := epochs[0], epochs[1]
 	r := doctor.Result{
 		Status:   doctor.OK,
-		Measured: fmt.Sprintf("by these rates a first epoch takes %s (%s, bound by %s)", seconds(cold.Seconds), rate(cold), bindingOf(cfg, cold)),
-		Meaning:  held + "; a trainer that takes less never waits, if the order is known",
+		Measured: fmt.Sprintf("at these rates a first epoch takes %s (%s, bound by %s)", seconds(cold.Seconds), rate(cold), bindingOf(cfg, cold)),
+		Meaning:  held + "; a slower trainer never waits, if the order is known",
 		Remedy:   plan,
 		Values:   map[string]float64{"cold_epoch_seconds": cold.Seconds, "cold_files_per_second": float64(cold.Samples) / cold.Seconds, "warm_epoch_bytes": float64(warm.Bytes), "cold_epoch_bytes": float64(cold.Bytes)},
 	}
@@ -184,7 +185,7 @@ func forecast(ctx context.Context, f doctor.Facts, o *doctorOptions) doctor.Resu
 	return r
 }
 
-// bindingOf names what bounds an epoch of a trainer that computes nothing.
+// bindingOf names the limit of an epoch of a trainer without compute.
 func bindingOf(c sim.Config, e sim.Epoch) string {
 	return c.Limits(e).Others()[0].Name
 }

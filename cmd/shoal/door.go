@@ -10,19 +10,19 @@ import (
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// door joins the engine to the mount: it is fusefs.Volume and fusefs.Control.
+// door adapts the engine to the mount: it is fusefs.Volume and fusefs.Control.
 type door struct {
 	*engine.Engine
-	snapshot func() admin.Snapshot // what the stats show: of the feed, too, where one is served beside the mount
+	snapshot func() admin.Snapshot // for the stats; includes the feed if one is served beside the mount
 	server   atomic.Pointer[fusefs.Server]
 }
 
-// backedDoor lets the kernel read the files of a local folder itself: it is fusefs.Backer, too.
+// backedDoor also lets the kernel read the files of a local folder directly: it is fusefs.Backer, too.
 type backedDoor struct{ *door }
 
 // BackingFile implements fusefs.Backer.
@@ -39,7 +39,7 @@ func (d *door) Get(name string) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// Reserve implements fusefs.Memory: staged plans are the ledger's too.
+// Reserve implements fusefs.Memory: staged plans count in the ledger too.
 func (d *door) Reserve(n int64) bool { return d.Engine.Reserve(n) }
 
 // Release implements fusefs.Memory.

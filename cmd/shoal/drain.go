@@ -17,7 +17,7 @@ import (
 	"github.com/shoalfs/shoal/loader"
 )
 
-// phase is where a daemon stands in its life: what /readyz tells.
+// phase is the phase of a daemon's life, for /readyz.
 type phase struct{ at atomic.Int32 }
 
 const (
@@ -26,10 +26,10 @@ const (
 	ending
 )
 
-// set moves on to a later phase.
+// set moves to a later phase.
 func (p *phase) set(to int32) { p.at.Store(to) }
 
-// ready says why the daemon does not serve, or nil.
+// ready returns why the daemon does not serve, or nil.
 func (p *phase) ready() error {
 	switch p.at.Load() {
 	case starting:
@@ -40,7 +40,7 @@ func (p *phase) ready() error {
 	return nil
 }
 
-// drainOptions are the flags of how a daemon ends.
+// drainOptions are the flags for a daemon's end.
 type drainOptions struct{ timeout time.Duration }
 
 func (o *drainOptions) add(c *cobra.Command) {
@@ -54,7 +54,7 @@ func (o *drainOptions) check() error {
 	return nil
 }
 
-// drain is the end of one daemon: everything that it waits for shares one deadline.
+// drain is the end of one daemon: all its waits share one deadline.
 type drain struct {
 	ctx    context.Context // ends at the deadline, or with a second signal
 	cancel func()
@@ -77,23 +77,23 @@ func (o *drainOptions) begin(log *slog.Logger) *drain {
 	return d
 }
 
-// endPatience is how long an end may take once nothing is waited for any more: for closing connections, and for writing
-// down what the cache holds in memory.
+// endPatience is how long the end may take after the drain: to close connections, and to write the cache's data in
+// memory to disk.
 const endPatience = time.Second
 
-// lastMoment is when a process that was told to end exits, whatever it is at: the latest that any of its daemons allows.
+// lastMoment is when a process that was asked to end exits in any case: the latest time that any of its daemons allows.
 var lastMoment struct {
 	mu    sync.Mutex
 	at    time.Time
 	timer *time.Timer
 }
 
-// endBy has the process exit at that moment, if it was told to end and has not ended before. A disk that is slow or hangs
-// would otherwise keep it for a minute. The cache is made for being left so: what was not written yet is fetched again.
+// endBy makes the process exit at that time, if it was asked to end and has not ended. Otherwise a slow or hanging disk
+// would keep it for a minute. The cache tolerates this: data that was not written is fetched again.
 func endBy(at time.Time, log *slog.Logger) {
 	select {
 	case <-told:
-	default: // this daemon ends alone, and others of the process go on
+	default: // only this daemon ends; others in the process go on
 		return
 	}
 	m := &lastMoment
@@ -108,7 +108,7 @@ func endBy(at time.Time, log *slog.Logger) {
 	m.at = at
 	m.timer = time.AfterFunc(time.Until(at), func() {
 		said := make(chan struct{})
-		go func() { // the log may lie on the disk that hangs
+		go func() { // the log may be on the disk that hangs
 			defer close(said)
 			log.Warn("the end is cut off: what the cache had not written yet will be fetched again (is its disk slow?)")
 			limiter.Flush()
@@ -136,29 +136,29 @@ func (d *drain) feed(s *loader.Server) {
 }
 
 const (
-	// drainTick is between looks at how many files are open.
+	// drainTick is the interval of checks for open files.
 	drainTick = 10 * time.Millisecond
-	// busyTick is between attempts to unmount while nothing is open and the kernel says that it is in use. That
-	// may be a walk through folders, or a file whose release is on its way, or a shell that stands in it.
+	// busyTick is the interval of attempts to unmount while no file is open but the kernel reports the mount in use:
+	// a walk through folders, a file whose release is on its way, or a shell whose working directory is there.
 	busyTick = 100 * time.Millisecond
-	// busyPatience is how long those are waited for: they are in the middle of nothing.
+	// busyPatience is how long to wait for those: none of them is in the middle of a read.
 	busyPatience = time.Second
-	// abortPatience is how long the kernel may take to let go of a mount that was taken away.
+	// abortPatience is how long the kernel may take to release an aborted mount.
 	abortPatience = time.Second
 )
 
-// errHeld says that the kernel still has requests for a mount that is gone from the tree: what serves it cannot be
-// closed under them.
+// errHeld says that the kernel still has requests for a mount that is no longer in the tree: its server cannot be closed
+// under them.
 var errHeld = errors.New("a process still has files of the detached mount open")
 
-// mount unmounts once nobody is in the middle of a file, or at the deadline. gone is closed when the mount is.
+// mount unmounts once no file is open, or at the deadline. gone is closed when the mount is gone.
 func (d *drain) mount(m *mounted, gone <-chan struct{}) error {
 	s := m.server
 	s.Drain()
 	begin := s.OpenFiles()
 	d.log.Info("unmounting", "mountpoint", m.path, "open_files", begin)
-	var idle time.Time // since when nothing is open
-	var next time.Time // attempt
+	var idle time.Time // since when no file is open
+	var next time.Time // next attempt
 	for {
 		now := time.Now()
 		open := s.OpenFiles()
@@ -176,7 +176,7 @@ func (d *drain) mount(m *mounted, gone <-chan struct{}) error {
 		}
 		if over := d.ctx.Err() != nil; over || !idle.IsZero() && now.Sub(idle) > busyPatience {
 			if busy == nil {
-				if busy = s.Unmount(false); busy == nil { // an open that was counted and never released
+				if busy = s.Unmount(false); busy == nil { // an open was counted but never released
 					break
 				}
 			}
@@ -189,7 +189,7 @@ func (d *drain) mount(m *mounted, gone <-chan struct{}) error {
 		}
 		select {
 		case <-d.ctx.Done():
-		case <-gone: // somebody else has unmounted it
+		case <-gone: // unmounted by another process
 			return nil
 		case <-time.After(drainTick):
 		}
@@ -206,8 +206,8 @@ func (d *drain) mount(m *mounted, gone <-chan struct{}) error {
 	return nil
 }
 
-// end waits for what a mount's serve and the feed came to. A mount that is held is the kernel's to end when the process
-// exits, and the cache is made for being left so.
+// end waits for the results of a mount's server and of the feed. The kernel ends a mount that is still in use when the
+// process exits, which the cache tolerates.
 func (d *drain) end(err error) error {
 	d.cancel()
 	if errors.Is(err, errHeld) {

@@ -15,12 +15,12 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // feedReport is what `shoal feed --json` prints (docs/stats.md).
@@ -28,21 +28,24 @@ type feedReport struct {
 	Version     int     `json:"version"` // of this schema
 	Dataset     string  `json:"dataset"`
 	Transform   string  `json:"transform"`
-	Epochs      int     `json:"epochs"` // that were consumed to their end
+	Epochs      int     `json:"epochs"` // consumed to the end
 	Batches     int     `json:"batches"`
 	Samples     int     `json:"samples"` // valid rows
 	Bad         int     `json:"bad_samples"`
 	Bytes       int64   `json:"bytes"` // of batches
 	Seconds     float64 `json:"seconds"`
-	Stall       float64 `json:"stall_seconds"` // of these, waiting for a batch to begin
+	Stall       float64 `json:"stall_seconds"` // of these, spent waiting for a batch to begin
 	SamplesPerS float64 `json:"samples_per_second"`
 	Digest      string  `json:"digest"`
 	State       string  `json:"state"` // to go on from
 
-	// Of the session's order; position counts the samples that were delivered.
+	// Of the session's order; position counts the samples delivered.
 	Order engine.OrderState `json:"order"`
+	daemonReport
+}
 
-	// Of the daemon, after the last batch.
+// daemonReport is of the daemon, after the last batch.
+type daemonReport struct {
 	Opens       int64               `json:"opens"`
 	Reads       int64               `json:"reads"`
 	GetRequests int64               `json:"get_requests"`
@@ -54,17 +57,16 @@ type feedReport struct {
 }
 
 // addDaemon merges the daemon's stats.
-func (r *feedReport) addDaemon(raw []byte) error {
+func (r *daemonReport) addDaemon(raw []byte) error {
 	var s engine.Stats
 	if err := json.Unmarshal(raw, &s); err != nil {
 		return fmt.Errorf("the daemon's stats: %w", err)
 	}
-	r.Opens, r.Reads, r.GetRequests, r.GetBytes, r.Hits, r.Lead, r.Errors = s.Opens, s.Reads, s.GetRequests, s.GetBytes, s.Hits, s.Lead, s.Errors
-	r.Daemon = raw
+	*r = daemonReport{s.Opens, s.Reads, s.GetRequests, s.GetBytes, s.Hits, s.Lead, s.Errors, raw}
 	return nil
 }
 
-// refused tells wrong use from failure. A server that cannot be reached does not hide the first.
+// refused separates wrong usage from failure, even if the server cannot be reached.
 func refused(err error, open *feedpb.Open) error {
 	switch e := (*feedclient.Error)(nil); {
 	case !errors.As(err, &e):
@@ -78,7 +80,7 @@ func refused(err error, open *feedpb.Open) error {
 	return err
 }
 
-// cutShort explains an end before the end.
+// cutShort explains an early end.
 func cutShort(ctx context.Context, err error, r *feedReport, state string) error {
 	if ctx.Err() != nil {
 		err = errors.New("interrupted")
@@ -88,7 +90,7 @@ func cutShort(ctx context.Context, err error, r *feedReport, state string) error
 	return fmt.Errorf("%w; %s in %s came before, go on with --state '%s'", err, human.Count(r.Samples, "sample"), human.Count(r.Batches, "batch"), state)
 }
 
-// unversioned turns the order of states, NAME@VERSION:KEYS, into the spec that it was made from.
+// unversioned converts the order of states, NAME@VERSION:KEYS, to its spec.
 func unversioned(order string) string {
 	name, keys, keyed := strings.Cut(order, ":")
 	name, _, _ = strings.Cut(name, "@")
@@ -142,7 +144,7 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 	f.IntVar(&o.batches, "batches", 0, "stop after so many batches (0: at the end)")
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
 	c.PreRun = func(c *cobra.Command, _ []string) {
-		if open.State != "" { // what the state holds must not be contradicted by a default, or a standing setting
+		if open.State != "" { // defaults and standing settings must not contradict the state
 			for name, clear := range map[string]func(){
 				"batch": func() { open.Batch = 0 }, "order": func() { open.Order = "" }, "bad": func() {},
 			} {
@@ -224,7 +226,7 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 	return json.NewEncoder(c.OutOrStdout()).Encode(r)
 }
 
-// feedProgress is a line on a terminal, or a line now and then elsewhere.
+// feedProgress is a line on a terminal, or a line every few seconds elsewhere.
 type feedProgress struct {
 	w       io.Writer
 	tty     bool

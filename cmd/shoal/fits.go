@@ -17,24 +17,24 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// tabular is what fits need of a dataset of rows: engine.Dataset has it.
+// tabular is the interface to a dataset of rows that fits need: engine.Dataset has it.
 type tabular interface {
-	// Columns returns the first row of a table, which is in a file at path.
+	// Columns returns the first row of a table, from the file at path.
 	Columns(ctx context.Context) (row []byte, path string, err error)
 	// Selection names the samples.
 	Selection() string
-	// FitsDir is the folder for what is computed once.
+	// FitsDir is the folder of stored fits.
 	FitsDir() string
-	// SealFit and OpenFit encrypt what lies there, where the cache is encrypted.
+	// SealFit and OpenFit encrypt and decrypt stored fits, if the cache is encrypted.
 	SealFit(name string, b []byte) []byte
 	OpenFit(name string, b []byte) ([]byte, error)
 }
 
-// fitting lets one session fit at a time: the others then find the result.
+// fitting lets one session compute a fit at a time: the others then find the result.
 var fitting sync.Mutex
 
-// fitTable gives a table's transform what it has to know of the whole dataset: from the cache directory, or by one
-// pass over the rows.
+// fitTable gives a table's transform the statistics of the whole dataset: from the cache directory, or from one pass over
+// the rows.
 func fitTable(ctx context.Context, t *gpuingest.Table, ds loader.Dataset) (*gpuingest.Table, error) {
 	tab, ok := ds.(tabular)
 	var header []byte
@@ -55,7 +55,7 @@ func fitTable(ctx context.Context, t *gpuingest.Table, ds loader.Dataset) (*gpui
 	defer fitting.Unlock()
 	if b, err := os.ReadFile(file); err == nil {
 		b, err = tab.OpenFit(name, b)
-		if err != nil { // damaged: it is computed anew
+		if err != nil { // damaged: compute it again
 			b = nil
 		}
 		if fit, err := gpuingest.ParseFit(b); err == nil && fit.Dataset == ds.Version() {
@@ -90,7 +90,7 @@ func fitTable(ctx context.Context, t *gpuingest.Table, ds loader.Dataset) (*gpui
 	return t.With(fit)
 }
 
-// eachSample reads a dataset once, in the order in which it lies.
+// eachSample reads a dataset once, in stored order.
 func eachSample(ctx context.Context, ds loader.Dataset, name string, f func(data []byte) error) (err error) {
 	s, err := ds.Begin(name, order.Sequential(ds.Len()), 0, 1)
 	if err != nil {

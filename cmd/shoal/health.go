@@ -17,10 +17,10 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 )
 
-// defaultFeed is where `shoal serve` listens unless it is told otherwise.
+// defaultFeed is the default address of `shoal serve`.
 const defaultFeed = "unix:///run/shoal/feed.sock"
 
-// healthTick is between attempts of `shoal health --wait`.
+// healthTick is the interval of attempts of `shoal health --wait`.
 const healthTick = 100 * time.Millisecond
 
 func healthCommand() *cobra.Command {
@@ -70,7 +70,7 @@ With --wait it asks until all answer: a trainer that may start before its data d
 	return c
 }
 
-// health asks all targets at once. The errors are of all that do not answer, in the order given.
+// health queries all targets at once. It returns the errors of those that do not answer, in the order given.
 func health(ctx context.Context, targets []string, timeout time.Duration, security *clientSecurity) ([]string, error) {
 	if len(targets) > 0 {
 		return targets, healthOfAll(ctx, targets, timeout, security)
@@ -80,7 +80,7 @@ func health(ctx context.Context, targets []string, timeout time.Duration, securi
 		if err = healthOfAll(ctx, found, timeout, security); err != nil {
 			break
 		}
-		// A feed answers once its daemon is up, which may have mounted meanwhile.
+		// A feed answers once its daemon is up, which may have mounted in the meantime.
 		asked := found
 		if found, err = foundTargets(); slices.Equal(found, asked) {
 			break
@@ -128,7 +128,7 @@ func healthOf(ctx context.Context, target string, timeout time.Duration, securit
 		defer client.Close()
 		return client.Healthy(ctx)
 	}
-	// The kernel holds a read of a mount whose daemon hangs.
+	// A read of a mount whose daemon hangs blocks in the kernel.
 	answered := make(chan error, 1)
 	go func() {
 		_, err := readStats(target)

@@ -12,28 +12,28 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/cachedir"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/progress"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// invocation is where a verb runs: in a process of its own or, when it attached, in the daemon that owns
-// the cache directory.
+// invocation is the environment of a verb: a process of its own or, if it attached, the daemon that owns the cache
+// directory.
 type invocation struct {
 	host   *engine.Host                     // the daemon's; nil in a process of its own
-	dir    string                           // that relative paths begin at; "" is the process's own
+	dir    string                           // base of relative paths; "" is the process's own
 	getenv func(name string) string         // nil: the process's own environment
-	notice func(format string, args ...any) // tells the user something on the way to being ready
-	ready  func() error                     // the user may go on
-	waited func() bool                      // somebody waits for ready, and does not see the log
-	step   func(label string) step          // shows how far a long step is
-	peer   *audit.Peer                      // who attached; nil in a process of its own
+	notice func(format string, args ...any) // shows the user a message during the start
+	ready  func() error                     // reports that the user can go on
+	waited func() bool                      // whether a user waits for ready, and does not see the log
+	step   func(label string) step          // shows the progress of a long step
+	peer   *audit.Peer                      // the client that attached; nil in a process of its own
 
-	remarks []remark // about the limits of a process of its own, for its log
+	remarks []remark // remarks about limits, for the log of a process of its own
 }
 
-// step is a long part of a verb that is shown while it goes on.
+// step is a long part of a verb, whose progress is shown.
 type step interface {
 	Set(done, total int, note string)
 	Done(result string) // called once
@@ -51,7 +51,7 @@ func (b barStep) Set(done, total int, note string) {
 	b.Note(note)
 }
 
-// remoteStep shows a step to a client that attached.
+// remoteStep shows a step to an attached client.
 type remoteStep struct {
 	out   *replies
 	label string
@@ -67,7 +67,7 @@ func (s *remoteStep) Done(result string) {
 
 type invocationKey struct{}
 
-// of returns how the command was invoked.
+// invocationOf returns how the command was invoked.
 func invocationOf(ctx context.Context) *invocation {
 	if inv, ok := ctx.Value(invocationKey{}).(*invocation); ok {
 		return inv
@@ -75,7 +75,7 @@ func invocationOf(ctx context.Context) *invocation {
 	return &invocation{notice: notice, ready: ready, waited: func() bool { return readyPipe.Load() != nil }, step: localStep}
 }
 
-// peerOf returns whose invocation a command is.
+// peerOf returns the peer that invoked a command.
 func peerOf(c *cobra.Command) *audit.Peer { return invocationOf(c.Context()).who() }
 
 func (inv *invocation) who() *audit.Peer {
@@ -85,10 +85,10 @@ func (inv *invocation) who() *audit.Peer {
 	return audit.Self()
 }
 
-// attached reports whether the verb runs in somebody else's daemon.
+// attached reports whether the verb runs in another process's daemon.
 func (inv *invocation) attached() bool { return inv.host != nil }
 
-// abs makes a path absolute where the user wrote it.
+// abs makes a path absolute, relative to the user's folder.
 func (inv *invocation) abs(path string) (string, error) {
 	if filepath.IsAbs(path) || inv.dir == "" {
 		return filepath.Abs(path)
@@ -96,7 +96,7 @@ func (inv *invocation) abs(path string) (string, error) {
 	return filepath.Join(inv.dir, path), nil
 }
 
-// source makes a source that is a relative path absolute where the user wrote it.
+// source makes a source that is a relative path absolute, relative to the user's folder.
 func (inv *invocation) source(text string) (string, error) {
 	if text == "" || strings.Contains(text, "://") {
 		return text, nil
@@ -104,7 +104,7 @@ func (inv *invocation) source(text string) (string, error) {
 	return inv.abs(text)
 }
 
-// order makes the path of a list absolute where the user wrote it: a daemon may run elsewhere.
+// order makes the path of a list absolute, relative to the user's folder: a daemon may have another one.
 func (inv *invocation) order(spec order.Spec) (order.Spec, error) {
 	if spec.Path() == "" {
 		return spec, nil
@@ -124,8 +124,8 @@ func (inv *invocation) environ(name string) string {
 	return os.Getenv(name)
 }
 
-// withHost runs do with the host of a cache directory: the daemon's if one owns it, else one that is
-// opened for it.
+// withHost runs do with the host of a cache directory: the daemon's if one owns it, otherwise one that is opened for
+// it.
 func withHost(c *cobra.Command, cfg engine.HostConfig, do func(ctx context.Context, h *engine.Host, out io.Writer) error) error {
 	inv := invocationOf(c.Context())
 	if inv.attached() {
@@ -134,7 +134,7 @@ func withHost(c *cobra.Command, cfg engine.HostConfig, do func(ctx context.Conte
 		}
 		return do(c.Context(), inv.host, c.OutOrStdout())
 	}
-	// A daemon that ends still owns the directory for a moment.
+	// A daemon that is ending still owns the directory for a moment.
 	start := time.Now()
 	for ; ; time.Sleep(50 * time.Millisecond) {
 		d, inUse := ownHost(c.Context(), cfg)

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// autoShare is what auto takes of a limit that is this process's own, and the most that a default takes of
-	// any: beside what --memory counts, a cgroup counts kernel buffers and the page cache of what was just read.
+	// autoShare is auto's share of a limit of this process alone, and the most that a default uses of any limit:
+	// besides --memory, a cgroup also counts kernel buffers and the page cache of recent reads.
 	autoShare = 0.8
-	// sharedShare is what auto takes of a machine's memory where no cgroup bounds it: a trainer lives there, too.
+	// sharedShare is auto's share of a machine's memory without a cgroup limit: a trainer needs memory, too.
 	sharedShare = 0.25
 )
 
-// amount is a flag value: a size, a part of what there is (80%), or auto.
+// amount is a flag value: a size, a share of the available amount (80%), or auto.
 type amount struct {
 	bytes int64   // 0 for a part
-	part  float64 // of what there is
+	part  float64 // share of the available amount
 	auto  bool
 	text  string // as it was given; "" is the default
 }
@@ -62,14 +62,14 @@ func (a *amount) Set(text string) error {
 	return err
 }
 
-// remark is something to log once this process is the one that the limits hold for.
+// remark is a message to log once this process is known to be the one that the limits apply to.
 type remark struct {
 	level slog.Level
 	text  string
 	args  []any
 }
 
-// memory returns the bytes that --memory means on a machine.
+// memory returns the value of --memory in bytes on a machine.
 func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error) {
 	of := "the machine"
 	if m.Limit > 0 {
@@ -111,7 +111,7 @@ func (a *amount) memory(m machine.Memory) (n int64, remarks []remark, err error)
 	return n, remarks, err
 }
 
-// disk returns the bytes that --cache-size means in a folder. roomOf is machine.Room.
+// disk returns the value of --cache-size in bytes for a folder. roomOf is machine.Room.
 func (a *amount) disk(dir string, roomOf func(dir string) (int64, error)) (n int64, remarks []remark, err error) {
 	if a.text == "" {
 		return a.bytes, nil, nil
@@ -137,7 +137,7 @@ func (a *amount) disk(dir string, roomOf func(dir string) (int64, error)) (n int
 	return n, []remark{{slog.LevelInfo, "--cache-size " + a.String(), args()}}, nil
 }
 
-// limits returns the bytes that the flags mean here. In a daemon that runs already they mean nothing.
+// limits returns the values of the flags in bytes here. In a daemon that already runs they have no effect.
 func (o *engineOptions) limits(inv *invocation) (disk, memory int64, err error) {
 	if inv.attached() {
 		return o.cacheSize.bytes, o.memory.bytes, nil
@@ -157,7 +157,7 @@ func (o *engineOptions) limits(inv *invocation) (disk, memory int64, err error) 
 	return disk, memory, nil
 }
 
-// logLimits says what limits means, in the process that they hold for.
+// logLimits logs the values of limits, in the process that they apply to.
 func (inv *invocation) logLimits(log *slog.Logger) {
 	for _, r := range inv.remarks {
 		log.Log(context.Background(), r.level, r.text, r.args...)

@@ -12,22 +12,21 @@ import (
 	"github.com/shoalfs/shoal/internal/audit"
 )
 
-// logName is the file in the cache directory that a daemon's output goes to.
+// logName is the file in the cache directory for a daemon's output.
 const logName = "shoal.log"
 
 const (
-	// logTick is how often a daemon looks at its log: what is said in between is beyond the size.
+	// logTick is how often a daemon checks its log's size, which it can exceed in between.
 	logTick = 2 * time.Second
-	// logKeep is how many logs of before stay. They lie in the cache directory, where room is for samples.
+	// logKeep is the number of rotated logs to keep. They are in the cache directory, whose space is for samples.
 	logKeep = 1
 )
 
-// rotateLog keeps the log of a daemon small until stop is called. It does nothing in a process whose standard
-// error is another file.
+// rotateLog limits the size of a daemon's log until stop is called. It does nothing if standard error is another file.
 //
-// Standard output and error are the log's descriptors, not a writer of ours: what the runtime says of a panic lands
-// there, too, and what a supervisor says. So the descriptors themselves are moved to the new file. A
-// supervisor and its child share the log: one rotates, and the other follows at its next look.
+// Standard output and error are the log's descriptors, not a writer of ours, so that the runtime's panics and a
+// supervisor's messages are in the log, too. So the descriptors themselves are moved to the new file. A supervisor and
+// its child share the log: one rotates it, and the other follows at its next check.
 func rotateLog(o *engineOptions) (stop func()) {
 	path := filepath.Join(o.cacheDir, logName)
 	if o.logSize <= 0 || !isStderr(path) {
@@ -56,7 +55,7 @@ func rotateLog(o *engineOptions) (stop func()) {
 	}
 }
 
-// isStderr reports whether a file is what standard error goes to.
+// isStderr reports whether a file is standard error.
 func isStderr(path string) bool {
 	a, err := os.Stderr.Stat()
 	if err != nil {
@@ -66,7 +65,7 @@ func isStderr(path string) bool {
 	return err == nil && os.SameFile(a, b)
 }
 
-// lookAtLog makes way for a new log if this one is full, and moves to the new one, whoever began it.
+// lookAtLog rotates the log if it is full, and switches to the new one, whichever process rotated it.
 func lookAtLog(path string, limit int64) error {
 	if isStderr(path) {
 		if info, err := os.Stderr.Stat(); err != nil || info.Size() < limit {

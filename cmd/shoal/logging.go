@@ -11,11 +11,11 @@ import (
 	"github.com/shoalfs/shoal/internal/logs"
 )
 
-// limiter is of all loggers of the process, those of verbs that attached included.
+// limiter is shared by all loggers of the process, including those of attached verbs.
 var limiter = logs.NewLimiter()
 
-// jsonLog is set where everything on standard error has to be JSON, what is said to a user included: a collector
-// of logs reads it.
+// jsonLog is set if everything on standard error must be JSON, including messages to the user: a log collector reads
+// it.
 var jsonLog atomic.Bool
 
 // logOptions are the flags of a daemon's log.
@@ -30,7 +30,7 @@ func (o *logOptions) add(c *cobra.Command) {
 	f.StringVar(&o.format, "log-format", logs.Text, "text or json, one line per event")
 }
 
-// logger returns the logger. In a process of its own it is slog's default, and the log package's, too.
+// logger returns the logger. In a process of its own it becomes slog's and the log package's default.
 func (o *logOptions) logger(inv *invocation) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(o.level)); err != nil {

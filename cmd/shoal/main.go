@@ -1,8 +1,8 @@
-// Command shoal keeps GPUs fed from object storage: it mounts a bucket as a filesystem that reads
-// ahead in the order of the epoch, and serves finished batches over gRPC.
+// Command shoal keeps GPUs supplied with data from object storage: it mounts a bucket as a file system that
+// prefetches in the order of the epoch, and serves finished batches over gRPC.
 //
-// All wiring is here, one file a verb. Exit codes: 0 done, 1 failed (one line on stderr that names
-// the thing, the cause and the remedy), 2 wrong use.
+// This package has all wiring, one file for each verb. Exit codes: 0 done, 1 failed (one line on stderr that names the
+// thing, the cause and the remedy), 2 wrong usage.
 package main
 
 import (
@@ -14,12 +14,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/trace/export"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// searchVerb makes this process one that searches for a trainer's seed. No user gives it: a daemon does.
+// searchVerb makes this process search for a trainer's seed. Daemons use it, not users.
 const searchVerb = "search-seeds"
 
 func main() {
@@ -37,7 +37,7 @@ func main() {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = errInterrupted
 	}
-	failed(err) // the parent of a daemon, if this is one
+	failed(err) // tell the parent, if this is a daemon
 	stop()
 	limiter.Flush()
 	os.Exit(report(err))
@@ -58,7 +58,7 @@ func report(err error) int {
 	return cli.Code(err)
 }
 
-// rare are settings that few need, the rarest first: verbs with many flags leave them out of their --help.
+// rare are rarely used settings, the rarest first: verbs with many flags omit them in their --help.
 var rare = []string{
 	"debug-fuse", "entry-timeout", "read-ahead", "umask", "uid", "gid", "log-size", "audit-log-keep", "audit-log-size", "weak-etag", "links-outside",
 	"latency-sigma", "request-cpu", "request-rate", "object-versions", "requester-pays", "sse-c-key-file", "passthrough", "pprof", "price", "socket-group", "socket-mode", "quota", "drain-timeout",

@@ -13,16 +13,16 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// mountOptions are the flags of the mount itself.
+// mountOptions are the flags of the mount.
 type mountOptions struct {
 	kernelCache string
 	allowOther  bool
@@ -55,8 +55,8 @@ func (o *mountOptions) add(c *cobra.Command) {
 	o.drain.add(c)
 }
 
-// check checks the flags, and whether the dataset can be mounted at a place, of which it returns the absolute path; "" is
-// nowhere.
+// check checks the flags, and whether the dataset can be mounted at mountpoint. It returns the absolute path; "" means no
+// mount.
 func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint string) (string, error) {
 	if err := o.drain.check(); err != nil || mountpoint == "" {
 		return "", err
@@ -69,7 +69,7 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 		return "", err
 	}
 	if o.mkdir {
-		// A dead mount, which is replaced, is there and cannot be looked at.
+		// A dead mount, which will be replaced, exists but cannot be inspected.
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return "", fmt.Errorf("--mkdir: %w (its parent folder must exist)", err)
 		}
@@ -77,8 +77,8 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 	return path, fusefs.Check(path)
 }
 
-// asDaemon runs a verb that serves targets: in the background and under a supervisor, as the flags say, or in the daemon
-// that it has attached to.
+// asDaemon runs a verb that serves targets: in the background and under a supervisor, if the flags say so, or in the
+// daemon that it attached to.
 func asDaemon(c *cobra.Command, eo *engineOptions, mo *mountOptions, mountpoint string, listen []string, run func() error) error {
 	if !invocationOf(c.Context()).attached() {
 		serviceTargets(mountpoint, listen...)
@@ -135,7 +135,7 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
 	return c
 }
 
-// runMount mounts and serves until the context ends or somebody unmounts.
+// runMount mounts and serves until the context ends or the mount is unmounted.
 func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, eo *engineOptions, mo *mountOptions, mountpoint string) (err error) {
 	e, err := openEngine(ctx, inv, h, cfg)
 	if err != nil {
@@ -165,7 +165,7 @@ func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	}
 	gone := m.gone()
 	select {
-	case <-gone: // somebody has unmounted it
+	case <-gone: // it was unmounted
 		return nil
 	case <-ctx.Done():
 	}
@@ -181,20 +181,20 @@ type mounted struct {
 	audit  *audit.Log
 }
 
-// gone returns a channel that is closed when the mount is no more.
+// gone returns a channel that is closed when the mount is gone.
 func (m *mounted) gone() <-chan struct{} {
 	gone := make(chan struct{})
 	go func() { m.server.Wait(); close(gone) }()
 	return gone
 }
 
-// left writes down that the mount is no more.
+// left records that the mount is gone.
 func (m *mounted) left() { m.audit.Write(audit.Event{Event: "unmount"}) }
 
 func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config, snapshot func() admin.Snapshot) (*mounted, error) {
 	keep := mo.kernelCache == "on" || mo.kernelCache == "auto" && e.Manifest().Bytes() <= machine.ReadMemory().Available/2
 	door := &door{Engine: e, snapshot: snapshot}
-	// A process that uses the mount is its own peer, so whoever mounts is none for all.
+	// Each process that uses the mount is a peer of its own, so the events have no common peer.
 	events := h.Audit().With(audit.Event{Source: e.Source(), Mountpoint: mountpoint})
 	mount := audit.Event{Event: "mount", Dataset: e.Manifest().Version(), Order: cfg.Order.String(), Peer: inv.who()}
 	var volume fusefs.Volume = door
@@ -253,7 +253,7 @@ ends after the daemon's (docs/kubernetes.md).`,
 			if err := fusefs.Unmount(mountpoint, lazy); err != nil {
 				return err
 			}
-			if pid != 0 && stats.Users > 1 { // the daemon goes on with other mounts
+			if pid != 0 && stats.Users > 1 { // the daemon still has other mounts
 				return waitUsers(c.Context(), stats.CacheDir, stats.Users, wait)
 			}
 			for deadline := time.Now().Add(wait); pid != 0 && running(pid); time.Sleep(20 * time.Millisecond) {
@@ -270,7 +270,7 @@ ends after the daemon's (docs/kubernetes.md).`,
 	return c
 }
 
-// detachAll takes away all mounts at a place, of which a dead daemon and its successor leave one each. None is fine too.
+// detachAll detaches all mounts at a place: a dead daemon and its successor leave one each. None is fine too.
 func detachAll(mountpoint string) error {
 	for {
 		if err := fusefs.Unmount(mountpoint, true); errors.Is(err, fusefs.ErrNotMounted) {

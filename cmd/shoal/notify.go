@@ -15,27 +15,27 @@ import (
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 )
 
-// The service manager (systemd, or whatever else set NOTIFY_SOCKET) hears of this process's life as sd_notify(3) has
-// it, from the process that the manager started: with --supervise that is the supervisor, and for a verb that
-// attached to another daemon the client.
+// The service manager (systemd, or any other that sets NOTIFY_SOCKET) follows this process's life through sd_notify(3),
+// sent by the process that the manager started: with --supervise that is the supervisor, and for an attached verb the
+// client.
 
-// managerEnv is what the manager tells its process, and is no business of that process's children.
+// managerEnv are the manager's variables for its process, which children must not inherit.
 var managerEnv = []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
 
-// startExtension is how much longer a start may take after each sign of progress.
+// startExtension is the time that each sign of progress adds to the start.
 const startExtension = 30 * time.Second
 
-// service is what the manager's process serves.
+// service is the state of the process that the manager started.
 var service struct {
-	targets atomic.Pointer[[]string] // of `shoal health`, by which the watchdog sees that it answers
+	targets atomic.Pointer[[]string] // arguments of `shoal health`, with which the watchdog checks the daemon
 	stop    sync.Once
 	over    chan struct{} // closed once it is stopping
 }
 
 func init() { service.over = make(chan struct{}) }
 
-// serviceTargets sets what the watchdog looks at. A tls:// address is left out: whoever wants an answer there needs a
-// client's certificate or another authority than the system's.
+// serviceTargets sets the watchdog's targets. tls:// addresses are left out: they may need a client's certificate or
+// another authority than the system's.
 func serviceTargets(mountpoint string, listen ...string) {
 	var targets []string
 	if mountpoint != "" {
@@ -58,10 +58,10 @@ func tellManager(lines ...string) {
 
 func usec(d time.Duration) string { return fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", d.Microseconds()) }
 
-// serviceProgress tells that the start goes on.
+// serviceProgress reports that the start continues.
 func serviceProgress(status string) { tellManager("STATUS="+status, usec(startExtension)) }
 
-// serviceReady tells that the daemon serves, and begins to feed the manager's watchdog.
+// serviceReady reports that the daemon serves, and begins to feed the manager's watchdog.
 func serviceReady() {
 	targets := service.targets.Load()
 	if targets == nil {
@@ -77,7 +77,7 @@ func serviceReady() {
 	}
 }
 
-// serviceStopping tells that the end has begun, and for how long it may wait for readers.
+// serviceStopping reports that the end has begun, and how long it may wait for readers.
 func serviceStopping(drain time.Duration) {
 	service.stop.Do(func() {
 		close(service.over)
@@ -85,9 +85,9 @@ func serviceStopping(drain time.Duration) {
 	})
 }
 
-// feedWatchdog tells the manager that the daemon is alive, each time that another process has asked the daemon and
-// got an answer: a mount must not be read by the process that serves it. A daemon that does not answer is not spoken
-// for, and the manager does what it was told to.
+// feedWatchdog tells the manager that the daemon is alive, each time that another process has queried the daemon
+// successfully: the process that serves a mount must not read it. If the daemon does not answer, nothing is sent, and the
+// manager acts as configured.
 func feedWatchdog(interval time.Duration, targets []string) {
 	tick := time.NewTicker(interval / 3)
 	defer tick.Stop()
@@ -117,17 +117,17 @@ func feedWatchdog(interval time.Duration, targets []string) {
 	}
 }
 
-// askHealth runs `shoal health` in a process of its own.
+// askHealth runs `shoal health` in a separate process.
 func askHealth(ctx context.Context, targets []string) error {
 	if len(targets) == 0 {
-		return nil // that this process runs at all is what can be told
+		return nil // all that can be checked is that this process runs
 	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, self, append([]string{"health", "--"}, targets...)...)
-	cmd.Env = append(withoutManager(os.Environ()), settledEnv+"=1") // a file that is wrong by now must not end the daemon
+	cmd.Env = append(withoutManager(os.Environ()), settledEnv+"=1") // a configuration file that has become invalid must not end the daemon
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
@@ -135,7 +135,7 @@ func askHealth(ctx context.Context, targets []string) error {
 	return nil
 }
 
-// withoutManager returns an environment for children.
+// withoutManager returns an environment for child processes.
 func withoutManager(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")

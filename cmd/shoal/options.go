@@ -19,17 +19,17 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 // connections is a flag value: a number of requests in flight, or 0 for auto.
 type connections int
 
-// mostConnections are as many as a process's usual 1,024 open files leave room for, beside the cache's.
+// mostConnections fits into a process's usual limit of 1,024 open files, beside the cache's files.
 const mostConnections = 512
 
 func (c *connections) String() string {
@@ -59,13 +59,13 @@ func (c *connections) most() int {
 	return int(*c)
 }
 
-// choice is a flag value that is one of some words.
+// choice is a flag value that is one of several words.
 type choice struct {
 	to *string
 	of []string
 }
 
-// addChoice adds a flag that takes one of some words, of which the first is the default.
+// addChoice adds a flag that accepts one of several words, of which the first is the default.
 func addChoice(f *pflag.FlagSet, to *string, name, usage string, of ...string) {
 	*to = of[0]
 	f.Var(choice{to, of}, name, usage)
@@ -81,12 +81,12 @@ func (c choice) Set(text string) error {
 	return nil
 }
 
-// words are what can be given, beside nothing.
+// words are the accepted values, without the empty one.
 func (c choice) words() []string {
 	return slices.DeleteFunc(slices.Clone(c.of), func(w string) bool { return w == "" })
 }
 
-// engineOptions are the flags that every verb with a dataset takes.
+// engineOptions are the flags of every verb with a dataset.
 type engineOptions struct {
 	store       storeOptions
 	cacheDir    string
@@ -109,8 +109,8 @@ type engineOptions struct {
 	logSize cli.Size
 }
 
-// packedOptions are those about tar shards: what stands in for SOURCE, where a pass is packed to, and what is done
-// about bad ones.
+// packedOptions are the flags of tar shards: those that replace SOURCE, the destination of a pass, and the handling of
+// bad shards.
 type packedOptions struct{ shards, publish, badShards string }
 
 // add adds the flags of a daemon.
@@ -147,7 +147,7 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	o.auditOptions.add(c)
 }
 
-// check checks what can be checked of the flags without a look at anything.
+// check checks the flags as far as possible without I/O.
 func (o *engineOptions) check(source string) error {
 	if err := o.admin.check(); err != nil {
 		return err
@@ -157,7 +157,7 @@ func (o *engineOptions) check(source string) error {
 			return cli.Usage(err)
 		}
 	}
-	if o.records != "" && o.samples == "images" { // the default: no row is one
+	if o.records != "" && o.samples == "images" { // the default, which matches no row
 		o.samples = "*.row"
 	}
 	if err := engine.CheckSamples(o.samples); err != nil {
@@ -169,7 +169,7 @@ func (o *engineOptions) check(source string) error {
 	return nil
 }
 
-// spec returns the order that the flags name.
+// spec returns the order in the flags.
 func (o *engineOptions) spec(inv *invocation) (order.Spec, error) {
 	spec, err := order.Parse(o.order)
 	if err == nil && o.epoch >= 0 {
@@ -189,7 +189,7 @@ func (o *engineOptions) spec(inv *invocation) (order.Spec, error) {
 	return spec, err
 }
 
-// config checks the flags, and reads what they name.
+// config checks the flags, and reads the files that they name.
 func (o *engineOptions) config(inv *invocation, source string) (c engine.Config, h engine.HostConfig, err error) {
 	if err := o.check(source); err != nil {
 		return c, h, err
@@ -230,7 +230,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	return c, h, err
 }
 
-// cacheBase is where the default cache directories lie.
+// cacheBase is the parent of the default cache directories.
 func cacheBase() string {
 	base, err := os.UserCacheDir()
 	if err != nil {
@@ -250,7 +250,7 @@ func (o *engineOptions) resolveCacheDir(inv *invocation, source string) error {
 	return err
 }
 
-// openEngine opens a dataset and tells how a long listing goes on.
+// openEngine opens a dataset and shows the progress of a long listing.
 func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config) (*engine.Engine, error) {
 	inv.logLimits(cfg.Logger)
 	var listed atomic.Int64
@@ -287,7 +287,7 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 // joinClose closes the dataset after err.
 func joinClose(err error, e *engine.Engine) error { return errors.Join(err, e.Close()) }
 
-// cacheOutside fails where the cache directory lies in a folder that is no place for it.
+// cacheOutside fails if the cache directory is inside a folder where it must not be.
 func (o *engineOptions) cacheOutside(folder, what, why string) error {
 	cache, in := resolved(o.cacheDir), resolved(folder)
 	if cache == in || strings.HasPrefix(cache, strings.TrimSuffix(in, "/")+"/") {

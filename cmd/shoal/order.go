@@ -14,10 +14,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/prefetch/certificate"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -71,7 +71,7 @@ rank sees.`,
 	f.IntVar(&o.epochs, "epochs", 1, "with --certificate: number of epochs, from --epoch on")
 	f.BoolVar(&o.json, "json", false, "with --certificate: print a JSON object for each epoch (schema in docs/orders.md)")
 	f.StringVar(&o.dataset, "dataset", "", "")
-	_ = f.MarkHidden("dataset") // what a daemon is asked for
+	_ = f.MarkHidden("dataset") // for requests to a daemon
 	f.Int("epoch", 0, "epoch")
 	f.Int("world", 1, "number of ranks")
 	f.String("rank", "0", "rank whose samples are printed, R or A-B")
@@ -127,7 +127,7 @@ func (o *orderOptions) run(c *cobra.Command, text string) error {
 	return o.print(c, inv, spec, facts)
 }
 
-// check tells of flags that do not fit each other.
+// check reports flags that do not fit each other.
 func (o *orderOptions) check(batchGiven bool) error {
 	switch {
 	case o.certify && o.batch < 1:
@@ -146,7 +146,7 @@ func (o *orderOptions) check(batchGiven bool) error {
 	return nil
 }
 
-// facts are what the flags tell of a dataset that is nowhere.
+// facts are the facts about a hypothetical dataset, from the flags.
 func (o *orderOptions) facts(inv *invocation) (order.Facts, error) {
 	f := order.Facts{Samples: o.n, List: func(path string) ([]uint32, error) {
 		data, err := os.ReadFile(path)
@@ -186,7 +186,7 @@ func (o *orderOptions) facts(inv *invocation) (order.Facts, error) {
 	return f, nil
 }
 
-// readSizes reads one length a line, for each of n samples.
+// readSizes reads one length from each line, for each of n samples.
 func readSizes(path string, n int) ([]int64, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -225,7 +225,7 @@ func (o *orderOptions) print(c *cobra.Command, inv *invocation, spec order.Spec,
 	return out.Flush()
 }
 
-// orderError tells wrong use from the little that can fail by itself.
+// orderError separates wrong usage from the few failures that can occur.
 func orderError(err error) error {
 	switch {
 	case errors.Is(err, order.ErrNeedsShards):
@@ -245,7 +245,7 @@ type epochCertificate struct {
 	certificate.Certificate
 }
 
-// certificates measures epoch by epoch. What counts is the batch of all ranks.
+// certificates measures each epoch. The batch is that of all ranks.
 func (o *orderOptions) certificates(out io.Writer, inv *invocation, spec order.Spec, facts order.Facts) error {
 	if spec.World() > 1 {
 		var err error
@@ -333,7 +333,7 @@ func (c epochCertificate) write(w io.Writer) error {
 	return err
 }
 
-// ofMount asks the daemon of a mount, which has the manifest and knows the shards.
+// ofMount asks the daemon of a mount, which has the manifest and the shards.
 func (o *orderOptions) ofMount(ctx context.Context, spec order.Spec, out io.Writer) error {
 	stats, err := readStats(o.mountpoint)
 	if err != nil {

@@ -19,11 +19,11 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/gpuingest"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // packOptions are the flags of shoal pack.
@@ -124,7 +124,7 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	return nil
 }
 
-// packStores returns how the source's and the destination's stores are spoken to.
+// packStores returns the options of the source's and the destination's stores.
 func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to stores.Options, err error) {
 	store, err := o.options(inv)
 	if err != nil {
@@ -143,7 +143,7 @@ func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to s
 	return from, to, err
 }
 
-// recoding is what pack does to files first.
+// recoding is the conversion of files before packing.
 type recoding struct {
 	gpuingest.Recode
 	resize, spool string
@@ -165,7 +165,7 @@ func (r *recoding) check(quality bool) (err error) {
 	return nil
 }
 
-// all makes the files of m anew, and returns where they are and their manifest.
+// all recodes the files of m, and returns a reader of the results and their manifest.
 func (r *recoding) all(ctx context.Context, src objstore.Reader, m *catalog.Manifest, connections int) (*recoded, *catalog.Manifest, error) {
 	made, err := recode(ctx, src, m, r.Recode, r.spool, connections)
 	if err != nil {
@@ -182,8 +182,8 @@ func (r *recoding) all(ctx context.Context, src objstore.Reader, m *catalog.Mani
 	return made, m, err
 }
 
-// packOverhead is what a pack needs beside the parts that it builds: the Go runtime, the buffers of its
-// connections, and the collector's share.
+// packOverhead is the memory of a pack besides the parts that it builds: the Go runtime, the buffers of its
+// connections, and the garbage collector's share.
 const packOverhead = 96 << 20
 
 func pack(ctx context.Context, from, to string, fromStore, toStore stores.Options, o shard.PackOptions, re recoding) (_ shard.Result, version string, cost engine.Cost, err error) {
@@ -204,7 +204,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	debug.SetMemoryLimit(o.Memory)
 	o.Source = source.String()
 	var src objstore.Reader = objstore.Retry(objstore.Limit(base, o.Connections), budget.Policy(base))
-	// Asked while the listing goes on; what they find comes first.
+	// Checked during the listing; their errors are reported first.
 	var asked errgroup.Group
 	asked.Go(func() error { return base.Check(ctx) })
 	asked.Go(func() error {
@@ -246,7 +246,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 		}
 		src, m = made, anew
 		defer func() {
-			if err == nil { // else the same command goes on with them
+			if err == nil { // otherwise the same command continues with them
 				err = made.remove()
 			}
 		}()
@@ -265,8 +265,8 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	return res, m.Version(), engine.CostOf(total, fromStore.Store.Prices), nil
 }
 
-// mapped moves a manifest from the heap to a mapped file, so that its size does not count. The file has
-// lost its name by then: nothing stays behind, however the process ends.
+// mapped moves a manifest from the heap to a mapped file, so that its size does not count. The file is already unlinked:
+// nothing stays behind, however the process ends.
 func mapped(m *catalog.Manifest) (*catalog.Manifest, error) {
 	dir, err := os.MkdirTemp("", "shoal-pack-")
 	if err != nil {

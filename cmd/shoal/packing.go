@@ -12,10 +12,10 @@ import (
 	"github.com/shoalfs/shoal/loader"
 )
 
-// packings keeps the last packings that sessions asked for, so that the ranks and openings of a job share one.
+// packings keeps the latest packings of sessions, so that the ranks and streams of a job share one.
 var packings packingCache
 
-// keptPackings is how many: one takes up to 8 bytes a document.
+// keptPackings is the number to keep: a packing uses up to 8 bytes for each document.
 const keptPackings = 4
 
 type packingCache struct {
@@ -23,7 +23,7 @@ type packingCache struct {
 	list []*keptPacking // the last used one last
 }
 
-// keptPacking is made once. A packing follows from the spec and the sizes of the documents alone.
+// keptPacking is computed once. A packing depends only on the spec and the sizes of the documents.
 type keptPacking struct {
 	spec      string
 	documents int
@@ -34,7 +34,7 @@ type keptPacking struct {
 	err    error
 }
 
-// of packs the dataset, or takes what is kept from an earlier time.
+// of packs the dataset, or returns a kept packing.
 func (c *packingCache) of(ctx context.Context, ds loader.Dataset, spec string, p gpuingest.Packing) (*loader.Packed, error) {
 	h := xxhash.New()
 	var b [8]byte

@@ -19,40 +19,54 @@ import (
 
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/internal/workload"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/sim"
 )
 
 // planOptions are the flags of shoal plan.
 type planOptions struct {
-	cacheSize, memory, sampleSize          cli.Size
-	mostDisk, mostMemory                   amount
-	bandwidth                              bandwidth
-	latency, step, requestCPU, read        time.Duration
-	sigma, requestRate                     float64
-	batch, accelerators, workers, prefetch int
-	connections                            connections
-	epochs                                 int
-	order, workload, policy, target        string
-	samples                                string
-	seed                                   uint64
-	warm, asJSON                           bool
+	cacheSize, memory, sampleSize            cli.Size
+	mostDisk, mostMemory                     amount
+	order, workload, policy, target, samples string
+	epochs                                   int
+	seed                                     uint64
+	warm, asJSON                             bool
+	store                                    storeOptions
+	modelledStore
+	modelledTrainer
+	parsedPlan
+}
 
-	store       storeOptions
-	asked       objstore.StoreOptions // by store's flags
+// modelledStore is the store as the model has it.
+type modelledStore struct {
+	bandwidth           bandwidth
+	latency, requestCPU time.Duration
+	sigma, requestRate  float64
+	connections         connections
+}
+
+// modelledTrainer is the trainer as the model has it.
+type modelledTrainer struct {
+	batch, accelerators, workers, prefetch int
+	step, read                             time.Duration
+}
+
+// parsedPlan is what the texts of the flags say.
+type parsedPlan struct {
+	asked       objstore.StoreOptions // from the store's flags
 	spec        order.Spec
 	policies    []sim.Policy
-	utilisation float64 // of --target; 0: not asked for
+	utilisation float64 // of --target; 0: not given
 	synthetic   int     // samples of a dataset that does not exist yet
 }
 
 func planCommand() *cobra.Command {
-	o := planOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30}, bandwidth: 10e9 / 8}
+	o := planOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30}, modelledStore: modelledStore{bandwidth: 10e9 / 8}}
 	c := &cobra.Command{
 		Use:   "plan [SOURCE]",
 		Short: "Predict how busy accelerators will be, before a byte is fetched",
@@ -112,7 +126,7 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 	return c
 }
 
-// limits takes what mount's flags mean on this machine, but for the default of --memory, which stays.
+// limits sets the values of mount's flags on this machine, except the default of --memory, which stays.
 func (o *planOptions) limits() error {
 	disk, _, err := o.mostDisk.disk(cacheBase(), machine.Room)
 	if err != nil {
@@ -128,7 +142,7 @@ func (o *planOptions) limits() error {
 	return nil
 }
 
-// takeWorkload takes from --workload what no flag says.
+// takeWorkload sets the values that no flag sets from --workload.
 func (o *planOptions) takeWorkload(c *cobra.Command) error {
 	if o.workload == "" {
 		return nil
@@ -223,10 +237,10 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	return nil
 }
 
-// planVersion is the version of what --json prints.
+// planVersion is the version of the output of --json.
 const planVersion = 2
 
-// Bounds of what is simulated.
+// Bounds of the simulation.
 const (
 	maxAccelerators = 4096
 	maxWorkers      = 256
@@ -247,7 +261,7 @@ func parseTarget(text string) (float64, error) {
 	return v, nil
 }
 
-// predictor carries a prediction out.
+// predictor computes a prediction.
 type predictor struct {
 	o   *planOptions
 	inv *invocation
@@ -268,8 +282,8 @@ func (p *predictor) synthetic(ctx context.Context) error {
 	})
 }
 
-// source lists a dataset into a catalog that is thrown away: the user's own may be in use, and has a
-// --cache-size of its own.
+// source lists a dataset into a temporary catalog: the user's own may be in use, and has a --cache-size of its
+// own.
 func (p *predictor) source(ctx context.Context, source string) (err error) {
 	dir, err := os.MkdirTemp("", "shoal-plan-")
 	if err != nil {
@@ -307,7 +321,7 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 		planDataset{Source: e.Source(), Samples: f.Samples, Bytes: f.Bytes, Packed: f.Places != nil})
 }
 
-// config is what the flags say.
+// config is the configuration in the flags.
 func (p *predictor) config() sim.Config {
 	o := p.o
 	requestRate := o.requestRate
@@ -337,21 +351,21 @@ type (
 	}
 	planEpoch struct {
 		sim.Epoch
-		Limits sim.Limits   `json:"limits"` // seconds that each resource alone takes
+		Limits sim.Limits   `json:"limits"` // seconds that each resource alone needs
 		Bound  string       `json:"bound"`
 		Cost   *engine.Cost `json:"cost,omitempty"` // at --price
 	}
 	planTarget struct {
 		Utilisation   float64  `json:"utilisation"`
-		CacheBytes    *int64   `json:"cache_bytes"`             // nil: no cache does with this bandwidth
+		CacheBytes    *int64   `json:"cache_bytes"`             // nil: no cache is enough with this bandwidth
 		CacheFraction *float64 `json:"cache_fraction"`          // of the dataset
-		Bandwidth     *float64 `json:"bandwidth_bytes_per_sec"` // with --cache-size; 0: nothing is fetched; nil: none does
+		Bandwidth     *float64 `json:"bandwidth_bytes_per_sec"` // with --cache-size; 0: nothing is fetched; nil: no bandwidth is enough
 	}
 	// planReport is what --json prints (docs/plan.md).
 	planReport struct {
 		Version    int          `json:"version"` // of this schema
 		Dataset    planDataset  `json:"dataset"`
-		Demand     float64      `json:"demand_bytes_per_sec"` // that the accelerators take when they never wait
+		Demand     float64      `json:"demand_bytes_per_sec"` // the rate of accelerators that never wait
 		CacheBytes int64        `json:"cache_bytes"`
 		Policies   []planResult `json:"policies"`
 		Target     *planTarget  `json:"target,omitempty"`
@@ -359,7 +373,7 @@ type (
 )
 
 func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int) (order.Order, error), d planDataset) error {
-	// A run is one call that nothing interrupts but its own questions.
+	// A run is one call that cannot be interrupted except through its callbacks.
 	var failed error
 	c.Order = func(epoch int) order.Order {
 		o, err := of(epoch)
@@ -443,7 +457,7 @@ func (p *predictor) target(c sim.Config, total int64) (*planTarget, error) {
 	return t, err
 }
 
-// cost returns what an epoch's requests cost; nil without prices.
+// cost returns the cost of an epoch's requests; nil without prices.
 func (p *predictor) cost(e sim.Epoch) *engine.Cost {
 	if p.o.asked.Prices.IsZero() {
 		return nil
@@ -452,12 +466,12 @@ func (p *predictor) cost(e sim.Epoch) *engine.Cost {
 	return &c
 }
 
-// late returns a step that is shown once it has taken a second.
+// late returns a step that is shown after a second.
 func (p *predictor) late(label string) step {
 	return &lateStep{begin: time.Now(), show: func() step { return p.inv.step(label) }}
 }
 
-// lateStep shows a step only if it turns out to be a long one. It is set from one goroutine.
+// lateStep shows a step only if it takes long. One goroutine uses it.
 type lateStep struct {
 	begin time.Time
 	show  func() step
@@ -524,11 +538,11 @@ func (p *predictor) print(r planReport) error {
 	return nil
 }
 
-// uneven is what bounds an epoch that takes longer than each of its limits: it waits for bytes at some times
-// and for the accelerators at others.
+// uneven is the bound of an epoch that takes longer than each of its limits: it waits for bytes at some times and for the
+// accelerators at others.
 const uneven = "unevenness"
 
-// boundOf names what bounds an epoch.
+// boundOf names the bound of an epoch.
 func boundOf(e sim.Epoch, l sim.Limits) string {
 	if limit := l.Binding(); e.Seconds <= 1.03*limit.Seconds {
 		return limit.Name
@@ -536,7 +550,7 @@ func boundOf(e sim.Epoch, l sim.Limits) string {
 	return uneven
 }
 
-// verdict says what bounds the last epoch, and how near it is to that.
+// verdict says what bounds the last epoch, and how close it is to the bound.
 func (r planResult) verdict() string {
 	e := r.Epochs[len(r.Epochs)-1]
 	bound := e.Limits.Binding()
@@ -578,7 +592,7 @@ func (p *predictor) advice(t planTarget) string {
 	return goal + strings.Join(ways, ", or ")
 }
 
-// ceil returns the size in whole MiB, or GiB where that is exact enough, rounded up.
+// ceil returns the size rounded up to whole MiB, or GiB if that is exact enough.
 func ceil(s cli.Size) string {
 	unit, name := int64(1<<20), "MiB"
 	if s >= 100<<30 {
@@ -587,7 +601,7 @@ func ceil(s cli.Size) string {
 	return fmt.Sprintf("%d%s", (int64(s)+unit-1)/unit, name)
 }
 
-// seconds prints a virtual time with three digits or so.
+// seconds formats a virtual time with about three digits.
 func seconds(s float64) string {
 	switch {
 	case s < 1:

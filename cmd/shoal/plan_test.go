@@ -147,7 +147,7 @@ func TestPlanSchema(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		t.Fatal(err)
 	}
-	if report["version"] != float64(planVersion) || !strings.Contains(string(page), fmt.Sprintf("the schema's, now %d", planVersion)) {
+	if report["version"] != float64(planVersion) || !strings.Contains(string(page), fmt.Sprintf("the schema's version, now %d", planVersion)) {
 		t.Errorf("version %v", report["version"])
 	}
 	snake := regexp.MustCompile(`^[a-z]+(_[a-z]+)*$`)

@@ -96,7 +96,7 @@ func (o *profileOptions) check(args []string) error {
 }
 
 const (
-	// pollEvery is well below the time in which a recording's ring fills up.
+	// pollEvery is much shorter than the time in which a recording's ring fills up.
 	pollEvery = 100 * time.Millisecond
 	// maxLine bounds a line of a recording: a path, or the stats of many streams.
 	maxLine = 16 << 20
@@ -125,7 +125,7 @@ func readTrace(name string) (*trace.Trace, error) {
 	return t, nil
 }
 
-// record records a mount until the time is over, the user has enough, or the mount goes.
+// record records a mount until the time is over, the user stops it, or the mount is gone.
 func (o *profileOptions) record(ctx context.Context, inv *invocation, mountpoint string) (_ *trace.Trace, err error) {
 	before, err := readStats(mountpoint)
 	if err != nil {
@@ -202,11 +202,11 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, mountpoint
 // recording is the reading end of a recording.
 type recording struct {
 	t    *trace.Trace
-	out  *bufio.Writer // nil: it is not kept
-	part []byte        // of a line whose end has not come yet
+	out  *bufio.Writer // nil: not saved
+	part []byte        // beginning of an incomplete line
 }
 
-// drain takes what is there. gone says that there will be no more.
+// drain reads the available lines. gone reports that there will be no more.
 func (r *recording) drain(f *os.File) (gone bool, err error) {
 	buf := make([]byte, 256<<10)
 	for {

@@ -25,16 +25,16 @@ import (
 	"github.com/shoalfs/shoal/gpuingest"
 )
 
-// recoded is a dataset whose files were made anew and lie in a spool folder: it is objstore.Reader. ETags are
-// hashes of the content, so that the same files recoded alike are the same version of a dataset.
+// recoded is a dataset of recoded files in a spool folder: it is objstore.Reader. ETags are hashes of the content, so
+// that the same files, recoded in the same way, are the same version of a dataset.
 type recoded struct {
 	dir     string
 	objects []objstore.Object // by key
-	kept    int               // files that are no pictures, or broken ones, as they were
+	kept    int               // unchanged files: not pictures, or broken ones
 }
 
-// recode makes all files of m anew in a folder under spool. Files of an earlier run of the same recoding are
-// taken over.
+// recode recodes all files of m into a folder under spool. Files of an earlier run of the same recoding are
+// reused.
 func recode(ctx context.Context, src objstore.Reader, m *catalog.Manifest, r gpuingest.Recode, spool string, connections int) (_ *recoded, err error) {
 	name := sha256.Sum256([]byte(m.Version() + "\n" + r.String()))
 	out := &recoded{dir: filepath.Join(spool, "shoal-recode-"+hex.EncodeToString(name[:8])), objects: make([]objstore.Object, m.Len())}
@@ -75,10 +75,10 @@ func recode(ctx context.Context, src objstore.Reader, m *catalog.Manifest, r gpu
 	return out, nil
 }
 
-// spoolBytes bounds what the recoding of one file may read.
+// spoolBytes bounds the size of a file to recode.
 const spoolBytes = 1 << 30
 
-// recodedFile is what stands beside a file in the spool.
+// recodedFile is stored beside a file in the spool.
 type recodedFile struct {
 	Key  string `json:"key"`
 	Size int64  `json:"size"`
@@ -89,7 +89,7 @@ type recodedFile struct {
 // recodeBuffers hold files that are being recoded.
 var recodeBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// file makes file i; kept says that it is as it was.
+// file recodes file i; kept reports that it is unchanged.
 func (s *recoded) file(ctx context.Context, src objstore.Reader, m *catalog.Manifest, i int, r gpuingest.Recode, cpu chan struct{}) (objstore.Object, bool, error) {
 	fail := func(err error) (objstore.Object, bool, error) { return objstore.Object{}, false, err }
 	note := filepath.Join(s.dir, fmt.Sprintf("%08d.json", i))
@@ -132,7 +132,7 @@ func (s *recoded) file(ctx context.Context, src objstore.Reader, m *catalog.Mani
 	return f.object(), kept, writeWhole(note, text)
 }
 
-// earlier reads what an earlier run has left of a file, if that is whole: nothing here is synced to the disk.
+// earlier reads an earlier run's result for a file, if it is complete: the spool is not synced to the disk.
 func (s *recoded) earlier(note string) (f recodedFile, ok bool) {
 	text, err := os.ReadFile(note)
 	if err != nil || json.Unmarshal(text, &f) != nil {
@@ -143,14 +143,14 @@ func (s *recoded) earlier(note string) (f recodedFile, ok bool) {
 	return f, err == nil && hex.EncodeToString(sum[:]) == f.Sum && int64(len(data)) == f.Size
 }
 
-// path is where content lies. Equal files share it.
+// path is the path of a content. Equal files share it.
 func (s *recoded) path(sum string) string { return filepath.Join(s.dir, sum) }
 
 func (f recodedFile) object() objstore.Object {
 	return objstore.Object{Key: f.Key, Size: f.Size, ETag: f.Sum}
 }
 
-// writeWhole writes a file that is there whole or not at all.
+// writeWhole writes a file completely or not at all.
 func writeWhole(path string, data []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".part-")
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 	"github.com/shoalfs/shoal/loader/feedclient"
 )
 
-// tokenEnv holds the token where no --token-file is given: a command line can be read by everybody on
-// the machine, an environment cannot.
+// tokenEnv holds the token if no --token-file is given: everybody on the machine can read a command line, but not an
+// environment.
 const tokenEnv = "SHOAL_FEED_TOKEN"
 
-// feedSecurity are the flags of a feed's server that say whom it serves.
+// feedSecurity are the flags of a feed's server that limit its clients.
 type feedSecurity struct {
 	files     loader.TLSFiles
 	tokenFile string
@@ -76,7 +76,7 @@ func (s *clientSecurity) add(c *cobra.Command) {
 	f.StringVar(&s.tokenFile, "token-file", "", "file with the token for the server (default: "+tokenEnv+", if set)")
 }
 
-// dial prepares a connection to a feed. What the flags say wrong is wrong use.
+// dial prepares a connection to a feed. Wrong flags are wrong usage.
 func (s *clientSecurity) dial(addr string) (*feedclient.Client, error) {
 	s.s.Token = os.Getenv(tokenEnv)
 	if s.tokenFile != "" {

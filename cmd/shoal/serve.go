@@ -12,11 +12,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
@@ -76,14 +76,14 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 }
 
 func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, eo *engineOptions, mo *mountOptions, addrs []string, lo loader.ListenOptions, fo loader.Options, mountpoint string) (err error) {
-	// Before the long part, so that a wrong address is told at once.
+	// Before the long part, so that a wrong address is reported at once.
 	listeners, addrs, closeAll, err := listenAll(addrs, lo)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer stoppable(addrs[0], cancel)() // before the dataset is opened: it is closed when this is told
+	defer stoppable(addrs[0], cancel)() // before the dataset is opened: this reports the end after the dataset is closed
 	e, err := openEngine(ctx, inv, h, cfg)
 	if err != nil {
 		closeAll()
@@ -93,7 +93,7 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	if why := e.Dataset().NoSamples(); why != nil {
 		cfg.Logger.Warn("the feed has nothing to serve", "cause", why)
 	}
-	// Asked at every opening, since a refresh moves the engine to another version.
+	// Called for each new session, since a refresh moves the engine to another version.
 	current := func() loader.Dataset { return feedDataset{e.Dataset()} }
 	fo.Memory, fo.Log, fo.Delivered = batchMemory{e.Ledger()}, e.Logger(), e.CountDelivered
 	fo.Audit = h.Audit().With(audit.Event{Source: e.Source()})
@@ -123,7 +123,7 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 		defer m.left()
 		unmounted = m.gone()
 	}
-	// After the mount: a feed that is healthy says that all of the daemon is up.
+	// After the mount: a healthy feed means that all of the daemon is up.
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listeners...) }()
 	at.set(up)
@@ -154,7 +154,7 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	return errors.Join(orphan, d.end(err))
 }
 
-// listenAll listens on all addresses, and returns them with the ports that the system has chosen for those of port 0.
+// listenAll listens on all addresses, and returns them with the system's choice for ports of 0.
 func listenAll(addrs []string, lo loader.ListenOptions) (listeners []net.Listener, at []string, closeAll func(), err error) {
 	closeAll = func() {
 		for _, l := range listeners {
@@ -178,7 +178,7 @@ func listenAll(addrs []string, lo loader.ListenOptions) (listeners []net.Listene
 	return listeners, at, closeAll, nil
 }
 
-// feedDataset joins the engine to the feed: it is loader.Parted.
+// feedDataset adapts the engine to the feed: it is loader.Parted.
 type feedDataset struct{ *engine.Dataset }
 
 func (d feedDataset) Begin(name string, seq order.Order, start, weight int) (loader.Stream, error) {
@@ -208,7 +208,7 @@ func (s feedStream) Close() error {
 	return nil
 }
 
-// batchMemory lets batches draw on the engine's ledger: it is loader.Memory.
+// batchMemory reserves batches in the engine's ledger: it is loader.Memory.
 type batchMemory struct{ ledger *cache.Ledger }
 
 func (m batchMemory) Reserve(ctx context.Context, n int64) error {

@@ -12,25 +12,25 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/settings"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 const (
-	// configEnv names the configuration file where no --config is given.
+	// configEnv names the configuration file if no --config is given.
 	configEnv = "SHOAL_CONFIG"
-	// settledEnv marks a process whose command line says all: its parent has read environment and file, and
-	// it must see what its parent saw, also when it is started again days later and the file has changed.
+	// settledEnv marks a process whose command line is complete: its parent has read environment and file, and it
+	// must see the same values, even if it is started again days later and the file has changed.
 	settledEnv = "SHOAL_SETTLED"
 	configFlag = "config"
-	// standingFlag names, to a process whose command line says all, those of its flags that no user gave.
+	// standingFlag names, for a process whose command line is complete, the flags that no user gave.
 	standingFlag = "standing"
 )
 
-// reservedEnv are the variables that begin as settings do and are none: what Shoal tells its own
-// processes, and what its tests and its Python client read.
+// reservedEnv are variables with the prefix of settings that are none: for Shoal's own processes, its tests and its
+// Python client.
 var reservedEnv = map[string]bool{
 	configEnv: true, settledEnv: true, readyEnv: true, supervisedEnv: true,
 	"SHOAL_DEBUG": true, "SHOAL_CERTS": true, "SHOAL_FEEDSERVER": true, "SHOAL_VERSITYGW": true, "SHOAL_PTXAS": true,
@@ -46,17 +46,17 @@ func reserved(name string) bool {
 }
 
 var (
-	settled bool // this process is one that settledEnv marks
-	// settledArgs are the arguments that say what this process's command line, environment and file say.
+	settled bool // settledEnv marks this process
+	// settledArgs are the arguments with the values of this process's command line, environment and file.
 	settledArgs []string
 )
 
 func init() {
 	settled = os.Getenv(settledEnv) != ""
-	_ = os.Unsetenv(settledEnv) // what this process starts beside its own is not meant
+	_ = os.Unsetenv(settledEnv) // other child processes must not see it
 }
 
-// selfArgs are the arguments for another process that is to do what this one was told to.
+// selfArgs are the arguments for another process with the same task as this one.
 func selfArgs() []string {
 	if settledArgs != nil {
 		return settledArgs
@@ -64,7 +64,7 @@ func selfArgs() []string {
 	return os.Args[1:]
 }
 
-// schemaOf returns what can be set of a root command.
+// schemaOf returns the settings of a root command.
 func schemaOf(root *cobra.Command) *settings.Schema {
 	return &settings.Schema{Root: root, Reserved: reserved, Checks: map[string]func(string) error{
 		"log-level": func(text string) error {
@@ -81,7 +81,7 @@ func schemaOf(root *cobra.Command) *settings.Schema {
 	}}
 }
 
-// addSettings lets all flags below root be set by environment and file, too.
+// addSettings lets environment and file set all flags below root.
 func addSettings(root *cobra.Command) {
 	f := root.PersistentFlags()
 	f.String(configFlag, "", "configuration file (default: "+configEnv+", else shoal/shoal.yaml under the user's configuration folder, else /etc/shoal/shoal.yaml)")
@@ -123,11 +123,11 @@ func addSettings(root *cobra.Command) {
 	each(root)
 }
 
-// passedOn reports whether the command line says all: whoever started this process, or attached, has read
+// passedOn reports whether the command line is complete: the process that started this one, or attached, has read
 // environment and file.
 func passedOn(c *cobra.Command) bool { return settled || invocationOf(c.Context()).attached() }
 
-// applySettings sets the flags of a verb that its command line left open.
+// applySettings sets the flags of a verb that are not on its command line.
 func applySettings(c *cobra.Command) error {
 	s := schemaOf(c.Root())
 	file, err := configFile(s, c.Flags().Lookup(configFlag).Value.String())
@@ -137,7 +137,7 @@ func applySettings(c *cobra.Command) error {
 	return wrongUse(s.Apply(c, os.Environ(), file))
 }
 
-// wrongUse makes errors about settings errors of use.
+// wrongUse makes errors about settings usage errors.
 func wrongUse(err error) error {
 	if errors.Is(err, settings.ErrWrong) {
 		return cli.Usage(err)
@@ -145,8 +145,8 @@ func wrongUse(err error) error {
 	return err
 }
 
-// configFile loads the configuration file: that of the flag, if it is not empty, else of the environment, else
-// one of those that may be there; nil where there is none.
+// configFile loads the configuration file: that of the flag, if it is not empty, else of the environment, else the first
+// of the default paths that exists; nil if there is none.
 func configFile(s *settings.Schema, path string) (*settings.File, error) {
 	from := "--" + configFlag
 	if path == "" {
@@ -163,7 +163,7 @@ func configFile(s *settings.Schema, path string) (*settings.File, error) {
 	return file, wrongUse(err)
 }
 
-// configPaths are where the configuration file is looked for; the first that is there holds.
+// configPaths are the default paths of the configuration file, in order of precedence.
 func configPaths() (paths []string) {
 	if dir, err := os.UserConfigDir(); err == nil {
 		paths = append(paths, filepath.Join(dir, "shoal", "shoal.yaml"))
@@ -171,9 +171,9 @@ func configPaths() (paths []string) {
 	return append(paths, "/etc/shoal/shoal.yaml")
 }
 
-// withOrigins adds to an error that names flags where their values come from, if not from the command line.
+// withOrigins adds the origins of values to an error that names flags, unless they come from the command line.
 func withOrigins(c *cobra.Command, err error) error {
-	if err == nil || passedOn(c) { // who passed the verb on says it
+	if err == nil || passedOn(c) { // the process that passed the verb on does it
 		return err
 	}
 	var from []string
@@ -190,15 +190,15 @@ func withOrigins(c *cobra.Command, err error) error {
 	return told
 }
 
-// given reports whether a flag stands on the command line. A standing setting is no contradiction of what
-// the user asks for now, where a flag is.
+// given reports whether a flag is on the command line. A standing setting does not conflict with the user's current
+// arguments; a flag does.
 func given(c *cobra.Command, flag string) bool {
 	f := c.Flags().Lookup(flag)
 	return f != nil && settings.OriginOf(f).Kind == settings.Flag
 }
 
-// outranks reports whether a flag was set, and nearer to the user than another: on the command line rather
-// than in the file, say.
+// outranks reports whether a flag was set at a higher level than another: on the command line rather than in the file,
+// for example.
 func outranks(c *cobra.Command, flag, other string) bool {
 	f, o := c.Flags().Lookup(flag), c.Flags().Lookup(other)
 	return f.Changed && settings.OriginOf(f).Kind >= settings.OriginOf(o).Kind

@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// hurryPatience is how long a process that was told twice to end may take to leave no dead mount behind.
+// hurryPatience is how long a process may take after the second signal, so that it leaves no dead mount.
 const hurryPatience = time.Second
 
-// told is closed by the first signal, and hurry by the second: nothing is waited for any more.
+// told is closed by the first signal, and hurry by the second: then there is no more waiting.
 var told, hurry = make(chan struct{}), make(chan struct{})
 
-// onSignals returns a context that the first signal ends, as the request to end in good order. The second means at
-// once, and the process is gone within hurryPatience.
+// onSignals returns a context that ends at the first signal, which requests an orderly end. The second requests an
+// immediate one: the process exits within hurryPatience.
 func onSignals() (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 2)
@@ -44,7 +44,7 @@ func onSignals() (ctx context.Context, stop func()) {
 	return ctx, sync.OnceFunc(func() { signal.Stop(signals); close(done); cancel() })
 }
 
-// endSignals returns the signals on which a process ends in good order.
+// endSignals returns the signals that request an orderly end.
 func endSignals() []os.Signal {
 	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // as under nohup

@@ -16,10 +16,10 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // mountStats are the stats of a mount's daemon.
@@ -28,7 +28,7 @@ type mountStats struct {
 	raw []byte
 }
 
-// running reports whether a process has not let go of everything yet.
+// running reports whether a process still exists and holds resources.
 func running(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -109,7 +109,7 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 	return client.Stats(ctx)
 }
 
-// printVerdict says whether the trainer has waited since the daemon's start, and for what; shoal top says it of now.
+// printVerdict says whether the trainer has waited since the daemon's start, and why; shoal top says it for the present.
 func printVerdict(w io.Writer, s verdict.Snapshot) {
 	v := verdict.Of(verdict.Snapshot{}, s)
 	for _, f := range append([]verdict.Finding{v.Finding}, v.Notes...) {
@@ -138,7 +138,7 @@ func printStats(w io.Writer, s *engine.Stats, feed *loader.Stats) {
 	row("memory", "%s of %s for data (peak %s), RSS %s, %d goroutines", human.Bytes(s.Memory.Used), human.Bytes(s.Memory.Limit), human.Bytes(s.Memory.Peak), human.Bytes(s.Memory.RSS), s.Memory.Goroutines)
 	limit := cmp.Or(s.Disk.Limit, s.Disk.Budget) // the dataset's quota, else the cache's
 	used := human.Bytes(s.Disk.Used) + " of " + human.Bytes(limit)
-	if s.Disk.Used > limit { // it was there before other datasets, or a new version, took their metadata from the limit
+	if s.Disk.Used > limit { // possible if the metadata of other datasets, or of a new version, has lowered the limit
 		used = human.Bytes(s.Disk.Used) + ", above the limit of " + human.Bytes(limit) + " that there is now: nothing is added"
 	}
 	row("disk", "%s, %s of %s kept", used, humanize.Comma(int64(s.Disk.Kept)), human.Count(s.Disk.Extents, "extent"))
@@ -158,7 +158,7 @@ func printStats(w io.Writer, s *engine.Stats, feed *loader.Stats) {
 	}
 }
 
-// storeErrors says which requests failed, the most frequent kind first.
+// storeErrors describes the failed requests, the most frequent kind first.
 func storeErrors(kinds map[string]int64) string {
 	if len(kinds) == 0 {
 		return "no errors"

@@ -28,7 +28,7 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 		Example: "  shoal stop unix:///run/shoal/feed.sock",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if invocationOf(c.Context()).attached() { // the verb itself has named it
+			if invocationOf(c.Context()).attached() { // the verb itself has printed it
 				return stopServing(c.Context(), args[0], wait)
 			}
 			target, err := oneDaemon(c.Context(), args, &security)
@@ -48,7 +48,7 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 			if one && (s.Feed == nil || len(s.Feed.Listen) == 0) {
 				return fmt.Errorf("the daemon of %s serves %d mounts and feeds: unmount this one with `shoal umount %[1]s`, or stop all with --all", target, s.Users)
 			}
-			// The number may be another machine's or container's: the owner of the cache directory here must have it.
+			// The number may be another machine's or container's: it must own the cache directory here.
 			if pid := ownerOf(s.CacheDir); pid == 0 || pid != s.PID {
 				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and user: stop it where it runs", target, s.PID, s.CacheDir)
 			}
@@ -75,7 +75,7 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 	return c
 }
 
-// serving are the feeds of this process, by the first address that each listens on: for `shoal stop` of one of them.
+// serving are the feeds of this process, by the first address of each, for `shoal stop`.
 var serving sync.Map
 
 // served is a feed in serving.
@@ -84,7 +84,7 @@ type served struct {
 	ended  chan struct{}
 }
 
-// stoppable has cancel called when the feed at an address is to end. The function that it returns tells that it has.
+// stoppable registers cancel to end the feed at an address. The returned function reports that it has ended.
 func stoppable(addr string, cancel func()) (ended func()) {
 	s := &served{cancel, make(chan struct{})}
 	serving.Store(addr, s)
@@ -94,7 +94,7 @@ func stoppable(addr string, cancel func()) (ended func()) {
 	}
 }
 
-// stopServing ends one feed of this daemon, with what is mounted beside it, and waits until it has.
+// stopServing ends one feed of this daemon, with the mount beside it, and waits for it.
 func stopServing(ctx context.Context, addr string, wait time.Duration) error {
 	found, ok := serving.Load(addr)
 	if !ok {
@@ -112,7 +112,7 @@ func stopServing(ctx context.Context, addr string, wait time.Duration) error {
 	}
 }
 
-// ownerOf returns the process that listens on a cache directory's socket, as this process numbers it, or 0.
+// ownerOf returns the process that listens on a cache directory's socket, by this pid namespace's number, or 0.
 func ownerOf(cacheDir string) (pid int) {
 	conn, err := dialUnix(filepath.Join(cacheDir, socketName))
 	if err != nil {

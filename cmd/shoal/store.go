@@ -7,11 +7,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// storeOptions are the flags that say how an object store is spoken to (docs/s3.md).
+// storeOptions are the flags of the object store (docs/s3.md).
 type storeOptions struct {
 	keyFile       string
 	requesterPays bool
@@ -22,7 +22,7 @@ type storeOptions struct {
 	linksOutside  bool
 }
 
-// customerKeyVariable holds the key of --sse-c-key-file itself, in base64 or hexadecimal digits.
+// customerKeyVariable holds the key of --sse-c-key-file, in base64 or hexadecimal digits.
 const customerKeyVariable = "SHOAL_SSE_C_KEY"
 
 func (o *storeOptions) add(c *cobra.Command) {
@@ -55,7 +55,7 @@ func (o *storeOptions) options(inv *invocation) (objstore.StoreOptions, error) {
 	}, nil
 }
 
-// printCost adds the rows of what was sent to the store.
+// printCost adds the rows about requests sent to the store.
 func printCost(row func(name, format string, args ...any), c engine.Cost) {
 	row("requests", "%s", c)
 	if b := c.Budget; b != nil {

@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// supervisedEnv marks the process that a supervisor started.
+// supervisedEnv marks a process started by a supervisor.
 const supervisedEnv = "SHOAL_SUPERVISED"
 
 const (
-	// A daemon that dies is started again after firstPause, doubled with each death that follows within
-	// calm of its start, up to longestPause.
+	// A daemon that dies is restarted after firstPause, which doubles with each death within calm of its start, up to
+	// longestPause.
 	firstPause   = 100 * time.Millisecond
 	longestPause = 10 * time.Second
 	calm         = time.Minute
 )
 
-// supervise runs this process's command again as a child, and again whenever that dies once it was ready.
-// A child that ends in good order, or that did not get ready the first time, is the end. In the
-// child it returns false at once.
+// supervise runs this process's command as a child, and restarts it whenever it dies after being ready. It stops if the
+// child ends in an orderly way, or does not become ready the first time. In the child it returns false at
+// once.
 func supervise(ctx context.Context, ending *drainOptions) (parent bool, err error) {
 	if os.Getenv(supervisedEnv) != "" {
 		return false, os.Unsetenv(supervisedEnv)
@@ -42,7 +42,7 @@ func supervise(ctx context.Context, ending *drainOptions) (parent bool, err erro
 		case !errors.As(err, &exit):
 			return true, err
 		case first && !wasReady:
-			// The child has said why, on the same standard error or to the parent of the daemon.
+			// The child has reported the error, on the same standard error or to the parent of the daemon.
 			os.Exit(exit.ExitCode())
 		}
 		if time.Since(start) > calm {
@@ -62,7 +62,7 @@ func supervise(ctx context.Context, ending *drainOptions) (parent bool, err erro
 func superviseOnce(ctx context.Context, ending *drainOptions, first bool) (wasReady bool, err error) {
 	cmd := &exec.Cmd{
 		Env: append(withoutManager(os.Environ()), supervisedEnv+"=1"), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // a terminal's signals reach the child from here alone
+		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // so that a terminal's signals reach the child only through this process
 	}
 	r, err := startAgain(cmd)
 	if err != nil {
@@ -71,7 +71,7 @@ func superviseOnce(ctx context.Context, ending *drainOptions, first bool) (wasRe
 	defer r.Close()
 	ended := make(chan struct{})
 	defer close(ended)
-	go func() { // each signal to the supervisor means the child
+	go func() { // pass each signal on to the child
 		for _, told := range []<-chan struct{}{ctx.Done(), hurry} {
 			select {
 			case <-told:

@@ -79,7 +79,7 @@ If the output is not a terminal, it prints one frame as plain text. NO_COLOR is 
 	return c
 }
 
-// terminalWidth is that of the terminal, or of $COLUMNS, or enough to leave nothing important out.
+// terminalWidth is the width of the terminal, or $COLUMNS, or a default that shows everything important.
 func terminalWidth(out *os.File) int {
 	if out != nil {
 		if w, _, err := term.GetSize(out.Fd()); err == nil && w > 0 {
@@ -108,7 +108,7 @@ func fetchSnapshot(ctx context.Context, target string, security *clientSecurity)
 	return s, nil
 }
 
-// adminStats asks an admin address.
+// adminStats queries an admin address.
 func adminStats(ctx context.Context, target string) ([]byte, error) {
 	const remedy = "give the daemon's --admin address"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(target, "/")+"/stats", nil)
@@ -127,7 +127,7 @@ func adminStats(ctx context.Context, target string) ([]byte, error) {
 	return body, err
 }
 
-// chooseMount returns the only mount, or the one that the user names by its number.
+// chooseMount returns the only mount, or the user's choice.
 func chooseMount(mounts []machine.Mount, ask bool, in io.Reader, out io.Writer) (string, error) {
 	switch {
 	case len(mounts) == 1:

@@ -8,7 +8,7 @@ import (
 	"github.com/shoalfs/shoal/loader"
 )
 
-// transform joins gpuingest to the feed: it is loader.Transform.
+// transform adapts gpuingest to the feed: it is loader.Transform.
 type transform struct {
 	gpuingest.Ingest
 	fields []loader.Field
@@ -49,7 +49,7 @@ func (t mixer) Mix(at loader.Draw, rows []*loader.Row) {
 	t.m.Mix(gpuingest.Draw(at), list)
 }
 
-// deriving is a transform whose rows are made of several samples: it is loader.Deriving.
+// deriving is a transform with rows of several samples: it is loader.Deriving.
 type deriving struct {
 	transform
 	ds loader.Dataset

@@ -8,13 +8,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// What a wrong command line is told: the argument that is missing or too much, the nearest verb or flag, the value and
+// Errors about a wrong command line: the missing or extra argument, the nearest verb or flag, the value and
 // how to write it.
 
 // oneMount returns the mount that args name, or the only one on this machine.
@@ -29,7 +29,7 @@ func oneMount(args []string) (string, error) {
 	return only(pointsOf(mounts), "give a mount point")
 }
 
-// pointsOf returns where mounts lie.
+// pointsOf returns the mount points.
 func pointsOf(mounts []machine.Mount) (points []string) {
 	for _, m := range mounts {
 		points = append(points, m.Point)
@@ -37,8 +37,8 @@ func pointsOf(mounts []machine.Mount) (points []string) {
 	return points
 }
 
-// oneDaemon returns the mount or feed that args name, or the only daemon's on this machine that has a mount or
-// serves the default feed.
+// oneDaemon returns the mount or feed in args, or the only daemon on this machine that has a mount or serves the default
+// feed.
 func oneDaemon(ctx context.Context, args []string, security *clientSecurity) (string, error) {
 	if len(args) > 0 {
 		return args[0], nil
@@ -48,7 +48,7 @@ func oneDaemon(ctx context.Context, args []string, security *clientSecurity) (st
 		return "", err
 	}
 	if n := len(found); n > 1 && found[n-1] == defaultFeed {
-		// A daemon serves both, or the socket is one that a dead one has left.
+		// Either one daemon serves both, or the socket was left by a dead one.
 		feed := daemonOf(ctx, defaultFeed, security)
 		if feed == 0 || slices.ContainsFunc(found[:n-1], func(mount string) bool { return daemonOf(ctx, mount, security) == feed }) {
 			found = found[:n-1]
@@ -57,7 +57,7 @@ func oneDaemon(ctx context.Context, args []string, security *clientSecurity) (st
 	return only(found, "give a mount point or a feed's address")
 }
 
-// daemonOf returns the process behind a mount or feed, 0 if it does not tell.
+// daemonOf returns the process behind a mount or feed, 0 if unknown.
 func daemonOf(ctx context.Context, target string, security *clientSecurity) int {
 	raw, err := anyStats(ctx, target, security)
 	var s engine.Stats
@@ -67,7 +67,7 @@ func daemonOf(ctx context.Context, target string, security *clientSecurity) int 
 	return s.PID
 }
 
-// only returns the only one of found.
+// only returns the only element of found.
 func only(found []string, remedy string) (string, error) {
 	switch len(found) {
 	case 0:
@@ -78,7 +78,7 @@ func only(found []string, remedy string) (string, error) {
 	return "", cli.Usagef("found %d (give one of %s)", len(found), strings.Join(found, ", "))
 }
 
-// say tells which target was taken where none was given.
+// say names the target that was chosen if none was given.
 func say(args []string, format string, target string) {
 	if len(args) == 0 {
 		fmt.Fprintf(os.Stderr, format+"\n", target)

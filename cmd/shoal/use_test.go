@@ -9,9 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // A wrong command line is told what is wrong with it: by the names that the help has, and with what may be meant.

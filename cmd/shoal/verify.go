@@ -31,7 +31,7 @@ carries; python -m shoal verify does the same.`,
   shoal verify unix:///run/shoal/feed.sock --transform "RandomResizedCrop(224)|RandAugment()|fp32" --batches 10`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			client, err := security.dial(args[0]) // what is wrong with the flags is told here
+			client, err := security.dial(args[0]) // reports errors in the flags
 			if err != nil {
 				return err
 			}

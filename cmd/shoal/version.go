@@ -12,7 +12,7 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
-// version is set by the Makefile: the git tag, or the commit where there is none. `go install` sets none, and Go knows it.
+// version is set by the Makefile to the git tag, or to the commit if there is no tag. `go install` sets none, but records the module's.
 var version = "0.1.0-dev"
 
 func init() {

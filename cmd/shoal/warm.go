@@ -10,9 +10,9 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 func warmCommand() *cobra.Command {
@@ -90,7 +90,7 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 		fmt.Fprintf(out, "sent meanwhile: %s\n", cost)
 	}
 	least := p.Files
-	if fraction < 1 { // what is about that part of the dataset is that within 2%
+	if fraction < 1 { // accept the share of the dataset within 2%
 		least -= least / 50
 	}
 	switch {

@@ -53,7 +53,7 @@ const (
 	attrPOSIX = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
 )
 
-// loaded tells why the driver cannot be used, nil if it can.
+// loaded returns why the driver cannot be used, nil if it can.
 func loaded() error {
 	var reason *C.char
 	switch r := C.shoal_cuda_load(&reason); r {
@@ -64,11 +64,11 @@ func loaded() error {
 	case C.CUDA_ERROR_NO_DEVICE:
 		return fmt.Errorf("cuda: %w: the driver sees none (see `nvidia-smi -L`; CUDA_VISIBLE_DEVICES hides devices)", gpuingest.ErrNoDevice)
 	default:
-		return fmt.Errorf("cuda: %w: %w (does `nvidia-smi` work?)", gpuingest.ErrNoDriver, check("cuInit", C.CUresult(r)))
+		return fmt.Errorf("cuda: %w: %w (check that `nvidia-smi` works)", gpuingest.ErrNoDriver, check("cuInit", C.CUresult(r)))
 	}
 }
 
-// callError is the driver's answer to a call of this file.
+// callError is the driver's error from a call of this file.
 type callError struct {
 	call string
 	code C.CUresult
@@ -77,7 +77,7 @@ type callError struct {
 
 func (e *callError) Error() string { return e.text }
 
-// Is makes errors of this file those of gorgonia.org/cu.
+// Is maps errors of this file to those of gorgonia.org/cu.
 func (e *callError) Is(target error) bool {
 	switch target {
 	case cu.OutOfMemory:
@@ -100,7 +100,7 @@ func check(call string, r C.CUresult) error {
 	return fail(call, e)
 }
 
-// pin page-locks memory, for as long as nobody unpins it.
+// pin page-locks memory until it is unpinned.
 func pin(p []byte) error {
 	return check("cuMemHostRegister", C.cuMemHostRegister(unsafe.Pointer(&p[0]), C.size_t(len(p)), C.CU_MEMHOSTREGISTER_PORTABLE))
 }
@@ -109,7 +109,7 @@ func unpin(p []byte) error {
 	return check("cuMemHostUnregister", C.cuMemHostUnregister(unsafe.Pointer(&p[0])))
 }
 
-// granularity is what sizes of device memory are multiples of.
+// granularity is the unit of sizes of device memory.
 func granularity(dev cu.Device) (int, error) {
 	var n C.size_t
 	err := check("cuMemGetAllocationGranularity", C.shoal_granularity(&n, C.int(dev)))
@@ -148,7 +148,7 @@ func newRegion(dev cu.Device, n, size int) (r *region, err error) {
 	return r, nil
 }
 
-// export returns a descriptor of allocation i, which is the caller's to close.
+// export returns a descriptor of allocation i, which the caller closes.
 func (r *region) export(i int) (int, error) {
 	var fd C.int
 	err := check("cuMemExportToShareableHandle", C.shoal_export(&fd, r.mem[i]))
@@ -166,20 +166,20 @@ func (r *region) close() error {
 	return errors.Join(errs...)
 }
 
-// handle makes an event, made for interprocess use, known to other processes.
+// handle makes an interprocess event available to other processes.
 func handle(e cu.Event) ([]byte, error) {
 	var h C.CUipcEventHandle
 	err := check("cuIpcGetEventHandle", C.cuIpcGetEventHandle(&h, rawEvent(e)))
 	return C.GoBytes(unsafe.Pointer(&h), C.int(unsafe.Sizeof(h))), err
 }
 
-// graph is recorded work, ready to be launched as often as wanted.
+// graph is recorded work that can be launched any number of times.
 type graph struct{ exec C.CUgraphExec }
 
 // capture records what work queues on the stream, without doing it.
 func capture(s cu.Stream, work func() error) (*graph, error) {
 	stream := rawStream(s)
-	// The mode keeps what other threads do meanwhile out of it.
+	// This mode excludes calls of other threads from the capture.
 	if err := check("cuStreamBeginCapture", C.cuStreamBeginCapture(stream, C.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)); err != nil {
 		return nil, err
 	}

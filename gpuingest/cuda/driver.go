@@ -15,7 +15,7 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/cuda/kernel"
 )
 
-// minDriver is the oldest driver that will do, as cuDriverGetVersion counts: cuGraphInstantiateWithFlags is of 11.4.
+// minDriver is the oldest supported driver, in cuDriverGetVersion's units: cuGraphInstantiateWithFlags needs 11.4.
 const minDriver = 11040
 
 // Device is one GPU.
@@ -33,13 +33,13 @@ type Device struct {
 	closed  bool
 }
 
-// Open prepares device number n. Its errors wrap gpuingest.ErrNoDriver, ErrNoDevice or ErrDeviceMemory where they fit.
+// Open prepares device number n. Its errors wrap gpuingest.ErrNoDriver, ErrNoDevice or ErrDeviceMemory if they apply.
 func Open(n int) (*Device, error) {
 	if err := loaded(); err != nil {
 		return nil, err
 	}
 	if v := cu.Version(); v < minDriver {
-		return nil, fmt.Errorf("cuda: %w: the driver is of CUDA %s, shoal-gpu needs %s or newer: install a newer NVIDIA driver",
+		return nil, fmt.Errorf("cuda: %w: the driver supports CUDA %s, shoal-gpu needs %s or newer: install a newer NVIDIA driver",
 			gpuingest.ErrNoDriver, version(v), version(minDriver))
 	}
 	count, err := cu.NumDevices()
@@ -72,7 +72,7 @@ func Open(n int) (*Device, error) {
 	return d, nil
 }
 
-// describe learns what is needed of the device, and whether it will do.
+// describe reads the device's properties, and checks that it is usable.
 func (d *Device) describe() error {
 	for _, a := range []struct {
 		attr cu.DeviceAttribute
@@ -81,7 +81,7 @@ func (d *Device) describe() error {
 		if has, err := d.dev.Attribute(a.attr); err != nil {
 			return fail("cuDeviceGetAttribute", err)
 		} else if has == 0 {
-			return fmt.Errorf("%s: %w with %s: use the other way to the GPU, in the trainer (docs/gpu.md)", d.Name(), gpuingest.ErrNoDevice, a.what)
+			return fmt.Errorf("%s: %w with %s: use the GPU in the trainer instead (docs/gpu.md)", d.Name(), gpuingest.ErrNoDevice, a.what)
 		}
 	}
 	sms, err := d.dev.Attribute(cu.MultiprocessorCount)
@@ -105,7 +105,7 @@ func (d *Device) describe() error {
 // Name implements gpuingest.Device.
 func (d *Device) Name() string { return fmt.Sprintf("cuda:%d", d.number) }
 
-// UUID names the device whatever the number it has in a process.
+// UUID identifies the device, independent of its number in a process.
 func (d *Device) UUID() string { return d.uuid }
 
 // Model is the driver's name for the device.
@@ -123,7 +123,7 @@ func (d *Device) Close() error {
 	return errors.Join(err, fail("cuDevicePrimaryCtxRelease", d.dev.ReleasePrimaryCtx()))
 }
 
-// do runs f on a thread that has the device's context.
+// do runs f on a thread with the device's context.
 func (d *Device) do(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -154,7 +154,7 @@ func (d *Device) function(f *gpuingest.Finish) (cu.Function, error) {
 
 func version(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }
 
-// fail says which call failed and, by what it wraps, what can be done about it.
+// fail names the failed call and, by the error it wraps, the remedy.
 func fail(call string, err error) error {
 	var kind error
 	switch {

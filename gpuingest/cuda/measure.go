@@ -15,10 +15,10 @@ import (
 	"github.com/shoalfs/shoal/gpuingest"
 )
 
-// Software tells whether the driver is the one in software that tests run on: no figure of it is a GPU's.
+// Software reports whether the driver is the software one for tests: its figures are not a GPU's.
 func (d *Device) Software() bool { return strings.Contains(strings.ToLower(d.model), "software") }
 
-// Shape is what Measure works with: batches of rows of height x width uint8 pictures that become DType in Layout.
+// Shape is the workload of Measure: batches of rows of height x width uint8 pictures that become DType in Layout.
 type Shape struct {
 	Rows, Height, Width int
 	DType, Layout       string
@@ -27,10 +27,10 @@ type Shape struct {
 	Repeat              int // copies, kernels and batches that are timed together
 }
 
-// Figures are what Measure found. Bandwidths are in 10^9 bytes a second.
+// Figures are the results of Measure. Bandwidths are in 10^9 bytes a second.
 type Figures struct {
 	PlainH2D   float64 `json:"plain_h2d_gb_s"`   // cuMemcpyHtoDAsync from page-locked memory, back to back
-	RingH2D    float64 `json:"ring_h2d_gb_s"`    // what the ring's batches bring in while kernels run
+	RingH2D    float64 `json:"ring_h2d_gb_s"`    // the ring's batches, while kernels run
 	H2DShare   float64 `json:"ring_of_plain"`    // the latter of the former
 	Copy       float64 `json:"device_copy_gb_s"` // cuMemcpyDtoD, reads and writes counted
 	Peak       float64 `json:"peak_gb_s"`        // of the memory, by its clock and width; 0 if the driver does not say
@@ -38,12 +38,12 @@ type Figures struct {
 	KernelPeak float64 `json:"kernel_of_peak"`
 	KernelCopy float64 `json:"kernel_of_copy"`
 	StepAlone  float64 `json:"step_alone_ms"` // compute without a feed
-	StepFed    float64 `json:"step_fed_ms"`   // compute with the next batch brought in under it
-	Stall      float64 `json:"stall"`         // the difference, of the step alone
+	StepFed    float64 `json:"step_fed_ms"`   // compute while the next batch is copied
+	Stall      float64 `json:"stall"`         // the difference, as a share of the step alone
 }
 
-// Measure takes the figures of the device. Compute is the fused kernel too, run for a step over and over: it takes
-// all of the memory's bandwidth, so copies meet more of a rival than most training gives them.
+// Measure measures the device. Its compute is also the fused kernel, repeated for the length of a step: it uses all of
+// the memory's bandwidth, so copies compete with it more than with most training.
 func (d *Device) Measure(s Shape) (f Figures, err error) {
 	h, err := gpuingest.Split(fmt.Sprintf("CenterCrop((%d, %d))|%s|%s", s.Height, s.Width, s.DType, s.Layout))
 	if err != nil {
@@ -79,7 +79,7 @@ func (d *Device) Measure(s Shape) (f Figures, err error) {
 	return m.all(s)
 }
 
-// meter has what is timed beside a ring.
+// meter holds what the measurements need besides a ring.
 type meter struct {
 	d        *Device
 	ring     *Ring
@@ -87,7 +87,7 @@ type meter struct {
 	in, out  int
 	stream   cu.Stream
 	from, to cu.Event
-	src, dst cu.DevicePtr // of compute: a batch, and what the kernel makes of it
+	src, dst cu.DevicePtr // of compute: a batch, and the kernel's result
 }
 
 func (m *meter) open() error {
@@ -130,7 +130,7 @@ func (m *meter) close() error {
 	})
 }
 
-// timed returns how long the device takes for what work queues on the meter's stream, once warm.
+// timed returns the device's time for the work that work queues on the meter's stream, after a warm-up.
 func (m *meter) timed(n int, work func() error) (time.Duration, error) {
 	var took time.Duration
 	err := m.d.do(func() error {
@@ -217,7 +217,7 @@ func (m *meter) all(s Shape) (f Figures, err error) {
 	return f, nil
 }
 
-// ringRate is what n batches by the ring bring in, by the host's clock, once all graphs are made.
+// ringRate is the rate of n batches through the ring, by the host's clock, once all graphs are made.
 func (m *meter) ringRate(n int) (float64, error) {
 	buffers := len(m.ring.ready)
 	pass := func(n int) error {
@@ -248,7 +248,7 @@ func (m *meter) ringRate(n int) (float64, error) {
 	return float64(n) * float64(m.in+m.job.Rows*gpuingest.ParamBytes) / 1e9 / time.Since(begin).Seconds(), nil
 }
 
-// steps is the mean duration of a step: kernels of compute, the next batch fetched meanwhile if it is to be.
+// steps is the mean duration of a step: kernels of compute, with the next batch copied meanwhile if fed.
 func (m *meter) steps(n, kernels int, fed bool) (time.Duration, error) {
 	buffers := len(m.ring.ready)
 	if fed {

@@ -13,16 +13,16 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/cuda/nvtx"
 )
 
-// lanes is how many batches are under way on the device at once: while the kernel works on one, the next is copied.
+// lanes is how many batches the device processes at once: while the kernel works on one, the next is copied.
 const lanes = 2
 
-// lane is a stream of work with a place for the rows as they come.
+// lane is a stream of work with memory for the rows as they arrive.
 type lane struct {
 	stream cu.Stream
 	rows   cu.DevicePtr
 }
 
-// Ring is a gpuingest.Ring whose buffers can be handed to another process.
+// Ring is a gpuingest.Ring whose buffers can be handed over to another process.
 type Ring struct {
 	d           *Device
 	slots       []byte
@@ -32,13 +32,13 @@ type Ring struct {
 	region      *region
 	lanes       [lanes]lane
 	ready       []cu.Event // by buffer: its batch is complete
-	free        []cu.Event // by buffer: whoever had it is done with it
+	free        []cu.Event // by buffer: its user is done with it
 	graphs      map[graphKey]*graph
 	tables      map[*gpuingest.Finish]cu.DevicePtr
-	ran         map[*gpuingest.Finish]bool // launched before: drivers load a kernel at its first launch, which no capture allows
+	ran         map[*gpuingest.Finish]bool // launched before: drivers load a kernel at its first launch, which a capture does not allow
 }
 
-// graphKey is what the addresses in a graph depend on.
+// graphKey is everything that the addresses in a graph depend on.
 type graphKey struct {
 	slot, buffer int
 	job          *gpuingest.Job
@@ -48,12 +48,12 @@ type graphKey struct {
 func (d *Device) Ring(slots []byte, slotBytes, buffers, bufferBytes int) (gpuingest.Ring, error) {
 	r, err := d.NewRing(slots, slotBytes, buffers, bufferBytes)
 	if err != nil {
-		return nil, err // and no interface of a nil *Ring
+		return nil, err // not a non-nil interface around a nil *Ring
 	}
 	return r, nil
 }
 
-// NewRing is Ring, with the type that tells how buffers are handed over.
+// NewRing is Ring, with the concrete type, which can hand buffers over.
 func (d *Device) NewRing(slots []byte, slotBytes, buffers, bufferBytes int) (*Ring, error) {
 	if err := gpuingest.CheckRing(slots, slotBytes, buffers, bufferBytes); err != nil {
 		return nil, err
@@ -100,10 +100,10 @@ func (d *Device) NewRing(slots []byte, slotBytes, buffers, bufferBytes int) (*Ri
 	return r, nil
 }
 
-// BufferBytes is the size of a buffer: what was asked for, rounded up to what the device allocates.
+// BufferBytes is the size of a buffer: the requested size, rounded up to the device's granularity.
 func (r *Ring) BufferBytes() int { return r.bufferBytes }
 
-// Export returns a descriptor of each buffer's memory, the caller's to close, and handles of its events.
+// Export returns a descriptor of each buffer's memory, which the caller closes, and handles of its events.
 func (r *Ring) Export() (fds []int, ready, free [][]byte, err error) {
 	err = r.d.do(func() error {
 		for i := range r.ready {
@@ -134,9 +134,9 @@ func (r *Ring) check(slot, buffer int) error {
 	return nil
 }
 
-// Free tells whether the work is over after which another process recorded that a buffer is free, which is so where none
-// was recorded. A copy into the buffer must not start before. It is asked for, and not queued before the copy: of a
-// process that is killed the event may never come, and what waits for it could not be ended.
+// Free reports whether the work is over after which another process recorded that a buffer is free; true if nothing was
+// recorded. A copy into the buffer must not start before. The event is polled and not queued before the copy: if that
+// process is killed, the event may never come, and queued work that waits for it could not be ended.
 func (r *Ring) Free(buffer int) (free bool, err error) {
 	if err := r.check(0, buffer); err != nil {
 		return false, err
@@ -182,7 +182,7 @@ func (r *Ring) Start(slot, buffer int, j *gpuingest.Job) error {
 	})
 }
 
-// launch has the device do the work: by the graph of it where there is one.
+// launch makes the device do the work: through its graph if there is one.
 func (r *Ring) launch(key graphKey, l *lane, work func() error) error {
 	if f := key.job.Finish; !key.job.Again || !r.ran[f] {
 		r.ran[f] = true
@@ -199,7 +199,7 @@ func (r *Ring) launch(key graphKey, l *lane, work func() error) error {
 	return g.launch(l.stream)
 }
 
-// queue copies a batch and has the kernel run.
+// queue queues the copies of a batch and the kernel.
 func (r *Ring) queue(l *lane, src []byte, dst cu.DevicePtr, table cu.DevicePtr, j *gpuingest.Job) error {
 	copyIn := func(to cu.DevicePtr, from, n int) error {
 		if n == 0 {
@@ -216,7 +216,7 @@ func (r *Ring) queue(l *lane, src []byte, dst cu.DevicePtr, table cu.DevicePtr, 
 	if f == nil || j.Rows == 0 {
 		return nil
 	}
-	// Rows lie on the device as in the slot, so that neighbours travel together.
+	// Rows have the same offsets on the device as in the slot, so that neighbours are copied together.
 	for _, c := range merged([]gpuingest.Copy{{From: j.Source, To: j.Source, Bytes: j.Rows * f.SourceBytes()},
 		{From: j.Params, To: j.Params, Bytes: j.Rows * gpuingest.ParamBytes}}) {
 		if err := copyIn(l.rows+cu.DevicePtr(c.To), c.From, c.Bytes); err != nil {
@@ -240,13 +240,13 @@ func (d *Device) launchFinish(s cu.Stream, j *gpuingest.Job, dst, src, rows, tab
 		params[i] = unsafe.Pointer(&args[i]) // Launch reads eight bytes of each
 	}
 	const threads = 256
-	groups := j.Rows * f.Height * ((f.Width + 3) / 4) // a thread makes four pixels
+	groups := j.Rows * f.Height * ((f.Width + 3) / 4) // a thread computes four pixels
 	blocks := min((groups+threads-1)/threads, d.blocks)
 	return fail("cuLaunchKernel", fn.Launch(blocks, 1, 1, threads, 1, 1, 0, s, params))
 }
 
-// merged joins copies that follow each other on both sides within a cache line or so: one copy of the gap too is
-// cheaper than another transfer.
+// merged joins copies that are adjacent on both sides within about a cache line: copying the gap is cheaper than
+// another transfer.
 func merged(list []gpuingest.Copy) []gpuingest.Copy {
 	const gap = 256
 	var out []gpuingest.Copy
@@ -264,7 +264,7 @@ func merged(list []gpuingest.Copy) []gpuingest.Copy {
 	return out
 }
 
-// clearRows makes rows without a sample zeros.
+// clearRows zeroes rows without a sample.
 func clearRows(s cu.Stream, src []byte, dst cu.DevicePtr, j *gpuingest.Job) error {
 	if j.Finish == nil {
 		return nil
@@ -286,7 +286,7 @@ func clearRows(s cu.Stream, src []byte, dst cu.DevicePtr, j *gpuingest.Job) erro
 	return nil
 }
 
-// table returns where the values' table is on the device.
+// table returns the address of the values' table on the device.
 func (r *Ring) table(f *gpuingest.Finish) (cu.DevicePtr, error) {
 	if f == nil || f.Table == nil {
 		return 0, nil
@@ -324,8 +324,8 @@ func (r *Ring) Read(buffer int, p []byte) error {
 	})
 }
 
-// Close implements gpuingest.Ring. Where it cannot wait for the device, it leaves everything as it is, since the device may
-// be using it.
+// Close implements gpuingest.Ring. If it cannot wait for the device, it frees nothing, since the device may still use
+// it.
 func (r *Ring) Close() error {
 	return r.d.do(func() error {
 		var errs []error

@@ -1,17 +1,16 @@
-// Package jpeg decodes the part of a JPEG that a crop needs, resizes it as Pillow does, flips it and stores it in the
-// wanted layout and type: one cgo call a sample. It is the only package of the module that calls libjpeg(-turbo).
+// Package jpeg decodes the part of a JPEG that a crop needs, resizes it like Pillow, flips it and stores it in the wanted
+// layout and type, in one cgo call for each sample. It is the module's only package that calls libjpeg(-turbo).
 //
 // Results are byte-identical to Pillow 9.4 on the same libjpeg: Image.open(f).convert("RGB").crop(box).resize(size,
-// filter) with BILINEAR, BICUBIC or NEAREST, the slow integer DCT and fancy upsampling. Job.VerticalFirst asks for the
-// resize of Pillow 13. What Pillow ignores is ignored: EXIF orientation and colour profiles. What Pillow tolerates is tolerated: libjpeg's warnings, bytes after the end marker. Where this
-// package is stricter: a file without end marker is always ErrTruncated, since a crop would hide the truncation, and a
-// file of more than 500 scans is refused, since each costs a pass over the whole picture.
+// filter) with BILINEAR, BICUBIC or NEAREST, the slow integer DCT and fancy upsampling. Job.VerticalFirst selects the
+// resize of Pillow 13. Like Pillow, it ignores EXIF orientation and colour profiles, and tolerates libjpeg's warnings and
+// bytes after the end marker. It is stricter in two cases: a file without end marker is always ErrTruncated, since a
+// crop would hide the truncation; and a file of more than 500 scans is refused, since each costs a pass over the picture.
 //
-// Traps:
-//   - Rows below the crop are not decoded, unless a marker stands among them that does not belong there: then libjpeg
-//     reads on and judges.
-//   - Progressive files are held whole as coefficients, 2 bytes a sample, before the first row: MaxPixels bounds it.
-//   - The C side's buffers are kept for reuse, at most one set for each CPU and 32 MiB a set.
+// Rules for this code:
+//   - Rows below the crop are not decoded, unless they contain an unexpected marker: then libjpeg reads on and decides.
+//   - Progressive files are held whole as coefficients, 2 bytes a sample, before the first row: MaxPixels bounds this.
+//   - The C side's buffers are kept for reuse: at most one set for each CPU, at most 32 MiB each.
 package jpeg
 
 /*
@@ -43,20 +42,20 @@ const Available = true
 // DefaultMaxPixels is the size above which Pillow raises DecompressionBombError.
 const DefaultMaxPixels = 2 * 89478485
 
-// Errors that callers tell apart; each comes wrapped in a message about the file at hand.
+// Errors that callers distinguish; each is wrapped in a message about the file.
 var (
 	// ErrTruncated means that the data end before the picture does.
 	ErrTruncated = errors.New("truncated JPEG")
-	// ErrCorrupt means that the data are no JPEG, or one that libjpeg gives up on.
+	// ErrCorrupt means that the data is not a JPEG, or one that libjpeg cannot decode.
 	ErrCorrupt = errors.New("corrupt JPEG")
-	// ErrUnsupported means a well-formed JPEG of a kind that Pillow does not read either.
+	// ErrUnsupported means a valid JPEG of a kind that Pillow does not read either.
 	ErrUnsupported = errors.New("unsupported JPEG")
 	// ErrTooLarge means more pixels, or more scans, than the limit.
 	ErrTooLarge = errors.New("JPEG too large")
 )
 
-// Job says what to make of a picture, in this order: crop to Box, resize the crop to Size, take Window, flip, look up
-// in Table, store. It is read-only during calls and may be shared.
+// Job describes the result, in this order: crop to Box, resize the crop to Size, take Window, flip, look up in Table,
+// store. It is read-only during calls and may be shared.
 type Job struct {
 	// Box is the crop in pixels of the picture; it must lie within it. Empty means the whole picture.
 	Box image.Rectangle
@@ -66,11 +65,11 @@ type Job struct {
 	Window image.Rectangle
 	// Filter is that of the resize.
 	Filter Filter
-	// VerticalFirst is the rule of Pillow 13: the vertical pass comes first where the height shrinks much more than
+	// VerticalFirst is the rule of Pillow 13: the vertical pass comes first if the height shrinks much more than
 	// the width.
 	VerticalFirst bool
-	// DCT lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size where Box is then still as large as Size: faster, and no
-	// longer the pixels of a full decode. It is what Pillow's draft and resize(box=) give.
+	// DCT lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size if Box is then still as large as Size: faster, but the
+	// pixels are not those of a full decode. They are those of Pillow's draft and resize(box=).
 	DCT bool
 	// Flip mirrors the window left to right, Turn top to bottom.
 	Flip, Turn bool
@@ -85,10 +84,10 @@ type Job struct {
 	MaxPixels int64
 }
 
-// Filter is how a resize weighs pixels, as Pillow does.
+// Filter is the weighting of a resize, as in Pillow.
 type Filter uint8
 
-// The filters of Pillow that torchvision offers. Bilinear and Bicubic widen when they shrink a picture (antialiasing),
+// The filters of Pillow that torchvision offers. Bilinear and Bicubic widen when they shrink a picture (antialiasing);
 // Nearest does not.
 const (
 	Bilinear Filter = iota
@@ -99,12 +98,12 @@ const (
 // String returns torchvision's name.
 func (f Filter) String() string { return [...]string{"bilinear", "bicubic", "nearest"}[f] }
 
-// maxSide bounds what a Job may ask for, so that sizes in bytes fit an int32 in C. JPEG itself ends at 65,535.
+// maxSide bounds the sides in a Job, so that sizes in bytes fit an int32 in C. JPEG itself allows 65,535.
 const maxSide = 1 << 16
 
 var haveSIMD = setSIMD(true)
 
-// setSIMD chooses the resize loops and tells whether vector ones are in force. Not safe beside running calls.
+// setSIMD selects the resize loops, and reports whether vector ones are used. Not safe during calls.
 func setSIMD(on bool) bool {
 	var v C.int
 	if on {
@@ -113,8 +112,8 @@ func setSIMD(on bool) bool {
 	return C.sj_set_simd(v) != 0
 }
 
-// scratches keeps the C buffers between calls. A channel, not a sync.Pool: the garbage collector does not see C memory,
-// and a Pool would let go of it without freeing it.
+// scratches keeps the C buffers between calls. It is a channel and not a sync.Pool: the garbage collector does not see
+// C memory, and a Pool would drop it without freeing it.
 var scratches = make(chan *C.sj_scratch, max(4, runtime.NumCPU()))
 
 // maxScratch is the most C memory in bytes that one idle scratch may keep.
@@ -146,8 +145,8 @@ func putScratch(s *C.sj_scratch) {
 	C.sj_free(s)
 }
 
-// Decode makes j of the JPEG src into dst, whose length must be what the job stores. The picture's size is read from
-// src; use DecodeSized where it is known. Safe for concurrent use; allocates no Go memory.
+// Decode decodes the JPEG src into dst as j describes; dst must have exactly the length that the job stores. It reads
+// the picture's size from src; use DecodeSized if it is known. Safe for concurrent use; allocates no Go memory.
 func Decode(dst, src []byte, j *Job) error {
 	w, h, err := Size(src)
 	if err != nil {
@@ -180,8 +179,8 @@ func DecodeSized(dst, src []byte, size image.Point, j *Job) error {
 	return result(s, rc, size, len(src))
 }
 
-// Resample makes j of packed RGB pixels of the given size into dst. It is the resize of Decode for pictures of
-// other formats, and for chains of two resizes.
+// Resample applies j to packed RGB pixels of the given size. It is Decode's resize for pictures of other formats, and
+// for chains of two resizes.
 func Resample(dst, rgb []byte, size image.Point, j *Job) error {
 	if size.X <= 0 || size.Y <= 0 || size.X > maxSide || size.Y > maxSide || len(rgb) != size.X*size.Y*3 {
 		return fmt.Errorf("jpeg: %d bytes are not %dx%d RGB pixels", len(rgb), size.X, size.Y)
@@ -198,7 +197,7 @@ func Resample(dst, rgb []byte, size image.Point, j *Job) error {
 	return result(s, rc, size, len(rgb))
 }
 
-// DecodeRGB decodes a whole picture to packed RGB, as Pillow's convert("RGB") gives it.
+// DecodeRGB decodes a whole picture to packed RGB, like Pillow's convert("RGB").
 func DecodeRGB(src []byte) (pix []byte, w, h int, err error) {
 	w, h, err = Size(src)
 	if err != nil {
@@ -214,7 +213,7 @@ func DecodeRGB(src []byte) (pix []byte, w, h int, err error) {
 	return pix, w, h, nil
 }
 
-// fill checks the job against the picture and writes it where C reads it.
+// fill checks the job against the picture and writes it to the C request.
 func (j *Job) fill(q *C.sj_request, size image.Point, dst int) error {
 	box, out, win := j.Box, j.Size, j.Window
 	if box.Empty() {
@@ -269,7 +268,7 @@ func result(s *C.sj_scratch, rc C.int, size image.Point, n int) error {
 	case C.SJ_MEMORY:
 		return fmt.Errorf("jpeg: out of memory for a %dx%d picture", size.X, size.Y)
 	case C.SJ_SIZE:
-		return fmt.Errorf("%w: libjpeg reads another size than %dx%d from the header", ErrCorrupt, size.X, size.Y)
+		return fmt.Errorf("%w: libjpeg's size differs from the header's %dx%d", ErrCorrupt, size.X, size.Y)
 	case C.SJ_SCANS:
 		return fmt.Errorf("%w: more than %d scans", ErrTooLarge, int(C.SJ_MAX_SCANS))
 	case C.SJ_COLOR:

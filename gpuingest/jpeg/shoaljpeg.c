@@ -1,6 +1,6 @@
 // Region decode with libjpeg-turbo, then the resize of Pillow 9.4 or 13, bit for bit.
 //
-// Traps
+// Rules for this code:
 //   - Fancy upsampling looks one chroma sample to each side, so the outermost pixels of a decoded region differ from
 //     those of a full decode. The region therefore has a margin of 2 pixels, which is thrown away.
 //   - jpeg_crop_scanline re-chooses the upsampler when a component gets narrower than its filter: regions and pictures

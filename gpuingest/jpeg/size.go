@@ -3,7 +3,7 @@ package jpeg
 import "fmt"
 
 // Size reads the width and height in pixels from a JPEG's header (ITU-T T.81, B.1), without libjpeg and without
-// reading past the frame header: a few hundred bytes of a usual file, more where EXIF or profiles stand before it.
+// reading past the frame header: usually a few hundred bytes, more if EXIF or profiles precede it.
 //
 // Errors wrap ErrTruncated, ErrCorrupt or ErrUnsupported.
 func Size(src []byte) (w, h int, err error) {
@@ -16,7 +16,7 @@ func Size(src []byte) (w, h int, err error) {
 		return 0, 0, fmt.Errorf("%w: the file starts with % x, a JPEG with ff d8 ff", ErrCorrupt, src[:min(4, len(src))])
 	}
 	for i := 2; ; {
-		// Anything up to the next marker is skipped, as libjpeg does (with a warning).
+		// Skip everything up to the next marker, like libjpeg (which warns).
 		for i < len(src) && src[i] != 0xff {
 			i++
 		}

@@ -1,5 +1,5 @@
-// Package admin serves what operators and their tools ask a daemon over HTTP, on an address of its own: counters,
-// health, profiles. It only reads; nothing here changes what the daemon does.
+// Package admin is a daemon's HTTP server for operators and their tools, on an address of its own: counters, health,
+// profiles. It only reads; nothing here changes what the daemon does.
 //
 //	GET /               the dashboard (docs/dashboard.md)
 //	GET /stats          the counters as JSON (docs/stats.md)
@@ -25,37 +25,37 @@ import (
 	"sync"
 	"time"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin/dashboard"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// Snapshot is what a daemon tells of one dataset.
+// Snapshot is the state that a daemon reports for one dataset.
 type Snapshot struct {
 	engine.Stats
-	Feed *loader.Stats `json:"feed,omitempty"` // nil where no feed is served
+	Feed *loader.Stats `json:"feed,omitempty"` // nil without a feed
 }
 
 // Options are a server's settings.
 type Options struct {
 	Version string // of shoal
 
-	// Stats returns a snapshot, in microseconds: it is called for each request.
+	// Stats returns a snapshot, within microseconds: it is called for each request.
 	Stats func() Snapshot
 
-	// Ready says why the daemon does not serve, or nil. It returns within a second.
+	// Ready returns why the daemon does not serve, or nil. It returns within a second.
 	Ready func() error
 
-	// CacheMap returns a map of that many cells at most, in milliseconds; nil: there is none.
+	// CacheMap returns a map of at most that many cells, within milliseconds; nil: there is none.
 	CacheMap func(cells int) engine.CacheMap
 
-	// Profiles has profiles of the process served. They hold file names, and taking one costs time.
+	// Profiles enables profiles of the process. They contain file names, and taking one costs time.
 	Profiles bool
 
 	Log *slog.Logger
 }
 
-// Server answers on one listener. Close it.
+// Server serves one listener. Close it.
 type Server struct {
 	o    Options
 	addr net.Addr
@@ -65,7 +65,7 @@ type Server struct {
 	stop context.CancelFunc
 }
 
-// Listen starts to serve on addr, HOST:PORT; without a host, or with a port alone, that is loopback.
+// Listen starts to serve on addr, HOST:PORT. Without a host, or with a port alone, it listens on loopback.
 func Listen(addr string, o Options) (*Server, error) {
 	l, err := net.Listen("tcp", local(addr))
 	if err != nil {
@@ -83,7 +83,7 @@ func Listen(addr string, o Options) (*Server, error) {
 	return s, nil
 }
 
-// local puts loopback where an address names no host.
+// local adds loopback to an address without a host.
 func local(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	switch {
@@ -100,7 +100,7 @@ func local(addr string) string {
 // Addr returns the address that is served, HOST:PORT.
 func (s *Server) Addr() string { return s.addr.String() }
 
-// Close ends requests under way, and waits for them.
+// Close ends requests in progress, and waits for them.
 func (s *Server) Close() error {
 	err := s.http.Close()
 	s.stop()
@@ -134,7 +134,7 @@ func (s *Server) stats(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	_ = e.Encode(s.o.Stats()) // who does not read it does not miss it
+	_ = e.Encode(s.o.Stats()) // the client may be gone
 }
 
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {

@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // cacheMap answers GET /api/cachemap?cells=N: engine.CacheMap as JSON.
@@ -24,5 +24,5 @@ func (s *Server) cacheMap(w http.ResponseWriter, r *http.Request) {
 		cells = n
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(s.o.CacheMap(cells)) // who does not read it does not miss it
+	_ = json.NewEncoder(w).Encode(s.o.CacheMap(cells)) // the client may be gone
 }

@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// sameHost refuses requests over loopback that name another host. A web page whose name was made to point to this
-// machine (DNS rebinding) could read the counters otherwise: for the browser it is the same origin.
+// sameHost refuses requests over loopback whose Host header names another host. Otherwise a web page whose name was
+// pointed at this machine (DNS rebinding) could read the counters, since the browser sees one origin.
 func sameHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok && at.IP.IsLoopback() && !loopbackName(r.Host) {
-			http.Error(w, "the admin address on loopback answers to localhost only (a proxy in front of it must send Host: localhost)", http.StatusMisdirectedRequest)
+			http.Error(w, "the admin address on loopback serves localhost only (a proxy in front of it must send Host: localhost)", http.StatusMisdirectedRequest)
 			return
 		}
 		w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -11,7 +11,7 @@ import (
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 )
 
-// HistoryVersion is the version of what GET /api/history answers (docs/stats.md).
+// HistoryVersion is the version of the answer to GET /api/history (docs/stats.md).
 const HistoryVersion = 1
 
 const (
@@ -19,7 +19,7 @@ const (
 	historyPoints = 15 * 60
 )
 
-// Point is what a daemon's counters stood at. Counters count from the daemon's start, as in /stats.
+// Point is a daemon's counters at one time. Counters count from the daemon's start, as in /stats.
 type Point struct {
 	Time float64 `json:"t"` // Unix seconds
 
@@ -40,15 +40,19 @@ type Point struct {
 	LedgerUsed  int64   `json:"ledger_used"`
 	RSS         int64   `json:"rss"`
 
-	// Of the feed; 0 without one.
-	Decode    float64 `json:"decode_seconds"`
-	Credit    float64 `json:"credit_seconds"`
-	FeedStall float64 `json:"feed_stall_seconds"`
+	FeedPoint
 
-	// Of the seconds before: what package verdict says about them.
+	// Of the seconds before, from package verdict.
 	StallShare float64       `json:"stall_share"` // of the time, 0 to 1
 	Level      verdict.Level `json:"level"`
 	Code       string        `json:"code"`
+}
+
+// FeedPoint is of the feed; 0 without one.
+type FeedPoint struct {
+	Decode    float64 `json:"decode_seconds"`
+	Credit    float64 `json:"credit_seconds"`
+	FeedStall float64 `json:"feed_stall_seconds"`
 }
 
 func pointOf(t time.Time, s Snapshot) Point {
@@ -59,7 +63,7 @@ func pointOf(t time.Time, s Snapshot) Point {
 		Lead: s.Lead, LeadSeconds: s.LeadSeconds, InFlight: s.InFlight, LedgerUsed: s.Memory.Used, RSS: s.Memory.RSS,
 	}
 	if f := s.Feed; f != nil {
-		p.Decode, p.Credit, p.FeedStall = f.Total.Decode, f.Total.Credit, f.Total.Stall
+		p.FeedPoint = FeedPoint{f.Total.Decode, f.Total.Credit, f.Total.Stall}
 	}
 	return p
 }
@@ -71,11 +75,11 @@ type History struct {
 	Points  []Point `json:"points"` // oldest first
 }
 
-// history keeps the latest points, as many as a page shows, in a ring that is never larger.
+// history keeps the latest points, as many as the page shows, in a ring of fixed size.
 type history struct {
 	mu   sync.Mutex
 	ring []Point
-	next int // where the next point goes once the ring is full: the oldest one's place
+	next int // index of the oldest point, which the next one replaces once the ring is full
 
 	watch watch
 }
@@ -129,5 +133,5 @@ func (h *history) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(History{HistoryVersion, historyStep.Seconds(), points}) // who does not read it does not miss it
+	_ = json.NewEncoder(w).Encode(History{HistoryVersion, historyStep.Seconds(), points}) // the client may be gone
 }

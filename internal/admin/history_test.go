@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 func TestHistoryRing(t *testing.T) {

@@ -13,22 +13,22 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// metrics serves GET /metrics in the formats that a scraper asks for, OpenMetrics among them. Nothing is counted
-// twice: what is collected is the snapshot that /stats shows.
+// metrics serves GET /metrics in the format that a scraper requests, such as OpenMetrics. Nothing is counted twice: the
+// metrics come from the snapshot that /stats shows.
 func (s *Server) metrics(mux *http.ServeMux) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{s.o.Version, s.o.Stats})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg, EnableOpenMetrics: true, MaxRequestsInFlight: 4}))
 }
 
-// collector is a daemon's metrics of one dataset (docs/metrics.md). Every label takes its values from a list of at
-// most seven that is part of the program, but those of the two infos and of the currency, which have one value at a time.
+// collector is a daemon's metrics of one dataset (docs/metrics.md). Every label takes its values from a fixed list of at
+// most seven, except those of the two infos and of the currency, which have one value at a time.
 type collector struct {
 	version string
 	stats   func() Snapshot
 }
 
-// metric is one family. values yields its samples: label values, of which there may be none, and a value.
+// metric is one family. values yields its samples: a value, and label values if there are any.
 type metric struct {
 	desc   *prometheus.Desc
 	kind   prometheus.ValueType
@@ -94,7 +94,7 @@ func labeled(kind prometheus.ValueType, name, help, label string, values func(s 
 	return metric{desc(name, help, label), kind, func(_ *collector, s *Snapshot, put func(float64, ...string)) { values(s, put) }}
 }
 
-// families are all but the histograms and the collectors of Go and of the process.
+// families are all metrics except the histograms and the collectors of Go and of the process.
 var families = func() (all []metric) {
 	for _, group := range [][]metric{infoMetrics, readMetrics, storeMetrics, costMetrics, orderMetrics, memoryMetrics, diskMetrics, auditMetrics, feedMetrics} {
 		all = append(all, group...)
@@ -170,7 +170,7 @@ var storeMetrics = []metric{
 		}),
 }
 
-// costMetrics are absent where no price, or no budget, was given.
+// costMetrics are absent without a price, or without a budget.
 var costMetrics = []metric{
 	labeled(prometheus.CounterValue, "store_cost_total", "What the requests have cost at the prices of --price, in that currency, beginning when the dataset was opened.", "currency",
 		func(s *Snapshot, put func(float64, ...string)) {
@@ -207,7 +207,7 @@ var orderMetrics = []metric{
 	}),
 }
 
-// ofLeast is a gauge of the stream for which it is least.
+// ofLeast is a gauge of the stream with the smallest value.
 func ofLeast(name, help string, of func(p *run.Progress) (float64, bool)) metric {
 	return metric{desc(name, help), prometheus.GaugeValue, func(_ *collector, s *Snapshot, put func(float64, ...string)) {
 		least, found := 0., false

@@ -6,7 +6,7 @@ import (
 	"github.com/shoalfs/shoal/loader"
 )
 
-// feedMetrics are absent where no feed is served.
+// feedMetrics are absent without a feed.
 var feedMetrics = []metric{
 	ofFeed(prometheus.GaugeValue, "feed_sessions", "Open sessions.", func(f *loader.Stats) float64 { return float64(f.Open) }),
 	ofFeed(prometheus.CounterValue, "feed_sessions_opened_total", "Sessions opened.", func(f *loader.Stats) float64 { return float64(f.Sessions) }),

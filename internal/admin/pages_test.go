@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // serve starts an admin address of a daemon that counts 100 samples a second. A second of its own goes by between two

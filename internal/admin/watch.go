@@ -8,11 +8,11 @@ import (
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 )
 
-// judged is over how many snapshots, a second apart, a verdict is given: long enough that one slow batch does not
-// change it, short enough to see what a change of settings did.
+// judged is the number of snapshots, a second apart, over which a verdict is given: long enough that one slow batch does
+// not change it, short enough to show the effect of changed settings.
 const judged = 10
 
-// watch judges snapshots as they come.
+// watch judges snapshots as they arrive.
 type watch struct {
 	mu   sync.Mutex
 	ring [judged]verdict.Snapshot
@@ -26,7 +26,7 @@ func (w *watch) judge(s Snapshot) verdict.Verdict {
 	defer w.mu.Unlock()
 	oldest := w.ring[w.n%judged]
 	if w.n < judged {
-		oldest = w.ring[0] // of the first snapshot itself the zero one: since the daemon's start
+		oldest = w.ring[0] // the zero snapshot before the first one: since the daemon's start
 	}
 	w.ring[w.n%judged] = verdict.Snapshot(s)
 	w.n++
@@ -40,5 +40,5 @@ func (w *watch) ServeHTTP(rw http.ResponseWriter, _ *http.Request) {
 	last := w.last
 	w.mu.Unlock()
 	rw.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(rw).Encode(last) // who does not read it does not miss it
+	_ = json.NewEncoder(rw).Encode(last) // the client may be gone
 }

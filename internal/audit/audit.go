@@ -1,10 +1,9 @@
-// Package audit writes down who opened what: a line of JSON for each event, in a file that is rotated
-// (docs/security.md lists the events and their fields).
+// Package audit records who opened what: one line of JSON for each event, in a file that is rotated (docs/security.md
+// lists the events and their fields).
 //
-// Nobody waits for the file. Events go through a queue to a goroutine that writes them; where that does not
-// come along, because the disk is full or hangs, events are lost, counted, and told, first in the log and, as
-// soon as the file takes lines again, in the file itself. So an audit log is as complete as its disk lets it be,
-// and says where it is not.
+// Callers never wait for the file: events go through a queue to a goroutine that writes them. If it cannot keep up,
+// because the disk is full or hangs, events are lost. They are counted and reported: in the log and, once the file can
+// be written again, in the file itself. So an audit log is as complete as its disk allows, and says where it is not.
 package audit
 
 import (
@@ -18,11 +17,11 @@ import (
 	"time"
 )
 
-// Event is a line. Fields that say nothing are left out.
+// Event is a line. Empty fields are left out.
 type Event struct {
 	Time   time.Time `json:"time"`
 	Event  string    `json:"event"`
-	Daemon int       `json:"daemon"` // process id of who writes
+	Daemon int       `json:"daemon"` // process id of the writer
 
 	Outcome string `json:"outcome,omitempty"` // "" is done; "refused", "failed"
 	Cause   string `json:"cause,omitempty"`
@@ -55,12 +54,12 @@ type Event struct {
 	Peer *Peer `json:"peer,omitempty"`
 }
 
-// Peer is who did it, as far as the kernel or TLS vouches for it.
+// Peer is the originator, as far as the kernel or TLS vouches for it.
 type Peer struct {
-	PID  int    `json:"pid,omitempty"` // 0: of another pid namespace, or another machine
+	PID  int    `json:"pid,omitempty"` // 0: in another pid namespace, or on another machine
 	UID  *int   `json:"uid,omitempty"`
 	GID  *int   `json:"gid,omitempty"`
-	Comm string `json:"comm,omitempty"` // name of the process, which it can choose
+	Comm string `json:"comm,omitempty"` // name of the process, which the process can choose
 
 	Network string `json:"network,omitempty"` // "unix", "tcp"
 	Address string `json:"address,omitempty"`
@@ -69,27 +68,27 @@ type Peer struct {
 	Token   string `json:"token,omitempty"` // first 8 hex digits of its SHA-256
 }
 
-// Int returns a pointer, for fields where 0 says something.
+// Int returns a pointer, for fields whose 0 has a meaning.
 func Int[T ~int | ~uint32](n T) *int {
 	v := int(n)
 	return &v
 }
 
-// Options of a log.
+// Options are the settings of a log.
 type Options struct {
 	Path     string
-	MaxBytes int64 // of the file; then it is rotated. 0: never
-	Keep     int   // files of before that stay
+	MaxBytes int64 // size at which the file is rotated; 0: never
+	Keep     int   // number of rotated files to keep
 	Logger   *slog.Logger
 }
 
-// queueLen is how many events wait at most: seconds of a disk that hangs, at more sessions than anybody opens.
+// queueLen is the most queued events: seconds of a hanging disk, at more sessions than anybody opens.
 const queueLen = 4096
 
-// closeWait bounds the wait at Close for a disk that hangs.
+// closeWait bounds how long Close waits for a disk that hangs.
 const closeWait = 2 * time.Second
 
-// Log takes events; nil takes them and does nothing. Safe for concurrent use.
+// Log accepts events; a nil Log discards them. Safe for concurrent use.
 type Log struct {
 	*sink
 	base Event
@@ -102,15 +101,15 @@ type sink struct {
 	log   *slog.Logger
 	queue chan Event
 	ended chan struct{}
-	lost  atomic.Int64 // not told in the file yet
-	total atomic.Int64 // of all time
+	lost  atomic.Int64 // not reported in the file yet
+	total atomic.Int64 // since the start
 	wrote atomic.Int64
 
 	mu     sync.Mutex
 	closed bool
 }
 
-// Open opens a log, or begins one. Its error names the file.
+// Open opens or creates a log. Its error names the file.
 func Open(o Options) (*Log, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -132,7 +131,7 @@ func (l *Log) Path() string {
 	return l.path
 }
 
-// With returns a log whose events have what base says, besides.
+// With returns a log that adds base's fields to its events.
 func (l *Log) With(base Event) *Log {
 	if l == nil {
 		return nil
@@ -173,7 +172,7 @@ func fill(field *string, base string) {
 	}
 }
 
-// lose counts an event that is not in the file, and tells of the first.
+// lose counts an event that is not in the file, and reports the first one.
 func (s *sink) lose(cause error) {
 	s.total.Add(1)
 	if s.lost.Add(1) == 1 {
@@ -212,7 +211,7 @@ func (l *Log) Counts() (written, lost int64) {
 	return l.wrote.Load(), l.total.Load()
 }
 
-// Close writes what is queued, unless the disk hangs, and closes the file.
+// Close writes the queued events, unless the disk hangs, and closes the file.
 func (l *Log) Close() error {
 	if l == nil {
 		return nil

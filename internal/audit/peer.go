@@ -15,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Self returns this process, for what it does itself.
+// Self returns this process, for its own actions.
 func Self() *Peer {
 	return &Peer{PID: os.Getpid(), UID: Int(os.Getuid()), GID: Int(os.Getgid()), Comm: comm(os.Getpid())}
 }
 
-// Process returns who a process or thread is that the kernel named: its process, and its name where it can be
-// seen from here. uid and gid are as the kernel told them.
+// Process returns the peer for a process or thread that the kernel named: its process, and its name if that is visible
+// here. uid and gid are the kernel's.
 func Process(tid, uid, gid uint32) *Peer {
 	p := &Peer{UID: Int(uid), GID: Int(gid)}
 	if tid == 0 {
@@ -52,7 +52,7 @@ func comm(pid int) string {
 	return string(bytes.TrimSuffix(b, []byte("\n")))
 }
 
-// Unix returns who is at the other end of a unix socket: who connected it, by SO_PEERCRED.
+// Unix returns the peer of a unix socket: the process that connected it, by SO_PEERCRED.
 func Unix(c syscall.Conn) *Peer {
 	p := &Peer{Network: "unix"}
 	raw, err := c.SyscallConn()
@@ -72,13 +72,13 @@ func Unix(c syscall.Conn) *Peer {
 	return p
 }
 
-// address is a peer's address that knows who the peer is.
+// address is a peer's address that includes the peer.
 type address struct {
 	net.Addr
 	peer func() *Peer
 }
 
-// conn tells by its RemoteAddr who the peer is.
+// conn is a connection whose RemoteAddr includes the peer.
 type conn struct {
 	net.Conn
 	addr  address
@@ -94,10 +94,10 @@ func (c conn) Close() error {
 // RemoteAddr implements net.Conn.
 func (c conn) RemoteAddr() net.Addr { return c.addr }
 
-// Listener is a listener whose connections tell by their addresses who the peers are: see Of.
+// Listener is a listener whose connections' addresses include the peers: see Of.
 type Listener struct {
 	net.Listener
-	// Refused, unless it is nil, is told of connections that end without having finished their TLS handshake.
+	// Refused, unless nil, is called for connections that end before completing their TLS handshake.
 	Refused func(*Peer)
 }
 
@@ -110,7 +110,7 @@ func (l Listener) Accept() (net.Conn, error) {
 	addr, refused := address{Addr: c.RemoteAddr()}, func() {}
 	switch inner := c.(type) {
 	case *net.UnixConn:
-		who := Unix(inner) // at once: a process may end before anybody asks for its name
+		who := Unix(inner) // now: the process may end before its name is needed
 		addr.peer = func() *Peer { return who }
 	case interface{ ConnectionState() tls.ConnectionState }:
 		addr.peer = func() *Peer { return ofTLS(c.RemoteAddr(), inner.ConnectionState()) }
@@ -136,7 +136,7 @@ func ofTLS(a net.Addr, state tls.ConnectionState) *Peer {
 	return p
 }
 
-// Of returns who is at an address, by what a Listener knows of it. The peer is the caller's.
+// Of returns the peer at an address of a Listener's connection. The caller owns the peer.
 func Of(a net.Addr) *Peer {
 	if known, ok := a.(address); ok {
 		p := *known.peer()
@@ -145,7 +145,7 @@ func Of(a net.Addr) *Peer {
 	return &Peer{Network: a.Network(), Address: a.String()}
 }
 
-// Fingerprint names a token without telling it.
+// Fingerprint identifies a token without revealing it.
 func Fingerprint(token string) string {
 	sum := sha256.Sum256([]byte(token))
 	return hex.EncodeToString(sum[:4])

@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rotating is a file that lines are added to, and that makes way for a new one when it is full: FILE becomes
-// FILE.1, that FILE.2, and so on, and the last one goes. One process at a time may have it. When somebody else moves
-// the file, as logrotate does, the next line begins a new one.
+// Rotating is a file to which lines are appended, and that is rotated when it is full: FILE becomes FILE.1, that
+// FILE.2, and so on, and the last one is removed. One process at a time can own it. If another program moves the file,
+// as logrotate does, the next line starts a new one.
 //
-// It is no library's: the usual one keeps a goroutine for ever, counts in MiB, and lets two processes rotate
-// one file.
+// It is not a library's: the usual one keeps a goroutine for ever, counts in MiB, and lets two processes rotate one
+// file.
 type Rotating struct {
 	path string
 	max  int64
@@ -29,14 +29,14 @@ type Rotating struct {
 	size int64
 }
 
-// OpenRotating opens a file for lines. It is rotated before the line by which it would pass max bytes, unless
-// max is 0; keep files of before stay.
+// OpenRotating opens a file for lines. It is rotated before a line that would make it larger than max bytes, unless max
+// is 0; keep is the number of rotated files to keep.
 func OpenRotating(path string, max int64, keep int) (*Rotating, error) {
 	r := &Rotating{path: path, max: max, keep: keep}
 	return r, r.open()
 }
 
-// open opens the file at the path, and takes it for this process. r.f is kept where it fails.
+// open opens and locks the file at the path. If it fails, r.f is unchanged.
 func (r *Rotating) open() error {
 	f, err := os.OpenFile(r.path, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	if err != nil {
@@ -49,14 +49,14 @@ func (r *Rotating) open() error {
 	if err == nil {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = fmt.Errorf("another process writes to %s (give each daemon a file of its own)", r.path)
+			err = fmt.Errorf("another process writes to %s (give each daemon its own file)", r.path)
 		}
 	}
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
 	size := info.Size()
-	if size > 0 { // what a crash or a full disk left of a line
+	if size > 0 { // complete a line that a crash or a full disk cut short
 		last := make([]byte, 1)
 		if _, err := f.ReadAt(last, size-1); err == nil && last[0] != '\n' {
 			n, _ := f.Write([]byte{'\n'})
@@ -70,7 +70,7 @@ func (r *Rotating) open() error {
 	return nil
 }
 
-// Write adds one line, whole or not at all, as far as the disk lets it.
+// Write appends one line, whole or not at all, as far as the disk allows.
 func (r *Rotating) Write(line []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,7 +94,7 @@ func (r *Rotating) Write(line []byte) (int, error) {
 	if err == nil && n < len(line) {
 		err = io.ErrShortWrite
 	}
-	if err != nil && n > 0 { // half a line would spoil the next one
+	if err != nil && n > 0 { // half a line would corrupt the next one
 		if r.f.Truncate(r.size) == nil {
 			n = 0
 		}
@@ -103,7 +103,7 @@ func (r *Rotating) Write(line []byte) (int, error) {
 	return n, err
 }
 
-// moved reports whether the path names another file than ours by now.
+// moved reports whether the path now names another file than r's.
 func (r *Rotating) moved() (bool, error) {
 	ours, err := r.f.Stat()
 	if err != nil {
@@ -126,7 +126,7 @@ func (r *Rotating) rotate() error {
 	return r.open()
 }
 
-// Shift makes way for a new file at path: what is there becomes path.1, and so on, as far as keep.
+// Shift makes room for a new file at path: the existing file becomes path.1, and so on, up to keep.
 func Shift(path string, keep int) error {
 	name := func(i int) string {
 		if i == 0 {
@@ -134,7 +134,7 @@ func Shift(path string, keep int) error {
 		}
 		return path + "." + strconv.Itoa(i)
 	}
-	// Those beyond, of a time when more were kept.
+	// Remove files beyond keep, from a time when more were kept.
 	for i := max(keep, 1); ; i++ {
 		if err := os.Remove(name(i)); errors.Is(err, fs.ErrNotExist) {
 			break
@@ -164,7 +164,7 @@ func (r *Rotating) Close() error {
 	if r.f == nil {
 		return nil
 	}
-	// Unlocked first: a child that is being forked has the descriptor, and with it the lock, until its exec.
+	// Unlock first: a child that is being forked holds the descriptor, and with it the lock, until its exec.
 	err := errors.Join(unix.Flock(int(r.f.Fd()), unix.LOCK_UN), r.f.Close())
 	r.f = nil
 	return err

@@ -1,7 +1,7 @@
-// Package cli is what the command lines of shoal and shoal-lab have in common: errors of use that name the argument, the
+// Package cli is the common part of the command lines of shoal and shoal-lab: usage errors that name the argument, the
 // flag or the nearest verb, exit codes, sizes, and the reference in docs/.
 //
-// Exit codes: 0 done, 1 failed (one line on standard error that names the thing, the cause and the remedy), 2 wrong use.
+// Exit codes: 0 done, 1 failed (one line on standard error that names the thing, the cause and the remedy), 2 wrong usage.
 package cli
 
 import (
@@ -42,7 +42,7 @@ func Code(err error) int {
 	return 1
 }
 
-// Failure returns the error of another process, of which Code gave the code and OneLine the text.
+// Failure recreates the error of another process from its Code and OneLine.
 func Failure(code int, text string) error {
 	if code == 2 {
 		return Usagef("%s", text)
@@ -55,7 +55,7 @@ func OneLine(err error) string {
 	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
 }
 
-// Prepare has all of a command line below root speak of what is wrong with it. It is called when all verbs are there.
+// Prepare sets up usage errors for all commands below root. Call it after adding all verbs.
 func Prepare(root *cobra.Command) {
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.SetFlagErrorFunc(flagError)
@@ -71,13 +71,13 @@ func Prepare(root *cobra.Command) {
 	root.Args = cobra.ArbitraryArgs
 }
 
-// MostFlags is how many flags of a verb its --help shows.
+// MostFlags is the most flags that a verb's --help shows.
 const MostFlags = 30
 
 const rareKey = "cli-rare"
 
-// KeepShort has the --help of verbs with more than MostFlags flags leave out the named ones, which few need, and say where
-// they are told. They are flags, variables and keys of the configuration file like any other.
+// KeepShort hides the named, rarely used flags in the --help of verbs with more than MostFlags flags, and says where
+// they are documented. They are flags, variables and keys of the configuration file like any other.
 func KeepShort(root *cobra.Command, rare ...string) {
 	Documented(root, func(c *cobra.Command) {
 		for _, name := range rare {
@@ -100,7 +100,7 @@ func KeepShort(root *cobra.Command, rare ...string) {
 			f.Hidden = false
 		}
 		if len(left) > 0 {
-			fmt.Fprintf(c.OutOrStdout(), "\n%d more settings, for the configuration file above all: %s config %s, or docs/cli.md\n",
+			fmt.Fprintf(c.OutOrStdout(), "\n%d more settings, mainly for the configuration file: %s config %s, or docs/cli.md\n",
 				len(left), c.Root().Name(), strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" "))
 		}
 	})
@@ -121,10 +121,10 @@ func isRare(f *pflag.Flag) bool {
 	return rare
 }
 
-// SeeHelp ends an error of use.
+// SeeHelp ends a usage error.
 func SeeHelp(c *cobra.Command) string { return "(see: " + c.CommandPath() + " --help)" }
 
-// UnknownVerb tells of a word that is no verb below c.
+// UnknownVerb is the error for a word that is not a verb below c.
 func UnknownVerb(c *cobra.Command, word string) error {
 	var names []string
 	for _, sub := range c.Commands() {
@@ -138,7 +138,7 @@ func UnknownVerb(c *cobra.Command, word string) error {
 	return Usagef("there is no verb %q %s", word, SeeHelp(c))
 }
 
-// helpCommand is cobra's, but for verbs that there are not.
+// helpCommand is cobra's, with an error for unknown verbs.
 func helpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [VERB ...]",
@@ -153,7 +153,7 @@ func helpCommand() *cobra.Command {
 	}
 }
 
-// ArgumentsOf returns the arguments that a verb's Use names.
+// ArgumentsOf returns the arguments in a verb's Use.
 func ArgumentsOf(c *cobra.Command) (names []string) {
 	for _, word := range strings.Fields(c.Use)[1:] {
 		if strings.HasPrefix(word, "--") {
@@ -164,7 +164,7 @@ func ArgumentsOf(c *cobra.Command) (names []string) {
 	return names
 }
 
-// ArgumentsError tells how the arguments of a verb differ from what its Use names, which they do.
+// ArgumentsError says how the arguments of a verb differ from those in its Use.
 func ArgumentsError(c *cobra.Command, args []string) error {
 	names := ArgumentsOf(c)
 	switch {
@@ -176,7 +176,7 @@ func ArgumentsError(c *cobra.Command, args []string) error {
 	return Usagef("%s takes %s: %q is one too many %s", c.CommandPath(), strings.Join(names, " "), args[len(names)], SeeHelp(c))
 }
 
-// nameArguments makes errors about the arguments of c, and all below it, name them.
+// nameArguments makes errors about the arguments of c, and of all commands below it, name them.
 func nameArguments(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
@@ -195,7 +195,7 @@ func nameArguments(c *cobra.Command) {
 	}
 }
 
-// tellDefaults keeps pflag from telling the zero value of flags whose help says what their default is.
+// tellDefaults stops pflag from showing the zero value of flags whose help text has their default.
 func tellDefaults(c *cobra.Command) {
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		if strings.Contains(f.Usage, "(default") && f.Value.Type() != "string" {
@@ -207,7 +207,7 @@ func tellDefaults(c *cobra.Command) {
 	}
 }
 
-// flagError says what is wrong with a flag.
+// flagError explains what is wrong with a flag.
 func flagError(c *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	var invalid *pflag.InvalidValueError
@@ -223,7 +223,7 @@ func flagError(c *cobra.Command, err error) error {
 	return Usagef("%w %s", err, SeeHelp(c))
 }
 
-// unknownFlag names the flag that is meant, or the verbs that have it.
+// unknownFlag suggests the flag that was probably meant, or the verbs that have it.
 func unknownFlag(c *cobra.Command, err *pflag.NotExistError) error {
 	name := err.GetSpecifiedName()
 	if len(err.GetSpecifiedShortnames()) > 0 {
@@ -279,10 +279,10 @@ func (s *Size) Set(text string) error {
 	return err
 }
 
-// leastBare is the least number of bytes that is taken without a unit: who writes 10 does not mean bytes.
+// leastBare is the smallest number of bytes that is accepted without a unit: 10 does not mean bytes.
 const leastBare = 64 << 10
 
-// ParseSize reads a size. remedy says how to write one.
+// ParseSize parses a size. remedy says how to write one.
 func ParseSize(text, remedy string) (int64, error) {
 	n, err := humanize.ParseBytes(text)
 	if err != nil || n > 1<<60 {
@@ -294,7 +294,7 @@ func ParseSize(text, remedy string) (int64, error) {
 	return int64(n), nil
 }
 
-// AsMarkdown makes code blocks of what a help text indents, and keeps its signs from being read as marks.
+// AsMarkdown converts indented parts of a help text to code blocks, and escapes Markdown's characters.
 func AsMarkdown(text string) string {
 	var b strings.Builder
 	block := false
@@ -316,7 +316,7 @@ func AsMarkdown(text string) string {
 	return b.String()
 }
 
-// Reference writes the reference of a command line as Markdown: a table of its verbs, and each with its help. Flags named
+// Reference writes the reference of a command line as Markdown: a table of its verbs, and the help of each. Flags named
 // in hidden are left out.
 func Reference(w io.Writer, r *cobra.Command, hidden ...string) error {
 	var b strings.Builder
@@ -338,7 +338,7 @@ func Reference(w io.Writer, r *cobra.Command, hidden ...string) error {
 			fmt.Fprintf(&b, "\n```sh\n%s\n```\n", unindent(c.Example))
 		}
 		own := pflag.NewFlagSet("", pflag.ContinueOnError)
-		_ = c.InheritedFlags() // joins them
+		_ = c.InheritedFlags() // merges them
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			if f.Name != "help" && !slices.Contains(hidden, f.Name) {
 				own.AddFlag(f)
@@ -352,7 +352,7 @@ func Reference(w io.Writer, r *cobra.Command, hidden ...string) error {
 	return err
 }
 
-// unindent takes away the two spaces of cobra's help.
+// unindent removes the two spaces of cobra's help.
 func unindent(text string) string {
 	lines := slices.Collect(strings.Lines(text))
 	for i := range lines {

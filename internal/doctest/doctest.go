@@ -1,5 +1,5 @@
-// Package doctest runs the commands that a Markdown page shows and compares what they print with what the
-// page says they print. The page is the only source: what a reader copies is what is run.
+// Package doctest runs the commands on a Markdown page and compares their output with the output on the page. The page
+// is the only source: what a reader copies is what is run.
 //
 //   - A block marked sh is run. All of a page's blocks run in one bash, with -e and pipefail, one after the other.
 //   - A block marked python whose first line is "# NAME.py" is saved as NAME.py in the current folder; any other
@@ -9,7 +9,7 @@
 //   - A block marked "sh not-run" is not run. The line above it must say so to the reader, with the words
 //     "Not run by the tests", and why.
 //
-// Other blocks are pictures, and not looked at.
+// Other blocks are ignored.
 package doctest
 
 import (
@@ -18,7 +18,7 @@ import (
 	"strings"
 )
 
-// Kind says what is done with a block.
+// Kind is how a block is handled.
 type Kind int
 
 // Kinds of blocks.
@@ -28,7 +28,7 @@ const (
 	NotRun             // shown only
 )
 
-// Block is what a page says at one place.
+// Block is one block of a page.
 type Block struct {
 	Kind   Kind
 	Line   int    // of its first line in the page, from 1
@@ -60,7 +60,7 @@ func Parse(page string) ([]Block, error) {
 			i++
 		}
 		if i == len(lines) {
-			return nil, fmt.Errorf("line %d: a block that does not end", first)
+			return nil, fmt.Errorf("line %d: the block has no end", first)
 		}
 		code := strings.Join(lines[first:i], "\n") + "\n"
 		switch strings.TrimSpace(m[2]) {
@@ -70,14 +70,14 @@ func Parse(page string) ([]Block, error) {
 			blocks = append(blocks, Block{Kind: Python, Line: first + 1, Code: code})
 		case "sh not-run":
 			if !strings.Contains(above, notRunWords) {
-				return nil, fmt.Errorf("line %d: a block that is not run, and the line above it does not say %q and why", first, notRunWords)
+				return nil, fmt.Errorf("line %d: the block is not run: the line above it must say %q and why", first, notRunWords)
 			}
 			blocks = append(blocks, Block{Kind: NotRun, Line: first + 1, Code: code})
 			last = -1
 			continue
 		case "output":
 			if last < 0 || blocks[last].Output != nil {
-				return nil, fmt.Errorf("line %d: output of no block", first)
+				return nil, fmt.Errorf("line %d: an output block without a block before it", first)
 			}
 			blocks[last].Output = &code
 			continue
@@ -89,7 +89,7 @@ func Parse(page string) ([]Block, error) {
 	return blocks, nil
 }
 
-// Match compares what was printed with what a page shows, and says where they first differ.
+// Match compares output with a page's, and reports the first difference.
 func Match(want, got string) error {
 	wants, gots := cleaned(want), cleaned(got)
 	if matchLines(wants, gots) {
@@ -100,7 +100,7 @@ func Match(want, got string) error {
 			break
 		}
 		if !matchLine(w, gots[i]) {
-			return fmt.Errorf("line %d is not what the page shows\n want: %s\n  got: %s\nall that was printed:\n%s", i+1, w, gots[i], got)
+			return fmt.Errorf("line %d is not what the page shows\n want: %s\n  got: %s\nthe whole output:\n%s", i+1, w, gots[i], got)
 		}
 	}
 	return fmt.Errorf("the output is not what the page shows\nwant:\n%s\ngot:\n%s", want, got)

@@ -18,19 +18,19 @@ import (
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
-// Session is where a page's commands run.
+// Session is the environment of a page's commands.
 type Session struct {
 	Dir     string   // the folder they begin in
-	Scratch string   // TMPDIR; what is mounted below it at the end is unmounted
+	Scratch string   // TMPDIR; mounts left below it at the end are unmounted
 	Env     []string // of bash
-	Within  []string // a command that runs bash, which gets bash's command line as arguments; empty: none
+	Within  []string // a command that runs bash, with bash's command line as arguments; empty: none
 }
 
-// idVar marks every process that a page starts, so that what is left of them can be found.
+// idVar marks every process that a page starts, so that processes it leaves behind can be found.
 const idVar = "DOCTEST_ID"
 
-// Run runs the blocks. It fails at the first block that fails or prints something else than the page shows, and if a
-// process or a mount is left at the end; in every case none is left when it returns. name is the page's, for errors.
+// Run runs the blocks. It fails at the first block that fails or whose output differs from the page, and if a process or
+// a mount is left at the end; when it returns, none is left in any case. name is the page's, for errors.
 func Run(ctx context.Context, name string, blocks []Block, s Session) (err error) {
 	id := rand.Text()
 	script, err := os.CreateTemp(s.Scratch, "page-*.sh")
@@ -43,7 +43,7 @@ func Run(ctx context.Context, name string, blocks []Block, s Session) (err error
 	if err := script.Close(); err != nil {
 		return err
 	}
-	// A file, not a pipe: daemons keep what they inherit, and nobody waits for them to close it.
+	// A file, not a pipe: daemons keep inherited descriptors, and nobody should wait for them to close a pipe.
 	log, err := os.Create(script.Name() + ".log")
 	if err != nil {
 		return err
@@ -65,7 +65,7 @@ func Run(ctx context.Context, name string, blocks []Block, s Session) (err error
 	return errors.Join(err, cleanUp(id, s.Scratch, err == nil))
 }
 
-// compose makes one script of all blocks, in which a line with a mark stands before the output of each.
+// compose makes one script of all blocks, which prints a mark before the output of each.
 func compose(blocks []Block, id string) string {
 	var b strings.Builder
 	for i, block := range blocks {
@@ -91,7 +91,7 @@ var fileName = regexp.MustCompile(`^# ([a-z_0-9]+\.py)\n`)
 
 func mark(id string, block int) string { return id + " " + strconv.Itoa(block) }
 
-// judge compares each block's part of what was printed.
+// judge compares each block's part of the output.
 func judge(name string, blocks []Block, id, printed string, failure error) error {
 	parts := strings.Split(printed, "\n"+id+" ")
 	for n, part := range parts[1:] {
@@ -118,10 +118,10 @@ func judge(name string, blocks []Block, id, printed string, failure error) error
 	return nil
 }
 
-// patience is how long processes that were told to end may take, on a machine that is busy.
+// patience is how long processes may take to end on a busy machine.
 var patience = 30 * time.Second
 
-// cleanUp ends what the page has left. If nothing should be left it says what was.
+// cleanUp ends the page's remaining processes and mounts. If complain is set, it returns them as an error.
 func cleanUp(id, dir string, complain bool) error {
 	if complain {
 		deadline := time.Now().Add(patience)
@@ -137,7 +137,7 @@ func cleanUp(id, dir string, complain bool) error {
 			break
 		}
 		for pid, command := range found {
-			if !told[pid] { // a busy machine takes its time to end it
+			if !told[pid] { // a busy machine may take long to end it
 				told[pid] = true
 				left = append(left, command)
 			}
@@ -158,7 +158,7 @@ func cleanUp(id, dir string, complain bool) error {
 	return nil
 }
 
-// processes returns the processes that carry id in their environment, by pid.
+// processes returns the processes with id in their environment, by pid.
 func processes(id string) map[int]string {
 	found := map[int]string{}
 	entries, _ := filepath.Glob("/proc/[0-9]*/environ")
@@ -177,7 +177,7 @@ func processes(id string) map[int]string {
 	return found
 }
 
-// mountsBelow returns the mount points in dir, the innermost first.
+// mountsBelow returns the mount points in dir, innermost first.
 func mountsBelow(dir string) ([]string, error) {
 	all, err := machine.Mounts("/")
 	var mounts []string

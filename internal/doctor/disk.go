@@ -30,25 +30,25 @@ func (o *Options) diskChecks() []Check {
 	}
 }
 
-// Magic numbers of file systems, by statfs(2), and what they mean for a cache.
+// Magic numbers of file systems, from statfs(2), and their meaning for a cache.
 var filesystems = map[int64]struct{ name, meaning, remedy string }{
 	unix.EXT4_SUPER_MAGIC:      {"ext4", "", ""},
 	unix.XFS_SUPER_MAGIC:       {"xfs", "", ""},
 	unix.BTRFS_SUPER_MAGIC:     {"btrfs", "", ""},
 	unix.F2FS_SUPER_MAGIC:      {"f2fs", "", ""},
 	0x2fc12fc1:                 {"zfs", "", ""},
-	unix.TMPFS_MAGIC:           {"tmpfs", "the cache lies in memory: it counts against the machine's (and the pod's) and is gone with the next start", "--cache-dir on a local disk"},
-	unix.RAMFS_MAGIC:           {"ramfs", "the cache lies in memory, and nothing bounds it", "--cache-dir on a local disk"},
-	unix.OVERLAYFS_SUPER_MAGIC: {"overlayfs", "the cache lies in the container's own layer: slower, counted as ephemeral storage, and gone with the container", "a volume for --cache-dir (emptyDir or hostPath; docker run -v /nvme:/cache)"},
+	unix.TMPFS_MAGIC:           {"tmpfs", "the cache is in memory: it counts against the machine's (and the pod's) memory and is lost at the next start", "--cache-dir on a local disk"},
+	unix.RAMFS_MAGIC:           {"ramfs", "the cache is in memory, without a limit", "--cache-dir on a local disk"},
+	unix.OVERLAYFS_SUPER_MAGIC: {"overlayfs", "the cache is in the container's own layer: slower, counted as ephemeral storage, and lost with the container", "a volume for --cache-dir (emptyDir or hostPath; docker run -v /nvme:/cache)"},
 	unix.NFS_SUPER_MAGIC:       {"NFS", "the cache is across the network, where the object store is already, and flock may not hold on it", "--cache-dir on a local disk"},
 	unix.SMB_SUPER_MAGIC:       {"SMB", "the cache is across the network, where the object store is already", "--cache-dir on a local disk"},
 	unix.CIFS_SUPER_MAGIC:      {"CIFS", "the cache is across the network, where the object store is already", "--cache-dir on a local disk"},
 	unix.SMB2_SUPER_MAGIC:      {"SMB2", "the cache is across the network, where the object store is already", "--cache-dir on a local disk"},
 	unix.CEPH_SUPER_MAGIC:      {"CephFS", "the cache is across the network, where the object store is already", "--cache-dir on a local disk"},
 	0x0bd00bd0:                 {"Lustre", "the cache is across the network, where the object store is already", "--cache-dir on a local disk"},
-	unix.FUSE_SUPER_MAGIC:      {"FUSE", "another user-space file system is below the cache, and each read passes through both", "--cache-dir on a local disk"},
+	unix.FUSE_SUPER_MAGIC:      {"FUSE", "the cache is on another user-space file system, and each read passes through both", "--cache-dir on a local disk"},
 	unix.V9FS_MAGIC:            {"9p", "the cache is on the host of this virtual machine, request by request", "--cache-dir on a disk of the virtual machine's own"},
-	unix.ECRYPTFS_SUPER_MAGIC:  {"eCryptfs", "each read is deciphered by one more file system", "--cache-dir outside the encrypted home"},
+	unix.ECRYPTFS_SUPER_MAGIC:  {"eCryptfs", "each read is decrypted by another file system", "--cache-dir outside the encrypted home"},
 }
 
 func filesystem(m *Machine, dir string) Result {
@@ -69,14 +69,14 @@ func filesystem(m *Machine, dir string) Result {
 	}
 	switch {
 	case !known:
-		return ok("type %#x%s", s.Type, source).because(OK, "it is not one that is known to be good or bad for a cache", "")
+		return ok("type %#x%s", s.Type, source).because(OK, "this file system is not known to be good or bad for a cache", "")
 	case fs.meaning == "":
 		return ok("%s%s", fs.name, source)
 	}
 	return ok("%s%s", fs.name, source).because(Warn, fs.meaning, fs.remedy)
 }
 
-// minSpace is the least with which keeping anything makes sense.
+// minSpace is the least space that is worth a cache.
 const minSpace = 256 << 20
 
 func space(m *Machine, dir string, want int64) Result {
@@ -96,16 +96,16 @@ func space(m *Machine, dir string, want int64) Result {
 	fits := fmt.Sprintf("--cache-size %dMiB", max((free+held)*9/10>>20, 1))
 	switch {
 	case free+held < minSpace:
-		return r.because(Fail, "next to nothing can be kept: each epoch fetches all again", "free space, or give another --cache-dir")
+		return r.because(Fail, "almost nothing can be kept: each epoch fetches everything again", "free space, or give another --cache-dir")
 	case s.Files > 0 && s.Ffree < 1000:
-		return r.because(Fail, "no more files can be made", "remove files, or give another --cache-dir (df -i "+at+")")
+		return r.because(Fail, "no more files can be created", "remove files, or give another --cache-dir (df -i "+at+")")
 	case free+held < want:
 		return r.because(Warn, "the disk fills up before the cache does; then Shoal goes on without it", fits)
 	}
 	return r
 }
 
-// folderSize returns the bytes of the files below a folder, 0 if there is none.
+// folderSize returns the bytes of the files below a folder, 0 if it does not exist.
 func folderSize(dir string) (n int64) {
 	_ = filepath.WalkDir(dir, func(_ string, d os.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() {
@@ -120,16 +120,16 @@ func folderSize(dir string) (n int64) {
 
 const (
 	diskBlock  = 1 << 20
-	diskFile   = 256 << 20 // bytes that are written at most
-	randomRead = 128 << 10 // a usual image
-	// slowDisk and slowRandom are what a line of 10 Gbit, and eight accelerators of the headline's kind,
-	// take.
+	diskFile   = 256 << 20 // the most bytes to write
+	randomRead = 128 << 10 // a typical image
+	// slowDisk and slowRandom are the rates of a 10 Gbit link and of eight accelerators of the headline's
+	// kind.
 	slowDisk   = 400e6
 	slowRandom = 100e6
 	slowSync   = 50 * time.Millisecond
 )
 
-// diskSpeed writes a file that has no name any more, and reads it. window bounds each of the two.
+// diskSpeed writes an unnamed file and reads it. window bounds each of the two.
 func diskSpeed(ctx context.Context, dir string, window time.Duration) Result {
 	at, err := existing(dir)
 	if err != nil {
@@ -137,15 +137,15 @@ func diskSpeed(ctx context.Context, dir string, window time.Duration) Result {
 	}
 	f, direct, err := scratch(at)
 	if err != nil {
-		return ok("no file can be made in %s: %s", at, cause(err)).because(Fail, "there can be no cache", "chown or chmod the folder, or give another --cache-dir")
+		return ok("cannot create a file in %s: %s", at, cause(err)).because(Fail, "there can be no cache", "chown or chmod the folder, or give another --cache-dir")
 	}
 	defer f.Close()
 	block := aligned(diskBlock)
 	for i := range block {
-		block[i] = byte(rand.Uint32()) // what compresses would be written faster
+		block[i] = byte(rand.Uint32()) // compressible data would be written faster
 	}
 	began, written := time.Now(), int64(0)
-	// One at least, here and in readRate: on a busy machine the window may be over before it was begun.
+	// At least one, here and in readRate: on a busy machine the window may be over before the first.
 	for written == 0 || written < diskFile && time.Since(began) < window && ctx.Err() == nil {
 		if _, err := f.WriteAt(block, written); err != nil {
 			if written == 0 {
@@ -170,7 +170,7 @@ func diskSpeed(ctx context.Context, dir string, window time.Duration) Result {
 		}
 		syncs = append(syncs, time.Since(t))
 	}
-	if !direct { // reads must not be the page cache's
+	if !direct { // reads must not come from the page cache
 		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 	}
 	sequential := readRate(ctx, f, written, diskBlock, 1, window/4, false)
@@ -191,16 +191,16 @@ func diskSpeed(ctx context.Context, dir string, window time.Duration) Result {
 	another := "--cache-dir on a local NVMe disk"
 	switch {
 	case random.bytes < slowRandom:
-		return r.because(Warn, fmt.Sprintf("kept samples are read at random: %s images of 128 KiB a second at most, whatever the store brings", count(random.reads)), another)
+		return r.because(Warn, fmt.Sprintf("kept samples are read at random: at most %s images of 128 KiB a second, however fast the store is", count(random.reads)), another)
 	case write < slowDisk/4:
-		return r.because(Warn, "a cold epoch is kept no faster than the disk writes; what it cannot take is fetched again", another)
+		return r.because(Warn, "a cold epoch is kept no faster than the disk writes; data beyond that is fetched again", another)
 	case sync > slowSync:
 		return r.because(Warn, "a slow fsync delays the sealing of segments (every 256 MiB), not readers", another+", or a volume with a write cache")
 	}
 	return r
 }
 
-// scratch makes a file without a name, so that nothing can stay behind.
+// scratch creates an unnamed file, so that nothing can stay behind.
 func scratch(dir string) (f *os.File, direct bool, err error) {
 	f, err = os.CreateTemp(dir, ".shoal-doctor-*")
 	if err != nil {
@@ -208,7 +208,7 @@ func scratch(dir string) (f *os.File, direct bool, err error) {
 	}
 	name := f.Name()
 	defer func() { _ = os.Remove(name) }()
-	// By its descriptor's flags, since the file has been opened already; tmpfs and others refuse.
+	// Set O_DIRECT on the open descriptor; tmpfs and others refuse.
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err == nil {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT)
@@ -216,7 +216,7 @@ func scratch(dir string) (f *os.File, direct bool, err error) {
 	return f, err == nil, nil
 }
 
-// aligned returns n bytes that O_DIRECT takes.
+// aligned returns n bytes that are aligned for O_DIRECT.
 func aligned(n int) []byte {
 	const page = 4096
 	b := make([]byte, n+page)
@@ -226,7 +226,7 @@ func aligned(n int) []byte {
 
 type rates struct{ bytes, reads float64 }
 
-// readRate reads blocks of a file of n bytes for a while, by some at a time.
+// readRate reads blocks of a file of n bytes with several workers, until window is over.
 func readRate(ctx context.Context, f *os.File, n int64, block, workers int, window time.Duration, random bool) rates {
 	blocks := n / int64(block)
 	if blocks == 0 {
@@ -280,9 +280,9 @@ func cacheDirectory(m *Machine, dir string) Result {
 			err = unix.Access(parent, unix.W_OK)
 		}
 		if err != nil {
-			return ok("%s is not there, and cannot be made: %s", dir, cause(err)).because(Fail, "there can be no cache", "sudo install -d -o $(id -un) "+dir)
+			return ok("%s does not exist, and cannot be created: %s", dir, cause(err)).because(Fail, "there can be no cache", "sudo install -d -o $(id -un) "+dir)
 		}
-		return ok("%s is not there yet; it will be made", dir)
+		return ok("%s does not exist yet; it will be created", dir)
 	}
 	if err != nil {
 		return ok("%s: %s", dir, cause(err)).because(Fail, "there can be no cache", "give another --cache-dir")
@@ -299,14 +299,14 @@ func cacheDirectory(m *Machine, dir string) Result {
 	case unix.Access(dir, unix.W_OK|unix.X_OK) != nil:
 		return r.because(Fail, "this user cannot write to it", fmt.Sprintf("sudo chown -R %d %s, or give another --cache-dir", m.UID(), dir))
 	case fi.Mode().Perm()&0o022 != 0:
-		return r.because(Warn, "others can change what a trainer will read", "chmod 700 "+dir)
+		return r.because(Warn, "other users can change the data that a trainer reads", "chmod 700 "+dir)
 	case int(st.Uid) != m.UID():
-		return r.because(Warn, fmt.Sprintf("it belongs to another user than this one (%d); files that are made now may not be theirs to remove", m.UID()), fmt.Sprintf("chown -R %d %s", st.Uid, dir))
+		return r.because(Warn, fmt.Sprintf("it belongs to another user (%d), who may not be able to remove files that are created now", m.UID()), fmt.Sprintf("chown -R %d %s", st.Uid, dir))
 	}
 	return r
 }
 
-// cacheDaemon looks for the owner's lock without taking it, which would keep a daemon from starting.
+// cacheDaemon looks for the owner's lock without taking it, which could stop a daemon from starting.
 func cacheDaemon(m *Machine, dir string) Result {
 	st := new(unix.Stat_t)
 	if err := unix.Stat(filepath.Join(dir, "lock"), st); err != nil {
@@ -330,12 +330,12 @@ func cacheDaemon(m *Machine, dir string) Result {
 	}
 	sock := filepath.Join(dir, "shoal.sock")
 	if err := m.Dial(sock); err != nil {
-		return ok("pid %s owns it, and does not listen at %s: %s", pid, sock, cause(err)).because(Warn, "another mount or feed cannot share it; it may be starting, ending, or hung", "look at "+filepath.Join(dir, "shoal.log")+", or give another --cache-dir")
+		return ok("pid %s owns it, but does not listen on %s: %s", pid, sock, cause(err)).because(Warn, "another mount or feed cannot share it; it may be starting, ending, or hung", "look at "+filepath.Join(dir, "shoal.log")+", or give another --cache-dir")
 	}
 	return ok("a daemon (pid %s) owns it, and others can attach to it", pid)
 }
 
-// cacheContents counts what is there, and looks for what should not be. It reads no content: shoal fsck does.
+// cacheContents counts the files of a cache, and looks for unexpected ones. It reads no content: shoal fsck does.
 func cacheContents(dir string) Result {
 	var segments, foreign int
 	var bytes int64
@@ -348,7 +348,7 @@ func cacheContents(dir string) Result {
 		}
 		fi, err := d.Info()
 		if err != nil {
-			return nil //nolint:nilerr // it was removed meanwhile
+			return nil //nolint:nilerr // it was removed in the meantime
 		}
 		segments++
 		bytes += fi.Size()
@@ -361,13 +361,13 @@ func cacheContents(dir string) Result {
 	case errors.Is(err, os.ErrNotExist):
 		return ok("nothing is kept yet")
 	case err != nil:
-		return ok("%s", cause(err)).because(Fail, "what is kept cannot be read", "chown or chmod the folder")
+		return ok("%s", cause(err)).because(Fail, "the kept data cannot be read", "chown or chmod the folder")
 	}
 	r := ok("%s in %d segments", humanize.IBytes(uint64(bytes)), segments).with("kept_bytes", float64(bytes))
 	if foreign > 0 {
-		return r.because(Fail, fmt.Sprintf("%d of them cannot be read and written by this user", foreign), "chown -R $(id -un) "+dir)
+		return r.because(Fail, fmt.Sprintf("this user cannot read and write %d of them", foreign), "chown -R $(id -un) "+dir)
 	}
-	return r.because(OK, "checksums are looked at by each read, and by: shoal fsck "+dir, "")
+	return r.because(OK, "checksums are checked by each read, and by: shoal fsck "+dir, "")
 }
 
 func rate(bytes float64) string { return humanize.Bytes(uint64(max(bytes, 0))) }

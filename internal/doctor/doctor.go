@@ -1,9 +1,9 @@
-// Package doctor looks at a machine and at a source, and says what makes Shoal slow there or keeps it from
-// working, with what to change.
+// Package doctor checks a machine and a source, and reports what makes Shoal slow there or stops it from working, with
+// the remedy.
 //
-// A [Check] is a small function over injected probes: [Machine] is the machine as checks see it, and [Source] the
-// object store. A check never changes anything that outlives it, prints no secret, and is bounded in time: one
-// that cannot run says why.
+// A [Check] is a small function over injected probes: [Machine] is the checks' view of the machine, and [Source] the
+// object store. A check leaves no lasting change, prints no secret, and is bounded in time: a check that cannot run says
+// why.
 //
 //	Machine ── FUSE, limits, disk, cache directory, versions, GPU
 //	Source  ── name, TCP, TLS, clock, credentials, listing, GETs, latency, connections that pay
@@ -20,7 +20,7 @@ import (
 // Version is that of the report's schema (docs/doctor.md). A field may be added without a new version.
 const Version = 1
 
-// Status is what a check came to.
+// Status is the result of a check in one word.
 type Status string
 
 // The statuses.
@@ -28,31 +28,30 @@ const (
 	OK      Status = "ok"
 	Warn    Status = "warn"    // it works, and is slower or more fragile than it need be
 	Fail    Status = "fail"    // it does not work
-	Skipped Status = "skipped" // it could not be checked, or need not: Meaning says why
+	Skipped Status = "skipped" // not checked, or not applicable: Meaning says why
 )
 
-// Result is what a check found.
+// Result is the result of a check.
 type Result struct {
 	Area     string             `json:"area"`
 	Check    string             `json:"check"`
 	Status   Status             `json:"status"`
-	Measured string             `json:"measured,omitempty"` // what was found
-	Meaning  string             `json:"meaning,omitempty"`  // what that comes to
+	Measured string             `json:"measured,omitempty"` // the fact
+	Meaning  string             `json:"meaning,omitempty"`  // its consequence
 	Remedy   string             `json:"remedy,omitempty"`   // a command, or what to change
-	Values   map[string]float64 `json:"values,omitempty"`   // what was measured, as numbers; units are in their names
-	Seconds  float64            `json:"seconds"`            // that the check took
+	Values   map[string]float64 `json:"values,omitempty"`   // measurements as numbers; units are in their names
+	Seconds  float64            `json:"seconds"`            // duration of the check
 }
 
-// Check is one thing that is looked at.
+// Check is one check.
 type Check struct {
 	Area, Name string
-	// Takes is how long it takes about; 0 for one that takes moments. It is given three times as long, and 3 s, before
-	// it is given up.
+	// Takes is its usual duration; 0 for a short one. It gets three times as long, plus 3 s, before it is abandoned.
 	Takes time.Duration
 	Run   func(ctx context.Context) Result
 }
 
-// Report is what all checks found.
+// Report is the results of all checks.
 type Report struct {
 	Version  int       `json:"version"`
 	Started  time.Time `json:"started"`
@@ -66,8 +65,8 @@ type Report struct {
 	Results  []Result  `json:"results"`
 }
 
-// Run carries checks out, one after the other. begin, if not nil, is told before each, and what it returns after
-// it. It fails only when ctx ends.
+// Run performs the checks, one after the other. begin, if not nil, is called before each, and its result after it. Run
+// fails only when ctx ends.
 func Run(ctx context.Context, checks []Check, begin func(c Check) (end func(Result))) (Report, error) {
 	r := Report{Version: Version, Started: time.Now().UTC(), Results: []Result{}}
 	for _, c := range checks {
@@ -100,8 +99,8 @@ func (r *Report) add(result Result) {
 	}
 }
 
-// run runs the check for as long as it may take. One that hangs in the kernel (a dead NFS server, say) is left
-// behind: its goroutine ends when the kernel answers.
+// run performs the check within its time limit. A check that hangs in the kernel (a dead NFS server, for example) is
+// abandoned: its goroutine ends when the kernel answers.
 func (c Check) run(ctx context.Context) Result {
 	began := time.Now()
 	limit := 3*c.Takes + 3*time.Second
@@ -115,8 +114,8 @@ func (c Check) run(ctx context.Context) Result {
 	case <-bounded.Done():
 		select {
 		case r = <-done:
-		case <-time.After(2 * time.Second): // it may have an answer to the end of its time
-			r = Result{Status: Fail, Measured: fmt.Sprintf("no answer in %s", limit), Meaning: "the kernel or a server hangs", Remedy: "look for what hangs: dmesg | tail, and the network"}
+		case <-time.After(2 * time.Second): // it may report its result at the end of its time
+			r = Result{Status: Fail, Measured: fmt.Sprintf("no answer in %s", limit), Meaning: "the kernel or a server hangs", Remedy: "find what hangs: dmesg | tail, and the network"}
 		}
 	}
 	r.Area, r.Check, r.Seconds = c.Area, c.Name, time.Since(began).Seconds()
@@ -131,7 +130,7 @@ func skipped(format string, args ...any) Result {
 	return Result{Status: Skipped, Meaning: fmt.Sprintf(format, args...)}
 }
 
-// because adds what it means to a measured fact.
+// because adds the meaning to a measured fact.
 func (r Result) because(status Status, meaning, remedy string) Result {
 	r.Status, r.Meaning, r.Remedy = status, meaning, remedy
 	return r

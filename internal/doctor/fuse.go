@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fuseChecks are about what a mount needs.
+// fuseChecks check the requirements of a mount.
 func (o *Options) fuseChecks() []Check {
 	m := o.machine
 	return []Check{
@@ -27,12 +27,12 @@ func (o *Options) fuseChecks() []Check {
 
 func fuseDevice(m *Machine) Result {
 	err := m.OpenRW(m.path("/dev/fuse"))
-	without := "nothing can be mounted; the feed (shoal serve) works without"
+	without := "mounts are impossible; the feed (shoal serve) works"
 	switch {
 	case err == nil:
-		return ok("/dev/fuse opens for reading and writing")
+		return ok("/dev/fuse can be opened for reading and writing")
 	case errors.Is(err, unix.ENOENT) && m.container() != "":
-		return ok("/dev/fuse is not there").because(Fail, without, "docker run --device /dev/fuse --cap-add SYS_ADMIN ..., or the sidecar's manifests in deploy/kubernetes")
+		return ok("/dev/fuse does not exist").because(Fail, without, "docker run --device /dev/fuse --cap-add SYS_ADMIN ..., or the sidecar's manifests in deploy/kubernetes")
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
 		return ok("/dev/fuse: %s", cause(err)).because(Fail, without, "sudo modprobe fuse")
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
@@ -44,7 +44,7 @@ func fuseDevice(m *Machine) Result {
 	return ok("/dev/fuse: %s", cause(err)).because(Fail, without, "dmesg | tail")
 }
 
-// cause is an error without the path in front.
+// cause returns an error without its leading path.
 func cause(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
@@ -55,7 +55,7 @@ func cause(err error) error {
 
 func fusermount(m *Machine) Result {
 	if m.UID() == 0 {
-		return skipped("root mounts by itself")
+		return skipped("root needs no helper to mount")
 	}
 	for _, name := range []string{"fusermount3", "fusermount"} {
 		path, err := m.LookPath(name)
@@ -74,7 +74,7 @@ func fusermount(m *Machine) Result {
 	return ok("neither fusermount3 nor fusermount is in PATH").because(Fail, "users other than root cannot mount", "sudo apt-get install fuse3")
 }
 
-// fuseKernel judges the kernel by what the mount uses of it.
+// fuseKernel checks the kernel for the features that the mount uses.
 func fuseKernel(m *Machine) Result {
 	text, err := m.read("/proc/sys/kernel/osrelease")
 	if err != nil {
@@ -83,7 +83,7 @@ func fuseKernel(m *Machine) Result {
 	r := ok("Linux %s", text)
 	var major, minor int
 	if _, err := fmt.Sscanf(text, "%d.%d", &major, &minor); err != nil {
-		return r.because(Skipped, "this is no version that is known", "")
+		return r.because(Skipped, "the version is unknown", "")
 	}
 	version := major*1000 + minor
 	switch {
@@ -92,7 +92,7 @@ func fuseKernel(m *Machine) Result {
 	case version < 5016:
 		return r.because(Warn, "each close(2) costs a request before Linux 5.16", "use a newer kernel")
 	case version < 6009:
-		return r.because(OK, "file:// sources cannot be passed through (Linux 6.9); all else is there", "")
+		return r.because(OK, "only passthrough of file:// sources is missing (Linux 6.9)", "")
 	}
 	return r
 }
@@ -114,7 +114,7 @@ func allowOther(m *Machine) Result {
 	return ok("%s", what).because(Warn, "a trainer of another user (also root) cannot read what you mount", "echo user_allow_other | sudo tee -a /etc/fuse.conf, then shoal mount --allow-other")
 }
 
-// wantBackground is fusefs.DefaultMaxBackground: the kernel clips it for users other than root.
+// wantBackground is fusefs.DefaultMaxBackground: the kernel limits it for users other than root.
 const wantBackground = 256
 
 func background(m *Machine) Result {
@@ -125,7 +125,7 @@ func background(m *Machine) Result {
 	}
 	r := ok("max_user_bgreq %d", n)
 	if m.UID() != 0 && n < wantBackground {
-		return r.because(Warn, fmt.Sprintf("no more than %d reads wait for the store at a time, where Shoal asks for %d", n, wantBackground), fmt.Sprintf("echo %d | sudo tee %s", 1024, path))
+		return r.because(Warn, fmt.Sprintf("at most %d reads wait for the store at a time; Shoal requests %d", n, wantBackground), fmt.Sprintf("echo %d | sudo tee %s", 1024, path))
 	}
 	return r
 }
@@ -133,12 +133,12 @@ func background(m *Machine) Result {
 func fuseContainer(m *Machine, mountpoint string) Result {
 	in := m.container()
 	if in == "" {
-		return skipped("this is no container")
+		return skipped("not in a container")
 	}
 	r := ok("%s", in)
 	has, known := m.capability(capSysAdmin)
 	if m.UID() == 0 && known && !has {
-		return ok("%s, root without CAP_SYS_ADMIN", in).because(Fail, "mount(2) is refused; the feed works without", "docker run --cap-add SYS_ADMIN --device /dev/fuse ..., in Kubernetes securityContext.privileged: true")
+		return ok("%s, root without CAP_SYS_ADMIN", in).because(Fail, "mount(2) is refused; the feed works", "docker run --cap-add SYS_ADMIN --device /dev/fuse ..., in Kubernetes securityContext.privileged: true")
 	}
 	if profile, err := m.read("/proc/self/attr/current"); err == nil && strings.Contains(profile, "(enforce)") {
 		return ok("%s, AppArmor profile %s", in, strings.Trim(profile, "\x00")).because(Warn, "the usual profiles refuse mount(2)", "docker run --security-opt apparmor=unconfined ...")
@@ -152,13 +152,13 @@ func fuseContainer(m *Machine, mountpoint string) Result {
 	}
 	e := on(all, mountpoint)
 	if !e.Shared {
-		return ok("%s, %s lies on %s, which is not shared", in, mountpoint, e.Point).because(Warn, "a mount there is seen in this container alone: a trainer in another one finds an empty folder",
+		return ok("%s, %s is on %s, which is not shared", in, mountpoint, e.Point).because(Warn, "a mount there is visible only in this container: a trainer in another one sees an empty folder",
 			"mountPropagation: Bidirectional on the volume here and HostToContainer in the trainer's (docker: -v DIR:DIR:rshared)")
 	}
-	return ok("%s, %s lies on %s, which is shared", in, mountpoint, e.Point)
+	return ok("%s, %s is on %s, which is shared", in, mountpoint, e.Point)
 }
 
-// liveMounts looks for Shoal's mounts whose daemon is gone.
+// liveMounts looks for mounts of Shoal whose daemon is gone.
 func liveMounts(ctx context.Context, m *Machine) Result {
 	all, err := m.mounts()
 	if err != nil {
@@ -184,7 +184,7 @@ func liveMounts(ctx context.Context, m *Machine) Result {
 	}
 	switch {
 	case len(dead) > 0:
-		return ok("%s: no daemon answers", strings.Join(dead, ", ")).because(Fail, "everything that touches the folder fails or hangs", "fusermount3 -uz "+dead[0]+", or mount there again")
+		return ok("%s: no daemon answers", strings.Join(dead, ", ")).because(Fail, "every access to the folder fails or hangs", "fusermount3 -uz "+dead[0]+", or mount there again")
 	case len(live) > 0:
 		return ok("%d of Shoal's mounts answer: %s", len(live), strings.Join(live, ", "))
 	}

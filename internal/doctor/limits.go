@@ -26,7 +26,7 @@ func (o *Options) limitChecks() []Check {
 	}
 }
 
-// wantFiles is what 512 connections, segments, mounts and clients take together.
+// wantFiles is enough for 512 connections, segments, mounts and clients together.
 const wantFiles = 4096
 
 func openFiles(m *Machine) Result {
@@ -34,7 +34,7 @@ func openFiles(m *Machine) Result {
 	if err != nil {
 		return skipped("getrlimit: %s", err)
 	}
-	r := ok("%s open files (hard limit, up to which Go goes)", limitText(n)).with("open_files", float64(n))
+	r := ok("%s open files (the hard limit, which Go uses)", limitText(n)).with("open_files", float64(n))
 	if n < wantFiles {
 		return r.because(Warn, "512 connections, segments and readers together may need more", "ulimit -n 65536, LimitNOFILE=65536 in a systemd unit, docker run --ulimit nofile=65536:65536")
 	}
@@ -67,7 +67,7 @@ func memlock(m *Machine) Result {
 	return r
 }
 
-// wantProcesses are threads: of Go, and of a loader's workers.
+// wantProcesses counts threads: those of Go, and of a loader's workers.
 const wantProcesses = 500
 
 func processes(m *Machine) Result {
@@ -79,7 +79,7 @@ func processes(m *Machine) Result {
 		if limit, limited := m.number(dir + "/pids.max"); limited {
 			current, _ := m.number(dir + "/pids.current")
 			if limit-current < left {
-				left, from = limit-current, "the cgroup's pids.max less what runs"
+				left, from = limit-current, "the cgroup's pids.max less running processes"
 			}
 		}
 	}
@@ -93,10 +93,10 @@ func processes(m *Machine) Result {
 	return r
 }
 
-// unlimitedV1 is above every limit that version 1 tells for none.
+// unlimitedV1 is above every limit, since version 1 reports no limit as a huge number.
 const unlimitedV1 = 1 << 60
 
-// memoryLimit returns the least limit of the process's cgroups; 0 for none.
+// memoryLimit returns the smallest limit of the process's cgroups; 0 for none.
 func (m *Machine) memoryLimit() (limit, used int64) {
 	for _, dir := range machine.Cgroups(m.path("/"), "memory") {
 		for _, f := range [][2]string{{"memory.max", "memory.current"}, {"memory.limit_in_bytes", "memory.usage_in_bytes"}} {
@@ -141,12 +141,12 @@ func memory(m *Machine, want int64) Result {
 	case kills > 0:
 		return r.because(Warn, fmt.Sprintf("the kernel has killed %d processes of this cgroup for its memory", kills), "raise the limit, or lower --memory ("+flag(want/2)+")")
 	case room < want*3/2:
-		return r.because(Warn, fmt.Sprintf("--memory %s leaves little to the trainer and the page cache", humanize.IBytes(uint64(want))), "shoal mount "+flag(room/3)+" ...")
+		return r.because(Warn, fmt.Sprintf("--memory %s leaves little for the trainer and the page cache", humanize.IBytes(uint64(want))), "shoal mount "+flag(room/3)+" ...")
 	}
 	return r
 }
 
-// LeastMemory is what a daemon starts with, in MiB.
+// LeastMemory is the least memory with which a daemon starts, in MiB.
 const LeastMemory = 107
 
 func cpu(m *Machine, cores int) Result {
@@ -168,11 +168,11 @@ func cpu(m *Machine, cores int) Result {
 		share := float64(throttled) / float64(periods)
 		r.Measured += fmt.Sprintf(", throttled in %.1f%% of %s periods", 100*share, humanize.Comma(periods))
 		if share > 0.05 {
-			return r.because(Warn, "the kernel holds the processes of this cgroup back: reads wait for a core, not for the store", "raise the CPU limit (resources.limits.cpu, docker run --cpus), or set none")
+			return r.because(Warn, "the kernel throttles this cgroup: reads wait for a core, not for the store", "raise the CPU limit (resources.limits.cpu, docker run --cpus), or remove it")
 		}
 	}
 	if have < 2 {
-		return r.because(Warn, "one core serves some 7,000 files/s at best, and has to decode as well", "give the daemon 2 cores or more")
+		return r.because(Warn, "one core serves about 7,000 files/s at best, and must decode as well", "give the daemon 2 cores or more")
 	}
 	return r
 }
@@ -188,7 +188,7 @@ func load(m *Machine, cores int) Result {
 	}
 	r := ok("load %.1f on %d cores", n, cores)
 	if n > 2*float64(cores) {
-		return r.because(Warn, "others keep the cores busy: what is measured below is less than the machine can do", "top -o %CPU, and run shoal doctor again when it is quiet")
+		return r.because(Warn, "other processes use the cores: the rates below are lower than the machine's", "top -o %CPU, and run shoal doctor again when the machine is idle")
 	}
 	return r
 }

@@ -15,23 +15,23 @@ import (
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
-// Machine is the machine as checks see it. Tests put a folder in the place of / and answers in that of the
-// kernel's. The zero value of a field is the real thing.
+// Machine is the checks' view of the machine. Tests replace / by a folder, and the kernel's answers by their own. The
+// zero value of a field is the real machine.
 type Machine struct {
-	Root     string // in front of /proc, /sys, /etc, /dev and what is found by LookPath; "" is the machine's own
+	Root     string // prefix of /proc, /sys, /etc, /dev and LookPath's results; "" is the real machine
 	UID      func() int
 	Getenv   func(name string) string
 	OpenRW   func(path string) error // opens a device for reading and writing, and closes it
 	LookPath func(name string) (string, error)
 	Limit    func(resource int) (hard uint64, err error)
 	Statfs   func(path string) (unix.Statfs_t, error)
-	// Command runs a program that prints something.
+	// Command runs a program and returns its output.
 	Command func(ctx context.Context, name string, args ...string) (string, error)
-	// Dial says whether somebody listens at a unix socket.
+	// Dial reports whether a process listens on a unix socket.
 	Dial func(path string) error
 }
 
-// fill sets what was not given.
+// fill sets the missing fields.
 func (m Machine) fill() *Machine {
 	if m.UID == nil {
 		m.UID = os.Geteuid
@@ -88,19 +88,19 @@ func lastLine(text string) string {
 
 func (m *Machine) path(path string) string { return filepath.Join(m.Root, path) }
 
-// read returns the content of a small file, without spaces around it.
+// read returns the content of a small file, without surrounding spaces.
 func (m *Machine) read(path string) (string, error) {
 	b, err := os.ReadFile(m.path(path))
 	return strings.TrimSpace(string(b)), err
 }
 
-// has reports whether the path is there.
+// has reports whether the path exists.
 func (m *Machine) has(path string) bool {
 	_, err := os.Lstat(m.path(path))
 	return err == nil
 }
 
-// field returns what follows "name:" on a line of a file such as /proc/self/status.
+// field returns the text after "name:" on a line of a file such as /proc/self/status.
 func (m *Machine) field(path, name string) (string, bool) {
 	text, err := m.read(path)
 	if err != nil {
@@ -114,7 +114,7 @@ func (m *Machine) field(path, name string) (string, bool) {
 	return "", false
 }
 
-// number reads a decimal file; ok is false for "max" and for a file that is not there.
+// number reads a decimal file; ok is false for "max" and for a missing file.
 func (m *Machine) number(path string) (int64, bool) {
 	text, err := m.read(path)
 	if err != nil {
@@ -143,7 +143,7 @@ func (m *Machine) numbers(path string) map[string]int64 {
 	return all
 }
 
-// container names what the process runs in, "" if it is no container as far as can be seen.
+// container names the container that the process runs in, "" if it seems to be in none.
 func (m *Machine) container() string {
 	switch {
 	case m.Getenv("KUBERNETES_SERVICE_HOST") != "":
@@ -175,10 +175,10 @@ func (m *Machine) capability(number uint) (has, known bool) {
 
 const capSysAdmin = 21
 
-// mounts returns what is mounted, in the order in which it was.
+// mounts returns the mounts, in the order in which they were made.
 func (m *Machine) mounts() ([]machine.Mount, error) { return machine.Mounts(m.path("/")) }
 
-// on returns the mount that a path lies on.
+// on returns the mount that contains a path.
 func on(all []machine.Mount, path string) (best machine.Mount) {
 	for _, e := range all {
 		if within(path, e.Point) && len(e.Point) >= len(best.Point) {
@@ -192,7 +192,7 @@ func within(path, folder string) bool {
 	return folder == "/" || path == folder || strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
 }
 
-// existing returns the nearest folder at or above the path that is there.
+// existing returns the nearest existing folder at or above the path.
 func existing(path string) (string, error) {
 	for {
 		fi, err := os.Stat(path)

@@ -92,7 +92,7 @@ func TestMachine(t *testing.T) {
 		{"no fuse.conf", nil, nil, allowOther, Warn, "cannot be read"},
 		{"background", map[string]string{"sys/module/fuse/parameters/max_user_bgreq": "64\n"}, nil, background, Warn, "256"},
 		{"background of root", map[string]string{"sys/module/fuse/parameters/max_user_bgreq": "64\n"}, root, background, OK, "64"},
-		{"no container", nil, nil, inContainer, Skipped, "no container"},
+		{"no container", nil, nil, inContainer, Skipped, "not in a container"},
 		{"root without rights", map[string]string{".dockerenv": "", "proc/self/status": status}, root, inContainer, Fail, "SYS_ADMIN"},
 		{"AppArmor", map[string]string{"proc/self/cgroup": cgroupV2, "proc/self/attr/current": "docker-default (enforce)\n"}, nil, inContainer, Warn, "apparmor=unconfined"},
 		{"private mount", map[string]string{".dockerenv": "", "proc/self/mountinfo": "1 0 8:1 / / rw - overlay overlay rw\n2 1 8:2 / /mnt rw - ext4 /dev/sda rw\n"}, nil, inContainer, Warn, "mountPropagation"},
@@ -147,7 +147,7 @@ func TestMachine(t *testing.T) {
 		{"old Python", nil, func(m *Machine) {
 			m.Command = printing(`{"python":"3.7.2","executable":"/opt/p","numpy":"1.24.2","grpcio":"1.51.1"}`)
 		}, pythonOf, Warn, "python 3.7.2 (needs 3.9)"},
-		{"odd Python", nil, func(m *Machine) { m.Command = printing(`hello`) }, pythonOf, Skipped, "no JSON"},
+		{"odd Python", nil, func(m *Machine) { m.Command = printing(`hello`) }, pythonOf, Skipped, "not JSON"},
 		{"ext4", nil, nil, filesystemOf, OK, "ext4"},
 		{"NFS", nil, func(m *Machine) {
 			m.Statfs = func(string) (unix.Statfs_t, error) { return unix.Statfs_t{Type: unix.NFS_SUPER_MAGIC}, nil }
@@ -235,7 +235,7 @@ func TestCacheDirectory(t *testing.T) {
 			t.Errorf("%+v, want %s and %q", r, status, word)
 		}
 	}
-	is(cacheDirectory(m.fill(), dir), OK, "will be made")
+	is(cacheDirectory(m.fill(), dir), OK, "will be created")
 	is(cacheContents(dir), OK, "nothing")
 	is(cacheDaemon(m.fill(), dir), OK, "no daemon has ever")
 	if err := os.MkdirAll(filepath.Join(dir, "segments", "ab"), 0o700); err != nil {
@@ -302,7 +302,7 @@ func TestRunIsBounded(t *testing.T) {
 		t.Error(err)
 	}
 	var text strings.Builder
-	if err := r.Print(&text); err != nil || !strings.Contains(text.String(), "-> z") || !strings.Contains(text.String(), "1 ok, 0 to look at, 2 failed, 0 skipped") {
+	if err := r.Print(&text); err != nil || !strings.Contains(text.String(), "-> z") || !strings.Contains(text.String(), "1 ok, 0 warnings, 2 failed, 0 skipped") {
 		t.Errorf("%v\n%s", err, text.String())
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -24,7 +24,7 @@ func local(endpoint string) bool {
 	return u.Hostname() == "localhost" || ip != nil && (ip.IsLoopback() || ip.IsPrivate()) || ip == nil && !strings.Contains(u.Hostname(), ".")
 }
 
-// remote returns why a check of the network does not apply; "" where it does.
+// remote returns why a check of the network does not apply; "" if it applies.
 func (s *Source) remote() string {
 	switch {
 	case s.store == nil:
@@ -47,9 +47,9 @@ func (s *Source) viaProxy() string {
 func (s *Source) proxy(context.Context) Result {
 	p := s.viaProxy()
 	if p == "" {
-		return ok("requests go straight to the store")
+		return ok("requests go directly to the store")
 	}
-	return ok("requests go through the proxy %s", p).because(Warn, "a proxy that is made for web pages is often the narrowest place", "NO_PROXY="+hostOf(s.where.Endpoint)+", if the store can be reached without")
+	return ok("requests go through the proxy %s", p).because(Warn, "a proxy for web pages is often the bottleneck", "NO_PROXY="+hostOf(s.where.Endpoint)+", if the store can be reached without")
 }
 
 func hostOf(endpoint string) string {
@@ -60,7 +60,7 @@ func hostOf(endpoint string) string {
 	return u.Hostname()
 }
 
-// address is what is connected to: the endpoint, or the proxy before it.
+// address is the address to connect to: the endpoint, or its proxy.
 func (s *Source) address() (host, port string) {
 	if p := s.viaProxy(); p != "" {
 		if host, port, err := net.SplitHostPort(p); err == nil {
@@ -93,7 +93,7 @@ func (s *Source) dns(ctx context.Context) Result {
 	}
 	r := ok("%s is %s (%d addresses, %s)", host, found[0], len(found), short(took)).with("seconds", took.Seconds())
 	if took > 200*time.Millisecond {
-		return r.because(Warn, "each new connection waits for that", "a caching resolver on this machine (in Kubernetes: NodeLocal DNSCache, ndots: 1)")
+		return r.because(Warn, "each new connection waits for this", "a caching resolver on this machine (in Kubernetes: NodeLocal DNSCache, ndots: 1)")
 	}
 	return r
 }
@@ -109,13 +109,13 @@ func (s *Source) tcp(ctx context.Context) Result {
 		if errors.As(err, &op) {
 			err = op.Err
 		}
-		return ok("%s: %s", at, cause(err)).because(Fail, "nobody can be reached there", "check AWS_ENDPOINT_URL (now "+s.where.Endpoint+"), firewall, security group and network policy")
+		return ok("%s: %s", at, cause(err)).because(Fail, "no connection is possible", "check AWS_ENDPOINT_URL (now "+s.where.Endpoint+"), firewall, security group and network policy")
 	}
 	defer conn.Close()
 	return ok("%s connects in %s", conn.RemoteAddr(), short(took)).with("seconds", took.Seconds())
 }
 
-// soonExpires is how long before its end a certificate is worth a warning.
+// soonExpires is the time before a certificate's end from which it causes a warning.
 const soonExpires = 14 * 24 * time.Hour
 
 func (s *Source) tls(ctx context.Context) Result {
@@ -123,7 +123,7 @@ func (s *Source) tls(ctx context.Context) Result {
 		return skipped("the endpoint is plain http")
 	}
 	if s.viaProxy() != "" {
-		return skipped("the handshake goes through a proxy; the endpoint's check tells what comes of it")
+		return skipped("the handshake goes through a proxy; the endpoint's check shows the result")
 	}
 	host, port := s.address()
 	cfg := s.s3.TLS()
@@ -139,7 +139,7 @@ func (s *Source) tls(ctx context.Context) Result {
 	case errors.As(err, &bad) && len(bad.UnverifiedCertificates) > 0:
 		return badCertificate(bad, host)
 	case err != nil:
-		return ok("handshake with %s: %s", host, oneLine(err.Error())).because(Fail, "no request can be sent", "check http:// or https:// in AWS_ENDPOINT_URL, and what answers at the port: openssl s_client -connect "+net.JoinHostPort(host, port))
+		return ok("handshake with %s: %s", host, oneLine(err.Error())).because(Fail, "no request can be sent", "check http:// or https:// in AWS_ENDPOINT_URL, and the server at the port: openssl s_client -connect "+net.JoinHostPort(host, port))
 	}
 	defer conn.Close()
 	state := conn.(*tls.Conn).ConnectionState()
@@ -189,33 +189,33 @@ func (s *Source) endpoint(ctx context.Context) Result {
 	switch {
 	case server != "":
 	case header.Get("X-Amz-Request-Id") != "":
-		server = "an S3 server that does not tell its name"
+		server = "an S3 server that does not report its name"
 	default:
-		server = "a server that does not tell its name"
+		server = "a server that does not report its name"
 	}
 	r := ok("%s answers (HTTP %d, %s)", oneLine(server), status, short(took)).with("seconds", took.Seconds())
 	if status >= 500 {
-		return r.because(Warn, "it is in trouble", "ask who runs it; Shoal tries each request for some 25 s")
+		return r.because(Warn, "the server has errors", "ask its operator; Shoal retries each request for about 25 s")
 	}
 	if t := header.Get("Content-Type"); strings.HasPrefix(t, "text/html") && header.Get("X-Amz-Request-Id") == "" {
-		return r.because(Warn, "it answers with a web page: this may be a console or a portal, and no S3 API", "check AWS_ENDPOINT_URL (now "+s.where.Endpoint+")")
+		return r.because(Warn, "it answers with a web page: it may be a console or a portal, not an S3 API", "check AWS_ENDPOINT_URL (now "+s.where.Endpoint+")")
 	}
 	return r
 }
 
 const (
 	skewWarn = time.Minute
-	skewFail = 15 * time.Minute // S3 refuses signatures from there on
+	skewFail = 15 * time.Minute // S3 refuses signatures beyond this
 )
 
-// noteClock keeps the difference between the store's clock and ours, and how well it is known: an answer that took
-// long may have been dated at any time of that.
+// noteClock stores the difference between the store's clock and ours, and its uncertainty: a slow answer may have been
+// dated at any time in between.
 func (s *Source) noteClock(header http.Header, began time.Time, took time.Duration) {
 	date, err := http.ParseTime(header.Get("Date"))
 	if err != nil {
 		return
 	}
-	// The header counts whole seconds, so on average it is half of one behind.
+	// The header has whole seconds, so on average it is half a second behind.
 	s.skew = began.Add(took / 2).Sub(date.Add(500 * time.Millisecond))
 	s.within = 2*time.Second + took/2
 	s.hasDate = true
@@ -223,14 +223,14 @@ func (s *Source) noteClock(header http.Header, began time.Time, took time.Durati
 
 func (s *Source) clock(context.Context) Result {
 	if !s.reached {
-		return skipped("nobody answers at the endpoint")
+		return skipped("the endpoint does not answer")
 	}
 	if !s.hasDate {
 		return skipped("the answer has no Date")
 	}
 	off := s.skew.Abs()
 	if off < s.within {
-		return ok("as the store's, to within %.0f s", s.within.Seconds()).with("skew_seconds", s.skew.Seconds())
+		return ok("equal to the store's, within %.0f s", s.within.Seconds()).with("skew_seconds", s.skew.Seconds())
 	}
 	side := "ahead of"
 	if s.skew < 0 {
@@ -241,7 +241,7 @@ func (s *Source) clock(context.Context) Result {
 	case off > skewFail:
 		return r.because(Fail, "the store refuses signatures that are more than 15 minutes off", "sudo timedatectl set-ntp true")
 	case off > skewWarn:
-		return r.because(Warn, "from 15 minutes on the store refuses signatures", "sudo timedatectl set-ntp true")
+		return r.because(Warn, "beyond 15 minutes the store refuses signatures", "sudo timedatectl set-ntp true")
 	}
 	return r
 }

@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// Options say what to look at.
+// Options say what to check.
 type Options struct {
 	Machine      Machine
-	CacheDir     string // absolute; "" looks at no cache
+	CacheDir     string // absolute; "" for no cache
 	CacheSize    int64  // bytes of --cache-size
 	Memory       int64  // bytes of --memory
-	Mountpoint   string // absolute; "" for none in particular
+	Mountpoint   string // absolute; "" for any
 	Python       string // interpreter of the trainer; "": the first python3 in PATH
 	ShoalVersion string
 	FeedOnly     bool // nothing will be mounted
@@ -21,7 +21,7 @@ type Options struct {
 	machine *Machine
 }
 
-// window is for how long something is measured.
+// window is the duration of a measurement.
 func (o *Options) window() time.Duration {
 	if o.Quick {
 		return 500 * time.Millisecond
@@ -29,7 +29,7 @@ func (o *Options) window() time.Duration {
 	return 1500 * time.Millisecond
 }
 
-// Checks returns what is to be run.
+// Checks returns the checks to run.
 func Checks(o Options) []Check {
 	o.machine = o.Machine.fill()
 	var all []Check

@@ -20,7 +20,7 @@ import (
 // random returns a number below n.
 func (s *Source) random(n int) int { return rand.IntN(n) }
 
-// sample returns one of the objects of at least so many bytes.
+// sample returns one of the objects of at least this many bytes.
 func (s *Source) sample(least int64) (objstore.Object, bool) {
 	for range 64 {
 		if len(s.objects) == 0 {
@@ -62,7 +62,7 @@ const (
 	longTail    = time.Second
 )
 
-// latency measures small GETs, four at a time over connections that are open already.
+// latency measures small GETs, four at a time over open connections.
 func (s *Source) latency(ctx context.Context) Result {
 	var mu sync.Mutex
 	var took []time.Duration
@@ -72,7 +72,7 @@ func (s *Source) latency(ctx context.Context) Result {
 	for range 4 {
 		wg.Go(func() {
 			p := make([]byte, smallGet)
-			// Two at least: where the first answers come late, those after them say what is usual.
+			// At least two: if the first answers are late, those after them show the usual latency.
 			for n := 0; (n < 2 || time.Since(began) < window) && ctx.Err() == nil; n++ {
 				o, found := s.sample(1)
 				if !found {
@@ -98,7 +98,7 @@ func (s *Source) latency(ctx context.Context) Result {
 	}
 	wg.Wait()
 	if len(took) < 4 {
-		return ok("%d GETs answered in %s, %d failed", len(took), short(time.Since(began)), failed).because(Fail, "the store hardly answers", "ask who runs it; try again later")
+		return ok("%d GETs answered in %s, %d failed", len(took), short(time.Since(began)), failed).because(Fail, "the store answers few requests", "ask its operator; try again later")
 	}
 	slices.Sort(took)
 	q := func(p float64) time.Duration { return took[min(int(p*float64(len(took))), len(took)-1)] }
@@ -113,11 +113,11 @@ func (s *Source) latency(ctx context.Context) Result {
 	}
 	switch {
 	case failed*100 > len(took):
-		return r.because(Warn, "the store refuses or drops requests; each is tried again, later", "fewer --connections, or ask who runs the store")
+		return r.because(Warn, "the store refuses or drops requests; each is retried later", "lower --connections, or ask the store's operator")
 	case p50 > farMedian:
-		return r.because(Warn, fmt.Sprintf("the store is far: a reader without an order gets %.0f files/s, eight of them %.0f", 1/p50.Seconds(), 8/p50.Seconds()), "train in the store's region, put a cache near (shoal warm), or pack into shards; and always tell the order")
+		return r.because(Warn, fmt.Sprintf("the latency is high: a reader without an order gets %.0f files/s, eight of them %.0f", 1/p50.Seconds(), 8/p50.Seconds()), "train in the store's region, use a cache (shoal warm), or pack into shards; and always pass the order")
 	case p99 > longTail && p99 > 10*p50:
-		return r.because(Warn, "some answers come very late; Shoal asks a second time for those that hold up a reader", "ask who runs the store: hot partitions, throttling, a busy proxy")
+		return r.because(Warn, "some answers are very late; Shoal sends a second request for those that delay a reader", "ask the store's operator about hot partitions, throttling, a busy proxy")
 	}
 	return r
 }
@@ -132,22 +132,22 @@ func (s *Source) rungWindow() time.Duration {
 const (
 	mostRungs   = 512
 	quickRungs  = 64
-	pays        = 1.1 // what twice the connections have to bring
+	pays        = 1.1 // the gain that justifies doubling the connections
 	kneeShare   = 0.9
 	slowStore   = 100e6
 	largestGet  = 4 << 20 // cache.ExtentSize
 	smallestGet = 64 << 10
-	// largestTotal bounds what all GETs of a rung take in memory.
+	// largestTotal bounds the memory of all GETs of a rung.
 	largestTotal = 512 << 20
 )
 
-// rung is what a number of connections brought.
+// rung is the rate of a number of connections.
 type rung struct {
 	connections int
 	bytes, gets float64 // a second
 }
 
-// bandwidth doubles the connections until that does not pay any more.
+// bandwidth doubles the connections until it no longer pays.
 func (s *Source) bandwidth(ctx context.Context) Result {
 	most := mostRungs
 	if s.quick {
@@ -160,7 +160,7 @@ func (s *Source) bandwidth(ctx context.Context) Result {
 		return s.climb(ctx, connections, size)
 	})
 	if len(ladder) == 0 {
-		return ok("no GET was answered in time").because(Fail, "nothing can be read at a useful rate", "ask who runs the store; look at the network")
+		return ok("no GET was answered in time").because(Fail, "nothing can be read at a useful rate", "ask the store's operator; check the network")
 	}
 	best, knee := kneeOf(ladder)
 	s.facts.Bandwidth, s.facts.Connections = best.bytes, knee.connections
@@ -168,28 +168,28 @@ func (s *Source) bandwidth(ctx context.Context) Result {
 	for _, g := range ladder {
 		steps = append(steps, fmt.Sprintf("%d: %s/s", g.connections, rate(g.bytes)))
 	}
-	r := ok("%s/s, %s GETs/s; %d connections pay (%s)", rate(best.bytes), count(best.gets), knee.connections, strings.Join(steps, ", ")).
+	r := ok("%s/s, %s GETs/s with %d connections (%s)", rate(best.bytes), count(best.gets), knee.connections, strings.Join(steps, ", ")).
 		with("bytes_per_second", best.bytes).with("gets_per_second", best.gets).with("connections_that_pay", float64(knee.connections)).
 		with("bytes_per_second_alone", ladder[0].bytes)
 	if rising {
-		r.Measured += "; it still rises"
+		r.Measured += "; the rate still rises"
 	}
-	r.Measured += fmt.Sprintf("; the checks have fetched %s by %s GETs", rate(float64(s.facts.Fetched)), humanize.Comma(s.facts.Requests))
+	r.Measured += fmt.Sprintf("; the checks fetched %s with %s GETs", rate(float64(s.facts.Fetched)), humanize.Comma(s.facts.Requests))
 	r = r.with("bytes_fetched", float64(s.facts.Fetched)).with("gets_sent", float64(s.facts.Requests))
 	switch {
 	case s.s3 == nil:
 		return r
 	case best.bytes < slowStore:
-		return r.because(Warn, fmt.Sprintf("an H100 that trains ResNet-50 takes 204 MB/s of images; here it gets %.0f%% of them until the cache is filled", min(100*best.bytes/204e6, 100)),
-			"a cache that holds the dataset (--cache-size, shoal warm), shards (shoal pack), a nearer store, or a wider line")
+		return r.because(Warn, fmt.Sprintf("an H100 that trains ResNet-50 needs 204 MB/s of images; here it gets %.0f%% of them until the cache is filled", min(100*best.bytes/204e6, 100)),
+			"a cache that holds the dataset (--cache-size, shoal warm), shards (shoal pack), a nearer store, or a faster link")
 	case rising && s.quick:
-		return r.because(OK, "more connections may pay: --quick stops here", "")
+		return r.because(OK, "more connections may be faster: --quick stops here", "")
 	}
 	return r
 }
 
-// ascend doubles the connections, and chooses the size of a GET, until twice has not paid for two rungs. rising
-// says that it would go on but for most.
+// ascend doubles the connections, and chooses the size of a GET, until two rungs in a row did not pay. rising says that
+// only most stopped it.
 func ascend(most int, window time.Duration, climb func(connections int, size int64) rung) (ladder []rung, rising bool) {
 	size, idle := int64(largestGet), 0
 	var best float64
@@ -199,7 +199,7 @@ func ascend(most int, window time.Duration, climb func(connections int, size int
 		if g.gets == 0 {
 			return ladder, false
 		}
-		// Of large objects so much that some GETs of each connection fit a rung.
+		// For large objects, a size at which several GETs of each connection fit a rung.
 		size = min(size, int64(g.bytes/float64(c)*window.Seconds()/4))
 		ladder = append(ladder, g)
 		if idle++; g.bytes >= best*pays {
@@ -210,14 +210,14 @@ func ascend(most int, window time.Duration, climb func(connections int, size int
 	return ladder, idle == 0
 }
 
-// kneeOf returns the rung that brought most, and the first that brought nearly as much.
+// kneeOf returns the fastest rung, and the first one that is nearly as fast.
 func kneeOf(ladder []rung) (best, knee rung) {
 	best = slices.MaxFunc(ladder, func(a, b rung) int { return cmp.Compare(a.bytes, b.bytes) })
 	i := slices.IndexFunc(ladder, func(g rung) bool { return g.bytes >= kneeShare*best.bytes })
 	return best, ladder[i]
 }
 
-// climb reads by so many connections for a while, after each has answered once.
+// climb reads with this many connections for one window, after each has answered once.
 func (s *Source) climb(ctx context.Context, connections int, size int64) rung {
 	window := s.rungWindow()
 	ctx, cancel := context.WithTimeout(ctx, 4*window+2*time.Second)
@@ -263,13 +263,13 @@ func (s *Source) climb(ctx context.Context, connections int, size int64) rung {
 	return rung{connections, float64(got.Load()) / took, float64(gets.Load()) / took}
 }
 
-// fits asks whether the daemon's memory is enough for the dataset's metadata.
+// fits checks whether the daemon's memory is enough for the dataset's metadata.
 func (s *Source) fits(context.Context) Result {
 	switch {
 	case s.LedgerFor == nil:
-		return skipped("nobody knows what a daemon needs")
+		return skipped("the memory that a daemon needs is unknown")
 	case s.facts.Shards:
-		return skipped("the files in the shards are not known before their indexes were read")
+		return skipped("the files in the shards are unknown until their indexes are read")
 	case s.facts.Objects == 0:
 		return skipped("nothing was listed")
 	}
@@ -285,12 +285,12 @@ func (s *Source) fits(context.Context) Result {
 	case left < need:
 		return r.because(Fail, "the mount refuses to start with less than 32 MiB", fmt.Sprintf("--memory %dMiB", (s.memory+2*(need-left))>>20+1))
 	case s.facts.Connections > 0 && left < int64(s.facts.Connections)*min(mean, largestGet):
-		return r.because(Warn, fmt.Sprintf("%d requests in flight of %s each take more than that: fewer are sent than would pay", s.facts.Connections, humanize.IBytes(uint64(min(mean, largestGet)))), fmt.Sprintf("--memory %dMiB", (s.memory+2*int64(s.facts.Connections)*min(mean, largestGet))>>20+1))
+		return r.because(Warn, fmt.Sprintf("%d requests in flight of %s each need more than that: fewer will be sent", s.facts.Connections, humanize.IBytes(uint64(min(mean, largestGet)))), fmt.Sprintf("--memory %dMiB", (s.memory+2*int64(s.facts.Connections)*min(mean, largestGet))>>20+1))
 	}
 	return r
 }
 
-// epoch asks for the forecast.
+// epoch requests the forecast.
 func (s *Source) epoch(ctx context.Context) Result {
 	switch {
 	case s.Forecast == nil:

@@ -18,17 +18,17 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 )
 
-// Source is the object store that is looked at. Its checks run one after the other, and those that need what an
-// earlier one did not get are skipped.
+// Source is the object store to check. Its checks run one after the other; those that need the result of a failed one
+// are skipped.
 type Source struct {
 	Text      string
 	Getenv    func(name string) string // the AWS environment; nil: the process's own
 	WeakETag  bool
 	Anonymous bool
-	// Forecast tells what an epoch will cost, from what was measured; nil: nobody does.
+	// Forecast predicts the cost of an epoch from the measurements; nil: no forecast.
 	Forecast func(ctx context.Context, f Facts) Result
-	// LedgerFor returns the bytes that a daemon's memory leaves for samples beside the metadata of so many files;
-	// nil: nobody knows.
+	// LedgerFor returns the bytes that a daemon's memory leaves for samples beside the metadata of this many files;
+	// nil: unknown.
 	LedgerFor func(memory int64, files int) int64
 
 	quick  bool
@@ -43,13 +43,18 @@ type Source struct {
 	reached  bool              // something answers at the endpoint
 	admitted bool              // the bucket can be listed
 	got      bool              // an object could be read
-	hasDate  bool
-	skew     time.Duration // by how much this machine is ahead of the store
-	within   time.Duration // by how much skew may be wrong
 	signed   bool
+	ahead
 }
 
-// Facts are what was measured of a source.
+// ahead is what the store's answers say about this machine's clock.
+type ahead struct {
+	hasDate bool
+	skew    time.Duration // how far this machine's clock is ahead of the store's
+	within  time.Duration // uncertainty of skew
+}
+
+// Facts are the measurements of a source.
 type Facts struct {
 	Source      string
 	Objects     int
@@ -60,9 +65,9 @@ type Facts struct {
 	Latency     time.Duration
 	Sigma       float64 // of the latency's lognormal distribution, by its quartiles
 	Bandwidth   float64 // bytes a second at the best number of connections
-	Connections int     // that pay
-	Requests    int64   // GETs that the checks have sent
-	Fetched     int64   // bytes that they have fetched
+	Connections int     // worthwhile number of connections
+	Requests    int64   // GETs sent by the checks
+	Fetched     int64   // bytes fetched by them
 }
 
 // checks returns the source's checks.
@@ -81,12 +86,12 @@ func (s *Source) checks() []Check {
 			return run(ctx)
 		}}
 	}
-	// What a check needs that those before it have found out.
+	// The results of earlier checks that a check needs.
 	answer := func() string { return s.needs(s.reached) }
 	list := func() string { return s.needs(s.reached, s.admitted) }
 	object := func() string { return s.needs(s.reached, s.admitted, s.got) }
 	return []Check{
-		check("name", 2*time.Second, func() string { return "" }, s.open), // roles are asked for
+		check("name", 2*time.Second, func() string { return "" }, s.open), // it may request a role's credentials
 		check("proxy", 0, s.remote, s.proxy),
 		check("dns", 0, s.remote, s.dns),
 		check("tcp", 0, s.remote, s.tcp),
@@ -106,12 +111,12 @@ func (s *Source) checks() []Check {
 	}
 }
 
-// explain turns a store's error into a result.
+// explain converts a store's error to a result.
 func explain(err error) Result {
 	var e *objstore.Error
 	if !errors.As(err, &e) {
 		if errors.Is(err, context.DeadlineExceeded) {
-			return Result{Status: Fail, Measured: "no answer in time", Meaning: "the store is down, out of reach, or very slow"}
+			return Result{Status: Fail, Measured: "no answer in time", Meaning: "the store is down, unreachable, or very slow"}
 		}
 		return Result{Status: Fail, Measured: err.Error()}
 	}
@@ -120,9 +125,9 @@ func explain(err error) Result {
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// open reads the name and the configuration.
+// open parses the name and the configuration.
 func (s *Source) open(ctx context.Context) Result {
-	// Whether links that lead out of a folder are meant is for a mount to ask.
+	// Links that lead out of a folder are checked by a mount, not here.
 	store, where, err := stores.Open(ctx, s.Text, stores.Options{Getenv: s.Getenv, Store: objstore.StoreOptions{WeakETag: s.WeakETag, LinksOutside: true}, S3: s3.Config{Anonymous: s.Anonymous}})
 	if err != nil {
 		return explain(err)
@@ -161,12 +166,12 @@ func (s *Source) credentials(ctx context.Context) Result {
 	case left <= 0:
 		return r.because(Fail, "they have expired", "get new ones (aws sso login, or the role's service)")
 	case left < 10*time.Minute:
-		return r.because(OK, "they are renewed by themselves before they expire", "")
+		return r.because(OK, "they are renewed automatically before they expire", "")
 	}
 	return r
 }
 
-// credentialSource names where credentials come from, in the order in which they are looked for.
+// credentialSource names the source of credentials, in the order of lookup.
 func credentialSource(getenv func(string) string, id s3.Identity) string {
 	profile := cmp.Or(getenv("AWS_PROFILE"), "default")
 	switch {
@@ -187,7 +192,7 @@ func (s *Source) needs(what ...bool) string {
 	if s.store == nil {
 		return "the source could not be opened"
 	}
-	words := []string{"nobody answers at the endpoint", "the bucket cannot be listed", "no object could be read"}
+	words := []string{"the endpoint does not answer", "the bucket cannot be listed", "no object could be read"}
 	for i, have := range what {
 		if !have {
 			return words[i]
@@ -204,7 +209,7 @@ func (s *Source) bucket(ctx context.Context) Result {
 	if s.s3 == nil {
 		return ok("%s can be read", s.where.Dir)
 	}
-	return ok("%s is there, and may be listed", s.where.Bucket)
+	return ok("%s exists, and can be listed", s.where.Bucket)
 }
 
 const (
@@ -219,7 +224,7 @@ func (s *Source) listWindow() time.Duration {
 	return 3 * time.Second
 }
 
-// listing lists for a while. Its rate is that of one listing after the other; a mount lists prefixes side by side.
+// listing lists for a limited time. Its rate is that of one listing; a mount lists prefixes in parallel.
 func (s *Source) listing(ctx context.Context) Result {
 	began, window := time.Now(), s.listWindow()
 	shards := map[string]bool{}
@@ -236,7 +241,7 @@ func (s *Source) listing(ctx context.Context) Result {
 			}
 			return r
 		}
-		if strings.HasSuffix(o.Key, "/") || len(shards) > 0 && !shards[o.Key] { // a folder, or not asked for
+		if strings.HasSuffix(o.Key, "/") || len(shards) > 0 && !shards[o.Key] { // a folder, or not selected
 			continue
 		}
 		s.facts.Objects++
@@ -245,7 +250,7 @@ func (s *Source) listing(ctx context.Context) Result {
 		if strings.HasSuffix(o.Key, ".tar") {
 			tars++
 		}
-		// Spread over what is listed: each has the same chance to be one that is read from.
+		// Reservoir sampling: each listed object has the same chance to be read.
 		if len(s.objects) < keepsMost {
 			s.objects = append(s.objects, o)
 		} else if i := s.random(s.facts.Objects); i < keepsMost {
@@ -259,7 +264,7 @@ func (s *Source) listing(ctx context.Context) Result {
 	took := time.Since(began)
 	s.facts.Shards = s.where.Shards != "" || tars > 0 && tars*2 >= s.facts.Objects-tars
 	if s.facts.Objects == 0 {
-		return ok("nothing at %s", s.where).because(Fail, "there is nothing to mount", "check prefix and case of the letters; what is there: aws s3 ls s3://"+s.where.Bucket+"/")
+		return ok("nothing at %s", s.where).because(Fail, "there is nothing to mount", "check the prefix and its case; list the bucket: aws s3 ls s3://"+s.where.Bucket+"/")
 	}
 	more := ""
 	if !s.facts.Whole {
@@ -270,7 +275,7 @@ func (s *Source) listing(ctx context.Context) Result {
 	r := ok("%s%s objects, %s, %s each; %s objects/s", more, humanize.Comma(int64(s.facts.Objects)), humanize.IBytes(uint64(s.facts.Bytes)), humanize.IBytes(uint64(mean)), count(perSecond)).
 		with("objects", float64(s.facts.Objects)).with("bytes", float64(s.facts.Bytes)).with("objects_per_second", perSecond)
 	if s.s3 != nil && mean < 256<<10 && s.facts.Objects >= 1000 && !s.facts.Shards {
-		return r.because(OK, "many small objects: each costs a GET; packed into shards they cost a few large ones", "shoal pack "+s.Text+" DEST, then shoal mount "+s.Text+" --shards DEST")
+		return r.because(OK, "many small objects: each costs a GET; packed into shards they cost a few large GETs", "shoal pack "+s.Text+" DEST, then shoal mount "+s.Text+" --shards DEST")
 	}
 	return r
 }
@@ -278,7 +283,7 @@ func (s *Source) listing(ctx context.Context) Result {
 func (s *Source) get(ctx context.Context) Result {
 	o, found := s.sample(1)
 	if !found {
-		return skipped("there is no object that is not empty")
+		return skipped("there is no non-empty object")
 	}
 	p := make([]byte, min(o.Size, 64<<10))
 	if err := s.read(ctx, o, p, 0); err != nil {
@@ -287,10 +292,10 @@ func (s *Source) get(ctx context.Context) Result {
 		return r
 	}
 	s.got = true
-	return ok("%s of %q read; ETags are there", humanize.IBytes(uint64(len(p))), o.Key)
+	return ok("read %s of %q; the store sends ETags", humanize.IBytes(uint64(len(p))), o.Key)
 }
 
-// probe asks for an object by itself, and reports why that is not possible.
+// probe requests an object directly, and reports why that fails.
 func (s *Source) probe(ctx context.Context, header http.Header, least int64) (o objstore.Object, status int, answer http.Header, why string) {
 	if why = s.needs(s.reached, s.admitted, s.got); why != "" {
 		return o, 0, nil, why
@@ -302,7 +307,7 @@ func (s *Source) probe(ctx context.Context, header http.Header, least int64) (o 
 	status, answer, err := s.s3.Try(ctx, o.Key, header)
 	s.facts.Requests++
 	if err != nil {
-		return o, 0, nil, "the question was not answered: " + oneLine(err.Error())
+		return o, 0, nil, "the request failed: " + oneLine(err.Error())
 	}
 	return o, status, answer, ""
 }

@@ -131,7 +131,7 @@ func TestAGoodStore(t *testing.T) {
 	t.Cleanup(p.Stop)
 	r, by := look(t, "s3://photos/train", environment(p.URL))
 	for check, word := range map[string]string{
-		"name": p.URL, "tcp": "connects", "endpoint": "HTTP", "clock": "as the store's", "credentials": "AWS_ACCESS_KEY_ID", "bucket": "photos",
+		"name": p.URL, "tcp": "connects", "endpoint": "HTTP", "clock": "equal to the store's", "credentials": "AWS_ACCESS_KEY_ID", "bucket": "photos",
 		"listing": "40 objects", "get": "ETags", "range": "honoured", "if-match": "honoured", "memory": "40 files", "epoch": "40 objects",
 	} {
 		is(t, by, check, OK, word)
@@ -182,13 +182,13 @@ func TestABadStore(t *testing.T) {
 		_, by := look(t, "s3://photos/Train", environment(endpoint))
 		is(t, by, "bucket", OK, "")
 		is(t, by, "listing", Fail, "prefix")
-		is(t, by, "get", Skipped, "no object")
+		is(t, by, "get", Skipped, "no non-empty object")
 	})
 	t.Run("nobody listens", func(t *testing.T) {
 		_, by := look(t, "s3://photos/train", environment("http://127.0.0.1:1"))
 		is(t, by, "tcp", Fail, "refused")
 		is(t, by, "endpoint", Fail, "AWS_ENDPOINT_URL")
-		is(t, by, "bucket", Skipped, "nobody answers")
+		is(t, by, "bucket", Skipped, "does not answer")
 	})
 	t.Run("no such host", func(t *testing.T) {
 		_, by := look(t, "s3://photos/train", environment("http://no-such-host.invalid.:9000")) // the dot: no search domain of this machine's has it
@@ -253,7 +253,7 @@ func TestWhatProxiesSpoil(t *testing.T) {
 				r.Header.Del("X-Amz-Request-Id")
 			}
 		}, "endpoint", Warn, "web page"},
-		{"trouble", nil, func(r *http.Response) { r.StatusCode = http.StatusServiceUnavailable }, "endpoint", Warn, "trouble"},
+		{"trouble", nil, func(r *http.Response) { r.StatusCode = http.StatusServiceUnavailable }, "endpoint", Warn, "has errors"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := &Source{Text: "s3://photos/train", Getenv: environment(changed(t, endpoint, c.request, c.answer)), quick: true}
@@ -294,7 +294,7 @@ func TestAStoreThatStalls(t *testing.T) {
 	}
 	now := time.Now()
 	s.noteClock(http.Header{"Date": {now.UTC().Format(http.TimeFormat)}}, now, 6*time.Second)
-	is(t, map[string]Result{"clock": s.clock(t.Context())}, "clock", OK, "as the store's, to within 5 s")
+	is(t, map[string]Result{"clock": s.clock(t.Context())}, "clock", OK, "equal to the store's, within 5 s")
 }
 
 func TestCertificates(t *testing.T) {

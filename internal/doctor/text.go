@@ -8,10 +8,10 @@ import (
 	"github.com/shoalfs/shoal/internal/human"
 )
 
-// textWidth is the width of the lines, unless a word is longer.
+// textWidth is the width of the lines, except for longer words.
 const textWidth = 133
 
-// Print writes a report for people: areas, checks, and below each what it means and what to change.
+// Print writes a report for people: areas, checks, and below each its meaning and remedy.
 func (r Report) Print(w io.Writer) error {
 	var b strings.Builder
 	block := func(first, rest, text string) {
@@ -38,7 +38,7 @@ func (r Report) Print(w io.Writer) error {
 		block(indent, indent, c.Meaning)
 		block(indent+"-> ", indent+"   ", c.Remedy)
 	}
-	fmt.Fprintf(&b, "\n%d ok, %d to look at, %d failed, %d skipped; %.1f s\n", r.OK, r.Warn, r.Fail, r.Skipped, r.Seconds)
+	fmt.Fprintf(&b, "\n%d ok, %d warnings, %d failed, %d skipped; %.1f s\n", r.OK, r.Warn, r.Fail, r.Skipped, r.Seconds)
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -31,7 +31,7 @@ func (o *Options) versionChecks() []Check {
 	}
 }
 
-// libraries are the dependencies that matter for what a mount and a feed do.
+// libraries are the dependencies that matter to mounts and feeds.
 var libraries = map[string]string{
 	"github.com/hanwen/go-fuse/v2": "go-fuse", "github.com/minio/minio-go/v7": "minio-go", "google.golang.org/grpc": "grpc",
 }
@@ -55,7 +55,7 @@ func shoalVersion(version string) Result {
 	return r
 }
 
-// pythonScript prints the versions that package metadata tell: importing torch would take seconds.
+// pythonScript prints the versions from package metadata: importing torch would take seconds.
 const pythonScript = `
 import json, platform, sys
 try:
@@ -71,7 +71,7 @@ for name in ("numpy", "torch", "torchvision", "grpcio", "shoal"):
 print(json.dumps(found))
 `
 
-// leastPython is what the client needs.
+// leastPython are the oldest versions that the client supports.
 var leastPython = map[string][2]int{"python": {3, 9}, "numpy": {1, 21}, "grpcio": {1, 46}}
 
 func python(ctx context.Context, m *Machine, name string) Result {
@@ -82,11 +82,11 @@ func python(ctx context.Context, m *Machine, name string) Result {
 	}
 	out, err := m.Command(ctx, program, args...)
 	if err != nil {
-		return skipped("no Python 3 runs here (%s): the mount needs none, a feed's trainer does where it runs", lastLine(err.Error()))
+		return skipped("no Python 3 runs here (%s): mounts need none; a feed's trainer needs one where it runs", lastLine(err.Error()))
 	}
 	var found map[string]string
 	if err := json.Unmarshal([]byte(out), &found); err != nil {
-		return skipped("what python3 printed is no JSON: %s", err)
+		return skipped("python3's output is not JSON: %s", err)
 	}
 	parts := []string{"Python " + found["python"] + " (" + found["executable"] + ")"}
 	var missing, old []string
@@ -127,7 +127,7 @@ func (o *Options) gpuChecks() []Check {
 	}
 }
 
-const noGPU = "no NVIDIA GPU here: mount and feed need none; the trainer's container may have one"
+const noGPU = "no NVIDIA GPU here: mounts and feeds need none; the trainer's container may have one"
 
 func (m *Machine) gpus() []string {
 	found, _ := filepath.Glob(m.path("/dev/nvidia[0-9]*"))
@@ -144,9 +144,9 @@ func gpuDriver(m *Machine) Result {
 	case err != nil && len(gpus) == 0:
 		return skipped(noGPU)
 	case err != nil:
-		return ok("%s, but the driver tells no version", strings.Join(gpus, ", ")).because(Warn, "the kernel module may not be loaded", "sudo modprobe nvidia")
+		return ok("%s, but the driver reports no version", strings.Join(gpus, ", ")).because(Warn, "the kernel module may not be loaded", "sudo modprobe nvidia")
 	case len(gpus) == 0:
-		return ok("the driver is loaded, and there is no /dev/nvidia0").because(Warn, "this container was not given the GPU, or nothing has made the device files yet", "docker run --gpus all (in Kubernetes: resources.limits nvidia.com/gpu), or nvidia-modprobe -u -c 0")
+		return ok("the driver is loaded, but /dev/nvidia0 does not exist").because(Warn, "this container has no access to the GPU, or the device files were not created yet", "docker run --gpus all (in Kubernetes: resources.limits nvidia.com/gpu), or nvidia-modprobe -u -c 0")
 	}
 	first, _, _ := strings.Cut(text, "\n")
 	_, version, _ := strings.Cut(first, ":")
@@ -159,7 +159,7 @@ func gpuDriver(m *Machine) Result {
 	return r
 }
 
-// libcuda looks where the dynamic linker does.
+// libcuda searches like the dynamic linker.
 func libcuda(m *Machine) Result {
 	folders := []string{"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/nvidia/lib64", "/usr/local/cuda/compat", "/usr/lib/wsl/lib"}
 	for dir := range strings.SplitSeq(m.Getenv("LD_LIBRARY_PATH"), ":") {
@@ -176,7 +176,7 @@ func libcuda(m *Machine) Result {
 	if len(m.gpus()) == 0 {
 		return skipped(noGPU)
 	}
-	return ok("libcuda.so.1 is in none of the usual folders").because(Fail, "there is a GPU, and no program can use CUDA", "docker run --gpus all with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver's libcuda1")
+	return ok("libcuda.so.1 is not in the usual folders").because(Fail, "there is a GPU, but no program can use CUDA", "docker run --gpus all with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver's libcuda1")
 }
 
 func gpuDevices(ctx context.Context, m *Machine) Result {
@@ -189,7 +189,7 @@ func gpuDevices(ctx context.Context, m *Machine) Result {
 	}
 	out, err := m.Command(ctx, program, "--query-gpu=name,memory.total,utilization.gpu,compute_mode,pcie.link.gen.current,pcie.link.width.current", "--format=csv,noheader")
 	if err != nil {
-		return ok("nvidia-smi: %s", lastLine(err.Error())).because(Fail, "driver and library do not work together, or the GPU has fallen off the bus", "nvidia-smi; dmesg | grep -i nvrm")
+		return ok("nvidia-smi: %s", lastLine(err.Error())).because(Fail, "driver and library do not match, or the GPU has fallen off the bus", "nvidia-smi; dmesg | grep -i nvrm")
 	}
 	var gpus []string
 	exclusive := false
@@ -214,7 +214,7 @@ func mps(m *Machine) Result {
 	}
 	dir := cmp.Or(m.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/tmp/nvidia-mps")
 	if _, err := os.Lstat(m.path(filepath.Join(dir, "control"))); err != nil {
-		return ok("no MPS control daemon at %s", dir).because(OK, "two processes on one GPU take turns in time slices; only shoal-gpu beside a trainer cares (docs/gpu.md)", "")
+		return ok("no MPS control daemon at %s", dir).because(OK, "two processes on one GPU get time slices in turn; this matters only for shoal-gpu beside a trainer (docs/gpu.md)", "")
 	}
 	return ok("MPS control daemon at %s", dir)
 }

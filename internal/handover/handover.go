@@ -1,6 +1,6 @@
-// Package handover is the way that memory takes between a feed's server and its clients: a connection of its own to
-// the feed's unix socket, on which a client names a key and gets descriptors (docs/protocol.md, "The handover"). `shoal
-// serve` hands out its slots so, shoal-gpu the buffers of a device.
+// Package handover passes memory from a feed's server to its clients: on a separate connection to the feed's unix
+// socket, a client names a key and gets descriptors (docs/protocol.md, "The handover"). `shoal serve` hands over its
+// slots, shoal-gpu the buffers of a device.
 package handover
 
 import (
@@ -22,35 +22,35 @@ import (
 // Version is that of requests and replies.
 const Version = 1
 
-// Timeout is how long a connection may take to say what it is, and to say it all.
+// Timeout is how long a connection may take to identify itself, and to send its request.
 const Timeout = 10 * time.Second
 
 const (
 	magic      = "SHOALFD1"
 	maxRequest = 4096    // bytes of JSON
 	maxReply   = 1 << 20 // bytes of JSON
-	maxFiles   = 16      // descriptors that a client takes
+	maxFiles   = 16      // the most descriptors that a client accepts
 )
 
-// Request is what the client sends.
+// Request is the client's request.
 type Request struct {
 	V      int    `json:"v"`
 	Key    string `json:"key"`
-	Frames bool   `json:"frames,omitempty"` // it would have the stream's messages on this connection
+	Frames bool   `json:"frames,omitempty"` // send the stream's messages on this connection
 }
 
-// ReadRequest reads a client's request. It reads no more than the request, and of a hostile one little.
+// ReadRequest reads a client's request. It reads no more than the request, and little of a hostile one.
 func ReadRequest(r io.Reader) (q Request, err error) {
 	head := make([]byte, len(magic)+4)
 	if _, err := io.ReadFull(r, head); err != nil {
 		return Request{}, fmt.Errorf("read the beginning: %w", err)
 	}
 	if string(head[:len(magic)]) != magic {
-		return Request{}, fmt.Errorf("it begins with %q, not with %s", head[:len(magic)], magic)
+		return Request{}, fmt.Errorf("the request begins with %q, not with %s", head[:len(magic)], magic)
 	}
 	n := binary.LittleEndian.Uint32(head[len(magic):])
 	if n > maxRequest {
-		return Request{}, fmt.Errorf("a request of %d bytes: at most %d are taken", n, maxRequest)
+		return Request{}, fmt.Errorf("a request of %d bytes: the limit is %d", n, maxRequest)
 	}
 	text := make([]byte, n)
 	if _, err := io.ReadFull(r, text); err != nil {
@@ -65,7 +65,7 @@ func ReadRequest(r io.Reader) (q Request, err error) {
 	return q, nil
 }
 
-// WriteReply sends a reply as JSON; files go with its first byte.
+// WriteReply sends a reply as JSON; files are sent with its first byte.
 func WriteReply(c *net.UnixConn, reply any, files ...int) error {
 	text, err := json.Marshal(reply)
 	if err != nil {
@@ -87,8 +87,8 @@ func WriteReply(c *net.UnixConn, reply any, files ...int) error {
 	return err
 }
 
-// Ask has the server at unix:///PATH hand over what a request names. The reply's JSON is decoded into reply; the files
-// are the caller's to close, and so is the connection, on whose standing the use of the memory hangs.
+// Ask makes the server at unix:///PATH hand over what a request names. The reply's JSON is decoded into reply. The caller
+// closes the files, and the connection, which must stay open while the memory is used.
 func Ask(ctx context.Context, addr string, q Request, reply any) (c net.Conn, files []int, err error) {
 	var d net.Dialer
 	if c, err = d.DialContext(ctx, "unix", strings.TrimPrefix(addr, "unix://")); err != nil {
@@ -122,7 +122,7 @@ func Ask(ctx context.Context, addr string, q Request, reply any) (c net.Conn, fi
 	return c, files, c.SetDeadline(time.Time{})
 }
 
-// receive reads a reply and the descriptors that belong to it, which are the caller's also beside an error.
+// receive reads a reply and its descriptors, which the caller closes even if there is an error.
 func receive(c *net.UnixConn) (files []int, text []byte, err error) {
 	head, oob := make([]byte, 4), make([]byte, unix.CmsgSpace(maxFiles*4))
 	n, oobn, _, _, err := c.ReadMsgUnix(head, oob)
@@ -157,6 +157,6 @@ func receive(c *net.UnixConn) (files []int, text []byte, err error) {
 
 func closeAll(files []int) {
 	for _, f := range files {
-		_ = unix.Close(f) // only this process's name for it
+		_ = unix.Close(f) // the other process has its own copy
 	}
 }

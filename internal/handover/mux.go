@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mux tells the handovers among a listener's connections from gRPC's. A connection that says nothing
-// keeps nobody else waiting.
+// mux separates the handovers among a listener's connections from gRPC's. A silent connection does not make others
+// wait.
 type mux struct {
 	net.Listener
 	serve func(*net.UnixConn)
@@ -29,9 +29,8 @@ type mux struct {
 	open  map[net.Conn]struct{} // neither handed to gRPC nor closed
 }
 
-// Mux accepts the connections of l until it is closed: it gives those that want a handover to serve, on
-// goroutines of their own, and returns the others from Accept, untouched. It closes a connection when
-// serve returns.
+// Mux accepts the connections of l until it is closed. It passes handovers to serve, each on its own goroutine, and
+// returns the others from Accept, untouched. It closes a connection when serve returns.
 func Mux(l net.Listener, log *slog.Logger, serve func(*net.UnixConn)) net.Listener {
 	m := &mux{Listener: l, serve: serve, log: log, conns: make(chan net.Conn), done: make(chan struct{}), ended: make(chan struct{}), open: map[net.Conn]struct{}{}}
 	m.wg.Go(m.accept)
@@ -56,7 +55,7 @@ func (m *mux) Close() error {
 		err = m.Listener.Close()
 		m.mu.Lock()
 		for c := range m.open {
-			_ = c.Close() // whoever reads from it closes it again
+			_ = c.Close() // its reader closes it again
 		}
 		m.mu.Unlock()
 		m.wg.Wait()
@@ -70,7 +69,7 @@ func (m *mux) accept() {
 	for {
 		c, err := m.Listener.Accept()
 		if err != nil {
-			// Out of descriptors, most likely. Others will be closed.
+			// Most likely out of descriptors. Others will be closed.
 			if temporary := net.Error(nil); errors.As(err, &temporary) && temporary.Temporary() { //nolint:staticcheck // as net/http and gRPC do
 				pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 				m.log.Warn("feed: cannot accept a connection now", "error", err)
@@ -92,7 +91,7 @@ func (m *mux) accept() {
 	}
 }
 
-// track notes connections that are to be closed by Close. It reports false after that.
+// track notes connections that Close must close. It reports false after Close.
 func (m *mux) track(c net.Conn, on bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -109,8 +108,8 @@ func (m *mux) track(c net.Conn, on bool) bool {
 	return true
 }
 
-// sort finds out what a connection is by its first byte, which it leaves in place: neither HTTP/2 nor
-// TLS begins with an S.
+// sort identifies a connection by its first byte, which it leaves in place: neither HTTP/2 nor TLS begins with
+// an S.
 func (m *mux) sort(c net.Conn) {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
@@ -131,7 +130,7 @@ func (m *mux) sort(c net.Conn) {
 	}
 }
 
-// pass gives a connection to gRPC.
+// pass hands a connection to gRPC.
 func (m *mux) pass(c net.Conn) {
 	if !m.track(c, false) {
 		_ = c.Close()
@@ -149,7 +148,7 @@ func (m *mux) drop(c net.Conn) {
 	m.track(c, false)
 }
 
-// peek returns the first byte that comes.
+// peek returns the first byte that arrives, without consuming it.
 func peek(c *net.UnixConn) (byte, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package human writes figures and texts as people read them.
+// Package human formats figures and texts for people.
 package human
 
 import (
@@ -9,18 +9,18 @@ import (
 	"github.com/dustin/go-humanize/english"
 )
 
-// Bytes writes a size: 1.5 MiB.
+// Bytes formats a size: 1.5 MiB.
 func Bytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
-// Number writes a whole number: 1,024.
+// Number formats a whole number: 1,024.
 func Number(n int) string { return humanize.Comma(int64(n)) }
 
-// Count writes a number of things: 1,024 samples.
+// Count formats a number of things: 1,024 samples.
 func Count[N int | int64](n N, thing string) string {
 	return humanize.Comma(int64(n)) + " " + english.PluralWord(int(n), thing, "")
 }
 
-// Rate writes a number, with a digit behind the point where it is small.
+// Rate formats a number, with one decimal if it is small.
 func Rate(x float64) string {
 	if x < 10 {
 		return fmt.Sprintf("%.1f", x)
@@ -28,7 +28,7 @@ func Rate(x float64) string {
 	return humanize.Comma(int64(x + 0.5))
 }
 
-// Percent writes a share (0 to 1). What is nearly nothing or nearly all does not look like it.
+// Percent formats a share (0 to 1). Only exactly nothing and all are shown as 0% and 100%.
 func Percent(x float64) string {
 	if p := 100 * x; p > 0 && p < 1 || p > 99 && p < 100 {
 		return fmt.Sprintf("%.1f%%", min(p, 99.9))
@@ -36,7 +36,7 @@ func Percent(x float64) string {
 	return fmt.Sprintf("%.0f%%", 100*x)
 }
 
-// Fold breaks a text between words into lines of at most width bytes; a word that is longer stays whole.
+// Fold breaks a text between words into lines of at most width bytes; a longer word stays whole.
 func Fold(text string, width int) (lines []string) {
 	line := ""
 	for _, word := range strings.Fields(text) {

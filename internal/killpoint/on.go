@@ -21,7 +21,7 @@ var state struct {
 	parsed bool
 }
 
-// Pass marks the moment name. At the one that was asked for the process is killed by SIGKILL.
+// Pass marks the point name. At the requested one, the process is killed with SIGKILL.
 func Pass(name string) {
 	state.Lock()
 	defer state.Unlock()
@@ -33,7 +33,7 @@ func Pass(name string) {
 			state.left = n
 		}
 		if path := os.Getenv("SHOAL_KILLPOINTS_LOG"); path != "" {
-			// Without the log the test that asked for it fails by itself.
+			// Without the log the test that requested it fails.
 			state.log, _ = os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		}
 	}

@@ -1,8 +1,8 @@
-// Package levenshtein measures how far apart two words are, for errors that name the nearest right one.
+// Package levenshtein measures the distance between two words, for errors that suggest the nearest valid one.
 package levenshtein
 
-// Distance returns the least number of bytes to insert, delete or replace that turns a into b
-// (V. Levenshtein, 1966). It takes O(len(a)·len(b)) time.
+// Distance returns the least number of bytes to insert, delete or replace to turn a into b (V. Levenshtein, 1966). It
+// takes O(len(a)·len(b)) time.
 func Distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -22,8 +22,8 @@ func Distance(a, b string) int {
 	return row[len(b)]
 }
 
-// Nearest returns the word that is likely meant by one that is none of them, or "": one of whose bytes at
-// most every so many differ, and three at most.
+// Nearest returns the word that an unknown one probably means, or "". At most one byte in every `every` may differ, and
+// at most three.
 func Nearest(word string, words []string, every int) string {
 	best, distance := "", min(len(word)/every, 3)+1
 	for _, w := range words {

@@ -1,9 +1,9 @@
-// Package logs is how a daemon writes its log: one line an event, as text or JSON, and no flood of the same.
+// Package logs writes a daemon's log: one line for each event, as text or JSON, without floods of equal events.
 //
-// A [Limiter] stands between the loggers of a process and what they write to. Of events of one kind (level, message,
-// and what the event is about: source, session, folder, ...) it lets burst through in a window. Of those beyond that it
-// writes the last one when the window is over, with the number of all that it held back, `repeated`. So a line
-// may be late, and never lost unless the process is killed. Debugging output is not limited.
+// A [Limiter] stands between a process's loggers and their output. Of events of one kind (level, message, and subject:
+// source, session, folder, ...) it passes burst events in a window. Of the events beyond that it writes the last one when
+// the window ends, with the number of all that it held back, `repeated`. So a line may be late, but none is lost
+// unless the process is killed. Debug output is not limited.
 package logs
 
 import (
@@ -25,39 +25,39 @@ const (
 const (
 	// burst is as many events of one kind as a person reads at a glance.
 	burst = 5
-	// window is how long a summary may be late.
+	// window is how late a summary may be.
 	window = 10 * time.Second
-	// mostKinds bounds the memory. What is beyond it is not limited: the sources of events are few, so
-	// as many kinds within one window do not occur by themselves.
+	// mostKinds bounds the memory. Kinds beyond it are not limited: there are few sources of events, so that many
+	// kinds in one window do not normally occur.
 	mostKinds = 4096
 )
 
-// identity holds the attributes that tell one source of events from another. Others, such as a path or a
-// cause, differ between events of one flood.
+// identity holds the attributes that distinguish sources of events. Others, such as a path or a cause, differ between
+// the events of one flood.
 var identity = map[string]bool{
 	"source": true, "session": true, "rank": true, "dir": true, "mountpoint": true, "plan": true, "listen": true,
 	"address": true, "destination": true, "file": true, "method": true, "kind": true,
 }
 
-// Limiter holds repetitions back, for all loggers of a process. Flush it at the end.
+// Limiter holds back repetitions, for all loggers of a process. Flush it at the end.
 type Limiter struct {
 	mu    sync.Mutex
 	kinds map[string]*kind
 }
 
-// kind is what is known of the events of one kind in the window that began with the first of them.
+// kind is the state of one kind of events, in the window that began with its first event.
 type kind struct {
 	written int
 	held    int
-	next    slog.Handler // of the last event that was held
+	next    slog.Handler // handler of the last event held back
 	last    slog.Record
 	end     *time.Timer
 }
 
-// NewLimiter returns a limiter that has seen nothing.
+// NewLimiter returns an empty limiter.
 func NewLimiter() *Limiter { return &Limiter{kinds: map[string]*kind{}} }
 
-// New returns a logger that writes events from level on to w, in one of the formats.
+// New returns a logger that writes events of at least level to w, in one of the formats.
 func (l *Limiter) New(w io.Writer, format string, level slog.Leveler) (*slog.Logger, error) {
 	o := &slog.HandlerOptions{Level: level, ReplaceAttr: present}
 	var h slog.Handler
@@ -73,7 +73,7 @@ func (l *Limiter) New(w io.Writer, format string, level slog.Leveler) (*slog.Log
 	return slog.New(&handler{l: l, next: h}), nil
 }
 
-// present leaves out what there is not, such as the cause of a good end.
+// present drops empty attributes, such as the cause of a normal end.
 func present(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindAny && a.Value.Any() == nil {
 		return slog.Attr{}
@@ -81,7 +81,7 @@ func present(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// plain writes durations as text does, 47ms, and not as a number of nanoseconds that looks like any number.
+// plain formats durations as in text, 47ms, and not as a bare number of nanoseconds.
 func plain(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.StringValue(a.Value.Duration().String())
@@ -89,7 +89,7 @@ func plain(_ []string, a slog.Attr) slog.Attr {
 	return present(nil, a)
 }
 
-// Flush writes what is held back.
+// Flush writes the events held back.
 func (l *Limiter) Flush() {
 	l.mu.Lock()
 	all := l.kinds
@@ -123,7 +123,7 @@ func (l *Limiter) pass(key string, next slog.Handler, r slog.Record) bool {
 	return false
 }
 
-// over ends a window. A flood that goes on gets a line a window.
+// over ends a window. A continuing flood gets one line for each window.
 func (l *Limiter) over(key string, k *kind) {
 	l.mu.Lock()
 	if l.kinds[key] != k { // flushed
@@ -140,20 +140,20 @@ func (l *Limiter) over(key string, k *kind) {
 	k.summarise()
 }
 
-// summarise writes the last event that was held back. Nobody changes k any more.
+// summarise writes the last event held back. Nothing changes k any more.
 func (k *kind) summarise() {
 	if k.held == 0 {
 		return
 	}
 	k.last.AddAttrs(slog.Int("repeated", k.held))
-	_ = k.next.Handle(context.Background(), k.last) // as slog.Logger: there is nowhere to tell
+	_ = k.next.Handle(context.Background(), k.last) // like slog.Logger: the error has nowhere to go
 }
 
-// handler is a slog.Handler that asks the limiter.
+// handler is a slog.Handler that consults the limiter.
 type handler struct {
 	l    *Limiter
 	next slog.Handler
-	with string // what the logger's own attributes add to the key
+	with string // the part of the key from the logger's own attributes
 }
 
 // Enabled implements slog.Handler.

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IdleCPU returns for how long the processors that this process may run on have had nothing to do but for this
-// process, since some moment: what it says later less what it says now. Its grain is 10 ms a processor.
+// IdleCPU returns how long the processors that this process may use have been idle, apart from this process, since some
+// fixed moment: use differences of two calls. Its resolution is 10 ms for each processor.
 func IdleCPU() (idle time.Duration) {
 	var mine unix.CPUSet
 	if unix.SchedGetaffinity(0, &mine) != nil {
@@ -45,8 +45,8 @@ func IdleCPU() (idle time.Duration) {
 	return idle
 }
 
-// CPUQuota returns how many cores' time this process's cgroups allow, the least of them; 0 where none is set. root stands
-// before /proc and /sys.
+// CPUQuota returns the number of cores that this process's cgroups allow, the smallest of them; 0 without a quota. root
+// is the prefix of /proc and /sys.
 func CPUQuota(root string) (cores float64) {
 	for _, dir := range Cgroups(root, "cpu") {
 		file := func(name string) string {

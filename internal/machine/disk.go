@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// Room returns how many bytes a folder can hold, files that it holds now included: what the file system has
-// left for this user, and what the folder takes. The folder need not be there yet.
+// Room returns how many bytes a folder can hold, including the files in it: the space left for this user, and the
+// space of the folder. The folder need not exist.
 func Room(dir string) (int64, error) {
 	var st syscall.Statfs_t
 	at := dir
@@ -27,11 +27,11 @@ func Room(dir string) (int64, error) {
 	return int64(st.Bavail)*st.Bsize + taken(dir), nil
 }
 
-// taken returns the bytes that the files of a folder take on the disk. What cannot be read takes none.
+// taken returns the disk space of a folder's files. Unreadable files count as 0.
 func taken(dir string) (n int64) {
 	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
-			return nil //nolint:nilerr // a file that has gone meanwhile takes nothing
+			return nil //nolint:nilerr // a file removed in the meantime uses nothing
 		}
 		if info, err := d.Info(); err == nil {
 			if st, ok := info.Sys().(*syscall.Stat_t); ok {

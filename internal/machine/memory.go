@@ -1,5 +1,5 @@
-// Package machine tells how much of the machine this process may have (memory, as the machine and its
-// cgroups bound it, and disk), and what is mounted.
+// Package machine reports how much of the machine this process may use (memory, limited by the machine and its cgroups,
+// and disk), and what is mounted.
 package machine
 
 import (
@@ -12,20 +12,20 @@ import (
 	"strings"
 )
 
-// Memory is what this process may have, in bytes.
+// Memory is the memory that this process may use, in bytes.
 type Memory struct {
-	// Total is the machine's. It is 0 where the kernel does not tell.
+	// Total is the machine's; 0 if the kernel does not report it.
 	Total int64
-	// Limit is the least limit of the process's cgroups, and From the file that says so. It is 0 where
-	// there is none, or none below Total.
+	// Limit is the smallest limit of the process's cgroups, and From the file it comes from. It is 0 without a limit,
+	// or without one below Total.
 	Limit int64
 	From  string
-	// Available is what the kernel could use for a page cache: the machine's MemAvailable, or less where a
-	// cgroup leaves less room.
+	// Available is the memory that the kernel could use for a page cache: the machine's MemAvailable, or less if a
+	// cgroup leaves less.
 	Available int64
 }
 
-// Most returns Limit, or Total where there is none.
+// Most returns Limit, or Total without a limit.
 func (m Memory) Most() int64 {
 	if m.Limit > 0 {
 		return m.Limit
@@ -33,19 +33,19 @@ func (m Memory) Most() int64 {
 	return m.Total
 }
 
-// ReadMemory reads what holds now. Limits can change while a container runs.
+// ReadMemory reads the current values. Limits can change while a container runs.
 func ReadMemory() Memory { return readMemory("/") }
 
-// cgroupFiles are what a version of cgroups calls its files. Sources: the kernel's
+// cgroupFiles are the names of a cgroup's files, by version of cgroups. Sources: the kernel's
 // Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 type cgroupFiles struct {
 	limits  []string
 	usage   string
-	reclaim []string // lines of memory.stat whose bytes the kernel can take back
+	reclaim []string // lines of memory.stat with reclaimable bytes
 }
 
 var (
-	// Above memory.high a process is slowed down so much that it is a limit, too.
+	// Above memory.high a process is throttled so much that it counts as a limit, too.
 	version2 = cgroupFiles{[]string{"memory.max", "memory.high"}, "memory.current", []string{"active_file", "inactive_file"}}
 	version1 = cgroupFiles{[]string{"memory.limit_in_bytes"}, "memory.usage_in_bytes", []string{"total_active_file", "total_inactive_file"}}
 )
@@ -86,7 +86,7 @@ type cgroup struct {
 	path  string // below
 }
 
-// walk calls do for the cgroup and those that it lies in, as far as they can be seen.
+// walk calls do for the cgroup and its ancestors, as far as they are visible.
 func (g cgroup) walk(do func(dir string)) {
 	for p := path.Clean("/" + g.path); ; p = path.Dir(p) {
 		do(path.Join(g.mount, p))
@@ -96,9 +96,9 @@ func (g cgroup) walk(do func(dir string)) {
 	}
 }
 
-// Cgroups returns the folders of this process's cgroup and of those that it lies in, innermost first, that may bound
-// what a controller ("memory", "cpu", "pids") gives. root stands before /proc and /sys, and not before what is
-// returned.
+// Cgroups returns the folders of this process's cgroup and of its ancestors, innermost first, that may limit a
+// controller's resource ("memory", "cpu", "pids"). root is the prefix of /proc and /sys, and not part of the
+// results.
 func Cgroups(root, controller string) (dirs []string) {
 	for _, g := range cgroups(root, controller) {
 		g.walk(func(dir string) { dirs = append(dirs, dir) })
@@ -106,8 +106,8 @@ func Cgroups(root, controller string) (dirs []string) {
 	return dirs
 }
 
-// cgroups returns those cgroups of this process that can bound what a controller gives: one of version 2, one of
-// version 1 or, where both are mounted, both.
+// cgroups returns the cgroups of this process that can limit a controller's resource: one of version 2, one of version 1
+// or, if both are mounted, both.
 func cgroups(root, controller string) (list []cgroup) {
 	own, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {
@@ -138,8 +138,8 @@ func cgroups(root, controller string) (list []cgroup) {
 		if !found {
 			continue
 		}
-		// Without a namespace of its own a container sees the path as the machine does, and mounts its own
-		// cgroup as the root. With one, a path outside of it begins with /..: what is mounted is nearest.
+		// Without a cgroup namespace a container sees the machine's path, and mounts its own cgroup as the root. With
+		// one, a path outside of it begins with /..: then the mount itself is the nearest.
 		if rest, below := strings.CutPrefix(own, strings.TrimSuffix(m.Root, "/")); below && (rest == "" || rest[0] == '/') {
 			g.path = rest
 		}
@@ -151,7 +151,7 @@ func cgroups(root, controller string) (list []cgroup) {
 	return list
 }
 
-// number reads a file that holds one; it is not ok for "max", and where there is no file.
+// number reads a file with one number; ok is false for "max", and for a missing file.
 func number(file string) (n int64, ok bool) {
 	b, err := os.ReadFile(file)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 // Mount is a line of /proc/self/mountinfo.
 type Mount struct {
 	Device string // MAJOR:MINOR
-	Root   string // of the file system, that is mounted
+	Root   string // the mounted folder of the file system
 	Point  string
 	Type   string
 	Source string
@@ -18,14 +18,14 @@ type Mount struct {
 	Shared bool   // with other namespaces
 }
 
-// Mounts reads what is mounted, in the order in which it was: of two at one place the later lies on top. root stands
-// before /proc.
+// Mounts reads the mounts, in the order in which they were made: of two at one place the later one is on top. root is
+// the prefix of /proc.
 func Mounts(root string) ([]Mount, error) {
 	b, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
 	return parseMounts(string(b)), err
 }
 
-// parseMounts reads lines as proc(5) describes them:
+// parseMounts parses lines as described in proc(5):
 //
 //	36 35 98:0 /root /point rw,noatime shared:1 master:2 - ext4 /dev/root rw
 func parseMounts(text string) (list []Mount) {
@@ -44,7 +44,7 @@ func parseMounts(text string) (list []Mount) {
 	return list
 }
 
-// unescape undoes the kernel's \040 for a space, and the like.
+// unescape decodes the kernel's \040 for a space, and the like.
 func unescape(text string) string {
 	var b strings.Builder
 	for i := 0; i < len(text); i++ {

@@ -7,16 +7,16 @@ import (
 	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
-// visit is one open of a file and what was read under it.
+// visit is one open of a file, with its reads.
 type visit struct {
 	file    int32
 	process uint32
 	start   time.Duration
 	end     time.Duration // of the last read
-	wait    time.Duration // in which at least one read was not answered
+	wait    time.Duration // time in which at least one read was pending
 	bytes   int64
 	reads   int
-	jumps   int   // reads that do not go on about where the one before ended
+	jumps   int   // reads that do not continue near the end of the previous one
 	first   int64 // bytes of the first read
 	closed  bool
 	again   bool // the same process had this file open just before
@@ -24,7 +24,7 @@ type visit struct {
 	next int64 // offset after the last read
 }
 
-// process is what one thread did.
+// process is the activity of one thread.
 type process struct {
 	id     uint32
 	visits []int // into digest.visits
@@ -35,7 +35,7 @@ type process struct {
 
 func (p *process) span() time.Duration { return p.to - p.from }
 
-// digest is a recording made ready for looking at.
+// digest is a recording prepared for analysis.
 type digest struct {
 	trace       *trace.Trace
 	first, last stats
@@ -44,23 +44,28 @@ type digest struct {
 	processes []*process
 	reads     int
 	readBytes int64
-	lookups   int // and pieces of listings
-	lists     int
 	areas     [5]int
 	waits     []time.Duration // of reads, sorted
 	lens      []int           // of reads, sorted
 	from, to  time.Duration   // of the visits
-	lookedAt  time.Duration   // the first lookup
-	lookedTo  time.Duration   // when nine tenths of the lookups were over
-	perLookup int             // files that were looked up and never opened
+	named
 
-	files  map[int32]int // visits of each file, without those that come again at once
+	files  map[int32]int // visits of each file, without immediate repeats
 	passes []pass
-	jobs   int     // that read the same files side by side
-	shared float64 // share of the visits that another job has made shortly before
+	jobs   int     // jobs that read the same files in parallel
+	shared float64 // share of the visits that another job made shortly before
 }
 
-// digestOf makes a recording ready.
+// named counts requests by name: lookups, and pieces of listings.
+type named struct {
+	lookups   int
+	lists     int
+	lookedAt  time.Duration // the first lookup
+	lookedTo  time.Duration // when nine tenths of the lookups were over
+	perLookup int           // files looked up and never opened
+}
+
+// digestOf prepares a recording.
 func digestOf(t *trace.Trace) (*digest, error) {
 	d := &digest{trace: t, files: map[int32]int{}}
 	var err error
@@ -75,8 +80,8 @@ func digestOf(t *trace.Trace) (*digest, error) {
 		file    int32
 	}
 	open := map[place]int{}    // the latest visit
-	anybody := map[int32]int{} // the latest of whatever process
-	latest := map[uint32]int{} // visit of each process
+	anybody := map[int32]int{} // the latest visit by any process
+	latest := map[uint32]int{} // the latest visit of each process
 	var looked []time.Duration
 	unopened := map[int32]bool{}
 	begin := func(e trace.Event) int {
@@ -98,12 +103,12 @@ func digestOf(t *trace.Trace) (*digest, error) {
 			i, ok := open[place{e.Process, e.File}]
 			if !ok {
 				if i, ok = anybody[e.File]; !ok {
-					i = begin(e) // it was open before the recording began
+					i = begin(e) // opened before the recording began
 				}
 			}
 			d.read(&d.visits[i], e)
 		case trace.Close:
-			// The kernel tells the closing of whom it likes: by the process that closed, if it has one.
+			// The kernel may name any process for a close: prefer the one that closed, if it has a visit.
 			if i, ok := open[place{e.Process, e.File}]; ok {
 				d.visits[i].closed = true
 			} else if i, ok := anybody[e.File]; ok {
@@ -138,7 +143,7 @@ func (d *digest) read(v *visit, e trace.Event) {
 	} else if end > from {
 		v.wait += end - from
 	}
-	// The kernel reads ahead by several requests at once, which arrive in any order.
+	// The kernel reads ahead with several requests at once, which arrive in any order.
 	if off := e.Off - v.next; v.reads > 0 && max(off, -off) > 2*int64(e.Len) {
 		v.jumps++
 	}
@@ -177,8 +182,8 @@ func (d *digest) group() {
 	}
 }
 
-// spans returns the processes' time together, and how much of it they waited. A process that did nothing
-// between its first and its last visit counts as being there.
+// spans returns the total time of the processes, and how much of it they waited. A process counts as present from its
+// first visit to its last.
 func (d *digest) spans() (all, wait time.Duration) {
 	for _, p := range d.processes {
 		all += p.span()
@@ -192,13 +197,13 @@ func (d *digest) waitShare() float64 {
 	return share(float64(wait), float64(all))
 }
 
-// atOnce returns how many processes there were at a time, on average.
+// atOnce returns the mean number of processes at a time.
 func (d *digest) atOnce() float64 {
 	all, _ := d.spans()
 	return share(float64(all), float64(d.to-d.from))
 }
 
-// pace returns the files opened a second, while any were.
+// pace returns the files opened per second, while any were.
 func (d *digest) pace() float64 {
 	return share(float64(len(d.visits)-d.repeatedAtOnce()), (d.to - d.from).Seconds())
 }
@@ -226,10 +231,10 @@ func quantile[T any](sorted []T, q float64) (v T) {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// size returns a file's size, 0 if it is not known.
+// size returns a file's size, 0 if unknown.
 func (d *digest) size(file int32) int64 { return d.trace.Files[int(file)].Size }
 
-// sizes returns the sizes of the files that were visited, each once, in the order of the first visits.
+// sizes returns the sizes of the visited files, each once, in the order of their first visits.
 func (d *digest) sizes() (all []int64) {
 	seen := map[int32]bool{}
 	for i := range d.visits {
@@ -241,7 +246,7 @@ func (d *digest) sizes() (all []int64) {
 	return all
 }
 
-// number returns where a file stands in the listing's order: its sample number where most files have one.
+// numbers returns a file's place in the listing's order: its sample number if most files have one.
 func (d *digest) numbers() func(file int32) int {
 	numbered := 0
 	for i := range d.visits {
@@ -260,7 +265,7 @@ func (d *digest) figures() Figures {
 		Opens: len(d.visits), Reads: d.reads, Bytes: d.readBytes, Lookups: d.lookups, Files: len(d.files), DatasetFiles: d.trace.Header.Files,
 		Processes: len(d.processes), AtOnce: d.atOnce(), FilesPerSecond: d.pace(), WaitShare: d.waitShare(),
 		WaitP50: quantile(d.waits, 0.5).Seconds(), WaitP99: quantile(d.waits, 0.99).Seconds(),
-		Keep: d.areas[trace.Keep], Ring: d.areas[trace.Ring], Joined: d.areas[trace.Joined], Misses: d.areas[trace.Miss],
+		Areas:  Areas{d.areas[trace.Keep], d.areas[trace.Ring], d.areas[trace.Joined], d.areas[trace.Miss]},
 		Passes: len(d.passes), Lost: d.trace.Lost, LatencySeconds: d.latency(), Order: d.trace.Order, OrderState: d.last.Order.State,
 	}
 	if d.last.Order.Spec != "" {
@@ -277,7 +282,7 @@ func (d *digest) figures() Figures {
 	return f
 }
 
-// latency returns the store's median, as the daemon has measured it, else what reads that began a fetch waited.
+// latency returns the store's median as measured by the daemon, otherwise the median wait of reads that began a fetch.
 func (d *digest) latency() float64 {
 	if d.last.LatencyP50 > 0 {
 		return d.last.LatencyP50
@@ -292,7 +297,7 @@ func (d *digest) latency() float64 {
 	return quantile(waits, 0.5).Seconds()
 }
 
-// ordered says that the mount knew what would be read.
+// ordered reports whether the mount knew the order of the reads.
 func (d *digest) ordered() bool {
 	switch d.last.Order.State {
 	case "inferred", "following", "finished":

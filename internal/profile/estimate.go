@@ -11,10 +11,10 @@ import (
 	"github.com/shoalfs/shoal/prefetch/sim"
 )
 
-// Estimate is what the job could do with its order known, by prefetch/sim, as `shoal plan` predicts it.
+// Estimate is the rate of the job if its order were known, from prefetch/sim, as `shoal plan` predicts it.
 type Estimate struct {
 	Now      float64 `json:"files_per_second"`         // as seen
-	NoWait   float64 `json:"no_wait_files_per_second"` // did no read wait: what loader and trainer make of it
+	NoWait   float64 `json:"no_wait_files_per_second"` // if no read waited: the limit of loader and trainer
 	Cold     float64 `json:"cold_files_per_second"`    // an epoch that fetches everything
 	Warm     float64 `json:"warm_files_per_second"`    // one after it, with the cache as it is
 	Bound    string  `json:"cold_bound"`               // what bounds the cold epoch
@@ -22,7 +22,7 @@ type Estimate struct {
 
 	// The model.
 	Workers     int     `json:"workers"`
-	Read        float64 `json:"read_seconds"`    // of a worker over a sample, beside waiting for its bytes
+	Read        float64 `json:"read_seconds"`    // of a worker for a sample, without waiting for its bytes
 	Blocked     float64 `json:"blocked_share"`   // of the workers' time in which they waited for the trainer
 	Step        float64 `json:"step_seconds"`    // of a batch
 	Latency     float64 `json:"latency_seconds"` // of the store
@@ -32,11 +32,11 @@ type Estimate struct {
 }
 
 const (
-	// simulated bounds the samples of a run: larger datasets are scaled, and their cache and memory with them.
+	// simulated bounds the samples of a run: larger datasets are scaled down, with their cache and memory.
 	simulated = 50_000
-	// ceiling is about what a mount serves on two cores with warm data; the model does not know of it.
+	// ceiling is the approximate rate of a mount on two cores with warm data; the model does not include it.
 	ceiling = 12_000.0
-	// A gap that is so much longer than the usual one is the trainer's: the worker's queue was full.
+	// A gap that is this many times the usual one is caused by the trainer: the worker's queue was full.
 	longGap    = 8
 	leastGap   = time.Millisecond
 	trainerSet = 0.3 // of the workers' time, from which on the trainer sets the pace
@@ -44,8 +44,8 @@ const (
 	leastData  = 64 << 20 // bytes of memory for samples that the model needs for any file
 )
 
-// gaps returns the time in which workers did something else than wait for a read: between the end of a visit and
-// the begin of the next. blocked is the part of it that is not theirs but the trainer's.
+// gaps returns the time in which workers did not wait for a read: between the end of a visit and the beginning of the
+// next. blocked is the part of it caused by the trainer.
 func (d *digest) gaps() (all, blocked time.Duration) {
 	var list []time.Duration
 	for _, p := range d.processes {
@@ -65,7 +65,7 @@ func (d *digest) gaps() (all, blocked time.Duration) {
 	return all, blocked
 }
 
-// predict runs the job as it was seen with its order known.
+// predict simulates the recorded job with its order known.
 func (a *analysis) predict() (*Estimate, error) {
 	n := len(a.visits) - a.repeatedAtOnce()
 	spans, wait := a.spans()
@@ -130,7 +130,7 @@ func (a *analysis) connections() int {
 	return 512
 }
 
-// gain fills in what a help brings.
+// gain adds the predicted gain to a help.
 func (a *analysis) gain(h Help, rate float64, by string) Help {
 	if a.estimate == nil || a.estimate.Now <= 0 || rate <= 0 {
 		return h
@@ -139,7 +139,7 @@ func (a *analysis) gain(h Help, rate float64, by string) Help {
 	return h
 }
 
-// known is the help of an order that is told.
+// known is the help for passing the order.
 func (a *analysis) known(what, command string) Help {
 	h := Help{What: what, Command: command}
 	if e := a.estimate; e != nil && e.Cold > 0 {
@@ -148,7 +148,7 @@ func (a *analysis) known(what, command string) Help {
 	return h
 }
 
-// fill adds the help of a cache that holds the dataset, where that helps; why begins its text.
+// fill adds the help of a cache that holds the dataset, if that helps; why begins its text.
 func (a *analysis) fill(f *Finding, why string) {
 	e := a.estimate
 	if e == nil || e.Warm <= 0 || a.areas[trace.Keep]*10 > a.reads*9 {
@@ -160,7 +160,7 @@ func (a *analysis) fill(f *Finding, why string) {
 
 func (a *analysis) lineText() string {
 	if a.estimate.Bandwidth == 0 {
-		return "no limit of the line"
+		return "no limit of the link"
 	}
 	return fmt.Sprintf("%.0f MB/s", a.estimate.Bandwidth/1e6)
 }

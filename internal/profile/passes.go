@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// pass is a stretch of visits in which files hardly come again: an epoch, or a part of one.
+// pass is a run of visits in which few files repeat: an epoch, or a part of one.
 type pass struct {
 	visits  []int // into digest.visits
 	files   int   // different ones
@@ -13,12 +13,12 @@ type pass struct {
 }
 
 const (
-	// A reader that begins another epoch repeats what it has read: of passWindow visits half.
+	// A reader that begins another epoch repeats files: half of the last passWindow visits.
 	passWindow = 32
 )
 
-// findPasses tells the jobs apart that share the mount, and cuts the visits of the largest into passes, without those
-// that come again at once.
+// findPasses separates the jobs that share the mount, and cuts the visits of the largest into passes, without immediate
+// repeats.
 func (d *digest) findPasses() {
 	jobs := d.findJobs()
 	var job []int
@@ -81,7 +81,7 @@ func (c *cutter) take(j, sign int) {
 	}
 }
 
-// begun reports whether the latest visits are mostly repeats, all of the window but what went before the first.
+// begun reports whether the latest visits are mostly repeats: all of the window after the first one.
 func (c *cutter) begun() bool {
 	tail := c.repeat[max(0, len(c.repeat)-passWindow):]
 	n := 0
@@ -103,15 +103,15 @@ func (c *cutter) flush() {
 }
 
 const (
-	// nearRepeats is the share of visits that repeat a file within a quarter of the files, from which on several
-	// readers, or one who draws with replacement, are at work: one reader who goes on to another epoch makes 3%.
+	// nearRepeats is the share of visits that repeat a file within a quarter of the files, from which there are
+	// several readers, or one that draws with replacement: a single reader at the end of an epoch causes 3%.
 	nearRepeats = 0.08
-	// doubt is the logarithm of the odds against one reader with replacement, from which on there are several.
+	// doubt is the logarithm of the odds against one reader with replacement, from which there are several readers.
 	doubt = 11.5
 )
 
-// findJobs sorts the visits by the job that they are of. Processes that read the same files at about the same time
-// are of different jobs, unless the repeats are one job's own, which then come from any of its processes.
+// findJobs sorts the visits by job. Processes that read the same files at about the same time belong to different jobs,
+// unless the repeats are one job's own, which then come from any of its processes.
 func (d *digest) findJobs() [][]int {
 	type pair struct{ p, q uint32 }
 	var all []int
@@ -173,13 +173,13 @@ func (d *digest) findJobs() [][]int {
 	return jobs
 }
 
-// beside reports whether two processes went side by side for most of the shorter one's time.
+// beside reports whether two processes ran at the same time for most of the shorter one's life.
 func beside(p, q *process) bool {
 	overlap := min(p.to, q.to) - max(p.from, q.from)
 	return p != q && overlap > 0 && 2*overlap > min(p.span(), q.span())
 }
 
-// unlike returns how improbable it is that no more than s of n are what each is with probability p: the negative
+// unlike returns how improbable it is that at most s of n events occur, each with probability p: the negative
 // logarithm of Chernoff's bound.
 func unlike(s, n int, p float64) float64 {
 	f := share(float64(s), float64(n))
@@ -206,8 +206,8 @@ func (d *digest) repeatShare() float64 {
 	return share(float64(repeats), float64(n))
 }
 
-// sameOrder says how alike the orders of two passes are: 1 for equal, about 0 for unrelated ones: the correlation
-// of the ranks of the files that are in both (Spearman's), where there are enough.
+// sameOrder measures the similarity of the orders of two passes: 1 for equal, about 0 for unrelated ones. It is the rank
+// correlation (Spearman's) of the files in both, if there are enough.
 func (d *digest) sameOrder(a, b pass) float64 {
 	place := map[int32]int{}
 	for i, v := range a.visits {
@@ -236,10 +236,10 @@ func (d *digest) sameOrder(a, b pass) float64 {
 	return 1 - 6*sum/(float64(n)*(float64(n)*float64(n)-1))
 }
 
-// step is the usual distance, in the listing's order, from a process's file to its next.
+// step is the usual distance, in the listing's order, between consecutive files of a process.
 type step struct {
-	distance int     // the commonest
-	share    float64 // of the steps that are so
+	distance int     // the most common distance
+	share    float64 // share of the steps with this distance
 	forward  float64 // share of the steps that go forward by 1 to 16
 	n        int
 }

@@ -1,18 +1,17 @@
-// Package profile says from a recording of a mount (package trace) what a trainer does, which of the known
-// patterns that is, and what would help, with the gain that prefetch/sim predicts from the latency, the sizes and the
-// pace that were measured.
+// Package profile analyses a recording of a mount (package trace): what the trainer does, which known patterns that
+// matches, and what would help, with the gain that prefetch/sim predicts from the measured latency, sizes and pace.
 //
 //	trace.Trace ─► digest: visits (an open and its reads), passes, waits, paces
-//	                 ├─► patterns, one small function each ─► Finding: evidence in figures, what helps
-//	                 └─► estimate: the job as it was seen, run by prefetch/sim with its order known
+//	                 ├─► patterns, one small function each ─► Finding: evidence in figures, remedies
+//	                 └─► estimate: the recorded job, simulated by prefetch/sim with its order known
 //
-// The package is pure: no clock, no I/O, no goroutines. A recording and the options decide all.
+// The package is pure: no clock, no I/O, no goroutines. The recording and the options determine the result.
 //
-// # Traps
+// # Limits of a recording
 //
-//   - The kernel's page cache answers what it can, and only opens are seen of that. Small read(2)s
-//     arrive as what the kernel's read-ahead makes of them.
-//   - A process is a thread. A DataLoader's workers are told apart; which of them belong to one trainer is not known.
+//   - Reads served by the kernel's page cache are not in it, only the opens. Small read(2)s appear as the kernel's
+//     read-ahead requests.
+//   - A process is a thread. A DataLoader's workers are distinct, but not which of them belong to one trainer.
 package profile
 
 import (
@@ -27,52 +26,57 @@ import (
 // Version is that of the report's schema (docs/profile.md). A field may be added without a new version.
 const Version = 1
 
-// Options are what a recording does not tell.
+// Options are facts that a recording does not contain.
 type Options struct {
-	Bandwidth float64 // bytes a second of the line to the store; 0: no limit
-	Batch     int     // samples that the trainer takes a step; 0: 64
-	Step      float64 // seconds of compute a step; 0: as fast as it was seen
-	// Searches is how often shuffles of PyTorch's are looked for, which takes some tenths of a second each; 0: 4 times,
-	// less than 0: never.
+	Bandwidth float64 // bytes a second of the link to the store; 0: no limit
+	Batch     int     // samples in a step of the trainer; 0: 64
+	Step      float64 // seconds of compute in a step; 0: as recorded
+	// Searches is the number of searches for PyTorch's shuffles, which take some tenths of a second each; 0: 4, negative:
+	// none.
 	Searches int
 }
 
-// Report is what a recording comes to.
+// Report is the result of an analysis.
 type Report struct {
 	Version  int       `json:"version"`
 	Source   string    `json:"source"`
 	Started  time.Time `json:"started"`
 	Seconds  float64   `json:"seconds"`
 	Figures  Figures   `json:"figures"`
-	Patterns []Finding `json:"patterns"` // the most telling first
+	Patterns []Finding `json:"patterns"` // the most important first
 	Estimate *Estimate `json:"estimate,omitempty"`
 	Verdict  string    `json:"verdict"`
 }
 
-// Figures are what was counted.
+// Figures are counts and rates.
 type Figures struct {
-	Opens           int     `json:"opens"`
-	Reads           int     `json:"reads"`
-	Bytes           int64   `json:"bytes"`
-	Lookups         int     `json:"lookups"` // names and attributes asked for, and pieces of listings
-	Files           int     `json:"files"`   // different ones that were opened
-	DatasetFiles    int     `json:"dataset_files"`
-	Processes       int     `json:"processes"` // that opened files
-	AtOnce          float64 `json:"processes_at_once"`
-	FilesPerSecond  float64 `json:"files_per_second"` // opened, while anything was
-	WaitShare       float64 `json:"wait_share"`       // of the processes' time that went into waiting for reads
-	WaitP50         float64 `json:"read_wait_p50_seconds"`
-	WaitP99         float64 `json:"read_wait_p99_seconds"`
-	Keep            int     `json:"keep"` // reads by where they were served from
-	Ring            int     `json:"ring"`
-	Joined          int     `json:"joined"`
-	Misses          int     `json:"misses"`
+	Opens          int     `json:"opens"`
+	Reads          int     `json:"reads"`
+	Bytes          int64   `json:"bytes"`
+	Lookups        int     `json:"lookups"` // lookups of names and attributes, and pieces of listings
+	Files          int     `json:"files"`   // distinct files opened
+	DatasetFiles   int     `json:"dataset_files"`
+	Processes      int     `json:"processes"` // that opened files
+	AtOnce         float64 `json:"processes_at_once"`
+	FilesPerSecond float64 `json:"files_per_second"` // opened, while anything was
+	WaitShare      float64 `json:"wait_share"`       // share of the processes' time spent waiting for reads
+	WaitP50        float64 `json:"read_wait_p50_seconds"`
+	WaitP99        float64 `json:"read_wait_p99_seconds"`
+	Areas
 	Passes          int     `json:"passes"` // over the files, begun
 	Lost            int64   `json:"lost"`   // events that the recording lost
 	LatencySeconds  float64 `json:"get_latency_p50_seconds"`
-	Order           string  `json:"order"` // that the mount follows
+	Order           string  `json:"order"` // followed by the mount
 	OrderState      string  `json:"order_state"`
 	MeanSampleBytes int64   `json:"mean_sample_bytes"`
+}
+
+// Areas counts reads by where they were served from.
+type Areas struct {
+	Keep   int `json:"keep"`
+	Ring   int `json:"ring"`
+	Joined int `json:"joined"`
+	Misses int `json:"misses"`
 }
 
 // Finding is a pattern that was recognised.
@@ -83,15 +87,15 @@ type Finding struct {
 	Helps    []Help   `json:"helps"`
 }
 
-// Help is a thing to do about it.
+// Help is a remedy.
 type Help struct {
 	What    string  `json:"what"`
 	Command string  `json:"command,omitempty"`
-	Gain    float64 `json:"gain,omitempty"` // files/s with it by files/s as seen; 0: not estimated
-	By      string  `json:"by,omitempty"`   // what the gain was computed from
+	Gain    float64 `json:"gain,omitempty"` // files/s with it divided by files/s as recorded; 0: not estimated
+	By      string  `json:"by,omitempty"`   // the basis of the gain
 }
 
-// stats is what of `.shoal/stats` is used.
+// stats is the part of `.shoal/stats` that is used.
 type stats struct {
 	GetRequests int64   `json:"get_requests"`
 	GetBytes    int64   `json:"get_bytes"`
@@ -108,10 +112,10 @@ type stats struct {
 	} `json:"disk"`
 }
 
-// fewest is how many opens say anything.
+// fewest is the least number of opens to analyse.
 const fewest = 24
 
-// Analyse returns what the recording comes to. It fails if a line of stats is none.
+// Analyse analyses a recording. It fails if the recorded stats cannot be parsed.
 func Analyse(t *trace.Trace, o Options) (Report, error) {
 	o.Batch, o.Searches = cmp.Or(o.Batch, 64), cmp.Or(o.Searches, 4)
 	d, err := digestOf(t)
@@ -136,19 +140,19 @@ func Analyse(t *trace.Trace, o Options) (Report, error) {
 	return r, nil
 }
 
-// analysis is what patterns look at.
+// analysis is the input of patterns.
 type analysis struct {
 	*digest
 	options  Options
-	estimate *Estimate // nil where nothing trains
+	estimate *Estimate // nil without a trainer
 	torch    *torchOrder
 	searched bool
 }
 
-// trains reports whether enough files were opened to speak of a trainer.
+// trains reports whether enough files were opened for a trainer.
 func (a *analysis) trains() bool { return len(a.visits) >= fewest && a.readBytes > 0 }
 
-// readsInside reports whether enough was read of files that are containers.
+// readsInside reports whether there were enough reads of files that are containers.
 func (a *analysis) readsInside() bool { return a.reads >= fewest && a.inFiles() }
 
 // statsOf parses the snapshots of the stats; missing ones are zero.

@@ -212,7 +212,7 @@ func TestPatterns(t *testing.T) {
 		{"sequential, twice", recorded(with(func(p *program) { p.epochs = epochsOf(2, inOrder(n)) })), []string{"sequential-repeated", "epochs"}, []string{"repeated-shuffle"}, "2 passes"},
 		{"a rank of four, not shuffled", recorded(with(func(p *program) {
 			p.epochs = epochsOf(2, func(int) order.Order { return order.Stripe(order.Sequential(n), 4, 1, 1) })
-		})), []string{"sequential-repeated"}, []string{"shuffle"}, "go on by 4"},
+		})), []string{"sequential-repeated"}, []string{"shuffle"}, "are by 4"},
 		{"shuffle", recorded(with(func(p *program) { p.epochs = epochsOf(1, uniform(n, 3)) })), []string{"shuffle"}, []string{"sequential", "torch-shuffle", "epochs", "with-replacement"}, "shoal.hint"},
 		{"shuffle, three epochs", recorded(with(func(p *program) { p.epochs = epochsOf(3, uniform(n, 3)) })), []string{"shuffle", "epochs"}, []string{"several-jobs", "repeated-shuffle"}, "3 passes"},
 		{"DistributedSampler", recorded(with(func(p *program) { p.epochs = epochsOf(2, torch(n, 7)) })), []string{"torch-shuffle", "epochs"}, []string{"shuffle", "repeated-shuffle"}, "torch:seed=7"},
@@ -241,7 +241,7 @@ func TestPatterns(t *testing.T) {
 			p.epochs = epochsOf(1, inOrder(n))
 			p.reads = func(int) []trace.Event { return []trace.Event{{Len: 4096, Wait: 30 * ms}} }
 		})), []string{"headers", "sequential"}, []string{"header-then-body"}, "less than a quarter"},
-		{"bit by bit", recorded(with(func(p *program) {
+		{"small pieces", recorded(with(func(p *program) {
 			p.epochs = epochsOf(1, uniform(n, 3))
 			p.size, p.reads = func(int) int64 { return 400_000 }, inPieces(400_000, 16<<10, ms)
 		})), []string{"tiny-reads"}, []string{"headers"}, "buffering"},

@@ -25,7 +25,7 @@ func (r Report) Print(w io.Writer) error {
 	line("waits", "%.0f%% of the processes' time; a read p50 %s, p99 %s; the store's GETs p50 %s", 100*f.WaitShare, millis(f.WaitP50), millis(f.WaitP99), millis(f.LatencySeconds))
 	line("order", "%s (%s)", f.Order, cmp.Or(f.OrderState, "not told"))
 	if f.Lost > 0 {
-		line("lost", "%s events: the recorder's ring was full, or the mount has moved to a new version; counts are lower than what happened", humanize.Comma(f.Lost))
+		line("lost", "%s events: the recorder's ring was full, or the mount has moved to a new version; the counts are too low", humanize.Comma(f.Lost))
 	}
 	for _, p := range r.Patterns {
 		fmt.Fprintf(&b, "\n%s: %s\n", p.Pattern, p.Title)

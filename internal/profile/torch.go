@@ -7,15 +7,15 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// torchOrder is a shuffle of PyTorch's that the opens follow.
+// torchOrder is a shuffle of PyTorch that the opens follow.
 type torchOrder struct {
 	finding infer.Finding
 	after   int // opens
-	epochs  int // that were followed, the first included
+	epochs  int // followed, including the first
 }
 
-// recognise looks for a shuffle of PyTorch's behind the opens, as a mount does; but only among the seeds that people
-// choose, which takes a fraction of a second. It returns nil where there is none.
+// recognise looks for a shuffle of PyTorch behind the opens, like a mount, but only among common seeds, which takes a
+// fraction of a second. It returns nil if there is none.
 func (a *analysis) recognise() *torchOrder {
 	if a.searched {
 		return a.torch
@@ -49,10 +49,10 @@ func (a *analysis) recognise() *torchOrder {
 	return a.torch
 }
 
-// tooLong says of the searches that take longer that they are under way, so that none is begun.
+// tooLong marks longer searches as already in progress, so that none is started.
 func tooLong(d infer.Depth) bool { return d > infer.Usual }
 
-// search carries out a search of usual seeds.
+// search searches common seeds.
 func search(s *infer.Search) (best infer.Finding, ok bool) {
 	for step := 0; step < s.Steps() && !ok; step++ {
 		s.Run(step, func() bool { return ok }, func(f infer.Finding) {
@@ -81,7 +81,7 @@ func (a *analysis) changed(d *infer.Detector, c infer.Change, opens int) {
 	}
 }
 
-// sampler names what in PyTorch shuffles so.
+// sampler names the sampler in PyTorch that shuffles like this.
 func (t *torchOrder) sampler() string {
 	f := t.finding
 	ranks := ""

@@ -1,5 +1,5 @@
-// Package progress shows how far a long step is: a bar that redraws itself on a terminal, a line
-// every few seconds anywhere else (a log, a CI run).
+// Package progress shows the progress of long steps: a bar that redraws itself on a terminal, or a line every few
+// seconds elsewhere (a log, a CI run).
 package progress
 
 import (
@@ -20,7 +20,7 @@ const (
 	barWidth  = 30
 )
 
-// Printer shows one step after the other on a writer.
+// Printer shows steps on a writer, one after the other.
 type Printer struct {
 	mu  sync.Mutex
 	w   io.Writer
@@ -38,7 +38,7 @@ func New(w io.Writer) *Printer {
 	return p
 }
 
-// Printf prints a line of its own.
+// Printf prints a line.
 func (p *Printer) Printf(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -60,8 +60,8 @@ type Bar struct {
 	stopped chan struct{}
 }
 
-// Start begins a step of total units; 0 means that the number is unknown. The step is shown from the
-// start, and its clock goes on by itself, so that a long wait is seen to be one.
+// Start begins a step of total units; 0 means that the number is unknown. The step is shown at once and its clock runs
+// by itself, so that a long wait is visible.
 func (p *Printer) Start(label string, total int) *Bar {
 	b := &Bar{p: p, label: label, total: total, start: p.now(), stop: make(chan struct{}), stopped: make(chan struct{})}
 	b.last = b.start
@@ -106,14 +106,14 @@ func (b *Bar) show() {
 	}
 }
 
-// Set says how many units are done.
+// Set sets the number of units done.
 func (b *Bar) Set(done, total int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.done, b.total = max(done, b.done), total
 }
 
-// Note sets a short text that is shown behind the numbers.
+// Note sets a short text that is shown after the numbers.
 func (b *Bar) Note(s string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -155,8 +155,8 @@ func (b *Bar) draw() {
 	b.width = n
 }
 
-// Done ends the step with a line that tells its time and result ("" for none). It must be called
-// once, also after a failure.
+// Done ends the step with a line that has its time and result ("" for none). It must be called once, also after a
+// failure.
 func (b *Bar) Done(result string) {
 	close(b.stop)
 	<-b.stopped

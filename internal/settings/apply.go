@@ -14,8 +14,8 @@ import (
 	"github.com/shoalfs/shoal/internal/levenshtein"
 )
 
-// Apply sets the flags of c that its command line left open from environ (of the form of [os.Environ]) and
-// from file, which may be nil. A variable that is empty counts as not set. Its errors wrap [ErrWrong].
+// Apply sets the flags of c that are not on its command line from environ (in the form of [os.Environ]) and from file,
+// which may be nil. An empty variable counts as unset. Its errors wrap [ErrWrong].
 func (s *Schema) Apply(c *cobra.Command, environ []string, file *File) error {
 	env, errs := s.environment(environ)
 	for _, f := range Flags(c) {
@@ -42,7 +42,7 @@ func (s *Schema) Apply(c *cobra.Command, environ []string, file *File) error {
 	return errors.Join(errs...)
 }
 
-// set sets a flag as its command line would.
+// set sets a flag like its command line would.
 func (s *Schema) set(c *cobra.Command, f *pflag.Flag, texts []string) error {
 	if check := s.Checks[f.Name]; check != nil {
 		for _, text := range texts {
@@ -69,7 +69,7 @@ func (s *Schema) set(c *cobra.Command, f *pflag.Flag, texts []string) error {
 	return err
 }
 
-// ValueError says what is wrong with the value of a flag, in words that do not name the flag.
+// ValueError explains an invalid value of a flag, without naming the flag.
 func ValueError(err *pflag.InvalidValueError) error {
 	text, kind := err.GetValue(), err.GetFlag().Value.Type()
 	var number *strconv.NumError
@@ -86,7 +86,7 @@ func ValueError(err *pflag.InvalidValueError) error {
 	return fmt.Errorf("%q is not a number", text)
 }
 
-// place says where a wrong value stands.
+// place says where an invalid value comes from.
 func place(o Origin, name string, texts []string, err error) error {
 	if o.Kind == Env {
 		return wrong{fmt.Sprintf("%s=%s: %v", o.Name, strings.Join(texts, ","), err)}
@@ -97,8 +97,8 @@ func place(o Origin, name string, texts []string, err error) error {
 // Kubernetes puts the address of every service into the environment of every pod: SHOAL_FEED_PORT_7070_TCP_ADDR.
 var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
-// environment returns the variables that set something, and errors for those that look so like one that
-// they must be meant for it.
+// environment returns the variables that are settings, and errors for variables that are probably misspelt
+// settings.
 func (s *Schema) environment(environ []string) (map[string]string, []error) {
 	var known []string
 	for _, name := range names(s.Root) {
@@ -129,8 +129,8 @@ func (s *Schema) environment(environ []string) (map[string]string, []error) {
 	return env, errs
 }
 
-// Args returns arguments that give another process's command the values that environment and file gave c,
-// and the names of these flags, for [Standing]. They go before what the user gave.
+// Args returns arguments that pass the values that c got from environment and file to another process's command, and
+// the names of these flags, for [Standing]. They go before the user's arguments.
 func Args(c *cobra.Command) (args, standing []string) {
 	for _, f := range Flags(c) {
 		if o := OriginOf(f); o.Kind == Env || o.Kind == InFile {
@@ -143,7 +143,7 @@ func Args(c *cobra.Command) (args, standing []string) {
 	return args, standing
 }
 
-// Standing tells, of flags on a command line that [Args] made, that no user gave them.
+// Standing marks flags on a command line made by [Args] as not given by the user.
 func Standing(c *cobra.Command, names []string) error {
 	for _, name := range names {
 		if name == "" {
@@ -158,7 +158,7 @@ func Standing(c *cobra.Command, names []string) error {
 	return nil
 }
 
-// Mentioned returns the flags whose values do not come from the command line and that a text names (--NAME).
+// Mentioned returns the flags named in a text (--NAME) whose values do not come from the command line.
 func Mentioned(c *cobra.Command, text string) (list []*pflag.Flag) {
 	for _, f := range Flags(c) {
 		if o := OriginOf(f); o.Kind != Env && o.Kind != InFile {
@@ -183,8 +183,8 @@ func isNameByte(b byte) bool {
 	return b == '-' || b >= 'a' && b <= 'z' || b >= '0' && b <= '9'
 }
 
-// Check returns all that is wrong with a file's values, for each of the commands that they are meant for. It
-// sets the flags of the schema's commands, which are of no use after that.
+// Check returns all errors in a file's values, for each command that they apply to. It sets the flags of the schema's
+// commands, which must not be used afterwards.
 func (s *Schema) Check(file *File) error {
 	var errs []error
 	for _, e := range file.entries {

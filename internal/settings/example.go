@@ -13,8 +13,8 @@ import (
 	"github.com/shoalfs/shoal/internal/human"
 )
 
-// WriteExample prints a file with every setting at its default, all commented out: what several verbs share,
-// in the same words, once, and then verb by verb.
+// WriteExample prints a file with every setting at its default, commented out: first those that several verbs share
+// with the same help, then those of each verb.
 func (s *Schema) WriteExample(out io.Writer) error {
 	type use struct {
 		flag *pflag.Flag
@@ -36,7 +36,7 @@ func (s *Schema) WriteExample(out io.Writer) error {
 	if failure != nil {
 		return failure
 	}
-	// Not where the defaults differ: there a line for all would change some.
+	// Not if the defaults differ: one line for all verbs would change some.
 	common := map[string]use{}
 	for name, list := range uses {
 		if slices.ContainsFunc(list, func(u use) bool { return u.line != list[0].line }) {
@@ -99,7 +99,7 @@ func count[T any](list []T, is func(T) bool) (n int) {
 	return n
 }
 
-// ownFlags returns the flags of a command without those that it inherits.
+// ownFlags returns the flags of a command without inherited ones.
 func ownFlags(c *cobra.Command) []*pflag.Flag {
 	return slices.DeleteFunc(Flags(c), func(f *pflag.Flag) bool { return c.InheritedFlags().Lookup(f.Name) == f })
 }

@@ -17,24 +17,24 @@ import (
 	"github.com/shoalfs/shoal/internal/levenshtein"
 )
 
-// A file is one YAML mapping. A key is a setting, which holds for all verbs that have it, or a verb, whose
-// value is a mapping again: the settings of that verb alone, which win.
+// A file is one YAML mapping. A key is a setting, which applies to all verbs that have it, or a verb, whose value is a
+// mapping of settings for that verb alone, which take precedence.
 //
 //	cache-dir: /nvme/shoal
 //	serve:
 //	  listen: [unix:///run/shoal/feed.sock, "tcp://127.0.0.1:7070"]
 //
-// A name that is both (mount is a verb, and a setting of serve) is a verb where its value is a mapping.
+// A name that is both (mount is a verb, and a setting of serve) is a verb if its value is a mapping.
 
 const (
 	maxFile    = 1 << 20
-	maxEntries = 10_000 // aliases can make much of little
-	maxDepth   = 16     // of mappings in mappings, aliases followed
+	maxEntries = 10_000 // a few aliases can expand to many
+	maxDepth   = 16     // of nested mappings, including aliases
 )
 
 // entry is one setting of a file.
 type entry struct {
-	verbs []string // the sections that it lies in
+	verbs []string // the sections that contain it
 	name  string
 	texts []string
 	line  int
@@ -49,7 +49,7 @@ type File struct {
 // Len returns how many settings the file holds.
 func (f *File) Len() int { return len(f.entries) }
 
-// Load reads a file. It wraps fs.ErrNotExist where there is none.
+// Load reads a file. The error wraps fs.ErrNotExist if there is none.
 func (s *Schema) Load(path string) (*File, error) {
 	r, err := os.Open(path)
 	if err != nil {
@@ -63,11 +63,11 @@ func (s *Schema) Load(path string) (*File, error) {
 	return s.Parse(path, data)
 }
 
-// Find loads the first of some files that is there; nil without an error if none is.
+// Find loads the first file that exists; nil without an error if none does.
 func (s *Schema) Find(paths []string) (*File, error) {
 	for _, path := range paths {
-		// A folder that may not be looked into, as root's home under another user, holds nothing for us. A
-		// file that is seen, but cannot be read, is an error.
+		// An inaccessible folder, such as root's home for another user, is skipped. A file that exists but cannot be
+		// read is an error.
 		if _, err := os.Stat(path); err != nil {
 			continue
 		}
@@ -80,8 +80,8 @@ func (s *Schema) Find(paths []string) (*File, error) {
 	return nil, nil
 }
 
-// Parse reads what a file holds. Names that are no settings, keys that come twice, and values of the wrong
-// form are errors that wrap [ErrWrong] and name path and line; what a value may be is not checked yet.
+// Parse parses a file. Unknown names, duplicate keys, and values of the wrong form are errors that wrap [ErrWrong] and
+// name path and line. Whether values are valid is not checked yet.
 func (s *Schema) Parse(path string, data []byte) (*File, error) {
 	p := parser{schema: s, file: &File{Path: path}, known: map[*cobra.Command][]string{}}
 	if len(data) > maxFile {
@@ -98,7 +98,7 @@ func (s *Schema) Parse(path string, data []byte) (*File, error) {
 	var second yaml.Node
 	switch err := dec.Decode(&second); {
 	case err == nil:
-		p.fail(&second, "a second document; a configuration file is one")
+		p.fail(&second, "a second document; a configuration file has only one")
 	case !errors.Is(err, io.EOF):
 		return nil, notYAML(path, err)
 	}
@@ -109,7 +109,7 @@ func (s *Schema) Parse(path string, data []byte) (*File, error) {
 	return p.file, nil
 }
 
-// notYAML returns the library's error, which names no line where it means the first.
+// notYAML returns the library's error, with line 1 if it names no line.
 func notYAML(path string, err error) error {
 	text, line := strings.TrimPrefix(err.Error(), "yaml: "), "1"
 	if rest, ok := strings.CutPrefix(text, "line "); ok {
@@ -146,7 +146,7 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// section reads the mapping of a command.
+// section parses the mapping of a command.
 func (p *parser) section(c *cobra.Command, verbs []string, n *yaml.Node, depth int) {
 	at, n := n, resolve(n)
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" { // all of it is commented out
@@ -181,7 +181,7 @@ func (p *parser) section(c *cobra.Command, verbs []string, n *yaml.Node, depth i
 			continue
 		}
 		if line, twice := seen[key.Value]; twice {
-			p.fail(key, "%s: it stands in line %d already", key.Value, line)
+			p.fail(key, "%s: it is already set in line %d", key.Value, line)
 			continue
 		}
 		seen[key.Value] = key.Line
@@ -189,8 +189,8 @@ func (p *parser) section(c *cobra.Command, verbs []string, n *yaml.Node, depth i
 	}
 }
 
-// merge reads the mapping, or the list of mappings, of a merge key (<<). What the section says itself wins,
-// and what comes first.
+// merge parses the mapping, or the list of mappings, of a merge key (<<). The section's own settings take precedence,
+// then earlier mappings.
 func (p *parser) merge(c *cobra.Command, verbs []string, into, n *yaml.Node, depth int) {
 	at, n := n, resolve(n)
 	from := []*yaml.Node{n}
@@ -217,7 +217,7 @@ func (p *parser) merge(c *cobra.Command, verbs []string, into, n *yaml.Node, dep
 	}
 }
 
-// pair reads one key of a section.
+// pair parses one key of a section.
 func (p *parser) pair(c *cobra.Command, verbs []string, key, value *yaml.Node, depth int) {
 	v := resolve(value)
 	name := key.Value
@@ -255,7 +255,7 @@ func (p *parser) pair(c *cobra.Command, verbs []string, key, value *yaml.Node, d
 	p.file.entries = append(p.file.entries, e)
 }
 
-// scalar returns the text of a value as it is written, so that 0660, 2GiB and 4h mean what they mean to a flag.
+// scalar returns the text of a value as written, so that 0660, 2GiB and 4h have the same meaning as for a flag.
 func scalar(n *yaml.Node) (text, why string) {
 	if n.Kind != yaml.ScalarNode {
 		return "", "one value is wanted here: a text, a number, true or false"
@@ -296,7 +296,7 @@ func (p *parser) unknown(c *cobra.Command, verbs []string, key *yaml.Node, setti
 	}
 	word := strings.ToLower(strings.ReplaceAll(key.Value, "_", "-"))
 	word = strings.TrimPrefix(strings.TrimPrefix(word, "--"), p.schema.Root.Name()+"-")
-	if slices.Contains(settings, word) { // so far that it is not near, but sure
+	if slices.Contains(settings, word) { // not near enough for a suggestion, but certain
 		p.fail(key, "%s: no such setting; write %s", key.Value, word)
 		return
 	}
@@ -305,13 +305,13 @@ func (p *parser) unknown(c *cobra.Command, verbs []string, key *yaml.Node, setti
 		return
 	}
 	if c != p.schema.Root && slices.Contains(p.names(p.schema.Root), word) {
-		p.fail(key, "%s: %s has no such setting; other verbs have: write it in the section of one, or at the top for all", key.Value, strings.Join(append([]string{p.schema.Root.Name()}, verbs...), " "))
+		p.fail(key, "%s: %s has no such setting, but other verbs have it: write it in the section of one, or at the top for all", key.Value, strings.Join(append([]string{p.schema.Root.Name()}, verbs...), " "))
 		return
 	}
 	p.fail(key, "%s: no such setting (see: %s config --example)", key.Value, p.schema.Root.Name())
 }
 
-// find returns what the file says for a command: that of the innermost section.
+// find returns the file's setting for a command, from the innermost section.
 func (f *File) find(c *cobra.Command, name string) (best entry, ok bool) {
 	if f == nil {
 		return best, false

@@ -16,14 +16,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// hidden stands for a secret.
+// hidden replaces a secret.
 const hidden = "***"
 
-// Setting is what holds for one flag.
+// Setting is the value in force of one flag.
 type Setting struct {
 	Name  string   `json:"name"`            // of the flag, and of the key in a file
 	Env   string   `json:"env"`             // its variable
-	Value string   `json:"value"`           // as the flag would be written; of a list, joined by commas
+	Value string   `json:"value"`           // in the flag's syntax; lists are joined by commas
 	List  []string `json:"list,omitempty"`  // of a flag that takes several values
 	From  string   `json:"from"`            // flag, env, file or default
 	Where string   `json:"where,omitempty"` // the variable, or FILE:LINE
@@ -33,8 +33,8 @@ type Setting struct {
 	Origin string `json:"-"` // From and Where, for people
 }
 
-// Settings returns what holds for a command, once [Schema.Apply] was called, by name. Passwords in URLs are
-// hidden; no flag holds another secret.
+// Settings returns the values in force for a command after [Schema.Apply], sorted by name. Passwords in URLs are hidden;
+// no flag holds any other secret.
 func (s *Schema) Settings(c *cobra.Command) (list []Setting) {
 	for _, f := range Flags(c) {
 		list = append(list, s.setting(f))
@@ -52,7 +52,7 @@ func (s *Schema) setting(f *pflag.Flag) Setting {
 		row.Where = fmt.Sprintf("%s:%d", o.File, o.Line)
 	}
 	row.Value = Redact(f.Value.String())
-	if texts := f.Annotations[textKey]; len(texts) == 1 { // exact, where String may round
+	if texts := f.Annotations[textKey]; len(texts) == 1 { // exact; String may round
 		row.Value = Redact(texts[0])
 	}
 	if v, ok := f.Value.(pflag.SliceValue); ok {
@@ -72,7 +72,7 @@ func Redact(text string) string {
 	}
 	u, err := url.Parse(text)
 	if err != nil || u.User == nil {
-		if _, after, found := strings.Cut(text, "@"); err != nil && found { // who knows what stands before it
+		if _, after, found := strings.Cut(text, "@"); err != nil && found { // it may be a password
 			scheme, _, _ := strings.Cut(text, "://")
 			return scheme + "://" + hidden + "@" + after
 		}
@@ -92,8 +92,8 @@ func WriteTable(out io.Writer, list []Setting) error {
 	return w.Flush()
 }
 
-// WriteYAML prints the settings of commands, in the order of [Walk], as a file that says the same: what is at
-// its default is a comment.
+// WriteYAML prints the settings of commands, in the order of [Walk], as a configuration file with the same values;
+// defaults are comments.
 func WriteYAML(out io.Writer, commands []*cobra.Command, all map[*cobra.Command][]Setting) error {
 	var open []string // sections
 	for _, c := range commands {
@@ -138,7 +138,7 @@ func yamlLine(row Setting) (string, error) {
 	return strings.TrimSuffix(b.String(), "\n"), nil
 }
 
-// scalarNode returns text as it would be written by hand: a number without quotes.
+// scalarNode returns text as a person would write it: a number without quotes.
 func scalarNode(text string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Value: text}
 	switch strings.ToLower(text) {

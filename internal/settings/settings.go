@@ -1,9 +1,9 @@
-// Package settings gives the flags of a command line their values from the environment and from one
-// YAML file as well, under the same names: --cache-dir is SHOAL_CACHE_DIR and cache-dir. A flag wins over
-// the environment, which wins over the file, which wins over the default.
+// Package settings sets the flags of a command line also from the environment and from one YAML file, under the same
+// names: --cache-dir is SHOAL_CACHE_DIR and cache-dir. A flag overrides the environment, which overrides the file,
+// which overrides the default.
 //
-// It walks the flag sets of the commands, so that a flag needs nothing but to be there. What it sets counts
-// as set ([pflag.Flag.Changed]): code that asks whether the user gave a flag learns that he did.
+// It walks the flag sets of the commands, so that flags need no registration. Values that it sets count as set
+// ([pflag.Flag.Changed]): code that checks whether the user gave a flag sees them as given.
 package settings
 
 import (
@@ -16,16 +16,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// ErrWrong is wrapped by errors about what the environment or the file says.
+// ErrWrong is wrapped by errors about values in the environment or the file.
 var ErrWrong = errors.New("wrong setting")
 
-// wrong is an error of the user's making, whose text is whole.
+// wrong is a user's error with its complete text.
 type wrong struct{ text string }
 
 func (e wrong) Error() string        { return e.text }
 func (e wrong) Is(target error) bool { return target == ErrWrong }
 
-// Kind says where a value comes from. Higher kinds win.
+// Kind is the source of a value. Higher kinds take precedence.
 type Kind int
 
 // The kinds.
@@ -39,7 +39,7 @@ const (
 // String returns default, file, env or flag.
 func (k Kind) String() string { return [...]string{"default", "file", "env", "flag"}[k] }
 
-// Origin is where the value of a flag comes from.
+// Origin is the source of a flag's value.
 type Origin struct {
 	Kind Kind
 	Name string // of the variable
@@ -58,14 +58,14 @@ func (o Origin) String() string {
 	return o.Kind.String()
 }
 
-// The annotations that an applied flag carries, since pflag keeps neither texts nor origins.
+// The annotations of an applied flag, since pflag keeps neither texts nor origins.
 const (
 	originKey = "settings-origin" // kind, name, file, line
 	textKey   = "settings-text"   // what was passed to Set
 	noneKey   = "settings-none"
 )
 
-// OriginOf returns where the value of a flag comes from, once the settings were applied.
+// OriginOf returns the origin of a flag's value, after the settings were applied.
 func OriginOf(f *pflag.Flag) Origin {
 	if a := f.Annotations[originKey]; len(a) == 4 {
 		kind, _ := strconv.Atoi(a[0])
@@ -90,10 +90,10 @@ func annotate(f *pflag.Flag, key string, values ...string) {
 	f.Annotations[key] = values
 }
 
-// CommandLineOnly marks a flag that has neither variable nor key.
+// CommandLineOnly marks a flag without variable and key.
 func CommandLineOnly(f *pflag.Flag) { annotate(f, noneKey, "") }
 
-// Without marks a command whose flags have neither variables nor keys.
+// Without marks a command whose flags have no variables and no keys.
 func Without(c *cobra.Command) {
 	if c.Annotations == nil {
 		c.Annotations = map[string]string{}
@@ -101,14 +101,14 @@ func Without(c *cobra.Command) {
 	c.Annotations[noneKey] = ""
 }
 
-// Schema is what can be set: the flags of a root command and of those below it.
+// Schema is the set of settings: the flags of a root command and of the commands below it.
 type Schema struct {
 	// Root is the program's command. It is walked at every call, so that it can still grow.
 	Root *cobra.Command
-	// Reserved reports whether a variable that begins with the program's name is known, but sets no flag.
+	// Reserved reports whether a variable that begins with the program's name is known, but is not a flag's.
 	Reserved func(name string) bool
-	// Checks, by the name of a flag, refuse texts that its Set accepts. They are asked for values of the
-	// environment and of the file, whose errors can then name the place; flags are checked by their verbs.
+	// Checks reject texts that a flag's Set accepts, by the name of the flag. They apply to values from the environment
+	// and the file, so that errors can name the place; verbs check their command line's flags themselves.
 	Checks map[string]func(text string) error
 }
 
@@ -123,12 +123,12 @@ func Has(c *cobra.Command) bool {
 	return true
 }
 
-// Flags returns a command's flags that are settings, those that it inherits among them, by name.
+// Flags returns a command's flags that are settings, including inherited ones, by name.
 func Flags(c *cobra.Command) (list []*pflag.Flag) {
 	if !Has(c) || c.DisableFlagParsing {
 		return nil
 	}
-	_ = c.InheritedFlags() // joins them to the command's own
+	_ = c.InheritedFlags() // merges them with the command's own
 	c.Flags().VisitAll(func(f *pflag.Flag) {
 		if _, none := f.Annotations[noneKey]; !none && f.Name != "help" && f.Name != "version" && !f.Hidden && f.Deprecated == "" {
 			list = append(list, f)
@@ -137,7 +137,7 @@ func Flags(c *cobra.Command) (list []*pflag.Flag) {
 	return list
 }
 
-// Walk calls do for a command and all below it that have settings, in the order of their names.
+// Walk calls do for a command and all commands below it that have settings, in the order of their names.
 func Walk(c *cobra.Command, do func(*cobra.Command)) {
 	if !Has(c) {
 		return
@@ -168,7 +168,7 @@ func names(c *cobra.Command) (list []string) {
 	return slices.Compact(list)
 }
 
-// isList reports whether a flag takes several values.
+// isList reports whether a flag accepts several values.
 func isList(f *pflag.Flag) bool {
 	_, list := f.Value.(pflag.SliceValue)
 	return list

@@ -1,9 +1,9 @@
-// Package trace makes spans where they tell something: a reader that waits, a batch, a listing, a request that went
-// wrong. It is OpenTelemetry's API with one difference: while nothing exports spans (package export), a call costs
-// one load of a pointer, and allocates nothing. So it takes no lists of attributes; each is a call of its own.
+// Package trace makes spans for informative events: a reader that waits, a batch, a listing, a request that failed. It is
+// OpenTelemetry's API with one difference: while nothing exports spans (package export), a call costs one load of a
+// pointer, and allocates nothing. So it has no lists of attributes; each attribute is a call.
 //
-// A fetch that nobody waits for and that goes well makes no span: there are thousands a second, all alike. One that has
-// to be tried again, is hedged or fails is told from its beginning, as a trace of its own.
+// A fetch that no reader waits for and that succeeds makes no span: there are thousands a second, all alike. One that is
+// retried, hedged or fails is recorded from its beginning, as a trace of its own.
 package trace
 
 import (
@@ -21,7 +21,7 @@ import (
 // tracer is nil while tracing is off.
 var tracer atomic.Pointer[otel.Tracer]
 
-// Use makes spans by t from now on, none if it is nil.
+// Use makes spans with t from now on, none if it is nil.
 func Use(t otel.Tracer) {
 	if t == nil {
 		tracer.Store(nil)
@@ -30,10 +30,10 @@ func Use(t otel.Tracer) {
 	tracer.Store(&t)
 }
 
-// Span is one span. The zero value is none, and takes everything.
+// Span is one span. The zero value is no span; all its methods do nothing.
 type Span struct{ s otel.Span }
 
-// Start begins a span under the context's, or a trace if that has none.
+// Start begins a span under the context's, or a new trace if there is none.
 func Start(ctx context.Context, name string) (context.Context, Span) {
 	t := tracer.Load()
 	if t == nil {
@@ -51,7 +51,7 @@ func StartAt(ctx context.Context, name string, at time.Time) (context.Context, S
 	return started((*t).Start(ctx, name, otel.WithTimestamp(at)))
 }
 
-// StartUnder begins a span under parent, in ctx; under nothing if parent is none.
+// StartUnder begins a span under parent, in ctx; a new trace if parent is none.
 func StartUnder(ctx context.Context, parent Span, name string) (context.Context, Span) {
 	if parent.s != nil {
 		ctx = otel.ContextWithSpan(ctx, parent.s)
@@ -59,7 +59,7 @@ func StartUnder(ctx context.Context, parent Span, name string) (context.Context,
 	return Start(ctx, name)
 }
 
-// StartBeside begins a trace in ctx that links to a span instead of growing its trace.
+// StartBeside begins a trace in ctx that links to a span instead of extending its trace.
 func StartBeside(ctx context.Context, to Span, name string) (context.Context, Span) {
 	t := tracer.Load()
 	if t == nil {
@@ -113,14 +113,14 @@ func (s Span) Int(key string, value int64) {
 	}
 }
 
-// Link says that the span has to do with another one.
+// Link links the span to another one.
 func (s Span) Link(to Span) {
 	if s.s != nil && to.s != nil {
 		s.s.AddLink(otel.Link{SpanContext: to.s.SpanContext()})
 	}
 }
 
-// Event tells that something happened, and why; cause may be nil.
+// Event records an event and its cause, which may be nil.
 func (s Span) Event(name string, cause error) {
 	if s.s == nil {
 		return
@@ -132,7 +132,7 @@ func (s Span) Event(name string, cause error) {
 	s.s.AddEvent(name, otel.WithAttributes(attribute.String("cause", cause.Error())))
 }
 
-// End ends the span. err, which may be nil, is how; that the caller gave up is no failure.
+// End ends the span with err, which may be nil; cancellation by the caller is not a failure.
 func (s Span) End(err error) {
 	if s.s == nil {
 		return
@@ -146,8 +146,8 @@ func (s Span) End(err error) {
 	s.s.End()
 }
 
-// Remote returns ctx under the span that a caller named by W3C's headers traceparent and tracestate, if it has named
-// one and tracing is on. get returns a header's value.
+// Remote returns ctx under the span that a caller named in W3C's headers traceparent and tracestate, if it named one and
+// tracing is on. get returns a header's value.
 func Remote(ctx context.Context, get func(header string) string) (_ context.Context, named bool) {
 	if tracer.Load() == nil {
 		return ctx, false

@@ -1,4 +1,4 @@
-// Package workload holds the shapes of known training jobs: batches, sizes of samples and times of steps.
+// Package workload has the parameters of known training jobs: batches, sizes of samples and times of steps.
 package workload
 
 import (
@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Shape is what one accelerator of a kind does with one model.
+// Shape is the load of one accelerator with one model.
 type Shape struct {
 	Name        string
-	Batch       int           // samples that one accelerator takes a step
+	Batch       int           // samples in a step of one accelerator
 	SampleBytes int64         // mean size of a sample
-	SampleSigma float64       // standard deviation of a sample's size, as a part of the mean
+	SampleSigma float64       // standard deviation of a sample's size, relative to the mean
 	Step        time.Duration // compute time of a batch
 }
 
-// Shapes are the shapes there are. All but tokens are those of MLPerf Storage v1.0 and v2.0 (DLIO's
-// workload files: record length, batch size, computation time); tokens is ours: sequences of 4,096
-// tokens of two bytes.
+// Shapes are the known shapes. All except tokens are those of MLPerf Storage v1.0 and v2.0 (DLIO's workload files:
+// record length, batch size, computation time); tokens is ours: sequences of 4,096 tokens of two
+// bytes.
 var Shapes = []Shape{
 	{"retinanet-b200", 24, 322_957, 0, 47550 * time.Microsecond},
 	{"resnet50-h100", 400, 114_660, 0, 224 * time.Millisecond},
@@ -34,7 +34,7 @@ func Names() (names []string) {
 	return names
 }
 
-// Find returns the shape of that name.
+// Find returns the shape with a name.
 func Find(name string) (Shape, bool) {
 	if i := slices.IndexFunc(Shapes, func(s Shape) bool { return s.Name == name }); i >= 0 {
 		return Shapes[i], true

@@ -11,7 +11,6 @@ import (
 type Histogram struct {
 	zero   int64
 	counts [buckets]int64 // of durations up to bound(i), and above bound(i-1)
-	sum    time.Duration
 	max    time.Duration
 }
 
@@ -34,7 +33,6 @@ func (h *Histogram) Add(d time.Duration) {
 		h.zero++
 		return
 	}
-	h.sum += d
 	h.max = max(h.max, d)
 	i := 0
 	for d > bound(i) {
@@ -51,9 +49,6 @@ func (h *Histogram) Count() (all, zero int64) {
 	}
 	return all, h.zero
 }
-
-// Sum returns all durations together.
-func (h *Histogram) Sum() time.Duration { return h.sum }
 
 // Max returns the longest duration.
 func (h *Histogram) Max() time.Duration { return h.max }

@@ -3,8 +3,9 @@ package accelerator
 import (
 	"encoding/xml"
 	"fmt"
+	"html"
 	"io"
-	"strconv"
+	"strings"
 	"time"
 )
 
@@ -32,35 +33,6 @@ func (e Epoch) Over(n int) []float64 {
 	return parts
 }
 
-// node is an SVG element.
-type node struct {
-	XMLName xml.Name
-	Attrs   []xml.Attr `xml:",any,attr"`
-	Text    string     `xml:",chardata"`
-	Nodes   []node     `xml:",any"`
-}
-
-// element makes a node; attributes are pairs of a name and a value.
-func element(name string, attributes ...any) node {
-	n := node{XMLName: xml.Name{Local: name}}
-	for i := 0; i+1 < len(attributes); i += 2 {
-		v := fmt.Sprint(attributes[i+1])
-		if f, ok := attributes[i+1].(float64); ok {
-			v = strconv.FormatFloat(f, 'f', 1, 64)
-		}
-		n.Attrs = append(n.Attrs, xml.Attr{Name: xml.Name{Local: fmt.Sprint(attributes[i])}, Value: v})
-	}
-	return n
-}
-
-func (n *node) add(children ...node) { n.Nodes = append(n.Nodes, children...) }
-
-func text(x, y float64, class, format string, args ...any) node {
-	n := element("text", "x", x, "y", y, "class", class)
-	n.Text = fmt.Sprintf(format, args...)
-	return n
-}
-
 // Measures of a plot, in pixels.
 const (
 	plotWidth  = 860.0
@@ -77,44 +49,55 @@ const (
 const plotStyle = "text{font:12px sans-serif;fill:#222}.title{font-size:16px;font-weight:bold}.small{font-size:11px;fill:#666}" +
 	".end{text-anchor:end}.line{fill:none;stroke:#1668b8;stroke-width:1.5}.grid{stroke:#ddd}.bar{fill:#d1702a}.ready{fill:#1668b8}"
 
+// plot is SVG text.
+type plot struct{ strings.Builder }
+
+// add writes an element, or several.
+func (p *plot) add(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+
+func (p *plot) text(x, y float64, class, format string, args ...any) {
+	p.add(`<text x="%.1f" y="%.1f" class="%s">%s</text>`, x, y, class, html.EscapeString(fmt.Sprintf(format, args...)))
+}
+
 // Plot writes an SVG image: for each epoch the utilisation over time, and how long its steps waited. notes
 // stand under the title.
 func Plot(w io.Writer, title, notes string, epochs []Epoch) error {
+	var p plot
 	high := panelTop + panelSpace*float64(len(epochs))
-	svg := element("svg", "xmlns", "http://www.w3.org/2000/svg", "width", plotWidth, "height", high, "viewBox", fmt.Sprintf("0 0 %g %g", plotWidth, high))
-	style := element("style")
-	style.Text = plotStyle
-	svg.add(style, element("rect", "width", plotWidth, "height", high, "fill", "#fff"), text(20, 28, "title", "%s", title), text(20, 46, "small", "%s", notes))
+	p.add(`%s<svg xmlns="http://www.w3.org/2000/svg" width="%[2]g" height="%[3]g" viewBox="0 0 %[2]g %[3]g">`, xml.Header, plotWidth, high)
+	p.add(`<style>%s</style><rect width="%g" height="%g" fill="#fff"/>`, plotStyle, plotWidth, high)
+	p.text(20, 28, "title", "%s", title)
+	p.text(20, 46, "small", "%s", notes)
 	for i, e := range epochs {
 		top := panelTop + panelSpace*float64(i)
-		svg.add(text(plotLeft, top+10, "", "epoch %d: utilisation %.1f%%, first batch after %.2f s", i, 100*e.Utilisation, e.FirstBatch))
-		svg.add(linePanel(e, top+20)...)
-		svg.add(text(barsLeft, top+10, "", "steps by how long they waited"))
-		svg.add(barPanel(e, top+20)...)
+		p.text(plotLeft, top+10, "", "epoch %d: utilisation %.1f%%, first batch after %.2f s", i, 100*e.Utilisation, e.FirstBatch)
+		p.line(e, top+20)
+		p.text(barsLeft, top+10, "", "steps by how long they waited")
+		p.bars(e, top+20)
 	}
-	if _, err := io.WriteString(w, xml.Header); err != nil {
-		return err
-	}
-	return xml.NewEncoder(w).Encode(svg)
+	p.add(`</svg>`)
+	_, err := io.WriteString(w, p.String())
+	return err
 }
 
-// linePanel draws utilisation over time.
-func linePanel(e Epoch, top float64) (nodes []node) {
+// line draws utilisation over time.
+func (p *plot) line(e Epoch, top float64) {
 	for _, percent := range []float64{0, 25, 50, 75, 100} {
 		y := top + panelHigh*(1-percent/100)
-		nodes = append(nodes, element("line", "x1", plotLeft, "x2", plotLeft+lineWide, "y1", y, "y2", y, "class", "grid"),
-			text(plotLeft-6, y+4, "small end", "%g%%", percent))
+		p.add(`<line x1="%.1f" x2="%.1f" y1="%[3].1f" y2="%[3].1f" class="grid"/>`, plotLeft, plotLeft+lineWide, y)
+		p.text(plotLeft-6, y+4, "small end", "%g%%", percent)
 	}
 	points := ""
 	for i, u := range e.Over(plotParts) {
 		points += fmt.Sprintf("%.1f,%.1f ", plotLeft+lineWide*(float64(i)+0.5)/plotParts, top+panelHigh*(1-u))
 	}
-	return append(nodes, element("polyline", "points", points, "class", "line"),
-		text(plotLeft, top+panelHigh+16, "small", "0 s"), text(plotLeft+lineWide, top+panelHigh+16, "small end", "%.1f s", e.Seconds))
+	p.add(`<polyline points="%s" class="line"/>`, points)
+	p.text(plotLeft, top+panelHigh+16, "small", "0 s")
+	p.text(plotLeft+lineWide, top+panelHigh+16, "small end", "%.1f s", e.Seconds)
 }
 
-// barPanel draws the stall histogram, a bar for each bucket that is not empty.
-func barPanel(e Epoch, top float64) (nodes []node) {
+// bars draws the stall histogram, a bar for each bucket that is not empty.
+func (p *plot) bars(e Epoch, top float64) {
 	buckets := e.Stalls.Buckets()
 	var most int64 = 1
 	for _, b := range buckets {
@@ -127,11 +110,10 @@ func barPanel(e Epoch, top float64) (nodes []node) {
 			class, label = "ready", "none"
 		}
 		wide := (barsWide - 40) * float64(b.Count) / float64(most)
-		nodes = append(nodes, text(barsLeft-6, y+row*0.75, "small end", "%s", label),
-			element("rect", "x", barsLeft, "y", y, "width", max(wide, 1), "height", row*0.8, "class", class),
-			text(barsLeft+wide+6, y+row*0.75, "small", "%d", b.Count))
+		p.text(barsLeft-6, y+row*0.75, "small end", "%s", label)
+		p.add(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" class="%s"/>`, barsLeft, y, max(wide, 1), row*0.8, class)
+		p.text(barsLeft+wide+6, y+row*0.75, "small", "%d", b.Count)
 	}
-	return nodes
 }
 
 // short writes a duration in two digits.

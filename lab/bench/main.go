@@ -11,10 +11,7 @@ import (
 
 	"github.com/shoalfs/shoal/lab/bench/infer"
 	"github.com/shoalfs/shoal/lab/bench/ingest"
-	"github.com/shoalfs/shoal/lab/bench/keepset"
 	"github.com/shoalfs/shoal/lab/bench/kit"
-	"github.com/shoalfs/shoal/lab/bench/lifecycle"
-	"github.com/shoalfs/shoal/lab/bench/packed"
 	"github.com/shoalfs/shoal/lab/bench/pairs"
 	"github.com/shoalfs/shoal/lab/bench/parts"
 	"github.com/shoalfs/shoal/lab/bench/path"
@@ -34,20 +31,13 @@ var benchmarks = []struct {
 	dir, out   string // the defaults of -dir and -out
 	bench      kit.Bench
 }{
-	{"auto", "--order auto beside a mount that was told", work, results, pairs.Auto},
-	{"crypt", "an encrypted cache beside one in clear", work, results, pairs.Crypt},
 	{"infer", "a mount without --order, with torch", work, results, infer.Bench},
 	{"ingest", "decoding and the feed beside other loaders", work, results, ingest.Bench},
-	{"keepset", "the kept set beside LRU and Belady", work + "/keepset", results, keepset.Bench},
-	{"lifecycle", "how a daemon begins and ends", work, results, lifecycle.Bench},
-	{"observe", "what it costs to be looked at", work, results, pairs.Observe},
-	{"packed", "packing, and cold epochs from shards", work, results, packed.Bench},
-	{"pairs", "two binaries, pair by pair", work, results, pairs.Binaries},
+	{"pairs", "two binaries, pair by pair", work, results, pairs.Bench},
 	{"path", "the whole path, cold and warm", work, results, path.Bench},
 	{"predict", "what shoal plan predicts beside measurements", work + "/predict", results, predict.Bench},
 	{"scale", "very many objects", work, results, scale.Bench},
 	{"soak", "one daemon for as long as it is told", work, work, soak.Bench},
-	{"warm", "a warm epoch after a remount beside others", work, results, path.Warm},
 }
 
 // verbs are what benchmarks run beside Shoal.

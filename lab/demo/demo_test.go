@@ -225,11 +225,13 @@ func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	interrupt := errors.New("interrupted by the test")
 	go func() {
-		// As soon as the first run is mounted, and its trainer starts.
+		// As soon as the first trainer has said something: its run is mounted, and its workers read.
 		for ctx.Err() == nil {
-			if m, _ := mountsBelow(o.WorkDir); len(m) > 0 {
-				time.Sleep(500 * time.Millisecond)
-				cancel(interrupt)
+			records, _ := filepath.Glob(filepath.Join(o.WorkDir, "runs", "*.jsonl"))
+			for _, r := range records {
+				if fi, err := os.Stat(r); err == nil && fi.Size() > 0 {
+					cancel(interrupt)
+				}
 			}
 			time.Sleep(5 * time.Millisecond)
 		}

@@ -40,13 +40,13 @@ func (r *report) print(w io.Writer) {
 	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(tw, "\tsamples/s\twaiting\tGETs\tfrom the store\tseconds\t")
 	for _, s := range r.Results {
-		fmt.Fprintf(tw, "%s\t%.0f\t%.0f%%\t%s\t%s\t%.1f\t\n", pad(s.Title, r.Results), s.Rate(), 100*s.WaitShare(),
+		fmt.Fprintf(tw, "%-26s\t%.0f\t%.0f%%\t%s\t%s\t%.1f\t\n", s.Title, s.Rate(), 100*s.WaitShare(),
 			humanize.Comma(s.StoreGets), humanize.Bytes(uint64(s.StoreGetBytes)), s.Seconds)
 	}
 	_ = tw.Flush()
 	fmt.Fprintln(w)
 	for _, s := range r.Results {
-		fmt.Fprintf(w, "%s  %s\n", pad(s.Title, r.Results), s.Bound)
+		fmt.Fprintf(w, "%-26s  %s\n", s.Title, s.Bound) // 26: the longest title
 	}
 	for _, n := range r.Notes() {
 		fmt.Fprintf(w, "\nnote: %s", n)
@@ -54,15 +54,6 @@ func (r *report) print(w io.Writer) {
 	if len(r.Notes()) > 0 {
 		fmt.Fprintln(w)
 	}
-}
-
-// pad makes the titles equally long, which left-aligns the first column.
-func pad(title string, all []*Result) string {
-	n := 0
-	for _, s := range all {
-		n = max(n, len(s.Title))
-	}
-	return fmt.Sprintf("%-*s", n, title)
 }
 
 // Notes are what a reader must know to judge the figures.
@@ -73,8 +64,6 @@ func (r *report) Notes() []string {
 			notes = append(notes, fmt.Sprintf("%s: Shoal counts %s GETs and %s, the store saw %s and %s", s.Title,
 				humanize.Comma(s.Gets), humanize.Bytes(uint64(s.GetBytes)), humanize.Comma(s.StoreGets), humanize.Bytes(uint64(s.StoreGetBytes))))
 		}
-	}
-	for _, s := range r.Results {
 		if share := s.OtherCPU / (s.Seconds * float64(r.Cores)); share > 0.1 {
 			notes = append(notes, fmt.Sprintf("%s: other processes took %.0f%% of the cores meanwhile", s.Title, 100*share))
 		}

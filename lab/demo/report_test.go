@@ -2,28 +2,11 @@ package demo
 
 import (
 	"math"
-	"slices"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 )
-
-func TestParseMounts(t *testing.T) {
-	const info = `21 26 0:20 / /proc rw,nosuid - proc proc rw
-36 26 0:33 / /w/demo/mnt rw,nosuid - fuse.shoal s3://x rw
-37 26 0:34 / /w/demo\040two/mnt rw - fuse.shoal x rw
-38 36 0:35 / /w/demo/mnt/inner rw - tmpfs x rw
-39 26 0:36 / /w/demo rw - tmpfs x rw
-short
-`
-	if got, want := parseMounts(info, "/w/demo"), []string{"/w/demo/mnt/inner", "/w/demo/mnt"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if got, want := parseMounts(info, "/w/demo two"), []string{"/w/demo two/mnt"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
 
 func TestParseEvents(t *testing.T) {
 	ignore := func(string) {}

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/shoalfs/shoal/lab/rig/cputime"
@@ -402,12 +401,7 @@ func (j *job) cpu(d *daemon) cpuTimes {
 		store: cpuSeconds(j.store.Pid()) + cpuSeconds(j.proxy.Pid()),
 	}
 	t.machine, _ = cputime.Cores()
-	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
-		var ru syscall.Rusage
-		if syscall.Getrusage(who, &ru) == nil {
-			t.trainers += time.Duration(ru.Utime.Nano() + ru.Stime.Nano()).Seconds()
-		}
-	}
+	t.trainers, _ = cputime.Family(os.Getpid()) // this one is there
 	return t
 }
 

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/lab/rig/photos"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
@@ -99,23 +100,7 @@ func (j *job) writeTrainers() error {
 	if err != nil {
 		return err
 	}
-	if err := os.CopyFS(dir, scripts); err != nil {
-		return err
-	}
-	return fs.WalkDir(j.Client, "shoal", func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		to := filepath.Join(dir, filepath.FromSlash(p))
-		if d.IsDir() {
-			return os.MkdirAll(to, 0o755)
-		}
-		b, err := fs.ReadFile(j.Client, p)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(to, b, 0o644)
-	})
+	return errors.Join(os.CopyFS(dir, scripts), os.CopyFS(dir, j.Client))
 }
 
 // lockDir keeps a second demo out of dir.
@@ -132,29 +117,14 @@ func lockDir(dir string) (unlock func(), err error) {
 }
 
 // mountsBelow returns the mount points in dir, the innermost first.
-func mountsBelow(dir string) ([]string, error) {
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	return parseMounts(string(b), dir), nil
-}
-
-// parseMounts reads mountinfo (proc(5)): field 5 is the mount point, with octal escapes.
-func parseMounts(mountinfo, dir string) []string {
-	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
-	var found []string
-	for line := range strings.Lines(mountinfo) {
-		f := strings.Fields(line)
-		if len(f) < 5 {
-			continue
-		}
-		if p := unescape.Replace(f[4]); strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/") {
-			found = append(found, p)
+func mountsBelow(dir string) (found []string, err error) {
+	mounts, err := machine.Mounts("/")
+	for _, m := range slices.Backward(mounts) {
+		if strings.HasPrefix(m.Point, strings.TrimSuffix(dir, "/")+"/") {
+			found = append(found, m.Point)
 		}
 	}
-	slices.Reverse(found)
-	return found
+	return found, err
 }
 
 // unmountBelow detaches every mount in dir, also one whose daemon is dead or hangs.

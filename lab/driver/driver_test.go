@@ -60,7 +60,7 @@ func scenario(t *testing.T, dir, name, script string) (output string, trace []ma
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // a scenario takes milliseconds: one that hangs has failed
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(dir, "check"), name)
-	cmd.Env = append(os.Environ(), "SHOAL_CUDA_SCRIPT="+strings.ReplaceAll(script, "HOLD", hold), "SHOAL_CUDA_TRACE="+path, "HOLD="+hold)
+	cmd.Env = append(os.Environ(), "SHOAL_CUDA_SCRIPT="+strings.ReplaceAll(script, "HOLD", hold), "SHOAL_CUDA_TRACE="+path, "HOLD="+hold, "TSAN_OPTIONS=atexit_sleep_ms=0")
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	b, readErr := os.ReadFile(path)

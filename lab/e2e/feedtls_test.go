@@ -73,9 +73,9 @@ func TestFeedOverTLS(t *testing.T) {
 		code  int
 		want  []string
 	}{
-		{"no token", addr, mutual, 1, []string{"wants a token", "--token-file", "SHOAL_FEED_TOKEN"}},
-		{"wrong token", addr, append(mutual[:len(mutual):len(mutual)], "--token-file", wrong), 1, []string{"none of this server's"}},
-		{"no token on the socket", socket, nil, 1, []string{"wants a token"}},
+		{"no token", addr, mutual, 1, []string{"requires a token", "--token-file", "SHOAL_FEED_TOKEN"}},
+		{"wrong token", addr, append(mutual[:len(mutual):len(mutual)], "--token-file", wrong), 1, []string{"does not accept this token"}},
+		{"no token on the socket", socket, nil, 1, []string{"requires a token"}},
 		{"no certificate", addr, append(base[:len(base):len(base)], "--token-file", good), 1, []string{"certificate required", "--cert and --key"}},
 		{"a foreign certificate", addr, append(base[:len(base):len(base)], "--cert", foreign, "--key", foreignKey), 1, []string{"--tls-client-ca"}},
 		{"unknown authority", addr, []string{"--ca", other.File, "--server-name", "feed.example.org"}, 1, []string{"unknown authority", "--ca FILE"}},

@@ -69,7 +69,7 @@ func TestCredentialsReplaced(t *testing.T) {
 	shared := filepath.Join(t.TempDir(), "credentials")
 	account := func(id string) {
 		t.Helper()
-		if err := srv.AddAccount(context.Background(), id, "hush-"+id); err != nil {
+		if err := srv.Admin(context.Background(), "create-user", "--access", id, "--secret", "hush-"+id, "--role", "admin"); err != nil {
 			t.Fatal(err)
 		}
 		write(t, shared+".new", []byte(fmt.Sprintf("[default]\naws_access_key_id = %s\naws_secret_access_key = hush-%s\n", id, id)))
@@ -82,7 +82,7 @@ func TestCredentialsReplaced(t *testing.T) {
 	mnt := mount(t, env, "s3://data/train", "--order", "none", "--kernel-cache", "off")
 	readAll(t, mnt, dir, paths[:100])
 	account("second")
-	if err := srv.RemoveAccount(context.Background(), "first"); err != nil {
+	if err := srv.Admin(context.Background(), "delete-user", "--access", "first"); err != nil {
 		t.Fatal(err)
 	}
 	readAll(t, mnt, dir, paths)

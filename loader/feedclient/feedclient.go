@@ -1,9 +1,9 @@
-// Package feedclient is a client of the batch feed in Go: what `shoal feed`, tests and benchmarks
-// use. Trainers use python/shoal.
+// Package feedclient is the Go client of the batch feed, used by `shoal feed`, tests and benchmarks.
+// Trainers use python/shoal.
 //
-// Over a unix socket batches come in memory that is shared with the server ([Slots]); where that is not
-// to be had, on the connection. Batches that the server was given credit for wait in their slots, or in gRPC's
-// receive window, which is made large enough for a batch or two.
+// Over a unix socket, batches come in memory that is shared with the server ([Slots]); without shared memory they
+// come on the connection. Batches that the server was granted credit for wait in their slots, or in gRPC's receive
+// window, which is large enough for one or two batches.
 package feedclient
 
 import (
@@ -29,8 +29,8 @@ import (
 	"github.com/shoalfs/shoal/loader/internal/wire"
 )
 
-// The receive windows. A batch of 256 images of 224×224 has 38 MB; with a window of 64 KiB, gRPC's
-// own, every chunk costs 16 round trips.
+// The receive windows. A batch of 256 images of 224×224 is 38 MB; with gRPC's default window of 64 KiB every
+// chunk costs 16 round trips.
 const (
 	streamWindow = 32 << 20
 	connWindow   = 64 << 20
@@ -46,8 +46,7 @@ type Client struct {
 	feed feedpb.FeedClient
 }
 
-// Dial prepares a connection to unix:///path, tcp://host:port or tls://host:port. It is made at the first
-// use.
+// Dial prepares a connection to unix:///path, tcp://host:port or tls://host:port. It connects at the first use.
 func Dial(addr string, options ...Option) (*Client, error) {
 	target, encrypted := addr, false
 	if host, ok := strings.CutPrefix(addr, "tcp://"); ok {
@@ -66,7 +65,7 @@ func Dial(addr string, options ...Option) (*Client, error) {
 		return nil, fmt.Errorf("feed address %q: %w", addr, err)
 	}
 	conn, err := grpc.NewClient(target, append(credentials,
-		grpc.WithNoProxy(), // the proxy of the environment is for the web
+		grpc.WithNoProxy(), // HTTP_PROXY and the like are for the web
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.Codec())),
 		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithReadBufferSize(128<<10),
@@ -81,7 +80,7 @@ func Dial(addr string, options ...Option) (*Client, error) {
 // Close closes the connection and with it all streams.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Info tells what is being served.
+// Info describes the dataset that is served.
 func (c *Client) Info(ctx context.Context) (*feedpb.InfoResponse, error) {
 	r, err := c.feed.Info(ctx, &feedpb.InfoRequest{})
 	return r, c.explain(err)
@@ -93,7 +92,7 @@ func (c *Client) Stats(ctx context.Context) ([]byte, error) {
 	return []byte(r.GetJson()), c.explain(err)
 }
 
-// Error is a failure that the server reported, or that of reaching it.
+// Error is a failure that the server reported, or a failure to connect to it.
 type Error struct {
 	Addr string
 	Code codes.Code
@@ -103,7 +102,7 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string {
 	if e.Code == codes.Unavailable && strings.HasSuffix(e.Text, syscall.EACCES.Error()) {
-		return fmt.Sprintf("feed %s: %s (the socket is for others: see --socket-mode and --socket-group of `shoal serve`)", e.Addr, e.Text)
+		return fmt.Sprintf("feed %s: %s (this user may not connect: see --socket-mode and --socket-group of `shoal serve`)", e.Addr, e.Text)
 	}
 	if r := remedy(e); r != "" {
 		return fmt.Sprintf("feed %s: %s (%s)", e.Addr, e.Text, r)
@@ -131,7 +130,7 @@ func (c *Client) explain(err error) error {
 	return &Error{c.addr, st.Code(), text}
 }
 
-// Stream is one rank's batches. It is for one goroutine, but batches may be released by any.
+// Stream is one rank's batches. It is for one goroutine, but any goroutine may release batches.
 type Stream struct {
 	client *Client
 	stream grpc.BidiStreamingClient[feedpb.ClientMessage, feedpb.ServerMessage]
@@ -139,13 +138,13 @@ type Stream struct {
 	opened *feedpb.Opened
 	state  string
 	memory *mapping      // nil: no slots
-	frames bool          // messages come beside the slots, and the stream only tells how it ended
-	broken bool          // they ended without the word that it was all
-	over   chan error    // the stream's end, where frames were had; whoever takes it puts it back
-	last   time.Duration // how long messages are waited for after it
+	frames bool          // messages come on the handover connection, and the stream only reports its end
+	broken bool          // the handover connection ended without an end marker
+	over   chan error    // the stream's end, with frames; a receiver puts it back
+	last   time.Duration // how long to wait for messages after it
 	stall  time.Duration
 	ended  int
-	views  int    // slots that the caller may keep without holding the server up
+	views  int    // slots that the caller may keep without stalling the server
 	owed   uint32 // credits for batches that were taken
 
 	closed sync.Once
@@ -155,8 +154,8 @@ type Stream struct {
 	held int // slots that the caller has
 }
 
-// Open opens a session. Credits, if 0, become 2: one batch to work on and one on its way. Slots, if 0
-// and to be had, become two more, 8 at most.
+// Open opens a session. Credits of 0 mean 2: one batch to work on and one on its way. Slots of 0 mean two more than
+// credits, at most 8, if the server offers slots.
 func (c *Client) Open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
 	o = proto.CloneOf(o)
 	if o.GetCredits() == 0 {
@@ -165,7 +164,7 @@ func (c *Client) Open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
 	local := strings.HasPrefix(c.addr, "unix://")
 	switch {
 	case c.Transport == Slots && !local:
-		return nil, fmt.Errorf("feed %s: slots are for servers on this host: use unix:///PATH, or transport auto", c.addr)
+		return nil, fmt.Errorf("feed %s: slots need a server on this host: use unix:///PATH, or transport auto", c.addr)
 	case c.Transport == Chunks || !local:
 		o.Slots = 0
 	case o.GetSlots() == 0:
@@ -190,13 +189,13 @@ func (c *Client) Open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
 	if c.Transport == Slots || ctx.Err() != nil {
 		return nil, err
 	}
-	// Another mount namespace, a socket that is forwarded from elsewhere: without, then.
+	// Another mount namespace, or a forwarded socket: go on without slots.
 	o.Slots = 0
 	return c.open(ctx, o)
 }
 
-// autoCredits are the credits that slots are opened for where the caller does not say how many. More of
-// them are of no use to a server that fills slots faster than they are read, and no help to one that does not.
+// autoCredits is the default number of credits of sessions with slots. More do not help, whether the server or
+// the client is the faster side.
 const autoCredits = 6
 
 func (c *Client) open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
@@ -226,21 +225,21 @@ func (c *Client) open(ctx context.Context, o *feedpb.Open) (*Stream, error) {
 // Opened describes the session.
 func (s *Stream) Opened() *feedpb.Opened { return s.opened }
 
-// State is what Open needs to go on after the last batch that Next returned.
+// State is the argument to Open that continues after the last batch that Next returned.
 func (s *Stream) State() string { return s.state }
 
-// Stalled is the time that Next has waited for batches to begin.
+// Stalled is the total time that Next has waited for batches to begin.
 func (s *Stream) Stalled() time.Duration { return s.stall }
 
 // Epochs is the number of epochs that Next has seen the end of.
 func (s *Stream) Epochs() int { return s.ended }
 
-// InSlots reports whether batches come in shared memory; those that do not fit still come otherwise.
+// InSlots reports whether batches come in shared memory; those that do not fit still come as chunks.
 func (s *Stream) InSlots() bool { return s.memory != nil }
 
-// Next returns the next batch, over epochs' ends, and io.EOF after the last. The batch is the
-// caller's until its Release. Of those that are not released a few are views of the server's slots, as
-// many as there are beyond the credits, and at least one; the others are copies, so that the server always has slots to go on with.
+// Next returns the next batch, across epochs, and io.EOF after the last. The batch is the caller's until its
+// Release. Of the batches not yet released, as many are views of the server's slots as there are slots beyond the
+// credits, at least one; the others are copies, so that the server always has a slot to fill.
 func (s *Stream) Next() (*Batch, error) {
 	if s.owed > 0 {
 		m := &feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Credit{Credit: &feedpb.Credit{N: s.owed}}}
@@ -277,12 +276,12 @@ func (s *Stream) Next() (*Batch, error) {
 	return b, nil
 }
 
-// endPatience is how long a message is waited for on the handover connection once the stream is over. Where both
-// processes are well its end follows at once.
+// endPatience is how long to wait for a message on the handover connection once the stream is over. If both
+// processes are healthy its end follows at once.
 const endPatience = 5 * time.Second
 
-// watch waits for the stream's end beside the messages on the handover connection, if they come there: of a server that
-// hangs only gRPC's pings tell. The caller's own ctx ends the wait at once.
+// watch waits for the stream's end while messages come on the handover connection: gRPC's pings are the only sign of
+// a server that hangs. The caller's own ctx ends the wait at once.
 func (s *Stream) watch(ctx context.Context) {
 	if s.memory.in == nil {
 		return
@@ -291,7 +290,7 @@ func (s *Stream) watch(ctx context.Context) {
 	go func() {
 		err := s.stream.RecvMsg(&wire.Incoming{})
 		if err == nil {
-			err = errors.New("a message on the stream, whose messages were to come on the handover connection")
+			err = errors.New("a message came on the stream instead of the handover connection")
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -303,13 +302,13 @@ func (s *Stream) watch(ctx context.Context) {
 	}()
 }
 
-// wait has the handover connection's messages waited for no longer than is left at the stream's end. The caller holds s.mu.
+// wait sets the deadline for the handover connection's messages at the stream's end. The caller holds s.mu.
 func (s *Stream) wait() {
-	_ = s.memory.conn.SetReadDeadline(time.Now().Add(s.last)) // fails where it is closed
+	_ = s.memory.conn.SetReadDeadline(time.Now().Add(s.last)) // fails if it is closed
 }
 
-// late gives a caller who was busy when the stream ended as long as one who waited: what the server has sent lies in
-// the connection, and behind a deadline that has passed it would not be read.
+// late restarts the wait for a caller that was busy when the stream ended: the server's messages are already in
+// the connection, but could not be read after the deadline.
 func (s *Stream) late() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -334,15 +333,15 @@ func (s *Stream) recv(in *wire.Incoming) error {
 	if s.over == nil {
 		return s.stream.RecvMsg(in)
 	}
-	err := <-s.over // the stream knows how it ended
+	err := <-s.over // the stream's own status
 	s.over <- err
 	if s.broken && errors.Is(err, io.EOF) { // there was more
-		return status.Error(codes.Unavailable, "the handover connection has ended, and not all was read from it")
+		return status.Error(codes.Unavailable, "the handover connection closed before its last message")
 	}
 	return err
 }
 
-// send sends a message, from any goroutine. That the stream is over shows at the next recv.
+// send sends a message, from any goroutine. If the stream is over, the next recv reports it.
 func (s *Stream) send(m *feedpb.ClientMessage) error {
 	if s.memory != nil && s.memory.out != nil {
 		_ = s.memory.out.SendMsg(m)
@@ -353,7 +352,7 @@ func (s *Stream) send(m *feedpb.ClientMessage) error {
 	return s.stream.Send(m)
 }
 
-// giveBack gives a slot back. An error shows at the next Recv.
+// giveBack releases a slot. An error shows at the next Recv.
 func (s *Stream) giveBack(slot uint32) {
 	_ = s.send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Release{Release: &feedpb.Release{Slots: []uint32{slot}}}})
 }
@@ -375,8 +374,8 @@ func (s *Stream) Close() {
 	}
 }
 
-// Batch is one batch. Its memory is its own until Release, also after the stream's Close: a batch that is
-// never released keeps the memory of its stream's slots.
+// Batch is one batch. Its memory is its own until Release, even after the stream's Close: a batch that is never
+// released keeps the memory of its stream's slots mapped.
 type Batch struct {
 	Header *feedpb.BatchHeader
 
@@ -390,12 +389,12 @@ type Batch struct {
 	off    []byte
 }
 
-// receive finds or fills the batch's memory, and cuts it into planes.
+// receive finds or fills the batch's memory, and locates its planes.
 func (b *Batch) receive(in *wire.Incoming) error {
 	s, n := b.stream, b.Header.GetTotalBytes()
 	if slot := b.Header.GetSlot(); slot != 0 {
 		if s.memory == nil {
-			return fmt.Errorf("a batch in slot %d of a stream without slots", slot)
+			return fmt.Errorf("the server sent a batch in slot %d on a stream without slots", slot)
 		}
 		view, err := s.memory.buffer(slot, n)
 		if err != nil {
@@ -423,13 +422,13 @@ func (b *Batch) receive(in *wire.Incoming) error {
 			return err
 		}
 		if !in.IsChunk {
-			return fmt.Errorf("%T in the middle of a batch", in.Message.GetKind())
+			return fmt.Errorf("the server sent %T in the middle of a batch", in.Message.GetKind())
 		}
 	}
 	return b.cut()
 }
 
-// buffer returns n bytes of the stream's own.
+// buffer returns n bytes of the stream's own memory.
 func (s *Stream) buffer(n uint64) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -441,7 +440,7 @@ func (s *Stream) buffer(n uint64) []byte {
 	return make([]byte, n)
 }
 
-// cut finds the planes.
+// cut locates the planes.
 func (b *Batch) cut() error {
 	rows := uint64(b.Header.GetRows())
 	for _, p := range b.Header.GetPlanes() {
@@ -473,7 +472,7 @@ func (b *Batch) cut() error {
 	return nil
 }
 
-// Release lets the memory of the batch be used for another: nothing of it may be looked at any more.
+// Release lets the memory of the batch be reused: the caller must not access it any more.
 func (b *Batch) Release() {
 	s := b.stream
 	if s == nil {
@@ -522,7 +521,7 @@ func (b *Batch) Bytes() []byte { return b.buf }
 // valid rows in order of delivery. Padding and skipped samples are left out.
 type Digest struct{ h hash.Hash }
 
-// NewDigest returns the digest of nothing.
+// NewDigest returns an empty digest.
 func NewDigest() *Digest { return &Digest{sha256.New()} }
 
 // Add adds a batch.

@@ -16,7 +16,7 @@ func (c *Client) Healthy(ctx context.Context) error {
 		return c.explain(err)
 	}
 	if s := r.GetStatus(); s != grpc_health_v1.HealthCheckResponse_SERVING {
-		return fmt.Errorf("feed %s: the server does not take sessions (%s): it is about to end", c.addr, s)
+		return fmt.Errorf("feed %s: the server accepts no new sessions (%s): it is shutting down", c.addr, s)
 	}
 	return nil
 }

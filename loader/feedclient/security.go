@@ -22,18 +22,18 @@ import (
 // Option changes how Dial connects.
 type Option func(*Security)
 
-// Security says how a client knows the server, and the server the client. All files are PEM.
+// Security says how client and server authenticate each other. All files are PEM.
 type Security struct {
 	CA         string // authorities that may sign the server's certificate; empty: the system's
-	Cert, Key  string // the client's certificate, for servers that want one; read again at every connection
+	Cert, Key  string // the client's certificate, for servers that require one; read again at every connection
 	ServerName string // name in the server's certificate; empty: the address's host
-	Token      string // presented with every call; over tcp:// everybody on the way can read it
+	Token      string // sent with every call; over tcp:// in plain text
 }
 
 // WithSecurity sets certificates and token.
 func WithSecurity(s Security) Option { return func(to *Security) { *to = s } }
 
-// ReadToken returns the first token of a file as `shoal serve --token-file` takes it.
+// ReadToken returns the first token of a file in the format of `shoal serve --token-file`.
 func ReadToken(file string) (string, error) {
 	list, err := loader.ReadTokens(file)
 	if err != nil {
@@ -59,7 +59,7 @@ func (s Security) dialOptions(encrypted bool) ([]grpc.DialOption, error) {
 	}
 	if s.Token != "" {
 		if !loader.CanBeToken(s.Token) {
-			return nil, errors.New("the token holds spaces or characters beyond ASCII, which no token does")
+			return nil, errors.New("the token contains spaces or non-ASCII characters: tokens are visible ASCII")
 		}
 		list = append(list, grpc.WithPerRPCCredentials(bearer(s.Token)))
 	}
@@ -82,7 +82,7 @@ func (s Security) tls() (*tls.Config, error) {
 		return c, nil
 	}
 	if s.Cert == "" || s.Key == "" {
-		return nil, errors.New("a client's certificate and its key go together: pass both --cert and --key")
+		return nil, errors.New("a client certificate and its key are used together: pass both --cert and --key")
 	}
 	load := func() (*tls.Certificate, error) {
 		pair, err := tls.LoadX509KeyPair(s.Cert, s.Key)
@@ -91,15 +91,15 @@ func (s Security) tls() (*tls.Config, error) {
 		}
 		return &pair, nil
 	}
-	if _, err := load(); err != nil { // what cannot work is told at once
+	if _, err := load(); err != nil { // report bad files now, not at the first connection
 		return nil, err
 	}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
 	return c, nil
 }
 
-// readerTells makes connections on which reading alone tells how they ended. A server that refuses a client says why and
-// closes; gRPC, if it still has to write then, would tell of a broken pipe, and not of what the server said.
+// readerTells makes connections on which only reads report how they ended. A server that refuses a client says why and
+// closes; if gRPC still has to write then, it would report a broken pipe and not the server's reason.
 type readerTells struct {
 	credentials.TransportCredentials
 }
@@ -122,13 +122,13 @@ type toldByReader struct{ net.Conn }
 
 func (c toldByReader) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
-	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) { // the reader is at its end, too
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) { // the reader sees the end, too
 		return len(p), nil
 	}
 	return n, err
 }
 
-// bearer is a token as metadata of every call.
+// bearer is a token in the metadata of every call.
 type bearer string
 
 // GetRequestMetadata implements credentials.PerRPCCredentials.
@@ -139,21 +139,21 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 // RequireTransportSecurity implements credentials.PerRPCCredentials: unix sockets and loopback have none.
 func (bearer) RequireTransportSecurity() bool { return false }
 
-// remedies say what to do about a connection that was not made, by what the text of the error holds;
-// the first that fits counts. The texts are those of crypto/tls, crypto/x509 and gRPC.
+// remedies say what to do about a failed connection, by a part of the error's text; the first match counts.
+// The texts are those of crypto/tls, crypto/x509 and gRPC.
 var remedies = []struct{ text, remedy string }{
-	{"certificate signed by unknown authority", "the server's certificate is signed by none of the authorities that this client trusts: give theirs with --ca FILE"},
-	{"certificate is valid for", "connect by a name that the certificate has, or name one of them with --server-name"},
-	{"certificate is not valid for any names", "the certificate has no names: give the server one with the host's name in it"},
-	{"doesn't contain any IP SANs", "the certificate has no IP addresses: connect by name, or give its name with --server-name"},
-	{"certificate has expired or is not yet valid", "renew the server's certificate (the server takes up a new file without a restart), or set the clock"},
-	{"tls: certificate required", "this server wants a client certificate: pass --cert and --key"},
+	{"certificate signed by unknown authority", "this client does not trust the authority that signed the server's certificate: pass it with --ca FILE"},
+	{"certificate is valid for", "connect by a name in the certificate, or pass one of its names with --server-name"},
+	{"certificate is not valid for any names", "the certificate has no names: give the server a certificate with the host's name"},
+	{"doesn't contain any IP SANs", "the certificate has no IP addresses: connect by name, or pass its name with --server-name"},
+	{"certificate has expired or is not yet valid", "renew the server's certificate (the server reads a new file without a restart), or set the clock"},
+	{"tls: certificate required", "this server requires a client certificate: pass --cert and --key"},
 	{"tls: expired certificate", "the client's certificate has expired: renew it"},
-	{"tls: unknown certificate authority", "the server trusts another authority than the one that signed the client's certificate: sign it by one of its --tls-client-ca, or add yours there"},
-	{"tls: bad certificate", "the server does not accept the client's certificate: sign it by one of its --tls-client-ca, for client authentication"},
-	{"first record does not look like a TLS handshake", "the server speaks plain TCP there: connect to tcp://"},
-	{"remote error: tls: ", "the server and this client do not agree on TLS: compare --tls-client-ca of the server with --cert, and --ca with the server's certificate"},
-	{"error reading server preface", "nothing that speaks the feed's protocol answers there; if it is a tls:// address of the server, connect to tls://"},
+	{"tls: unknown certificate authority", "the server does not trust the authority that signed the client's certificate: use one of its --tls-client-ca, or add yours there"},
+	{"tls: bad certificate", "the server does not accept the client's certificate: it must be signed by one of its --tls-client-ca, for client authentication"},
+	{"first record does not look like a TLS handshake", "the server uses plain TCP at this address: connect to tcp://"},
+	{"remote error: tls: ", "the TLS settings of server and client do not match: compare --tls-client-ca of the server with --cert, and --ca with the server's certificate"},
+	{"error reading server preface", "the server at this address does not speak the feed's protocol; if it is a tls:// address of the server, connect to tls://"},
 }
 
 // remedy returns what to do about e, or "".

@@ -3,7 +3,9 @@ package feedclient
 import (
 	"crypto/tls"
 	"net"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -43,20 +45,32 @@ func TestRefusedBeforeItHasWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, _, err := readerTells{credentials.NewTLS(c)}.ClientHandshake(t.Context(), "feed.example.org", raw)
+	broken := &resettable{Conn: raw}
+	conn, _, err := readerTells{credentials.NewTLS(c)}.ClientHandshake(t.Context(), "feed.example.org", broken)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := <-closed; err != nil {
 		t.Fatal(err)
 	}
-	for range 20 { // the first is answered by a reset, which the next ones meet
-		if _, err := conn.Write([]byte("preface")); err != nil {
-			t.Fatalf("write: %v", err)
-		}
-		time.Sleep(time.Millisecond)
+	broken.reset = true
+	if _, err := conn.Write([]byte("preface")); err != nil {
+		t.Fatalf("write: %v", err)
 	}
 	if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "certificate required") {
 		t.Errorf("read: %v", err)
 	}
+}
+
+// resettable is a connection on which writing fails once the other side has answered by a reset.
+type resettable struct {
+	net.Conn
+	reset bool
+}
+
+func (c *resettable) Write(p []byte) (int, error) {
+	if c.reset {
+		return 0, &net.OpError{Op: "write", Err: os.NewSyscallError("write", syscall.ECONNRESET)}
+	}
+	return c.Conn.Write(p)
 }

@@ -17,12 +17,11 @@ import (
 // Transport is how batches come to the client.
 type Transport string
 
-// The transports. Slots are memory that is shared with the server, in which batches are views; they
-// are for servers on the same host, at the other end of a unix socket. Chunks are messages on the
-// connection, which are copied.
+// The transports. Slots are memory shared with a server on the same host, over a unix socket; batches are views of
+// it. Chunks are messages on the connection, which are copied.
 const (
-	Auto   Transport = ""       // Slots where there are some
-	Slots  Transport = "slots"  // an error where there are none
+	Auto   Transport = ""       // Slots if the server offers them
+	Slots  Transport = "slots"  // an error without them
 	Chunks Transport = "chunks" // never Slots
 )
 
@@ -37,20 +36,19 @@ func ParseTransport(text string) (Transport, error) {
 	return "", fmt.Errorf("transport %q: must be auto, slots or chunks", text)
 }
 
-// mapping is a session's pool, mapped. It is unmapped when the stream is closed and all batches in it
-// are given back.
+// mapping is a session's pool, mapped. It is unmapped once the stream is closed and all batches in it are released.
 type mapping struct {
 	data  []byte
 	slots uint32
 	bytes uint64            // of a slot
 	limit int               // slots that this client may hold
-	conn  net.Conn          // the lease: its end tells the server that nobody looks any more
+	conn  net.Conn          // the lease: its end tells the server that the slots are no longer used
 	in    *wire.FrameReader // of messages on conn; nil: they come on the stream
 	out   *wire.FrameWriter
 	refs  atomic.Int32
 }
 
-// slotHeader is the length of what stands before a batch's buffer.
+// slotHeader is the length of the header before a batch's buffer.
 const slotHeader = 4096
 
 // handOver fetches the descriptor of a pool and maps it.
@@ -62,7 +60,7 @@ func handOver(ctx context.Context, addr string, p *feedpb.Pool, limit int) (m *m
 	}
 	defer func() {
 		for _, f := range files {
-			_ = unix.Close(f) // mapped, it is not needed any more
+			_ = unix.Close(f) // the mapping stays
 		}
 		if err != nil {
 			c.Close()
@@ -85,7 +83,7 @@ func handOver(ctx context.Context, addr string, p *feedpb.Pool, limit int) (m *m
 	return m, nil
 }
 
-// poolReply is what the server says of a pool.
+// poolReply is the server's description of a pool.
 type poolReply struct {
 	V         int    `json:"v"`
 	Slots     uint32 `json:"slots"`
@@ -94,16 +92,16 @@ type poolReply struct {
 	Error     string `json:"error"`
 }
 
-// check compares what was handed over with what was announced, and returns its size.
+// check compares the memory handed over with the pool announced, and returns its size.
 func (r *poolReply) check(files []int, p *feedpb.Pool) (size int, err error) {
 	var st unix.Stat_t
 	switch {
 	case r.Error != "":
 		return 0, errors.New(r.Error)
 	case len(files) != 1:
-		return 0, fmt.Errorf("%d descriptors came where one belongs", len(files))
+		return 0, fmt.Errorf("the server sent %d descriptors instead of 1", len(files))
 	case r.Slots != p.GetSlots() || r.SlotBytes != p.GetSlotBytes() || r.SlotBytes <= slotHeader || r.Slots == 0:
-		return 0, fmt.Errorf("%d slots of %d bytes were handed over, and %d of %d announced", r.Slots, r.SlotBytes, p.GetSlots(), p.GetSlotBytes())
+		return 0, fmt.Errorf("the server handed over %d slots of %d bytes, but announced %d of %d", r.Slots, r.SlotBytes, p.GetSlots(), p.GetSlotBytes())
 	}
 	if err := unix.Fstat(files[0], &st); err != nil {
 		return 0, err
@@ -113,7 +111,7 @@ func (r *poolReply) check(files []int, p *feedpb.Pool) (size int, err error) {
 	}
 	seals, err := unix.FcntlInt(uintptr(files[0]), unix.F_GET_SEALS, 0)
 	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
-		return 0, errors.New("the descriptor's file is not sealed: its owner could cut it under this process")
+		return 0, errors.New("the descriptor's file is not sealed: its owner could truncate it while it is mapped here")
 	}
 	return int(st.Size), nil
 }
@@ -121,7 +119,7 @@ func (r *poolReply) check(files []int, p *feedpb.Pool) (size int, err error) {
 // buffer returns the n bytes of the batch in a slot.
 func (m *mapping) buffer(slot uint32, n uint64) ([]byte, error) {
 	if slot > m.slots || n > m.bytes-slotHeader {
-		return nil, fmt.Errorf("a batch of %d bytes in slot %d, of %d slots of %d bytes", n, slot, m.slots, m.bytes)
+		return nil, fmt.Errorf("the server put a batch of %d bytes into slot %d; there are %d slots of %d bytes", n, slot, m.slots, m.bytes)
 	}
 	off := uint64(slot-1)*m.bytes + slotHeader
 	return m.data[off : off+n : off+n], nil

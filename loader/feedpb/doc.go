@@ -1,8 +1,7 @@
-// Package feedpb is the generated protocol of the batch feed, shoal.feed.v1. feed.proto is its
-// documentation.
+// Package feedpb is the generated protocol of the batch feed, shoal.feed.v1, which feed.proto documents.
 //
 // Regenerate with protoc 3.21 (Debian 12's protobuf-compiler) and the plugins pinned in the tools
-// module; the commands are beside this comment.
+// module; the commands are below.
 package feedpb
 
 //go:generate go build -C ../../tools -o ../bin/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc

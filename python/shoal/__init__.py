@@ -1,7 +1,7 @@
 """Shoal's client for trainers.
 
-Feed receives finished batches from `shoal serve`; hint tells a Shoal mount in which order a
-DataLoader is about to read. Needs numpy and grpcio; uses torch where it is installed.
+Feed receives finished batches from `shoal serve`. hint tells a Shoal mount the order in which a
+DataLoader is about to read. Needs numpy and grpcio; uses torch if it is installed.
 
     import shoal
     feed = shoal.Feed("unix:///run/shoal/feed.sock", 256,

@@ -14,7 +14,7 @@ _OFFSETS = "offsets"
 
 
 class BadSample(NamedTuple):
-    """A sample that was skipped: its row in the batch, its number, its path, and why."""
+    """A skipped sample: its row in the batch, its number, its path, and the cause."""
 
     row: int
     id: int
@@ -26,18 +26,17 @@ class Batch:
     """One batch. Unpacks to (data, label): `for images, labels in feed`.
 
     data   [rows, ...] of the transform's shape and type; for raw samples a list of one-dimensional
-           uint8 arrays, one a sample; with map=, what the function made
+           uint8 arrays, one for each sample; with map=, the function's results
     label  int64 [rows], class numbers; -100 in rows that are not valid, which torch's losses ignore
     id     int64 [rows], sample numbers; -1 in rows of padding
     valid  uint8 [rows], 1, or 0 for padding and skipped samples, whose data are zeros
-    fields what else the transform makes, by name, such as boxes or masks: also attributes
+    fields further results of the transform by name, such as boxes or masks: also attributes
     index, epoch   number of the batch in its epoch, and the epoch
     bad    skipped samples (BadSample)
-    params what was drawn for each row (see there)
+    params random draws of each row (see there)
 
-    Arrays are the caller's to keep: their memory is used again only when nothing refers to it any
-    more, neither they nor anything made of them without a copy. They are the caller's to write to as
-    well, except in a feed with readonly=True.
+    Arrays are the caller's to keep. Their memory is reused only when nothing refers to it any more, neither they nor
+    anything made of them without a copy. The caller may also write to them, except in a feed with readonly=True.
 
     A Batch holds its memory as an array does.
     """
@@ -60,7 +59,7 @@ class Batch:
         self._layout = self._owner = self._draws = None
 
     def __getattr__(self, name: str) -> Any:
-        # Only for what is not there: an array that was not made yet, or a field.
+        # Called for missing attributes only: an array that was not made yet, or a field.
         if name in _ARRAYS:
             layout = self._layout
             if layout is not None:
@@ -74,13 +73,13 @@ class Batch:
 
     @property
     def params(self) -> List[Optional[List[Tuple[str, Dict[str, Any]]]]]:
-        """What the transform drew for each row, as (name of the operation, what it drew) in the transform's order: such as
+        """The transform's random draws for each row, as (name of the operation, its draws) in the transform's order: such as
         [("RandomResizedCrop", {"left": 3, "top": 40, "width": 200, "height": 180}), ("RandomHorizontalFlip", {"flip": True})].
-        Boxes are in pixels of what the operation gets. None for rows that are not valid. docs/transforms.md has the names.
-        Mixing is not among them. Raises ValueError where there is nothing to tell: samples that are no pictures,
-        batches that were pickled or finished on a device, and what follows RandomRotation(expand=True)."""
+        Boxes are in pixels of the operation's input. None for rows that are not valid. docs/transforms.md has the names.
+        Mixing is not included. Raises ValueError if the draws are unknown: samples that are not pictures, batches that
+        were pickled or finished on a device, and operations after RandomRotation(expand=True)."""
         if self._draws is None:
-            raise ValueError("this batch has no params: there are some of pictures, as long as they have not been pickled, nor finished on a device")
+            raise ValueError("this batch has no params: only batches of pictures have them, if not pickled and not finished on a device")
         from . import _draws
         transform, seed, raw = self._draws
         operations = _draws.parse(transform)
@@ -105,40 +104,38 @@ class Batch:
         return made
 
     def copy(self) -> "Batch":
-        """A batch in memory of its own, so that this one's can be used again."""
+        """A copy of the batch in memory of its own, so that this batch's memory can be reused."""
         return self._map(lambda a: a.clone() if hasattr(a, "clone") else a.copy())
 
     def numpy(self) -> "Batch":
-        """The batch with numpy arrays in place of tensors, which share their memory. TypeError for
-        bfloat16, which numpy does not have, and for tensors on a device."""
+        """The batch with numpy arrays that share the tensors' memory. TypeError for bfloat16, which numpy does not
+        have, and for tensors on a device."""
         return self._map(lambda a: a.numpy() if hasattr(a, "numpy") else a)
 
     def pin_memory(self, device: Any = None) -> "Batch":
-        """A copy in page-locked memory, or the batch itself where it lies in some (torch only).
+        """A copy in page-locked memory, or the batch itself if its memory is page-locked (torch only).
         DataLoader(pin_memory=True) calls it."""
         if self._layout is not None and self._layout.pinned:
             return self
         return self._map(lambda t: t.pin_memory() if hasattr(t, "pin_memory") and not t.is_pinned() else t)
 
     def to(self, *args: Any, **kwargs: Any) -> "Batch":
-        """A copy elsewhere: Tensor.to on every tensor (torch only). With non_blocking=True to a CUDA
-        device, this batch's memory is used again only when the copies are done, even if nothing refers
-        to the batch any more."""
+        """A copy elsewhere: Tensor.to on every tensor (torch only). With non_blocking=True to a CUDA device, this
+        batch's memory is reused only when the copies are done, even if nothing refers to the batch any more."""
         moved = self._map(lambda t: t.to(*args, **kwargs) if hasattr(t, "to") else t)
         self._used(next((t.device for t in (moved.data, moved.label) if getattr(t, "is_cuda", False)), None))
         return moved
 
     def record_stream(self, stream: Any) -> None:
-        """Work on this batch's memory is under way, or will be before the batch dies, on this CUDA
-        stream (torch.cuda.Stream): the memory is used again only when the work that the stream has at the
-        batch's death is done. For streams other than the one that was current when next() returned the
-        batch, or when it died, and than those that to() ran on."""
+        """Declares that work on this batch's memory runs on this CUDA stream (torch.cuda.Stream), now or before the
+        batch is freed: the memory is reused only after the work that the stream has at that time. Not needed for the
+        stream that was current when next() returned the batch or when it was freed, nor for those that to() ran on."""
         hold = getattr(self._owner, "hold_for", None)
         if hold is not None:
             hold(stream)
         for array in (self.data, self.label, *self.fields.values()):
             if getattr(array, "is_cuda", False):
-                array.record_stream(stream)  # torch's own memory; it passes over the feed's
+                array.record_stream(stream)  # for torch's own memory; it ignores the feed's
             if hasattr(array, "__cuda_array_interface__"):
                 from ._cuda import record_stream
                 record_stream(array, stream)
@@ -156,7 +153,7 @@ class Batch:
 
 
 class CheckedBatch(Batch):
-    """A Batch in a slot under SHOAL_DEBUG=slots: each use of an array first proves that the slot is what it was."""
+    """A Batch in a slot under SHOAL_DEBUG=slots: each use of an array first checks that the slot is unchanged."""
 
     __slots__ = ()
 
@@ -175,7 +172,7 @@ _new = object.__new__
 
 
 def in_buffer(layout: "Layout", owner: Any, index: int, epoch: int, bad: Sequence[BadSample], draws: Any = None) -> Batch:
-    """The batch whose planes lie in owner's buffer. draws: the transform, the session's seed, and the header's draws."""
+    """The batch whose planes are in owner's buffer. draws: the transform, the session's seed, and the header's draws."""
     batch = _new(layout.batch)
     batch._layout, batch._owner, batch._draws = layout, owner, draws
     batch.index, batch.epoch, batch.bad = index, epoch, bad
@@ -185,10 +182,10 @@ def in_buffer(layout: "Layout", owner: Any, index: int, epoch: int, bad: Sequenc
 
 
 class Layout:
-    """Where the planes of a buffer are: made once for all batches that have the same ones.
+    """Where the planes of a buffer are: shared by all batches with the same planes.
 
-    make[name](owner) is what a Batch has under this name, an array on the owner's buffer, which keeps
-    the owner. arrays[name](owner) is the plane as a numpy array.
+    make[name](owner) returns a Batch's attribute of this name, an array on the owner's buffer, which keeps
+    the owner alive. arrays[name](owner) returns the plane as a numpy array.
     """
 
     batch: Type[Batch] = Batch
@@ -205,7 +202,7 @@ class Layout:
             self.make = {p.name: _tensor_maker(p, torch) for p in planes}
         self.make["fields"] = lambda owner: {name: self.make[name](owner) for name in extras}
         self.label = self.make["label"]
-        self.data: Optional[Callable[[Any], Any]] = self.make["data"]  # None: not before it is asked for
+        self.data: Optional[Callable[[Any], Any]] = self.make["data"]  # None: made on first use
         self.ragged = any(p.name == _OFFSETS for p in planes)
         if self.ragged:
             whole = self.make["data"]
@@ -213,18 +210,18 @@ class Layout:
             self.data = None
 
     def rows(self, data: Any, owner: Any) -> List[Any]:
-        """Raw samples, which data has one after another."""
+        """Raw samples: data holds them back to back."""
         cuts = self.arrays[_OFFSETS](owner).tolist()
         return [data[a:b] for a, b in zip(cuts, cuts[1:])]
 
 
 def _maker(plane: Any, readonly: bool) -> Callable[[Any], np.ndarray]:
-    """From the owner to the plane; bfloat16 as uint16."""
+    """A function from the owner to the plane; bfloat16 as uint16."""
     shape, dtype, offset = tuple(plane.shape), _dtype(plane.dtype), plane.offset
     count, array = math.prod(shape), np.ndarray
     if count * dtype.itemsize != plane.length:
-        raise ValueError(f"plane {plane.name}: {plane.length} bytes, where its shape and type make another number")
-    if readonly:  # ndarray() looks through the memoryview, and the owner would let writeable be set again
+        raise ValueError(f"plane {plane.name}: {plane.length} bytes do not match its shape and type")
+    if readonly:  # ndarray() sees the memoryview's owner, which would let writeable be set again
         return lambda owner: np.frombuffer(memoryview(owner).toreadonly(), dtype, count, offset).reshape(shape)
     return lambda owner: array(shape, dtype, owner, offset)
 
@@ -234,7 +231,7 @@ def _dtype(name: str) -> np.dtype:
 
 
 def _tensor_maker(plane: Any, torch: Any) -> Callable[[Any], Any]:
-    """From the owner to the plane as a tensor. Types that torch lacks: see docs/python.md."""
+    """A function from the owner to the plane as a tensor. Types that torch lacks: see docs/python.md."""
     array, from_numpy, bfloat16 = _maker(plane, False), torch.from_numpy, torch.bfloat16
     if plane.dtype == "bfloat16":
         return lambda owner: from_numpy(array(owner).view(np.int16)).view(bfloat16)

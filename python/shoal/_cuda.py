@@ -1,10 +1,9 @@
 """Batches on a CUDA device, by ctypes on libcuda.so.1 in the trainer's own (primary) context.
 
-Two ways (docs/gpu.md). Stage: only the trainer has the GPU; the slots that `shoal serve` fills are
-page-locked once, each is copied on a side stream into a ring of device buffers, and the fused kernel
-(finish.ptx) makes the wanted type and layout of it there. Imported (_cuda_import.py): shoal-gpu has filled
-device buffers already, and this process imports them. Both are given the header of a batch and make a Staged of it,
-from which the trainer's thread takes arrays.
+Two ways (docs/gpu.md). Stage: the trainer alone uses the GPU. The slots that `shoal serve` fills are page-locked
+once, each is copied on a side stream into a ring of device buffers, and the fused kernel (finish.ptx) converts it
+there to the wanted type and layout. Imported (_cuda_import.py): shoal-gpu fills device buffers, and this process
+imports them. Both turn the header of a batch into a Staged, from which the trainer's thread takes arrays.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ log = logging.getLogger("shoal")
 
 
 class Stage(Ring):
-    """Takes batches from slots to the device.
+    """Copies batches from slots to the device.
 
     opened      the Opened message: transform, planes of a full batch
-    slot_map    writable memory that the memfd is mapped at, slots * slot_bytes long
-    buffers     device buffers, each for one batch that is on its way or referred to
+    slot_map    writable mapping of the memfd, slots * slot_bytes long
+    buffers     number of device buffers, each for one batch that is on its way or referred to
 
-    Raises Unavailable; nothing is held then, and batches can stay in host memory.
+    Raises Unavailable; then it holds nothing, and batches can stay in host memory.
     """
 
     def __init__(self, device: Device, opened: Any, slot_map: Any, slot_bytes: int, *, buffers: int = 4) -> None:
@@ -57,10 +56,10 @@ class Stage(Ring):
         self._base = ctypes.addressof(self._export)
         self._slots = np.frombuffer(slot_map, np.uint8)
         self._done: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
-        self._failed: List[Tuple[CUDAError, Any, Lease]] = []  # of batches whose slots the device may be reading still
+        self._failed: List[Tuple[CUDAError, Any, Lease]] = []  # batches whose slots the device may still be reading
         self._registered = False
         self._buffers: List[Buffer] = []
-        self._copied: Dict[int, int] = {}  # events, by address of the buffer: nothing reads the slot any more
+        self._copied: Dict[int, int] = {}  # events by address of the buffer: the slot was read
         self._allocated: List[int] = []
         self._stream = self._staging = self._table = self._finished = 0
         room = slot_bytes - HEADER
@@ -70,7 +69,7 @@ class Stage(Ring):
         except CUDAError as e:
             self._undo()
             remedy = {_cuda_driver.OUT_OF_MEMORY: f": {buffers} batches do not fit into what is free of the device's memory, or too little memory can "
-                      "be page-locked (ulimit -l). Take a smaller batch"}.get(e.code, "")
+                      "be page-locked (ulimit -l). Use a smaller batch"}.get(e.code, "")
             raise Unavailable(f"{device.name}: {e}{remedy}") from None
         except BaseException:
             self._undo()
@@ -113,12 +112,12 @@ class Stage(Ring):
         return self._allocated[-1]
 
     def put(self, header: Any, release: Callable[[], Any]) -> Staged:
-        """Begins to copy the batch in the slot of a BatchHeader. Returns when that is queued: at once, or, while every
-        buffer is referred to, when one is free. release is called, from a thread of this object, as soon as nothing
-        reads the slot any more; it must not be given back before.
+        """Queues a copy of the batch in the slot of a BatchHeader. Returns at once, or, if every buffer is referred to,
+        when one is free. release is called, from a thread of this object, as soon as nothing reads the slot any more;
+        until then the slot must not be given back.
 
-        Raises RuntimeError where a call fails, and for every later batch. The slot of a batch whose copy could not be
-        waited for is not released before close()."""
+        Raises RuntimeError if a call fails, and for every later batch. If waiting for a copy fails, its slot is not
+        released before close()."""
         with self._lock:
             self._check()
             slots = self._slots
@@ -129,7 +128,7 @@ class Stage(Ring):
         if self._finish is not None:
             self._finish.check(bits(planes["finish"], batch))
         buffer = self._buffer()
-        with self._lock:  # nothing is taken away in between
+        with self._lock:  # close() must not free anything meanwhile
             try:
                 self._check()
             except RuntimeError:
@@ -143,7 +142,7 @@ class Stage(Ring):
                     made = self._copy(planes, self._base + start, header, buffer)
                     self.device.record(buffer.ready, self._stream)
             except CUDAError as e:
-                self._failed.append((e, release, lease))  # some of it may be under way
+                self._failed.append((e, release, lease))  # part of the copy may be in progress
                 raise RuntimeError(f"batch {header.index} of epoch {header.epoch} to {self.device.name}: {e}") from None
             self._done.put((self._copied[buffer.at], release, lease))
         return Staged(lease, made, host)
@@ -152,11 +151,11 @@ class Stage(Ring):
         if self._closed:
             raise RuntimeError("the feed was closed")
         if self._failed:
-            raise RuntimeError(f"a batch could not be copied to {self.device.name}: {self._failed[0][0]}. Go on from the last state in a new "
+            raise RuntimeError(f"a batch could not be copied to {self.device.name}: {self._failed[0][0]}. Resume from the last state in a new "
                                "process, or without device=")
 
     def _copy(self, planes: Dict[str, Any], source: int, header: Any, buffer: Buffer) -> List[Plane]:
-        """Queues the copies, and the kernel, and tells where the planes will be."""
+        """Queues the copies and the kernel, and returns where the planes will be."""
         device, finish, stream = self.device, self._finish, self._stream
         if finish is None:
             if header.total_bytes:
@@ -166,7 +165,7 @@ class Stage(Ring):
         data, others = planes["data"], [p for p in planes.values() if p.name != "data"]
         rows, base, end = int(data.shape[0]), min(p.offset for p in others), max(p.offset + p.length for p in others)
         if base < data.offset + data.length or self._finished + end - base > buffer.size or finish.nbytes(rows) > self._finished:
-            raise RuntimeError("the server lays out batches in another way than it said")
+            raise RuntimeError("the batch's planes differ from those that the server announced: update server and client to one version")
         if data.length:
             device.upload(self._staging, source + data.offset, data.length, stream)
         device.upload(buffer.at + self._finished, source + base, end - base, stream)
@@ -200,7 +199,7 @@ class Stage(Ring):
                 waited += 1.0
                 if waited >= _HELD_SECONDS and not told:
                     told = True
-                    log.warning("shoal: all %d batches on %s are referred to, so no other can be copied there: drop them, or keep copies "
+                    log.warning("shoal: all %d batches on %s are still referred to, so no other can be copied there: drop them, or keep copies "
                                 "(tensor.clone())", len(self._buffers), self.device.name)
                 continue
             if got is not _CLOSED:
@@ -221,16 +220,16 @@ class Stage(Ring):
         self._destroy(buffer)
 
     def close(self) -> None:
-        """Waits for the copies under way and gives back what is not referred to. Arrays that are, stay valid."""
+        """Waits for the copies in progress, and frees what is not referred to. Arrays that are stay valid."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         if not self.device.usable():
             return
-        self._free.put(_CLOSED)  # who waits for a buffer
+        self._free.put(_CLOSED)  # wakes a thread that waits for a buffer
         self._done.put(None)
-        if self._thread is not threading.current_thread():  # which may be collecting garbage
+        if self._thread is not threading.current_thread():  # the garbage collector may run close() in it
             self._thread.join()
         self._settle()
         self._undo()
@@ -282,12 +281,12 @@ class Stage(Ring):
             log.warning("shoal: closing the stage on %s: %s", self.device.name, e)
 
 
-_kept: List[Any] = []  # mappings and slots that a device may be reading still
+_kept: List[Any] = []  # mappings and slots that a device may still be reading
 
 
 def _complete(device: Device, done: "queue.SimpleQueue[Any]", failed: List[Tuple[CUDAError, Any, Lease]], free: "queue.SimpleQueue[Any]") -> None:
-    """Gives slots back in the order in which they were copied. It keeps a batch's lease until then: the events are the
-    buffer's. A slot whose copy cannot be waited for goes to failed."""
+    """Gives slots back in the order in which they were copied. It keeps a batch's lease until then, since the events
+    belong to the buffer. If waiting for a copy fails, its slot goes to failed."""
     while True:
         item = done.get()
         if item is None:
@@ -299,7 +298,7 @@ def _complete(device: Device, done: "queue.SimpleQueue[Any]", failed: List[Tuple
         except CUDAError as e:
             log.error("shoal: waiting for a copy to %s failed: %s", device.name, e)
             failed.append((e, release, lease))
-            free.put(_CLOSED)  # who waits for a buffer hears of it
+            free.put(_CLOSED)  # wakes a thread that waits for a buffer
         else:
             release()
         del item, release, lease

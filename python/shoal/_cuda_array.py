@@ -1,8 +1,8 @@
-"""Arrays on a device, and the buffers that they lie in.
+"""Arrays on a device, and their buffers.
 
 A buffer belongs to one batch at a time, by a Lease. All arrays of the batch refer to the lease, and so do tensors
-and DLPack capsules made of them. When the last has died, an event is recorded on every stream that used the
-buffer, and what is put into the buffer next is put there after these events.
+and DLPack capsules made of them. When the last of them is freed, an event is recorded on every stream that used the
+buffer, and the buffer is filled again only after these events.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from . import _cuda_driver
 from ._cuda_driver import Device
 
 _leases: "weakref.WeakSet[Lease]" = weakref.WeakSet()
-_leases_lock = threading.RLock()  # a lease may die, by the collector, within
+_leases_lock = threading.RLock()  # reentrant: the garbage collector may free a lease within
 
 
 class Buffer:
     """Memory of the device, with its events: ready is recorded when a batch is complete in it, used when the work on
-    the batch is done. The context is current in all of its methods."""
+    the batch is done. All methods need the context to be current."""
 
     def __init__(self, at: int, size: int, ready: int) -> None:
         self.at, self.size, self.ready = at, size, ready
@@ -34,7 +34,7 @@ class Buffer:
         self._spare: List[int] = []
 
     def retire(self, device: Device, streams: Iterable[int]) -> None:
-        """Marks the work that the streams have by now."""
+        """Records the work that the streams have so far."""
         self._spare += self.used
         self.used = []
         for stream in streams:
@@ -48,11 +48,11 @@ class Buffer:
 
 
 class Lease:
-    """A buffer's time with one batch. owner.retire(buffer, streams) is called at its end, from any thread."""
+    """A buffer's use by one batch. owner.retire(buffer, streams) is called at its end, from any thread."""
 
     def __init__(self, device: Device, buffer: Buffer, owner: Any) -> None:
         self.device, self.buffer, self._owner = device, buffer, owner
-        self.streams: Dict[int, Any] = {}  # that work on the buffer; the objects keep the streams
+        self.streams: Dict[int, Any] = {}  # streams that use the buffer; the objects keep them alive
         with _leases_lock:
             _leases.add(self)
 
@@ -63,20 +63,20 @@ class Lease:
         return self.buffer.at <= address < self.buffer.at + self.buffer.size
 
     def __del__(self) -> None:
-        # Runs wherever the last reference goes. The end of the process frees everything.
+        # Runs where the last reference is dropped. The end of the process frees everything.
         owner = getattr(self, "_owner", None)
         if owner is not None and not sys.is_finalizing() and self.device.usable():
             owner.retire(self.buffer, self.streams)
 
 
 class DeviceArray:
-    """An array on a CUDA device, for whatever understands __cuda_array_interface__ or DLPack: torch.as_tensor(a,
+    """An array on a CUDA device, for libraries that support __cuda_array_interface__ or DLPack: torch.as_tensor(a,
     device="cuda"), torch.from_dlpack(a), cupy.asarray(a), jax.dlpack.from_dlpack(a), numba. None of these
     copies, and all keep the memory as long as they use it.
 
     shape, dtype  numpy's; bfloat16, which numpy does not have, is the string "bfloat16"
-    stream        the CUDA stream (its number) on which the array is complete
-    get()         a copy as a numpy array (bfloat16: as uint16), complete when it returns
+    stream        the CUDA stream (its number) on which the array becomes complete
+    get()         a copy as a numpy array (bfloat16: as uint16), complete on return
     array[i], array[a:b]  rows
     """
 
@@ -116,7 +116,7 @@ class DeviceArray:
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             if step != 1:
-                raise IndexError("only neighbouring rows: make a tensor of the array for more")
+                raise IndexError("only slices of neighbouring rows: convert the array to a tensor for more")
             shape: Tuple[int, ...] = (max(stop - start, 0), *self.shape[1:])
         else:
             start = key.__index__()
@@ -141,7 +141,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
-        # The stream's number 0 is not allowed there; 1 is the default stream.
+        # The interface does not allow stream 0; 1 is the default stream.
         return {"shape": self.shape, "typestr": self._bits.str, "data": (self._address if self.size else 0, False), "version": 3,
                 "strides": None, "stream": self.stream or 1}
 
@@ -149,8 +149,8 @@ class DeviceArray:
         return _CUDA, self._lease.device.ordinal
 
     def __dlpack__(self, *, stream: Optional[int] = None, **_: Any) -> Any:
-        """stream: on which the consumer will work, as the standard numbers it: 1 or None the default, -1: it sees to
-        that itself."""
+        """stream: the consumer's stream, as the standard numbers it: 1 or None is the default stream; with -1 the
+        consumer synchronises itself."""
         if stream != -1:
             wanted = 0 if stream in (None, 1) else int(stream)  # type: ignore[arg-type]
             if wanted != self.stream:
@@ -165,9 +165,9 @@ class DeviceArray:
 
 
 def record_stream(array: Any, stream: Any) -> None:
-    """Work on the array, or tensor, of a batch is under way on this stream, or will be before the batch dies: the
-    memory is used again only when the work that the stream has at the batch's death is done. Without effect for
-    arrays that are not in a feed's device memory."""
+    """Declares that work on the array or tensor of a batch runs on this stream, now or before the batch is freed: the
+    memory is reused only after the work that the stream has at that time. No effect on arrays outside the feed's
+    device memory."""
     if isinstance(array, DeviceArray):
         array.record_stream(stream)
         return
@@ -178,7 +178,7 @@ def record_stream(array: Any, stream: Any) -> None:
         lease.use(stream)
 
 
-# DLPack, as dlpack.h of version 0.8 lays it out.
+# DLPack, with the layout of dlpack.h, version 0.8.
 
 _CUDA = 2
 _KINDS = {"i": 0, "u": 1, "f": 2}
@@ -199,7 +199,7 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 
-_managed: Dict[int, Tuple[Any, ...]] = {}  # by address: what a consumer refers to
+_managed: Dict[int, Tuple[Any, ...]] = {}  # by address: objects that a consumer uses
 
 
 @_Deleter
@@ -209,20 +209,20 @@ def _delete(at: int) -> None:
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-# By address: the destructor's capsule is dying, and no reference to it may be taken.
+# By address: the capsule is being destroyed, and no reference to it may be taken.
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _capsule_died(capsule: int) -> None:
-    if _is_valid(capsule, _NAME):  # else a consumer took it, and calls the deleter
+    if _is_valid(capsule, _NAME):  # otherwise a consumer took it, and calls the deleter
         _managed.pop(_pointer(capsule, _NAME), None)
 
 
 def _capsule(array: DeviceArray, lease: Lease, address: int) -> Any:
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
-    # Some consumers want strides also where rows follow each other.
+    # Some consumers require strides even for contiguous rows.
     after = list(itertools.accumulate(reversed(array.shape[1:]), lambda a, b: a * b, initial=1))[::-1] if array.shape else [1]
     strides = (ctypes.c_int64 * len(after))(*after)
     kind = _BFLOAT if array.dtype == "bfloat16" else _KINDS[array.dtype.kind]

@@ -9,8 +9,8 @@ import sys
 import threading
 from typing import Any, Dict, Optional
 
-OLDEST = 10010  # CUDA 10.1, the first that has cuThreadExchangeStreamCaptureMode
-_CAPABILITY = 5, 0  # what finish.ptx is made for
+OLDEST = 10010  # CUDA 10.1, the first with cuThreadExchangeStreamCaptureMode
+_CAPABILITY = 5, 0  # the target of finish.ptx
 
 INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE, ALREADY_REGISTERED, NOT_READY = 1, 2, 100, 712, 600
 _MAJOR, _MINOR, _VMM, _MULTIPROCESSORS = 75, 76, 102, 16
@@ -20,7 +20,7 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class Unavailable(RuntimeError):
-    """There is no such device, or it cannot be used: batches stay in host memory. The text says why, and what helps."""
+    """There is no such device, or it is not usable: batches stay in host memory. The text has the cause and a remedy."""
 
 
 class CUDAError(RuntimeError):
@@ -57,7 +57,7 @@ class Driver:
         return call
 
     def text(self, code: int) -> str:
-        """What the driver says of a result."""
+        """The driver's text for a result."""
         text = ctypes.c_char_p()
         if self._library.cuGetErrorString(code, ctypes.byref(text)) or not text.value:
             return "unknown error"
@@ -83,18 +83,18 @@ def driver() -> Driver:
             except CUDAError as e:
                 if e.code == NO_DEVICE:
                     raise Unavailable("the driver sees no GPU: look at `nvidia-smi -L`; CUDA_VISIBLE_DEVICES hides GPUs") from None
-                raise Unavailable(f"the driver does not start: {e}. Does `nvidia-smi` work?") from None
+                raise Unavailable(f"the driver does not start: {e}. Check that `nvidia-smi` works") from None
             version = ctypes.c_int()
             loaded.cuDriverGetVersion(ctypes.byref(version))
             if version.value < OLDEST:
-                raise Unavailable(f"the driver is of CUDA {_version(version.value)}; {_version(OLDEST)} or newer is needed: update it")
+                raise Unavailable(f"the driver supports CUDA {_version(version.value)}; {_version(OLDEST)} or newer is needed: update it")
             _driver = loaded
         return _driver
 
 
 class Relaxed:
-    """`with Relaxed(driver):` what this thread asks of the driver is no fault of a graph that another thread captures. By
-    default a wait, a query or an allocation in any thread fails while torch captures one, and spoils the capture."""
+    """`with Relaxed(driver):` lets this thread call the driver while another thread captures a graph. By default a wait, a
+    query or an allocation in any thread fails while torch captures a graph, and invalidates the capture."""
 
     def __init__(self, library: Driver) -> None:
         self._exchange, self._mode = library.cuThreadExchangeStreamCaptureMode, ctypes.c_int(_RELAXED)
@@ -103,7 +103,7 @@ class Relaxed:
         self._exchange(ctypes.byref(self._mode))
 
     def __exit__(self, *exc: Any) -> None:
-        self._exchange(ctypes.byref(self._mode))  # which has the mode from before
+        self._exchange(ctypes.byref(self._mode))  # _mode holds the previous mode
 
 
 def _version(number: int) -> str:
@@ -116,7 +116,7 @@ def address(value: int) -> ctypes.c_uint64:
 
 
 def handle(stream: Any) -> int:
-    """A CUstream's number, of a number, or of an object such as torch.cuda.Stream or cupy.cuda.Stream."""
+    """A CUstream's number, from a number or from an object such as torch.cuda.Stream or cupy.cuda.Stream."""
     if stream is None:
         return 0
     for name in ("cuda_stream", "ptr", "handle"):
@@ -127,15 +127,15 @@ def handle(stream: Any) -> int:
 
 
 class Device:
-    """A GPU, by its primary context, which torch and other libraries of this process use as well.
+    """A GPU, by its primary context, which torch and other libraries of this process also use.
 
-    `with device:` makes the context current in the thread, and has captures of graphs not mind (Relaxed).
+    `with device:` makes the context current in the thread, and is safe during the capture of a graph (Relaxed).
     """
 
     @staticmethod
     def open(name: str) -> "Device":
-        """name: "cuda" (torch's current device, else the first) or "cuda:N", with numbers as CUDA_VISIBLE_DEVICES
-        leaves them. Raises Unavailable."""
+        """name: "cuda" (torch's current device, else the first) or "cuda:N", as CUDA_VISIBLE_DEVICES numbers them.
+        Raises Unavailable."""
         match = re.fullmatch(r"cuda(?::(\d+))?", str(name))
         if match is None:
             raise ValueError(f"device {name!r}: it must be \"cuda\" or \"cuda:N\"")
@@ -162,8 +162,8 @@ class Device:
         try:
             library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.number)
         except CUDAError as e:
-            raise Unavailable(f"cuda:{ordinal} gives no context: {e}. Is it full, or in exclusive mode with another process on it "
-                              "(nvidia-smi)?") from None
+            raise Unavailable(f"cuda:{ordinal} gives no context: {e}. Its memory may be full, or another process may use it in exclusive mode "
+                              "(see nvidia-smi)") from None
         self._context = context
 
     @property
@@ -203,10 +203,10 @@ class Device:
         self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def usable(self) -> bool:
-        """Whether calls make sense still: not in a forked child, nor at the interpreter's end."""
+        """Whether driver calls are still possible: not in a forked child, nor at the interpreter's exit."""
         return self.pid == os.getpid() and not sys.is_finalizing()
 
-    # All that follow want the context to be current.
+    # All methods below need the context to be current.
 
     def stream(self) -> int:
         made = ctypes.c_void_p()
@@ -227,14 +227,14 @@ class Device:
         self.driver.cuEventRecord(ctypes.c_void_p(event), ctypes.c_void_p(stream))
 
     def wait(self, stream: int, event: int) -> None:
-        """The stream does what comes from now on after the event."""
+        """Makes later work on the stream wait for the event."""
         self.driver.cuStreamWaitEvent(ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
 
     def synchronize(self, event: int) -> None:
         self.driver.cuEventSynchronize(ctypes.c_void_p(event))
 
     def capturing(self, stream: int) -> bool:
-        """Whether a graph is being made of what the stream is given."""
+        """Whether the stream is being captured into a graph."""
         status = ctypes.c_int()
         self.driver.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
         return status.value != 0
@@ -248,11 +248,11 @@ class Device:
         self.driver.cuMemFree_v2(address(at))
 
     def upload(self, to: int, source: int, size: int, stream: int) -> None:
-        """A copy from page-locked memory, which goes on after it returns."""
+        """An asynchronous copy from page-locked memory."""
         self.driver.cuMemcpyHtoDAsync_v2(address(to), ctypes.c_void_p(source), ctypes.c_size_t(size), ctypes.c_void_p(stream))
 
     def download(self, to: Any, source: int, size: int) -> None:
-        """A copy to host memory, which is done when it returns."""
+        """A synchronous copy to host memory."""
         self.driver.cuMemcpyDtoH_v2(to, address(source), ctypes.c_size_t(size))
 
 
@@ -260,7 +260,7 @@ _torch_cuda: Any = None
 
 
 def torch_cuda() -> Any:
-    """torch.cuda where this process uses torch, and it has a device; else None."""
+    """torch.cuda if this process uses torch and it has a device; else None."""
     global _torch_cuda
     if _torch_cuda is None:
         cuda = getattr(sys.modules.get("torch"), "cuda", None)

@@ -1,4 +1,4 @@
-"""The device's part of a transform, as the kernel (finish.ptx) does it. See Finish."""
+"""The device's part of a transform, as the kernel (finish.ptx) computes it. See Finish."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from ._spec import words
 
-WORD = "|device"  # after a transform: the server is to leave to the device what it can
+WORD = "|device"  # after a transform: the server leaves to the device what it can
 _FLIP, _FILLED = 1, 2
 
 
 class Finish(NamedTuple):
-    """The device's part of a transform (docs/gpu.md): from rows of uint8 [source_height, source_width, 3]."""
+    """The device's part of a transform (docs/gpu.md). Input: rows of uint8 [source_height, source_width, 3]."""
 
     dtype: str  # of numpy, or bfloat16
     layout: str
@@ -26,14 +26,14 @@ class Finish(NamedTuple):
 
     @staticmethod
     def left(opened: Any) -> "Optional[Finish]":
-        """What a server leaves to the device, as its Opened message says; None: nothing."""
+        """The part that a server leaves to the device, from its Opened message; None: nothing."""
         if not opened.transform.endswith(WORD):
             return None
         return Finish.of(opened.transform, next(p.shape for p in opened.planes if p.name == "data"))
 
     @staticmethod
     def of(transform: str, data_shape: Sequence[int]) -> "Finish":
-        """Of the canonical form of a transform, and the shape of its rows."""
+        """From the canonical form of a transform, and the shape of its rows."""
         dtype, layout, mean, std = "uint8", "nchw", None, None
         for word in words(transform):
             if word in _DTYPES:
@@ -64,13 +64,13 @@ class Finish(NamedTuple):
         return rows * 3 * self.height * self.width * self.itemsize
 
     def check(self, params: np.ndarray) -> None:
-        """params: uint16 [rows, 4]. The kernel does not look where windows lie."""
+        """Checks params, uint16 [rows, 4]: the kernel does not check windows."""
         x, y = self.source_width - self.width, self.source_height - self.height
         if params.size and (int(params[:, 0].max()) > x or int(params[:, 1].max()) > y):
-            raise ValueError(f"the server has a row cut at ({params[:, 0].max()}, {params[:, 1].max()}), where {x} and {y} are the most")
+            raise ValueError(f"the server sent a crop at ({params[:, 0].max()}, {params[:, 1].max()}), beyond the limit of ({x}, {y})")
 
     def on_host(self, data: np.ndarray, params: np.ndarray) -> np.ndarray:
-        """What the device makes, with numpy; bfloat16 as uint16."""
+        """The kernel's result, computed with numpy; bfloat16 as uint16."""
         self.check(params)
         out = np.zeros((len(data), self.height, self.width, 3), np.uint8 if self.table is None else self.table.dtype)
         for i, (x, y, flags, _) in enumerate(params.tolist()):
@@ -86,8 +86,8 @@ _DTYPES = {"uint8": "uint8", "fp16": "float16", "bf16": "bfloat16", "fp32": "flo
 
 
 def _table(dtype: str, mean: Optional[Sequence[float]], std: Optional[Sequence[float]]) -> Optional[np.ndarray]:
-    """What ToTensor and Normalize make of each byte of each channel: in float32, each step rounded, then rounded to the
-    type, halves to even."""
+    """ToTensor and Normalize of each byte value of each channel: in float32, each step rounded, then rounded to the
+    type, half to even."""
     if dtype == "uint8":
         return None
     values = np.tile(np.arange(256, dtype=np.float32) / np.float32(255), (3, 1))

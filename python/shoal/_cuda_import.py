@@ -1,4 +1,4 @@
-"""Batches that shoal-gpu has put on the device already: its buffers, imported. See docs/gpu.md, "The handover of device
+"""Batches that shoal-gpu has already put on the device: imports its buffers. See docs/gpu.md, "The handover of device
 buffers"."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._cuda_driver import CUDAError, Device, Unavailable
 from ._cuda_ring import ON_HOST, Plane, Ring, Staged, bits
 
 _POSIX = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-_CAPTURE_SECONDS = 0.02  # between looks whether a graph is being captured still
+_CAPTURE_SECONDS = 0.02  # between checks whether a graph is still being captured
 
 log = logging.getLogger("shoal")
 
@@ -37,23 +37,23 @@ class Imported(Ring):
 
     opened  the Opened message
     answer  the handover's JSON: slots, slot_bytes, uuid, host_bytes, events
-    fds     its descriptors: one a buffer, then the memfd of the small planes. They stay the caller's to close, at once if
-            it likes
-    closed  is called when nothing of the server's memory is in use any more
+    fds     its descriptors: one for each buffer, then the memfd of the small planes. The caller closes them, at once
+            if it likes
+    closed  is called when none of the server's memory is in use any more
 
-    Raises Unavailable; nothing is held then.
+    Raises Unavailable; then it holds nothing.
     """
 
     def __init__(self, device: Device, opened: Any, answer: Dict[str, Any], fds: Sequence[int], closed: Callable[[], Any] = lambda: None) -> None:
         super().__init__(device)
         count, self._size, self._host_bytes = int(answer["slots"]), int(answer["slot_bytes"]), int(answer["host_bytes"])
         if answer["uuid"] != device.uuid:
-            raise Unavailable(f"shoal-gpu works on {answer['uuid']}, and {device.name} of this process is {device.uuid}: give the feed the device "
-                              "of that GPU, which CUDA_VISIBLE_DEVICES must not hide")
+            raise Unavailable(f"shoal-gpu uses {answer['uuid']}, but {device.name} of this process is {device.uuid}: pass the feed the device "
+                              "of that GPU, and do not hide it with CUDA_VISIBLE_DEVICES")
         if not device.maps_memory:
             raise Unavailable(f"{device.name} cannot map memory of another process")
         if len(fds) != count + 1 or len(answer["events"]) != count:
-            raise Unavailable(f"{len(fds)} descriptors and {len(answer['events'])} events for {count} buffers: the server is of another version")
+            raise Unavailable(f"{len(fds)} descriptors and {len(answer['events'])} events for {count} buffers: the server has another version; update both")
         self._over = closed
         self._free_events: Dict[int, int] = {}  # by address of the buffer
         self._release: Dict[int, Callable[[], Any]] = {}
@@ -71,8 +71,8 @@ class Imported(Ring):
                     self._free_events[at] = self._event(events["free"])
         except CUDAError as e:
             self._undo()
-            raise Unavailable(f"{device.name}: the buffers of shoal-gpu cannot be imported: {e}. Both processes have to be of one user, or see each "
-                              "other (one pid namespace), and the device must have room for a context") from None
+            raise Unavailable(f"{device.name}: the buffers of shoal-gpu cannot be imported: {e}. Both processes must belong to one user, or see each "
+                              "other (one pid namespace), and the device needs memory for a context") from None
         except BaseException:
             self._undo()
             raise
@@ -101,8 +101,8 @@ class Imported(Ring):
         return made.value
 
     def put(self, header: Any, release: Callable[[], Any]) -> Staged:
-        """The batch in the buffer of a BatchHeader. release is called, from any thread, when the buffer is to be given
-        back to the server: nothing refers to the batch any more, and the device will tell when its work is done."""
+        """The batch in the buffer of a BatchHeader. release is called, from any thread, when the buffer can go back to
+        the server: nothing refers to the batch any more, and an event tells the server when the device's work is done."""
         buffer = self._buffers[header.slot - 1]
         planes = {p.name: p for p in header.planes}
         first = min(p.offset for p in header.planes if p.name != "data")
@@ -111,18 +111,18 @@ class Imported(Ring):
             if self._closed:
                 raise RuntimeError("the feed was closed")
             if buffer.at in self._release:
-                raise RuntimeError(f"the server filled buffer {header.slot} again, which this process holds")
+                raise RuntimeError(f"the server filled buffer {header.slot} again while this process holds it: please report this")
             if self._host is not None:
                 start = (header.slot - 1) * self._host_bytes
                 room = np.frombuffer(self._host, np.uint8, self._host_bytes, start)
                 host = {name: bits(planes[name], room, first).copy() for name in ON_HOST if name in planes}
-                del room  # an array on it would keep it from being closed
+                del room  # otherwise the mapping could not be closed
             self._release[buffer.at] = release
             lease = Lease(self.device, buffer, self)
         return Staged(lease, [Plane(p.name, p.dtype, tuple(p.shape), p.offset) for p in header.planes if p.name not in host], host)
 
     def _mark(self, buffer: Buffer, streams: Dict[int, Any]) -> None:
-        # One stream, made to wait for the others, tells the server for all of them.
+        # One stream waits for all the others, and records the server's event.
         buffer.retire(self.device, streams)
         self.device.wait(self._stream, buffer.ready)
         for event in buffer.used:

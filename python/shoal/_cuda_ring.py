@@ -1,4 +1,4 @@
-"""What both ways of getting batches to a device share: buffers that batches have by turns, and what the trainer takes."""
+"""The common part of both ways to a device: buffers that batches use in turn, and the batches that the trainer gets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("shoal")
 
 
 class Plane(NamedTuple):
-    """Where a plane lies in a buffer of the device."""
+    """Where a plane is in a buffer of the device."""
 
     name: str
     dtype: str
@@ -35,9 +35,9 @@ class Staged:
         self._taken: Optional[Dict[str, Any]] = None
 
     def take(self, stream: Any = None) -> Dict[str, Any]:
-        """The planes, by name: on the device all but id, valid and offsets, which are numpy arrays. Returns at once:
-        stream (a number, a torch.cuda.Stream or such) waits for the copies. Without it, torch's current stream, or
-        the default one. Tensors where torch has CUDA, else DeviceArray; raw samples' data as a list of rows."""
+        """The planes by name, on the device except id, valid and offsets, which are numpy arrays. Returns at once:
+        stream (a number, a torch.cuda.Stream or the like) waits for the copies; default: torch's current stream, or the
+        default stream. Tensors if torch has CUDA, else DeviceArray; raw samples' data as a list of rows."""
         if self._taken is None:
             lease, device = self._lease, self._lease.device
             cuda = _cuda_driver.torch_cuda()
@@ -61,7 +61,7 @@ class Staged:
 
 
 def _tensor(array: DeviceArray) -> Any:
-    """The array as a tensor on its memory, with the types that the feed has for tensors on the host (docs/python.md)."""
+    """The array as a tensor on the same memory, with the types of tensors on the host (docs/python.md)."""
     torch = sys.modules["torch"]
     if array.size == 0:
         name = str(array.dtype)
@@ -84,18 +84,18 @@ class _Signed:
 
 
 class Ring:
-    """Buffers that batches have by turns."""
+    """Buffers that batches use in turn."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._lock = threading.RLock()  # a lease may die, by the collector, within
+        self._lock = threading.RLock()  # reentrant: the garbage collector may free a lease within
         self._closed = False
 
     def retire(self, buffer: Buffer, streams: Dict[int, Any]) -> None:
-        """A batch is over, of which these streams used the buffer: from any thread."""
+        """Ends a batch whose buffer these streams used; from any thread."""
         try:
             with self.device:
-                # An event that is recorded now would belong to the graph.
+                # An event recorded now would belong to the graph.
                 if any(self.device.capturing(s) for s in streams):
                     self._defer(buffer, streams)
                     return
@@ -109,7 +109,7 @@ class Ring:
         buffer.retire(self.device, streams)
 
     def _defer(self, buffer: Buffer, streams: Dict[int, Any]) -> None:
-        """Has retire called again, later."""
+        """Calls retire again, later."""
         raise NotImplementedError
 
     def _returned(self, buffer: Buffer) -> None:
@@ -117,6 +117,6 @@ class Ring:
 
 
 def bits(plane: Any, buffer: np.ndarray, first: int = 0) -> np.ndarray:
-    """A plane of a batch's buffer, which begins at its byte `first`; bfloat16 as uint16."""
+    """A plane of a batch, whose bytes from `first` on are in buffer; bfloat16 as uint16."""
     dtype = np.dtype("<u2") if plane.dtype == "bfloat16" else np.dtype(plane.dtype).newbyteorder("<")
     return buffer[plane.offset - first:plane.offset - first + plane.length].view(dtype).reshape(plane.shape)

@@ -1,5 +1,5 @@
-"""device="cuda": how the feed's stream and the device (_cuda.py) meet, and what comes where there is none: the same
-batches, in host memory."""
+"""device="cuda": connects the feed's stream with the device (_cuda.py). Without a usable device the same batches
+come in host memory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _told: List[str] = []
 
 
 def prepare(device: str, open: Dict[str, Any]) -> Tuple[Dict[str, Any], Any]:
-    """What to ask the server for, and what makes the stage of a stream: None where there is no such device, which is
-    told. Raises FeedError where the server cannot serve one."""
+    """The Open to send, and a function that makes a stream's stage: None if there is no such device, with a warning.
+    Raises FeedError if the server cannot serve a device."""
     if not open["slots"]:
-        raise FeedError(f"device={device!r} needs the server's memory on this host, by a unix:/// address and slots: elsewhere leave device "
+        raise FeedError(f"device={device!r} needs a server on this host, a unix:/// address and slots: otherwise leave device "
                         f"out and use batch.to({device!r})")
     try:
         opened_device = _cuda.Device.open(device)
@@ -37,7 +37,7 @@ def prepare(device: str, open: Dict[str, Any]) -> Tuple[Dict[str, Any], Any]:
     def stage(opened: Any, link: Any) -> "DeviceStage":
         return DeviceStage(opened_device, opened, link)
 
-    # The device's name means something to shoal-gpu, which does the rest itself, and nothing to shoal serve.
+    # shoal-gpu uses the device's name, and fills the device's memory itself; shoal serve ignores it.
     return {**open, "transform": transform, "device": opened_device.name}, stage
 
 
@@ -49,7 +49,7 @@ def _on_host(device: str, why: Exception) -> None:
 
 
 class DeviceStage:
-    """Puts batches on the device as they come, or has those that are there already."""
+    """Copies batches to the device as they come, or uses those that are already there."""
 
     def __init__(self, device: _cuda.Device, opened: Any, link: Any) -> None:
         self._link, self._finish = link, None
@@ -60,7 +60,7 @@ class DeviceStage:
             elif link.pool is not None:
                 self._stage = _cuda.Stage(device, opened, link.pool.memory, link.pool.slot_bytes, buffers=_BUFFERS)
             else:
-                raise _cuda.Unavailable("the server gave no memory from which a device could copy: its log has the reason")
+                raise _cuda.Unavailable("the server has no shared memory to copy from: its log has the reason")
         except _cuda.Unavailable as e:
             if link.on_device:
                 raise FeedError(f"device={device.name!r}: {e}. Or leave device out for batches in host memory") from None
@@ -83,14 +83,14 @@ class DeviceStage:
         return made
 
     def put(self, header: Any, array: Any) -> "_Taken":
-        """On the receiving thread."""
+        """Called on the receiving thread."""
         link, slot = self._link, header.slot
         if self._stage is None or array is not None:
             batch = link.batch(header, array)
             return _Taken(header, lambda: self._host(header, batch))
         if link.on_device:
             return self._on_device(header, lambda: link.give_back(slot))
-        # The lease, and so the slot, is given back when the copies are done.
+        # The lease, and with it the slot, is released when the copies are done.
         lease = [link.pool.lease(slot, header.index, header.epoch, header.total_bytes)]
         return self._on_device(header, lease.clear)
 
@@ -99,7 +99,7 @@ class DeviceStage:
         return _Taken(header, lambda: _batch(header, staged.take()))
 
     def _host(self, header: Any, batch: Batch) -> Batch:
-        """A batch that does not go to the device."""
+        """A batch that stays in host memory."""
         if self._finish is None:
             return batch
         arrays, owner = Layout(header.planes).arrays, batch._owner

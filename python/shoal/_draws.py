@@ -1,4 +1,4 @@
-"""What a transform of pictures draws for each row: see Batch.params, and docs/transforms.md for the rules."""
+"""The random draws of a transform of pictures for each row: see Batch.params, and docs/transforms.md for the rules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> Tuple[int, int, int, i
 
 
 class Rand:
-    """The numbers of one operation on one passage of a sample."""
+    """The random numbers of one operation for one occurrence of a sample."""
 
     def __init__(self, seed: int, epoch: int, sample: int, occurrence: int, operation: int) -> None:
         self._key = seed & _WORD, seed >> 32 & _WORD
@@ -70,8 +70,8 @@ def parse(transform: str) -> List[Tuple[str, Dict[str, Any]]]:
 
 
 def draw(operations: List[Tuple[str, Dict[str, Any]]], seed: int, epoch: int, sample: int, occurrence: int, size: Tuple[int, int]) -> Params:
-    """What the operations of a parsed transform come to for a picture of (width, height), in their order. Raises
-    ValueError for operations whose draws it does not know."""
+    """The draws of the operations of a parsed transform for a picture of (width, height), in order. Raises ValueError
+    for operations whose draws it does not know."""
     out: Params = []
     for place, (name, given) in enumerate(operations):
         if name == "RandomErasing":
@@ -80,13 +80,13 @@ def draw(operations: List[Tuple[str, Dict[str, Any]]], seed: int, epoch: int, sa
             out.append((name, {"box": _erased(r, given, width, height)}))
         elif name[:1].isupper() and name not in _BEHIND:
             if name not in _OPERATIONS:
-                raise ValueError(f"what {name} draws cannot be told")
+                raise ValueError(f"the draws of {name} are unknown")
             drawn, size = _OPERATIONS[name](Rand(seed, epoch, sample, occurrence, place), given, size)
             out.append((name, drawn))
     return out
 
 
-_BEHIND = "Normalize", "MixUp", "CutMix", "RandomChoice"  # words that draw nothing for a row
+_BEHIND = "Normalize", "MixUp", "CutMix", "RandomChoice"  # operations without draws for a row
 _Size = Tuple[int, int]
 _Drawn = Tuple[Dict[str, Any], _Size]
 
@@ -135,7 +135,7 @@ def _crop(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
     (height, width), (w, h) = given["size"], size
     left, top, right, bottom = given["padding"] or (0, 0, 0, 0)
     w, h = w + left + right, h + top + bottom
-    if given["pad_if_needed"]:  # as many on either side as are missing, which is torchvision's way
+    if given["pad_if_needed"]:  # the missing pixels are added on both sides, as in torchvision
         w += 2 * max(0, width - w)
         h += 2 * max(0, height - h)
     y = r.below(max(1, h - height + 1))
@@ -155,7 +155,7 @@ def _resize(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
 
 def _rotation(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
     if given["expand"]:
-        raise ValueError("what comes behind RandomRotation(expand=True) cannot be told")
+        raise ValueError("the draws of operations after RandomRotation(expand=True) are unknown")
     return {"angle": r.uniform(*given["degrees"])}, size
 
 
@@ -176,7 +176,7 @@ def _chance(name: str) -> Callable[[Rand, Dict[str, Any], _Size], _Drawn]:
 _DEEDS = ["Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness", "Posterize",
           "Solarize", "AutoContrast", "Equalize"]
 _GRADED, _SIGNED = _DEEDS[1:12], _DEEDS[1:10]
-# How far magnitudes go: shear, pixels of translation (0: 150/331 of the side), degrees, factor, bits.
+# The ranges of magnitudes: shear, pixels of translation (0: 150/331 of the side), degrees, factor, bits.
 _USUAL, _WIDE = (0.3, 0, 30.0, 0.9, 4), (0.99, 32.0, 135.0, 0.99, 6)
 
 
@@ -219,7 +219,7 @@ def _trivial_augment(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
 
 
 def _auto_augment(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
-    from torchvision.transforms import AutoAugment, AutoAugmentPolicy  # whose table is the rule
+    from torchvision.transforms import AutoAugment, AutoAugmentPolicy  # its table is the reference
     policies = AutoAugment(AutoAugmentPolicy(given["policy"])).policies
     pair = policies[r.below(len(policies))]
     chance = r.float64(), r.float64()

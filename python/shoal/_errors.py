@@ -1,4 +1,4 @@
-"""What can go wrong with a feed, in words."""
+"""The errors of a feed, and their texts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class FeedError(RuntimeError):
 
 
 class MapError(FeedError):
-    """The function given as map= failed. sample is the number of the sample (None where it was called
-    with whole batches), __cause__ what it raised."""
+    """The function passed as map= failed. sample is the number of the sample (None if it was called
+    with whole batches), __cause__ the function's exception."""
 
     sample: Optional[int]
 
@@ -37,13 +37,13 @@ def explain(error: grpc.RpcError, addr: str) -> FeedError:
     text = text or ""
     remedy = ""
     if code == "UNAVAILABLE" and text.endswith(os.strerror(errno.EACCES)):
-        remedy = ". The socket is for others: see --socket-mode and --socket-group of `shoal serve`"
+        remedy = ". This user may not connect: see --socket-mode and --socket-group of `shoal serve`"
     elif code == "UNAVAILABLE" and addr.startswith("tls://"):
-        remedy = (". Is `shoal serve` running there with TLS, does ca= hold the issuer of its certificate, and is the certificate "
-                  "for this host's name? The training goes on from the last state_dict()")
+        remedy = (". Check that `shoal serve` runs there with TLS, that ca= holds the issuer of its certificate, and that the certificate is "
+                  "for this host name. Resume from the last state_dict()")
     elif code == "UNAVAILABLE":
-        remedy = (". Is `shoal serve` running there? Start it, or correct the address; the training goes on from the last "
-                  "state_dict(), or by itself with reconnect=SECONDS")
+        remedy = (". Check that `shoal serve` runs there, and the address. Resume from the last "
+                  "state_dict(), or use reconnect=SECONDS to resume automatically")
     elif code == "UNAUTHENTICATED" and "token" not in text:
-        remedy = ". The server wants a token: token="
+        remedy = ". The server requires a token: pass token="
     return FeedError(f"feed {addr}: {text}{remedy}", code)

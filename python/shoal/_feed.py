@@ -22,20 +22,19 @@ from ._slots import log
 if TYPE_CHECKING:
     import torch
 
-_SPARE_SLOTS = 4  # beyond those that are ready: what the trainer works on, and what it still refers to
-_SERVER_SECONDS = "fetch_seconds", "decode_seconds", "stall_seconds", "credit_seconds"  # of its counters, those that stats() has
+_SPARE_SLOTS = 4  # beyond the ready batches: for batches that the trainer works on or still refers to
+_SERVER_SECONDS = "fetch_seconds", "decode_seconds", "stall_seconds", "credit_seconds"  # the server's counters in stats()
 _RECONNECT_FIRST, _RECONNECT_MOST = 0.1, 2.0  # seconds between attempts
 
 
 class Feed:
-    """Batches from a `shoal serve`, an epoch an iteration. docs/python.md is the manual.
+    """Batches from `shoal serve`, one epoch for each iteration. docs/python.md is the manual.
 
     addr        unix:///path, tcp://host:port or tls://host:port
-    batch_size  samples a batch of this rank; None after load_state_dict: what the state implies
-    device      None or "cpu": host memory. "cuda", "cuda:0": arrays on the device, copied there under the
-                step before: tensors where torch has CUDA, else objects for anything that knows
-                __cuda_array_interface__ or DLPack. Where there is no such device, or too little memory, a
-                warning says so and batches come in host memory
+    batch_size  samples in a batch of this rank; None after load_state_dict: from the state
+    device      None or "cpu": host memory. "cuda", "cuda:0": arrays on the device, copied there during the step
+                before: tensors if torch has CUDA, else objects with __cuda_array_interface__ and DLPack. Without
+                such a device, or with too little memory, batches come in host memory, with a warning
     transform   spec of the decoding, such as "RandomResizedCrop(224)|uint8|nchw"; None: raw samples
     dtype       "uint8", "fp16", "bf16" or "fp32", or torch's or numpy's type: as if the transform said so
     layout      "nchw" or "nhwc": as if the transform said so
@@ -44,18 +43,18 @@ class Feed:
     epochs      how many epochs there will be; without it, the feed reads ahead beyond the last
     world, rank this trainer's place among those that share each global batch
     tail        an incomplete last batch: "drop", "pad" (with rows marked as not valid) or "uneven"
-    bad         samples that cannot be decoded: "error", "skip:0.1%" or "skip:N" an epoch
-    session     name of the job: the newest stream of a (session, rank) ends older ones. Default: one
-                of its own for each Feed
+    bad         samples that cannot be decoded: "error", "skip:0.1%" or "skip:N" for each epoch
+    session     name of the job: the newest stream of a (session, rank) ends older ones. Default: a
+                unique name for each Feed
     credits     batches kept ready in this process
-    slots       batches in memory shared with a server on this host, at least credits + 1: those that are
-                ready and those that the trainer refers to. None: credits + 4; 0: no shared memory. Where the
-                server has no memory for all, there are fewer, down to credits + 1, or none
-    readonly    nobody writes to the arrays, so that trainers of the same spec share their memory
+    slots       batches in memory shared with a server on this host, at least credits + 1: the ready
+                batches and those that the trainer refers to. None: credits + 4; 0: no shared memory. If the
+                server has too little memory, there are fewer, down to credits + 1, or none
+    readonly    the trainer never writes to the arrays, so that trainers of one spec share their memory
     pin_memory  page-lock the memory of batches, where torch has CUDA
-    map         function(sample, label, id) applied to each sample, in threads ahead of the trainer: its
-                results, stacked where they can be, take the place of data; those that are dictionaries
-                make fields of a batch. sample is an array of bytes, or decoded as the transform says
+    map         function(sample, label, id) applied to each sample, in threads ahead of the trainer. Its
+                results, stacked if possible, replace data; dictionaries become fields of the batch.
+                sample is an array of bytes, or decoded as the transform says
     map_over    "sample", or "batch": map is called with the whole data, label and id of a batch
     threads     number of the threads of map
     as_torch    True: tensors; False: numpy arrays, and torch is not imported; None: tensors if torch
@@ -65,24 +64,24 @@ class Feed:
     label       what labels are: "folder", "cls" or "json:KEY" (a file beside the sample), "none"; None: the
                 class folders, or where there are none .cls files
     weight      of this feed's prefetching against the daemon's other streams, 1 to 1000
-    token       for servers that want one
-    ca, cert, key  PEM files for tls: who may have signed the server's certificate (None: whom the system
-                trusts), and this client's own certificate and key
-    reconnect   seconds to wait for a server that is away, from when it is missed; the training goes on
-                exactly where it was. 0: FeedError at once
+    token       for servers that require one
+    ca, cert, key  PEM files for tls: authorities for the server's certificate (None: the system's), and this
+                client's own certificate and key
+    reconnect   seconds to wait for a server that is unreachable; then training goes on exactly where it was.
+                0: FeedError at once
 
-    With torch, a Feed is an IterableDataset for DataLoader(feed, batch_size=None). Workers are not
-    needed, since decoding happens in the server, and not possible: num_workers must be 0.
+    With torch, a Feed is an IterableDataset for DataLoader(feed, batch_size=None). Workers are not needed, since
+    the server decodes, and not possible: num_workers must be 0.
 
-    The epoch counts up by itself; set_epoch sets it. An iteration that was left early starts its
-    epoch again. state_dict() counts the batches that next() has returned, no others, and resumes in
-    another process with load_state_dict() before the first batch.
+    The epoch advances by itself; set_epoch sets it. An iteration that ends early restarts its epoch. state_dict()
+    counts only the batches that next() has returned. To resume in another process, call load_state_dict() before
+    the first batch.
 
-    A Feed belongs to one thread. It connects at the first use, so that it can be made before processes
-    are forked; once a process has used one, its forks cannot.
+    A Feed belongs to one thread. It connects at the first use, so it can be created before a fork. Once a process
+    has used a feed, feeds do not work in its forks.
 
-    Raises ValueError and TypeError for arguments that cannot be right, FeedError for what the server
-    refuses and for what goes wrong with it, MapError where map does.
+    Raises ValueError and TypeError for wrong arguments, FeedError for refusals and failures of the server, MapError
+    for failures of map.
     """
 
     def __new__(cls, *args: Any, as_torch: Optional[bool] = None, **kwargs: Any) -> "Feed":
@@ -103,10 +102,10 @@ class Feed:
             if value is not None and not least <= operator.index(value) < 1 << 32:
                 raise ValueError(f"{name}={value}: it must be at least {least}")
         if slots and slots <= credits:
-            raise ValueError(f"slots={slots} with credits={credits}: ready batches alone take all slots; it must be at least "
+            raise ValueError(f"slots={slots} with credits={credits}: ready batches alone fill all slots; it must be at least "
                              f"{credits + 1}, or 0")
         if map is not None and not callable(map):
-            raise TypeError(f"map={map!r}: it must be a function of a sample, its label and its number")
+            raise TypeError(f"map={map!r}: it must be a function of a sample, its label and its id")
         if map_over not in ("sample", "batch"):
             raise ValueError(f"map_over={map_over!r}: it must be \"sample\" or \"batch\"")
         if not reconnect >= 0:
@@ -128,7 +127,7 @@ class Feed:
         self._epoch = 0
         self._resume: Optional[Dict[str, Any]] = None  # state that the next iteration starts from
         self._state: Union[Dict[str, Any], str, None] = None  # state after the last batch that was returned
-        self._at: Union[Dict[str, Any], str, int] = 0  # where the iteration stands: a state, or an epoch's beginning
+        self._at: Union[Dict[str, Any], str, int] = 0  # position of the iteration: a state, or an epoch to begin
         self._link: Optional[Link] = None
         self._iteration: Optional[_Iteration] = None
         self._torch = self._import_torch()
@@ -158,26 +157,26 @@ class Feed:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of this epoch: from where a loaded state stands, if it is that of
-        the state, else from the beginning."""
+        """Sets the epoch of the next iteration. It starts at a loaded state's position if the state is of that epoch,
+        else at the beginning."""
         if epoch == self._epoch:
             return
         self._epoch, self._resume = epoch, None
         if self._state is not None:
             self._state = {**_parsed(self._state), "epoch": epoch, "cursor": 0}
-            self._state.pop("bad", None)  # it was that epoch's count
+            self._state.pop("bad", None)  # the count belongs to the state's epoch
 
     def state_dict(self) -> Dict[str, Any]:
-        """Where the trainer stands, small enough for any checkpoint. It is the same for all ranks
-        that have taken the same number of batches."""
+        """The trainer's progress, small enough for any checkpoint. It is the same for all ranks that have
+        taken the same number of batches."""
         if self._state is None:
             self._state = self._linked().opened.state
         self._state = _parsed(self._state)
         return dict(self._state)
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """The next iteration goes on from this state. The feed's own arguments have to fit it.
-        Raises ValueError for what is not a state."""
+        """Makes the next iteration continue from this state. The feed's own arguments must match it.
+        Raises ValueError if it is not a state."""
         if not isinstance(state, dict) or state.get("v") != 1:
             raise ValueError("not a state of a Shoal feed in format 1: "
                              f"{state.get('v') if isinstance(state, dict) else type(state).__name__}")
@@ -187,34 +186,34 @@ class Feed:
     def stats(self) -> Dict[str, Any]:
         """Counters since the start.
 
-        batches, samples, bytes, epochs, bad_samples, reconnects   what next() has returned, and how often
-                        the feed found its server again
-        slot_batches    of batches, those that came in shared memory; the others came as messages
-        wait_seconds    that next() waited for a batch: the trainer's loss
+        batches, samples, bytes, epochs, bad_samples, reconnects   returned by next(), and how often the feed
+                        reconnected to its server
+        slot_batches    batches that came in shared memory; the others came as messages
+        wait_seconds    time that next() waited for a batch: the trainer's loss
         fetch_seconds, decode_seconds   of the server on the current stream, summed over its parallel
-                        readers and workers: which of the two to help where there is a wait
-        stall_seconds   the server had no batch where one could be taken
-        credit_seconds  the server had a batch ready and this process could take no more: it is the slower side
-        slots, held_slots   of shared memory that this process may hold, and those that it does. 0 slots where
-                        there is none: elsewhere than on the server's host, or without room in its --memory
+                        readers and workers: they show which of the two causes waits
+        stall_seconds   time in which the server had no batch although this process could take one
+        credit_seconds  time in which the server had a batch and this process could take none: it is the slower side
+        slots, held_slots   slots that this process may hold, and does hold. 0 slots without shared memory: the
+                        server is on another host, or has too little --memory
 
-        The server's are asked for; while it is away they are the last ones known.
+        The server's counters are fetched from it; while it is unreachable they are the last known ones.
         """
         link = self._link
         if link is not None or self._stats["batches"]:
             try:
                 feed = json.loads(self._address.ask("Stats", _wire.STATS, timeout=10).json)["feed"]
-                for one in feed.get("ended_list", []) + feed["session_list"]:  # the newest comes last
+                for one in feed.get("ended_list", []) + feed["session_list"]:  # the newest is last
                     if (one.get("session"), one.get("rank")) == (self._args["session"], self._args["rank"]):
                         self._server = {name: one.get(name, 0.0) for name in self._server}
             except (FeedError, ValueError, KeyError):
-                pass  # away, a fork, or no server of ours
+                pass  # unreachable, a fork, or not a Shoal server
         pool = link.pool if link is not None else None
         slots = dict(slots=pool.limit, held_slots=len(pool.live)) if pool is not None else dict(slots=0, held_slots=0)
         return {**self._stats, **self._server, **slots}
 
     def info(self) -> Dict[str, Any]:
-        """What the server serves: dataset (version), samples, bytes, classes, server (version)."""
+        """The dataset that is served: dataset (version), samples, bytes, classes, server (version)."""
         return dict(vars(self._address.ask("Info", _wire.INFO)))
 
     @property
@@ -223,13 +222,13 @@ class Feed:
         return list(self.info()["classes"])
 
     def close(self) -> None:
-        """Ends the session. The feed can be used again afterwards. Arrays that are referred to stay valid."""
+        """Ends the session. The feed can be used again afterwards. Arrays still in use stay valid."""
         link, self._link, self._iteration = self._link, None, None
         if link is not None:
             link.close()
 
     def __del__(self) -> None:
-        # Without this, the thread would keep an abandoned session open until the process ends.
+        # Otherwise the thread would keep an abandoned session open until the process ends.
         if getattr(self, "_link", None) is not None:
             self.close()
 
@@ -241,7 +240,7 @@ class Feed:
         self.close()
 
     def __reduce__(self) -> Any:
-        # For DataLoader workers that are spawned, so that they can say why this does not work.
+        # Needed for spawned DataLoader workers, so that they can report why they do not work.
         state = None if self._state is None else _parsed(self._state)
         return _restore, (dict(self._args), self._epoch, self._resume, state)
 
@@ -257,18 +256,18 @@ class Feed:
         worker = torch.utils.data.get_worker_info()
         if worker is not None:
             raise RuntimeError(
-                f"shoal.Feed in a DataLoader worker: each of the {worker.num_workers} workers would be a trainer of its own and get "
+                f"shoal.Feed in a DataLoader worker: each of the {worker.num_workers} workers would be a separate trainer and get "
                 "every batch. Decoding already runs in the server, in parallel: use DataLoader(feed, batch_size=None, num_workers=0)")
 
     def _own_link(self) -> Optional[Link]:
-        """The stream, if one is open. Raises FeedError in a fork of the process that has opened it."""
+        """The stream, if one is open. Raises FeedError in a fork of the process that opened it."""
         link = self._link
         if link is not None:
             refuse_fork(link.pid)
         return link
 
     def _linked(self) -> Link:
-        """The stream for the next iteration: the open one if it stands there, else a new one."""
+        """The stream for the next iteration: the open one if its position fits, else a new one."""
         want = self._resume if self._resume is not None else self._epoch
         link = self._own_link()
         if link is not None and (link.position != want or link.over()):
@@ -285,7 +284,7 @@ class Feed:
 
     def _open(self, start: Union[int, Dict[str, Any]]) -> Link:
         a = self._args
-        if self._heap is None:  # not before: asking for CUDA would spoil it for forks
+        if self._heap is None:  # not earlier: initialising CUDA would make it unusable in forks
             pinned = a["pin_memory"] and self._torch is not None and self._torch.cuda.is_available()
             self._heap = PinnedHeap(self._torch) if pinned else Heap(a["credits"] + _SPARE_SLOTS)
         slots = a["slots"] if a["slots"] is not None else a["credits"] + _SPARE_SLOTS
@@ -306,20 +305,20 @@ class Feed:
         except FeedError as e:
             if e.code != HANDOVER or a["device"] is not None:
                 raise
-            log.warning("%s. Batches come as messages, at a lower rate; slots=0 says so from the start", e)
+            log.warning("%s. Batches come as messages, at a lower rate; set slots=0 to choose that", e)
             return Link(self._address, {**open, "slots": 0}, start, self._heap, self._torch, a["pin_memory"], stage)
 
     def _reopen(self, error: FeedError) -> Link:
-        """A stream from where the iteration stands, once the server is back; else raises error, or what is wrong then."""
+        """A stream from the iteration's position, once the server is back; otherwise raises the latest error."""
         patience = self._args["reconnect"]
         if error.code != "UNAVAILABLE" or not patience:
             raise error
-        log.warning("%s. Waiting for it for %g s (reconnect=)", error, patience)
+        log.warning("%s. Retrying for %g s (reconnect=)", error, patience)
         start, delay = time.monotonic(), _RECONNECT_FIRST
         while True:
             left = patience - (time.monotonic() - start)
             if left <= 0:
-                raise FeedError(f"{error} (it was waited for for {patience:g} s)", error.code) from None
+                raise FeedError(f"{error} (gave up after {patience:g} s)", error.code) from None
             _pause.wait(min(delay, left))
             delay = min(2 * delay, _RECONNECT_MOST)
             try:
@@ -358,7 +357,7 @@ class Feed:
             self._stats["epochs"] += 1
             self._iteration = None
             if link.over() and link.pool is not None:
-                link.pool.close()  # the stream carries no releases any more: the memory goes back with the last array
+                link.pool.close()  # releases can no longer be sent: the memory is freed with the last array
             return None
         link.position = None
         link.taken()
@@ -372,7 +371,7 @@ class Feed:
         return batch
 
 
-_pause = threading.Event()  # never set: a sleep that Ctrl-C ends
+_pause = threading.Event()  # never set: a sleep that Ctrl-C can interrupt
 
 
 def _parsed(state: Union[Dict[str, Any], str]) -> Dict[str, Any]:
@@ -388,7 +387,7 @@ def _restore(args: Dict[str, Any], epoch: int, resume: Optional[Dict[str, Any]],
 
 
 class _Iteration:
-    """An epoch's iterator. Only a feed's newest one goes on."""
+    """An epoch's iterator. Only a feed's newest one is usable."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed: Optional[Feed] = feed
@@ -414,7 +413,7 @@ _torch_class: Optional[Type[Feed]] = None
 
 
 def _torch_feed(required: bool) -> Type[Feed]:
-    """Feed as an IterableDataset, or Feed itself if there is no torch."""
+    """Feed as an IterableDataset, or Feed itself without torch."""
     global _torch_class
     if _torch_class is not None:
         return _torch_class

@@ -1,7 +1,7 @@
 """The stream's messages on the handover connection, each behind its length (docs/protocol.md).
 
-One thread receives and sends: the trainer's. It needs no other thread's turn at the interpreter, which is what a batch costs
-that comes by grpc.
+One thread sends and receives: the trainer's. It never waits for another thread to get the interpreter lock, which is
+the cost of a batch that comes over grpc.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _EVENTS = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
 class FrameError(ValueError):
-    """What came is no frame."""
+    """A malformed frame."""
 
 
 class Frames:
-    """Messages over a connection that somebody else closes."""
+    """Messages over a connection that the caller closes."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -31,15 +31,15 @@ class Frames:
         self._poll.register(connection, _EVENTS)
 
     def get(self, timeout: float) -> Optional[bytes]:
-        """The next message, None if none comes within so many seconds. EOFError once the server has said that it was all,
-        ConnectionError where the connection has ended."""
+        """The next message, None if none comes within the timeout. EOFError after the server's end marker,
+        ConnectionError if the connection ended without it."""
         while True:
             buffer, at = self._buffer, self._at
             have = len(buffer) - at
             if have >= _HEAD:
                 size = int.from_bytes(buffer[at:at + _HEAD], "little")
                 if size > _LONGEST:
-                    raise FrameError(f"a frame of {size} bytes")
+                    raise FrameError(f"malformed frame of {size} bytes")
                 if size == 0:
                     raise EOFError
                 if have >= _HEAD + size:
@@ -61,14 +61,14 @@ class Frames:
             buffer += piece
 
     def send(self, *messages: bytes) -> None:
-        """Sends messages. Where the connection has ended they are of no use: get() tells."""
+        """Sends messages. If the connection has ended it does nothing: get() reports that."""
         try:
             self._connection.sendall(b"".join(struct.pack("<I", len(m)) + m for m in messages))
         except OSError:
             pass
 
     def shut(self) -> None:
-        """Nothing more is received: a get() in another thread ends."""
+        """Ends reception: a get() in another thread returns."""
         try:
             self._connection.shutdown(socket.SHUT_RD)
         except OSError:

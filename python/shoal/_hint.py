@@ -14,32 +14,32 @@ import numpy as np
 
 
 def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1, limit=None):
-    """Writes what sampler will yield next as a plan of the Shoal mount that holds the files.
+    """Writes the indices that sampler will yield next as a plan into the Shoal mount that holds the files.
 
     sampler     a DataLoader (StatefulDataLoader too), a sampler or batch sampler of torch's, or any
                 iterable of indices (or of lists of indices). It is not consumed, and all random
                 state stays as it was.
-    paths       what the indices stand for: a dataset with .samples or .imgs (ImageFolder,
-                DatasetFolder), a Subset or ConcatDataset of such, nested as you like, a dataset that
-                wraps one of the same length as .dataset, or a list of paths or of (path, …) tuples.
+    paths       the files that the indices mean: a dataset with .samples or .imgs (ImageFolder,
+                DatasetFolder), a Subset or ConcatDataset of such datasets, nested at will, a dataset that wraps
+                one of the same length as .dataset, or a list of paths or of (path, …) tuples.
                 Default: the DataLoader's dataset.
-    mountpoint  where the dataset is mounted; relative paths then start there. Default: the mounts
-                above the paths, each of which gets its own; files outside of any are left out.
-    name        one plan for each rank or stream that reads at the same time. Default: "rank3", by
-                the DistributedSampler's rank, torch.distributed's, RANK or LOCAL_RANK, whichever is
-                found first, so that no two ranks overwrite each other's plan; "default" if none is.
-                Jobs that read one mount at the same time need names of their own.
-    epochs      how many epochs to tell, one after the other. A sampler with set_epoch is taken to be
-                told each epoch's number; one that shuffles by the global generators cannot be told
-                further than one epoch, since the trainer draws from them too (ValueError).
-    limit       how many samples to tell at most. Without it an epoch ends after len(sampler) items (a
-                DataLoader's batches), also where the sampler itself has no end. A sampler without a
+    mountpoint  where the dataset is mounted; relative paths then start there. Default: the mounts that
+                contain the paths, each of which gets its own plan; files outside of any are left out.
+    name        one plan for each rank or stream that reads at the same time. Default: "rank3", from the
+                DistributedSampler's rank, torch.distributed's, RANK or LOCAL_RANK, whichever is found
+                first, so that no two ranks overwrite each other's plan; "default" if none is found.
+                Jobs that read one mount at the same time need different names.
+    epochs      how many epochs to predict, one after the other. A sampler with set_epoch is assumed to get
+                each epoch's number. One that shuffles by the global generators can be predicted for one
+                epoch only, since the trainer draws from them too (ValueError).
+    limit       the most samples to predict. Without it an epoch ends after len(sampler) items (a
+                DataLoader's batches), even if the sampler itself is endless. A sampler without a
                 length needs it (ValueError).
 
-    Call it once an epoch, after set_epoch and directly before the iteration begins: random numbers
-    drawn in between change what a shuffling sampler yields. While the epoch before is still being
-    read, the new plan waits for its end, and what is staged stays. Returns the number of paths
-    written. Raises OSError if the mount refuses the plan; the one before it then stays in force.
+    Call it once for each epoch, after set_epoch and directly before the iteration begins: random numbers drawn in
+    between change the order of a shuffling sampler. While the previous epoch is still being read, the new plan waits
+    for its end, and staged samples stay. Returns the number of paths written. Raises OSError if the mount refuses
+    the plan; the previous plan then stays in force.
     """
     if paths is None:
         paths = getattr(sampler, "dataset", None)
@@ -66,11 +66,11 @@ def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1, limit=None):
 
 
 def predict(sampler, epochs=1, limit=None):
-    """The indices that sampler will yield next, as a list, leaving it and all random state as they
-    are. Takes what hint takes."""
+    """The indices that sampler will yield next, as a list, without changing it or any random state. Accepts the
+    samplers that hint accepts."""
     for what, value in (("epochs", epochs), ("limit", limit)):
         if value is not None and value < 1:
-            raise ValueError(f"{what}: {value}, must be 1 or more")
+            raise ValueError(f"{what}={value}: it must be 1 or more")
     with _untouched_global_state():
         clone = _Clone(sampler, bounded=limit is not None)
         indices = (int(i) for epoch in range(epochs) for i in _flat(clone.epoch(epoch, last=epoch == epochs - 1)))
@@ -110,7 +110,7 @@ def _reason(root):
 
 
 def _rank(sampler):
-    """The rank that reads, None if there seems to be one only."""
+    """The rank that reads, None if there seems to be only one."""
     for s in _nested(sampler):
         if getattr(s, "num_replicas", 1) > 1 and hasattr(s, "rank"):
             return s.rank
@@ -121,7 +121,7 @@ def _rank(sampler):
 
 
 def _nested(sampler):
-    """sampler and what it takes its indices from, the outermost first."""
+    """sampler and the samplers it wraps, the outermost first."""
     seen = []
     while sampler is not None and not any(sampler is s for s in seen):
         seen.append(sampler)
@@ -144,7 +144,7 @@ def _paths(dataset):
         if samples is not None:
             return _First(samples)
     inner = getattr(dataset, "dataset", None)
-    if inner is not None and hasattr(inner, "__len__") and len(inner) == len(dataset):  # adds a transform, for example
+    if inner is not None and hasattr(inner, "__len__") and len(inner) == len(dataset):  # a wrapper, such as one that adds a transform
         return _paths(inner)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dataset, torch.utils.data.Dataset) or isinstance(dataset, (str, bytes)) or not hasattr(dataset, "__getitem__"):
@@ -153,7 +153,7 @@ def _paths(dataset):
 
 
 class _First:
-    """The paths of a list of paths, or of tuples that begin with one."""
+    """The paths from a list of paths, or of tuples that begin with one."""
 
     def __init__(self, items):
         self._items = items
@@ -167,7 +167,7 @@ class _First:
 
 
 class _Joined:
-    """Lists one after the other, by ConcatDataset's numbering."""
+    """Concatenated lists, indexed as in ConcatDataset."""
 
     def __init__(self, lists):
         self._lists, self._ends = lists, np.cumsum([len(x) for x in lists]).tolist()
@@ -185,14 +185,14 @@ class _Joined:
 
 
 class _Mounts:
-    """Says below which mount a path lies: the one that is given, or whichever it is."""
+    """Finds the mount that contains a path: the given one, or any."""
 
     def __init__(self, mountpoint):
         self.root = None if mountpoint is None else os.path.abspath(os.fspath(mountpoint))
-        self._above = {}  # by folder: the mount point above it, as the folder is spelled and in truth; None without one
+        self._above = {}  # by folder: the mount point above it, as spelled and resolved; None without one
 
     def place(self, path):
-        """The mount point and the path in it, as a plan takes it; None, None outside of any mount."""
+        """The mount point and the path in it, as a plan needs them; None, None outside of any mount."""
         if self.root is not None:
             path = os.path.join(self.root, path)
         folder, base = os.path.split(path)
@@ -221,17 +221,17 @@ class _Mounts:
 
 
 def _length(sampler):
-    """How many items an epoch has."""
+    """The number of items in an epoch."""
     try:
         return len(sampler)
     except (TypeError, NotImplementedError):
-        raise ValueError(f"hint: this {type(sampler).__name__} has no length, and may have no end; say how many samples to tell, such as "
+        raise ValueError(f"hint: this {type(sampler).__name__} has no length, and may be endless; say how many samples to predict, such as "
                          "limit=len(dataset)") from None
 
 
 @contextlib.contextmanager
 def _untouched_global_state():
-    """Puts the global generators back, whatever a sampler of unknown type draws from them."""
+    """Restores the global generators, whatever a sampler of unknown type draws from them."""
     saved = _global_state()
     try:
         yield
@@ -256,22 +256,22 @@ def _same(a, b):
 
 
 class _Clone:
-    """Iterates a copy of a sampler, or a DataLoader's, whose generators are copies.
+    """Iterates a copy of a sampler, or of a DataLoader's, with copies of its generators.
 
-    Generators that are one object stay one object: what a DataLoader draws from its generator for
-    its base seed is missing from the sampler's stream only if they share it.
+    A generator that sampler and DataLoader share stays shared between the copies: the base seed that a DataLoader
+    draws from its generator is missing from the sampler's stream only then.
 
-    Some loaders make one iterator over a sampler without end, keep it as .iterator, and take len(loader)
-    batches of it an epoch (timm's MultiEpochsDataLoader, Ultralytics' InfiniteDataLoader). The copy stands where
-    that iterator does, which can be known between epochs, and as long as no workers draw ahead.
+    Some loaders make one iterator over an endless sampler, keep it as .iterator, and take len(loader) batches from it
+    for each epoch (timm's MultiEpochsDataLoader, Ultralytics' InfiniteDataLoader). The copy starts at that iterator's
+    position, which is known between epochs, unless workers draw ahead.
     """
 
     def __init__(self, sampler, bounded=False):
         self._torch = sys.modules.get("torch")
-        self._copies = {}  # by id: the original, so that its id stays taken, and its copy
-        self._draws = None  # what the DataLoader draws base seeds from: None, or a list of one generator (None: the global one)
+        self._copies = {}  # by id: the original, which keeps the id in use, and its copy
+        self._draws = None  # generator of the DataLoader's base seeds: None, or a list of one generator (None: the global one)
         self._persistent = False
-        self._kept = self._items = None  # the iterator that a loader keeps, and the copy's
+        self._kept = self._items = None  # the loader's persistent iterator, and the copy's
         loader = sampler
         if self._torch is not None and isinstance(loader, self._torch.utils.data.DataLoader):
             sampler = self._enter(loader)
@@ -285,14 +285,14 @@ class _Clone:
             self._follow(len(loader))
 
     def _enter(self, loader):
-        """Takes note of what the loader will draw, and returns what it takes its indices from."""
+        """Notes what the loader will draw, and returns the sampler of its indices."""
         if isinstance(loader.dataset, self._torch.utils.data.IterableDataset):
-            raise TypeError("hint: an IterableDataset has no order of indices that could be told in advance")
+            raise TypeError("hint: an IterableDataset has no order of indices that could be predicted")
         # torchdata's StatefulDataLoader. Its random samplers have generators of their own.
         if getattr(loader, "next_iter_state", None) is not None:
-            raise TypeError("hint: this StatefulDataLoader goes on from a loaded state in mid-epoch; hint from the next epoch on, "
-                            "the mount finds the place in this one by what is read")
-        started = getattr(loader, "_initial_iter_for_state_dict", False)  # state_dict has made the iterator already
+            raise TypeError("hint: this StatefulDataLoader resumes from a loaded state in mid-epoch; hint from the next epoch on, "
+                            "in this epoch the mount infers the position from the files read")
+        started = getattr(loader, "_initial_iter_for_state_dict", False)  # state_dict has already made the iterator
         if started and loader.num_workers > 0:
             raise TypeError("hint: state_dict has started this StatefulDataLoader's workers; call hint before it")
         self._persistent = loader.persistent_workers and loader.num_workers > 0
@@ -300,25 +300,25 @@ class _Clone:
         if isinstance(kept, self._torch.utils.data.dataloader._BaseDataLoaderIter):
             self._kept = kept
         # A persistent iterator draws its base seed once, when it is made. Every other iteration
-        # begins with drawing one, before the sampler draws anything.
+        # begins by drawing one, before the sampler draws anything.
         elif not started and not (self._persistent and loader._iterator is not None):
             self._draws = [None if loader.generator is None else self._copy(loader.generator, "generator")]
         return loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
 
     def _follow(self, length):
-        """Brings the copy to where the iterator that the loader keeps stands, at the end of an epoch of this length."""
+        """Advances the copy to the position of the loader's iterator, at the end of an epoch of this length."""
         kept, torch = self._kept, self._torch
         if kept._num_workers:
             one, other = (list(_flat(itertools.islice(iter(self._sampler), length))) for _ in range(2))
             if self._epochs or one != other:
-                raise TypeError("hint: this loader's workers have begun the next epoch's shuffle already, so that it cannot be told; "
-                                "DataLoader(persistent_workers=True) keeps its workers, too, and can be hinted")
+                raise TypeError("hint: this loader's workers have begun the next epoch's shuffle already, so it cannot be predicted; "
+                                "use DataLoader(persistent_workers=True), which also keeps its workers")
         if kept._num_yielded % max(length, 1):
-            raise TypeError("hint: this loader goes on where its epoch was left; hint between whole epochs")
+            raise TypeError("hint: this loader continues an unfinished epoch; hint between whole epochs")
         self._items = iter(self._sampler)
         generators = [(value, made) for value, made in self._copies.values() if isinstance(value, torch.Generator)]
         if kept._num_yielded and generators:
-            # The last epoch's end is still to come, where RandomSampler draws from its generator once more.
+            # The end of the last epoch is still to come; there RandomSampler draws from its generator once more.
             state = _global_state()
             collections.deque(itertools.islice(self._items, length), 0)
             _set_global_state(state)
@@ -326,7 +326,7 @@ class _Clone:
                 made.set_state(value.get_state())
 
     def epoch(self, k, last):
-        """The indices of the k-th epoch from now; call it for each in turn."""
+        """The indices of the k-th epoch from now; call it for each epoch in turn."""
         for s, first in zip(self._epochs, self._first):
             if k > 0:
                 s.set_epoch(first + k)
@@ -342,9 +342,9 @@ class _Clone:
                              "epoch; give it a generator of its own, or hint each epoch")
 
     def _copy(self, value, role):
-        """A copy of a sampler, of its generators and nested samplers, and of what it may shuffle in
-        place. Datasets, and whatever else it holds, stay what they are. role is the name under which
-        a sampler holds the value."""
+        """A copy of a sampler, of its generators and nested samplers, and of everything that it may shuffle in place.
+        Datasets and other values are not copied. role is the attribute under which a sampler holds the
+        value."""
         torch = self._torch
         if id(value) in self._copies:
             return self._copies[id(value)][1]
@@ -359,7 +359,7 @@ class _Clone:
             made = value.clone()
         elif type(value) in (list, dict):
             made = value.copy()
-            if len(made) <= 4096:  # more are indices, not samplers
+            if len(made) <= 4096:  # longer ones hold indices, not samplers
                 for key in range(len(made)) if type(made) is list else made:
                     made[key] = self._copy(made[key], role)
         elif self._samples(value, role):
@@ -373,7 +373,7 @@ class _Clone:
         return made
 
     def _samples(self, value, role):
-        """Whether value is a sampler: one of torch's, or what stands in the place of one."""
+        """Whether value is a sampler: one of torch's, or an object used as one."""
         if self._torch is not None and isinstance(value, self._torch.utils.data.Sampler):
             return True
         return role in ("sampler", "batch_sampler") and hasattr(value, "__dict__") and hasattr(value, "__iter__")

@@ -1,4 +1,4 @@
-"""Who keeps slots: for the message when all of them are held. Slow, and called when nothing else goes on."""
+"""Finds the holders of slots, for the message when all slots are held. Slow; called only while nothing else runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 
 from ._batch import Batch
 
-_MOST = 4  # sorts of holders that a message names
+_MOST = 4  # kinds of holders that a message names
 _CODE = types.ModuleType, types.FunctionType, types.FrameType
 
 
 def describe(live: Dict[int, Any], waiting: int, address: int, size: int) -> str:
-    """What holds the live slots of the memory at address, such as "2 numpy.ndarray (64, 3, 224, 224) in
-    a list". live has weak references to batches; waiting of the slots wait for a device."""
+    """The holders of the live slots of the memory at address, such as "2 numpy.ndarray (64, 3, 224, 224) in
+    a list". live has weak references to batches; waiting slots wait for a device."""
     batches = sum(1 for ref in list(live.values()) if ref is not None and ref() is not None)
     parts = []
     if batches:
@@ -37,12 +37,12 @@ def describe(live: Dict[int, Any], waiting: int, address: int, size: int) -> str
 
 def _found(address: int, size: int) -> Iterator[Tuple[str, str]]:
     """(what, where) of arrays, tensors and batches in the memory that containers and local variables refer to.
-    Each thing once."""
+    Each object once."""
     torch = sys.modules.get("torch")
     seen = set()
 
     def place(value: Any) -> str:
-        kind = type(value)  # isinstance would ask the value, and there are some that warn of it
+        kind = type(value)  # isinstance would read the value's __class__, which makes some values warn
         if issubclass(kind, np.ndarray):
             at = value.__array_interface__["data"][0]
         elif torch is not None and issubclass(kind, torch.Tensor) and not value.is_cuda:
@@ -80,7 +80,7 @@ def _found(address: int, size: int) -> Iterator[Tuple[str, str]]:
 def told(live: Dict[int, Any], waiting: int, address: int, size: int, slots: int, asked: int, addr: str) -> str:
     """The message for an exhausted pool."""
     more = (f"open the feed with more, slots={2 * slots}" if slots >= asked else
-            f"give `shoal serve` more --memory: {asked} slots were asked for, and did not fit")
+            f"give `shoal serve` more --memory: {asked} slots were requested and do not fit")
     return (f"shoal: feed {addr} waits: all {len(live)} of its {slots} slots are held in this process: "
             f"{describe(live, waiting, address, size)}. A slot is free again when nothing refers to its batch, nor to "
             "anything made of it without a copy. Drop them, keep copies (batch.copy(), tensor.clone(), array.copy()), or "

@@ -1,4 +1,4 @@
-"""One stream from the server: a thread receives, the trainer's thread takes."""
+"""One stream from the server: one thread receives, the trainer's thread consumes."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from ._frames import Frames
 from ._slots import SlotPool, handover, log
 
 SERVICE = "/shoal.feed.v1.Feed/"
-_ENDED = "OUT_OF_RANGE"  # the code of the error that there is no more
-HANDOVER = "HANDOVER"  # the code of errors after which a stream without slots may do
+_ENDED = "OUT_OF_RANGE"  # the code of the error after the last epoch
+HANDOVER = "HANDOVER"  # the code of errors that a stream without slots may avoid
 _ALIGN = 64
-_IDLE_SECONDS = 1.0  # slots that were freed are given back at the latest then
-_HELD_SECONDS = 5.0  # how long a wait for slots is before it is told
-_DEVICE_SECONDS = 0.002  # between looks at a device's events while a slot is waited for
+_IDLE_SECONDS = 1.0  # the longest time before a freed slot is given back
+_HELD_SECONDS = 5.0  # the wait for a slot after which it is reported
+_DEVICE_SECONDS = 0.002  # between checks of a device's events while waiting for a slot
 
 _user: Optional[int] = None  # the process that uses grpc
-_told: Set[str] = set()  # warnings that are given once
+_told: Set[str] = set()  # warnings already given
 
 
 def refuse_fork(user: int) -> None:
-    """Raises FeedError in any process but user, which has used the feed."""
+    """Raises FeedError in a process other than user, which has used the feed."""
     if user != os.getpid():
         raise FeedError(f"the feed was in use in process {user}, of which this one is a fork, and grpc does not survive a fork: "
                         "open feeds after forking only, or start processes with the spawn method")
 
 
 class Address:
-    """Where the server is and how it is talked to."""
+    """The server's address and how to connect to it."""
 
     def __init__(self, addr: str, token: Optional[str] = None, ca: Optional[str] = None, cert: Optional[str] = None,
                  key: Optional[str] = None) -> None:
@@ -51,7 +51,7 @@ class Address:
         if scheme not in ("unix", "tcp", "tls") or not rest or scheme == "unix" and not rest.startswith("/"):
             raise ValueError(f"feed address {addr!r}: must be unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT")
         if (ca or cert or key) and scheme != "tls":
-            raise ValueError(f"feed address {addr!r}: ca=, cert= and key= go with tls://HOST:PORT")
+            raise ValueError(f"feed address {addr!r}: ca=, cert= and key= need tls://HOST:PORT")
         if bool(cert) != bool(key):
             raise ValueError("cert= and key= go together: the client's certificate and its key, PEM files")
         self.addr, self.path = addr, rest if scheme == "unix" else None
@@ -71,7 +71,7 @@ class Address:
             ("grpc.http2.lookahead_bytes", 64 << 20),
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.use_local_subchannel_pool", 1),  # no back-off that is left of a channel before
+            ("grpc.use_local_subchannel_pool", 1),  # no back-off left over from an earlier channel
         ]
         if self._files is None:
             return grpc.insecure_channel(self._target, options=options)
@@ -96,7 +96,7 @@ def _read(name: Optional[str]) -> Optional[bytes]:
 
 
 class Heap:
-    """Memory for batches that come in chunks, used again once nobody refers to it.
+    """Memory for batches that come in chunks, reused once nothing refers to it.
 
     Every view of an array, numpy's or torch's, holds a reference to the array that owns the memory.
     So an array to which only the pool's list refers has no views.
@@ -109,7 +109,7 @@ class Heap:
         self._idle = count(probe[0]) if count else None
 
     def get(self, size: int) -> np.ndarray:
-        """A writable array of size bytes that begins at a multiple of 64."""
+        """A writable array of size bytes, aligned to 64 bytes."""
         owner = None
         if self._idle is not None:
             arrays = self._arrays
@@ -121,14 +121,14 @@ class Heap:
             owner = np.empty(size + _ALIGN, np.uint8)
             if self._idle is not None:
                 if len(self._arrays) >= self._most:
-                    self._arrays.pop(0)  # its memory lives as long as its user
+                    self._arrays.pop(0)  # its memory lives as long as it is in use
                 self._arrays.append(owner)
         start = -owner.ctypes.data % _ALIGN
         return owner[start:start + size]
 
 
 class PinnedHeap:
-    """The same in page-locked memory. torch's allocator uses it again, and knows of copies under way. It is made in the
+    """The same in page-locked memory. torch's allocator reuses it, and knows of copies in progress. It is allocated in the
     trainer's thread, on the trainer's device."""
 
     def __init__(self, torch: Any) -> None:
@@ -146,15 +146,15 @@ _links: "weakref.WeakSet[Link]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    # Freeing a grpc call takes a lock. Once the interpreter is being torn down, a thread that was
-    # stopped for good may hold it, so calls are freed here and not by the tear-down.
+    # Freeing a grpc call takes a lock. While the interpreter shuts down, a thread that was stopped for good
+    # may hold it, so calls are freed here and not by the shutdown.
     for link in list(_links):
         link.close()
 
 
 def _forked() -> None:
-    # The same holds in a forked child: the threads are not there, the locks are as they were. The
-    # parent's calls must not be freed there at all.
+    # The same holds in a forked child: the threads are missing, the locks are as they were. The parent's
+    # calls must not be freed there at all.
     for link in list(_links):
         for thing in (link._call, link._channel):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
@@ -169,9 +169,9 @@ _ONE_CREDIT = _wire.encode(_wire.CLIENT_MESSAGE, credit=dict(n=1))
 class Link:
     """One stream.
 
-    position is an epoch or a state if nothing was taken since, else None. stage, if given, is told
-    (opened, link) once and returns what makes of each batch, on the receiving thread, the thing
-    that get() returns: it has put(header, batch, slot) and close().
+    position is an epoch or a state if no batch was taken yet, else None. stage, if given, is called once with
+    (opened, link). Its result converts each batch, on the receiving thread, to the value that get() returns: it
+    has put(header, batch, slot) and close().
     """
 
     def __init__(self, address: Address, open: Dict[str, Any], start: Union[int, Dict[str, Any]], heap: Any, torch: Any = None,
@@ -186,8 +186,8 @@ class Link:
         self._ready: "queue.SimpleQueue[Tuple[str, Any]]" = queue.SimpleQueue()
         self._requests: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
         self._given: Deque[int] = collections.deque()  # slots of a device's pool, for give_back
-        self._frames: Optional[Frames] = None  # by which messages come, until they end; else the receiving thread has them
-        self._header: Any = None  # of the batch of which chunks are to come
+        self._frames: Optional[Frames] = None  # source of the messages until it ends; None: the receiving thread
+        self._header: Any = None  # of the batch whose chunks are being received
         self._array: Any = None
         self._room: Any = None
         self._at = 0
@@ -225,14 +225,14 @@ class Link:
             put(("error", FeedError(f"feed {self._address.addr}: the server ended the stream after the last epoch", _ENDED)))
         except grpc.RpcError as e:
             put(("error", explain(e, self._address.addr)))
-            e.__traceback__ = None  # e is the call itself, its frames refer to it: no cycle may keep it
+            e.__traceback__ = None  # e is the call itself, and its frames refer to it: break the cycle
         except FeedError as e:
             put(("error", FeedError(f"feed {self._address.addr}: {e}", e.code)))
-        except Exception as e:  # whatever it is, the trainer has to hear of it
+        except Exception as e:  # report every error to the trainer
             put(("error", FeedError(f"feed {self._address.addr}: {type(e).__name__}: {e}")))
 
     def _item(self, message: bytes) -> Optional[Tuple[str, Any]]:
-        """What get() returns for a message; None if there is more to come of it."""
+        """The item of get() for a message; None if the batch is not complete yet."""
         payload = _wire.chunk(message)
         if payload is None:
             m = _wire.decode(_wire.SERVER_MESSAGE, message)
@@ -250,7 +250,7 @@ class Link:
             return None
         header, end = self._header, self._at + len(payload)
         if header is None or end > header.total_bytes:
-            raise _wire.WireError("a chunk that belongs to no batch")
+            raise _wire.WireError("a chunk outside of a batch")
         self._room[self._at:end] = payload
         self._at = end
         if end < header.total_bytes:
@@ -267,10 +267,10 @@ class Link:
         if opened.pool is not None and not opened.pool.device:
             path = self._address.path
             if path is None:
-                raise FeedError("the server offers slots to a client that did not come over its unix socket")
+                raise FeedError("the server offers slots to a client that did not connect over its unix socket")
             try:
                 self.pool = SlotPool(path, opened.pool.key, self._wake, self.readonly, self._pin, limit=self._slots,
-                                     frames=self._stage_maker is None)  # a stage wants its batches before they are asked for
+                                     frames=self._stage_maker is None)  # a stage needs its batches before get() is called
             except FeedError as e:
                 raise FeedError(f"the handover of the server's memory failed: {e}", HANDOVER) from None
         if self._stage_maker is not None:
@@ -279,15 +279,15 @@ class Link:
     def _tell_no_slots(self, opened: Any) -> None:
         mib = sum(p.length for p in opened.planes) / (1 << 20)
         text = (f"shoal: feed {self._address.addr} gave no shared memory for batches of {mib:.0f} MiB: they come as messages, at a fraction of the "
-                f"rate. {self._least} of them must fit a third of --memory: give `shoal serve` more of it, or ask for less (batch_size=, "
-                "credits=, or dtype=\"uint8\" and normalise on the device); its log has the figures. slots=0 says that this is meant")
+                f"rate. {self._least} of them must fit in a third of --memory: raise `shoal serve --memory`, or lower the demand (batch_size=, "
+                "credits=, or dtype=\"uint8\" and normalise on the device); the server's log has the figures. slots=0 silences this warning")
         if text not in _told:
             _told.add(text)
             log.warning("%s", text)
 
     def _batch_item(self, header: Any, array: Optional[np.ndarray]) -> Tuple[str, Any]:
         if header.slot and self.pool is None and not self.on_device:
-            raise _wire.WireError("a batch in a slot, and no pool")
+            raise _wire.WireError("a batch in a slot of a stream without slots")
         return "batch", (header, array) if self._stage is None else self._stage.put(header, array)
 
     def layout(self, header: Any) -> Layout:
@@ -299,7 +299,7 @@ class Link:
             if len(self._layouts) >= 64:
                 self._layouts.clear()
             pool = self.pool if in_slot else None
-            # It refers to the planes, so that an id stays taken as long as it is a key.
+            # The entry refers to the planes, so that their id stays in use as long as it is a key.
             layout = self._layouts[key] = Layout(planes, self._torch, self.readonly, pool.pinned if pool else self._pin,
                                                  pool is not None and pool.debug)
         return layout
@@ -320,7 +320,7 @@ class Link:
     # The trainer's thread.
 
     def get(self) -> Tuple[str, Any]:
-        """The next ("opened"|"batch"|"end", value), in order; raises FeedError, again and again."""
+        """The next ("opened"|"batch"|"end", value), in order; raises FeedError, then on every call."""
         if self._error is None:
             pool = self.pool
             if pool is not None and pool.fault is not None:
@@ -332,14 +332,14 @@ class Link:
             kind, value = item
             if kind == "opened" and self.pool is not None:
                 self._frames = self.pool.frames
-                self._wake()  # there are slots to look after, also while the trainer rests
+                self._wake()  # slots must be given back even while the trainer is idle
             if kind != "error":
                 return kind, value
             self._error = value
         raise self._error
 
     def _poll(self, timeout: float) -> Optional[Tuple[str, Any]]:
-        """The next item, if it comes within so many seconds."""
+        """The next item, if it comes within the timeout."""
         if self._frames is not None:
             return self._poll_frames(self._frames, timeout)
         try:
@@ -351,12 +351,12 @@ class Link:
         broken = False
         try:
             while True:
-                over = not self._ready.empty()  # before the wait: what came with the end may lie behind one that was in vain
+                over = not self._ready.empty()  # before the wait: a message may arrive with the end, after a wait that timed out
                 message = frames.get(timeout)
                 if message is None:
                     if timeout <= 0 or not over:
                         return None
-                    raise ConnectionError  # the stream has ended, and the connection hangs
+                    raise ConnectionError  # the stream has ended, but the connection has not
                 item = self._item(message)
                 if item is not None:
                     return item
@@ -368,12 +368,12 @@ class Link:
             return "error", FeedError(f"feed {self._address.addr}: {e}", getattr(e, "code", None))
         self._frames = None
         kind, error = self._ready.get()  # how the stream ended
-        if broken and error.code == _ENDED:  # there was more
-            error = FeedError(f"feed {self._address.addr}: the handover connection has ended, and not all was read from it", "UNAVAILABLE")
+        if broken and error.code == _ENDED:  # batches are missing
+            error = FeedError(f"feed {self._address.addr}: the handover connection closed before its last message", "UNAVAILABLE")
         return kind, error
 
     def _wait(self, pool: SlotPool) -> Tuple[str, Any]:
-        """Waits in good order: slots that are freed meanwhile are given back at once, and if none is left, that is told."""
+        """Waits for an item; gives slots back as they are freed, and warns once if the trainer holds all of them."""
         pool.waited, told = True, False
         since = time.monotonic()
         try:
@@ -392,11 +392,11 @@ class Link:
             pool.waited = False
 
     def over(self) -> bool:
-        """Nothing more will come."""
+        """Whether nothing more will come."""
         return self._error is not None or self._closed or bool(self._epochs) and self.position == self._first + self._epochs
 
     def taken(self) -> None:
-        """The trainer has taken a batch: another may come."""
+        """The trainer has taken a batch: another may be sent."""
         pool, frames = self.pool, self._frames
         if pool is not None:
             pool.streams.taken()
@@ -408,17 +408,17 @@ class Link:
         frames.send(_ONE_CREDIT, *_releases(pool))
 
     def array(self, plane: Any, owner: Any) -> Any:
-        """The plane that lies in the owner's buffer, as the feed gives it out."""
+        """The plane in the owner's buffer, as the feed returns it."""
         return (_maker(plane, False) if self._torch is None else _tensor_maker(plane, self._torch))(owner)
 
     def handover(self, key: str, descriptors: int) -> Tuple[Any, Dict[str, Any], List[int]]:
-        """Asks for a pool's memory (_slots.handover)."""
+        """Requests a pool's memory (_slots.handover)."""
         if self._address.path is None:
-            raise FeedError("the server offers memory to a client that did not come over its unix socket")
+            raise FeedError("the server offers memory to a client that did not connect over its unix socket")
         return handover(self._address.path, key, descriptors)
 
     def give_back(self, slot: int) -> None:
-        """A slot of a device's pool may be filled again. From any thread."""
+        """Releases a slot of a device's pool. From any thread."""
         self._given.append(slot)
         self._wake()
 
@@ -447,7 +447,7 @@ class Link:
             frames.shut()
         if self._stage is not None:
             self._stage.close()
-        if self._thread is not threading.current_thread():  # which may be collecting garbage
+        if self._thread is not threading.current_thread():  # the garbage collector may run this in it
             self._thread.join(5)
         self._channel.close()
         self._call = self._channel = None
@@ -456,13 +456,13 @@ class Link:
 
 
 def _releases(pool: SlotPool) -> List[bytes]:
-    """The message by which freed slots are given back, if there are any."""
+    """The message that gives freed slots back, None if there are none."""
     freed = pool.take_freed()
     return [_wire.encode(_wire.CLIENT_MESSAGE, release=dict(slots=freed))] if freed else []
 
 
 def _sending(requests: "queue.SimpleQueue[Any]", link: "weakref.ref[Link]", given: Deque[int]) -> Iterator[bytes]:
-    """What goes to the server. Credits and slots are collected, so that a step sends few messages."""
+    """The messages to the server. Credits and slots are collected, so that a step sends few messages."""
     yield requests.get()
     pool: Optional[SlotPool] = None
     while True:

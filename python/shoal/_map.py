@@ -1,4 +1,4 @@
-"""The trainer's own function on samples, in threads ahead of it. See Feed's map."""
+"""The user's function on samples, in threads ahead of the trainer. See Feed's map."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._batch import Batch
 from ._errors import MapError
 
 _NOT_IN_TORCH = np.uint16, np.uint32, np.uint64
-_STOP_SECONDS = 5.0  # how long a function that runs is waited for at the end
+_STOP_SECONDS = 5.0  # how long close() waits for running functions
 
 
 class Job:
@@ -29,11 +29,11 @@ class Job:
         self.lock = threading.Lock()
         self.errors: List[Any] = []
         self.done = threading.Event()
-        self.empty: Optional[Callable[["Job"], None]] = None  # what finishes a batch without valid rows
+        self.empty: Optional[Callable[["Job"], None]] = None  # finishes a batch without valid rows
         self.made: Optional[Batch] = None
 
     def take(self) -> Tuple[Any, Batch]:
-        """Waits for the mapped batch: its header and itself. Raises MapError at the first of its samples that failed."""
+        """Waits for the mapped batch, and returns its header and itself. Raises MapError for the first sample that failed."""
         if self.empty is not None:
             self.empty(self)
         self.done.wait()
@@ -54,14 +54,14 @@ class Mapper:
     def __init__(self, function: Callable[..., Any], threads: int, whole: bool, link: Any, torch: Any) -> None:
         self._function, self._whole, self._link, self._torch = function, whole, link, torch
         self._work: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
-        self._like: Any = None  # what the last mapped batch looked like, for one without a valid row
+        self._like: Any = None  # the types and shapes of the last mapped batch, for one without valid rows
         self._stopped = False
         self._threads = [threading.Thread(target=self._run, name=f"shoal-map-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
 
     def put(self, header: Any, array: Any) -> Job:
-        """Begins a batch, on the receiving thread."""
+        """Starts a batch, on the receiving thread."""
         batch = self._link.batch(header, array)
         layout, owner = batch._layout, batch._owner
         labels, ids, valid = (layout.arrays[name](owner).tolist() for name in ("label", "id", "valid"))
@@ -69,10 +69,10 @@ class Mapper:
             job = Job(header, batch, (), labels, ids, valid)
             self._work.put((job, -1))
             return job
-        # Raw samples stay arrays: what opens files takes their bytes, and not a tensor's.
+        # Raw samples stay arrays: libraries that open files accept arrays as bytes, but not tensors.
         samples = layout.rows(layout.arrays["data"](owner), owner) if layout.ragged else batch.data
         job = Job(header, batch, samples, labels, ids, valid)
-        if job.left == 0:  # when it is taken, it looks like the batch before, which is done then
+        if job.left == 0:  # it gets the types of the batch before, which is done when this one is taken
             job.empty = self._finish
         for row, v in enumerate(valid):
             if v:
@@ -80,7 +80,7 @@ class Mapper:
         return job
 
     def close(self) -> None:
-        """Ends the threads; a function that runs is waited for."""
+        """Ends the threads, after the functions that run."""
         self._stopped = True
         for _ in self._threads:
             self._work.put(None)
@@ -99,7 +99,7 @@ class Mapper:
     def _one(self, job: Job, row: int) -> None:
         try:
             if job.errors and min(job.errors, key=lambda e: e[0])[0] < row:
-                pass  # it will not be delivered: no need
+                pass  # it will not be delivered
             elif self._whole:
                 assert job.batch is not None
                 job.results = self._function(job.batch.data, job.batch.label, job.batch.id)
@@ -140,7 +140,7 @@ class Mapper:
         if isinstance(value, dict):
             fields.update(value)
             data, label = fields.pop("data", None), fields.pop("label", label)
-        # In memory of their own, so that the slot is free as soon as no result is a view of it.
+        # Copied, so that the slot is free as soon as no result is a view of it.
         if label is batch.label:
             label = _copy(label)
         fields = {name: _copy(f) if f is batch.fields.get(name) else f for name, f in fields.items()}
@@ -154,8 +154,8 @@ def _copy(array: Any) -> Any:
 
 
 def collate(results: List[Any], valid: Sequence[int], torch: Any) -> Any:
-    """Results of the valid rows as one: dictionaries and tuples by member; numbers, arrays and tensors
-    of equal shape and type stacked, zeros in rows that are not valid; whatever else a list of all rows,
+    """The results of the valid rows as one value: dictionaries and tuples by member; numbers, arrays and tensors of
+    equal shape and type stacked, with zeros in rows that are not valid; everything else as a list of all rows, with
     None in those."""
     first = results[0]
     if isinstance(first, dict) and all(isinstance(r, dict) and r.keys() == first.keys() for r in results):
@@ -195,7 +195,7 @@ def _empty(value: Any) -> Any:
 
 
 def _blank(like: Any, n: int) -> Any:
-    """n rows of zeros that look like like."""
+    """n rows of zeros with the types and shapes of like."""
     def zeros(a: Any) -> Any:
         shape = (n, *a.shape[1:])
         return a.new_zeros(shape) if hasattr(a, "new_zeros") else np.zeros(shape, a.dtype)

@@ -1,10 +1,10 @@
 """Batches in shared memory: the pool of slots that the server fills and this process gives back.
 
-The memory is a memfd that comes over a second connection to the server's unix socket
-(docs/protocol.md, "Slots"), mapped once. Each filling of a slot gets a Lease, an object that exports the
-slot's memory by the buffer protocol. All arrays are made on the lease, so that they, and whatever is made of
-them without a copy, refer to it: slices, memoryviews, tensors, DLPack capsules. When the last of
-them has died the lease dies, and only its death gives the slot back. There is no other way to.
+The memory is a memfd that comes over a second connection to the server's unix socket (docs/protocol.md, "Slots"), and
+is mapped once. Each filling of a slot gets a Lease, an object that exports the slot's memory by the buffer protocol.
+All arrays are made on the lease, so they and everything made of them without a copy refer to it: slices, memoryviews,
+tensors, DLPack capsules. When the last of them is freed the lease is freed, and only that gives the slot back.
+There is no other way.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ log = logging.getLogger("shoal")
 
 
 class HandoverError(FeedError):
-    """The server did not hand its memory over."""
+    """The server did not hand over its memory."""
 
 
 def handover(path: str, key: str, descriptors: int = 1, frames: bool = False) -> Tuple[socket.socket, Dict[str, Any], List[int]]:
-    """Asks for a pool's memory. Returns the connection, whose end gives all slots back, the server's
-    answer and the descriptors. frames: that the stream's messages come on the connection, if the server does that."""
+    """Requests a pool's memory. Returns the connection, whose end gives all slots back, the server's answer and the
+    descriptors. frames: request the stream's messages on the connection, if the server supports it."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fds: List[int] = []
     try:
@@ -50,7 +50,7 @@ def handover(path: str, key: str, descriptors: int = 1, frames: bool = False) ->
         ask = json.dumps({"v": 1, "key": key, **({"frames": True} if frames else {})}).encode()
         connection.sendall(b"SHOALFD1" + struct.pack("<I", len(ask)) + ask)
         got, want = b"", 4
-        while len(got) < want:  # and no more: messages may follow
+        while len(got) < want:  # not more: messages may follow
             more, passed, _, _ = socket.recv_fds(connection, want - len(got), descriptors)
             fds += passed
             if not more:
@@ -59,15 +59,15 @@ def handover(path: str, key: str, descriptors: int = 1, frames: bool = False) ->
             if len(got) == 4:
                 want = 4 + struct.unpack("<I", got)[0]
                 if want > 1 << 20:
-                    raise HandoverError("the answer has no end")
+                    raise HandoverError("the server's answer is incomplete")
         answer = json.loads(got[4:])
         if answer.get("error"):
             raise HandoverError(answer["error"])
         if answer.get("v") != 1:
-            raise HandoverError(f"the server answers in version {answer.get('v')} of the protocol, this client knows 1: "
-                                "update shoal")
+            raise HandoverError(f"the server uses version {answer.get('v')} of the protocol, this client version 1: "
+                                "update both to one version")
         if len(fds) != descriptors:
-            raise HandoverError(f"{len(fds)} descriptors came, not {descriptors}")
+            raise HandoverError(f"the server sent {len(fds)} descriptors instead of {descriptors}")
         connection.settimeout(None)
         return connection, answer, fds
     except BaseException as e:
@@ -81,7 +81,7 @@ def handover(path: str, key: str, descriptors: int = 1, frames: bool = False) ->
 
 class _Lease:
     """Mixed into a ctypes array type for each slot: an instance is one filling of it. pool and slot
-    are attributes of the type, so that making one is making a ctypes array and no more."""
+    are attributes of the type, so that creating a lease costs no more than creating a ctypes array."""
 
     __slots__ = ()
     pool: "SlotPool"
@@ -97,8 +97,8 @@ class _Lease:
 class SlotPool:
     """The slots of one stream.
 
-    lease(slot) is called for each batch that came in a slot. freed collects the numbers of slots that
-    nobody refers to any more; wake() is called when there are some and somebody waits for them.
+    lease(slot) is called for each batch that came in a slot. freed collects the numbers of slots that nothing refers to
+    any more; wake() is called when there are some and a thread waits for them.
     """
 
     def __init__(self, path: str, key: str, wake: Callable[[], None], readonly: bool = False, pin: bool = False,
@@ -127,13 +127,13 @@ class SlotPool:
         self.streams = _streams.Streams()
         self.pinned = pin and _streams.register(self.address, size)
         self.freed: Deque[int] = collections.deque()
-        self.live: Dict[int, Any] = {}  # slots that are held here: a weak reference to the Batch, or None
-        self.fault: Optional[str] = None  # what debug mode found
-        self.waited = False  # somebody waits for a slot
+        self.live: Dict[int, Any] = {}  # held slots: a weak reference to the Batch, or None
+        self.fault: Optional[str] = None  # the error that debug mode found
+        self.waited = False  # a thread waits for a slot
         self._wake, self._closed, self._foreign = wake, False, False
-        self._plain = not self.debug  # a death needs nothing but its release
-        self._lock = threading.RLock()  # the collector may run a lease's death within
-        # In debug mode, of held slots: sequence and, if readonly, checksum; bytes of the batch.
+        self._plain = not self.debug  # freeing a lease needs nothing but its release
+        self._lock = threading.RLock()  # reentrant: the garbage collector may free a lease within
+        # In debug mode, for held slots: sequence and, if readonly, checksum; bytes of the batch.
         self._proof: Dict[int, Tuple[int, int]] = {}
         self._bytes: Dict[int, int] = {}
         self._room = self.slot_bytes - HEADER
@@ -150,7 +150,7 @@ class SlotPool:
         made = type("Lease", (_Lease, base), {"__del__": __del__, "__slots__": (), "pool": self, "slot": slot})
         return cast(Any, made).from_address  # type: ignore[no-any-return]
 
-    # What came.
+    # Arrivals.
 
     def lease(self, slot: int, index: int, epoch: int, total: int) -> Any:
         """The memory of a batch that has just come."""
@@ -174,16 +174,16 @@ class SlotPool:
         assert self.memory is not None
         return self.memory
 
-    # What goes.
+    # Releases.
 
     def _died(self, slot: int) -> None:
-        # Runs wherever the last reference goes: in any thread, within the collector, at exit.
+        # Runs where the last reference is dropped: in any thread, in the garbage collector, at exit.
         if self._plain and not self.streams.in_use():
             del self.live[slot]
             self.freed.append(slot)
             if self.waited:
                 self._wake()
-            if self._closed:  # since it was plain
+            if self._closed:  # the pool was closed in the meantime
                 self._unmap()
             return
         if self._foreign:
@@ -191,7 +191,7 @@ class SlotPool:
         if self.debug:
             self._settle(slot)
         if self.streams.idle(slot):
-            self._release(slot)  # else poll() does
+            self._release(slot)  # otherwise poll() does
         elif self._closed:
             self._finish()
 
@@ -210,7 +210,7 @@ class SlotPool:
             self._unmap()
 
     def poll(self) -> None:
-        """Gives back the slots whose copies to a device are done by now."""
+        """Gives back the slots whose copies to a device are done."""
         for slot in self.streams.done():
             self._release(slot)
 
@@ -222,7 +222,7 @@ class SlotPool:
         return out
 
     def close(self) -> None:
-        """Nothing more will come. The memory stays mapped, and the server's, until the last lease dies."""
+        """Nothing more will come. The memory stays mapped, and belongs to the server, until the last lease is freed."""
         self._closed, self._plain = True, False
         self._finish()
         self._unmap()
@@ -233,13 +233,13 @@ class SlotPool:
                 return
             self.memory, leases = None, self._leases
             self._leases = []
-        del leases[:]  # types refer to this pool: no cycle may keep the mapping until the collector comes
+        del leases[:]  # types refer to this pool: break the cycle, so that the mapping is freed at once
         if self.pinned:
             _streams.unregister(self.address)
         self._connection.close()
 
     def forked(self) -> None:
-        """In a forked child, whose copies of arrays give nothing back, and whose end says nothing of the parent's."""
+        """In a forked child: its copies of arrays give nothing back, and its end does not affect the parent's slots."""
         self._foreign, self._plain = True, False
         self._connection.close()
 
@@ -257,18 +257,18 @@ class SlotPool:
         return zlib.crc32(memoryview(self._memory())[at:at + self._bytes[slot]])
 
     def check(self, slot: int) -> None:
-        """Raises FeedError if the server has begun to fill this slot again, though it is held."""
+        """Raises FeedError if the server has begun to fill this slot again although it is held."""
         if self.debug and self.memory is not None and slot in self._proof:
             _, _, _, _, flags, sequence, _, _ = self._header(slot)
             if flags & _FILLING or sequence != self._proof[slot][0]:
                 raise FeedError(f"slot {slot} was filled again while this process holds it: its sequence is {sequence}, and was "
-                                f"{self._proof[slot][0]} when the batch came. This is an error of the server: please report it")
+                                f"{self._proof[slot][0]} when the batch came. This is a bug in the server: please report it")
 
     def _settle(self, slot: int) -> None:
         try:
             self.check(slot)
             if self.readonly and self._checksum(slot) != self._proof[slot][1]:
-                raise FeedError(f"somebody wrote to slot {slot} of a feed with readonly=True, which other trainers read from. "
+                raise FeedError(f"somebody wrote to slot {slot} of a feed with readonly=True, which other trainers may read. "
                                 "Tensors are not protected from in-place operations: copy() them first, or leave readonly out")
         except FeedError as e:
             self.fault = self.fault or str(e)

@@ -10,7 +10,7 @@ _LAYOUTS = {"nchw": "nchw", "chw": "nchw", "nhwc": "nhwc", "hwc": "nhwc", "chann
 
 
 def words(spec: str) -> List[str]:
-    """The operations of a spec: what the bars outside of brackets and quotes separate."""
+    """The operations of a spec, split at the bars outside of brackets and quotes."""
     out, depth, quote, start = [], 0, "", 0
     for i, c in enumerate(spec):
         if quote:
@@ -28,8 +28,8 @@ def words(spec: str) -> List[str]:
 
 
 def with_words(spec: Optional[str], dtype: Any, layout: Optional[str]) -> Optional[str]:
-    """The spec with dtype and layout, which are added where it has no such word. Raises ValueError
-    if it has another one, or if there is no spec."""
+    """The spec with dtype and layout, added if it has no such word. Raises ValueError if it has a different one, or if
+    there is no spec."""
     for what, value, known in (("dtype", dtype, _TYPES), ("layout", layout, _LAYOUTS)):
         if value is None:
             continue
@@ -48,7 +48,7 @@ def with_words(spec: Optional[str], dtype: Any, layout: Optional[str]) -> Option
 
 
 def _name(value: Any) -> str:
-    """Of "fp16", numpy.float16, numpy.dtype("float16"), torch.float16, torch.channels_last."""
+    """The name in "fp16", numpy.float16, numpy.dtype("float16"), torch.float16, torch.channels_last."""
     if isinstance(value, str):
         return value.lower()
     name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)

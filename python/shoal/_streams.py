@@ -1,13 +1,13 @@
-"""Memory that CUDA may still be reading from: page-locking, and events (torch's CUDA).
+"""Memory that CUDA may still be reading: page-locking, and events (torch's CUDA).
 
-A copy to a device that does not block is still under way when the last reference to its source dies. So at
-that death an event is recorded on every stream that may have been given work on the slot, and the slot
-waits for the events. Streams that may have: the one that was current when next() returned, the one
-that is current at the death, those of Batch.to(), and those declared by record_stream().
+A non-blocking copy to a device may still be in progress when the last reference to its source is dropped. So at that
+time an event is recorded on every stream that may have work on the slot, and the slot waits for the events. Those
+streams are the one that was current when next() returned, the one that is current at the drop, those of Batch.to(),
+and those declared by record_stream().
 
-Threads of this package, and the collector in any thread, ask CUDA here. So each call is made on the device that
-it is about (on): a thread that nobody has given a device is on cuda:0, and would make a context there, of some
-hundred MB, for every rank. And each call is one that the capture of a graph in another thread does not mind.
+Threads of this package, and the garbage collector in any thread, call CUDA here. So each call is made on its device
+(on): a thread without a device would be on cuda:0, and create a context there, of some hundred MB, for every rank.
+And each call is safe during the capture of a graph in another thread.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = logging.getLogger("shoal")
 
 
 def _cuda() -> Any:
-    """torch.cuda if this process uses it by now, else None."""
+    """torch.cuda if this process already uses it, else None."""
     torch = sys.modules.get("torch")
     if torch is None or sys.is_finalizing():
         return None
-    cuda = getattr(torch, "cuda", None)  # which a torch that is being imported has not yet
+    cuda = getattr(torch, "cuda", None)  # missing while torch is being imported
     return cuda if cuda is not None and cuda.is_initialized() else None
 
 
@@ -47,14 +47,14 @@ def _driver() -> Optional[_cuda_driver.Driver]:
 
 @contextlib.contextmanager
 def on(cuda: Any, device: Any) -> Iterator[None]:
-    """The device is current in the thread, and captures of graphs do not mind."""
+    """Makes the device current in the thread, and is safe during the capture of a graph."""
     driver = _driver()
     with contextlib.nullcontext() if driver is None else _cuda_driver.Relaxed(driver), cuda.device(device):
         yield
 
 
 def _current(cuda: Any) -> List[Any]:
-    """The thread's current stream, where it can have work: on a device without a context it cannot."""
+    """The thread's current stream, None if it cannot have work: on a device without a context."""
     driver, active = _driver(), ctypes.c_int(1)
     if driver is not None:
         number = ctypes.c_int()
@@ -75,7 +75,7 @@ class Streams:
 
     @staticmethod
     def in_use() -> bool:
-        """Whether a device may have work at all."""
+        """Whether a device may have work."""
         return _cuda() is not None
 
     @property
@@ -84,7 +84,7 @@ class Streams:
         return len(self._waiting) + len(self._later)
 
     def taken(self) -> None:
-        """A batch is handed to the trainer, in its thread."""
+        """Called when a batch is handed to the trainer, in its thread."""
         cuda = _cuda()
         if cuda is not None:
             stream = cuda.current_stream()
@@ -97,7 +97,7 @@ class Streams:
             streams.append(stream)
 
     def idle(self, slot: int) -> bool:
-        """Nobody refers to the slot any more. Returns whether no device can either; else done() names it later."""
+        """Nothing refers to the slot any more. Returns whether no device can use it either; otherwise done() returns it later."""
         cuda = _cuda()
         if cuda is None:
             return True
@@ -107,7 +107,7 @@ class Streams:
         return self._record(cuda, slot)
 
     def _capturing(self, cuda: Any) -> bool:
-        """Whether a CUDA graph is being captured: an event recorded now would belong to it, a query would spoil it."""
+        """Whether a CUDA graph is being captured: an event recorded now would join it, a query would invalidate it."""
         for stream in (*_current(cuda), *self._seen):
             with on(cuda, stream.device), cuda.stream(stream):
                 if cuda.is_current_stream_capturing():
@@ -168,11 +168,11 @@ def _passed(cuda: Any, device: Any, event: Any) -> bool:
         return bool(event.query())
 
 
-_registered: Dict[int, int] = {}  # on which device, by address
+_registered: Dict[int, int] = {}  # device by address
 
 
 def register(address: int, size: int) -> bool:
-    """Page-locks memory, where torch has CUDA. Returns whether it did; a failure is told, and training goes on without."""
+    """Page-locks memory if torch has CUDA. Returns whether it did; a failure is logged, and training goes on without."""
     try:
         import torch
     except ImportError:

@@ -1,4 +1,4 @@
-"""The program's place in a distributed trace, so that what the server does for it shows there (docs/tracing.md)."""
+"""The program's context in a distributed trace, so that the server's work appears in it (docs/tracing.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
 
 def headers() -> Tuple[Tuple[str, str], ...]:
     """W3C's traceparent and tracestate as gRPC metadata: of the current span if the program uses OpenTelemetry, otherwise
-    of the environment variables TRACEPARENT and TRACESTATE. Empty if there is neither."""
+    from the environment variables TRACEPARENT and TRACESTATE. Empty without either."""
     found: Dict[str, str] = {}
     if "opentelemetry.trace" in sys.modules:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

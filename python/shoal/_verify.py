@@ -1,4 +1,4 @@
-"""shoal verify: replays batches of a feed in this Python's own torchvision, and compares. See main."""
+"""shoal verify: replays batches of a feed with this Python's torchvision, and compares. See main."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ._spec import words
 
 EQUAL, DIFFERS, NOT_COMPARED = 0, 1, 2
 _TRANSFORM = "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw"
-_NOT_REPLAYED = {"MixUp": "mixing is of whole batches", "CutMix": "mixing is of whole batches", "RandomChoice": "mixing is of whole batches",
+_NOT_REPLAYED = {"MixUp": "it mixes whole batches", "CutMix": "it mixes whole batches", "RandomChoice": "it mixes whole batches",
                  "dct": "dct is not exact"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the verb. Returns the exit code: 0 where all rows are equal, 1 where one differs, 2 where there is nothing to
-    compare."""
+    """Runs the verb. Returns the exit code: 0 if all rows are equal, 1 if one differs, 2 if they could not be
+    compared."""
     p = argparse.ArgumentParser(prog="shoal verify", description="Replays batches of a feed in this Python's own torchvision, and compares "
                                 "every row with what the server made. Exit code 0: all are equal; 1: some differ; 2: it could not be compared.")
     p.add_argument("verb", choices=["verify"])
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         return _run(given)
     except (_NothingToCompare, FeedError, ValueError) as e:
         print(f"shoal verify: {e}", file=sys.stderr)
-    except Exception as e:  # whatever it is, it is no difference
+    except Exception as e:  # any other error is not a difference
         print(f"shoal verify: {type(e).__name__}: {e}", file=sys.stderr)
     return NOT_COMPARED
 
@@ -54,13 +54,13 @@ class _NothingToCompare(Exception):
 def _run(given: Any) -> int:
     missing = [name for name in ("torch", "torchvision", "PIL") if not _there(name)]
     if missing:
-        raise _NothingToCompare(f"{sys.executable} has no {' and no '.join(missing)}, in which the batches are replayed: "
-                                f"{sys.executable} -m pip install torch torchvision pillow, or take another Python")
+        raise _NothingToCompare(f"{sys.executable} has no {' and no '.join(missing)}, which are needed to replay batches: "
+                                f"{sys.executable} -m pip install torch torchvision pillow, or use another Python")
     import PIL
     import torchvision
     for name in (word.partition("(")[0].strip() for word in words(given.transform)):
         if name in _NOT_REPLAYED:
-            raise _NothingToCompare(f"{name} is not replayed, since {_NOT_REPLAYED[name]}: leave it out of --transform")
+            raise _NothingToCompare(f"{name} is not replayed, since {_NOT_REPLAYED[name]}: remove it from --transform")
     common = dict(order=given.order, seed=given.seed, tail="uneven", bad="skip:100%", credits=1, as_torch=False,
                   token=os.environ.get("SHOAL_FEED_TOKEN"), ca=given.ca, cert=given.cert, key=given.key)
     rows = differ = 0
@@ -71,7 +71,7 @@ def _run(given: Any) -> int:
         for _, batch, stored in batches:
             transform = made._link._transform  # type: ignore[union-attr]
             if batch._draws is None:
-                raise _NothingToCompare(f"{given.transform} is no transform of pictures: only those are replayed")
+                raise _NothingToCompare(f"{given.transform} is not a transform of pictures: only those are replayed")
             for row, drawn in enumerate(batch.params):
                 if drawn is None:
                     continue
@@ -83,7 +83,7 @@ def _run(given: Any) -> int:
                       + (f"; drawn: {drawn}" if difference is not None else ""))
     print(f"{rows - differ} of {rows} rows equal, {transform}, with torchvision {torchvision.__version__} on Pillow {PIL.__version__}")
     if differ and (int(PIL.__version__.split(".")[0]) >= 13) != ("pillow(13)" in transform):
-        print("the transform resizes by another Pillow's rule than this one's: see pillow(9.4) and pillow(13) in docs/transforms.md")
+        print("the transform resizes by the rule of another Pillow version: see pillow(9.4) and pillow(13) in docs/transforms.md")
     return DIFFERS if differ else EQUAL
 
 
@@ -96,8 +96,8 @@ def _there(name: str) -> bool:
 
 
 def _compare(got: np.ndarray, want: np.ndarray, transform: str) -> Optional[str]:
-    """What differs, None if nothing does."""
-    if "|bf16" in transform:  # numpy sees its bits
+    """The difference, None if there is none."""
+    if "|bf16" in transform:  # numpy has it as uint16
         got = (got.astype(np.uint32) << 16).view(np.float32)
     if got.shape != want.shape:
         return f"shape {got.shape}, here {want.shape}"
@@ -105,13 +105,13 @@ def _compare(got: np.ndarray, want: np.ndarray, transform: str) -> Optional[str]
     if not unequal.any():
         return None
     far = np.abs(got.astype(np.float64) - want.astype(np.float64))
-    if "GaussianBlur(" in transform and got.dtype == np.uint8 and far.max() <= 1:  # which is exact within 1
+    if "GaussianBlur(" in transform and got.dtype == np.uint8 and far.max() <= 1:  # exact within 1
         return None
     return f"{int(unequal.sum())} of {got.size} values, by {far[unequal].max():g} at most and {far[unequal].mean():g} on average"
 
 
 def replay(stored: bytes, transform: str, drawn: Any) -> np.ndarray:
-    """What torchvision makes of a stored picture, given what was drawn; bf16 as float32."""
+    """torchvision's result for a stored picture, given the draws; bf16 as float32."""
     import torch
     from PIL import Image
     from torchvision.transforms import functional as F

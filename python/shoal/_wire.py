@@ -1,9 +1,8 @@
 """The messages of shoal.feed.v1 (loader/feedpb/feed.proto), without the protobuf package.
 
-Generated code is tied to the version of the protobuf runtime, and a trainer's environment has
-whichever it has. The feed needs a few small messages, so this is a codec for the part of protobuf
-that they use: varints, strings, bytes, messages, and repeated ones. Unknown fields are skipped, as
-protobuf demands, so that newer servers can be talked to.
+Generated code needs a matching version of the protobuf runtime, and a trainer's environment may have any version. The
+feed needs a few small messages, so this is a codec for the part of protobuf that they use: varints, strings, bytes,
+messages, and repeated ones. Unknown fields are skipped, as protobuf requires, so that newer servers work.
 """
 
 from types import SimpleNamespace
@@ -17,8 +16,8 @@ class _Field:
 
 
 class Memo(dict):
-    """Messages by their bytes. Batches' planes are the same ones again and again, and decoding them
-    would be most of a header's cost. Bounded, since planes of raw samples are not."""
+    """Messages by their bytes. Most batches have the same planes, and decoding them would be most of a header's cost.
+    Bounded, since planes of raw samples all differ."""
 
     def __missing__(self, key):
         if len(self) >= 256:
@@ -28,7 +27,7 @@ class Memo(dict):
 
 
 class _Schema(dict):
-    """Fields by number, and what an empty message has."""
+    """Fields by number, and the values of an empty message."""
 
     def __init__(self, fields):
         super().__init__(fields)
@@ -109,7 +108,7 @@ def _varint(data, pos, end):
     value = shift = 0
     while True:
         if pos >= end or shift > 63:
-            raise WireError("a varint that does not end")
+            raise WireError("an incomplete varint")
         byte = data[pos]
         pos += 1
         value |= (byte & 0x7F) << shift
@@ -119,8 +118,8 @@ def _varint(data, pos, end):
 
 
 def decode(schema, data):
-    """Returns the message as an object with an attribute for every field. Those that are not there
-    have protobuf's default; a message that is not there is None."""
+    """Returns the message as an object with an attribute for every field. Missing fields have protobuf's default; a
+    missing message is None."""
     return _decode(schema, bytes(data), 0, len(data))
 
 
@@ -148,7 +147,7 @@ def _decode(schema, data, pos, end):
         elif wire in (_FIXED64, _FIXED32):
             length, field = 8 if wire == _FIXED64 else 4, None
         else:
-            raise WireError(f"wire type {wire}")
+            raise WireError(f"unknown wire type {wire}")
         stop = pos + length
         if stop > end:
             raise WireError("a field that is longer than its message")
@@ -182,7 +181,7 @@ _CHUNK_TAG, _DATA_TAG = 3 << 3 | _DELIMITED, 1 << 3 | _DELIMITED
 
 
 def chunk(data):
-    """Returns the payload of a ServerMessage that is a Chunk, as a view, or None if it is none."""
+    """Returns the payload of a ServerMessage that is a Chunk, as a view, or None for other messages."""
     if not data or data[0] != _CHUNK_TAG:
         return None
     end = len(data)

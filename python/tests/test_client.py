@@ -82,7 +82,7 @@ class Security(unittest.TestCase):
         server = self.server("-listen=tls://127.0.0.1:0")
         self.assertEqual(self.ids(server.addr, ca=f"{CERTS}/ca.crt"), list(range(40)))
         for ca in (f"{CERTS}/other.crt", None):
-            with self.assertRaisesRegex(shoal.FeedError, "ca= hold the issuer"):
+            with self.assertRaisesRegex(shoal.FeedError, "ca= holds the issuer"):
                 iter(shoal.Feed(server.addr, 10, ca=ca))
         with self.assertRaises(FileNotFoundError):
             iter(shoal.Feed(server.addr, 10, ca="/nonexistent/ca.crt"))
@@ -202,10 +202,10 @@ class Reconnect(unittest.TestCase):
 
     def test_patience_ends(self):
         with shoal.Feed(self.addr, 10, reconnect=0.2) as feed:
-            with self.assertLogs("shoal", "WARNING") as logs, self.assertRaisesRegex(shoal.FeedError, "waited for for 0.2 s") as caught:
+            with self.assertLogs("shoal", "WARNING") as logs, self.assertRaisesRegex(shoal.FeedError, "gave up after 0.2 s") as caught:
                 iter(feed)
         self.assertEqual(caught.exception.code, "UNAVAILABLE")
-        self.assertRegex(logs.output[0], "Waiting for it for 0.2 s")
+        self.assertRegex(logs.output[0], "Retrying for 0.2 s")
 
     def test_what_is_not_waited_for(self):
         self.start()

@@ -139,7 +139,7 @@ class Shared(SharedCase):
             with shoal.Feed("unix://" + path, 10, transform="ramp(6,5)", order="sequential", **extra) as feed:
                 with self.assertLogs("shoal", "WARNING") as logs:
                     it = iter(feed)
-                self.assertRegex(logs.output[0], "0 descriptors came, not 1.*messages")
+                self.assertRegex(logs.output[0], "0 descriptors instead of 1.*messages")
                 self.assertEqual(next(it).data[3].reshape(-1).tolist(), ramp(3, 90, 0, 0))
                 self.assertEqual((feed.stats()["slots"], len(list(it))), (0, 39))
 

@@ -426,11 +426,7 @@ func TestS3Check(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.Close()
-			start := time.Now()
 			err = s.Check(t.Context())
-			if d := time.Since(start); d > 8*time.Second {
-				t.Errorf("took %v", d)
-			}
 			if c.want == 0 {
 				if err != nil {
 					t.Error(err)
@@ -591,13 +587,9 @@ func TestS3InstanceRole(t *testing.T) {
 	}
 	defer silent.Close()
 	t.Setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://"+silent.Addr().String())
-	start := time.Now()
 	_, err = s3.New(t.Context(), s3.Config{Endpoint: endpoint, Bucket: "bucket"})
 	if objstore.KindOf(err) != objstore.KindDenied || !strings.Contains(err.Error(), "no credentials") || !strings.Contains(err.Error(), "set AWS_ACCESS_KEY_ID") {
 		t.Errorf("without credentials: %v", err)
-	}
-	if d := time.Since(start); d > 5*time.Second {
-		t.Errorf("took %v to find no instance role", d)
 	}
 	t.Log(err)
 }

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
@@ -322,26 +323,32 @@ func TestWireStale(t *testing.T) {
 // and its connection is not used again.
 func TestWireCancel(t *testing.T) {
 	for _, answer := range []string{"HTTP/1.1 200 OK\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello"} {
-		s := serve(t, func(conn, request int64) string { return answer })
-		ws := s.wires(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() {
-			_, _, err := fetch(ctx, ws)
-			done <- err
-		}()
-		for s.requests.Load() == 0 {
-			time.Sleep(time.Millisecond)
-		}
-		cancel()
-		if err := <-done; err == nil {
-			t.Error("no error")
-		}
-		ws.mu.Lock()
-		if len(ws.idle) != 0 {
-			t.Error("the connection is kept")
-		}
-		ws.mu.Unlock()
+		synctest.Test(t, func(t *testing.T) {
+			ws := &wires{maxIdle: 8, dial: func(context.Context) (net.Conn, error) {
+				client, server := net.Pipe()
+				go func() {
+					_, _ = http.ReadRequest(bufio.NewReader(server))
+					_, _ = io.WriteString(server, answer)
+				}()
+				return client, nil
+			}}
+			defer ws.close()
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() {
+				_, _, err := fetch(ctx, ws)
+				done <- err
+			}()
+			synctest.Wait() // it waits for the rest
+			start := time.Now()
+			cancel()
+			if err := <-done; err == nil || time.Since(start) > 0 {
+				t.Errorf("%v after %v", err, time.Since(start))
+			}
+			if len(ws.idle) != 0 {
+				t.Error("the connection is kept")
+			}
+		})
 	}
 }
 

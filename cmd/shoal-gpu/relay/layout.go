@@ -9,7 +9,7 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// The names of the planes that are not passed on as they are.
+// The names of the planes that are not passed on unchanged.
 const (
 	planeData   = "data"
 	planeFinish = "finish"
@@ -18,7 +18,7 @@ const (
 // numpyNames are numpy's names of a device's types.
 var numpyNames = map[string]string{"uint8": "uint8", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
-// layout is where a batch lies in a buffer, and how it gets there.
+// layout says where a batch lies in a buffer, and how it gets there.
 type layout struct {
 	planes []*feedpb.Plane
 	total  int // bytes
@@ -27,7 +27,7 @@ type layout struct {
 }
 
 // lay lays out a batch of rows with the server's planes, whose offsets count from `at` in the slot. finish is nil
-// where the planes are only copied.
+// if the planes are only copied.
 func lay(planes []*feedpb.Plane, rows, at int, finish *gpuingest.Finish) (*layout, error) {
 	l := &layout{job: &gpuingest.Job{Rows: rows, Finish: finish}}
 	seen := map[string]bool{}
@@ -68,12 +68,12 @@ func lay(planes []*feedpb.Plane, rows, at int, finish *gpuingest.Finish) (*layou
 		l.total += n
 	}
 	if len(l.planes) < 2 || l.planes[0].GetName() != planeData || finish != nil && !seen[planeFinish] {
-		return nil, fmt.Errorf("planes of another kind than a device takes: %v", planes)
+		return nil, fmt.Errorf("the device cannot process these planes: %v", planes)
 	}
 	return l, nil
 }
 
-// host copies the planes after data to dst, as they lie in the buffer, from the slot.
+// host copies the planes after data from the slot to dst, with the offsets of the buffer.
 func (l *layout) host(dst, slot []byte) {
 	for _, c := range l.job.Copies {
 		if c.To >= l.small {

@@ -40,7 +40,7 @@ func counter(name, help string, of func(s *Stats) int64) metric {
 	return m
 }
 
-// seconds is a counter of microseconds, in seconds.
+// seconds is a counter kept in microseconds and reported in seconds.
 func seconds(name, help string, of func(s *Stats) int64) metric {
 	m := counter(name, help, of)
 	m.of = func(s *Stats) float64 { return float64(of(s)) / 1e6 }
@@ -79,7 +79,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// ListenAdmin serves /metrics and /healthz at addr, HOST:PORT, until stop is called. It returns where it listens.
+// ListenAdmin serves /metrics and /healthz at addr, HOST:PORT, until stop is called. It returns the actual address.
 func (s *Server) ListenAdmin(addr, version string, log *slog.Logger) (at net.Addr, stop func(), err error) {
 	if host, _, err := net.SplitHostPort(addr); err != nil || host == "" {
 		return nil, nil, fmt.Errorf("--admin %q: give HOST:PORT, such as 127.0.0.1:7072", addr)

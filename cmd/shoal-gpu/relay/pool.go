@@ -17,7 +17,7 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// pool is a session's device buffers, and memory for the planes that the host looks at.
+// pool is a session's device buffers, and host memory for the planes that the host reads.
 type pool struct {
 	key         string
 	device      string
@@ -28,12 +28,12 @@ type pool struct {
 	host        *os.File // count pieces of hostBytes
 	hostMem     []byte
 	hostBytes   int
-	lost        func() // told when the client's connection of the handover ends
+	lost        func() // called when the client's handover connection ends
 
 	mu   sync.Mutex
 	free []int         // buffers, in the order in which they became free
-	out  []bool        // those that the client has
-	over bool          // releases count no more
+	out  []bool        // buffers that the client has
+	over bool          // releases are ignored
 	wake chan struct{} // something has become free
 
 	claimed chan struct{} // closed once the client has the descriptors, or was refused them
@@ -42,7 +42,7 @@ type pool struct {
 	closed bool       // guarded by export: there is no ring any more
 }
 
-// maxBuffers bounds what a client may ask for: descriptors go in one message, which takes 253.
+// maxBuffers bounds a client's buffers: descriptors go in one message, which holds 253.
 const maxBuffers = 64
 
 func newPool(d Device, ring Ring, count, hostBytes int, lost func()) (*pool, error) {
@@ -56,7 +56,7 @@ func newPool(d Device, ring Ring, count, hostBytes int, lost func()) (*pool, err
 	p.host = os.NewFile(uintptr(fd), "shoal-gpu-host")
 	size := count * p.hostBytes
 	err = unix.Ftruncate(fd, int64(size))
-	if err == nil { // neither side can make the other fault by cutting it
+	if err == nil { // sealed: neither side can cause a fault in the other by truncating it
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
 	}
 	if err == nil {
@@ -71,13 +71,13 @@ func newPool(d Device, ring Ring, count, hostBytes int, lost func()) (*pool, err
 	return p, nil
 }
 
-// message is what Opened says of the pool.
+// message is the description of the pool in Opened.
 func (p *pool) message() *feedpb.Pool {
 	return &feedpb.Pool{Key: p.key, Slots: uint32(p.count), SlotBytes: uint64(p.bufferBytes), Device: p.device}
 }
 
-// take returns a buffer that was released and that the device is done with too, the one released first. Where there is
-// none, b is negative, and released tells whether one waits for the device.
+// take returns the buffer that was released first, if the device is done with it too. If there is none, b is negative,
+// and released reports whether a released buffer still waits for the device.
 func (p *pool) take() (b int, released bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,7 +97,7 @@ func (p *pool) give(b int) {
 	p.out[b] = true
 }
 
-// release takes buffers back, by their numbers from 1. It returns how many.
+// release takes buffers back, by their numbers from 1. It returns how many were valid.
 func (p *pool) release(slots []uint32) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,7 +106,7 @@ func (p *pool) release(slots []uint32) (int, error) {
 	}
 	for i, s := range slots {
 		if s < 1 || int(s) > p.count || !p.out[s-1] {
-			return i, fmt.Errorf("slot %d was released, which the client does not have", s)
+			return i, fmt.Errorf("the client released slot %d, which it does not have", s)
 		}
 		p.out[s-1] = false
 		p.free = append(p.free, int(s-1))
@@ -118,7 +118,7 @@ func (p *pool) release(slots []uint32) (int, error) {
 	return len(slots), nil
 }
 
-// abandon returns the number of buffers that the client has, and takes no more back.
+// abandon returns the number of buffers that the client has, and accepts no more releases.
 func (p *pool) abandon() (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,7 +134,7 @@ func (p *pool) abandon() (n int) {
 // hostPart is the host's memory of a buffer.
 func (p *pool) hostPart(b int) []byte { return p.hostMem[b*p.hostBytes:][:p.hostBytes] }
 
-// close gives the host's memory back. The ring may be closed after it.
+// close frees the host's memory. The ring may be closed after it.
 func (p *pool) close() error {
 	p.export.Lock()
 	defer p.export.Unlock()
@@ -142,7 +142,7 @@ func (p *pool) close() error {
 	return errors.Join(unix.Munmap(p.hostMem), p.host.Close())
 }
 
-// poolReply is the answer to a client that wants a pool's descriptors.
+// poolReply is the answer to a client that asks for a pool's descriptors.
 type poolReply struct {
 	V         int     `json:"v"`
 	Slots     int     `json:"slots,omitempty"`
@@ -159,7 +159,7 @@ type event struct {
 	Free  string `json:"free"`
 }
 
-// handOver answers one connection for as long as it stands.
+// handOver serves one connection until it closes.
 func (s *Server) handOver(c *net.UnixConn) {
 	p, err := s.claim(c)
 	if err != nil {
@@ -176,10 +176,10 @@ func (s *Server) handOver(c *net.UnixConn) {
 		return
 	}
 	_ = c.SetDeadline(time.Time{})
-	_, _ = c.Read(make([]byte, 1)) // its end is all that there is to come
+	_, _ = c.Read(make([]byte, 1)) // nothing more comes but its end
 }
 
-// claim reads the request and finds the pool; a key is good for once.
+// claim reads the request and finds the pool; a key works once.
 func (s *Server) claim(c io.Reader) (*pool, error) {
 	q, err := handover.ReadRequest(c)
 	if err != nil {
@@ -189,7 +189,7 @@ func (s *Server) claim(c io.Reader) (*pool, error) {
 	defer s.mu.Unlock()
 	p := s.pools[q.Key]
 	if p == nil {
-		return nil, errors.New("the key is of no session that is open, or was used: take it from Opened.pool of a stream, while that is open")
+		return nil, errors.New("no open session has this key, or it was used before: use the key in Opened.pool of a stream that is open")
 	}
 	delete(s.pools, q.Key)
 	return p, nil
@@ -205,7 +205,7 @@ func (p *pool) handOver(c *net.UnixConn) error {
 	fds, ready, free, err := p.ring.Export()
 	defer func() {
 		for _, fd := range fds {
-			_ = unix.Close(fd) // only this process's name for it
+			_ = unix.Close(fd) // the client has its own copy
 		}
 	}()
 	if err != nil {

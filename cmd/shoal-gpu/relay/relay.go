@@ -1,14 +1,14 @@
-// Package relay is the feed that shoal-gpu serves: it opens a session at `shoal serve` for each that a trainer opens
-// here, has the batches finished on a device, and passes everything else on.
+// Package relay is the feed that shoal-gpu serves: for each session of a trainer it opens one at `shoal serve`, finishes
+// the batches on a device, and passes everything else on.
 //
 //	shoal serve ──slots──► receive ──Ring.Start──► device ──Ring.Wait──► send ──► trainer
 //	     ▲                                                                          │
 //	     └───────────────────────── credits, releases ──────────────────────────────┘
 //
 // A slot of the server is held from its arrival until the device has copied it, a buffer of the device from then
-// until the trainer's Release. A batch waits in neither place for one behind it.
+// until the trainer's Release. A batch never waits in either for a later one.
 //
-// Where the device cannot serve a session, the session is passed through as it is: batches in Chunks, finished by
+// If the device cannot serve a session, the session is passed through unchanged: batches in Chunks, finished by
 // `shoal serve`, with the same states. The log says why.
 package relay
 
@@ -39,15 +39,15 @@ type Ring interface {
 	gpuingest.Ring
 	// BufferBytes is the size of each buffer.
 	BufferBytes() int
-	// Export returns a descriptor of each buffer, the caller's to close, and handles of two events: batch complete,
+	// Export returns a descriptor of each buffer, which the caller closes, and handles of two events: batch complete,
 	// and buffer free.
 	Export() (fds []int, ready, free [][]byte, err error)
-	// Free tells whether the work is over after which the other process recorded that a buffer is free. It does not
-	// wait.
+	// Free reports whether the other process's work is done after which it recorded that the buffer is free. It does
+	// not wait.
 	Free(buffer int) (bool, error)
 }
 
-// Device is where batches go.
+// Device is the destination of batches.
 type Device interface {
 	Name() string
 	UUID() string
@@ -56,11 +56,11 @@ type Device interface {
 
 // Options are a Server's settings.
 type Options struct {
-	Feed   string // where `shoal serve` listens: unix:///PATH or tcp://HOST:PORT
+	Feed   string // address of `shoal serve`: unix:///PATH or tcp://HOST:PORT
 	Device Device
 	Log    *slog.Logger // nil: none
 
-	// Range names a stretch of time to a profiler, until the function that it returns is called; nil: none is told.
+	// Range marks a time span for a profiler, until the returned function is called; nil: none.
 	Range func(name string) func()
 }
 
@@ -71,15 +71,15 @@ type Stats struct {
 	Sessions int64  `json:"sessions"`      // open, on the device
 	Passed   int64  `json:"passed"`        // open, passed through
 	Buffers  int64  `json:"buffers"`       // of open sessions
-	Bytes    int64  `json:"buffer_bytes"`  // device memory in them
+	Bytes    int64  `json:"buffer_bytes"`  // device memory in these buffers
 	Held     int64  `json:"buffers_held"`  // by trainers
 	Batches  int64  `json:"batches"`       // delivered on the device
 	Fallen   int64  `json:"fallen_back"`   // sessions that the device could not serve
-	Waited   int64  `json:"wait_micros"`   // for trainers to release buffers
+	Waited   int64  `json:"wait_micros"`   // waiting for trainers to release buffers
 	Finished int64  `json:"finish_micros"` // from queueing to completion, summed over batches
 }
 
-// Server is the feed. Close it, also if it never serves.
+// Server is the feed. Close it even if it never serves.
 type Server struct {
 	o    Options
 	conn *grpc.ClientConn
@@ -94,13 +94,13 @@ type Server struct {
 	sessions, passed, buffers, bytes, held, batches, fallen, waited, finished atomic.Int64
 }
 
-// The receive windows: batches come in Chunks where there is no shared memory.
+// The receive windows: without shared memory batches come in Chunks.
 const (
 	streamWindow = 32 << 20
 	connWindow   = 64 << 20
 )
 
-// New returns a server. The feed is first reached for when a trainer connects.
+// New returns a server. It connects to the feed when a trainer connects.
 func New(o Options) (*Server, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -134,7 +134,7 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// Close ends all sessions and waits until the device has nothing of them.
+// Close ends all sessions and waits until the device holds nothing of them.
 func (s *Server) Close() error {
 	s.grpc.Stop() // waits for handlers
 	s.streams.Wait()
@@ -183,14 +183,14 @@ func (v service) Stream(down feedpb.Feed_StreamServer) error {
 	}
 	o := m.GetOpen()
 	if o == nil {
-		return v.s.pass(down, m) // the server says what is wrong with it
+		return v.s.pass(down, m) // the server reports the error
 	}
 	log := v.s.o.Log.With("session", o.GetSession(), "rank", o.GetRank(), "client", o.GetClient())
 	if o.GetDevice() == "" || o.GetSlots() == 0 {
 		return v.s.pass(down, m)
 	}
 	if o.GetDevice() != v.s.o.Device.Name() {
-		log.Warn("the trainer wants another device: batches go to host memory", "wants", o.GetDevice(), "device", v.s.o.Device.Name())
+		log.Warn("the trainer requests another device: batches go to host memory", "wants", o.GetDevice(), "device", v.s.o.Device.Name())
 		v.s.fallen.Add(1)
 		return v.s.pass(down, m)
 	}
@@ -209,8 +209,8 @@ func (v service) Stream(down feedpb.Feed_StreamServer) error {
 	return err
 }
 
-// pass gives a session to the server as it is, but for what only a server on this host and a client that shares its
-// memory can do.
+// pass forwards a session to the server unchanged, except for features that need a server on this host and a client
+// that shares its memory.
 func (s *Server) pass(down feedpb.Feed_StreamServer, first *feedpb.ClientMessage) error {
 	s.passed.Add(1)
 	defer s.passed.Add(-1)
@@ -224,7 +224,7 @@ func (s *Server) pass(down feedpb.Feed_StreamServer, first *feedpb.ClientMessage
 	if err != nil {
 		return err
 	}
-	if err := up.Send(first); err == nil { // else Recv knows why
+	if err := up.Send(first); err == nil { // otherwise Recv knows why
 		s.streams.Go(func() {
 			for {
 				m, err := down.Recv()
@@ -251,7 +251,7 @@ func (s *Server) pass(down feedpb.Feed_StreamServer, first *feedpb.ClientMessage
 	}
 }
 
-// unserved is why the device does not serve a session that the server could.
+// unserved is the reason why the device does not serve a session that the server could.
 type unserved struct{ cause error }
 
 func (e *unserved) Error() string { return e.cause.Error() }

@@ -17,7 +17,7 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// deviceWord asks the server for the host's part of a transform.
+// deviceWord requests the host's part of a transform from the server.
 const deviceWord = "|device"
 
 // session is one trainer's stream of batches on the device.
@@ -34,11 +34,11 @@ type session struct {
 	pool   *pool
 	finish *gpuingest.Finish // nil: batches come finished
 	full   *layout           // of a full batch
-	total  int               // bytes of it, as the server sends it
+	total  int               // bytes of a full batch, as the server sends it
 	sent   int
 }
 
-// item is something for the trainer, in the server's order: a batch under way on the device, or a message.
+// item is something for the trainer, in the server's order: a batch on its way through the device, or a message.
 type item struct {
 	message *feedpb.ServerMessage
 	layout  *layout // of a batch; nil for other messages
@@ -47,10 +47,10 @@ type item struct {
 	started time.Time
 }
 
-var errLost = status.Error(codes.Canceled, "the client let go of its memory")
+var errLost = status.Error(codes.Canceled, "the client released its memory")
 
-// open opens the session at the server, and prepares the device for it. An unserved error means that the server would
-// have it, but not by way of the device; nothing is held then.
+// open opens the session at the server, and prepares the device for it. An unserved error means that the server
+// accepts the session but the device does not; nothing is held then.
 func (s *Server) open(ctx context.Context, o *feedpb.Open, log *slog.Logger) (_ *session, err error) {
 	ses := &session{srv: s, log: log}
 	ses.ctx, ses.cancel = context.WithCancelCause(ctx)
@@ -62,10 +62,10 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open, log *slog.Logger) (_ 
 	o = proto.CloneOf(o)
 	buffers := min(int(o.GetSlots()), maxBuffers)
 	credits := o.GetCredits()
-	// Without credits the server's stream cannot be over before this end has its slots.
+	// Without credits the server's stream cannot end before this process has its slots.
 	o.Device, o.Slots, o.Readonly, o.Credits = "", credits+2, false, 0
 	o.Transform = whole(o.GetTransform())
-	// What is wrong with a transform, the server says.
+	// The server reports errors in the transform.
 	if part, err := gpuingest.Split(o.GetTransform()); err == nil && part != nil {
 		ses.finish = part.Finish()
 		o.Transform += deviceWord
@@ -93,18 +93,18 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open, log *slog.Logger) (_ 
 	return ses, nil
 }
 
-// whole takes off the word with which a client asks any server to leave to the device what it can: here that is done
-// anyway, and a client in host memory wants finished rows.
+// whole removes the word with which a client asks a server to leave work to the device: here that happens anyway, and
+// a client in host memory needs finished rows.
 func whole(transform string) string {
 	return strings.TrimSuffix(strings.TrimRight(transform, " \t\n"), deviceWord)
 }
 
-// prepare makes ring and pool for the session that was opened.
+// prepare makes ring and pool for the opened session.
 func (ses *session) prepare(buffers, own int) error {
 	o, dev := ses.opened, ses.srv.o.Device
 	for _, p := range o.GetPlanes() {
 		if p.GetName() == planeData && p.GetLength() == 0 {
-			return errors.New("samples of differing lengths have no place in buffers of one size")
+			return errors.New("samples of different lengths do not fit buffers of one size")
 		}
 	}
 	for _, p := range o.GetPlanes() {
@@ -141,7 +141,7 @@ func (ses *session) prepare(buffers, own int) error {
 	return nil
 }
 
-// close gives back all that the session holds. Nothing of it runs any more.
+// close frees everything that the session holds. None of its goroutines runs any more.
 func (ses *session) close() {
 	ses.cancel(nil)
 	var errs []error
@@ -188,14 +188,14 @@ func (ses *session) run(down feedpb.Feed_StreamServer) error {
 	defer ses.close()
 	items := make(chan item, ses.pool.count)
 	var ended error
-	go func() { // ends when the session is cancelled, and is waited for by items
+	go func() { // ends when the session is cancelled; items is closed then
 		defer close(items)
 		ended = ses.receive(items)
 	}()
 	ses.srv.streams.Go(func() { ses.requests(down) }) // ends with the handler's context
 	err := down.Send(&feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Opened{Opened: ses.opened}})
 	if err == nil {
-		// A short stream could be over before the client has come for the memory that its batches lie in.
+		// A short stream could end before the client has fetched the memory that its batches lie in.
 		select {
 		case <-ses.pool.claimed:
 		case <-ses.ctx.Done():
@@ -219,7 +219,7 @@ func (ses *session) run(down feedpb.Feed_StreamServer) error {
 	return err
 }
 
-// receive takes what the server sends and starts it on its way. It returns why there is no more: io.EOF at the end.
+// receive reads the server's messages and starts their delivery. It returns why there are no more: io.EOF at the end.
 func (ses *session) receive(items chan<- item) error {
 	for {
 		end := ses.srv.o.Range("shoal: wait for the server")
@@ -245,7 +245,7 @@ func (ses *session) receive(items chan<- item) error {
 	}
 }
 
-// start begins a batch's way to a buffer.
+// start begins the transfer of a batch to a buffer.
 func (ses *session) start(h *feedpb.BatchHeader) (item, error) {
 	l := ses.full
 	if h.GetRows() != ses.opened.GetBatch() || h.GetTotalBytes() != uint64(ses.total) {
@@ -269,12 +269,12 @@ func (ses *session) start(h *feedpb.BatchHeader) (item, error) {
 	return it, nil
 }
 
-// deviceFailed is what a trainer hears of an error that it meets in the middle of its stream.
+// deviceFailed is the error that a trainer gets when the device fails in the middle of its stream.
 func deviceFailed(err error) error {
-	return status.Errorf(codes.Unavailable, "shoal-gpu: %v: open again with the last state, on `shoal serve`'s own socket to go on without the device", err)
+	return status.Errorf(codes.Unavailable, "shoal-gpu: %v: open again with the last state, or at `shoal serve`'s own socket to go on without the device", err)
 }
 
-// arrive returns the slot that a batch lies in, once all of it does.
+// arrive returns the slot of a batch, once all of the batch is there.
 func (ses *session) arrive(h *feedpb.BatchHeader) (int, error) {
 	s := ses.slots
 	if s.shared() && h.GetSlot() > 0 {
@@ -303,15 +303,15 @@ func (ses *session) arrive(h *feedpb.BatchHeader) (int, error) {
 		}
 		data := m.GetChunk().GetData()
 		if m.GetChunk() == nil || len(data) > len(rest) {
-			return 0, status.Errorf(codes.Internal, "%T of %d bytes in the middle of a batch", m.GetKind(), len(data))
+			return 0, status.Errorf(codes.Internal, "the server sent %T of %d bytes in the middle of a batch", m.GetKind(), len(data))
 		}
 		rest = rest[copy(rest, data):]
 	}
 	return slot, nil
 }
 
-// freePoll is how often a buffer that was released is asked for whether the trainer's work on it is over. The device
-// could wait for that by itself, but a trainer that is killed may leave it waiting for ever.
+// freePoll is the interval of checks whether the trainer's work on a released buffer is over. The device could wait for
+// that by itself, but a trainer that is killed may leave it waiting for ever.
 const freePoll = 200 * time.Microsecond
 
 // buffer waits for a free buffer.
@@ -328,7 +328,7 @@ func (ses *session) buffer() (int, error) {
 			return b, nil
 		}
 		var soon <-chan time.Time
-		if released { // no message tells the end of another process's work
+		if released { // no message reports the end of another process's work
 			soon = time.After(freePoll)
 		}
 		select {
@@ -340,7 +340,7 @@ func (ses *session) buffer() (int, error) {
 	}
 }
 
-// deliver waits for the device and tells the trainer.
+// deliver waits for the device and notifies the trainer.
 func (ses *session) deliver(down feedpb.Feed_StreamServer, it item) error {
 	if it.layout == nil {
 		return down.Send(it.message)
@@ -373,12 +373,12 @@ func (ses *session) deliver(down feedpb.Feed_StreamServer, it item) error {
 	return nil
 }
 
-// requests takes what the trainer says until it has no more to say.
+// requests handles the trainer's messages until it sends no more.
 func (ses *session) requests(down feedpb.Feed_StreamServer) {
 	for {
 		m, err := down.Recv()
 		switch {
-		case errors.Is(err, io.EOF): // this side goes on giving slots back
+		case errors.Is(err, io.EOF): // this side still gives slots back
 			return
 		case err != nil:
 			ses.cancel(err)

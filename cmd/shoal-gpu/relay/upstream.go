@@ -24,11 +24,11 @@ func target(addr string) (string, error) {
 	return "", fmt.Errorf("feed address %q: must be unix:///PATH or tcp://HOST:PORT", addr)
 }
 
-// slotHeader is the length of what stands before a batch in a slot of the server.
+// slotHeader is the length of the header before a batch in a slot of the server.
 const slotHeader = 4096
 
-// slots is memory that batches come in from the server: shared with it, or, where that is not to be had, this
-// process's own, which batches in Chunks are gathered in.
+// slots is memory for batches from the server: shared with it, or, without shared memory, this process's own, in which
+// the Chunks of batches are gathered.
 type slots struct {
 	mem    []byte
 	bytes  int // of one
@@ -38,7 +38,7 @@ type slots struct {
 	free   chan int // of its own slots
 }
 
-// openSlots maps the server's slots, or makes some for batches of total bytes.
+// openSlots maps the server's slots, or allocates some for batches of total bytes.
 func openSlots(ctx context.Context, feed string, p *feedpb.Pool, own, total int) (*slots, error) {
 	if p != nil {
 		return mapSlots(ctx, feed, p)
@@ -55,7 +55,7 @@ func openSlots(ctx context.Context, feed string, p *feedpb.Pool, own, total int)
 	return s, nil
 }
 
-// mapSlots has the server hand its slots over.
+// mapSlots maps the slots that the server hands over.
 func mapSlots(ctx context.Context, feed string, p *feedpb.Pool) (s *slots, err error) {
 	var r poolReply
 	c, files, err := handover.Ask(ctx, feed, handover.Request{Key: p.GetKey()}, &r)
@@ -64,7 +64,7 @@ func mapSlots(ctx context.Context, feed string, p *feedpb.Pool) (s *slots, err e
 	}
 	defer func() {
 		for _, f := range files {
-			_ = unix.Close(f) // mapped, it is not needed any more
+			_ = unix.Close(f) // the mapping stays
 		}
 		if err != nil {
 			err = errors.Join(fmt.Errorf("shared memory: %w", err), c.Close())
@@ -74,14 +74,14 @@ func mapSlots(ctx context.Context, feed string, p *feedpb.Pool) (s *slots, err e
 	case r.Error != "":
 		return nil, errors.New(r.Error)
 	case len(files) != 1:
-		return nil, fmt.Errorf("%d descriptors came where one belongs", len(files))
+		return nil, fmt.Errorf("the server sent %d descriptors instead of 1", len(files))
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(files[0], &st); err != nil {
 		return nil, err
 	}
 	if r.Slots < 1 || r.SlotBytes <= slotHeader || r.Slots != int(p.GetSlots()) || r.SlotBytes != int(p.GetSlotBytes()) || st.Size != int64(r.Slots)*int64(r.SlotBytes) {
-		return nil, fmt.Errorf("%d slots of %d bytes in %d were handed over, %d of %d announced", r.Slots, r.SlotBytes, st.Size, p.GetSlots(), p.GetSlotBytes())
+		return nil, fmt.Errorf("the server handed over %d slots of %d bytes in a file of %d, but announced %d of %d", r.Slots, r.SlotBytes, st.Size, p.GetSlots(), p.GetSlotBytes())
 	}
 	s = &slots{bytes: r.SlotBytes, count: r.Slots, header: slotHeader, conn: c}
 	if s.mem, err = unix.Mmap(files[0], 0, int(st.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
@@ -90,7 +90,7 @@ func mapSlots(ctx context.Context, feed string, p *feedpb.Pool) (s *slots, err e
 	return s, nil
 }
 
-// shared tells whether the memory is the server's.
+// shared reports whether the memory is the server's.
 func (s *slots) shared() bool { return s.conn != nil }
 
 // slot returns slot i, from 0.

@@ -1,6 +1,6 @@
 //go:build ignore
 
-// Makes finish.ptx, which the Python package holds, of finish.cu with clang 14 (Debian: apt install clang).
+// Generates finish.ptx, which is part of the Python package, from finish.cu with clang 14 (Debian: apt install clang).
 package main
 
 import (

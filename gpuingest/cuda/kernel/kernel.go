@@ -1,6 +1,6 @@
-// Package kernel holds the fused device kernel as PTX: what a driver makes machine code of for its own device.
+// Package kernel holds the fused device kernel as PTX, from which a driver makes machine code for its device.
 //
-// finish.cu says what it does. Six entry points, by size of an element and layout: Name.
+// finish.cu documents it. It has six entry points, by size of an element and layout: Name.
 package kernel
 
 import (
@@ -11,13 +11,13 @@ import (
 
 //go:generate go run generate.go
 
-// PTX is the module, made of finish.cu: for compute capability 5.0 and newer, and drivers since 384 (CUDA 9).
+// PTX is the module, compiled from finish.cu: for compute capability 5.0 and newer, and drivers since 384 (CUDA 9).
 var PTX = python.FinishPTX
 
 // Name returns the entry point for elements of elem bytes (1, 2 or 4) in layout nchw or nhwc.
 //
-// Its parameters, in order: (dst, src, rows, table uint64; n, h, w, srcH, srcW uint32). A thread makes four pixels of a
-// line; any grid of any one-dimensional blocks is right.
+// Its parameters, in order: (dst, src, rows, table uint64; n, h, w, srcH, srcW uint32). A thread computes four pixels of
+// a line; any grid of one-dimensional blocks works.
 func Name(elem int, layout string) (string, error) {
 	if elem != 1 && elem != 2 && elem != 4 || layout != "nchw" && layout != "nhwc" {
 		return "", fmt.Errorf("kernel: no kernel for elements of %d bytes in %s", elem, layout)

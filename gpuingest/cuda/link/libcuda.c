@@ -1,16 +1,16 @@
-// What shoal-gpu is linked against instead of the CUDA driver: every driver call that it names, each
-// a jump to where the driver has it. The driver, libcuda.so.1, is loaded when cuInit is first called.
+// The stand-in for the CUDA driver that shoal-gpu is linked against: every driver call that it uses, each a jump to
+// the driver's function. The driver, libcuda.so.1, is loaded at the first call of cuInit.
 //
-// Linked against the driver itself, a program does not start on a machine that has none: the
-// dynamic linker ends it before its first line, and so does package gorgonia.org/cu in its init where
-// there is a driver but no device. Here cuInit always succeeds, and shoal_cuda_load says what the
-// driver answered, so that the program can tell its user, and go on without.
+// If linked against the driver itself, a program does not start on a machine without one: the dynamic linker ends
+// it before its first line, and so does package gorgonia.org/cu in its init if there is a driver but no device.
+// Here cuInit always succeeds, and shoal_cuda_load returns the driver's own result, so that the program can report
+// it and go on without the driver.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 
-// absent is what a call does that the driver does not have, and all do before cuInit.
+// absent replaces calls that the driver does not have, and all calls before cuInit.
 static int absent(void)
 {
 	return 500; // CUDA_ERROR_NOT_FOUND
@@ -64,7 +64,7 @@ static void load(void)
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-// shoal_cuda_load returns what the driver's cuInit returned, or -1 and the reason if it could not be
+// shoal_cuda_load returns the result of the driver's cuInit, or -1 and the reason if the driver could not be
 // loaded.
 int shoal_cuda_load(const char **reason)
 {
@@ -73,7 +73,7 @@ int shoal_cuda_load(const char **reason)
 	return result;
 }
 
-// cuInit stands before the driver's own.
+// cuInit replaces the driver's own.
 int cuInit(unsigned flags)
 {
 	(void)flags;

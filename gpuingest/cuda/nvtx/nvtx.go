@@ -1,7 +1,7 @@
 //go:build cuda
 
-// Package nvtx names stretches of time for NVIDIA's profilers, by libnvToolsExt.so.1 if it is there; if not, it does
-// nothing.
+// Package nvtx marks time spans for NVIDIA's profilers, through libnvToolsExt.so.1 if it is installed; otherwise it
+// does nothing.
 package nvtx
 
 /*
@@ -29,10 +29,10 @@ import "sync"
 
 var present = sync.OnceValue(func() bool { return C.nvtx_load() != 0 })
 
-// names are C strings of constant names, made once each.
+// names are the C strings of constant names, made once each.
 var names sync.Map
 
-// Range begins a stretch, which the function that it returns ends, on any thread. Names are constants.
+// Range begins a span, which the returned function ends, on any thread. Names are constants.
 func Range(name string) (end func()) {
 	if !present() {
 		return func() {}

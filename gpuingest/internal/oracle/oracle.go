@@ -1,5 +1,5 @@
-// Package oracle asks Debian's Pillow, torch and torchvision what the right answer is: tests compare bytes with theirs.
-// It runs one Python process a test binary; questions are answered one at a time. It is imported by tests only.
+// Package oracle gets reference results from Debian's Pillow, torch and torchvision, which tests compare byte by byte.
+// It runs one Python process for each test binary and answers one question at a time. Only tests import it.
 package oracle
 
 import (
@@ -14,7 +14,7 @@ import (
 	"sync"
 )
 
-// Python is the interpreter that has the libraries: Debian's, not whichever comes first in PATH.
+// Python is the interpreter that has the libraries: Debian's, not the first in PATH.
 const Python = "/usr/bin/python3"
 
 //go:embed oracle.py
@@ -27,7 +27,7 @@ type process struct {
 	err error
 }
 
-// The process ends when the test binary does: its standard input closes.
+// The process ends with the test binary: its standard input closes.
 var start = sync.OnceValue(func() *process {
 	p := &process{}
 	cmd := exec.Command(Python, "-c", script)
@@ -48,15 +48,15 @@ var start = sync.OnceValue(func() *process {
 	return p
 })
 
-// Q is a question's or an answer's named values.
+// Q is the named values of a question or an answer.
 type Q map[string]any
 
-// Refused is the oracle's answer where Python raised an exception.
+// Refused is the oracle's answer if Python raised an exception.
 type Refused struct{ Message string }
 
 func (r *Refused) Error() string { return r.Message }
 
-// Ask puts one question with a payload. The error is *Refused where the library itself raised one.
+// Ask sends one question with a payload. The error is *Refused if the library itself raised an exception.
 func Ask(op string, q Q, payload []byte) (Q, []byte, error) {
 	p := start()
 	if p.err != nil {

@@ -1,6 +1,6 @@
-// Package pillow does to packed RGB what Pillow 9.4's ImageEnhance, ImageOps, ImageFilter and Image.transform do to a
-// picture of mode RGB, bit for bit, and the few operations that torchvision's path for PIL pictures adds in numpy or
-// torch. Nothing here allocates but where it says so.
+// Package pillow implements Pillow 9.4's ImageEnhance, ImageOps, ImageFilter and Image.transform for packed RGB, bit
+// for bit, and the few operations that torchvision's path for PIL pictures adds in numpy or torch. Functions allocate
+// only where documented.
 package pillow
 
 /*
@@ -46,7 +46,7 @@ import (
 
 var haveSIMD = setSIMD(true)
 
-// setSIMD chooses the loops and tells whether vector ones are in force. Not safe beside running calls.
+// setSIMD selects the loops, and reports whether vector ones are used. Not safe during calls.
 func setSIMD(on bool) bool {
 	var v C.int
 	if on {
@@ -70,14 +70,14 @@ func each(f func(v int) uint8) *Table {
 
 func ptr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// Apply looks every value of pix up.
+// Apply looks up every value of pix.
 func (t *Table) Apply(pix []byte) {
 	C.sp_lookup(ptr(pix), C.size_t(len(pix)/3), (*C.uint8_t)(unsafe.Pointer(t)))
 }
 
-// blend is Image.blend's value between a (alpha 0) and b (alpha 1), or beyond, in float32 and truncated.
+// blend is Image.blend's value between a (alpha 0) and b (alpha 1), or beyond, in float32, truncated.
 func blend(a, b int, alpha float32) uint8 {
-	x := float32(alpha * float32(b-a)) // the conversion keeps the product from being fused
+	x := float32(alpha * float32(b-a)) // the conversion prevents a fused multiply-add
 	return uint8(min(max(float32(a)+x, 0), 255))
 }
 
@@ -115,7 +115,7 @@ func Posterize(pix []byte, bits int) {
 	each(func(v int) uint8 { return uint8(v &^ (1<<(8-bits) - 1)) }).Apply(pix)
 }
 
-// Solarize is ImageOps.solarize: values from the threshold on are inverted.
+// Solarize is ImageOps.solarize: it inverts values from the threshold up.
 func Solarize(pix []byte, threshold float64) {
 	each(func(v int) uint8 {
 		if float64(v) < threshold {
@@ -186,7 +186,7 @@ func Sharpness(dst, src []byte, size image.Point, factor float64, row []byte) {
 	C.sp_sharpen(ptr(dst), ptr(src), C.int(size.X), C.int(size.Y), C.float(factor), ptr(row[:3*size.X]))
 }
 
-// Affine is Image.transform(to, AFFINE, m, filter, fillcolor=fill). m takes points of the result to points of src.
+// Affine is Image.transform(to, AFFINE, m, filter, fillcolor=fill). m maps points of the result to points of src.
 func Affine(dst []byte, to image.Point, src []byte, size image.Point, m *[6]float64, f jpeg.Filter, fill [3]uint8) {
 	check(dst, to)
 	check(src, size)
@@ -206,7 +206,7 @@ func Fill(pix []byte, colour [3]uint8) {
 	}
 }
 
-// Border is how Pad continues a picture beyond its edges.
+// Border says how Pad continues a picture beyond its edges.
 type Border uint8
 
 // Borders, as numpy.pad and torchvision name them.
@@ -222,7 +222,7 @@ func (b Border) String() string {
 	return [...]string{"constant", "edge", "reflect", "symmetric"}[b]
 }
 
-// index is the sample of [0, n) that stands for sample i.
+// index maps sample i to the sample of [0, n) that replaces it.
 func (b Border) index(i, n int) int {
 	period := 2 * n
 	switch b {
@@ -247,7 +247,7 @@ func (b Border) index(i, n int) int {
 	return period - 1 - i
 }
 
-// Pad takes box of src, which may reach beyond it, into dst.
+// Pad copies box of src, which may extend beyond it, into dst.
 func Pad(dst []byte, box image.Rectangle, src []byte, size image.Point, b Border, fill [3]uint8) {
 	to := box.Size()
 	check(dst, to)
@@ -275,9 +275,9 @@ func Pad(dst []byte, box image.Rectangle, src []byte, size image.Point, b Border
 	}
 }
 
-// Blur is torchvision's gaussian_blur of a uint8 picture, into dst: a reflected border, float32, halves to even. It sums
-// a row and then a column where torch sums the product of both, so a value may differ by one where the sum lies within
-// float32's error of a half. It allocates. The radius of the kernel must be less than each side.
+// Blur is torchvision's gaussian_blur of a uint8 picture, into dst: reflected borders, float32, half to even. It sums
+// rows and then columns while torch sums the product of both, so a value may differ by one if the sum is within
+// float32's error of a half. It allocates. The kernel's radius must be less than each side.
 func Blur(dst, src []byte, size image.Point, kernel image.Point, sigma float64) {
 	check(dst, size)
 	check(src, size)
@@ -301,7 +301,7 @@ func gauss(n int, sigma float64) []float32 {
 	return k
 }
 
-// Mix makes a the weighted mean of a and b, a's weight being k/65536: (a*k + b*(65536-k) + 32768) >> 16.
+// Mix sets a to the weighted mean of a and b, where a's weight is k/65536: (a*k + b*(65536-k) + 32768) >> 16.
 func Mix(a, b []byte, k int) {
 	pair(a, b, k, 1)
 	C.sp_mix(ptr(a), ptr(b), C.size_t(len(a)), C.uint32_t(k))
@@ -313,13 +313,13 @@ func MixFloat32(a, b []byte, k int) {
 	C.sp_mix_f32((*C.float)(unsafe.Pointer(ptr(a))), (*C.float)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/4), weight(k))
 }
 
-// MixFloat16 is MixFloat32 of widened elements, rounded to the nearest, halves to even.
+// MixFloat16 is MixFloat32 of widened elements, rounded to nearest, half to even.
 func MixFloat16(a, b []byte, k int) {
 	pair(a, b, k, 2)
 	C.sp_mix_f16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/2), weight(k))
 }
 
-// MixBFloat16 is MixFloat16 of bfloat16, which must be finite.
+// MixBFloat16 is MixFloat16 of bfloat16, whose values must be finite.
 func MixBFloat16(a, b []byte, k int) {
 	pair(a, b, k, 2)
 	C.sp_mix_bf16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/2), weight(k))
@@ -334,7 +334,7 @@ func pair(a, b []byte, k, elem int) {
 	}
 }
 
-// check keeps C within its buffers.
+// check keeps the C code within its buffers.
 func check(pix []byte, size image.Point) {
 	if size.X < 1 || size.Y < 1 || len(pix) != 3*size.X*size.Y {
 		panic("pillow: pixels that are not of their size")

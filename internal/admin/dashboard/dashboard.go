@@ -1,5 +1,5 @@
-// Package dashboard is the web page of a daemon: what `shoal top` shows, and more, in a browser. The page is static and
-// embedded; it loads nothing from elsewhere, and draws what /stats and /api answer.
+// Package dashboard is the web page of a daemon: it shows what `shoal top` shows, and more. The page is static and
+// embedded. It loads nothing from elsewhere, and draws the data of /stats and /api.
 package dashboard
 
 import (
@@ -14,7 +14,7 @@ import (
 //go:embed web
 var web embed.FS
 
-// policy lets the page load and ask its own origin only, run no inline script, and stand in no frame.
+// policy lets the page load from and connect to its own origin only, run no inline script, and not be framed.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
@@ -78,11 +78,11 @@ func Handler() http.Handler {
 			w.WriteHeader(http.StatusNotModified)
 			return
 		}
-		_, _ = w.Write(f.body) // who does not read it does not miss it
+		_, _ = w.Write(f.body) // the client may be gone
 	})
 }
 
-// mimeOf does not ask the machine's own tables, which may say anything.
+// mimeOf does not use the machine's own tables, which may be wrong.
 func mimeOf(ext string) string {
 	switch ext {
 	case ".html":

@@ -11,7 +11,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// styles are the colours of a frame. They are the terminal's own 16, so that its theme holds.
+// styles are the colours of a frame. They are the terminal's own 16, so that its theme applies.
 type styles struct {
 	good, warn, bad, idle, bold, dim, head, chosen lipgloss.Style
 	area                                           [4]lipgloss.Style // keep, ring, joined, missed
@@ -27,7 +27,7 @@ func newStyles() styles {
 	}
 }
 
-// fit cuts a line to the width, and fills it up with spaces.
+// fit cuts a line to the width, and pads it with spaces.
 func fit(line string, width int) string {
 	line = ansi.Truncate(line, width, "…")
 	if n := width - ansi.StringWidth(line); n > 0 {
@@ -36,7 +36,7 @@ func fit(line string, width int) string {
 	return line
 }
 
-// wrap breaks a text between words into at most so many lines of the width.
+// wrap breaks a text between words into at most this many lines of the width.
 func wrap(text string, width, lines int) (out []string) {
 	line := ""
 	for _, word := range strings.Fields(text) {
@@ -55,13 +55,13 @@ func wrap(text string, width, lines int) (out []string) {
 	return out
 }
 
-// clean makes a text of the daemon's (a key may hold anything) fit for a terminal: no control characters, no
-// marks that turn the direction of writing.
+// clean makes a text from the daemon (a key may contain anything) safe for a terminal: no control characters, no marks
+// that change the direction of writing.
 func clean(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
 		case r < ' ':
-			return r + 0x2400 // their pictures
+			return r + 0x2400 // their symbols
 		case r == unicode.ReplacementChar, unicode.IsControl(r), unicode.Is(unicode.Cf, r), unicode.Is(unicode.Zl, r), unicode.Is(unicode.Zp, r):
 			return '\u00b7'
 		}
@@ -71,7 +71,7 @@ func clean(text string) string {
 
 var blocks = []rune("▁▂▃▄▅▆▇█")
 
-// spark draws the last values as bars, the latest rightmost; top is the least end of its axis.
+// spark draws the last values as bars, the latest on the right; top is the smallest end of its axis.
 func spark(values []float64, width int, top float64) string {
 	if len(values) > width {
 		values = values[len(values)-width:]
@@ -92,13 +92,13 @@ func spark(values []float64, width int, top float64) string {
 	return b.String()
 }
 
-// gauge draws a part of a whole.
+// gauge draws a share as a bar.
 func gauge(part float64, width int) string {
 	n := int(math.Round(math.Min(1, math.Max(0, part)) * float64(width)))
 	return strings.Repeat("█", n) + strings.Repeat("░", width-n)
 }
 
-// shares draws parts of a whole side by side, each by its letter where there is no colour to tell it.
+// shares draws shares side by side, each by its letter if there is no colour.
 func (st *styles) shares(parts [4]float64, width int) string {
 	const fills = "█▓▒░"
 	var b strings.Builder
@@ -114,15 +114,15 @@ func (st *styles) shares(parts [4]float64, width int) string {
 	return b.String()
 }
 
-// column is one of a table.
+// column is a column of a table.
 type column struct {
 	name  string
 	width int  // least
 	right bool // aligned
-	grow  bool // takes what is left
+	grow  bool // takes the remaining width
 }
 
-// table lays cells out in columns; columns that do not fit are left out from the right.
+// table lays out cells in columns; columns that do not fit are dropped from the right.
 func (st *styles) table(columns []column, rows [][]string, width int) []string {
 	n, used := 0, 0
 	widths := make([]int, len(columns))

@@ -12,16 +12,16 @@ import (
 	"github.com/shoalfs/shoal/internal/human"
 )
 
-// frame is what is shown at one moment.
+// frame is the screen at one moment.
 type frame struct {
 	styles
 	series *series
-	target string // what was asked
-	err    error  // the last question's; nil if it was answered
+	target string // the daemon, in words
+	err    error  // of the last request; nil if it succeeded
 	paused bool
 	help   bool
 	pane   pane
-	scroll int  // rows of the pane that are above
+	scroll int  // rows of the pane above the visible ones
 	plain  bool // without colours and attributes
 }
 
@@ -37,7 +37,7 @@ const (
 
 var paneNames = [panes]string{"Orders", "Sessions", "Slowest keys", "Errors"}
 
-// render draws the frame. With height 0 all of it is drawn, as long as it is.
+// render draws the frame. With height 0 it draws all of it.
 func (f *frame) render(width, height int) string {
 	width = max(width, 20)
 	s, v, ok := f.series.last()
@@ -72,7 +72,7 @@ func (f *frame) render(width, height int) string {
 	return f.finish(lines, width, height)
 }
 
-// total is how many lines all panes take with their headings.
+// total is the number of lines of all panes with their headings.
 func total(all [][]string) (n int) {
 	for _, rows := range all {
 		n += 2 + len(rows)
@@ -80,7 +80,7 @@ func total(all [][]string) (n int) {
 	return n
 }
 
-// window returns the rows of a pane that are in sight; the first one names the columns and stays.
+// window returns the visible rows of a pane; the first one names the columns and stays.
 func (f *frame) window(rows []string, room int) []string {
 	if len(rows) <= room || room < 2 {
 		return rows[:min(len(rows), room)]
@@ -148,7 +148,7 @@ func (f *frame) title(s *verdict.Snapshot, ok bool, width int) []string {
 	return []string{left + strings.Repeat(" ", gap) + right}
 }
 
-// verdict draws the verdict; a lost daemon is told where it would stand.
+// verdict draws the verdict. If the daemon is lost, it says so in its place.
 func (f *frame) verdict(v verdict.Verdict, width int, tight bool) []string {
 	style, mark := f.level(v.Level)
 	if f.err != nil {
@@ -192,7 +192,7 @@ func indent(lines []string) []string {
 	return lines
 }
 
-// figures draws what goes on, each figure with its past where there is room.
+// figures draws the rates, each with its history if there is room.
 func (f *frame) figures(s *verdict.Snapshot, r verdict.Rates, width int, tight bool) []string {
 	lead := human.Number(r.Lead) + " samples"
 	if r.LeadSeconds > 0 {
@@ -252,7 +252,7 @@ func (f *frame) figures(s *verdict.Snapshot, r verdict.Rates, width int, tight b
 	return append(lines, f.dim.Render(fit("memory", nameWidth))+text)
 }
 
-// tabs names the panes, the chosen one reversed.
+// tabs names the panes, with the chosen one reversed.
 func (f *frame) tabs(all [][]string, width int) string {
 	var parts []string
 	for p := range panes {
@@ -273,7 +273,7 @@ func (f *frame) tabs(all [][]string, width int) string {
 
 func (f *frame) heading(p pane, all [][]string) string { return f.head.Render(f.counted(p, all)) }
 
-// counted is a pane's name and how many rows it has.
+// counted is a pane's name with its number of rows.
 func (f *frame) counted(p pane, all [][]string) string {
 	if n := len(all[p]) - 1; n > 0 {
 		return fmt.Sprintf("%s (%d)", paneNames[p], n)
@@ -283,14 +283,14 @@ func (f *frame) counted(p pane, all [][]string) string {
 
 var helpText = []string{
 	"q, Ctrl-C     quit",
-	"p, space      pause, go on",
+	"p, space      pause, resume",
 	"1 2 3 4       orders, sessions, slowest keys, errors",
 	"tab, ← →      next pane, previous pane",
 	"↑ ↓ PgUp PgDn scroll the pane",
 	"?, Esc        close this help",
 	"",
-	"lead   what can be read next without waiting",
-	"waits  part of the time that the trainer waited for data",
-	"reads  which area served them: the disk and memory at once; the",
-	"       others waited for a fetch, under way or begun for them",
+	"lead   samples that can be read without waiting",
+	"waits  share of the time that the trainer waited for data",
+	"reads  where they were served from: disk and memory do not wait;",
+	"       others waited for a fetch in progress, or for a new one",
 }

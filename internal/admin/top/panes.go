@@ -11,14 +11,14 @@ import (
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
-// all draws every pane. The first line of one names its columns, or says that there is nothing.
+// all draws every pane. The first line of a pane names its columns, or says that it is empty.
 func (f *frame) all(s *verdict.Snapshot, v verdict.Verdict, width int) [][]string {
 	return [][]string{orders: f.orders(s, width), sessions: f.sessions(s, width), slowest: f.slowest(s, width), failures: f.errors(v, width)}
 }
 
 var feedStream = regexp.MustCompile(`^feed/(.*)/rank(\d+)/epoch(\d+)$`)
 
-// whose says whose order a stream follows, and in which epoch. A feed has a stream for each epoch, named by it.
+// whose returns the owner of a stream's order, and the epoch. A feed has a stream for each epoch, named after it.
 func whose(p run.Progress, spec string) (name, epoch string) {
 	if m := feedStream.FindStringSubmatch(p.Name); m != nil {
 		return fmt.Sprintf("feed %s, rank %s", clean(m[1]), m[2]), m[3]
@@ -37,9 +37,9 @@ func (f *frame) orders(s *verdict.Snapshot, width int) []string {
 	if len(s.Streams) == 0 {
 		switch s.Order.State {
 		case "watching":
-			return []string{f.dim.Render("What the trainer opens is watched; it is no known order so far.")}
+			return []string{f.dim.Render("Shoal watches the trainer's opens; they match no known order yet.")}
 		case "searching":
-			return []string{f.dim.Render("The order is being worked out from what the trainer opens.")}
+			return []string{f.dim.Render("Shoal is searching for the order behind the trainer's opens.")}
 		case "unknown":
 			return []string{f.dim.Render("The order was not found, and the search has ended: use shoal.hint(sampler) or .shoal/plan.")}
 		}
@@ -82,7 +82,7 @@ func (f *frame) sessions(s *verdict.Snapshot, width int) []string {
 		return []string{f.dim.Render("No feed is served here.")}
 	}
 	if len(s.Feed.List) == 0 {
-		return []string{f.dim.Render(fmt.Sprintf("No session is open; %d were.", s.Feed.Sessions))}
+		return []string{f.dim.Render(fmt.Sprintf("No session is open; %d have ended.", s.Feed.Sessions))}
 	}
 	before := f.series.before()
 	dt := s.Uptime - before.Uptime

@@ -6,13 +6,13 @@ import (
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 )
 
-// kept is how many snapshots are remembered, and judged over how much of the time a verdict is given.
+// kept is how many snapshots are kept, and judged the time in seconds over which a verdict is given.
 const (
 	kept   = 300
 	judged = 10 * time.Second
 )
 
-// series is what the daemon said, oldest first.
+// series is the daemon's snapshots, oldest first.
 type series struct {
 	snaps []verdict.Snapshot
 	rates []verdict.Rates // between each snapshot and the one before
@@ -23,12 +23,12 @@ func (s *series) add(now verdict.Snapshot) {
 	if n := len(s.snaps); n > 0 {
 		before = s.snaps[n-1]
 		if before.PID == now.PID && now.Uptime <= before.Uptime {
-			return // the same once more
+			return // the same snapshot again
 		}
 	}
 	r := verdict.Of(before, now).Rates
 	if len(s.snaps) == 0 || before.PID != now.PID {
-		s.snaps, s.rates = nil, nil // of another daemon, or none
+		s.snaps, s.rates = nil, nil // another daemon, or a restart
 	}
 	s.snaps, s.rates = append(s.snaps, now), append(s.rates, r)
 	if over := len(s.snaps) - kept; over > 0 {
@@ -36,8 +36,8 @@ func (s *series) add(now verdict.Snapshot) {
 	}
 }
 
-// last returns the latest snapshot and the verdict on the seconds before it; false before the first one. Where there is
-// one snapshot only, the verdict is on the daemon's whole life.
+// last returns the latest snapshot and the verdict on the seconds before it; false before the first one. With a single
+// snapshot, the verdict is on the daemon's whole life.
 func (s *series) last() (verdict.Snapshot, verdict.Verdict, bool) {
 	n := len(s.snaps)
 	if n == 0 {
@@ -54,7 +54,7 @@ func (s *series) last() (verdict.Snapshot, verdict.Verdict, bool) {
 	return now, verdict.Of(before, now), true
 }
 
-// of returns one figure of every rate but the first, which is a mean over the time before.
+// of returns one figure of every rate except the first, which is a mean over the time before.
 func (s *series) of(f func(verdict.Rates) float64) []float64 {
 	var out []float64
 	for _, r := range s.rates[min(1, len(s.rates)):] {
@@ -63,7 +63,7 @@ func (s *series) of(f func(verdict.Rates) float64) []float64 {
 	return out
 }
 
-// before returns the snapshot some seconds before the last one, to take rates from; zero if there is none.
+// before returns the snapshot some seconds before the last one, for computing rates; zero if there is none.
 func (s *series) before() (before verdict.Snapshot) {
 	if n := len(s.snaps); n > 1 {
 		before = s.snaps[max(0, n-6)]

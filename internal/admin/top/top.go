@@ -1,5 +1,5 @@
-// Package top is `shoal top`: what the dashboard shows, in a terminal. It draws frames from snapshots that a function
-// fetches, and judges nothing itself: that is package verdict's.
+// Package top is `shoal top`: the dashboard in a terminal. It draws frames from snapshots that a function fetches. It
+// judges nothing itself; package verdict does.
 package top
 
 import (
@@ -15,17 +15,17 @@ import (
 
 // Options say what to show and how.
 type Options struct {
-	Target   string // what is asked, in words
+	Target   string // the daemon, in words
 	Interval time.Duration
 
-	// Fetch returns the daemon's state now. It is not called twice at once.
+	// Fetch returns the daemon's current state. It is not called concurrently.
 	Fetch func(ctx context.Context) (verdict.Snapshot, error)
 }
 
-// askFor is how long an answer may take.
+// askFor is the timeout of a request.
 const askFor = 5 * time.Second
 
-// Once writes one frame as plain text, over one interval, as wide as given and as long as it is.
+// Once writes one frame over one interval as plain text, with the given width and any height.
 func Once(ctx context.Context, o Options, w io.Writer, width int) error {
 	var s series
 	for i := range 2 {
@@ -47,8 +47,8 @@ func Once(ctx context.Context, o Options, w io.Writer, width int) error {
 	return err
 }
 
-// Run shows frames in the terminal until the user quits or ctx ends. It fails if the first question is not answered;
-// later ones are asked again.
+// Run shows frames in the terminal until the user quits or ctx ends. It fails if the first request fails; later ones
+// are retried.
 func Run(ctx context.Context, o Options, in io.Reader, out io.Writer) error {
 	first, err := fetch(ctx, o)
 	if err != nil {
@@ -153,7 +153,7 @@ func (m *model) key(key string) tea.Cmd {
 	return nil
 }
 
-// rows is how far the pane can be scrolled at most.
+// rows is the farthest that the pane can be scrolled.
 func (m *model) rows() int {
 	s, v, ok := m.series.last()
 	if !ok {

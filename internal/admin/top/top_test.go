@@ -15,9 +15,9 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
@@ -185,11 +185,11 @@ func TestKeys(t *testing.T) {
 		t.Error("not paused")
 	}
 	press(m, "p", "?")
-	if !strings.Contains(view(m), "part of the time") {
+	if !strings.Contains(view(m), "share of the time") {
 		t.Error("no help")
 	}
 	press(m, "esc")
-	if strings.Contains(view(m), "part of the time") {
+	if strings.Contains(view(m), "share of the time") {
 		t.Error("the help stays")
 	}
 	if _, cmd := m.Update(tea.KeyPressMsg{Code: 'q', Text: "q"}); cmd == nil || cmd() != tea.Quit() {

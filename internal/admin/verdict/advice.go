@@ -3,17 +3,17 @@ package verdict
 import (
 	"strings"
 
-	"github.com/shoalfs/shoal/engine"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// Advice is a warning or error of the log, with its remedy set apart.
+// Advice is a warning or error of the log, with its remedy separated.
 type Advice struct {
 	engine.ErrorEvent        // its Text is without the remedy
 	Remedy            string `json:"remedy,omitempty"`
 }
 
-// Explain returns the events, newest first. An event's remedy is its attribute of that name, or what stands in
-// parentheses at its end, as in all errors of Shoal.
+// Explain returns the events, newest first. An event's remedy is its attribute of that name, or the text in parentheses
+// at its end, as in all errors of Shoal.
 func Explain(events []engine.ErrorEvent) []Advice {
 	list := make([]Advice, 0, len(events))
 	for i := len(events) - 1; i >= 0; i-- {

@@ -4,37 +4,37 @@ import (
 	"github.com/shoalfs/shoal/loader"
 )
 
-// Rates are what happened between two snapshots, by the second or as parts of a whole.
+// Rates are the activity between two snapshots, per second or as shares.
 type Rates struct {
 	Seconds  float64 `json:"seconds"`         // between the snapshots
 	Samples  float64 `json:"samples_per_sec"` // delivered to trainers
 	Requests float64 `json:"get_requests_per_sec"`
 	Bytes    float64 `json:"get_bytes_per_sec"`
 
-	// Stall is the part of the time (0 to 1) that the trainer waited: of a feed's sessions, while they were open, with no
-	// batch ready that they had asked for; of the mount's reading threads, while they read, for the store.
+	// Stall is the share of the time (0 to 1) that the trainer waited: a feed's sessions, while they were open, for a
+	// batch that they wanted; the mount's reading threads, while they read, for the store.
 	Stall float64 `json:"stall_share"`
-	// Spare is the part of the time (0 to 1) that the feed's sessions were open, batches were ready and they asked for none.
+	// Spare is the share of the time (0 to 1) in which the feed's sessions were open, had batches ready and wanted none.
 	Spare float64 `json:"spare_share"`
 
 	Hits Areas `json:"hits"`
 
 	Lead        int     `json:"lead_samples"`
-	LeadSeconds float64 `json:"lead_seconds"` // at the reader's pace; 0 while that is not known
+	LeadSeconds float64 `json:"lead_seconds"` // at the reader's pace; 0 while that is unknown
 }
 
-// Areas are the parts (0 to 1) of the reads that each area served; all 0 if nothing was read.
+// Areas are the shares (0 to 1) of the reads that each area served; all 0 if nothing was read.
 type Areas struct {
 	Keep   float64 `json:"keep"`   // disk
 	Ring   float64 `json:"ring"`   // memory
-	Joined float64 `json:"joined"` // waited for a fetch under way
+	Joined float64 `json:"joined"` // waited for a fetch in progress
 	Missed float64 `json:"missed"` // had to start a fetch
 }
 
-// late is the part of the reads that had to wait for the store.
+// late is the share of the reads that had to wait for the store.
 func (a Areas) late() float64 { return a.Joined + a.Missed }
 
-// window is two snapshots and what lies between them.
+// window is two snapshots and the difference between them.
 type window struct {
 	now           Snapshot
 	restarted     bool // the window is the daemon's whole life
@@ -47,19 +47,24 @@ type window struct {
 	diskErrors    int64
 	diskGaveUp    int64
 	errors        map[string]int64
-	consumed      int64 // by all streams, of what their orders say
-	strays        int64 // opened, and in no stream's order
-	moves         int64 // times that a reader went on elsewhere; to read an epoch again is none
-	inFlight      int64 // the fewest at either end
-	inFlightMost  int64
-	feed          loader.SessionStats
-	feedStall     float64 // shares of the time, as Rates.Stall, which is the larger one
-	mountStall    float64
-	sessions      int // open now or before
+	following
+	inFlight     int64 // the lower of the two snapshots
+	inFlightMost int64
+	feed         loader.SessionStats
+	feedStall    float64 // shares of the time; Rates.Stall is the larger of the two
+	mountStall   float64
+	sessions     int // open now or before
 }
 
-// steady is the longest window, in seconds, for which the readers of its ends stand for those in between: they are
-// counted over as long.
+// following says how closely the readers followed their orders.
+type following struct {
+	consumed int64 // by all streams, following their orders
+	strays   int64 // opened, but in no stream's order
+	moves    int64 // times that a reader moved elsewhere; reading an epoch again does not count
+}
+
+// steady is the longest window, in seconds, for which the number of readers at its ends is taken for the time between.
+// The daemon counts readers over the same length.
 const steady = 10
 
 func between(before, now Snapshot) window {
@@ -104,20 +109,20 @@ func between(before, now Snapshot) window {
 		if counted := now.ReaderTime - before.ReaderTime; w.seconds > steady && counted > 0 {
 			reading = counted
 		}
-		// The feed reads through the same cache: what it waited there is not the mount's.
+		// The feed reads through the same cache: its waiting is not the mount's.
 		w.mountStall = part(now.Stall-before.Stall-w.feed.Fetch, reading)
 	}
 	r.Stall = max(w.feedStall, w.mountStall)
 	return w
 }
 
-// served reports whether the feed had a session in the window, which need not be open at either end.
+// served reports whether the feed had a session in the window, even if none was open at either end.
 func (w *window) served() bool { return w.feed.Age > 0 }
 
-// part returns a/b, moved into [0, 1].
+// part returns a/b, limited to [0, 1].
 func part(a, b float64) float64 { return min(1, max(0, a/b)) }
 
-// orders counts what the streams of both snapshots did in between.
+// orders counts the events of the streams between the snapshots.
 func (w *window) orders(before Snapshot) {
 	for _, s := range w.now.Streams {
 		var was struct{ consumed, strays, moves int }
@@ -137,7 +142,7 @@ func (w *window) orders(before Snapshot) {
 	}
 }
 
-// ofFeed takes the difference of the feed's totals.
+// ofFeed computes the differences of the feed's totals.
 func (w *window) ofFeed(before *loader.Stats) {
 	if w.now.Feed == nil {
 		return

@@ -8,18 +8,18 @@ import (
 	"github.com/shoalfs/shoal/internal/human"
 )
 
-// Shares of the time from which on it is said that the trainer waits. Below waits, waiting is what interleaved workers hide.
+// Shares of the time from which the trainer counts as waiting. Below waits, interleaved workers hide the waiting.
 const (
 	waits    = 0.05
 	waitsBad = 0.20
 )
 
-// A window of less than this says nothing, in seconds.
+// A window shorter than this, in seconds, is not judged.
 const least = 0.5
 
 func (w *window) waiting() bool { return w.rates.Stall >= waits }
 
-// level is that of a trainer that waits.
+// level is the level of findings about a trainer that waits.
 func (w *window) level() Level {
 	if w.rates.Stall >= waitsBad {
 		return Bad
@@ -27,7 +27,7 @@ func (w *window) level() Level {
 	return Warn
 }
 
-// troubleLevel is that of something wrong: bad where it makes the trainer wait.
+// troubleLevel is the level of a fault: bad if it makes the trainer wait.
 func (w *window) troubleLevel() Level {
 	if w.waiting() {
 		return Bad
@@ -39,11 +39,11 @@ func tooShort(w *window) (Finding, bool) {
 	return Finding{Code: "starting", Level: Idle, Title: "Just started", Detail: "There is nothing to judge yet."}, w.seconds < least
 }
 
-// silent: requests are out and nothing comes.
+// silent: requests are in flight and no answer comes.
 func silent(w *window) (Finding, bool) {
 	return Finding{
 		Code: "store-silent", Level: Bad, Title: "The store does not answer",
-		Detail: fmt.Sprintf("%s to the store are under way, and none was answered for %.0f s.", human.Count(w.inFlight, "request"), w.seconds),
+		Detail: fmt.Sprintf("%s to the store in flight, and no answer for %.0f s.", human.Count(w.inFlight, "request"), w.seconds),
 		Remedy: "Check that the store is up and reachable from here: shoal doctor " + w.now.Source,
 	}, w.inFlight > 0 && w.bytes == 0 && w.gets <= w.inFlightMost && w.seconds >= 5 && !w.restarted
 }
@@ -53,7 +53,7 @@ func denied(w *window) (Finding, bool) {
 	return Finding{
 		Code: "access-denied", Level: Bad, Title: "The store refuses access",
 		Detail: human.Count(n, "request") + " refused.",
-		Remedy: "Check the credentials and that they may s3:GetObject; the errors below say which key and why.",
+		Remedy: "Check the credentials and their right to s3:GetObject; the errors below name the key and the cause.",
 	}, n > 0
 }
 
@@ -61,12 +61,12 @@ func changed(w *window) (Finding, bool) {
 	n := w.errors["changed"] + w.errors["not found"]
 	return Finding{
 		Code: "dataset-changed", Level: Bad, Title: "The dataset changed in the store",
-		Detail: human.Count(n, "object") + " changed or gone since they were listed; reads of them fail.",
-		Remedy: "Restore them, or move to the new version: shoal refresh MOUNTPOINT, or start again with --refresh.",
+		Detail: human.Count(n, "object") + " changed or deleted since they were listed; reads of them fail.",
+		Remedy: "Restore them, or switch to the new version: shoal refresh MOUNTPOINT, or restart with --refresh.",
 	}, n > 0
 }
 
-// failing: the store fails requests that are tried again.
+// failing: the store fails requests, which are retried.
 func failing(w *window) (Finding, bool) {
 	var n int64
 	var kinds []string
@@ -77,7 +77,7 @@ func failing(w *window) (Finding, bool) {
 	slices.Sort(kinds)
 	f := Finding{
 		Code: "store-errors", Level: w.troubleLevel(), Title: "The store fails requests",
-		Detail: fmt.Sprintf("%d of %s failed (%s) and are tried again.", n, human.Count(max(w.gets, n), "request"), strings.Join(kinds, ", ")),
+		Detail: fmt.Sprintf("%d of %s failed (%s) and are retried.", n, human.Count(max(w.gets, n), "request"), strings.Join(kinds, ", ")),
 		Remedy: "See the errors below. If the store throttles (503 SlowDown), lower --connections or set it to auto.",
 	}
 	if w.prefetchFails > 0 {
@@ -95,7 +95,7 @@ func diskDown(w *window) (Finding, bool) {
 	return Finding{
 		Code: "disk-down", Level: w.troubleLevel(), Title: "The cache's disk is out of use",
 		Detail: "Reads go on from memory and the store" + reason + "; nothing more is kept.",
-		Remedy: "Free space on, or repair, the disk of " + w.now.CacheDir + "; it is tried again by itself.",
+		Remedy: "Free space on the disk of " + w.now.CacheDir + ", or repair it; it is used again once it recovers.",
 	}, d.OutOfUse
 }
 
@@ -103,17 +103,17 @@ func diskSlow(w *window) (Finding, bool) {
 	return Finding{
 		Code: "disk-slow", Level: w.troubleLevel(), Title: "The cache's disk is slow",
 		Detail: fmt.Sprintf("%s waited too long for the disk and went to the store; %s.", human.Count(w.diskGaveUp, "read"), human.Count(w.diskErrors, "disk error")),
-		Remedy: "Move --cache-dir to a faster disk (NVMe, not a network file system), or find out what else uses it.",
+		Remedy: "Move --cache-dir to a faster disk (NVMe, not a network file system), or find the other users of the disk.",
 	}, w.diskGaveUp+w.diskErrors > 0
 }
 
-// otherOrder: the trainer reads something else than it was said to.
+// otherOrder: the trainer does not read in the order that it announced.
 func otherOrder(w *window) (Finding, bool) {
 	lost := w.strays > w.consumed || w.moves >= 8
 	return Finding{
 		Code: "order-differs", Level: w.level(), Title: "The trainer reads in another order than Shoal was told",
-		Detail: fmt.Sprintf("Of %s, %d were not in the order that is followed, and the reader moved %d times.", human.Count(w.opens, "opened file"), w.strays, w.moves),
-		Remedy: "Check seed, world size and rank in --order (.shoal/order shows what is followed), or have it found out: --order auto.",
+		Detail: fmt.Sprintf("Of %s, %d were not in the order that Shoal follows, and the reader moved %d times.", human.Count(w.opens, "opened file"), w.strays, w.moves),
+		Remedy: "Check seed, world size and rank in --order (.shoal/order shows the order in use), or let Shoal infer it: --order auto.",
 	}, w.waiting() && w.opens > 0 && lost
 }
 
@@ -128,25 +128,25 @@ func (w *window) orderKnown() bool {
 func unknownOrder(w *window) (Finding, bool) {
 	f := Finding{
 		Code: "order-unknown", Level: w.level(), Title: "The trainer waits: Shoal does not know its order",
-		Detail: fmt.Sprintf("Readers wait %s of the time; %s of the reads found nothing fetched ahead.", human.Percent(w.rates.Stall), human.Percent(w.rates.Hits.late())),
-		Remedy: "Tell it: shoal.hint(sampler) in the trainer, or --order torch:seed=… when mounting; or use the feed.",
+		Detail: fmt.Sprintf("Readers wait %s of the time; %s of the reads were not prefetched.", human.Percent(w.rates.Stall), human.Percent(w.rates.Hits.late())),
+		Remedy: "Pass the order: shoal.hint(sampler) in the trainer, or --order torch:seed=… when mounting; or use the feed.",
 	}
 	switch w.now.Order.State {
 	case "watching":
 		f.Title = "The trainer waits: Shoal does not recognise its order yet"
-		f.Remedy = "A search begins after some 64 reads. If it stays so, tell it: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan."
+		f.Remedy = "A search begins after about 64 reads. If this remains, pass the order: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan."
 	case "searching":
-		f.Title = "The trainer waits: its order is being worked out"
-		f.Remedy = "Let it search, which takes from a second to an hour (.shoal/order says for what), or tell it: shoal.hint(sampler) in the trainer."
+		f.Title = "The trainer waits: Shoal is searching for its order"
+		f.Remedy = "Wait for the search, which takes from a second to an hour (.shoal/order has details), or pass the order: shoal.hint(sampler) in the trainer."
 	case "unknown":
 		f.Title = "The trainer waits: its order was not found, and the search has ended"
-		f.Remedy = "Tell it: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan; .shoal/order says why the search ended."
+		f.Remedy = "Pass the order: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan; .shoal/order says why the search ended."
 	}
 	return f, w.waiting() && w.opens > 0 && !w.orderKnown()
 }
 
-// late reports whether what the trainer waits for is the store's bytes, not what is made of them. What the mount's
-// readers wait for always is; a feed's bytes are late if reads of them waited, and for longer than it takes to decode them.
+// late reports whether the trainer waits for the store rather than for decoding. The mount's readers always do; a
+// feed's do if reads of its samples waited, and for longer than half of the decoding time.
 func (w *window) late() bool {
 	if w.mountStall >= w.feedStall || w.reads == 0 && w.feed.Batches == 0 {
 		return true
@@ -160,15 +160,15 @@ func memorySmall(w *window) (Finding, bool) {
 	reserve := w.feed.Reserve > w.feed.Fetch && w.feed.Reserve > w.feed.Decode && w.rates.Stall > 0
 	return Finding{
 		Code: "memory-small", Level: w.level(), Title: "The trainer waits: memory is too small",
-		Detail: fmt.Sprintf("%s of %s for data are taken, so that only %d of %d connections are in use.", human.Bytes(m.Used), human.Bytes(m.Limit), w.inFlightMost, w.now.Connections),
-		Remedy: "Give more --memory, or a larger --cache-size so that what was fetched can leave memory.",
+		Detail: fmt.Sprintf("%s of the %s for data are in use, so only %d of %d connections can be used.", human.Bytes(m.Used), human.Bytes(m.Limit), w.inFlightMost, w.now.Connections),
+		Remedy: "Raise --memory, or raise --cache-size so that fetched data can leave memory.",
 	}, w.waiting() && (reserve || w.late() && full)
 }
 
-// filling: the first seconds of a pass over what is not there yet.
+// filling: the first seconds of a pass over data that is not cached yet.
 func filling(w *window) (Finding, bool) {
 	return Finding{
-		Code: "filling", Level: Warn, Title: "Starting up: the first samples are on their way",
+		Code: "filling", Level: Warn, Title: "Starting up: fetching the first samples",
 		Detail: fmt.Sprintf("%s, %s so far; the trainer waited %s of the time.", human.Count(w.now.GetRequests, "request"), human.Bytes(w.now.GetBytes), human.Percent(w.rates.Stall)),
 	}, w.waiting() && w.now.Uptime < 10 && w.late() && w.orderKnown()
 }
@@ -176,14 +176,14 @@ func filling(w *window) (Finding, bool) {
 func decodeBound(w *window) (Finding, bool) {
 	return Finding{
 		Code: "decode-bound", Level: w.level(), Title: "The trainer waits for decoding",
-		Detail: fmt.Sprintf("Its data is here, and making batches of it keeps %.1f workers a session busy; sessions wait %s of the time.", w.feed.Decode/w.feed.Age, human.Percent(w.rates.Stall)),
-		Remedy: "Give the daemon more cores (--workers), a smaller or cheaper transform, or store smaller pictures: shoal pack SOURCE DEST --resize short=400.",
+		Detail: fmt.Sprintf("The samples are here; decoding them keeps %.1f workers of each session busy; sessions wait %s of the time.", w.feed.Decode/w.feed.Age, human.Percent(w.rates.Stall)),
+		Remedy: "Give the daemon more cores (--workers), use a cheaper transform, or store smaller pictures: shoal pack SOURCE DEST --resize short=400.",
 	}, w.waiting() && w.served() && !w.late() && w.feed.Decode >= w.feed.Send
 }
 
 func clientLink(w *window) (Finding, bool) {
 	return Finding{
-		Code: "link-slow", Level: w.level(), Title: "The trainer waits for the connection to it",
+		Code: "link-slow", Level: w.level(), Title: "The trainer waits for its connection",
 		Detail: fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.", human.Percent(w.feed.Send/w.feed.Age), human.Bytes(int64(float64(w.feed.Bytes)/w.feed.Age))),
 		Remedy: "On one machine listen on unix:// so that batches go through shared memory; over a network send uint8, not float32.",
 	}, w.waiting() && w.served() && !w.late() && w.feed.Send > w.feed.Decode
@@ -193,21 +193,21 @@ func storeSlow(w *window) (Finding, bool) {
 	s := &w.now
 	f := Finding{
 		Code: "store-slow", Level: w.level(), Title: "The trainer waits: the store is too slow",
-		Detail: fmt.Sprintf("It waits %s of the time. The store brings %s/s in %.0f requests/s", human.Percent(w.rates.Stall), human.Bytes(int64(w.rates.Bytes)), w.rates.Requests),
+		Detail: fmt.Sprintf("It waits %s of the time. The store delivers %s/s in %.0f requests/s", human.Percent(w.rates.Stall), human.Bytes(int64(w.rates.Bytes)), w.rates.Requests),
 	}
-	if w.inFlightMost > 0 { // else the run is over
+	if w.inFlightMost > 0 { // otherwise the run is over
 		f.Detail += fmt.Sprintf(", with %d of %d connections in use", w.inFlightMost, s.Connections)
 	}
 	if w.rates.Requests > 0 && w.inFlight > 0 {
-		// What is in flight is the rate times how long each is (J. D. C. Little, Operations Research 9, 1961). The quantiles of
-		// the latency are those of the daemon's whole life.
+		// Requests in flight are the rate times the duration of each (J. D. C. Little, Operations Research 9, 1961). The
+		// quantiles of the latency cover the daemon's whole life.
 		each := float64(w.inFlight+w.inFlightMost) / 2 / w.rates.Requests
 		f.Detail += fmt.Sprintf(", about %.2g s each", each)
 	}
 	f.Detail += "."
 	var todo []string
 	if w.gets > 0 && w.bytes/w.gets < 512<<10 && !s.Packed {
-		todo = append(todo, fmt.Sprintf("pack the dataset, a request brings only %s (shoal pack)", human.Bytes(w.bytes/w.gets)))
+		todo = append(todo, fmt.Sprintf("pack the dataset, since a request fetches only %s (shoal pack)", human.Bytes(w.bytes/w.gets)))
 	}
 	if d := s.Disk; d.Kept < d.Extents && diskFull(s) {
 		todo = append(todo, fmt.Sprintf("raise --cache-size, since only %s of the dataset is kept", human.Percent(float64(d.Kept)/float64(d.Extents))))
@@ -225,7 +225,7 @@ func storeSlow(w *window) (Finding, bool) {
 	return f, w.waiting()
 }
 
-// diskFull reports whether what is fetched finds no place on the disk any more.
+// diskFull reports whether fetched data no longer fits on the disk.
 func diskFull(s *Snapshot) bool {
 	d := s.Disk
 	full := func(used, limit int64) bool { return limit > 0 && used >= limit/10*9 }
@@ -239,20 +239,20 @@ func (w *window) quiet() bool {
 func finished(w *window) (Finding, bool) {
 	return Finding{
 		Code: "finished", Level: Idle, Title: "The epoch is over",
-		Detail: fmt.Sprintf("All %s of epoch %d were read; nothing is asked for now.", human.Count(w.now.Order.Position, "sample"), w.now.Order.Epoch),
+		Detail: fmt.Sprintf("All %s of epoch %d were read; there are no reads now.", human.Count(w.now.Order.Position, "sample"), w.now.Order.Epoch),
 	}, w.quiet() && w.now.Order.State == "finished"
 }
 
 func idle(w *window) (Finding, bool) {
 	f := Finding{
-		Code: "idle", Level: Idle, Title: "Nobody reads",
-		Detail: fmt.Sprintf("Nothing was asked for in %.0f s; %s can be read without waiting.", w.seconds, human.Count(w.rates.Lead, "sample")),
+		Code: "idle", Level: Idle, Title: "Idle",
+		Detail: fmt.Sprintf("No reads for %.0f s; %s can be read without waiting.", w.seconds, human.Count(w.rates.Lead, "sample")),
 	}
 	switch {
 	case w.now.Reads == 0 && w.now.Opens == 0:
 		f.Title = "Waiting for the trainer"
 	case w.rates.Spare >= 0.5:
-		f.Title, f.Detail = "The trainer asks for nothing", fmt.Sprintf("%s; batches are ready, and none was asked for in %.0f s.", human.Count(w.sessions, "open session"), w.seconds)
+		f.Title, f.Detail = "The trainer requests nothing", fmt.Sprintf("%s; batches are ready, and none was requested for %.0f s.", human.Count(w.sessions, "open session"), w.seconds)
 	}
 	return f, w.quiet()
 }
@@ -260,7 +260,7 @@ func idle(w *window) (Finding, bool) {
 func trainerSlower(w *window) (Finding, bool) {
 	return Finding{
 		Code: "trainer-slower", Level: Good, Title: "The GPU has data: the trainer is the slower side",
-		Detail: fmt.Sprintf("Batches were ready and not asked for %s of the time, at %s samples/s%s.", human.Percent(w.rates.Spare), human.Rate(w.rates.Samples), w.ahead()),
+		Detail: fmt.Sprintf("Batches were ready and not requested %s of the time, at %s samples/s%s.", human.Percent(w.rates.Spare), human.Rate(w.rates.Samples), w.ahead()),
 	}, w.rates.Spare >= waitsBad
 }
 
@@ -274,12 +274,12 @@ func fed(w *window) (Finding, bool) {
 	}
 	if !w.orderKnown() && !w.served() && w.rates.Hits.late() > 0.02 {
 		f.Level, f.Title = Warn, "The GPU has data, but Shoal does not know the order"
-		f.Remedy = "Tell it, so that nothing has to wait: shoal.hint(sampler) in the trainer, or --order torch:seed=…"
+		f.Remedy = "Pass it, so that no read waits: shoal.hint(sampler) in the trainer, or --order torch:seed=…"
 	}
 	return f, true
 }
 
-// ahead is the lead in words, as the end of a sentence.
+// ahead describes the lead, as the end of a sentence.
 func (w *window) ahead() string {
 	switch {
 	case !w.orderKnown():

@@ -1,48 +1,48 @@
-// Package verdict says in words whether the GPU waits for data, and for what, from what a daemon counted between two
-// moments. It is pure, and the only place that judges: the dashboard, `shoal top` and `shoal stat` show what it says.
+// Package verdict judges whether the GPU waits for data, and why, from the difference between two snapshots of a daemon's
+// counters. It is pure, and the only judge: the dashboard, `shoal top` and `shoal stat` show its findings.
 package verdict
 
 import (
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// Snapshot is what a daemon tells of one dataset; admin.Snapshot converts to it.
+// Snapshot is the state that a daemon reports for one dataset; admin.Snapshot converts to it.
 type Snapshot struct {
 	engine.Stats
-	Feed *loader.Stats `json:"feed,omitempty"` // nil where no feed is served
+	Feed *loader.Stats `json:"feed,omitempty"` // nil without a feed
 }
 
-// Level says how good a verdict is.
+// Level is how good a verdict is.
 type Level string
 
 // The levels.
 const (
 	Good Level = "good" // data comes in time
-	Idle Level = "idle" // nobody asks for data
-	Warn Level = "warn" // it could be better, or soon will be worse
+	Idle Level = "idle" // there are no reads
+	Warn Level = "warn" // it could be better, or will soon be worse
 	Bad  Level = "bad"  // the trainer waits, or reads fail
 )
 
-// Finding is one thing that holds, in words.
+// Finding is one finding, in words.
 type Finding struct {
 	Code   string `json:"code"` // see docs/dashboard.md; does not change once published
 	Level  Level  `json:"level"`
 	Title  string `json:"title"`            // a few words
-	Detail string `json:"detail"`           // a sentence, with the figures behind it
-	Remedy string `json:"remedy,omitempty"` // what to do about it; empty where there is nothing to do
+	Detail string `json:"detail"`           // a sentence with the figures
+	Remedy string `json:"remedy,omitempty"` // what to do about it; empty if there is nothing to do
 }
 
-// Verdict is the one finding that matters most, and what else holds.
+// Verdict is the most important finding, and the other ones.
 type Verdict struct {
 	Version int `json:"version"` // of this schema, 1
 	Finding
 	Rates Rates     `json:"rates"`
-	Notes []Finding `json:"notes"`  // what else should be known, worst first
+	Notes []Finding `json:"notes"`  // other findings, worst first
 	Error []Advice  `json:"errors"` // the latest warnings and errors, newest first
 }
 
-// Of judges the time between two snapshots of one daemon. If the daemon was started in between, or before is the zero
+// Of judges the time between two snapshots of one daemon. If the daemon was restarted in between, or before is the zero
 // Snapshot, it judges the time since the start.
 func Of(before, now Snapshot) Verdict {
 	w := between(before, now)
@@ -57,7 +57,7 @@ func Of(before, now Snapshot) Verdict {
 		for _, rule := range list {
 			if f, ok := rule(&w); ok && (f.Level == Bad || f.Level == Warn || len(found) == 0) {
 				found = append(found, f)
-				break // the others would say the same in other words
+				break // the later rules would repeat it
 			}
 		}
 		if w.waiting() && len(found) > 0 {
@@ -68,8 +68,8 @@ func Of(before, now Snapshot) Verdict {
 	return v
 }
 
-// The rules, each in the order of what matters most: what is wrong, of which all is told; what a trainer waits for that
-// waits; and what it is doing otherwise, of which the last rule always applies.
+// The rules, each list by importance: faults, all of which are reported; the reason why a trainer waits; and otherwise
+// the trainer's activity, where the last rule always applies.
 var (
 	trouble = []func(*window) (Finding, bool){tooShort, silent, denied, changed, failing, diskDown, diskSlow}
 	causes  = []func(*window) (Finding, bool){otherOrder, unknownOrder, memorySmall, filling, decodeBound, clientLink, storeSlow}

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/engine"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
@@ -78,14 +78,14 @@ func TestVerdicts(t *testing.T) {
 		"page cache":      {func(s *Snapshot) { s.Opens += 5000; s.Delivered += 5000 }, "fed", Good, "all from the kernel's page cache", ""},
 		"a little late":   {func(s *Snapshot) { reads(s, 10_000, 20, 0.5) }, "fed", Good, "99.8% of the reads did not wait", ""},
 		"a bit late":      {func(s *Snapshot) { reads(s, 10_000, 500, 8) }, "store-slow", Warn, "10% of the time", "Pack"},
-		"store slow":      {starved, "store-slow", Bad, "It waits 50% of the time. The store brings 23 MiB/s in 300 requests/s", "Pack the dataset, a request brings only 78 KiB"},
+		"store slow":      {starved, "store-slow", Bad, "It waits 50% of the time. The store delivers 23 MiB/s in 300 requests/s", "Pack the dataset, since a request fetches only 78 KiB"},
 		"all connections": {func(s *Snapshot) { starved(s); s.InFlight = 63; s.Packed = true }, "store-slow", Bad, "63 of 64", "Raise --connections."},
 		"cache full":      {func(s *Snapshot) { starved(s); s.Packed = true; s.Disk.AllUsed = 10 << 30 }, "store-slow", Bad, "", "Raise --cache-size, since only 20% of the dataset is kept."},
 		"quota full":      {func(s *Snapshot) { starved(s); s.Packed = true; s.Disk.Limit, s.Disk.Used = 2<<30, 2<<30 }, "store-slow", Bad, "", "Raise --cache-size"},
 		"no reason seen":  {func(s *Snapshot) { starved(s); s.Packed = true }, "store-slow", Bad, "20% of the dataset is kept so far", "shoal doctor s3://b/train/"},
 		"memory":          {func(s *Snapshot) { starved(s); s.InFlight = 8; s.Memory.Used = 390 << 20 }, "memory-small", Bad, "8 of 64 connections", "--memory"},
-		"order unknown":   {func(s *Snapshot) { starved(s); s.Order.State = "none" }, "order-unknown", Bad, "50% of the reads found nothing fetched ahead", "shoal.hint"},
-		"searching":       {func(s *Snapshot) { starved(s); s.Order.State = "searching" }, "order-unknown", Bad, "", "Let it search"},
+		"order unknown":   {func(s *Snapshot) { starved(s); s.Order.State = "none" }, "order-unknown", Bad, "50% of the reads were not prefetched", "shoal.hint"},
+		"searching":       {func(s *Snapshot) { starved(s); s.Order.State = "searching" }, "order-unknown", Bad, "", "Wait for the search"},
 		"watching":        {func(s *Snapshot) { starved(s); s.Order.State = "watching" }, "order-unknown", Bad, "", ".shoal/plan"},
 		"given up":        {func(s *Snapshot) { starved(s); s.Order.State = "unknown" }, "order-unknown", Bad, "", ".shoal/plan"},
 		"unknown, warm": {func(s *Snapshot) {
@@ -96,7 +96,7 @@ func TestVerdicts(t *testing.T) {
 		"unknown, fast enough": {func(s *Snapshot) { reads(s, 10_000, 3000, 1); s.Order.State = "none" }, "fed", Warn, "", "shoal.hint"},
 		"another order":        {func(s *Snapshot) { starved(s); s.Streams[0].Strays = 2900; s.Streams[0].Events.Consumed -= 2900 }, "order-differs", Bad, "2900 were not", "--order"},
 		"moves about":          {func(s *Snapshot) { starved(s); s.Streams[0].Events.Jumps = 9 }, "order-differs", Bad, "moved 9 times", "--order"},
-		"idle":                 {nil, "idle", Idle, "Nothing was asked for in 10 s; 4,000 samples can be read", ""},
+		"idle":                 {nil, "idle", Idle, "No reads for 10 s; 4,000 samples can be read", ""},
 		"finished":             {func(s *Snapshot) { s.Order.State, s.Order.Position = "finished", 100_000 }, "finished", Idle, "All 100,000 samples of epoch 1", ""},
 		"denied":               {func(s *Snapshot) { busy(s); s.StoreErrors["access denied"] = 4 }, "access-denied", Bad, "4 requests refused", "s3:GetObject"},
 		"changed":              {func(s *Snapshot) { busy(s); s.StoreErrors["changed"] = 1 }, "dataset-changed", Bad, "1 object changed", "shoal refresh"},

@@ -1,20 +1,20 @@
-// Package trace is the form in which a mount records what its readers do: one JSON value a line, so that
-// a recording can be read while it grows, cut anywhere between two lines, and looked at with the usual tools.
+// Package trace is the format of a mount's recording of its readers: one JSON value on each line, so that a recording
+// can be read while it grows, cut between any two lines, and processed with the usual tools.
 //
 //	{"version":1,"source":"s3://photos/train","files":50000,...}   the first line: Header
 //	{"file":17,"sample":17,"size":114660,"path":"a/b.jpg"}         before the first event of a file: File
 //	[1204,"o",4711,17]                                             an event: microseconds, kind, process, file
 //	[1310,"r",4711,17,0,114660,30512,"miss"]                       a read: ..., offset, bytes, wait in microseconds, area
-//	{"lost":12}                                                    events that found the ring full, or of another version
-//	{"stats":{...}}                                                `.shoal/stats`, as the recorder's reader adds it
+//	{"lost":12}                                                    events lost because the ring was full, or of another version
+//	{"stats":{...}}                                                `.shoal/stats`, added by the reader of the recording
 //
-// Traps:
+// Limits:
 //
-//   - A process is the thread that asked, as the kernel numbers it; 0 is one in a pid namespace that the
-//     daemon cannot see.
-//   - What the kernel's page cache answers is not seen: an open without reads is all that is left of it.
-//   - The kernel reads ahead: reads of one process may overlap in time, and are up to 512 KiB long
-//     whatever the process asked for.
+//   - A process is the thread that made the request, by the kernel's number; 0 is one in a pid namespace that the daemon
+//     cannot see.
+//   - Reads served by the kernel's page cache are not recorded: then there is only an open.
+//   - The kernel reads ahead: reads of one process may overlap in time, and are up to 512 KiB long whatever the process
+//     requested.
 package trace
 
 import (
@@ -27,7 +27,7 @@ import (
 	"time"
 )
 
-// Version is that of the form. A field may be added without a new one.
+// Version is that of the format. A field may be added without a new one.
 const Version = 1
 
 // Header is the first line.
@@ -44,7 +44,7 @@ type Header struct {
 	Memory      int64     `json:"memory_for_data"` // bytes
 	CacheBytes  int64     `json:"cache_bytes"`     // on disk, for all datasets
 	Connections int       `json:"connections"`     // requests that may be in flight
-	Trees       []Tree    `json:"trees,omitempty"` // folders that a trainer may number from 0
+	Trees       []Tree    `json:"trees,omitempty"` // folders whose samples a trainer may number from 0
 }
 
 // Tree is a folder whose samples a trainer may have numbered from 0.
@@ -56,7 +56,7 @@ type Tree struct {
 
 // Footer is the last line of a saved recording, {"footer":{...}}.
 type Footer struct {
-	Seconds float64 `json:"seconds"` // that the recording took
+	Seconds float64 `json:"seconds"` // duration of the recording
 }
 
 // File describes a file of the dataset.
@@ -67,7 +67,7 @@ type File struct {
 	Path   string `json:"path"`
 }
 
-// Kind is what a process did.
+// Kind is the kind of an event.
 type Kind byte
 
 // The kinds of events.
@@ -75,11 +75,11 @@ const (
 	Open   Kind = 'o'
 	Read   Kind = 'r'
 	Close  Kind = 'c' // of one open; some time after close(2)
-	Lookup Kind = 'l' // a name or its attributes were asked for; File is -1 where there is none
+	Lookup Kind = 'l' // a lookup of a name or of attributes; File is -1 if there is no file
 	List   Kind = 'd' // a piece of a folder's listing
 )
 
-// Area is where a read was served from.
+// Area is the source that served a read.
 type Area uint8
 
 // The areas.
@@ -88,7 +88,7 @@ const (
 	Keep               // the kept set on disk
 	Ring               // memory, fetched ahead
 	Joined             // a fetch that was under way
-	Miss               // the object store, by a fetch that the read began
+	Miss               // the object store, with a fetch that the read began
 )
 
 var areas = [...]string{None: "", Keep: "keep", Ring: "ring", Joined: "joined", Miss: "miss"}
@@ -100,7 +100,7 @@ func (a Area) String() string {
 	return "Area(" + strconv.Itoa(int(a)) + ")"
 }
 
-// Event is one thing that a process did.
+// Event is one action of a process.
 type Event struct {
 	At      time.Duration // since the recording began
 	Wait    time.Duration // until a read was answered
@@ -134,7 +134,7 @@ func (e *Event) Append(b []byte) []byte {
 	return append(b, ']', '\n')
 }
 
-// Losses is the line about events that found the ring full, or were of another version of the dataset.
+// Losses is the line about events lost because the ring was full, or of another version of the dataset.
 type Losses struct {
 	Lost int64 `json:"lost"`
 }
@@ -143,7 +143,7 @@ type Losses struct {
 func AppendJSON(b []byte, v any) []byte {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // none of them holds what JSON has not
+		panic(err) // unreachable: all of them can be encoded
 	}
 	return append(append(b, text...), '\n')
 }
@@ -151,7 +151,7 @@ func AppendJSON(b []byte, v any) []byte {
 // parseEvent is the inverse of Event.Append.
 func parseEvent(line string) (e Event, err error) {
 	fields := strings.Split(strings.TrimSuffix(strings.TrimPrefix(line, "["), "]"), ",")
-	fail := func() (Event, error) { return Event{}, fmt.Errorf("%.80q is no event", line) }
+	fail := func() (Event, error) { return Event{}, fmt.Errorf("%.80q is not an event", line) }
 	if len(fields) != 4 && len(fields) != 8 {
 		return fail()
 	}
@@ -191,11 +191,11 @@ func parseEvent(line string) (e Event, err error) {
 // Trace is a recording in memory.
 type Trace struct {
 	Header
-	Files  map[int]File // those that events name
-	Events []Event      // in the order in which they were noted, which for reads is that of their answers
+	Files  map[int]File // the files in events
+	Events []Event      // in the order of recording; reads are recorded when they are answered
 	Lost   int64
-	Stats  []json.RawMessage // as they were added, the first at the beginning
-	Length time.Duration     // of the recording: of the last event, unless the footer says more
+	Stats  []json.RawMessage // snapshots, the first from the beginning
+	Length time.Duration     // of the recording: to the last event, or the footer's if that is later
 
 	begun bool
 }

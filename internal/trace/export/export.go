@@ -1,5 +1,5 @@
-// Package export sends the spans of package trace to a collector, as OpenTelemetry's standard environment variables
-// say (docs/tracing.md). It stands apart because it brings OpenTelemetry's SDK along.
+// Package export sends the spans of package trace to a collector, configured by OpenTelemetry's standard environment
+// variables (docs/tracing.md). It is separate because it depends on OpenTelemetry's SDK.
 package export
 
 import (
@@ -22,14 +22,14 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// flushTime is how long the end of a process waits for the collector. A variable for tests.
+// flushTime is how long the end of a process waits for the collector. Tests change it.
 var flushTime = 3 * time.Second
 
-// Start turns tracing on if the environment asks for it: by an endpoint (OTEL_EXPORTER_OTLP_ENDPOINT, or _TRACES_ENDPOINT)
-// or by OTEL_TRACES_EXPORTER=otlp. stop sends what is left. An error is the user's, and says which variable is wrong;
-// a collector that does not answer is none, but a warning in the log from time to time.
+// Start turns tracing on if the environment requests it: with an endpoint (OTEL_EXPORTER_OTLP_ENDPOINT, or
+// _TRACES_ENDPOINT) or with OTEL_TRACES_EXPORTER=otlp. stop sends the remaining spans. An error is a wrong variable,
+// which it names. A collector that does not answer is not an error; it causes a warning in the log from time to time.
 //
-// getenv tells whether; what else the variables say the SDK reads from the process's environment.
+// getenv decides whether tracing is on; the SDK reads the other variables from the process's environment.
 func Start(ctx context.Context, version string, getenv func(string) string) (stop func(), err error) {
 	stop = func() {}
 	first := func(names ...string) (name, value string) {
@@ -48,7 +48,7 @@ func Start(ctx context.Context, version string, getenv func(string) string) (sto
 	case exporter != "" && exporter != "otlp":
 		return stop, fmt.Errorf("OTEL_TRACES_EXPORTER=%s: give otlp or none", exporter)
 	}
-	// Before the exporter, which tells it what it cannot read.
+	// Before the exporter, which reports the settings that it cannot read.
 	otel.SetLogger(logr.New(settingsSink{}))
 	var client otlptrace.Client
 	switch name, protocol := first("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"); protocol {
@@ -63,7 +63,7 @@ func Start(ctx context.Context, version string, getenv func(string) string) (sto
 	if err != nil {
 		return stop, fmt.Errorf("OpenTelemetry's exporter: %w (see the variables OTEL_EXPORTER_OTLP_*)", err)
 	}
-	// Neither the command line nor the environment is part of what is sent.
+	// Neither the command line nor the environment is sent.
 	what, err := resource.New(ctx, resource.WithAttributes(attribute.String("service.name", "shoal"), attribute.String("service.version", version)),
 		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithFromEnv())
 	if err != nil {
@@ -84,14 +84,14 @@ func Start(ctx context.Context, version string, getenv func(string) string) (sto
 	}, nil
 }
 
-// settingsSink is where the SDK tells which of its settings it cannot read. It quotes them, and they may hold a key or
-// a password: so what is said is where.
+// settingsSink receives the SDK's errors about its settings. They quote the settings, which may contain a key or a
+// password: so it logs only the place.
 type settingsSink struct{}
 
 // Init implements logr.LogSink.
 func (settingsSink) Init(logr.RuntimeInfo) {}
 
-// Enabled implements logr.LogSink. Errors come whatever it says.
+// Enabled implements logr.LogSink. Errors are sent regardless.
 func (settingsSink) Enabled(int) bool { return false }
 
 // Info implements logr.LogSink.

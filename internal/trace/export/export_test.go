@@ -53,7 +53,7 @@ func TestExport(t *testing.T) {
 	}
 	spans := c.Spans()
 	if len(spans) != 1 || spans[0].Name != "work" || spans[0].Attributes["shoal.key"] != "k" {
-		t.Fatalf("%+v, %v", spans, c.Errors())
+		t.Fatalf("%+v", spans)
 	}
 	r := spans[0].Resource
 	if r["service.name"] != "mine" || r["service.version"] != "v9" || r["team"] != "vision" || r["host.name"] == "" {

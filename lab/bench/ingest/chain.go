@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/shoalfs/shoal/gpuingest"
@@ -72,7 +71,7 @@ func Chain(args []string) error {
 			return err
 		}
 	}
-	before, end := processorTime(), time.Now().Add(time.Duration(seconds*float64(time.Second)))
+	before, end := kit.CPU(os.Getpid()), time.Now().Add(time.Duration(seconds*float64(time.Second)))
 	for time.Now().Before(end) {
 		if err := one(r.Images); err != nil {
 			return fmt.Errorf("%s: %w", paths[r.Images%len(paths)], err)
@@ -80,7 +79,7 @@ func Chain(args []string) error {
 		r.Images++
 		r.Bytes += int64(len(src))
 	}
-	r.PerS = float64(r.Images) / (processorTime() - before).Seconds()
+	r.PerS = float64(r.Images) / (kit.CPU(os.Getpid()) - before)
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
@@ -123,10 +122,4 @@ func readFile(path string, into []byte) ([]byte, error) {
 	into = into[:info.Size()]
 	_, err = f.ReadAt(into, 0)
 	return into, err
-}
-
-func processorTime() time.Duration {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // cannot fail for these arguments
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

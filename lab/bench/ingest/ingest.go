@@ -34,15 +34,13 @@ type bench struct {
 //
 //	codec   a sample on one core: entropy decoding only, region decoding, with resize, whole; beside the peers
 //	loader  whole loaders on all cores, warm, into one Python process that reads every byte
-//	epochs  short epochs with a small model, where a DataLoader starts its workers again for each
-//	memory  the daemon's memory over twenty epochs
 //
 // What is compared alternates within a run; medians are reported, with all runs beside them.
 func Bench(flags *flag.FlagSet) func(k *kit.Kit) error {
 	python := flags.String("python", "python3", "a Python with the peers")
 	count := flags.Int("photos", 4096, "photographs")
 	reps := flags.Int("reps", 5, "runs of each side")
-	parts := flags.String("parts", "codec,loader,epochs,memory", "what to measure")
+	parts := flags.String("parts", "codec,loader", "what to measure")
 	return func(k *kit.Kit) error {
 		return (&bench{Kit: k, python: *python, count: *count, reps: *reps}).run(strings.Split(*parts, ","))
 	}
@@ -66,9 +64,9 @@ print("Python", sys.version.split()[0], *(f"{p} {m.version(p)}" for p in ("torch
 	}
 	b.Say("%s", strings.TrimSpace(string(versions)))
 	for _, part := range parts {
-		do, ok := map[string]func() error{"codec": b.codec, "loader": b.loader, "epochs": b.epochs, "memory": b.memory}[part]
+		do, ok := map[string]func() error{"codec": b.codec, "loader": b.loader}[part]
 		if !ok {
-			return fmt.Errorf("no part is called %q: codec, loader, epochs, memory", part)
+			return fmt.Errorf("no part is called %q: codec, loader", part)
 		}
 		if err := do(); err != nil {
 			return err
@@ -298,76 +296,4 @@ func anonymous(pid int) float64 {
 		}
 	}
 	return sum
-}
-
-// epochs compares short epochs.
-func (b *bench) epochs() error {
-	b.Say("\n## Two epochs over 1,024 photographs with a small model, batches of 64, RandomResizedCrop(32)\n")
-	small, _, err := b.linked("photos-small", len(b.Paths), func(i int, _ int64) bool { return i%max(1, len(b.Paths)/1024) == 0 })
-	if err != nil {
-		return err
-	}
-	times := map[string][]float64{}
-	peers := []string{"pil-fp32", "torchvision-uint8"}
-	for range b.reps {
-		if err := b.serve("file://"+small, "small", func(addr string, _ int) error {
-			r, _, err := b.watch(0, "epochs", "feed-fp32", addr, "64", "2")
-			times["feed"] = append(times["feed"], r.Seconds)
-			return err
-		}); err != nil {
-			return err
-		}
-		for _, peer := range peers {
-			r, _, err := b.watch(0, "epochs", peer, small, "64", "2")
-			if err != nil {
-				return err
-			}
-			times[peer] = append(times[peer], r.Seconds)
-		}
-	}
-	b.Say("| loader | seconds, median | runs |\n| --- | ---: | --- |")
-	for _, who := range append([]string{"feed"}, peers...) {
-		b.Say("| %s | %.2f | %s |", who, kit.Median(times[who]), kit.Numbers(times[who], 2))
-	}
-	ratio := kit.Median(times["pil-fp32"]) / kit.Median(times["feed"])
-	b.Say("\nThe feed is **%.2f** times as fast as a DataLoader(num_workers=2) that starts its workers for each epoch (target 2.66: %s).", ratio, kit.Verdict(ratio >= 2.66))
-	return nil
-}
-
-// memory watches the daemon over twenty epochs.
-func (b *bench) memory() error {
-	b.Say("\n## The daemon's memory over 20 epochs\n")
-	return b.serve("file://"+b.Photos, "jpeg", func(addr string, pid int) error {
-		c := b.Command(b.Shoal, "feed", addr, "--batch", "64", "--epochs", "20", "--transform", "RandomResizedCrop(64)|RandomHorizontalFlip()|uint8", "--json")
-		var rss []float64
-		var fds []int
-		if err := during(c, time.Second, func() error {
-			list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-			rss, fds = append(rss, float64(kit.Status(pid, "VmRSS"))/1e6), append(fds, len(list))
-			return err
-		}); err != nil {
-			return err
-		}
-		n := len(rss)
-		if n < 10 {
-			return fmt.Errorf("only %d samples of the memory: ask for more -photos", n)
-		}
-		tail := rss[n/5:] // the first epochs fill pools
-		perEpoch := slope(tail) * float64(n) / 20
-		b.Say("RSS, one sample a second: first %.0f MB, after a fifth of the run %.0f, last %.0f; slope after the first fifth **%.2f MB an epoch** (target under 1: %s).",
-			rss[0], tail[0], rss[n-1], perEpoch, kit.Verdict(perEpoch < 1))
-		b.Say("Descriptors: %d at first, %d at the end.", fds[0], fds[n-1])
-		return nil
-	})
-}
-
-// slope is the least-squares slope of y over its index.
-func slope(y []float64) float64 {
-	n := float64(len(y))
-	var sx, sy, sxy, sxx float64
-	for i, v := range y {
-		x := float64(i)
-		sx, sy, sxy, sxx = sx+x, sy+v, sxy+x*v, sxx+x*x
-	}
-	return (n*sxy - sx*sy) / (n*sxx - sx*sx)
 }

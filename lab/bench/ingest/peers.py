@@ -2,7 +2,6 @@
 
     peers.py codec NAME DIR SECONDS        one core: read, decode, RandomResizedCrop(224), flip; CPU seconds an image
     peers.py loader NAME WHERE BATCH N     batches of a whole loader into this process until N images have come
-    peers.py epochs NAME WHERE BATCH N     N epochs with a small model, workers restarted for each where the loader has any
 
 Every batch that arrives is read once (a sum over its bytes), whoever made it.
 """
@@ -176,32 +175,7 @@ def loader(name, where, batch, n):
     return {"images": done, "per_s": done / (time.perf_counter() - start)}
 
 
-def epochs(name, where, batch, n):
-    import torch
-
-    global SIZE
-    SIZE = 32
-    torch.set_num_threads(1)
-    model = torch.nn.Linear(3 * SIZE * SIZE, 10)
-    step = torch.optim.SGD(model.parameters(), lr=1e-3)
-    start, images, left = None, 0, int(n)
-    start = time.perf_counter()
-    for item in batches(name, where, int(batch)):
-        if item is None:
-            left -= 1
-            if not left:
-                break
-            continue
-        x, y = (torch.as_tensor(v) for v in item)
-        loss = torch.nn.functional.cross_entropy(model(x.flatten(1).float()), y % 10)
-        step.zero_grad()
-        loss.backward()
-        step.step()
-        images += len(y)
-    return {"images": images, "seconds": time.perf_counter() - start}
-
-
 if __name__ == "__main__":
     role, *rest = sys.argv[1:]
-    print(json.dumps({"codec": codec, "loader": loader, "epochs": epochs}[role](*rest)), flush=True)
+    print(json.dumps({"codec": codec, "loader": loader}[role](*rest)), flush=True)
     os._exit(0)  # some peers' threads do not end by themselves

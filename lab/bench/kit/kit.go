@@ -265,40 +265,29 @@ type Mount struct {
 
 // Mount mounts source at a folder of the work folder.
 func (k *Kit) Mount(source, name string, flags ...string) (*Mount, error) {
-	dir := filepath.Join(k.Dir, name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	begin := time.Now()
-	if err := k.Run(nil, k.Shoal, append([]string{"mount", source, dir, "--daemon"}, flags...)...); err != nil {
-		return nil, err
-	}
-	took := time.Since(begin)
-	m, err := k.attach(dir)
-	m.Took = took
-	return m, err
+	m := &Mount{Dir: filepath.Join(k.Dir, name), k: k}
+	return m, m.start(append([]string{"mount", source, m.Dir, "--daemon"}, flags...))
 }
 
 // Serve serves source as a feed, and at a folder of the work folder.
 func (k *Kit) Serve(source, name string, flags ...string) (*Mount, error) {
 	dir := filepath.Join(k.Dir, name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	addr := "unix://" + dir + ".sock"
-	if err := k.Run(nil, k.Shoal, append([]string{"serve", source, "--listen", addr, "--mount", dir, "--daemon"}, flags...)...); err != nil {
-		return nil, err
-	}
-	m, err := k.attach(dir)
-	m.Addr = addr
-	return m, err
+	m := &Mount{Dir: dir, Addr: "unix://" + dir + ".sock", k: k}
+	return m, m.start(append([]string{"serve", source, "--listen", m.Addr, "--mount", dir, "--daemon"}, flags...))
 }
 
-func (k *Kit) attach(dir string) (*Mount, error) {
-	m := &Mount{Dir: dir, k: k}
+func (m *Mount) start(args []string) error {
+	if err := os.MkdirAll(m.Dir, 0o755); err != nil {
+		return err
+	}
+	begin := time.Now()
+	if err := m.k.Run(nil, m.k.Shoal, args...); err != nil {
+		return err
+	}
+	m.Took = time.Since(begin)
 	s, err := m.Stats()
 	m.PID = s.PID
-	return m, err
+	return err
 }
 
 // Stats reads the mount's stats.
@@ -319,10 +308,8 @@ func (k *Kit) Part(into any, name string, args ...string) error {
 
 // Read is what the part readers prints.
 type Read struct {
-	Files   int     `json:"files"`
-	Seconds float64 `json:"seconds"`
-	Rate    float64 `json:"files_per_s"`
-	MB      float64 `json:"mb_per_s"`
+	Files int     `json:"files"`
+	Rate  float64 `json:"files_per_s"`
 }
 
 // Read reads the listed files below dir with 8 threads.
@@ -334,7 +321,6 @@ func (k *Kit) Read(dir, list string, flags ...string) (r Read, err error) {
 // Fed is what `shoal feed --json` prints.
 type Fed struct {
 	Samples int     `json:"samples"`
-	Seconds float64 `json:"seconds"`
 	Rate    float64 `json:"samples_per_second"`
 }
 
@@ -344,41 +330,33 @@ func (k *Kit) Feed(addr string, flags ...string) (f Fed, err error) {
 	return f, err
 }
 
-// Bare is what the part bareclient prints.
-type Bare struct {
-	Rate      float64 `json:"objects_per_s"`
-	BytesPerS float64 `json:"bytes_per_s"`
-}
-
-// Bare reads objects with a bare client.
-func (k *Kit) Bare(connections int, args ...string) (r Bare, err error) {
-	err = k.Part(&r, "bareclient", append([]string{"-c", strconv.Itoa(connections)}, args...)...)
-	return r, err
-}
-
-// Best finds the number of requests in flight at which rate is highest, and says what it is at each.
-func (k *Kit) Best(connections []int, rate func(connections int) (float64, error)) (best int, curve string, err error) {
-	top := 0.0
-	for _, c := range connections {
-		r, err := rate(c)
-		if err != nil {
-			return 0, "", err
-		}
-		curve += fmt.Sprintf(", %d: %.0f", c, r)
-		if r > top {
-			best, top = c, r
-		}
-	}
-	return best, strings.TrimPrefix(curve, ", "), nil
-}
-
-// Order writes the files of a mount, in the order of its epoch 0, to a list.
-func (k *Kit) Order(m *Mount, spec, name string) (list string, err error) {
-	out, err := k.Command(k.Shoal, "order", spec, "--mount", m.Dir, "--paths").Output()
+// Order writes the photographs, in the order of epoch 0, to a list.
+func (k *Kit) Order(spec, name string) (list string, err error) {
+	positions, err := k.Positions(spec)
 	if err != nil {
-		return "", fmt.Errorf("shoal order %s --mount %s --paths: %w", spec, m.Dir, err)
+		return "", err
 	}
-	return k.List(name, strings.Fields(string(out)))
+	paths := make([]string, len(positions))
+	for i, at := range positions {
+		paths[i] = k.Paths[at]
+	}
+	return k.List(name, paths)
+}
+
+// Positions returns the numbers of the photographs in the order of epoch 0.
+func (k *Kit) Positions(spec string) (list []int, err error) {
+	out, err := k.Command(k.Shoal, "order", spec, "--n", strconv.Itoa(len(k.Paths))).Output()
+	if err != nil {
+		return nil, fmt.Errorf("shoal order %s: %w", spec, err)
+	}
+	for word := range strings.FieldsSeq(string(out)) {
+		i, err := strconv.Atoi(word)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, i)
+	}
+	return list, nil
 }
 
 // Shuffled writes the photographs, in an order that no spec gives, to a list.
@@ -397,14 +375,11 @@ func (k *Kit) List(name string, paths []string) (string, error) {
 // Cost is what it took to read so many files.
 type Cost struct{ Files, Seconds, CPU float64 }
 
-// Cost measures what f reads from a daemon. Where f returns no seconds, they are those that it took.
-func (m *Mount) Cost(f func() (files int, seconds float64, err error)) (c Cost, err error) {
+// Cost measures what f reads from a daemon.
+func (m *Mount) Cost(f func() (files int, err error)) (c Cost, err error) {
 	cpu, begin := CPU(m.PID), time.Now()
-	files, seconds, err := f()
-	if seconds == 0 {
-		seconds = time.Since(begin).Seconds()
-	}
-	return Cost{float64(files), seconds, CPU(m.PID) - cpu}, err
+	files, err := f()
+	return Cost{float64(files), time.Since(begin).Seconds(), CPU(m.PID) - cpu}, err
 }
 
 // CPU returns the seconds of CPU that a process has used, in all its threads, and that its children

@@ -81,13 +81,13 @@ const predictions = 5
 
 // Predict has `shoal plan` predict a configuration that was measured, with what was kept, the bandwidth and
 // the memory that it had, and returns each epoch. The store has to hold the dataset.
-func Predict(ctx context.Context, b *testbed.Bed, c testbed.Config, r testbed.Result, w Work, policy sim.Policy) ([]Epoch, error) {
+func Predict(ctx context.Context, b *testbed.Bed, c testbed.Config, r testbed.Result, w Work) ([]Epoch, error) {
 	if err := b.Far(ctx, proxy.Options{}); err != nil {
 		return nil, err
 	}
 	mean := make([]Epoch, c.Epochs)
 	for seed := range predictions {
-		out, err := b.Shoal(ctx, append(planArgs(c, r, w, policy), "--seed", strconv.Itoa(seed))...)
+		out, err := b.Shoal(ctx, append(planArgs(c, r, w), "--seed", strconv.Itoa(seed))...)
 		if err != nil {
 			return nil, err
 		}
@@ -111,14 +111,14 @@ func Predict(ctx context.Context, b *testbed.Bed, c testbed.Config, r testbed.Re
 }
 
 // planArgs are the arguments of `shoal plan` for a configuration.
-func planArgs(c testbed.Config, r testbed.Result, w Work, policy sim.Policy) []string {
+func planArgs(c testbed.Config, r testbed.Result, w Work) []string {
 	seconds := func(s float64) string { return time.Duration(s * float64(time.Second)).String() }
 	bandwidth := "unlimited"
 	if r.Bandwidth > 0 {
 		bandwidth = strconv.FormatFloat(8*r.Bandwidth, 'f', 0, 64) + "bit"
 	}
 	args := []string{
-		"plan", c.Source(), "--json", "--warm", "--samples", "*", "--policy", policy.String(),
+		"plan", c.Source(), "--json", "--warm", "--samples", "*", "--policy", sim.Keep.String(),
 		"--cache-size", strconv.FormatInt(int64(r.Kept*float64(r.Bytes)), 10) + "B", "--memory", strconv.FormatInt(c.Memory, 10) + "B",
 		"--bandwidth", bandwidth, "--latency", c.Latency.String(), "--latency-sigma", strconv.FormatFloat(c.Sigma, 'g', -1, 64),
 		"--request-cpu", seconds(w.Fetch), "--read-time", seconds(w.Read),

@@ -1,7 +1,7 @@
 package kit
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -29,24 +29,18 @@ func OpenRecords[T any](path string, fresh bool) (*Records[T], error) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		return r, nil
 	}
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return r, nil
-	}
-	if err != nil {
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
+	for line := range bytes.Lines(text) {
 		var rec record[T]
-		if json.Unmarshal(lines.Bytes(), &rec) == nil && rec.Name != "" { // else the end of a run that was killed
+		if json.Unmarshal(line, &rec) == nil && rec.Name != "" { // else the end of a run that was killed
 			r.by[rec.Name] = rec.Value
 		}
 	}
-	return r, lines.Err()
+	return r, nil
 }
 
 // Get returns the record of that name.

@@ -1,7 +1,8 @@
-// Package pairs has the benchmarks in which two sides take turns, pair by pair: two binaries, or one with other flags.
+// Package pairs is the benchmark in which two sides take turns, pair by pair: two binaries, or one with other flags.
 package pairs
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -17,13 +18,11 @@ import (
 	"github.com/shoalfs/shoal/lab/bench/kit"
 )
 
-const decoded = "RandomResizedCrop(224)|uint8"
-
 // side is one of the two.
 type side struct {
 	*kit.Kit  // with its binary
 	name      string
-	flags     []string
+	flags     []string             // of its daemons
 	warm      *kit.Mount           // a daemon of its own, whose cache stays warm
 	rate, cpu map[string][]float64 // by situation: files/s, µs a file
 }
@@ -69,14 +68,13 @@ const worse = 1.05
 
 const shards = "s3://photos/packed"
 
-// binaries compares two of them: the rate and the daemon's processor time a file of each situation that matters, as the
-// ratio new/old with the 95% interval of its median.
-type binaries struct {
+type bench struct {
 	*kit.Kit
-	order string // a file: paths in the order of the epoch
+	list string // a file: paths in the order of the epoch
 }
 
-// Binaries is the benchmark pairs.
+// Bench compares two binaries: the rate and the daemon's processor time a file of each situation that matters, as the
+// ratio new/old with the 95% interval of its median.
 //
 //	cold     the order is known, the cache is empty, the store is 30 ms away, 8 readers
 //	packed   the same from shards
@@ -84,26 +82,27 @@ type binaries struct {
 //	warm     a mount whose cache is full, 8 readers
 //	raw      batches of a feed, as stored
 //	decoded  batches of a feed, RandomResizedCrop(224)
-func Binaries(flags *flag.FlagSet) func(k *kit.Kit) error {
-	old := flags.String("old", "", "the binary to compare with; -shoal is the new one")
+func Bench(flags *flag.FlagSet) func(k *kit.Kit) error {
+	old := flags.String("old", "", "the binary to compare with; -shoal is the new one (default: the same)")
+	with := flags.String("flags", "", "of the new one's daemons only, separated by spaces")
 	count := flags.Int("photos", 4096, "photographs")
 	pairs := flags.Int("pairs", 15, "pairs of runs of each situation")
 	only := flags.String("only", "cold,packed,sharing,warm,raw,decoded", "situations")
 	return func(k *kit.Kit) error {
-		if *old == "" {
-			return errors.New("-old names the binary to compare with")
+		if *old == "" && *with == "" {
+			return errors.New("-old names the binary to compare with, -flags what the new one is given")
 		}
-		b := &binaries{Kit: k}
-		return b.run([2]*side{{name: "old", Kit: k.With(*old)}, {name: "new", Kit: k}}, *count, *pairs, strings.Split(*only, ","))
+		sides := [2]*side{{name: "old", Kit: k.With(cmp.Or(*old, k.Shoal))}, {name: "new", Kit: k, flags: strings.Fields(*with)}}
+		return (&bench{Kit: k}).run(sides, *count, *pairs, strings.Split(*only, ","))
 	}
 }
 
-func (b *binaries) run(sides [2]*side, count, pairs int, only []string) (err error) {
+func (b *bench) run(sides [2]*side, count, pairs int, only []string) (err error) {
 	feed := func(flags ...string) func(s *side) (kit.Cost, error) {
 		return func(s *side) (kit.Cost, error) {
-			return s.warm.Cost(func() (int, float64, error) {
+			return s.warm.Cost(func() (int, error) {
 				f, err := s.Feed(s.warm.Addr, flags...)
-				return f.Samples, 0, err
+				return f.Samples, err
 			})
 		}
 	}
@@ -112,17 +111,13 @@ func (b *binaries) run(sides [2]*side, count, pairs int, only []string) (err err
 		"packed":  func(s *side) (kit.Cost, error) { return b.cold(s, shards) },
 		"sharing": b.sharing,
 		"warm": func(s *side) (kit.Cost, error) {
-			list, err := b.list(s.warm)
-			if err != nil {
-				return kit.Cost{}, err
-			}
-			return s.warm.Cost(func() (int, float64, error) {
-				r, err := s.Read(s.warm.Dir, list)
-				return r.Files, 0, err
+			return s.warm.Cost(func() (int, error) {
+				r, err := s.Read(s.warm.Dir, b.list)
+				return r.Files, err
 			})
 		},
 		"raw":     feed("--epochs", "2"),
-		"decoded": feed("--transform", decoded),
+		"decoded": feed("--transform", "RandomResizedCrop(224)|uint8"),
 	}
 	var situations []situation
 	for _, what := range only {
@@ -140,6 +135,9 @@ func (b *binaries) run(sides [2]*side, count, pairs int, only []string) (err err
 	if err := b.Run(nil, b.Shoal, "pack", kit.Source, shards, "--seed", "1"); err != nil {
 		return err
 	}
+	if b.list, err = b.Order(kit.Cold, "pairs.txt"); err != nil {
+		return err
+	}
 	b.Header("Two binaries, pair by pair")
 	for _, s := range sides {
 		version, _ := b.Command(s.Shoal, "version").Output()
@@ -148,7 +146,7 @@ func (b *binaries) run(sides [2]*side, count, pairs int, only []string) (err err
 		if err := os.RemoveAll(cache); err != nil {
 			return err
 		}
-		if s.warm, err = s.Serve(kit.Source, "pairs-"+s.name, "--kernel-cache", "off", "--order", kit.Cold, "--cache-dir", cache); err != nil {
+		if s.warm, err = s.Serve(kit.Source, "pairs-"+s.name, append(s.flags, "--kernel-cache", "off", "--order", kit.Cold, "--cache-dir", cache)...); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, s.warm.Close()) }()
@@ -174,14 +172,14 @@ func (b *binaries) run(sides [2]*side, count, pairs int, only []string) (err err
 }
 
 // fresh empties the cache directory of the cold situations, and returns the flags for it.
-func (b *binaries) fresh() ([]string, error) {
-	cache := filepath.Join(b.Dir, "cache-pairs")
-	return []string{"--cache-dir", cache, "--memory", "512MiB"}, os.RemoveAll(cache)
+func (s *side) fresh() ([]string, error) {
+	cache := filepath.Join(s.Dir, "cache-pairs")
+	return append(s.flags, "--cache-dir", cache, "--memory", "512MiB"), os.RemoveAll(cache)
 }
 
 // cold mounts over an empty cache directory and reads an epoch; the start counts.
-func (b *binaries) cold(s *side, source string) (c kit.Cost, err error) {
-	flags, err := b.fresh()
+func (b *bench) cold(s *side, source string) (c kit.Cost, err error) {
+	flags, err := s.fresh()
 	if err != nil {
 		return c, err
 	}
@@ -191,17 +189,13 @@ func (b *binaries) cold(s *side, source string) (c kit.Cost, err error) {
 		return c, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	list, err := b.list(m)
-	if err != nil {
-		return c, err
-	}
-	r, err := b.Read(m.Dir, list)
+	r, err := b.Read(m.Dir, b.list)
 	return kit.Cost{Files: float64(r.Files), Seconds: time.Since(begin).Seconds(), CPU: kit.CPU(m.PID)}, err
 }
 
 // sharing serves over an empty cache directory and has two trainers read an epoch each at the same time; the start counts.
-func (b *binaries) sharing(s *side) (c kit.Cost, err error) {
-	flags, err := b.fresh()
+func (b *bench) sharing(s *side) (c kit.Cost, err error) {
+	flags, err := s.fresh()
 	if err != nil {
 		return c, err
 	}
@@ -220,12 +214,4 @@ func (b *binaries) sharing(s *side) (c kit.Cost, err error) {
 	}
 	err = g.Wait()
 	return kit.Cost{Files: float64(2 * len(b.Paths)), Seconds: time.Since(begin).Seconds(), CPU: kit.CPU(m.PID)}, err
-}
-
-// list returns the list of files in the order; it is made once.
-func (b *binaries) list(m *kit.Mount) (list string, err error) {
-	if b.order == "" {
-		b.order, err = b.Order(m, kit.Cold, "pairs.txt")
-	}
-	return b.order, err
 }

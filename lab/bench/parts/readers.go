@@ -2,7 +2,6 @@
 package parts
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -12,7 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,78 +26,50 @@ const shownErrors = 5
 // reader is one pass over the files of dir.
 type reader struct {
 	dir, originals string // originals are compared with, unless ""
-	files, bytes   atomic.Int64
+	files          atomic.Int64
 	mu             sync.Mutex
 	failed         int
 	errs           []error // the first of them
 }
 
-// Readers reads files with several threads, as a DataLoader's workers do, and prints what it took as one line of JSON for
-// each pass.
+// Readers reads files once with several threads, as a DataLoader's workers do, and prints what it took as a line of JSON.
 //
-//	readers [-threads 8] [-passes 1] [-drop-caches] [-verify DIR] DIR
+//	readers [-threads 8] [-drop-caches] [-verify DIR] DIR
 //	readers -list FILE DIR          only these paths below DIR, in this order
 //
-// Without -list the folder is walked once beforehand, which is not timed, and the paths are shuffled by pass. Each thread
-// takes the next path of the pass; a file is opened, read to its end in one call if possible, and closed. -drop-caches
-// empties the kernel's caches before every pass.
-func Readers(args []string) (err error) {
+// Without -list the folder is walked beforehand, which is not timed, and the paths are shuffled. Each thread takes the next
+// path; a file is opened, read to its end in one call if possible, and closed. -drop-caches empties the kernel's caches first.
+func Readers(args []string) error {
 	flags := flag.NewFlagSet("readers", flag.ContinueOnError)
 	threads := flags.Int("threads", 8, "readers at a time")
-	passes := flags.Int("passes", 1, "how often everything is read")
 	list := flags.String("list", "", "file of paths below DIR, one a line, read in this order")
 	verify := flags.String("verify", "", "folder of originals to compare with")
-	drop := flags.Bool("drop-caches", false, "empty the kernel's caches before each pass (root)")
+	drop := flags.Bool("drop-caches", false, "empty the kernel's caches first (root)")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() != 1 || *threads < 1 || *passes < 1 {
-		return errors.New("give one folder; -threads and -passes must be at least 1")
+	if flags.NArg() != 1 || *threads < 1 {
+		return errors.New("give one folder; -threads must be at least 1")
 	}
 	var paths []string
+	var err error
 	if *list != "" {
-		paths, err = readLines(*list)
+		var text []byte
+		text, err = os.ReadFile(*list)
+		paths = strings.Split(strings.TrimSpace(string(text)), "\n")
 	} else {
 		paths, err = kit.Walk(flags.Arg(0))
+		rand.New(rand.NewPCG(1, 0)).Shuffle(len(paths), func(i, j int) { paths[i], paths[j] = paths[j], paths[i] })
+	}
+	if err == nil && *drop {
+		err = kit.DropCaches()
 	}
 	if err != nil {
 		return err
 	}
-	for pass := range *passes {
-		if *list == "" {
-			// From the walk's order each time, so that a pass does not depend on the ones before.
-			slices.Sort(paths)
-			rand.New(rand.NewPCG(1, uint64(pass))).Shuffle(len(paths), func(i, j int) { paths[i], paths[j] = paths[j], paths[i] })
-		}
-		if *drop {
-			if err := kit.DropCaches(); err != nil {
-				return err
-			}
-		}
-		r := &reader{dir: flags.Arg(0), originals: *verify}
-		result, e := r.pass(paths, *threads)
-		if e := json.NewEncoder(os.Stdout).Encode(result); e != nil {
-			return e
-		}
-		err = errors.Join(err, e)
-	}
-	return err
-}
-
-func readLines(path string) ([]string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var lines []string
-	s := bufio.NewScanner(f)
-	for s.Scan() {
-		if s.Text() != "" {
-			lines = append(lines, s.Text())
-		}
-	}
-	return lines, s.Err()
+	r := &reader{dir: flags.Arg(0), originals: *verify}
+	result, err := r.pass(paths, *threads)
+	return errors.Join(err, json.NewEncoder(os.Stdout).Encode(result))
 }
 
 // pass reads every path once. The error says what could not be read, or differs from the original.
@@ -120,13 +91,12 @@ func (r *reader) pass(paths []string, threads int) (kit.Read, error) {
 					continue
 				}
 				r.files.Add(1)
-				r.bytes.Add(int64(n))
 			}
 		})
 	}
 	wg.Wait()
-	seconds, files := time.Since(start).Seconds(), r.files.Load()
-	res := kit.Read{Files: int(files), Seconds: seconds, Rate: float64(files) / seconds, MB: float64(r.bytes.Load()) / seconds / 1e6}
+	files := r.files.Load()
+	res := kit.Read{Files: int(files), Rate: float64(files) / time.Since(start).Seconds()}
 	if r.failed > 0 {
 		return res, fmt.Errorf("%d files could not be read or differ: %w", r.failed, errors.Join(r.errs...))
 	}

@@ -12,10 +12,8 @@ import (
 
 func TestPassAndVerify(t *testing.T) {
 	dir, originals := t.TempDir(), t.TempDir()
-	var total int64
 	for i := range 40 {
 		data := strings.Repeat(fmt.Sprint(i), i*4000) // from nothing to more than a buffer
-		total += int64(len(data))
 		name := fmt.Sprintf("d%d/f%d", i%4, i)
 		for _, d := range []string{dir, originals} {
 			if err := os.MkdirAll(filepath.Join(d, filepath.Dir(name)), 0o755); err != nil {
@@ -32,7 +30,7 @@ func TestPassAndVerify(t *testing.T) {
 	}
 	for _, from := range []string{"", originals} {
 		r := &reader{dir: dir, originals: from}
-		if res, err := r.pass(paths, 8); err != nil || res.Files != 40 || r.bytes.Load() != total || res.Rate <= 0 {
+		if res, err := r.pass(paths, 8); err != nil || res.Files != 40 || res.Rate <= 0 {
 			t.Errorf("%+v, %v", res, err)
 		}
 	}

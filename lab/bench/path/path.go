@@ -21,54 +21,54 @@ type bench struct {
 	reps    int
 	memory  string
 	peakRSS int64
-	far     []int // the processes of the store: server and proxy
+	list    string // a file: paths in the order of the warm epochs
+	far     []int  // the processes of the store: server and proxy
 }
 
-// work is the processor time that a file took, in µs, by who spent it, and the share of the cores that idled.
-type work struct{ store, daemon, rest, idle float64 }
+// work is the processor time that a file took, in µs, by who spent it: the store, the daemon and the rest; and the share
+// of the cores that idled, in percent.
+type work [4]float64
 
 // worked measures what f makes of the files, with a daemon or without (0).
 func (b *bench) worked(daemon int, f func() error) (w work, err error) {
-	sum := func(pids ...int) (s float64) {
-		for _, pid := range pids {
-			s += kit.CPU(pid)
+	spent := func() (store, own, busy, idle float64) {
+		for _, pid := range b.far {
+			store += kit.CPU(pid)
 		}
-		return s
+		busy, idle = cputime.Cores()
+		return store, kit.CPU(daemon), busy, idle
 	}
-	store, own := sum(b.far...), sum(daemon)
-	busy, idle := cputime.Cores()
+	store, own, busy, idle := spent()
 	err = f()
-	busy2, idle2 := cputime.Cores()
-	w.store, w.daemon, w.idle = sum(b.far...)-store, sum(daemon)-own, (idle2-idle)/max(busy2-busy+idle2-idle, 0.01)
-	w.rest = busy2 - busy - w.store - w.daemon
-	for _, v := range []*float64{&w.store, &w.daemon, &w.rest} {
-		*v *= 1e6 / float64(len(b.Paths))
+	store2, own2, busy2, idle2 := spent()
+	w[0], w[1] = store2-store, own2-own
+	w[2] = busy2 - busy - w[0] - w[1]
+	for i := range w[:3] {
+		w[i] *= 1e6 / float64(len(b.Paths))
 	}
+	w[3] = 100 * (idle2 - idle) / max(busy2-busy+idle2-idle, 0.01)
 	return w, err
 }
 
 // median takes each column's.
 func median(works []work) (m work) {
-	column := func(f func(work) float64) float64 {
-		var v []float64
+	for i := range m {
+		var column []float64
 		for _, w := range works {
-			v = append(v, f(w))
+			column = append(column, w[i])
 		}
-		return kit.Median(v)
+		m[i] = kit.Median(column)
 	}
-	return work{
-		column(func(w work) float64 { return w.store }), column(func(w work) float64 { return w.daemon }),
-		column(func(w work) float64 { return w.rest }), column(func(w work) float64 { return w.idle }),
-	}
+	return m
 }
 
-// Bench is the benchmark path: a cold epoch, a warm one, and the feed beside a DataLoader.
+// Bench is the benchmark path: a cold epoch and a warm one.
 func Bench(flags *flag.FlagSet) func(k *kit.Kit) error {
 	latency := flags.Duration("latency", 30*time.Millisecond, "median latency of the store")
 	count := flags.Int("photos", 4096, "photographs")
 	reps := flags.Int("reps", 5, "runs of each side")
 	memory := flags.String("memory", "512MiB", "--memory of the daemon")
-	parts := flags.String("parts", "cold,warm,feed", "what to measure")
+	parts := flags.String("parts", "cold,warm", "what to measure")
 	return func(k *kit.Kit) error {
 		b := &bench{Kit: k, reps: *reps, memory: *memory}
 		return b.run(*count, *latency, strings.Split(*parts, ","))
@@ -83,9 +83,9 @@ func (b *bench) run(count int, latency time.Duration, parts []string) (err error
 	b.Header("The whole path, cold and warm")
 	b.Say("Readers, daemon, proxy and S3 server share the cores. %d photographs, %.1f KB each on average, --memory %s.\n", b.Up.Files, b.KB(), b.memory)
 	for _, part := range parts {
-		do, ok := map[string]func() error{"cold": b.cold, "warm": b.warm, "feed": b.feed}[part]
+		do, ok := map[string]func() error{"cold": b.cold, "warm": b.warm}[part]
 		if !ok {
-			return fmt.Errorf("no part is called %q: cold, warm, feed", part)
+			return fmt.Errorf("no part is called %q: cold, warm", part)
 		}
 		if err := do(); err != nil {
 			return err
@@ -116,103 +116,70 @@ func (b *bench) use(m *kit.Mount, err error, f func(m *kit.Mount) error) error {
 	return errors.Join(err, m.Close())
 }
 
-// shuffled lists what DistributedSampler(seed=7) reads in epoch 0.
-func (b *bench) shuffled() (string, error) {
-	out, err := b.Command(b.Shoal, "order", kit.Cold, "--n", strconv.Itoa(len(b.Paths))).Output()
-	if err != nil {
-		return "", err
-	}
-	var paths []string
-	for _, word := range strings.Fields(string(out)) {
-		i, err := strconv.Atoi(word)
-		if err != nil {
-			return "", err
-		}
-		paths = append(paths, b.Paths[i])
-	}
-	return b.List("order.txt", paths)
-}
-
 // bareClient gets n objects with so many requests in flight, and returns how many in a second.
 func (b *bench) bareClient(inFlight, n int) (float64, error) {
-	r, err := b.Bare(inFlight, "-prefix", "train/", "-n", strconv.Itoa(n))
+	var r struct {
+		Rate float64 `json:"objects_per_s"`
+	}
+	err := b.Part(&r, "bareclient", "-c", strconv.Itoa(inFlight), "-prefix", "train/", "-n", strconv.Itoa(n))
 	return r.Rate, err
+}
+
+// best finds the number of requests in flight at which a bare client is fastest, and says how fast it is at each.
+func (b *bench) best() (best int, curve string, err error) {
+	top := 0.0
+	for _, c := range []int{8, 16, 32, 64, 96, 128, 192, 256, 512} {
+		n := len(b.Paths)
+		if c <= 16 {
+			n = min(n, 1024)
+		}
+		r, err := b.bareClient(c, n)
+		if err != nil {
+			return 0, "", err
+		}
+		curve += fmt.Sprintf(", %d: %.0f", c, r)
+		if r > top {
+			best, top = c, r
+		}
+	}
+	return best, strings.TrimPrefix(curve, ", "), nil
 }
 
 // cold compares a first epoch with a known order, one without, a raw feed, and a bare client.
 func (b *bench) cold() error {
 	b.Say("## Cold epoch, 8 reader threads\n")
-	best, curve, err := b.Best([]int{8, 16, 32, 64, 96, 128, 192, 256, 512}, func(c int) (float64, error) {
-		if c <= 16 {
-			return b.bareClient(c, min(len(b.Paths), 1024))
-		}
-		return b.bareClient(c, len(b.Paths))
-	})
+	best, curve, err := b.best()
 	if err != nil {
 		return err
 	}
 	b.Say("Bare minio-go client, objects/s by requests in flight: %s.\n", curve)
-
-	list, err := b.shuffled()
+	list, err := b.Order(kit.Cold, "order.txt")
 	if err != nil {
 		return err
 	}
 	rates, works := map[string][]float64{}, map[string][]work{}
 	for rep := range b.reps + 1 {
-		add := func(what string, rate float64, w work) {
+		for _, what := range []string{kit.Cold, "none", "feed", "bare"} {
+			var rate float64
+			var w work
+			switch what {
+			case "feed":
+				rate, w, err = b.coldFeed()
+			case "bare":
+				w, err = b.worked(0, func() (err error) {
+					rate, err = b.bareClient(best, len(b.Paths))
+					return err
+				})
+			default:
+				rate, w, err = b.coldMount(what, list, rep == 0)
+			}
+			if err != nil {
+				return err
+			}
 			if rep > 0 { // the first round is verified, and its rates do not count
 				rates[what], works[what] = append(rates[what], rate), append(works[what], w)
 			}
 		}
-		for _, spec := range []string{kit.Cold, "none"} {
-			if err := b.empty(); err != nil {
-				return err
-			}
-			m, err := b.mount(coldCache, "--order", spec)
-			if err := b.use(m, err, func(m *kit.Mount) error {
-				var flags []string
-				if rep == 0 {
-					flags = []string{"-verify", b.Photos}
-				}
-				var r kit.Read
-				w, err := b.worked(m.PID, func() (err error) {
-					r, err = b.Read(m.Dir, list, flags...)
-					return err
-				})
-				if add(spec, r.Rate, w); rep == 0 && err == nil {
-					b.Say("Verified byte for byte, cold, --order %s: %d files.", spec, r.Files)
-				}
-				return err
-			}); err != nil {
-				return err
-			}
-		}
-		if err := b.empty(); err != nil {
-			return err
-		}
-		m, err := b.serve(coldCache)
-		if err := b.use(m, err, func(m *kit.Mount) error {
-			var f kit.Fed
-			w, err := b.worked(m.PID, func() (err error) {
-				f, err = b.Feed(m.Addr, "--order", kit.Cold)
-				return err
-			})
-			if add("feed", f.Rate, w); err == nil && f.Samples != len(b.Paths) {
-				err = fmt.Errorf("the feed gave %d samples of %d", f.Samples, len(b.Paths))
-			}
-			return err
-		}); err != nil {
-			return err
-		}
-		var rate float64
-		w, err := b.worked(0, func() (err error) {
-			rate, err = b.bareClient(best, len(b.Paths))
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		add("bare", rate, w)
 	}
 	with, without, feed, bare := rates[kit.Cold], rates["none"], rates["feed"], rates["bare"]
 	b.Say("")
@@ -223,7 +190,7 @@ func (b *bench) cold() error {
 	} {
 		w := median(works[row.key])
 		b.Say("| %s | %.0f | %s | %.0f | %.0f | %.0f | %.0f%% |", row.name, kit.Median(rates[row.key]), kit.Numbers(rates[row.key], 0),
-			w.store, w.daemon, w.rest, 100*w.idle)
+			w[0], w[1], w[2], w[3])
 	}
 	known, fed := kit.Median(with)/kit.Median(bare), kit.Median(feed)/kit.Median(bare)
 	b.Say("\nOrder known is **%.1f times** no order, and **%.0f%%** of the bare client (target 80%%: %s). The raw feed reaches **%.0f%%** (target 90%%: %s).\n",
@@ -231,90 +198,51 @@ func (b *bench) cold() error {
 	return nil
 }
 
+// coldMount reads an epoch through a mount whose cache is empty.
+func (b *bench) coldMount(spec, list string, verify bool) (rate float64, w work, err error) {
+	if err := b.empty(); err != nil {
+		return 0, w, err
+	}
+	m, err := b.mount(coldCache, "--order", spec)
+	err = b.use(m, err, func(m *kit.Mount) (err error) {
+		var flags []string
+		if verify {
+			flags = []string{"-verify", b.Photos}
+		}
+		var r kit.Read
+		w, err = b.worked(m.PID, func() (err error) {
+			r, err = b.Read(m.Dir, list, flags...)
+			return err
+		})
+		if rate = r.Rate; verify && err == nil {
+			b.Say("Verified byte for byte, cold, --order %s: %d files.", spec, r.Files)
+		}
+		return err
+	})
+	return rate, w, err
+}
+
+// coldFeed takes an epoch from a raw feed whose cache is empty.
+func (b *bench) coldFeed() (rate float64, w work, err error) {
+	if err := b.empty(); err != nil {
+		return 0, w, err
+	}
+	m, err := b.serve(coldCache)
+	err = b.use(m, err, func(m *kit.Mount) (err error) {
+		var f kit.Fed
+		w, err = b.worked(m.PID, func() (err error) {
+			f, err = b.Feed(m.Addr, "--order", kit.Cold)
+			return err
+		})
+		if rate = f.Rate; err == nil && f.Samples != len(b.Paths) {
+			err = fmt.Errorf("the feed gave %d samples of %d", f.Samples, len(b.Paths))
+		}
+		return err
+	})
+	return rate, w, err
+}
+
 const coldCache = "cache-cold"
 
 // empty empties the cache directory of the cold epochs.
 func (b *bench) empty() error { return os.RemoveAll(filepath.Join(b.Dir, coldCache)) }
-
-// filled fills the cache directory of the warm epochs.
-func (b *bench) filled(list string) error {
-	m, err := b.mount(warmCache, "--order", "sequential")
-	return b.use(m, err, func(m *kit.Mount) error {
-		_, err := b.Read(m.Dir, list)
-		return err
-	})
-}
-
-// warm compares a remounted warm cache with the ceiling of go-fuse.
-func (b *bench) warm() error {
-	b.Say("## Warm epoch after a remount, kernel caches dropped, 8 reader threads\n")
-	list, err := b.Shuffled("warm.txt")
-	if err != nil {
-		return err
-	}
-	if err := b.filled(list); err != nil {
-		return err
-	}
-	w := &warm{Kit: b.Kit, list: list, memory: b.memory}
-	if err := w.verify(w.shoal); err != nil {
-		return err
-	}
-	b.Say("Verified byte for byte, warm: %d files.\n", len(b.Paths))
-	sides := []*side{
-		{name: "mount", start: w.shoal, cold: true},
-		{name: "fuseceiling", start: w.ceiling, cold: true},
-		{name: "the local folder, cold page cache", start: w.local, cold: true},
-	}
-	if err := w.rounds(sides, b.reps); err != nil {
-		return err
-	}
-	b.Say("| | files/s, median | runs |")
-	b.Say("| --- | ---: | --- |")
-	for _, s := range sides {
-		b.Say("| %s | %.0f | %s |", s.name, kit.Median(s.rates), kit.Numbers(s.rates, 0))
-	}
-	b.peakRSS = max(b.peakRSS, w.peakRSS)
-	b.Say("\nThe mount reaches **%.0f%%** of the ceiling.\n", 100*kit.Median(sides[0].rates)/kit.Median(sides[1].rates))
-	return nil
-}
-
-// feed compares the feed with a DataLoader on the same warm mount.
-func (b *bench) feed() error {
-	b.Say("## Decoded batches into a Python process, warm: RandomResizedCrop(224) + flip, batch 64\n")
-	all, err := b.List("all.txt", b.Paths)
-	if err != nil {
-		return err
-	}
-	if err := b.filled(all); err != nil {
-		return err
-	}
-	python, err := filepath.Abs("python")
-	if err != nil {
-		return err
-	}
-	b.Env = append(b.Env, "PYTHONPATH="+python)
-	m, err := b.serve(warmCache)
-	return b.use(m, err, func(m *kit.Mount) error {
-		b.Say("| batches | images/s, median | runs |")
-		b.Say("| --- | ---: | --- |")
-		for _, kind := range []string{"uint8", "fp32"} {
-			rates := map[string][]float64{}
-			for range b.reps {
-				for door, where := range map[string]string{"feed": m.Addr, "dataloader": m.Dir} {
-					var r struct {
-						Rate float64 `json:"images_per_s"`
-					}
-					if err := b.Run(&r, "/usr/bin/python3", "lab/bench/path/loaders.py", door, where, "64", kind); err != nil {
-						return err
-					}
-					rates[door] = append(rates[door], r.Rate)
-				}
-			}
-			b.Say("| feed, %s | %.0f | %s |", kind, kit.Median(rates["feed"]), kit.Numbers(rates["feed"], 0))
-			b.Say("| ImageFolder + DataLoader(num_workers=2), PIL, %s | %.0f | %s |", kind, kit.Median(rates["dataloader"]), kit.Numbers(rates["dataloader"], 0))
-			b.Say("| ratio, %s | **%.2f** | |", kind, kit.Median(rates["feed"])/kit.Median(rates["dataloader"]))
-		}
-		b.Say("")
-		return nil
-	})
-}

@@ -14,7 +14,6 @@ import (
 	"github.com/shoalfs/shoal/internal/progress"
 	"github.com/shoalfs/shoal/lab/bench/kit"
 	"github.com/shoalfs/shoal/lab/rig/testbed"
-	"github.com/shoalfs/shoal/prefetch/sim"
 )
 
 // target is how far a prediction may be from the measurement, in points of utilisation.
@@ -141,7 +140,7 @@ func (b *bench) report(list []testbed.Config, works map[string]kit.Work) error {
 	within := 0
 	for _, c := range list {
 		m, _ := b.done.Get(name(c))
-		p, err := kit.Predict(b.Ctx, b.bed, c, testbed.Result{Bytes: m.Bytes, Kept: m.Kept, Bandwidth: m.Bandwidth}, works[c.Dataset.Prefix()], sim.Keep)
+		p, err := kit.Predict(b.Ctx, b.bed, c, testbed.Result{Bytes: m.Bytes, Kept: m.Kept, Bandwidth: m.Bandwidth}, works[c.Dataset.Prefix()])
 		if err != nil {
 			return fmt.Errorf("%s: %w", name(c), err)
 		}

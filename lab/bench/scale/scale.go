@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,69 +17,31 @@ import (
 
 type bench struct {
 	*kit.Kit
-	reps int
+	reps   int
+	memory string
 }
 
-// Bench measures a mount of very many objects: 1,000,000 objects in an S3 server (900 folders of 1,000 and one of 100,000),
-// 10,000,000 in a folder, and full caches of as many, reopened. The last part alone, which takes some minutes to lay the
-// caches down and then seconds: -objects 0 -many 0 -out FILE
-//
+// Bench measures a mount of very many objects: 1,000,000 objects in an S3 server (900 folders of 1,000 and one of 100,000).
 // The objects are hard links to a few inodes (see s3server.LayTiny): a million real files would
 // measure the disk of the machine.
 func Bench(flags *flag.FlagSet) func(k *kit.Kit) error {
-	million := flags.Int("objects", 1_000_000, "objects in the store, of these 100,000 in one folder (0: leave it out)")
-	cached := flags.Int("reopen", 10_000_000, "reopen full caches of 1,000,000 files and of so many (0: none)")
-	many := flags.Int("many", 10_000_000, "files of the large folder (0: leave it out)")
-	memory := flags.String("memory", "2GiB", "--memory of the daemon")
-	reps := flags.Int("reps", 5, "second mounts")
+	b := &bench{}
+	objects := flags.Int("objects", 1_000_000, "objects in the store, of these 100,000 in one folder")
+	flags.StringVar(&b.memory, "memory", "2GiB", "--memory of the daemon")
+	flags.IntVar(&b.reps, "reps", 5, "second mounts")
 	return func(k *kit.Kit) error {
-		b := &bench{Kit: k, reps: *reps}
-		if err := b.run(*million, *many, *memory); err != nil || *cached == 0 {
-			return err
+		b.Kit = k
+		if *objects <= bigFolder {
+			return fmt.Errorf("-objects must be over %d", bigFolder)
 		}
-		err := b.reopen(1_000_000, 0.3)
-		if err == nil && *cached > 1_000_000 {
-			err = b.reopen(*cached, 1.5)
-		}
-		return err
+		b.Header("Very many objects")
+		return b.million(*objects)
 	}
 }
 
 const bigFolder = 100_000
 
-func (b *bench) run(objects, many int, memory string) error {
-	if objects <= bigFolder && objects != 0 {
-		return fmt.Errorf("-objects must be over %d", bigFolder)
-	}
-	b.Header("Very many objects")
-	if objects > 0 {
-		if err := b.million(objects, memory); err != nil {
-			return err
-		}
-	}
-	if many > 0 {
-		return b.many(many, memory)
-	}
-	return nil
-}
-
-// laid remembers in a file that a tree is whole.
-func (b *bench) laid(name string, lay func() error) error {
-	marker := filepath.Join(b.Dir, name+".laid")
-	if _, err := os.Stat(marker); err == nil {
-		return nil
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	begin := time.Now()
-	if err := lay(); err != nil {
-		return err
-	}
-	fmt.Fprintf(os.Stderr, "%s: made in %s\n", name, time.Since(begin).Round(time.Millisecond))
-	return os.WriteFile(marker, nil, 0o644)
-}
-
-func (b *bench) million(objects int, memory string) error {
+func (b *bench) million(objects int) error {
 	if err := b.Store(0); err != nil {
 		return err
 	}
@@ -88,19 +49,24 @@ func (b *bench) million(objects int, memory string) error {
 	if rest := (objects - bigFolder) % 1000; rest > 0 {
 		folders = append(folders, s3server.Folder{Name: "rest", Files: rest})
 	}
-	if err := b.laid(fmt.Sprintf("tiny-%d", objects), func() error {
-		return b.Server.Lay(b.Ctx, "tiny", fmt.Sprint(objects), s3server.Tiny{Folders: folders, Size: 64})
-	}); err != nil {
-		return err
+	laid := filepath.Join(b.Dir, fmt.Sprintf("tiny-%d.laid", objects)) // says that all are there
+	if _, err := os.Stat(laid); err != nil {
+		if err := b.Server.Lay(b.Ctx, "tiny", fmt.Sprint(objects), s3server.Tiny{Folders: folders, Size: 64}); err != nil {
+			return err
+		}
+		if err := os.WriteFile(laid, nil, 0o644); err != nil {
+			return err
+		}
 	}
 	b.Say("## %d objects in S3\n", objects)
-	source := fmt.Sprintf("s3://tiny/%d", objects)
 	cache := filepath.Join(b.Dir, "cache-scale")
 	if err := os.RemoveAll(cache); err != nil {
 		return err
 	}
-	flags := []string{"--cache-dir", cache, "--memory", memory}
-	m, err := b.Mount(source, "mnt-scale", flags...)
+	mount := func() (*kit.Mount, error) {
+		return b.Mount(fmt.Sprintf("s3://tiny/%d", objects), "mnt-scale", "--cache-dir", cache, "--memory", b.memory)
+	}
+	m, err := mount()
 	if err != nil {
 		return err
 	}
@@ -108,48 +74,16 @@ func (b *bench) million(objects int, memory string) error {
 	if err := m.Close(); err != nil {
 		return err
 	}
-	var took, anon, listing, long []float64
-	var rss, rssFind, anonFind, slab, peak int64
-	var findTook time.Duration
-	look := func(m *kit.Mount, last bool) error {
-		took = append(took, m.Took.Seconds())
-		rss = kit.Status(m.PID, "VmRSS")
-		anon = append(anon, float64(kit.Status(m.PID, "RssAnon"))/(1<<20))
-		for _, l := range []struct {
-			command string
-			lines   int
-			into    *[]float64
-		}{{"ls", bigFolder, &listing}, {"ls -l", bigFolder + 1, &long}} {
-			if err := kit.DropCaches(); err != nil {
-				return err
-			}
-			d, err := b.ls(l.command, filepath.Join(m.Dir, "big"), l.lines)
-			if err != nil {
-				return err
-			}
-			*l.into = append(*l.into, d.Seconds())
-		}
-		if !last {
-			return nil
-		}
-		if err := kit.DropCaches(); err != nil {
-			return err
-		}
-		before, begin := kit.MemInfo("Slab"), time.Now()
-		n, err := b.find(m.Dir)
-		findTook = time.Since(begin)
-		if err == nil && n != objects {
-			err = fmt.Errorf("find counts %d files of %d", n, objects)
-		}
-		slab = kit.MemInfo("Slab") - before
-		rssFind, anonFind, peak = kit.Status(m.PID, "VmRSS"), kit.Status(m.PID, "RssAnon"), kit.Status(m.PID, "VmHWM")
-		return err
-	}
+	var s remounts
 	for rep := range b.reps {
-		if m, err = b.Mount(source, "mnt-scale", flags...); err != nil {
+		if m, err = mount(); err != nil {
 			return err
 		}
-		if err := errors.Join(look(m, rep == b.reps-1), m.Close()); err != nil {
+		err := b.look(m, &s)
+		if err == nil && rep == b.reps-1 {
+			err = b.findAll(m, &s, objects)
+		}
+		if err := errors.Join(err, m.Close()); err != nil {
 			return err
 		}
 	}
@@ -157,15 +91,57 @@ func (b *bench) million(objects int, memory string) error {
 	b.Say("| | | | target | |")
 	b.Say("| --- | ---: | --- | ---: | --- |")
 	b.Say("| first mount (lists; most of it is the S3 server's time) | %.1f s | highest RSS %d MiB | | |", firstTook.Seconds(), firstRSS>>20)
-	b.Say("| second mount (warm catalog) | %.2f s | %s | < 2 s | %s |", kit.Median(took), kit.Numbers(took, 2), kit.Verdict(kit.Median(took) < 2))
-	b.Say("| daemon's RSS after it | %d MiB | of it anonymous, MiB: %s | | |", rss>>20, kit.Numbers(anon, 0))
-	b.Say("| first `ls` of a folder of %d, kernel caches dropped | %.2f s | %s | < 1 s | %s |", bigFolder, kit.Median(listing), kit.Numbers(listing, 2), kit.Verdict(kit.Median(listing) < 1))
-	b.Say("| `ls -l` of it | %.2f s | %s | | |", kit.Median(long), kit.Numbers(long, 2))
-	b.Say("| `find -type f -size +0` over all | %.1f s | %.0f files/s | | |", findTook.Seconds(), float64(objects)/findTook.Seconds())
-	b.Say("| daemon's RSS after it | %d MiB | anonymous %d MiB, highest %d MiB; %.0f B an object | ≤ 1024 B an object | %s |", rssFind>>20, anonFind>>20, peak>>20,
-		each(peak), kit.Verdict(each(peak) <= 1024))
-	b.Say("| kernel slab that it added | %d MiB | %.0f B an object | | |", slab>>20, each(slab))
+	b.Say("| second mount (warm catalog) | %.2f s | %s | < 2 s | %s |", kit.Median(s.took), kit.Numbers(s.took, 2), kit.Verdict(kit.Median(s.took) < 2))
+	b.Say("| daemon's RSS after it | %d MiB | of it anonymous, MiB: %s | | |", s.rss>>20, kit.Numbers(s.anon, 0))
+	b.Say("| first `ls` of a folder of %d, kernel caches dropped | %.2f s | %s | < 1 s | %s |", bigFolder, kit.Median(s.short), kit.Numbers(s.short, 2), kit.Verdict(kit.Median(s.short) < 1))
+	b.Say("| `ls -l` of it | %.2f s | %s | | |", kit.Median(s.long), kit.Numbers(s.long, 2))
+	b.Say("| `find -type f -size +0` over all | %.1f s | %.0f files/s | | |", s.find.Seconds(), float64(objects)/s.find.Seconds())
+	b.Say("| daemon's RSS after it | %d MiB | anonymous %d MiB, highest %d MiB; %.0f B an object | ≤ 1024 B an object | %s |", s.rssFind>>20, s.anonFind>>20, s.peak>>20,
+		each(s.peak), kit.Verdict(each(s.peak) <= 1024))
+	b.Say("| kernel slab that it added | %d MiB | %.0f B an object | | |", s.slab>>20, each(s.slab))
 	return nil
+}
+
+// remounts are what second mounts took, in seconds, and bytes of memory.
+type remounts struct {
+	took, anon, short, long            []float64 // of each mount; anonymous memory in MiB
+	find                               time.Duration
+	rss, rssFind, anonFind, slab, peak int64
+}
+
+// look lists the large folder of a mount that has just been made.
+func (b *bench) look(m *kit.Mount, s *remounts) error {
+	s.took = append(s.took, m.Took.Seconds())
+	s.rss = kit.Status(m.PID, "VmRSS")
+	s.anon = append(s.anon, float64(kit.Status(m.PID, "RssAnon"))/(1<<20))
+	for _, l := range []struct {
+		command string
+		lines   int
+		into    *[]float64
+	}{{"ls", bigFolder, &s.short}, {"ls -l", bigFolder + 1, &s.long}} {
+		if err := kit.DropCaches(); err != nil {
+			return err
+		}
+		d, err := b.ls(l.command, filepath.Join(m.Dir, "big"), l.lines)
+		if err != nil {
+			return err
+		}
+		*l.into = append(*l.into, d.Seconds())
+	}
+	return nil
+}
+
+// findAll looks at every file.
+func (b *bench) findAll(m *kit.Mount, s *remounts, objects int) error {
+	if err := kit.DropCaches(); err != nil {
+		return err
+	}
+	slab, begin := kit.MemInfo("Slab"), time.Now()
+	err := b.find(m.Dir, objects)
+	s.find = time.Since(begin)
+	s.slab = kit.MemInfo("Slab") - slab
+	s.rssFind, s.anonFind, s.peak = kit.Status(m.PID, "VmRSS"), kit.Status(m.PID, "RssAnon"), kit.Status(m.PID, "VmHWM")
+	return err
 }
 
 // ls lists a folder and checks the number of lines.
@@ -180,65 +156,11 @@ func (b *bench) ls(command, dir string, lines int) (time.Duration, error) {
 	return took, err
 }
 
-// find counts the files; the size makes it look at each one's attributes.
-func (b *bench) find(dir string) (int, error) {
+// find checks the number of files; the size makes it look at each one's attributes.
+func (b *bench) find(dir string, files int) error {
 	out, err := b.Command("find", dir, "-type", "f", "-size", "+0", "-printf", "x").Output()
-	return len(out), err
-}
-
-// many mounts a folder of very many files, or is refused with a figure.
-func (b *bench) many(files int, memory string) error {
-	dir := filepath.Join(b.Dir, fmt.Sprintf("many-%d", files))
-	if err := b.laid(fmt.Sprintf("many-%d", files), func() error {
-		return s3server.LayTiny(b.Ctx, dir, s3server.Tiny{Folders: s3server.Folders(max(files/1000, 1), min(files, 1000)), Size: 64})
-	}); err != nil {
-		return err
+	if err == nil && len(out) != files {
+		err = fmt.Errorf("find counts %d files of %d", len(out), files)
 	}
-	b.Say("\n## %d files in a folder\n", files)
-	b.Say("| --memory | | |")
-	b.Say("| --- | --- | --- |")
-	for _, m := range []string{"512MiB", memory, "12GiB"} {
-		cache := filepath.Join(b.Dir, "cache-many")
-		begin := time.Now()
-		mnt, err := b.Mount("file://"+dir, "mnt-scale", "--cache-dir", cache, "--memory", m)
-		if b.Ctx.Err() != nil {
-			return b.Ctx.Err()
-		}
-		if err != nil {
-			text := err.Error()
-			if i := strings.Index(text, "shoal: "); i >= 0 {
-				text = strings.TrimSpace(text[i:])
-			}
-			b.Say("| %s | refused after %.1f s | %s |", m, time.Since(begin).Seconds(), text)
-			if err := os.RemoveAll(cache); err != nil { // the listing is kept, and the next one shall list
-				return err
-			}
-			continue
-		}
-		first := mnt.Took
-		rss := kit.Status(mnt.PID, "VmHWM")
-		if err := mnt.Close(); err != nil {
-			return err
-		}
-		if mnt, err = b.Mount("file://"+dir, "mnt-scale", "--cache-dir", cache, "--memory", m); err != nil {
-			return err
-		}
-		begin = time.Now()
-		n, err := b.find(mnt.Dir)
-		took := time.Since(begin)
-		after := kit.Status(mnt.PID, "VmHWM")
-		anon := kit.Status(mnt.PID, "RssAnon")
-		if err == nil && n != files {
-			err = fmt.Errorf("find counts %d files of %d", n, files)
-		}
-		if err := errors.Join(err, mnt.Close()); err != nil {
-			return err
-		}
-		b.Say("| %s | first mount %.1f s, highest RSS %d MiB; second %.2f s | `find` over all %.0f s; highest RSS %d MiB (%.0f B a file), anonymous %d MiB |", m,
-			first.Seconds(), rss>>20, mnt.Took.Seconds(), took.Seconds(), after>>20, float64(after)/float64(files), anon>>20)
-		if err := os.RemoveAll(cache); err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }

@@ -87,16 +87,12 @@ func (c *crew) tally() string {
 // learn finds out what trainers have to see: of raw bytes from the files, of pixels from a pass in fine weather.
 func (c *crew) learn() error {
 	for seed := range seeds {
-		out, err := c.Command(c.Shoal, "order", fmt.Sprintf("uniform:seed=%d", seed), "--n", strconv.Itoa(len(c.Paths))).Output()
+		order, err := c.Positions(fmt.Sprintf("uniform:seed=%d", seed))
 		if err != nil {
-			return fmt.Errorf("shoal order: %w", err)
+			return err
 		}
 		sum := sha256.New()
-		for _, text := range strings.Fields(string(out)) {
-			i, err := strconv.Atoi(text)
-			if err != nil {
-				return err
-			}
+		for _, i := range order {
 			data, err := os.ReadFile(filepath.Join(c.Photos, c.Paths[i]))
 			if err != nil {
 				return err

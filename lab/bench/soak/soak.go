@@ -306,22 +306,11 @@ var weathers = []proxy.Options{
 	{Latency: latency, Sigma: 0.3},
 	{Latency: 80 * time.Millisecond, Sigma: 0.6},
 	{Latency: latency, Bandwidth: 4 << 20},
-	{Latency: latency, Faults: faults("503:p=0.1")},
-	{Latency: latency, Faults: faults("reset:p=0.05", "truncate:p=0.05")},
-	{Latency: latency, Faults: faults("stall:p=0.01,for=5s", "slow:p=0.02,for=2s")},
-	{Latency: latency, Faults: faults("503:p=1")}, // an outage
-	{Latency: latency, Faults: faults("reset:p=1")},
-}
-
-func faults(texts ...string) (list []proxy.Fault) {
-	for _, text := range texts {
-		f, err := proxy.ParseFault(text)
-		if err != nil {
-			panic(err) // a constant
-		}
-		list = append(list, f)
-	}
-	return list
+	{Latency: latency, Faults: []proxy.Fault{{Kind: proxy.Unavailable, P: 0.1}}},
+	{Latency: latency, Faults: []proxy.Fault{{Kind: proxy.Reset, P: 0.05, At: 0.5}, {Kind: proxy.Truncate, P: 0.05, At: 0.5}}},
+	{Latency: latency, Faults: []proxy.Fault{{Kind: proxy.Stall, P: 0.01, For: 5 * time.Second, At: 0.5}, {Kind: proxy.Slow, P: 0.02, For: 2 * time.Second}}},
+	{Latency: latency, Faults: []proxy.Fault{{Kind: proxy.Unavailable, P: 1}}}, // an outage
+	{Latency: latency, Faults: []proxy.Fault{{Kind: proxy.Reset, P: 1, At: 0.5}}},
 }
 
 // weather changes until over is closed, and is fine then.

@@ -105,15 +105,13 @@ func (b *bed) remove(path string) error {
 // reconcile takes odd names out that the store's own listing does not give back: it is asked through another client's
 // code path, so what is missing there cannot be expected of Shoal.
 func (b *bed) reconcile() error {
-	listed := make(map[string]bool)
-	for o := range b.client.ListObjects(b.ctx, b.bucket, minio.ListObjectsOptions{Prefix: "train/", Recursive: true}) {
-		if o.Err != nil {
-			return fmt.Errorf("list: %w", o.Err)
-		}
-		listed[strings.TrimPrefix(o.Key, "train/")] = true
+	objects, err := s3server.Objects(b.ctx, b.client, b.bucket, "train")
+	if err != nil {
+		return fmt.Errorf("list: %w", err)
 	}
+	listed := func(path string) bool { _, ok := objects["train/"+path]; return ok }
 	for _, name := range names {
-		if path := "odd/" + name; b.tree[path] != nil && !listed[path] {
+		if path := "odd/" + name; b.tree[path] != nil && !listed(path) {
 			b.lost = append(b.lost, name)
 			if err := b.remove(path); err != nil {
 				return err
@@ -121,7 +119,7 @@ func (b *bed) reconcile() error {
 		}
 	}
 	for path := range b.tree {
-		if !listed[path] {
+		if !listed(path) {
 			return fmt.Errorf("the store's listing lacks %s", path)
 		}
 	}

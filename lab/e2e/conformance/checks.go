@@ -130,7 +130,7 @@ func (b *bed) overwrite() error {
 // checkVersions overwrites and removes objects of a versioned bucket, under a mount: what was listed is read on.
 func checkVersions(b *bed) (note string, err error) {
 	if err := b.client.EnableVersioning(b.ctx, b.bucket); err != nil {
-		return "", lacking("the store does not version buckets: %v", err)
+		return "", fmt.Errorf("%w: the store does not version buckets: %w", errNotOffered, err)
 	}
 	for path, data := range b.tree { // those of before have no version
 		if err := b.put(path, data); err != nil {

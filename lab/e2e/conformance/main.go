@@ -47,9 +47,8 @@ type outcome struct {
 }
 
 func (o outcome) String() string {
-	var lacks *notOffered
 	switch {
-	case errors.As(o.err, &lacks):
+	case errors.Is(o.err, errNotOffered):
 		return "not offered"
 	case o.err != nil:
 		return "FAILED"
@@ -57,12 +56,8 @@ func (o outcome) String() string {
 	return "ok"
 }
 
-// notOffered says what a store does not have, so that there is nothing to check.
-type notOffered struct{ why string }
-
-func (e *notOffered) Error() string { return e.why }
-
-func lacking(format string, args ...any) error { return &notOffered{fmt.Sprintf(format, args...)} }
+// errNotOffered says that a store does not have something, so that there is nothing to check.
+var errNotOffered = errors.New("not offered")
 
 // run checks all stores and prints the table; failed says that a check did.
 func run(ctx context.Context, shoal, tools, only string, keep bool) (failed bool, err error) {

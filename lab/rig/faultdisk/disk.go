@@ -104,14 +104,10 @@ func (d *disk) count(change func(s *Stats)) {
 // blocks returns how many bytes of blocks a folder takes.
 func blocks(dir string) (sum int64, err error) {
 	err = filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
-		var st unix.Stat_t
-		if err == nil {
-			err = unix.Lstat(p, &st)
-		}
 		if errors.Is(err, fs.ErrNotExist) { // gone since it was listed
 			return nil
 		}
-		sum += st.Blocks * 512
+		sum += blocksAt(p)
 		return err
 	})
 	return sum, err
@@ -163,11 +159,12 @@ func (d *disk) grow(name string, n int64, run func() syscall.Errno) syscall.Errn
 	return errno
 }
 
-func (d *disk) blocksOf(name string) int64 {
+func (d *disk) blocksOf(name string) int64 { return blocksAt(filepath.Join(d.backing, name)) }
+
+// blocksAt returns the bytes of blocks of a file or folder, 0 if it is gone.
+func blocksAt(path string) int64 {
 	var st unix.Stat_t
-	if unix.Lstat(filepath.Join(d.backing, name), &st) != nil {
-		return 0
-	}
+	_ = unix.Lstat(path, &st)
 	return st.Blocks * 512
 }
 
@@ -299,27 +296,6 @@ func (n *node) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.En
 		return nil, errno
 	}
 	return n.LoopbackNode.Mkdir(ctx, name, mode, out)
-}
-
-func (n *node) Mknod(ctx context.Context, name string, mode, dev uint32, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
-	if errno := n.made(name); errno != 0 {
-		return nil, errno
-	}
-	return n.LoopbackNode.Mknod(ctx, name, mode, dev, out)
-}
-
-func (n *node) Symlink(ctx context.Context, target, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
-	if errno := n.made(name); errno != 0 {
-		return nil, errno
-	}
-	return n.LoopbackNode.Symlink(ctx, target, name, out)
-}
-
-func (n *node) Link(ctx context.Context, target fusefs.InodeEmbedder, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
-	if errno := n.made(name); errno != 0 {
-		return nil, errno
-	}
-	return n.LoopbackNode.Link(ctx, target, name, out)
 }
 
 func (n *node) Unlink(ctx context.Context, name string) syscall.Errno {

@@ -18,9 +18,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
-	"os/exec"
 	"os/signal"
 	"syscall"
 	"time"
@@ -29,11 +27,6 @@ import (
 
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
-
-// ready is the line that the process prints when it is mounted.
-type ready struct {
-	Control string `json:"control"`
-}
 
 // Main runs a faultdisk until SIGTERM, SIGINT or an unmount: faultdisk BACKING MOUNTPOINT. It prints
 // one line of JSON with the URL of its control server, which answers GET /stats ([Stats]) and PUT
@@ -56,7 +49,7 @@ func Main(args []string) (err error) {
 		err = server.WaitMount()
 	}
 	if err == nil {
-		err = json.NewEncoder(os.Stdout).Encode(ready{Control: control})
+		err = json.NewEncoder(os.Stdout).Encode(subproc.Serving{Control: control})
 	}
 	if err == nil {
 		select {
@@ -74,48 +67,26 @@ func Main(args []string) (err error) {
 // Disk is a running faultdisk.
 type Disk struct {
 	// Dir is the mount point: what is stored there lies on the disk.
-	Dir     string
-	control string
-	proc    *subproc.Proc
+	Dir string
+	// Set of settings has the rules count anew, and what hangs goes on under the new ones.
+	subproc.Controlled[Stats, Settings]
 }
 
 // Spawn runs command (a program that calls [Main], and its first arguments) as a disk over the folder
 // backing at the mount point dir, both of which exist, and returns when it is mounted. It dies with
 // this process.
 func Spawn(ctx context.Context, command []string, backing, dir string) (*Disk, error) {
-	args := append(command[1:len(command):len(command)], backing, dir)
-	var r ready
-	proc, err := subproc.StartReady(ctx, "faultdisk", exec.Command(command[0], args...), &r)
+	_, c, err := subproc.SpawnControlled[Stats, Settings](ctx, "faultdisk", command, "/settings", backing, dir)
 	if err != nil {
 		_ = unix.Unmount(dir, unix.MNT_DETACH) // if it came as far as that
 		return nil, fmt.Errorf("faultdisk: %w", err)
 	}
-	return &Disk{Dir: dir, control: r.Control, proc: proc}, nil
+	return &Disk{dir, c}, nil
 }
 
 // Stop lets go whatever hangs, unmounts and ends the process.
 func (d *Disk) Stop() {
-	d.proc.Stop(5 * time.Second)
+	d.Proc.Stop(5 * time.Second)
 	// Nothing is mounted any more unless the process had to be killed.
 	_ = unix.Unmount(d.Dir, unix.MNT_DETACH)
-}
-
-// Set puts settings in force. The rules start counting anew, and what hangs goes on under the new
-// ones.
-func (d *Disk) Set(ctx context.Context, s Settings) error {
-	return d.do(ctx, http.MethodPut, "/settings", s, nil)
-}
-
-// Stats asks the disk for its counters.
-func (d *Disk) Stats(ctx context.Context) (Stats, error) {
-	var s Stats
-	err := d.do(ctx, http.MethodGet, "/stats", nil, &s)
-	return s, err
-}
-
-func (d *Disk) do(ctx context.Context, method, path string, in, out any) error {
-	if err := subproc.Control(ctx, method, d.control+path, in, out); err != nil {
-		return fmt.Errorf("faultdisk: %w", err)
-	}
-	return nil
 }

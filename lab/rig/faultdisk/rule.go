@@ -18,7 +18,7 @@ const (
 	Read  Op = "read"  // the content of a file
 	Write Op = "write" // content, and what takes blocks: fallocate, copy_file_range
 	Sync  Op = "sync"  // fsync and the flush of a close
-	Make  Op = "make"  // names: create, mkdir, rename, link, unlink, truncate
+	Make  Op = "make"  // names: create, mkdir, rename, unlink, truncate
 	Look  Op = "look"  // lookup, stat, open, list
 	Any   Op = "any"   // only in rules
 )

@@ -27,7 +27,6 @@ type Span struct {
 	Attributes map[string]string
 	Events     []Event
 	Failed     bool
-	Status     string
 	Start, End time.Time
 	Resource   map[string]string
 }
@@ -46,9 +45,7 @@ type Collector struct {
 
 	mu      sync.Mutex
 	spans   []Span
-	bytes   int64
 	headers []http.Header
-	wrong   []error
 	refuse  bool
 }
 
@@ -79,13 +76,6 @@ func (c *Collector) Spans() []Span {
 	return append([]Span(nil), c.spans...)
 }
 
-// Bytes returns how many bytes have come, uncompressed.
-func (c *Collector) Bytes() int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.bytes
-}
-
 // Headers returns those of the requests so far.
 func (c *Collector) Headers() []http.Header {
 	c.mu.Lock()
@@ -93,22 +83,12 @@ func (c *Collector) Headers() []http.Header {
 	return append([]http.Header(nil), c.headers...)
 }
 
-// Errors returns what could not be decoded.
-func (c *Collector) Errors() []error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return append([]error(nil), c.wrong...)
-}
-
 func (c *Collector) take(w http.ResponseWriter, r *http.Request) {
-	spans, n, err := decode(r)
+	spans, err := decode(r)
 	c.mu.Lock()
 	c.headers = append(c.headers, r.Header.Clone())
-	c.bytes += n
 	refuse := c.refuse
-	if err != nil {
-		c.wrong = append(c.wrong, err)
-	} else if !refuse {
+	if err == nil && !refuse {
 		c.spans = append(c.spans, spans...)
 	}
 	c.mu.Unlock()
@@ -122,22 +102,22 @@ func (c *Collector) take(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func decode(r *http.Request) ([]Span, int64, error) {
+func decode(r *http.Request) ([]Span, error) {
 	var body io.Reader = r.Body
 	if r.Header.Get("Content-Encoding") == "gzip" {
 		z, err := gzip.NewReader(r.Body)
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
 		body = z
 	}
 	b, err := io.ReadAll(body)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	var m collect.ExportTraceServiceRequest
 	if err := proto.Unmarshal(b, &m); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	var out []Span
 	for _, rs := range m.GetResourceSpans() {
@@ -148,13 +128,13 @@ func decode(r *http.Request) ([]Span, int64, error) {
 			}
 		}
 	}
-	return out, int64(len(b)), nil
+	return out, nil
 }
 
 func span(s *trace.Span, resource map[string]string) Span {
 	out := Span{
 		Name: s.GetName(), Trace: hex.EncodeToString(s.GetTraceId()), ID: hex.EncodeToString(s.GetSpanId()), Parent: hex.EncodeToString(s.GetParentSpanId()),
-		Attributes: attributes(s.GetAttributes()), Failed: s.GetStatus().GetCode() == trace.Status_STATUS_CODE_ERROR, Status: s.GetStatus().GetMessage(),
+		Attributes: attributes(s.GetAttributes()), Failed: s.GetStatus().GetCode() == trace.Status_STATUS_CODE_ERROR,
 		Start: time.Unix(0, int64(s.GetStartTimeUnixNano())), End: time.Unix(0, int64(s.GetEndTimeUnixNano())), Resource: resource,
 	}
 	for _, l := range s.GetLinks() {

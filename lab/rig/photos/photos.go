@@ -72,16 +72,13 @@ var sizes = []image.Point{
 // Make fills dir/CLASS/NNNN.jpg, or finds that it has been filled with the same options before.
 // progress, if not nil, is called from several goroutines after each file. A folder that holds
 // anything else is refused; what an interrupted Make has left is made again.
-func Make(ctx context.Context, dir string, o Options, progress func(done, total int)) (Set, error) {
+func Make(ctx context.Context, dir string, o Options, progress func(done, total int)) (_ Set, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("make photographs in %s: %w", dir, err)
+		}
+	}()
 	o.Count = cmp.Or(o.Count, DefaultCount)
-	set, err := makeSet(ctx, dir, o, progress)
-	if err != nil {
-		return Set{}, fmt.Errorf("make photographs in %s: %w", dir, err)
-	}
-	return set, nil
-}
-
-func makeSet(ctx context.Context, dir string, o Options, progress func(done, total int)) (Set, error) {
 	sources, err := Sources()
 	if err != nil {
 		return Set{}, err

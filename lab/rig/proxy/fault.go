@@ -4,53 +4,31 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path"
-	"strconv"
 	"strings"
 	"time"
 )
 
 // Kind is a kind of fault.
-type Kind uint8
+type Kind string
 
 // The kinds of faults.
 const (
 	// Unavailable answers 503 SlowDown without asking the server.
-	Unavailable Kind = iota
+	Unavailable Kind = "503"
 	// Slow adds For to the time to the first byte.
-	Slow
+	Slow Kind = "slow"
 	// Stall stops sending at At of the body for For, then goes on.
-	Stall
+	Stall Kind = "stall"
 	// Reset resets the connection (RST) at At of the body.
-	Reset
+	Reset Kind = "reset"
 	// Truncate closes the connection in good order at At of the body.
-	Truncate
+	Truncate Kind = "truncate"
 	// Flip inverts one bit of the body's byte at At.
-	Flip
+	Flip Kind = "flip"
 	// ETag makes the object look overwritten: a request with If-Match gets 412, any other one a
 	// changed ETag.
-	ETag
-
-	numKinds
+	ETag Kind = "etag"
 )
-
-var kindNames = [numKinds]string{"503", "slow", "stall", "reset", "truncate", "flip", "etag"}
-
-// String returns the name that [ParseFault] takes.
-func (k Kind) String() string {
-	if k < numKinds {
-		return kindNames[k]
-	}
-	return fmt.Sprintf("kind %d", uint8(k))
-}
-
-func parseKind(s string) (Kind, error) {
-	for k, n := range kindNames {
-		if n == s {
-			return Kind(k), nil
-		}
-	}
-	return 0, fmt.Errorf("unknown fault %q; known: %s", s, strings.Join(kindNames[:], ", "))
-}
 
 // Op is what a request does.
 type Op string
@@ -86,8 +64,10 @@ type Fault struct {
 }
 
 func (f Fault) validate() error {
-	if f.Kind >= numKinds {
-		return fmt.Errorf("fault: unknown kind %d", f.Kind)
+	switch f.Kind {
+	case Unavailable, Slow, Stall, Reset, Truncate, Flip, ETag:
+	default:
+		return fmt.Errorf("unknown fault %q", f.Kind)
 	}
 	switch f.Op {
 	case "", OpGet, OpHead, OpList, OpPut, OpOther, OpAny:
@@ -104,46 +84,6 @@ func (f Fault) validate() error {
 		return fmt.Errorf("fault %s: needs a duration, for=10s", f.Kind)
 	}
 	return nil
-}
-
-// ParseFault reads the text form of a rule: KIND[:name=value[,name=value]...], for example
-// "503:after=10,count=5", "stall:key=train/*/x.jpg,for=10s", "flip:p=0.01,at=0.5". The names are
-// the fields of [Fault] in lower case. At defaults to 0.5 here.
-func ParseFault(s string) (Fault, error) {
-	name, rest, _ := strings.Cut(s, ":")
-	kind, err := parseKind(name)
-	if err != nil {
-		return Fault{}, err
-	}
-	f := Fault{Kind: kind, At: 0.5}
-	for _, kv := range strings.FieldsFunc(rest, func(r rune) bool { return r == ',' }) {
-		k, v, ok := strings.Cut(kv, "=")
-		if !ok {
-			return Fault{}, fmt.Errorf("fault %q: %q is not name=value", s, kv)
-		}
-		switch k {
-		case "op":
-			f.Op = Op(v)
-		case "key":
-			f.Key = v
-		case "after":
-			f.After, err = strconv.Atoi(v)
-		case "count":
-			f.Count, err = strconv.Atoi(v)
-		case "p":
-			f.P, err = strconv.ParseFloat(v, 64)
-		case "at":
-			f.At, err = strconv.ParseFloat(v, 64)
-		case "for":
-			f.For, err = time.ParseDuration(v)
-		default:
-			err = fmt.Errorf("unknown name %q", k)
-		}
-		if err != nil {
-			return Fault{}, fmt.Errorf("fault %q: %w", s, err)
-		}
-	}
-	return f, f.validate()
 }
 
 // rule is a fault with its counters.

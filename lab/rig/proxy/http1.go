@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 )
 
@@ -62,34 +63,24 @@ func parseHeaders(head []byte) (framing, error) {
 			return f, errHead
 		}
 		name, value := line[:colon], bytes.TrimSpace(line[colon+1:])
-		// The length sorts out nearly all headers before anything is compared.
-		switch len(name) {
-		case len("content-length"):
-			if equalFold(name, "content-length") {
-				n, err := parseUint(value)
-				if err != nil {
-					return f, err
-				}
-				f.length = n
+		is := func(want string) bool { return bytes.EqualFold(value, []byte(want)) }
+		switch strings.ToLower(string(name)) {
+		case "content-length":
+			n, err := strconv.ParseUint(string(value), 10, 63)
+			if err != nil {
+				return f, errHead
 			}
-		case len("transfer-encoding"):
-			if equalFold(name, "transfer-encoding") {
-				f.chunked = equalFold(value, "chunked")
-			}
-		case len("connection"):
-			if equalFold(name, "connection") {
-				f.close = equalFold(value, "close")
-			}
-		case len("expect"):
-			if equalFold(name, "expect") {
-				f.expect = equalFold(value, "100-continue")
-			}
-		case len("if-match"):
-			if equalFold(name, "if-match") {
-				f.ifMatch = true
-			}
-		case len("etag"):
-			if equalFold(name, "etag") && len(value) > 0 {
+			f.length = int64(n)
+		case "transfer-encoding":
+			f.chunked = is("chunked")
+		case "connection":
+			f.close = is("close")
+		case "expect":
+			f.expect = is("100-continue")
+		case "if-match":
+			f.ifMatch = true
+		case "etag":
+			if len(value) > 0 {
 				f.etagFrom = pos + bytes.Index(head[pos:pos+end], value)
 				f.etagTo = f.etagFrom + len(value)
 			}
@@ -97,22 +88,6 @@ func parseHeaders(head []byte) (framing, error) {
 		pos += end + 1
 	}
 	return f, errHead // no empty line
-}
-
-func equalFold(b []byte, lower string) bool { return bytes.EqualFold(b, []byte(lower)) }
-
-func parseUint(b []byte) (int64, error) {
-	if len(b) == 0 || len(b) > 18 {
-		return 0, errHead
-	}
-	var n int64
-	for _, c := range b {
-		if c < '0' || c > '9' {
-			return 0, errHead
-		}
-		n = n*10 + int64(c-'0')
-	}
-	return n, nil
 }
 
 // request is what the proxy needs to know of a request line.
@@ -133,17 +108,7 @@ func parseRequest(head []byte) (request, error) {
 	if !ok1 || !ok2 || len(method) == 0 || !bytes.HasPrefix(proto, []byte("HTTP/1.")) {
 		return request{}, errHead
 	}
-	r := request{http10: string(proto) == "HTTP/1.0"}
-	switch string(method) { // no allocation for the common ones
-	case "GET":
-		r.method = "GET"
-	case "HEAD":
-		r.method = "HEAD"
-	case "PUT":
-		r.method = "PUT"
-	default:
-		r.method = string(method)
-	}
+	r := request{method: string(method), http10: string(proto) == "HTTP/1.0"}
 	rawPath, query, _ := strings.Cut(string(target), "?")
 	bucketAndKey := strings.TrimPrefix(rawPath, "/")
 	if _, k, ok := strings.Cut(bucketAndKey, "/"); ok {
@@ -193,7 +158,7 @@ func parseStatus(head []byte) (int, error) {
 	if len(head) < 12 || !bytes.HasPrefix(head, []byte("HTTP/1.")) || head[8] != ' ' {
 		return 0, errHead
 	}
-	n, err := parseUint(head[9:12])
+	n, err := strconv.ParseUint(string(head[9:12]), 10, 16)
 	if err != nil || n < 100 {
 		return 0, errHead
 	}

@@ -28,10 +28,12 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/url"
+	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
+
+	"github.com/shoalfs/shoal/lab/rig/cputime"
 )
 
 // Options says how the far store behaves.
@@ -63,7 +65,6 @@ type Stats struct {
 	Errors      int64            `json:"errors"` // responses with status 400 or more, injected ones included
 	InFlight    int64            `json:"in_flight"`
 	MaxInFlight int64            `json:"max_in_flight"`
-	Connections int64            `json:"connections"` // accepted in all
 	Faults      map[string]int64 `json:"faults"`      // injected, by kind
 	CPUSeconds  float64          `json:"cpu_seconds"` // of the whole process
 }
@@ -79,7 +80,6 @@ func (s Stats) Sub(o Stats) Stats {
 	d.Puts -= o.Puts
 	d.PutBytes -= o.PutBytes
 	d.Errors -= o.Errors
-	d.Connections -= o.Connections
 	d.CPUSeconds -= o.CPUSeconds
 	d.Faults = make(map[string]int64, len(s.Faults))
 	for k, n := range s.Faults {
@@ -173,10 +173,7 @@ func (p *Proxy) Stats() Stats {
 	s := p.stats
 	s.Faults = maps.Clone(s.Faults)
 	p.statsMu.Unlock()
-	var ru syscall.Rusage
-	if syscall.Getrusage(syscall.RUSAGE_SELF, &ru) == nil {
-		s.CPUSeconds = time.Duration(ru.Utime.Nano() + ru.Stime.Nano()).Seconds()
-	}
+	s.CPUSeconds, _ = cputime.Process(os.Getpid()) // this one is there
 	return s
 }
 
@@ -202,7 +199,6 @@ func (p *Proxy) accept() {
 				continue
 			}
 		}
-		p.count(func(s *Stats) { s.Connections++ })
 		if !p.track(c) {
 			return
 		}
@@ -332,13 +328,4 @@ func (s *shape) pick(op Op, key string) *Fault {
 		}
 	}
 	return nil
-}
-
-// MarshalText writes the kind by its name.
-func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
-
-// UnmarshalText is the inverse of MarshalText.
-func (k *Kind) UnmarshalText(b []byte) (err error) {
-	*k, err = parseKind(string(b))
-	return err
 }

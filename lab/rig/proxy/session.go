@@ -86,23 +86,21 @@ func (s *session) serveOne() bool {
 	}
 	start := time.Now()
 	req, err := parseRequest(head)
+	var f framing
+	if err == nil {
+		f, err = parseHeaders(head)
+	}
 	if err != nil {
 		s.refuse(400, "BadRequest", err.Error(), false, false)
 		return false
 	}
-	f, err := parseHeaders(head)
-	if err != nil {
-		s.refuse(400, "BadRequest", err.Error(), false, false)
-		return false
-	}
-
 	s.count(req.op)
 	defer s.p.count(func(c *Stats) { c.InFlight-- })
 	sh := s.p.shape.Load()
 	fault := sh.pick(req.op, req.key)
 	due := start.Add(sh.delay())
 	if fault != nil {
-		s.p.count(func(c *Stats) { c.Faults[fault.Kind.String()]++ })
+		s.p.count(func(c *Stats) { c.Faults[string(fault.Kind)]++ })
 		if fault.Kind == Slow {
 			due = due.Add(fault.For)
 		}

@@ -13,7 +13,6 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/shoalfs/shoal/cache/objstore"
-	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
@@ -80,7 +79,7 @@ func TestAccountReplaced(t *testing.T) {
 	srv, _, objects := filled(t, 64, s3server.Options{Accounts: true})
 	shared := filepath.Join(t.TempDir(), "credentials")
 	account := func(id string) error {
-		if err := srv.AddAccount(t.Context(), id, "secret of "+id); err != nil {
+		if err := srv.Admin(t.Context(), "create-user", "--access", id, "--secret", "secret of "+id, "--role", "admin"); err != nil {
 			return err
 		}
 		return os.WriteFile(shared, []byte("[default]\naws_access_key_id = "+id+"\naws_secret_access_key = secret of "+id+"\n"), 0o600)
@@ -93,7 +92,7 @@ func TestAccountReplaced(t *testing.T) {
 	meter := objstore.NewMeter(store)
 	stack := objstore.Retry(meter, objstore.RetryPolicy{})
 	readAll(t, stack, objects, func() error {
-		return errors.Join(account("second"), srv.RemoveAccount(t.Context(), "first"))
+		return errors.Join(account("second"), srv.Admin(t.Context(), "delete-user", "--access", "first"))
 	})
 	if meter.Stats().Errors["temporary failure"] == 0 {
 		t.Error("no request was refused")
@@ -121,23 +120,4 @@ func TestVersionsOfTheServer(t *testing.T) {
 		return nil
 	})
 	readAll(t, stack, objects, nil)
-}
-
-// TestSignedHeadersConform: the signatures of all operations stay right with the headers of requester-pays and
-// SSE-C, which the server takes and leaves unread.
-func TestSignedHeadersConform(t *testing.T) {
-	key, err := objstore.ParseCustomerKey(bytes.Repeat([]byte{1}, 32))
-	must(t, err)
-	s := newBucket(t)
-	opened := 0
-	objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
-		opened++
-		store, err := s3.New(t.Context(), s3.Config{
-			Endpoint: s.URL, Region: s3server.Region, Bucket: bucket, AccessKeyID: s3server.AccessKey, SecretAccessKey: s3server.SecretKey,
-			Store: objstore.StoreOptions{RequesterPays: true, CustomerKey: key},
-		})
-		must(t, err)
-		t.Cleanup(store.Close)
-		return objstoretest.Harness{Store: store, Prefix: fmt.Sprintf("paid%d/", opened)}
-	})
 }

@@ -93,19 +93,18 @@ func writeTiny(path string, size int, fill byte) error {
 // PUTs take 10 minutes. bucket is made if it is missing. The objects carry the ETags that a PUT would
 // have given them.
 func (s *Server) Lay(ctx context.Context, bucket, prefix string, t Tiny) error {
-	fail := func(err error) error { return fmt.Errorf("lay %s/%s: %w", bucket, prefix, err) }
 	if s.side {
-		return fail(errors.New("the file system of the server's folder has no extended attributes; give it another folder"))
+		return fmt.Errorf("lay %s/%s: the file system of the server's folder has no extended attributes; give it another folder", bucket, prefix)
 	}
 	c, err := Client(s.URL, 1)
+	if err == nil {
+		err = MakeBucket(ctx, c, bucket)
+	}
+	if err == nil {
+		err = LayTiny(ctx, filepath.Join(s.data, bucket, filepath.FromSlash(prefix)), t)
+	}
 	if err != nil {
-		return fail(err)
-	}
-	if err := MakeBucket(ctx, c, bucket); err != nil {
-		return fail(err)
-	}
-	if err := LayTiny(ctx, filepath.Join(s.data, bucket, filepath.FromSlash(prefix)), t); err != nil {
-		return fail(err)
+		return fmt.Errorf("lay %s/%s: %w", bucket, prefix, err)
 	}
 	return nil
 }

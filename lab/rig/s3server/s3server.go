@@ -23,7 +23,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/minio/minio-go/v7"
@@ -52,32 +51,29 @@ type Options struct {
 	Binary string
 	// Versioning lets buckets be versioned; each must be told to.
 	Versioning bool
-	// Accounts lets further accounts be made ([Server.AddAccount]).
+	// Accounts lets further accounts be made ([Server.Admin]).
 	Accounts bool
 }
 
 // Server is a running S3 server.
 type Server struct {
 	// URL is the endpoint, "http://127.0.0.1:PORT".
-	URL  string
-	proc *subproc.Proc
+	URL string
+	*subproc.Proc
 	bin  string
 	data string // the folder with a folder a bucket
 	side bool   // ETags lie in a side folder, not in attributes
 }
 
-// ErrNoBinary says that versitygw is not installed; errors that wrap it say how to get it.
-var ErrNoBinary = errors.New("versitygw not found")
-
 // FindBinary returns the path of versitygw: $SHOAL_VERSITYGW, else bin/versitygw in the folder of
 // the running executable, beside it, or in the current folder or one above it (a checkout), else
-// the one on $PATH. The error wraps [ErrNoBinary] and names the command that installs it.
+// the one on $PATH. The error names the command that installs it.
 func FindBinary() (string, error) {
 	if p := os.Getenv("SHOAL_VERSITYGW"); p != "" {
 		if isExecutable(p) {
 			return p, nil
 		}
-		return "", fmt.Errorf("%w: SHOAL_VERSITYGW=%s is not an executable file; get it with %s", ErrNoBinary, p, howToGet)
+		return "", fmt.Errorf("versitygw not found: SHOAL_VERSITYGW=%s is not an executable file; get it with %s", p, howToGet)
 	}
 	var roots []string
 	if exe, err := os.Executable(); err == nil {
@@ -101,7 +97,7 @@ func FindBinary() (string, error) {
 	if p, err := exec.LookPath("versitygw"); err == nil {
 		return p, nil
 	}
-	return "", fmt.Errorf("%w in bin/, beside the executable or on PATH; get it with %s", ErrNoBinary, howToGet)
+	return "", fmt.Errorf("versitygw not found in bin/, beside the executable or on PATH; get it with %s", howToGet)
 }
 
 const howToGet = "`go build -C tools -o ../bin/versitygw github.com/versity/versitygw/cmd/versitygw` in a checkout, or " +
@@ -128,20 +124,13 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if err := os.MkdirAll(data, 0o755); err != nil {
 		return nil, fmt.Errorf("s3server: %w", err)
 	}
-	var backend []string
-	if !hasXattr(data) {
-		side := filepath.Join(o.Dir, "meta")
-		if err := os.MkdirAll(side, 0o755); err != nil {
-			return nil, fmt.Errorf("s3server: %w", err)
-		}
-		backend = append(backend, "--sidecar", side)
-	}
-	var front []string
+	side := !hasXattr(data)
+	var front, backend []string
 	for _, f := range []struct {
 		asked      bool
 		args       *[]string
 		flag, name string
-	}{{o.Versioning, &backend, "--versioning-dir", "versions"}, {o.Accounts, &front, "--iam-dir", "accounts"}} {
+	}{{side, &backend, "--sidecar", "meta"}, {o.Versioning, &backend, "--versioning-dir", "versions"}, {o.Accounts, &front, "--iam-dir", "accounts"}} {
 		if f.asked {
 			dir := filepath.Join(o.Dir, f.name)
 			if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -150,9 +139,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 			*f.args = append(*f.args, f.flag, dir)
 		}
 	}
-	side := len(backend) > 0 && backend[0] == "--sidecar"
 	backend = append(backend, data)
-
 	// versitygw does not report a port that the kernel chose, so one is held for it here until it listens.
 	addr, release, err := port.Hold()
 	if err != nil {
@@ -186,7 +173,7 @@ func start(ctx context.Context, binary, addr string, front, backend []string) (*
 	if err != nil {
 		return nil, fmt.Errorf("s3server: %w", err)
 	}
-	s := &Server{URL: "http://" + addr, proc: p}
+	s := &Server{URL: "http://" + addr, Proc: p}
 	if err := s.waitReady(ctx); err != nil {
 		s.Stop()
 		return nil, fmt.Errorf("s3server: %w", err)
@@ -212,8 +199,8 @@ func (s *Server) waitReady(ctx context.Context) error {
 			err = fmt.Errorf("GET /health: %s", resp.Status)
 		}
 		select {
-		case <-s.proc.Done():
-			return s.proc.Failed()
+		case <-s.Done():
+			return s.Failed()
 		case <-ctx.Done():
 			return fmt.Errorf("versitygw does not answer on %s: %w", s.URL, err)
 		case <-time.After(20 * time.Millisecond):
@@ -221,17 +208,8 @@ func (s *Server) waitReady(ctx context.Context) error {
 	}
 }
 
-// AddAccount makes an account that may do everything.
-func (s *Server) AddAccount(ctx context.Context, id, secret string) error {
-	return s.administer(ctx, "create-user", "--access", id, "--secret", secret, "--role", "admin")
-}
-
-// RemoveAccount ends an account: the server knows its key no longer.
-func (s *Server) RemoveAccount(ctx context.Context, id string) error {
-	return s.administer(ctx, "delete-user", "--access", id)
-}
-
-func (s *Server) administer(ctx context.Context, args ...string) error {
+// Admin runs a verb of versitygw admin, such as create-user.
+func (s *Server) Admin(ctx context.Context, args ...string) error {
 	cmd := exec.CommandContext(ctx, s.bin, append([]string{"admin", "--endpoint-url", s.URL, "--region", Region}, args...)...)
 	cmd.Env = append(os.Environ(), "ADMIN_ACCESS_KEY_ID="+AccessKey, "ADMIN_SECRET_ACCESS_KEY="+SecretKey)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -241,16 +219,7 @@ func (s *Server) administer(ctx context.Context, args ...string) error {
 }
 
 // Stop ends the server. The objects stay in its folder.
-func (s *Server) Stop() { s.proc.Stop(3 * time.Second) }
-
-// Pid returns the server's process id.
-func (s *Server) Pid() int { return s.proc.Pid() }
-
-// Done is closed when the server has ended.
-func (s *Server) Done() <-chan struct{} { return s.proc.Done() }
-
-// Failed returns an error, with the server's last output, if it has ended by itself.
-func (s *Server) Failed() error { return s.proc.Failed() }
+func (s *Server) Stop() { s.Proc.Stop(3 * time.Second) }
 
 // Env returns the environment that makes the AWS tools, and Shoal, talk to the S3 server at
 // endpoint (this server's URL, or that of a proxy before it) as its root user.
@@ -298,6 +267,3 @@ func hasXattr(dir string) bool {
 	_ = os.Remove(f.Name())
 	return err == nil
 }
-
-// trimETag returns an ETag without its quotes.
-func trimETag(s string) string { return strings.Trim(s, `"`) }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 
 	"github.com/minio/minio-go/v7"
@@ -59,42 +60,20 @@ func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progres
 		return fail(err)
 	}
 
-	type file struct{ path, key string }
-	var files []file
-	var up Uploaded
-	err = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() || d.Name()[0] == '.' {
-			return err
-		}
-		rel, err := filepath.Rel(dir, p)
-		if err != nil {
-			return err
-		}
-		files = append(files, file{p, path.Join(prefix, filepath.ToSlash(rel))})
-		return nil
-	})
+	files, err := filesBelow(dir, prefix)
 	if err != nil {
 		return fail(err)
 	}
-	up.Files = len(files)
-
-	have := make(map[string]string) // key -> ETag
-	listPrefix := prefix
-	if listPrefix != "" {
-		listPrefix += "/"
+	have, err := Objects(ctx, c, bucket, prefix)
+	if err != nil {
+		return fail(err)
 	}
-	for o := range c.ListObjects(ctx, bucket, minio.ListObjectsOptions{Prefix: listPrefix, Recursive: true}) {
-		if o.Err != nil {
-			return fail(o.Err)
-		}
-		have[o.Key] = trimETag(o.ETag)
-	}
-
+	up := Uploaded{Files: len(files)}
 	var sent, done, total atomic.Int64
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(uploadWorkers)
 	for _, f := range files {
-		old, exists := have[f.key]
+		old := strings.Trim(have[f.key].ETag, `"`)
 		delete(have, f.key)
 		g.Go(func() error {
 			if err := gctx.Err(); err != nil {
@@ -106,7 +85,7 @@ func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progres
 			}
 			total.Add(int64(len(b)))
 			sum := md5.Sum(b) //nolint:gosec // see the import
-			if !exists || old != hex.EncodeToString(sum[:]) {
+			if old != hex.EncodeToString(sum[:]) {
 				if _, err := c.PutObject(gctx, bucket, f.key, bytes.NewReader(b), int64(len(b)), PutOptions()); err != nil {
 					return fmt.Errorf("put %s: %w", f.key, err)
 				}
@@ -129,4 +108,34 @@ func (s *Server) Upload(ctx context.Context, dir, bucket, prefix string, progres
 	}
 	up.Sent, up.Bytes = int(sent.Load()), total.Load()
 	return up, nil
+}
+
+type file struct{ path, key string }
+
+// filesBelow lists the regular files below dir, but those whose names begin with a dot, with their keys.
+func filesBelow(dir, prefix string) (files []file, err error) {
+	err = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() || d.Name()[0] == '.' {
+			return err
+		}
+		rel, err := filepath.Rel(dir, p)
+		files = append(files, file{p, path.Join(prefix, filepath.ToSlash(rel))})
+		return err
+	})
+	return files, err
+}
+
+// Objects lists those under prefix/, by key.
+func Objects(ctx context.Context, c *minio.Client, bucket, prefix string) (map[string]minio.ObjectInfo, error) {
+	have := map[string]minio.ObjectInfo{}
+	if prefix != "" {
+		prefix += "/"
+	}
+	for o := range c.ListObjects(ctx, bucket, minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
+		if o.Err != nil {
+			return nil, o.Err
+		}
+		have[o.Key] = o
+	}
+	return have, nil
 }

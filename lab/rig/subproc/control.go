@@ -54,9 +54,43 @@ func StartReady(ctx context.Context, name string, cmd *exec.Cmd, ready any) (*Pr
 	}
 }
 
-// Control sends a request to a child's control server: in as JSON, and the answer, unless out is nil, from
+// Controlled is a child whose control server answers with an S and takes an O; see [Serve].
+type Controlled[S, O any] struct {
+	*Proc
+	// URL is that of the control server.
+	URL string
+	// Path is where it takes an O.
+	Path string
+}
+
+// SpawnControlled starts command (a program and its first arguments) with further ones, and returns when it has told its
+// URLs as the JSON of [Serving]. It dies with this process.
+func SpawnControlled[S, O any](ctx context.Context, name string, command []string, path string, args ...string) (url string, c Controlled[S, O], err error) {
+	var r Serving
+	proc, err := StartReady(ctx, name, exec.Command(command[0], append(command[1:len(command):len(command)], args...)...), &r)
+	return r.URL, Controlled[S, O]{Proc: proc, URL: r.Control, Path: path}, err
+}
+
+// Serving is the line that a child prints when it is ready.
+type Serving struct {
+	URL     string `json:"url,omitempty"`
+	Control string `json:"control"`
+}
+
+// Stats asks the child for its counters.
+func (c Controlled[S, O]) Stats(ctx context.Context) (s S, err error) {
+	err = control(ctx, http.MethodGet, c.URL+"/stats", nil, &s)
+	return s, err
+}
+
+// Set has the child take o from now on.
+func (c Controlled[S, O]) Set(ctx context.Context, o O) error {
+	return control(ctx, http.MethodPut, c.URL+c.Path, o, nil)
+}
+
+// control sends a request to a child's control server: in as JSON, and the answer, unless out is nil, from
 // JSON into out.
-func Control(ctx context.Context, method, url string, in, out any) error {
+func control(ctx context.Context, method, url string, in, out any) error {
 	b, err := json.Marshal(in)
 	if err != nil {
 		return err
@@ -80,7 +114,7 @@ func Control(ctx context.Context, method, url string, in, out any) error {
 	return json.NewDecoder(resp.Body).Decode(out)
 }
 
-// Serve is the child's side of Control: until end is called it answers GET /stats by stats, PUT of path by set, and
+// Serve is the child's side of [Controlled]: until end is called it answers GET /stats by stats, PUT of path by set, and
 // /debug/pprof/.
 func Serve[S, O any](stats func() S, path string, set func(O) error) (url string, end func() error, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 
-	"github.com/minio/minio-go/v7"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/shoalfs/shoal/lab/rig/s3server"
@@ -97,19 +96,16 @@ func (b *Bed) Lay(ctx context.Context, d Dataset, progress func(done, total int)
 	if err := s3server.MakeBucket(ctx, c, Bucket); err != nil {
 		return fail(err)
 	}
-	have := map[string]int64{}
-	for o := range c.ListObjects(ctx, Bucket, minio.ListObjectsOptions{Prefix: d.Prefix() + "/", Recursive: true}) {
-		if o.Err != nil {
-			return fail(o.Err)
-		}
-		have[o.Key] = o.Size
+	have, err := s3server.Objects(ctx, c, Bucket, d.Prefix())
+	if err != nil {
+		return fail(err)
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(int(min(putWorkers, max(1, putBytes/(2*d.Size)))))
 	var done atomic.Int64
 	for s := range d.Samples {
 		key := d.Prefix() + "/" + d.Path(s)
-		if have[key] == d.SizeOf(s) {
+		if have[key].Size == d.SizeOf(s) {
 			progress(int(done.Add(1)), d.Samples)
 			continue
 		}

@@ -23,7 +23,6 @@ type Stats struct {
 	Files   int   `json:"files"`
 	Samples int   `json:"samples"`
 	Bytes   int64 `json:"bytes"`
-	Opens   int64 `json:"opens"`
 	Hits    struct {
 		Keep int64 `json:"keep"`
 		Ring int64 `json:"ring"`
@@ -287,14 +286,16 @@ func (b *Bed) Measure(ctx context.Context, c Config, progress func(step string, 
 	}
 	r.Kept, r.Memory = s.Kept(), s.Memory.Limit
 	pids := []int{b.server.Pid(), b.proxy.Pid(), m.Pid(), os.Getpid()}
-	own, busy := used(pids), Busy()
-	begin := time.Now()
+	own, begin := used(pids), time.Now()
+	busy, _ := cputime.Cores()
 	pass := Pass{Mount: m.Dir, Job: c.Job, Epochs: max(c.Epochs, 1), Since: &Stats{}, Paths: func(ctx context.Context, epoch int) ([]string, error) {
 		out, err := b.Shoal(ctx, "order", c.Order, "--mount", m.Dir, "--epoch", strconv.Itoa(epoch), "--paths")
 		return strings.Fields(out), err
 	}}
 	r.Epochs, err = pass.Run(ctx, func(_, done, steps int) { progress(Running, done, steps) })
-	r.Busy, r.CPU = busy(), (used(pids)-own)/time.Since(begin).Seconds()/float64(runtime.NumCPU())
+	all := time.Since(begin).Seconds() * float64(runtime.NumCPU())
+	now, _ := cputime.Cores()
+	r.Busy, r.CPU = (now-busy)/all, (used(pids)-own)/all
 	if err != nil {
 		return r, errors.Join(err, m.Failed(), b.Failed())
 	}
@@ -308,17 +309,6 @@ func parseWarm(out string) (kept float64, err error) {
 		return 0, fmt.Errorf("shoal warm printed %.200q, not how much is kept", out)
 	}
 	return float64(n) / float64(all), nil
-}
-
-// Busy begins to measure; the function that it returns tells which part of all cores has been busy since, whoever
-// used them.
-func Busy() func() float64 {
-	begin := time.Now()
-	before, _ := cputime.Cores()
-	return func() float64 {
-		now, _ := cputime.Cores()
-		return (now - before) / time.Since(begin).Seconds() / float64(runtime.NumCPU())
-	}
 }
 
 // used returns the seconds of processor time that processes have used.

@@ -131,9 +131,9 @@ const patience = 60 * time.Second
 
 // Mount is a live mount.
 type Mount struct {
-	Dir  string
-	proc *subproc.Proc
-	log  *os.File
+	Dir string
+	*subproc.Proc
+	log *os.File
 }
 
 // Mount mounts source at a folder of the testbed and returns when it can be read. flags are those of `shoal
@@ -151,7 +151,7 @@ func (b *Bed) Mount(ctx context.Context, source, name string, flags ...string) (
 	}
 	cmd := exec.Command(b.shoal, append([]string{"mount", source, m.Dir, "--kernel-cache", "off"}, flags...)...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = b.Env, m.log, m.log
-	if m.proc, err = subproc.Start("shoal mount", cmd); err != nil {
+	if m.Proc, err = subproc.Start("shoal mount", cmd); err != nil {
 		_ = m.log.Close()
 		return nil, err
 	}
@@ -162,8 +162,8 @@ func (b *Bed) Mount(ctx context.Context, source, name string, flags ...string) (
 			return m, nil
 		}
 		select {
-		case <-m.proc.Done():
-			return nil, errors.Join(m.proc.Failed(), m.Close())
+		case <-m.Done():
+			return nil, errors.Join(m.Failed(), m.Close())
 		case <-ctx.Done():
 			return nil, errors.Join(context.Cause(ctx), m.Close())
 		case <-time.After(20 * time.Millisecond):
@@ -171,15 +171,9 @@ func (b *Bed) Mount(ctx context.Context, source, name string, flags ...string) (
 	}
 }
 
-// Pid returns the daemon's process id.
-func (m *Mount) Pid() int { return m.proc.Pid() }
-
-// Failed returns an error if the daemon has ended by itself.
-func (m *Mount) Failed() error { return m.proc.Failed() }
-
 // Close ends the daemon, which unmounts, and takes away what it leaves. It is safe to call again.
 func (m *Mount) Close() error {
-	m.proc.Stop(patience)
+	m.Stop(patience)
 	_ = m.log.Close()
 	return m.detach()
 }

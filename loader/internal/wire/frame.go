@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// The longest frames that are taken: a client sends credits and slots, a server a Chunk at most, or a header
+// The longest frames accepted. A client sends credits and slots; a server sends a Chunk at most, or a header
 // with the causes of many bad samples.
 const (
 	MaxClientFrame = 64 << 10
@@ -23,7 +23,7 @@ const (
 
 const frameHead = 4 // the message's length, u32 LE
 
-// FrameWriter sends messages on a plain connection, each behind its length; a length of 0 is the end. Safe for
+// FrameWriter sends messages on a plain connection, each preceded by its length; a length of 0 marks the end. Safe for
 // concurrent use.
 type FrameWriter struct {
 	w io.Writer
@@ -35,7 +35,7 @@ type FrameWriter struct {
 // NewFrameWriter returns a writer to w.
 func NewFrameWriter(w io.Writer) *FrameWriter { return &FrameWriter{w: w} }
 
-// SendMsg sends a protobuf message or a *Chunk, of which it drops the sender's reference.
+// SendMsg sends a protobuf message or a *Chunk, and drops the sender's reference to the chunk.
 func (f *FrameWriter) SendMsg(m any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -44,7 +44,7 @@ func (f *FrameWriter) SendMsg(m any) error {
 	}
 	message, ok := m.(proto.Message)
 	if !ok {
-		return fmt.Errorf("feed: a frame of %T", m)
+		return fmt.Errorf("feed: cannot send %T as a frame", m)
 	}
 	b, err := proto.MarshalOptions{}.MarshalAppend(append(f.buf[:0], 0, 0, 0, 0), message)
 	if err != nil {
@@ -56,7 +56,7 @@ func (f *FrameWriter) SendMsg(m any) error {
 	return err
 }
 
-// End says that no message follows.
+// End sends the end marker: no message follows.
 func (f *FrameWriter) End() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -85,16 +85,16 @@ type FrameReader struct {
 	buf  []byte
 }
 
-// NewFrameReader returns a reader from r that takes frames of at most so many bytes. It reads ahead.
+// NewFrameReader returns a reader of frames of at most this many bytes. It reads ahead of the frames.
 func NewFrameReader(r io.Reader, most uint32) *FrameReader {
 	return &FrameReader{r: bufio.NewReaderSize(r, 16<<10), most: most}
 }
 
-// ErrFrame is that of a frame that is none, or too long.
-var ErrFrame = errors.New("a frame that cannot be read")
+// ErrFrame is the error of a malformed or too long frame.
+var ErrFrame = errors.New("malformed frame")
 
-// RecvMsg receives into a protobuf message or an *Incoming. The error is io.EOF once the sender has said that
-// it was all, an ErrFrame, or the connection's: io.ErrUnexpectedEOF where that has ended.
+// RecvMsg receives into a protobuf message or an *Incoming. The error is io.EOF after the end marker, an ErrFrame,
+// or the connection's: io.ErrUnexpectedEOF if it ended early.
 func (f *FrameReader) RecvMsg(m any) error {
 	var head [frameHead]byte
 	if err := f.fill(head[:]); err != nil {
@@ -105,7 +105,7 @@ func (f *FrameReader) RecvMsg(m any) error {
 		return io.EOF
 	}
 	if n > f.most {
-		return fmt.Errorf("%w: %d bytes, at most %d are taken", ErrFrame, n, f.most)
+		return fmt.Errorf("%w: %d bytes, the limit is %d", ErrFrame, n, f.most)
 	}
 	if int(n) > cap(f.buf) {
 		f.buf = make([]byte, n)

@@ -1,9 +1,8 @@
-// Package wire is the gRPC codec of the batch feed. It is protobuf, except that the payload of a
-// Chunk is neither marshalled nor unmarshalled: on the server it goes out of the batch's buffer as
-// it lies there, on the client it is copied once, from the transport's buffers to where it belongs.
+// Package wire is the gRPC codec of the batch feed: protobuf, except that the payload of a Chunk is neither
+// marshalled nor unmarshalled. The server sends it straight from the batch's buffer; the client copies it once,
+// from the transport's buffers to its destination.
 //
-// The bytes on the wire are those of shoal.feed.v1, so any protobuf implementation can be at the
-// other end.
+// The bytes on the wire are those of shoal.feed.v1, so the peer can use any protobuf implementation.
 package wire
 
 import (
@@ -20,8 +19,8 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// MaxChunk is the most bytes of payload in one Chunk. Python's receiver accepts messages of at most
-// 4 MiB by default, and its throughput falls to a quarter for messages of 32 MiB.
+// MaxChunk is the largest payload of a Chunk. Python's receiver accepts messages of at most 4 MiB by default,
+// and messages of 32 MiB cut its throughput to a quarter.
 const MaxChunk = 1 << 20
 
 // The tags of ServerMessage.chunk and Chunk.data, both length-delimited.
@@ -30,12 +29,12 @@ const (
 	tagData  = 1<<3 | 2
 )
 
-// Chunk is a ServerMessage that holds a Chunk. Sending it hands the sender's reference to Data over
-// to gRPC, which drops it when the bytes are on their way.
+// Chunk is a ServerMessage that holds a Chunk. Sending it passes the sender's reference to Data on to gRPC, which
+// drops it once the bytes are sent.
 type Chunk struct{ Data mem.Buffer }
 
-// Incoming receives a ServerMessage. A Chunk's payload is copied to the beginning of Dst; a chunk
-// that does not fit is an error.
+// Incoming receives a ServerMessage. A Chunk's payload is copied to the start of Dst; a chunk that does not fit is
+// an error.
 type Incoming struct {
 	Dst []byte
 
@@ -49,7 +48,7 @@ func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ proto encoding.CodecV2 }
 
-// Name implements encoding.CodecV2. It is protobuf's, since that is what is on the wire.
+// Name implements encoding.CodecV2. It is protobuf's, since those are the bytes on the wire.
 func (codec) Name() string { return "proto" }
 
 // Marshal implements encoding.CodecV2.
@@ -75,7 +74,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if ok || err != nil {
 		return err
 	}
-	// Also chunks with fields of a later version of the protocol come here, the slow way.
+	// Chunks with fields of a later protocol version also come here, the slow way.
 	if err := c.proto.Unmarshal(data, &in.Message); err != nil {
 		return err
 	}
@@ -88,12 +87,12 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// chunk takes data if it is a plain chunk.
+// chunk decodes data if it is a plain chunk.
 func (in *Incoming) chunk(data mem.BufferSlice) (bool, error) {
 	r := data.Reader()
-	defer func() { _ = r.Close() }() // it only gives buffers back
+	defer func() { _ = r.Close() }() // it only releases buffers
 	if tag, err := r.ReadByte(); err != nil || tag != tagChunk {
-		return false, nil // an empty message is a valid one: a oneof member that is not known here
+		return false, nil // an empty message is valid: an unknown member of the oneof
 	}
 	size, err := binary.ReadUvarint(r)
 	if err != nil || size != uint64(r.Remaining()) {
@@ -123,5 +122,5 @@ func (in *Incoming) chunk(data mem.BufferSlice) (bool, error) {
 var errTooLong = errors.New("the server sent more than it announced")
 
 func tooLong(n, room int) error {
-	return fmt.Errorf("feed: chunk of %d bytes where %d are missing: %w", n, room, errTooLong)
+	return fmt.Errorf("feed: chunk of %d bytes where %d are expected: %w", n, room, errTooLong)
 }

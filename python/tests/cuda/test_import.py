@@ -113,7 +113,7 @@ class ImportTest(unittest.TestCase):
     def test_a_buffer_that_is_held_is_not_taken_twice(self):
         imported = self.imported()
         held = self.put(imported, 1, 1)
-        with self.assertRaisesRegex(RuntimeError, "buffer 1 again, which this process holds"):
+        with self.assertRaisesRegex(RuntimeError, "buffer 1 again while this process holds it"):
             self.put(imported, 1, 2)
         del held
 
@@ -134,7 +134,7 @@ class ImportTest(unittest.TestCase):
 
     def test_another_gpu(self):
         answer = {**self.server.answer, "uuid": "GPU-00000000-0000-0000-0000-000000000000"}
-        with self.assertRaisesRegex(_cuda.Unavailable, "shoal-gpu works on GPU-0000.*CUDA_VISIBLE_DEVICES"):
+        with self.assertRaisesRegex(_cuda.Unavailable, "shoal-gpu uses GPU-0000.*CUDA_VISIBLE_DEVICES"):
             _cuda.Imported(self.device, None, answer, self.server.fds)
 
     def test_descriptors_of_something_else(self):

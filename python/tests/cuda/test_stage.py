@@ -276,7 +276,7 @@ class StageTest(unittest.TestCase):
         stage = self.stage(slots)
         header, _ = slots.fill(1)
         slots.array(1, header.planes[1])[0, 0] = 1
-        with self.assertRaisesRegex(ValueError, "cut at"):
+        with self.assertRaisesRegex(ValueError, "crop at"):
             stage.put(header, lambda: None)
 
     def test_the_wait_for_a_buffer_is_told(self):
@@ -290,7 +290,7 @@ class StageTest(unittest.TestCase):
         with self.assertLogs("shoal", logging.WARNING) as logs:
             thread.start()
             eventually(lambda: logs.output, "the message")
-        self.assertIn("all 1 batches on cuda:0 are referred to", logs.output[0])
+        self.assertIn("all 1 batches on cuda:0 are still referred to", logs.output[0])
         held.clear()
         thread.join(60)
 
@@ -401,7 +401,7 @@ class FaultTest(unittest.TestCase):
         self.assertRegex(self.outcome("", "_cuda.Device.open('cuda:1')"), "Unavailable: there is no device cuda:1: the driver sees 1")
 
     def test_old_driver(self):
-        self.assertRegex(self.outcome("version=8000", ""), "Unavailable: the driver is of CUDA 8.0; 10.1 or newer is needed: update it")
+        self.assertRegex(self.outcome("version=8000", ""), "Unavailable: the driver supports CUDA 8.0; 10.1 or newer is needed: update it")
 
     def test_old_device(self):
         self.assertRegex(self.outcome("attr.75=3;attr.76=5", ""), "Unavailable: cuda:0 has compute capability 3.5; 5.0 or newer is needed")
@@ -469,7 +469,7 @@ class FaultTest(unittest.TestCase):
             s.close()
             print(len(done))
             """)
-        self.assertRegex(got, r"\Aa batch could not be copied to cuda:0: cuEventSynchronize: operation not permitted .*\(CUDA error 900\)\. Go on .*\n\[\]\n1\Z")
+        self.assertRegex(got, r"\Aa batch could not be copied to cuda:0: cuEventSynchronize: operation not permitted .*\(CUDA error 900\)\. Resume .*\n\[\]\n1\Z")
 
     def test_a_slot_stays_where_the_end_of_its_copy_is_never_known(self):
         got = self.outcome("cuEventSynchronize:1=900;cuStreamSynchronize:*=900", """

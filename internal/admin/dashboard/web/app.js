@@ -1,5 +1,5 @@
-// The page's life: ask the daemon once a second, show what it said. What the figures mean is the daemon's to say
-// (GET /api/verdict); nothing here judges.
+// The page: query the daemon once a second and show the answers. It judges nothing itself; the daemon's verdict
+// (GET /api/verdict) does.
 
 import { band, CacheMap } from "./cachemap.js";
 import { Chart, Cursor } from "./chart.js";
@@ -10,7 +10,7 @@ import * as tables from "./tables.js";
 const $ = id => document.getElementById(id);
 const store = {
   get(name) { try { return localStorage.getItem(name); } catch { return null; } },
-  set(name, value) { try { localStorage.setItem(name, value); } catch { /* forbidden: not remembered */ } },
+  set(name, value) { try { localStorage.setItem(name, value); } catch { /* forbidden: not stored */ } },
 };
 
 const history = new History(), cursor = new Cursor();
@@ -123,8 +123,8 @@ function lost(err) {
   document.body.classList.add("lost");
   showVerdict({
     level: "lost", title: "The daemon does not answer",
-    detail: since < 2 ? "Asking again …" : `For ${seconds(since)}; asking again. ` + (state.stats ? "Below is what it said last." : String(err.message)),
-    remedy: state.stats ? "See whether it runs (shoal stat, kubectl get pods) and what its log says last; the page goes on by itself when it is back." : "",
+    detail: since < 2 ? "Retrying …" : `For ${seconds(since)}; retrying. ` + (state.stats ? "Below are the last figures." : String(err.message)),
+    remedy: state.stats ? "Check that it runs (shoal stat, kubectl get pods), and the end of its log; the page continues when it is back." : "",
   });
 }
 

@@ -1,4 +1,4 @@
-// The cache map: strips of cells, each with a part of the samples in its colours, and where the readers stand.
+// The cache map: strips of cells, each with shares of the samples in colours, and the readers' positions.
 
 import { el, number, percent, plural, stream } from "./format.js";
 
@@ -17,7 +17,7 @@ export class CacheMap {
     new ResizeObserver(() => this.draw()).observe(box);
   }
 
-  // cells is how many cells are worth asking for.
+  // cells is the number of cells to request.
   get cells() { return Math.max(50, Math.min(1000, Math.floor(this.box.clientWidth / 2))); }
 
   show(map) {

@@ -1,5 +1,5 @@
-// A chart over time: figures as lines or areas, drawn as SVG. All charts share one cursor, which the mouse or the arrow
-// keys move: the figures above each chart are then those of that time.
+// A chart over time: figures as lines or areas, drawn as SVG. All charts share one cursor, moved by the mouse or the arrow
+// keys: the figures above each chart are those at the cursor.
 
 import { clock, el } from "./format.js";
 
@@ -12,7 +12,7 @@ const node = (tag, attributes) => {
   return n;
 };
 
-// Cursor is the time that all charts are read at; null: now.
+// Cursor is the time at which all charts are read; null: now.
 export class Cursor extends EventTarget {
   time = null;
   set(time) {
@@ -24,7 +24,7 @@ export class Cursor extends EventTarget {
 
 // nice returns the end of an axis that holds max: 1, 2, 2.5 or 5 times a power of ten (of two, for bytes).
 function nice(max, binary) {
-  if (!(max > 0) || binary && max < 1000) return binary ? 1024 : 1; // halves of a byte would be told as bytes
+  if (!(max > 0) || binary && max < 1000) return binary ? 1024 : 1; // fractions of a byte would be shown as bytes
   const base = binary ? 1024 ** Math.max(0, Math.floor(Math.log(max) / Math.log(1024))) : 1;
   const power = 10 ** Math.floor(Math.log10(max / base));
   const times = [1, 2, 2.5, 4, 5, 8, 10].find(m => m * power * base >= max * 1.02) ?? 20;
@@ -32,7 +32,7 @@ function nice(max, binary) {
 }
 
 // Chart draws into a figure. series: {name, color (a class), value(bucket), say(value), axis: "left" or "right", area,
-// binary (bytes)}. With stacked, the series are parts of a whole that lie on each other. max, if given, is the axis's least end.
+// binary (bytes)}. With stacked, the series are parts of a whole, stacked. max, if given, is the smallest end of the axis.
 export class Chart {
   #buckets = [];
   #range = 300;
@@ -89,7 +89,7 @@ export class Chart {
     e.preventDefault();
   }
 
-  // The bucket that is read: the one at the cursor, else the last one.
+  // The bucket shown: the one at the cursor, else the last one.
   #index() {
     const t = this.cursor.time;
     if (t === null) return this.#buckets.length - 1;

@@ -1,4 +1,4 @@
-// What the daemon counts, over time. Points come from GET /api/history: counters as they stood, one point a second.
+// The daemon's counters over time. Points come from GET /api/history: the counters' values, one point a second.
 
 export const keep = 15 * 60; // seconds
 
@@ -16,13 +16,13 @@ export class History {
 
   get last() { return this.points[this.points.length - 1]; }
 
-  // buckets cuts the last seconds into at most so many parts of whole points, oldest first. Each is [before, after]:
-  // the points at its ends, or null where the daemon was restarted or nobody counted.
+  // buckets splits the last range seconds into at most this many buckets, oldest first. Each has the points at its
+  // ends, a and b; a is null if the daemon was restarted or did not count in between.
   buckets(range, most) {
     const p = this.points;
     if (p.length < 2) return [];
     const size = Math.max(range <= 60 ? 2 : 3, Math.ceil(range / most));
-    // The edges stand still as time goes on, so that the picture moves and does not flicker.
+    // The edges are fixed in time, so that the picture scrolls and does not flicker.
     const end = this.last.t, out = [];
     let i = p.findIndex(q => q.t >= end - range);
     let from = i;
@@ -40,13 +40,13 @@ export class History {
   }
 }
 
-// rate of a counter by the second in a bucket; null where it is not known.
+// rate of a counter per second in a bucket; null if it is unknown.
 export const rate = name => ({ a, b }) => a && (b[name] - a[name]) / (b.t - a.t);
 
 // level of a gauge at a bucket's end.
 export const level = name => ({ a, b }) => a && b[name];
 
-// share of what was read that one area served.
+// share of the reads that one area served.
 export const share = name => ({ a, b }) => {
   if (!a || b.reads === a.reads) return null;
   return (b[name] - a[name]) / (b.reads - a.reads);

@@ -1,4 +1,4 @@
-// Figures in words. Everything that reaches the page does so as text (textContent), never as markup.
+// Figures in words. Everything reaches the page as text (textContent), never as markup.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
@@ -34,7 +34,7 @@ export function percent(x) {
   return Math.round(p) + "%";
 }
 
-// seconds tells a length of time, two units at most.
+// seconds formats a duration, with at most two units.
 export function seconds(s) {
   if (s === 0) return "0 s";
   if (s < 0.001) return `${Math.round(s * 1e6)} µs`;
@@ -57,18 +57,18 @@ export const ago = (iso, now) => {
 
 export const plural = (n, thing) => `${number(n)} ${thing}${n === 1 ? "" : "s"}`;
 
-// visible shows control characters of keys as symbols: a key may hold anything.
+// visible shows control characters of keys as symbols: a key may contain anything.
 export const visible = text => text.replace(/[\u0000-\u001f]/g, c => String.fromCharCode(0x2400 + c.charCodeAt(0)))
   .replace(/[\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, "\ufffd");
 
-// stream says in words whose order a stream follows. A feed has a stream for each epoch, named by it.
+// stream describes the owner of a stream's order. A feed has a stream for each epoch, named after it.
 export function stream(s) {
   const feed = /^feed\/(.*)\/rank(\d+)\/epoch(\d+)$/.exec(s.name);
   if (feed) return { whose: `Feed ${visible(feed[1])}, rank ${feed[2]}`, epoch: Number(feed[3]) };
   return { whose: s.name === "mount" ? "Mount" : s.name === "sequence" ? "Mount, in sequence" : `Plan ${visible(s.name)}`, epoch: s.epoch };
 }
 
-// flags sets a node's text, with names of flags kept whole where lines break.
+// flags sets a node's text, and keeps names of flags whole at line breaks.
 export function flags(node, text) {
   if (node.textContent === text) return;
   node.replaceChildren(...text.split(/(\S*--[a-z]\S*)/).map((part, i) => i % 2 ? el("span", { class: "flag" }, part) : part));

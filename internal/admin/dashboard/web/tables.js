@@ -1,8 +1,8 @@
-// Tables and meters: what is going on now.
+// Tables and meters: the current state.
 
 import { ago, bytes, el, flags, number, percent, perSecond, plural, seconds, stream, visible } from "./format.js";
 
-// table shows rows under headings; on narrow screens a row becomes a block of its own. A column: {name, cell(row), kind}.
+// table shows rows under headings; on narrow screens each row becomes a block. A column: {name, cell(row), kind}.
 function table(box, caption, columns, rows, empty) {
   if (!rows.length) {
     box.replaceChildren(el("p", { class: "empty" }, empty));
@@ -38,14 +38,14 @@ export function streams(box, stats) {
 }
 
 const hints = {
-  watching: "What the trainer opens is watched; it is no known order so far.",
-  searching: "The order is being worked out from what the trainer opens.",
+  watching: "Shoal watches the trainer's opens; they match no known order yet.",
+  searching: "Shoal is searching for the order behind the trainer's opens.",
   unknown: "The order was not found, and the search has ended: use shoal.hint(sampler) in the trainer, or write paths to .shoal/plan.",
 };
 
 function orderHint(stats) {
   return hints[stats.order.state]
-    || "No order is known: nothing is fetched ahead. Tell it with --order, shoal.hint(sampler) in the trainer, or use the feed.";
+    || "No order is known: nothing is fetched ahead. Pass it with --order or shoal.hint(sampler) in the trainer, or use the feed.";
 }
 
 function moves(s) {
@@ -89,9 +89,9 @@ export function slowest(box, stats, now) {
   table(box, "Slowest keys", [
     { name: "key", kind: "key", cell: s => { const k = el("bdi", {}, visible(s.key)); k.title = visible(s.key); return k; } },
     { name: "took", kind: "n", cell: s => seconds(s.seconds) + (s.failed ? ", failed" : "") },
-    { name: "asked for", kind: "n", cell: s => bytes(s.bytes) },
+    { name: "size", kind: "n", cell: s => bytes(s.bytes) },
     { name: "when", kind: "n", cell: s => ago(s.time, now) },
-  ], stats.slowest.slice(0, 8), "Nothing was fetched lately.");
+  ], stats.slowest.slice(0, 8), "No recent fetches.");
 }
 
 function remedy(e) {
@@ -115,9 +115,9 @@ export function resources(box, s) {
   const m = s.memory, d = s.disk;
   const rows = [
     ["Memory for data", m.ledger_used / Math.max(1, m.ledger_limit), `${bytes(m.ledger_used)} of ${bytes(m.ledger_limit)}`,
-      `peak ${bytes(m.ledger_peak)}; the process takes ${bytes(m.rss)}, ${bytes(m.rss_anon)} of it not file pages`],
+      `peak ${bytes(m.ledger_peak)}; the process uses ${bytes(m.rss)}, ${bytes(m.rss_anon)} of it without file pages`],
     ["Disk", d.used / Math.max(1, d.limit || d.budget), `${bytes(d.used)} of ${bytes(d.limit || d.budget)}`,
-      d.out_of_use ? `out of use: ${d.reason || "trouble"}` : `${bytes(d.all_used)} by all datasets of ${visible(s.cache_dir)}`],
+      d.out_of_use ? `out of use: ${d.reason || "unknown cause"}` : `${bytes(d.all_used)} by all datasets of ${visible(s.cache_dir)}`],
     ["Kept of the dataset", d.kept_extents / Math.max(1, d.extents), percent(d.kept_extents / Math.max(1, d.extents)),
       `${number(d.kept_extents)} of ${number(d.extents)} extents` + (d.corrupt ? `; ${number(d.corrupt)} corrupt` : "")],
     ["Connections", s.requests_in_flight / Math.max(1, s.connections), `${number(s.requests_in_flight)} of ${number(s.connections)}`,

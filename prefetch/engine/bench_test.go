@@ -18,7 +18,7 @@ import (
 // no disk below --cache-dir: what is left is the executor's own work for a sample (plan, fetch, land,
 // claim, open, read, close), and a read of a file in place of the GET.
 //
-//	go test ./engine -run - -bench ColdEpoch -benchtime 20x
+//	go test ./prefetch/engine -run - -bench ColdEpoch -benchtime 20x
 func BenchmarkColdEpoch(b *testing.B) {
 	const files, size, readers = 8192, 16 << 10, 8 // twice what memory holds
 	dir := b.TempDir()

@@ -21,7 +21,7 @@ import (
 // processor time that is spent on a file between its order and its reader. Readers are as fast as the store, or wait
 // for it, or it for them and for memory.
 //
-//	go test ./engine -run - -bench Runner -benchtime 50x -count 6
+//	go test ./prefetch/engine -run - -bench Runner -benchtime 50x -count 6
 func BenchmarkRunner(b *testing.B) {
 	const files, size, readers = 8192, 16 << 10, 8
 	dir := b.TempDir()
