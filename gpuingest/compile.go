@@ -204,6 +204,9 @@ func Compile(spec string) (*Transform, error) {
 		}
 		return c.t, nil
 	}
+	if !jpeg.Available {
+		return nil, c.p.fail(calls[0].pos, len(calls[0].name), "", "%v", jpeg.ErrUnavailable)
+	}
 	for _, call := range calls {
 		if o, ok := operations[call.name]; ok {
 			err = c.operation(call, o)

@@ -20,6 +20,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
 	"github.com/shoalfs/shoal/gpuingest"
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
@@ -154,6 +155,8 @@ func (r *recoding) check(quality bool) (err error) {
 		return err
 	}
 	switch {
+	case !jpeg.Available && (r.Decode || r.Short > 0):
+		return jpeg.ErrUnavailable
 	case r.Quality < 1 || r.Quality > 100:
 		return fmt.Errorf("--quality %d: give a number from 1 to 100", r.Quality)
 	case quality && r.Decode:

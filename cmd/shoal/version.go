@@ -35,7 +35,7 @@ func versionCommand() *cobra.Command {
 			}
 			return json.NewEncoder(c.OutOrStdout()).Encode(struct {
 				Version string `json:"version"`
-				Commit  string `json:"commit"`
+				Commit  string `json:"commit,omitempty"`
 				Go      string `json:"go"`
 				OS      string `json:"os"`
 				Arch    string `json:"arch"`

@@ -35,7 +35,8 @@ class Feed:
     device      None or "cpu": host memory. "cuda", "cuda:0": arrays on the device, copied there during the step
                 before: tensors if torch has CUDA, else objects with __cuda_array_interface__ and DLPack. Without
                 such a device, or with too little memory, batches come in host memory, with a warning
-    transform   spec of the decoding, such as "RandomResizedCrop(224)|uint8|nchw"; None: raw samples
+    transform   spec of the decoding, such as "RandomResizedCrop(224)|uint8|nchw", or torchvision's transforms (v1 or v2,
+                a Compose): their spec is logged once. None: raw samples
     dtype       "uint8", "fp16", "bf16" or "fp32", or torch's or numpy's type: as if the transform said so
     layout      "nchw" or "nhwc": as if the transform said so
     order       "uniform", "torch" (DistributedSampler's order), or a spec with keys
@@ -90,7 +91,7 @@ class Feed:
         return super().__new__(cls)
 
     def __init__(self, addr: str, batch_size: Optional[int] = None, *, device: Union[str, "torch.device", None] = None,
-                 transform: Optional[str] = None, dtype: Any = None, layout: Optional[str] = None, order: str = "uniform",
+                 transform: Any = None, dtype: Any = None, layout: Optional[str] = None, order: str = "uniform",
                  seed: int = 0, epochs: Optional[int] = None, world: int = 1, rank: int = 0, tail: str = "drop", bad: str = "error",
                  session: Optional[str] = None, credits: int = 3, slots: Optional[int] = None, readonly: bool = False,
                  pin_memory: bool = False, map: Optional[Callable[[Any, Any, Any], Any]] = None, map_over: str = "sample",
@@ -116,6 +117,11 @@ class Feed:
         if device is not None and map is not None:
             raise ValueError(f"device={device!r} with map=: the function works on host memory; leave device out and use "
                              f"batch.to({device!r})")
+        if not 0 <= operator.index(seed) < 1 << 64:
+            raise ValueError(f"seed={seed}: it must be 0 or more, such as seed={abs(seed) % (1 << 64)}")
+        if transform is not None and not isinstance(transform, str):
+            transform = _spec.of_torchvision(transform)
+            log.warning("these transforms are the spec transform=%r", transform)
         self._address = Address(addr, token, ca, cert, key)
         self._args: Dict[str, Any] = dict(
             addr=addr, batch_size=batch_size, device=device, transform=transform, dtype=dtype, layout=layout, order=order,
@@ -130,6 +136,7 @@ class Feed:
         self._at: Union[Dict[str, Any], str, int] = 0  # position of the iteration: a state, or an epoch to begin
         self._link: Optional[Link] = None
         self._iteration: Optional[_Iteration] = None
+        self._busy = threading.Lock()  # held during next(), which two threads must not call at once
         self._torch = self._import_torch()
         self._heap: Any = None
         self._stats: Dict[str, Any] = {"batches": 0, "samples": 0, "bytes": 0, "slot_batches": 0, "epochs": 0, "bad_samples": 0, "reconnects": 0,
@@ -140,6 +147,8 @@ class Feed:
 
     def __iter__(self) -> "_Iteration":
         self._refuse_workers()
+        if sys._getframe(1).f_locals.get("auto_collation") is True:  # _IterableDatasetFetcher, which collects samples
+            raise ValueError("a feed's batches are whole: write DataLoader(feed, batch_size=None)")
         self._linked()
         self._resume = None
         self._iteration = iteration = _Iteration(self)
@@ -289,7 +298,7 @@ class Feed:
             self._heap = PinnedHeap(self._torch) if pinned else Heap(a["credits"] + _SPARE_SLOTS)
         slots = a["slots"] if a["slots"] is not None else a["credits"] + _SPARE_SLOTS
         open = dict(session=a["session"], order=a["order"], batch=a["batch_size"] or 0, world=a["world"], rank=a["rank"],
-                    transform=self._spec or "", seed=a["seed"] % (1 << 64), epochs=a["epochs"], tail=a["tail"], bad=a["bad"],
+                    transform=self._spec or "", seed=a["seed"], epochs=a["epochs"], tail=a["tail"], bad=a["bad"],
                     credits=a["credits"], rebatch=a["rebatch"], dataset=a["dataset"] or "", label=a["label"] or "",
                     weight=a["weight"],
                     slots=slots if self._address.path is not None else 0, readonly=a["readonly"])
@@ -402,7 +411,13 @@ class _Iteration:
         feed._own_link()
         if feed._iteration is not self:
             raise RuntimeError("this iteration of the feed is over: a newer one was begun, a state was loaded, or the feed was closed")
-        batch = feed._next()
+        if not feed._busy.acquire(blocking=False):
+            raise RuntimeError("two threads call next() of one feed: give each thread a Feed with its own rank=, or have one thread "
+                               "hand batches on by a queue.Queue")
+        try:
+            batch = feed._next()
+        finally:
+            feed._busy.release()
         if batch is None:
             self._feed = None
             raise StopIteration

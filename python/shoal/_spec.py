@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, List, Optional
 
 _TYPES = {"uint8": "uint8", "u8": "uint8", "byte": "uint8", "fp16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16",
@@ -53,3 +54,85 @@ def _name(value: Any) -> str:
         return value.lower()
     name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
     return str(name).rpartition(".")[2].lower()
+
+
+# What torchvision's classes are called here, and which of their attributes are arguments. Everything that is not the
+# class's default is written out. Pictures are Pillow's until ToTensor, which always antialiases.
+_CROP_FILL = ("padding", "pad_if_needed", "fill", "padding_mode")
+_OPERATIONS = {
+    "RandomResizedCrop": ("size", "scale", "ratio", "interpolation"), "Resize": ("size", "interpolation", "max_size"),
+    "CenterCrop": ("size",), "RandomCrop": ("size",) + _CROP_FILL, "Pad": ("padding", "fill", "padding_mode"),
+    "RandomHorizontalFlip": ("p",), "RandomVerticalFlip": ("p",),
+    "RandomRotation": ("degrees", "interpolation", "expand", "center", "fill"),
+    "ColorJitter": ("brightness", "contrast", "saturation", "hue"), "Grayscale": ("num_output_channels",), "RandomGrayscale": ("p",),
+    "RandomInvert": ("p",), "RandomAutocontrast": ("p",), "RandomEqualize": ("p",), "RandomPosterize": ("bits", "p"),
+    "RandomSolarize": ("threshold", "p"), "RandomAdjustSharpness": ("sharpness_factor", "p"), "GaussianBlur": ("kernel_size", "sigma"),
+    "RandAugment": ("num_ops", "magnitude", "num_magnitude_bins", "interpolation", "fill"),
+    "TrivialAugmentWide": ("num_magnitude_bins", "interpolation", "fill"), "AutoAugment": ("policy", "interpolation", "fill"),
+    "Normalize": ("mean", "std"), "RandomErasing": ("p", "scale", "ratio", "value"),
+}
+
+
+def of_torchvision(transform: Any) -> str:
+    """The spec that says what a torchvision transform (v1 or v2, or a Compose of them) does. Raises ValueError for a step
+    that has no equal, and names it."""
+    out: List[str] = []
+    tensor = ""  # the step that made a tensor of the picture
+    dtype = "uint8"
+    for step in _steps(transform):
+        name = type(step).__name__
+        if not type(step).__module__.startswith("torchvision.") or name not in _OPERATIONS and name not in _TO_TENSOR:
+            raise ValueError(f"transform: {name} has no equal in a feed (docs/transforms.md lists the operations); leave it out, and do it "
+                             "by map= or in the trainer")
+        if name in _TO_TENSOR:
+            tensor = tensor or name
+            if name == "ToTensor" or name != "PILToTensor" and getattr(step, "scale", name == "ConvertImageDtype"):
+                dtype = _TYPES.get(_name(getattr(step, "dtype", "float32")), "")
+            elif name == "ToDtype":
+                raise ValueError("transform: ToDtype without scale=True has no equal in a feed: write ToDtype(torch.float32, scale=True)")
+            if not dtype:
+                raise ValueError(f"transform: {name} makes {step.dtype}: a feed has uint8, fp16, bf16 and fp32")
+        elif name in ("Normalize", "RandomErasing"):
+            if dtype == "uint8":
+                raise ValueError(f"transform: {name} needs values of a float type: put ToTensor() before it")
+            if name == "Normalize" and any(word.startswith("RandomErasing") for word in out):
+                raise ValueError("transform: RandomErasing comes before Normalize: a feed erases finished values; put it last")
+            out.append(_call(name, step))
+        elif tensor:
+            raise ValueError(f"transform: {name} comes after {tensor}: a feed works on pictures as Pillow does; put it before")
+        else:
+            out.append(_call(name, step))
+    words = [w for w in out if w.startswith(("Normalize", "RandomErasing"))]
+    return "|".join([w for w in out if w not in words] + [dtype, "nchw"] + words)
+
+
+_TO_TENSOR = "ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype", "ToPureTensor"
+
+
+def _steps(transform: Any) -> List[Any]:
+    """The steps of Compose and Sequential, those inside of others among them."""
+    inside = getattr(transform, "transforms", None)
+    if inside is None and type(transform).__name__ == "Sequential":
+        inside = list(transform)
+    return [transform] if inside is None or type(transform).__name__ not in ("Compose", "Sequential") else [s for t in inside for s in _steps(t)]
+
+
+def _call(name: str, step: Any) -> str:
+    """A step in a spec's words: RandomResizedCrop((224, 224), scale=(0.2, 1.0))."""
+    known = inspect.signature(type(step)).parameters
+    args = []
+    for i, parameter in enumerate(_OPERATIONS[name]):
+        value = _literal(getattr(step, parameter, None))
+        default = known[parameter].default if parameter in known else None
+        if value is None or i > 0 and value == _literal(default):
+            continue
+        args.append(repr(value) if i == 0 else f"{parameter}={value!r}")
+    return f"{name}({', '.join(args)})"
+
+
+def _literal(value: Any) -> Any:
+    """A value as a Python literal: an enumeration's value, and tuples in place of lists."""
+    value = getattr(value, "value", value)
+    if isinstance(value, (list, tuple)):
+        value = tuple(_literal(v) for v in value)
+    return value

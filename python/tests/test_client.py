@@ -14,12 +14,13 @@ import unittest
 
 import numpy as np
 import torch
+from torchvision import transforms as T
 
 from support import Server
 from test_feed import FeedCase
 
 import shoal
-from shoal._spec import with_words, words
+from shoal._spec import of_torchvision, with_words, words
 
 CERTS = os.environ.get("SHOAL_CERTS")
 
@@ -46,7 +47,40 @@ class Spec(unittest.TestCase):
                 with_words(spec, dtype, layout)
 
 
+class Torchvision(unittest.TestCase):
+    def test_spec(self):
+        norm = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        for transform, spec in (
+                (T.Compose([T.RandomResizedCrop(224), T.RandomHorizontalFlip(), T.ToTensor(), norm]),
+                 "RandomResizedCrop((224, 224))|RandomHorizontalFlip(0.5)|fp32|nchw|Normalize((0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))"),
+                (T.Compose([T.Compose([T.Resize(256)]), T.CenterCrop(224), T.PILToTensor()]), "Resize(256)|CenterCrop((224, 224))|uint8|nchw"),
+                (T.Compose([T.PILToTensor(), T.ConvertImageDtype(torch.float16)]), "fp16|nchw"),
+                (torch.nn.Sequential(T.RandomResizedCrop((8, 9), interpolation=T.InterpolationMode.BICUBIC), T.AutoAugment(), T.ColorJitter(0.25)),
+                 "RandomResizedCrop((8, 9), interpolation='bicubic')|AutoAugment('imagenet')|ColorJitter((0.75, 1.25))|uint8|nchw"),
+                (T.Compose([T.RandomCrop(32, padding=4, pad_if_needed=True), T.ToTensor(), norm, T.RandomErasing(0.25)]),
+                 "RandomCrop((32, 32), padding=4, pad_if_needed=True)|fp32|nchw|Normalize((0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))|RandomErasing(0.25)")):
+            self.assertEqual(of_torchvision(transform), spec)
+
+    def test_no_equal(self):
+        norm = T.Normalize((0.5,) * 3, (0.5,) * 3)
+        for steps, word in (([T.Lambda(abs)], "Lambda has no equal"), ([T.ToTensor(), T.Resize(8)], "Resize comes after ToTensor"),
+                            ([norm], "put ToTensor"), ([T.ToTensor(), T.RandomErasing(), norm], "put it last"), ([T.FiveCrop(8)], "FiveCrop has no equal"),
+                            ([T.PILToTensor(), T.ConvertImageDtype(torch.int32)], "uint8, fp16, bf16 and fp32")):
+            with self.assertRaisesRegex(ValueError, word):
+                of_torchvision(T.Compose(steps))
+
+
 class Arguments(FeedCase):
+    def test_typical_mistakes(self):
+        with self.assertRaisesRegex(ValueError, "such as seed=1"):
+            self.feed(seed=-1)
+        with self.assertRaisesRegex(ValueError, r"DataLoader\(feed, batch_size=None\)"):
+            next(iter(torch.utils.data.DataLoader(self.feed())))
+        self.assertGreater(len(list(torch.utils.data.DataLoader(self.feed(), batch_size=None))), 1)
+        batches = iter(self.feed())
+        with batches._feed._busy, self.assertRaisesRegex(RuntimeError, "two threads"):
+            next(batches)
+
     def test_dtype(self):
         b = next(iter(self.feed(transform="ramp(2,2)", dtype=torch.float32)))
         self.assertEqual(b.data.dtype, torch.float32)

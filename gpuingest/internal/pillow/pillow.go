@@ -3,39 +3,6 @@
 // only where documented.
 package pillow
 
-/*
-#cgo CFLAGS: -O3 -std=c11 -Wall -Wextra
-#cgo LDFLAGS: -lm
-#cgo noescape sp_lookup
-#cgo nocallback sp_lookup
-#cgo noescape sp_histogram
-#cgo nocallback sp_histogram
-#cgo noescape sp_luma_sum
-#cgo nocallback sp_luma_sum
-#cgo noescape sp_grey
-#cgo nocallback sp_grey
-#cgo noescape sp_saturate
-#cgo nocallback sp_saturate
-#cgo noescape sp_hue
-#cgo nocallback sp_hue
-#cgo noescape sp_sharpen
-#cgo nocallback sp_sharpen
-#cgo noescape sp_affine
-#cgo nocallback sp_affine
-#cgo noescape sp_blur
-#cgo nocallback sp_blur
-#cgo noescape sp_mix
-#cgo nocallback sp_mix
-#cgo noescape sp_mix_f32
-#cgo nocallback sp_mix_f32
-#cgo noescape sp_mix_f16
-#cgo nocallback sp_mix_f16
-#cgo noescape sp_mix_bf16
-#cgo nocallback sp_mix_bf16
-#include "kernels.h"
-*/
-import "C"
-
 import (
 	"image"
 	"math"
@@ -43,17 +10,6 @@ import (
 
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
-
-var haveSIMD = setSIMD(true)
-
-// setSIMD selects the loops, and reports whether vector ones are used. Not safe during calls.
-func setSIMD(on bool) bool {
-	var v C.int
-	if on {
-		v = 1
-	}
-	return C.sp_set_simd(v) != 0
-}
 
 // Table maps the 256 values of each of three channels.
 type Table [3][256]uint8
@@ -66,13 +22,6 @@ func each(f func(v int) uint8) *Table {
 		t[0][v], t[1][v], t[2][v] = x, x, x
 	}
 	return &t
-}
-
-func ptr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(b))) }
-
-// Apply looks up every value of pix.
-func (t *Table) Apply(pix []byte) {
-	C.sp_lookup(ptr(pix), C.size_t(len(pix)/3), (*C.uint8_t)(unsafe.Pointer(t)))
 }
 
 // blend is Image.blend's value between a (alpha 0) and b (alpha 1), or beyond, in float32, truncated.
@@ -89,23 +38,10 @@ func Brightness(pix []byte, factor float64) {
 // Contrast is ImageEnhance.Contrast: it blends with the mean of the grey picture.
 func Contrast(pix []byte, factor float64) {
 	n := len(pix) / 3
-	sum := uint64(C.sp_luma_sum(ptr(pix), C.size_t(n)))
+	sum := lumaSum(pix)
 	mean := int(float64(sum)/float64(n) + 0.5)
 	each(func(v int) uint8 { return blend(mean, v, float32(factor)) }).Apply(pix)
 }
-
-// Saturation is ImageEnhance.Color.
-func Saturation(pix []byte, factor float64) {
-	C.sp_saturate(ptr(pix), C.size_t(len(pix)/3), C.float(factor))
-}
-
-// Hue is torchvision's adjust_hue: by factor x 255 steps of Pillow's HSV, towards zero, factor in [-0.5, 0.5].
-func Hue(pix []byte, factor float64) {
-	C.sp_hue(ptr(pix), C.size_t(len(pix)/3), C.uint8_t(uint8(int(factor*255))))
-}
-
-// Grey is convert("L"), in all three channels.
-func Grey(pix []byte) { C.sp_grey(ptr(pix), C.size_t(len(pix)/3)) }
 
 // Invert is ImageOps.invert.
 func Invert(pix []byte) { each(func(v int) uint8 { return uint8(255 - v) }).Apply(pix) }
@@ -123,11 +59,6 @@ func Solarize(pix []byte, threshold float64) {
 		}
 		return uint8(255 - v)
 	}).Apply(pix)
-}
-
-func histogram(pix []byte) (h [3][256]uint32) {
-	C.sp_histogram(ptr(pix), C.size_t(len(pix)/3), (*C.uint32_t)(unsafe.Pointer(&h)))
-	return h
 }
 
 // AutoContrast is ImageOps.autocontrast without cutoff.
@@ -177,21 +108,6 @@ func Equalize(pix []byte) {
 		}
 	}
 	t.Apply(pix)
-}
-
-// Sharpness is ImageEnhance.Sharpness of src, into dst. row is scratch of a row's length.
-func Sharpness(dst, src []byte, size image.Point, factor float64, row []byte) {
-	check(dst, size)
-	check(src, size)
-	C.sp_sharpen(ptr(dst), ptr(src), C.int(size.X), C.int(size.Y), C.float(factor), ptr(row[:3*size.X]))
-}
-
-// Affine is Image.transform(to, AFFINE, m, filter, fillcolor=fill). m maps points of the result to points of src.
-func Affine(dst []byte, to image.Point, src []byte, size image.Point, m *[6]float64, f jpeg.Filter, fill [3]uint8) {
-	check(dst, to)
-	check(src, size)
-	Fill(dst, fill)
-	C.sp_affine(ptr(dst), C.int(to.X), C.int(to.Y), ptr(src), C.int(size.X), C.int(size.Y), (*C.double)(unsafe.Pointer(m)), C.int(f))
 }
 
 // Fill sets every pixel.
@@ -275,18 +191,6 @@ func Pad(dst []byte, box image.Rectangle, src []byte, size image.Point, b Border
 	}
 }
 
-// Blur is torchvision's gaussian_blur of a uint8 picture, into dst: reflected borders, float32, half to even. It sums
-// rows and then columns while torch sums the product of both, so a value may differ by one if the sum is within
-// float32's error of a half. It allocates. The kernel's radius must be less than each side.
-func Blur(dst, src []byte, size image.Point, kernel image.Point, sigma float64) {
-	check(dst, size)
-	check(src, size)
-	kx, ky := gauss(kernel.X, sigma), gauss(kernel.Y, sigma)
-	tmp, line := make([]float32, 3*size.X*size.Y), make([]float32, 3*(size.X+kernel.X))
-	f := func(s []float32) *C.float { return (*C.float)(unsafe.Pointer(unsafe.SliceData(s))) }
-	C.sp_blur(ptr(dst), ptr(src), C.int(size.X), C.int(size.Y), f(kx), C.int(kernel.X), f(ky), C.int(kernel.Y), f(tmp), f(line))
-}
-
 func gauss(n int, sigma float64) []float32 {
 	k := make([]float32, n)
 	var sum float32
@@ -300,32 +204,6 @@ func gauss(n int, sigma float64) []float32 {
 	}
 	return k
 }
-
-// Mix sets a to the weighted mean of a and b, where a's weight is k/65536: (a*k + b*(65536-k) + 32768) >> 16.
-func Mix(a, b []byte, k int) {
-	pair(a, b, k, 1)
-	C.sp_mix(ptr(a), ptr(b), C.size_t(len(a)), C.uint32_t(k))
-}
-
-// MixFloat32 is Mix of float32 elements: a*w + b*(1-w) with w = k/65536, each product rounded.
-func MixFloat32(a, b []byte, k int) {
-	pair(a, b, k, 4)
-	C.sp_mix_f32((*C.float)(unsafe.Pointer(ptr(a))), (*C.float)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/4), weight(k))
-}
-
-// MixFloat16 is MixFloat32 of widened elements, rounded to nearest, half to even.
-func MixFloat16(a, b []byte, k int) {
-	pair(a, b, k, 2)
-	C.sp_mix_f16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/2), weight(k))
-}
-
-// MixBFloat16 is MixFloat16 of bfloat16, whose values must be finite.
-func MixBFloat16(a, b []byte, k int) {
-	pair(a, b, k, 2)
-	C.sp_mix_bf16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/2), weight(k))
-}
-
-func weight(k int) C.float { return C.float(float32(k) / (1 << 16)) }
 
 func pair(a, b []byte, k, elem int) {
 	aligned := func(x []byte) bool { return uintptr(unsafe.Pointer(unsafe.SliceData(x)))%uintptr(elem) == 0 }
