@@ -12,6 +12,8 @@ _KNOWN = ("data", "label", "id", "valid")
 _ARRAYS = _KNOWN + ("fields",)
 _OFFSETS = "offsets"
 
+Draws = Tuple[str, int, bytes]  # the transform, the session's seed, and the header's draws
+
 
 class BadSample(NamedTuple):
     """A skipped sample: its row in the batch, its number, its path, and the cause."""
@@ -51,6 +53,9 @@ class Batch:
     index: int
     epoch: int
     bad: Sequence[BadSample]
+    _layout: Optional[Layout]
+    _owner: Any
+    _draws: Optional[Draws]
 
     def __init__(self, data: Any, label: Any, id: Any, valid: Any, index: int, epoch: int, bad: Sequence[BadSample] = (),
                  fields: Optional[Dict[str, Any]] = None) -> None:
@@ -171,8 +176,8 @@ class CheckedBatch(Batch):
 _new = object.__new__
 
 
-def in_buffer(layout: "Layout", owner: Any, index: int, epoch: int, bad: Sequence[BadSample], draws: Any = None) -> Batch:
-    """The batch whose planes are in owner's buffer. draws: the transform, the session's seed, and the header's draws."""
+def in_buffer(layout: "Layout", owner: Any, index: int, epoch: int, bad: Sequence[BadSample], draws: Optional[Draws] = None) -> Batch:
+    """The batch whose planes are in owner's buffer."""
     batch = _new(layout.batch)
     batch._layout, batch._owner, batch._draws = layout, owner, draws
     batch.index, batch.epoch, batch.bad = index, epoch, bad

@@ -152,7 +152,7 @@ class DeviceArray:
         """stream: the consumer's stream, as the standard numbers it: 1 or None is the default stream; with -1 the
         consumer synchronises itself."""
         if stream != -1:
-            wanted = 0 if stream in (None, 1) else int(stream)  # type: ignore[arg-type]
+            wanted = 0 if stream is None or stream == 1 else int(stream)
             if wanted != self.stream:
                 device, lease = self._lease.device, self._lease
                 with device:
@@ -202,11 +202,11 @@ class _Managed(ctypes.Structure):
 _managed: Dict[int, Tuple[Any, ...]] = {}  # by address: objects that a consumer uses
 
 
-@_Deleter
-def _delete(at: int) -> None:
+def _forget(at: int) -> None:
     _managed.pop(at, None)
 
 
+_delete = _Deleter(_forget)
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 # By address: the capsule is being destroyed, and no reference to it may be taken.
@@ -214,10 +214,12 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _capsule_died(capsule: int) -> None:
     if _is_valid(capsule, _NAME):  # otherwise a consumer took it, and calls the deleter
         _managed.pop(_pointer(capsule, _NAME), None)
+
+
+_died = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_capsule_died)
 
 
 def _capsule(array: DeviceArray, lease: Lease, address: int) -> Any:
@@ -229,4 +231,4 @@ def _capsule(array: DeviceArray, lease: Lease, address: int) -> Any:
     managed = _Managed(_DLTensor(address, _CUDA, lease.device.ordinal, array.ndim, kind, array.itemsize * 8, 1, shape, strides, 0), None, _delete)
     at = ctypes.addressof(managed)
     _managed[at] = managed, shape, strides, lease
-    return _new_capsule(at, _NAME, ctypes.cast(_capsule_died, ctypes.c_void_p))
+    return _new_capsule(at, _NAME, ctypes.cast(_died, ctypes.c_void_p))

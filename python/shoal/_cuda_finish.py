@@ -92,7 +92,7 @@ def _table(dtype: str, mean: Optional[Sequence[float]], std: Optional[Sequence[f
         return None
     values = np.tile(np.arange(256, dtype=np.float32) / np.float32(255), (3, 1))
     if mean is not None and std is not None:
-        values = (values - np.float32(mean)[:, None]) / np.float32(std)[:, None]
+        values = (values - np.asarray(mean, np.float32)[:, None]) / np.asarray(std, np.float32)[:, None]
     if dtype == "float32":
         return values.view(np.uint32)
     if dtype == "float16":

@@ -123,6 +123,6 @@ class _Taken:
 
 def _batch(header: Any, planes: Dict[str, Any]) -> Batch:
     bad = [BadSample(b.row, b.id, b.path, b.cause) for b in header.bad]
-    known = [planes.pop(name) for name in ("data", "label", "id", "valid")]
+    data, label, id, valid = (planes.pop(name) for name in ("data", "label", "id", "valid"))
     planes.pop("offsets", None)
-    return Batch(*known, header.index, header.epoch, bad, planes)
+    return Batch(data, label, id, valid, header.index, header.epoch, bad, planes)

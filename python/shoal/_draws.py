@@ -32,7 +32,8 @@ class Rand:
     def __init__(self, seed: int, epoch: int, sample: int, occurrence: int, operation: int) -> None:
         self._key = seed & _WORD, seed >> 32 & _WORD
         self._counter = sample & _WORD, (sample >> 32) << 16 & _WORD | occurrence & 0xFFFF, epoch
-        self._operation, self._block, self._rest = operation << 16, 0, None  # type: int, int, Optional[int]
+        self._operation, self._block = operation << 16, 0
+        self._rest: Optional[int] = None
 
     def uint64(self) -> int:
         if self._rest is not None:

@@ -85,10 +85,10 @@ class Feed:
     for failures of map.
     """
 
-    def __new__(cls, *args: Any, as_torch: Optional[bool] = None, **kwargs: Any) -> "Feed":
+    def __new__(cls: Type[Feed], *args: Any, as_torch: Optional[bool] = None, **kwargs: Any) -> "Feed":
         if cls is Feed and as_torch is not False:
             cls = _torch_feed(required=bool(as_torch))
-        return super().__new__(cls)
+        return super(Feed, cls).__new__(cls)
 
     def __init__(self, addr: str, batch_size: Optional[int] = None, *, device: Union[str, "torch.device", None] = None,
                  transform: Any = None, dtype: Any = None, layout: Optional[str] = None, order: str = "uniform",
@@ -178,10 +178,9 @@ class Feed:
     def state_dict(self) -> Dict[str, Any]:
         """The trainer's progress, small enough for any checkpoint. It is the same for all ranks that have
         taken the same number of batches."""
-        if self._state is None:
-            self._state = self._linked().opened.state
-        self._state = _parsed(self._state)
-        return dict(self._state)
+        state = self._linked().opened.state if self._state is None else self._state
+        self._state = parsed = _parsed(state)
+        return dict(parsed)
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Makes the next iteration continue from this state. The feed's own arguments must match it.
@@ -304,8 +303,9 @@ class Feed:
                     slots=slots if self._address.path is not None else 0, readonly=a["readonly"])
         stage: Optional[Callable[[Any, Link], Any]] = None
         if a["map"] is not None:
-            def stage(opened: Any, link: Link) -> Any:
+            def mapper(opened: Any, link: Link) -> Mapper:
                 return Mapper(a["map"], a["threads"], a["map_over"] == "batch", link, self._torch)
+            stage = mapper
         elif a["device"] is not None:
             from . import _device
             open, stage = _device.prepare(a["device"], open)
@@ -349,12 +349,12 @@ class Feed:
                 try:
                     kind, value = link.get()
                     if kind == "batch":
-                        header, batch = value if isinstance(value, tuple) else value.take()
-                        if not isinstance(batch, Batch):
-                            batch = link.batch(header, batch)
+                        header, made = value.take() if hasattr(value, "take") else value
+                        batch = made if isinstance(made, Batch) else link.batch(header, made)
                     break
                 except FeedError as e:
-                    iteration, _ = self._iteration, self.close()
+                    iteration = self._iteration
+                    self.close()
                     self._reopen(e)
                     self._iteration = iteration
         finally:

@@ -1,5 +1,7 @@
 """Tells a Shoal mount the order in which a DataLoader is about to read. See hint."""
 
+from __future__ import annotations
+
 import bisect
 import collections
 import contextlib
@@ -9,11 +11,16 @@ import itertools
 import os
 import random
 import sys
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+_State = Tuple[Any, Any, Any]  # of the global generators: Python's, numpy's, torch's
+_Paths = Union[List[Any], "_First", "_Joined"]
 
-def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1, limit=None):
+
+def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.PathLike[str], None] = None, name: Optional[str] = None,
+         epochs: int = 1, limit: Optional[int] = None) -> int:
     """Writes the indices that sampler will yield next as a plan into the Shoal mount that holds the files.
 
     sampler     a DataLoader (StatefulDataLoader too), a sampler or batch sampler of torch's, or any
@@ -50,22 +57,22 @@ def hint(sampler, paths=None, mountpoint=None, name=None, epochs=1, limit=None):
         rank = _rank(sampler)
         name = "default" if rank is None else f"rank{rank}"
     mounts = _Mounts(mountpoint)
-    plans = {}
+    plans: Dict[str, List[str]] = {}
     for i in predict(sampler, epochs, limit):
-        root, line = mounts.place(os.fspath(listing[i]))
-        if root is not None:
-            plans.setdefault(root, []).append(line)
+        placed = mounts.place(os.fspath(listing[i]))
+        if placed is not None:
+            plans.setdefault(placed[0], []).append(placed[1])
     if mountpoint is None and not plans:
         raise ValueError("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
                          "or give mountpoint if the paths are relative to it")
-    if mountpoint is not None:
+    if mounts.root is not None:
         plans.setdefault(mounts.root, [])
     for root, lines in plans.items():
         _write(root, name, lines)
     return sum(len(lines) for lines in plans.values())
 
 
-def predict(sampler, epochs=1, limit=None):
+def predict(sampler: Iterable[Any], epochs: int = 1, limit: Optional[int] = None) -> List[int]:
     """The indices that sampler will yield next, as a list, without changing it or any random state. Accepts the
     samplers that hint accepts."""
     for what, value in (("epochs", epochs), ("limit", limit)):
@@ -77,15 +84,15 @@ def predict(sampler, epochs=1, limit=None):
         return list(itertools.islice(indices, limit))
 
 
-def _flat(items):
+def _flat(items: Iterable[Any]) -> Iterator[Any]:
     for item in items:
-        if isinstance(item, (list, tuple)) or getattr(item, "ndim", 0):
+        if isinstance(item, (list, tuple)) or getattr(item, "ndim", 0) > 0:
             yield from _flat(item)
         else:
             yield item
 
 
-def _write(root, name, lines):
+def _write(root: str, name: str, lines: List[str]) -> None:
     plan = os.path.join(root, ".shoal", "plans", name)
     try:
         with open(plan, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as f:
@@ -96,11 +103,11 @@ def _write(root, name, lines):
         elif e.errno == errno.EINVAL:
             text = "the mount refused the plan: " + _reason(root)
         else:
-            text = os.strerror(e.errno)
+            text = e.strerror or str(e)
         raise OSError(e.errno, text, plan) from None
 
 
-def _reason(root):
+def _reason(root: str) -> str:
     try:
         with open(os.path.join(root, ".shoal", "order"), encoding="utf-8", errors="replace") as f:
             text = f.read()
@@ -109,7 +116,7 @@ def _reason(root):
     return text[max(text.find("refused:"), 0):][:2000].strip()
 
 
-def _rank(sampler):
+def _rank(sampler: Any) -> object:
     """The rank that reads, None if there seems to be only one."""
     for s in _nested(sampler):
         if getattr(s, "num_replicas", 1) > 1 and hasattr(s, "rank"):
@@ -120,9 +127,9 @@ def _rank(sampler):
     return os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or None
 
 
-def _nested(sampler):
+def _nested(sampler: Any) -> List[Any]:
     """sampler and the samplers it wraps, the outermost first."""
-    seen = []
+    seen: List[Any] = []
     while sampler is not None and not any(sampler is s for s in seen):
         seen.append(sampler)
         outer = sampler
@@ -132,7 +139,7 @@ def _nested(sampler):
     return seen
 
 
-def _paths(dataset):
+def _paths(dataset: Any) -> _Paths:
     """The path of each sample, by index."""
     if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # Subset
         below = _paths(dataset.dataset)
@@ -155,13 +162,13 @@ def _paths(dataset):
 class _First:
     """The paths from a list of paths, or of tuples that begin with one."""
 
-    def __init__(self, items):
+    def __init__(self, items: Sequence[Any]) -> None:
         self._items = items
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._items)
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: int) -> Any:
         item = self._items[i]
         return item[0] if isinstance(item, (tuple, list)) else item
 
@@ -169,13 +176,13 @@ class _First:
 class _Joined:
     """Concatenated lists, indexed as in ConcatDataset."""
 
-    def __init__(self, lists):
-        self._lists, self._ends = lists, np.cumsum([len(x) for x in lists]).tolist()
+    def __init__(self, lists: List[_Paths]) -> None:
+        self._lists, self._ends = lists, list(itertools.accumulate(len(x) for x in lists))
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: int) -> Any:
         if i < 0:
             i += len(self)
         k = bisect.bisect_right(self._ends, i)
@@ -187,27 +194,27 @@ class _Joined:
 class _Mounts:
     """Finds the mount that contains a path: the given one, or any."""
 
-    def __init__(self, mountpoint):
+    def __init__(self, mountpoint: Union[str, os.PathLike[str], None]) -> None:
         self.root = None if mountpoint is None else os.path.abspath(os.fspath(mountpoint))
-        self._above = {}  # by folder: the mount point above it, as spelled and resolved; None without one
+        self._above: Dict[str, Optional[Tuple[str, str]]] = {}  # by folder: the mount point above it, as spelled and resolved; None without one
 
-    def place(self, path):
-        """The mount point and the path in it, as a plan needs them; None, None outside of any mount."""
+    def place(self, path: str) -> Optional[Tuple[str, str]]:
+        """The mount point and the path in it, as a plan needs them; None outside of any mount."""
         if self.root is not None:
             path = os.path.join(self.root, path)
         folder, base = os.path.split(path)
         if folder not in self._above:
             self._above[folder] = self._find(os.path.abspath(folder))
-        if self._above[folder] is None:
+        above = self._above[folder]
+        if above is None:
             if self.root is not None:
                 raise ValueError(f"{path} is not below the mount point {self.root}")
-            return None, None
-        root, inside = self._above[folder]
+            return None
         if "\n" in path:
             raise ValueError(f"{path!r}: a plan cannot hold a path with a line break")
-        return root, inside + base
+        return above[0], above[1] + base
 
-    def _find(self, folder):
+    def _find(self, folder: str) -> Optional[Tuple[str, str]]:
         for spelled, top in ((folder, self.root), (os.path.realpath(folder), self.root and os.path.realpath(self.root))):
             at = spelled
             while at != top if top is not None else not os.path.exists(os.path.join(at, ".shoal", "stats")):
@@ -220,7 +227,7 @@ class _Mounts:
         return None
 
 
-def _length(sampler):
+def _length(sampler: Any) -> int:
     """The number of items in an epoch."""
     try:
         return len(sampler)
@@ -230,7 +237,7 @@ def _length(sampler):
 
 
 @contextlib.contextmanager
-def _untouched_global_state():
+def _untouched_global_state() -> Iterator[None]:
     """Restores the global generators, whatever a sampler of unknown type draws from them."""
     saved = _global_state()
     try:
@@ -239,19 +246,19 @@ def _untouched_global_state():
         _set_global_state(saved)
 
 
-def _set_global_state(saved):
+def _set_global_state(saved: _State) -> None:
     random.setstate(saved[0])
     np.random.set_state(saved[1])
     if saved[2] is not None:
         sys.modules["torch"].set_rng_state(saved[2])
 
 
-def _global_state():
+def _global_state() -> _State:
     torch = sys.modules.get("torch")
     return random.getstate(), np.random.get_state(), torch.get_rng_state() if torch else None
 
 
-def _same(a, b):
+def _same(a: _State, b: _State) -> bool:
     return a[0] == b[0] and a[1][2:] == b[1][2:] and np.array_equal(a[1][1], b[1][1]) and (a[2] is None or bool((a[2] == b[2]).all()))
 
 
@@ -266,12 +273,13 @@ class _Clone:
     position, which is known between epochs, unless workers draw ahead.
     """
 
-    def __init__(self, sampler, bounded=False):
-        self._torch = sys.modules.get("torch")
-        self._copies = {}  # by id: the original, which keeps the id in use, and its copy
-        self._draws = None  # generator of the DataLoader's base seeds: None, or a list of one generator (None: the global one)
+    def __init__(self, sampler: Any, bounded: bool = False) -> None:
+        self._torch: Any = sys.modules.get("torch")
+        self._copies: Dict[int, Tuple[Any, Any]] = {}  # by id: the original, which keeps the id in use, and its copy
+        self._draws: Optional[List[Any]] = None  # generator of the DataLoader's base seeds: None, or a list of one generator (None: the global one)
         self._persistent = False
-        self._kept = self._items = None  # the loader's persistent iterator, and the copy's
+        self._kept: Any = None  # the loader's persistent iterator
+        self._items: Optional[Iterator[Any]] = None  # the copy's
         loader = sampler
         if self._torch is not None and isinstance(loader, self._torch.utils.data.DataLoader):
             sampler = self._enter(loader)
@@ -284,7 +292,7 @@ class _Clone:
         if self._kept is not None:
             self._follow(len(loader))
 
-    def _enter(self, loader):
+    def _enter(self, loader: Any) -> Any:
         """Notes what the loader will draw, and returns the sampler of its indices."""
         if isinstance(loader.dataset, self._torch.utils.data.IterableDataset):
             raise TypeError("hint: an IterableDataset has no order of indices that could be predicted")
@@ -305,7 +313,7 @@ class _Clone:
             self._draws = [None if loader.generator is None else self._copy(loader.generator, "generator")]
         return loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
 
-    def _follow(self, length):
+    def _follow(self, length: int) -> None:
         """Advances the copy to the position of the loader's iterator, at the end of an epoch of this length."""
         kept, torch = self._kept, self._torch
         if kept._num_workers:
@@ -325,7 +333,7 @@ class _Clone:
             for value, made in generators:
                 made.set_state(value.get_state())
 
-    def epoch(self, k, last):
+    def epoch(self, k: int, last: bool) -> Iterator[Any]:
         """The indices of the k-th epoch from now; call it for each epoch in turn."""
         for s, first in zip(self._epochs, self._first):
             if k > 0:
@@ -333,7 +341,7 @@ class _Clone:
         if self._draws is not None and not (self._persistent and k > 0):
             self._torch.empty((), dtype=self._torch.int64).random_(generator=self._draws[0])
         before = None if last else _global_state()
-        items = self._items if self._kept is not None else iter(self._sampler)
+        items = self._items if self._items is not None else iter(self._sampler)
         yield from itertools.islice(items, self._length)
         if self._kept is None:
             next(items, None)  # a sampler may draw at its end
@@ -341,7 +349,7 @@ class _Clone:
             raise ValueError("epochs: this sampler shuffles by a global generator, from which the trainer may draw before the next "
                              "epoch; give it a generator of its own, or hint each epoch")
 
-    def _copy(self, value, role):
+    def _copy(self, value: Any, role: str) -> Any:
         """A copy of a sampler, of its generators and nested samplers, and of everything that it may shuffle in place.
         Datasets and other values are not copied. role is the attribute under which a sampler holds the
         value."""
@@ -353,10 +361,10 @@ class _Clone:
             made.set_state(value.get_state())
         elif isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
             made = copy.deepcopy(value)
-        elif isinstance(value, np.ndarray) and value.ndim == 1:
-            made = value.copy()
         elif torch is not None and isinstance(value, torch.Tensor) and value.ndim == 1:
             made = value.clone()
+        elif isinstance(value, np.ndarray) and value.ndim == 1:
+            made = value.copy()
         elif type(value) in (list, dict):
             made = value.copy()
             if len(made) <= 4096:  # longer ones hold indices, not samplers
@@ -372,7 +380,7 @@ class _Clone:
         self._copies[id(value)] = value, made
         return made
 
-    def _samples(self, value, role):
+    def _samples(self, value: Any, role: str) -> bool:
         """Whether value is a sampler: one of torch's, or an object used as one."""
         if self._torch is not None and isinstance(value, self._torch.utils.data.Sampler):
             return True

@@ -6,7 +6,7 @@ import collections
 import gc
 import sys
 import types
-from typing import Any, Counter, Dict, Iterator, Tuple
+from typing import Any, Counter, Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def _found(address: int, size: int) -> Iterator[Tuple[str, str]]:
 
     mine = sys._getframe()
     for ident, frame in sys._current_frames().items():
-        at = frame
+        at: Optional[types.FrameType] = frame
         while at is not None:
             if at is not mine and at.f_globals.get("__package__") != __package__:
                 for name, value in list(at.f_locals.items()):

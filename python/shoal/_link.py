@@ -103,7 +103,8 @@ class Heap:
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._arrays = most, []  # type: int, List[np.ndarray]
+        self._most = most
+        self._arrays: List[np.ndarray] = []
         probe = [np.empty(1, np.uint8)]
         count = getattr(sys, "getrefcount", None)
         self._idle = count(probe[0]) if count else None
@@ -136,7 +137,7 @@ class PinnedHeap:
 
     def get(self, size: int) -> np.ndarray:
         with _streams.on(self._torch.cuda, self._device):
-            array = self._torch.empty(size + _ALIGN, dtype=self._torch.uint8, pin_memory=True).numpy()
+            array: np.ndarray = self._torch.empty(size + _ALIGN, dtype=self._torch.uint8, pin_memory=True).numpy()
         start = -array.ctypes.data % _ALIGN
         return array[start:start + size]
 
@@ -335,6 +336,7 @@ class Link:
                 self._wake()  # slots must be given back even while the trainer is idle
             if kind != "error":
                 return kind, value
+            assert isinstance(value, FeedError)
             self._error = value
         raise self._error
 

@@ -62,8 +62,9 @@ class Mapper:
 
     def put(self, header: Any, array: Any) -> Job:
         """Starts a batch, on the receiving thread."""
-        batch = self._link.batch(header, array)
+        batch: Batch = self._link.batch(header, array)
         layout, owner = batch._layout, batch._owner
+        assert layout is not None
         labels, ids, valid = (layout.arrays[name](owner).tolist() for name in ("label", "id", "valid"))
         if self._whole:
             job = Job(header, batch, (), labels, ids, valid)
@@ -165,10 +166,11 @@ def collate(results: List[Any], valid: Sequence[int], torch: Any) -> Any:
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
     rows = [i for i, v in enumerate(valid) if v]
     if torch is not None and all(isinstance(r, torch.Tensor) for r in results):
-        if all(r.shape == first.shape and r.dtype == first.dtype and r.device == first.device for r in results):
+        like = results[0]
+        if all(r.shape == like.shape and r.dtype == like.dtype and r.device == like.device for r in results):
             if len(rows) == len(valid):
                 return torch.stack(results)
-            out = first.new_zeros((len(valid), *first.shape))
+            out = like.new_zeros((len(valid), *like.shape))
             out[rows] = torch.stack(results)
             return out
     elif all(isinstance(r, (np.ndarray, np.generic, int, float)) for r in results):
@@ -181,8 +183,9 @@ def collate(results: List[Any], valid: Sequence[int], torch: Any) -> Any:
                 whole = np.zeros((len(valid), *stacked.shape[1:]), stacked.dtype)
                 whole[rows] = stacked
                 stacked = whole
-            tensor = torch is not None and stacked.dtype.kind in "biuf" and stacked.dtype not in _NOT_IN_TORCH
-            return torch.from_numpy(stacked) if tensor else stacked
+            if torch is not None and stacked.dtype.kind in "biuf" and stacked.dtype not in _NOT_IN_TORCH:
+                return torch.from_numpy(stacked)
+            return stacked
     out = [None] * len(valid)
     for i, r in zip(rows, results):
         out[i] = r

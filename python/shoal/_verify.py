@@ -64,6 +64,7 @@ def _run(given: Any) -> int:
     common = dict(order=given.order, seed=given.seed, tail="uneven", bad="skip:100%", credits=1, as_torch=False,
                   token=os.environ.get("SHOAL_FEED_TOKEN"), ca=given.ca, cert=given.cert, key=given.key)
     rows = differ = 0
+    transform = given.transform
     with Feed(given.addr, given.batch, transform=given.transform, **common) as made, Feed(given.addr, given.batch, **common) as raw:
         made.set_epoch(given.epoch)
         raw.set_epoch(given.epoch)
@@ -162,10 +163,10 @@ def _do(picture: Any, name: str, given: Dict[str, Any], drawn: Dict[str, Any]) -
     if name == "RandomCrop":
         mode = given["padding_mode"]
         if given["padding"]:
-            picture = F.pad(picture, list(given["padding"]), tuple(fill), mode)
+            picture = F.pad(picture, list(given["padding"]), tuple(given["fill"]), mode)
         for short, sides in ((given["size"][1] - picture.size[0], [1, 0]), (given["size"][0] - picture.size[1], [0, 1])):
             if given["pad_if_needed"] and short > 0:
-                picture = F.pad(picture, [short * side for side in sides], tuple(fill), mode)
+                picture = F.pad(picture, [short * side for side in sides], tuple(given["fill"]), mode)
         return F.crop(picture, drawn["top"], drawn["left"], drawn["height"], drawn["width"])
     if name == "Resize":
         size = given["size"] if isinstance(given["size"], int) else list(given["size"])
@@ -173,7 +174,7 @@ def _do(picture: Any, name: str, given: Dict[str, Any], drawn: Dict[str, Any]) -
     if name == "CenterCrop":
         return F.center_crop(picture, list(given["size"]))
     if name == "Pad":
-        return F.pad(picture, list(given["padding"]), tuple(fill), given["padding_mode"])
+        return F.pad(picture, list(given["padding"]), tuple(given["fill"]), given["padding_mode"])
     if name == "RandomHorizontalFlip":
         return F.hflip(picture) if drawn["flip"] else picture
     if name == "RandomVerticalFlip":

@@ -5,38 +5,42 @@ feed needs a few small messages, so this is a codec for the part of protobuf tha
 messages, and repeated ones. Unknown fields are skipped, as protobuf requires, so that newer servers work.
 """
 
+from __future__ import annotations
+
 from types import SimpleNamespace
+from typing import Any, Dict, Optional, Tuple, Union
 
 _UINT, _BOOL, _STR, _BYTES = "uint", "bool", "str", "bytes"
 
 
 class _Field:
-    def __init__(self, name, kind, repeated=False, memo=None):
+    def __init__(self, name: str, kind: Union[str, _Schema], repeated: bool = False, memo: Optional[Memo] = None) -> None:
         self.name, self.kind, self.repeated, self.memo = name, kind, repeated, memo
 
 
-class Memo(dict):
+class Memo(dict[bytes, SimpleNamespace]):
     """Messages by their bytes. Most batches have the same planes, and decoding them would be most of a header's cost.
     Bounded, since planes of raw samples all differ."""
 
-    def __missing__(self, key):
+    def __missing__(self, key: bytes) -> SimpleNamespace:
         if len(self) >= 256:
             self.clear()
         value = self[key] = _decode(PLANE, key, 0, len(key))
         return value
 
 
-class _Schema(dict):
+class _Schema(dict[int, _Field]):
     """Fields by number, and the values of an empty message."""
 
-    def __init__(self, fields):
+    def __init__(self, fields: Dict[int, _Field]) -> None:
         super().__init__(fields)
         plain = [f for f in self.values() if not f.repeated]
-        self.defaults = {f.name: {_UINT: 0, _BOOL: False, _STR: "", _BYTES: b""}.get(f.kind) if isinstance(f.kind, str) else None for f in plain}
+        empty: Dict[str, Any] = {_UINT: 0, _BOOL: False, _STR: "", _BYTES: b""}
+        self.defaults = {f.name: empty.get(f.kind) if isinstance(f.kind, str) else None for f in plain}
         self.lists = [f.name for f in self.values() if f.repeated]
 
 
-def _schema(**fields):
+def _schema(**fields: Tuple[Any, ...]) -> _Schema:
     """name=(number, kind[, True if repeated[, a Memo]]); a kind may be a schema."""
     return _Schema({spec[0]: _Field(name, *spec[1:]) for name, spec in fields.items()})
 
@@ -74,7 +78,7 @@ class WireError(ValueError):
     """The bytes are not a message."""
 
 
-def _put_varint(out, value):
+def _put_varint(out: bytearray, value: int) -> None:
     if not 0 <= value < 1 << 64:
         raise ValueError(f"{value} is not an unsigned 64-bit number")
     while value > 0x7F:
@@ -83,28 +87,27 @@ def _put_varint(out, value):
     out.append(value)
 
 
-def encode(schema, **values):
+def encode(schema: _Schema, **values: Any) -> bytes:
     """Returns the message as bytes. Values that are None or the default are left out."""
     out = bytearray()
     numbers = {field.name: number for number, field in schema.items()}
     for name, value in values.items():
         number, field = numbers[name], schema[numbers[name]]
         for item in value if field.repeated else (value,):
-            message = isinstance(field.kind, dict)
-            if item is None or not message and not field.repeated and not item:
+            if item is None or isinstance(field.kind, str) and not field.repeated and not item:
                 continue
             if field.kind in (_UINT, _BOOL):
                 _put_varint(out, number << 3 | _VARINT)
                 _put_varint(out, int(item))
                 continue
-            body = encode(field.kind, **item) if message else item.encode() if field.kind == _STR else bytes(item)
+            body = encode(field.kind, **item) if isinstance(field.kind, _Schema) else item.encode() if field.kind == _STR else bytes(item)
             _put_varint(out, number << 3 | _DELIMITED)
             _put_varint(out, len(body))
             out += body
     return bytes(out)
 
 
-def _varint(data, pos, end):
+def _varint(data: bytes, pos: int, end: int) -> Tuple[int, int]:
     value = shift = 0
     while True:
         if pos >= end or shift > 63:
@@ -117,14 +120,14 @@ def _varint(data, pos, end):
         shift += 7
 
 
-def decode(schema, data):
+def decode(schema: _Schema, data: Union[bytes, bytearray, memoryview]) -> SimpleNamespace:
     """Returns the message as an object with an attribute for every field. Missing fields have protobuf's default; a
     missing message is None."""
     return _decode(schema, bytes(data), 0, len(data))
 
 
-def _decode(schema, data, pos, end):
-    message = schema.defaults.copy()
+def _decode(schema: _Schema, data: bytes, pos: int, end: int) -> SimpleNamespace:
+    message: Dict[str, Any] = schema.defaults.copy()
     for name in schema.lists:
         message[name] = []
     while pos < end:
@@ -155,7 +158,7 @@ def _decode(schema, data, pos, end):
             pass
         elif field.memo is not None:
             _store(message, field, field.memo[data[pos:stop]])
-        elif isinstance(field.kind, dict):
+        elif isinstance(field.kind, _Schema):
             _store(message, field, _decode(field.kind, data, pos, stop))
         elif field.kind == _STR:
             _store(message, field, str(data[pos:stop], "utf-8"))
@@ -170,7 +173,7 @@ def _decode(schema, data, pos, end):
     return SimpleNamespace(**message)
 
 
-def _store(message, field, value):
+def _store(message: Dict[str, Any], field: _Field, value: Any) -> None:
     if field.repeated:
         message[field.name].append(value)
     else:
@@ -180,7 +183,7 @@ def _store(message, field, value):
 _CHUNK_TAG, _DATA_TAG = 3 << 3 | _DELIMITED, 1 << 3 | _DELIMITED
 
 
-def chunk(data):
+def chunk(data: bytes) -> Optional[memoryview]:
     """Returns the payload of a ServerMessage that is a Chunk, as a view, or None for other messages."""
     if not data or data[0] != _CHUNK_TAG:
         return None
