@@ -16,7 +16,13 @@ Draws = Tuple[str, int, bytes]  # the transform, the session's seed, and the hea
 
 
 class BadSample(NamedTuple):
-    """A skipped sample: its row in the batch, its number, its path, and the cause."""
+    """A skipped sample.
+
+    row    its row in the batch, from 0; the row's data are zeros, its valid is 0, its label -100
+    id     its number in the dataset, from 0
+    path   its path in the dataset
+    cause  why it could not be read or decoded, a sentence
+    """
 
     row: int
     id: int
@@ -33,14 +39,15 @@ class Batch:
     id     int64 [rows], sample numbers; -1 in rows of padding
     valid  uint8 [rows], 1, or 0 for padding and skipped samples, whose data are zeros
     fields further results of the transform by name, such as boxes or masks: also attributes
-    index, epoch   number of the batch in its epoch, and the epoch
-    bad    skipped samples (BadSample)
+    index, epoch   number of the batch in its epoch, and the epoch, both from 0
+    bad    skipped samples (BadSample); empty under bad="error"
     params random draws of each row (see there)
 
     Arrays are the caller's to keep. Their memory is reused only when nothing refers to it any more, neither they nor
     anything made of them without a copy. The caller may also write to them, except in a feed with readonly=True.
 
-    A Batch holds its memory as an array does.
+    Arrays are numpy's, torch's tensors, or on a device (Feed's as_torch and device). A Batch holds its memory as an
+    array does. AttributeError for a field that the transform does not make.
     """
 
     __slots__ = ("data", "label", "id", "valid", "fields", "index", "epoch", "bad", "_layout", "_owner", "_draws", "__weakref__")
@@ -109,7 +116,7 @@ class Batch:
         return made
 
     def copy(self) -> "Batch":
-        """A copy of the batch in memory of its own, so that this batch's memory can be reused."""
+        """A copy of the batch in memory of its own, of the same shapes and types, so that this batch's memory can be reused."""
         return self._map(lambda a: a.clone() if hasattr(a, "clone") else a.copy())
 
     def numpy(self) -> "Batch":

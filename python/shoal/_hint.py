@@ -45,8 +45,11 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
 
     Call it once for each epoch, after set_epoch and directly before the iteration begins: random numbers drawn in
     between change the order of a shuffling sampler. While the previous epoch is still being read, the new plan waits
-    for its end, and staged samples stay. Returns the number of paths written. Raises OSError if the mount refuses
-    the plan; the previous plan then stays in force.
+    for its end, and staged samples stay. Returns the number of paths written, over all mounts and epochs.
+
+    Raises OSError if the mount refuses the plan, the previous one then staying in force, or if mountpoint is no mount;
+    TypeError for samplers and paths that it cannot read without using them up, IterableDatasets and loaders in
+    mid-epoch; ValueError if no path lies below a mount, and as said above; IndexError for an index beyond the paths.
     """
     if paths is None:
         paths = getattr(sampler, "dataset", None)
@@ -73,8 +76,12 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
 
 
 def predict(sampler: Iterable[Any], epochs: int = 1, limit: Optional[int] = None) -> List[int]:
-    """The indices that sampler will yield next, as a list, without changing it or any random state. Accepts the
-    samplers that hint accepts."""
+    """The indices that sampler will yield next, without changing it or any random state.
+
+    sampler, epochs and limit are hint's. Returns a flat list of int, the indices of batches one after the other: those of
+    `epochs` epochs, but at most `limit`. Raises TypeError and ValueError for the samplers for which hint does, and
+    ValueError if epochs or limit is below 1.
+    """
     for what, value in (("epochs", epochs), ("limit", limit)):
         if value is not None and value < 1:
             raise ValueError(f"{what}={value}: it must be 1 or more")
