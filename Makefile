@@ -141,6 +141,19 @@ night: setup build gpu-tests ## every test with the race detector, then the long
 	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./lab/e2e
 	$(GO) test -race -timeout 60m -run 'Model' ./cache ./cache/segment ./cache/catalog ./cache/shard -rapid.checks=2000
 	@$(MAKE) --no-print-directory conformance
+	@$(MAKE) --no-print-directory types
+
+# mypy and pyright come from PyPI, and pyright fetches Node.js, so make check does without.
+.PHONY: types
+types: bin/types/ready ## check the types of the Python client with mypy and pyright (under a minute after set-up)
+	@cd python && ../bin/types/bin/mypy --cache-dir ../bin/types/cache shoal
+	@bin/types/bin/pyright --project python --pythonpath bin/types/bin/python
+
+bin/types/ready: tools/types/requirements.txt
+	@rm -rf $(@D)
+	@mkdir -p $(@D)
+	@tools/tick "fetching mypy and pyright (once)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $<'
+	@touch $@
 
 # Other S3 servers, each with its own dependencies: Python wheels in a virtual environment, jars from Maven.
 SERVERS := bin/conformance/venv/ready bin/conformance/s3proxy/ready bin/conformance/s3mock/ready
@@ -199,11 +212,12 @@ generate: ## regenerate the protocol's Go code and the device kernel (needs prot
 	$(GO) generate ./loader/feedpb ./gpuingest/cuda/kernel
 
 .PHONY: docs
-docs: build ## docs/cli.md and docs/cli-lab.md from the help texts; man pages and shell completions for packages, in bin/docs
+docs: build ## docs/cli.md and docs/cli-lab.md from the help texts, docs/python-api.md from the docstrings; man pages and shell completions for packages, in bin/docs
 	@rm -rf bin/docs
 	bin/shoal docs bin/docs
 	cp bin/docs/cli.md docs/cli.md
 	bin/shoal-lab docs docs/cli-lab.md
+	PYTHONPATH=python python3 python/reference.py >docs/python-api.md
 
 bench: setup build ## the whole path and its comparisons in one run (lab/bench/README.md)
 	$(GO) run ./lab/bench path
