@@ -113,13 +113,8 @@ demo: setup build ## the main job on real photographs, end to end (about 2 minut
 
 check: setup build lint test ## everything that CI runs
 
-# Goroutines share memory in CONCURRENT. The rest is pure or runs programs: there the race detector only costs time.
-# -count=1: go's test cache does not track the programs that the tests of e2e and shoal-gpu build. -vet=off: lint runs vet.
-CONCURRENT := ./cmd/... ./cache/... ./fusefs/... ./loader/... ./prefetch/engine/... ./prefetch/run/... ./internal/...
-TEST := $(GO) test -vet=off -count=1 -timeout 40m
 test: setup build gpu-tests ## all tests but the long ones, which make night runs
-	@tools/tick "testing, with the race detector" $(TEST) -short -race $(CONCURRENT)
-	@tools/tick "testing everything else" $(TEST) -short $(filter-out $(shell $(GO) list $(CONCURRENT)),$(shell $(GO) list ./...))
+	@GO='$(GO)' tools/tick testing tools/test
 	@$(MAKE) --no-print-directory deploy-check
 
 # The tools' code, in a separate module: the first build takes some minutes of CPU time.
@@ -136,7 +131,7 @@ soak: setup build ## one daemon for FOR=10m with varying trainers and faults: no
 	$(GO) run ./lab/bench soak -for $(FOR)
 
 night: setup build gpu-tests ## every test with the race detector, then the long ones: hundreds of kills, a disk that hangs for 30 s, long models (about two hours)
-	$(TEST) -race ./...
+	$(GO) test -race -vet=off -count=1 -timeout 60m ./...
 	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel' ./lab/e2e
 	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./lab/e2e
 	$(GO) test -race -timeout 60m -run 'Model' ./cache ./cache/segment ./cache/catalog ./cache/shard -rapid.checks=2000

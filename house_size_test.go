@@ -17,20 +17,20 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       7_700,
+	"cmd/shoal":       8_080,
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   890,
 	"fusefs":          2_540,
 	"cache":           25_610,
 	"prefetch":        9_640,
 	"prefetch/engine": 4_530,
-	"loader":          6_400,
-	"gpuingest":       10_750,
+	"loader":          6_350,
+	"gpuingest":       10_800,
 	"internal":        10_250,
 	"lab":             14_850,
-	"python":          30,
+	"python":          160,
 	"docs":            110,
-	"deploy":          500,
+	"deploy":          670,
 	"tools":           80,
 }
 

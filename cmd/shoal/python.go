@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/settings"
 	"github.com/shoalfs/shoal/python"
 )
 
@@ -21,7 +22,7 @@ func pythonCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "python [--path | --install]",
 		Short: "Give Python the client that this binary carries",
-		Long: `Gives Python the package shoal that this binary carries, so that both are of one version.
+		Long: `Gives Python the client package that this binary carries, so that both have the same version.
 
 --path unpacks the package into the user's cache folder, and prints the folder for PYTHONPATH.
 --install has the interpreter's pip install it as shoalfs-client. pip fetches numpy and grpcio only if they are missing.`,
@@ -42,6 +43,7 @@ func pythonCommand() *cobra.Command {
 			return installClient(c, interpreter)
 		},
 	}
+	settings.Without(c)
 	f := c.Flags()
 	f.BoolVar(&path, "path", false, "unpack the package, and print the folder that belongs on PYTHONPATH")
 	f.BoolVar(&install, "install", false, "install the package for --python")

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
+	"github.com/shoalfs/shoal/internal/settings"
 )
 
 // version is set by the Makefile to the git tag, or to the commit if there is no tag. `go install` sets none, but records the module's.
@@ -43,6 +44,7 @@ func versionCommand() *cobra.Command {
 			}{version, commit(), runtime.Version(), runtime.GOOS, runtime.GOARCH, jpeg.Available})
 		},
 	}
+	settings.Without(c) // it works whatever they are
 	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON: version, commit, go, os, arch, jpeg (whether pictures can be decoded)")
 	return c
 }

@@ -35,7 +35,7 @@ var (
 )
 
 // ErrUnavailable is the error of every operation of a build without cgo.
-var ErrUnavailable = errors.New("this build of shoal has no libjpeg and no picture operations (install a release, or build with gcc, pkg-config and libjpeg's header: libjpeg62-turbo-dev, libjpeg-turbo-devel)")
+var ErrUnavailable = errors.New("this build has no libjpeg and no picture operations (install a release, or build with gcc, pkg-config and libjpeg's header: libjpeg62-turbo-dev, libjpeg-turbo-devel)")
 
 // Job describes the result, in this order: crop to Box, resize the crop to Size, take Window, flip, look up in Table,
 // store. It is read-only during calls and may be shared.

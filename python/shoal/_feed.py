@@ -147,7 +147,9 @@ class Feed:
 
     def __iter__(self) -> "_Iteration":
         self._refuse_workers()
-        if sys._getframe(1).f_locals.get("auto_collation") is True:  # _IterableDatasetFetcher, which collects samples
+        caller = sys._getframe(1)
+        # Of torch's _IterableDatasetFetcher alone: f_locals keeps what it shows alive for as long as that frame is.
+        if "auto_collation" in caller.f_code.co_varnames and caller.f_locals["auto_collation"]:
             raise ValueError("a feed's batches are whole: write DataLoader(feed, batch_size=None)")
         self._linked()
         self._resume = None

@@ -303,7 +303,7 @@ class Failures(FeedCase):
         for wrong in (dict(batch_size=2.5), dict(seed=0.5), dict(world="2")):
             with self.assertRaises(TypeError):
                 self.feed(**wrong)
-        self.assertEqual(len(self.feed(np.int64(10), seed=np.int64(-1), epochs=np.int32(1))), 40)
+        self.assertEqual(len(self.feed(np.int64(10), seed=np.int64(1), epochs=np.int32(1))), 40)
 
     @unittest.skipUnless(os.getuid() == 0, "needs root to become somebody else")
     def test_socket_of_others(self):

@@ -7,8 +7,6 @@ import (
 	"image"
 	"math"
 	"unsafe"
-
-	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
 // Table maps the 256 values of each of three channels.

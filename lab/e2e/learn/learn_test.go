@@ -128,6 +128,8 @@ func runPage(t *testing.T, path string) (notRun int) {
 	return notRun
 }
 
+func TestStart(t *testing.T) { runPage(t, "docs/start.md") }
+
 func TestTutorialMount(t *testing.T) { runPage(t, "docs/tutorial-mount.md") }
 
 func TestTutorialFeed(t *testing.T) { runPage(t, "docs/tutorial-feed.md") }
