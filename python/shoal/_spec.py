@@ -134,5 +134,5 @@ def _literal(value: Any) -> Any:
     """A value as a Python literal: an enumeration's value, and tuples in place of lists."""
     value = getattr(value, "value", value)
     if isinstance(value, (list, tuple)):
-        value = tuple(_literal(v) for v in value)
+        value = tuple(_literal(v) for v in value) if len(value) > 1 else _literal(value[0])  # v2's Resize has [256]
     return value

@@ -132,9 +132,17 @@ func TestStart(t *testing.T) { runPage(t, "docs/start.md") }
 
 func TestTutorialMount(t *testing.T) { runPage(t, "docs/tutorial-mount.md") }
 
-func TestTutorialFeed(t *testing.T) { runPage(t, "docs/tutorial-feed.md") }
+func TestTutorialFeed(t *testing.T) { runLongPage(t, "docs/tutorial-feed.md") }
 
-func TestTutorialSidecar(t *testing.T) { runPage(t, "docs/tutorial-sidecar.md") }
+func TestTutorialSidecar(t *testing.T) { runLongPage(t, "docs/tutorial-sidecar.md") }
+
+func runLongPage(t *testing.T, path string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("make night runs it")
+	}
+	runPage(t, path)
+}
 
 // TestReadme runs what README.md shows of mount and feed, at the paths that it shows, in a mount namespace where these are
 // empty. The bucket is the demo's, epochs are fewer, and the trainer is the one of the tutorial.
