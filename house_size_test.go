@@ -22,7 +22,7 @@ var budget = map[string]int{
 	"cmd/shoal-lab":   890,
 	"fusefs":          2_540,
 	"cache":           25_610,
-	"prefetch":        9_640,
+	"prefetch":        9_670,
 	"prefetch/engine": 4_530,
 	"loader":          6_350,
 	"gpuingest":       10_800,

@@ -82,9 +82,9 @@ const lastFew = 64
 // TakeBack frees need bytes for account a from the most loaded account, if that one's load is at least over times a's
 // load with these bytes. It takes what that account reads last. An extent moves to its heir's account if that has
 // less load; otherwise it must be fetched again, so over should not be near 1, or extents would be taken back and
-// forth. With over 0 it takes from the most loaded account in any case, even a itself. It calls OnLost's functions;
-// the caller must hold no lock that they take.
-func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) {
+// forth. With over 0 it takes from the most loaded account in any case, even a itself. It reports whether it freed
+// anything. It calls OnLost's functions; the caller must hold no lock that they take.
+func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) (freed bool) {
 	for need > 0 {
 		from, keys := c.ring.last(a, need, over)
 		best, at := extentKey{}, -1
@@ -94,11 +94,11 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) {
 			}
 		}
 		if at < 0 {
-			return
+			return freed
 		}
 		if idle := c.ring.idle(0); idle > 0 { // memory that nobody needs goes first
 			c.ring.reclaim(need, false, 0)
-			need -= idle
+			need, freed = need-idle, true
 			continue
 		}
 		file := best.v.fileOf(best.extent)
@@ -109,12 +109,13 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) {
 		}
 		b := c.ring.take(from, best)
 		if b == nil {
-			return // another goroutine was faster
+			return freed // another goroutine was faster
 		}
-		need -= b.size
+		need, freed = need-b.size, true
 		b.Release()
 		c.tellLost([]extentKey{best})
 	}
+	return freed
 }
 
 // last returns the most loaded account and its latest staged extents, latest first, if need bytes for account a

@@ -38,10 +38,12 @@ import (
 // they find them.
 //
 // What is given back. A walk without memory takes back what another walk will read last. It does so at once if that
-// one holds four times as much for its weight, so that a new walk can start. If that one holds a quarter more, it
-// does so once per four files that its own reader opens, which show that it needs the memory. For the file that its
-// reader needs next it may always take what any reader needs last, except other parts of the same file, which would
-// displace each other.
+// one holds four times as much for its weight, so that a new walk can start. If that one holds a quarter more, it does so
+// once per four files that its own reader opens, which show that it needs the memory. For the file that its reader needs
+// next it takes what any reader needs last, once per extent until its reader opens another file; but no other parts of
+// that file, and no small file that another reader needs next. Walks that want memory for later files leave it alone.
+// Taking back ends while nobody reads: from one open to the next a walk does so about as often as files fit in its
+// share. Otherwise walks whose needs do not fit together would fetch the same files in turns.
 //
 // A file that was lost because a waiting reader took its memory is planned again when memory comes free.
 //
@@ -69,6 +71,7 @@ type Executor struct {
 	sweeps  []any        // data whose files are all to be checked
 	doubted []item       // which are given up if no walk wants them
 	takers  []*Walk      // that may take memory back
+	took    *Walk        // that has just taken some back
 	turn    int
 	worked  int // since Next last said Again or Idle, in positions
 }
@@ -140,23 +143,30 @@ type WalkOptions struct {
 type Walk struct {
 	WalkOptions
 	flow Flow
+	need
 
 	cur, next phase
 	state     State
-	until     int   // resting: the reader's position from which planning continues
-	short     int64 // starved: bytes that were not available,
-	file      int   // for this file,
-	urgent    bool  // which its reader needs next
-	opens     int   // by the reader, since bytes were last taken back
-	frontier  int   // the reader's frontier at its last open
-	retain    int   // this many files from the reader's on stay when others have read them
-	adjusted  int   // the reader's frontier when that was last changed for lack of memory
-	beside    int   // opens until other readers' opens are forgotten
-	moved     bool  // unwanted staged files go when the walk stops
-	fetched   bool  // something since the walk last stopped
-	head      int   // positions of a waiting plan to stage first; 0 when none waits
-	halved    bool  // staged files of the current plan have made room for them
-	stepped   int   // turn of its last step
+	until     int  // resting: the reader's position from which planning continues
+	frontier  int  // the reader's frontier at its last open
+	retain    int  // this many files from the reader's on stay when others have read them
+	adjusted  int  // the reader's frontier when that was last changed for lack of memory
+	beside    int  // opens until other readers' opens are forgotten
+	moved     bool // unwanted staged files go when the walk stops
+	fetched   bool // something since the walk last stopped
+	head      int  // positions of a waiting plan to stage first; 0 when none waits
+	halved    bool // staged files of the current plan have made room for them
+	stepped   int  // turn of its last step
+}
+
+// need is what a walk without memory lacks, and may do about it.
+type need struct {
+	short  int64 // bytes
+	file   int   // for this file,
+	urgent bool  // which its reader needs next
+	opens  int   // by the reader, since bytes were last taken back from a walk that held a little more
+	urged  int   // extents fetched urgently since the reader's last open
+	taken  int   // times that bytes were taken back since then
 }
 
 // phase is an epoch and how far it was walked.
@@ -196,7 +206,7 @@ const (
 	Hand                 // move the staged extents of File to the Walk's account
 	Spend                // the staged extents of File may be recycled
 	Sweep                // call Unwanted with each file of Data with staged extents
-	TakeBack             // free Bytes for File of the Walk: what walks that hold Over times as much need last; nothing of File
+	TakeBack             // free Bytes for File of the Walk: what walks that hold Over times as much Lose; answer with Done
 )
 
 // Action is something to do.
@@ -212,12 +222,23 @@ type Action struct {
 	Over   float64
 }
 
-// Outcome is the result of a Fetch.
+// Loses returns how many positions the reader of walk w has before a file that a TakeBack might take from it; negative
+// if it must not lose that file: it is what the taker makes room for, or what w's reader needs next. Of a large one w
+// may lose extents, or a reader that has stopped in it would hold all memory.
+func (a Action) Loses(w *Walk, file int) int {
+	n := w.Needed(file)
+	if w.Data == a.Data && file == a.File || n == 0 && w.extents(file) == 1 {
+		return -1
+	}
+	return n
+}
+
+// Outcome is the result of a Fetch or a TakeBack.
 type Outcome uint8
 
 // The outcomes.
 const (
-	Started Outcome = iota // Landed will be called
+	Started Outcome = iota // Landed will be called; or memory was freed
 	Present                // it is resident or in flight already
 	Refused                // there was no memory
 )
@@ -256,7 +277,9 @@ func (x *Executor) Begin(o WalkOptions, cur Route, start int) *Walk {
 func (x *Executor) End(w *Walk) {
 	x.walks = slices.DeleteFunc(x.walks, func(v *Walk) bool { return v == w })
 	x.takers = slices.DeleteFunc(x.takers, func(v *Walk) bool { return v == w })
-	w.state = gone
+	if w.state = gone; x.took == w {
+		x.took = nil
+	}
 	x.release(w)
 }
 
@@ -265,6 +288,7 @@ func (x *Executor) Moved(w *Walk, cur, next Route) {
 	w.cur = phase{Route: cur, pos: cur.Reader.Frontier()}
 	w.next = phase{Route: next}
 	w.frontier, w.moved, w.head, w.state = w.cur.pos, true, 0, Walking
+	w.urged, w.taken = 0, 0
 }
 
 // Known sets the epoch after the current one.
@@ -293,6 +317,7 @@ func (x *Executor) Beside(w *Walk) { w.beside = sureFor }
 // Opened says that the walk's reader has opened a file, after its Reader has recorded it.
 func (x *Executor) Opened(w *Walk) {
 	w.opens++
+	w.urged, w.taken = 0, 0
 	w.beside = max(w.beside-1, 0)
 	before := w.frontier
 	w.frontier = w.cur.Reader.Frontier()
@@ -344,6 +369,11 @@ func (x *Executor) Landed(w *Walk, file int, last bool) {
 	}
 	if !w.Wants(file) { // given up, or read, while in flight
 		x.settle = append(x.settle, item{w.Data, file})
+	}
+	for _, v := range x.walks {
+		if v.state == Starved && v.urgent { // what has landed may be taken
+			v.state = Retrying
+		}
 	}
 }
 
@@ -469,9 +499,14 @@ func (x *Executor) next() (a Action, more bool) {
 	return x.step(w), true
 }
 
-// pick returns the walk to go on: first one that waits for a place, since others pass positions, which may take long;
-// these take turns.
+// pick returns the walk to go on: one that has just taken memory back, before the loser uses it; else one that waits
+// for a place, since others pass positions, which may take long; these take turns.
 func (x *Executor) pick() (best *Walk) {
+	if w := x.took; w != nil {
+		if x.took = nil; w.state == Retrying {
+			return w
+		}
+	}
 	for _, w := range x.walks {
 		if w.state == Waiting && w.free() && (best == nil || w.Gate.fair.Tag(&w.flow) < best.Gate.fair.Tag(&best.flow)) {
 			best = w
@@ -563,10 +598,21 @@ func (w *Walk) missing(file int) (f, extent int, ok bool) {
 	return 0, 0, false
 }
 
+// extents returns how many extents a file of the order has, with those that are read with it.
+func (w *Walk) extents(file int) (n int) {
+	if w.Parts == nil {
+		return w.Source.Extents(file)
+	}
+	for _, f := range w.Parts.Unit(file) {
+		n += w.Source.Extents(f)
+	}
+	return n
+}
+
 // fetch requests the extent that the walk stands at, if it may.
 func (x *Executor) fetch(w *Walk, p *phase, file, extent int) Action {
 	w.short, w.file = w.Source.ExtentBytes(file, extent), file
-	w.urgent = p == &w.cur && p.pos <= p.Reader.Frontier()
+	w.urgent = p == &w.cur && p.pos <= p.Reader.Frontier() && w.urged < w.extents(file)
 	if !w.urgent && x.yields(w) {
 		x.stop(w, Yielding)
 		x.takers = append(x.takers, w)
@@ -597,14 +643,24 @@ func (x *Executor) fetch(w *Walk, p *phase, file, extent int) Action {
 	return a
 }
 
-// Done takes the outcome of a Fetch. For several files bytes is the size of the request.
+// Done takes the outcome of a Fetch, and the size of its request; or of a TakeBack: Refused, if it freed nothing.
 func (x *Executor) Done(a Action, out Outcome, bytes int64) {
 	w := a.Walk
+	if a.Do == TakeBack {
+		if out == Started {
+			w.taken++
+			x.took = w
+		}
+		return
+	}
 	switch out {
 	case Started:
 		w.Gate.flying++
 		w.Gate.fair.Serve(&w.flow, bytes)
 		w.fetched = true
+		if w.urgent {
+			w.urged++
+		}
 		w.resume()
 	case Present:
 		w.resume()
@@ -691,15 +747,15 @@ func (x *Executor) sweep(data any) {
 	}
 }
 
-// yields reports whether another walk that found no memory holds less of it for its weight than w. That one tries
-// again: w may have left memory to it.
+// yields reports whether another walk found no memory, and either its reader needs it next, or it holds less of it for
+// its weight than w. That one tries again: w may have left memory to it.
 func (x *Executor) yields(w *Walk) bool {
 	if len(x.walks) == 1 {
 		return false
 	}
 	load := w.Source.Load()
 	for _, v := range x.walks {
-		if v != w && (v.state == Starved || v.state == Retrying) && v.Source.Load() < load {
+		if v != w && (v.state == Starved || v.state == Retrying) && (v.urgent || v.Source.Load() < load) {
 			v.state = Retrying
 			return true
 		}
@@ -707,10 +763,12 @@ func (x *Executor) yields(w *Walk) bool {
 	return false
 }
 
-// takeBack returns the walks from which this one may take memory.
+// takeBack says from which walks this one may take memory, if from any.
 func (w *Walk) takeBack() Action {
 	a := Action{Do: TakeBack, Walk: w, Data: w.Data, File: w.file, Bytes: w.short, Over: much}
 	switch {
+	case w.taken > w.Source.Share()+w.extents(w.file):
+		return Action{}
 	case w.urgent:
 		a.Over = 0
 	case w.opens >= takeBackEvery:

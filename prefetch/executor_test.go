@@ -1,6 +1,7 @@
 package prefetch
 
 import (
+	"maps"
 	"slices"
 	"testing"
 
@@ -112,6 +113,11 @@ func (w *walker) wants(file int) bool {
 	return false
 }
 
+// pieces returns what is in memory or on its way, in the order in which it was asked for.
+func (m *world) pieces() []piece {
+	return slices.SortedFunc(maps.Keys(m.extents), func(a, b piece) int { return m.extents[a].since - m.extents[b].since })
+}
+
 // free lets go of an extent.
 func (m *world) free(k piece) {
 	m.used -= m.extents[k].size
@@ -180,8 +186,8 @@ func (m *world) act() {
 			}
 			m.freed = m.freed || spent
 		case Sweep:
-			for k, h := range m.extents {
-				if h.by != nil {
+			for _, k := range m.pieces() {
+				if m.extents[k].by != nil {
 					m.x.Unwanted(nil, k.file)
 				}
 			}
@@ -211,19 +217,20 @@ func (m *world) fetch(a Action) {
 }
 
 func (m *world) takeBack(a Action) {
-	to := a.Walk.Source.(*walker)
+	to, out := a.Walk.Source.(*walker), Refused
+	defer func() { m.x.Done(a, out, 0) }()
 	for need := a.Bytes; need > 0; {
 		var from *walker
 		for _, w := range m.walkers {
-			if w.last() != nil && (from == nil || w.Load() > from.Load()) {
+			if w.staged() && (from == nil || w.Load() > from.Load()) {
 				from = w
 			}
 		}
 		if from == nil || a.Over > 0 && (from == to || from.Load() < a.Over*(to.Load()+float64(need)/to.weight)) {
 			return
 		}
-		k := *from.last()
-		if k.file == a.File {
+		k, ok := from.last(a)
+		if !ok {
 			return
 		}
 		if next := m.x.Wanting(nil, k.file); next != nil {
@@ -235,17 +242,27 @@ func (m *world) takeBack(a Action) {
 		need -= m.extents[k].size
 		m.free(k)
 		m.x.Lost(nil, k.file)
+		out = Started
 	}
 }
 
-// last is what came last of what is staged for the walk.
-func (w *walker) last() (last *piece) {
-	for k, h := range w.extents {
-		if h.by == w && !h.flying && (last == nil || h.since > w.extents[*last].since) {
-			last = &k
+// staged reports whether anything is staged for the walk.
+func (w *walker) staged() bool {
+	return slices.ContainsFunc(w.pieces(), func(k piece) bool { return w.extents[k].by == w && !w.extents[k].flying })
+}
+
+// last returns the staged piece that the walk needs last, and may lose.
+func (w *walker) last(a Action) (last piece, ok bool) {
+	most := -1
+	for _, k := range w.pieces() {
+		if h := w.extents[k]; h.by != w || h.flying {
+			continue
+		}
+		if n := a.Loses(w.walk, k.file); n > most {
+			last, most, ok = k, n, true
 		}
 	}
-	return last
+	return last, ok
 }
 
 // atRest checks that nobody has to wait without a reason.
@@ -285,14 +302,20 @@ func (m *world) atRest() {
 	}
 }
 
-// land ends a flight.
+// land ends a flight, which may fail.
 func (m *world) land(i int) {
-	f := m.flights[i]
-	m.flights = slices.Delete(m.flights, i, i+1)
-	if h := m.extents[f.piece]; rapid.IntRange(0, 9).Draw(m.t, "fails") == 0 {
+	if f := m.flights[i]; rapid.IntRange(0, 9).Draw(m.t, "fails") == 0 {
 		m.failed[f.piece] = true
 		m.free(f.piece)
-	} else {
+	}
+	m.arrive(i)
+}
+
+// arrive ends a flight.
+func (m *world) arrive(i int) {
+	f := m.flights[i]
+	m.flights = slices.Delete(m.flights, i, i+1)
+	if h := m.extents[f.piece]; h != nil {
 		h.flying = false
 	}
 	m.x.Landed(f.w.walk, f.file, true)
@@ -311,7 +334,8 @@ func (m *world) read(w *walker, pos int) {
 		if m.extents[k] != nil || m.kept[k] || !m.reserve(size) {
 			continue
 		}
-		m.extents[k] = &holding{size: size} // by a demand of its own
+		m.fetched++
+		m.extents[k] = &holding{size: size, since: m.fetched} // by a demand of its own
 	}
 	m.open = slices.Delete(m.open, slices.Index(m.open, item{nil, file}), slices.Index(m.open, item{nil, file})+1)
 	m.x.Close(nil, file)
@@ -357,8 +381,8 @@ func TestExecutorModel(t *testing.T) {
 				w := one()
 				m.x.End(w.walk)
 				m.walkers = slices.DeleteFunc(m.walkers, func(v *walker) bool { return v == w })
-				for k, h := range m.extents {
-					if h.by == w {
+				for _, k := range m.pieces() {
+					if m.extents[k].by == w {
 						m.x.Unwanted(nil, k.file)
 					}
 				}
@@ -392,9 +416,19 @@ func TestExecutorModel(t *testing.T) {
 				}
 				m.land(rapid.IntRange(0, len(m.flights)-1).Draw(t, "flight"))
 			},
+			"pause": func(t *rapid.T) { // nobody reads: fetching ends
+				m.act()
+				for landed := 0; len(m.flights) > 0; landed++ {
+					if landed > 1000 {
+						t.Fatal("fetches without end while nobody reads")
+					}
+					m.arrive(0)
+					m.act()
+				}
+			},
 			"keep": func(t *rapid.T) { // the disk takes something
-				for k, h := range m.extents {
-					if !h.flying {
+				for _, k := range m.pieces() {
+					if !m.extents[k].flying {
 						m.kept[k] = true
 						m.free(k)
 						return

@@ -136,7 +136,11 @@ func (r *Runner) do(a prefetch.Action) {
 	case prefetch.Sweep:
 		r.sweep(a.Data.(*cache.Volume))
 	case prefetch.TakeBack:
-		r.cache.TakeBack(streamOf(a.Walk).account, a.Bytes, a.Over, owners{r, a})
+		out := prefetch.Refused
+		if r.cache.TakeBack(streamOf(a.Walk).account, a.Bytes, a.Over, owners{r, a}) {
+			out = prefetch.Started
+		}
+		r.x.Done(a, out, 0)
 	}
 }
 
@@ -152,10 +156,7 @@ func (o owners) Needed(from *cache.Account, v *cache.Volume, file int) int {
 		if s.account != from || s.Volume != v {
 			continue
 		}
-		if s.walk == o.a.Walk && file == o.a.File {
-			return -1
-		}
-		return s.walk.Needed(file)
+		return o.a.Loses(s.walk, file)
 	}
 	return 0
 }

@@ -88,7 +88,7 @@ func (st *stream) act() {
 		case prefetch.Fetch:
 			st.fetch(a)
 		case prefetch.TakeBack:
-			st.s.volume.giveUp(a)
+			st.x.Done(a, st.s.volume.giveUp(a), 0)
 		}
 		// The only reader gives up extents itself after reading: volume.spend.
 	}

@@ -222,21 +222,22 @@ func (v *volume) waits(p piece) bool {
 const lastFew = 64
 
 // giveUp drops what is needed last, for what the reader needs next (cache.TakeBack).
-func (v *volume) giveUp(a prefetch.Action) {
+func (v *volume) giveUp(a prefetch.Action) prefetch.Outcome {
+	out := prefetch.Refused
 	if a.Over > 0 {
-		return // there is nobody else
+		return out // there is nobody else
 	}
 	for need := a.Bytes; need > 0; {
 		last, at := -1, -1
 		for i := len(v.staged) - 1; i >= max(len(v.staged)-lastFew, 0); i-- {
-			if p := v.staged[i]; v.waits(p) && int(p.sample) != a.File {
-				if n := v.s.stream.walk.Needed(int(p.sample)); n > at {
+			if p := v.staged[i]; v.waits(p) {
+				if n := a.Loses(v.s.stream.walk, int(p.sample)); n > at {
 					last, at = i, n
 				}
 			}
 		}
 		if last < 0 {
-			return
+			return out
 		}
 		p := v.staged[last]
 		v.staged = slices.Delete(v.staged, last, last+1)
@@ -245,7 +246,9 @@ func (v *volume) giveUp(a prefetch.Action) {
 		need -= n
 		v.s.stream.x.Lost(nil, int(p.sample))
 		v.release(n)
+		out = prefetch.Started
 	}
+	return out
 }
 
 // spend gives up an extent that was read, unless it will be read again and may stay. It returns the bytes of memory
