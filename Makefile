@@ -1,6 +1,7 @@
 # Shoal. `make` alone prints this help.
 
 GO      ?= go
+COMMIT  := $(shell git rev-parse HEAD 2>/dev/null)
 # A tag v0.1.0 is version 0.1.0; without one it is the commit's, 0.1.0-dev.g5f2c1ab.
 VERSION := $(or $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null | sed 's/^v//'),0.1.0-dev$(shell git describe --always --dirty --exclude '*' 2>/dev/null | sed 's/^/.g/'))
 # A static binary for any Linux: libjpeg and libc are linked in, and Go resolves host names.
@@ -8,7 +9,7 @@ BUILD   := -trimpath -tags netgo,osusergo -ldflags '-X main.version=$(VERSION) -
 
 # Go records the commit in its binaries, and fails if git refuses the checkout (one that
 # belongs to another user, as in a container).
-ifeq ($(shell git rev-parse HEAD 2>/dev/null),)
+ifeq ($(COMMIT),)
 export GOFLAGS := $(shell $(GO) env GOFLAGS) -buildvcs=false
 endif
 
@@ -36,14 +37,17 @@ build: ## build bin/shoal, and bin/shoal-lab for demo and benchmarks
 	@tools/tick "building bin/shoal-lab" $(GO) build $(BUILD) -o bin/shoal-lab ./cmd/shoal-lab
 
 # The image's binary: like bin/shoal, without debug information. OUT is the output folder. ARCHS="amd64 arm64"
-# builds an image for each, which needs the cross compiler (docs/deploy.md).
+# builds an image for each, which needs the cross compiler (docs/deploy.md). Two checkouts give the same bytes: the commit
+# is recorded whatever Go's settings are, and Go's build ID, which depends on the folder of the cross compiler's library, is not.
 OUT   ?= bin
 ARCHS ?= $(shell $(GO) env GOARCH)
 CROSS := $(filter-out $(shell $(GO) env GOARCH),$(ARCHS))
-image-binary = $(GO) build $(subst -linkmode,-s -w -linkmode,$(BUILD)) -o $(OUT)/image/$(1)/shoal ./cmd/shoal
+# The linker is given that folder here, since Go keeps what pkg-config once said, even of a checkout that has gone.
+static-jpeg  = "-extldflags=-static -L$(CURDIR)/bin/cross/'$(1)'"
+image-binary = $(GO) build $(if $(COMMIT),-buildvcs=true) $(subst -extldflags=-static,$(static-jpeg),$(subst -linkmode,-s -w -buildid= -linkmode,$(BUILD))) -o $(OUT)/image/$(1)/shoal ./cmd/shoal
 debian-version = $(shell dpkg-query -W -f '$${Version}' $(1))
 
-image: $(CROSS:%=bin/cross/%/libjpeg.a) ## build the container image: bin/shoal-image.tar for docker load, bin/shoal-image as OCI layout, its bill of materials
+image: $(CROSS:%=bin/cross/%/libjpeg.a) ## build the container image: bin/shoal-image.tar for docker load, bin/shoal-image as OCI layout, bills of materials
 	@GO='$(GO)' ./setup.sh build
 	@mkdir -p bin $(OUT)
 	@tools/tick "building bin/image-tool" $(GO) build -C deploy/image -o ../../bin/image-tool .
@@ -53,9 +57,9 @@ image: $(CROSS:%=bin/cross/%/libjpeg.a) ## build the container image: bin/shoal-
 		else case $$arch in arm64) cc=aarch64-linux-gnu-gcc;; amd64) cc=x86_64-linux-gnu-gcc;; *) echo "make: no cross compiler is known for $$arch" >&2; exit 1;; esac; \
 			tools/tick "building shoal for $$arch" env CGO_ENABLED=1 GOARCH=$$arch CC=$$cc PKG_CONFIG_LIBDIR=$(CURDIR)/bin/cross/$$arch $(call image-binary,$$arch) || exit; \
 		fi; done
-	@bin/image-tool -version '$(VERSION)' -revision '$(shell git rev-parse HEAD 2>/dev/null)' -created "$(CREATED)" \
+	@bin/image-tool -version '$(VERSION)' -revision '$(COMMIT)' -created "$(CREATED)" \
 		-licences shoal=LICENSE,libjpeg-turbo=/usr/share/doc/libjpeg62-turbo-dev/copyright,glibc=/usr/share/doc/libc6-dev/copyright \
-		-layout $(OUT)/shoal-image -tar $(OUT)/shoal-image.tar -sbom $(OUT)/shoal-image.cdx.json \
+		-layout $(OUT)/shoal-image -tar $(OUT)/shoal-image.tar -sbom $(OUT)/shoal-image \
 		$(foreach a,$(ARCHS),$(OUT)/image/$(a)/shoal$(if $(filter $(a),$(CROSS)),$(comma)libjpeg62-turbo-dev=$(shell cat bin/cross/$(a)/version 2>/dev/null)$(comma)libc6-dev-$(a)-cross=$(call debian-version,libc6-dev-$(a)-cross),$(comma)libjpeg62-turbo-dev=$(call debian-version,libjpeg62-turbo-dev)$(comma)libc6-dev=$(call debian-version,libc6-dev)))
 
 comma := ,
@@ -68,7 +72,7 @@ release: build bin/nfpm ## build everything that people install, for amd64 and a
 	@$(MAKE) --no-print-directory image ARCHS='$(RELEASE)' OUT=bin/release
 	@rm -rf bin/release/docs && bin/shoal docs bin/release/docs
 	@tools/tick "building bin/packages" $(GO) build -o bin/packages ./deploy/packages
-	@SOURCE_DATE_EPOCH="$(CREATED)" VERSION='$(VERSION)' COMMIT='$(shell git rev-parse HEAD 2>/dev/null)' tools/tick "packing dist/" deploy/packages/build.sh $(RELEASE)
+	@SOURCE_DATE_EPOCH="$(CREATED)" VERSION='$(VERSION)' COMMIT='$(COMMIT)' tools/tick "packing dist/" deploy/packages/build.sh $(RELEASE)
 
 bin/nfpm: tools/nfpm/go.mod
 	@mkdir -p bin

@@ -30,7 +30,7 @@ var budget = map[string]int{
 	"lab":             14_850,
 	"python":          160,
 	"docs":            110,
-	"deploy":          670,
+	"deploy":          690,
 	"tools":           80,
 }
 

@@ -2,7 +2,7 @@
 // the image holds. From the same binaries it makes the same bits.
 //
 // It writes an OCI layout with one image an architecture under one index, and beside each image its bill of materials
-// as a referrer; a tarball of this machine's architecture for `docker load`; and that bill as a file.
+// as a referrer; a tarball of this machine's architecture for `docker load`; and the bills as files.
 package main
 
 import (
@@ -57,7 +57,7 @@ func run(args []string) error {
 	licences := f.String("licences", "", "licence texts to carry, NAME=FILE, separated by commas")
 	dir := f.String("layout", "", "folder for the OCI layout; replaced")
 	tar := f.String("tar", "", "file for `docker load`")
-	sbom := f.String("sbom", "", "file for the bill of materials, CycloneDX JSON")
+	sbom := f.String("sbom", "", "prefix of the files for the bills of materials: PREFIX-ARCH.cdx.json")
 	f.Usage = func() {
 		fmt.Fprintln(f.Output(), "usage: image FLAGS BINARY[,DEBIAN-PACKAGE=VERSION...] ...")
 		f.PrintDefaults()
@@ -102,9 +102,9 @@ func build(r *release, args []string, dir, tar, sbom string) error {
 			if err := writeLoadable(r, img, tar); err != nil {
 				return err
 			}
-			if err := os.WriteFile(sbom, bill, 0o644); err != nil {
-				return err
-			}
+		}
+		if err := os.WriteFile(sbom+"-"+b.arch+".cdx.json", bill, 0o644); err != nil {
+			return err
 		}
 		if err := report(b, img); err != nil {
 			return err

@@ -6,7 +6,7 @@ set -eu
 export SOURCE_DATE_EPOCH VERSION ARCH STAGE
 
 pack() { # pack FOLDER FILE: a tar of a folder that depends on nothing but what it holds
-	tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$(dirname "$1")" -cf - "$(basename "$1")" >"$2"
+	tar --sort=name --mode=u=rwX,go=rX --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$(dirname "$1")" -cf - "$(basename "$1")" >"$2"
 }
 
 rm -rf dist
@@ -29,10 +29,10 @@ for ARCH; do
 		bin/nfpm package -f deploy/packages/nfpm.yaml -p $format -t dist/ >/dev/null
 	done
 	bin/packages wheels "$VERSION" "$STAGE" dist
+	cp "bin/release/shoal-image-$ARCH.cdx.json" "dist/$name.cdx.json"
 done
 bin/packages client "$VERSION" "$STAGE" dist
 pack bin/release/shoal-image "dist/shoal-$VERSION-oci.tar"
 cp bin/release/shoal-image.tar "dist/shoal-$VERSION-docker.tar"
-cp bin/release/shoal-image.cdx.json "dist/shoal-$VERSION.cdx.json"
 bin/packages provenance "$VERSION" "$COMMIT" dist
 (cd dist && sha256sum -- * >SHA256SUMS && ls -sh1)

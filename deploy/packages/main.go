@@ -17,9 +17,14 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/shoalfs/shoal/python"
@@ -132,7 +137,7 @@ func client(version, stage, dist string) error {
 }
 
 // provenance says what the files in dist were built from: an in-toto statement with SLSA's predicate
-// (slsa.dev/spec/v1.0/provenance). It is not signed.
+// (slsa.dev/spec/v1.0/provenance). It is not signed, and names no time of the build: two builds give the same bytes.
 func provenance(version, commit, dist string) error {
 	const project = "https://github.com/shoalfs/shoal"
 	type object map[string]any
@@ -140,7 +145,12 @@ func provenance(version, commit, dist string) error {
 	if err != nil {
 		return err
 	}
+	gcc, err := exec.Command("gcc", "-dumpfullversion").Output()
+	if err != nil {
+		return err
+	}
 	var subjects []object
+	parts := map[string]bool{} // what the bills of materials name
 	for _, e := range entries {
 		data, err := os.ReadFile(filepath.Join(dist, e.Name()))
 		if err != nil {
@@ -148,6 +158,20 @@ func provenance(version, commit, dist string) error {
 		}
 		sum := sha256.Sum256(data)
 		subjects = append(subjects, object{"name": e.Name(), "digest": object{"sha256": hex.EncodeToString(sum[:])}})
+		if strings.HasSuffix(e.Name(), ".cdx.json") {
+			var bill struct{ Components []struct{ Purl string } }
+			if err := json.Unmarshal(data, &bill); err != nil {
+				return err
+			}
+			for _, c := range bill.Components {
+				parts[c.Purl] = true
+			}
+		}
+	}
+	delete(parts, "") // the binary itself
+	sources := []object{{"uri": "git+" + project, "digest": object{"gitCommit": commit}}}
+	for _, p := range slices.Sorted(maps.Keys(parts)) {
+		sources = append(sources, object{"uri": p})
 	}
 	text, err := json.MarshalIndent(object{
 		"_type":         "https://in-toto.io/Statement/v1",
@@ -157,9 +181,11 @@ func provenance(version, commit, dist string) error {
 			"buildDefinition": object{
 				"buildType":            project + "/blob/main/docs/install.md#building-a-release",
 				"externalParameters":   object{"command": "make release", "version": version},
-				"resolvedDependencies": []object{{"uri": "git+" + project, "digest": object{"gitCommit": commit}}},
+				"resolvedDependencies": sources,
 			},
-			"runDetails": object{"builder": object{"id": project + "/blob/main/deploy/packages/build.sh"}, "metadata": object{"startedOn": created()}},
+			"runDetails": object{"builder": object{
+				"id": project + "/blob/main/deploy/packages/build.sh", "version": object{"go": runtime.Version(), "gcc": strings.TrimSpace(string(gcc))},
+			}},
 		},
 	}, "", "  ")
 	if err != nil {

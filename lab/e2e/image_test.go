@@ -188,7 +188,7 @@ func TestImage(t *testing.T) {
 			t.Errorf("no label %s", label)
 		}
 	}
-	beside, err := os.ReadFile(filepath.Join(outs[0], "shoal-image.cdx.json"))
+	beside, err := os.ReadFile(filepath.Join(outs[0], "shoal-image-"+runtime.GOARCH+".cdx.json"))
 	if err != nil || !bytes.Equal(bill, beside) {
 		t.Errorf("the bill beside the image is another than the one attached (%v)", err)
 	}

@@ -349,6 +349,7 @@ class Feed:
                 link = self._link
                 assert link is not None
                 try:
+                    link.position = None  # before the wait: who interrupts it must not find this stream at its beginning
                     kind, value = link.get()
                     if kind == "batch":
                         header, made = value.take() if hasattr(value, "take") else value
@@ -370,7 +371,6 @@ class Feed:
             if link.over() and link.pool is not None:
                 link.pool.close()  # releases can no longer be sent: the memory is freed with the last array
             return None
-        link.position = None
         link.taken()
         stats = self._stats
         stats["batches"] += 1
@@ -412,12 +412,16 @@ class _Iteration:
             raise StopIteration
         feed._own_link()
         if feed._iteration is not self:
-            raise RuntimeError("this iteration of the feed is over: a newer one was begun, a state was loaded, or the feed was closed")
+            raise RuntimeError("this iteration of the feed is over: it was interrupted or has failed, a newer one was begun, a state was "
+                               "loaded, or the feed was closed")
         if not feed._busy.acquire(blocking=False):
             raise RuntimeError("two threads call next() of one feed: give each thread a Feed with its own rank=, or have one thread "
                                "hand batches on by a queue.Queue")
         try:
             batch = feed._next()
+        except BaseException:  # such as Ctrl-C: it may have come between a batch and its return
+            feed._iteration = None
+            raise
         finally:
             feed._busy.release()
         if batch is None:

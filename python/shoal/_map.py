@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -85,9 +86,10 @@ class Mapper:
         self._stopped = True
         for _ in self._threads:
             self._work.put(None)
+        end = time.monotonic() + _STOP_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(_STOP_SECONDS)
+                thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
         while True:

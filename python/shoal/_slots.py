@@ -17,6 +17,7 @@ import mmap
 import os
 import socket
 import struct
+import sys
 import threading
 import weakref
 import zlib
@@ -142,10 +143,11 @@ class SlotPool:
         _pools.add(self)
 
     def _type(self, base: Any, slot: int) -> Callable[[int], Any]:
-        died = self._died
+        died, ending = self._died, sys.is_finalizing
 
         def __del__(self: Any) -> None:
-            died(slot)
+            if not ending():  # then this module may be empty already, and the memory goes with the process
+                died(slot)
 
         made = type("Lease", (_Lease, base), {"__del__": __del__, "__slots__": (), "pool": self, "slot": slot})
         return cast(Any, made).from_address  # type: ignore[no-any-return]

@@ -88,7 +88,7 @@ def of_torchvision(transform: Any) -> str:
             tensor = tensor or name
             if name == "ToTensor" or name != "PILToTensor" and getattr(step, "scale", name == "ConvertImageDtype"):
                 dtype = _TYPES.get(_name(getattr(step, "dtype", "float32")), "")
-            elif name == "ToDtype":
+            elif name == "ToDtype" and _TYPES.get(_name(step.dtype)) != dtype:
                 raise ValueError("transform: ToDtype without scale=True has no equal in a feed: write ToDtype(torch.float32, scale=True)")
             if not dtype:
                 raise ValueError(f"transform: {name} makes {step.dtype}: a feed has uint8, fp16, bf16 and fp32")
@@ -134,5 +134,5 @@ def _literal(value: Any) -> Any:
     """A value as a Python literal: an enumeration's value, and tuples in place of lists."""
     value = getattr(value, "value", value)
     if isinstance(value, (list, tuple)):
-        value = tuple(_literal(v) for v in value) if len(value) > 1 else _literal(value[0])  # v2's Resize has [256]
+        value = tuple(_literal(v) for v in value) if len(value) != 1 else _literal(value[0])  # v2's Resize has [256]
     return value

@@ -61,6 +61,16 @@ class Torchvision(unittest.TestCase):
                  "RandomCrop((32, 32), padding=4, pad_if_needed=True)|fp32|nchw|Normalize((0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))|RandomErasing(0.25)")):
             self.assertEqual(of_torchvision(transform), spec)
 
+    def test_v2(self):
+        def v2(name, **fields):  # Debian's torchvision has none
+            return type(name, (), {"__module__": "torchvision.transforms.v2", "__init__": lambda self: None, **fields})()
+
+        for scale, dtype, word in ((True, torch.float32, "fp32"), (False, torch.uint8, "uint8"), (True, torch.uint8, "uint8")):
+            steps = v2("Resize", size=[256]), T.CenterCrop(224), v2("ToImage"), v2("ToDtype", dtype=dtype, scale=scale)
+            self.assertEqual(of_torchvision(T.Compose(steps)), f"Resize(256)|CenterCrop((224, 224))|{word}|nchw")
+        with self.assertRaisesRegex(ValueError, "scale=True"):
+            of_torchvision(v2("ToDtype", dtype=torch.float32, scale=False))
+
     def test_no_equal(self):
         norm = T.Normalize((0.5,) * 3, (0.5,) * 3)
         for steps, word in (([T.Lambda(abs)], "Lambda has no equal"), ([T.ToTensor(), T.Resize(8)], "Resize comes after ToTensor"),
@@ -263,10 +273,11 @@ class Ends(FeedCase):
     def test_at_the_interpreters_end(self):
         # With a feed open, threads at work in the user's function, batches held, and an exception on its way.
         out = self.run_script("""
-            import shoal, time
+            import logging, shoal, time
             feed = shoal.Feed(ADDR, 10, map=lambda x, label, i: time.sleep(0.001), threads=4)
             it = iter(feed)
             held = [next(it) for _ in range(3)]
+            logging.held = next(iter(shoal.Feed(ADDR, 10, transform="ramp(2,2)")))  # freed after shoal's modules
             print("done")
         """)
         self.assertEqual(out, ("done\n", "", 0))

@@ -2,7 +2,9 @@
 
 import gc
 import io
+import signal
 import threading
+import time
 import unittest
 
 import numpy as np
@@ -113,6 +115,22 @@ class Map(FeedCase):
                              (dict(map=print, device="cuda"), ValueError)):
             with self.assertRaises(error):
                 self.feed(**wrong)
+
+    def test_interrupt(self):
+        # Ctrl-C in a notebook: next() ends at once, more often than there are credits, and the epoch can then begin again, whole.
+        quick = threading.Event()
+        with self.feed(order="sequential", map=lambda x, label, i: quick.wait(0.3) and i) as feed:
+            for _ in range(5):
+                it = iter(feed)
+                threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+                began = time.monotonic()
+                with self.assertRaises(KeyboardInterrupt):
+                    next(it)
+                self.assertLess(time.monotonic() - began, 2)
+                with self.assertRaisesRegex(RuntimeError, "interrupted"):
+                    next(it)
+            quick.set()
+            self.assertEqual([i for b in feed for i in b.id.tolist()], list(range(100)))
 
     def test_nothing_is_left(self):
         def threads():
