@@ -17,11 +17,11 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       8_080,
+	"cmd/shoal":       8_095,
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   890,
 	"fusefs":          2_540,
-	"cache":           25_610,
+	"cache":           25_830,
 	"prefetch":        9_670,
 	"prefetch/engine": 4_530,
 	"loader":          6_350,

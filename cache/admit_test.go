@@ -34,7 +34,7 @@ func settled(t interface {
 		for _, ds := range c.open() {
 			for _, v := range ds.list() {
 				v.mu.Lock()
-				n := len(v.flights)
+				n := len(v.flights) + len(v.pieces)
 				v.mu.Unlock()
 				if n > 0 {
 					return false

@@ -7,6 +7,9 @@
 //	 (one GET, shared by       (recycled once   (one a     file, never evicted while
 //	  all who wait for it)      it was read)     dataset)   the dataset stands
 //
+// What readers read at random places of files of several extents is fetched in granules of 64 KiB, which the disk does not
+// keep: see granules.go.
+//
 // Readers are answered from the flight, the ring or the kept record, whichever exists. An extent that does not fit on
 // the full disk stays in the ring until it was read.
 //

@@ -59,7 +59,7 @@ type side struct {
 
 func (s *side) Locate(file int) (objstore.Object, int64) { return s.objs[file], s.offs[file] }
 
-var modelSizes = []int{0, 1, 4095, 4096, 64 << 10, 64 << 10, 131 << 10, 131 << 10, 700 << 10, 4<<20 + 1}
+var modelSizes = []int{0, 1, 4095, 4096, 64 << 10, 64 << 10, 131 << 10, 131 << 10, 700 << 10, 4<<20 + 1, 9<<20 + 5000}
 
 // content draws what an object holds from now on: mostly as many bytes as before, but others.
 func (w *world) content(before int) []byte {
@@ -268,7 +268,7 @@ func (w *world) steps() map[string]func(*rapid.T) {
 		"read": func() {
 			s, i := w.file()
 			off := rapid.IntRange(0, len(s.want[i])+10).Draw(w.t, "off")
-			p := make([]byte, rapid.SampledFrom([]int{0, 1, 4096, 128 << 10, 5 << 20}).Draw(w.t, "len"))
+			p := make([]byte, rapid.SampledFrom([]int{0, 1, 4096, 128 << 10, 1 << 20, 5 << 20}).Draw(w.t, "len"))
 			n, err := s.v.ReadAt(context.Background(), i, p, int64(off))
 			w.verdict(s, i, off, len(p), p[:n], err)
 		},
@@ -444,7 +444,7 @@ func TestModel(t *testing.T) {
 		defer os.RemoveAll(root)
 		w := &world{t: rt, mem: objstoretest.NewMem(), fs: newFaultFS(), root: root}
 		defer w.fs.heal() // also where it fails
-		w.memory = rapid.SampledFrom([]int64{12 << 20, 48 << 20}).Draw(rt, "memory")
+		w.memory = rapid.SampledFrom([]int64{20 << 20, 48 << 20}).Draw(rt, "memory")
 		if rapid.IntRange(0, 3).Draw(rt, "encrypted") == 3 {
 			w.key = crypt.KeyOf([32]byte{1, 2, 3})
 		}

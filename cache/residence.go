@@ -21,7 +21,7 @@ func (v *Volume) Residence(file int) Residence {
 }
 
 func (v *Volume) residence(e uint32) Residence {
-	inRing := extentKey{v, e}.maybe
+	inRing := v.key(e).maybe
 	switch {
 	case v.onDisk(e):
 		return OnDisk

@@ -32,9 +32,11 @@ type ring struct {
 	bytes    int64
 }
 
+// extentKey names an extent, or one granule of it.
 type extentKey struct {
-	v      *Volume
-	extent uint32
+	v       *Volume
+	extent  uint32
+	granule uint8 // its number + 1; 0: the whole extent
 }
 
 type entry struct {
@@ -139,7 +141,9 @@ func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty 
 		e.touched = time.Now()
 	}
 	r.entries[k] = e
-	k.v.inRing[k.extent/32].Or(1 << (k.extent % 32))
+	if k.granule == 0 {
+		k.v.inRing[k.extent/32].Or(1 << (k.extent % 32))
+	}
 	r.bytes += b.size
 	r.file(e)
 }
@@ -173,14 +177,18 @@ func (r *ring) fileBy(e *entry, push func(*entries, *entry)) {
 func (r *ring) remove(e *entry) *Buffer {
 	e.unlist()
 	delete(r.entries, e.key)
-	e.key.v.inRing[e.key.extent/32].And(^(uint32(1) << (e.key.extent % 32)))
+	if e.key.granule == 0 {
+		e.key.v.inRing[e.key.extent/32].And(^(uint32(1) << (e.key.extent % 32)))
+	}
 	r.bytes -= e.buf.size
 	return e.buf
 }
 
 // maybe reports, without a lock, whether the extent is in the ring. A caller that looks at flights, ring and disk in
-// this order misses nothing: an extent is in its next place before it leaves the last.
-func (k extentKey) maybe() bool { return k.v.inRing[k.extent/32].Load()&(1<<(k.extent%32)) != 0 }
+// this order misses nothing: an extent is in its next place before it leaves the last. Of a granule it knows nothing.
+func (k extentKey) maybe() bool {
+	return k.granule > 0 || k.v.inRing[k.extent/32].Load()&(1<<(k.extent%32)) != 0
+}
 
 // get returns the extent, of which the caller reads n bytes, with a reference for the caller; or nil. freed says that
 // the extent is now spent.
@@ -281,7 +289,7 @@ func (r *ring) redirty(ds *dataset) (keys []extentKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for k, e := range r.entries {
-		if k.v.ds == ds && !e.dirty && !e.kept {
+		if k.v.ds == ds && k.granule == 0 && !e.dirty && !e.kept {
 			e.dirty = true
 			r.file(e)
 			keys = append(keys, k)

@@ -17,12 +17,15 @@ func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), 
 	if in+int64(n) > v.ExtentBytes(file, x) {
 		return nil, nil, false
 	}
-	b := v.c.get(extentKey{v, v.extent(file, x)}, n)
+	b := v.c.get(v.key(v.extent(file, x)), n)
 	if b == nil {
 		return nil, nil, false
 	}
 	v.ds.count.ringHits.Add(1)
 	v.ds.count.readBytes.Add(int64(n))
+	if in == 0 && x > 0 {
+		v.readAhead(file, x)
+	}
 	return b.Bytes()[in : in+int64(n)], b.Release, true
 }
 
@@ -38,7 +41,7 @@ func (v *Volume) WillRead(file int) {
 	e := v.extent(file, 0)
 	loc := v.loc(e)
 	d := v.ds.readable()
-	if loc == 0 || d == nil || (extentKey{v, e}).maybe() {
+	if loc == 0 || d == nil || v.key(e).maybe() {
 		return
 	}
 	d.store.Fetch(segment.Loc(loc), int(min(v.ExtentBytes(file, 0), maxFetch)))

@@ -57,6 +57,8 @@ type Volume struct {
 	mu      sync.Mutex
 	flights map[uint32]*flight
 	failed  map[uint32]failure
+	sparse  map[uint32]uint64     // granules fetched of extents that are not here whole; see granules.go
+	pieces  map[extentKey]*flight // of granules
 	retired bool
 }
 
@@ -213,6 +215,8 @@ func (v *Volume) ExtentBytes(file, extent int) int64 {
 	return min(v.m.Size(file)-int64(extent)*ExtentSize, ExtentSize)
 }
 
+func (v *Volume) key(extent uint32) extentKey { return extentKey{v: v, extent: extent} }
+
 func (v *Volume) extent(file, extent int) uint32 {
 	if v.first == nil {
 		return uint32(file)
@@ -315,7 +319,7 @@ func (v *Volume) claim(a *Account, e uint32) bool {
 		}
 		return true
 	}
-	return v.c.ring.claim(extentKey{v, e}, a) || v.onDisk(e)
+	return v.c.ring.claim(v.key(e), a) || v.onDisk(e)
 }
 
 // Hand says that one reader is done with the file, and that the owner of account a reads its staged extents next.
@@ -326,7 +330,7 @@ func (v *Volume) Hand(a *Account, file int) {
 		if fl, ok := v.flights[e]; ok {
 			fl.assign(a)
 		}
-		v.c.ring.hand(extentKey{v, e}, a)
+		v.c.ring.hand(v.key(e), a)
 		v.mu.Unlock()
 	}
 }
@@ -334,7 +338,7 @@ func (v *Volume) Hand(a *Account, file int) {
 // Staged reports whether the extent can be read without waiting.
 func (v *Volume) Staged(file, extent int) bool {
 	e := v.extent(file, extent)
-	return v.c.ring.has(extentKey{v, e}) || v.onDisk(e) // in the order in which it moves on
+	return v.c.ring.has(v.key(e)) || v.onDisk(e) // in the order in which it moves on
 }
 
 // ReadAt fills p from the file's offset off, with fewer bytes only at the end of the file. When ctx ends the reader
@@ -350,6 +354,9 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 		x := int(at / ExtentSize)
 		in := at - int64(x)*ExtentSize
 		part := p[n:min(int64(len(p)), int64(n)+v.ExtentBytes(file, x)-in)]
+		if in == 0 && x > 0 {
+			v.readAhead(file, x)
+		}
 		if err := v.readExtent(ctx, file, x, part, in); err != nil {
 			return n, err
 		}
@@ -362,13 +369,16 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 func (v *Volume) readExtent(ctx context.Context, file, x int, p []byte, off int64) error {
 	e := v.extent(file, x)
 	for {
-		if b := v.c.get(extentKey{v, e}, len(p)); b != nil {
+		if b := v.c.get(v.key(e), len(p)); b != nil {
 			v.ds.count.ringHits.Add(1)
 			copy(p, b.Bytes()[off:])
 			b.Release()
 			return nil
 		}
 		if ok, err := v.readKept(ctx, file, x, e, p, off); ok || err != nil {
+			return err
+		}
+		if ok, err := v.readGranules(ctx, file, x, e, p, off); ok || err != nil {
 			return err
 		}
 		b, err := v.acquire(ctx, file, x, len(p))
@@ -423,7 +433,7 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 	if size == 0 {
 		return nil, func() {}, nil
 	}
-	if e := v.extent(file, 0); extentsOf(size) == 1 && (!v.onDisk(e) || v.c.ring.has(extentKey{v, e})) {
+	if e := v.extent(file, 0); extentsOf(size) == 1 && (!v.onDisk(e) || v.c.ring.has(v.key(e))) {
 		b, err := v.acquire(ctx, file, 0, int(size))
 		if err != nil {
 			return nil, nil, err
@@ -452,7 +462,7 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 // ring or a flight. It returns nil, nil if the extent is on disk.
 func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 	e := v.extent(file, x)
-	k := extentKey{v, e}
+	k := v.key(e)
 	if b := v.c.get(k, n); b != nil {
 		v.ds.count.ringHits.Add(1)
 		return b, nil
@@ -485,6 +495,7 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 		fl = v.launch(e, int(v.ExtentBytes(file, x)), nil, nil)
 		wait = v.waits(ctx, file, x, "miss")
 		fl.by, fl.read = wait, int64(n)
+		delete(v.sparse, e)
 		v.ds.crew.do(func() { v.fly(fl, file, x, e, nil) })
 		v.ds.count.misses.Add(1)
 	} else {
@@ -690,7 +701,7 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 	v.mu.Lock()
 	write = write && !v.retired
 	done := fl.spent || v.retired || fl.account == nil && fl.read >= int64(len(buf.data))
-	v.c.ring.put(extentKey{v, e}, buf, fl.account, fl.read, done, write)
+	v.c.ring.put(v.key(e), buf, fl.account, fl.read, done, write)
 	fl.account.add(-fl.size)
 	if write {
 		d.writer.add(v.queued(file, x, e)) // before the flight is gone: Flush looks there
@@ -708,7 +719,7 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 
 // queued describes an extent to the writer.
 func (v *Volume) queued(file, x int, e uint32) queued {
-	return queued{key: extentKey{v, e}, file: file, record: segment.Record{
+	return queued{key: v.key(e), file: file, record: segment.Record{
 		Dataset: v.ds.id, File: uint32(file), KeyHash: v.m.PathHash(file), ETag: v.m.ETag(file),
 		ObjectSize: v.m.Size(file), Offset: int64(x) * ExtentSize, Length: int(v.ExtentBytes(file, x)),
 	}}
@@ -737,7 +748,7 @@ func (v *Volume) Spend(file int) {
 			fl.spent = true
 		}
 		v.mu.Unlock()
-		recycled = v.c.ring.spend(extentKey{v, e}) || recycled
+		recycled = v.c.ring.spend(v.key(e)) || recycled
 	}
 	if recycled {
 		v.c.relieve()

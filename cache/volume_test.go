@@ -62,7 +62,7 @@ func (g *gate) close() (open func()) {
 // noise is what all files are cut from, each at another place: making it anew for every case of the
 // model costs more than the test.
 var noise = func() []byte {
-	data := make([]byte, 10<<20)
+	data := make([]byte, 16<<20)
 	_, _ = rand.NewChaCha8([32]byte{3}).Read(data)
 	return data
 }()

@@ -15,7 +15,7 @@ const (
 func (v *Volume) Where(file, extent int) Place {
 	e := v.extent(file, extent)
 	switch {
-	case v.c.ring.has(extentKey{v, e}):
+	case v.c.ring.has(v.key(e)):
 		return InRing
 	case v.onDisk(e):
 		return Kept
@@ -25,7 +25,7 @@ func (v *Volume) Where(file, extent int) Place {
 	switch _, flying := v.flights[e]; {
 	case flying:
 		return Fetched
-	case v.c.ring.has(extentKey{v, e}): // it arrived meanwhile
+	case v.c.ring.has(v.key(e)): // it arrived meanwhile
 		return InRing
 	case v.onDisk(e): // and went on
 		return Kept

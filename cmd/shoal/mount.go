@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
@@ -38,7 +40,6 @@ type mountOptions struct {
 }
 
 func (o *mountOptions) add(c *cobra.Command) {
-	o.readAhead = 512 << 10
 	f := c.Flags()
 	addChoice(f, &o.kernelCache, "kernel-cache", "keep file pages in the kernel's cache between opens: auto (if the dataset fits half of the available memory), on, off", "auto", "on", "off")
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users read the mount")
@@ -46,7 +47,8 @@ func (o *mountOptions) add(c *cobra.Command) {
 	f.Uint32Var(&o.gid, "gid", uint32(os.Getgid()), "group of the files (default: that of the user who mounts)")
 	f.Lookup("uid").DefValue, f.Lookup("gid").DefValue = "0", "0" // not shown: help is the same for all
 	f.Var((*octal)(&o.umask), "umask", "permission bits to clear, octal")
-	f.Var(&o.readAhead, "read-ahead", "the kernel's read-ahead on the mount")
+	f.Var(&o.readAhead, "read-ahead", "the kernel's read-ahead on the mount; 0: 512 KiB, or 64 KiB where files are larger than 4 MiB on average")
+	f.Lookup("read-ahead").DefValue = "0"
 	f.DurationVar(&o.timeout, "entry-timeout", 4*time.Hour, "how long the kernel may trust names and attributes")
 	f.BoolVar(&o.passthrough, "passthrough", false, "let the kernel read a file:// source directly: no copy, no cache, no read statistics (Linux 6.9, root)")
 	f.BoolVar(&o.mkdir, "mkdir", false, "create the mount point if it does not exist")
@@ -191,6 +193,18 @@ func (m *mounted) gone() <-chan struct{} {
 // left records that the mount is gone.
 func (m *mounted) left() { m.audit.Write(audit.Event{Event: "unmount"}) }
 
+// kernelReadAhead returns the read-ahead to set. The kernel also reads that much around each page of a memory map that is
+// touched. In large files most of that would be fetched for nothing; in small ones it is all of the file.
+func (o *mountOptions) kernelReadAhead(m *catalog.Manifest) int {
+	switch {
+	case o.readAhead > 0:
+		return int(o.readAhead)
+	case m.Bytes() > int64(m.Len())*cache.ExtentSize:
+		return 64 << 10
+	}
+	return 512 << 10
+}
+
 func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config, snapshot func() admin.Snapshot) (*mounted, error) {
 	keep := mo.kernelCache == "on" || mo.kernelCache == "auto" && e.Manifest().Bytes() <= machine.ReadMemory().Available/2
 	door := &door{Engine: e, snapshot: snapshot}
@@ -209,7 +223,7 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 	}
 	server, err := fusefs.Mount(mountpoint, volume, door, fusefs.Options{
 		KernelCache: keep, AllowOther: mo.allowOther, UID: mo.uid, GID: mo.gid, Umask: mo.umask,
-		EntryTimeout: mo.timeout, AttrTimeout: mo.timeout, ReadAhead: int(mo.readAhead), Debug: mo.debug,
+		EntryTimeout: mo.timeout, AttrTimeout: mo.timeout, ReadAhead: mo.kernelReadAhead(e.Manifest()), Debug: mo.debug,
 		FsName: e.Source(), Memory: door, Witness: newMountWitness(events), Logger: e.Logger(),
 	})
 	events.Write(outcome(mount, err))

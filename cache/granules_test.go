@@ -1,0 +1,161 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+// tally counts requests, and the bytes that they asked for.
+type tally struct {
+	objstore.Reader
+	requests, bytes atomic.Int64
+}
+
+func (y *tally) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	y.requests.Add(1)
+	y.bytes.Add(int64(len(p)))
+	return y.Reader.ReadAt(ctx, o, p, off)
+}
+
+func (y *tally) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
+	y.requests.Add(1)
+	for _, s := range spans {
+		y.bytes.Add(int64(len(s.P)))
+	}
+	return objstore.ReadSpans(ctx, y.Reader, o, spans)
+}
+
+const mib = 1 << 20
+
+// openLarge returns a volume of one file of 12 MiB and 5,000 bytes, what it holds, and a count of what is fetched.
+func openLarge(t *testing.T, memory int64, dir string) (*Cache, *Volume, []byte, *tally) {
+	t.Helper()
+	f := newFixture(t, 12*mib+5000)
+	y := &tally{Reader: f.mem}
+	c := newPatient(Options{Memory: memory, Logger: quiet})
+	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: y})
+	if dir != "" {
+		if err := v.OpenDisk(dir, segment.Options{MaxBytes: 64 * mib, Logger: quiet}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { closeCache(t, c) })
+	return c, v, f.bytes[0], y
+}
+
+func readRight(t *testing.T, v *Volume, want []byte, off, n int) {
+	t.Helper()
+	p := make([]byte, n)
+	if got, err := v.ReadAt(t.Context(), 0, p, int64(off)); err != nil || !bytes.Equal(p[:got], want[off:min(off+n, len(want))]) {
+		t.Fatalf("%d bytes at %d: %d, %v", n, off, got, err)
+	}
+}
+
+func TestGranules(t *testing.T) {
+	const g = granuleSize
+	type read struct{ off, n int }
+	steps := func(from, to, by int) (reads []read) {
+		for off := from; off < to; off += by {
+			reads = append(reads, read{off, by})
+		}
+		return reads
+	}
+	for _, c := range []struct {
+		name            string
+		disk            bool
+		reads           []read
+		requests, bytes int64
+	}{
+		{"a read of 8 KiB", false, []read{{5 * mib, 8 << 10}}, 1, g},
+		{"again", false, []read{{5 * mib, 8 << 10}, {5*mib + 4096, 8 << 10}}, 1, g},
+		{"across two granules", false, []read{{5*mib + g - 1, 2}}, 1, 2 * g},
+		{"across two extents, which continues", false, []read{{8*mib - 1, 2}}, 2, 3 * g},
+		{"far apart", false, []read{{5 * mib, 4096}, {9 * mib, 4096}, {7 * mib, 4096}}, 3, 3 * g},
+		{"the end of the file, which is a small extent", false, []read{{12*mib + 100, 4096}}, 1, 5000},
+		{"the start of the file", false, []read{{0, 8}}, 1, 4 * mib},
+		{"much of an extent", false, []read{{5 * mib, 2 * mib}}, 1, 4 * mib},
+		{"from start to end", false, steps(0, 12*mib+5000, 128<<10), 4, 12*mib + 5000},
+		{"on from the middle of an extent: 1, 2, 6 granules, then the extent, and those after it", false, steps(6*mib, 12*mib+5000, g), 6, 9*g + 8*mib + 5000},
+		{"a quarter of an extent, without a disk", false, steps(4*mib, 8*mib, 2*g), 32, 32 * g},
+		{"a quarter of an extent, with a disk", true, steps(4*mib, 8*mib, 2*g), 17, 16*g + 4*mib},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := ""
+			if c.disk {
+				dir = t.TempDir()
+			}
+			cache, v, want, y := openLarge(t, 32*mib, dir)
+			for _, r := range c.reads {
+				n := r.n
+				if c.requests >= 17 {
+					n = 100 // of every other granule
+				}
+				readRight(t, v, want, r.off, n)
+			}
+			settled(t, cache)
+			if y.requests.Load() != c.requests || y.bytes.Load() != c.bytes {
+				t.Errorf("%d requests, %d bytes; want %d, %d", y.requests.Load(), y.bytes.Load(), c.requests, c.bytes)
+			}
+		})
+	}
+}
+
+// A granule that is fetched for the second time brings its extent to the disk.
+func TestGranuleAgain(t *testing.T) {
+	c, v, want, y := openLarge(t, 32*mib, t.TempDir())
+	for range 2 {
+		readRight(t, v, want, 5*mib, 100)
+		c.ring.reclaim(32*mib, false, 0)
+	}
+	settled(t, c)
+	for range 2 {
+		readRight(t, v, want, 6*mib, 100)
+		c.ring.reclaim(32*mib, false, 0)
+	}
+	if y.requests.Load() != 2 || y.bytes.Load() != granuleSize+4*mib {
+		t.Errorf("%d requests, %d bytes", y.requests.Load(), y.bytes.Load())
+	}
+}
+
+// Readers at random places, some of which leave, in memory that is too small: every byte is right, and nothing is held in
+// the end.
+func TestGranulesTogether(t *testing.T) {
+	for _, dir := range []string{"", t.TempDir()} {
+		c, v, want, _ := openLarge(t, 10*mib, dir)
+		var all sync.WaitGroup
+		for r := range 8 {
+			all.Go(func() {
+				draw := rand.New(rand.NewPCG(uint64(r), 1))
+				for range 150 {
+					off, n := draw.IntN(len(want)), 1<<draw.IntN(20)
+					ctx, cancel := context.WithCancel(t.Context())
+					if draw.IntN(8) == 0 {
+						go cancel()
+					}
+					p := make([]byte, n)
+					got, err := v.ReadAt(ctx, 0, p, int64(off))
+					cancel()
+					if err != nil && !errors.Is(err, context.Canceled) || err == nil && !bytes.Equal(p[:got], want[off:min(off+n, len(want))]) {
+						t.Errorf("%d bytes at %d: %d, %v", n, off, got, err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		settled(t, c)
+		if n := len(v.pieces) + len(v.flights); n > 0 {
+			t.Errorf("%d flights are left", n)
+		}
+		if peak := c.Ledger().Peak(); peak > 10*mib {
+			t.Errorf("%d bytes of memory", peak)
+		}
+	}
+}
