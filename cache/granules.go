@@ -15,8 +15,8 @@ import (
 //   - A read that continues where others ended fetches twice as many granules as lie before it in one run. So a
 //     sequential reader soon fetches whole extents, and then up to mostAhead of them before it asks (readAhead).
 //   - A read at the start of the file fetches its first extent: most readers go on from there.
-//   - An extent that the disk would keep is fetched whole once a quarter of it was fetched, or a granule for the second
-//     time. So what is read often ends up on disk, for at most a quarter more bytes.
+//   - An extent that the disk would keep is fetched whole once half of it was fetched, or a granule for the second
+//     time. So what is read often ends up on disk, for at most half as many bytes again.
 //   - What an order needs next is fetched in whole extents, as ever.
 //
 // Granules are entries of the ring beside the extents, spent from the beginning: they stay until memory is needed. They
@@ -25,7 +25,7 @@ import (
 // 64 to a word, even if they have left memory.
 const (
 	granuleSize = ExtentSize / 64
-	mostSparse  = 64 / 4 // granules: whoever needs more of an extent at once, or in the end, fetches all of it
+	mostSparse  = 64 / 2 // granules: whoever needs more of an extent at once, or in the end, fetches all of it
 	mostAhead   = 4      // extents: 16 MiB in flight fill 500 MB/s at 30 ms
 )
 
@@ -40,7 +40,7 @@ type piece struct {
 // which then is here, on its way, or to be fetched.
 func (v *Volume) readGranules(ctx context.Context, file, x int, e uint32, p []byte, off int64) (bool, error) {
 	size := v.ExtentBytes(file, x)
-	if v.Extents(file) == 1 || size <= mostSparse*granuleSize {
+	if v.Extents(file) == 1 || size <= granuleSize {
 		return false, nil
 	}
 	lo, hi := int(off/granuleSize), int((off+int64(len(p))-1)/granuleSize)+1

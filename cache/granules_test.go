@@ -81,11 +81,12 @@ func TestGranules(t *testing.T) {
 		{"far apart", false, []read{{5 * mib, 4096}, {9 * mib, 4096}, {7 * mib, 4096}}, 3, 3 * g},
 		{"the end of the file, which is a small extent", false, []read{{12*mib + 100, 4096}}, 1, 5000},
 		{"the start of the file", false, []read{{0, 8}}, 1, 4 * mib},
-		{"much of an extent", false, []read{{5 * mib, 2 * mib}}, 1, 4 * mib},
+		{"a quarter of an extent at once", true, []read{{5 * mib, mib}}, 1, mib},
+		{"most of an extent at once", false, []read{{5 * mib, 3 * mib}}, 1, 4 * mib},
 		{"from start to end", false, steps(0, 12*mib+5000, 128<<10), 4, 12*mib + 5000},
-		{"on from the middle of an extent: 1, 2, 6 granules, then the extent, and those after it", false, steps(6*mib, 12*mib+5000, g), 6, 9*g + 8*mib + 5000},
-		{"a quarter of an extent, without a disk", false, steps(4*mib, 8*mib, 2*g), 32, 32 * g},
-		{"a quarter of an extent, with a disk", true, steps(4*mib, 8*mib, 2*g), 17, 16*g + 4*mib},
+		{"on from the middle of an extent: 1, 2, 6, 18 granules, then the extent, and those after it", false, steps(6*mib, 12*mib+5000, g), 7, 27*g + 8*mib + 5000},
+		{"more than half of an extent, without a disk", false, append(steps(4*mib, 8*mib, 2*g), read{4*mib + g, g}), 33, 33 * g},
+		{"more than half of an extent, with a disk", true, append(steps(4*mib, 8*mib, 2*g), read{4*mib + g, g}), 33, 32*g + 4*mib},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := ""
@@ -95,7 +96,7 @@ func TestGranules(t *testing.T) {
 			cache, v, want, y := openLarge(t, 32*mib, dir)
 			for _, r := range c.reads {
 				n := r.n
-				if c.requests >= 17 {
+				if c.requests >= 33 {
 					n = 100 // of every other granule
 				}
 				readRight(t, v, want, r.off, n)
