@@ -160,3 +160,16 @@ func TestGranulesTogether(t *testing.T) {
 		}
 	}
 }
+
+// A reader who reaches an extent gets as many of the following ones in advance as it has read, and in little memory none.
+func TestReadAhead(t *testing.T) {
+	for memory, ahead := range map[int64]bool{64 * mib: true, 24 * mib: false} {
+		c, v, want, _ := openLarge(t, memory, "")
+		readRight(t, v, want, 0, 100)
+		readRight(t, v, want, 4*mib, 100)
+		settled(t, c)
+		if v.Staged(0, 2) != ahead || v.Staged(0, 3) {
+			t.Errorf("with %d of memory, staged: %v, %v", memory, v.Staged(0, 2), v.Staged(0, 3))
+		}
+	}
+}
