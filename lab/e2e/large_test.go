@@ -20,7 +20,7 @@ import (
 )
 
 // Reads at random places of a large file fetch little more than they ask for, through pread and through a memory map; what
-// is read from start to end is fetched once, and then lies on disk.
+// is read from start to end is fetched once, but for a few granules, and then lies on disk.
 func TestLargeFile(t *testing.T) {
 	const size, touches = 384 << 20, 200
 	dir, data := t.TempDir(), make([]byte, size)
@@ -83,7 +83,8 @@ func TestLargeFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		check(all, 0)
-		if n := end(); epoch == 0 && n > size || epoch == 1 && n > 0 {
+		// The granules of a reader's first steps may be fetched again with their extent.
+		if n := end(); epoch == 0 && n > size+1<<20 || epoch == 1 && n > 0 {
 			t.Errorf("%d bytes fetched in epoch %d", n, epoch)
 		}
 	}
