@@ -17,16 +17,17 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       8_095,
+	"cmd/shoal":       8_345,
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   890,
 	"fusefs":          2_540,
-	"cache":           25_830,
+	"cache":           25_940,
 	"prefetch":        9_670,
-	"prefetch/engine": 4_530,
+	"prefetch/engine": 4_560,
 	"loader":          6_350,
+	"s3api":           1_600,
 	"gpuingest":       10_800,
-	"internal":        10_250,
+	"internal":        10_270,
 	"lab":             14_850,
 	"python":          160,
 	"docs":            110,
@@ -38,7 +39,7 @@ var budget = map[string]int{
 const (
 	longestFunction, longFunctions = 80, 0
 	mostFields, wideStructs        = 20, 10
-	mostFolders                    = 12
+	mostFolders                    = 13
 )
 
 func TestRoomsKeepTheirBudget(t *testing.T) {

@@ -183,6 +183,31 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout) error {
 	return nil
 }
 
+// MarkStale records that a source has changed since it was listed; SetManifest clears that.
+func (c *Catalog) MarkStale(source string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var v sourceValue
+	ok, err := c.get(sourcePrefix+source, &v)
+	if err == nil && ok && !v.Stale {
+		v.Stale = true
+		err = c.change("source", map[string]any{sourcePrefix + source: v})
+	}
+	if err != nil {
+		return fmt.Errorf("catalog: %s: %w", source, err)
+	}
+	return nil
+}
+
+// Stale reports whether a source is marked.
+func (c *Catalog) Stale(source string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var v sourceValue
+	ok, err := c.get(sourcePrefix+source, &v)
+	return err == nil && ok && v.Stale
+}
+
 // Sources returns what the catalog holds, by name.
 func (c *Catalog) Sources() (sources []Source, err error) {
 	err = each(c, sourcePrefix, func(name string, v sourceValue) {

@@ -39,6 +39,7 @@ type sourceValue struct {
 	Bytes    int64     `json:"bytes"`
 	Skipped  Skipped   `json:"skipped"`
 	Listed   time.Time `json:"listed"`
+	Stale    bool      `json:"stale,omitempty"` // it has changed since
 }
 
 func (v sourceValue) manifest() string { return cmp.Or(v.Manifest, v.Version) }

@@ -73,7 +73,7 @@ func root() *cobra.Command {
 asks, so that the trainer never waits: as a mounted filesystem, as a feed of finished batches,
 or as a sidecar container.`,
 	}
-	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), stopCommand(), feedCommand(), verifyCommand(),
+	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), s3Command(), stopCommand(), feedCommand(), verifyCommand(),
 		orderCommand(), planCommand(), packCommand(), warmCommand(), fsckCommand(), cacheCommand(),
 		statCommand(), topCommand(),
 		healthCommand(),

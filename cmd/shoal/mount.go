@@ -134,18 +134,19 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
 	}
 	eo.add(c)
 	mo.add(c)
+	eo.s3.add(c.Flags(), "s3", "also serve an S3 endpoint at this address, HOST:PORT (docs/s3-endpoint.md)")
 	return c
 }
 
 // runMount mounts and serves until the context ends or the mount is unmounted.
 func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config, eo *engineOptions, mo *mountOptions, mountpoint string) (err error) {
-	e, err := openEngine(ctx, inv, h, cfg)
+	e, ep, err := eo.open(ctx, inv, h, cfg)
 	if err != nil {
 		return err
 	}
-	defer func() { err = joinClose(err, e) }()
+	defer func() { ep.stop(); err = joinClose(err, e) }()
 	var at phase
-	snapshot := func() admin.Snapshot { return admin.Snapshot{Stats: e.Stats()} }
+	snapshot := func() admin.Snapshot { return admin.Snapshot{Stats: e.Stats(), S3: ep.stats()} }
 	where, stopAdmin, err := startAdmin(eo.admin, &at, cfg.Logger, e, snapshot)
 	if err != nil {
 		return err
@@ -156,6 +157,9 @@ func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 		return err
 	}
 	defer m.left()
+	if where, err = ep.serve(inv, e, h.Audit(), where); err != nil {
+		return errors.Join(err, m.server.Unmount(true))
+	}
 	at.set(up)
 	cfg.Logger.Info("mounted", "source", e.Source(), "mountpoint", mountpoint)
 	ctx, cancel := context.WithCancel(ctx)
@@ -173,7 +177,9 @@ func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	}
 	at.set(ending)
 	d := mo.drain.begin(cfg.Logger)
-	return errors.Join(orphan, d.end(d.mount(m, gone)))
+	err = d.mount(m, gone)
+	ep.end(d.ctx)
+	return errors.Join(orphan, d.end(err))
 }
 
 // mounted is a mount of an engine.

@@ -107,6 +107,7 @@ type engineOptions struct {
 	log logOptions
 	auditOptions
 	logSize cli.Size
+	s3      s3Options
 }
 
 // packedOptions are the flags of tar shards: those that replace SOURCE, the destination of a pass, and the handling of

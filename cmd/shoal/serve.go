@@ -66,6 +66,7 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 	eo.add(c)
 	mo.add(c)
 	security.add(c)
+	eo.s3.add(c.Flags(), "s3", "also serve an S3 endpoint at this address, HOST:PORT (docs/s3-endpoint.md)")
 	f := c.Flags()
 	f.StringArrayVar(&listen, "listen", []string{defaultFeed}, "address of the feed: unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT; may be repeated")
 	f.StringVar(&mountpoint, "mount", "", "also mount the dataset here")
@@ -81,15 +82,15 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	if err != nil {
 		return err
 	}
+	defer closeAll()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer stoppable(addrs[0], cancel)() // before the dataset is opened: this reports the end after the dataset is closed
-	e, err := openEngine(ctx, inv, h, cfg)
+	e, ep, err := eo.open(ctx, inv, h, cfg)
 	if err != nil {
-		closeAll()
 		return err
 	}
-	defer func() { err = joinClose(err, e) }()
+	defer func() { ep.stop(); err = joinClose(err, e) }()
 	if why := e.Dataset().NoSamples(); why != nil {
 		cfg.Logger.Warn("the feed has nothing to serve", "cause", why)
 	}
@@ -99,7 +100,7 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	fo.Audit = h.Audit().With(audit.Event{Source: e.Source()})
 	with := func(feed loader.Stats) admin.Snapshot {
 		feed.Listen = addrs
-		return admin.Snapshot{Stats: e.Stats(), Feed: &feed}
+		return admin.Snapshot{Stats: e.Stats(), Feed: &feed, S3: ep.stats()}
 	}
 	fo.Stats = func(feed loader.Stats) any { return with(feed) }
 	server := loader.NewServer(current, fo)
@@ -107,7 +108,6 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	var at phase
 	where, stopAdmin, err := startAdmin(eo.admin, &at, cfg.Logger, e, snapshot)
 	if err != nil {
-		closeAll()
 		return err
 	}
 	defer stopAdmin()
@@ -117,11 +117,13 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	var unmounted <-chan struct{}
 	if mountpoint != "" {
 		if m, err = mountEngine(inv, h, e, mo, mountpoint, cfg, snapshot); err != nil {
-			closeAll()
 			return err
 		}
 		defer m.left()
 		unmounted = m.gone()
+	}
+	if where, err = ep.serve(inv, e, h.Audit(), where); err != nil {
+		return err
 	}
 	// After the mount: a healthy feed means that all of the daemon is up.
 	served := make(chan error, 1)
@@ -147,6 +149,7 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	d := mo.drain.begin(cfg.Logger)
 	var feed sync.WaitGroup
 	feed.Go(func() { d.feed(server) })
+	feed.Go(func() { ep.end(d.ctx) })
 	if m != nil {
 		err = errors.Join(err, d.mount(m, unmounted))
 	}

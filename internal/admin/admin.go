@@ -28,12 +28,14 @@ import (
 	"github.com/shoalfs/shoal/internal/admin/dashboard"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
+	"github.com/shoalfs/shoal/s3api"
 )
 
 // Snapshot is the state that a daemon reports for one dataset.
 type Snapshot struct {
 	engine.Stats
 	Feed *loader.Stats `json:"feed,omitempty"` // nil without a feed
+	S3   *s3api.Stats  `json:"s3,omitempty"`   // nil without an S3 endpoint
 }
 
 // Options are a server's settings.

@@ -23,6 +23,7 @@ import (
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
+	"github.com/shoalfs/shoal/s3api"
 )
 
 var update = flag.Bool("update", false, "write testdata/metrics.txt and the tables of docs/metrics.md anew")
@@ -51,6 +52,7 @@ func busy() Snapshot {
 	s.Disk.OutOfUse = true
 	s.Cost = engine.Cost{Priced: true, Amount: 1.5, Currency: "USD", Budget: &objstore.BudgetStats{PerHour: 10}}
 	s.Feed = &loader.Stats{Open: 2, Decoding: objstore.HistogramCounts{Count: 1, Sum: 1e6}}
+	s.S3 = &s3api.Stats{Requests: 9}
 	return s
 }
 

@@ -28,9 +28,9 @@ func (w *watch) judge(s Snapshot) verdict.Verdict {
 	if w.n < judged {
 		oldest = w.ring[0] // the zero snapshot before the first one: since the daemon's start
 	}
-	w.ring[w.n%judged] = verdict.Snapshot(s)
+	w.ring[w.n%judged] = verdict.Snapshot{Stats: s.Stats, Feed: s.Feed}
 	w.n++
-	w.last = verdict.Of(oldest, verdict.Snapshot(s))
+	w.last = verdict.Of(oldest, verdict.Snapshot{Stats: s.Stats, Feed: s.Feed})
 	return w.last
 }
 

@@ -106,6 +106,8 @@ type Engine struct {
 
 	sessions map[*run.Stream]struct{} // the feed's
 
+	listed atomic.Pointer[time.Time] // when the listing of the version in force began; nil before the first refresh
+
 	opens   atomic.Int64
 	readers readers
 	goodput goodput
@@ -383,7 +385,7 @@ func (e *Engine) setQuota(n int64) {
 
 // firstManifest returns the version in the catalog, or lists the source.
 func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*catalog.Manifest, *catalog.Layout, error) {
-	if !e.cfg.Refresh {
+	if !e.cfg.Refresh && !e.catalog.Stale(e.name) {
 		m, l, err := e.catalog.Manifest(e.name)
 		switch {
 		case err == nil:
@@ -439,11 +441,16 @@ func (e *Engine) Refresh(ctx context.Context) (changed bool, err error) {
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
-	old := e.cur.Load()
+	old, began := e.cur.Load(), time.Now()
 	m, layout, err := e.list(ctx)
 	if err != nil {
 		return false, err
 	}
+	defer func() {
+		if err == nil {
+			e.listed.Store(&began)
+		}
+	}()
 	span.Str("shoal.old", old.manifest.Version())
 	span.Str("shoal.new", m.Version())
 	if m.Version() == old.manifest.Version() && samePacking(old.layout, layout) {

@@ -42,7 +42,7 @@ func newGetter(cfg Config, host string, secure bool, region string, transport *h
 	}
 	return &getter{
 		wires:  wires{dial: dialer(host, secure, config), maxIdle: cfg.MaxConns},
-		signer: signer{region: region, pays: cfg.Store.RequesterPays, sse: keyHeaders(cfg.Store.CustomerKey)}, host: host, root: string(appendPath(nil, "/"+cfg.Bucket+"/")), keys: keys,
+		signer: signer{region: region, pays: cfg.Store.RequesterPays, sse: keyHeaders(cfg.Store.CustomerKey)}, host: host, root: string(AppendPath(nil, "/"+cfg.Bucket+"/")), keys: keys,
 	}
 }
 
@@ -69,7 +69,7 @@ func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (a
 	w, err := g.wires.do(ctx, func(b, scratch []byte) (head, spare []byte) {
 		b = append(b, "GET "...)
 		b = append(b, g.root...)
-		b = appendPath(b, key)
+		b = AppendPath(b, key)
 		r := signedGet{host: g.host, path: b[len("GET "):], etag: etag, rangeOf: rangeOf}
 		if version != "" {
 			r.query = "versionId=" + url.QueryEscape(version)

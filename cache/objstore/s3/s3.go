@@ -71,6 +71,7 @@ type Store struct {
 	sse       []header    // of the customer's key: then ETags are not MD5s
 	noCRC     atomic.Bool // the store refuses CRC32C: bodies go with their MD5
 	transport *http.Transport
+	sender    http.RoundTripper // over transport, for all requests but the getter's
 	counts    *requestCounts
 	versions  *versions // nil: only current ones are read
 	getter    *getter   // nil: minio-go sends GETs, too
@@ -123,10 +124,11 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 		region = "us-east-1"
 	}
 	sse, counts := keyHeaders(cfg.Store.CustomerKey), new(requestCounts)
+	sender := extraHeaders{countedRequests{transport, counts}, sse, cfg.Store.RequesterPays, keys}
 	core, err := minio.NewCore(host, &minio.Options{
 		Creds:        credentials.New(chainLink{keys}),
 		Secure:       secure,
-		Transport:    answerGuard{extraHeaders{countedRequests{transport, counts}, sse, cfg.Store.RequesterPays, keys}},
+		Transport:    answerGuard{sender},
 		Region:       region,
 		BucketLookup: minio.BucketLookupPath,
 		MaxRetries:   1,
@@ -142,7 +144,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	return &Store{
 		versions: pinned, counts: counts,
-		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport,
+		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport, sender: sender,
 		sse:      sse,
 		getter:   newGetter(cfg, host, secure, region, transport, keys),
 		variable: endpointVariable(cfg.Getenv),

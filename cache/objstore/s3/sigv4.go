@@ -46,6 +46,15 @@ func hmacSHA256(key []byte, text string) []byte {
 	return h.Sum(nil)
 }
 
+// SigningKey derives the key of a day's signatures from a secret. day is written 20060102.
+func SigningKey(secret, day, region string) []byte {
+	key := []byte("AWS4" + secret)
+	for _, part := range [...]string{day, region, "s3", "aws4_request"} {
+		key = hmacSHA256(key, part)
+	}
+	return key
+}
+
 // keyFor returns the signing key of v for day.
 func (s *signer) keyFor(v *credentials.Value, day []byte) *signingKey {
 	if k := s.key.Load(); k != nil && k.day == string(day) && k.id == v.AccessKeyID && k.secret == v.SecretAccessKey {
@@ -53,10 +62,7 @@ func (s *signer) keyFor(v *credentials.Value, day []byte) *signingKey {
 	}
 	k := &signingKey{id: v.AccessKeyID, secret: v.SecretAccessKey, day: string(day)}
 	k.scope = k.day + "/" + s.region + "/s3/aws4_request"
-	key := []byte("AWS4" + k.secret)
-	for _, part := range [...]string{k.day, s.region, "s3", "aws4_request"} {
-		key = hmacSHA256(key, part)
-	}
+	key := SigningKey(k.secret, k.day, s.region)
 	k.macs.New = func() any { return hmac.New(sha256.New, key) }
 	s.key.Store(k)
 	return k
@@ -194,8 +200,8 @@ func appendLower(b []byte, name string) []byte {
 	return b
 }
 
-// appendPath appends s percent-encoded as S3 signs it: everything except A-Z a-z 0-9 - _ . ~ and the slash.
-func appendPath(b []byte, s string) []byte {
+// AppendPath appends s percent-encoded as S3 signs it: everything except A-Z a-z 0-9 - _ . ~ and the slash.
+func AppendPath(b []byte, s string) []byte {
 	const digits = "0123456789ABCDEF"
 	for i := range len(s) {
 		switch c := s[i]; {

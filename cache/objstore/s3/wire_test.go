@@ -39,7 +39,7 @@ func TestSignerAsMinio(t *testing.T) {
 		}
 		g := signedGet{host: rapid.SampledFrom([]string{"127.0.0.1:9000", "store.example.com"}).Draw(rt, "host")}
 		key := rapid.StringN(1, 40, 300).Draw(rt, "key")
-		g.path = appendPath([]byte("/bucket/"), key)
+		g.path = AppendPath([]byte("/bucket/"), key)
 		g.etag = rapid.StringMatching(`[!-~]{0,40}`).Draw(rt, "etag")
 		if rapid.Bool().Draw(rt, "ranged") {
 			g.rangeOf = rangeHeader(rapid.Int64Range(0, 1<<40).Draw(rt, "off"), rapid.Int64Range(1, 1<<30).Draw(rt, "n"))

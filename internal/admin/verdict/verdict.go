@@ -7,7 +7,7 @@ import (
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
-// Snapshot is the state that a daemon reports for one dataset; admin.Snapshot converts to it.
+// Snapshot is the state that a daemon reports for one dataset, without the counters of an S3 endpoint.
 type Snapshot struct {
 	engine.Stats
 	Feed *loader.Stats `json:"feed,omitempty"` // nil without a feed

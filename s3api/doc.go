@@ -1,0 +1,41 @@
+// Package s3api serves an open dataset as an S3 endpoint: programs that read a bucket read it through the cache by
+// changing AWS_ENDPOINT_URL. Bucket and keys are the origin's. docs/s3-endpoint.md is for users.
+//
+// # Rules
+//
+//   - Held: a key of the manifest in force, while each of its files is an object, and nobody has written the key through
+//     the endpoint. GET and HEAD of held keys are answered from manifest and cache, with the bytes that were listed or
+//     an error. A change in the origin is seen after the next refresh, as on a mount.
+//   - Listings come from the manifest if it shows all that the origin has there: the prefix lies in the dataset, no key
+//     was left out of the tree (folder markers, odd names), and no key under the prefix was written.
+//   - All else goes to the origin, signed anew with the origin's credentials, streaming in both directions: other keys,
+//     writes, versions, parts, sub-resources. A redirect is an error, never passed on: clients cannot follow it past the
+//     endpoint. A folder has no origin, so there all else is refused.
+//   - A key is written from the moment its request arrives until a listing of the source that began after the request
+//     ended. Only then can the manifest have its new version. What is saved on disk is marked before the first write, so
+//     that a daemon that is killed lists again. So no PUT is followed by old bytes.
+//   - Only the bucket of the dataset exists. Its settings cannot be changed, and copies read from it alone: a key of the
+//     endpoint must not open what else the daemon's credentials can reach.
+//   - Reads move the order's position, as opens of a mount do: a GET of a whole object is one open. Ranged GETs of one
+//     object from one address are one open together, until none has run for two seconds. HEAD is none. A reader is a
+//     connection, since a DataLoader's worker keeps its own.
+//   - What a listing cannot know is missing: Content-Type is S3's default, and held keys have no user metadata and no
+//     checksums.
+//
+// # Signatures
+//
+// Signature Version 4, in the Authorization header or in a presigned query. The host and all x-amz-* headers must be
+// signed, and the date is at most 15 minutes off. Any region is accepted: the secret is what counts. A body's hash is
+// passed on, and the origin checks it. Bodies signed chunk by chunk would have to be verified and signed anew, chunk by
+// chunk: they are refused as NotImplemented.
+//
+// # Limits
+//
+// Headers have 64 KiB and 10 s, a connection 2 minutes between requests, each piece of a body 30 s. There are at most
+// maxConns connections, and maxRequests requests at work with a buffer of 256 KiB each. Uploads are not buffered.
+//
+// # Traps
+//
+//   - Key order is that of whole keys: "a-b" < "a/b" < "a0". A folder sorts as its name with a slash.
+//   - net/http's ServeMux cleans paths, and "a//b" is a key. It is not used.
+package s3api

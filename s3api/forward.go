@@ -1,0 +1,145 @@
+package s3api
+
+import (
+	"bytes"
+	"encoding/xml"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore/s3"
+)
+
+// maxDelete bounds the body of a request that deletes several keys, which is read before it is sent: it has at most
+// 1,000 keys of 1 KiB.
+const maxDelete = 2 << 20
+
+// kept are the headers that end here, of a request; dropped those of an answer.
+var (
+	kept = []string{"Authorization", "X-Amz-Date", "Date", "X-Amz-Security-Token", "Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer",
+		"Transfer-Encoding", "Upgrade", "Expect", "Content-Length", "Proxy-Authorization", "Forwarded", "X-Forwarded-For"}
+	dropped = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Proxy-Authenticate", "Location"}
+)
+
+// forward sends a request to the origin and its answer to the client.
+func (s *Server) forward(w http.ResponseWriter, r *http.Request, key string, q url.Values) error {
+	if s.origin == nil {
+		return &apiError{http.StatusNotImplemented, "NotImplemented", "A folder is served, which has no such resource"}
+	}
+	s.count.forwarded.Add(1)
+	req := s3.Request{Method: r.Method, Key: key, Query: url.Values{}, Header: r.Header.Clone()}
+	for name, values := range q {
+		if !strings.HasPrefix(name, "X-Amz-") { // a presigned query
+			req.Query[name] = values
+		}
+	}
+	for _, name := range kept {
+		req.Header.Del(name)
+	}
+	if strings.HasPrefix(req.Header.Get("X-Amz-Content-Sha256"), "STREAMING-"+algorithm) { // of an unsigned endpoint's client
+		return errChunkSigned
+	}
+	control := http.NewResponseController(w)
+	if r.ContentLength != 0 {
+		req.Length, req.Body = r.ContentLength, deadlined{r.Body, control}
+	}
+	resp, err := s.origin.Forward(r.Context(), req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode >= 300 && resp.StatusCode != http.StatusNotModified && resp.StatusCode < 400 {
+		return &apiError{http.StatusBadGateway, "InternalError", fmt.Sprintf("The origin answers with a redirect, HTTP %d: check AWS_ENDPOINT_URL and AWS_REGION of the daemon", resp.StatusCode)}
+	}
+	for _, name := range dropped {
+		resp.Header.Del(name)
+	}
+	for name, values := range resp.Header {
+		w.Header()[name] = values
+	}
+	w.WriteHeader(resp.StatusCode)
+	n, err := io.CopyBuffer(patient{w, control}, resp.Body, make([]byte, 32<<10))
+	s.count.sent.Add(n)
+	if err != nil {
+		panic(http.ErrAbortHandler) // the answer is cut off
+	}
+	return nil
+}
+
+// deadlined reads an upload as long as the client goes on sending.
+type deadlined struct {
+	body    io.Reader
+	control *http.ResponseController
+}
+
+func (d deadlined) Read(p []byte) (int, error) {
+	_ = d.control.SetReadDeadline(time.Now().Add(pieceTime))
+	n, err := d.body.Read(p)
+	if err != nil { // from here on a silent client is one that waits for the answer
+		_ = d.control.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}
+
+// patient writes as long as the client goes on reading.
+type patient struct {
+	w       io.Writer
+	control *http.ResponseController
+}
+
+func (p patient) Write(b []byte) (int, error) {
+	_ = p.control.SetWriteDeadline(time.Now().Add(pieceTime))
+	return p.w.Write(b)
+}
+
+// write forwards a request that changes keys.
+func (s *Server) write(w http.ResponseWriter, r *http.Request, key string, q url.Values) error {
+	if s.origin == nil {
+		return denied("The endpoint serves a folder, and does not write to it: change the files in %s", s.o.Origin)
+	}
+	if from := r.Header.Get("X-Amz-Copy-Source"); from != "" {
+		from, _ = url.PathUnescape(from)
+		if bucket, _, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); bucket != s.o.Bucket {
+			return denied("The endpoint copies within bucket %s only: copy from others at %s", s.o.Bucket, s.o.Origin)
+		}
+	}
+	keys := []string{key}
+	if key == "" {
+		if r.Method != http.MethodPost || !q.Has("delete") {
+			return denied("The endpoint does not change the bucket's settings: do it at %s", s.o.Origin)
+		}
+		var err error
+		if keys, err = deleted(r); err != nil {
+			return err
+		}
+	}
+	if !s.written.any() {
+		if err := s.data.MarkStale(); err != nil {
+			return err
+		}
+	}
+	defer s.written.begin(keys)()
+	return s.forward(w, r, key, q)
+}
+
+// deleted returns the keys that a request for several deletions names. Its body can be read again.
+func deleted(r *http.Request) (keys []string, err error) {
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxDelete+1))
+	if err != nil {
+		return nil, &apiError{http.StatusBadRequest, "IncompleteBody", "The body ended early"}
+	}
+	var list struct {
+		Object []struct{ Key string }
+	}
+	if len(body) > maxDelete || xml.Unmarshal(body, &list) != nil {
+		return nil, &apiError{http.StatusBadRequest, "MalformedXML", "The XML you provided was not well-formed or did not validate against our published schema"}
+	}
+	for _, o := range list.Object {
+		keys = append(keys, o.Key)
+	}
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	return keys, nil
+}

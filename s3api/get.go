@@ -1,0 +1,163 @@
+package s3api
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+)
+
+// piece is the most bytes that a GET reads and writes at once.
+const piece = 256 << 10
+
+var pieces = sync.Pool{New: func() any { return new([piece]byte) }}
+
+// defaultType is the Content-Type of S3 for objects that were stored without one.
+const defaultType = "binary/octet-stream"
+
+// object answers a GET or HEAD of a held key.
+func (s *Server) object(w http.ResponseWriter, r *http.Request, m *catalog.Manifest, file int) error {
+	size, etag, mod := m.Size(file), m.ETag(file), modified(m.ModTime(file), s.began).Truncate(time.Second)
+	h := w.Header()
+	h.Set("ETag", `"`+etag+`"`)
+	h.Set("Last-Modified", mod.Format(http.TimeFormat))
+	if err := preconditions(r.Header, etag, mod); err != nil {
+		return err
+	}
+	h.Set("Accept-Ranges", "bytes")
+	h.Set("Content-Type", defaultType)
+	off, n, part, err := parseRange(r.Header.Get("Range"), size)
+	if err != nil {
+		h.Set("Content-Range", fmt.Sprintf("bytes */%d", size))
+		return err
+	}
+	status := http.StatusOK
+	if part {
+		status = http.StatusPartialContent
+		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", off, off+n-1, size))
+	}
+	head := func() {
+		h.Set("Content-Length", strconv.FormatInt(n, 10))
+		w.WriteHeader(status)
+	}
+	if r.Method == http.MethodHead {
+		head()
+		return nil
+	}
+	reader, _ := r.Context().Value(readerKey{}).(uint32)
+	if n == size {
+		defer s.opens.whole(m, file, reader)()
+	} else {
+		defer s.opens.part(opened{m, file, hostOf(r)}, reader)()
+	}
+	return s.send(w, r, m, file, off, n, head)
+}
+
+// send writes n bytes of a file. head is called once the first of them are there: until then an error can be told.
+func (s *Server) send(w http.ResponseWriter, r *http.Request, m *catalog.Manifest, file int, off, n int64, head func()) error {
+	if n == 0 {
+		head()
+		return nil
+	}
+	buf := pieces.Get().(*[piece]byte)
+	defer pieces.Put(buf)
+	control := http.NewResponseController(w)
+	for end := off + n; off < end; {
+		p := buf[:min(piece, end-off)]
+		lent, release, ok := s.data.Lend(m, file, off, len(p))
+		if ok {
+			p = lent
+		} else if got, err := s.data.ReadAt(r.Context(), m, file, p, off); got < len(p) {
+			if err == nil || err == io.EOF { //nolint:errorlint // as io.ReaderAt returns it
+				err = io.ErrUnexpectedEOF
+			}
+			if head == nil { // the status is out: only a broken connection tells
+				s.o.Log.Warn("a read through the S3 endpoint failed", "file", m.Path(file), "cause", err)
+				panic(http.ErrAbortHandler)
+			}
+			return err
+		}
+		if head != nil {
+			head()
+			head = nil
+		}
+		_ = control.SetWriteDeadline(time.Now().Add(pieceTime))
+		_, err := w.Write(p)
+		if ok {
+			release()
+		}
+		s.count.sent.Add(int64(len(p)))
+		if err != nil {
+			return nil // the client left
+		}
+		off += int64(len(p))
+	}
+	return nil
+}
+
+// preconditions evaluates conditions as RFC 9110 orders them: those on the ETag outrank those on the time.
+func preconditions(h http.Header, etag string, mod time.Time) error {
+	if match := h.Get("If-Match"); match != "" {
+		if !anyTag(match, etag) {
+			return errPrecondition
+		}
+	} else if since, err := http.ParseTime(h.Get("If-Unmodified-Since")); err == nil && mod.After(since) {
+		return errPrecondition
+	}
+	if none := h.Get("If-None-Match"); none != "" {
+		if anyTag(none, etag) {
+			return errNotModified
+		}
+	} else if since, err := http.ParseTime(h.Get("If-Modified-Since")); err == nil && !mod.After(since) && !since.After(time.Now()) {
+		return errNotModified
+	}
+	return nil
+}
+
+// anyTag reports whether a list of ETags, with or without quotes, has one.
+func anyTag(list, etag string) bool {
+	for tag := range strings.SplitSeq(list, ",") {
+		if tag = strings.Trim(strings.TrimSpace(tag), `"`); tag == "*" || tag == etag {
+			return true
+		}
+	}
+	return false
+}
+
+// parseRange reads a Range header. As S3 does, it takes one range, and ignores a header that it cannot read.
+func parseRange(text string, size int64) (off, n int64, part bool, err error) {
+	from, to, ok := strings.Cut(strings.TrimPrefix(text, "bytes="), "-")
+	if !ok || !strings.HasPrefix(text, "bytes=") || from == "" && to == "" {
+		return 0, size, false, nil
+	}
+	first, ok1 := parseDigits(from)
+	last, ok2 := parseDigits(to)
+	switch {
+	case from == "" && ok2: // the last bytes
+		if last == 0 {
+			return 0, 0, false, errInvalidRange
+		}
+		n = min(last, size)
+		return size - n, n, n > 0, nil
+	case to == "":
+		last, ok2 = size-1, true
+	}
+	switch {
+	case !ok1, !ok2, to != "" && last < first:
+		return 0, size, false, nil
+	case first >= size:
+		return 0, 0, false, errInvalidRange
+	}
+	return first, min(last, size-1) - first + 1, true, nil
+}
+
+// parseDigits is ParseInt without signs.
+func parseDigits(text string) (n int64, ok bool) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	return n, err == nil && strings.Trim(text, "0123456789") == ""
+}

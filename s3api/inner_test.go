@@ -1,0 +1,157 @@
+package s3api
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// Whatever a client writes, the parsers give a signature that fits its form, or an error of S3's.
+func FuzzSignature(f *testing.F) {
+	const good = "AWS4-HMAC-SHA256 Credential=a/b/20261123/eu-west-1/s3/aws4_request, SignedHeaders=host;x-amz-date, Signature="
+	f.Add(good+strings.Repeat("0", 64), "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=a/20261123/r/s3/aws4_request&X-Amz-Date=20261123T000000Z&X-Amz-Expires=60&X-Amz-SignedHeaders=host&X-Amz-Signature="+strings.Repeat("0", 64))
+	f.Add(good, "X-Amz-Signature=")
+	f.Add("AWS4-HMAC-SHA256 Credential=, SignedHeaders=, Signature=", "X-Amz-Algorithm=&X-Amz-Expires=-1")
+	f.Fuzz(func(t *testing.T, header, query string) {
+		q, err := url.ParseQuery(query)
+		if err != nil {
+			return
+		}
+		r := &http.Request{Method: "GET", Host: "h", URL: &url.URL{Path: "/b/k", RawQuery: query}, Header: http.Header{}}
+		for _, auth := range []string{header, ""} {
+			r.Header.Set("Authorization", auth)
+			r.Header.Set("X-Amz-Date", "20261123T000000Z")
+			r.Header.Set("X-Amz-Content-Sha256", unsigned)
+			s, err := parseSignature(r, q)
+			var e *apiError
+			switch {
+			case err != nil && (!errors.As(err, &e) || e.status < 400 || e.code == ""):
+				t.Fatalf("%v", err)
+			case err == nil && (len(s.sum) != 32 || s.scope[0] != "20261123" && auth != "" || s.scope[3] != "aws4_request" || !slices.Contains(s.headers, "host")):
+				t.Fatalf("%+v", s)
+			}
+			if err := (Keys{"a/b": "secret"}).verify(r, q, time.Date(2026, 11, 23, 0, 1, 0, 0, time.UTC)); err == nil {
+				t.Fatal("a signature was made up")
+			}
+		}
+	})
+}
+
+func TestParseKeys(t *testing.T) {
+	keys, err := ParseKeys(strings.NewReader("# who\n\n one  1\ntwo\t2\n"))
+	if err != nil || len(keys) != 2 || keys["one"] != "1" || keys["two"] != "2" {
+		t.Errorf("%v, %v", keys, err)
+	}
+	for text, want := range map[string]string{"": "no key", "#\n": "no key", "a\n": "line 1", "a b\na c\n": "line 2", "a b c": "line 1"} {
+		if _, err := ParseKeys(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// Pages of any size are the sorted keys, cut as a simple model cuts them.
+func TestPagesOfAnyTree(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 100 {
+		parts, set := []string{"a", "a-", "a0", "b", "-", "é"}, map[string]bool{}
+		for range 30 {
+			key := "p"
+			for range 1 + rng.IntN(3) {
+				key += "/" + parts[rng.IntN(len(parts))] + parts[rng.IntN(len(parts))]
+			}
+			set[key] = true
+		}
+		m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
+			for k := range set {
+				if !yield(objstore.Object{Key: k, ETag: "e", Size: 1}, nil) {
+					return
+				}
+			}
+		}, catalog.BuildOptions{Prefix: "p/"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var keys []string
+		for f := range m.Len() { // a file with the name of a folder is not shown
+			keys = append(keys, "p/"+m.Path(f))
+		}
+		slices.Sort(keys)
+		for range 20 {
+			l := listing{v2: true, max: 1 + rng.IntN(5), prefix: "p/" + []string{"", "a", "aa/", "b-"}[rng.IntN(4)], delimiter: []string{"", "/", "-", "0"}[rng.IntN(4)]}
+			var got []string
+			tr := &tree{m: m}
+			for n := 0; ; n++ {
+				r := tr.page(&l, "bucket", "p/", time.Time{})
+				for _, k := range r.Contents {
+					got = append(got, k.Key)
+				}
+				for _, p := range r.CommonPrefixes {
+					got = append(got, p.Prefix)
+				}
+				if len(r.Contents)+len(r.CommonPrefixes) != *r.KeyCount || *r.KeyCount > l.max || n > 100 {
+					t.Fatalf("%+v", r)
+				}
+				if !r.IsTruncated {
+					break
+				}
+				next, err := parseListing(url.Values{"list-type": {"2"}, "prefix": {l.prefix}, "delimiter": {l.delimiter}, "max-keys": {fmt.Sprint(l.max)}, "continuation-token": {r.NextContinuationToken}})
+				if err != nil || next.foreign {
+					t.Fatal(next, err)
+				}
+				l = next
+			}
+			slices.Sort(got) // of a page, keys and prefixes come apart
+			if want := model(keys, l.prefix, l.delimiter); !slices.Equal(got, want) {
+				t.Fatalf("prefix %q, delimiter %q, %d a page, of %q:\n%q, want\n%q", l.prefix, l.delimiter, l.max, keys, got, want)
+			}
+		}
+	}
+}
+
+// model lists sorted keys.
+func model(keys []string, prefix, delimiter string) (all []string) {
+	for _, k := range keys {
+		rest, ok := strings.CutPrefix(k, prefix)
+		if !ok {
+			continue
+		}
+		if i := strings.Index(rest, delimiter); delimiter != "" && i >= 0 {
+			k = prefix + rest[:i+len(delimiter)]
+		}
+		if len(all) == 0 || all[len(all)-1] != k {
+			all = append(all, k)
+		}
+	}
+	return all
+}
+
+// A written key is let go of by a listing that began after the write had ended, and by no other.
+func TestWritten(t *testing.T) {
+	var w written
+	before := time.Now().Add(-time.Second)
+	end := w.begin([]string{"a/1", "a/2"})
+	w.listed(time.Now().Add(time.Second)) // it runs
+	if !w.has("a/1") || !w.below("a/") || w.has("a/3") || w.below("b") {
+		t.Error("while it runs")
+	}
+	end()
+	if w.listed(before); !w.has("a/2") {
+		t.Error("a listing from before the write")
+	}
+	if w.listed(time.Now().Add(time.Second)); w.any() {
+		t.Error("a listing from after it")
+	}
+	defer w.begin(make([]string, maxWritten+1))()
+	if !w.has("anything") || !w.below("anything") {
+		t.Error("too many keys to know")
+	}
+}

@@ -1,0 +1,200 @@
+package s3api
+
+import (
+	"encoding/base64"
+	"encoding/xml"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxKeys is the most keys of a page.
+const maxKeys = 1000
+
+// tokenPrefix begins the continuation tokens of listings from the manifest; the origin's go to the origin.
+const tokenPrefix = "shoal."
+
+// listing is a request for a page of keys.
+type listing struct {
+	v2                bool
+	prefix, delimiter string
+	after             string // keys up to this one, and prefixes up to it, were listed
+	token             string // as it was given
+	startAfter        string // marker, in version 1
+	max               int
+	encode            bool
+	foreign           bool // the token is not ours
+}
+
+func parseListing(q url.Values) (l listing, err error) {
+	l = listing{v2: q.Get("list-type") == "2", prefix: q.Get("prefix"), delimiter: q.Get("delimiter"), max: maxKeys}
+	if text := q.Get("max-keys"); text != "" {
+		n, err := strconv.ParseInt(text, 10, 32)
+		if err != nil || n < 0 {
+			return l, badArgument("Argument max-keys must be an integer between 0 and 2147483647")
+		}
+		l.max = min(int(n), maxKeys)
+	}
+	switch text := q.Get("encoding-type"); text {
+	case "":
+	case "url":
+		l.encode = true
+	default:
+		return l, badArgument("Invalid Encoding Method specified in Request")
+	}
+	if !l.v2 {
+		l.startAfter = q.Get("marker")
+		l.after = l.startAfter
+		return l, nil
+	}
+	l.startAfter = q.Get("start-after")
+	l.after = l.startAfter
+	if l.token = q.Get("continuation-token"); l.token != "" {
+		text, ours := strings.CutPrefix(l.token, tokenPrefix)
+		after, err := base64.RawURLEncoding.DecodeString(text)
+		if l.foreign = !ours || err != nil; !l.foreign {
+			l.after = string(after)
+		}
+	} else if q.Has("continuation-token") {
+		return l, badArgument("The continuation token provided is incorrect")
+	}
+	return l, nil
+}
+
+// forOrigin changes the query for the origin, to which our tokens mean nothing.
+func (l *listing) forOrigin(q url.Values) {
+	if l.token == "" || l.foreign {
+		return
+	}
+	q.Del("continuation-token")
+	after := l.after
+	if l.delimiter != "" && strings.HasSuffix(after, l.delimiter) { // the prefix was listed
+		after += "\U0010FFFF"
+	}
+	q.Set("start-after", after)
+}
+
+// listResult is a page of either version.
+type listResult struct {
+	XMLName               xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ ListBucketResult"`
+	Name                  string
+	Prefix                string
+	Marker                *string `xml:",omitempty"`
+	NextMarker            string  `xml:",omitempty"`
+	StartAfter            string  `xml:",omitempty"`
+	ContinuationToken     string  `xml:",omitempty"`
+	NextContinuationToken string  `xml:",omitempty"`
+	KeyCount              *int    `xml:",omitempty"`
+	MaxKeys               int
+	Delimiter             string `xml:",omitempty"`
+	EncodingType          string `xml:",omitempty"`
+	IsTruncated           bool
+	Contents              []listedKey
+	CommonPrefixes        []listedPart
+}
+
+type listedKey struct {
+	Key          string
+	LastModified string
+	ETag         string
+	Size         int64
+	StorageClass string
+}
+
+type listedPart struct{ Prefix string }
+
+// page lists from the tree. root begins all its keys, and the listing's prefix begins with it.
+func (t *tree) page(l *listing, bucket, root string, unknown time.Time) listResult {
+	encode := func(s string) string { return s }
+	r := listResult{Name: bucket, MaxKeys: l.max}
+	if l.encode {
+		encode, r.EncodingType = func(s string) string { return strings.ReplaceAll(escape(s), "%2F", "/") }, "url"
+	}
+	r.Prefix, r.Delimiter = encode(l.prefix), encode(l.delimiter)
+	at, equal := l.after, false
+	if at < l.prefix {
+		at, equal = l.prefix, true
+	}
+	last, n := "", 0
+	for ; ; n++ {
+		path, below := strings.CutPrefix(at, root)
+		if !below { // it is greater than all keys there
+			break
+		}
+		file, ok := t.next(path, equal)
+		if !ok {
+			break
+		}
+		key := root + t.m.Path(file)
+		if !strings.HasPrefix(key, l.prefix) {
+			break
+		}
+		at, equal = key, false
+		part := ""
+		if l.delimiter != "" {
+			if i := strings.Index(key[len(l.prefix):], l.delimiter); i >= 0 {
+				part = key[:len(l.prefix)+i+len(l.delimiter)]
+				at = part + "\xff" // no key has this byte
+			}
+		}
+		if part != "" && part <= l.after {
+			n--
+			continue
+		}
+		if n >= l.max {
+			r.IsTruncated = l.max > 0
+			break
+		}
+		if last = key; part != "" {
+			last = part
+			r.CommonPrefixes = append(r.CommonPrefixes, listedPart{encode(part)})
+			continue
+		}
+		r.Contents = append(r.Contents, listedKey{encode(key), modified(t.m.ModTime(file), unknown).Format("2006-01-02T15:04:05.000Z"), `"` + t.m.ETag(file) + `"`, t.m.Size(file), "STANDARD"})
+	}
+	switch {
+	case l.v2:
+		r.KeyCount, r.StartAfter, r.ContinuationToken = &n, encode(l.startAfter), l.token
+		if r.IsTruncated {
+			r.NextContinuationToken = tokenPrefix + base64.RawURLEncoding.EncodeToString([]byte(last))
+		}
+	default:
+		marker := encode(l.startAfter)
+		if r.Marker = &marker; r.IsTruncated && l.delimiter != "" {
+			r.NextMarker = encode(last)
+		}
+	}
+	return r
+}
+
+// modified is a file's time, or the one for files without.
+func modified(t, unknown time.Time) time.Time {
+	if t.IsZero() {
+		t = unknown
+	}
+	return t.UTC()
+}
+
+// list answers a listing from the manifest, if that shows all that the origin has there.
+func (s *Server) list(w http.ResponseWriter, r *http.Request, q url.Values) error {
+	l, err := parseListing(q)
+	if err != nil {
+		return err
+	}
+	s.catchUp()
+	complete := !s.written.below(l.prefix)
+	m := s.data.Manifest()
+	skipped := m.Skipped()
+	complete = complete && !s.data.Members() && skipped.Total()+skipped.Markers == 0
+	if s.origin != nil && (!complete || l.foreign || !strings.HasPrefix(l.prefix, m.Prefix()) || q.Get("fetch-owner") == "true") {
+		l.forOrigin(q)
+		return s.forward(w, r, "", q)
+	}
+	if l.foreign {
+		return badArgument("The continuation token provided is incorrect")
+	}
+	writeXML(w, http.StatusOK, s.treeOf(m).page(&l, s.o.Bucket, m.Prefix(), s.began))
+	return nil
+}

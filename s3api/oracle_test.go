@@ -1,0 +1,302 @@
+package s3api_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/md5" //nolint:gosec // S3 asks for it
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/minio/minio-go/v7/pkg/signer"
+	"go.uber.org/goleak"
+
+	"github.com/shoalfs/shoal/cache/cachedir"
+	"github.com/shoalfs/shoal/lab/rig/s3server"
+	"github.com/shoalfs/shoal/prefetch/engine"
+	"github.com/shoalfs/shoal/prefetch/order"
+	"github.com/shoalfs/shoal/s3api"
+)
+
+const (
+	bucket = "photos"
+	access = "trainer"
+	secret = "not a secret"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// oddKeys are in an order that is not that of a walk through folders, and have what must be escaped.
+var oddKeys = []string{
+	"train/a-b/1", "train/a/1", "train/a/b/2", "train/a/b-c/3", "train/a0", "train/b/ü+%20 &?#'.jpg", "train/b/é", "train/c d/e=f", "train/c,d;e/(1)!~*",
+	"train/n01/1.jpg", "train/n01/2.jpg", "train/n01/10.jpg", "train/n02/1.jpg", "train/zero", "train/large", "train/readme.txt",
+	"train-other/1", "other/1", "top",
+}
+
+func contentOf(key string) []byte {
+	switch {
+	case strings.HasSuffix(key, "zero"):
+		return nil
+	case strings.HasSuffix(key, "large"):
+		return bytes.Repeat([]byte("0123456789abcdef"), 600<<10/16)
+	}
+	return []byte("the content of " + key)
+}
+
+// bigSize is more than two extents.
+const bigSize = 9<<20 + 77
+
+func md5Of(text string) string {
+	sum := md5.Sum([]byte(text)) //nolint:gosec // S3 asks for it
+	return base64.StdEncoding.EncodeToString(sum[:])
+}
+
+// side is an endpoint to ask.
+type side struct {
+	url            string
+	access, secret string
+	client         *minio.Client
+}
+
+func newSide(t testing.TB, at, access, secret string) side {
+	t.Helper()
+	u, err := url.Parse(at)
+	must(t, err)
+	tr := &http.Transport{DisableCompression: true}
+	t.Cleanup(tr.CloseIdleConnections)
+	c, err := minio.New(u.Host, &minio.Options{Creds: credentials.NewStaticV4(access, secret, ""), Region: s3server.Region, BucketLookup: minio.BucketLookupPath, Transport: tr})
+	must(t, err)
+	return side{at, access, secret, c}
+}
+
+// ask sends a signed request and returns the answer with its body.
+func (s side) ask(t testing.TB, method, path, query string, header map[string]string, body []byte) (*http.Response, []byte) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, s.url, bytes.NewReader(body))
+	must(t, err)
+	req.URL.Path, req.URL.RawQuery = path, query
+	for name, value := range header {
+		req.Header.Set(name, value)
+	}
+	sum := sha256.Sum256(body)
+	req.Header.Set("X-Amz-Content-Sha256", hex.EncodeToString(sum[:]))
+	req = signer.SignV4(*req, s.access, s.secret, "", s3server.Region)
+	return s.do(t, req)
+}
+
+func (s side) do(t testing.TB, req *http.Request) (*http.Response, []byte) {
+	t.Helper()
+	tr := &http.Transport{DisableCompression: true}
+	defer tr.CloseIdleConnections()
+	resp, err := tr.RoundTrip(req)
+	must(t, err)
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	must(t, err)
+	return resp, data
+}
+
+// served starts a store with keys and an endpoint of s3://photos/train before it.
+func served(t testing.TB, keys []string, big ...string) (origin, shoal side, e *engine.Engine) {
+	t.Helper()
+	srv, err := s3server.Start(context.Background(), s3server.Options{Dir: t.TempDir()})
+	must(t, err)
+	t.Cleanup(srv.Stop)
+	origin = newSide(t, srv.URL, s3server.AccessKey, s3server.SecretKey)
+	must(t, origin.client.MakeBucket(t.Context(), bucket, minio.MakeBucketOptions{}))
+	for _, k := range keys {
+		_, err := origin.client.PutObject(t.Context(), bucket, k, bytes.NewReader(contentOf(k)), int64(len(contentOf(k))), minio.PutObjectOptions{})
+		must(t, err)
+	}
+	for _, k := range big {
+		data := make([]byte, bigSize)
+		_, _ = rand.NewChaCha8([32]byte{}).Read(data)
+		_, err := origin.client.PutObject(t.Context(), bucket, k, bytes.NewReader(data), bigSize, minio.PutObjectOptions{})
+		must(t, err)
+	}
+	e = open(t, "s3://"+bucket+"/train", filepath.Join(t.TempDir(), "cache"), srv.URL)
+	store, _ := e.Origin()
+	return origin, serve(t, e, store, bucket), e
+}
+
+// open opens a dataset.
+func open(t testing.TB, source, cacheDir, endpoint string) *engine.Engine {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	h, err := engine.OpenHost(engine.HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 1 << 30, Memory: 256 << 20, Logger: log}})
+	must(t, err)
+	t.Cleanup(func() { must(t, h.Close()) })
+	env := map[string]string{}
+	for _, kv := range s3server.Env(endpoint) {
+		name, value, _ := strings.Cut(kv, "=")
+		env[name] = value
+	}
+	spec, err := order.Parse("none")
+	must(t, err)
+	e, err := h.Open(t.Context(), engine.Config{Source: source, Order: spec, Samples: "*", Connections: 8, Logger: log, Getenv: func(name string) string { return env[name] }})
+	must(t, err)
+	t.Cleanup(func() { must(t, e.Close()) })
+	return e
+}
+
+// serve serves a dataset until the test ends.
+func serve(t testing.TB, data s3api.Dataset, origin s3api.Origin, bucket string) side {
+	t.Helper()
+	s := s3api.New(data, origin, s3api.Options{Bucket: bucket, Origin: "the origin", Keys: s3api.Keys{access: secret}, Log: slog.New(slog.DiscardHandler)})
+	l, err := s3api.Listen("127.0.0.1:0", true)
+	must(t, err)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		s.Close(ctx)
+		must(t, <-done)
+	})
+	return newSide(t, "http://"+l.Addr().(*net.TCPAddr).String(), access, secret)
+}
+
+// same asks both sides, and compares status, body and the headers named.
+func same(t *testing.T, a, b side, method, path, query string, header map[string]string, headers ...string) {
+	t.Helper()
+	wantResp, want := a.ask(t, method, path, query, header, nil)
+	gotResp, got := b.ask(t, method, path, query, header, nil)
+	name := fmt.Sprintf("%s %s?%s %v", method, path, query, header)
+	if gotResp.StatusCode != wantResp.StatusCode {
+		t.Errorf("%s: HTTP %d (%.300s), the store answers %d (%.300s)", name, gotResp.StatusCode, got, wantResp.StatusCode, want)
+		return
+	}
+	if wantResp.StatusCode >= 300 {
+		return
+	}
+	for _, h := range headers {
+		if g, w := gotResp.Header.Get(h), wantResp.Header.Get(h); g != w {
+			t.Errorf("%s: %s %q, the store answers %q", name, h, g, w)
+		}
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s: %d bytes, the store answers %d", name, len(got), len(want))
+	}
+}
+
+// Ranges and conditions are answered as a store answers them.
+func TestObjectsAsTheStore(t *testing.T) {
+	origin, shoal, _ := served(t, oddKeys)
+	headers := []string{"ETag", "Content-Length", "Content-Range", "Last-Modified", "Accept-Ranges"}
+	for _, key := range oddKeys {
+		for _, method := range []string{"GET", "HEAD"} {
+			same(t, origin, shoal, method, "/"+bucket+"/"+key, "", nil, headers...)
+		}
+	}
+	ranges := []string{
+		"bytes=0-0", "bytes=0-9", "bytes=5-", "bytes=-5", "bytes=-1000000", "bytes=10-1000000", "bytes=614399-", "bytes=614399-614399", "bytes=300000-599999",
+		"bytes=614400-", "bytes=614400-614500", "bytes=99999999999999999999-", "bytes=-0", "bytes=", "bytes=-", "bytes=5-2", "bytes=a-b", "bytes=0-1,4-5",
+	}
+	for _, key := range []string{"train/large", "train/zero", "train/readme.txt"} {
+		for _, text := range ranges {
+			same(t, origin, shoal, "GET", "/"+bucket+"/"+key, "", map[string]string{"Range": text}, "Content-Range", "Content-Length", "ETag")
+		}
+	}
+	info, err := origin.client.StatObject(t.Context(), bucket, "train/large", minio.StatObjectOptions{})
+	must(t, err)
+	before, after := info.LastModified.Add(-time.Hour).Format(http.TimeFormat), info.LastModified.Add(time.Hour).Format(http.TimeFormat)
+	for _, header := range []map[string]string{
+		{"If-Match": `"` + info.ETag + `"`}, {"If-Match": info.ETag}, {"If-Match": `"other"`}, {"If-Match": "*"},
+		{"If-None-Match": `"` + info.ETag + `"`}, {"If-None-Match": `"other"`}, {"If-None-Match": "*"},
+		{"If-Modified-Since": before}, {"If-Modified-Since": after}, {"If-Unmodified-Since": before}, {"If-Unmodified-Since": after},
+		{"If-Match": `"` + info.ETag + `"`, "If-Unmodified-Since": before}, {"If-None-Match": `"other"`, "If-Modified-Since": after},
+		{"If-Match": `"other"`, "Range": "bytes=0-9"}, {"If-Match": `"` + info.ETag + `"`, "Range": "bytes=5-9"},
+	} {
+		for _, method := range []string{"GET", "HEAD"} {
+			same(t, origin, shoal, method, "/"+bucket+"/train/large", "", header, "ETag", "Content-Range")
+		}
+	}
+	for _, path := range []string{"/photos/train/none", "/photos/none", "/photos/train/a", "/photos/train/a/", "/other-bucket/x", "/photos/train/readme.txt/x"} {
+		same(t, origin, shoal, "GET", path, "", nil)
+		same(t, origin, shoal, "HEAD", path, "", nil)
+	}
+	same(t, origin, shoal, "HEAD", "/photos", "", nil)
+	same(t, origin, shoal, "HEAD", "/photos/", "", nil)
+	same(t, origin, shoal, "GET", "/photos/train/large", "partNumber=1", nil, "Content-Length")
+}
+
+// listed is a listing of all pages by the requests of one version of the API. The number of pages is not compared: the
+// store says that there are more when only keys with another prefix follow.
+func listed(t *testing.T, s side, v1 bool, prefix, after, delimiter string, perPage int) (all []string) {
+	t.Helper()
+	core, token := minio.Core{Client: s.client}, ""
+	for range 100 {
+		var contents []minio.ObjectInfo
+		var prefixes []minio.CommonPrefix
+		var more bool
+		if v1 {
+			r, err := core.ListObjects(bucket, prefix, after, delimiter, perPage)
+			must(t, err)
+			contents, prefixes, more = r.Contents, r.CommonPrefixes, r.IsTruncated
+			if after = r.NextMarker; more && after == "" {
+				after = r.Contents[len(r.Contents)-1].Key
+			}
+		} else {
+			r, err := core.ListObjectsV2(bucket, prefix, after, token, delimiter, perPage)
+			must(t, err)
+			contents, prefixes, more, token = r.Contents, r.CommonPrefixes, r.IsTruncated, r.NextContinuationToken
+		}
+		for _, o := range contents {
+			all = append(all, fmt.Sprint(o.Key, o.Size, o.ETag, o.LastModified.Truncate(time.Second)))
+		}
+		for _, p := range prefixes {
+			all = append(all, p.Prefix)
+		}
+		if !more {
+			break
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Listings, from the manifest or the origin, have what the store lists.
+func TestListingsAsTheStore(t *testing.T) {
+	origin, shoal, _ := served(t, oddKeys)
+	n := 0
+	for _, prefix := range []string{"train/", "train/a", "train/a/", "train/n0", "train/n01/1", "train/b/ü", "train/none", "", "tra", "other/"} {
+		for _, delimiter := range []string{"", "/", "-", ".jpg", "b"} {
+			for _, after := range []string{"", "train/", "train/a", "train/a/1", "train/a/b/2", "train/n01/10.jpg", "train/zz", "zzz"} {
+				for _, perPage := range []int{1, 3, 1000} {
+					for _, v1 := range []bool{true, false} {
+						if v1 && delimiter != "" && strings.HasPrefix(after, "train/a/") {
+							continue
+						}
+						want := listed(t, origin, v1, prefix, after, delimiter, perPage)
+						got := listed(t, shoal, v1, prefix, after, delimiter, perPage)
+						if n++; !slices.Equal(got, want) {
+							t.Errorf("v1 %t, prefix %q, delimiter %q, after %q, %d a page:\n%q, the store lists\n%q", v1, prefix, delimiter, after, perPage, got, want)
+						}
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d listings", n)
+}

@@ -1,0 +1,329 @@
+package s3api_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/signer"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/lab/rig/s3server"
+	"github.com/shoalfs/shoal/prefetch/engine"
+)
+
+// code is the error code in an answer.
+func code(body []byte) string {
+	_, rest, _ := strings.Cut(string(body), "<Code>")
+	c, _, _ := strings.Cut(rest, "</Code>")
+	return c
+}
+
+// No PUT, copy or deletion is followed by old bytes: not at once, not after a refresh, and not after a restart.
+func TestWritesAreSeen(t *testing.T) {
+	origin, shoal, e := served(t, oddKeys)
+	read := func(key string) string {
+		t.Helper()
+		resp, body := shoal.ask(t, "GET", "/"+bucket+"/"+key, "", nil, nil)
+		if resp.StatusCode != http.StatusOK {
+			return code(body)
+		}
+		return string(body)
+	}
+	put := func(key, text string) {
+		t.Helper()
+		if resp, body := shoal.ask(t, "PUT", "/"+bucket+"/"+key, "", nil, []byte(text)); resp.StatusCode != http.StatusOK {
+			t.Fatalf("PUT %s: HTTP %d: %s", key, resp.StatusCode, body)
+		}
+	}
+	same := func() {
+		t.Helper()
+		for _, delimiter := range []string{"", "/"} {
+			want, got := listed(t, origin, false, "train/", "", delimiter, 2), listed(t, shoal, false, "train/", "", delimiter, 2)
+			if !slices.Equal(got, want) {
+				t.Errorf("delimiter %q: %q, the store lists %q", delimiter, got, want)
+			}
+		}
+	}
+	if got := read("train/readme.txt"); got != "the content of train/readme.txt" {
+		t.Fatal(got)
+	}
+	put("train/readme.txt", "second")
+	put("train/new/ü 1", "new")
+	if resp, body := shoal.ask(t, "DELETE", "/"+bucket+"/train/a0", "", nil, nil); resp.StatusCode != http.StatusNoContent {
+		t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
+	}
+	if resp, body := shoal.ask(t, "PUT", "/"+bucket+"/train/zero", "", map[string]string{"X-Amz-Copy-Source": "/" + bucket + "/train/readme.txt"}, nil); resp.StatusCode != http.StatusOK {
+		t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
+	}
+	list := `<Delete><Object><Key>train/a/1</Key></Object><Object><Key>train/a/b/2</Key></Object></Delete>`
+	if resp, body := shoal.ask(t, "POST", "/"+bucket, "delete=", map[string]string{"Content-Md5": md5Of(list)}, []byte(list)); resp.StatusCode != http.StatusOK {
+		t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
+	}
+	want := map[string]string{"train/readme.txt": "second", "train/new/ü 1": "new", "train/a0": "NoSuchKey", "train/zero": "second", "train/a/1": "NoSuchKey", "train/a/b/2": "NoSuchKey"}
+	check := func(when string) {
+		t.Helper()
+		for key, text := range want {
+			if got := read(key); got != text {
+				t.Errorf("%s: %s is %q, want %q", when, key, got, text)
+			}
+		}
+		same()
+	}
+	check("at once")
+	if changed, err := e.Refresh(t.Context()); !changed || err != nil {
+		t.Fatal(changed, err)
+	}
+	check("after a refresh")
+	put("train/readme.txt", "third")
+	want["train/readme.txt"] = "third"
+	check("after another write")
+}
+
+// A daemon that was killed after a write lists the source again, and one without a write does not.
+func TestWritesOutliveTheDaemon(t *testing.T) {
+	srv, err := s3server.Start(context.Background(), s3server.Options{Dir: t.TempDir()})
+	must(t, err)
+	t.Cleanup(srv.Stop)
+	client, err := s3server.Client(srv.URL, 2)
+	must(t, err)
+	must(t, client.MakeBucket(t.Context(), bucket, minio.MakeBucketOptions{}))
+	store := func(text string) {
+		_, err := client.PutObject(t.Context(), bucket, "train/1.jpg", strings.NewReader(text), int64(len(text)), minio.PutObjectOptions{})
+		must(t, err)
+	}
+	store("first")
+	dir := filepath.Join(t.TempDir(), "cache")
+	life := func(then func(s side)) (size int64) {
+		t.Run("life", func(t *testing.T) {
+			e := open(t, "s3://"+bucket+"/train", dir, srv.URL)
+			origin, _ := e.Origin()
+			size = e.Manifest().Size(0)
+			then(serve(t, e, origin, bucket))
+		})
+		return size
+	}
+	life(func(side) { store("by others") })
+	if n := life(func(s side) {
+		if resp, body := s.ask(t, "PUT", "/"+bucket+"/train/2.jpg", "", nil, []byte("2")); resp.StatusCode != http.StatusOK {
+			t.Errorf("HTTP %d: %s", resp.StatusCode, body)
+		}
+	}); n != 5 {
+		t.Errorf("listed again without need: %d bytes", n)
+	}
+	if n := life(func(side) {}); n != 9 {
+		t.Errorf("not listed again: %d bytes", n)
+	}
+}
+
+// What may not go through the endpoint is refused, with S3's codes.
+func TestRefused(t *testing.T) {
+	_, shoal, _ := served(t, oddKeys[:3])
+	for _, c := range []struct {
+		method, path, query string
+		header              map[string]string
+		status              int
+		code                string
+	}{
+		{"GET", "/other/x", "", nil, 404, "NoSuchBucket"},
+		{"PUT", "/new-bucket", "", nil, 404, "NoSuchBucket"},
+		{"GET", "/photos/none", "", nil, 404, "NoSuchKey"},
+		{"DELETE", "/photos", "", nil, 403, "AccessDenied"},
+		{"PUT", "/photos", "policy=", nil, 403, "AccessDenied"},
+		{"PATCH", "/photos/x", "", nil, 405, "MethodNotAllowed"},
+		{"POST", "/", "", nil, 405, "MethodNotAllowed"},
+		{"PUT", "/photos/x", "", map[string]string{"X-Amz-Copy-Source": "/other/secret"}, 403, "AccessDenied"},
+		{"PUT", "/photos/x", "", map[string]string{"X-Amz-Copy-Source": "other%2Fsecret"}, 403, "AccessDenied"},
+		{"GET", "/photos/train/../../other/x", "", nil, 400, "InvalidURI"},
+		{"GET", "/photos/./x", "", nil, 400, "InvalidURI"},
+		{"GET", "/photos/\xff", "", nil, 400, "InvalidURI"},
+		{"POST", "/photos", "delete=", nil, 400, "MalformedXML"},
+		{"GET", "/photos", "list-type=2&prefix=train/&max-keys=x", nil, 400, "InvalidArgument"},
+		{"GET", "/photos", "list-type=2&prefix=train/&max-keys=-1", nil, 400, "InvalidArgument"},
+		{"GET", "/photos", "list-type=2&prefix=train/&encoding-type=x", nil, 400, "InvalidArgument"},
+		{"GET", "/photos/train/a/1", "", map[string]string{"Range": "bytes=5000-"}, 416, "InvalidRange"},
+		{"GET", "/photos/train/a/1", "", map[string]string{"If-Match": "x"}, 412, "PreconditionFailed"},
+	} {
+		resp, body := shoal.ask(t, c.method, c.path, c.query, c.header, nil)
+		if resp.StatusCode != c.status || code(body) != c.code {
+			t.Errorf("%s %s?%s %v: HTTP %d %s, want %d %s", c.method, c.path, c.query, c.header, resp.StatusCode, body, c.status, c.code)
+		}
+	}
+}
+
+// Signatures: what is unsigned, wrongly signed, old or presigned for another request is refused.
+func TestSignatures(t *testing.T) {
+	_, shoal, _ := served(t, oddKeys)
+	const path = "/" + bucket + "/train/b/ü+%20 &?#'.jpg"
+	request := func(change func(r *http.Request)) *http.Request {
+		r, err := http.NewRequestWithContext(t.Context(), "GET", shoal.url, nil)
+		must(t, err)
+		r.URL.Path = path
+		if change != nil {
+			change(r)
+		}
+		return r
+	}
+	signed := func(r *http.Request, access, secret string) *http.Request {
+		return signer.SignV4(*r, access, secret, "", "eu-west-1")
+	}
+	presigned := func(r *http.Request, expires int64) *http.Request {
+		return signer.PreSignV4(*r, access, secret, "", "eu-west-1", expires)
+	}
+	with := func(r *http.Request, change func(r *http.Request)) *http.Request { change(r); return r }
+	hash := func(r *http.Request) { r.Header.Set("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD") }
+	for name, c := range map[string]struct {
+		r    *http.Request
+		want string
+	}{
+		"signed":            {signed(request(hash), access, secret), ""},
+		"without a hash":    {signed(request(nil), access, secret), "InvalidRequest"},
+		"presigned":         {presigned(request(nil), 60), ""},
+		"unsigned":          {request(nil), "AccessDenied"},
+		"unknown key":       {signed(request(hash), "nobody", secret), "InvalidAccessKeyId"},
+		"wrong secret":      {signed(request(hash), access, "wrong"), "SignatureDoesNotMatch"},
+		"version 2":         {request(func(r *http.Request) { r.Header.Set("Authorization", "AWS a:b") }), "InvalidRequest"},
+		"other path":        {with(signed(request(hash), access, secret), func(r *http.Request) { r.URL.Path = "/photos/train/zero" }), "SignatureDoesNotMatch"},
+		"other method":      {with(signed(request(hash), access, secret), func(r *http.Request) { r.Method = "DELETE" }), "SignatureDoesNotMatch"},
+		"other query":       {with(presigned(request(nil), 60), func(r *http.Request) { r.URL.RawQuery += "&versionId=1" }), "SignatureDoesNotMatch"},
+		"a header more":     {with(signed(request(hash), access, secret), func(r *http.Request) { r.Header.Set("X-Amz-Acl", "public-read") }), "AccessDenied"},
+		"old":               {with(signed(request(hash), access, secret), func(r *http.Request) { r.Header.Set("X-Amz-Date", dateIn(t, r, -time.Hour)) }), "RequestTimeTooSkewed"},
+		"from tomorrow":     {with(signed(request(hash), access, secret), func(r *http.Request) { r.Header.Set("X-Amz-Date", dateIn(t, r, time.Hour)) }), "RequestTimeTooSkewed"},
+		"signed in chunks":  {signed(request(func(r *http.Request) { r.Header.Set("X-Amz-Content-Sha256", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD") }), access, secret), "NotImplemented"},
+		"presigned forever": {presigned(request(nil), 8*24*3600), "AuthorizationQueryParametersError"},
+		"half presigned":    {request(func(r *http.Request) { r.URL.RawQuery = "X-Amz-Signature=00" }), "AuthorizationQueryParametersError"},
+	} {
+		resp, body := shoal.do(t, c.r)
+		if got := code(body); got != c.want || (resp.StatusCode == http.StatusOK) != (c.want == "") {
+			t.Errorf("%s: HTTP %d %s, want %q", name, resp.StatusCode, body, c.want)
+		}
+	}
+	u, err := shoal.client.PresignedGetObject(t.Context(), bucket, "train/n01/1.jpg", time.Minute, url.Values{})
+	must(t, err)
+	r, err := http.NewRequestWithContext(t.Context(), "GET", u.String(), nil)
+	must(t, err)
+	if _, body := shoal.do(t, r); string(body) != "the content of train/n01/1.jpg" {
+		t.Errorf("presigned by minio-go: %s", body)
+	}
+}
+
+// dateIn is a request's date, moved within its day where that is possible.
+func dateIn(t *testing.T, r *http.Request, d time.Duration) string {
+	t.Helper()
+	now, err := time.Parse("20060102T150405Z", r.Header.Get("X-Amz-Date"))
+	must(t, err)
+	if moved := now.Add(d); moved.Day() == now.Day() {
+		return moved.Format("20060102T150405Z")
+	}
+	return now.Add(-d).Format("20060102T150405Z")
+}
+
+// An object of several extents comes whole, by GET, by ranges and by minio-go's own reader.
+func TestLargeObject(t *testing.T) {
+	origin, shoal, _ := served(t, nil, "train/big.bin")
+	want, err := origin.client.GetObject(t.Context(), bucket, "train/big.bin", minio.GetObjectOptions{})
+	must(t, err)
+	all, err := io.ReadAll(want)
+	must(t, err)
+	must(t, want.Close())
+	_, got := shoal.ask(t, "GET", "/"+bucket+"/train/big.bin", "", nil, nil)
+	if !bytes.Equal(got, all) || len(all) != bigSize {
+		t.Errorf("%d bytes", len(got))
+	}
+	o, err := shoal.client.GetObject(t.Context(), bucket, "train/big.bin", minio.GetObjectOptions{})
+	must(t, err)
+	defer o.Close()
+	p := make([]byte, 3<<20)
+	for _, off := range []int64{5 << 20, 100, 4<<20 - 1, 0} {
+		if _, err := o.ReadAt(p, off); err != nil || !bytes.Equal(p, all[off:off+int64(len(p))]) {
+			t.Errorf("at %d: %v", off, err)
+		}
+	}
+}
+
+// counting counts opens and releases.
+type counting struct {
+	*engine.Engine
+	mu           sync.Mutex
+	opened, open int
+}
+
+func (c *counting) Opened(m *catalog.Manifest, file int, reader uint32) {
+	c.mu.Lock()
+	c.opened, c.open = c.opened+1, c.open+1
+	c.mu.Unlock()
+	c.Engine.Opened(m, file, reader)
+}
+
+func (c *counting) Released(m *catalog.Manifest, file int) {
+	c.mu.Lock()
+	c.open--
+	c.mu.Unlock()
+	c.Engine.Released(m, file)
+}
+
+// A GET is an open, ranged GETs of one object are one together, and HEAD is none. In the end nothing is open.
+func TestOpens(t *testing.T) {
+	_, _, e := served(t, oddKeys)
+	c := &counting{Engine: e}
+	origin, _ := e.Origin()
+	t.Run("reads", func(t *testing.T) {
+		s := serve(t, c, origin, bucket)
+		for range 2 {
+			s.ask(t, "GET", "/photos/train/n01/1.jpg", "", nil, nil)
+			s.ask(t, "HEAD", "/photos/train/n01/1.jpg", "", nil, nil)
+		}
+		for _, r := range []string{"bytes=0-9", "bytes=10-19", "bytes=-5"} {
+			s.ask(t, "GET", "/photos/train/large", "", map[string]string{"Range": r}, nil)
+		}
+		if c.opened != 3 {
+			t.Errorf("%d opens, want 2 of whole objects and 1 of ranges", c.opened)
+		}
+	})
+	if c.open != 0 {
+		t.Errorf("%d files are open", c.open)
+	}
+}
+
+// A folder is served under the name of a bucket, and nothing is written to it.
+func TestFolder(t *testing.T) {
+	dir := t.TempDir()
+	for _, k := range []string{"a-b/1", "a/1", "a0", "b/2"} {
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, k)), 0o755))
+		must(t, os.WriteFile(filepath.Join(dir, k), []byte("the content of "+k), 0o644))
+	}
+	s := serve(t, open(t, dir, filepath.Join(t.TempDir(), "cache"), ""), nil, bucket)
+	var got []string
+	for o := range s.client.ListObjects(t.Context(), bucket, minio.ListObjectsOptions{Recursive: true}) {
+		must(t, o.Err)
+		got = append(got, o.Key)
+	}
+	if want := []string{"a-b/1", "a/1", "a0", "b/2"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	buckets, err := s.client.ListBuckets(t.Context())
+	if err != nil || len(buckets) != 1 || buckets[0].Name != bucket {
+		t.Errorf("%v, %v", buckets, err)
+	}
+	if location, err := s.client.GetBucketLocation(t.Context(), bucket); err != nil || location == "" {
+		t.Errorf("%q, %v", location, err)
+	}
+	for _, c := range []struct{ method, path, query, code string }{
+		{"GET", "/photos/a0", "", ""}, {"GET", "/photos/a", "", "NoSuchKey"}, {"PUT", "/photos/a0", "", "AccessDenied"}, {"DELETE", "/photos/a0", "", "AccessDenied"},
+		{"GET", "/photos/a0", "versionId=1", "NotImplemented"}, {"GET", "/photos", "uploads=", "NotImplemented"}, {"GET", "/photos", "continuation-token=x&list-type=2", "InvalidArgument"},
+	} {
+		if _, body := s.ask(t, c.method, c.path, c.query, nil, nil); code(body) != c.code {
+			t.Errorf("%s %s?%s: %s, want %q", c.method, c.path, c.query, body, c.code)
+		}
+	}
+}
