@@ -17,7 +17,7 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       8_345,
+	"cmd/shoal":       8_480,
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   890,
 	"fusefs":          2_540,
@@ -25,7 +25,7 @@ var budget = map[string]int{
 	"prefetch":        9_670,
 	"prefetch/engine": 4_560,
 	"loader":          6_350,
-	"s3api":           1_600,
+	"s3api":           1_700,
 	"gpuingest":       10_800,
 	"internal":        10_270,
 	"lab":             14_850,

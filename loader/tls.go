@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -19,6 +20,7 @@ type TLSFiles struct {
 	// ClientCA are the authorities that sign clients' certificates. If set, clients without such a certificate are
 	// refused (mTLS).
 	ClientCA string
+	Protocol string // in ALPN; "": h2, which gRPC's clients require
 }
 
 // ServerTLS returns a TLS configuration for a feed. The files are checked at every new connection, so that a renewed
@@ -54,7 +56,7 @@ func (f TLSFiles) load() (*tls.Config, error) {
 	c := &tls.Config{
 		Certificates: []tls.Certificate{pair},
 		MinVersion:   tls.VersionTLS12, // the least that HTTP/2 allows
-		NextProtos:   []string{"h2"},   // gRPC's clients require it
+		NextProtos:   []string{cmp.Or(f.Protocol, "h2")},
 	}
 	if f.ClientCA == "" {
 		return c, nil

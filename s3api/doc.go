@@ -1,5 +1,5 @@
-// Package s3api serves an open dataset as an S3 endpoint: programs that read a bucket read it through the cache by
-// changing AWS_ENDPOINT_URL. Bucket and keys are the origin's. docs/s3-endpoint.md is for users.
+// Package s3api serves open datasets as an S3 endpoint: programs that read a bucket read it through the cache by
+// changing AWS_ENDPOINT_URL. Buckets and keys are the origins'. docs/s3-endpoint.md is for users.
 //
 // # Rules
 //
@@ -14,8 +14,9 @@
 //   - A key is written from the moment its request arrives until a listing of the source that began after the request
 //     ended. Only then can the manifest have its new version. What is saved on disk is marked before the first write, so
 //     that a daemon that is killed lists again. So no PUT is followed by old bytes.
-//   - Only the bucket of the dataset exists. Its settings cannot be changed, and copies read from it alone: a key of the
-//     endpoint must not open what else the daemon's credentials can reach.
+//   - Only the buckets of datasets exist. Their settings cannot be changed, and a copy reads from the bucket that it
+//     writes to: a key of the endpoint must not open what else the daemon's credentials can reach.
+//   - Datasets of one bucket may nest: a key, or a listing, is asked of the one with the longest prefix.
 //   - Reads move the order's position, as opens of a mount do: a GET of a whole object is one open. Ranged GETs of one
 //     object from one address are one open together, until none has run for two seconds. HEAD is none. A reader is a
 //     connection, since a DataLoader's worker keeps its own.

@@ -25,11 +25,11 @@ var (
 )
 
 // forward sends a request to the origin and its answer to the client.
-func (s *Server) forward(w http.ResponseWriter, r *http.Request, key string, q url.Values) error {
-	if s.origin == nil {
+func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q url.Values) error {
+	if d.Origin == nil {
 		return &apiError{http.StatusNotImplemented, "NotImplemented", "A folder is served, which has no such resource"}
 	}
-	s.count.forwarded.Add(1)
+	d.server.count.forwarded.Add(1)
 	req := s3.Request{Method: r.Method, Key: key, Query: url.Values{}, Header: r.Header.Clone()}
 	for name, values := range q {
 		if !strings.HasPrefix(name, "X-Amz-") { // a presigned query
@@ -46,7 +46,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, key string, q u
 	if r.ContentLength != 0 {
 		req.Length, req.Body = r.ContentLength, deadlined{r.Body, control}
 	}
-	resp, err := s.origin.Forward(r.Context(), req)
+	resp, err := d.Origin.Forward(r.Context(), req)
 	if err != nil {
 		return err
 	}
@@ -61,8 +61,8 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, key string, q u
 		w.Header()[name] = values
 	}
 	w.WriteHeader(resp.StatusCode)
-	n, err := io.CopyBuffer(patient{w, control}, resp.Body, make([]byte, 32<<10))
-	s.count.sent.Add(n)
+	n, err := io.CopyBuffer(patient{w, control, d}, resp.Body, make([]byte, 32<<10))
+	d.server.count.sent.Add(n)
 	if err != nil {
 		panic(http.ErrAbortHandler) // the answer is cut off
 	}
@@ -88,41 +88,44 @@ func (d deadlined) Read(p []byte) (int, error) {
 type patient struct {
 	w       io.Writer
 	control *http.ResponseController
+	of      *dataset
 }
 
 func (p patient) Write(b []byte) (int, error) {
+	if p.of.over() {
+		return 0, http.ErrAbortHandler
+	}
 	_ = p.control.SetWriteDeadline(time.Now().Add(pieceTime))
 	return p.w.Write(b)
 }
 
 // write forwards a request that changes keys.
-func (s *Server) write(w http.ResponseWriter, r *http.Request, key string, q url.Values) error {
-	if s.origin == nil {
-		return denied("The endpoint serves a folder, and does not write to it: change the files in %s", s.o.Origin)
+func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q url.Values) error {
+	if d.Origin == nil {
+		return denied("The endpoint serves a folder, and does not write to it: change the files in %s", d.Where)
 	}
 	if from := r.Header.Get("X-Amz-Copy-Source"); from != "" {
 		from, _ = url.PathUnescape(from)
-		if bucket, _, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); bucket != s.o.Bucket {
-			return denied("The endpoint copies within bucket %s only: copy from others at %s", s.o.Bucket, s.o.Origin)
+		if bucket, _, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); bucket != d.Bucket {
+			return denied("The endpoint copies within bucket %s only: copy from others at %s", d.Bucket, d.Where)
 		}
 	}
 	keys := []string{key}
 	if key == "" {
 		if r.Method != http.MethodPost || !q.Has("delete") {
-			return denied("The endpoint does not change the bucket's settings: do it at %s", s.o.Origin)
+			return denied("The endpoint does not change the bucket's settings: do it at %s", d.Where)
 		}
 		var err error
 		if keys, err = deleted(r); err != nil {
 			return err
 		}
 	}
-	if !s.written.any() {
-		if err := s.data.MarkStale(); err != nil {
-			return err
-		}
+	end, err := d.server.written(d.Bucket, keys)
+	if err != nil {
+		return err
 	}
-	defer s.written.begin(keys)()
-	return s.forward(w, r, key, q)
+	defer end()
+	return d.forward(w, r, key, q)
 }
 
 // deleted returns the keys that a request for several deletions names. Its body can be read again.

@@ -21,8 +21,8 @@ var pieces = sync.Pool{New: func() any { return new([piece]byte) }}
 const defaultType = "binary/octet-stream"
 
 // object answers a GET or HEAD of a held key.
-func (s *Server) object(w http.ResponseWriter, r *http.Request, m *catalog.Manifest, file int) error {
-	size, etag, mod := m.Size(file), m.ETag(file), modified(m.ModTime(file), s.began).Truncate(time.Second)
+func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Manifest, file int) error {
+	size, etag, mod := m.Size(file), m.ETag(file), modified(m.ModTime(file), d.server.began).Truncate(time.Second)
 	h := w.Header()
 	h.Set("ETag", `"`+etag+`"`)
 	h.Set("Last-Modified", mod.Format(http.TimeFormat))
@@ -51,15 +51,15 @@ func (s *Server) object(w http.ResponseWriter, r *http.Request, m *catalog.Manif
 	}
 	reader, _ := r.Context().Value(readerKey{}).(uint32)
 	if n == size {
-		defer s.opens.whole(m, file, reader)()
+		defer d.opens.whole(m, file, reader)()
 	} else {
-		defer s.opens.part(opened{m, file, hostOf(r)}, reader)()
+		defer d.opens.part(opened{m, file, hostOf(r)}, reader)()
 	}
-	return s.send(w, r, m, file, off, n, head)
+	return d.send(w, r, m, file, off, n, head)
 }
 
 // send writes n bytes of a file. head is called once the first of them are there: until then an error can be told.
-func (s *Server) send(w http.ResponseWriter, r *http.Request, m *catalog.Manifest, file int, off, n int64, head func()) error {
+func (d *dataset) send(w http.ResponseWriter, r *http.Request, m *catalog.Manifest, file int, off, n int64, head func()) error {
 	if n == 0 {
 		head()
 		return nil
@@ -68,16 +68,19 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, m *catalog.Manifes
 	defer pieces.Put(buf)
 	control := http.NewResponseController(w)
 	for end := off + n; off < end; {
+		if d.over() && head == nil {
+			panic(http.ErrAbortHandler)
+		}
 		p := buf[:min(piece, end-off)]
-		lent, release, ok := s.data.Lend(m, file, off, len(p))
+		lent, release, ok := d.Lend(m, file, off, len(p))
 		if ok {
 			p = lent
-		} else if got, err := s.data.ReadAt(r.Context(), m, file, p, off); got < len(p) {
+		} else if got, err := d.ReadAt(r.Context(), m, file, p, off); got < len(p) {
 			if err == nil || err == io.EOF { //nolint:errorlint // as io.ReaderAt returns it
 				err = io.ErrUnexpectedEOF
 			}
 			if head == nil { // the status is out: only a broken connection tells
-				s.o.Log.Warn("a read through the S3 endpoint failed", "file", m.Path(file), "cause", err)
+				d.server.log.Warn("a read through the S3 endpoint failed", "file", m.Path(file), "cause", err)
 				panic(http.ErrAbortHandler)
 			}
 			return err
@@ -91,7 +94,7 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, m *catalog.Manifes
 		if ok {
 			release()
 		}
-		s.count.sent.Add(int64(len(p)))
+		d.server.count.sent.Add(int64(len(p)))
 		if err != nil {
 			return nil // the client left
 		}

@@ -39,7 +39,7 @@ func FuzzSignature(f *testing.F) {
 			case err == nil && (len(s.sum) != 32 || s.scope[0] != "20261123" && auth != "" || s.scope[3] != "aws4_request" || !slices.Contains(s.headers, "host")):
 				t.Fatalf("%+v", s)
 			}
-			if err := (Keys{"a/b": "secret"}).verify(r, q, time.Date(2026, 11, 23, 0, 1, 0, 0, time.UTC)); err == nil {
+			if err := (Keys{"a/b": {text: "secret"}}).verify(r, q, time.Date(2026, 11, 23, 0, 1, 0, 0, time.UTC)); err == nil {
 				t.Fatal("a signature was made up")
 			}
 		}
@@ -48,7 +48,7 @@ func FuzzSignature(f *testing.F) {
 
 func TestParseKeys(t *testing.T) {
 	keys, err := ParseKeys(strings.NewReader("# who\n\n one  1\ntwo\t2\n"))
-	if err != nil || len(keys) != 2 || keys["one"] != "1" || keys["two"] != "2" {
+	if err != nil || len(keys) != 2 || keys["one"].text != "1" || keys["two"].text != "2" {
 		t.Errorf("%v, %v", keys, err)
 	}
 	for text, want := range map[string]string{"": "no key", "#\n": "no key", "a\n": "line 1", "a b\na c\n": "line 2", "a b c": "line 1"} {

@@ -178,23 +178,23 @@ func modified(t, unknown time.Time) time.Time {
 }
 
 // list answers a listing from the manifest, if that shows all that the origin has there.
-func (s *Server) list(w http.ResponseWriter, r *http.Request, q url.Values) error {
+func (d *dataset) list(w http.ResponseWriter, r *http.Request, q url.Values) error {
 	l, err := parseListing(q)
 	if err != nil {
 		return err
 	}
-	s.catchUp()
-	complete := !s.written.below(l.prefix)
-	m := s.data.Manifest()
+	d.catchUp()
+	complete := !d.written.below(l.prefix)
+	m := d.Manifest()
 	skipped := m.Skipped()
-	complete = complete && !s.data.Members() && skipped.Total()+skipped.Markers == 0
-	if s.origin != nil && (!complete || l.foreign || !strings.HasPrefix(l.prefix, m.Prefix()) || q.Get("fetch-owner") == "true") {
+	complete = complete && !d.Members() && skipped.Total()+skipped.Markers == 0
+	if d.Origin != nil && (!complete || l.foreign || !strings.HasPrefix(l.prefix, m.Prefix()) || q.Get("fetch-owner") == "true") {
 		l.forOrigin(q)
-		return s.forward(w, r, "", q)
+		return d.forward(w, r, "", q)
 	}
 	if l.foreign {
 		return badArgument("The continuation token provided is incorrect")
 	}
-	writeXML(w, http.StatusOK, s.treeOf(m).page(&l, s.o.Bucket, m.Prefix(), s.began))
+	writeXML(w, http.StatusOK, d.treeOf(m).page(&l, d.Bucket, m.Prefix(), d.server.began))
 	return nil
 }

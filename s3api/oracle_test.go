@@ -35,7 +35,7 @@ import (
 const (
 	bucket = "photos"
 	access = "trainer"
-	secret = "not a secret"
+	secret = "not-a-secret"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -163,7 +163,11 @@ func open(t testing.TB, source, cacheDir, endpoint string) *engine.Engine {
 // serve serves a dataset until the test ends.
 func serve(t testing.TB, data s3api.Dataset, origin s3api.Origin, bucket string) side {
 	t.Helper()
-	s := s3api.New(data, origin, s3api.Options{Bucket: bucket, Origin: "the origin", Keys: s3api.Keys{access: secret}, Log: slog.New(slog.DiscardHandler)})
+	keys, err := s3api.ParseKeys(strings.NewReader(access + " " + secret))
+	must(t, err)
+	s := s3api.New(keys, slog.New(slog.DiscardHandler))
+	remove, err := s.Add(s3api.Served{Dataset: data, Origin: origin, Bucket: bucket, Prefix: data.Manifest().Prefix(), Where: "the origin"})
+	must(t, err)
 	l, err := s3api.Listen("127.0.0.1:0", true)
 	must(t, err)
 	done := make(chan error, 1)
@@ -172,6 +176,7 @@ func serve(t testing.TB, data s3api.Dataset, origin s3api.Origin, bucket string)
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		s.Close(ctx)
+		remove(ctx)
 		must(t, <-done)
 	})
 	return newSide(t, "http://"+l.Addr().(*net.TCPAddr).String(), access, secret)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -51,15 +52,16 @@ type Origin interface {
 	Forward(ctx context.Context, r s3.Request) (*http.Response, error)
 }
 
-// Options are a server's settings.
-type Options struct {
-	Bucket string // the name of the dataset's bucket
-	Origin string // where the dataset comes from, for messages
-	Keys   Keys   // who may sign; nil: requests need no signature
-	Log    *slog.Logger
+// Served is a dataset and where it comes from.
+type Served struct {
+	Dataset
+	Origin Origin // nil: a folder
+	Bucket string
+	Prefix string // begins the keys of the dataset
+	Where  string // the origin's address, for messages; datasets of one bucket have the same
 }
 
-// Stats are a server's counters.
+// Stats are an endpoint's counters, of all its datasets.
 type Stats struct {
 	Listen      string `json:"listen"`
 	Requests    int64  `json:"requests"`
@@ -69,34 +71,28 @@ type Stats struct {
 	Connections int64  `json:"connections"` // open
 }
 
-// Server serves one dataset.
+// Server serves datasets at one address.
 type Server struct {
-	data   Dataset
-	origin Origin
-	o      Options
+	keys   Keys // who may sign; nil: requests need no signature
+	log    *slog.Logger
 	http   *http.Server
 	places chan struct{} // of requests at work
-	began  time.Time     // stands for times that the manifest lacks
+	began  time.Time     // stands for times that a manifest lacks
 
-	opens   opens
-	written written
-	running sync.WaitGroup // handlers
-
-	mu   sync.Mutex
-	tree *tree     // of the last listing
-	seen time.Time // the listing that written knows
+	mu   sync.RWMutex
+	sets []*dataset // the longest prefixes first
 
 	readers atomic.Uint32 // connections so far
 	count   struct{ requests, errors, forwarded, sent, connections atomic.Int64 }
 	listen  atomic.Pointer[string]
 }
 
-// New returns a server of data. origin is nil for a folder.
-func New(data Dataset, origin Origin, o Options) *Server {
-	s := &Server{data: data, origin: origin, o: o, places: make(chan struct{}, maxRequests), began: time.Now(), opens: opens{data: data}}
+// New returns a server without datasets. Without keys, requests need no signature.
+func New(keys Keys, log *slog.Logger) *Server {
+	s := &Server{keys: keys, log: log, places: make(chan struct{}, maxRequests), began: time.Now()}
 	s.http = &http.Server{
 		Handler: s, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime,
-		ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
 			return context.WithValue(ctx, readerKey{}, s.readers.Add(1))
 		},
@@ -110,6 +106,105 @@ func New(data Dataset, origin Origin, o Options) *Server {
 		},
 	}
 	return s
+}
+
+// Add serves a dataset until remove is called. Then requests at work may end until the context does, and no reader of
+// the dataset is left.
+func (s *Server) Add(o Served) (remove func(ctx context.Context), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.sets {
+		if d.Bucket == o.Bucket && d.Where != o.Where {
+			return nil, fmt.Errorf("S3 endpoint: it serves bucket %s of %s already, and one of that name of %s has to be served at another address", o.Bucket, d.Where, o.Where)
+		}
+	}
+	d := &dataset{Served: o, server: s, opens: opens{data: o.Dataset}, left: make(chan struct{})}
+	s.sets = append(s.sets, d)
+	slices.SortStableFunc(s.sets, func(a, b *dataset) int { return len(b.Prefix) - len(a.Prefix) })
+	return d.remove, nil
+}
+
+// enter returns the dataset for a key, or for the prefix of a listing: the one of the longest prefix that it begins
+// with, or any of the bucket. The caller calls leave.
+func (s *Server) enter(bucket, key string) (d *dataset, ok bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, x := range s.sets {
+		if x.Bucket == bucket && (d == nil || strings.HasPrefix(key, x.Prefix)) {
+			if d = x; strings.HasPrefix(key, x.Prefix) {
+				break
+			}
+		}
+	}
+	if d == nil {
+		return nil, false
+	}
+	d.running.Add(1)
+	return d, true
+}
+
+// written marks keys of a bucket before they are written, in the datasets that may have them.
+func (s *Server) written(bucket string, keys []string) (end func(), err error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var ends []func()
+	end = func() {
+		for _, f := range ends {
+			f()
+		}
+	}
+	for _, d := range s.sets {
+		var theirs []string
+		for _, key := range keys {
+			if d.Bucket == bucket && strings.HasPrefix(key, d.Prefix) {
+				theirs = append(theirs, key)
+			}
+		}
+		if len(theirs) == 0 {
+			continue
+		}
+		if !d.written.any() {
+			if err := d.MarkStale(); err != nil {
+				end()
+				return nil, err
+			}
+		}
+		ends = append(ends, d.written.begin(theirs))
+	}
+	return end, nil
+}
+
+// dataset is one that a server serves.
+type dataset struct {
+	Served
+	server  *Server
+	opens   opens
+	written written
+	running sync.WaitGroup // requests
+	left    chan struct{}  // closed: their time is up
+
+	mu   sync.Mutex
+	tree *tree     // of the last listing
+	seen time.Time // the listing that written knows
+}
+
+func (d *dataset) remove(ctx context.Context) {
+	d.server.mu.Lock()
+	d.server.sets = slices.DeleteFunc(slices.Clone(d.server.sets), func(x *dataset) bool { return x == d })
+	d.server.mu.Unlock()
+	defer context.AfterFunc(ctx, func() { close(d.left) })()
+	d.running.Wait()
+	d.opens.close()
+}
+
+// over reports whether requests must end now.
+func (d *dataset) over() bool {
+	select {
+	case <-d.left:
+		return true
+	default:
+		return false
+	}
 }
 
 // readerKey finds the number of the connection in a request's context.
@@ -126,13 +221,11 @@ func (s *Server) Serve(l net.Listener) error {
 	return err
 }
 
-// Close ends the server: requests at work may end until ctx does. Afterwards no reader of the dataset is left.
+// Close ends the server: requests at work may end until ctx does. Datasets are removed afterwards.
 func (s *Server) Close(ctx context.Context) {
 	if s.http.Shutdown(ctx) != nil {
 		_ = s.http.Close()
 	}
-	s.running.Wait()
-	s.opens.close()
 }
 
 // Stats returns the counters.
@@ -149,8 +242,6 @@ func (s *Server) Stats() Stats {
 
 // ServeHTTP implements [http.Handler].
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.running.Add(1)
-	defer s.running.Done()
 	s.count.requests.Add(1)
 	var id [8]byte
 	_, _ = rand.Read(id[:])
@@ -169,7 +260,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := s.serve(w, r); err != nil {
 		if e := errorOf(err); e.status >= 400 {
 			s.count.errors.Add(1)
-			s.o.Log.Debug("S3 request refused", "method", r.Method, "path", r.URL.Path, "code", e.code, "cause", err)
+			s.log.Debug("S3 request refused", "method", r.Method, "path", r.URL.Path, "code", e.code, "cause", err)
 		}
 		_ = control.SetWriteDeadline(time.Now().Add(pieceTime))
 		fail(w, r, err)
@@ -187,6 +278,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	bucket, key, _ := strings.Cut(path, "/")
+	at := key
+	if key == "" {
+		at = query.Get("prefix")
+	}
 	read := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
 	case !read && r.Method != http.MethodPut && r.Method != http.MethodPost && r.Method != http.MethodDelete:
@@ -196,30 +291,35 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 		return nil
 	case bucket == "":
 		return errMethod
-	case bucket != s.o.Bucket:
-		return errNoSuchBucket
 	case slices.ContainsFunc(strings.Split(key, "/"), func(part string) bool { return part == "." || part == ".." }):
 		return errURI // on the way to the origin it might become another path
+	}
+	d, ok := s.enter(bucket, at)
+	if !ok {
+		return errNoSuchBucket
+	}
+	defer d.running.Done()
+	switch {
 	case !read:
-		return s.write(w, r, key, query)
+		return d.write(w, r, key, query)
 	case key == "":
-		return s.bucket(w, r, query)
+		return d.bucket(w, r, query)
 	}
 	if plain(r, query) {
-		if m, file, held := s.held(key); held {
-			return s.object(w, r, m, file)
+		if m, file, held := d.held(key); held {
+			return d.object(w, r, m, file)
 		}
-		if s.origin == nil {
+		if d.Origin == nil {
 			return errNoSuchKey
 		}
 	}
-	return s.forward(w, r, key, query)
+	return d.forward(w, r, key, query)
 }
 
 // admit checks who asks.
 func (s *Server) admit(r *http.Request, query url.Values) error {
-	if s.o.Keys != nil {
-		return s.o.Keys.verify(r, query, time.Now())
+	if s.keys != nil {
+		return s.keys.verify(r, query, time.Now())
 	}
 	// A web page whose name was pointed at this machine (DNS rebinding) must not read the dataset through a browser.
 	if !loopbackName(r.Host) {
@@ -249,14 +349,14 @@ func plain(r *http.Request, query url.Values) bool {
 }
 
 // held finds a key in the manifest, if the endpoint may answer for it.
-func (s *Server) held(key string) (m *catalog.Manifest, file int, ok bool) {
-	s.catchUp()
-	if s.written.has(key) {
+func (d *dataset) held(key string) (m *catalog.Manifest, file int, ok bool) {
+	d.catchUp()
+	if d.written.has(key) {
 		return nil, 0, false
 	}
-	m = s.data.Manifest()
+	m = d.Manifest()
 	path, below := strings.CutPrefix(key, m.Prefix())
-	if !below || s.data.Members() {
+	if !below || d.Members() {
 		return nil, 0, false
 	}
 	node, found := m.Find(path)
@@ -264,64 +364,74 @@ func (s *Server) held(key string) (m *catalog.Manifest, file int, ok bool) {
 }
 
 // catchUp lets go of written keys that the version in force has. It is called before Manifest.
-func (s *Server) catchUp() {
-	at := s.data.Listed()
-	s.mu.Lock()
-	news := at.After(s.seen)
-	s.seen = at
-	s.mu.Unlock()
+func (d *dataset) catchUp() {
+	at := d.Listed()
+	d.mu.Lock()
+	news := at.After(d.seen)
+	d.seen = at
+	d.mu.Unlock()
 	if !news {
 		return
 	}
-	s.written.listed(at)
-	if s.written.any() { // after the listing began: what it saved is stale again
-		if err := s.data.MarkStale(); err != nil {
-			s.o.Log.Warn("the saved listing could not be marked as stale: run the next daemon with --refresh", "cause", err)
+	d.written.listed(at)
+	if d.written.any() { // after the listing began: what it saved is stale again
+		if err := d.MarkStale(); err != nil {
+			d.server.log.Warn("the saved listing could not be marked as stale: run the next daemon with --refresh", "cause", err)
 		}
 	}
 }
 
 // treeOf returns the tree of a manifest.
-func (s *Server) treeOf(m *catalog.Manifest) *tree {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.tree == nil || s.tree.m != m {
-		s.tree = &tree{m: m}
+func (d *dataset) treeOf(m *catalog.Manifest) *tree {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.tree == nil || d.tree.m != m {
+		d.tree = &tree{m: m}
 	}
-	return s.tree
+	return d.tree
 }
 
 // listParameters are those of a listing. Any other makes a GET of the bucket one of a sub-resource.
 var listParameters = []string{"list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "marker", "encoding-type", "fetch-owner", "x-id"}
 
 // bucket answers a GET or HEAD of the bucket.
-func (s *Server) bucket(w http.ResponseWriter, r *http.Request, query url.Values) error {
+func (d *dataset) bucket(w http.ResponseWriter, r *http.Request, query url.Values) error {
 	for name := range query {
 		switch {
-		case name == "location" && s.origin == nil:
+		case name == "location" && d.Origin == nil:
 			writeXML(w, http.StatusOK, struct {
 				XMLName xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ LocationConstraint"`
 			}{})
 			return nil
 		case !slices.Contains(listParameters, name) && !strings.HasPrefix(name, "X-Amz-"):
-			return s.forward(w, r, "", query)
+			return d.forward(w, r, "", query)
 		}
 	}
 	if r.Method == http.MethodHead {
 		w.WriteHeader(http.StatusOK)
 		return nil
 	}
-	return s.list(w, r, query)
+	return d.list(w, r, query)
 }
 
 // buckets answers ListBuckets.
 func (s *Server) buckets(w http.ResponseWriter) {
 	type bucket struct{ Name, CreationDate string }
+	names := map[string]bool{}
+	s.mu.RLock()
+	for _, d := range s.sets {
+		names[d.Bucket] = true
+	}
+	s.mu.RUnlock()
+	var buckets []bucket
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		buckets = append(buckets, bucket{name, s.began.UTC().Format(time.RFC3339)})
+	}
 	writeXML(w, http.StatusOK, struct {
 		XMLName xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ ListAllMyBucketsResult"`
 		Owner   struct{ ID, DisplayName string }
 		Buckets []bucket `xml:"Buckets>Bucket"`
-	}{Buckets: []bucket{{s.o.Bucket, s.began.UTC().Format(time.RFC3339)}}})
+	}{Buckets: buckets})
 }
 
 func hostOf(r *http.Request) string {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore/s3"
@@ -29,7 +30,29 @@ const (
 )
 
 // Keys are secrets by access key.
-type Keys map[string]string
+type Keys map[string]*secret
+
+// secret is that of an access key.
+type secret struct {
+	text string
+	last atomic.Pointer[signingKey]
+}
+
+// signingKey is a secret's for a day and a region. Deriving it takes longer than checking a signature with it.
+type signingKey struct {
+	day, region string
+	key         []byte
+}
+
+// signingKey returns the key of a scope.
+func (s *secret) signingKey(day, region string) []byte {
+	k := s.last.Load()
+	if k == nil || k.day != day || k.region != region {
+		k = &signingKey{day, region, s3.SigningKey(s.text, day, region)}
+		s.last.Store(k)
+	}
+	return k.key
+}
 
 // ParseKeys reads lines of an access key and its secret. Empty lines and those that begin with # are left out.
 func ParseKeys(r io.Reader) (Keys, error) {
@@ -46,7 +69,7 @@ func ParseKeys(r io.Reader) (Keys, error) {
 		if _, twice := keys[f[0]]; twice {
 			return nil, fmt.Errorf("line %d: this access key has a secret already", n)
 		}
-		keys[f[0]] = f[1]
+		keys[f[0]] = &secret{text: f[1]}
 	}
 	if err := lines.Err(); err != nil {
 		return nil, err
@@ -87,7 +110,7 @@ func (keys Keys) verify(r *http.Request, query url.Values, now time.Time) error 
 	}
 	digest := sha256.Sum256([]byte(s.canonical(r, query)))
 	text := algorithm + "\n" + s.date.Format(amzTime) + "\n" + strings.Join(s.scope[:], "/") + "\n" + hex.EncodeToString(digest[:])
-	mac := hmac.New(sha256.New, s3.SigningKey(secret, s.scope[0], s.scope[1]))
+	mac := hmac.New(sha256.New, secret.signingKey(s.scope[0], s.scope[1]))
 	mac.Write([]byte(text))
 	if !hmac.Equal(mac.Sum(nil), s.sum) {
 		return errSignature

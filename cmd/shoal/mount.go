@@ -134,7 +134,7 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
 	}
 	eo.add(c)
 	mo.add(c)
-	eo.s3.add(c.Flags(), "s3", "also serve an S3 endpoint at this address, HOST:PORT (docs/s3-endpoint.md)")
+	eo.s3.add(c.Flags(), "s3", "also serve an S3 endpoint at this address: HOST:PORT or https://HOST:PORT (docs/s3-endpoint.md)", nil)
 	return c
 }
 
@@ -157,7 +157,7 @@ func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 		return err
 	}
 	defer m.left()
-	if where, err = ep.serve(inv, e, h.Audit(), where); err != nil {
+	if where, err = ep.add(inv, e, h.Audit(), where); err != nil {
 		return errors.Join(err, m.server.Unmount(true))
 	}
 	at.set(up)

@@ -2,14 +2,16 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -18,6 +20,7 @@ import (
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/s3api"
 )
@@ -28,24 +31,46 @@ type s3Options struct {
 	flag      string // that sets addr
 	keys      string
 	anonymous bool
+	tls       *loader.TLSFiles
 }
 
-func (o *s3Options) add(f *pflag.FlagSet, flag, usage string) {
-	o.flag = flag
+// add adds the flags. files are those of a verb that has them anyway; otherwise nil.
+func (o *s3Options) add(f *pflag.FlagSet, flag, usage string, files *loader.TLSFiles) {
+	o.flag, o.tls = flag, files
 	f.StringVar(&o.addr, flag, o.addr, usage)
 	f.StringVar(&o.keys, "s3-keys", "", "file of who may use the S3 endpoint: lines of an access key, a space and its secret")
 	f.BoolVar(&o.anonymous, "s3-anonymous", false, "serve the S3 endpoint on loopback without signatures: every user of this machine can use it")
+	if files == nil {
+		o.tls = &loader.TLSFiles{}
+		f.StringVar(&o.tls.Cert, "tls-cert", "", "certificate for an https:// address of the S3 endpoint, PEM, with intermediates; reloaded when it changes")
+		f.StringVar(&o.tls.Key, "tls-key", "", "key of --tls-cert, PEM")
+	}
 }
 
-// endpoint is an S3 endpoint of an engine. nil is none.
+// endpoint is a dataset's part of an S3 endpoint. nil is none.
 type endpoint struct {
-	listener net.Listener
-	keys     s3api.Keys
-	server   atomic.Pointer[s3api.Server] // once it serves
+	*sharedEndpoint
+	remove func(context.Context) // takes the dataset out; nil until it is served
+	ended  sync.Once
 }
 
-// listen checks the flags and opens the address, if there is one.
-func (o *s3Options) listen(inv *invocation) (*endpoint, error) {
+// sharedEndpoint is an S3 endpoint of this process, which may serve several datasets.
+type sharedEndpoint struct {
+	options  s3Options
+	listener net.Listener
+	server   *s3api.Server
+	serve    sync.Once
+	users    int
+}
+
+// endpoints are those of this process by address: its verbs may share a cache directory, and an endpoint too.
+var endpoints struct {
+	sync.Mutex
+	at map[string]*sharedEndpoint
+}
+
+// listen checks the flags and opens the address, if there is one that no other verb has opened.
+func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error) {
 	switch {
 	case o.addr == "" && (o.keys != "" || o.anonymous):
 		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give the endpoint's address, too: --%s 127.0.0.1:9000", o.flag)
@@ -56,29 +81,71 @@ func (o *s3Options) listen(inv *invocation) (*endpoint, error) {
 	case o.keys == "" && !o.anonymous:
 		return nil, cli.Usagef("--%s %s: say who may use the S3 endpoint: --s3-keys FILE (lines of an access key, a space and its secret), or --s3-anonymous on loopback", o.flag, o.addr)
 	}
-	ep := &endpoint{}
-	if o.keys != "" {
-		path, err := inv.abs(o.keys)
-		if err != nil {
+	for _, path := range []*string{&o.keys, &o.tls.Cert, &o.tls.Key} {
+		if *path == "" {
+			continue
+		}
+		var err error
+		if *path, err = inv.abs(*path); err != nil {
 			return nil, err
 		}
-		f, err := os.Open(path)
+	}
+	endpoints.Lock()
+	defer endpoints.Unlock()
+	if shared := endpoints.at[o.addr]; shared != nil {
+		if shared.options.keys != o.keys || *shared.options.tls != *o.tls {
+			return nil, fmt.Errorf("S3 endpoint %s: this daemon serves it already, with other files: give the same --s3-keys, --tls-cert and --tls-key, or another address", o.addr)
+		}
+		shared.users++
+		return &endpoint{sharedEndpoint: shared}, nil
+	}
+	shared, err := o.open(log)
+	if err != nil {
+		return nil, err
+	}
+	if endpoints.at == nil {
+		endpoints.at = map[string]*sharedEndpoint{}
+	}
+	endpoints.at[o.addr] = shared
+	return &endpoint{sharedEndpoint: shared}, nil
+}
+
+// open opens the address.
+func (o *s3Options) open(log *slog.Logger) (*sharedEndpoint, error) {
+	var keys s3api.Keys
+	if o.keys != "" {
+		f, err := os.Open(o.keys)
 		if err != nil {
 			return nil, fmt.Errorf("--s3-keys: %w", err)
 		}
 		defer f.Close()
-		if ep.keys, err = s3api.ParseKeys(f); err != nil {
-			return nil, fmt.Errorf("--s3-keys %s: %w", path, err)
+		if keys, err = s3api.ParseKeys(f); err != nil {
+			return nil, fmt.Errorf("--s3-keys %s: %w", o.keys, err)
 		}
 	}
-	var err error
-	ep.listener, err = s3api.Listen(o.addr, ep.keys != nil)
-	return ep, err
+	addr, secure := strings.CutPrefix(o.addr, "https://")
+	var config *tls.Config
+	if secure {
+		files := *o.tls
+		files.Protocol = "http/1.1"
+		var err error
+		if config, err = loader.ServerTLS(files, log); err != nil {
+			return nil, fmt.Errorf("S3 endpoint %s: %w", o.addr, err)
+		}
+	}
+	l, err := s3api.Listen(strings.TrimPrefix(addr, "http://"), keys != nil)
+	if err != nil {
+		return nil, err
+	}
+	if secure {
+		l = tls.NewListener(l, config)
+	}
+	return &sharedEndpoint{options: *o, listener: l, server: s3api.New(keys, log), users: 1}, nil
 }
 
 // open opens a dataset, and before the long part the address of its endpoint, so that a wrong one is reported at once.
 func (o *engineOptions) open(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Config) (*engine.Engine, *endpoint, error) {
-	ep, err := o.s3.listen(inv)
+	ep, err := o.s3.listen(inv, cfg.Logger)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -90,8 +157,8 @@ func (o *engineOptions) open(ctx context.Context, inv *invocation, h *engine.Hos
 	return e, ep, nil
 }
 
-// serve begins to serve e, and adds its address to those to announce.
-func (ep *endpoint) serve(inv *invocation, e *engine.Engine, log *audit.Log, where []string) ([]string, error) {
+// add begins to serve e, and adds the endpoint's address to those to announce.
+func (ep *endpoint) add(inv *invocation, e *engine.Engine, events *audit.Log, where []string) ([]string, error) {
 	if ep == nil {
 		return where, nil
 	}
@@ -99,38 +166,56 @@ func (ep *endpoint) serve(inv *invocation, e *engine.Engine, log *audit.Log, whe
 	if err != nil {
 		return nil, err
 	}
-	o := s3api.Options{Bucket: src.Bucket, Origin: e.Source(), Keys: ep.keys, Log: e.Logger()}
-	var origin s3api.Origin
+	set := s3api.Served{Dataset: e, Bucket: src.Bucket, Prefix: e.Manifest().Prefix(), Where: e.Source()}
 	if s, ok := e.Origin(); ok {
-		origin, o.Origin = s, s.Endpoint()
+		set.Origin, set.Where = s, s.Endpoint()
 	} else {
-		o.Bucket = bucketOf(src.Dir)
+		set.Bucket = bucketOf(src.Dir)
 	}
-	if origin == nil && e.Members() {
+	if set.Origin == nil && e.Members() {
 		return nil, fmt.Errorf("%s: an S3 endpoint serves objects as they are, and a folder of shards or tables is read directly (serve the folder of the files instead)", e.Source())
 	}
-	server := s3api.New(e, origin, o)
-	ep.server.Store(server)
-	go func() {
-		if err := server.Serve(ep.listener); err != nil {
-			o.Log.Error("the S3 endpoint ended", "cause", err)
-		}
-	}()
+	if ep.remove, err = ep.server.Add(set); err != nil {
+		return nil, err
+	}
+	log := e.Logger()
+	ep.serve.Do(func() {
+		go func() {
+			if err := ep.server.Serve(ep.listener); err != nil {
+				log.Error("the S3 endpoint ended", "cause", err)
+			}
+		}()
+	})
 	url := "http://" + ep.listener.Addr().String()
-	log.Write(audit.Event{Event: "serve", Source: e.Source(), Listen: []string{url}, Dataset: e.Manifest().Version(), Peer: inv.who()})
-	o.Log.Info("S3 endpoint", "url", url, "bucket", o.Bucket, "signed", ep.keys != nil)
-	return append([]string{"S3 endpoint: " + url + ", bucket " + o.Bucket}, where...), nil
+	if strings.HasPrefix(ep.options.addr, "https://") {
+		url = "https" + strings.TrimPrefix(url, "http")
+	}
+	events.Write(audit.Event{Event: "serve", Source: e.Source(), Listen: []string{url}, Dataset: e.Manifest().Version(), Peer: inv.who()})
+	log.Info("S3 endpoint", "url", url, "bucket", set.Bucket, "signed", ep.options.keys != "")
+	return append([]string{"S3 endpoint: " + url + ", bucket " + set.Bucket}, where...), nil
 }
 
-// end lets running requests end until ctx does.
+// end takes the dataset out, and ends the endpoint with its last one. Running requests may end until ctx does.
 func (ep *endpoint) end(ctx context.Context) {
 	if ep == nil {
 		return
 	}
-	if s := ep.server.Load(); s != nil {
-		s.Close(ctx)
-	}
-	_ = ep.listener.Close() // closed already, if it was served
+	ep.ended.Do(func() {
+		endpoints.Lock()
+		ep.users--
+		last := ep.users == 0
+		if last {
+			delete(endpoints.at, ep.options.addr)
+		}
+		endpoints.Unlock()
+		if last {
+			ep.server.Close(ctx)
+			_ = ep.listener.Close() // closed already, if it was served
+		}
+		if ep.remove != nil {
+			ep.remove(ctx)
+		}
+	})
 }
 
 // stop ends at once.
@@ -140,12 +225,12 @@ func (ep *endpoint) stop() {
 	ep.end(ctx)
 }
 
-// stats returns the counters; nil without an endpoint that serves.
+// stats returns the counters; nil without an endpoint.
 func (ep *endpoint) stats() *s3api.Stats {
-	if ep == nil || ep.server.Load() == nil {
+	if ep == nil {
 		return nil
 	}
-	s := ep.server.Load().Stats()
+	s := ep.server.Stats()
 	return &s
 }
 
@@ -194,7 +279,7 @@ with this daemon's credentials (docs/s3-endpoint.md). mount and serve have the s
 	eo.add(c)
 	mo.drain.add(c)
 	c.Flags().BoolVar(&mo.supervise, "supervise", false, "start again at once if the daemon dies")
-	eo.s3.add(c.Flags(), "listen", "address of the S3 endpoint, HOST:PORT")
+	eo.s3.add(c.Flags(), "listen", "address of the S3 endpoint: HOST:PORT or https://HOST:PORT", nil)
 	return c
 }
 
@@ -211,7 +296,7 @@ func runS3(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Conf
 		return err
 	}
 	defer stopAdmin()
-	if where, err = ep.serve(inv, e, h.Audit(), where); err != nil {
+	if where, err = ep.add(inv, e, h.Audit(), where); err != nil {
 		return err
 	}
 	at.set(up)

@@ -66,7 +66,7 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 	eo.add(c)
 	mo.add(c)
 	security.add(c)
-	eo.s3.add(c.Flags(), "s3", "also serve an S3 endpoint at this address, HOST:PORT (docs/s3-endpoint.md)")
+	eo.s3.add(c.Flags(), "s3", "also serve an S3 endpoint at this address: HOST:PORT or https://HOST:PORT (docs/s3-endpoint.md)", &security.files)
 	f := c.Flags()
 	f.StringArrayVar(&listen, "listen", []string{defaultFeed}, "address of the feed: unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT; may be repeated")
 	f.StringVar(&mountpoint, "mount", "", "also mount the dataset here")
@@ -122,7 +122,7 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 		defer m.left()
 		unmounted = m.gone()
 	}
-	if where, err = ep.serve(inv, e, h.Audit(), where); err != nil {
+	if where, err = ep.add(inv, e, h.Audit(), where); err != nil {
 		return err
 	}
 	// After the mount: a healthy feed means that all of the daemon is up.

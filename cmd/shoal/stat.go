@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -16,9 +18,9 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/internal/human"
-	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
@@ -57,14 +59,18 @@ func statCommand() *cobra.Command {
 	var asJSON bool
 	var security clientSecurity
 	c := &cobra.Command{
-		Use:   "stat [MOUNTPOINT|ADDR]",
+		Use:   "stat [MOUNTPOINT|ADDR|CACHE-DIR]",
 		Short: "Show a daemon's statistics",
 		Long: `Shows whether the trainer has waited since the daemon started, what it waited for, and the daemon's counters. Without an
-argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
+argument it takes the only daemon on this machine that has a mount or serves the default feed. ADDR is a feed's or
+a daemon's --admin address. Of the daemon of CACHE-DIR it shows what that serves longest.`,
 		Example: `  shoal stat /mnt/train
   shoal stat unix:///run/shoal/feed.sock --json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if invocationOf(c.Context()).attached() {
+				return ownStats(c.OutOrStdout())
+			}
 			target, err := oneDaemon(c.Context(), args, &security)
 			if err != nil {
 				return err
@@ -77,12 +83,12 @@ argument it takes the only daemon on this machine that has a mount or serves the
 				_, err = c.OutOrStdout().Write(raw)
 				return err
 			}
-			var s verdict.Snapshot
+			var s admin.Snapshot
 			if err := json.Unmarshal(raw, &s); err != nil {
 				return fmt.Errorf("stats of %s: %w", target, err)
 			}
-			printVerdict(c.OutOrStdout(), s)
-			printStats(c.OutOrStdout(), &s.Stats, s.Feed)
+			printVerdict(c.OutOrStdout(), verdict.Snapshot{Stats: s.Stats, Feed: s.Feed})
+			printStats(c.OutOrStdout(), &s)
 			return nil
 		},
 	}
@@ -91,7 +97,19 @@ argument it takes the only daemon on this machine that has a mount or serves the
 	return c
 }
 
+// anyStats asks a mount, a feed, an admin address, or the daemon that owns a cache directory.
 func anyStats(ctx context.Context, target string, security *clientSecurity) ([]byte, error) {
+	if strings.HasPrefix(target, "http://") || strings.HasPrefix(target, "https://") {
+		return adminStats(ctx, target)
+	}
+	if _, err := os.Lstat(filepath.Join(target, socketName)); err == nil {
+		var out bytes.Buffer
+		err := attach(ctx, target, []string{"stat"}, &out)
+		if errors.Is(err, errSilent) {
+			err = fmt.Errorf("no daemon uses the cache directory %s", target)
+		}
+		return out.Bytes(), err
+	}
 	if !strings.Contains(target, "://") {
 		if _, err := os.Lstat(target); err == nil || strings.HasPrefix(target, "/") || !strings.Contains(target, ":") {
 			s, err := readStats(target)
@@ -121,7 +139,7 @@ func printVerdict(w io.Writer, s verdict.Snapshot) {
 	}
 }
 
-func printStats(w io.Writer, s *engine.Stats, feed *loader.Stats) {
+func printStats(w io.Writer, s *admin.Snapshot) {
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%-10s "+format+"\n", append([]any{name}, args...)...)
 	}
@@ -142,13 +160,17 @@ func printStats(w io.Writer, s *engine.Stats, feed *loader.Stats) {
 		used = human.Bytes(s.Disk.Used) + ", above the limit of " + human.Bytes(limit) + " that there is now: nothing is added"
 	}
 	row("disk", "%s, %s of %s kept", used, humanize.Comma(int64(s.Disk.Kept)), human.Count(s.Disk.Extents, "extent"))
-	if feed != nil {
+	if feed := s.Feed; feed != nil {
 		row("feed", "%s open, %d ended by errors; %s in %s, %s; batches of %s in memory", human.Count(feed.Open, "session"), feed.Failed,
 			human.Count(feed.Total.Samples, "sample"), human.Count(feed.Total.Batches, "batch"), human.Bytes(feed.Total.Bytes), human.Bytes(feed.HeldBytes))
 		for _, f := range feed.List {
 			row("  session", "%s, rank %d of %d (%s): epoch %d, batch %d, %s, %d bad, stalled %.2f s, waited %.2f s for credit", f.Session, f.Rank, f.World,
 				f.Client, f.Epoch, f.Batch, human.Count(f.Samples, "sample"), f.Bad, f.Stall, f.Credit)
 		}
+	}
+	if d := s.S3; d != nil {
+		row("S3", "%s at %s, %s: %s to the origin, %s refused or failed; %s sent", human.Count(d.Requests, "request"), d.Listen,
+			human.Count(d.Connections, "connection"), humanize.Comma(d.Forwarded), humanize.Comma(d.Errors), human.Bytes(d.Sent))
 	}
 	if n := s.Skipped.Hostile + s.Skipped.Shadowed + s.Skipped.Bad; n > 0 {
 		row("not shown", "%s: %s", human.Count(n, "key"), strings.Join(s.Skipped.Examples, ", "))

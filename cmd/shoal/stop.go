@@ -21,9 +21,9 @@ func stopCommand() *cobra.Command {
 	var wait time.Duration
 	var security clientSecurity
 	c := &cobra.Command{
-		Use:   "stop [ADDR|MOUNTPOINT]",
+		Use:   "stop [ADDR|MOUNTPOINT|CACHE-DIR]",
 		Short: "Stop a feed or a daemon on this machine, and wait until the cache is closed",
-		Long: `Stops the daemon that serves ADDR or MOUNTPOINT, as SIGTERM does: sessions end, its mounts are unmounted, and the
+		Long: `Stops the daemon that serves ADDR or MOUNTPOINT, or uses CACHE-DIR, as SIGTERM does: sessions end, its mounts are unmounted, and the
 cache is closed. If the daemon serves several mounts and feeds, only that feed stops, unless --all is given. Without an argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
 		Example: "  shoal stop unix:///run/shoal/feed.sock",
 		Args:    cobra.MaximumNArgs(1),
@@ -46,7 +46,7 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 			}
 			one := s.Users > 1 && !all
 			if one && (s.Feed == nil || len(s.Feed.Listen) == 0) {
-				return fmt.Errorf("the daemon of %s serves %d mounts and feeds: unmount this one with `shoal umount %[1]s`, or stop all with --all", target, s.Users)
+				return fmt.Errorf("the daemon of %s serves %d mounts, feeds and S3 endpoints: unmount a mount with `shoal umount MOUNTPOINT`, or stop all with --all", target, s.Users)
 			}
 			// The number may be another machine's or container's: it must own the cache directory here.
 			if pid := ownerOf(s.CacheDir); pid == 0 || pid != s.PID {

@@ -93,12 +93,7 @@ func terminalWidth(out *os.File) int {
 }
 
 func fetchSnapshot(ctx context.Context, target string, security *clientSecurity) (s verdict.Snapshot, err error) {
-	var raw []byte
-	if strings.HasPrefix(target, "http://") || strings.HasPrefix(target, "https://") {
-		raw, err = adminStats(ctx, target)
-	} else {
-		raw, err = anyStats(ctx, target, security)
-	}
+	raw, err := anyStats(ctx, target, security)
 	if err != nil {
 		return s, err
 	}

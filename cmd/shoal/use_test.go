@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/prefetch/engine"
@@ -20,7 +21,7 @@ func TestWrongUse(t *testing.T) {
 		"mount":                         "shoal mount takes SOURCE MOUNTPOINT: SOURCE is missing (see: shoal mount --help)",
 		"mount s3://b":                  "shoal mount takes SOURCE MOUNTPOINT: MOUNTPOINT is missing (see: shoal mount --help)",
 		"mount a b c":                   `shoal mount takes SOURCE MOUNTPOINT: "c" is one too many (see: shoal mount --help)`,
-		"stat a b":                      `shoal stat takes [MOUNTPOINT|ADDR]: "b" is one too many (see: shoal stat --help)`,
+		"stat a b":                      `shoal stat takes [MOUNTPOINT|ADDR|CACHE-DIR]: "b" is one too many (see: shoal stat --help)`,
 		"version x":                     `shoal version takes no arguments, and "x" is one (see: shoal version --help)`,
 		"cache pin d":                   "shoal cache pin takes CACHE-DIR SOURCE: SOURCE is missing (see: shoal cache pin --help)",
 		"cache rekey":                   "shoal cache rekey takes CACHE-DIR: CACHE-DIR is missing (see: shoal cache rekey --help)",
@@ -30,7 +31,7 @@ func TestWrongUse(t *testing.T) {
 		"config mout":                   `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
 		"help cache lss":                `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
 		"mount a b --cach-dir=x":        "shoal mount has no flag --cach-dir: did you mean --cache-dir? (see: shoal mount --help)",
-		"mount a b --listen x":          "shoal mount has no flag --listen, which belongs to shoal serve (see: shoal mount --help)",
+		"mount a b --listen x":          "shoal mount has no flag --listen, which belongs to shoal s3, shoal serve (see: shoal mount --help)",
 		"mount a b --nonesuch":          "shoal mount has no flag --nonesuch (see: shoal mount --help)",
 		"mount a b -z":                  "shoal mount has no flag -z (see: shoal mount --help)",
 		"mount a b --cache-dir":         "--cache-dir needs a value (see: shoal mount --help)",
@@ -127,10 +128,10 @@ func TestDefaultsAreToldOnce(t *testing.T) {
 // What is kept may be more than what may be, after others have come: that is said as such.
 func TestDiskAboveItsLimit(t *testing.T) {
 	for used, want := range map[int64]string{27 << 20: "27 MiB of 27 MiB, 1 of 1 extent kept", 28 << 20: "28 MiB, above the limit of 27 MiB that there is now: nothing is added, 1 of 1 extent kept"} {
-		var s engine.Stats
+		var s admin.Snapshot
 		s.Disk = engine.DiskStats{Used: used, Budget: 27 << 20, Kept: 1, Extents: 1}
 		var b strings.Builder
-		if printStats(&b, &s, nil); !strings.Contains(b.String(), want) {
+		if printStats(&b, &s); !strings.Contains(b.String(), want) {
 			t.Errorf("%s\nwant %s", b.String(), want)
 		}
 	}

@@ -36,10 +36,10 @@ func (s *Schema) WriteExample(out io.Writer) error {
 	if failure != nil {
 		return failure
 	}
-	// Not if the defaults differ: one line for all verbs would change some.
+	// Not if the defaults differ: one line for all verbs would change some. Nor if a verb has the name, for its section.
 	common := map[string]use{}
 	for name, list := range uses {
-		if slices.ContainsFunc(list, func(u use) bool { return u.line != list[0].line }) {
+		if subcommand(s.Root, name) != nil || slices.ContainsFunc(list, func(u use) bool { return u.line != list[0].line }) {
 			continue
 		}
 		for _, u := range list {

@@ -2,6 +2,7 @@ package s3
 
 import (
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -36,7 +37,11 @@ func (c countedRequests) RoundTrip(r *http.Request) (*http.Response, error) {
 		c.counts.list.Add(1)
 	case r.Method == http.MethodPut, r.Method == http.MethodPost:
 		c.counts.put.Add(1)
-		c.counts.sent.Add(max(0, r.ContentLength))
+		n := r.ContentLength
+		if n < 0 { // a forwarded upload that is sent in chunks
+			n, _ = strconv.ParseInt(r.Header.Get("X-Amz-Decoded-Content-Length"), 10, 64)
+		}
+		c.counts.sent.Add(n)
 	case r.Method == http.MethodDelete:
 		c.counts.del.Add(1)
 	default:

@@ -77,6 +77,10 @@ function showStats(s, verdict) {
   tables.resources($("resources"), s);
   tables.slowest($("slowest"), s, now);
   tables.errors($("errors"), verdict.errors, now);
+  $("s-s3").hidden = !s.s3;
+  if (s.s3) {
+    text($("s3-facts"), `${plural(s.s3.requests, "request")} at ${s.s3.listen}, ${plural(s.s3.connections, "connection")}: ${number(s.s3.forwarded)} to the origin, ${number(s.s3.errors)} refused or failed; ${bytes(s.s3.sent_bytes)} sent`);
+  }
   $("s-sessions").hidden = !s.feed;
   if (s.feed) {
     const old = state.recent[0];
