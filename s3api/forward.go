@@ -106,7 +106,7 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 	}
 	if from := r.Header.Get("X-Amz-Copy-Source"); from != "" {
 		from, _ = url.PathUnescape(from)
-		if bucket, _, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); bucket != d.Bucket {
+		if bucket, key, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); bucket != d.Bucket || dotted(key) {
 			return denied("The endpoint copies within bucket %s only: copy from others at %s", d.Bucket, d.Where)
 		}
 	}

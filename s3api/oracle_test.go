@@ -165,6 +165,11 @@ func serve(t testing.TB, data s3api.Dataset, origin s3api.Origin, bucket string)
 	t.Helper()
 	keys, err := s3api.ParseKeys(strings.NewReader(access + " " + secret))
 	must(t, err)
+	return serveWith(t, keys, data, origin, bucket)
+}
+
+func serveWith(t testing.TB, keys s3api.Keys, data s3api.Dataset, origin s3api.Origin, bucket string) side {
+	t.Helper()
 	s := s3api.New(keys, slog.New(slog.DiscardHandler))
 	remove, err := s.Add(s3api.Served{Dataset: data, Origin: origin, Bucket: bucket, Prefix: data.Manifest().Prefix(), Where: "the origin"})
 	must(t, err)

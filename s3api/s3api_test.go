@@ -144,6 +144,7 @@ func TestRefused(t *testing.T) {
 		{"POST", "/", "", nil, 405, "MethodNotAllowed"},
 		{"PUT", "/photos/x", "", map[string]string{"X-Amz-Copy-Source": "/other/secret"}, 403, "AccessDenied"},
 		{"PUT", "/photos/x", "", map[string]string{"X-Amz-Copy-Source": "other%2Fsecret"}, 403, "AccessDenied"},
+		{"PUT", "/photos/x", "", map[string]string{"X-Amz-Copy-Source": "photos/../other/secret"}, 403, "AccessDenied"},
 		{"GET", "/photos/train/../../other/x", "", nil, 400, "InvalidURI"},
 		{"GET", "/photos/./x", "", nil, 400, "InvalidURI"},
 		{"GET", "/photos/\xff", "", nil, 400, "InvalidURI"},
@@ -157,6 +158,36 @@ func TestRefused(t *testing.T) {
 		resp, body := shoal.ask(t, c.method, c.path, c.query, c.header, nil)
 		if resp.StatusCode != c.status || code(body) != c.code {
 			t.Errorf("%s %s?%s %v: HTTP %d %s, want %d %s", c.method, c.path, c.query, c.header, resp.StatusCode, body, c.status, c.code)
+		}
+	}
+}
+
+// Without keys, no web page that a browser of this machine shows can read or write.
+func TestUnsigned(t *testing.T) {
+	_, _, e := served(t, oddKeys[:3])
+	origin, _ := e.Origin()
+	s := serveWith(t, nil, e, origin, bucket)
+	for _, c := range []struct {
+		method, path, host string
+		header             map[string]string
+		status             int
+	}{
+		{"GET", "/photos/" + oddKeys[0], "localhost:9000", nil, 200},
+		{"GET", "/photos/" + oddKeys[0], "127.0.0.1", nil, 200},
+		{"GET", "/photos/" + oddKeys[0], "rebound.example.com", nil, 403},
+		{"GET", "/photos/" + oddKeys[0], "127.0.0.1.example.com", nil, 403},
+		{"DELETE", "/photos/other", "localhost", nil, 204},
+		{"POST", "/photos?delete=", "127.0.0.1:9000", map[string]string{"Origin": "https://example.com"}, 403},
+		{"DELETE", "/photos/" + oddKeys[0], "127.0.0.1:9000", map[string]string{"Sec-Fetch-Site": "cross-site"}, 403},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), c.method, s.url+c.path, strings.NewReader(""))
+		must(t, err)
+		req.Host = c.host
+		for name, v := range c.header {
+			req.Header.Set(name, v)
+		}
+		if resp, body := s.do(t, req); resp.StatusCode != c.status {
+			t.Errorf("%s %s at %s %v: HTTP %d %s, want %d", c.method, c.path, c.host, c.header, resp.StatusCode, body, c.status)
 		}
 	}
 }

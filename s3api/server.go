@@ -291,8 +291,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 		return nil
 	case bucket == "":
 		return errMethod
-	case slices.ContainsFunc(strings.Split(key, "/"), func(part string) bool { return part == "." || part == ".." }):
-		return errURI // on the way to the origin it might become another path
+	case dotted(key):
+		return errURI
 	}
 	d, ok := s.enter(bucket, at)
 	if !ok {
@@ -322,20 +322,30 @@ func (s *Server) admit(r *http.Request, query url.Values) error {
 		return s.keys.verify(r, query, time.Now())
 	}
 	// A web page whose name was pointed at this machine (DNS rebinding) must not read the dataset through a browser.
-	if !loopbackName(r.Host) {
+	if !LoopbackName(r.Host) {
 		return denied("The unsigned endpoint serves localhost only")
+	}
+	if err := browsers.Check(r); err != nil { // nor may any page write
+		return denied("The unsigned endpoint takes no writes from other web pages: %v", err)
 	}
 	return nil
 }
 
-// loopbackName reports whether a Host header names this machine and can name no other.
-func loopbackName(host string) bool {
+var browsers = http.NewCrossOriginProtection()
+
+// LoopbackName reports whether a Host header names this machine and can name no other.
+func LoopbackName(host string) bool {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
 	}
-	host = strings.ToLower(strings.Trim(host, "[]"))
+	host = strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
 	ip := net.ParseIP(host)
 	return host == "localhost" || strings.HasSuffix(host, ".localhost") || ip != nil && ip.IsLoopback()
+}
+
+// dotted reports whether a key, on its way to the origin, might become another path.
+func dotted(key string) bool {
+	return slices.ContainsFunc(strings.Split(key, "/"), func(part string) bool { return part == "." || part == ".." })
 }
 
 // plain reports whether a request is for an object as it is, and not for a version, a part or another sub-resource.
