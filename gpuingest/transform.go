@@ -10,6 +10,8 @@
 //   - A resize after a flip or after another resize computes pixels in between, since Pillow rounds there too. So
 //     flips should come last.
 //   - The canonical form (String) is hashed into sessions: changing it breaks every resume.
+//
+// More than 40 names are exported: each kind of sample has a type, and the device part has its own.
 package gpuingest
 
 import (

@@ -20,6 +20,9 @@
 //     counters of the session that began it, even after that session has left.
 //   - The reads of a session are not in its order: workers run ahead within the window. Several goroutines call
 //     [Stream.Read], each position once, with positions near each other.
+//
+// More than 40 names are exported: the server, what it asks of a dataset and a transform, its statistics, and
+// who may connect.
 package loader
 
 import (

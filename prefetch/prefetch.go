@@ -2,6 +2,9 @@
 // simulates and predicts an epoch.
 //
 // Executor has the rules. Package run drives it with a store, package sim with a model of one.
+//
+// More than 40 names are exported: the executor's actions, states and outcomes are types, so that the code
+// which runs it and the model that plans with it cannot mix them up.
 package prefetch
 
 // Sizes returns the sizes of files.

@@ -13,6 +13,9 @@
 //   - An object without an ETag cannot be pinned; stores refuse it in listings.
 //   - A store's own timeout is KindTransient; only the caller's context ends with a bare
 //     context error, so errors.Is(err, context.Canceled) means that the caller gave up.
+//
+// More than 40 names are exported: the contract of stores, its errors, and each decorator with its settings and
+// counters.
 package objstore
 
 import (
