@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 )
@@ -23,6 +24,7 @@ func (e *apiError) Error() string { return e.code + ": " + e.message }
 // The errors with one text.
 var (
 	errNoSuchBucket   = &apiError{http.StatusNotFound, "NoSuchBucket", "The specified bucket does not exist"}
+	errBucketOwned    = &apiError{http.StatusConflict, "BucketAlreadyOwnedByYou", "Your previous request to create the named bucket succeeded and you already own it."}
 	errNoSuchKey      = &apiError{http.StatusNotFound, "NoSuchKey", "The specified key does not exist."}
 	errInvalidRange   = &apiError{http.StatusRequestedRangeNotSatisfiable, "InvalidRange", "The requested range is not satisfiable"}
 	errPrecondition   = &apiError{http.StatusPreconditionFailed, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"}
@@ -78,6 +80,7 @@ type errorBody struct {
 	Message   string
 	Resource  string
 	RequestID string `xml:"RequestId"`
+	Size      string `xml:"ActualObjectSize,omitempty"` // of a wrong range: clients on AWS's C library learn from it that an object is empty
 }
 
 // fail answers with an error.
@@ -92,7 +95,11 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 	if r.ContentLength == 0 {
 		w.Header().Del("Connection")
 	}
-	writeXML(w, e.status, errorBody{Code: e.code, Message: e.message, Resource: r.URL.Path, RequestID: w.Header().Get(requestIDHeader)})
+	body := errorBody{Code: e.code, Message: e.message, Resource: r.URL.Path, RequestID: w.Header().Get(requestIDHeader)}
+	if e == errInvalidRange {
+		body.Size = strings.TrimPrefix(w.Header().Get("Content-Range"), "bytes */")
+	}
+	writeXML(w, e.status, body)
 }
 
 func writeXML(w http.ResponseWriter, status int, v any) {

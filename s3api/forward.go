@@ -112,6 +112,9 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 	}
 	keys := []string{key}
 	if key == "" {
+		if r.Method == http.MethodPut && plain(r, q) { // rclone makes sure of the bucket before it writes
+			return errBucketOwned
+		}
 		if r.Method != http.MethodPost || !q.Has("delete") {
 			return denied("The endpoint does not change the bucket's settings: do it at %s", d.Where)
 		}

@@ -140,6 +140,7 @@ func TestRefused(t *testing.T) {
 		{"GET", "/photos/none", "", nil, 404, "NoSuchKey"},
 		{"DELETE", "/photos", "", nil, 403, "AccessDenied"},
 		{"PUT", "/photos", "policy=", nil, 403, "AccessDenied"},
+		{"PUT", "/photos", "", nil, 409, "BucketAlreadyOwnedByYou"},
 		{"PATCH", "/photos/x", "", nil, 405, "MethodNotAllowed"},
 		{"POST", "/", "", nil, 405, "MethodNotAllowed"},
 		{"PUT", "/photos/x", "", map[string]string{"X-Amz-Copy-Source": "/other/secret"}, 403, "AccessDenied"},
