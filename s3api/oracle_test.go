@@ -6,8 +6,11 @@ import (
 	"crypto/md5" //nolint:gosec // S3 asks for it
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
+	"encoding/xml"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -15,7 +18,9 @@ import (
 	"net/http"
 	"net/url"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -99,8 +104,9 @@ func (s side) ask(t testing.TB, method, path, query string, header map[string]st
 	for name, value := range header {
 		req.Header.Set(name, value)
 	}
-	sum := sha256.Sum256(body)
-	req.Header.Set("X-Amz-Content-Sha256", hex.EncodeToString(sum[:]))
+	if sum := sha256.Sum256(body); req.Header.Get("X-Amz-Content-Sha256") == "" {
+		req.Header.Set("X-Amz-Content-Sha256", hex.EncodeToString(sum[:]))
+	}
 	req = signer.SignV4(*req, s.access, s.secret, "", s3server.Region)
 	return s.do(t, req)
 }
@@ -314,3 +320,181 @@ func TestListingsAsTheStore(t *testing.T) {
 	}
 	t.Logf("%d listings", n)
 }
+
+// What SDKs add to a read, and the sub-resources of an object, are answered as the store answers them, from the cache or by
+// the store itself.
+func TestReadsOfSDKsAsTheStore(t *testing.T) {
+	origin, shoal, _ := served(t, oddKeys)
+	info, err := origin.client.StatObject(t.Context(), bucket, "train/large", minio.StatObjectOptions{})
+	must(t, err)
+	tag, date := `"`+info.ETag+`"`, info.LastModified.Format(http.TimeFormat)
+	for _, key := range []string{"train/large", "train/zero", "train/b/ü+%20 &?#'.jpg", "train/none"} {
+		path := "/" + bucket + "/" + key
+		for _, method := range []string{"GET", "HEAD"} {
+			for _, header := range []map[string]string{
+				{"X-Amz-Checksum-Mode": "ENABLED"}, {"X-Amz-Checksum-Mode": "ENABLED", "Range": "bytes=2-5"}, {"X-Amz-Request-Payer": "requester"},
+				{"Accept-Encoding": "gzip"}, {"Range": "bytes=1-2"}, {"Range": "bytes=0-1,3-4"}, {"Range": "items=0-1"},
+				{"If-Range": tag, "Range": "bytes=2-5"}, {"If-Range": date, "Range": "bytes=2-5"},
+				{"If-None-Match": tag, "Range": "bytes=2-5"}, {"If-None-Match": "W/" + tag}, {"If-Modified-Since": "yesterday"},
+			} {
+				same(t, origin, shoal, method, path, "", header, "ETag", "Content-Length", "Content-Range", "Last-Modified")
+			}
+			for _, query := range []string{
+				"partNumber=1", "partNumber=2", "partNumber=x", "versionId=null", "versionId=none",
+				"response-content-type=image%2Fpng", "response-content-disposition=attachment%3B%20filename%3D%22a%20b%22&response-cache-control=no-cache",
+			} {
+				same(t, origin, shoal, method, path, query, nil, "ETag", "Content-Length", "Content-Type", "Content-Disposition", "Cache-Control")
+			}
+		}
+		for _, query := range []string{"acl=", "tagging=", "legal-hold=", "retention=", "uploads="} {
+			same(t, origin, shoal, "GET", path, query, nil)
+		}
+		same(t, origin, shoal, "GET", path, "attributes=", map[string]string{"X-Amz-Object-Attributes": "ETag,ObjectSize,StorageClass"})
+	}
+	for _, query := range []string{"location=", "versioning=", "acl=", "policy=", "tagging=", "cors=", "uploads=", "uploads=&prefix=train/"} {
+		same(t, origin, shoal, "GET", "/"+bucket, query, nil)
+	}
+}
+
+// pageOf is what a page of a listing says, but for its token.
+type pageOf struct {
+	Name, Prefix, Marker, NextMarker, StartAfter, Delimiter, EncodingType string
+	KeyCount, MaxKeys                                                     int
+	IsTruncated                                                           bool
+	Contents                                                              []struct{ Key string }
+	CommonPrefixes                                                        []struct{ Prefix string }
+}
+
+// plain undoes where the store differs from S3: it never escapes, and gives a marker without a delimiter.
+func (p *pageOf) plain(t *testing.T, escaped bool) {
+	t.Helper()
+	if p.Delimiter == "" {
+		p.NextMarker = ""
+	}
+	if !escaped {
+		return
+	}
+	if p.EncodingType != "url" {
+		t.Errorf("encoding type %q", p.EncodingType)
+	}
+	p.EncodingType = ""
+	texts := []*string{&p.Prefix, &p.Marker, &p.NextMarker, &p.StartAfter, &p.Delimiter}
+	for i := range p.Contents {
+		texts = append(texts, &p.Contents[i].Key)
+	}
+	for i := range p.CommonPrefixes {
+		texts = append(texts, &p.CommonPrefixes[i].Prefix)
+	}
+	for _, text := range texts {
+		var err error
+		if *text, err = url.QueryUnescape(*text); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A page says of itself what the store's says: the parameters, escaped as they are there, and how many keys it has.
+func TestPagesAsTheStore(t *testing.T) {
+	origin, shoal, _ := served(t, oddKeys)
+	for _, query := range []string{
+		"", "max-keys=0", "max-keys=1", "max-keys=2000", "max-keys=", "delimiter=/", "delimiter=%2F&max-keys=2", "delimiter=a", "delimiter=1", "delimiter=.j", "delimiter=%20", "delimiter=",
+		"delimiter=%C3%BC", "encoding-type=url", "encoding-type=url&delimiter=%20", "encoding-type=url&delimiter=%C3%BC", "prefix=train/b/%C3%BC&encoding-type=url",
+		"prefix=train/c%20d/&encoding-type=url&delimiter=/", "prefix=train/c,d%3Be/&encoding-type=url", "prefix=train/a&delimiter=/", "prefix=train/a/&delimiter=/",
+		"prefix=train/n01/&max-keys=2", "delimiter=/&max-keys=1", "prefix=train/none", "prefix=train/zero",
+	} {
+		for _, version := range []string{"list-type=2", "list-type=2&start-after=train/a0", "list-type=2&start-after=train/b/%C3%A9", "list-type=2&start-after=a", "marker=train/a0", "marker=a", "list-type=2&start-after=train/n01/"} {
+			q := version + "&" + query
+			if !strings.Contains(query, "prefix=") {
+				q += "&prefix=train/"
+			}
+			var pages [2]pageOf
+			for i, s := range []side{origin, shoal} {
+				resp, body := s.ask(t, "GET", "/"+bucket, q, nil, nil)
+				if resp.StatusCode != http.StatusOK {
+					t.Fatalf("%s: HTTP %d: %s", q, resp.StatusCode, body)
+				}
+				must(t, xml.Unmarshal(body, &pages[i]))
+				pages[i].plain(t, i == 1 && strings.Contains(q, "encoding-type=url"))
+			}
+			if !reflect.DeepEqual(pages[0], pages[1]) {
+				t.Errorf("%s:\n%+v, the store answers\n%+v", q, pages[1], pages[0])
+			}
+		}
+	}
+}
+
+// chunked is a body as SDKs send it with a checksum at its end.
+func chunked(data []byte, sum uint32) ([]byte, map[string]string) {
+	var b bytes.Buffer
+	for part := range slices.Chunk(data, 64<<10) {
+		fmt.Fprintf(&b, "%x\r\n%s\r\n", len(part), part)
+	}
+	crc := base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, sum))
+	fmt.Fprintf(&b, "0\r\nx-amz-checksum-crc32:%s\r\n\r\n", crc)
+	return b.Bytes(), map[string]string{
+		"Content-Encoding": "aws-chunked", "X-Amz-Content-Sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "X-Amz-Trailer": "x-amz-checksum-crc32",
+		"X-Amz-Decoded-Content-Length": strconv.Itoa(len(data)), "X-Amz-Sdk-Checksum-Algorithm": "CRC32",
+	}
+}
+
+// Uploads of all kinds that an SDK makes reach the store, which checks them, and are read at once.
+func TestUploadsOfSDKs(t *testing.T) {
+	origin, shoal, _ := served(t, oddKeys)
+	read := func(key string, want []byte) {
+		t.Helper()
+		for _, s := range []side{origin, shoal} {
+			if resp, got := s.ask(t, "GET", "/"+bucket+"/"+key, "", nil, nil); !bytes.Equal(got, want) {
+				t.Errorf("%s: HTTP %d, %d bytes, want %d", key, resp.StatusCode, len(got), len(want))
+			}
+		}
+	}
+	data := make([]byte, 300<<10)
+	_, _ = rand.NewChaCha8([32]byte{2}).Read(data)
+	body, header := chunked(data, crc32.ChecksumIEEE(data))
+	if resp, text := shoal.ask(t, "PUT", "/"+bucket+"/train/readme.txt", "", header, body); resp.StatusCode != http.StatusOK {
+		t.Errorf("HTTP %d: %s", resp.StatusCode, text)
+	}
+	read("train/readme.txt", data)
+	body, header = chunked(data[1:], crc32.ChecksumIEEE(data))
+	if resp, text := shoal.ask(t, "PUT", "/"+bucket+"/train/readme.txt", "", header, body); resp.StatusCode != http.StatusBadRequest || code(text) != "BadDigest" {
+		t.Errorf("a wrong checksum: HTTP %d: %s", resp.StatusCode, text)
+	}
+	read("train/readme.txt", data)
+	if resp, text := shoal.ask(t, "PUT", "/"+bucket+"/train/zero", "", map[string]string{"X-Amz-Content-Sha256": strings.Repeat("0", 64)}, data); resp.StatusCode != http.StatusBadRequest {
+		t.Errorf("a wrong hash: HTTP %d: %s", resp.StatusCode, text)
+	}
+	read("train/zero", nil)
+	if resp, text := shoal.ask(t, "PUT", "/"+bucket+"/train/a0", "", map[string]string{"If-None-Match": "*"}, data); resp.StatusCode != http.StatusPreconditionFailed {
+		t.Errorf("a key that is there: HTTP %d: %s", resp.StatusCode, text)
+	}
+	read("train/a0", contentOf("train/a0"))
+	parts := func(s side, key string, end func(core minio.Core, id string, done []minio.CompletePart)) {
+		t.Helper()
+		core := minio.Core{Client: s.client}
+		id, err := core.NewMultipartUpload(t.Context(), bucket, key, minio.PutObjectOptions{})
+		must(t, err)
+		var done []minio.CompletePart
+		for i := range 2 {
+			part, err := core.PutObjectPart(t.Context(), bucket, key, id, i+1, bytes.NewReader(large[i*5<<20:][:5<<20]), 5<<20, minio.PutObjectPartOptions{DisableContentSha256: true})
+			must(t, err)
+			done = append(done, minio.CompletePart{PartNumber: i + 1, ETag: part.ETag})
+		}
+		end(core, id, done)
+	}
+	parts(shoal, "train/large", func(core minio.Core, id string, done []minio.CompletePart) {
+		read("train/large", contentOf("train/large")) // until the upload is complete
+		same(t, origin, shoal, "GET", "/"+bucket+"/train/large", "uploadId="+id, nil)
+		same(t, origin, shoal, "GET", "/"+bucket, "uploads=&prefix=train/", nil)
+		_, err := core.CompleteMultipartUpload(t.Context(), bucket, "train/large", id, done, minio.PutObjectOptions{})
+		must(t, err)
+	})
+	read("train/large", large[:10<<20])
+	same(t, origin, shoal, "GET", "/"+bucket+"/train/large", "partNumber=2", nil, "Content-Length", "Content-Range")
+	parts(shoal, "train/a/1", func(core minio.Core, id string, _ []minio.CompletePart) {
+		must(t, core.AbortMultipartUpload(t.Context(), bucket, "train/a/1", id))
+	})
+	read("train/a/1", contentOf("train/a/1"))
+}
+
+// large is the data of uploads in parts.
+var large = bytes.Repeat([]byte("0123456789abcdefg"), 10<<20/17+1)
