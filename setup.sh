@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs missing Debian packages for building, testing and the demo. With the argument "build", only those for
-# building; with "conformance", those for the servers of make conformance; with "release", the cross compiler of make release.
+# building; with "conformance", those for the servers and clients of make conformance; with "release", the cross compiler of make release.
 set -eu
 
 GO=${GO:-go}
@@ -9,7 +9,7 @@ command -v "$GO" >/dev/null || { echo "setup: Go is missing: install Go 1.26 or 
 packages="gcc libc6-dev make pkg-config libjpeg62-turbo-dev"
 case ${1:-} in
 build) ;;
-conformance) packages="python3 python3-venv maven" ;;
+conformance) packages="python3 python3-venv maven rclone" ;;
 release) packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
 *) packages="$packages fuse3 rsync flac chromium systemd \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
