@@ -25,7 +25,7 @@ var budget = map[string]int{
 	"prefetch":        9_670,
 	"prefetch/engine": 4_560,
 	"loader":          6_360,
-	"s3api":           1_740,
+	"s3api":           1_910,
 	"gpuingest":       10_800,
 	"internal":        10_270,
 	"lab":             14_850,

@@ -27,8 +27,8 @@
 //
 // Signature Version 4, in the Authorization header or in a presigned query. The host and all x-amz-* headers must be
 // signed, and the date is at most 15 minutes off. Any region is accepted: the secret is what counts. A body's hash is
-// passed on, and the origin checks it. Bodies signed chunk by chunk would have to be verified and signed anew, chunk by
-// chunk: they are refused as NotImplemented.
+// passed on, and the origin checks it. A body that is signed chunk by chunk is checked here, each chunk before it is
+// sent on, and signed anew.
 //
 // # Limits
 //

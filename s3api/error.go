@@ -38,7 +38,6 @@ var (
 	errExpired        = &apiError{http.StatusForbidden, "AccessDenied", "Request has expired"}
 	errNotYet         = &apiError{http.StatusForbidden, "AccessDenied", "Request is not valid yet"}
 	errUnsignedHeader = &apiError{http.StatusForbidden, "AccessDenied", "There were headers present in the request which were not signed"}
-	errChunkSigned    = &apiError{http.StatusNotImplemented, "NotImplemented", "The endpoint does not take bodies that are signed in chunks: send the SHA-256 of the body, or UNSIGNED-PAYLOAD, in x-amz-content-sha256"}
 )
 
 func badAuth(text string) *apiError {

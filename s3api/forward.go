@@ -39,12 +39,10 @@ func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q 
 	for _, name := range kept {
 		req.Header.Del(name)
 	}
-	if strings.HasPrefix(req.Header.Get("X-Amz-Content-Sha256"), "STREAMING-"+algorithm) { // of an unsigned endpoint's client
-		return errChunkSigned
-	}
 	control := http.NewResponseController(w)
 	if r.ContentLength != 0 {
 		req.Length, req.Body = r.ContentLength, deadlined{r.Body, control}
+		_, req.Chunks = r.Body.(*chunked)
 	}
 	resp, err := d.Origin.Forward(r.Context(), req)
 	if err != nil {

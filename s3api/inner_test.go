@@ -1,14 +1,17 @@
 package s3api
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
@@ -42,6 +45,25 @@ func FuzzSignature(f *testing.F) {
 			if err := (Keys{"a/b": {text: "secret"}}).verify(r, q, time.Date(2026, 11, 23, 0, 1, 0, 0, time.UTC)); err == nil {
 				t.Fatal("a signature was made up")
 			}
+		}
+	})
+}
+
+// Of any body, at most as much is read as was announced, in any pieces.
+func FuzzChunked(f *testing.F) {
+	const sum = ";chunk-signature=0000000000000000000000000000000000000000000000000000000000000000\r\n"
+	f.Add("5"+sum+"hello\r\n0"+sum+"\r\n", int64(5), false)
+	f.Add("1"+sum+"h\r\n0"+sum+"a:b\r\nx-amz-trailer-signature:0\r\n\r\n", int64(1), true)
+	f.Add("100001"+sum, int64(1<<21), false)
+	f.Fuzz(func(t *testing.T, body string, left int64, trailer bool) {
+		r := &chunked{in: bufio.NewReader(iotest.OneByteReader(strings.NewReader(body))), left: left, trailer: trailer}
+		got, err := io.ReadAll(r)
+		if int64(len(got)) > max(left, 0) || err == nil && int64(len(got)) != left && left >= 0 {
+			t.Fatalf("%d bytes of %d, %v", len(got), left, err)
+		}
+		var e *apiError
+		if err != nil && !errors.As(err, &e) {
+			t.Fatal(err)
 		}
 	})
 }

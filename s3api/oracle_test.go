@@ -132,13 +132,13 @@ func served(t testing.TB, keys []string, big ...string) (origin, shoal side, e *
 	origin = newSide(t, srv.URL, s3server.AccessKey, s3server.SecretKey)
 	must(t, origin.client.MakeBucket(t.Context(), bucket, minio.MakeBucketOptions{}))
 	for _, k := range keys {
-		_, err := origin.client.PutObject(t.Context(), bucket, k, bytes.NewReader(contentOf(k)), int64(len(contentOf(k))), minio.PutObjectOptions{})
+		_, err := origin.client.PutObject(t.Context(), bucket, k, bytes.NewReader(contentOf(k)), int64(len(contentOf(k))), s3server.PutOptions())
 		must(t, err)
 	}
 	for _, k := range big {
 		data := make([]byte, bigSize)
 		_, _ = rand.NewChaCha8([32]byte{}).Read(data)
-		_, err := origin.client.PutObject(t.Context(), bucket, k, bytes.NewReader(data), bigSize, minio.PutObjectOptions{})
+		_, err := origin.client.PutObject(t.Context(), bucket, k, bytes.NewReader(data), bigSize, s3server.PutOptions())
 		must(t, err)
 	}
 	e = open(t, "s3://"+bucket+"/train", filepath.Join(t.TempDir(), "cache"), srv.URL)

@@ -328,7 +328,7 @@ func (s *Server) admit(r *http.Request, query url.Values) error {
 	if err := browsers.Check(r); err != nil { // nor may any page write
 		return denied("The unsigned endpoint takes no writes from other web pages: %v", err)
 	}
-	return nil
+	return unchunk(r, nil)
 }
 
 var browsers = http.NewCrossOriginProtection()

@@ -92,7 +92,8 @@ type signature struct {
 	expires   time.Duration // of a presigned one
 }
 
-// verify checks a request's signature against keys at the time now.
+// verify checks a request's signature against keys at the time now. A body in signed chunks is replaced with its content,
+// which is checked as it is read.
 func (keys Keys) verify(r *http.Request, query url.Values, now time.Time) error {
 	s, err := parseSignature(r, query)
 	if err != nil {
@@ -109,16 +110,13 @@ func (keys Keys) verify(r *http.Request, query url.Values, now time.Time) error 
 		return err
 	}
 	digest := sha256.Sum256([]byte(s.canonical(r, query)))
-	text := algorithm + "\n" + s.date.Format(amzTime) + "\n" + strings.Join(s.scope[:], "/") + "\n" + hex.EncodeToString(digest[:])
-	mac := hmac.New(sha256.New, secret.signingKey(s.scope[0], s.scope[1]))
-	mac.Write([]byte(text))
+	c := &chain{key: secret.signingKey(s.scope[0], s.scope[1]), date: s.date.Format(amzTime), scope: strings.Join(s.scope[:], "/"), last: hex.EncodeToString(s.sum)}
+	mac := hmac.New(sha256.New, c.key)
+	mac.Write([]byte(algorithm + "\n" + c.date + "\n" + c.scope + "\n" + hex.EncodeToString(digest[:])))
 	if !hmac.Equal(mac.Sum(nil), s.sum) {
 		return errSignature
 	}
-	if strings.HasPrefix(s.payload, "STREAMING-"+algorithm) {
-		return errChunkSigned
-	}
-	return nil
+	return unchunk(r, c)
 }
 
 // parseSignature reads the Authorization header or the presigned query.

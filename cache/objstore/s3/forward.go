@@ -2,10 +2,13 @@ package s3
 
 import (
 	"context"
+	"crypto/sha256"
+	"hash"
 	"io"
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	miniosigner "github.com/minio/minio-go/v7/pkg/signer"
 
@@ -19,8 +22,14 @@ type Request struct {
 	Query  url.Values
 	Header http.Header // without Host and without a signature; Forward changes it
 	Body   io.Reader   // nil: none
-	Length int64       // of the body
+	Length int64       // of the body; -1: not known
+	Chunks bool        // sign the body chunk by chunk: the store must notice if it ends early
 }
+
+// hasher is what minio-go's signer takes.
+type hasher struct{ hash.Hash }
+
+func (hasher) Close() {}
 
 // Forward signs a request with the store's credentials, sends it once, and returns the store's answer, whatever its
 // status. The payload's hash is the header's X-Amz-Content-Sha256, which the store checks; without one it is not signed.
@@ -42,14 +51,20 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	req.URL.Path, req.URL.RawPath = path, string(AppendPath(nil, path))
 	req.URL.RawQuery = strings.ReplaceAll(r.Query.Encode(), "+", "%20")
 	req.Header, req.ContentLength = r.Header, r.Length
+	// versitygw 1.8 leaves the end of a body of unknown length unread, and takes it for the next request.
+	req.Close = r.Length < 0
 	if r.Length == 0 {
 		req.Body = http.NoBody // and not a body of unknown length
 	}
 	if v := s.keys.get(ctx); v.AccessKeyID != "" && !v.SignerType.IsAnonymous() {
-		if req.Header.Get("X-Amz-Content-Sha256") == "" {
-			req.Header.Set("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD")
+		if r.Chunks && r.Length > 0 {
+			req = miniosigner.StreamingSignV4(req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region, r.Length, time.Now().UTC(), hasher{sha256.New()})
+		} else {
+			if req.Header.Get("X-Amz-Content-Sha256") == "" {
+				req.Header.Set("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD")
+			}
+			req = miniosigner.SignV4(*req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region)
 		}
-		req = miniosigner.SignV4(*req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region)
 	}
 	if r.Method == http.MethodGet && r.Key != "" {
 		s.counts.get.Add(1)
