@@ -120,7 +120,7 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 			return err
 		}
 	}
-	end, err := d.server.written(d.Bucket, keys)
+	end, err := d.changing(keys)
 	if err != nil {
 		return err
 	}

@@ -119,6 +119,14 @@ func (s *Server) Add(o Served) (remove func(ctx context.Context), err error) {
 		}
 	}
 	d := &dataset{Served: o, server: s, opens: opens{data: o.Dataset}, left: make(chan struct{})}
+	everywhere.Lock()
+	for _, x := range everywhere.sets {
+		if x.Bucket == d.Bucket && x.Where == d.Where {
+			d.written.adopt(&x.written) // d may have been listed before
+		}
+	}
+	everywhere.sets = append(everywhere.sets, d)
+	everywhere.Unlock()
 	s.sets = append(s.sets, d)
 	slices.SortStableFunc(s.sets, func(a, b *dataset) int { return len(b.Prefix) - len(a.Prefix) })
 	return d.remove, nil
@@ -143,35 +151,54 @@ func (s *Server) enter(bucket, key string) (d *dataset, ok bool) {
 	return d, true
 }
 
-// written marks keys of a bucket before they are written, in the datasets that may have them.
-func (s *Server) written(bucket string, keys []string) (end func(), err error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	var ends []func()
-	end = func() {
-		for _, f := range ends {
-			f()
-		}
+// everywhere has the datasets of all servers of this process: a key that is written through one is written for all.
+var everywhere struct {
+	sync.RWMutex
+	sets []*dataset
+}
+
+// changing marks keys of the bucket before they are written, in the datasets that may have them. The returned function
+// is called when they are, and marks them again: datasets may have been added, or listings saved, meanwhile.
+func (d *dataset) changing(keys []string) (end func(), err error) {
+	begun, err := d.mark(keys)
+	if err != nil {
+		begun()
+		return nil, err
 	}
-	for _, d := range s.sets {
+	return func() {
+		again, err := d.mark(keys)
+		if err != nil {
+			d.server.log.Warn("the saved listing could not be marked as stale: run the next daemon with --refresh", "cause", err)
+		}
+		begun()
+		again()
+	}, nil
+}
+
+func (d *dataset) mark(keys []string) (end func(), err error) {
+	var ends []func()
+	everywhere.RLock()
+	defer everywhere.RUnlock()
+	err = d.MarkStale()
+	for _, x := range everywhere.sets {
+		if x.Bucket != d.Bucket || x.Where != d.Where {
+			continue
+		}
 		var theirs []string
 		for _, key := range keys {
-			if d.Bucket == bucket && strings.HasPrefix(key, d.Prefix) {
+			if strings.HasPrefix(key, x.Prefix) {
 				theirs = append(theirs, key)
 			}
 		}
-		if len(theirs) == 0 {
-			continue
+		if len(theirs) > 0 {
+			ends = append(ends, x.written.begin(theirs))
 		}
-		if !d.written.any() {
-			if err := d.MarkStale(); err != nil {
-				end()
-				return nil, err
-			}
-		}
-		ends = append(ends, d.written.begin(theirs))
 	}
-	return end, nil
+	return func() {
+		for _, f := range ends {
+			f()
+		}
+	}, err
 }
 
 // dataset is one that a server serves.
@@ -195,6 +222,9 @@ func (d *dataset) remove(ctx context.Context) {
 	defer context.AfterFunc(ctx, func() { close(d.left) })()
 	d.running.Wait()
 	d.opens.close()
+	everywhere.Lock()
+	everywhere.sets = slices.DeleteFunc(everywhere.sets, func(x *dataset) bool { return x == d })
+	everywhere.Unlock()
 }
 
 // over reports whether requests must end now.

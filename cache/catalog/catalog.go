@@ -183,18 +183,23 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout) error {
 	return nil
 }
 
-// MarkStale records that a source has changed since it was listed; SetManifest clears that.
-func (c *Catalog) MarkStale(source string) error {
+// MarkStale records that the sources whose names begin with prefix have changed since they were listed; SetManifest
+// clears that.
+func (c *Catalog) MarkStale(prefix string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var v sourceValue
-	ok, err := c.get(sourcePrefix+source, &v)
-	if err == nil && ok && !v.Stale {
-		v.Stale = true
-		err = c.change("source", map[string]any{sourcePrefix + source: v})
+	marked := map[string]any{}
+	err := each(c, sourcePrefix+prefix, func(name string, v sourceValue) {
+		if !v.Stale {
+			v.Stale = true
+			marked[sourcePrefix+prefix+name] = v
+		}
+	})
+	if err == nil && len(marked) > 0 {
+		err = c.change("source", marked)
 	}
 	if err != nil {
-		return fmt.Errorf("catalog: %s: %w", source, err)
+		return fmt.Errorf("catalog: %s: %w", prefix, err)
 	}
 	return nil
 }

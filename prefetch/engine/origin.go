@@ -24,5 +24,13 @@ func (e *Engine) Listed() time.Time {
 	return time.Time{}
 }
 
-// MarkStale records that the source has changed since it was listed: the next daemon lists it again.
-func (e *Engine) MarkStale() error { return e.catalog.MarkStale(e.name) }
+// MarkStale records that the source's bucket has changed since it was listed: the next daemon lists it again, as this or
+// another dataset. It is called before a change, and after it: a listing may have run in between.
+func (e *Engine) MarkStale() error {
+	now := time.Now()
+	e.host.changed.Store(&now)
+	if e.source.Scheme != "s3" {
+		return e.catalog.MarkStale(e.name)
+	}
+	return e.catalog.MarkStale("s3://" + e.source.Bucket + "/")
+}
