@@ -20,7 +20,7 @@ const maxDelete = 2 << 20
 // kept are the headers that end here, of a request; dropped those of an answer.
 var (
 	kept = []string{"Authorization", "X-Amz-Date", "Date", "X-Amz-Security-Token", "Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer",
-		"Transfer-Encoding", "Upgrade", "Expect", "Content-Length", "Proxy-Authorization", "Forwarded", "X-Forwarded-For"}
+		"Transfer-Encoding", "Upgrade", "Expect", "Content-Length", "Proxy-Authorization", "Forwarded", "X-Forwarded-For", "X-Real-Ip"}
 	dropped = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Proxy-Authenticate", "Location"}
 )
 
@@ -56,6 +56,9 @@ func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q 
 	}
 	for _, name := range dropped {
 		resp.Header.Del(name)
+	}
+	if d.server.keys == nil {
+		resp.Header.Del("Access-Control-Allow-Origin") // no web page reads here, whatever the bucket's rules say
 	}
 	for name, values := range resp.Header {
 		w.Header()[name] = values
@@ -104,9 +107,9 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 	if d.Origin == nil {
 		return denied("The endpoint serves a folder, and does not write to it: change the files in %s", d.Where)
 	}
-	if from := r.Header.Get("X-Amz-Copy-Source"); from != "" {
-		from, _ = url.PathUnescape(from)
-		if bucket, key, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); bucket != d.Bucket || dotted(key) {
+	if sources, copies := r.Header["X-Amz-Copy-Source"]; copies {
+		from, _ := url.PathUnescape(sources[0])
+		if bucket, key, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); len(sources) > 1 || bucket != d.Bucket || dotted(key) {
 			return denied("The endpoint copies within bucket %s only: copy from others at %s", d.Bucket, d.Where)
 		}
 	}

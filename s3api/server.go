@@ -118,7 +118,8 @@ func (s *Server) Add(o Served) (remove func(ctx context.Context), err error) {
 			return nil, fmt.Errorf("S3 endpoint: it serves bucket %s of %s already, and one of that name of %s has to be served at another address", o.Bucket, d.Where, o.Where)
 		}
 	}
-	d := &dataset{Served: o, server: s, opens: opens{data: o.Dataset}, left: make(chan struct{})}
+	d := &dataset{Served: o, server: s, opens: opens{data: o.Dataset}}
+	d.left, d.cut = context.WithCancel(context.Background())
 	everywhere.Lock()
 	for _, x := range everywhere.sets {
 		if x.Bucket == d.Bucket && x.Where == d.Where {
@@ -207,8 +208,9 @@ type dataset struct {
 	server  *Server
 	opens   opens
 	written written
-	running sync.WaitGroup // requests
-	left    chan struct{}  // closed: their time is up
+	running sync.WaitGroup  // requests
+	left    context.Context // ends when their time is up
+	cut     func()          // ends it
 
 	mu   sync.Mutex
 	tree *tree     // of the last listing
@@ -219,23 +221,17 @@ func (d *dataset) remove(ctx context.Context) {
 	d.server.mu.Lock()
 	d.server.sets = slices.DeleteFunc(slices.Clone(d.server.sets), func(x *dataset) bool { return x == d })
 	d.server.mu.Unlock()
-	defer context.AfterFunc(ctx, func() { close(d.left) })()
+	defer context.AfterFunc(ctx, d.cut)()
 	d.running.Wait()
 	d.opens.close()
+	d.cut()
 	everywhere.Lock()
 	everywhere.sets = slices.DeleteFunc(everywhere.sets, func(x *dataset) bool { return x == d })
 	everywhere.Unlock()
 }
 
 // over reports whether requests must end now.
-func (d *dataset) over() bool {
-	select {
-	case <-d.left:
-		return true
-	default:
-		return false
-	}
-}
+func (d *dataset) over() bool { return d.left.Err() != nil }
 
 // readerKey finds the number of the connection in a request's context.
 type readerKey struct{}
@@ -329,6 +325,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 		return errNoSuchBucket
 	}
 	defer d.running.Done()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(d.left, cancel)()
+	r = r.WithContext(ctx)
 	switch {
 	case !read:
 		return d.write(w, r, key, query)
@@ -373,8 +373,11 @@ func LoopbackName(host string) bool {
 	return host == "localhost" || strings.HasSuffix(host, ".localhost") || ip != nil && ip.IsLoopback()
 }
 
-// dotted reports whether a key, on its way to the origin, might become another path.
+// dotted reports whether a key, on its way to the origin, might become another path, such as the bucket's.
 func dotted(key string) bool {
+	if key != "" && strings.Trim(key, "/") == "" {
+		return true
+	}
 	return slices.ContainsFunc(strings.Split(key, "/"), func(part string) bool { return part == "." || part == ".." })
 }
 
