@@ -12,8 +12,9 @@
 //     writes, versions, parts, sub-resources. A redirect is an error, never passed on: clients cannot follow it past the
 //     endpoint. A folder has no origin, so there all else is refused.
 //   - A key is written from the moment its request arrives until a listing of the source that began after the request
-//     ended. Only then can the manifest have its new version. What is saved on disk is marked before the first write, so
-//     that a daemon that is killed lists again. So no PUT is followed by old bytes.
+//     ended. Only then can the manifest have its new version. That holds for all datasets of the bucket that the process
+//     serves, also at other addresses. All saved listings of the bucket are marked before each write and after it, so
+//     that the next daemon lists again. So no PUT is followed by old bytes.
 //   - Only the buckets of datasets exist. Their settings cannot be changed, and a copy reads from the bucket that it
 //     writes to: a key of the endpoint must not open what else the daemon's credentials can reach.
 //   - Datasets of one bucket may nest: a key, or a listing, is asked of the one with the longest prefix.
@@ -33,7 +34,7 @@
 // # Limits
 //
 // Headers have 64 KiB and 10 s, a connection 2 minutes between requests, each piece of a body 30 s. There are at most
-// maxConns connections, and maxRequests requests at work with a buffer of 256 KiB each. Uploads are not buffered.
+// maxConns connections, each with at most one request at work and a buffer of 128 KiB, or a chunk of 1 MiB.
 //
 // # Traps
 //

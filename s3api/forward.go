@@ -2,6 +2,7 @@ package s3api
 
 import (
 	"bytes"
+	"context"
 	"encoding/xml"
 	"fmt"
 	"io"
@@ -20,7 +21,7 @@ const maxDelete = 2 << 20
 // kept are the headers that end here, of a request; dropped those of an answer.
 var (
 	kept = []string{"Authorization", "X-Amz-Date", "Date", "X-Amz-Security-Token", "Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer",
-		"Transfer-Encoding", "Upgrade", "Expect", "Content-Length", "Proxy-Authorization", "Forwarded", "X-Forwarded-For"}
+		"Transfer-Encoding", "Upgrade", "Expect", "Content-Length", "Proxy-Authorization", "Forwarded", "X-Forwarded-For", "X-Real-Ip"}
 	dropped = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Proxy-Authenticate", "Location"}
 )
 
@@ -40,11 +41,13 @@ func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q 
 		req.Header.Del(name)
 	}
 	control := http.NewResponseController(w)
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
 	if r.ContentLength != 0 {
 		req.Length, req.Body = r.ContentLength, deadlined{r.Body, control}
 		_, req.Chunks = r.Body.(*chunked)
 	}
-	resp, err := d.Origin.Forward(r.Context(), req)
+	resp, err := d.Origin.Forward(ctx, req)
 	if err != nil {
 		return err
 	}
@@ -55,11 +58,16 @@ func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q 
 	for _, name := range dropped {
 		resp.Header.Del(name)
 	}
+	if d.server.keys == nil {
+		resp.Header.Del("Access-Control-Allow-Origin") // no web page reads here, whatever the bucket's rules say
+	}
 	for name, values := range resp.Header {
 		w.Header()[name] = values
 	}
 	w.WriteHeader(resp.StatusCode)
-	n, err := io.CopyBuffer(patient{w, control, d}, resp.Body, make([]byte, 32<<10))
+	stalled := time.AfterFunc(2*pieceTime, cancel)
+	defer stalled.Stop()
+	n, err := io.CopyBuffer(patient{w, control, d, stalled}, resp.Body, make([]byte, 32<<10))
 	d.server.count.sent.Add(n)
 	if err != nil {
 		panic(http.ErrAbortHandler) // the answer is cut off
@@ -82,11 +90,12 @@ func (d deadlined) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// patient writes as long as the client goes on reading.
+// patient writes as long as the client goes on reading, and the origin goes on sending.
 type patient struct {
 	w       io.Writer
 	control *http.ResponseController
 	of      *dataset
+	stalled *time.Timer
 }
 
 func (p patient) Write(b []byte) (int, error) {
@@ -94,6 +103,7 @@ func (p patient) Write(b []byte) (int, error) {
 		return 0, http.ErrAbortHandler
 	}
 	_ = p.control.SetWriteDeadline(time.Now().Add(pieceTime))
+	p.stalled.Reset(2 * pieceTime)
 	return p.w.Write(b)
 }
 
@@ -102,9 +112,9 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 	if d.Origin == nil {
 		return denied("The endpoint serves a folder, and does not write to it: change the files in %s", d.Where)
 	}
-	if from := r.Header.Get("X-Amz-Copy-Source"); from != "" {
-		from, _ = url.PathUnescape(from)
-		if bucket, key, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); bucket != d.Bucket || dotted(key) {
+	if sources, copies := r.Header["X-Amz-Copy-Source"]; copies {
+		from, _ := url.PathUnescape(sources[0])
+		if bucket, key, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); len(sources) > 1 || bucket != d.Bucket || dotted(key) {
 			return denied("The endpoint copies within bucket %s only: copy from others at %s", d.Bucket, d.Where)
 		}
 	}
@@ -121,7 +131,7 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 			return err
 		}
 	}
-	end, err := d.server.written(d.Bucket, keys)
+	end, err := d.changing(keys)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // piece is the most bytes that a GET reads and writes at once.
-const piece = 256 << 10
+const piece = 128 << 10
 
 var pieces = sync.Pool{New: func() any { return new([piece]byte) }}
 

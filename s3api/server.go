@@ -25,12 +25,11 @@ import (
 
 // Limits, as the package comment says.
 const (
-	maxHeader   = 64 << 10
-	headerTime  = 10 * time.Second
-	idleTime    = 2 * time.Minute
-	pieceTime   = 30 * time.Second
-	maxConns    = 1024
-	maxRequests = 256
+	maxHeader  = 64 << 10
+	headerTime = 10 * time.Second
+	idleTime   = 2 * time.Minute
+	pieceTime  = 30 * time.Second
+	maxConns   = 1024
 )
 
 const requestIDHeader = "X-Amz-Request-Id"
@@ -40,7 +39,7 @@ type Dataset interface {
 	Manifest() *catalog.Manifest
 	Members() bool
 	Listed() time.Time
-	MarkStale() error
+	MarkStale(keys []string) error
 	ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error)
 	Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool)
 	Opened(m *catalog.Manifest, file int, reader uint32)
@@ -73,11 +72,10 @@ type Stats struct {
 
 // Server serves datasets at one address.
 type Server struct {
-	keys   Keys // who may sign; nil: requests need no signature
-	log    *slog.Logger
-	http   *http.Server
-	places chan struct{} // of requests at work
-	began  time.Time     // stands for times that a manifest lacks
+	keys  Keys // who may sign; nil: requests need no signature
+	log   *slog.Logger
+	http  *http.Server
+	began time.Time // stands for times that a manifest lacks
 
 	mu   sync.RWMutex
 	sets []*dataset // the longest prefixes first
@@ -89,7 +87,7 @@ type Server struct {
 
 // New returns a server without datasets. Without keys, requests need no signature.
 func New(keys Keys, log *slog.Logger) *Server {
-	s := &Server{keys: keys, log: log, places: make(chan struct{}, maxRequests), began: time.Now()}
+	s := &Server{keys: keys, log: log, began: time.Now()}
 	s.http = &http.Server{
 		Handler: s, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
@@ -118,7 +116,16 @@ func (s *Server) Add(o Served) (remove func(ctx context.Context), err error) {
 			return nil, fmt.Errorf("S3 endpoint: it serves bucket %s of %s already, and one of that name of %s has to be served at another address", o.Bucket, d.Where, o.Where)
 		}
 	}
-	d := &dataset{Served: o, server: s, opens: opens{data: o.Dataset}, left: make(chan struct{})}
+	d := &dataset{Served: o, server: s, opens: opens{data: o.Dataset}}
+	d.left, d.cut = context.WithCancel(context.Background())
+	everywhere.Lock()
+	for _, x := range everywhere.sets {
+		if x.Bucket == d.Bucket && x.Where == d.Where {
+			d.written.adopt(&x.written) // d may have been listed before
+		}
+	}
+	everywhere.sets = append(everywhere.sets, d)
+	everywhere.Unlock()
 	s.sets = append(s.sets, d)
 	slices.SortStableFunc(s.sets, func(a, b *dataset) int { return len(b.Prefix) - len(a.Prefix) })
 	return d.remove, nil
@@ -143,35 +150,54 @@ func (s *Server) enter(bucket, key string) (d *dataset, ok bool) {
 	return d, true
 }
 
-// written marks keys of a bucket before they are written, in the datasets that may have them.
-func (s *Server) written(bucket string, keys []string) (end func(), err error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	var ends []func()
-	end = func() {
-		for _, f := range ends {
-			f()
-		}
+// everywhere has the datasets of all servers of this process: a key that is written through one is written for all.
+var everywhere struct {
+	sync.RWMutex
+	sets []*dataset
+}
+
+// changing marks keys of the bucket before they are written, in the datasets that may have them. The returned function
+// is called when they are, and marks them again: datasets may have been added, or listings saved, meanwhile.
+func (d *dataset) changing(keys []string) (end func(), err error) {
+	begun, err := d.mark(keys)
+	if err != nil {
+		begun()
+		return nil, err
 	}
-	for _, d := range s.sets {
+	return func() {
+		again, err := d.mark(keys)
+		if err != nil {
+			d.server.log.Warn("the saved listing could not be marked as stale: run the next daemon with --refresh", "cause", err)
+		}
+		begun()
+		again()
+	}, nil
+}
+
+func (d *dataset) mark(keys []string) (end func(), err error) {
+	var ends []func()
+	everywhere.RLock()
+	defer everywhere.RUnlock()
+	err = d.MarkStale(keys)
+	for _, x := range everywhere.sets {
+		if x.Bucket != d.Bucket || x.Where != d.Where {
+			continue
+		}
 		var theirs []string
 		for _, key := range keys {
-			if d.Bucket == bucket && strings.HasPrefix(key, d.Prefix) {
+			if strings.HasPrefix(key, x.Prefix) {
 				theirs = append(theirs, key)
 			}
 		}
-		if len(theirs) == 0 {
-			continue
+		if len(theirs) > 0 {
+			ends = append(ends, x.written.begin(theirs))
 		}
-		if !d.written.any() {
-			if err := d.MarkStale(); err != nil {
-				end()
-				return nil, err
-			}
-		}
-		ends = append(ends, d.written.begin(theirs))
 	}
-	return end, nil
+	return func() {
+		for _, f := range ends {
+			f()
+		}
+	}, err
 }
 
 // dataset is one that a server serves.
@@ -180,8 +206,9 @@ type dataset struct {
 	server  *Server
 	opens   opens
 	written written
-	running sync.WaitGroup // requests
-	left    chan struct{}  // closed: their time is up
+	running sync.WaitGroup  // requests
+	left    context.Context // ends when their time is up
+	cut     func()          // ends it
 
 	mu   sync.Mutex
 	tree *tree     // of the last listing
@@ -192,20 +219,17 @@ func (d *dataset) remove(ctx context.Context) {
 	d.server.mu.Lock()
 	d.server.sets = slices.DeleteFunc(slices.Clone(d.server.sets), func(x *dataset) bool { return x == d })
 	d.server.mu.Unlock()
-	defer context.AfterFunc(ctx, func() { close(d.left) })()
+	defer context.AfterFunc(ctx, d.cut)()
 	d.running.Wait()
 	d.opens.close()
+	d.cut()
+	everywhere.Lock()
+	everywhere.sets = slices.DeleteFunc(everywhere.sets, func(x *dataset) bool { return x == d })
+	everywhere.Unlock()
 }
 
 // over reports whether requests must end now.
-func (d *dataset) over() bool {
-	select {
-	case <-d.left:
-		return true
-	default:
-		return false
-	}
-}
+func (d *dataset) over() bool { return d.left.Err() != nil }
 
 // readerKey finds the number of the connection in a request's context.
 type readerKey struct{}
@@ -251,12 +275,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength != 0 {
 		_ = control.SetReadDeadline(time.Now().Add(pieceTime))
 	}
-	select {
-	case s.places <- struct{}{}:
-		defer func() { <-s.places }()
-	case <-r.Context().Done():
-		return
-	}
 	if err := s.serve(w, r); err != nil {
 		if e := errorOf(err); e.status >= 400 {
 			s.count.errors.Add(1)
@@ -299,6 +317,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 		return errNoSuchBucket
 	}
 	defer d.running.Done()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(d.left, cancel)()
+	r = r.WithContext(ctx)
 	switch {
 	case !read:
 		return d.write(w, r, key, query)
@@ -343,8 +365,11 @@ func LoopbackName(host string) bool {
 	return host == "localhost" || strings.HasSuffix(host, ".localhost") || ip != nil && ip.IsLoopback()
 }
 
-// dotted reports whether a key, on its way to the origin, might become another path.
+// dotted reports whether a key, on its way to the origin, might become another path, such as the bucket's.
 func dotted(key string) bool {
+	if key != "" && strings.Trim(key, "/") == "" {
+		return true
+	}
 	return slices.ContainsFunc(strings.Split(key, "/"), func(part string) bool { return part == "." || part == ".." })
 }
 
@@ -385,7 +410,7 @@ func (d *dataset) catchUp() {
 	}
 	d.written.listed(at)
 	if d.written.any() { // after the listing began: what it saved is stale again
-		if err := d.MarkStale(); err != nil {
+		if err := d.MarkStale([]string{d.Prefix}); err != nil {
 			d.server.log.Warn("the saved listing could not be marked as stale: run the next daemon with --refresh", "cause", err)
 		}
 	}

@@ -2,6 +2,7 @@ package s3api
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -52,6 +53,16 @@ func (w *written) begin(keys []string) (end func()) {
 		for _, k := range keys {
 			w.keys[k] = change{w.keys[k].running - 1, now}
 		}
+	}
+}
+
+// adopt marks the keys that are written of another dataset.
+func (w *written) adopt(of *written) {
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	w.begin(slices.Collect(maps.Keys(of.keys)))()
+	if of.all != nil && w.all == nil {
+		w.all = &change{ended: time.Now()}
 	}
 }
 

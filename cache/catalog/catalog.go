@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -183,18 +184,24 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout) error {
 	return nil
 }
 
-// MarkStale records that a source has changed since it was listed; SetManifest clears that.
-func (c *Catalog) MarkStale(source string) error {
+// MarkStale records that keys below prefix have changed since the sources in whose folders they are were listed;
+// SetManifest clears that.
+func (c *Catalog) MarkStale(prefix string, keys []string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var v sourceValue
-	ok, err := c.get(sourcePrefix+source, &v)
-	if err == nil && ok && !v.Stale {
-		v.Stale = true
-		err = c.change("source", map[string]any{sourcePrefix + source: v})
+	marked := map[string]any{}
+	err := each(c, sourcePrefix+prefix, func(name string, v sourceValue) {
+		folder := name[:strings.LastIndexByte(name, '/')+1]
+		if !v.Stale && slices.ContainsFunc(keys, func(key string) bool { return strings.HasPrefix(key, folder) }) {
+			v.Stale = true
+			marked[sourcePrefix+prefix+name] = v
+		}
+	})
+	if err == nil && len(marked) > 0 {
+		err = c.change("source", marked)
 	}
 	if err != nil {
-		return fmt.Errorf("catalog: %s: %w", source, err)
+		return fmt.Errorf("catalog: %s: %w", prefix, err)
 	}
 	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/audit"
@@ -32,6 +34,7 @@ type Host struct {
 	errs   errorRing
 	runner *run.Runner
 
+	changed    atomic.Pointer[time.Time] // the last call of MarkStale
 	background sync.WaitGroup
 	stop       context.CancelFunc
 

@@ -24,5 +24,10 @@ func (e *Engine) Listed() time.Time {
 	return time.Time{}
 }
 
-// MarkStale records that the source has changed since it was listed: the next daemon lists it again.
-func (e *Engine) MarkStale() error { return e.catalog.MarkStale(e.name) }
+// MarkStale records that keys of the source's bucket have changed: the next daemon lists the sources again that have them.
+// It is called before a change, and after it: a listing may have run in between.
+func (e *Engine) MarkStale(keys []string) error {
+	now := time.Now()
+	e.host.changed.Store(&now)
+	return e.catalog.MarkStale("s3://"+e.source.Bucket+"/", keys)
+}

@@ -119,6 +119,11 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 	if err := e.catalog.SetManifest(e.name, m, layout); err != nil {
 		return nil, nil, err
 	}
+	if at := e.host.changed.Load(); at != nil && at.After(start) { // and this may have been listed before
+		if err := e.MarkStale([]string{e.source.Prefix}); err != nil {
+			return nil, nil, err
+		}
+	}
 	// From here on the saved files are used, and the listing's heap is freed.
 	if m, layout, err = e.catalog.Manifest(e.name); err != nil {
 		return nil, nil, err

@@ -26,6 +26,9 @@ type Request struct {
 	Chunks bool        // sign the body chunk by chunk: the store must notice if it ends early
 }
 
+// slowAnswer is how long the store may take to begin its answer to a request that is forwarded.
+const slowAnswer = 10 * time.Minute
+
 // hasher is what minio-go's signer takes.
 type hasher struct{ hash.Hash }
 
@@ -69,7 +72,7 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	if r.Method == http.MethodGet && r.Key != "" {
 		s.counts.get.Add(1)
 	}
-	resp, err := s.sender.RoundTrip(req)
+	resp, err := s.forwarder.RoundTrip(req)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()

@@ -71,7 +71,8 @@ type Store struct {
 	sse       []header    // of the customer's key: then ETags are not MD5s
 	noCRC     atomic.Bool // the store refuses CRC32C: bodies go with their MD5
 	transport *http.Transport
-	sender    http.RoundTripper // over transport, for all requests but the getter's
+	slow      *http.Transport   // waits longer for an answer, for [Store.Forward]: copies, and completed uploads
+	forwarder http.RoundTripper // over slow
 	counts    *requestCounts
 	versions  *versions // nil: only current ones are read
 	getter    *getter   // nil: minio-go sends GETs, too
@@ -124,11 +125,15 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 		region = "us-east-1"
 	}
 	sse, counts := keyHeaders(cfg.Store.CustomerKey), new(requestCounts)
-	sender := extraHeaders{countedRequests{transport, counts}, sse, cfg.Store.RequesterPays, keys}
+	slow := transport.Clone()
+	slow.ResponseHeaderTimeout = slowAnswer
+	over := func(t *http.Transport) http.RoundTripper {
+		return extraHeaders{countedRequests{t, counts}, sse, cfg.Store.RequesterPays, keys}
+	}
 	core, err := minio.NewCore(host, &minio.Options{
 		Creds:        credentials.New(chainLink{keys}),
 		Secure:       secure,
-		Transport:    answerGuard{sender},
+		Transport:    answerGuard{over(transport)},
 		Region:       region,
 		BucketLookup: minio.BucketLookupPath,
 		MaxRetries:   1,
@@ -144,7 +149,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	return &Store{
 		versions: pinned, counts: counts,
-		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport, sender: sender,
+		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport, slow: slow, forwarder: over(slow),
 		sse:      sse,
 		getter:   newGetter(cfg, host, secure, region, transport, keys),
 		variable: endpointVariable(cfg.Getenv),
@@ -162,6 +167,7 @@ func (s *Store) Endpoint() string { return s.endpoint }
 func (s *Store) Close() {
 	s.keys.close()
 	s.transport.CloseIdleConnections()
+	s.slow.CloseIdleConnections()
 	if s.getter != nil {
 		s.getter.wires.close()
 	}

@@ -1,0 +1,100 @@
+package s3api_test
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore/s3"
+	"github.com/shoalfs/shoal/s3api"
+)
+
+// recorded answers each request itself.
+type recorded struct{ got []s3.Request }
+
+func (o *recorded) Forward(_ context.Context, r s3.Request) (*http.Response, error) {
+	o.got = append(o.got, r)
+	return &http.Response{StatusCode: 200, Header: http.Header{"Access-Control-Allow-Origin": {"*"}}, Body: http.NoBody}, nil
+}
+
+// What the checks have seen is what the origin gets: one source of a copy, no path that an origin may take for the
+// bucket's, and no leave for web pages to read.
+func TestNoWayAround(t *testing.T) {
+	_, _, e := served(t, oddKeys[:3])
+	origin := &recorded{}
+	s := serveWith(t, nil, e, origin, bucket)
+	for _, c := range []struct {
+		method, path string
+		header       http.Header
+	}{
+		{"PUT", "/photos/train/x", http.Header{"X-Amz-Copy-Source": {"/photos/a", "/secret/x"}}},
+		{"PUT", "/photos/train/x", http.Header{"X-Amz-Copy-Source": {"", "/secret/x"}}},
+		{"PUT", "/photos//?policy=", nil},
+		{"DELETE", "/photos//", nil},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), c.method, s.url+c.path, strings.NewReader(""))
+		must(t, err)
+		if req.Header = c.header; c.header == nil {
+			req.Header = http.Header{}
+		}
+		if resp, body := s.do(t, req); resp.StatusCode < 400 || len(origin.got) > 0 {
+			t.Errorf("%s %s %v: HTTP %d %s", c.method, c.path, c.header, resp.StatusCode, body)
+		}
+		origin.got = nil
+	}
+	req, err := http.NewRequestWithContext(t.Context(), "GET", s.url+"/photos/none", nil)
+	must(t, err)
+	req.Header.Set("Origin", "https://example.com")
+	if resp, _ := s.do(t, req); resp.Header.Get("Access-Control-Allow-Origin") != "" {
+		t.Error("a web page may read")
+	}
+}
+
+// hanging never answers.
+type hanging struct{ asked chan struct{} }
+
+func (o hanging) Forward(ctx context.Context, _ s3.Request) (*http.Response, error) {
+	o.asked <- struct{}{}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A dataset leaves a server that goes on, though its origin does not answer.
+func TestRemoveFromAHangingOrigin(t *testing.T) {
+	_, _, e := served(t, oddKeys[:3])
+	s := s3api.New(nil, slog.New(slog.DiscardHandler))
+	origin := hanging{make(chan struct{})}
+	remove, err := s.Add(s3api.Served{Dataset: e, Origin: origin, Bucket: bucket, Prefix: e.Manifest().Prefix(), Where: "the origin"})
+	must(t, err)
+	l, err := s3api.Listen("127.0.0.1:0", false)
+	must(t, err)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		resp, err := http.Get("http://" + l.Addr().String() + "/photos/none")
+		if err == nil {
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+		}
+		http.DefaultClient.CloseIdleConnections()
+	}()
+	<-origin.asked
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	gone := make(chan struct{})
+	go func() { remove(ctx); close(gone) }()
+	select {
+	case <-gone:
+	case <-time.After(3 * time.Second):
+		t.Error("it waits for the origin")
+	}
+	s.Close(ctx)
+	<-asked
+	must(t, <-served)
+}
