@@ -140,6 +140,7 @@ night: setup build gpu-tests ## every test with the race detector, then the long
 	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./lab/e2e
 	$(GO) test -race -timeout 60m -run 'Model' ./cache ./cache/segment ./cache/catalog ./cache/shard -rapid.checks=2000
 	@$(MAKE) --no-print-directory conformance
+	@$(MAKE) --no-print-directory conformance-dlio
 	@$(MAKE) --no-print-directory types
 
 # mypy and pyright come from PyPI, and pyright fetches Node.js, so make check does without.
@@ -187,6 +188,17 @@ bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
 	@tools/tick "fetching $* (once, about 2 minutes)" mvn --batch-mode --quiet --file $< dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(@D) -Dmaven.repo.local=$(CURDIR)/bin/conformance/maven
+	@touch $@
+
+# The DLIO benchmark comes without its own list of requirements, which has CUDA's libraries: torch is Debian's.
+.PHONY: conformance-dlio
+conformance-dlio: setup bin/conformance/dlio/ready ## the DLIO benchmark's PyTorch reader over the local disk, a mount, the S3 endpoint and a plain S3 client (about 9 minutes after set-up)
+	cd lab/e2e && SHOAL_DLIO=$(CURDIR)/bin/conformance/dlio/bin/python $(GO) test -count=1 -timeout 30m -run 'TestDLIO$$'
+
+bin/conformance/dlio/ready: tools/conformance/dlio.txt | packages
+	@rm -rf $(@D)
+	@mkdir -p $(@D)
+	@tools/tick "fetching DLIO, TensorFlow and others (once, 0.4 GB)" sh -c '/usr/bin/python3 -m venv --system-site-packages $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps dlio-benchmark==2.0.0'
 	@touch $@
 
 # Run in its folder, where go test also prints the output of passing tests. Most rows wait.
