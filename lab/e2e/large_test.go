@@ -98,16 +98,19 @@ func BenchmarkLargeFile(b *testing.B) {
 	const size = 2 << 30
 	dir, data := b.TempDir(), make([]byte, 64<<20)
 	_, _ = rand.NewChaCha8([32]byte{5}).Read(data)
-	for i := range 4 {
-		path := filepath.Join(dir, "c", fmt.Sprint(i))
-		write(b, path, nil)
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
-		for range size / len(data) {
-			if _, werr := f.Write(data); err == nil {
-				err = werr
-			}
+	path := func(i int) string { return filepath.Join(dir, "c", fmt.Sprint(i)) }
+	write(b, path(0), nil)
+	f, err := os.OpenFile(path(0), os.O_WRONLY, 0)
+	for range size / len(data) {
+		if _, werr := f.Write(data); err == nil {
+			err = werr
 		}
-		if err != nil || f.Close() != nil {
+	}
+	if err != nil || f.Close() != nil {
+		b.Fatal(err)
+	}
+	for i := range 3 {
+		if err := os.Link(path(0), path(i+1)); err != nil {
 			b.Fatal(err)
 		}
 	}
