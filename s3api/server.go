@@ -380,7 +380,7 @@ func plain(r *http.Request, query url.Values) bool {
 			return false
 		}
 	}
-	return r.Header.Get("X-Amz-Server-Side-Encryption-Customer-Key") == ""
+	return r.Header.Get("X-Amz-Server-Side-Encryption-Customer-Key") == "" && r.Header.Get("X-Amz-Expected-Bucket-Owner") == ""
 }
 
 // held finds a key in the manifest, if the endpoint may answer for it.

@@ -64,7 +64,7 @@ type endedWith struct {
 }
 
 // attachVerbs are the verbs that can run in a daemon.
-var attachVerbs = map[string]bool{"mount": true, "serve": true, "warm": true, "cache": true, "order": true, "stop": true, "s3": true, "stat": true}
+var attachVerbs = map[string]bool{"mount": true, "serve": true, "warm": true, "cache": true, "order": true, "stop": true, "s3": true, "stat": true, "refresh": true}
 
 // daemon is a host with its socket, and the attached verbs.
 type daemon struct {

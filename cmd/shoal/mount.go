@@ -331,15 +331,21 @@ func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Durat
 
 func refreshCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "refresh [MOUNTPOINT]",
+		Use:     "refresh [MOUNTPOINT|CACHE-DIR]",
 		Short:   "List the source again and switch the mount to the new version",
-		Long:    "Lists the source again. When it returns, new files are seen, and what was cached of unchanged files is still there. Run it between epochs: an order in progress starts over. Without an argument it takes the only mount on this machine.",
+		Long:    "Lists the source again. When it returns, new files are seen, and what was cached of unchanged files is still there. Run it between epochs: an order in progress starts over. Without an argument it takes the only mount on this machine. For a cache directory it lists all sources that its daemon serves.",
 		Example: "  shoal refresh /mnt/train",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if inv := invocationOf(c.Context()); inv.attached() {
+				return refreshAll(c.Context(), inv.host, c.OutOrStdout())
+			}
 			mountpoint, err := oneMount(args)
 			if err != nil {
 				return err
+			}
+			if _, err := os.Lstat(filepath.Join(mountpoint, socketName)); err == nil {
+				return attach(c.Context(), mountpoint, []string{"refresh"}, c.OutOrStdout())
 			}
 			before, err := readStats(mountpoint)
 			if err != nil {
@@ -352,12 +358,30 @@ func refreshCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if before.Dataset == after.Dataset {
-				fmt.Fprintf(c.OutOrStdout(), "unchanged: %s, version %.12s\n", human.Count(after.Files, "file"), after.Dataset)
-			} else {
-				fmt.Fprintf(c.OutOrStdout(), "version %.12s -> %.12s: %s, before %d\n", before.Dataset, after.Dataset, human.Count(after.Files, "file"), before.Files)
-			}
+			refreshed(c.OutOrStdout(), before.Stats, after.Stats)
 			return nil
 		},
+	}
+}
+
+// refreshAll refreshes what a daemon serves.
+func refreshAll(ctx context.Context, h *engine.Host, out io.Writer) error {
+	for _, e := range h.Engines() {
+		before := e.Stats()
+		if _, err := e.Refresh(ctx); err != nil {
+			return fmt.Errorf("refresh %s: %w", e.Source(), err)
+		}
+		fmt.Fprintf(out, "%s: ", e.Source())
+		refreshed(out, before, e.Stats())
+	}
+	return nil
+}
+
+// refreshed says what a refresh has changed.
+func refreshed(out io.Writer, before, after engine.Stats) {
+	if before.Dataset == after.Dataset {
+		fmt.Fprintf(out, "unchanged: %s, version %.12s\n", human.Count(after.Files, "file"), after.Dataset)
+	} else {
+		fmt.Fprintf(out, "version %.12s -> %.12s: %s, before %d\n", before.Dataset, after.Dataset, human.Count(after.Files, "file"), before.Files)
 	}
 }

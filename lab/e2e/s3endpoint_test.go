@@ -95,6 +95,19 @@ func TestS3Endpoint(t *testing.T) {
 	if s.Users != 2 || s.Opens != int64(len(paths)) || s.S3.Requests < 2*int64(len(paths)) || s.S3.Forwarded != 0 || s.Misses > s.Reads/4 {
 		t.Errorf("%+v", s)
 	}
+	name := strings.TrimSuffix(strings.TrimPrefix(one, "s3://"), "/train")
+	if _, err := c.PutObject(t.Context(), name, "train/"+paths[0], strings.NewReader("new"), 3, minio.PutObjectOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if out := mustShoal(t, nil, "refresh", cache); !strings.Contains(out, " -> ") || !strings.Contains(out, "unchanged") {
+		t.Errorf("refresh: %s", out)
+	}
+	if got := get(t, c, name, "train/"+paths[0]); string(got) != "new" {
+		t.Errorf("%d bytes after the refresh", len(got))
+	}
+	if err := json.Unmarshal([]byte(mustShoal(t, nil, "stat", cache, "--json")), &s); err != nil || s.S3.Forwarded != 1 {
+		t.Errorf("%d requests to the origin, want the PUT (%v)", s.S3.Forwarded, err)
+	}
 	if _, errs, code := shoal(t, nil, "stop", cache); code != 1 || !strings.Contains(errs, "--all") {
 		t.Errorf("stop: exit %d, %s", code, errs)
 	}

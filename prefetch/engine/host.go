@@ -95,6 +95,18 @@ func (h *Host) Opened(id string) (*Engine, error) {
 	return nil, fmt.Errorf("no dataset %s is open", id)
 }
 
+// Engines returns the open datasets.
+func (h *Host) Engines() (list []*Engine) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, e := range h.open {
+		if e.cur.Load() != nil {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
 // users returns the number of mounts and feeds.
 func (h *Host) users() (n int) {
 	h.mu.Lock()
