@@ -184,8 +184,8 @@ END
 		blocks = append(blocks, b)
 		ran++
 	}
-	if ran != 4 {
-		t.Errorf("%d blocks are run, not 4", ran)
+	if ran != 5 {
+		t.Errorf("%d blocks are run, not 5", ran)
 	}
 	blocks = append(blocks, doctest.Block{Kind: doctest.Shell, Code: "kill $STORE_PID\n"})
 	dir := scratch(t)
