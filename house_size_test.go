@@ -25,7 +25,7 @@ var budget = map[string]int{
 	"prefetch":        9_670,
 	"prefetch/engine": 4_530,
 	"loader":          6_350,
-	"gpuingest":       10_800,
+	"gpuingest":       10_950,
 	"internal":        10_250,
 	"lab":             14_850,
 	"python":          160,
