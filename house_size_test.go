@@ -26,7 +26,7 @@ var budget = map[string]int{
 	"prefetch/engine": 4_580,
 	"loader":          6_360,
 	"s3api":           1_980,
-	"gpuingest":       10_800,
+	"gpuingest":       10_955,
 	"internal":        10_270,
 	"lab":             14_850,
 	"python":          160,

@@ -1,16 +1,18 @@
 package jpeg
 
 import (
+	"fmt"
 	"image"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
 )
 
-// benchFiles are photos of 500x375 at about 75 KB, the size of a usual training sample.
-func benchFiles(b *testing.B) [][]byte {
+// benchFiles are photos of 500x375 at about the given size; 75 KB is that of a usual training sample.
+func benchFiles(b *testing.B, size int) [][]byte {
 	b.Helper()
 	const w, h = 500, 375
 	var files [][]byte
@@ -18,9 +20,9 @@ func benchFiles(b *testing.B) [][]byte {
 	for i := range 16 {
 		pix := photo(b, i*3, w, h)
 		var best []byte
-		for q := 60; q <= 99; q++ {
+		for q := 30; q <= 99; q++ {
 			best = encode(b, pix, w, h, Encoding{Quality: q, Subsampling: Sub420})
-			if len(best) >= 75_000 {
+			if len(best) >= size {
 				break
 			}
 		}
@@ -44,7 +46,7 @@ func rrc(r *rand.Rand) image.Rectangle {
 }
 
 func benchJob(b *testing.B, make1 func(r *rand.Rand) Job) {
-	files := benchFiles(b)
+	files := benchFiles(b, 75_000)
 	r := rand.New(rand.NewPCG(1, 1))
 	jobs := make([]Job, 256)
 	for i := range jobs {
@@ -106,16 +108,53 @@ func BenchmarkRegionResizeFlipFloat32(b *testing.B) {
 	})
 }
 
-func BenchmarkRegionResizeFlipPortable(b *testing.B) {
-	setSIMD(false)
-	defer setSIMD(true)
-	benchJob(b, func(r *rand.Rand) Job {
-		return Job{Box: rrc(r), Size: image.Pt(224, 224), Flip: r.IntN(2) == 1, Planar: true}
-	})
+// BenchmarkLoops compares the loops by the CPU time of a whole sample each. They alternate every 16 files, and each
+// decodes all of them, so that neither another load on the machine nor a file decoded twice in a row favours one.
+// -benchtime counts rounds.
+func BenchmarkLoops(b *testing.B) {
+	for _, kb := range []int{62, 75} {
+		b.Run(fmt.Sprint(kb, "KB"), func(b *testing.B) { benchLoops(b, kb*1000) })
+	}
+}
+
+func benchLoops(b *testing.B, size int) {
+	defer setSIMD(vnni)
+	files := benchFiles(b, size)
+	dst := make([]byte, 224*224*3)
+	r := rand.New(rand.NewPCG(1, 1))
+	took := make([][]float64, haveSIMD+1) // of each block, in µs for a sample
+	b.ResetTimer()
+	for round := range b.N {
+		jobs := make([]Job, len(files))
+		for i := range jobs {
+			jobs[i] = Job{Box: rrc(r), Size: image.Pt(224, 224), Flip: r.IntN(2) == 1, Planar: true}
+		}
+		for k := range took {
+			simd := setSIMD((k + round) % len(took))
+			before := cpu(b)
+			for i, f := range files {
+				if err := Decode(dst, f, &jobs[i]); err != nil {
+					b.Fatal(err)
+				}
+			}
+			took[simd] = append(took[simd], float64((cpu(b)-before).Microseconds())/float64(len(files)))
+		}
+	}
+	median := func(v []float64) float64 { return slices.Sorted(slices.Values(v))[len(v)/2] }
+	for simd, v := range took {
+		b.ReportMetric(median(v), fmt.Sprintf("µs/loops%d", simd))
+		if simd > avx2 {
+			var ratios []float64
+			for i := range v {
+				ratios = append(ratios, took[avx2][i]/v[i])
+			}
+			b.ReportMetric(median(ratios), fmt.Sprintf("×/loops%d-than-1", simd))
+		}
+	}
 }
 
 func BenchmarkSize(b *testing.B) {
-	files := benchFiles(b)
+	files := benchFiles(b, 75_000)
 	b.ResetTimer()
 	for i := range b.N {
 		if _, _, err := Size(files[i%len(files)]); err != nil {

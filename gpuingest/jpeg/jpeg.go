@@ -26,16 +26,17 @@ import (
 // Available tells that this build decodes JPEG.
 const Available = true
 
-var haveSIMD = setSIMD(true)
+// The resize loops: plain C, AVX2, and AVX-512 with VBMI and VNNI.
+const (
+	portable = iota
+	avx2
+	vnni
+)
 
-// setSIMD selects the resize loops, and reports whether vector ones are used. Not safe during calls.
-func setSIMD(on bool) bool {
-	var v C.int
-	if on {
-		v = 1
-	}
-	return C.sj_set_simd(v) != 0
-}
+var haveSIMD = setSIMD(vnni)
+
+// setSIMD selects the resize loops, at most the given ones, and returns those in use. Not safe during calls.
+func setSIMD(most int) int { return int(C.sj_set_simd(C.int(most))) }
 
 // scratches keeps the C buffers between calls. It is a channel and not a sync.Pool: the garbage collector does not see
 // C memory, and a Pool would drop it without freeing it.

@@ -161,9 +161,9 @@ func TestSmoothedProgressive(t *testing.T) {
 	}
 }
 
-// TestResampleIsPillow compares crop + resize + window + flip with Pillow's, byte for byte, with both sets of loops.
+// TestResampleIsPillow compares crop + resize + window + flip with Pillow's, byte for byte, with each set of loops.
 func TestResampleIsPillow(t *testing.T) {
-	defer setSIMD(true)
+	defer setSIMD(vnni)
 	r := rand.New(rand.NewPCG(3, 4))
 	var files []variant
 	for i, e := range []Encoding{
@@ -186,8 +186,8 @@ func TestResampleIsPillow(t *testing.T) {
 			"size": []int{j.Size.X, j.Size.Y}, "window": []int{win.Min.X, win.Min.Y, win.Max.X, win.Max.Y}, "flip": j.Flip, "turn": j.Turn, "filter": j.Filter.String(),
 		}, nil)
 		dst := make([]byte, win.Dx()*win.Dy()*3)
-		for _, simd := range []bool{true, false} {
-			if setSIMD(simd) != (simd && haveSIMD) {
+		for simd := range haveSIMD + 1 {
+			if setSIMD(simd) != simd {
 				t.Fatal("the loops cannot be chosen")
 			}
 			clear(dst)
@@ -195,7 +195,7 @@ func TestResampleIsPillow(t *testing.T) {
 				t.Fatalf("%s %+v: %v", v.name, j, err)
 			}
 			if !bytes.Equal(dst, want) {
-				t.Fatalf("%s: box %v to %v window %v %s flip %v turn %v simd %v differs from Pillow", v.name, j.Box, j.Size, j.Window, j.Filter, j.Flip, j.Turn, simd)
+				t.Fatalf("%s: box %v to %v window %v %s flip %v turn %v loops %v differs from Pillow", v.name, j.Box, j.Size, j.Window, j.Filter, j.Flip, j.Turn, simd)
 			}
 		}
 	}
@@ -273,9 +273,57 @@ func TestDCT(t *testing.T) {
 	}
 }
 
+// TestLoopsAgree compares the vector loops with the plain ones, which the tests above compare with Pillow: any size,
+// crop and window, few and many taps, extreme pixels. Run it with -asan, too.
+func TestLoopsAgree(t *testing.T) {
+	defer setSIMD(vnni)
+	r := rand.New(rand.NewPCG(5, 6))
+	side := func() int { return 1 + r.IntN([]int{4, 40, 150, 600}[r.IntN(4)]) }
+	for i := range 3000 {
+		w, h := side(), side()
+		pix := make([]byte, w*h*3)
+		for k := range pix {
+			pix[k] = byte(r.Uint32())
+			if i%4 == 0 { // the largest sums
+				pix[k] = byte(int8(pix[k]) >> 7)
+			}
+		}
+		j := Job{
+			Box: randomBox(r, w, h), Size: image.Pt(side(), side()), Filter: Filter(i % 3), VerticalFirst: r.IntN(2) == 1,
+			Flip: r.IntN(2) == 1, Turn: r.IntN(4) == 0, Planar: r.IntN(2) == 1,
+		}
+		switch r.IntN(6) {
+		case 0: // only one axis is resized
+			j.Size.X = j.Box.Dx()
+		case 1:
+			j.Size.Y = j.Box.Dy()
+		}
+		j.Window = image.Rectangle{Max: j.Size}
+		if r.IntN(2) == 0 { // a window, sometimes overhanging
+			at := image.Pt(r.IntN(j.Size.X+40)-20, r.IntN(j.Size.Y+40)-20)
+			j.Window = image.Rectangle{Min: at, Max: at.Add(image.Pt(side(), side()))}
+		}
+		n := j.Window.Dx() * j.Window.Dy() * 3
+		want := make([]byte, n, n+64)
+		for simd := range haveSIMD + 1 {
+			setSIMD(simd)
+			got := bytes.Repeat([]byte{0xa5}, n+64)
+			if err := Resample(got[:n:n], pix, image.Pt(w, h), &j); err != nil {
+				t.Fatal(err)
+			}
+			if simd == portable {
+				copy(want, got)
+			}
+			if !bytes.Equal(got[:n], want) || !bytes.Equal(got[n:], bytes.Repeat([]byte{0xa5}, 64)) {
+				t.Fatalf("%dx%d %+v: loops %d differ from the plain ones, or write beyond the end", w, h, j, simd)
+			}
+		}
+	}
+}
+
 // TestStore checks layouts and tables against their plain definition.
 func TestStore(t *testing.T) {
-	defer setSIMD(true)
+	defer setSIMD(vnni)
 	const w, h = 131, 97
 	data := encode(t, photo(t, 1, w, h), w, h, Encoding{Quality: 90, Subsampling: Sub420})
 	base := Job{Box: image.Rect(3, 5, 120, 90), Size: image.Pt(77, 50), Window: image.Rect(-3, -2, 70, 61), Flip: true}
@@ -295,7 +343,7 @@ func TestStore(t *testing.T) {
 				continue
 			}
 			for _, planar := range []bool{false, true} {
-				for _, simd := range []bool{false, true} {
+				for simd := range haveSIMD + 1 {
 					setSIMD(simd)
 					j := base
 					j.Planar, j.Elem, j.Table = planar, elem, tab
@@ -327,7 +375,7 @@ func TestStore(t *testing.T) {
 						}
 					}
 					if !bytes.Equal(got, want) {
-						t.Errorf("elem %d table %v planar %v simd %v differs", elem, tab != nil, planar, simd)
+						t.Errorf("elem %d table %v planar %v loops %v differs", elem, tab != nil, planar, simd)
 					}
 				}
 			}

@@ -38,7 +38,8 @@ enum {
 	BATCH = 8,  // source rows that pass from libjpeg to the horizontal pass together: they stay in L1
 	SLACK = 64, // bytes behind every row buffer, for vector loads and stores that overhang
 	BITS = 22,  // fraction bits of a coefficient (Pillow: 32 - 8 - 2)
-	SPLIT = 11  // a coefficient is hi << SPLIT | lo, so that both halves fit pmaddwd's int16
+	SPLIT = 11, // a coefficient is hi << SPLIT | lo, so that both halves fit pmaddwd's int16
+	BLOCKS = 4  // most blocks of 4 taps that go by VNNI
 };
 
 typedef struct {
@@ -56,6 +57,12 @@ typedef struct {
 	int16_t *hilo; // out x taps x 2
 	int lo, hi;    // source samples that any output reads: [lo, hi)
 	buffer mem;
+	// For horizontal_vnni: 4 outputs share a window of 16 source samples for each 4 taps. at says where it begins;
+	// lanes holds, for each output, the places of the taps in the window, and the digits of their coefficients.
+	int blocks; // of 4 taps; 0: not for this axis
+	int32_t *at;
+	uint32_t (*lanes)[4][4];
+	buffer wide;
 } axis;
 
 struct sj_scratch {
@@ -78,15 +85,17 @@ struct sj_scratch {
 	size_t written;
 };
 
-static int simd_on;
+static int simd;
 
-int sj_set_simd(int on) {
+int sj_set_simd(int most) {
 #ifdef HAVE_AVX2
-	simd_on = on && __builtin_cpu_supports("avx2");
+	simd = __builtin_cpu_supports("avx2") ? 1 : 0;
+	if (simd && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni")) simd = 2;
+	if (simd > most) simd = most;
 #else
-	(void)on;
+	(void)most;
 #endif
-	return simd_on;
+	return simd;
 }
 
 static int reserve(buffer *b, size_t n) {
@@ -106,6 +115,7 @@ sj_scratch *sj_new(void) { return calloc(1, sizeof(sj_scratch)); }
 void sj_free(sj_scratch *s) {
 	if (!s) return;
 	free(s->x.mem.p);
+	free(s->x.wide.p);
 	free(s->y.mem.p);
 	free(s->rows.p);
 	free(s->mid.p);
@@ -117,7 +127,7 @@ void sj_free(sj_scratch *s) {
 sj_request *sj_req(sj_scratch *s) { return &s->req; }
 
 size_t sj_bytes(const sj_scratch *s) {
-	return sizeof *s + s->x.mem.cap + s->y.mem.cap + s->rows.cap + s->mid.cap + s->line.cap + s->out.cap;
+	return sizeof *s + s->x.mem.cap + s->x.wide.cap + s->y.mem.cap + s->rows.cap + s->mid.cap + s->line.cap + s->out.cap;
 }
 
 const char *sj_message(const sj_scratch *s) { return s->msg; }
@@ -217,6 +227,52 @@ static int axis_init(axis *a, int filter, span src, int out, int from, int to, i
 	return 1;
 }
 
+// digits splits n coefficients into bytes from -128 to 127, that of coefficient t at bit 8 * t of each d.
+static inline void digits(const int32_t *k, int n, uint32_t d[3]) {
+	d[0] = d[1] = d[2] = 0;
+	for (int t = 0; t < n; t++) {
+		int32_t d0 = (int8_t)k[t], d1 = (int8_t)((k[t] - d0) >> 8);
+		d[0] |= (uint32_t)(uint8_t)d0 << 8 * t;
+		d[1] |= (uint32_t)(uint8_t)d1 << 8 * t;
+		d[2] |= (uint32_t)(uint8_t)((((k[t] - d0) >> 8) - d1) >> 8) << 8 * t;
+	}
+}
+
+// widen lays out the taps of an axis for horizontal_vnni.
+static int widen(axis *a) {
+	int most = 0, groups = (a->out + 15) / 16 * 4;
+	a->blocks = 0;
+	if (simd < 2 || a->identity) return 1;
+	for (int i = 0; i < a->out; i++) {
+		if (a->n[i] > most) most = a->n[i];
+	}
+	int blocks = (most + 3) / 4;
+	if (blocks > BLOCKS) return 1;
+	size_t cells = (size_t)groups * (size_t)blocks, bytes = cells * (sizeof *a->lanes + sizeof *a->at);
+	if (!reserve(&a->wide, bytes)) return 0;
+	memset(a->wide.p, 0, bytes); // outputs beyond the last have no taps
+	a->lanes = a->wide.p;
+	a->at = (int32_t *)(a->lanes + cells);
+	for (int i = 0; i < a->out; i++) {
+		int last = (i | 3) < a->out ? i | 3 : a->out - 1, from = a->first[i & ~3];
+		if (a->first[last] < from) from = a->first[last]; // flipped
+		if (a->first[i] - from > 12) return 1; // 4 taps must fit behind it
+		for (int b = 0; b < blocks; b++) {
+			size_t cell = (size_t)(i / 4 * blocks + b);
+			// A window begins within the row, so that it ends within its slack.
+			int base = from + 4 * b < a->hi ? from + 4 * b : a->hi - 1, n = a->n[i] - 4 * b;
+			a->at[cell] = 4 * (base - a->lo);
+			uint32_t *lane = &a->lanes[cell][0][i & 3];
+			lane[0] = 0x0c080400u + 0x04040404u * (uint32_t)(a->first[i] + 4 * b - base);
+			uint32_t d[3];
+			digits(a->k + (size_t)i * a->taps + 4 * b, n < 4 ? n : 4, d);
+			for (int j = 0; j < 3; j++) lane[4 * (j + 1)] = d[j];
+		}
+	}
+	a->blocks = blocks;
+	return 1;
+}
+
 static inline uint8_t clip8(int32_t v) {
 	v >>= BITS;
 	return (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : v);
@@ -302,6 +358,59 @@ __attribute__((target("avx2"))) static void horizontal_avx2(const axis *a, const
 	}
 }
 
+// Exact in integers, too: k = (d2 << 16) + (d1 << 8) + d0, digits fit vpdpbusd's int8, and sums wrap.
+#define VNNI __attribute__((target("avx512f,avx512bw,avx512vbmi,avx512vnni")))
+
+// total makes results of the sums of each digit. One shift is a shuffle, which has another port.
+VNNI static inline __m512i total(__m512i s0, __m512i s1, __m512i s2) {
+	const __m512i up = _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080);
+	s1 = _mm512_add_epi32(s1, _mm512_shuffle_epi8(s2, up));
+	return _mm512_srai_epi32(_mm512_add_epi32(s0, _mm512_slli_epi32(s1, 8)), BITS);
+}
+
+// blocks is a->blocks: as a constant of 1 it keeps the tables of 16 outputs in registers for all rows.
+VNNI static inline __attribute__((always_inline)) void horizontal_blocks(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows, int blocks) {
+	const __m512i half = _mm512_set1_epi32(1 << (BITS - 1));
+	const __m512i channels = _mm512_set4_epi32(0x03030303, 0x02020202, 0x01010101, 0);
+	const __m512i each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+	// The packs leave output 4 * j + i in 4 bytes from 16 * i + 4 * j on, of which 3 count.
+	const __m512i order = _mm512_setr_epi32(
+		0x10020100, 0x21201211, 0x32313022, 0x14060504, 0x25241615, 0x36353426, 0x180a0908, 0x29281a19,
+		0x3a39382a, 0x1c0e0d0c, 0x2d2c1e1d, 0x3e3d3c2e, 0, 0, 0, 0);
+	for (int i = 0; i < a->out; i += 16) {
+		const int32_t *at = a->at + i / 4 * blocks;
+		__m512i k[4 * BLOCKS][4];
+		for (int c = 0; c < 4 * blocks; c++) {
+			for (int d = 0; d < 4; d++) {
+				__m128i x = _mm_loadu_si128((const __m128i *)a->lanes[i / 4 * blocks + c][d]);
+				k[c][d] = _mm512_permutexvar_epi32(each, _mm512_castsi128_si512(x));
+			}
+			k[c][0] = _mm512_add_epi8(k[c][0], channels);
+		}
+		for (int r = 0; r < rows; r++) {
+			__m512i v[4];
+			for (int j = 0; j < 4; j++) {
+				__m512i s0 = half, s1 = _mm512_setzero_si512(), s2 = s1;
+				for (int c = j * blocks; c < (j + 1) * blocks; c++) {
+					__m512i x = _mm512_permutexvar_epi8(k[c][0], _mm512_loadu_si512(in[r] + at[c]));
+					s0 = _mm512_dpbusd_epi32(s0, x, k[c][1]);
+					s1 = _mm512_dpbusd_epi32(s1, x, k[c][2]);
+					s2 = _mm512_dpbusd_epi32(s2, x, k[c][3]);
+				}
+				v[j] = total(s0, s1, s2);
+			}
+			__m512i v01 = _mm512_packs_epi32(v[0], v[1]), v23 = _mm512_packs_epi32(v[2], v[3]);
+			// 64 bytes are stored for 48: the next outputs, or the slack, take the rest.
+			_mm512_storeu_si512(out[r] + 3 * i, _mm512_permutexvar_epi8(order, _mm512_packus_epi16(v01, v23)));
+		}
+	}
+}
+
+VNNI static void horizontal_vnni(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows) {
+	if (a->blocks == 1) horizontal_blocks(a, in, out, rows, 1);
+	else horizontal_blocks(a, in, out, rows, a->blocks);
+}
+
 __attribute__((target("avx2"))) static int vertical_avx2(const uint8_t *in, size_t stride, const int16_t *hilo, int taps, uint8_t *out, int n) {
 	const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (BITS - 1));
 	int x = 0;
@@ -333,6 +442,37 @@ __attribute__((target("avx2"))) static int vertical_avx2(const uint8_t *in, size
 		_mm256_storeu_si256((__m256i *)(out + x), _mm256_packus_epi16(_mm256_packs_epi32(h0, h1), _mm256_packs_epi32(h2, h3)));
 	}
 	return x;
+}
+
+VNNI static void vertical_vnni(const uint8_t *in, size_t stride, const int32_t *k, int taps, uint8_t *out, int n) {
+	uint32_t d[BLOCKS][3];
+	for (int t = 0; t < taps; t += 4) digits(k + t, taps - t < 4 ? taps - t : 4, d[t / 4]);
+	for (int x = 0; x < n; x += 64) {
+		__m512i s0[4], s1[4], s2[4];
+		for (int j = 0; j < 4; j++) {
+			s0[j] = _mm512_set1_epi32(1 << (BITS - 1));
+			s1[j] = s2[j] = _mm512_setzero_si512();
+		}
+		for (int t = 0; t < taps; t += 4) {
+			// Taps beyond the last have coefficients of 0, and rows that must not be touched.
+			const uint8_t *p = in + (size_t)t * stride + x;
+			int m = taps - t < 4 ? taps - t : 4;
+			__m512i k0 = _mm512_set1_epi32((int32_t)d[t / 4][0]), k1 = _mm512_set1_epi32((int32_t)d[t / 4][1]), k2 = _mm512_set1_epi32((int32_t)d[t / 4][2]);
+			__m512i r0 = _mm512_loadu_si512(p), r1 = m > 1 ? _mm512_loadu_si512(p + stride) : r0;
+			__m512i r2 = m > 2 ? _mm512_loadu_si512(p + 2 * stride) : r0, r3 = m > 3 ? _mm512_loadu_si512(p + 3 * stride) : r0;
+			__m512i a = _mm512_unpacklo_epi8(r0, r1), b = _mm512_unpackhi_epi8(r0, r1);
+			__m512i c = _mm512_unpacklo_epi8(r2, r3), e = _mm512_unpackhi_epi8(r2, r3);
+			__m512i v[4] = {_mm512_unpacklo_epi16(a, c), _mm512_unpackhi_epi16(a, c), _mm512_unpacklo_epi16(b, e), _mm512_unpackhi_epi16(b, e)};
+			for (int j = 0; j < 4; j++) {
+				s0[j] = _mm512_dpbusd_epi32(s0[j], v[j], k0);
+				s1[j] = _mm512_dpbusd_epi32(s1[j], v[j], k1);
+				s2[j] = _mm512_dpbusd_epi32(s2[j], v[j], k2);
+			}
+		}
+		for (int j = 0; j < 4; j++) s0[j] = total(s0[j], s1[j], s2[j]);
+		__m512i v = _mm512_packus_epi16(_mm512_packs_epi32(s0[0], s0[1]), _mm512_packs_epi32(s0[2], s0[3]));
+		_mm512_mask_storeu_epi8(out + x, n - x < 64 ? (1ull << (n - x)) - 1 : ~0ull, v);
+	}
 }
 
 // Packed RGB to three planes, 16 pixels at a time. Returns the pixels done.
@@ -368,7 +508,11 @@ static void horizontal(const axis *a, const uint8_t *const *in, uint8_t *const *
 		return;
 	}
 #ifdef HAVE_AVX2
-	if (simd_on) {
+	if (a->blocks) {
+		horizontal_vnni(a, in, out, rows);
+		return;
+	}
+	if (simd) {
 		horizontal_avx2(a, in, out, rows);
 		return;
 	}
@@ -384,7 +528,11 @@ static void vertical(const axis *a, int i, const uint8_t *mid, size_t stride, ui
 		return;
 	}
 #ifdef HAVE_AVX2
-	if (simd_on) done = vertical_avx2(p, stride, a->hilo + (size_t)i * a->taps * 2, a->n[i], out, n);
+	if (simd == 2 && a->n[i] <= 4 * BLOCKS) {
+		vertical_vnni(p, stride, a->k + (size_t)i * a->taps, a->n[i], out, n);
+		return;
+	}
+	if (simd) done = vertical_avx2(p, stride, a->hilo + (size_t)i * a->taps * 2, a->n[i], out, n);
 #endif
 	vertical_c(p, stride, a->k + (size_t)i * a->taps, a->n[i], out, done, n);
 }
@@ -400,7 +548,7 @@ static void store_row(const sj_request *q, const uint8_t *rgb, int y, const uint
 		uint8_t *r = dst + (size_t)y * w, *g = r + plane, *b = g + plane;
 		size_t x = 0;
 #ifdef HAVE_AVX2
-		if (simd_on) x = (size_t)planes_avx2(rgb, q->win_w, r, g, b);
+		if (simd) x = (size_t)planes_avx2(rgb, q->win_w, r, g, b);
 #endif
 		for (; x < w; x++) {
 			r[x] = rgb[3 * x];
@@ -479,7 +627,7 @@ static int plan(sj_scratch *s) {
 		x = (span){s->src_w, (float)q->box_x / d, (float)(q->box_x + q->box_w) / d};
 		y = (span){s->src_h, (float)q->box_y / d, (float)(q->box_y + q->box_h) / d};
 	}
-	if (!axis_init(&s->x, q->filter, x, q->out_w, v.x0, v.x1, q->flip)) return 0;
+	if (!axis_init(&s->x, q->filter, x, q->out_w, v.x0, v.x1, q->flip) || !widen(&s->x)) return 0;
 	if (!axis_init(&s->y, q->filter, y, q->out_h, v.y0, v.y1, 0)) return 0;
 	// Pillow 13 compares how many rows and columns go, not the ratios.
 	int rows = y.in - q->out_h, columns = x.in - q->out_w;
@@ -530,7 +678,7 @@ static void finish(sj_scratch *s, const uint8_t *table, uint8_t *dst) {
 			second(s, at - v.y0, dst + (size_t)to * q->win_w * 3);
 		} else {
 			second(s, at - v.y0, line + 3 * pad_left);
-			if (s->vertical_first && q->win_w > pad_left + s->x.out) line[3 * (pad_left + s->x.out)] = 0; // the overhang
+			if (s->vertical_first) memset(line + 3 * (pad_left + s->x.out), 0, 3 * (size_t)(q->win_w - pad_left - s->x.out)); // the overhang
 			store_row(q, line, to, table, dst);
 		}
 	}

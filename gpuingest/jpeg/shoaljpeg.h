@@ -65,8 +65,9 @@ typedef struct {
 int sj_encode(sj_scratch *s, const sj_encoding *e, const uint8_t *pix);
 const uint8_t *sj_output(const sj_scratch *s, size_t *n);
 
-// Chooses the resize loops: 1 for AVX2 where the CPU has it, 0 for the portable ones. Returns what is in force.
+// Chooses the resize loops: 0 for the portable ones, 1 for AVX2, 2 for AVX-512 with VBMI and VNNI, or the best that the
+// CPU has, if that is less. Returns what is in force.
 // Not safe beside running calls: the package chooses once at start, tests choose again.
-int sj_set_simd(int on);
+int sj_set_simd(int most);
 
 #endif
