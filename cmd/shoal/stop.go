@@ -46,7 +46,11 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 			}
 			one := s.Users > 1 && !all
 			if one && (s.Feed == nil || len(s.Feed.Listen) == 0) {
-				return fmt.Errorf("the daemon of %s serves %d mounts, feeds and S3 endpoints: unmount a mount with `shoal umount MOUNTPOINT`, or stop all with --all", target, s.Users)
+				mountpoint := target
+				if mountpoint == s.CacheDir {
+					mountpoint = "MOUNTPOINT"
+				}
+				return fmt.Errorf("the daemon of %s serves %d mounts, feeds and S3 endpoints: unmount one with `shoal umount %s`, or stop all with --all", target, s.Users, mountpoint)
 			}
 			// The number may be another machine's or container's: it must own the cache directory here.
 			if pid := ownerOf(s.CacheDir); pid == 0 || pid != s.PID {

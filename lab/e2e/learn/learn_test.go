@@ -180,7 +180,7 @@ END
 			continue // wants a sampler and a loader: docs/examples/torch_mount.py has them
 		}
 		b.Line += strings.Count(page[:begin], "\n")
-		b.Code = strings.ReplaceAll(b.Code, "90", "1")
+		b.Code = strings.NewReplacer("epochs=90", "epochs=1", "range(90)", "range(1)").Replace(b.Code)
 		blocks = append(blocks, b)
 		ran++
 	}
