@@ -17,17 +17,17 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       8_480,
+	"cmd/shoal":       8_500,
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   890,
 	"fusefs":          2_540,
-	"cache":           25_940,
+	"cache":           26_830,
 	"prefetch":        9_670,
-	"prefetch/engine": 4_560,
+	"prefetch/engine": 4_720,
 	"loader":          6_360,
 	"s3api":           1_740,
 	"gpuingest":       10_800,
-	"internal":        10_270,
+	"internal":        10_300,
 	"lab":             14_850,
 	"python":          160,
 	"docs":            110,
