@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -140,6 +141,40 @@ func TestNearTierDies(t *testing.T) {
 	// A daemon starts without it.
 	mnt = mount(t, env, source, flags...)
 	readAll(t, mnt, dir, paths[:10])
+}
+
+// The near tier stops answering: no read takes longer than 5 s, and it is read again once it answers.
+func TestNearTierHangs(t *testing.T) {
+	dir, paths := tree(t, 2, 200, 4<<10)
+	source, env := bucket(t, dir), s3server.Env(server.URL)
+	srv, _, flags := nearServer(t)
+	flags = append(flags, "--kernel-cache", "off", "--order", "none")
+	one := mount(t, env, source, flags...)
+	readAll(t, one, dir, paths)
+	copies(t, one, len(paths))
+	umount(t, one)
+	two := mount(t, env, source, flags...)
+	readAll(t, two, dir, paths[:20])
+	if err := srv.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	readAll(t, two, dir, paths[20:60])
+	if took := time.Since(start); took > 15*time.Second { // each reader waits once, and the machine may be slow
+		t.Errorf("40 files took %v", took)
+	}
+	if s := readNear(t, two); s.Near.State != "away" || s.Gets == 0 {
+		t.Errorf("%+v", s)
+	}
+	if err := srv.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	i := 60
+	within(t, time.Minute, "the tier is read again", func() bool {
+		readAll(t, two, dir, paths[i:i+1])
+		i = min(i+1, len(paths)-1)
+		return readNear(t, two).Near.State == "on"
+	})
 }
 
 func TestNearTierRefused(t *testing.T) {

@@ -78,11 +78,11 @@ func seaweedCluster(t *testing.T, weed string) (url string, volumes []*subproc.P
 }
 
 // SeaweedFS as the near tier, with each copy on two of three servers: one is killed in mid-epoch. It runs with
-// SHOAL_WEED=PATH (the wheel of tools/conformance/requirements.txt has one).
+// SHOAL_TEST_WEED=PATH (the wheel of tools/conformance/requirements.txt has one).
 func TestNearTierOfSeaweedFS(t *testing.T) {
-	weed := os.Getenv("SHOAL_WEED")
+	weed := os.Getenv("SHOAL_TEST_WEED")
 	if weed == "" {
-		t.Skip("no SHOAL_WEED")
+		t.Skip("no SHOAL_TEST_WEED")
 	}
 	dir, paths := tree(t, 10, 100, 63<<10)
 	source, env := bucket(t, dir), s3server.Env(server.URL)

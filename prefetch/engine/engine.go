@@ -642,12 +642,14 @@ func (h *Host) leave(e *Engine) error {
 	var err error
 	if len(e.views) > 0 {
 		err = e.views[len(e.views)-1].volume.Close()
+	}
+	e.near.close(e) // nobody reads any more, but copies may still be put
+	if len(e.views) > 0 {
 		e.hedger.Wait() // they hold memory
 		if e.shards != nil {
 			e.shards.hedger.Wait()
 		}
 	}
-	e.near.close(e) // nobody reads any more
 	h.mu.Lock()
 	delete(h.open, e.dataset)
 	err = errors.Join(err, h.Leave(e.dataset))

@@ -283,8 +283,7 @@ func (q *part) window() (lo, hi int64) {
 func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 	t.count.reads.Add(1)
 	if t.queue.copy(q) { // on its way there
-		t.count.hits.Add(1)
-		q.got = hit
+		t.hit(q)
 		return true
 	}
 	probe, ok := t.reading.enter()
@@ -316,10 +315,8 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 			if !exact {
 				copy(sp.P, buf[sp.Off-q.off-lo:])
 			}
-			t.count.bytes.Add(int64(len(sp.P)))
 		}
-		q.got = hit
-		t.count.hits.Add(1)
+		t.hit(q)
 		t.inARow.Store(0)
 	case ctx.Err() != nil:
 		t.reading.withdraw(probe)
@@ -346,6 +343,15 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 	}
 	t.reading.leave(probe, err)
 	return err == nil
+}
+
+// hit counts a part that was read.
+func (t *Tier) hit(q *part) {
+	q.got = hit
+	t.count.hits.Add(1)
+	for _, sp := range q.spans {
+		t.count.bytes.Add(int64(len(sp.P)))
+	}
 }
 
 // take waits for a place and for memory. It returns nil if there are none in time.
