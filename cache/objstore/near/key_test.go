@@ -38,8 +38,8 @@ func TestKey(t *testing.T) {
 func TestNote(t *testing.T) {
 	data := make([]byte, granuleSize+1)
 	data[granuleSize] = 'x'
-	n := noteOf(objstore.Object{Key: "ä b", ETag: "e-1"}, data)
-	if want := (note{granuleSize + 1, []uint32{crc32.Checksum(data[:granuleSize], castagnoli), crc32.Checksum([]byte("x"), castagnoli)}, "e-1", "ä b"}); !reflect.DeepEqual(n, want) {
+	n := noteOf(objstore.Object{Key: "ä b", ETag: "e-1"}, "v1/ab/abcd", data)
+	if want := (note{granuleSize + 1, "abcd", []uint32{crc32.Checksum(data[:granuleSize], castagnoli), crc32.Checksum([]byte("x"), castagnoli)}, "e-1", "ä b"}); !reflect.DeepEqual(n, want) {
 		t.Errorf("%+v", n)
 	}
 	back, err := parseNote(n.String())
@@ -48,12 +48,12 @@ func TestNote(t *testing.T) {
 	}
 	// The longest one fits into S3's metadata.
 	for _, key := range []string{strings.Repeat("ä", 500), "a" + strings.Repeat("ä", 500), "ab" + strings.Repeat("ä", 500)} {
-		long := noteOf(objstore.Object{Key: key, ETag: strings.Repeat("f", 64) + "-10000"}, make([]byte, unitSize)).String()
+		long := noteOf(objstore.Object{Key: key, ETag: strings.Repeat("f", 64) + "-10000"}, keyOf("", objstore.Object{}, 0), make([]byte, unitSize)).String()
 		if _, err := parseNote(long); err != nil || len(long) > 1024 {
 			t.Errorf("%d bytes, %v", len(long), err)
 		}
 	}
-	for _, bad := range []string{"", "1", "1 1 AAAAAA== e", "2 1 AAAAAA== e k", "1 0  e k", "1 -1 AAAAAA== e k", "1 9999999 AAAAAA== e k", "1 65537 AAAAAA== e k", "1 1 AAAA e k", "1 1 AAAAAA== %x k", "1 1 AAAAAA== e k k"} {
+	for _, bad := range []string{"", "1", "1 1 i AAAAAA== e", "2 1 i AAAAAA== e k", "1 0 i  e k", "1 -1 i AAAAAA== e k", "1 9999999 i AAAAAA== e k", "1 65537 i AAAAAA== e k", "1 1 i AAAA e k", "1 1 i AAAAAA== %x k", "1 1 i AAAAAA== e k k"} {
 		if _, err := parseNote(bad); err == nil {
 			t.Errorf("%q is a note", bad)
 		}
@@ -61,8 +61,8 @@ func TestNote(t *testing.T) {
 }
 
 func FuzzNote(f *testing.F) {
-	f.Add(noteOf(objstore.Object{Key: "a", ETag: "b"}, []byte("data")).String())
-	f.Add("1 65537 AAAAAA== e k")
+	f.Add(noteOf(objstore.Object{Key: "a", ETag: "b"}, "c", []byte("data")).String())
+	f.Add("1 65537 i AAAAAA== e k")
 	f.Fuzz(func(t *testing.T, text string) {
 		n, err := parseNote(text)
 		if err != nil {

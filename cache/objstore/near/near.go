@@ -7,7 +7,7 @@
 //   - A unit is an aligned 4 MiB of an object, its end, or a smaller object. A copy of a unit is one object of the tier.
 //   - A copy's key is the hash of the origin, the object's key, ETag and size, and the unit's number. Another version of
 //     the object has other keys, so what is old is never asked for.
-//   - A copy's note has the ETag and the CRC32C of each granule (64 KiB), with which every read is verified. A copy that
+//   - A copy's note has that hash and the CRC32C of each granule (64 KiB), with which every read is verified. A copy that
 //     does not match is not used, and is put again.
 //   - A reader gets the origin's bytes of the version that it asked for, or the origin's own error, whatever the tier does.
 //     Nothing that a reader waits for waits for a PUT. The tier delays a read by [longestDelay] at most.
@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"log/slog"
+	"path"
 	"sync/atomic"
 	"time"
 
@@ -404,7 +405,7 @@ func (t *Tier) get(ctx context.Context, q *part, buf []byte, lo int64) error {
 	}
 	t.latency.Record(time.Since(start))
 	n, err := parseNote(text)
-	if err == nil && (n.etag != q.o.ETag || n.size != q.size) {
+	if err == nil && (n.id != path.Base(q.key) || n.size != q.size) {
 		err = errors.New("the note is of another copy")
 	}
 	if err != nil {

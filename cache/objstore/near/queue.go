@@ -188,7 +188,7 @@ func (u *queue) send(j *job, data []byte) error {
 	defer cancel()
 	u.t.count.inFlight.Add(1)
 	defer u.t.count.inFlight.Add(-1)
-	text := noteOf(j.o, data).String()
+	text := noteOf(j.o, j.key, data).String()
 	u.mu.Lock()
 	onlyNew := !j.replace && !u.noCondition
 	u.mu.Unlock()
