@@ -145,6 +145,7 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	o.cryptOptions.add(c)
 	o.log.add(c)
 	o.store.add(c)
+	o.store.addNear(c)
 	o.auditOptions.add(c)
 }
 
@@ -157,6 +158,9 @@ func (o *engineOptions) check(source string) error {
 		if _, err := objstore.ParseSource(text); err != nil && (text != "" || text == source) {
 			return cli.Usage(err)
 		}
+	}
+	if err := o.store.checkNear(); err != nil {
+		return err
 	}
 	if o.records != "" && o.samples == "images" { // the default, which matches no row
 		o.samples = "*.row"
@@ -225,6 +229,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 		}
 	}
 	c.Store, err = o.store.options(inv)
+	c.Near = o.store.near
 	c.SkipBadShards, c.Samples, c.Records, c.Quota, c.Weight, c.Refresh = o.badShards == "skip", o.samples, o.records, int64(o.quota), o.weight, o.refresh
 	c.Connections, c.AdaptConnections, c.Getenv = o.connections.most(), o.connections == 0, inv.getenv
 	h.Path, h.Logger, h.Searcher = o.cacheDir, c.Logger, []string{"/proc/self/exe", searchVerb}

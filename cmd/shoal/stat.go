@@ -152,6 +152,10 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 		share(s.Hits.Keep), share(s.Hits.Ring), share(s.Joined), share(s.Misses))
 	row("stall", "%.2f s, summed over readers", s.Stall)
 	row("store", "%s, %s, p50 %.0f ms, p99 %.0f ms, %d in flight, %s", human.Count(s.GetRequests, "GET"), human.Bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, storeErrors(s.StoreErrors))
+	if n := s.Near; n != nil {
+		row("near", "%s, %s: %s of %s answered, %s; %s put, %s dropped, %s damaged, %s; p50 %.1f ms", n.Tier, n.State, humanize.Comma(n.Hits), human.Count(n.Reads, "read"),
+			human.Bytes(n.Bytes), human.Count(n.Puts, "copy"), humanize.Comma(n.Dropped), humanize.Comma(n.Damaged), human.Count(n.Errors, "error"), n.Median*1e3)
+	}
 	printCost(row, s.Cost)
 	row("memory", "%s of %s for data (peak %s), RSS %s, %d goroutines", human.Bytes(s.Memory.Used), human.Bytes(s.Memory.Limit), human.Bytes(s.Memory.Peak), human.Bytes(s.Memory.RSS), s.Memory.Goroutines)
 	limit := cmp.Or(s.Disk.Limit, s.Disk.Budget) // the dataset's quota, else the cache's

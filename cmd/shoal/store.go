@@ -20,6 +20,7 @@ type storeOptions struct {
 	getsPerHour   int64
 	prices        string
 	linksOutside  bool
+	near          engine.NearTier // of verbs that read through the cache
 }
 
 // customerKeyVariable holds the key of --sse-c-key-file, in base64 or hexadecimal digits.
@@ -34,6 +35,28 @@ func (o *storeOptions) add(c *cobra.Command) {
 	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects listed without an ETag (size and time are used instead)")
 	f.BoolVar(&o.linksOutside, "links-outside", false, "follow symbolic links that lead out of a file:// source")
 	f.BoolVar(&o.requesterPays, "requester-pays", false, "pay for requests to a requester-pays bucket")
+}
+
+// addNear adds the flags of the near tier (docs/near.md).
+func (o *storeOptions) addNear(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&o.near.URL, "near", "", "s3://BUCKET/PREFIX of an S3 engine near the GPUs, shared by all nodes: read first, and filled with what SOURCE is read for (docs/near.md)")
+	f.StringVar(&o.near.Endpoint, "near-endpoint", "", "URL of the --near engine (default: SOURCE's endpoint)")
+	f.StringVar(&o.near.Profile, "near-profile", "", "profile with the credentials of the --near engine (default: SOURCE's credentials)")
+}
+
+func (o *storeOptions) checkNear() error {
+	at, err := objstore.ParseSource(o.near.URL)
+	switch {
+	case o.near == engine.NearTier{}:
+	case o.near.URL == "":
+		return cli.Usagef("--near-endpoint, --near-profile: give --near s3://BUCKET/PREFIX, too")
+	case err != nil:
+		return cli.Usagef("--near: %w", err)
+	case at.Scheme != "s3" || at.Shards != "":
+		return cli.Usagef("--near %s: give s3://BUCKET/PREFIX", at)
+	}
+	return nil
 }
 
 // options checks the flags and reads the key.

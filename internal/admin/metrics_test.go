@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/near"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -53,6 +54,7 @@ func busy() Snapshot {
 	s.Cost = engine.Cost{Priced: true, Amount: 1.5, Currency: "USD", Budget: &objstore.BudgetStats{PerHour: 10}}
 	s.Feed = &loader.Stats{Open: 2, Decoding: objstore.HistogramCounts{Count: 1, Sum: 1e6}}
 	s.S3 = &s3api.Stats{Requests: 9}
+	s.Near = &near.Stats{Reads: 9, State: "away"}
 	return s
 }
 

@@ -3,7 +3,7 @@
 // from one cache, with one stream per order. A [Host] has the open datasets of one cache directory.
 //
 //	OpenHost ── cachedir.Open: lock the cache directory, open the catalog, account for what lies there
-//	Host.Open ── store: retry( limit( hedge( meter( s3 | dir ))))
+//	Host.Open ── store: near( retry( limit( hedge( meter( s3 | dir )))))
 //	          ── manifest: from the catalog, or listed once; of a packed source with its layout
 //	          ── cache: one Volume a dataset version, over the dataset's own segments
 //	          └─ streams (prefetch/run): one an order in progress (a mount's, a plan's, a feed session's)
@@ -57,6 +57,7 @@ type Config struct {
 	Weight           int        // of the mount's streams against others; 0 is 1, or the current one
 	Refresh          bool       // list again even if the catalog knows the source
 	Store            objstore.StoreOptions
+	Near             NearTier
 	Logger           *slog.Logger
 	Progress         func(listed int)         // called during a first listing; may be nil
 	Getenv           func(name string) string // the AWS environment; nil: the process's own
@@ -80,6 +81,7 @@ type Engine struct {
 	published objstore.Reader  // the bare store of Config.Publish; nil without; guarded by mu
 	budget    *objstore.Budget // of GETs, of all the dataset's stores; nil: none
 	remote                     // holds the listed objects
+	near      nearTier         // between the cache and all stores of the dataset
 	gate      prefetch.Gate    // guarded by the runner's lock
 	shards    *shardStore      // of Config.Shards; may be nil
 	catalog   *catalog.Catalog
@@ -162,15 +164,8 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		}
 		close(e.opened)
 	}()
-	e.base = base
-	e.budget = objstore.NewBudget(cfg.Store.GetsPerHour, e.log)
-	e.plain = objstore.Retry(base, e.retryPolicy(base))
-	e.remote = e.newRemote(base)
-	if cfg.Shards != "" {
-		if e.shards, err = e.openShards(ctx); err != nil {
-			return nil, err
-		}
-		e.name += " by " + e.shards.source.Canonical()
+	if err := e.openStores(ctx, base); err != nil {
+		return nil, err
 	}
 	if cfg.SkipBadShards { // the catalog's version may be of a part of the dataset
 		e.name += " without bad shards"
@@ -207,6 +202,24 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	return e, nil
 }
 
+// openStores decorates the source's store, and opens the others.
+func (e *Engine) openStores(ctx context.Context, base objstore.Reader) (err error) {
+	e.base = base
+	e.budget = objstore.NewBudget(e.cfg.Store.GetsPerHour, e.log)
+	e.plain = objstore.Retry(base, e.retryPolicy(base))
+	if err := e.openNear(ctx); err != nil {
+		return err
+	}
+	e.remote = e.newRemote(base, e.source)
+	if e.cfg.Shards != "" {
+		if e.shards, err = e.openShards(ctx); err != nil {
+			return err
+		}
+		e.name += " by " + e.shards.source.Canonical()
+	}
+	return nil
+}
+
 // storeOptions are the options of every store of the dataset, read or written.
 func (e *Engine) storeOptions() stores.Options {
 	return stores.Options{S3: s3.Config{Logger: e.log}, Store: e.cfg.Store, Getenv: e.cfg.Getenv}
@@ -214,7 +227,7 @@ func (e *Engine) storeOptions() stores.Options {
 
 // remote is a store with all decorators for the dataset's requests.
 type remote struct {
-	store   objstore.Reader // on top: the retrier
+	store   objstore.Reader // on top: the near tier, or the retrier
 	retrier *objstore.Retrier
 	limiter *objstore.Limiter
 	hedger  *objstore.Hedger
@@ -222,7 +235,7 @@ type remote struct {
 	slowest *slowest
 }
 
-func (e *Engine) newRemote(base objstore.Reader) remote {
+func (e *Engine) newRemote(base objstore.Reader, source objstore.Source) remote {
 	policy := e.retryPolicy(base)
 	r := remote{meter: objstore.NewMeter(base), slowest: newSlowest(time.Now)}
 	r.meter.OnRead(r.slowest.note)
@@ -233,7 +246,7 @@ func (e *Engine) newRemote(base objstore.Reader) remote {
 		r.limiter = objstore.Limit(r.hedger, e.cfg.Connections)
 	}
 	r.retrier = objstore.Retry(r.limiter, policy)
-	r.store = r.retrier
+	r.store = e.near.over(r.retrier, source)
 	return r
 }
 
@@ -333,6 +346,8 @@ func (e *Engine) join(cfg Config) error {
 		return fmt.Errorf("%s is open in this cache directory with another --bad-shards (give the same, or another --cache-dir)", e.source)
 	case cfg.Weight != 0 && cfg.Weight != max(e.cfg.Weight, 1):
 		return other("--weight", strconv.Itoa(max(e.cfg.Weight, 1)), strconv.Itoa(cfg.Weight))
+	case cfg.Near != e.cfg.Near:
+		return other("--near", e.cfg.Near.String(), cfg.Near.String())
 	case cfg.Store.CustomerKey != e.cfg.Store.CustomerKey:
 		return fmt.Errorf("%s is open in this cache directory with another --sse-c-key-file (give the same, or another --cache-dir)", e.source)
 	case cfg.Store.RequesterPays != e.cfg.Store.RequesterPays:
@@ -627,6 +642,9 @@ func (h *Host) leave(e *Engine) error {
 	var err error
 	if len(e.views) > 0 {
 		err = e.views[len(e.views)-1].volume.Close()
+	}
+	e.near.close(e) // nobody reads any more, but copies may still be put
+	if len(e.views) > 0 {
 		e.hedger.Wait() // they hold memory
 		if e.shards != nil {
 			e.shards.hedger.Wait()

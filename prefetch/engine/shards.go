@@ -30,7 +30,7 @@ func (e *Engine) openShards(ctx context.Context) (*shardStore, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--shards: %w", err)
 	}
-	return &shardStore{remote: e.newRemote(base), base: base, source: source}, nil
+	return &shardStore{remote: e.newRemote(base, source), base: base, source: source}, nil
 }
 
 // instead logs that the source's own objects are read, and why.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/near"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
@@ -57,6 +58,7 @@ type Stats struct {
 
 	Hedges objstore.HedgeStats `json:"hedges"` // second GETs for late requests
 	Store  StoreStats          `json:"store"`
+	Near   *near.Stats         `json:"near,omitempty"` // nil without a near tier
 	Cost   Cost                `json:"cost"`
 
 	GoodputStats
@@ -169,7 +171,7 @@ func (e *Engine) Stats() Stats {
 	s.Cost = e.Cost()
 	s.Audit.Written, s.Audit.Lost = e.host.audit.Counts()
 	s.Connections, s.Hedges = e.placesOf(v)(), e.remoteOf(v).hedger.Stats()
-	s.Store = e.storeStats()
+	s.Store, s.Near = e.storeStats(), e.near.stats()
 	s.Slowest, s.Readers = e.remoteOf(v).slowest.snapshot(), e.readers.count()
 	s.ReaderTime = e.readers.seconds()
 	s.Disk.Kept, s.Disk.Extents = v.volume.Kept()

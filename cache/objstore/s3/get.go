@@ -54,6 +54,7 @@ type answer struct {
 	etag         string
 	contentRange string
 	modified     time.Time // zero: unknown
+	note         string    // of an object that [Store.PutNoted] stored
 }
 
 // errAskOtherwise means that minio-go should send a request: it follows redirects, and rejects text that no header
@@ -88,7 +89,7 @@ func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (a
 		a := answer{
 			status: h.status, body: w.body(), length: h.length,
 			etag:         string(bytes.TrimSuffix(bytes.TrimPrefix(h.etag, []byte{'"'}), []byte{'"'})),
-			contentRange: string(h.contentRange),
+			contentRange: string(h.contentRange), note: string(h.note),
 		}
 		if t, err := http.ParseTime(string(h.lastModified)); err == nil {
 			a.modified = t

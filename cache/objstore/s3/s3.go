@@ -389,7 +389,7 @@ func (s *Store) ask(ctx context.Context, key, etag, rangeOf, version string) (an
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{status: status, body: body, length: info.Size, etag: info.ETag, contentRange: header.Get("Content-Range"), modified: info.LastModified}, nil
+	return answer{status: status, body: body, length: info.Size, etag: info.ETag, contentRange: header.Get("Content-Range"), modified: info.LastModified, note: header.Get(headerNote)}, nil
 }
 
 // checkAnswer checks the head of a 2xx answer to a GET of n bytes of o from off. docs/SEMANTICS.md lists the check of

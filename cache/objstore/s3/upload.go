@@ -91,11 +91,14 @@ func (b *lentBody) end() {
 }
 
 // put stores data by one PUT. Its errors are for failPut.
-func (s *Store) put(ctx context.Context, key string, data []byte, onlyNew bool) (objstore.Object, error) {
+func (s *Store) put(ctx context.Context, key string, data []byte, note string, onlyNew bool) (objstore.Object, error) {
 	crc, md5Sum := s.checksum(data)
-	opts := minio.PutObjectOptions{DisableContentSha256: true}
+	opts := minio.PutObjectOptions{DisableContentSha256: true, UserMetadata: map[string]string{}}
 	if crc != "" {
-		opts.UserMetadata = map[string]string{crcHeader: crc}
+		opts.UserMetadata[crcHeader] = crc
+	}
+	if note != "" {
+		opts.UserMetadata[headerNote] = note
 	}
 	if onlyNew {
 		opts.SetMatchETagExcept("*")
@@ -131,6 +134,10 @@ func (s *Store) stored(ctx context.Context, key string, size int64, info minio.U
 
 // PutNew implements [objstore.Uploader]: one PUT with If-None-Match: *.
 func (s *Store) PutNew(ctx context.Context, key string, data []byte) (objstore.Object, error) {
+	return s.putNew(ctx, key, data, "")
+}
+
+func (s *Store) putNew(ctx context.Context, key string, data []byte, note string) (objstore.Object, error) {
 	if !validKey(key) {
 		return objstore.Object{}, &objstore.Error{Op: "put", Key: key, Kind: objstore.KindInvalid, Err: errKey}
 	}
@@ -138,7 +145,7 @@ func (s *Store) PutNew(ctx context.Context, key string, data []byte) (objstore.O
 		return objstore.Object{}, err
 	}
 	g := s.keys.generation()
-	o, err := s.put(ctx, key, data, true)
+	o, err := s.put(ctx, key, data, note, true)
 	if err == nil {
 		return o, nil
 	}
@@ -313,7 +320,7 @@ func (u *upload) complete(ctx context.Context) (objstore.Object, error) {
 		if int64(len(u.small)) != u.Size {
 			return objstore.Object{}, u.Missing(0)
 		}
-		o, err := u.s.put(ctx, u.Key, u.small, false)
+		o, err := u.s.put(ctx, u.Key, u.small, "", false)
 		if err != nil {
 			return objstore.Object{}, u.s.failPut(ctx, g, "put", u.Key, err)
 		}

@@ -15,7 +15,7 @@ type answerHead struct {
 	chunked bool  // Transfer-Encoding: then length is -1
 	close   bool  // the connection serves no further request
 
-	etag, contentRange, lastModified, region []byte
+	etag, contentRange, lastModified, region, note []byte
 }
 
 // maxHead is the most bytes of an answer's head. S3 allows 2 KB of user metadata.
@@ -113,6 +113,10 @@ func (h *answerHead) set(name, value []byte) error {
 				return fmt.Errorf("%w: Transfer-Encoding %.40q", errBadHead, value)
 			}
 			h.chunked = true
+		}
+	case len(headerNote):
+		if is(headerNote) {
+			h.note = value
 		}
 	case len("X-Amz-Bucket-Region"):
 		if is("X-Amz-Bucket-Region") {

@@ -77,6 +77,10 @@ function showStats(s, verdict) {
   tables.resources($("resources"), s);
   tables.slowest($("slowest"), s, now);
   tables.errors($("errors"), verdict.errors, now);
+  $("s-near").hidden = !s.near;
+  if (s.near) {
+    text($("near-facts"), `${visible(s.near.tier)}, ${s.near.state}: ${number(s.near.hits)} of ${plural(s.near.reads, "read")} answered, ${bytes(s.near.bytes)}; ${number(s.near.puts)} copies put, ${number(s.near.dropped)} dropped, ${number(s.near.damaged)} damaged, ${plural(s.near.errors, "error")}`);
+  }
   $("s-s3").hidden = !s.s3;
   if (s.s3) {
     text($("s3-facts"), `${plural(s.s3.requests, "request")} at ${s.s3.listen}, ${plural(s.s3.connections, "connection")}: ${number(s.s3.forwarded)} to the origin, ${number(s.s3.errors)} refused or failed; ${bytes(s.s3.sent_bytes)} sent`);

@@ -1,0 +1,68 @@
+package s3
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// headerNote is user metadata: one line that is stored with an object.
+const headerNote = "X-Amz-Meta-Shoal"
+
+// GetNoted fills p with the bytes from off of the current version of an object of size bytes, whatever its ETag, and
+// returns its note. It fails with KindChanged if the object has another size. Like all requests it is tried once.
+func (s *Store) GetNoted(ctx context.Context, key string, size int64, p []byte, off int64) (note string, err error) {
+	o := objstore.Object{Key: key, Size: size}
+	if err := objstore.CheckRange(o, len(p), off); err != nil || len(p) == 0 {
+		return "", err
+	}
+	n := int64(len(p))
+	rangeOf := ""
+	if n != size {
+		rangeOf = rangeHeader(off, n)
+	}
+	g := s.keys.generation()
+	a, err := s.ask(ctx, key, "", rangeOf, "")
+	if err != nil {
+		return "", s.fail(ctx, g, "read", key, err)
+	}
+	s.keys.accept()
+	defer a.body.Close()
+	fits := a.status == http.StatusOK && a.contentRange == ""
+	if n != size {
+		first, last, total, ok := parseContentRange(a.contentRange)
+		fits = a.status == http.StatusPartialContent && ok && first == off && last == off+n-1 && total == size
+	}
+	if !fits || a.length >= 0 && a.length != n {
+		return "", &objstore.Error{Op: "read", Key: key, Kind: objstore.KindChanged, Err: errors.New("the object has another size, or the answer another range")}
+	}
+	body := a.body
+	if a.length < 0 {
+		body = &sizedBody{body, n}
+	}
+	read, err := io.ReadFull(body, p)
+	s.counts.received.Add(int64(read))
+	if err != nil {
+		return "", shortBody(ctx, o, int64(read), n, err)
+	}
+	return a.note, nil
+}
+
+// PutNoted stores data with a note, by one PUT. With onlyNew it fails with KindExists if the object exists.
+func (s *Store) PutNoted(ctx context.Context, key string, data []byte, note string, onlyNew bool) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if onlyNew {
+		_, err := s.putNew(ctx, key, data, note)
+		return err
+	}
+	g := s.keys.generation()
+	if _, err := s.put(ctx, key, data, note, false); err != nil {
+		return s.failPut(ctx, g, "put", key, err)
+	}
+	return nil
+}
