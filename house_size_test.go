@@ -17,13 +17,13 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       8_530,
+	"cmd/shoal":       8_550,
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   890,
 	"fusefs":          2_540,
 	"cache":           26_880,
 	"prefetch":        9_670,
-	"prefetch/engine": 4_740,
+	"prefetch/engine": 4_750,
 	"loader":          6_360,
 	"s3api":           1_980,
 	"gpuingest":       10_955,

@@ -71,6 +71,7 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 	f.StringVar(&o.re.spool, "spool", "", "folder for the temporary files of --resize and --decode (default: the system's)")
 	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON")
 	o.store.add(c)
+	o.store.addNear(c)
 	f.StringVar(&o.destKeyFile, "dest-sse-c-key-file", "", "file with the key that S3 encrypts the shards with, or none (default: as --sse-c-key-file)")
 	return c
 }
@@ -89,6 +90,9 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	if err := o.re.check(given(c, "quality")); err != nil {
 		return cli.Usage(err)
 	}
+	if err := o.store.checkNear(); err != nil {
+		return err
+	}
 	for _, text := range args {
 		if _, err := objstore.ParseSource(text); err != nil {
 			return cli.Usage(err)
@@ -100,7 +104,7 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 	}
 	res, version, cost, err := pack(c.Context(), args[0], args[1], from, to, shard.PackOptions{
 		ShardSize: int64(o.shardSize), Seed: o.seed, Permute: engine.PackOrder(o.seed), Connections: o.connections.most(), Memory: memory,
-	}, o.re)
+	}, o.re, o.store.near)
 	if err != nil {
 		return err
 	}
@@ -189,7 +193,19 @@ func (r *recoding) all(ctx context.Context, src objstore.Reader, m *catalog.Mani
 // connections, and the garbage collector's share.
 const packOverhead = 96 << 20
 
-func pack(ctx context.Context, from, to string, fromStore, toStore stores.Options, o shard.PackOptions, re recoding) (_ shard.Result, version string, cost engine.Cost, err error) {
+// packSource puts retries and the near tier before the store of a pack. The tier's memory is taken from the pack's.
+func packSource(ctx context.Context, base objstore.Store, source objstore.Source, store stores.Options, nearby engine.NearTier, budget *objstore.Budget, to string, o *shard.PackOptions) (objstore.Reader, *engine.Near, error) {
+	debug.SetMemoryLimit(o.Memory)
+	memory := engine.NearMemory(o.Memory)
+	tier, err := nearby.Open(ctx, engine.NearOptions{Source: source, Beside: []string{to}, Store: store.Store, Memory: memory, Log: o.Logger})
+	if tier != nil {
+		o.Memory -= memory
+	}
+	o.Source = source.String()
+	return tier.Before(objstore.Retry(objstore.Limit(base, o.Connections), budget.Policy(base)), source), tier, err
+}
+
+func pack(ctx context.Context, from, to string, fromStore, toStore stores.Options, o shard.PackOptions, re recoding, nearby engine.NearTier) (_ shard.Result, version string, cost engine.Cost, err error) {
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	fromStore.S3.Logger, toStore.S3.Logger = o.Logger, o.Logger
 	base, source, err := stores.Open(ctx, from, fromStore)
@@ -204,9 +220,11 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 	if engine.Inside(where, source) {
 		return shard.Result{}, "", cost, fmt.Errorf("%s lies inside the source %s, which it would change (give another destination)", where, source)
 	}
-	debug.SetMemoryLimit(o.Memory)
-	o.Source = source.String()
-	var src objstore.Reader = objstore.Retry(objstore.Limit(base, o.Connections), budget.Policy(base))
+	src, tier, err := packSource(ctx, base, source, fromStore, nearby, budget, to, &o)
+	if err != nil {
+		return shard.Result{}, "", cost, err
+	}
+	defer tier.Close()
 	// Checked during the listing; their errors are reported first.
 	var asked errgroup.Group
 	asked.Go(func() error { return base.Check(ctx) })

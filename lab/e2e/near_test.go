@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 
+	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
@@ -227,4 +229,19 @@ func TestNearTierOfShards(t *testing.T) {
 // said reports whether the stats have an event with this text.
 func said(s stats, text string) bool {
 	return slices.ContainsFunc(s.Errors, func(e struct{ Text string }) bool { return strings.Contains(e.Text, text) })
+}
+
+// A pack fills the tier, and reads from it.
+func TestNearTierPacks(t *testing.T) {
+	dir, paths := tree(t, 2, 30, 20<<10)
+	source := bucket(t, dir)
+	origin, env := far(t, proxy.Options{})
+	_, _, flags := nearServer(t)
+	for n, want := range []int64{int64(len(paths)), 0} {
+		before := origin.Stats()
+		mustShoal(t, env, append([]string{"pack", source, fmt.Sprintf("file://%s/%d", t.TempDir(), n)}, flags...)...)
+		if got := origin.Stats().Sub(before).Gets; got != want {
+			t.Errorf("pack %d: %d GETs of the origin, want %d", n, got, want)
+		}
+	}
 }

@@ -81,7 +81,8 @@ type Engine struct {
 	published objstore.Reader  // the bare store of Config.Publish; nil without; guarded by mu
 	budget    *objstore.Budget // of GETs, of all the dataset's stores; nil: none
 	remote                     // holds the listed objects
-	near      nearTier         // between the cache and all stores of the dataset
+	near      *Near            // between the cache and all stores of the dataset
+	withheld  int64            // of the ledger, for near
 	gate      prefetch.Gate    // guarded by the runner's lock
 	shards    *shardStore      // of Config.Shards; may be nil
 	catalog   *catalog.Catalog
@@ -246,7 +247,7 @@ func (e *Engine) newRemote(base objstore.Reader, source objstore.Source) remote 
 		r.limiter = objstore.Limit(r.hedger, e.cfg.Connections)
 	}
 	r.retrier = objstore.Retry(r.limiter, policy)
-	r.store = e.near.over(r.retrier, source)
+	r.store = e.near.Before(r.retrier, source)
 	return r
 }
 
@@ -643,7 +644,8 @@ func (h *Host) leave(e *Engine) error {
 	if len(e.views) > 0 {
 		err = e.views[len(e.views)-1].volume.Close()
 	}
-	e.near.close(e) // nobody reads any more, but copies may still be put
+	e.near.Close() // nobody reads any more, but copies may still be put
+	e.cache.Ledger().Withhold(-e.withheld)
 	if len(e.views) > 0 {
 		e.hedger.Wait() // they hold memory
 		if e.shards != nil {

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 
@@ -48,88 +49,100 @@ func (n NearTier) getenv(origin func(string) string) func(string) string {
 	}
 }
 
-// nearTier is the dataset's near tier.
-type nearTier struct {
+// Near is an open near tier. nil is none.
+type Near struct {
 	*near.Tier
-	store    *s3.Store
-	withheld int64 // of the ledger
+	store *s3.Store
+}
+
+// NearOptions are what a tier has to fit.
+type NearOptions struct {
+	Source objstore.Source // with its endpoint
+	Beside []string        // other sources and destinations, outside of which the tier has to lie, as it does of Source
+	Store  objstore.StoreOptions
+	Getenv func(name string) string // of the source; nil: os.Getenv
+	Memory int64                    // for copies
+	Log    *slog.Logger
 }
 
 // mostNearMemory is sixteen units: some 100 ms of reads at 1 GB/s.
 const mostNearMemory = 64 << 20
 
-// openNear opens the near tier of Config.Near. It sends no request: a tier that is away is no reason not to start.
-func (e *Engine) openNear(ctx context.Context) error {
-	n := e.cfg.Near
+// NearMemory is the tier's part of the memory for data.
+func NearMemory(of int64) int64 { return min(max(of/16, near.LeastMemory), mostNearMemory) }
+
+// refuse returns an error about the tier.
+func (n NearTier) refuse(remedy, format string, args ...any) error {
+	return &objstore.Error{Op: "open", Key: "--near " + n.URL, Kind: objstore.KindInvalid, Err: fmt.Errorf(format, args...), Remedy: remedy}
+}
+
+// Open opens the tier. It sends no request: a tier that is away is no reason not to start.
+func (n NearTier) Open(ctx context.Context, o NearOptions) (*Near, error) {
 	if n.URL == "" {
-		return nil
+		return nil, nil
 	}
-	refuse := func(remedy, format string, args ...any) error {
-		return &objstore.Error{Op: "open", Key: "--near " + n.URL, Kind: objstore.KindInvalid, Err: fmt.Errorf(format, args...), Remedy: remedy}
+	if o.Source.Scheme != "s3" {
+		return nil, n.refuse("leave out --near", "the source %s is no bucket", o.Source)
 	}
-	if e.source.Scheme != "s3" {
-		return refuse("leave out --near", "the source %s is no bucket", e.source)
+	if !o.Store.CustomerKey.IsZero() {
+		return nil, n.refuse("leave out --near, or encrypt the tier's disks and read the objects without SSE-C", "the objects are encrypted with a key of your own (SSE-C), and copies in the near tier would not be")
 	}
-	if e.host.Key != nil {
-		return refuse("leave out --near, or --encryption-key-file if the tier may hold plain copies", "the cache is encrypted, and copies in the near tier would not be")
+	if o.Getenv == nil {
+		o.Getenv = os.Getenv
 	}
-	if !e.cfg.Store.CustomerKey.IsZero() {
-		return refuse("leave out --near, or encrypt the tier's disks and read the objects without SSE-C", "the objects are encrypted with a key of your own (SSE-C), and copies in the near tier would not be")
-	}
-	getenv := e.cfg.Getenv
-	if getenv == nil {
-		getenv = os.Getenv
-	}
-	base, at, err := stores.Open(ctx, n.URL, stores.Options{S3: s3.Config{Logger: e.log}, Store: objstore.StoreOptions{CurrentOnly: true}, Getenv: n.getenv(getenv)})
+	base, at, err := stores.Open(ctx, n.URL, stores.Options{S3: s3.Config{Logger: o.Log}, Store: objstore.StoreOptions{CurrentOnly: true}, Getenv: n.getenv(o.Getenv)})
 	if err != nil {
-		return fmt.Errorf("--near: %w", err)
+		return nil, fmt.Errorf("--near: %w", err)
 	}
 	store, ok := base.(*s3.Store)
 	if !ok || at.Shards != "" {
-		return refuse("give s3://BUCKET/PREFIX", "a near tier is a bucket, or a prefix in one")
+		return nil, n.refuse("give s3://BUCKET/PREFIX", "a near tier is a bucket, or a prefix in one")
 	}
-	e.near = nearTier{store: store}
-	for _, text := range []string{e.cfg.Source, e.cfg.Shards, e.cfg.Publish} {
+	for _, text := range append([]string{o.Source.String()}, o.Beside...) {
 		of, err := objstore.ParseSource(text)
-		if err == nil && of.Bucket == at.Bucket && e.source.Endpoint == at.Endpoint && strings.HasPrefix(at.Prefix, of.Prefix) {
-			return refuse("give another bucket or prefix, or its --near-endpoint", "it lies in %s, whose copies it would hold", of)
+		if err == nil && of.Bucket == at.Bucket && o.Source.Endpoint == at.Endpoint && strings.HasPrefix(at.Prefix, of.Prefix) {
+			store.Close()
+			return nil, n.refuse("give another bucket or prefix, or its --near-endpoint", "it lies in %s, whose copies it would hold", of)
 		}
 	}
-	ledger := e.cache.Ledger()
-	memory := min(max(ledger.Limit()/16, near.LeastMemory), mostNearMemory)
-	if ledger.Withhold(memory) {
-		e.near.withheld = memory
-	} else {
-		memory = near.LeastMemory
-	}
 	name := strings.TrimSuffix(at.String(), "/") + " at " + at.Endpoint
-	e.near.Tier = near.New(near.Config{Store: store, Prefix: at.Prefix, Name: name, Memory: memory, Log: e.log})
-	e.log.Info("near tier", "tier", name)
-	return nil
+	o.Log.Info("near tier", "tier", name)
+	return &Near{near.New(near.Config{Store: store, Prefix: at.Prefix, Name: name, Memory: o.Memory, Log: o.Log}), store}, nil
 }
 
-// over returns the store of a source with the near tier in front of its reads.
-func (n *nearTier) over(below objstore.Layer, source objstore.Source) objstore.Reader {
-	if n.Tier == nil || source.Scheme != "s3" {
+// openNear opens the dataset's tier.
+func (e *Engine) openNear(ctx context.Context) (err error) {
+	n := e.cfg.Near
+	if n.URL != "" && e.host.Key != nil {
+		return n.refuse("leave out --near, or --encryption-key-file if the tier may hold plain copies", "the cache is encrypted, and copies in the near tier would not be")
+	}
+	ledger := e.cache.Ledger()
+	memory := NearMemory(ledger.Limit())
+	if e.near, err = n.Open(ctx, NearOptions{e.source, []string{e.cfg.Shards, e.cfg.Publish}, e.cfg.Store, e.cfg.Getenv, memory, e.log}); e.near != nil && ledger.Withhold(memory) {
+		e.withheld = memory
+	}
+	return err
+}
+
+// Before returns the store of a source with the near tier in front of its reads.
+func (n *Near) Before(below objstore.Layer, source objstore.Source) objstore.Reader {
+	if n == nil || source.Scheme != "s3" {
 		return below
 	}
 	return n.Over(below, source.Endpoint+"/"+source.Bucket)
 }
 
-// close ends the tier's requests, and returns its memory.
-func (n *nearTier) close(e *Engine) {
-	if n.Tier != nil {
-		n.Close()
-	}
-	if n.store != nil {
+// Close ends the tier's requests, after it has put what is queued.
+func (n *Near) Close() {
+	if n != nil {
+		n.Tier.Close()
 		n.store.Close()
 	}
-	e.cache.Ledger().Withhold(-n.withheld)
 }
 
 // stats returns the tier's counts; nil without one.
-func (n *nearTier) stats() *near.Stats {
-	if n.Tier == nil {
+func (n *Near) stats() *near.Stats {
+	if n == nil {
 		return nil
 	}
 	s := n.Stats()
