@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -93,7 +95,8 @@ func TestLargeFile(t *testing.T) {
 }
 
 // BenchmarkLargeFile reads files of 2 GiB, cold: four with 2,000 reads of 8 to 64 KiB at random by 32 readers over a line
-// of 200 MB/s and 30 ms, and one from start to end over one of 250 MB/s, through the mount and with a plain client.
+// of 200 MB/s and 30 ms, and one from start to end over one of 250 MB/s, through the mount, through the S3
+// endpoint and with a plain client.
 func BenchmarkLargeFile(b *testing.B) {
 	const size = 2 << 30
 	dir, data := b.TempDir(), make([]byte, 64<<20)
@@ -174,6 +177,29 @@ func BenchmarkLargeFile(b *testing.B) {
 			}
 			return n
 		})
+	})
+	b.Run("sequential, S3 endpoint", func(b *testing.B) {
+		_, env := far(b, proxy.Options{Latency: 30 * time.Millisecond, Bandwidth: 250e6})
+		for b.Loop() {
+			b.StopTimer()
+			addr := freePort(b)
+			d := inForeground(b, env, "s3", url, "--listen", addr, "--s3-anonymous", "--cache-dir", b.TempDir(), "--cache-size", "4GiB", "--memory", "1GiB")
+			d.says(b, "S3 endpoint")
+			b.StartTimer()
+			resp, err := http.Get("http://" + addr + "/" + name + "/train/c/0") //nolint:noctx // it ends with the daemon
+			if err != nil {
+				b.Fatal(err)
+			}
+			n, err := io.Copy(io.Discard, resp.Body)
+			b.StopTimer()
+			if resp.Body.Close(); err != nil || n != size {
+				b.Fatalf("%d bytes, %v", n, err)
+			}
+			b.SetBytes(n)
+			d.signal(b, syscall.SIGTERM)
+			d.ended(b)
+			b.StartTimer()
+		}
 	})
 	b.Run("sequential, plain client", func(b *testing.B) {
 		p, _ := far(b, proxy.Options{Latency: 30 * time.Millisecond, Bandwidth: 250e6})
