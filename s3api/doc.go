@@ -13,8 +13,9 @@
 //     endpoint. A folder has no origin, so there all else is refused.
 //   - A key is written from the moment its request arrives until a listing of the source that began after the request
 //     ended. Only then can the manifest have its new version. That holds for all datasets of the bucket that the process
-//     serves, also at other addresses. All saved listings of the bucket are marked before each write and after it, so
-//     that the next daemon lists again. So no PUT is followed by old bytes.
+//     serves, also at other addresses. The saved listings that have the key are marked before each write and after it, so
+//     that the next daemon lists again, and an endpoint that is opened anew asks the origin. So no PUT is followed by
+//     old bytes.
 //   - Only the buckets of datasets exist. Their settings cannot be changed, and a copy reads from the bucket that it
 //     writes to: a key of the endpoint must not open what else the daemon's credentials can reach.
 //   - Datasets of one bucket may nest: a key, or a listing, is asked of the one with the longest prefix.

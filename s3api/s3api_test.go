@@ -128,6 +128,39 @@ func TestWritesOutliveTheDaemon(t *testing.T) {
 	}
 }
 
+// A dataset that stays open, as a mount's, does not forget what was written through an endpoint that has ended.
+func TestWritesOutliveTheEndpoint(t *testing.T) {
+	srv, err := s3server.Start(context.Background(), s3server.Options{Dir: t.TempDir()})
+	must(t, err)
+	t.Cleanup(srv.Stop)
+	client, err := s3server.Client(srv.URL, 2)
+	must(t, err)
+	must(t, client.MakeBucket(t.Context(), bucket, minio.MakeBucketOptions{}))
+	_, err = client.PutObject(t.Context(), bucket, oddKeys[0], strings.NewReader("old"), 3, s3server.PutOptions())
+	must(t, err)
+	e := open(t, "s3://"+bucket+"/train", filepath.Join(t.TempDir(), "cache"), srv.URL)
+	origin, _ := e.Origin()
+	t.Run("first", func(t *testing.T) {
+		s := serve(t, e, origin, bucket)
+		if _, body := s.ask(t, "GET", "/photos/"+oddKeys[0], "", nil, nil); string(body) != "old" {
+			t.Errorf("%s", body)
+		}
+		if resp, body := s.ask(t, "PUT", "/photos/"+oddKeys[0], "", nil, []byte("new")); resp.StatusCode != http.StatusOK {
+			t.Fatalf("HTTP %d: %s", resp.StatusCode, body)
+		}
+	})
+	s := serve(t, e, origin, bucket)
+	if _, body := s.ask(t, "GET", "/photos/"+oddKeys[0], "", nil, nil); string(body) != "new" {
+		t.Errorf("%s", body)
+	}
+	if _, err := e.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, body := s.ask(t, "GET", "/photos/"+oddKeys[0], "", nil, nil); string(body) != "new" || e.Stale() {
+		t.Errorf("%s", body)
+	}
+}
+
 // What may not go through the endpoint is refused, with S3's codes.
 func TestRefused(t *testing.T) {
 	_, shoal, _ := served(t, oddKeys[:3])

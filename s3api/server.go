@@ -40,6 +40,7 @@ type Dataset interface {
 	Members() bool
 	Listed() time.Time
 	MarkStale(keys []string) error
+	Stale() bool // MarkStale was called with a key of it since it was listed
 	ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error)
 	Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool)
 	Opened(m *catalog.Manifest, file int, reader uint32)
@@ -126,13 +127,17 @@ func (s *Server) Add(o Served) (remove func(ctx context.Context), err error) {
 	}
 	everywhere.sets = append(everywhere.sets, d)
 	everywhere.Unlock()
+	if d.Stale() {
+		s.log.Warn("keys were written through an endpoint that has ended: all go to the origin until a refresh", "source", d.Where, "prefix", d.Prefix)
+		d.written.all = &change{ended: time.Now()}
+	}
 	s.sets = append(s.sets, d)
 	slices.SortStableFunc(s.sets, func(a, b *dataset) int { return len(b.Prefix) - len(a.Prefix) })
 	return d.remove, nil
 }
 
 // enter returns the dataset for a key, or for the prefix of a listing: the one of the longest prefix that it begins
-// with, or any of the bucket. The caller calls leave.
+// with, or any of the bucket. The caller ends with running.Done.
 func (s *Server) enter(bucket, key string) (d *dataset, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

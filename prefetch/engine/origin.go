@@ -24,6 +24,9 @@ func (e *Engine) Listed() time.Time {
 	return time.Time{}
 }
 
+// Stale reports whether MarkStale was called with keys of the source since it was listed.
+func (e *Engine) Stale() bool { return e.catalog.Stale(e.name) }
+
 // MarkStale records that keys of the source's bucket have changed: the next daemon lists the sources again that have them.
 // It is called before a change, and after it: a listing may have run in between.
 func (e *Engine) MarkStale(keys []string) error {
