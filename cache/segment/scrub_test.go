@@ -261,8 +261,13 @@ func TestReadNowOnDisk(t *testing.T) {
 			}
 		}
 	}
-	f.Forget(0, 0)
-	if err := s.ReadAtNow(locs[10], len(p), p, 0); resident(t, f) < 5_000_000 && !errors.Is(err, ErrWouldBlock) {
+	// A busy kernel may keep some of what it was asked to drop, but not each time.
+	var err error
+	for try := 0; try < 20 && !errors.Is(err, ErrWouldBlock); try++ {
+		f.Forget(0, 0)
+		err = s.ReadAtNow(locs[10], len(p), p, 0)
+	}
+	if resident(t, f) < 5_000_000 && !errors.Is(err, ErrWouldBlock) {
 		t.Errorf("of a file that is not in memory: %v", err)
 	}
 	if err := s.ReadAt(locs[10], len(p), p, 0); err != nil || !bytes.Equal(p, want[10]) {
