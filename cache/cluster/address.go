@@ -1,0 +1,87 @@
+package cluster
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// Address is where a cluster is: an etcd, and a name in it.
+type Address struct {
+	Servers        []string // HOST:PORT
+	Name           string
+	TLS            bool
+	User, Password string
+}
+
+var nameOf = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+
+// Parse reads etcd://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]…]/NAME, or etcds:// for TLS. Its errors do not repeat a password.
+func Parse(s string) (Address, error) {
+	var a Address
+	scheme, rest, ok := strings.Cut(s, "://")
+	if a.TLS = scheme == "etcds"; !ok || scheme != "etcd" && !a.TLS {
+		return a, bad("it must begin with etcd://, or etcds:// for TLS")
+	}
+	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+		user, password, _ := strings.Cut(rest[:at], ":")
+		var err, err2 error
+		a.User, err = url.PathUnescape(user)
+		a.Password, err2 = url.PathUnescape(password)
+		if err != nil || err2 != nil {
+			return a, bad("the user or the password has a % that is not followed by two hex digits (write %%25 for a %%)")
+		}
+		if a.User == "" || a.Password == "" {
+			return a, bad("before the @ there must be USER:PASSWORD")
+		}
+		rest = rest[at+1:]
+	}
+	servers, name, _ := strings.Cut(rest, "/")
+	for server := range strings.SplitSeq(servers, ",") {
+		host, port, err := net.SplitHostPort(server)
+		if err != nil {
+			host, port = strings.Trim(server, "[]"), "2379"
+		}
+		n, err := strconv.Atoi(port)
+		if host == "" || strings.ContainsAny(host, " []/?#") || err != nil || n < 1 || n > 65535 {
+			return a, bad("%q is no HOST:PORT", server)
+		}
+		a.Servers = append(a.Servers, net.JoinHostPort(host, port))
+	}
+	if a.Name = name; !nameOf.MatchString(name) {
+		return a, bad("%q is no name of a cluster: after the servers there must be / and at most 63 letters, digits, dots, dashes and underscores", name)
+	}
+	return a, nil
+}
+
+func bad(format string, args ...any) error {
+	return fmt.Errorf("the address of a cluster is etcd://HOST:PORT[,HOST:PORT…]/NAME: "+format, args...)
+}
+
+// String is the address without the password.
+func (a Address) String() string {
+	scheme, user := "etcd://", ""
+	if a.TLS {
+		scheme = "etcds://"
+	}
+	if a.User != "" {
+		user = url.PathEscape(a.User) + "@"
+	}
+	return scheme + user + strings.Join(a.Servers, ",") + "/" + a.Name
+}
+
+// endpoints are the servers as etcd's client names them.
+func (a Address) endpoints() []string {
+	scheme := "http://"
+	if a.TLS {
+		scheme = "https://"
+	}
+	out := make([]string, len(a.Servers))
+	for i, s := range a.Servers {
+		out[i] = scheme + s
+	}
+	return out
+}

@@ -1,0 +1,209 @@
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	v3 "go.etcd.io/etcd/client/v3"
+)
+
+// keepRuns is how long what Create wrote stays.
+const keepRuns = 7 * 24 * time.Hour
+
+// lock is a lock that is held: its key's value is the token.
+type lock struct{ key, token string }
+
+type lockOf struct{ *Cluster }
+
+// Lock waits for a lock until ctx ends. held is ctx, and ends with the cause ErrLost when the lease may have ended; use it for all
+// that the lock protects, Publish too. unlock returns at once.
+func (c *Cluster) Lock(ctx context.Context, name string) (held context.Context, unlock func(), err error) {
+	l := lock{c.key("locks/", name), c.o.Self.ID + " " + rand.Text()}
+	for {
+		if s := c.current(); s != nil && s.lease != 0 {
+			if s.try(ctx, l) {
+				held, cancel := context.WithCancelCause(context.WithValue(ctx, lockOf{c}, l))
+				stop := context.AfterFunc(s.ctx, func() { cancel(ErrLost) })
+				return held, func() { stop(); cancel(context.Canceled); s.letGo(l) }, nil
+			}
+			if ctx.Err() != nil {
+				s.letGo(l) // the answer may have been lost, and the lock ours
+			}
+		}
+		t := time.NewTimer(c.pace.beat)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil, nil, context.Cause(ctx)
+		case <-c.done:
+			t.Stop()
+			return nil, nil, ErrLost
+		}
+	}
+}
+
+// try takes the lock if it is free. It reads first, because a transaction that may write costs etcd as much as one that does.
+func (s *session) try(ctx context.Context, l lock) bool {
+	ctx, cancel := s.within(ctx)
+	defer cancel()
+	got, err := s.Get(ctx, l.key)
+	if err != nil || len(got.Kvs) > 0 {
+		return err == nil && string(got.Kvs[0].Value) == l.token
+	}
+	answer, err := s.Txn(ctx).If(v3.Compare(v3.CreateRevision(l.key), "=", 0)).Then(v3.OpPut(l.key, l.token, v3.WithLease(s.lease))).Commit()
+	return err == nil && answer.Succeeded
+}
+
+// letGo leaves the deletion to the next beat, so that it is tried until it succeeds or the lease ends.
+func (s *session) letGo(l lock) {
+	s.mu.Lock()
+	s.drop[l.token] = l.key
+	s.mu.Unlock()
+	select {
+	case s.c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// within bounds a question of a caller, which also ends with the session.
+func (s *session) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, s.c.pace.answer)
+	stop := context.AfterFunc(s.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// ask does something with etcd, once.
+func (c *Cluster) ask(ctx context.Context, what string, f func(context.Context, *session) error) error {
+	err := ErrAway
+	if s := c.current(); s != nil {
+		asking, cancel := s.within(ctx)
+		defer cancel()
+		if err = f(asking, s); err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		} else if err != nil {
+			err = s.why(err)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("cluster %s: %s: %w", c.at, what, err)
+	}
+	return nil
+}
+
+// Publish writes a value that all nodes can read. With a context from Lock it does so only while the lock is held; otherwise
+// the error is ErrLost.
+func (c *Cluster) Publish(ctx context.Context, key string, value []byte) error {
+	return c.ask(ctx, "publish "+key, func(asking context.Context, s *session) error {
+		var held []v3.Cmp
+		if l, ok := ctx.Value(lockOf{c}).(lock); ok {
+			held = append(held, v3.Compare(v3.Value(l.key), "=", l.token))
+		}
+		answer, err := s.Txn(asking).If(held...).Then(v3.OpPut(c.key("versions/", key), string(value))).Commit()
+		if err == nil && !answer.Succeeded {
+			return ErrLost
+		}
+		return err
+	})
+}
+
+// Published is the last value of key, nil if there is none.
+func (c *Cluster) Published(ctx context.Context, key string) (value []byte, err error) {
+	value, _, err = c.published(ctx, key)
+	return value, err
+}
+
+func (c *Cluster) published(ctx context.Context, key string) (value []byte, rev int64, err error) {
+	err = c.ask(ctx, "read "+key, func(ctx context.Context, s *session) error {
+		got, err := s.Get(ctx, c.key("versions/", key))
+		if err == nil && len(got.Kvs) > 0 {
+			value, rev = got.Kvs[0].Value, got.Kvs[0].ModRevision
+		}
+		return err
+	})
+	return value, rev, err
+}
+
+// WatchPublished calls f with the value of key, when there is one, and again within a beat of each that is written later. It returns
+// when ctx ends or the cluster is left. Of values in quick succession it may leave some out, but never the last.
+func (c *Cluster) WatchPublished(ctx context.Context, key string, f func(value []byte)) {
+	var seen int64
+	for {
+		if value, rev, err := c.published(ctx, key); err == nil && rev != 0 && rev != seen {
+			seen = rev
+			f(value)
+		}
+		t := time.NewTimer(c.pace.beat)
+		select {
+		case <-t.C:
+			continue
+		case <-ctx.Done():
+		case <-c.done:
+		}
+		t.Stop()
+		return
+	}
+}
+
+// Create writes a value that nobody has written yet, for a week. If there is one, it is returned, and nothing is written.
+func (c *Cluster) Create(ctx context.Context, key string, value []byte) (existing []byte, err error) {
+	key = c.key("runs/", key)
+	err = c.ask(ctx, "create "+key, func(ctx context.Context, s *session) error {
+		got, err := s.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		if len(got.Kvs) == 0 {
+			grant, err := s.Grant(ctx, int64(keepRuns/time.Second))
+			if err != nil {
+				return err
+			}
+			answer, err := s.Txn(ctx).If(v3.Compare(v3.CreateRevision(key), "=", 0)).
+				Then(v3.OpPut(key, string(value), v3.WithLease(grant.ID))).Else(v3.OpGet(key)).Commit()
+			if err != nil || answer.Succeeded {
+				return err
+			}
+			_, _ = s.Revoke(ctx, grant.ID)
+			if got.Kvs = answer.Responses[0].GetResponseRange().Kvs; len(got.Kvs) == 0 {
+				return errors.New("etcd answered with no value")
+			}
+		}
+		existing = got.Kvs[0].Value
+		return nil
+	})
+	return existing, err
+}
+
+// Drain marks a node: it owns nothing any more, and still serves, until it leaves.
+func (c *Cluster) Drain(ctx context.Context, id string) error {
+	key := c.key("nodes/", id)
+	return c.ask(ctx, "drain "+id, func(ctx context.Context, s *session) error {
+		for {
+			got, err := s.Get(ctx, key)
+			if err != nil {
+				return err
+			}
+			if len(got.Kvs) == 0 {
+				return errors.New("there is no such node")
+			}
+			var r record
+			if err := json.Unmarshal(got.Kvs[0].Value, &r); err != nil || r.Draining {
+				return err
+			}
+			r.Draining = true
+			value, err := json.Marshal(r)
+			if err != nil {
+				return err
+			}
+			answer, err := s.Txn(ctx).If(v3.Compare(v3.ModRevision(key), "=", got.Kvs[0].ModRevision)).
+				Then(v3.OpPut(key, string(value), v3.WithIgnoreLease()), v3.OpPut(c.key("written", ""), "")).Commit()
+			if err != nil || answer.Succeeded {
+				return err
+			}
+		}
+	})
+}

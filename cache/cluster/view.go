@@ -1,0 +1,91 @@
+package cluster
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Node is a daemon in a cluster.
+type Node struct {
+	ID       string            `json:"id"`      // 16 hex digits
+	Address  string            `json:"address"` // HOST:PORT where peers reach it
+	Zone     string            `json:"zone,omitempty"`
+	Version  string            `json:"version,omitempty"` // of its program
+	Weight   uint32            `json:"weight"`            // its share, at least 1
+	Keeps    map[string]uint64 `json:"keeps,omitempty"`   // thresholds by dataset
+	Draining bool              `json:"draining,omitempty"`
+}
+
+// member tells whether two nodes are the same one to those who divide the units.
+func (n Node) member(o Node) bool {
+	return n.ID == o.ID && n.Weight == o.Weight && n.Draining == o.Draining
+}
+
+func (n Node) equal(o Node) bool {
+	return n.member(o) && n.Address == o.Address && n.Zone == o.Zone && n.Version == o.Version && maps.Equal(n.Keeps, o.Keeps)
+}
+
+// View is a list of nodes at a time. It is never changed, and must not be.
+type View struct {
+	Rev   int64  // etcd's revision: smaller than before if etcd has lost its data
+	Nodes []Node // by ID
+}
+
+// pace is how often and how long.
+type pace struct {
+	lease  time.Duration
+	beat   time.Duration // from one question to etcd to the next
+	answer time.Duration // until etcd is away
+	quiet  time.Duration // for which a list's members must be the same
+	gather time.Duration // until a list that lacks nodes is believed, after etcd was away
+}
+
+var usual = pace{lease: 10 * time.Second, beat: time.Second, answer: 2 * time.Second, quiet: 2 * time.Second, gather: 6 * time.Second}
+
+// settling makes views out of lists: rules 3 and 4. It has no clock and no lock.
+type settling struct {
+	pace
+	expect int // so many nodes need not be waited for to settle
+
+	view  View
+	taken bool // there is a view
+
+	heard []Node
+	since time.Time // when heard's members came to be as they are
+	back  time.Time // when etcd answered again
+	here  bool      // it answers
+}
+
+// lost says that etcd is away, or that its list is without this process.
+func (s *settling) lost() { s.here = false }
+
+// list takes an answer, which may be the same as the last one, and tells whether the view has changed.
+func (s *settling) list(v View, now time.Time) bool {
+	if !s.here {
+		s.here, s.back, s.since = true, now, now
+	}
+	if !slices.EqualFunc(v.Nodes, s.heard, Node.member) {
+		s.since = now
+	}
+	s.heard = v.Nodes
+	same := s.taken && slices.EqualFunc(v.Nodes, s.view.Nodes, Node.member)
+	enough := !s.taken && s.expect > 0 && len(v.Nodes) >= s.expect
+	switch {
+	case same || enough:
+	case now.Sub(s.since) < s.quiet, s.lacks(v) && now.Sub(s.back) < s.gather:
+		return false
+	}
+	changed := !s.taken || !slices.EqualFunc(v.Nodes, s.view.Nodes, Node.equal)
+	s.view, s.taken = v, true
+	return changed
+}
+
+// lacks tells whether v is without a node of the view.
+func (s *settling) lacks(v View) bool {
+	return slices.ContainsFunc(s.view.Nodes, func(n Node) bool {
+		_, found := slices.BinarySearchFunc(v.Nodes, n.ID, func(o Node, id string) int { return strings.Compare(o.ID, id) })
+		return !found
+	})
+}

@@ -1,0 +1,65 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+)
+
+// tls is what to connect with.
+func (c *Cluster) tls() *tls.Config {
+	if !c.at.TLS {
+		return nil
+	}
+	if c.o.TLS == nil {
+		return &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	return c.o.TLS.Clone()
+}
+
+// why puts what the connection said in place of a deadline.
+func (s *session) why(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if errors.Is(err, context.DeadlineExceeded) && s.last != nil {
+		return fmt.Errorf("%w: %w", ErrAway, s.last)
+	}
+	return err
+}
+
+// explain says what to do about an error.
+func (c *Cluster) explain(err error) string {
+	text := err.Error()
+	is := func(parts ...string) bool {
+		for _, p := range parts {
+			if strings.Contains(text, p) {
+				return true
+			}
+		}
+		return false
+	}
+	servers := strings.Join(c.at.Servers, ", ")
+	switch {
+	case errors.Is(err, ErrTaken):
+		return "another process has this node's ID: waiting for its lease to end"
+	case errors.Is(err, ErrLost):
+		return "the lease in etcd has ended: registering again"
+	case errors.Is(err, rpctypes.ErrAuthFailed):
+		return "etcd refuses the user or the password of " + c.at.String()
+	case errors.Is(err, rpctypes.ErrUserEmpty):
+		return "etcd wants a user and a password: etcd://USER:PASSWORD@" + servers + "/" + c.at.Name
+	case errors.Is(err, rpctypes.ErrPermissionDenied):
+		return "etcd's user " + c.at.User + " has no rights here: etcdctl role grant-permission ROLE readwrite --prefix=true " + c.key("", "")
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return "etcd is full: compact and defragment it, then etcdctl alarm disarm"
+	case is("certificate", "tls: "):
+		return "etcd at " + servers + " and this node do not trust each other's certificates: " + text
+	case is("connection refused", "no such host", "no route", "unreachable"):
+		return "etcd at " + servers + " cannot be reached: see that it runs, and that this machine reaches it: " + text
+	}
+	return "etcd at " + servers + " does not answer: see that it runs and has a leader (etcdctl endpoint status): " + text
+}
