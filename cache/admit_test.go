@@ -49,7 +49,7 @@ func settled(t interface {
 func TestAdmit(t *testing.T) {
 	f := newFixture(t, slices.Repeat([]int{100 << 10}, 16)...)
 	dir := t.TempDir()
-	open := func(disk int64, admit func(int) bool) (*Cache, *Volume) {
+	open := func(disk int64, admit func(file, extent int) bool) (*Cache, *Volume) {
 		c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
 		v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate, Admit: admit})
 		if err := v.OpenDisk(dir, segment.Options{MaxBytes: disk, SegmentSize: 256 << 10, Logger: quiet}); err != nil {
@@ -57,7 +57,7 @@ func TestAdmit(t *testing.T) {
 		}
 		return c, v
 	}
-	even := func(file int) bool { return file%2 == 0 }
+	even := func(file, _ int) bool { return file%2 == 0 }
 	evens := []int{0, 2, 4, 6, 8, 10, 12, 14}
 
 	c, v := open(64<<20, even)
@@ -87,7 +87,7 @@ func TestAdmit(t *testing.T) {
 	if n := v.admission.Load().missing.Load(); n != 0 {
 		t.Errorf("%d missing", n)
 	}
-	v.SetAdmit(func(file int) bool { return file < 3 })
+	v.SetAdmit(func(file, _ int) bool { return file < 3 })
 	if n := v.admission.Load().missing.Load(); n != 1 {
 		t.Errorf("%d missing", n)
 	}
@@ -104,6 +104,38 @@ func TestAdmit(t *testing.T) {
 	closeCache(t, c)
 }
 
+// A large file may be of the set in part.
+func TestAdmitByExtent(t *testing.T) {
+	f := newFixture(t, 3*ExtentSize+100, 100)
+	c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
+	defer closeCache(t, c)
+	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate, Admit: func(file, x int) bool { return (file+x)%2 == 1 }})
+	if err := v.OpenDisk(t.TempDir(), segment.Options{Logger: quiet}); err != nil {
+		t.Fatal(err)
+	}
+	kept := func() (extents []int) {
+		for e := range v.locs {
+			if v.loc(uint32(e)) != 0 {
+				extents = append(extents, e)
+			}
+		}
+		return extents
+	}
+	checkFiles(t, v, f.bytes, 0)
+	settled(t, c)
+	if got := kept(); !slices.Equal(got, []int{1, 3}) || v.admission.Load().missing.Load() != 1 {
+		t.Errorf("kept %v, %d missing", got, v.admission.Load().missing.Load())
+	}
+	checkFiles(t, v, f.bytes, 1)
+	settled(t, c)
+	c.ring.drop(nil)
+	checkFiles(t, v, f.bytes, 0) // nothing of the set is missing any more
+	settled(t, c)
+	if got := kept(); !slices.Equal(got, span(0, 5)) {
+		t.Errorf("kept %v", got)
+	}
+}
+
 // What is not of the set takes free space, and nobody is asked to make room for it.
 func TestExtrasTakeFreeSpaceOnly(t *testing.T) {
 	f := newFixture(t, slices.Repeat([]int{100 << 10}, 16)...)
@@ -113,7 +145,7 @@ func TestExtrasTakeFreeSpaceOnly(t *testing.T) {
 		return false
 	}})
 	defer closeCache(t, c)
-	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate, Admit: func(file int) bool { return file < 4 }})
+	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{1}, Store: f.gate, Admit: func(file, _ int) bool { return file < 4 }})
 	if err := v.OpenDisk(t.TempDir(), segment.Options{SegmentSize: 256 << 10, Logger: quiet}); err != nil {
 		t.Fatal(err)
 	}

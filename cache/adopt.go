@@ -53,7 +53,7 @@ func (a *adoption) take(file int, extent uint32, loc segment.Loc) {
 	}
 	v.locs[e] = uint64(loc)
 	a.kept++
-	if s := v.admission.Load(); s != nil && s.admit(file) {
+	if s := v.admission.Load(); s != nil && s.admit(file, int(extent)) {
 		a.missing++
 	}
 }

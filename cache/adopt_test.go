@@ -28,7 +28,7 @@ func TestAdoption(t *testing.T) {
 		c := New(Options{Memory: 1 << 20})
 		defer c.Close()
 		ds := [16]byte{7}
-		admit := func(file int) bool { return file%2 == 0 }
+		admit := func(file, extent int) bool { return (file+extent)%2 == 0 }
 		v := c.NewVolume(VolumeOptions{Manifest: m, Dataset: ds, Admit: admit})
 		a := adoption{v: v}
 		want := make(map[uint32]uint64)
@@ -74,7 +74,7 @@ func TestAdoption(t *testing.T) {
 				}
 				if loc != 0 {
 					kept++
-				} else if admit(f) {
+				} else if admit(f, i) {
 					missing++
 				}
 			}

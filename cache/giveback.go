@@ -112,11 +112,8 @@ func (d *disk) wanted(volumes []*Volume) map[uint32]int64 {
 			break
 		}
 		for f := range v.m.Len() {
-			if !a.admit(f) {
-				continue
-			}
 			for x := range v.Extents(f) {
-				if loc := segment.Loc(v.loc(v.extent(f, x))); loc != 0 {
+				if loc := segment.Loc(v.loc(v.extent(f, x))); loc != 0 && a.admit(f, x) {
 					wanted[loc.Segment()] += loc.Bytes(int(v.ExtentBytes(f, x)))
 				}
 			}
@@ -152,7 +149,7 @@ func (d *disk) condense(id uint32, spare int64, volumes []*Volume) (freed int64,
 	first := func(_ segment.Record, loc segment.Loc) bool {
 		return slices.ContainsFunc(owners[loc], func(o owner) bool {
 			a := o.v.admission.Load()
-			return a == nil || a.admit(o.file)
+			return a == nil || a.admit(o.file, int(o.extent-o.v.extent(o.file, 0)))
 		})
 	}
 	room, err := d.room() // the copies are written before the segment goes

@@ -21,11 +21,11 @@ type place struct {
 	wanted bool
 }
 
-func (v *Volume) places(admit func(int) bool) map[int]place {
+func (v *Volume) places(admit func(file, extent int) bool) map[int]place {
 	m := make(map[int]place)
 	for f := range v.m.Len() {
 		if loc := segment.Loc(v.loc(uint32(f))); loc != 0 {
-			m[f] = place{loc, loc.Bytes(int(v.m.Size(f))), admit == nil || admit(f)}
+			m[f] = place{loc, loc.Bytes(int(v.m.Size(f))), admit == nil || admit(f, 0)}
 		}
 	}
 	return m
@@ -46,9 +46,9 @@ func TestGiveBackModel(t *testing.T) {
 		dir := t.TempDir()
 		o := segment.Options{SegmentSize: int64(rapid.SampledFrom([]int{100_000, 400_000, 64, 1 << 20}).Draw(r, "segment size")), Logger: quiet}
 		mod := rapid.IntRange(1, 4).Draw(r, "admitted")
-		var admit func(int) bool
+		var admit func(file, extent int) bool
 		if mod > 1 {
-			admit = func(f int) bool { return f%mod > 0 && f%7 != 3 }
+			admit = func(f, _ int) bool { return f%mod > 0 && f%7 != 3 }
 		}
 		ctx := context.Background()
 		open := func(limit int64, read bool) (*Cache, *Volume) {

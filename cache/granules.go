@@ -63,7 +63,7 @@ func (v *Volume) readGranules(ctx context.Context, file, x int, e uint32, p []by
 		for _, q := range missing {
 			now |= 1 << (q.granule - 1)
 		}
-		if (before&now != 0 || bits.OnesCount64(before|now)-min(run, lo) > mostSparse) && v.keeps(file) {
+		if (before&now != 0 || bits.OnesCount64(before|now)-min(run, lo) > mostSparse) && v.keeps(file, x) {
 			v.mu.Unlock()
 			for _, q := range want {
 				if q.buf != nil {
@@ -102,9 +102,9 @@ func (v *Volume) readGranules(ctx context.Context, file, x int, e uint32, p []by
 	return true, v.collect(ctx, want, p, off-int64(lo)*granuleSize)
 }
 
-// keeps reports whether the disk would take an extent of the file.
-func (v *Volume) keeps(file int) bool {
-	ok, _ := v.wanted(file)
+// keeps reports whether the disk would take extent x of the file.
+func (v *Volume) keeps(file, x int) bool {
+	ok, _ := v.wanted(file, x)
 	return ok && v.DiskRoom() >= ExtentSize
 }
 

@@ -138,7 +138,7 @@ func (w *world) volume(s *side) *Volume {
 	o := VolumeOptions{Manifest: s.m, Dataset: s.id, Store: w.mem}
 	if s.packed {
 		o.Locate = &side{objs: s.objs, offs: s.offs}
-		o.Admit = func(file int) bool { return file%3 != 1 }
+		o.Admit = func(file, x int) bool { return (file+x)%3 != 1 }
 	}
 	return w.c.NewVolume(o)
 }

@@ -32,9 +32,9 @@ type VolumeOptions struct {
 	Store   objstore.Reader
 	// Locate says where the files lie; nil: each in the object that the manifest names.
 	Locate Locator
-	// Admit reports whether a file belongs to the kept set; nil: the first files to arrive. Other files are kept only
+	// Admit reports whether an extent of a file belongs to the kept set; nil: the first to arrive. Others are kept only
 	// once nothing of the set is missing any more, and only in free space. It is called from several goroutines.
-	Admit func(file int) bool
+	Admit func(file, extent int) bool
 }
 
 // Volume is one version of one dataset, read through the cache. It costs 8 bytes and a bit of memory per extent. Safe
@@ -77,7 +77,7 @@ const (
 
 // admission chooses the kept set.
 type admission struct {
-	admit   func(file int) bool
+	admit   func(file, extent int) bool
 	missing atomic.Int64 // extents of the set that are not kept
 }
 
@@ -140,8 +140,8 @@ func (c *Cache) NewVolume(o VolumeOptions) *Volume {
 	return v
 }
 
-// SetAdmit replaces VolumeOptions.Admit. It calls admit for every file. Kept files outside the new set stay.
-func (v *Volume) SetAdmit(admit func(file int) bool) {
+// SetAdmit replaces VolumeOptions.Admit. It calls admit for every extent that is missing. What is kept outside the new set stays.
+func (v *Volume) SetAdmit(admit func(file, extent int) bool) {
 	if admit == nil {
 		v.admission.Store(nil)
 		return
@@ -151,11 +151,8 @@ func (v *Volume) SetAdmit(admit func(file int) bool) {
 	defer v.placeMu.Unlock()
 	var missing int64
 	for f := range v.m.Len() {
-		if !admit(f) {
-			continue
-		}
 		for x := range v.Extents(f) {
-			if v.loc(v.extent(f, x)) == 0 {
+			if v.loc(v.extent(f, x)) == 0 && admit(f, x) {
 				missing++
 			}
 		}
@@ -164,10 +161,10 @@ func (v *Volume) SetAdmit(admit func(file int) bool) {
 	v.admission.Store(a)
 }
 
-// wanted reports whether the file may be kept, and whether only as an extra, beside the whole set.
-func (v *Volume) wanted(file int) (ok, extra bool) {
+// wanted reports whether an extent of the file may be kept, and whether only as an extra, beside the whole set.
+func (v *Volume) wanted(file, x int) (ok, extra bool) {
 	a := v.admission.Load()
-	if a == nil || a.admit(file) {
+	if a == nil || a.admit(file, x) {
 		return true, false
 	}
 	return a.missing.Load() == 0, true
@@ -190,7 +187,7 @@ func (v *Volume) move(e uint32, file int, from, to uint64, kept int64) bool {
 		return false
 	}
 	v.kept.Add(kept)
-	if a := v.admission.Load(); a != nil && a.admit(file) {
+	if a := v.admission.Load(); a != nil && a.admit(file, int(e-v.extent(file, 0))) {
 		a.missing.Add(-kept)
 	}
 	return true
@@ -696,7 +693,7 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 	d := v.ds.disk.Load()
 	write := d != nil && !d.noWrites.Load() && v.loc(e) == 0
 	if write {
-		write, _ = v.wanted(file)
+		write, _ = v.wanted(file, x)
 	}
 	v.mu.Lock()
 	write = write && !v.retired

@@ -154,7 +154,7 @@ func (w *writer) write(wr queued) {
 		return // a reader needed its memory more, or its volume has retired
 	}
 	var loc segment.Loc
-	if ok, extra := v.wanted(wr.file); ok {
+	if ok, extra := v.wanted(wr.file, int(wr.record.Offset/ExtentSize)); ok {
 		loc = w.d.keep(wr.record, buf.Bytes(), extra)
 	}
 	if loc != 0 {

@@ -78,16 +78,27 @@ func NewKeep(n int, size func(file int) int64, key func(file int) uint64, capaci
 // Admit reports whether the file is kept.
 func (k *Keep) Admit(file int) bool { return k.score(file) < k.below }
 
+// Below returns the threshold: without SmallFirst, Admits tells from it and a file's key alone what is kept.
+func (k *Keep) Below() uint64 { return k.below }
+
+// Admits reports whether a Keep with this threshold, and without SmallFirst, keeps the files of a key.
+func Admits(below, key uint64) bool { return math.Float64bits(random(key)) < below }
+
 // score is the order in which growing capacities admit files: a random number in (0,1), times the size to the power
 // of SmallFirst. Positive floating-point numbers compare like their bits.
 func (k *Keep) score(file int) uint64 {
-	// Mix13, the finaliser of SplitMix64 (see order.Uniform), of a key with an offset that other uses do not have.
-	z := k.key(file) + 0x9e3779b97f4a7c15
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	u := (float64((z^z>>31)>>11) + 0.5) / (1 << 53)
+	u := random(k.key(file))
 	if k.small != 0 {
 		u *= math.Pow(float64(max(k.size(file), 1)), k.small)
 	}
 	return math.Float64bits(u)
+}
+
+// random returns a number in (0,1) for a key.
+func random(key uint64) float64 {
+	// Mix13, the finaliser of SplitMix64 (see order.Uniform), of a key with an offset that other uses do not have.
+	z := key + 0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return (float64((z^z>>31)>>11) + 0.5) / (1 << 53)
 }

@@ -30,6 +30,9 @@ func TestKeepModel(t *testing.T) {
 		a, b := keep(less), keep(more)
 		files, bytes := 0, int64(0)
 		for f, s := range sizes {
+			if small == 0 && a.Admit(f) != Admits(a.Below(), salt+uint64(f)) {
+				t.Fatalf("file %d: its key and the threshold %x say otherwise than Admit", f, a.Below())
+			}
 			if a.Admit(f) {
 				files++
 				bytes += s

@@ -64,7 +64,7 @@ func (k *keeping) capacity() int64 {
 }
 
 // admit returns the choice; nil for all files.
-func (k *keeping) admit() func(file int) bool {
+func (k *keeping) admit() func(file, extent int) bool {
 	m, capacity := k.v.manifest, k.capacity()
 	if m.Bytes() < capacity*9/10 {
 		return nil
@@ -89,7 +89,7 @@ func (k *keeping) admit() func(file int) bool {
 		}
 		return n
 	})
-	return func(file int) bool { return in(file) && admit(file) }
+	return func(file, _ int) bool { return in(file) && admit(file) }
 }
 
 // usualETag is the usual length of ETags of S3: an MD5 in hex and quotes, often with the number of parts.
