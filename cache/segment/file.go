@@ -43,10 +43,11 @@ type (
 		// first byte is, and errors.ErrUnsupported if the file system cannot tell.
 		ReadNowAt(bufs [][]byte, off int64) (int, error)
 	}
-	// pageCache gives the kernel hints about reads.
+	// pageCache gives the kernel hints about reads, and asks it what it has.
 	pageCache interface {
 		Scattered()
 		Fetch(off, n int64)
+		Absent(off, n int64) bool
 		Forget(off, n int64)
 	}
 )

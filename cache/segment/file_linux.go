@@ -118,6 +118,16 @@ func (f osFile) Fetch(off, n int64) {
 	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), off, n, unix.FADV_WILLNEED) })
 }
 
+// Absent tells whether nothing of a range is in the page cache; false if the kernel cannot tell (before Linux 6.5).
+func (f osFile) Absent(off, n int64) (absent bool) {
+	_ = f.raw.Control(func(fd uintptr) {
+		var s unix.Cachestat_t
+		err := unix.Cachestat(uint(fd), &unix.CachestatRange{Off: uint64(off), Len: uint64(n)}, &s, 0)
+		absent = err == nil && s.Cache == 0
+	})
+	return absent
+}
+
 // Forget drops a range from the page cache.
 func (f osFile) Forget(off, n int64) {
 	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), off, n, unix.FADV_DONTNEED) })

@@ -241,6 +241,8 @@ func (f *memFile) Scattered() {}
 
 func (f *memFile) Fetch(int64, int64) {}
 
+func (f *memFile) Absent(int64, int64) bool { return false }
+
 func (f *memFile) Forget(off, n int64) {
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()

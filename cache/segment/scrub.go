@@ -207,15 +207,17 @@ func (x *scrubber) what(g *segment, r scrubRecord) (loc Loc, ok bool) {
 
 // fill reads a run, a step at a time, and drops the pages that it brought in. n is less at the end of the file.
 //
-// A refused ReadNowAt makes the kernel read the requested range, so only that much is requested as is dropped again.
+// ReadNowAt makes the kernel read the requested range, so only that much is requested as is dropped again. If the disk is
+// quick, or the processor busy, the bytes may even come in time: so a range of which nothing is in memory is not requested.
 func (x *scrubber) fill(f File, buf []byte, off int64) (n int, err error) {
 	const page = 4096 // only whole pages can be forgotten
 	r, ok := f.(nowReader)
+	c, can := f.(pageCache)
 	for n < len(buf) {
 		at := off + int64(n)
 		step := buf[n:min(int64(len(buf)), alignUp(at+1, scrubStep)-off)]
 		k := 0
-		if ok && !x.s.noNow.Load() {
+		if ok && !x.s.noNow.Load() && (!can || !c.Absent(at, int64(len(step)))) {
 			k, err = r.ReadNowAt([][]byte{step}, at)
 			if errors.Is(err, errors.ErrUnsupported) {
 				x.s.noNow.Store(true)
@@ -228,7 +230,7 @@ func (x *scrubber) fill(f File, buf []byte, off int64) (n int, err error) {
 			}
 		}
 		m, err := f.ReadAt(step[k:], at+int64(k))
-		if c, can := f.(pageCache); can && ok && !x.s.noNow.Load() {
+		if can && ok && !x.s.noNow.Load() {
 			from := (at + int64(k)) &^ (page - 1)
 			c.Forget(from, alignUp(at+int64(len(step)), page)-from)
 		}
