@@ -11,7 +11,7 @@ case ${1:-} in
 build) ;;
 conformance) packages="python3 python3-venv maven rclone" ;;
 release) packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
-*) packages="$packages fuse3 rsync flac chromium systemd \
+*) packages="$packages fuse3 rsync flac chromium systemd iproute2 \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
 plasma-workspace-wallpapers mate-backgrounds" ;;
 esac

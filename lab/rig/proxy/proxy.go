@@ -20,6 +20,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,6 +51,8 @@ type Options struct {
 	Faults []Fault `json:"faults,omitempty"`
 	// Seed makes latencies and random faults repeatable, as far as the order of requests is.
 	Seed uint64 `json:"seed,omitempty"`
+	// Host is the address to listen at, 127.0.0.1 unless told. Only [Start] looks at it.
+	Host string `json:"host,omitempty"`
 }
 
 // Stats counts what has passed since the start. An object GET is a GET of one key's content, not a
@@ -92,7 +95,7 @@ func (s Stats) Sub(o Stats) Stats {
 
 // Proxy is a running proxy.
 type Proxy struct {
-	// URL is the endpoint to give to clients, "http://127.0.0.1:PORT".
+	// URL is the endpoint to give to clients, "http://HOST:PORT".
 	URL string
 
 	upstream string // host:port
@@ -124,7 +127,7 @@ func Start(ctx context.Context, upstream string, o Options) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(o.Host, "127.0.0.1"), "0"))
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
