@@ -1,0 +1,273 @@
+// Package fleet is several shoal daemons on one machine that are apart as on many: each has a network namespace with a
+// link of its own, a cache directory, a feed and a mount, and a proxy that counts what it reads from the store. One more namespace is
+// there for etcd.
+//
+// Feeds are Unix sockets, and mounts belong to the host, so consumers run on the host and a cut link does not cut them off. Nothing
+// that a fleet starts outlives this process.
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/lab/rig/netns"
+	"github.com/shoalfs/shoal/lab/rig/proxy"
+	"github.com/shoalfs/shoal/lab/rig/s3server"
+	"github.com/shoalfs/shoal/lab/rig/subproc"
+)
+
+// Options says what to make.
+type Options struct {
+	// Shoal is the path of the binary.
+	Shoal string
+	// Dir keeps caches, sockets, logs and mount points. The path of a socket has 107 bytes at most.
+	Dir string
+	// Nodes is how many daemons there may be.
+	Nodes int
+	// Rate is that of each node's link, in bits a second each way; 0 is no limit.
+	Rate int64
+	// Store is the URL of the S3 server, on this host.
+	Store string
+	// Far is how far the store is from each node.
+	Far proxy.Options
+}
+
+// Fleet is a network of nodes.
+type Fleet struct {
+	Nodes []*Node
+	// Etcd is the machine of etcd.
+	Etcd *netns.Node
+
+	net *netns.Net
+}
+
+// Node is a machine with at most one daemon.
+type Node struct {
+	*netns.Node
+	// Addr is the feed's; Mount is where the dataset is mounted.
+	Addr, Mount string
+	// Cache is the cache directory.
+	Cache string
+
+	o      Options
+	number int
+	proxy  *proxy.Proxy
+	log    *os.File
+
+	mu   sync.Mutex
+	proc *subproc.Proc
+}
+
+// New makes the network; no daemon runs yet.
+func New(ctx context.Context, o Options) (_ *Fleet, err error) {
+	f := &Fleet{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("fleet: %w", err), f.Close())
+		}
+	}()
+	if f.net, err = netns.New(o.Nodes+1, o.Rate); err != nil {
+		return nil, err
+	}
+	f.Etcd = f.net.Nodes[o.Nodes]
+	o.Far.Host = f.net.Host
+	for i, m := range f.net.Nodes[:o.Nodes] {
+		dir := filepath.Join(o.Dir, strconv.Itoa(i))
+		n := &Node{Node: m, o: o, number: i, Addr: "unix://" + filepath.Join(dir, "feed.sock"), Mount: filepath.Join(dir, "mnt"), Cache: filepath.Join(dir, "cache")}
+		f.Nodes = append(f.Nodes, n)
+		_ = unix.Unmount(n.Mount, unix.MNT_DETACH) // what a killed run has left
+		if err := os.MkdirAll(n.Mount, 0o755); err != nil {
+			return nil, err
+		}
+		if n.proxy, err = proxy.Start(ctx, o.Store, o.Far); err != nil {
+			return nil, err
+		}
+		if n.log, err = os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// Close ends all daemons and removes the network. Caches and logs stay.
+func (f *Fleet) Close() error {
+	var all error
+	for _, n := range f.Nodes {
+		n.Kill()
+		if n.proxy != nil {
+			n.proxy.Stop()
+		}
+		if n.log != nil {
+			_ = n.log.Close()
+		}
+	}
+	if f.net != nil {
+		all = f.net.Close()
+	}
+	return all
+}
+
+// patience is how long a daemon may take to get ready or to end.
+const patience = time.Minute
+
+// Serve starts the daemon: a feed and a mount of source. It returns when they are ready. flags are those of `shoal serve`; "{ip}" in them is the
+// node's address.
+func (n *Node) Serve(ctx context.Context, source string, flags ...string) error {
+	_ = unix.Unmount(n.Mount, unix.MNT_DETACH) // of one that was killed
+	args := []string{"serve", source, "--listen", n.Addr, "--mount", n.Mount, "--kernel-cache", "off", "--cache-dir", n.Cache}
+	for _, f := range flags {
+		args = append(args, strings.ReplaceAll(f, "{ip}", n.IP))
+	}
+	cmd := n.Command(n.o.Shoal, args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = n.Env(), n.log, n.log
+	proc, err := subproc.Start(fmt.Sprintf("node %d", n.number), cmd)
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	n.proc = proc
+	n.mu.Unlock()
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not ready after %v", patience))
+	defer cancel()
+	for !n.ready() {
+		select {
+		case <-proc.Done():
+			return proc.Failed()
+		case <-ctx.Done():
+			return fmt.Errorf("node %d: %w; its last output:\n%s", n.number, context.Cause(ctx), proc.Tail())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// ready reports whether the feed answers, which it does once the mount is there. A socket of a daemon that was killed refuses.
+func (n *Node) ready() bool {
+	c, err := net.Dial("unix", strings.TrimPrefix(n.Addr, "unix://"))
+	if err != nil {
+		return false
+	}
+	_ = c.Close()
+	var st unix.Statfs_t
+	return unix.Statfs(n.Mount, &st) == nil && st.Type == unix.FUSE_SUPER_MAGIC
+}
+
+// Env is the environment that leads to the store through the node's proxy, without the settings of whoever runs this.
+func (n *Node) Env() []string {
+	return append(append(os.Environ(), "SHOAL_SETTLED=1"), s3server.Env(n.proxy.URL)...)
+}
+
+// Kill ends the daemon as a crash would, and takes away its mount.
+func (n *Node) Kill() {
+	if p := n.process(); p != nil {
+		_ = p.Signal(syscall.SIGKILL)
+		<-p.Done()
+	}
+	_ = unix.Unmount(n.Mount, unix.MNT_DETACH)
+}
+
+// Stop ends the daemon as `shoal stop` does.
+func (n *Node) Stop() error {
+	if p := n.process(); p != nil {
+		p.Stop(patience)
+	}
+	if err := unix.Unmount(n.Mount, unix.MNT_DETACH); err == nil {
+		return fmt.Errorf("node %d has left its mount", n.number)
+	}
+	return nil
+}
+
+// Signal sends the daemon a signal, such as SIGSTOP.
+func (n *Node) Signal(s syscall.Signal) error { return n.process().Signal(s) }
+
+// Runs reports whether the daemon runs.
+func (n *Node) Runs() bool { p := n.process(); return p != nil && p.Failed() == nil }
+
+func (n *Node) process() *subproc.Proc {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.proc
+}
+
+// Store counts what the node has asked of the store, since the fleet was made.
+func (n *Node) Store() proxy.Stats { return n.proxy.Stats() }
+
+// Far changes how far the store is from the node.
+func (n *Node) Far(o proxy.Options) error { return n.proxy.Set(o) }
+
+// Stats are the daemon's own, as far as a fleet needs them.
+type Stats struct {
+	Dataset string // version
+	Bytes   int64
+	Reads   int64
+	Hits    struct{ Keep, Ring int64 }
+	Joined  int64
+	Misses  int64
+	Gets    int64 `json:"get_requests"`
+	Got     int64 `json:"get_bytes"`
+	Hedges  struct{ Sent int64 }
+	Memory  struct {
+		Used int64 `json:"ledger_used"`
+	}
+	Disk struct {
+		Used   int64
+		Kept   int `json:"kept_extents"`
+		Queued int
+	}
+	Errors []struct{ Text string }
+}
+
+// Stats asks the daemon.
+func (n *Node) Stats(ctx context.Context) (s Stats, err error) {
+	err = n.verb(ctx, &s, "stat", n.Addr, "--json")
+	return s, err
+}
+
+// Fed is what a consumer was given; Digest is SHA-256 over (sample, length, bytes).
+type Fed struct {
+	Samples int
+	Bytes   int64
+	Seconds float64
+	Stalled float64 `json:"stall_seconds"`
+	Digest  string
+}
+
+// Feed consumes the node's feed. flags are those of `shoal feed`.
+func (n *Node) Feed(ctx context.Context, flags ...string) (r Fed, err error) {
+	err = n.verb(ctx, &r, append([]string{"feed", n.Addr, "--json"}, flags...)...)
+	return r, err
+}
+
+// verb runs a verb of shoal in the node and decodes its JSON.
+func (n *Node) verb(ctx context.Context, into any, args ...string) error {
+	out, err := n.Shoal(ctx, args...)
+	if err == nil {
+		err = json.Unmarshal(out, into)
+	}
+	return err
+}
+
+// Shoal runs a verb of shoal in the node, and returns what it prints.
+func (n *Node) Shoal(ctx context.Context, args ...string) ([]byte, error) {
+	var out bytes.Buffer
+	cmd := n.Command(n.o.Shoal, args...)
+	cmd.Env, cmd.Stdout = n.Env(), &out
+	p, err := subproc.Start(fmt.Sprintf("node %d: shoal %s", n.number, args[0]), cmd)
+	if err == nil {
+		err = p.Wait(ctx)
+	}
+	return out.Bytes(), err
+}
