@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -90,12 +89,9 @@ func newCluster(t *testing.T, far proxy.Options, share float64, flags ...string)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp(workDir, "f") // t.TempDir's would be too long for sockets
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := t.TempDir()
 	c := &cluster{clusterSet: set, t: t, last: make([]proxy.Stats, clusterNodes)}
-	c.Fleet, err = fleet.New(context.Background(), fleet.Options{Shoal: shoalBin, Dir: dir, Nodes: clusterNodes, Rate: 1e9, Store: server.URL, Far: far})
+	c.Fleet, err = fleet.New(context.Background(), fleet.Options{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: clusterNodes, Rate: 1e9, Store: server.URL, Far: far})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +105,6 @@ func newCluster(t *testing.T, far proxy.Options, share float64, flags ...string)
 				t.Logf("node %d: %.3000s", i, log[max(0, len(log)-3000):])
 			}
 		}
-		_ = os.RemoveAll(dir)
 	})
 	c.flags = append([]string{"--memory", clusterMemory, "--cache-size", set.shareOf(share), "--order", "none"}, flags...)
 	c.each(func(n *fleet.Node) error { return n.Serve(t.Context(), set.source, c.flags...) })
@@ -165,10 +160,10 @@ func (c *cluster) epoch(epoch, world int) float64 {
 	start := time.Now()
 	before := c.stats()
 	c.each(func(n *fleet.Node) error {
-		rank := c.rank(n) % world
+		rank := n.Number % world
 		got, err := n.Feed(c.t.Context(), "--order", spec, "--batch", "50", "--epoch", fmt.Sprint(epoch), "--world", fmt.Sprint(world), "--rank", fmt.Sprint(rank))
 		if err == nil && got.Digest != c.want(c.t, spec, world, rank, epoch) {
-			err = fmt.Errorf("node %d: %d samples with another digest than the order's", c.rank(n), got.Samples)
+			err = fmt.Errorf("node %d: %d samples with another digest than the order's", n.Number, got.Samples)
 		}
 		return err
 	})
@@ -184,14 +179,12 @@ func (c *cluster) epoch(epoch, world int) float64 {
 	return all
 }
 
-func (c *cluster) rank(n *fleet.Node) int { return slices.Index(c.Nodes, n) }
-
 func (c *cluster) stats() []fleet.Stats {
 	c.t.Helper()
 	all := make([]fleet.Stats, len(c.Nodes))
 	c.each(func(n *fleet.Node) (err error) {
 		if n.Runs() {
-			all[c.rank(n)], err = n.Stats(c.t.Context())
+			all[n.Number], err = n.Stats(c.t.Context())
 		}
 		return err
 	})

@@ -2,7 +2,7 @@
 // link of its own, a cache directory, a feed and a mount, and a proxy that counts what it reads from the store. One more namespace is
 // there for etcd.
 //
-// Feeds are Unix sockets, and mounts belong to the host, so consumers run on the host and a cut link does not cut them off. Nothing
+// Feeds are Unix sockets in a folder of the fleet's own, and mounts belong to the host, so consumers run on the host and a cut link does not cut them off. Nothing
 // that a fleet starts outlives this process.
 package fleet
 
@@ -33,8 +33,10 @@ import (
 type Options struct {
 	// Shoal is the path of the binary.
 	Shoal string
-	// Dir keeps caches, sockets, logs and mount points. The path of a socket has 107 bytes at most.
+	// Dir keeps caches, logs and mount points.
 	Dir string
+	// Mounts has each daemon mount the dataset too.
+	Mounts bool
 	// Nodes is how many daemons there may be.
 	Nodes int
 	// Rate is that of each node's link, in bits a second each way; 0 is no limit.
@@ -51,7 +53,8 @@ type Fleet struct {
 	// Etcd is the machine of etcd.
 	Etcd *netns.Node
 
-	net *netns.Net
+	net     *netns.Net
+	sockets string // folder: the path of a socket has 107 bytes at most, and Dir may be deep
 }
 
 // Node is a machine with at most one daemon.
@@ -61,11 +64,12 @@ type Node struct {
 	Addr, Mount string
 	// Cache is the cache directory.
 	Cache string
+	// Number is the node's, from 0.
+	Number int
 
-	o      Options
-	number int
-	proxy  *proxy.Proxy
-	log    *os.File
+	o     Options
+	proxy *proxy.Proxy
+	log   *os.File
 
 	mu   sync.Mutex
 	proc *subproc.Proc
@@ -83,10 +87,13 @@ func New(ctx context.Context, o Options) (_ *Fleet, err error) {
 		return nil, err
 	}
 	f.Etcd = f.net.Nodes[o.Nodes]
+	if f.sockets, err = os.MkdirTemp("", "shoal-fleet-"); err != nil {
+		return nil, err
+	}
 	o.Far.Host = f.net.Host
 	for i, m := range f.net.Nodes[:o.Nodes] {
 		dir := filepath.Join(o.Dir, strconv.Itoa(i))
-		n := &Node{Node: m, o: o, number: i, Addr: "unix://" + filepath.Join(dir, "feed.sock"), Mount: filepath.Join(dir, "mnt"), Cache: filepath.Join(dir, "cache")}
+		n := &Node{Node: m, o: o, Number: i, Addr: fmt.Sprintf("unix://%s/%d", f.sockets, i), Mount: filepath.Join(dir, "mnt"), Cache: filepath.Join(dir, "cache")}
 		f.Nodes = append(f.Nodes, n)
 		_ = unix.Unmount(n.Mount, unix.MNT_DETACH) // what a killed run has left
 		if err := os.MkdirAll(n.Mount, 0o755); err != nil {
@@ -117,23 +124,27 @@ func (f *Fleet) Close() error {
 	if f.net != nil {
 		all = f.net.Close()
 	}
-	return all
+	return errors.Join(all, os.RemoveAll(f.sockets))
 }
 
 // patience is how long a daemon may take to get ready or to end.
 const patience = time.Minute
 
-// Serve starts the daemon: a feed and a mount of source. It returns when they are ready. flags are those of `shoal serve`; "{ip}" in them is the
-// node's address.
+// Serve starts the daemon, a feed of source, and returns when it is ready. flags are those of `shoal serve`; in them "{ip}" is the
+// node's address, and "{i}" its number.
 func (n *Node) Serve(ctx context.Context, source string, flags ...string) error {
 	_ = unix.Unmount(n.Mount, unix.MNT_DETACH) // of one that was killed
-	args := []string{"serve", source, "--listen", n.Addr, "--mount", n.Mount, "--kernel-cache", "off", "--cache-dir", n.Cache}
+	args := []string{"serve", source, "--listen", n.Addr, "--cache-dir", n.Cache}
+	if n.o.Mounts {
+		args = append(args, "--mount", n.Mount, "--kernel-cache", "off")
+	}
+	of := strings.NewReplacer("{ip}", n.IP, "{i}", strconv.Itoa(n.Number))
 	for _, f := range flags {
-		args = append(args, strings.ReplaceAll(f, "{ip}", n.IP))
+		args = append(args, of.Replace(f))
 	}
 	cmd := n.Command(n.o.Shoal, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = n.Env(), n.log, n.log
-	proc, err := subproc.Start(fmt.Sprintf("node %d", n.number), cmd)
+	proc, err := subproc.Start(fmt.Sprintf("node %d", n.Number), cmd)
 	if err != nil {
 		return err
 	}
@@ -147,20 +158,23 @@ func (n *Node) Serve(ctx context.Context, source string, flags ...string) error 
 		case <-proc.Done():
 			return proc.Failed()
 		case <-ctx.Done():
-			return fmt.Errorf("node %d: %w; its last output:\n%s", n.number, context.Cause(ctx), proc.Tail())
+			return fmt.Errorf("node %d: %w; its last output:\n%s", n.Number, context.Cause(ctx), proc.Tail())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 	return nil
 }
 
-// ready reports whether the feed answers, which it does once the mount is there. A socket of a daemon that was killed refuses.
+// ready reports whether the feed answers, and the mount is there. The socket of a daemon that was killed refuses.
 func (n *Node) ready() bool {
 	c, err := net.Dial("unix", strings.TrimPrefix(n.Addr, "unix://"))
 	if err != nil {
 		return false
 	}
 	_ = c.Close()
+	if !n.o.Mounts {
+		return true
+	}
 	var st unix.Statfs_t
 	return unix.Statfs(n.Mount, &st) == nil && st.Type == unix.FUSE_SUPER_MAGIC
 }
@@ -185,7 +199,7 @@ func (n *Node) Stop() error {
 		p.Stop(patience)
 	}
 	if err := unix.Unmount(n.Mount, unix.MNT_DETACH); err == nil {
-		return fmt.Errorf("node %d has left its mount", n.number)
+		return fmt.Errorf("node %d has left its mount", n.Number)
 	}
 	return nil
 }
@@ -265,7 +279,7 @@ func (n *Node) Shoal(ctx context.Context, args ...string) ([]byte, error) {
 	var out bytes.Buffer
 	cmd := n.Command(n.o.Shoal, args...)
 	cmd.Env, cmd.Stdout = n.Env(), &out
-	p, err := subproc.Start(fmt.Sprintf("node %d: shoal %s", n.number, args[0]), cmd)
+	p, err := subproc.Start(fmt.Sprintf("node %d: shoal %s", n.Number, args[0]), cmd)
 	if err == nil {
 		err = p.Wait(ctx)
 	}
