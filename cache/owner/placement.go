@@ -1,0 +1,150 @@
+package owner
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Placement says on which nodes the ranks of a job run. All ranks agree on it: which of them reads a sample follows from it.
+type Placement struct {
+	nodes []Node
+	node  []int   // by rank
+	ranks [][]int // by node, ascending
+}
+
+// placement is the text of a Placement.
+type placement struct {
+	V     int             `json:"v"`
+	Nodes []placementNode `json:"nodes"`
+	Ranks []int           `json:"ranks"`
+}
+
+type placementNode struct {
+	ID     string `json:"id"`
+	Weight uint32 `json:"weight"`
+}
+
+// ParsePlacement reads {"v":1,"nodes":[{"id":"…","weight":102400},…],"ranks":[0,0,1,…]}: the index of each rank's node.
+func ParsePlacement(text string) (*Placement, error) {
+	var v placement
+	d := json.NewDecoder(bytes.NewReader([]byte(text)))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&v); err != nil {
+		return nil, fmt.Errorf("placement: not valid JSON: %w", err)
+	}
+	if d.More() {
+		return nil, errors.New("placement: trailing data after the JSON object")
+	}
+	switch {
+	case v.V != 1:
+		return nil, fmt.Errorf("placement: format version %d, this program reads version 1", v.V)
+	case len(v.Nodes) == 0 || len(v.Ranks) == 0:
+		return nil, fmt.Errorf("placement: %d nodes and %d ranks: it needs one of each", len(v.Nodes), len(v.Ranks))
+	}
+	p := &Placement{}
+	for _, n := range v.Nodes {
+		if n.ID == "" || n.Weight == 0 {
+			return nil, fmt.Errorf("placement: node %q of weight %d: each node needs an id and a weight", n.ID, n.Weight)
+		}
+		p.nodes = append(p.nodes, Node(n))
+	}
+	// In the order of their ids, so that equal placements have equal texts.
+	slices.SortFunc(p.nodes, func(a, b Node) int { return cmp.Compare(a.ID, b.ID) })
+	at := make(map[string]int, len(p.nodes))
+	for i, n := range p.nodes {
+		if _, again := at[n.ID]; again {
+			return nil, fmt.Errorf("placement: node %q is there twice", n.ID)
+		}
+		at[n.ID] = i
+	}
+	p.ranks = make([][]int, len(p.nodes))
+	for rank, i := range v.Ranks {
+		if i < 0 || i >= len(v.Nodes) {
+			return nil, fmt.Errorf("placement: rank %d is on node %d, nodes are 0 to %d", rank, i, len(v.Nodes)-1)
+		}
+		node := at[v.Nodes[i].ID]
+		p.node = append(p.node, node)
+		p.ranks[node] = append(p.ranks[node], rank)
+	}
+	return p, nil
+}
+
+// String returns the canonical text.
+func (p *Placement) String() string {
+	v := placement{V: 1, Ranks: p.node}
+	for _, n := range p.nodes {
+		v.Nodes = append(v.Nodes, placementNode(n))
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // strings and integers only
+	}
+	return string(b)
+}
+
+// Digest names the placement, in 32 hex digits.
+func (p *Placement) Digest() string {
+	sum := sha256.Sum256([]byte(p.String()))
+	return hex.EncodeToString(sum[:16])
+}
+
+// World returns the number of ranks.
+func (p *Placement) World() int { return len(p.node) }
+
+// Owners returns the owners of a source's units among the job's nodes, with the nodes' indices in Deal.
+func (p *Placement) Owners(source [16]byte) *Owners { return New(source, p.nodes) }
+
+// Deal divides a global batch of n samples among the ranks, and returns which of them the rank gets, ascending. Each rank gets
+// as many as if they were dealt out like cards, rank 0 first. owner returns the node that owns a sample, by its place in the batch.
+//
+// No division has more samples on their owners' nodes: a node gets those that it owns, the first ones if it owns more than its
+// ranks take, and the others fill up the nodes that own fewer. A node deals its samples out to its ranks.
+func (p *Placement) Deal(n int, owner func(i int) int, rank int) []uint32 {
+	world := len(p.node)
+	room := make([]int, len(p.nodes))
+	for r, node := range p.node {
+		room[node] += dealt(n, world, r)
+	}
+	of := make([]int32, n) // node by sample
+	var rest []int
+	for i := range of {
+		node := owner(i)
+		if node < 0 || room[node] == 0 {
+			rest = append(rest, i)
+			continue
+		}
+		room[node]--
+		of[i] = int32(node)
+	}
+	node := 0
+	for _, i := range rest {
+		for room[node] == 0 {
+			node++
+		}
+		room[node]--
+		of[i] = int32(node)
+	}
+	home := p.node[rank]
+	turns := len(p.ranks[home])
+	turn, _ := slices.BinarySearch(p.ranks[home], rank)
+	mine := make([]uint32, 0, dealt(n, world, rank))
+	for i, node := range of {
+		if int(node) != home {
+			continue
+		}
+		if turn == 0 {
+			mine, turn = append(mine, uint32(i)), turns
+		}
+		turn--
+	}
+	return mine
+}
+
+// dealt returns how many of n cards rank gets.
+func dealt(n, world, rank int) int { return (n - rank + world - 1) / world }
