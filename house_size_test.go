@@ -17,21 +17,21 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       8_550,
+	"cmd/shoal":       9_400,
 	"cmd/shoal-gpu":   1_370,
-	"cmd/shoal-lab":   890,
+	"cmd/shoal-lab":   1_200,
 	"fusefs":          2_540,
-	"cache":           27_180,
-	"prefetch":        9_670,
-	"prefetch/engine": 4_750,
-	"loader":          6_360,
+	"cache":           32_000,
+	"prefetch":        10_200,
+	"prefetch/engine": 5_700,
+	"loader":          6_900,
 	"s3api":           1_980,
 	"gpuingest":       10_955,
-	"internal":        10_300,
-	"lab":             15_400,
-	"python":          160,
+	"internal":        10_500,
+	"lab":             17_000,
+	"python":          200,
 	"docs":            110,
-	"deploy":          690,
+	"deploy":          800,
 	"tools":           80,
 }
 
