@@ -138,6 +138,7 @@ night: setup build gpu-tests ## every test with the race detector, then the long
 	$(GO) test -race -vet=off -count=1 -timeout 60m ./...
 	SHOAL_KILLS=400 SHOAL_HANG=30s SHOAL_STEPS=2000 $(GO) test -timeout 60m -run 'TestKillPoints|TestDiskTrouble|TestModel' ./lab/e2e
 	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./lab/e2e
+	SHOAL_UNITS=100000000 $(GO) test -timeout 60m -run 'TestSimulation' ./cache/owner
 	$(GO) test -race -timeout 60m -run 'Model' ./cache ./cache/segment ./cache/catalog ./cache/shard -rapid.checks=2000
 	@$(MAKE) --no-print-directory conformance
 	@$(MAKE) --no-print-directory conformance-dlio

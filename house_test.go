@@ -50,7 +50,7 @@ var mayImport = map[string][]string{
 	"internal/killpoint":          {},
 	"internal/doctest":            {"internal/machine"},
 	"cache":                       {"cache/objstore", "cache/catalog", "cache/segment", "internal/killpoint", "internal/trace"},
-	"cache/cluster":               {},
+	"cache/owner":                 {},
 	"cache/cachedir":              {"cache", "cache/catalog", "cache/crypt", "cache/objstore", "cache/segment"},
 	"cache/shard":                 {"cache/catalog", "cache/objstore", "internal/killpoint", "internal/trace"},
 	"cache/catalog":               {"cache/objstore", "cache/segment", "internal/killpoint", "cache/crypt"},
