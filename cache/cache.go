@@ -229,7 +229,7 @@ type counters struct {
 	stallNanos                         atomic.Int64
 	corrupt, diskErrors, declined      atomic.Int64
 	handed, gaveUp                     atomic.Int64
-	readBytes                          atomic.Int64
+	readBytes, peerBytes               atomic.Int64
 }
 
 func (c *counters) snapshot() Counts {
@@ -237,7 +237,7 @@ func (c *counters) snapshot() Counts {
 		KeepHits: c.keepHits.Load(), RingHits: c.ringHits.Load(), Joined: c.joined.Load(), Misses: c.misses.Load(),
 		Prefetched: c.prefetched.Load(), FetchErrors: c.prefetchErrors.Load(), Stall: time.Duration(c.stallNanos.Load()),
 		Corrupt: c.corrupt.Load(), DiskErrors: c.diskErrors.Load(), Declined: c.declined.Load(),
-		DiskWaits: c.handed.Load(), DiskGaveUp: c.gaveUp.Load(), ReadBytes: c.readBytes.Load(),
+		DiskWaits: c.handed.Load(), DiskGaveUp: c.gaveUp.Load(), ReadBytes: c.readBytes.Load(), PeerBytes: c.peerBytes.Load(),
 	}
 	n.Reads = n.KeepHits + n.RingHits + n.Joined + n.Misses
 	return n
@@ -259,6 +259,7 @@ type Counts struct {
 	DiskWaits   int64         // pieces of at most 256 KiB that the page cache did not have
 	DiskGaveUp  int64         // reads that went to the store because the disk took too long
 	ReadBytes   int64         // given to readers
+	PeerBytes   int64         // fetched from other nodes
 }
 
 func (n *Counts) add(m Counts) {
@@ -276,6 +277,7 @@ func (n *Counts) add(m Counts) {
 	n.DiskWaits += m.DiskWaits
 	n.DiskGaveUp += m.DiskGaveUp
 	n.ReadBytes += m.ReadBytes
+	n.PeerBytes += m.PeerBytes
 }
 
 // DiskStats is the state of a disk tier, or of all together.

@@ -5,7 +5,6 @@ import (
 	"math/bits"
 	"time"
 
-	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
@@ -190,13 +189,12 @@ func (v *Volume) flyPieces(run []piece, file, x int, wait trace.Span) {
 	}
 	err := v.c.reserve(ctx, need, ForDemand)
 	if err == nil {
-		o, base := v.object(file)
-		spans := make([]objstore.Span, len(run))
+		wants := make([]Want, len(run))
 		for i, q := range run {
 			run[i].buf = newBuffer(v.c.ledger, int(bytes(q)), ForDemand)
-			spans[i] = objstore.Span{Off: base + int64(x)*ExtentSize + int64(q.granule-1)*granuleSize, P: run[i].buf.data}
+			wants[i] = Want{file, int64(x)*ExtentSize + int64(q.granule-1)*granuleSize, run[i].buf.data}
 		}
-		if err = objstore.ReadSpans(ctx, v.store, o, spans); err != nil {
+		if err = v.fetch(ctx, v.asks(file, x), wants); err != nil {
 			err = v.named(file, err)
 			for i := range run {
 				run[i].buf.Release()

@@ -10,14 +10,13 @@ import (
 type member struct {
 	file int
 	e    uint32
-	off  int64 // in the object
 	size int64 // what is reserved for it
 	fl   *flight
 }
 
 // PrefetchGroup is Prefetch of several files by one request: files of one extent each in one object, by ascending
 // offset. Files that are resident or in flight are left out, and so is everything after the first file that does not
-// lie behind the one before it in the same object. Memory is reserved for as many files from the front as possible;
+// lie behind the one before it in the same object, or of which one asks a peer and the other does not. Memory is reserved for as many files from the front as possible;
 // the outcome is NoMemory only if that is none. due is when the first of them is needed.
 //
 // done is called once for each started file, from another goroutine. A reader that asks for one of them meanwhile
@@ -27,13 +26,15 @@ func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func
 	var group []member
 	var o objstore.Object
 	var end int64
+	var asks bool
 	out = Present
 	for _, file := range files {
 		if v.Extents(file) != 1 || v.Claim(a, file, 0) {
 			continue
 		}
 		at, off := v.object(file)
-		if len(group) > 0 && (at.Key != o.Key || at.ETag != o.ETag || off < end) {
+		peer := v.asks(file, 0)
+		if len(group) > 0 && (at.Key != o.Key || at.ETag != o.ETag || off < end || peer != asks) {
 			break
 		}
 		n := v.m.Size(file)
@@ -42,8 +43,8 @@ func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func
 			out = NoMemory
 			break
 		}
-		o, end = at, off+n
-		group = append(group, member{file: file, e: v.extent(file, 0), off: off, size: size})
+		o, end, asks = at, off+n, peer
+		group = append(group, member{file: file, e: v.extent(file, 0), size: size})
 	}
 	if len(group) == 0 {
 		return 0, out
@@ -64,7 +65,7 @@ func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func
 			continue
 		}
 		m.fl = v.launch(m.e, int(v.m.Size(m.file)), a, urgency)
-		m.fl.group = true
+		m.fl.group, m.fl.asks = true, asks
 		kept = append(kept, m)
 	}
 	v.mu.Unlock()
@@ -75,20 +76,20 @@ func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func
 		return 0, out
 	}
 	v.ds.count.prefetched.Add(int64(len(kept)))
-	v.ds.crew.do(func() { v.flyGroup(kept, o, urgency, done) })
+	v.ds.crew.do(func() { v.flyGroup(kept, asks, urgency, done) })
 	return len(kept), Started
 }
 
 // flyGroup fetches the members by one request and lands each.
-func (v *Volume) flyGroup(group []member, o objstore.Object, urgency *objstore.Urgency, done func(file int, err error)) {
+func (v *Volume) flyGroup(group []member, asks bool, urgency *objstore.Urgency, done func(file int, err error)) {
 	defer v.ds.flights.Done()
-	spans := make([]objstore.Span, len(group))
+	wants := make([]Want, len(group))
 	bufs := make([]*Buffer, len(group))
 	for i, m := range group {
 		bufs[i] = newBuffer(v.c.ledger, int(v.m.Size(m.file)), ForPrefetch)
-		spans[i] = objstore.Span{Off: m.off, P: bufs[i].data}
+		wants[i] = Want{m.file, 0, bufs[i].data}
 	}
-	err := objstore.ReadSpans(objstore.WithUrgency(v.ds.ctx, urgency), v.store, o, spans)
+	err := v.fetch(objstore.WithUrgency(v.ds.ctx, urgency), asks, wants)
 	for i, m := range group {
 		buf, err := bufs[i], v.named(m.file, err)
 		if err != nil {

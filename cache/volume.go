@@ -34,7 +34,8 @@ type VolumeOptions struct {
 	Locate Locator
 	// Admit reports whether an extent of a file belongs to the kept set; nil: the first to arrive. Others are kept only
 	// once nothing of the set is missing any more, and only in free space. It is called from several goroutines.
-	Admit func(file, extent int) bool
+	Admit func(file int) bool
+	Peers Peers // nil: none
 }
 
 // Volume is one version of one dataset, read through the cache. It costs 8 bytes and a bit of memory per extent. Safe
@@ -53,6 +54,7 @@ type Volume struct {
 
 	placeMu   sync.Mutex // held where kept and admission.missing change together
 	admission atomic.Pointer[admission]
+	peers     atomic.Pointer[Peers]
 
 	mu      sync.Mutex
 	flights map[uint32]*flight
@@ -91,6 +93,8 @@ type flight struct {
 	read    int64             // bytes that the waiters are to read
 	urgency *objstore.Urgency // of a prefetch: raised when a reader joins
 	group   bool              // it shares the request with others
+	asks    bool              // it may ask a peer, so no peer waits for it
+	funded  atomic.Bool       // it has its memory
 	size    int64             // what it takes of memory
 	account *Account          // that size is on; nil if it is spent
 	by      trace.Span        // of the reader that started it; written before it flies
@@ -134,6 +138,7 @@ func (c *Cache) NewVolume(o VolumeOptions) *Volume {
 	v.locs = make([]uint64, extents)
 	v.inRing = make([]atomic.Uint32, (extents+31)/32)
 	v.SetAdmit(o.Admit)
+	v.SetPeers(o.Peers)
 	v.ds.mu.Lock()
 	v.ds.volumes = append(v.ds.volumes, v)
 	v.ds.mu.Unlock()
@@ -373,6 +378,9 @@ func (v *Volume) readExtent(ctx context.Context, file, x int, p []byte, off int6
 			return nil
 		}
 		if ok, err := v.readKept(ctx, file, x, e, p, off); ok || err != nil {
+			if ok {
+				v.ds.count.keepHits.Add(1)
+			}
 			return err
 		}
 		if ok, err := v.readGranules(ctx, file, x, e, p, off); ok || err != nil {
@@ -402,7 +410,6 @@ func (v *Volume) readKept(ctx context.Context, file, x int, e uint32, p []byte, 
 	err := d.read(ctx, loc, int(v.ExtentBytes(file, x)), p, off)
 	switch {
 	case err == nil:
-		v.ds.count.keepHits.Add(1)
 		return true, nil
 	case errors.Is(err, errHangs):
 		v.ds.count.gaveUp.Add(1)
@@ -491,7 +498,7 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 		}
 		fl = v.launch(e, int(v.ExtentBytes(file, x)), nil, nil)
 		wait = v.waits(ctx, file, x, "miss")
-		fl.by, fl.read = wait, int64(n)
+		fl.by, fl.read, fl.asks = wait, int64(n), v.asks(file, x)
 		delete(v.sparse, e)
 		v.ds.crew.do(func() { v.fly(fl, file, x, e, nil) })
 		v.ds.count.misses.Add(1)
@@ -508,11 +515,7 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 		}
 		wait = v.waits(ctx, file, x, "joined")
 	}
-	fl.waiters++
-	if fl.done == nil {
-		fl.done = make(chan struct{})
-	}
-	done := fl.done
+	done := v.join(fl)
 	v.mu.Unlock()
 	start := time.Now()
 	select {
@@ -529,6 +532,15 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 		return v.acquire(ctx, file, x, n)
 	}
 	return fl.buf, fl.err
+}
+
+// join adds one waiter to a flight, and returns what to wait for. v.mu is held.
+func (v *Volume) join(fl *flight) (done <-chan struct{}) {
+	fl.waiters++
+	if fl.done == nil {
+		fl.done = make(chan struct{})
+	}
+	return fl.done
 }
 
 // detach removes one waiter from a flight.
@@ -607,6 +619,7 @@ func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file
 		return Closed
 	}
 	fl := v.launch(e, n, a, objstore.NewUrgency(due))
+	fl.asks = v.asks(file, x)
 	v.mu.Unlock()
 	v.ds.count.prefetched.Add(1)
 	v.ds.crew.do(func() { v.fly(fl, file, x, e, done) })
@@ -616,6 +629,7 @@ func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file
 // launch makes a flight of n bytes; v.mu is held. A prefetch has an urgency, and its bytes are reserved already.
 func (v *Volume) launch(e uint32, n int, a *Account, urgency *objstore.Urgency) *flight {
 	fl := &flight{urgency: urgency, size: footprint(n), account: a}
+	fl.funded.Store(urgency != nil)
 	a.add(fl.size)
 	v.flights[e] = fl
 	return fl
@@ -652,9 +666,9 @@ func (v *Volume) fly(fl *flight, file, x int, e uint32, done func(file int, err 
 		err = v.c.reserve(ctx, footprint(n), class)
 	}
 	if err == nil {
+		fl.funded.Store(true)
 		buf = newBuffer(v.c.ledger, n, class)
-		o, base := v.object(file)
-		if err = v.store.ReadAt(ctx, o, buf.data, base+int64(x)*ExtentSize); err != nil {
+		if err = v.fetch(ctx, fl.asks, []Want{{file, int64(x) * ExtentSize, buf.data}}); err != nil {
 			buf.Release()
 			buf, err = nil, v.named(file, err)
 		}
