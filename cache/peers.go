@@ -218,7 +218,7 @@ func (v *Volume) fetchesPart(file, x int, e uint32, in, n int) bool {
 	if n == int(v.ExtentBytes(file, x)) || v.Extents(file) == 1 {
 		return true
 	}
-	keeps := v.keeps(file)
+	keeps := v.keeps(file, x)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	var now uint64

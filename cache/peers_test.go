@@ -68,7 +68,7 @@ func (f *fixture) cluster(t testing.TB, n int, memory int64, disk int64) []*peer
 			dir = t.TempDir()
 		}
 		p.c, p.v = f.open(t, memory, dir, disk)
-		p.v.SetAdmit(func(file int) bool { return file%n == i })
+		p.v.SetAdmit(func(file, _ int) bool { return file%n == i })
 		nodes[i] = p
 	}
 	for _, p := range nodes {

@@ -34,7 +34,7 @@ type VolumeOptions struct {
 	Locate Locator
 	// Admit reports whether an extent of a file belongs to the kept set; nil: the first to arrive. Others are kept only
 	// once nothing of the set is missing any more, and only in free space. It is called from several goroutines.
-	Admit func(file int) bool
+	Admit func(file, extent int) bool
 	Peers Peers // nil: none
 }
 
