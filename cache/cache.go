@@ -124,7 +124,7 @@ func New(o Options) *Cache {
 		o.Logger = slog.Default()
 	}
 	c := &Cache{
-		ledger: NewLedger(o.Memory), ring: newRing(min(o.Memory/4, cleanLimit)), log: o.Logger, onFull: o.OnFull,
+		ledger: newLedger(o.Memory), ring: newRing(min(o.Memory/4, cleanLimit)), log: o.Logger, onFull: o.OnFull,
 		hangAfter: hangAfter, retry: diskRetry, closeStuck: closeStuck, closeWait: closeWait, statfs: freeSpace, datasets: map[[16]byte]*dataset{},
 	}
 	if o.Disk > 0 {

@@ -46,8 +46,8 @@ type waiter struct {
 	ready chan struct{}
 }
 
-// NewLedger returns a ledger over limit bytes.
-func NewLedger(limit int64) *Ledger { return &Ledger{limit: limit} }
+// newLedger returns a ledger over limit bytes.
+func newLedger(limit int64) *Ledger { return &Ledger{limit: limit} }
 
 // capOf returns how full a class may make the ledger. The lock is held.
 func (l *Ledger) capOf(c Class) int64 {

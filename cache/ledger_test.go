@@ -15,7 +15,7 @@ import (
 func TestLedgerModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.Int64Range(64, 4096).Draw(t, "limit")
-		l := NewLedger(limit)
+		l := newLedger(limit)
 		type hold struct {
 			n int64
 			c Class
@@ -62,7 +62,7 @@ func TestLedgerModel(t *testing.T) {
 
 func TestReserveWaitsAndIsServedInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewLedger(80)
+		l := newLedger(80)
 		if !l.TryReserve(80, ForDemand) {
 			t.Fatal("the first reservation must fit")
 		}
@@ -96,7 +96,7 @@ func (l *Ledger) waiting() int {
 }
 
 func TestReserveGivesUp(t *testing.T) {
-	l := NewLedger(80)
+	l := newLedger(80)
 	if err := l.Reserve(context.Background(), 81, ForDemand); !errors.Is(err, ErrTooLarge) {
 		t.Fatalf("more than the limit: %v", err)
 	}
@@ -116,7 +116,7 @@ func TestReserveGivesUp(t *testing.T) {
 
 // The limit changes while others reserve.
 func TestWithholdMeanwhile(t *testing.T) {
-	l := NewLedger(80)
+	l := newLedger(80)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for range 100 {
@@ -139,7 +139,7 @@ func TestWithholdMeanwhile(t *testing.T) {
 }
 
 func TestReserveReclaims(t *testing.T) {
-	l := NewLedger(80)
+	l := newLedger(80)
 	l.TryReserve(80, ForDemand)
 	l.reclaim = func(need int64, _ Class) { l.Release(need, ForDemand) }
 	if !l.TryReserve(30, ForDemand) || l.Used() != 80 {
