@@ -2,82 +2,649 @@ package cluster
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	v3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
+
 	"github.com/shoalfs/shoal/lab/rig/etcd"
+	"github.com/shoalfs/shoal/lab/rig/subproc"
 	"github.com/shoalfs/shoal/lab/rig/synced"
-	"log/slog"
 )
 
-var quick = pace{lease: time.Second, beat: 50 * time.Millisecond, answer: 300 * time.Millisecond, quiet: 150 * time.Millisecond, gather: 800 * time.Millisecond}
+// quick is the usual pace, ten times as fast as far as etcd's leases allow.
+var quick = pace{lease: time.Second, beat: 50 * time.Millisecond, answer: 300 * time.Millisecond, quiet: 200 * time.Millisecond, gather: 800 * time.Millisecond}
 
-func TestSmoke(t *testing.T) {
-	ctx := context.Background()
-	s, err := etcd.Start(ctx, false)
-	if err != nil {
-		t.Fatal(err)
+func TestMain(m *testing.M) {
+	if url := os.Getenv("CLUSTER_TEST_URL"); url != "" {
+		daemon(url)
+		return
 	}
-	defer s.Close()
-	var log synced.Buffer
-	defer func() { t.Log(log.String()) }()
-	var cs []*Cluster
-	for i := range 3 {
-		c, err := join(Options{URL: "etcd://" + s.Addr + "/test", Self: Node{ID: fmt.Sprintf("%016x", i), Address: fmt.Sprint("x:", i), Weight: 1}, Log: slog.New(slog.NewTextHandler(&log, nil))}, quick)
+	_ = flag.Set("test.parallel", "8") // most tests wait
+	goleak.VerifyTestMain(m)
+}
+
+// daemon is a process that joins as node 9, takes a lock, and says what it sees. It is killed from outside.
+func daemon(url string) {
+	p := quick
+	if os.Getenv("CLUSTER_TEST_PACE") == "usual" {
+		p = usual
+	}
+	c, err := join(Options{URL: url, Self: node(9), Nodes: 1}, p)
+	if err != nil {
+		panic(err)
+	}
+	for {
+		held, _, err := c.Lock(context.Background(), "l")
 		if err != nil {
+			panic(err)
+		}
+		fmt.Println("locked")
+		<-held.Done()
+		fmt.Println("unlocked", context.Cause(held))
+	}
+}
+
+type child struct {
+	*subproc.Proc
+	out, err synced.Buffer
+}
+
+func process(t *testing.T, url string, env ...string) *child {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^$")
+	p := &child{}
+	cmd.Env = append(os.Environ(), append(env, "CLUSTER_TEST_URL="+url)...)
+	cmd.Stdout, cmd.Stderr = &p.out, &p.err
+	var err error
+	if p.Proc, err = subproc.Start("node", cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.kill() })
+	return p
+}
+
+func (p *child) kill() {
+	_ = p.Signal(syscall.SIGKILL)
+	<-p.Done()
+}
+
+func server(t *testing.T, args ...string) *etcd.Server {
+	t.Helper()
+	return serverTLS(t, false, args...)
+}
+
+func serverTLS(t *testing.T, tls bool, args ...string) *etcd.Server {
+	t.Helper()
+	t.Parallel()
+	if _, err := etcd.FindBinary(); err != nil {
+		t.Skip(err)
+	}
+	s, err := etcd.Start(within(t, 30*time.Second), tls, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func node(i int) Node {
+	return Node{ID: fmt.Sprintf("%016x", i), Address: fmt.Sprintf("10.0.0.%d:7", i), Weight: uint32(i)}
+}
+
+func where(s *etcd.Server) string { return "etcd://" + s.Addr + "/test" }
+
+// joinAs joins, and leaves at the end of the test.
+func joinAs(t *testing.T, o Options) (*Cluster, *synced.Buffer) {
+	t.Helper()
+	return joinAt(t, o, quick)
+}
+
+func joinAt(t *testing.T, o Options, p pace) (*Cluster, *synced.Buffer) {
+	t.Helper()
+	log := &synced.Buffer{}
+	o.Log = slog.New(slog.NewTextHandler(log, nil))
+	c, err := join(o, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c, log
+}
+
+// nodes joins nodes 1 to n and waits until each sees all.
+func nodes(t *testing.T, s *etcd.Server, n int) []*Cluster {
+	t.Helper()
+	var out []*Cluster
+	for i := range n {
+		c, _ := joinAs(t, Options{URL: where(s), Self: node(i + 1), Nodes: n})
+		out = append(out, c)
+	}
+	for _, c := range out {
+		if err := c.Quiet(within(t, 20*time.Second)); err != nil {
 			t.Fatal(err)
 		}
-		cs = append(cs, c)
+		see(t, c, ids(n)...)
 	}
+	return out
+}
+
+func ids(n int) (out []string) {
+	for i := range n {
+		out = append(out, node(i+1).ID)
+	}
+	return out
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(25 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("does not come: " + what)
+		}
+	}
+}
+
+// see waits until c's view has these nodes.
+func see(t *testing.T, c *Cluster, want ...string) {
+	t.Helper()
+	eventually(t, "a view of "+fmt.Sprint(want), func() bool {
+		var got []string
+		for _, n := range c.View().Nodes {
+			got = append(got, n.ID)
+		}
+		return slices.Equal(got, want)
+	})
+}
+
+func phase(t *testing.T, c *Cluster, want string) {
+	t.Helper()
+	eventually(t, want, func() bool { return c.State().Phase == want })
+}
+
+func unchanged(t *testing.T, cs []*Cluster) func() {
+	t.Helper()
+	var changed []<-chan struct{}
 	for _, c := range cs {
-		qctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		if err := c.Quiet(qctx); err != nil {
+		changed = append(changed, c.Changed())
+	}
+	return func() {
+		t.Helper()
+		for i, ch := range changed {
+			select {
+			case <-ch:
+				t.Errorf("the view of node %d has changed: %v", i+1, cs[i].View())
+			default:
+			}
+		}
+	}
+}
+
+func TestNodesComeAndGo(t *testing.T) {
+	s := server(t)
+	cs := nodes(t, s, 3)
+	looker, _ := joinAs(t, Options{URL: where(s)})
+	see(t, looker, ids(3)...)
+	changed := cs[1].Changed()
+	cs[0].Keep("d", 17)
+	cs[0].Keep("d", 18)
+	<-changed
+	for _, c := range append(cs[1:], looker) {
+		eventually(t, "the threshold", func() bool { return c.View().Nodes[0].Keeps["d"] == 18 })
+	}
+	if st := cs[0].State(); st.Phase != Joined || st.Nodes != 3 || st.Rev == 0 || st.Error != "" {
+		t.Error(st)
+	}
+	began := time.Now()
+	_ = cs[0].Close()
+	if took := time.Since(began); took > 500*time.Millisecond {
+		t.Error("leaving took", took)
+	}
+	see(t, cs[1], ids(3)[1:]...)
+	see(t, looker, ids(3)[1:]...)
+	if took := time.Since(began); took > quick.lease {
+		t.Error("a node that left was seen for", took)
+	}
+}
+
+func TestEtcdAwayAtStart(t *testing.T) {
+	s := server(t)
+	s.Stop()
+	began := time.Now()
+	c, log := joinAs(t, Options{URL: strings.Replace(where(s), "//", "//u:p@", 1), Self: node(1)})
+	if took := time.Since(began); took > 50*time.Millisecond {
+		t.Error("joining took", took)
+	}
+	err := c.Quiet(within(t, time.Second))
+	if err == nil || !strings.Contains(err.Error(), "cannot be reached: see that it runs") || strings.Contains(err.Error(), "u:p@") {
+		t.Error(err)
+	}
+	if _, err := c.Published(within(t, time.Second), "k"); !errors.Is(err, ErrAway) {
+		t.Error(err)
+	}
+	if err := s.Restart(within(t, 20*time.Second), false); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Quiet(within(t, 20*time.Second)); err != nil {
+		t.Error(err)
+	}
+	if got := log.String(); strings.Count(got, "WARN") != 1 || strings.Count(got, "INFO") != 1 {
+		t.Error(got)
+	}
+	s.Stop()
+	phase(t, c, Away)
+	began = time.Now()
+	_ = c.Close()
+	if took := time.Since(began); took > time.Second {
+		t.Error("leaving took", took, "without etcd")
+	}
+}
+
+// Whatever happens to etcd: no view changes, locks end in time, and afterwards all goes on.
+func TestEtcdFails(t *testing.T) {
+	for _, how := range []string{"stopped", "frozen", "emptied", "stopped for long", "frozen for long", "emptied for long"} {
+		t.Run(how, func(t *testing.T) {
+			s := server(t)
+			cs := nodes(t, s, 3)
+			if err := cs[0].Publish(t.Context(), "k", []byte("v")); err != nil {
+				t.Fatal(err)
+			}
+			held, unlock, err := cs[0].Lock(t.Context(), "l")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unlock()
+			same := unchanged(t, cs)
+			frozen, long := strings.HasPrefix(how, "frozen"), strings.HasSuffix(how, "long")
+			if frozen {
+				err = s.Freeze()
+			} else {
+				s.Stop()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if long {
+				began := time.Now()
+				<-held.Done()
+				if took := time.Since(began); took > quick.lease || !errors.Is(context.Cause(held), ErrLost) {
+					t.Error("the lock ended after", took, context.Cause(held))
+				}
+				for _, c := range cs {
+					phase(t, c, Away)
+				}
+				time.Sleep(2 * quick.lease)
+			}
+			if frozen {
+				err = s.Thaw()
+			} else {
+				err = s.Restart(within(t, 20*time.Second), strings.HasPrefix(how, "emptied"))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range cs {
+				eventually(t, "an answer", func() bool { _, err := c.Published(t.Context(), "k"); return err == nil })
+				phase(t, c, Joined)
+			}
+			time.Sleep(2 * quick.gather)
+			same()
+			if v, err := cs[1].Published(t.Context(), "k"); err != nil || (string(v) != "v") != strings.HasPrefix(how, "emptied") {
+				t.Errorf("%q %v", v, err)
+			}
+			if held.Err() != nil {
+				if err := cs[0].Publish(held, "k", nil); !errors.Is(err, ErrLost) {
+					t.Error("published without a lock", err)
+				}
+			} else {
+				unlock()
+			}
+			_, unlock, err = cs[1].Lock(within(t, 20*time.Second), "l")
+			if err != nil {
+				t.Fatal(err)
+			}
+			unlock()
+			c, _ := joinAs(t, Options{URL: where(s), Self: node(4)})
+			see(t, c, ids(4)...)
+			see(t, cs[0], ids(4)...)
+		})
+	}
+}
+
+// A lease that etcd ends early: the lock ends, and the node registers again.
+func TestLeaseLost(t *testing.T) {
+	s := server(t)
+	cs := nodes(t, s, 2)
+	held, unlock, err := cs[0].Lock(t.Context(), "l")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	same := unchanged(t, cs[:1])
+	ss := cs[1].current()
+	if _, err := ss.Revoke(t.Context(), cs[0].current().lease); err != nil {
+		t.Fatal(err)
+	}
+	<-held.Done()
+	eventually(t, "another lease", func() bool { ss := cs[0].current(); return ss != nil && ss.ctx.Err() == nil })
+	phase(t, cs[0], Joined)
+	see(t, cs[1], ids(2)...)
+	same()
+	if err := cs[0].Publish(held, "k", nil); !errors.Is(err, ErrLost) {
+		t.Error("published without a lock:", err)
+	}
+	// Also when this node has not noticed: the transaction looks at the lock itself.
+	held, unlock, err = cs[0].Lock(t.Context(), "l")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	if _, err := ss.Delete(t.Context(), cs[0].key("locks/", "l")); err != nil {
+		t.Fatal(err)
+	}
+	if err := cs[0].Publish(held, "k", nil); !errors.Is(err, ErrLost) || held.Err() != nil {
+		t.Error("published without a lock:", err, held.Err())
+	}
+}
+
+// kill -9, with the pace of the product: the lock is another's within 15 s, and the view is without the dead one.
+func TestKilled(t *testing.T) {
+	s := server(t)
+	p := process(t, where(s), "CLUSTER_TEST_PACE=usual")
+	eventually(t, "the lock", func() bool { return p.out.String() == "locked\n" })
+	c, err := join(Options{URL: where(s), Self: node(1)}, usual)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	see(t, c, node(1).ID, node(9).ID)
+	p.kill()
+	began := time.Now()
+	_, unlock, err := c.Lock(within(t, 20*time.Second), "l")
+	if took := time.Since(began); err != nil || took > 15*time.Second {
+		t.Error("handed over after", took, err)
+	} else {
+		t.Log("handed over after", took)
+		unlock()
+	}
+	see(t, c, node(1).ID)
+	if took := time.Since(began); took > 16*time.Second {
+		t.Error("gone from the view after", took)
+	}
+}
+
+// A process that is frozen longer than its lease, and one whose etcd goes away: it comes back by itself, and says nothing on stderr.
+func TestFrozenAndThawed(t *testing.T) {
+	s := server(t)
+	cs := nodes(t, s, 1)
+	p := process(t, where(s))
+	eventually(t, "the lock", func() bool { return p.out.String() == "locked\n" })
+	see(t, cs[0], node(1).ID, node(9).ID)
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	see(t, cs[0], node(1).ID)
+	_, unlock, err := cs[0].Lock(within(t, 20*time.Second), "l")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	see(t, cs[0], node(1).ID, node(9).ID)
+	eventually(t, "its loss", func() bool { return strings.Contains(p.out.String(), "unlocked "+ErrLost.Error()) })
+	unlock()
+	eventually(t, "the lock again", func() bool { return strings.Count(p.out.String(), "locked\n") == 2 })
+	s.Stop()
+	time.Sleep(2 * quick.lease)
+	if err := s.Restart(within(t, 20*time.Second), true); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the lock once more", func() bool { return strings.Count(p.out.String(), "locked\n") == 3 })
+	if got := p.err.String(); got != "" {
+		t.Error("on stderr:", got)
+	}
+}
+
+func TestTwoWithOneID(t *testing.T) {
+	s := server(t)
+	cs := nodes(t, s, 2)
+	same := unchanged(t, cs)
+	other := node(1)
+	other.Address = "10.0.0.99:7"
+	c, log := joinAs(t, Options{URL: where(s), Self: other})
+	if err := c.Quiet(within(t, 20*time.Second)); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), "Delete the file node") {
+		t.Error(err)
+	}
+	if st := c.State(); st.Phase != Refused || len(c.View().Nodes) > 0 {
+		t.Error(st)
+	}
+	if got := log.String(); strings.Count(got, "WARN") != 1 {
+		t.Error(got)
+	}
+	phase(t, cs[0], Joined)
+	same()
+	// When the first leaves, the ID is free.
+	_ = cs[0].Close()
+	see(t, c, ids(2)...)
+	phase(t, c, Joined)
+	// Who has been in it does not take its place back from another: two would take turns.
+	r := record{node(1), "another"}
+	cs[1].mu.Lock()
+	r.Address = c.self.Address
+	cs[1].mu.Unlock()
+	if _, err := cs[1].current().Put(t.Context(), c.key("nodes/", r.ID), `{"id":"`+r.ID+`","weight":1,"address":"`+r.Address+`","instance":"x"}`); err != nil {
+		t.Fatal(err)
+	}
+	phase(t, c, Refused)
+	if len(c.View().Nodes) != 2 {
+		t.Error("the last view has not stayed:", c.View())
+	}
+}
+
+// A restart takes over at once from the process before, whose lease has not ended, with its locks.
+func TestRestartTakesOver(t *testing.T) {
+	s := server(t)
+	cs := nodes(t, s, 1)
+	p := process(t, where(s), "CLUSTER_TEST_PACE=usual")
+	eventually(t, "the lock", func() bool { return p.out.String() == "locked\n" })
+	see(t, cs[0], node(1).ID, node(9).ID)
+	same := unchanged(t, cs)
+	p.kill()
+	p = process(t, where(s), "CLUSTER_TEST_PACE=usual")
+	began := time.Now()
+	eventually(t, "the lock again", func() bool { return p.out.String() == "locked\n" })
+	if took := time.Since(began); took > 5*time.Second {
+		t.Error("it took", took)
+	}
+	same()
+	p.kill()
+	// At another address it has to wait until the lease ends, and is not refused.
+	moved := node(9)
+	moved.Address = "10.1.1.1:7"
+	patient := quick
+	patient.lease = usual.lease
+	c, _ := joinAt(t, Options{URL: where(s), Self: moved}, patient)
+	if err := c.Quiet(within(t, 20*time.Second)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDrain(t *testing.T) {
+	s := server(t)
+	cs := nodes(t, s, 3)
+	looker, _ := joinAs(t, Options{URL: where(s)})
+	see(t, looker, ids(3)...)
+	if err := looker.Drain(t.Context(), "feedfeedfeedfeed"); err == nil || !strings.Contains(err.Error(), "no such node") {
+		t.Error(err)
+	}
+	for range 2 {
+		if err := looker.Drain(t.Context(), node(2).ID); err != nil {
 			t.Fatal(err)
 		}
-		cancel()
-		t.Log(c.View(), c.State())
 	}
-	held, unlock, err := cs[0].Lock(ctx, "a")
+	draining := func(want bool) {
+		t.Helper()
+		for _, c := range cs {
+			eventually(t, "the mark", func() bool { n := c.View().Nodes; return len(n) == 3 && n[1].Draining == want })
+		}
+	}
+	draining(true)
+	cs[1].Keep("d", 1)
+	eventually(t, "the threshold", func() bool { return cs[0].View().Nodes[1].Keeps["d"] == 1 })
+	draining(true)
+	if err := s.Restart(within(t, 20*time.Second), true); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * quick.gather)
+	draining(true)
+	_ = cs[1].Close()
+	c, _ := joinAs(t, Options{URL: where(s), Self: node(2)})
+	cs[1] = c
+	draining(false)
+}
+
+func TestConcurrentLocks(t *testing.T) {
+	s := server(t)
+	cs := nodes(t, s, 3)
+	inside, most, total := 0, 0, 0
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			c := cs[i%3]
+			held, unlock, err := c.Lock(within(t, 30*time.Second), "l")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			inside++
+			total++
+			most = max(most, inside)
+			mu.Unlock()
+			if err := c.Publish(held, "k", []byte{byte(i)}); err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			inside--
+			mu.Unlock()
+			unlock()
+			unlock()
+		})
+	}
+	wg.Wait()
+	if most != 1 || total != 6 {
+		t.Errorf("%d of %d at once", most, total)
+	}
+	_, unlock, err := cs[0].Lock(t.Context(), "l")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cs[0].Publish(held, "v", []byte("1")); err != nil {
-		t.Fatal(err)
+	if _, _, err := cs[1].Lock(within(t, 200*time.Millisecond), "l"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
 	}
 	unlock()
-	_, unlock, err = cs[1].Lock(ctx, "a")
+}
+
+func TestConcurrentCreates(t *testing.T) {
+	s := server(t)
+	cs := nodes(t, s, 3)
+	var mu sync.Mutex
+	var winners []string
+	seen := map[string]bool{}
+	var wg sync.WaitGroup
+	for i := range 12 {
+		wg.Go(func() {
+			value := fmt.Sprint(i)
+			existing, err := cs[i%3].Create(within(t, 20*time.Second), "run", []byte(value))
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				t.Error(err)
+			} else if existing == nil {
+				winners = append(winners, value)
+			} else {
+				seen[string(existing)] = true
+			}
+		})
+	}
+	wg.Wait()
+	if len(winners) != 1 || len(seen) != 1 || !seen[winners[0]] {
+		t.Error(winners, seen)
+	}
+	ss := cs[0].current()
+	got, err := ss.Get(t.Context(), cs[0].key("runs/", "run"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cs[0].Publish(held, "v", []byte("1")); err == nil {
-		t.Error("published without the lock")
-	} else {
-		t.Log(err)
+	ttl, err := ss.TimeToLive(t.Context(), v3.LeaseID(got.Kvs[0].Lease))
+	if err != nil || ttl.GrantedTTL != int64(keepRuns/time.Second) {
+		t.Error(ttl, err)
 	}
-	unlock()
-	v, err := cs[2].Published(ctx, "v")
-	t.Log(string(v), err)
-	for i := range 2 {
-		v, err := cs[i].Create(ctx, "r", []byte{'a' + byte(i)})
-		t.Log(string(v), err)
+	if all, err := ss.Leases(t.Context()); err != nil || len(all.Leases) != 4 {
+		t.Error("leases are left over:", all, err)
 	}
-	t.Log(cs[0].Drain(ctx, cs[1].o.Self.ID))
-	ch := cs[2].Changed()
-	<-ch
-	t.Log(cs[2].View())
-	began := time.Now()
-	ch = cs[0].Changed()
-	cs[2].Close()
-	t.Log("closed in", time.Since(began))
-	<-ch
-	t.Log(cs[0].View(), time.Since(began))
-	s.Stop()
-	time.Sleep(2 * time.Second)
-	t.Log(cs[0].State())
-	s.Restart(ctx, true)
-	time.Sleep(1 * time.Second)
-	t.Log(cs[0].State(), cs[0].View())
-	cs[0].Close()
-	cs[1].Close()
+}
+
+func TestConcurrentUse(t *testing.T) {
+	s := server(t)
+	cs := nodes(t, s, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	var last synced.Buffer
+	wg.Go(func() {
+		cs[1].WatchPublished(ctx, "k", func(v []byte) { fmt.Fprintf(&last, "%s\n", v) })
+	})
+	for i := range 4 {
+		wg.Go(func() {
+			for j := range 10 {
+				c := cs[(i+j)%2]
+				c.Keep("d", uint64(j))
+				c.Keep(fmt.Sprint(i), 9)
+				_, _ = c.View(), c.State()
+				if err := c.Publish(ctx, "k", []byte("some")); err != nil {
+					t.Error(err)
+				}
+				if err := c.Drain(ctx, node(1).ID); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	eventually(t, "a value", func() bool { return last.String() != "" })
+	eventually(t, "the thresholds", func() bool {
+		n := cs[0].View().Nodes
+		return len(n) == 2 && len(n[0].Keeps) == 5 && len(n[1].Keeps) == 5 && n[0].Draining
+	})
+	if err := cs[0].Publish(ctx, "k", []byte("last")); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the last", func() bool { return strings.HasSuffix(last.String(), "last\n") })
+	cancel()
+	wg.Wait()
+	for _, c := range cs {
+		for range 2 {
+			wg.Go(func() { _ = c.Close() })
+		}
+	}
+	wg.Wait()
 }

@@ -26,7 +26,7 @@ type session struct {
 	lose  context.CancelCauseFunc
 	lease v3.LeaseID // 0 for those who look on
 
-	ttl     time.Duration
+	ttl     time.Duration // without an answer for so long, the session ends
 	renewed time.Time
 	end     *time.Timer
 
@@ -80,6 +80,8 @@ func (c *Cluster) open(ctx context.Context) (*session, error) {
 		return nil, s.why(err)
 	}
 	s.ctx, s.lose = context.WithCancelCause(ctx)
+	s.ttl = c.pace.lease
+	s.end = time.AfterFunc(s.ttl, func() { s.lose(ErrLost) })
 	return s, nil
 }
 
@@ -91,6 +93,7 @@ func (c *Cluster) hold(ctx context.Context) error {
 	}
 	defer func() { _ = s.Close() }()
 	defer s.lose(ErrLost)
+	defer s.end.Stop()
 	if c.o.Self.ID != "" {
 		defer s.leave(ctx)
 		if err := s.register(); err != nil {
@@ -103,8 +106,6 @@ func (c *Cluster) hold(ctx context.Context) error {
 		switch err := s.beat(); {
 		case s.ctx.Err() != nil:
 			return context.Cause(s.ctx)
-		case err != nil && s.lease == 0:
-			return s.why(err)
 		case err != nil:
 			c.failed(s.why(err))
 		default:
@@ -147,7 +148,6 @@ func (s *session) register() error {
 		return err
 	}
 	s.lease, s.ttl = grant.ID, time.Duration(grant.TTL)*time.Second
-	s.end = time.AfterFunc(s.ttl, func() { s.lose(ErrLost) })
 	s.prolong(began)
 	if ok, err := s.put(rev); err != nil || !ok {
 		return errors.Join(err, context.Cause(ctx), ErrLost)
@@ -196,13 +196,15 @@ func (s *session) beat() error {
 	c := s.c
 	ctx, cancel := s.asking()
 	defer cancel()
-	nodes := c.key("nodes/", "")
+	began, nodes := time.Now(), c.key("nodes/", "")
 	answer, err := s.Txn(ctx).Then(v3.OpGet(nodes, v3.WithPrefix(), v3.WithCountOnly()), v3.OpGet(c.key("written", "")),
 		v3.OpGet(nodes+c.o.Self.ID)).Commit()
 	if err != nil {
 		return err
 	}
-	if s.lease != 0 {
+	if s.lease == 0 {
+		s.prolong(began)
+	} else {
 		if err := s.look(answer.Responses[2].GetResponseRange().Kvs); err != nil {
 			s.lose(err)
 			return err
@@ -275,11 +277,7 @@ func (s *session) prolong(began time.Time) {
 
 // leave ends the lease for all to see if the process leaves. Otherwise it is taken over.
 func (s *session) leave(ctx context.Context) {
-	if s.lease == 0 {
-		return
-	}
-	s.end.Stop()
-	if ctx.Err() != nil {
+	if s.lease != 0 && ctx.Err() != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.c.pace.answer)
 		defer cancel()
 		_, _ = s.Revoke(ctx, s.lease)
