@@ -1,12 +1,10 @@
 package near
 
 import (
-	"errors"
 	"hash/crc32"
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 )
@@ -78,48 +76,4 @@ func FuzzNote(f *testing.F) {
 			t.Errorf("%q: %+v, %+v, %v", text, n, back, err)
 		}
 	})
-}
-
-func TestCircuit(t *testing.T) {
-	clock := time.Unix(0, 0)
-	said := ""
-	c := circuit{now: func() time.Time { return clock }, changed: func(cause error) {
-		if said += "closed "; cause != nil {
-			said = strings.TrimSuffix(said, "closed ") + "open "
-		}
-	}}
-	failed := errors.New("x")
-	step := func(after time.Duration, probe, ok bool) {
-		t.Helper()
-		clock = clock.Add(after)
-		if p, o := c.enter(); p != probe || o != ok {
-			t.Fatalf("at %v: probe %v, ok %v", clock.Sub(time.Unix(0, 0)), p, o)
-		}
-	}
-	step(0, false, true)
-	step(0, false, true)
-	c.leave(false, failed)
-	c.leave(false, failed) // began before: not counted twice
-	c.leave(false, nil)
-	step(999*time.Millisecond, false, false)
-	pause := firstPause
-	clock = clock.Add(-999 * time.Millisecond)
-	for range 9 {
-		step(pause, true, true)
-		step(0, false, false) // one tries
-		c.leave(true, failed)
-		pause = min(2*pause, mostPause)
-		step(pause-1, false, false)
-		clock = clock.Add(1 - pause)
-	}
-	step(pause, true, true)
-	c.withdraw(true) // it said nothing, so another tries at once
-	step(0, true, true)
-	c.leave(true, nil)
-	step(0, false, true)
-	c.leave(false, failed)
-	step(firstPause, true, true)
-	if said != "open closed open " || !c.isOpen() || c.ready() {
-		t.Error(said)
-	}
 }

@@ -72,8 +72,8 @@ type Config struct {
 // Tier is one near tier. Safe for concurrent use.
 type Tier struct {
 	cfg     Config
-	reading circuit
-	putting circuit
+	reading *objstore.Circuit
+	putting *objstore.Circuit
 	places  *semaphore.Weighted
 	ahead   *semaphore.Weighted // the places that prefetches may have
 	windows *semaphore.Weighted // memory of reads that are verified before they are copied: half of it all
@@ -100,8 +100,8 @@ func New(cfg Config) *Tier {
 		cfg: cfg, places: semaphore.NewWeighted(readPlaces), ahead: semaphore.NewWeighted(readPlaces - demandPlaces),
 		windows: semaphore.NewWeighted(cfg.Memory / 2),
 	}
-	t.reading = circuit{now: cfg.Now, changed: t.say("the near tier is left out: all is read from the origin", "the near tier is read again")}
-	t.putting = circuit{now: cfg.Now, changed: t.say("nothing is put to the near tier: it is still read", "copies are put to the near tier again")}
+	t.reading = objstore.NewCircuit(cfg.Now, t.say("the near tier is left out: all is read from the origin", "the near tier is read again"))
+	t.putting = objstore.NewCircuit(cfg.Now, t.say("nothing is put to the near tier: it is still read", "copies are put to the near tier again"))
 	t.queue.init(t)
 	return t
 }
@@ -148,9 +148,9 @@ func (t *Tier) Stats() Stats {
 		Damaged: t.count.damaged.Load(), Errors: t.count.errs.Load(), InFlight: t.count.inFlight.Load(), Queued: t.held.Load() + t.queue.used(), Median: q[0].Seconds(), P99: q[1].Seconds(),
 	}
 	switch {
-	case t.reading.isOpen():
+	case t.reading.IsOpen():
 		s.State = "away"
-	case t.putting.isOpen():
+	case t.putting.IsOpen():
 		s.State = "read-only"
 	}
 	return s
@@ -287,7 +287,7 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 		t.hit(q)
 		return true
 	}
-	probe, ok := t.reading.enter()
+	probe, ok := t.reading.Enter()
 	if !ok {
 		t.count.passed.Add(1)
 		return false
@@ -300,7 +300,7 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 	}
 	leave := t.take(ctx, need)
 	if leave == nil {
-		t.reading.withdraw(probe)
+		t.reading.Withdraw(probe)
 		t.count.passed.Add(1)
 		return false
 	}
@@ -320,7 +320,7 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 		t.hit(q)
 		t.inARow.Store(0)
 	case ctx.Err() != nil:
-		t.reading.withdraw(probe)
+		t.reading.Withdraw(probe)
 		return false
 	case objstore.KindOf(err) == objstore.KindNotFound:
 		q.got = missed
@@ -342,7 +342,7 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 	if err != nil {
 		t.count.errs.Add(1)
 	}
-	t.reading.leave(probe, err)
+	t.reading.Leave(probe, err)
 	return err == nil
 }
 

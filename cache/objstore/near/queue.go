@@ -95,7 +95,7 @@ func (u *queue) offer(origin objstore.Layer, q *part) {
 
 // admit takes the memory of a job for the part, if there is to be one.
 func (u *queue) admit(q *part) bool {
-	ready := u.t.putting.ready()
+	ready := u.t.putting.Ready()
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	switch {
@@ -143,10 +143,10 @@ func (u *queue) work() {
 // put puts one copy.
 func (u *queue) put(j *job) {
 	t := u.t
-	probe, ok := t.putting.enter()
+	probe, ok := t.putting.Enter()
 	if !ok || u.ctx.Err() != nil {
 		if ok {
-			t.putting.withdraw(probe)
+			t.putting.Withdraw(probe)
 		}
 		t.count.dropped.Add(1)
 		return
@@ -157,7 +157,7 @@ func (u *queue) put(j *job) {
 		data = make([]byte, j.size)
 		ctx := objstore.WithUrgency(u.ctx, objstore.NewUrgency(time.Time{})) // nobody waits
 		if err := j.origin.ReadAt(ctx, j.o, data, j.off); err != nil {
-			t.putting.withdraw(probe)
+			t.putting.Withdraw(probe)
 			t.count.dropped.Add(1)
 			return
 		}
@@ -171,14 +171,14 @@ func (u *queue) put(j *job) {
 		t.count.exist.Add(1)
 		err = nil
 	case u.ctx.Err() != nil:
-		t.putting.withdraw(probe)
+		t.putting.Withdraw(probe)
 		t.count.dropped.Add(1)
 		return
 	default:
 		t.count.errs.Add(1)
 		t.count.dropped.Add(1)
 	}
-	t.putting.leave(probe, err)
+	t.putting.Leave(probe, err)
 }
 
 // send sends a copy: with a condition, so that of several nodes one stores it, if the engine knows conditions and
