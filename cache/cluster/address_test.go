@@ -78,7 +78,7 @@ func TestUserAndRights(t *testing.T) {
 		"etcd://u:p%2F%40@" + s.Addr + "/other": "role grant-permission ROLE readwrite --prefix=true /shoal/v1/other/",
 	} {
 		c, _ := joinAs(t, Options{URL: at, Self: node(1)})
-		if err := c.Quiet(within(t, time.Second)); err == nil || !strings.Contains(err.Error(), part) {
+		if err := c.Quiet(within(t, 4*time.Second)); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s: %v", at, err)
 		}
 	}
@@ -120,12 +120,12 @@ func TestTLS(t *testing.T) {
 	}
 	for _, bad := range []*tls.Config{nil, with(other, pair), with(ca)} {
 		c, _ := joinAs(t, Options{URL: at, Self: node(2), TLS: bad})
-		if err := c.Quiet(within(t, 2*time.Second)); err == nil || !strings.Contains(err.Error(), "certificate") {
+		if err := c.Quiet(within(t, 4*time.Second)); err == nil || !strings.Contains(err.Error(), "certificate") {
 			t.Error(err)
 		}
 	}
 	plain, _ := joinAs(t, Options{URL: strings.Replace(at, "etcds", "etcd", 1), Self: node(3)})
-	if err := plain.Quiet(within(t, time.Second)); err == nil || !strings.Contains(err.Error(), "etcds://") {
+	if err := plain.Quiet(within(t, 4*time.Second)); err == nil || !strings.Contains(err.Error(), "etcds://") {
 		t.Error(err)
 	}
 }

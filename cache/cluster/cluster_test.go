@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	v3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
 
 	"github.com/shoalfs/shoal/lab/rig/etcd"
@@ -23,8 +22,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
-// quick is the usual pace, ten times as fast as far as etcd's leases allow.
-var quick = pace{lease: time.Second, beat: 50 * time.Millisecond, answer: 300 * time.Millisecond, quiet: 200 * time.Millisecond, gather: 800 * time.Millisecond}
+// quick is the usual pace, faster. The lease is longer than need be, for machines with much else to do.
+var quick = pace{lease: 3 * time.Second, beat: 50 * time.Millisecond, answer: time.Second, quiet: 200 * time.Millisecond, gather: 1500 * time.Millisecond}
 
 func TestMain(m *testing.M) {
 	if url := os.Getenv("CLUSTER_TEST_URL"); url != "" {
@@ -215,7 +214,7 @@ func TestNodesComeAndGo(t *testing.T) {
 	}
 	began := time.Now()
 	_ = cs[0].Close()
-	if took := time.Since(began); took > 500*time.Millisecond {
+	if took := time.Since(began); took > quick.answer {
 		t.Error("leaving took", took)
 	}
 	see(t, cs[1], ids(3)[1:]...)
@@ -233,11 +232,11 @@ func TestEtcdAwayAtStart(t *testing.T) {
 	if took := time.Since(began); took > 50*time.Millisecond {
 		t.Error("joining took", took)
 	}
-	err := c.Quiet(within(t, time.Second))
+	err := c.Quiet(within(t, 3*time.Second))
 	if err == nil || !strings.Contains(err.Error(), "cannot be reached: see that it runs") || strings.Contains(err.Error(), "u:p@") {
 		t.Error(err)
 	}
-	if _, err := c.Published(within(t, time.Second), "k"); !errors.Is(err, ErrAway) {
+	if _, err := c.Published(within(t, 3*time.Second), "k"); !errors.Is(err, ErrAway) {
 		t.Error(err)
 	}
 	if err := s.Restart(within(t, 20*time.Second), false); err != nil {
@@ -253,7 +252,7 @@ func TestEtcdAwayAtStart(t *testing.T) {
 	phase(t, c, Away)
 	began = time.Now()
 	_ = c.Close()
-	if took := time.Since(began); took > time.Second {
+	if took := time.Since(began); took > 2*quick.answer {
 		t.Error("leaving took", took, "without etcd")
 	}
 }
@@ -307,8 +306,10 @@ func TestEtcdFails(t *testing.T) {
 			}
 			time.Sleep(2 * quick.gather)
 			same()
-			if v, err := cs[1].Published(t.Context(), "k"); err != nil || (string(v) != "v") != strings.HasPrefix(how, "emptied") {
-				t.Errorf("%q %v", v, err)
+			var v []byte
+			eventually(t, "an answer", func() bool { v, err = cs[1].Published(t.Context(), "k"); return err == nil })
+			if (string(v) != "v") != strings.HasPrefix(how, "emptied") {
+				t.Errorf("%q", v)
 			}
 			if held.Err() != nil {
 				if err := cs[0].Publish(held, "k", nil); !errors.Is(err, ErrLost) {
@@ -596,12 +597,15 @@ func TestConcurrentCreates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ttl, err := ss.TimeToLive(t.Context(), v3.LeaseID(got.Kvs[0].Lease))
-	if err != nil || ttl.GrantedTTL != int64(keepRuns/time.Second) {
-		t.Error(ttl, err)
+	all, err := ss.Leases(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	if all, err := ss.Leases(t.Context()); err != nil || len(all.Leases) != 4 {
-		t.Error("leases are left over:", all, err)
+	for _, l := range all.Leases {
+		ttl, err := ss.TimeToLive(t.Context(), l.ID)
+		if err != nil || (ttl.GrantedTTL == int64(keepRuns/time.Second)) != (int64(l.ID) == got.Kvs[0].Lease) {
+			t.Error(ttl, err)
+		}
 	}
 }
 
@@ -609,13 +613,13 @@ func TestConcurrentUse(t *testing.T) {
 	s := server(t)
 	cs := nodes(t, s, 2)
 	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
+	var wg, workers sync.WaitGroup
 	var last synced.Buffer
 	wg.Go(func() {
 		cs[1].WatchPublished(ctx, "k", func(v []byte) { fmt.Fprintf(&last, "%s\n", v) })
 	})
 	for i := range 4 {
-		wg.Go(func() {
+		workers.Go(func() {
 			for j := range 10 {
 				c := cs[(i+j)%2]
 				c.Keep("d", uint64(j))
@@ -635,6 +639,7 @@ func TestConcurrentUse(t *testing.T) {
 		n := cs[0].View().Nodes
 		return len(n) == 2 && len(n[0].Keeps) == 5 && len(n[1].Keeps) == 5 && n[0].Draining
 	})
+	workers.Wait()
 	if err := cs[0].Publish(ctx, "k", []byte("last")); err != nil {
 		t.Error(err)
 	}

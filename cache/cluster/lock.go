@@ -83,11 +83,14 @@ func (c *Cluster) ask(ctx context.Context, what string, f func(context.Context, 
 	if s := c.current(); s != nil {
 		asking, cancel := s.within(ctx)
 		defer cancel()
-		if err = f(asking, s); err != nil && ctx.Err() != nil {
-			err = context.Cause(ctx)
+		if err = f(asking, s); err != nil && s.ctx.Err() != nil {
+			err = ErrAway
 		} else if err != nil {
 			err = s.why(err)
 		}
+	}
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("cluster %s: %s: %w", c.at, what, err)
@@ -167,7 +170,9 @@ func (c *Cluster) Create(ctx context.Context, key string, value []byte) (existin
 			if err != nil || answer.Succeeded {
 				return err
 			}
-			_, _ = s.Revoke(ctx, grant.ID)
+			revoking, cancel := s.asking()
+			defer cancel()
+			_, _ = s.Revoke(revoking, grant.ID)
 			if got.Kvs = answer.Responses[0].GetResponseRange().Kvs; len(got.Kvs) == 0 {
 				return errors.New("etcd answered with no value")
 			}
