@@ -57,6 +57,7 @@ var mayImport = map[string][]string{
 	"cache/segment":               {"internal/killpoint", "cache/crypt"},
 	"cache/objstore":              {"internal/trace"},
 	"cache/objstore/near":         {"cache/objstore"},
+	"cache/peer":                  {"cache", "cache/objstore"},
 	"cache/objstore/s3":           {"cache/objstore"},
 	"cache/objstore/stores":       {"cache/objstore", "cache/objstore/s3"},
 	"cache/objstore/objstoretest": {"cache/objstore"},

@@ -23,31 +23,58 @@ type member struct {
 // makes the whole request urgent. If the request fails, all its files fail; a reader that waits for one tries again
 // with its own request, unless the store is in trouble.
 func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func(file int, err error)) (started int, out Outcome) {
+	started, _, out = v.startGroup(a, files, due, false, done)
+	return started, out
+}
+
+// Gather is for a peer that asks for the files at due, and then gets each by Serve: it starts to fetch those that are
+// missing and of one extent, by as few requests as PrefetchGroup would. It never blocks.
+func (v *Volume) Gather(files []int, due time.Time) {
+	for out := Started; len(files) > 0 && (out == Started || out == Present); {
+		_, files, out = v.startGroup(nil, files, due, true, nil)
+	}
+}
+
+// startGroup does what PrefetchGroup says, and also returns the files from which on it left all out.
+func (v *Volume) startGroup(a *Account, files []int, due time.Time, forPeer bool, done func(file int, err error)) (started int, rest []int, out Outcome) {
+	here := func(e uint32) bool {
+		if forPeer {
+			return v.whole(e)
+		}
+		return v.claim(a, e)
+	}
 	var group []member
 	var o objstore.Object
 	var end int64
 	var asks bool
 	out = Present
-	for _, file := range files {
-		if v.Extents(file) != 1 || v.Claim(a, file, 0) {
+	for i, file := range files {
+		if v.Extents(file) != 1 || v.onDisk(v.extent(file, 0)) {
+			continue
+		}
+		v.mu.Lock()
+		ok := here(v.extent(file, 0))
+		v.mu.Unlock()
+		if ok {
 			continue
 		}
 		at, off := v.object(file)
-		peer := v.asks(file, 0)
+		peer := !forPeer && v.asks(file, 0)
 		if len(group) > 0 && (at.Key != o.Key || at.ETag != o.ETag || off < end || peer != asks) {
+			rest = files[i:]
 			break
 		}
 		n := v.m.Size(file)
 		size := footprint(int(n))
 		if !v.c.ledger.TryReserve(size, ForPrefetch) {
-			out = NoMemory
+			out, rest = NoMemory, files[i:]
 			break
 		}
 		o, end, asks = at, off+n, peer
 		group = append(group, member{file: file, e: v.extent(file, 0), size: size})
 	}
 	if len(group) == 0 {
-		return 0, out
+		return 0, rest, out
 	}
 
 	urgency := objstore.NewUrgency(due)
@@ -55,7 +82,7 @@ func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func
 	v.mu.Lock()
 	kept := group[:0]
 	for _, m := range group {
-		if v.claim(a, m.e) { // also if it is in the group twice
+		if here(m.e) { // also if it is in the group twice
 			unused += m.size
 			continue
 		}
@@ -65,7 +92,7 @@ func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func
 			continue
 		}
 		m.fl = v.launch(m.e, int(v.m.Size(m.file)), a, urgency)
-		m.fl.group, m.fl.asks = true, asks
+		m.fl.group, m.fl.asks, m.fl.spent = true, asks, forPeer
 		kept = append(kept, m)
 	}
 	v.mu.Unlock()
@@ -73,11 +100,13 @@ func (v *Volume) PrefetchGroup(a *Account, files []int, due time.Time, done func
 		v.c.ledger.Release(unused, ForPrefetch)
 	}
 	if len(kept) == 0 {
-		return 0, out
+		return 0, rest, out
 	}
-	v.ds.count.prefetched.Add(int64(len(kept)))
+	if !forPeer {
+		v.ds.count.prefetched.Add(int64(len(kept)))
+	}
 	v.ds.crew.do(func() { v.flyGroup(kept, asks, urgency, done) })
-	return len(kept), Started
+	return len(kept), rest, Started
 }
 
 // flyGroup fetches the members by one request and lands each.

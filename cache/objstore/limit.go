@@ -280,6 +280,14 @@ func WithUrgency(ctx context.Context, u *Urgency) context.Context {
 	return context.WithValue(ctx, urgencyKey{}, u)
 }
 
+// DueOf returns when the context's request has to be done: at once unless it is a prefetch; false if that is unknown.
+func DueOf(ctx context.Context) (t time.Time, ok bool) {
+	if u := urgencyOf(ctx); u != nil && !u.Raised() {
+		return u.Due()
+	}
+	return time.Now(), true
+}
+
 func urgencyOf(ctx context.Context) *Urgency {
 	u, _ := ctx.Value(urgencyKey{}).(*Urgency)
 	return u

@@ -1,0 +1,622 @@
+package peer
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+const (
+	places     = 64
+	allPlaces  = 256
+	idleClient = time.Minute
+)
+
+// Node is another node.
+type Node struct {
+	ID      string
+	Address string // HOST:PORT
+	Zone    string
+}
+
+// ClientConfig describes a client.
+type ClientConfig struct {
+	TLS *tls.Config // nil: plain
+	Log *slog.Logger
+	Now func() time.Time // of the circuits; nil: time.Now
+}
+
+// Client asks other nodes. Safe for concurrent use.
+type Client struct {
+	cfg    ClientConfig
+	http   *http.Client
+	places *semaphore.Weighted
+
+	mu      sync.Mutex
+	remotes map[string]*remote // by the nodes' IDs
+	closed  bool
+}
+
+// NewClient returns a client.
+func NewClient(cfg ClientConfig) *Client {
+	cfg.Log = cmp.Or(cfg.Log, slog.Default())
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	c := &Client{cfg: cfg, places: semaphore.NewWeighted(allPlaces), remotes: map[string]*remote{}}
+	c.http = &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: cfg.TLS, TLSHandshakeTimeout: silence, ResponseHeaderTimeout: sendDeadline, MaxIdleConnsPerHost: -1}}
+	return c
+}
+
+var dialer = &net.Dialer{Timeout: silence, KeepAlive: 15 * time.Second}
+
+// remote is what a client knows of a node.
+type remote struct {
+	c       *Client
+	circuit *objstore.Circuit
+	places  *semaphore.Weighted
+	late    atomic.Int64 // in a row
+
+	mu    sync.Mutex
+	node  Node
+	idle  []*clientConn // the longest idle first
+	gone  bool
+	cause string // of the last failure
+
+	latency objstore.Histogram
+	count   struct {
+		asked, hits, bytes, errs, late, damaged, passed, inFlight atomic.Int64
+		no                                                        [numReasons]atomic.Int64
+	}
+}
+
+// Stats are a client's counts for one node, since it was first seen. They count pieces, but for errors and late: requests.
+type Stats struct {
+	Node     string           `json:"node"`
+	Address  string           `json:"address"`
+	Zone     string           `json:"zone,omitempty"`
+	State    string           `json:"state"`           // on, away
+	Cause    string           `json:"cause,omitempty"` // of the last failure
+	Asked    int64            `json:"asked"`
+	Hits     int64            `json:"hits"`
+	Bytes    int64            `json:"bytes"`
+	No       map[string]int64 `json:"no,omitempty"` // by reason
+	Passed   int64            `json:"passed"`       // not asked: the node was away, or no place was free in time
+	Damaged  int64            `json:"damaged"`      // with a wrong checksum
+	Errors   int64            `json:"errors"`
+	Late     int64            `json:"late"`
+	InFlight int64            `json:"in_flight"`
+	Median   float64          `json:"latency_p50_seconds"`
+	P99      float64          `json:"latency_p99_seconds"`
+}
+
+// Stats returns a snapshot, ordered by node.
+func (c *Client) Stats() (all []Stats) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.remotes {
+		q := r.latency.Quantiles(0.5, 0.99)
+		s := Stats{
+			State: "on", Asked: r.count.asked.Load(), Hits: r.count.hits.Load(), Bytes: r.count.bytes.Load(), Passed: r.count.passed.Load(), Damaged: r.count.damaged.Load(),
+			Errors: r.count.errs.Load(), Late: r.count.late.Load(), InFlight: r.count.inFlight.Load(), Median: q[0].Seconds(), P99: q[1].Seconds(),
+		}
+		for i := range r.count.no {
+			if n := r.count.no[i].Load(); n > 0 {
+				if s.No == nil {
+					s.No = map[string]int64{}
+				}
+				s.No[Reason(i).String()] = n
+			}
+		}
+		if r.circuit.IsOpen() {
+			s.State = "away"
+		}
+		r.mu.Lock()
+		s.Node, s.Address, s.Zone, s.Cause = r.node.ID, r.node.Address, r.node.Zone, r.cause
+		r.mu.Unlock()
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b Stats) int { return cmp.Compare(a.Node, b.Node) })
+	return all
+}
+
+// Retain forgets all nodes but these.
+func (c *Client) Retain(nodes []Node) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, r := range c.remotes {
+		if !slices.ContainsFunc(nodes, func(n Node) bool { return n.ID == id }) {
+			delete(c.remotes, id)
+			r.close()
+		}
+	}
+}
+
+// Close closes idle connections, and each other one when its request is done.
+func (c *Client) Close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.Retain(nil)
+	c.http.CloseIdleConnections()
+}
+
+// Ready reports whether a node would be asked now.
+func (c *Client) Ready(id string) bool {
+	c.mu.Lock()
+	r := c.remotes[id]
+	c.mu.Unlock()
+	return r == nil || r.circuit.Ready()
+}
+
+// remote returns what is known of a node.
+func (c *Client) remote(n Node) *remote {
+	c.mu.Lock()
+	r := c.remotes[n.ID]
+	if r == nil {
+		r = &remote{c: c, node: n, places: semaphore.NewWeighted(places), gone: c.closed}
+		r.circuit = objstore.NewCircuit(c.cfg.Now, r.say)
+		if !c.closed {
+			c.remotes[n.ID] = r
+		}
+	}
+	c.mu.Unlock()
+	r.mu.Lock()
+	moved := r.node.Address != n.Address
+	r.node = n
+	r.mu.Unlock()
+	if moved {
+		r.drain()
+	}
+	return r
+}
+
+// say logs that a node went away, or came back.
+func (r *remote) say(cause error) {
+	if cause != nil {
+		r.c.cfg.Log.Warn("a node does not answer as it should: what it has is read from the store", "node", r.node.ID, "address", r.node.Address, "cause", cause)
+	} else {
+		r.c.cfg.Log.Info("the node is asked again", "node", r.node.ID, "address", r.node.Address)
+	}
+}
+
+// Read asks a node for pieces, and sets Filled of those that it got. It ends with the bytes, with a refusal, or soon: see
+// the rules.
+func (c *Client) Read(ctx context.Context, node Node, req Request, pieces []Piece) {
+	r := c.remote(node)
+	start := time.Now()
+	if slices.ContainsFunc(pieces, func(p Piece) bool { return len(p.P) == 0 || len(p.P) > extentSize || len(p.ETag) > mostETag }) {
+		r.count.passed.Add(int64(len(pieces)))
+		return
+	}
+	w := &watch{ctx: ctx, start: start}
+	if objstore.PriorityOf(ctx) == objstore.Demand {
+		w.waits = start
+	}
+	req.due = longest
+	if due, ok := objstore.DueOf(ctx); ok {
+		req.due = max(due.Sub(start), 0)
+	}
+	for len(pieces) > 0 {
+		n, total := 0, 0
+		for n < len(pieces) && n < mostPieces {
+			if total += len(pieces[n].P); total > mostBytes && n > 0 {
+				break
+			}
+			n++
+		}
+		if !r.read(w, req, pieces[:n]) {
+			r.count.passed.Add(int64(len(pieces) - n))
+			return
+		}
+		pieces = pieces[n:]
+	}
+}
+
+// watch tells how long a read may go on.
+type watch struct {
+	ctx   context.Context
+	start time.Time
+	waits time.Time // since when somebody waits for it; zero: nobody does
+	heard time.Time // when the last byte came
+}
+
+var (
+	errLate   = errors.New("no answer in time")
+	errSilent = fmt.Errorf("silent for %v", silence)
+)
+
+// tick is how often a read looks at its watch.
+const tick = 100 * time.Millisecond
+
+// check returns why the read is to be given up.
+func (w *watch) check() error {
+	now := time.Now()
+	if w.waits.IsZero() && objstore.PriorityOf(w.ctx) == objstore.Demand {
+		w.waits = now
+	}
+	switch {
+	case w.ctx.Err() != nil:
+		return w.ctx.Err()
+	case !w.heard.IsZero() && now.Sub(w.heard) > silence:
+		return errSilent
+	case now.Sub(w.start) > longest, !w.waits.IsZero() && now.Sub(w.waits) > patience:
+		return errLate
+	}
+	return nil
+}
+
+// read asks for pieces by one request. It reports whether the node answered.
+func (r *remote) read(w *watch, req Request, pieces []Piece) bool {
+	leave := r.place(w)
+	if leave == nil {
+		r.count.passed.Add(int64(len(pieces)))
+		return false
+	}
+	defer leave()
+	probe, ok := r.circuit.Enter()
+	if !ok {
+		r.count.passed.Add(int64(len(pieces)))
+		return false
+	}
+	r.count.asked.Add(int64(len(pieces)))
+	start := time.Now()
+	err := r.exchange(w, req, pieces)
+	r.tally(pieces)
+	switch {
+	case err == nil:
+		r.latency.Record(time.Since(start))
+		r.late.Store(0)
+		r.circuit.Leave(probe, nil)
+		return true
+	case w.ctx.Err() != nil:
+		r.circuit.Withdraw(probe)
+		return false
+	case errors.Is(err, errLate):
+		r.count.late.Add(1)
+		if r.late.Add(1) < mostLate && !probe {
+			r.circuit.Withdraw(probe)
+			return false
+		}
+	case errors.Is(err, errDamaged):
+		r.count.damaged.Add(1)
+	default:
+		r.count.errs.Add(1)
+	}
+	r.mu.Lock()
+	r.cause = err.Error()
+	r.mu.Unlock()
+	r.circuit.Leave(probe, err)
+	return false
+}
+
+// tally counts what came of pieces.
+func (r *remote) tally(pieces []Piece) {
+	for _, p := range pieces {
+		if p.Filled {
+			r.count.hits.Add(1)
+			r.count.bytes.Add(int64(len(p.P)))
+		} else if p.no > 0 {
+			r.count.no[p.no].Add(1)
+		}
+	}
+}
+
+// place waits for a place. It returns nil if there is none in time, or the node is away.
+func (r *remote) place(w *watch) (leave func()) {
+	take := func(s *semaphore.Weighted) bool {
+		for !s.TryAcquire(1) {
+			if w.check() != nil || !r.circuit.Ready() {
+				return false
+			}
+			ctx, cancel := context.WithTimeout(w.ctx, tick)
+			err := s.Acquire(ctx, 1)
+			cancel()
+			if err == nil {
+				return true
+			}
+		}
+		return true
+	}
+	if !take(r.places) {
+		return nil
+	}
+	if !take(r.c.places) {
+		r.places.Release(1)
+		return nil
+	}
+	r.count.inFlight.Add(1)
+	return func() {
+		r.count.inFlight.Add(-1)
+		r.c.places.Release(1)
+		r.places.Release(1)
+	}
+}
+
+// exchange sends a request and reads its answer; a second time, on a new connection, if an idle one was closed.
+func (r *remote) exchange(w *watch, req Request, pieces []Piece) error {
+	c := r.takeIdle()
+	for {
+		used := c != nil
+		if !used {
+			var err error
+			if c, err = r.connect(w); err != nil {
+				return err
+			}
+		}
+		err := c.do(w, req, pieces)
+		if err == nil {
+			r.putIdle(c)
+			return nil
+		}
+		_ = c.conn.Close()
+		if !used || c.heard || !closed(err) {
+			return err
+		}
+		c = nil
+	}
+}
+
+// closed reports whether err means that the other end closed the connection.
+func closed(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+// takeIdle returns the connection that was used last, or nil.
+func (r *remote) takeIdle() *clientConn {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old := time.Now().Add(-idleClient)
+	for len(r.idle) > 0 && r.idle[0].since.Before(old) {
+		_ = r.idle[0].conn.Close()
+		r.idle = slices.Delete(r.idle, 0, 1)
+	}
+	if len(r.idle) == 0 {
+		return nil
+	}
+	c := r.idle[len(r.idle)-1]
+	r.idle = r.idle[:len(r.idle)-1]
+	return c
+}
+
+func (r *remote) putIdle(c *clientConn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.gone || c.address != r.node.Address || c.from < c.to { // more than the answer came
+		_ = c.conn.Close()
+		return
+	}
+	c.since = time.Now()
+	r.idle = append(r.idle, c)
+}
+
+// drain closes idle connections.
+func (r *remote) drain() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.idle {
+		_ = c.conn.Close()
+	}
+	r.idle = nil
+}
+
+func (r *remote) close() {
+	r.mu.Lock()
+	r.gone = true
+	r.mu.Unlock()
+	r.drain()
+}
+
+// clientConn is a connection that speaks the protocol.
+type clientConn struct {
+	conn    net.Conn
+	address string
+	since   time.Time // it is idle
+
+	number   uint32
+	heard    bool // a byte of the answer
+	out      []byte
+	in       []byte // [from:to] was read and is not used yet
+	from, to int
+	seen     []bool // by piece: its frame came
+}
+
+// connect makes a connection.
+func (r *remote) connect(w *watch) (*clientConn, error) {
+	r.mu.Lock()
+	node := r.node
+	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(w.ctx, silence)
+	defer cancel()
+	conn, err := dialer.DialContext(ctx, "tcp", node.Address)
+	if err != nil {
+		return nil, err
+	}
+	_ = conn.SetDeadline(time.Now().Add(silence))
+	if r.c.cfg.TLS != nil {
+		t := tls.Client(conn, r.c.cfg.TLS)
+		if err := t.HandshakeContext(ctx); err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+		conn = t
+	}
+	c := &clientConn{conn: conn, address: node.Address, in: make([]byte, 4<<10)}
+	if err := c.upgrade(node); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// upgrade agrees on the protocol.
+func (c *clientConn) upgrade(node Node) error {
+	if _, err := fmt.Fprintf(c.conn, "GET %sread HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", basePath, node.Address, upgradeTo); err != nil {
+		return err
+	}
+	b := bufio.NewReader(io.LimitReader(c.conn, 8<<10))
+	answer, err := http.ReadResponse(b, nil)
+	if err != nil {
+		return err
+	}
+	_ = answer.Body.Close()
+	switch {
+	case answer.StatusCode == http.StatusUpgradeRequired, answer.StatusCode == http.StatusNotFound:
+		return fmt.Errorf("the node does not speak %s, but %q: run the same version of shoal on all nodes", upgradeTo, answer.Header.Get("Upgrade"))
+	case answer.StatusCode != http.StatusSwitchingProtocols, answer.Header.Get("Upgrade") != upgradeTo, b.Buffered() > 0:
+		return fmt.Errorf("no upgrade to %s: %s", upgradeTo, answer.Status)
+	case answer.Header.Get(nodeHeader) != node.ID:
+		return fmt.Errorf("another node answers there: %q", answer.Header.Get(nodeHeader))
+	}
+	return nil
+}
+
+// do sends a request and reads its answer.
+func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
+	c.number++
+	c.heard, req.number = false, c.number
+	c.out = appendRequest(c.out[:0], req, pieces)
+	w.heard = time.Now()
+	if err := c.conn.SetDeadline(w.heard.Add(silence)); err != nil {
+		return err
+	}
+	if _, err := c.conn.Write(c.out); err != nil {
+		return err
+	}
+	if err := c.conn.SetReadDeadline(time.Now().Add(tick)); err != nil {
+		return err
+	}
+	c.seen = slices.Grow(c.seen[:0], len(pieces))[:len(pieces)]
+	clear(c.seen)
+	for left, waits := len(pieces), 0; left > 0; {
+		head, err := c.next(w, frameSize)
+		if err != nil {
+			return err
+		}
+		f, err := parseFrame(head, req.number, pieces)
+		switch {
+		case err != nil:
+			return err
+		case f.kind == frameWait:
+			if waits++; waits > mostWaits {
+				return fmt.Errorf("%w: too many waits", errProtocol)
+			}
+			continue
+		case c.seen[f.piece]:
+			return fmt.Errorf("%w: piece %d twice", errProtocol, f.piece)
+		}
+		c.seen[f.piece] = true
+		left--
+		if f.kind == frameNo {
+			pieces[f.piece].no = f.reason
+			continue
+		}
+		if err := c.data(w, &pieces[f.piece]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errDamaged = errors.New("wrong checksum")
+
+// data reads the bytes of a piece.
+func (c *clientConn) data(w *watch, p *Piece) error {
+	sums, err := c.next(w, 4*sumsOf(len(p.P)))
+	if err != nil {
+		return err
+	}
+	var all [4 * extentSize / granuleSize]byte // the buffer is used again
+	copy(all[:], sums)
+	n := copy(p.P, c.in[c.from:c.to])
+	c.from += n
+	for n < len(p.P) {
+		m, err := c.read(w, p.P[n:])
+		if err != nil {
+			return err
+		}
+		n += m
+	}
+	if !checkSums(all[:], p.P) {
+		return errDamaged
+	}
+	p.Filled = true
+	return nil
+}
+
+// next returns the next n bytes, valid until the next call.
+func (c *clientConn) next(w *watch, n int) ([]byte, error) {
+	if c.to-c.from < n {
+		c.to = copy(c.in, c.in[c.from:c.to])
+		c.from = 0
+		for c.to < n {
+			m, err := c.read(w, c.in[c.to:])
+			if err != nil {
+				return nil, err
+			}
+			c.to += m
+		}
+	}
+	b := c.in[c.from : c.from+n]
+	c.from += n
+	return b, nil
+}
+
+// read reads from the connection, and looks at the watch at each tick.
+func (c *clientConn) read(w *watch, p []byte) (int, error) {
+	for {
+		n, err := c.conn.Read(p)
+		if n > 0 {
+			w.heard, c.heard = time.Now(), true
+			return n, nil
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return 0, cmp.Or(err, io.ErrNoProgress)
+		}
+		if err := w.check(); err != nil {
+			return 0, err
+		}
+		if err := c.conn.SetReadDeadline(time.Now().Add(tick)); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// File opens a manifest or a layout of a node. What it gives is not verified.
+func (c *Client) File(ctx context.Context, node Node, name string) (io.ReadCloser, error) {
+	scheme := "http://"
+	if c.cfg.TLS != nil {
+		scheme = "https://"
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+node.Address+basePath+"manifest/"+url.PathEscape(name), nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if answer.StatusCode != http.StatusOK {
+		_ = answer.Body.Close()
+		return nil, fmt.Errorf("%s of node %s: %s", name, node.ID, answer.Status)
+	}
+	return answer.Body, nil
+}

@@ -1,0 +1,234 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/lab/rig/synced"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var noise = func() []byte {
+	data := make([]byte, 24<<20)
+	_, _ = rand.NewChaCha8([32]byte{5}).Read(data)
+	return data
+}()
+
+// shelf is a Serving of one version. File f has the bytes of noise from 1000*f on.
+type shelf struct {
+	sync.Mutex
+	held    map[int]bool  // else it is to be fetched
+	fetches time.Duration // how long a fetch takes
+	err     error         // what fetches end in
+	gate    chan struct{} // fetches wait for it
+
+	lent, open, gathered atomic.Int64
+}
+
+var (
+	dataset = [16]byte{1, 2}
+	version = [32]byte{3, 4}
+)
+
+func pathOf(file int) [16]byte { return [16]byte{byte(file), byte(file >> 8), 9} }
+
+func (s *shelf) Volume(d [16]byte, v [32]byte) (Volume, func(), bool) {
+	if d != dataset || v != version {
+		return nil, nil, false
+	}
+	s.open.Add(1)
+	return s, func() { s.open.Add(-1) }, true
+}
+
+func (s *shelf) File(name string) (io.ReadCloser, int64, error) {
+	if name != "manifest-1" {
+		return nil, 0, fs.ErrNotExist
+	}
+	return io.NopCloser(bytes.NewReader(noise)), int64(len(noise)), nil
+}
+
+func (s *shelf) Check(file int, path [16]byte, etag string) bool {
+	return file < 1000 && path == pathOf(file) && etag == "etag"
+}
+
+func (s *shelf) Gather(files []int, _ time.Time) { s.gathered.Add(int64(len(files))) }
+
+func (s *shelf) Serve(ctx context.Context, file int, off int64, n int, _ time.Time, held bool) ([]byte, func(), error) {
+	s.Lock()
+	here, gate, takes, err := s.held[file], s.gate, s.fetches, s.err
+	s.Unlock()
+	if !here {
+		if held {
+			return nil, nil, cache.ErrNotHeld
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		if gate == nil {
+			c := make(chan struct{})
+			gate = c
+			time.AfterFunc(takes, func() { close(c) })
+		}
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		}
+		s.Lock()
+		s.held[file] = true
+		s.Unlock()
+	}
+	s.lent.Add(1)
+	return noise[1000*file:][off:][:n], func() { s.lent.Add(-1) }, nil
+}
+
+func newShelf(held ...int) *shelf {
+	s := &shelf{held: map[int]bool{}}
+	for _, f := range held {
+		s.held[f] = true
+	}
+	return s
+}
+
+// bed is a server and a client.
+type bed struct {
+	*shelf
+	server *Server
+	client *Client
+	node   Node
+	log    *synced.Buffer
+}
+
+func newBed(t testing.TB, s *shelf) *bed { return newBedTLS(t, s, nil, nil) }
+
+func listen(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// want returns pieces of n bytes of files, and checks what was filled.
+func want(n int, files ...int) []Piece {
+	var pieces []Piece
+	for _, f := range files {
+		pieces = append(pieces, Piece{File: f, Path: pathOf(f), ETag: "etag", Off: 10, P: make([]byte, n)})
+	}
+	return pieces
+}
+
+func filled(t testing.TB, pieces []Piece) (n int) {
+	t.Helper()
+	for _, p := range pieces {
+		if p.Filled {
+			n++
+			if !bytes.Equal(p.P, noise[1000*p.File:][p.Off:][:len(p.P)]) {
+				t.Errorf("file %d: wrong bytes", p.File)
+			}
+		}
+	}
+	return n
+}
+
+func (b *bed) read(t testing.TB, pieces []Piece) int {
+	t.Helper()
+	b.client.Read(t.Context(), b.node, Request{Dataset: dataset, Version: version}, pieces)
+	return filled(t, pieces)
+}
+
+func (b *bed) stats() Stats { return b.client.Stats()[0] }
+
+func TestRead(t *testing.T) {
+	b := newBed(t, newShelf(1, 2, 3))
+	if n := b.read(t, want(63<<10, 1, 2, 3)); n != 3 {
+		t.Errorf("%d of 3 held, %+v", n, b.stats())
+	}
+	if n := b.read(t, want(63<<10, 1, 4, 5, 3)); n != 4 || b.gathered.Load() != 2 {
+		t.Errorf("%d of 4, %d gathered, %+v", n, b.gathered.Load(), b.stats())
+	}
+	for _, n := range []int{1, granuleSize - 1, granuleSize, granuleSize + 1, extentSize} {
+		if got := b.read(t, want(n, 1)); got != 1 {
+			t.Errorf("%d bytes: %+v", n, b.stats())
+		}
+	}
+	many := make([]int, 3000)
+	for i := range many {
+		many[i] = i % 1000
+	}
+	if n := b.read(t, want(1000, many...)); n != len(many) {
+		t.Errorf("%d of many", n)
+	}
+	if n := b.read(t, want(extentSize, 1, 2, 3, 4, 5, 6, 7)); n != 7 {
+		t.Errorf("%d of 7 extents: %+v %+v", n, b.stats(), b.server.Stats())
+	}
+	if s := b.stats(); s.Errors+s.Late+s.Damaged+s.Passed != 0 || s.Hits != s.Asked || s.State != "on" || b.server.Stats().Connections != 1 {
+		t.Errorf("%+v %+v", s, b.server.Stats())
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	b := newBed(t, newShelf(1))
+	ask := func(reason string, req Request, p Piece, fails error) {
+		t.Helper()
+		b.Lock()
+		b.err = fails
+		b.Unlock()
+		before := int64(0)
+		if all := b.client.Stats(); len(all) > 0 {
+			before = all[0].No[reason]
+		}
+		pieces := []Piece{p, want(100, 1)[0]}
+		b.client.Read(t.Context(), b.node, req, pieces)
+		if s := b.stats(); s.No[reason] == before || pieces[0].Filled || s.Errors > 0 || s.State != "on" {
+			t.Errorf("%s: %+v", reason, s)
+		}
+	}
+	p := want(100, 1)[0]
+	ok := Request{Dataset: dataset, Version: version}
+	ask("version", Request{Dataset: dataset}, p, nil)
+	ask("version", Request{Version: version}, p, nil)
+	other := p
+	other.ETag = "other"
+	ask("etag", ok, other, nil)
+	other = p
+	other.Path[0]++
+	ask("etag", ok, other, nil)
+	other = p
+	other.File = 1 << 31
+	ask("etag", ok, other, nil)
+	missing := want(100, 7)[0]
+	ask("not_held", Request{Dataset: dataset, Version: version, Held: true}, missing, nil)
+	ask("busy", ok, missing, cache.ErrBusy)
+	ask("error", ok, missing, errors.New("boom"))
+	b.server.memory.Add(b.server.cfg.Memory)
+	ask("memory", ok, p, nil)
+	b.server.memory.Add(-b.server.cfg.Memory)
+	b.server.busy.Add(serverPlaces)
+	ask("busy", ok, p, nil)
+	b.server.busy.Add(-serverPlaces)
+	if n := b.read(t, want(100, 1)); n != 1 {
+		t.Error("not asked any more")
+	}
+	if n := b.read(t, []Piece{{File: 1, ETag: strings.Repeat("e", 256), P: make([]byte, 1)}}); n != 0 {
+		t.Error("an ETag that the protocol cannot carry")
+	}
+}
+
+func quiet(log *synced.Buffer) *slog.Logger { return slog.New(slog.NewTextHandler(log, nil)) }

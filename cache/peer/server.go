@@ -1,0 +1,419 @@
+package peer
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+)
+
+const (
+	serverPlaces = 64
+	serverConns  = 4096
+	idleServer   = 5 * time.Minute // longer than a client keeps a connection
+	sendDeadline = 5 * time.Second // for one batch of frames
+	batchBytes   = 256 << 10       // sent together
+)
+
+// Volume is one version of a dataset. [cache.Volume] has all but Check.
+type Volume interface {
+	// Check reports whether the version's file has that path and ETag. The number may be of no file.
+	Check(file int, path [16]byte, etag string) bool
+	Gather(files []int, due time.Time)
+	Serve(ctx context.Context, file int, off int64, n int, due time.Time, held bool) (data []byte, release func(), err error)
+}
+
+// Serving is what a server reads from.
+type Serving interface {
+	// Volume returns a version. It stays open until done is called.
+	Volume(dataset [16]byte, version [32]byte) (v Volume, done func(), ok bool)
+	// File opens a manifest or a layout by its name, which is made of letters, digits and ".-_". A missing one is an
+	// [fs.ErrNotExist].
+	File(name string) (r io.ReadCloser, size int64, err error)
+}
+
+// ServerConfig describes a server.
+type ServerConfig struct {
+	Self    string // the node's ID
+	Version string // of the program, for others to see
+	Serving Serving
+	Memory  int64       // most bytes of pieces that are being answered; at least those of one extent
+	TLS     *tls.Config // of Listen; nil: plain
+	Log     *slog.Logger
+}
+
+// Server answers other nodes. It is an [http.Handler] for paths that begin with /shoal/peer/.
+type Server struct {
+	cfg    ServerConfig
+	mux    *http.ServeMux
+	http   *http.Server
+	ctx    context.Context
+	cancel context.CancelFunc
+	busy   atomic.Int64 // requests being answered
+	memory atomic.Int64 // of their pieces
+
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+	gone  sync.WaitGroup
+
+	count struct{ requests, pieces, bytes, refused atomic.Int64 }
+}
+
+// ServerStats are counts since the start, and what is under way.
+type ServerStats struct {
+	Requests    int64 `json:"requests"`
+	Pieces      int64 `json:"pieces"` // given
+	Bytes       int64 `json:"bytes"`
+	Busy        int64 `json:"busy"` // pieces refused for lack of a place or of memory
+	InFlight    int64 `json:"in_flight"`
+	Memory      int64 `json:"memory_bytes"`
+	Connections int   `json:"connections"`
+}
+
+// NewServer returns a server.
+func NewServer(cfg ServerConfig) *Server {
+	s := &Server{cfg: cfg, mux: http.NewServeMux(), conns: map[net.Conn]bool{}}
+	s.cfg.Memory = max(cfg.Memory, extentSize)
+	s.cfg.Log = cmp.Or(cfg.Log, slog.Default())
+	s.http = &http.Server{Handler: s.mux, ReadHeaderTimeout: sendDeadline, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug)}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.mux.HandleFunc("GET "+basePath+"read", s.upgrade)
+	s.mux.HandleFunc("GET "+basePath+"manifest/{name}", s.file)
+	s.mux.HandleFunc("GET "+basePath+"node", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]any{"id": cfg.Self, "protocol": Protocol, "version": cfg.Version})
+	})
+	return s
+}
+
+// ServeHTTP implements [http.Handler].
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+
+// Stats returns a snapshot.
+func (s *Server) Stats() ServerStats {
+	s.mu.Lock()
+	n := len(s.conns)
+	s.mu.Unlock()
+	return ServerStats{
+		Requests: s.count.requests.Load(), Pieces: s.count.pieces.Load(), Bytes: s.count.bytes.Load(), Busy: s.count.refused.Load(),
+		InFlight: s.busy.Load(), Memory: s.memory.Load(), Connections: n,
+	}
+}
+
+// Listen serves l until Close: with TLS if the server has a configuration for it.
+func (s *Server) Listen(l net.Listener) error {
+	if s.cfg.TLS != nil {
+		l = tls.NewListener(l, s.cfg.TLS)
+	}
+	err := s.http.Serve(l)
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// Close ends all connections, also those that wait for a fetch, and then returns. No volume is used any more.
+func (s *Server) Close() {
+	s.cancel()
+	_ = s.http.Close()
+	s.mu.Lock()
+	for c := range s.conns {
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	s.gone.Wait()
+}
+
+var nameOfFile = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// file sends a manifest or a layout.
+func (s *Server) file(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	if !nameOfFile.MatchString(name) {
+		http.NotFound(w, r)
+		return
+	}
+	f, size, err := s.cfg.Serving.File(name)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusNotFound)
+		return
+	}
+	defer func() { _ = f.Close() }()
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	_, _ = io.Copy(w, f) // who gets less sees it
+}
+
+// upgrade takes a connection over from HTTP.
+func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set(nodeHeader, s.cfg.Self)
+	if r.Header.Get("Upgrade") != upgradeTo {
+		w.Header().Set("Upgrade", upgradeTo)
+		http.Error(w, "this node speaks "+upgradeTo, http.StatusUpgradeRequired)
+		return
+	}
+	conn, buf, err := s.take(w)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	defer s.give(conn)
+	c := &serverConn{s: s, conn: conn, in: buf.Reader, heads: make([]byte, 0, headsSize)}
+	if _, plain := conn.(*net.TCPConn); !plain {
+		c.out = bufio.NewWriterSize(conn, 16<<10) // a record of TLS
+	}
+	_ = conn.SetDeadline(time.Now().Add(sendDeadline))
+	_, err = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+upgradeTo+"\r\n"+nodeHeader+": "+s.cfg.Self+"\r\n\r\n")
+	for err == nil {
+		err = c.answer()
+	}
+	if errors.Is(err, errProtocol) {
+		s.cfg.Log.Warn("a peer's request makes no sense: its connection is closed", "peer", conn.RemoteAddr().String(), "cause", err)
+	}
+}
+
+// take takes over a connection, which give ends.
+func (s *Server) take(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.ctx.Err() != nil:
+		return nil, nil, errors.New("the node ends")
+	case len(s.conns) >= serverConns:
+		return nil, nil, errors.New("too many connections")
+	}
+	conn, buf, err := http.NewResponseController(w).Hijack()
+	if err == nil {
+		s.conns[conn] = true
+		s.gone.Add(1)
+	}
+	return conn, buf, err
+}
+
+func (s *Server) give(conn net.Conn) {
+	_ = conn.Close()
+	s.mu.Lock()
+	delete(s.conns, conn)
+	s.mu.Unlock()
+	s.gone.Done()
+}
+
+// headsSize fits the frames of a batch: when what is left may not fit a frame, the batch is sent.
+const headsSize = 16 << 10
+
+// serverConn is one connection, used by one goroutine.
+type serverConn struct {
+	s    *Server
+	conn net.Conn
+	in   *bufio.Reader
+	out  *bufio.Writer // nil: frames go to the connection by one system call
+
+	number  uint32 // of the request
+	request []byte
+	pieces  []asked
+	pending []int // pieces that are to be fetched
+	files   []int // theirs
+
+	// A batch of frames to be sent.
+	heads    []byte
+	bufs     net.Buffers
+	size     int
+	releases []func()
+}
+
+// answer answers one request. An error ends the connection.
+func (c *serverConn) answer() error {
+	_ = c.conn.SetReadDeadline(time.Now().Add(idleServer))
+	var length [4]byte
+	if _, err := io.ReadFull(c.in, length[:]); err != nil {
+		return err
+	}
+	n, err := requestLength(length[:])
+	if err != nil {
+		return err
+	}
+	if n > c.in.Buffered() {
+		_ = c.conn.SetReadDeadline(time.Now().Add(sendDeadline))
+	}
+	c.request = slices.Grow(c.request[:0], n)[:n]
+	if _, err := io.ReadFull(c.in, c.request); err != nil {
+		return err
+	}
+	r, pieces, err := parseRequest(c.request, c.pieces[:0])
+	if err != nil {
+		return err
+	}
+	c.pieces = pieces
+	c.s.count.requests.Add(1)
+	defer c.drop()
+	free := c.s.busy.Add(1) <= serverPlaces
+	defer c.s.busy.Add(-1)
+	return c.serve(r, free)
+}
+
+// serve sends the frames of a request: first those of pieces that are here.
+func (c *serverConn) serve(r Request, free bool) error {
+	s := c.s
+	due := time.Now().Add(r.due)
+	c.number = r.number
+	v, done, ok := s.cfg.Serving.Volume(r.Dataset, r.Version)
+	if ok {
+		defer done()
+	}
+	memory := int64(0)
+	defer func() { s.memory.Add(-memory) }()
+	c.pending, c.files = c.pending[:0], c.files[:0]
+	for i, p := range c.pieces {
+		why := Reason(0)
+		switch {
+		case !free:
+			why = Busy
+		case !ok:
+			why = Version
+		case !v.Check(p.file, p.path, p.etag):
+			why = ETag
+		case s.memory.Add(int64(p.n)) > s.cfg.Memory:
+			s.memory.Add(-int64(p.n))
+			why = Memory
+		default:
+			memory += int64(p.n)
+			data, release, err := v.Serve(s.ctx, p.file, p.off, p.n, due, true)
+			if errors.Is(err, cache.ErrNotHeld) && !r.Held {
+				c.pending, c.files = append(c.pending, i), append(c.files, p.file)
+				continue
+			}
+			if err := c.give(i, data, release, err); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := c.refuse(i, why); err != nil {
+			return err
+		}
+	}
+	if len(c.pending) > 1 {
+		v.Gather(c.files, due)
+	}
+	for _, i := range c.pending {
+		if err := c.fetch(v, i, due); err != nil {
+			return err
+		}
+	}
+	return c.flush()
+}
+
+// fetch sends a piece that is to be fetched, and says all the while that it is.
+func (c *serverConn) fetch(v Volume, i int, due time.Time) error {
+	p := c.pieces[i]
+	data, release, err := v.Serve(c.s.ctx, p.file, p.off, p.n, due, true) // it may have landed
+	if errors.Is(err, cache.ErrNotHeld) {
+		if err := c.flush(); err != nil {
+			return err
+		}
+		for waits := 0; ; waits++ {
+			ctx, cancel := context.WithTimeout(c.s.ctx, waitEvery)
+			data, release, err = v.Serve(ctx, p.file, p.off, p.n, due, false)
+			tick := ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded)
+			cancel()
+			if !tick || waits >= mostWaits {
+				break
+			}
+			if err := c.add(frame{kind: frameWait}, nil, nil); err != nil {
+				return err
+			}
+			if err := c.flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return c.give(i, data, release, err)
+}
+
+// give adds what Serve returned for a piece.
+func (c *serverConn) give(i int, data []byte, release func(), err error) error {
+	switch {
+	case err == nil:
+		c.s.count.pieces.Add(1)
+		c.s.count.bytes.Add(int64(len(data)))
+		return c.add(frame{kind: frameData, piece: i, n: len(data)}, data, release)
+	case c.s.ctx.Err() != nil:
+		return c.s.ctx.Err()
+	case errors.Is(err, cache.ErrNotHeld):
+		return c.refuse(i, NotHeld)
+	case errors.Is(err, cache.ErrBusy):
+		return c.refuse(i, Busy)
+	}
+	return c.refuse(i, Failed)
+}
+
+func (c *serverConn) refuse(i int, why Reason) error {
+	if why == Busy || why == Memory {
+		c.s.count.refused.Add(1)
+	}
+	return c.add(frame{kind: frameNo, reason: why, piece: i}, nil, nil)
+}
+
+// add adds a frame to the batch. release is called when it was sent, or cannot be.
+func (c *serverConn) add(f frame, data []byte, release func()) error {
+	if len(c.heads)+frameSize+4*sumsOf(len(data)) > headsSize || c.size > 0 && c.size+len(data) > batchBytes {
+		if err := c.flush(); err != nil {
+			if release != nil {
+				release()
+			}
+			return err
+		}
+	}
+	f.request = c.number
+	at := len(c.heads)
+	c.heads = appendSums(appendFrame(c.heads, f), data)
+	c.bufs = append(c.bufs, c.heads[at:])
+	if release != nil {
+		c.bufs, c.releases = append(c.bufs, data), append(c.releases, release)
+	}
+	c.size += len(data)
+	return nil
+}
+
+// flush sends the batch.
+func (c *serverConn) flush() error {
+	if len(c.bufs) == 0 {
+		return nil
+	}
+	defer c.drop()
+	_ = c.conn.SetWriteDeadline(time.Now().Add(sendDeadline))
+	if c.out == nil {
+		bufs := c.bufs
+		_, err := bufs.WriteTo(c.conn)
+		return err
+	}
+	for _, b := range c.bufs {
+		if _, err := c.out.Write(b); err != nil {
+			return err
+		}
+	}
+	return c.out.Flush()
+}
+
+// drop forgets the batch.
+func (c *serverConn) drop() {
+	for _, release := range c.releases {
+		release()
+	}
+	clear(c.releases)
+	clear(c.bufs[:cap(c.bufs)])
+	c.heads, c.bufs, c.size, c.releases = c.heads[:0], c.bufs[:0], 0, c.releases[:0]
+}

@@ -1,0 +1,244 @@
+// Package peer reads from the caches of other nodes, and serves them.
+//
+// # Rules
+//
+//   - A connection is HTTP/1.1 until both ends have agreed on the protocol: GET /shoal/peer/v1/read with an Upgrade. From
+//     then on it carries one request at a time: a list of pieces of one dataset version. The answer has one frame a piece,
+//     in any order: its bytes with a CRC32C a granule (64 KiB), or why there are none. Besides it has wait frames, every
+//     [waitEvery], while the owner fetches: a slow store is no slow peer.
+//   - The asker checks piece, length and checksums. Whatever is wrong, the store is asked: a reader gets the right bytes, or
+//     the store's error. When [Client.Read] has returned, nothing is written to a piece any more.
+//   - Nothing for [silence] (connecting, or between two bytes) means that the peer is away: it is not asked for a second,
+//     then one request tries, and each further failure doubles the pause, up to a minute ([objstore.Circuit]).
+//   - A read that somebody waits for gives a peer up after [patience], whatever the peer does, even if it was a prefetch when
+//     it began; others after [longest]. If that happens [mostLate] times in a row, the peer counts as away.
+//   - A request is tried once; again only if a connection that had been idle was closed. At most [places] are under way to
+//     one peer, and [allPlaces] to all. Who gets no place in time asks the store.
+//   - The server answers at most [serverPlaces] requests at once, with a bounded amount of memory. It says no at once to the
+//     rest. What it serves it has, or gets from the store: never from another peer, and never by waiting for memory.
+//   - Nodes trust each other by certificates of one authority, which is the cluster's own ([TLS]).
+package peer
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"time"
+)
+
+// Protocol is the version of what nodes say to each other. Nodes of different versions do not.
+const Protocol = 1
+
+const (
+	basePath    = "/shoal/peer/v1/"
+	upgradeTo   = "shoal-peer/1"
+	nodeHeader  = "Shoal-Node"
+	granuleSize = 64 << 10
+	extentSize  = 4 << 20 // a piece is not larger
+
+	mostPieces = 1024 // of a request
+	mostBytes  = 16 << 20
+	mostETag   = 255
+	headSize   = 60 // of a request, without its length
+	pieceSize  = 33 // and a piece's, without its ETag
+	frameSize  = 12
+	mostWaits  = 2 * int(longest/waitEvery)
+
+	waitEvery = 250 * time.Millisecond
+	silence   = time.Second
+	patience  = 1250 * time.Millisecond
+	longest   = 30 * time.Second
+	mostLate  = 4
+)
+
+// Reason is why a peer did not give a piece.
+type Reason uint8
+
+// The reasons. They are part of the protocol.
+const (
+	Busy    Reason = 1 + iota // too many requests, or a fetch that no peer may wait for
+	Version                   // of the dataset, or the dataset itself, is another
+	ETag                      // or path
+	Memory
+	Failed // the owner's fetch
+	NotHeld
+	numReasons
+)
+
+// String implements fmt.Stringer.
+func (r Reason) String() string {
+	if r == 0 || r >= numReasons {
+		return fmt.Sprintf("reason %d", uint8(r))
+	}
+	return [...]string{"busy", "version", "etag", "memory", "error", "not_held"}[r-1]
+}
+
+// Request says what all pieces have in common.
+type Request struct {
+	Dataset [16]byte
+	Version [32]byte
+	Held    bool // only what the peer has
+
+	number uint32        // of the request on its connection, which its frames repeat
+	due    time.Duration // from now until a reader needs them; 0: it waits
+}
+
+// Piece is what is asked for: a piece of one extent of a file.
+type Piece struct {
+	File int      // its number in the version
+	Path [16]byte // hash of its path
+	ETag string
+	Off  int64
+	P    []byte // where the bytes go
+
+	Filled bool // P has the right bytes
+	no     Reason
+}
+
+// asked is a piece as the server sees it.
+type asked struct {
+	file int
+	path [16]byte
+	etag string
+	off  int64
+	n    int
+}
+
+var errProtocol = errors.New("not the protocol")
+
+// A request: its length without this field (4), flags (1: held; 2), how many pieces (2), due in ms (4), the request's number
+// (4), dataset (16), version (32); and of each piece the file (4), the path's hash (16), the offset (8), the length (4), the ETag's length (1)
+// and the ETag. All numbers are little-endian.
+
+func appendRequest(b []byte, r Request, pieces []Piece) []byte {
+	at := len(b)
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	var flags uint16
+	if r.Held {
+		flags = 1
+	}
+	b = binary.LittleEndian.AppendUint16(b, flags)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(pieces)))
+	b = binary.LittleEndian.AppendUint32(b, uint32(min(max(r.due, 0), longest).Milliseconds()))
+	b = binary.LittleEndian.AppendUint32(b, r.number)
+	b = append(b, r.Dataset[:]...)
+	b = append(b, r.Version[:]...)
+	for _, p := range pieces {
+		b = binary.LittleEndian.AppendUint32(b, uint32(p.File))
+		b = append(b, p.Path[:]...)
+		b = binary.LittleEndian.AppendUint64(b, uint64(p.Off))
+		b = binary.LittleEndian.AppendUint32(b, uint32(len(p.P)))
+		b = append(append(b, uint8(len(p.ETag))), p.ETag...)
+	}
+	binary.LittleEndian.PutUint32(b[at:], uint32(len(b)-at-4))
+	return b
+}
+
+// requestLength returns how much follows a request's first 4 bytes.
+func requestLength(b []byte) (int, error) {
+	n := binary.LittleEndian.Uint32(b)
+	if n < headSize+pieceSize || n > headSize+mostPieces*(pieceSize+mostETag) {
+		return 0, fmt.Errorf("%w: a request of %d bytes", errProtocol, n)
+	}
+	return int(n), nil
+}
+
+// parseRequest reads what follows a request's length. The pieces are appended to list.
+func parseRequest(b []byte, list []asked) (r Request, pieces []asked, err error) {
+	if len(b) < headSize {
+		return r, nil, fmt.Errorf("%w: a short request", errProtocol)
+	}
+	flags, count := binary.LittleEndian.Uint16(b), int(binary.LittleEndian.Uint16(b[2:]))
+	if flags > 1 || count == 0 || count > mostPieces {
+		return r, nil, fmt.Errorf("%w: flags %d, %d pieces", errProtocol, flags, count)
+	}
+	r.Held, r.due = flags == 1, min(time.Duration(binary.LittleEndian.Uint32(b[4:]))*time.Millisecond, longest)
+	r.number, r.Dataset, r.Version = binary.LittleEndian.Uint32(b[8:]), [16]byte(b[12:]), [32]byte(b[28:])
+	b = b[headSize:]
+	total := 0
+	for range count {
+		if len(b) < pieceSize || len(b) < pieceSize+int(b[pieceSize-1]) {
+			return r, nil, fmt.Errorf("%w: a short piece", errProtocol)
+		}
+		off, n := binary.LittleEndian.Uint64(b[20:]), binary.LittleEndian.Uint32(b[28:])
+		end := pieceSize + int(b[pieceSize-1])
+		if total += int(n); n == 0 || n > extentSize || off > 1<<62 || total > mostBytes {
+			return r, nil, fmt.Errorf("%w: %d bytes at %d", errProtocol, n, off)
+		}
+		list = append(list, asked{
+			file: int(binary.LittleEndian.Uint32(b)), path: [16]byte(b[4:]), off: int64(off), n: int(n), etag: string(b[pieceSize:end]),
+		})
+		b = b[end:]
+	}
+	if len(b) > 0 {
+		return r, nil, fmt.Errorf("%w: %d bytes behind a request", errProtocol, len(b))
+	}
+	return r, list, nil
+}
+
+// The kinds of frames.
+const (
+	frameWait = 1 + iota // nothing yet
+	frameData            // followed by the checksums (4 each), and the bytes
+	frameNo
+)
+
+// frame is an answer's unit: kind (1), reason (1), the piece's number (2), the length (4), the request's number (4).
+type frame struct {
+	kind    uint8
+	reason  Reason
+	piece   int
+	n       int
+	request uint32
+}
+
+func appendFrame(b []byte, f frame) []byte {
+	b = append(b, f.kind, uint8(f.reason))
+	b = binary.LittleEndian.AppendUint16(b, uint16(f.piece))
+	b = binary.LittleEndian.AppendUint32(b, uint32(f.n))
+	return binary.LittleEndian.AppendUint32(b, f.request)
+}
+
+// parseFrame reads the first frameSize bytes of a frame of an answer to pieces.
+func parseFrame(b []byte, request uint32, pieces []Piece) (frame, error) {
+	f := frame{b[0], Reason(b[1]), int(binary.LittleEndian.Uint16(b[2:])), int(binary.LittleEndian.Uint32(b[4:])), binary.LittleEndian.Uint32(b[8:])}
+	ok := false
+	switch f.kind {
+	case frameWait:
+		ok = f.reason == 0 && f.piece == 0 && f.n == 0
+	case frameData:
+		ok = f.reason == 0 && f.piece < len(pieces) && f.n == len(pieces[f.piece].P)
+	case frameNo:
+		ok = f.reason > 0 && f.reason < numReasons && f.piece < len(pieces) && f.n == 0
+	}
+	if !ok || f.request != request {
+		return f, fmt.Errorf("%w: frame %x", errProtocol, b[:frameSize])
+	}
+	return f, nil
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func sumsOf(n int) int { return (n + granuleSize - 1) / granuleSize }
+
+// appendSums appends the checksum of each granule of data.
+func appendSums(b, data []byte) []byte {
+	for len(data) > 0 {
+		n := min(len(data), granuleSize)
+		b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(data[:n], castagnoli))
+		data = data[n:]
+	}
+	return b
+}
+
+func checkSums(sums, data []byte) bool {
+	for len(data) > 0 {
+		n := min(len(data), granuleSize)
+		if binary.LittleEndian.Uint32(sums) != crc32.Checksum(data[:n], castagnoli) {
+			return false
+		}
+		sums, data = sums[4:], data[n:]
+	}
+	return true
+}
