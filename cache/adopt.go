@@ -16,7 +16,6 @@ import (
 type adoption struct {
 	v         *Volume
 	kept      int64 // extents made resident
-	missing   int64 // of these, those that its kept set lacked
 	moved     []movedRecord
 	unclaimed []segment.Loc
 }
@@ -53,8 +52,8 @@ func (a *adoption) take(file int, extent uint32, loc segment.Loc) {
 	}
 	v.locs[e] = uint64(loc)
 	a.kept++
-	if s := v.admission.Load(); s != nil && s.admit(file, int(extent)) {
-		a.missing++
+	if s := v.admission.Load(); s != nil {
+		s.count(v, file, int(extent), 1)
 	}
 }
 
@@ -62,9 +61,6 @@ func (a *adoption) take(file int, extent uint32, loc segment.Loc) {
 func (a *adoption) finish() []segment.Loc {
 	a.find()
 	a.v.kept.Add(a.kept)
-	if s := a.v.admission.Load(); s != nil {
-		s.missing.Add(-a.missing)
-	}
 	return a.unclaimed
 }
 
@@ -82,7 +78,8 @@ func (a *adoption) find() {
 			}
 		}
 	}
-	for i := range a.moved {
+	// Of two records of an extent the older stays: the other is a copy made when a crash came, with others in its segment.
+	for i := len(a.moved) - 1; i >= 0; i-- {
 		at := find(a.moved[i].id)
 		a.moved[i].next, *at = *at, uint32(i+1)
 	}

@@ -54,6 +54,7 @@ type disk struct {
 
 	noReads, noWrites atomic.Bool  // trouble
 	used, limit       atomic.Int64 // of the store, as the writer last saw them
+	chosen            atomic.Bool  // outside is to be counted again
 
 	mu      sync.Mutex
 	reason  string // "" when all is well
@@ -64,9 +65,10 @@ type disk struct {
 	syncing chan struct{} // closed when the sync under way ends; nil without one
 
 	// Only the writer touches these.
-	unchecked int64 // bytes that may be appended before the free space is checked again
-	freed     bool  // records were freed since empty segments were last looked for
-	garbage   bool  // and since wasteful ones were
+	unchecked int64    // bytes that may be appended before the free space is checked again
+	freed     bool     // records were freed since empty segments were last looked for
+	garbage   bool     // and since wasteful ones were
+	outside   []uint32 // segments to be rewritten for the room of what is outside the sets; see evict
 	askAgain  time.Time
 }
 
@@ -146,12 +148,15 @@ func (d *disk) keep(rec segment.Record, payload []byte, extra bool) segment.Loc 
 	if err == nil {
 		loc, err = d.store.Append(rec, payload)
 	}
-	if errors.Is(err, segment.ErrFull) && (d.makeRoom(extra) || !extra && d.ask(int64(len(payload)))) {
+	if errors.Is(err, segment.ErrFull) && (d.makeRoom(extra) || !extra && (d.evict(int64(len(payload))) || d.ask(int64(len(payload))))) {
 		loc, err = d.store.Append(rec, payload)
 	}
 	d.note()
 	switch {
 	case err == nil:
+		if extra {
+			d.chosen.Store(true)
+		}
 		return loc
 	case errors.Is(err, segment.ErrFull):
 		d.ds.count.declined.Add(1)
@@ -217,21 +222,19 @@ func (d *disk) makeRoom(onlyEmpty bool) bool {
 		return false
 	}
 	d.garbage = true // there may be more
-	volumes := d.ds.list()
-	_, err := d.condense(worst.ID, worst.Bytes-worst.Garbage, volumes)
-	for _, v := range volumes {
-		v.forget(map[uint32]bool{worst.ID: true})
-	}
+	_, err := d.condense(worst.ID, ownersIn(worst.ID, d.ds.list()), worst.Bytes-worst.Garbage)
 	if err != nil {
 		d.failed("reclaim", err, false)
 	}
 	return err == nil
 }
 
+// overhead is more than an extent's headers and padding.
+const overhead = 16 << 10
+
 // ask asks the host for space if n bytes do not fit the cache's budget. It asks for a whole segment: more extents
 // will follow, and a dataset that gives space back rewrites up to a segment.
 func (d *disk) ask(n int64) bool {
-	const overhead = 16 << 10 // headers and padding
 	b := d.c.budget
 	if b == nil || d.c.onFull == nil || b.Used()+n+overhead <= b.Limit() || time.Now().Before(d.askAgain) {
 		return false

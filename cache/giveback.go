@@ -3,6 +3,7 @@ package cache
 import (
 	"cmp"
 	"errors"
+	"math"
 	"slices"
 	"sync/atomic"
 
@@ -17,6 +18,8 @@ type owner struct {
 	extent uint32
 	file   int
 }
+
+func (o owner) x() int { return int(o.extent - o.v.extent(o.file, 0)) }
 
 // GiveBack makes the segments under dir, of a dataset that is not open, smaller by need bytes, by the rule of the
 // package comment, and returns how many segments that cost. o has no Budget: the caller counts what is left.
@@ -88,11 +91,11 @@ func (d *disk) giveBack(need int64, volumes []*Volume) (segments int, freed int6
 		d.progress()
 		var n int64
 		if spare := s.Bytes - (need - freed); spare > 0 {
-			n, err = d.condense(s.ID, spare, volumes)
+			n, err = d.condense(s.ID, ownersIn(s.ID, volumes), spare)
 		} else {
 			n, err = d.store.DropSegment(s.ID, nil)
+			gone[s.ID] = true
 		}
-		gone[s.ID] = true
 		segments, freed = segments+1, freed+n
 	}
 	for _, v := range volumes {
@@ -136,36 +139,135 @@ func (d *disk) beside(volumes []*Volume) int64 {
 	return n
 }
 
-// condense drops a segment except for spare bytes of it, kept set first. The volumes have yet to forget the rest.
-func (d *disk) condense(id uint32, spare int64, volumes []*Volume) (freed int64, err error) {
-	owners := make(map[segment.Loc][]owner)
+// owners are the places of the records of a segment; nil if no volume is open.
+type owners map[segment.Loc][]owner
+
+func ownersIn(id uint32, volumes []*Volume) owners {
+	if len(volumes) == 0 {
+		return nil
+	}
+	in := make(owners)
 	for _, v := range volumes {
 		for e := range v.locs {
 			if loc := segment.Loc(v.loc(uint32(e))); loc != 0 && loc.Segment() == id {
-				owners[loc] = append(owners[loc], owner{v, uint32(e), v.fileOf(uint32(e))})
+				in[loc] = append(in[loc], owner{v, uint32(e), v.fileOf(uint32(e))})
 			}
 		}
 	}
-	first := func(_ segment.Record, loc segment.Loc) bool {
-		return slices.ContainsFunc(owners[loc], func(o owner) bool {
-			a := o.v.admission.Load()
-			return a == nil || a.admit(o.file, int(o.extent-o.v.extent(o.file, 0)))
-		})
+	return in
+}
+
+// wants reports whether the record is of a kept set.
+func (in owners) wants(loc segment.Loc) bool {
+	return slices.ContainsFunc(in[loc], func(o owner) bool {
+		a := o.v.admission.Load()
+		return a == nil || a.admit(o.file, o.x())
+	})
+}
+
+// forget drops the places at loc.
+func (in owners) forget(loc segment.Loc) {
+	for _, o := range in[loc] {
+		o.v.unplace(o.extent, o.file, loc)
 	}
+}
+
+// condense drops a segment except for spare bytes of it, kept set first.
+func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err error) {
 	room, err := d.room() // the copies are written before the segment goes
 	if err != nil {
 		return 0, err
 	}
-	return d.store.Condense(id, min(spare, room), first, func(from, to segment.Loc) {
+	first := func(_ segment.Record, loc segment.Loc) bool { return in.wants(loc) }
+	freed, err = d.store.Condense(id, min(spare, room), first, func(from, to segment.Loc) {
 		d.progress()
-		used := len(volumes) == 0
-		for _, o := range owners[from] {
+		used := in == nil
+		for _, o := range in[from] {
 			used = atomic.CompareAndSwapUint64(&o.v.locs[o.extent], uint64(from), uint64(to)) || used
 		}
 		if !used { // a reader found it damaged meanwhile
 			d.store.Free(to)
 		}
 	})
+	for loc := range in {
+		in.forget(loc)
+	}
+	return freed, err
+}
+
+// leastOutside is the share of a segment outside the set from which it is rewritten for the room. Whatever the share, a
+// change of owners writes the cache once at most: what is written anew is of the set. Below this a record's room would
+// cost more than 30 of it, for a thirtieth of the cache.
+const leastOutside = 1.0 / 32
+
+// evict frees n bytes for the kept set, if what is outside the set yields so much (see [Volume.SetOwned]), and reports
+// whether it freed any. It costs nothing if none is left since owners changed: every extent that finds the store full
+// comes here.
+func (d *disk) evict(n int64) bool {
+	volumes := d.ds.list()
+	for _, v := range volumes {
+		if a := v.admission.Load(); a == nil || !a.yields {
+			return false
+		}
+	}
+	if d.chosen.Swap(false) {
+		d.outside = d.countOutside(volumes)
+	}
+	freed := int64(0)
+	for last := len(d.outside) - 1; last >= 0 && freed < n+overhead; last-- {
+		d.progress()
+		more, err := d.purge(d.outside[last], volumes)
+		switch {
+		case errors.Is(err, errNoRoom):
+			return freed > 0
+		case err != nil:
+			d.failed("reclaim", err, false)
+			return freed > 0
+		}
+		d.outside = d.outside[:last]
+		freed += more
+	}
+	return freed > 0
+}
+
+// countOutside returns the segments of which leastOutside or more is outside the sets, those with most of it last.
+func (d *disk) countOutside(volumes []*Volume) (ids []uint32) {
+	share, wanted := make(map[uint32]float64), d.wanted(volumes)
+	for _, s := range d.store.Segments() {
+		if share[s.ID] = float64(s.Live-wanted[s.ID]) / float64(s.Bytes); share[s.ID] >= leastOutside {
+			ids = append(ids, s.ID)
+		}
+	}
+	slices.SortStableFunc(ids, func(a, b uint32) int { return cmp.Compare(share[a], share[b]) })
+	return ids
+}
+
+// errNoRoom says that the disk has no room for copies, for which no part of the set is given up.
+var errNoRoom = errors.New("no room for copies")
+
+// purge drops a segment; what it holds of the sets is written anew.
+func (d *disk) purge(id uint32, volumes []*Volume) (freed int64, err error) {
+	in := ownersIn(id, volumes)
+	var others []segment.Loc
+	var wanted int64
+	for loc, of := range in {
+		if in.wants(loc) {
+			wanted += loc.Bytes(int(of[0].v.ExtentBytes(of[0].file, of[0].x())))
+		} else {
+			others = append(others, loc)
+		}
+	}
+	switch room, err := d.room(); {
+	case err != nil:
+		return 0, err
+	case wanted+overhead > room:
+		return 0, errNoRoom
+	}
+	for _, loc := range others {
+		in.forget(loc)
+		d.store.Free(loc)
+	}
+	return d.condense(id, in, math.MaxInt64)
 }
 
 // progress tells the writer's watch, if there is one, that the disk answers.

@@ -57,18 +57,21 @@ func (v *Volume) KeptWhole(file int) bool {
 	return true
 }
 
-// DiskRoom returns how many bytes more of the volume's dataset fit on disk; 0 without a disk.
+// DiskRoom returns how many bytes more of the volume's dataset fit on disk, with what goes for them; 0 without a disk.
 func (v *Volume) DiskRoom() int64 {
 	d := v.ds.readable()
 	if d == nil {
 		return 0
 	}
-	room := int64(math.MaxInt64)
+	room, yields := int64(math.MaxInt64), int64(0)
+	if a := v.admission.Load(); a != nil && a.yields {
+		yields = a.outside.Load()
+	}
 	if limit := d.limit.Load(); limit > 0 {
-		room = limit - d.used.Load()
+		room = limit - d.used.Load() + yields
 	}
 	if b := v.c.budget; b != nil {
-		room = min(room, b.Limit()-b.Used())
+		room = min(room, b.Limit()-b.Used()+yields)
 	}
 	return max(room, 0)
 }

@@ -80,7 +80,10 @@ const (
 // admission chooses the kept set.
 type admission struct {
 	admit   func(file, extent int) bool
+	yields  bool         // what is kept outside the set goes when the set needs its room
+	counted uint32       // extents before this one are in the counts; under placeMu
 	missing atomic.Int64 // extents of the set that are not kept
+	outside atomic.Int64 // bytes kept outside the set
 }
 
 // flight is one fetch and its waiters.
@@ -145,25 +148,57 @@ func (c *Cache) NewVolume(o VolumeOptions) *Volume {
 	return v
 }
 
-// SetAdmit replaces VolumeOptions.Admit. It calls admit for every extent that is missing. What is kept outside the new set stays.
+// SetAdmit replaces VolumeOptions.Admit. It calls admit for every extent. What is kept outside the new set stays.
 func (v *Volume) SetAdmit(admit func(file, extent int) bool) {
 	if admit == nil {
 		v.admission.Store(nil)
 		return
 	}
-	a := &admission{admit: admit}
+	v.choose(&admission{admit: admit})
+}
+
+// SetOwned is SetAdmit for a node of a cluster, whose set may become another one at any time: what is kept outside the
+// set goes when an extent of the set finds no room, and what is in memory of the new set is written.
+func (v *Volume) SetOwned(admit func(file, extent int) bool) {
+	v.choose(&admission{admit: admit, yields: true})
+	if d := v.ds.disk.Load(); d != nil {
+		d.chosen.Store(true)
+		d.writer.poke()
+	}
+}
+
+// choose puts an admission in force, and counts what it makes of the extents. It does so in steps, so that nobody waits
+// for long who places an extent or forgets one.
+func (v *Volume) choose(a *admission) {
+	a.missing.Store(1) // nothing beside the set is kept before all is counted
 	v.placeMu.Lock()
-	defer v.placeMu.Unlock()
-	var missing int64
-	for f := range v.m.Len() {
-		for x := range v.Extents(f) {
-			if v.loc(v.extent(f, x)) == 0 && admit(f, x) {
-				missing++
+	v.admission.Store(a)
+	v.placeMu.Unlock()
+	for f := 0; f < v.m.Len(); {
+		v.placeMu.Lock()
+		for end := min(f+1024, v.m.Len()); f < end; f++ {
+			for x := range v.Extents(f) {
+				if a.admit(f, x) {
+					a.missing.Add(1)
+				}
+				if v.loc(v.extent(f, x)) != 0 {
+					a.count(v, f, x, 1)
+				}
 			}
 		}
+		a.counted = v.extent(f, 0)
+		v.placeMu.Unlock()
 	}
-	a.missing.Store(missing)
-	v.admission.Store(a)
+	a.missing.Add(-1)
+}
+
+// count notes that an extent was kept, which is 1 more, or -1.
+func (a *admission) count(v *Volume, file, x int, kept int64) {
+	if a.admit(file, x) {
+		a.missing.Add(-kept)
+	} else {
+		a.outside.Add(kept * v.ExtentBytes(file, x))
+	}
 }
 
 // wanted reports whether an extent of the file may be kept, and whether only as an extra, beside the whole set.
@@ -192,8 +227,8 @@ func (v *Volume) move(e uint32, file int, from, to uint64, kept int64) bool {
 		return false
 	}
 	v.kept.Add(kept)
-	if a := v.admission.Load(); a != nil && a.admit(file, int(e-v.extent(file, 0))) {
-		a.missing.Add(-kept)
+	if a := v.admission.Load(); a != nil && e < a.counted {
+		a.count(v, file, int(e-v.extent(file, 0)), kept)
 	}
 	return true
 }

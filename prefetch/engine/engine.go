@@ -394,7 +394,7 @@ func (e *Engine) readQuota() error {
 func (e *Engine) setQuota(n int64) {
 	e.quota.Store(n)
 	if v := e.cur.Load(); v != nil {
-		v.volume.SetAdmit(v.keeping.admit())
+		v.keeping.again()
 		v.volume.SetQuota(n)
 	}
 }

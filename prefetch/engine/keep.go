@@ -14,14 +14,16 @@ import (
 
 // keeping chooses which files of a version are kept if not all fit on the disk: among the files in use, which are
 // those of an order and those that were opened. Before there is an order all files count. It chooses again when an
-// order begins, and when its reader has finished an epoch, and so has opened all other files that it needs.
+// order begins, and when its reader has finished an epoch, and so has opened all other files that it needs. In a
+// cluster it chooses among all files, since others read them, and of these what the node owns.
 type keeping struct {
 	e *Engine
 	v *view
 
-	mu   sync.Mutex      // held while it is chosen
-	read []atomic.Uint32 // a bit a file; nil while all fit
-	some atomic.Bool     // an order has begun
+	mu    sync.Mutex                  // held while it is chosen
+	owned func(file, extent int) bool // nil: no cluster
+	read  []atomic.Uint32             // a bit a file; nil while all fit
+	some  atomic.Bool                 // an order has begun
 }
 
 func newKeeping(e *Engine, v *view) *keeping {
@@ -52,7 +54,45 @@ func (k *keeping) Choose(o order.Order) {
 		}
 		k.some.Store(true)
 	}
-	k.v.volume.SetAdmit(k.admit())
+	if k.owned == nil {
+		k.v.volume.SetAdmit(k.admit())
+	}
+}
+
+// own says what the node owns, as one of a cluster; nil: there is none. It chooses again, and returns the threshold as
+// again does.
+func (k *keeping) own(owned func(file, extent int) bool) (below uint64) {
+	k.mu.Lock()
+	k.owned = owned
+	k.mu.Unlock()
+	return k.again()
+}
+
+// again chooses again among the same files, for a capacity that may have changed. It returns the threshold from which
+// others can tell, by prefetch.Admits and keepKey, what the node keeps of what it owns. It takes some 100 ns an extent.
+func (k *keeping) again() (below uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.owned == nil {
+		k.v.volume.SetAdmit(k.admit())
+		return math.MaxUint64
+	}
+	m, owned, key := k.v.manifest, k.owned, keepKey(k.v.manifest, k.v.layout)
+	below = prefetch.NewKeep(m.Len(), func(file int) (n int64) {
+		for x := range k.v.volume.Extents(file) {
+			if owned(file, x) {
+				n += k.onDisk(k.v.volume.ExtentBytes(file, x))
+			}
+		}
+		return n
+	}, key, k.capacity(), prefetch.KeepOptions{}).Below()
+	k.v.volume.SetOwned(func(file, x int) bool { return prefetch.Admits(below, key(file)) && owned(file, x) })
+	return below
+}
+
+// onDisk returns what an extent of n bytes takes on the disk.
+func (k *keeping) onDisk(n int64) int64 {
+	return segment.RecordBytes(usualETag, int(n), k.e.host.Key != nil)
 }
 
 func (k *keeping) capacity() int64 {
@@ -83,9 +123,9 @@ func (k *keeping) admit() func(file, extent int) bool {
 			return 0
 		}
 		whole, rest := m.Size(file)/cache.ExtentSize, m.Size(file)%cache.ExtentSize
-		n := whole * segment.RecordBytes(usualETag, cache.ExtentSize, k.e.host.Key != nil)
+		n := whole * k.onDisk(cache.ExtentSize)
 		if rest > 0 {
-			n += segment.RecordBytes(usualETag, int(rest), k.e.host.Key != nil)
+			n += k.onDisk(rest)
 		}
 		return n
 	})

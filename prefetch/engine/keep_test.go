@@ -4,9 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
+	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/cachedir"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -56,5 +61,124 @@ func TestKeptOfWhatIsRead(t *testing.T) {
 	}
 	if gets[0] > 2*n+20 || gets[1] > 10 || gets[2] > 10 {
 		t.Errorf("%v GETs in three epochs of %d pictures and as many labels", gets, n)
+	}
+}
+
+// A node of a cluster keeps what it owns, of all files, by a threshold that others know; what it has kept before goes for
+// that, also after a restart, at which its owners come after its records.
+func TestKeptOfWhatIsOwned(t *testing.T) {
+	dir, cacheDir := t.TempDir(), t.TempDir()
+	const n, size = 200, 512 << 10
+	for i := range n {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%03d.jpg", i)), make([]byte, size), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := func() *Engine {
+		return open(t, HostConfig{Options: cachedir.Options{Path: cacheDir, Size: 80 << 20, Memory: 128 << 20}}, Config{Source: "file://" + dir})
+	}
+	kept := func(e *Engine) (files []int) {
+		for f := range n {
+			if e.cur.Load().volume.KeptWhole(f) {
+				files = append(files, f)
+			}
+		}
+		return files
+	}
+	everything := func(e *Engine) {
+		t.Helper()
+		for range 2 { // what came before the last of the set was kept may have been declined
+			for f := range n {
+				read(t, e, dir, fmt.Sprintf("f%03d.jpg", f))
+			}
+			if err := e.cur.Load().volume.Flush(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	e := start()
+	everything(e)
+	alone := kept(e)
+	if len(alone) < 130 {
+		t.Fatalf("%d of %d are kept in 80 MiB", len(alone), n)
+	}
+	for _, test := range []struct {
+		owned   func(file, extent int) bool
+		restart bool
+	}{
+		{func(f, _ int) bool { return f%2 == 1 }, false},
+		{func(f, _ int) bool { return f%4 > 0 }, false},
+		{func(f, _ int) bool { return f%3 == 2 }, true},
+		{func(f, _ int) bool { return f >= 10 }, true},
+	} {
+		before := kept(e)
+		if test.restart {
+			closeEngine(t, e)
+			e = start()
+			if again := kept(e); !slices.Equal(again, before) {
+				t.Fatalf("%d are kept after a restart, before the owners are known; %d were", len(again), len(before))
+			}
+		}
+		k := e.cur.Load().keeping
+		below, key := k.own(test.owned), keepKey(k.v.manifest, k.v.layout)
+		everything(e)
+		set, have := 0, 0
+		for f := range n {
+			if !test.owned(f, 0) || !prefetch.Admits(below, key(f)) {
+				continue
+			}
+			set++
+			switch is, was := k.v.volume.KeptWhole(f), slices.Contains(before, f); {
+			case is:
+				have++
+			case was:
+				t.Errorf("file %d was kept, is of the set, and is kept no longer", f)
+			}
+		}
+		t.Logf("%d files in the set, %d of them kept, %d in all", set, have, len(kept(e)))
+		if have < set*97/100 || set < 60 {
+			t.Errorf("%d of the %d files of the set are kept", have, set)
+		}
+		if below != k.again() {
+			t.Error("another threshold for the same files and the same capacity")
+		}
+	}
+	closeEngine(t, e)
+}
+
+// BenchmarkOwn chooses again after a change of owners, with half of the files owned and a fifth of them kept.
+func BenchmarkOwn(b *testing.B) {
+	for _, shape := range []struct {
+		name  string
+		files int
+		size  int64
+	}{{"small files", 4_000_000, 100_000}, {"files of 1000 extents", 4_000, 1000 * cache.ExtentSize}} {
+		b.Run(shape.name, func(b *testing.B) {
+			m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
+				for i := range shape.files {
+					if !yield(objstore.Object{Key: fmt.Sprintf("c%04d/f%07d", i/1000, i), Size: shape.size, ETag: "e"}, nil) {
+						return
+					}
+				}
+			}, catalog.BuildOptions{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			c := cache.New(cache.Options{Memory: 1 << 20, Disk: m.Bytes() / 10})
+			defer c.Close()
+			e := &Engine{cache: c, host: &Host{Dir: &cachedir.Dir{}}}
+			v := &view{manifest: m, volume: c.NewVolume(cache.VolumeOptions{Manifest: m})}
+			v.keeping = newKeeping(e, v)
+			owners := make([]uint8, m.Len()) // as a table of owners is read
+			for i := range owners {
+				owners[i] = uint8(i * 7 % 2)
+			}
+			b.ResetTimer()
+			for range b.N {
+				v.keeping.own(func(file, x int) bool { return owners[file] == uint8(x&1) })
+			}
+			_, extents := v.volume.Kept()
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*extents), "ns/extent")
+		})
 	}
 }
