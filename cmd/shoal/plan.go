@@ -48,6 +48,9 @@ type modelledStore struct {
 	latency, requestCPU time.Duration
 	sigma, requestRate  float64
 	connections         connections
+	near, link          bandwidth
+	tiered              bool // there is a near tier
+	nodes               int
 }
 
 // modelledTrainer is the trainer as the model has it.
@@ -66,7 +69,7 @@ type parsedPlan struct {
 }
 
 func planCommand() *cobra.Command {
-	o := planOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30}, modelledStore: modelledStore{bandwidth: 10e9 / 8}}
+	o := planOptions{mostDisk: amount{bytes: 20 << 30}, mostMemory: amount{bytes: 2 << 30}, modelledStore: modelledStore{bandwidth: 10e9 / 8, link: 10e9 / 8}}
 	c := &cobra.Command{
 		Use:   "plan [SOURCE]",
 		Short: "Predict how busy accelerators will be, before a byte is fetched",
@@ -79,6 +82,8 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 		Example: `  shoal plan s3://photos/train --cache-size 200GiB --bandwidth 10Gbit --latency 30ms --batch 400 --step-time 224ms
   # eight accelerators, a dataset to come: how much cache for 95%?
   shoal plan --samples 1000000 --workload retinanet-b200 --accelerators 8 --cache-size 100GiB --target 95%
+  # eight nodes that share their caches
+  shoal plan s3://photos/train --nodes 8 --link 25Gbit --accelerators 8 --workload retinanet-b200 --cache-size 200GiB
   # what the kept set is worth: the same trace with other policies
   shoal plan s3://photos/train --workload resnet50-h100 --policy all`,
 		Args: cobra.MaximumNArgs(1),
@@ -103,6 +108,10 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
 	f.Var(&o.bandwidth, "bandwidth", "bandwidth to the object store: 10Gbit, 1GiB/s or unlimited")
 	f.DurationVar(&o.latency, "latency", 30*time.Millisecond, "median time to an answer's first byte")
 	f.Float64Var(&o.sigma, "latency-sigma", 0.3, "sigma of the latency's lognormal distribution")
+	f.Var(&o.near, "near-bandwidth", "bandwidth to a near tier, as of --near of mount (default: there is none)")
+	f.Lookup("near-bandwidth").DefValue = ""
+	f.IntVar(&o.nodes, "nodes", 1, "nodes that share their caches, each with these accelerators, memory and disk")
+	f.Var(&o.link, "link", "bandwidth of a node to the other --nodes")
 	f.Float64Var(&o.requestRate, "request-rate", 0, "requests per second that the store answers (default: no limit)")
 	f.DurationVar(&o.requestCPU, "request-cpu", 0, "CPU time of the daemon per request; requests are processed one after the other")
 	f.Var(&o.connections, "connections", "maximum requests in flight to the object store, as for mount")
@@ -211,6 +220,9 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 		}
 		o.policies = []sim.Policy{p}
 	}
+	if err := o.checkNodes(c); err != nil {
+		return err
+	}
 	if o.target != "" {
 		if o.utilisation, err = parseTarget(o.target); err != nil {
 			return cli.Usagef("--target: %w", err)
@@ -237,6 +249,23 @@ func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
 	return nil
 }
 
+// checkNodes checks the flags of a cluster and of a near tier.
+func (o *planOptions) checkNodes(c *cobra.Command) error {
+	o.tiered = c.Flags().Changed("near-bandwidth")
+	all := order.Ranks{Last: o.spec.World() - 1}
+	switch {
+	case o.nodes < 1 || o.nodes > maxNodes:
+		return cli.Usagef("--nodes %d: give a number from 1 to %s", o.nodes, humanize.Comma(maxNodes))
+	case o.nodes == 1 && given(c, "link"):
+		return cli.Usagef("--link %s is between nodes: give --nodes, too", o.link.String())
+	case o.nodes > 1 && o.policy != sim.Keep.String():
+		return cli.Usagef("--policy %s: nodes share the caches of keep only", o.policy)
+	case o.nodes > 1 && o.spec.Ranks() != all:
+		return cli.Usagef("--order %s: with --nodes give the order of all ranks (rank=%s)", o.order, all)
+	}
+	return nil
+}
+
 // planVersion is the version of the output of --json.
 const planVersion = 2
 
@@ -244,6 +273,7 @@ const planVersion = 2
 const (
 	maxAccelerators = 4096
 	maxWorkers      = 256
+	maxNodes        = 1024
 	maxSynthetic    = 1_000_000_000
 	fewSamples      = 1_000_000 // which take seconds
 )
@@ -321,14 +351,18 @@ func (p *predictor) source(ctx context.Context, source string) (err error) {
 		planDataset{Source: e.Source(), Samples: f.Samples, Bytes: f.Bytes, Packed: f.Places != nil})
 }
 
+// roundTrip is the assumed time in seconds to the first byte of a near tier and of another node.
+const roundTrip = 1e-3
+
 // config is the configuration in the flags.
 func (p *predictor) config() sim.Config {
 	o := p.o
 	requestRate := o.requestRate
-	if n := o.asked.GetsPerHour; n > 0 && (requestRate == 0 || float64(n)/3600 < requestRate) {
+	nodes := max(o.nodes, 1)
+	if n := o.asked.GetsPerHour * int64(nodes); n > 0 && (requestRate == 0 || float64(n)/3600 < requestRate) {
 		requestRate = float64(n) / 3600
 	}
-	return sim.Config{
+	c := sim.Config{
 		Job: sim.Job{Accelerators: o.accelerators, Batch: o.batch, Workers: o.workers, Step: o.step.Seconds(), Prefetch: o.prefetch * max(o.workers, 1), Read: o.read.Seconds()},
 		Store: sim.Store{
 			Bandwidth: float64(o.bandwidth), Latency: o.latency.Seconds(), LatencySigma: o.sigma,
@@ -336,6 +370,13 @@ func (p *predictor) config() sim.Config {
 		},
 		CacheBytes: int64(o.cacheSize), Epochs: o.epochs, Warm: o.warm, Seed: o.seed,
 	}
+	if nodes > 1 {
+		c.Peers = &sim.Peers{Nodes: nodes, Line: sim.Line{Bandwidth: float64(o.link), Latency: roundTrip}}
+	}
+	if o.tiered {
+		c.Near = &sim.Line{Bandwidth: float64(o.near), Latency: roundTrip}
+	}
+	return c
 }
 
 type (
@@ -364,6 +405,7 @@ type (
 	// planReport is what --json prints (docs/plan.md).
 	planReport struct {
 		Version    int          `json:"version"` // of this schema
+		Nodes      int          `json:"nodes"`
 		Dataset    planDataset  `json:"dataset"`
 		Demand     float64      `json:"demand_bytes_per_sec"` // the rate of accelerators that never wait
 		CacheBytes int64        `json:"cache_bytes"`
@@ -399,8 +441,8 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		return err
 	}
 	r := planReport{
-		Version: planVersion, Dataset: d, CacheBytes: c.CacheBytes,
-		Demand: float64(d.Bytes) / float64(d.Samples) * float64(c.Accelerators*c.Batch) / c.Step,
+		Version: planVersion, Nodes: p.o.nodes, Dataset: d, CacheBytes: c.CacheBytes,
+		Demand: float64(d.Bytes) / float64(d.Samples) * float64(p.o.nodes*c.Accelerators*c.Batch) / c.Step,
 	}
 	for _, policy := range p.o.policies {
 		c.Policy = policy
@@ -424,7 +466,7 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 	}
 	if p.o.utilisation > 0 {
 		c.Policy = p.o.policies[0]
-		t, err := p.target(c, d.Bytes)
+		t, err := p.target(c, d.Bytes/int64(p.o.nodes))
 		if err != nil {
 			return explain(err)
 		}
@@ -436,6 +478,7 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 	return p.print(r)
 }
 
+// target finds the cache and the bandwidth that are enough. total is a node's part of the dataset.
 func (p *predictor) target(c sim.Config, total int64) (*planTarget, error) {
 	t := &planTarget{Utilisation: p.o.utilisation}
 	bar := p.late("looking for the cache")
@@ -500,24 +543,25 @@ func (p *predictor) print(r planReport) error {
 	if r.Dataset.Packed {
 		kind = "in shards"
 	}
+	what := p.o.words(r)
 	samples := humanize.Comma(int64(r.Dataset.Samples)) + " samples"
 	if r.Dataset.Source != "" {
 		samples = r.Dataset.Source + ": " + samples
 	}
 	fmt.Fprintf(p.out, "%s, %s, %s\n", samples, humanize.IBytes(uint64(r.Dataset.Bytes)), kind)
-	takes := "1 accelerator takes"
-	if p.o.accelerators > 1 {
-		takes = fmt.Sprintf("%d accelerators take", p.o.accelerators)
-	}
-	fmt.Fprintf(p.out, "%s %s; the line brings %s; the cache holds %.0f%% of the dataset\n\n", takes, demand.String(), p.o.bandwidth.String(),
-		100*min(float64(r.CacheBytes)/float64(max(r.Dataset.Bytes, 1)), 1))
+	fmt.Fprintf(p.out, "%s %s; %s; %s %.0f%% of the dataset\n\n", what.take, demand.String(), what.lines, what.hold,
+		100*min(float64(p.o.nodes)*float64(r.CacheBytes)/float64(max(r.Dataset.Bytes, 1)), 1))
 	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "policy\tepoch\tutilisation\ttime\tstall\tfetched\trequests\tcached\tahead\twaited for\tbound by\t")
+	fmt.Fprintln(w, "policy\tepoch\tutilisation\ttime\tstall\tfetched\trequests\t"+what.columns+"cached\tahead\twaited for\tbound by\t")
 	for _, result := range r.Policies {
 		for _, e := range result.Epochs {
 			share := func(n int64) string { return fmt.Sprintf("%.1f%%", 100*float64(n)/float64(e.Samples)) }
-			fmt.Fprintf(w, "%s\t%d\t%.1f%%\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", result.Policy, e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds), seconds(e.Stall),
-				humanize.IBytes(uint64(e.Bytes)), humanize.Comma(e.Requests), share(e.KeepHits), share(e.RingHits), share(e.Waits), e.Bound)
+			fmt.Fprintf(w, "%s\t%d\t%.1f%%\t%s\t%s\t%s\t%s\t", result.Policy, e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds), seconds(e.Stall),
+				humanize.IBytes(uint64(e.Bytes)), humanize.Comma(e.Requests))
+			for _, n := range what.values(e.Epoch) {
+				fmt.Fprintf(w, "%s\t", humanize.IBytes(uint64(n)))
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t\n", share(e.KeepHits), share(e.RingHits), share(e.Waits), e.Bound)
 		}
 	}
 	if err := w.Flush(); err != nil {
@@ -536,6 +580,41 @@ func (p *predictor) print(r planReport) error {
 		fmt.Fprintln(p.out, p.advice(*r.Target))
 	}
 	return nil
+}
+
+// planWords are the parts of a report that differ with a cluster or a near tier.
+type planWords struct {
+	take, lines, hold, columns string
+	values                     func(e sim.Epoch) []int64 // of the columns
+}
+
+func (o *planOptions) words(r planReport) planWords {
+	w := planWords{take: human.Count(o.accelerators, "accelerator") + " take", lines: "the line brings " + o.bandwidth.String(), hold: "the cache holds"}
+	switch {
+	case r.Nodes > 1:
+		w.take = fmt.Sprintf("%d nodes of %s", r.Nodes, w.take)
+		w.hold = "the caches hold"
+	case o.accelerators == 1:
+		w.take += "s"
+	}
+	if o.tiered {
+		w.lines += ", that to the near tier " + o.near.String()
+		w.columns = "near tier\t"
+	}
+	if r.Nodes > 1 {
+		w.lines += ", that between nodes " + o.link.String()
+		w.columns += "peers\town disk\t"
+	}
+	w.values = func(e sim.Epoch) (n []int64) {
+		if o.tiered {
+			n = append(n, e.Near.Bytes)
+		}
+		if r.Nodes > 1 {
+			n = append(n, e.Peers.Bytes, e.DiskBytes)
+		}
+		return n
+	}
+	return w
 }
 
 // uneven is the bound of an epoch that takes longer than each of its limits: it waits for bytes at some times and for the

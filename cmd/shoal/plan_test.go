@@ -73,6 +73,47 @@ func TestPlanSynthetic(t *testing.T) {
 	}
 }
 
+// Four nodes whose caches together hold four fifths: a fifth comes from the store or the near tier, and of the rest a
+// quarter from the reader's own disk.
+func TestPlanNodes(t *testing.T) {
+	args := []string{"--samples", "8000", "--sample-size", "100KB", "--batch", "10", "--step-time", "100ms", "--cache-size", "160MB", "--memory", "96MiB", "--nodes", "4"}
+	within := func(what string, got int64, want, most float64) {
+		t.Helper()
+		if math.Abs(float64(got)/800e6-want) > most {
+			t.Errorf("%s: %d bytes, want %.2f of the dataset", what, got, want)
+		}
+	}
+	r := planned(t, args...)
+	cold, later := r.Policies[0].Epochs[0], r.Policies[0].Epochs[1]
+	within("epoch 0, from the store", cold.Bytes, 1, 0.001)
+	within("epoch 0, from peers", cold.Peers.Bytes, 0.6, 0.02)
+	within("epoch 1, from the store", later.Bytes, 0.2, 0.03)
+	within("epoch 1, from peers", later.Peers.Bytes, 0.6, 0.02)
+	within("epoch 1, from disk", later.DiskBytes, 0.2, 0.02)
+	if r.Nodes != 4 || math.Abs(r.Demand-4*10e6) > 1 || later.Utilisation < 0.99 {
+		t.Errorf("%+v", r)
+	}
+	// Each node takes 10 MB/s, six of them from its peers.
+	r = planned(t, append(args, "--link", "3MB/s", "--target", "95%")...)
+	if later = r.Policies[0].Epochs[1]; math.Abs(later.Utilisation-0.5) > 0.03 || later.Limits.Binding().Name != "the link" || r.Target.CacheBytes != nil && *r.Target.CacheBytes > 100e6 {
+		t.Errorf("%+v, %+v", later, r.Target)
+	}
+	// All nodes take 8 MB/s from the tier.
+	r = planned(t, append(args, "--near-bandwidth", "4MB/s")...)
+	if later = r.Policies[0].Epochs[1]; math.Abs(later.Utilisation-0.5) > 0.05 || later.Limits.Binding().Name != "the near tier" || later.Near.Bytes == 0 {
+		t.Errorf("%+v", later)
+	}
+	out, err := shoal(t, append([]string{"plan", "--near-bandwidth", "1Gbit", "--price", "get=0.01"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"4 nodes of 1 accelerator take 320Mbit; the line brings 10Gbit, that to the near tier 1Gbit, that between nodes 10Gbit; the caches hold 80%", "near tier    peers  own disk", "received: 80 USD"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in:\n%s", want, out)
+		}
+	}
+}
+
 func TestPlanSource(t *testing.T) {
 	dir := t.TempDir()
 	var bytes int64
@@ -121,6 +162,8 @@ func TestPlanWrongUse(t *testing.T) {
 		append(some, "--prefetch", "0"), append(some, "--connections", "513"), append(some, "--epochs", "0"), append(some, "--latency", "-1ms"),
 		append(some, "--latency-sigma", "NaN"), append(some, "--request-rate", "-1"), append(some, "--order", "plan"), append(some, "--order", "torch-loader:seed=1"),
 		append(some, "--order", "torch:seed=1,world=2"), append(some, "--policy", "fifo"), append(some, "--target", "100%"), append(some, "--target", "x"), append(some, "--bandwidth", "10"),
+		append(some, "--near-bandwidth", "fast"), append(some, "--nodes", "0"), append(some, "--nodes", "1025"), append(some, "--link", "1Gbit"),
+		append(some, "--nodes", "2", "--policy", "all"), append(some, "--nodes", "2", "--order", "torch:seed=1,world=4,rank=0-1"),
 	} {
 		if _, err := shoal(t, append([]string{"plan"}, args...)...); !errors.As(err, new(cli.UsageError)) {
 			t.Errorf("shoal plan %s: %v", strings.Join(args, " "), err)
@@ -139,7 +182,7 @@ func TestPlanSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := shoal(t, "plan", "--json", "--samples", "2000", "--sample-size", "100KB", "--batch", "10", "--step-time", "100ms", "--cache-size", "100MB", "--target", "95%")
+	out, err := shoal(t, "plan", "--json", "--samples", "2000", "--sample-size", "100KB", "--batch", "10", "--step-time", "100ms", "--cache-size", "20MB", "--target", "95%", "--nodes", "2", "--near-bandwidth", "1Gbit")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,9 @@ import (
 // is the limit of the epoch: no order of requests can beat it.
 type Limits struct {
 	Compute   float64 `json:"compute_seconds"`   // the accelerators' steps
-	Bandwidth float64 `json:"bandwidth_seconds"` // the bytes over the line, and the heads of the answers
+	Bandwidth float64 `json:"bandwidth_seconds"` // the bytes over the line to the store, and the heads of the answers
+	Near      float64 `json:"near_seconds"`      // those over the line to the near tier
+	Link      float64 `json:"link_seconds"`      // those over a node's line to its peers
 	Rate      float64 `json:"rate_seconds"`      // the requests at the store's rate
 	Latency   float64 `json:"latency_seconds"`   // the requests' first bytes, Connections at a time
 	CPU       float64 `json:"cpu_seconds"`       // the requests' serial work
@@ -26,15 +28,20 @@ func (c Config) Limits(e Epoch) Limits {
 		}
 		return work / rate
 	}
-	// The mean of the lognormal.
-	latency := c.Latency * math.Exp(c.LatencySigma*c.LatencySigma/2)
+	line := func(a Answers, bandwidth float64) float64 { return per(float64(a.Bytes+head*a.Requests), bandwidth) }
+	nodes := float64(c.nodes())
+	near, peers := c.others()
+	// The mean of the lognormal. What the near tier lacks, it was asked for first.
+	latency := c.Latency*math.Exp(c.LatencySigma*c.LatencySigma/2) + near.Latency
 	l := Limits{
 		Compute:   e.Compute,
-		Bandwidth: per(float64(e.Bytes+head*e.Requests), c.Bandwidth),
+		Bandwidth: line(Answers{e.Bytes, e.Requests}, c.Bandwidth),
+		Near:      line(e.Near, near.Bandwidth),
+		Link:      line(e.Peers, nodes*peers.Bandwidth),
 		Rate:      per(float64(e.Requests), c.RequestRate),
-		Latency:   float64(e.Requests) * latency / float64(c.Connections),
-		CPU:       float64(e.Requests) * c.CPU,
-		Read:      float64(e.Samples) * c.Read / float64(c.Accelerators*max(c.Workers, 1)),
+		Latency:   float64(e.Requests) * latency / nodes / float64(c.Connections),
+		CPU:       float64(e.Requests+e.Near.Requests+e.Peers.Requests) * c.CPU / nodes,
+		Read:      float64(e.Samples) * c.Read / nodes / float64(c.Accelerators*max(c.Workers, 1)),
 	}
 	if c.Workers == 0 {
 		l.Read += l.Compute // one after the other
@@ -50,7 +57,7 @@ type Limit struct {
 
 // Others returns the limits beside Compute, the largest first.
 func (l Limits) Others() []Limit {
-	all := []Limit{{"bandwidth", l.Bandwidth}, {"latency", l.Latency}, {"request rate", l.Rate}, {"request CPU", l.CPU}, {"reading", l.Read}}
+	all := []Limit{{"bandwidth", l.Bandwidth}, {"the near tier", l.Near}, {"the link", l.Link}, {"latency", l.Latency}, {"request rate", l.Rate}, {"request CPU", l.CPU}, {"reading", l.Read}}
 	slices.SortStableFunc(all, func(a, b Limit) int { return cmp.Compare(b.Seconds, a.Seconds) })
 	return all
 }

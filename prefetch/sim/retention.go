@@ -20,20 +20,20 @@ func newRetention(s *simulation, v *volume, total int64) retention {
 		return nothing{}
 	}
 	// Kept is what the order reads.
-	first := s.order(0)
+	first, capacity := s.whole(0), s.CacheBytes*int64(s.nodes())
 	admit := func(sample int) bool { return first.Find(sample, 0) >= 0 }
-	if total > s.CacheBytes {
+	if total > capacity {
 		reads := admit
 		k := prefetch.NewKeep(s.Samples, func(sample int) int64 {
 			if !reads(sample) {
 				return 0
 			}
 			return v.size(sample)
-		}, s.key(), s.CacheBytes, prefetch.KeepOptions{})
+		}, s.key(), capacity, prefetch.KeepOptions{})
 		admit = func(sample int) bool { return reads(sample) && k.Admit(sample) }
 	}
 	if s.Policy == Keep {
-		k := &keepSet{admit: admit, kept: make([]uint64, (len(v.states)+63)/64)}
+		k := &keepSet{admit: admit, owns: s.owns(), kept: newBits(len(v.states))}
 		if s.Warm {
 			for f := range s.Samples {
 				for x := range v.sizes.Extents(f) {
@@ -114,19 +114,20 @@ func (nothing) landed(int, uint32) bool { return false }
 // keepSet is the fetched part of the kept set.
 type keepSet struct {
 	admit func(sample int) bool
-	kept  []uint64 // a bit an extent
+	owns  func(sample int) bool // by this node, which has no other
+	kept  bits                  // extents that their owner has
 }
 
-func (k *keepSet) has(_ int, e uint32) bool { return k.kept[e/64]>>(e%64)&1 != 0 }
-func (k *keepSet) forgets() bool            { return false }
-func (k *keepSet) use(int, int64)           {}
+func (k *keepSet) has(sample int, e uint32) bool { return k.kept.has(e) && k.owns(sample) }
+func (k *keepSet) forgets() bool                 { return false }
+func (k *keepSet) use(int, int64)                {}
 
 func (k *keepSet) landed(sample int, e uint32) bool {
 	if !k.admit(sample) {
 		return false
 	}
-	k.kept[e/64] |= 1 << (e % 64)
-	return true
+	k.kept.set(e)
+	return k.owns(sample)
 }
 
 // lru is a list of samples, most recently used first.

@@ -6,7 +6,8 @@
 //	   │ reads a sample: kept, staged, on its way, or absent
 //	stream ── prefetch.Executor: 7/8 of the connections, 7/8 of the memory
 //	   │ requests
-//	store ── places, serial work, a request rate, latency to the first byte, a line on which transfers take turns
+//	store ── places, serial work, a request rate, latency to the first byte, a line on which transfers take turns;
+//	         before it the caches of other nodes and a near tier, each with a line of its own
 //
 // docs/plan.md describes the assumptions of the model and its limits.
 package sim
@@ -65,6 +66,19 @@ type Store struct {
 	CPU          float64 // seconds of serial work per request; 0: none
 }
 
+// Line is a model of a line on which something else than the store answers.
+type Line struct {
+	Bandwidth float64 // bytes a second, shared like the store's; 0: no limit
+	Latency   float64 // seconds to the first byte
+}
+
+// Peers is a model of nodes that share their caches. Each owns an equal part of the samples, and keeps those of them that
+// the kept set of all caches together has.
+type Peers struct {
+	Nodes int
+	Line  // on which a node's peers answer it
+}
+
 // Job is a model of a training job.
 type Job struct {
 	Accelerators int     // that work in step: each waits until all have their batch
@@ -75,7 +89,8 @@ type Job struct {
 	Read         float64 // seconds of a worker per sample, without waiting for its bytes
 }
 
-// Config is the input of a run.
+// Config is the input of a run. With Peers, Job, Connections, CacheBytes and Memory are those of one node; the bandwidth
+// of the store and of the near tier, and the request rate, are shared by all nodes.
 type Config struct {
 	// Order returns an epoch's order over sample numbers, nil if unknown. It is called for one epoch more than Epochs,
 	// whose head is prefetched, and under Belady for two more.
@@ -91,8 +106,10 @@ type Config struct {
 	Key func(sample int) uint64
 	Job
 	Store
-	CacheBytes int64 // on disk
-	Memory     int64 // bytes for samples in memory: those in the engine's ledger
+	Near       *Line  // a near tier, which has what was read once; nil: none
+	Peers      *Peers // nil: the node is alone. The policy must be Keep.
+	CacheBytes int64  // on disk
+	Memory     int64  // bytes for samples in memory: those in the engine's ledger
 	Policy     Policy
 	Epochs     int
 	Warm       bool // a random set of CacheBytes is resident at the start, under Keep the kept set
@@ -129,7 +146,7 @@ func (h *Histogram) Add(seconds float64) {
 }
 
 // Epoch is the result of an epoch. Its bytes and requests are those that fetch its samples, whenever they were sent:
-// those for the head of the next epoch belong to the next epoch.
+// those for the head of the next epoch belong to the next epoch. Samples, bytes and requests are those of all nodes.
 type Epoch struct {
 	Epoch       int       `json:"epoch"`
 	Seconds     float64   `json:"seconds"`         // from the end of the last epoch's last step to the end of its own
@@ -137,13 +154,22 @@ type Epoch struct {
 	Stall       float64   `json:"stall_seconds"`   // seconds in which they waited
 	Utilisation float64   `json:"utilisation"`     // Compute / Seconds
 	Samples     int       `json:"samples"`
-	Bytes       int64     `json:"bytes"` // over the line
+	Bytes       int64     `json:"bytes"` // from the store, over the line
 	Requests    int64     `json:"requests"`
+	Near        Answers   `json:"near,omitzero"`     // of the near tier
+	Peers       Answers   `json:"peers,omitzero"`    // of other nodes, also of what those had to fetch first
+	DiskBytes   int64     `json:"disk_bytes"`        // from the readers' own disks
 	KeepHits    int64     `json:"keep_hits"`         // samples that were in the cache
 	RingHits    int64     `json:"ring_hits"`         // samples that lay in memory, fetched ahead
 	Waits       int64     `json:"waits"`             // samples that a worker had to wait for
 	Stalls      Histogram `json:"stalls"`            // of the steps
 	MemoryPeak  int64     `json:"memory_peak_bytes"` // bytes
+}
+
+// Answers are what something else than the store answers.
+type Answers struct {
+	Bytes    int64 `json:"bytes"`
+	Requests int64 `json:"requests"`
 }
 
 // watchEvery is the number of events between two calls of Watch: some milliseconds.
@@ -168,8 +194,11 @@ func (c *Config) check() error {
 		return fmt.Errorf("sim: a cache of %d bytes: give 0 or more", c.CacheBytes)
 	case c.Policy > None:
 		return fmt.Errorf("sim: no policy %d", c.Policy)
+	case c.Peers != nil && (c.Peers.Nodes < 1 || c.Policy != Keep):
+		return fmt.Errorf("sim: %d nodes with policy %s: give at least 1, and keep", c.Peers.Nodes, c.Policy)
 	}
-	for _, v := range []float64{c.Bandwidth, c.Latency, c.LatencySigma, c.RequestRate, c.CPU, c.Read} {
+	near, peers := c.others()
+	for _, v := range []float64{c.Bandwidth, c.Latency, c.LatencySigma, c.RequestRate, c.CPU, c.Read, near.Bandwidth, near.Latency, peers.Bandwidth, peers.Latency} {
 		if !finite(v) {
 			return fmt.Errorf("sim: %g in the model of the store or the job: give 0 or more", v)
 		}
@@ -187,6 +216,7 @@ type simulation struct {
 	random random
 
 	store   store
+	sharing sharing
 	stream  stream
 	volume  volume
 	trainer trainer
@@ -208,11 +238,12 @@ func Run(c Config) ([]Epoch, error) {
 		return nil, errors.New("sim: the first epoch has no known order, or no samples")
 	}
 	if s.Samples == 0 {
-		s.Samples = first.Len()
+		s.Samples = s.whole(0).Len()
 	}
 	if err := s.volume.init(s); err != nil {
 		return nil, err
 	}
+	s.sharing.init(s)
 	s.store.init(s)
 	s.stream.init(s)
 	s.trainer.init(s)
@@ -227,12 +258,14 @@ func Run(c Config) ([]Epoch, error) {
 	return s.epochs[:c.Epochs], nil
 }
 
-// order returns an epoch's order, searchable, or nil.
+// order returns the node's part of an epoch's order, searchable, or nil.
 func (s *simulation) order(epoch int) order.Locator {
 	o, ok := s.orders[epoch]
 	if !ok {
 		if made := s.Order(epoch); made != nil {
-			o = order.Index(made)
+			if o = order.Index(made); s.Peers != nil {
+				o = dealt{Locator: o, mine: s.Accelerators, of: s.Accelerators * s.Peers.Nodes}
+			}
 		}
 		s.orders[epoch] = o
 	}
@@ -263,9 +296,10 @@ func (s *simulation) run(epoch int) error {
 		}
 		s.stream.act()
 	}
-	delete(s.orders, epoch)
 	r := s.result(epoch)
 	r.Samples = s.trainer.samples
+	r.ofAll(s.whole(epoch).Len())
+	delete(s.orders, epoch)
 	r.Seconds = s.now - began
 	r.Stall = max(r.Seconds-r.Compute, 0)
 	r.Utilisation = min(r.Compute/r.Seconds, 1)
@@ -276,9 +310,9 @@ func (s *simulation) run(epoch int) error {
 // next processes the next event. It reports whether there was one.
 func (s *simulation) next() bool {
 	e, planned := s.agenda.peek()
-	if st := &s.store; st.sending >= 0 && (!planned || st.turnEnds < e.at) {
-		s.now = st.turnEnds
-		st.turnEnded()
+	if w := s.store.soonest(); w != nil && (!planned || w.turnEnds < e.at) {
+		s.now = w.turnEnds
+		s.store.turnEnded(w)
 		return true
 	}
 	if !planned {

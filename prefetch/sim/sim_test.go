@@ -251,6 +251,16 @@ func drawn(t *rapid.T) (Config, uneven) {
 func TestRunProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, sizes := drawn(t)
+		line := func(of string) Line {
+			return Line{rapid.SampledFrom([]float64{0, 1e3, 1e5}).Draw(t, of+" bandwidth"), rapid.SampledFrom([]float64{0, 0.01}).Draw(t, of+" latency")}
+		}
+		if c.Policy == Keep && rapid.Bool().Draw(t, "shared") {
+			c.Peers = &Peers{Nodes: rapid.IntRange(1, 4).Draw(t, "nodes"), Line: line("link")}
+		}
+		if rapid.Bool().Draw(t, "a near tier") {
+			tier := line("near")
+			c.Near = &tier
+		}
 		epochs, err := Run(c)
 		if err != nil {
 			t.Fatal(err)
@@ -266,7 +276,7 @@ func TestRunProperties(t *testing.T) {
 			if e.Epoch != i || e.Samples != positions || e.KeepHits+e.RingHits+e.Waits != int64(positions) {
 				t.Fatalf("%+v: of %d positions", e, positions)
 			}
-			global := c.Accelerators * c.Batch
+			global := c.Accelerators * c.nodes() * c.Batch
 			var steps int64
 			for _, n := range e.Stalls {
 				steps += n
@@ -280,14 +290,21 @@ func TestRunProperties(t *testing.T) {
 			if e.MemoryPeak > c.Memory {
 				t.Fatalf("%d bytes of %d in memory", e.MemoryPeak, c.Memory)
 			}
-			if e.Bytes > 0 && (e.Requests == 0 || e.Bytes > e.Requests*unevenExtent) {
-				t.Fatalf("%d bytes by %d requests", e.Bytes, e.Requests)
+			for _, a := range []Answers{{e.Bytes, e.Requests}, e.Near, e.Peers} {
+				if a.Bytes > 0 && (a.Requests == 0 || a.Bytes > (a.Requests+1)*unevenExtent) || c.nodes() == 1 && a.Bytes > a.Requests*unevenExtent {
+					t.Fatalf("%d bytes by %d requests", a.Bytes, a.Requests)
+				}
+			}
+			if c.nodes() == 1 && e.Peers.Bytes > 0 || c.Near == nil && e.Near.Bytes > 0 {
+				t.Fatalf("%+v: from peers or a tier that are not there", e)
 			}
 			l := c.Limits(e)
 			seconds += e.Seconds
 			sum.Bandwidth += l.Bandwidth
 			sum.Rate += l.Rate
 			sum.CPU += l.CPU
+			sum.Near += l.Near
+			sum.Link += l.Link
 			requests += e.Requests
 		}
 		for f := range sizes {
@@ -296,11 +313,11 @@ func TestRunProperties(t *testing.T) {
 		if c.Warm {
 			extents = 0
 		}
-		if c.CacheBytes >= sizes.total() && c.CacheBytes > 0 && c.Policy != None && requests > extents {
+		if c.CacheBytes >= sizes.total() && c.CacheBytes > 0 && c.Policy != None && c.Peers == nil && requests > extents {
 			t.Fatalf("%d requests for %d extents, though all of them fit", requests, extents)
 		}
 		// Everything counted was sent, and nearly all has arrived, by the end.
-		for name, limit := range map[string]float64{"bandwidth": sum.Bandwidth, "rate": sum.Rate - 1/max(c.RequestRate, 1), "cpu": sum.CPU} {
+		for name, limit := range map[string]float64{"bandwidth": sum.Bandwidth, "near tier": sum.Near, "link": sum.Link, "rate": sum.Rate - 1/max(c.RequestRate, 1), "cpu": sum.CPU} {
 			if seconds < limit-1e-6 {
 				t.Fatalf("%g s, of which the %s alone takes %g", seconds, name, limit)
 			}
@@ -516,6 +533,9 @@ func TestWrongConfigurations(t *testing.T) {
 		"cache":        func(c *Config) { c.CacheBytes = -1 },
 		"memory":       func(c *Config) { c.Memory = 799 * KB },
 		"policy":       func(c *Config) { c.Policy = 9 },
+		"no nodes":     func(c *Config) { c.Peers = &Peers{} },
+		"shared LRU":   func(c *Config) { c.Peers, c.Policy = &Peers{Nodes: 2}, LRU },
+		"tier":         func(c *Config) { c.Near = &Line{Latency: -1} },
 	} {
 		c := job(100)
 		spoil(&c)
@@ -566,6 +586,80 @@ func TestPolicyNames(t *testing.T) {
 	}
 	if _, err := ParsePolicy("fifo"); err == nil {
 		t.Error("fifo is a policy")
+	}
+}
+
+// Four nodes take turns at the samples of an order, and each byte leaves the store once while their caches have room: the
+// counts are those that a hand computes.
+func TestPeers(t *testing.T) {
+	const n, all, nodes = 8_000, 8_000 * 100 * KB, 4
+	for _, test := range []struct {
+		caches                      float64 // of the dataset, together
+		store0, peers0, disk0       float64 // of the dataset: what epoch 0 reads, where from
+		store1, peers1, disk1, most float64
+	}{
+		// A quarter of what is kept is the reader's own. In epoch 0 a peer passes on what it has to fetch.
+		{1.2, 1, 0.75, 0, 0, 0.75, 0.25, 0.01},
+		{0.8, 1, 0.6, 0, 0.2, 0.6, 0.2, 0.01},
+		{0, 1, 0, 0, 1, 0, 0, 0.04}, // what lies in memory at the end of epoch 0 is not fetched for epoch 1
+	} {
+		c := job(n)
+		c.Memory = 100 * 100 * KB
+		c.Peers, c.CacheBytes = &Peers{Nodes: nodes}, int64(test.caches*all/nodes)
+		e := run(t, c)
+		for i, want := range [][3]float64{{test.store0, test.peers0, test.disk0}, {test.store1, test.peers1, test.disk1}} {
+			near(t, fmt.Sprintf("caches of %g, epoch %d: the part from the store", test.caches, i), float64(e[i].Bytes)/all, want[0], test.most)
+			near(t, "the part from peers", float64(e[i].Peers.Bytes)/all, want[1], 0.02)
+			near(t, "the part from disk", float64(e[i].DiskBytes)/all, want[2], 0.02)
+			if e[i].Samples != n || e[i].KeepHits+e[i].RingHits+e[i].Waits != n {
+				t.Errorf("epoch %d: %+v", i, e[i])
+			}
+		}
+	}
+}
+
+// Three quarters of the bytes come over a link that brings half of that, or a fifth over the store's line, which the nodes
+// share: then the accelerators of each are half busy, and the limits say by what.
+func TestPeersBound(t *testing.T) {
+	c := job(8_000)
+	c.Memory = 100 * 100 * KB
+	c.Peers, c.CacheBytes, c.Warm = &Peers{Nodes: 4, Line: Line{Bandwidth: 0.5 * 0.75 * demandOf(c), Latency: 1e-3}}, 2_000*100*KB, true
+	e := run(t, c)[1]
+	near(t, "utilisation at the link's limit", e.Utilisation, 0.5, 0.02)
+	if l := c.Limits(e).Binding(); l.Name != "the link" {
+		t.Errorf("bound by %s", l.Name)
+	}
+	c.CacheBytes, c.Peers.Bandwidth = 1_600*100*KB, 0
+	c.Bandwidth = 0.5 * 0.2 * 4 * demandOf(c)
+	e = run(t, c)[1]
+	near(t, "utilisation at the store's limit", e.Utilisation, 0.5, 0.03)
+	if l := c.Limits(e).Binding(); l.Name != "bandwidth" {
+		t.Errorf("bound by %s", l.Name)
+	}
+}
+
+// What was read once comes from the near tier, over its line.
+func TestNear(t *testing.T) {
+	const n, all = 8_000, 8_000 * 100 * KB
+	for _, nodes := range []int{1, 4} {
+		c := job(n)
+		c.Memory, c.CacheBytes = 100*100*KB, int64(0.4*all/nodes)
+		c.Near = &Line{Bandwidth: 0.5 * 0.6 * float64(nodes) * demandOf(c), Latency: 1e-3}
+		if nodes > 1 {
+			c.Peers = &Peers{Nodes: nodes}
+		}
+		e := run(t, c)
+		near(t, "epoch 0, from the store", float64(e[0].Bytes)/all, 1, 0.02)
+		near(t, "epoch 1, from the store", float64(e[1].Bytes)/all, 0, 0.02)
+		near(t, "epoch 1, from the tier", float64(e[1].Near.Bytes)/all, 0.6, 0.03)
+		near(t, "utilisation at the tier's limit", e[1].Utilisation, 0.5, 0.03)
+		if l := c.Limits(e[1]).Binding(); l.Name != "the near tier" {
+			t.Errorf("bound by %s", l.Name)
+		}
+		c.Warm = true
+		if e = run(t, c); e[0].Bytes != 0 {
+			t.Errorf("%d bytes from the store of what the tier has", e[0].Bytes)
+		}
 	}
 }
 

@@ -10,14 +10,41 @@ type request struct {
 	extent  int32
 	bytes   int64 // over the line
 	left    int64 // of them, and of the answer's head
-	demand  bool  // a reader waits
-	ahead   bool  // the stream has sent it
+	from    source
+	demand  bool // a reader waits
+	ahead   bool // the stream has sent it
 	started bool
 }
 
-// store models the object store. A request waits for a place among Connections, of which the last eighth is for
+// source says who answers a request.
+type source struct {
+	at line
+	// via: a peer asks there, keeps it, and passes it on. It is a node like this one, which does the same for others.
+	// So its work counts as this one's.
+	via bool
+}
+
+// line is one of the lines.
+type line uint8
+
+const (
+	atStore line = iota
+	atNear
+	atPeer
+)
+
+// wire is a line on which transfers take turns.
+type wire struct {
+	bandwidth float64
+	transfers queue
+	sending   int32 // the transfer whose turn it is; -1: none
+	grain     int64 // what it sends
+	turnEnds  float64
+}
+
+// store models the object store, and what is asked before it. A request waits for a place among Connections, of which the last eighth is for
 // demand; for its turn of the serial work and of the request rate; for the first byte; and then for its bytes, over a
-// line on which all transfers take turns.
+// line on which all transfers take turns. Near tier and peers have lines only.
 type store struct {
 	s        *simulation
 	requests []request
@@ -27,11 +54,7 @@ type store struct {
 	waiting  [2]queue // for a place
 	cpuFree  float64  // when the serial work is free
 	rateFree float64  // when the next request may go
-
-	transfers queue
-	sending   int32 // the transfer whose turn it is; -1: none
-	grain     int64 // what it sends
-	turnEnds  float64
+	wires    [atPeer + 1]wire
 }
 
 // turn is how much a transfer sends in its turn. It matters if requests of one size begin together: with very short
@@ -52,7 +75,13 @@ const (
 	ahead
 )
 
-func (st *store) init(s *simulation) { st.s, st.sending = s, -1 }
+func (st *store) init(s *simulation) {
+	near, peers := s.others()
+	st.s = s
+	for at, bandwidth := range [...]float64{atStore: s.Bandwidth / float64(s.nodes()), atNear: near.Bandwidth / float64(s.nodes()), atPeer: peers.Bandwidth} {
+		st.wires[at] = wire{bandwidth: bandwidth, sending: -1}
+	}
+}
 
 // ahead7of8 is how many prefetches may be in flight.
 func ahead7of8(connections int) int { return max(1, connections-connections/8) }
@@ -69,9 +98,12 @@ func (st *store) send(r request) int32 {
 	}
 	r.left = r.bytes + head
 	st.requests[id] = r
-	result := st.s.result(r.epoch)
-	result.Requests++
-	result.Bytes += r.bytes
+	st.s.result(r.epoch).count(r)
+	if r.from.at != atStore {
+		st.requests[id].started = true
+		st.start(id)
+		return id
+	}
 	if r.demand {
 		st.waiting[demand].push(id)
 	} else {
@@ -108,56 +140,101 @@ func (st *store) admit() {
 }
 
 func (st *store) start(id int32) {
-	s := st.s
+	s, from := st.s, st.requests[id].from
+	near, peers := s.others()
 	at := s.now
 	if s.CPU > 0 {
 		st.cpuFree = max(st.cpuFree, at) + s.CPU
+		if from.via {
+			st.cpuFree += s.CPU
+		}
 		at = st.cpuFree
 	}
-	if s.RequestRate > 0 {
-		at = max(at, st.rateFree)
-		st.rateFree = at + 1/s.RequestRate
+	if from.via || from.at == atPeer {
+		at += peers.Latency
 	}
-	latency := s.Latency
-	if s.LatencySigma > 0 {
-		latency *= math.Exp(s.LatencySigma * s.random.normal())
+	if from.at != atPeer {
+		at += near.Latency
 	}
-	s.agenda.add(at+latency, firstByte, id)
+	if from.at == atStore {
+		if s.RequestRate > 0 {
+			at = max(at, st.rateFree)
+			st.rateFree = at + float64(s.nodes())/s.RequestRate
+		}
+		latency := s.Latency
+		if s.LatencySigma > 0 {
+			latency *= math.Exp(s.LatencySigma * s.random.normal())
+		}
+		at += latency
+	}
+	s.agenda.add(at, firstByte, id)
 }
 
-// arrived handles a request's first byte.
+// arrived handles the first byte of an answer.
 func (st *store) arrived(id int32) {
-	if st.s.Bandwidth == 0 {
-		st.land(id)
+	w := &st.wires[st.requests[id].from.at]
+	if w.bandwidth == 0 {
+		st.came(id)
 		return
 	}
-	st.transfers.push(id)
-	if st.sending < 0 {
-		st.nextTurn()
+	w.transfers.push(id)
+	if w.sending < 0 {
+		st.nextTurn(w)
 	}
 }
 
-func (st *store) nextTurn() {
-	if st.transfers.len() == 0 {
-		st.sending = -1
+func (st *store) nextTurn(w *wire) {
+	if w.transfers.len() == 0 {
+		w.sending = -1
 		return
 	}
-	st.sending = st.transfers.pop()
-	r := &st.requests[st.sending]
-	st.grain = min(r.left, max(turn, r.bytes/turns)+head) // no turn for the head alone
-	st.turnEnds = st.s.now + float64(st.grain)/st.s.Bandwidth
+	w.sending = w.transfers.pop()
+	r := &st.requests[w.sending]
+	w.grain = min(r.left, max(turn, r.bytes/turns)+head) // no turn for the head alone
+	w.turnEnds = st.s.now + float64(w.grain)/w.bandwidth
+}
+
+// soonest returns the line whose turn ends first, nil if all are idle.
+func (st *store) soonest() (first *wire) {
+	for i := range st.wires {
+		if w := &st.wires[i]; w.sending >= 0 && (first == nil || w.turnEnds < first.turnEnds) {
+			first = w
+		}
+	}
+	return first
 }
 
 // turnEnded is called at turnEnds.
-func (st *store) turnEnded() {
-	id := st.sending
+func (st *store) turnEnded(w *wire) {
+	id := w.sending
 	r := &st.requests[id]
-	if r.left -= st.grain; r.left > 0 {
-		st.transfers.push(id)
-		st.nextTurn()
+	if r.left -= w.grain; r.left > 0 {
+		w.transfers.push(id)
+		st.nextTurn(w)
 		return
 	}
-	st.nextTurn()
+	st.nextTurn(w)
+	st.came(id)
+}
+
+// came handles an answer that has come over one line, and may have to go over another.
+func (st *store) came(id int32) {
+	r := &st.requests[id]
+	if r.from.at == atStore {
+		st.places--
+		if !r.demand {
+			st.aheads--
+		}
+		st.s.put(r)
+		st.admit()
+		r = &st.requests[id]
+	}
+	if r.from.via {
+		r.from = source{at: atPeer}
+		r.left = r.bytes + head
+		st.arrived(id)
+		return
+	}
 	st.land(id)
 }
 
@@ -165,11 +242,6 @@ func (st *store) land(id int32) {
 	r := st.requests[id]
 	st.requests[id].files = nil
 	st.unused = append(st.unused, id)
-	st.places--
-	if !r.demand {
-		st.aheads--
-	}
-	st.admit()
 	st.s.stream.landed(r)
 	if r.files == nil {
 		st.s.volume.landed(int(r.sample), int(r.extent))

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"math"
+
 	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -75,6 +77,8 @@ func (st *stream) begin(epoch int) {
 	if epoch == st.cur.epoch {
 		return
 	}
+	st.s.follow(math.MaxInt)
+	st.s.sharing.at = 0
 	st.cur, st.next = st.next, st.reader(epoch+1)
 	st.x.Moved(st.walk, prefetch.Route{Order: st.cur.order, Reader: st.cur}, prefetch.Route{Order: st.next.order})
 }
@@ -114,19 +118,23 @@ func (st *stream) fetch(a prefetch.Action) {
 func (st *stream) fetchGroup(p access, files []int) (out prefetch.Outcome, bytes int64) {
 	v, places := &st.s.volume, st.s.Places
 	r := request{epoch: p.epoch, ahead: true}
-	var from, to int64
+	var first, to int64
 	out = prefetch.Present
 	for _, f := range files {
 		if v.claim(p, f, 0) {
 			continue
 		}
 		_, off, end := places.Extent(places.Rank(f))
+		from := st.s.source(f, v.extent(f, 0))
+		if r.files != nil && from != r.from {
+			break // others have it: a request of its own
+		}
 		if !v.reserve(v.sizes.ExtentBytes(f, 0), false) {
 			out = prefetch.Refused
 			break
 		}
 		if r.files == nil {
-			from = off
+			first, r.from = off, from
 		}
 		to = max(to, end)
 		r.files = append(r.files, int32(f))
@@ -137,7 +145,7 @@ func (st *stream) fetchGroup(p access, files []int) (out prefetch.Outcome, bytes
 	if r.files == nil {
 		return out, 0
 	}
-	r.bytes = to - from
+	r.bytes = to - first
 	flown := r.files
 	id := st.s.store.send(r)
 	for _, f := range flown {
@@ -163,6 +171,7 @@ func (st *stream) landed(r request) {
 // opened handles a worker's start with a position.
 func (st *stream) opened(pos int) {
 	st.cur.mark(pos)
+	st.s.follow(st.cur.frontier)
 	st.x.Opened(st.walk)
 }
 

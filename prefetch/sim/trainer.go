@@ -135,6 +135,7 @@ func (t *trainer) read(i, pos int) bool {
 			t.wait(w, e)
 			return false
 		case st&(held|partly) != 0 || v.hit(p, sample, e):
+			t.s.result(t.epoch).DiskBytes += v.sizes.ExtentBytes(sample, w.extent)
 		default:
 			w.class = waited
 			if n := v.sizes.ExtentBytes(sample, w.extent); !t.reserve(n) {

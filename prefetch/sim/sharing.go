@@ -1,0 +1,177 @@
+package sim
+
+import "github.com/shoalfs/shoal/prefetch/order"
+
+// sharing is what the nodes of a job have in common: its order, their caches, and the near tier. One of the nodes is
+// simulated. The others do as it does, each with its part of the order, so they have read as far as it has.
+type sharing struct {
+	near bits // extents that the near tier has; nil: there is none
+	at   int  // position of the whole order up to which the others' reads are known
+}
+
+func (h *sharing) init(s *simulation) {
+	if s.Near == nil {
+		return
+	}
+	h.near = newBits(len(s.volume.states))
+	for e := range s.volume.states {
+		if s.Warm {
+			h.near.set(uint32(e))
+		}
+	}
+}
+
+// others returns the lines to the near tier and to the peers; zero without.
+func (c *Config) others() (near, peers Line) {
+	if c.Near != nil {
+		near = *c.Near
+	}
+	if c.Peers != nil {
+		peers = c.Peers.Line
+	}
+	return near, peers
+}
+
+func (c *Config) nodes() int {
+	if c.Peers == nil {
+		return 1
+	}
+	return c.Peers.Nodes
+}
+
+// whole returns the order of all nodes for an epoch whose order is known.
+func (s *simulation) whole(epoch int) order.Locator {
+	o := s.order(epoch)
+	if d, ok := o.(dealt); ok {
+		return d.Locator
+	}
+	return o
+}
+
+// owns returns which samples the node owns: an equal part, by a hash of what the kept set is chosen by.
+func (s *simulation) owns() func(sample int) bool {
+	n, key := uint64(s.nodes()), s.key()
+	return func(sample int) bool {
+		r := random{state: ^key(sample)} // another hash than the kept set's
+		return n == 1 || r.uint64()%n == 0
+	}
+}
+
+// source says who answers a request for an extent that the node's own cache lacks.
+func (s *simulation) source(sample int, e uint32) (from source) {
+	if s.sharing.near != nil && s.sharing.near.has(e) {
+		from.at = atNear
+	}
+	if k, ok := s.volume.cache.(*keepSet); ok && !k.owns(sample) && k.admit(sample) {
+		if k.kept.has(e) {
+			return source{at: atPeer}
+		}
+		from.via = true
+	}
+	return from
+}
+
+// follow records what the others have fetched while the node came to a position of its part.
+func (s *simulation) follow(frontier int) {
+	d, ok := s.stream.cur.order.(dealt)
+	if !ok {
+		return
+	}
+	h := &s.sharing
+	for until := d.row(frontier); h.at < until; h.at++ {
+		if h.at%d.of < d.mine {
+			continue
+		}
+		sample := d.Locator.At(h.at)
+		for x := range s.Sizes.Extents(sample) {
+			e := s.volume.extent(sample, x)
+			s.volume.cache.landed(sample, e)
+			if h.near != nil {
+				h.near.set(e)
+			}
+		}
+	}
+}
+
+// put records that what a request has brought from the store is in the near tier.
+func (s *simulation) put(r *request) {
+	near := s.sharing.near
+	switch {
+	case near == nil:
+	case r.files == nil:
+		near.set(s.volume.extent(int(r.sample), int(r.extent)))
+	default:
+		for _, f := range r.files {
+			near.set(s.volume.extent(int(f), 0))
+		}
+	}
+}
+
+// count counts a request.
+func (e *Epoch) count(r request) {
+	switch r.from.at {
+	case atStore:
+		e.Requests++
+		e.Bytes += r.bytes
+	case atNear:
+		e.Near.Requests++
+		e.Near.Bytes += r.bytes
+	}
+	if r.from.via || r.from.at == atPeer {
+		e.Peers.Requests++
+		e.Peers.Bytes += r.bytes
+	}
+}
+
+// ofAll makes the counts of one node those of all, whose samples are given.
+func (e *Epoch) ofAll(samples int) {
+	if samples == e.Samples {
+		return
+	}
+	times := float64(samples) / float64(e.Samples)
+	for _, n := range []*int64{&e.Bytes, &e.Requests, &e.Near.Bytes, &e.Near.Requests, &e.Peers.Bytes, &e.Peers.Requests, &e.DiskBytes, &e.KeepHits, &e.RingHits} {
+		*n = int64(float64(*n) * times)
+	}
+	e.Samples = samples
+	e.Waits = int64(samples) - e.KeepHits - e.RingHits
+}
+
+// dealt is a node's part of an order: of each round of positions the first.
+type dealt struct {
+	order.Locator
+	mine, of int // positions of a round: the node's, and all
+}
+
+func (d dealt) Len() int {
+	n := d.Locator.Len()
+	return n/d.of*d.mine + min(n%d.of, d.mine)
+}
+
+func (d dealt) At(pos int) int { return d.Locator.At(d.whole(pos)) }
+
+func (d dealt) whole(pos int) int { return pos/d.mine*d.of + pos%d.mine }
+
+// row returns the position of the whole order at which the round of a position begins; the end for the last ones.
+func (d dealt) row(pos int) int {
+	if pos >= d.Len() {
+		return d.Locator.Len()
+	}
+	return pos / d.mine * d.of
+}
+
+func (d dealt) Find(sample, from int) int {
+	for at := d.Locator.Find(sample, d.whole(max(from, 0))); at >= 0; at = d.Locator.Find(sample, at+1) {
+		if at%d.of < d.mine {
+			return at/d.of*d.mine + at%d.of
+		}
+	}
+	return -1
+}
+
+// bits is a set of extents.
+type bits []uint64
+
+func newBits(n int) bits { return make(bits, (n+63)/64) }
+
+func (b bits) has(e uint32) bool { return b[e/64]>>(e%64)&1 != 0 }
+func (b bits) set(e uint32)      { b[e/64] |= 1 << (e % 64) }
