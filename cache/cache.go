@@ -229,7 +229,7 @@ type counters struct {
 	stallNanos                         atomic.Int64
 	corrupt, diskErrors, declined      atomic.Int64
 	handed, gaveUp                     atomic.Int64
-	readBytes, peerBytes               atomic.Int64
+	readBytes, peerBytes, keptBytes    atomic.Int64
 }
 
 func (c *counters) snapshot() Counts {
@@ -237,7 +237,7 @@ func (c *counters) snapshot() Counts {
 		KeepHits: c.keepHits.Load(), RingHits: c.ringHits.Load(), Joined: c.joined.Load(), Misses: c.misses.Load(),
 		Prefetched: c.prefetched.Load(), FetchErrors: c.prefetchErrors.Load(), Stall: time.Duration(c.stallNanos.Load()),
 		Corrupt: c.corrupt.Load(), DiskErrors: c.diskErrors.Load(), Declined: c.declined.Load(),
-		DiskWaits: c.handed.Load(), DiskGaveUp: c.gaveUp.Load(), ReadBytes: c.readBytes.Load(), PeerBytes: c.peerBytes.Load(),
+		DiskWaits: c.handed.Load(), DiskGaveUp: c.gaveUp.Load(), ReadBytes: c.readBytes.Load(), PeerBytes: c.peerBytes.Load(), KeptBytes: c.keptBytes.Load(),
 	}
 	n.Reads = n.KeepHits + n.RingHits + n.Joined + n.Misses
 	return n
@@ -260,6 +260,7 @@ type Counts struct {
 	DiskGaveUp  int64         // reads that went to the store because the disk took too long
 	ReadBytes   int64         // given to readers
 	PeerBytes   int64         // fetched from other nodes
+	KeptBytes   int64         // of ReadBytes, from the kept set on disk
 }
 
 func (n *Counts) add(m Counts) {
@@ -278,6 +279,7 @@ func (n *Counts) add(m Counts) {
 	n.DiskGaveUp += m.DiskGaveUp
 	n.ReadBytes += m.ReadBytes
 	n.PeerBytes += m.PeerBytes
+	n.KeptBytes += m.KeptBytes
 }
 
 // DiskStats is the state of a disk tier, or of all together.

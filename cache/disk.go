@@ -56,6 +56,12 @@ type disk struct {
 	used, limit       atomic.Int64 // of the store, as the writer last saw them
 	chosen            atomic.Bool  // outside is to be counted again
 
+	health
+	makingRoom
+}
+
+// health says whether the tier is in use, and what it waits for.
+type health struct {
 	mu      sync.Mutex
 	reason  string // "" when all is well
 	stuck   int    // operations that hang
@@ -63,8 +69,10 @@ type disk struct {
 	probing bool
 	back    time.Time     // since when the tier is in use again
 	syncing chan struct{} // closed when the sync under way ends; nil without one
+}
 
-	// Only the writer touches these.
+// makingRoom is what only the writer touches.
+type makingRoom struct {
 	unchecked int64    // bytes that may be appended before the free space is checked again
 	freed     bool     // records were freed since empty segments were last looked for
 	garbage   bool     // and since wasteful ones were
@@ -94,7 +102,7 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	if err != nil {
 		return err
 	}
-	d := &disk{c: c, ds: ds, dir: dir, fs: o.FS, store: store, closing: make(chan struct{}), unstuck: make(chan struct{}, 1)}
+	d := &disk{c: c, ds: ds, dir: dir, fs: o.FS, store: store, closing: make(chan struct{}), health: health{unstuck: make(chan struct{}, 1)}}
 	d.limit.Store(o.MaxBytes)
 	d.watch.init(d)
 	d.readers.init(d)

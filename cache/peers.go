@@ -14,7 +14,8 @@ import (
 // Peers. Other nodes have caches of the same dataset. A flight asks them first, and the store for the rest; a node
 // serves what others ask it for.
 //
-//   - A request goes one hop. What serves a peer is memory, the disk, or a flight that asks no peer.
+//   - A request goes one hop. What serves a peer is memory, the disk, or a flight that asks no peer to fetch. Such a
+//     flight may ask for what another node holds, which answers at once: so extents move to a new owner.
 //   - Serve never waits for memory or for another node. So it ends when the store does, and nodes whose views differ
 //     cannot wait for each other.
 //   - An extent that is fetched for a peer is kept by the usual rule, and is spent in memory.
@@ -33,9 +34,9 @@ type Peers interface {
 	// Asks reports whether Read would ask another node for an extent. It is called under a lock: it must not wait, nor
 	// call the volume.
 	Asks(file, extent int) bool
-	// Read fills those wants that another node has, and returns the rest, in their order, for the store. It never
-	// fails. It must not write to any P after it has returned.
-	Read(ctx context.Context, wants []Want) (rest []Want)
+	// Read fills those wants that another node has, and returns the rest, in their order, for the store. held: only what
+	// that node has already. It never fails. It must not write to any P after it has returned.
+	Read(ctx context.Context, wants []Want, held bool) (rest []Want)
 }
 
 // Errors of Serve.
@@ -59,11 +60,12 @@ func (v *Volume) asks(file, x int) bool {
 	return p != nil && (*p).Asks(file, x)
 }
 
-// fetch fills the wants, which lie in one object in this order: from peers if asks is set, and the rest from the store.
+// fetch fills the wants, which lie in one object in this order: from peers, which fetch them only if asks is set, and the
+// rest from the store.
 func (v *Volume) fetch(ctx context.Context, asks bool, wants []Want) error {
-	if p := v.peers.Load(); asks && p != nil {
+	if p := v.peers.Load(); p != nil {
 		all := total(wants)
-		wants = (*p).Read(ctx, slices.Clone(wants))
+		wants = (*p).Read(ctx, slices.Clone(wants), !asks)
 		v.ds.count.peerBytes.Add(all - total(wants))
 		if len(wants) == 0 {
 			return nil

@@ -25,6 +25,7 @@ type peerNode struct {
 	self  int
 	all   []*peerNode
 	owner atomic.Pointer[func(file, x int) int]
+	had   atomic.Pointer[func(file, x int) int] // who owned it before; nil: nobody
 
 	served, refused atomic.Int64
 }
@@ -32,9 +33,16 @@ type peerNode struct {
 func (p *peerNode) Asks(file, x int) bool { return (*p.owner.Load())(file, x) != p.self }
 
 // Read asks without a deadline: nodes that wait for each other would do so forever.
-func (p *peerNode) Read(ctx context.Context, wants []Want) (rest []Want) {
+func (p *peerNode) Read(ctx context.Context, wants []Want, held bool) (rest []Want) {
+	of := p.owner.Load()
+	if held {
+		of = p.had.Load()
+	}
 	for _, w := range wants {
-		o := (*p.owner.Load())(w.File, int(w.Off/ExtentSize))
+		o := p.self
+		if of != nil {
+			o = (*of)(w.File, int(w.Off/ExtentSize))
+		}
 		if o == p.self {
 			rest = append(rest, w)
 			continue
@@ -43,7 +51,7 @@ func (p *peerNode) Read(ctx context.Context, wants []Want) (rest []Want) {
 		if objstore.PriorityOf(ctx) == objstore.Prefetch {
 			due = time.Now().Add(time.Minute)
 		}
-		data, release, err := p.all[o].v.Serve(ctx, w.File, w.Off, len(w.P), due, false)
+		data, release, err := p.all[o].v.Serve(ctx, w.File, w.Off, len(w.P), due, held)
 		if err != nil {
 			p.all[o].refused.Add(1)
 			rest = append(rest, w)
@@ -114,6 +122,37 @@ func TestPeersFetchOnce(t *testing.T) {
 		t.Error("no bytes from peers")
 	}
 	for _, p := range nodes {
+		closeCache(t, p.c)
+	}
+}
+
+// An extent moves from its former owner to the new one, also at a third node's request, and not from the store.
+func TestPeersRecall(t *testing.T) {
+	f := newFixture(t, 70<<10, 70<<10, 70<<10)
+	nodes := f.cluster(t, 3, 64<<20, 64<<20)
+	ctx := context.Background()
+	owned := func(by int) *func(file, x int) int { of := func(int, int) int { return by }; return &of }
+	for _, p := range nodes {
+		p.owner.Store(owned(0))
+	}
+	checkFiles(t, nodes[0].v, f.bytes, 0, 1)
+	for _, p := range nodes {
+		p.had.Store(owned(0))
+		p.owner.Store(owned(1))
+	}
+	checkFiles(t, nodes[1].v, f.bytes, 0)
+	checkFiles(t, nodes[2].v, f.bytes, 1)
+	if n := f.gate.reads.Load(); n != 2 {
+		t.Errorf("%d fetches of 2 files", n)
+	}
+	checkFiles(t, nodes[2].v, f.bytes, 2) // nobody has it
+	if n := f.gate.reads.Load(); n != 3 {
+		t.Errorf("%d fetches of 3 files", n)
+	}
+	for _, p := range nodes {
+		if err := p.v.Flush(ctx); err != nil {
+			t.Fatal(err)
+		}
 		closeCache(t, p.c)
 	}
 }
@@ -285,6 +324,7 @@ func TestPeersModel(t *testing.T) {
 		view := func(p *peerNode) {
 			of := rapid.SliceOfN(rapid.IntRange(0, n-1), 16, 16).Draw(rt, fmt.Sprintf("view of %d", p.self))
 			owner := func(file, x int) int { return of[(file+5*x)%16] }
+			p.had.Store(p.owner.Load())
 			p.owner.Store(&owner)
 		}
 		seed := rapid.Uint64().Draw(rt, "seed")

@@ -415,6 +415,7 @@ func (v *Volume) readExtent(ctx context.Context, file, x int, p []byte, off int6
 		if ok, err := v.readKept(ctx, file, x, e, p, off); ok || err != nil {
 			if ok {
 				v.ds.count.keepHits.Add(1)
+				v.ds.count.keptBytes.Add(int64(len(p)))
 			}
 			return err
 		}

@@ -163,6 +163,14 @@ func (c *Cluster) Keep(dataset string, threshold uint64) {
 	c.self.Keeps, c.unsaid = keeps, true
 }
 
+// Forget says that this node does not have a dataset open any more.
+func (c *Cluster) Forget(dataset string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.self.Keeps, c.unsaid = maps.Clone(c.self.Keeps), true
+	delete(c.self.Keeps, dataset)
+}
+
 // Close leaves: the node and its locks are gone from etcd when it returns, if etcd answers.
 func (c *Cluster) Close() error {
 	c.stop()

@@ -20,7 +20,7 @@
 //     either differs. There is no watch: a watch stays silent when its server hangs, and for ever when etcd
 //     was restarted empty and counts from one again. A question that is not answered within 2 s means that etcd is
 //     away. The question costs etcd one read, and no write.
-//  3. A list becomes the view when its members (ID, weight, draining) have been the same for 2 s. Many joins
+//  3. A list becomes the view when its members (ID, weight, draining, datasets) have been the same for 2 s. Many joins
 //     therefore move ownership once. Other details of a node (thresholds, address) are taken at once.
 //  4. While etcd is away, or lists no node of this process, the last view stays. After that nodes return one by one, so
 //     a list that lacks some of the view's is not taken before 6 s have passed.

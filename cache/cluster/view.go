@@ -18,9 +18,10 @@ type Node struct {
 	Draining bool              `json:"draining,omitempty"`
 }
 
-// member tells whether two nodes are the same one to those who divide the units.
+// member tells whether two nodes are the same one to those who divide the units of any dataset.
 func (n Node) member(o Node) bool {
-	return n.ID == o.ID && n.Weight == o.Weight && n.Draining == o.Draining
+	return n.ID == o.ID && n.Weight == o.Weight && n.Draining == o.Draining &&
+		maps.EqualFunc(n.Keeps, o.Keeps, func(_, _ uint64) bool { return true })
 }
 
 func (n Node) equal(o Node) bool {

@@ -243,7 +243,7 @@ func TestEtcdsTroubleMovesNothing(t *testing.T) {
 func TestDetailsNeedNoQuiet(t *testing.T) {
 	s := settling{pace: usual, expect: 1}
 	now := time.Unix(0, 0)
-	n := Node{ID: "a", Weight: 1}
+	n := Node{ID: "a", Weight: 1, Keeps: map[string]uint64{"d": 0}}
 	if !s.list(View{Nodes: []Node{n}}, now) || s.list(View{Rev: 2, Nodes: []Node{n}}, now) || s.view.Rev != 2 {
 		t.Fatal("a view of one")
 	}
@@ -251,7 +251,11 @@ func TestDetailsNeedNoQuiet(t *testing.T) {
 	if !s.list(View{Nodes: []Node{n}}, now) || s.view.Nodes[0].Keeps["d"] != 7 {
 		t.Error("a threshold is not taken")
 	}
-	n.Weight = 2
+	n.Keeps = map[string]uint64{"d": 7, "e": 0}
+	if s.list(View{Nodes: []Node{n}}, now) || !s.list(View{Nodes: []Node{n}}, now.Add(usual.quiet)) {
+		t.Error("another dataset is taken at once, or never")
+	}
+	n.Weight, now = 2, now.Add(usual.quiet)
 	if s.list(View{Nodes: []Node{n}}, now) || !s.list(View{Nodes: []Node{n}}, now.Add(usual.quiet)) {
 		t.Error("a weight is taken at once, or never")
 	}

@@ -602,11 +602,27 @@ func (c *clientConn) read(w *watch, p []byte) (int, error) {
 
 // File opens a manifest or a layout of a node. What it gives is not verified.
 func (c *Client) File(ctx context.Context, node Node, name string) (io.ReadCloser, error) {
+	return c.get(ctx, node, "manifest/"+url.PathEscape(name))
+}
+
+// Info returns what a node says of itself, which is JSON. It waits for at most two seconds.
+func (c *Client) Info(ctx context.Context, node Node) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*silence)
+	defer cancel()
+	body, err := c.get(ctx, node, "node")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = body.Close() }()
+	return io.ReadAll(io.LimitReader(body, 1<<20))
+}
+
+func (c *Client) get(ctx context.Context, node Node, path string) (io.ReadCloser, error) {
 	scheme := "http://"
 	if c.cfg.TLS != nil {
 		scheme = "https://"
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+node.Address+basePath+"manifest/"+url.PathEscape(name), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+node.Address+basePath+path, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -616,7 +632,7 @@ func (c *Client) File(ctx context.Context, node Node, name string) (io.ReadClose
 	}
 	if answer.StatusCode != http.StatusOK {
 		_ = answer.Body.Close()
-		return nil, fmt.Errorf("%s of node %s: %s", name, node.ID, answer.Status)
+		return nil, fmt.Errorf("%s of node %s: %s", path, node.ID, answer.Status)
 	}
 	return answer.Body, nil
 }

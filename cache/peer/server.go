@@ -48,8 +48,9 @@ type Serving interface {
 
 // ServerConfig describes a server.
 type ServerConfig struct {
-	Self    string // the node's ID
-	Version string // of the program, for others to see
+	Self    string     // the node's ID
+	Version string     // of the program, for others to see
+	Info    func() any // what the node says of its datasets, as JSON
 	Serving Serving
 	Memory  int64       // most bytes of pieces that are being answered; at least those of one extent
 	TLS     *tls.Config // of Listen; nil: plain
@@ -89,13 +90,16 @@ func NewServer(cfg ServerConfig) *Server {
 	s := &Server{cfg: cfg, mux: http.NewServeMux(), conns: map[net.Conn]bool{}}
 	s.cfg.Memory = max(cfg.Memory, extentSize)
 	s.cfg.Log = cmp.Or(cfg.Log, slog.Default())
+	if cfg.Info == nil {
+		s.cfg.Info = func() any { return nil }
+	}
 	s.http = &http.Server{Handler: s.mux, ReadHeaderTimeout: sendDeadline, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.mux.HandleFunc("GET "+basePath+"read", s.upgrade)
 	s.mux.HandleFunc("GET "+basePath+"manifest/{name}", s.file)
 	s.mux.HandleFunc("GET "+basePath+"node", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(map[string]any{"id": cfg.Self, "protocol": Protocol, "version": cfg.Version})
+		_ = json.NewEncoder(w).Encode(map[string]any{"id": cfg.Self, "protocol": Protocol, "version": cfg.Version, "datasets": s.cfg.Info()})
 	})
 	return s
 }

@@ -75,7 +75,7 @@ or as a sidecar container.`,
 	}
 	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), s3Command(), stopCommand(), feedCommand(), verifyCommand(),
 		orderCommand(), planCommand(), packCommand(), warmCommand(), fsckCommand(), cacheCommand(),
-		statCommand(), topCommand(),
+		statCommand(), topCommand(), clusterCommand(),
 		healthCommand(),
 		doctorCommand(), profileCommand(),
 		configCommand(), docsCommand(),

@@ -108,6 +108,7 @@ type engineOptions struct {
 	auditOptions
 	logSize cli.Size
 	s3      s3Options
+	cluster clusterOptions
 }
 
 // packedOptions are the flags of tar shards: those that replace SOURCE, the destination of a pass, and the handling of
@@ -147,6 +148,7 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	o.store.add(c)
 	o.store.addNear(c)
 	o.auditOptions.add(c)
+	o.cluster.addNode(c)
 }
 
 // check checks the flags as far as possible without I/O.
@@ -217,6 +219,18 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	if h.Size, h.Memory, err = o.limits(inv); err != nil {
 		return c, h, err
 	}
+	clear := ""
+	switch {
+	case h.Secret != nil:
+		clear = "the cache is encrypted"
+	case o.store.keyFile != "" || inv.environ(customerKeyVariable) != "":
+		clear = "the objects are encrypted (SSE-C)"
+	}
+	if err := o.cluster.check(inv, clear); err != nil {
+		return c, h, err
+	}
+	h.Cluster = o.cluster.ClusterConfig
+	h.Cluster.Program = version
 	c.Source, c.Shards, c.Publish = source, o.shards, o.publish
 	for _, text := range []*string{&c.Source, &c.Shards, &c.Publish} {
 		if *text, err = inv.source(*text); err != nil {

@@ -156,6 +156,10 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 		row("near", "%s, %s: %s of %s answered, %s; %s put, %s dropped, %s damaged, %s; p50 %.1f ms", n.Tier, n.State, humanize.Comma(n.Hits), human.Count(n.Reads, "read"),
 			human.Bytes(n.Bytes), human.Count(n.Puts, "copy"), humanize.Comma(n.Dropped), humanize.Comma(n.Damaged), human.Count(n.Errors, "error"), n.Median*1e3)
 	}
+	if n := s.Cluster; n != nil {
+		row("cluster", "%s, %s: %s, this one owns %.1f%%; %s from other nodes, %s given to them%s", n.Cluster, n.State, human.Count(len(n.Nodes), "node"),
+			100*n.Owned, human.Bytes(n.PeerBytes), human.Bytes(n.Given.Bytes), strings.TrimSuffix("; "+n.Cause, "; "))
+	}
 	printCost(row, s.Cost)
 	row("memory", "%s of %s for data (peak %s), RSS %s, %d goroutines", human.Bytes(s.Memory.Used), human.Bytes(s.Memory.Limit), human.Bytes(s.Memory.Peak), human.Bytes(s.Memory.RSS), s.Memory.Goroutines)
 	limit := cmp.Or(s.Disk.Limit, s.Disk.Budget) // the dataset's quota, else the cache's

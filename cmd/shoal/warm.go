@@ -85,7 +85,11 @@ func runWarm(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.Co
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s of %s of %s are kept\n", humanize.Comma(int64(p.Kept)), human.Count(p.Extents, "extent"), e.Source())
+	where := ""
+	if c := e.Stats().Cluster; c != nil {
+		where = fmt.Sprintf(" here, and the rest by the owners among %s", human.Count(len(c.Nodes), "node"))
+	}
+	fmt.Fprintf(out, "%s of %s of %s are kept%s\n", humanize.Comma(int64(p.Kept)), human.Count(p.Extents, "extent"), e.Source(), where)
 	if cost := e.Cost().Since(before); cost.Priced {
 		fmt.Fprintf(out, "sent meanwhile: %s\n", cost)
 	}

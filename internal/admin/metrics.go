@@ -96,7 +96,7 @@ func labeled(kind prometheus.ValueType, name, help, label string, values func(s 
 
 // families are all metrics except the histograms and the collectors of Go and of the process.
 var families = func() (all []metric) {
-	for _, group := range [][]metric{infoMetrics, readMetrics, storeMetrics, costMetrics, orderMetrics, memoryMetrics, diskMetrics, auditMetrics, feedMetrics, s3Metrics, nearMetrics} {
+	for _, group := range [][]metric{infoMetrics, readMetrics, storeMetrics, costMetrics, orderMetrics, memoryMetrics, diskMetrics, auditMetrics, feedMetrics, s3Metrics, nearMetrics, clusterMetrics} {
 		all = append(all, group...)
 	}
 	return all

@@ -97,6 +97,7 @@ type Engine struct {
 	spec  atomic.Pointer[order.Spec] // the order of the mount
 	quota atomic.Int64               // bytes on disk; 0 is no bound of its own
 
+	guests    guests
 	inference atomic.Pointer[inference] // nil unless the mount's order is inferred
 
 	mu       sync.Mutex
@@ -145,6 +146,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	e.log = slog.New(&e.errs)
 	e.errs.next = cfg.Logger.Handler()
 	e.spec.Store(&cfg.Order)
+	e.guests.init()
 
 	base, source, err := stores.Open(ctx, cfg.Source, e.storeOptions())
 	if err != nil {
@@ -171,6 +173,9 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if cfg.SkipBadShards { // the catalog's version may be of a part of the dataset
 		e.name += " without bad shards"
 	}
+	if err := e.enterCluster(ctx); err != nil {
+		return nil, err
+	}
 	m, layout, err := e.firstManifest(ctx, base)
 	if err != nil {
 		return nil, err
@@ -195,6 +200,10 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	e.stop = stop
 	e.background.Go(func() { e.scrubLoop(bg) })
 	e.background.Go(func() { e.watchPlans(bg) })
+	if h.node != nil {
+		e.background.Go(func() { e.shareLoop(bg) })
+		e.background.Go(func() { e.versionLoop(bg) })
+	}
 	if cfg.Publish != "" {
 		if err := e.startPublish(bg); err != nil {
 			return nil, err
@@ -401,7 +410,7 @@ func (e *Engine) setQuota(n int64) {
 
 // firstManifest returns the version in the catalog, or lists the source.
 func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*catalog.Manifest, *catalog.Layout, error) {
-	if !e.cfg.Refresh && !e.catalog.Stale(e.name) {
+	if !e.cfg.Refresh && !e.catalog.Stale(e.name) && e.host.node == nil {
 		m, l, err := e.catalog.Manifest(e.name)
 		switch {
 		case err == nil:
@@ -418,7 +427,7 @@ func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*cata
 			return nil, nil, err
 		}
 	}
-	return e.list(ctx)
+	return e.listShared(ctx, e.cfg.Refresh || e.catalog.Stale(e.name))
 }
 
 // probe requests one object, so that a wrong key or a skewed clock is reported at the start and not by the first
@@ -448,6 +457,11 @@ func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Man
 // Refresh lists the source again. If it changed, the new version is in force when Refresh returns; kept data of
 // unchanged files stays. It reports whether the version changed.
 func (e *Engine) Refresh(ctx context.Context) (changed bool, err error) {
+	return e.refresh(ctx, func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.listShared(ctx, true) })
+}
+
+// refresh moves to the version that list returns.
+func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catalog.Manifest, *catalog.Layout, error)) (changed bool, err error) {
 	ctx, span := trace.Start(ctx, "dataset.refresh")
 	defer func() { span.End(err) }()
 	// One at a time: two would both replace the same version, and the one with the older listing might be last.
@@ -458,7 +472,7 @@ func (e *Engine) Refresh(ctx context.Context) (changed bool, err error) {
 		return false, ctx.Err()
 	}
 	old, began := e.cur.Load(), time.Now()
-	m, layout, err := e.list(ctx)
+	m, layout, err := list(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -641,6 +655,8 @@ func (e *Engine) Close() error {
 // leave removes the dataset from the host, and frees its memory and its metadata's.
 func (h *Host) leave(e *Engine) error {
 	var err error
+	h.node.forget(e)
+	e.guests.close()
 	if len(e.views) > 0 {
 		err = e.views[len(e.views)-1].volume.Close()
 	}

@@ -23,6 +23,7 @@ type HostConfig struct {
 	// Searcher is a command line that calls ServeSearch with its standard input and output. Without one seeds are not
 	// searched.
 	Searcher []string
+	Cluster  ClusterConfig
 }
 
 // Host is a cache directory with its open datasets, and the runner of their streams. Safe for concurrent use.
@@ -33,6 +34,7 @@ type Host struct {
 	audit  *audit.Log // nil: none
 	errs   errorRing
 	runner *run.Runner
+	node   *node // nil: in no cluster
 
 	changed    atomic.Pointer[time.Time] // the last call of MarkStale
 	background sync.WaitGroup
@@ -65,6 +67,9 @@ func OpenHost(cfg HostConfig) (_ *Host, err error) {
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop = stop
 	h.background.Go(func() { h.runner.Run(ctx) })
+	if err := h.join(); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
 	return h, nil
 }
 
@@ -162,6 +167,9 @@ func (h *Host) Accepts(o HostConfig) error {
 	if err := h.Dir.Accepts(o.Secret); err != nil {
 		return err
 	}
+	if at := o.Cluster.URL; at != "" && at != h.cfg.Cluster.URL {
+		return fmt.Errorf("the daemon of %s is not a node of that --cluster (give its own, none, or start the daemon with it)", h.Path())
+	}
 	if has := h.audit.Path(); o.Audit.Path != "" && o.Audit.Path != has {
 		if has == "" {
 			has = "nowhere"
@@ -205,6 +213,7 @@ func (h *Host) Close() (err error) {
 	if open > 0 {
 		return fmt.Errorf("engine: %d datasets are still open", open)
 	}
+	h.node.leave()
 	if h.stop != nil {
 		h.stop()
 		h.background.Wait()

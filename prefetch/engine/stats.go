@@ -61,6 +61,8 @@ type Stats struct {
 	Near   *near.Stats         `json:"near,omitempty"` // nil without a near tier
 	Cost   Cost                `json:"cost"`
 
+	Cluster *ClusterStats `json:"cluster,omitempty"` // nil without a cluster
+
 	GoodputStats
 
 	Lead        int            `json:"lead_samples"` // samples that can be read next without waiting
@@ -172,6 +174,7 @@ func (e *Engine) Stats() Stats {
 	s.Audit.Written, s.Audit.Lost = e.host.audit.Counts()
 	s.Connections, s.Hedges = e.placesOf(v)(), e.remoteOf(v).hedger.Stats()
 	s.Store, s.Near = e.storeStats(), e.near.stats()
+	s.Cluster = e.clusterStats(c.PeerBytes, c.KeptBytes)
 	s.Slowest, s.Readers = e.remoteOf(v).slowest.snapshot(), e.readers.count()
 	s.ReaderTime = e.readers.seconds()
 	s.Disk.Kept, s.Disk.Extents = v.volume.Kept()

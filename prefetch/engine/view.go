@@ -29,6 +29,7 @@ type view struct {
 	samples  *catalog.Samples
 	groups   func() order.Groups // the samples by shard; computed at the first call
 	unpacked string              // why --shards gives no groups
+	sharing  *sharing            // nil without a cluster
 
 	need cachedir.Need // its reservation in the cache directory
 
@@ -66,6 +67,7 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 		v.unpacked = e.shards.unused
 	}
 	v.volume = e.cache.NewVolume(o)
+	e.share(v)
 	e.mu.Lock()
 	e.views = append(e.views, v)
 	e.mu.Unlock()

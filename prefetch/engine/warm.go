@@ -35,7 +35,7 @@ const (
 // warmPasses is how often Warm goes over the list at most.
 const warmPasses = 4
 
-// Warm keeps the files on disk, in the order of the list, which names files of the version in force; all of them if
+// Warm keeps the files on disk, in a cluster on its owners' disks, in the order of the list, which names files of the version in force; all of them if
 // it is nil. It ends early when the disk is full. A file that cannot be read is counted and named, and the others go
 // on. Files dropped from memory before they were written, for a waiting reader, are read again.
 func (e *Engine) Warm(ctx context.Context, files []uint32, progress func(WarmProgress)) (p WarmProgress, err error) {
@@ -119,7 +119,7 @@ func (e *Engine) warm(ctx context.Context, files []uint32, progress func(WarmPro
 	}
 	var kept, keptBytes int64
 	for _, f := range missing {
-		if v.volume.KeptWhole(int(f)) {
+		if v.volume.KeptWhole(int(f)) || w.failed.Load() == 0 && v.sharing.elsewhere(int(f)) {
 			kept++
 			keptBytes += v.manifest.Size(int(f))
 		}

@@ -1,0 +1,309 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/cache/cluster"
+	"github.com/shoalfs/shoal/cache/peer"
+	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/prefetch/engine"
+)
+
+func clusterCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "cluster",
+		Short: "Show the nodes of a cluster, drain one, or predict a change",
+		Long:  "The nodes of a cluster are the daemons that were started with the same --cluster (docs/cluster.md). These verbs ask etcd and the nodes.",
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(clusterListCommand(), clusterDrainCommand(), clusterPlanCommand())
+	return c
+}
+
+// onlooker is a connection to a cluster that is no node of it.
+type onlooker struct {
+	*cluster.Cluster
+	client *peer.Client
+}
+
+func (o *clusterOptions) lookOn(ctx context.Context, inv *invocation) (*onlooker, error) {
+	if o.URL == "" {
+		return nil, cli.Usagef("give the cluster: --cluster etcd://HOST:PORT/NAME")
+	}
+	if err := o.check(inv, ""); err != nil {
+		return nil, err
+	}
+	config, err := o.Config()
+	if err != nil {
+		return nil, err
+	}
+	c, err := cluster.Join(cluster.Options{URL: o.URL, TLS: config})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := c.Quiet(ctx); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return &onlooker{c, peer.NewClient(peer.ClientConfig{TLS: config, Log: slog.New(slog.DiscardHandler)})}, nil
+}
+
+func (l *onlooker) close() {
+	l.client.Close()
+	_ = l.Close()
+}
+
+// seenNode is a node as etcd lists it, and what it says of itself.
+type seenNode struct {
+	cluster.Node
+	Share    float64              `json:"share"` // by weight, of a dataset that all nodes have open
+	Datasets []engine.NodeDataset `json:"datasets"`
+	Problem  string               `json:"problem,omitempty"`
+}
+
+// nodes asks all nodes for what they have.
+func (l *onlooker) nodes(ctx context.Context) []seenNode {
+	view := l.View()
+	nodes := make([]seenNode, len(view.Nodes))
+	weight := 0.0
+	var wg sync.WaitGroup
+	for i, n := range view.Nodes {
+		nodes[i].Node = n
+		if !n.Draining {
+			weight += float64(n.Weight)
+		}
+		wg.Go(func() {
+			var said struct{ Datasets []engine.NodeDataset }
+			raw, err := l.client.Info(ctx, peer.Node{ID: n.ID, Address: n.Address})
+			if err == nil {
+				err = json.Unmarshal(raw, &said)
+			}
+			nodes[i].Datasets = said.Datasets
+			if err != nil {
+				nodes[i].Problem = "does not answer: " + err.Error()
+			}
+		})
+	}
+	wg.Wait()
+	for i, n := range nodes {
+		if !n.Draining {
+			nodes[i].Share = float64(n.Weight) / weight
+		}
+	}
+	return nodes
+}
+
+// find returns the node with this ID, beginning of an ID, or address.
+func find(nodes []cluster.Node, name string) (cluster.Node, error) {
+	var found []cluster.Node
+	for _, n := range nodes {
+		if strings.HasPrefix(n.ID, name) || n.Address == name {
+			found = append(found, n)
+		}
+	}
+	if len(found) != 1 || name == "" {
+		return cluster.Node{}, fmt.Errorf("%q is %s of the cluster (shoal cluster ls shows them)", name, human.Count(len(found), "node"))
+	}
+	return found[0], nil
+}
+
+func clusterListCommand() *cobra.Command {
+	var o clusterOptions
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "ls",
+		Short: "Show a cluster's nodes, what each holds, and where its bytes came from",
+		Long:  "Shows the nodes of a cluster, and of each dataset that they have open what each has on disk and how many bytes it has read since its start: from the bucket, from other nodes, and from its own disk.",
+		Example: `  shoal cluster ls --cluster etcd://etcd:2379/photos --cluster-insecure
+  shoal cluster ls --cluster etcd://etcd:2379/photos --cluster-cert node.crt --cluster-key node.key --cluster-ca ca.crt --json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			l, err := o.lookOn(c.Context(), invocationOf(c.Context()))
+			if err != nil {
+				return err
+			}
+			defer l.close()
+			nodes := l.nodes(c.Context())
+			if asJSON {
+				return json.NewEncoder(c.OutOrStdout()).Encode(map[string]any{"version": 1, "revision": l.View().Rev, "nodes": nodes})
+			}
+			return printNodes(c.OutOrStdout(), nodes)
+		},
+	}
+	o.add(c)
+	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
+	return c
+}
+
+func printNodes(out io.Writer, nodes []seenNode) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NODE\tADDRESS\tZONE\tCACHE\tSHARE\tSTATE")
+	for _, n := range nodes {
+		state := "ok"
+		switch {
+		case n.Problem != "":
+			state = n.Problem
+		case n.Draining:
+			state = "draining"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.1f%%\t%s\n", n.ID, n.Address, n.Zone, human.Bytes(int64(n.Weight)<<20), 100*n.Share, state)
+	}
+	for _, source := range sourcesOf(nodes) {
+		fmt.Fprintf(w, "\n%s\n", source)
+		fmt.Fprintln(w, "NODE\tVERSION\tON DISK\tFROM STORE\tFROM PEERS\tFROM DISK")
+		versions := map[string]bool{}
+		for _, n := range nodes {
+			for _, d := range n.Datasets {
+				if d.Source == source {
+					versions[d.Version] = true
+					fmt.Fprintf(w, "%s\t%.12s\t%s\t%s\t%s\t%s\n", n.ID, d.Version, human.Bytes(d.Disk), human.Bytes(d.StoreBytes), human.Bytes(d.PeerBytes), human.Bytes(d.DiskBytes))
+				}
+			}
+		}
+		if len(versions) > 1 {
+			fmt.Fprintf(w, "the nodes have %d versions of this source, and share nothing of what differs (shoal refresh on one of them moves all)\n", len(versions))
+		}
+	}
+	return w.Flush()
+}
+
+func sourcesOf(nodes []seenNode) (sources []string) {
+	for _, n := range nodes {
+		for _, d := range n.Datasets {
+			if !slices.Contains(sources, d.Source) {
+				sources = append(sources, d.Source)
+			}
+		}
+	}
+	slices.Sort(sources)
+	return sources
+}
+
+func clusterDrainCommand() *cobra.Command {
+	var o clusterOptions
+	c := &cobra.Command{
+		Use:   "drain NODE",
+		Short: "Take a node out: it owns nothing any more, and gives away what it has",
+		Long: `Marks NODE: an ID of shoal cluster ls, the beginning of one, or an address. What the node owns gets new owners, which read it from the
+node and not from the bucket. The node goes on to serve its own readers until its daemon ends. A daemon that is started
+again is not drained.`,
+		Example: "  shoal cluster drain 1f2e3d4c --cluster etcd://etcd:2379/photos --cluster-insecure",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			l, err := o.lookOn(c.Context(), invocationOf(c.Context()))
+			if err != nil {
+				return err
+			}
+			defer l.close()
+			n, err := find(l.View().Nodes, args[0])
+			if err == nil {
+				err = l.Drain(c.Context(), n.ID)
+			}
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(c.OutOrStdout(), "%s at %s owns nothing any more\n", n.ID, n.Address)
+			return nil
+		},
+	}
+	o.add(c)
+	return c
+}
+
+func clusterPlanCommand() *cobra.Command {
+	var o clusterOptions
+	var leave string
+	var join cli.Size
+	c := &cobra.Command{
+		Use:   "plan",
+		Short: "Predict what each node would hold, and what a change would move",
+		Long: `Shows each node's share of the datasets that are open, how much of that fits its cache, and what each epoch reads from the bucket
+because it fits none. With --leave and --join: as if that had happened. (shoal plan --nodes predicts the epochs of a
+cluster that is not there yet.)`,
+		Example: `  shoal cluster plan --cluster etcd://etcd:2379/photos --cluster-insecure
+  shoal cluster plan --join 400GiB --cluster etcd://etcd:2379/photos --cluster-insecure`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			l, err := o.lookOn(c.Context(), invocationOf(c.Context()))
+			if err != nil {
+				return err
+			}
+			defer l.close()
+			if leave != "" {
+				n, err := find(l.View().Nodes, leave)
+				if err != nil {
+					return err
+				}
+				leave = n.ID
+			}
+			return planCluster(c.OutOrStdout(), l.nodes(c.Context()), leave, int64(join))
+		},
+	}
+	o.add(c)
+	c.Flags().StringVar(&leave, "leave", "", "as if this node had left: its ID, the beginning of it, or its address")
+	c.Flags().Var(&join, "join", "as if a node with a cache of this size had joined")
+	return c
+}
+
+// planCluster prints the nodes' shares of each source, as if the node leave had left and one with a cache of join bytes had
+// come.
+func planCluster(out io.Writer, nodes []seenNode, leave string, join int64) error {
+	var stay []seenNode
+	weight, gone := float64(join>>20), 0.0
+	for _, n := range nodes {
+		switch {
+		case n.Draining:
+		case n.ID == leave:
+			gone = n.Share
+		default:
+			stay = append(stay, n)
+			weight += float64(n.Weight)
+		}
+	}
+	if join > 0 {
+		stay = append(stay, seenNode{Node: cluster.Node{ID: "the new node", Weight: uint32(join >> 20)}})
+	}
+	if weight == 0 {
+		return fmt.Errorf("no node would be left")
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, source := range sourcesOf(nodes) {
+		var bytes, kept int64
+		for _, n := range nodes {
+			for _, d := range n.Datasets {
+				if d.Source == source {
+					bytes = max(bytes, d.Bytes)
+				}
+			}
+		}
+		fmt.Fprintf(w, "%s, %s\nNODE\tOWNS\tKEEPS\n", source, human.Bytes(bytes))
+		for _, n := range stay {
+			owns := int64(float64(bytes) * float64(n.Weight) / weight)
+			keeps := min(owns, int64(n.Weight)<<20)
+			kept += keeps
+			fmt.Fprintf(w, "%s\t%s\t%s\n", n.ID, human.Bytes(owns), human.Bytes(keeps))
+		}
+		if join > 0 {
+			fmt.Fprintf(w, "%s move to the new node\n", human.Bytes(int64(float64(bytes)*float64(join>>20)/weight)))
+		}
+		if leave != "" {
+			fmt.Fprintf(w, "%s of the node that leaves get new owners: from it if it is drained first, else from the bucket\n", human.Bytes(int64(float64(bytes)*gone)))
+		}
+		fmt.Fprintf(w, "each epoch reads %s from the bucket\n", human.Bytes(bytes-kept))
+	}
+	return w.Flush()
+}

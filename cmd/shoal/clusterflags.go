@@ -1,0 +1,73 @@
+package main
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/cache/cluster"
+	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/prefetch/engine"
+)
+
+// clusterOptions are the flags of verbs that are nodes of a cluster (docs/cluster.md).
+type clusterOptions struct{ engine.ClusterConfig }
+
+// add adds the flags of every verb that asks a cluster.
+func (o *clusterOptions) add(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&o.URL, "cluster", "", "etcd://HOST:PORT[,…]/NAME: share the cache with all daemons of this name (docs/cluster.md)")
+	f.StringVar(&o.Cert, "cluster-cert", "", "certificate of this node for other nodes and etcd, PEM; whoever has one from --cluster-ca can read all that is cached")
+	f.StringVar(&o.Key, "cluster-key", "", "key of --cluster-cert, PEM")
+	f.StringVar(&o.CA, "cluster-ca", "", "certificates that sign all nodes' and etcd's, PEM")
+	f.BoolVar(&o.Insecure, "cluster-insecure", false, "no encryption between nodes: everybody in this network can read what is cached")
+}
+
+// addNode adds the flags of a node, too.
+func (o *clusterOptions) addNode(c *cobra.Command) {
+	o.add(c)
+	f := c.Flags()
+	f.StringVar(&o.Advertise, "advertise", "", "HOST:PORT where the cluster's other nodes reach this one (default: this machine's address towards etcd, port 7071)")
+	f.StringVar(&o.Zone, "zone", "", "this node's zone, shown by shoal cluster ls")
+	f.IntVar(&o.Nodes, "nodes", 0, "begin once the cluster has so many nodes, or after a minute (default: once no more have come for 2 s)")
+}
+
+// check checks the flags. clear names what must not cross a network in clear, if there is any.
+func (o *clusterOptions) check(inv *invocation, clear string) error {
+	if o.URL == "" {
+		if o.ClusterConfig != (engine.ClusterConfig{}) {
+			return cli.Usagef("--advertise, --zone, --nodes and --cluster-…: give the cluster, too: --cluster etcd://HOST:PORT/NAME")
+		}
+		return nil
+	}
+	if _, err := cluster.Parse(o.URL); err != nil {
+		return cli.Usagef("--cluster: %w", err)
+	}
+	files := 0
+	for _, path := range []*string{&o.Cert, &o.Key, &o.CA} {
+		if *path == "" {
+			continue
+		}
+		files++
+		var err error
+		if *path, err = inv.abs(*path); err != nil {
+			return err
+		}
+	}
+	switch {
+	case o.Insecure && files > 0:
+		return cli.Usagef("--cluster-insecure and --cluster-cert, --cluster-key, --cluster-ca: give one or the other")
+	case !o.Insecure && files < 3:
+		return cli.Usagef("--cluster: nodes know each other by certificates: give --cluster-cert, --cluster-key and --cluster-ca (docs/cluster.md makes them), or --cluster-insecure in a network that you trust")
+	case o.Insecure && clear != "":
+		return cli.Usagef("--cluster-insecure: %s, and would cross the network in clear (give --cluster-cert, --cluster-key and --cluster-ca)", clear)
+	case o.Nodes < 0:
+		return cli.Usagef("--nodes %d: give the number of nodes", o.Nodes)
+	case o.Advertise != "":
+		if _, port, err := net.SplitHostPort(o.Advertise); err != nil || port == "" {
+			return cli.Usage(fmt.Errorf("--advertise %q: give HOST:PORT", o.Advertise))
+		}
+	}
+	return nil
+}

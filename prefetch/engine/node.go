@@ -1,0 +1,273 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/cluster"
+	"github.com/shoalfs/shoal/cache/peer"
+)
+
+// ClusterConfig says which cluster a host is a node of. The zero value is none.
+type ClusterConfig struct {
+	URL       string // etcd://HOST:PORT[,…]/NAME
+	Advertise string // HOST:PORT at which other nodes reach this one; "": this machine's address towards etcd, port 7071
+	Zone      string
+	Program   string // version of Shoal
+	Nodes     int    // that a dataset waits for when it is opened, at most a minute; 0: until no more come
+	// Cert, Key and CA are files of TLS; Insecure: without.
+	Cert, Key, CA string
+	Insecure      bool
+}
+
+// Config returns the configuration of TLS; nil without.
+func (c ClusterConfig) Config() (*tls.Config, error) {
+	if c.Insecure {
+		return nil, nil
+	}
+	return peer.TLS(c.Cert, c.Key, c.CA)
+}
+
+const (
+	defaultPeerPort = "7071"
+	nodeFile        = "node" // in the cache directory: this node's ID, so that a restart is the same node
+)
+
+// node is a host's part in a cluster. nil is none.
+type node struct {
+	cfg     ClusterConfig
+	at      cluster.Address
+	id      string
+	cluster *cluster.Cluster
+	client  *peer.Client
+	server  *peer.Server
+}
+
+// join makes the host a node of the cluster in its configuration, if there is one.
+func (h *Host) join() error {
+	cfg := h.cfg.Cluster
+	if cfg.URL == "" {
+		return nil
+	}
+	at, err := cluster.Parse(cfg.URL)
+	if err != nil {
+		return err
+	}
+	config, err := cfg.Config()
+	if err != nil {
+		return err
+	}
+	n := &node{cfg: cfg, at: at}
+	if n.id, err = nodeID(h.Path()); err != nil {
+		return err
+	}
+	if cfg.Advertise == "" {
+		if cfg.Advertise, err = addressTowards(at.Servers[0]); err != nil {
+			return err
+		}
+	}
+	l, err := listenPeers(cfg.Advertise)
+	if err != nil {
+		return err
+	}
+	if _, port, _ := net.SplitHostPort(l.Addr().String()); strings.HasSuffix(cfg.Advertise, ":0") {
+		cfg.Advertise = strings.TrimSuffix(cfg.Advertise, "0") + port
+	}
+	self := cluster.Node{ID: n.id, Address: cfg.Advertise, Zone: cfg.Zone, Version: cfg.Program, Weight: weightOf(h.cfg.Size)}
+	n.client = peer.NewClient(peer.ClientConfig{TLS: config, Log: h.log})
+	n.server = peer.NewServer(peer.ServerConfig{Self: n.id, Version: cfg.Program, Serving: serving{h}, Memory: h.Cache.Ledger().Limit() / 10, Info: h.nodeDatasets, TLS: config, Log: h.log})
+	if n.cluster, err = cluster.Join(cluster.Options{URL: cfg.URL, Self: self, TLS: config, Log: h.log}); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	h.background.Go(func() {
+		if err := n.server.Listen(l); err != nil {
+			h.log.Error("other nodes are not served any more", "cause", err)
+		}
+	})
+	h.node = n
+	return nil
+}
+
+// weightOf is a node's weight: its cache in MiB.
+func weightOf(size int64) uint32 { return uint32(min(max(size>>20, 1), 1<<31)) }
+
+// nodeID returns the ID of a cache directory, which it makes if there is none.
+func nodeID(dir string) (string, error) {
+	path := filepath.Join(dir, nodeFile)
+	b, err := os.ReadFile(path)
+	if id := strings.TrimSpace(string(b)); err == nil && len(id) == 16 && strings.Trim(id, "0123456789abcdef") == "" {
+		return id, nil
+	}
+	var id [8]byte
+	_, _ = rand.Read(id[:])
+	text := hex.EncodeToString(id[:])
+	if err := os.WriteFile(path, []byte(text+"\n"), 0o600); err != nil {
+		return "", fmt.Errorf("cache directory: %w", err)
+	}
+	return text, nil
+}
+
+// addressTowards returns the address of this machine from which it reaches another, with the usual port.
+func addressTowards(endpoint string) (string, error) {
+	c, err := net.Dial("udp", endpoint) // sends nothing
+	if err != nil {
+		return "", fmt.Errorf("--cluster: no way to etcd at %s: %w (give --advertise HOST:PORT, and check the address)", endpoint, err)
+	}
+	defer c.Close()
+	host, _, err := net.SplitHostPort(c.LocalAddr().String())
+	return net.JoinHostPort(host, defaultPeerPort), err
+}
+
+// listenPeers listens at the advertised address, or at its port if the address is not one of this machine's interfaces.
+func listenPeers(advertise string) (net.Listener, error) {
+	l, err := net.Listen("tcp", advertise)
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
+		_, port, _ := net.SplitHostPort(advertise)
+		l, err = net.Listen("tcp", ":"+port)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--advertise %s: %w (give a free HOST:PORT that the other nodes reach)", advertise, err)
+	}
+	return l, nil
+}
+
+// leave ends the host's part. Datasets must have been closed.
+func (n *node) leave() {
+	if n == nil {
+		return
+	}
+	_ = n.cluster.Close()
+	n.server.Close()
+	n.client.Close()
+}
+
+// serving gives peers what the host's datasets hold.
+type serving struct{ h *Host }
+
+// Volume implements peer.Serving.
+func (s serving) Volume(dataset [16]byte, version [32]byte) (v peer.Volume, done func(), ok bool) {
+	s.h.mu.Lock()
+	e := s.h.open[dataset]
+	s.h.mu.Unlock()
+	if e == nil || !e.guests.enter() {
+		return nil, nil, false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, v := range e.views {
+		if v.manifest.VersionHash() == version && v.volume != nil {
+			return guest{v.volume, v, &e.guests}, e.guests.leave, true
+		}
+	}
+	e.guests.leave()
+	return nil, nil, false
+}
+
+// File implements peer.Serving: manifests and layouts of open datasets.
+func (s serving) File(name string) (io.ReadCloser, int64, error) {
+	for _, e := range s.h.Engines() {
+		if !e.guests.enter() {
+			continue
+		}
+		if raw := e.rawFile(name); raw != nil {
+			return leaving{bytes.NewReader(raw), &e.guests}, int64(len(raw)), nil
+		}
+		e.guests.leave()
+	}
+	return nil, 0, os.ErrNotExist
+}
+
+type leaving struct {
+	io.Reader
+	g *guests
+}
+
+func (l leaving) Close() error { l.g.leave(); return nil }
+
+func (e *Engine) rawFile(name string) []byte {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, v := range e.views {
+		switch {
+		case v.manifest.FileName() == name:
+			return v.manifest.Raw()
+		case v.layout != nil && v.layout.Version() == name:
+			return v.layout.Raw()
+		}
+	}
+	return nil
+}
+
+// guest is a version of a dataset as peers read it.
+type guest struct {
+	*cache.Volume
+	v *view
+	g *guests
+}
+
+// Check implements peer.Volume.
+func (g guest) Check(file int, path [16]byte, etag string) bool {
+	m := g.v.manifest
+	return file >= 0 && file < m.Len() && m.PathHash(file) == path && m.ETag(file) == etag
+}
+
+// Serve implements peer.Volume. It ends when the dataset is closed.
+func (g guest) Serve(ctx context.Context, file int, off int64, n int, due time.Time, held bool) ([]byte, func(), error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(g.g.ctx, cancel)()
+	return g.Volume.Serve(ctx, file, off, n, due, held)
+}
+
+// guests counts the requests of peers to a dataset, which is closed only when there are none.
+type guests struct {
+	ctx    context.Context // of their waits
+	cancel context.CancelFunc
+	mu     sync.Mutex
+	n      sync.WaitGroup
+	closed bool
+}
+
+func (g *guests) init() { g.ctx, g.cancel = context.WithCancel(context.Background()) }
+
+func (g *guests) enter() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
+	g.n.Add(1)
+	return true
+}
+
+func (g *guests) leave() { g.n.Done() }
+
+// close lets no more in, and waits until those inside have left.
+func (g *guests) close() {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
+	g.cancel()
+	g.n.Wait()
+}
+
+// forget says that this node does not have the dataset open any more.
+func (n *node) forget(e *Engine) {
+	if n != nil {
+		n.cluster.Forget(e.datasetID())
+	}
+}

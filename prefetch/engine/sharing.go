@@ -1,0 +1,245 @@
+package engine
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/cluster"
+	"github.com/shoalfs/shoal/cache/owner"
+	"github.com/shoalfs/shoal/cache/peer"
+	"github.com/shoalfs/shoal/prefetch"
+)
+
+// Sharing of a dataset among the nodes of a cluster:
+//
+//   - The nodes that have the dataset open own it together: each extent has one owner, by package owner. A node that
+//     drains owns nothing.
+//   - A node keeps what it owns, as far as that fits, and publishes the threshold. So the others know what it keeps.
+//   - An extent that another node owns and keeps is read from that node, which fetches it if it does not have it yet.
+//     Everything else is read from the store.
+//   - When the nodes change, ownership is computed anew. What an extent's new owner does not have it asks its former owner
+//     for, and then the store. Until all have noticed, two nodes may fetch the same extent.
+
+// members are the nodes that have a dataset open, as of one view of the cluster. Immutable.
+type members struct {
+	rev   int64
+	nodes []cluster.Node // by ID
+	self  int            // this node's index; -1 if it is not among them
+	table *owner.Table   // by extent; nil without nodes
+
+	former *members // whose owners may still have what has moved since; nil: the start
+}
+
+// sharing is a version of a dataset in a cluster. It implements cache.Peers.
+type sharing struct {
+	e   *Engine
+	v   *view
+	key func(file int) uint64 // by which a node chooses what it keeps
+	now atomic.Pointer[members]
+}
+
+// How long the opening of a dataset waits for the nodes to agree, and for ClusterConfig.Nodes.
+const (
+	mostQuiet = 10 * time.Second
+	mostNodes = time.Minute
+)
+
+func (e *Engine) datasetID() string { return hex.EncodeToString(e.dataset[:]) }
+
+// membersOf returns the nodes that have the dataset open.
+func (e *Engine) membersOf(view cluster.View) *members {
+	m := &members{rev: view.Rev, self: -1}
+	for _, n := range view.Nodes {
+		if _, open := n.Keeps[e.datasetID()]; open && !n.Draining {
+			if n.ID == e.host.node.id {
+				m.self = len(m.nodes)
+			}
+			m.nodes = append(m.nodes, n)
+		}
+	}
+	return m
+}
+
+// same reports whether the same nodes own the same extents.
+func (m *members) same(other *members) bool {
+	return other != nil && slices.EqualFunc(m.nodes, other.nodes, func(a, b cluster.Node) bool { return a.ID == b.ID && a.Weight == b.Weight })
+}
+
+// enterCluster says that this node has the dataset open, and waits until the others know it and have agreed on who else has. A
+// node that does not reach etcd begins alone.
+func (e *Engine) enterCluster(ctx context.Context) error {
+	n := e.host.node
+	if n == nil {
+		return nil
+	}
+	n.cluster.Keep(e.datasetID(), 0)
+	began, least, most := time.Now(), 1, mostQuiet
+	if n.cfg.Nodes > 0 {
+		least, most = n.cfg.Nodes, mostNodes
+	}
+	waiting, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	if err := n.cluster.Quiet(waiting); errors.Is(err, cluster.ErrTaken) || ctx.Err() != nil {
+		return err
+	} else if err != nil {
+		e.log.Warn("not in the cluster yet: this node begins alone, and shares once it is", "cause", err)
+		return nil
+	}
+	for {
+		changed := n.cluster.Changed()
+		if m := e.membersOf(n.cluster.View()); m.self >= 0 && len(m.nodes) >= least {
+			e.log.Info("in the cluster", "nodes", len(m.nodes), "node", n.id, "waited", time.Since(began).Round(time.Millisecond))
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-waiting.Done():
+			if ctx.Err() == nil {
+				e.log.Warn("beginning without all nodes of the cluster", "nodes", len(e.membersOf(n.cluster.View()).nodes), "expected", least)
+			}
+			return ctx.Err()
+		}
+	}
+}
+
+// share makes a version part of the cluster. It is called before the version is read.
+func (e *Engine) share(v *view) {
+	if e.host.node == nil {
+		return
+	}
+	v.sharing = &sharing{e: e, v: v, key: keepKey(v.manifest, v.layout)}
+	v.volume.SetPeers(v.sharing)
+	v.sharing.follow(e.host.node.cluster.View())
+}
+
+// shareLoop follows the cluster's changes until ctx ends.
+func (e *Engine) shareLoop(ctx context.Context) {
+	for {
+		changed := e.host.node.cluster.Changed()
+		e.mu.Lock()
+		views := slices.Clone(e.views)
+		e.mu.Unlock()
+		for _, v := range views {
+			v.sharing.follow(e.host.node.cluster.View())
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// follow takes a view of the cluster. If the nodes of the dataset have changed, it chooses anew what this node keeps.
+func (s *sharing) follow(view cluster.View) {
+	m, before := s.e.membersOf(view), s.now.Load()
+	if len(m.nodes) == 0 { // etcd has not been reached yet: this node is alone
+		if before == nil {
+			s.now.Store(m)
+		}
+		return
+	}
+	if m.same(before) {
+		m.table, m.former = before.table, before.former
+		s.now.Store(m)
+		return
+	}
+	if before != nil && before.table != nil {
+		m.former = &members{nodes: before.nodes, self: slices.IndexFunc(before.nodes, func(n cluster.Node) bool { return n.ID == s.e.host.node.id }), table: before.table}
+	}
+	weights := make([]owner.Node, len(m.nodes))
+	for i, n := range m.nodes {
+		weights[i] = owner.Node{ID: n.ID, Weight: n.Weight}
+	}
+	_, extents := s.v.volume.Kept()
+	unit := units(s.v.manifest, s.v.layout)
+	m.table = owner.NewTable(owner.New(s.e.dataset, weights), extents, func(i int) uint64 { return unit(s.v.volume.Numbered(i)) })
+	s.now.Store(m)
+	below := s.v.keeping.own(func(file, extent int) bool { return m.table.Of(s.v.volume.Number(file, extent)) == m.self })
+	if s.e.cur.Load() == s.v || s.e.cur.Load() == nil {
+		s.e.host.node.cluster.Keep(s.e.datasetID(), below)
+	}
+	if before != nil {
+		s.e.log.Info("the cluster has changed", "nodes", len(m.nodes), "before", len(before.nodes), "revision", m.rev)
+	}
+}
+
+// keeper returns the node that keeps an extent, or kept it before the last change, if that is another one.
+func (s *sharing) keeper(file, extent int, former bool) (n cluster.Node, ok bool) {
+	m := s.now.Load()
+	if m != nil && former {
+		m = m.former
+	}
+	if m == nil || m.table == nil {
+		return n, false
+	}
+	i := m.table.Of(s.v.volume.Number(file, extent))
+	if i == m.self || i < 0 {
+		return n, false
+	}
+	if !prefetch.Admits(m.nodes[i].Keeps[s.e.datasetID()], s.key(file)) {
+		return n, false
+	}
+	return m.nodes[i], true
+}
+
+// elsewhere reports whether other nodes keep what this one does not have of a file.
+func (s *sharing) elsewhere(file int) bool {
+	if s == nil {
+		return false
+	}
+	for x := range s.v.volume.Extents(file) {
+		if _, ok := s.keeper(file, x, false); !ok && !s.v.volume.KeptExtent(file, x) {
+			return false
+		}
+	}
+	return true
+}
+
+// Asks implements cache.Peers.
+func (s *sharing) Asks(file, extent int) bool {
+	n, ok := s.keeper(file, extent, false)
+	return ok && s.e.host.node.client.Ready(n.ID)
+}
+
+// Read implements cache.Peers. It asks one node after another: neighbours in a shard have the same owner.
+func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool) (rest []cache.Want) {
+	of := func(w cache.Want) cluster.Node {
+		n, _ := s.keeper(w.File, int(w.Off/cache.ExtentSize), held)
+		return n
+	}
+	for len(wants) > 0 {
+		n, same := of(wants[0]), 1
+		for same < len(wants) && of(wants[same]).ID == n.ID {
+			same++
+		}
+		if n.ID != "" {
+			rest = append(rest, s.ask(ctx, n, wants[:same], held)...)
+		} else {
+			rest = append(rest, wants[:same]...)
+		}
+		wants = wants[same:]
+	}
+	return rest
+}
+
+// ask reads pieces from a node, and returns those that it did not give.
+func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, held bool) (rest []cache.Want) {
+	m := s.v.manifest
+	pieces := make([]peer.Piece, len(wants))
+	for i, w := range wants {
+		pieces[i] = peer.Piece{File: w.File, Path: m.PathHash(w.File), ETag: m.ETag(w.File), Off: w.Off, P: w.P}
+	}
+	s.e.host.node.client.Read(ctx, peer.Node{ID: n.ID, Address: n.Address}, peer.Request{Dataset: s.e.dataset, Version: m.VersionHash(), Held: held}, pieces)
+	for i, p := range pieces {
+		if !p.Filled {
+			rest = append(rest, wants[i])
+		}
+	}
+	return rest
+}

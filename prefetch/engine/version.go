@@ -1,0 +1,230 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/cluster"
+	"github.com/shoalfs/shoal/cache/peer"
+)
+
+// One node of a cluster lists a source, the others take its list: so all have the same version, and the store one
+// listing. Who lists holds a lock in etcd, which ends with its holder, and publishes what it found under the source's
+// name. The list itself is a file by an immutable name, which any node that has it sends.
+
+// published is the version of a source that the nodes of a cluster read.
+type published struct {
+	Number   int64           `json:"number"` // of the listing, from 1
+	Node     string          `json:"node"`   // that listed
+	Version  string          `json:"version"`
+	Manifest string          `json:"manifest"` // name of its file
+	Layout   string          `json:"layout,omitempty"`
+	Prefix   string          `json:"prefix"`
+	Skipped  catalog.Skipped `json:"skipped"`
+}
+
+// sourceKey names the source in etcd, with the shards that replace it.
+func (e *Engine) sourceKey() string { return fmt.Sprintf("%x", catalog.DatasetID(e.name)) }
+
+// listShared returns the list of the source that the cluster has, and makes one if there is none or afresh is set.
+// Without a cluster, or if etcd is away, it lists.
+func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest, *catalog.Layout, error) {
+	n := e.host.node
+	if n == nil {
+		return e.list(ctx)
+	}
+	asked, err := e.clusterVersion(ctx)
+	if err != nil {
+		return e.listAlone(ctx, err)
+	}
+	held, unlock, err := e.lockList(ctx)
+	if err != nil {
+		return e.listAlone(ctx, err)
+	}
+	defer unlock()
+	now, err := e.clusterVersion(ctx)
+	if err != nil {
+		return e.listAlone(ctx, err)
+	}
+	// A list that was begun after the call has the second number after the one seen then, at least: the first may have been on
+	// its way.
+	if now.Number > 0 && (!afresh || now.Number > asked.Number+1) {
+		m, layout, err := e.take(ctx, now)
+		if err == nil || ctx.Err() != nil {
+			return m, layout, err
+		}
+		e.log.Warn("no node of the cluster sends the list of the source; listing it again", "version", now.Version, "cause", err)
+	}
+	if now.Number == 0 && !afresh { // the cluster is new, and this node is not
+		if m, layout, err := e.catalog.Manifest(e.name); err == nil {
+			return m, layout, e.publishVersion(held, 1, m, layout)
+		}
+	}
+	m, layout, err := e.list(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return m, layout, e.publishVersion(held, now.Number+1, m, layout)
+}
+
+// patience is how long etcd may be away before this node lists without the others.
+const patience = 10 * time.Second
+
+// lockList waits until no other node lists the source, or until etcd has been away for some time.
+func (e *Engine) lockList(ctx context.Context) (held context.Context, unlock func(), err error) {
+	waiting, give := context.WithCancelCause(ctx)
+	locked := make(chan struct{})
+	defer close(locked)
+	go func() {
+		t := time.NewTicker(time.Second)
+		defer t.Stop()
+		for {
+			select {
+			case <-locked:
+				return
+			case <-t.C:
+			}
+			if s := e.host.node.cluster.State(); s.Phase != cluster.Joined && time.Since(s.Since) > patience {
+				give(fmt.Errorf("%w: %s", cluster.ErrAway, s.Error))
+			}
+		}
+	}()
+	held, release, err := e.host.node.cluster.Lock(waiting, "list/"+e.sourceKey())
+	if err != nil {
+		give(err)
+		return nil, nil, err
+	}
+	return held, func() { release(); give(nil) }, nil
+}
+
+// listAlone lists although the cluster cannot be asked.
+func (e *Engine) listAlone(ctx context.Context, cause error) (*catalog.Manifest, *catalog.Layout, error) {
+	if ctx.Err() != nil {
+		return nil, nil, ctx.Err()
+	}
+	e.log.Warn("the cluster does not say which version it has; listing without it", "cause", cause)
+	return e.list(ctx)
+}
+
+// publishVersion says what this node has listed. What cannot be published now is not an error: the others go on with what
+// they have.
+func (e *Engine) publishVersion(ctx context.Context, number int64, m *catalog.Manifest, layout *catalog.Layout) error {
+	p := published{Number: number, Node: e.host.node.id, Version: m.Version(), Manifest: m.FileName(), Prefix: m.Prefix(), Skipped: m.Skipped()}
+	if layout != nil {
+		p.Layout = layout.Version()
+	}
+	b, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	if err := e.host.node.cluster.Publish(ctx, e.sourceKey(), b); err != nil {
+		e.log.Warn("the cluster was not told of the new version", "version", p.Version, "cause", err)
+	}
+	return nil
+}
+
+// clusterVersion returns the cluster's version of the source; the zero value if there is none.
+func (e *Engine) clusterVersion(ctx context.Context) (p published, err error) {
+	b, err := e.host.node.cluster.Published(ctx, e.sourceKey())
+	if err == nil && b != nil {
+		err = json.Unmarshal(b, &p)
+	}
+	return p, err
+}
+
+// take makes a published version the catalog's current one. Its files come from this node's catalog or from a peer.
+func (e *Engine) take(ctx context.Context, p published) (*catalog.Manifest, *catalog.Layout, error) {
+	if m, layout, err := e.catalog.Manifest(e.name); err == nil {
+		if has := layoutVersion(layout); m.Version() == p.Version && m.FileName() == p.Manifest && has == p.Layout {
+			return m, layout, nil
+		}
+		if layout != nil {
+			err = layout.Close()
+		}
+		if err = errors.Join(err, m.Close()); err != nil {
+			return nil, nil, err
+		}
+	}
+	raw, err := e.receive(ctx, p.Node, p.Manifest)
+	if err != nil {
+		return nil, nil, err
+	}
+	var rawLayout []byte
+	if p.Layout != "" {
+		if rawLayout, err = e.receive(ctx, p.Node, p.Layout); err != nil {
+			return nil, nil, err
+		}
+	}
+	m, layout, err := catalog.Received(raw, rawLayout, p.Prefix, p.Skipped)
+	if err != nil {
+		return nil, nil, err
+	}
+	if m.Version() != p.Version || layoutVersion(layout) != p.Layout {
+		return nil, nil, fmt.Errorf("node %s sent version %s instead of %s", p.Node, m.Version(), p.Version)
+	}
+	if err := e.catalog.SetManifest(e.name, m, layout); err != nil {
+		return nil, nil, err
+	}
+	e.log.Info("took the list of the source from the cluster", "version", p.Version[:12], "files", m.Len(), "listed_by", p.Node)
+	return e.catalog.Manifest(e.name)
+}
+
+func layoutVersion(l *catalog.Layout) string {
+	if l == nil {
+		return ""
+	}
+	return l.Version()
+}
+
+// receive returns a file of a catalog: from the node that listed, else from any other.
+func (e *Engine) receive(ctx context.Context, first, name string) ([]byte, error) {
+	nodes := e.host.node.cluster.View().Nodes
+	var errs []error
+	for _, pass := range []bool{true, false} {
+		for _, n := range nodes {
+			if n.ID == e.host.node.id || (n.ID == first) != pass {
+				continue
+			}
+			b, err := e.receiveFrom(ctx, n, name)
+			if err == nil {
+				return b, nil
+			}
+			errs = append(errs, fmt.Errorf("node %s at %s: %w", n.ID, n.Address, err))
+		}
+	}
+	if len(errs) == 0 {
+		errs = append(errs, errors.New("no other node is there"))
+	}
+	return nil, errors.Join(errs...)
+}
+
+func (e *Engine) receiveFrom(ctx context.Context, n cluster.Node, name string) ([]byte, error) {
+	r, err := e.host.node.client.File(ctx, peer.Node{ID: n.ID, Address: n.Address}, name)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return io.ReadAll(r)
+}
+
+// versionLoop moves to what other nodes publish, until ctx ends.
+func (e *Engine) versionLoop(ctx context.Context) {
+	e.host.node.cluster.WatchPublished(ctx, e.sourceKey(), func(value []byte) {
+		var p published
+		if err := json.Unmarshal(value, &p); err != nil {
+			e.log.Error("the cluster has a version that this one does not understand (use the same version of shoal on all nodes)", "cause", err)
+			return
+		}
+		if v := e.cur.Load(); p.Version == v.manifest.Version() && p.Layout == layoutVersion(v.layout) {
+			return
+		}
+		if _, err := e.refresh(ctx, func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.take(ctx, p) }); err != nil && ctx.Err() == nil {
+			e.log.Error("this node stays at its version of the source; it reads what the others do not have from the store (shoal refresh tries again)", "cluster", p.Version, "cause", err)
+		}
+	})
+}
