@@ -22,7 +22,7 @@ var mayImport = map[string][]string{
 	"cmd/shoal-gpu":               {"loader", "loader/feedpb", "gpuingest", "gpuingest/cuda", "gpuingest/cuda/nvtx", "internal/handover", "internal/logs"},
 	"lab/demo":                    {"lab/rig/photos", "lab/rig/proxy", "lab/rig/s3server", "lab/rig/subproc", "lab/rig/cputime", "internal/machine", "internal/progress", "python"},
 	"fusefs":                      {"cache/catalog", "cache/objstore", "internal/machine", "internal/profile/trace"},
-	"loader":                      {"loader/feedpb", "prefetch/order", "cache/objstore", "internal/handover", "internal/trace", "internal/audit"},
+	"loader":                      {"loader/feedpb", "prefetch/order", "cache/objstore", "cache/owner", "internal/handover", "internal/trace", "internal/audit"},
 	"s3api":                       {"cache/catalog", "cache/objstore", "cache/objstore/s3"},
 	"loader/feedclient":           {"loader", "loader/feedpb", "internal/handover"},
 	"loader/feedpb":               {},
@@ -33,7 +33,7 @@ var mayImport = map[string][]string{
 	"gpuingest/cuda/nvtx":         {},
 	"gpuingest/cuda/kernel":       {"python"},
 	"lab/driver":                  {},
-	"prefetch/engine":             {"cache/cluster", "cache/owner", "cache/peer", "prefetch", "prefetch/run", "prefetch/order", "prefetch/infer", "cache", "cache/cachedir", "cache/objstore", "cache/objstore/near", "cache/objstore/s3", "cache/objstore/stores", "cache/catalog", "cache/segment", "cache/shard", "cache/crypt", "internal/machine", "internal/profile/trace", "internal/trace", "internal/audit"},
+	"prefetch/engine":             {"prefetch", "prefetch/run", "prefetch/order", "prefetch/infer", "cache", "cache/cachedir", "cache/owner", "cache/objstore", "cache/objstore/near", "cache/objstore/s3", "cache/objstore/stores", "cache/catalog", "cache/segment", "cache/shard", "cache/crypt", "internal/machine", "internal/profile/trace", "internal/trace", "internal/audit"},
 	"prefetch":                    {"prefetch/order"},
 	"prefetch/run":                {"prefetch", "prefetch/order", "cache", "cache/catalog"},
 	"prefetch/infer":              {"prefetch/order", "prefetch/infer/seedsearch"},
@@ -151,9 +151,9 @@ func TestProductIsWithoutLaboratory(t *testing.T) {
 	}
 }
 
-// The planner plans, simulates and predicts with the same code, so it can have no clock and do no I/O.
+// The planner plans, simulates and predicts with the same code, and all nodes compute the same owners, so neither can have a clock or do I/O.
 func TestPrefetchIsPure(t *testing.T) {
-	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./prefetch/...").Output()
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./prefetch/...", "./cache/owner").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,9 +40,9 @@ type pass struct {
 
 // passKey is everything that batches depend on.
 type passKey struct {
-	dataset, order, transform, hash, tail, bad string
-	seed                                       uint64
-	batch, world, rank                         int
+	dataset, order, transform, hash, tail, bad, placement string
+	seed                                                  uint64
+	batch, world, rank                                    int
 }
 
 // place is the position of a batch in the order.
@@ -98,7 +98,7 @@ func (s *Server) join(sess *session, slots, credits int, readonly bool) (*pass, 
 		defer s.passMu.Unlock()
 		return p, p.lease(slots, sess)
 	}
-	k := passKey{sess.ds.Version(), sp.orderName, sp.transformName(), sp.hash, string(sp.tail), sp.bad.text, sp.seed, sp.batch, sp.world, sp.rank}
+	k := passKey{sess.ds.Version(), sp.orderName, sp.transformName(), sp.hash, string(sp.tail), sp.bad.text, sp.placement.name(), sp.seed, sp.batch, sp.world, sp.rank}
 	s.passMu.Lock()
 	defer s.passMu.Unlock()
 	if p := s.passes[k]; p != nil && (p.mem.count() >= slots || p.short && p.mem.count() >= least) {

@@ -29,7 +29,8 @@ func ParseTail(s string) (Tail, error) {
 
 // plan is a rank's share of the samples of one epoch, from a cursor on. Global batch k is the positions
 // [cursor+kB, cursor+(k+1)B) of the global order, B = batch*world, and rank r takes positions r, r+world, ...
-// of it. So the rank's positions, counted over the whole epoch in seq, are consecutive.
+// of it. So the rank's positions, counted over the whole epoch in seq, are consecutive. A placement deals the positions of a batch out
+// in another way, with as many for each rank.
 type plan struct {
 	seq    order.Order // what the rank reads in the epoch
 	n      int         // positions of the global order
@@ -40,6 +41,7 @@ type plan struct {
 	world  int
 	tail   Tail
 	again  order.Repeating // the global order, if it repeats samples in a way of its own
+	placed *placedOrder    // nil: the rank takes its positions in turn
 }
 
 // newPlan takes the rank's share of whole, the order of all ranks.
@@ -52,7 +54,7 @@ func newPlan(whole order.Order, cursor, batch, world, rank int, tail Tail) (plan
 	// then the phase shifts.
 	base := cursor % world
 	seq := order.Stripe(order.Slice(whole, base, n), world, rank, rank)
-	return plan{seq, n, base + rank, cursor / world, cursor, batch, world, tail, nil}.trim(), nil
+	return plan{seq: seq, n: n, first: base + rank, start: cursor / world, cursor: cursor, batch: batch, world: world, tail: tail}.trim(), nil
 }
 
 // newRankPlan is newPlan for an order that exists only as shares of equal length, one for each rank, such as torch's.
@@ -64,7 +66,7 @@ func newRankPlan(share order.Order, cursor, batch, world, rank int, tail Tail) (
 	if cursor%world != 0 {
 		return plan{}, fmt.Errorf("cursor %d is not a multiple of the world size %d, which torch orders need", cursor, world)
 	}
-	return plan{share, n, rank, cursor / world, cursor, batch, world, tail, nil}.trim(), nil
+	return plan{seq: share, n: n, first: rank, start: cursor / world, cursor: cursor, batch: batch, world: world, tail: tail}.trim(), nil
 }
 
 // trim removes positions that are never delivered, so that they are not prefetched.
@@ -107,7 +109,12 @@ func (p plan) rows(k int) int {
 func (p plan) pos(k int) int { return p.start + k*p.batch }
 
 // globalPos returns the position in the global order of position pos in seq.
-func (p plan) globalPos(pos int) int { return p.first + pos*p.world }
+func (p plan) globalPos(pos int) int {
+	if p.placed != nil {
+		return p.placed.global(pos)
+	}
+	return p.first + pos*p.world
+}
 
 // occurrence returns how often the sample at position pos in seq came before in the epoch, over all ranks, in a dataset
 // of n. Orders that do not count it themselves are permutations, repeated in the way torch pads.

@@ -3,10 +3,12 @@ package loader
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
+	"github.com/shoalfs/shoal/cache/owner"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
@@ -125,3 +127,81 @@ func TestPlanModel(t *testing.T) {
 }
 
 func abs(n int) int { return max(n, -n) }
+
+// A placement changes which rank of a global batch reads a sample, and nothing else.
+func TestPlacedPlan(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(0, 120).Draw(t, "n")
+		ranks := rapid.SliceOfN(rapid.IntRange(0, 3), 1, 7).Draw(t, "ranks")
+		world := len(ranks)
+		batch := rapid.IntRange(1, 7).Draw(t, "batch")
+		cursor := rapid.IntRange(0, n).Draw(t, "cursor")
+		tail := rapid.SampledFrom([]Tail{Drop, Pad, Uneven}).Draw(t, "tail")
+		whole := order.Uniform(n, rapid.Uint64Range(0, 5).Draw(t, "seed"), 0)
+		text := fmt.Sprintf(`{"v":1,"nodes":[{"id":"a","weight":1},{"id":"b","weight":1},{"id":"c","weight":2},{"id":"d","weight":3}],"ranks":%s}`,
+			strings.ReplaceAll(fmt.Sprint(ranks), " ", ","))
+		by, err := parsePlacement(text, world)
+		if err != nil {
+			t.Fatal(err)
+		}
+		by.nodes = owner.NewTable(by.Owners([16]byte{}), n, func(i int) uint64 { return uint64(i) })
+
+		plain, placed := make([][]int, n), make([][]int, n) // by global batch: the samples of all ranks
+		local, most := 0, 0
+		for rank := range world {
+			p, err := newPlan(whole, cursor, batch, world, rank, tail)
+			if err != nil {
+				t.Fatal(err)
+			}
+			q, err := newPlacedPlan(whole, cursor, batch, rank, tail, by)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.batches() != q.batches() || p.start != q.start || p.seq.Len() != q.seq.Len() {
+				t.Fatalf("rank %d: %d batches from %d of %d, and plain %d from %d of %d", rank, q.batches(), q.start, q.seq.Len(), p.batches(), p.start, p.seq.Len())
+			}
+			l := q.seq.(order.Locator)
+			for pos := range q.seq.Len() {
+				sample := q.seq.At(pos)
+				if g := q.globalPos(pos); whole.At(g) != sample {
+					t.Fatalf("position %d of rank %d is sample %d, and at %d in the order is %d", pos, rank, sample, g, whole.At(g))
+				}
+				if at := l.Find(sample, 0); at != pos || l.Find(sample, pos+1) >= 0 {
+					t.Fatalf("sample %d of rank %d is at %d, found at %d", sample, rank, pos, at)
+				}
+			}
+			for k := range p.batches() {
+				if p.rows(k) != q.rows(k) || p.samples(k) != q.samples(k) || p.after(k) != q.after(k) {
+					t.Fatalf("batch %d of rank %d has %d rows and %d samples, plain %d and %d", k, rank, q.rows(k), q.samples(k), p.rows(k), p.samples(k))
+				}
+				for i := range p.samples(k) {
+					sample := q.seq.At(q.pos(k) + i)
+					plain[k] = append(plain[k], p.seq.At(p.pos(k)+i))
+					placed[k] = append(placed[k], sample)
+					local += b2i(by.nodes.Of(sample) == ranks[rank])
+					most += b2i(by.nodes.Of(plain[k][len(plain[k])-1]) == ranks[rank])
+				}
+			}
+			if found := l.Find(n, 0); found >= 0 {
+				t.Fatalf("found sample %d at %d", n, found)
+			}
+		}
+		for k := range plain {
+			slices.Sort(plain[k])
+			slices.Sort(placed[k])
+			if !slices.Equal(plain[k], placed[k]) {
+				t.Fatalf("batch %d has %v, and without a placement %v", k, placed[k], plain[k])
+			}
+		}
+		if local < most {
+			t.Fatalf("%d samples are local, and %d without a placement", local, most)
+		}
+	})
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -40,6 +40,9 @@ type Options struct {
 	// member feed; nil: that member alone. The result is marshalled to JSON.
 	Stats func(feed Stats) any
 
+	// Node returns the id of this daemon's node and the weight of its cache; false outside of a cluster. It may be nil.
+	Node func() (id string, weight uint32, ok bool)
+
 	// Delivered is called with the number of samples of each batch sent; may be nil.
 	Delivered func(samples int)
 
@@ -69,6 +72,9 @@ func (o Options) withDefaults() Options {
 	set(&o.MaxWindow, 16)
 	if o.MaxBatchBytes <= 0 {
 		o.MaxBatchBytes = 1 << 30
+	}
+	if o.Node == nil {
+		o.Node = func() (string, uint32, bool) { return "", 0, false }
 	}
 	if o.Delivered == nil {
 		o.Delivered = func(int) {}
@@ -234,8 +240,12 @@ type service struct {
 // Info implements feedpb.FeedServer.
 func (v service) Info(context.Context, *feedpb.InfoRequest) (*feedpb.InfoResponse, error) {
 	ds := v.s.ds()
-	return &feedpb.InfoResponse{Dataset: ds.Version(), Samples: uint64(ds.Len()), Bytes: uint64(v.s.sizesOf(ds).sum),
-		Classes: ds.Classes(), Server: v.s.o.Version}, nil
+	r := &feedpb.InfoResponse{Dataset: ds.Version(), Samples: uint64(ds.Len()), Bytes: uint64(v.s.sizesOf(ds).sum),
+		Classes: ds.Classes(), Server: v.s.o.Version}
+	if id, weight, ok := v.s.o.Node(); ok {
+		r.Node, r.Weight = id, weight
+	}
+	return r, nil
 }
 
 // sizesOf describes the sizes of a dataset's samples.
@@ -293,6 +303,11 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
+	if sp.placement != nil {
+		if err := s.place(sp); err != nil {
+			return nil, err
+		}
+	}
 	ds := sp.ds
 	first, err := sp.plan(ds, sp.start.Epoch, sp.start.Cursor)
 	if err != nil {
@@ -318,6 +333,10 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 	s.serial++
 	if sp.session == "" {
 		sp.session = fmt.Sprintf("unnamed-%d", s.serial)
+	}
+	if err := s.agree(open); err != nil {
+		open.cancel(err)
+		return nil, err
 	}
 	k := key{sp.session, sp.rank}
 	s.fence(k, open)

@@ -34,8 +34,9 @@ type spec struct {
 	seed      uint64
 	tail      Tail
 	bad       badPolicy
-	epochs    int // 0: without end
-	weight    int // relative to other streams of the daemon
+	epochs    int        // 0: without end
+	weight    int        // relative to other streams of the daemon
+	placement *placement // nil: ranks take their positions in turn
 	start     State
 }
 
@@ -52,18 +53,29 @@ func (s *spec) transformName() string {
 
 // plan returns the plan of one epoch from a cursor on.
 func (s *spec) plan(ds Dataset, epoch, cursor int) (plan, error) {
-	o, err := s.order.Over(facts(ds), epoch)
+	what := s.order
+	if s.placement != nil && what.Ranked() { // all ranks' shares, put together
+		var err error
+		if what, err = what.With("rank", order.Ranks{Last: s.world - 1}.String()); err != nil {
+			return plan{}, err
+		}
+	}
+	o, err := what.Over(facts(ds), epoch)
 	if err != nil {
 		return plan{}, coded(codes.InvalidArgument, err)
 	}
 	if b := s.order.Batch(); b > 0 && cursor%b != 0 && cursor != o.Len() {
 		return plan{}, coded(codes.FailedPrecondition, fmt.Errorf("state of %s: cursor %d is inside a batch of %d", s.orderName, cursor, b))
 	}
-	cut := newPlan
-	if s.order.Ranked() {
-		cut = newRankPlan
+	var p plan
+	switch {
+	case s.placement != nil:
+		p, err = newPlacedPlan(o, cursor, s.batch, s.rank, s.tail, s.placement)
+	case s.order.Ranked():
+		p, err = newRankPlan(o, cursor, s.batch, s.world, s.rank, s.tail)
+	default:
+		p, err = newPlan(o, cursor, s.batch, s.world, s.rank, s.tail)
 	}
-	p, err := cut(o, cursor, s.batch, s.world, s.rank, s.tail)
 	if err != nil {
 		return plan{}, coded(codes.FailedPrecondition, fmt.Errorf("state of %s: %w", s.orderName, err))
 	}
@@ -117,6 +129,9 @@ func parse(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler) (s
 		return invalid(err)
 	}
 	if err := s.resolveOrder(o, from); err != nil {
+		return invalid(err)
+	}
+	if s.placement, err = parsePlacement(o.GetPlacement(), s.world); err != nil {
 		return invalid(err)
 	}
 	if t := strings.TrimSpace(o.GetTransform()); t == "" || t == raw {
@@ -339,7 +354,7 @@ func share(batch, world int) string {
 // state returns the session's state at a position.
 func (s *spec) state(ds Dataset, epoch, cursor int) State {
 	return State{V: stateVersion, Dataset: ds.Version(), Order: s.orderName, Transform: s.hash, Seed: s.seed,
-		Epoch: epoch, Cursor: cursor, Batch: s.global(), Tail: string(s.tail)}
+		Epoch: epoch, Cursor: cursor, Batch: s.global(), Tail: string(s.tail), Placement: s.placement.name()}
 }
 
 // badPolicy says how many bad samples of an epoch a session skips. The zero value is none.

@@ -41,9 +41,6 @@ func seed(source [16]byte, id string) uint64 {
 	return binary.LittleEndian.Uint64(sum[:])
 }
 
-// Nodes returns the nodes as they were given. They must not be changed.
-func (o *Owners) Nodes() []Node { return o.nodes }
-
 // Of returns the index of the unit's owner, -1 if no node has a weight. It takes some 3 ns a node.
 func (o *Owners) Of(unit uint64) int {
 	m := mix(unit ^ o.source)

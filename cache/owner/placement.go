@@ -97,6 +97,9 @@ func (p *Placement) Digest() string {
 // World returns the number of ranks.
 func (p *Placement) World() int { return len(p.node) }
 
+// Nodes returns the number of nodes.
+func (p *Placement) Nodes() int { return len(p.nodes) }
+
 // Owners returns the owners of a source's units among the job's nodes, with the nodes' indices in Deal.
 func (p *Placement) Owners(source [16]byte) *Owners { return New(source, p.nodes) }
 

@@ -96,6 +96,8 @@ type InfoResponse struct {
 	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`    // sum of the sizes of all samples, as stored
 	Classes       []string               `protobuf:"bytes,4,rep,name=classes,proto3" json:"classes,omitempty"` // by label number; empty when there are no labels
 	Server        string                 `protobuf:"bytes,5,opt,name=server,proto3" json:"server,omitempty"`   // version of the server
+	Node          string                 `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`       // id of the server's node in its cluster; empty: it is in none
+	Weight        uint32                 `protobuf:"varint,7,opt,name=weight,proto3" json:"weight,omitempty"`  // of that node's cache
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -165,6 +167,117 @@ func (x *InfoResponse) GetServer() string {
 	return ""
 }
 
+func (x *InfoResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *InfoResponse) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+type OwnersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Placement     string                 `protobuf:"bytes,1,opt,name=placement,proto3" json:"placement,omitempty"` // as in Open
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OwnersRequest) Reset() {
+	*x = OwnersRequest{}
+	mi := &file_feed_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OwnersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OwnersRequest) ProtoMessage() {}
+
+func (x *OwnersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_feed_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OwnersRequest.ProtoReflect.Descriptor instead.
+func (*OwnersRequest) Descriptor() ([]byte, []int) {
+	return file_feed_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *OwnersRequest) GetPlacement() string {
+	if x != nil {
+		return x.Placement
+	}
+	return ""
+}
+
+// OwnersPart is the next samples' owners, in the order of their numbers.
+type OwnersPart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Dataset       string                 `protobuf:"bytes,1,opt,name=dataset,proto3" json:"dataset,omitempty"` // version of the dataset; in the first part
+	Owners        []byte                 `protobuf:"bytes,2,opt,name=owners,proto3" json:"owners,omitempty"`   // for each sample two bytes, little-endian: the index of its node in the placement sorted by id
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OwnersPart) Reset() {
+	*x = OwnersPart{}
+	mi := &file_feed_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OwnersPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OwnersPart) ProtoMessage() {}
+
+func (x *OwnersPart) ProtoReflect() protoreflect.Message {
+	mi := &file_feed_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OwnersPart.ProtoReflect.Descriptor instead.
+func (*OwnersPart) Descriptor() ([]byte, []int) {
+	return file_feed_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *OwnersPart) GetDataset() string {
+	if x != nil {
+		return x.Dataset
+	}
+	return ""
+}
+
+func (x *OwnersPart) GetOwners() []byte {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
 type StatsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -173,7 +286,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_feed_proto_msgTypes[2]
+	mi := &file_feed_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -185,7 +298,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[2]
+	mi := &file_feed_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -198,7 +311,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{2}
+	return file_feed_proto_rawDescGZIP(), []int{4}
 }
 
 type StatsResponse struct {
@@ -210,7 +323,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_feed_proto_msgTypes[3]
+	mi := &file_feed_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -222,7 +335,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[3]
+	mi := &file_feed_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -235,7 +348,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{3}
+	return file_feed_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StatsResponse) GetJson() string {
@@ -259,7 +372,7 @@ type ClientMessage struct {
 
 func (x *ClientMessage) Reset() {
 	*x = ClientMessage{}
-	mi := &file_feed_proto_msgTypes[4]
+	mi := &file_feed_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -271,7 +384,7 @@ func (x *ClientMessage) String() string {
 func (*ClientMessage) ProtoMessage() {}
 
 func (x *ClientMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[4]
+	mi := &file_feed_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -284,7 +397,7 @@ func (x *ClientMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientMessage.ProtoReflect.Descriptor instead.
 func (*ClientMessage) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{4}
+	return file_feed_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ClientMessage) GetKind() isClientMessage_Kind {
@@ -346,35 +459,38 @@ func (*ClientMessage_Release) isClientMessage_Kind() {}
 // Open says what a session is. Empty fields have the defaults named here; with a state, fields that
 // the state holds must be empty or agree with it.
 type Open struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"` // name of the job; the newest stream of a (session, rank) wins. Empty: a name of its own.
-	Client        string                 `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`   // who asks, for statistics and logs
-	Order         string                 `protobuf:"bytes,3,opt,name=order,proto3" json:"order,omitempty"`     // order spec, as on the command line; default "uniform"
-	Batch         uint32                 `protobuf:"varint,4,opt,name=batch,proto3" json:"batch,omitempty"`    // samples per batch of this rank; with a state, 0 means what the state implies
-	World         uint32                 `protobuf:"varint,5,opt,name=world,proto3" json:"world,omitempty"`    // number of ranks; default 1
-	Rank          uint32                 `protobuf:"varint,6,opt,name=rank,proto3" json:"rank,omitempty"`
-	Transform     string                 `protobuf:"bytes,7,opt,name=transform,proto3" json:"transform,omitempty"` // transform spec; empty or "raw": the objects' bytes as they are
-	Seed          uint64                 `protobuf:"varint,8,opt,name=seed,proto3" json:"seed,omitempty"`          // of augmentation, and of the order where its spec names none
-	Epoch         uint32                 `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`        // first epoch; with a state, the state's counts
-	Epochs        uint32                 `protobuf:"varint,10,opt,name=epochs,proto3" json:"epochs,omitempty"`     // number of epochs to deliver; 0: without end
-	Tail          string                 `protobuf:"bytes,11,opt,name=tail,proto3" json:"tail,omitempty"`          // what to do with an incomplete last batch: "drop" (default), "pad" or "uneven"
-	Bad           string                 `protobuf:"bytes,12,opt,name=bad,proto3" json:"bad,omitempty"`            // samples that cannot be decoded: "error" (default), "skip:0.1%" or "skip:N" an epoch
-	State         string                 `protobuf:"bytes,13,opt,name=state,proto3" json:"state,omitempty"`        // state to go on from, JSON, as it came in Opened, BatchHeader or EpochEnd
-	Credits       uint32                 `protobuf:"varint,14,opt,name=credits,proto3" json:"credits,omitempty"`   // first credits, as if a Credit followed
-	Rebatch       bool                   `protobuf:"varint,15,opt,name=rebatch,proto3" json:"rebatch,omitempty"`   // allow another global batch than the state's
-	Dataset       string                 `protobuf:"bytes,16,opt,name=dataset,proto3" json:"dataset,omitempty"`    // refuse to serve any other version than this; empty: any
-	Weight        uint32                 `protobuf:"varint,17,opt,name=weight,proto3" json:"weight,omitempty"`     // of this session's prefetching against the daemon's other streams, 1 (default) to 1000
-	Slots         uint32                 `protobuf:"varint,18,opt,name=slots,proto3" json:"slots,omitempty"`       // take batches in shared memory, in so many slots; 0, or a server elsewhere: in Chunks
-	Readonly      bool                   `protobuf:"varint,19,opt,name=readonly,proto3" json:"readonly,omitempty"` // the client never writes to slots: sessions of one spec may then share them
-	Device        string                 `protobuf:"bytes,20,opt,name=device,proto3" json:"device,omitempty"`      // where batches are wanted, of a server that has a device: "cuda:0"; empty: host memory
-	Label         string                 `protobuf:"bytes,21,opt,name=label,proto3" json:"label,omitempty"`        // what labels are: "folder", "cls", "json:KEY" or "none"; empty: class folders, or else .cls files
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Session   string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"` // name of the job; the newest stream of a (session, rank) wins. Empty: a name of its own.
+	Client    string                 `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`   // who asks, for statistics and logs
+	Order     string                 `protobuf:"bytes,3,opt,name=order,proto3" json:"order,omitempty"`     // order spec, as on the command line; default "uniform"
+	Batch     uint32                 `protobuf:"varint,4,opt,name=batch,proto3" json:"batch,omitempty"`    // samples per batch of this rank; with a state, 0 means what the state implies
+	World     uint32                 `protobuf:"varint,5,opt,name=world,proto3" json:"world,omitempty"`    // number of ranks; default 1
+	Rank      uint32                 `protobuf:"varint,6,opt,name=rank,proto3" json:"rank,omitempty"`
+	Transform string                 `protobuf:"bytes,7,opt,name=transform,proto3" json:"transform,omitempty"` // transform spec; empty or "raw": the objects' bytes as they are
+	Seed      uint64                 `protobuf:"varint,8,opt,name=seed,proto3" json:"seed,omitempty"`          // of augmentation, and of the order where its spec names none
+	Epoch     uint32                 `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`        // first epoch; with a state, the state's counts
+	Epochs    uint32                 `protobuf:"varint,10,opt,name=epochs,proto3" json:"epochs,omitempty"`     // number of epochs to deliver; 0: without end
+	Tail      string                 `protobuf:"bytes,11,opt,name=tail,proto3" json:"tail,omitempty"`          // what to do with an incomplete last batch: "drop" (default), "pad" or "uneven"
+	Bad       string                 `protobuf:"bytes,12,opt,name=bad,proto3" json:"bad,omitempty"`            // samples that cannot be decoded: "error" (default), "skip:0.1%" or "skip:N" an epoch
+	State     string                 `protobuf:"bytes,13,opt,name=state,proto3" json:"state,omitempty"`        // state to go on from, JSON, as it came in Opened, BatchHeader or EpochEnd
+	Credits   uint32                 `protobuf:"varint,14,opt,name=credits,proto3" json:"credits,omitempty"`   // first credits, as if a Credit followed
+	Rebatch   bool                   `protobuf:"varint,15,opt,name=rebatch,proto3" json:"rebatch,omitempty"`   // allow another global batch than the state's
+	Dataset   string                 `protobuf:"bytes,16,opt,name=dataset,proto3" json:"dataset,omitempty"`    // refuse to serve any other version than this; empty: any
+	Weight    uint32                 `protobuf:"varint,17,opt,name=weight,proto3" json:"weight,omitempty"`     // of this session's prefetching against the daemon's other streams, 1 (default) to 1000
+	Slots     uint32                 `protobuf:"varint,18,opt,name=slots,proto3" json:"slots,omitempty"`       // take batches in shared memory, in so many slots; 0, or a server elsewhere: in Chunks
+	Readonly  bool                   `protobuf:"varint,19,opt,name=readonly,proto3" json:"readonly,omitempty"` // the client never writes to slots: sessions of one spec may then share them
+	Device    string                 `protobuf:"bytes,20,opt,name=device,proto3" json:"device,omitempty"`      // where batches are wanted, of a server that has a device: "cuda:0"; empty: host memory
+	Label     string                 `protobuf:"bytes,21,opt,name=label,proto3" json:"label,omitempty"`        // what labels are: "folder", "cls", "json:KEY" or "none"; empty: class folders, or else .cls files
+	// Where the job's ranks run: {"v":1,"nodes":[{"id":"…","weight":1024},…],"ranks":[0,0,1,…]}. Each global batch is then dealt out so
+	// that a sample goes to a rank on the node that owns it, as far as the ranks' shares allow. The same for all ranks. Empty: by position.
+	Placement     string `protobuf:"bytes,22,opt,name=placement,proto3" json:"placement,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Open) Reset() {
 	*x = Open{}
-	mi := &file_feed_proto_msgTypes[5]
+	mi := &file_feed_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -386,7 +502,7 @@ func (x *Open) String() string {
 func (*Open) ProtoMessage() {}
 
 func (x *Open) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[5]
+	mi := &file_feed_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -399,7 +515,7 @@ func (x *Open) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Open.ProtoReflect.Descriptor instead.
 func (*Open) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{5}
+	return file_feed_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Open) GetSession() string {
@@ -549,6 +665,13 @@ func (x *Open) GetLabel() string {
 	return ""
 }
 
+func (x *Open) GetPlacement() string {
+	if x != nil {
+		return x.Placement
+	}
+	return ""
+}
+
 // Credit allows n more batches to be sent.
 type Credit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -559,7 +682,7 @@ type Credit struct {
 
 func (x *Credit) Reset() {
 	*x = Credit{}
-	mi := &file_feed_proto_msgTypes[6]
+	mi := &file_feed_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +694,7 @@ func (x *Credit) String() string {
 func (*Credit) ProtoMessage() {}
 
 func (x *Credit) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[6]
+	mi := &file_feed_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +707,7 @@ func (x *Credit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Credit.ProtoReflect.Descriptor instead.
 func (*Credit) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{6}
+	return file_feed_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Credit) GetN() uint32 {
@@ -605,7 +728,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_feed_proto_msgTypes[7]
+	mi := &file_feed_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -617,7 +740,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[7]
+	mi := &file_feed_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -630,7 +753,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{7}
+	return file_feed_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Release) GetSlots() []uint32 {
@@ -655,7 +778,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_feed_proto_msgTypes[8]
+	mi := &file_feed_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -667,7 +790,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[8]
+	mi := &file_feed_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -680,7 +803,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{8}
+	return file_feed_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Pool) GetKey() string {
@@ -726,7 +849,7 @@ type ServerMessage struct {
 
 func (x *ServerMessage) Reset() {
 	*x = ServerMessage{}
-	mi := &file_feed_proto_msgTypes[9]
+	mi := &file_feed_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -738,7 +861,7 @@ func (x *ServerMessage) String() string {
 func (*ServerMessage) ProtoMessage() {}
 
 func (x *ServerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[9]
+	mi := &file_feed_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -751,7 +874,7 @@ func (x *ServerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerMessage.ProtoReflect.Descriptor instead.
 func (*ServerMessage) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{9}
+	return file_feed_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ServerMessage) GetKind() isServerMessage_Kind {
@@ -854,7 +977,7 @@ type Opened struct {
 
 func (x *Opened) Reset() {
 	*x = Opened{}
-	mi := &file_feed_proto_msgTypes[10]
+	mi := &file_feed_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -866,7 +989,7 @@ func (x *Opened) String() string {
 func (*Opened) ProtoMessage() {}
 
 func (x *Opened) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[10]
+	mi := &file_feed_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -879,7 +1002,7 @@ func (x *Opened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Opened.ProtoReflect.Descriptor instead.
 func (*Opened) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{10}
+	return file_feed_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Opened) GetSession() string {
@@ -1043,7 +1166,7 @@ type Plane struct {
 
 func (x *Plane) Reset() {
 	*x = Plane{}
-	mi := &file_feed_proto_msgTypes[11]
+	mi := &file_feed_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1055,7 +1178,7 @@ func (x *Plane) String() string {
 func (*Plane) ProtoMessage() {}
 
 func (x *Plane) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[11]
+	mi := &file_feed_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1068,7 +1191,7 @@ func (x *Plane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plane.ProtoReflect.Descriptor instead.
 func (*Plane) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{11}
+	return file_feed_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Plane) GetName() string {
@@ -1127,7 +1250,7 @@ type BatchHeader struct {
 
 func (x *BatchHeader) Reset() {
 	*x = BatchHeader{}
-	mi := &file_feed_proto_msgTypes[12]
+	mi := &file_feed_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1262,7 @@ func (x *BatchHeader) String() string {
 func (*BatchHeader) ProtoMessage() {}
 
 func (x *BatchHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[12]
+	mi := &file_feed_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1275,7 @@ func (x *BatchHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchHeader.ProtoReflect.Descriptor instead.
 func (*BatchHeader) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{12}
+	return file_feed_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BatchHeader) GetIndex() uint64 {
@@ -1238,7 +1361,7 @@ type BadSample struct {
 
 func (x *BadSample) Reset() {
 	*x = BadSample{}
-	mi := &file_feed_proto_msgTypes[13]
+	mi := &file_feed_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1250,7 +1373,7 @@ func (x *BadSample) String() string {
 func (*BadSample) ProtoMessage() {}
 
 func (x *BadSample) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[13]
+	mi := &file_feed_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1263,7 +1386,7 @@ func (x *BadSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BadSample.ProtoReflect.Descriptor instead.
 func (*BadSample) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{13}
+	return file_feed_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *BadSample) GetRow() uint32 {
@@ -1304,7 +1427,7 @@ type Chunk struct {
 
 func (x *Chunk) Reset() {
 	*x = Chunk{}
-	mi := &file_feed_proto_msgTypes[14]
+	mi := &file_feed_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1439,7 @@ func (x *Chunk) String() string {
 func (*Chunk) ProtoMessage() {}
 
 func (x *Chunk) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[14]
+	mi := &file_feed_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1452,7 @@ func (x *Chunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Chunk.ProtoReflect.Descriptor instead.
 func (*Chunk) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{14}
+	return file_feed_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Chunk) GetData() []byte {
@@ -1350,7 +1473,7 @@ type EpochEnd struct {
 
 func (x *EpochEnd) Reset() {
 	*x = EpochEnd{}
-	mi := &file_feed_proto_msgTypes[15]
+	mi := &file_feed_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1362,7 +1485,7 @@ func (x *EpochEnd) String() string {
 func (*EpochEnd) ProtoMessage() {}
 
 func (x *EpochEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_feed_proto_msgTypes[15]
+	mi := &file_feed_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1375,7 +1498,7 @@ func (x *EpochEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochEnd.ProtoReflect.Descriptor instead.
 func (*EpochEnd) Descriptor() ([]byte, []int) {
-	return file_feed_proto_rawDescGZIP(), []int{15}
+	return file_feed_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EpochEnd) GetEpoch() uint32 {
@@ -1405,13 +1528,21 @@ const file_feed_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
 	"feed.proto\x12\rshoal.feed.v1\"\r\n" +
-	"\vInfoRequest\"\x8a\x01\n" +
+	"\vInfoRequest\"\xb6\x01\n" +
 	"\fInfoResponse\x12\x18\n" +
 	"\adataset\x18\x01 \x01(\tR\adataset\x12\x18\n" +
 	"\asamples\x18\x02 \x01(\x04R\asamples\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x18\n" +
 	"\aclasses\x18\x04 \x03(\tR\aclasses\x12\x16\n" +
-	"\x06server\x18\x05 \x01(\tR\x06server\"\x0e\n" +
+	"\x06server\x18\x05 \x01(\tR\x06server\x12\x12\n" +
+	"\x04node\x18\x06 \x01(\tR\x04node\x12\x16\n" +
+	"\x06weight\x18\a \x01(\rR\x06weight\"-\n" +
+	"\rOwnersRequest\x12\x1c\n" +
+	"\tplacement\x18\x01 \x01(\tR\tplacement\">\n" +
+	"\n" +
+	"OwnersPart\x12\x18\n" +
+	"\adataset\x18\x01 \x01(\tR\adataset\x12\x16\n" +
+	"\x06owners\x18\x02 \x01(\fR\x06owners\"\x0e\n" +
 	"\fStatsRequest\"#\n" +
 	"\rStatsResponse\x12\x12\n" +
 	"\x04json\x18\x01 \x01(\tR\x04json\"\xa7\x01\n" +
@@ -1419,7 +1550,7 @@ const file_feed_proto_rawDesc = "" +
 	"\x04open\x18\x01 \x01(\v2\x13.shoal.feed.v1.OpenH\x00R\x04open\x12/\n" +
 	"\x06credit\x18\x02 \x01(\v2\x15.shoal.feed.v1.CreditH\x00R\x06credit\x122\n" +
 	"\arelease\x18\x03 \x01(\v2\x16.shoal.feed.v1.ReleaseH\x00R\areleaseB\x06\n" +
-	"\x04kind\"\xf0\x03\n" +
+	"\x04kind\"\x8e\x04\n" +
 	"\x04Open\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x14\n" +
@@ -1442,7 +1573,8 @@ const file_feed_proto_rawDesc = "" +
 	"\x05slots\x18\x12 \x01(\rR\x05slots\x12\x1a\n" +
 	"\breadonly\x18\x13 \x01(\bR\breadonly\x12\x16\n" +
 	"\x06device\x18\x14 \x01(\tR\x06device\x12\x14\n" +
-	"\x05label\x18\x15 \x01(\tR\x05label\"\x16\n" +
+	"\x05label\x18\x15 \x01(\tR\x05label\x12\x1c\n" +
+	"\tplacement\x18\x16 \x01(\tR\tplacement\"\x16\n" +
 	"\x06Credit\x12\f\n" +
 	"\x01n\x18\x01 \x01(\rR\x01n\"\x1f\n" +
 	"\aRelease\x12\x14\n" +
@@ -1510,10 +1642,11 @@ const file_feed_proto_rawDesc = "" +
 	"\bEpochEnd\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x18\n" +
 	"\abatches\x18\x02 \x01(\x04R\abatches\x12\x14\n" +
-	"\x05state\x18\x03 \x01(\tR\x05state2\xd5\x01\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state2\x9a\x02\n" +
 	"\x04Feed\x12?\n" +
 	"\x04Info\x12\x1a.shoal.feed.v1.InfoRequest\x1a\x1b.shoal.feed.v1.InfoResponse\x12H\n" +
-	"\x06Stream\x12\x1c.shoal.feed.v1.ClientMessage\x1a\x1c.shoal.feed.v1.ServerMessage(\x010\x01\x12B\n" +
+	"\x06Stream\x12\x1c.shoal.feed.v1.ClientMessage\x1a\x1c.shoal.feed.v1.ServerMessage(\x010\x01\x12C\n" +
+	"\x06Owners\x12\x1c.shoal.feed.v1.OwnersRequest\x1a\x19.shoal.feed.v1.OwnersPart0\x01\x12B\n" +
 	"\x05Stats\x12\x1b.shoal.feed.v1.StatsRequest\x1a\x1c.shoal.feed.v1.StatsResponseB(Z&github.com/shoalfs/shoal/loader/feedpbb\x06proto3"
 
 var (
@@ -1528,45 +1661,49 @@ func file_feed_proto_rawDescGZIP() []byte {
 	return file_feed_proto_rawDescData
 }
 
-var file_feed_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_feed_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_feed_proto_goTypes = []any{
 	(*InfoRequest)(nil),   // 0: shoal.feed.v1.InfoRequest
 	(*InfoResponse)(nil),  // 1: shoal.feed.v1.InfoResponse
-	(*StatsRequest)(nil),  // 2: shoal.feed.v1.StatsRequest
-	(*StatsResponse)(nil), // 3: shoal.feed.v1.StatsResponse
-	(*ClientMessage)(nil), // 4: shoal.feed.v1.ClientMessage
-	(*Open)(nil),          // 5: shoal.feed.v1.Open
-	(*Credit)(nil),        // 6: shoal.feed.v1.Credit
-	(*Release)(nil),       // 7: shoal.feed.v1.Release
-	(*Pool)(nil),          // 8: shoal.feed.v1.Pool
-	(*ServerMessage)(nil), // 9: shoal.feed.v1.ServerMessage
-	(*Opened)(nil),        // 10: shoal.feed.v1.Opened
-	(*Plane)(nil),         // 11: shoal.feed.v1.Plane
-	(*BatchHeader)(nil),   // 12: shoal.feed.v1.BatchHeader
-	(*BadSample)(nil),     // 13: shoal.feed.v1.BadSample
-	(*Chunk)(nil),         // 14: shoal.feed.v1.Chunk
-	(*EpochEnd)(nil),      // 15: shoal.feed.v1.EpochEnd
+	(*OwnersRequest)(nil), // 2: shoal.feed.v1.OwnersRequest
+	(*OwnersPart)(nil),    // 3: shoal.feed.v1.OwnersPart
+	(*StatsRequest)(nil),  // 4: shoal.feed.v1.StatsRequest
+	(*StatsResponse)(nil), // 5: shoal.feed.v1.StatsResponse
+	(*ClientMessage)(nil), // 6: shoal.feed.v1.ClientMessage
+	(*Open)(nil),          // 7: shoal.feed.v1.Open
+	(*Credit)(nil),        // 8: shoal.feed.v1.Credit
+	(*Release)(nil),       // 9: shoal.feed.v1.Release
+	(*Pool)(nil),          // 10: shoal.feed.v1.Pool
+	(*ServerMessage)(nil), // 11: shoal.feed.v1.ServerMessage
+	(*Opened)(nil),        // 12: shoal.feed.v1.Opened
+	(*Plane)(nil),         // 13: shoal.feed.v1.Plane
+	(*BatchHeader)(nil),   // 14: shoal.feed.v1.BatchHeader
+	(*BadSample)(nil),     // 15: shoal.feed.v1.BadSample
+	(*Chunk)(nil),         // 16: shoal.feed.v1.Chunk
+	(*EpochEnd)(nil),      // 17: shoal.feed.v1.EpochEnd
 }
 var file_feed_proto_depIdxs = []int32{
-	5,  // 0: shoal.feed.v1.ClientMessage.open:type_name -> shoal.feed.v1.Open
-	6,  // 1: shoal.feed.v1.ClientMessage.credit:type_name -> shoal.feed.v1.Credit
-	7,  // 2: shoal.feed.v1.ClientMessage.release:type_name -> shoal.feed.v1.Release
-	10, // 3: shoal.feed.v1.ServerMessage.opened:type_name -> shoal.feed.v1.Opened
-	12, // 4: shoal.feed.v1.ServerMessage.batch:type_name -> shoal.feed.v1.BatchHeader
-	14, // 5: shoal.feed.v1.ServerMessage.chunk:type_name -> shoal.feed.v1.Chunk
-	15, // 6: shoal.feed.v1.ServerMessage.epoch_end:type_name -> shoal.feed.v1.EpochEnd
-	11, // 7: shoal.feed.v1.Opened.planes:type_name -> shoal.feed.v1.Plane
-	8,  // 8: shoal.feed.v1.Opened.pool:type_name -> shoal.feed.v1.Pool
-	11, // 9: shoal.feed.v1.BatchHeader.planes:type_name -> shoal.feed.v1.Plane
-	13, // 10: shoal.feed.v1.BatchHeader.bad:type_name -> shoal.feed.v1.BadSample
+	7,  // 0: shoal.feed.v1.ClientMessage.open:type_name -> shoal.feed.v1.Open
+	8,  // 1: shoal.feed.v1.ClientMessage.credit:type_name -> shoal.feed.v1.Credit
+	9,  // 2: shoal.feed.v1.ClientMessage.release:type_name -> shoal.feed.v1.Release
+	12, // 3: shoal.feed.v1.ServerMessage.opened:type_name -> shoal.feed.v1.Opened
+	14, // 4: shoal.feed.v1.ServerMessage.batch:type_name -> shoal.feed.v1.BatchHeader
+	16, // 5: shoal.feed.v1.ServerMessage.chunk:type_name -> shoal.feed.v1.Chunk
+	17, // 6: shoal.feed.v1.ServerMessage.epoch_end:type_name -> shoal.feed.v1.EpochEnd
+	13, // 7: shoal.feed.v1.Opened.planes:type_name -> shoal.feed.v1.Plane
+	10, // 8: shoal.feed.v1.Opened.pool:type_name -> shoal.feed.v1.Pool
+	13, // 9: shoal.feed.v1.BatchHeader.planes:type_name -> shoal.feed.v1.Plane
+	15, // 10: shoal.feed.v1.BatchHeader.bad:type_name -> shoal.feed.v1.BadSample
 	0,  // 11: shoal.feed.v1.Feed.Info:input_type -> shoal.feed.v1.InfoRequest
-	4,  // 12: shoal.feed.v1.Feed.Stream:input_type -> shoal.feed.v1.ClientMessage
-	2,  // 13: shoal.feed.v1.Feed.Stats:input_type -> shoal.feed.v1.StatsRequest
-	1,  // 14: shoal.feed.v1.Feed.Info:output_type -> shoal.feed.v1.InfoResponse
-	9,  // 15: shoal.feed.v1.Feed.Stream:output_type -> shoal.feed.v1.ServerMessage
-	3,  // 16: shoal.feed.v1.Feed.Stats:output_type -> shoal.feed.v1.StatsResponse
-	14, // [14:17] is the sub-list for method output_type
-	11, // [11:14] is the sub-list for method input_type
+	6,  // 12: shoal.feed.v1.Feed.Stream:input_type -> shoal.feed.v1.ClientMessage
+	2,  // 13: shoal.feed.v1.Feed.Owners:input_type -> shoal.feed.v1.OwnersRequest
+	4,  // 14: shoal.feed.v1.Feed.Stats:input_type -> shoal.feed.v1.StatsRequest
+	1,  // 15: shoal.feed.v1.Feed.Info:output_type -> shoal.feed.v1.InfoResponse
+	11, // 16: shoal.feed.v1.Feed.Stream:output_type -> shoal.feed.v1.ServerMessage
+	3,  // 17: shoal.feed.v1.Feed.Owners:output_type -> shoal.feed.v1.OwnersPart
+	5,  // 18: shoal.feed.v1.Feed.Stats:output_type -> shoal.feed.v1.StatsResponse
+	15, // [15:19] is the sub-list for method output_type
+	11, // [11:15] is the sub-list for method input_type
 	11, // [11:11] is the sub-list for extension type_name
 	11, // [11:11] is the sub-list for extension extendee
 	0,  // [0:11] is the sub-list for field type_name
@@ -1577,12 +1714,12 @@ func file_feed_proto_init() {
 	if File_feed_proto != nil {
 		return
 	}
-	file_feed_proto_msgTypes[4].OneofWrappers = []any{
+	file_feed_proto_msgTypes[6].OneofWrappers = []any{
 		(*ClientMessage_Open)(nil),
 		(*ClientMessage_Credit)(nil),
 		(*ClientMessage_Release)(nil),
 	}
-	file_feed_proto_msgTypes[9].OneofWrappers = []any{
+	file_feed_proto_msgTypes[11].OneofWrappers = []any{
 		(*ServerMessage_Opened)(nil),
 		(*ServerMessage_Batch)(nil),
 		(*ServerMessage_Chunk)(nil),
@@ -1594,7 +1731,7 @@ func file_feed_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_feed_proto_rawDesc), len(file_feed_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -53,6 +53,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Feed_Info_FullMethodName   = "/shoal.feed.v1.Feed/Info"
 	Feed_Stream_FullMethodName = "/shoal.feed.v1.Feed/Stream"
+	Feed_Owners_FullMethodName = "/shoal.feed.v1.Feed/Owners"
 	Feed_Stats_FullMethodName  = "/shoal.feed.v1.Feed/Stats"
 )
 
@@ -66,6 +67,8 @@ type FeedClient interface {
 	// Closing the sending side is allowed once all credits are granted; cancelling ends the session
 	// and gives its memory back.
 	Stream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ClientMessage, ServerMessage], error)
+	// Owners tells which node of a placement owns each sample: for trainers that read by themselves.
+	Owners(ctx context.Context, in *OwnersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[OwnersPart], error)
 	// Stats returns the counters of the feed.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
 }
@@ -101,6 +104,25 @@ func (c *feedClient) Stream(ctx context.Context, opts ...grpc.CallOption) (grpc.
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Feed_StreamClient = grpc.BidiStreamingClient[ClientMessage, ServerMessage]
 
+func (c *feedClient) Owners(ctx context.Context, in *OwnersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[OwnersPart], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Feed_ServiceDesc.Streams[1], Feed_Owners_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[OwnersRequest, OwnersPart]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Feed_OwnersClient = grpc.ServerStreamingClient[OwnersPart]
+
 func (c *feedClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatsResponse)
@@ -121,6 +143,8 @@ type FeedServer interface {
 	// Closing the sending side is allowed once all credits are granted; cancelling ends the session
 	// and gives its memory back.
 	Stream(grpc.BidiStreamingServer[ClientMessage, ServerMessage]) error
+	// Owners tells which node of a placement owns each sample: for trainers that read by themselves.
+	Owners(*OwnersRequest, grpc.ServerStreamingServer[OwnersPart]) error
 	// Stats returns the counters of the feed.
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
 	mustEmbedUnimplementedFeedServer()
@@ -138,6 +162,9 @@ func (UnimplementedFeedServer) Info(context.Context, *InfoRequest) (*InfoRespons
 }
 func (UnimplementedFeedServer) Stream(grpc.BidiStreamingServer[ClientMessage, ServerMessage]) error {
 	return status.Error(codes.Unimplemented, "method Stream not implemented")
+}
+func (UnimplementedFeedServer) Owners(*OwnersRequest, grpc.ServerStreamingServer[OwnersPart]) error {
+	return status.Error(codes.Unimplemented, "method Owners not implemented")
 }
 func (UnimplementedFeedServer) Stats(context.Context, *StatsRequest) (*StatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
@@ -188,6 +215,17 @@ func _Feed_Stream_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Feed_StreamServer = grpc.BidiStreamingServer[ClientMessage, ServerMessage]
 
+func _Feed_Owners_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(OwnersRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(FeedServer).Owners(m, &grpc.GenericServerStream[OwnersRequest, OwnersPart]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Feed_OwnersServer = grpc.ServerStreamingServer[OwnersPart]
+
 func _Feed_Stats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatsRequest)
 	if err := dec(in); err != nil {
@@ -228,6 +266,11 @@ var Feed_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Feed_Stream_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "Owners",
+			Handler:       _Feed_Owners_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "feed.proto",

@@ -17,3 +17,11 @@ func units(m *catalog.Manifest, l *catalog.Layout) func(file, extent int) uint64
 	}
 	return func(file, extent int) uint64 { return owner.FileUnit(m.PathHash(file), extent) }
 }
+
+// Source names the dataset for owners, in all its versions.
+func (d *Dataset) Source() [16]byte { return d.e.dataset }
+
+// Unit returns the unit of a sample's first extent.
+func (d *Dataset) Unit(sample int) uint64 {
+	return units(d.v.manifest, d.v.layout)(d.v.samples.File(sample), 0)
+}

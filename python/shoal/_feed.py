@@ -12,7 +12,7 @@ import uuid
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Type, Union
 
-from . import _spec, _wire
+from . import _place, _spec, _wire
 from ._batch import Batch
 from ._errors import FeedError
 from ._link import HANDOVER, Address, Heap, Link, PinnedHeap, refuse_fork
@@ -64,6 +64,9 @@ class Feed:
     dataset     refuse any other version of the dataset
     label       what labels are: "folder", "cls" or "json:KEY" (a file beside the sample), "none"; None: the
                 class folders, or where there are none .cls files
+    place       "local": in each global batch, samples go to ranks on the nodes that own them in the servers' cluster, as far as
+                possible. All ranks of torch.distributed then create their feeds at the same time, and these connect at
+                once. Or a placement as shoal.placement returns it. None: ranks take samples in turn
     weight      of this feed's prefetching against the daemon's other streams, 1 to 1000
     token       for servers that require one
     ca, cert, key  PEM files for tls: authorities for the server's certificate (None: the system's), and this
@@ -96,7 +99,7 @@ class Feed:
                  session: Optional[str] = None, credits: int = 3, slots: Optional[int] = None, readonly: bool = False,
                  pin_memory: bool = False, map: Optional[Callable[[Any, Any, Any], Any]] = None, map_over: str = "sample",
                  threads: int = 2, as_torch: Optional[bool] = None, rebatch: bool = False, dataset: Optional[str] = None,
-                 label: Optional[str] = None, weight: int = 1, token: Optional[str] = None, ca: Optional[str] = None,
+                 label: Optional[str] = None, place: Any = None, weight: int = 1, token: Optional[str] = None, ca: Optional[str] = None,
                  cert: Optional[str] = None, key: Optional[str] = None, reconnect: float = 0) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("epochs", epochs, 1), ("world", world, 1), ("rank", rank, 0),
                                    ("credits", credits, 1), ("weight", weight, 1), ("slots", slots, 0), ("threads", threads, 1)):
@@ -123,12 +126,16 @@ class Feed:
             transform = _spec.of_torchvision(transform)
             log.warning("these transforms are the spec transform=%r", transform)
         self._address = Address(addr, token, ca, cert, key)
+        if isinstance(place, str) and place == "local":
+            place = _place.gathered(self._address, world, rank)
+        elif place is not None:
+            place = _place.checked(place)
         self._args: Dict[str, Any] = dict(
             addr=addr, batch_size=batch_size, device=device, transform=transform, dtype=dtype, layout=layout, order=order,
             seed=operator.index(seed), epochs=epochs, world=world, rank=rank, tail=tail, bad=bad,
             session=session or "py-" + uuid.uuid4().hex[:12], credits=credits, slots=slots, readonly=readonly,
             pin_memory=pin_memory, map=map, map_over=map_over, threads=threads, as_torch=as_torch, rebatch=rebatch,
-            dataset=dataset, label=label, weight=weight, token=token, ca=ca, cert=cert, key=key, reconnect=reconnect)
+            dataset=dataset, label=label, place=place, weight=weight, token=token, ca=ca, cert=cert, key=key, reconnect=reconnect)
         self._spec = _spec.with_words(transform, dtype, layout)
         self._epoch = 0
         self._resume: Optional[Dict[str, Any]] = None  # state that the next iteration starts from
@@ -223,7 +230,8 @@ class Feed:
         return {**self._stats, **self._server, **slots}
 
     def info(self) -> Dict[str, Any]:
-        """The dataset that is served: dataset (version), samples, bytes, classes, server (version)."""
+        """The dataset that is served: dataset (version), samples, bytes, classes, server (version), and the server's node and weight in
+        its cluster."""
         return dict(vars(self._address.ask("Info", _wire.INFO)))
 
     @property
@@ -301,7 +309,7 @@ class Feed:
         open = dict(session=a["session"], order=a["order"], batch=a["batch_size"] or 0, world=a["world"], rank=a["rank"],
                     transform=self._spec or "", seed=a["seed"], epochs=a["epochs"], tail=a["tail"], bad=a["bad"],
                     credits=a["credits"], rebatch=a["rebatch"], dataset=a["dataset"] or "", label=a["label"] or "",
-                    weight=a["weight"],
+                    weight=a["weight"], placement=_place.text(a["place"]) if a["place"] is not None else "",
                     slots=slots if self._address.path is not None else 0, readonly=a["readonly"])
         stage: Optional[Callable[[Any, Link], Any]] = None
         if a["map"] is not None:

@@ -45,13 +45,16 @@ def _schema(**fields: Tuple[Any, ...]) -> _Schema:
     return _Schema({spec[0]: _Field(name, *spec[1:]) for name, spec in fields.items()})
 
 
-INFO = _schema(dataset=(1, _STR), samples=(2, _UINT), bytes=(3, _UINT), classes=(4, _STR, True), server=(5, _STR))
+INFO = _schema(dataset=(1, _STR), samples=(2, _UINT), bytes=(3, _UINT), classes=(4, _STR, True), server=(5, _STR),
+               node=(6, _STR), weight=(7, _UINT))
+OWNERS_REQUEST = _schema(placement=(1, _STR))
+OWNERS_PART = _schema(dataset=(1, _STR), owners=(2, _BYTES))
 STATS = _schema(json=(1, _STR))
 
 OPEN = _schema(session=(1, _STR), client=(2, _STR), order=(3, _STR), batch=(4, _UINT), world=(5, _UINT), rank=(6, _UINT),
                transform=(7, _STR), seed=(8, _UINT), epoch=(9, _UINT), epochs=(10, _UINT), tail=(11, _STR), bad=(12, _STR),
                state=(13, _STR), credits=(14, _UINT), rebatch=(15, _BOOL), dataset=(16, _STR),
-               weight=(17, _UINT), slots=(18, _UINT), readonly=(19, _BOOL), device=(20, _STR), label=(21, _STR))
+               weight=(17, _UINT), slots=(18, _UINT), readonly=(19, _BOOL), device=(20, _STR), label=(21, _STR), placement=(22, _STR))
 CREDIT = _schema(n=(1, _UINT))
 RELEASE = _schema(slots=(1, _UINT, True))
 CLIENT_MESSAGE = _schema(open=(1, OPEN), credit=(2, CREDIT), release=(3, RELEASE))

@@ -9,9 +9,11 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -281,4 +283,20 @@ func (l *Ledger) Peak() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.peak
+}
+
+// Source implements loader.Owned.
+func (d *Dataset) Source() [16]byte { return [16]byte{1} }
+
+// Unit implements loader.Owned.
+func (d *Dataset) Unit(i int) uint64 { return uint64(i) }
+
+// Placement returns a placement of ranks on nodes n0, n1, …, by the index of each rank's node.
+func Placement(ranks ...int) string {
+	nodes := make([]string, slices.Max(ranks)+1)
+	for i := range nodes {
+		nodes[i] = fmt.Sprintf(`{"id":"n%d","weight":%d}`, i, 100+i)
+	}
+	list, _ := json.Marshal(ranks) // integers only
+	return fmt.Sprintf(`{"v":1,"nodes":[%s],"ranks":%s}`, strings.Join(nodes, ","), list)
 }

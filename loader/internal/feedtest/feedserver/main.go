@@ -31,6 +31,8 @@ func run() error {
 	listen := flag.String("listen", "tcp://127.0.0.1:0", "address")
 	pattern := flag.String("files", "", "files whose contents are the samples, by turns")
 	memory := flag.Int64("memory", 0, "bytes that batches may take; 0: any number")
+	node := flag.String("node", "", "the server's node in its cluster")
+	weight := flag.Uint("weight", 1, "the weight of that node")
 	token := flag.String("token", "", "what clients have to present")
 	var files loader.TLSFiles
 	flag.StringVar(&files.Cert, "tls-cert", "", "the server's certificate, for tls://")
@@ -75,7 +77,7 @@ func run() error {
 		return err
 	}
 	s := loader.NewServer(func() loader.Dataset { return ds }, loader.Options{Version: "test", Compile: feedtest.Compile, Tokens: tokens,
-		Memory: &feedtest.Ledger{Limit: *memory}})
+		Memory: &feedtest.Ledger{Limit: *memory}, Node: func() (string, uint32, bool) { return *node, uint32(*weight), *node != "" }})
 	scheme, _, _ := strings.Cut(*listen, "://")
 	fmt.Printf("%s://%s\n", scheme, l.Addr())
 	go func() {
