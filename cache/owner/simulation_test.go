@@ -12,7 +12,7 @@ import (
 )
 
 // TestSimulation is a cluster of 1,000 nodes whose caches differ by a factor of 8, before and after one more joins.
-// SHOAL_UNITS=100000000 is the size of lab/bench/results/ownership.md, which takes some 15 minutes of CPU time.
+// SHOAL_UNITS=100000000 is the size of lab/bench/results/ownership.md, which takes some 13 minutes of CPU time.
 func TestSimulation(t *testing.T) {
 	n := 200_000
 	if s := os.Getenv("SHOAL_UNITS"); s != "" {
