@@ -11,7 +11,7 @@ case ${1:-} in
 build) ;;
 conformance) packages="python3 python3-venv maven rclone" ;;
 release) packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
-*) packages="$packages fuse3 rsync flac chromium systemd iproute2 \
+*) packages="$packages fuse3 rsync flac chromium systemd etcd-server \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
 plasma-workspace-wallpapers mate-backgrounds" ;;
 esac
@@ -38,6 +38,8 @@ if [ -n "$missing" ]; then
 	# Without a terminal of its own dpkg draws no progress bars into logs.
 	# shellcheck disable=SC2086
 	$sudo env DEBIAN_FRONTEND=noninteractive apt-get $lock -o Dpkg::Use-Pty=0 install -y -q --no-install-recommends $missing
+	# Debian starts an etcd at once. The tests start their own.
+	case $missing in *etcd-server*) $sudo systemctl disable --now -q etcd 2>/dev/null || true ;; esac
 fi
 
 "$GO" mod download

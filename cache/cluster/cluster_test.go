@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -328,6 +329,122 @@ func TestEtcdFails(t *testing.T) {
 			see(t, cs[0], ids(4)...)
 		})
 	}
+}
+
+// One of three members hangs, then dies: nobody is away for long, and nothing moves.
+func TestMemberFails(t *testing.T) {
+	t.Parallel()
+	if _, err := etcd.FindBinary(); err != nil {
+		t.Skip(err)
+	}
+	members, err := etcd.StartMembers(within(t, 30*time.Second), 3, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var addrs []string
+	for _, m := range members {
+		t.Cleanup(m.Close)
+		addrs = append(addrs, m.Addr)
+	}
+	at := "etcd://" + strings.Join(addrs, ",") + "/test"
+	c, _ := joinAs(t, Options{URL: at, Self: node(1)})
+	if err := c.Quiet(within(t, 20*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	same := unchanged(t, []*Cluster{c})
+	if err := members[0].Freeze(); err != nil {
+		t.Fatal(err)
+	}
+	// Also somebody who comes now is in the cluster soon.
+	time.Sleep(time.Second)
+	look, _ := joinAs(t, Options{URL: at})
+	if err := look.Quiet(within(t, 20*time.Second)); err != nil {
+		t.Error(err)
+	}
+	away := 0
+	for range 100 {
+		if time.Sleep(20 * time.Millisecond); c.State().Phase != Joined {
+			away++
+		}
+	}
+	if away > 50 {
+		t.Errorf("away in %d of 100 looks", away)
+	}
+	members[0].Stop()
+	phase(t, c, Joined)
+	same()
+}
+
+// A node that is cut off from etcd keeps its view, and the others go on without it; then it is back.
+func TestCutOff(t *testing.T) {
+	s := server(t)
+	cs := nodes(t, s, 2)
+	relay := newRelay(t, s.Addr)
+	c, _ := joinAs(t, Options{URL: "etcd://" + relay.Addr().String() + "/test", Self: node(3)})
+	see(t, c, ids(3)...)
+	see(t, cs[0], ids(3)...)
+	changed := unchanged(t, []*Cluster{c})
+	relay.cut(true)
+	see(t, cs[0], ids(2)...)
+	phase(t, c, Away)
+	changed()
+	relay.cut(false)
+	see(t, cs[0], ids(3)...)
+	phase(t, c, Joined)
+	changed()
+}
+
+// relay passes TCP on, unless it is cut: then it takes bytes, and passes none.
+type relay struct {
+	net.Listener
+	gate sync.RWMutex
+}
+
+func (r *relay) cut(on bool) {
+	if on {
+		r.gate.Lock()
+	} else {
+		r.gate.Unlock()
+	}
+}
+
+func newRelay(t *testing.T, to string) *relay {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{Listener: l}
+	t.Cleanup(func() { _ = l.Close() })
+	pass := func(dst, src net.Conn) {
+		defer dst.Close()
+		defer src.Close()
+		buf := make([]byte, 4096)
+		for {
+			n, err := src.Read(buf)
+			r.gate.RLock()
+			_, err2 := dst.Write(buf[:n])
+			r.gate.RUnlock()
+			if err != nil || err2 != nil {
+				return
+			}
+		}
+	}
+	go func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", to)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			go pass(out, in)
+			go pass(in, out)
+		}
+	}()
+	return r
 }
 
 // A lease that etcd ends early: the lock ends, and the node registers again.

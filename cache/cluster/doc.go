@@ -7,7 +7,7 @@
 // # Keys
 //
 //	/shoal/v1/NAME/nodes/ID        a node, JSON, under its lease
-//	/shoal/v1/NAME/written         its revision grows with each write to nodes/
+//	/shoal/v1/NAME/written         another value with each write to nodes/
 //	/shoal/v1/NAME/locks/LOCK      who holds it, under the holder's lease
 //	/shoal/v1/NAME/versions/KEY    what [Cluster.Publish] wrote
 //	/shoal/v1/NAME/runs/KEY        what [Cluster.Create] wrote, under a lease of a week
@@ -16,11 +16,11 @@
 //
 //  1. A node registers under a lease of 10 s and renews it every 2.5 s. When the lease ends, etcd removes the node and
 //     its locks.
-//  2. Each second a node asks etcd how many nodes there are and when one was last written, and reads the list if
+//  2. Each second a node asks etcd how many nodes there are and which write was the last, and reads the list if
 //     either differs. There is no watch: a watch stays silent when its server hangs, and for ever when etcd
-//     was restarted empty and counts from one again. A question that is not answered within 2 s means that etcd is
-//     away. The question costs etcd one read, and no write.
-//  3. A list becomes the view when its members (ID, weight, draining, datasets) have been the same for 2 s. Many joins
+//     was restarted empty and counts from one again. If two questions get no answer within 1 s each, etcd is
+//     away. A question costs etcd one read, and no write.
+//  3. A list becomes the view when its members (ID, weight, draining) have been the same for 2 s. Many joins
 //     therefore move ownership once. Other details of a node (thresholds, address) are taken at once.
 //  4. While etcd is away, or lists no node of this process, the last view stays. After that nodes return one by one, so
 //     a list that lacks some of the view's is not taken before 6 s have passed.

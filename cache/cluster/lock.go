@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -34,15 +35,8 @@ func (c *Cluster) Lock(ctx context.Context, name string) (held context.Context, 
 				s.letGo(l) // the answer may have been lost, and the lock ours
 			}
 		}
-		t := time.NewTimer(c.pace.beat)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return nil, nil, context.Cause(ctx)
-		case <-c.done:
-			t.Stop()
-			return nil, nil, ErrLost
+		if err := c.sleep(ctx); err != nil {
+			return nil, nil, err
 		}
 	}
 }
@@ -53,7 +47,7 @@ func (s *session) try(ctx context.Context, l lock) bool {
 	defer cancel()
 	got, err := s.Get(ctx, l.key)
 	if err != nil || len(got.Kvs) > 0 {
-		return err == nil && string(got.Kvs[0].Value) == l.token
+		return err == nil && string(got.Kvs[0].Value) == l.token && got.Kvs[0].Lease == int64(s.lease)
 	}
 	answer, err := s.Txn(ctx).If(v3.Compare(v3.CreateRevision(l.key), "=", 0)).Then(v3.OpPut(l.key, l.token, v3.WithLease(s.lease))).Commit()
 	return err == nil && answer.Succeeded
@@ -116,39 +110,42 @@ func (c *Cluster) Publish(ctx context.Context, key string, value []byte) error {
 
 // Published is the last value of key, nil if there is none.
 func (c *Cluster) Published(ctx context.Context, key string) (value []byte, err error) {
-	value, _, err = c.published(ctx, key)
-	return value, err
-}
-
-func (c *Cluster) published(ctx context.Context, key string) (value []byte, rev int64, err error) {
 	err = c.ask(ctx, "read "+key, func(ctx context.Context, s *session) error {
 		got, err := s.Get(ctx, c.key("versions/", key))
 		if err == nil && len(got.Kvs) > 0 {
-			value, rev = got.Kvs[0].Value, got.Kvs[0].ModRevision
+			value = got.Kvs[0].Value
 		}
 		return err
 	})
-	return value, rev, err
+	return value, err
 }
 
-// WatchPublished calls f with the value of key, when there is one, and again within a beat of each that is written later. It returns
-// when ctx ends or the cluster is left. Of values in quick succession it may leave some out, but never the last.
+// WatchPublished calls f with the value of key, when there is one, and within a beat of a change with the new one. It returns
+// when ctx ends or the cluster is left. Of changes in quick succession it may leave some out, but never the last.
 func (c *Cluster) WatchPublished(ctx context.Context, key string, f func(value []byte)) {
-	var seen int64
+	var seen []byte
 	for {
-		if value, rev, err := c.published(ctx, key); err == nil && rev != 0 && rev != seen {
-			seen = rev
+		if value, err := c.Published(ctx, key); err == nil && value != nil && (seen == nil || !bytes.Equal(value, seen)) {
+			seen = value
 			f(value)
 		}
-		t := time.NewTimer(c.pace.beat)
-		select {
-		case <-t.C:
-			continue
-		case <-ctx.Done():
-		case <-c.done:
+		if c.sleep(ctx) != nil {
+			return
 		}
-		t.Stop()
-		return
+	}
+}
+
+// sleep waits for a beat, and fails when ctx ends or the cluster is left.
+func (c *Cluster) sleep(ctx context.Context) error {
+	t := time.NewTimer(c.pace.beat)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-c.done:
+		return ErrLost
 	}
 }
 
@@ -177,7 +174,7 @@ func (c *Cluster) Create(ctx context.Context, key string, value []byte) (existin
 				return errors.New("etcd answered with no value")
 			}
 		}
-		existing = got.Kvs[0].Value
+		existing = append([]byte{}, got.Kvs[0].Value...) // an empty one is one, too
 		return nil
 	})
 	return existing, err
@@ -205,7 +202,7 @@ func (c *Cluster) Drain(ctx context.Context, id string) error {
 				return err
 			}
 			answer, err := s.Txn(ctx).If(v3.Compare(v3.ModRevision(key), "=", got.Kvs[0].ModRevision)).
-				Then(v3.OpPut(key, string(value), v3.WithIgnoreLease()), v3.OpPut(c.key("written", ""), "")).Commit()
+				Then(v3.OpPut(key, string(value), v3.WithIgnoreLease()), c.wrote()).Commit()
 			if err != nil || answer.Succeeded {
 				return err
 			}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -30,9 +31,10 @@ type session struct {
 	renewed time.Time
 	end     *time.Timer
 
-	nodes, written int64 // what the list was read at
-	rev            int64 // when this node was last written
-	list           View
+	nodes   int64  // the list was read when there were so many,
+	written string // and this was the last write
+	rev     int64  // when this node was last written
+	list    View
 
 	mu   sync.Mutex
 	drop map[string]string // locks to let go of: key and token
@@ -103,7 +105,11 @@ func (c *Cluster) hold(ctx context.Context) error {
 	c.use(s)
 	defer c.use(nil)
 	for {
-		switch err := s.beat(); {
+		err := s.beat()
+		if err != nil && s.ctx.Err() == nil {
+			err = s.beat() // the client asks servers in turn, and this one may be the only one that hangs
+		}
+		switch {
 		case s.ctx.Err() != nil:
 			return context.Cause(s.ctx)
 		case err != nil:
@@ -149,8 +155,10 @@ func (s *session) register() error {
 	}
 	s.lease, s.ttl = grant.ID, time.Duration(grant.TTL)*time.Second
 	s.prolong(began)
-	if ok, err := s.put(rev); err != nil || !ok {
-		return errors.Join(err, context.Cause(ctx), ErrLost)
+	if ok, err := s.put(rev); err != nil {
+		return err
+	} else if !ok {
+		return ErrLost
 	}
 	if old != 0 { // the locks of the process before
 		_, _ = s.Revoke(ctx, v3.LeaseID(old))
@@ -180,7 +188,7 @@ func (s *session) put(rev int64) (ok bool, err error) {
 	defer cancel()
 	key := c.key("nodes/", r.ID)
 	answer, err := s.Txn(ctx).If(v3.Compare(v3.ModRevision(key), "=", rev)).
-		Then(v3.OpPut(key, string(value), v3.WithLease(s.lease)), v3.OpPut(c.key("written", ""), "")).Commit()
+		Then(v3.OpPut(key, string(value), v3.WithLease(s.lease)), c.wrote()).Commit()
 	if ok = err == nil && answer.Succeeded; ok {
 		s.rev = answer.Header.Revision
 	} else {
@@ -194,7 +202,7 @@ func (s *session) put(rev int64) (ok bool, err error) {
 // beat asks etcd what has changed, and renews the lease when it is time.
 func (s *session) beat() error {
 	c := s.c
-	ctx, cancel := s.asking()
+	ctx, cancel := context.WithTimeout(s.ctx, s.c.pace.answer/2)
 	defer cancel()
 	began, nodes := time.Now(), c.key("nodes/", "")
 	answer, err := s.Txn(ctx).Then(v3.OpGet(nodes, v3.WithPrefix(), v3.WithCountOnly()), v3.OpGet(c.key("written", "")),
@@ -222,9 +230,9 @@ func (s *session) beat() error {
 			}
 		}
 	}
-	var written int64
+	var written string
 	if kvs := answer.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
-		written = kvs[0].ModRevision
+		written = string(kvs[0].Value)
 	}
 	if n := answer.Responses[0].GetResponseRange().Count; n != s.nodes || written != s.written {
 		got, err := s.Get(ctx, nodes, v3.WithPrefix())
@@ -236,6 +244,9 @@ func (s *session) beat() error {
 	}
 	return nil
 }
+
+// wrote goes with each write to nodes/. A revision would not do: they come again when etcd has lost its data.
+func (c *Cluster) wrote() v3.Op { return v3.OpPut(c.key("written", ""), rand.Text()) }
 
 // look finds this process in etcd, and whether somebody has marked it.
 func (s *session) look(kvs []*mvccpb.KeyValue) error {

@@ -1,4 +1,4 @@
-// Package etcd runs a real etcd of one member on loopback, as a subprocess that never outlives its parent, and lets it
+// Package etcd runs a real etcd on loopback, each member a subprocess that never outlives its parent, and lets them
 // fail: stopped, frozen, started again with its data or without.
 //
 // Traps:
@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/shoalfs/shoal/lab/rig/port"
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
@@ -26,10 +28,10 @@ import (
 type Server struct {
 	Addr string // HOST:PORT for clients
 
-	bin, dir, peers string
-	args            []string
-	release         []func()
-	proc            *subproc.Proc
+	bin, dir string
+	args     []string
+	release  []func()
+	proc     *subproc.Proc
 }
 
 // FindBinary returns the path of etcd: $SHOAL_ETCD, else the one on $PATH. The error says how to get it.
@@ -44,41 +46,69 @@ func FindBinary() (string, error) {
 	return p, nil
 }
 
-// Start runs an etcd and returns when it answers. args are added to its own: TLS, for one, with tls.
+// Start runs an etcd of one member and returns when it answers. args are added to its own: TLS, for one, with tls.
 // ctx bounds only the start.
 func Start(ctx context.Context, tls bool, args ...string) (*Server, error) {
+	members, err := StartMembers(ctx, 1, tls, args...)
+	if err != nil {
+		return nil, err
+	}
+	return members[0], nil
+}
+
+// StartMembers runs an etcd of n members.
+func StartMembers(ctx context.Context, n int, tls bool, args ...string) (members []*Server, err error) {
+	defer func() {
+		for _, s := range members {
+			if err != nil {
+				s.Close()
+			}
+		}
+	}()
 	bin, err := FindBinary()
 	if err != nil {
 		return nil, err
 	}
-	dir := ""
-	if fi, err := os.Stat("/dev/shm"); err == nil && fi.IsDir() {
-		dir = "/dev/shm"
-	}
-	if dir, err = os.MkdirTemp(dir, "shoal-etcd-"); err != nil {
-		return nil, err
-	}
-	s := &Server{bin: bin, dir: dir}
-	for _, addr := range []*string{&s.Addr, &s.peers} {
-		a, release, err := port.Hold()
-		if err != nil {
-			s.Close()
-			return nil, err
-		}
-		*addr, s.release = a, append(s.release, release)
-	}
-	scheme := "http://"
+	scheme, all := "http://", ""
 	if tls {
 		scheme = "https://"
 	}
-	s.args = append([]string{"--name", "rig", "--listen-client-urls", scheme + s.Addr, "--advertise-client-urls", scheme + s.Addr,
-		"--listen-peer-urls", "http://" + s.peers, "--initial-advertise-peer-urls", "http://" + s.peers,
-		"--initial-cluster", "rig=http://" + s.peers, "--heartbeat-interval", "20", "--election-timeout", "200"}, args...)
-	if err := s.Restart(ctx, false); err != nil {
-		s.Close()
-		return nil, err
+	for i := range n {
+		s := &Server{bin: bin}
+		members = append(members, s)
+		if s.dir, err = os.MkdirTemp(memory(), "shoal-etcd-"); err != nil {
+			return members, err
+		}
+		var addrs [2]string
+		for j := range addrs {
+			addr, release, err := port.Hold()
+			if err != nil {
+				return members, err
+			}
+			addrs[j], s.release = addr, append(s.release, release)
+		}
+		s.Addr = addrs[0]
+		name := fmt.Sprint("member", i)
+		all += "," + name + "=http://" + addrs[1]
+		s.args = append([]string{"--name", name, "--listen-client-urls", scheme + addrs[0], "--advertise-client-urls", scheme + addrs[0],
+			"--listen-peer-urls", "http://" + addrs[1], "--initial-advertise-peer-urls", "http://" + addrs[1],
+			"--heartbeat-interval", "20", "--election-timeout", "200"}, args...)
 	}
-	return s, nil
+	// A member answers when most are there.
+	var started errgroup.Group
+	for _, s := range members {
+		s.args = append(s.args, "--initial-cluster", all[1:])
+		started.Go(func() error { return s.Restart(ctx, false) })
+	}
+	return members, started.Wait()
+}
+
+// memory is a folder in memory, or "" if there is none.
+func memory() string {
+	if fi, err := os.Stat("/dev/shm"); err == nil && fi.IsDir() {
+		return "/dev/shm"
+	}
+	return ""
 }
 
 // Stop kills it, and keeps its data.
@@ -119,7 +149,7 @@ func (s *Server) Restart(ctx context.Context, empty bool) error {
 	}
 }
 
-// Freeze stops its clock, with connections open (SIGSTOP); Thaw lets it go on.
+// Freeze stops it with its connections open (SIGSTOP).
 func (s *Server) Freeze() error { return s.proc.Signal(syscall.SIGSTOP) }
 
 // Thaw lets a frozen one go on.
