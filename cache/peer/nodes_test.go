@@ -1,0 +1,295 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/lab/rig/synced"
+)
+
+// slowly is a store that counts, and takes a while.
+type slowly struct {
+	objstore.Reader
+	reads atomic.Int64
+}
+
+func (s *slowly) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	s.reads.Add(1)
+	time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
+	return s.Reader.ReadAt(ctx, o, p, off)
+}
+
+// clusterNode is a daemon as far as peers go: a real cache, server and client.
+type clusterNode struct {
+	*cache.Volume
+	m      *catalog.Manifest
+	c      *cache.Cache
+	id     string
+	client *Client
+	log    *synced.Buffer
+	all    []*clusterNode
+	owner  atomic.Pointer[func(file, x int) int]
+
+	mu      sync.Mutex
+	server  *Server
+	address string
+	ended   chan error
+}
+
+func (n *clusterNode) Check(file int, path [16]byte, etag string) bool {
+	return file < n.m.Len() && n.m.PathHash(file) == path && n.m.ETag(file) == etag
+}
+
+// serving is what the node's server reads from.
+type serving struct{ n *clusterNode }
+
+func (s serving) Volume(_ [16]byte, v [32]byte) (Volume, func(), bool) {
+	return s.n, func() {}, v == s.n.m.VersionHash()
+}
+
+func (s serving) File(string) (io.ReadCloser, int64, error) { return nil, 0, fs.ErrNotExist }
+
+func (n *clusterNode) start(t testing.TB) {
+	l := listen(t)
+	ended := make(chan error, 1)
+	server := NewServer(ServerConfig{Self: n.id, Serving: serving{n}, Memory: 4 << 20, Log: quiet(n.log)})
+	go func() { ended <- server.Listen(l) }()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.server, n.address, n.ended = server, l.Addr().String(), ended
+}
+
+func (n *clusterNode) stop(t testing.TB) {
+	n.mu.Lock()
+	server, ended := n.server, n.ended
+	n.mu.Unlock()
+	server.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if s := server.Stats(); s.InFlight != 0 || s.Memory != 0 || s.Connections != 0 {
+		t.Errorf("left: %+v", s)
+	}
+}
+
+func (n *clusterNode) node() Node {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return Node{ID: n.id, Address: n.address}
+}
+
+func (n *clusterNode) Asks(file, x int) bool { return n.all[(*n.owner.Load())(file, x)] != n }
+
+func (n *clusterNode) Read(ctx context.Context, wants []cache.Want) (rest []cache.Want) {
+	by := map[*clusterNode][]int{}
+	for i, w := range wants {
+		o := n.all[(*n.owner.Load())(w.File, int(w.Off/cache.ExtentSize))]
+		by[o] = append(by[o], i)
+	}
+	missing := by[n]
+	delete(by, n)
+	for o, list := range by {
+		pieces := make([]Piece, len(list))
+		for j, i := range list {
+			w := wants[i]
+			pieces[j] = Piece{File: w.File, Path: n.m.PathHash(w.File), ETag: n.m.ETag(w.File), Off: w.Off, P: w.P}
+		}
+		n.client.Read(ctx, o.node(), Request{Version: n.m.VersionHash()}, pieces)
+		for j, i := range list {
+			if !pieces[j].Filled {
+				missing = append(missing, i)
+			}
+		}
+	}
+	slices.Sort(missing)
+	for _, i := range missing {
+		rest = append(rest, wants[i])
+	}
+	return rest
+}
+
+// newNodes starts nodes that agree on who owns what.
+func newNodes(t testing.TB, n int, memory int64, store objstore.Reader, m *catalog.Manifest) []*clusterNode {
+	nodes := make([]*clusterNode, n)
+	owner := func(file, x int) int { return (file + x) % n }
+	for i := range nodes {
+		log := &synced.Buffer{}
+		c := cache.New(cache.Options{Memory: memory, Logger: quiet(log)})
+		nodes[i] = &clusterNode{m: m, c: c, id: fmt.Sprintf("node-%d", i), all: nodes, log: log, client: NewClient(ClientConfig{Log: quiet(log)})}
+		nodes[i].owner.Store(&owner)
+		nodes[i].Volume = c.NewVolume(cache.VolumeOptions{Manifest: m, Store: store, Peers: nodes[i]})
+		nodes[i].start(t)
+	}
+	return nodes
+}
+
+// files stores files of random sizes, and returns their bytes in the manifest's order.
+func files(t testing.TB, sizes ...int) (store *slowly, m *catalog.Manifest, content [][]byte) {
+	t.Helper()
+	mem := objstoretest.NewMem()
+	by := map[string][]byte{}
+	var objects []objstore.Object
+	for i, n := range sizes {
+		key := fmt.Sprintf("c/f%04d", i)
+		by[key] = noise[977*i:][:n]
+		objects = append(objects, mem.PutBytes(key, by[key]))
+	}
+	m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
+		for _, o := range objects {
+			if !yield(o, nil) {
+				return
+			}
+		}
+	}, catalog.BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for f := range m.Len() {
+		content = append(content, by[m.Path(f)])
+	}
+	return &slowly{Reader: mem}, m, content
+}
+
+func closeNodes(t testing.TB, nodes []*clusterNode) {
+	for _, n := range nodes {
+		n.client.Close()
+		n.stop(t)
+	}
+	for _, n := range nodes {
+		if err := n.Close(); err != nil { // flights
+			t.Error(err)
+		}
+		if err := n.c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Nodes that agree fetch nothing twice, by real connections.
+func TestNodesFetchOnce(t *testing.T) {
+	var sizes []int
+	for i := range 100 {
+		sizes = append(sizes, 1+i*1700)
+	}
+	sizes = append(sizes, 4<<20, 9<<20)
+	store, m, content := files(t, sizes...)
+	nodes := newNodes(t, 3, 256<<20, store, m)
+	var wg sync.WaitGroup
+	for _, n := range nodes {
+		for range 4 {
+			wg.Go(func() {
+				for _, f := range rand.Perm(m.Len()) {
+					p := make([]byte, len(content[f]))
+					if _, err := n.ReadAt(t.Context(), f, p, 0); err != nil || !bytes.Equal(p, content[f]) {
+						t.Errorf("file %d: %v", f, err)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	// A peer may meet a flight that waits for its memory, or a server without memory for another extent of 4 MiB.
+	if reads := store.reads.Load(); reads > 104+20 {
+		for _, n := range nodes {
+			t.Logf("%+v %+v", n.client.Stats(), n.server.Stats())
+		}
+		t.Errorf("%d fetches of 104 extents", reads)
+	}
+	closeNodes(t, nodes)
+}
+
+// Nodes with little memory, whose views differ and change, and of which one ends now and then, while all read
+// everything at once: every read ends soon and right, and nothing is left.
+func TestNodesInTrouble(t *testing.T) {
+	store, m, content := files(t, 1, 63<<10, 63<<10, 63<<10, 200<<10, 1<<20, 4<<20, 9<<20, 4<<20+1)
+	nodes := newNodes(t, 3, 16<<20, store, m)
+	worst := lag(t)
+	stop := make(chan struct{})
+	var readers, trouble sync.WaitGroup
+	for _, n := range nodes {
+		for range 3 {
+			readers.Go(func() {
+				for range 20 {
+					f := rand.IntN(m.Len())
+					if rand.IntN(3) == 0 {
+						n.Prefetch(nil, f, rand.IntN(n.Extents(f)), time.Now().Add(time.Second), nil)
+						continue
+					}
+					off := rand.IntN(len(content[f]))
+					p := make([]byte, rand.IntN(300<<10))
+					start := time.Now()
+					got, err := n.ReadAt(t.Context(), f, p, int64(off))
+					if err != nil || !bytes.Equal(p[:got], content[f][off:][:min(len(p), len(content[f])-off)]) {
+						t.Errorf("file %d at %d: %v", f, off, err)
+					}
+					if took := time.Since(start); took > 3*stall+worst() { // it may wait for memory that others hold
+						t.Errorf("a read took %v, on a machine that is late by %v", took, worst())
+					}
+				}
+			})
+		}
+	}
+	trouble.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+			n := nodes[rand.IntN(3)]
+			a, b := rand.IntN(3), 1+rand.IntN(5)
+			owner := func(file, x int) int { return (a + b*file + x) % 3 }
+			n.owner.Store(&owner)
+			if rand.IntN(4) == 0 {
+				n.stop(t)
+				n.start(t)
+			}
+		}
+	})
+	readers.Wait()
+	close(stop)
+	trouble.Wait()
+	closeNodes(t, nodes)
+}
+
+// More reads at once than there are places all get their bytes, and all of them end at once when the peer freezes.
+func TestPlaces(t *testing.T) {
+	b := newBed(t, newShelf(1))
+	var wg sync.WaitGroup
+	var got atomic.Int64
+	for range 300 {
+		wg.Go(func() {
+			pieces := want(10, 1)
+			b.client.Read(t.Context(), b.node, Request{Dataset: dataset, Version: version}, pieces)
+			got.Add(int64(filled(t, pieces)))
+		})
+	}
+	wg.Wait()
+	if s := b.stats(); got.Load()+s.Passed+s.No["busy"] != 300 || got.Load() < 250 || s.InFlight != 0 || b.server.Stats().Connections > places {
+		t.Errorf("%d: %+v", got.Load(), s)
+	}
+	h := newHostile(t, func(c *hostileConn, _ Request, _ []asked) bool { <-c.h.quit; return false })
+	worst := lag(t)
+	node := Node{ID: "node-b", Address: h.l.Addr().String()}
+	start := time.Now()
+	for range 300 {
+		wg.Go(func() { b.client.Read(t.Context(), node, Request{}, want(10, 1)) })
+	}
+	wg.Wait()
+	if took := time.Since(start); took > stall+worst() || h.asks.Load() > places {
+		t.Errorf("%v for %d asked", took, h.asks.Load())
+	}
+}
