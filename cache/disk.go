@@ -104,6 +104,7 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	}
 	d := &disk{c: c, ds: ds, dir: dir, fs: o.FS, store: store, closing: make(chan struct{}), health: health{unstuck: make(chan struct{}, 1)}}
 	d.limit.Store(o.MaxBytes)
+	d.chosen.Store(true)
 	d.watch.init(d)
 	d.readers.init(d)
 	for _, loc := range a.finish() {
@@ -156,7 +157,7 @@ func (d *disk) keep(rec segment.Record, payload []byte, extra bool) segment.Loc 
 	if err == nil {
 		loc, err = d.store.Append(rec, payload)
 	}
-	if errors.Is(err, segment.ErrFull) && (d.makeRoom(extra) || !extra && (d.evict(int64(len(payload))) || d.ask(int64(len(payload))))) {
+	if errors.Is(err, segment.ErrFull) && (d.makeRoom(extra, int64(len(payload))) || !extra && d.ask(int64(len(payload)))) {
 		loc, err = d.store.Append(rec, payload)
 	}
 	d.note()
@@ -203,9 +204,10 @@ func (d *disk) room() (int64, error) {
 }
 
 // makeRoom drops segments that hold only garbage (records of other datasets, of older versions, corrupt ones), or
-// rewrites one that holds much of it. It reports whether that freed anything. It costs nothing if nothing was freed
-// since the last call: every extent that finds the store full comes here.
-func (d *disk) makeRoom(onlyEmpty bool) bool {
+// rewrites one that holds much of it, or makes room for n bytes of what is outside the kept set, if that yields. It
+// reports whether that freed anything. It costs nothing if nothing was freed since the last call: every extent that
+// finds the store full comes here.
+func (d *disk) makeRoom(onlyEmpty bool, n int64) bool {
 	if d.freed {
 		d.freed = false
 		n, err := d.store.Reclaim()
@@ -216,9 +218,21 @@ func (d *disk) makeRoom(onlyEmpty bool) bool {
 			return true
 		}
 	}
-	if onlyEmpty || !d.garbage {
+	if onlyEmpty {
 		return false
 	}
+	if d.garbage && d.rewriteWasteful() {
+		return true
+	}
+	freed, err := d.evict(n, d.ds.list())
+	if err != nil {
+		d.failed("reclaim", err, false)
+	}
+	return freed > 0
+}
+
+// rewriteWasteful rewrites the segment with most garbage without it, if that is much, and reports whether it did.
+func (d *disk) rewriteWasteful() bool {
 	d.garbage = false
 	var worst segment.SegmentInfo
 	for _, s := range d.store.Segments() {

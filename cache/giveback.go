@@ -41,7 +41,11 @@ func (d *disk) shrink(volumes []*Volume) error {
 		if need <= 0 {
 			return nil
 		}
-		n, freed, err := d.giveBack(need, volumes)
+		yielded, err := d.evict(need, volumes)
+		n, freed := 0, int64(0)
+		if bytes += yielded; err == nil && yielded < need {
+			n, freed, err = d.giveBack(need-yielded, volumes)
+		}
 		segments, bytes = segments+n, bytes+freed
 		return err
 	}
@@ -200,34 +204,30 @@ func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err err
 // cost more than 30 of it, for a thirtieth of the cache.
 const leastOutside = 1.0 / 32
 
-// evict frees n bytes for the kept set, if what is outside the set yields so much (see [Volume.SetOwned]), and reports
-// whether it freed any. It costs nothing if none is left since owners changed: every extent that finds the store full
-// comes here.
-func (d *disk) evict(n int64) bool {
-	volumes := d.ds.list()
+// evict frees some more than n bytes, if what is outside the set yields so much (see [Volume.SetOwned]), and returns how
+// many. It costs nothing if none is left since owners changed: every extent that finds the store full comes here.
+func (d *disk) evict(n int64, volumes []*Volume) (freed int64, err error) {
 	for _, v := range volumes {
 		if a := v.admission.Load(); a == nil || !a.yields {
-			return false
+			return 0, nil
 		}
 	}
 	if d.chosen.Swap(false) {
 		d.outside = d.countOutside(volumes)
 	}
-	freed := int64(0)
 	for last := len(d.outside) - 1; last >= 0 && freed < n+overhead; last-- {
 		d.progress()
 		more, err := d.purge(d.outside[last], volumes)
-		switch {
-		case errors.Is(err, errNoRoom):
-			return freed > 0
-		case err != nil:
-			d.failed("reclaim", err, false)
-			return freed > 0
+		if errors.Is(err, errNoRoom) {
+			break
+		}
+		if err != nil {
+			return freed, err
 		}
 		d.outside = d.outside[:last]
 		freed += more
 	}
-	return freed > 0
+	return freed, nil
 }
 
 // countOutside returns the segments of which leastOutside or more is outside the sets, those with most of it last.

@@ -104,6 +104,73 @@ func TestOutsideStaysAlone(t *testing.T) {
 	}
 }
 
+// A node restarts with the same records and other owners. Until these are known nothing goes and nothing comes in; then what
+// is not owned does not count as the set's. If the limit was lowered meanwhile, and the owners are known before the
+// disk is opened, what is owned stays and the rest goes.
+func TestRestartWithOtherOwners(t *testing.T) {
+	const files, size = 32, 50_000
+	f := newFixture(t, slices.Repeat([]int{size}, files)...)
+	owned := func(file, _ int) bool { return file%4 == 1 }
+	nothing := func(int, int) bool { return false }
+	for _, test := range []struct {
+		name   string
+		before func(file, extent int) bool // in force when the disk is opened; nil: all
+		limit  int64
+		kept   int
+	}{
+		{"owners unknown", nil, 2_000_000, 24},
+		{"owners known", owned, 2_000_000, 24},
+		{"all others were owned", func(file, _ int) bool { return !owned(file, 0) }, 2_000_000, 24},
+		{"nothing was owned", nothing, 2_000_000, 24},
+		{"a lower limit, owners known", owned, 500_000, 9},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			open := func(limit int64, admit func(file, extent int) bool) (*Cache, *Volume) {
+				c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
+				v := f.volume(c)
+				if admit != nil {
+					v.SetOwned(admit)
+				}
+				if err := v.OpenDisk(dir, segment.Options{MaxBytes: limit, SegmentSize: 200_000, Logger: quiet}); err != nil {
+					t.Fatal(err)
+				}
+				return c, v
+			}
+			c, v := open(0, nil)
+			checkFiles(t, v, f.bytes, span(0, 24)...)
+			settled(t, c)
+			closeCache(t, c)
+			c, v = open(test.limit, test.before)
+			defer closeCache(t, c)
+			kept := v.keptFiles()
+			v.SetOwned(owned)
+			if err := v.Flush(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			if after := v.keptFiles(); !slices.Equal(after, kept) || len(kept) < test.kept-1 || len(kept) > test.kept {
+				t.Errorf("kept %v, then %v", kept, after)
+			}
+			for file := 1; file < 24; file += 4 {
+				if !slices.Contains(kept, file) {
+					t.Errorf("file %d is owned and was lost", file)
+				}
+			}
+			// 6 of the 8 owned are kept.
+			if a := v.admission.Load(); a.missing.Load() != 2 || a.outside.Load() != int64(len(kept)-6)*size {
+				t.Errorf("%d missing, %d bytes outside", a.missing.Load(), a.outside.Load())
+			}
+			var wanted int64
+			for _, n := range v.ds.disk.Load().wanted(v.ds.list()) {
+				wanted += n
+			}
+			if wanted < 6*size || wanted > 6*(size+500) {
+				t.Errorf("%d bytes count as wanted, of 6 files of %d", wanted, size)
+			}
+		})
+	}
+}
+
 // killFS copies the folder as a process leaves it that is killed in the middle of a write, or before a removal.
 type killFS struct {
 	*faultFS
@@ -270,7 +337,7 @@ func (n *node) check(before map[int]bool, most int64) {
 	}
 }
 
-// Nodes join and leave, one restarts or is killed in the middle of any change of its disk: what it owns and has kept is
+// Nodes join and leave, limits change, one restarts or is killed in the middle of any change of its disk: what it owns and has kept is
 // never lost, its disk never exceeds its limit, and once it has read everything it keeps all of its set.
 func TestOwnedModel(t *testing.T) {
 	// The default of 100 takes 5 s.
@@ -293,8 +360,9 @@ func TestOwnedModel(t *testing.T) {
 		n := &node{t: r, f: newFixture(t, sizes...), root: root, dir: filepath.Join(root, "0"), others: map[int]bool{}}
 		n.fs = &killFS{faultFS: newFaultFS()}
 		limit := total*int64(rapid.IntRange(5, 100).Draw(r, "percent"))/100 + 4*largest + 20_000
-		n.bytes = limit*9/10 - 2*largest - 10_000
-		n.o = segment.Options{FS: n.fs, MaxBytes: limit, SegmentSize: limit / int64(rapid.SampledFrom([]int{16, 5, 1, 40}).Draw(r, "segments")), Logger: quiet}
+		bound := func(limit int64) { n.o.MaxBytes, n.bytes = limit, limit*9/10-2*largest-10_000 }
+		n.o = segment.Options{FS: n.fs, SegmentSize: limit / int64(rapid.SampledFrom([]int{16, 5, 1, 40}).Draw(r, "segments")), Logger: quiet}
+		bound(limit)
 		n.start(true)
 		file := rapid.IntRange(0, len(sizes)-1)
 		view := func() {
@@ -312,6 +380,13 @@ func TestOwnedModel(t *testing.T) {
 			"read": func() {
 				before := n.kept()
 				n.read(rapid.SliceOfN(file, 1, 20).Draw(r, "files")...)
+				n.check(before, 0)
+			},
+			"limit": func() {
+				before := n.kept()
+				bound(limit * int64(rapid.SampledFrom([]int{100, 90, 60, 30}).Draw(r, "of the limit")) / 100)
+				n.own()
+				n.v.SetQuota(n.o.MaxBytes)
 				n.check(before, 0)
 			},
 			"forget": func() { n.c.ring.drop(nil) },
