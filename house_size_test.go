@@ -21,7 +21,7 @@ var budget = map[string]int{
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   1_200,
 	"fusefs":          2_540,
-	"cache":           27_020,
+	"cache":           27_030,
 	"prefetch":        9_690,
 	"prefetch/engine": 4_800,
 	"loader":          6_360,

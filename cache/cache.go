@@ -36,6 +36,12 @@
 // the path, which spreads the loss over every order ([segment.Store.Condense]). So the excess loss is less than a
 // record, and the rewrite less than a segment.
 //
+// # One of a cluster
+//
+// A node keeps what it owns ([Volume.SetOwned]), and owners change. What is kept outside the set then stays until an
+// extent of the set finds no room, or the limit is lowered; it serves reads until then. Segments with the smallest share
+// of the set are rewritten without the rest. A restart adopts all records, whoever owns them.
+//
 // # A disk in trouble
 //
 // The disk may be full, fail, or hang; readers wait at most until a hang is detected, and for a fetch. Everything that
