@@ -1,17 +1,23 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/shoalfs/shoal/lab/rig/etcd"
 	"github.com/shoalfs/shoal/lab/rig/fleet"
 	"github.com/shoalfs/shoal/lab/rig/netns"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
@@ -53,13 +59,6 @@ var clusterData = sync.OnceValues(func() (*clusterSet, error) {
 	return s, err
 })
 
-// shareOf returns the --cache-size that holds this share of the dataset and nothing more: beside the bytes there are headers and
-// checksums of records, and what the daemon keeps for its catalog.
-func (s *clusterSet) shareOf(share float64) string {
-	need := share * (float64(s.bytes) + 384*float64(len(s.paths)))
-	return strconv.FormatInt(int64((need+1<<20)*32/31), 10) + "B"
-}
-
 // want is the digest of what a rank is to get in these epochs.
 func (s *clusterSet) want(t testing.TB, spec string, world, rank int, epochs ...int) string {
 	t.Helper()
@@ -79,8 +78,11 @@ type cluster struct {
 	flags []string      // of all daemons
 }
 
-// newCluster makes the fleet and starts its daemons, with caches that hold this share of the dataset each.
-func newCluster(t *testing.T, far proxy.Options, share float64, flags ...string) *cluster {
+// latency is that of the store.
+var latency = proxy.Options{Latency: 5 * time.Millisecond}
+
+// newFleet makes the fleet; no daemon runs yet. Their caches are to hold this share of the dataset each.
+func newFleet(t *testing.T, share float64, flags ...string) *cluster {
 	t.Helper()
 	if m := netns.Missing(); m != "" {
 		t.Skip(m)
@@ -91,7 +93,7 @@ func newCluster(t *testing.T, far proxy.Options, share float64, flags ...string)
 	}
 	dir := t.TempDir()
 	c := &cluster{clusterSet: set, t: t, last: make([]proxy.Stats, clusterNodes)}
-	c.Fleet, err = fleet.New(context.Background(), fleet.Options{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: clusterNodes, Rate: 1e9, Store: server.URL, Far: far})
+	c.Fleet, err = fleet.New(context.Background(), fleet.Options{Shoal: shoalBin, Dir: dir, Mounts: true, Nodes: clusterNodes, Rate: 1e9, Store: server.URL, Far: latency})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,30 +104,51 @@ func newCluster(t *testing.T, far proxy.Options, share float64, flags ...string)
 		if t.Failed() {
 			for i := range c.Nodes {
 				log, _ := os.ReadFile(filepath.Join(dir, strconv.Itoa(i), "log"))
-				t.Logf("node %d: %.3000s", i, log[max(0, len(log)-3000):])
+				t.Logf("node %d: %s", i, log[max(0, len(log)-3000):])
 			}
 		}
 	})
-	c.flags = append([]string{"--memory", clusterMemory, "--cache-size", set.shareOf(share), "--order", "none"}, flags...)
-	c.each(func(n *fleet.Node) error { return n.Serve(t.Context(), set.source, c.flags...) })
-	c.count()
+	c.flags = append([]string{"--memory", clusterMemory, "--cache-size", fleet.CacheSize(share, set.bytes, len(set.paths))}, flags...)
+	if !slices.Contains(flags, "--order") {
+		c.flags = append(c.flags, "--order", "none")
+	}
 	return c
+}
+
+// newCluster makes a fleet whose daemons are one cluster, with etcd on a machine of its own. None runs yet.
+func newCluster(t *testing.T, share float64, flags ...string) *cluster {
+	t.Helper()
+	if _, err := etcd.FindBinary(); err != nil {
+		t.Skip(err)
+	}
+	if !strings.Contains(mustShoal(t, nil, "serve", "--help"), "--cluster ") {
+		t.Skip("this shoal has no clusters yet")
+	}
+	c := newFleet(t, share, flags...)
+	join, err := c.StartEtcd(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.flags = append(c.flags, join...)
+	return c
+}
+
+// start starts daemons, by default all.
+func (c *cluster) start(nodes ...int) {
+	c.t.Helper()
+	c.each(func(n *fleet.Node) error {
+		if len(nodes) > 0 && !slices.Contains(nodes, n.Number) {
+			return nil
+		}
+		return n.Serve(c.t.Context(), c.source, c.flags...)
+	})
 }
 
 // each does f for all nodes at once.
 func (c *cluster) each(f func(n *fleet.Node) error) {
 	c.t.Helper()
-	var wg sync.WaitGroup
-	for _, n := range c.Nodes {
-		wg.Go(func() {
-			if err := f(n); err != nil {
-				c.t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	if c.t.Failed() {
-		c.t.FailNow()
+	if err := c.Each(f); err != nil {
+		c.t.Fatal(err)
 	}
 }
 
@@ -152,31 +175,51 @@ func (c *cluster) count() (nodes []int64, all float64) {
 	return nodes, all
 }
 
+const clusterOrder = "torch:seed=7"
+
 // epoch has all nodes consume an epoch: of world 4 each its rank, of world 1 each all of it. Each must get what the order says. It returns
 // what was read from the store, as a share of the dataset, without hedges.
 func (c *cluster) epoch(epoch, world int) float64 {
 	c.t.Helper()
-	const spec = "torch:seed=7"
-	start := time.Now()
-	before := c.stats()
-	c.each(func(n *fleet.Node) error {
-		rank := n.Number % world
-		got, err := n.Feed(c.t.Context(), "--order", spec, "--batch", "50", "--epoch", fmt.Sprint(epoch), "--world", fmt.Sprint(world), "--rank", fmt.Sprint(rank))
-		if err == nil && got.Digest != c.want(c.t, spec, world, rank, epoch) {
-			err = fmt.Errorf("node %d: %d samples with another digest than the order's", n.Number, got.Samples)
-		}
-		return err
+	return c.during(fmt.Sprintf("epoch %d of world %d", epoch, world), func() {
+		c.t.Helper()
+		c.each(func(n *fleet.Node) error { return c.consume(n, epoch, world) })
 	})
+}
+
+// consume has a node's consumer read its rank of an epoch, and compares the digest.
+func (c *cluster) consume(n *fleet.Node, epoch, world int) error {
+	rank := n.Number % world
+	got, err := n.Feed(c.t.Context(), "--order", clusterOrder, "--batch", "50", "--epoch", fmt.Sprint(epoch), "--world", fmt.Sprint(world), "--rank", fmt.Sprint(rank))
+	if err == nil && got.Digest != c.want(c.t, clusterOrder, world, rank, epoch) {
+		err = fmt.Errorf("node %d: %d samples with another digest than the order's", n.Number, got.Samples)
+	}
+	return err
+}
+
+// during does f and returns what was read from the store since the last count, as a share of the dataset, without hedges.
+func (c *cluster) during(what string, f func()) float64 {
+	c.t.Helper()
+	before, start := c.stats(), time.Now()
+	f()
 	took := time.Since(start)
 	nodes, all := c.count()
 	after := c.stats()
 	var hedges int64 // of about the mean size each
 	for i := range after {
-		hedges += after[i].Hedges.Sent - before[i].Hedges.Sent
+		hedges += max(after[i].Hedges.Sent-before[i].Hedges.Sent, 0)
 	}
 	all -= float64(hedges) / float64(len(c.paths))
-	c.t.Logf("epoch %d of world %d in %.1f s: %.3f of the dataset from the store without hedges\n%s", epoch, world, took.Seconds(), all, c.table(nodes, before, after))
+	c.t.Logf("%s in %.1f s: %.3f of the dataset from the store without hedges\n%s", what, took.Seconds(), all, c.table(nodes, before, after))
 	return all
+}
+
+// atMost fails the test if more of the dataset was read from the store.
+func (c *cluster) atMost(most, got float64, what string) {
+	c.t.Helper()
+	if got > most {
+		c.t.Errorf("%s: %.3f of the dataset was read from the store, want at most %.3f", what, got, most)
+	}
 }
 
 func (c *cluster) stats() []fleet.Stats {
@@ -194,10 +237,10 @@ func (c *cluster) stats() []fleet.Stats {
 // table shows the bytes from the store and how the reads of each node ended.
 func (c *cluster) table(store []int64, before, after []fleet.Stats) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%6s %12s %8s %8s %8s %8s %8s %8s %7s\n", "node", "store bytes", "of all", "disk", "memory", "joined", "misses", "kept", "hedges")
+	fmt.Fprintf(&b, "%6s %12s %8s %12s %12s %8s %8s %8s %8s %8s %7s\n", "node", "store bytes", "of all", "peers' bytes", "given bytes", "disk", "memory", "joined", "misses", "kept", "hedges")
 	for i, s := range after {
 		p := before[i]
-		fmt.Fprintf(&b, "%6d %12d %8.3f %8d %8d %8d %8d %8d %7d\n", i, store[i], float64(store[i])/float64(c.bytes),
+		fmt.Fprintf(&b, "%6d %12d %8.3f %12d %12d %8d %8d %8d %8d %8d %7d\n", i, store[i], float64(store[i])/float64(c.bytes), s.Cluster.Bytes-p.Cluster.Bytes, s.Cluster.Served-p.Cluster.Served,
 			s.Hits.Keep-p.Hits.Keep, s.Hits.Ring-p.Hits.Ring, s.Joined-p.Joined, s.Misses-p.Misses, s.Disk.Kept, s.Hedges.Sent-p.Hedges.Sent)
 	}
 	return b.String()
@@ -206,11 +249,339 @@ func (c *cluster) table(store []int64, before, after []fleet.Stats) string {
 // Without a cluster each node reads for itself what it does not keep, so two epochs of one job read most of the dataset twice, and
 // a job on each node reads all of it four times.
 func TestClusterBaseline(t *testing.T) {
-	c := newCluster(t, proxy.Options{Latency: 5 * time.Millisecond}, 0.3)
+	c := newFleet(t, 0.3)
+	c.start()
 	if got := c.epoch(0, 4) + c.epoch(1, 4); got < 1.6 || got > 1.85 {
 		t.Errorf("two epochs of one job read %.3f of the dataset from the store", got)
 	}
 	if got := c.epoch(2, 1); got < 2.6 || got > 3 {
 		t.Errorf("four jobs read %.3f of the dataset from the store, with three tenths of it kept by each node", got)
+	}
+}
+
+// Caches that hold 1.2 of the dataset together: each byte is read from the store once, in whichever epoch and by however many jobs.
+func TestClusterReadsOnce(t *testing.T) {
+	c := newCluster(t, 0.3)
+	c.start()
+	c.atMost(1.03, c.epoch(0, 4)+c.epoch(1, 4), "two epochs")
+	c.atMost(0.01, c.epoch(2, 1), "a job on each node after that")
+}
+
+// A job on each node, over empty caches, in the same order and thus at about the same place.
+func TestClusterReadsOnceForFourJobs(t *testing.T) {
+	c := newCluster(t, 0.3)
+	c.start()
+	c.atMost(1.03, c.epoch(0, 1), "four jobs")
+}
+
+// Caches that hold a fifth of the dataset each: a later epoch reads no more than what none of them keeps.
+func TestClusterOfSmallCaches(t *testing.T) {
+	c := newCluster(t, 0.2)
+	c.start()
+	c.epoch(0, 4)
+	for e := 1; e < atMost(2, 4); e++ {
+		c.atMost((1-0.8)*1.08, c.epoch(e, 4), "a later epoch")
+	}
+}
+
+// read has a consumer read a rank of an epoch from the node's mount, as two workers of a trainer would, and returns how long the
+// slowest file took.
+func (c *cluster) read(n *fleet.Node, epoch int) (slowest time.Duration, err error) {
+	order := orderOf(c.t, clusterOrder, len(c.paths), "--epoch", fmt.Sprint(epoch), "--world", fmt.Sprint(clusterNodes), "--rank", fmt.Sprint(n.Number))
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for k := range 2 {
+		wg.Go(func() {
+			for i := k; i < len(order); i += 2 {
+				p := c.paths[order[i]]
+				start := time.Now()
+				got, e := os.ReadFile(filepath.Join(n.Mount, p))
+				took := time.Since(start)
+				want, _ := os.ReadFile(filepath.Join(c.dir, p))
+				if e == nil && !bytes.Equal(got, want) {
+					e = fmt.Errorf("%d bytes that are not the object's %d", len(got), len(want))
+				}
+				mu.Lock()
+				slowest = max(slowest, took)
+				if e != nil {
+					err = fmt.Errorf("node %d: %s: %w", n.Number, p, e)
+				}
+				stop := err != nil
+				mu.Unlock()
+				if stop {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return slowest, err
+}
+
+// stall is how long no read may take, whatever a peer does.
+const stall = 2 * time.Second
+
+// A node is killed, frozen, or cut off from the others, in the middle of an epoch: what the others read is right, through feeds
+// and mounts, no read takes longer than 2 s, and what is read from the store is no more than what that node has kept.
+func TestClusterNodeInTrouble(t *testing.T) {
+	c := newCluster(t, 0.3)
+	c.start()
+	c.epoch(0, 4)
+	victim := c.Nodes[clusterNodes-1]
+	kept := float64(c.stats()[victim.Number].Disk.Used) / float64(c.bytes)
+	apart := func(apart bool) error {
+		return c.Each(func(n *fleet.Node) error { return n.Apart(apart) })
+	}
+	for i, trouble := range []struct {
+		name       string
+		alone      bool // each node reads for itself what the others keep
+		begin, end func() error
+	}{
+		{"killed", false, func() error { victim.Kill(); return nil }, func() error { return victim.Serve(t.Context(), c.source, c.flags...) }},
+		{"frozen", false, func() error { return victim.Signal(syscall.SIGSTOP) }, func() error { return victim.Signal(syscall.SIGCONT) }},
+		{"cut off", true, func() error { return apart(true) }, func() error { return apart(false) }},
+	} {
+		epoch := i + 1
+		got := c.during(trouble.name, func() {
+			var all, others sync.WaitGroup
+			for _, n := range c.Nodes {
+				group := &others
+				if n == victim && !trouble.alone {
+					group = &all // may end with an error, and not before the trouble
+				}
+				group.Go(func() {
+					var err error
+					var slowest time.Duration
+					if n.Number == 0 {
+						err = c.consume(n, epoch, clusterNodes)
+					} else {
+						slowest, err = c.read(n, epoch)
+					}
+					if group == &all {
+						return
+					}
+					if t.Logf("%s: the slowest read of node %d took %v", trouble.name, n.Number, slowest); err != nil || slowest > stall {
+						t.Errorf("%s: node %d: %v", trouble.name, n.Number, err)
+					}
+				})
+			}
+			time.Sleep(500 * time.Millisecond)
+			err := trouble.begin()
+			others.Wait()
+			if err := errors.Join(err, trouble.end()); err != nil {
+				t.Fatal(err)
+			}
+			all.Wait()
+		})
+		most := kept * 1.05
+		if trouble.alone {
+			most = 0.75
+		}
+		c.atMost(most, got, trouble.name)
+	}
+}
+
+// etcd is stopped, frozen, cut off and started empty: the last view stays, so no byte is read from the store again.
+func TestClusterEtcdInTrouble(t *testing.T) {
+	c := newCluster(t, 0.3)
+	c.start()
+	c.epoch(0, 4)
+	nothing := func() error { return nil }
+	for i, trouble := range []struct {
+		name       string
+		begin, end func() error
+	}{
+		{"stopped", func() error { c.Etcd.Stop(); return nil }, func() error { return c.Etcd.Restart(t.Context(), false) }},
+		{"frozen", c.Etcd.Freeze, c.Etcd.Thaw},
+		{"cut off", c.EtcdNode.Down, c.EtcdNode.Up},
+		{"started empty", func() error { return c.Etcd.Restart(t.Context(), true) }, nothing},
+	} {
+		if err := trouble.begin(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(atMost(3, 12)) * time.Second) // 2 until it is noticed; leases end after 10
+		c.atMost(0.01, c.epoch(i+1, 4), "etcd "+trouble.name)
+		if err := trouble.end(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(atMost(0, 10)) * time.Second)
+	}
+	time.Sleep(3 * time.Second)
+	c.atMost(0.01, c.epoch(5, 4), "after all that")
+}
+
+// Nodes start one after the other, and their consumers with them. Each keeps what it owns of the view that it knows; when all are there
+// and have read an epoch, nothing is read from the store again.
+func TestClusterStartsApart(t *testing.T) {
+	c := newCluster(t, 0.35)
+	got := c.during("starts apart", func() {
+		var wg sync.WaitGroup
+		for i, n := range c.Nodes {
+			if i > 0 {
+				time.Sleep(time.Duration(atMost(3, 30)) * time.Second)
+			}
+			c.start(i)
+			wg.Go(func() {
+				if err := c.consume(n, 0, clusterNodes); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	})
+	t.Logf("the first epoch read %.3f of the dataset from the store", got)
+	time.Sleep(3 * time.Second)
+	c.epoch(1, 4)
+	c.atMost(0.02, c.epoch(2, 4), "an epoch after one that all were there for")
+}
+
+// One node lists the source again: all of them follow, and read the new version.
+func TestClusterRefresh(t *testing.T) {
+	c := newCluster(t, 0.3)
+	dir, paths := tree(t, 2, 50, 20<<10)
+	c.clusterSet = &clusterSet{dir: dir, source: bucket(t, dir), paths: paths, bytes: 1}
+	c.start()
+	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
+	was := c.stats()
+	write(t, filepath.Join(dir, paths[7]), bytes.Repeat([]byte("new"), 5000))
+	write(t, filepath.Join(dir, "class00/added.jpg"), bytes.Repeat([]byte("added"), 5000))
+	upload(t, dir, bucketName(t))
+	if _, err := c.Nodes[1].Shoal(t.Context(), "refresh", c.Nodes[1].Mount); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 20*time.Second, "all nodes have the new version", func() bool {
+		now := c.stats()
+		return now[1].Dataset != was[1].Dataset && !slices.ContainsFunc(now, func(s fleet.Stats) bool { return s.Dataset != now[1].Dataset })
+	})
+	paths = append(paths, "class00/added.jpg")
+	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
+}
+
+// clusterTrainer reads a rank of two epochs from a mount with DistributedSampler and workers, and prints the digest of each epoch.
+const clusterTrainer = `
+import glob, hashlib, sys, torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+class Files(Dataset):
+    def __init__(self, root):
+        self.root, self.paths = root, sorted(glob.glob("class*/*.jpg", root_dir=root))
+    def __len__(self):
+        return len(self.paths)
+    def __getitem__(self, i):
+        with open(self.root + "/" + self.paths[i], "rb") as f:
+            return i, f.read()
+
+files = Files(sys.argv[1])
+sampler = DistributedSampler(files, num_replicas=4, rank=int(sys.argv[2]), seed=7)
+loader = DataLoader(files, batch_size=50, sampler=sampler, num_workers=2, collate_fn=list)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    h = hashlib.sha256()
+    for batch in loader:
+        for i, data in batch:
+            h.update(i.to_bytes(8, "little") + len(data).to_bytes(8, "little") + data)
+    print(h.hexdigest())
+`
+
+// The same through mounts: four unmodified trainers with torch's DistributedSampler.
+func TestClusterTrainers(t *testing.T) {
+	long(t)
+	c := newCluster(t, 0.3, "--order", "torch:seed=7,world=4,rank={i}")
+	c.start()
+	c.atMost(1.03, c.during("two epochs by torch", func() {
+		c.each(func(n *fleet.Node) error {
+			out, err := python(t, clusterTrainer, n.Mount, strconv.Itoa(n.Number)).Output()
+			want := c.want(t, clusterOrder, 4, n.Number, 0) + "\n" + c.want(t, clusterOrder, 4, n.Number, 1) + "\n"
+			if err == nil && string(out) != want {
+				err = fmt.Errorf("node %d: its trainer has read %s, want %s", n.Number, out, want)
+			}
+			return err
+		})
+	}), "two epochs by torch")
+}
+
+// Nodes are killed, stopped, frozen and cut off, and etcd with them, SHOAL_CLUSTER_EVENTS times (make night), while each node's consumer
+// reads epoch after epoch: what it is given is what the order says, unless its own node died. At the end nothing is in use, and nothing is
+// read from the store twice.
+func TestClusterAtRandom(t *testing.T) {
+	events, _ := strconv.Atoi(os.Getenv("SHOAL_CLUSTER_EVENTS"))
+	if events == 0 {
+		t.Skip("make night runs it: SHOAL_CLUSTER_EVENTS is how many events there are, SHOAL_SEED which")
+	}
+	seed, _ := strconv.ParseUint(os.Getenv("SHOAL_SEED"), 10, 64)
+	t.Logf("SHOAL_SEED=%d", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	c := newCluster(t, 0.4)
+	c.start()
+	var lives [clusterNodes]atomic.Int64 // starts and ends of a node's daemon: odd while there is none
+	var epochs atomic.Int64
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for _, n := range c.Nodes {
+		wg.Go(func() {
+			for epoch := 0; ; epoch++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				life := lives[n.Number].Load()
+				if life%2 == 1 {
+					time.Sleep(100 * time.Millisecond)
+					continue
+				}
+				if err := c.consume(n, epoch, clusterNodes); err != nil {
+					if life == lives[n.Number].Load() {
+						t.Errorf("epoch %d: %v", epoch, err)
+					}
+					continue
+				}
+				epochs.Add(1)
+			}
+		})
+	}
+	apart := func(apart bool) error {
+		return c.Each(func(n *fleet.Node) error { return n.Apart(apart) })
+	}
+	some := func() time.Duration { return time.Duration(300+rng.IntN(4000)) * time.Millisecond }
+	for i := range events {
+		n := c.Nodes[rng.IntN(clusterNodes)]
+		life := &lives[n.Number]
+		again := func() error {
+			defer life.Add(1)
+			return n.Serve(t.Context(), c.source, c.flags...)
+		}
+		event := []struct {
+			name       string
+			begin, end func() error
+		}{
+			{"killed", func() error { life.Add(1); n.Kill(); return nil }, again},
+			{"stopped", func() error { life.Add(1); return n.Stop() }, again},
+			{"frozen", func() error { return n.Signal(syscall.SIGSTOP) }, func() error { return n.Signal(syscall.SIGCONT) }},
+			{"cut off", n.Down, n.Up},
+			{"apart, as are all others", func() error { return apart(true) }, func() error { return apart(false) }},
+			{"with etcd stopped", func() error { c.Etcd.Stop(); return nil }, func() error { return c.Etcd.Restart(t.Context(), rng.IntN(2) == 0) }},
+			{"with etcd frozen", c.Etcd.Freeze, c.Etcd.Thaw},
+			{"with etcd cut off", c.EtcdNode.Down, c.EtcdNode.Up},
+		}[rng.IntN(8)]
+		t.Logf("%d: node %d %s", i, n.Number, event.name)
+		err := event.begin()
+		time.Sleep(some() * time.Duration(1+2*rng.IntN(2))) // longer than a lease, at times
+		if err := errors.Join(err, event.end()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(some())
+	}
+	close(stop)
+	wg.Wait()
+	t.Logf("%d epochs of a rank", epochs.Load())
+	time.Sleep(20 * time.Second) // leases have ended, and the view is quiet
+	c.epoch(1000, 4)
+	c.atMost(0.01, c.epoch(1001, 4), "at the end")
+	for i, s := range c.stats() {
+		if m := s.Memory; m.Used != m.Ring || m.Batches+m.Waiting+s.InFlight+int64(s.Feed.Open) != 0 {
+			t.Errorf("node %d still uses %+v, %d requests, %d sessions", i, m, s.InFlight, s.Feed.Open)
+		}
 	}
 }

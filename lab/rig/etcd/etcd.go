@@ -28,10 +28,11 @@ import (
 type Server struct {
 	Addr string // HOST:PORT for clients
 
-	bin, dir string
-	args     []string
-	release  []func()
-	proc     *subproc.Proc
+	bin, dir, peers string
+	args            []string
+	command         func(program string, args ...string) *exec.Cmd
+	release         []func()
+	proc            *subproc.Proc
 }
 
 // FindBinary returns the path of etcd: $SHOAL_ETCD, else the one on $PATH. The error says how to get it.
@@ -49,66 +50,48 @@ func FindBinary() (string, error) {
 // Start runs an etcd of one member and returns when it answers. args are added to its own: TLS, for one, with tls.
 // ctx bounds only the start.
 func Start(ctx context.Context, tls bool, args ...string) (*Server, error) {
-	members, err := StartMembers(ctx, 1, tls, args...)
-	if err != nil {
-		return nil, err
-	}
-	return members[0], nil
-}
-
-// StartMembers runs an etcd of n members.
-func StartMembers(ctx context.Context, n int, tls bool, args ...string) (members []*Server, err error) {
-	defer func() {
-		for _, s := range members {
-			if err != nil {
-				s.Close()
-			}
+	s := &Server{command: exec.Command}
+	for _, addr := range []*string{&s.Addr, &s.peers} {
+		a, release, err := port.Hold()
+		if err != nil {
+			s.Close()
+			return nil, err
 		}
-	}()
-	bin, err := FindBinary()
-	if err != nil {
-		return nil, err
+		*addr, s.release = a, append(s.release, release)
 	}
-	scheme, all := "http://", ""
+	scheme := "http://"
 	if tls {
 		scheme = "https://"
 	}
-	for i := range n {
-		s := &Server{bin: bin}
-		members = append(members, s)
-		if s.dir, err = os.MkdirTemp(memory(), "shoal-etcd-"); err != nil {
-			return members, err
-		}
-		var addrs [2]string
-		for j := range addrs {
-			addr, release, err := port.Hold()
-			if err != nil {
-				return members, err
-			}
-			addrs[j], s.release = addr, append(s.release, release)
-		}
-		s.Addr = addrs[0]
-		name := fmt.Sprint("member", i)
-		all += "," + name + "=http://" + addrs[1]
-		s.args = append([]string{"--name", name, "--listen-client-urls", scheme + addrs[0], "--advertise-client-urls", scheme + addrs[0],
-			"--listen-peer-urls", "http://" + addrs[1], "--initial-advertise-peer-urls", "http://" + addrs[1],
-			"--heartbeat-interval", "20", "--election-timeout", "200"}, args...)
-	}
-	// A member answers when most are there.
-	var started errgroup.Group
-	for _, s := range members {
-		s.args = append(s.args, "--initial-cluster", all[1:])
-		started.Go(func() error { return s.Restart(ctx, false) })
-	}
-	return members, started.Wait()
+	return s, s.start(ctx, scheme, args)
 }
 
-// memory is a folder in memory, or "" if there is none.
-func memory() string {
-	if fi, err := os.Stat("/dev/shm"); err == nil && fi.IsDir() {
-		return "/dev/shm"
+// StartAt runs an etcd on a machine of its own, with this address: command runs a program there.
+func StartAt(ctx context.Context, host string, command func(program string, args ...string) *exec.Cmd) (*Server, error) {
+	s := &Server{Addr: net.JoinHostPort(host, "2379"), peers: net.JoinHostPort(host, "2380"), command: command}
+	return s, s.start(ctx, "http://", nil)
+}
+
+func (s *Server) start(ctx context.Context, scheme string, args []string) (err error) {
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if s.bin, err = FindBinary(); err != nil {
+		return err
 	}
-	return ""
+	dir := ""
+	if fi, err := os.Stat("/dev/shm"); err == nil && fi.IsDir() {
+		dir = "/dev/shm"
+	}
+	if s.dir, err = os.MkdirTemp(dir, "shoal-etcd-"); err != nil {
+		return err
+	}
+	s.args = append([]string{"--name", "rig", "--listen-client-urls", scheme + s.Addr, "--advertise-client-urls", scheme + s.Addr,
+		"--listen-peer-urls", "http://" + s.peers, "--initial-advertise-peer-urls", "http://" + s.peers,
+		"--initial-cluster", "rig=http://" + s.peers, "--heartbeat-interval", "20", "--election-timeout", "200"}, args...)
+	return s.Restart(ctx, false)
 }
 
 // Stop kills it, and keeps its data.
@@ -129,7 +112,7 @@ func (s *Server) Restart(ctx context.Context, empty bool) error {
 		}
 	}
 	var err error
-	if s.proc, err = subproc.Start("etcd", exec.Command(s.bin, append([]string{"--data-dir", data}, s.args...)...)); err != nil {
+	if s.proc, err = subproc.Start("etcd", s.command(s.bin, append([]string{"--data-dir", data}, s.args...)...)); err != nil {
 		return err
 	}
 	// It listens when it has a leader.

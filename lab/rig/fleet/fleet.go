@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/lab/rig/etcd"
 	"github.com/shoalfs/shoal/lab/rig/netns"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
@@ -50,8 +51,9 @@ type Options struct {
 // Fleet is a network of nodes.
 type Fleet struct {
 	Nodes []*Node
-	// Etcd is the machine of etcd.
-	Etcd *netns.Node
+	// EtcdNode is the machine of etcd, and Etcd what runs there after StartEtcd.
+	EtcdNode *netns.Node
+	Etcd     *etcd.Server
 
 	net     *netns.Net
 	sockets string // folder: the path of a socket has 107 bytes at most, and Dir may be deep
@@ -86,7 +88,7 @@ func New(ctx context.Context, o Options) (_ *Fleet, err error) {
 	if f.net, err = netns.New(o.Nodes+1, o.Rate); err != nil {
 		return nil, err
 	}
-	f.Etcd = f.net.Nodes[o.Nodes]
+	f.EtcdNode = f.net.Nodes[o.Nodes]
 	if f.sockets, err = os.MkdirTemp("", "shoal-fleet-"); err != nil {
 		return nil, err
 	}
@@ -109,6 +111,14 @@ func New(ctx context.Context, o Options) (_ *Fleet, err error) {
 	return f, nil
 }
 
+// StartEtcd starts etcd, and returns the flags by which a daemon joins a cluster there.
+func (f *Fleet) StartEtcd(ctx context.Context) (flags []string, err error) {
+	if f.Etcd, err = etcd.StartAt(ctx, f.EtcdNode.IP, f.EtcdNode.Command); err != nil {
+		return nil, err
+	}
+	return []string{"--cluster", "etcd://" + f.Etcd.Addr + "/rig", "--advertise", "{ip}:7400", "--cluster-insecure"}, nil
+}
+
 // Close ends all daemons and removes the network. Caches and logs stay.
 func (f *Fleet) Close() error {
 	var all error
@@ -121,10 +131,31 @@ func (f *Fleet) Close() error {
 			_ = n.log.Close()
 		}
 	}
+	if f.Etcd != nil {
+		f.Etcd.Close()
+	}
 	if f.net != nil {
 		all = f.net.Close()
 	}
 	return errors.Join(all, os.RemoveAll(f.sockets))
+}
+
+// Each does do for all nodes at once.
+func (f *Fleet) Each(do func(n *Node) error) error {
+	errs := make([]error, len(f.Nodes))
+	var wg sync.WaitGroup
+	for i, n := range f.Nodes {
+		wg.Go(func() { errs[i] = do(n) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// CacheSize returns the --cache-size that holds this share of a dataset and nothing more: beside the bytes there are headers
+// and checksums of records, and what the daemon keeps for its catalog.
+func CacheSize(share float64, bytes int64, files int) string {
+	need := share * float64(bytes+384*int64(files))
+	return strconv.FormatInt(int64((need+1<<20)*32/31), 10) + "B"
 }
 
 // patience is how long a daemon may take to get ready or to end.
@@ -226,15 +257,23 @@ func (n *Node) Far(o proxy.Options) error { return n.proxy.Set(o) }
 type Stats struct {
 	Dataset string // version
 	Bytes   int64
-	Reads   int64
-	Hits    struct{ Keep, Ring int64 }
-	Joined  int64
-	Misses  int64
-	Gets    int64 `json:"get_requests"`
-	Got     int64 `json:"get_bytes"`
-	Hedges  struct{ Sent int64 }
-	Memory  struct {
-		Used int64 `json:"ledger_used"`
+	Read    int64 `json:"read_bytes"`
+	// Delivered are samples that consumers were given.
+	Delivered int64 `json:"samples_delivered"`
+	Reads     int64
+	Hits      struct{ Keep, Ring int64 }
+	Joined    int64
+	Misses    int64
+	Gets      int64 `json:"get_requests"`
+	Got       int64 `json:"get_bytes"`
+	Hedges    struct{ Sent int64 }
+	Memory    struct {
+		Used                   int64 `json:"ledger_used"`
+		Ring, Batches, Waiting int64
+	}
+	InFlight int64 `json:"requests_in_flight"`
+	Feed     struct {
+		Open int `json:"open_sessions"`
 	}
 	Disk struct {
 		Used   int64
@@ -242,6 +281,8 @@ type Stats struct {
 		Queued int
 	}
 	Errors []struct{ Text string }
+	// Cluster is what peers gave, and were given.
+	Cluster struct{ Bytes, Served int64 }
 }
 
 // Stats asks the daemon.

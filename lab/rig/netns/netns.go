@@ -153,6 +153,15 @@ func (n *Node) Down() error { return run("ip", "link", "set", n.link, "down") }
 // Up plugs it in again.
 func (n *Node) Up() error { return run("ip", "link", "set", n.link, "up") }
 
+// Apart cuts the node off from all nodes that are apart, too. The host and other nodes still reach it.
+func (n *Node) Apart(apart bool) error {
+	word := "off"
+	if apart {
+		word = "on"
+	}
+	return run("bridge", "link", "set", "dev", n.link, "isolated", word)
+}
+
 // Rate shapes the node's link to so many bits a second each way; 0 lifts the limit.
 func (n *Node) Rate(bits int64) error {
 	here, there := []string{"qdisc"}, []string{"-n", n.name, "qdisc"}

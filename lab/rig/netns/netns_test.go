@@ -125,6 +125,25 @@ func TestLinks(t *testing.T) {
 	if n, err := fetch(t.Context(), nil, w.Nodes[0]); n != size || err != nil {
 		t.Errorf("the host: %d, %v", n, err)
 	}
+	for _, n := range w.Nodes[:2] {
+		if err := n.Apart(true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := fetch(t.Context(), w.Nodes[1], w.Nodes[0]); err == nil {
+		t.Errorf("%d bytes between nodes that are apart", n)
+	}
+	for _, from := range []*Node{nil, w.Nodes[2]} {
+		if n, err := fetch(t.Context(), from, w.Nodes[0]); n != size || err != nil {
+			t.Errorf("%d bytes from a node that is apart from another, %v", n, err)
+		}
+	}
+	if err := w.Nodes[0].Apart(false); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := fetch(t.Context(), w.Nodes[1], w.Nodes[0]); n != size || err != nil {
+		t.Errorf("%d bytes after that, %v", n, err)
+	}
 	if err := w.Nodes[0].Rate(0); err != nil {
 		t.Fatal(err)
 	}
