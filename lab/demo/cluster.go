@@ -309,7 +309,7 @@ func (c *clusterJob) origins(ctx context.Context, f *fleet.Fleet, a *act, before
 			return nil
 		}
 		s, err := n.Stats(ctx)
-		o.Peers, o.Given = s.Cluster.Bytes-was.Cluster.Bytes, s.Cluster.Served-was.Cluster.Served
+		o.Peers, o.Given = s.Cluster.Peers-was.Cluster.Peers, s.Cluster.Given.Bytes-was.Cluster.Given.Bytes
 		o.Own = max(s.Read-was.Read-o.Peers-max(o.Store-o.Given, 0), 0)
 		return err
 	})

@@ -182,8 +182,22 @@ func (j *job) run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// prepare makes the training set, starts the store and uploads the set.
+// prepare makes the training set, starts the store, uploads the set, and puts the proxy before it.
 func (j *job) prepare(ctx context.Context) error {
+	err := j.prepareStore(ctx)
+	if err == nil {
+		j.proxy, err = proxy.Spawn(ctx, j.Proxy, j.store.URL, proxy.Options{Latency: j.Latency, Sigma: j.Sigma, Seed: 1})
+	}
+	if err != nil {
+		j.close()
+		return err
+	}
+	j.env = append(append(os.Environ(), "SHOAL_SETTLED=1"), s3server.Env(j.proxy.URL)...) // without the settings of who runs it
+	return nil
+}
+
+// prepareStore makes the training set, starts the store and uploads the set. What it has started is there after an error, too.
+func (j *job) prepareStore(ctx context.Context) error {
 	bar := j.bars.Start("making photographs", j.Photos)
 	set, err := photos.Make(ctx, j.path("photos"), photos.Options{Count: j.Photos, Seed: 1}, bar.Set)
 	result := fmt.Sprintf("%s files in %d classes, %s", humanize.Comma(int64(set.Files)), set.Classes, humanize.Bytes(uint64(set.Bytes)))
@@ -209,15 +223,7 @@ func (j *job) prepare(ctx context.Context) error {
 		result = "failed"
 	}
 	bar.Done(result)
-	if err == nil {
-		j.proxy, err = proxy.Spawn(ctx, j.Proxy, j.store.URL, proxy.Options{Latency: j.Latency, Sigma: j.Sigma, Seed: 1})
-	}
-	if err != nil {
-		j.close()
-		return err
-	}
-	j.env = append(append(os.Environ(), "SHOAL_SETTLED=1"), s3server.Env(j.proxy.URL)...) // without the settings of who runs it
-	return nil
+	return err
 }
 
 // close stops the store and the proxy.

@@ -1,7 +1,7 @@
 package demo
 
 import (
-	_ "embed"
+	"embed"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -18,8 +18,8 @@ import (
 	humanize "github.com/dustin/go-humanize"
 )
 
-//go:embed report.html.tmpl
-var reportTemplate string
+//go:embed *.tmpl
+var templates embed.FS
 
 // report is what all runs together show.
 type report struct {
@@ -109,7 +109,12 @@ func (r *report) write(path, sheet string) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	t, err := template.New("report").Funcs(template.FuncMap{
+	return render(path, "report.html.tmpl", r)
+}
+
+// render writes a page.
+func render(path, name string, data any) error {
+	t, err := template.New(name).Funcs(template.FuncMap{
 		"comma":   func(n int64) string { return humanize.Comma(n) },
 		"bytes":   func(n int64) string { return humanize.Bytes(uint64(max(n, 0))) },
 		"percent": func(f float64) string { return fmt.Sprintf("%.0f%%", 100*f) },
@@ -119,12 +124,12 @@ func (r *report) write(path, sheet string) error {
 			return fmt.Sprintf("%.2f → %.2f", first, last)
 		},
 		"int64": func(n int) int64 { return int64(n) },
-	}).Parse(reportTemplate)
+	}).ParseFS(templates, "*.tmpl")
 	if err != nil {
 		return err
 	}
 	var out strings.Builder
-	if err := t.Execute(&out, r); err != nil {
+	if err := t.Execute(&out, data); err != nil {
 		return err
 	}
 	return os.WriteFile(path, []byte(out.String()), 0o644)

@@ -240,7 +240,7 @@ func (c *cluster) table(store []int64, before, after []fleet.Stats) string {
 	fmt.Fprintf(&b, "%6s %12s %8s %12s %12s %8s %8s %8s %8s %8s %7s\n", "node", "store bytes", "of all", "peers' bytes", "given bytes", "disk", "memory", "joined", "misses", "kept", "hedges")
 	for i, s := range after {
 		p := before[i]
-		fmt.Fprintf(&b, "%6d %12d %8.3f %12d %12d %8d %8d %8d %8d %8d %7d\n", i, store[i], float64(store[i])/float64(c.bytes), s.Cluster.Bytes-p.Cluster.Bytes, s.Cluster.Served-p.Cluster.Served,
+		fmt.Fprintf(&b, "%6d %12d %8.3f %12d %12d %8d %8d %8d %8d %8d %7d\n", i, store[i], float64(store[i])/float64(c.bytes), s.Cluster.Peers-p.Cluster.Peers, s.Cluster.Given.Bytes-p.Cluster.Given.Bytes,
 			s.Hits.Keep-p.Hits.Keep, s.Hits.Ring-p.Hits.Ring, s.Joined-p.Joined, s.Misses-p.Misses, s.Disk.Kept, s.Hedges.Sent-p.Hedges.Sent)
 	}
 	return b.String()

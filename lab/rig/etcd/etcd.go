@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,11 +29,11 @@ import (
 type Server struct {
 	Addr string // HOST:PORT for clients
 
-	bin, dir, peers string
-	args            []string
-	command         func(program string, args ...string) *exec.Cmd
-	release         []func()
-	proc            *subproc.Proc
+	bin, dir string
+	args     []string
+	command  func(program string, args ...string) *exec.Cmd
+	release  []func()
+	proc     *subproc.Proc
 }
 
 // FindBinary returns the path of etcd: $SHOAL_ETCD, else the one on $PATH. The error says how to get it.
@@ -50,48 +51,84 @@ func FindBinary() (string, error) {
 // Start runs an etcd of one member and returns when it answers. args are added to its own: TLS, for one, with tls.
 // ctx bounds only the start.
 func Start(ctx context.Context, tls bool, args ...string) (*Server, error) {
-	s := &Server{command: exec.Command}
-	for _, addr := range []*string{&s.Addr, &s.peers} {
-		a, release, err := port.Hold()
-		if err != nil {
-			s.Close()
-			return nil, err
-		}
-		*addr, s.release = a, append(s.release, release)
+	members, err := StartMembers(ctx, 1, tls, args...)
+	if err != nil {
+		return nil, err
 	}
+	return members[0], nil
+}
+
+// StartMembers runs an etcd of n members.
+func StartMembers(ctx context.Context, n int, tls bool, args ...string) (members []*Server, err error) {
 	scheme := "http://"
 	if tls {
 		scheme = "https://"
 	}
-	return s, s.start(ctx, scheme, args)
+	defer func() {
+		if err != nil {
+			for _, s := range members {
+				s.Close()
+			}
+		}
+	}()
+	var peers []string
+	for range n {
+		s := &Server{command: exec.Command}
+		members = append(members, s)
+		var addrs [2]string
+		for j := range addrs {
+			addr, release, err := port.Hold()
+			if err != nil {
+				return members, err
+			}
+			addrs[j], s.release = addr, append(s.release, release)
+		}
+		s.Addr = addrs[0]
+		peers = append(peers, addrs[1])
+	}
+	return members, start(ctx, members, peers, scheme, args)
 }
 
 // StartAt runs an etcd on a machine of its own, with this address: command runs a program there.
 func StartAt(ctx context.Context, host string, command func(program string, args ...string) *exec.Cmd) (*Server, error) {
-	s := &Server{Addr: net.JoinHostPort(host, "2379"), peers: net.JoinHostPort(host, "2380"), command: command}
-	return s, s.start(ctx, "http://", nil)
+	s := &Server{Addr: net.JoinHostPort(host, "2379"), command: command}
+	err := start(ctx, []*Server{s}, []string{net.JoinHostPort(host, "2380")}, "http://", nil)
+	if err != nil {
+		s.Close()
+	}
+	return s, err
 }
 
-func (s *Server) start(ctx context.Context, scheme string, args []string) (err error) {
-	defer func() {
-		if err != nil {
-			s.Close()
+// start runs the members, which find each other at peers.
+func start(ctx context.Context, members []*Server, peers []string, scheme string, args []string) error {
+	bin, err := FindBinary()
+	if err != nil {
+		return err
+	}
+	all := make([]string, len(members))
+	for i := range members {
+		all[i] = fmt.Sprintf("member%d=http://%s", i, peers[i])
+	}
+	var started errgroup.Group // a member answers when most are there
+	for i, s := range members {
+		s.bin = bin
+		if s.dir, err = os.MkdirTemp(memory(), "shoal-etcd-"); err != nil {
+			return err
 		}
-	}()
-	if s.bin, err = FindBinary(); err != nil {
-		return err
+		s.args = append([]string{"--name", fmt.Sprint("member", i), "--listen-client-urls", scheme + s.Addr, "--advertise-client-urls", scheme + s.Addr,
+			"--listen-peer-urls", "http://" + peers[i], "--initial-advertise-peer-urls", "http://" + peers[i], "--initial-cluster", strings.Join(all, ","),
+			"--heartbeat-interval", "20", "--election-timeout", "200"}, args...)
+		started.Go(func() error { return s.Restart(ctx, false) })
 	}
-	dir := ""
+	return started.Wait()
+}
+
+// memory is a folder in memory, or "" if there is none.
+func memory() string {
 	if fi, err := os.Stat("/dev/shm"); err == nil && fi.IsDir() {
-		dir = "/dev/shm"
+		return "/dev/shm"
 	}
-	if s.dir, err = os.MkdirTemp(dir, "shoal-etcd-"); err != nil {
-		return err
-	}
-	s.args = append([]string{"--name", "rig", "--listen-client-urls", scheme + s.Addr, "--advertise-client-urls", scheme + s.Addr,
-		"--listen-peer-urls", "http://" + s.peers, "--initial-advertise-peer-urls", "http://" + s.peers,
-		"--initial-cluster", "rig=http://" + s.peers, "--heartbeat-interval", "20", "--election-timeout", "200"}, args...)
-	return s.Restart(ctx, false)
+	return ""
 }
 
 // Stop kills it, and keeps its data.

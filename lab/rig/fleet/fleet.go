@@ -281,8 +281,17 @@ type Stats struct {
 		Queued int
 	}
 	Errors []struct{ Text string }
-	// Cluster is what peers gave, and were given.
-	Cluster struct{ Bytes, Served int64 }
+	Cluster struct {
+		State string
+		Owned float64
+		Peers int64 `json:"peer_bytes"` // that others gave
+		Disk  int64 `json:"disk_bytes"` // from its own disk
+		Given struct{ Bytes int64 }     // to others
+		Nodes []struct {
+			ID, Address string
+			Draining    bool
+		}
+	}
 }
 
 // Stats asks the daemon.
