@@ -17,6 +17,7 @@ import (
 type Options struct {
 	URL   string      // for Parse
 	Self  Node        // without an ID one only looks on: one sees the nodes and is none
+	Locks bool        // who looks on may lock, too
 	Nodes int         // the first view is taken at once when so many have come; 0: only when it is quiet
 	TLS   *tls.Config // for etcds://; nil: the system's authorities
 	Log   *slog.Logger

@@ -96,11 +96,15 @@ func (c *Cluster) hold(ctx context.Context) error {
 	defer func() { _ = s.Close() }()
 	defer s.lose(ErrLost)
 	defer s.end.Stop()
-	if c.o.Self.ID != "" {
-		defer s.leave(ctx)
-		if err := s.register(); err != nil {
-			return s.why(err)
-		}
+	defer s.leave(ctx)
+	switch {
+	case c.o.Self.ID != "":
+		err = s.register()
+	case c.o.Locks:
+		err = s.grant()
+	}
+	if err != nil {
+		return s.why(err)
 	}
 	c.use(s)
 	defer c.use(nil)
@@ -148,13 +152,9 @@ func (s *session) register() error {
 		}
 		rev, old = kv.ModRevision, kv.Lease
 	}
-	began := time.Now()
-	grant, err := s.Grant(ctx, int64(c.pace.lease/time.Second))
-	if err != nil {
+	if err := s.grant(); err != nil {
 		return err
 	}
-	s.lease, s.ttl = grant.ID, time.Duration(grant.TTL)*time.Second
-	s.prolong(began)
 	if ok, err := s.put(rev); err != nil {
 		return err
 	} else if !ok {
@@ -213,16 +213,18 @@ func (s *session) beat() error {
 	if s.lease == 0 {
 		s.prolong(began)
 	} else {
-		if err := s.look(answer.Responses[2].GetResponseRange().Kvs); err != nil {
-			s.lose(err)
-			return err
+		if c.o.Self.ID != "" {
+			if err := s.look(answer.Responses[2].GetResponseRange().Kvs); err != nil {
+				s.lose(err)
+				return err
+			}
 		}
 		if err := s.renew(ctx); err != nil {
 			return err
 		}
 		s.unlock(ctx)
 		c.mu.Lock()
-		unsaid := c.unsaid
+		unsaid := c.unsaid && c.o.Self.ID != ""
 		c.mu.Unlock()
 		if unsaid {
 			if _, err := s.put(s.rev); err != nil {
@@ -242,6 +244,20 @@ func (s *session) beat() error {
 		s.nodes, s.written = n, written
 		s.list = View{Rev: got.Header.Revision, Nodes: c.read(got.Kvs)}
 	}
+	return nil
+}
+
+// grant gets the lease.
+func (s *session) grant() error {
+	ctx, cancel := s.asking()
+	defer cancel()
+	began := time.Now()
+	grant, err := s.Grant(ctx, int64(s.c.pace.lease/time.Second))
+	if err != nil {
+		return err
+	}
+	s.lease, s.ttl = grant.ID, time.Duration(grant.TTL)*time.Second
+	s.prolong(began)
 	return nil
 }
 

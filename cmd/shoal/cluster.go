@@ -38,7 +38,7 @@ type onlooker struct {
 	client *peer.Client
 }
 
-func (o *clusterOptions) lookOn(ctx context.Context, inv *invocation) (*onlooker, error) {
+func (o *clusterOptions) lookOn(ctx context.Context, inv *invocation, locks bool) (*onlooker, error) {
 	if o.URL == "" {
 		return nil, cli.Usagef("give the cluster: --cluster etcd://HOST:PORT/NAME")
 	}
@@ -49,7 +49,7 @@ func (o *clusterOptions) lookOn(ctx context.Context, inv *invocation) (*onlooker
 	if err != nil {
 		return nil, err
 	}
-	c, err := cluster.Join(cluster.Options{URL: o.URL, TLS: config})
+	c, err := cluster.Join(cluster.Options{URL: o.URL, Locks: locks, TLS: config})
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ func clusterListCommand() *cobra.Command {
   shoal cluster ls --cluster etcd://etcd:2379/photos --cluster-cert node.crt --cluster-key node.key --cluster-ca ca.crt --json`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			l, err := o.lookOn(c.Context(), invocationOf(c.Context()))
+			l, err := o.lookOn(c.Context(), invocationOf(c.Context()), false)
 			if err != nil {
 				return err
 			}
@@ -204,7 +204,7 @@ again is not drained.`,
 		Example: "  shoal cluster drain 1f2e3d4c --cluster etcd://etcd:2379/photos --cluster-insecure",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			l, err := o.lookOn(c.Context(), invocationOf(c.Context()))
+			l, err := o.lookOn(c.Context(), invocationOf(c.Context()), false)
 			if err != nil {
 				return err
 			}
@@ -238,7 +238,7 @@ cluster that is not there yet.)`,
   shoal cluster plan --join 400GiB --cluster etcd://etcd:2379/photos --cluster-insecure`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			l, err := o.lookOn(c.Context(), invocationOf(c.Context()))
+			l, err := o.lookOn(c.Context(), invocationOf(c.Context()), false)
 			if err != nil {
 				return err
 			}

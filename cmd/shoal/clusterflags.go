@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -70,4 +73,26 @@ func (o *clusterOptions) check(inv *invocation, clear string) error {
 		}
 	}
 	return nil
+}
+
+// only waits until no other node of the cluster does what name says. Without a cluster, or if etcd is away, it does not wait.
+func (o *clusterOptions) only(ctx context.Context, inv *invocation, name string) (unlock func(), err error) {
+	if o.URL == "" {
+		return func() {}, o.check(inv, "")
+	}
+	l, err := o.lookOn(ctx, inv, true)
+	if wrong := (cli.UsageError{}); errors.As(err, &wrong) || ctx.Err() != nil {
+		return nil, err
+	} else if err != nil {
+		inv.notice("not waiting for other nodes: %v", err)
+		return func() {}, nil
+	}
+	slow := time.AfterFunc(time.Second, func() { inv.notice("another node of the cluster is at it: waiting") })
+	_, release, err := l.Lock(ctx, name)
+	slow.Stop()
+	if err != nil {
+		l.close()
+		return nil, err
+	}
+	return func() { release(); l.close() }, nil
 }

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"strings"
 
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -37,6 +38,7 @@ type packOptions struct {
 	re          recoding
 	store       storeOptions
 	destKeyFile string
+	cluster     clusterOptions
 }
 
 func packCommand() *cobra.Command {
@@ -48,7 +50,8 @@ func packCommand() *cobra.Command {
 beside each shard and a manifest over all. Every shard is read back and checked before it counts.
 DEST is then a source itself, and ` + "`shoal mount SOURCE MOUNTPOINT --shards DEST`" + ` reads SOURCE through it.
 
-A pack that was interrupted, in whatever way, is resumed by the same command.
+A pack that was interrupted, in whatever way, is resumed by the same command. With --cluster one node packs a DEST at a time:
+the others wait, and find it done.
 
 With --resize or --decode the pictures are made anew first: smaller, or as raw pixels that need no decoding. The
 set is then a dataset of its own, with another version, and says so in its manifest; what is no picture, or a
@@ -72,6 +75,7 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON")
 	o.store.add(c)
 	o.store.addNear(c)
+	o.cluster.addNode(c)
 	f.StringVar(&o.destKeyFile, "dest-sse-c-key-file", "", "file with the key that S3 encrypts the shards with, or none (default: as --sse-c-key-file)")
 	return c
 }
@@ -98,6 +102,11 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 			return cli.Usage(err)
 		}
 	}
+	unlock, err := o.cluster.only(c.Context(), invocationOf(c.Context()), "pack/"+strings.TrimSuffix(args[1], "/"))
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	from, to, err := packStores(invocationOf(c.Context()), o.store, o.destKeyFile)
 	if err != nil {
 		return err

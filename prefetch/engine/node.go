@@ -271,3 +271,11 @@ func (n *node) forget(e *Engine) {
 		n.cluster.Forget(e.datasetID())
 	}
 }
+
+// Node returns this node's ID and weight; false outside of a cluster.
+func (h *Host) Node() (id string, weight uint32, ok bool) {
+	if h.node == nil {
+		return "", 0, false
+	}
+	return h.node.id, weightOf(h.cfg.Size), true
+}
