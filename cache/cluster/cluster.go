@@ -63,7 +63,6 @@ type Cluster struct {
 
 	mu       sync.Mutex
 	self     Node
-	unsaid   bool // self differs from what etcd has
 	joined   bool // this process has been in the cluster
 	views    settling
 	changed  chan struct{} // closed at the next change of the view
@@ -153,15 +152,12 @@ func (c *Cluster) State() State {
 func (c *Cluster) Keep(dataset string, threshold uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if was, ok := c.self.Keeps[dataset]; ok && was == threshold {
-		return
-	}
 	keeps := maps.Clone(c.self.Keeps)
 	if keeps == nil {
 		keeps = map[string]uint64{}
 	}
 	keeps[dataset] = threshold
-	c.self.Keeps, c.unsaid = keeps, true
+	c.self.Keeps = keeps
 }
 
 // Forget says that this node does not have a dataset open any more.

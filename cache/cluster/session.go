@@ -33,11 +33,12 @@ type session struct {
 
 	nodes   int64  // the list was read when there were so many,
 	written string // and this was the last write
-	rev     int64  // when this node was last written
+	rev     int64  // when this node was last written,
+	said    string // and what this process wrote
 	list    View
 
 	mu   sync.Mutex
-	drop map[string]string // locks to let go of: key and token
+	drop map[string]string // locks to let go of: the key by the token
 	last error             // what went wrong on the wire
 }
 
@@ -68,7 +69,9 @@ func (c *Cluster) open(ctx context.Context) (*session, error) {
 	noted := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		err := call(ctx, method, req, reply, cc, opts...)
 		if err != nil {
-			s.note(err)
+			s.mu.Lock()
+			s.last = err
+			s.mu.Unlock()
 		}
 		return err
 	}
@@ -155,7 +158,9 @@ func (s *session) register() error {
 	if err := s.grant(); err != nil {
 		return err
 	}
-	if ok, err := s.put(rev); err != nil {
+	s.lease, s.ttl = grant.ID, time.Duration(grant.TTL)*time.Second
+	s.prolong(began)
+	if ok, err := s.put(ctx, rev); err != nil {
 		return err
 	} else if !ok {
 		return ErrLost
@@ -173,28 +178,25 @@ func (c *Cluster) mayFollow(r record) bool {
 	return r.Instance == c.instance || !c.joined && r.Address == c.self.Address
 }
 
-// put writes the node if it was last written at rev.
-func (s *session) put(rev int64) (ok bool, err error) {
-	c := s.c
+// value is this node for etcd.
+func (c *Cluster) value() (string, error) {
 	c.mu.Lock()
-	r := record{c.self, c.instance}
-	c.unsaid = false
-	c.mu.Unlock()
-	value, err := json.Marshal(r)
-	if err != nil {
-		return false, err
+	defer c.mu.Unlock()
+	value, err := json.Marshal(record{c.self, c.instance})
+	return string(value), err
+}
+
+// put writes the node, unless etcd has it so, if it was last written at rev.
+func (s *session) put(ctx context.Context, rev int64) (ok bool, err error) {
+	value, err := s.c.value()
+	if err != nil || value == s.said {
+		return true, err
 	}
-	ctx, cancel := s.asking()
-	defer cancel()
-	key := c.key("nodes/", r.ID)
+	key := s.c.key("nodes/", s.c.o.Self.ID)
 	answer, err := s.Txn(ctx).If(v3.Compare(v3.ModRevision(key), "=", rev)).
-		Then(v3.OpPut(key, string(value), v3.WithLease(s.lease)), c.wrote()).Commit()
+		Then(v3.OpPut(key, value, v3.WithLease(s.lease)), s.c.wrote()).Commit()
 	if ok = err == nil && answer.Succeeded; ok {
-		s.rev = answer.Header.Revision
-	} else {
-		c.mu.Lock()
-		c.unsaid = true
-		c.mu.Unlock()
+		s.said = value
 	}
 	return ok, err
 }
@@ -223,13 +225,8 @@ func (s *session) beat() error {
 			return err
 		}
 		s.unlock(ctx)
-		c.mu.Lock()
-		unsaid := c.unsaid && c.o.Self.ID != ""
-		c.mu.Unlock()
-		if unsaid {
-			if _, err := s.put(s.rev); err != nil {
-				return err
-			}
+		if _, err := s.put(ctx, s.rev); err != nil { // or somebody else has written it: look again
+			return err
 		}
 	}
 	var written string
@@ -323,12 +320,6 @@ func (c *Cluster) read(kvs []*mvccpb.KeyValue) []Node {
 	}
 	slices.SortFunc(out, func(a, b Node) int { return strings.Compare(a.ID, b.ID) })
 	return out
-}
-
-func (s *session) note(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.last = err
 }
 
 // unlock deletes the locks that were let go of.

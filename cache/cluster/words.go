@@ -34,6 +34,9 @@ func (s *session) why(err error) error {
 // explain says what to do about an error.
 func (c *Cluster) explain(err error) string {
 	text := err.Error()
+	if i := strings.LastIndex(text, "desc = "); i >= 0 { // gRPC wraps it two or three times
+		text = strings.TrimPrefix(strings.Trim(text[i+len("desc = "):], `"`), "transport: ")
+	}
 	is := func(parts ...string) bool {
 		for _, p := range parts {
 			if strings.Contains(text, p) {
