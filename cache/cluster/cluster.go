@@ -164,7 +164,7 @@ func (c *Cluster) Keep(dataset string, threshold uint64) {
 func (c *Cluster) Forget(dataset string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.self.Keeps, c.unsaid = maps.Clone(c.self.Keeps), true
+	c.self.Keeps = maps.Clone(c.self.Keeps)
 	delete(c.self.Keeps, dataset)
 }
 

@@ -158,8 +158,6 @@ func (s *session) register() error {
 	if err := s.grant(); err != nil {
 		return err
 	}
-	s.lease, s.ttl = grant.ID, time.Duration(grant.TTL)*time.Second
-	s.prolong(began)
 	if ok, err := s.put(ctx, rev); err != nil {
 		return err
 	} else if !ok {
@@ -225,8 +223,10 @@ func (s *session) beat() error {
 			return err
 		}
 		s.unlock(ctx)
-		if _, err := s.put(ctx, s.rev); err != nil { // or somebody else has written it: look again
-			return err
+		if c.o.Self.ID != "" {
+			if _, err := s.put(ctx, s.rev); err != nil { // or somebody else has written it: look again
+				return err
+			}
 		}
 	}
 	var written string
