@@ -96,6 +96,16 @@ func (s *Server) agree(by *session) error {
 	return nil
 }
 
+// warnAway tells of a session whose placement has its rank on another node: most of what it reads is then not here.
+func (s *Server) warnAway(sp *spec) {
+	id, _, ok := s.o.Node()
+	if !ok || sp.placement == nil || sp.placement.Home(sp.rank) == id {
+		return
+	}
+	s.log.Warn("a feed session's placement is for another node: its samples are not kept here; make a new one (shoal.placement), from this server's address",
+		"session", sp.session, "rank", sp.rank, "node", id, "placement_node", sp.placement.Home(sp.rank))
+}
+
 // newPlacedPlan is newPlan for a rank whose global batches are dealt out by a placement.
 func newPlacedPlan(whole order.Order, cursor, batch, rank int, tail Tail, by *placement) (plan, error) {
 	n, world := whole.Len(), by.World()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -189,6 +190,19 @@ func TestPlacementShares(t *testing.T) {
 	}
 	if slices.Equal(ids[feedtest.Placement(0, 1)], ids[feedtest.Placement(1, 0)]) {
 		t.Error("two placements have the same samples")
+	}
+}
+
+// A placement of before a node got another cache directory, say, is correct and of no use.
+func TestPlacementOfAnotherNode(t *testing.T) {
+	var log bytes.Buffer
+	r := start(t, &feedtest.Dataset{Samples: 60}, loader.Options{Log: slog.New(slog.NewTextHandler(&log, nil)),
+		Node: func() (string, uint32, bool) { return "n0", 100, true }}, 0)
+	for rank, warned := range []bool{false, true} {
+		r.open(t, &feedpb.Open{Session: "s", Batch: 5, World: 2, Rank: uint32(rank), Placement: feedtest.Placement(0, 1)})
+		if strings.Contains(log.String(), "placement_node=n1") != warned {
+			t.Errorf("rank %d: %s", rank, log.String())
+		}
 	}
 }
 

@@ -345,6 +345,7 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 	s.counters.opened++
 	s.log.Info("feed session opened", "session", sp.session, "rank", sp.rank, "world", sp.world, "client", sp.client,
 		"order", sp.orderName, "batch", sp.batch, "transform", sp.transformName(), "epoch", sp.start.Epoch, "cursor", sp.start.Cursor)
+	s.warnAway(sp)
 	if p, ok := ds.(*Packed); ok {
 		s.log.Info("documents packed", "session", sp.session, "packing", p.waste.String())
 	}

@@ -97,6 +97,9 @@ func (p *Placement) Digest() string {
 // World returns the number of ranks.
 func (p *Placement) World() int { return len(p.node) }
 
+// Home returns the id of the rank's node.
+func (p *Placement) Home(rank int) string { return p.nodes[p.node[rank]].ID }
+
 // Nodes returns the number of nodes.
 func (p *Placement) Nodes() int { return len(p.nodes) }
 
