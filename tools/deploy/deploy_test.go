@@ -117,20 +117,26 @@ func render(t *testing.T, values string) ([]byte, error) {
 // job returns the pod of the only Job in a stream that the API takes.
 func job(t *testing.T, stream []byte) *corev1.PodTemplateSpec {
 	t.Helper()
+	return pod(t, stream, "Job")
+}
+
+// pod returns the pod of the only object of a kind in a stream that the API takes.
+func pod(t *testing.T, stream []byte, kind string) *corev1.PodTemplateSpec {
+	t.Helper()
 	kinds, err := validate(stream)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, stream)
 	}
-	if len(kinds["Job"]) != 1 {
-		t.Fatalf("%d jobs in\n%s", len(kinds["Job"]), stream)
+	if len(kinds[kind]) != 1 {
+		t.Fatalf("%d of %s in\n%s", len(kinds[kind]), kind, stream)
 	}
-	var j struct {
+	var o struct {
 		Spec struct{ Template corev1.PodTemplateSpec }
 	}
-	if err := yaml.Unmarshal(kinds["Job"][0], &j); err != nil {
+	if err := yaml.Unmarshal(kinds[kind][0], &o); err != nil {
 		t.Fatal(err)
 	}
-	return &j.Spec.Template
+	return &o.Spec.Template
 }
 
 // checkPod tells what is wrong with a trainer's pod beyond what a schema can say.
@@ -390,7 +396,10 @@ func TestFlagsExist(t *testing.T) {
 		pods[dir] = job(t, kustomize(t, dir))
 	}
 	for name, pod := range pods {
-		for _, c := range pod.Spec.InitContainers {
+		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			if !strings.Contains(c.Image, "/shoal:") {
+				continue // a trainer
+			}
 			checkFlags(t, bin, name, c.Args)
 			for _, p := range []*corev1.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
 				if p == nil {
