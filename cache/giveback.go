@@ -119,6 +119,9 @@ func (d *disk) wanted(volumes []*Volume) map[uint32]int64 {
 			break
 		}
 		for f := range v.m.Len() {
+			if f%(1<<16) == 0 {
+				d.progress() // of a large version it may take seconds
+			}
 			for x := range v.Extents(f) {
 				if loc := segment.Loc(v.loc(v.extent(f, x))); loc != 0 && a.admit(f, x) {
 					wanted[loc.Segment()] += loc.Bytes(int(v.ExtentBytes(f, x)))
@@ -182,7 +185,10 @@ func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err err
 	if err != nil {
 		return 0, err
 	}
-	first := func(_ segment.Record, loc segment.Loc) bool { return in.wants(loc) }
+	first := func(_ segment.Record, loc segment.Loc) bool {
+		d.progress() // a header was read
+		return in.wants(loc)
+	}
 	freed, err = d.store.Condense(id, min(spare, room), first, func(from, to segment.Loc) {
 		d.progress()
 		used := in == nil
@@ -270,7 +276,7 @@ func (d *disk) purge(id uint32, volumes []*Volume) (freed int64, err error) {
 	return d.condense(id, in, math.MaxInt64)
 }
 
-// progress tells the writer's watch, if there is one, that the disk answers.
+// progress tells the writer's watch, if there is one, that the disk answers, or is not waited for.
 func (d *disk) progress() {
 	if d.writer != nil {
 		d.watch.begin()
