@@ -31,7 +31,7 @@ func (o *clusterOptions) add(c *cobra.Command) {
 func (o *clusterOptions) addNode(c *cobra.Command) {
 	o.add(c)
 	f := c.Flags()
-	f.StringVar(&o.Advertise, "advertise", "", "HOST:PORT where the cluster's other nodes reach this one (default: this machine's address towards etcd, port 7071)")
+	f.StringVar(&o.Advertise, "advertise", "", "HOST:PORT where the cluster's other nodes reach this one (default: this machine's address towards etcd, port 7073)")
 	f.StringVar(&o.Zone, "zone", "", "this node's zone, shown by shoal cluster ls")
 	f.IntVar(&o.Nodes, "nodes", 0, "begin once the cluster has so many nodes, or after a minute (default: once no more have come for 2 s)")
 }

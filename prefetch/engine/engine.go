@@ -403,7 +403,10 @@ func (e *Engine) readQuota() error {
 func (e *Engine) setQuota(n int64) {
 	e.quota.Store(n)
 	if v := e.cur.Load(); v != nil {
-		v.keeping.again()
+		if below := v.keeping.again(); v.sharing != nil {
+			v.sharing.below.Store(below)
+			e.sayKeeps()
+		}
 		v.volume.SetQuota(n)
 	}
 }
@@ -499,6 +502,7 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 	}
 	v.volume.Inherit(old.volume)
 	e.cur.Store(v)
+	e.sayKeeps()
 	old.volume.Retire()
 	e.log.Info("moved to a new dataset version", "old", old.manifest.Version()[:12], "new", m.Version()[:12], "files", m.Len())
 	return true, e.startOrder()

@@ -25,7 +25,7 @@ import (
 // ClusterConfig says which cluster a host is a node of. The zero value is none.
 type ClusterConfig struct {
 	URL       string // etcd://HOST:PORT[,…]/NAME
-	Advertise string // HOST:PORT at which other nodes reach this one; "": this machine's address towards etcd, port 7071
+	Advertise string // HOST:PORT at which other nodes reach this one; "": this machine's address towards etcd, port 7073
 	Zone      string
 	Program   string // version of Shoal
 	Nodes     int    // that a dataset waits for when it is opened, at most a minute; 0: until no more come
@@ -43,7 +43,7 @@ func (c ClusterConfig) Config() (*tls.Config, error) {
 }
 
 const (
-	defaultPeerPort = "7071"
+	defaultPeerPort = "7073"
 	nodeFile        = "node" // in the cache directory: this node's ID, so that a restart is the same node
 )
 

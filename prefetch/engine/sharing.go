@@ -41,6 +41,8 @@ type sharing struct {
 	v   *view
 	key func(file int) uint64 // by which a node chooses what it keeps
 	now atomic.Pointer[members]
+
+	below atomic.Uint64 // the threshold of that choice
 }
 
 // How long the opening of a dataset waits for the nodes to agree, and for ClusterConfig.Nodes.
@@ -121,17 +123,20 @@ func (e *Engine) share(v *view) {
 func (e *Engine) shareLoop(ctx context.Context) {
 	for {
 		changed := e.host.node.cluster.Changed()
-		e.mu.Lock()
-		views := slices.Clone(e.views)
-		e.mu.Unlock()
-		for _, v := range views {
-			v.sharing.follow(e.host.node.cluster.View())
-		}
+		e.cur.Load().sharing.follow(e.host.node.cluster.View())
+		e.sayKeeps()
 		select {
 		case <-changed:
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// sayKeeps tells the other nodes the threshold of the version in force.
+func (e *Engine) sayKeeps() {
+	if v := e.cur.Load(); v.sharing != nil {
+		e.host.node.cluster.Keep(e.datasetID(), v.sharing.below.Load())
 	}
 }
 
@@ -160,10 +165,7 @@ func (s *sharing) follow(view cluster.View) {
 	unit := units(s.v.manifest, s.v.layout)
 	m.table = owner.NewTable(owner.New(s.e.dataset, weights), extents, func(i int) uint64 { return unit(s.v.volume.Numbered(i)) })
 	s.now.Store(m)
-	below := s.v.keeping.own(func(file, extent int) bool { return m.table.Of(s.v.volume.Number(file, extent)) == m.self })
-	if s.e.cur.Load() == s.v || s.e.cur.Load() == nil {
-		s.e.host.node.cluster.Keep(s.e.datasetID(), below)
-	}
+	s.below.Store(s.v.keeping.own(func(file, extent int) bool { return m.table.Of(s.v.volume.Number(file, extent)) == m.self }))
 	if before != nil {
 		s.e.log.Info("the cluster has changed", "nodes", len(m.nodes), "before", len(before.nodes), "revision", m.rev)
 	}

@@ -395,6 +395,7 @@ func TestFlagsExist(t *testing.T) {
 	for _, dir := range []string{"base", "overlays/mount", "overlays/monitored"} {
 		pods[dir] = job(t, kustomize(t, dir))
 	}
+	pods["node-cache"] = pod(t, kustomize(t, "node-cache"), "DaemonSet")
 	for name, pod := range pods {
 		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			if !strings.Contains(c.Image, "/shoal:") {

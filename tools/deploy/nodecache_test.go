@@ -82,12 +82,12 @@ func TestNodeCache(t *testing.T) {
 func checkNode(t *testing.T, node *corev1.PodTemplateSpec, c corev1.Container) {
 	t.Helper()
 	has := func(arg string) bool { return slices.Contains(c.Args, arg) }
-	for _, want := range []string{"--advertise=$(POD_IP):7071", "--mount=/mnt/shoal/data", "--mkdir", "--allow-other", "--listen=unix:///run/shoal/feed.sock", "--cache-dir=/var/cache/shoal/photos"} {
+	for _, want := range []string{"--advertise=$(POD_IP):7073", "--mount=/mnt/shoal/data", "--mkdir", "--allow-other", "--listen=unix:///run/shoal/feed.sock", "--cache-dir=/var/cache/shoal/photos"} {
 		if !has(want) {
 			t.Errorf("%s is missing in %v", want, c.Args)
 		}
 	}
-	if e := c.Env[0]; e.Name != "POD_IP" || e.ValueFrom.FieldRef.FieldPath != "status.podIP" || c.Ports[0].ContainerPort != 7071 {
+	if e := c.Env[0]; e.Name != "POD_IP" || e.ValueFrom.FieldRef.FieldPath != "status.podIP" || c.Ports[0].ContainerPort != 7073 {
 		t.Errorf("the address for other nodes is of %+v", e)
 	}
 	if !*c.SecurityContext.Privileged || *c.SecurityContext.RunAsUser != 0 || !*c.SecurityContext.ReadOnlyRootFilesystem {
