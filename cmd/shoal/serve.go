@@ -96,8 +96,7 @@ func runServe(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	}
 	// Called for each new session, since a refresh moves the engine to another version.
 	current := func() loader.Dataset { return feedDataset{e.Dataset()} }
-	fo.Memory, fo.Log, fo.Delivered = batchMemory{e.Ledger()}, e.Logger(), e.CountDelivered
-	fo.Node = h.Node
+	fo.Memory, fo.Log, fo.Delivered, fo.Node = batchMemory{e.Ledger()}, e.Logger(), e.CountDelivered, h.Node
 	fo.Audit = h.Audit().With(audit.Event{Source: e.Source()})
 	with := func(feed loader.Stats) admin.Snapshot {
 		feed.Listen = addrs
