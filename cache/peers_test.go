@@ -307,6 +307,43 @@ func TestGroupsByOwner(t *testing.T) {
 	}
 }
 
+// What a peer asks for together is fetched together, and nobody waits for it here.
+func TestGather(t *testing.T) {
+	p := pack(newFixture(t, 1000, 1000, 1000, 1000, 5<<20, 1000, 1000), 4)
+	c := newPatient(Options{Memory: 64 << 20, Logger: quiet})
+	defer closeCache(t, c)
+	v := p.volume(c)
+	checkFiles(t, v, p.bytes, 1)
+	before := p.gate.reads.Load()
+	v.Gather([]int{0, 1, 2, 3, 3, 4, 5, 6}, time.Time{})
+	for _, file := range []int{0, 1, 2, 3, 5, 6} {
+		data, release, err := v.Serve(context.Background(), file, 0, 1000, time.Time{}, false)
+		if err != nil || !bytes.Equal(data, p.bytes[file]) {
+			t.Fatalf("file %d: %v", file, err)
+		}
+		release()
+	}
+	settled(t, c)
+	if n := p.gate.reads.Load() - before; n != 2 {
+		t.Errorf("%d requests for two objects", n)
+	}
+	if v.Staged(4, 0) || v.Staged(4, 1) {
+		t.Error("a large file is fetched")
+	}
+	for range v.Unspent() {
+		t.Error("something waits to be read")
+	}
+	if s := v.Stats(); s.Prefetched != 0 {
+		t.Errorf("%+v", s.Counts)
+	}
+	// As far as there is memory.
+	small := newPatient(Options{Memory: 20 << 10, Logger: quiet})
+	defer closeCache(t, small)
+	v = p.volume(small)
+	v.Gather([]int{0, 1, 2, 3, 5, 6}, time.Time{})
+	checkFiles(t, v, p.bytes, 0, 1, 2, 3, 5, 6)
+}
+
 // Three nodes whose views differ arbitrarily, and change, read everything at once, with little memory: every read ends
 // with the right bytes, and nothing is left.
 func TestPeersModel(t *testing.T) {

@@ -25,10 +25,17 @@ import (
 )
 
 const (
-	places     = 64
+	peerPlaces = 64
 	allPlaces  = 256
 	idleClient = time.Minute
 )
+
+// places are for requests in flight, by priority, so that prefetches do not keep a reader waiting.
+type places [2]*semaphore.Weighted
+
+func newPlaces(n int64) places {
+	return places{objstore.Prefetch: semaphore.NewWeighted(n), objstore.Demand: semaphore.NewWeighted(n)}
+}
 
 // Node is another node.
 type Node struct {
@@ -48,7 +55,7 @@ type ClientConfig struct {
 type Client struct {
 	cfg    ClientConfig
 	http   *http.Client
-	places *semaphore.Weighted
+	places places
 
 	mu      sync.Mutex
 	remotes map[string]*remote // by the nodes' IDs
@@ -61,7 +68,7 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	c := &Client{cfg: cfg, places: semaphore.NewWeighted(allPlaces), remotes: map[string]*remote{}}
+	c := &Client{cfg: cfg, places: newPlaces(allPlaces), remotes: map[string]*remote{}}
 	c.http = &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: cfg.TLS, TLSHandshakeTimeout: silence, ResponseHeaderTimeout: sendDeadline, MaxIdleConnsPerHost: -1}}
 	return c
 }
@@ -72,8 +79,9 @@ var dialer = &net.Dialer{Timeout: silence, KeepAlive: 15 * time.Second}
 type remote struct {
 	c       *Client
 	circuit *objstore.Circuit
-	places  *semaphore.Weighted
+	places  places
 	late    atomic.Int64 // in a row
+	heard   atomic.Int64 // when the last answer was complete, as UnixNano
 
 	mu    sync.Mutex
 	node  Node
@@ -172,7 +180,7 @@ func (c *Client) remote(n Node) *remote {
 	c.mu.Lock()
 	r := c.remotes[n.ID]
 	if r == nil {
-		r = &remote{c: c, node: n, places: semaphore.NewWeighted(places), gone: c.closed}
+		r = &remote{c: c, node: n, places: newPlaces(peerPlaces), gone: c.closed}
 		r.circuit = objstore.NewCircuit(c.cfg.Now, r.say)
 		if !c.closed {
 			c.remotes[n.ID] = r
@@ -266,6 +274,7 @@ func (w *watch) check() error {
 
 // read asks for pieces by one request. It reports whether the node answered.
 func (r *remote) read(w *watch, req Request, pieces []Piece) bool {
+	w.heard = time.Time{}
 	leave := r.place(w)
 	if leave == nil {
 		r.count.passed.Add(int64(len(pieces)))
@@ -283,14 +292,16 @@ func (r *remote) read(w *watch, req Request, pieces []Piece) bool {
 	r.tally(pieces)
 	switch {
 	case err == nil:
-		r.latency.Record(time.Since(start))
+		now := time.Now()
+		r.latency.Record(now.Sub(start))
 		r.late.Store(0)
+		r.heard.Store(now.UnixNano())
 		r.circuit.Leave(probe, nil)
 		return true
 	case w.ctx.Err() != nil:
 		r.circuit.Withdraw(probe)
 		return false
-	case errors.Is(err, errLate):
+	case errors.Is(err, errLate), errors.Is(err, errSilent) && time.Now().UnixNano()-r.heard.Load() < int64(silence): // others get answers
 		r.count.late.Add(1)
 		if r.late.Add(1) < mostLate && !probe {
 			r.circuit.Withdraw(probe)
@@ -322,32 +333,37 @@ func (r *remote) tally(pieces []Piece) {
 
 // place waits for a place. It returns nil if there is none in time, or the node is away.
 func (r *remote) place(w *watch) (leave func()) {
-	take := func(s *semaphore.Weighted) bool {
-		for !s.TryAcquire(1) {
+	take := func(all places) func() {
+		for {
+			s := all[objstore.PriorityOf(w.ctx)]
+			if s.TryAcquire(1) {
+				return func() { s.Release(1) }
+			}
 			if w.check() != nil || !r.circuit.Ready() {
-				return false
+				return nil
 			}
 			ctx, cancel := context.WithTimeout(w.ctx, tick)
 			err := s.Acquire(ctx, 1)
 			cancel()
 			if err == nil {
-				return true
+				return func() { s.Release(1) }
 			}
 		}
-		return true
 	}
-	if !take(r.places) {
+	one := take(r.places)
+	if one == nil {
 		return nil
 	}
-	if !take(r.c.places) {
-		r.places.Release(1)
+	other := take(r.c.places)
+	if other == nil {
+		one()
 		return nil
 	}
 	r.count.inFlight.Add(1)
 	return func() {
 		r.count.inFlight.Add(-1)
-		r.c.places.Release(1)
-		r.places.Release(1)
+		other()
+		one()
 	}
 }
 
@@ -444,13 +460,14 @@ func (r *remote) connect(w *watch) (*clientConn, error) {
 	r.mu.Lock()
 	node := r.node
 	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(w.ctx, silence)
+	until := time.Now().Add(silence)
+	ctx, cancel := context.WithDeadline(w.ctx, until)
 	defer cancel()
 	conn, err := dialer.DialContext(ctx, "tcp", node.Address)
 	if err != nil {
 		return nil, err
 	}
-	_ = conn.SetDeadline(time.Now().Add(silence))
+	_ = conn.SetDeadline(until)
 	if r.c.cfg.TLS != nil {
 		t := tls.Client(conn, r.c.cfg.TLS)
 		if err := t.HandshakeContext(ctx); err != nil {
@@ -600,7 +617,7 @@ func (c *clientConn) read(w *watch, p []byte) (int, error) {
 	}
 }
 
-// File opens a manifest or a layout of a node. What it gives is not verified.
+// File opens a manifest or a layout of a node. What it gives is not verified. A read fails when nothing comes for a while.
 func (c *Client) File(ctx context.Context, node Node, name string) (io.ReadCloser, error) {
 	return c.get(ctx, node, "manifest/"+url.PathEscape(name))
 }
@@ -622,17 +639,38 @@ func (c *Client) get(ctx context.Context, node Node, path string) (io.ReadCloser
 	if c.cfg.TLS != nil {
 		scheme = "https://"
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+node.Address+basePath+path, nil)
+	ctx, cancel := context.WithCancel(ctx)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+node.Address+basePath+"manifest/"+url.PathEscape(name), nil)
 	if err != nil {
+		cancel()
 		return nil, err
 	}
 	answer, err := c.http.Do(req)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		_ = answer.Body.Close()
+		err = fmt.Errorf("%s of node %s: %s", name, node.ID, answer.Status)
+	}
 	if err != nil {
+		cancel()
 		return nil, err
 	}
-	if answer.StatusCode != http.StatusOK {
-		_ = answer.Body.Close()
-		return nil, fmt.Errorf("%s of node %s: %s", path, node.ID, answer.Status)
-	}
-	return answer.Body, nil
+	return &body{answer.Body, cancel, time.AfterFunc(sendDeadline, cancel)}, nil
+}
+
+// body is an answer that ends when nothing comes for a while.
+type body struct {
+	io.ReadCloser
+	cancel context.CancelFunc
+	timer  *time.Timer
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	b.timer.Reset(sendDeadline)
+	return b.ReadCloser.Read(p)
+}
+
+func (b *body) Close() error {
+	b.timer.Stop()
+	b.cancel()
+	return b.ReadCloser.Close()
 }

@@ -278,7 +278,7 @@ func TestPlaces(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if s := b.stats(); got.Load()+s.Passed+s.No["busy"] != 300 || got.Load() < 250 || s.InFlight != 0 || b.server.Stats().Connections > places {
+	if s := b.stats(); got.Load()+s.Passed+s.No["busy"] != 300 || got.Load() < 250 || s.InFlight != 0 || b.server.Stats().Connections > peerPlaces {
 		t.Errorf("%d: %+v", got.Load(), s)
 	}
 	h := newHostile(t, func(c *hostileConn, _ Request, _ []asked) bool { <-c.h.quit; return false })
@@ -289,7 +289,7 @@ func TestPlaces(t *testing.T) {
 		wg.Go(func() { b.client.Read(t.Context(), node, Request{}, want(10, 1)) })
 	}
 	wg.Wait()
-	if took := time.Since(start); took > stall+worst() || h.asks.Load() > places {
+	if took := time.Since(start); took > stall+worst() || h.asks.Load() > peerPlaces {
 		t.Errorf("%v for %d asked", took, h.asks.Load())
 	}
 }

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	serverPlaces = 64
+	serverPlaces = 512 // most of them only wait for the store
 	serverConns  = 4096
 	idleServer   = 5 * time.Minute // longer than a client keeps a connection
 	sendDeadline = 5 * time.Second // for one batch of frames
@@ -65,7 +65,7 @@ type Server struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	busy   atomic.Int64 // requests being answered
-	memory atomic.Int64 // of their pieces
+	memory atomic.Int64 // of pieces being sent
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
@@ -278,11 +278,9 @@ func (c *serverConn) serve(r Request, free bool) error {
 	if ok {
 		defer done()
 	}
-	memory := int64(0)
-	defer func() { s.memory.Add(-memory) }()
 	c.pending, c.files = c.pending[:0], c.files[:0]
 	for i, p := range c.pieces {
-		why := Reason(0)
+		var why Reason
 		switch {
 		case !free:
 			why = Busy
@@ -290,11 +288,7 @@ func (c *serverConn) serve(r Request, free bool) error {
 			why = Version
 		case !v.Check(p.file, p.path, p.etag):
 			why = ETag
-		case s.memory.Add(int64(p.n)) > s.cfg.Memory:
-			s.memory.Add(-int64(p.n))
-			why = Memory
 		default:
-			memory += int64(p.n)
 			data, release, err := v.Serve(s.ctx, p.file, p.off, p.n, due, true)
 			if errors.Is(err, cache.ErrNotHeld) && !r.Held {
 				c.pending, c.files = append(c.pending, i), append(c.files, p.file)
@@ -350,6 +344,10 @@ func (c *serverConn) fetch(v Volume, i int, due time.Time) error {
 // give adds what Serve returned for a piece.
 func (c *serverConn) give(i int, data []byte, release func(), err error) error {
 	switch {
+	case err == nil && c.s.memory.Add(int64(len(data))) > c.s.cfg.Memory:
+		c.s.memory.Add(-int64(len(data)))
+		release()
+		return c.refuse(i, Memory)
 	case err == nil:
 		c.s.count.pieces.Add(1)
 		c.s.count.bytes.Add(int64(len(data)))
@@ -377,6 +375,7 @@ func (c *serverConn) add(f frame, data []byte, release func()) error {
 		if err := c.flush(); err != nil {
 			if release != nil {
 				release()
+				c.s.memory.Add(-int64(len(data)))
 			}
 			return err
 		}
@@ -417,6 +416,7 @@ func (c *serverConn) drop() {
 	for _, release := range c.releases {
 		release()
 	}
+	c.s.memory.Add(-int64(c.size))
 	clear(c.releases)
 	clear(c.bufs[:cap(c.bufs)])
 	c.heads, c.bufs, c.size, c.releases = c.heads[:0], c.bufs[:0], 0, c.releases[:0]

@@ -8,12 +8,13 @@
 //     [waitEvery], while the owner fetches: a slow store is no slow peer.
 //   - The asker checks piece, length and checksums. Whatever is wrong, the store is asked: a reader gets the right bytes, or
 //     the store's error. When [Client.Read] has returned, nothing is written to a piece any more.
-//   - Nothing for [silence] (connecting, or between two bytes) means that the peer is away: it is not asked for a second,
-//     then one request tries, and each further failure doubles the pause, up to a minute ([objstore.Circuit]).
+//   - Nothing for [silence] (connecting, or between two bytes) on any connection means that the peer is away: it is not asked
+//     for a second, then one request tries, and each further failure doubles the pause, up to a minute ([objstore.Circuit]).
+//     The same goes for whatever breaks the protocol, and for a wrong checksum.
 //   - A read that somebody waits for gives a peer up after [patience], whatever the peer does, even if it was a prefetch when
-//     it began; others after [longest]. If that happens [mostLate] times in a row, the peer counts as away.
-//   - A request is tried once; again only if a connection that had been idle was closed. At most [places] are under way to
-//     one peer, and [allPlaces] to all. Who gets no place in time asks the store.
+//     it began; others after [longest]. If that happens [mostLate] times without an answer between, the peer counts as away.
+//   - A request is tried once; again only if a connection that had been idle was closed. At most
+//     [peerPlaces] are under way to one peer, and [allPlaces] to all, and as many prefetches. Who gets no place in time asks the store.
 //   - The server answers at most [serverPlaces] requests at once, with a bounded amount of memory. It says no at once to the
 //     rest. What it serves it has, or gets from the store: never from another peer, and never by waiting for memory.
 //   - Nodes trust each other by certificates of one authority, which is the cluster's own ([TLS]).
