@@ -38,6 +38,7 @@ type shelf struct {
 	gate    chan struct{} // fetches wait for it
 
 	lent, open, gathered atomic.Int64
+	early                atomic.Int64 // volumes given back while pieces were lent
 }
 
 var (
@@ -52,7 +53,11 @@ func (s *shelf) Volume(d [16]byte, v [32]byte) (Volume, func(), bool) {
 		return nil, nil, false
 	}
 	s.open.Add(1)
-	return s, func() { s.open.Add(-1) }, true
+	return s, func() {
+		if s.open.Add(-1) == 0 && s.lent.Load() > 0 {
+			s.early.Add(1)
+		}
+	}, true
 }
 
 func (s *shelf) File(name string) (io.ReadCloser, int64, error) {

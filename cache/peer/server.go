@@ -186,7 +186,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		err = c.answer()
 	}
 	if errors.Is(err, errProtocol) {
-		s.cfg.Log.Warn("a peer's request makes no sense: its connection is closed", "peer", conn.RemoteAddr().String(), "cause", err)
+		s.cfg.Log.Debug("a peer's request makes no sense: its connection is closed", "peer", conn.RemoteAddr().String(), "cause", err)
 	}
 }
 
@@ -263,7 +263,6 @@ func (c *serverConn) answer() error {
 	}
 	c.pieces = pieces
 	c.s.count.requests.Add(1)
-	defer c.drop()
 	free := c.s.busy.Add(1) <= serverPlaces
 	defer c.s.busy.Add(-1)
 	return c.serve(r, free)
@@ -278,6 +277,7 @@ func (c *serverConn) serve(r Request, free bool) error {
 	if ok {
 		defer done()
 	}
+	defer c.drop() // before done
 	c.pending, c.files = c.pending[:0], c.files[:0]
 	for i, p := range c.pieces {
 		var why Reason

@@ -50,7 +50,7 @@ const (
 	silence   = time.Second
 	patience  = 1250 * time.Millisecond
 	longest   = 30 * time.Second
-	mostLate  = 4
+	mostLate  = 8
 )
 
 // Reason is why a peer did not give a piece.
