@@ -199,10 +199,13 @@ func (c *Client) remote(n Node) *remote {
 
 // say logs that a node went away, or came back.
 func (r *remote) say(cause error) {
+	r.mu.Lock()
+	node := r.node
+	r.mu.Unlock()
 	if cause != nil {
-		r.c.cfg.Log.Warn("a node does not answer as it should: what it has is read from the store", "node", r.node.ID, "address", r.node.Address, "cause", cause)
+		r.c.cfg.Log.Warn("a node does not answer as it should: what it has is read from the store", "node", node.ID, "address", node.Address, "cause", cause)
 	} else {
-		r.c.cfg.Log.Info("the node is asked again", "node", r.node.ID, "address", r.node.Address)
+		r.c.cfg.Log.Info("the node is asked again", "node", node.ID, "address", node.Address)
 	}
 }
 
