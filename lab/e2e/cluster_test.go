@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -98,14 +99,17 @@ func newFleet(t *testing.T, share float64, flags ...string) *cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if t.Failed() {
+			for i, n := range c.Nodes {
+				var said struct{ Cluster, Errors json.RawMessage }
+				out, _ := n.Shoal(context.Background(), "stat", n.Addr, "--json")
+				_ = json.Unmarshal(out, &said)
+				log, _ := os.ReadFile(filepath.Join(dir, strconv.Itoa(i), "log"))
+				t.Logf("node %d: %s\n%s\n%s", i, said.Cluster, said.Errors, log[max(0, len(log)-3000):])
+			}
+		}
 		if err := c.Close(); err != nil {
 			t.Error(err)
-		}
-		if t.Failed() {
-			for i := range c.Nodes {
-				log, _ := os.ReadFile(filepath.Join(dir, strconv.Itoa(i), "log"))
-				t.Logf("node %d: %s", i, log[max(0, len(log)-3000):])
-			}
 		}
 	})
 	c.flags = append([]string{"--memory", clusterMemory, "--cache-size", fleet.CacheSize(share, set.bytes, len(set.paths))}, flags...)

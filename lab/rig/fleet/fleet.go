@@ -1,6 +1,6 @@
 // Package fleet is several shoal daemons on one machine that are apart as on many: each has a network namespace with a
-// link of its own, a cache directory, a feed and a mount, and a proxy that counts what it reads from the store. One more namespace is
-// there for etcd.
+// link of its own, a cache directory, a feed and a mount, and a proxy that counts what it reads from the store. All have the same address of the
+// store, as a dataset is the same only at the same address. One more namespace is there for etcd.
 //
 // Feeds are Unix sockets in a folder of the fleet's own, and mounts belong to the host, so consumers run on the host and a cut link does not cut them off. Nothing
 // that a fleet starts outlives this process.
@@ -56,6 +56,7 @@ type Fleet struct {
 	Etcd     *etcd.Server
 
 	net     *netns.Net
+	door    *door
 	sockets string // folder: the path of a socket has 107 bytes at most, and Dir may be deep
 }
 
@@ -89,10 +90,14 @@ func New(ctx context.Context, o Options) (_ *Fleet, err error) {
 		return nil, err
 	}
 	f.EtcdNode = f.net.Nodes[o.Nodes]
+	l, err := net.Listen("tcp", net.JoinHostPort(f.net.Host, "0"))
+	if err != nil {
+		return nil, err
+	}
+	f.door = &door{Listener: l, nodes: map[string]*side{}}
 	if f.sockets, err = os.MkdirTemp("", "shoal-fleet-"); err != nil {
 		return nil, err
 	}
-	o.Far.Host = f.net.Host
 	for i, m := range f.net.Nodes[:o.Nodes] {
 		dir := filepath.Join(o.Dir, strconv.Itoa(i))
 		n := &Node{Node: m, o: o, Number: i, Addr: fmt.Sprintf("unix://%s/%d", f.sockets, i), Mount: filepath.Join(dir, "mnt"), Cache: filepath.Join(dir, "cache")}
@@ -101,13 +106,14 @@ func New(ctx context.Context, o Options) (_ *Fleet, err error) {
 		if err := os.MkdirAll(n.Mount, 0o755); err != nil {
 			return nil, err
 		}
-		if n.proxy, err = proxy.Start(ctx, o.Store, o.Far); err != nil {
+		if n.proxy, err = proxy.Serve(ctx, f.door.of(m.IP), o.Store, o.Far); err != nil {
 			return nil, err
 		}
 		if n.log, err = os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
 			return nil, err
 		}
 	}
+	go f.door.serve()
 	return f, nil
 }
 
@@ -130,6 +136,9 @@ func (f *Fleet) Close() error {
 		if n.log != nil {
 			_ = n.log.Close()
 		}
+	}
+	if f.door != nil {
+		_ = f.door.Close()
 	}
 	if f.Etcd != nil {
 		f.Etcd.Close()
@@ -280,13 +289,13 @@ type Stats struct {
 		Kept   int `json:"kept_extents"`
 		Queued int
 	}
-	Errors []struct{ Text string }
+	Errors  []struct{ Text string }
 	Cluster struct {
 		State string
 		Owned float64
-		Peers int64 `json:"peer_bytes"` // that others gave
-		Disk  int64 `json:"disk_bytes"` // from its own disk
-		Given struct{ Bytes int64 }     // to others
+		Peers int64                 `json:"peer_bytes"` // that others gave
+		Disk  int64                 `json:"disk_bytes"` // from its own disk
+		Given struct{ Bytes int64 } // to others
 		Nodes []struct {
 			ID, Address string
 			Draining    bool

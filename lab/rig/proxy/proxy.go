@@ -20,7 +20,6 @@
 package proxy
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,8 +50,6 @@ type Options struct {
 	Faults []Fault `json:"faults,omitempty"`
 	// Seed makes latencies and random faults repeatable, as far as the order of requests is.
 	Seed uint64 `json:"seed,omitempty"`
-	// Host is the address to listen at, 127.0.0.1 unless told. Only [Start] looks at it.
-	Host string `json:"host,omitempty"`
 }
 
 // Stats counts what has passed since the start. An object GET is a GET of one key's content, not a
@@ -112,9 +109,22 @@ type Proxy struct {
 	stats   Stats
 }
 
-// Start listens and forwards to the S3 server at upstream ("http://host:port") until Stop or the
+// Start listens on loopback and forwards to the S3 server at upstream ("http://host:port") until Stop or the
 // end of ctx.
 func Start(ctx context.Context, upstream string, o Options) (*Proxy, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	p, err := Serve(ctx, l, upstream, o)
+	if err != nil {
+		_ = l.Close()
+	}
+	return p, err
+}
+
+// Serve is Start on a listener, which it closes in the end.
+func Serve(ctx context.Context, l net.Listener, upstream string, o Options) (*Proxy, error) {
 	u, err := url.Parse(upstream)
 	if err != nil || u.Scheme != "http" || u.Host == "" {
 		return nil, fmt.Errorf("proxy: upstream %q: want http://host:port", upstream)
@@ -126,10 +136,6 @@ func Start(ctx context.Context, upstream string, o Options) (*Proxy, error) {
 	sh, err := newShape(o)
 	if err != nil {
 		return nil, err
-	}
-	l, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(o.Host, "127.0.0.1"), "0"))
-	if err != nil {
-		return nil, fmt.Errorf("proxy: %w", err)
 	}
 	p := &Proxy{
 		URL:      "http://" + l.Addr().String(),
