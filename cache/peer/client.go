@@ -643,7 +643,7 @@ func (c *Client) get(ctx context.Context, node Node, path string) (io.ReadCloser
 		scheme = "https://"
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+node.Address+basePath+"manifest/"+url.PathEscape(name), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+node.Address+basePath+path, nil)
 	if err != nil {
 		cancel()
 		return nil, err
@@ -651,7 +651,7 @@ func (c *Client) get(ctx context.Context, node Node, path string) (io.ReadCloser
 	answer, err := c.http.Do(req)
 	if err == nil && answer.StatusCode != http.StatusOK {
 		_ = answer.Body.Close()
-		err = fmt.Errorf("%s of node %s: %s", name, node.ID, answer.Status)
+		err = fmt.Errorf("%s of node %s: %s", path, node.ID, answer.Status)
 	}
 	if err != nil {
 		cancel()
