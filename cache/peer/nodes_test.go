@@ -93,7 +93,10 @@ func (n *clusterNode) node() Node {
 
 func (n *clusterNode) Asks(file, x int) bool { return n.all[(*n.owner.Load())(file, x)] != n }
 
-func (n *clusterNode) Read(ctx context.Context, wants []cache.Want) (rest []cache.Want) {
+func (n *clusterNode) Read(ctx context.Context, wants []cache.Want, held bool) (rest []cache.Want) {
+	if held { // nothing has moved
+		return wants
+	}
 	by := map[*clusterNode][]int{}
 	for i, w := range wants {
 		o := n.all[(*n.owner.Load())(w.File, int(w.Off/cache.ExtentSize))]
