@@ -248,6 +248,7 @@ type watch struct {
 	start time.Time
 	waits time.Time // since when somebody waits for it; zero: nobody does
 	heard time.Time // when the last byte came
+	told  bool      // that the peer fetches
 }
 
 var (
@@ -264,12 +265,16 @@ func (w *watch) check() error {
 	if w.waits.IsZero() && objstore.PriorityOf(w.ctx) == objstore.Demand {
 		w.waits = now
 	}
+	most := patience
+	if w.told {
+		most = fetching
+	}
 	switch {
 	case w.ctx.Err() != nil:
 		return w.ctx.Err()
 	case !w.heard.IsZero() && now.Sub(w.heard) > silence:
 		return errSilent
-	case now.Sub(w.start) > longest, !w.waits.IsZero() && now.Sub(w.waits) > patience:
+	case now.Sub(w.start) > longest, !w.waits.IsZero() && now.Sub(w.waits) > most:
 		return errLate
 	}
 	return nil
@@ -536,6 +541,7 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 		case err != nil:
 			return err
 		case f.kind == frameWait:
+			w.told = true
 			if waits++; waits > mostWaits {
 				return fmt.Errorf("%w: too many waits", errProtocol)
 			}

@@ -153,7 +153,7 @@ func lag(t testing.TB) (worst func() time.Duration) {
 }
 
 // stall is the most that a read may wait because of a peer.
-const stall = 2 * time.Second
+const stall = fetching + 750*time.Millisecond
 
 func TestHostilePeers(t *testing.T) {
 	cases := map[string]struct {

@@ -11,8 +11,9 @@
 //   - Nothing for [silence] (connecting, or between two bytes) on any connection means that the peer is away: it is not asked
 //     for a second, then one request tries, and each further failure doubles the pause, up to a minute ([objstore.Circuit]).
 //     The same goes for whatever breaks the protocol, and for a wrong checksum.
-//   - A read that somebody waits for gives a peer up after [patience], whatever the peer does, even if it was a prefetch when
-//     it began; others after [longest]. If that happens [mostLate] times without an answer between, the peer counts as away.
+//   - A read that somebody waits for gives a peer up after [patience], or [fetching] if the peer says that it fetches: asking
+//     the store too would only take bytes from its line. That holds even if it was a prefetch when it began; others are
+//     given up after [longest]. If that happens [mostLate] times without an answer between, the peer counts as away.
 //   - A request is tried once; again only if a connection that had been idle was closed. At most
 //     [peerPlaces] are under way to one peer, and [allPlaces] to all, and as many prefetches. Who gets no place in time asks the store.
 //   - The server answers at most [serverPlaces] requests at once, with a bounded amount of memory. It says no at once to the
@@ -49,6 +50,7 @@ const (
 	waitEvery = 250 * time.Millisecond
 	silence   = time.Second
 	patience  = 1250 * time.Millisecond
+	fetching  = 3 * time.Second
 	longest   = 30 * time.Second
 	mostLate  = 8
 )
