@@ -29,6 +29,7 @@ import (
 type members struct {
 	rev   int64
 	nodes []cluster.Node // by ID
+	below []uint64       // the threshold of what each keeps
 	self  int            // this node's index; -1 if it is not among them
 	table *owner.Table   // by extent; nil without nodes
 
@@ -45,9 +46,11 @@ type sharing struct {
 	below atomic.Uint64 // the threshold of that choice
 }
 
-// How long the opening of a dataset waits for the nodes to agree, and for ClusterConfig.Nodes.
+// How long the opening of a dataset waits: for etcd to answer, for the nodes to agree (and for the lease of another process
+// with this node's ID to end), and for ClusterConfig.Nodes.
 const (
-	mostQuiet = 10 * time.Second
+	mostAway  = 5 * time.Second
+	mostQuiet = 15 * time.Second
 	mostNodes = time.Minute
 )
 
@@ -55,13 +58,13 @@ func (e *Engine) datasetID() string { return hex.EncodeToString(e.dataset[:]) }
 
 // membersOf returns the nodes that have the dataset open.
 func (e *Engine) membersOf(view cluster.View) *members {
-	m := &members{rev: view.Rev, self: -1}
+	m, id := &members{rev: view.Rev, self: -1}, e.datasetID()
 	for _, n := range view.Nodes {
-		if _, open := n.Keeps[e.datasetID()]; open && !n.Draining {
+		if below, open := n.Keeps[id]; open && !n.Draining {
 			if n.ID == e.host.node.id {
 				m.self = len(m.nodes)
 			}
-			m.nodes = append(m.nodes, n)
+			m.nodes, m.below = append(m.nodes, n), append(m.below, below)
 		}
 	}
 	return m
@@ -86,9 +89,16 @@ func (e *Engine) enterCluster(ctx context.Context) error {
 	}
 	waiting, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	if err := n.cluster.Quiet(waiting); errors.Is(err, cluster.ErrTaken) || ctx.Err() != nil {
+	soon, cancelSoon := context.WithTimeout(waiting, mostAway)
+	defer cancelSoon()
+	err := n.cluster.Quiet(soon)
+	if err != nil && n.cluster.State().Phase != cluster.Away {
+		err = n.cluster.Quiet(waiting)
+	}
+	switch {
+	case errors.Is(err, cluster.ErrTaken) || ctx.Err() != nil:
 		return err
-	} else if err != nil {
+	case err != nil:
 		e.log.Warn("not in the cluster yet: this node begins alone, and shares once it is", "cause", err)
 		return nil
 	}
@@ -155,7 +165,7 @@ func (s *sharing) follow(view cluster.View) {
 		return
 	}
 	if before != nil && before.table != nil {
-		m.former = &members{nodes: before.nodes, self: slices.IndexFunc(before.nodes, func(n cluster.Node) bool { return n.ID == s.e.host.node.id }), table: before.table}
+		m.former = &members{nodes: before.nodes, below: before.below, self: slices.IndexFunc(before.nodes, func(n cluster.Node) bool { return n.ID == s.e.host.node.id }), table: before.table}
 	}
 	weights := make([]owner.Node, len(m.nodes))
 	for i, n := range m.nodes {
@@ -181,10 +191,7 @@ func (s *sharing) keeper(file, extent int, former bool) (n cluster.Node, ok bool
 		return n, false
 	}
 	i := m.table.Of(s.v.volume.Number(file, extent))
-	if i == m.self || i < 0 {
-		return n, false
-	}
-	if !prefetch.Admits(m.nodes[i].Keeps[s.e.datasetID()], s.key(file)) {
+	if i == m.self || i < 0 || !prefetch.Admits(m.below[i], s.key(file)) {
 		return n, false
 	}
 	return m.nodes[i], true
