@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -97,7 +98,7 @@ func (e *Engine) enterCluster(ctx context.Context) error {
 	}
 	switch {
 	case errors.Is(err, cluster.ErrTaken) || ctx.Err() != nil:
-		return err
+		return fmt.Errorf("cache directory %s: %w", e.host.Path(), err)
 	case err != nil:
 		e.log.Warn("not in the cluster yet: this node begins alone, and shares once it is", "cause", err)
 		return nil
