@@ -76,6 +76,11 @@ func (m *members) same(other *members) bool {
 	return other != nil && slices.EqualFunc(m.nodes, other.nodes, func(a, b cluster.Node) bool { return a.ID == b.ID && a.Weight == b.Weight })
 }
 
+// without returns the members other than this node.
+func (m *members) without(self int) *members {
+	return &members{self: -1, nodes: slices.Delete(slices.Clone(m.nodes), self, self+1), below: slices.Delete(slices.Clone(m.below), self, self+1)}
+}
+
 // enterCluster says that this node has the dataset open, and waits until the others know it and have agreed on who else has. A
 // node that does not reach etcd begins alone.
 func (e *Engine) enterCluster(ctx context.Context) error {
@@ -165,9 +170,25 @@ func (s *sharing) follow(view cluster.View) {
 		s.now.Store(m)
 		return
 	}
-	if before != nil && before.table != nil {
-		m.former = &members{nodes: before.nodes, below: before.below, self: slices.IndexFunc(before.nodes, func(n cluster.Node) bool { return n.ID == s.e.host.node.id }), table: before.table}
+	switch {
+	case before != nil && before.table != nil:
+		former := *before
+		former.former = nil
+		m.former = &former
+	case m.self >= 0 && s.e.cur.Load() == nil: // this node has just come
+		m.former = m.without(m.self)
+		s.own(m.former)
 	}
+	s.own(m)
+	s.now.Store(m)
+	s.below.Store(s.v.keeping.own(func(file, extent int) bool { return m.table.Of(s.v.volume.Number(file, extent)) == m.self }))
+	if before != nil {
+		s.e.log.Info("the cluster has changed", "nodes", len(m.nodes), "before", len(before.nodes), "revision", m.rev)
+	}
+}
+
+// own divides the extents among members.
+func (s *sharing) own(m *members) {
 	weights := make([]owner.Node, len(m.nodes))
 	for i, n := range m.nodes {
 		weights[i] = owner.Node{ID: n.ID, Weight: n.Weight}
@@ -175,11 +196,6 @@ func (s *sharing) follow(view cluster.View) {
 	_, extents := s.v.volume.Kept()
 	unit := units(s.v.manifest, s.v.layout)
 	m.table = owner.NewTable(owner.New(s.e.dataset, weights), extents, func(i int) uint64 { return unit(s.v.volume.Numbered(i)) })
-	s.now.Store(m)
-	s.below.Store(s.v.keeping.own(func(file, extent int) bool { return m.table.Of(s.v.volume.Number(file, extent)) == m.self }))
-	if before != nil {
-		s.e.log.Info("the cluster has changed", "nodes", len(m.nodes), "before", len(before.nodes), "revision", m.rev)
-	}
 }
 
 // keeper returns the node that keeps an extent, or kept it before the last change, if that is another one.
