@@ -61,7 +61,7 @@ func (c *Cluster) explain(err error) string {
 		return "etcd is full: compact and defragment it, then etcdctl alarm disarm"
 	case is("certificate", "tls: "):
 		return "etcd at " + servers + " and this node do not trust each other's certificates: " + text
-	case is("server preface", "broken pipe", "connection reset"):
+	case is("server preface", "broken pipe", "connection reset") && !is("use of closed network connection"): // which this end closed, after its wait
 		return "etcd at " + servers + " closes the connection: it may want TLS (etcds:// instead of etcd://) or a client certificate: " + text
 	case is("connection refused", "no such host", "no route", "unreachable"):
 		return "etcd at " + servers + " cannot be reached: see that it runs, and that this machine reaches it: " + text

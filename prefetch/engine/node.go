@@ -155,6 +155,15 @@ func (n *node) leave() {
 	n.client.Close()
 }
 
+// retain forgets nodes that have left, and closes the connections to them.
+func (n *node) retain(view cluster.View) {
+	nodes := make([]peer.Node, len(view.Nodes))
+	for i, of := range view.Nodes {
+		nodes[i].ID = of.ID
+	}
+	n.client.Retain(nodes)
+}
+
 // serving gives peers what the host's datasets hold.
 type serving struct{ h *Host }
 

@@ -139,8 +139,10 @@ func (e *Engine) share(v *view) {
 func (e *Engine) shareLoop(ctx context.Context) {
 	for {
 		changed := e.host.node.cluster.Changed()
-		e.cur.Load().sharing.follow(e.host.node.cluster.View())
+		view := e.host.node.cluster.View()
+		e.cur.Load().sharing.follow(view)
 		e.sayKeeps()
+		e.host.node.retain(view)
 		select {
 		case <-changed:
 		case <-ctx.Done():
