@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -26,7 +27,13 @@ func clusterCommand() *cobra.Command {
 		Use:   "cluster",
 		Short: "Show the nodes of a cluster, drain one, or predict a change",
 		Long:  "The nodes of a cluster are the daemons that were started with the same --cluster (docs/cluster.md). These verbs ask etcd and the nodes.",
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return cli.UnknownVerb(c, args[0])
+			}
+			return c.Help()
+		},
+		Args: cobra.ArbitraryArgs,
 	}
 	c.AddCommand(clusterListCommand(), clusterDrainCommand(), clusterPlanCommand())
 	return c
@@ -107,8 +114,13 @@ func (l *onlooker) nodes(ctx context.Context) []seenNode {
 	return nodes
 }
 
+var errNoNodes = errors.New("the cluster has no nodes: they are the daemons that were started with the same --cluster")
+
 // find returns the node with this ID, beginning of an ID, or address.
 func find(nodes []cluster.Node, name string) (cluster.Node, error) {
+	if len(nodes) == 0 {
+		return cluster.Node{}, errNoNodes
+	}
 	var found []cluster.Node
 	for _, n := range nodes {
 		if strings.HasPrefix(n.ID, name) || n.Address == name {
@@ -116,7 +128,7 @@ func find(nodes []cluster.Node, name string) (cluster.Node, error) {
 		}
 	}
 	if len(found) != 1 || name == "" {
-		return cluster.Node{}, fmt.Errorf("%q is %s of the cluster (shoal cluster ls shows them)", name, human.Count(len(found), "node"))
+		return cluster.Node{}, fmt.Errorf("%q names %s of the cluster instead of one (shoal cluster ls shows them)", name, human.Count(len(found), "node"))
 	}
 	return found[0], nil
 }
@@ -150,6 +162,10 @@ func clusterListCommand() *cobra.Command {
 }
 
 func printNodes(out io.Writer, nodes []seenNode) error {
+	if len(nodes) == 0 {
+		_, err := fmt.Fprintln(out, errNoNodes)
+		return err
+	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NODE\tADDRESS\tZONE\tCACHE\tSHARE\tSTATE")
 	for _, n := range nodes {
@@ -262,48 +278,54 @@ cluster that is not there yet.)`,
 // planCluster prints the nodes' shares of each source, as if the node leave had left and one with a cache of join bytes had
 // come.
 func planCluster(out io.Writer, nodes []seenNode, leave string, join int64) error {
-	var stay []seenNode
-	weight, gone := float64(join>>20), 0.0
-	for _, n := range nodes {
-		switch {
-		case n.Draining:
-		case n.ID == leave:
-			gone = n.Share
-		default:
-			stay = append(stay, n)
-			weight += float64(n.Weight)
-		}
+	if len(nodes) == 0 {
+		return errNoNodes
 	}
-	if join > 0 {
-		stay = append(stay, seenNode{Node: cluster.Node{ID: "the new node", Weight: uint32(join >> 20)}})
-	}
-	if weight == 0 {
-		return fmt.Errorf("no node would be left")
-	}
+	weight := uint32(min(max(join>>20, 1), 1<<31)) // as a node weighs itself
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, source := range sourcesOf(nodes) {
-		var bytes, kept int64
+		var stay []seenNode
+		var bytes, kept, before, after, gone float64
 		for _, n := range nodes {
-			for _, d := range n.Datasets {
-				if d.Source == source {
-					bytes = max(bytes, d.Bytes)
-				}
+			i := slices.IndexFunc(n.Datasets, func(d engine.NodeDataset) bool { return d.Source == source })
+			if i < 0 && n.Problem == "" || n.Draining { // it owns nothing of the source
+				continue
 			}
-		}
-		fmt.Fprintf(w, "%s, %s\nNODE\tOWNS\tKEEPS\n", source, human.Bytes(bytes))
-		for _, n := range stay {
-			owns := int64(float64(bytes) * float64(n.Weight) / weight)
-			keeps := min(owns, int64(n.Weight)<<20)
-			kept += keeps
-			fmt.Fprintf(w, "%s\t%s\t%s\n", n.ID, human.Bytes(owns), human.Bytes(keeps))
+			if i >= 0 {
+				bytes = max(bytes, float64(n.Datasets[i].Bytes))
+			}
+			before += float64(n.Weight)
+			if n.ID == leave {
+				gone = float64(n.Weight)
+				continue
+			}
+			stay = append(stay, n)
 		}
 		if join > 0 {
-			fmt.Fprintf(w, "%s move to the new node\n", human.Bytes(int64(float64(bytes)*float64(join>>20)/weight)))
+			stay = append(stay, seenNode{Node: cluster.Node{ID: "the new node", Weight: weight}})
 		}
-		if leave != "" {
-			fmt.Fprintf(w, "%s of the node that leaves get new owners: from it if it is drained first, else from the bucket\n", human.Bytes(int64(float64(bytes)*gone)))
+		for _, n := range stay {
+			after += float64(n.Weight)
 		}
-		fmt.Fprintf(w, "each epoch reads %s from the bucket\n", human.Bytes(bytes-kept))
+		fmt.Fprintf(w, "%s, %s\n", source, human.Bytes(int64(bytes)))
+		if len(stay) == 0 {
+			fmt.Fprintln(w, "no node would own it: each epoch of each node would read all of it from the bucket")
+			continue
+		}
+		fmt.Fprintln(w, "NODE\tOWNS\tKEEPS")
+		for _, n := range stay {
+			owns := bytes * float64(n.Weight) / after
+			keeps := min(owns, float64(n.Weight)*(1<<20))
+			kept += keeps
+			fmt.Fprintf(w, "%s\t%s\t%s\n", n.ID, human.Bytes(int64(owns)), human.Bytes(int64(keeps)))
+		}
+		if join > 0 {
+			fmt.Fprintf(w, "%s move to the new node\n", human.Bytes(int64(bytes*float64(weight)/after)))
+		}
+		if gone > 0 {
+			fmt.Fprintf(w, "%s of the node that leaves get new owners: from it if it is drained first, else from the bucket\n", human.Bytes(int64(bytes*gone/before)))
+		}
+		fmt.Fprintf(w, "each epoch reads %s from the bucket\n", human.Bytes(int64(bytes-kept)))
 	}
 	return w.Flush()
 }

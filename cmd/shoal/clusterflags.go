@@ -3,8 +3,9 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
+	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -68,8 +69,12 @@ func (o *clusterOptions) check(inv *invocation, clear string) error {
 	case o.Nodes < 0:
 		return cli.Usagef("--nodes %d: give the number of nodes", o.Nodes)
 	case o.Advertise != "":
-		if _, port, err := net.SplitHostPort(o.Advertise); err != nil || port == "" {
-			return cli.Usage(fmt.Errorf("--advertise %q: give HOST:PORT", o.Advertise))
+		host, port, err := net.SplitHostPort(o.Advertise)
+		if _, wrong := strconv.ParseUint(port, 10, 16); err != nil || wrong != nil || host == "" {
+			return cli.Usagef("--advertise %q: give HOST:PORT", o.Advertise)
+		}
+		if ip, err := netip.ParseAddr(host); err == nil && ip.IsUnspecified() {
+			return cli.Usagef("--advertise %q: other nodes cannot reach that: give an address of this machine", o.Advertise)
 		}
 	}
 	return nil
