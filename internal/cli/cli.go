@@ -223,20 +223,11 @@ func flagError(c *cobra.Command, err error) error {
 	return Usagef("%w %s", err, SeeHelp(c))
 }
 
-// unknownFlag suggests the flag that was probably meant, or the verbs that have it.
+// unknownFlag names the verbs that have the flag, or the flag that was probably meant.
 func unknownFlag(c *cobra.Command, err *pflag.NotExistError) error {
 	name := err.GetSpecifiedName()
 	if len(err.GetSpecifiedShortnames()) > 0 {
 		return Usagef("%s has no flag -%s %s", c.CommandPath(), name, SeeHelp(c))
-	}
-	var known []string
-	c.Flags().VisitAll(func(f *pflag.Flag) {
-		if !f.Hidden {
-			known = append(known, f.Name)
-		}
-	})
-	if near := levenshtein.Nearest(name, known, 2); near != "" {
-		return Usagef("%s has no flag --%s: did you mean --%s? %s", c.CommandPath(), name, near, SeeHelp(c))
 	}
 	var verbs []string
 	Documented(c.Root(), func(other *cobra.Command) {
@@ -246,6 +237,15 @@ func unknownFlag(c *cobra.Command, err *pflag.NotExistError) error {
 	})
 	if len(verbs) > 0 {
 		return Usagef("%s has no flag --%s, which belongs to %s %s", c.CommandPath(), name, strings.Join(verbs, ", "), SeeHelp(c))
+	}
+	var known []string
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			known = append(known, f.Name)
+		}
+	})
+	if near := levenshtein.Nearest(name, known, 2); near != "" {
+		return Usagef("%s has no flag --%s: did you mean --%s? %s", c.CommandPath(), name, near, SeeHelp(c))
 	}
 	return Usagef("%s has no flag --%s %s", c.CommandPath(), name, SeeHelp(c))
 }
