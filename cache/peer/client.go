@@ -27,6 +27,7 @@ import (
 const (
 	peerPlaces = 64
 	allPlaces  = 256
+	connecting = 8 // at once, to one peer
 	idleClient = time.Minute
 )
 
@@ -80,6 +81,7 @@ type remote struct {
 	c       *Client
 	circuit *objstore.Circuit
 	places  places
+	connect places       // for those that need a connection
 	late    atomic.Int64 // in a row
 	heard   atomic.Int64 // when the last answer was complete, as UnixNano
 
@@ -180,7 +182,7 @@ func (c *Client) remote(n Node) *remote {
 	c.mu.Lock()
 	r := c.remotes[n.ID]
 	if r == nil {
-		r = &remote{c: c, node: n, places: newPlaces(peerPlaces), gone: c.closed}
+		r = &remote{c: c, node: n, places: newPlaces(peerPlaces), connect: newPlaces(connecting), gone: c.closed}
 		r.circuit = objstore.NewCircuit(c.cfg.Now, r.say)
 		if !c.closed {
 			c.remotes[n.ID] = r
@@ -294,9 +296,13 @@ func (r *remote) read(w *watch, req Request, pieces []Piece) bool {
 		r.count.passed.Add(int64(len(pieces)))
 		return false
 	}
-	r.count.asked.Add(int64(len(pieces)))
 	start := time.Now()
-	err := r.exchange(w, req, pieces)
+	err := r.exchange(w, req, pieces, probe)
+	if errors.Is(err, errAway) {
+		r.count.passed.Add(int64(len(pieces)))
+		return false
+	}
+	r.count.asked.Add(int64(len(pieces)))
 	r.tally(pieces)
 	switch {
 	case err == nil:
@@ -339,30 +345,32 @@ func (r *remote) tally(pieces []Piece) {
 	}
 }
 
-// place waits for a place. It returns nil if there is none in time, or the node is away.
-func (r *remote) place(w *watch) (leave func()) {
-	take := func(all places) func() {
-		for {
-			s := all[objstore.PriorityOf(w.ctx)]
-			if s.TryAcquire(1) {
-				return func() { s.Release(1) }
-			}
-			if w.check() != nil || !r.circuit.Ready() {
-				return nil
-			}
-			ctx, cancel := context.WithTimeout(w.ctx, tick)
-			err := s.Acquire(ctx, 1)
-			cancel()
-			if err == nil {
-				return func() { s.Release(1) }
-			}
+// take waits for one of several places. It returns nil if there is none in time, or the node is away.
+func (r *remote) take(all places, w *watch) (leave func()) {
+	for {
+		s := all[objstore.PriorityOf(w.ctx)]
+		if s.TryAcquire(1) {
+			return func() { s.Release(1) }
+		}
+		if w.check() != nil || !r.circuit.Ready() {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(w.ctx, tick)
+		err := s.Acquire(ctx, 1)
+		cancel()
+		if err == nil {
+			return func() { s.Release(1) }
 		}
 	}
-	one := take(r.places)
+}
+
+// place waits for a place of the node's and one of all nodes'.
+func (r *remote) place(w *watch) (leave func()) {
+	one := r.take(r.places, w)
 	if one == nil {
 		return nil
 	}
-	other := take(r.c.places)
+	other := r.take(r.c.places, w)
 	if other == nil {
 		one()
 		return nil
@@ -375,27 +383,45 @@ func (r *remote) place(w *watch) (leave func()) {
 	}
 }
 
-// exchange sends a request and reads its answer; a second time, on a new connection, if an idle one was closed.
-func (r *remote) exchange(w *watch, req Request, pieces []Piece) error {
-	c := r.takeIdle()
-	for {
-		used := c != nil
-		if !used {
-			var err error
-			if c, err = r.connect(w); err != nil {
-				return err
-			}
+var errAway = errors.New("the node is away")
+
+// obtain returns a connection, and whether it was used before. Few requests connect at once, and the others take what gets
+// idle meanwhile: handshakes are work, and a node that is late with them would count as away. A probe is alone.
+func (r *remote) obtain(w *watch, probe bool) (c *clientConn, used bool, err error) {
+	if c = r.takeIdle(); c != nil {
+		return c, true, nil
+	}
+	if !probe {
+		leave := r.take(r.connect, w)
+		if leave == nil {
+			return nil, false, cmp.Or(w.check(), errAway)
 		}
-		err := c.do(w, req, pieces)
+		defer leave()
+		if c = r.takeIdle(); c != nil {
+			return c, true, nil
+		}
+	}
+	c, err = r.dial(w)
+	return c, false, err
+}
+
+// exchange sends a request and reads its answer; a second time, on a new connection, if an idle one was closed.
+func (r *remote) exchange(w *watch, req Request, pieces []Piece, probe bool) error {
+	for again := false; ; again = true {
+		c, used, err := r.obtain(w, probe)
+		if err != nil {
+			return err
+		}
+		err = c.do(w, req, pieces)
 		if err == nil {
 			r.putIdle(c)
 			return nil
 		}
 		_ = c.conn.Close()
-		if !used || c.heard || !closed(err) {
+		if !used || again || c.heard || !closed(err) {
 			return err
 		}
-		c = nil
+		r.drain() // the node closed the others, too
 	}
 }
 
@@ -463,8 +489,8 @@ type clientConn struct {
 	seen     []bool // by piece: its frame came
 }
 
-// connect makes a connection.
-func (r *remote) connect(w *watch) (*clientConn, error) {
+// dial makes a connection.
+func (r *remote) dial(w *watch) (*clientConn, error) {
 	r.mu.Lock()
 	node := r.node
 	r.mu.Unlock()
@@ -480,7 +506,7 @@ func (r *remote) connect(w *watch) (*clientConn, error) {
 		t := tls.Client(conn, r.c.cfg.TLS)
 		if err := t.HandshakeContext(ctx); err != nil {
 			_ = conn.Close()
-			return nil, err
+			return nil, inClear(err)
 		}
 		conn = t
 	}
@@ -506,12 +532,24 @@ func (c *clientConn) upgrade(node Node) error {
 	switch {
 	case answer.StatusCode == http.StatusUpgradeRequired, answer.StatusCode == http.StatusNotFound:
 		return fmt.Errorf("the node does not speak %s, but %q: run the same version of shoal on all nodes", upgradeTo, answer.Header.Get("Upgrade"))
+	case answer.StatusCode == http.StatusBadRequest:
+		return errWantsTLS
 	case answer.StatusCode != http.StatusSwitchingProtocols, answer.Header.Get("Upgrade") != upgradeTo, b.Buffered() > 0:
 		return fmt.Errorf("no upgrade to %s: %s", upgradeTo, answer.Status)
 	case answer.Header.Get(nodeHeader) != node.ID:
 		return fmt.Errorf("another node answers there: %q", answer.Header.Get(nodeHeader))
 	}
 	return nil
+}
+
+var errWantsTLS = errors.New("the node speaks TLS only: give this one --cluster-cert, --cluster-key and --cluster-ca, too")
+
+// inClear says what is wrong with a node that answers without TLS.
+func inClear(err error) error {
+	if errors.As(err, new(tls.RecordHeaderError)) || errors.Is(err, http.ErrSchemeMismatch) {
+		return errors.New("the node is without TLS: give it --cluster-cert, --cluster-key and --cluster-ca instead of --cluster-insecure")
+	}
+	return err
 }
 
 // do sends a request and reads its answer.
@@ -657,11 +695,13 @@ func (c *Client) get(ctx context.Context, node Node, path string) (io.ReadCloser
 	answer, err := c.http.Do(req)
 	if err == nil && answer.StatusCode != http.StatusOK {
 		_ = answer.Body.Close()
-		err = fmt.Errorf("%s of node %s: %s", path, node.ID, answer.Status)
+		if err = fmt.Errorf("GET %s: %s", path, answer.Status); answer.StatusCode == http.StatusBadRequest {
+			err = errWantsTLS
+		}
 	}
 	if err != nil {
 		cancel()
-		return nil, err
+		return nil, inClear(err)
 	}
 	return &body{answer.Body, cancel, time.AfterFunc(sendDeadline, cancel)}, nil
 }

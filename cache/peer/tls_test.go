@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -81,6 +83,9 @@ func TestTLS(t *testing.T) {
 			if (err == nil) != tt.ok {
 				t.Errorf("a manifest: %v", err)
 			}
+			if plain := tt.server == nil || tt.client == nil; plain != strings.Contains(b.stats().Cause, "--cluster-cert") || plain != (err != nil && strings.Contains(err.Error(), "--cluster-cert")) {
+				t.Errorf("what is wrong is said as %q and %v", b.stats().Cause, err)
+			}
 			if err == nil {
 				got, err := io.ReadAll(r)
 				if err != nil || !bytes.Equal(got, noise) {
@@ -93,6 +98,42 @@ func TestTLS(t *testing.T) {
 }
 
 // Files are read again, so that a renewed certificate is in force, and a missing or bad one is an error at the start.
+// A node that many readers want at once is not kept so busy by their handshakes that it seems to be away.
+func TestFewHandshakesAtOnce(t *testing.T) {
+	a := certtest.New(t, "a")
+	cert, key := a.Issue(t, "node", time.Hour)
+	c, err := TLS(cert, key, a.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var now, most, all atomic.Int64
+	slow := c.Clone()
+	slow.VerifyConnection = func(s tls.ConnectionState) error {
+		for n := now.Add(1); ; {
+			if m := most.Load(); n <= m || most.CompareAndSwap(m, n) {
+				break
+			}
+		}
+		defer now.Add(-1)
+		all.Add(1)
+		time.Sleep(20 * time.Millisecond)
+		return c.VerifyConnection(s)
+	}
+	b := newBedTLS(t, newShelf(1), slow, c)
+	var wg sync.WaitGroup
+	for range peerPlaces {
+		wg.Go(func() {
+			if n := b.read(t, want(10, 1)); n != 1 {
+				t.Errorf("%+v", b.stats())
+			}
+		})
+	}
+	wg.Wait()
+	if most.Load() > connecting || all.Load() < connecting {
+		t.Errorf("%d of %d handshakes at once", most.Load(), all.Load())
+	}
+}
+
 func TestTLSFiles(t *testing.T) {
 	a := certtest.New(t, "a")
 	cert, key := a.Issue(t, "node", time.Hour)
