@@ -58,6 +58,8 @@ type Client struct {
 	http   *http.Client
 	places places
 
+	silence, patience time.Duration // constant except in tests
+
 	mu      sync.Mutex
 	remotes map[string]*remote // by the nodes' IDs
 	closed  bool
@@ -69,12 +71,12 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	c := &Client{cfg: cfg, places: newPlaces(allPlaces), remotes: map[string]*remote{}}
-	c.http = &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: cfg.TLS, TLSHandshakeTimeout: silence, ResponseHeaderTimeout: sendDeadline, MaxIdleConnsPerHost: -1}}
+	c := &Client{cfg: cfg, silence: silence, patience: patience, places: newPlaces(allPlaces), remotes: map[string]*remote{}}
+	c.http = &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: cfg.TLS, TLSHandshakeTimeout: sendDeadline, ResponseHeaderTimeout: sendDeadline, MaxIdleConnsPerHost: -1}}
 	return c
 }
 
-var dialer = &net.Dialer{Timeout: silence, KeepAlive: 15 * time.Second}
+var dialer = &net.Dialer{Timeout: sendDeadline, KeepAlive: 15 * time.Second}
 
 // remote is what a client knows of a node.
 type remote struct {
@@ -220,7 +222,7 @@ func (c *Client) Read(ctx context.Context, node Node, req Request, pieces []Piec
 		r.count.passed.Add(int64(len(pieces)))
 		return
 	}
-	w := &watch{ctx: ctx, start: start}
+	w := &watch{ctx: ctx, start: start, silence: c.silence, patience: c.patience}
 	if objstore.PriorityOf(ctx) == objstore.Demand {
 		w.waits = start
 	}
@@ -246,6 +248,8 @@ func (c *Client) Read(ctx context.Context, node Node, req Request, pieces []Piec
 
 // watch tells how long a read may go on.
 type watch struct {
+	silence, patience time.Duration
+
 	ctx   context.Context
 	start time.Time
 	waits time.Time // since when somebody waits for it; zero: nobody does
@@ -274,9 +278,9 @@ func (w *watch) check() error {
 	switch {
 	case w.ctx.Err() != nil:
 		return w.ctx.Err()
-	case !w.heard.IsZero() && now.Sub(w.heard) > silence:
+	case !w.heard.IsZero() && now.Sub(w.heard) > w.silence:
 		return errSilent
-	case now.Sub(w.start) > longest, !w.waits.IsZero() && now.Sub(w.waits) > most:
+	case now.Sub(w.start) > longest, !w.waits.IsZero() && now.Sub(w.waits) > w.patience:
 		return errLate
 	}
 	return nil
@@ -315,7 +319,7 @@ func (r *remote) read(w *watch, req Request, pieces []Piece) bool {
 	case w.ctx.Err() != nil:
 		r.circuit.Withdraw(probe)
 		return false
-	case errors.Is(err, errLate), errors.Is(err, errSilent) && time.Now().UnixNano()-r.heard.Load() < int64(silence): // others get answers
+	case errors.Is(err, errLate), errors.Is(err, errSilent) && time.Now().UnixNano()-r.heard.Load() < int64(w.silence): // others get answers
 		r.count.late.Add(1)
 		if r.late.Add(1) < mostLate && !probe {
 			r.circuit.Withdraw(probe)
@@ -494,7 +498,7 @@ func (r *remote) dial(w *watch) (*clientConn, error) {
 	r.mu.Lock()
 	node := r.node
 	r.mu.Unlock()
-	until := time.Now().Add(silence)
+	until := time.Now().Add(w.silence)
 	ctx, cancel := context.WithDeadline(w.ctx, until)
 	defer cancel()
 	conn, err := dialer.DialContext(ctx, "tcp", node.Address)
@@ -558,7 +562,7 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 	c.heard, req.number = false, c.number
 	c.out = appendRequest(c.out[:0], req, pieces)
 	w.heard = time.Now()
-	if err := c.conn.SetDeadline(w.heard.Add(silence)); err != nil {
+	if err := c.conn.SetDeadline(w.heard.Add(w.silence)); err != nil {
 		return err
 	}
 	if _, err := c.conn.Write(c.out); err != nil {

@@ -125,13 +125,13 @@ func (n *clusterNode) Read(ctx context.Context, wants []cache.Want, held bool) (
 }
 
 // newNodes starts nodes that agree on who owns what.
-func newNodes(t testing.TB, n int, memory int64, store objstore.Reader, m *catalog.Manifest) []*clusterNode {
+func newNodes(t testing.TB, client func(ClientConfig) *Client, n int, memory int64, store objstore.Reader, m *catalog.Manifest) []*clusterNode {
 	nodes := make([]*clusterNode, n)
 	owner := func(file, x int) int { return (file + x) % n }
 	for i := range nodes {
 		log := &synced.Buffer{}
 		c := cache.New(cache.Options{Memory: memory, Logger: quiet(log)})
-		nodes[i] = &clusterNode{m: m, c: c, id: fmt.Sprintf("node-%d", i), all: nodes, log: log, client: NewClient(ClientConfig{Log: quiet(log)})}
+		nodes[i] = &clusterNode{m: m, c: c, id: fmt.Sprintf("node-%d", i), all: nodes, log: log, client: client(ClientConfig{Log: quiet(log)})}
 		nodes[i].owner.Store(&owner)
 		nodes[i].Volume = c.NewVolume(cache.VolumeOptions{Manifest: m, Store: store, Peers: nodes[i]})
 		nodes[i].start(t)
@@ -189,7 +189,7 @@ func TestNodesFetchOnce(t *testing.T) {
 	}
 	sizes = append(sizes, 4<<20, 9<<20)
 	store, m, content := files(t, sizes...)
-	nodes := newNodes(t, 3, 256<<20, store, m)
+	nodes := newNodes(t, newPatient, 3, 256<<20, store, m)
 	var wg sync.WaitGroup
 	for _, n := range nodes {
 		for range 4 {
@@ -204,7 +204,7 @@ func TestNodesFetchOnce(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	// A peer may meet a flight that waits for its memory, or a server without memory for another extent of 4 MiB.
+	// A peer may meet a flight that waits for its memory, or a server that sends another extent of 4 MiB already.
 	if reads := store.reads.Load(); reads > 104+20 {
 		for _, n := range nodes {
 			t.Logf("%+v %+v", n.client.Stats(), n.server.Stats())
@@ -218,7 +218,7 @@ func TestNodesFetchOnce(t *testing.T) {
 // everything at once: every read ends soon and right, and nothing is left.
 func TestNodesInTrouble(t *testing.T) {
 	store, m, content := files(t, 1, 63<<10, 63<<10, 63<<10, 200<<10, 1<<20, 4<<20, 9<<20, 4<<20+1)
-	nodes := newNodes(t, 3, 16<<20, store, m)
+	nodes := newNodes(t, NewClient, 3, 16<<20, store, m)
 	worst := lag(t)
 	stop := make(chan struct{})
 	var readers, trouble sync.WaitGroup
@@ -281,18 +281,21 @@ func TestPlaces(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if s := b.stats(); got.Load()+s.Passed+s.No["busy"] != 300 || got.Load() < 250 || s.InFlight != 0 || b.server.Stats().Connections > peerPlaces {
+	if s := b.stats(); got.Load() != 300 || s.InFlight != 0 || b.server.Stats().Connections > peerPlaces {
 		t.Errorf("%d: %+v", got.Load(), s)
 	}
 	h := newHostile(t, func(c *hostileConn, _ Request, _ []asked) bool { <-c.h.quit; return false })
+	c := NewClient(ClientConfig{Log: quiet(b.log)})
+	defer c.Close()
 	worst := lag(t)
 	node := Node{ID: "node-b", Address: h.l.Addr().String()}
 	start := time.Now()
 	for range 300 {
-		wg.Go(func() { b.client.Read(t.Context(), node, Request{}, want(10, 1)) })
+		wg.Go(func() { c.Read(t.Context(), node, Request{}, want(10, 1)) })
 	}
 	wg.Wait()
-	if took := time.Since(start); took > stall+worst() || h.asks.Load() > peerPlaces {
+	if took := time.Since(start); took > stall+worst() || h.asks.Load() > peerPlaces+2 { // one tries after a second
+
 		t.Errorf("%v for %d asked", took, h.asks.Load())
 	}
 }

@@ -121,6 +121,13 @@ type bed struct {
 
 func newBed(t testing.TB, s *shelf) *bed { return newBedTLS(t, s, nil, nil) }
 
+// newPatient returns a client that takes no busy machine for a peer that is away.
+func newPatient(cfg ClientConfig) *Client {
+	c := NewClient(cfg)
+	c.silence, c.patience = longest, longest
+	return c
+}
+
 func listen(t testing.TB) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -24,7 +24,7 @@ func newBedTLS(t testing.TB, s *shelf, server, client *tls.Config) *bed {
 	l := listen(t)
 	done := make(chan error, 1)
 	go func() { done <- b.server.Listen(l) }()
-	b.client = NewClient(ClientConfig{TLS: client, Log: quiet(b.log)})
+	b.client = newPatient(ClientConfig{TLS: client, Log: quiet(b.log)})
 	b.node = Node{ID: "node-b", Address: l.Addr().String()}
 	t.Cleanup(func() {
 		b.client.Close()
