@@ -535,9 +535,7 @@ func (c *clientConn) upgrade(node Node) error {
 	_ = answer.Body.Close()
 	switch {
 	case answer.StatusCode == http.StatusUpgradeRequired, answer.StatusCode == http.StatusNotFound:
-		return fmt.Errorf("the node does not speak %s, but %q: run the same version of shoal on all nodes", upgradeTo, answer.Header.Get("Upgrade"))
-	case answer.StatusCode == http.StatusBadRequest:
-		return errWantsTLS
+		return fmt.Errorf("the node does not speak %s, but %q: run one version of Shoal on all nodes", upgradeTo, answer.Header.Get("Upgrade"))
 	case answer.StatusCode != http.StatusSwitchingProtocols, answer.Header.Get("Upgrade") != upgradeTo, b.Buffered() > 0:
 		return fmt.Errorf("no upgrade to %s: %s", upgradeTo, answer.Status)
 	case answer.Header.Get(nodeHeader) != node.ID:

@@ -30,16 +30,17 @@ var (
 	flagIn   = regexp.MustCompile("(?:^|[\\s(`\"'/])(--[a-z][a-z0-9-]*[a-z0-9])")
 	flagItem = regexp.MustCompile(`^\s*- "?(--[a-z][a-z0-9-]*)`)
 	// others are programs whose flags texts name beside ours.
-	others = regexp.MustCompile(`\b(apt-get|docker|in a container|helm|mount --|setpriv|shoal-gpu|systemctl|torchrun|useradd|versitygw|tar)\b`)
+	others = regexp.MustCompile(`\b(apt-get|docker|etcdctl|in a container|helm|mount --|setpriv|shoal-gpu|systemctl|torchrun|useradd|versitygw|tar)\b`)
 	// labels are no commands: they go into hashes.
-	labels = []string{"shoal key wrap v1", "shoal encryption key id v1", "shoal shard plan 1", "shoal facts 1 %08x"}
+	labels = []string{"shoal key wrap v1", "shoal encryption key id v1", "shoal shard plan 1", "shoal facts 1 %08x", "shoal owner 1\x00……"}
 )
 
 // otherFlags are flags of other programs that stand without these.
 var otherFlags = []string{
 	"--device", "--log", "--groups", // shoal-gpu, setpriv
 	"--user", "--cap-add", "--security-opt", "--health-cmd", // docker
-	"--force", // kubectl
+	"--force",                                                                                      // kubectl
+	"--data-dir", "--listen-client-urls", "--advertise-client-urls", "--auto-compaction-retention", // etcd
 }
 
 // named is one piece of text that may name commands: a line of code, a span, a string.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/near"
+	"github.com/shoalfs/shoal/cache/peer"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -55,6 +56,7 @@ func busy() Snapshot {
 	s.Feed = &loader.Stats{Open: 2, Decoding: objstore.HistogramCounts{Count: 1, Sum: 1e6}}
 	s.S3 = &s3api.Stats{Requests: 9}
 	s.Near = &near.Stats{Reads: 9, State: "away"}
+	s.Cluster = &engine.ClusterStats{State: "joined", Owned: 0.25, PeerBytes: 9, DiskBytes: 8, Nodes: []engine.ClusterNode{{ID: "a"}, {ID: "b", Asked: &peer.Stats{State: "away", No: map[string]int64{"version": 3}}}}}
 	return s
 }
 

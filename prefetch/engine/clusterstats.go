@@ -32,6 +32,26 @@ type ClusterNode struct {
 	Asked    *peer.Stats `json:"asked,omitempty"` // by this node; nil of itself
 }
 
+// Away returns the nodes that this one leaves out, since they do not answer as they should.
+func (s *ClusterStats) Away() (nodes []ClusterNode) {
+	for _, n := range s.Nodes {
+		if n.Asked != nil && n.Asked.State == "away" {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// OtherVersion returns how many pieces other nodes did not give since they have another version of the dataset.
+func (s *ClusterStats) OtherVersion() (pieces int64) {
+	for _, n := range s.Nodes {
+		if n.Asked != nil {
+			pieces += n.Asked.No["version"]
+		}
+	}
+	return pieces
+}
+
 // clusterStats returns nil without a cluster.
 func (e *Engine) clusterStats(peerBytes, diskBytes int64) *ClusterStats {
 	n := e.host.node

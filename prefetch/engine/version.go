@@ -217,7 +217,7 @@ func (e *Engine) versionLoop(ctx context.Context) {
 	e.host.node.cluster.WatchPublished(ctx, e.sourceKey(), func(value []byte) {
 		var p published
 		if err := json.Unmarshal(value, &p); err != nil {
-			e.log.Error("the cluster has a version that this one does not understand (use the same version of shoal on all nodes)", "cause", err)
+			e.log.Error("the cluster has a version that this one does not understand (run one version of Shoal on all nodes)", "cause", err)
 			return
 		}
 		if v := e.cur.Load(); p.Version == v.manifest.Version() && p.Layout == layoutVersion(v.layout) {
