@@ -30,6 +30,20 @@ type ClusterNode struct {
 	Open     bool        `json:"open"`            // it has the dataset open
 	Owned    float64     `json:"owned"`           // share of the dataset
 	Asked    *peer.Stats `json:"asked,omitempty"` // by this node; nil of itself
+	Problem  string      `json:"problem,omitempty"`
+}
+
+// problem says in words why the node is not read from; "" if it is.
+func (n *ClusterNode) problem() string {
+	switch {
+	case n.Asked != nil && n.Asked.State == "away":
+		return "left out: " + n.Asked.Cause
+	case n.Draining:
+		return "draining: it owns nothing"
+	case !n.Open:
+		return "does not have the dataset open"
+	}
+	return ""
 }
 
 // Away returns the nodes that this one leaves out, since they do not answer as they should.
@@ -73,6 +87,7 @@ func (e *Engine) clusterStats(peerBytes, diskBytes int64) *ClusterStats {
 		if of, ok := asked[node.ID]; ok {
 			c.Asked = &of
 		}
+		c.Problem = c.problem()
 		s.Nodes = append(s.Nodes, c)
 	}
 	s.Owned = shares[n.id]

@@ -32,10 +32,11 @@ const (
 	sessions
 	slowest
 	failures
+	nodes // in a cluster only
 	panes
 )
 
-var paneNames = [panes]string{"Orders", "Sessions", "Slowest keys", "Errors"}
+var paneNames = [panes]string{"Orders", "Sessions", "Slowest keys", "Errors", "Nodes"}
 
 // render draws the frame. With height 0 it draws all of it.
 func (f *frame) render(width, height int) string {
@@ -58,6 +59,7 @@ func (f *frame) render(width, height int) string {
 	}
 	room := height - len(lines) - 1 // a line for the keys
 	all := f.all(&s, v, width)
+	f.pane = min(f.pane, pane(len(all)-1))
 	if height == 0 || room >= total(all) {
 		for p, rows := range all {
 			lines = append(lines, "", f.heading(pane(p), all))
@@ -112,7 +114,7 @@ func (f *frame) finish(lines []string, width, height int) string {
 
 func (f *frame) footer(width int) string {
 	for _, keys := range []string{
-		"q quit  p pause  1-4, tab, ←→ pane  ↑↓ scroll  ? help",
+		fmt.Sprintf("q quit  p pause  1-%d, tab, ←→ pane  ↑↓ scroll  ? help", f.panes()),
 		"q quit  p pause  tab pane  ? help",
 	} {
 		if len(keys) <= width {
@@ -249,13 +251,18 @@ func (f *frame) figures(s *verdict.Snapshot, r verdict.Rates, width int, tight b
 		}
 		text = line(g)
 	}
-	return append(lines, f.dim.Render(fit("memory", nameWidth))+text)
+	lines = append(lines, f.dim.Render(fit("memory", nameWidth))+text)
+	if c := s.Cluster; c != nil {
+		lines = append(lines, f.dim.Render(fit("cluster", nameWidth))+fmt.Sprintf("%s, %s; store %s, peers %s, disk %s; owns %s", human.Count(len(c.Nodes), "node"),
+			c.State, human.Bytes(s.GetBytes), human.Bytes(c.PeerBytes), human.Bytes(c.DiskBytes), human.Percent(c.Owned)))
+	}
+	return lines
 }
 
 // tabs names the panes, with the chosen one reversed.
 func (f *frame) tabs(all [][]string, width int) string {
 	var parts []string
-	for p := range panes {
+	for p := range pane(len(all)) {
 		name := fmt.Sprintf(" %d %s ", p+1, f.counted(p, all))
 		if p == f.pane {
 			name = f.chosen.Render(name)
@@ -284,7 +291,7 @@ func (f *frame) counted(p pane, all [][]string) string {
 var helpText = []string{
 	"q, Ctrl-C     quit",
 	"p, space      pause, resume",
-	"1 2 3 4       orders, sessions, slowest keys, errors",
+	"1 2 3 4 5     orders, sessions, slowest keys, errors, nodes of a cluster",
 	"tab, ← →      next pane, previous pane",
 	"↑ ↓ PgUp PgDn scroll the pane",
 	"?, Esc        close this help",

@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
@@ -8,12 +9,42 @@ import (
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/loader"
+	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
 // all draws every pane. The first line of a pane names its columns, or says that it is empty.
 func (f *frame) all(s *verdict.Snapshot, v verdict.Verdict, width int) [][]string {
-	return [][]string{orders: f.orders(s, width), sessions: f.sessions(s, width), slowest: f.slowest(s, width), failures: f.errors(v, width)}
+	all := [][]string{orders: f.orders(s, width), sessions: f.sessions(s, width), slowest: f.slowest(s, width), failures: f.errors(v, width)}
+	if s.Cluster != nil {
+		all = append(all, f.nodes(s.Cluster, width))
+	}
+	return all
+}
+
+// panes is the number of panes that there are now.
+func (f *frame) panes() pane {
+	if s, _, ok := f.series.last(); ok && s.Cluster != nil {
+		return panes
+	}
+	return nodes
+}
+
+// nodes draws a cluster as this node sees it: what it asked each other node for, and got.
+func (f *frame) nodes(c *engine.ClusterStats, width int) []string {
+	var rows [][]string
+	for _, n := range c.Nodes {
+		row := []string{clean(n.Address), human.Bytes(int64(n.Weight) << 20), human.Percent(n.Owned), cmp.Or(clean(n.Problem), "ok"), "–", "–", "–"}
+		if a := n.Asked; a != nil {
+			row[4], row[5], row[6] = human.Number(int(a.Hits))+" of "+human.Number(int(a.Asked)), human.Bytes(a.Bytes), human.Number(int(a.No["version"]))
+		}
+		if n.ID == c.Node {
+			row[3] = "this one"
+		}
+		rows = append(rows, row)
+	}
+	return f.table([]column{{name: "node", width: 16}, {name: "cache", right: true}, {name: "owns", right: true}, {name: "state", width: 12, grow: true}, {name: "gave", right: true}, {name: "bytes", right: true},
+		{name: "other version", right: true}}, rows, width)
 }
 
 var feedStream = regexp.MustCompile(`^feed/(.*)/rank(\d+)/epoch(\d+)$`)

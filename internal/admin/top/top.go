@@ -123,7 +123,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 
 func (m *model) key(key string) tea.Cmd {
 	f := &m.frame
-	turn := func(by int) { f.pane, f.scroll, f.help = (f.pane+pane(by)+panes)%panes, 0, false }
+	turn := func(by int) { f.pane, f.scroll, f.help = (f.pane+pane(by)+f.panes())%f.panes(), 0, false }
 	switch key {
 	case "q", "ctrl+c":
 		return tea.Quit
@@ -137,8 +137,8 @@ func (m *model) key(key string) tea.Cmd {
 		turn(1)
 	case "shift+tab", "left":
 		turn(-1)
-	case "1", "2", "3", "4":
-		f.pane, f.scroll, f.help = pane(key[0]-'1'), 0, false
+	case "1", "2", "3", "4", "5":
+		f.pane, f.scroll, f.help = min(pane(key[0]-'1'), f.panes()-1), 0, false
 	case "down", "j":
 		f.scroll = min(f.scroll+1, m.rows())
 	case "up", "k":
@@ -159,7 +159,8 @@ func (m *model) rows() int {
 	if !ok {
 		return 0
 	}
-	return max(0, len(m.frame.all(&s, v, m.width)[m.frame.pane])-2)
+	all := m.frame.all(&s, v, m.width)
+	return max(0, len(all[min(m.frame.pane, pane(len(all)-1))])-2)
 }
 
 // View implements tea.Model.

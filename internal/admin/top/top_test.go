@@ -15,6 +15,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/shoalfs/shoal/cache/peer"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
@@ -64,6 +65,16 @@ func at(t int) verdict.Snapshot {
 		{Time: start, Level: "WARN", Text: "a stream began late; cause: slow", Count: 1},
 		{Time: start.Add(time.Minute), Level: "ERROR", Text: "the disk tier is out of use; cause: no space; remedy: free space in, or repair, the disk of the cache directory", Count: 3},
 	}
+	return s
+}
+
+// inCluster makes the daemon a node of a cluster of three, of which one is away.
+func inCluster(s verdict.Snapshot) verdict.Snapshot {
+	s.Cluster = &engine.ClusterStats{Node: "a", State: "joined", Owned: 0.25, PeerBytes: 3 << 30, DiskBytes: 2 << 30, Nodes: []engine.ClusterNode{
+		{ID: "a", Address: "10.0.0.1:7073", Weight: 4096, Open: true, Owned: 0.25},
+		{ID: "b", Address: "10.0.0.2:7073", Weight: 8192, Open: true, Owned: 0.5, Asked: &peer.Stats{State: "on", Asked: 9_000, Hits: 8_990, Bytes: 3 << 30, No: map[string]int64{"version": 10}}},
+		{ID: "c", Address: "10.0.0.3:7073", Weight: 4096, Open: true, Owned: 0.25, Asked: &peer.Stats{State: "away", Cause: "connection refused"}, Problem: "left out: connection refused"},
+	}}
 	return s
 }
 
@@ -124,9 +135,13 @@ func TestFrames(t *testing.T) {
 		{"40x12", 40, 12, nil, 60},
 		{"80x24-first", 80, 24, nil, 1},
 		{"120-all", 120, 0, nil, 60},
+		{"100x24-nodes", 100, 24, []string{"5"}, 60},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := modelAt(c.seconds)
+			if strings.HasSuffix(c.name, "nodes") {
+				m.Update(answer{snap: inCluster(at(c.seconds + 1))})
+			}
 			press(m, c.keys...)
 			m.Update(tea.WindowSizeMsg{Width: c.width, Height: c.height})
 			got := view(m)
@@ -147,6 +162,7 @@ func TestFrames(t *testing.T) {
 // Every size holds, and no frame breaks out of it.
 func TestSizes(t *testing.T) {
 	m := modelAt(60)
+	m.Update(answer{snap: inCluster(at(61))})
 	for width := 20; width < 200; width += 29 {
 		for height := 1; height < 60; height += 7 {
 			for p := range panes {
@@ -220,6 +236,8 @@ func TestHostileText(t *testing.T) {
 	s.Errors[0].Text, s.CacheDir = evil, evil
 	s.Streams[1].Name = "feed/" + evil + "/rank0/epoch1"
 	s.Disk.OutOfUse, s.Disk.Reason = true, evil
+	s = inCluster(s)
+	s.Cluster.Nodes[1].Address, s.Cluster.Nodes[2].Problem, s.Cluster.Nodes[2].Asked.Cause = evil, evil, evil
 	m := modelAt(49)
 	m.Update(answer{snap: s})
 	m.Update(answer{err: errors.New(evil)})

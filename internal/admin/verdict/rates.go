@@ -44,9 +44,8 @@ type window struct {
 	gets, bytes   int64
 	samples       int64
 	prefetchFails int64
-	diskErrors    int64
-	diskGaveUp    int64
-	errors        map[string]int64
+	faults
+	errors map[string]int64
 	following
 	inFlight     int64 // the lower of the two snapshots
 	inFlightMost int64
@@ -54,6 +53,12 @@ type window struct {
 	feedStall    float64 // shares of the time; Rates.Stall is the larger of the two
 	mountStall   float64
 	sessions     int // open now or before
+}
+
+// faults are those that neither the store's errors nor the state tell of.
+type faults struct {
+	diskErrors, diskGaveUp int64
+	otherVersion           int64 // pieces that other nodes of the cluster have in another version
 }
 
 // following says how closely the readers followed their orders.
@@ -76,12 +81,17 @@ func between(before, now Snapshot) window {
 		opens: now.Opens - before.Opens, reads: now.Reads - before.Reads,
 		gets: now.GetRequests - before.GetRequests, bytes: now.GetBytes - before.GetBytes,
 		prefetchFails: now.FetchErrors - before.FetchErrors,
-		diskErrors:    now.Disk.Errors - before.Disk.Errors, diskGaveUp: now.Disk.GaveUp - before.Disk.GaveUp,
-		inFlight: min(before.InFlight, now.InFlight), inFlightMost: max(before.InFlight, now.InFlight),
+		faults:        faults{diskErrors: now.Disk.Errors - before.Disk.Errors, diskGaveUp: now.Disk.GaveUp - before.Disk.GaveUp},
+		inFlight:      min(before.InFlight, now.InFlight), inFlightMost: max(before.InFlight, now.InFlight),
 	}
 	for kind, n := range now.StoreErrors {
 		if n -= before.StoreErrors[kind]; n > 0 {
 			w.errors[kind] = n
+		}
+	}
+	if c := now.Cluster; c != nil {
+		if w.otherVersion = c.OtherVersion(); before.Cluster != nil {
+			w.otherVersion -= before.Cluster.OtherVersion()
 		}
 	}
 	w.orders(before)

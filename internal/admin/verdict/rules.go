@@ -107,6 +107,48 @@ func diskSlow(w *window) (Finding, bool) {
 	}, w.diskGaveUp+w.diskErrors > 0
 }
 
+// apart: etcd does not answer, or does not have this node.
+func apart(w *window) (Finding, bool) {
+	c := w.now.Cluster
+	if c == nil || c.Cause == "" {
+		return Finding{}, false
+	}
+	f := Finding{
+		Code: "cluster-apart", Level: w.troubleLevel(), Title: "This node is not in its cluster",
+		Detail: fmt.Sprintf("Reads go on with the %s known last. The cause: %s.", human.Count(len(c.Nodes), "node"), c.Cause),
+		Remedy: "Restore etcd; the node registers again by itself.",
+	}
+	if c.State == "refused" {
+		f.Remedy = "Delete the file node in " + w.now.CacheDir + ", and start the daemon again."
+	}
+	return f, true
+}
+
+// nodesAway: other nodes do not answer this one.
+func nodesAway(w *window) (Finding, bool) {
+	if w.now.Cluster == nil {
+		return Finding{}, false
+	}
+	var said []string
+	for _, n := range w.now.Cluster.Away() {
+		said = append(said, n.Address+" ("+n.Asked.Cause+")")
+	}
+	return Finding{
+		Code: "nodes-away", Level: w.troubleLevel(), Title: "Other nodes do not answer",
+		Detail: fmt.Sprintf("What they keep is read from the store: %s.", strings.Join(said[:min(len(said), 3)], ", ")),
+		Remedy: "Check that these daemons run, and that this machine reaches them; shoal cluster ls shows all nodes.",
+	}, len(said) > 0
+}
+
+// versionsDiffer: other nodes have another version of a dataset.
+func versionsDiffer(w *window) (Finding, bool) {
+	return Finding{
+		Code: "versions-differ", Level: w.troubleLevel(), Title: "The nodes have different versions of a dataset",
+		Detail: human.Count(w.otherVersion, "piece") + " of a file came from the store instead of from the node that keeps it.",
+		Remedy: "If it does not pass within a minute: shoal refresh on one node moves all of them; shoal cluster ls shows who has which version.",
+	}, w.otherVersion > 0
+}
+
 // otherOrder: the trainer does not read in the order that it announced.
 func otherOrder(w *window) (Finding, bool) {
 	lost := w.strays > w.consumed || w.moves >= 8

@@ -71,7 +71,7 @@ func Of(before, now Snapshot) Verdict {
 // The rules, each list by importance: faults, all of which are reported; the reason why a trainer waits; and otherwise
 // the trainer's activity, where the last rule always applies.
 var (
-	trouble = []func(*window) (Finding, bool){tooShort, silent, denied, changed, failing, diskDown, diskSlow}
+	trouble = []func(*window) (Finding, bool){tooShort, silent, denied, changed, failing, diskDown, diskSlow, apart, nodesAway, versionsDiffer}
 	causes  = []func(*window) (Finding, bool){otherOrder, unknownOrder, memorySmall, filling, decodeBound, clientLink, storeSlow}
 	calm    = []func(*window) (Finding, bool){finished, idle, trainerSlower, fed}
 )

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shoalfs/shoal/cache/peer"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/run"
@@ -64,6 +65,18 @@ func session(s *Snapshot, d loader.SessionStats) {
 	s.Delivered += d.Samples
 }
 
+// inCluster is a node's view of a cluster of two.
+func inCluster(state string, otherVersion int64) *engine.ClusterStats {
+	c := &engine.ClusterStats{State: state, Nodes: []engine.ClusterNode{
+		{ID: "a", Address: "a:7073", Open: true},
+		{ID: "b", Address: "b:7073", Open: true, Asked: &peer.Stats{State: "on", Cause: "refused", No: map[string]int64{"version": otherVersion}}},
+	}}
+	if state != "joined" {
+		c.Cause = "etcd at e:2379 does not answer"
+	}
+	return c
+}
+
 func TestVerdicts(t *testing.T) {
 	busy := func(s *Snapshot) { reads(s, 10_000, 0, 0) }
 	starved := func(s *Snapshot) { reads(s, 3000, 1500, 40) } // 8 readers, 10 s: half of the time
@@ -107,8 +120,22 @@ func TestVerdicts(t *testing.T) {
 		"disk out":             {func(s *Snapshot) { busy(s); s.Disk.OutOfUse, s.Disk.Reason = true, "full" }, "disk-down", Warn, "(full)", "/cache"},
 		"disk out, waiting":    {func(s *Snapshot) { starved(s); s.Disk.OutOfUse = true }, "disk-down", Bad, "", "/cache"},
 		"disk slow":            {func(s *Snapshot) { busy(s); s.Disk.GaveUp = 30 }, "disk-slow", Warn, "30 reads waited too long", "--cache-dir"},
-		"another daemon":       {func(s *Snapshot) { s.PID = 8; s.Uptime = 4; s.Stall = 16; s.Joined = 5000 }, "filling", Warn, "50%", ""},
-		"just born":            {func(s *Snapshot) { s.PID = 8; s.Uptime = 0.1 }, "starting", Idle, "", ""},
+		"etcd away":            {func(s *Snapshot) { busy(s); s.Cluster = inCluster("away", 0) }, "cluster-apart", Warn, "the 2 nodes known last. The cause: etcd at", "etcd"},
+		"refused":              {func(s *Snapshot) { busy(s); s.Cluster = inCluster("refused", 0) }, "cluster-apart", Warn, "etcd at", "/cache"},
+		"node away": {func(s *Snapshot) {
+			busy(s)
+			s.Cluster = inCluster("joined", 0)
+			s.Cluster.Nodes[1].Asked.State = "away"
+		}, "nodes-away", Warn, "b:7073 (refused)", "shoal cluster ls"},
+		"node away, waits": {func(s *Snapshot) {
+			starved(s)
+			s.Cluster = inCluster("joined", 0)
+			s.Cluster.Nodes[1].Asked.State = "away"
+		}, "nodes-away", Bad, "", "shoal cluster ls"},
+		"versions":        {func(s *Snapshot) { busy(s); s.Cluster = inCluster("joined", 7) }, "versions-differ", Warn, "7 pieces", "shoal refresh"},
+		"a sound cluster": {func(s *Snapshot) { busy(s); s.Cluster = inCluster("joined", 0) }, "fed", Good, "", ""},
+		"another daemon":  {func(s *Snapshot) { s.PID = 8; s.Uptime = 4; s.Stall = 16; s.Joined = 5000 }, "filling", Warn, "50%", ""},
+		"just born":       {func(s *Snapshot) { s.PID = 8; s.Uptime = 0.1 }, "starting", Idle, "", ""},
 
 		"feed idle":      {func(s *Snapshot) { session(s, loader.SessionStats{Credit: 10}) }, "idle", Idle, "1 open session", ""},
 		"trainer slower": {func(s *Snapshot) { session(s, loader.SessionStats{Samples: 5000, Credit: 6, Stall: 0.1}) }, "trainer-slower", Good, "60% of the time, at 500 samples/s", ""},
@@ -207,7 +234,7 @@ func TestRates(t *testing.T) {
 
 // codes are all that a Finding can have (docs/dashboard.md).
 var codes = []string{
-	"starting", "store-silent", "access-denied", "dataset-changed", "store-errors", "disk-down", "disk-slow",
+	"starting", "store-silent", "access-denied", "dataset-changed", "store-errors", "disk-down", "disk-slow", "cluster-apart", "nodes-away", "versions-differ",
 	"order-differs", "order-unknown", "memory-small", "filling", "decode-bound", "link-slow", "store-slow",
 	"finished", "idle", "trainer-slower", "fed",
 }

@@ -77,6 +77,12 @@ function showStats(s, verdict) {
   tables.resources($("resources"), s);
   tables.slowest($("slowest"), s, now);
   tables.errors($("errors"), verdict.errors, now);
+  $("s-cluster").hidden = !s.cluster;
+  if (s.cluster) {
+    const c = s.cluster;
+    text($("cluster-facts"), `${visible(c.cluster)}, ${c.state}: ${plural(c.nodes.length, "node")}, this one owns ${percent(c.owned)}; ${bytes(s.get_bytes)} read from the store, ${bytes(c.peer_bytes)} from other nodes, ${bytes(c.disk_bytes)} from its own disk; ${bytes(c.given.bytes)} given to others` + (c.cause ? `; ${visible(c.cause)}` : ""));
+    tables.nodes($("nodes"), c);
+  }
   $("s-near").hidden = !s.near;
   if (s.near) {
     text($("near-facts"), `${visible(s.near.tier)}, ${s.near.state}: ${number(s.near.hits)} of ${plural(s.near.reads, "read")} answered, ${bytes(s.near.bytes)}; ${number(s.near.puts)} copies put, ${number(s.near.dropped)} dropped, ${number(s.near.damaged)} damaged, ${plural(s.near.errors, "error")}`);

@@ -85,6 +85,22 @@ export function sessions(box, now, before, dt) {
   ], now.session_list, "No session is open.");
 }
 
+// nodes shows a cluster as this node sees it: what it asked each other node for, and got.
+export function nodes(box, cluster) {
+  const of = (n, say) => n.asked ? say(n.asked) : "–";
+  table(box, "Nodes of the cluster", [
+    { name: "node", cell: n => el("bdi", {}, visible(n.address)) },
+    { name: "zone", cell: n => el("bdi", {}, visible(n.zone || "–")) },
+    { name: "cache", kind: "n", cell: n => bytes(n.weight * 2 ** 20) },
+    { name: "owns", kind: "n", cell: n => percent(n.owned) },
+    { name: "gave", kind: "n", cell: n => of(n, a => `${number(a.hits)} of ${number(a.asked)}`) },
+    { name: "bytes", kind: "n", cell: n => of(n, a => bytes(a.bytes)) },
+    { name: "half within", kind: "n", cell: n => of(n, a => seconds(a.latency_p50_seconds)) },
+    { name: "other version", kind: "n", cell: n => of(n, a => number(a.no?.version ?? 0)) },
+    { name: "state", cell: n => el("bdi", {}, n.id === cluster.node ? "this one" : visible(n.problem || "ok")) },
+  ], cluster.nodes, "No node is known yet.");
+}
+
 export function slowest(box, stats, now) {
   table(box, "Slowest keys", [
     { name: "key", kind: "key", cell: s => { const k = el("bdi", {}, visible(s.key)); k.title = visible(s.key); return k; } },
