@@ -271,16 +271,16 @@ func (w *watch) check() error {
 	if w.waits.IsZero() && objstore.PriorityOf(w.ctx) == objstore.Demand {
 		w.waits = now
 	}
-	most := patience
+	most := w.patience
 	if w.told {
-		most = fetching
+		most = max(most, fetching)
 	}
 	switch {
 	case w.ctx.Err() != nil:
 		return w.ctx.Err()
 	case !w.heard.IsZero() && now.Sub(w.heard) > w.silence:
 		return errSilent
-	case now.Sub(w.start) > longest, !w.waits.IsZero() && now.Sub(w.waits) > w.patience:
+	case now.Sub(w.start) > longest, !w.waits.IsZero() && now.Sub(w.waits) > most:
 		return errLate
 	}
 	return nil
@@ -536,6 +536,8 @@ func (c *clientConn) upgrade(node Node) error {
 	switch {
 	case answer.StatusCode == http.StatusUpgradeRequired, answer.StatusCode == http.StatusNotFound:
 		return fmt.Errorf("the node does not speak %s, but %q: run one version of Shoal on all nodes", upgradeTo, answer.Header.Get("Upgrade"))
+	case answer.StatusCode == http.StatusBadRequest:
+		return errWantsTLS
 	case answer.StatusCode != http.StatusSwitchingProtocols, answer.Header.Get("Upgrade") != upgradeTo, b.Buffered() > 0:
 		return fmt.Errorf("no upgrade to %s: %s", upgradeTo, answer.Status)
 	case answer.Header.Get(nodeHeader) != node.ID:
