@@ -161,9 +161,10 @@ bin/types/ready: tools/types/requirements.txt
 SERVERS := bin/conformance/venv/ready bin/conformance/s3proxy/ready bin/conformance/s3mock/ready
 CLIENTS := bin/conformance/clients/ready bin/conformance/clients-torch/ready bin/conformance/readers/ready
 .PHONY: conformance conformance-packages
-conformance: setup build conformance-packages $(SERVERS) $(CLIENTS) ## other S3 servers: mount, pack, refresh, versions; other makers' clients of the S3 endpoint; readers of large files (about 12 minutes after set-up)
+conformance: setup build conformance-packages $(SERVERS) $(CLIENTS) ## other S3 servers: mount, pack, refresh, versions; other makers' clients of the S3 endpoint; readers of large files; SeaweedFS as a near tier, juicefs beside a cluster (about 20 minutes after set-up)
 	$(GO) run ./lab/e2e/conformance
 	cd lab/e2e && SHOAL_CLIENTS=$(CURDIR)/bin/conformance/clients $(GO) test -count=1 -v -timeout 20m -run 'TestS3Clients$$|TestS3Formats$$|TestS3Order$$'
+	cd lab/e2e && SHOAL_TEST_WEED=$(CURDIR)/bin/conformance/venv/bin/weed SHOAL_TEST_JUICEFS=$(CURDIR)/bin/conformance/venv/bin/juicefs $(GO) test -count=1 -v -timeout 30m -run 'TestNearTierOfSeaweedFS$$|TestClusterOverSeaweedFS$$|TestClusterBesideJuiceFS$$'
 	cd lab/e2e && SHOAL_READERS=$(CURDIR)/bin/conformance/readers/bin/python $(GO) test -count=1 -timeout 20m -run 'TestReaders$$'
 
 conformance-packages:
@@ -172,7 +173,7 @@ conformance-packages:
 bin/conformance/venv/ready: tools/conformance/requirements.txt | conformance-packages
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
-	@tools/tick "fetching SeaweedFS and moto (once, about 2 minutes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $<'
+	@tools/tick "fetching SeaweedFS, moto and juicefs (once, about 2 minutes)" sh -c 'python3 -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $<'
 	@touch $@
 
 bin/conformance/%/ready: tools/conformance/%.txt | conformance-packages

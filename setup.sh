@@ -9,7 +9,7 @@ command -v "$GO" >/dev/null || { echo "setup: Go is missing: install Go 1.26 or 
 packages="gcc libc6-dev make pkg-config libjpeg62-turbo-dev"
 case ${1:-} in
 build) ;;
-conformance) packages="python3 python3-venv maven rclone" ;;
+conformance) packages="python3 python3-venv maven rclone redis-server" ;;
 release) packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
 *) packages="$packages fuse3 rsync flac chromium systemd etcd-server \
 python3 python3-numpy python3-pil python3-grpcio python3-torch python3-torchvision \
@@ -38,8 +38,9 @@ if [ -n "$missing" ]; then
 	# Without a terminal of its own dpkg draws no progress bars into logs.
 	# shellcheck disable=SC2086
 	$sudo env DEBIAN_FRONTEND=noninteractive apt-get $lock -o Dpkg::Use-Pty=0 install -y -q --no-install-recommends $missing
-	# Debian starts an etcd at once. The tests start their own.
+	# Debian starts an etcd and a Redis at once. The tests start their own.
 	case $missing in *etcd-server*) $sudo systemctl disable --now -q etcd 2>/dev/null || true ;; esac
+	case $missing in *redis-server*) $sudo systemctl disable --now -q redis-server 2>/dev/null || true ;; esac
 fi
 
 "$GO" mod download

@@ -17,9 +17,9 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
-// seaweedCluster starts a master, three volume servers that hold each file twice, a filer and an S3 gateway. It returns
-// the gateway's URL, and the volume servers.
-func seaweedCluster(t *testing.T, weed string) (url string, volumes []*subproc.Proc) {
+// seaweedCluster starts a master, three volume servers that hold each file twice, a filer, and an S3 gateway that listens at
+// host. It returns the gateway's URL, and the volume servers.
+func seaweedCluster(t *testing.T, weed, host string) (url string, volumes []*subproc.Proc) {
 	t.Helper()
 	dir := t.TempDir()
 	port := func() string {
@@ -63,8 +63,8 @@ func seaweedCluster(t *testing.T, weed string) (url string, volumes []*subproc.P
 		volumes = append(volumes, v)
 	}
 	filer, _, _ := start("filer", "-ip=127.0.0.1", "-master="+master, "-defaultReplicaPlacement=001")
-	_, p, _ := start("s3", "-filer="+filer, "-config="+filepath.Join(dir, "s3.json"))
-	url = "http://127.0.0.1:" + p
+	_, p, _ := start("s3", "-ip.bind="+host, "-filer="+filer, "-config="+filepath.Join(dir, "s3.json"))
+	url = "http://" + net.JoinHostPort(host, p)
 	within(t, time.Minute, "SeaweedFS is ready", func() bool {
 		c, err := s3server.Client(url, 4)
 		if err != nil {
@@ -86,7 +86,7 @@ func TestNearTierOfSeaweedFS(t *testing.T) {
 	}
 	dir, paths := tree(t, 10, 100, 63<<10)
 	source, env := bucket(t, dir), s3server.Env(server.URL)
-	url, volumes := seaweedCluster(t, weed)
+	url, volumes := seaweedCluster(t, weed, "127.0.0.1")
 	flags := []string{"--near", "s3://near/train", "--near-endpoint", url, "--order", "none", "--kernel-cache", "off", "--cache-size", "0"}
 	pass := func(mnt string, paths []string) {
 		t.Helper()

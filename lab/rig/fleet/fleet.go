@@ -51,6 +51,8 @@ type Options struct {
 // Fleet is a network of nodes.
 type Fleet struct {
 	Nodes []*Node
+	// Host is this host's address in the network, and Store the URL of the store, as the nodes see it.
+	Host, Store string
 	// EtcdNode is the machine of etcd, and Etcd what runs there after StartEtcd.
 	EtcdNode *netns.Node
 	Etcd     *etcd.Server
@@ -94,6 +96,7 @@ func New(ctx context.Context, o Options) (_ *Fleet, err error) {
 	if err != nil {
 		return nil, err
 	}
+	f.Host, f.Store = f.net.Host, "http://"+l.Addr().String()
 	f.door = &door{Listener: l, nodes: map[string]*side{}}
 	if f.sockets, err = os.MkdirTemp("", "shoal-fleet-"); err != nil {
 		return nil, err
