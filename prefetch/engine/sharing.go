@@ -151,10 +151,34 @@ func (e *Engine) shareLoop(ctx context.Context) {
 	}
 }
 
-// sayKeeps tells the other nodes the threshold of the version in force.
+// sayKeeps tells the other nodes the threshold of the version in force. 0 says that there is none yet.
 func (e *Engine) sayKeeps() {
 	if v := e.cur.Load(); v.sharing != nil {
-		e.host.node.cluster.Keep(e.datasetID(), v.sharing.below.Load())
+		e.host.node.cluster.Keep(e.datasetID(), max(v.sharing.below.Load(), 1))
+	}
+}
+
+// hearKeeps waits for some seconds until the others that have the dataset open have said their thresholds: nodes that are
+// started together would else read from the store what the others are about to keep.
+func (e *Engine) hearKeeps(ctx context.Context) error {
+	e.sayKeeps()
+	s := e.cur.Load().sharing
+	if s == nil {
+		return nil
+	}
+	waiting, cancel := context.WithTimeout(ctx, mostAway)
+	defer cancel()
+	for {
+		changed := e.host.node.cluster.Changed()
+		s.follow(e.host.node.cluster.View())
+		if !slices.Contains(s.now.Load().below, 0) {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-waiting.Done():
+			return ctx.Err()
+		}
 	}
 }
 
