@@ -461,12 +461,13 @@ func TestFullDisk(t *testing.T) {
 
 func TestLock(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
+	os.Args = append(os.Args, "--cluster=etcd://u:se/cr@et@h:1/n")
 	_, release, err := catalog.Lock(dir, nil)
-	if err != nil {
+	if os.Args = os.Args[:len(os.Args)-1]; err != nil {
 		t.Fatal(err)
 	}
 	_, _, err = catalog.Lock(dir, nil)
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("pid %d: %s", os.Getpid(), os.Args[0])) || !strings.Contains(err.Error(), dir) {
+	if err == nil || !strings.Contains(err.Error(), "etcd://u@h:1/n") || !strings.Contains(err.Error(), fmt.Sprintf("pid %d: %s", os.Getpid(), os.Args[0])) || !strings.Contains(err.Error(), dir) {
 		t.Fatalf("second lock: %v", err)
 	}
 	if err := release(); err != nil {

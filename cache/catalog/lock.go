@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,9 @@ var ErrKey = errors.New("encryption")
 
 // ErrInUse is wrapped by Lock's error about a folder that another process owns.
 var ErrInUse = errors.New("in use")
+
+// passwords finds those of URLs among arguments.
+var passwords = regexp.MustCompile(`(://[^\s:/@]*):\S*@`)
 
 // Lock makes the cache folder if necessary and locks it for this process, until release is called or the process
 // ends. Its error names the process that holds it. It also writes or checks the file FORMAT: a folder of an older
@@ -60,7 +64,7 @@ func Lock(cacheDir string, secret *crypt.Secret) (key *crypt.Key, release func()
 	if err := f.Truncate(0); err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
-	if _, err := fmt.Fprintf(f, "pid %d: %s\n", os.Getpid(), strings.Join(os.Args, " ")); err != nil {
+	if _, err := fmt.Fprintf(f, "pid %d: %s\n", os.Getpid(), passwords.ReplaceAllString(strings.Join(os.Args, " "), "$1@")); err != nil {
 		return nil, nil, fmt.Errorf("cache folder: %w", err)
 	}
 	// Temporary files of a FORMAT, left by a crash.

@@ -32,7 +32,7 @@ func Parse(s string) (Address, error) {
 		a.User, err = url.PathUnescape(user)
 		a.Password, err2 = url.PathUnescape(password)
 		if err != nil || err2 != nil {
-			return a, bad("the user or the password has a % that is not followed by two hex digits (write %%25 for a %%)")
+			return a, bad("the user or the password has a %% that is not followed by two hex digits (write %%25 for a %%)")
 		}
 		if a.User == "" || a.Password == "" {
 			return a, bad("before the @ there must be USER:PASSWORD")

@@ -34,7 +34,7 @@ func TestParse(t *testing.T) {
 		"etcd://a:70000/n":        "no HOST:PORT",
 		"etcd://secret@a:1/n":     "USER:PASSWORD",
 		"etcd://:secret@a:1/n":    "USER:PASSWORD",
-		"etcd://u:%secret@a:1/n":  "hex digits",
+		"etcd://u:%secret@a:1/n":  "has a % that is not followed by two hex digits (write %25 for a %)",
 		"etcd://u:secret@a:1/n/m": "no name",
 	} {
 		if _, err := Parse(in); err == nil || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), "secret") {

@@ -53,7 +53,7 @@ func (c *Cluster) explain(err error) string {
 		return "the lease in etcd has ended: registering again"
 	case errors.Is(err, rpctypes.ErrAuthFailed):
 		return "etcd refuses the user or the password of " + c.at.String()
-	case errors.Is(err, rpctypes.ErrUserEmpty):
+	case errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrPermissionDenied) && c.at.User == "": // which is then the certificate's name
 		return "etcd wants a user and a password: etcd://USER:PASSWORD@" + servers + "/" + c.at.Name
 	case errors.Is(err, rpctypes.ErrPermissionDenied):
 		return "etcd's user " + c.at.User + " has no rights here: etcdctl role grant-permission ROLE readwrite --prefix=true " + c.key("", "")

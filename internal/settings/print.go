@@ -72,9 +72,9 @@ func Redact(text string) string {
 	}
 	u, err := url.Parse(text)
 	if err != nil || u.User == nil {
-		if _, after, found := strings.Cut(text, "@"); err != nil && found { // it may be a password
+		if err != nil { // it may be a password
 			scheme, _, _ := strings.Cut(text, "://")
-			return scheme + "://" + hidden + "@" + after
+			return scheme + "://" + hidden + text[strings.LastIndexByte(text, '@'):]
 		}
 		return text
 	}

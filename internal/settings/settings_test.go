@@ -365,6 +365,7 @@ func TestRedact(t *testing.T) {
 		"http://user:hush@host:9000/x": "http://***@host:9000/x",
 		"http://hush@host":             "http://***@host",
 		"http://us er:hush@host":       "http://***@host",
+		"etcd://u:hu@sh@h:1,g:2/n":     "etcd://***@h:1,g:2/n",
 		"s3://bucket/a@b":              "s3://bucket/a@b",
 		"/a@b":                         "/a@b",
 		"":                             "",
