@@ -76,7 +76,7 @@ func NewClient(cfg ClientConfig) *Client {
 	return c
 }
 
-var dialer = &net.Dialer{Timeout: sendDeadline, KeepAlive: 15 * time.Second}
+var dialer = &net.Dialer{Timeout: longest, KeepAlive: 15 * time.Second}
 
 // remote is what a client knows of a node.
 type remote struct {
@@ -696,6 +696,7 @@ func (c *Client) get(ctx context.Context, node Node, path string) (io.ReadCloser
 		cancel()
 		return nil, err
 	}
+	timer := time.AfterFunc(sendDeadline, cancel)
 	answer, err := c.http.Do(req)
 	if err == nil && answer.StatusCode != http.StatusOK {
 		_ = answer.Body.Close()
@@ -704,10 +705,11 @@ func (c *Client) get(ctx context.Context, node Node, path string) (io.ReadCloser
 		}
 	}
 	if err != nil {
+		timer.Stop()
 		cancel()
 		return nil, inClear(err)
 	}
-	return &body{answer.Body, cancel, time.AfterFunc(sendDeadline, cancel)}, nil
+	return &body{answer.Body, cancel, timer}, nil
 }
 
 // body is an answer that ends when nothing comes for a while.
