@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -163,6 +164,43 @@ func (f *Fleet) Each(do func(n *Node) error) error {
 	return errors.Join(errs...)
 }
 
+// Settled waits until all nodes that run know each other, and what each keeps.
+func (f *Fleet) Settled(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the nodes do not know each other"))
+	defer cancel()
+	for {
+		var runs, know atomic.Int64
+		err := f.Each(func(n *Node) error {
+			if !n.Runs() {
+				return nil
+			}
+			runs.Add(1)
+			s, err := n.Stats(ctx)
+			for _, other := range s.Cluster.Nodes {
+				if other.Open {
+					know.Add(1)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		wait, done := 100*time.Millisecond, know.Load() == runs.Load()*runs.Load()
+		if done {
+			wait = 3 * time.Second // until each has told what it keeps of what it owns now
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(wait):
+		}
+		if done {
+			return nil
+		}
+	}
+}
+
 // CacheSize returns the --cache-size that holds this share of a dataset and nothing more: beside the bytes there are headers
 // and checksums of records, and what the daemon keeps for its catalog.
 func CacheSize(share float64, bytes int64, files int) string {
@@ -299,11 +337,16 @@ type Stats struct {
 		Peers int64                 `json:"peer_bytes"` // that others gave
 		Disk  int64                 `json:"disk_bytes"` // from its own disk
 		Given struct{ Bytes int64 } // to others
-		Nodes []struct {
-			ID, Address string
-			Draining    bool
-		}
+		Nodes []Peer
 	}
+}
+
+// Peer is a node as another one sees it.
+type Peer struct {
+	ID, Address    string
+	Draining, Open bool
+	Owned          float64
+	Asked          struct{ Late, Passed int64 }
 }
 
 // Stats asks the daemon.
