@@ -34,8 +34,8 @@ const (
 	clusterLink = 1_000_000_000
 	// clusterKept is how much of the dataset all caches hold together.
 	clusterKept = 1.2
-	// clusterMemory leaves little for samples, so that what is read again is not just read from memory.
-	clusterMemory = "112MiB"
+	// clusterMemory leaves 144 MiB for samples: less than a dataset of the usual size, and enough to serve peers.
+	clusterMemory = "256MiB"
 	// sampleEvery is how often the counters before the store are looked at.
 	sampleEvery = 100 * time.Millisecond
 )
@@ -209,6 +209,12 @@ func (c *clusterJob) play(ctx context.Context, clustered bool, acts []*act) (err
 	}
 	if err := f.Each(func(n *fleet.Node) error { return n.Serve(ctx, source, flags...) }); err != nil {
 		return err
+	}
+	if clustered {
+		bar.Note("until they know each other")
+		if err := f.Settled(ctx); err != nil {
+			return err
+		}
 	}
 	result = "each with a cache for " + humanize.Bytes(uint64(float64(c.bytes)*clusterKept/clusterNodes))
 	done()
