@@ -43,6 +43,10 @@ func (v *Volume) startGroup(a *Account, files []int, due time.Time, forPeer bool
 		}
 		return v.claim(a, e)
 	}
+	class := ForPrefetch
+	if forPeer {
+		class = ForDemand
+	}
 	var group []member
 	var o objstore.Object
 	var end int64
@@ -66,7 +70,7 @@ func (v *Volume) startGroup(a *Account, files []int, due time.Time, forPeer bool
 		}
 		n := v.m.Size(file)
 		size := footprint(int(n))
-		if !v.c.ledger.TryReserve(size, ForPrefetch) {
+		if !v.c.ledger.TryReserve(size, class) {
 			out, rest = NoMemory, files[i:]
 			break
 		}
@@ -92,12 +96,12 @@ func (v *Volume) startGroup(a *Account, files []int, due time.Time, forPeer bool
 			continue
 		}
 		m.fl = v.launch(m.e, int(v.m.Size(m.file)), a, urgency)
-		m.fl.group, m.fl.asks, m.fl.spent = true, asks, forPeer
+		m.fl.group, m.fl.asks, m.fl.spent, m.fl.class = true, asks, forPeer, class
 		kept = append(kept, m)
 	}
 	v.mu.Unlock()
 	if unused > 0 {
-		v.c.ledger.Release(unused, ForPrefetch)
+		v.c.ledger.Release(unused, class)
 	}
 	if len(kept) == 0 {
 		return 0, rest, out
@@ -115,7 +119,7 @@ func (v *Volume) flyGroup(group []member, asks bool, urgency *objstore.Urgency, 
 	wants := make([]Want, len(group))
 	bufs := make([]*Buffer, len(group))
 	for i, m := range group {
-		bufs[i] = newBuffer(v.c.ledger, int(v.m.Size(m.file)), ForPrefetch)
+		bufs[i] = newBuffer(v.c.ledger, int(v.m.Size(m.file)), m.fl.class)
 		wants[i] = Want{m.file, 0, bufs[i].data}
 	}
 	err := v.fetch(objstore.WithUrgency(v.ds.ctx, urgency), asks, wants)

@@ -17,7 +17,8 @@ import (
 //   - A request goes one hop. What serves a peer is memory, the disk, or a flight that asks no peer to fetch. Such a
 //     flight may ask for what another node holds, which answers at once: so extents move to a new owner.
 //   - Serve never waits for memory or for another node. So it ends when the store does, and nodes whose views differ
-//     cannot wait for each other.
+//     cannot wait for each other. Its memory counts as demand: prefetching leaves some of that, and the server bounds
+//     how much of it peers get.
 //   - An extent that is fetched for a peer is kept by the usual rule, and is spent in memory.
 //   - A part of an extent that is not here is not fetched for a peer, unless the disk would keep it and one of its
 //     granules was asked for before: the rule of granules.go, over all nodes.
@@ -138,12 +139,13 @@ func (v *Volume) serve(ctx context.Context, file, x, in, n int, due time.Time, h
 	return b, 0, err
 }
 
-// spare returns a buffer if there is memory for it now.
+// spare returns a buffer if there is memory for it now. It may take what prefetching leaves for demand: the server bounds how
+// much peers get of that.
 func (v *Volume) spare(n int) *Buffer {
-	if !v.c.ledger.TryReserve(footprint(n), ForPrefetch) {
+	if !v.c.ledger.TryReserve(footprint(n), ForDemand) {
 		return nil
 	}
-	return newBuffer(v.c.ledger, n, ForPrefetch)
+	return newBuffer(v.c.ledger, n, ForDemand)
 }
 
 // acquireForPeer returns the extent's buffer from a flight; nil if it has one, or the disk, by now.
@@ -152,11 +154,11 @@ func (v *Volume) acquireForPeer(ctx context.Context, file, x, in, n int, due tim
 	reserved := int64(0)
 	defer func() {
 		if reserved > 0 {
-			v.c.ledger.Release(reserved, ForPrefetch)
+			v.c.ledger.Release(reserved, ForDemand)
 		}
 	}()
 	if !v.flying(e) && !held && v.fetchesPart(file, x, e, in, n) {
-		if !v.c.ledger.TryReserve(footprint(size), ForPrefetch) {
+		if !v.c.ledger.TryReserve(footprint(size), ForDemand) {
 			return nil, ErrBusy
 		}
 		reserved = footprint(size)
@@ -190,7 +192,7 @@ func (v *Volume) acquireForPeer(ctx context.Context, file, x, in, n int, due tim
 		return nil, ErrClosed
 	default:
 		fl = v.launch(e, size, nil, objstore.NewUrgency(due))
-		fl.spent, reserved = true, 0
+		fl.spent, fl.class, reserved = true, ForDemand, 0
 		delete(v.sparse, e)
 		v.ds.crew.do(func() { v.fly(fl, file, x, e, nil) })
 	}

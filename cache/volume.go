@@ -98,6 +98,7 @@ type flight struct {
 	group   bool              // it shares the request with others
 	asks    bool              // it may ask a peer, so no peer waits for it
 	funded  atomic.Bool       // it has its memory
+	class   Class             // of that
 	size    int64             // what it takes of memory
 	account *Account          // that size is on; nil if it is spent
 	by      trace.Span        // of the reader that started it; written before it flies
@@ -664,8 +665,11 @@ func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file
 
 // launch makes a flight of n bytes; v.mu is held. A prefetch has an urgency, and its bytes are reserved already.
 func (v *Volume) launch(e uint32, n int, a *Account, urgency *objstore.Urgency) *flight {
-	fl := &flight{urgency: urgency, size: footprint(n), account: a}
-	fl.funded.Store(urgency != nil)
+	fl := &flight{urgency: urgency, size: footprint(n), account: a, class: ForDemand}
+	if urgency != nil {
+		fl.class = ForPrefetch
+		fl.funded.Store(true)
+	}
 	a.add(fl.size)
 	v.flights[e] = fl
 	return fl
@@ -691,19 +695,18 @@ func (v *Volume) named(file int, err error) error {
 func (v *Volume) fly(fl *flight, file, x int, e uint32, done func(file int, err error)) {
 	defer v.ds.flights.Done()
 	n := int(v.ExtentBytes(file, x))
-	ctx, class := v.ds.ctx, ForPrefetch
+	ctx := v.ds.ctx
 	var buf *Buffer
 	var err error
 	if fl.urgency != nil {
 		ctx = objstore.WithUrgency(ctx, fl.urgency)
 	} else {
-		class = ForDemand
 		ctx = trace.With(ctx, fl.by)
-		err = v.c.reserve(ctx, footprint(n), class)
+		err = v.c.reserve(ctx, footprint(n), fl.class)
 	}
 	if err == nil {
 		fl.funded.Store(true)
-		buf = newBuffer(v.c.ledger, n, class)
+		buf = newBuffer(v.c.ledger, n, fl.class)
 		if err = v.fetch(ctx, fl.asks, []Want{{file, int64(x) * ExtentSize, buf.data}}); err != nil {
 			buf.Release()
 			buf, err = nil, v.named(file, err)

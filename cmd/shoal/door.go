@@ -50,14 +50,8 @@ func (d *door) Record() (fusefs.Recording, error) { return d.Engine.Record() }
 
 // Refresh implements fusefs.Control.
 func (d *door) Refresh(ctx context.Context) error {
-	changed, err := d.Engine.Refresh(ctx)
-	if err != nil || !changed {
-		return err
-	}
-	if s := d.server.Load(); s != nil {
-		s.Invalidate()
-	}
-	return nil
+	_, err := d.Engine.Refresh(ctx)
+	return err
 }
 
 // octal is a flag value such as 022.

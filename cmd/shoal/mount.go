@@ -187,6 +187,7 @@ type mounted struct {
 	server *fusefs.Server
 	path   string
 	audit  *audit.Log
+	forget func() // the dataset's changes
 }
 
 // gone returns a channel that is closed when the mount is gone.
@@ -197,7 +198,10 @@ func (m *mounted) gone() <-chan struct{} {
 }
 
 // left records that the mount is gone.
-func (m *mounted) left() { m.audit.Write(audit.Event{Event: "unmount"}) }
+func (m *mounted) left() {
+	m.forget()
+	m.audit.Write(audit.Event{Event: "unmount"})
+}
 
 // kernelReadAhead returns the read-ahead to set. The kernel also reads that much around each page of a memory map that is
 // touched. In large files most of that would be fetched for nothing; in small ones it is all of the file.
@@ -236,8 +240,7 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 	if err != nil {
 		return nil, err
 	}
-	door.server.Store(server)
-	return &mounted{server, mountpoint, events}, nil
+	return &mounted{server, mountpoint, events, e.OnMoved(server.Invalidate)}, nil
 }
 
 func umountCommand() *cobra.Command {

@@ -22,6 +22,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -106,7 +107,8 @@ type Engine struct {
 	planning sync.Mutex    // held while plans are written or read again
 	plans    map[string]*plan
 
-	mountedAt []string // guarded by mu; replaced, never changed
+	mountedAt []string  // guarded by mu; replaced, never changed
+	moved     []*func() // of OnMoved; guarded by mu
 
 	sessions map[*run.Stream]struct{} // the feed's
 
@@ -199,20 +201,26 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err := e.startOrder(); err != nil {
 		return nil, err
 	}
-	bg, stop := context.WithCancel(context.Background())
-	e.stop = stop
-	e.background.Go(func() { e.scrubLoop(bg) })
-	e.background.Go(func() { e.watchPlans(bg) })
-	if h.node != nil {
-		e.background.Go(func() { e.shareLoop(bg) })
-		e.background.Go(func() { e.versionLoop(bg) })
-	}
-	if cfg.Publish != "" {
-		if err := e.startPublish(bg); err != nil {
-			return nil, err
-		}
+	if err := e.startBackground(); err != nil {
+		return nil, err
 	}
 	return e, nil
+}
+
+// startBackground starts what runs for as long as the dataset is open.
+func (e *Engine) startBackground() error {
+	ctx, stop := context.WithCancel(context.Background())
+	e.stop = stop
+	e.background.Go(func() { e.scrubLoop(ctx) })
+	e.background.Go(func() { e.watchPlans(ctx) })
+	if e.host.node != nil {
+		e.background.Go(func() { e.shareLoop(ctx) })
+		e.background.Go(func() { e.versionLoop(ctx) })
+	}
+	if e.cfg.Publish == "" {
+		return nil
+	}
+	return e.startPublish(ctx)
 }
 
 // openStores decorates the source's store, and opens the others.
@@ -507,8 +515,26 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 	e.cur.Store(v)
 	e.sayKeeps()
 	old.volume.Retire()
+	e.mu.Lock()
+	told := slices.Clone(e.moved)
+	e.mu.Unlock()
+	for _, f := range told {
+		(*f)()
+	}
 	e.log.Info("moved to a new dataset version", "old", old.manifest.Version()[:12], "new", m.Version()[:12], "files", m.Len())
 	return true, e.startOrder()
+}
+
+// OnMoved calls f after each move to another version, whoever asked for it.
+func (e *Engine) OnMoved(f func()) (cancel func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.moved = append(e.moved, &f)
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.moved = slices.DeleteFunc(e.moved, func(g *func()) bool { return g == &f })
+	}
 }
 
 func (e *Engine) order() order.Spec { return *e.spec.Load() }
