@@ -256,7 +256,7 @@ func (c *cluster) atMost(most, got float64, what string) {
 	}
 	if late > c.late {
 		c.t.Logf("%s: peers were late %d times", what, late-c.late)
-		most += 0.15
+		most += 2 * float64(late-c.late) / float64(len(c.paths)) // by the reader, and by the owner for the next one
 	}
 	c.late = late
 	if got > most {
@@ -313,6 +313,7 @@ func TestClusterReadsOnceForFourJobs(t *testing.T) {
 	c := newCluster(t, 0.3)
 	c.start()
 	c.atMost(1.03, c.epoch(0, 1), "four jobs")
+	c.atMost(0.01, c.epoch(1, 1), "four jobs, once more") // also with little memory, most of which prefetching has
 }
 
 // Caches that hold a fifth of the dataset each: a later epoch reads no more than what none of them keeps.
@@ -497,7 +498,13 @@ func TestClusterRefresh(t *testing.T) {
 		now := c.stats()
 		return now[1].Dataset != was[1].Dataset && !slices.ContainsFunc(now, func(s fleet.Stats) bool { return s.Dataset != now[1].Dataset })
 	})
-	readAll(t, c.Nodes[1].Mount, dir, append(paths, "class00/added.jpg"))
+	within(t, 20*time.Second, "all mounts have it", func() bool {
+		return !slices.ContainsFunc(c.Nodes, func(n *fleet.Node) bool {
+			_, err := os.Stat(filepath.Join(n.Mount, "class00/added.jpg"))
+			return err != nil
+		})
+	})
+	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, append(paths, "class00/added.jpg")); return nil })
 }
 
 // A node is drained: the others take over what it owns, from it, and it reads from them like before.
