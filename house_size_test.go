@@ -17,21 +17,21 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       9_400,
+	"cmd/shoal":       9_090,
 	"cmd/shoal-gpu":   1_370,
-	"cmd/shoal-lab":   1_200,
+	"cmd/shoal-lab":   930,
 	"fusefs":          2_540,
-	"cache":           32_000,
-	"prefetch":        10_200,
-	"prefetch/engine": 5_800,
-	"loader":          6_950,
+	"cache":           30_280,
+	"prefetch":        9_990,
+	"prefetch/engine": 5_840,
+	"loader":          6_640,
 	"s3api":           1_980,
 	"gpuingest":       10_955,
-	"internal":        10_500,
-	"lab":             17_000,
-	"python":          200,
+	"internal":        10_415,
+	"lab":             16_300,
+	"python":          160,
 	"docs":            110,
-	"deploy":          800,
+	"deploy":          690,
 	"tools":           80,
 }
 

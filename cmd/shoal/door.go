@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"sync/atomic"
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
@@ -19,7 +18,6 @@ import (
 type door struct {
 	*engine.Engine
 	snapshot func() admin.Snapshot // for the stats; includes the feed if one is served beside the mount
-	server   atomic.Pointer[fusefs.Server]
 }
 
 // backedDoor also lets the kernel read the files of a local folder directly: it is fusefs.Backer, too.
