@@ -91,9 +91,6 @@ func TestUserAndRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	unlock()
-	if _, err := c.Create(within(t, 10*time.Second), "r", nil); err != nil {
-		t.Error(err)
-	}
 }
 
 func TestTLS(t *testing.T) {

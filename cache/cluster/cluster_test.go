@@ -683,49 +683,6 @@ func TestConcurrentLocks(t *testing.T) {
 	unlock()
 }
 
-func TestConcurrentCreates(t *testing.T) {
-	s := server(t)
-	cs := nodes(t, s, 3)
-	var mu sync.Mutex
-	var winners []string
-	seen := map[string]bool{}
-	var wg sync.WaitGroup
-	for i := range 12 {
-		wg.Go(func() {
-			value := fmt.Sprint(i)
-			existing, err := cs[i%3].Create(within(t, 20*time.Second), "run", []byte(value))
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				t.Error(err)
-			} else if existing == nil {
-				winners = append(winners, value)
-			} else {
-				seen[string(existing)] = true
-			}
-		})
-	}
-	wg.Wait()
-	if len(winners) != 1 || len(seen) != 1 || !seen[winners[0]] {
-		t.Error(winners, seen)
-	}
-	ss := cs[0].current()
-	got, err := ss.Get(t.Context(), cs[0].key("runs/", "run"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := ss.Leases(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, l := range all.Leases {
-		ttl, err := ss.TimeToLive(t.Context(), l.ID)
-		if err != nil || (ttl.GrantedTTL == int64(keepRuns/time.Second)) != (int64(l.ID) == got.Kvs[0].Lease) {
-			t.Error(ttl, err)
-		}
-	}
-}
-
 func TestConcurrentUse(t *testing.T) {
 	s := server(t)
 	cs := nodes(t, s, 2)

@@ -1,5 +1,5 @@
-// Package cluster knows which daemons share a cache. It keeps in etcd who takes part, locks, the dataset versions
-// that all follow, and values that are created once.
+// Package cluster knows which daemons share a cache. It keeps in etcd who takes part, locks, and the dataset
+// versions that all follow.
 //
 // A cluster has a name; a node is one daemon in it, with an ID that survives its restarts. Nothing here is on a
 // read's path: readers use the last [View], which is a value in memory.
@@ -10,7 +10,6 @@
 //	/shoal/v1/NAME/written         another value with each write to nodes/
 //	/shoal/v1/NAME/locks/LOCK      who holds it, under the holder's lease
 //	/shoal/v1/NAME/versions/KEY    what [Cluster.Publish] wrote
-//	/shoal/v1/NAME/runs/KEY        what [Cluster.Create] wrote, under a lease of a week
 //
 // # Rules
 //

@@ -12,9 +12,6 @@ import (
 	v3 "go.etcd.io/etcd/client/v3"
 )
 
-// keepRuns is how long what Create wrote stays.
-const keepRuns = 7 * 24 * time.Hour
-
 // lock is a lock that is held: its key's value is the token.
 type lock struct{ key, token string }
 
@@ -147,37 +144,6 @@ func (c *Cluster) sleep(ctx context.Context) error {
 	case <-c.done:
 		return ErrLost
 	}
-}
-
-// Create writes a value that nobody has written yet, for a week. If there is one, it is returned, and nothing is written.
-func (c *Cluster) Create(ctx context.Context, key string, value []byte) (existing []byte, err error) {
-	key = c.key("runs/", key)
-	err = c.ask(ctx, "create "+key, func(ctx context.Context, s *session) error {
-		got, err := s.Get(ctx, key)
-		if err != nil {
-			return err
-		}
-		if len(got.Kvs) == 0 {
-			grant, err := s.Grant(ctx, int64(keepRuns/time.Second))
-			if err != nil {
-				return err
-			}
-			answer, err := s.Txn(ctx).If(v3.Compare(v3.CreateRevision(key), "=", 0)).
-				Then(v3.OpPut(key, string(value), v3.WithLease(grant.ID))).Else(v3.OpGet(key)).Commit()
-			if err != nil || answer.Succeeded {
-				return err
-			}
-			revoking, cancel := s.asking()
-			defer cancel()
-			_, _ = s.Revoke(revoking, grant.ID)
-			if got.Kvs = answer.Responses[0].GetResponseRange().Kvs; len(got.Kvs) == 0 {
-				return errors.New("etcd answered with no value")
-			}
-		}
-		existing = append([]byte{}, got.Kvs[0].Value...) // an empty one is one, too
-		return nil
-	})
-	return existing, err
 }
 
 // Drain marks a node: it owns nothing any more, and still serves, until it leaves.

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -169,8 +170,24 @@ func (s *Server) Restart(ctx context.Context, empty bool) error {
 	}
 }
 
-// Freeze stops it with its connections open (SIGSTOP).
-func (s *Server) Freeze() error { return s.proc.Signal(syscall.SIGSTOP) }
+// Freeze stops it with its connections open (SIGSTOP). It returns when all its threads stand still.
+func (s *Server) Freeze() error {
+	if err := s.proc.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	runs := func(stat string) bool {
+		b, err := os.ReadFile(stat)
+		_, state, _ := strings.Cut(string(b), ") ")
+		return err == nil && !strings.HasPrefix(state, "T")
+	}
+	for {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.proc.Pid()))
+		if err != nil || !slices.ContainsFunc(threads, runs) {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
 
 // Thaw lets a frozen one go on.
 func (s *Server) Thaw() error { return s.proc.Signal(syscall.SIGCONT) }
