@@ -78,7 +78,7 @@ func TestLargeFile(t *testing.T) {
 		t.Errorf("%d bytes fetched for %d pages", n, touches)
 	}
 
-	for epoch := range 2 {
+	for epoch, last := 0, int64(1); last > 0; epoch++ {
 		f, end = open()
 		all, err := os.ReadFile(f.Name())
 		if err != nil {
@@ -87,10 +87,12 @@ func TestLargeFile(t *testing.T) {
 		check(all, 0)
 		// The kernel reads ahead in parallel: what overtakes the start of an extent is a jump, whose granules are fetched again
 		// with the extent. And if a late request is sent twice, both answers may arrive.
+		// On a busy disk some extents give way to others before they are written, and are kept in a later epoch.
 		s := end()
-		if most := size + 1<<20 + s.Hedges.Sent*4<<20; epoch == 0 && s.Bytes > most || epoch == 1 && s.Bytes > 0 {
-			t.Errorf("%d bytes fetched in epoch %d, with %d second requests", s.Bytes, epoch, s.Hedges.Sent)
+		if most := size + 1<<20 + s.Hedges.Sent*4<<20; epoch == 0 && s.Bytes > most || epoch > 0 && s.Bytes > size/2 || epoch == 5 {
+			t.Fatalf("%d bytes fetched in epoch %d, with %d second requests", s.Bytes, epoch, s.Hedges.Sent)
 		}
+		last = s.Bytes
 	}
 }
 

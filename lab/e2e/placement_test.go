@@ -237,9 +237,12 @@ func TestPlacement(t *testing.T) {
 	c.start()
 	j := newPlacedJob(t, c)
 	all := placedEpoch{World: 4, Batch: 50, Place: "local"}
-	j.epoch("with a placement, from empty caches", all, nil)
+	for range 4 { // on a busy machine not all is kept at once
+		if j.epoch("with a placement, from empty caches", all, nil) < 0.08 {
+			break
+		}
+	}
 
-	c.warm() // on a busy machine not all of that is kept at once
 	all.Place = nil
 	chance := j.epoch("without a placement", all.of(1), nil)
 	all.Place = "local"
