@@ -28,7 +28,7 @@ var budget = map[string]int{
 	"s3api":           1_980,
 	"gpuingest":       10_955,
 	"internal":        10_415,
-	"lab":             16_300,
+	"lab":             16_320,
 	"python":          160,
 	"docs":            110,
 	"deploy":          690,
