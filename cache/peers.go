@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"slices"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -36,7 +35,8 @@ type Peers interface {
 	// call the volume.
 	Asks(file, extent int) bool
 	// Read fills those wants that another node has, and returns the rest, in their order, for the store. held: only what
-	// that node has already. It never fails. It must not write to any P after it has returned.
+	// that node has already. It never fails. It must not write to any P after it has returned. It may keep or change the
+	// slice.
 	Read(ctx context.Context, wants []Want, held bool) (rest []Want)
 }
 
@@ -66,7 +66,7 @@ func (v *Volume) asks(file, x int) bool {
 func (v *Volume) fetch(ctx context.Context, asks bool, wants []Want) error {
 	if p := v.peers.Load(); p != nil {
 		all := total(wants)
-		wants = (*p).Read(ctx, slices.Clone(wants), !asks)
+		wants = (*p).Read(ctx, wants, !asks)
 		v.ds.count.peerBytes.Add(all - total(wants))
 		if len(wants) == 0 {
 			return nil

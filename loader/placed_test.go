@@ -193,7 +193,7 @@ func TestPlacementShares(t *testing.T) {
 	}
 }
 
-// A placement of before a node got another cache directory, say, is correct and of no use.
+// A placement that was made for other nodes is correct, but of no use. A node that got another cache directory is another node.
 func TestPlacementOfAnotherNode(t *testing.T) {
 	var log bytes.Buffer
 	r := start(t, &feedtest.Dataset{Samples: 60}, loader.Options{Log: slog.New(slog.NewTextHandler(&log, nil)),

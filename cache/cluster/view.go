@@ -24,6 +24,28 @@ func (n Node) member(o Node) bool {
 		maps.EqualFunc(n.Keeps, o.Keeps, func(_, _ uint64) bool { return true })
 }
 
+// WeightOf is the weight of a node with a cache of so many bytes: its MiB.
+func WeightOf(cache int64) uint32 { return uint32(min(max(cache>>20, 1), 1<<31)) }
+
+// IsID reports whether id is one that a node may have.
+func IsID(id string) bool { return idOf.MatchString(id) }
+
+// Shares returns by ID what part of a dataset each of the nodes owns, if all have it open.
+func Shares(nodes []Node) map[string]float64 {
+	all, shares := 0.0, map[string]float64{}
+	for _, n := range nodes {
+		if !n.Draining {
+			all += float64(n.Weight)
+		}
+	}
+	for _, n := range nodes {
+		if !n.Draining {
+			shares[n.ID] = float64(n.Weight) / all
+		}
+	}
+	return shares
+}
+
 func (n Node) equal(o Node) bool {
 	return n.member(o) && n.Address == o.Address && n.Zone == o.Zone && n.Version == o.Version && maps.Equal(n.Keeps, o.Keeps)
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -23,17 +22,9 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/lab/rig/certtest"
+	"github.com/shoalfs/shoal/lab/rig/cputime"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
-
-// cpu returns the processor time that this process has used.
-func cpu(b *testing.B) time.Duration {
-	var ru syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
-}
 
 const (
 	benchSize    = 63 << 10
@@ -75,10 +66,10 @@ func BenchmarkRead(b *testing.B) {
 			wg.Wait()
 		}
 		run(2 * benchObjects) // connections, and what is verified once
-		before := cpu(b)
+		before := cputime.Own()
 		b.ResetTimer()
 		run(int64(b.N))
-		b.ReportMetric(float64((cpu(b)-before).Nanoseconds())/1000/float64(b.N), "cpu-µs/object")
+		b.ReportMetric((cputime.Own()-before)*1e6/float64(b.N), "cpu-µs/object")
 	}
 	b.Run("store", func(b *testing.B) {
 		each(b, 1, func(files []int, bufs [][]byte) error {

@@ -85,14 +85,10 @@ type seenNode struct {
 // nodes asks all nodes for what they have.
 func (l *onlooker) nodes(ctx context.Context) []seenNode {
 	view := l.View()
-	nodes := make([]seenNode, len(view.Nodes))
-	weight := 0.0
+	nodes, shares := make([]seenNode, len(view.Nodes)), cluster.Shares(view.Nodes)
 	var wg sync.WaitGroup
 	for i, n := range view.Nodes {
-		nodes[i].Node = n
-		if !n.Draining {
-			weight += float64(n.Weight)
-		}
+		nodes[i].Node, nodes[i].Share = n, shares[n.ID]
 		wg.Go(func() {
 			var said struct{ Datasets []engine.NodeDataset }
 			raw, err := l.client.Info(ctx, peer.Node{ID: n.ID, Address: n.Address})
@@ -106,11 +102,6 @@ func (l *onlooker) nodes(ctx context.Context) []seenNode {
 		})
 	}
 	wg.Wait()
-	for i, n := range nodes {
-		if !n.Draining {
-			nodes[i].Share = float64(n.Weight) / weight
-		}
-	}
 	return nodes
 }
 
@@ -281,7 +272,7 @@ func planCluster(out io.Writer, nodes []seenNode, leave string, join int64) erro
 	if len(nodes) == 0 {
 		return errNoNodes
 	}
-	weight := uint32(min(max(join>>20, 1), 1<<31)) // as a node weighs itself
+	weight := cluster.WeightOf(join)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, source := range sourcesOf(nodes) {
 		var stay []seenNode

@@ -89,6 +89,15 @@ func gauge[T int | int64 | float64](name, help string, of func(s *Snapshot) T) m
 	return m
 }
 
+// ofPart is a family of a part of the snapshot, absent without it.
+func ofPart[P any, T int64 | float64](part func(s *Snapshot) *P, kind prometheus.ValueType, name, help string, of func(p *P) T) metric {
+	return metric{desc(name, help), kind, func(_ *collector, s *Snapshot, put func(float64, ...string)) {
+		if p := part(s); p != nil {
+			put(float64(of(p)))
+		}
+	}}
+}
+
 // labeled is a family with one label.
 func labeled(kind prometheus.ValueType, name, help, label string, values func(s *Snapshot, put func(value float64, label ...string))) metric {
 	return metric{desc(name, help, label), kind, func(_ *collector, s *Snapshot, put func(float64, ...string)) { values(s, put) }}

@@ -21,9 +21,5 @@ var clusterMetrics = []metric{
 }
 
 func ofCluster(kind prometheus.ValueType, name, help string, of func(s *engine.ClusterStats) float64) metric {
-	return metric{desc(name, help), kind, func(_ *collector, s *Snapshot, put func(float64, ...string)) {
-		if s.Cluster != nil {
-			put(of(s.Cluster))
-		}
-	}}
+	return ofPart(func(s *Snapshot) *engine.ClusterStats { return s.Cluster }, kind, name, help, of)
 }

@@ -24,11 +24,7 @@ var nearMetrics = []metric{
 }
 
 func ofNear(kind prometheus.ValueType, name, help string, of func(s *near.Stats) int64) metric {
-	return metric{desc(name, help), kind, func(_ *collector, s *Snapshot, put func(float64, ...string)) {
-		if s.Near != nil {
-			put(float64(of(s.Near)))
-		}
-	}}
+	return ofPart(func(s *Snapshot) *near.Stats { return s.Near }, kind, name, help, of)
 }
 
 func is(b bool) int64 {

@@ -16,9 +16,5 @@ var s3Metrics = []metric{
 }
 
 func ofS3(kind prometheus.ValueType, name, help string, of func(s *s3api.Stats) int64) metric {
-	return metric{desc(name, help), kind, func(_ *collector, s *Snapshot, put func(float64, ...string)) {
-		if s.S3 != nil {
-			put(float64(of(s.S3)))
-		}
-	}}
+	return ofPart(func(s *Snapshot) *s3api.Stats { return s.S3 }, kind, name, help, of)
 }

@@ -99,11 +99,7 @@ func Cluster(ctx context.Context, o Options, out io.Writer) error {
 	}
 	j := newJob(o)
 	if missing := j.missingForCluster(); len(missing) > 0 {
-		fmt.Fprintln(o.Progress, "To play a cluster on this machine, these are missing:")
-		for _, m := range missing {
-			fmt.Fprintln(o.Progress, "  - "+m)
-		}
-		return fmt.Errorf("%w: get what is listed above", ErrMissing)
+		return o.lacks("To play a cluster on this machine, these are missing:", missing)
 	}
 	if err := (&clusterJob{job: j}).run(ctx, out); err != nil {
 		if ctx.Err() != nil {

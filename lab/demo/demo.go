@@ -122,11 +122,7 @@ func Run(ctx context.Context, o Options, out io.Writer) error {
 	}
 	j := newJob(o)
 	if missing := j.missing(ctx); len(missing) > 0 {
-		fmt.Fprintln(o.Progress, "To run on this machine, the demo lacks:")
-		for _, m := range missing {
-			fmt.Fprintln(o.Progress, "  - "+m)
-		}
-		return fmt.Errorf("%w: get what is listed above", ErrMissing)
+		return o.lacks("To run on this machine, the demo lacks:", missing)
 	}
 	if err := j.run(ctx, out); err != nil {
 		if ctx.Err() != nil {

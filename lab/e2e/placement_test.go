@@ -15,8 +15,8 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 )
 
-// placedRank is a rank of a job of four, on the node whose feed and mount it is told. Each line that it is sent is an epoch to read, or a
-// part of one.
+// placedRank is a rank of a job of four. Its arguments name the feed and the mount of its node. Each line of its input is an epoch
+// to read, or a part of one.
 const placedRank = `
 import glob, hashlib, json, os, sys
 import torch.distributed as dist

@@ -33,10 +33,13 @@ type ClusterNode struct {
 	Problem  string      `json:"problem,omitempty"`
 }
 
+// away reports whether the node is left out, since it does not answer as it should.
+func (n *ClusterNode) away() bool { return n.Asked != nil && n.Asked.State == "away" }
+
 // problem says in words why the node is not read from; "" if it is.
 func (n *ClusterNode) problem() string {
 	switch {
-	case n.Asked != nil && n.Asked.State == "away":
+	case n.away():
 		return "left out: " + n.Asked.Cause
 	case n.Draining:
 		return "draining: it owns nothing"
@@ -49,7 +52,7 @@ func (n *ClusterNode) problem() string {
 // Away returns the nodes that this one leaves out, since they do not answer as they should.
 func (s *ClusterStats) Away() (nodes []ClusterNode) {
 	for _, n := range s.Nodes {
-		if n.Asked != nil && n.Asked.State == "away" {
+		if n.away() {
 			nodes = append(nodes, n)
 		}
 	}
@@ -77,7 +80,7 @@ func (e *Engine) clusterStats(peerBytes, diskBytes int64) *ClusterStats {
 		Cluster: n.at.String(), Node: n.id, State: state.Phase, Cause: state.Error, Revision: view.Rev,
 		PeerBytes: peerBytes, DiskBytes: diskBytes, Given: n.server.Stats(), Nodes: []ClusterNode{},
 	}
-	shares, asked := sharesOf(e.membersOf(view).nodes), map[string]peer.Stats{}
+	shares, asked := cluster.Shares(e.membersOf(view).nodes), map[string]peer.Stats{}
 	for _, of := range n.client.Stats() {
 		asked[of.Node] = of
 	}
@@ -92,18 +95,6 @@ func (e *Engine) clusterStats(peerBytes, diskBytes int64) *ClusterStats {
 	}
 	s.Owned = shares[n.id]
 	return s
-}
-
-// sharesOf returns what each of the nodes owns.
-func sharesOf(nodes []cluster.Node) map[string]float64 {
-	all, shares := 0.0, map[string]float64{}
-	for _, n := range nodes {
-		all += float64(n.Weight)
-	}
-	for _, n := range nodes {
-		shares[n.ID] = float64(n.Weight) / all
-	}
-	return shares
 }
 
 // NodeDataset is a dataset that a node has open. Counters count since the node's start.

@@ -87,7 +87,7 @@ func (h *Host) join() error {
 	if _, port, _ := net.SplitHostPort(l.Addr().String()); strings.HasSuffix(cfg.Advertise, ":0") {
 		cfg.Advertise = strings.TrimSuffix(cfg.Advertise, "0") + port
 	}
-	self := cluster.Node{ID: n.id, Address: cfg.Advertise, Zone: cfg.Zone, Version: cfg.Program, Weight: weightOf(h.cfg.Size)}
+	self := cluster.Node{ID: n.id, Address: cfg.Advertise, Zone: cfg.Zone, Version: cfg.Program, Weight: cluster.WeightOf(h.cfg.Size)}
 	n.client = peer.NewClient(peer.ClientConfig{TLS: config, Log: h.log})
 	n.server = peer.NewServer(peer.ServerConfig{Self: n.id, Version: cfg.Program, Serving: serving{h}, Memory: h.Cache.Ledger().Limit() / 10, Info: h.nodeDatasets, TLS: config, Log: h.log})
 	if n.cluster, err = cluster.Join(cluster.Options{URL: cfg.URL, Self: self, TLS: config, Log: h.log}); err != nil {
@@ -102,14 +102,11 @@ func (h *Host) join() error {
 	return nil
 }
 
-// weightOf is a node's weight: its cache in MiB.
-func weightOf(size int64) uint32 { return uint32(min(max(size>>20, 1), 1<<31)) }
-
 // nodeID returns the ID of a cache directory, which it makes if there is none.
 func nodeID(dir string) (string, error) {
 	path := filepath.Join(dir, nodeFile)
 	b, err := os.ReadFile(path)
-	if id := strings.TrimSpace(string(b)); err == nil && len(id) == 16 && strings.Trim(id, "0123456789abcdef") == "" {
+	if id := strings.TrimSpace(string(b)); err == nil && cluster.IsID(id) {
 		return id, nil
 	}
 	var id [8]byte
@@ -286,5 +283,5 @@ func (h *Host) Node() (id string, weight uint32, ok bool) {
 	if h.node == nil {
 		return "", 0, false
 	}
-	return h.node.id, weightOf(h.cfg.Size), true
+	return h.node.id, cluster.WeightOf(h.cfg.Size), true
 }

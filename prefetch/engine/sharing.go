@@ -76,9 +76,9 @@ func (m *members) same(other *members) bool {
 	return other != nil && slices.EqualFunc(m.nodes, other.nodes, func(a, b cluster.Node) bool { return a.ID == b.ID && a.Weight == b.Weight })
 }
 
-// without returns the members other than this node.
-func (m *members) without(self int) *members {
-	return &members{self: -1, nodes: slices.Delete(slices.Clone(m.nodes), self, self+1), below: slices.Delete(slices.Clone(m.below), self, self+1)}
+// others returns the members other than this node, which is one.
+func (m *members) others() *members {
+	return &members{self: -1, nodes: slices.Delete(slices.Clone(m.nodes), m.self, m.self+1), below: slices.Delete(slices.Clone(m.below), m.self, m.self+1)}
 }
 
 // enterCluster says that this node has the dataset open, and waits until the others know it and have agreed on who else has. A
@@ -202,7 +202,7 @@ func (s *sharing) follow(view cluster.View) {
 		former.former = nil
 		m.former = &former
 	case m.self >= 0 && s.e.cur.Load() == nil: // this node has just come
-		m.former = m.without(m.self)
+		m.former = m.others()
 		s.own(m.former)
 	}
 	s.own(m)
@@ -261,6 +261,9 @@ func (s *sharing) Asks(file, extent int) bool {
 
 // Read implements cache.Peers. It asks one node after another: neighbours in a shard have the same owner.
 func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool) (rest []cache.Want) {
+	if m := s.now.Load(); m == nil || held && m.former == nil {
+		return wants // the usual case of what this node owns
+	}
 	of := func(w cache.Want) cluster.Node {
 		n, _ := s.keeper(w.File, int(w.Off/cache.ExtentSize), held)
 		return n

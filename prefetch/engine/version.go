@@ -62,14 +62,16 @@ func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest
 	}
 	if now.Number == 0 && !afresh { // the cluster is new, and this node is not
 		if m, layout, err := e.catalog.Manifest(e.name); err == nil {
-			return m, layout, e.publishVersion(held, 1, m, layout)
+			e.publishVersion(held, 1, m, layout)
+			return m, layout, nil
 		}
 	}
 	m, layout, err := e.list(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	return m, layout, e.publishVersion(held, now.Number+1, m, layout)
+	e.publishVersion(held, now.Number+1, m, layout)
+	return m, layout, nil
 }
 
 // patience is how long etcd may be away before this node lists without the others.
@@ -113,19 +115,16 @@ func (e *Engine) listAlone(ctx context.Context, cause error) (*catalog.Manifest,
 
 // publishVersion says what this node has listed. What cannot be published now is not an error: the others go on with what
 // they have.
-func (e *Engine) publishVersion(ctx context.Context, number int64, m *catalog.Manifest, layout *catalog.Layout) error {
-	p := published{Number: number, Node: e.host.node.id, Version: m.Version(), Manifest: m.FileName(), Prefix: m.Prefix(), Skipped: m.Skipped()}
-	if layout != nil {
-		p.Layout = layout.Version()
+func (e *Engine) publishVersion(ctx context.Context, number int64, m *catalog.Manifest, layout *catalog.Layout) {
+	b, err := json.Marshal(published{
+		Number: number, Node: e.host.node.id, Version: m.Version(), Manifest: m.FileName(), Layout: layoutVersion(layout), Prefix: m.Prefix(), Skipped: m.Skipped(),
+	})
+	if err == nil {
+		err = e.host.node.cluster.Publish(ctx, e.sourceKey(), b)
 	}
-	b, err := json.Marshal(p)
 	if err != nil {
-		return err
+		e.log.Warn("the cluster was not told of the new version", "version", m.Version(), "cause", err)
 	}
-	if err := e.host.node.cluster.Publish(ctx, e.sourceKey(), b); err != nil {
-		e.log.Warn("the cluster was not told of the new version", "version", p.Version, "cause", err)
-	}
-	return nil
 }
 
 // clusterVersion returns the cluster's version of the source; the zero value if there is none.

@@ -31,6 +31,12 @@ func Process(pid int) (float64, error) {
 	return float64(t.Nano()) / 1e9, nil
 }
 
+// Own is Process of this one, which is there.
+func Own() float64 {
+	seconds, _ := Process(os.Getpid())
+	return seconds
+}
+
 // Family is Process with what the children have used that the process has waited for, in ticks of 10 ms.
 func Family(pid int) (float64, error) {
 	own, err := Process(pid)

@@ -28,7 +28,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/url"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -182,7 +181,7 @@ func (p *Proxy) Stats() Stats {
 	s := p.stats
 	s.Faults = maps.Clone(s.Faults)
 	p.statsMu.Unlock()
-	s.CPUSeconds, _ = cputime.Process(os.Getpid()) // this one is there
+	s.CPUSeconds = cputime.Own()
 	return s
 }
 

@@ -5,24 +5,14 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
+	"github.com/shoalfs/shoal/lab/rig/cputime"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
-
-// cpu returns the processor time that this process has used: the client's, as the server is another.
-func cpu(b *testing.B) time.Duration {
-	var ru syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
-}
 
 // BenchmarkPart stores parts of 16 MiB, by Upload and, beside it, as minio-go signs them by default over
 // plain HTTP (SHA-256 by chunks), and with no checksum at all.
@@ -34,13 +24,13 @@ func BenchmarkPart(b *testing.B) {
 	measure := func(name string, part func(n int) error) {
 		b.Run(name, func(b *testing.B) {
 			b.SetBytes(size)
-			before := cpu(b)
+			before := cputime.Own()
 			for i := range b.N {
 				if err := part(i % 100); err != nil {
 					b.Fatal(err)
 				}
 			}
-			b.ReportMetric(float64((cpu(b)-before).Microseconds())/1000/float64(b.N), "client-ms/op")
+			b.ReportMetric((cputime.Own()-before)*1e3/float64(b.N), "client-ms/op")
 		})
 	}
 	u, err := open(b, s.URL).Upload(b.Context(), "shoal", 100*size, size)
