@@ -251,6 +251,9 @@ func TestEtcdAwayAtStart(t *testing.T) {
 	}
 	s.Stop()
 	phase(t, c, Away)
+	if _, _, err := c.Lock(within(t, 20*time.Second), "l"); !errors.Is(err, ErrAway) {
+		t.Error(err)
+	}
 	began = time.Now()
 	_ = c.Close()
 	if took := time.Since(began); took > 2*quick.answer {

@@ -17,7 +17,7 @@ type lock struct{ key, token string }
 
 type lockOf struct{ *Cluster }
 
-// Lock waits for a lock until ctx ends. held is ctx, and ends with the cause ErrLost when the lease may have ended; use it for all
+// Lock waits for a lock until ctx ends, or until etcd has been away for as long as a lease; then its error is ErrAway. held is ctx, and ends with the cause ErrLost when the lease may have ended; use it for all
 // that the lock protects, Publish too. unlock returns at once.
 func (c *Cluster) Lock(ctx context.Context, name string) (held context.Context, unlock func(), err error) {
 	l := lock{c.key("locks/", name), c.o.Self.ID + " " + rand.Text()}
@@ -34,6 +34,9 @@ func (c *Cluster) Lock(ctx context.Context, name string) (held context.Context, 
 		}
 		if err := c.sleep(ctx); err != nil {
 			return nil, nil, err
+		}
+		if s := c.State(); s.Phase != Joined && time.Since(s.Since) > c.pace.lease {
+			return nil, nil, fmt.Errorf("%w: %s", ErrAway, s.Error)
 		}
 	}
 }

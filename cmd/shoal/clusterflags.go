@@ -95,7 +95,10 @@ func (o *clusterOptions) only(ctx context.Context, inv *invocation, name string)
 	slow := time.AfterFunc(time.Second, func() { inv.notice("another node of the cluster is at it: waiting") })
 	_, release, err := l.Lock(ctx, name)
 	slow.Stop()
-	if err != nil {
+	if errors.Is(err, cluster.ErrAway) {
+		inv.notice("no longer waiting for other nodes: %v", err)
+		return l.close, nil
+	} else if err != nil {
 		l.close()
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/cluster"
@@ -42,7 +41,7 @@ func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest
 	if err != nil {
 		return e.listAlone(ctx, err)
 	}
-	held, unlock, err := e.lockList(ctx)
+	held, unlock, err := e.host.node.cluster.Lock(ctx, "list/"+e.sourceKey())
 	if err != nil {
 		return e.listAlone(ctx, err)
 	}
@@ -72,36 +71,6 @@ func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest
 	}
 	e.publishVersion(held, now.Number+1, m, layout)
 	return m, layout, nil
-}
-
-// patience is how long etcd may be away before this node lists without the others.
-const patience = 10 * time.Second
-
-// lockList waits until no other node lists the source, or until etcd has been away for some time.
-func (e *Engine) lockList(ctx context.Context) (held context.Context, unlock func(), err error) {
-	waiting, give := context.WithCancelCause(ctx)
-	locked := make(chan struct{})
-	defer close(locked)
-	go func() {
-		t := time.NewTicker(time.Second)
-		defer t.Stop()
-		for {
-			select {
-			case <-locked:
-				return
-			case <-t.C:
-			}
-			if s := e.host.node.cluster.State(); s.Phase != cluster.Joined && time.Since(s.Since) > patience {
-				give(fmt.Errorf("%w: %s", cluster.ErrAway, s.Error))
-			}
-		}
-	}()
-	held, release, err := e.host.node.cluster.Lock(waiting, "list/"+e.sourceKey())
-	if err != nil {
-		give(err)
-		return nil, nil, err
-	}
-	return held, func() { release(); give(nil) }, nil
 }
 
 // listAlone lists although the cluster cannot be asked.
