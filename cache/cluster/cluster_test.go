@@ -47,7 +47,10 @@ func daemon(url string) {
 	}
 	for {
 		held, _, err := c.Lock(context.Background(), "l")
-		if err != nil {
+		switch {
+		case errors.Is(err, ErrAway):
+			continue
+		case err != nil:
 			panic(err)
 		}
 		fmt.Println("locked")
