@@ -21,6 +21,7 @@ var budget = map[string]int{
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   930,
 	"fusefs":          2_540,
+	"fusefs/uring":    1_280,
 	"cache":           30_280,
 	"prefetch":        9_990,
 	"prefetch/engine": 5_840,

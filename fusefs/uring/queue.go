@@ -1,0 +1,294 @@
+package uring
+
+import (
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// shortCopy is how many bytes of replies are submitted without telling the Go scheduler. The kernel copies them in
+	// some 50 µs; a garbage collection would wait that long for this thread.
+	shortCopy = 512 << 10
+	// trimAfter is after how long without requests payloads are given back.
+	trimAfter = 10 * time.Second
+	// wakeUp is the user data of the read of the eventfd.
+	wakeUp = ^uint64(0)
+)
+
+// entry is a request's place.
+type entry struct {
+	id      uint64 // its user data
+	qid     uint16
+	command uint64 // the last, REGISTER or COMMIT_AND_FETCH
+	head    *reqHeader
+	payload []byte
+	iov     [2]unix.Iovec
+
+	unique  uint64
+	in      [3][]byte
+	out     [2][]byte
+	reply   [16]byte // a fuse_out_header, kept apart: a request that is tried twice needs its own header
+	size    int      // of the reply's payload
+	held    bool     // by the server
+	touched bool     // the payload has pages
+
+	next *entry // in lane.finished
+}
+
+// lane is a ring with its thread, which serves one or more of the kernel's queues.
+type lane struct {
+	s       *Server
+	cpu     int // to be bound to
+	entries []entry
+	memory  []byte // headers and payloads
+	stride  int    // of payloads
+
+	ring   *ring
+	wake   int // eventfd
+	woken  *[8]byte
+	live   int  // entries that have not ended
+	busy   int  // of those, with the server
+	copies int  // bytes to be copied by the next submission
+	used   bool // since payloads were given back
+
+	finished atomic.Pointer[entry] // by goroutines, a stack
+	asleep   atomic.Bool
+	quit     atomic.Bool
+}
+
+// run is the thread of a lane. It tells made when there is a ring, and waits for begin, whether to use it.
+func (l *lane) run(made chan<- error, begin <-chan bool) {
+	runtime.LockOSThread() // for ever: the thread ends with the goroutine
+	var set unix.CPUSet
+	set.Set(l.cpu)
+	_ = unix.SchedSetaffinity(0, &set) // elsewhere it works, too
+	err := l.open()
+	made <- err
+	if err != nil {
+		return
+	}
+	defer l.close()
+	if !<-begin {
+		return
+	}
+	if err := l.ring.registerFile(l.s.descriptor()); err != nil {
+		l.s.refused(err)
+		return
+	}
+	l.listen()
+	for i := range l.entries {
+		l.command(&l.entries[i], cmdRegister)
+	}
+	l.live = len(l.entries)
+	for l.live > 0 && (!l.quit.Load() || l.busy > 0) {
+		if err := l.turn(); err != nil {
+			l.s.log.Printf("uring: %v", err)
+			return
+		}
+	}
+}
+
+// open makes the ring and maps the entries.
+func (l *lane) open() (err error) {
+	if l.ring, err = newRing(len(l.entries) + 1); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			l.ring.close()
+		}
+	}()
+	heads := pages(8 + len(l.entries)*int(unsafe.Sizeof(reqHeader{})))
+	l.memory, err = unix.Mmap(-1, 0, heads+len(l.entries)*l.stride, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return err
+	}
+	l.woken = (*[8]byte)(l.memory)
+	for i := range l.entries {
+		e := &l.entries[i]
+		e.id = uint64(i)
+		e.head = (*reqHeader)(unsafe.Pointer(&l.memory[8+i*int(unsafe.Sizeof(reqHeader{}))]))
+		e.payload = l.memory[heads+i*l.stride:][:l.stride:l.stride]
+		e.out = [2][]byte{e.reply[:], e.payload}
+		e.iov[0].Base, e.iov[1].Base = (*byte)(unsafe.Pointer(e.head)), &e.payload[0]
+		e.iov[0].SetLen(int(unsafe.Sizeof(reqHeader{})))
+		e.iov[1].SetLen(l.stride)
+	}
+	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		_ = unix.Munmap(l.memory)
+	}
+	return err
+}
+
+// close frees everything. No handler has an entry any more.
+func (l *lane) close() {
+	l.ring.close()
+	_ = unix.Close(l.wake)
+	_ = unix.Munmap(l.memory)
+}
+
+// turn submits what is ready and takes what has come. It waits if there is neither.
+func (l *lane) turn() error {
+	l.collect()
+	if err := l.ring.submit(l.copies <= shortCopy); err != nil {
+		return err
+	}
+	l.copies = 0
+	if l.ring.reap(l.completed) > 0 || l.finished.Load() != nil {
+		return nil
+	}
+	l.asleep.Store(true)
+	defer l.asleep.Store(false)
+	if l.finished.Load() != nil || l.quit.Load() { // their wake-up may have come before
+		return nil
+	}
+	limit := time.Duration(0)
+	if l.used {
+		limit = trimAfter
+	}
+	err := l.ring.wait(limit)
+	if errors.Is(err, errIdle) {
+		l.trim()
+		err = nil
+	}
+	l.ring.reap(l.completed)
+	return err
+}
+
+// collect prepares the replies that goroutines have finished.
+func (l *lane) collect() {
+	for e := l.finished.Swap(nil); e != nil; {
+		next := e.next
+		l.commit(e)
+		e = next
+	}
+}
+
+// finish is how a goroutine hands an entry back. The entry is not its any more.
+func (l *lane) finish(e *entry) {
+	for {
+		e.next = l.finished.Load()
+		if l.finished.CompareAndSwap(e.next, e) {
+			break
+		}
+	}
+	l.rouse()
+}
+
+// rouse ends the thread's sleep.
+func (l *lane) rouse() {
+	if l.asleep.Swap(false) {
+		_, _ = unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	}
+}
+
+// listen reads the eventfd.
+func (l *lane) listen() {
+	s := l.ring.next()
+	s.opcode, s.fd, s.userData = opRead, int32(l.wake), wakeUp
+	s.addr, s.len = uint64(uintptr(unsafe.Pointer(l.woken))), uint32(len(l.woken))
+}
+
+// command prepares an entry's next command.
+func (l *lane) command(e *entry, op uint64) {
+	e.command = op
+	s := l.ring.next()
+	s.opcode, s.flags, s.cmdOp, s.userData = opURingCmd, sqeFixedFile, op, e.id
+	s.cmd = cmdReq{commitID: e.head.ent.commitID, qid: e.qid}
+	if op == cmdRegister {
+		s.addr, s.len = uint64(uintptr(unsafe.Pointer(&e.iov))), uint32(len(e.iov))
+	}
+}
+
+// commit prepares an entry's reply.
+func (l *lane) commit(e *entry) {
+	l.busy--
+	e.held = false
+	copy(e.head.inOut[:], e.reply[:])
+	e.head.ent.payloadSize = uint32(e.size)
+	l.copies += e.size
+	e.touched, l.used = true, true
+	l.command(e, cmdCommitAndFetch)
+}
+
+// completed takes a completion: a request, or the end of an entry.
+func (l *lane) completed(userData uint64, res int32) {
+	if userData == wakeUp {
+		l.listen()
+		return
+	}
+	e := &l.entries[userData]
+	switch errno := unix.Errno(-res); {
+	case res >= 0:
+		l.busy++
+		e.held = true
+		l.request(e)
+	case errno == unix.EINTR || errno == unix.EAGAIN:
+		l.command(e, e.command)
+	default:
+		l.live--
+		if errno != unix.ENOTCONN && errno != unix.ECONNABORTED && errno != unix.ECANCELED {
+			if e.command == cmdRegister {
+				l.s.refused(errno)
+			} else {
+				l.s.log.Printf("uring: an entry of queue %d is lost: %v", e.qid, errno)
+			}
+		}
+	}
+}
+
+// request answers at once if that is possible, and otherwise by a goroutine.
+func (l *lane) request(e *entry) {
+	h := (*fuse.InHeader)(unsafe.Pointer(&e.head.inOut))
+	e.unique = h.Unique
+	e.in[0] = e.head.inOut[:inHeader]
+	e.in[1] = e.head.opIn[:0]
+	if int(h.Opcode) < len(opIn) {
+		e.in[1] = e.head.opIn[:opIn[h.Opcode]]
+	}
+	e.in[2] = e.payload[:min(int(e.head.ent.payloadSize), len(e.payload))]
+	if h.Opcode == opIoctl {
+		e.in[2] = append([]byte(nil), e.in[2]...)
+	}
+	if l.s.o.Quick != nil && l.s.o.Inline(h) {
+		if e.answer(l.s.quick) != WouldBlock {
+			l.commit(e)
+			return
+		}
+	}
+	l.s.begin(e.unique)
+	go func() {
+		e.answer(l.s.main)
+		l.s.end(e.unique)
+		l.finish(e)
+	}()
+}
+
+// answer lets a server fill in the reply, and returns its status.
+func (e *entry) answer(ps *fuse.ProtocolServer) fuse.Status {
+	n, status := ps.HandleRequest(e.in[:], e.out[:])
+	if n < outHeader { // no reply, which a ring cannot do without
+		n = outHeader
+		putHeader(e.reply[:], n, -int32(status), e.unique)
+	}
+	e.size = n - outHeader
+	return fuse.Status(-(*fuse.OutHeader)(unsafe.Pointer(&e.reply)).Status)
+}
+
+// trim gives the payloads back that the kernel owns: it touches them only in io_uring_enter.
+func (l *lane) trim() {
+	l.used = l.busy > 0
+	for i := range l.entries {
+		e := &l.entries[i]
+		if e.touched && !e.held {
+			_ = unix.Madvise(e.payload, unix.MADV_DONTNEED)
+			e.touched = false
+		}
+	}
+}

@@ -1,0 +1,328 @@
+package uring
+
+// The server runs in a child process (this test binary, started again): a process must not read its own mount.
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+const serveEnv = "URING_TEST_SERVE"
+
+func TestMain(m *testing.M) {
+	if what := os.Getenv(serveEnv); what != "" {
+		if err := serve(what); err != nil {
+			fmt.Println("error", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// serve mounts at os.Args[1] until the mount is gone, and checks that nothing is left.
+func serve(what string) error {
+	dir, from := os.Args[1], os.Args[2]
+	mo := &fuse.MountOptions{FsName: "test", Name: "uring", DirectMountStrict: true, MaxWrite: 256 << 10}
+	var raw fuse.RawFileSystem
+	var o Options
+	if what == "loopback" {
+		root, err := fs.NewLoopbackRoot(from)
+		if err != nil {
+			return err
+		}
+		raw = fs.NewNodeFS(root, &fs.Options{})
+	} else {
+		tiny := &tinyFS{RawFileSystem: fuse.NewDefaultRawFileSystem()}
+		raw, o.Quick = tiny, &quickFS{tinyFS: tiny}
+		o.Inline = func(h *fuse.InHeader) bool { return true }
+	}
+	o.Depth = 16
+	goroutines, files, maps := runtime.NumGoroutine(), open(), mapped()
+	s, err := New(raw, dir, mo, o)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	s.Serve()
+	if what != "loopback" && !s.Stats().Rings {
+		return errors.New("the rings were not used")
+	}
+	for range 100 { // threads end a moment after their goroutines
+		if time.Sleep(10 * time.Millisecond); runtime.NumGoroutine() <= goroutines && open() <= files {
+			break
+		}
+	}
+	if n := runtime.NumGoroutine(); n > goroutines {
+		return fmt.Errorf("%d goroutines are left of %d", n, goroutines)
+	}
+	if n := open(); n > files {
+		return fmt.Errorf("%d descriptors are open, %d were", n, files)
+	}
+	if n := mapped(); n > maps {
+		return fmt.Errorf("%d mappings of rings, %d were", n, maps)
+	}
+	fmt.Println("done")
+	return nil
+}
+
+func open() int {
+	list, _ := os.ReadDir("/proc/self/fd")
+	return len(list)
+}
+
+func mapped() int {
+	text, _ := os.ReadFile("/proc/self/maps")
+	return bytes.Count(text, []byte("io_uring"))
+}
+
+// tinyFS has files NAME that hold their name's first byte 1 MiB long; those whose name begins with s are slow.
+type tinyFS struct {
+	fuse.RawFileSystem
+}
+
+const tinySize = 300_000 // two READs
+
+func tinyAttr(node uint64, a *fuse.Attr) {
+	a.Ino, a.Mode, a.Nlink = node, syscall.S_IFREG|0o444, 1
+	a.Size = tinySize
+	if node == 1 {
+		a.Mode = syscall.S_IFDIR | 0o755
+	}
+}
+
+func (f *tinyFS) Lookup(_ <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	out.NodeId = uint64(name[0]) + 1000
+	tinyAttr(out.NodeId, &out.Attr)
+	return fuse.OK
+}
+
+func (f *tinyFS) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	tinyAttr(in.NodeId, &out.Attr)
+	return fuse.OK
+}
+
+func (f *tinyFS) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO
+	return fuse.OK
+}
+
+func (f *tinyFS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	switch byte(in.NodeId - 1000) {
+	case 's':
+		time.Sleep(50 * time.Millisecond)
+	case 'i':
+		<-cancel
+		return nil, fuse.EINTR
+	}
+	n := min(len(buf), max(0, tinySize-int(in.Offset)))
+	copy(buf, bytes.Repeat([]byte{byte(in.NodeId - 1000)}, n))
+	return fuse.ReadResultData(buf[:n]), fuse.OK
+}
+
+// quickFS is what can be answered at once.
+type quickFS struct{ *tinyFS }
+
+func (f *quickFS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	if c := byte(in.NodeId - 1000); c == 's' || c == 'i' {
+		return nil, WouldBlock
+	}
+	return f.tinyFS.Read(cancel, in, buf)
+}
+
+// need skips the test where rings are impossible. The switch concerns all mounts of the machine, so it is turned back.
+func need(t *testing.T) {
+	if err := Available(); err == nil {
+		return
+	}
+	if os.Geteuid() != 0 || os.WriteFile(Switch, []byte("Y"), 0) != nil {
+		t.Skip(Available())
+	}
+	t.Cleanup(func() { _ = os.WriteFile(Switch, []byte("N"), 0) })
+}
+
+// start mounts and returns the mount point.
+func start(t *testing.T, what, from string) (dir string, daemon *exec.Cmd) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount directly")
+	}
+	need(t)
+	dir = t.TempDir()
+	cmd := exec.Command(os.Args[0], dir, from)
+	cmd.Env = append(os.Environ(), serveEnv+"="+what)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	if !lines.Scan() || lines.Text() != "ready" {
+		t.Fatal(lines.Text())
+	}
+	t.Cleanup(func() {
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+		if cmd.ProcessState != nil {
+			return
+		}
+		if !lines.Scan() || lines.Text() != "done" {
+			t.Error(lines.Text())
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir, cmd
+}
+
+func TestReadsAtOnceAndLater(t *testing.T) {
+	dir, _ := start(t, "tiny", "")
+	var wg sync.WaitGroup
+	begun := time.Now()
+	for i := range 64 {
+		name := fmt.Sprint(string("hs"[i%2]), i)
+		wg.Go(func() {
+			text, err := os.ReadFile(filepath.Join(dir, name))
+			if err != nil || !bytes.Equal(text, bytes.Repeat([]byte(name[:1]), tinySize)) {
+				t.Errorf("%s: %d bytes, %v", name, len(text), err)
+			}
+		})
+	}
+	wg.Wait()
+	// 32 slow files in 2 or more reads of 50 ms each: they would take 3.2 s one after another.
+	if took := time.Since(begun); took > 2*time.Second {
+		t.Errorf("reads waited for each other: %v", took)
+	}
+}
+
+// TestInterrupt kills a reader whose request only ends by an interrupt.
+func TestInterrupt(t *testing.T) {
+	dir, _ := start(t, "tiny", "")
+	for range 20 {
+		reader := exec.Command("cat", filepath.Join(dir, "interrupted"))
+		if err := reader.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond)
+		_ = reader.Process.Kill()
+		done := make(chan error, 1)
+		go func() { done <- reader.Wait() }()
+		select {
+		case <-done:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the reader does not die")
+		}
+	}
+}
+
+// TestAbort ends the mount while requests wait.
+func TestAbort(t *testing.T) {
+	dir, _ := start(t, "tiny", "")
+	for i := range 8 {
+		reader := exec.Command("cat", filepath.Join(dir, fmt.Sprint("i", i)))
+		if err := reader.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := reader.Wait(); err == nil {
+				t.Error("a reader got something")
+			}
+		}()
+	}
+	time.Sleep(50 * time.Millisecond)
+	_ = unix.Unmount(dir, unix.MNT_FORCE)
+}
+
+// TestKilled: the mount of a killed server is dead, and its readers get an error.
+func TestKilled(t *testing.T) {
+	dir, daemon := start(t, "tiny", "")
+	reader := exec.Command("cat", filepath.Join(dir, "i"))
+	if err := reader.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	_ = daemon.Process.Kill()
+	_ = daemon.Wait()
+	if err := reader.Wait(); err == nil {
+		t.Error("the reader got something")
+	}
+	if _, err := os.Stat(filepath.Join(dir, "x")); !errors.Is(err, syscall.ENOTCONN) && !errors.Is(err, syscall.ECONNABORTED) {
+		t.Error(err)
+	}
+}
+
+// TestEveryOperation lets the shell work in a mount of a folder: each operation's header has its own size.
+func TestEveryOperation(t *testing.T) {
+	from := t.TempDir()
+	dir, _ := start(t, "loopback", from)
+	script := `set -e
+cd "$0"
+mkdir -p a/b; echo one > a/one; ln a/one a/two; ln -s one a/link; test "$(readlink a/link)" = one
+mv a/two a/b/three; mkfifo a/fifo; chmod 600 a/one; touch -d @1000 a/one; test "$(stat -c %Y a/one)" = 1000
+truncate -s 10 a/one; test "$(stat -c %s a/one)" = 10; fallocate -l 20000 a/space
+dd if=/dev/urandom of=data bs=1M count=5 status=none; cp data copy; cmp data copy; cat data copy > both; test "$(stat -c %s both)" = 10485760
+ls -la a >/dev/null; find . >/dev/null; df . >/dev/null; rm a/b/three; rmdir a/b
+for i in $(seq 300); do echo $i > a/file$i; done; test "$(ls a | grep -c file)" = 300
+sync data; exec 3>>a/one; flock 3; echo more >&3; rm -r a`
+	if out, err := exec.Command("bash", "-c", script, dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	file := filepath.Join(dir, "copy")
+	long := strings.Repeat("v", 200)
+	if err := unix.Setxattr(file, "user.name", []byte(long), 0); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 300)
+	if n, err := unix.Getxattr(file, "user.name", got); err != nil || string(got[:n]) != long {
+		t.Errorf("%q, %v", got[:max(n, 0)], err)
+	}
+	if n, err := unix.Listxattr(file, got); err != nil || string(got[:n]) != "user.name\x00" {
+		t.Errorf("%q, %v", got[:max(n, 0)], err)
+	}
+	if err := unix.Removexattr(file, "user.name"); err != nil {
+		t.Error(err)
+	}
+	fd, err := unix.Open(file, unix.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if off, err := unix.Seek(fd, 0, unix.SEEK_END); err != nil || off != 5<<20 {
+		t.Error(off, err)
+	}
+	if err := unix.Renameat2(unix.AT_FDCWD, dir+"/data", unix.AT_FDCWD, dir+"/both", unix.RENAME_EXCHANGE); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(from, "data")); err != nil || len(text) != 10<<20 {
+		t.Error(len(text), err)
+	}
+}
+
+func TestCountCPUs(t *testing.T) {
+	for list, want := range map[string]int{"0": 1, "0-1": 2, "0-3,8,10-11": 7} {
+		if n, err := countCPUs(list); err != nil || n != want {
+			t.Errorf("%s: %d, %v", list, n, err)
+		}
+	}
+	if _, err := countCPUs("0-x"); err == nil {
+		t.Error("nonsense was counted")
+	}
+}
