@@ -20,7 +20,7 @@ var budget = map[string]int{
 	"cmd/shoal":       9_090,
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   930,
-	"fusefs":          2_540,
+	"fusefs":          2_720,
 	"fusefs/uring":    1_280,
 	"cache":           30_280,
 	"prefetch":        9_990,

@@ -33,7 +33,8 @@ const (
 type filesystem struct {
 	fuse.RawFileSystem
 	volume   Volume
-	lender   Lender // nil: ReadAt answers
+	lender   Lender    // nil: ReadAt answers
+	now      NowReader // nil: every read that is not lent may wait
 	stater   Stater
 	moder    Moder        // nil: every file is 0444
 	recorder Recorder     // nil: nothing is recorded
@@ -244,23 +245,16 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	default:
 		return nil, fuse.Status(syscall.ESTALE)
 	}
-	buf = buf[:min(len(buf), int(in.Size))]
-	left := g.manifest.Size(file) - int64(in.Offset)
-	if left <= 0 {
+	if buf = wanted(g.manifest, file, in, buf); len(buf) == 0 {
 		return fuse.ReadResultData(nil), fuse.OK
-	}
-	if int64(len(buf)) > left {
-		buf = buf[:left]
 	}
 	var read record
 	if f.recording() {
 		read = f.beginRead(g.manifest, in, file, len(buf))
 	}
-	if f.lender != nil {
-		if data, release, ok := f.lender.Lend(g.manifest, file, int64(in.Offset), len(buf)); ok {
-			read.lent()
-			return &lent{[1][]byte{data}, release}, fuse.OK
-		}
+	if r := f.lend(g.manifest, file, in, len(buf)); r != nil {
+		read.lent()
+		return r, fuse.OK
 	}
 	n, err := f.volume.ReadAt(requestContext{cancel}, g.manifest, file, buf, int64(in.Offset))
 	if err != nil && interrupted(cancel) && errors.Is(err, context.Canceled) && !dying(in.Pid) && !f.isStopping() {
@@ -277,6 +271,22 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 		return nil, f.readError(cancel, g.manifest, file, err)
 	}
 	return fuse.ReadResultData(buf), fuse.OK
+}
+
+// wanted returns the part of buf that a READ fills, which is empty behind the file's end.
+func wanted(m *catalog.Manifest, file int, in *fuse.ReadIn, buf []byte) []byte {
+	left := m.Size(file) - int64(in.Offset)
+	return buf[:max(0, min(int64(len(buf)), int64(in.Size), left))]
+}
+
+// lend answers a READ of n bytes from memory, or returns nil.
+func (f *filesystem) lend(m *catalog.Manifest, file int, in *fuse.ReadIn, n int) fuse.ReadResult {
+	if f.lender != nil {
+		if data, release, ok := f.lender.Lend(m, file, int64(in.Offset), n); ok {
+			return &lent{[1][]byte{data}, release}
+		}
+	}
+	return nil
 }
 
 // lent is a [fuse.ReadResult] that go-fuse writes directly from memory: it looks for the method Slices. Done is

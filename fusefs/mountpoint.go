@@ -57,11 +57,13 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 	}
 	// statfs always reaches the daemon. A stat of a dead mount may be answered for hours from attributes that the
 	// kernel still trusts.
-	if err := unix.Statfs(path, new(unix.Statfs_t)); errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
+	if err := unix.Statfs(path, new(unix.Statfs_t)); died(err) {
 		return path, true, nil
 	}
 	fi, err := os.Stat(path)
 	switch {
+	case died(err): // at this moment
+		return path, true, nil
 	case errors.Is(err, os.ErrNotExist):
 		return "", false, fmt.Errorf("mount point %s does not exist (create it: mkdir -p %s)", mountpoint, mountpoint)
 	case err != nil:
@@ -89,6 +91,12 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 		return "", false, fmt.Errorf("mount point: %w", err)
 	}
 	return path, false, nil
+}
+
+// died reports whether an error says that a mount's process is gone. A ring outlives it by a moment, in which requests are accepted
+// and then canceled.
+func died(err error) bool {
+	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.ECANCELED)
 }
 
 // maxLinks bounds a chain of symbolic links, as in the kernel.

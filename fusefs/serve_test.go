@@ -39,6 +39,10 @@ import (
 const (
 	serveEnv  = "SHOAL_FUSEFS_TEST_SERVE"
 	readerEnv = "SHOAL_FUSEFS_TEST_READER"
+	// transportEnv is the transport of all mounts. TestOverIOURing sets it.
+	transportEnv = "SHOAL_FUSEFS_TEST_TRANSPORT"
+	// procsEnv is the GOMAXPROCS of the children.
+	procsEnv = "SHOAL_FUSEFS_TEST_PROCS"
 )
 
 func TestMain(m *testing.M) {
@@ -126,6 +130,7 @@ var datasets = map[string]func(version int) []testFile{
 		}
 		return files
 	},
+	"large": func(int) []testFile { return []testFile{{"large", "e", 16 << 20, day}} },
 	"bench": func(int) []testFile {
 		var files []testFile
 		for i := range 4000 {
@@ -187,7 +192,7 @@ type memVolume struct {
 	data     func(int) []testFile
 	version  int
 	manifest atomic.Pointer[catalog.Manifest]
-	server   *Server
+	server   atomic.Pointer[Server]
 	release  chan struct{} // closed to let slow reads go on
 
 	mu               sync.Mutex
@@ -328,7 +333,7 @@ func (v *memVolume) Refresh(context.Context) error {
 	}
 	v.version++
 	v.manifest.Store(buildManifest(v.data(v.version)))
-	v.server.Invalidate()
+	v.server.Load().Invalidate()
 	return nil
 }
 
@@ -354,6 +359,7 @@ type report struct {
 	Lent, Returned    int64
 	Reads             int64
 	PassedOpens       int // opens that passthrough counts now
+	Transport         Transport
 }
 
 // serve is the child.
@@ -384,7 +390,7 @@ func serve(text string) error {
 	if err != nil {
 		return err
 	}
-	v.server = s
+	v.server.Store(s)
 	fmt.Println("ready")
 	lines := make(chan string)
 	go func() {
@@ -404,7 +410,7 @@ func serve(text string) error {
 		case "report":
 			v.mu.Lock()
 			r := report{Opened: v.opened, Released: v.released, Installs: v.installs, Waiting: v.waiting, Canceled: v.canceled,
-				Generations: 1 + len(*s.fs.gens.older.Load()), Memory: mem.used.Load()}
+				Generations: 1 + len(*s.fs.gens.older.Load()), Memory: mem.used.Load(), Transport: s.Transport()}
 			if p := s.fs.pass; p != nil {
 				for i := range p.shards {
 					p.shards[i].mu.Lock()
@@ -496,6 +502,9 @@ type child struct {
 func mountChild(t testing.TB, data string, change ...func(*spec)) *child {
 	t.Helper()
 	sp := spec{Data: data, MemoryLimit: 1 << 30, Options: Options{KernelCache: true, FsName: "s3://bucket/" + data}}
+	if sp.Options.Transport = os.Getenv(transportEnv); sp.Options.Transport == "" {
+		sp.Options.Transport = TransportDev
+	}
 	for _, f := range change {
 		f(&sp)
 	}
@@ -512,6 +521,9 @@ func mountChild(t testing.TB, data string, change ...func(*spec)) *child {
 	c := &child{t: t, dir: sp.Mountpoint, cmd: exec.Command(os.Args[0]), data: datasets[data](1)}
 	// The race detector waits a second at exit for reports of other goroutines; there are none left.
 	c.cmd.Env = append(os.Environ(), serveEnv+"="+string(text), "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
+	if procs := os.Getenv(procsEnv); procs != "" {
+		c.cmd.Env = append(c.cmd.Env, "GOMAXPROCS="+procs)
+	}
 	c.cmd.Stderr = &c.log
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if sp.UID != 0 {

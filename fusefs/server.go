@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/fusefs/uring"
 )
 
 // Volume is the mounted data. It is safe for concurrent use.
@@ -52,6 +53,13 @@ type Lender interface {
 	// which is called once, when the kernel has its copy: very soon, unless the reader's buffer must be paged in. If
 	// they are not in memory, or not in one piece, ok is false and ReadAt is called. Lend must not block.
 	Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool)
+}
+
+// NowReader is a [Volume] that can tell whether a read would wait, as of a page that is not in the kernel's cache. A ring's thread
+// then answers itself (see package uring), for which it must not wait.
+type NowReader interface {
+	// ReadNow fills p from the file's offset off, inside the file. It returns false, whatever it did to p, rather than wait.
+	ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool
 }
 
 // Backer is a [Volume] with unmodified files on this machine. The kernel then reads them itself (passthrough: Linux
@@ -150,6 +158,7 @@ type Options struct {
 	Debug         bool          // log every message, at level Info
 	FsName        string        // the source, as df(1) shows it
 	Name          string        // the type is "fuse." + Name
+	Transport     string        // TransportAuto, TransportURing or TransportDev
 	Memory        Memory        // accounts for staged plans; may be nil
 	Witness       Witness       // records users of the mount; may be nil
 	Logger        *slog.Logger
@@ -198,7 +207,8 @@ func totalMemory() uint64 {
 // Server is an active mount.
 type Server struct {
 	fs         *filesystem
-	fuse       *fuse.Server
+	transport  transport
+	why        string // the transport is not a ring
 	mountpoint string // absolute, without symbolic links
 	device     string // of the mount, MAJOR:MINOR
 
@@ -224,6 +234,7 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 		control:  newControlFolder(c, o, stopping),
 	}
 	f.lender, _ = v.(Lender)
+	f.now, _ = v.(NowReader)
 	f.stater, _ = v.(Stater)
 	f.moder, _ = v.(Moder)
 	f.recorder, _ = c.(Recorder)
@@ -231,18 +242,23 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 		f.pass = newPassthrough(b, o.Logger)
 	}
 	root := os.Geteuid() == 0
-	fs, err := fuse.NewServer(f, path, mountOptions(v, o, root))
-	if err != nil {
+	t, why, err := attach(f, path, mountOptions(v, o, root), o, v.Manifest())
+	if errors.Is(err, uring.ErrUnavailable) {
+		return nil, fmt.Errorf("mount on %s: %w", path, err)
+	} else if err != nil {
 		return nil, mountError(path, root, err)
 	}
 	closeOnExec()
-	s := &Server{fs: f, fuse: fs, mountpoint: path, invalidate: make(chan chan struct{}), done: make(chan struct{})}
+	if why != "" {
+		o.Logger.Debug("requests come by /dev/fuse, not by io_uring", "why", why)
+	}
+	s := &Server{fs: f, transport: t, why: why, mountpoint: path, invalidate: make(chan chan struct{}), done: make(chan struct{})}
 	if f.pass != nil {
-		f.pass.device = fs
+		f.pass.device = t
 	}
 	served := make(chan struct{})
 	go func() {
-		fs.Serve()
+		t.Serve()
 		close(served)
 	}()
 	go func() {
@@ -413,16 +429,16 @@ func (s *Server) notify(before, now *catalog.Manifest) {
 	for _, m := range []*catalog.Manifest{before, now} {
 		root := m.Dir(0)
 		for d := root.FirstDir; d < root.EndDir; d++ {
-			s.fuse.EntryNotify(uint64(rootID), m.Dir(d).Name) // ENOENT: unknown to the kernel
+			s.transport.EntryNotify(uint64(rootID), m.Dir(d).Name) // ENOENT: unknown to the kernel
 		}
 		for file := root.FirstFile; file < root.EndFile; file++ {
-			s.fuse.EntryNotify(uint64(rootID), m.Name(file))
+			s.transport.EntryNotify(uint64(rootID), m.Name(file))
 		}
 		if before == now {
 			break
 		}
 	}
-	s.fuse.InodeNotify(uint64(rootID), 0, 0) // attributes and the cached listing
+	s.transport.InodeNotify(uint64(rootID), 0, 0) // attributes and the cached listing
 }
 
 // fuseConf is the file in which an administrator enables allow_other.

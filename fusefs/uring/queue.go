@@ -256,7 +256,7 @@ func (l *lane) request(e *entry) {
 	if h.Opcode == opIoctl {
 		e.in[2] = append([]byte(nil), e.in[2]...)
 	}
-	if l.s.o.Quick != nil && l.s.o.Inline(h) {
+	if l.s.quick != nil && l.s.o.Inline(h) {
 		if e.answer(l.s.quick) != WouldBlock {
 			l.commit(e)
 			return

@@ -86,7 +86,7 @@ func New(fs fuse.RawFileSystem, dir string, mo *fuse.MountOptions, o Options) (*
 		o: o, fs: fs, log: options.Logger, payload: pages(max(options.MaxWrite, minReadBuffer)),
 		main: fuse.NewProtocolServer(fs, &options), gone: make(chan struct{}), flight: map[uint64]struct{}{},
 	}
-	if o.Quick != nil {
+	if o.Quick != nil && !options.Debug { // which would log what Quick declines twice
 		s.quick = fuse.NewProtocolServer(o.Quick, &options)
 	}
 	s.buffers.New = func() any { b := make([]byte, s.payload+writeHeader); return &b }
@@ -108,7 +108,6 @@ func New(fs fuse.RawFileSystem, dir string, mo *fuse.MountOptions, o Options) (*
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 		return nil, fmt.Errorf("the first request: %w", err)
 	}
-	s.beginLanes(s.rings)
 	return s, nil
 }
 
@@ -192,6 +191,7 @@ func (s *Server) init() error {
 
 // Serve answers until the mount is gone, and all has ended.
 func (s *Server) Serve() {
+	s.beginLanes(s.rings)
 	s.serveDevice()
 	close(s.gone)
 	s.interruptAll()

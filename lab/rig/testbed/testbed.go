@@ -180,7 +180,7 @@ func (m *Mount) Close() error {
 
 // detach unmounts the mount point of a dead daemon.
 func (m *Mount) detach() error {
-	if _, err := os.Stat(m.Dir); !errors.Is(err, syscall.ENOTCONN) {
+	if _, err := os.Stat(m.Dir); !errors.Is(err, syscall.ENOTCONN) && !errors.Is(err, syscall.ECONNABORTED) {
 		return nil
 	}
 	if syscall.Unmount(m.Dir, syscall.MNT_DETACH) == nil {
