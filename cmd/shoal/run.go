@@ -1,0 +1,84 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/settings"
+)
+
+// Exit codes of a command that cannot be started, as of a shell.
+const (
+	codeNotExecutable = 126
+	codeNotFound      = 127
+)
+
+func runCommand() *cobra.Command {
+	var name string
+	var verbose bool
+	c := &cobra.Command{
+		Use:   "run COMMAND [ARG...]",
+		Short: "Run a trainer that reads a mount, and give its orders to the mount",
+		Long: `Runs a command. In every Python that it starts, each iteration of a torch DataLoader first writes its order as a plan into the
+mount that holds its files, as shoal.hint does, for any sampler that ends. The trainer is not changed: it draws the same
+random numbers, and a hint that fails does not make it fail. Files in no mount, and datasets whose files cannot be found,
+are read as without it.
+
+The command takes the place of this process, so its exit code, signals, input and output are its own.`,
+		Example: `  shoal run -- python train.py /mnt/train
+  shoal run --name ablation-3 -- torchrun train.py`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			path, err := exec.LookPath(args[0])
+			if err != nil {
+				return notStarted(args[0], err)
+			}
+			env := os.Environ()
+			if dir, err := unpackedClient(); err != nil {
+				fmt.Fprintf(os.Stderr, "shoal: run: no hints: %s\n", cli.OneLine(err)) // but the trainer runs
+			} else {
+				env = withHints(env, dir, name, verbose)
+			}
+			return notStarted(args[0], syscall.Exec(path, args, env))
+		},
+	}
+	settings.Without(c)
+	f := c.Flags()
+	f.SetInterspersed(false) // the command's flags are its own
+	f.StringVar(&name, "name", "", "name of the plans; jobs that read one mount at the same time need different ones (default: default, or rankN)")
+	f.BoolVarP(&verbose, "verbose", "v", false, "say on standard error which orders were given to which mount, and why none was")
+	return c
+}
+
+// withHints returns env for a command whose Pythons load the client in dir.
+func withHints(env []string, dir, name string, verbose bool) []string {
+	set := func(variable, value string) { env = append(env, variable+"="+value) }
+	set("PYTHONPATH", strings.TrimSuffix(filepath.Join(dir, "shoal", "_site")+":"+os.Getenv("PYTHONPATH"), ":"))
+	if name != "" {
+		set("SHOAL_RUN_NAME", name)
+	}
+	if verbose {
+		set("SHOAL_DEBUG", strings.TrimPrefix(os.Getenv("SHOAL_DEBUG")+",run", ","))
+	}
+	return (&exec.Cmd{Env: env}).Environ() // of two values the last
+}
+
+// notStarted says why a command cannot run, with the exit code that a shell would give.
+func notStarted(command string, err error) error {
+	code, remedy := codeNotExecutable, "see: ls -l "+command
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
+		code, remedy = codeNotFound, "check the name, or give its path"
+	}
+	if e := new(exec.Error); errors.As(err, &e) {
+		err = e.Err
+	}
+	return cli.WithCode(code, fmt.Errorf("run %s: %w (%s)", command, err, remedy))
+}

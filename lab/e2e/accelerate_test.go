@@ -1,0 +1,62 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/shoalfs/shoal/lab/rig/proxy"
+)
+
+// `shoal run` gives a mount the orders of Accelerate's samplers as they are (make conformance).
+func TestRunAccelerate(t *testing.T) {
+	clients := os.Getenv("SHOAL_CLIENTS")
+	if clients == "" {
+		t.Skip("SHOAL_CLIENTS names no folder: make conformance")
+	}
+	dir, _ := pictures(t, 3, 17)
+	_, env := far(t, proxy.Options{})
+	mnt, out := mount(t, env, bucket(t, dir)), t.TempDir()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(free.Addr().String())
+	_ = free.Close()
+	var ranks sync.WaitGroup
+	for rank := range 2 { // torchrun of Debian's torch does not start with its Python
+		ranks.Go(func() {
+			cmd := exec.Command(shoalBin, "run", "--", clients+"-torch/bin/python", "-B", "hf_accelerate.py", mnt, out)
+			cmd.Env = append(os.Environ(), "XDG_CACHE_HOME="+t.TempDir(), "OMP_NUM_THREADS=1", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2",
+				fmt.Sprint("RANK=", rank), fmt.Sprint("LOCAL_RANK=", rank), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port)
+			if text, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("rank %d: %v\n%s", rank, err, text)
+			}
+		})
+	}
+	ranks.Wait()
+	if t.Failed() {
+		return
+	}
+	for rank := range 2 {
+		data, err := os.ReadFile(filepath.Join(out, fmt.Sprintf("%d.json", rank)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var epochs [][4]any
+		if err := json.Unmarshal(data, &epochs); err != nil || len(epochs) != 24 {
+			t.Fatalf("%d epochs, %v", len(epochs), err)
+		}
+		for _, e := range epochs {
+			if told, read := e[2].([]any), e[3].([]any); !slices.Equal(told, read) {
+				t.Errorf("rank %d, %v, epoch %v: told\n%v, and read\n%v", rank, e[0], e[1], told, read)
+			}
+		}
+	}
+}

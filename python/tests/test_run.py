@@ -1,0 +1,278 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import support  # noqa: F401 (sets the path)
+
+import shoal
+
+SITE = os.path.join(os.path.dirname(os.path.abspath(shoal.__file__)), "_site")
+
+# What the trainers below share: files in a mount, and a record of what they read and drew, and of the plan meanwhile.
+PRELUDE = """
+import json, os, random, sys
+import numpy as np, torch
+from torch.utils.data import (BatchSampler, ConcatDataset, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Sampler, Subset,
+                              SubsetRandomSampler, WeightedRandomSampler)
+MOUNT = sys.argv[1]
+FILES = [f"{MOUNT}/class{i % 3}/{i:02d}.jpg" for i in range(24)]
+random.seed(1), np.random.seed(2), torch.manual_seed(3)
+
+class Files(Dataset):
+    def __init__(self, files, /, **attributes):
+        self.__dict__.update(attributes or {"samples": [(f, 0) for f in files]})
+        self.count, self.read = len(files), files
+    def __len__(self):
+        return self.count
+    def __getitem__(self, i):
+        with open(self.read[i]):
+            return self.read[i]
+
+def flat(x):
+    return [y for v in x for y in flat(v)] if isinstance(x, (list, tuple)) else [x]
+
+def plan(name="default"):
+    try:
+        return [os.path.join(MOUNT, line) for line in open(f"{MOUNT}/.shoal/plans/{name}").read().splitlines()]
+    except OSError:
+        return None
+
+epochs, drawn = [], []
+
+def train(loader, name="default", times=2):
+    for epoch in range(times):
+        if hasattr(loader.sampler, "set_epoch"):
+            loader.sampler.set_epoch(epoch)
+        read, told = [], "none"
+        for batch in loader:
+            told = plan(name) if told == "none" else told
+            read += flat(batch)
+            drawn.append([random.random(), np.random.rand(), float(torch.rand(()))])
+        epochs.append([told, read])
+
+def end():
+    print(json.dumps({"epochs": epochs, "drawn": drawn}))
+"""
+
+
+class Run(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.mount = os.path.join(folder.name, "mnt")
+        os.makedirs(os.path.join(self.mount, ".shoal", "plans"))
+        open(os.path.join(self.mount, ".shoal", "stats"), "w").close()
+        for i in range(24):
+            path = os.path.join(self.mount, f"class{i % 3}", f"{i:02d}.jpg")
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            open(path, "w").close()
+
+    def python(self, script, hints=True, check=True, **env):
+        path = os.pathsep.join(([SITE] if hints else []) + [env.pop("PYTHONPATH", "")]).rstrip(os.pathsep)
+        done = subprocess.run([sys.executable, "-B", "-c", PRELUDE + script if "train(" in script else script, self.mount],
+                              env={**os.environ, "PYTHONPATH": path, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if check:
+            self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def trained(self, script, **env):
+        """Runs a trainer with and without hints: what it reads and draws must be the same. Returns its epochs with hints."""
+        script += "\nend()"
+        got, want = (json.loads(self.python(script, hints, **env).stdout) for hints in (True, False))
+        self.assertEqual(got["drawn"], want["drawn"])
+        self.assertEqual([read for _, read in got["epochs"]], [read for _, read in want["epochs"]])
+        self.assertEqual({str(told) for told, _ in want["epochs"]}, {"None"})
+        self.assertEqual(os.listdir(os.path.join(self.mount, ".shoal", "plans")), [])  # they are removed at the end
+        return got["epochs"]
+
+    def test_samplers(self):
+        epochs = self.trained("""
+files = Files(FILES)
+train(DataLoader(files, 4))
+train(DataLoader(files, 5, shuffle=True, drop_last=True))
+train(DataLoader(files, 4, shuffle=True, generator=torch.Generator().manual_seed(5)))
+train(DataLoader(files, 4, sampler=RandomSampler(files, replacement=True, num_samples=40)))
+train(DataLoader(files, 4, sampler=WeightedRandomSampler([1.0 + i for i in range(24)], 30)))
+train(DataLoader(files, 4, sampler=SubsetRandomSampler([3, 9, 2, 17, 11])))
+train(DataLoader(files, batch_sampler=BatchSampler(RandomSampler(files), 7, False)))
+train(DataLoader(files, None, shuffle=True))
+train(DataLoader(files, 4, sampler=DistributedSampler(files, 2, 1, seed=9)), "rank1")
+train(DataLoader(files, 4, shuffle=True, num_workers=2))
+train(DataLoader(files, 4, shuffle=True, num_workers=2, persistent_workers=True), times=3)
+train(DataLoader(Subset(files, [5, 3, 9, 20]), 2, shuffle=True))
+train(DataLoader(ConcatDataset([Subset(files, range(7)), files]), 4, shuffle=True))
+class Own(Sampler):
+    def __iter__(self):
+        return iter([(random.randrange(24) + np.random.randint(24) + int(torch.randint(24, ()))) % 24 for _ in range(9)])
+    def __len__(self):
+        return 9
+train(DataLoader(files, 4, sampler=Own(None)))""")
+        self.assertEqual(len(epochs), 29)
+        for i, (told, read) in enumerate(epochs):
+            self.assertEqual(told, read, i)
+
+    def test_datasets(self):
+        epochs = self.trained("""
+from pathlib import Path
+class Odd(Files):
+    pass
+masks = FILES[1:] + FILES[:1]
+for files in (Files(FILES, paths=FILES), Files(FILES, label=["a"] * 24, files=[Path(f) for f in FILES]), Files(FILES, data=[{"image": f, "label": "x"} for f in FILES]),
+              Files(FILES, rows=[(0, f, "y") for f in FILES]), Files(FILES, names=np.array(FILES)), Subset(Files(FILES, samples=torch.ones(24), images=FILES), [3, 1])):
+    train(DataLoader(files, 4, shuffle=True), times=1)
+train(DataLoader(FILES, 4, shuffle=True), times=1)
+both = Files(FILES, images=FILES, masks=masks)
+both.__class__ = type("Both", (Files,), {"__getitem__": lambda self, i: [FILES[i], masks[i]]})
+train(DataLoader(both, 1, shuffle=True), times=1)""")
+        self.assertEqual(len(epochs), 8)
+        for i, (told, read) in enumerate(epochs):
+            self.assertEqual(told, read, i)
+
+    def test_loaders_at_once(self):
+        epochs = self.trained("""
+files = Files(FILES)
+a, b = DataLoader(files, 4, shuffle=True), DataLoader(Subset(files, range(8)), 4)
+for epoch in range(2):
+    read = []
+    for i, batch in enumerate(a):
+        if i == 2:
+            train(b, "default-2", 1)
+        told = plan()
+        read += batch
+    epochs.append([told, read])
+del b  # and its number can be used again
+for epoch in range(2):
+    train(DataLoader(Subset(files, range(9)), 4, shuffle=True), "default-2", 1)""")
+        self.assertEqual(len(epochs), 6)
+        for told, read in epochs:
+            self.assertEqual(told, read)
+
+    def test_names(self):
+        for env, name in (({"SHOAL_RUN_NAME": "mine"}, "mine"), ({"RANK": "3"}, "rank3"), ({"SHOAL_RUN_NAME": "mine", "RANK": "3"}, "mine-rank3")):
+            for told, read in self.trained(f"train(DataLoader(Files(FILES), 4, shuffle=True), {name!r})", **env):
+                self.assertEqual(told, read)
+
+    def test_loaders_with_one_iterator(self):
+        """timm's and Ultralytics' kind: with workers only the first epoch is known, and then the mount is left to find out."""
+        class_ = """
+class Multi(DataLoader):
+    def __init__(self, *a, **k):
+        super().__init__(*a, **k)
+        self._DataLoader__initialized = False
+        self.batch_sampler = Repeat(self.batch_sampler)
+        self._DataLoader__initialized = True
+        self.iterator = super().__iter__()
+    def __len__(self):
+        return len(self.batch_sampler.sampler)
+    def __iter__(self):
+        for _ in range(len(self)):
+            yield next(self.iterator)
+class Repeat:
+    def __init__(self, sampler):
+        self.sampler = sampler
+    def __iter__(self):
+        while True:
+            yield from iter(self.sampler)
+"""
+        for told, read in self.trained(class_ + "train(Multi(Files(FILES), 4, shuffle=True), times=3)"):
+            self.assertEqual(told, read)
+        (told, read), (later, _) = self.trained(class_ + "train(Multi(Files(FILES), 4, shuffle=True, num_workers=2), times=2)")
+        self.assertEqual((told, later), (read, None))
+
+    def test_no_hint(self):
+        script = """
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(FILES)
+for loader in (DataLoader(Files(FILES, samples=[("/nowhere", 0)] * 24), 4), DataLoader(Files(range(24)), 4), DataLoader(Stream(), 4),
+               DataLoader(Files(FILES), sampler=map(int, range(24))), DataLoader(Files(FILES, samples=[(FILES[0], 0), (MOUNT + "/a\\nb", 0)] * 12), 4)):
+    iter(loader), iter(loader)  # begins to read
+    print(os.listdir(MOUNT + "/.shoal/plans"))
+def unused(): train(None)"""
+        for debug in ("", "slots,run"):
+            done = self.python(script, SHOAL_DEBUG=debug)
+            self.assertEqual(done.stdout, "[]\n" * 5)
+            said = [line for line in done.stderr.splitlines() if line.startswith("shoal run:")]
+            self.assertEqual(len(said), 4 if debug else 0, said)
+            for line, word in zip(said, ("no file of this Files is in a Shoal mount", "this Files has no list of files", "has no length", "line break")):
+                self.assertIn(word, line)
+
+    def test_what_goes_wrong_does_not_reach_the_trainer(self):
+        shutil.rmtree(os.path.join(self.mount, ".shoal", "plans"))
+        done = self.python("train(DataLoader(Files(FILES), 4)); end()", SHOAL_DEBUG="run")
+        self.assertEqual([len(read) for _, read in json.loads(done.stdout)["epochs"]], [24, 24])
+        self.assertEqual(done.stderr.count("\n"), 1)
+        self.assertIn("is not a Shoal mount", done.stderr)
+        self.assertEqual(self.python("train(DataLoader(Files(FILES), 4)); end()").stderr, "")
+
+    def test_hints_by_hand(self):
+        client = os.path.dirname(os.path.dirname(SITE))
+        done = self.python("""
+import shoal
+loader = DataLoader(Files(FILES), 4, shuffle=True)
+shoal.hint(loader, epochs=1, name="mine")
+train(loader, "default", 1); train(loader, "mine", 1); end()""", PYTHONPATH=client)
+        (default, _), (mine, _) = json.loads(done.stdout)["epochs"]
+        self.assertIsNone(default)
+        self.assertEqual(len(mine), 24)
+
+    def test_a_program_is_as_without(self):
+        with tempfile.TemporaryDirectory() as own:
+            with open(os.path.join(own, "sitecustomize.py"), "w", encoding="utf-8") as f:
+                f.write("import os, sys\nsys.mine = __file__\n")
+            script = """
+import sys, sitecustomize
+print(sys.mine == sitecustomize.__file__, [p for p in sys.path if "_site" in p], "torch" in sys.modules, "numpy" in sys.modules)
+import torch.utils.data.dataloader as d
+print(d.__spec__.loader.get_source(d.__name__)[:4], d.DataLoader.__iter__.__qualname__)"""
+            got, want = (self.python(script, hints, PYTHONPATH=own).stdout.splitlines() for hints in (True, False))
+            self.assertEqual(got[0], "True [] False False")
+            self.assertEqual(got, want)
+            with open(os.path.join(own, "sitecustomize.py"), "a", encoding="utf-8") as f:
+                f.write("raise ValueError('mine')\n")
+            done = self.python("print('runs')", PYTHONPATH=own)
+            self.assertEqual(done.stdout, "runs\n")
+            self.assertIn("ValueError: mine", done.stderr)
+
+    def test_ranks_by_fork_and_by_spawn(self):
+        """Processes that the trainer starts are hinted too; a worker's own loaders are not."""
+        for how in ("fork", "spawn"):
+            with tempfile.NamedTemporaryFile("w", suffix=".py", encoding="utf-8") as f:
+                f.write(PRELUDE + f"""
+def rank(r):
+    os.environ["RANK"] = str(r)
+    train(DataLoader(Files(FILES), 4, shuffle=True, num_workers=1), f"rank{{r}}", 1)
+    end()
+if __name__ == "__main__":
+    import multiprocessing
+    ranks = [multiprocessing.get_context({how!r}).Process(target=rank, args=(r,)) for r in range(2)]
+    for p in ranks: p.start()
+    for p in ranks: p.join()
+    sys.exit(max(p.exitcode for p in ranks))
+""")
+                f.flush()
+                done = subprocess.run([sys.executable, "-B", f.name, self.mount], env={**os.environ, "PYTHONPATH": SITE}, stdout=subprocess.PIPE, text=True, check=True)
+            lines = done.stdout.splitlines()
+            self.assertEqual(len(lines), 2)
+            for line in lines:
+                (told, read), = json.loads(line)["epochs"]
+                self.assertEqual(told, read)
+
+    def test_interrupt(self):
+        done = self.python("""
+import os, signal
+class Slow(Files):
+    def __getitem__(self, i):
+        os.kill(os.getpid(), signal.SIGINT)
+train(DataLoader(Slow(FILES), 4))""", check=False)
+        self.assertIn(done.returncode, (1, -signal.SIGINT))
+        self.assertIn("KeyboardInterrupt", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
