@@ -543,3 +543,35 @@ func TestScrub(t *testing.T) {
 	}
 	closeCache(t, c)
 }
+
+// TestReadNow: what the page cache has of the disk is read at once, and nothing else.
+func TestReadNow(t *testing.T) {
+	f := newFixture(t, 200<<10, 200<<10)
+	c := New(Options{Memory: 64 << 20, Logger: quiet})
+	v := f.volume(c)
+	if err := v.OpenDisk(t.TempDir(), segment.Options{MaxBytes: 64 << 20, Logger: quiet}); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	d := &troubled{fixture: f, c: c, v: v}
+	d.keep(t, 0)
+	c.ring.reclaim(1<<40, false, 0)
+	p := make([]byte, 50<<10)
+	at := func(file int, off int64) bool { return v.ReadNow(file, p, off) }
+	if !at(0, 0) { // the writer's own pages are in memory, unless the file system cannot tell
+		t.Skip("the file system has no RWF_NOWAIT")
+	}
+	before := c.Stats().KeepHits
+	for _, off := range []int64{0, 1000, 150 << 10} {
+		clear(p)
+		if !at(0, off) || !bytes.Equal(p, f.bytes[0][off:][:len(p)]) {
+			t.Errorf("wrong bytes at %d", off)
+		}
+	}
+	if n := c.Stats().KeepHits - before; n != 3 {
+		t.Errorf("%d hits are counted", n)
+	}
+	if at(1, 0) {
+		t.Error("a file that is not on disk was read")
+	}
+}

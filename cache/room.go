@@ -29,6 +29,28 @@ func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), 
 	return b.Bytes()[in : in+int64(n)], b.Release, true
 }
 
+// ReadNow fills p from off, inside the file, if the disk has it and need not be waited for. A record that cannot be read is left to
+// ReadAt.
+func (v *Volume) ReadNow(file int, p []byte, off int64) bool {
+	x := int(off / ExtentSize)
+	in := off - int64(x)*ExtentSize
+	d := v.ds.readable()
+	if d == nil || in+int64(len(p)) > v.ExtentBytes(file, x) {
+		return false
+	}
+	loc := segment.Loc(v.loc(v.extent(file, x)))
+	if loc == 0 || d.store.ReadAtNow(loc, int(v.ExtentBytes(file, x)), p, in) != nil {
+		return false
+	}
+	v.ds.count.keepHits.Add(1)
+	v.ds.count.keptBytes.Add(int64(len(p)))
+	v.ds.count.readBytes.Add(int64(len(p)))
+	if in == 0 && x > 0 {
+		v.readAhead(file, x)
+	}
+	return true
+}
+
 // maxFetch bounds how much of a just opened file is read from the disk: the READ that follows asks for no more.
 const maxFetch = 512 << 10
 

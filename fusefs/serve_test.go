@@ -131,13 +131,20 @@ var datasets = map[string]func(version int) []testFile{
 		return files
 	},
 	"large": func(int) []testFile { return []testFile{{"large", "e", 16 << 20, day}} },
-	"bench": func(int) []testFile {
-		var files []testFile
-		for i := range 4000 {
-			files = append(files, testFile{fmt.Sprintf("c%02d/%05d.jpg", i%20, i), "e", 63_000, day})
-		}
-		return files
-	},
+	"small": func(int) []testFile { return alike(8000, 4096) },
+	"cold":  func(int) []testFile { return alike(1000, 63_000) },
+	"half":  func(int) []testFile { return alike(400, 512<<10) },
+	"one":   func(int) []testFile { return alike(200, 1<<20) },
+	"huge":  func(int) []testFile { return alike(16, 16<<20) },
+	"bench": func(int) []testFile { return alike(4000, 63_000) },
+}
+
+// alike returns n files of one size.
+func alike(n int, size int64) (files []testFile) {
+	for i := range n {
+		files = append(files, testFile{fmt.Sprintf("c%02d/%05d.jpg", i%20, i), "e", size, day})
+	}
+	return files
 }
 
 func buildManifest(files []testFile) *catalog.Manifest {

@@ -159,6 +159,7 @@ type Options struct {
 	FsName        string        // the source, as df(1) shows it
 	Name          string        // the type is "fuse." + Name
 	Transport     string        // TransportAuto, TransportURing or TransportDev
+	RingMemory    int           // bounds the rings' buffers, in bytes of address space
 	Memory        Memory        // accounts for staged plans; may be nil
 	Witness       Witness       // records users of the mount; may be nil
 	Logger        *slog.Logger

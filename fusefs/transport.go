@@ -39,6 +39,17 @@ type Transport struct {
 	Buffers int    `json:"buffers,omitempty"` // bytes of address space for them
 }
 
+// String describes it in a line of the stats.
+func (t Transport) String() string {
+	switch {
+	case t.Name == TransportURing:
+		return fmt.Sprintf("io_uring: %d threads, %d requests in flight at most, buffers of %d MiB", t.Threads, t.Entries, t.Buffers>>20)
+	case t.Why != "":
+		return "/dev/fuse: " + t.Why
+	}
+	return "/dev/fuse"
+}
+
 // Transport returns how requests come from the kernel now.
 func (s *Server) Transport() Transport {
 	rings, ok := s.transport.(*uring.Server)
@@ -65,7 +76,7 @@ func attach(f *filesystem, path string, mo *fuse.MountOptions, o Options, m *cat
 			return t, fmt.Sprintf("files have %d KiB on average", mean>>10), err
 		}
 	}
-	rings, err := uring.New(f, path, mo, uring.Options{Quick: quick{f}, Inline: inline})
+	rings, err := uring.New(f, path, mo, uring.Options{Quick: quick{f}, Inline: inline, Memory: o.RingMemory})
 	switch {
 	case err == nil:
 		return rings, "", nil

@@ -27,6 +27,7 @@ import (
 // mountOptions are the flags of the mount.
 type mountOptions struct {
 	kernelCache string
+	transport   string
 	allowOther  bool
 	uid, gid    uint32
 	umask       uint32
@@ -42,6 +43,8 @@ type mountOptions struct {
 func (o *mountOptions) add(c *cobra.Command) {
 	f := c.Flags()
 	addChoice(f, &o.kernelCache, "kernel-cache", "keep file pages in the kernel's cache between opens: auto (if the dataset fits half of the available memory), on, off", "auto", "on", "off")
+	addChoice(f, &o.transport, "fuse-transport", "how requests come from the kernel: uring (io_uring, Linux 6.14, switched on by root), dev (/dev/fuse), auto (uring if possible and files are small)",
+		fusefs.TransportAuto, fusefs.TransportURing, fusefs.TransportDev)
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users read the mount")
 	f.Uint32Var(&o.uid, "uid", uint32(os.Getuid()), "owner of the files (default: the user who mounts)")
 	f.Uint32Var(&o.gid, "gid", uint32(os.Getgid()), "group of the files (default: that of the user who mounts)")
@@ -215,6 +218,9 @@ func (o *mountOptions) kernelReadAhead(m *catalog.Manifest) int {
 	return 512 << 10
 }
 
+// ringShare: the buffers of a mount's rings, which no account has, may take the address space of this part of the memory for data.
+const ringShare = 4
+
 func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config, snapshot func() admin.Snapshot) (*mounted, error) {
 	keep := mo.kernelCache == "on" || mo.kernelCache == "auto" && e.Manifest().Bytes() <= machine.ReadMemory().Available/2
 	door := &door{Engine: e, snapshot: snapshot}
@@ -234,12 +240,13 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 	server, err := fusefs.Mount(mountpoint, volume, door, fusefs.Options{
 		KernelCache: keep, AllowOther: mo.allowOther, UID: mo.uid, GID: mo.gid, Umask: mo.umask,
 		EntryTimeout: mo.timeout, AttrTimeout: mo.timeout, ReadAhead: mo.kernelReadAhead(e.Manifest()), Debug: mo.debug,
-		FsName: e.Source(), Memory: door, Witness: newMountWitness(events), Logger: e.Logger(),
+		Transport: mo.transport, RingMemory: int(e.Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door, Witness: newMountWitness(events), Logger: e.Logger(),
 	})
 	events.Write(outcome(mount, err))
 	if err != nil {
 		return nil, err
 	}
+	e.MountedOver(func() string { return server.Transport().String() })
 	return &mounted{server, mountpoint, events, e.OnMoved(server.Invalidate)}, nil
 }
 

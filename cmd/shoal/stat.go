@@ -147,6 +147,9 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	row("source", "%s", s.Source)
 	row("dataset", "%.12s, %s, %s numbered, %s", s.Dataset, human.Count(s.Files, "file"), humanize.Comma(int64(s.Samples)), human.Bytes(s.Bytes))
 	row("up", "%s (pid %d)", (time.Duration(s.Uptime) * time.Second), s.PID)
+	if s.Transport != "" {
+		row("mount", "by %s", s.Transport)
+	}
 	row("order", "%s, epoch %d, position %d, %s; %s ahead of the reader", s.Order.Spec, s.Order.Epoch, s.Order.Position, s.Order.State, human.Count(s.Lead, "sample"))
 	row("reads", "%s of %s: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads), human.Count(s.Opens, "opened file"),
 		share(s.Hits.Keep), share(s.Hits.Ring), share(s.Joined), share(s.Misses))

@@ -18,6 +18,7 @@ func (o *Options) fuseChecks() []Check {
 		{Area: "fuse", Name: "device", Run: func(context.Context) Result { return fuseDevice(m) }},
 		{Area: "fuse", Name: "fusermount", Run: func(context.Context) Result { return fusermount(m) }},
 		{Area: "fuse", Name: "kernel", Run: func(context.Context) Result { return fuseKernel(m) }},
+		{Area: "fuse", Name: "io_uring", Run: func(context.Context) Result { return fuseRings(m) }},
 		{Area: "fuse", Name: "allow-other", Run: func(context.Context) Result { return allowOther(m) }},
 		{Area: "fuse", Name: "background", Run: func(context.Context) Result { return background(m) }},
 		{Area: "fuse", Name: "container", Run: func(context.Context) Result { return fuseContainer(m, o.Mountpoint) }},
@@ -95,6 +96,23 @@ func fuseKernel(m *Machine) Result {
 		return r.because(OK, "only passthrough of file:// sources is missing (Linux 6.9)", "")
 	}
 	return r
+}
+
+// fuseRings tells whether new mounts can use io_uring.
+func fuseRings(m *Machine) Result {
+	const enable, disabled = "/sys/module/fuse/parameters/enable_uring", "/proc/sys/kernel/io_uring_disabled"
+	on, err := m.read(enable)
+	if err != nil {
+		return skipped("the kernel has no FUSE over io_uring (Linux 6.14)")
+	}
+	slower := "mounts use /dev/fuse, which costs more per small file"
+	if strings.TrimSpace(on) != "Y" {
+		return ok("FUSE over io_uring is switched off").because(OK, slower, "echo Y | sudo tee "+enable)
+	}
+	if n, known := m.number(disabled); known && (n == 2 || n == 1 && m.UID() != 0) {
+		return ok("FUSE over io_uring is switched on, but kernel.io_uring_disabled is %d", n).because(Warn, slower, "sudo sysctl kernel.io_uring_disabled=0")
+	}
+	return ok("FUSE over io_uring is switched on")
 }
 
 func allowOther(m *Machine) Result {

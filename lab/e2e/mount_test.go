@@ -46,6 +46,42 @@ func TestEveryByte(t *testing.T) {
 	}
 }
 
+// TestMountOverIOURing: the same by io_uring, cold and warm, and then without the switch, which is the machine's.
+func TestMountOverIOURing(t *testing.T) {
+	const enable = "/sys/module/fuse/parameters/enable_uring"
+	before, err := os.ReadFile(enable)
+	if err != nil || os.WriteFile(enable, []byte("Y"), 0) != nil {
+		t.Skip("the kernel has no FUSE over io_uring, or only root can switch it on")
+	}
+	t.Cleanup(func() { _ = os.WriteFile(enable, before, 0) })
+	dir, paths := tree(t, 4, 50, 64<<10)
+	_, env := far(t, proxy.Options{Latency: 5 * time.Millisecond, Sigma: 0.3})
+	source, cache := bucket(t, dir), t.TempDir()
+	mnt := mount(t, env, source, "--cache-dir", cache, "--kernel-cache", "off", "--fuse-transport", "uring")
+	readAll(t, mnt, dir, paths)
+	umount(t, mnt)
+	mountAt(t, env, source, mnt, "--cache-dir", cache, "--kernel-cache", "off")
+	dropCaches(t)
+	readAll(t, mnt, dir, paths)
+	out, err := exec.Command(shoalBin, "stat", mnt).Output()
+	if err != nil || !strings.Contains(string(out), "by io_uring: ") {
+		t.Errorf("%s, %v", out, err)
+	}
+	if s := readStats(t, mnt); s.Misses != 0 || s.Hits.Keep < int64(len(paths)) {
+		t.Errorf("warm: %+v", s)
+	}
+	umount(t, mnt)
+
+	if err := os.WriteFile(enable, []byte("N"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, text, code := shoal(t, env, "mount", source, mnt, "--cache-dir", cache, "--fuse-transport", "uring"); code != 1 || !strings.Contains(text, "echo Y > "+enable) {
+		t.Errorf("%d %s", code, text)
+	}
+	mountAt(t, env, source, mnt, "--cache-dir", cache, "--kernel-cache", "off")
+	readAll(t, mnt, dir, paths)
+}
+
 // With the order known the daemon is ahead of a slow store.
 func TestKnownOrderIsAhead(t *testing.T) {
 	dir, paths := tree(t, 4, 100, 32<<10)
@@ -517,6 +553,7 @@ func TestErrors(t *testing.T) {
 		{"nothing numbered", env, []string{"mount", source, "MNT", "--order", "torch:seed=1", "--samples", "*.png"}, 1, []string{"*.png", "--samples '*'"}},
 		{"bad samples", env, []string{"mount", source, "MNT", "--samples", "["}, 2, []string{"--samples", "[", "*.jpg"}},
 		{"bad kernel cache", env, []string{"mount", source, "MNT", "--kernel-cache", "maybe"}, 2, []string{"maybe", "auto, on or off"}},
+		{"bad transport", env, []string{"mount", source, "MNT", "--fuse-transport", "dbus"}, 2, []string{"dbus", "auto, uring or dev"}},
 		{"cache under a file", env, []string{"mount", source, "MNT", "--cache-dir", full + "/file/cache"}, 1, []string{full, "not a directory", "--cache-dir"}},
 		{"cache in the source", env, []string{"mount", dir, "MNT", "--cache-dir", filepath.Join(dir, "cache")}, 2, []string{dir, "the source", "--cache-dir outside"}},
 		{"cache in the mount point", env, []string{"mount", source, "MNT", "--cache-dir", "MNT/cache"}, 2, []string{"/cache lies in the mount point", "--cache-dir outside"}},

@@ -327,6 +327,24 @@ func (e *Engine) MountedAt(dir string) {
 	}
 }
 
+// MountedOver says how the mount's requests come from the kernel, for the stats.
+func (e *Engine) MountedOver(transport func() string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.transport = transport
+}
+
+// overWhat is empty if nothing is mounted.
+func (e *Engine) overWhat() string {
+	e.mu.Lock()
+	transport := e.transport
+	e.mu.Unlock()
+	if transport == nil {
+		return ""
+	}
+	return transport()
+}
+
 func (e *Engine) mountPoints() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -107,8 +107,9 @@ type Engine struct {
 	planning sync.Mutex    // held while plans are written or read again
 	plans    map[string]*plan
 
-	mountedAt []string  // guarded by mu; replaced, never changed
-	moved     []*func() // of OnMoved; guarded by mu
+	mountedAt []string      // guarded by mu; replaced, never changed
+	transport func() string // of the mount; guarded by mu; nil: there is none
+	moved     []*func()     // of OnMoved; guarded by mu
 
 	sessions map[*run.Stream]struct{} // the feed's
 
@@ -570,6 +571,11 @@ func (e *Engine) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []
 func (e *Engine) Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool) {
 	e.readers.read()
 	return e.volumeOf(m).Lend(file, off, n)
+}
+
+// ReadNow reads what is on disk and need not be waited for, as cache.Volume.ReadNow does.
+func (e *Engine) ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool {
+	return e.volumeOf(m).ReadNow(file, p, off)
 }
 
 // State says where the file's content is: on disk ("kept"), in memory ("staged"), or only in the object store

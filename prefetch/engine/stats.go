@@ -33,11 +33,12 @@ type Stats struct {
 	DatasetID string `json:"dataset_id"` // of the source, whatever its version; hex
 	Users     int    `json:"users"`      // mounts and feeds that the daemon serves, of all datasets
 
-	Opens       int64   `json:"opens"`          // files opened through the mount
-	Readers     int     `json:"readers"`        // threads that opened files of the mount lately
-	ReaderTime  float64 `json:"reader_seconds"` // for which threads read the mount, summed over them
-	Reads       int64   `json:"reads"`          // extents read by mount and feed
-	ReadBytes   int64   `json:"read_bytes"`     // given to readers of mount and feed
+	Transport   string  `json:"transport,omitempty"` // how requests reach the mount
+	Opens       int64   `json:"opens"`               // files opened through the mount
+	Readers     int     `json:"readers"`             // threads that opened files of the mount lately
+	ReaderTime  float64 `json:"reader_seconds"`      // for which threads read the mount, summed over them
+	Reads       int64   `json:"reads"`               // extents read by mount and feed
+	ReadBytes   int64   `json:"read_bytes"`          // given to readers of mount and feed
 	Hits        Hits    `json:"hits"`
 	Joined      int64   `json:"joined"`        // reads that waited for a fetch under way
 	Misses      int64   `json:"misses"`        // reads that had to start a fetch
@@ -161,7 +162,7 @@ func (e *Engine) Stats() Stats {
 		Version: StatsVersion, PID: os.Getpid(), Source: e.source.String(), Dataset: v.manifest.Version(), Files: v.manifest.Len(),
 		Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Uptime: time.Since(e.started).Seconds(),
 		Packed: v.layout != nil, CacheDir: e.host.Path(), DatasetID: hex.EncodeToString(e.dataset[:]), Users: e.host.users(),
-		Opens: e.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
+		Transport: e.overWhat(), Opens: e.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
 		Stall: c.Stall.Seconds(), Prefetched: c.Prefetched, FetchErrors: c.FetchErrors,
 		GetRequests: m.Reads, GetBytes: m.Bytes, ListRequests: m.Lists, StatRequests: m.Stats, InFlight: m.InFlight,
 		StoreErrors: m.Errors, LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
