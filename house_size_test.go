@@ -21,7 +21,7 @@ var budget = map[string]int{
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   930,
 	"fusefs":          2_540,
-	"cache":           30_280,
+	"cache":           30_830,
 	"prefetch":        9_990,
 	"prefetch/engine": 5_840,
 	"loader":          6_640,

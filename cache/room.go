@@ -5,8 +5,6 @@ import (
 	"math"
 	"slices"
 	"time"
-
-	"github.com/shoalfs/shoal/cache/segment"
 )
 
 // Lend returns n bytes of the file from off if they are in memory in one piece. They do not change until release,
@@ -39,12 +37,12 @@ func (v *Volume) WillRead(file int) {
 		return
 	}
 	e := v.extent(file, 0)
-	loc := v.loc(e)
+	loc, n, _ := v.record(e, file, 0)
 	d := v.ds.readable()
 	if loc == 0 || d == nil || v.key(e).maybe() {
 		return
 	}
-	d.store.Fetch(segment.Loc(loc), int(min(v.ExtentBytes(file, 0), maxFetch)))
+	d.store.Fetch(loc, min(n, maxFetch))
 }
 
 // KeptWhole reports whether the whole file is on disk.
