@@ -47,6 +47,11 @@ const char *sj_message(const sj_scratch *s);
 
 // table is NULL or 3 x 256 elements. dst has win_w * win_h * 3 elements.
 int sj_decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst);
+// The same from coefficients, which libjpeg has read from a JPEG that must stay while they do.
+typedef struct sj_coefs sj_coefs;
+sj_coefs *sj_coefs_read(sj_scratch *s, const uint8_t *src, size_t n);
+void sj_coefs_free(sj_coefs *k);
+int sj_coefs_decode(sj_scratch *s, const sj_coefs *k, const uint8_t *table, uint8_t *dst);
 // The same from packed RGB of img_w x img_h.
 int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t *dst);
 
