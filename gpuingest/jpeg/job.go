@@ -7,6 +7,9 @@
 // bytes after the end marker. It is stricter in two cases: a file without end marker is always ErrTruncated, since a
 // crop would hide the truncation; and a file of more than 500 scans is refused, since each costs a pass over the picture.
 //
+// It also recodes JPEGs to a smaller form that decodes faster, and restores them byte by byte: recode.go draws the format.
+// More than 40 names are exported: both halves are one package, since each is useless without the other's C.
+//
 // Rules for this code:
 //   - Rows below the crop are not decoded, unless they contain an unexpected marker: then libjpeg reads on and decides.
 //   - Progressive files are held whole as coefficients, 2 bytes a sample, before the first row: MaxPixels bounds this.
