@@ -153,7 +153,8 @@ func benchLoops(b *testing.B, size int) {
 	}
 }
 
-// BenchmarkRecoded compares a whole sample from coefficients, those of the file, with one from the file.
+// BenchmarkRecoded compares a whole sample from a recoded file, and from coefficients alone, with one from the original.
+// They alternate as in BenchmarkLoops.
 func BenchmarkRecoded(b *testing.B) {
 	for _, simd := range []int{avx2, vnni} {
 		b.Run(fmt.Sprint("loops", simd), func(b *testing.B) {
@@ -168,7 +169,7 @@ func BenchmarkRecoded(b *testing.B) {
 
 func benchRecoded(b *testing.B, size int) {
 	files := benchFiles(b, size)
-	all := make([]*coefs, len(files))
+	all, recs := make([]*coefs, len(files)), recodeAll(b, files)
 	for i, f := range files {
 		var err error
 		if all[i], err = readCoefs(f); err != nil {
@@ -178,7 +179,7 @@ func benchRecoded(b *testing.B, size int) {
 	}
 	dst := make([]byte, 224*224*3)
 	r := rand.New(rand.NewPCG(1, 1))
-	var plain, recoded, ratio []float64
+	var plain, recoded, apart, ratio, ratioApart []float64
 	b.ResetTimer()
 	for range b.N {
 		jobs := make([]Job, len(files))
@@ -194,14 +195,17 @@ func benchRecoded(b *testing.B, size int) {
 			}
 			return float64((cpu(b) - before).Microseconds()) / float64(len(files))
 		}
-		plain = append(plain, run(func(i int) error { return Decode(dst, files[i], &jobs[i]) }))
-		recoded = append(recoded, run(func(i int) error { return all[i].decode(dst, &jobs[i]) }))
-		ratio = append(ratio, plain[len(plain)-1]/recoded[len(recoded)-1])
+		p := run(func(i int) error { return Decode(dst, files[i], &jobs[i]) })
+		q := run(func(i int) error { return Decode(dst, recs[i], &jobs[i]) })
+		a := run(func(i int) error { return all[i].decode(dst, &jobs[i]) })
+		plain, recoded, apart, ratio, ratioApart = append(plain, p), append(recoded, q), append(apart, a), append(ratio, p/q), append(ratioApart, p/a)
 	}
 	median := func(v []float64) float64 { return slices.Sorted(slices.Values(v))[len(v)/2] }
 	b.ReportMetric(median(plain), "µs/plain")
 	b.ReportMetric(median(recoded), "µs/recoded")
-	b.ReportMetric(median(ratio), "×")
+	b.ReportMetric(median(apart), "µs/coefficients")
+	b.ReportMetric(median(ratio), "×/recoded")
+	b.ReportMetric(median(ratioApart), "×/coefficients")
 }
 
 func BenchmarkSize(b *testing.B) {

@@ -15,6 +15,7 @@
 #include "shoaljpeg.h"
 #include "sjown.h"
 #include "sjpixels.h"
+#include "sjrecode.h"
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
@@ -86,6 +87,7 @@ struct sj_scratch {
 	size_t written;
 	sj_pixels *pixels;
 	sj_own *own;
+	sj_recoded recoded;
 };
 
 static int simd;
@@ -126,13 +128,14 @@ void sj_free(sj_scratch *s) {
 	free(s->out.p);
 	sj_pixels_free(s->pixels);
 	sj_own_free(s->own);
+	sj_recoded_free(&s->recoded);
 	free(s);
 }
 
 sj_request *sj_req(sj_scratch *s) { return &s->req; }
 
 size_t sj_bytes(const sj_scratch *s) {
-	return sizeof *s + s->x.mem.cap + s->x.wide.cap + s->y.mem.cap + s->rows.cap + s->mid.cap + s->line.cap + s->out.cap + sj_pixels_bytes(s->pixels) + sj_own_bytes(s->own);
+	return sizeof *s + s->x.mem.cap + s->x.wide.cap + s->y.mem.cap + s->rows.cap + s->mid.cap + s->line.cap + s->out.cap + sj_pixels_bytes(s->pixels) + sj_own_bytes(s->own) + sj_recoded_bytes(&s->recoded);
 }
 
 const char *sj_message(const sj_scratch *s) { return s->msg; }
@@ -868,8 +871,10 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, const sj_source 
 	if (from) {
 		int mcu = 8 * d->max_v_samp_factor / s->denom * from->band_mcu_rows, above = s->base_y + s->y.lo - 3;
 		int end = (s->base_y + s->y.hi + 1) / mcu + 1;
+		if (!sj_pixels_can()) fail((j_common_ptr)d, SJ_RESTORE);
 		sj_pixels_ready(s->pixels, d, from);
-		if (!from->lanes(from->from, above < 0 ? 0 : above / mcu, end < from->bands ? end : from->bands)) fail((j_common_ptr)d, SJ_CORRUPT);
+		int code = from->lanes(from->from, above < 0 ? 0 : above / mcu, end < from->bands ? end : from->bands);
+		if (code != SJ_OK) fail((j_common_ptr)d, code);
 	}
 	jpeg_start_decompress(d);
 	if (from) sj_pixels_start(s->pixels, d);
@@ -942,14 +947,35 @@ int sj_decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table,
 	return run(s, src, n, NULL, table, dst);
 }
 
+static int recoded_lanes(void *from, int first, int end) { return sj_recoded_lanes(from, first, end); }
+
+static int recoded_band(void *from, int c, int band, int16_t *blocks, uint8_t *last) {
+	return sj_recoded_band(from, c, band, blocks, last);
+}
+
+int sj_decode_recoded(sj_scratch *s, const sj_tables *t, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst) {
+	sj_recoded *r = &s->recoded;
+	s->msg[0] = 0;
+	int code = sj_recoded_open(r, src, n, t);
+	if (code != SJ_OK) return code;
+	sj_source from = {.head = r->head, .head_n = r->head_n, .comps = r->comps, .bands = r->bands, .band_mcu_rows = r->band_mcu_rows,
+	                  .lanes = recoded_lanes, .band = recoded_band, .from = r};
+	for (int c = 0; c < r->comps; c++) {
+		from.comp[c].blocks_w = r->comp[c].blocks_w;
+		from.comp[c].blocks_h = r->comp[c].blocks_h;
+		from.comp[c].band_rows = r->comp[c].band_rows;
+	}
+	return run(s, NULL, 0, &from, table, dst);
+}
+
 // The coefficients of a JPEG as libjpeg reads them, to try the way from coefficients with.
-struct sj_coefs {
+struct sj_trial {
 	sj_source from;
 	int16_t *blocks[4];
 	uint8_t *last[4];
 };
 
-void sj_coefs_free(sj_coefs *k) {
+void sj_trial_free(sj_trial *k) {
 	if (!k) return;
 	for (int c = 0; c < 4; c++) {
 		free(k->blocks[c]);
@@ -958,20 +984,20 @@ void sj_coefs_free(sj_coefs *k) {
 	free(k);
 }
 
-static int coefs_lanes(void *from, int first, int end) {
+static int trial_lanes(void *from, int first, int end) {
 	(void)from;
-	return end >= first;
+	return end > first ? SJ_OK : SJ_CORRUPT;
 }
 
-static int coefs_band(void *from, int c, int band, int16_t *blocks, uint8_t *last) {
-	const sj_coefs *k = from;
+static int trial_band(void *from, int c, int band, int16_t *blocks, uint8_t *last) {
+	const sj_trial *k = from;
 	size_t n = (size_t)k->from.comp[c].blocks_w * (size_t)k->from.comp[c].band_rows;
 	memcpy(blocks, k->blocks[c] + (size_t)band * n * 64, n * 64 * sizeof *blocks);
 	memcpy(last, k->last[c] + (size_t)band * n, n);
-	return 1;
+	return SJ_OK;
 }
 
-static void read_coefs(sj_scratch *s, sj_coefs *k, const uint8_t *src, size_t n) {
+static void read_trial(sj_scratch *s, sj_trial *k, const uint8_t *src, size_t n) {
 	j_decompress_ptr d = &s->d;
 	open_source(s, src, n);
 	jvirt_barray_ptr *all = jpeg_read_coefficients(d);
@@ -997,22 +1023,22 @@ static void read_coefs(sj_scratch *s, sj_coefs *k, const uint8_t *src, size_t n)
 	}
 }
 
-sj_coefs *sj_coefs_read(sj_scratch *s, const uint8_t *src, size_t n) {
-	sj_coefs *volatile kept = calloc(1, sizeof *kept); // setjmp
-	sj_coefs *k = kept;
+sj_trial *sj_trial_read(sj_scratch *s, const uint8_t *src, size_t n) {
+	sj_trial *volatile kept = calloc(1, sizeof *kept); // setjmp
+	sj_trial *k = kept;
 	if (!k) return NULL;
-	k->from = (sj_source){.head = src, .head_n = n, .lanes = coefs_lanes, .band = coefs_band, .from = k};
+	k->from = (sj_source){.head = src, .head_n = n, .lanes = trial_lanes, .band = trial_band, .from = k};
 	memset(&s->d, 0, sizeof s->d);
 	s->d.err = errors(s);
 	s->d.client_data = s;
-	if (!setjmp(s->jmp)) read_coefs(s, k, src, n);
+	if (!setjmp(s->jmp)) read_trial(s, k, src, n);
 	jpeg_destroy_decompress(&s->d);
 	if (s->code == SJ_OK) return kept;
-	sj_coefs_free(kept);
+	sj_trial_free(kept);
 	return NULL;
 }
 
-int sj_coefs_decode(sj_scratch *s, const sj_coefs *k, const uint8_t *table, uint8_t *dst) {
+int sj_trial_decode(sj_scratch *s, const sj_trial *k, const uint8_t *table, uint8_t *dst) {
 	return run(s, NULL, 0, &k->from, table, dst);
 }
 

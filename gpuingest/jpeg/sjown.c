@@ -227,7 +227,7 @@ int sj_own_open(sj_own *o, j_decompress_ptr d, const sj_source *from, int simd, 
 	if (chroma < o->band) o->band = chroma;
 	o->ready = o->band * 8 * o->c[0].band_blocks;
 	int end = (o->c[0].need1 - 1) / (8 * o->c[0].band_blocks), end1 = (o->c[1].need1 - 1) / (8 * o->c[1].band_blocks);
-	return from->lanes(from->from, o->band, (end1 > end ? end1 : end) + 1) ? SJ_OK : SJ_CORRUPT;
+	return from->lanes(from->from, o->band, (end1 > end ? end1 : end) + 1);
 }
 
 static uint8_t *sample(const sj_own *o, int i, int x, int y) {
@@ -243,7 +243,8 @@ static int next(sj_own *o) {
 		const int16_t *b = o->blocks;
 		const uint8_t *last = o->last;
 		if (end <= c->need0 || y >= c->need1) continue;
-		if (!o->from->band(o->from->from, i, o->band, o->blocks, o->last)) return SJ_CORRUPT;
+		int code = o->from->band(o->from->from, i, o->band, o->blocks, o->last);
+		if (code != SJ_OK) return code;
 		for (; y < end && y < c->need1; y += 8, b += 64 * c->blocks_w, last += c->blocks_w) {
 			if (y + 8 <= c->need0) continue;
 			uint8_t *out = sample(o, i, 8 * c->from, y);
@@ -266,7 +267,8 @@ int sj_own_rows(sj_own *o, uint8_t *const *rows, int n) {
 		if (o->half_h) far += y & 1 ? 1 : -1;
 		far = far < 0 ? 0 : far >= h ? h - 1 : far;
 		while (y >= o->ready || (far + 1) << o->half_h > o->ready) {
-			if (o->band >= o->from->bands || next(o) != SJ_OK) return SJ_CORRUPT;
+			int code = o->band < o->from->bands ? next(o) : SJ_CORRUPT;
+			if (code != SJ_OK) return code;
 		}
 		const uint8_t *c[4];
 		for (int k = 0; k < 4; k++) c[k] = sample(o, 1 + k / 2, o->x0 >> o->half_w, k % 2 ? far : near);

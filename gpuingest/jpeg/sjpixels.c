@@ -5,6 +5,7 @@
 // jpegint.h is private: only versions that have been read are used, and the package tries the whole at start.
 
 #include "sjpixels.h"
+#include "shoaljpeg.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -114,7 +115,9 @@ static int decompress(j_decompress_ptr d, JSAMPIMAGE out) {
 		if (!i->component_needed) continue;
 		if (h->at != band) {
 			h->at = -1;
-			if (!p->from->band(p->from->from, c, band, h->blocks, h->last)) ERREXIT(d, JERR_BAD_LENGTH);
+			int code = p->from->band(p->from->from, c, band, h->blocks, h->last);
+			if (code == SJ_MEMORY) ERREXIT1(d, JERR_OUT_OF_MEMORY, 0);
+			if (code != SJ_OK) ERREXIT(d, JERR_BAD_LENGTH);
 			h->at = band;
 		}
 		int v = i->v_samp_factor, rows = v, w = p->from->comp[c].blocks_w, n = SCALED(i);

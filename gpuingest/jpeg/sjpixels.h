@@ -16,10 +16,10 @@ typedef struct {
 	struct {
 		int blocks_w, blocks_h, band_rows;
 	} comp[4];
-	// Says that bands [first, end) will be asked for. Returns 0 where the source is damaged.
+	// Says that bands [first, end) will be asked for. SJ_OK, SJ_CORRUPT or SJ_MEMORY.
 	int (*lanes)(void *from, int first, int end);
 	// Gives a band of a component: band_rows x blocks_w blocks of 64 coefficients in natural order, and for each 0 if it
-	// has no AC coefficient. Returns 0 where the source is damaged.
+	// has no AC coefficient. The same results.
 	int (*band)(void *from, int comp, int band, int16_t *blocks, uint8_t *last);
 	void *from;
 } sj_source;
