@@ -14,40 +14,43 @@ import (
 //	16  4  size of the original
 //	20  4  CRC-32C of the original
 //	24  4  size of the verbatim part
-//	28     directory: for each band, for each component
-//	         2       which of four tables each lane has: 2 bits a kind, the first lowest; the top 2 bits are 0
-//	         varint  size of each lane, 7 times
+//	28  4  where the standard Huffman tables were left out of it (2 bytes), and how many bytes of them: 0, 216 or 432
+//	32     directory: for each band, for its first component and then for the others together (a part)
+//	         varint  size of a lane << 3 | which of eight tables it has, 14 times
 //	         varint  number of escapes
-//	       escapes, int16, in the directory's order; within a part in the order of the kinds
-//	       lanes, in the directory's order
+//	       escapes, int16, by part, lane and place
+//	       lanes, by part
 //	       verbatim part: the original without the entropy-coded data of its scans
 //
 // A band is 2 rows of MCUs where an MCU is 16 rows high or higher, otherwise 4; the last may have fewer. Blocks go by
-// rows; those that only fill an MCU are there, too. The kinds of lanes, each a stream of bytes coded by one table:
+// component, then by rows; those that only fill an MCU are there, too. A block's mask tells which of its AC coefficients
+// are not 0: bit i is the i-th in zigzag order. A lane is a stream of bytes:
 //
-//	0  DC: the difference to the block on the left; the first of a row, to the one above; the first of a band, to 0
-//	1  flag: which of the 8 bytes of the block's mask are not 0
-//	2  byte 0 of the mask, where it is not 0. The mask tells which coefficients are not 0, bit i the i-th in zigzag order
-//	   (bit 0 is unused)
-//	3  byte 1 of the mask    4  byte 2    5  bytes 3 to 7
-//	6  the coefficients that are not 0, in zigzag order
+//	0       DC of each block, less a prediction from the blocks on the left (l), above (a) and between (b) in the band: l, a
+//	        or l+a-b, whichever lies in the middle; l alone in the first row, a in the first column, and 0 for the first
+//	1       flag of each block: which of the 8 bytes of its mask are not 0. Above 15 the block is rich, otherwise plain
+//	2 to 5  of plain blocks: byte 0 of the mask, where it is not 0; byte 1; byte 2; bytes 3 to 7
+//	6 to 9  the same of rich blocks
+//	10, 11  of plain blocks: the coefficients that byte 0 of the mask tells of; those of the other bytes
+//	12, 13  the same of rich blocks
 //
-// DC and coefficients outside of -127..127, and what the table has no code for, are escapes: symbol 0x80 in lanes 0 and
-// 6, 0 in lanes 2 to 5. Lane 1 has none. Codes are canonical Huffman codes of at most 12 bits: shorter before longer,
+// Coefficients outside of -127..127, and what the table has no code for, are escapes: symbol 0x80 in lanes 0 and 10 to
+// 13, 0 in lanes 2 to 9. Lane 1 has none. Codes are canonical Huffman codes of at most 12 bits: shorter before longer,
 // then by symbol; a code's first bit is its highest, and bits fill each byte from the lowest. Differences wrap at 16 bits.
 //
-// Tables are "SJT" and the version, 1, then the lengths of 2 x 7 x 4 tables' codes, 4 bits a symbol, the even symbol
-// lower: first component or another, kind, choice. Length 0: no code. The lengths of each table fill the code space.
+// Tables are "SJT" and the version, 1, and compressed by flate: the lengths of 8 x 8 tables' codes, 4 bits a symbol, the
+// even symbol lower. Length 0: no code. The lengths of each table fill the code space. The eight kinds are DC, flag, byte
+// 0, 1, 2 and 3 of the mask, and the two of coefficients; lanes of plain and rich blocks share tables.
 //
 // The scans are not stored: they follow from coefficients, scan scripts, Huffman tables and restart intervals.
 const (
 	recodedMagic  = "\x8eSJRec\n\x01"
-	recodedHeader = 28
+	recodedHeader = 32
 	tablesMagic   = "SJT\x01"
-	tablesSize    = 4 + 2*kinds*choices*128
+	tablesSize    = kinds * choices * 128
 
-	kinds   = 7
-	choices = 4
+	kinds   = 8
+	choices = 8
 	maxCode = 12 // bits
 )
 

@@ -58,10 +58,10 @@ func TrainTables(files iter.Seq[[]byte]) (*Tables, error) {
 			continue
 		}
 		for i := range int(C.sj_lane_count(c)) {
-			var kind, chroma C.int
+			var kind C.int
 			var n C.size_t
-			p := C.sj_lane(c, C.int(i), &kind, &chroma, &n)
-			l := lane{class: int(chroma)*kinds + int(kind)}
+			p := C.sj_lane(c, C.int(i), &kind, &n)
+			l := lane{kind: int(kind)}
 			for _, s := range unsafe.Slice((*byte)(unsafe.Pointer(p)), int(n)) {
 				l.counts[s]++
 			}
@@ -73,12 +73,13 @@ func TrainTables(files iter.Seq[[]byte]) (*Tables, error) {
 	if len(lanes) == 0 {
 		return nil, fmt.Errorf("%w: no file to train tables from", ErrKeep)
 	}
-	return ParseTables(trainTables(lanes))
+	return ParseTables(packTables(trainTables(lanes)))
 }
 
 // ParseTables reads what Bytes returned. Errors wrap ErrCorrupt.
 func ParseTables(b []byte) (*Tables, error) {
-	c := C.sj_tables_parse(bytePtr(b), C.size_t(len(b)))
+	raw := unpackTables(b)
+	c := C.sj_tables_parse(bytePtr(raw), C.size_t(len(raw)))
 	if c == nil {
 		return nil, fmt.Errorf("%w: %d bytes are not tables of recoded files", ErrCorrupt, len(b))
 	}
@@ -89,7 +90,7 @@ func ParseTables(b []byte) (*Tables, error) {
 	return t, nil
 }
 
-// Bytes returns the serialised tables, about 7 KB.
+// Bytes returns the serialised tables, about 4 KB.
 func (t *Tables) Bytes() []byte { return t.bytes }
 
 // ID returns a hash of Bytes.

@@ -103,6 +103,8 @@ int sj_set_simd(int most) {
 	return simd;
 }
 
+int sj_simd(void) { return simd; }
+
 static int reserve(buffer *b, size_t n) {
 	if (n <= b->cap) return 1;
 	free(b->p);

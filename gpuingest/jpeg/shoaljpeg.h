@@ -78,5 +78,6 @@ const uint8_t *sj_output(const sj_scratch *s, size_t *n);
 // CPU has, if that is less. Returns what is in force.
 // Not safe beside running calls: the package chooses once at start, tests choose again.
 int sj_set_simd(int most);
+int sj_simd(void); // what is in force
 
 #endif

@@ -1,59 +1,46 @@
-// Recoded JPEG: the container, its entropy stage, and the coder that makes it and takes it back. recode.go draws the
-// format.
+// Recoded JPEG, reading: tables, container, entropy stage, expansion. recode.go draws the format.
 //
 // Nothing in a container is believed: geometry comes from the frame header, counts from the lanes before, and a lane has
 // at least a bit a symbol. Inner loops need no more than that: a load never passes the container's end (the verbatim
 // part lies behind the lanes), and the lanes' output has slack.
 
-#include "sjrecode.h"
-#include "sjscan.h"
+#include "sjparts.h"
 
 #include <stdlib.h>
 
 enum {
-	BITS = 12,    // of the longest code
-	CHOICES = 4,  // tables of a kind
-	SLACK = 64,   // bytes behind a lane's output that decoding and expansion may touch
-	HEADER = 28,
-	LEAST = 16,   // bytes of the shortest verbatim part
-	TABLES = 2 * SJ_KINDS * CHOICES,
-	TABLES_SIZE = 4 + TABLES * 128
+	BITS = SJ_CODE_BITS,
+	LEAST = 16, // bytes of the shortest verbatim part
+	TABLES_SIZE = SJ_TABLES * 128
 };
 
-static const uint8_t magic[8] = {0x8E, 'S', 'J', 'R', 'e', 'c', '\n', 1};
-static const uint8_t tables_magic[4] = {'S', 'J', 'T', 1};
+const uint8_t sj_magic[8] = {0x8E, 'S', 'J', 'R', 'e', 'c', '\n', 1};
 
-// The position in a block, by rows, of each place in zigzag order.
-static const uint8_t natural[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
-                                    41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
-                                    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+const uint8_t sj_natural[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
+                                41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
+                                30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
-// The symbol of each kind that stands for an escape; -1: none. A mask byte that is there is never 0.
-static const int escape_of[SJ_KINDS] = {0x80, -1, 0, 0, 0, 0, 0x80};
-
-struct sj_tables {
-	// Up to 3 symbols a look-up: they are in the low bytes, their bits in 24..29, their count in 30 and 31.
-	uint32_t look[TABLES][1 << BITS];
-	uint16_t code[TABLES][256]; // first bit lowest
-	uint8_t len[TABLES][256];   // 0: has no code
+// The tables of T.81, K.3, as most encoders write them.
+const uint8_t sj_dht[SJ_DHT] = {
+	255, 196, 0, 31, 0, 0, 1, 5, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2,
+	3, 4, 5, 6, 7, 8, 9, 10, 11, 255, 196, 0, 181, 16, 0, 2, 1, 3, 3, 2, 4, 3, 5, 5,
+	4, 4, 0, 0, 1, 125, 1, 2, 3, 0, 4, 17, 5, 18, 33, 49, 65, 6, 19, 81, 97, 7, 34, 113,
+	20, 50, 129, 145, 161, 8, 35, 66, 177, 193, 21, 82, 209, 240, 36, 51, 98, 114, 130, 9, 10, 22, 23, 24,
+	25, 26, 37, 38, 39, 40, 41, 42, 52, 53, 54, 55, 56, 57, 58, 67, 68, 69, 70, 71, 72, 73, 74, 83,
+	84, 85, 86, 87, 88, 89, 90, 99, 100, 101, 102, 103, 104, 105, 106, 115, 116, 117, 118, 119, 120, 121, 122, 131,
+	132, 133, 134, 135, 136, 137, 138, 146, 147, 148, 149, 150, 151, 152, 153, 154, 162, 163, 164, 165, 166, 167, 168, 169,
+	170, 178, 179, 180, 181, 182, 183, 184, 185, 186, 194, 195, 196, 197, 198, 199, 200, 201, 202, 210, 211, 212, 213, 214,
+	215, 216, 217, 218, 225, 226, 227, 228, 229, 230, 231, 232, 233, 234, 241, 242, 243, 244, 245, 246, 247, 248, 249, 250,
+	255, 196, 0, 31, 1, 0, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 2,
+	3, 4, 5, 6, 7, 8, 9, 10, 11, 255, 196, 0, 181, 17, 0, 2, 1, 2, 4, 4, 3, 4, 7, 5,
+	4, 4, 0, 1, 2, 119, 0, 1, 2, 3, 17, 4, 5, 33, 49, 6, 18, 65, 81, 7, 97, 113, 19, 34,
+	50, 129, 8, 20, 66, 145, 161, 177, 193, 9, 35, 51, 82, 240, 21, 98, 114, 209, 10, 22, 36, 52, 225, 37,
+	241, 23, 24, 25, 26, 38, 39, 40, 41, 42, 53, 54, 55, 56, 57, 58, 67, 68, 69, 70, 71, 72, 73, 74,
+	83, 84, 85, 86, 87, 88, 89, 90, 99, 100, 101, 102, 103, 104, 105, 106, 115, 116, 117, 118, 119, 120, 121, 122,
+	130, 131, 132, 133, 134, 135, 136, 137, 138, 146, 147, 148, 149, 150, 151, 152, 153, 154, 162, 163, 164, 165, 166, 167,
+	168, 169, 170, 178, 179, 180, 181, 182, 183, 184, 185, 186, 194, 195, 196, 197, 198, 199, 200, 201, 202, 210, 211, 212,
+	213, 214, 215, 216, 217, 218, 226, 227, 228, 229, 230, 231, 232, 233, 234, 242, 243, 244, 245, 246, 247, 248, 249, 250,
 };
-
-typedef struct sj_part {
-	uint32_t off[SJ_KINDS], len[SJ_KINDS]; // in the container
-	uint8_t choice[SJ_KINDS];
-	uint32_t escapes, escapes_end; // bytes in the container
-	uint32_t values;               // the first escape of SJ_VALUE
-	uint32_t blocks;
-	uint8_t *lane[SJ_KINDS];
-	uint32_t count[SJ_KINDS];
-} sj_part;
-
-static inline uint32_t get32(const uint8_t *p) { return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24; }
-static inline int16_t get16(const uint8_t *p) { return (int16_t)(p[0] | p[1] << 8); }
-
-static void put32(uint8_t *p, uint32_t v) {
-	for (int i = 0; i < 4; i++) p[i] = (uint8_t)(v >> 8 * i);
-}
 
 // ---------------------------------------------------------------------------------------------------------- tables
 
@@ -90,12 +77,12 @@ static int make_table(sj_tables *t, int i) {
 }
 
 sj_tables *sj_tables_parse(const uint8_t *p, size_t n) {
-	if (n != TABLES_SIZE || memcmp(p, tables_magic, sizeof tables_magic) != 0) return NULL;
+	if (n != TABLES_SIZE) return NULL;
 	sj_tables *t = malloc(sizeof *t);
 	if (!t) return NULL;
-	for (int i = 0; i < TABLES; i++) {
-		const uint8_t *q = p + 4 + 128 * i;
-		int ok = 1, escape = escape_of[i / CHOICES % SJ_KINDS];
+	for (int i = 0; i < SJ_TABLES; i++) {
+		const uint8_t *q = p + 128 * i;
+		int ok = 1, escape = sj_escape(i / SJ_CHOICES);
 		for (int s = 0; s < 256; s++) {
 			t->len[i][s] = q[s / 2] >> 4 * (s & 1) & 15;
 			ok &= t->len[i][s] <= BITS && (t->len[i][s] || escape >= 0);
@@ -109,8 +96,6 @@ sj_tables *sj_tables_parse(const uint8_t *p, size_t n) {
 }
 
 void sj_tables_free(sj_tables *t) { free(t); }
-
-static int table_of(int comp, int kind, int choice) { return ((comp > 0) * SJ_KINDS + kind) * CHOICES + choice; }
 
 // ---------------------------------------------------------------------------------------------------------- container
 
@@ -168,13 +153,14 @@ static int get_varint(const uint8_t **p, const uint8_t *end, uint32_t *v) {
 	return 0;
 }
 
-static int band_rows(const sj_recoded *r, int c, int band) {
+int sj_band_rows(const sj_recoded *r, int c, int band) {
 	int left = r->comp[c].blocks_h - band * r->comp[c].band_rows;
 	return left < r->comp[c].band_rows ? left : r->comp[c].band_rows;
 }
 
-static void set_geometry(sj_recoded *r, const sj_jpeg *j) {
+void sj_set_geometry(sj_recoded *r, const sj_jpeg *j) {
 	r->comps = j->comps;
+	r->groups = j->comps > 1 ? 2 : 1;
 	r->progressive = j->progressive;
 	r->band_mcu_rows = j->vmax > 1 ? 2 : 4;
 	r->bands = (j->mcus_h + r->band_mcu_rows - 1) / r->band_mcu_rows;
@@ -186,162 +172,303 @@ static void set_geometry(sj_recoded *r, const sj_jpeg *j) {
 }
 
 // read_directory finds every lane; it must all add up to the container's size.
-static int read_directory(sj_recoded *r) {
-	const uint8_t *p = r->src + HEADER, *end = r->verbatim;
-	uint32_t escapes = 0;
-	for (int i = 0; i < r->bands * r->comps; i++) {
+static int read_directory(sj_recoded *r, size_t verbatim) {
+	const uint8_t *p = r->src + SJ_HEADER, *end = r->src + verbatim;
+	uint64_t escapes = 0;
+	for (int i = 0; i < r->bands * r->groups; i++) {
 		sj_part *q = &r->part[i];
 		uint32_t n;
-		if (end - p < 2) return 0;
-		for (int k = 0; k < SJ_KINDS; k++) q->choice[k] = (p[0] | p[1] << 8) >> 2 * k & 3;
-		if (p[1] >> 6) return 0;
-		p += 2;
-		for (int k = 0; k < SJ_KINDS; k++) {
-			if (!get_varint(&p, end, &q->len[k])) return 0;
+		for (int k = 0; k < SJ_LANES; k++) {
+			if (!get_varint(&p, end, &n)) return 0;
+			q->choice[k] = n & 7;
+			q->len[k] = n >> 3;
 		}
 		if (!get_varint(&p, end, &n)) return 0;
-		q->escapes = escapes;
-		escapes += 2 * n;
-		q->escapes_end = escapes;
+		q->escapes = (uint32_t)escapes;
+		escapes += 2 * (uint64_t)n;
+		q->escapes_end = (uint32_t)escapes;
 		if (escapes > r->n) return 0;
-		q->blocks = (uint32_t)(r->comp[i % r->comps].blocks_w * band_rows(r, i % r->comps, i / r->comps));
-		if (q->blocks > 8 * (uint64_t)q->len[SJ_FLAG]) return 0; // a bit a symbol, at least
+		for (int c = 0; c < 2; c++) {
+			int comp = i % r->groups + c, there = comp < r->comps && (c == 0 || comp > 1);
+			q->blocks[c] = there ? (uint32_t)(r->comp[comp].blocks_w * sj_band_rows(r, comp, i / r->groups)) : 0;
+		}
+		if (q->blocks[0] + q->blocks[1] > 8 * (uint64_t)q->len[1]) return 0; // a bit a symbol, at least
 	}
-	size_t at = (size_t)(p - r->src), escapes_at = at;
+	size_t at = (size_t)(p - r->src), first = at;
 	at += escapes;
-	for (int i = 0; i < r->bands * r->comps; i++) {
+	for (int i = 0; i < r->bands * r->groups; i++) {
 		sj_part *q = &r->part[i];
-		q->escapes += (uint32_t)escapes_at;
-		q->escapes_end += (uint32_t)escapes_at;
-		for (int k = 0; k < SJ_KINDS; k++) {
+		q->escapes += (uint32_t)first;
+		q->escapes_end += (uint32_t)first;
+		for (int k = 0; k < SJ_LANES; k++) {
 			if (at > r->n) return 0;
 			q->off[k] = (uint32_t)at;
 			at += q->len[k];
 		}
 	}
-	return at == (size_t)(r->verbatim - r->src);
+	return at == verbatim;
 }
 
-int sj_recoded_open(sj_recoded *r, const uint8_t *src, size_t n, const sj_tables *t) {
-	r->from = r->to = 0;
-	r->bands = r->comps = 0;
-	if (n < HEADER + LEAST || n > UINT32_MAX / 2 || memcmp(src, magic, sizeof magic) != 0) return SJ_CORRUPT;
-	r->src = src;
-	r->n = n;
-	r->t = t;
-	r->size = get32(src + 16);
-	r->verbatim_n = get32(src + 24);
-	if (r->verbatim_n < LEAST || r->verbatim_n > n - HEADER) return SJ_CORRUPT;
-	r->verbatim = src + n - r->verbatim_n;
+static void *at_least(void *p, size_t *cap, size_t n) {
+	if (n <= *cap) return p;
+	free(p);
+	p = malloc(n);
+	*cap = p ? n : 0;
+	return p;
+}
+
+// fill_in puts the standard tables back into the verbatim part.
+static int fill_in(sj_recoded *r) {
+	size_t at = (size_t)r->src[28] | (size_t)r->src[29] << 8, n = (size_t)r->src[30] | (size_t)r->src[31] << 8;
+	if (n == 0) return SJ_OK;
+	if (n > SJ_DHT || at > r->verbatim_n) return SJ_CORRUPT;
+	r->whole = at_least(r->whole, &r->whole_cap, r->verbatim_n + n);
+	if (!r->whole) return SJ_MEMORY;
+	memcpy(r->whole, r->verbatim, at);
+	memcpy(r->whole + at, sj_dht, n);
+	memcpy(r->whole + at + n, r->verbatim + at, r->verbatim_n - at);
+	r->verbatim = r->whole;
+	r->verbatim_n += n;
+	return SJ_OK;
+}
+
+static int open_container(sj_recoded *r) {
+	size_t n = r->n;
+	if (n < SJ_HEADER + LEAST || n > UINT32_MAX / 8 || memcmp(r->src, sj_magic, sizeof sj_magic) != 0) return SJ_CORRUPT;
+	r->size = sj_get32(r->src + 16);
+	r->verbatim_n = sj_get32(r->src + 24);
+	if (r->verbatim_n < LEAST || r->verbatim_n > n - SJ_HEADER) return SJ_CORRUPT;
+	r->verbatim = r->src + n - r->verbatim_n;
+	size_t verbatim = n - r->verbatim_n;
+	int rc = fill_in(r);
+	if (rc != SJ_OK) return rc;
 	sj_jpeg j = {0};
 	sj_scan s;
 	size_t at = 0;
 	if (sj_walk(&j, r->verbatim, r->verbatim_n, &at, &s) != SJ_WALK_SCAN || !make_head(r, &j)) return SJ_CORRUPT;
 	if (j.blocks > 8 * n) return SJ_CORRUPT; // before memory is taken for the bands
-	sj_recoded g = {0};
-	set_geometry(&g, &j);
-	size_t parts = (size_t)g.bands * (size_t)g.comps;
-	if (parts > r->parts_cap) {
-		free(r->part);
-		r->parts_cap = 0;
-		r->part = malloc(parts * sizeof *r->part);
-		if (!r->part) return SJ_MEMORY;
-		r->parts_cap = parts;
-	}
-	set_geometry(r, &j);
-	if (read_directory(r)) return SJ_OK;
-	r->bands = r->comps = 0;
-	return SJ_CORRUPT;
+	sj_set_geometry(r, &j);
+	size_t cap = r->parts_cap * sizeof *r->part;
+	r->part = at_least(r->part, &cap, (size_t)(r->bands * r->groups) * sizeof *r->part);
+	r->parts_cap = cap / sizeof *r->part;
+	if (!r->part) return SJ_MEMORY;
+	return read_directory(r, verbatim) ? SJ_OK : SJ_CORRUPT;
+}
+
+int sj_recoded_open(sj_recoded *r, const uint8_t *src, size_t n, const sj_tables *t) {
+	r->from = r->to = 0;
+	r->src = src;
+	r->n = n;
+	r->t = t;
+	int rc = open_container(r);
+	if (rc != SJ_OK) r->bands = r->comps = 0;
+	return rc;
 }
 
 void sj_recoded_free(sj_recoded *r) {
 	free(r->part);
 	free(r->lanes);
+	free(r->queue);
+	free(r->whole);
 	memset(r, 0, sizeof *r);
 }
 
-size_t sj_recoded_bytes(const sj_recoded *r) { return sizeof *r + r->parts_cap * sizeof *r->part + r->lanes_cap; }
+size_t sj_recoded_bytes(const sj_recoded *r) { return sizeof *r + r->parts_cap * sizeof *r->part + r->lanes_cap + r->queue_cap + r->whole_cap; }
 
 // ---------------------------------------------------------------------------------------------------------- entropy stage
 
-// lane decodes n symbols of part q's kind k to out; up to 15 bytes more are written.
-static void lane(const sj_recoded *r, const sj_part *q, int comp, int k, uint8_t *out, uint32_t n) {
-	const uint32_t *look = r->t->look[table_of(comp, k, q->choice[k])];
-	const uint8_t *last = r->src + r->n - 8; // the last place that 8 bytes can be loaded from
-	uint8_t *end = out + n;
-	uint64_t at = (uint64_t)q->off[k] * 8;
-	while (out < end) {
-		const uint8_t *p = r->src + (at >> 3);
-		uint64_t v;
-		memcpy(&v, p < last ? p : last, 8);
-		v >>= at & 7;
-		for (int i = 0; i < 4; i++) {
-			uint32_t e = look[v & ((1 << BITS) - 1)];
-			memcpy(out, &e, 4);
-			e >>= 24;
-			out += e >> 6;
-			v >>= e & 63;
-			at += e & 63;
+// A lane that is being decoded.
+typedef struct {
+	const uint32_t *look;
+	uint8_t *out, *end;
+	uint64_t at; // bits from the container's begin
+} run;
+
+enum { WIDTH = 4 }; // lanes side by side
+
+// group decodes four look-ups, which give at most 12 symbols.
+static inline __attribute__((always_inline)) void group(run *l, const uint8_t *src, uint64_t last) {
+	uint64_t v, at = l->at >> 3;
+	unsigned used = 0;
+	uint8_t *out = l->out;
+	memcpy(&v, src + (at < last ? at : last), 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+	v = __builtin_bswap64(v);
+#endif
+	v >>= l->at & 7;
+#pragma GCC unroll 4
+	for (int i = 0; i < 4; i++) {
+		uint32_t e = l->look[v & ((1 << BITS) - 1)];
+		memcpy(out, &e, 4); // the fourth byte is overwritten, or slack
+		e >>= 24;
+		out += e >> 6;
+		v >>= e & 63;
+		used += e; // the bits sum up to 48 at most: the counts above are not touched
+	}
+	l->out = out;
+	l->at += used & 63;
+}
+
+// groups decodes lanes until one of them is done. Each group gives a lane 12 symbols at most, so that many can be
+// decoded without a look at the ends.
+static inline __attribute__((always_inline)) void groups(run *l, int width, const uint8_t *src, uint64_t last) {
+	for (;;) {
+		ptrdiff_t n = PTRDIFF_MAX;
+		for (int i = 0; i < width; i++) {
+			if (l[i].end - l[i].out < n) n = l[i].end - l[i].out;
+		}
+		if (n <= 0) return;
+		for (n = (n + 11) / 12; n > 0; n--) {
+#pragma GCC unroll 4
+			for (int i = 0; i < width; i++) group(&l[i], src, last);
 		}
 	}
 }
 
-// unescape puts escaped symbols into a mask lane, and moves to the escapes of the next one.
-static void unescape(const sj_recoded *r, sj_part *q, uint8_t *p, uint32_t n) {
-	uint8_t *end = p + n;
-	while (q->values < q->escapes_end && (p = memchr(p, 0, (size_t)(end - p)))) {
-		*p++ = r->src[q->values];
-		q->values += 2;
+// decode runs all lanes of a queue.
+static inline __attribute__((always_inline)) void decode_body(const sj_recoded *r, run *q, size_t n) {
+	uint64_t last = r->n - 8; // the last place that 8 bytes can be loaded from
+	run l[WIDTH];
+	size_t next = 0;
+	int width = 0;
+	for (;;) {
+		for (int i = 0; i < width; i++) {
+			if (l[i].out >= l[i].end) l[i--] = l[--width];
+		}
+		while (width < WIDTH && next < n) l[width++] = q[next++];
+		switch (width) {
+		case 0: return;
+		case 1: groups(l, 1, r->src, last); break;
+		case 2: groups(l, 2, r->src, last); break;
+		case 3: groups(l, 3, r->src, last); break;
+		default: groups(l, WIDTH, r->src, last);
+		}
 	}
 }
 
-// lanes_of decodes the lanes of one part, from o on, and returns where their output ends; NULL: too few bits.
-static uint8_t *lanes_of(const sj_recoded *r, sj_part *q, int comp, uint8_t *o) {
-	uint32_t values = 0;
-	memset(q->count, 0, sizeof q->count);
-	q->count[SJ_DC] = q->count[SJ_FLAG] = q->blocks;
-	q->values = q->escapes;
-	for (int k = 0; k < SJ_KINDS; k++) {
-		uint32_t n = q->count[k];
-		if (n > 8 * (uint64_t)q->len[k]) return NULL;
-		q->lane[k] = o;
-		lane(r, q, comp, k, o, n);
-		if (k == SJ_DC) {
-			for (uint32_t i = 0; i < n; i++) {
-				if (o[i] == 0x80 && q->values < q->escapes_end) q->values += 2;
-			}
-		} else if (k == SJ_FLAG) {
-			for (uint32_t i = 0; i < n; i++) {
-				for (int b = 0; b < 3; b++) q->count[SJ_MASK0 + b] += o[i] >> b & 1;
-				q->count[SJ_MASK3] += (uint32_t)__builtin_popcount(o[i] >> 3);
-			}
-		} else if (k < SJ_VALUE) {
-			unescape(r, q, o, n);
-			for (uint32_t i = 0; i < n; i++) values += (uint32_t)__builtin_popcount(o[i]);
-			q->count[SJ_VALUE] = values;
-		}
-		o += n + SLACK;
+static void decode_plain(const sj_recoded *r, run *q, size_t n) { decode_body(r, q, n); }
+
+#ifdef SJ_X86
+__attribute__((target("bmi,bmi2"))) static void decode_bmi2(const sj_recoded *r, run *q, size_t n) { decode_body(r, q, n); }
+#endif
+
+static void decode(const sj_recoded *r, run *q, size_t n) {
+#ifdef SJ_X86
+	if (sj_simd() && __builtin_cpu_supports("bmi2")) {
+		decode_bmi2(r, q, n);
+		return;
 	}
+#endif
+	decode_plain(r, q, n);
+}
+
+// take gives lanes [k0, k1) of all parts their place, and decodes them. It returns where their output ends; NULL: too
+// few bits.
+static uint8_t *take(sj_recoded *r, int from, int to, int k0, int k1, uint8_t *o) {
+	run *q = r->queue;
+	size_t n = 0;
+	for (int k = k0; k < k1; k++) { // by kinds, so that neighbours use the same tables
+		for (int i = from; i < to; i++) {
+			sj_part *p = &r->part[i];
+			uint32_t symbols = p->n[0][k] + p->n[1][k];
+			if (symbols > 8 * (uint64_t)p->len[k]) return NULL;
+			p->lane[k] = o;
+			if (symbols) q[n++] = (run){r->t->look[sj_kind(k) * SJ_CHOICES + p->choice[k]], o, o + symbols, (uint64_t)p->off[k] * 8};
+			o += symbols + SJ_SLACK;
+		}
+	}
+	decode(r, q, n);
 	return o;
+}
+
+// count_masks counts the mask bytes of each lane from n flags.
+static void count_masks(uint32_t *n, const uint8_t *flag, uint32_t blocks) {
+	uint32_t seen[256] = {0};
+	for (uint32_t i = 0; i < blocks; i++) seen[flag[i]]++;
+	for (unsigned f = 1; f < 256; f++) {
+		uint32_t *m = n + SJ_MASKS + 4 * sj_rich(f);
+		for (int b = 0; b < 3; b++) m[b] += (f >> b & 1) * seen[f];
+		m[3] += (uint32_t)__builtin_popcount(f >> 3) * seen[f];
+	}
+}
+
+static uint32_t ones(const uint8_t *p, uint32_t n) {
+	uint32_t sum = 0;
+	uint64_t v;
+	for (; n >= 8; n -= 8, p += 8) {
+		memcpy(&v, p, 8);
+		sum += (uint32_t)__builtin_popcountll(v);
+	}
+	for (; n; n--) sum += (uint32_t)__builtin_popcount(*p++);
+	return sum;
+}
+
+static uint32_t count_escapes(const uint8_t *p, uint32_t n) {
+	uint32_t sum = 0;
+	for (uint32_t i = 0; i < n; i++) sum += p[i] == 0x80;
+	return sum;
+}
+
+// find_escapes notes where the escapes of lane k begin, from *at on, and where they end.
+static void find_escapes(sj_part *q, int k, uint32_t *at) {
+	const uint8_t *p = q->lane[k];
+	for (int c = 0; c < 2; c++) {
+		q->escape[c][k] = *at;
+		if (*at < q->escapes_end) *at += 2 * count_escapes(p, q->n[c][k]);
+		p += q->n[c][k];
+	}
+}
+
+// unescape puts escaped masks into their lane.
+static void unescape(const sj_recoded *r, const sj_part *q, int k, uint32_t *at) {
+	uint8_t *p = q->lane[k], *end = p + q->n[0][k] + q->n[1][k];
+	for (; *at < q->escapes_end && (p = memchr(p, 0, (size_t)(end - p))); *at += 2) *p++ = r->src[*at];
+}
+
+static int lanes_of(sj_recoded *r, int from, int to) {
+	uint8_t *o = r->lanes;
+	for (int i = from; i < to; i++) {
+		sj_part *q = &r->part[i];
+		memset(q->n, 0, sizeof q->n);
+		for (int c = 0; c < 2; c++) q->n[c][0] = q->n[c][1] = q->blocks[c];
+	}
+	if (!(o = take(r, from, to, 0, SJ_MASKS, o))) return 0;
+	for (int i = from; i < to; i++) {
+		sj_part *q = &r->part[i];
+		count_masks(q->n[0], q->lane[1], q->blocks[0]);
+		if (q->blocks[1]) count_masks(q->n[1], q->lane[1] + q->blocks[0], q->blocks[1]);
+	}
+	if (!(o = take(r, from, to, SJ_MASKS, SJ_VALUES, o))) return 0;
+	for (int i = from; i < to; i++) {
+		sj_part *q = &r->part[i];
+		uint32_t at = q->escapes;
+		find_escapes(q, 0, &at);
+		for (int k = SJ_MASKS; k < SJ_VALUES; k++) {
+			unescape(r, q, k, &at);
+			int v = SJ_VALUES + 2 * (k >= SJ_MASKS + 4) + ((k - SJ_MASKS) % 4 > 0);
+			q->n[0][v] += ones(q->lane[k], q->n[0][k]);
+			q->n[1][v] += ones(q->lane[k] + q->n[0][k], q->n[1][k]);
+		}
+		q->escape[0][1] = at; // of the values
+	}
+	if (!(o = take(r, from, to, SJ_VALUES, SJ_LANES, o))) return 0;
+	for (int i = from; i < to; i++) {
+		sj_part *q = &r->part[i];
+		uint32_t at = q->escape[0][1];
+		for (int k = SJ_VALUES; k < SJ_LANES; k++) find_escapes(q, k, &at);
+	}
+	return 1;
 }
 
 int sj_recoded_lanes(sj_recoded *r, int from, int to) {
 	r->from = r->to = 0;
 	if (from < 0 || to > r->bands || from >= to) return SJ_CORRUPT;
-	size_t blocks = 0, most = 0;
-	for (int i = from * r->comps; i < to * r->comps; i++) blocks += r->part[i].blocks;
-	most = blocks * (1 + 1 + 8 + 64) + (size_t)(to - from) * (size_t)r->comps * SJ_KINDS * SLACK;
-	if (most > r->lanes_cap) {
-		free(r->lanes);
-		r->lanes_cap = 0;
-		r->lanes = malloc(most);
-		if (!r->lanes) return SJ_MEMORY;
-		r->lanes_cap = most;
-	}
-	uint8_t *o = r->lanes;
-	for (int i = from * r->comps; i < to * r->comps; i++) {
-		if (!(o = lanes_of(r, &r->part[i], i % r->comps, o))) return SJ_CORRUPT;
-	}
+	size_t blocks = 0, parts = (size_t)((to - from) * r->groups);
+	for (int i = from * r->groups; i < to * r->groups; i++) blocks += r->part[i].blocks[0] + r->part[i].blocks[1];
+	r->lanes = at_least(r->lanes, &r->lanes_cap, blocks * (1 + 1 + 8 + 64) + parts * SJ_LANES * SJ_SLACK);
+	r->queue = at_least(r->queue, &r->queue_cap, parts * 8 * sizeof(run)); // at most 8 lanes of a part at once
+	if (!r->lanes || !r->queue) return SJ_MEMORY;
+	if (!lanes_of(r, from * r->groups, to * r->groups)) return SJ_CORRUPT;
 	r->from = from;
 	r->to = to;
 	return SJ_OK;
@@ -349,487 +476,33 @@ int sj_recoded_lanes(sj_recoded *r, int from, int to) {
 
 // ---------------------------------------------------------------------------------------------------------- expansion
 
-// A part's streams while it is expanded.
-typedef struct {
-	const uint8_t *dc, *flag, *mask[4], *value;
-	const uint8_t *dc_escape, *value_escape, *dc_end, *value_end;
-} streams;
-
-static streams begin(const sj_recoded *r, const sj_part *q) {
-	return (streams){q->lane[SJ_DC], q->lane[SJ_FLAG], {q->lane[SJ_MASK0], q->lane[SJ_MASK1], q->lane[SJ_MASK2], q->lane[SJ_MASK3]}, q->lane[SJ_VALUE],
-	                 r->src + q->escapes, r->src + q->values, r->src + q->values, r->src + q->escapes_end};
-}
-
-static inline int next_dc(streams *s) {
-	int v = (int8_t)*s->dc++;
-	if (v != -128 || s->dc_escape == s->dc_end) return v;
-	v = get16(s->dc_escape);
-	s->dc_escape += 2;
-	return v;
-}
-
-static inline int next_value(streams *s) {
-	int v = (int8_t)*s->value++;
-	if (v != -128 || s->value_escape == s->value_end) return v;
-	v = get16(s->value_escape);
-	s->value_escape += 2;
-	return v;
-}
-
-static inline uint64_t next_mask(streams *s) {
-	uint64_t m = 0;
-	unsigned f = *s->flag++;
-	for (int b = 0; f; b++, f >>= 1) {
-		if (f & 1) m |= (uint64_t)*s->mask[b < 3 ? b : 3]++ << 8 * b;
+sj_streams sj_begin(const sj_recoded *r, int comp, int band) {
+	const sj_part *q = &r->part[band * r->groups + (comp > 0)];
+	int second = comp > 1;
+	sj_streams s;
+	for (int k = 0; k < SJ_LANES; k++) {
+		s.lane[k] = q->lane[k] + (second ? q->n[0][k] : 0);
+		s.escape[k] = r->src + q->escape[second][k];
 	}
-	return m;
+	s.escapes_end = r->src + q->escapes_end;
+	return s;
 }
 
-// A block's DC is stored as the difference to its left neighbour; the first of a row to the one above; the first of a
-// band to 0.
 int sj_recoded_band(const sj_recoded *r, int comp, int band, int16_t *blocks, uint8_t *last) {
 	if (comp < 0 || comp >= r->comps || band < r->from || band >= r->to) return SJ_CORRUPT;
-	streams s = begin(r, &r->part[band * r->comps + comp]);
-	int w = r->comp[comp].blocks_w, rows = band_rows(r, comp, band);
+	sj_streams s = sj_begin(r, comp, band);
+	int w = r->comp[comp].blocks_w, rows = sj_band_rows(r, comp, band), rich;
 	memset(blocks, 0, (size_t)w * (size_t)rows * 128);
-	int16_t above = 0;
 	for (int y = 0; y < rows; y++) {
-		int16_t dc = above;
 		for (int x = 0; x < w; x++, blocks += 64) {
-			uint64_t m = next_mask(&s);
+			uint64_t m = sj_next_mask(&s, &rich);
 			*last++ = m ? (uint8_t)(64 - __builtin_clzll(m)) : 0;
-			for (; m; m &= m - 1) blocks[natural[__builtin_ctzll(m)]] = (int16_t)next_value(&s);
-			blocks[0] = dc = (int16_t)(dc + next_dc(&s));
-			if (x == 0) above = dc;
-		}
-	}
-	return SJ_OK;
-}
-
-// ---------------------------------------------------------------------------------------------------------- coder
-
-// The symbols of a part, before they are coded.
-typedef struct {
-	uint32_t at[SJ_KINDS], n[SJ_KINDS];
-	uint32_t escapes, escapes_end; // in int16
-} split;
-
-// A coder's buffers; the first five are those of its coefficients.
-enum { DC, MASK, AT, VALUES, DENSE, CLEAN, SYMBOLS, ESCAPES, PARTS, VERBATIM, CODED, OUT, BUFFERS };
-
-struct sj_coder {
-	sj_jpeg j;
-	sj_coefs c;
-	sj_recoded geometry, r;
-	sj_buf b[BUFFERS];
-	size_t verbatim_n, coded_n;
-	const sj_buf *result;
-	size_t result_n;
-};
-
-sj_coder *sj_coder_new(void) { return calloc(1, sizeof(sj_coder)); }
-
-void sj_coder_free(sj_coder *c) {
-	if (!c) return;
-	for (int i = 0; i < BUFFERS; i++) free(c->b[i].p);
-	sj_recoded_free(&c->r);
-	free(c);
-}
-
-size_t sj_coder_bytes(const sj_coder *c) {
-	size_t sum = sizeof *c + sj_recoded_bytes(&c->r);
-	for (int i = 0; i < BUFFERS; i++) sum += c->b[i].cap;
-	return sum;
-}
-
-const uint8_t *sj_coder_output(const sj_coder *c, size_t *n) {
-	*n = c->result_n;
-	return c->result->p;
-}
-
-// room makes space for the coefficients of all blocks; values is the most that there can be.
-static int room(sj_coder *c, size_t values) {
-	size_t n = c->j.blocks;
-	if (values > n * 63) values = n * 63;
-	values += 64;
-	if (!sj_reserve(&c->b[DC], n * 2) || !sj_reserve(&c->b[MASK], n * 8) || !sj_reserve(&c->b[AT], n * 4) || !sj_reserve(&c->b[VALUES], values * 2)) return 0;
-	if (c->j.progressive && !sj_reserve(&c->b[DENSE], n * 128)) return 0;
-	c->c = (sj_coefs){c->b[DC].p, c->b[MASK].p, c->b[AT].p, c->b[VALUES].p, 0, values, c->j.progressive ? c->b[DENSE].p : NULL};
-	return 1;
-}
-
-// sparse makes the sparse form from the dense one.
-static void sparse(sj_coefs *c, size_t blocks) {
-	const int16_t *q = c->dense;
-	for (size_t b = 0; b < blocks; b++, q += 64) {
-		uint64_t m = 0;
-		c->dc[b] = q[0];
-		c->at[b] = (uint32_t)c->used;
-		for (int k = 1; k < 64; k++) {
-			if (!q[k]) continue;
-			m |= (uint64_t)1 << k;
-			c->values[c->used++] = q[k];
-		}
-		c->mask[b] = m;
-	}
-}
-
-static void dense(sj_coefs *c, size_t blocks) {
-	int16_t *q = c->dense;
-	memset(q, 0, blocks * 128);
-	for (size_t b = 0; b < blocks; b++, q += 64) {
-		const int16_t *v = c->values + c->at[b];
-		q[0] = c->dc[b];
-		for (uint64_t m = c->mask[b]; m; m &= m - 1) q[__builtin_ctzll(m)] = *v++;
-	}
-}
-
-// known tracks which bits of the coefficients a file's scans have given; every one must come, once.
-typedef struct {
-	int8_t left[3][64]; // bits still to come; -1: not begun
-} known;
-
-static int note(known *k, const sj_jpeg *j, const sj_scan *s) {
-	for (int i = 0; i < s->n; i++) {
-		for (int z = s->ss; z <= s->se; z++) {
-			int8_t *left = &k->left[s->comp[i]][z];
-			if (*left != (s->ah ? s->ah : -1) || (z > 0 && k->left[s->comp[i]][0] < 0 && j->progressive)) return 0;
-			*left = (int8_t)s->al;
-		}
-	}
-	return 1;
-}
-
-static int complete(const known *k, int comps) {
-	for (int c = 0; c < comps; c++) {
-		for (int z = 0; z < 64; z++) {
-			if (k->left[c][z] != 0) return 0;
-		}
-	}
-	return 1;
-}
-
-// take_apart reads a file into coefficients and what lies outside of its scans.
-static int take_apart(sj_coder *c, const uint8_t *p, size_t n) {
-	memset(&c->j, 0, sizeof c->j);
-	c->verbatim_n = 0;
-	if (n < 4 || n > UINT32_MAX / 8 || p[0] != 0xFF || p[1] != 0xD8) return SJ_KEEP;
-	if (!sj_reserve(&c->b[VERBATIM], n)) return SJ_MEMORY;
-	uint8_t *o = c->b[VERBATIM].p;
-	known k;
-	memset(&k, -1, sizeof k);
-	sj_scan s;
-	size_t at = 0, from = 0;
-	int rc;
-	while ((rc = sj_walk(&c->j, p, n, &at, &s)) == SJ_WALK_SCAN) {
-		if (c->j.scans == 1) {
-			if (c->j.blocks > 8 * n) return SJ_KEEP;
-			if (!room(c, 4 * n)) return SJ_MEMORY;
-			if (c->c.dense) {
-				memset(c->c.dense, 0, c->j.blocks * 128);
-			} else {
-				memset(c->c.dc, 0, c->j.blocks * 2);
-				memset(c->c.mask, 0, c->j.blocks * 8);
-				memset(c->c.at, 0, c->j.blocks * 4);
+			for (; m; m &= m - 1) {
+				int k = __builtin_ctzll(m);
+				blocks[sj_natural[k]] = (int16_t)sj_next(&s, SJ_VALUES + 2 * rich + (k > 7));
 			}
+			blocks[0] = (int16_t)(sj_predict(blocks, x, y, 64, 64 * (ptrdiff_t)w) + sj_next(&s, 0));
 		}
-		if (c->j.scans > SJ_MAX_SCANS || !note(&k, &c->j, &s)) return SJ_KEEP;
-		memcpy(o + c->verbatim_n, p + from, at - from);
-		c->verbatim_n += at - from;
-		if (!sj_read_scan(&c->j, &s, &c->c, p, n, &at, &c->b[CLEAN])) return SJ_KEEP;
-		from = at;
-	}
-	if (rc != SJ_WALK_END || c->j.scans == 0 || !complete(&k, c->j.comps)) return SJ_KEEP;
-	memcpy(o + c->verbatim_n, p + from, n - from);
-	c->verbatim_n += n - from;
-	if (c->c.dense) {
-		if (c->j.blocks * 63 > c->c.cap) { // refinement gives coefficients for less than two bits
-			if (!sj_reserve(&c->b[VALUES], (c->j.blocks * 63 + 64) * 2)) return SJ_MEMORY;
-			c->c.values = c->b[VALUES].p;
-		}
-		sparse(&c->c, c->j.blocks);
 	}
 	return SJ_OK;
-}
-
-typedef struct {
-	uint8_t *o[SJ_KINDS];
-	int16_t *escape;
-} splitter;
-
-static inline void split_dc(splitter *s, int v) {
-	if (v > 127 || v < -127) {
-		*s->escape++ = (int16_t)v;
-		v = -128;
-	}
-	*s->o[SJ_DC]++ = (uint8_t)v;
-}
-
-static inline void split_block(splitter *s, uint64_t mask, const int16_t *v) {
-	unsigned flag = 0;
-	for (int b = 0; mask >> 8 * b; b++) {
-		uint8_t byte = (uint8_t)(mask >> 8 * b);
-		if (byte) {
-			flag |= 1u << b;
-			*s->o[b < 3 ? SJ_MASK0 + b : SJ_MASK3]++ = byte;
-		}
-		if (b == 7) break;
-	}
-	*s->o[SJ_FLAG]++ = (uint8_t)flag;
-	uint8_t *o = s->o[SJ_VALUE];
-	int n = __builtin_popcountll(mask);
-	for (int i = 0; i < n; i++) {
-		int wide = v[i] > 127 || v[i] < -127;
-		if (wide) *s->escape++ = v[i];
-		o[i] = wide ? 0x80 : (uint8_t)v[i];
-	}
-	s->o[SJ_VALUE] += n;
-}
-
-// split_part makes the symbols of one component of one band.
-static void split_part(sj_coder *c, int comp, int band, split *q, uint8_t **symbols, int16_t **escapes) {
-	const sj_recoded *g = &c->geometry;
-	int w = g->comp[comp].blocks_w, rows = band_rows(g, comp, band);
-	size_t block = c->j.comp[comp].first + (size_t)band * (size_t)g->comp[comp].band_rows * (size_t)w, blocks = (size_t)w * (size_t)rows;
-	splitter s = {.escape = *escapes};
-	uint8_t *o = *symbols;
-	static const uint8_t most[SJ_KINDS] = {1, 1, 1, 1, 1, 5, 63};
-	for (int k = 0; k < SJ_KINDS; k++) {
-		s.o[k] = o;
-		q->at[k] = (uint32_t)(o - (uint8_t *)c->b[SYMBOLS].p);
-		o += blocks * most[k];
-	}
-	q->escapes = (uint32_t)(*escapes - (int16_t *)c->b[ESCAPES].p);
-	int16_t above = 0;
-	const int16_t *dc = c->c.dc + block;
-	for (int y = 0; y < rows; y++) {
-		int16_t left = above;
-		above = *dc;
-		for (int x = 0; x < w; x++, left = *dc++) split_dc(&s, (int16_t)(*dc - left));
-	}
-	for (size_t b = block; b < block + blocks; b++) split_block(&s, c->c.mask[b], c->c.values + c->c.at[b]);
-	for (int k = 0; k < SJ_KINDS; k++) q->n[k] = (uint32_t)(s.o[k] - ((uint8_t *)c->b[SYMBOLS].p + q->at[k]));
-	*symbols = s.o[SJ_VALUE];
-	*escapes = s.escape;
-}
-
-static int split_all(sj_coder *c) {
-	memset(&c->geometry, 0, sizeof c->geometry);
-	set_geometry(&c->geometry, &c->j);
-	size_t parts = (size_t)(c->geometry.bands * c->geometry.comps);
-	if (!sj_reserve(&c->b[SYMBOLS], c->j.blocks * (1 + 1 + 8 + 63) + 64) || !sj_reserve(&c->b[ESCAPES], c->j.blocks * 64 * 2) ||
-	    !sj_reserve(&c->b[PARTS], parts * sizeof(split))) {
-		return SJ_MEMORY;
-	}
-	uint8_t *symbols = c->b[SYMBOLS].p;
-	int16_t *escapes = c->b[ESCAPES].p;
-	split *q = c->b[PARTS].p;
-	for (int b = 0; b < c->geometry.bands; b++) {
-		for (int i = 0; i < c->geometry.comps; i++) split_part(c, i, b, q++, &symbols, &escapes);
-	}
-	return SJ_OK;
-}
-
-int sj_split(sj_coder *c, const uint8_t *src, size_t n) {
-	int rc = take_apart(c, src, n);
-	return rc != SJ_OK ? rc : split_all(c);
-}
-
-int sj_lane_count(const sj_coder *c) { return c->geometry.bands * c->geometry.comps * SJ_KINDS; }
-
-const uint8_t *sj_lane(const sj_coder *c, int i, int *kind, int *chroma, size_t *n) {
-	const split *q = (const split *)c->b[PARTS].p + i / SJ_KINDS;
-	*kind = i % SJ_KINDS;
-	*chroma = i / SJ_KINDS % c->geometry.comps > 0;
-	*n = q->n[*kind];
-	return (const uint8_t *)c->b[SYMBOLS].p + q->at[*kind];
-}
-
-static void histogram(uint32_t *h, const uint8_t *p, uint32_t n) {
-	memset(h, 0, 256 * sizeof *h);
-	for (uint32_t i = 0; i < n; i++) h[p[i]]++;
-}
-
-// choose returns the table that takes fewest bits.
-static int choose(const sj_tables *t, int comp, int kind, const uint32_t *h) {
-	uint64_t least = UINT64_MAX;
-	int best = 0;
-	for (int i = 0; i < CHOICES; i++) {
-		const uint8_t *len = t->len[table_of(comp, kind, i)];
-		uint64_t bits = 0;
-		unsigned escaped = escape_of[kind] < 0 ? 0 : len[escape_of[kind]] + 16u;
-		for (int s = 0; s < 256; s++) bits += (uint64_t)h[s] * (len[s] ? len[s] : escaped);
-		if (bits < least) {
-			least = bits;
-			best = i;
-		}
-	}
-	return best;
-}
-
-typedef struct {
-	uint8_t *dir, *escape, *lane;
-} container;
-
-// encode_lane codes n symbols; those without a code become escapes, and given has the values of those that are.
-static void encode_lane(const sj_tables *t, int table, int kind, const uint8_t *p, uint32_t n, const int16_t **given, container *o) {
-	const uint16_t *code = t->code[table];
-	const uint8_t *len = t->len[table];
-	int escape = escape_of[kind];
-	uint64_t acc = 0;
-	int have = 0;
-	uint8_t *out = o->lane;
-	for (uint32_t i = 0; i < n; i++) {
-		int s = p[i];
-		if (!len[s] || s == escape) {
-			int16_t v = s != escape ? (kind == SJ_DC || kind == SJ_VALUE ? (int8_t)s : s) : *(*given)++;
-			*o->escape++ = (uint8_t)v;
-			*o->escape++ = (uint8_t)((uint16_t)v >> 8);
-			s = escape;
-		}
-		acc |= (uint64_t)code[s] << have;
-		have += len[s];
-		if (have >= 32) {
-			put32(out, (uint32_t)acc);
-			out += 4;
-			acc >>= 32;
-			have -= 32;
-		}
-	}
-	for (; have > 0; have -= 8, acc >>= 8) *out++ = (uint8_t)acc;
-	o->lane = out;
-}
-
-static void put_varint(uint8_t **o, uint32_t v) {
-	for (; v > 127; v >>= 7) *(*o)++ = (uint8_t)(v | 128);
-	*(*o)++ = (uint8_t)v;
-}
-
-static size_t count_symbols(const sj_coder *c, size_t parts) {
-	const split *q = c->b[PARTS].p;
-	size_t n = 0;
-	for (size_t i = 0; i < parts; i++) {
-		for (int k = 0; k < SJ_KINDS; k++) n += q[i].n[k];
-	}
-	return n;
-}
-
-// encode writes the container.
-static int encode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t crc, size_t size) {
-	const sj_recoded *g = &c->geometry;
-	size_t parts = (size_t)(g->bands * g->comps), symbols = count_symbols(c, parts);
-	size_t dir = HEADER + parts * (2 + 5 * (SJ_KINDS + 1)), escapes = 2 * symbols, lanes = symbols * 3 / 2 + parts * SJ_KINDS * 8;
-	if (!sj_reserve(&c->b[CODED], dir + escapes + lanes + c->verbatim_n)) return SJ_MEMORY;
-	uint8_t *p = c->b[CODED].p;
-	container o = {p + HEADER, p + dir, p + dir + escapes};
-	memcpy(p, magic, 8);
-	memcpy(p + 8, id, 8);
-	put32(p + 16, (uint32_t)size);
-	put32(p + 20, crc);
-	put32(p + 24, (uint32_t)c->verbatim_n);
-	for (size_t i = 0; i < parts; i++) {
-		const split *q = (const split *)c->b[PARTS].p + i;
-		const int16_t *given = (const int16_t *)c->b[ESCAPES].p + q->escapes;
-		const uint8_t *escape = o.escape;
-		uint8_t *choices = o.dir;
-		unsigned all = 0;
-		int comp = (int)(i % (size_t)g->comps);
-		o.dir += 2;
-		for (int k = 0; k < SJ_KINDS; k++) {
-			uint32_t h[256];
-			const uint8_t *s = (const uint8_t *)c->b[SYMBOLS].p + q->at[k], *from = o.lane;
-			histogram(h, s, q->n[k]);
-			int choice = choose(t, comp, k, h);
-			all |= (unsigned)choice << 2 * k;
-			encode_lane(t, table_of(comp, k, choice), k, s, q->n[k], &given, &o);
-			put_varint(&o.dir, (uint32_t)(o.lane - from));
-		}
-		choices[0] = (uint8_t)all;
-		choices[1] = (uint8_t)(all >> 8);
-		put_varint(&o.dir, (uint32_t)(o.escape - escape) / 2);
-	}
-	uint8_t *to = o.dir;
-	size_t n = (size_t)(o.escape - (p + dir));
-	memmove(to, p + dir, n);
-	to += n;
-	n = (size_t)(o.lane - (p + dir + escapes));
-	memmove(to, p + dir + escapes, n);
-	to += n;
-	memcpy(to, c->b[VERBATIM].p, c->verbatim_n);
-	c->coded_n = (size_t)(to - p) + c->verbatim_n;
-	return SJ_OK;
-}
-
-// gather makes the coefficients from all lanes.
-static int gather(sj_coder *c) {
-	const sj_recoded *r = &c->r;
-	size_t values = 0;
-	for (int i = 0; i < r->bands * r->comps; i++) values += r->part[i].count[SJ_VALUE];
-	if (!room(c, values)) return SJ_MEMORY;
-	for (int i = 0; i < r->bands * r->comps; i++) {
-		int comp = i % r->comps, band = i / r->comps, w = r->comp[comp].blocks_w, rows = band_rows(r, comp, band);
-		size_t b = c->j.comp[comp].first + (size_t)band * (size_t)r->comp[comp].band_rows * (size_t)w;
-		streams s = begin(r, &r->part[i]);
-		int16_t above = 0;
-		for (int y = 0; y < rows; y++) {
-			int16_t dc = above;
-			for (int x = 0; x < w; x++, b++) {
-				uint64_t m = next_mask(&s);
-				if (m & 1) return SJ_CORRUPT;
-				c->c.dc[b] = dc = (int16_t)(dc + next_dc(&s));
-				if (x == 0) above = dc;
-				c->c.mask[b] = m;
-				c->c.at[b] = (uint32_t)c->c.used;
-				for (int n = __builtin_popcountll(m); n > 0; n--) c->c.values[c->c.used++] = (int16_t)next_value(&s);
-			}
-		}
-	}
-	if (c->c.dense) dense(&c->c, c->j.blocks);
-	return SJ_OK;
-}
-
-// put_together writes the file: what is outside of the scans as it was, and the scans from the coefficients.
-static int put_together(sj_coder *c) {
-	const sj_recoded *r = &c->r;
-	if (r->size > 64 * (uint64_t)r->n || !sj_reserve(&c->b[OUT], r->size + SJ_SCAN_SLACK)) return SJ_CORRUPT;
-	uint8_t *o = c->b[OUT].p, *end = o + r->size;
-	sj_jpeg j = {0};
-	sj_scan s;
-	size_t at = 0, from = 0;
-	int rc;
-	while ((rc = sj_walk(&j, r->verbatim, r->verbatim_n, &at, &s)) == SJ_WALK_SCAN) {
-		if (j.scans > SJ_MAX_SCANS || at - from > (size_t)(end - o)) return SJ_CORRUPT;
-		memcpy(o, r->verbatim + from, at - from);
-		if (!(o = sj_write_scan(&j, &s, &c->c, o + (at - from), end))) return SJ_CORRUPT;
-		from = at;
-	}
-	if (rc != SJ_WALK_END || r->verbatim_n - from != (size_t)(end - o)) return SJ_CORRUPT;
-	memcpy(o, r->verbatim + from, r->verbatim_n - from);
-	c->result = &c->b[OUT];
-	c->result_n = r->size;
-	return SJ_OK;
-}
-
-int sj_restore(sj_coder *c, const sj_tables *t, const uint8_t *rec, size_t n) {
-	int rc = sj_recoded_open(&c->r, rec, n, t);
-	if (rc == SJ_OK) rc = sj_recoded_lanes(&c->r, 0, c->r.bands);
-	if (rc != SJ_OK) return rc;
-	memset(&c->j, 0, sizeof c->j);
-	sj_scan s;
-	size_t at = 0;
-	sj_walk(&c->j, c->r.verbatim, c->r.verbatim_n, &at, &s);
-	rc = gather(c);
-	return rc != SJ_OK ? rc : put_together(c);
-}
-
-int sj_recode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t crc, const uint8_t *src, size_t n) {
-	int rc = sj_split(c, src, n);
-	if (rc == SJ_OK) rc = encode(c, t, id, crc, n);
-	if (rc != SJ_OK) return rc;
-	rc = sj_restore(c, t, c->b[CODED].p, c->coded_n);
-	if (rc == SJ_MEMORY) return rc;
-	if (rc != SJ_OK || c->result_n != n || memcmp(c->b[OUT].p, src, n) != 0) return SJ_KEEP;
-	c->result = &c->b[CODED];
-	c->result_n = c->coded_n;
-	return c->coded_n < n ? SJ_OK : SJ_LARGER;
 }

@@ -11,14 +11,16 @@
 // Of sj_recode: keep the original, since it cannot be recoded, or since that would be no smaller.
 enum { SJ_KEEP = 7, SJ_LARGER = 8 };
 
-// The kinds of lanes of one component and band, in the container's order.
-enum { SJ_DC, SJ_FLAG, SJ_MASK0, SJ_MASK1, SJ_MASK2, SJ_MASK3, SJ_VALUE, SJ_KINDS };
+// The kinds of lanes: what they hold, and which tables they choose from. LOW are the values that belong to MASK0, HIGH
+// those of the other masks.
+enum { SJ_DC, SJ_FLAG, SJ_MASK0, SJ_MASK1, SJ_MASK2, SJ_MASK3, SJ_LOW, SJ_HIGH, SJ_KINDS };
 
 typedef struct sj_tables sj_tables;
+// Of the lengths of all codes, 4 bits each: what Tables.Bytes holds, unpacked.
 sj_tables *sj_tables_parse(const uint8_t *p, size_t n); // NULL: not valid, or no memory
 void sj_tables_free(sj_tables *t);
 
-struct sj_part; // one component of one band
+struct sj_part; // the lanes of one band: of its first component, or of the others together
 
 // A recoded file that is being read. Zero it once, open it as often as you like (its buffers are kept), free it at the
 // end. Not to be copied while open; src and the tables must outlive the use.
@@ -40,12 +42,16 @@ typedef struct {
 	const sj_tables *t;
 	const uint8_t *verbatim;
 	size_t verbatim_n;
+	uint8_t *whole; // the verbatim part, if tables have been left out of it
+	size_t whole_cap;
 	uint32_t size;
+	int groups;   // of components: the first, and the others
 	int from, to; // bands whose lanes are there
 	struct sj_part *part;
 	size_t parts_cap;
 	uint8_t *lanes;
-	size_t lanes_cap;
+	void *queue;
+	size_t lanes_cap, queue_cap;
 	uint8_t head_buf[768];
 } sj_recoded;
 
@@ -78,7 +84,6 @@ const uint8_t *sj_coder_output(const sj_coder *c, size_t *n);
 // sj_split makes the lanes of a file, for training. SJ_OK, SJ_KEEP or SJ_MEMORY.
 int sj_split(sj_coder *c, const uint8_t *src, size_t n);
 int sj_lane_count(const sj_coder *c);
-// Lane i: n symbols of one kind; chroma is 0 or 1.
-const uint8_t *sj_lane(const sj_coder *c, int i, int *kind, int *chroma, size_t *n);
+const uint8_t *sj_lane(const sj_coder *c, int i, int *kind, size_t *n); // n symbols of one kind
 
 #endif

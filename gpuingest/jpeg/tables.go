@@ -1,43 +1,67 @@
 package jpeg
 
 import (
+	"bytes"
+	"compress/flate"
+	"io"
 	"math"
 	"slices"
 )
 
 // escapes are the symbols that stand for an escape, by kind; -1: none.
-var escapes = [kinds]int{0x80, -1, 0, 0, 0, 0, 0x80}
+var escapes = [kinds]int{0x80, -1, 0, 0, 0, 0, 0x80, 0x80}
 
 // counts is how often each symbol occurs.
 type counts [256]uint32
 
 // lane is one lane of a file that tables are trained from.
 type lane struct {
-	class int // chroma x kinds + kind
+	kind int
 	counts
 }
 
 // lengths are those of the codes of one table; 0: no code.
 type lengths [256]uint8
 
-// trainTables returns the serialised tables for the lanes.
+// trainTables returns the lengths of all codes, 4 bits each.
 func trainTables(lanes []lane) []byte {
-	var byClass [2 * kinds][]counts
+	var byKind [kinds][]counts
 	for i := range lanes {
-		byClass[lanes[i].class] = append(byClass[lanes[i].class], lanes[i].counts)
+		byKind[lanes[i].kind] = append(byKind[lanes[i].kind], lanes[i].counts)
 	}
-	b := append(make([]byte, 0, tablesSize), tablesMagic...)
-	for class, l := range byClass {
-		if len(l) == 0 { // a dataset of grey pictures
-			l = byClass[class%kinds]
-		}
-		for _, t := range cluster(l, escapes[class%kinds]) {
+	b := make([]byte, 0, tablesSize)
+	for kind, l := range byKind {
+		for _, t := range cluster(l, escapes[kind]) {
 			for s := 0; s < len(t); s += 2 {
 				b = append(b, t[s]|t[s+1]<<4)
 			}
 		}
 	}
 	return b
+}
+
+// packTables compresses tables.
+func packTables(raw []byte) []byte {
+	var b bytes.Buffer
+	b.WriteString(tablesMagic)
+	w, _ := flate.NewWriter(&b, flate.BestCompression) // fails for bad levels only, a Buffer never
+	_, _ = w.Write(raw)
+	_ = w.Close()
+	return b.Bytes()
+}
+
+// unpackTables returns nil for what packTables did not make.
+func unpackTables(b []byte) []byte {
+	packed, ok := bytes.CutPrefix(b, []byte(tablesMagic))
+	if !ok {
+		return nil
+	}
+	r := bytes.NewReader(packed)
+	raw, err := io.ReadAll(io.LimitReader(flate.NewReader(r), tablesSize+1))
+	if err != nil || r.Len() > 0 {
+		return nil
+	}
+	return raw
 }
 
 // cluster makes the tables of one kind: it begins with groups of lanes that compress about equally well, and moves each
