@@ -17,14 +17,14 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       9_090,
+	"cmd/shoal":       9_150,
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   930,
 	"fusefs":          2_540,
-	"cache":           30_830,
-	"prefetch":        9_990,
-	"prefetch/engine": 5_840,
-	"loader":          6_640,
+	"cache":           30_880,
+	"prefetch":        10_000,
+	"prefetch/engine": 6_010,
+	"loader":          6_660,
 	"s3api":           1_980,
 	"gpuingest":       14_450,
 	"internal":        10_415,

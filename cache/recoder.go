@@ -36,6 +36,39 @@ func (v *Volume) NewRecoder(threads int, rest func(worked time.Duration)) *Recod
 	return &Recoder{v: v, threads: threads, rest: rest, tried: make([]atomic.Uint32, (len(v.locs)+31)/32)}
 }
 
+// Some returns up to n kept files, spread over the dataset, as they came, of 16 MiB at most.
+func (r *Recoder) Some(ctx context.Context, n int) (files [][]byte) {
+	v := r.v
+	d := v.ds.readable()
+	if d == nil || !v.ds.enter(1) {
+		return nil
+	}
+	defer v.ds.flights.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(v.ds.ctx, cancel)()
+	var all []uint32
+	for e := range v.locs {
+		if r.codable(uint32(e)) {
+			all = append(all, uint32(e))
+		}
+	}
+	left := 16 << 20
+	for i := range min(n, len(all)) {
+		e := all[i*len(all)/min(n, len(all))]
+		file := v.fileOf(e)
+		loc, size, coded := v.record(e, file, 0)
+		if left -= size; left < 0 {
+			break
+		}
+		p := make([]byte, size)
+		if loc != 0 && !coded && d.read(ctx, loc, size, p, 0) == nil {
+			files = append(files, p)
+		}
+	}
+	return files
+}
+
 // Next recodes a segment of which much has not been tried yet. It returns false if there is none; a segment that still
 // grows is none. It ends early with ctx, or the dataset.
 func (r *Recoder) Next(ctx context.Context) (more bool) {
