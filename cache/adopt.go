@@ -24,6 +24,7 @@ type movedRecord struct {
 	loc    segment.Loc
 	id     segment.VersionID
 	extent uint32
+	length uint32
 	next   uint32 // of the same version, as an index in moved + 1
 }
 
@@ -33,24 +34,39 @@ func (a *adoption) visit(x segment.Extent, loc segment.Loc) {
 	case x.Dataset != a.v.ds.id || x.Offset%ExtentSize != 0 || extent > math.MaxUint32:
 		a.unclaimed = append(a.unclaimed, loc)
 	case int64(x.File) < int64(a.v.m.Len()) && a.v.m.ID(int(x.File)) == x.ID:
-		a.take(int(x.File), uint32(extent), loc)
+		a.take(int(x.File), uint32(extent), loc, x.Length)
 	default:
-		a.moved = append(a.moved, movedRecord{loc: loc, id: x.ID, extent: uint32(extent)})
+		a.moved = append(a.moved, movedRecord{loc: loc, id: x.ID, extent: uint32(extent), length: uint32(x.Length)})
 	}
 }
 
-// take makes a record of the file resident. The volume is not in use yet. The record's length is compared when read.
-func (a *adoption) take(file int, extent uint32, loc segment.Loc) {
+// take makes a record of the file resident. The volume is not in use yet. Of a plain record and a coded one the coded one
+// stays: the other was to be given up when the process ended.
+func (a *adoption) take(file int, extent uint32, loc segment.Loc, length int) {
 	v := a.v
 	e, end := int64(file), int64(file)+1
 	if v.first != nil {
 		e, end = int64(v.first[file]), int64(v.first[file+1])
 	}
-	if e += int64(extent); e >= end || v.locs[e] != 0 { // the same extent twice
+	if e += int64(extent); e >= end {
 		a.unclaimed = append(a.unclaimed, loc)
 		return
 	}
-	v.locs[e] = uint64(loc)
+	coded := v.codedLength(file, int(extent), length)
+	if length != int(v.ExtentBytes(file, int(extent))) && coded == 0 {
+		a.unclaimed = append(a.unclaimed, loc)
+		return
+	}
+	if before, was := v.at(uint32(e)); before != 0 { // the same extent twice
+		if was || coded == 0 {
+			a.unclaimed = append(a.unclaimed, loc)
+			return
+		}
+		a.unclaimed = append(a.unclaimed, before)
+		v.move(uint32(e), file, before, loc, coded)
+		return
+	}
+	v.put(uint32(e), file, loc, coded)
 	a.kept++
 	if s := v.admission.Load(); s != nil {
 		s.count(v, file, int(extent), 1)
@@ -87,7 +103,7 @@ func (a *adoption) find() {
 		at := find(a.v.m.ID(f))
 		for i := *at; i != 0; i = a.moved[i-1].next {
 			r := &a.moved[i-1]
-			a.take(f, r.extent, r.loc)
+			a.take(f, r.extent, r.loc, int(r.length))
 			r.loc = 0
 		}
 	}

@@ -37,8 +37,11 @@ func TestAdoption(t *testing.T) {
 		for i := range n {
 			loc := segment.Loc(i + 1)
 			file := rapid.IntRange(0, m.Len()-1).Draw(t, "file")
-			x := segment.Extent{Dataset: ds, ID: m.ID(file), Offset: ExtentSize * rapid.Int64Range(0, 3).Draw(t, "extent"), Length: 1, File: uint32(file)}
+			x := segment.Extent{Dataset: ds, ID: m.ID(file), Offset: ExtentSize * rapid.Int64Range(0, 3).Draw(t, "extent"), File: uint32(file)}
 			ours := x.Offset < m.Size(file)
+			if x.Length = 1; ours {
+				x.Length = int(v.ExtentBytes(file, int(x.Offset/ExtentSize)))
+			}
 			switch rapid.SampledFrom([]string{"", "", "hint", "far", "none", "version", "dataset", "offset"}).Draw(t, "kind") {
 			case "hint":
 				x.File = uint32(rapid.IntRange(0, m.Len()-1).Draw(t, "hint"))

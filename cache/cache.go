@@ -36,6 +36,11 @@
 // the path, which spreads the loss over every order ([segment.Store.Condense]). So the excess loss is less than a
 // record, and the rewrite less than a segment.
 //
+// # Recoded files
+//
+// A [Codec] has a shorter form of some files. A [Recoder] brings kept files into it; whoever does not ask for it by
+// [Volume.SampleCoded] gets the file as it came. The rules are in coded.go.
+//
 // # One of a cluster
 //
 // A node keeps what it owns ([Volume.SetOwned]), and owners change. What is kept outside the set then stays until an
@@ -62,6 +67,8 @@
 //   - Memory is reserved in the [Ledger] before it is allocated. A prefetch never waits for it.
 //   - Only the writer calls methods of [segment.Store] that take its lock: an operation that hangs
 //     may hold that lock.
+//
+// More than 40 names are exported: the cache, its volumes and memory, what peers say to each other, and codecs.
 package cache
 
 import (
@@ -69,6 +76,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -111,6 +119,8 @@ type Cache struct {
 	budget *segment.Budget // nil: no limit
 	onFull func(need int64) bool
 
+	restoring chan struct{} // one a restore under way
+
 	// Constant except in tests.
 	hangAfter, retry, closeStuck, closeWait time.Duration
 	statfs                                  func(dir string) (free, size int64, err error)
@@ -131,6 +141,7 @@ func New(o Options) *Cache {
 	}
 	c := &Cache{
 		ledger: newLedger(o.Memory), ring: newRing(min(o.Memory/4, cleanLimit)), log: o.Logger, onFull: o.OnFull,
+		restoring: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		hangAfter: hangAfter, retry: diskRetry, closeStuck: closeStuck, closeWait: closeWait, statfs: freeSpace, datasets: map[[16]byte]*dataset{},
 	}
 	if o.Disk > 0 {
@@ -236,6 +247,7 @@ type counters struct {
 	corrupt, diskErrors, declined      atomic.Int64
 	handed, gaveUp                     atomic.Int64
 	readBytes, peerBytes, keptBytes    atomic.Int64
+	restored, restoreNanos             atomic.Int64
 }
 
 func (c *counters) snapshot() Counts {
@@ -244,6 +256,7 @@ func (c *counters) snapshot() Counts {
 		Prefetched: c.prefetched.Load(), FetchErrors: c.prefetchErrors.Load(), Stall: time.Duration(c.stallNanos.Load()),
 		Corrupt: c.corrupt.Load(), DiskErrors: c.diskErrors.Load(), Declined: c.declined.Load(),
 		DiskWaits: c.handed.Load(), DiskGaveUp: c.gaveUp.Load(), ReadBytes: c.readBytes.Load(), PeerBytes: c.peerBytes.Load(), KeptBytes: c.keptBytes.Load(),
+		Restored: c.restored.Load(), Restore: time.Duration(c.restoreNanos.Load()),
 	}
 	n.Reads = n.KeepHits + n.RingHits + n.Joined + n.Misses
 	return n
@@ -267,6 +280,8 @@ type Counts struct {
 	ReadBytes   int64         // given to readers
 	PeerBytes   int64         // fetched from other nodes
 	KeptBytes   int64         // of ReadBytes, from the kept set on disk
+	Restored    int64         // files restored from their coded form
+	Restore     time.Duration // sum of the time that took
 }
 
 func (n *Counts) add(m Counts) {
@@ -286,6 +301,8 @@ func (n *Counts) add(m Counts) {
 	n.ReadBytes += m.ReadBytes
 	n.PeerBytes += m.PeerBytes
 	n.KeptBytes += m.KeptBytes
+	n.Restored += m.Restored
+	n.Restore += m.Restore
 }
 
 // DiskStats is the state of a disk tier, or of all together.
@@ -314,6 +331,9 @@ type VolumeStats struct {
 	DiskStats
 
 	Kept, Extents int // extents of this version on disk, and all
+
+	Coded                   int   // files of this version that are kept coded
+	CodedBefore, CodedAfter int64 // their bytes, and those of their records
 }
 
 // Stats returns a snapshot. It never waits for the disk.

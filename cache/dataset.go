@@ -23,6 +23,8 @@ type dataset struct {
 	flights sync.WaitGroup // none is added once closed is set
 	closed  bool
 	volumes []*Volume // that were not retired
+
+	moving sync.Mutex // held while a record's place moves in all versions, or is inherited
 }
 
 // dataset returns the dataset of this id, which is made if need be.

@@ -114,6 +114,7 @@ func (v *Volume) OpenDisk(dir string, o segment.Options) error {
 	if err := d.shrink([]*Volume{v}); err != nil {
 		clear(v.locs)
 		v.kept.Store(0)
+		v.coded.reset()
 		return errors.Join(err, store.Close())
 	}
 	d.note()

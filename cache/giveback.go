@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 	"slices"
-	"sync/atomic"
 
 	humanize "github.com/dustin/go-humanize"
 
@@ -123,8 +122,8 @@ func (d *disk) wanted(volumes []*Volume) map[uint32]int64 {
 				d.progress() // of a large version it may take seconds
 			}
 			for x := range v.Extents(f) {
-				if loc := segment.Loc(v.loc(v.extent(f, x))); loc != 0 && a.admit(f, x) {
-					wanted[loc.Segment()] += loc.Bytes(int(v.ExtentBytes(f, x)))
+				if loc, n, _ := v.record(v.extent(f, x), f, x); loc != 0 && a.admit(f, x) {
+					wanted[loc.Segment()] += loc.Bytes(n)
 				}
 			}
 		}
@@ -156,7 +155,7 @@ func ownersIn(id uint32, volumes []*Volume) owners {
 	in := make(owners)
 	for _, v := range volumes {
 		for e := range v.locs {
-			if loc := segment.Loc(v.loc(uint32(e))); loc != 0 && loc.Segment() == id {
+			if loc, _ := v.at(uint32(e)); loc != 0 && loc.Segment() == id {
 				in[loc] = append(in[loc], owner{v, uint32(e), v.fileOf(uint32(e))})
 			}
 		}
@@ -193,7 +192,7 @@ func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err err
 		d.progress()
 		used := in == nil
 		for _, o := range in[from] {
-			used = atomic.CompareAndSwapUint64(&o.v.locs[o.extent], uint64(from), uint64(to)) || used
+			used = o.v.relocate(o.extent, from, to) || used
 		}
 		if !used { // a reader found it damaged meanwhile
 			d.store.Free(to)
@@ -258,7 +257,8 @@ func (d *disk) purge(id uint32, volumes []*Volume) (freed int64, err error) {
 	var wanted int64
 	for loc, of := range in {
 		if in.wants(loc) {
-			wanted += loc.Bytes(int(of[0].v.ExtentBytes(of[0].file, of[0].x())))
+			_, n, _ := of[0].v.record(of[0].extent, of[0].file, of[0].x())
+			wanted += loc.Bytes(n)
 		} else {
 			others = append(others, loc)
 		}

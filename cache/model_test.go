@@ -39,6 +39,7 @@ type world struct {
 	disk   int64
 	sides  [2]*side
 	noisy  int // where the next object's bytes begin
+	codec  foldCodec
 }
 
 // side is one dataset.
@@ -68,7 +69,11 @@ func (w *world) content(before int) []byte {
 		n = rapid.SampledFrom(modelSizes).Draw(w.t, "size")
 	}
 	w.noisy += 977
-	return noise[w.noisy%(5<<20):][:n]
+	b := noise[w.noisy%(5<<20):][:n]
+	if rapid.Bool().Draw(w.t, "folds") {
+		b = folding(b)
+	}
+	return b
 }
 
 // put stores the current content of a dataset anew.
@@ -135,7 +140,7 @@ func (w *world) list(s *side) {
 }
 
 func (w *world) volume(s *side) *Volume {
-	o := VolumeOptions{Manifest: s.m, Dataset: s.id, Store: w.mem}
+	o := VolumeOptions{Manifest: s.m, Dataset: s.id, Store: w.mem, Codec: &w.codec}
 	if s.packed {
 		o.Locate = &side{objs: s.objs, offs: s.offs}
 		o.Admit = func(file, x int) bool { return (file+x)%3 != 1 }
@@ -255,6 +260,23 @@ func (w *world) readAll(s *side) {
 	}
 }
 
+// sampleCoded reads a file as a reader does that knows the codec.
+func (w *world) sampleCoded(s *side, i int) {
+	data, release, err := s.v.SampleCoded(context.Background(), i)
+	if err != nil {
+		w.verdict(s, i, 0, len(s.want[i]), nil, err)
+		return
+	}
+	plain := data
+	if isFolded(data) {
+		if plain, err = new(foldCodec).Decode(nil, data); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.verdict(s, i, 0, len(s.want[i]), plain, nil)
+	release()
+}
+
 // change may change a file in the store.
 func (w *world) change(s *side) {
 	if rapid.Bool().Draw(w.t, "change") {
@@ -286,6 +308,25 @@ func (w *world) steps() map[string]func(*rapid.T) {
 				release()
 			}
 		},
+		"sampleCoded": func() {
+			s, i := w.file()
+			w.sampleCoded(s, i)
+		},
+		"recode": func() {
+			s := w.side()
+			if rapid.Bool().Draw(w.t, "all kept") {
+				w.readAll(s)
+				settled(w.t, w.c)
+			}
+			r := s.v.NewRecoder(rapid.IntRange(1, 3).Draw(w.t, "threads"), nil)
+			for range 3 {
+				r.Next(context.Background())
+			}
+			for i := range s.want {
+				w.sampleCoded(s, i)
+			}
+		},
+		"unlearn": func() { w.codec.broken.Store(!w.codec.broken.Load()) },
 		"prefetch": func() {
 			s, i := w.file()
 			for x := range s.v.Extents(i) {

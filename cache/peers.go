@@ -120,7 +120,7 @@ func (v *Volume) serve(ctx context.Context, file, x, in, n int, due time.Time, h
 	if b := v.c.get(v.key(e), 0); b != nil {
 		return b, 0, nil
 	}
-	if v.onDisk(e) {
+	if v.onDisk(e) && v.restores(e) == 0 {
 		if b = v.spare(n); b == nil {
 			return nil, 0, ErrBusy
 		}
@@ -151,17 +151,17 @@ func (v *Volume) spare(n int) *Buffer {
 // acquireForPeer returns the extent's buffer from a flight; nil if it has one, or the disk, by now.
 func (v *Volume) acquireForPeer(ctx context.Context, file, x, in, n int, due time.Time, held bool) (*Buffer, error) {
 	e, size := v.extent(file, x), int(v.ExtentBytes(file, x))
-	reserved := int64(0)
+	reserved, coded := int64(0), v.restores(e)
 	defer func() {
 		if reserved > 0 {
 			v.c.ledger.Release(reserved, ForDemand)
 		}
 	}()
-	if !v.flying(e) && !held && v.fetchesPart(file, x, e, in, n) {
-		if !v.c.ledger.TryReserve(footprint(size), ForDemand) {
+	if !v.flying(e) && (coded > 0 || !held && v.fetchesPart(file, x, e, in, n)) {
+		if !v.c.ledger.TryReserve(restoring(size, coded), ForDemand) {
 			return nil, ErrBusy
 		}
-		reserved = footprint(size)
+		reserved = restoring(size, coded)
 	}
 	now := !due.After(time.Now())
 	v.mu.Lock()
@@ -178,13 +178,13 @@ func (v *Volume) acquireForPeer(ctx context.Context, file, x, in, n int, due tim
 		v.mu.Unlock()
 		return nil, ErrBusy
 	case ok:
-	case v.whole(e):
+	case v.c.ring.has(v.key(e)) || v.onDisk(e) && (coded == 0 || v.restores(e) != coded): // it has changed meanwhile
 		v.mu.Unlock()
 		return nil, nil
 	case reserved == 0:
 		v.mu.Unlock()
 		return nil, ErrNotHeld
-	case time.Now().Before(v.failed[e].until):
+	case coded == 0 && time.Now().Before(v.failed[e].until):
 		defer v.mu.Unlock()
 		return nil, v.failed[e].err
 	case !v.ds.enter(1):
@@ -192,7 +192,7 @@ func (v *Volume) acquireForPeer(ctx context.Context, file, x, in, n int, due tim
 		return nil, ErrClosed
 	default:
 		fl = v.launch(e, size, nil, objstore.NewUrgency(due))
-		fl.spent, fl.class, reserved = true, ForDemand, 0
+		fl.spent, fl.class, fl.coded, reserved = true, ForDemand, coded, 0
 		delete(v.sparse, e)
 		v.ds.crew.do(func() { v.fly(fl, file, x, e, nil) })
 	}

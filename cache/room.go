@@ -5,8 +5,6 @@ import (
 	"math"
 	"slices"
 	"time"
-
-	"github.com/shoalfs/shoal/cache/segment"
 )
 
 // Lend returns n bytes of the file from off if they are in memory in one piece. They do not change until release,
@@ -29,8 +27,8 @@ func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), 
 	return b.Bytes()[in : in+int64(n)], b.Release, true
 }
 
-// ReadNow fills p from off, inside the file, if the disk has it and need not be waited for. A record that cannot be read is left to
-// ReadAt.
+// ReadNow fills p from off, inside the file, if the disk has it as it came and need not be waited for. A record that cannot be
+// read, or must be restored, is left to ReadAt.
 func (v *Volume) ReadNow(file int, p []byte, off int64) bool {
 	x := int(off / ExtentSize)
 	in := off - int64(x)*ExtentSize
@@ -38,8 +36,8 @@ func (v *Volume) ReadNow(file int, p []byte, off int64) bool {
 	if d == nil || in+int64(len(p)) > v.ExtentBytes(file, x) {
 		return false
 	}
-	loc := segment.Loc(v.loc(v.extent(file, x)))
-	if loc == 0 || d.store.ReadAtNow(loc, int(v.ExtentBytes(file, x)), p, in) != nil {
+	loc, n, coded := v.record(v.extent(file, x), file, x)
+	if loc == 0 || coded || d.store.ReadAtNow(loc, n, p, in) != nil {
 		return false
 	}
 	v.ds.count.keepHits.Add(1)
@@ -61,12 +59,12 @@ func (v *Volume) WillRead(file int) {
 		return
 	}
 	e := v.extent(file, 0)
-	loc := v.loc(e)
+	loc, n, _ := v.record(e, file, 0)
 	d := v.ds.readable()
 	if loc == 0 || d == nil || v.key(e).maybe() {
 		return
 	}
-	d.store.Fetch(segment.Loc(loc), int(min(v.ExtentBytes(file, 0), maxFetch)))
+	d.store.Fetch(loc, min(n, maxFetch))
 }
 
 // KeptWhole reports whether the whole file is on disk.

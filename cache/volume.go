@@ -36,10 +36,12 @@ type VolumeOptions struct {
 	// once nothing of the set is missing any more, and only in free space. It is called from several goroutines.
 	Admit func(file, extent int) bool
 	Peers Peers // nil: none
+	// Codec is of files that may be kept in another form; nil: none are, and such records are not read.
+	Codec Codec
 }
 
-// Volume is one version of one dataset, read through the cache. It costs 8 bytes and a bit of memory per extent. Safe
-// for concurrent use.
+// Volume is one version of one dataset, read through the cache. It costs 8 bytes and a bit of memory per extent, and 4 bytes
+// more once a file is kept coded. Safe for concurrent use.
 type Volume struct {
 	c      *Cache
 	ds     *dataset
@@ -48,11 +50,13 @@ type Volume struct {
 	locate Locator
 
 	first  []uint32        // number of each file's first extent; nil when no file has more than one
-	locs   []uint64        // by extent: where the kept record is, 0 = not kept; atomic once the disk is attached
+	locs   []uint64        // by extent: where the kept record is, 0 = not kept; see at; atomic once the disk is attached
 	inRing []atomic.Uint32 // a bit an extent: it is in the ring
 	kept   atomic.Int64    // extents kept
+	codec  Codec
+	coded  codedFiles
 
-	placeMu   sync.Mutex // held where kept and admission.missing change together
+	placeMu   sync.Mutex // held where locs, kept and admission.missing change together
 	admission atomic.Pointer[admission]
 	peers     atomic.Pointer[Peers]
 
@@ -100,6 +104,7 @@ type flight struct {
 	funded  atomic.Bool       // it has its memory
 	class   Class             // of that
 	size    int64             // what it takes of memory
+	coded   int               // length of the record from which the extent is restored; 0: it is fetched
 	account *Account          // that size is on; nil if it is spent
 	by      trace.Span        // of the reader that started it; written before it flies
 }
@@ -121,7 +126,7 @@ func (fl *flight) tell() {
 // NewVolume adds a version of a dataset to the cache.
 func (c *Cache) NewVolume(o VolumeOptions) *Volume {
 	m := o.Manifest
-	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name), m: m, store: o.Store, locate: o.Locate, flights: map[uint32]*flight{}}
+	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name), m: m, store: o.Store, locate: o.Locate, codec: o.Codec, flights: map[uint32]*flight{}}
 	extents, many := 0, false
 	for f := range m.Len() {
 		n := extentsOf(m.Size(f))
@@ -211,21 +216,31 @@ func (v *Volume) wanted(file, x int) (ok, extra bool) {
 	return a.missing.Load() == 0, true
 }
 
-// place makes loc the place of an extent that has none. It reports whether it had none.
-func (v *Volume) place(e uint32, file int, loc segment.Loc) bool {
-	return v.move(e, file, 0, uint64(loc), 1)
+// place makes loc the place of an extent that has none. It reports whether it had none. coded is the length of the record
+// if it is coded, else 0.
+func (v *Volume) place(e uint32, file int, loc segment.Loc, coded int) bool {
+	return v.move(e, file, 0, loc, coded)
 }
 
 // unplace forgets the place of an extent, if it is still loc.
 func (v *Volume) unplace(e uint32, file int, loc segment.Loc) bool {
-	return v.move(e, file, uint64(loc), 0, -1)
+	return loc != 0 && v.move(e, file, loc, 0, 0)
 }
 
-func (v *Volume) move(e uint32, file int, from, to uint64, kept int64) bool {
+// move changes the place of an extent, if it is still from; 0 is none.
+func (v *Volume) move(e uint32, file int, from, to segment.Loc, coded int) bool {
 	v.placeMu.Lock()
 	defer v.placeMu.Unlock()
-	if !atomic.CompareAndSwapUint64(&v.locs[e], from, to) {
+	if loc, _ := v.at(e); loc != from {
 		return false
+	}
+	v.put(e, file, to, coded)
+	if from != 0 && to != 0 {
+		return true
+	}
+	kept := int64(1)
+	if to == 0 {
+		kept = -1
 	}
 	v.kept.Add(kept)
 	if a := v.admission.Load(); a != nil && e < a.counted {
@@ -234,7 +249,22 @@ func (v *Volume) move(e uint32, file int, from, to uint64, kept int64) bool {
 	return true
 }
 
-// loc returns where the kept record of an extent is, a segment.Loc; 0 if it is not kept.
+// relocate notes that the record at from was copied to to. It reports whether it is still the extent's.
+func (v *Volume) relocate(e uint32, from, to segment.Loc) bool {
+	v.placeMu.Lock()
+	defer v.placeMu.Unlock()
+	loc, coded := v.at(e)
+	if loc != from {
+		return false
+	}
+	if coded {
+		to |= codedMark
+	}
+	atomic.StoreUint64(&v.locs[e], uint64(to))
+	return true
+}
+
+// loc returns where the kept record of an extent is, a segment.Loc with codedMark if it is coded; 0 if it is not kept.
 func (v *Volume) loc(e uint32) uint64 { return atomic.LoadUint64(&v.locs[e]) }
 
 // onDisk reports whether the extent can be read from the disk.
@@ -272,24 +302,29 @@ func (v *Volume) Inherit(old *Volume) {
 	for of := range old.m.Len() {
 		node, ok := v.m.Find(old.m.Path(of))
 		same := ok && !node.IsDir && v.m.ETag(node.Index) == old.m.ETag(of) && v.m.Size(node.Index) == old.m.Size(of)
+		v.ds.moving.Lock()
 		for x := range old.Extents(of) {
 			e := old.extent(of, x)
-			loc := segment.Loc(old.loc(e))
+			loc, n, coded := old.record(e, of, x)
+			if !coded {
+				n = 0
+			}
 			switch {
 			case loc == 0:
 			case same:
-				v.place(v.extent(node.Index, x), node.Index, loc)
+				v.place(v.extent(node.Index, x), node.Index, loc, n)
 			case old.unplace(e, of, loc):
 				d.free(loc)
 			}
 		}
+		v.ds.moving.Unlock()
 	}
 }
 
 // forget drops the places of records in segments that are gone.
 func (v *Volume) forget(gone map[uint32]bool) {
 	for e := range v.locs {
-		if loc := segment.Loc(v.loc(uint32(e))); loc != 0 && gone[loc.Segment()] {
+		if loc, _ := v.at(uint32(e)); loc != 0 && gone[loc.Segment()] {
 			v.unplace(uint32(e), v.fileOf(uint32(e)), loc)
 		}
 	}
@@ -298,7 +333,7 @@ func (v *Volume) forget(gone map[uint32]bool) {
 // forgetLoc drops the place of a record that is bad. It looks at all extents: bad ones are few.
 func (v *Volume) forgetLoc(loc segment.Loc) {
 	for e := range v.locs {
-		if v.loc(uint32(e)) == uint64(loc) {
+		if at, _ := v.at(uint32(e)); at == loc {
 			v.unplace(uint32(e), v.fileOf(uint32(e)), loc)
 		}
 	}
@@ -322,6 +357,7 @@ func (v *Volume) Kept() (kept, extents int) { return int(v.kept.Load()), len(v.l
 func (v *Volume) Stats() VolumeStats {
 	s := VolumeStats{Counts: v.ds.count.snapshot()}
 	s.Kept, s.Extents = v.Kept()
+	s.Coded, s.CodedBefore, s.CodedAfter = int(v.coded.files.Load()), v.coded.before.Load(), v.coded.after.Load()
 	if d := v.ds.disk.Load(); d != nil {
 		s.DiskStats = d.stats()
 	}
@@ -436,15 +472,20 @@ func (v *Volume) readExtent(ctx context.Context, file, x int, p []byte, off int6
 	}
 }
 
-// readKept reads from the kept set. A record that cannot be read is forgotten, and so fetched again. Its error is the
-// context's.
+// readKept reads from the kept set, if the record is not coded. A record that cannot be read is forgotten, and so fetched
+// again. Its error is the context's.
 func (v *Volume) readKept(ctx context.Context, file, x int, e uint32, p []byte, off int64) (bool, error) {
-	loc := segment.Loc(v.loc(e))
+	loc, n, coded := v.record(e, file, x)
 	d := v.ds.readable()
-	if loc == 0 || d == nil {
+	if loc == 0 || coded || d == nil {
 		return false, nil
 	}
-	err := d.read(ctx, loc, int(v.ExtentBytes(file, x)), p, off)
+	return v.readRecord(ctx, d, file, e, loc, func() error { return d.read(ctx, loc, n, p, off) })
+}
+
+// readRecord reads the record at loc by read, with the rules of readKept.
+func (v *Volume) readRecord(ctx context.Context, d *disk, file int, e uint32, loc segment.Loc, read func() error) (bool, error) {
+	err := read()
 	switch {
 	case err == nil:
 		return true, nil
@@ -474,7 +515,7 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 	if size == 0 {
 		return nil, func() {}, nil
 	}
-	if e := v.extent(file, 0); extentsOf(size) == 1 && (!v.onDisk(e) || v.c.ring.has(v.key(e))) {
+	if e := v.extent(file, 0); extentsOf(size) == 1 && (!v.onDisk(e) || v.restores(e) > 0 || v.c.ring.has(v.key(e))) {
 		b, err := v.acquire(ctx, file, 0, int(size))
 		if err != nil {
 			return nil, nil, err
@@ -500,7 +541,7 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 }
 
 // acquire returns the extent's buffer, of which the caller reads n bytes, with a reference for the caller, from the
-// ring or a flight. It returns nil, nil if the extent is on disk.
+// ring or a flight. It returns nil, nil if the extent can be read from the disk.
 func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 	e := v.extent(file, x)
 	k := v.key(e)
@@ -518,11 +559,12 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 			v.ds.count.ringHits.Add(1)
 			return b, nil
 		}
-		if v.onDisk(e) {
+		coded := v.restores(e)
+		if v.onDisk(e) && coded == 0 {
 			v.mu.Unlock()
 			return nil, nil
 		}
-		if f, ok := v.failed[e]; ok {
+		if f, ok := v.failed[e]; ok && coded == 0 {
 			if time.Now().Before(f.until) {
 				v.mu.Unlock()
 				return nil, f.err
@@ -534,11 +576,17 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 			return nil, ErrClosed
 		}
 		fl = v.launch(e, int(v.ExtentBytes(file, x)), nil, nil)
-		wait = v.waits(ctx, file, x, "miss")
-		fl.by, fl.read, fl.asks = wait, int64(n), v.asks(file, x)
+		fl.read, fl.coded = int64(n), coded
+		if coded > 0 {
+			v.ds.count.keepHits.Add(1)
+			v.ds.count.keptBytes.Add(int64(n))
+		} else {
+			wait = v.waits(ctx, file, x, "miss")
+			fl.by, fl.asks = wait, v.asks(file, x)
+			v.ds.count.misses.Add(1)
+		}
 		delete(v.sparse, e)
 		v.ds.crew.do(func() { v.fly(fl, file, x, e, nil) })
-		v.ds.count.misses.Add(1)
 	} else {
 		v.ds.count.joined.Add(1)
 		fl.read += int64(n)
@@ -554,21 +602,30 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 	}
 	done := v.join(fl)
 	v.mu.Unlock()
-	start := time.Now()
-	select {
-	case <-done:
-	case <-ctx.Done():
-		v.ds.count.stallNanos.Add(int64(time.Since(start)))
-		wait.End(ctx.Err())
-		v.detach(fl)
-		return nil, ctx.Err()
+	if err := v.await(ctx, fl, done, wait); err != nil {
+		return nil, err
 	}
-	v.ds.count.stallNanos.Add(int64(time.Since(start)))
-	wait.End(fl.err)
 	if fl.err != nil && fl.group && mayBeAnothers(fl.err) {
 		return v.acquire(ctx, file, x, n)
 	}
 	return fl.buf, fl.err
+}
+
+// await waits for a flight. Its error is the context's.
+func (v *Volume) await(ctx context.Context, fl *flight, done <-chan struct{}, wait trace.Span) (err error) {
+	start := time.Now()
+	select {
+	case <-done:
+		wait.End(fl.err)
+	case <-ctx.Done():
+		err = ctx.Err()
+		wait.End(err)
+		v.detach(fl)
+	}
+	if fl.coded == 0 { // otherwise it did not wait for the store
+		v.ds.count.stallNanos.Add(int64(time.Since(start)))
+	}
+	return err
 }
 
 // join adds one waiter to a flight, and returns what to wait for. v.mu is held.
@@ -691,7 +748,7 @@ func (v *Volume) named(file int, err error) error {
 	return fmt.Errorf("%s: %w", v.m.Path(file), err)
 }
 
-// fly fetches the extent of a flight and lands it.
+// fly fetches the extent of a flight, or restores it, and lands it.
 func (v *Volume) fly(fl *flight, file, x int, e uint32, done func(file int, err error)) {
 	defer v.ds.flights.Done()
 	n := int(v.ExtentBytes(file, x))
@@ -702,12 +759,15 @@ func (v *Volume) fly(fl *flight, file, x int, e uint32, done func(file int, err 
 		ctx = objstore.WithUrgency(ctx, fl.urgency)
 	} else {
 		ctx = trace.With(ctx, fl.by)
-		err = v.c.reserve(ctx, footprint(n), fl.class)
+		err = v.c.reserve(ctx, restoring(n, fl.coded), fl.class)
 	}
 	if err == nil {
 		fl.funded.Store(true)
 		buf = newBuffer(v.c.ledger, n, fl.class)
-		if err = v.fetch(ctx, fl.asks, []Want{{file, int64(x) * ExtentSize, buf.data}}); err != nil {
+		if !v.restore(fl, file, e, buf.data) {
+			err = v.fetch(ctx, fl.asks, []Want{{file, int64(x) * ExtentSize, buf.data}})
+		}
+		if err != nil {
 			buf.Release()
 			buf, err = nil, v.named(file, err)
 		}

@@ -19,7 +19,7 @@ type writer struct {
 	mu     sync.Mutex
 	queue  []queued
 	frees  []segment.Loc
-	marks  []chan struct{} // closed when everything queued before them is written
+	tasks  []func() // to be run when everything queued before them is written
 	poked  bool
 	wake   sync.Cond
 	closed bool
@@ -74,12 +74,17 @@ func (w *writer) poke() {
 
 // mark returns a channel that is closed when everything queued now has been written.
 func (w *writer) mark() <-chan struct{} {
+	return w.do(func() {})
+}
+
+// do queues a task, and returns a channel that is closed when it was run; never, if the writer has ended.
+func (w *writer) do(task func()) <-chan struct{} {
+	done := make(chan struct{})
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	m := make(chan struct{})
-	w.marks = append(w.marks, m)
+	w.tasks = append(w.tasks, func() { task(); close(done) })
 	w.wake.Signal()
-	return m
+	return done
 }
 
 // close writes the queue and ends the goroutine.
@@ -97,15 +102,15 @@ func (w *writer) run() {
 	var frees []segment.Loc
 	for {
 		w.mu.Lock()
-		for len(w.queue) == 0 && len(w.frees) == 0 && len(w.marks) == 0 && !w.poked && !w.closed {
+		for len(w.queue) == 0 && len(w.frees) == 0 && len(w.tasks) == 0 && !w.poked && !w.closed {
 			w.wake.Wait()
 		}
 		batch, w.queue = w.queue, batch[:0]
 		frees, w.frees = w.frees, frees[:0]
-		poked, marks := w.poked, w.marks
-		w.poked, w.marks = false, nil
+		poked, tasks := w.poked, w.tasks
+		w.poked, w.tasks = false, nil
 		w.mu.Unlock()
-		if len(batch) == 0 && len(frees) == 0 && len(marks) == 0 && !poked {
+		if len(batch) == 0 && len(frees) == 0 && len(tasks) == 0 && !poked {
 			return
 		}
 		if poked {
@@ -119,8 +124,8 @@ func (w *writer) run() {
 			w.depth.Add(-1)
 		}
 		clear(batch)
-		for _, m := range marks {
-			close(m)
+		for _, task := range tasks {
+			task()
 		}
 	}
 }
@@ -153,13 +158,18 @@ func (w *writer) write(wr queued) {
 	if buf == nil {
 		return // a reader needed its memory more, or its volume has retired
 	}
+	if v.loc(wr.key.extent) != 0 { // restored from there
+		c.ring.written(wr.key, true)
+		buf.Release()
+		return
+	}
 	var loc segment.Loc
 	if ok, extra := v.wanted(wr.file, int(wr.record.Offset/ExtentSize)); ok {
 		loc = w.d.keep(wr.record, buf.Bytes(), extra)
 	}
 	if loc != 0 {
 		killpoint.Pass("cache.write.appended")
-		if v.place(wr.key.extent, wr.file, loc) {
+		if v.place(wr.key.extent, wr.file, loc, 0) {
 			killpoint.Pass("cache.write.placed")
 		} else {
 			w.d.free(loc)

@@ -112,6 +112,7 @@ type row struct {
 // source of its last batch, and a row to its own until it is read.
 type source struct {
 	stream Stream
+	read   func(ctx context.Context, pos int) (data []byte, release func(), err error)
 	at     place // of the batch that is read from it next; guarded by pass.mu
 	refs   atomic.Int32
 }
@@ -260,7 +261,12 @@ func (s *session) sourceAt(at place, p plan, k int) (*source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("begin %s: %w", name, err)
 	}
-	s.source = &source{stream: stream, at: at}
+	s.source = &source{stream: stream, read: stream.Read, at: at}
+	if c, ok := stream.(CodedStream); ok {
+		if t, ok := s.spec.transform.(Decodes); ok && t.Decodes() {
+			s.source.read = c.ReadCoded
+		}
+	}
 	s.source.refs.Store(1)
 	return s.source, nil
 }
@@ -412,7 +418,7 @@ func (b *batch) mix(m Mixer, sp *spec) {
 func (r *row) read(ctx context.Context, s *session) error {
 	id := int(r.draw.Sample)
 	start := time.Now()
-	data, release, err := r.batch.source.stream.Read(ctx, r.pos)
+	data, release, err := r.batch.source.read(ctx, r.pos)
 	beside := parts{s: s, r: r}
 	if err == nil {
 		defer release()

@@ -68,6 +68,18 @@ type Stream interface {
 	Close() error
 }
 
+// CodedStream is a Stream of a dataset that may keep samples in another form, which some transforms know.
+type CodedStream interface {
+	Stream
+	// ReadCoded is Read that may return the sample in that form.
+	ReadCoded(ctx context.Context, pos int) (data []byte, release func(), err error)
+}
+
+// Decodes is a Transform that may take samples in that form.
+type Decodes interface {
+	Decodes() bool
+}
+
 // Draw selects the random numbers that a transform uses. Equal draws give equal results.
 type Draw struct {
 	Seed       uint64

@@ -119,6 +119,20 @@ func (c *Catalog) Shuffles(id [16]byte) ([]byte, error) {
 	return v.Shuffles, nil
 }
 
+// SetCoding stores what a codec needs for the files of a dataset that are kept coded: some KiB, the oldest first.
+func (c *Catalog) SetCoding(id [16]byte, tables [][]byte) error {
+	return c.changeDataset(id, func(v *datasetValue) { v.Coding = tables })
+}
+
+// Coding returns the last value of SetCoding, nil before that.
+func (c *Catalog) Coding(id [16]byte) ([][]byte, error) {
+	var v datasetValue
+	if _, err := c.get(datasetKey(id), &v); err != nil {
+		return nil, fmt.Errorf("catalog: dataset %x: %w", id, err)
+	}
+	return v.Coding, nil
+}
+
 // Touch records that a dataset is used now, and the name of its source.
 func (c *Catalog) Touch(id [16]byte, source string) error {
 	return c.changeDataset(id, func(v *datasetValue) { v.Source, v.LastUsed = source, time.Now().UTC() })

@@ -52,6 +52,7 @@ type datasetValue struct {
 	LastUsed time.Time `json:"last_used"`
 
 	Shuffles json.RawMessage `json:"shuffles,omitempty"`
+	Coding   [][]byte        `json:"coding,omitempty"`
 }
 
 const (

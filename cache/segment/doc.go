@@ -1,5 +1,6 @@
 // Package segment keeps cached bytes on the local disk: append-only files of self-describing,
-// checksummed records. A record holds one extent (at most 4 MiB) of one version of one object.
+// checksummed records. A record holds one extent (at most 4 MiB) of one version of one object, or the whole object in a
+// shorter form that its owner knows: then its offset is 0 and its length less than the object's size.
 //
 // # Segment file
 //

@@ -38,7 +38,7 @@ const (
 	// Widths of the parts of a Loc. A gap is the distance from a record to its payload.
 	offBits = 26
 	gapBits = 8
-	maxSeg  = 1<<(64-offBits-gapBits) - 1
+	maxSeg  = 1<<(63-offBits-gapBits) - 1 // the top bit is the owner's
 	maxGap  = (1<<gapBits - 1) * unit
 	// maxSegmentSize is the largest offset in a Loc.
 	maxSegmentSize = 1 << offBits * unit
@@ -136,7 +136,8 @@ func blocks(length int) int { return (length + BlockSize - 1) / BlockSize }
 
 func alignUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// Loc says where a record lies. It is opaque; 0 is no record.
+// Loc says where a record lies. It is opaque; 0 is no record. Its top bit is 0: an owner may keep a mark of its own there,
+// and takes it off before it calls the store.
 type Loc uint64
 
 // Bytes returns the bytes of the record at the Loc in its segment, if its payload is length bytes long.

@@ -299,6 +299,11 @@ func writeAt(f File, p []byte, off int64) error {
 // when Append returns.
 func (s *Store) Append(rec Record, payload []byte) (Loc, error) { return s.append(rec, payload, false) }
 
+// AppendBeyond is Append that may exceed MaxBytes and the Budget, for a caller who drops a segment for it soon.
+func (s *Store) AppendBeyond(rec Record, payload []byte) (Loc, error) {
+	return s.append(rec, payload, true)
+}
+
 func (s *Store) append(rec Record, payload []byte, beyond bool) (Loc, error) {
 	if len(payload) != rec.Length {
 		return 0, fmt.Errorf("segment: payload of %d bytes for a record of %d", len(payload), rec.Length)
@@ -370,6 +375,15 @@ func (s *Store) reserve(rec Record, beyond bool) (g *segment, i int, e entry, er
 	g.end = e.end()
 	g.pending++
 	return g, i, e, nil
+}
+
+// Retire makes a segment take no more appends.
+func (s *Store) Retire(id uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if g := s.segment(id); g != nil && g == s.active {
+		s.retire(g)
+	}
 }
 
 // retire makes a segment take no more appends; it is sealed once the pending ones have ended. The caller holds mu.

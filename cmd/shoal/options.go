@@ -103,6 +103,7 @@ type engineOptions struct {
 	packedOptions
 	quota  cli.Size
 	weight int
+	recode string
 	cryptOptions
 	log logOptions
 	auditOptions
@@ -123,6 +124,7 @@ func (o *engineOptions) add(c *cobra.Command) {
 	f.IntVar(&o.epoch, "epoch", -1, "epoch that the order begins with (default: the order's own, else 0)")
 	f.IntVar(&o.weight, "weight", 0, "prefetching weight of the mount relative to the daemon's other streams, 1 to 1000 (default 1)")
 	f.StringVar(&o.publish, "publish", "", "pack the dataset to this destination once one pass over it is complete")
+	addChoice(f, &o.recode, "recode", "keep JPEG files on disk in a form that is smaller and quicker to decode, made by spare processors: auto (once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
 	o.logSize = 10 << 20
 	f.Var(&o.logSize, "log-size", "rotate CACHE-DIR/shoal.log at this size and keep one old file; 0: never")
 	f.BoolVar(&o.daemon, "daemon", false, "go to the background once ready; log to CACHE-DIR/shoal.log")
@@ -243,9 +245,10 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 		}
 	}
 	c.Store, err = o.store.options(inv)
-	c.Near = o.store.near
+	c.Near, c.Recode = o.store.near, o.recode
 	c.SkipBadShards, c.Samples, c.Records, c.Quota, c.Weight, c.Refresh = o.badShards == "skip", o.samples, o.records, int64(o.quota), o.weight, o.refresh
 	c.Connections, c.AdaptConnections, c.Getenv = o.connections.most(), o.connections == 0, inv.getenv
+	h.Coder = jpegCoder{}
 	h.Path, h.Logger, h.Searcher = o.cacheDir, c.Logger, []string{"/proc/self/exe", searchVerb}
 	return c, h, err
 }

@@ -206,6 +206,13 @@ type feedStream struct {
 	dataset *engine.Dataset
 }
 
+// ReadCoded implements loader.CodedStream.
+func (s feedStream) ReadCoded(ctx context.Context, pos int) (data []byte, release func(), err error) {
+	data, release, err = s.Stream.ReadCoded(ctx, pos)
+	s.dataset.CountDecoded(len(data))
+	return data, release, err
+}
+
 func (s feedStream) Close() error {
 	s.dataset.End(s.Stream)
 	return nil

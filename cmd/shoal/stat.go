@@ -171,6 +171,9 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 		used = human.Bytes(s.Disk.Used) + ", above the limit of " + human.Bytes(limit) + " that there is now: nothing is added"
 	}
 	row("disk", "%s, %s of %s kept", used, humanize.Comma(int64(s.Disk.Kept)), human.Count(s.Disk.Extents, "extent"))
+	if n := s.Recoded; n.Files > 0 {
+		row("recoded", "%s, %s in %s; %s, %.2f s", human.Count(n.Files, "file"), human.Bytes(n.Before), human.Bytes(n.After), human.Count(n.Restored, "restore"), n.Restore)
+	}
 	if feed := s.Feed; feed != nil {
 		row("feed", "%s open, %d ended by errors; %s in %s, %s; batches of %s in memory", human.Count(feed.Open, "session"), feed.Failed,
 			human.Count(feed.Total.Samples, "sample"), human.Count(feed.Total.Batches, "batch"), human.Bytes(feed.Total.Bytes), human.Bytes(feed.HeldBytes))

@@ -30,6 +30,17 @@ func (t transform) Parts() []string {
 	return nil
 }
 
+// Decodes implements loader.Decodes: pictures are made from recoded JPEGs too.
+func (t transform) Decodes() bool {
+	switch in := t.Ingest.(type) {
+	case *gpuingest.Transform:
+		return in.DType() != "raw"
+	case *gpuingest.Mixed:
+		return true
+	}
+	return false
+}
+
 func (t transform) Apply(ctx context.Context, src loader.Sample, at loader.Draw, row *loader.Row) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -153,6 +153,61 @@ func benchLoops(b *testing.B, size int) {
 	}
 }
 
+// BenchmarkRecoded compares a whole sample from a recoded file, and from coefficients alone, with one from the original.
+// They alternate as in BenchmarkLoops.
+func BenchmarkRecoded(b *testing.B) {
+	for _, simd := range []int{avx2, vnni} {
+		b.Run(fmt.Sprint("loops", simd), func(b *testing.B) {
+			defer setSIMD(vnni)
+			if setSIMD(simd) != simd {
+				b.Skip("this CPU has none")
+			}
+			benchRecoded(b, 70_000)
+		})
+	}
+}
+
+func benchRecoded(b *testing.B, size int) {
+	files := benchFiles(b, size)
+	all, recs := make([]*coefs, len(files)), recodeAll(b, files)
+	for i, f := range files {
+		var err error
+		if all[i], err = readCoefs(f); err != nil {
+			b.Fatal(err)
+		}
+		defer all[i].close()
+	}
+	dst := make([]byte, 224*224*3)
+	r := rand.New(rand.NewPCG(1, 1))
+	var plain, recoded, apart, ratio, ratioApart []float64
+	b.ResetTimer()
+	for range b.N {
+		jobs := make([]Job, len(files))
+		for i := range jobs {
+			jobs[i] = Job{Box: rrc(r), Size: image.Pt(224, 224), Flip: r.IntN(2) == 1, Planar: true}
+		}
+		run := func(decode func(i int) error) float64 {
+			before := cpu(b)
+			for i := range files {
+				if err := decode(i); err != nil {
+					b.Fatal(err)
+				}
+			}
+			return float64((cpu(b) - before).Microseconds()) / float64(len(files))
+		}
+		p := run(func(i int) error { return Decode(dst, files[i], &jobs[i]) })
+		q := run(func(i int) error { return Decode(dst, recs[i], &jobs[i]) })
+		a := run(func(i int) error { return all[i].decode(dst, &jobs[i]) })
+		plain, recoded, apart, ratio, ratioApart = append(plain, p), append(recoded, q), append(apart, a), append(ratio, p/q), append(ratioApart, p/a)
+	}
+	median := func(v []float64) float64 { return slices.Sorted(slices.Values(v))[len(v)/2] }
+	b.ReportMetric(median(plain), "µs/plain")
+	b.ReportMetric(median(recoded), "µs/recoded")
+	b.ReportMetric(median(apart), "µs/coefficients")
+	b.ReportMetric(median(ratio), "×/recoded")
+	b.ReportMetric(median(ratioApart), "×/coefficients")
+}
+
 func BenchmarkSize(b *testing.B) {
 	files := benchFiles(b, 75_000)
 	b.ResetTimer()

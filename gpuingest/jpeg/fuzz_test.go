@@ -85,3 +85,37 @@ func FuzzDecode(f *testing.F) {
 		_ = Decode(small, b, &Job{Box: box, Size: image.Pt(side, side), Flip: flip, Planar: true})
 	})
 }
+
+// FuzzDecodeRecoded looks for crashes of the way from recoded files to pixels; run it with -asan too.
+func FuzzDecodeRecoded(f *testing.F) {
+	files := seeds(f)
+	for i, rec := range recodeAll(f, files) {
+		if rec != nil {
+			f.Add(rec, uint8(3*i), uint8(5*i), uint8(9), uint8(17), uint8(13), uint8(i))
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte, x, y, w, h, out, how uint8) {
+		if !IsRecoded(b) {
+			return
+		}
+		pw, ph, err := Size(b)
+		if err != nil || pw*ph > 1<<16 {
+			return
+		}
+		defer setSIMD(vnni)
+		setSIMD(int(how) % 3)
+		box := image.Rect(int(x), int(y), int(x)+int(w), int(y)+int(h)).Intersect(image.Rect(0, 0, pw, ph))
+		if box.Empty() {
+			return
+		}
+		side := int(out) + 1
+		_ = Decode(make([]byte, side*side*3), b, &Job{Box: box, Size: image.Pt(side, side), DCT: how&4 != 0, Planar: true})
+		part := make([]byte, box.Dx()*box.Dy()*3)
+		if Decode(part, b, &Job{Box: box}) != nil {
+			return
+		}
+		if pix, _, _, err := DecodeRGB(b); err == nil && !bytes.Equal(part, crop(pix, pw, box)) {
+			t.Errorf("region %v of %dx%d differs", box, pw, ph)
+		}
+	})
+}

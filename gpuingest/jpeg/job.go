@@ -7,6 +7,9 @@
 // bytes after the end marker. It is stricter in two cases: a file without end marker is always ErrTruncated, since a
 // crop would hide the truncation; and a file of more than 500 scans is refused, since each costs a pass over the picture.
 //
+// It also recodes JPEGs to a smaller form that decodes faster, and restores them byte by byte: recode.go draws the format.
+// More than 40 names are exported: both halves are one package, since each is useless without the other's C.
+//
 // Rules for this code:
 //   - Rows below the crop are not decoded, unless they contain an unexpected marker: then libjpeg reads on and decides.
 //   - Progressive files are held whole as coefficients, 2 bytes a sample, before the first row: MaxPixels bounds this.
@@ -85,7 +88,8 @@ func (f Filter) String() string { return [...]string{"bilinear", "bicubic", "nea
 const maxSide = 1 << 16
 
 // Decode decodes the JPEG src into dst as j describes; dst must have exactly the length that the job stores. It reads
-// the picture's size from src; use DecodeSized if it is known. Safe for concurrent use; allocates no Go memory.
+// the picture's size from src; use DecodeSized if it is known. src may be recoded: the pixels are those of the original.
+// Safe for concurrent use; allocates no Go memory.
 func Decode(dst, src []byte, j *Job) error {
 	w, h, err := Size(src)
 	if err != nil {

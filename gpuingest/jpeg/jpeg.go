@@ -71,7 +71,8 @@ func putScratch(s *C.sj_scratch) {
 	C.sj_free(s)
 }
 
-// DecodeSized is Decode for a caller that has called Size already, usually to choose the box.
+// DecodeSized is Decode for a caller that has called Size already, usually to choose the box. src may be recoded; its
+// tables must be registered.
 func DecodeSized(dst, src []byte, size image.Point, j *Job) error {
 	limit := j.MaxPixels
 	if limit <= 0 {
@@ -79,6 +80,9 @@ func DecodeSized(dst, src []byte, size image.Point, j *Job) error {
 	}
 	if px := int64(size.X) * int64(size.Y); px > limit {
 		return fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d; raise the limit if you trust the source", ErrTooLarge, size.X, size.Y, px, limit)
+	}
+	if IsRecoded(src) {
+		return decodeRecoded(dst, src, size, j)
 	}
 	s, err := getScratch()
 	if err != nil {

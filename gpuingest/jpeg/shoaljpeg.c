@@ -13,6 +13,9 @@
 //     multiply-add would change last bits.
 
 #include "shoaljpeg.h"
+#include "sjown.h"
+#include "sjpixels.h"
+#include "sjrecode.h"
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
@@ -24,7 +27,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <jpeglib.h>
 #include <jerror.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -83,6 +85,9 @@ struct sj_scratch {
 	buffer rows, mid, line, out;
 	struct jpeg_destination_mgr dest;
 	size_t written;
+	sj_pixels *pixels;
+	sj_own *own;
+	sj_recoded recoded;
 };
 
 static int simd;
@@ -97,6 +102,8 @@ int sj_set_simd(int most) {
 #endif
 	return simd;
 }
+
+int sj_simd(void) { return simd; }
 
 static int reserve(buffer *b, size_t n) {
 	if (n <= b->cap) return 1;
@@ -121,13 +128,16 @@ void sj_free(sj_scratch *s) {
 	free(s->mid.p);
 	free(s->line.p);
 	free(s->out.p);
+	sj_pixels_free(s->pixels);
+	sj_own_free(s->own);
+	sj_recoded_free(&s->recoded);
 	free(s);
 }
 
 sj_request *sj_req(sj_scratch *s) { return &s->req; }
 
 size_t sj_bytes(const sj_scratch *s) {
-	return sizeof *s + s->x.mem.cap + s->x.wide.cap + s->y.mem.cap + s->rows.cap + s->mid.cap + s->line.cap + s->out.cap;
+	return sizeof *s + s->x.mem.cap + s->x.wide.cap + s->y.mem.cap + s->rows.cap + s->mid.cap + s->line.cap + s->out.cap + sj_pixels_bytes(s->pixels) + sj_own_bytes(s->own) + sj_recoded_bytes(&s->recoded);
 }
 
 const char *sj_message(const sj_scratch *s) { return s->msg; }
@@ -801,9 +811,8 @@ static void cmyk_rgb(uint8_t *p, int n) {
 	}
 }
 
-static void decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst) {
+static void open_source(sj_scratch *s, const uint8_t *src, size_t n) {
 	j_decompress_ptr d = &s->d;
-	const sj_request *q = &s->req;
 	jpeg_create_decompress(d);
 	s->src.next_input_byte = src;
 	s->src.bytes_in_buffer = n;
@@ -815,26 +824,67 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *t
 	d->src = &s->src;
 	s->progress.progress_monitor = on_progress;
 	d->progress = &s->progress;
-
 	jpeg_read_header(d, TRUE);
+}
+
+// own_rows takes the usual picture's rows from coefficients.
+static void own_rows(sj_scratch *s, const sj_source *from) {
+	int x0 = s->base_x + s->x.lo, x1 = s->base_x + s->x.hi, y0 = s->base_y + s->y.lo, y1 = s->base_y + s->y.hi;
+	int code = sj_own_open(s->own, &s->d, from, simd, x0, x1, y0, y1);
+	size_t stride = (size_t)(x1 - x0 + 1) * 4 + SJ_OWN_SLACK;
+	if (code == SJ_OK && !reserve(&s->rows, stride * BATCH)) code = SJ_MEMORY;
+	uint8_t *rows[BATCH];
+	const uint8_t *in[BATCH];
+	for (int i = 0; i < BATCH; i++) {
+		rows[i] = (uint8_t *)s->rows.p + stride * i;
+		in[i] = rows[i] + 4 * (x0 & 1);
+	}
+	for (int y = y0; y < y1 && code == SJ_OK; y += BATCH) {
+		int n = y1 - y < BATCH ? y1 - y : BATCH;
+		code = sj_own_rows(s->own, rows, n);
+		if (code == SJ_OK) push(s, in, y - y0, n);
+	}
+	if (code != SJ_OK) fail((j_common_ptr)&s->d, code);
+}
+
+// decode takes the picture from the JPEG src, or from coefficients.
+static void decode(sj_scratch *s, const uint8_t *src, size_t n, const sj_source *from, const uint8_t *table, uint8_t *dst) {
+	j_decompress_ptr d = &s->d;
+	const sj_request *q = &s->req;
+	if (from) open_source(s, from->head, from->head_n);
+	else open_source(s, src, n);
 	if ((int)d->image_width != q->img_w || (int)d->image_height != q->img_h) fail((j_common_ptr)d, SJ_SIZE);
-	if (!has_end(s->src.next_input_byte, s->src.bytes_in_buffer)) fail((j_common_ptr)d, SJ_TRUNCATED);
+	if (!from && !has_end(s->src.next_input_byte, s->src.bytes_in_buffer)) fail((j_common_ptr)d, SJ_TRUNCATED);
 	switch (d->num_components) {
 	case 1:
 	case 3: d->out_color_space = JCS_EXT_RGBX; break;
 	case 4: d->out_color_space = JCS_CMYK; break;
 	default: fail((j_common_ptr)d, SJ_COLOR);
 	}
+	if (from && s->denom == 1 && sj_own_usual(d, from, simd)) {
+		own_rows(s, from);
+		finish(s, table, dst);
+		return;
+	}
 	d->dct_method = JDCT_ISLOW;
 	d->do_fancy_upsampling = TRUE;
 	d->scale_num = 1;
 	d->scale_denom = (unsigned)s->denom;
+	if (from) {
+		int mcu = 8 * d->max_v_samp_factor / s->denom * from->band_mcu_rows, above = s->base_y + s->y.lo - 3;
+		int end = (s->base_y + s->y.hi + 1) / mcu + 1;
+		if (!sj_pixels_can()) fail((j_common_ptr)d, SJ_RESTORE);
+		sj_pixels_ready(s->pixels, d, from);
+		int code = from->lanes(from->from, above < 0 ? 0 : above / mcu, end < from->bands ? end : from->bands);
+		if (code != SJ_OK) fail((j_common_ptr)d, code);
+	}
 	jpeg_start_decompress(d);
+	if (from) sj_pixels_start(s->pixels, d);
 	if ((int)d->output_width != s->src_w || (int)d->output_height != s->src_h) fail((j_common_ptr)d, SJ_SIZE);
 
 	// The region: what the resize reads, plus the margin.
 	int x0 = s->base_x + s->x.lo, x1 = s->base_x + s->x.hi, y0 = s->base_y + s->y.lo, y1 = s->base_y + s->y.hi;
-	int left = 0, width = s->src_w, whole = smoothed(d);
+	int left = 0, width = s->src_w, whole = !from && smoothed(d);
 	if (!whole && s->src_w > MIN_REGION) {
 		int a = x0 - MARGIN, b = x1 + MARGIN;
 		if (b - a < MIN_REGION) b = a + MIN_REGION;
@@ -875,7 +925,7 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *t
 		y += got;
 	}
 	finish(s, table, dst);
-	if (!settled(d)) { // a marker where none belongs: let libjpeg judge the rest, as Pillow does
+	if (!from && !settled(d)) { // a marker where none belongs: let libjpeg judge the rest, as Pillow does
 		while (d->output_scanline < d->output_height) {
 			if (jpeg_read_scanlines(d, rows, 1) == 0) fail((j_common_ptr)d, SJ_TRUNCATED);
 		}
@@ -883,14 +933,115 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *t
 	}
 }
 
-int sj_decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst) {
+static int run(sj_scratch *s, const uint8_t *src, size_t n, const sj_source *from, const uint8_t *table, uint8_t *dst) {
 	if (!plan(s)) return SJ_MEMORY;
+	if (from && !s->pixels && !(s->pixels = sj_pixels_new())) return SJ_MEMORY;
+	if (from && !s->own && !(s->own = sj_own_new())) return SJ_MEMORY;
 	memset(&s->d, 0, sizeof s->d);
 	s->d.err = errors(s);
 	s->d.client_data = s; // jpeg_create_decompress keeps err and client_data
-	if (!setjmp(s->jmp)) decode(s, src, n, table, dst);
+	if (!setjmp(s->jmp)) decode(s, src, n, from, table, dst);
 	jpeg_destroy_decompress(&s->d);
 	return s->code;
+}
+
+int sj_decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst) {
+	return run(s, src, n, NULL, table, dst);
+}
+
+static int recoded_lanes(void *from, int first, int end) { return sj_recoded_lanes(from, first, end); }
+
+static int recoded_band(void *from, int c, int band, int16_t *blocks, uint8_t *last) {
+	return sj_recoded_band(from, c, band, blocks, last);
+}
+
+int sj_decode_recoded(sj_scratch *s, const sj_tables *t, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst) {
+	sj_recoded *r = &s->recoded;
+	s->msg[0] = 0;
+	int code = sj_recoded_open(r, src, n, t);
+	if (code != SJ_OK) return code;
+	sj_source from = {.head = r->head, .head_n = r->head_n, .comps = r->comps, .bands = r->bands, .band_mcu_rows = r->band_mcu_rows,
+	                  .lanes = recoded_lanes, .band = recoded_band, .from = r};
+	for (int c = 0; c < r->comps; c++) {
+		from.comp[c].blocks_w = r->comp[c].blocks_w;
+		from.comp[c].blocks_h = r->comp[c].blocks_h;
+		from.comp[c].band_rows = r->comp[c].band_rows;
+	}
+	return run(s, NULL, 0, &from, table, dst);
+}
+
+// The coefficients of a JPEG as libjpeg reads them, to try the way from coefficients with.
+struct sj_trial {
+	sj_source from;
+	int16_t *blocks[4];
+	uint8_t *last[4];
+};
+
+void sj_trial_free(sj_trial *k) {
+	if (!k) return;
+	for (int c = 0; c < 4; c++) {
+		free(k->blocks[c]);
+		free(k->last[c]);
+	}
+	free(k);
+}
+
+static int trial_lanes(void *from, int first, int end) {
+	(void)from;
+	return end > first ? SJ_OK : SJ_CORRUPT;
+}
+
+static int trial_band(void *from, int c, int band, int16_t *blocks, uint8_t *last) {
+	const sj_trial *k = from;
+	size_t n = (size_t)k->from.comp[c].blocks_w * (size_t)k->from.comp[c].band_rows;
+	memcpy(blocks, k->blocks[c] + (size_t)band * n * 64, n * 64 * sizeof *blocks);
+	memcpy(last, k->last[c] + (size_t)band * n, n);
+	return SJ_OK;
+}
+
+static void read_trial(sj_scratch *s, sj_trial *k, const uint8_t *src, size_t n) {
+	j_decompress_ptr d = &s->d;
+	open_source(s, src, n);
+	jvirt_barray_ptr *all = jpeg_read_coefficients(d);
+	k->from.comps = d->num_components <= 4 ? d->num_components : 4;
+	k->from.band_mcu_rows = d->max_v_samp_factor > 1 ? 2 : 4;
+	k->from.bands = ((int)d->total_iMCU_rows + k->from.band_mcu_rows - 1) / k->from.band_mcu_rows;
+	for (int c = 0; c < k->from.comps; c++) {
+		jpeg_component_info *i = &d->comp_info[c];
+		size_t w = i->width_in_blocks, rows = (size_t)(k->from.band_mcu_rows * i->v_samp_factor * k->from.bands);
+		k->from.comp[c].blocks_w = (int)w;
+		k->from.comp[c].blocks_h = (int)rows;
+		k->from.comp[c].band_rows = k->from.band_mcu_rows * i->v_samp_factor;
+		k->blocks[c] = calloc(rows * w, 64 * sizeof(int16_t));
+		k->last[c] = calloc(rows * w, 1);
+		if (!k->blocks[c] || !k->last[c]) fail((j_common_ptr)d, SJ_MEMORY);
+		for (JDIMENSION y = 0; y < i->height_in_blocks; y++) {
+			JBLOCKARRAY row = d->mem->access_virt_barray((j_common_ptr)d, all[c], y, 1, FALSE);
+			memcpy(k->blocks[c] + y * w * 64, row[0][0], w * 64 * sizeof(int16_t));
+			for (size_t x = 0; x < w; x++) {
+				for (int z = 1; z < 64; z++) k->last[c][y * w + x] |= row[0][x][z] != 0;
+			}
+		}
+	}
+}
+
+sj_trial *sj_trial_read(sj_scratch *s, const uint8_t *src, size_t n) {
+	sj_trial *volatile kept = calloc(1, sizeof *kept); // setjmp
+	sj_trial *k = kept;
+	if (!k) return NULL;
+	k->from = (sj_source){.head = src, .head_n = n, .lanes = trial_lanes, .band = trial_band, .from = k};
+	memset(&s->d, 0, sizeof s->d);
+	s->d.err = errors(s);
+	s->d.client_data = s;
+	if (!setjmp(s->jmp)) read_trial(s, k, src, n);
+	jpeg_destroy_decompress(&s->d);
+	if (s->code == SJ_OK) return kept;
+	sj_trial_free(kept);
+	return NULL;
+}
+
+int sj_trial_decode(sj_scratch *s, const sj_trial *k, const uint8_t *table, uint8_t *dst) {
+	return run(s, NULL, 0, &k->from, table, dst);
 }
 
 // The destination is the scratch's own growing buffer: jpeg_mem_dest leaves a dangling pointer behind when an error

@@ -13,7 +13,8 @@ enum {
 	SJ_MEMORY = 3,    // malloc failed
 	SJ_SIZE = 4,      // the header's size is not the one the request was made for
 	SJ_SCANS = 5,     // more scans than SJ_MAX_SCANS
-	SJ_COLOR = 6      // neither 1, 3 nor 4 components
+	SJ_COLOR = 6,     // neither 1, 3 nor 4 components
+	SJ_RESTORE = 9    // of coefficients: only the original can be decoded
 };
 
 enum { SJ_MAX_SCANS = 500 };
@@ -47,6 +48,14 @@ const char *sj_message(const sj_scratch *s);
 
 // table is NULL or 3 x 256 elements. dst has win_w * win_h * 3 elements.
 int sj_decode(sj_scratch *s, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst);
+// The same from a recoded file.
+struct sj_tables;
+int sj_decode_recoded(sj_scratch *s, const struct sj_tables *t, const uint8_t *src, size_t n, const uint8_t *table, uint8_t *dst);
+// The same from coefficients, which libjpeg has read from a JPEG that must stay while they do.
+typedef struct sj_trial sj_trial;
+sj_trial *sj_trial_read(sj_scratch *s, const uint8_t *src, size_t n);
+void sj_trial_free(sj_trial *k);
+int sj_trial_decode(sj_scratch *s, const sj_trial *k, const uint8_t *table, uint8_t *dst);
 // The same from packed RGB of img_w x img_h.
 int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t *dst);
 
@@ -69,5 +78,6 @@ const uint8_t *sj_output(const sj_scratch *s, size_t *n);
 // CPU has, if that is less. Returns what is in force.
 // Not safe beside running calls: the package chooses once at start, tests choose again.
 int sj_set_simd(int most);
+int sj_simd(void); // what is in force
 
 #endif

@@ -3,10 +3,13 @@ package jpeg
 import "fmt"
 
 // Size reads the width and height in pixels from a JPEG's header (ITU-T T.81, B.1), without libjpeg and without
-// reading past the frame header: usually a few hundred bytes, more if EXIF or profiles precede it.
+// reading past the frame header: usually a few hundred bytes, more if EXIF or profiles precede it. src may be recoded.
 //
 // Errors wrap ErrTruncated, ErrCorrupt or ErrUnsupported.
 func Size(src []byte) (w, h int, err error) {
+	if IsRecoded(src) {
+		src = verbatim(src)
+	}
 	switch {
 	case len(src) == 0:
 		return 0, 0, fmt.Errorf("%w: no bytes", ErrTruncated)

@@ -273,4 +273,9 @@ var diskMetrics = []metric{
 	counter("disk_errors_total", "Failed operations of the disk, hangs among them.", func(s *Snapshot) int64 { return s.Disk.Errors }),
 	counter("disk_waits_total", "Pieces of reads that the page cache did not have.", func(s *Snapshot) int64 { return s.Disk.Waits }),
 	counter("disk_gave_up_total", "Reads that waited too long for the disk and went to the store.", func(s *Snapshot) int64 { return s.Disk.GaveUp }),
+	gauge("recoded_files", "JPEG files that the disk has in a smaller form (--recode).", func(s *Snapshot) int { return s.Recoded.Files }),
+	gauge("recoded_before_bytes", "These files as they came.", func(s *Snapshot) int64 { return s.Recoded.Before }),
+	gauge("recoded_after_bytes", "Their records.", func(s *Snapshot) int64 { return s.Recoded.After }),
+	counter("restored_total", "Recoded files that were restored for a reader.", func(s *Snapshot) int64 { return s.Recoded.Restored }),
+	counter("restore_seconds_total", "Time that this took, summed.", func(s *Snapshot) float64 { return s.Recoded.Restore }),
 }

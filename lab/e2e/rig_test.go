@@ -219,6 +219,13 @@ type stats struct {
 		Corrupt  int64 `json:"corrupt"`
 		OutOfUse bool  `json:"out_of_use"`
 	}
+	Recoded struct {
+		UnderWay bool `json:"under_way"`
+		Files    int
+		Before   int64 `json:"bytes_before"`
+		After    int64 `json:"bytes_after"`
+		Restored int64
+	}
 	Errors []struct{ Text string }
 }
 

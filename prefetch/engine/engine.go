@@ -13,6 +13,8 @@
 //   - Streams number files as the manifest does; samples (what an order numbers) are a view of them.
 //   - A refresh replaces volume and streams at once. Readers that have a file of the old version open
 //     go on with the old volume, which the engine keeps for as long as it lives.
+//
+// More than 40 names are exported: hosts and datasets, their configuration, and what the stats consist of.
 package engine
 
 import (
@@ -52,6 +54,7 @@ type Config struct {
 	Samples          string     // which files are numbered: catalog.Match's globs
 	SkipBadShards    bool       // leave out the shards that are damaged or missing
 	Records          string     // content of the objects: "" files, "csv" rows that are files
+	Recode           string     // whether kept files are brought into the host's codec's form: auto, on; any other: no
 	Quota            int64      // bytes on disk for this dataset; 0: the earlier quota, or none
 	Connections      int        // GETs in flight at most
 	AdaptConnections bool       // fewer than Connections if they bring as much
@@ -82,10 +85,11 @@ type Engine struct {
 	published objstore.Reader  // the bare store of Config.Publish; nil without; guarded by mu
 	budget    *objstore.Budget // of GETs, of all the dataset's stores; nil: none
 	remote                     // holds the listed objects
-	near      *Near            // between the cache and all stores of the dataset
-	withheld  int64            // of the ledger, for near
-	gate      prefetch.Gate    // guarded by the runner's lock
-	shards    *shardStore      // of Config.Shards; may be nil
+	recoding  recoding
+	near      *Near         // between the cache and all stores of the dataset
+	withheld  int64         // of the ledger, for near
+	gate      prefetch.Gate // guarded by the runner's lock
+	shards    *shardStore   // of Config.Shards; may be nil
 	catalog   *catalog.Catalog
 	cache     *cache.Cache
 	started   time.Time
@@ -186,6 +190,9 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err := e.readQuota(); err != nil {
 		return nil, err
 	}
+	if err := e.learn(); err != nil {
+		return nil, err
+	}
 	v, err := e.newView(m, layout, match)
 	if err != nil {
 		return nil, err
@@ -214,6 +221,7 @@ func (e *Engine) startBackground() error {
 	e.stop = stop
 	e.background.Go(func() { e.scrubLoop(ctx) })
 	e.background.Go(func() { e.watchPlans(ctx) })
+	e.background.Go(func() { e.recodeLoop(ctx) })
 	if e.host.node != nil {
 		e.background.Go(func() { e.shareLoop(ctx) })
 		e.background.Go(func() { e.versionLoop(ctx) })
@@ -368,6 +376,8 @@ func (e *Engine) join(cfg Config) error {
 		return fmt.Errorf("%s is open in this cache directory with another --bad-shards (give the same, or another --cache-dir)", e.source)
 	case cfg.Weight != 0 && cfg.Weight != max(e.cfg.Weight, 1):
 		return other("--weight", strconv.Itoa(max(e.cfg.Weight, 1)), strconv.Itoa(cfg.Weight))
+	case (cfg.Recode == "on" || cfg.Recode == "off") && cfg.Recode != e.cfg.Recode:
+		return other("--recode", e.cfg.Recode, cfg.Recode)
 	case cfg.Near != e.cfg.Near:
 		return other("--near", e.cfg.Near.String(), cfg.Near.String())
 	case cfg.Store.CustomerKey != e.cfg.Store.CustomerKey:
@@ -564,12 +574,14 @@ func (e *Engine) Ledger() *cache.Ledger { return e.cache.Ledger() }
 // ReadAt reads a file of version m, as cache.Volume.ReadAt does.
 func (e *Engine) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error) {
 	e.readers.read()
+	e.recoding.asFiles.Add(int64(len(p)))
 	return e.volumeOf(m).ReadAt(ctx, file, p, off)
 }
 
 // Lend returns bytes of a file that are in memory, as cache.Volume.Lend does.
 func (e *Engine) Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool) {
 	e.readers.read()
+	e.recoding.asFiles.Add(int64(n))
 	return e.volumeOf(m).Lend(file, off, n)
 }
 

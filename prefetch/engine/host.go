@@ -24,6 +24,8 @@ type HostConfig struct {
 	// searched.
 	Searcher []string
 	Cluster  ClusterConfig
+	// Coder has a shorter form of some files for the cache's disk; nil: none.
+	Coder Coder
 }
 
 // Host is a cache directory with its open datasets, and the runner of their streams. Safe for concurrent use.

@@ -73,6 +73,7 @@ type Stats struct {
 	Skipped     SkippedKeys    `json:"keys_not_shown"`
 	Memory      MemoryStats    `json:"memory"`
 	Disk        DiskStats      `json:"disk"`
+	Recoded     RecodeStats    `json:"recoded"`
 	Audit       AuditStats     `json:"audit"`
 	Errors      []ErrorEvent   `json:"errors"` // the latest warnings and errors, each once
 }
@@ -133,6 +134,16 @@ type DiskStats struct {
 	Queued   int    `json:"queued"`           // extents in memory that are still to be written
 }
 
+// RecodeStats describes the files that are kept in a shorter form.
+type RecodeStats struct {
+	UnderWay bool    `json:"under_way"` // others are being brought into it
+	Files    int     `json:"files"`
+	Before   int64   `json:"bytes_before"` // of these files
+	After    int64   `json:"bytes_after"`  // of their records
+	Restored int64   `json:"restored"`     // reads of such a file as it came
+	Restore  float64 `json:"restore_seconds"`
+}
+
 // AuditStats counts the events of the daemon's audit log: 0 without one.
 type AuditStats struct {
 	Written int64 `json:"written"`
@@ -166,9 +177,10 @@ func (e *Engine) Stats() Stats {
 		Stall: c.Stall.Seconds(), Prefetched: c.Prefetched, FetchErrors: c.FetchErrors,
 		GetRequests: m.Reads, GetBytes: m.Bytes, ListRequests: m.Lists, StatRequests: m.Stats, InFlight: m.InFlight,
 		StoreErrors: m.Errors, LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
-		Memory: MemoryStats{Used: all.MemoryUsed, Peak: all.MemoryPeak, Limit: all.MemoryLimit, Demand: all.MemoryDemand, Prefetch: all.MemoryPrefetch, Batches: all.MemoryBatches, Waiting: all.MemoryWaiting, Ring: all.RingBytes, Goroutines: runtime.NumGoroutine()},
-		Disk:   DiskStats{Used: c.DiskUsed, Limit: c.DiskLimit, Declined: c.Declined, Corrupt: c.Corrupt, Errors: c.DiskErrors, OutOfUse: c.DiskDown, Reason: c.DiskReason, Waits: c.DiskWaits, GaveUp: c.DiskGaveUp, Budget: all.DiskLimit, AllUsed: all.DiskUsed, Queued: c.DiskQueued},
-		Errors: append(e.host.errs.snapshot(), e.errs.snapshot()...), Streams: []run.Progress{},
+		Memory:  MemoryStats{Used: all.MemoryUsed, Peak: all.MemoryPeak, Limit: all.MemoryLimit, Demand: all.MemoryDemand, Prefetch: all.MemoryPrefetch, Batches: all.MemoryBatches, Waiting: all.MemoryWaiting, Ring: all.RingBytes, Goroutines: runtime.NumGoroutine()},
+		Disk:    DiskStats{Used: c.DiskUsed, Limit: c.DiskLimit, Declined: c.Declined, Corrupt: c.Corrupt, Errors: c.DiskErrors, OutOfUse: c.DiskDown, Reason: c.DiskReason, Waits: c.DiskWaits, GaveUp: c.DiskGaveUp, Budget: all.DiskLimit, AllUsed: all.DiskUsed, Queued: c.DiskQueued},
+		Recoded: RecodeStats{e.recoding.underWay.Load(), c.Coded, c.CodedBefore, c.CodedAfter, c.Restored, c.Restore.Seconds()},
+		Errors:  append(e.host.errs.snapshot(), e.errs.snapshot()...), Streams: []run.Progress{},
 	}
 	s.Delivered, s.PerSecond = e.goodput.rate(time.Now())
 	s.Cost = e.Cost()

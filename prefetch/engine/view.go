@@ -56,7 +56,7 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 	}
 	v.samples = m.Samples(match)
 	v.keeping = newKeeping(e, v)
-	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Name: e.source.String(), Store: e.store, Admit: v.keeping.admit()}
+	o := cache.VolumeOptions{Manifest: m, Dataset: e.dataset, Name: e.source.String(), Store: e.store, Admit: v.keeping.admit(), Codec: e.codec()}
 	if layout != nil {
 		o.Locate = layout
 		if e.shards != nil {

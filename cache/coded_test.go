@@ -1,0 +1,333 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+// foldCodec codes files whose second half repeats the first.
+type foldCodec struct {
+	broken           atomic.Bool // Decode fails
+	encoded, decoded atomic.Int64
+	slow             time.Duration
+}
+
+const foldMagic = "FOLD"
+
+func isFolded(b []byte) bool { return bytes.HasPrefix(b, []byte(foldMagic)) }
+
+// folding returns a copy of b that has a coded form, if it is long enough.
+func folding(b []byte) []byte {
+	b = bytes.Clone(b)
+	copy(b[len(b)/2:len(b)/2*2], b)
+	return b
+}
+
+func (c *foldCodec) Encode(dst, file []byte) ([]byte, bool) {
+	c.encoded.Add(1)
+	time.Sleep(c.slow)
+	half := len(file) / 2
+	if half < 64 || !bytes.Equal(file[:half], file[half:2*half]) {
+		return dst, false
+	}
+	dst = binary.LittleEndian.AppendUint32(append(dst, foldMagic...), uint32(len(file)))
+	return append(append(dst, file[:half]...), file[2*half:]...), true
+}
+
+func (c *foldCodec) Decode(dst, coded []byte) ([]byte, error) {
+	if c.broken.Load() || !isFolded(coded) {
+		return nil, errors.New("no tables")
+	}
+	c.decoded.Add(1)
+	half := int(binary.LittleEndian.Uint32(coded[4:])) / 2
+	body := coded[8:]
+	return append(append(append(dst, body[:half]...), body[:half]...), body[half:]...), nil
+}
+
+// codedFixture is a dataset of files of which all but every fifth fold.
+type codedFixture struct {
+	t     *testing.T
+	dir   string
+	mem   *objstoretest.Mem
+	gate  *gate
+	m     *catalog.Manifest
+	want  [][]byte
+	codec foldCodec
+	o     segment.Options
+	c     *Cache
+	v     *Volume
+}
+
+func newCoded(t *testing.T, files, size int) *codedFixture {
+	f := &codedFixture{t: t, dir: t.TempDir(), mem: objstoretest.NewMem(), o: segment.Options{SegmentSize: 1 << 20, Logger: quiet}}
+	f.gate = &gate{Reader: f.mem}
+	for i := range files {
+		f.put(i, size+i)
+	}
+	f.list()
+	f.open()
+	t.Cleanup(func() { closeCache(t, f.c) })
+	return f
+}
+
+func (f *codedFixture) put(i, size int) {
+	b := noise[997*i%(1<<20):][:size]
+	if i%5 != 4 {
+		b = folding(b)
+	}
+	f.mem.PutBytes(fmt.Sprintf("a/%04d", i), b)
+}
+
+func (f *codedFixture) list() {
+	m, err := catalog.Build(f.mem.List(f.t.Context(), "a/"), catalog.BuildOptions{Prefix: "a/"})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.m, f.want = m, nil
+	for i := range m.Len() {
+		o := m.Object(i)
+		data := make([]byte, o.Size)
+		if err := f.mem.ReadAt(f.t.Context(), o, data, 0); err != nil {
+			f.t.Fatal(err)
+		}
+		f.want = append(f.want, data)
+	}
+}
+
+func (f *codedFixture) volume() *Volume {
+	return f.c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{9}, Store: f.gate, Codec: &f.codec})
+}
+
+func (f *codedFixture) open() {
+	f.c = newPatient(Options{Memory: 64 << 20, Disk: 1 << 30, Logger: quiet})
+	f.v = f.volume()
+	if err := f.v.OpenDisk(f.dir, f.o); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *codedFixture) reopen() {
+	closeCache(f.t, f.c)
+	f.open()
+}
+
+// fill keeps all files that fit.
+func (f *codedFixture) fill() {
+	f.readAll(f.v)
+	settled(f.t, f.c)
+}
+
+func (f *codedFixture) readAll(v *Volume) {
+	for i := range f.want {
+		p := make([]byte, len(f.want[i]))
+		if n, err := v.ReadAt(context.Background(), i, p, 0); err != nil || !bytes.Equal(p[:n], f.want[i]) {
+			f.t.Fatalf("file %d: %d bytes of %d, %v", i, n, len(f.want[i]), err)
+		}
+		v.Spend(i)
+	}
+}
+
+// recode recodes all there is.
+func (f *codedFixture) recode() {
+	r := f.v.NewRecoder(2, nil)
+	for quiet := 0; quiet < 2; {
+		if quiet++; r.Next(f.t.Context()) {
+			quiet = 0
+		}
+	}
+}
+
+func (f *codedFixture) gets() int64 { return f.gate.reads.Load() }
+
+func TestRecode(t *testing.T) {
+	for _, small := range []bool{false, true} { // the store has room for copies, or none
+		f := newCoded(t, 100, 60<<10)
+		f.fill()
+		used := f.v.Stats().DiskUsed
+		if small {
+			f.c.budget.SetLimit(used)
+		}
+		f.recode()
+		s := f.v.Stats()
+		if s.Coded != 80 || s.Kept != 100 || s.CodedAfter > s.CodedBefore*51/100 || s.DiskUsed > used*7/10 || s.Restored != 0 {
+			t.Errorf("%d coded of %d kept, %d bytes in %d, %d on disk of %d, %d restored", s.Coded, s.Kept, s.CodedBefore, s.CodedAfter, s.DiskUsed, used, s.Restored)
+		}
+		gets := f.gets()
+		f.readAll(f.v)
+		if s := f.v.Stats(); s.Restored != 80 || s.Restore <= 0 {
+			t.Errorf("%d restored, in %v", s.Restored, s.Restore)
+		}
+		for i := range f.want {
+			data, release, err := f.v.SampleCoded(t.Context(), i)
+			if err != nil || isFolded(data) != (i%5 != 4) {
+				t.Fatalf("file %d: coded %v, %v", i, isFolded(data), err)
+			}
+			release()
+			if data, release, err = f.v.Sample(t.Context(), i); err != nil || !bytes.Equal(data, f.want[i]) {
+				t.Fatalf("file %d: %d bytes, %v", i, len(data), err)
+			}
+			release()
+			f.v.Spend(i)
+		}
+		encoded := f.codec.encoded.Load()
+		f.recode()
+		if n := f.codec.encoded.Load() - encoded; n > 40 { // those that have none, once: a new recoder does not know them
+			t.Errorf("%d encoded again", n)
+		}
+		f.reopen()
+		if again := f.v.Stats(); again.Coded != 80 || again.Kept != 100 || again.CodedAfter != s.CodedAfter {
+			t.Errorf("after a restart: %+v", again)
+		}
+		f.readAll(f.v)
+		if n := f.gets() - gets; n != 0 {
+			t.Errorf("%d requests to the store", n)
+		}
+	}
+}
+
+// A reader in pieces, and readers of the same file, share one restore.
+func TestRestoreOnce(t *testing.T) {
+	f := newCoded(t, 4, 200<<10)
+	f.fill()
+	f.recode()
+	p := make([]byte, 32<<10)
+	for off := 0; off < len(f.want[0]); off += len(p) {
+		if n, err := f.v.ReadAt(t.Context(), 0, p, int64(off)); err != nil || !bytes.Equal(p[:n], f.want[0][off:][:n]) {
+			t.Fatal(n, err)
+		}
+	}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			q := make([]byte, len(f.want[1]))
+			if _, err := f.v.ReadAt(t.Context(), 1, q, 0); err != nil || !bytes.Equal(q, f.want[1]) {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if n := f.codec.decoded.Load(); n != 2 {
+		t.Errorf("%d restores", n)
+	}
+	data, release, err := f.v.Serve(t.Context(), 2, 10, 5000, time.Time{}, true)
+	if err != nil || !bytes.Equal(data, f.want[2][10:5010]) {
+		t.Fatal(err)
+	}
+	release()
+}
+
+// What cannot be restored is fetched again, and kept as it came.
+func TestRestoreFails(t *testing.T) {
+	f := newCoded(t, 10, 60<<10)
+	f.fill()
+	f.recode()
+	f.codec.broken.Store(true)
+	gets := f.gets()
+	f.fill()
+	if n, s := f.gets()-gets, f.v.Stats(); n != 8 || s.Coded != 0 || s.Kept != 10 || s.Corrupt != 8 || s.CodedAfter != 0 {
+		t.Errorf("%d requests, %+v", n, s)
+	}
+}
+
+// A version inherits coded records; a volume without a codec takes none.
+func TestInheritCoded(t *testing.T) {
+	f := newCoded(t, 20, 60<<10)
+	f.fill()
+	f.recode()
+	f.put(3, 70<<10)
+	old := f.v
+	f.list()
+	f.v = f.volume()
+	f.v.Inherit(old)
+	old.Retire()
+	gets := f.gets()
+	f.readAll(f.v)
+	if n, s := f.gets()-gets, f.v.Stats(); n != 1 || s.Coded != 15 {
+		t.Errorf("%d requests, %+v", n, s)
+	}
+	closeCache(t, f.c)
+	f.c = New(Options{Memory: 64 << 20, Logger: quiet})
+	f.v = f.c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{9}, Store: f.gate})
+	if err := f.v.OpenDisk(f.dir, f.o); err != nil {
+		t.Fatal(err)
+	}
+	f.readAll(f.v)
+	if s := f.v.Stats(); s.Coded != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Readers of all kinds, new versions and a quota that comes and goes, while files are recoded.
+func TestRecodeBesideReaders(t *testing.T) {
+	for _, procs := range []int{1, 2, 8} {
+		t.Run(fmt.Sprint(procs), func(t *testing.T) {
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
+			f := newCoded(t, 120, 30<<10)
+			f.codec.slow = 50 * time.Microsecond
+			f.fill()
+			ctx, stop := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			var cur atomic.Pointer[Volume]
+			cur.Store(f.v)
+			for k := range 4 {
+				all.Go(func() {
+					for i := k; ctx.Err() == nil; i = (i + 7) % len(f.want) {
+						v := cur.Load()
+						data, release, err := v.Sample(context.Background(), i)
+						if k%2 == 1 && err == nil {
+							release()
+							data, release, err = v.SampleCoded(context.Background(), i)
+						}
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if isFolded(data) {
+							data, _ = f.codec.Decode(nil, data)
+						}
+						if !bytes.Equal(data, f.want[i]) {
+							t.Errorf("file %d differs", i)
+						}
+						release()
+						v.Spend(i)
+					}
+				})
+			}
+			for round := range 4 {
+				f.recode()
+				v := f.volume()
+				v.Inherit(cur.Load())
+				old := cur.Swap(v)
+				old.Retire()
+				f.v = v
+				if round == 1 {
+					v.SetQuota(1 << 20)
+				} else {
+					v.SetQuota(0)
+				}
+				f.readAll(v)
+			}
+			stop()
+			all.Wait()
+			f.v.SetQuota(0)
+			f.fill()
+			f.fill()
+			f.recode()
+			if s := f.v.Stats(); s.Coded != 96 || s.Kept != 120 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}

@@ -1,0 +1,281 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/segment"
+	"github.com/shoalfs/shoal/internal/killpoint"
+)
+
+// leastCodable is the share of a segment that may be coded from which it is recoded: what is left of it is written anew.
+const leastCodable = 0.25
+
+// Recoder brings the kept files of a volume's dataset into their coded form, a segment at a time. One goroutine uses it.
+type Recoder struct {
+	v       *Volume
+	threads int
+	rest    func(worked time.Duration)
+
+	tried    []atomic.Uint32 // a bit an extent: it has no coded form
+	growing  uint32          // the segment in use, when it was last looked at
+	growingN int64           // its bytes then
+}
+
+// NewRecoder returns a recoder that encodes on so many threads at once. rest, unless nil, is called by each after some work,
+// and may sleep.
+func (v *Volume) NewRecoder(threads int, rest func(worked time.Duration)) *Recoder {
+	if rest == nil {
+		rest = func(time.Duration) {}
+	}
+	return &Recoder{v: v, threads: threads, rest: rest, tried: make([]atomic.Uint32, (len(v.locs)+31)/32)}
+}
+
+// Some returns up to n kept files, spread over the dataset, as they came, of 16 MiB at most.
+func (r *Recoder) Some(ctx context.Context, n int) (files [][]byte) {
+	v := r.v
+	d := v.ds.readable()
+	if d == nil || !v.ds.enter(1) {
+		return nil
+	}
+	defer v.ds.flights.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(v.ds.ctx, cancel)()
+	var all []uint32
+	for e := range v.locs {
+		if r.codable(uint32(e)) {
+			all = append(all, uint32(e))
+		}
+	}
+	left := 16 << 20
+	for i := range min(n, len(all)) {
+		e := all[i*len(all)/min(n, len(all))]
+		file := v.fileOf(e)
+		loc, size, coded := v.record(e, file, 0)
+		if left -= size; left < 0 {
+			break
+		}
+		p := make([]byte, size)
+		if loc != 0 && !coded && d.read(ctx, loc, size, p, 0) == nil {
+			files = append(files, p)
+		}
+	}
+	return files
+}
+
+// Next recodes a segment of which much has not been tried yet. It returns false if there is none; a segment that still
+// grows is none. It ends early with ctx, or the dataset.
+func (r *Recoder) Next(ctx context.Context) (more bool) {
+	v := r.v
+	d := v.ds.readable()
+	if v.codec == nil || d == nil || d.noWrites.Load() || !v.ds.enter(1) {
+		return false
+	}
+	defer v.ds.flights.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(v.ds.ctx, cancel)()
+	id, ok := r.choose(ctx, d)
+	if !ok {
+		return false
+	}
+	var todo []owner
+	for e := range v.locs {
+		if loc, _ := v.at(uint32(e)); loc.Segment() == id && r.codable(uint32(e)) {
+			todo = append(todo, owner{v, uint32(e), v.fileOf(uint32(e))})
+		}
+	}
+	slices.SortFunc(todo, func(a, b owner) int { // as they lie
+		if v.loc(a.extent) < v.loc(b.extent) {
+			return -1
+		}
+		return 1
+	})
+	var next, made atomic.Int64
+	var wg sync.WaitGroup
+	for range min(r.threads, len(todo)) {
+		wg.Go(func() {
+			for ctx.Err() == nil && !d.noWrites.Load() {
+				i := int(next.Add(1)) - 1
+				if i >= len(todo) {
+					return
+				}
+				start := time.Now()
+				if r.recode(ctx, d, todo[i]) {
+					made.Add(1)
+				}
+				r.rest(time.Since(start))
+			}
+		})
+	}
+	wg.Wait()
+	if made.Load() > 0 {
+		r.run(ctx, d, func() { d.dropRecoded(id) })
+	}
+	return ctx.Err() == nil && !d.noWrites.Load()
+}
+
+// run has the writer run a task, and reports whether it has ended; if not, because ctx has, the task is still to be run.
+func (r *Recoder) run(ctx context.Context, d *disk, task func()) bool {
+	select {
+	case <-d.writer.do(task):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// codable reports whether an extent is kept, and may have a coded form.
+func (r *Recoder) codable(e uint32) bool {
+	loc, coded := r.v.at(e)
+	return loc != 0 && !coded && r.tried[e/32].Load()&(1<<(e%32)) == 0 && r.v.Extents(r.v.fileOf(e)) == 1
+}
+
+// choose returns the segment to be recoded next, which takes no more appends.
+func (r *Recoder) choose(ctx context.Context, d *disk) (id uint32, ok bool) {
+	bytes := map[uint32]int64{}
+	for e := range r.v.locs {
+		if r.codable(uint32(e)) {
+			loc, n, _ := r.v.record(uint32(e), r.v.fileOf(uint32(e)), 0)
+			bytes[loc.Segment()] += loc.Bytes(n)
+		}
+	}
+	if len(bytes) == 0 || ctx.Err() != nil {
+		return 0, false
+	}
+	var growing, found uint32
+	var size int64
+	ended := r.run(ctx, d, func() {
+		for _, s := range d.store.Segments() {
+			if float64(bytes[s.ID]) < leastCodable*float64(s.Live) || bytes[s.ID] == 0 {
+				continue
+			}
+			if s.Active {
+				if growing, size = s.ID, s.Bytes; found == 0 && (r.growing != s.ID || r.growingN != s.Bytes) {
+					continue
+				}
+				d.store.Retire(s.ID) // coded records are to lie by themselves
+			}
+			if found == 0 {
+				found = s.ID
+			}
+		}
+	})
+	if !ended {
+		return 0, false
+	}
+	r.growing, r.growingN = growing, size
+	return found, found != 0
+}
+
+// recode encodes one file, and puts it in the place of its plain record. It reports whether it did.
+func (r *Recoder) recode(ctx context.Context, d *disk, o owner) bool {
+	v := o.v
+	loc, n, coded := v.record(o.extent, o.file, 0)
+	if loc == 0 || coded {
+		return false
+	}
+	for !v.c.ledger.TryReserve(2*footprint(n), ForDemand) {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	defer v.c.ledger.Release(2*footprint(n), ForDemand)
+	plain, out := getBytes(n), getBytes(n)
+	defer putBytes(plain)
+	if ok, _ := v.readRecord(ctx, d, o.file, o.extent, loc, func() error { return d.read(ctx, loc, n, plain, 0) }); !ok {
+		return false
+	}
+	made, ok := v.codec.Encode(out[:0], plain)
+	if !ok || len(made) == 0 || len(made) >= n {
+		putBytes(out)
+		r.tried[o.extent/32].Or(1 << (o.extent % 32))
+		return false
+	}
+	rec := v.queued(o.file, 0, o.extent).record
+	rec.Length = len(made)
+	var done atomic.Bool
+	if r.run(ctx, d, func() { done.Store(d.keepCoded(rec, made, o, loc)) }) {
+		putBytes(out)
+	}
+	return done.Load()
+}
+
+// keepCoded appends the coded record of a file, and has it take the place of the plain one at from, in all versions. Only
+// the writer calls it.
+func (d *disk) keepCoded(rec segment.Record, payload []byte, o owner, from segment.Loc) bool {
+	if d.noWrites.Load() {
+		return false
+	}
+	d.watch.begin()
+	defer d.watch.end()
+	err := d.checkSpace(int64(len(payload)))
+	var to segment.Loc
+	if err == nil {
+		to, err = d.store.Append(rec, payload)
+	}
+	if errors.Is(err, segment.ErrFull) { // until the plain record's segment is dropped
+		to, err = d.store.AppendBeyond(rec, payload)
+	}
+	d.note()
+	if err != nil {
+		if !errors.Is(err, segment.ErrClosed) {
+			d.failed("write", err, false)
+		}
+		return false
+	}
+	killpoint.Pass("cache.recode.appended")
+	used := false
+	d.ds.moving.Lock()
+	for _, w := range d.ds.list() {
+		e, file := o.extent, o.file
+		if w != o.v {
+			if e, file = w.sameExtent(o.v, o.file); file < 0 {
+				continue
+			}
+		}
+		used = w.codec != nil && w.move(e, file, from, to, rec.Length) || used
+	}
+	d.ds.moving.Unlock()
+	killpoint.Pass("cache.recode.moved")
+	if !used { // it was lost, or copied elsewhere, meanwhile
+		from = to
+	}
+	d.store.Free(from)
+	d.freed, d.garbage = true, true
+	return used
+}
+
+// sameExtent returns the place in v of a file of one extent of another version; file is -1 if v has no such file.
+func (v *Volume) sameExtent(of *Volume, file int) (e uint32, in int) {
+	node, ok := v.m.Find(of.m.Path(file))
+	if !ok || node.IsDir || v.Extents(node.Index) != 1 {
+		return 0, -1
+	}
+	return v.extent(node.Index, 0), node.Index
+}
+
+// dropRecoded drops a segment of which much is garbage now, except for what is left, and what then exceeds the limits. Only
+// the writer calls it.
+func (d *disk) dropRecoded(id uint32) {
+	d.watch.begin()
+	defer d.watch.end()
+	room, err := d.room()
+	for _, s := range d.store.Segments() {
+		if s.ID == id && s.Live+overhead <= room {
+			_, err = d.condense(id, ownersIn(id, d.ds.list()), math.MaxInt64)
+		}
+	}
+	if err = errors.Join(err, d.shrink(d.ds.list())); err != nil {
+		d.failed("reclaim", err, false)
+	}
+	d.note()
+}

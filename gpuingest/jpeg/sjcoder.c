@@ -1,0 +1,452 @@
+// Recoded JPEG, making: files taken apart into lanes and put together again. recode.go draws the format.
+
+#include "sjparts.h"
+
+#include <stdlib.h>
+
+static void put32(uint8_t *p, uint32_t v) {
+	for (int i = 0; i < 4; i++) p[i] = (uint8_t)(v >> 8 * i);
+}
+
+// The symbols of a part, before they are coded.
+typedef struct {
+	uint32_t at[SJ_LANES], n[SJ_LANES];
+	uint32_t escapes[SJ_LANES]; // those of each lane, in int16
+} split;
+
+// A coder's buffers; the first five are those of its coefficients.
+enum { DC, MASK, AT, VALUES, DENSE, CLEAN, SYMBOLS, ESCAPES, PARTS, VERBATIM, CODED, OUT, BUFFERS };
+
+struct sj_coder {
+	sj_jpeg j;
+	sj_coefs c;
+	sj_recoded geometry, r;
+	sj_buf b[BUFFERS];
+	size_t verbatim_n, coded_n;
+	const sj_buf *result;
+	size_t result_n;
+};
+
+sj_coder *sj_coder_new(void) { return calloc(1, sizeof(sj_coder)); }
+
+void sj_coder_free(sj_coder *c) {
+	if (!c) return;
+	for (int i = 0; i < BUFFERS; i++) free(c->b[i].p);
+	sj_recoded_free(&c->r);
+	free(c);
+}
+
+size_t sj_coder_bytes(const sj_coder *c) {
+	size_t sum = sizeof *c + sj_recoded_bytes(&c->r);
+	for (int i = 0; i < BUFFERS; i++) sum += c->b[i].cap;
+	return sum;
+}
+
+const uint8_t *sj_coder_output(const sj_coder *c, size_t *n) {
+	*n = c->result_n;
+	return c->result->p;
+}
+
+// room makes space for the coefficients of all blocks; values is the most that there can be.
+static int room(sj_coder *c, size_t values) {
+	size_t n = c->j.blocks;
+	if (values > n * 63) values = n * 63;
+	values += 64;
+	if (!sj_reserve(&c->b[DC], n * 2) || !sj_reserve(&c->b[MASK], n * 8) || !sj_reserve(&c->b[AT], n * 4) || !sj_reserve(&c->b[VALUES], values * 2)) return 0;
+	if (c->j.progressive && !sj_reserve(&c->b[DENSE], n * 128)) return 0;
+	c->c = (sj_coefs){c->b[DC].p, c->b[MASK].p, c->b[AT].p, c->b[VALUES].p, 0, values, c->j.progressive ? c->b[DENSE].p : NULL};
+	return 1;
+}
+
+// sparse makes the sparse form from the dense one.
+static void sparse(sj_coefs *c, size_t blocks) {
+	const int16_t *q = c->dense;
+	for (size_t b = 0; b < blocks; b++, q += 64) {
+		uint64_t m = 0;
+		c->dc[b] = q[0];
+		c->at[b] = (uint32_t)c->used;
+		for (int k = 1; k < 64; k++) {
+			if (!q[k]) continue;
+			m |= (uint64_t)1 << k;
+			c->values[c->used++] = q[k];
+		}
+		c->mask[b] = m;
+	}
+}
+
+static void dense(sj_coefs *c, size_t blocks) {
+	int16_t *q = c->dense;
+	memset(q, 0, blocks * 128);
+	for (size_t b = 0; b < blocks; b++, q += 64) {
+		const int16_t *v = c->values + c->at[b];
+		q[0] = c->dc[b];
+		for (uint64_t m = c->mask[b]; m; m &= m - 1) q[__builtin_ctzll(m)] = *v++;
+	}
+}
+
+// known tracks which bits of the coefficients a file's scans have given; every one must come, once.
+typedef struct {
+	int8_t left[3][64]; // bits still to come; -1: not begun
+} known;
+
+static int note(known *k, const sj_jpeg *j, const sj_scan *s) {
+	for (int i = 0; i < s->n; i++) {
+		for (int z = s->ss; z <= s->se; z++) {
+			int8_t *left = &k->left[s->comp[i]][z];
+			if (*left != (s->ah ? s->ah : -1) || (z > 0 && k->left[s->comp[i]][0] < 0 && j->progressive)) return 0;
+			*left = (int8_t)s->al;
+		}
+	}
+	return 1;
+}
+
+static int complete(const known *k, int comps) {
+	for (int c = 0; c < comps; c++) {
+		for (int z = 0; z < 64; z++) {
+			if (k->left[c][z] != 0) return 0;
+		}
+	}
+	return 1;
+}
+
+// take_apart reads a file into coefficients and what lies outside of its scans.
+static int take_apart(sj_coder *c, const uint8_t *p, size_t n) {
+	memset(&c->j, 0, sizeof c->j);
+	c->verbatim_n = 0;
+	if (n < 4 || n > UINT32_MAX / 8 || p[0] != 0xFF || p[1] != 0xD8) return SJ_KEEP;
+	if (!sj_reserve(&c->b[VERBATIM], n)) return SJ_MEMORY;
+	uint8_t *o = c->b[VERBATIM].p;
+	known k;
+	memset(&k, -1, sizeof k);
+	sj_scan s;
+	size_t at = 0, from = 0;
+	int rc;
+	while ((rc = sj_walk(&c->j, p, n, &at, &s)) == SJ_WALK_SCAN) {
+		if (c->j.scans == 1) {
+			if (c->j.blocks > 8 * n) return SJ_KEEP;
+			if (!room(c, 4 * n)) return SJ_MEMORY;
+			if (c->c.dense) {
+				memset(c->c.dense, 0, c->j.blocks * 128);
+			} else {
+				memset(c->c.dc, 0, c->j.blocks * 2);
+				memset(c->c.mask, 0, c->j.blocks * 8);
+				memset(c->c.at, 0, c->j.blocks * 4);
+			}
+		}
+		if (c->j.scans > SJ_MAX_SCANS || !note(&k, &c->j, &s)) return SJ_KEEP;
+		memcpy(o + c->verbatim_n, p + from, at - from);
+		c->verbatim_n += at - from;
+		if (!sj_read_scan(&c->j, &s, &c->c, p, n, &at, &c->b[CLEAN])) return SJ_KEEP;
+		from = at;
+	}
+	if (rc != SJ_WALK_END || c->j.scans == 0 || !complete(&k, c->j.comps)) return SJ_KEEP;
+	memcpy(o + c->verbatim_n, p + from, n - from);
+	c->verbatim_n += n - from;
+	if (c->c.dense) {
+		if (c->j.blocks * 63 > c->c.cap) { // refinement gives coefficients for less than two bits
+			if (!sj_reserve(&c->b[VALUES], (c->j.blocks * 63 + 64) * 2)) return SJ_MEMORY;
+			c->c.values = c->b[VALUES].p;
+		}
+		sparse(&c->c, c->j.blocks);
+	}
+	return SJ_OK;
+}
+
+typedef struct {
+	uint8_t *o[SJ_LANES];
+	int16_t *escape[SJ_LANES];
+} splitter;
+
+static inline void split_symbol(splitter *s, int lane, int v) {
+	if (v > 127 || v < -127) {
+		*s->escape[lane]++ = (int16_t)v;
+		v = -128;
+	}
+	*s->o[lane]++ = (uint8_t)v;
+}
+
+static inline void split_block(splitter *s, uint64_t mask, const int16_t *v) {
+	unsigned flag = 0;
+	for (int b = 0; b < 8; b++) flag |= (unsigned)((mask >> 8 * b & 255) != 0) << b;
+	int rich = sj_rich(flag);
+	*s->o[1]++ = (uint8_t)flag;
+	for (int b = 0; flag >> b; b++) {
+		if (flag >> b & 1) *s->o[SJ_MASKS + 4 * rich + (b < 3 ? b : 3)]++ = (uint8_t)(mask >> 8 * b);
+	}
+	int n = __builtin_popcountll(mask), low = __builtin_popcount(mask & 255);
+	for (int i = 0; i < n; i++) split_symbol(s, SJ_VALUES + 2 * rich + (i >= low), v[i]);
+}
+
+static void split_comp(sj_coder *c, int comp, int band, splitter *s) {
+	const sj_recoded *g = &c->geometry;
+	int w = g->comp[comp].blocks_w, rows = sj_band_rows(g, comp, band);
+	size_t b = c->j.comp[comp].first + (size_t)band * (size_t)g->comp[comp].band_rows * (size_t)w;
+	for (int y = 0; y < rows; y++) {
+		for (int x = 0; x < w; x++, b++) {
+			const int16_t *dc = c->c.dc + b;
+			split_symbol(s, 0, (int16_t)(*dc - sj_predict(dc, x, y, 1, w)));
+			split_block(s, c->c.mask[b], c->c.values + c->c.at[b]);
+		}
+	}
+}
+
+// The most symbols of a block in each lane.
+static const uint8_t most[SJ_LANES] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 5, 8, 24, 8, 56};
+
+enum { MOST = 1 + 1 + 4 + 8 + 32 + 64 };
+
+// split_part makes the symbols of one group of components of one band.
+static void split_part(sj_coder *c, int group, int band, split *q, uint8_t **symbols, int16_t **escapes) {
+	const sj_recoded *g = &c->geometry;
+	int to = group ? g->comps : 1;
+	size_t blocks = 0;
+	for (int i = group; i < to; i++) blocks += (size_t)(g->comp[i].blocks_w * sj_band_rows(g, i, band));
+	splitter s;
+	for (int k = 0; k < SJ_LANES; k++) {
+		s.o[k] = *symbols;
+		s.escape[k] = *escapes;
+		q->at[k] = (uint32_t)(*symbols - (uint8_t *)c->b[SYMBOLS].p);
+		q->escapes[k] = (uint32_t)(*escapes - (int16_t *)c->b[ESCAPES].p);
+		*symbols += blocks * most[k];
+		*escapes += blocks * most[k];
+	}
+	for (int i = group; i < to; i++) split_comp(c, i, band, &s);
+	for (int k = 0; k < SJ_LANES; k++) q->n[k] = (uint32_t)(s.o[k] - ((uint8_t *)c->b[SYMBOLS].p + q->at[k]));
+}
+
+static int split_all(sj_coder *c) {
+	sj_recoded *g = &c->geometry;
+	sj_set_geometry(g, &c->j);
+	size_t parts = (size_t)(g->bands * g->groups);
+	if (!sj_reserve(&c->b[SYMBOLS], c->j.blocks * MOST) || !sj_reserve(&c->b[ESCAPES], c->j.blocks * MOST * 2) || !sj_reserve(&c->b[PARTS], parts * sizeof(split))) {
+		return SJ_MEMORY;
+	}
+	uint8_t *symbols = c->b[SYMBOLS].p;
+	int16_t *escapes = c->b[ESCAPES].p;
+	split *q = c->b[PARTS].p;
+	for (int b = 0; b < g->bands; b++) {
+		for (int i = 0; i < g->groups; i++) split_part(c, i, b, q++, &symbols, &escapes);
+	}
+	return SJ_OK;
+}
+
+int sj_split(sj_coder *c, const uint8_t *src, size_t n) {
+	int rc = take_apart(c, src, n);
+	return rc != SJ_OK ? rc : split_all(c);
+}
+
+int sj_lane_count(const sj_coder *c) { return c->geometry.bands * c->geometry.groups * SJ_LANES; }
+
+const uint8_t *sj_lane(const sj_coder *c, int i, int *kind, size_t *n) {
+	const split *q = (const split *)c->b[PARTS].p + i / SJ_LANES;
+	int lane = i % SJ_LANES;
+	*kind = sj_kind(lane);
+	*n = q->n[lane];
+	return (const uint8_t *)c->b[SYMBOLS].p + q->at[lane];
+}
+
+static void histogram(uint32_t *h, const uint8_t *p, uint32_t n) {
+	memset(h, 0, 256 * sizeof *h);
+	for (uint32_t i = 0; i < n; i++) h[p[i]]++;
+}
+
+// choose returns the table that takes fewest bits.
+static int choose(const sj_tables *t, int kind, const uint32_t *h) {
+	uint64_t least = UINT64_MAX;
+	int best = 0;
+	for (int i = kind * SJ_CHOICES; i < (kind + 1) * SJ_CHOICES; i++) {
+		uint64_t bits = 0;
+		unsigned escaped = sj_escape(kind) < 0 ? 0 : t->len[i][sj_escape(kind)] + 16u;
+		for (int s = 0; s < 256; s++) bits += (uint64_t)h[s] * (t->len[i][s] ? t->len[i][s] : escaped);
+		if (bits < least) {
+			least = bits;
+			best = i;
+		}
+	}
+	return best;
+}
+
+typedef struct {
+	uint8_t *dir, *escape, *lane;
+} container;
+
+// encode_lane codes n symbols; those without a code become escapes, and given has the values of those that are.
+static void encode_lane(const sj_tables *t, int table, const uint8_t *p, uint32_t n, const int16_t *given, container *o) {
+	const uint16_t *code = t->code[table];
+	const uint8_t *len = t->len[table];
+	int kind = table / SJ_CHOICES, escape = sj_escape(kind);
+	uint64_t acc = 0;
+	int have = 0;
+	uint8_t *out = o->lane;
+	for (uint32_t i = 0; i < n; i++) {
+		int s = p[i];
+		if (!len[s] || s == escape) {
+			int16_t v = s == escape ? *given++ : escape ? (int8_t)s : s;
+			*o->escape++ = (uint8_t)v;
+			*o->escape++ = (uint8_t)((uint16_t)v >> 8);
+			s = escape;
+		}
+		acc |= (uint64_t)code[s] << have;
+		have += len[s];
+		if (have >= 32) {
+			put32(out, (uint32_t)acc);
+			out += 4;
+			acc >>= 32;
+			have -= 32;
+		}
+	}
+	for (; have > 0; have -= 8, acc >>= 8) *out++ = (uint8_t)acc;
+	o->lane = out;
+}
+
+static void put_varint(uint8_t **o, uint32_t v) {
+	for (; v > 127; v >>= 7) *(*o)++ = (uint8_t)(v | 128);
+	*(*o)++ = (uint8_t)v;
+}
+
+static size_t count_symbols(const sj_coder *c, size_t parts) {
+	const split *q = c->b[PARTS].p;
+	size_t n = 0;
+	for (size_t i = 0; i < parts; i++) {
+		for (int k = 0; k < SJ_LANES; k++) n += q[i].n[k];
+	}
+	return n;
+}
+
+// put_verbatim leaves the standard tables out: 2 bytes say where they were, and 2 how many bytes.
+static uint8_t *put_verbatim(const sj_coder *c, uint8_t *header, uint8_t *o) {
+	const uint8_t *p = c->b[VERBATIM].p;
+	size_t n = c->verbatim_n, at = 0, out = 0;
+	for (at = 0; at + SJ_DHT / 2 <= n && at <= UINT16_MAX; at++) {
+		const uint8_t *f = memchr(p + at, sj_dht[1], n - at); // rarer than 0xFF
+		if (!f) break;
+		at = (size_t)(f - p);
+		if (at == 0 || at - 1 + SJ_DHT / 2 > n || memcmp(f - 1, sj_dht, SJ_DHT / 2) != 0) continue;
+		at--;
+		out = at + SJ_DHT <= n && memcmp(p + at, sj_dht, SJ_DHT) == 0 ? SJ_DHT : SJ_DHT / 2;
+		break;
+	}
+	if (!out || at > UINT16_MAX) at = out = 0;
+	put32(header, (uint32_t)(n - out));
+	put32(header + 4, (uint32_t)(at | out << 16));
+	memcpy(o, p, at);
+	memcpy(o + at, p + at + out, n - at - out);
+	return o + n - out;
+}
+
+// encode writes the container.
+static int encode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t crc, size_t size) {
+	const sj_recoded *g = &c->geometry;
+	size_t parts = (size_t)(g->bands * g->groups), symbols = count_symbols(c, parts);
+	size_t dir = SJ_HEADER + parts * 5 * (SJ_LANES + 1), escapes = 2 * symbols, lanes = symbols * 3 / 2 + parts * SJ_LANES * 8;
+	if (!sj_reserve(&c->b[CODED], dir + escapes + lanes + c->verbatim_n)) return SJ_MEMORY;
+	uint8_t *p = c->b[CODED].p;
+	container o = {p + SJ_HEADER, p + dir, p + dir + escapes};
+	memcpy(p, sj_magic, 8);
+	memcpy(p + 8, id, 8);
+	put32(p + 16, (uint32_t)size);
+	put32(p + 20, crc);
+	for (size_t i = 0; i < parts; i++) {
+		const split *q = (const split *)c->b[PARTS].p + i;
+		const uint8_t *escape = o.escape;
+		for (int k = 0; k < SJ_LANES; k++) {
+			uint32_t h[256];
+			if (!q->n[k]) {
+				put_varint(&o.dir, 0);
+				continue;
+			}
+			const uint8_t *s = (const uint8_t *)c->b[SYMBOLS].p + q->at[k], *from = o.lane;
+			histogram(h, s, q->n[k]);
+			int table = choose(t, sj_kind(k), h);
+			encode_lane(t, table, s, q->n[k], (const int16_t *)c->b[ESCAPES].p + q->escapes[k], &o);
+			put_varint(&o.dir, (uint32_t)(o.lane - from) << 3 | (uint32_t)(table % SJ_CHOICES));
+		}
+		put_varint(&o.dir, (uint32_t)(o.escape - escape) / 2);
+	}
+	uint8_t *to = o.dir;
+	size_t n = (size_t)(o.escape - (p + dir));
+	memmove(to, p + dir, n);
+	to += n;
+	n = (size_t)(o.lane - (p + dir + escapes));
+	memmove(to, p + dir + escapes, n);
+	c->coded_n = (size_t)(put_verbatim(c, p + 24, to + n) - p);
+	return SJ_OK;
+}
+
+// gather makes the coefficients from all lanes.
+static int gather(sj_coder *c) {
+	const sj_recoded *r = &c->r;
+	size_t values = 0;
+	for (int i = 0; i < r->bands * r->groups; i++) {
+		for (int k = SJ_VALUES; k < SJ_LANES; k++) values += r->part[i].n[0][k] + r->part[i].n[1][k];
+	}
+	if (!room(c, values)) return SJ_MEMORY;
+	for (int band = 0; band < r->bands; band++) {
+		for (int comp = 0; comp < r->comps; comp++) {
+			int w = r->comp[comp].blocks_w, rows = sj_band_rows(r, comp, band), rich;
+			size_t b = c->j.comp[comp].first + (size_t)band * (size_t)r->comp[comp].band_rows * (size_t)w;
+			sj_streams s = sj_begin(r, comp, band);
+			for (int y = 0; y < rows; y++) {
+				for (int x = 0; x < w; x++, b++) {
+					uint64_t m = sj_next_mask(&s, &rich);
+					if (m & 1) return SJ_CORRUPT;
+					int16_t *dc = c->c.dc + b, *v = c->c.values + c->c.used;
+					*dc = (int16_t)(sj_predict(dc, x, y, 1, w) + sj_next(&s, 0));
+					c->c.mask[b] = m;
+					c->c.at[b] = (uint32_t)c->c.used;
+					int n = __builtin_popcountll(m), low = __builtin_popcount(m & 255);
+					for (int i = 0; i < n; i++) v[i] = (int16_t)sj_next(&s, SJ_VALUES + 2 * rich + (i >= low));
+					c->c.used += (size_t)n;
+				}
+			}
+		}
+	}
+	if (c->c.dense) dense(&c->c, c->j.blocks);
+	return SJ_OK;
+}
+
+// put_together writes the file: what is outside of the scans as it was, and the scans from the coefficients.
+static int put_together(sj_coder *c) {
+	const sj_recoded *r = &c->r;
+	if (r->size > 64 * (uint64_t)r->n || !sj_reserve(&c->b[OUT], r->size + SJ_SCAN_SLACK)) return SJ_CORRUPT;
+	uint8_t *o = c->b[OUT].p, *end = o + r->size;
+	sj_jpeg j = {0};
+	sj_scan s;
+	size_t at = 0, from = 0;
+	int rc;
+	while ((rc = sj_walk(&j, r->verbatim, r->verbatim_n, &at, &s)) == SJ_WALK_SCAN) {
+		if (j.scans > SJ_MAX_SCANS || at - from > (size_t)(end - o)) return SJ_CORRUPT;
+		memcpy(o, r->verbatim + from, at - from);
+		if (!(o = sj_write_scan(&j, &s, &c->c, o + (at - from), end))) return SJ_CORRUPT;
+		from = at;
+	}
+	if (rc != SJ_WALK_END || r->verbatim_n - from != (size_t)(end - o)) return SJ_CORRUPT;
+	memcpy(o, r->verbatim + from, r->verbatim_n - from);
+	c->result = &c->b[OUT];
+	c->result_n = r->size;
+	return SJ_OK;
+}
+
+int sj_restore(sj_coder *c, const sj_tables *t, const uint8_t *rec, size_t n) {
+	int rc = sj_recoded_open(&c->r, rec, n, t);
+	if (rc == SJ_OK) rc = sj_recoded_lanes(&c->r, 0, c->r.bands);
+	if (rc != SJ_OK) return rc;
+	memset(&c->j, 0, sizeof c->j);
+	sj_scan s;
+	size_t at = 0;
+	sj_walk(&c->j, c->r.verbatim, c->r.verbatim_n, &at, &s);
+	rc = gather(c);
+	return rc != SJ_OK ? rc : put_together(c);
+}
+
+int sj_recode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t crc, const uint8_t *src, size_t n) {
+	int rc = sj_split(c, src, n);
+	if (rc == SJ_OK) rc = encode(c, t, id, crc, n);
+	if (rc != SJ_OK) return rc;
+	rc = sj_restore(c, t, c->b[CODED].p, c->coded_n);
+	if (rc == SJ_MEMORY) return rc;
+	if (rc != SJ_OK || c->result_n != n || memcmp(c->b[OUT].p, src, n) != 0) return SJ_KEEP;
+	c->result = &c->b[CODED];
+	c->result_n = c->coded_n;
+	return c->coded_n < n ? SJ_OK : SJ_LARGER;
+}

@@ -1,0 +1,293 @@
+// IDCT, upsampling and colour as libjpeg-turbo's vector code computes them, on several blocks and on all of a row at
+// once. Planes of samples hold two bands of coefficients; a row of chroma lies a row of samples ahead at most.
+//
+// Samples outside of the picture repeat the last one inside, as in libjpeg: that makes the filter the same everywhere.
+
+#include "sjown.h"
+#include "shoaljpeg.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
+enum { EDGE = 64, BESIDE = 320 }; // bytes of a plane's row before its first sample, and at least behind its last
+
+typedef struct {
+	int blocks_w, band_blocks; // of the source
+	int from, to;              // blocks of a row that are transformed
+	int need0, need1;          // rows of samples that are looked at
+	int w, h;                  // samples of the picture
+	int ring;                  // rows that the plane holds
+	size_t stride;
+	int16_t quant[64];
+} component;
+
+struct sj_own {
+	component c[3];
+	const sj_source *from;
+	int simd, half_w, half_h; // chroma has half the columns, half the rows
+	int x0, width, y, band;   // first column, columns, next row, next band
+	int ready;                // rows of luma that the bands so far give
+	void *mem;
+	size_t cap;
+	int16_t *blocks;
+	uint8_t *last, *plane[3];
+};
+
+sj_own *sj_own_new(void) { return calloc(1, sizeof(sj_own)); }
+
+void sj_own_free(sj_own *o) {
+	if (!o) return;
+	free(o->mem);
+	free(o);
+}
+
+size_t sj_own_bytes(const sj_own *o) { return o ? sizeof *o + o->cap : 0; }
+
+// flat is the IDCT of a block without AC coefficients.
+static void flat(int coef, int quant, uint8_t *out, size_t stride) {
+	int v = ((int16_t)(uint16_t)((uint32_t)(coef * quant) << 2) + 16) >> 5;
+	v = (v < -128 ? -128 : v > 127 ? 127 : v) + 128;
+	for (int y = 0; y < 8; y++) memset(out + (size_t)y * stride, v, 8);
+}
+
+// wrap gives the first rows of n blocks what libjpeg-turbo makes of values beyond 13 bits where the other rows are empty.
+static void wrap(const int16_t *blocks, int16_t *first, int n) {
+	for (int b = 0; b < n; b++, blocks += 64, first += 8) {
+		int any = 0;
+		for (int i = 8; i < 64; i++) any |= blocks[i];
+		for (int i = 0; !any && i < 8; i++) first[i] = (int16_t)((int16_t)(uint16_t)((uint32_t)first[i] << 2) >> 2);
+	}
+}
+
+#define PAIR(a, b) OP(set1_epi32)((int32_t)((uint32_t)(uint16_t)(int16_t)(b) << 16 | (uint16_t)(int16_t)(a)))
+#define MADD(sum, v, a, b) MADDV(sum, v, PAIR(a, b))
+
+#define V __m256i
+#define N 2
+#define LOOP __attribute__((target("avx2")))
+#define NAME(f) f##_avx2
+#define OP(f) _mm256_##f
+#define ZERO _mm256_setzero_si256()
+#define LOAD(p) _mm256_loadu_si256((const __m256i *)(p))
+#define STORE(p, v) _mm256_storeu_si256((__m256i *)(p), v)
+#define BOTH(a, b) _mm256_and_si256(a, b)
+#define ANY(v, bits) (!_mm256_testz_si256(v, _mm256_set1_epi16(bits)))
+#define UP(p) _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(p)))
+#define MADDV(sum, v, k) _mm256_add_epi32(sum, _mm256_madd_epi16(v, k))
+
+LOOP static inline void rows_avx2(const int16_t *b, const int16_t *quant, V r[8]) {
+	for (int i = 0; i < 4; i++) {
+		V q = LOAD(quant + 16 * i), a = OP(mullo_epi16)(LOAD(b + 16 * i), q), c = OP(mullo_epi16)(LOAD(b + 64 + 16 * i), q);
+		r[2 * i] = _mm256_permute2x128_si256(a, c, 0x20);
+		r[2 * i + 1] = _mm256_permute2x128_si256(a, c, 0x31);
+	}
+}
+
+LOOP static inline void two_rows_avx2(V v, uint8_t *out, size_t stride) {
+	v = _mm256_permute4x64_epi64(v, 0xd8);
+	_mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(v));
+	_mm_storeu_si128((__m128i *)(out + stride), _mm256_extracti128_si256(v, 1));
+}
+
+// pixels stores 32 pixels; a lane of r, g and b has 8 even ones and then 8 odd ones.
+LOOP static inline void pixels_avx2(V r, V g, V b, uint8_t *out) {
+	V rg = OP(unpacklo_epi8)(r, g), rg1 = OP(unpackhi_epi8)(r, g), bx = OP(unpacklo_epi8)(b, ZERO), bx1 = OP(unpackhi_epi8)(b, ZERO);
+	V e = OP(unpacklo_epi16)(rg, bx), f = OP(unpackhi_epi16)(rg, bx), o = OP(unpacklo_epi16)(rg1, bx1), p = OP(unpackhi_epi16)(rg1, bx1);
+	V a[4] = {OP(unpacklo_epi32)(e, o), OP(unpackhi_epi32)(e, o), OP(unpacklo_epi32)(f, p), OP(unpackhi_epi32)(f, p)};
+	STORE(out, _mm256_permute2x128_si256(a[0], a[1], 0x20));
+	STORE(out + 32, _mm256_permute2x128_si256(a[2], a[3], 0x20));
+	STORE(out + 64, _mm256_permute2x128_si256(a[0], a[1], 0x31));
+	STORE(out + 96, _mm256_permute2x128_si256(a[2], a[3], 0x31));
+}
+
+#include "sjown_simd.h"
+
+#undef V
+#undef N
+#undef LOOP
+#undef NAME
+#undef OP
+#undef ZERO
+#undef LOAD
+#undef STORE
+#undef BOTH
+#undef ANY
+#undef UP
+#undef MADDV
+
+#define V __m512i
+#define N 4
+#define LOOP __attribute__((target("avx512bw,avx512vbmi,avx512vnni")))
+#define NAME(f) f##_avx512
+#define OP(f) _mm512_##f
+#define ZERO _mm512_setzero_si512()
+#define LOAD(p) _mm512_loadu_si512(p)
+#define STORE(p, v) _mm512_storeu_si512(p, v)
+#define BOTH(a, b) _mm512_and_si512(a, b)
+#define ANY(v, bits) _mm512_test_epi16_mask(v, _mm512_set1_epi16(bits))
+#define UP(p) _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(p)))
+#define MADDV(sum, v, k) _mm512_dpwssd_epi32(sum, v, k)
+
+LOOP static inline void rows_avx512(const int16_t *b, const int16_t *quant, V r[8]) {
+	for (int i = 0; i < 2; i++) {
+		V q = LOAD(quant + 32 * i), a[4];
+		for (int k = 0; k < 4; k++) a[k] = OP(mullo_epi16)(LOAD(b + 64 * k + 32 * i), q);
+		V ab = _mm512_shuffle_i64x2(a[0], a[1], 0x44), cd = _mm512_shuffle_i64x2(a[2], a[3], 0x44);
+		V ab1 = _mm512_shuffle_i64x2(a[0], a[1], 0xee), cd1 = _mm512_shuffle_i64x2(a[2], a[3], 0xee);
+		r[4 * i] = _mm512_shuffle_i64x2(ab, cd, 0x88);
+		r[4 * i + 1] = _mm512_shuffle_i64x2(ab, cd, 0xdd);
+		r[4 * i + 2] = _mm512_shuffle_i64x2(ab1, cd1, 0x88);
+		r[4 * i + 3] = _mm512_shuffle_i64x2(ab1, cd1, 0xdd);
+	}
+}
+
+LOOP static inline void two_rows_avx512(V v, uint8_t *out, size_t stride) {
+	v = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), v);
+	_mm256_storeu_si256((__m256i *)out, _mm512_castsi512_si256(v));
+	_mm256_storeu_si256((__m256i *)(out + stride), _mm512_extracti64x4_epi64(v, 1));
+}
+
+LOOP static inline void pixels_avx512(V r, V g, V b, uint8_t *out) {
+	V rg = OP(unpacklo_epi8)(r, g), rg1 = OP(unpackhi_epi8)(r, g), bx = OP(unpacklo_epi8)(b, ZERO), bx1 = OP(unpackhi_epi8)(b, ZERO);
+	V e = OP(unpacklo_epi16)(rg, bx), f = OP(unpackhi_epi16)(rg, bx), o = OP(unpacklo_epi16)(rg1, bx1), p = OP(unpackhi_epi16)(rg1, bx1);
+	V a = OP(unpacklo_epi32)(e, o), c = OP(unpackhi_epi32)(e, o), d = OP(unpacklo_epi32)(f, p), h = OP(unpackhi_epi32)(f, p);
+	V ac = _mm512_shuffle_i64x2(a, c, 0x44), dh = _mm512_shuffle_i64x2(d, h, 0x44);
+	V ac1 = _mm512_shuffle_i64x2(a, c, 0xee), dh1 = _mm512_shuffle_i64x2(d, h, 0xee);
+	STORE(out, _mm512_shuffle_i64x2(ac, dh, 0x88));
+	STORE(out + 64, _mm512_shuffle_i64x2(ac, dh, 0xdd));
+	STORE(out + 128, _mm512_shuffle_i64x2(ac1, dh1, 0x88));
+	STORE(out + 192, _mm512_shuffle_i64x2(ac1, dh1, 0xdd));
+}
+
+#include "sjown_simd.h"
+
+int sj_own_usual(j_decompress_ptr d, const sj_source *from, int simd) {
+	jpeg_component_info *c = d->comp_info;
+	if (!simd || d->num_components != 3 || from->comps != 3 || d->jpeg_color_space != JCS_YCbCr) return 0;
+	for (int i = 0; i < 3; i++) {
+		if (i && (c[i].h_samp_factor != 1 || c[i].v_samp_factor != 1)) return 0;
+		if (c[i].quant_tbl_no < 0 || c[i].quant_tbl_no >= NUM_QUANT_TBLS || !d->quant_tbl_ptrs[c[i].quant_tbl_no]) return 0;
+		if (c[i].width_in_blocks < 4 || from->comp[i].blocks_w < (int)c[i].width_in_blocks) return 0;
+		if (from->comp[i].band_rows != from->band_mcu_rows * c[i].v_samp_factor || from->comp[i].blocks_h < (int)c[i].height_in_blocks) return 0;
+	}
+	return (c->h_samp_factor == 1 || c->h_samp_factor == 2) && (c->v_samp_factor == 1 || (c->v_samp_factor == 2 && c->h_samp_factor == 2));
+}
+
+int sj_own_open(sj_own *o, j_decompress_ptr d, const sj_source *from, int simd, int x0, int x1, int y0, int y1) {
+	o->from = from;
+	o->simd = simd;
+	o->half_w = d->comp_info->h_samp_factor - 1;
+	o->half_h = d->comp_info->v_samp_factor - 1;
+	o->x0 = x0 & ~1; // chroma goes in pairs
+	o->width = x1 - o->x0;
+	o->y = y0;
+	size_t need = 0, at[3], blocks = 0;
+	for (int i = 0; i < 3; i++) {
+		component *c = &o->c[i];
+		int hw = i ? o->half_w : 0, hh = i ? o->half_h : 0, wide = (int)d->comp_info[i].width_in_blocks;
+		c->blocks_w = from->comp[i].blocks_w;
+		c->band_blocks = from->comp[i].band_rows;
+		c->w = ((int)d->image_width + hw) >> hw;
+		c->h = ((int)d->image_height + hh) >> hh;
+		c->need0 = (y0 >> hh) - hh;
+		c->need1 = ((y1 - 1) >> hh) + hh + 1;
+		if (c->need0 < 0) c->need0 = 0;
+		if (c->need1 > c->h) c->need1 = c->h;
+		c->from = (x0 >> hw) - hw < 0 ? 0 : ((x0 >> hw) - hw) / 8;
+		c->to = ((x1 - 1) >> hw) + hw >= c->w ? wide : (((x1 - 1) >> hw) + hw) / 8 + 1;
+		if (c->to < c->from + 4) c->to = c->from + 4; // whole vectors
+		if (c->to > wide) c->to = wide;
+		if (c->from > c->to - 4) c->from = c->to - 4;
+		c->ring = 16 * c->band_blocks;
+		c->stride = (size_t)(EDGE + (c->to - c->from) * 8 + BESIDE);
+		for (int k = 0; k < 64; k++) c->quant[k] = (int16_t)d->quant_tbl_ptrs[d->comp_info[i].quant_tbl_no]->quantval[k];
+		at[i] = need;
+		need += (c->stride * (size_t)c->ring + 63) / 64 * 64;
+		size_t b = (size_t)c->blocks_w * (size_t)c->band_blocks;
+		if (b > blocks) blocks = b;
+	}
+	size_t total = need + blocks * 129 + 64;
+	if (total > o->cap) {
+		free(o->mem);
+		o->cap = 0;
+		total = (total + total / 4) / 64 * 64 + 64;
+		o->mem = aligned_alloc(64, total);
+		if (!o->mem) return SJ_MEMORY;
+		o->cap = total;
+		memset(o->mem, 0, total);
+	}
+	o->blocks = (int16_t *)((uint8_t *)o->mem + need);
+	o->last = (uint8_t *)(o->blocks + 64 * blocks);
+	for (int i = 0; i < 3; i++) o->plane[i] = (uint8_t *)o->mem + at[i] + EDGE;
+	o->band = o->c[0].need0 / (8 * o->c[0].band_blocks);
+	int chroma = o->c[1].need0 / (8 * o->c[1].band_blocks);
+	if (chroma < o->band) o->band = chroma;
+	o->ready = o->band * 8 * o->c[0].band_blocks;
+	int end = (o->c[0].need1 - 1) / (8 * o->c[0].band_blocks), end1 = (o->c[1].need1 - 1) / (8 * o->c[1].band_blocks);
+	return from->lanes(from->from, o->band, (end1 > end ? end1 : end) + 1);
+}
+
+static uint8_t *sample(const sj_own *o, int i, int x, int y) {
+	const component *c = &o->c[i];
+	return o->plane[i] + (size_t)(y % c->ring) * c->stride + (ptrdiff_t)x - 8 * (ptrdiff_t)c->from;
+}
+
+// next transforms the next band.
+static int next(sj_own *o) {
+	for (int i = 0; i < 3; i++) {
+		const component *c = &o->c[i];
+		int y = o->band * 8 * c->band_blocks, end = y + 8 * c->band_blocks;
+		const int16_t *b = o->blocks;
+		const uint8_t *last = o->last;
+		if (end <= c->need0 || y >= c->need1) continue;
+		int code = o->from->band(o->from->from, i, o->band, o->blocks, o->last);
+		if (code != SJ_OK) return code;
+		for (; y < end && y < c->need1; y += 8, b += 64 * c->blocks_w, last += c->blocks_w) {
+			if (y + 8 <= c->need0) continue;
+			uint8_t *out = sample(o, i, 8 * c->from, y);
+			if (o->simd > 1) blocks_avx512(b + 64 * c->from, last + c->from, c->quant, c->to - c->from, out, c->stride);
+			else blocks_avx2(b + 64 * c->from, last + c->from, c->quant, c->to - c->from, out, c->stride);
+			for (int k = 0; i && k < 8; k++, out += c->stride) {
+				if (c->from == 0) out[-1] = out[0];
+				if (8 * c->to >= c->w) out[c->w - 8 * c->from] = out[c->w - 1 - 8 * c->from];
+			}
+		}
+	}
+	o->band++;
+	o->ready += 8 * o->c[0].band_blocks;
+	return SJ_OK;
+}
+
+int sj_own_rows(sj_own *o, uint8_t *const *rows, int n) {
+	for (int i = 0; i < n; i++, o->y++) {
+		int y = o->y, h = o->c[1].h, near = y >> o->half_h, far = near;
+		if (o->half_h) far += y & 1 ? 1 : -1;
+		far = far < 0 ? 0 : far >= h ? h - 1 : far;
+		while (y >= o->ready || (far + 1) << o->half_h > o->ready) {
+			int code = o->band < o->from->bands ? next(o) : SJ_CORRUPT;
+			if (code != SJ_OK) return code;
+		}
+		const uint8_t *c[4];
+		for (int k = 0; k < 4; k++) c[k] = sample(o, 1 + k / 2, o->x0 >> o->half_w, k % 2 ? far : near);
+		if (o->simd > 1) line_avx512(sample(o, 0, o->x0, y), c, o->half_w, o->half_h, o->width, rows[i]);
+		else line_avx2(sample(o, 0, o->x0, y), c, o->half_w, o->half_h, o->width, rows[i]);
+	}
+	return SJ_OK;
+}
+
+#else
+
+sj_own *sj_own_new(void) { return calloc(1, 1); }
+void sj_own_free(sj_own *o) { free(o); }
+size_t sj_own_bytes(const sj_own *o) { (void)o; return 0; }
+int sj_own_usual(j_decompress_ptr d, const sj_source *from, int simd) { (void)d; (void)from; (void)simd; return 0; }
+int sj_own_open(sj_own *o, j_decompress_ptr d, const sj_source *from, int simd, int x0, int x1, int y0, int y1) {
+	(void)o; (void)d; (void)from; (void)simd; (void)x0; (void)x1; (void)y0; (void)y1;
+	return SJ_CORRUPT;
+}
+int sj_own_rows(sj_own *o, uint8_t *const *rows, int n) { (void)o; (void)rows; (void)n; return SJ_CORRUPT; }
+
+#endif

@@ -1,0 +1,508 @@
+// Recoded JPEG, reading: tables, container, entropy stage, expansion. recode.go draws the format.
+//
+// Nothing in a container is believed: geometry comes from the frame header, counts from the lanes before, and a lane has
+// at least a bit a symbol. Inner loops need no more than that: a load never passes the container's end (the verbatim
+// part lies behind the lanes), and the lanes' output has slack.
+
+#include "sjparts.h"
+
+#include <stdlib.h>
+
+enum {
+	BITS = SJ_CODE_BITS,
+	LEAST = 16, // bytes of the shortest verbatim part
+	TABLES_SIZE = SJ_TABLES * 128
+};
+
+const uint8_t sj_magic[8] = {0x8E, 'S', 'J', 'R', 'e', 'c', '\n', 1};
+
+const uint8_t sj_natural[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
+                                41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
+                                30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+
+// The tables of T.81, K.3, as most encoders write them.
+const uint8_t sj_dht[SJ_DHT] = {
+	255, 196, 0, 31, 0, 0, 1, 5, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2,
+	3, 4, 5, 6, 7, 8, 9, 10, 11, 255, 196, 0, 181, 16, 0, 2, 1, 3, 3, 2, 4, 3, 5, 5,
+	4, 4, 0, 0, 1, 125, 1, 2, 3, 0, 4, 17, 5, 18, 33, 49, 65, 6, 19, 81, 97, 7, 34, 113,
+	20, 50, 129, 145, 161, 8, 35, 66, 177, 193, 21, 82, 209, 240, 36, 51, 98, 114, 130, 9, 10, 22, 23, 24,
+	25, 26, 37, 38, 39, 40, 41, 42, 52, 53, 54, 55, 56, 57, 58, 67, 68, 69, 70, 71, 72, 73, 74, 83,
+	84, 85, 86, 87, 88, 89, 90, 99, 100, 101, 102, 103, 104, 105, 106, 115, 116, 117, 118, 119, 120, 121, 122, 131,
+	132, 133, 134, 135, 136, 137, 138, 146, 147, 148, 149, 150, 151, 152, 153, 154, 162, 163, 164, 165, 166, 167, 168, 169,
+	170, 178, 179, 180, 181, 182, 183, 184, 185, 186, 194, 195, 196, 197, 198, 199, 200, 201, 202, 210, 211, 212, 213, 214,
+	215, 216, 217, 218, 225, 226, 227, 228, 229, 230, 231, 232, 233, 234, 241, 242, 243, 244, 245, 246, 247, 248, 249, 250,
+	255, 196, 0, 31, 1, 0, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 2,
+	3, 4, 5, 6, 7, 8, 9, 10, 11, 255, 196, 0, 181, 17, 0, 2, 1, 2, 4, 4, 3, 4, 7, 5,
+	4, 4, 0, 1, 2, 119, 0, 1, 2, 3, 17, 4, 5, 33, 49, 6, 18, 65, 81, 7, 97, 113, 19, 34,
+	50, 129, 8, 20, 66, 145, 161, 177, 193, 9, 35, 51, 82, 240, 21, 98, 114, 209, 10, 22, 36, 52, 225, 37,
+	241, 23, 24, 25, 26, 38, 39, 40, 41, 42, 53, 54, 55, 56, 57, 58, 67, 68, 69, 70, 71, 72, 73, 74,
+	83, 84, 85, 86, 87, 88, 89, 90, 99, 100, 101, 102, 103, 104, 105, 106, 115, 116, 117, 118, 119, 120, 121, 122,
+	130, 131, 132, 133, 134, 135, 136, 137, 138, 146, 147, 148, 149, 150, 151, 152, 153, 154, 162, 163, 164, 165, 166, 167,
+	168, 169, 170, 178, 179, 180, 181, 182, 183, 184, 185, 186, 194, 195, 196, 197, 198, 199, 200, 201, 202, 210, 211, 212,
+	213, 214, 215, 216, 217, 218, 226, 227, 228, 229, 230, 231, 232, 233, 234, 242, 243, 244, 245, 246, 247, 248, 249, 250,
+};
+
+// ---------------------------------------------------------------------------------------------------------- tables
+
+static int make_table(sj_tables *t, int i) {
+	uint32_t count[BITS + 2] = {0}, next[BITS + 2];
+	for (int s = 0; s < 256; s++) count[t->len[i][s]]++;
+	uint32_t code = 0;
+	count[0] = 0;
+	for (int l = 1; l <= BITS; l++) {
+		code = (code + count[l - 1]) << 1;
+		next[l] = code;
+	}
+	if (code + count[BITS] != 1 << BITS) return 0; // every look-up finds a code
+	uint16_t one[1 << BITS];
+	for (int s = 0; s < 256; s++) {
+		int l = t->len[i][s];
+		if (!l) continue;
+		uint32_t c = next[l]++, r = 0;
+		for (int b = 0; b < l; b++) r |= (c >> b & 1) << (l - 1 - b);
+		t->code[i][s] = (uint16_t)r;
+		for (uint32_t at = r; at < 1 << BITS; at += 1u << l) one[at] = (uint16_t)(s | l << 8);
+	}
+	for (uint32_t at = 0; at < 1 << BITS; at++) {
+		uint32_t e = 0, n = 0, used = 0;
+		for (; n < 3; n++) {
+			uint32_t o = one[at >> used];
+			if (used + (o >> 8) > BITS) break;
+			e |= (o & 255) << 8 * n;
+			used += o >> 8;
+		}
+		t->look[i][at] = e | used << 24 | n << 30;
+	}
+	return 1;
+}
+
+sj_tables *sj_tables_parse(const uint8_t *p, size_t n) {
+	if (n != TABLES_SIZE) return NULL;
+	sj_tables *t = malloc(sizeof *t);
+	if (!t) return NULL;
+	for (int i = 0; i < SJ_TABLES; i++) {
+		const uint8_t *q = p + 128 * i;
+		int ok = 1, escape = sj_escape(i / SJ_CHOICES);
+		for (int s = 0; s < 256; s++) {
+			t->len[i][s] = q[s / 2] >> 4 * (s & 1) & 15;
+			ok &= t->len[i][s] <= BITS && (t->len[i][s] || escape >= 0);
+		}
+		if (!ok || (escape >= 0 && !t->len[i][escape]) || !make_table(t, i)) {
+			free(t);
+			return NULL;
+		}
+	}
+	return t;
+}
+
+void sj_tables_free(sj_tables *t) { free(t); }
+
+// ---------------------------------------------------------------------------------------------------------- container
+
+static size_t put_marker(uint8_t *o, int marker, const uint8_t *body, size_t n) {
+	o[0] = 0xFF;
+	o[1] = (uint8_t)marker;
+	o[2] = (uint8_t)((n + 2) >> 8);
+	o[3] = (uint8_t)(n + 2);
+	memcpy(o + 4, body, n);
+	return n + 4;
+}
+
+// make_head copies what pixels depend on. The markers have been walked already.
+static int make_head(sj_recoded *r, const sj_jpeg *j) {
+	const uint8_t *p = r->verbatim;
+	uint8_t *o = r->head_buf, *end = o + sizeof r->head_buf - 64;
+	*o++ = 0xFF;
+	*o++ = 0xD8;
+	for (size_t i = 2; i < j->head_end;) {
+		while (p[i] == 0xFF) i++;
+		int m = p[i++];
+		size_t n = (size_t)(p[i] << 8 | p[i + 1]) - 2;
+		const uint8_t *q = p + i + 2;
+		int jfif = m == 0xE0 && n >= 14 && memcmp(q, "JFIF", 5) == 0, adobe = m == 0xEE && n >= 12 && memcmp(q, "Adobe", 5) == 0;
+		if (jfif || adobe || m == 0xDB) {
+			size_t most = jfif ? 14 : adobe ? 12 : n;
+			if (o + most + 4 > end) return 0;
+			o += put_marker(o, m, q, most);
+			if (jfif) o[-1] = o[-2] = 0; // no thumbnail
+		}
+		i += 2 + n;
+	}
+	uint8_t sof[6 + 9] = {8, (uint8_t)(j->h >> 8), (uint8_t)j->h, (uint8_t)(j->w >> 8), (uint8_t)j->w, (uint8_t)j->comps};
+	uint8_t sos[4 + 6] = {(uint8_t)j->comps};
+	for (int c = 0; c < j->comps; c++) {
+		sof[6 + 3 * c] = sos[1 + 2 * c] = (uint8_t)j->comp[c].id;
+		sof[7 + 3 * c] = (uint8_t)(j->comp[c].h << 4 | j->comp[c].v);
+		sof[8 + 3 * c] = (uint8_t)j->comp[c].tq;
+	}
+	sos[2 + 2 * j->comps] = 63;
+	o += put_marker(o, 0xC0, sof, 6 + 3 * (size_t)j->comps);
+	o += put_marker(o, 0xDA, sos, 4 + 2 * (size_t)j->comps);
+	r->head = r->head_buf;
+	r->head_n = (size_t)(o - r->head_buf);
+	return 1;
+}
+
+static int get_varint(const uint8_t **p, const uint8_t *end, uint32_t *v) {
+	*v = 0;
+	for (int shift = 0; shift < 28 && *p < end; shift += 7) {
+		uint8_t b = *(*p)++;
+		*v |= (uint32_t)(b & 127) << shift;
+		if (!(b & 128)) return 1;
+	}
+	return 0;
+}
+
+int sj_band_rows(const sj_recoded *r, int c, int band) {
+	int left = r->comp[c].blocks_h - band * r->comp[c].band_rows;
+	return left < r->comp[c].band_rows ? left : r->comp[c].band_rows;
+}
+
+void sj_set_geometry(sj_recoded *r, const sj_jpeg *j) {
+	r->comps = j->comps;
+	r->groups = j->comps > 1 ? 2 : 1;
+	r->progressive = j->progressive;
+	r->band_mcu_rows = j->vmax > 1 ? 2 : 4;
+	r->bands = (j->mcus_h + r->band_mcu_rows - 1) / r->band_mcu_rows;
+	for (int c = 0; c < r->comps; c++) {
+		r->comp[c].blocks_w = j->comp[c].blocks_w;
+		r->comp[c].blocks_h = j->comp[c].blocks_h;
+		r->comp[c].band_rows = r->band_mcu_rows * j->comp[c].v;
+	}
+}
+
+// read_directory finds every lane; it must all add up to the container's size.
+static int read_directory(sj_recoded *r, size_t verbatim) {
+	const uint8_t *p = r->src + SJ_HEADER, *end = r->src + verbatim;
+	uint64_t escapes = 0;
+	for (int i = 0; i < r->bands * r->groups; i++) {
+		sj_part *q = &r->part[i];
+		uint32_t n;
+		for (int k = 0; k < SJ_LANES; k++) {
+			if (!get_varint(&p, end, &n)) return 0;
+			q->choice[k] = n & 7;
+			q->len[k] = n >> 3;
+		}
+		if (!get_varint(&p, end, &n)) return 0;
+		q->escapes = (uint32_t)escapes;
+		escapes += 2 * (uint64_t)n;
+		q->escapes_end = (uint32_t)escapes;
+		if (escapes > r->n) return 0;
+		for (int c = 0; c < 2; c++) {
+			int comp = i % r->groups + c, there = comp < r->comps && (c == 0 || comp > 1);
+			q->blocks[c] = there ? (uint32_t)(r->comp[comp].blocks_w * sj_band_rows(r, comp, i / r->groups)) : 0;
+		}
+		if (q->blocks[0] + q->blocks[1] > 8 * (uint64_t)q->len[1]) return 0; // a bit a symbol, at least
+	}
+	size_t at = (size_t)(p - r->src), first = at;
+	at += escapes;
+	for (int i = 0; i < r->bands * r->groups; i++) {
+		sj_part *q = &r->part[i];
+		q->escapes += (uint32_t)first;
+		q->escapes_end += (uint32_t)first;
+		for (int k = 0; k < SJ_LANES; k++) {
+			if (at > r->n) return 0;
+			q->off[k] = (uint32_t)at;
+			at += q->len[k];
+		}
+	}
+	return at == verbatim;
+}
+
+static void *at_least(void *p, size_t *cap, size_t n) {
+	if (n <= *cap) return p;
+	free(p);
+	p = malloc(n);
+	*cap = p ? n : 0;
+	return p;
+}
+
+// fill_in puts the standard tables back into the verbatim part.
+static int fill_in(sj_recoded *r) {
+	size_t at = (size_t)r->src[28] | (size_t)r->src[29] << 8, n = (size_t)r->src[30] | (size_t)r->src[31] << 8;
+	if (n == 0) return SJ_OK;
+	if (n > SJ_DHT || at > r->verbatim_n) return SJ_CORRUPT;
+	r->whole = at_least(r->whole, &r->whole_cap, r->verbatim_n + n);
+	if (!r->whole) return SJ_MEMORY;
+	memcpy(r->whole, r->verbatim, at);
+	memcpy(r->whole + at, sj_dht, n);
+	memcpy(r->whole + at + n, r->verbatim + at, r->verbatim_n - at);
+	r->verbatim = r->whole;
+	r->verbatim_n += n;
+	return SJ_OK;
+}
+
+static int open_container(sj_recoded *r) {
+	size_t n = r->n;
+	if (n < SJ_HEADER + LEAST || n > UINT32_MAX / 8 || memcmp(r->src, sj_magic, sizeof sj_magic) != 0) return SJ_CORRUPT;
+	r->size = sj_get32(r->src + 16);
+	r->verbatim_n = sj_get32(r->src + 24);
+	if (r->verbatim_n < LEAST || r->verbatim_n > n - SJ_HEADER) return SJ_CORRUPT;
+	r->verbatim = r->src + n - r->verbatim_n;
+	size_t verbatim = n - r->verbatim_n;
+	int rc = fill_in(r);
+	if (rc != SJ_OK) return rc;
+	sj_jpeg j = {0};
+	sj_scan s;
+	size_t at = 0;
+	if (sj_walk(&j, r->verbatim, r->verbatim_n, &at, &s) != SJ_WALK_SCAN || !make_head(r, &j)) return SJ_CORRUPT;
+	if (j.blocks > 8 * n) return SJ_CORRUPT; // before memory is taken for the bands
+	sj_set_geometry(r, &j);
+	size_t cap = r->parts_cap * sizeof *r->part;
+	r->part = at_least(r->part, &cap, (size_t)(r->bands * r->groups) * sizeof *r->part);
+	r->parts_cap = cap / sizeof *r->part;
+	if (!r->part) return SJ_MEMORY;
+	return read_directory(r, verbatim) ? SJ_OK : SJ_CORRUPT;
+}
+
+int sj_recoded_open(sj_recoded *r, const uint8_t *src, size_t n, const sj_tables *t) {
+	r->from = r->to = 0;
+	r->src = src;
+	r->n = n;
+	r->t = t;
+	int rc = open_container(r);
+	if (rc != SJ_OK) r->bands = r->comps = 0;
+	return rc;
+}
+
+void sj_recoded_free(sj_recoded *r) {
+	free(r->part);
+	free(r->lanes);
+	free(r->queue);
+	free(r->whole);
+	memset(r, 0, sizeof *r);
+}
+
+size_t sj_recoded_bytes(const sj_recoded *r) { return sizeof *r + r->parts_cap * sizeof *r->part + r->lanes_cap + r->queue_cap + r->whole_cap; }
+
+// ---------------------------------------------------------------------------------------------------------- entropy stage
+
+// A lane that is being decoded.
+typedef struct {
+	const uint32_t *look;
+	uint8_t *out, *end;
+	uint64_t at; // bits from the container's begin
+} run;
+
+enum { WIDTH = 4 }; // lanes side by side
+
+// group decodes four look-ups, which give at most 12 symbols.
+static inline __attribute__((always_inline)) void group(run *l, const uint8_t *src, uint64_t last) {
+	uint64_t v, at = l->at >> 3;
+	unsigned used = 0;
+	uint8_t *out = l->out;
+	memcpy(&v, src + (at < last ? at : last), 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+	v = __builtin_bswap64(v);
+#endif
+	v >>= l->at & 7;
+#pragma GCC unroll 4
+	for (int i = 0; i < 4; i++) {
+		uint32_t e = l->look[v & ((1 << BITS) - 1)];
+		memcpy(out, &e, 4); // the fourth byte is overwritten, or slack
+		e >>= 24;
+		out += e >> 6;
+		v >>= e & 63;
+		used += e; // the bits sum up to 48 at most: the counts above are not touched
+	}
+	l->out = out;
+	l->at += used & 63;
+}
+
+// groups decodes lanes until one of them is done. Each group gives a lane 12 symbols at most, so that many can be
+// decoded without a look at the ends.
+static inline __attribute__((always_inline)) void groups(run *l, int width, const uint8_t *src, uint64_t last) {
+	for (;;) {
+		ptrdiff_t n = PTRDIFF_MAX;
+		for (int i = 0; i < width; i++) {
+			if (l[i].end - l[i].out < n) n = l[i].end - l[i].out;
+		}
+		if (n <= 0) return;
+		for (n = (n + 11) / 12; n > 0; n--) {
+#pragma GCC unroll 4
+			for (int i = 0; i < width; i++) group(&l[i], src, last);
+		}
+	}
+}
+
+// decode runs all lanes of a queue.
+static inline __attribute__((always_inline)) void decode_body(const sj_recoded *r, run *q, size_t n) {
+	uint64_t last = r->n - 8; // the last place that 8 bytes can be loaded from
+	run l[WIDTH];
+	size_t next = 0;
+	int width = 0;
+	for (;;) {
+		for (int i = 0; i < width; i++) {
+			if (l[i].out >= l[i].end) l[i--] = l[--width];
+		}
+		while (width < WIDTH && next < n) l[width++] = q[next++];
+		switch (width) {
+		case 0: return;
+		case 1: groups(l, 1, r->src, last); break;
+		case 2: groups(l, 2, r->src, last); break;
+		case 3: groups(l, 3, r->src, last); break;
+		default: groups(l, WIDTH, r->src, last);
+		}
+	}
+}
+
+static void decode_plain(const sj_recoded *r, run *q, size_t n) { decode_body(r, q, n); }
+
+#ifdef SJ_X86
+__attribute__((target("bmi,bmi2"))) static void decode_bmi2(const sj_recoded *r, run *q, size_t n) { decode_body(r, q, n); }
+#endif
+
+static void decode(const sj_recoded *r, run *q, size_t n) {
+#ifdef SJ_X86
+	if (sj_simd() && __builtin_cpu_supports("bmi2")) {
+		decode_bmi2(r, q, n);
+		return;
+	}
+#endif
+	decode_plain(r, q, n);
+}
+
+// take gives lanes [k0, k1) of all parts their place, and decodes them. It returns where their output ends; NULL: too
+// few bits.
+static uint8_t *take(sj_recoded *r, int from, int to, int k0, int k1, uint8_t *o) {
+	run *q = r->queue;
+	size_t n = 0;
+	for (int k = k0; k < k1; k++) { // by kinds, so that neighbours use the same tables
+		for (int i = from; i < to; i++) {
+			sj_part *p = &r->part[i];
+			uint32_t symbols = p->n[0][k] + p->n[1][k];
+			if (symbols > 8 * (uint64_t)p->len[k]) return NULL;
+			p->lane[k] = o;
+			if (symbols) q[n++] = (run){r->t->look[sj_kind(k) * SJ_CHOICES + p->choice[k]], o, o + symbols, (uint64_t)p->off[k] * 8};
+			o += symbols + SJ_SLACK;
+		}
+	}
+	decode(r, q, n);
+	return o;
+}
+
+// count_masks counts the mask bytes of each lane from n flags.
+static void count_masks(uint32_t *n, const uint8_t *flag, uint32_t blocks) {
+	uint32_t seen[256] = {0};
+	for (uint32_t i = 0; i < blocks; i++) seen[flag[i]]++;
+	for (unsigned f = 1; f < 256; f++) {
+		uint32_t *m = n + SJ_MASKS + 4 * sj_rich(f);
+		for (int b = 0; b < 3; b++) m[b] += (f >> b & 1) * seen[f];
+		m[3] += (uint32_t)__builtin_popcount(f >> 3) * seen[f];
+	}
+}
+
+static uint32_t ones(const uint8_t *p, uint32_t n) {
+	uint32_t sum = 0;
+	uint64_t v;
+	for (; n >= 8; n -= 8, p += 8) {
+		memcpy(&v, p, 8);
+		sum += (uint32_t)__builtin_popcountll(v);
+	}
+	for (; n; n--) sum += (uint32_t)__builtin_popcount(*p++);
+	return sum;
+}
+
+static uint32_t count_escapes(const uint8_t *p, uint32_t n) {
+	uint32_t sum = 0;
+	for (uint32_t i = 0; i < n; i++) sum += p[i] == 0x80;
+	return sum;
+}
+
+// find_escapes notes where the escapes of lane k begin, from *at on, and where they end.
+static void find_escapes(sj_part *q, int k, uint32_t *at) {
+	const uint8_t *p = q->lane[k];
+	for (int c = 0; c < 2; c++) {
+		q->escape[c][k] = *at;
+		if (*at < q->escapes_end) *at += 2 * count_escapes(p, q->n[c][k]);
+		p += q->n[c][k];
+	}
+}
+
+// unescape puts escaped masks into their lane.
+static void unescape(const sj_recoded *r, const sj_part *q, int k, uint32_t *at) {
+	uint8_t *p = q->lane[k], *end = p + q->n[0][k] + q->n[1][k];
+	for (; *at < q->escapes_end && (p = memchr(p, 0, (size_t)(end - p))); *at += 2) *p++ = r->src[*at];
+}
+
+static int lanes_of(sj_recoded *r, int from, int to) {
+	uint8_t *o = r->lanes;
+	for (int i = from; i < to; i++) {
+		sj_part *q = &r->part[i];
+		memset(q->n, 0, sizeof q->n);
+		for (int c = 0; c < 2; c++) q->n[c][0] = q->n[c][1] = q->blocks[c];
+	}
+	if (!(o = take(r, from, to, 0, SJ_MASKS, o))) return 0;
+	for (int i = from; i < to; i++) {
+		sj_part *q = &r->part[i];
+		count_masks(q->n[0], q->lane[1], q->blocks[0]);
+		if (q->blocks[1]) count_masks(q->n[1], q->lane[1] + q->blocks[0], q->blocks[1]);
+	}
+	if (!(o = take(r, from, to, SJ_MASKS, SJ_VALUES, o))) return 0;
+	for (int i = from; i < to; i++) {
+		sj_part *q = &r->part[i];
+		uint32_t at = q->escapes;
+		find_escapes(q, 0, &at);
+		for (int k = SJ_MASKS; k < SJ_VALUES; k++) {
+			unescape(r, q, k, &at);
+			int v = SJ_VALUES + 2 * (k >= SJ_MASKS + 4) + ((k - SJ_MASKS) % 4 > 0);
+			q->n[0][v] += ones(q->lane[k], q->n[0][k]);
+			q->n[1][v] += ones(q->lane[k] + q->n[0][k], q->n[1][k]);
+		}
+		q->escape[0][1] = at; // of the values
+	}
+	if (!(o = take(r, from, to, SJ_VALUES, SJ_LANES, o))) return 0;
+	for (int i = from; i < to; i++) {
+		sj_part *q = &r->part[i];
+		uint32_t at = q->escape[0][1];
+		for (int k = SJ_VALUES; k < SJ_LANES; k++) find_escapes(q, k, &at);
+	}
+	return 1;
+}
+
+int sj_recoded_lanes(sj_recoded *r, int from, int to) {
+	r->from = r->to = 0;
+	if (from < 0 || to > r->bands || from >= to) return SJ_CORRUPT;
+	size_t blocks = 0, parts = (size_t)((to - from) * r->groups);
+	for (int i = from * r->groups; i < to * r->groups; i++) blocks += r->part[i].blocks[0] + r->part[i].blocks[1];
+	r->lanes = at_least(r->lanes, &r->lanes_cap, blocks * (1 + 1 + 8 + 64) + parts * SJ_LANES * SJ_SLACK);
+	r->queue = at_least(r->queue, &r->queue_cap, parts * 8 * sizeof(run)); // at most 8 lanes of a part at once
+	if (!r->lanes || !r->queue) return SJ_MEMORY;
+	if (!lanes_of(r, from * r->groups, to * r->groups)) return SJ_CORRUPT;
+	r->from = from;
+	r->to = to;
+	return SJ_OK;
+}
+
+// ---------------------------------------------------------------------------------------------------------- expansion
+
+sj_streams sj_begin(const sj_recoded *r, int comp, int band) {
+	const sj_part *q = &r->part[band * r->groups + (comp > 0)];
+	int second = comp > 1;
+	sj_streams s;
+	for (int k = 0; k < SJ_LANES; k++) {
+		s.lane[k] = q->lane[k] + (second ? q->n[0][k] : 0);
+		s.escape[k] = r->src + q->escape[second][k];
+	}
+	s.escapes_end = r->src + q->escapes_end;
+	return s;
+}
+
+int sj_recoded_band(const sj_recoded *r, int comp, int band, int16_t *blocks, uint8_t *last) {
+	if (comp < 0 || comp >= r->comps || band < r->from || band >= r->to) return SJ_CORRUPT;
+	sj_streams s = sj_begin(r, comp, band);
+	int w = r->comp[comp].blocks_w, rows = sj_band_rows(r, comp, band), rich;
+	memset(blocks, 0, (size_t)w * (size_t)rows * 128);
+	for (int y = 0; y < rows; y++) {
+		for (int x = 0; x < w; x++, blocks += 64) {
+			uint64_t m = sj_next_mask(&s, &rich);
+			*last++ = m ? (uint8_t)(64 - __builtin_clzll(m)) : 0;
+			for (; m; m &= m - 1) {
+				int k = __builtin_ctzll(m);
+				blocks[sj_natural[k]] = (int16_t)sj_next(&s, SJ_VALUES + 2 * rich + (k > 7));
+			}
+			blocks[0] = (int16_t)(sj_predict(blocks, x, y, 64, 64 * (ptrdiff_t)w) + sj_next(&s, 0));
+		}
+	}
+	return SJ_OK;
+}

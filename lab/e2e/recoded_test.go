@@ -1,0 +1,107 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"image"
+	"image/png"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shoalfs/shoal/lab/rig/proxy"
+)
+
+const eyes = "RandomResizedCrop(64)|RandomHorizontalFlip()|uint8|nchw"
+
+// recodedAll waits until all that can be recoded is.
+func recodedAll(t testing.TB, target string, atLeast int) (s stats) {
+	t.Helper()
+	quiet := 0
+	within(t, 2*patience, "the files are recoded", func() bool {
+		time.Sleep(500 * time.Millisecond)
+		before := s.Recoded.Files
+		if s = readStats(t, target); s.Recoded.Files < atLeast || s.Recoded.UnderWay || s.Recoded.Files != before {
+			quiet = 0
+		}
+		quiet++
+		return quiet > 3
+	})
+	return s
+}
+
+// What a feed delivers, and what a mount reads, is the same whether the disk has the files recoded or as they came; and after
+// a kill in the midst of it.
+func TestRecodedCache(t *testing.T) {
+	dir, paths := pictures(t, 4, 60)
+	var b bytes.Buffer
+	if err := png.Encode(&b, image.NewRGBA(image.Rect(0, 0, 70, 50))); err != nil {
+		t.Fatal(err)
+	}
+	jpg := content(t, filepath.Join(dir, paths[0]))
+	for name, data := range map[string][]byte{"class00/a.png": b.Bytes(), "class01/trailing.jpg": append(bytes.Clone(jpg), "and more"...), "class02/notes.txt": []byte("no picture")} {
+		write(t, filepath.Join(dir, name), data)
+		paths = append(paths, name)
+	}
+	p, env := far(t, proxy.Options{})
+	source := bucket(t, dir)
+	for _, encrypted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("encrypted=%v", encrypted), func(t *testing.T) {
+			cache := t.TempDir()
+			flags := []string{"--cache-dir", cache, "--kernel-cache", "off"}
+			if encrypted {
+				keyFile := filepath.Join(t.TempDir(), "key")
+				write(t, keyFile, []byte(newKey()+"\n"))
+				flags = append(flags, "--encryption-key-file", keyFile)
+			}
+			addr, mnt := serve(t, env, source, append(flags, "--recode", "off")...)
+			want := feed(t, addr, "--transform", eyes, "--seed", "4").Digest
+			raw := feed(t, addr).Digest
+			readAll(t, mnt, dir, paths)
+			waitKept(t, mnt, len(paths))
+			plain := readStats(t, mnt)
+			if plain.Recoded.Files != 0 {
+				t.Fatalf("--recode off: %+v", plain.Recoded)
+			}
+			umount(t, mnt)
+
+			before := p.Stats()
+			for _, mode := range []string{"auto", "on", "off"} { // the first is killed
+				addr, mnt = serve(t, env, source, append(flags, "--recode", mode)...)
+				if got := feed(t, addr, "--transform", eyes, "--seed", "4").Digest; got != want {
+					t.Errorf("--recode %s: digest %s, want %s", mode, got, want)
+				}
+				if mode == "auto" {
+					within(t, patience, "some files are recoded", func() bool { return readStats(t, mnt).Recoded.Files > 0 })
+					if err := syscall.Kill(readStats(t, mnt).PID, syscall.SIGKILL); err != nil {
+						t.Fatal(err)
+					}
+					within(t, patience, "the daemon is gone", func() bool { _, err := os.Stat(filepath.Join(mnt, paths[0])); return err != nil })
+					umount(t, mnt)
+					continue
+				}
+				s := recodedAll(t, mnt, 200)
+				if s.Recoded.Files > 241 || s.Recoded.After >= s.Recoded.Before || s.Disk.Used >= plain.Disk.Used || s.Disk.Kept != len(paths) {
+					t.Errorf("--recode %s: %+v; %d on disk, %d before", mode, s.Recoded, s.Disk.Used, plain.Disk.Used)
+				}
+				readAll(t, mnt, dir, paths)
+				if got := feed(t, addr, "--transform", eyes, "--seed", "4").Digest; got != want {
+					t.Errorf("--recode %s: digest %s of recoded files, want %s", mode, got, want)
+				}
+				if got := feed(t, addr); got.Digest != raw {
+					t.Errorf("--recode %s: raw digest %s, want %s", mode, got.Digest, raw)
+				}
+				if s := readStats(t, mnt); s.Recoded.Restored == 0 || s.Disk.Corrupt != 0 {
+					t.Errorf("%+v, %+v", s.Recoded, s.Disk)
+				}
+				umount(t, mnt)
+			}
+			if d := p.Stats().Sub(before); d.Gets != 0 {
+				t.Errorf("%d GETs of what was kept", d.Gets)
+			}
+			mustShoal(t, env, append([]string{"fsck", cache}, flags[4:]...)...)
+		})
+	}
+}

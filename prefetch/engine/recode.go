@@ -1,0 +1,157 @@
+package engine
+
+import (
+	"context"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/cache"
+)
+
+// Recoding. What the disk has of a dataset is brought into the form of the host's codec, by spare time of the processors: as
+// searches for seeds have it (searchPace), at ordinary priority. --recode auto begins once a feed has decoded more of the
+// dataset than was read as files: such files are restored for each reader that wants them whole.
+//
+// The codec learns tables from some kept files, once for a dataset. The catalog has them before the first record that needs
+// them is written. If it loses them, those files are fetched again.
+
+// Coder is a codec that learns from files of a dataset. Safe for concurrent use.
+type Coder interface {
+	// Train makes tables from some files. It fails if it knows the form of none.
+	Train(files [][]byte) (tables []byte, err error)
+	// Learn makes tables known to Decode, and returns what encodes by them.
+	Learn(tables []byte) (encode func(dst, file []byte) ([]byte, bool), err error)
+	Decode(dst, coded []byte) ([]byte, error)
+}
+
+const (
+	recodeEvery  = 2 * time.Second // looks for what is to be recoded
+	trainedFrom  = 64              // kept files
+	trainAgainAt = 4               // times as many, if there was nothing to learn from those
+)
+
+// recoding is the dataset's part of the host's codec: it is cache.Codec.
+type recoding struct {
+	coder    Coder // nil: none
+	encode   atomic.Pointer[func(dst, file []byte) ([]byte, bool)]
+	tables   [][]byte
+	asFiles  atomic.Int64 // bytes read through mount and S3
+	decoded  atomic.Int64 // bytes that feeds decoded
+	triedAt  int          // kept files when training failed
+	underWay atomic.Bool
+}
+
+// Encode implements cache.Codec.
+func (r *recoding) Encode(dst, file []byte) ([]byte, bool) {
+	if f := r.encode.Load(); f != nil {
+		return (*f)(dst, file)
+	}
+	return dst, false
+}
+
+// Decode implements cache.Codec.
+func (r *recoding) Decode(dst, coded []byte) ([]byte, error) { return r.coder.Decode(dst, coded) }
+
+// codec returns the codec of the dataset's volumes, nil if the host has none.
+func (e *Engine) codec() cache.Codec {
+	if e.recoding.coder == nil {
+		return nil
+	}
+	return &e.recoding
+}
+
+// learn makes the tables in the catalog known.
+func (e *Engine) learn() (err error) {
+	r := &e.recoding
+	if r.coder = e.host.cfg.Coder; r.coder == nil {
+		return nil
+	}
+	if r.tables, err = e.catalog.Coding(e.dataset); err != nil {
+		return err
+	}
+	for _, t := range r.tables {
+		encode, err := r.coder.Learn(t)
+		if err != nil {
+			e.log.Warn("tables of recoded files cannot be used; those files are fetched again", "cause", err)
+			continue
+		}
+		r.encode.Store(&encode)
+	}
+	return nil
+}
+
+// CountDecoded notes that a feed has decoded so many bytes of samples.
+func (d *Dataset) CountDecoded(n int) { d.e.recoding.decoded.Add(int64(n)) }
+
+// recodes reports whether kept files are to be recoded now.
+func (e *Engine) recodes() bool {
+	r := &e.recoding
+	switch {
+	case r.coder == nil:
+		return false
+	case e.cfg.Recode == "on":
+		return true
+	}
+	n := r.decoded.Load()
+	return e.cfg.Recode == "auto" && n > 0 && n >= r.asFiles.Load()
+}
+
+// recodeLoop recodes what is kept, for as long as the dataset is open.
+func (e *Engine) recodeLoop(ctx context.Context) {
+	pace := newSearchPace(false)
+	go pace.follow(ctx.Done())
+	var recoder *cache.Recoder
+	var of *view
+	t := time.NewTicker(recodeEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		for ctx.Err() == nil && e.recodes() {
+			if v := e.cur.Load(); v != of {
+				of, recoder = v, v.volume.NewRecoder(pace.threads, pace.rest)
+			}
+			if e.recoding.encode.Load() == nil && !e.train(ctx, of, recoder) {
+				break
+			}
+			e.recoding.underWay.Store(true)
+			if !recoder.Next(ctx) {
+				break
+			}
+		}
+		e.recoding.underWay.Store(false)
+	}
+}
+
+// train makes the dataset's tables, and reports whether there are some now.
+func (e *Engine) train(ctx context.Context, v *view, from *cache.Recoder) bool {
+	r := &e.recoding
+	kept, all := v.volume.Kept()
+	if kept < min(trainedFrom, all) || r.triedAt > 0 && kept < trainAgainAt*r.triedAt {
+		return false
+	}
+	tables, err := r.coder.Train(from.Some(ctx, trainedFrom))
+	if err != nil {
+		r.triedAt = max(kept, 1)
+		e.log.Info("kept files are not recoded: none of some can be", "cause", err)
+		return false
+	}
+	encode, err := r.coder.Learn(tables)
+	if err == nil {
+		r.tables = append(slices.Clone(r.tables), tables)
+		err = e.catalog.SetCoding(e.dataset, r.tables)
+	}
+	if err != nil {
+		r.triedAt = max(kept, 1)
+		e.log.Warn("kept files are not recoded", "cause", err)
+		return false
+	}
+	r.encode.Store(&encode)
+	e.log.Info("kept files are being recoded", "tables", len(tables), "threads", runtime.GOMAXPROCS(0))
+	return true
+}
