@@ -70,6 +70,7 @@ type spec struct {
 	Volume      string        // what serves, see makeVolume
 	Folder      string        // of the volume
 	Delay       time.Duration // of each read
+	NoRings     bool          // io_uring is forbidden, as in most containers
 }
 
 // testFile is a file of a test dataset.
@@ -392,6 +393,11 @@ func serve(text string) error {
 	volume, err := makeVolume(v, sp.Volume, sp.Folder)
 	if err != nil {
 		return err
+	}
+	if sp.NoRings {
+		if err := forbidRings(); err != nil {
+			return err
+		}
 	}
 	s, err := Mount(sp.Mountpoint, volume, v, sp.Options)
 	if err != nil {

@@ -22,6 +22,10 @@ const (
 // the bytes once more: READs of 512 KiB have few of the former and many of the latter.
 const maxRingFile = 1 << 20
 
+// spareEntries are for requests that the kernel waits for while reads ahead, which MaxBackground bounds, have the others: the reads
+// of one CPU that wait for the store should not delay its names.
+const spareEntries = 16
+
 // transport is how requests come from the kernel: a [fuse.Server] or a [uring.Server].
 type transport interface {
 	backingDevice
@@ -76,7 +80,7 @@ func attach(f *filesystem, path string, mo *fuse.MountOptions, o Options, m *cat
 			return t, fmt.Sprintf("files have %d KiB on average", mean>>10), err
 		}
 	}
-	rings, err := uring.New(f, path, mo, uring.Options{Quick: quick{f}, Inline: inline, Memory: o.RingMemory})
+	rings, err := uring.New(f, path, mo, uring.Options{Quick: quick{f}, Inline: inline, Depth: o.MaxBackground + spareEntries, Memory: o.RingMemory})
 	switch {
 	case err == nil:
 		return rings, "", nil

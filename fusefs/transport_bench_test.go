@@ -13,11 +13,12 @@ import (
 
 // BenchmarkTransport compares io_uring with /dev/fuse: warm data, a fresh mount for each pass, so that the kernel asks for every
 // name and page, and readers in C. The arms take turns, first one and then the other, so that a noisy machine is noisy to both. It
-// logs medians and ratios, and the table of lab/bench/results/uring.md.
+// logs medians: files per second, and microseconds of the server's CPU per file; for lab/bench/results/uring.md.
 //
-//	go test -run '^$' -bench Transport -benchtime 9x ./fusefs
+//	go test -run '^$' -bench Transport -benchtime 5x ./fusefs
 func BenchmarkTransport(b *testing.B) {
 	needRings(b)
+	b.Setenv(procsEnv, "4") // as the daemon has at least
 	reader := filepath.Join(b.TempDir(), "reader")
 	if out, err := exec.Command("gcc", "-O2", "-pthread", "-o", reader, "testdata/reader.c").CombinedOutput(); err != nil {
 		b.Fatalf("%v\n%s", err, out)

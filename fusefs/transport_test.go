@@ -7,22 +7,18 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/fusefs/uring"
+	"github.com/shoalfs/shoal/lab/rig/uringswitch"
 )
 
-// needRings skips the test where FUSE over io_uring is impossible. Root turns it on for the test, and then off again: the switch
-// is the machine's, and concerns all mounts made meanwhile.
+// needRings switches FUSE over io_uring on, or skips the test.
 func needRings(t testing.TB) {
 	t.Helper()
-	err := uring.Available()
-	if err == nil {
-		return
-	}
-	if os.Geteuid() != 0 || os.WriteFile(uring.Switch, []byte("Y"), 0) != nil {
-		t.Skip(err)
-	}
-	t.Cleanup(func() { _ = os.WriteFile(uring.Switch, []byte("N"), 0) })
+	uringswitch.On(t)
 	if err := uring.Available(); err != nil {
 		t.Skip(err)
 	}
@@ -72,11 +68,10 @@ func TestTransport(t *testing.T) {
 
 // TestTransportSwitchedOff: without the switch auto falls back, and uring says what to do.
 func TestTransportSwitchedOff(t *testing.T) {
-	before, err := os.ReadFile(uring.Switch)
-	if err != nil || os.Geteuid() != 0 || os.WriteFile(uring.Switch, []byte("N"), 0) != nil {
-		t.Skip("only root can turn the switch off")
+	if os.Getenv(transportEnv) != "" {
+		t.Skip("the others need it on")
 	}
-	t.Cleanup(func() { _ = os.WriteFile(uring.Switch, before, 0) })
+	uringswitch.Off(t)
 	c := mountChild(t, "tree", func(s *spec) { s.Options.Transport = TransportAuto })
 	if got := c.report().Transport; got.Name != TransportDev || !strings.Contains(got.Why, "switched off") {
 		t.Errorf("%+v", got)
@@ -86,7 +81,38 @@ func TestTransportSwitchedOff(t *testing.T) {
 	}
 	v := &memVolume{}
 	v.manifest.Store(buildManifest(datasets["tree"](1)))
-	if _, err = Mount(t.TempDir(), v, v, Options{Transport: TransportURing}); err == nil || !strings.Contains(err.Error(), "echo Y > "+uring.Switch) {
+	if _, err := Mount(t.TempDir(), v, v, Options{Transport: TransportURing}); err == nil || !strings.Contains(err.Error(), "echo Y > "+uring.Switch) {
+		t.Error(err)
+	}
+}
+
+// forbidRings makes io_uring_setup fail with EPERM in this process, as a container's seccomp profile does.
+func forbidRings() error {
+	program := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the system call's number
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_IO_URING_SETUP, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&filter)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// TestTransportForbidden: where a container forbids io_uring, auto falls back.
+func TestTransportForbidden(t *testing.T) {
+	needRings(t)
+	if os.Geteuid() != 0 {
+		t.Skip("only root can forbid itself a system call and mount")
+	}
+	c := mountChild(t, "tree", func(s *spec) { s.Options.Transport, s.NoRings = TransportAuto, true })
+	if got := c.report().Transport; got.Name != TransportDev || !strings.Contains(got.Why, "seccomp") {
+		t.Errorf("%+v", got)
+	}
+	if _, err := os.ReadFile(c.path("README.md")); err != nil {
 		t.Error(err)
 	}
 }

@@ -3,6 +3,7 @@ package uring
 import (
 	"errors"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -13,13 +14,16 @@ import (
 
 const (
 	// shortCopy is how many bytes of replies are submitted without telling the Go scheduler. The kernel copies them in
-	// some 50 µs; a garbage collection would wait that long for this thread.
+	// about 100 µs; a garbage collection would wait that long for this thread.
 	shortCopy = 512 << 10
-	// trimAfter is after how long without requests payloads are given back.
-	trimAfter = 10 * time.Second
 	// wakeUp is the user data of the read of the eventfd.
 	wakeUp = ^uint64(0)
+	// patience is how long a thread waits after an error of io_uring_enter, which should not be.
+	patience = 100 * time.Millisecond
 )
+
+// trimAfter is after how long without requests payloads are given back. Tests shorten it.
+var trimAfter = 10 * time.Second
 
 // entry is a request's place.
 type entry struct {
@@ -57,7 +61,8 @@ type lane struct {
 	copies int  // bytes to be copied by the next submission
 	used   bool // since payloads were given back
 
-	finished atomic.Pointer[entry] // by goroutines, a stack
+	handlers sync.WaitGroup        // goroutines
+	finished atomic.Pointer[entry] // by them, a stack
 	asleep   atomic.Bool
 	quit     atomic.Bool
 }
@@ -89,7 +94,7 @@ func (l *lane) run(made chan<- error, begin <-chan bool) {
 	for l.live > 0 && (!l.quit.Load() || l.busy > 0) {
 		if err := l.turn(); err != nil {
 			l.s.log.Printf("uring: %v", err)
-			return
+			time.Sleep(patience)
 		}
 	}
 }
@@ -126,10 +131,10 @@ func (l *lane) open() (err error) {
 	return err
 }
 
-// close frees everything. No handler has an entry any more.
+// close frees everything but the eventfd, which Serve may still write to.
 func (l *lane) close() {
+	l.handlers.Wait()
 	l.ring.close()
-	_ = unix.Close(l.wake)
 	_ = unix.Munmap(l.memory)
 }
 
@@ -263,11 +268,11 @@ func (l *lane) request(e *entry) {
 		}
 	}
 	l.s.begin(e.unique)
-	go func() {
+	l.handlers.Go(func() {
 		e.answer(l.s.main)
 		l.s.end(e.unique)
 		l.finish(e)
-	}()
+	})
 }
 
 // answer lets a server fill in the reply, and returns its status.

@@ -160,8 +160,18 @@ func (s *Server) beginLanes(use bool) {
 	}
 	s.begun = nil
 	if !use {
-		s.wg.Wait()
-		s.lanes = nil
+		s.endLanes()
+	}
+}
+
+// endLanes waits for the lanes.
+func (s *Server) endLanes() {
+	s.wg.Wait()
+	for _, l := range s.lanes {
+		if l.wake > 0 {
+			_ = unix.Close(l.wake)
+			l.wake = 0
+		}
 	}
 }
 
@@ -199,7 +209,7 @@ func (s *Server) Serve() {
 		l.quit.Store(true)
 		l.rouse()
 	}
-	s.wg.Wait()
+	s.endLanes()
 	_ = s.file.Close()
 	s.fs.OnUnmount()
 }

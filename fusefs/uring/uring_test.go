@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,6 +22,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/lab/rig/uringswitch"
 )
 
 const serveEnv = "URING_TEST_SERVE"
@@ -52,7 +56,7 @@ func serve(what string) error {
 		raw, o.Quick = tiny, &quickFS{tinyFS: tiny}
 		o.Inline = func(h *fuse.InHeader) bool { return true }
 	}
-	o.Depth = 16
+	o.Depth, trimAfter = 16, 300*time.Millisecond
 	goroutines, files, maps := runtime.NumGoroutine(), open(), mapped()
 	s, err := New(raw, dir, mo, o)
 	if err != nil {
@@ -145,24 +149,16 @@ func (f *quickFS) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fus
 	return f.tinyFS.Read(cancel, in, buf)
 }
 
-// need skips the test where rings are impossible. The switch concerns all mounts of the machine, so it is turned back.
-func need(t *testing.T) {
-	if err := Available(); err == nil {
-		return
-	}
-	if os.Geteuid() != 0 || os.WriteFile(Switch, []byte("Y"), 0) != nil {
-		t.Skip(Available())
-	}
-	t.Cleanup(func() { _ = os.WriteFile(Switch, []byte("N"), 0) })
-}
-
 // start mounts and returns the mount point.
 func start(t *testing.T, what, from string) (dir string, daemon *exec.Cmd) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can mount directly")
 	}
-	need(t)
+	uringswitch.On(t)
+	if err := Available(); err != nil {
+		t.Skip(err)
+	}
 	dir = t.TempDir()
 	cmd := exec.Command(os.Args[0], dir, from)
 	cmd.Env = append(os.Environ(), serveEnv+"="+what)
@@ -210,6 +206,49 @@ func TestReadsAtOnceAndLater(t *testing.T) {
 	// 32 slow files in 2 or more reads of 50 ms each: they would take 3.2 s one after another.
 	if took := time.Since(begun); took > 2*time.Second {
 		t.Errorf("reads waited for each other: %v", took)
+	}
+}
+
+// TestMemoryIsGivenBack: an idle ring keeps no pages of its payloads.
+func TestMemoryIsGivenBack(t *testing.T) {
+	dir, daemon := start(t, "tiny", "")
+	const lane = 2*4 + 16*256 // KiB: headers and payloads; the kernel merges mappings that touch
+	resident := func() (kib int) {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", daemon.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		size, rss := 0, 0
+		for line := range strings.Lines(string(text)) {
+			switch f := strings.Fields(line); f[0] {
+			case "Size:":
+				size, _ = strconv.Atoi(f[1])
+			case "Rss:":
+				rss, _ = strconv.Atoi(f[1])
+			case "VmFlags:":
+				if slices.Contains(f, "nr") && size%lane == 0 {
+					kib += rss
+				}
+			}
+		}
+		return kib
+	}
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() { _, _ = os.ReadFile(filepath.Join(dir, fmt.Sprint("s", i))) })
+	}
+	wg.Wait()
+	used := resident()
+	for deadline := time.Now().Add(20 * time.Second); resident() > used/4; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d KiB of %d are still there", resident(), used)
+		}
+	}
+	if used < 512 {
+		t.Errorf("16 reads used only %d KiB", used)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "again")); err != nil || len(text) != tinySize || text[0] != 'a' {
+		t.Errorf("%d bytes, %v", len(text), err)
 	}
 }
 

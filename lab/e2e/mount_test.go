@@ -17,6 +17,7 @@ import (
 
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
+	"github.com/shoalfs/shoal/lab/rig/uringswitch"
 )
 
 // Every byte is right, cold and warm, with 8 readers, and a warm pass asks the store for nothing.
@@ -48,12 +49,11 @@ func TestEveryByte(t *testing.T) {
 
 // TestMountOverIOURing: the same by io_uring, cold and warm, and then without the switch, which is the machine's.
 func TestMountOverIOURing(t *testing.T) {
-	const enable = "/sys/module/fuse/parameters/enable_uring"
-	before, err := os.ReadFile(enable)
-	if err != nil || os.WriteFile(enable, []byte("Y"), 0) != nil {
-		t.Skip("the kernel has no FUSE over io_uring, or only root can switch it on")
+	const enable = uringswitch.Path
+	uringswitch.Off(t)
+	if err := os.WriteFile(enable, []byte("Y"), 0); err != nil {
+		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.WriteFile(enable, before, 0) })
 	dir, paths := tree(t, 4, 50, 64<<10)
 	_, env := far(t, proxy.Options{Latency: 5 * time.Millisecond, Sigma: 0.3})
 	source, cache := bucket(t, dir), t.TempDir()
