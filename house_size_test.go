@@ -26,7 +26,7 @@ var budget = map[string]int{
 	"prefetch/engine": 6_010,
 	"loader":          6_660,
 	"s3api":           1_980,
-	"gpuingest":       14_450,
+	"gpuingest":       14_750,
 	"internal":        10_415,
 	"lab":             16_320,
 	"python":          160,
