@@ -28,6 +28,7 @@ type Coder interface {
 
 const (
 	recodeEvery  = 2 * time.Second // looks for what is to be recoded
+	longestRest  = 2 * time.Second
 	trainedFrom  = 64              // kept files
 	trainAgainAt = 4               // times as many, if there was nothing to learn from those
 )
@@ -102,6 +103,12 @@ func (e *Engine) recodes() bool {
 func (e *Engine) recodeLoop(ctx context.Context) {
 	pace := newSearchPace(false)
 	go pace.follow(ctx.Done())
+	rest := func(worked time.Duration) {
+		select {
+		case <-time.After(min(pace.pause(worked), longestRest)):
+		case <-ctx.Done():
+		}
+	}
 	var recoder *cache.Recoder
 	var of *view
 	t := time.NewTicker(recodeEvery)
@@ -114,7 +121,7 @@ func (e *Engine) recodeLoop(ctx context.Context) {
 		}
 		for ctx.Err() == nil && e.recodes() {
 			if v := e.cur.Load(); v != of {
-				of, recoder = v, v.volume.NewRecoder(pace.threads, pace.rest)
+				of, recoder = v, v.volume.NewRecoder(pace.threads, rest)
 			}
 			if e.recoding.encode.Load() == nil && !e.train(ctx, of, recoder) {
 				break
