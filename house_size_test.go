@@ -23,7 +23,7 @@ var budget = map[string]int{
 	"fusefs":          2_540,
 	"cache":           30_880,
 	"prefetch":        10_000,
-	"prefetch/engine": 6_010,
+	"prefetch/engine": 6_025,
 	"loader":          6_660,
 	"s3api":           1_980,
 	"gpuingest":       14_750,
