@@ -71,14 +71,19 @@ type codedFixture struct {
 }
 
 func newCoded(t *testing.T, files, size int) *codedFixture {
-	f := &codedFixture{t: t, dir: t.TempDir(), mem: objstoretest.NewMem(), o: segment.Options{SegmentSize: 1 << 20, Logger: quiet}}
+	f := newCodedIn(t, t.TempDir(), files, size)
+	t.Cleanup(func() { closeCache(t, f.c) })
+	return f
+}
+
+func newCodedIn(t *testing.T, dir string, files, size int) *codedFixture {
+	f := &codedFixture{t: t, dir: dir, mem: objstoretest.NewMem(), o: segment.Options{SegmentSize: 1 << 20, Logger: quiet}}
 	f.gate = &gate{Reader: f.mem}
 	for i := range files {
 		f.put(i, size+i)
 	}
 	f.list()
 	f.open()
-	t.Cleanup(func() { closeCache(t, f.c) })
 	return f
 }
 

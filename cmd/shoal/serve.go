@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"io/fs"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -53,7 +55,7 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 			}
 			return asDaemon(c, &eo, &mo, mountpoint, listen, func() error {
 				lo := loader.ListenOptions{SocketMode: fs.FileMode(mode), SocketGroup: group}
-				fo := loader.Options{Version: version, Compile: compileTransform, Log: cfg.Logger, Workers: workers}
+				fo := loader.Options{Version: version, Compile: compileTransform, Log: cfg.Logger, Workers: cmp.Or(workers, runtime.GOMAXPROCS(0))} // before adjustProcs changes it
 				if fo.Tokens, err = security.resolve(inv, cfg.Logger, &lo); err != nil {
 					return err
 				}

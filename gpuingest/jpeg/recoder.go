@@ -9,6 +9,8 @@ package jpeg
 #cgo nocallback sj_restore
 #cgo noescape sj_split
 #cgo nocallback sj_split
+#cgo noescape sj_bands
+#cgo nocallback sj_bands
 #include "sjrecode.h"
 */
 import "C"
@@ -223,4 +225,23 @@ func registered(id [8]byte) *Tables {
 	registry.RLock()
 	defer registry.RUnlock()
 	return registry.sets[id]
+}
+
+// bands expands bands [from, to) of a recoded file, for tests: the coefficients, and what sj_recoded_band says of the
+// last in each block.
+func (t *Tables) bands(rec []byte, from, to int) (blocks []int16, last []byte, err error) {
+	c, err := getCoder()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer putCoder(c)
+	n := C.sj_bands(c, t.c, bytePtr(rec), C.size_t(len(rec)), C.int(from), C.int(to))
+	runtime.KeepAlive(t)
+	if n < 0 {
+		return nil, nil, fmt.Errorf("%w: %d bytes", ErrCorrupt, len(rec))
+	}
+	var size C.size_t
+	p := unsafe.Pointer(C.sj_coder_output(c, &size))
+	last = append(last, unsafe.Slice((*byte)(p), int(n))...)
+	return append(blocks, unsafe.Slice((*int16)(unsafe.Add(p, int(size)-128*int(n))), 64*int(n))...), last, nil
 }

@@ -44,6 +44,9 @@ struct sj_tables {
 	uint32_t look[SJ_TABLES][1 << SJ_CODE_BITS];
 	uint16_t code[SJ_TABLES][256]; // first bit lowest
 	uint8_t len[SJ_TABLES][256];   // 0: has no code
+	// For each byte of a mask: which of the values that follow each other goes where (0x80: none), and how many there are.
+	uint64_t places[256];
+	uint8_t ones[256];
 };
 
 // The lanes of one band: part band * groups + group; group 1 holds the second and the third component.

@@ -8,6 +8,10 @@
 
 #include <stdlib.h>
 
+#ifdef SJ_X86
+#include <immintrin.h>
+#endif
+
 enum {
 	BITS = SJ_CODE_BITS,
 	LEAST = 16, // bytes of the shortest verbatim part
@@ -91,6 +95,12 @@ sj_tables *sj_tables_parse(const uint8_t *p, size_t n) {
 			free(t);
 			return NULL;
 		}
+	}
+	for (int m = 0; m < 256; m++) {
+		uint8_t at[8], n = 0;
+		for (int b = 0; b < 8; b++) at[b] = m >> b & 1 ? n++ : 0x80;
+		memcpy(&t->places[m], at, 8);
+		t->ones[m] = n;
 	}
 	return t;
 }
@@ -288,9 +298,7 @@ enum { WIDTH = 4 }; // lanes side by side
 
 // group decodes four look-ups, which give at most 12 symbols.
 static inline __attribute__((always_inline)) void group(run *l, const uint8_t *src, uint64_t last) {
-	uint64_t v, at = l->at >> 3;
-	unsigned used = 0;
-	uint8_t *out = l->out;
+	uint64_t v, at = l->at >> 3, used = 0;
 	memcpy(&v, src + (at < last ? at : last), 8);
 #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 	v = __builtin_bswap64(v);
@@ -299,13 +307,12 @@ static inline __attribute__((always_inline)) void group(run *l, const uint8_t *s
 #pragma GCC unroll 4
 	for (int i = 0; i < 4; i++) {
 		uint32_t e = l->look[v & ((1 << BITS) - 1)];
-		memcpy(out, &e, 4); // the fourth byte is overwritten, or slack
+		memcpy(l->out + (used >> 6), &e, 4); // the fourth byte is overwritten, or slack
 		e >>= 24;
-		out += e >> 6;
 		v >>= e & 63;
-		used += e; // the bits sum up to 48 at most: the counts above are not touched
+		used += e; // the bits sum up to 48 at most, so the counts stay apart
 	}
-	l->out = out;
+	l->out += used >> 6;
 	l->at += used & 63;
 }
 
@@ -335,7 +342,9 @@ static inline __attribute__((always_inline)) void decode_body(const sj_recoded *
 		for (int i = 0; i < width; i++) {
 			if (l[i].out >= l[i].end) l[i--] = l[--width];
 		}
-		while (width < WIDTH && next < n) l[width++] = q[next++];
+		for (; width < WIDTH && next < n; next++) {
+			if (q[next].out < q[next].end) l[width++] = q[next];
+		}
 		switch (width) {
 		case 0: return;
 		case 1: groups(l, 1, r->src, last); break;
@@ -346,61 +355,85 @@ static inline __attribute__((always_inline)) void decode_body(const sj_recoded *
 	}
 }
 
-static void decode_plain(const sj_recoded *r, run *q, size_t n) { decode_body(r, q, n); }
-
-#ifdef SJ_X86
-__attribute__((target("bmi,bmi2"))) static void decode_bmi2(const sj_recoded *r, run *q, size_t n) { decode_body(r, q, n); }
-#endif
-
-static void decode(const sj_recoded *r, run *q, size_t n) {
-#ifdef SJ_X86
-	if (sj_simd() && __builtin_cpu_supports("bmi2")) {
-		decode_bmi2(r, q, n);
-		return;
-	}
-#endif
-	decode_plain(r, q, n);
-}
-
-// take gives lanes [k0, k1) of all parts their place, and decodes them. It returns where their output ends; NULL: too
-// few bits.
-static uint8_t *take(sj_recoded *r, int from, int to, int k0, int k1, uint8_t *o) {
-	run *q = r->queue;
-	size_t n = 0;
-	for (int k = k0; k < k1; k++) { // by kinds, so that neighbours use the same tables
-		for (int i = from; i < to; i++) {
-			sj_part *p = &r->part[i];
-			uint32_t symbols = p->n[0][k] + p->n[1][k];
-			if (symbols > 8 * (uint64_t)p->len[k]) return NULL;
-			p->lane[k] = o;
-			if (symbols) q[n++] = (run){r->t->look[sj_kind(k) * SJ_CHOICES + p->choice[k]], o, o + symbols, (uint64_t)p->off[k] * 8};
-			o += symbols + SJ_SLACK;
+// count_masks counts the mask bytes of each lane from n flags.
+static inline __attribute__((always_inline)) void count_masks_body(uint32_t *n, const uint8_t *flag, uint32_t blocks) {
+	const uint64_t each = 0x0101010101010101;
+	n += SJ_MASKS;
+	for (uint32_t i = 0; i < blocks; i += 8) {
+		uint64_t v = 0;
+		if (blocks - i >= 8) {
+			memcpy(&v, flag + i, 8);
+		} else {
+			memcpy(&v, flag + i, blocks - i);
+		}
+		uint64_t rich = ((v >> 4 & 0x0F * each) + 0x7F * each) >> 7 & each; // as sj_rich says
+		for (int b = 0; b < 8; b++) {
+			uint64_t bit = v >> b & each;
+			n[4 + (b < 3 ? b : 3)] += (uint32_t)__builtin_popcountll(bit & rich);
+			if (b < 4) n[b] += (uint32_t)__builtin_popcountll(bit & ~rich);
 		}
 	}
-	decode(r, q, n);
-	return o;
 }
 
-// count_masks counts the mask bytes of each lane from n flags.
-static void count_masks(uint32_t *n, const uint8_t *flag, uint32_t blocks) {
-	uint32_t seen[256] = {0};
-	for (uint32_t i = 0; i < blocks; i++) seen[flag[i]]++;
-	for (unsigned f = 1; f < 256; f++) {
-		uint32_t *m = n + SJ_MASKS + 4 * sj_rich(f);
-		for (int b = 0; b < 3; b++) m[b] += (f >> b & 1) * seen[f];
-		m[3] += (uint32_t)__builtin_popcount(f >> 3) * seen[f];
-	}
-}
-
-static uint32_t ones(const uint8_t *p, uint32_t n) {
+static inline __attribute__((always_inline)) uint32_t ones_body(const uint8_t *p, uint32_t n) {
 	uint32_t sum = 0;
 	uint64_t v;
 	for (; n >= 8; n -= 8, p += 8) {
 		memcpy(&v, p, 8);
 		sum += (uint32_t)__builtin_popcountll(v);
 	}
-	for (; n; n--) sum += (uint32_t)__builtin_popcount(*p++);
-	return sum;
+	v = 0;
+	memcpy(&v, p, n);
+	return sum + (uint32_t)__builtin_popcountll(v);
+}
+
+// The same source for a CPU that has shifts by any register and counts bits, and for one that may not.
+typedef struct {
+	void (*decode)(const sj_recoded *r, run *q, size_t n);
+	void (*count_masks)(uint32_t *n, const uint8_t *flag, uint32_t blocks);
+	uint32_t (*ones)(const uint8_t *p, uint32_t n);
+} loops;
+
+#define LOOPS(name, target)                                                                                           \
+	target static void decode_##name(const sj_recoded *r, run *q, size_t n) { decode_body(r, q, n); }                  \
+	target static void count_masks_##name(uint32_t *n, const uint8_t *f, uint32_t b) { count_masks_body(n, f, b); }    \
+	target static uint32_t ones_##name(const uint8_t *p, uint32_t n) { return ones_body(p, n); }                       \
+	static const loops loops_##name = {decode_##name, count_masks_##name, ones_##name};
+
+LOOPS(plain, )
+#ifdef SJ_X86
+LOOPS(bmi2, __attribute__((target("bmi,bmi2,popcnt"))))
+#endif
+
+static const loops *best_loops(void) {
+#ifdef SJ_X86
+	if (sj_simd() && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt")) return &loops_bmi2;
+#endif
+	return &loops_plain;
+}
+
+// take gives lanes [k0, k1) of all parts their place, and decodes them. It returns where their output ends; NULL: too
+// few bits.
+static uint8_t *take(sj_recoded *r, int from, int to, int k0, int k1, uint8_t *o) {
+	uint32_t at[SJ_TABLES + 1] = {0};
+	run *q = r->queue;
+	for (int k = k0; k < k1; k++) {
+		for (int i = from; i < to; i++) at[sj_kind(k) * SJ_CHOICES + r->part[i].choice[k] + 1]++;
+	}
+	for (int t = 1; t <= SJ_TABLES; t++) at[t] += at[t - 1];
+	for (int i = from; i < to; i++) { // by tables: those of all kinds do not fit the first cache
+		sj_part *p = &r->part[i];
+		for (int k = k0; k < k1; k++) {
+			uint32_t n = p->n[0][k] + p->n[1][k];
+			int t = sj_kind(k) * SJ_CHOICES + p->choice[k];
+			if (n > 8 * (uint64_t)p->len[k]) return NULL;
+			p->lane[k] = o;
+			q[at[t]++] = (run){r->t->look[t], o, o + n, (uint64_t)p->off[k] * 8};
+			o += n + SJ_SLACK;
+		}
+	}
+	best_loops()->decode(r, q, (size_t)((to - from) * (k1 - k0)));
+	return o;
 }
 
 static uint32_t count_escapes(const uint8_t *p, uint32_t n) {
@@ -426,6 +459,7 @@ static void unescape(const sj_recoded *r, const sj_part *q, int k, uint32_t *at)
 }
 
 static int lanes_of(sj_recoded *r, int from, int to) {
+	const loops *l = best_loops();
 	uint8_t *o = r->lanes;
 	for (int i = from; i < to; i++) {
 		sj_part *q = &r->part[i];
@@ -435,8 +469,8 @@ static int lanes_of(sj_recoded *r, int from, int to) {
 	if (!(o = take(r, from, to, 0, SJ_MASKS, o))) return 0;
 	for (int i = from; i < to; i++) {
 		sj_part *q = &r->part[i];
-		count_masks(q->n[0], q->lane[1], q->blocks[0]);
-		if (q->blocks[1]) count_masks(q->n[1], q->lane[1] + q->blocks[0], q->blocks[1]);
+		l->count_masks(q->n[0], q->lane[1], q->blocks[0]);
+		if (q->blocks[1]) l->count_masks(q->n[1], q->lane[1] + q->blocks[0], q->blocks[1]);
 	}
 	if (!(o = take(r, from, to, SJ_MASKS, SJ_VALUES, o))) return 0;
 	for (int i = from; i < to; i++) {
@@ -446,8 +480,8 @@ static int lanes_of(sj_recoded *r, int from, int to) {
 		for (int k = SJ_MASKS; k < SJ_VALUES; k++) {
 			unescape(r, q, k, &at);
 			int v = SJ_VALUES + 2 * (k >= SJ_MASKS + 4) + ((k - SJ_MASKS) % 4 > 0);
-			q->n[0][v] += ones(q->lane[k], q->n[0][k]);
-			q->n[1][v] += ones(q->lane[k] + q->n[0][k], q->n[1][k]);
+			q->n[0][v] += l->ones(q->lane[k], q->n[0][k]);
+			q->n[1][v] += l->ones(q->lane[k] + q->n[0][k], q->n[1][k]);
 		}
 		q->escape[0][1] = at; // of the values
 	}
@@ -488,21 +522,209 @@ sj_streams sj_begin(const sj_recoded *r, int comp, int band) {
 	return s;
 }
 
-int sj_recoded_band(const sj_recoded *r, int comp, int band, int16_t *blocks, uint8_t *last) {
-	if (comp < 0 || comp >= r->comps || band < r->from || band >= r->to) return SJ_CORRUPT;
-	sj_streams s = sj_begin(r, comp, band);
-	int w = r->comp[comp].blocks_w, rows = sj_band_rows(r, comp, band), rich;
+static void expand_plain(sj_streams *s, int w, int rows, int16_t *blocks, uint8_t *last) {
+	int rich;
 	memset(blocks, 0, (size_t)w * (size_t)rows * 128);
 	for (int y = 0; y < rows; y++) {
 		for (int x = 0; x < w; x++, blocks += 64) {
-			uint64_t m = sj_next_mask(&s, &rich);
+			uint64_t m = sj_next_mask(s, &rich);
 			*last++ = m ? (uint8_t)(64 - __builtin_clzll(m)) : 0;
 			for (; m; m &= m - 1) {
 				int k = __builtin_ctzll(m);
-				blocks[sj_natural[k]] = (int16_t)sj_next(&s, SJ_VALUES + 2 * rich + (k > 7));
+				blocks[sj_natural[k]] = (int16_t)sj_next(s, SJ_VALUES + 2 * rich + (k > 7));
 			}
-			blocks[0] = (int16_t)(sj_predict(blocks, x, y, 64, 64 * (ptrdiff_t)w) + sj_next(&s, 0));
+			blocks[0] = (int16_t)(sj_predict(blocks, x, y, 64, 64 * (ptrdiff_t)w) + sj_next(s, 0));
 		}
 	}
+}
+
+#ifdef SJ_X86
+
+// The streams of plain or rich blocks, as vector loops use them.
+typedef struct {
+	const uint8_t *mask[4], *low, *high;
+} fast_set;
+
+typedef struct {
+	fast_set set[2];
+	const uint8_t *dc, *flag, *dc_escape, *escape[2][2], *escapes_end;
+	int escapes; // of values
+} fast;
+
+static const uint64_t spread[32] = {
+#define B(n, f) ((f) >> (n) & 1 ? (uint64_t)0xFF << (24 + 8 * (n)) : 0)
+#define S(f) B(0, f) | B(1, f) | B(2, f) | B(3, f) | B(4, f)
+#define S8(f) S(f), S(f + 1), S(f + 2), S(f + 3), S(f + 4), S(f + 5), S(f + 6), S(f + 7)
+    S8(0), S8(8), S8(16), S8(24)};
+#undef S8
+#undef S
+#undef B
+
+// fast_mask is sj_next_mask; high are the mask's last five bytes, in place.
+static inline __attribute__((always_inline)) uint64_t fast_mask(fast_set *s, unsigned f, uint64_t high) {
+	uint64_t m = (*s->mask[0] & -(uint64_t)(f & 1)) | (*s->mask[1] & -(uint64_t)(f >> 1 & 1)) << 8 | (*s->mask[2] & -(uint64_t)(f >> 2 & 1)) << 16;
+	s->mask[0] += f & 1;
+	s->mask[1] += f >> 1 & 1;
+	s->mask[2] += f >> 2 & 1;
+	s->mask[3] += __builtin_popcount(f >> 3);
+	return m | high;
+}
+
+static inline uint64_t load64(const uint8_t *p) {
+	uint64_t v;
+	memcpy(&v, p, 8);
+	return v;
+}
+
+// fast_dc puts a block's DC into place. The prediction's neighbours stay in registers.
+typedef struct {
+	int left, between;
+} near;
+
+static inline __attribute__((always_inline)) void fast_dc(fast *s, near *n, int x, int y, ptrdiff_t above, int16_t *block) {
+	int d = (int8_t)*s->dc++, p, t = 0;
+	if (d == -128 && s->dc_escape < s->escapes_end) {
+		d = sj_get16(s->dc_escape);
+		s->dc_escape += 2;
+	}
+	if (y > 0) t = block[-above];
+	if (y == 0) {
+		p = x ? n->left : 0;
+	} else if (x == 0) {
+		p = t;
+	} else {
+		int l = n->left, g = l + t - n->between, lo = l < t ? l : t, hi = l < t ? t : l;
+		g = g < lo ? lo : g;
+		p = g > hi ? hi : g;
+	}
+	n->between = t;
+	n->left = block[0] = (int16_t)(p + d);
+}
+
+static fast fast_begin(const sj_streams *s) {
+	fast f = {.dc = s->lane[0], .flag = s->lane[1], .dc_escape = s->escape[0], .escapes_end = s->escapes_end};
+	f.escapes = s->escape[SJ_VALUES] < f.escapes_end;
+	for (int i = 0; i < 2; i++) {
+		for (int b = 0; b < 4; b++) f.set[i].mask[b] = s->lane[SJ_MASKS + 4 * i + b];
+		f.set[i].low = s->lane[SJ_VALUES + 2 * i];
+		f.set[i].high = s->lane[SJ_VALUES + 2 * i + 1];
+		for (int h = 0; h < 2; h++) f.escape[i][h] = s->escape[SJ_VALUES + 2 * i + h];
+	}
+	return f;
+}
+
+// fix puts the escaped values of a block into place; at has a bit for each, in zigzag order.
+static void fix(fast *s, int rich, uint64_t at, int16_t *block) {
+	for (; at; at &= at - 1) {
+		int k = __builtin_ctzll(at);
+		const uint8_t **e = &s->escape[rich][k > 7];
+		if (*e >= s->escapes_end) continue;
+		block[sj_natural[k]] = sj_get16(*e);
+		*e += 2;
+	}
+}
+
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,bmi,bmi2,lzcnt,popcnt"))) static void expand_vbmi2(sj_streams *st, int w, int rows, int16_t *blocks, uint8_t *last) {
+	// The place in zigzag order of each position by rows.
+	static const uint8_t zigzag[64] __attribute__((aligned(64))) = {
+	    0,  1,  5,  6,  14, 15, 27, 28, 2,  4,  7,  13, 16, 26, 29, 42, 3,  8,  12, 17, 25, 30, 41, 43, 9,  11, 18, 24, 31, 40, 44, 53,
+	    10, 19, 23, 32, 39, 45, 52, 54, 20, 22, 33, 38, 46, 51, 55, 60, 21, 34, 37, 47, 50, 56, 59, 61, 35, 36, 48, 49, 57, 58, 62, 63};
+	const __m512i order = _mm512_load_si512(zigzag), escape = _mm512_set1_epi8(-128);
+	fast s = fast_begin(st);
+	for (int y = 0; y < rows; y++) {
+		near n = {0, 0};
+		for (int x = 0; x < w; x++, blocks += 64) {
+			unsigned f = *s.flag++;
+			int rich = sj_rich(f);
+			fast_set *set = &s.set[rich];
+			uint64_t m = fast_mask(set, f, _pdep_u64(load64(set->mask[3]), spread[f >> 3]));
+			__m512i v = _mm512_maskz_expand_epi8(m & 255, _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)set->low)));
+			v = _mm512_or_si512(v, _mm512_maskz_expand_epi8(m & ~(uint64_t)255, _mm512_loadu_si512(set->high)));
+			set->low += __builtin_popcountll(m & 255);
+			set->high += __builtin_popcountll(m >> 8);
+			__m512i o = _mm512_permutexvar_epi8(order, v);
+			_mm512_storeu_si512(blocks, _mm512_cvtepi8_epi16(_mm512_castsi512_si256(o)));
+			_mm512_storeu_si512(blocks + 32, _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(o, 1)));
+			if (s.escapes) fix(&s, rich, _mm512_cmpeq_epi8_mask(v, escape), blocks);
+			*last++ = (uint8_t)(64 - _lzcnt_u64(m));
+			fast_dc(&s, &n, x, y, 64 * (ptrdiff_t)w, blocks);
+		}
+	}
+}
+
+// part8 gives the values of one byte of the mask their places.
+__attribute__((target("avx2"), always_inline)) static inline __m128i part8(const sj_tables *t, const uint8_t **p, unsigned mask) {
+	__m128i v = _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)*p), _mm_loadl_epi64((const __m128i *)&t->places[mask]));
+	*p += t->ones[mask];
+	return v;
+}
+
+__attribute__((target("avx2"), always_inline)) static inline __m256i part16(const sj_tables *t, const uint8_t **a, const uint8_t **b, unsigned mask) {
+	__m128i v = part8(t, a, mask & 255);
+	return _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(v, part8(t, b, mask >> 8 & 255)));
+}
+
+__attribute__((target("avx2"), always_inline)) static inline void store32(int16_t *o, __m256i v) {
+	_mm256_storeu_si256((__m256i *)o, _mm256_cvtepi8_epi16(_mm256_castsi256_si128(v)));
+	_mm256_storeu_si256((__m256i *)(o + 16), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(v, 1)));
+}
+
+__attribute__((target("avx2,popcnt,lzcnt"))) static void expand_avx2(const sj_tables *t, sj_streams *st, int w, int rows, int16_t *blocks, uint8_t *last) {
+	// order[q][h]: what half h of the block takes from the q-th 16 places in zigzag order.
+	__m256i order[4][2];
+	uint8_t from[4][64];
+	memset(from, 0x80, sizeof from);
+	for (int k = 0; k < 64; k++) from[k / 16][sj_natural[k]] = k % 16;
+	for (int q = 0; q < 4; q++) {
+		for (int h = 0; h < 2; h++) order[q][h] = _mm256_loadu_si256((const __m256i *)(from[q] + 32 * h));
+	}
+	const __m256i escape = _mm256_set1_epi8(-128);
+	fast s = fast_begin(st);
+	for (int y = 0; y < rows; y++) {
+		near n = {0, 0};
+		for (int x = 0; x < w; x++, blocks += 64) {
+			unsigned f = *s.flag++;
+			int rich = sj_rich(f);
+			fast_set *set = &s.set[rich];
+			__m128i bytes = _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)set->mask[3]), _mm_loadl_epi64((const __m128i *)&t->places[f & 0xF8]));
+			uint64_t m = fast_mask(set, f, (uint64_t)_mm_cvtsi128_si64(bytes));
+			__m256i a = part16(t, &set->low, &set->high, (unsigned)m), b = part16(t, &set->high, &set->high, (unsigned)(m >> 16));
+			__m256i lo = _mm256_or_si256(_mm256_shuffle_epi8(a, order[0][0]), _mm256_shuffle_epi8(b, order[1][0]));
+			__m256i hi = _mm256_or_si256(_mm256_shuffle_epi8(a, order[0][1]), _mm256_shuffle_epi8(b, order[1][1]));
+			uint64_t escaped = 0;
+			if (s.escapes) escaped = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_permute2x128_si256(a, b, 0x20), escape));
+			if (rich) {
+				a = part16(t, &set->high, &set->high, (unsigned)(m >> 32));
+				b = part16(t, &set->high, &set->high, (unsigned)(m >> 48));
+				lo = _mm256_or_si256(lo, _mm256_or_si256(_mm256_shuffle_epi8(a, order[2][0]), _mm256_shuffle_epi8(b, order[3][0])));
+				hi = _mm256_or_si256(hi, _mm256_or_si256(_mm256_shuffle_epi8(a, order[2][1]), _mm256_shuffle_epi8(b, order[3][1])));
+				if (s.escapes) escaped |= (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_permute2x128_si256(a, b, 0x20), escape)) << 32;
+			}
+			store32(blocks, lo);
+			store32(blocks + 32, hi);
+			fix(&s, rich, escaped, blocks);
+			*last++ = (uint8_t)(64 - _lzcnt_u64(m));
+			fast_dc(&s, &n, x, y, 64 * (ptrdiff_t)w, blocks);
+		}
+	}
+}
+
+#endif
+
+int sj_recoded_band(const sj_recoded *r, int comp, int band, int16_t *blocks, uint8_t *last) {
+	if (comp < 0 || comp >= r->comps || band < r->from || band >= r->to) return SJ_CORRUPT;
+	sj_streams s = sj_begin(r, comp, band);
+	int w = r->comp[comp].blocks_w, rows = sj_band_rows(r, comp, band);
+#ifdef SJ_X86
+	if (sj_simd() > 1 && __builtin_cpu_supports("avx512vbmi2")) {
+		expand_vbmi2(&s, w, rows, blocks, last);
+		return SJ_OK;
+	}
+	if (sj_simd() && __builtin_cpu_supports("lzcnt")) {
+		expand_avx2(r->t, &s, w, rows, blocks, last);
+		return SJ_OK;
+	}
+#endif
+	expand_plain(&s, w, rows, blocks, last);
 	return SJ_OK;
 }

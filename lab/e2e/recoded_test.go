@@ -14,7 +14,10 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
-const eyes = "RandomResizedCrop(64)|RandomHorizontalFlip()|uint8|nchw"
+const (
+	eyes     = "RandomResizedCrop(64)|RandomHorizontalFlip()|uint8|nchw"
+	fraction = "Resize(32)|CenterCrop(28)|fp16|nhwc|dct"
+)
 
 // recodedAll waits until all that can be recoded is.
 func recodedAll(t testing.TB, target string, atLeast int) (s stats) {
@@ -58,7 +61,7 @@ func TestRecodedCache(t *testing.T) {
 			}
 			addr, mnt := serve(t, env, source, append(flags, "--recode", "off")...)
 			want := feed(t, addr, "--transform", eyes, "--seed", "4").Digest
-			raw := feed(t, addr).Digest
+			raw, small := feed(t, addr).Digest, feed(t, addr, "--transform", fraction).Digest
 			readAll(t, mnt, dir, paths)
 			waitKept(t, mnt, len(paths))
 			plain := readStats(t, mnt)
@@ -92,6 +95,9 @@ func TestRecodedCache(t *testing.T) {
 				}
 				if got := feed(t, addr); got.Digest != raw {
 					t.Errorf("--recode %s: raw digest %s, want %s", mode, got.Digest, raw)
+				}
+				if got := feed(t, addr, "--transform", fraction); got.Digest != small {
+					t.Errorf("--recode %s: dct digest %s, want %s", mode, got.Digest, small)
 				}
 				if s := readStats(t, mnt); s.Recoded.Restored == 0 || s.Disk.Corrupt != 0 {
 					t.Errorf("%+v, %+v", s.Recoded, s.Disk)

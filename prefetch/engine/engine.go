@@ -54,7 +54,7 @@ type Config struct {
 	Samples          string     // which files are numbered: catalog.Match's globs
 	SkipBadShards    bool       // leave out the shards that are damaged or missing
 	Records          string     // content of the objects: "" files, "csv" rows that are files
-	Recode           string     // whether kept files are brought into the host's codec's form: auto, on; any other: no
+	Recode           string     // whether kept files are brought into the host's codec's form: auto, on, off; "": as others say
 	Quota            int64      // bytes on disk for this dataset; 0: the earlier quota, or none
 	Connections      int        // GETs in flight at most
 	AdaptConnections bool       // fewer than Connections if they bring as much
@@ -376,8 +376,8 @@ func (e *Engine) join(cfg Config) error {
 		return fmt.Errorf("%s is open in this cache directory with another --bad-shards (give the same, or another --cache-dir)", e.source)
 	case cfg.Weight != 0 && cfg.Weight != max(e.cfg.Weight, 1):
 		return other("--weight", strconv.Itoa(max(e.cfg.Weight, 1)), strconv.Itoa(cfg.Weight))
-	case (cfg.Recode == "on" || cfg.Recode == "off") && cfg.Recode != e.cfg.Recode:
-		return other("--recode", e.cfg.Recode, cfg.Recode)
+	case !e.recoding.join(cfg.Recode):
+		return other("--recode", *e.recoding.mode.Load(), cfg.Recode)
 	case cfg.Near != e.cfg.Near:
 		return other("--near", e.cfg.Near.String(), cfg.Near.String())
 	case cfg.Store.CustomerKey != e.cfg.Store.CustomerKey:

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"runtime"
 	"slices"
@@ -28,13 +29,15 @@ type Coder interface {
 
 const (
 	recodeEvery  = 2 * time.Second // looks for what is to be recoded
-	trainedFrom  = 64              // kept files
-	trainAgainAt = 4               // times as many, if there was nothing to learn from those
+	longestRest  = 2 * time.Second
+	trainedFrom  = 64 // kept files
+	trainAgainAt = 4  // times as many, if there was nothing to learn from those
 )
 
 // recoding is the dataset's part of the host's codec: it is cache.Codec.
 type recoding struct {
-	coder    Coder // nil: none
+	coder    Coder                  // nil: none
+	mode     atomic.Pointer[string] // Config.Recode of those users who say one; nil before
 	encode   atomic.Pointer[func(dst, file []byte) ([]byte, bool)]
 	tables   [][]byte
 	asFiles  atomic.Int64 // bytes read through mount and S3
@@ -62,9 +65,15 @@ func (e *Engine) codec() cache.Codec {
 	return &e.recoding
 }
 
+// join reports whether a user of the dataset may say mode.
+func (r *recoding) join(mode string) bool {
+	return mode == "" || r.mode.CompareAndSwap(nil, &mode) || *r.mode.Load() == mode
+}
+
 // learn makes the tables in the catalog known.
 func (e *Engine) learn() (err error) {
 	r := &e.recoding
+	r.join(e.cfg.Recode)
 	if r.coder = e.host.cfg.Coder; r.coder == nil {
 		return nil
 	}
@@ -88,20 +97,29 @@ func (d *Dataset) CountDecoded(n int) { d.e.recoding.decoded.Add(int64(n)) }
 // recodes reports whether kept files are to be recoded now.
 func (e *Engine) recodes() bool {
 	r := &e.recoding
-	switch {
-	case r.coder == nil:
+	if r.coder == nil {
 		return false
-	case e.cfg.Recode == "on":
-		return true
 	}
-	n := r.decoded.Load()
-	return e.cfg.Recode == "auto" && n > 0 && n >= r.asFiles.Load()
+	switch *cmp.Or(r.mode.Load(), new(string)) {
+	case "on":
+		return true
+	case "auto":
+		n := r.decoded.Load()
+		return n > 0 && n >= r.asFiles.Load()
+	}
+	return false
 }
 
 // recodeLoop recodes what is kept, for as long as the dataset is open.
 func (e *Engine) recodeLoop(ctx context.Context) {
 	pace := newSearchPace(false)
 	go pace.follow(ctx.Done())
+	rest := func(worked time.Duration) {
+		select {
+		case <-time.After(min(pace.pause(worked), longestRest)):
+		case <-ctx.Done():
+		}
+	}
 	var recoder *cache.Recoder
 	var of *view
 	t := time.NewTicker(recodeEvery)
@@ -114,7 +132,7 @@ func (e *Engine) recodeLoop(ctx context.Context) {
 		}
 		for ctx.Err() == nil && e.recodes() {
 			if v := e.cur.Load(); v != of {
-				of, recoder = v, v.volume.NewRecoder(pace.threads, pace.rest)
+				of, recoder = v, v.volume.NewRecoder(pace.threads, rest)
 			}
 			if e.recoding.encode.Load() == nil && !e.train(ctx, of, recoder) {
 				break

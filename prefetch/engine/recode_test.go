@@ -12,7 +12,8 @@ func TestRecodes(t *testing.T) {
 		{"auto", 0, 0, false}, {"auto", 10, 0, false}, {"auto", 10, 9, false}, {"auto", 10, 10, true}, {"auto", 0, 1, true},
 		{"on", 10, 0, true}, {"off", 0, 10, false}, {"", 0, 10, false},
 	} {
-		e := &Engine{cfg: Config{Recode: c.mode}}
+		e := &Engine{}
+		e.recoding.join(c.mode)
 		e.recoding.asFiles.Store(c.files)
 		e.recoding.decoded.Store(c.decoded)
 		if e.recodes() {
@@ -21,6 +22,19 @@ func TestRecodes(t *testing.T) {
 		e.recoding.coder = fakeCoder{}
 		if got := e.recodes(); got != c.want {
 			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
+// Who says no mode, like a warm-up, agrees with all.
+func TestRecodeJoin(t *testing.T) {
+	var r recoding
+	for _, c := range []struct {
+		mode string
+		ok   bool
+	}{{"", true}, {"on", true}, {"", true}, {"auto", false}, {"on", true}} {
+		if r.join(c.mode) != c.ok {
+			t.Errorf("%+v", c)
 		}
 	}
 }

@@ -160,10 +160,11 @@ func (p *searchPace) follow(stop <-chan struct{}) {
 }
 
 // rest sleeps after some work, as the share demands.
-func (p *searchPace) rest(worked time.Duration) {
-	if share := math.Float64frombits(p.share.Load()); share < 1 {
-		time.Sleep(time.Duration(float64(worked) * (1/share - 1)))
-	}
+func (p *searchPace) rest(worked time.Duration) { time.Sleep(p.pause(worked)) }
+
+func (p *searchPace) pause(worked time.Duration) time.Duration {
+	share := math.Float64frombits(p.share.Load())
+	return time.Duration(float64(worked) * (1/share - 1))
 }
 
 // runSearch runs a search.
