@@ -64,8 +64,10 @@ typedef struct {
 	int blocks; // of 4 taps; 0: not for this axis
 	int32_t *at;
 	uint32_t (*lanes)[4][4];
-	// For horizontal_planes: 16 outputs share a window of 64 samples of one channel.
+	// For horizontal_planes: 16 outputs share a window of 64 samples of one channel; with AVX2, 4 share one of 16, and
+	// go by pairs of taps: their places, the high halves of their coefficients, the low halves.
 	uint32_t (*spread)[4][16];
+	uint32_t (*pairs)[3][8];
 	buffer wide;
 } axis;
 
@@ -286,13 +288,42 @@ static int widen(axis *a) {
 	return 1;
 }
 
+// spread_pairs is spread for AVX2.
+static int spread_pairs(axis *a, int pairs) {
+	int groups = (a->out + 15) / 16;
+	size_t cells = 2 * (size_t)groups * (size_t)pairs, bytes = cells * sizeof *a->pairs + 4 * (size_t)groups * sizeof *a->at;
+	if (!reserve(&a->wide, bytes)) return -1;
+	memset(a->wide.p, 0, bytes);
+	a->pairs = a->wide.p;
+	a->at = (int32_t *)(a->pairs + cells);
+	for (int i = 0; i < a->out; i++) {
+		int last = (i | 3) < a->out ? i | 3 : a->out - 1, from = a->first[i & ~3];
+		if (a->first[last] < from) from = a->first[last]; // flipped
+		if (a->first[i] + a->n[i] - from > 16) return 0;
+		a->at[i / 4] = from - a->lo;
+		// Lanes are outputs 0 to 3 and 8 to 11 of 16, then the others, as the packs want them.
+		int half = i / 4 & 1, lane = (i & 3) + (i & 8) / 2;
+		const uint32_t *k = (const uint32_t *)(a->hilo + (size_t)i * a->taps * 2);
+		for (int p = 0; p < pairs && 2 * p < a->taps; p++) {
+			uint32_t(*c)[8] = a->pairs[(2 * (i / 16) + half) * pairs + p];
+			uint32_t at = (uint32_t)(a->first[i] - from + 2 * p) & 15;
+			c[0][lane] = 0x80008000u | at | ((at + 1) & 15) << 16;
+			c[1][lane] = k[2 * p];
+			c[2][lane] = k[2 * p + 1];
+		}
+	}
+	a->blocks = pairs;
+	return 1;
+}
+
 // spread lays them out for horizontal_planes. It returns 0 where they do not fit, and -1 without memory.
 static int spread(axis *a) {
 	int most = 0, groups = (a->out + 15) / 16;
-	if (a->identity) return 0;
+	if (a->identity || !simd) return 0;
 	for (int i = 0; i < a->out; i++) {
 		if (a->n[i] > most) most = a->n[i];
 	}
+	if (simd == 1) return spread_pairs(a, (most + 1) / 2);
 	int blocks = (most + 3) / 4;
 	if (blocks > BLOCKS) return 0;
 	size_t cells = (size_t)groups * (size_t)blocks, bytes = cells * sizeof *a->spread + (size_t)groups * sizeof *a->at;
@@ -477,11 +508,48 @@ VNNI static inline __attribute__((always_inline)) void planes_blocks(const axis 
 	}
 }
 
-// horizontal_planes takes rows of one channel, a byte a sample; in points at sample a->lo. Up to 15 bytes more are written.
-VNNI static void horizontal_planes(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+__attribute__((target("avx2"))) static inline __attribute__((always_inline)) void planes_pairs(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows, int pairs) {
+	const __m256i half = _mm256_set1_epi32(1 << (BITS - 1));
+	for (int i = 0; i < a->out; i += 16) {
+		const int32_t *at = a->at + i / 4;
+		const uint8_t *p = in;
+		uint8_t *q = out + i;
+		for (int r = 0; r < rows; r++, p += stride, q += out_stride) {
+			__m256i v[2];
+			for (int h = 0; h < 2; h++) {
+				uint32_t(*k)[3][8] = a->pairs + (2 * (i / 16) + h) * pairs;
+				__m128i w0 = _mm_loadu_si128((const __m128i *)(p + at[h])), w1 = _mm_loadu_si128((const __m128i *)(p + at[h + 2]));
+				__m256i w = _mm256_inserti128_si256(_mm256_castsi128_si256(w0), w1, 1), high = _mm256_setzero_si256(), low = half;
+				for (int c = 0; c < pairs; c++) {
+					__m256i x = _mm256_shuffle_epi8(w, _mm256_loadu_si256((const __m256i *)k[c][0]));
+					high = _mm256_add_epi32(high, _mm256_madd_epi16(x, _mm256_loadu_si256((const __m256i *)k[c][1])));
+					low = _mm256_add_epi32(low, _mm256_madd_epi16(x, _mm256_loadu_si256((const __m256i *)k[c][2])));
+				}
+				v[h] = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(high, SPLIT), low), BITS);
+			}
+			__m256i b = _mm256_packs_epi32(v[0], v[1]);
+			b = _mm256_permute4x64_epi64(_mm256_packus_epi16(b, b), 0x08);
+			_mm_storeu_si128((__m128i *)q, _mm256_castsi256_si128(b));
+		}
+	}
+}
+
+VNNI static void planes_vnni(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
 	if (a->blocks == 1) planes_blocks(a, in, stride, out, out_stride, rows, 1);
 	else if (a->blocks == 2) planes_blocks(a, in, stride, out, out_stride, rows, 2);
 	else planes_blocks(a, in, stride, out, out_stride, rows, a->blocks);
+}
+
+__attribute__((target("avx2"))) static void planes_avx2_rows(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+	if (a->blocks == 2) planes_pairs(a, in, stride, out, out_stride, rows, 2);
+	else if (a->blocks == 3) planes_pairs(a, in, stride, out, out_stride, rows, 3);
+	else planes_pairs(a, in, stride, out, out_stride, rows, a->blocks);
+}
+
+// horizontal_planes takes rows of one channel, a byte a sample; in points at sample a->lo. Up to 15 bytes more are written.
+static void horizontal_planes(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+	if (simd > 1) planes_vnni(a, in, stride, out, out_stride, rows);
+	else planes_avx2_rows(a, in, stride, out, out_stride, rows);
 }
 
 __attribute__((target("avx2"))) static int vertical_avx2(const uint8_t *in, size_t stride, const int16_t *hilo, int taps, uint8_t *out, int n) {
@@ -729,7 +797,7 @@ static int plan(sj_scratch *s) {
 // layout chooses what lies between the passes, and takes memory for it. planes: the first pass may work on planes.
 static int layout(sj_scratch *s, int planes) {
 	const sj_request *q = &s->req;
-	if (planes && simd > 1 && q->planar && !s->vertical_first && (s->planes = spread(&s->x)) < 0) return 0;
+	if (planes && q->planar && !s->vertical_first && (s->planes = spread(&s->x)) < 0) return 0;
 	if (!s->planes && !widen(&s->x)) return 0;
 	size_t line = (size_t)q->win_w * 3 + SLACK;
 	if (s->vertical_first || s->planes) line += mid_stride(s);
