@@ -58,10 +58,11 @@ static int make_table(sj_tables *t, int i, const uint8_t *len) {
 	}
 	if (code + count[BITS] != 1 << BITS) return 0; // every look-up finds a code
 	uint16_t one[1 << BITS];
-	int escape = sj_escape(i / SJ_CHOICES), escaped = escape < 0 ? 0 : len[escape] + 16;
+	int escape = sj_escape(i / SJ_CHOICES);
+	uint32_t escaped = escape < 0 ? 0 : len[escape] + 16u;
 	for (int s = 0; s < 256; s++) {
 		uint32_t l = len[s], r = 0;
-		t->cost[i / SJ_CHOICES][s][i % SJ_CHOICES] = (uint16_t)(l && s != escape ? l : escaped);
+		t->cost[i / SJ_CHOICES][s][i % SJ_CHOICES] = (uint16_t)((l && s != escape) ? l : escaped);
 		t->code[i][s] = 0;
 		if (!l) continue;
 		uint32_t c = next[l]++;
