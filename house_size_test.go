@@ -26,7 +26,7 @@ var budget = map[string]int{
 	"prefetch/engine": 5_840,
 	"loader":          6_640,
 	"s3api":           1_980,
-	"gpuingest":       14_850,
+	"gpuingest":       15_000,
 	"internal":        10_415,
 	"lab":             16_320,
 	"python":          160,
