@@ -27,7 +27,7 @@ var budget = map[string]int{
 	"prefetch/engine": 6_025,
 	"loader":          6_660,
 	"s3api":           1_980,
-	"gpuingest":       14_750,
+	"gpuingest":       15_000,
 	"internal":        10_450,
 	"lab":             16_375,
 	"python":          160,

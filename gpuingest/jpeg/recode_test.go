@@ -8,6 +8,8 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 )
@@ -109,5 +111,108 @@ func TestRecodedLoopsAgree(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestGolden: the format does not change unnoticed. Files of version 1 must stay readable.
+func TestGolden(t *testing.T) {
+	read := func(name string) []byte {
+		b, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	src, want := read("recode.jpg"), read("recode.sjr")
+	tab, err := ParseTables(read("recode.tables"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rec, err := tab.Recode(nil, src); err != nil || !bytes.Equal(rec, want) {
+		t.Errorf("recoded as %d bytes, not the %d of before: %v", len(rec), len(want), err)
+	}
+	if got, err := tab.Restore(nil, want); err != nil || !bytes.Equal(got, src) {
+		t.Errorf("does not come back: %v", err)
+	}
+}
+
+// TestKept: what cannot be recoded stays as it is.
+func TestKept(t *testing.T) {
+	const w, h = 64, 48
+	pix := photo(t, 2, w, 2*h)
+	good := encode(t, pix[:w*h*3], w, h, Encoding{Quality: 90, Subsampling: Sub420})
+	prog := encode(t, pix[:w*h*3], w, h, Encoding{Quality: 90, Subsampling: Sub420, Progressive: true})
+	tab := train(t, good, prog)
+	edit := func(b []byte, f func([]byte)) []byte { b = bytes.Clone(b); f(b); return b }
+	sof := bytes.Index(good, []byte{0xff, 0xc0})
+	lastScan := bytes.LastIndex(prog, []byte{0xff, 0xda})
+	for name, f := range map[string][]byte{
+		"nothing":            nil,
+		"text":               []byte("this is not a picture, whatever its name says"),
+		"CMYK":               encode(t, pix[:w*h*4], w, h, Encoding{Quality: 90, Components: 4, Subsampling: Sub444}),
+		"YCCK":               encode(t, pix[:w*h*4], w, h, Encoding{Quality: 90, Components: 4, YCCK: true, Subsampling: Sub420}),
+		"12 bits":            edit(good, func(b []byte) { b[sof+4] = 12 }),
+		"arithmetic coding":  edit(good, func(b []byte) { b[sof+1] = 0xc9 }),
+		"truncated":          good[:len(good)/2],
+		"truncated, ended":   append(bytes.Clone(good[:len(good)/2]), 0xff, 0xd9),
+		"no end":             good[:len(good)-2],
+		"last scan missing":  append(bytes.Clone(prog[:lastScan]), 0xff, 0xd9),
+		"a scan twice":       append(append(bytes.Clone(prog[:len(prog)-2]), prog[lastScan:len(prog)-2]...), 0xff, 0xd9),
+		"garbage in a scan":  append(append(bytes.Clone(good[:len(good)-2]), "garbage"...), 0xff, 0xd9),
+		"recoded already":    func() []byte { b, _ := tab.recode(nil, good); return b }(),
+		"bytes of no marker": append(append(bytes.Clone(good[:2]), 0), good[2:]...),
+	} {
+		if rec, err := tab.recode(nil, f); !errors.Is(err, ErrKeep) || len(rec) > 0 {
+			t.Errorf("%s: %d bytes became %d, %v", name, len(f), len(rec), err)
+		}
+	}
+	for name, f := range map[string][]byte{
+		"bytes behind the end": append(bytes.Clone(good), bytes.Repeat([]byte("tail"), 500)...),
+		"a second picture":     append(bytes.Clone(good), prog...),
+		"metadata":             append(append(bytes.Clone(good[:2]), 0xff, 0xe1, 0, 6, 'E', 'x', 'i', 'f'), good[2:]...),
+		"padded markers":       append(append(bytes.Clone(good[:2]), 0xff, 0xff), good[2:]...),
+	} {
+		rec, err := tab.recode(nil, f)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got, err := tab.Restore(nil, rec); err != nil || !bytes.Equal(got, f) {
+			t.Errorf("%s does not come back: %v", name, err)
+		}
+	}
+}
+
+// TestRestoreErrors: other tables, cut and changed containers.
+func TestRestoreErrors(t *testing.T) {
+	const w, h = 200, 150
+	a := encode(t, photo(t, 3, w, h), w, h, Encoding{Quality: 90, Subsampling: Sub420})
+	b := encode(t, photo(t, 5, w, h), w, h, Encoding{Quality: 20, Subsampling: Sub444})
+	tab, other := train(t, a), train(t, b)
+	rec, err := tab.Recode(nil, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Restore(nil, rec); !errors.Is(err, ErrNoTables) {
+		t.Errorf("with other tables: %v", err)
+	}
+	for n := range len(rec) {
+		if got, err := tab.Restore([]byte("kept"), rec[:n]); !errors.Is(err, ErrCorrupt) || string(got) != "kept" {
+			t.Fatalf("cut at %d of %d: %v", n, len(rec), err)
+		}
+	}
+	for i := recodedHeader; i < len(rec); i += 7 {
+		bad := bytes.Clone(rec)
+		bad[i] ^= 0x40
+		if got, err := tab.Restore(nil, bad); !errors.Is(err, ErrCorrupt) && !bytes.Equal(got, a) { // a lane's last bits are not used
+			t.Fatalf("byte %d of %d changed: %v", i, len(rec), err)
+		}
+	}
+	for range 2 {
+		if err := Register(tab); err != nil {
+			t.Error(err)
+		}
+	}
+	if registered(tab.ID()) != tab || registered(other.ID()) != nil {
+		t.Error("the registry does not hold what was registered")
 	}
 }

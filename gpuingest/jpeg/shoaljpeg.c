@@ -64,6 +64,10 @@ typedef struct {
 	int blocks; // of 4 taps; 0: not for this axis
 	int32_t *at;
 	uint32_t (*lanes)[4][4];
+	// For horizontal_planes: 16 outputs share a window of 64 samples of one channel; with AVX2, 4 share one of 16, and
+	// go by pairs of taps: their places, the high halves of their coefficients, the low halves.
+	uint32_t (*spread)[4][16];
+	uint32_t (*pairs)[3][8];
 	buffer wide;
 } axis;
 
@@ -82,6 +86,7 @@ struct sj_scratch {
 	int src_w, src_h;   // of the decoded picture
 	int denom;          // it is decoded at 1/denom
 	int vertical_first;
+	int planes; // rows between the passes are three planes
 	buffer rows, mid, line, out;
 	struct jpeg_destination_mgr dest;
 	size_t written;
@@ -283,6 +288,66 @@ static int widen(axis *a) {
 	return 1;
 }
 
+// spread_pairs is spread for AVX2.
+static int spread_pairs(axis *a, int pairs) {
+	int groups = (a->out + 15) / 16;
+	size_t cells = 2 * (size_t)groups * (size_t)pairs, bytes = cells * sizeof *a->pairs + 4 * (size_t)groups * sizeof *a->at;
+	if (!reserve(&a->wide, bytes)) return -1;
+	memset(a->wide.p, 0, bytes);
+	a->pairs = a->wide.p;
+	a->at = (int32_t *)(a->pairs + cells);
+	for (int i = 0; i < a->out; i++) {
+		int last = (i | 3) < a->out ? i | 3 : a->out - 1, from = a->first[i & ~3];
+		if (a->first[last] < from) from = a->first[last]; // flipped
+		if (a->first[i] + a->n[i] - from > 16) return 0;
+		a->at[i / 4] = from - a->lo;
+		// Lanes are outputs 0 to 3 and 8 to 11 of 16, then the others, as the packs want them.
+		int half = i / 4 & 1, lane = (i & 3) + (i & 8) / 2;
+		const uint32_t *k = (const uint32_t *)(a->hilo + (size_t)i * a->taps * 2);
+		for (int p = 0; p < pairs && 2 * p < a->taps; p++) {
+			uint32_t(*c)[8] = a->pairs[(2 * (i / 16) + half) * pairs + p];
+			uint32_t at = (uint32_t)(a->first[i] - from + 2 * p) & 15;
+			c[0][lane] = 0x80008000u | at | ((at + 1) & 15) << 16;
+			c[1][lane] = k[2 * p];
+			c[2][lane] = k[2 * p + 1];
+		}
+	}
+	a->blocks = pairs;
+	return 1;
+}
+
+// spread lays them out for horizontal_planes. It returns 0 where they do not fit, and -1 without memory.
+static int spread(axis *a) {
+	int most = 0, groups = (a->out + 15) / 16;
+	if (a->identity || !simd) return 0;
+	for (int i = 0; i < a->out; i++) {
+		if (a->n[i] > most) most = a->n[i];
+	}
+	if (simd == 1) return spread_pairs(a, (most + 1) / 2);
+	int blocks = (most + 3) / 4;
+	if (blocks > BLOCKS) return 0;
+	size_t cells = (size_t)groups * (size_t)blocks, bytes = cells * sizeof *a->spread + (size_t)groups * sizeof *a->at;
+	if (!reserve(&a->wide, bytes)) return -1;
+	memset(a->wide.p, 0, bytes); // outputs beyond the last have no taps
+	a->spread = a->wide.p;
+	a->at = (int32_t *)(a->spread + cells);
+	for (int i = 0; i < a->out; i++) {
+		int last = (i | 15) < a->out ? i | 15 : a->out - 1, from = a->first[i & ~15];
+		if (a->first[last] < from) from = a->first[last]; // flipped
+		if (a->first[i] + a->n[i] - from > 64) return 0;
+		a->at[i / 16] = from - a->lo;
+		for (int b = 0; b < blocks; b++) {
+			uint32_t *lane = &a->spread[i / 16 * blocks + b][0][i & 15], d[3];
+			int n = a->n[i] - 4 * b;
+			lane[0] = 0x03020100u + 0x01010101u * (uint32_t)((a->first[i] - from + 4 * b) & 63); // of which 6 bits count
+			digits(a->k + (size_t)i * a->taps + 4 * b, n < 0 ? 0 : n < 4 ? n : 4, d);
+			for (int j = 0; j < 3; j++) lane[16 * (j + 1)] = d[j];
+		}
+	}
+	a->blocks = blocks;
+	return 1;
+}
+
 static inline uint8_t clip8(int32_t v) {
 	v >>= BITS;
 	return (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : v);
@@ -419,6 +484,72 @@ VNNI static inline __attribute__((always_inline)) void horizontal_blocks(const a
 VNNI static void horizontal_vnni(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows) {
 	if (a->blocks == 1) horizontal_blocks(a, in, out, rows, 1);
 	else horizontal_blocks(a, in, out, rows, a->blocks);
+}
+
+VNNI static inline __attribute__((always_inline)) void planes_blocks(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows, int blocks) {
+	const __m512i half = _mm512_set1_epi32(1 << (BITS - 1)), zero = _mm512_setzero_si512();
+	for (int i = 0; i < a->out; i += 16) {
+		__m512i k[BLOCKS][4];
+		for (int c = 0; c < blocks; c++) {
+			for (int d = 0; d < 4; d++) k[c][d] = _mm512_loadu_si512(a->spread[i / 16 * blocks + c][d]);
+		}
+		const uint8_t *p = in + a->at[i / 16];
+		uint8_t *q = out + i;
+		for (int r = 0; r < rows; r++, p += stride, q += out_stride) {
+			__m512i v = _mm512_loadu_si512(p), s0 = half, s1 = zero, s2 = zero;
+			for (int c = 0; c < blocks; c++) {
+				__m512i x = _mm512_permutexvar_epi8(k[c][0], v);
+				s0 = _mm512_dpbusd_epi32(s0, x, k[c][1]);
+				s1 = _mm512_dpbusd_epi32(s1, x, k[c][2]);
+				s2 = _mm512_dpbusd_epi32(s2, x, k[c][3]);
+			}
+			_mm_storeu_si128((__m128i *)q, _mm512_cvtusepi32_epi8(_mm512_max_epi32(total(s0, s1, s2), zero)));
+		}
+	}
+}
+
+__attribute__((target("avx2"))) static inline __attribute__((always_inline)) void planes_pairs(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows, int pairs) {
+	const __m256i half = _mm256_set1_epi32(1 << (BITS - 1));
+	for (int i = 0; i < a->out; i += 16) {
+		const int32_t *at = a->at + i / 4;
+		const uint8_t *p = in;
+		uint8_t *q = out + i;
+		for (int r = 0; r < rows; r++, p += stride, q += out_stride) {
+			__m256i v[2];
+			for (int h = 0; h < 2; h++) {
+				uint32_t(*k)[3][8] = a->pairs + (2 * (i / 16) + h) * pairs;
+				__m128i w0 = _mm_loadu_si128((const __m128i *)(p + at[h])), w1 = _mm_loadu_si128((const __m128i *)(p + at[h + 2]));
+				__m256i w = _mm256_inserti128_si256(_mm256_castsi128_si256(w0), w1, 1), high = _mm256_setzero_si256(), low = half;
+				for (int c = 0; c < pairs; c++) {
+					__m256i x = _mm256_shuffle_epi8(w, _mm256_loadu_si256((const __m256i *)k[c][0]));
+					high = _mm256_add_epi32(high, _mm256_madd_epi16(x, _mm256_loadu_si256((const __m256i *)k[c][1])));
+					low = _mm256_add_epi32(low, _mm256_madd_epi16(x, _mm256_loadu_si256((const __m256i *)k[c][2])));
+				}
+				v[h] = _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(high, SPLIT), low), BITS);
+			}
+			__m256i b = _mm256_packs_epi32(v[0], v[1]);
+			b = _mm256_permute4x64_epi64(_mm256_packus_epi16(b, b), 0x08);
+			_mm_storeu_si128((__m128i *)q, _mm256_castsi256_si128(b));
+		}
+	}
+}
+
+VNNI static void planes_vnni(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+	if (a->blocks == 1) planes_blocks(a, in, stride, out, out_stride, rows, 1);
+	else if (a->blocks == 2) planes_blocks(a, in, stride, out, out_stride, rows, 2);
+	else planes_blocks(a, in, stride, out, out_stride, rows, a->blocks);
+}
+
+__attribute__((target("avx2"))) static void planes_avx2_rows(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+	if (a->blocks == 2) planes_pairs(a, in, stride, out, out_stride, rows, 2);
+	else if (a->blocks == 3) planes_pairs(a, in, stride, out, out_stride, rows, 3);
+	else planes_pairs(a, in, stride, out, out_stride, rows, a->blocks);
+}
+
+// horizontal_planes takes rows of one channel, a byte a sample; in points at sample a->lo. Up to 15 bytes more are written.
+static void horizontal_planes(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+	if (simd > 1) planes_vnni(a, in, stride, out, out_stride, rows);
+	else planes_avx2_rows(a, in, stride, out, out_stride, rows);
 }
 
 __attribute__((target("avx2"))) static int vertical_avx2(const uint8_t *in, size_t stride, const int16_t *hilo, int taps, uint8_t *out, int n) {
@@ -591,6 +722,20 @@ static void store_row(const sj_request *q, const uint8_t *rgb, int y, const uint
 #undef LOOKUP
 }
 
+// store_planes writes a row of three planes of win_w bytes, stride apart.
+static void store_planes(const sj_request *q, const uint8_t *line, size_t stride, int y, const uint8_t *table, uint8_t *dst) {
+	size_t w = (size_t)q->win_w, at = (size_t)y * w;
+	for (int c = 0; c < 3; c++, line += stride, at += w * (size_t)q->win_h) {
+		if (!table) memcpy(dst + at, line, w);
+#define LOOKUP(T) \
+	for (size_t x = 0; x < w; x++) ((T *)dst)[at + x] = ((const T *)table)[256 * c + line[x]]
+		else if (q->elem == 1) LOOKUP(uint8_t);
+		else if (q->elem == 2) LOOKUP(uint16_t);
+		else LOOKUP(uint32_t);
+#undef LOOKUP
+	}
+}
+
 // A visible part: the window's intersection with the resized picture, in the resized picture's coordinates.
 typedef struct {
 	int x0, x1, y0, y1;
@@ -607,9 +752,12 @@ static part visible(const sj_request *q) {
 	return v;
 }
 
-// mid holds what lies between the passes: the rows that the horizontal pass has made, packed RGB, or, where the
-// vertical pass comes first, the source's rows as they are, 4 bytes a pixel.
+// mid holds what lies between the passes: the rows that the horizontal pass has made, packed RGB or three planes, or,
+// where the vertical pass comes first, the source's rows as they are, 4 bytes a pixel.
+static size_t mid_plane(const sj_scratch *s) { return ((size_t)s->x.out + 15) / 16 * 16; }
+
 static size_t mid_stride(const sj_scratch *s) {
+	if (s->planes) return 3 * mid_plane(s) + SLACK;
 	return (s->vertical_first ? (size_t)(s->x.hi - s->x.lo) * 4 : (size_t)s->x.out * 3) + SLACK;
 }
 
@@ -637,13 +785,22 @@ static int plan(sj_scratch *s) {
 		x = (span){s->src_w, (float)q->box_x / d, (float)(q->box_x + q->box_w) / d};
 		y = (span){s->src_h, (float)q->box_y / d, (float)(q->box_y + q->box_h) / d};
 	}
-	if (!axis_init(&s->x, q->filter, x, q->out_w, v.x0, v.x1, q->flip) || !widen(&s->x)) return 0;
+	if (!axis_init(&s->x, q->filter, x, q->out_w, v.x0, v.x1, q->flip)) return 0;
 	if (!axis_init(&s->y, q->filter, y, q->out_h, v.y0, v.y1, 0)) return 0;
 	// Pillow 13 compares how many rows and columns go, not the ratios.
 	int rows = y.in - q->out_h, columns = x.in - q->out_w;
+	s->planes = 0;
 	s->vertical_first = q->vertical_first && !s->x.identity && !s->y.identity && rows > 0 && rows > 2 * columns;
+	return 1;
+}
+
+// layout chooses what lies between the passes, and takes memory for it. planes: the first pass may work on planes.
+static int layout(sj_scratch *s, int planes) {
+	const sj_request *q = &s->req;
+	if (planes && q->planar && !s->vertical_first && (s->planes = spread(&s->x)) < 0) return 0;
+	if (!s->planes && !widen(&s->x)) return 0;
 	size_t line = (size_t)q->win_w * 3 + SLACK;
-	if (s->vertical_first) line += mid_stride(s);
+	if (s->vertical_first || s->planes) line += mid_stride(s);
 	return reserve(&s->mid, mid_stride(s) * (size_t)(s->y.hi - s->y.lo) + SLACK) && reserve(&s->line, line);
 }
 
@@ -660,7 +817,7 @@ static void push(sj_scratch *s, const uint8_t *const *in, int row, int n) {
 // second makes row i of the visible part, packed RGB; up to SLACK bytes behind it are overwritten.
 static void second(sj_scratch *s, int i, uint8_t *out) {
 	if (!s->vertical_first) {
-		vertical(&s->y, i, s->mid.p, mid_stride(s), out, s->x.out * 3);
+		vertical(&s->y, i, s->mid.p, mid_stride(s), out, s->planes ? 3 * (int)mid_plane(s) : s->x.out * 3);
 		return;
 	}
 	uint8_t *row = (uint8_t *)s->line.p + (size_t)s->req.win_w * 3 + SLACK;
@@ -678,6 +835,20 @@ static void finish(sj_scratch *s, const uint8_t *table, uint8_t *dst) {
 	int empty = v.x0 == v.x1 || v.y0 == v.y1;
 	int direct = !table && !q->planar && !empty && v.x1 - v.x0 == q->win_w && !s->vertical_first; // dst has no slack
 	memset(line, 0, (size_t)q->win_w * 3);
+	if (s->planes) {
+		uint8_t *row = line + (size_t)q->win_w * 3 + SLACK;
+		for (int y = 0; y < q->win_h; y++) {
+			int at = q->win_y + y, to = q->turn ? q->win_h - 1 - y : y, outside = empty || at < v.y0 || at >= v.y1;
+			if (!outside) second(s, at - v.y0, row);
+			for (int c = 0; c < 3; c++) {
+				uint8_t *p = line + c * q->win_w + pad_left;
+				if (outside) memset(line + c * q->win_w, 0, (size_t)q->win_w);
+				else memcpy(p, row + c * mid_plane(s), (size_t)s->x.out);
+			}
+			store_planes(q, line, (size_t)q->win_w, to, table, dst);
+		}
+		return;
+	}
 	for (int y = 0; y < q->win_h; y++) {
 		int at = q->win_y + y; // row of the resized picture
 		int to = q->turn ? q->win_h - 1 - y : y;
@@ -698,7 +869,7 @@ int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t
 	sj_request *q = &s->req;
 	s->msg[0] = 0;
 	q->dct = 0;
-	if (!plan(s)) return SJ_MEMORY;
+	if (!plan(s) || !layout(s, 0)) return SJ_MEMORY;
 	int w = s->x.hi - s->x.lo, rows = s->y.hi - s->y.lo;
 	size_t stride = (size_t)w * 4 + SLACK;
 	if (!reserve(&s->rows, stride * BATCH)) return SJ_MEMORY;
@@ -828,23 +999,35 @@ static void open_source(sj_scratch *s, const uint8_t *src, size_t n) {
 }
 
 // own_rows takes the usual picture's rows from coefficients.
-static void own_rows(sj_scratch *s, const sj_source *from) {
+static int own_rows(sj_scratch *s, const sj_source *from) {
 	int x0 = s->base_x + s->x.lo, x1 = s->base_x + s->x.hi, y0 = s->base_y + s->y.lo, y1 = s->base_y + s->y.hi;
 	int code = sj_own_open(s->own, &s->d, from, simd, x0, x1, y0, y1);
-	size_t stride = (size_t)(x1 - x0 + 1) * 4 + SJ_OWN_SLACK;
-	if (code == SJ_OK && !reserve(&s->rows, stride * BATCH)) code = SJ_MEMORY;
+	size_t width = (size_t)(x1 - x0 + 1), stride = width * 4 + SJ_OWN_SLACK, plane = 0;
+	if (code != SJ_OK) return code;
+	if (!layout(s, 1)) return SJ_MEMORY;
+	if (s->planes) {
+		plane = width + SJ_OWN_SLACK;
+		stride = 3 * plane;
+	}
+	if (!reserve(&s->rows, stride * BATCH)) return SJ_MEMORY;
 	uint8_t *rows[BATCH];
 	const uint8_t *in[BATCH];
 	for (int i = 0; i < BATCH; i++) {
 		rows[i] = (uint8_t *)s->rows.p + stride * i;
 		in[i] = rows[i] + 4 * (x0 & 1);
 	}
-	for (int y = y0; y < y1 && code == SJ_OK; y += BATCH) {
+	for (int y = y0; y < y1; y += BATCH) {
 		int n = y1 - y < BATCH ? y1 - y : BATCH;
-		code = sj_own_rows(s->own, rows, n);
-		if (code == SJ_OK) push(s, in, y - y0, n);
+		if ((code = sj_own_rows(s->own, rows, n, plane)) != SJ_OK) return code;
+		if (!s->planes) push(s, in, y - y0, n);
+#ifdef HAVE_AVX2
+		for (int c = 0; plane && c < 3; c++) {
+			uint8_t *out = (uint8_t *)s->mid.p + mid_stride(s) * (size_t)(y - y0) + mid_plane(s) * (size_t)c;
+			horizontal_planes(&s->x, rows[0] + plane * (size_t)c + (x0 & 1), stride, out, mid_stride(s), n);
+		}
+#endif
 	}
-	if (code != SJ_OK) fail((j_common_ptr)&s->d, code);
+	return SJ_OK;
 }
 
 // decode takes the picture from the JPEG src, or from coefficients.
@@ -862,10 +1045,12 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, const sj_source 
 	default: fail((j_common_ptr)d, SJ_COLOR);
 	}
 	if (from && s->denom == 1 && sj_own_usual(d, from, simd)) {
-		own_rows(s, from);
+		int code = own_rows(s, from);
+		if (code != SJ_OK) fail((j_common_ptr)d, code);
 		finish(s, table, dst);
 		return;
 	}
+	if (!layout(s, 0)) fail((j_common_ptr)d, SJ_MEMORY);
 	d->dct_method = JDCT_ISLOW;
 	d->do_fancy_upsampling = TRUE;
 	d->scale_num = 1;

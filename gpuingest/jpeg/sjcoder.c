@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-static void put32(uint8_t *p, uint32_t v) {
+static inline void put32(uint8_t *p, uint32_t v) {
 	for (int i = 0; i < 4; i++) p[i] = (uint8_t)(v >> 8 * i);
 }
 
@@ -165,16 +165,40 @@ static inline void split_symbol(splitter *s, int lane, int v) {
 	*s->o[lane]++ = (uint8_t)v;
 }
 
-static inline void split_block(splitter *s, uint64_t mask, const int16_t *v) {
-	unsigned flag = 0;
-	for (int b = 0; b < 8; b++) flag |= (unsigned)((mask >> 8 * b & 255) != 0) << b;
-	int rich = sj_rich(flag);
-	*s->o[1]++ = (uint8_t)flag;
-	for (int b = 0; flag >> b; b++) {
-		if (flag >> b & 1) *s->o[SJ_MASKS + 4 * rich + (b < 3 ? b : 3)]++ = (uint8_t)(mask >> 8 * b);
+// narrow copies values as bytes, up to 15 more than there are, and tells whether one of them does not fit.
+static inline int narrow(uint8_t *o, const int16_t *v, int n) {
+	unsigned wide = 0;
+	for (int i = 0; i < n; i += 16) {
+		uint16_t w[16], any = 0;
+		memcpy(w, v + i, sizeof w);
+		for (int k = 0; k < 16; k++) o[i + k] = (uint8_t)w[k];
+		for (int k = 0; k < 16; k++) any |= (uint16_t)((uint16_t)(w[k] + 127) > 254);
+		wide |= any;
 	}
-	int n = __builtin_popcountll(mask), low = __builtin_popcount(mask & 255);
-	for (int i = 0; i < n; i++) split_symbol(s, SJ_VALUES + 2 * rich + (i >= low), v[i]);
+	return (int)wide;
+}
+
+static inline void split_values(splitter *s, int lane, const int16_t *v, int n) {
+	if (!narrow(s->o[lane], v, n)) {
+		s->o[lane] += n;
+		return;
+	}
+	for (int i = 0; i < n; i++) split_symbol(s, lane, v[i]);
+}
+
+static inline void split_block(splitter *s, uint64_t mask, const int16_t *v) {
+	const uint64_t low7 = 0x7F7F7F7F7F7F7F7F;
+	uint64_t there = ~(((mask & low7) + low7) | mask | low7); // 0x80 in each byte that is 0
+	unsigned flag = 255 ^ (unsigned)((there >> 7) * 0x0102040810204080 >> 56);
+	int rich = sj_rich(flag), low = __builtin_popcount(mask & 255);
+	*s->o[1]++ = (uint8_t)flag;
+	uint8_t **o = &s->o[SJ_MASKS + 4 * rich];
+	for (int b = 0; b < 8; b++) {
+		*o[b < 3 ? b : 3] = (uint8_t)(mask >> 8 * b);
+		o[b < 3 ? b : 3] += flag >> b & 1;
+	}
+	split_values(s, SJ_VALUES + 2 * rich, v, low);
+	split_values(s, SJ_VALUES + 2 * rich + 1, v + low, __builtin_popcountll(mask >> 8));
 }
 
 static void split_comp(sj_coder *c, int comp, int band, splitter *s) {
@@ -193,7 +217,7 @@ static void split_comp(sj_coder *c, int comp, int band, splitter *s) {
 // The most symbols of a block in each lane.
 static const uint8_t most[SJ_LANES] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 5, 8, 24, 8, 56};
 
-enum { MOST = 1 + 1 + 4 + 8 + 32 + 64 };
+enum { MOST = 1 + 1 + 4 + 8 + 32 + 64, SPARE = 32 }; // of all lanes; bytes that may be overwritten behind one
 
 // split_part makes the symbols of one group of components of one band.
 static void split_part(sj_coder *c, int group, int band, split *q, uint8_t **symbols, int16_t **escapes) {
@@ -207,7 +231,7 @@ static void split_part(sj_coder *c, int group, int band, split *q, uint8_t **sym
 		s.escape[k] = *escapes;
 		q->at[k] = (uint32_t)(*symbols - (uint8_t *)c->b[SYMBOLS].p);
 		q->escapes[k] = (uint32_t)(*escapes - (int16_t *)c->b[ESCAPES].p);
-		*symbols += blocks * most[k];
+		*symbols += blocks * most[k] + SPARE;
 		*escapes += blocks * most[k];
 	}
 	for (int i = group; i < to; i++) split_comp(c, i, band, &s);
@@ -218,7 +242,7 @@ static int split_all(sj_coder *c) {
 	sj_recoded *g = &c->geometry;
 	sj_set_geometry(g, &c->j);
 	size_t parts = (size_t)(g->bands * g->groups);
-	if (!sj_reserve(&c->b[SYMBOLS], c->j.blocks * MOST) || !sj_reserve(&c->b[ESCAPES], c->j.blocks * MOST * 2) || !sj_reserve(&c->b[PARTS], parts * sizeof(split))) {
+	if (!sj_reserve(&c->b[SYMBOLS], c->j.blocks * MOST + parts * SJ_LANES * SPARE) || !sj_reserve(&c->b[ESCAPES], c->j.blocks * MOST * 2) || !sj_reserve(&c->b[PARTS], parts * sizeof(split))) {
 		return SJ_MEMORY;
 	}
 	uint8_t *symbols = c->b[SYMBOLS].p;
@@ -245,57 +269,64 @@ const uint8_t *sj_lane(const sj_coder *c, int i, int *kind, size_t *n) {
 	return (const uint8_t *)c->b[SYMBOLS].p + q->at[lane];
 }
 
-static void histogram(uint32_t *h, const uint8_t *p, uint32_t n) {
-	memset(h, 0, 256 * sizeof *h);
-	for (uint32_t i = 0; i < n; i++) h[p[i]]++;
-}
-
-// choose returns the table that takes fewest bits.
-static int choose(const sj_tables *t, int kind, const uint32_t *h) {
-	uint64_t least = UINT64_MAX;
-	int best = 0;
-	for (int i = kind * SJ_CHOICES; i < (kind + 1) * SJ_CHOICES; i++) {
-		uint64_t bits = 0;
-		unsigned escaped = sj_escape(kind) < 0 ? 0 : t->len[i][sj_escape(kind)] + 16u;
-		for (int s = 0; s < 256; s++) bits += (uint64_t)h[s] * (t->len[i][s] ? t->len[i][s] : escaped);
-		if (bits < least) {
-			least = bits;
-			best = i;
+// choose returns the table of a kind in which n symbols take fewest bits.
+static int choose(const sj_tables *t, int kind, const uint8_t *p, uint32_t n) {
+	uint64_t bits[SJ_CHOICES] = {0};
+	while (n > 0) {
+		uint32_t some = n < 2048 ? n : 2048; // 28 bits at most each: the sums fit 16 bits
+		sj_costs a = {0}, b = {0};
+		uint32_t i = 0;
+		for (; i + 2 <= some; i += 2) {
+			a += t->cost[kind][p[i]];
+			b += t->cost[kind][p[i + 1]];
 		}
+		if (i < some) a += t->cost[kind][p[i]];
+		for (int k = 0; k < SJ_CHOICES; k++) bits[k] += (uint64_t)a[k] + b[k];
+		p += some;
+		n -= some;
 	}
-	return best;
+	int best = 0;
+	for (int k = 1; k < SJ_CHOICES; k++) {
+		if (bits[k] < bits[best]) best = k;
+	}
+	return kind * SJ_CHOICES + best;
 }
 
 typedef struct {
 	uint8_t *dir, *escape, *lane;
 } container;
 
-// encode_lane codes n symbols; those without a code become escapes, and given has the values of those that are.
+static void put_escape(container *o, int v) {
+	*o->escape++ = (uint8_t)v;
+	*o->escape++ = (uint8_t)((unsigned)v >> 8);
+}
+
+// encode_lane codes n symbols; those without a code become escapes. given has the values of those that are escapes
+// already.
 static void encode_lane(const sj_tables *t, int table, const uint8_t *p, uint32_t n, const int16_t *given, container *o) {
-	const uint16_t *code = t->code[table];
-	const uint8_t *len = t->len[table];
-	int kind = table / SJ_CHOICES, escape = sj_escape(kind);
+	const uint32_t *code = t->code[table];
+	int escape = sj_escape(table / SJ_CHOICES);
 	uint64_t acc = 0;
-	int have = 0;
+	unsigned have = 0;
 	uint8_t *out = o->lane;
-	for (uint32_t i = 0; i < n; i++) {
-		int s = p[i];
-		if (!len[s] || s == escape) {
-			int16_t v = s == escape ? *given++ : escape ? (int8_t)s : s;
-			*o->escape++ = (uint8_t)v;
-			*o->escape++ = (uint8_t)((uint16_t)v >> 8);
-			s = escape;
+	for (uint32_t i = 0; i < n;) {
+		uint32_t to = i + 4 < n ? i + 4 : n; // 48 bits, and 7 that are left
+		for (; i < to; i++) {
+			uint32_t e = code[p[i]];
+			if (!e) {
+				put_escape(o, p[i] == escape ? *given++ : escape ? (int8_t)p[i] : p[i]);
+				e = t->escape[table];
+			}
+			acc |= (uint64_t)(e & 0xFFFF) << have;
+			have += e >> 16;
 		}
-		acc |= (uint64_t)code[s] << have;
-		have += len[s];
-		if (have >= 32) {
-			put32(out, (uint32_t)acc);
-			out += 4;
-			acc >>= 32;
-			have -= 32;
-		}
+		put32(out, (uint32_t)acc);
+		put32(out + 4, (uint32_t)(acc >> 32));
+		out += have >> 3;
+		acc >>= have & ~7u;
+		have &= 7;
 	}
-	for (; have > 0; have -= 8, acc >>= 8) *out++ = (uint8_t)acc;
+	if (have) *out++ = (uint8_t)acc;
 	o->lane = out;
 }
 
@@ -350,14 +381,12 @@ static int encode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t c
 		const split *q = (const split *)c->b[PARTS].p + i;
 		const uint8_t *escape = o.escape;
 		for (int k = 0; k < SJ_LANES; k++) {
-			uint32_t h[256];
 			if (!q->n[k]) {
 				put_varint(&o.dir, 0);
 				continue;
 			}
 			const uint8_t *s = (const uint8_t *)c->b[SYMBOLS].p + q->at[k], *from = o.lane;
-			histogram(h, s, q->n[k]);
-			int table = choose(t, sj_kind(k), h);
+			int table = choose(t, sj_kind(k), s, q->n[k]);
 			encode_lane(t, table, s, q->n[k], (const int16_t *)c->b[ESCAPES].p + q->escapes[k], &o);
 			put_varint(&o.dir, (uint32_t)(o.lane - from) << 3 | (uint32_t)(table % SJ_CHOICES));
 		}
@@ -373,6 +402,46 @@ static int encode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t c
 	return SJ_OK;
 }
 
+// widen copies values from a lane, up to 15 more than there are. escapes: there may be some.
+static inline void widen(sj_streams *s, int lane, int16_t *o, int n, int escapes) {
+	const uint8_t *p = s->lane[lane];
+	if (escapes && memchr(p, 0x80, (size_t)n)) {
+		for (int i = 0; i < n; i++) o[i] = (int16_t)sj_next(s, lane);
+		return;
+	}
+	for (int i = 0; i < n; i += 16) {
+		int8_t b[16];
+		memcpy(b, p + i, sizeof b);
+		for (int k = 0; k < 16; k++) o[i + k] = b[k];
+	}
+	s->lane[lane] += n;
+}
+
+static int gather_comp(sj_coder *c, int band, int comp) {
+	const sj_recoded *r = &c->r;
+	int w = r->comp[comp].blocks_w, rows = sj_band_rows(r, comp, band), rich;
+	size_t b = c->j.comp[comp].first + (size_t)band * (size_t)r->comp[comp].band_rows * (size_t)w;
+	sj_streams s = sj_begin(r, comp, band);
+	int escapes = s.escape[SJ_VALUES] < s.escapes_end;
+	int16_t *v = c->c.values + c->c.used;
+	for (int y = 0; y < rows; y++) {
+		for (int x = 0; x < w; x++, b++) {
+			uint64_t m = sj_next_mask(&s, &rich);
+			if (m & 1) return SJ_CORRUPT;
+			int16_t *dc = c->c.dc + b;
+			*dc = (int16_t)(sj_predict(dc, x, y, 1, w) + sj_next(&s, 0));
+			c->c.mask[b] = m;
+			c->c.at[b] = (uint32_t)(v - c->c.values);
+			int low = __builtin_popcount(m & 255), high = __builtin_popcountll(m >> 8);
+			widen(&s, SJ_VALUES + 2 * rich, v, low, escapes);
+			widen(&s, SJ_VALUES + 2 * rich + 1, v + low, high, escapes);
+			v += low + high;
+		}
+	}
+	c->c.used = (size_t)(v - c->c.values);
+	return SJ_OK;
+}
+
 // gather makes the coefficients from all lanes.
 static int gather(sj_coder *c) {
 	const sj_recoded *r = &c->r;
@@ -383,22 +452,8 @@ static int gather(sj_coder *c) {
 	if (!room(c, values)) return SJ_MEMORY;
 	for (int band = 0; band < r->bands; band++) {
 		for (int comp = 0; comp < r->comps; comp++) {
-			int w = r->comp[comp].blocks_w, rows = sj_band_rows(r, comp, band), rich;
-			size_t b = c->j.comp[comp].first + (size_t)band * (size_t)r->comp[comp].band_rows * (size_t)w;
-			sj_streams s = sj_begin(r, comp, band);
-			for (int y = 0; y < rows; y++) {
-				for (int x = 0; x < w; x++, b++) {
-					uint64_t m = sj_next_mask(&s, &rich);
-					if (m & 1) return SJ_CORRUPT;
-					int16_t *dc = c->c.dc + b, *v = c->c.values + c->c.used;
-					*dc = (int16_t)(sj_predict(dc, x, y, 1, w) + sj_next(&s, 0));
-					c->c.mask[b] = m;
-					c->c.at[b] = (uint32_t)c->c.used;
-					int n = __builtin_popcountll(m), low = __builtin_popcount(m & 255);
-					for (int i = 0; i < n; i++) v[i] = (int16_t)sj_next(&s, SJ_VALUES + 2 * rich + (i >= low));
-					c->c.used += (size_t)n;
-				}
-			}
+			int rc = gather_comp(c, band, comp);
+			if (rc != SJ_OK) return rc;
 		}
 	}
 	if (c->c.dense) dense(&c->c, c->j.blocks);
@@ -408,7 +463,7 @@ static int gather(sj_coder *c) {
 // put_together writes the file: what is outside of the scans as it was, and the scans from the coefficients.
 static int put_together(sj_coder *c) {
 	const sj_recoded *r = &c->r;
-	if (r->size > 64 * (uint64_t)r->n || !sj_reserve(&c->b[OUT], r->size + SJ_SCAN_SLACK)) return SJ_CORRUPT;
+	if (r->size > 64 * (uint64_t)r->n || !sj_reserve(&c->b[OUT], r->size)) return SJ_CORRUPT;
 	uint8_t *o = c->b[OUT].p, *end = o + r->size;
 	sj_jpeg j = {0};
 	sj_scan s;
@@ -417,7 +472,7 @@ static int put_together(sj_coder *c) {
 	while ((rc = sj_walk(&j, r->verbatim, r->verbatim_n, &at, &s)) == SJ_WALK_SCAN) {
 		if (j.scans > SJ_MAX_SCANS || at - from > (size_t)(end - o)) return SJ_CORRUPT;
 		memcpy(o, r->verbatim + from, at - from);
-		if (!(o = sj_write_scan(&j, &s, &c->c, o + (at - from), end))) return SJ_CORRUPT;
+		if (!(o = sj_write_scan(&j, &s, &c->c, o + (at - from), end, &c->b[CLEAN]))) return SJ_CORRUPT;
 		from = at;
 	}
 	if (rc != SJ_WALK_END || r->verbatim_n - from != (size_t)(end - o)) return SJ_CORRUPT;

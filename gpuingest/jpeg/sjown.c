@@ -74,6 +74,7 @@ static void wrap(const int16_t *blocks, int16_t *first, int n) {
 #define LOAD(p) _mm256_loadu_si256((const __m256i *)(p))
 #define STORE(p, v) _mm256_storeu_si256((__m256i *)(p), v)
 #define BOTH(a, b) _mm256_and_si256(a, b)
+#define IN_LANES(x) _mm256_broadcastsi128_si256(x)
 #define ANY(v, bits) (!_mm256_testz_si256(v, _mm256_set1_epi16(bits)))
 #define UP(p) _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(p)))
 #define MADDV(sum, v, k) _mm256_add_epi32(sum, _mm256_madd_epi16(v, k))
@@ -114,6 +115,7 @@ LOOP static inline void pixels_avx2(V r, V g, V b, uint8_t *out) {
 #undef LOAD
 #undef STORE
 #undef BOTH
+#undef IN_LANES
 #undef ANY
 #undef UP
 #undef MADDV
@@ -127,6 +129,7 @@ LOOP static inline void pixels_avx2(V r, V g, V b, uint8_t *out) {
 #define LOAD(p) _mm512_loadu_si512(p)
 #define STORE(p, v) _mm512_storeu_si512(p, v)
 #define BOTH(a, b) _mm512_and_si512(a, b)
+#define IN_LANES(x) _mm512_broadcast_i32x4(x)
 #define ANY(v, bits) _mm512_test_epi16_mask(v, _mm512_set1_epi16(bits))
 #define UP(p) _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(p)))
 #define MADDV(sum, v, k) _mm512_dpwssd_epi32(sum, v, k)
@@ -261,7 +264,7 @@ static int next(sj_own *o) {
 	return SJ_OK;
 }
 
-int sj_own_rows(sj_own *o, uint8_t *const *rows, int n) {
+int sj_own_rows(sj_own *o, uint8_t *const *rows, int n, size_t plane) {
 	for (int i = 0; i < n; i++, o->y++) {
 		int y = o->y, h = o->c[1].h, near = y >> o->half_h, far = near;
 		if (o->half_h) far += y & 1 ? 1 : -1;
@@ -272,8 +275,8 @@ int sj_own_rows(sj_own *o, uint8_t *const *rows, int n) {
 		}
 		const uint8_t *c[4];
 		for (int k = 0; k < 4; k++) c[k] = sample(o, 1 + k / 2, o->x0 >> o->half_w, k % 2 ? far : near);
-		if (o->simd > 1) line_avx512(sample(o, 0, o->x0, y), c, o->half_w, o->half_h, o->width, rows[i]);
-		else line_avx2(sample(o, 0, o->x0, y), c, o->half_w, o->half_h, o->width, rows[i]);
+		if (o->simd > 1) line_avx512(sample(o, 0, o->x0, y), c, o->half_w, o->half_h, o->width, rows[i], plane);
+		else line_avx2(sample(o, 0, o->x0, y), c, o->half_w, o->half_h, o->width, rows[i], plane);
 	}
 	return SJ_OK;
 }
@@ -288,6 +291,6 @@ int sj_own_open(sj_own *o, j_decompress_ptr d, const sj_source *from, int simd, 
 	(void)o; (void)d; (void)from; (void)simd; (void)x0; (void)x1; (void)y0; (void)y1;
 	return SJ_CORRUPT;
 }
-int sj_own_rows(sj_own *o, uint8_t *const *rows, int n) { (void)o; (void)rows; (void)n; return SJ_CORRUPT; }
+int sj_own_rows(sj_own *o, uint8_t *const *rows, int n, size_t plane) { (void)o; (void)rows; (void)n; (void)plane; return SJ_CORRUPT; }
 
 #endif

@@ -107,9 +107,10 @@ LOOP static inline void NAME(color)(V y, V cb, V cr, V *r, V *g, V *b) {
 	*g = OP(add_epi16)(y, OP(sub_epi16)(OP(packs_epi32)(lo, hi), cr));
 }
 
-// row makes n pixels of 4 bytes, and up to 16 N - 1 more. v: chroma has half the rows; h: half the columns.
-LOOP static inline void NAME(row)(const uint8_t *y, const uint8_t *const c[4], int h, int v, int n, uint8_t *out) {
+// row makes n pixels, and up to 16 N - 1 more. v: chroma has half the rows; h: half the columns.
+LOOP static inline void NAME(row)(const uint8_t *y, const uint8_t *const c[4], int h, int v, int n, uint8_t *out, size_t plane) {
 	const V even_bias = OP(set1_epi16)((short)((v ? 8 : 4) - 2048)), odd_bias = OP(set1_epi16)((short)((v ? 7 : 8) - 2048));
+	const V merge = IN_LANES(_mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
 	const V low = OP(set1_epi16)(255), mid = OP(set1_epi16)(128);
 	for (int x = 0; x < n; x += 16 * N) {
 		V u[2], w[2], r[2], g[2], b[2], luma = LOAD(y + x);
@@ -125,12 +126,21 @@ LOOP static inline void NAME(row)(const uint8_t *y, const uint8_t *const c[4], i
 		}
 		NAME(color)(BOTH(luma, low), u[0], w[0], &r[0], &g[0], &b[0]);
 		NAME(color)(OP(srli_epi16)(luma, 8), u[1], w[1], &r[1], &g[1], &b[1]);
-		NAME(pixels)(OP(packus_epi16)(r[0], r[1]), OP(packus_epi16)(g[0], g[1]), OP(packus_epi16)(b[0], b[1]), out + 4 * x);
+		r[0] = OP(packus_epi16)(r[0], r[1]);
+		g[0] = OP(packus_epi16)(g[0], g[1]);
+		b[0] = OP(packus_epi16)(b[0], b[1]);
+		if (plane) {
+			STORE(out + x, OP(shuffle_epi8)(r[0], merge));
+			STORE(out + plane + x, OP(shuffle_epi8)(g[0], merge));
+			STORE(out + 2 * plane + x, OP(shuffle_epi8)(b[0], merge));
+		} else {
+			NAME(pixels)(r[0], g[0], b[0], out + 4 * x);
+		}
 	}
 }
 
-LOOP static void NAME(line)(const uint8_t *y, const uint8_t *const c[4], int h, int v, int n, uint8_t *out) {
-	if (h && v) NAME(row)(y, c, 1, 1, n, out);
-	else if (h) NAME(row)(y, c, 1, 0, n, out);
-	else NAME(row)(y, c, 0, 0, n, out);
+LOOP static void NAME(line)(const uint8_t *y, const uint8_t *const c[4], int h, int v, int n, uint8_t *out, size_t plane) {
+	if (h && v) NAME(row)(y, c, 1, 1, n, out, plane);
+	else if (h) NAME(row)(y, c, 1, 0, n, out, plane);
+	else NAME(row)(y, c, 0, 0, n, out, plane);
 }

@@ -39,11 +39,15 @@ static inline int sj_escape(int kind) { return kind == SJ_FLAG ? -1 : kind >= SJ
 static inline uint32_t sj_get32(const uint8_t *p) { return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24; }
 static inline int16_t sj_get16(const uint8_t *p) { return (int16_t)(p[0] | p[1] << 8); }
 
+typedef uint16_t sj_costs __attribute__((vector_size(2 * SJ_CHOICES)));
+
 struct sj_tables {
 	// Up to 3 symbols a look-up: they are in the low bytes, their bits in 24..29, their count in 30 and 31.
 	uint32_t look[SJ_TABLES][1 << SJ_CODE_BITS];
-	uint16_t code[SJ_TABLES][256]; // first bit lowest
-	uint8_t len[SJ_TABLES][256];   // 0: has no code
+	uint32_t code[SJ_TABLES][256]; // first bit lowest; the length in the upper half. 0: has none, or is the escape
+	uint32_t escape[SJ_TABLES];    // the same of the escape
+	// How many bits a symbol takes in each table of a kind, its escape included.
+	sj_costs cost[SJ_KINDS][256];
 	// For each byte of a mask: which of the values that follow each other goes where (0x80: none), and how many there are.
 	uint64_t places[256];
 	uint8_t ones[256];
@@ -92,8 +96,11 @@ static inline uint64_t sj_next_mask(sj_streams *s, int *rich) {
 	unsigned f = *s->lane[1]++;
 	const uint8_t **lane = &s->lane[SJ_MASKS + 4 * (*rich = sj_rich(f))];
 	uint64_t m = 0;
-	for (int b = 0; f; b++, f >>= 1) {
-		if (f & 1) m |= (uint64_t)*lane[b < 3 ? b : 3]++ << 8 * b;
+	for (int b = 0; b < 8; b++) {
+		unsigned there = f >> b & 1;
+		const uint8_t **p = &lane[b < 3 ? b : 3];
+		m |= (uint64_t)(**p & (0u - there)) << 8 * b;
+		*p += there;
 	}
 	return m;
 }

@@ -48,10 +48,9 @@ const uint8_t sj_dht[SJ_DHT] = {
 
 // ---------------------------------------------------------------------------------------------------------- tables
 
-static int make_table(sj_tables *t, int i) {
-	uint32_t count[BITS + 2] = {0}, next[BITS + 2];
-	for (int s = 0; s < 256; s++) count[t->len[i][s]]++;
-	uint32_t code = 0;
+static int make_table(sj_tables *t, int i, const uint8_t *len) {
+	uint32_t count[BITS + 1] = {0}, next[BITS + 1], code = 0;
+	for (int s = 0; s < 256; s++) count[len[s]]++;
 	count[0] = 0;
 	for (int l = 1; l <= BITS; l++) {
 		code = (code + count[l - 1]) << 1;
@@ -59,12 +58,20 @@ static int make_table(sj_tables *t, int i) {
 	}
 	if (code + count[BITS] != 1 << BITS) return 0; // every look-up finds a code
 	uint16_t one[1 << BITS];
+	int escape = sj_escape(i / SJ_CHOICES);
+	uint32_t escaped = escape < 0 ? 0 : len[escape] + 16u;
 	for (int s = 0; s < 256; s++) {
-		int l = t->len[i][s];
+		uint32_t l = len[s], r = 0;
+		t->cost[i / SJ_CHOICES][s][i % SJ_CHOICES] = (uint16_t)((l && s != escape) ? l : escaped);
+		t->code[i][s] = 0;
 		if (!l) continue;
-		uint32_t c = next[l]++, r = 0;
-		for (int b = 0; b < l; b++) r |= (c >> b & 1) << (l - 1 - b);
-		t->code[i][s] = (uint16_t)r;
+		uint32_t c = next[l]++;
+		for (uint32_t b = 0; b < l; b++) r |= (c >> b & 1) << (l - 1 - b);
+		if (s == escape) {
+			t->escape[i] = r | l << 16;
+		} else {
+			t->code[i][s] = r | l << 16;
+		}
 		for (uint32_t at = r; at < 1 << BITS; at += 1u << l) one[at] = (uint16_t)(s | l << 8);
 	}
 	for (uint32_t at = 0; at < 1 << BITS; at++) {
@@ -82,16 +89,16 @@ static int make_table(sj_tables *t, int i) {
 
 sj_tables *sj_tables_parse(const uint8_t *p, size_t n) {
 	if (n != TABLES_SIZE) return NULL;
-	sj_tables *t = malloc(sizeof *t);
+	sj_tables *t = aligned_alloc(64, (sizeof *t + 63) & ~(size_t)63);
 	if (!t) return NULL;
 	for (int i = 0; i < SJ_TABLES; i++) {
-		const uint8_t *q = p + 128 * i;
 		int ok = 1, escape = sj_escape(i / SJ_CHOICES);
+		uint8_t len[256];
 		for (int s = 0; s < 256; s++) {
-			t->len[i][s] = q[s / 2] >> 4 * (s & 1) & 15;
-			ok &= t->len[i][s] <= BITS && (t->len[i][s] || escape >= 0);
+			len[s] = p[128 * i + s / 2] >> 4 * (s & 1) & 15;
+			ok &= len[s] <= BITS && (len[s] || escape >= 0);
 		}
-		if (!ok || (escape >= 0 && !t->len[i][escape]) || !make_table(t, i)) {
+		if (!ok || (escape >= 0 && !len[escape]) || !make_table(t, i, len)) {
 			free(t);
 			return NULL;
 		}

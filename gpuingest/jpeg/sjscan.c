@@ -514,64 +514,58 @@ int sj_read_scan(const sj_jpeg *j, const sj_scan *s, sj_coefs *c, const uint8_t 
 
 // ---------------------------------------------------------------------------------------------------------- writing
 
+// Bits are written without stuffed zeros first, which needs no branches; an interval is stuffed when it is whole.
 typedef struct {
-	uint64_t buf; // bits, at the bottom
-	int free;     // of its 64
+	uint64_t buf; // bits, from the top
+	unsigned n;   // how many: less than 8 between puts
+	uint8_t *p, *begin;
+	uint8_t *end; // the last place for a block to begin at
 	uint8_t *out;
-	const uint8_t *end;
+	const uint8_t *out_end;
 } sink;
 
-static void spill_slow(sink *o, uint64_t v) {
-	for (int i = 56; i >= 0; i -= 8) {
-		uint8_t byte = (uint8_t)(v >> i);
-		*o->out++ = byte;
-		if (byte == 0xFF) *o->out++ = 0;
-	}
+static inline void put(sink *o, unsigned v, unsigned n) { // n from 0 to 32; v has no other bits
+	o->buf |= (uint64_t)v << 1 << (63 - o->n - n);
+	o->n += n;
+	uint64_t big = __builtin_bswap64(o->buf);
+	memcpy(o->p, &big, 8);
+	o->p += o->n >> 3;
+	o->buf <<= o->n & ~7u;
+	o->n &= 7;
 }
 
-static inline void put(sink *o, unsigned v, int n) { // n from 0 to 32; v has no other bits
-	if (n <= o->free) {
-		o->buf = n == 64 ? v : o->buf << n | v;
-		o->free -= n;
-		return;
+// flush ends an interval: to a whole byte, with ones, and then out with zeros stuffed in.
+static int flush(sink *o) {
+	if (o->n) put(o, (1u << (8 - o->n)) - 1, 8 - o->n);
+	const uint8_t *p = o->begin;
+	while (p < o->p) {
+		const uint8_t *f = memchr(p, 0xFF, (size_t)(o->p - p));
+		size_t n = (size_t)((f ? f + 1 : o->p) - p);
+		if (n + (f != NULL) > (size_t)(o->out_end - o->out)) return 0;
+		memcpy(o->out, p, n);
+		o->out += n;
+		p += n;
+		if (f) *o->out++ = 0;
 	}
-	int over = n - o->free;
-	uint64_t full = (o->free ? o->buf << o->free : o->buf) | (uint64_t)v >> over;
-	if (full & 0x8080808080808080 & ~(full + 0x0101010101010101)) {
-		spill_slow(o, full);
-	} else {
-		uint64_t big = __builtin_bswap64(full);
-		memcpy(o->out, &big, 8);
-		o->out += 8;
-	}
-	o->buf = v; // its upper bits are out already, and leave by the shifts
-	o->free = 64 - over;
-}
-
-static void flush(sink *o) { // to a whole byte, with ones
-	int used = 64 - o->free;
-	if (used & 7) put(o, (1u << (8 - (used & 7))) - 1, 8 - (used & 7));
-	for (used = 64 - o->free; used > 0; used -= 8) {
-		uint8_t byte = (uint8_t)(o->buf >> (used - 8));
-		*o->out++ = byte;
-		if (byte == 0xFF) *o->out++ = 0;
-	}
+	o->p = o->begin;
 	o->buf = 0;
-	o->free = 64;
+	return 1;
 }
 
 typedef struct {
-	uint16_t code[256];
-	uint8_t len[256]; // 0: none
+	uint32_t code[256]; // behind it, zeros for the value's bits
+	uint8_t len[256];   // of both; 0: none
 } coder;
 
+// make_coder leaves room for the values' bits: the symbol's low four bits say how many.
 static void make_coder(coder *d, const sj_huff *h) {
 	memset(d->len, 0, sizeof d->len);
 	unsigned code = 0, k = 0;
 	for (int l = 1; l <= 16; l++, code <<= 1) {
 		for (int i = 0; i < h->bits[l]; i++, code++, k++) {
-			d->code[h->vals[k]] = (uint16_t)code;
-			d->len[h->vals[k]] = (uint8_t)l;
+			int s = h->vals[k];
+			d->code[s] = code << (s & 15);
+			d->len[s] = (uint8_t)(l + (s & 15));
 		}
 	}
 }
@@ -591,33 +585,36 @@ typedef struct {
 
 static inline int width(unsigned v) { return v ? 32 - __builtin_clz(v) : 0; }
 
-static inline void put_symbol(writer *w, const coder *d, int s) {
-	w->bad |= d->len[s] == 0;
-	put(&w->o, d->code[s], d->len[s]);
+// put_symbol writes a symbol, and low behind it, in as many bits as the symbol says.
+static inline void put_symbol(sink *o, int *bad, const coder *d, int s, unsigned low) {
+	*bad |= d->len[s] == 0;
+	put(o, d->code[s] | low, d->len[s]);
 }
 
 // put_value writes a symbol of a run and a size, and the value's bits.
-static inline void put_value(writer *w, const coder *d, int run, int v) {
-	int sign = v >> 31, size = width((unsigned)((v ^ sign) - sign)), s = run << 4 | (size & 15);
-	unsigned low = (unsigned)(v + sign) & ((1u << size) - 1);
-	w->bad |= d->len[s] == 0 || size > 15;
-	put(&w->o, (unsigned)d->code[s] << size | low, d->len[s] + size);
+static inline void put_value(sink *o, int *bad, const coder *d, int run, int v) {
+	int sign = v >> 31, size = width((unsigned)((v ^ sign) - sign));
+	*bad |= size > 15;
+	put_symbol(o, bad, d, (run << 4 | size) & 255, (unsigned)(v + sign) & ((1u << size) - 1));
 }
 
 static void write_block(writer *w, int i, const sj_coefs *c, size_t block) {
-	int v = c->dc[block];
-	put_value(w, &w->dc[i], 0, v - w->last[i]);
+	sink o = w->o;
+	int v = c->dc[block], bad = 0;
+	put_value(&o, &bad, &w->dc[i], 0, v - w->last[i]);
 	w->last[i] = v;
 	const int16_t *q = c->values + c->at[block];
 	const coder *d = &w->ac[i];
 	int k = 0;
 	for (uint64_t mask = c->mask[block]; mask; mask &= mask - 1) {
 		int to = __builtin_ctzll(mask), run = to - k - 1;
-		for (; run > 15; run -= 16) put_symbol(w, d, 0xF0);
-		put_value(w, d, run, *q++);
+		for (; run > 15; run -= 16) put_symbol(&o, &bad, d, 0xF0, 0);
+		put_value(&o, &bad, d, run, *q++);
 		k = to;
 	}
-	if (k < 63) put_symbol(w, d, 0);
+	if (k < 63) put_symbol(&o, &bad, d, 0, 0);
+	w->bad |= bad;
+	w->o = o;
 }
 
 static void put_hold(writer *w, const uint8_t *p, int n) {
@@ -627,8 +624,8 @@ static void put_hold(writer *w, const uint8_t *p, int n) {
 static void put_run(writer *w) {
 	if (!w->run) return;
 	int size = width(w->run) - 1;
-	put_symbol(w, &w->ac[0], size << 4);
-	if (size) put(&w->o, w->run & ((1u << size) - 1), size);
+	put_symbol(&w->o, &w->bad, &w->ac[0], size << 4, 0);
+	put(&w->o, w->run & ((1u << size) - 1), (unsigned)size);
 	w->run = 0;
 	put_hold(w, w->hold, w->held);
 	w->held = 0;
@@ -643,8 +640,8 @@ static void write_first_ac(writer *w, const int16_t *q) {
 			continue;
 		}
 		put_run(w);
-		for (; zeros > 15; zeros -= 16) put_symbol(w, &w->ac[0], 0xF0);
-		put_value(w, &w->ac[0], zeros, v);
+		for (; zeros > 15; zeros -= 16) put_symbol(&w->o, &w->bad, &w->ac[0], 0xF0, 0);
+		put_value(&w->o, &w->bad, &w->ac[0], zeros, v);
 		zeros = 0;
 	}
 	if (zeros && ++w->run == 0x7FFF) put_run(w);
@@ -665,7 +662,7 @@ static void write_refined_ac(writer *w, const int16_t *q) {
 		}
 		for (; zeros > 15 && k <= last; zeros -= 16) {
 			put_run(w);
-			put_symbol(w, &w->ac[0], 0xF0);
+			put_symbol(&w->o, &w->bad, &w->ac[0], 0xF0, 0);
 			put_hold(w, hold, n);
 			hold = w->hold;
 			n = 0;
@@ -675,8 +672,7 @@ static void write_refined_ac(writer *w, const int16_t *q) {
 			continue;
 		}
 		put_run(w);
-		put_symbol(w, &w->ac[0], zeros << 4 | 1);
-		put(&w->o, q[k] > 0, 1);
+		put_symbol(&w->o, &w->bad, &w->ac[0], zeros << 4 | 1, q[k] > 0);
 		put_hold(w, hold, n);
 		hold = w->hold;
 		n = zeros = 0;
@@ -696,7 +692,7 @@ static void write_progressive(writer *w, int i, const int16_t *q) {
 			return;
 		}
 		int v = q[0] >> al;
-		put_value(w, &w->dc[i], 0, v - w->last[i]);
+		put_value(&w->o, &w->bad, &w->dc[i], 0, v - w->last[i]);
 		w->last[i] = v;
 	} else if (w->s->ah == 0) {
 		write_first_ac(w, q);
@@ -714,7 +710,7 @@ static int write_units(writer *r, const sj_coefs *c) {
 		for (int x = 0; x < w; x++) {
 			if (left == 0) {
 				put_run(r);
-				flush(&r->o);
+				if (!flush(&r->o) || r->o.out_end - r->o.out < 2) return 0;
 				*r->o.out++ = 0xFF;
 				*r->o.out++ = (uint8_t)(0xD0 + next);
 				next = (next + 1) & 7;
@@ -728,17 +724,18 @@ static int write_units(writer *r, const sj_coefs *c) {
 				} else {
 					write_block(r, i, c, block);
 				}
-				if (r->bad || r->o.out > r->o.end) return 0;
+				if (r->bad || r->o.p > r->o.end) return 0;
 			})
 		}
 	}
 	put_run(r);
-	flush(&r->o);
-	return !r->bad && r->o.out <= r->o.end;
+	return !r->bad && flush(&r->o);
 }
 
-uint8_t *sj_write_scan(const sj_jpeg *j, const sj_scan *s, const sj_coefs *c, uint8_t *out, const uint8_t *end) {
-	writer w = {.j = j, .s = s, .o = {0, 64, out, end}};
+uint8_t *sj_write_scan(const sj_jpeg *j, const sj_scan *s, const sj_coefs *c, uint8_t *out, const uint8_t *end, sj_buf *clean) {
+	size_t size = (size_t)(end - out);
+	if (!sj_reserve(clean, size + 2 * PAD)) return NULL; // more than a block and a run can take
+	writer w = {.j = j, .s = s, .o = {0, 0, clean->p, clean->p, (uint8_t *)clean->p + size, out, end}};
 	for (int i = 0; i < s->n; i++) {
 		if (s->ss == 0 && s->ah == 0) make_coder(&w.dc[i], &j->dc[s->dc[i]]);
 		if (s->se > 0) make_coder(&w.ac[i], &j->ac[s->ac[i]]);

@@ -61,9 +61,8 @@ int sj_walk(sj_jpeg *j, const uint8_t *p, size_t n, size_t *i, sj_scan *s);
 // damage or lack of memory.
 int sj_read_scan(const sj_jpeg *j, const sj_scan *s, sj_coefs *c, const uint8_t *p, size_t n, size_t *i, sj_buf *clean);
 
-// sj_write_scan is the inverse. It writes from out on, at most SJ_SCAN_SLACK bytes beyond end. NULL: what is there does
-// not fit before end, or the scan's tables cannot say it.
-enum { SJ_SCAN_SLACK = 4096 };
-uint8_t *sj_write_scan(const sj_jpeg *j, const sj_scan *s, const sj_coefs *c, uint8_t *out, const uint8_t *end);
+// sj_write_scan is the inverse. It writes from out on, not beyond end. NULL: what is there does not fit, the scan's
+// tables cannot say it, or memory lacks.
+uint8_t *sj_write_scan(const sj_jpeg *j, const sj_scan *s, const sj_coefs *c, uint8_t *out, const uint8_t *end, sj_buf *clean);
 
 #endif
