@@ -110,7 +110,8 @@ func (w *Wheel) Write(out io.Writer) error {
 		files = append(files, File{info + f.Name, 0o644, f.Data})
 	}
 	about := fmt.Sprintf("Wheel-Version: 1.0\nGenerator: shoal\nRoot-Is-Purelib: %v\nTag: %s\n", len(w.Scripts) == 0, strings.Join(w.Tags, "\nTag: "))
-	files = append(files, File{info + "METADATA", 0o644, w.Metadata()}, File{info + "WHEEL", 0o644, []byte(about)})
+	files = append(files, File{info + "METADATA", 0o644, w.Metadata()}, File{info + "WHEEL", 0o644, []byte(about)},
+		File{info + "entry_points.txt", 0o644, []byte("[fsspec.specs]\nshoal = shoal._fsspec:ShoalFileSystem\n")}) // as in pyproject.toml
 	var record bytes.Buffer
 	for _, f := range files {
 		sum := sha256.Sum256(f.Data)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/shortcut"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
@@ -37,7 +39,12 @@ type attachRequest struct {
 	Dir    string            `json:"dir"`
 	Env    map[string]string `json:"env"`
 	Detach bool              `json:"detach"` // continue without the client once ready
+
+	Shortcut string `json:"shortcut,omitempty"` // instead of a verb: the key of a mount whose files the client reads
 }
+
+// shortcuts are the servers of this process's mounts by their keys.
+var shortcuts sync.Map
 
 // attachReply is one line from the daemon; one field is set.
 type attachReply struct {
@@ -214,7 +221,14 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 		return
 	}
 	var req attachRequest
-	if err := json.Unmarshal(line, &req); err != nil || len(req.Args) == 0 || !attachVerbs[req.Args[0]] {
+	err = json.Unmarshal(line, &req)
+	if server, ok := shortcuts.Load(req.Shortcut); ok {
+		if err := server.(*shortcut.Server).Serve(conn); err != nil {
+			slog.Warn("a program that reads round the mount was left", "cause", err)
+		}
+		return
+	}
+	if err != nil || len(req.Args) == 0 || !attachVerbs[req.Args[0]] {
 		out.send(attachReply{Ended: &endedWith{1, "the daemon does not understand this request (is it another version? stop it first)"}})
 		return
 	}

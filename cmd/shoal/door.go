@@ -11,6 +11,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
+	"github.com/shoalfs/shoal/internal/shortcut"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
@@ -18,6 +19,7 @@ import (
 type door struct {
 	*engine.Engine
 	snapshot func() admin.Snapshot // for the stats; includes the feed if one is served beside the mount
+	shortcut *shortcut.Server
 }
 
 // backedDoor also lets the kernel read the files of a local folder directly: it is fusefs.Backer, too.
@@ -33,7 +35,9 @@ func (d *door) Get(name string) ([]byte, error) {
 	if name != "stats" {
 		return d.Engine.Get(name)
 	}
-	b, err := json.MarshalIndent(d.snapshot(), "", "  ")
+	s := d.snapshot()
+	s.Shortcut = d.shortcut.Key()
+	b, err := json.MarshalIndent(s, "", "  ")
 	return append(b, '\n'), err
 }
 

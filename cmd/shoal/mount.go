@@ -21,6 +21,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/internal/shortcut"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
@@ -190,6 +191,7 @@ type mounted struct {
 	server *fusefs.Server
 	path   string
 	audit  *audit.Log
+	around *shortcut.Server
 	forget func() // the dataset's changes
 }
 
@@ -203,6 +205,8 @@ func (m *mounted) gone() <-chan struct{} {
 // left records that the mount is gone.
 func (m *mounted) left() {
 	m.forget()
+	shortcuts.Delete(m.around.Key())
+	m.around.Close()
 	m.audit.Write(audit.Event{Event: "unmount"})
 }
 
@@ -223,7 +227,7 @@ const ringShare = 4
 
 func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config, snapshot func() admin.Snapshot) (*mounted, error) {
 	keep := mo.kernelCache == "on" || mo.kernelCache == "auto" && e.Manifest().Bytes() <= machine.ReadMemory().Available/2
-	door := &door{Engine: e, snapshot: snapshot}
+	door := &door{Engine: e, snapshot: snapshot, shortcut: shortcut.New(e)}
 	// Each process that uses the mount is a peer of its own, so the events have no common peer.
 	events := h.Audit().With(audit.Event{Source: e.Source(), Mountpoint: mountpoint})
 	mount := audit.Event{Event: "mount", Dataset: e.Manifest().Version(), Order: cfg.Order.String(), Peer: inv.who()}
@@ -247,7 +251,9 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 		return nil, err
 	}
 	e.MountedOver(func() string { return server.Transport().String() })
-	return &mounted{server, mountpoint, events, e.OnMoved(server.Invalidate)}, nil
+	shortcuts.Store(door.shortcut.Key(), door.shortcut)
+	forget := e.OnMoved(func() { server.Invalidate(); door.shortcut.Moved() })
+	return &mounted{server, mountpoint, events, door.shortcut, forget}, nil
 }
 
 func umountCommand() *cobra.Command {

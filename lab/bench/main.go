@@ -12,6 +12,7 @@ import (
 	"github.com/shoalfs/shoal/lab/bench/infer"
 	"github.com/shoalfs/shoal/lab/bench/ingest"
 	"github.com/shoalfs/shoal/lab/bench/kit"
+	"github.com/shoalfs/shoal/lab/bench/open"
 	"github.com/shoalfs/shoal/lab/bench/pairs"
 	"github.com/shoalfs/shoal/lab/bench/parts"
 	"github.com/shoalfs/shoal/lab/bench/path"
@@ -33,6 +34,7 @@ var benchmarks = []struct {
 }{
 	{"infer", "a mount without --order, with torch", work, results, infer.Bench},
 	{"ingest", "decoding and the feed beside other loaders", work, results, ingest.Bench},
+	{"open", "shoal.open beside the mount", work, results, open.Bench},
 	{"pairs", "two binaries, pair by pair", work, results, pairs.Bench},
 	{"path", "the whole path, cold and warm", work, results, path.Bench},
 	{"predict", "what shoal plan predicts beside measurements", work + "/predict", results, predict.Bench},

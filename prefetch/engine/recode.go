@@ -67,7 +67,7 @@ func (e *Engine) codec() cache.Codec {
 
 // join reports whether a user of the dataset may say mode.
 func (r *recoding) join(mode string) bool {
-	return mode == "" || r.mode.CompareAndSwap(nil, &mode) || *r.mode.Load() == mode
+	return mode == "" || r.mode.CompareAndSwap(nil, &mode) || mode == "auto" || *r.mode.Load() == mode
 }
 
 // learn makes the tables in the catalog known.

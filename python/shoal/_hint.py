@@ -181,7 +181,10 @@ def _paths(dataset: Any, unknown: Optional[Callable[[Any], Any]] = None) -> Any:
 
 def _listed(samples: Any) -> bool:
     """Whether an attribute of an unknown dataset holds paths."""
-    return isinstance(samples, (list, tuple, np.ndarray)) and len(samples) > 0 and isinstance(_First(samples)[0], (str, os.PathLike))
+    if not isinstance(samples, (list, tuple, np.ndarray)) or len(samples) == 0:
+        return False
+    first = samples[0]
+    return isinstance(first[0] if isinstance(first, (list, tuple)) and first else first, (str, os.PathLike))
 
 
 class _First:

@@ -42,7 +42,7 @@ class _Finder:
         if name != _LOADER or self.asked:
             return None
         self.asked = True
-        spec = importlib.util.find_spec(name)
+        spec: Any = importlib.util.find_spec(name)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             load = spec.loader.exec_module
 
@@ -51,7 +51,7 @@ class _Finder:
                 _guarded(_watch, module)
 
             try:
-                spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+                spec.loader.exec_module = exec_module
             except AttributeError:
                 _say("this Python's loader of torch cannot be watched")
         return spec
@@ -69,7 +69,7 @@ def _watch(module: Any) -> None:
         kept = getattr(self, "iterator", None)
         return isinstance(kept, module._BaseDataLoaderIter) and kept._num_yielded > 0 or hasattr(self, "next_iter_state")
 
-    def __init_subclass__(cls: Any, **options: Any) -> None:
+    def __init_subclass__(cls: Any, /, **options: Any) -> None:
         if known is not None:
             known.__func__(cls, **options)
         else:
@@ -85,7 +85,7 @@ def _wrap(cls: Any, applies: Callable[[Any], bool]) -> None:
 
     @functools.wraps(begin)
     def __iter__(self: Any) -> Any:
-        _guarded(lambda: applies(self) and _tell(self))
+        _guarded(_tell, self, applies)
         return begin(self)
 
     cls.__iter__ = __iter__
@@ -115,8 +115,10 @@ def _hint() -> Any:
     return module
 
 
-def _tell(loader: Any) -> None:
-    """Writes the order of the iteration that is about to begin."""
+def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
+    """Writes the order of the iteration that is about to begin, if this is the call that knows it."""
+    if not applies(loader):
+        return
     data = sys.modules["torch.utils.data"]
     by_hand = sys.modules.get("shoal._hint")
     if _numbers.get(id(loader)) == 0 or data.get_worker_info() is not None or isinstance(loader.dataset, data.IterableDataset):

@@ -4,16 +4,17 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from typing import Any
 
 
-def _load(spec):
+def _load(spec: Any) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
-def _begin():
+def _begin() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     client = os.path.dirname(here)
     sys.path[:] = [p for p in sys.path if os.path.abspath(p) != here]

@@ -1,0 +1,29 @@
+package cache
+
+import (
+	"os"
+
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+// Place returns where the bytes of a whole file lie on disk, in one piece and verified, for readers in other processes. They stay
+// right: for another version of the file there is another volume. With check it verifies what is in memory.
+func (v *Volume) Place(file int, check bool) (segment.Place, bool) {
+	d := v.ds.readable()
+	if d == nil || v.Extents(file) != 1 {
+		return segment.Place{}, false
+	}
+	loc, coded := v.at(v.extent(file, 0))
+	if loc == 0 || coded {
+		return segment.Place{}, false
+	}
+	return d.store.Place(loc, int(v.m.Size(file)), check)
+}
+
+// OpenSegment opens the segment of a place for another process.
+func (v *Volume) OpenSegment(p segment.Place) (*os.File, error) {
+	if d := v.ds.readable(); d != nil {
+		return d.store.OpenSegment(p)
+	}
+	return nil, segment.ErrGone
+}
