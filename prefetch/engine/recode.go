@@ -65,7 +65,7 @@ func (e *Engine) codec() cache.Codec {
 	return &e.recoding
 }
 
-// join reports whether a user of the dataset may say mode.
+// join reports whether a user of the dataset may say mode. The first one decides; auto, the default, agrees with all.
 func (r *recoding) join(mode string) bool {
 	return mode == "" || r.mode.CompareAndSwap(nil, &mode) || mode == "auto" || *r.mode.Load() == mode
 }

@@ -26,13 +26,13 @@ func TestRecodes(t *testing.T) {
 	}
 }
 
-// Who says no mode, like a warm-up, agrees with all.
+// Who says no mode, like a warm-up, or leaves it to shoal, agrees with all.
 func TestRecodeJoin(t *testing.T) {
 	var r recoding
 	for _, c := range []struct {
 		mode string
 		ok   bool
-	}{{"", true}, {"on", true}, {"", true}, {"auto", false}, {"on", true}} {
+	}{{"", true}, {"on", true}, {"", true}, {"auto", true}, {"on", true}, {"off", false}} {
 		if r.join(c.mode) != c.ok {
 			t.Errorf("%+v", c)
 		}
