@@ -62,7 +62,7 @@ func report(err error) int {
 var rare = []string{
 	"debug-fuse", "entry-timeout", "read-ahead", "umask", "uid", "gid", "log-size", "audit-log-keep", "audit-log-size", "weak-etag", "links-outside",
 	"latency-sigma", "request-cpu", "request-rate", "object-versions", "requester-pays", "sse-c-key-file", "passthrough", "pprof", "price", "socket-group", "socket-mode", "quota", "drain-timeout",
-	"gets-per-hour", "records", "kernel-cache", "bad-shards", "weight", "supervise", "fuse-transport", "log-format", "allow-remote", "tls-client-ca", "refresh", "publish", "zone", "near-profile", "nodes", "near-endpoint", "advertise", "workers",
+	"gets-per-hour", "records", "kernel-cache", "bad-shards", "weight", "supervise", "fuse-transport", "log-format", "allow-remote", "tls-client-ca", "refresh", "publish", "zone", "near-profile", "nodes", "near-endpoint", "advertise", "recode",
 }
 
 func root() *cobra.Command {
