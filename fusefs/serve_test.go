@@ -133,7 +133,7 @@ var datasets = map[string]func(version int) []testFile{
 	},
 	"large": func(int) []testFile { return []testFile{{"large", "e", 16 << 20, day}} },
 	"small": func(int) []testFile { return alike(8000, 4096) },
-	"cold":  func(int) []testFile { return alike(1000, 63_000) },
+	"cold":  func(int) []testFile { return alike(500, 63_000) },
 	"half":  func(int) []testFile { return alike(400, 512<<10) },
 	"one":   func(int) []testFile { return alike(200, 1<<20) },
 	"huge":  func(int) []testFile { return alike(16, 16<<20) },

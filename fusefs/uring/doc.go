@@ -24,7 +24,7 @@
 //
 // # Threads
 //
-//   - Each ring has a goroutine locked to a thread, and bound to a CPU. Only it touches the ring (IORING_SETUP_SINGLE_ISSUER),
+//   - Each ring has a goroutine locked to a thread, and bound to a CPU, with a short time slice. Only it touches the ring (IORING_SETUP_SINGLE_ISSUER),
 //     and it hands out requests. There is a ring for each CPU that this process may use; queues of the other CPUs are
 //     divided among them, since the kernel demands a queue for every possible CPU before it uses any.
 //   - A request that can be answered without waiting is answered right there, by Options.Quick: to wake a goroutine and
