@@ -17,7 +17,7 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       9_280,
+	"cmd/shoal":       9_290,
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   930,
 	"fusefs":          2_720,

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
@@ -227,9 +228,15 @@ const ringShare = 4
 
 func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string, cfg engine.Config, snapshot func() admin.Snapshot) (*mounted, error) {
 	keep := mo.kernelCache == "on" || mo.kernelCache == "auto" && e.Manifest().Bytes() <= machine.ReadMemory().Available/2
-	door := &door{Engine: e, snapshot: snapshot, shortcut: shortcut.New(e)}
+	door := &door{Engine: e, snapshot: snapshot}
 	// Each process that uses the mount is a peer of its own, so the events have no common peer.
 	events := h.Audit().With(audit.Event{Source: e.Source(), Mountpoint: mountpoint})
+	witness := newMountWitness(events)
+	door.shortcut = shortcut.New(e, func(p unix.Ucred) {
+		if witness != nil {
+			witness.Opening(fusefs.Caller{Thread: uint32(p.Pid), UID: p.Uid, GID: p.Gid})
+		}
+	})
 	mount := audit.Event{Event: "mount", Dataset: e.Manifest().Version(), Order: cfg.Order.String(), Peer: inv.who()}
 	var volume fusefs.Volume = door
 	if mo.passthrough {
@@ -244,7 +251,7 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 	server, err := fusefs.Mount(mountpoint, volume, door, fusefs.Options{
 		KernelCache: keep, AllowOther: mo.allowOther, UID: mo.uid, GID: mo.gid, Umask: mo.umask,
 		EntryTimeout: mo.timeout, AttrTimeout: mo.timeout, ReadAhead: mo.kernelReadAhead(e.Manifest()), Debug: mo.debug,
-		Transport: mo.transport, RingMemory: int(e.Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door, Witness: newMountWitness(events), Logger: e.Logger(),
+		Transport: mo.transport, RingMemory: int(e.Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door, Witness: witness, Logger: e.Logger(),
 	})
 	events.Write(outcome(mount, err))
 	if err != nil {

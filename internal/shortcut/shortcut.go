@@ -61,6 +61,7 @@ type Volume interface {
 type Server struct {
 	key    string
 	volume Volume
+	opens  func(process unix.Ucred) // is told of each client
 
 	mu         sync.Mutex
 	generation uint64
@@ -68,9 +69,9 @@ type Server struct {
 	wg         sync.WaitGroup
 }
 
-// New returns a server for a mount of v.
-func New(v Volume) *Server {
-	return &Server{key: rand.Text(), volume: v, clients: map[*client]struct{}{}}
+// New returns a server for a mount of v. opens is told of the process of each client, before it can read.
+func New(v Volume, opens func(process unix.Ucred)) *Server {
+	return &Server{key: rand.Text(), volume: v, opens: opens, clients: map[*client]struct{}{}}
 }
 
 // Key names the mount in the first line of a connection. It is no secret.
@@ -105,7 +106,8 @@ func (s *Server) Serve(conn *net.UnixConn) error {
 	if err != nil {
 		return err
 	}
-	c := &client{server: s, conn: conn, process: process, manifest: s.volume.Manifest()}
+	s.opens(process)
+	c := &client{server: s, conn: conn, process: uint32(process.Pid), manifest: s.volume.Manifest()}
 	s.mu.Lock()
 	if s.clients == nil {
 		s.mu.Unlock()
@@ -130,18 +132,18 @@ func (s *Server) Serve(conn *net.UnixConn) error {
 	return err
 }
 
-// peer returns the process at the other end, 0 if it is in another pid namespace.
-func peer(conn *net.UnixConn) (uint32, error) {
+// peer returns the process at the other end, with the number 0 if it is in another pid namespace.
+func peer(conn *net.UnixConn) (unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return 0, err
+		return unix.Ucred{}, err
 	}
 	var cred *unix.Ucred
 	failed := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err := errors.Join(failed, err); err != nil {
-		return 0, err
+		return unix.Ucred{}, err
 	}
-	return uint32(cred.Pid), nil
+	return *cred, nil
 }
 
 // client is one connection.

@@ -71,7 +71,11 @@ func start(t testing.TB, files int) (*volume, *Server, func() *net.UnixConn) {
 		t.Fatal(err)
 	}
 	v.m = m
-	s := New(v)
+	s := New(v, func(p unix.Ucred) {
+		if int(p.Pid) != os.Getpid() || int(p.Uid) != os.Getuid() {
+			t.Errorf("%+v", p)
+		}
+	})
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(v.dir, "sock")})
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/shoalfs/shoal/lab/rig/proxy"
@@ -17,7 +18,8 @@ func TestOpen(t *testing.T) {
 	write(t, filepath.Join(dir, "empty.bin"), nil)
 	_, env := far(t, proxy.Options{})
 	source, cache := bucket(t, dir), t.TempDir()
-	mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", "256MiB", "--kernel-cache", "off")
+	log := filepath.Join(t.TempDir(), "audit.log")
+	mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", "256MiB", "--kernel-cache", "off", "--audit-log", log)
 	cmd := python(t, openScript, mnt, dir, "steps")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -72,6 +74,10 @@ func TestOpen(t *testing.T) {
 	mustShoal(t, env, "refresh", mnt)
 	step("read")
 	umount(t, mnt)
+	events, err := os.ReadFile(log)
+	if n := strings.Count(string(events), `"mount_open"`); err != nil || n != 2 { // the process and the one that it has forked
+		t.Errorf("%d readers in the audit log, %v\n%s", n, err, events)
+	}
 	if got := step("read"); got["round"] != 0 || got["errors"] != all {
 		t.Errorf("without a mount: %v", got)
 	}
