@@ -5,6 +5,8 @@ import (
 	"image"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"syscall"
@@ -250,4 +252,67 @@ func BenchmarkSize(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkRecode compares recoding, restoring and the expansion of all bands with a whole decode, by CPU time. They
+// alternate by file. SHOAL_PHOTOS may name a folder of photographs; every 8th is used, and others train the tables.
+func BenchmarkRecode(b *testing.B) {
+	names, _ := filepath.Glob(filepath.Join(os.Getenv("SHOAL_PHOTOS"), "*", "*.jpg"))
+	var files, some [][]byte
+	for i := 0; i < len(names); i += 4 {
+		f, err := os.ReadFile(names[i])
+		if err != nil {
+			b.Fatal(err)
+		}
+		if i%8 == 0 && len(files) < 256 {
+			files = append(files, f)
+		} else if len(some) < 64 {
+			some = append(some, f)
+		}
+	}
+	if len(files) == 0 {
+		files = benchFiles(b, 62_000)
+		some = files
+	}
+	tab := train(b, some...)
+	recs := make([][]byte, len(files))
+	var size, recoded int
+	for i, f := range files {
+		var err error
+		if recs[i], err = tab.recode(nil, f); err != nil {
+			b.Fatal(err)
+		}
+		size, recoded = size+len(f), recoded+min(len(f), len(recs[i]))
+	}
+	least := map[string][]time.Duration{}
+	var buf []byte
+	var err error
+	measure := func(name string, i int, f func()) {
+		if least[name] == nil {
+			least[name] = slices.Repeat([]time.Duration{time.Hour}, len(files))
+		}
+		before := cpu(b)
+		f()
+		if least[name][i] = min(least[name][i], cpu(b)-before); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ResetTimer()
+	for range b.N {
+		for i, f := range files {
+			measure("decode", i, func() { _, _, _, err = DecodeRGB(f) })
+			measure("recode", i, func() { buf, err = tab.recode(buf[:0], f) })
+			measure("restore", i, func() { buf, err = tab.Restore(buf[:0], recs[i]) })
+			measure("lanes", i, func() { err = tab.lanes(recs[i]) })
+		}
+	}
+	for name, v := range least {
+		var sum time.Duration
+		for _, d := range v {
+			sum += d
+		}
+		b.ReportMetric(float64(sum.Microseconds())/float64(len(files)), "µs/"+name)
+	}
+	b.ReportMetric(float64(recoded)/float64(size), "of-the-bytes")
+	b.ReportMetric(float64(size)/float64(len(files)), "bytes/file")
 }

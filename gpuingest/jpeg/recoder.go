@@ -11,6 +11,8 @@ package jpeg
 #cgo nocallback sj_split
 #cgo noescape sj_bands
 #cgo nocallback sj_bands
+#cgo noescape sj_lanes
+#cgo nocallback sj_lanes
 #include "sjrecode.h"
 */
 import "C"
@@ -244,4 +246,18 @@ func (t *Tables) bands(rec []byte, from, to int) (blocks []int16, last []byte, e
 	p := unsafe.Pointer(C.sj_coder_output(c, &size))
 	last = append(last, unsafe.Slice((*byte)(p), int(n))...)
 	return append(blocks, unsafe.Slice((*int16)(unsafe.Add(p, int(size)-128*int(n))), 64*int(n))...), last, nil
+}
+
+// lanes runs the entropy stage alone, for benchmarks.
+func (t *Tables) lanes(rec []byte) error {
+	c, err := getCoder()
+	if err != nil {
+		return err
+	}
+	defer putCoder(c)
+	if C.sj_lanes(c, t.c, bytePtr(rec), C.size_t(len(rec))) != C.SJ_OK {
+		return ErrCorrupt
+	}
+	runtime.KeepAlive(t)
+	return nil
 }

@@ -303,18 +303,18 @@ typedef struct {
 
 enum { WIDTH = 4 }; // lanes side by side
 
+// Four bytes anywhere. Written as volatile: gcc would keep each store's value and address, to store again behind the loop.
+typedef uint32_t loose __attribute__((aligned(1), may_alias));
+
 // group decodes four look-ups, which give at most 12 symbols.
 static inline __attribute__((always_inline)) void group(run *l, const uint8_t *src, uint64_t last) {
 	uint64_t v, at = l->at >> 3, used = 0;
 	memcpy(&v, src + (at < last ? at : last), 8);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-	v = __builtin_bswap64(v);
-#endif
 	v >>= l->at & 7;
 #pragma GCC unroll 4
 	for (int i = 0; i < 4; i++) {
 		uint32_t e = l->look[v & ((1 << BITS) - 1)];
-		memcpy(l->out + (used >> 6), &e, 4); // the fourth byte is overwritten, or slack
+		*(volatile loose *)(l->out + (used >> 6)) = e; // the fourth byte is overwritten, or slack
 		e >>= 24;
 		v >>= e & 63;
 		used += e; // the bits sum up to 48 at most, so the counts stay apart
