@@ -324,7 +324,7 @@ func (p *picture) open(src []byte, maxPixels int64) error {
 	if p.maxPixels <= 0 {
 		p.maxPixels = jpeg.DefaultMaxPixels
 	}
-	if bytes.HasPrefix(p.src, []byte("\xff\xd8")) {
+	if bytes.HasPrefix(p.src, []byte("\xff\xd8")) || jpeg.IsRecoded(p.src) {
 		w, h, err := jpeg.Size(p.src)
 		if err != nil {
 			return err
