@@ -186,7 +186,7 @@ func TestDamagedRecoded(t *testing.T) {
 			}
 			setSIMD(r.IntN(haveSIMD + 1))
 			dst := make([]byte, 40*30*3)
-			if err := DecodeSized(dst, bad, image.Pt(131, 97), &Job{Box: randomBox(r, 131, 97), Size: image.Pt(40, 30), DCT: r.IntN(2) == 1}); err != nil {
+			if err := DecodeSized(dst, bad, image.Pt(131, 97), &Job{Box: randomBox(r, 131, 97), Size: image.Pt(40, 30), DCT: r.IntN(2) == 1, Planar: r.IntN(2) == 1}); err != nil {
 				failed++
 			}
 		}
