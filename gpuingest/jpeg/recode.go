@@ -65,14 +65,6 @@ func IsRecoded(b []byte) bool {
 	return len(b) >= recodedHeader && string(b[:len(recodedMagic)]) == recodedMagic
 }
 
-// RecodedSize returns the size of the original of a recoded file, 0 for other bytes.
-func RecodedSize(b []byte) int64 {
-	if !IsRecoded(b) {
-		return 0
-	}
-	return int64(binary.LittleEndian.Uint32(b[16:]))
-}
-
 // RecodedTables returns the ID of the tables that a recoded file needs.
 func RecodedTables(b []byte) (id [8]byte) {
 	if IsRecoded(b) {

@@ -288,19 +288,19 @@ _folders: Dict[str, Tuple[_Mount, str]] = {}  # by folder, as callers spell it: 
 
 
 def _find(folder: str) -> Optional[Tuple[_Mount, str]]:
-    """The mount above a folder. It is remembered for names that always mean the same."""
-    spelled, real = os.path.abspath(folder), os.path.realpath(folder)
-    at = real
+    """The mount above a folder. It is remembered under the one name that always means the same, without links."""
+    at = real = os.path.realpath(folder)
+    if real in _folders:
+        return _folders[real]
     while not os.path.exists(os.path.join(at, ".shoal", "stats")):
         if at == os.path.dirname(at):
             return None
         at = os.path.dirname(at)
     inside = os.path.relpath(real, at)
     place = _mounts.setdefault(at, _Mount(at)), "" if inside == os.curdir else inside + os.sep
-    if folder == spelled == real:
-        if len(_folders) >= _MOST_PLACES:
-            _folders.clear()
-        _folders[folder] = place
+    if len(_folders) >= _MOST_PLACES:
+        _folders.clear()
+    _folders[real] = place
     return place
 
 
