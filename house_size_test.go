@@ -29,7 +29,7 @@ var budget = map[string]int{
 	"s3api":           1_980,
 	"gpuingest":       15_000,
 	"internal":        10_710,
-	"lab":             16_460,
+	"lab":             16_480,
 	"python":          160,
 	"docs":            110,
 	"deploy":          690,
