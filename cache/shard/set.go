@@ -29,6 +29,9 @@ type Member struct {
 	ModTime time.Time // zero if unknown
 	Shard   int       // number in Set.Shards
 	Off     int64     // of its bytes in the shard
+
+	sum    uint32 // CRC32C of its bytes, if summed
+	summed bool
 }
 
 // OpenOptions configure Open. Zero values mean the defaults.
@@ -306,9 +309,10 @@ func (s *Set) Report() Report {
 // loaded is the members of one shard.
 type loaded struct {
 	*scan
-	from func(r *Report) *int
-	cost int64
-	err  error
+	from   func(r *Report) *int
+	summed bool // the index has checksums
+	cost   int64
+	err    error
 }
 
 // Members yields the members of all shards, by shard and then by offset. It reads the indexes of several shards at
@@ -400,7 +404,7 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 		if l.isDead(i) {
 			return true
 		}
-		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: fromNano(m.mtime), Shard: shard, Off: m.off}
+		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: fromNano(m.mtime), Shard: shard, Off: m.off, sum: m.crc, summed: l.summed}
 		if out.ETag == "" {
 			out.ETag = o.ETag + "+" + strconv.FormatInt(m.off, 10)
 		}
@@ -450,7 +454,7 @@ func (s *Set) load(ctx context.Context, shard int, reserve func(n int64) error) 
 	if side, ok := s.beside[o.Key+indexSuffix]; ok {
 		ix, err := s.loadIndex(ctx, o, side, shard, counted)
 		if err == nil {
-			l.scan, l.from = &scan{ix: ix}, func(r *Report) *int { return &r.FromIndex }
+			l.scan, l.summed, l.from = &scan{ix: ix}, true, func(r *Report) *int { return &r.FromIndex }
 			return l
 		}
 		if s.summary != nil || !errors.Is(err, catalog.ErrCorrupt) && !errors.Is(err, catalog.ErrNewerFormat) {

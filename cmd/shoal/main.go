@@ -74,7 +74,7 @@ asks, so that the trainer never waits: as a mounted filesystem, as a feed of fin
 or as a sidecar container.`,
 	}
 	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), s3Command(), stopCommand(), feedCommand(), verifyCommand(),
-		orderCommand(), planCommand(), packCommand(), warmCommand(), fsckCommand(), cacheCommand(),
+		orderCommand(), planCommand(), packCommand(), unpackCommand(), warmCommand(), fsckCommand(), cacheCommand(),
 		statCommand(), topCommand(), clusterCommand(),
 		healthCommand(),
 		doctorCommand(), profileCommand(),

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+
+	humanize "github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/stores"
+	"github.com/shoalfs/shoal/cache/shard"
+	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
+)
+
+func unpackCommand() *cobra.Command {
+	var store storeOptions
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "unpack SHARDS DIR",
+		Short: "Restore the files of tar shards",
+		Long: `Restores the files of SHARDS under the folder DIR: a set that shoal pack made, with the paths, bytes and times of
+its source, each file verified against the checksum in its shard's index; or any WebDataset tars.
+
+A file appears complete or not at all. Files that are in DIR already, and are equal, are kept: the same command
+continues an unpack that was interrupted, in whatever way. A file that is there and differs is an error.`,
+		Example: `  shoal unpack s3://photos-packed/train /data/train
+  shoal unpack 's3://wds/shard-{000000..000127}.tar' /data/wds`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			inv := invocationOf(c.Context())
+			o, err := store.options(inv)
+			if err != nil {
+				return err
+			}
+			if _, err := objstore.ParseSource(args[0]); err != nil {
+				return cli.Usage(err)
+			}
+			dir, err := inv.abs(args[1])
+			if err != nil {
+				return err
+			}
+			done, source, err := unpack(c.Context(), args[0], dir, stores.Options{Store: o})
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return json.NewEncoder(c.OutOrStdout()).Encode(done)
+			}
+			fmt.Fprintf(c.OutOrStdout(), "%s, %s, of %s in %s; %s were there already\n",
+				human.Count(done.Files, "file"), humanize.IBytes(uint64(done.Bytes)), source, dir, humanize.Comma(int64(done.Kept)))
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
+	store.add(c)
+	return c
+}
+
+func unpack(ctx context.Context, from, dir string, o stores.Options) (done shard.Unpacked, _ objstore.Source, err error) {
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	o.S3.Logger = log
+	base, source, err := stores.Open(ctx, from, o)
+	if err != nil {
+		return done, source, err
+	}
+	if err := base.Check(ctx); err != nil {
+		return done, source, err
+	}
+	src := objstore.Retry(base, objstore.NewBudget(o.Store.GetsPerHour, log).Policy(base))
+	is, err := shard.IsSet(ctx, src, source)
+	if err == nil && !is {
+		err = fmt.Errorf("%s is not a set of shards (name one that shoal pack made, or tars, as in 's3://wds/shard-{000000..000127}.tar')", source)
+	}
+	if err != nil {
+		return done, source, err
+	}
+	set, err := shard.Open(ctx, src, source, shard.OpenOptions{Logger: log})
+	if err != nil {
+		return done, source, err
+	}
+	bar := localStep("unpacking " + source.String())
+	done, err = set.Unpack(ctx, dir, func(p shard.Unpacked) {
+		bar.Set(p.Files, set.Files, fmt.Sprintf("%s, %d kept", humanize.IBytes(uint64(p.Bytes)), p.Kept))
+	})
+	bar.Done("")
+	return done, source, err
+}
