@@ -811,7 +811,9 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 	v.mu.Lock()
 	write = write && !v.retired
 	done := fl.spent || v.retired || fl.account == nil && fl.read >= int64(len(buf.data))
-	v.c.ring.put(v.key(e), buf, fl.account, fl.read, done, write)
+	if !done || fl.coded == 0 || v.loc(e) == 0 { // what was restored and read is on disk
+		v.c.ring.put(v.key(e), buf, fl.account, fl.read, done, write)
+	}
 	fl.account.add(-fl.size)
 	if write {
 		d.writer.add(v.queued(file, x, e)) // before the flight is gone: Flush looks there

@@ -118,8 +118,15 @@ func (n *node) empty(t *testing.T) {
 			flags = append(flags, flag, value)
 		}
 	}
+	var out string
+	defer func() {
+		if t.Failed() {
+			t.Log(out)
+		}
+	}()
 	within(t, patience, "a server at "+n.addr+" has let go of all that was killed", func() bool {
-		out, _, code := shoal(t, []string{"SHOAL_FEED_TOKEN=" + n.security.Token}, flags...)
+		var code int
+		out, _, code = shoal(t, []string{"SHOAL_FEED_TOKEN=" + n.security.Token}, flags...)
 		var s struct {
 			Memory struct {
 				Used int64 `json:"ledger_used"`
