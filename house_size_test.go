@@ -17,12 +17,12 @@ import (
 // budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
 // file's path begins with. The commit that needs more raises it, and says why.
 var budget = map[string]int{
-	"cmd/shoal":       9_380,
+	"cmd/shoal":       9_570,
 	"cmd/shoal-gpu":   1_370,
 	"cmd/shoal-lab":   930,
 	"fusefs":          2_720,
 	"fusefs/uring":    1_290,
-	"cache":           31_270,
+	"cache":           31_640,
 	"prefetch":        10_000,
 	"prefetch/engine": 6_040,
 	"loader":          6_660,

@@ -43,7 +43,7 @@
 //	offset
 //	     0  +--------------------------------+
 //	        | magic "SHOALIDX"               |  8 bytes
-//	     8  | format version (1)             |  u32
+//	     8  | format version (1 or 2)        |  u32
 //	    12  | header length (128)            |  u32
 //	    16  | dataset version                |  32 bytes, SHA-256
 //	    48  | plan                           |  16 bytes: which file lies in which shard
@@ -59,14 +59,22 @@
 //	   124  | CRC32C of bytes 0..123         |  u32
 //	   128  +--------------------------------+
 //	        | the tar's ETag                 |
-//	        | N x member, by offset          |  36 bytes each:
+//	        | N x member, by offset          |  36 bytes each, in version 2 40:
 //	        |                                |    u64 offset of its bytes in the tar, u64 size,
 //	        |                                |    i64 modification time (ns since 1970; the lowest
 //	        |                                |    value means unknown), u32 CRC32C of its bytes,
 //	        |                                |    u16 length of: path, name in the tar (0: it is the
-//	        |                                |    path), ETag; u16 zero
+//	        |                                |    path), ETag; u16 zero; version 2: u32, see below
 //	        | strings                        |  for each member: path, name in the tar, ETag
 //	        +--------------------------------+
+//
+// # Recoded members
+//
+// A pack may store JPEGs in the shorter form of gpuingest/jpeg, where that is shorter. Then the manifest has version 2, and
+// says by which coding and tables the members are restored; the index has version 2, and each member's row 4 bytes more:
+// the length of what is stored, or 0 if the file is stored as it is. Sizes, checksums and ETags stay those of the files, so
+// that the dataset version does; the tar's headers and the member's offset are of what is stored. Files over 4 MiB are never
+// recoded: they are read in parts. Earlier versions refuse such a set; sets without recoded members stay at version 1.
 //
 // # Foreign tars
 //

@@ -141,7 +141,7 @@ func TestEscapeIsUnique(t *testing.T) {
 }
 
 func drawIndex(t *rapid.T) (*index, []indexMember) {
-	ix := &index{dataset: [32]byte{1, 2}, plan: [16]byte{3}, shard: rapid.IntRange(0, 1e6).Draw(t, "shard"), etag: "tag"}
+	ix := &index{dataset: [32]byte{1, 2}, plan: [16]byte{3}, shard: rapid.IntRange(0, 1e6).Draw(t, "shard"), etag: "tag", coded: rapid.Bool().Draw(t, "coded")}
 	var list []indexMember
 	at := int64(0)
 	for range rapid.IntRange(0, 20).Draw(t, "n") {
@@ -150,7 +150,10 @@ func drawIndex(t *rapid.T) (*index, []indexMember) {
 			mtime: rapid.Int64().Draw(t, "mtime"), crc: rapid.Uint32().Draw(t, "crc"),
 			path: rapid.StringN(1, 20, 80).Draw(t, "path"), tarName: rapid.StringN(0, 20, 80).Draw(t, "name"), etag: rapid.StringN(1, 5, 20).Draw(t, "etag"),
 		}
-		at = m.off + pad(m.size)
+		if m.stored = m.size; ix.coded && m.size > 1 && rapid.Bool().Draw(t, "short") {
+			m.stored = rapid.Int64Range(1, m.size-1).Draw(t, "stored")
+		}
+		at = m.off + pad(m.stored)
 		if err := ix.append(m); err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +242,7 @@ func TestIndexRefuses(t *testing.T) {
 		}
 	}
 	b := slices.Clone(good)
-	b[8] = 2
+	b[8] = 3
 	if _, err := parseIndex(reseal(b)); !errors.Is(err, catalog.ErrNewerFormat) {
 		t.Errorf("newer: %v", err)
 	}
@@ -326,7 +329,7 @@ func TestSummary(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := ParseSummary([]byte(`{"version":2,"shards":7}`)); !errors.Is(err, catalog.ErrNewerFormat) {
+	if _, err := ParseSummary([]byte(`{"version":3,"shards":7}`)); !errors.Is(err, catalog.ErrNewerFormat) {
 		t.Errorf("newer: %v", err)
 	}
 }

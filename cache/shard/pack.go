@@ -3,6 +3,7 @@ package shard
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -49,6 +50,9 @@ type PackOptions struct {
 	Source string
 	// Recoded says how the files were changed before, if they were: it is written into the set, too.
 	Recoded string
+
+	// Coded says which files are stored in another form; nil: none.
+	Coded *Coded
 
 	partSize int64 // for tests
 }
@@ -116,7 +120,7 @@ func Pack(ctx context.Context, m *catalog.Manifest, src objstore.Reader, dst Des
 	if prefix != "" && !strings.HasSuffix(prefix, "/") {
 		return Result{}, fmt.Errorf("pack: prefix %q must be empty or end in a slash", prefix)
 	}
-	p, err := newPlan(m, o.ShardSize, o.Seed, o.Permute)
+	p, err := newPlan(m, o.Coded, o.ShardSize, o.Seed, o.Permute)
 	if err != nil {
 		return Result{}, err
 	}
@@ -132,6 +136,9 @@ func Pack(ctx context.Context, m *catalog.Manifest, src objstore.Reader, dst Des
 	k.params = params{
 		Format: markerFormat, Version: summaryVersion, Dataset: m.Version(), Seed: o.Seed, ShardSize: o.ShardSize,
 		Plan: hex.EncodeToString(p.id[:]), Source: o.Source, Recoded: o.Recoded, Files: m.Len(), Bytes: m.Bytes(),
+	}
+	if o.Coded != nil {
+		k.params.Version, k.params.Coding, k.params.Tables = codedSummary, codingJPEG, base64.StdEncoding.EncodeToString(o.Coded.Tables)
 	}
 	res = Result{Files: m.Len(), Bytes: m.Bytes(), Shards: len(p.sizes), Escaped: p.escaped}
 	for _, n := range p.sizes {
@@ -787,11 +794,14 @@ func (k *packer) verify(ctx context.Context, j *job, o objstore.Object) error {
 
 // index returns the .sidx of a shard.
 func (k *packer) index(j *job, o objstore.Object) ([]byte, error) {
-	ix := &index{dataset: k.m.VersionHash(), plan: k.id, shard: j.shard, size: j.size, etag: o.ETag}
+	ix := &index{dataset: k.m.VersionHash(), plan: k.id, shard: j.shard, size: j.size, etag: o.ETag, coded: k.coded != nil}
 	for i := range j.entries {
 		e := &j.entries[i]
 		f := int(e.file)
-		m := indexMember{off: e.data, size: e.size, mtime: toNano(k.m.ModTime(f)), crc: e.crc, path: k.m.Path(f), etag: k.m.ETag(f)}
+		m := indexMember{off: e.data, size: k.m.Size(f), stored: e.size, mtime: toNano(k.m.ModTime(f)), crc: e.crc, path: k.m.Path(f), etag: k.m.ETag(f)}
+		if m.stored < m.size {
+			m.crc = k.coded.Sum(f)
+		}
 		if name := k.tarPath(f); name != m.path {
 			m.tarName = name
 		}

@@ -657,7 +657,7 @@ func BenchmarkPlan(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := newPlan(m, defaultShardSize, 1, func(n int) Order { return stride(n) }); err != nil {
+		if _, err := newPlan(m, nil, defaultShardSize, 1, func(n int) Order { return stride(n) }); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -22,6 +22,7 @@ type Order interface {
 // plan says where each file lies, before anything is read. It needs 9 bytes per file and 4 per sample.
 type plan struct {
 	m       *catalog.Manifest
+	coded   *Coded   // nil: each file is stored as it is
 	seq     []uint32 // files, those of one sample together
 	modes   []mode   // by file
 	samples []uint32 // where in seq each sample begins, and the end
@@ -33,8 +34,8 @@ type plan struct {
 }
 
 // newPlan groups the files of m into samples, and fills shards with these in the order of permute.
-func newPlan(m *catalog.Manifest, shardSize int64, seed uint64, permute func(n int) Order) (*plan, error) {
-	p := &plan{m: m, seq: make([]uint32, 0, m.Len()), modes: make([]mode, m.Len())}
+func newPlan(m *catalog.Manifest, coded *Coded, shardSize int64, seed uint64, permute func(n int) Order) (*plan, error) {
+	p := &plan{m: m, coded: coded, seq: make([]uint32, 0, m.Len()), modes: make([]mode, m.Len())}
 	for d := range m.Dirs() {
 		p.group(d)
 	}
@@ -47,6 +48,14 @@ func newPlan(m *catalog.Manifest, shardSize int64, seed uint64, permute func(n i
 		return nil, err
 	}
 	return p, nil
+}
+
+// stored returns the length of a file in its tar.
+func (p *plan) stored(f int) int64 {
+	if p.coded == nil {
+		return p.m.Size(f)
+	}
+	return p.coded.Length(f)
 }
 
 // group appends the samples of one directory. Files of one stem are adjacent by name, except the one named like the
@@ -134,6 +143,9 @@ func (p *plan) fill(shardSize int64, seed uint64) error {
 	buf := append([]byte("shoal shard plan 1\n"), version[:]...)
 	buf = binary.LittleEndian.AppendUint64(buf, seed)
 	buf = binary.LittleEndian.AppendUint64(buf, uint64(shardSize))
+	if p.coded != nil {
+		buf = append(append(buf, "coded\n"...), p.coded.Tables...)
+	}
 	n := len(p.samples) - 1
 	seen := make([]uint64, (n+63)/64)
 	size := int64(endLen)
@@ -145,7 +157,7 @@ func (p *plan) fill(shardSize int64, seed uint64) error {
 		seen[g/64] |= 1 << (g % 64)
 		var add int64
 		for _, f := range p.seq[p.samples[g]:p.samples[g+1]] {
-			b := p.m.Size(int(f))
+			b := p.stored(int(f))
 			if b > math.MaxInt64/4 || add > math.MaxInt64/4 {
 				return fmt.Errorf("pack: %q is too large for a tar", p.m.Path(int(f)))
 			}
@@ -162,6 +174,9 @@ func (p *plan) fill(shardSize int64, seed uint64) error {
 		size += add
 		for _, f := range p.seq[p.samples[g]:p.samples[g+1]] {
 			buf = binary.LittleEndian.AppendUint32(buf, f)
+			if p.coded != nil {
+				buf = binary.LittleEndian.AppendUint64(buf, uint64(p.coded.Length(int(f))))
+			}
 		}
 		if len(buf) > 32<<10 {
 			h.Write(buf)
@@ -197,7 +212,7 @@ func (p *plan) layout(shard int) []entry {
 	for pos := p.first[shard]; pos < p.first[shard+1]; pos++ {
 		g := p.order.At(int(pos))
 		for _, f := range p.seq[p.samples[g]:p.samples[g+1]] {
-			e := entry{file: f, head: at, size: p.m.Size(int(f))}
+			e := entry{file: f, head: at, size: p.stored(int(f))}
 			e.data = at + headerLen(p.tarPath(int(f)), e.size)
 			at = e.end()
 			out = append(out, e)

@@ -28,7 +28,7 @@ type Member struct {
 	Size    int64
 	ModTime time.Time // zero if unknown
 	Shard   int       // number in Set.Shards
-	Off     int64     // of its bytes in the shard
+	Off     int64     // of its bytes in the shard of Set.Objects
 
 	sum    uint32 // CRC32C of its bytes, if summed
 	summed bool
@@ -400,11 +400,13 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 		e.example(x)
 	}
 	ok := true
+	grown := int64(0)
 	l.ix.members(func(i int, m indexMember) bool {
 		if l.isDead(i) {
 			return true
 		}
-		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: fromNano(m.mtime), Shard: shard, Off: m.off, sum: m.crc, summed: l.summed}
+		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: fromNano(m.mtime), Shard: shard, Off: m.off + grown, sum: m.crc, summed: l.summed}
+		grown += m.size - m.stored
 		if out.ETag == "" {
 			out.ETag = o.ETag + "+" + strconv.FormatInt(m.off, 10)
 		}

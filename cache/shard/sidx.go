@@ -16,6 +16,11 @@ const (
 	indexVersion = 1
 	indexHeader  = 128
 	indexRow     = 36
+	codedVersion = 2 // of an index with coded members
+	codedRow     = indexRow + 4
+
+	// codedMost bounds the size of a coded member: it is restored as a whole, and a cache reads larger files in parts.
+	codedMost = 4 << 20
 
 	// maxIndex bounds the size of an index read into memory: 5 million members of 100 bytes.
 	maxIndex = 1 << 29
@@ -35,6 +40,7 @@ type index struct {
 	size    int64  // of the tar
 	etag    string // of the tar
 	bytes   int64  // sum of the members' sizes
+	coded   bool   // rows have the length of what is stored
 	rows    []byte
 	strings []byte
 }
@@ -42,14 +48,23 @@ type index struct {
 // indexMember is one member of an index.
 type indexMember struct {
 	off, size int64
+	stored    int64 // length in the tar; that of the file, if it is not coded
 	mtime     int64
-	crc       uint32
+	crc       uint32 // of the file
 	path      string
 	tarName   string // "": path
 	etag      string
 }
 
-func (ix *index) len() int { return len(ix.rows) / indexRow }
+func (ix *index) len() int { return len(ix.rows) / ix.row() }
+
+// row is the length of a row.
+func (ix *index) row() int {
+	if ix.coded {
+		return codedRow
+	}
+	return indexRow
+}
 
 // append adds a member.
 func (ix *index) append(m indexMember) error {
@@ -63,6 +78,13 @@ func (ix *index) append(m indexMember) error {
 	r = le.AppendUint32(r, m.crc)
 	for _, n := range [...]int{len(m.path), len(m.tarName), len(m.etag), 0} {
 		r = le.AppendUint16(r, uint16(n))
+	}
+	if ix.coded {
+		short := int64(0)
+		if m.stored < m.size {
+			short = m.stored
+		}
+		r = le.AppendUint32(r, uint32(short))
 	}
 	ix.rows = r
 	ix.strings = append(append(append(ix.strings, m.path...), m.tarName...), m.etag...)
@@ -80,6 +102,9 @@ func (ix *index) encode() ([]byte, error) {
 	out := make([]byte, indexHeader, total)
 	copy(out, indexMagic)
 	le.PutUint32(out[8:], indexVersion)
+	if ix.coded {
+		le.PutUint32(out[8:], codedVersion)
+	}
 	le.PutUint32(out[12:], indexHeader)
 	copy(out[16:], ix.dataset[:])
 	copy(out[48:], ix.plan[:])
@@ -111,16 +136,18 @@ func parseIndex(data []byte) (*index, error) {
 	if got, want := crc32.Checksum(h[:124], castagnoli), le.Uint32(h[124:]); got != want {
 		return nil, corrupt("header has checksum %08x, want %08x", got, want)
 	}
-	if v := le.Uint32(h[8:]); v > indexVersion {
-		return nil, fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v, indexVersion)
-	} else if v != indexVersion {
+	v := le.Uint32(h[8:])
+	if v > codedVersion {
+		return nil, fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v, codedVersion)
+	} else if v < indexVersion {
 		return nil, corrupt("format version %d", v)
 	}
+	row := uint64((&index{coded: v == codedVersion}).row())
 	if n := le.Uint32(h[12:]); n != indexHeader {
 		return nil, corrupt("header length %d", n)
 	}
 	n, strs, tag := uint64(le.Uint32(h[68:])), le.Uint64(h[88:]), uint64(le.Uint32(h[96:]))
-	if le.Uint64(h[112:]) != uint64(len(data)) || strs > uint64(len(data)) || indexHeader+tag+n*indexRow+strs != uint64(len(data)) {
+	if le.Uint64(h[112:]) != uint64(len(data)) || strs > uint64(len(data)) || indexHeader+tag+n*row+strs != uint64(len(data)) {
 		return nil, corrupt("%d bytes long, but the header says otherwise", len(data))
 	}
 	if got, want := crc32.Checksum(data[indexHeader:], castagnoli), le.Uint32(h[120:]); got != want {
@@ -128,11 +155,11 @@ func parseIndex(data []byte) (*index, error) {
 	}
 	ix := &index{
 		dataset: [32]byte(h[16:48]), plan: [16]byte(h[48:64]), shard: int(le.Uint32(h[64:])),
-		size: int64(le.Uint64(h[72:])), bytes: int64(le.Uint64(h[80:])),
+		size: int64(le.Uint64(h[72:])), bytes: int64(le.Uint64(h[80:])), coded: v == codedVersion,
 	}
 	rest := data[indexHeader:]
 	ix.etag, rest = string(rest[:tag]), rest[tag:]
-	ix.rows, ix.strings = rest[:n*indexRow], rest[n*indexRow:]
+	ix.rows, ix.strings = rest[:n*row], rest[n*row:]
 	return ix, ix.check()
 }
 
@@ -148,8 +175,17 @@ func (ix *index) check() error {
 	var end, sum int64
 	var used uint64
 	for i := range ix.len() {
-		r := ix.rows[i*indexRow:]
+		r := ix.rows[i*ix.row():]
 		off, size := int64(le.Uint64(r)), int64(le.Uint64(r[8:]))
+		sum += size
+		if ix.coded {
+			if short := int64(le.Uint32(r[indexRow:])); short > 0 {
+				if short >= size || size > codedMost {
+					return corrupt("member %d: %d bytes stored as %d", i, size, short)
+				}
+				size = short
+			}
+		}
 		path, name, tag := le.Uint16(r[28:]), le.Uint16(r[30:]), le.Uint16(r[32:])
 		if off < end+blockSize || off%blockSize != 0 || off > ix.size || size < 0 || size > ix.size-off {
 			return corrupt("member %d: %d bytes at %d of a tar of %d bytes", i, size, off, ix.size)
@@ -158,7 +194,6 @@ func (ix *index) check() error {
 			return corrupt("member %d has no path or no ETag", i)
 		}
 		end = off + size
-		sum += size // no overflow: the members do not overlap
 		used += uint64(path) + uint64(name) + uint64(tag)
 	}
 	if sum != ix.bytes {
@@ -180,8 +215,14 @@ func (ix *index) members(yield func(i int, m indexMember) bool) {
 		return string(s)
 	}
 	for i := range ix.len() {
-		r := ix.rows[i*indexRow:]
+		r := ix.rows[i*ix.row():]
 		m := indexMember{off: int64(le.Uint64(r)), size: int64(le.Uint64(r[8:])), mtime: int64(le.Uint64(r[16:])), crc: le.Uint32(r[24:])}
+		m.stored = m.size
+		if ix.coded {
+			if short := le.Uint32(r[indexRow:]); short > 0 {
+				m.stored = int64(short)
+			}
+		}
 		m.path, m.tarName, m.etag = next(le.Uint16(r[28:])), next(le.Uint16(r[30:])), next(le.Uint16(r[32:]))
 		if !yield(i, m) {
 			return

@@ -18,6 +18,7 @@ const (
 	summaryFormat  = "shoal-shards"
 	markerFormat   = "shoal-pack"
 	summaryVersion = 1
+	codedSummary   = 2 // of a set with coded members
 
 	// maxSummary bounds the size of a set's manifest: two million shards.
 	maxSummary = 256 << 20
@@ -35,6 +36,8 @@ type params struct {
 	Plan      string `json:"plan"`              // 32 hexadecimal digits; names which file lies in which shard
 	Source    string `json:"source"`            // what was packed, for people
 	Recoded   string `json:"recoded,omitempty"` // how the files were changed first: they are not the source's
+	Coding    string `json:"coding,omitempty"`  // "jpeg": some members are stored in another form, see codedVersion
+	Tables    string `json:"tables,omitempty"`  // that restore them, base64
 	Files     int    `json:"files"`
 	Bytes     int64  `json:"bytes"` // sum of the files' sizes
 }
@@ -63,9 +66,9 @@ func (p *params) check(format string) error {
 	switch {
 	case p.Format != format:
 		return corrupt("format %.40q, want %q", p.Format, format)
-	case p.Version > summaryVersion:
-		return fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, p.Version, summaryVersion)
-	case p.Version != summaryVersion:
+	case p.Version > codedSummary, p.Coding != "" && p.Coding != codingJPEG:
+		return fmt.Errorf("%w: format version %d, coding %.40q, but this version reads %d, %s", catalog.ErrNewerFormat, p.Version, p.Coding, codedSummary, codingJPEG)
+	case p.Version < summaryVersion, (p.Version == codedSummary) != (p.Coding != ""):
 		return corrupt("format version %d", p.Version)
 	case p.Files <= 0 || p.Bytes < 0 || p.ShardSize <= 0:
 		return corrupt("%d files of %d bytes in shards of %d", p.Files, p.Bytes, p.ShardSize)
@@ -123,7 +126,7 @@ func ParseSummary(data []byte) (*Summary, error) {
 			return nil, corrupt("the shards exceed 8 EiB")
 		}
 	}
-	if files != s.Files || s.Bytes > room {
+	if files != s.Files || s.Coding == "" && s.Bytes > room {
 		return nil, corrupt("shards hold %d files in %d bytes, want %d of %d bytes", files, room, s.Files, s.Bytes)
 	}
 	return s, nil
@@ -136,8 +139,8 @@ func checkVersion(data []byte) error {
 	if err := json.Unmarshal(data, &v); err != nil {
 		return corrupt("%v", err)
 	}
-	if v.Version > summaryVersion {
-		return fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v.Version, summaryVersion)
+	if v.Version > codedSummary {
+		return fmt.Errorf("%w: format version %d, but this version reads %d", catalog.ErrNewerFormat, v.Version, codedSummary)
 	}
 	return nil
 }

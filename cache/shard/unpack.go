@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/cache/objstore"
 )
 
 // Unpacked is the progress and the result of [Set.Unpack].
@@ -56,7 +58,7 @@ func (s *Set) Unpack(ctx context.Context, dir string, progress func(Unpacked)) (
 	if err := unix.Flock(int(top.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return Unpacked{}, fmt.Errorf("unpack: %s: another process unpacks here (let it finish): %w", dir, err)
 	}
-	u := &unpacker{Set: s, root: root, dir: dir, progress: progress, made: map[string]bool{}}
+	u := &unpacker{Set: s, objects: s.Objects(), root: root, dir: dir, progress: progress, made: map[string]bool{}}
 	u.buffers.New = func() any { return new([unpackPiece]byte) }
 	// An earlier run that was killed has left some.
 	if err = root.RemoveAll(unpackFolder); err == nil {
@@ -81,6 +83,7 @@ func (s *Set) Unpack(ctx context.Context, dir string, progress func(Unpacked)) (
 
 type unpacker struct {
 	*Set
+	objects  []objstore.Object
 	root     *os.Root
 	dir      string
 	progress func(Unpacked)
@@ -149,8 +152,8 @@ func (u *unpacker) restore(ctx context.Context, group []Member) error {
 	first, last := todo[0], todo[len(todo)-1]
 	whole := last.Off + last.Size - first.Off
 	if whole <= unpackPiece && len(todo) > 1 {
-		if err := u.r.ReadAt(ctx, u.Shards[first.Shard], buf[:whole], first.Off); err != nil {
-			return err
+		if err := u.r.ReadAt(ctx, u.objects[first.Shard], buf[:whole], first.Off); err != nil {
+			return fmt.Errorf("%s to %s: %w", first.Path, last.Path, err)
 		}
 		for _, m := range todo {
 			data := buf[m.Off-first.Off:][:m.Size]
@@ -162,7 +165,10 @@ func (u *unpacker) restore(ctx context.Context, group []Member) error {
 	}
 	for _, m := range todo {
 		err := u.write(m, func(off, n int64) ([]byte, error) {
-			return buf[:n], u.r.ReadAt(ctx, u.Shards[m.Shard], buf[:n], m.Off+off)
+			if err := u.r.ReadAt(ctx, u.objects[m.Shard], buf[:n], m.Off+off); err != nil {
+				return nil, fmt.Errorf("%s: %w", m.Path, err)
+			}
+			return buf[:n], nil
 		})
 		if err != nil {
 			return err

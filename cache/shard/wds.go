@@ -114,8 +114,8 @@ func probe(ctx context.Context, r objstore.Reader, o objstore.Object, ix *index)
 			name = m.tarName
 		}
 		var h *tar.Header
-		h, err = headerBefore(ctx, r, o, m.off, headerLen(name, m.size))
-		same = err == nil && h != nil && h.Name == name && h.Size == m.size && h.Typeflag == tar.TypeReg
+		h, err = headerBefore(ctx, r, o, m.off, headerLen(name, m.stored))
+		same = err == nil && h != nil && h.Name == name && h.Size == m.stored && h.Typeflag == tar.TypeReg
 		return same
 	})
 	return same, err

@@ -55,10 +55,14 @@ the others wait, and find it done.
 
 With --resize or --decode the pictures are made anew first: smaller, or as raw pixels that need no decoding. The
 set is then a dataset of its own, with another version, and says so in its manifest; what is no picture, or a
-broken one, stays as it is. The new files wait on this machine's disk, under --spool, until the set is complete.`,
+broken one, stays as it is. The new files wait on this machine's disk, under --spool, until the set is complete.
+
+With --recode JPEGs are stored in a form that is about a tenth smaller: tar lists them by their names, and mounts, feeds,
+the S3 endpoint and shoal unpack give the originals, under the version of SOURCE. Other programs cannot read them.`,
 		Example: `  shoal pack s3://photos/train s3://photos-packed/train
   shoal pack file:///data/train file:///data/train-shards --shard-size 128MiB --seed 7
   shoal pack s3://photos/train s3://photos-small/train --resize short=400 --quality 90
+  shoal pack s3://photos/train s3://photos-recoded/train --recode
   shoal pack s3://photos/train s3://photos-raw/train --resize short=400 --decode`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args) },
@@ -71,7 +75,8 @@ broken one, stays as it is. The new files wait on this machine's disk, under --s
 	f.StringVar(&o.re.resize, "resize", "", "resize larger pictures first: short=400 makes the shorter side 400 pixels")
 	f.IntVar(&o.re.Quality, "quality", 90, "JPEG quality of resized pictures, 1 to 100")
 	f.BoolVar(&o.re.Decode, "decode", false, "store pictures as raw pixels (npy): about nine times the size, no decoding")
-	f.StringVar(&o.re.spool, "spool", "", "folder for the temporary files of --resize and --decode (default: the system's)")
+	f.BoolVar(&o.re.store, "recode", false, "store JPEGs in a smaller form, from which every reader gets the originals")
+	f.StringVar(&o.re.spool, "spool", "", "folder for the temporary files of --resize, --decode and --recode (default: the system's)")
 	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON")
 	o.store.add(c)
 	o.store.addNear(c)
@@ -161,6 +166,7 @@ func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to s
 type recoding struct {
 	gpuingest.Recode
 	resize, spool string
+	store         bool // JPEGs recoded
 }
 
 func (r *recoding) check(quality bool) (err error) {
@@ -168,7 +174,9 @@ func (r *recoding) check(quality bool) (err error) {
 		return err
 	}
 	switch {
-	case !jpeg.Available && (r.Decode || r.Short > 0):
+	case r.store && r.Decode:
+		return errors.New("--recode is for JPEG, and --decode stores pixels: leave one out")
+	case !jpeg.Available && (r.Decode || r.Short > 0 || r.store):
 		return jpeg.ErrUnavailable
 	case r.Quality < 1 || r.Quality > 100:
 		return fmt.Errorf("--quality %d: give a number from 1 to 100", r.Quality)
@@ -281,18 +289,35 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 			}
 		}()
 	}
-	bar = localStep("packing")
+	res, err := packInto(ctx, m, src, objstore.Retry(dst, budget.Policy(dst)), where.Prefix, o, re)
+	if err != nil {
+		return res, "", cost, err
+	}
+	total := objstore.RequestsOf(base).Plus(objstore.RequestsOf(dst))
+	return res, m.Version(), engine.CostOf(total, fromStore.Store.Prices), nil
+}
+
+// packInto packs m, and recodes its files first if that is wanted.
+func packInto(ctx context.Context, m *catalog.Manifest, src objstore.Reader, dst shard.Destination, prefix string, o shard.PackOptions, re recoding) (res shard.Result, err error) {
+	if re.store {
+		stored, failed := storeCoded(ctx, src, m, re.spool, o.Connections)
+		if failed != nil {
+			return res, failed
+		}
+		src, o.Coded = stored, stored.coded()
+		defer stored.remove(&err)
+	}
+	bar := localStep("packing")
 	o.Progress = func(p shard.Progress) {
 		bar.Set(p.Files, p.TotalFiles, fmt.Sprintf("%s of %s, %d of %d shards", humanize.IBytes(uint64(p.Bytes)), humanize.IBytes(uint64(p.TotalBytes)), p.Shards, p.TotalShards))
 	}
-	res, err := shard.Pack(ctx, m, src, objstore.Retry(dst, budget.Policy(dst)), where.Prefix, o)
+	res, err = shard.Pack(ctx, m, src, dst, prefix, o)
 	if err != nil {
 		bar.Done("")
-		return res, "", cost, err
+		return res, err
 	}
 	bar.Done(human.Count(res.Shards, "shard"))
-	total := objstore.RequestsOf(base).Plus(objstore.RequestsOf(dst))
-	return res, m.Version(), engine.CostOf(total, fromStore.Store.Prices), nil
+	return res, nil
 }
 
 // mapped moves a manifest from the heap to a mapped file, so that its size does not count. The file is already unlinked:

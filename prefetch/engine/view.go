@@ -62,6 +62,7 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 		if e.shards != nil {
 			o.Store = e.shards.store
 		}
+		o.Store = shard.NewRestorer(o.Store, e.host.cfg.Coder)
 		v.groups = sync.OnceValue(func() order.Groups { return groupsOf(layout, v.samples) })
 	} else if e.shards != nil {
 		v.unpacked = e.shards.unused
@@ -218,7 +219,7 @@ func (e *Engine) listPacked(ctx context.Context, store objstore.Reader, source o
 			return nil, nil, fmt.Errorf("the shards' indexes give dataset version %.12s, and their manifest names %.12s (pack the dataset again)", m.Version(), set.Version)
 		}
 	}
-	layout, err := catalog.BuildLayout(m, set.Shards, p.places(m))
+	layout, err := catalog.BuildLayout(m, set.Objects(), p.places(m))
 	return m, layout, err
 }
 

@@ -1,0 +1,277 @@
+package shard
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"path"
+	"runtime"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// Coded members. A set may store some files in a shorter form, from which each comes back exactly. Its shards are shown
+// (Set.Objects) as if all members were stored as they are, with offsets to match; a [Restorer] reads from such an object
+// what is stored, and fills in the files. So everything above a store sees the files only.
+
+// Coded says how a pack stores the files: its source has what is stored.
+type Coded struct {
+	Tables []byte
+	Length func(file int) int64  // in the tar; that of the file, or less
+	Sum    func(file int) uint32 // CRC32C of the file, where Length is less
+}
+
+const (
+	codingJPEG = "jpeg"
+	// codedTag begins the ETag of an object of Set.Objects with coded members; the size and the ETag of the tar follow.
+	codedTag = "shoal-recoded:"
+)
+
+// Decoder restores coded files. Safe for concurrent use.
+type Decoder interface {
+	// Learn makes tables known to Decode.
+	Learn(tables []byte) (encode func(dst, file []byte) ([]byte, bool), err error)
+	Decode(dst, coded []byte) ([]byte, error)
+}
+
+// Objects returns the shards for a [Restorer].
+func (s *Set) Objects() []objstore.Object {
+	if s.summary == nil || s.summary.Coding == "" {
+		return s.Shards
+	}
+	out := make([]objstore.Object, len(s.Shards))
+	for i, o := range s.Shards {
+		if o.ETag != "" {
+			o.ETag = codedTag + strconv.FormatInt(o.Size, 10) + ":" + o.ETag
+		}
+		o.Size += s.Bytes // at least what the files would need
+		out[i] = o
+	}
+	return out
+}
+
+// Restorer is a store that restores the coded members of [Set.Objects]. All else it passes on.
+type Restorer struct {
+	objstore.Reader
+	decoder Decoder
+	turn    chan struct{}
+
+	mu      sync.Mutex
+	shards  map[string]*codedShard // by ETag of the object, and key
+	learned map[string]bool        // prefixes of sets
+}
+
+// NewRestorer returns a Restorer. decoder may be nil: then such sets cannot be read.
+func NewRestorer(r objstore.Reader, decoder Decoder) *Restorer {
+	return &Restorer{Reader: r, decoder: decoder, turn: make(chan struct{}, runtime.GOMAXPROCS(0)), shards: map[string]*codedShard{}, learned: map[string]bool{}}
+}
+
+// codedShard has the coded members of a shard, by offset.
+type codedShard struct {
+	mu     sync.Mutex
+	tar    objstore.Object // Key "": not loaded
+	coded  []codedMember
+	growth int64
+}
+
+type codedMember struct {
+	at, off      int64 // in the object, in the tar
+	size, stored int32
+	sum          uint32
+}
+
+// before returns how many coded members end at or before an offset in the object.
+func (t *codedShard) before(at int64) int {
+	return sort.Search(len(t.coded), func(i int) bool { return t.coded[i].at+int64(t.coded[i].size) > at })
+}
+
+// stored returns where an offset in the object lies in the tar. Inside a coded member, it is that of the member's
+// begin, or end; exact is false.
+func (t *codedShard) stored(at int64, end bool) (off int64, exact bool) {
+	i := t.before(at)
+	if i < len(t.coded) && t.coded[i].at < at {
+		c := t.coded[i]
+		if end {
+			return c.off + int64(c.stored), false
+		}
+		return c.off, false
+	}
+	if i == 0 {
+		return at, true
+	}
+	c := t.coded[i-1]
+	return at - (c.at + int64(c.size)) + c.off + int64(c.stored), true
+}
+
+// ReadAt implements objstore.Reader.
+func (r *Restorer) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	if !strings.HasPrefix(o.ETag, codedTag) || len(p) == 0 {
+		return r.Reader.ReadAt(ctx, o, p, off)
+	}
+	return r.ReadSpans(ctx, o, []objstore.Span{{Off: off, P: p}})
+}
+
+// ReadSpans implements [objstore.SpanReader]: what is stored is read into the ends of the spans, by one request, and
+// restored from there.
+func (r *Restorer) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
+	if !strings.HasPrefix(o.ETag, codedTag) {
+		return objstore.ReadSpans(ctx, r.Reader, o, spans)
+	}
+	if err := objstore.CheckSpans(o, spans); err != nil {
+		return err
+	}
+	t, err := r.shard(ctx, o)
+	if err != nil {
+		return err
+	}
+	below := make([]objstore.Span, len(spans))
+	for i, s := range spans {
+		lo, first := t.stored(s.Off, false)
+		hi, last := t.stored(s.Off+int64(len(s.P)), true)
+		switch {
+		case first && last:
+			below[i] = objstore.Span{Off: lo, P: s.P[int64(len(s.P))-(hi-lo):]}
+		case len(spans) > 1: // two may need the same member
+			for _, s := range spans {
+				if err := r.ReadSpans(ctx, o, []objstore.Span{s}); err != nil {
+					return err
+				}
+			}
+			return nil
+		default:
+			below[i] = objstore.Span{Off: lo, P: make([]byte, hi-lo)}
+		}
+	}
+	if err := objstore.ReadSpans(ctx, r.Reader, t.tar, below); err != nil {
+		return err
+	}
+	for i, s := range spans {
+		if err := r.fill(t, s, below[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fill restores a span from what is stored, which may be the end of the span's own bytes: nothing is written over what
+// is still to be read, since no member grows by being stored.
+func (r *Restorer) fill(t *codedShard, s, from objstore.Span) error {
+	at, end := s.Off, s.Off+int64(len(s.P))
+	plain := func(to int64) {
+		if to > at {
+			off, _ := t.stored(at, false)
+			copy(s.P[at-s.Off:to-s.Off], from.P[off-from.Off:])
+			at = to
+		}
+	}
+	for i := t.before(at); i < len(t.coded) && t.coded[i].at < end; i++ {
+		c := t.coded[i]
+		plain(c.at)
+		file, err := r.restore(c, from.P[c.off-from.Off:][:c.stored])
+		if err != nil {
+			return &objstore.Error{
+				Op: "restore", Key: t.tar.Key, Kind: objstore.KindInvalid, Err: fmt.Errorf("the recoded member at %d: %w", c.off, err),
+				Remedy: "restore the shard from a copy, or pack the source again into another place",
+			}
+		}
+		n := copy(s.P[at-s.Off:], file[at-c.at:])
+		at += int64(n)
+	}
+	plain(end)
+	return nil
+}
+
+// restore returns the file of a member.
+func (r *Restorer) restore(c codedMember, stored []byte) ([]byte, error) {
+	r.turn <- struct{}{}
+	defer func() { <-r.turn }()
+	file, err := r.decoder.Decode(make([]byte, 0, c.size), stored)
+	if err != nil {
+		return nil, err
+	}
+	if len(file) != int(c.size) || crc32.Checksum(file, castagnoli) != c.sum {
+		return nil, errors.New("what comes back is not the file")
+	}
+	return file, nil
+}
+
+// shard returns the coded members of an object.
+func (r *Restorer) shard(ctx context.Context, o objstore.Object) (*codedShard, error) {
+	name := o.ETag + " " + o.Key
+	r.mu.Lock()
+	t := r.shards[name]
+	if t == nil {
+		t = new(codedShard)
+		r.shards[name] = t
+	}
+	r.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.tar.Key != "" {
+		return t, nil
+	}
+	size, tag, _ := strings.Cut(strings.TrimPrefix(o.ETag, codedTag), ":")
+	n, err := strconv.ParseInt(size, 10, 64)
+	if err == nil {
+		err = r.learn(ctx, path.Dir(o.Key))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", o.Key, err)
+	}
+	data, err := readObject(ctx, r.Reader, o.Key+indexSuffix, maxIndex)
+	if err != nil {
+		return nil, err
+	}
+	ix, err := parseIndex(data)
+	if err == nil && (!ix.coded || ix.size != n) {
+		err = corrupt("it belongs to another tar than %s", o.Key)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("index %s: %w (restore it, or remove the set and pack again)", o.Key+indexSuffix, err)
+	}
+	ix.members(func(_ int, m indexMember) bool {
+		if m.stored < m.size {
+			t.coded = append(t.coded, codedMember{m.off + t.growth, m.off, int32(m.size), int32(m.stored), m.crc})
+			t.growth += m.size - m.stored
+		}
+		return true
+	})
+	t.tar = objstore.Object{Key: o.Key, ETag: tag, Size: n, ModTime: o.ModTime}
+	return t, nil
+}
+
+// learn makes the tables of the set in a folder known.
+func (r *Restorer) learn(ctx context.Context, folder string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.decoder == nil {
+		return errors.New("it has recoded JPEGs, and this process restores none (read it by a binary that was built with cgo)")
+	}
+	if r.learned[folder] {
+		return nil
+	}
+	key := strings.TrimPrefix(folder+"/"+SummaryName, "./")
+	data, err := readObject(ctx, r.Reader, key, maxSummary)
+	if err != nil {
+		return err
+	}
+	sum, err := ParseSummary(data)
+	var tables []byte
+	if err == nil {
+		tables, err = base64.StdEncoding.DecodeString(sum.Tables)
+	}
+	if err == nil {
+		_, err = r.decoder.Learn(tables)
+	}
+	if err != nil {
+		return fmt.Errorf("the tables in %s: %w (restore it, or pack the source again into another place)", key, err)
+	}
+	r.learned[folder] = true
+	return nil
+}
