@@ -118,25 +118,23 @@ func (n *node) empty(t *testing.T) {
 			flags = append(flags, flag, value)
 		}
 	}
-	var out string
+	var s struct {
+		Memory struct {
+			Used int64 `json:"ledger_used"`
+		}
+		Feed struct {
+			Open   int   `json:"open_sessions"`
+			Held   int64 `json:"held_bytes"`
+			Failed int64
+		}
+	}
 	defer func() {
 		if t.Failed() {
-			t.Log(out)
+			t.Logf("%+v", s)
 		}
 	}()
 	within(t, patience, "a server at "+n.addr+" has let go of all that was killed", func() bool {
-		var code int
-		out, _, code = shoal(t, []string{"SHOAL_FEED_TOKEN=" + n.security.Token}, flags...)
-		var s struct {
-			Memory struct {
-				Used int64 `json:"ledger_used"`
-			}
-			Feed struct {
-				Open   int   `json:"open_sessions"`
-				Held   int64 `json:"held_bytes"`
-				Failed int64
-			}
-		}
+		out, _, code := shoal(t, []string{"SHOAL_FEED_TOKEN=" + n.security.Token}, flags...)
 		if code == 0 {
 			if err := json.Unmarshal([]byte(out), &s); err != nil {
 				t.Fatal(err)
