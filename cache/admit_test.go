@@ -12,6 +12,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
@@ -284,7 +285,7 @@ func (h huge) ReadAt(_ context.Context, o objstore.Object, p []byte, off int64) 
 
 func TestHugeObject(t *testing.T) {
 	h := huge{o: objstore.Object{Key: "huge/object", Size: 5<<30 + 12345, ETag: "e"}}
-	m, err := catalog.Build(all([]objstore.Object{h.o}), catalog.BuildOptions{})
+	m, err := catalog.Build(objstoretest.Listing(h.o), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,8 @@ import (
 
 // foldCodec codes files whose second half repeats the first.
 type foldCodec struct {
-	broken           atomic.Bool // Decode fails
+	broken           atomic.Bool  // Decode fails
+	hold             sync.RWMutex // Decode waits while it is locked
 	encoded, decoded atomic.Int64
 	slow             time.Duration
 }
@@ -51,6 +52,8 @@ func (c *foldCodec) Decode(dst, coded []byte) ([]byte, error) {
 		return nil, errors.New("no tables")
 	}
 	c.decoded.Add(1)
+	c.hold.RLock()
+	defer c.hold.RUnlock()
 	half := int(binary.LittleEndian.Uint32(coded[4:])) / 2
 	body := coded[8:]
 	return append(append(append(dst, body[:half]...), body[:half]...), body[half:]...), nil
@@ -213,6 +216,7 @@ func TestRestoreOnce(t *testing.T) {
 			t.Fatal(n, err)
 		}
 	}
+	f.codec.hold.Lock()
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
@@ -222,6 +226,8 @@ func TestRestoreOnce(t *testing.T) {
 			}
 		})
 	}
+	eventually(t, "all wait for one restore", func() bool { return f.c.Stats().Joined == 7 })
+	f.codec.hold.Unlock()
 	all.Wait()
 	if n := f.codec.decoded.Load(); n != 2 {
 		t.Errorf("%d restores", n)

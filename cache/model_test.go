@@ -126,7 +126,7 @@ func (w *world) list(s *side) {
 			where[name] = place{o, 0}
 		}
 	}
-	m, err := catalog.Build(all(objects), catalog.BuildOptions{Prefix: s.name + "/"})
+	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{Prefix: s.name + "/"})
 	if err != nil {
 		w.t.Fatal(err)
 	}

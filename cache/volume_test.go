@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -87,7 +86,7 @@ func newFixture(t testing.TB, sizes ...int) *fixture {
 		objects = append(objects, f.mem.PutBytes(key, data))
 		content[key] = data
 	}
-	m, err := catalog.Build(all(objects), catalog.BuildOptions{})
+	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,16 +95,6 @@ func newFixture(t testing.TB, sizes ...int) *fixture {
 		f.bytes = append(f.bytes, content[m.Path(i)])
 	}
 	return f
-}
-
-func all(objects []objstore.Object) iter.Seq2[objstore.Object, error] {
-	return func(yield func(objstore.Object, error) bool) {
-		for _, o := range objects {
-			if !yield(o, nil) {
-				return
-			}
-		}
-	}
 }
 
 // volume adds the fixture to a cache.
@@ -307,7 +296,7 @@ func TestInherit(t *testing.T) {
 	}
 	objects[1] = f.mem.PutBytes(objects[1].Key, []byte("new"))
 	objects = append(objects, f.mem.PutBytes("b/added", []byte("added")))
-	m2, err := catalog.Build(all(objects), catalog.BuildOptions{})
+	m2, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

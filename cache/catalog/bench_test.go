@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 )
 
 // listing yields n objects in key order, ImageNet-shaped: 1,000 class folders.
@@ -35,13 +36,7 @@ func BenchmarkBuildMillion(b *testing.B) {
 		objs = append(objs, o)
 	}
 	for b.Loop() {
-		m, err := Build(func(yield func(objstore.Object, error) bool) {
-			for _, o := range objs {
-				if !yield(o, nil) {
-					return
-				}
-			}
-		}, BuildOptions{Prefix: "train/"})
+		m, err := Build(objstoretest.Listing(objs...), BuildOptions{Prefix: "train/"})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -24,6 +23,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
@@ -38,16 +38,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func seq(objs []objstore.Object) iter.Seq2[objstore.Object, error] {
-	return func(yield func(objstore.Object, error) bool) {
-		for _, o := range objs {
-			if !yield(o, nil) {
-				return
-			}
-		}
-	}
-}
-
 func build(t testing.TB, prefix string, paths ...string) *catalog.Manifest {
 	t.Helper()
 	var objs []objstore.Object
@@ -58,7 +48,7 @@ func build(t testing.TB, prefix string, paths ...string) *catalog.Manifest {
 		}
 		objs = append(objs, o)
 	}
-	m, err := catalog.Build(seq(objs), catalog.BuildOptions{Prefix: prefix})
+	m, err := catalog.Build(objstoretest.Listing(objs...), catalog.BuildOptions{Prefix: prefix})
 	if err != nil {
 		t.Fatal(err)
 	}

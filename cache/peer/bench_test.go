@@ -19,6 +19,7 @@ import (
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/lab/rig/certtest"
@@ -112,13 +113,7 @@ func benchStore(b *testing.B, srv *s3server.Server) (*s3.Store, *catalog.Manifes
 		}
 		objects = append(objects, objstore.Object{Key: key, Size: benchSize, ETag: info.ETag, ModTime: time.Now()})
 	}
-	m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
-		for _, o := range objects {
-			if !yield(o, nil) {
-				return
-			}
-		}
-	}, catalog.BuildOptions{})
+	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -150,13 +150,7 @@ func files(t testing.TB, sizes ...int) (store *slowly, m *catalog.Manifest, cont
 		by[key] = noise[977*i:][:n]
 		objects = append(objects, mem.PutBytes(key, by[key]))
 	}
-	m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
-		for _, o := range objects {
-			if !yield(o, nil) {
-				return
-			}
-		}
-	}, catalog.BuildOptions{})
+	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,16 +2,12 @@ package main
 
 import (
 	"slices"
-	"sync"
 
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
 // jpegCoder is the codec of the cache: it is engine.Coder.
 type jpegCoder struct{}
-
-// jpegTables are those that were learned, by ID.
-var jpegTables sync.Map
 
 func (jpegCoder) Train(files [][]byte) ([]byte, error) {
 	t, err := jpeg.TrainTables(slices.Values(files))
@@ -29,17 +25,10 @@ func (jpegCoder) Learn(tables []byte) (func(dst, file []byte) ([]byte, bool), er
 	if err != nil {
 		return nil, err
 	}
-	jpegTables.Store(t.ID(), t)
 	return func(dst, file []byte) ([]byte, bool) {
 		coded, err := t.Recode(dst, file)
 		return coded, err == nil
 	}, nil
 }
 
-func (jpegCoder) Decode(dst, coded []byte) ([]byte, error) {
-	t, ok := jpegTables.Load(jpeg.RecodedTables(coded))
-	if !ok {
-		return nil, jpeg.ErrNoTables
-	}
-	return t.(*jpeg.Tables).Restore(dst, coded)
-}
+func (jpegCoder) Decode(dst, coded []byte) ([]byte, error) { return jpeg.Restore(dst, coded) }

@@ -48,8 +48,8 @@ func TestHuge(t *testing.T) {
 	if !bytes.Equal(dst, bytes.Repeat([]byte{128}, len(dst))) {
 		t.Error("the crop is not grey")
 	}
-	for s := range len(scratches) {
-		c := <-scratches
+	for s := range len(scratches.idle) {
+		c := <-scratches.idle
 		if n := scratchBytes(c); n > 4<<20 {
 			t.Errorf("scratch %d holds %d bytes after a crop of 300 x 200", s, n)
 		}

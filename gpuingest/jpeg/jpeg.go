@@ -38,38 +38,54 @@ var haveSIMD = setSIMD(vnni)
 // setSIMD selects the resize loops, at most the given ones, and returns those in use. Not safe during calls.
 func setSIMD(most int) int { return int(C.sj_set_simd(C.int(most))) }
 
-// scratches keeps the C buffers between calls. It is a channel and not a sync.Pool: the garbage collector does not see
-// C memory, and a Pool would drop it without freeing it.
-var scratches = make(chan *C.sj_scratch, max(4, runtime.NumCPU()))
-
-// maxScratch is the most C memory in bytes that one idle scratch may keep.
-const maxScratch = 32 << 20
-
-func getScratch() (*C.sj_scratch, error) {
-	select {
-	case s := <-scratches:
-		return s, nil
-	default:
-	}
-	s := C.sj_new()
-	if s == nil {
-		return nil, errors.New("jpeg: out of memory")
-	}
-	return s, nil
+// pool keeps C memory between calls. It is a channel and not a sync.Pool: the garbage collector does not see C memory, and
+// a Pool would drop it without freeing it. P is a pointer to a C type.
+type pool[P any] struct {
+	idle  chan P
+	make  func() P // nil: out of memory
+	free  func(P)
+	bytes func(P) int
 }
 
-func scratchBytes(s *C.sj_scratch) int { return int(C.sj_bytes(s)) }
+// maxIdle is the most C memory in bytes that an idle object of a pool may keep.
+const maxIdle = 32 << 20
 
-func putScratch(s *C.sj_scratch) {
-	if scratchBytes(s) <= maxScratch {
+func newPool[P any](mk func() P, free func(P), bytes func(P) int) *pool[P] {
+	return &pool[P]{make(chan P, max(4, runtime.NumCPU())), mk, free, bytes}
+}
+
+func (p *pool[P]) get() P {
+	select {
+	case c := <-p.idle:
+		return c
+	default:
+		return p.make()
+	}
+}
+
+func (p *pool[P]) put(c P) {
+	if p.bytes(c) <= maxIdle {
 		select {
-		case scratches <- s:
+		case p.idle <- c:
 			return
 		default:
 		}
 	}
-	C.sj_free(s)
+	p.free(c)
 }
+
+var scratches = newPool(func() *C.sj_scratch { return C.sj_new() }, func(s *C.sj_scratch) { C.sj_free(s) }, scratchBytes)
+
+func getScratch() (*C.sj_scratch, error) {
+	if s := scratches.get(); s != nil {
+		return s, nil
+	}
+	return nil, errors.New("jpeg: out of memory")
+}
+
+func scratchBytes(s *C.sj_scratch) int { return int(C.sj_bytes(s)) }
+
+func putScratch(s *C.sj_scratch) { scratches.put(s) }
 
 // DecodeSized is Decode for a caller that has called Size already, usually to choose the box. src may be recoded; its
 // tables must be registered.

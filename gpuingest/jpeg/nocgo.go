@@ -38,6 +38,9 @@ func (t *Tables) ID() [8]byte { return [8]byte{} }
 func (t *Tables) Recode(dst, _ []byte) ([]byte, error) { return dst, ErrUnavailable }
 
 // Restore fails.
+func Restore(dst, _ []byte) ([]byte, error) { return dst, ErrUnavailable }
+
+// Restore fails.
 func (t *Tables) Restore(dst, _ []byte) ([]byte, error) { return dst, ErrUnavailable }
 
 // Register fails.

@@ -130,8 +130,17 @@ func (t *Tables) recode(dst, src []byte) ([]byte, error) {
 	return dst, ErrKeep
 }
 
-// Restore appends the original of a recoded file to dst. Errors wrap ErrCorrupt, or ErrNoTables if the file needs other
-// tables.
+// Restore appends the original of a recoded file to dst. Errors wrap ErrCorrupt, or ErrNoTables if its tables have not been
+// registered.
+func Restore(dst, rec []byte) ([]byte, error) {
+	t := registered(RecodedTables(rec))
+	if t == nil {
+		return dst, ErrNoTables
+	}
+	return t.Restore(dst, rec)
+}
+
+// Restore is the function Restore with these tables, registered or not.
 func (t *Tables) Restore(dst, rec []byte) ([]byte, error) {
 	if !IsRecoded(rec) {
 		return dst, fmt.Errorf("%w: not a recoded file", ErrCorrupt)
@@ -169,32 +178,16 @@ func appendOutput(dst []byte, c *C.sj_coder) []byte {
 
 var errCoderMemory = fmt.Errorf("jpeg: out of memory for recoding")
 
-// coders keeps coders between calls, like scratches.
-var coders = make(chan *C.sj_coder, max(4, runtime.NumCPU()))
+var coders = newPool(func() *C.sj_coder { return C.sj_coder_new() }, func(c *C.sj_coder) { C.sj_coder_free(c) }, func(c *C.sj_coder) int { return int(C.sj_coder_bytes(c)) })
 
 func getCoder() (*C.sj_coder, error) {
-	select {
-	case c := <-coders:
+	if c := coders.get(); c != nil {
 		return c, nil
-	default:
 	}
-	c := C.sj_coder_new()
-	if c == nil {
-		return nil, errCoderMemory
-	}
-	return c, nil
+	return nil, errCoderMemory
 }
 
-func putCoder(c *C.sj_coder) {
-	if C.sj_coder_bytes(c) <= maxScratch {
-		select {
-		case coders <- c:
-			return
-		default:
-		}
-	}
-	C.sj_coder_free(c)
-}
+func putCoder(c *C.sj_coder) { coders.put(c) }
 
 // maxTables bounds the registry: a set takes about 1 MiB.
 const maxTables = 256
@@ -204,7 +197,7 @@ var registry struct {
 	sets map[[8]byte]*Tables
 }
 
-// Register makes tables known to Decode and Size, for as long as the process lives. It may be called again with the same
+// Register makes tables known to Decode, Size and Restore, for as long as the process lives. It may be called again with the same
 // tables. It fails if there are too many.
 func Register(t *Tables) error {
 	registry.Lock()

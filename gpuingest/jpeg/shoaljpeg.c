@@ -16,6 +16,7 @@
 #include "sjown.h"
 #include "sjpixels.h"
 #include "sjrecode.h"
+#include "sjscan.h"
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
@@ -44,11 +45,6 @@ enum {
 	BLOCKS = 4  // most blocks of 4 taps that go by VNNI
 };
 
-typedef struct {
-	void *p;
-	size_t cap;
-} buffer;
-
 // The taps of one axis: output i reads n[i] source samples from first[i] on.
 // hilo holds, for each pair of taps, the high halves of both and the low halves of both.
 typedef struct {
@@ -58,7 +54,7 @@ typedef struct {
 	int32_t *k;    // out x taps
 	int16_t *hilo; // out x taps x 2
 	int lo, hi;    // source samples that any output reads: [lo, hi)
-	buffer mem;
+	sj_buf mem;
 	// For horizontal_vnni: 4 outputs share a window of 16 source samples for each 4 taps. at says where it begins;
 	// lanes holds, for each output, the places of the taps in the window, and the digits of their coefficients.
 	int blocks; // of 4 taps; 0: not for this axis
@@ -68,7 +64,7 @@ typedef struct {
 	// go by pairs of taps: their places, the high halves of their coefficients, the low halves.
 	uint32_t (*spread)[4][16];
 	uint32_t (*pairs)[3][8];
-	buffer wide;
+	sj_buf wide;
 } axis;
 
 struct sj_scratch {
@@ -87,7 +83,7 @@ struct sj_scratch {
 	int denom;          // it is decoded at 1/denom
 	int vertical_first;
 	int planes; // rows between the passes are three planes
-	buffer rows, mid, line, out;
+	sj_buf rows, mid, line, out;
 	struct jpeg_destination_mgr dest;
 	size_t written;
 	sj_pixels *pixels;
@@ -109,18 +105,6 @@ int sj_set_simd(int most) {
 }
 
 int sj_simd(void) { return simd; }
-
-static int reserve(buffer *b, size_t n) {
-	if (n <= b->cap) return 1;
-	free(b->p);
-	b->p = NULL;
-	b->cap = 0;
-	n += n / 4;
-	b->p = malloc(n);
-	if (!b->p) return 0;
-	b->cap = n;
-	return 1;
-}
 
 sj_scratch *sj_new(void) { return calloc(1, sizeof(sj_scratch)); }
 
@@ -187,7 +171,7 @@ static int axis_init(axis *a, int filter, span src, int out, int from, int to, i
 	size_t cells = (size_t)count * (size_t)taps;
 	// One block: taps as double (one row), first, n, k, hilo.
 	size_t need = sizeof(double) * (size_t)taps + (size_t)count * 2 * sizeof(int32_t) + cells * (sizeof(int32_t) + 2 * sizeof(int16_t));
-	if (!reserve(&a->mem, need)) return 0;
+	if (!sj_reserve(&a->mem, need)) return 0;
 	double *w = a->mem.p;
 	a->first = (int32_t *)(w + taps);
 	a->n = a->first + count;
@@ -264,7 +248,7 @@ static int widen(axis *a) {
 	int blocks = (most + 3) / 4;
 	if (blocks > BLOCKS) return 1;
 	size_t cells = (size_t)groups * (size_t)blocks, bytes = cells * (sizeof *a->lanes + sizeof *a->at);
-	if (!reserve(&a->wide, bytes)) return 0;
+	if (!sj_reserve(&a->wide, bytes)) return 0;
 	memset(a->wide.p, 0, bytes); // outputs beyond the last have no taps
 	a->lanes = a->wide.p;
 	a->at = (int32_t *)(a->lanes + cells);
@@ -292,7 +276,7 @@ static int widen(axis *a) {
 static int spread_pairs(axis *a, int pairs) {
 	int groups = (a->out + 15) / 16;
 	size_t cells = 2 * (size_t)groups * (size_t)pairs, bytes = cells * sizeof *a->pairs + 4 * (size_t)groups * sizeof *a->at;
-	if (!reserve(&a->wide, bytes)) return -1;
+	if (!sj_reserve(&a->wide, bytes)) return -1;
 	memset(a->wide.p, 0, bytes);
 	a->pairs = a->wide.p;
 	a->at = (int32_t *)(a->pairs + cells);
@@ -327,7 +311,7 @@ static int spread(axis *a) {
 	int blocks = (most + 3) / 4;
 	if (blocks > BLOCKS) return 0;
 	size_t cells = (size_t)groups * (size_t)blocks, bytes = cells * sizeof *a->spread + (size_t)groups * sizeof *a->at;
-	if (!reserve(&a->wide, bytes)) return -1;
+	if (!sj_reserve(&a->wide, bytes)) return -1;
 	memset(a->wide.p, 0, bytes); // outputs beyond the last have no taps
 	a->spread = a->wide.p;
 	a->at = (int32_t *)(a->spread + cells);
@@ -801,7 +785,7 @@ static int layout(sj_scratch *s, int planes) {
 	if (!s->planes && !widen(&s->x)) return 0;
 	size_t line = (size_t)q->win_w * 3 + SLACK;
 	if (s->vertical_first || s->planes) line += mid_stride(s);
-	return reserve(&s->mid, mid_stride(s) * (size_t)(s->y.hi - s->y.lo) + SLACK) && reserve(&s->line, line);
+	return sj_reserve(&s->mid, mid_stride(s) * (size_t)(s->y.hi - s->y.lo) + SLACK) && sj_reserve(&s->line, line);
 }
 
 // push takes rows [row, row+n) of the rows needed through the first pass, if that is the horizontal one.
@@ -872,7 +856,7 @@ int sj_resample(sj_scratch *s, const uint8_t *rgb, const uint8_t *table, uint8_t
 	if (!plan(s) || !layout(s, 0)) return SJ_MEMORY;
 	int w = s->x.hi - s->x.lo, rows = s->y.hi - s->y.lo;
 	size_t stride = (size_t)w * 4 + SLACK;
-	if (!reserve(&s->rows, stride * BATCH)) return SJ_MEMORY;
+	if (!sj_reserve(&s->rows, stride * BATCH)) return SJ_MEMORY;
 	memset(s->rows.p, 0, stride * BATCH);
 	for (int y = 0; y < rows; y += BATCH) {
 		const uint8_t *in[BATCH];
@@ -1009,7 +993,7 @@ static int own_rows(sj_scratch *s, const sj_source *from) {
 		plane = width + SJ_OWN_SLACK;
 		stride = 3 * plane;
 	}
-	if (!reserve(&s->rows, stride * BATCH)) return SJ_MEMORY;
+	if (!sj_reserve(&s->rows, stride * BATCH)) return SJ_MEMORY;
 	uint8_t *rows[BATCH];
 	const uint8_t *in[BATCH];
 	for (int i = 0; i < BATCH; i++) {
@@ -1084,7 +1068,7 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, const sj_source 
 		}
 	}
 	size_t stride = (size_t)width * 4 + SLACK;
-	if (!reserve(&s->rows, stride * BATCH)) fail((j_common_ptr)d, SJ_MEMORY);
+	if (!sj_reserve(&s->rows, stride * BATCH)) fail((j_common_ptr)d, SJ_MEMORY);
 	memset(s->rows.p, 0, stride * BATCH);
 	uint8_t *rows[BATCH];
 	const uint8_t *in[BATCH];
@@ -1233,7 +1217,7 @@ int sj_trial_decode(sj_scratch *s, const sj_trial *k, const uint8_t *table, uint
 // leaves by longjmp after it has grown.
 static void dest_init(j_compress_ptr c) {
 	sj_scratch *s = c->client_data;
-	if (!reserve(&s->out, 1 << 16)) fail((j_common_ptr)c, SJ_MEMORY);
+	if (!sj_reserve(&s->out, 1 << 16)) fail((j_common_ptr)c, SJ_MEMORY);
 	s->dest.next_output_byte = s->out.p;
 	s->dest.free_in_buffer = s->out.cap;
 }

@@ -61,7 +61,7 @@ type Volume interface {
 type Server struct {
 	key    string
 	volume Volume
-	opens  func(process unix.Ucred) // is told of each client
+	opens  func(process unix.Ucred) // called with each client's process
 
 	mu         sync.Mutex
 	generation uint64
@@ -69,7 +69,7 @@ type Server struct {
 	wg         sync.WaitGroup
 }
 
-// New returns a server for a mount of v. opens is told of the process of each client, before it can read.
+// New returns a server for a mount of v. opens is called with the process of each client, before it can read.
 func New(v Volume, opens func(process unix.Ucred)) *Server {
 	return &Server{key: rand.Text(), volume: v, opens: opens, clients: map[*client]struct{}{}}
 }

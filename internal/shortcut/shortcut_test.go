@@ -17,6 +17,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
 )
 
@@ -60,13 +61,7 @@ func start(t testing.TB, files int) (*volume, *Server, func() *net.UnixConn) {
 	for i := range files {
 		objects = append(objects, objstore.Object{Key: fmt.Sprintf("c/%04d.jpg", i), Size: int64(i + 1), ETag: "e"})
 	}
-	m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
-		for _, o := range objects {
-			if !yield(o, nil) {
-				return
-			}
-		}
-	}, catalog.BuildOptions{})
+	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ def open(path: Union[str, os.PathLike[str]], mode: str = "rb") -> IO[bytes]:
     """Opens a file below a Shoal mount for reading, as builtins.open(path, "rb") does, without FUSE if that is possible.
 
     Files of up to 4 MiB that lie on the mount's disk, not encrypted and not recoded, are read from the cache's segment, at a
-    fraction of what a file of the mount costs. The daemon is told what was opened, so prefetching goes on. All other
+    fraction of what a file of the mount costs. The opens are reported to the daemon, so prefetching goes on. All other
     files, and those that are in no mount, are opened as usual; so are all files for processes of another user than the daemon's.
 
     It has the bytes that the mount would give: after `shoal refresh` those of the new version. It can be used by any thread,

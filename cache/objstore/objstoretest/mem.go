@@ -228,6 +228,17 @@ func (m *Mem) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore
 	return nil
 }
 
+// Listing lists the objects, in the order given.
+func Listing(objects ...objstore.Object) iter.Seq2[objstore.Object, error] {
+	return func(yield func(objstore.Object, error) bool) {
+		for _, o := range objects {
+			if !yield(o, nil) {
+				return
+			}
+		}
+	}
+}
+
 // List implements [objstore.Reader]. It lists a snapshot from the start of the loop.
 func (m *Mem) List(ctx context.Context, prefix string) iter.Seq2[objstore.Object, error] {
 	return m.ListAfter(ctx, prefix, "")
