@@ -301,7 +301,10 @@ typedef struct {
 	uint64_t at; // bits from the container's begin
 } run;
 
-enum { WIDTH = 4 }; // lanes side by side
+enum {
+	WIDTH = 4,       // lanes side by side
+	FETCH_FROM = 100 // symbols of a lane for which its table is worth fetching
+};
 
 // Four bytes anywhere. Written as volatile: gcc would keep each store's value and address, to store again behind the loop.
 typedef uint32_t loose __attribute__((aligned(1), may_alias));
@@ -339,17 +342,26 @@ static inline __attribute__((always_inline)) void groups(run *l, int width, cons
 	}
 }
 
+// fetch has lane i's table on its way to the first cache, unless the lane before has the same. A picture uses some 25
+// tables of 16 KiB, each for a short time: without this, one look-up in three waits for the second cache or the third.
+static inline __attribute__((always_inline)) void fetch(const run *q, size_t i, size_t n) {
+	if (i >= n || q[i].end - q[i].out < FETCH_FROM || (i > 0 && q[i].look == q[i - 1].look)) return;
+	for (int at = 0; at < 1 << BITS; at += 16) __builtin_prefetch(q[i].look + at);
+}
+
 // decode runs all lanes of a queue.
 static inline __attribute__((always_inline)) void decode_body(const sj_recoded *r, run *q, size_t n) {
 	uint64_t last = r->n - 8; // the last place that 8 bytes can be loaded from
 	run l[WIDTH];
 	size_t next = 0;
 	int width = 0;
+	for (size_t i = 0; i < WIDTH; i++) fetch(q, i, n);
 	for (;;) {
 		for (int i = 0; i < width; i++) {
 			if (l[i].out >= l[i].end) l[i--] = l[--width];
 		}
 		for (; width < WIDTH && next < n; next++) {
+			fetch(q, next + WIDTH, n);
 			if (q[next].out < q[next].end) l[width++] = q[next];
 		}
 		switch (width) {
