@@ -239,6 +239,35 @@ func TestRestoreOnce(t *testing.T) {
 	release()
 }
 
+// A recoder that has found nothing does not look at the extents again before something has changed on the disk.
+func TestRecodeIdle(t *testing.T) {
+	f := newCoded(t, 20, 60<<10)
+	f.fill()
+	r := f.v.NewRecoder(1, nil)
+	for r.Next(t.Context()) || r.growing != 0 || len(r.queue) > 0 {
+	}
+	again := func() bool {
+		for i := range r.tried {
+			r.tried[i].Store(0) // so that a look finds something
+		}
+		return r.Next(t.Context()) || r.growing != 0
+	}
+	if again() {
+		t.Error("looked again")
+	}
+	f.put(3, 70<<10)
+	f.list()
+	old := f.v
+	f.v = f.volume()
+	f.v.Inherit(old)
+	old.Retire()
+	r.v = f.v
+	f.fill()
+	if !again() {
+		t.Error("did not look again")
+	}
+}
+
 // What cannot be restored is fetched again, and kept as it came.
 func TestRestoreFails(t *testing.T) {
 	f := newCoded(t, 10, 60<<10)

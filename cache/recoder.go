@@ -22,9 +22,10 @@ type Recoder struct {
 	threads int
 	rest    func(worked time.Duration)
 
-	tried    []atomic.Uint32 // a bit an extent: it has no coded form
-	growing  uint32          // the segment in use, when it was last looked at
-	growingN int64           // its bytes then
+	tried   []atomic.Uint32       // a bit an extent: it has no coded form
+	counted []segment.SegmentInfo // all segments, when the codable bytes of each were last counted
+	queue   []uint32              // those of which much was codable
+	growing uint32                // and the one in use then, if it is such
 }
 
 // NewRecoder returns a recoder that encodes on so many threads at once. rest, unless nil, is called by each after some work,
@@ -139,39 +140,48 @@ func (r *Recoder) codable(e uint32) bool {
 
 // choose returns the segment to be recoded next, which takes no more appends.
 func (r *Recoder) choose(ctx context.Context, d *disk) (id uint32, ok bool) {
-	bytes := map[uint32]int64{}
-	for e := range r.v.locs {
-		if r.codable(uint32(e)) {
-			loc, n, _ := r.v.record(uint32(e), r.v.fileOf(uint32(e)), 0)
-			bytes[loc.Segment()] += loc.Bytes(n)
-		}
+	if len(r.queue) == 0 {
+		r.count(ctx, d)
 	}
-	if len(bytes) == 0 || ctx.Err() != nil {
+	if len(r.queue) == 0 {
 		return 0, false
 	}
-	var growing, found uint32
-	var size int64
-	ended := r.run(ctx, d, func() {
-		for _, s := range d.store.Segments() {
-			if float64(bytes[s.ID]) < leastCodable*float64(s.Live) || bytes[s.ID] == 0 {
-				continue
-			}
-			if s.Active {
-				if growing, size = s.ID, s.Bytes; found == 0 && (r.growing != s.ID || r.growingN != s.Bytes) {
-					continue
-				}
-				d.store.Retire(s.ID) // coded records are to lie by themselves
-			}
-			if found == 0 {
-				found = s.ID
+	id, r.queue = r.queue[0], r.queue[1:]
+	return id, true
+}
+
+// count queues all segments of which much is codable: one look at every extent for all of them. The one in use takes no
+// more appends then, as coded records are to lie by themselves; if it is the only one, it is left until nothing has
+// changed between two looks. Nothing is counted while the segments stay as they were.
+func (r *Recoder) count(ctx context.Context, d *disk) {
+	segments := d.store.Segments()
+	if !slices.Equal(segments, r.counted) {
+		start := time.Now()
+		bytes := map[uint32]int64{}
+		for e := range r.v.locs {
+			if r.codable(uint32(e)) {
+				loc, n, _ := r.v.record(uint32(e), r.v.fileOf(uint32(e)), 0)
+				bytes[loc.Segment()] += loc.Bytes(n)
 			}
 		}
-	})
-	if !ended {
-		return 0, false
+		r.counted, r.growing = segments, 0
+		for _, s := range segments {
+			switch n := bytes[s.ID]; {
+			case n == 0 || float64(n) < leastCodable*float64(s.Live):
+			case s.Active:
+				r.growing = s.ID
+			default:
+				r.queue = append(r.queue, s.ID)
+			}
+		}
+		r.rest(time.Since(start))
+		if len(r.queue) == 0 {
+			return
+		}
 	}
-	r.growing, r.growingN = growing, size
-	return found, found != 0
+	if id := r.growing; id != 0 && r.run(ctx, d, func() { d.store.Retire(id) }) {
+		r.growing, r.queue = 0, append(r.queue, id)
+	}
 }
 
 // recode encodes one file, and puts it in the place of its plain record. It reports whether it did.
