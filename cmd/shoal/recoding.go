@@ -32,3 +32,5 @@ func (jpegCoder) Learn(tables []byte) (func(dst, file []byte) ([]byte, bool), er
 }
 
 func (jpegCoder) Decode(dst, coded []byte) ([]byte, error) { return jpeg.Restore(dst, coded) }
+
+func (jpegCoder) Form(coded []byte) [8]byte { return jpeg.RecodedTables(coded) }

@@ -25,6 +25,8 @@ type Coder interface {
 	// Learn makes tables known to Decode, and returns what encodes by them.
 	Learn(tables []byte) (encode func(dst, file []byte) ([]byte, bool), err error)
 	Decode(dst, coded []byte) ([]byte, error)
+	// Form names the tables by which a file was encoded.
+	Form(coded []byte) [8]byte
 }
 
 const (
@@ -56,6 +58,9 @@ func (r *recoding) Encode(dst, file []byte) ([]byte, bool) {
 
 // Decode implements cache.Codec.
 func (r *recoding) Decode(dst, coded []byte) ([]byte, error) { return r.coder.Decode(dst, coded) }
+
+// Form implements cache.Codec.
+func (r *recoding) Form(coded []byte) [8]byte { return r.coder.Form(coded) }
 
 // codec returns the codec of the dataset's volumes, nil if the host has none.
 func (e *Engine) codec() cache.Codec {
