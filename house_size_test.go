@@ -24,7 +24,7 @@ var budget = map[string]int{
 	"fusefs/uring":    1_290,
 	"cache":           31_830,
 	"prefetch":        10_000,
-	"prefetch/engine": 6_040,
+	"prefetch/engine": 6_110,
 	"loader":          6_660,
 	"s3api":           1_980,
 	"gpuingest":       15_000,

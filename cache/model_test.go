@@ -340,7 +340,9 @@ func (w *world) steps() map[string]func(*rapid.T) {
 			}
 			r := s.v.NewRecoder(rapid.IntRange(1, 3).Draw(w.t, "threads"), nil)
 			for range 3 {
-				r.Next(context.Background())
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second) // the disk may hang
+				r.Next(ctx)
+				cancel()
 			}
 			for i := range s.want {
 				w.sampleCoded(s, i)
