@@ -10,6 +10,7 @@ import (
 // write. The last Release frees the memory and its reservation.
 type Buffer struct {
 	data   []byte
+	coded  int // length of data if that is the coded form of a file, in the memory of the whole file; 0: as it came
 	refs   atomic.Int32
 	size   int64 // what the ledger was asked for
 	class  Class

@@ -222,9 +222,15 @@ func (c *Cache) relieve() {
 	}
 }
 
-// get returns an extent in memory, of which the caller reads n bytes, with a reference for the caller; or nil.
-func (c *Cache) get(k extentKey, n int) *Buffer {
-	b, freed := c.ring.get(k, n)
+// get returns an extent in memory, of which the caller reads n bytes, with a reference for the caller; or nil, also if the
+// ring has its coded form.
+func (c *Cache) get(k extentKey, n int) *Buffer { return c.take(k, n, false) }
+
+// getCoded is get of the coded form.
+func (c *Cache) getCoded(k extentKey, n int) *Buffer { return c.take(k, n, true) }
+
+func (c *Cache) take(k extentKey, n int, coded bool) *Buffer {
+	b, freed := c.ring.get(k, n, coded)
 	if freed {
 		c.relieve()
 		c.notifyFreed() // a prefetch may take spent bytes

@@ -14,8 +14,10 @@ import (
 //
 //   - On disk a coded record has offset 0 and is shorter than its file, which no plain record is. A volume marks its place
 //     (codedMark) and notes its length; so readers see place and form at once. A restart adopts coded records as others.
-//   - Nobody gets coded bytes but from SampleCoded. For everybody else a flight reads the record and restores the file into
-//     memory, where it stays as one that was fetched: all who wait share it, and who reads in pieces restores once.
+//   - Nobody gets coded bytes but from SampleCoded, and peers that can decode them. For everybody else a flight restores the
+//     file into memory, where it stays as one that was fetched: all who wait share it, and who reads in pieces restores once.
+//   - A flight that nobody waits for who would restore takes the coded form from a peer (Want.Coded). It lies in the ring in
+//     the place and the memory of the file, goes to disk as it is, and makes room for the file once that is restored from it.
 //   - A record that cannot be restored is forgotten and fetched again, like a corrupt one.
 //   - The recoder appends the coded record, then moves the places, then frees the plain one, on the writer's goroutine. So
 //     at any moment each place is of a whole record; if a crash leaves both, the coded one is adopted.
@@ -28,6 +30,8 @@ type Codec interface {
 	Encode(dst, file []byte) ([]byte, bool)
 	// Decode appends the file to dst.
 	Decode(dst, coded []byte) ([]byte, error)
+	// Form names what Decode needs to know for this coded form.
+	Form(coded []byte) [8]byte
 }
 
 // codedMark is set in a Volume's places of coded records.
@@ -91,8 +95,14 @@ func (v *Volume) codedLength(file, x, length int) int {
 	return length
 }
 
-// restores returns the length of the record from which a reader's flight would restore the extent; 0 if it would not.
+// restores returns the length of the coded form from which a reader's flight would restore the extent; 0 if it would not.
 func (v *Volume) restores(e uint32) int {
+	if v.codec == nil {
+		return 0
+	}
+	if n := v.c.ring.coded(v.key(e)); n > 0 {
+		return n
+	}
 	if v.loc(e)&codedMark == 0 || v.ds.readable() == nil {
 		return 0
 	}
@@ -107,14 +117,22 @@ func restoring(n, coded int) int64 {
 	return footprint(n) + footprint(coded)
 }
 
-// restore fills p with the file of a flight that restores, and gives the memory for the record back. It returns false if
-// the file is to be fetched.
+// restore fills p with the file of a flight that restores, and gives the memory for the coded form back. It returns false
+// if the file is to be fetched.
 func (v *Volume) restore(fl *flight, file int, e uint32, p []byte) bool {
 	if fl.coded == 0 {
 		return false
 	}
 	b := newBuffer(v.c.ledger, fl.coded, fl.class)
 	defer b.Release()
+	if staged := v.c.getCoded(v.key(e), 0); staged != nil {
+		defer staged.Release()
+		err := v.decode(p, staged.data)
+		if err != nil {
+			v.c.log.Warn("a file from another node cannot be restored; it is fetched again", "path", v.m.Path(file), "cause", err)
+		}
+		return err == nil
+	}
 	loc, n, coded := v.record(e, file, 0)
 	d := v.ds.readable()
 	if !coded || n != fl.coded || d == nil {
@@ -124,54 +142,86 @@ func (v *Volume) restore(fl *flight, file int, e uint32, p []byte) bool {
 		if err := d.read(v.ds.ctx, loc, n, b.data, 0); err != nil {
 			return err
 		}
-		v.c.restoring <- struct{}{}
-		defer func() { <-v.c.restoring }()
-		start := time.Now()
-		got, err := v.codec.Decode(p[:0], b.data)
-		if err == nil && len(got) != len(p) {
-			err = fmt.Errorf("%d bytes were restored of %d", len(got), len(p))
-		}
-		if err != nil {
-			return fmt.Errorf("%w coded form: %w", segment.ErrCorrupt, err)
-		}
-		if &got[0] != &p[0] {
-			copy(p, got)
-		}
-		v.ds.count.restored.Add(1)
-		v.ds.count.restoreNanos.Add(int64(time.Since(start)))
-		return nil
+		return v.decode(p, b.data)
 	})
 	return ok
 }
 
-// SampleCoded is Sample for a reader that knows the codec: it gets the coded form of a file that is kept so.
+// decode fills p with a file.
+func (v *Volume) decode(p, coded []byte) error {
+	v.c.restoring <- struct{}{}
+	defer func() { <-v.c.restoring }()
+	start := time.Now()
+	got, err := v.codec.Decode(p[:0], coded)
+	if err == nil && len(got) != len(p) {
+		err = fmt.Errorf("%d bytes were restored of %d", len(got), len(p))
+	}
+	if err != nil {
+		return fmt.Errorf("%w coded form: %w", segment.ErrCorrupt, err)
+	}
+	if &got[0] != &p[0] {
+		copy(p, got)
+	}
+	v.ds.count.restored.Add(1)
+	v.ds.count.restoreNanos.Add(int64(time.Since(start)))
+	return nil
+}
+
+// SampleCoded is Sample for a reader that knows the codec: it gets the coded form of a file that is here so.
 func (v *Volume) SampleCoded(ctx context.Context, file int) (data []byte, release func(), err error) {
-	if v.Extents(file) == 1 {
-		b, err := v.sampleCoded(ctx, file, v.extent(file, 0))
+	if v.codec == nil || v.Extents(file) != 1 {
+		return v.Sample(ctx, file)
+	}
+	e, size := v.extent(file, 0), int(v.m.Size(file))
+	for {
+		b, err := v.sampleCoded(ctx, file, e)
+		if b == nil && err == nil {
+			if v.onDisk(e) && !v.c.ring.has(v.key(e)) {
+				return v.Sample(ctx, file)
+			}
+			b, err = v.acquire(ctx, file, 0, size, true)
+		}
 		if err != nil {
 			return nil, nil, err
 		}
 		if b != nil {
-			v.ds.count.keepHits.Add(1)
-			v.ds.count.keptBytes.Add(int64(len(b.data)))
 			v.ds.count.readBytes.Add(int64(len(b.data)))
 			return b.Bytes(), b.Release, nil
 		}
+		// It was kept in the meantime.
 	}
-	return v.Sample(ctx, file)
 }
 
-// sampleCoded returns the coded record of a file, nil if it has none.
+// sampleCoded returns the coded form of a file that is in the ring or on disk, nil if it is not.
 func (v *Volume) sampleCoded(ctx context.Context, file int, e uint32) (*Buffer, error) {
+	if b := v.c.getCoded(v.key(e), int(v.m.Size(file))); b != nil {
+		v.ds.count.ringHits.Add(1)
+		return b, nil
+	}
+	b, err := v.readCoded(ctx, file, e, func(n int) (*Buffer, error) {
+		if err := v.c.reserve(ctx, footprint(n), ForPrefetch); err != nil { // as Sample
+			return nil, err
+		}
+		return newBuffer(v.c.ledger, n, ForPrefetch), nil
+	})
+	if b != nil {
+		v.ds.count.keepHits.Add(1)
+		v.ds.count.keptBytes.Add(int64(len(b.data)))
+	}
+	return b, err
+}
+
+// readCoded returns the coded record of a file, in a buffer from take; nil if it has none, or take returns none.
+func (v *Volume) readCoded(ctx context.Context, file int, e uint32, take func(n int) (*Buffer, error)) (*Buffer, error) {
 	loc, n, coded := v.record(e, file, 0)
 	d := v.ds.readable()
 	if !coded || d == nil {
 		return nil, nil
 	}
-	if err := v.c.reserve(ctx, footprint(n), ForPrefetch); err != nil { // as Sample
+	b, err := take(n)
+	if b == nil {
 		return nil, err
 	}
-	b := newBuffer(v.c.ledger, n, ForPrefetch)
 	ok, err := v.readRecord(ctx, d, file, e, loc, func() error { return d.read(ctx, loc, n, b.data, 0) })
 	if !ok {
 		b.Release()

@@ -59,6 +59,8 @@ func (c *foldCodec) Decode(dst, coded []byte) ([]byte, error) {
 	return append(append(append(dst, body[:half]...), body[:half]...), body[half:]...), nil
 }
 
+func (c *foldCodec) Form([]byte) [8]byte { return [8]byte([]byte("fold-one")) }
+
 // codedFixture is a dataset of files of which all but every fifth fold.
 type codedFixture struct {
 	t     *testing.T
@@ -370,4 +372,257 @@ func TestRecodeBesideReaders(t *testing.T) {
 			}
 		})
 	}
+}
+
+// foldedPeer is another node that has all files, and those that fold coded only.
+type foldedPeer struct {
+	want         [][]byte
+	gate         chan struct{} // Read waits for it; nil: it does not
+	asked        atomic.Int64  // wants
+	coded, plain atomic.Int64  // bytes given
+}
+
+func (p *foldedPeer) Asks(int, int) bool { return true }
+
+func (p *foldedPeer) Read(_ context.Context, wants []Want, _ bool) []Want {
+	p.asked.Add(int64(len(wants)))
+	if p.gate != nil {
+		<-p.gate
+	}
+	for _, w := range wants {
+		file := p.want[w.File]
+		if coded, ok := new(foldCodec).Encode(nil, file); ok && w.Coded != nil {
+			*w.Coded = copy(w.P, coded)
+			p.coded.Add(int64(len(coded)))
+		} else {
+			p.plain.Add(int64(copy(w.P, file[w.Off:])))
+		}
+	}
+	return nil
+}
+
+func (f *codedFixture) checkPieces(v *Volume, i int) {
+	f.t.Helper()
+	p := make([]byte, 16<<10)
+	for off := 0; off < len(f.want[i]); off += len(p) {
+		if n, err := v.ReadAt(context.Background(), i, p, int64(off)); err != nil || !bytes.Equal(p[:n], f.want[i][off:][:n]) {
+			f.t.Fatalf("file %d at %d: %d bytes, %v", i, off, n, err)
+		}
+	}
+	if err := v.ds.settle(context.Background()); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// What comes coded from a peer is kept so, also over a restart, and read by all.
+func TestCodedFromPeer(t *testing.T) {
+	f := newCoded(t, 20, 60<<10)
+	p := &foldedPeer{want: f.want}
+	f.v.SetPeers(p)
+	for i := range f.want {
+		data, release, err := f.v.SampleCoded(t.Context(), i)
+		if err != nil || isFolded(data) != (i%5 != 4) {
+			t.Fatalf("file %d: coded %v, %v", i, isFolded(data), err)
+		}
+		release()
+	}
+	settled(t, f.c)
+	s := f.v.Stats()
+	if s.Coded != 16 || s.Kept != 20 || s.Restored != 0 || s.PeerBytes != p.coded.Load()+p.plain.Load() || f.gets() != 0 || s.Misses != 20 || s.Reads != 20 {
+		t.Errorf("%+v, %d requests", s, f.gets())
+	}
+	if n, _ := f.c.ring.used(); n > 0 {
+		t.Errorf("%d left in memory", n)
+	}
+	for _, form := range []string{"fold-one", "fold-two"} {
+		data, release, ok := f.v.ServeCoded(t.Context(), 0, 0, len(f.want[0]), [8]byte([]byte(form)))
+		if ok != (form == "fold-one") || ok && !isFolded(data) {
+			t.Errorf("%s: %v", form, ok)
+		}
+		if ok {
+			release()
+		}
+	}
+	if _, _, ok := f.v.ServeCoded(t.Context(), 0, 1, len(f.want[0])-1, [8]byte([]byte("fold-one"))); ok {
+		t.Error("a part was served")
+	}
+	f.reopen()
+	f.readAll(f.v)
+	if s := f.v.Stats(); s.Coded != 16 || s.Restored != 16 || f.gets() != 0 {
+		t.Errorf("after a restart: %+v, %d requests", s, f.gets())
+	}
+}
+
+// A coded form in memory is restored once for all who read the file, and stays on the account that it was fetched for.
+func TestCodedInMemory(t *testing.T) {
+	f := newCoded(t, 10, 60<<10)
+	c := New(Options{Memory: 16 << 20, Logger: quiet})
+	defer closeCache(t, c)
+	p := &foldedPeer{want: f.want}
+	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{9}, Store: f.gate, Codec: &f.codec, Peers: p})
+	a := c.NewAccount(1)
+	var all sync.WaitGroup
+	all.Add(len(f.want))
+	landed := func(int, error) { all.Done() }
+	for i := range 5 {
+		if out := v.Prefetch(a, i, 0, time.Time{}, landed); out != Started {
+			t.Fatal(out)
+		}
+	}
+	if n, _ := v.PrefetchGroup(a, []int{5}, time.Time{}, landed); n != 1 {
+		t.Fatal(n)
+	}
+	for i := 6; i < 10; i++ {
+		v.Prefetch(a, i, 0, time.Time{}, landed)
+	}
+	all.Wait()
+	held := a.Held()
+	for i := range f.want {
+		if i%2 == 0 {
+			f.checkPieces(v, i)
+		}
+		data, release, err := v.SampleCoded(t.Context(), i)
+		if err != nil || isFolded(data) != (i%2 == 1 && i%5 != 4) {
+			t.Errorf("file %d: coded %v, %v", i, isFolded(data), err)
+		}
+		release()
+	}
+	if s := v.Stats(); s.Restored != 4 || a.Held() != held || s.PeerBytes != p.coded.Load()+p.plain.Load() {
+		t.Errorf("%d on the account of %d, %+v", a.Held(), held, s)
+	}
+	// What cannot be restored is fetched as it came.
+	f.codec.broken.Store(true)
+	f.checkPieces(v, 1)
+	data, release, err := v.SampleCoded(t.Context(), 1)
+	if err != nil || !bytes.Equal(data, f.want[1]) {
+		t.Error(err)
+	}
+	release()
+	f.codec.broken.Store(false)
+	for i := range f.want {
+		v.Spend(i)
+	}
+	if a.Held() != 0 {
+		t.Errorf("%d left on the account", a.Held())
+	}
+	c.CloseAccount(a)
+	// A reader who wants the file as it came does not ask for another form.
+	v.c.ring.drop(nil)
+	plain := p.plain.Load()
+	f.checkPieces(v, 2)
+	if n := p.plain.Load() - plain; n != int64(len(f.want[2])) {
+		t.Errorf("%d bytes as they came", n)
+	}
+}
+
+// Who joins a flight that brings a coded form gets the file, or the coded form, as it asks.
+func TestJoinCoded(t *testing.T) {
+	f := newCoded(t, 4, 60<<10)
+	p := &foldedPeer{want: f.want, gate: make(chan struct{})}
+	f.v.SetPeers(p)
+	landed := make(chan error, 1)
+	f.v.Prefetch(nil, 0, 0, time.Time{}, func(_ int, err error) { landed <- err })
+	eventually(t, "the peer is asked", func() bool { return p.asked.Load() == 1 })
+	var all sync.WaitGroup
+	for k := range 8 {
+		all.Go(func() {
+			read := f.v.Sample
+			if k%2 == 0 {
+				read = f.v.SampleCoded
+			}
+			data, release, err := read(t.Context(), 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer release()
+			if isFolded(data) != (k%2 == 0) || k%2 == 1 && !bytes.Equal(data, f.want[0]) {
+				t.Errorf("reader %d: coded %v", k, isFolded(data))
+			}
+		})
+	}
+	eventually(t, "all wait", func() bool { return f.c.Stats().Joined == 8 })
+	close(p.gate)
+	all.Wait()
+	if err := <-landed; err != nil || f.codec.decoded.Load() > 4 || p.asked.Load() != 1 { // what all who wait have read is not kept for others
+		t.Errorf("%d restores, %d asked, %v", f.codec.decoded.Load(), p.asked.Load(), err)
+	}
+	f.v.Spend(0)
+	if err := f.v.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s := f.v.Stats(); s.Kept != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Readers of all kinds, prefetches and other nodes, with little memory, while coded forms come from a peer.
+func TestCodedPeersBesideReaders(t *testing.T) {
+	f := newCoded(t, 60, 50<<10)
+	c := newPatient(Options{Memory: 2 << 20, Disk: 3 << 20, Logger: quiet})
+	p := &foldedPeer{want: f.want}
+	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{9}, Store: f.gate, Codec: &f.codec, Peers: p})
+	if err := v.OpenDisk(t.TempDir(), f.o); err != nil {
+		t.Fatal(err)
+	}
+	a := c.NewAccount(1)
+	check := func(i int, data []byte) {
+		if isFolded(data) {
+			data, _ = new(foldCodec).Decode(nil, data)
+		}
+		if !bytes.Equal(data, f.want[i]) {
+			t.Errorf("file %d differs", i)
+		}
+	}
+	var all sync.WaitGroup
+	for k := range 6 {
+		all.Go(func() {
+			for round := range 150 {
+				i := (round*7 + k*11) % len(f.want)
+				data, release, err, ok := []byte(nil), func() {}, error(nil), true
+				switch (k + round) % 6 {
+				case 0:
+					data, release, err = v.Sample(context.Background(), i)
+				case 1:
+					data, release, ok = v.ServeCoded(context.Background(), i, 0, len(f.want[i]), [8]byte([]byte("fold-one")))
+				case 2:
+					data, release, err = v.Serve(context.Background(), i, 0, len(f.want[i]), time.Time{}, false)
+					ok = !errors.Is(err, ErrBusy) && !errors.Is(err, ErrNotHeld)
+				case 3:
+					v.Prefetch(a, i, 0, time.Time{}, nil)
+					ok = false
+				case 4:
+					v.Hand(a, i)
+					ok = false
+				default:
+					data, release, err = v.SampleCoded(context.Background(), i)
+				}
+				if !ok {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				check(i, data)
+				release()
+				v.Spend(i)
+			}
+		})
+	}
+	all.Wait()
+	if err := v.Flush(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for i := range f.want {
+		v.Spend(i)
+	}
+	eventually(t, "all flights have landed", func() bool { v.mu.Lock(); defer v.mu.Unlock(); return len(v.flights) == 0 })
+	for i := range f.want {
+		v.Spend(i)
+	}
+	if s := v.Stats(); a.Held() != 0 || s.Coded == 0 || s.Corrupt != 0 {
+		t.Errorf("%d on the account, %+v", a.Held(), s)
+	}
+	closeCache(t, c)
 }

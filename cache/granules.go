@@ -112,7 +112,7 @@ func (v *Volume) keeps(file, x int) bool {
 func (v *Volume) look(e uint32, lo, hi, to int) (want, missing []piece) {
 	for g := lo; g < to; g++ {
 		q := piece{extentKey: extentKey{v, e, uint8(g + 1)}}
-		b, _ := v.c.ring.get(q.extentKey, 0)
+		b, _ := v.c.ring.get(q.extentKey, 0, false)
 		if b == nil && v.pieces[q.extentKey] == nil {
 			missing = append(missing, q)
 		}
@@ -192,7 +192,7 @@ func (v *Volume) flyPieces(run []piece, file, x int, wait trace.Span) {
 		wants := make([]Want, len(run))
 		for i, q := range run {
 			run[i].buf = newBuffer(v.c.ledger, int(bytes(q)), ForDemand)
-			wants[i] = Want{file, int64(x)*ExtentSize + int64(q.granule-1)*granuleSize, run[i].buf.data}
+			wants[i] = Want{File: file, Off: int64(x)*ExtentSize + int64(q.granule-1)*granuleSize, P: run[i].buf.data}
 		}
 		if err = v.fetch(ctx, v.asks(file, x), wants); err != nil {
 			err = v.named(file, err)

@@ -96,7 +96,7 @@ func (v *Volume) startGroup(a *Account, files []int, due time.Time, forPeer bool
 			continue
 		}
 		m.fl = v.launch(m.e, int(v.m.Size(m.file)), a, urgency)
-		m.fl.group, m.fl.asks, m.fl.spent, m.fl.class = true, asks, forPeer, class
+		m.fl.group, m.fl.asks, m.fl.spent, m.fl.class, m.fl.takesCoded = true, asks, forPeer, class, !forPeer
 		kept = append(kept, m)
 	}
 	v.mu.Unlock()
@@ -120,7 +120,7 @@ func (v *Volume) flyGroup(group []member, asks bool, urgency *objstore.Urgency, 
 	bufs := make([]*Buffer, len(group))
 	for i, m := range group {
 		bufs[i] = newBuffer(v.c.ledger, int(v.m.Size(m.file)), m.fl.class)
-		wants[i] = Want{m.file, 0, bufs[i].data}
+		wants[i] = v.want(m.fl, m.file, 0, bufs[i])
 	}
 	err := v.fetch(objstore.WithUrgency(v.ds.ctx, urgency), asks, wants)
 	for i, m := range group {

@@ -40,6 +40,7 @@ type world struct {
 	sides  [2]*side
 	noisy  int // where the next object's bytes begin
 	codec  foldCodec
+	peers  bool // other nodes have some files, those that fold coded
 }
 
 // side is one dataset.
@@ -145,7 +146,26 @@ func (w *world) volume(s *side) *Volume {
 		o.Locate = &side{objs: s.objs, offs: s.offs}
 		o.Admit = func(file, x int) bool { return (file+x)%3 != 1 }
 	}
+	if w.peers {
+		o.Peers = &modelPeers{foldedPeer{want: s.want}}
+	}
 	return w.c.NewVolume(o)
+}
+
+// modelPeers have every file but each third.
+type modelPeers struct{ foldedPeer }
+
+func (p *modelPeers) Asks(file, _ int) bool { return file%3 != 2 }
+
+func (p *modelPeers) Read(ctx context.Context, wants []Want, held bool) (rest []Want) {
+	for _, w := range wants {
+		if p.Asks(w.File, 0) {
+			p.foldedPeer.Read(ctx, []Want{w}, held)
+		} else {
+			rest = append(rest, w)
+		}
+	}
+	return rest
 }
 
 func (w *world) open(s *side) {
@@ -320,7 +340,9 @@ func (w *world) steps() map[string]func(*rapid.T) {
 			}
 			r := s.v.NewRecoder(rapid.IntRange(1, 3).Draw(w.t, "threads"), nil)
 			for range 3 {
-				r.Next(context.Background())
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second) // the disk may hang
+				r.Next(ctx)
+				cancel()
 			}
 			for i := range s.want {
 				w.sampleCoded(s, i)
@@ -489,6 +511,7 @@ func TestModel(t *testing.T) {
 		if rapid.IntRange(0, 3).Draw(rt, "encrypted") == 3 {
 			w.key = crypt.KeyOf([32]byte{1, 2, 3})
 		}
+		w.peers = rapid.Bool().Draw(rt, "peers")
 		w.disk = rapid.SampledFrom([]int64{0, 2 << 20, 16 << 20}).Draw(rt, "disk")
 		for i := range w.sides {
 			s := &side{name: string(rune('a' + i)), id: [16]byte{byte(i + 1)}, packed: i == 1, now: map[string][]byte{}, dir: filepath.Join(root, fmt.Sprint(i))}

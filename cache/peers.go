@@ -27,6 +27,9 @@ type Want struct {
 	File int
 	Off  int64
 	P    []byte
+	// Coded is not nil if P is of a whole file that may come in its coded form, from a node that keeps it so. Then its
+	// length, which is less than P's, is stored there.
+	Coded *int
 }
 
 // Peers are the caches of other nodes.
@@ -91,6 +94,17 @@ func total(wants []Want) (n int64) {
 	return n
 }
 
+// want is the want of a flight that fetches a whole extent into b.
+func (v *Volume) want(fl *flight, file, x int, b *Buffer) Want {
+	w := Want{File: file, Off: int64(x) * ExtentSize, P: b.data}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if fl.takesCoded && v.codec != nil && v.Extents(file) == 1 {
+		w.Coded = &b.coded
+	}
+	return w
+}
+
 // Serve lends n bytes of one extent of the file to a peer, whose reader needs them at due; if that is not in the future
 // it waits. They are valid and do not change until release. held: only what is in memory or on disk.
 func (v *Volume) Serve(ctx context.Context, file int, off int64, n int, due time.Time, held bool) (data []byte, release func(), err error) {
@@ -139,6 +153,27 @@ func (v *Volume) serve(ctx context.Context, file, x, in, n int, due time.Time, h
 	return b, 0, err
 }
 
+// ServeCoded lends the coded form of a file that is here so, to a peer that asks for the whole file and can decode what
+// [Codec].Form calls form. It waits for nothing but the disk.
+func (v *Volume) ServeCoded(ctx context.Context, file int, off int64, n int, form [8]byte) (data []byte, release func(), ok bool) {
+	if v.codec == nil || file < 0 || file >= v.m.Len() || off != 0 || v.Extents(file) != 1 || int64(n) != v.m.Size(file) {
+		return nil, nil, false
+	}
+	e := v.extent(file, 0)
+	b := v.c.getCoded(v.key(e), 0)
+	if b == nil {
+		b, _ = v.readCoded(ctx, file, e, func(n int) (*Buffer, error) { return v.spare(n), nil })
+	}
+	if b == nil {
+		return nil, nil, false
+	}
+	if v.codec.Form(b.Bytes()) != form {
+		b.Release()
+		return nil, nil, false
+	}
+	return b.Bytes(), b.Release, true
+}
+
 // spare returns a buffer if there is memory for it now. It may take what prefetching leaves for demand: the server bounds how
 // much peers get of that.
 func (v *Volume) spare(n int) *Buffer {
@@ -178,7 +213,8 @@ func (v *Volume) acquireForPeer(ctx context.Context, file, x, in, n int, due tim
 		v.mu.Unlock()
 		return nil, ErrBusy
 	case ok:
-	case v.c.ring.has(v.key(e)) || v.onDisk(e) && (coded == 0 || v.restores(e) != coded): // it has changed meanwhile
+		fl.takesCoded = false
+	case (v.c.ring.has(v.key(e)) || v.onDisk(e)) && (coded == 0 || v.restores(e) != coded): // it has changed meanwhile
 		v.mu.Unlock()
 		return nil, nil
 	case reserved == 0:
@@ -203,6 +239,10 @@ func (v *Volume) acquireForPeer(ctx context.Context, file, x, in, n int, due tim
 	v.mu.Unlock()
 	select {
 	case <-done:
+		if fl.buf != nil && fl.buf.coded > 0 { // to be restored
+			fl.buf.Release()
+			return nil, nil
+		}
 		return fl.buf, fl.err
 	case <-ctx.Done():
 		v.detach(fl)

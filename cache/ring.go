@@ -128,12 +128,20 @@ func newRing(cleanLimit int64) *ring {
 }
 
 // put adds the extent, of which some bytes were read already; the ring takes its own reference. An existing entry
-// stays.
-func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty bool) {
+// stays, but a file takes the place of its coded form, which the caller is to release.
+func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty bool) (replaced *Buffer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, ok := r.entries[k]; ok {
-		return
+	if e, ok := r.entries[k]; ok {
+		if e.buf.coded == 0 || b.coded > 0 {
+			return nil
+		}
+		b.Retain()
+		replaced, e.buf = e.buf, b // they take as much memory
+		e.left, e.touched = int64(len(b.data))-read, time.Now()
+		e.spent, e.dirty = spent && e.account == nil && !e.kept, e.dirty || dirty
+		r.file(e)
+		return replaced
 	}
 	b.Retain()
 	e := &entry{key: k, buf: b, account: a, spent: spent, dirty: dirty, left: int64(len(b.data)) - read}
@@ -146,6 +154,7 @@ func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty 
 	}
 	r.bytes += b.size
 	r.file(e)
+	return nil
 }
 
 // file moves an entry to the list for its state, and on or off accounts. A kept or spent entry is on no account. r.mu
@@ -190,16 +199,16 @@ func (k extentKey) maybe() bool {
 	return k.granule > 0 || k.v.inRing[k.extent/32].Load()&(1<<(k.extent%32)) != 0
 }
 
-// get returns the extent, of which the caller reads n bytes, with a reference for the caller; or nil. freed says that
-// the extent is now spent.
-func (r *ring) get(k extentKey, n int) (b *Buffer, freed bool) {
+// get returns the extent, of which the caller reads n bytes, with a reference for the caller; or nil, also if the entry is
+// coded and the caller wants it as it came, or the other way round. freed says that the extent is now spent.
+func (r *ring) get(k extentKey, n int, coded bool) (b *Buffer, freed bool) {
 	if !k.maybe() {
 		return nil, false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e, ok := r.entries[k]
-	if !ok {
+	if !ok || (e.buf.coded > 0) != coded {
 		return nil, false
 	}
 	e.buf.Retain()
@@ -212,6 +221,19 @@ func (r *ring) get(k extentKey, n int) (b *Buffer, freed bool) {
 		freed = !e.dirty
 	}
 	return e.buf, freed
+}
+
+// coded returns the length of the coded form that the ring has of a file; 0 if it has none.
+func (r *ring) coded(k extentKey) int {
+	if !k.maybe() {
+		return 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e, ok := r.entries[k]; ok {
+		return e.buf.coded
+	}
+	return 0
 }
 
 // getDirty is get for the writer; nil also if the entry is not to be written.

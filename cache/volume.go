@@ -92,21 +92,22 @@ type admission struct {
 
 // flight is one fetch and its waiters.
 type flight struct {
-	done    chan struct{} // closed when buf or err is set; nil while nobody waits
-	buf     *Buffer       // the flight's own reference while it is in the map
-	err     error
-	waiters int               // readers who get a reference when it lands
-	spent   bool              // nobody wants it after its waiters have it
-	read    int64             // bytes that the waiters are to read
-	urgency *objstore.Urgency // of a prefetch: raised when a reader joins
-	group   bool              // it shares the request with others
-	asks    bool              // it may ask a peer, so no peer waits for it
-	funded  atomic.Bool       // it has its memory
-	class   Class             // of that
-	size    int64             // what it takes of memory
-	coded   int               // length of the record from which the extent is restored; 0: it is fetched
-	account *Account          // that size is on; nil if it is spent
-	by      trace.Span        // of the reader that started it; written before it flies
+	done       chan struct{} // closed when buf or err is set; nil while nobody waits
+	buf        *Buffer       // the flight's own reference while it is in the map
+	err        error
+	waiters    int               // readers who get a reference when it lands
+	spent      bool              // nobody wants it after its waiters have it
+	read       int64             // bytes that the waiters are to read
+	urgency    *objstore.Urgency // of a prefetch: raised when a reader joins
+	group      bool              // it shares the request with others
+	asks       bool              // it may ask a peer, so no peer waits for it
+	funded     atomic.Bool       // it has its memory
+	class      Class             // of that
+	size       int64             // what it takes of memory
+	coded      int               // length of the coded form from which the extent is restored; 0: it is fetched
+	takesCoded bool              // it may land in its coded form: nobody waits who would restore that
+	account    *Account          // that size is on; nil if it is spent
+	by         trace.Span        // of the reader that started it; written before it flies
 }
 
 // assign puts the flight on account a, unspent. The volume's lock is held.
@@ -459,7 +460,7 @@ func (v *Volume) readExtent(ctx context.Context, file, x int, p []byte, off int6
 		if ok, err := v.readGranules(ctx, file, x, e, p, off); ok || err != nil {
 			return err
 		}
-		b, err := v.acquire(ctx, file, x, len(p))
+		b, err := v.acquire(ctx, file, x, len(p), false)
 		if err != nil {
 			return err
 		}
@@ -515,8 +516,8 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 	if size == 0 {
 		return nil, func() {}, nil
 	}
-	if e := v.extent(file, 0); extentsOf(size) == 1 && (!v.onDisk(e) || v.restores(e) > 0 || v.c.ring.has(v.key(e))) {
-		b, err := v.acquire(ctx, file, 0, int(size))
+	if e := v.extent(file, 0); extentsOf(size) == 1 && (!v.onDisk(e) || v.c.ring.has(v.key(e)) || v.restores(e) > 0) {
+		b, err := v.acquire(ctx, file, 0, int(size), false)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -541,12 +542,11 @@ func (v *Volume) Sample(ctx context.Context, file int) (data []byte, release fun
 }
 
 // acquire returns the extent's buffer, of which the caller reads n bytes, with a reference for the caller, from the
-// ring or a flight. It returns nil, nil if the extent can be read from the disk.
-func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
+// ring or a flight. It returns nil, nil if the extent can be read from the disk. The buffer may be coded if the caller
+// takes that.
+func (v *Volume) acquire(ctx context.Context, file, x, n int, takesCoded bool) (*Buffer, error) {
 	e := v.extent(file, x)
-	k := v.key(e)
-	if b := v.c.get(k, n); b != nil {
-		v.ds.count.ringHits.Add(1)
+	if b := v.fromRing(e, n, takesCoded); b != nil {
 		return b, nil
 	}
 	v.mu.Lock()
@@ -554,13 +554,12 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 	var wait trace.Span
 	if !flying {
 		// Looked up again under the lock, in the order in which an extent moves: flight, ring, disk.
-		if b := v.c.get(k, n); b != nil {
+		if b := v.fromRing(e, n, takesCoded); b != nil {
 			v.mu.Unlock()
-			v.ds.count.ringHits.Add(1)
 			return b, nil
 		}
 		coded := v.restores(e)
-		if v.onDisk(e) && coded == 0 {
+		if v.onDisk(e) && (coded == 0 || takesCoded) {
 			v.mu.Unlock()
 			return nil, nil
 		}
@@ -576,11 +575,14 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 			return nil, ErrClosed
 		}
 		fl = v.launch(e, int(v.ExtentBytes(file, x)), nil, nil)
-		fl.read, fl.coded = int64(n), coded
-		if coded > 0 {
+		fl.read, fl.coded, fl.takesCoded = int64(n), coded, takesCoded
+		switch {
+		case coded > 0 && v.onDisk(e):
 			v.ds.count.keepHits.Add(1)
 			v.ds.count.keptBytes.Add(int64(n))
-		} else {
+		case coded > 0:
+			v.ds.count.ringHits.Add(1)
+		default:
 			wait = v.waits(ctx, file, x, "miss")
 			fl.by, fl.asks = wait, v.asks(file, x)
 			v.ds.count.misses.Add(1)
@@ -590,6 +592,7 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 	} else {
 		v.ds.count.joined.Add(1)
 		fl.read += int64(n)
+		fl.takesCoded = fl.takesCoded && takesCoded
 		if fl.urgency != nil {
 			fl.urgency.Raise()
 		}
@@ -606,9 +609,25 @@ func (v *Volume) acquire(ctx context.Context, file, x, n int) (*Buffer, error) {
 		return nil, err
 	}
 	if fl.err != nil && fl.group && mayBeAnothers(fl.err) {
-		return v.acquire(ctx, file, x, n)
+		return v.acquire(ctx, file, x, n, takesCoded)
+	}
+	if fl.buf != nil && fl.buf.coded > 0 && !takesCoded { // to be restored
+		fl.buf.Release()
+		return v.acquire(ctx, file, x, n, false)
 	}
 	return fl.buf, fl.err
+}
+
+// fromRing is Cache.get, counted, of an extent or, if the caller takes that, its coded form.
+func (v *Volume) fromRing(e uint32, n int, takesCoded bool) *Buffer {
+	b := v.c.get(v.key(e), n)
+	if b == nil && takesCoded {
+		b = v.c.getCoded(v.key(e), n)
+	}
+	if b != nil {
+		v.ds.count.ringHits.Add(1)
+	}
+	return b
 }
 
 // await waits for a flight. Its error is the context's.
@@ -713,7 +732,7 @@ func (v *Volume) Prefetch(a *Account, file, x int, due time.Time, done func(file
 		return Closed
 	}
 	fl := v.launch(e, n, a, objstore.NewUrgency(due))
-	fl.asks = v.asks(file, x)
+	fl.asks, fl.takesCoded = v.asks(file, x), true
 	v.mu.Unlock()
 	v.ds.count.prefetched.Add(1)
 	v.ds.crew.do(func() { v.fly(fl, file, x, e, done) })
@@ -765,7 +784,7 @@ func (v *Volume) fly(fl *flight, file, x int, e uint32, done func(file int, err 
 		fl.funded.Store(true)
 		buf = newBuffer(v.c.ledger, n, fl.class)
 		if !v.restore(fl, file, e, buf.data) {
-			err = v.fetch(ctx, fl.asks, []Want{{file, int64(x) * ExtentSize, buf.data}})
+			err = v.fetch(ctx, fl.asks, []Want{v.want(fl, file, x, buf)})
 		}
 		if err != nil {
 			buf.Release()
@@ -796,12 +815,19 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 		v.mu.Unlock()
 		return
 	}
-	// The lock is taken twice, so that the waiters need not wait for it here.
-	v.mu.Lock()
-	fl.buf = buf
-	buf.refs.Add(int32(fl.waiters))
-	fl.tell()
-	v.mu.Unlock()
+	give := func() {
+		fl.buf = buf
+		buf.refs.Add(int32(fl.waiters))
+		fl.tell()
+	}
+	if buf.coded > 0 {
+		v.ds.count.peerBytes.Add(int64(buf.coded - len(buf.data)))
+		buf.data = buf.data[:buf.coded]
+	} else { // The lock is taken twice, so that the waiters need not wait for it here.
+		v.mu.Lock()
+		give()
+		v.mu.Unlock()
+	}
 
 	d := v.ds.disk.Load()
 	write := d != nil && !d.noWrites.Load() && v.loc(e) == 0
@@ -810,9 +836,17 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 	}
 	v.mu.Lock()
 	write = write && !v.retired
-	done := fl.spent || v.retired || fl.account == nil && fl.read >= int64(len(buf.data))
+	read := fl.read
+	if buf.coded > 0 && !fl.takesCoded { // to be restored, from the ring
+		read = 0
+	}
+	done := fl.spent || v.retired || fl.account == nil && read >= int64(len(buf.data))
+	var replaced *Buffer
 	if !done || fl.coded == 0 || v.loc(e) == 0 { // what was restored and read is on disk
-		v.c.ring.put(v.key(e), buf, fl.account, fl.read, done, write)
+		replaced = v.c.ring.put(v.key(e), buf, fl.account, read, done, write)
+	}
+	if buf.coded > 0 {
+		give() // now who restores it finds it in the ring
 	}
 	fl.account.add(-fl.size)
 	if write {
@@ -821,6 +855,9 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 	delete(v.flights, e)
 	v.mu.Unlock()
 	buf.Release()
+	if replaced != nil {
+		replaced.Release()
+	}
 	if write {
 		if d.noWrites.Load() { // set a moment ago: the sweep may have missed this entry
 			v.c.ring.undirty(v.ds)

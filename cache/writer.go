@@ -165,11 +165,12 @@ func (w *writer) write(wr queued) {
 	}
 	var loc segment.Loc
 	if ok, extra := v.wanted(wr.file, int(wr.record.Offset/ExtentSize)); ok {
+		wr.record.Length = len(buf.Bytes()) // of a coded one less
 		loc = w.d.keep(wr.record, buf.Bytes(), extra)
 	}
 	if loc != 0 {
 		killpoint.Pass("cache.write.appended")
-		if v.place(wr.key.extent, wr.file, loc, 0) {
+		if v.place(wr.key.extent, wr.file, loc, buf.coded) {
 			killpoint.Pass("cache.write.placed")
 		} else {
 			w.d.free(loc)

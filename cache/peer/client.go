@@ -342,7 +342,7 @@ func (r *remote) tally(pieces []Piece) {
 	for _, p := range pieces {
 		if p.Filled {
 			r.count.hits.Add(1)
-			r.count.bytes.Add(int64(len(p.P)))
+			r.count.bytes.Add(int64(cmp.Or(p.Coded, len(p.P))))
 		} else if p.no > 0 {
 			r.count.no[p.no].Add(1)
 		}
@@ -578,7 +578,7 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 		if err != nil {
 			return err
 		}
-		f, err := parseFrame(head, req.number, pieces)
+		f, err := parseFrame(head, req, pieces)
 		switch {
 		case err != nil:
 			return err
@@ -597,8 +597,12 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 			pieces[f.piece].no = f.reason
 			continue
 		}
-		if err := c.data(w, &pieces[f.piece]); err != nil {
+		p := &pieces[f.piece]
+		if err := c.data(w, p.P[:f.n]); err != nil {
 			return err
+		}
+		if p.Filled = true; f.kind == frameCoded {
+			p.Coded = f.n
 		}
 	}
 	return nil
@@ -607,26 +611,25 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 var errDamaged = errors.New("wrong checksum")
 
 // data reads the bytes of a piece.
-func (c *clientConn) data(w *watch, p *Piece) error {
-	sums, err := c.next(w, 4*sumsOf(len(p.P)))
+func (c *clientConn) data(w *watch, p []byte) error {
+	sums, err := c.next(w, 4*sumsOf(len(p)))
 	if err != nil {
 		return err
 	}
 	var all [4 * extentSize / granuleSize]byte // the buffer is used again
 	copy(all[:], sums)
-	n := copy(p.P, c.in[c.from:c.to])
+	n := copy(p, c.in[c.from:c.to])
 	c.from += n
-	for n < len(p.P) {
-		m, err := c.read(w, p.P[n:])
+	for n < len(p) {
+		m, err := c.read(w, p[n:])
 		if err != nil {
 			return err
 		}
 		n += m
 	}
-	if !checkSums(all[:], p.P) {
+	if !checkSums(all[:], p) {
 		return errDamaged
 	}
-	p.Filled = true
 	return nil
 }
 

@@ -166,7 +166,7 @@ func TestHostilePeers(t *testing.T) {
 		"frozen":    {head: "none"},
 		"503":       {head: "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"},
 		"404":       {head: "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"},
-		"later":     {head: "HTTP/1.1 426 Upgrade Required\r\nUpgrade: shoal-peer/2\r\nContent-Length: 0\r\n\r\n"},
+		"later":     {head: "HTTP/1.1 426 Upgrade Required\r\nUpgrade: shoal-peer/3\r\nContent-Length: 0\r\n\r\n"},
 		"another":   {head: strings.Replace(goodHead, "node-b", "node-c", 1)},
 		"not http":  {head: "\x16\x03\x01 nonsense\r\n\r\n"},
 		"long head": {head: "HTTP/1.1 101 OK\r\nX: " + strings.Repeat("x", 1<<20) + "\r\n\r\n"},
@@ -273,6 +273,37 @@ func TestHostilePeers(t *testing.T) {
 			b.read(t, want(1000, 1))
 			if s := b.stats(); s.Cause == "" || s.Passed == 0 && time.Since(start) < time.Second/2 {
 				t.Errorf("asked again after %d requests: %+v", asks, s)
+			}
+		})
+	}
+}
+
+// Coded pieces that were not asked for, or are no shorter than the file, break the protocol.
+func TestHostileCoded(t *testing.T) {
+	for name, c := range map[string]struct {
+		form [8]byte
+		n    int
+		flip bool
+		ok   bool
+	}{
+		"right": {form: form, n: 999, ok: true}, "not asked for": {n: 999}, "as long": {form: form, n: 1000}, "longer": {form: form, n: 1001},
+		"empty": {form: form}, "wrong checksum": {form: form, n: 999, flip: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHostile(t, func(conn *hostileConn, r Request, _ []asked) bool {
+				b := appendSums(head(frame{kind: frameCoded, n: c.n, request: r.number}), noise[:c.n])
+				b = append(b, noise[:c.n]...)
+				if c.flip {
+					b[len(b)-1]++
+				}
+				return conn.say(b)
+			})
+			client := NewClient(ClientConfig{Log: quiet(&synced.Buffer{})})
+			defer client.Close()
+			pieces := want(1000, 1)
+			client.Read(t.Context(), Node{ID: "node-b", Address: h.l.Addr().String()}, Request{Form: c.form}, pieces)
+			if s := client.Stats()[0]; pieces[0].Filled != c.ok || (s.Errors+s.Damaged == 0) != c.ok || (s.State == "on") != c.ok {
+				t.Errorf("filled %v, %+v", pieces[0].Filled, s)
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package peer
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -17,6 +18,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
+	"github.com/shoalfs/shoal/cache/segment"
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
@@ -41,6 +43,7 @@ type clusterNode struct {
 	client *Client
 	log    *synced.Buffer
 	all    []*clusterNode
+	form   [8]byte // that it takes
 	owner  atomic.Pointer[func(file, x int) int]
 
 	mu      sync.Mutex
@@ -110,8 +113,15 @@ func (n *clusterNode) Read(ctx context.Context, wants []cache.Want, held bool) (
 			w := wants[i]
 			pieces[j] = Piece{File: w.File, Path: n.m.PathHash(w.File), ETag: n.m.ETag(w.File), Off: w.Off, P: w.P}
 		}
-		n.client.Read(ctx, o.node(), Request{Version: n.m.VersionHash()}, pieces)
+		r := Request{Version: n.m.VersionHash()}
+		if !slices.ContainsFunc(list, func(i int) bool { return wants[i].Coded == nil }) {
+			r.Form = n.form
+		}
+		n.client.Read(ctx, o.node(), r, pieces)
 		for j, i := range list {
+			if pieces[j].Coded > 0 {
+				*wants[i].Coded = pieces[j].Coded
+			}
 			if !pieces[j].Filled {
 				missing = append(missing, i)
 			}
@@ -204,6 +214,132 @@ func TestNodesFetchOnce(t *testing.T) {
 			t.Logf("%+v %+v", n.client.Stats(), n.server.Stats())
 		}
 		t.Errorf("%d fetches of 104 extents", reads)
+	}
+	closeNodes(t, nodes)
+}
+
+// halver codes files whose second half repeats the first, under the name form.
+type halver struct{ form [8]byte }
+
+func (h halver) Encode(dst, file []byte) ([]byte, bool) {
+	half := len(file) / 2
+	return append(append(dst, h.form[:]...), file[:half]...), half > 8 && bytes.Equal(file[:half], file[half:])
+}
+
+func (h halver) Decode(dst, coded []byte) ([]byte, error) {
+	if h.Form(coded) != h.form {
+		return dst, errors.New("another form")
+	}
+	return append(append(dst, coded[8:]...), coded[8:]...), nil
+}
+
+func (h halver) Form(coded []byte) [8]byte { return [8]byte(coded) }
+
+// What a node keeps recoded goes to others as it is, if they know the form, and is kept so there; they read the same bytes
+// by every door. Who knows another form gets the files.
+func TestNodesExchangeCoded(t *testing.T) {
+	mem := objstoretest.NewMem()
+	var objects []objstore.Object
+	var content [][]byte
+	total := 0
+	for i := range 40 {
+		half := noise[977*i:][:20<<10+i]
+		content = append(content, append(slices.Clone(half), half...))
+		objects = append(objects, mem.PutBytes(fmt.Sprintf("c/f%04d", i), content[i]))
+		total += len(content[i])
+	}
+	m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &slowly{Reader: mem}
+	forms := [][8]byte{{1}, {1}, {2}}
+	nodes, dirs := make([]*clusterNode, len(forms)), make([]string, len(forms))
+	first := func(int, int) int { return 0 }
+	open := func(i int) {
+		n := nodes[i]
+		n.c = cache.New(cache.Options{Memory: 64 << 20, Disk: 256 << 20, Logger: quiet(n.log)})
+		n.Volume = n.c.NewVolume(cache.VolumeOptions{Manifest: m, Store: store, Codec: halver{forms[i]}})
+		if i > 0 {
+			n.SetPeers(n)
+		}
+		if err := n.OpenDisk(dirs[i], segment.Options{SegmentSize: 1 << 20, Logger: quiet(n.log)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(i int) {
+		for file := range content {
+			p := make([]byte, len(content[file]))
+			if _, err := nodes[i].ReadAt(t.Context(), file, p, 0); err != nil || !bytes.Equal(p, content[file]) {
+				t.Fatalf("node %d, file %d: %v", i, file, err)
+			}
+			nodes[i].Spend(file)
+		}
+		if err := nodes[i].Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	coded := func(i int) (n int) {
+		for file := range content {
+			data, release, err := nodes[i].SampleCoded(t.Context(), file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(data) < len(content[file]) {
+				n++
+				data, _ = halver{forms[i]}.Decode(nil, data)
+			}
+			if !bytes.Equal(data, content[file]) {
+				t.Errorf("node %d, file %d differs", i, file)
+			}
+			release()
+			nodes[i].Spend(file)
+		}
+		return n
+	}
+	for i := range nodes {
+		log := &synced.Buffer{}
+		nodes[i] = &clusterNode{m: m, id: fmt.Sprintf("node-%d", i), all: nodes, log: log, client: newPatient(ClientConfig{Log: quiet(log)}), form: forms[i]}
+		nodes[i].owner.Store(&first)
+		dirs[i] = t.TempDir()
+		open(i)
+		nodes[i].start(t)
+	}
+	read(0)
+	for r, idle := nodes[0].NewRecoder(2, nil), 0; idle < 2; {
+		if idle++; r.Next(t.Context()) {
+			idle = 0
+		}
+	}
+	if s := nodes[0].Stats(); s.Coded != len(content) {
+		t.Fatalf("%+v", s)
+	}
+	fetched, restored := store.reads.Load(), nodes[0].Stats().Restored
+	if n := coded(1); n != len(content) {
+		t.Errorf("%d came coded", n)
+	}
+	read(1)
+	if s := nodes[1].Stats(); s.Coded != len(content) || s.PeerBytes >= int64(total)*6/10 || nodes[1].client.Stats()[0].Bytes != s.PeerBytes {
+		t.Errorf("%d bytes of files, %+v, %+v", total, s, nodes[1].client.Stats())
+	}
+	if n := nodes[0].Stats().Restored; n != restored {
+		t.Errorf("the owner restored %d", n-restored)
+	}
+	if n := coded(2); n != 0 {
+		t.Errorf("%d came in another form", n)
+	}
+	// After a restart they are read from the disk.
+	if err := errors.Join(nodes[1].Close(), nodes[1].c.Close()); err != nil {
+		t.Error(err)
+	}
+	given := nodes[0].server.Stats().Pieces
+	open(1)
+	read(1)
+	if n := coded(1); n != len(content) {
+		t.Errorf("%d are coded after a restart", n)
+	}
+	if n, more := store.reads.Load()-fetched, nodes[0].server.Stats().Pieces-given; n+more != 0 {
+		t.Errorf("%d fetches, %d pieces", n, more)
 	}
 	closeNodes(t, nodes)
 }

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -36,6 +37,7 @@ type shelf struct {
 	fetches time.Duration // how long a fetch takes
 	err     error         // what fetches end in
 	gate    chan struct{} // fetches wait for it
+	coded   map[int]int   // length of the coded form of some files: the bytes of noise from 500 times the file's number on
 
 	lent, open, gathered atomic.Int64
 	early                atomic.Int64 // volumes given back while pieces were lent
@@ -44,6 +46,7 @@ type shelf struct {
 var (
 	dataset = [16]byte{1, 2}
 	version = [32]byte{3, 4}
+	form    = [8]byte{5, 6}
 )
 
 func pathOf(file int) [16]byte { return [16]byte{byte(file), byte(file >> 8), 9} }
@@ -100,6 +103,17 @@ func (s *shelf) Serve(ctx context.Context, file int, off int64, n int, _ time.Ti
 	}
 	s.lent.Add(1)
 	return noise[1000*file:][off:][:n], func() { s.lent.Add(-1) }, nil
+}
+
+func (s *shelf) ServeCoded(_ context.Context, file int, _ int64, _ int, f [8]byte) ([]byte, func(), bool) {
+	s.Lock()
+	defer s.Unlock()
+	n := s.coded[file]
+	if f != form || n == 0 {
+		return nil, nil, false
+	}
+	s.lent.Add(1)
+	return noise[500*file:][:n], func() { s.lent.Add(-1) }, true
 }
 
 func newShelf(held ...int) *shelf {
@@ -193,6 +207,41 @@ func TestRead(t *testing.T) {
 	if s := b.stats(); s.Errors+s.Late+s.Damaged+s.Passed != 0 || s.Hits != s.Asked || s.State != "on" || b.server.Stats().Connections != 1 {
 		t.Errorf("%+v %+v", s, b.server.Stats())
 	}
+}
+
+// Who says that it can decode the coded form gets it, where there is one.
+func TestReadCoded(t *testing.T) {
+	s := newShelf(1, 2, 3)
+	s.coded = map[int]int{1: 1, 3: granuleSize + 9}
+	b := newBed(t, s)
+	for _, c := range []struct {
+		form  [8]byte
+		coded [3]int
+	}{{form, [3]int{1, 0, granuleSize + 9}}, {[8]byte{1}, [3]int{}}, {[8]byte{}, [3]int{}}} {
+		pieces := want(2*granuleSize, 1, 2, 3)
+		before := int64(0)
+		if all := b.client.Stats(); len(all) > 0 {
+			before = all[0].Bytes
+		}
+		b.client.Read(t.Context(), b.node, Request{Dataset: dataset, Version: version, Form: c.form}, pieces)
+		bytesOver := 0
+		for i, p := range pieces {
+			if !p.Filled || p.Coded != c.coded[i] {
+				t.Errorf("%v: file %d: filled %v, %d coded", c.form, p.File, p.Filled, p.Coded)
+			}
+			if p.Coded > 0 && !bytes.Equal(p.P[:p.Coded], noise[500*p.File:][:p.Coded]) {
+				t.Errorf("file %d: wrong coded bytes", p.File)
+			}
+			if p.Coded == 0 {
+				filled(t, pieces[i:i+1])
+			}
+			bytesOver += cmp.Or(p.Coded, len(p.P))
+		}
+		if n := b.stats().Bytes - before; n != int64(bytesOver) {
+			t.Errorf("%d bytes counted of %d", n, bytesOver)
+		}
+	}
+	until(t, "the server has let go", func() bool { return b.server.Stats().Memory+s.lent.Load() == 0 })
 }
 
 func TestRefusals(t *testing.T) {

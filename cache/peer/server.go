@@ -35,6 +35,7 @@ type Volume interface {
 	Check(file int, path [16]byte, etag string) bool
 	Gather(files []int, due time.Time)
 	Serve(ctx context.Context, file int, off int64, n int, due time.Time, held bool) (data []byte, release func(), err error)
+	ServeCoded(ctx context.Context, file int, off int64, n int, form [8]byte) (data []byte, release func(), ok bool)
 }
 
 // Serving is what a server reads from.
@@ -289,7 +290,7 @@ func (c *serverConn) serve(r Request, free bool) error {
 		case !v.Check(p.file, p.path, p.etag):
 			why = ETag
 		default:
-			data, release, err := v.Serve(s.ctx, p.file, p.off, p.n, due, true)
+			data, release, err := here(s.ctx, v, r, p, due)
 			if errors.Is(err, cache.ErrNotHeld) && !r.Held {
 				c.pending, c.files = append(c.pending, i), append(c.files, p.file)
 				continue
@@ -312,6 +313,16 @@ func (c *serverConn) serve(r Request, free bool) error {
 		}
 	}
 	return c.flush()
+}
+
+// here lends a piece that need not be fetched, in the asked form if it is kept so.
+func here(ctx context.Context, v Volume, r Request, p asked, due time.Time) (data []byte, release func(), err error) {
+	if r.Form != [8]byte{} {
+		if data, release, ok := v.ServeCoded(ctx, p.file, p.off, p.n, r.Form); ok {
+			return data, release, nil
+		}
+	}
+	return v.Serve(ctx, p.file, p.off, p.n, due, true)
 }
 
 // fetch sends a piece that is to be fetched, and says all the while that it is.
@@ -351,7 +362,11 @@ func (c *serverConn) give(i int, data []byte, release func(), err error) error {
 	case err == nil:
 		c.s.count.pieces.Add(1)
 		c.s.count.bytes.Add(int64(len(data)))
-		return c.add(frame{kind: frameData, piece: i, n: len(data)}, data, release)
+		f := frame{kind: frameData, piece: i, n: len(data)}
+		if len(data) < c.pieces[i].n {
+			f.kind = frameCoded
+		}
+		return c.add(f, data, release)
 	case c.s.ctx.Err() != nil:
 		return c.s.ctx.Err()
 	case errors.Is(err, cache.ErrNotHeld):

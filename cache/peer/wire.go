@@ -6,6 +6,8 @@
 //     then on it carries one request at a time: a list of pieces of one dataset version. The answer has one frame a piece,
 //     in any order: its bytes with a CRC32C a granule (64 KiB), or why there are none. Besides it has wait frames, every
 //     [waitEvery], while the owner fetches: a slow store is no slow peer.
+//   - A request may say which coded form the asker can decode ([cache.Codec]). Then all its pieces are whole files, and one
+//     that the owner keeps in that form comes so, shorter than the piece.
 //   - The asker checks piece, length and checksums. Whatever is wrong, the store is asked: a reader gets the right bytes, or
 //     the store's error. When [Client.Read] has returned, nothing is written to a piece any more.
 //   - Nothing for [silence] (connecting, or between two bytes) on any connection means that the peer is away: it is not asked
@@ -30,11 +32,11 @@ import (
 )
 
 // Protocol is the version of what nodes say to each other. Nodes of different versions do not.
-const Protocol = 1
+const Protocol = 2
 
 const (
 	basePath    = "/shoal/peer/v1/"
-	upgradeTo   = "shoal-peer/1"
+	upgradeTo   = "shoal-peer/2"
 	nodeHeader  = "Shoal-Node"
 	granuleSize = 64 << 10
 	extentSize  = 4 << 20 // a piece is not larger
@@ -42,7 +44,7 @@ const (
 	mostPieces = 1024 // of a request
 	mostBytes  = 16 << 20
 	mostETag   = 255
-	headSize   = 60 // of a request, without its length
+	headSize   = 68 // of a request, without its length
 	pieceSize  = 33 // and a piece's, without its ETag
 	frameSize  = 12
 	mostWaits  = 2 * int(longest/waitEvery)
@@ -81,7 +83,8 @@ func (r Reason) String() string {
 type Request struct {
 	Dataset [16]byte
 	Version [32]byte
-	Held    bool // only what the peer has
+	Held    bool    // only what the peer has
+	Form    [8]byte // of coded pieces that the asker can decode; zero: none
 
 	number uint32        // of the request on its connection, which its frames repeat
 	due    time.Duration // from now until a reader needs them; 0: it waits
@@ -96,6 +99,7 @@ type Piece struct {
 	P    []byte // where the bytes go
 
 	Filled bool // P has the right bytes
+	Coded  int  // so many at its beginning, which are the file's coded form; 0: all
 	no     Reason
 }
 
@@ -111,7 +115,7 @@ type asked struct {
 var errProtocol = errors.New("not the protocol")
 
 // A request: its length without this field (4), flags (1: held; 2), how many pieces (2), due in ms (4), the request's number
-// (4), dataset (16), version (32); and of each piece the file (4), the path's hash (16), the offset (8), the length (4), the ETag's length (1)
+// (4), dataset (16), version (32), form (8); and of each piece the file (4), the path's hash (16), the offset (8), the length (4), the ETag's length (1)
 // and the ETag. All numbers are little-endian.
 
 func appendRequest(b []byte, r Request, pieces []Piece) []byte {
@@ -127,6 +131,7 @@ func appendRequest(b []byte, r Request, pieces []Piece) []byte {
 	b = binary.LittleEndian.AppendUint32(b, r.number)
 	b = append(b, r.Dataset[:]...)
 	b = append(b, r.Version[:]...)
+	b = append(b, r.Form[:]...)
 	for _, p := range pieces {
 		b = binary.LittleEndian.AppendUint32(b, uint32(p.File))
 		b = append(b, p.Path[:]...)
@@ -157,7 +162,7 @@ func parseRequest(b []byte, list []asked) (r Request, pieces []asked, err error)
 		return r, nil, fmt.Errorf("%w: flags %d, %d pieces", errProtocol, flags, count)
 	}
 	r.Held, r.due = flags == 1, min(time.Duration(binary.LittleEndian.Uint32(b[4:]))*time.Millisecond, longest)
-	r.number, r.Dataset, r.Version = binary.LittleEndian.Uint32(b[8:]), [16]byte(b[12:]), [32]byte(b[28:])
+	r.number, r.Dataset, r.Version, r.Form = binary.LittleEndian.Uint32(b[8:]), [16]byte(b[12:]), [32]byte(b[28:]), [8]byte(b[60:])
 	b = b[headSize:]
 	total := 0
 	for range count {
@@ -185,6 +190,7 @@ const (
 	frameWait = 1 + iota // nothing yet
 	frameData            // followed by the checksums (4 each), and the bytes
 	frameNo
+	frameCoded // as frameData, of a coded form
 )
 
 // frame is an answer's unit: kind (1), reason (1), the piece's number (2), the length (4), the request's number (4).
@@ -203,8 +209,8 @@ func appendFrame(b []byte, f frame) []byte {
 	return binary.LittleEndian.AppendUint32(b, f.request)
 }
 
-// parseFrame reads the first frameSize bytes of a frame of an answer to pieces.
-func parseFrame(b []byte, request uint32, pieces []Piece) (frame, error) {
+// parseFrame reads the first frameSize bytes of a frame of an answer to a request of pieces.
+func parseFrame(b []byte, r Request, pieces []Piece) (frame, error) {
 	f := frame{b[0], Reason(b[1]), int(binary.LittleEndian.Uint16(b[2:])), int(binary.LittleEndian.Uint32(b[4:])), binary.LittleEndian.Uint32(b[8:])}
 	ok := false
 	switch f.kind {
@@ -214,8 +220,10 @@ func parseFrame(b []byte, request uint32, pieces []Piece) (frame, error) {
 		ok = f.reason == 0 && f.piece < len(pieces) && f.n == len(pieces[f.piece].P)
 	case frameNo:
 		ok = f.reason > 0 && f.reason < numReasons && f.piece < len(pieces) && f.n == 0
+	case frameCoded:
+		ok = f.reason == 0 && f.piece < len(pieces) && f.n > 0 && f.n < len(pieces[f.piece].P) && r.Form != [8]byte{}
 	}
-	if !ok || f.request != request {
+	if !ok || f.request != r.number {
 		return f, fmt.Errorf("%w: frame %x", errProtocol, b[:frameSize])
 	}
 	return f, nil

@@ -32,3 +32,13 @@ func (jpegCoder) Learn(tables []byte) (func(dst, file []byte) ([]byte, bool), er
 }
 
 func (jpegCoder) Decode(dst, coded []byte) ([]byte, error) { return jpeg.Restore(dst, coded) }
+
+func (jpegCoder) Form(coded []byte) [8]byte { return jpeg.RecodedTables(coded) }
+
+func (jpegCoder) Name(tables []byte) [8]byte {
+	t, err := jpeg.ParseTables(tables)
+	if err != nil {
+		return [8]byte{}
+	}
+	return t.ID()
+}

@@ -183,7 +183,7 @@ func (s serving) Volume(dataset [16]byte, version [32]byte) (v peer.Volume, done
 	return nil, nil, false
 }
 
-// File implements peer.Serving: manifests and layouts of open datasets.
+// File implements peer.Serving: manifests, layouts and tables of open datasets.
 func (s serving) File(name string) (io.ReadCloser, int64, error) {
 	for _, e := range s.h.Engines() {
 		if !e.guests.enter() {
@@ -205,6 +205,9 @@ type leaving struct {
 func (l leaving) Close() error { l.g.leave(); return nil }
 
 func (e *Engine) rawFile(name string) []byte {
+	if by := e.recoding.encode.Load(); by != nil && name == e.codingName() {
+		return by.tables
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, v := range e.views {

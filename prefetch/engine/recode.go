@@ -17,6 +17,10 @@ import (
 //
 // The codec learns tables from some kept files, once for a dataset. The catalog has them before the first record that needs
 // them is written. If it loses them, those files are fetched again.
+//
+// The nodes of a cluster take the tables of those that have some, so that recoded files travel as they are. One node learns
+// them, by rendezvous hashing; the others wait some rounds for it. Nodes that have learned different ones send each other the
+// files. A node asks for recoded files only while it would recode them itself.
 
 // Coder is a codec that learns from files of a dataset. Safe for concurrent use.
 type Coder interface {
@@ -25,6 +29,9 @@ type Coder interface {
 	// Learn makes tables known to Decode, and returns what encodes by them.
 	Learn(tables []byte) (encode func(dst, file []byte) ([]byte, bool), err error)
 	Decode(dst, coded []byte) ([]byte, error)
+	// Form names the tables by which a file was encoded, as Name does.
+	Form(coded []byte) [8]byte
+	Name(tables []byte) [8]byte
 }
 
 const (
@@ -32,30 +39,42 @@ const (
 	longestRest  = 2 * time.Second
 	trainedFrom  = 64 // kept files
 	trainAgainAt = 4  // times as many, if there was nothing to learn from those
+	trainRounds  = 15 // looks, which is half a minute, for which a node waits for the tables of another
 )
+
+// encoder is the newest of the dataset's tables.
+type encoder struct {
+	encode func(dst, file []byte) ([]byte, bool)
+	tables []byte
+	form   [8]byte
+}
 
 // recoding is the dataset's part of the host's codec: it is cache.Codec.
 type recoding struct {
 	coder    Coder                  // nil: none
 	mode     atomic.Pointer[string] // Config.Recode of those users who say one; nil before
-	encode   atomic.Pointer[func(dst, file []byte) ([]byte, bool)]
+	encode   atomic.Pointer[encoder]
 	tables   [][]byte
 	asFiles  atomic.Int64 // bytes read through mount and S3
 	decoded  atomic.Int64 // bytes that feeds decoded
 	triedAt  int          // kept files when training failed
+	rounds   int          // looks for tables
 	underWay atomic.Bool
 }
 
 // Encode implements cache.Codec.
 func (r *recoding) Encode(dst, file []byte) ([]byte, bool) {
-	if f := r.encode.Load(); f != nil {
-		return (*f)(dst, file)
+	if e := r.encode.Load(); e != nil {
+		return e.encode(dst, file)
 	}
 	return dst, false
 }
 
 // Decode implements cache.Codec.
 func (r *recoding) Decode(dst, coded []byte) ([]byte, error) { return r.coder.Decode(dst, coded) }
+
+// Form implements cache.Codec.
+func (r *recoding) Form(coded []byte) [8]byte { return r.coder.Form(coded) }
 
 // codec returns the codec of the dataset's volumes, nil if the host has none.
 func (e *Engine) codec() cache.Codec {
@@ -86,7 +105,7 @@ func (e *Engine) learn() (err error) {
 			e.log.Warn("tables of recoded files cannot be used; those files are fetched again", "cause", err)
 			continue
 		}
-		r.encode.Store(&encode)
+		r.encode.Store(&encoder{encode, t, r.coder.Name(t)})
 	}
 	return nil
 }
@@ -146,11 +165,26 @@ func (e *Engine) recodeLoop(ctx context.Context) {
 	}
 }
 
-// train makes the dataset's tables, and reports whether there are some now.
+// train makes the dataset's tables, or takes those of another node, and reports whether there are some now.
 func (e *Engine) train(ctx context.Context, v *view, from *cache.Recoder) bool {
-	r := &e.recoding
+	r, first := &e.recoding, v.sharing.trainer()
 	kept, all := v.volume.Kept()
-	if kept < min(trainedFrom, all) || r.triedAt > 0 && kept < trainAgainAt*r.triedAt {
+	ready := kept >= min(trainedFrom, all) && (r.triedAt == 0 || kept >= trainAgainAt*r.triedAt)
+	r.rounds++
+	early := r.rounds <= trainRounds
+	if first != "" && (ready || early) {
+		tables, err := e.receive(ctx, first, e.codingName())
+		if err == nil {
+			err = e.encodeBy(tables)
+		}
+		if err == nil {
+			e.log.Info("kept files are being recoded by the tables of another node", "tables", len(tables))
+			return true
+		}
+		e.log.Debug("no tables from other nodes", "cause", err)
+		ready = ready && (!early || first == e.host.node.id)
+	}
+	if !ready {
 		return false
 	}
 	tables, err := r.coder.Train(from.Some(ctx, trainedFrom))
@@ -159,17 +193,29 @@ func (e *Engine) train(ctx context.Context, v *view, from *cache.Recoder) bool {
 		e.log.Info("kept files are not recoded: none of some can be", "cause", err)
 		return false
 	}
-	encode, err := r.coder.Learn(tables)
-	if err == nil {
-		r.tables = append(slices.Clone(r.tables), tables)
-		err = e.catalog.SetCoding(e.dataset, r.tables)
-	}
-	if err != nil {
+	if err := e.encodeBy(tables); err != nil {
 		r.triedAt = max(kept, 1)
 		e.log.Warn("kept files are not recoded", "cause", err)
 		return false
 	}
-	r.encode.Store(&encode)
 	e.log.Info("kept files are being recoded", "tables", len(tables), "threads", runtime.GOMAXPROCS(0))
 	return true
 }
+
+// encodeBy makes tables the dataset's, and keeps them.
+func (e *Engine) encodeBy(tables []byte) error {
+	r := &e.recoding
+	encode, err := r.coder.Learn(tables)
+	if err != nil {
+		return err
+	}
+	r.tables = append(slices.Clone(r.tables), tables)
+	if err := e.catalog.SetCoding(e.dataset, r.tables); err != nil {
+		return err
+	}
+	r.encode.Store(&encoder{encode, tables, r.coder.Name(tables)})
+	return nil
+}
+
+// codingName is the name by which other nodes ask for the dataset's tables.
+func (e *Engine) codingName() string { return "coding-" + e.datasetID() }

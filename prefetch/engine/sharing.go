@@ -213,15 +213,32 @@ func (s *sharing) follow(view cluster.View) {
 	}
 }
 
-// own divides the extents among members.
-func (s *sharing) own(m *members) {
+// owners places the dataset's units among members.
+func (s *sharing) owners(m *members) *owner.Owners {
 	weights := make([]owner.Node, len(m.nodes))
 	for i, n := range m.nodes {
 		weights[i] = owner.Node{ID: n.ID, Weight: n.Weight}
 	}
+	return owner.New(s.e.dataset, weights)
+}
+
+// trainer returns the node that learns the tables of recoded files; "" without others.
+func (s *sharing) trainer() string {
+	if s == nil {
+		return ""
+	}
+	m := s.now.Load()
+	if m == nil || len(m.nodes) < 2 {
+		return ""
+	}
+	return m.nodes[s.owners(m).Of(owner.FileUnit(s.e.dataset, 0))].ID
+}
+
+// own divides the extents among members.
+func (s *sharing) own(m *members) {
 	_, extents := s.v.volume.Kept()
 	unit := units(s.v.manifest, s.v.layout)
-	m.table = owner.NewTable(owner.New(s.e.dataset, weights), extents, func(i int) uint64 { return unit(s.v.volume.Numbered(i)) })
+	m.table = owner.NewTable(s.owners(m), extents, func(i int) uint64 { return unit(s.v.volume.Numbered(i)) })
 }
 
 // keeper returns the node that keeps an extent, or kept it before the last change, if that is another one.
@@ -290,10 +307,18 @@ func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, h
 	for i, w := range wants {
 		pieces[i] = peer.Piece{File: w.File, Path: m.PathHash(w.File), ETag: m.ETag(w.File), Off: w.Off, P: w.P}
 	}
-	s.e.host.node.client.Read(ctx, peer.Node{ID: n.ID, Address: n.Address}, peer.Request{Dataset: s.e.dataset, Version: m.VersionHash(), Held: held}, pieces)
+	r := peer.Request{Dataset: s.e.dataset, Version: m.VersionHash(), Held: held}
+	asIs := slices.ContainsFunc(wants, func(w cache.Want) bool { return w.Coded == nil })
+	if by := s.e.recoding.encode.Load(); by != nil && !asIs && s.e.recodes() {
+		r.Form = by.form
+	}
+	s.e.host.node.client.Read(ctx, peer.Node{ID: n.ID, Address: n.Address}, r, pieces)
 	for i, p := range pieces {
-		if !p.Filled {
+		switch {
+		case !p.Filled:
 			rest = append(rest, wants[i])
+		case p.Coded > 0:
+			*wants[i].Coded = p.Coded
 		}
 	}
 	return rest
