@@ -178,6 +178,31 @@ func TestCodedMembers(t *testing.T) {
 			t.Errorf("%s is damaged: %v", member.Path, err)
 		}
 	}
+	// One damaged member among others: unpack names it.
+	var bad Member
+	for member := range set.Members(t.Context()) {
+		if _, ok := coded.stored["src/"+member.Path]; ok && member.Shard == 1 {
+			bad = member
+		}
+	}
+	at, _ := mustShard(t, r, objects[1]).stored(bad.Off, false)
+	s.onRead = func(o objstore.Object, p []byte, off int64) {
+		if o.Key == set.Shards[1].Key && off <= at && at < off+int64(len(p)) {
+			p[at-off] ^= 1
+		}
+	}
+	if done, err := openAnd(t, r); err == nil || !strings.Contains(err.Error(), ": "+bad.Path+": restore out/shard-000001.tar") || done.Files == 0 {
+		t.Errorf("%s is damaged: %+v, %v", bad.Path, done, err)
+	}
+}
+
+func mustShard(t *testing.T, r *Restorer, o objstore.Object) *codedShard {
+	t.Helper()
+	c, err := r.shard(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 // openAnd unpacks out.
