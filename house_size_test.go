@@ -22,7 +22,7 @@ var budget = map[string]int{
 	"cmd/shoal-lab":   930,
 	"fusefs":          2_720,
 	"fusefs/uring":    1_290,
-	"cache":           31_650,
+	"cache":           31_670,
 	"prefetch":        10_000,
 	"prefetch/engine": 6_040,
 	"loader":          6_660,

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -141,6 +142,21 @@ func TestCodedMembers(t *testing.T) {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	holds(t, dir, want)
+	layout, err := catalog.BuildLayout(m, objects, func(yield func(catalog.Place, error) bool) {
+		for member := range set.Members(t.Context()) {
+			yield(catalog.Place{Path: member.Path, Shard: member.Shard, Off: member.Off}, nil)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := uintptr(0)
+	for _, c := range r.shards {
+		known += uintptr(cap(c.coded)) * unsafe.Sizeof(codedMember{})
+	}
+	if len(r.shards) != len(objects) || known == 0 || int64(known) > CodedBytes(layout) {
+		t.Errorf("%d bytes for the coded members of %d shards, %d are reserved for %d", known, len(r.shards), CodedBytes(layout), len(objects))
+	}
 	// tar lists all by their names.
 	listed := 0
 	for _, o := range set.Shards {
