@@ -174,15 +174,16 @@ type Need struct {
 	offHeap      int64 // of memory: manifest and layout
 }
 
-// Reserve reserves memory and disk for a version's metadata, and fails if it does not fit. layout may be nil.
-func (d *Dir) Reserve(m *catalog.Manifest, layout *catalog.Layout) (n Need, err error) {
+// Reserve reserves memory and disk for a version's metadata, and fails if it does not fit. layout may be nil. besides is the
+// memory that reading its shards needs.
+func (d *Dir) Reserve(m *catalog.Manifest, layout *catalog.Layout, besides int64) (n Need, err error) {
 	n.offHeap = m.FileSize()
 	if layout != nil {
 		n.offHeap += layout.FileSize()
 	}
 	more := m.Bytes() / cache.ExtentSize // extents, beyond one a file
 	// The ledger counts three quarters of --memory.
-	n.memory = (n.offHeap + int64(m.Len())*bytesPerFile + more*bytesPerExtent) * 3 / 4
+	n.memory = (n.offHeap + int64(m.Len())*bytesPerFile + more*bytesPerExtent + besides) * 3 / 4
 	n.disk = diskFor(2*n.offHeap, int64(m.Len())+more, d.o.Size)
 	return n, d.reserve(n, m.Len())
 }

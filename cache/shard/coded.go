@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
@@ -84,6 +85,23 @@ type codedMember struct {
 	at, off      int64 // in the object, in the tar
 	size, stored int32
 	sum          uint32
+}
+
+const codedBytes = 32 // of a codedMember
+
+// CodedBytes returns how much memory a [Restorer] takes for the coded members of a layout, which may be nil. It knows all of
+// them in the end: a random order comes back to each shard soon.
+func CodedBytes(l *catalog.Layout) (n int64) {
+	if l == nil {
+		return 0
+	}
+	for i := range l.Shards() {
+		if strings.HasPrefix(l.Shard(i).ETag, codedTag) {
+			from, to := l.ShardRanks(i)
+			n += int64(to-from) * codedBytes
+		}
+	}
+	return n
 }
 
 // before returns how many coded members end at or before an offset in the object.
@@ -235,6 +253,7 @@ func (r *Restorer) shard(ctx context.Context, o objstore.Object) (*codedShard, e
 	if err != nil {
 		return nil, fmt.Errorf("index %s: %w (restore it, or remove the set and pack again)", o.Key+indexSuffix, err)
 	}
+	t.coded = make([]codedMember, 0, ix.len())
 	ix.members(func(_ int, m indexMember) bool {
 		if m.stored < m.size {
 			t.coded = append(t.coded, codedMember{m.off + t.growth, m.off, int32(m.size), int32(m.stored), m.crc})

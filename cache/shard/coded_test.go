@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -141,6 +142,21 @@ func TestCodedMembers(t *testing.T) {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	holds(t, dir, want)
+	layout, err := catalog.BuildLayout(m, objects, func(yield func(catalog.Place, error) bool) {
+		for member := range set.Members(t.Context()) {
+			yield(catalog.Place{Path: member.Path, Shard: member.Shard, Off: member.Off}, nil)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := uintptr(0)
+	for _, c := range r.shards {
+		known += uintptr(cap(c.coded)) * unsafe.Sizeof(codedMember{})
+	}
+	if len(r.shards) != len(objects) || known == 0 || int64(known) > CodedBytes(layout) {
+		t.Errorf("%d bytes for the coded members of %d shards, %d are reserved for %d", known, len(r.shards), CodedBytes(layout), len(objects))
+	}
 	// tar lists all by their names.
 	listed := 0
 	for _, o := range set.Shards {
@@ -178,6 +194,31 @@ func TestCodedMembers(t *testing.T) {
 			t.Errorf("%s is damaged: %v", member.Path, err)
 		}
 	}
+	// One damaged member among others: unpack names it.
+	var bad Member
+	for member := range set.Members(t.Context()) {
+		if _, ok := coded.stored["src/"+member.Path]; ok && member.Shard == 1 {
+			bad = member
+		}
+	}
+	at, _ := mustShard(t, r, objects[1]).stored(bad.Off, false)
+	s.onRead = func(o objstore.Object, p []byte, off int64) {
+		if o.Key == set.Shards[1].Key && off <= at && at < off+int64(len(p)) {
+			p[at-off] ^= 1
+		}
+	}
+	if done, err := openAnd(t, r); err == nil || !strings.Contains(err.Error(), ": "+bad.Path+": restore out/shard-000001.tar") || done.Files == 0 {
+		t.Errorf("%s is damaged: %+v, %v", bad.Path, done, err)
+	}
+}
+
+func mustShard(t *testing.T, r *Restorer, o objstore.Object) *codedShard {
+	t.Helper()
+	c, err := r.shard(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 // openAnd unpacks out.

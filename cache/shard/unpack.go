@@ -152,16 +152,19 @@ func (u *unpacker) restore(ctx context.Context, group []Member) error {
 	first, last := todo[0], todo[len(todo)-1]
 	whole := last.Off + last.Size - first.Off
 	if whole <= unpackPiece && len(todo) > 1 {
-		if err := u.r.ReadAt(ctx, u.objects[first.Shard], buf[:whole], first.Off); err != nil {
+		err := u.r.ReadAt(ctx, u.objects[first.Shard], buf[:whole], first.Off)
+		if err == nil {
+			for _, m := range todo {
+				data := buf[m.Off-first.Off:][:m.Size]
+				if err := u.write(m, func(_ int64, n int64) ([]byte, error) { return data[:n], nil }); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		if objstore.KindOf(err) != objstore.KindInvalid { // otherwise one is damaged: read alone, it is the one that fails
 			return fmt.Errorf("%s to %s: %w", first.Path, last.Path, err)
 		}
-		for _, m := range todo {
-			data := buf[m.Off-first.Off:][:m.Size]
-			if err := u.write(m, func(_ int64, n int64) ([]byte, error) { return data[:n], nil }); err != nil {
-				return err
-			}
-		}
-		return nil
 	}
 	for _, m := range todo {
 		err := u.write(m, func(off, n int64) ([]byte, error) {

@@ -129,8 +129,11 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 			Cost    engine.Cost
 		}{res, version, cost})
 	}
-	if res.Complete {
+	switch {
+	case res.Complete:
 		fmt.Fprintf(c.OutOrStdout(), "%s holds this set already: nothing to do\n", args[1])
+	case res.Resumed > 0:
+		fmt.Fprintf(c.OutOrStdout(), "resumed: %s of %s were there already\n", humanize.Comma(int64(res.Resumed)), human.Count(res.Shards, "shard"))
 	}
 	fmt.Fprintf(c.OutOrStdout(), "%s, %s, in %s under %s; dataset version %.12s\n",
 		human.Count(res.Files, "file"), humanize.IBytes(uint64(res.Bytes)), human.Count(res.Shards, "shard"), args[1], version)

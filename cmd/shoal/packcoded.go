@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -71,27 +70,29 @@ func storeCoded(ctx context.Context, src objstore.Reader, m *catalog.Manifest, s
 	return s, errors.Join(g.Wait(), ctx.Err())
 }
 
-// learn makes tables of files from all over the dataset.
+// learn makes tables of files from all over the dataset, or takes those of an earlier run.
 func (s *storedCoded) learn(ctx context.Context) (encode func(dst, file []byte) ([]byte, bool), err error) {
 	kept := filepath.Join(s.dir, "tables")
-	if s.tables, err = os.ReadFile(kept); errors.Is(err, fs.ErrNotExist) {
-		var files [][]byte
-		for n := range min(codedLearned, s.m.Len()) {
-			i := n * s.m.Len() / min(codedLearned, s.m.Len())
-			if size := s.m.Size(i); size > 0 && size <= codedLargest {
-				data := make([]byte, size)
-				if err := s.Reader.ReadAt(ctx, s.m.Object(i), data, 0); err != nil {
-					return nil, err
-				}
-				files = append(files, data)
-			}
-		}
-		if s.tables, err = (jpegCoder{}).Train(files); err != nil {
-			return nil, fmt.Errorf("--recode: none of %d files can be recoded: %w (leave it out)", len(files), err)
-		}
-		err = writeWhole(kept, s.tables)
+	if s.tables, err = os.ReadFile(kept); err == nil {
+		if encode, err = (jpegCoder{}).Learn(s.tables); err == nil {
+			return encode, nil
+		} // cut off when the machine went down: the spool is not synced to the disk. The same tables are made again.
 	}
-	if err != nil {
+	var files [][]byte
+	for n := range min(codedLearned, s.m.Len()) {
+		i := n * s.m.Len() / min(codedLearned, s.m.Len())
+		if size := s.m.Size(i); size > 0 && size <= codedLargest {
+			data := make([]byte, size)
+			if err := s.Reader.ReadAt(ctx, s.m.Object(i), data, 0); err != nil {
+				return nil, err
+			}
+			files = append(files, data)
+		}
+	}
+	if s.tables, err = (jpegCoder{}).Train(files); err != nil {
+		return nil, fmt.Errorf("--recode: none of %d files can be recoded: %w (leave it out)", len(files), err)
+	}
+	if err := writeWhole(kept, s.tables); err != nil {
 		return nil, fmt.Errorf("spool: %w", err)
 	}
 	return jpegCoder{}.Learn(s.tables)

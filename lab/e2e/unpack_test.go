@@ -2,10 +2,16 @@ package e2e
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -130,4 +136,185 @@ func TestPackRecoded(t *testing.T) {
 		}
 	}
 	mustShoal(t, env, "warm", set, "--cache-dir", t.TempDir())
+}
+
+// killedWhenStuck runs a verb against a store that stops to answer after n requests of a kind, and kills it a while later. It
+// reports whether the verb had ended before.
+func killedWhenStuck(t testing.TB, p *proxy.Proxy, env []string, op proxy.Op, n int, later time.Duration, args ...string) (ended bool) {
+	t.Helper()
+	if err := p.Set(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Slow, Op: op, After: n, For: time.Hour}}}); err != nil {
+		t.Fatal(err)
+	}
+	before := p.Stats().Faults[string(proxy.Slow)]
+	cmd := exec.Command(shoalBin, args...)
+	cmd.Env = append(os.Environ(), env...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	within(t, 2*time.Minute, "it is stuck, or has ended", func() bool { return len(done) > 0 || p.Stats().Faults[string(proxy.Slow)] > before })
+	time.Sleep(later)
+	_ = cmd.Process.Kill()
+	err := <-done
+	if err != nil && cmd.ProcessState.ExitCode() >= 0 {
+		t.Fatalf("%q: %v", args, err)
+	}
+	if err := p.Set(proxy.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// A pack --recode that is killed while it learns, recodes and uploads is resumed: it reads no photograph again that is in the
+// spool, keeps the shards that are there, and makes what one that was not killed makes.
+func TestPackRecodedKilled(t *testing.T) {
+	if !jpeg.Available {
+		t.Skip("no JPEG")
+	}
+	dir, paths := photographs(t, 130)
+	write(t, filepath.Join(dir, "aqua/notes.txt"), []byte("no photograph"))
+	paths = append(paths, "aqua/notes.txt")
+	p, env := far(t, proxy.Options{})
+	source := bucket(t, dir)
+	packed := newBucket(t, "-packed")
+	spool := t.TempDir()
+	args := func(set string) []string {
+		return []string{"pack", source, "s3://" + packed + "/" + set, "--shard-size", "1MiB", "--recode", "--spool", spool, "--connections", "16"}
+	}
+	var want struct{ Version string }
+	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
+	start := p.Stats()
+	decode(t, mustShoal(t, env, append(args("whole"), "--json")...), &want)
+	whole := p.Stats().Sub(start)
+	for _, kill := range []struct {
+		op    proxy.Op
+		after int
+	}{{proxy.OpGet, 30}, {proxy.OpGet, 64 + 40}, {proxy.OpGet, 40}, {proxy.OpPut, 1}, {proxy.OpPut, int(whole.Puts) / 2}, {proxy.OpPut, int(whole.Puts) / 4}} {
+		if killedWhenStuck(t, p, env, kill.op, kill.after, 0, args("killed")...) {
+			t.Fatalf("it ended before its %s %d", kill.op, kill.after)
+		}
+		if kill.op == proxy.OpPut { // the machine goes down, too, and the spool was not on the disk yet
+			spooled, err := filepath.Glob(filepath.Join(spool, "*", "[0t]*"))
+			if err != nil || len(spooled) < len(paths) {
+				t.Fatalf("%v, %v", spooled, err)
+			}
+			for _, f := range []string{spooled[0], spooled[1], spooled[len(spooled)-1]} {
+				if err := os.Truncate(f, rng.Int64N(int64(len(content(t, f))))); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	start = p.Stats()
+	said := mustShoal(t, env, args("killed")...)
+	last := p.Stats().Sub(start)
+	if !strings.Contains(said, "resumed: ") || !strings.Contains(said, fmt.Sprintf("%d files", len(paths))) || !strings.Contains(said, want.Version[:12]) || last.Gets > whole.Gets/2 {
+		t.Errorf("%s with %d GETs, want version %s; a whole one takes %d", said, last.Gets, want.Version, whole.Gets)
+	}
+	if left, err := os.ReadDir(spool); err != nil || len(left) > 0 {
+		t.Errorf("%v left in the spool, %v", left, err)
+	}
+	for u := range store(t).ListIncompleteUploads(context.Background(), packed, "", true) {
+		t.Errorf("an upload of %s is left open, %v", u.Key, u.Err)
+	}
+	x, y := t.TempDir(), t.TempDir()
+	download(t, packed, "whole/", x)
+	download(t, packed, "killed/", y)
+	if a, b := tars(t, x), tars(t, y); len(a) != len(b) {
+		t.Errorf("a killed pack leaves %v, one that was not %v", b, a)
+	}
+	for _, f := range tars(t, x) {
+		if !bytes.Equal(content(t, f), content(t, filepath.Join(y, filepath.Base(f)))) {
+			t.Errorf("%s differs", filepath.Base(f))
+		}
+	}
+	into := t.TempDir()
+	mustShoal(t, env, "unpack", "s3://"+packed+"/killed", into)
+	sameTree(t, into, dir, paths)
+}
+
+// An unpack that is killed again and again leaves whole files only, and is continued.
+func TestUnpackKilled(t *testing.T) {
+	dir, paths := tree(t, 4, 150, 24<<10)
+	large := make([]byte, 20<<20) // in several pieces
+	for i := range large {
+		large[i] = byte(i >> 9 * i)
+	}
+	write(t, filepath.Join(dir, "class00/large.bin"), large)
+	paths = append(paths, "class00/large.bin")
+	p, env := far(t, proxy.Options{})
+	set := "s3://" + newBucket(t, "-packed") + "/set"
+	mustShoal(t, env, "pack", bucket(t, dir), set, "--shard-size", "1MiB")
+	before := p.Stats()
+	mustShoal(t, env, "unpack", set, t.TempDir())
+	whole := int(p.Stats().Sub(before).Gets)
+	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
+	into, kept := t.TempDir(), 0
+	for i := range atMost(4, 20) {
+		later := time.Duration(rng.IntN(20*(i+1))) * time.Millisecond // what is there has to be read first
+		kept = 0
+		if killedWhenStuck(t, p, env, proxy.OpGet, whole/2+rng.IntN(whole/2), later, "unpack", set, into) {
+			into = t.TempDir()
+			continue
+		}
+		for _, f := range paths {
+			data, err := os.ReadFile(filepath.Join(into, f))
+			if os.IsNotExist(err) {
+				continue
+			}
+			if kept++; err != nil || !bytes.Equal(data, content(t, filepath.Join(dir, f))) {
+				t.Errorf("%s: %d bytes after a kill, %v", f, len(data), err)
+			}
+		}
+		t.Logf("%d of %d files are there", kept, len(paths))
+	}
+	var done struct{ Files, Kept int }
+	decode(t, mustShoal(t, env, "unpack", set, into, "--json"), &done)
+	if done.Files != len(paths) || done.Kept != kept {
+		t.Errorf("%+v of %d files, %d of them kept", done, len(paths), kept)
+	}
+	sameTree(t, into, dir, paths)
+}
+
+// A set of recoded photographs is verified like any other. Where a member is damaged, each reader names the file, and all
+// others can be read.
+func TestDamagedRecoded(t *testing.T) {
+	if !jpeg.Available {
+		t.Skip("no JPEG")
+	}
+	dir, paths := photographs(t, 24)
+	set := filepath.Join(t.TempDir(), "set")
+	mustShoal(t, nil, "pack", "file://"+dir, "file://"+set, "--recode", "--spool", t.TempDir())
+	verify := func() (string, int) {
+		addr, _ := serve(t, nil, "file://"+set)
+		out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batch", "12", "--batches", "2")
+		return out + errs, code
+	}
+	if said, code := verify(); code != 0 || !strings.Contains(said, "24 of 24 rows equal") {
+		t.Errorf("exit %d\n%s", code, said)
+	}
+	shard := filepath.Join(set, "shard-000000.tar")
+	data := content(t, shard)
+	was, err := os.Stat(shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := bytes.Index(data, []byte(paths[5]+"\x00")) + 512 // after its header
+	data[at+2000] ^= 4
+	write(t, shard, data)
+	if err := os.Chtimes(shard, was.ModTime(), was.ModTime()); err != nil { // it keeps its ETag
+		t.Fatal(err)
+	}
+	if said, code := verify(); code != 2 || !strings.Contains(said, "("+paths[5]+")") {
+		t.Errorf("damaged: exit %d\n%s", code, said)
+	}
+	if _, errs, code := shoal(t, nil, "unpack", "file://"+set, t.TempDir()); code != 1 || !strings.Contains(errs, "unpack: "+paths[5]+": ") {
+		t.Errorf("damaged: exit %d\n%s", code, errs)
+	}
+	mnt := mount(t, nil, "file://"+set)
+	if _, err := os.ReadFile(filepath.Join(mnt, paths[5])); !errors.Is(err, syscall.EIO) {
+		t.Errorf("damaged: %v", err)
+	}
+	readAll(t, mnt, dir, slices.Delete(paths, 5, 6))
 }

@@ -51,7 +51,7 @@ func (v *view) close() error {
 func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *catalog.Filter) (*view, error) {
 	v := &view{manifest: m, layout: layout}
 	var err error
-	if v.need, err = e.host.Reserve(m, layout); err != nil {
+	if v.need, err = e.host.Reserve(m, layout, shard.CodedBytes(layout)); err != nil {
 		return nil, errors.Join(err, v.close())
 	}
 	v.samples = m.Samples(match)
