@@ -30,8 +30,7 @@
 
 #include <jerror.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define HAVE_AVX2 1
+#ifdef SJ_X86
 #include <immintrin.h>
 #endif
 
@@ -94,13 +93,13 @@ struct sj_scratch {
 static int simd;
 
 int sj_set_simd(int most) {
-#ifdef HAVE_AVX2
+#ifdef SJ_X86
 	simd = __builtin_cpu_supports("avx2") ? 1 : 0;
 	if (simd && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni")) simd = 2;
-	if (simd > most) simd = most;
-#else
-	(void)most;
+#elif defined(SJ_NEON)
+	simd = 1; // every CPU of the kind has it
 #endif
+	if (simd > most) simd = most;
 	return simd;
 }
 
@@ -373,7 +372,7 @@ static void vertical_c(const uint8_t *in, size_t stride, const int32_t *k, int t
 	}
 }
 
-#ifdef HAVE_AVX2
+#ifdef SJ_X86
 // Exact in integers: k = hi << SPLIT | lo, and sums are linear, so two pmaddwd of halves equal one 32-bit multiply.
 
 __attribute__((target("avx2"))) static inline __m256i join(const uint8_t *a, const uint8_t *b) {
@@ -632,7 +631,7 @@ static void horizontal(const axis *a, const uint8_t *const *in, uint8_t *const *
 		}
 		return;
 	}
-#ifdef HAVE_AVX2
+#ifdef SJ_X86
 	if (a->blocks) {
 		horizontal_vnni(a, in, out, rows);
 		return;
@@ -652,7 +651,7 @@ static void vertical(const axis *a, int i, const uint8_t *mid, size_t stride, ui
 		memcpy(out, p, (size_t)n);
 		return;
 	}
-#ifdef HAVE_AVX2
+#ifdef SJ_X86
 	if (simd == 2 && a->n[i] <= 4 * BLOCKS) {
 		vertical_vnni(p, stride, a->k + (size_t)i * a->taps, a->n[i], out, n);
 		return;
@@ -672,7 +671,7 @@ static void store_row(const sj_request *q, const uint8_t *rgb, int y, const uint
 		}
 		uint8_t *r = dst + (size_t)y * w, *g = r + plane, *b = g + plane;
 		size_t x = 0;
-#ifdef HAVE_AVX2
+#ifdef SJ_X86
 		if (simd) x = (size_t)planes_avx2(rgb, q->win_w, r, g, b);
 #endif
 		for (; x < w; x++) {
@@ -1004,7 +1003,7 @@ static int own_rows(sj_scratch *s, const sj_source *from) {
 		int n = y1 - y < BATCH ? y1 - y : BATCH;
 		if ((code = sj_own_rows(s->own, rows, n, plane)) != SJ_OK) return code;
 		if (!s->planes) push(s, in, y - y0, n);
-#ifdef HAVE_AVX2
+#ifdef SJ_X86
 		for (int c = 0; plane && c < 3; c++) {
 			uint8_t *out = (uint8_t *)s->mid.p + mid_stride(s) * (size_t)(y - y0) + mid_plane(s) * (size_t)c;
 			horizontal_planes(&s->x, rows[0] + plane * (size_t)c + (x0 & 1), stride, out, mid_stride(s), n);

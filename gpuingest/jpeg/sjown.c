@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef SJ_X86
 #include <immintrin.h>
 
 enum { EDGE = 64, BESIDE = 320 }; // bytes of a plane's row before its first sample, and at least behind its last
