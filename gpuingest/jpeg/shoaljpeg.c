@@ -32,6 +32,8 @@
 
 #ifdef SJ_X86
 #include <immintrin.h>
+#elif defined(SJ_NEON)
+#include <arm_neon.h>
 #endif
 
 enum {
@@ -60,9 +62,11 @@ typedef struct {
 	int32_t *at;
 	uint32_t (*lanes)[4][4];
 	// For horizontal_planes: 16 outputs share a window of 64 samples of one channel; with AVX2, 4 share one of 16, and
-	// go by pairs of taps: their places, the high halves of their coefficients, the low halves.
+	// go by pairs of taps: their places, the high halves of their coefficients, the low halves. With NEON they go by
+	// taps: their places, their coefficients.
 	uint32_t (*spread)[4][16];
 	uint32_t (*pairs)[3][8];
+	uint32_t (*single)[2][4];
 	sj_buf wide;
 } axis;
 
@@ -299,6 +303,30 @@ static int spread_pairs(axis *a, int pairs) {
 	return 1;
 }
 
+#ifdef SJ_NEON
+// spread_single is spread for NEON.
+static int spread_single(axis *a, int taps) {
+	size_t groups = ((size_t)a->out + 15) / 16 * 4, cells = groups * (size_t)taps, bytes = cells * sizeof *a->single + groups * sizeof *a->at;
+	if (!sj_reserve(&a->wide, bytes)) return -1;
+	memset(a->wide.p, 0, bytes);
+	a->single = a->wide.p;
+	a->at = (int32_t *)(a->single + cells);
+	for (int i = 0; i < a->out; i++) {
+		int last = (i | 3) < a->out ? i | 3 : a->out - 1, from = a->first[i & ~3];
+		if (a->first[last] < from) from = a->first[last]; // flipped
+		if (a->first[i] + a->n[i] - from > 16) return 0;
+		a->at[i / 4] = from - a->lo;
+		for (int t = 0; t < a->n[i]; t++) {
+			uint32_t(*c)[4] = a->single[i / 4 * taps + t];
+			c[0][i & 3] = 0x80808000u | (uint32_t)(a->first[i] - from + t);
+			c[1][i & 3] = (uint32_t)a->k[(size_t)i * a->taps + t];
+		}
+	}
+	a->blocks = taps;
+	return 1;
+}
+#endif
+
 // spread lays them out for horizontal_planes. It returns 0 where they do not fit, and -1 without memory.
 static int spread(axis *a) {
 	int most = 0, groups = (a->out + 15) / 16;
@@ -306,6 +334,9 @@ static int spread(axis *a) {
 	for (int i = 0; i < a->out; i++) {
 		if (a->n[i] > most) most = a->n[i];
 	}
+#ifdef SJ_NEON
+	return spread_single(a, most);
+#endif
 	if (simd == 1) return spread_pairs(a, (most + 1) / 2);
 	int blocks = (most + 3) / 4;
 	if (blocks > BLOCKS) return 0;
@@ -618,6 +649,34 @@ __attribute__((target("avx2"))) static int planes_avx2(const uint8_t *rgb, int n
 		_mm_storeu_si128((__m128i *)(b + x), _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(a, o0), _mm_shuffle_epi8(c, o1)), _mm_shuffle_epi8(e, o2)));
 	}
 	return x;
+}
+#elif defined(SJ_NEON)
+
+// clip8x16 is clip8 of 16 sums.
+static inline uint8x16_t clip8x16(const int32x4_t s[4]) {
+	int16x8_t a = vqmovn_high_s32(vqmovn_s32(s[0] >> BITS), s[1] >> BITS), b = vqmovn_high_s32(vqmovn_s32(s[2] >> BITS), s[3] >> BITS);
+	return vqmovun_high_s16(vqmovun_s16(a), b);
+}
+
+// horizontal_planes takes rows of one channel, a byte a sample; in points at sample a->lo. Up to 15 bytes more are written.
+static void horizontal_planes(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+	for (int i = 0; i < a->out; i += 16) {
+		const uint8_t *p = in;
+		uint8_t *q = out + i;
+		for (int r = 0; r < rows; r++, p += stride, q += out_stride) {
+			int32x4_t s[4];
+			for (int j = 0; j < 4; j++) {
+				uint32_t(*k)[2][4] = a->single + (i / 4 + j) * a->blocks;
+				uint8x16_t v = vld1q_u8(p + a->at[i / 4 + j]);
+				s[j] = vdupq_n_s32(1 << (BITS - 1));
+				for (int t = 0; t < a->blocks; t++) {
+					int32x4_t x = vreinterpretq_s32_u8(vqtbl1q_u8(v, vreinterpretq_u8_u32(vld1q_u32(k[t][0]))));
+					s[j] = vmlaq_s32(s[j], x, vreinterpretq_s32_u32(vld1q_u32(k[t][1])));
+				}
+			}
+			vst1q_u8(q, clip8x16(s));
+		}
+	}
 }
 #endif
 
@@ -1003,7 +1062,7 @@ static int own_rows(sj_scratch *s, const sj_source *from) {
 		int n = y1 - y < BATCH ? y1 - y : BATCH;
 		if ((code = sj_own_rows(s->own, rows, n, plane)) != SJ_OK) return code;
 		if (!s->planes) push(s, in, y - y0, n);
-#ifdef SJ_X86
+#ifdef SJ_SIMD
 		for (int c = 0; plane && c < 3; c++) {
 			uint8_t *out = (uint8_t *)s->mid.p + mid_stride(s) * (size_t)(y - y0) + mid_plane(s) * (size_t)c;
 			horizontal_planes(&s->x, rows[0] + plane * (size_t)c + (x0 & 1), stride, out, mid_stride(s), n);

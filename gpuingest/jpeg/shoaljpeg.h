@@ -11,6 +11,9 @@
 #elif defined(__aarch64__) && defined(__GNUC__)
 #define SJ_NEON 1
 #endif
+#if defined(SJ_X86) || defined(SJ_NEON)
+#define SJ_SIMD 1
+#endif
 
 // Results of sj_decode, sj_resample and sj_encode; sj_message says more where libjpeg did.
 enum {

@@ -547,7 +547,7 @@ static void expand_plain(sj_streams *s, int w, int rows, int16_t *blocks, uint8_
 	}
 }
 
-#if defined(SJ_X86) || defined(SJ_NEON)
+#ifdef SJ_SIMD
 
 // The streams of plain or rich blocks, as vector loops use them.
 typedef struct {
