@@ -678,6 +678,65 @@ static void horizontal_planes(const axis *a, const uint8_t *in, size_t stride, u
 		}
 	}
 }
+
+static void horizontal_neon(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows) {
+	enum { ROWS = 4 }; // whose sums do not wait for each other
+	for (int r = 0; r < rows; r += ROWS) {
+		const uint8_t *p[ROWS];
+		uint8_t *q[ROWS];
+		for (int j = 0; j < ROWS; j++) { // rows beyond the last repeat it: the same bytes are written twice
+			p[j] = in[r + j < rows ? r + j : rows - 1];
+			q[j] = out[r + j < rows ? r + j : rows - 1];
+		}
+		for (int i = 0; i < a->out; i++) {
+			ptrdiff_t off = 4 * (ptrdiff_t)(a->first[i] - a->lo);
+			const int32_t *k = a->k + (size_t)i * a->taps;
+			int32x4_t s[ROWS];
+			for (int j = 0; j < ROWS; j++) s[j] = vdupq_n_s32(1 << (BITS - 1));
+			for (int x = 0; x < a->n[i]; x += 2, off += 8, k += 2) {
+				for (int j = 0; j < ROWS; j++) {
+					int16x8_t v = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(p[j] + off)));
+					s[j] = vmlaq_n_s32(s[j], vmovl_s16(vget_low_s16(v)), k[0]);
+					s[j] = vmlaq_n_s32(s[j], vmovl_high_s16(v), k[1]);
+				}
+			}
+			uint32_t w[ROWS];
+			vst1q_u8((uint8_t *)w, clip8x16(s));
+			// Four bytes are stored for three: the next pixel, or the slack, takes the fourth.
+			for (int j = 0; j < ROWS; j++) memcpy(q[j] + 3 * i, &w[j], 4);
+		}
+	}
+}
+
+static int vertical_neon(const uint8_t *in, size_t stride, const int32_t *k, int taps, uint8_t *out, int n) {
+	int x = 0;
+	for (; x + 16 <= n; x += 16) {
+		int32x4_t s[4];
+		for (int j = 0; j < 4; j++) s[j] = vdupq_n_s32(1 << (BITS - 1));
+		for (int t = 0; t < taps; t++) {
+			uint8x16_t v = vld1q_u8(in + (size_t)t * stride + x);
+			int16x8_t lo = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(v))), hi = vreinterpretq_s16_u16(vmovl_high_u8(v));
+			s[0] = vmlaq_n_s32(s[0], vmovl_s16(vget_low_s16(lo)), k[t]);
+			s[1] = vmlaq_n_s32(s[1], vmovl_high_s16(lo), k[t]);
+			s[2] = vmlaq_n_s32(s[2], vmovl_s16(vget_low_s16(hi)), k[t]);
+			s[3] = vmlaq_n_s32(s[3], vmovl_high_s16(hi), k[t]);
+		}
+		vst1q_u8(out + x, clip8x16(s));
+	}
+	return x;
+}
+
+// Packed RGB to three planes, 16 pixels at a time. Returns the pixels done.
+static int planes_neon(const uint8_t *rgb, int n, uint8_t *r, uint8_t *g, uint8_t *b) {
+	int x = 0;
+	for (; x + 16 <= n; x += 16, rgb += 48) {
+		uint8x16x3_t v = vld3q_u8(rgb);
+		vst1q_u8(r + x, v.val[0]);
+		vst1q_u8(g + x, v.val[1]);
+		vst1q_u8(b + x, v.val[2]);
+	}
+	return x;
+}
 #endif
 
 static void horizontal(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows) {
@@ -699,6 +758,11 @@ static void horizontal(const axis *a, const uint8_t *const *in, uint8_t *const *
 		horizontal_avx2(a, in, out, rows);
 		return;
 	}
+#elif defined(SJ_NEON)
+	if (simd) {
+		horizontal_neon(a, in, out, rows);
+		return;
+	}
 #endif
 	horizontal_c(a, in, out, rows);
 }
@@ -716,6 +780,8 @@ static void vertical(const axis *a, int i, const uint8_t *mid, size_t stride, ui
 		return;
 	}
 	if (simd) done = vertical_avx2(p, stride, a->hilo + (size_t)i * a->taps * 2, a->n[i], out, n);
+#elif defined(SJ_NEON)
+	if (simd) done = vertical_neon(p, stride, a->k + (size_t)i * a->taps, a->n[i], out, n);
 #endif
 	vertical_c(p, stride, a->k + (size_t)i * a->taps, a->n[i], out, done, n);
 }
@@ -732,6 +798,8 @@ static void store_row(const sj_request *q, const uint8_t *rgb, int y, const uint
 		size_t x = 0;
 #ifdef SJ_X86
 		if (simd) x = (size_t)planes_avx2(rgb, q->win_w, r, g, b);
+#elif defined(SJ_NEON)
+		if (simd) x = (size_t)planes_neon(rgb, q->win_w, r, g, b);
 #endif
 		for (; x < w; x++) {
 			r[x] = rgb[3 * x];
