@@ -240,6 +240,12 @@ static inline void digits(const int32_t *k, int n, uint32_t d[3]) {
 	}
 }
 
+// window tells where the samples begin that output i and the others of its n, a power of two, share.
+static int window(const axis *a, int i, int n) {
+	int first = i & -n, last = first + n <= a->out ? first + n - 1 : a->out - 1;
+	return a->first[first] < a->first[last] ? a->first[first] : a->first[last]; // the last, if flipped
+}
+
 // widen lays out the taps of an axis for horizontal_vnni.
 static int widen(axis *a) {
 	int most = 0, groups = (a->out + 15) / 16 * 4;
@@ -256,8 +262,7 @@ static int widen(axis *a) {
 	a->lanes = a->wide.p;
 	a->at = (int32_t *)(a->lanes + cells);
 	for (int i = 0; i < a->out; i++) {
-		int last = (i | 3) < a->out ? i | 3 : a->out - 1, from = a->first[i & ~3];
-		if (a->first[last] < from) from = a->first[last]; // flipped
+		int from = window(a, i, 4);
 		if (a->first[i] - from > 12) return 1; // 4 taps must fit behind it
 		for (int b = 0; b < blocks; b++) {
 			size_t cell = (size_t)(i / 4 * blocks + b);
@@ -284,8 +289,7 @@ static int spread_pairs(axis *a, int pairs) {
 	a->pairs = a->wide.p;
 	a->at = (int32_t *)(a->pairs + cells);
 	for (int i = 0; i < a->out; i++) {
-		int last = (i | 3) < a->out ? i | 3 : a->out - 1, from = a->first[i & ~3];
-		if (a->first[last] < from) from = a->first[last]; // flipped
+		int from = window(a, i, 4);
 		if (a->first[i] + a->n[i] - from > 16) return 0;
 		a->at[i / 4] = from - a->lo;
 		// Lanes are outputs 0 to 3 and 8 to 11 of 16, then the others, as the packs want them.
@@ -312,8 +316,7 @@ static int spread_single(axis *a, int taps) {
 	a->single = a->wide.p;
 	a->at = (int32_t *)(a->single + cells);
 	for (int i = 0; i < a->out; i++) {
-		int last = (i | 3) < a->out ? i | 3 : a->out - 1, from = a->first[i & ~3];
-		if (a->first[last] < from) from = a->first[last]; // flipped
+		int from = window(a, i, 4);
 		if (a->first[i] + a->n[i] - from > 16) return 0;
 		a->at[i / 4] = from - a->lo;
 		for (int t = 0; t < a->n[i]; t++) {
@@ -346,8 +349,7 @@ static int spread(axis *a) {
 	a->spread = a->wide.p;
 	a->at = (int32_t *)(a->spread + cells);
 	for (int i = 0; i < a->out; i++) {
-		int last = (i | 15) < a->out ? i | 15 : a->out - 1, from = a->first[i & ~15];
-		if (a->first[last] < from) from = a->first[last]; // flipped
+		int from = window(a, i, 16);
 		if (a->first[i] + a->n[i] - from > 64) return 0;
 		a->at[i / 16] = from - a->lo;
 		for (int b = 0; b < blocks; b++) {
