@@ -18,7 +18,7 @@ endif
 .PHONY: help setup packages build gpu bench-gpu image release demo check test soak night hostile lint promcheck fmt generate bench clean
 
 help: ## print this help
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: packages bin/versitygw ## install what is missing (apt), fetch Go modules, build the pinned S3 server
 
@@ -144,6 +144,17 @@ night: setup build gpu-tests ## every test with the race detector, then the long
 	@$(MAKE) --no-print-directory conformance
 	@$(MAKE) --no-print-directory conformance-dlio
 	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory arm64-test
+
+# Pillow, which the pixels are compared with, stays the machine's own: QEMU runs only the test.
+.PHONY: arm64-test arm64-packages
+arm64-test: arm64-packages bin/cross/arm64/libjpeg.a ## the tests of gpuingest/jpeg for arm64, with NEON, in QEMU's user emulation (about 4 minutes)
+	CGO_ENABLED=1 GOARCH=arm64 CC=aarch64-linux-gnu-gcc PKG_CONFIG_LIBDIR=$(CURDIR)/bin/cross/arm64 \
+		$(GO) test -exec qemu-aarch64-static -count=1 -timeout 30m -tags netgo,osusergo -ldflags '-linkmode=external $(call static-jpeg,arm64)' ./gpuingest/jpeg
+
+arm64-packages:
+	@for c in aarch64-linux-gnu-gcc qemu-aarch64-static; do \
+		command -v $$c >/dev/null || { echo "make: no $$c: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static" >&2; exit 1; }; done
 
 # mypy and pyright come from PyPI, and pyright fetches Node.js, so make check does without.
 .PHONY: types

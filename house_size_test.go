@@ -27,7 +27,7 @@ var budget = map[string]int{
 	"prefetch/engine": 6_110,
 	"loader":          6_660,
 	"s3api":           1_980,
-	"gpuingest":       15_000,
+	"gpuingest":       15_270,
 	"internal":        10_710,
 	"lab":             16_480,
 	"python":          160,

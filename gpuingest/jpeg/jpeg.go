@@ -26,7 +26,7 @@ import (
 // Available tells that this build decodes JPEG.
 const Available = true
 
-// The resize loops: plain C, AVX2, and AVX-512 with VBMI and VNNI.
+// The loops: plain C; AVX2, or NEON on arm64; and AVX-512 with VBMI and VNNI.
 const (
 	portable = iota
 	avx2
@@ -35,7 +35,7 @@ const (
 
 var haveSIMD = setSIMD(vnni)
 
-// setSIMD selects the resize loops, at most the given ones, and returns those in use. Not safe during calls.
+// setSIMD selects the loops, at most the given ones, and returns those in use. Not safe during calls.
 func setSIMD(most int) int { return int(C.sj_set_simd(C.int(most))) }
 
 // pool keeps C memory between calls. It is a channel and not a sync.Pool: the garbage collector does not see C memory, and

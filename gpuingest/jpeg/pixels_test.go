@@ -50,6 +50,58 @@ func TestPixelsFromCoefficients(t *testing.T) {
 	t.Log(n, "boxes")
 }
 
+// TestPixelsBeyondRange does the same with coefficients that no encoder makes: times their quantisers they overflow what
+// libjpeg-turbo's vector code computes in. A block may be full, sparse, or have nothing but a DC.
+func TestPixelsBeyondRange(t *testing.T) {
+	defer setSIMD(vnni)
+	const w, h = 200, 96
+	r := rand.New(rand.NewPCG(27, 28))
+	for i := range 120 {
+		pix := make([]byte, w*h*3)
+		for p := range w * h {
+			x, y, v := p%w, p/w, r.Uint32()
+			switch x * 5 / w {
+			case 0: // steps between blocks
+				v = uint32(x/16*7+y/16*5) % 4 * 0x555555
+			case 1: // low frequencies
+				v = uint32(x*y/64*3) % 256 * 0x10101
+			case 2: // one direction
+				v = uint32(x&1) * 0xffffff
+			case 3:
+				v = uint32(int32(v<<31)>>31) & 0xffffff
+			}
+			pix[3*p], pix[3*p+1], pix[3*p+2] = byte(v), byte(v>>8), byte(v>>16)
+		}
+		data := encode(t, pix, w, h, Encoding{Quality: 100, Subsampling: []Subsampling{Sub420, Sub422, Sub444}[i%3]})
+		for at := range data[:len(data)-69] {
+			if bytes.HasPrefix(data[at:], []byte{0xff, 0xdb, 0, 67}) {
+				for k := range 64 {
+					data[at+5+k] = byte(1 + r.IntN([]int{8, 64, 255}[i/3%3]))
+				}
+			}
+		}
+		want := make([]byte, len(pix))
+		if err := Decode(want, data, &Job{}); err != nil {
+			t.Fatal(err)
+		}
+		k, err := readCoefs(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for simd := range haveSIMD + 1 {
+			setSIMD(simd)
+			got := make([]byte, len(pix))
+			if err := k.decode(got, &Job{}); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(want, got) {
+				t.Errorf("picture %d differs with loops %d", i, simd)
+			}
+		}
+		k.close()
+	}
+}
+
 // recodeAll trains tables from the files, registers them and returns the recoded forms; nil where a file is kept.
 func recodeAll(t testing.TB, files [][]byte) [][]byte {
 	t.Helper()

@@ -30,9 +30,10 @@
 
 #include <jerror.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define HAVE_AVX2 1
+#ifdef SJ_X86
 #include <immintrin.h>
+#elif defined(SJ_NEON)
+#include <arm_neon.h>
 #endif
 
 enum {
@@ -61,9 +62,11 @@ typedef struct {
 	int32_t *at;
 	uint32_t (*lanes)[4][4];
 	// For horizontal_planes: 16 outputs share a window of 64 samples of one channel; with AVX2, 4 share one of 16, and
-	// go by pairs of taps: their places, the high halves of their coefficients, the low halves.
+	// go by pairs of taps: their places, the high halves of their coefficients, the low halves. With NEON they go by
+	// taps: their places, their coefficients.
 	uint32_t (*spread)[4][16];
 	uint32_t (*pairs)[3][8];
+	uint32_t (*single)[2][4];
 	sj_buf wide;
 } axis;
 
@@ -94,13 +97,13 @@ struct sj_scratch {
 static int simd;
 
 int sj_set_simd(int most) {
-#ifdef HAVE_AVX2
+#ifdef SJ_X86
 	simd = __builtin_cpu_supports("avx2") ? 1 : 0;
 	if (simd && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni")) simd = 2;
-	if (simd > most) simd = most;
-#else
-	(void)most;
+#elif defined(SJ_NEON)
+	simd = 1; // every CPU of the kind has it
 #endif
+	if (simd > most) simd = most;
 	return simd;
 }
 
@@ -237,6 +240,12 @@ static inline void digits(const int32_t *k, int n, uint32_t d[3]) {
 	}
 }
 
+// window tells where the samples begin that output i and the others of its n, a power of two, share.
+static int window(const axis *a, int i, int n) {
+	int first = i & -n, last = first + n <= a->out ? first + n - 1 : a->out - 1;
+	return a->first[first] < a->first[last] ? a->first[first] : a->first[last]; // the last, if flipped
+}
+
 // widen lays out the taps of an axis for horizontal_vnni.
 static int widen(axis *a) {
 	int most = 0, groups = (a->out + 15) / 16 * 4;
@@ -253,8 +262,7 @@ static int widen(axis *a) {
 	a->lanes = a->wide.p;
 	a->at = (int32_t *)(a->lanes + cells);
 	for (int i = 0; i < a->out; i++) {
-		int last = (i | 3) < a->out ? i | 3 : a->out - 1, from = a->first[i & ~3];
-		if (a->first[last] < from) from = a->first[last]; // flipped
+		int from = window(a, i, 4);
 		if (a->first[i] - from > 12) return 1; // 4 taps must fit behind it
 		for (int b = 0; b < blocks; b++) {
 			size_t cell = (size_t)(i / 4 * blocks + b);
@@ -281,8 +289,7 @@ static int spread_pairs(axis *a, int pairs) {
 	a->pairs = a->wide.p;
 	a->at = (int32_t *)(a->pairs + cells);
 	for (int i = 0; i < a->out; i++) {
-		int last = (i | 3) < a->out ? i | 3 : a->out - 1, from = a->first[i & ~3];
-		if (a->first[last] < from) from = a->first[last]; // flipped
+		int from = window(a, i, 4);
 		if (a->first[i] + a->n[i] - from > 16) return 0;
 		a->at[i / 4] = from - a->lo;
 		// Lanes are outputs 0 to 3 and 8 to 11 of 16, then the others, as the packs want them.
@@ -300,6 +307,29 @@ static int spread_pairs(axis *a, int pairs) {
 	return 1;
 }
 
+#ifdef SJ_NEON
+// spread_single is spread for NEON.
+static int spread_single(axis *a, int taps) {
+	size_t groups = ((size_t)a->out + 15) / 16 * 4, cells = groups * (size_t)taps, bytes = cells * sizeof *a->single + groups * sizeof *a->at;
+	if (!sj_reserve(&a->wide, bytes)) return -1;
+	memset(a->wide.p, 0, bytes);
+	a->single = a->wide.p;
+	a->at = (int32_t *)(a->single + cells);
+	for (int i = 0; i < a->out; i++) {
+		int from = window(a, i, 4);
+		if (a->first[i] + a->n[i] - from > 16) return 0;
+		a->at[i / 4] = from - a->lo;
+		for (int t = 0; t < a->n[i]; t++) {
+			uint32_t(*c)[4] = a->single[i / 4 * taps + t];
+			c[0][i & 3] = 0x80808000u | (uint32_t)(a->first[i] - from + t);
+			c[1][i & 3] = (uint32_t)a->k[(size_t)i * a->taps + t];
+		}
+	}
+	a->blocks = taps;
+	return 1;
+}
+#endif
+
 // spread lays them out for horizontal_planes. It returns 0 where they do not fit, and -1 without memory.
 static int spread(axis *a) {
 	int most = 0, groups = (a->out + 15) / 16;
@@ -307,6 +337,9 @@ static int spread(axis *a) {
 	for (int i = 0; i < a->out; i++) {
 		if (a->n[i] > most) most = a->n[i];
 	}
+#ifdef SJ_NEON
+	return spread_single(a, most);
+#endif
 	if (simd == 1) return spread_pairs(a, (most + 1) / 2);
 	int blocks = (most + 3) / 4;
 	if (blocks > BLOCKS) return 0;
@@ -316,8 +349,7 @@ static int spread(axis *a) {
 	a->spread = a->wide.p;
 	a->at = (int32_t *)(a->spread + cells);
 	for (int i = 0; i < a->out; i++) {
-		int last = (i | 15) < a->out ? i | 15 : a->out - 1, from = a->first[i & ~15];
-		if (a->first[last] < from) from = a->first[last]; // flipped
+		int from = window(a, i, 16);
 		if (a->first[i] + a->n[i] - from > 64) return 0;
 		a->at[i / 16] = from - a->lo;
 		for (int b = 0; b < blocks; b++) {
@@ -373,7 +405,7 @@ static void vertical_c(const uint8_t *in, size_t stride, const int32_t *k, int t
 	}
 }
 
-#ifdef HAVE_AVX2
+#ifdef SJ_X86
 // Exact in integers: k = hi << SPLIT | lo, and sums are linear, so two pmaddwd of halves equal one 32-bit multiply.
 
 __attribute__((target("avx2"))) static inline __m256i join(const uint8_t *a, const uint8_t *b) {
@@ -620,6 +652,93 @@ __attribute__((target("avx2"))) static int planes_avx2(const uint8_t *rgb, int n
 	}
 	return x;
 }
+#elif defined(SJ_NEON)
+
+// clip8x16 is clip8 of 16 sums.
+static inline uint8x16_t clip8x16(const int32x4_t s[4]) {
+	int16x8_t a = vqmovn_high_s32(vqmovn_s32(s[0] >> BITS), s[1] >> BITS), b = vqmovn_high_s32(vqmovn_s32(s[2] >> BITS), s[3] >> BITS);
+	return vqmovun_high_s16(vqmovun_s16(a), b);
+}
+
+// horizontal_planes takes rows of one channel, a byte a sample; in points at sample a->lo. Up to 15 bytes more are written.
+static void horizontal_planes(const axis *a, const uint8_t *in, size_t stride, uint8_t *out, size_t out_stride, int rows) {
+	for (int i = 0; i < a->out; i += 16) {
+		const uint8_t *p = in;
+		uint8_t *q = out + i;
+		for (int r = 0; r < rows; r++, p += stride, q += out_stride) {
+			int32x4_t s[4];
+			for (int j = 0; j < 4; j++) {
+				uint32_t(*k)[2][4] = a->single + (i / 4 + j) * a->blocks;
+				uint8x16_t v = vld1q_u8(p + a->at[i / 4 + j]);
+				s[j] = vdupq_n_s32(1 << (BITS - 1));
+				for (int t = 0; t < a->blocks; t++) {
+					int32x4_t x = vreinterpretq_s32_u8(vqtbl1q_u8(v, vreinterpretq_u8_u32(vld1q_u32(k[t][0]))));
+					s[j] = vmlaq_s32(s[j], x, vreinterpretq_s32_u32(vld1q_u32(k[t][1])));
+				}
+			}
+			vst1q_u8(q, clip8x16(s));
+		}
+	}
+}
+
+static void horizontal_neon(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows) {
+	enum { ROWS = 4 }; // whose sums do not wait for each other
+	for (int r = 0; r < rows; r += ROWS) {
+		const uint8_t *p[ROWS];
+		uint8_t *q[ROWS];
+		for (int j = 0; j < ROWS; j++) { // rows beyond the last repeat it: the same bytes are written twice
+			p[j] = in[r + j < rows ? r + j : rows - 1];
+			q[j] = out[r + j < rows ? r + j : rows - 1];
+		}
+		for (int i = 0; i < a->out; i++) {
+			ptrdiff_t off = 4 * (ptrdiff_t)(a->first[i] - a->lo);
+			const int32_t *k = a->k + (size_t)i * a->taps;
+			int32x4_t s[ROWS];
+			for (int j = 0; j < ROWS; j++) s[j] = vdupq_n_s32(1 << (BITS - 1));
+			for (int x = 0; x < a->n[i]; x += 2, off += 8, k += 2) {
+				for (int j = 0; j < ROWS; j++) {
+					int16x8_t v = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(p[j] + off)));
+					s[j] = vmlaq_n_s32(s[j], vmovl_s16(vget_low_s16(v)), k[0]);
+					s[j] = vmlaq_n_s32(s[j], vmovl_high_s16(v), k[1]);
+				}
+			}
+			uint32_t w[ROWS];
+			vst1q_u8((uint8_t *)w, clip8x16(s));
+			// Four bytes are stored for three: the next pixel, or the slack, takes the fourth.
+			for (int j = 0; j < ROWS; j++) memcpy(q[j] + 3 * i, &w[j], 4);
+		}
+	}
+}
+
+static int vertical_neon(const uint8_t *in, size_t stride, const int32_t *k, int taps, uint8_t *out, int n) {
+	int x = 0;
+	for (; x + 16 <= n; x += 16) {
+		int32x4_t s[4];
+		for (int j = 0; j < 4; j++) s[j] = vdupq_n_s32(1 << (BITS - 1));
+		for (int t = 0; t < taps; t++) {
+			uint8x16_t v = vld1q_u8(in + (size_t)t * stride + x);
+			int16x8_t lo = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(v))), hi = vreinterpretq_s16_u16(vmovl_high_u8(v));
+			s[0] = vmlaq_n_s32(s[0], vmovl_s16(vget_low_s16(lo)), k[t]);
+			s[1] = vmlaq_n_s32(s[1], vmovl_high_s16(lo), k[t]);
+			s[2] = vmlaq_n_s32(s[2], vmovl_s16(vget_low_s16(hi)), k[t]);
+			s[3] = vmlaq_n_s32(s[3], vmovl_high_s16(hi), k[t]);
+		}
+		vst1q_u8(out + x, clip8x16(s));
+	}
+	return x;
+}
+
+// Packed RGB to three planes, 16 pixels at a time. Returns the pixels done.
+static int planes_neon(const uint8_t *rgb, int n, uint8_t *r, uint8_t *g, uint8_t *b) {
+	int x = 0;
+	for (; x + 16 <= n; x += 16, rgb += 48) {
+		uint8x16x3_t v = vld3q_u8(rgb);
+		vst1q_u8(r + x, v.val[0]);
+		vst1q_u8(g + x, v.val[1]);
+		vst1q_u8(b + x, v.val[2]);
+	}
+	return x;
+}
 #endif
 
 static void horizontal(const axis *a, const uint8_t *const *in, uint8_t *const *out, int rows) {
@@ -632,13 +751,18 @@ static void horizontal(const axis *a, const uint8_t *const *in, uint8_t *const *
 		}
 		return;
 	}
-#ifdef HAVE_AVX2
+#ifdef SJ_X86
 	if (a->blocks) {
 		horizontal_vnni(a, in, out, rows);
 		return;
 	}
 	if (simd) {
 		horizontal_avx2(a, in, out, rows);
+		return;
+	}
+#elif defined(SJ_NEON)
+	if (simd) {
+		horizontal_neon(a, in, out, rows);
 		return;
 	}
 #endif
@@ -652,12 +776,14 @@ static void vertical(const axis *a, int i, const uint8_t *mid, size_t stride, ui
 		memcpy(out, p, (size_t)n);
 		return;
 	}
-#ifdef HAVE_AVX2
+#ifdef SJ_X86
 	if (simd == 2 && a->n[i] <= 4 * BLOCKS) {
 		vertical_vnni(p, stride, a->k + (size_t)i * a->taps, a->n[i], out, n);
 		return;
 	}
 	if (simd) done = vertical_avx2(p, stride, a->hilo + (size_t)i * a->taps * 2, a->n[i], out, n);
+#elif defined(SJ_NEON)
+	if (simd) done = vertical_neon(p, stride, a->k + (size_t)i * a->taps, a->n[i], out, n);
 #endif
 	vertical_c(p, stride, a->k + (size_t)i * a->taps, a->n[i], out, done, n);
 }
@@ -672,8 +798,10 @@ static void store_row(const sj_request *q, const uint8_t *rgb, int y, const uint
 		}
 		uint8_t *r = dst + (size_t)y * w, *g = r + plane, *b = g + plane;
 		size_t x = 0;
-#ifdef HAVE_AVX2
+#ifdef SJ_X86
 		if (simd) x = (size_t)planes_avx2(rgb, q->win_w, r, g, b);
+#elif defined(SJ_NEON)
+		if (simd) x = (size_t)planes_neon(rgb, q->win_w, r, g, b);
 #endif
 		for (; x < w; x++) {
 			r[x] = rgb[3 * x];
@@ -1004,7 +1132,7 @@ static int own_rows(sj_scratch *s, const sj_source *from) {
 		int n = y1 - y < BATCH ? y1 - y : BATCH;
 		if ((code = sj_own_rows(s->own, rows, n, plane)) != SJ_OK) return code;
 		if (!s->planes) push(s, in, y - y0, n);
-#ifdef HAVE_AVX2
+#ifdef SJ_SIMD
 		for (int c = 0; plane && c < 3; c++) {
 			uint8_t *out = (uint8_t *)s->mid.p + mid_stride(s) * (size_t)(y - y0) + mid_plane(s) * (size_t)c;
 			horizontal_planes(&s->x, rows[0] + plane * (size_t)c + (x0 & 1), stride, out, mid_stride(s), n);

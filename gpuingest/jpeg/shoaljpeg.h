@@ -5,6 +5,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// The vector loops of this build: those for x86-64, or NEON's.
+#if defined(__x86_64__) && defined(__GNUC__)
+#define SJ_X86 1
+#elif defined(__aarch64__) && defined(__GNUC__)
+#define SJ_NEON 1
+#endif
+#if defined(SJ_X86) || defined(SJ_NEON)
+#define SJ_SIMD 1
+#endif
+
 // Results of sj_decode, sj_resample and sj_encode; sj_message says more where libjpeg did.
 enum {
 	SJ_OK = 0,
@@ -74,7 +84,7 @@ typedef struct {
 int sj_encode(sj_scratch *s, const sj_encoding *e, const uint8_t *pix);
 const uint8_t *sj_output(const sj_scratch *s, size_t *n);
 
-// Chooses the resize loops: 0 for the portable ones, 1 for AVX2, 2 for AVX-512 with VBMI and VNNI, or the best that the
+// Chooses the loops: 0 for the portable ones, 1 for AVX2 or NEON, 2 for AVX-512 with VBMI and VNNI, or the best that the
 // CPU has, if that is less. Returns what is in force.
 // Not safe beside running calls: the package chooses once at start, tests choose again.
 int sj_set_simd(int most);

@@ -9,8 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef SJ_X86
 #include <immintrin.h>
+#elif defined(SJ_NEON)
+#include <arm_neon.h>
+#endif
+
+#ifdef SJ_SIMD
+
+// 8 even values and 8 odd ones, in order.
+static const uint8_t merged[16] = {0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15};
 
 enum { EDGE = 64, BESIDE = 320 }; // bytes of a plane's row before its first sample, and at least behind its last
 
@@ -62,7 +70,15 @@ static void wrap(const int16_t *blocks, int16_t *first, int n) {
 	}
 }
 
+#ifdef SJ_X86
+
+#define P V
+#define LO(a, b) OP(unpacklo_epi16)(a, b)
+#define HI(a, b) OP(unpackhi_epi16)(a, b)
+#define SECOND_UP_13(pair) OP(srai_epi32)(pair, 3) // << 13; the first is 0
+#define HALVES(a, b) OP(packs_epi32)(a, b)
 #define PAIR(a, b) OP(set1_epi32)((int32_t)((uint32_t)(uint16_t)(int16_t)(b) << 16 | (uint16_t)(int16_t)(a)))
+#define MUL(v, a, b) OP(madd_epi16)(v, PAIR(a, b))
 #define MADD(sum, v, a, b) MADDV(sum, v, PAIR(a, b))
 
 #define V __m256i
@@ -74,7 +90,7 @@ static void wrap(const int16_t *blocks, int16_t *first, int n) {
 #define LOAD(p) _mm256_loadu_si256((const __m256i *)(p))
 #define STORE(p, v) _mm256_storeu_si256((__m256i *)(p), v)
 #define BOTH(a, b) _mm256_and_si256(a, b)
-#define IN_LANES(x) _mm256_broadcastsi128_si256(x)
+#define IN_LANES(p) _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(p)))
 #define ANY(v, bits) (!_mm256_testz_si256(v, _mm256_set1_epi16(bits)))
 #define UP(p) _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(p)))
 #define MADDV(sum, v, k) _mm256_add_epi32(sum, _mm256_madd_epi16(v, k))
@@ -129,7 +145,7 @@ LOOP static inline void pixels_avx2(V r, V g, V b, uint8_t *out) {
 #define LOAD(p) _mm512_loadu_si512(p)
 #define STORE(p, v) _mm512_storeu_si512(p, v)
 #define BOTH(a, b) _mm512_and_si512(a, b)
-#define IN_LANES(x) _mm512_broadcast_i32x4(x)
+#define IN_LANES(p) _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(p)))
 #define ANY(v, bits) _mm512_test_epi16_mask(v, _mm512_set1_epi16(bits))
 #define UP(p) _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(p)))
 #define MADDV(sum, v, k) _mm512_dpwssd_epi32(sum, v, k)
@@ -166,6 +182,79 @@ LOOP static inline void pixels_avx512(V r, V g, V b, uint8_t *out) {
 }
 
 #include "sjown_simd.h"
+
+#define BEST(o, f) ((o)->simd > 1 ? f##_avx512 : f##_avx2)
+
+#else
+
+#define V int16x8_t
+#define P int16x4x2_t
+#define N 1
+#define LOOP
+#define NAME(f) f##_neon
+#define OP(f) neon_##f
+#define ZERO vdupq_n_s16(0)
+#define LOAD(p) vreinterpretq_s16_u8(vld1q_u8((const uint8_t *)(p)))
+#define STORE(p, v) vst1q_u8((uint8_t *)(p), (uint8x16_t)(v))
+#define BOTH(a, b) vandq_s16(a, b)
+#define IN_LANES(p) LOAD(p)
+#define ANY(v, bits) 0 // the other rows make no difference: see HALVES
+#define UP(p) (V)vmovl_u8(vld1_u8(p))
+#define LO(a, b) (P){{vget_low_s16(a), vget_low_s16(b)}}
+#define HI(a, b) (P){{vget_high_s16(a), vget_high_s16(b)}}
+#define SECOND_UP_13(pair) (V)vshll_n_s16((pair).val[1], 13)
+#define MUL(v, a, b) (V)vmlal_n_s16(vmull_n_s16((v).val[0], a), (v).val[1], b)
+#define MADD(sum, v, a, b) (V)vmlal_n_s16(vmlal_n_s16((int32x4_t)(sum), (v).val[0], a), (v).val[1], b)
+#define HALVES(a, b) vuzp1q_s16(a, b) // libjpeg-turbo's NEON code does not saturate here
+
+// The rest are SSE's operations, by its names.
+#define SAME(name, T, f) \
+	static inline V neon_##name(V a, V b) { return (V)f((T)a, (T)b); }
+SAME(add_epi8, int8x16_t, vaddq_s8)
+SAME(add_epi16, V, vaddq_s16)
+SAME(add_epi32, int32x4_t, vaddq_s32)
+SAME(sub_epi16, V, vsubq_s16)
+SAME(sub_epi32, int32x4_t, vsubq_s32)
+SAME(mullo_epi16, V, vmulq_s16)
+SAME(mulhrs_epi16, V, vqrdmulhq_s16)
+SAME(unpacklo_epi8, int8x16_t, vzip1q_s8)
+SAME(unpackhi_epi8, int8x16_t, vzip2q_s8)
+SAME(unpacklo_epi16, V, vzip1q_s16)
+SAME(unpackhi_epi16, V, vzip2q_s16)
+SAME(unpacklo_epi32, int32x4_t, vzip1q_s32)
+SAME(unpackhi_epi32, int32x4_t, vzip2q_s32)
+SAME(unpacklo_epi64, int64x2_t, vzip1q_s64)
+SAME(unpackhi_epi64, int64x2_t, vzip2q_s64)
+static inline V neon_set1_epi8(char v) { return (V)vdupq_n_s8((signed char)v); }
+static inline V neon_set1_epi16(short v) { return vdupq_n_s16(v); }
+static inline V neon_set1_epi32(int v) { return (V)vdupq_n_s32(v); }
+static inline V neon_srai_epi16(V v, int n) { return v >> n; }
+static inline V neon_srai_epi32(V v, int n) { return (V)((int32x4_t)v >> n); }
+static inline V neon_srli_epi16(V v, int n) { return (V)((uint16x8_t)v >> n); }
+static inline V neon_packs_epi16(V a, V b) { return (V)vqmovn_high_s16(vqmovn_s16(a), b); }
+static inline V neon_packus_epi16(V a, V b) { return (V)vqmovun_high_s16(vqmovun_s16(a), b); }
+static inline V neon_shuffle_epi8(V v, V at) { return (V)vqtbl1q_u8((uint8x16_t)v, (uint8x16_t)at); }
+
+static inline void rows_neon(const int16_t *b, const int16_t *quant, V r[8]) {
+	for (int i = 0; i < 8; i++) r[i] = vmulq_s16(LOAD(b + 8 * i), LOAD(quant + 8 * i));
+}
+
+static inline void two_rows_neon(V v, uint8_t *out, size_t stride) {
+	vst1_u8(out, vget_low_u8((uint8x16_t)v));
+	vst1_u8(out + stride, vget_high_u8((uint8x16_t)v));
+}
+
+static inline void pixels_neon(V r, V g, V b, uint8_t *out) {
+	const uint8x16_t order = vld1q_u8(merged);
+	uint8x16x4_t v = {{vqtbl1q_u8((uint8x16_t)r, order), vqtbl1q_u8((uint8x16_t)g, order), vqtbl1q_u8((uint8x16_t)b, order), vdupq_n_u8(0)}};
+	vst4q_u8(out, v);
+}
+
+#include "sjown_simd.h"
+
+#define BEST(o, f) f##_neon
+
+#endif
 
 int sj_own_usual(j_decompress_ptr d, const sj_source *from, int simd) {
 	jpeg_component_info *c = d->comp_info;
@@ -251,8 +340,7 @@ static int next(sj_own *o) {
 		for (; y < end && y < c->need1; y += 8, b += 64 * c->blocks_w, last += c->blocks_w) {
 			if (y + 8 <= c->need0) continue;
 			uint8_t *out = sample(o, i, 8 * c->from, y);
-			if (o->simd > 1) blocks_avx512(b + 64 * c->from, last + c->from, c->quant, c->to - c->from, out, c->stride);
-			else blocks_avx2(b + 64 * c->from, last + c->from, c->quant, c->to - c->from, out, c->stride);
+			BEST(o, blocks)(b + 64 * c->from, last + c->from, c->quant, c->to - c->from, out, c->stride);
 			for (int k = 0; i && k < 8; k++, out += c->stride) {
 				if (c->from == 0) out[-1] = out[0];
 				if (8 * c->to >= c->w) out[c->w - 8 * c->from] = out[c->w - 1 - 8 * c->from];
@@ -275,8 +363,7 @@ int sj_own_rows(sj_own *o, uint8_t *const *rows, int n, size_t plane) {
 		}
 		const uint8_t *c[4];
 		for (int k = 0; k < 4; k++) c[k] = sample(o, 1 + k / 2, o->x0 >> o->half_w, k % 2 ? far : near);
-		if (o->simd > 1) line_avx512(sample(o, 0, o->x0, y), c, o->half_w, o->half_h, o->width, rows[i], plane);
-		else line_avx2(sample(o, 0, o->x0, y), c, o->half_w, o->half_h, o->width, rows[i], plane);
+		BEST(o, line)(sample(o, 0, o->x0, y), c, o->half_w, o->half_h, o->width, rows[i], plane);
 	}
 	return SJ_OK;
 }

@@ -1,36 +1,37 @@
-// The vector loops of sjown.c, once for each width: V is a vector, OP(f) an intrinsic, N the blocks that go together.
-// Everything works within lanes of 16 bytes, so that the widths share the code.
+// The vector loops of sjown.c, once for each width: V is a vector, P pairs of int16 for MADD and MUL, which sum up each
+// pair's products, OP(f) an intrinsic, N the blocks that go together. Everything works within lanes of 16 bytes, so that
+// the widths share the code.
 
 // pass is one dimension of the IDCT over 8 rows of int16, a block a lane: jidctint's arithmetic, in the products and
 // widths of libjpeg-turbo's vector code, so that even what overflows there does here.
 LOOP static inline void NAME(pass)(V r[8], int round, int shift) {
 	const V zero = ZERO, half = OP(set1_epi32)(round);
 	V out[8][2];
-#define HALF(h, unpack)                                                                            \
-	do {                                                                                           \
-		V t26 = OP(unpack)(r[2], r[6]), z = OP(unpack)(z3, z4), t71 = OP(unpack)(r[7], r[1]), t53 = OP(unpack)(r[5], r[3]); \
-		V s = OP(add_epi32)(OP(srai_epi32)(OP(unpack)(zero, sum), 3), half);                        \
-		V d = OP(add_epi32)(OP(srai_epi32)(OP(unpack)(zero, dif), 3), half);                        \
-		V s10 = MADD(s, t26, 10703, 4433), s13 = MADD(s, t26, -10703, -4433);                       \
-		V s11 = MADD(d, t26, 4433, -10704), s12 = MADD(d, t26, -4433, 10704);                       \
-		V y3 = OP(madd_epi16)(z, PAIR(-6436, 9633)), y4 = OP(madd_epi16)(z, PAIR(9633, 6437));       \
-		V o0 = MADD(y3, t71, -4927, -7373), o3 = MADD(y4, t71, -7373, 4926);                         \
-		V o1 = MADD(y4, t53, -4176, -20995), o2 = MADD(y3, t53, -20995, 4177);                       \
-		out[0][h] = OP(srai_epi32)(OP(add_epi32)(s10, o3), shift);                                   \
-		out[7][h] = OP(srai_epi32)(OP(sub_epi32)(s10, o3), shift);                                   \
-		out[1][h] = OP(srai_epi32)(OP(add_epi32)(s11, o2), shift);                                   \
-		out[6][h] = OP(srai_epi32)(OP(sub_epi32)(s11, o2), shift);                                   \
-		out[2][h] = OP(srai_epi32)(OP(add_epi32)(s12, o1), shift);                                   \
-		out[5][h] = OP(srai_epi32)(OP(sub_epi32)(s12, o1), shift);                                   \
-		out[3][h] = OP(srai_epi32)(OP(add_epi32)(s13, o0), shift);                                   \
-		out[4][h] = OP(srai_epi32)(OP(sub_epi32)(s13, o0), shift);                                   \
+#define HALF(h, LOHI)                                                                                       \
+	do {                                                                                                    \
+		P t26 = LOHI(r[2], r[6]), z = LOHI(z3, z4), t71 = LOHI(r[7], r[1]), t53 = LOHI(r[5], r[3]);         \
+		V s = OP(add_epi32)(SECOND_UP_13(LOHI(zero, sum)), half);                                           \
+		V d = OP(add_epi32)(SECOND_UP_13(LOHI(zero, dif)), half);                                           \
+		V s10 = MADD(s, t26, 10703, 4433), s13 = MADD(s, t26, -10703, -4433);                               \
+		V s11 = MADD(d, t26, 4433, -10704), s12 = MADD(d, t26, -4433, 10704);                               \
+		V y3 = MUL(z, -6436, 9633), y4 = MUL(z, 9633, 6437);                                                \
+		V o0 = MADD(y3, t71, -4927, -7373), o3 = MADD(y4, t71, -7373, 4926);                                \
+		V o1 = MADD(y4, t53, -4176, -20995), o2 = MADD(y3, t53, -20995, 4177);                              \
+		out[0][h] = OP(srai_epi32)(OP(add_epi32)(s10, o3), shift);                                          \
+		out[7][h] = OP(srai_epi32)(OP(sub_epi32)(s10, o3), shift);                                          \
+		out[1][h] = OP(srai_epi32)(OP(add_epi32)(s11, o2), shift);                                          \
+		out[6][h] = OP(srai_epi32)(OP(sub_epi32)(s11, o2), shift);                                          \
+		out[2][h] = OP(srai_epi32)(OP(add_epi32)(s12, o1), shift);                                          \
+		out[5][h] = OP(srai_epi32)(OP(sub_epi32)(s12, o1), shift);                                          \
+		out[3][h] = OP(srai_epi32)(OP(add_epi32)(s13, o0), shift);                                          \
+		out[4][h] = OP(srai_epi32)(OP(sub_epi32)(s13, o0), shift);                                          \
 	} while (0)
 	V sum = OP(add_epi16)(r[0], r[4]), dif = OP(sub_epi16)(r[0], r[4]);
 	V z3 = OP(add_epi16)(r[3], r[7]), z4 = OP(add_epi16)(r[1], r[5]);
-	HALF(0, unpacklo_epi16);
-	HALF(1, unpackhi_epi16);
+	HALF(0, LO);
+	HALF(1, HI);
 #undef HALF
-	for (int i = 0; i < 8; i++) r[i] = OP(packs_epi32)(out[i][0], out[i][1]);
+	for (int i = 0; i < 8; i++) r[i] = HALVES(out[i][0], out[i][1]);
 }
 
 LOOP static inline void NAME(transpose)(V r[8]) {
@@ -100,17 +101,18 @@ LOOP static inline void NAME(wide)(const uint8_t *near, const uint8_t *far, V ev
 
 // color makes R, G and B, less their clamp, of pixels whose chroma has lost its 128.
 LOOP static inline void NAME(color)(V y, V cb, V cr, V *r, V *g, V *b) {
-	V round = OP(set1_epi32)(1 << 15), k = PAIR(-22554, 18734); // 0.28586 = 1 - 0.71414, so that it fits
-	V lo = OP(srai_epi32)(MADDV(round, OP(unpacklo_epi16)(cb, cr), k), 16), hi = OP(srai_epi32)(MADDV(round, OP(unpackhi_epi16)(cb, cr), k), 16);
+	const V round = OP(set1_epi32)(1 << 15);
+	P l = LO(cb, cr), h = HI(cb, cr);
+	V lo = OP(srai_epi32)(MADD(round, l, -22554, 18734), 16), hi = OP(srai_epi32)(MADD(round, h, -22554, 18734), 16); // 0.28586 = 1 - 0.71414, so that it fits
 	*r = OP(add_epi16)(y, OP(add_epi16)(cr, OP(mulhrs_epi16)(cr, OP(set1_epi16)(13173))));
 	*b = OP(add_epi16)(y, OP(add_epi16)(OP(add_epi16)(cb, cb), OP(mulhrs_epi16)(cb, OP(set1_epi16)(-7471))));
-	*g = OP(add_epi16)(y, OP(sub_epi16)(OP(packs_epi32)(lo, hi), cr));
+	*g = OP(add_epi16)(y, OP(sub_epi16)(HALVES(lo, hi), cr));
 }
 
 // row makes n pixels, and up to 16 N - 1 more. v: chroma has half the rows; h: half the columns.
 LOOP static inline void NAME(row)(const uint8_t *y, const uint8_t *const c[4], int h, int v, int n, uint8_t *out, size_t plane) {
 	const V even_bias = OP(set1_epi16)((short)((v ? 8 : 4) - 2048)), odd_bias = OP(set1_epi16)((short)((v ? 7 : 8) - 2048));
-	const V merge = IN_LANES(_mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
+	const V merge = IN_LANES(merged);
 	const V low = OP(set1_epi16)(255), mid = OP(set1_epi16)(128);
 	for (int x = 0; x < n; x += 16 * N) {
 		V u[2], w[2], r[2], g[2], b[2], luma = LOAD(y + x);

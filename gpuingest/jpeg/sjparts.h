@@ -5,10 +5,6 @@
 #include "sjrecode.h"
 #include "sjscan.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define SJ_X86 1
-#endif
-
 enum {
 	SJ_CODE_BITS = 12, // of the longest code
 	SJ_CHOICES = 8,    // tables of a kind

@@ -10,6 +10,8 @@
 
 #ifdef SJ_X86
 #include <immintrin.h>
+#elif defined(SJ_NEON)
+#include <arm_neon.h>
 #endif
 
 enum {
@@ -557,7 +559,7 @@ static void expand_plain(sj_streams *s, int w, int rows, int16_t *blocks, uint8_
 	}
 }
 
-#ifdef SJ_X86
+#ifdef SJ_SIMD
 
 // The streams of plain or rich blocks, as vector loops use them.
 typedef struct {
@@ -570,15 +572,6 @@ typedef struct {
 	int escapes; // of values
 } fast;
 
-static const uint64_t spread[32] = {
-#define B(n, f) ((f) >> (n) & 1 ? (uint64_t)0xFF << (24 + 8 * (n)) : 0)
-#define S(f) B(0, f) | B(1, f) | B(2, f) | B(3, f) | B(4, f)
-#define S8(f) S(f), S(f + 1), S(f + 2), S(f + 3), S(f + 4), S(f + 5), S(f + 6), S(f + 7)
-    S8(0), S8(8), S8(16), S8(24)};
-#undef S8
-#undef S
-#undef B
-
 // fast_mask is sj_next_mask; high are the mask's last five bytes, in place.
 static inline __attribute__((always_inline)) uint64_t fast_mask(fast_set *s, unsigned f, uint64_t high) {
 	uint64_t m = (*s->mask[0] & -(uint64_t)(f & 1)) | (*s->mask[1] & -(uint64_t)(f >> 1 & 1)) << 8 | (*s->mask[2] & -(uint64_t)(f >> 2 & 1)) << 16;
@@ -587,12 +580,6 @@ static inline __attribute__((always_inline)) uint64_t fast_mask(fast_set *s, uns
 	s->mask[2] += f >> 2 & 1;
 	s->mask[3] += __builtin_popcount(f >> 3);
 	return m | high;
-}
-
-static inline uint64_t load64(const uint8_t *p) {
-	uint64_t v;
-	memcpy(&v, p, 8);
-	return v;
 }
 
 // fast_dc puts a block's DC into place. The prediction's neighbours stay in registers.
@@ -643,11 +630,31 @@ static void fix(fast *s, int rich, uint64_t at, int16_t *block) {
 	}
 }
 
+// The place in zigzag order of each position by rows.
+static const uint8_t zigzag[64] __attribute__((aligned(64))) = {
+    0,  1,  5,  6,  14, 15, 27, 28, 2,  4,  7,  13, 16, 26, 29, 42, 3,  8,  12, 17, 25, 30, 41, 43, 9,  11, 18, 24, 31, 40, 44, 53,
+    10, 19, 23, 32, 39, 45, 52, 54, 20, 22, 33, 38, 46, 51, 55, 60, 21, 34, 37, 47, 50, 56, 59, 61, 35, 36, 48, 49, 57, 58, 62, 63};
+
+#endif
+
+#ifdef SJ_X86
+
+static const uint64_t spread[32] = {
+#define B(n, f) ((f) >> (n) & 1 ? (uint64_t)0xFF << (24 + 8 * (n)) : 0)
+#define S(f) B(0, f) | B(1, f) | B(2, f) | B(3, f) | B(4, f)
+#define S8(f) S(f), S(f + 1), S(f + 2), S(f + 3), S(f + 4), S(f + 5), S(f + 6), S(f + 7)
+    S8(0), S8(8), S8(16), S8(24)};
+#undef S8
+#undef S
+#undef B
+
+static inline uint64_t load64(const uint8_t *p) {
+	uint64_t v;
+	memcpy(&v, p, 8);
+	return v;
+}
+
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,bmi,bmi2,lzcnt,popcnt"))) static void expand_vbmi2(sj_streams *st, int w, int rows, int16_t *blocks, uint8_t *last) {
-	// The place in zigzag order of each position by rows.
-	static const uint8_t zigzag[64] __attribute__((aligned(64))) = {
-	    0,  1,  5,  6,  14, 15, 27, 28, 2,  4,  7,  13, 16, 26, 29, 42, 3,  8,  12, 17, 25, 30, 41, 43, 9,  11, 18, 24, 31, 40, 44, 53,
-	    10, 19, 23, 32, 39, 45, 52, 54, 20, 22, 33, 38, 46, 51, 55, 60, 21, 34, 37, 47, 50, 56, 59, 61, 35, 36, 48, 49, 57, 58, 62, 63};
 	const __m512i order = _mm512_load_si512(zigzag), escape = _mm512_set1_epi8(-128);
 	fast s = fast_begin(st);
 	for (int y = 0; y < rows; y++) {
@@ -728,6 +735,71 @@ __attribute__((target("avx2,popcnt,lzcnt"))) static void expand_avx2(const sj_ta
 	}
 }
 
+#elif defined(SJ_NEON)
+
+// part8 gives the values of one byte of the mask their places.
+static inline uint8x8_t part8(const sj_tables *t, const uint8_t **p, unsigned mask) {
+	uint8x8_t v = vtbl1_u8(vld1_u8(*p), vcreate_u8(t->places[mask]));
+	*p += t->ones[mask];
+	return v;
+}
+
+static inline uint8x16_t part16(const sj_tables *t, const uint8_t **a, const uint8_t **b, unsigned mask) {
+	uint8x8_t v = part8(t, a, mask & 255);
+	return vcombine_u8(v, part8(t, b, mask >> 8 & 255));
+}
+
+static inline uint8x16x2_t part32(const sj_tables *t, const uint8_t **a, const uint8_t **b, uint32_t mask) {
+	uint8x16x2_t v;
+	v.val[0] = part16(t, a, b, mask);
+	v.val[1] = part16(t, b, b, mask >> 16);
+	return v;
+}
+
+// escapes32 has a bit for each value that stands for an escape.
+static inline uint64_t escapes32(uint8x16x2_t v) {
+	const uint8x16_t escape = vdupq_n_u8(0x80), bits = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
+	uint8x16_t a = vandq_u8(vceqq_u8(v.val[0], escape), bits), b = vandq_u8(vceqq_u8(v.val[1], escape), bits);
+	a = vpaddq_u8(a, b);
+	a = vpaddq_u8(a, a);
+	return vgetq_lane_u32(vreinterpretq_u32_u8(vpaddq_u8(a, a)), 0);
+}
+
+static void expand_neon(const sj_tables *t, sj_streams *st, int w, int rows, int16_t *blocks, uint8_t *last) {
+	uint8x16_t order[4], late[4]; // what each quarter of the block takes from the first and the last 32 places
+	for (int i = 0; i < 4; i++) {
+		order[i] = vld1q_u8(zigzag + 16 * i);
+		late[i] = vsubq_u8(order[i], vdupq_n_u8(32));
+	}
+	fast s = fast_begin(st);
+	for (int y = 0; y < rows; y++) {
+		near n = {0, 0};
+		for (int x = 0; x < w; x++, blocks += 64) {
+			unsigned f = *s.flag++;
+			int rich = sj_rich(f);
+			fast_set *set = &s.set[rich];
+			uint8x8_t bytes = vtbl1_u8(vld1_u8(set->mask[3]), vcreate_u8(t->places[f & 0xF8]));
+			uint64_t m = fast_mask(set, f, vget_lane_u64(vreinterpret_u64_u8(bytes), 0)), escaped = 0;
+			uint8x16x2_t v = part32(t, &set->low, &set->high, (uint32_t)m);
+			uint8x16_t o[4];
+			for (int i = 0; i < 4; i++) o[i] = vqtbl2q_u8(v, order[i]); // 0 for a place beyond
+			if (s.escapes) escaped = escapes32(v);
+			if (rich) {
+				v = part32(t, &set->high, &set->high, (uint32_t)(m >> 32));
+				for (int i = 0; i < 4; i++) o[i] = vqtbx2q_u8(o[i], v, late[i]);
+				if (s.escapes) escaped |= escapes32(v) << 32;
+			}
+			for (int i = 0; i < 4; i++) {
+				vst1q_s16(blocks + 16 * i, vmovl_s8(vreinterpret_s8_u8(vget_low_u8(o[i]))));
+				vst1q_s16(blocks + 16 * i + 8, vmovl_high_s8(vreinterpretq_s8_u8(o[i])));
+			}
+			fix(&s, rich, escaped, blocks);
+			*last++ = m ? (uint8_t)(64 - __builtin_clzll(m)) : 0;
+			fast_dc(&s, &n, x, y, 64 * (ptrdiff_t)w, blocks);
+		}
+	}
+}
+
 #endif
 
 int sj_recoded_band(const sj_recoded *r, int comp, int band, int16_t *blocks, uint8_t *last) {
@@ -741,6 +813,11 @@ int sj_recoded_band(const sj_recoded *r, int comp, int band, int16_t *blocks, ui
 	}
 	if (sj_simd() && __builtin_cpu_supports("lzcnt")) {
 		expand_avx2(r->t, &s, w, rows, blocks, last);
+		return SJ_OK;
+	}
+#elif defined(SJ_NEON)
+	if (sj_simd()) {
+		expand_neon(r->t, &s, w, rows, blocks, last);
 		return SJ_OK;
 	}
 #endif
