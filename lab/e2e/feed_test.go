@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -158,6 +159,22 @@ func TestFeedBadPicture(t *testing.T) {
 	if code != 0 || !strings.Contains(errs, paths[7]) || !strings.HasPrefix(out, "19 samples") {
 		t.Errorf("skip: exit %d:\n%s%s", code, out, errs)
 	}
+}
+
+// piped starts a command, and returns its input and output.
+func piped(t testing.TB, cmd *exec.Cmd) (in io.WriteCloser, out io.Reader) {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err = cmd.StdoutPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return in, out
 }
 
 // python runs a script with the client on its path.

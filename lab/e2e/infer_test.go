@@ -65,17 +65,7 @@ func startTrainer(t *testing.T, args ...any) *torchTrainer {
 	}
 	cmd := exec.Command("/usr/bin/python3", words...)
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in, out := piped(t, cmd)
 	t.Cleanup(func() {
 		_ = in.Close() // it is told to go on, or finds the end
 		_ = cmd.Wait()

@@ -475,17 +475,7 @@ def read(k):
 for k in range(8):
     threading.Thread(target=read, args=(k,)).start()
 sys.stdin.read()`, mnt)
-	in, err := reader.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := reader.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := reader.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in, out := piped(t, reader)
 	defer func() { _ = in.Close(); _ = reader.Wait() }()
 	if _, err := out.Read(make([]byte, 8)); err != nil {
 		t.Fatal(err)

@@ -22,17 +22,7 @@ func TestOpen(t *testing.T) {
 	mnt := mount(t, env, source, "--cache-dir", cache, "--cache-size", "256MiB", "--kernel-cache", "off", "--audit-log", log)
 	cmd := python(t, openScript, mnt, dir, "steps")
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in, out := piped(t, cmd)
 	lines := json.NewDecoder(out)
 	step := func(what string) (got map[string]int) {
 		t.Helper()

@@ -128,17 +128,7 @@ func startReaders(t *testing.T) *readerProcess {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "/usr/bin/python3", "-c", readers)
 	c.Stderr = os.Stderr
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in, out := piped(t, c)
 	t.Cleanup(func() {
 		_ = in.Close()
 		_ = c.Wait()
