@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shoalfs/shoal/lab/rig/etcd"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
@@ -110,4 +111,57 @@ func TestRecodedCache(t *testing.T) {
 			mustShoal(t, env, append([]string{"fsck", cache}, flags[4:]...)...)
 		})
 	}
+}
+
+// What one node keeps recoded goes to another as it is, with the tables, and is kept so there, also over
+// a restart. The node that came takes all from the first one, which restores nothing for its feed.
+func TestRecodedCluster(t *testing.T) {
+	if _, err := etcd.FindBinary(); err != nil {
+		t.Skip(err)
+	}
+	members, err := etcd.Start(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer members.Close()
+	dir, paths := pictures(t, 4, 60)
+	p, env := far(t, proxy.Options{})
+	source := bucket(t, dir)
+	caches := []string{t.TempDir(), t.TempDir()}
+	start := func(i int) (addr, mnt string) {
+		return serve(t, env, source, "--cache-dir", caches[i], "--kernel-cache", "off", "--recode", "on",
+			"--cluster", "etcd://"+members.Addr+"/recoded", "--cluster-insecure", "--advertise", "127.0.0.1:0")
+	}
+	addr, first := start(0)
+	want := feed(t, addr, "--transform", eyes, "--seed", "4").Digest
+	waitKept(t, first, len(paths))
+	if s := recodedAll(t, first, len(paths)); s.Recoded.Files != len(paths) {
+		t.Fatalf("%+v", s.Recoded)
+	}
+
+	addr, second := start(1)
+	within(t, patience, "the other node's tables are there", func() bool {
+		return bytes.Contains(content(t, filepath.Join(caches[1], "shoal.log")), []byte("tables of another node"))
+	})
+	gets := p.Stats().Gets
+	for round := range 2 {
+		if got := feed(t, addr, "--transform", eyes, "--seed", "4").Digest; got != want {
+			t.Errorf("digest %s, want %s", got, want)
+		}
+		within(t, patience, "what it is to keep is on disk", func() bool {
+			s := readStats(t, second)
+			return s.Disk.Kept > len(paths)/5 && s.Recoded.Files == s.Disk.Kept
+		})
+		if s := readStats(t, first); s.Recoded.Restored != 0 {
+			t.Errorf("round %d: restored for the other node: %+v", round, s.Recoded)
+		}
+		umount(t, second)
+		addr, second = start(1)
+	}
+	readAll(t, second, dir, paths)
+	if n := p.Stats().Gets - gets; n != 0 {
+		t.Errorf("%d GETs of what the other node has", n)
+	}
+	umount(t, second)
+	umount(t, first)
 }
