@@ -59,7 +59,8 @@ func TestKeptOfWhatIsRead(t *testing.T) {
 		}
 		gets[epoch] = e.Stats().GetRequests - before
 	}
-	if gets[0] > 2*n+20 || gets[1] > 10 || gets[2] > 10 {
+	// The labels are in the set once the first epoch has ended; memory keeps most of them until then.
+	if gets[0] > 2*n+n/2 || gets[1] > n/2 || gets[2] > 10 {
 		t.Errorf("%v GETs in three epochs of %d pictures and as many labels", gets, n)
 	}
 }
@@ -115,7 +116,8 @@ func TestKeptOfWhatIsOwned(t *testing.T) {
 		if test.restart {
 			closeEngine(t, e)
 			e = start()
-			if again := kept(e); !slices.Equal(again, before) {
+			again := kept(e) // perhaps more: what made room for others, and whose segment is still there
+			if slices.ContainsFunc(before, func(f int) bool { return !slices.Contains(again, f) }) {
 				t.Fatalf("%d are kept after a restart, before the owners are known; %d were", len(again), len(before))
 			}
 		}
