@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/objstoretest"
 	"github.com/shoalfs/shoal/cache/segment"
 )
@@ -449,6 +450,52 @@ func TestCodedFromPeer(t *testing.T) {
 	f.reopen()
 	f.readAll(f.v)
 	if s := f.v.Stats(); s.Coded != 16 || s.Restored != 16 || f.gets() != 0 {
+		t.Errorf("after a restart: %+v, %d requests", s, f.gets())
+	}
+}
+
+// foldedStore delivers files that fold coded, where that is asked for.
+type foldedStore struct{ *gate }
+
+func (s foldedStore) ReadCoded(ctx context.Context, o objstore.Object, spans []objstore.Span, coded []*int) error {
+	for i, sp := range spans {
+		if err := s.ReadAt(ctx, o, sp.P, sp.Off); err != nil {
+			return err
+		}
+		if b, ok := new(foldCodec).Encode(nil, sp.P); ok && coded[i] != nil {
+			*coded[i] = copy(sp.P, b)
+		}
+	}
+	return nil
+}
+
+// What comes coded from the store is kept so; a reader who wants the file gets it as it came.
+func TestCodedFromStore(t *testing.T) {
+	f := newCoded(t, 20, 60<<10)
+	closeCache(t, f.c)
+	f.c = newPatient(Options{Memory: 64 << 20, Disk: 1 << 30, Logger: quiet})
+	f.v = f.c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{9}, Store: foldedStore{f.gate}, Codec: &f.codec})
+	if err := f.v.OpenDisk(f.dir, f.o); err != nil {
+		t.Fatal(err)
+	}
+	p := make([]byte, len(f.want[0]))
+	if _, err := f.v.ReadAt(t.Context(), 0, p, 0); err != nil || !bytes.Equal(p, f.want[0]) {
+		t.Fatal(err)
+	}
+	for i := 1; i < len(f.want); i++ {
+		data, release, err := f.v.SampleCoded(t.Context(), i)
+		if err != nil || isFolded(data) != (i%5 != 4) {
+			t.Fatalf("file %d: coded %v, %v", i, isFolded(data), err)
+		}
+		release()
+	}
+	settled(t, f.c)
+	if s := f.v.Stats(); s.Coded != 15 || s.Kept != 20 || s.Restored != 0 || s.PeerBytes != 0 || f.gets() != 20 {
+		t.Errorf("%+v, %d requests", s, f.gets())
+	}
+	f.reopen()
+	f.readAll(f.v)
+	if s := f.v.Stats(); s.Restored != 15 || f.gets() != 20 {
 		t.Errorf("after a restart: %+v, %d requests", s, f.gets())
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -27,7 +28,7 @@ type Want struct {
 	File int
 	Off  int64
 	P    []byte
-	// Coded is not nil if P is of a whole file that may come in its coded form, from a node that keeps it so. Then its
+	// Coded is not nil if P is of a whole file that may come in its coded form, from a node or a store that keeps it so. Then its
 	// length, which is less than P's, is stored there.
 	Coded *int
 }
@@ -68,28 +69,34 @@ func (v *Volume) asks(file, x int) bool {
 // rest from the store.
 func (v *Volume) fetch(ctx context.Context, asks bool, wants []Want) error {
 	if p := v.peers.Load(); p != nil {
-		all := total(wants)
+		all := slices.Clone(wants)
 		wants = (*p).Read(ctx, wants, !asks)
-		v.ds.count.peerBytes.Add(all - total(wants))
+		v.ds.count.peerBytes.Add(total(all) - total(wants))
 		if len(wants) == 0 {
 			return nil
 		}
 	}
 	o, base := v.object(wants[0].File)
-	if len(wants) == 1 {
+	r, codes := v.store.(objstore.CodedReader)
+	if len(wants) == 1 && (!codes || wants[0].Coded == nil) {
 		return v.store.ReadAt(ctx, o, wants[0].P, base+wants[0].Off)
 	}
-	spans := make([]objstore.Span, len(wants))
+	spans, coded := make([]objstore.Span, len(wants)), make([]*int, len(wants))
 	for i, w := range wants {
 		_, base := v.object(w.File)
-		spans[i] = objstore.Span{Off: base + w.Off, P: w.P}
+		spans[i], coded[i] = objstore.Span{Off: base + w.Off, P: w.P}, w.Coded
+	}
+	if codes {
+		return r.ReadCoded(ctx, o, spans, coded)
 	}
 	return objstore.ReadSpans(ctx, v.store, o, spans)
 }
 
 func total(wants []Want) (n int64) {
 	for _, w := range wants {
-		n += int64(len(w.P))
+		if n += int64(len(w.P)); w.Coded != nil && *w.Coded > 0 {
+			n += int64(*w.Coded - len(w.P))
+		}
 	}
 	return n
 }

@@ -821,7 +821,6 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 		fl.tell()
 	}
 	if buf.coded > 0 {
-		v.ds.count.peerBytes.Add(int64(buf.coded - len(buf.data)))
 		buf.data = buf.data[:buf.coded]
 	} else { // The lock is taken twice, so that the waiters need not wait for it here.
 		v.mu.Lock()

@@ -12,6 +12,13 @@ type Span struct {
 	P   []byte // filled from there on
 }
 
+// CodedReader is implemented by stores that have some files in a codec's shorter form.
+type CodedReader interface {
+	// ReadCoded is ReadSpans, but span i may come in its coded form if coded[i] is not nil. Then the length, which is less
+	// than the span's, is stored there.
+	ReadCoded(ctx context.Context, o Object, spans []Span, coded []*int) error
+}
+
 // SpanReader is implemented by stores that read several pieces of an object with one request.
 //
 // Decorators always have the method. [ReadSpans] reads from any [Reader].

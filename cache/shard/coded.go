@@ -19,7 +19,8 @@ import (
 
 // Coded members. A set may store some files in a shorter form, from which each comes back exactly. Its shards are shown
 // (Set.Objects) as if all members were stored as they are, with offsets to match; a [Restorer] reads from such an object
-// what is stored, and fills in the files. So everything above a store sees the files only.
+// what is stored, and fills in the files. So everything above a store sees the files only, except for a cache that keeps
+// them coded, too: it gets whole ones as they are ([Restorer.ReadCoded]).
 
 // Coded says how a pack stores the files: its source has what is stored.
 type Coded struct {
@@ -61,6 +62,7 @@ func (s *Set) Objects() []objstore.Object {
 type Restorer struct {
 	objstore.Reader
 	decoder Decoder
+	asIs    func() bool
 	turn    chan struct{}
 
 	mu      sync.Mutex
@@ -68,9 +70,13 @@ type Restorer struct {
 	learned map[string]bool        // prefixes of sets
 }
 
-// NewRestorer returns a Restorer. decoder may be nil: then such sets cannot be read.
-func NewRestorer(r objstore.Reader, decoder Decoder) *Restorer {
-	return &Restorer{Reader: r, decoder: decoder, turn: make(chan struct{}, runtime.GOMAXPROCS(0)), shards: map[string]*codedShard{}, learned: map[string]bool{}}
+// NewRestorer returns a Restorer. decoder may be nil: then such sets cannot be read. asIs tells whether ReadCoded may return
+// coded members as they are; nil: it may not.
+func NewRestorer(r objstore.Reader, decoder Decoder, asIs func() bool) *Restorer {
+	if asIs == nil {
+		asIs = func() bool { return false }
+	}
+	return &Restorer{Reader: r, decoder: decoder, asIs: asIs, turn: make(chan struct{}, runtime.GOMAXPROCS(0)), shards: map[string]*codedShard{}, learned: map[string]bool{}}
 }
 
 // codedShard has the coded members of a shard, by offset.
@@ -138,7 +144,16 @@ func (r *Restorer) ReadAt(ctx context.Context, o objstore.Object, p []byte, off 
 // ReadSpans implements [objstore.SpanReader]: what is stored is read into the ends of the spans, by one request, and
 // restored from there.
 func (r *Restorer) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
+	return r.ReadCoded(ctx, o, spans, make([]*int, len(spans)))
+}
+
+// ReadCoded implements [objstore.CodedReader]. A member that comes coded has been restored, too, to check it: a set has
+// checksums of its files only.
+func (r *Restorer) ReadCoded(ctx context.Context, o objstore.Object, spans []objstore.Span, coded []*int) error {
 	if !strings.HasPrefix(o.ETag, codedTag) {
+		if len(spans) == 1 {
+			return r.Reader.ReadAt(ctx, o, spans[0].P, spans[0].Off)
+		}
 		return objstore.ReadSpans(ctx, r.Reader, o, spans)
 	}
 	if err := objstore.CheckSpans(o, spans); err != nil {
@@ -156,8 +171,8 @@ func (r *Restorer) ReadSpans(ctx context.Context, o objstore.Object, spans []obj
 		case first && last:
 			below[i] = objstore.Span{Off: lo, P: s.P[int64(len(s.P))-(hi-lo):]}
 		case len(spans) > 1: // two may need the same member
-			for _, s := range spans {
-				if err := r.ReadSpans(ctx, o, []objstore.Span{s}); err != nil {
+			for i, s := range spans {
+				if err := r.ReadCoded(ctx, o, []objstore.Span{s}, coded[i:i+1]); err != nil {
 					return err
 				}
 			}
@@ -169,8 +184,13 @@ func (r *Restorer) ReadSpans(ctx context.Context, o objstore.Object, spans []obj
 	if err := objstore.ReadSpans(ctx, r.Reader, t.tar, below); err != nil {
 		return err
 	}
+	asIs := r.asIs()
 	for i, s := range spans {
-		if err := r.fill(t, s, below[i]); err != nil {
+		var length *int
+		if asIs {
+			length = coded[i]
+		}
+		if err := r.fill(t, s, below[i], length); err != nil {
 			return err
 		}
 	}
@@ -178,8 +198,9 @@ func (r *Restorer) ReadSpans(ctx context.Context, o objstore.Object, spans []obj
 }
 
 // fill restores a span from what is stored, which may be the end of the span's own bytes: nothing is written over what
-// is still to be read, since no member grows by being stored.
-func (r *Restorer) fill(t *codedShard, s, from objstore.Span) error {
+// is still to be read, since no member grows by being stored. If coded is not nil, and the span is one coded member, that
+// stays as it is.
+func (r *Restorer) fill(t *codedShard, s, from objstore.Span, coded *int) error {
 	at, end := s.Off, s.Off+int64(len(s.P))
 	plain := func(to int64) {
 		if to > at {
@@ -197,6 +218,10 @@ func (r *Restorer) fill(t *codedShard, s, from objstore.Span) error {
 				Op: "restore", Key: t.tar.Key, Kind: objstore.KindInvalid, Err: fmt.Errorf("the recoded member at %d: %w", c.off, err),
 				Remedy: "restore the shard from a copy, or pack the source again into another place",
 			}
+		}
+		if coded != nil && s.Off == c.at && len(s.P) == len(file) {
+			*coded = copy(s.P, from.P)
+			return nil
 		}
 		n := copy(s.P[at-s.Off:], file[at-c.at:])
 		at += int64(n)

@@ -87,7 +87,7 @@ func TestCodedMembers(t *testing.T) {
 	if res, err := Pack(t.Context(), m, coded, s, "out/", o); err != nil || !res.Complete {
 		t.Errorf("again: %+v, %v", res, err)
 	}
-	r := NewRestorer(s, new(halves))
+	r := NewRestorer(s, new(halves), nil)
 	set, err := Open(t.Context(), r, out, OpenOptions{})
 	if err != nil || set.Version != m.Version() {
 		t.Fatalf("%+v, %v", set, err)
@@ -137,6 +137,30 @@ func TestCodedMembers(t *testing.T) {
 			t.Errorf("%s: other bytes among neighbours", neighbours[i])
 		}
 	}
+	// A reader that asks for it gets coded members as they are, if it may have them.
+	for _, asIs := range []bool{false, true} {
+		r := NewRestorer(s, new(halves), func() bool { return asIs })
+		lengths, ask := make([]int, len(spans)), make([]*int, len(spans))
+		for i := range spans {
+			if i%3 > 0 {
+				ask[i] = &lengths[i]
+			}
+		}
+		if err := r.ReadCoded(t.Context(), objects[0], spans, ask); err != nil {
+			t.Fatal(err)
+		}
+		for i, sp := range spans {
+			whole := want[neighbours[i]]
+			stored, isCoded := coded.stored["src/"+neighbours[i]]
+			if got := lengths[i]; (got > 0) != (asIs && isCoded && i%3 > 0) || got > 0 && !bytes.Equal(sp.P[:got], stored) || got == 0 && !bytes.Equal(sp.P, whole) {
+				t.Errorf("as is %v: %s came as %d bytes of %d", asIs, neighbours[i], got, len(whole))
+			}
+		}
+		one := make([]byte, len(spans[1].P))
+		if err := r.ReadCoded(t.Context(), objects[0], []objstore.Span{{Off: spans[1].Off + 1, P: one[1:]}}, ask[1:2]); err != nil || !bytes.Equal(one[1:], want[neighbours[1]][1:]) {
+			t.Errorf("a part of a member: %v", err)
+		}
+	}
 	dir := t.TempDir()
 	if done, err := set.Unpack(t.Context(), dir, nil); err != nil || done.Files != len(want) {
 		t.Fatalf("%+v, %v", done, err)
@@ -176,7 +200,7 @@ func TestCodedMembers(t *testing.T) {
 		t.Errorf("tar lists %d members", listed)
 	}
 	// Not to be restored.
-	if _, err := openAnd(t, NewRestorer(s, nil)); err == nil || !strings.Contains(err.Error(), "built with cgo") {
+	if _, err := openAnd(t, NewRestorer(s, nil, nil)); err == nil || !strings.Contains(err.Error(), "built with cgo") {
 		t.Errorf("without a decoder: %v", err)
 	}
 	s.onRead = func(o objstore.Object, p []byte, off int64) {
@@ -184,7 +208,7 @@ func TestCodedMembers(t *testing.T) {
 			p[len(p)/2] ^= 1
 		}
 	}
-	r = NewRestorer(struct{ objstore.Reader }{s}, new(halves))
+	r = NewRestorer(struct{ objstore.Reader }{s}, new(halves), nil)
 	for member := range set.Members(t.Context()) {
 		if _, ok := coded.stored["src/"+member.Path]; !ok {
 			continue

@@ -79,7 +79,7 @@ func unpack(ctx context.Context, from, dir string, o stores.Options) (done shard
 	if err != nil {
 		return done, source, err
 	}
-	set, err := shard.Open(ctx, shard.NewRestorer(src, jpegCoder{}), source, shard.OpenOptions{Logger: log})
+	set, err := shard.Open(ctx, shard.NewRestorer(src, jpegCoder{}, nil), source, shard.OpenOptions{Logger: log})
 	if err != nil {
 		return done, source, err
 	}

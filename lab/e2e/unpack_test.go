@@ -123,9 +123,19 @@ func TestPackRecoded(t *testing.T) {
 	sameTree(t, through, dir, paths)
 	addr, _ := serve(t, env, source)
 	coded, _ := serve(t, env, set)
+	asIs, _ := serve(t, env, set, "--recode", "on", "--cache-dir", t.TempDir())
 	for _, flags := range [][]string{{"--transform", eyes, "--seed", "4"}, {}} {
-		if want, got := feed(t, addr, flags...).Digest, feed(t, coded, flags...).Digest; got != want {
-			t.Errorf("feed %v: digest %s, want %s", flags, got, want)
+		want := feed(t, addr, flags...).Digest
+		for _, at := range []string{coded, asIs} {
+			if got := feed(t, at, flags...).Digest; got != want {
+				t.Errorf("feed %v at %s: digest %s, want %s", flags, at, got, want)
+			}
+		}
+		if len(flags) > 0 {
+			within(t, patience, "all photographs are kept as they came", func() bool { return readStats(t, asIs).Recoded.Files > 120 })
+			if s := readStats(t, asIs); s.Recoded.Restored > 0 {
+				t.Errorf("%+v", s.Recoded)
+			}
 		}
 	}
 	door := endpoint(t, env, source, "--shards", set)

@@ -1,14 +1,17 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/shard"
 )
 
 // Recoding. What the disk has of a dataset is brought into the form of the host's codec, by spare time of the processors: as
@@ -17,6 +20,8 @@ import (
 //
 // The codec learns tables from some kept files, once for a dataset. The catalog has them before the first record that needs
 // them is written. If it loses them, those files are fetched again.
+//
+// Shards with recoded files bring their tables: such files are kept as they come.
 //
 // The nodes of a cluster take the tables of those that have some, so that recoded files travel as they are. One node learns
 // them, by rendezvous hashing; the others wait some rounds for it. Nodes that have learned different ones send each other the
@@ -54,7 +59,9 @@ type recoding struct {
 	coder    Coder                  // nil: none
 	mode     atomic.Pointer[string] // Config.Recode of those users who say one; nil before
 	encode   atomic.Pointer[encoder]
-	tables   [][]byte
+	mu       sync.Mutex
+	tables   [][]byte     // guarded by mu
+	asIs     atomic.Bool  // those of the shards are among them
 	asFiles  atomic.Int64 // bytes read through mount and S3
 	decoded  atomic.Int64 // bytes that feeds decoded
 	triedAt  int          // kept files when training failed
@@ -209,12 +216,43 @@ func (e *Engine) encodeBy(tables []byte) error {
 	if err != nil {
 		return err
 	}
-	r.tables = append(slices.Clone(r.tables), tables)
-	if err := e.catalog.SetCoding(e.dataset, r.tables); err != nil {
-		return err
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.ContainsFunc(r.tables, func(t []byte) bool { return bytes.Equal(t, tables) }) {
+		all := append(slices.Clone(r.tables), tables)
+		if err := e.catalog.SetCoding(e.dataset, all); err != nil {
+			return err
+		}
+		r.tables = all
 	}
 	r.encode.Store(&encoder{encode, tables, r.coder.Name(tables)})
 	return nil
+}
+
+// setCoder restores the recoded files of shards. Their tables become the dataset's, so that the cache can keep such files as
+// they come. nil: the host has no codec.
+func (e *Engine) setCoder() shard.Decoder {
+	if e.recoding.coder == nil {
+		return nil
+	}
+	return setCoder{e}
+}
+
+type setCoder struct{ e *Engine }
+
+// Learn implements shard.Decoder.
+func (c setCoder) Learn(tables []byte) (func(dst, file []byte) ([]byte, bool), error) {
+	err := c.e.encodeBy(tables)
+	if err != nil {
+		c.e.log.Warn("recoded files of shards are kept as their originals", "cause", err)
+	}
+	c.e.recoding.asIs.Store(err == nil)
+	return c.e.recoding.coder.Learn(tables)
+}
+
+// Decode implements shard.Decoder.
+func (c setCoder) Decode(dst, coded []byte) ([]byte, error) {
+	return c.e.recoding.coder.Decode(dst, coded)
 }
 
 // codingName is the name by which other nodes ask for the dataset's tables.
