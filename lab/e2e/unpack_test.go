@@ -219,7 +219,8 @@ func TestPackRecodedKilled(t *testing.T) {
 	start = p.Stats()
 	said := mustShoal(t, env, args("killed")...)
 	last := p.Stats().Sub(start)
-	if !strings.Contains(said, "resumed: ") || !strings.Contains(said, fmt.Sprintf("%d files", len(paths))) || !strings.Contains(said, want.Version[:12]) || last.Gets > whole.Gets/2 {
+	// The last requests of a killed pack may arrive after its end; then all is there.
+	if !strings.Contains(said, "resumed: ") && !strings.Contains(said, "holds this set already") || !strings.Contains(said, fmt.Sprintf("%d files", len(paths))) || !strings.Contains(said, want.Version[:12]) || last.Gets > whole.Gets/2 {
 		t.Errorf("%s with %d GETs, want version %s; a whole one takes %d", said, last.Gets, want.Version, whole.Gets)
 	}
 	if left, err := os.ReadDir(spool); err != nil || len(left) > 0 {
