@@ -30,7 +30,7 @@ type Codec interface {
 	Encode(dst, file []byte) ([]byte, bool)
 	// Decode appends the file to dst.
 	Decode(dst, coded []byte) ([]byte, error)
-	// Form names what Decode needs to know for this coded form.
+	// Form names what Decode needs to know for this coded form; zero if it does not know that.
 	Form(coded []byte) [8]byte
 }
 
@@ -129,6 +129,10 @@ func (v *Volume) restore(fl *flight, file int, e uint32, p []byte) bool {
 		defer staged.Release()
 		err := v.decode(p, staged.data)
 		if err != nil {
+			v.ds.count.corrupt.Add(1)
+			if loc, _, coded := v.record(e, file, 0); coded && v.unplace(e, file, loc) { // written from there
+				v.ds.disk.Load().free(loc)
+			}
 			v.c.log.Warn("a file from another node cannot be restored; it is fetched again", "path", v.m.Path(file), "cause", err)
 		}
 		return err == nil
@@ -175,14 +179,20 @@ func (v *Volume) SampleCoded(ctx context.Context, file int) (data []byte, releas
 	e, size := v.extent(file, 0), int(v.m.Size(file))
 	for {
 		b, err := v.sampleCoded(ctx, file, e)
+		coded := b != nil
 		if b == nil && err == nil {
 			if v.onDisk(e) && !v.c.ring.has(v.key(e)) {
 				return v.Sample(ctx, file)
 			}
 			b, err = v.acquire(ctx, file, 0, size, true)
+			coded = b != nil && b.coded > 0
 		}
 		if err != nil {
 			return nil, nil, err
+		}
+		if coded && v.codec.Form(b.data) == [8]byte{} { // it cannot be decoded: Sample forgets it
+			b.Release()
+			return v.Sample(ctx, file)
 		}
 		if b != nil {
 			v.ds.count.readBytes.Add(int64(len(b.data)))

@@ -21,6 +21,7 @@ import (
 // foldCodec codes files whose second half repeats the first.
 type foldCodec struct {
 	broken           atomic.Bool  // Decode fails
+	lost             atomic.Bool  // Form does not know what Decode needs
 	hold             sync.RWMutex // Decode waits while it is locked
 	encoded, decoded atomic.Int64
 	slow             time.Duration
@@ -60,7 +61,12 @@ func (c *foldCodec) Decode(dst, coded []byte) ([]byte, error) {
 	return append(append(append(dst, body[:half]...), body[:half]...), body[half:]...), nil
 }
 
-func (c *foldCodec) Form([]byte) [8]byte { return [8]byte([]byte("fold-one")) }
+func (c *foldCodec) Form([]byte) (form [8]byte) {
+	if !c.lost.Load() {
+		copy(form[:], "fold-one")
+	}
+	return form
+}
 
 // codedFixture is a dataset of files of which all but every fifth fold.
 type codedFixture struct {
@@ -452,6 +458,87 @@ func TestCodedFromPeer(t *testing.T) {
 	if s := f.v.Stats(); s.Coded != 16 || s.Restored != 16 || f.gets() != 0 {
 		t.Errorf("after a restart: %+v, %d requests", s, f.gets())
 	}
+}
+
+// Samples whose form cannot be decoded any more are fetched again.
+func TestCodedLost(t *testing.T) {
+	f := newCoded(t, 10, 60<<10)
+	f.fill()
+	f.recode()
+	f.codec.broken.Store(true)
+	f.codec.lost.Store(true)
+	gets := f.gets()
+	for i := range f.want {
+		data, release, err := f.v.SampleCoded(t.Context(), i)
+		if err != nil || !bytes.Equal(data, f.want[i]) {
+			t.Fatalf("file %d: %d bytes, %v", i, len(data), err)
+		}
+		release()
+	}
+	settled(t, f.c)
+	if s := f.v.Stats(); s.Coded != 0 || s.Kept != 10 || f.gets()-gets != 8 {
+		t.Errorf("%+v, %d requests", s, f.gets()-gets)
+	}
+}
+
+// What another node sent in a form that cannot be decoded is fetched, and kept, by the first who wants the file.
+func TestCodedBad(t *testing.T) {
+	f := newCoded(t, 2, 60<<10)
+	f.v.SetPeers(&foldedPeer{want: f.want})
+	landed := make(chan error, 1)
+	f.v.Prefetch(nil, 0, 0, time.Time{}, func(_ int, err error) { landed <- err })
+	if err := <-landed; err != nil {
+		t.Fatal(err)
+	}
+	settled(t, f.c)
+	f.codec.broken.Store(true)
+	f.v.SetPeers(nil)
+	for range 3 {
+		data, release, err := f.v.Sample(t.Context(), 0)
+		if err != nil || !bytes.Equal(data, f.want[0]) {
+			t.Fatal(err)
+		}
+		release()
+		settled(t, f.c)
+	}
+	if s := f.v.Stats(); f.gets() != 1 || s.Coded != 0 || s.Kept != 1 || s.Corrupt != 1 {
+		t.Errorf("%+v, %d requests", s, f.gets())
+	}
+}
+
+// A file that is claimed while it is restored is on the account then.
+func TestClaimWhileRestored(t *testing.T) {
+	f := newCoded(t, 2, 60<<10)
+	c := New(Options{Memory: 16 << 20, Logger: quiet})
+	defer closeCache(t, c)
+	v := c.NewVolume(VolumeOptions{Manifest: f.m, Dataset: [16]byte{9}, Store: f.gate, Codec: &f.codec, Peers: &foldedPeer{want: f.want}})
+	landed := make(chan error, 1)
+	v.Prefetch(nil, 0, 0, time.Time{}, func(_ int, err error) { landed <- err })
+	<-landed
+	a := c.NewAccount(1)
+	f.codec.hold.Lock()
+	done := make(chan error, 1)
+	go func() {
+		_, release, err := v.Sample(t.Context(), 0)
+		if err == nil {
+			release()
+		}
+		done <- err
+	}()
+	eventually(t, "it is being restored", func() bool { return f.codec.decoded.Load() == 1 })
+	if !v.Claim(a, 0, 0) || a.Held() == 0 {
+		t.Fatalf("%d bytes on the account", a.Held())
+	}
+	f.codec.hold.Unlock()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it has landed", func() bool { v.mu.Lock(); defer v.mu.Unlock(); return len(v.flights) == 0 })
+	if a.Held() != footprint(len(f.want[0])) {
+		t.Errorf("%d bytes on the account", a.Held())
+	}
+	v.Spend(0)
+	c.CloseAccount(a)
 }
 
 // foldedStore delivers files that fold coded, where that is asked for.

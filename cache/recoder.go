@@ -119,7 +119,11 @@ func (r *Recoder) Next(ctx context.Context) (more bool) {
 	if made.Load() > 0 {
 		r.run(ctx, d, func() { d.dropRecoded(id) })
 	}
-	return ctx.Err() == nil && !d.noWrites.Load()
+	if ctx.Err() == nil && !d.noWrites.Load() && !d.noReads.Load() {
+		return true
+	}
+	r.counted = nil // it may not have got far
+	return false
 }
 
 // run has the writer run a task, and reports whether it has ended; if not, because ctx has, the task is still to be run.
@@ -154,7 +158,10 @@ func (r *Recoder) choose(ctx context.Context, d *disk) (id uint32, ok bool) {
 // more appends then, as coded records are to lie by themselves; if it is the only one, it is left until nothing has
 // changed between two looks. Nothing is counted while the segments stay as they were.
 func (r *Recoder) count(ctx context.Context, d *disk) {
-	segments := d.store.Segments()
+	var segments []segment.SegmentInfo
+	if !r.run(ctx, d, func() { segments = d.store.Segments() }) {
+		return
+	}
 	if !slices.Equal(segments, r.counted) {
 		start := time.Now()
 		bytes := map[uint32]int64{}

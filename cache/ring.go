@@ -138,6 +138,9 @@ func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty 
 		}
 		b.Retain()
 		replaced, e.buf = e.buf, b // they take as much memory
+		if e.account == nil {
+			e.account = a // claimed while it was restored
+		}
 		e.left, e.touched = int64(len(b.data))-read, time.Now()
 		e.spent, e.dirty = spent && e.account == nil && !e.kept, e.dirty || dirty
 		r.file(e)

@@ -835,14 +835,10 @@ func (v *Volume) land(fl *flight, file, x int, e uint32, buf *Buffer, err error)
 	}
 	v.mu.Lock()
 	write = write && !v.retired
-	read := fl.read
-	if buf.coded > 0 && !fl.takesCoded { // to be restored, from the ring
-		read = 0
-	}
-	done := fl.spent || v.retired || fl.account == nil && read >= int64(len(buf.data))
+	done := fl.spent || v.retired || fl.account == nil && fl.read >= int64(len(buf.data))
 	var replaced *Buffer
 	if !done || fl.coded == 0 || v.loc(e) == 0 { // what was restored and read is on disk
-		replaced = v.c.ring.put(v.key(e), buf, fl.account, read, done, write)
+		replaced = v.c.ring.put(v.key(e), buf, fl.account, fl.read, done, write)
 	}
 	if buf.coded > 0 {
 		give() // now who restores it finds it in the ring

@@ -13,6 +13,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/cache/shard"
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
 )
@@ -79,7 +80,11 @@ func unpack(ctx context.Context, from, dir string, o stores.Options) (done shard
 	if err != nil {
 		return done, source, err
 	}
-	set, err := shard.Open(ctx, shard.NewRestorer(src, jpegCoder{}, nil), source, shard.OpenOptions{Logger: log})
+	var decoder shard.Decoder
+	if jpeg.Available {
+		decoder = jpegCoder{}
+	}
+	set, err := shard.Open(ctx, shard.NewRestorer(src, decoder, nil), source, shard.OpenOptions{Logger: log})
 	if err != nil {
 		return done, source, err
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache"
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/shard"
 )
 
@@ -44,6 +45,7 @@ const (
 	longestRest  = 2 * time.Second
 	trainedFrom  = 64 // kept files
 	trainAgainAt = 4  // times as many, if there was nothing to learn from those
+	mostTables   = 16 // of a dataset in the catalog: the host's codec learns 256 of all datasets
 	trainRounds  = 15 // looks, which is half a minute, for which a node waits for the tables of another
 )
 
@@ -61,7 +63,7 @@ type recoding struct {
 	encode   atomic.Pointer[encoder]
 	mu       sync.Mutex
 	tables   [][]byte     // guarded by mu
-	asIs     atomic.Bool  // those of the shards are among them
+	known    sync.Map     // their forms, and those of older ones
 	asFiles  atomic.Int64 // bytes read through mount and S3
 	decoded  atomic.Int64 // bytes that feeds decoded
 	triedAt  int          // kept files when training failed
@@ -81,7 +83,20 @@ func (r *recoding) Encode(dst, file []byte) ([]byte, bool) {
 func (r *recoding) Decode(dst, coded []byte) ([]byte, error) { return r.coder.Decode(dst, coded) }
 
 // Form implements cache.Codec.
-func (r *recoding) Form(coded []byte) [8]byte { return r.coder.Form(coded) }
+func (r *recoding) Form(coded []byte) [8]byte {
+	form := r.coder.Form(coded)
+	if _, ok := r.known.Load(form); !ok {
+		return [8]byte{}
+	}
+	return form
+}
+
+// use makes learned tables those by which files are encoded.
+func (r *recoding) use(encode func(dst, file []byte) ([]byte, bool), tables []byte) {
+	e := &encoder{encode, tables, r.coder.Name(tables)}
+	r.known.Store(e.form, nil)
+	r.encode.Store(e)
+}
 
 // codec returns the codec of the dataset's volumes, nil if the host has none.
 func (e *Engine) codec() cache.Codec {
@@ -112,7 +127,7 @@ func (e *Engine) learn() (err error) {
 			e.log.Warn("tables of recoded files cannot be used; those files are fetched again", "cause", err)
 			continue
 		}
-		r.encode.Store(&encoder{encode, t, r.coder.Name(t)})
+		r.use(encode, t)
 	}
 	return nil
 }
@@ -220,38 +235,47 @@ func (e *Engine) encodeBy(tables []byte) error {
 	defer r.mu.Unlock()
 	if !slices.ContainsFunc(r.tables, func(t []byte) bool { return bytes.Equal(t, tables) }) {
 		all := append(slices.Clone(r.tables), tables)
+		all = all[max(len(all)-mostTables, 0):] // what needs older ones is fetched again after a restart
 		if err := e.catalog.SetCoding(e.dataset, all); err != nil {
 			return err
 		}
 		r.tables = all
 	}
-	r.encode.Store(&encoder{encode, tables, r.coder.Name(tables)})
+	r.use(encode, tables)
 	return nil
 }
 
-// setCoder restores the recoded files of shards. Their tables become the dataset's, so that the cache can keep such files as
-// they come. nil: the host has no codec.
-func (e *Engine) setCoder() shard.Decoder {
+// restoring returns a store that restores the recoded files of shards. Their tables become the dataset's, so that the cache
+// can keep such files as they come.
+func (e *Engine) restoring(store objstore.Reader) *shard.Restorer {
 	if e.recoding.coder == nil {
-		return nil
+		return shard.NewRestorer(store, nil, nil)
 	}
-	return setCoder{e}
+	c := &setCoder{e: e}
+	return shard.NewRestorer(store, c, func() bool { return c.known.Load() && !c.failed.Load() && e.recodes() })
 }
 
-type setCoder struct{ e *Engine }
+type setCoder struct {
+	e             *Engine
+	known, failed atomic.Bool // the catalog has the tables; not all of them
+}
 
 // Learn implements shard.Decoder.
-func (c setCoder) Learn(tables []byte) (func(dst, file []byte) ([]byte, bool), error) {
-	err := c.e.encodeBy(tables)
-	if err != nil {
-		c.e.log.Warn("recoded files of shards are kept as their originals", "cause", err)
+func (c *setCoder) Learn(tables []byte) (func(dst, file []byte) ([]byte, bool), error) {
+	r := &c.e.recoding
+	if *cmp.Or(r.mode.Load(), new(string)) != "off" {
+		if err := c.e.encodeBy(tables); err != nil {
+			c.failed.Store(true)
+			c.e.log.Warn("recoded files of shards are kept as their originals", "cause", err)
+		} else {
+			c.known.Store(true)
+		}
 	}
-	c.e.recoding.asIs.Store(err == nil)
-	return c.e.recoding.coder.Learn(tables)
+	return r.coder.Learn(tables)
 }
 
 // Decode implements shard.Decoder.
-func (c setCoder) Decode(dst, coded []byte) ([]byte, error) {
+func (c *setCoder) Decode(dst, coded []byte) ([]byte, error) {
 	return c.e.recoding.coder.Decode(dst, coded)
 }
 

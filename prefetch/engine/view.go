@@ -62,7 +62,7 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 		if e.shards != nil {
 			o.Store = e.shards.store
 		}
-		o.Store = shard.NewRestorer(o.Store, e.setCoder(), func() bool { return e.recoding.asIs.Load() && e.recodes() })
+		o.Store = e.restoring(o.Store)
 		v.groups = sync.OnceValue(func() order.Groups { return groupsOf(layout, v.samples) })
 	} else if e.shards != nil {
 		v.unpacked = e.shards.unused
