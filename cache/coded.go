@@ -16,8 +16,9 @@ import (
 //     (codedMark) and notes its length; so readers see place and form at once. A restart adopts coded records as others.
 //   - Nobody gets coded bytes but from SampleCoded, and peers that can decode them. For everybody else a flight restores the
 //     file into memory, where it stays as one that was fetched: all who wait share it, and who reads in pieces restores once.
-//   - A flight that nobody waits for who would restore takes the coded form from a peer (Want.Coded). It lies in the ring in
-//     the place and the memory of the file, goes to disk as it is, and makes room for the file once that is restored from it.
+//   - A flight takes the coded form from a peer or the store (Want.Coded), unless one of its waiters wants the file. It lies
+//     in the ring in the place and the memory of the file, goes to disk as it is, and makes room for the file once that is
+//     restored from it.
 //   - A record that cannot be restored is forgotten and fetched again, like a corrupt one.
 //   - The recoder appends the coded record, then moves the places, then frees the plain one, on the writer's goroutine. So
 //     at any moment each place is of a whole record; if a crash leaves both, the coded one is adopted.
@@ -123,10 +124,9 @@ func (v *Volume) restore(fl *flight, file int, e uint32, p []byte) bool {
 	if fl.coded == 0 {
 		return false
 	}
-	b := newBuffer(v.c.ledger, fl.coded, fl.class)
-	defer b.Release()
 	if staged := v.c.getCoded(v.key(e), 0); staged != nil {
 		defer staged.Release()
+		v.c.ledger.Release(footprint(fl.coded), fl.class)
 		err := v.decode(p, staged.data)
 		if err != nil {
 			v.ds.count.corrupt.Add(1)
@@ -137,6 +137,8 @@ func (v *Volume) restore(fl *flight, file int, e uint32, p []byte) bool {
 		}
 		return err == nil
 	}
+	b := newBuffer(v.c.ledger, fl.coded, fl.class)
+	defer b.Release()
 	loc, n, coded := v.record(e, file, 0)
 	d := v.ds.readable()
 	if !coded || n != fl.coded || d == nil {
@@ -179,18 +181,16 @@ func (v *Volume) SampleCoded(ctx context.Context, file int) (data []byte, releas
 	e, size := v.extent(file, 0), int(v.m.Size(file))
 	for {
 		b, err := v.sampleCoded(ctx, file, e)
-		coded := b != nil
 		if b == nil && err == nil {
 			if v.onDisk(e) && !v.c.ring.has(v.key(e)) {
 				return v.Sample(ctx, file)
 			}
 			b, err = v.acquire(ctx, file, 0, size, true)
-			coded = b != nil && b.coded > 0
 		}
 		if err != nil {
 			return nil, nil, err
 		}
-		if coded && v.codec.Form(b.data) == [8]byte{} { // it cannot be decoded: Sample forgets it
+		if b != nil && b.coded > 0 && v.codec.Form(b.data) == [8]byte{} { // it cannot be decoded: Sample forgets it
 			b.Release()
 			return v.Sample(ctx, file)
 		}
@@ -232,6 +232,7 @@ func (v *Volume) readCoded(ctx context.Context, file int, e uint32, take func(n 
 	if b == nil {
 		return nil, err
 	}
+	b.coded = n
 	ok, err := v.readRecord(ctx, d, file, e, loc, func() error { return d.read(ctx, loc, n, b.data, 0) })
 	if !ok {
 		b.Release()

@@ -2,20 +2,13 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"sync/atomic"
-
-	humanize "github.com/dustin/go-humanize"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -40,10 +33,10 @@ const (
 
 // storeCoded codes the files of m into a folder under spool. What an earlier run has coded is kept.
 func storeCoded(ctx context.Context, src objstore.Reader, m *catalog.Manifest, spool string, connections int) (*storedCoded, error) {
-	name := sha256.Sum256([]byte(m.Version() + "\nrecode 1"))
-	s := &storedCoded{Reader: src, m: m, dir: filepath.Join(spool, "shoal-recode-"+hex.EncodeToString(name[:8])), length: make([]int64, m.Len()), sums: make([]uint32, m.Len())}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return nil, fmt.Errorf("spool: %w", err)
+	s := &storedCoded{Reader: src, m: m, length: make([]int64, m.Len()), sums: make([]uint32, m.Len())}
+	var err error
+	if s.dir, err = spoolFolder(spool, m, "recode 1"); err != nil {
+		return nil, err
 	}
 	encode, err := s.learn(ctx)
 	if err != nil {
@@ -51,23 +44,11 @@ func storeCoded(ctx context.Context, src objstore.Reader, m *catalog.Manifest, s
 	}
 	bar := localStep("recoding")
 	defer bar.Done("")
-	var done, before, after atomic.Int64
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(min(connections, 4*runtime.GOMAXPROCS(0)))
-	for i := range m.Len() {
-		if gctx.Err() != nil {
-			break
-		}
-		g.Go(func() error {
-			if err := s.code(gctx, i, encode); err != nil {
-				return fmt.Errorf("recode %s: %w", m.Path(i), err)
-			}
-			in, out := before.Add(m.Size(i)), after.Add(s.length[i])
-			bar.Set(int(done.Add(1)), m.Len(), fmt.Sprintf("%s made %s", humanize.IBytes(uint64(in)), humanize.IBytes(uint64(out))))
-			return nil
-		})
-	}
-	return s, errors.Join(g.Wait(), ctx.Err())
+	_, err = recodeEach(ctx, m, bar, min(connections, 4*runtime.GOMAXPROCS(0)), func(ctx context.Context, i int) (int64, error) {
+		err := s.code(ctx, i, encode)
+		return s.length[i], err
+	})
+	return s, err
 }
 
 // learn makes tables of files from all over the dataset, or takes those of an earlier run.

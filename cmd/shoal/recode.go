@@ -36,43 +36,66 @@ type recoded struct {
 // recode recodes all files of m into a folder under spool. Files of an earlier run of the same recoding are
 // reused.
 func recode(ctx context.Context, src objstore.Reader, m *catalog.Manifest, r gpuingest.Recode, spool string, connections int) (_ *recoded, err error) {
-	name := sha256.Sum256([]byte(m.Version() + "\n" + r.String()))
-	out := &recoded{dir: filepath.Join(spool, "shoal-recode-"+hex.EncodeToString(name[:8])), objects: make([]objstore.Object, m.Len())}
-	if err := os.MkdirAll(out.dir, 0o700); err != nil {
-		return nil, fmt.Errorf("spool: %w", err)
+	out := &recoded{objects: make([]objstore.Object, m.Len())}
+	if out.dir, err = spoolFolder(spool, m, r.String()); err != nil {
+		return nil, err
 	}
-	bar := localStep("recoding")
-	var done, kept atomic.Int64
-	var bytes struct{ in, out atomic.Int64 }
+	var kept atomic.Int64
 	cpu := make(chan struct{}, runtime.GOMAXPROCS(0))
+	bar := localStep("recoding")
+	said, err := recodeEach(ctx, m, bar, min(connections, 16*cap(cpu)), func(ctx context.Context, i int) (int64, error) {
+		o, same, err := out.file(ctx, src, m, i, r, cpu)
+		if same {
+			kept.Add(1)
+		}
+		out.objects[i] = o
+		return o.Size, err
+	})
+	if err != nil {
+		bar.Done("")
+		return nil, err
+	}
+	bar.Done(said)
+	out.kept = int(kept.Load())
+	slices.SortFunc(out.objects, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
+	return out, nil
+}
+
+// spoolFolder makes the folder for a recoding of m.
+func spoolFolder(spool string, m *catalog.Manifest, how string) (dir string, err error) {
+	name := sha256.Sum256([]byte(m.Version() + "\n" + how))
+	dir = filepath.Join(spool, "shoal-recode-"+hex.EncodeToString(name[:8]))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("spool: %w", err)
+	}
+	return dir, nil
+}
+
+// recodeEach calls one for each file of m, so many at a time. one returns the length of what it has made. bar shows that, and
+// so does said.
+func recodeEach(ctx context.Context, m *catalog.Manifest, bar step, most int, one func(ctx context.Context, i int) (made int64, err error)) (said string, err error) {
+	var done, in, out atomic.Int64
+	text := func(in, out int64) string {
+		return fmt.Sprintf("%s made %s", humanize.IBytes(uint64(in)), humanize.IBytes(uint64(out)))
+	}
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(min(connections, 16*cap(cpu)))
+	g.SetLimit(most)
 	for i := range m.Len() {
 		if gctx.Err() != nil {
 			break
 		}
 		g.Go(func() error {
-			o, same, err := out.file(gctx, src, m, i, r, cpu)
+			made, err := one(gctx, i)
 			if err != nil {
 				return fmt.Errorf("recode %s: %w", m.Path(i), err)
 			}
-			out.objects[i] = o
-			if same {
-				kept.Add(1)
-			}
-			in, made := bytes.in.Add(m.Size(i)), bytes.out.Add(o.Size)
-			bar.Set(int(done.Add(1)), m.Len(), fmt.Sprintf("%s made %s", humanize.IBytes(uint64(in)), humanize.IBytes(uint64(made))))
+			all, so := in.Add(m.Size(i)), out.Add(made)
+			bar.Set(int(done.Add(1)), m.Len(), text(all, so))
 			return nil
 		})
 	}
-	if err := errors.Join(g.Wait(), ctx.Err()); err != nil {
-		bar.Done("")
-		return nil, err
-	}
-	bar.Done(fmt.Sprintf("%s made %s", humanize.IBytes(uint64(bytes.in.Load())), humanize.IBytes(uint64(bytes.out.Load()))))
-	out.kept = int(kept.Load())
-	slices.SortFunc(out.objects, func(a, b objstore.Object) int { return strings.Compare(a.Key, b.Key) })
-	return out, nil
+	err = errors.Join(g.Wait(), ctx.Err())
+	return text(in.Load(), out.Load()), err
 }
 
 // spoolBytes bounds the size of a file to recode.
