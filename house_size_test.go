@@ -14,27 +14,13 @@ import (
 	"testing"
 )
 
-// budget is how many lines of Go and C a room may hold, tests and generated code apart. A room is the longest key that a
-// file's path begins with. The commit that needs more raises it, and says why.
-var budget = map[string]int{
-	"cmd/shoal":       9_570,
-	"cmd/shoal-gpu":   1_370,
-	"cmd/shoal-lab":   930,
-	"fusefs":          2_720,
-	"fusefs/uring":    1_290,
-	"cache":           31_920,
-	"prefetch":        10_000,
-	"prefetch/engine": 6_180,
-	"loader":          6_660,
-	"s3api":           1_980,
-	"gpuingest":       15_280,
-	"internal":        10_710,
-	"lab":             16_480,
-	"python":          160,
-	"docs":            110,
-	"deploy":          690,
-	"tools":           80,
-}
+// bound is how many lines of Go and C all rooms may hold together, tests and generated code apart. No commit raises it, but one whose
+// issue gives an allowance: rooms trade, and a new capability pays with what it made unnecessary.
+const bound = 115_992
+
+// rooms are listed in the log. A file belongs to the longest that its path begins with.
+var rooms = []string{"cmd/shoal", "cmd/shoal-gpu", "cmd/shoal-lab", "fusefs", "fusefs/uring", "cache", "prefetch", "prefetch/engine",
+	"loader", "s3api", "gpuingest", "internal", "lab", "python", "docs", "deploy", "tools"}
 
 // What reads well has bounds. Beyond each there is what was there before it was; it may only become less.
 const (
@@ -45,7 +31,7 @@ const (
 	manyNames                      = "More than 40 names are exported"
 )
 
-func TestRoomsKeepTheirBudget(t *testing.T) {
+func TestTheHouseDoesNotGrow(t *testing.T) {
 	lines, folders, names := map[string]int{}, map[string]bool{}, map[string]int{}
 	var long, wide []string
 	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
@@ -62,7 +48,7 @@ func TestRoomsKeepTheirBudget(t *testing.T) {
 			return err
 		}
 		room := filepath.ToSlash(filepath.Dir(p))
-		for budget[room] == 0 && strings.Contains(room, "/") {
+		for !slices.Contains(rooms, room) && strings.Contains(room, "/") {
 			room = room[:strings.LastIndexByte(room, '/')]
 		}
 		lines[room] += bytes.Count(text, []byte("\n"))
@@ -82,12 +68,13 @@ func TestRoomsKeepTheirBudget(t *testing.T) {
 	}
 	all := 0
 	for _, room := range slices.Sorted(maps.Keys(lines)) {
-		t.Logf("%-14s %6d lines of %6d", room, lines[room], budget[room])
-		if all += lines[room]; lines[room] > budget[room] {
-			t.Errorf("%s holds %d lines, and its budget is %d: remove what it no longer needs, or raise the budget and say why", room, lines[room], budget[room])
-		}
+		t.Logf("%-16s %6d lines", room, lines[room])
+		all += lines[room]
 	}
-	t.Logf("%-14s %6d lines in %d folders", "all", all, len(folders))
+	t.Logf("%-16s %6d lines of %d, in %d folders", "all", all, bound, len(folders))
+	if all > bound {
+		t.Errorf("all rooms hold %d lines, %d more than the bound: remove what is no longer needed", all, all-bound)
+	}
 	if len(folders) > mostFolders {
 		t.Errorf("%d folders at the top, %d are enough", len(folders), mostFolders)
 	}
