@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -384,10 +383,6 @@ func TestNothingIsLeft(t *testing.T) {
 	_, env := far(t, proxy.Options{})
 	source := bucket(t, dir)
 	cache := t.TempDir()
-	// Under nohup a daemon would ignore SIGHUP, as it should: a signal that is caught here is not ignored there.
-	caught := make(chan os.Signal, 1)
-	signal.Notify(caught, syscall.SIGHUP)
-	defer signal.Stop(caught)
 	for _, end := range []string{"umount", "SIGTERM", "SIGINT", "SIGHUP"} {
 		mnt := mount(t, env, source, "--cache-dir", cache, "--order", "torch:seed=1")
 		readAll(t, mnt, dir, paths)

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -39,6 +40,10 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		return
+	}
+	// Under nohup the programs started here would ignore SIGHUP, as they should. A signal that is caught here is not ignored there.
+	if signal.Ignored(unix.SIGHUP) {
+		signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
 	}
 	code, err := func() (int, error) {
 		dir, err := os.MkdirTemp("", "shoal-e2e-")
