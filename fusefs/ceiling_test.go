@@ -34,19 +34,6 @@ func BenchmarkCeiling(b *testing.B) {
 	race(b, arms)
 }
 
-// BenchmarkPassthrough compares what a file:// source can do: read the files in the daemon, or hand
-// them to the kernel.
-func BenchmarkPassthrough(b *testing.B) {
-	local := localCopy(b, datasets["bench"](1), newArena(4).content)
-	arms := []*arm{}
-	for _, kind := range []string{folderVolume, backedVolume} {
-		c := mountChild(b, "bench", func(s *spec) { s.Volume, s.Folder = kind, local })
-		arms = append(arms, &arm{name: kind, dir: c.dir, pid: c.cmd.Process.Pid})
-	}
-	arms = append(arms, &arm{name: "local", dir: local, pid: os.Getpid()})
-	race(b, arms)
-}
-
 // arm is one of the mounts that are compared.
 type arm struct {
 	name  string

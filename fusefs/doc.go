@@ -46,9 +46,6 @@
 // mounts should have at least 4, even in a container limited to two cores, and set that before Mount, because go-fuse
 // reads with as many goroutines.
 //
-// Local files passed to the kernel ([Backer]) gave 6,647 files/s and 61 us, opening and reading them here 5,808 and
-// 126, and the local folder itself 8,114 (BenchmarkPassthrough, busy machine).
-//
 // Over io_uring a warm file of 63 KB takes 40 to 55 us of this process's CPU instead of 65 to 75, and 8 readers get 1.2 times the
 // files or more (BenchmarkTransport, lab/bench/results/uring.md).
 //
@@ -71,8 +68,6 @@
 //     empty result is made of them.
 //   - A descriptor for the kernel comes from an os.File that is held until the call returns: one that
 //     is garbage-collected closes it.
-//   - The kernel fails an OPEN (EIO) that is passed through while the node is open otherwise, or to
-//     another file, and FOPEN_KEEP_CACHE beside FOPEN_PASSTHROUGH (see passthrough).
 //   - An interrupted READ that is answered with EINTR becomes SIGBUS in a page fault. Interrupts
 //     are therefore honored only for a caller that is about to die (see interrupt.go).
 package fusefs

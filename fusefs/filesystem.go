@@ -36,9 +36,8 @@ type filesystem struct {
 	lender   Lender    // nil: ReadAt answers
 	now      NowReader // nil: every read that is not lent may wait
 	stater   Stater
-	moder    Moder        // nil: every file is 0444
-	recorder Recorder     // nil: nothing is recorded
-	pass     *passthrough // nil: the volume has no local files
+	moder    Moder    // nil: every file is 0444
+	recorder Recorder // nil: nothing is recorded
 	opts     Options
 	log      *slog.Logger
 	throttle *throttle
@@ -214,19 +213,6 @@ func (f *filesystem) Open(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	}
 	out.OpenFlags = fuse.FOPEN_NOFLUSH
 	f.saw(g.manifest, trace.Open, in.Pid, file)
-	if f.pass != nil {
-		passed, errno := f.pass.open(nodeID(in.NodeId), g.manifest, file, out)
-		if errno != 0 {
-			f.throttle.warn(errno.Error(), "open failed", "path", g.manifest.Path(file), "errno", errno.Error(),
-				"cause", "the local file is not the one that was listed (refresh the mount)")
-			return fuse.Status(errno)
-		}
-		if passed {
-			f.draining.open.Add(1)
-			f.volume.Opened(g.manifest, file, in.Pid)
-			return fuse.OK
-		}
-	}
 	if f.opts.KernelCache {
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
 	}
@@ -329,9 +315,6 @@ func (f *filesystem) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch g, k, index := f.resolve(nodeID(in.NodeId)); k {
 	case kindFile:
 		f.saw(g.manifest, trace.Close, in.Pid, index)
-		if f.pass != nil {
-			f.pass.release(nodeID(in.NodeId))
-		}
 		f.draining.open.Add(-1)
 		f.volume.Released(g.manifest, index)
 	case kindControl:

@@ -363,8 +363,6 @@ type report struct {
 	Generations       int
 	Memory            int64
 	Lent, Returned    int64
-	Reads             int64
-	PassedOpens       int // opens that passthrough counts now
 	Transport         Transport
 }
 
@@ -422,22 +420,9 @@ func serve(text string) error {
 			v.mu.Lock()
 			r := report{Opened: v.opened, Released: v.released, Installs: v.installs, Waiting: v.waiting, Canceled: v.canceled,
 				Generations: 1 + len(*s.fs.gens.older.Load()), Memory: mem.used.Load(), Transport: s.Transport()}
-			if p := s.fs.pass; p != nil {
-				for i := range p.shards {
-					p.shards[i].mu.Lock()
-					for _, b := range p.shards[i].nodes {
-						r.PassedOpens += b.opens
-					}
-					p.shards[i].mu.Unlock()
-				}
-			}
 			switch w := volume.(type) {
 			case *lender:
 				r.Lent, r.Returned = w.lent.Load(), w.returned.Load()
-			case folderFiles:
-				r.Reads = w.reads.Load()
-			case backedFiles:
-				r.Reads = w.reads.Load()
 			}
 			b, _ := json.Marshal(r)
 			v.mu.Unlock()

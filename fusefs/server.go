@@ -62,16 +62,6 @@ type NowReader interface {
 	ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool
 }
 
-// Backer is a [Volume] with unmodified files on this machine. The kernel then reads them itself (passthrough: Linux
-// 6.9, CAP_SYS_ADMIN, and a file system that is not stacked on others, as overlayfs is); if it cannot, the file is
-// served as any other.
-type Backer interface {
-	// BackingFile opens the local file with exactly the file's content. The caller closes it. If there is none, or if
-	// it has changed, ok is false, and ReadAt is called for the bytes or the error. It is called at every open unless
-	// the file is open already. A file whose size or time differs from the manifest is ESTALE to the reader.
-	BackingFile(m *catalog.Manifest, file int) (f *os.File, ok bool)
-}
-
 // Stater is a [Volume] that knows where a file's content is.
 type Stater interface {
 	// State returns the value of the attribute user.shoal.state: "kept", "staged" or "remote".
@@ -239,9 +229,6 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	f.stater, _ = v.(Stater)
 	f.moder, _ = v.(Moder)
 	f.recorder, _ = c.(Recorder)
-	if b, ok := v.(Backer); ok {
-		f.pass = newPassthrough(b, o.Logger)
-	}
 	root := os.Geteuid() == 0
 	t, why, err := attach(f, path, mountOptions(v, o, root), o, v.Manifest())
 	if errors.Is(err, uring.ErrUnavailable) {
@@ -254,9 +241,6 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 		o.Logger.Debug("requests come by /dev/fuse, not by io_uring", "why", why)
 	}
 	s := &Server{fs: f, transport: t, why: why, mountpoint: path, invalidate: make(chan chan struct{}), done: make(chan struct{})}
-	if f.pass != nil {
-		f.pass.device = t
-	}
 	served := make(chan struct{})
 	go func() {
 		t.Serve()

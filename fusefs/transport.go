@@ -28,7 +28,6 @@ const spareEntries = 16
 
 // transport is how requests come from the kernel: a [fuse.Server] or a [uring.Server].
 type transport interface {
-	backingDevice
 	Serve()
 	EntryNotify(parent uint64, name string) fuse.Status
 	InodeNotify(node uint64, off, length int64) fuse.Status
@@ -121,14 +120,6 @@ func inline(h *fuse.InHeader) bool {
 
 // quick is a filesystem that never waits. It answers [uring.WouldBlock] instead.
 type quick struct{ *filesystem }
-
-// Open implements fuse.RawFileSystem. A local file to be passed through is opened first.
-func (q quick) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if q.pass != nil {
-		return uring.WouldBlock
-	}
-	return q.filesystem.Open(cancel, in, out)
-}
 
 // Read implements fuse.RawFileSystem.
 func (q quick) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {

@@ -14,19 +14,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// asUser returns a command that runs as another user.
-func asUser(uid uint32, name string, args ...string) *exec.Cmd {
-	cmd := exec.Command(name, args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-	return cmd
-}
 
 func sumOf(b []byte) string {
 	s := sha256.Sum256(b)
@@ -347,5 +339,15 @@ func TestLargeDirectReads(t *testing.T) {
 		}
 		unix.Close(fd)
 		c.finish()
+	}
+}
+
+// readTree compares every file of a mount with the dataset.
+func readTree(t *testing.T, c *child) {
+	t.Helper()
+	for _, f := range c.data {
+		if got, err := os.ReadFile(c.path(f.path)); err != nil || !bytes.Equal(got, testArena().content(f)) {
+			t.Errorf("%s: %d bytes, %v", f.path, len(got), err)
+		}
 	}
 }

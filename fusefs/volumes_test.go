@@ -17,24 +17,17 @@ import (
 
 // Kinds of volumes that a child can serve besides memVolume. All have its bytes.
 const (
-	preadVolume  = "pread"  // one file, as fuseceiling of lab/bench/parts has it
-	crcVolume    = "crc"    // the same, with the checksum that the cache computes
-	copyVolume   = "copy"   // memory, through ReadAt
-	lendVolume   = "lend"   // memory, lent
-	folderVolume = "folder" // a folder of files, each opened and read by ReadAt
-	backedVolume = "backed" // the same, handed to the kernel
+	preadVolume = "pread" // one file, as fuseceiling of lab/bench/parts has it
+	crcVolume   = "crc"   // the same, with the checksum that the cache computes
+	copyVolume  = "copy"  // memory, through ReadAt
+	lendVolume  = "lend"  // memory, lent
 )
 
-// makeVolume wraps v. folder holds the files of the last two kinds, and gets the one file of the
-// first.
+// makeVolume wraps v. folder gets the one file of the first kind.
 func makeVolume(v *memVolume, kind, folder string) (Volume, error) {
 	switch kind {
 	case "":
 		return v, nil
-	case folderVolume:
-		return folderFiles{v, folder, new(atomic.Int64)}, nil
-	case backedVolume:
-		return backedFiles{folderFiles{v, folder, new(atomic.Int64)}}, nil
 	}
 	o := &oneFile{memVolume: v, crc: kind == crcVolume}
 	m := v.Manifest()
@@ -108,34 +101,6 @@ func (l *lender) Lend(_ *catalog.Manifest, file int, off int64, n int) ([]byte, 
 	l.lent.Add(1)
 	at := l.offsets[file] + off
 	return l.all[at : at+int64(n)], func() { l.returned.Add(1) }, true
-}
-
-// folderFiles reads files of a folder, as a file:// source does.
-type folderFiles struct {
-	*memVolume
-	folder string
-	reads  *atomic.Int64
-}
-
-func (v folderFiles) ReadAt(_ context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error) {
-	v.reads.Add(1)
-	f, err := os.Open(filepath.Join(v.folder, m.Path(file)))
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil || fi.Size() != m.Size(file) {
-		return 0, errors.Join(err, errors.New("changed"))
-	}
-	return f.ReadAt(p, off)
-}
-
-type backedFiles struct{ folderFiles }
-
-func (v backedFiles) BackingFile(m *catalog.Manifest, file int) (*os.File, bool) {
-	f, err := os.Open(filepath.Join(v.folder, m.Path(file)))
-	return f, err == nil
 }
 
 // localCopy writes a dataset as local files with the modes and times that the mount shows.

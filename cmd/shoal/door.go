@@ -4,11 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"strconv"
 
 	"github.com/shoalfs/shoal/cache"
-	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/shortcut"
@@ -20,14 +18,6 @@ type door struct {
 	*engine.Engine
 	snapshot func() admin.Snapshot // for the stats; includes the feed if one is served beside the mount
 	shortcut *shortcut.Server
-}
-
-// backedDoor also lets the kernel read the files of a local folder directly: it is fusefs.Backer, too.
-type backedDoor struct{ *door }
-
-// BackingFile implements fusefs.Backer.
-func (d backedDoor) BackingFile(m *catalog.Manifest, file int) (*os.File, bool) {
-	return d.LocalFile(m, file)
 }
 
 // Get implements fusefs.Control.

@@ -37,7 +37,6 @@ type mountOptions struct {
 	timeout     time.Duration
 	debug       bool
 	supervise   bool
-	passthrough bool
 	mkdir       bool
 	drain       drainOptions
 }
@@ -55,7 +54,6 @@ func (o *mountOptions) add(c *cobra.Command) {
 	f.Var(&o.readAhead, "read-ahead", "the kernel's read-ahead on the mount; 0: 512 KiB, or 64 KiB where files are larger than 4 MiB on average")
 	f.Lookup("read-ahead").DefValue = "0"
 	f.DurationVar(&o.timeout, "entry-timeout", 4*time.Hour, "how long the kernel may trust names and attributes")
-	f.BoolVar(&o.passthrough, "passthrough", false, "let the kernel read a file:// source directly: no copy, no cache, no read statistics (Linux 6.9, root)")
 	f.BoolVar(&o.mkdir, "mkdir", false, "create the mount point if it does not exist")
 	f.BoolVar(&o.supervise, "supervise", false, "mount again at once if the daemon dies")
 	f.BoolVar(&o.debug, "debug-fuse", false, "log every FUSE message")
@@ -238,17 +236,13 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 		}
 	})
 	mount := audit.Event{Event: "mount", Dataset: e.Manifest().Version(), Order: cfg.Order.String(), Peer: inv.who()}
-	var volume fusefs.Volume = door
-	if mo.passthrough {
-		volume = backedDoor{door}
-	}
 	if dir, err := filepath.Abs(mountpoint); err == nil {
 		e.MountedAt(dir)
 	}
 	if dir, err := filepath.EvalSymlinks(mountpoint); err == nil {
 		e.MountedAt(dir)
 	}
-	server, err := fusefs.Mount(mountpoint, volume, door, fusefs.Options{
+	server, err := fusefs.Mount(mountpoint, door, door, fusefs.Options{
 		KernelCache: keep, AllowOther: mo.allowOther, UID: mo.uid, GID: mo.gid, Umask: mo.umask,
 		EntryTimeout: mo.timeout, AttrTimeout: mo.timeout, ReadAhead: mo.kernelReadAhead(e.Manifest()), Debug: mo.debug,
 		Transport: mo.transport, RingMemory: int(e.Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door, Witness: witness, Logger: e.Logger(),

@@ -1,7 +1,6 @@
 package uring
 
 import (
-	"syscall"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -22,9 +21,6 @@ const (
 
 	minReadBuffer = 8192 // FUSE_MIN_READ_BUFFER
 	writeHeader   = 80   // of a WRITE, the longest
-
-	devIocBackingOpen  = 0x4010e501
-	devIocBackingClose = 0x4004e502
 )
 
 // reqHeader is struct fuse_uring_req_header.
@@ -113,25 +109,4 @@ func (s *Server) notify(code fuse.Status, body, rest []byte) fuse.Status {
 	msg = append(append(msg, body...), rest...)
 	putHeader(msg, len(msg), -int32(code), 0)
 	return fuse.ToStatus(s.write(msg))
-}
-
-// RegisterBackingFd is fuse.Server.RegisterBackingFd.
-func (s *Server) RegisterBackingFd(m *fuse.BackingMap) (id int32, errno syscall.Errno) {
-	n, errno := s.ioctl(devIocBackingOpen, unsafe.Pointer(m))
-	return int32(n), errno
-}
-
-// UnregisterBackingFd is fuse.Server.UnregisterBackingFd.
-func (s *Server) UnregisterBackingFd(id int32) syscall.Errno {
-	_, errno := s.ioctl(devIocBackingClose, unsafe.Pointer(&id))
-	return errno
-}
-
-func (s *Server) ioctl(request uintptr, arg unsafe.Pointer) (n uintptr, errno syscall.Errno) {
-	if s.conn.Control(func(fd uintptr) {
-		n, _, errno = syscall.Syscall(syscall.SYS_IOCTL, fd, request, uintptr(arg))
-	}) != nil {
-		errno = syscall.EBADF
-	}
-	return n, errno
 }

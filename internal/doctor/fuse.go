@@ -92,8 +92,6 @@ func fuseKernel(m *Machine) Result {
 		return r.because(Warn, "FUSE reads are split into 128 KiB before Linux 4.20", "use a newer kernel")
 	case version < 5016:
 		return r.because(Warn, "each close(2) costs a request before Linux 5.16", "use a newer kernel")
-	case version < 6009:
-		return r.because(OK, "only passthrough of file:// sources is missing (Linux 6.9)", "")
 	}
 	return r
 }

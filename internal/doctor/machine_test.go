@@ -82,7 +82,6 @@ func TestMachine(t *testing.T) {
 			m.LookPath = func(string) (string, error) { return path, nil }
 		}, fusermount, OK, "set-user-ID"},
 		{"kernel", map[string]string{"proc/sys/kernel/osrelease": "6.18.1-generic\n"}, nil, fuseKernel, OK, "6.18"},
-		{"kernel without passthrough", map[string]string{"proc/sys/kernel/osrelease": "6.1.0-18-amd64\n"}, nil, fuseKernel, OK, "6.9"},
 		{"older kernel", map[string]string{"proc/sys/kernel/osrelease": "5.4.0\n"}, nil, fuseKernel, Warn, "close(2)"},
 		{"old kernel", map[string]string{"proc/sys/kernel/osrelease": "4.18.0-553.el8.x86_64\n"}, nil, fuseKernel, Warn, "128 KiB"},
 		{"no kernel", nil, nil, fuseKernel, Skipped, "cannot be read"},

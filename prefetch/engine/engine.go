@@ -28,7 +28,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	humanize "github.com/dustin/go-humanize"
@@ -603,15 +602,6 @@ func (e *Engine) State(m *catalog.Manifest, file int) string {
 		}
 	}
 	return "staged"
-}
-
-// LocalFile opens the file itself, if the source is a local folder.
-func (e *Engine) LocalFile(m *catalog.Manifest, file int) (*os.File, bool) {
-	if e.source.Scheme != "file" || e.cur.Load().layout != nil {
-		return nil, false
-	}
-	f, err := os.OpenFile(filepath.Join(e.source.Dir, m.Path(file)), os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	return f, err == nil
 }
 
 // Permissions returns the file's current mode bits, if the source is a local folder.

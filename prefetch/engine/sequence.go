@@ -51,9 +51,6 @@ func sequencesOf(v *view) *infer.Sequences {
 		s.Add("the samples", filesOf(order.Sequential(n), v.samples).(order.Locator))
 	}
 	s.Add("the listing backwards", backwards(v.manifest.Len()))
-	if v.manifest.Len() <= maxByInode {
-		s.Add("each folder by inode number", newByInode(v.manifest))
-	}
 	return s
 }
 

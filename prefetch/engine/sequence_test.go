@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
 
@@ -51,34 +49,6 @@ func TestReadInSequence(t *testing.T) {
 	}
 	if text := string(e.orderText()); !strings.Contains(text, "file after file of the listing, from c0/img02") {
 		t.Error(text)
-	}
-}
-
-// cp -r reads what a folder holds by inode number: its first pass is seen, too, and goes on in the next folder.
-func TestReadByInode(t *testing.T) {
-	const n = 900
-	e := numbered(t, n)
-	m := e.cur.Load().manifest
-	key := func(file int) [2]uint64 {
-		p := m.Path(file)
-		return [2]uint64{catalog.Inode([]byte(filepath.Dir(p))), catalog.Inode([]byte(p))}
-	}
-	files := make([]int, n)
-	for i := range files {
-		files[i] = i
-	}
-	slices.SortFunc(files, func(a, b int) int { x, y := key(a), key(b); return slices.Compare(x[:], y[:]) })
-	for i, file := range files {
-		if i >= 16 {
-			eventually(t, "a sequence, planned further than its reader", func() bool {
-				s := e.Stats()
-				return s.Order.State == "inferred" && len(s.Streams) > 0 && s.Streams[0].Planned > i
-			})
-		}
-		openAs(t, e, 9, file)
-	}
-	if s := e.Stats(); s.Misses > 16 || s.Order.Spec != "auto" {
-		t.Errorf("%d reads had to start their own fetch; %+v", s.Misses, s.Order)
 	}
 }
 
