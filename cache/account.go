@@ -89,7 +89,7 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) (freed 
 		from, keys := c.ring.last(a, need, over)
 		best, at := extentKey{}, -1
 		for _, k := range keys {
-			if n := o.Needed(from, k.v, k.v.fileOf(k.extent)); n > at {
+			if n := o.Needed(from, k.v, k.v.fileOf(k.extent())); n > at {
 				best, at = k, n
 			}
 		}
@@ -101,8 +101,8 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) (freed 
 			need, freed = need-idle, true
 			continue
 		}
-		file := best.v.fileOf(best.extent)
-		size := footprint(int(best.v.ExtentBytes(file, int(best.extent-best.v.extent(file, 0)))))
+		file := best.v.fileOf(best.extent())
+		size := footprint(int(best.v.ExtentBytes(file, int(best.extent()-best.v.extent(file, 0)))))
 		if to := o.Heir(best.v, file); to.takes(from, size) {
 			c.ring.hand(best, to)
 			continue

@@ -42,10 +42,6 @@ func TestAccountsModel(t *testing.T) {
 				c.TakeBack(account(), size, rapid.SampledFrom([]float64{0, 1.25, 4}).Draw(rt, "over"), heir{to})
 			},
 			"": func(rt *rapid.T) {
-				// A reader has its bytes a moment before they are in the ring.
-				if err := v.ds.settle(context.Background()); err != nil {
-					rt.Fatal(err)
-				}
 				c.ring.mu.Lock()
 				defer c.ring.mu.Unlock()
 				var want [2]int64

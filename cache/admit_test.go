@@ -35,7 +35,7 @@ func settled(t interface {
 		for _, ds := range c.open() {
 			for _, v := range ds.list() {
 				v.mu.Lock()
-				n := len(v.flights) + len(v.pieces)
+				n := len(v.flights)
 				v.mu.Unlock()
 				if n > 0 {
 					return false

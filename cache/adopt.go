@@ -69,7 +69,7 @@ func (a *adoption) take(file int, extent uint32, loc segment.Loc, length int) {
 	v.put(uint32(e), file, loc, coded)
 	a.kept++
 	if s := v.admission.Load(); s != nil {
-		s.count(v, file, int(extent), 1)
+		s.count(&v.places, file, int(extent), 1)
 	}
 }
 

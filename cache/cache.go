@@ -1,11 +1,14 @@
 // Package cache serves reads of samples from memory, from the local disk, or from the object store. Each byte is
 // fetched once, however many readers ask for it.
 //
-// An extent (a piece of a file of at most 4 MiB) moves one way only:
+// An extent (a piece of a file of at most 4 MiB) moves this way:
 //
-//	object store ── flight ──► ring: memory ──► writer ──► keep: a record in a segment
-//	 (one GET, shared by       (recycled once   (one a     file, never evicted while
-//	  all who wait for it)      it was read)     dataset)   the dataset stands
+//	a source ── flight ──► ring: memory ──► writer ──► keep: a record in a segment
+//	 (one request for     (recycled once   (one a     file, never evicted while
+//	  all who wait)        it was read)     dataset)   the dataset stands
+//
+// It is in its next place before it leaves the last. Reads are requests (request.go), fetches are flights (flight.go), and what
+// they ask are sources (source.go): the store, other nodes, the coded copy of a recoded file.
 //
 // What readers read at random places of files of several extents is fetched in granules of 64 KiB, which the disk does not
 // keep: see granules.go.
@@ -64,6 +67,7 @@
 //   - A reader that goes away detaches from its flight; the fetch finishes and its bytes stay.
 //   - The place of an extent is looked up again under the lock before a flight starts. Otherwise two
 //     readers that both just missed would fetch it twice.
+//   - A peer's request never asks a peer to fetch, and waits for no flight that does, or that waits for memory.
 //   - Memory is reserved in the [Ledger] before it is allocated. A prefetch never waits for it.
 //   - Only the writer calls methods of [segment.Store] that take its lock: an operation that hangs
 //     may hold that lock.
@@ -201,7 +205,7 @@ func (c *Cache) reserve(ctx context.Context, n int64, class Class) error {
 func (c *Cache) tellLost(lost []extentKey) {
 	for _, k := range lost {
 		for _, f := range c.lost.all() {
-			(*f)(k.v, k.v.fileOf(k.extent))
+			(*f)(k.v, k.v.fileOf(k.extent()))
 		}
 	}
 }
@@ -222,15 +226,15 @@ func (c *Cache) relieve() {
 	}
 }
 
-// get returns an extent in memory, of which the caller reads n bytes, with a reference for the caller; or nil, also if the
-// ring has its coded form.
-func (c *Cache) get(k extentKey, n int) *Buffer { return c.take(k, n, false) }
-
-// getCoded is get of the coded form.
-func (c *Cache) getCoded(k extentKey, n int) *Buffer { return c.take(k, n, true) }
-
-func (c *Cache) take(k extentKey, n int, coded bool) *Buffer {
-	b, freed := c.ring.get(k, n, coded)
+// get returns an extent that is in memory in a form that will do, with a reference for the caller, who reads n bytes; or nil.
+func (c *Cache) get(k extentKey, n int, f form) (b *Buffer) {
+	freed := false
+	if f != plainForm {
+		b, freed = c.ring.get(k.as(coded), n)
+	}
+	if b == nil && f != codedForm {
+		b, freed = c.ring.get(k, n)
+	}
 	if freed {
 		c.relieve()
 		c.notifyFreed() // a prefetch may take spent bytes
@@ -254,6 +258,12 @@ type counters struct {
 	handed, gaveUp                     atomic.Int64
 	readBytes, peerBytes, keptBytes    atomic.Int64
 	restored, restoreNanos             atomic.Int64
+}
+
+// kept counts a read from the disk.
+func (c *counters) kept(n int) {
+	c.keepHits.Add(1)
+	c.keptBytes.Add(int64(n))
 }
 
 func (c *counters) snapshot() Counts {

@@ -399,8 +399,8 @@ func (d *disk) probe() {
 // requeue queues extents in memory that found no place on the disk before.
 func (d *disk) requeue() {
 	for _, k := range d.c.ring.redirty(d.ds) {
-		file := k.v.fileOf(k.extent)
-		d.writer.add(k.v.queued(file, int(k.extent-k.v.extent(file, 0)), k.extent))
+		file := k.v.fileOf(k.extent())
+		d.writer.add(k.v.queued(k, file, int(k.extent()-k.v.extent(file, 0))))
 	}
 }
 

@@ -21,7 +21,7 @@ type place struct {
 	wanted bool
 }
 
-func (v *Volume) places(admit func(file, extent int) bool) map[int]place {
+func (v *Volume) keptAt(admit func(file, extent int) bool) map[int]place {
 	m := make(map[int]place)
 	for f := range v.m.Len() {
 		if loc := segment.Loc(v.loc(uint32(f))); loc != 0 {
@@ -80,7 +80,7 @@ func TestGiveBackModel(t *testing.T) {
 		}
 		c, v := open(0, true)
 		v.SetAdmit(admit)
-		before, d := v.places(admit), v.ds.disk.Load()
+		before, d := v.keptAt(admit), v.ds.disk.Load()
 		segs, held := d.store.Segments(), d.store.Used()
 		limit := max(1, held*int64(rapid.SampledFrom([]int{99, 90, 50, 10, 100, 75, 0}).Draw(r, "percent"))/100)
 		need, idle := max(held-limit, 0), false
@@ -103,7 +103,7 @@ func TestGiveBackModel(t *testing.T) {
 			c, v = open(limit, false)
 		}
 		defer end(c)
-		after, used := v.places(admit), v.ds.disk.Load().store.Used()
+		after, used := v.keptAt(admit), v.ds.disk.Load().store.Used()
 		if used > limit {
 			r.Fatalf("%d bytes are used of %d", used, limit)
 		}

@@ -1,11 +1,8 @@
 package cache
 
 import (
-	"context"
 	"math/bits"
 	"time"
-
-	"github.com/shoalfs/shoal/internal/trace"
 )
 
 // Large files. A reader who jumps about in a file of several extents would fetch 4 MiB for each few KiB that it wants.
@@ -31,74 +28,77 @@ const (
 	mostAhead   = 8      // extents: 32 MiB in flight fill 1 GB/s at 30 ms; and an eighth of the memory
 )
 
-// piece is a granule that a reader waits for, or that is being fetched.
-type piece struct {
-	extentKey
-	fl  *flight
-	buf *Buffer
-}
-
-// readGranules fills p from an extent, of which it fetches granules. It returns false if the extent is to be read whole,
-// which then is here, on its way, or to be fetched.
-func (v *Volume) readGranules(ctx context.Context, file, x int, e uint32, p []byte, off int64) (bool, error) {
-	size := v.ExtentBytes(file, x)
-	if v.Extents(file) == 1 || size <= granuleSize {
-		return false, nil
+// boardGranules boards the granules of a read, and begins a flight of those that are missing. It returns false if the extent is
+// to be fetched whole. v.mu is held, and the extent is neither here nor on its way.
+func (q *query) boardGranules(e uint32) (b boarding, ok bool, err error) {
+	size := q.v.ExtentBytes(q.file, q.x)
+	if q.v.Extents(q.file) == 1 || size <= granuleSize {
+		return boarding{}, false, nil
 	}
-	lo, hi := int(off/granuleSize), int((off+int64(len(p))-1)/granuleSize)+1
-	v.mu.Lock()
-	run, all := v.runBefore(x, e, lo), int((size+granuleSize-1)/granuleSize)
-	if v.whole(e) || lo == 0 && (x == 0 || max(hi, 2*run) >= all) {
-		v.mu.Unlock()
-		return false, nil
+	lo, hi := q.off/granuleSize, (q.off+q.n-1)/granuleSize+1
+	run, all := q.v.runBefore(q.x, e, lo), int((size+granuleSize-1)/granuleSize)
+	if lo == 0 && (q.x == 0 || max(hi, 2*run) >= all) {
+		return boarding{}, false, nil
 	}
-	if f, ok := v.failed[e]; ok && time.Now().Before(f.until) {
-		v.mu.Unlock()
-		return true, f.err
+	if err := q.v.lately(e); err != nil {
+		return boarding{}, false, err
 	}
-	want, missing := v.look(e, lo, hi, min(max(hi, lo+min(2*run, mostSparse)), all))
-	if len(missing) > 0 {
-		before, now := v.sparse[e], uint64(0)
-		for _, q := range missing {
-			now |= 1 << (q.granule - 1)
+	seats, missing := q.v.look(q.file, e, lo, hi, min(max(hi, lo+min(2*run, mostSparse)), all))
+	if len(missing) == 0 {
+		q.v.ds.count.ringHits.Add(1)
+	} else {
+		now := uint64(0)
+		for _, p := range missing {
+			now |= 1 << (p.key.kind() - 1)
 		}
-		if (before&now != 0 || bits.OnesCount64(before|now)-min(run, lo) > mostSparse) && v.keeps(file, x) {
-			v.mu.Unlock()
-			for _, q := range want {
-				if q.buf != nil {
-					q.buf.Release()
+		before := q.v.sparse[e]
+		again := before&now != 0 || bits.OnesCount64(before|now)-min(run, lo) > mostSparse
+		if again && q.v.keeps(q.file, q.x) || !q.v.ds.enter(1) {
+			for _, s := range seats {
+				if s.buf != nil {
+					s.buf.Release()
 				}
 			}
-			return false, nil
+			return boarding{}, false, nil // what begins the whole extent finds out that the dataset is closed
 		}
-		if !v.ds.enter(1) {
-			v.mu.Unlock()
-			return true, ErrClosed
-		}
-		if v.sparse == nil {
-			v.sparse, v.pieces = map[uint32]uint64{}, map[extentKey]*flight{}
-		}
-		v.sparse[e] = before | now
-		for i := range missing {
-			missing[i].fl = &flight{done: make(chan struct{})}
-			v.pieces[missing[i].extentKey] = missing[i].fl
-		}
-		v.ds.count.misses.Add(1)
+		q.v.note(e, now)
+		q.v.ds.count.misses.Add(1)
+		b.span = q.waits("miss")
+		q.v.begin(q.request, b.span, missing, q.v.sources(q.purpose, q.file, q.x), nil)
 	}
-	for i, q := range want {
-		if q.buf == nil {
-			want[i].fl = v.pieces[q.extentKey]
-			want[i].fl.waiters++
+	for i := range seats {
+		if s := &seats[i]; s.buf == nil {
+			s.p = q.v.flights[q.v.key(e).granule(lo+i).piece]
+			s.p.join(0)
 		}
 	}
-	v.mu.Unlock()
-	if len(missing) > 0 {
-		wait := v.waits(ctx, file, x, "miss")
-		v.ds.crew.do(func() { v.flyPieces(missing, file, x, wait) })
-	} else {
-		v.ds.count.ringHits.Add(1)
+	b.seats = seats
+	return b, true, nil
+}
+
+// note remembers that granules of an extent were asked for, a bit each. v.mu is held.
+func (v *Volume) note(e uint32, granules uint64) {
+	if v.sparse == nil {
+		v.sparse = map[uint32]uint64{}
 	}
-	return true, v.collect(ctx, want, p, off-int64(lo)*granuleSize)
+	v.sparse[e] |= granules
+}
+
+// fetchesPart reports whether an extent is fetched for a peer that asks for a part of it, and notes the part. v.mu is held.
+func (q *query) fetchesPart(e uint32) bool {
+	if q.n == int(q.v.ExtentBytes(q.file, q.x)) || q.v.Extents(q.file) == 1 {
+		return true
+	}
+	var now uint64
+	for g := q.off / granuleSize; g <= (q.off+q.n-1)/granuleSize; g++ {
+		now |= 1 << g
+	}
+	before := q.v.sparse[e]
+	if (before&now != 0 || bits.OnesCount64(before|now) > mostSparse) && q.v.keeps(q.file, q.x) {
+		return true
+	}
+	q.v.note(e, now)
+	return false
 }
 
 // keeps reports whether the disk would take extent x of the file.
@@ -107,26 +107,25 @@ func (v *Volume) keeps(file, x int) bool {
 	return ok && v.DiskRoom() >= ExtentSize
 }
 
-// look returns the granules from lo to hi, with a reference to those in memory. If any is neither there nor on its way, it
-// also returns all such up to to. v.mu is held.
-func (v *Volume) look(e uint32, lo, hi, to int) (want, missing []piece) {
+// look returns a seat for each of the granules from lo to hi, with a reference to those in memory. If any is neither there nor
+// on its way, it also returns all such up to to. v.mu is held.
+func (v *Volume) look(file int, e uint32, lo, hi, to int) (seats []seat, missing []part) {
 	for g := lo; g < to; g++ {
-		q := piece{extentKey: extentKey{v, e, uint8(g + 1)}}
-		b, _ := v.c.ring.get(q.extentKey, 0, false)
-		if b == nil && v.pieces[q.extentKey] == nil {
-			missing = append(missing, q)
+		k := v.key(e).granule(g)
+		b, _ := v.c.ring.get(k, 0)
+		if b == nil && v.flights[k.piece] == nil {
+			missing = append(missing, part{key: k, file: file, spent: true})
 		}
 		if g == hi-1 && len(missing) == 0 {
 			to = hi
 		}
 		if g < hi {
-			q.buf = b
-			want = append(want, q)
+			seats = append(seats, seat{buf: b})
 		} else if b != nil {
 			b.Release()
 		}
 	}
-	return want, missing
+	return seats, missing
 }
 
 // runBefore returns how many granules that were fetched lie before granule lo without a gap, in this extent and the one
@@ -136,93 +135,42 @@ func (v *Volume) runBefore(x int, e uint32, lo int) int {
 	if run < lo || x == 0 {
 		return run
 	}
-	if v.whole(e - 1) {
+	if v.here(e - 1) {
 		return run + 64
 	}
 	return run + bits.LeadingZeros64(^v.sparse[e-1])
 }
 
-// whole reports whether an extent is here or on its way. v.mu is held.
-func (v *Volume) whole(e uint32) bool {
-	_, flying := v.flights[e]
-	return flying || v.c.ring.has(v.key(e)) || v.onDisk(e)
+// here reports whether an extent is here or on its way. v.mu is held.
+func (v *Volume) here(e uint32) bool {
+	return v.flights[v.key(e).piece] != nil || v.staged(e) > InStore
 }
 
-// collect waits for granules and copies them to p, from off in the first.
-func (v *Volume) collect(ctx context.Context, want []piece, p []byte, off int64) (err error) {
-	start := time.Now()
-	for _, q := range want {
-		if q.fl != nil && err == nil {
-			select {
-			case <-q.fl.done:
-				q.buf, err = q.fl.buf, q.fl.err
-			case <-ctx.Done():
-				err = ctx.Err()
-				v.detach(q.fl)
+// collectGranules waits for granules and copies them to p.
+func (q *query) collectGranules(b boarding) (err error) {
+	p, off := q.p, q.off%granuleSize // in the first
+	for _, s := range b.seats {
+		switch {
+		case s.p == nil:
+		case err != nil:
+			s.p.leave()
+			continue
+		default:
+			if err = s.p.await(q.ctx); err == nil {
+				s.buf, err = s.p.buf, q.v.named(q.file, s.p.fl.err)
 			}
-		} else if q.fl != nil {
-			v.detach(q.fl)
 		}
-		if q.buf == nil {
+		if s.buf == nil {
 			continue
 		}
 		if err == nil {
-			p = p[copy(p, q.buf.Bytes()[off:]):]
+			p = p[copy(p, s.buf.Bytes()[off:]):]
 			off = 0
 		}
-		q.buf.Release()
+		s.buf.Release()
 	}
-	v.ds.count.stallNanos.Add(int64(time.Since(start)))
+	b.span.End(err)
 	return err
-}
-
-// flyPieces fetches granules of an extent by one request and lands them.
-func (v *Volume) flyPieces(run []piece, file, x int, wait trace.Span) {
-	defer v.ds.flights.Done()
-	ctx := trace.With(v.ds.ctx, wait)
-	bytes := func(q piece) int64 {
-		return min(v.ExtentBytes(file, x)-int64(q.granule-1)*granuleSize, granuleSize)
-	}
-	var need int64
-	for _, q := range run {
-		need += footprint(int(bytes(q)))
-	}
-	err := v.c.reserve(ctx, need, ForDemand)
-	if err == nil {
-		wants := make([]Want, len(run))
-		for i, q := range run {
-			run[i].buf = newBuffer(v.c.ledger, int(bytes(q)), ForDemand)
-			wants[i] = Want{File: file, Off: int64(x)*ExtentSize + int64(q.granule-1)*granuleSize, P: run[i].buf.data}
-		}
-		if err = v.fetch(ctx, v.asks(file, x), wants); err != nil {
-			err = v.named(file, err)
-			for i := range run {
-				run[i].buf.Release()
-				run[i].buf = nil
-			}
-		}
-	}
-	wait.End(err)
-	v.mu.Lock()
-	for _, q := range run {
-		if q.fl.buf, q.fl.err = q.buf, err; err == nil {
-			q.buf.refs.Add(int32(q.fl.waiters))
-			if !v.retired {
-				v.c.ring.put(q.extentKey, q.buf, nil, 0, true, false)
-			}
-		} else if q.fl.waiters > 0 {
-			v.remember(q.extent, err)
-		}
-		delete(v.pieces, q.extentKey)
-		close(q.fl.done)
-	}
-	v.mu.Unlock()
-	for _, q := range run {
-		if q.buf != nil {
-			q.buf.Release()
-		}
-	}
-	v.c.relieve()
 }
 
 // readAhead prefetches what follows an extent that a sequential reader has reached: as many extents as it has read, up to
@@ -232,11 +180,11 @@ func (v *Volume) readAhead(file, x int) {
 	most := int(min(int64(x), mostAhead, v.c.ledger.Limit()/8/ExtentSize))
 	v.mu.Lock()
 	n := 0
-	for n < most && v.whole(e-uint32(n)-1) {
+	for n < most && v.here(e-uint32(n)-1) {
 		n++
 	}
 	v.mu.Unlock()
-	for ahead := x + 1; ahead <= x+n && ahead < v.Extents(file); ahead++ {
-		v.Prefetch(nil, file, ahead, time.Time{}, nil)
+	for next := x + 1; next <= x+n && next < v.Extents(file); next++ {
+		v.Prefetch(nil, file, next, time.Time{}, nil)
 	}
 }

@@ -151,7 +151,7 @@ func TestGranulesTogether(t *testing.T) {
 		}
 		all.Wait()
 		settled(t, c)
-		if n := len(v.pieces) + len(v.flights); n > 0 {
+		if n := len(v.flights); n > 0 {
 			t.Errorf("%d flights are left", n)
 		}
 		if peak := c.Ledger().Peak(); peak > 10*mib {

@@ -234,7 +234,7 @@ func TestGroupUrgency(t *testing.T) {
 	}
 	<-flying
 	v.mu.Lock()
-	fl := v.flights[1]
+	fl := v.flights[v.key(1).piece].fl
 	v.mu.Unlock()
 	if fl.urgency.Raised() {
 		t.Error("urgent from the beginning")

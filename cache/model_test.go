@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -210,14 +211,22 @@ func (w *world) heal() {
 // verdict checks what a read of [off, off+n) of a file said. Bytes must be the version's; an error is
 // right only if the store holds another version now.
 func (w *world) verdict(s *side, file, off, n int, got []byte, err error) {
+	w.must(w.judge(s, file, off, n, got, err))
+}
+
+func (w *world) must(err error) {
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) judge(s *side, file, off, n int, got []byte, err error) error {
 	want := s.want[file][min(off, len(s.want[file])):]
 	want = want[:min(len(want), n)]
-	switch {
-	case err == nil && bytes.Equal(got, want):
-	case err != nil && objstore.KindOf(err) == objstore.KindChanged && w.changed(s, file):
-	default:
-		w.t.Fatalf("%s file %d at %d: %d bytes, want %d, changed %v, %v", s.name, file, off, len(got), len(want), w.changed(s, file), err)
+	if err == nil && bytes.Equal(got, want) || err != nil && objstore.KindOf(err) == objstore.KindChanged && w.changed(s, file) {
+		return nil
 	}
+	return fmt.Errorf("%s file %d at %d: %d bytes, want %d, changed %v, %w", s.name, file, off, len(got), len(want), w.changed(s, file), err)
 }
 
 func (w *world) changed(s *side, file int) bool {
@@ -281,20 +290,95 @@ func (w *world) readAll(s *side) {
 }
 
 // sampleCoded reads a file as a reader does that knows the codec.
-func (w *world) sampleCoded(s *side, i int) {
+func (w *world) sampleCoded(s *side, i int) error {
 	data, release, err := s.v.SampleCoded(context.Background(), i)
 	if err != nil {
-		w.verdict(s, i, 0, len(s.want[i]), nil, err)
-		return
+		return w.judge(s, i, 0, len(s.want[i]), nil, err)
 	}
-	plain := data
+	defer release()
 	if isFolded(data) {
-		if plain, err = new(foldCodec).Decode(nil, data); err != nil {
-			w.t.Fatal(err)
+		data, err = new(foldCodec).Decode(nil, data)
+	}
+	return w.judge(s, i, 0, len(s.want[i]), data, err)
+}
+
+// serve asks for a file as another node does.
+func (w *world) serve(ctx context.Context, s *side, i int, held bool) error {
+	s.v.Gather([]int{i}, time.Now())
+	var form [8]byte
+	copy(form[:], "fold-one")
+	for x := range s.v.Extents(i) {
+		n, off := int(s.v.ExtentBytes(i, x)), x*ExtentSize
+		if data, release, ok := s.v.ServeCoded(ctx, i, int64(off), n, form); ok {
+			plain, err := new(foldCodec).Decode(nil, data)
+			release()
+			if err = w.judge(s, i, 0, n, plain, err); err != nil {
+				return err
+			}
+		}
+		if x > 0 {
+			n = min(n, granuleSize)
+		}
+		data, release, err := s.v.Serve(ctx, i, int64(off), n, time.Time{}, held)
+		if errors.Is(err, ErrBusy) || errors.Is(err, ErrNotHeld) || ctx.Err() != nil && err != nil {
+			continue
+		}
+		if err := w.judge(s, i, off, n, data, err); err != nil {
+			return err
+		}
+		if err == nil {
+			release()
 		}
 	}
-	w.verdict(s, i, 0, len(s.want[i]), plain, nil)
-	release()
+	return nil
+}
+
+// crowd lets many ask for one file at once, in every way, some of whom go away.
+func (w *world) crowd() {
+	s, i := w.file()
+	size := len(s.want[i])
+	ways := rapid.SliceOfN(rapid.IntRange(0, 9), 2, 12).Draw(w.t, "ways")
+	gone := rapid.SliceOfN(rapid.IntRange(-200, 300), len(ways), len(ways)).Draw(w.t, "gone after microseconds")
+	errs := make([]error, len(ways))
+	var all sync.WaitGroup
+	for j, way := range ways {
+		all.Go(func() {
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			if gone[j] >= 0 {
+				time.AfterFunc(time.Duration(gone[j])*time.Microsecond, cancel)
+			}
+			judge := func(off, n int, got []byte, err error) error {
+				if err == nil || ctx.Err() == nil {
+					err = w.judge(s, i, off, n, got, err)
+				} else {
+					err = nil // it went away
+				}
+				return err
+			}
+			switch way {
+			case 0, 1, 2:
+				p := make([]byte, 70<<10)
+				n, err := s.v.ReadAt(ctx, i, p, int64(way*size/3))
+				errs[j] = judge(way*size/3, len(p), p[:n], err)
+			case 3, 4:
+				data, release, err := s.v.Sample(ctx, i)
+				if errs[j] = judge(0, size, data, err); err == nil {
+					release()
+				}
+			case 5:
+				errs[j] = w.sampleCoded(s, i)
+			case 6, 7:
+				errs[j] = w.serve(ctx, s, i, way == 6)
+			case 8:
+				s.v.PrefetchGroup(nil, []int{i}, time.Time{}, nil)
+			case 9:
+				s.v.Spend(i)
+			}
+		})
+	}
+	all.Wait()
+	w.must(errors.Join(errs...))
 }
 
 // change may change a file in the store.
@@ -330,7 +414,7 @@ func (w *world) steps() map[string]func(*rapid.T) {
 		},
 		"sampleCoded": func() {
 			s, i := w.file()
-			w.sampleCoded(s, i)
+			w.must(w.sampleCoded(s, i))
 		},
 		"recode": func() {
 			s := w.side()
@@ -345,7 +429,7 @@ func (w *world) steps() map[string]func(*rapid.T) {
 				cancel()
 			}
 			for i := range s.want {
-				w.sampleCoded(s, i)
+				w.must(w.sampleCoded(s, i))
 			}
 		},
 		"unlearn": func() { w.codec.broken.Store(!w.codec.broken.Load()) },
@@ -384,6 +468,11 @@ func (w *world) steps() map[string]func(*rapid.T) {
 			s, i := w.file()
 			s.v.Spend(i)
 		},
+		"serve": func() {
+			s, i := w.file()
+			w.must(w.serve(context.Background(), s, i, rapid.Bool().Draw(w.t, "held")))
+		},
+		"crowd": func() { w.crowd() },
 		"sweep": func() {
 			v := w.side().v
 			for file := range v.Unspent() {

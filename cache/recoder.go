@@ -217,7 +217,7 @@ func (r *Recoder) recode(ctx context.Context, d *disk, o owner) bool {
 		r.tried[o.extent/32].Or(1 << (o.extent % 32))
 		return false
 	}
-	rec := v.queued(o.file, 0, o.extent).record
+	rec := v.queued(v.key(o.extent), o.file, 0).record
 	rec.Length = len(made)
 	var done atomic.Bool
 	if r.run(ctx, d, func() { done.Store(d.keepCoded(rec, made, o, loc)) }) {

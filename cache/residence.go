@@ -1,6 +1,6 @@
 package cache
 
-// Residence is where a file's bytes are.
+// Residence is where bytes are.
 type Residence uint8
 
 // The places, from far to near.
@@ -15,29 +15,46 @@ const (
 func (v *Volume) Residence(file int) Residence {
 	where := OnDisk
 	for x := 0; x < v.Extents(file) && where > InStore; x++ {
-		where = min(where, v.residence(v.extent(file, x)))
+		e := v.extent(file, x)
+		if !v.onDisk(e) {
+			where = min(where, v.where(e))
+		}
 	}
 	return where
 }
 
-func (v *Volume) residence(e uint32) Residence {
-	inRing := v.key(e).maybe
-	switch {
-	case v.onDisk(e):
-		return OnDisk
-	case inRing():
-		return InMemory
+// Where tells where a read of the extent would find it now. It may move at any moment.
+func (v *Volume) Where(file, x int) Residence { return v.where(v.extent(file, x)) }
+
+// where looks as a read does, in memory first.
+func (v *Volume) where(e uint32) Residence {
+	if w := v.staged(e); w > InStore {
+		return w
 	}
-	// Looked up again under the lock, in the order in which an extent moves: flight, ring, disk.
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	switch _, flying := v.flights[e]; {
-	case flying:
+	if v.flights[v.key(e).piece] != nil {
 		return OnWay
-	case inRing():
+	}
+	return v.staged(e)
+}
+
+// staged looks in memory and on disk, in the order in which an extent moves on.
+func (v *Volume) staged(e uint32) Residence {
+	switch {
+	case v.key(e).maybe():
 		return InMemory
 	case v.onDisk(e):
 		return OnDisk
 	}
 	return InStore
 }
+
+// Staged reports whether the extent can be read without waiting.
+func (v *Volume) Staged(file, x int) bool { return v.staged(v.extent(file, x)) > InStore }
+
+// KeptExtent reports whether the extent is on disk.
+func (v *Volume) KeptExtent(file, x int) bool { return v.onDisk(v.extent(file, x)) }
+
+// KeptWhole reports whether the whole file is on disk.
+func (v *Volume) KeptWhole(file int) bool { return v.Residence(file) == OnDisk }

@@ -32,12 +32,38 @@ type ring struct {
 	bytes    int64
 }
 
-// extentKey names an extent, or one granule of it.
+// extentKey names a piece of a volume.
 type extentKey struct {
-	v       *Volume
-	extent  uint32
-	granule uint8 // its number + 1; 0: the whole extent
+	v *Volume
+	piece
 }
+
+// piece is an extent in one of its forms, or a granule of it: the extent's number, and below that a kind.
+type piece uint64
+
+// The kinds of pieces. Those between are granules, by their numbers and 1.
+const (
+	whole = 0   // the extent as it came
+	coded = 255 // the coded form of a file
+)
+
+func (p piece) extent() uint32 { return uint32(p >> 8) }
+
+func (p piece) kind() uint8 { return uint8(p) }
+
+// off is where the piece begins in its extent.
+func (p piece) off() int64 {
+	if p.kind() == coded {
+		return 0
+	}
+	return max(int64(p.kind())-1, 0) * granuleSize
+}
+
+// as is the same extent's piece of another kind.
+func (k extentKey) as(kind uint8) extentKey { return extentKey{k.v, k.piece&^0xff | piece(kind)} }
+
+// granule is a granule of the extent.
+func (k extentKey) granule(g int) extentKey { return k.as(uint8(g + 1)) }
 
 type entry struct {
 	key                extentKey
@@ -128,23 +154,12 @@ func newRing(cleanLimit int64) *ring {
 }
 
 // put adds the extent, of which some bytes were read already; the ring takes its own reference. An existing entry
-// stays, but a file takes the place of its coded form, which the caller is to release.
-func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty bool) (replaced *Buffer) {
+// stays.
+func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if e, ok := r.entries[k]; ok {
-		if e.buf.coded == 0 || b.coded > 0 {
-			return nil
-		}
-		b.Retain()
-		replaced, e.buf = e.buf, b // they take as much memory
-		if e.account == nil {
-			e.account = a // claimed while it was restored
-		}
-		e.left, e.touched = int64(len(b.data))-read, time.Now()
-		e.spent, e.dirty = spent && e.account == nil && !e.kept, e.dirty || dirty
-		r.file(e)
-		return replaced
+	if _, ok := r.entries[k]; ok {
+		return
 	}
 	b.Retain()
 	e := &entry{key: k, buf: b, account: a, spent: spent, dirty: dirty, left: int64(len(b.data)) - read}
@@ -152,12 +167,9 @@ func (r *ring) put(k extentKey, b *Buffer, a *Account, read int64, spent, dirty 
 		e.touched = time.Now()
 	}
 	r.entries[k] = e
-	if k.granule == 0 {
-		k.v.inRing[k.extent/32].Or(1 << (k.extent % 32))
-	}
+	k.mark()
 	r.bytes += b.size
 	r.file(e)
-	return nil
 }
 
 // file moves an entry to the list for its state, and on or off accounts. A kept or spent entry is on no account. r.mu
@@ -189,29 +201,52 @@ func (r *ring) fileBy(e *entry, push func(*entries, *entry)) {
 func (r *ring) remove(e *entry) *Buffer {
 	e.unlist()
 	delete(r.entries, e.key)
-	if e.key.granule == 0 {
-		e.key.v.inRing[e.key.extent/32].And(^(uint32(1) << (e.key.extent % 32)))
+	if e.key.v.codec == nil || r.entries[e.key.as(whole)] == nil && r.entries[e.key.as(coded)] == nil {
+		e.key.unmark()
 	}
 	r.bytes -= e.buf.size
 	return e.buf
 }
 
-// maybe reports, without a lock, whether the extent is in the ring. A caller that looks at flights, ring and disk in
-// this order misses nothing: an extent is in its next place before it leaves the last. Of a granule it knows nothing.
+// maybe reports, without a lock, whether the extent is in the ring in some form. Of a granule it knows nothing.
 func (k extentKey) maybe() bool {
-	return k.granule > 0 || k.v.inRing[k.extent/32].Load()&(1<<(k.extent%32)) != 0
+	return k.isGranule() || k.v.inRing[k.extent()/32].Load()&(1<<(k.extent()%32)) != 0
 }
 
-// get returns the extent, of which the caller reads n bytes, with a reference for the caller; or nil, also if the entry is
-// coded and the caller wants it as it came, or the other way round. freed says that the extent is now spent.
-func (r *ring) get(k extentKey, n int, coded bool) (b *Buffer, freed bool) {
+func (k extentKey) isGranule() bool { return k.kind() != whole && k.kind() != coded }
+
+func (k extentKey) mark() {
+	if !k.isGranule() {
+		k.v.inRing[k.extent()/32].Or(1 << (k.extent() % 32))
+	}
+}
+
+func (k extentKey) unmark() {
+	if !k.isGranule() {
+		k.v.inRing[k.extent()/32].And(^(uint32(1) << (k.extent() % 32)))
+	}
+}
+
+// forms reports in which forms the ring has an extent.
+func (r *ring) forms(k extentKey) (plain, isCoded bool) {
+	if !k.maybe() {
+		return false, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.entries[k] != nil, r.entries[k.as(coded)] != nil
+}
+
+// get returns a piece, of which the caller reads n bytes, with a reference for the caller; or nil. freed says that it is
+// now spent.
+func (r *ring) get(k extentKey, n int) (b *Buffer, freed bool) {
 	if !k.maybe() {
 		return nil, false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e, ok := r.entries[k]
-	if !ok || (e.buf.coded > 0) != coded {
+	if !ok {
 		return nil, false
 	}
 	e.buf.Retain()
@@ -226,19 +261,6 @@ func (r *ring) get(k extentKey, n int, coded bool) (b *Buffer, freed bool) {
 	return e.buf, freed
 }
 
-// coded returns the length of the coded form that the ring has of a file; 0 if it has none.
-func (r *ring) coded(k extentKey) int {
-	if !k.maybe() {
-		return 0
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if e, ok := r.entries[k]; ok {
-		return e.buf.coded
-	}
-	return 0
-}
-
 // getDirty is get for the writer; nil also if the entry is not to be written.
 func (r *ring) getDirty(k extentKey) *Buffer {
 	r.mu.Lock()
@@ -251,10 +273,8 @@ func (r *ring) getDirty(k extentKey) *Buffer {
 	return e.buf
 }
 
-func (r *ring) has(k extentKey) bool { return k.maybe() }
-
 // claim makes the extent unspent, because the owner of account a will read it again. It reports whether the extent is
-// there.
+// there, in some form.
 func (r *ring) claim(k extentKey, a *Account) bool {
 	return r.assign(k, func(e *entry) bool { return e.spent || a.takes(e.account, e.buf.size) }, a, (*entries).push)
 }
@@ -264,17 +284,24 @@ func (r *ring) hand(k extentKey, a *Account) {
 	r.assign(k, func(*entry) bool { return true }, a, (*entries).pushFront)
 }
 
-// assign puts the extent on account a, unspent, if it is there and when returns true. It reports whether it is there.
-func (r *ring) assign(k extentKey, when func(e *entry) bool, a *Account, push func(*entries, *entry)) bool {
+// assign puts the extent on account a, unspent, in the forms in which it is there and when returns true. It reports whether it
+// is there.
+func (r *ring) assign(k extentKey, when func(e *entry) bool, a *Account, push func(*entries, *entry)) (ok bool) {
 	if !k.maybe() {
 		return false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e, ok := r.entries[k]
-	if ok && (e.account != a || e.spent) && !e.kept && when(e) {
-		e.spent, e.account, e.left = false, a, int64(len(e.buf.data)) // its reader has all of it to read
-		r.fileBy(e, push)
+	for _, kind := range k.v.forms() {
+		e := r.entries[k.as(kind)]
+		if e == nil {
+			continue
+		}
+		ok = true
+		if (e.account != a || e.spent) && !e.kept && when(e) {
+			e.spent, e.account, e.left = false, a, int64(len(e.buf.data)) // its reader has all of it to read
+			r.fileBy(e, push)
+		}
 	}
 	return ok
 }
@@ -314,7 +341,7 @@ func (r *ring) redirty(ds *dataset) (keys []extentKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for k, e := range r.entries {
-		if k.v.ds == ds && k.granule == 0 && !e.dirty && !e.kept {
+		if k.v.ds == ds && !k.isGranule() && !e.dirty && !e.kept {
 			e.dirty = true
 			r.file(e)
 			keys = append(keys, k)
@@ -323,28 +350,44 @@ func (r *ring) redirty(ds *dataset) (keys []extentKey) {
 	return keys
 }
 
-// spend marks the extent as read. It reports whether that made memory reclaimable.
-func (r *ring) spend(k extentKey) bool {
+// spend marks the extent as read, in each form. It reports whether that made memory reclaimable.
+func (r *ring) spend(k extentKey) (free bool) {
 	if !k.maybe() {
 		return false
 	}
+	var drop []*Buffer
 	r.mu.Lock()
-	e, ok := r.entries[k]
-	if !ok || e.spent {
-		r.mu.Unlock()
-		return false
+	for _, kind := range k.v.forms() {
+		e := r.entries[k.as(kind)]
+		if e == nil || e.spent {
+			continue
+		}
+		e.spent = true
+		if e.kept {
+			drop = append(drop, r.remove(e))
+		} else {
+			r.file(e)
+		}
+		free = free || e.kept || !e.dirty
 	}
-	e.spent = true
-	if e.kept {
-		drop := r.remove(e)
-		r.mu.Unlock()
-		drop.Release()
-		return true
-	}
-	r.file(e)
-	free := !e.dirty
 	r.mu.Unlock()
+	for _, b := range drop {
+		b.Release()
+	}
 	return free
+}
+
+// discard removes an entry that is of no use.
+func (r *ring) discard(k extentKey) {
+	r.mu.Lock()
+	e := r.entries[k]
+	if e != nil {
+		r.remove(e)
+	}
+	r.mu.Unlock()
+	if e != nil {
+		e.buf.Release()
+	}
 }
 
 // reclaim drops entries until need bytes are freed or none is left that may go. It leaves the latest spare bytes of

@@ -17,7 +17,7 @@ type writer struct {
 	d *disk
 
 	mu     sync.Mutex
-	queue  []queued
+	queue  []waitingWrite
 	frees  []segment.Loc
 	tasks  []func() // to be run when everything queued before them is written
 	poked  bool
@@ -27,7 +27,8 @@ type writer struct {
 	depth  atomic.Int64 // of the queue, with what run has taken from it
 }
 
-type queued struct {
+// waitingWrite is an extent in the ring that the disk is to take.
+type waitingWrite struct {
 	key    extentKey
 	file   int
 	record segment.Record
@@ -41,7 +42,7 @@ func newWriter(d *disk) *writer {
 }
 
 // add queues an extent that is in the ring, dirty.
-func (w *writer) add(wr queued) {
+func (w *writer) add(wr waitingWrite) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.queue = append(w.queue, wr)
@@ -98,7 +99,7 @@ func (w *writer) close() {
 
 func (w *writer) run() {
 	defer close(w.done)
-	var batch []queued
+	var batch []waitingWrite
 	var frees []segment.Loc
 	for {
 		w.mu.Lock()
@@ -152,13 +153,13 @@ func (w *writer) giveUp(locs []segment.Loc) {
 	w.d.freed, w.d.garbage = true, true
 }
 
-func (w *writer) write(wr queued) {
+func (w *writer) write(wr waitingWrite) {
 	c, v := w.d.c, wr.key.v
 	buf := c.ring.getDirty(wr.key)
 	if buf == nil {
 		return // a reader needed its memory more, or its volume has retired
 	}
-	if v.loc(wr.key.extent) != 0 { // restored from there
+	if v.loc(wr.key.extent()) != 0 { // restored from there
 		c.ring.written(wr.key, true)
 		buf.Release()
 		return
@@ -170,7 +171,7 @@ func (w *writer) write(wr queued) {
 	}
 	if loc != 0 {
 		killpoint.Pass("cache.write.appended")
-		if v.place(wr.key.extent, wr.file, loc, buf.coded) {
+		if v.place(wr.key.extent(), wr.file, loc, buf.coded) {
 			killpoint.Pass("cache.write.placed")
 		} else {
 			w.d.free(loc)

@@ -120,11 +120,11 @@ func (e *Engine) Recording() bool { return e.recorder.recordings.Load() != nil }
 // Area tells where a read of the file at off would be served from now.
 func (e *Engine) Area(m *catalog.Manifest, file int, off int64) trace.Area {
 	switch e.volumeOf(m).Where(file, int(off/cache.ExtentSize)) {
-	case cache.Kept:
+	case cache.OnDisk:
 		return trace.Keep
-	case cache.InRing:
+	case cache.InMemory:
 		return trace.Ring
-	case cache.Fetched:
+	case cache.OnWay:
 		return trace.Joined
 	}
 	return trace.Miss

@@ -1,0 +1,330 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/internal/trace"
+)
+
+// flight brings parts from the first of its sources that has them, by one request for all. Who asks for one of them
+// meanwhile joins it, so that each is fetched once.
+//
+//	queued ──► funded ──► flying ──► landed
+//	   └──────────┴──────────┴─────► failed
+//
+//	queued   it waits for memory, as a flight for a reader may have to
+//	funded   the memory for its parts is reserved; a flight that nobody waits for begins here
+//	flying   its sources are asked, one after the other
+//	landed   in one step its parts went to the ring, to the writer's queue if the disk takes them, and to who waits
+//	failed   who waits got the error
+//
+// It is in Volume.flights, by each of its parts, until it has landed or failed.
+type flight struct {
+	parts   []part
+	sources []Source
+	ctx     context.Context   // the dataset's, with the urgency of the request or the span of its reader
+	urgency *objstore.Urgency // raised when a reader joins; nil: a reader began it
+	class   Class             // of its memory
+	state   atomic.Uint32
+	done    chan struct{} // closed when it has landed or failed; nil while nobody waits
+	err     error
+}
+
+// The states of a flight.
+const (
+	queued uint32 = iota
+	funded
+	flying
+	landed
+	failed
+)
+
+// part is one piece that a flight brings.
+type part struct {
+	fl      *flight
+	key     extentKey
+	file    int
+	form    form     // that it may come in
+	buf     *Buffer  // nil if the flight failed
+	waiters int      // readers who get a reference when it lands
+	read    int64    // bytes that they are to read
+	account *Account // that its memory is on; nil if it is spent, or was begun by a reader
+	spent   bool     // nobody wants it after its waiters have it
+}
+
+func (p *part) bytes() int { return p.key.v.bytes(p.file, p.key.piece) }
+
+// size is what the part takes of memory.
+func (p *part) size() int64 { return footprint(p.bytes()) }
+
+// x is the number of the part's extent in its file.
+func (p *part) x() int { return int(p.key.extent() - p.key.v.extent(p.file, 0)) }
+
+// assign puts the part on account a, unspent. The volume's lock is held.
+func (p *part) assign(a *Account) {
+	p.account.add(-p.size())
+	a.add(p.size())
+	p.account, p.spent = a, false
+}
+
+// want is what the part asks of the sources.
+func (p *part) want() Want {
+	v := p.key.v
+	w := Want{File: p.file, Off: int64(p.x())*ExtentSize + p.key.off(), P: p.buf.data}
+	if p.form == anyForm && v.codec != nil && v.Extents(p.file) == 1 {
+		w.Coded = &p.buf.coded
+	}
+	return w
+}
+
+// join adds a waiter who reads n bytes. The volume's lock is held.
+func (p *part) join(n int) {
+	p.waiters++
+	p.read += int64(n)
+	if p.fl.done == nil {
+		p.fl.done = make(chan struct{})
+	}
+}
+
+// hurry makes the request urgent, if now.
+func (p *part) hurry(now bool) {
+	if now && p.fl.urgency != nil {
+		p.fl.urgency.Raise()
+	}
+}
+
+// leave takes a waiter away that no longer waits.
+func (p *part) leave() {
+	p.key.v.mu.Lock()
+	defer p.key.v.mu.Unlock()
+	select {
+	case <-p.fl.done: // it landed in the same moment
+		if p.buf != nil {
+			p.buf.Release()
+		}
+	default:
+		p.waiters--
+	}
+}
+
+// await waits for the part's flight. Its error is the context's.
+func (p *part) await(ctx context.Context) error {
+	select {
+	case <-p.fl.done:
+		return nil
+	case <-ctx.Done():
+		p.leave()
+		return ctx.Err()
+	}
+}
+
+// blames reports whether the flight's error may be due to another file than the part's.
+func (p *part) blames(err error) bool {
+	return len(p.fl.parts) > 1 && p.fl.parts[0].file != p.fl.parts[1].file && objstore.KindOf(err) != objstore.KindTransient
+}
+
+// restores returns what the flight is to restore its part from; nil if it is fetched.
+func (fl *flight) restores() *restorer {
+	r, _ := fl.sources[0].(*restorer)
+	return r
+}
+
+// restored reports whether the part came from a coded copy.
+func (fl *flight) restored() bool {
+	r := fl.restores()
+	return r != nil && r.restored
+}
+
+// begin sends off a flight for parts that are nowhere, and that nobody fetches yet. It is the only place that makes flights.
+// v.mu is held, and the dataset entered. done, unless nil, is called for each part, from another goroutine.
+func (v *Volume) begin(r request, span trace.Span, parts []part, sources []Source, done func(file int, err error)) *flight {
+	fl := &flight{parts: parts, sources: sources, class: ForDemand}
+	switch r.purpose {
+	case reading:
+		fl.ctx = trace.With(v.ds.ctx, span)
+		if v.c.ledger.TryReserve(fl.need(), fl.class) { // now, so that peers can join
+			fl.state.Store(funded)
+		}
+	case ahead:
+		fl.class = ForPrefetch
+		fallthrough
+	case serving:
+		fl.urgency = objstore.NewUrgency(r.due)
+		fl.ctx = objstore.WithUrgency(v.ds.ctx, fl.urgency)
+		fl.state.Store(funded)
+	}
+	for i := range parts {
+		p := &parts[i]
+		p.fl = fl
+		p.account.add(p.size())
+		v.flights[p.key.piece] = p
+		if p.key.kind() == whole {
+			delete(v.sparse, p.key.extent())
+		}
+	}
+	v.ds.crew.do(func() { fl.fly(v, done) })
+	return fl
+}
+
+// fly takes a flight from its first state to its last.
+func (fl *flight) fly(v *Volume, done func(file int, err error)) {
+	defer v.ds.flights.Done()
+	err := fl.fund(v.c)
+	if err == nil {
+		wants := make([]Want, len(fl.parts))
+		for i := range fl.parts {
+			p := &fl.parts[i]
+			p.buf = newBuffer(v.c.ledger, p.bytes(), fl.class)
+			wants[i] = p.want()
+		}
+		fl.state.Store(flying)
+		for i := 0; i < len(fl.sources) && len(wants) > 0 && err == nil; i++ {
+			wants, err = fl.sources[i].Fill(fl.ctx, wants)
+		}
+	}
+	fl.land(v, err)
+	fl.restores().close()
+	if done != nil {
+		for i := range fl.parts {
+			done(fl.parts[i].file, v.named(fl.parts[i].file, err))
+		}
+	}
+}
+
+// need returns the memory for the parts of a flight, and for what they are restored from.
+func (fl *flight) need() int64 {
+	n := fl.restores().need()
+	for i := range fl.parts {
+		n += fl.parts[i].size()
+	}
+	return n
+}
+
+// fund waits for the memory of a flight that has none yet.
+func (fl *flight) fund(c *Cache) error {
+	if fl.state.Load() == funded {
+		return nil
+	}
+	err := c.reserve(fl.ctx, fl.need(), fl.class)
+	if err == nil {
+		fl.state.Store(funded)
+	}
+	return err
+}
+
+// land ends a flight. Each part is in its next place before it leaves v.flights.
+func (fl *flight) land(v *Volume, err error) {
+	d := v.ds.disk.Load()
+	write := make([]bool, len(fl.parts)) // asked without the lock
+	bufs := make([]*Buffer, len(fl.parts))
+	for i := range fl.parts {
+		write[i] = err == nil && d != nil && !fl.restored() && fl.parts[i].fits(d)
+	}
+	v.mu.Lock()
+	fl.err = err
+	for i := range fl.parts {
+		p := &fl.parts[i]
+		if bufs[i] = p.buf; err == nil {
+			p.buf.refs.Add(int32(p.waiters))
+			p.stow(d, write[i])
+		} else {
+			p.buf = nil
+			p.remember(err)
+		}
+		p.account.add(-p.size())
+		delete(v.flights, p.key.piece)
+	}
+	if fl.state.Store(landed); err != nil {
+		fl.state.Store(failed)
+	}
+	if fl.done != nil {
+		close(fl.done)
+	}
+	v.mu.Unlock()
+	for _, b := range bufs {
+		if b != nil {
+			b.Release()
+		}
+	}
+	if slices.Contains(write, true) && d.noWrites.Load() { // set a moment ago: the sweep may have missed these
+		v.c.ring.undirty(v.ds)
+	}
+	if err != nil && fl.urgency != nil {
+		v.ds.count.prefetchErrors.Add(int64(len(fl.parts)))
+	}
+	v.c.relieve()
+}
+
+// fits reports whether the disk may take the part.
+func (p *part) fits(d *disk) bool {
+	v := p.key.v
+	if p.key.kind() != whole || d.noWrites.Load() || v.loc(p.key.extent()) != 0 {
+		return false
+	}
+	ok, _ := v.wanted(p.file, p.x())
+	return ok
+}
+
+// stow puts a part that has come into the ring, and queues it to be written. The volume's lock is held.
+func (p *part) stow(d *disk, write bool) {
+	v := p.key.v
+	granule := p.key.kind() != whole
+	done := p.spent || v.retired || p.account == nil && p.read >= int64(p.bytes())
+	if v.retired && granule || done && p.fl.restored() { // what was restored and read can be restored again
+		return
+	}
+	key := p.key
+	if p.buf.coded > 0 {
+		p.buf.data = p.buf.data[:p.buf.coded]
+		key = key.as(coded)
+	}
+	write = write && !v.retired
+	v.c.ring.put(key, p.buf, p.account, p.read, done, write)
+	if write {
+		d.writer.add(v.queued(key, p.file, p.x()))
+	}
+}
+
+// failure is the error that readers of an extent got, and until when it is repeated without another fetch. After a
+// failed read the kernel asks again, page by page, and each time would cost all the retries and the time that the
+// store had.
+type failure struct {
+	err   error
+	until time.Time
+}
+
+const (
+	failureTime  = time.Second
+	mostFailures = 1024 // remembered; a store that is gone fails everything
+)
+
+// remember keeps a store's error for readers that ask again soon. The volume's lock is held.
+func (p *part) remember(err error) {
+	v := p.key.v
+	var of *objstore.Error
+	if p.waiters == 0 || p.blames(err) || !errors.As(err, &of) {
+		return
+	}
+	if v.failed == nil || len(v.failed) >= mostFailures {
+		v.failed = make(map[uint32]failure)
+	}
+	v.failed[p.key.extent()] = failure{v.named(p.file, err), time.Now().Add(failureTime)}
+}
+
+// lately returns the error of readers who asked for the extent a moment ago. v.mu is held.
+func (v *Volume) lately(e uint32) error {
+	f, ok := v.failed[e]
+	if !ok {
+		return nil
+	}
+	if !time.Now().Before(f.until) {
+		delete(v.failed, e)
+		return nil
+	}
+	return f.err
+}

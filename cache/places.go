@@ -1,0 +1,275 @@
+package cache
+
+import (
+	"sort"
+	"sync"
+	"sync/atomic"
+
+	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/segment"
+)
+
+// places numbers the extents of a version, and knows where the kept record of each is, and which are to be kept. It costs 8 bytes
+// an extent, and 4 more once a file is kept coded.
+//
+//   - A place is read without a lock. Two places of one extent are never confused: a reader that finds another record than it
+//     expected has an error, and looks again.
+//   - locs, kept and the counts of the admission change together, under mu.
+type places struct {
+	m     *catalog.Manifest
+	codec Codec
+	first []uint32     // number of each file's first extent; nil when no file has more than one
+	locs  []uint64     // by extent: a segment.Loc with codedMark, 0 = not kept; atomic once the disk is attached
+	kept  atomic.Int64 // extents kept
+	coded codedFiles
+
+	mu        sync.Mutex
+	admission atomic.Pointer[admission]
+}
+
+// codedMark is set in a Volume's places of coded records.
+const codedMark = 1 << 63
+
+// codedFiles is what a volume knows of its coded records.
+type codedFiles struct {
+	lengths              atomic.Pointer[[]uint32] // by extent; nil before the first
+	files, before, after atomic.Int64             // kept so, their bytes, and the bytes of the records
+}
+
+func (c *codedFiles) reset() {
+	c.files.Store(0)
+	c.before.Store(0)
+	c.after.Store(0)
+}
+
+func (c *codedFiles) count(sign int64, before int64, after int) {
+	c.files.Add(sign)
+	c.before.Add(sign * before)
+	c.after.Add(sign * int64(after))
+}
+
+// admission chooses the kept set.
+type admission struct {
+	admit   func(file, extent int) bool
+	yields  bool         // what is kept outside the set goes when the set needs its room
+	counted uint32       // extents before this one are in the counts; under places.mu
+	missing atomic.Int64 // extents of the set that are not kept
+	outside atomic.Int64 // bytes kept outside the set
+}
+
+// number gives the extents their numbers.
+func (ps *places) number() {
+	extents, many := 0, false
+	for f := range ps.m.Len() {
+		n := extentsOf(ps.m.Size(f))
+		extents += n
+		many = many || n > 1
+	}
+	if many {
+		ps.first = make([]uint32, ps.m.Len()+1)
+		for f := range ps.m.Len() {
+			ps.first[f+1] = ps.first[f] + uint32(extentsOf(ps.m.Size(f)))
+		}
+	} else {
+		extents = ps.m.Len()
+	}
+	ps.locs = make([]uint64, extents)
+}
+
+func extentsOf(size int64) int { return int((size + ExtentSize - 1) / ExtentSize) }
+
+// Extents implements prefetch.Sizes over file numbers.
+func (ps *places) Extents(file int) int { return extentsOf(ps.m.Size(file)) }
+
+// ExtentBytes implements prefetch.Sizes over file numbers.
+func (ps *places) ExtentBytes(file, extent int) int64 {
+	return min(ps.m.Size(file)-int64(extent)*ExtentSize, ExtentSize)
+}
+
+func (ps *places) extent(file, extent int) uint32 {
+	if ps.first == nil {
+		return uint32(file)
+	}
+	return ps.first[file] + uint32(extent)
+}
+
+// Number returns an extent's number among all of the version's, which Kept counts.
+func (ps *places) Number(file, x int) int { return int(ps.extent(file, x)) }
+
+// Numbered returns the file and the extent of a number.
+func (ps *places) Numbered(n int) (file, x int) {
+	file = ps.fileOf(uint32(n))
+	return file, n - ps.Number(file, 0)
+}
+
+// fileOf returns the file that an extent belongs to.
+func (ps *places) fileOf(e uint32) int {
+	if ps.first == nil {
+		return int(e)
+	}
+	return sort.Search(ps.m.Len(), func(f int) bool { return ps.first[f+1] > e })
+}
+
+// bytes returns the length of a piece of the file.
+func (ps *places) bytes(file int, p piece) int {
+	n := ps.ExtentBytes(file, int(p.extent()-ps.extent(file, 0)))
+	if p.kind() != whole && p.kind() != coded {
+		n = min(n-p.off(), granuleSize)
+	}
+	return int(n)
+}
+
+// Kept returns how many of the volume's extents are on disk, and how many it has.
+func (ps *places) Kept() (kept, extents int) { return int(ps.kept.Load()), len(ps.locs) }
+
+// loc returns where the kept record of an extent is, a segment.Loc with codedMark if it is coded; 0 if it is not kept.
+func (ps *places) loc(e uint32) uint64 { return atomic.LoadUint64(&ps.locs[e]) }
+
+// at returns the place of an extent, and whether the record is coded.
+func (ps *places) at(e uint32) (loc segment.Loc, coded bool) {
+	at := ps.loc(e)
+	return segment.Loc(at &^ codedMark), at&codedMark != 0
+}
+
+// record is at with the length of the payload.
+func (ps *places) record(e uint32, file, x int) (loc segment.Loc, length int, coded bool) {
+	if loc, coded = ps.at(e); coded {
+		return loc, int(atomic.LoadUint32(&(*ps.coded.lengths.Load())[e])), true
+	}
+	return loc, int(ps.ExtentBytes(file, x)), false
+}
+
+// put writes the place of an extent: mu is held, or the volume not in use yet. The length goes first: whoever sees the
+// mark sees the length.
+func (ps *places) put(e uint32, file int, loc segment.Loc, coded int) {
+	if _, n, was := ps.record(e, file, 0); was {
+		ps.coded.count(-1, ps.m.Size(file), n)
+	}
+	if coded > 0 {
+		if ps.coded.lengths.Load() == nil {
+			l := make([]uint32, len(ps.locs))
+			ps.coded.lengths.Store(&l)
+		}
+		atomic.StoreUint32(&(*ps.coded.lengths.Load())[e], uint32(coded))
+		ps.coded.count(1, ps.m.Size(file), coded)
+		loc |= codedMark
+	}
+	atomic.StoreUint64(&ps.locs[e], uint64(loc))
+}
+
+// place makes loc the place of an extent that has none. It reports whether it had none. coded is the length of the record
+// if it is coded, else 0.
+func (ps *places) place(e uint32, file int, loc segment.Loc, coded int) bool {
+	return ps.move(e, file, 0, loc, coded)
+}
+
+// unplace forgets the place of an extent, if it is still loc.
+func (ps *places) unplace(e uint32, file int, loc segment.Loc) bool {
+	return loc != 0 && ps.move(e, file, loc, 0, 0)
+}
+
+// move changes the place of an extent, if it is still from; 0 is none.
+func (ps *places) move(e uint32, file int, from, to segment.Loc, coded int) bool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if loc, _ := ps.at(e); loc != from {
+		return false
+	}
+	ps.put(e, file, to, coded)
+	if from != 0 && to != 0 {
+		return true
+	}
+	kept := int64(1)
+	if to == 0 {
+		kept = -1
+	}
+	ps.kept.Add(kept)
+	if a := ps.admission.Load(); a != nil && e < a.counted {
+		a.count(ps, file, int(e-ps.extent(file, 0)), kept)
+	}
+	return true
+}
+
+// relocate notes that the record at from was copied to to. It reports whether it is still the extent's.
+func (ps *places) relocate(e uint32, from, to segment.Loc) bool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	loc, coded := ps.at(e)
+	if loc != from {
+		return false
+	}
+	if coded {
+		to |= codedMark
+	}
+	atomic.StoreUint64(&ps.locs[e], uint64(to))
+	return true
+}
+
+// forget drops the places of records in segments that are gone.
+func (ps *places) forget(gone map[uint32]bool) {
+	for e := range ps.locs {
+		if loc, _ := ps.at(uint32(e)); loc != 0 && gone[loc.Segment()] {
+			ps.unplace(uint32(e), ps.fileOf(uint32(e)), loc)
+		}
+	}
+}
+
+// forgetLoc drops the place of a record that is bad. It looks at all extents: bad ones are few.
+func (ps *places) forgetLoc(loc segment.Loc) {
+	for e := range ps.locs {
+		if at, _ := ps.at(uint32(e)); at == loc {
+			ps.unplace(uint32(e), ps.fileOf(uint32(e)), loc)
+		}
+	}
+}
+
+// codedLength returns length if a record of that length is a coded one of the file, else 0.
+func (ps *places) codedLength(file, x, length int) int {
+	if ps.codec == nil || ps.Extents(file) != 1 || x != 0 || int64(length) >= ps.m.Size(file) {
+		return 0
+	}
+	return length
+}
+
+// choose puts an admission in force, and counts what it makes of the extents. It does so in steps, so that nobody waits
+// for long who places an extent or forgets one.
+func (ps *places) choose(a *admission) {
+	a.missing.Store(1) // nothing beside the set is kept before all is counted
+	ps.mu.Lock()
+	ps.admission.Store(a)
+	ps.mu.Unlock()
+	for f := 0; f < ps.m.Len(); {
+		ps.mu.Lock()
+		for end := min(f+1024, ps.m.Len()); f < end; f++ {
+			for x := range ps.Extents(f) {
+				if a.admit(f, x) {
+					a.missing.Add(1)
+				}
+				if ps.loc(ps.extent(f, x)) != 0 {
+					a.count(ps, f, x, 1)
+				}
+			}
+		}
+		a.counted = ps.extent(f, 0)
+		ps.mu.Unlock()
+	}
+	a.missing.Add(-1)
+}
+
+// wanted reports whether an extent of the file may be kept, and whether only as an extra, beside the whole set.
+func (ps *places) wanted(file, x int) (ok, extra bool) {
+	a := ps.admission.Load()
+	if a == nil || a.admit(file, x) {
+		return true, false
+	}
+	return a.missing.Load() == 0, true
+}
+
+// count notes that an extent was kept, which is 1 more, or -1.
+func (a *admission) count(p *places, file, x int, kept int64) {
+	if a.admit(file, x) {
+		a.missing.Add(-kept)
+	} else {
+		a.outside.Add(kept * p.ExtentBytes(file, x))
+	}
+}
