@@ -150,6 +150,9 @@ func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err
 				v.kind = objstore.KindTransient
 			}
 		}
+		if resp.Code == "RequestTimeTooSkewed" && s.time.justSet() { // and its body could not be sent again
+			v.kind, again = objstore.KindTransient, true
+		}
 		slow = v.kind == objstore.KindTransient && (resp.StatusCode == http.StatusServiceUnavailable || resp.StatusCode == http.StatusTooManyRequests)
 	} else {
 		v, cause = s.transportError(err)

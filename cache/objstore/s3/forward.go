@@ -61,7 +61,7 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 	}
 	if v := s.keys.get(ctx); v.AccessKeyID != "" && !v.SignerType.IsAnonymous() {
 		if r.Chunks && r.Length > 0 {
-			req = miniosigner.StreamingSignV4(req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region, r.Length, time.Now().UTC(), hasher{sha256.New()})
+			req = miniosigner.StreamingSignV4(req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region, r.Length, s.time.now().UTC(), hasher{sha256.New()})
 		} else {
 			if req.Header.Get("X-Amz-Content-Sha256") == "" {
 				req.Header.Set("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD")

@@ -25,10 +25,11 @@ type getter struct {
 	host   string
 	root   string // "/BUCKET/", percent-encoded
 	keys   *keyring
+	time   *clock
 }
 
 // newGetter returns a getter for the bucket at host, or nil.
-func newGetter(cfg Config, host string, secure bool, region string, transport *http.Transport, keys *keyring) *getter {
+func newGetter(cfg Config, host string, secure bool, region string, transport *http.Transport, keys *keyring, time *clock) *getter {
 	u := &url.URL{Scheme: "http", Host: host}
 	if secure {
 		u.Scheme = "https"
@@ -42,7 +43,7 @@ func newGetter(cfg Config, host string, secure bool, region string, transport *h
 	}
 	return &getter{
 		wires:  wires{dial: dialer(host, secure, config), maxIdle: cfg.MaxConns},
-		signer: signer{region: region, pays: cfg.Store.RequesterPays, sse: keyHeaders(cfg.Store.CustomerKey)}, host: host, root: string(AppendPath(nil, "/"+cfg.Bucket+"/")), keys: keys,
+		signer: signer{region: region, pays: cfg.Store.RequesterPays, sse: keyHeaders(cfg.Store.CustomerKey)}, host: host, root: string(AppendPath(nil, "/"+cfg.Bucket+"/")), keys: keys, time: time,
 	}
 }
 
@@ -63,11 +64,22 @@ var errAskOtherwise = errors.New("not a request for our own connections")
 
 // get requests bytes of an object; etag, rangeOf or version may be empty. Its errors are those of minio-go.
 func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (answer, error) {
+	a, skewed, err := g.try(ctx, key, etag, rangeOf, version)
+	if skewed {
+		a, _, err = g.try(ctx, key, etag, rangeOf, version)
+	}
+	return a, err
+}
+
+// try is get. It also reports whether the clock was off, and is not any more.
+func (g *getter) try(ctx context.Context, key, etag, rangeOf, version string) (a answer, skewed bool, err error) {
 	v := g.keys.get(ctx)
 	if !v.SignerType.IsV4() && !v.SignerType.IsAnonymous() || !visible(etag) || !visible(v.AccessKeyID) || !visible(v.SessionToken) || !visible(version) {
-		return answer{}, errAskOtherwise
+		return answer{}, false, errAskOtherwise
 	}
+	var signed time.Time
 	w, err := g.wires.do(ctx, func(b, scratch []byte) (head, spare []byte) {
+		signed = g.time.now()
 		b = append(b, "GET "...)
 		b = append(b, g.root...)
 		b = AppendPath(b, key)
@@ -78,15 +90,15 @@ func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (a
 			b = append(b, r.query...)
 		}
 		b = append(b, " HTTP/1.1\r\nUser-Agent: shoal\r\n"...)
-		return g.signer.appendHeaders(b, scratch, &r, &v, time.Now())
+		return g.signer.appendHeaders(b, scratch, &r, &v, signed)
 	})
 	if err != nil {
-		return answer{}, err
+		return answer{}, false, err
 	}
 	h := &w.head
 	switch {
 	case h.status == http.StatusOK || h.status == http.StatusPartialContent:
-		a := answer{
+		a = answer{
 			status: h.status, body: w.body(), length: h.length,
 			etag:         string(bytes.TrimSuffix(bytes.TrimPrefix(h.etag, []byte{'"'}), []byte{'"'})),
 			contentRange: string(h.contentRange), note: string(h.note),
@@ -94,14 +106,15 @@ func (g *getter) get(ctx context.Context, key, etag, rangeOf, version string) (a
 		if t, err := http.ParseTime(string(h.lastModified)); err == nil {
 			a.modified = t
 		}
-		return a, nil
+		return a, false, nil
 	case h.status >= 300 && h.status < 400:
 		_ = w.Close()
-		return answer{}, errAskOtherwise
+		return answer{}, false, errAskOtherwise
 	}
 	err = errorAnswer(h, w.text(maxErrorText))
+	skewed = g.time.refused(h.status, string(h.date), signed)
 	_ = w.Close()
-	return answer{}, err
+	return answer{}, skewed, err
 }
 
 // visible reports whether s can be in a header, and signed, without escapes.

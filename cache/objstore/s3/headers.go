@@ -8,8 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
-
-	miniosigner "github.com/minio/minio-go/v7/pkg/signer"
+	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 )
@@ -57,18 +56,38 @@ func keyHeaders(k objstore.CustomerKey) []header {
 }
 
 // extraHeaders adds to minio-go's requests headers that it cannot add to all of them: requester pays, and the
-// customer's key, even on an unencrypted connection. S3 requires them to be signed, so the requests are signed again.
+// customer's key, even on an unencrypted connection. S3 requires them to be signed, so the requests are signed again; also if
+// this machine's clock is off.
 type extraHeaders struct {
 	next http.RoundTripper
 	sse  []header
 	pays bool
 	keys *keyring
+	time *clock
 }
 
 // RoundTrip implements [http.RoundTripper].
 func (h extraHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
+	signed := time.Now() // by minio-go, or by send
+	if h.time.off() {
+		signed = h.time.now()
+	}
+	resp, err := h.send(r)
+	if err != nil || !h.time.refused(resp.StatusCode, resp.Header.Get("Date"), signed) || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil {
+		return resp, err
+	}
+	_ = resp.Body.Close()
+	if r = r.Clone(r.Context()); r.GetBody != nil {
+		if r.Body, err = r.GetBody(); err != nil {
+			return nil, err
+		}
+	}
+	return h.send(r)
+}
+
+func (h extraHeaders) send(r *http.Request) (*http.Response, error) {
 	sse := len(h.sse) > 0 && takesKey(r)
-	if !sse && !h.pays {
+	if !sse && !h.pays && !h.time.off() {
 		return h.next.RoundTrip(r)
 	}
 	r = r.Clone(r.Context())
@@ -82,10 +101,10 @@ func (h extraHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	// Credential=ID/DAY/REGION/s3/aws4_request; anonymous requests have none.
 	_, scope, _ := strings.Cut(r.Header.Get("Authorization"), "Credential=")
-	if parts := strings.SplitN(scope, "/", 4); len(parts) == 4 {
+	if parts := strings.SplitN(scope, "/", 4); len(parts) == 4 && !strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-AWS4") { // signed chunk by chunk with the request
 		v := h.keys.held().value
 		r.Header.Del("X-Amz-Security-Token")
-		r = miniosigner.SignV4(*r, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, parts[2])
+		sign(r, &v, parts[2], h.time.now())
 	}
 	return h.next.RoundTrip(r)
 }

@@ -50,6 +50,9 @@ type Config struct {
 	// Logger gets messages when credentials are renewed or cannot be; nil: none.
 	Logger *slog.Logger
 
+	// Clock is this machine's time; nil: [time.Now].
+	Clock func() time.Time
+
 	// MaxConns is how many idle connections are kept. It should be at least the number of requests in flight, or
 	// connections are opened and closed all the time. Default 1024.
 	MaxConns int
@@ -76,6 +79,7 @@ type Store struct {
 	counts    *requestCounts
 	versions  *versions // nil: only current ones are read
 	getter    *getter   // nil: minio-go sends GETs, too
+	time      *clock
 }
 
 var _ objstore.Store = (*Store)(nil)
@@ -109,6 +113,9 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
 	transport, err := newTransport(cfg)
 	if err != nil {
 		return nil, invalid("check AWS_CA_BUNDLE", err)
@@ -125,10 +132,11 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 		region = "us-east-1"
 	}
 	sse, counts := keyHeaders(cfg.Store.CustomerKey), new(requestCounts)
+	clk := &clock{base: cfg.Clock, log: cfg.Logger}
 	slow := transport.Clone()
 	slow.ResponseHeaderTimeout = slowAnswer
 	over := func(t *http.Transport) http.RoundTripper {
-		return extraHeaders{countedRequests{t, counts}, sse, cfg.Store.RequesterPays, keys}
+		return extraHeaders{countedRequests{t, counts}, sse, cfg.Store.RequesterPays, keys, clk}
 	}
 	core, err := minio.NewCore(host, &minio.Options{
 		Creds:        credentials.New(chainLink{keys}),
@@ -150,8 +158,8 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	return &Store{
 		versions: pinned, counts: counts,
 		core: *core, keys: keys, bucket: cfg.Bucket, weakETag: cfg.Store.WeakETag, transport: transport, slow: slow, forwarder: over(slow),
-		sse:      sse,
-		getter:   newGetter(cfg, host, secure, region, transport, keys),
+		sse: sse, time: clk,
+		getter:   newGetter(cfg, host, secure, region, transport, keys, clk),
 		variable: endpointVariable(cfg.Getenv),
 		endpoint: core.EndpointURL().Scheme + "://" + core.EndpointURL().Host,
 	}, nil

@@ -15,7 +15,7 @@ type answerHead struct {
 	chunked bool  // Transfer-Encoding: then length is -1
 	close   bool  // the connection serves no further request
 
-	etag, contentRange, lastModified, region, note []byte
+	etag, contentRange, lastModified, region, note, date []byte
 }
 
 // maxHead is the most bytes of an answer's head. S3 allows 2 KB of user metadata.
@@ -82,8 +82,11 @@ func (h *answerHead) set(name, value []byte) error {
 	is := func(s string) bool { return len(name) == len(s) && bytes.EqualFold(name, []byte(s)) }
 	switch len(name) { // most headers are told apart by their names' lengths
 	case len("ETag"):
-		if is("ETag") {
+		switch {
+		case is("ETag"):
 			return once(&h.etag, name, value)
+		case is("Date"):
+			h.date = value
 		}
 	case len("Connection"):
 		if is("Connection") {

@@ -3,7 +3,9 @@ package s3server_test
 import (
 	"bytes"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -87,6 +89,43 @@ func TestSignedHeadersConform(t *testing.T) {
 	})
 	if st := p.Stats(); st.Faults["503"] == 0 || st.Faults["reset"] == 0 || st.Faults["truncate"] == 0 {
 		t.Errorf("faults that struck: %v", st.Faults)
+	}
+}
+
+// TestSkewedClock: a machine whose clock is an hour off, either way, works with the store's time, and says so once. An hour is
+// more than the real server accepts.
+func TestSkewedClock(t *testing.T) {
+	s := newBucket(t)
+	direct := open(t, s.URL)
+	for _, off := range []time.Duration{-time.Hour, time.Hour, 4 * time.Minute} {
+		var log bytes.Buffer
+		opened := 0
+		skewed := func() *s3.Store {
+			store, err := s3.New(t.Context(), s3.Config{
+				Endpoint: s.URL, Region: s3server.Region, Bucket: bucket, AccessKeyID: s3server.AccessKey, SecretAccessKey: s3server.SecretKey,
+				Clock: func() time.Time { return time.Now().Add(off) }, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			})
+			must(t, err)
+			t.Cleanup(store.Close)
+			return store
+		}
+		o, err := direct.PutNew(t.Context(), fmt.Sprint("skew", off), []byte("hello"))
+		must(t, err)
+		p := make([]byte, 5)
+		must(t, skewed().ReadAt(t.Context(), o, p, 0)) // the first request is a GET
+		_, err = skewed().Stat(t.Context(), o.Key)     // or a HEAD, whose answer says nothing
+		must(t, err)
+		// A PUT's body cannot be sent again from below: that is left to the retries of the stack.
+		_, err = objstore.Retry(skewed(), objstore.FastFail).PutNew(t.Context(), fmt.Sprint("skewed", off), []byte("hello"))
+		must(t, err)
+		objstoretest.Run(t, func(t *testing.T) objstoretest.Harness {
+			opened++
+			stack := objstore.Retry(objstore.Limit(objstore.NewMeter(skewed()), 64), objstore.RetryPolicy{Base: time.Millisecond, Cap: 5 * time.Millisecond, Tries: 20})
+			return objstoretest.Harness{Store: stack, Filler: direct, Prefix: fmt.Sprintf("runs%v/%d/", off, opened)}
+		})
+		if n := strings.Count(log.String(), "clock is off"); (n > 0) != (off.Abs() > 15*time.Minute) || n > opened+3 {
+			t.Errorf("%v off: said %d times by %d stores\n%s", off, n, opened+3, log.String())
+		}
 	}
 }
 

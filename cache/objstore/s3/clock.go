@@ -1,0 +1,99 @@
+package s3
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+// clock is the time in signatures: this machine's, set right by the store's if that refuses requests whose time is off, as the
+// AWS SDKs do. Stores accept 15 minutes.
+//
+// https://docs.aws.amazon.com/sdkref/latest/guide/feature-gen-config.html (corrects clock skew)
+type clock struct {
+	base   func() time.Time
+	ahead  atomic.Int64 // of base, nanoseconds
+	set    atomic.Int64 // when that was learnt last
+	warned atomic.Bool
+	log    *slog.Logger
+}
+
+// skewed is the difference from which on an answer of 400 or 403 is put down to the clock. A HEAD's answer has no text that
+// would say so.
+const skewed = 5 * time.Minute
+
+func (c *clock) now() time.Time { return c.base().Add(time.Duration(c.ahead.Load())) }
+
+// justSet reports whether requests that were refused lately are worth another try.
+func (c *clock) justSet() bool { return time.Now().UnixNano()-c.set.Load() < int64(time.Minute) }
+
+// off reports whether this process's time, which minio-go signs with, is not the one to sign with.
+func (c *clock) off() bool {
+	d := time.Until(c.now())
+	return d < -time.Second || d > time.Second
+}
+
+// refused learns from an answer that refuses a request that was signed at that time. It reports whether the time was off; then
+// the request is worth another try.
+func (c *clock) refused(status int, date string, signed time.Time) bool {
+	if status != http.StatusForbidden && status != http.StatusBadRequest {
+		return false
+	}
+	theirs, err := http.ParseTime(date)
+	if err != nil || theirs.Sub(signed).Abs() < skewed {
+		return false
+	}
+	if theirs.Sub(c.now()).Abs() < skewed { // another request has set the clock meanwhile
+		return true
+	}
+	ahead := theirs.Sub(c.base())
+	c.ahead.Store(int64(ahead))
+	c.set.Store(time.Now().UnixNano())
+	if !c.warned.Swap(true) {
+		c.log.Warn("this machine's clock is off; requests are signed with the store's time", "store_is_ahead_by", ahead.Round(time.Second),
+			"remedy", "set this machine's clock (NTP)")
+	}
+	return true
+}
+
+// sign signs a request of minio-go anew: at another time, or with more headers.
+func sign(r *http.Request, v *credentials.Value, region string, now time.Time) {
+	stamp := now.UTC().Format(amzTime)
+	r.Header.Set("X-Amz-Date", stamp)
+	if v.SessionToken != "" {
+		r.Header.Set("X-Amz-Security-Token", v.SessionToken)
+	}
+	var c bytes.Buffer
+	c.WriteString(r.Method + "\n" + string(AppendPath(nil, r.URL.Path)) + "\n" + strings.ReplaceAll(r.URL.Query().Encode(), "+", "%20") + "\n")
+	names := []string{"host"}
+	for name := range r.Header {
+		if name = strings.ToLower(name); strings.HasPrefix(name, "x-amz-") || name == "content-md5" || name == "if-match" || name == "if-none-match" || name == "range" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		value := r.Host
+		if name != "host" {
+			value = strings.Join(r.Header.Values(name), ",")
+		} else if value == "" {
+			value = r.URL.Host
+		}
+		c.WriteString(name + ":" + strings.Join(strings.Fields(value), " ") + "\n")
+	}
+	signed := strings.Join(names, ";")
+	c.WriteString("\n" + signed + "\n" + r.Header.Get("X-Amz-Content-Sha256"))
+	digest := sha256.Sum256(c.Bytes())
+	scope := stamp[:amzDay] + "/" + region + "/s3/aws4_request"
+	text := "AWS4-HMAC-SHA256\n" + stamp + "\n" + scope + "\n" + hex.EncodeToString(digest[:])
+	r.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential="+v.AccessKeyID+"/"+scope+", SignedHeaders="+signed+
+		", Signature="+hex.EncodeToString(hmacSHA256(SigningKey(v.SecretAccessKey, stamp[:amzDay], region), text)))
+}
