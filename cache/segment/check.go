@@ -312,10 +312,10 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 	if err != nil {
 		c.report.BadSegments++
 		var ok bool
-		if salt, ok = salvageSalt(f, size); !ok {
+		if salt, ok = salvageSalt(f, size, id, table, c.o.Key); !ok {
 			return c.found(path, 0, err.Error(), "remove the file; its records cannot be told apart, and its data is fetched again", func() error { return c.remove(id) })
 		}
-		if err := c.found(path, 0, err.Error(), "rewrite the header from the first record", func() error {
+		if err := c.found(path, 0, err.Error(), "rewrite the header from a record", func() error {
 			changed = true
 			return mendHeader(f, id, salt)
 		}); err != nil {

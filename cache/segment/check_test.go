@@ -281,6 +281,10 @@ func TestCheckNamesFindings(t *testing.T) {
 		},
 		"both headers": {
 			damage: func(w *world) { w.seg.data[20] ^= 1; w.seg.data[w.locs[0].off()] ^= 1 },
+			want:   Report{BadSegments: 1, BadRecords: 1}, what: "damaged segment header", lost: 1,
+		},
+		"both headers and no table": {
+			damage: func(w *world) { w.seg.data[20] ^= 1; w.seg.data[w.locs[0].off()] ^= 1; w.idx.segs = nil },
 			want:   Report{BadSegments: 1}, what: "damaged segment header", lost: 4,
 		},
 		"newer": {

@@ -95,7 +95,8 @@
 // to header. If there is no valid header (an append that did not finish before the crash although later ones did, or
 // damage), the scan looks for the next one at every multiple of 64 bytes. The salt and the offset in each header
 // prevent it from reading records out of a cached file that itself looks like a segment. Everything after the last
-// valid record is cut off.
+// valid record is cut off. A damaged segment header is rewritten: the salt is that of the first record, or of one that the table
+// names.
 //
 // The scan does not read payloads. After power loss a payload may be missing under a valid header; after bit rot it
 // may differ. Each block is checked when it is first read after each Open, before any of its bytes are returned;

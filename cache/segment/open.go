@@ -220,7 +220,7 @@ func (s *Store) load(id uint32, c *cover) (l *loaded) {
 	}
 	size, err := g.f.Size()
 	if err == nil {
-		err = s.loadHeader(l, size)
+		err = s.loadHeader(l, c, size)
 	}
 	if l.g == nil || err != nil {
 		l.err = err
@@ -263,7 +263,7 @@ func (s *Store) load(id uint32, c *cover) (l *loaded) {
 }
 
 // loadHeader reads the segment's header. A damaged one is rewritten; if that is impossible the file is removed.
-func (s *Store) loadHeader(l *loaded, size int64) error {
+func (s *Store) loadHeader(l *loaded, c *cover, size int64) error {
 	g, path := l.g, s.path(l.id)
 	var head [segHeaderLen]byte
 	n, err := g.f.ReadAt(head[:], 0)
@@ -278,7 +278,7 @@ func (s *Store) loadHeader(l *loaded, size int64) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	var ok bool
-	if g.salt, ok = salvageSalt(g.f, size); !ok {
+	if g.salt, ok = salvageSalt(g.f, size, l.id, c, s.o.Key); !ok {
 		// A crash during its creation, or damage: without the salt records cannot be told from payload bytes.
 		l.recovered.BadSegments++
 		s.o.Logger.Error("cache segment removed", "file", path, "bytes", size, "err", err)
@@ -286,7 +286,7 @@ func (s *Store) loadHeader(l *loaded, size int64) error {
 		return errors.Join(s.o.FS.Remove(path), g.f.Close())
 	}
 	l.recovered.Mended++
-	s.o.Logger.Error("header of a cache segment rewritten from its first record", "file", path, "err", err)
+	s.o.Logger.Error("header of a cache segment rewritten from its records", "file", path, "err", err)
 	if err := mendHeader(g.f, l.id, g.salt); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 
+	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/internal/killpoint"
 )
 
@@ -323,17 +324,44 @@ func parseSegmentHeader(b []byte, id uint32) (salt uint64, err error) {
 	return le.Uint64(b[16:]), nil
 }
 
-// salvageSalt returns the salt of a segment whose header is damaged, from its first record. That follows the header
-// directly, and has its own checksum and offset, so it cannot be anything else.
-func salvageSalt(r io.ReaderAt, size int64) (salt uint64, ok bool) {
+// salvageSalt returns the salt of a segment whose header is damaged. The first record follows the header directly, and has its own
+// checksum and offset, so it cannot be anything else. If that is damaged, too, the table says where others are; a sealed table
+// can only be opened with the right salt, so any that a record seems to hold may be tried.
+func salvageSalt(r io.ReaderAt, size int64, id uint32, c *cover, key *crypt.Key) (salt uint64, ok bool) {
 	b := make([]byte, maxHeadLen)
-	n, err := r.ReadAt(b, segHeaderLen)
-	if n < recHeaderLen || err != nil && !errors.Is(err, io.EOF) {
-		return 0, false
+	saltAt := func(off int64) (uint64, bool) {
+		n, err := r.ReadAt(b, off)
+		if n < recHeaderLen || err != nil && !errors.Is(err, io.EOF) {
+			return 0, false
+		}
+		salt := binary.LittleEndian.Uint64(b[16:])
+		_, err = parseHeader(b[:n], salt, off, size)
+		return salt, err == nil
 	}
-	salt = binary.LittleEndian.Uint64(b[16:])
-	_, err = parseHeader(b[:n], salt, segHeaderLen, size)
-	return salt, err == nil
+	if salt, ok = saltAt(segHeaderLen); ok || c == nil {
+		return salt, ok
+	}
+	if key == nil {
+		entries, _, _ := parseTable(c.table, size)
+		for i := 0; i < len(entries) && !ok; i++ {
+			salt, ok = saltAt(entries[i].off)
+		}
+		return salt, ok
+	}
+	tried := map[uint64]bool{}
+	for w, off := (window{r: r, size: size}), int64(segHeaderLen); off+recHeaderLen <= size; off += unit {
+		if p, err := w.at(off, recHeaderLen, scanChunk); err != nil || string(p[:len(recordMagic)]) != recordMagic {
+			continue
+		}
+		if salt, ok = saltAt(off); !ok || tried[salt] {
+			continue
+		}
+		tried[salt] = true
+		if _, err := newSealer(key, salt).openTable(id, c.table); err == nil {
+			return salt, true
+		}
+	}
+	return 0, false
 }
 
 // mendHeader rewrites the header of a segment.

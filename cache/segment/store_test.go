@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/shoalfs/shoal/cache/crypt"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -316,6 +318,53 @@ func TestCutSegment(t *testing.T) {
 	}
 	if loc, _ := mustAppend(t, s, 9, 1000); loc != locs[2] {
 		t.Errorf("the next record lies at %v, want %v", loc, locs[2])
+	}
+}
+
+// The first pages of a segment are lost: what lies behind them is not, as the table tells where it is; encrypted or not, and
+// though a cached file looks like a segment.
+func TestZeroedStart(t *testing.T) {
+	for _, key := range []*crypt.Key{nil, testKey} {
+		fsys, idx := newMemFS(), &mapIndex{}
+		o := Options{FS: fsys, Index: idx, Key: key, Logger: quiet()}
+		s := mustOpen(t, "/s", o, nil)
+		want := map[int][]byte{}
+		for i := range 6 {
+			_, want[i] = mustAppend(t, s, i, 3000)
+		}
+		other, p := small(6, len(fsys.files["/s/00000001.seg"].data))
+		copy(p, fsys.files["/s/00000001.seg"].data)
+		if _, err := s.Append(other, p); err != nil {
+			t.Fatal(err)
+		}
+		want[6] = p
+		mustClose(t, s)
+		clear(fsys.files["/s/00000001.seg"].data[:4096])
+		for range 2 { // the header has been mended then
+			got := 0
+			var locs []Loc
+			var lengths, numbers []int
+			s = mustOpen(t, "/s", o, func(x Extent, loc Loc) {
+				locs, lengths = append(locs, loc), append(lengths, x.Length)
+				if x.Length == 3000 {
+					numbers = append(numbers, numberOf(t, x))
+				} else {
+					numbers = append(numbers, 6)
+				}
+			})
+			for i, loc := range locs {
+				p := make([]byte, lengths[i])
+				if err := s.ReadAt(loc, len(p), p, 0); err == nil && !bytes.Equal(p, want[numbers[i]]) {
+					t.Errorf("key %v: record %d: other bytes", key != nil, numbers[i])
+				} else if err == nil {
+					got++
+				}
+			}
+			if got != 5 { // the first two records began in what was lost
+				t.Errorf("key %v: %d records of 7 are left", key != nil, got)
+			}
+			mustClose(t, s)
+		}
 	}
 }
 
