@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -155,11 +156,20 @@ func TestCheckRepairsAnything(t *testing.T) {
 			damaged = damaged || !w.survives(was, is) && !gone
 			headed := len(is) >= segHeaderLen && bytes.Equal(was[:segHeaderLen], is[:segHeaderLen])
 			damaged = damaged || !headed
-			// The segment's header can be made anew from that of the first record, if the payload is
-			// inside the file.
-			f := first[w.loc.Segment()]
-			to := f.loc.off() + int64(f.rec.headerLen())
-			mended := int64(len(is)) >= f.loc.off()+int64(f.loc.gap()+f.rec.Length) && bytes.Equal(was[f.loc.off():to], is[f.loc.off():to])
+			// The segment's header can be made anew from that of the first record, if the payload is inside the file; with a
+			// table that can be read, from any.
+			intact := func(f *written) bool {
+				to := f.loc.off() + int64(f.rec.headerLen())
+				return int64(len(is)) >= f.loc.off()+int64(f.loc.gap()+f.rec.Length) && bytes.Equal(was[f.loc.off():to], is[f.loc.off():to])
+			}
+			mended := intact(first[w.loc.Segment()])
+			if c, ok := idx.segs[w.loc.Segment()]; ok && !mended {
+				table, err := newSealer(o.Key, binary.LittleEndian.Uint64(was[16:])).openTable(w.loc.Segment(), c.table)
+				if err == nil {
+					_, _, err = parseTable(table, int64(len(is)))
+				}
+				mended = err == nil && slices.ContainsFunc(recs, func(r *written) bool { return r.loc.Segment() == w.loc.Segment() && intact(r) })
+			}
 			if w.survives(was, is) && (headed || mended) {
 				good[w.rec] = w
 			} else {
