@@ -12,14 +12,16 @@ what it needs.
 from __future__ import annotations
 
 import atexit
+import collections
 import functools
 import importlib.util
 import itertools
+import json
 import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 _LOADER = "torch.utils.data.dataloader"
 
@@ -59,15 +61,28 @@ class _Finder:
 
 def _watch(module: Any) -> None:
     """Makes DataLoader tell its order whenever an iteration begins."""
-    loader = module.DataLoader
+    loader, base = module.DataLoader, module._BaseDataLoaderIter
     _wrap(loader, lambda self: True)
+    draw = base._next_index
+
+    @functools.wraps(draw)
+    def _next_index(self: Any) -> Any:
+        index = draw(self)
+        if self._num_workers:  # they are given batches ahead, which an iterator that is kept for the next epoch does not know any more
+            drawn = self.__dict__.get("_shoal_drawn")
+            if drawn is None:
+                drawn = self._shoal_drawn = collections.deque(maxlen=self._num_workers * self._prefetch_factor + 1)
+            drawn.append(index)
+        return index
+
+    base._next_index = _next_index
     known = loader.__dict__.get("__init_subclass__")
 
     def own_iterator(self: Any) -> bool:
         # Others call DataLoader.__iter__, after what they do to samplers and generators. These two do not: loaders with
         # one iterator for all epochs, and torchdata's.
-        kept = getattr(self, "iterator", None)
-        return isinstance(kept, module._BaseDataLoaderIter) and kept._num_yielded > 0 or hasattr(self, "next_iter_state")
+        kept = getattr(self, "iterator", False)
+        return kept is None or isinstance(kept, base) or hasattr(self, "next_iter_state")
 
     def __init_subclass__(cls: Any, /, **options: Any) -> None:
         if known is not None:
@@ -116,44 +131,130 @@ def _hint() -> Any:
 
 
 def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
-    """Writes the order of the iteration that is about to begin, if this is the call that knows it."""
+    """Has the order of the iteration that is about to begin written, if this is the call that knows it.
+
+    A copy of the process finds the order and writes the plan, while this one waits: not for long, and not at all for
+    orders that take long. Those are written while the epoch begins, and the mount finds the reader in them."""
     if not applies(loader):
         return
     data = sys.modules["torch.utils.data"]
     by_hand = sys.modules.get("shoal._hint")
     if _numbers.get(id(loader)) == 0 or data.get_worker_info() is not None or isinstance(loader.dataset, data.IterableDataset):
+        if isinstance(loader.dataset, data.IterableDataset):
+            _say("no hint: an IterableDataset has no order of indices that could be predicted")
         return
     if getattr(by_hand, "given", False):
         _say("no hint: the trainer gives hints itself")
         return
     hint, begun = _hint(), time.monotonic()
-    mine = _written.setdefault(os.getpid(), set())
-    try:
-        plans = _plans(hint, loader)
-    except Exception:
-        # What was told of the last epoch would keep the mount from finding the order by itself.
-        _remove(mine, lambda plan: plan[1] == _name(hint, loader))
-        raise
-    for root, lines in plans.items():
-        plan = root, _name(hint, loader)
-        hint._write(*plan, lines)
-        if not mine:
+    job = _jobs.pop((os.getpid(), id(loader)), None)
+    if job is not None:
+        _guarded(job.finish, 0)
+        job.apart.end()
+    _jobs[os.getpid(), id(loader)] = job = _Job(hint, loader, begun)
+    job.finish(_WAIT if job.short else 0)
+
+
+_WAIT = 5.0  # seconds for orders of up to _SHORT samples, which take a fraction of one
+_SHORT = 200_000
+
+_jobs: Dict[Tuple[int, int], _Job] = {}  # by process and id: the latest of each loader
+
+
+class _Job:
+    """An order that a copy of this process finds and writes."""
+
+    def __init__(self, hint: Any, loader: Any, begun: float) -> None:
+        self._new = id(loader) not in _numbers
+        self._key, self._begun, self._done = id(loader), begun, False
+        self._name, self._type = _name(hint, loader), type(loader.dataset).__name__
+        self.short = _size(loader.dataset) <= _SHORT
+        if os.getpid() not in _written:
             atexit.register(_forget)
-        if plan not in mine:
-            mine.add(plan)
-            _say(f"told {root} the order of {len(lines)} files, as plan {plan[1]}, in {time.monotonic() - begun:.2f} s")
+        self._mine = _written.setdefault(os.getpid(), set())
+        self.apart = hint._Apart(lambda apart: json.dumps(_plans(hint, apart, loader, self._name)).encode())
+
+    def finish(self, timeout: float) -> None:
+        """Takes what the copy says, if it has said it by then."""
+        if self._done:
+            return
+        try:
+            said = self.apart.answer(timeout)
+            if said is None:
+                return
+            self._done = True
+            plans, failed = json.loads(said)
+            for root, lines in plans:
+                if (root, self._name) not in self._mine:
+                    self._mine.add((root, self._name))
+                    _say(f"told {root} the order of {lines} files, as plan {self._name}, in {time.monotonic() - self._begun:.2f} s")
+            if failed is not None:
+                raise OSError(failed)
+            if not plans:
+                _numbers[self._key] = 0
+                raise ValueError(f"no file of this {self._type} is in a Shoal mount")
+        except Exception:
+            self._done = True
+            # What was told of the last epoch would keep the mount from finding the order by itself.
+            _remove(self._mine, lambda plan: plan[1] == self._name)
+            if self._new and _numbers.get(self._key):
+                del _numbers[self._key]
+            raise
 
 
-def _plans(hint: Any, loader: Any) -> Dict[str, List[str]]:
-    """The plan of each mount that holds files of the loader."""
-    mounts = hint._Mounts(None)
-    listing = hint._paths(loader.dataset, lambda dataset: _Found(dataset, mounts))
-    some = range(0, len(listing), max(len(listing) // 64, 1))
-    if not any(mounts.place(os.fspath(p)) for i in some for p in _each(listing[i])):
-        _number(loader, False)
-        raise ValueError(f"no file of this {type(loader.dataset).__name__} is in a Shoal mount")
-    plans: Dict[str, List[str]] = hint._lines((p for i in hint.predict(loader) for p in _each(listing[i])), mounts)
-    return plans
+def _size(sized: Any) -> int:
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):
+        return 0
+
+
+def _plans(hint: Any, apart: Any, loader: Any, name: str) -> Tuple[List[Tuple[str, int]], Optional[str]]:
+    """Writes the plan of each mount that holds files of the loader, in a copy of the process. Returns the mounts and numbers of
+    files, and what went wrong with them."""
+    mounts, dataset, listing = hint._Mounts(None), loader.dataset, None
+    unlisted = None
+    try:
+        listing = hint._paths(dataset, lambda dataset: _Found(dataset, mounts))
+    except TypeError as e:
+        unlisted = e
+    if listing is not None:
+        some = range(0, len(listing), max(len(listing) // 64, 1))
+        if not any(mounts.place(os.fspath(p)) for i in some for p in _each(listing[i])):
+            return [], None
+    try:
+        len(loader)
+        limit = None
+    except (TypeError, NotImplementedError):  # an endless sampler: some passes
+        limit = max(len(dataset), min(4 * len(dataset), 1 << 18))
+    indices = hint._indices(loader, 1, limit)
+    opened = {} if isinstance(dataset, (list, tuple)) else hint._opened(apart, dataset, indices, mounts)
+    if listing is None or not hint._agrees(listing, opened):
+        if not opened:
+            raise unlisted or TypeError("no list of files")
+        listing = _Tried(hint, apart, dataset, mounts)
+    plans: Dict[str, List[str]] = hint._lines((p for i in indices.tolist() for p in _each(listing[i])), mounts)
+    written: List[Tuple[str, int]] = []
+    try:
+        for root, lines in plans.items():
+            apart.unlocked(hint._write, root, name, lines)
+            written.append((root, len(lines)))
+    except OSError as e:
+        return written, str(e)
+    return written, None
+
+
+class _Tried:
+    """The first file of each sample of a dataset without a list of its files: what it opens when it is asked for the sample."""
+
+    def __init__(self, hint: Any, apart: Any, dataset: Any, mounts: Any) -> None:
+        self._known: Dict[int, List[str]] = {}
+        self._hint, self._apart, self._dataset, self._mounts = hint, apart, dataset, mounts
+
+    def __getitem__(self, i: int) -> List[str]:
+        if i not in self._known:
+            self._known[i] = list(self._hint._opened(self._apart, self._dataset, self._hint.np.array([i]), self._mounts).values())
+        return self._known[i]
 
 
 def _name(hint: Any, loader: Any) -> str:
@@ -172,6 +273,10 @@ def _number(loader: Any, tells: bool) -> int:
 
 def _forget() -> None:
     """Removes the plans of a process that ends: without them, the next job's order can be inferred."""
+    for (process, _), job in _jobs.items():
+        if process == os.getpid():
+            _guarded(job.finish, 0)
+            job.apart.end()
     _remove(_written.pop(os.getpid(), set()), lambda plan: True)
 
 
