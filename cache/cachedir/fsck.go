@@ -67,7 +67,7 @@ func Fsck(ctx context.Context, dir string, secret *crypt.Secret, repair bool, pr
 	if r.unfit(repair) {
 		return r, nil
 	}
-	key, unlock, err := catalog.Lock(dir, secret)
+	key, unlock, err := catalog.Lock(dir, secret, false)
 	if err != nil {
 		return nil, err
 	}

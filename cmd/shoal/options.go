@@ -90,6 +90,7 @@ func (c choice) words() []string {
 type engineOptions struct {
 	store       storeOptions
 	cacheDir    string
+	resetOld    bool
 	cacheSize   amount
 	memory      amount
 	order       string
@@ -136,6 +137,7 @@ func (o *engineOptions) addData(c *cobra.Command) {
 	o.cacheSize.bytes, o.memory.bytes, o.order, o.epoch = 20<<30, 2<<30, "auto", -1
 	f := c.Flags()
 	f.StringVar(&o.cacheDir, "cache-dir", "", "folder for the cache, owned by this daemon (default: one per source in the user's cache folder)")
+	f.BoolVar(&o.resetOld, "reset-old-cache", false, "empty a --cache-dir in an old format that this version does not read")
 	f.Var(&o.cacheSize, "cache-size", "maximum disk usage of --cache-dir: a size, a share such as 80% of the free space, or auto (80%)")
 	f.Var(&o.memory, "memory", "maximum memory of the daemon: a size, a share such as 50% of the container's limit, or auto (80%; without a limit, 25% of the machine)")
 	f.Var(&o.quota, "quota", "maximum disk usage of this dataset when several share --cache-dir (default: as set before)")
@@ -249,7 +251,7 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	c.SkipBadShards, c.Samples, c.Records, c.Quota, c.Weight, c.Refresh = o.badShards == "skip", o.samples, o.records, int64(o.quota), o.weight, o.refresh
 	c.Connections, c.AdaptConnections, c.Getenv = o.connections.most(), o.connections == 0, inv.getenv
 	h.Coder = jpegCoder{}
-	h.Path, h.Logger, h.Searcher = o.cacheDir, c.Logger, []string{"/proc/self/exe", searchVerb}
+	h.Path, h.ResetOld, h.Logger, h.Searcher = o.cacheDir, o.resetOld, c.Logger, []string{"/proc/self/exe", searchVerb}
 	return c, h, err
 }
 
