@@ -141,6 +141,7 @@ night: setup build gpu-tests ## every test with the race detector, then the long
 	SHOAL_FEED_KILLS=10000 $(GO) test -timeout 90m -run 'TestExactlyOnce$$' ./lab/e2e
 	SHOAL_UNITS=100000000 $(GO) test -timeout 60m -run 'TestSimulation' ./cache/owner
 	$(GO) test -race -timeout 60m -run 'Model' ./cache ./cache/segment ./cache/catalog ./cache/shard -rapid.checks=2000
+	$(GO) test -timeout 60m -run 'TestClientModel' ./internal/shortcut -rapid.checks=10000
 	@$(MAKE) --no-print-directory conformance
 	@$(MAKE) --no-print-directory conformance-dlio
 	@$(MAKE) --no-print-directory types

@@ -1,10 +1,6 @@
 package cache
 
-import (
-	"os"
-
-	"github.com/shoalfs/shoal/cache/segment"
-)
+import "github.com/shoalfs/shoal/cache/segment"
 
 // Place returns where the bytes of a whole file lie on disk, in one piece and verified, for readers in other processes. They stay
 // right: for another version of the file there is another volume. With check it verifies what is in memory.
@@ -20,10 +16,10 @@ func (v *Volume) Place(file int, check bool) (segment.Place, bool) {
 	return d.store.Place(loc, int(v.m.Size(file)), check)
 }
 
-// OpenSegment opens the segment of a place for another process.
-func (v *Volume) OpenSegment(p segment.Place) (*os.File, error) {
+// SegmentDir returns the folder of the segments, or "" if there are none.
+func (v *Volume) SegmentDir() string {
 	if d := v.ds.readable(); d != nil {
-		return d.store.OpenSegment(p)
+		return d.dir
 	}
-	return nil, segment.ErrGone
+	return ""
 }

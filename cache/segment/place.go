@@ -1,16 +1,11 @@
 package segment
 
-import (
-	"encoding/binary"
-	"errors"
-	"os"
-	"sync"
-)
+import "sync"
 
 // Place is where the payload of a record lies: bytes that any process may read, and that never change there.
 type Place struct {
 	Segment uint32
-	Salt    uint64 // of the segment: unlike its number, it is never used again
+	Salt    uint64 // in the segment's header: unlike its number, it is never used again
 	Off     int64
 }
 
@@ -40,23 +35,4 @@ func (s *Store) Place(loc Loc, length int, check bool) (p Place, ok bool) {
 		}
 	}
 	return Place{g.id, g.salt, loc.off() + int64(loc.gap())}, true
-}
-
-// OpenSegment opens the file of a place's segment, to be read. Its bytes stay readable when it is dropped. The error is ErrGone if
-// it was dropped before.
-func (s *Store) OpenSegment(p Place) (*os.File, error) {
-	f, err := os.Open(s.path(p.Segment))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, ErrGone
-	} else if err != nil {
-		return nil, err
-	}
-	var head [segHeaderLen]byte
-	if _, err = f.ReadAt(head[:], 0); err == nil && binary.LittleEndian.Uint64(head[16:]) != p.Salt {
-		err = ErrGone // a store that was opened anew uses numbers again
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
 }

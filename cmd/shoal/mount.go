@@ -252,8 +252,8 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 		return nil, err
 	}
 	e.MountedOver(func() string { return server.Transport().String() })
-	shortcuts.Store(door.shortcut.Key(), door.shortcut)
 	forget := e.OnMoved(func() { server.Invalidate(); door.shortcut.Moved() })
+	shortcuts.Store(door.shortcut.Key(), door.shortcut)
 	return &mounted{server, mountpoint, events, door.shortcut, forget}, nil
 }
 

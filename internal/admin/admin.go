@@ -37,7 +37,7 @@ type Snapshot struct {
 	Feed *loader.Stats `json:"feed,omitempty"` // nil without a feed
 	S3   *s3api.Stats  `json:"s3,omitempty"`   // nil without an S3 endpoint
 
-	Shortcut string `json:"shortcut,omitempty"` // key for reads round the mount, in the mount's own stats
+	Shortcut string `json:"shortcut_v2,omitempty"` // key for reads round the mount, in the mount's own stats
 }
 
 // Options are a server's settings.

@@ -1,25 +1,36 @@
 // Package shortcut lets programs on the same machine read the files of a mount round FUSE: a program asks where files lie in the
-// segments of the cache, gets the segments' descriptors, reads by itself, and tells afterwards what it has opened. It asks
-// for many files at once and tells of many at once, so that a file costs it no round trip. What has no place (not on
-// disk, not verified yet, encrypted, kept in another form, of several extents) it reads from the mount.
+// segments of the cache, reads there by itself, and tells afterwards what it has opened. It asks for many files at once and tells
+// of many at once, so that a file costs it no round trip. What has no place (not on disk, not verified yet, encrypted, kept in
+// another form, of several extents) it reads from the mount.
+//
+// # Rules
+//
+// A connection is for one version of the dataset. The server ends it before a refresh returns; it also ends with the mount and with
+// the daemon, and after anything odd. What a client has learned from it holds only as long. So a client
+//
+//  1. finds the place of a file,
+//  2. then looks whether the connection has ended (poll with POLLRDHUP, whatever waits to be received), and
+//  3. if it has, forgets all that it knows, and reads the file from the mount.
+//
+// The bytes of a place are those of its version whenever they are read: bytes of a record never change, a segment is known by
+// the salt in its header, which is never used again, and a dropped one stays readable by its descriptors. A client closes
+// those of files that have no name any more, since they hold the disk's space.
+//
+// A client that was interrupted while it waits for an answer never asks on that connection again.
+//
+// # Protocol
 //
 // The connection is one to the socket of the cache directory, which only its owner can open. It begins with the line of JSON
-// {"shortcut":KEY}; the key is in the mount's .shoal/stats. All integers are little endian.
+// {"shortcut":KEY}; the key is in the mount's .shoal/stats as shortcut_v2. All integers are little endian.
 //
 //	from the client   u8 type, u32 n, n bytes:
-//	  'A' where are    the path of a file, relative to the mount point
-//	  'S' segment      u32 number, u64 salt
+//	  'A' where are    u32 number of the question; the path of a file, relative to the mount point
 //	  'O' opened       u32 numbers of files, in the order in which they were opened
 //	from the server   u32 n, u8 type, n bytes:
-//	  'H' hello        u64 generation: the versions of the dataset since the mount began
-//	  'P' places       the answer to A: the file and those near it. u32 count, for each u32 number of the file,
-//	                   u32 number of the segment, u64 its salt (0: no place), u64 offset, u32 length; the paths, each ended by a zero.
-//	                   count is 0 if there is no such file
-//	  'F' descriptor   the answer to S: u8 1 with a descriptor, or 0 if the segment was dropped
-//	  'I' invalid      u64 generation: forget all places. It is sent before the refresh that changes the files returns
-//
-// A place stays right until then: bytes of a record never change, a salt is never used again, and a dropped segment stays readable
-// by its descriptors. A client closes those of files that have no name any more, since they hold the disk's space.
+//	  'H' hello        u64 version of the dataset; the folder of the segments, whose files are 00000001.seg and so on
+//	  'P' places       the answer to A: the file and those near it. u32 number of the question, u64 version, u32 count, for each u32
+//	                   number of the file, u32 number of the segment, u64 its salt (0: no place), which the file has at offset 16,
+//	                   u64 offset, u32 length; the paths, each ended by a zero. count is 0 if there is no such file
 package shortcut
 
 import (
@@ -29,7 +40,7 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
+	"strconv"
 	"sync"
 	"time"
 
@@ -52,7 +63,7 @@ var patience = 5 * time.Second
 type Volume interface {
 	Manifest() *catalog.Manifest
 	Place(m *catalog.Manifest, file int, check bool) (segment.Place, bool)
-	OpenSegment(m *catalog.Manifest, p segment.Place) (*os.File, error)
+	SegmentDir(m *catalog.Manifest) string
 	Opened(m *catalog.Manifest, file int, process uint32)
 	Released(m *catalog.Manifest, file int)
 }
@@ -62,30 +73,27 @@ type Server struct {
 	key    string
 	volume Volume
 	opens  func(process unix.Ucred) // called with each client's process
+	write  func(conn *net.UnixConn, message []byte) error
 
-	mu         sync.Mutex
-	generation uint64
-	clients    map[*client]struct{} // nil once closed
-	wg         sync.WaitGroup
+	mu      sync.Mutex
+	clients map[*client]struct{} // nil once closed
+	wg      sync.WaitGroup
 }
 
 // New returns a server for a mount of v. opens is called with the process of each client, before it can read.
 func New(v Volume, opens func(process unix.Ucred)) *Server {
-	return &Server{key: rand.Text(), volume: v, opens: opens, clients: map[*client]struct{}{}}
+	return &Server{key: rand.Text(), volume: v, opens: opens, write: write, clients: map[*client]struct{}{}}
 }
 
 // Key names the mount in the first line of a connection. It is no secret.
 func (s *Server) Key() string { return s.key }
 
-// Moved tells the clients that there is another version. It returns when they can know.
+// Moved ends the connections of the version before. When it returns, all clients can see that.
 func (s *Server) Moved() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.generation++
 	for c := range s.clients {
-		if c.send('I', binary.LittleEndian.AppendUint64(nil, s.generation)) != nil {
-			_ = c.conn.Close() // which it notices as well
-		}
+		c.end()
 	}
 }
 
@@ -93,7 +101,7 @@ func (s *Server) Moved() {
 func (s *Server) Close() {
 	s.mu.Lock()
 	for c := range s.clients {
-		_ = c.conn.Close()
+		c.end()
 	}
 	s.clients = nil
 	s.mu.Unlock()
@@ -107,26 +115,30 @@ func (s *Server) Serve(conn *net.UnixConn) error {
 		return err
 	}
 	s.opens(process)
-	c := &client{server: s, conn: conn, process: uint32(process.Pid), manifest: s.volume.Manifest()}
+	c := &client{server: s, conn: conn, process: uint32(process.Pid)}
 	s.mu.Lock()
 	if s.clients == nil {
 		s.mu.Unlock()
 		return net.ErrClosed
 	}
+	c.manifest = s.volume.Manifest() // if a refresh has already changed it, Moved comes later
 	s.clients[c] = struct{}{}
 	s.wg.Add(1)
-	err = c.send('H', binary.LittleEndian.AppendUint64(nil, s.generation))
 	s.mu.Unlock()
 	defer func() {
+		c.end() // before Moved can miss it
 		s.mu.Lock()
 		delete(s.clients, c)
 		s.mu.Unlock()
 		s.wg.Done()
 	}()
+	if c.version, err = strconv.ParseUint(c.manifest.Version()[:16], 16, 64); err == nil {
+		err = c.send('H', append(binary.LittleEndian.AppendUint64(nil, c.version), s.volume.SegmentDir(c.manifest)...))
+	}
 	for err == nil {
 		err = c.serve()
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
+	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
 		return nil
 	}
 	return err
@@ -151,26 +163,26 @@ type client struct {
 	server   *Server
 	conn     *net.UnixConn
 	process  uint32
-	manifest *catalog.Manifest // of the places that it has
+	manifest *catalog.Manifest // of its places
+	version  uint64            // its first digits
 	in, out  []byte
-
-	writing sync.Mutex
 }
 
-// send sends a message, with a descriptor if there is one.
-func (c *client) send(kind byte, body []byte, files ...int) error {
-	c.writing.Lock()
-	defer c.writing.Unlock()
+// end ends the connection. The client sees it when this returns, which Close does not promise while others use it.
+func (c *client) end() {
+	_ = c.conn.CloseWrite()
+	_ = c.conn.CloseRead()
+}
+
+// send sends a message.
+func (c *client) send(kind byte, body []byte) error {
 	c.out = append(append(binary.LittleEndian.AppendUint32(c.out[:0], uint32(len(body))), kind), body...)
-	_ = c.conn.SetWriteDeadline(time.Now().Add(patience)) // a client that is stopped must not hold up a refresh
-	var rights []byte
-	if len(files) > 0 {
-		rights = unix.UnixRights(files...)
-	}
-	n, _, err := c.conn.WriteMsgUnix(c.out, rights, nil)
-	if err == nil && n < len(c.out) {
-		_, err = c.conn.Write(c.out[n:])
-	}
+	_ = c.conn.SetWriteDeadline(time.Now().Add(patience))
+	return c.server.write(c.conn, c.out)
+}
+
+func write(conn *net.UnixConn, message []byte) error {
+	_, err := conn.Write(message)
 	return err
 }
 
@@ -192,28 +204,25 @@ func (c *client) serve() error {
 		return err
 	}
 	switch {
-	case head[0] == 'A':
-		return c.places(string(body))
-	case head[0] == 'S' && n == 12:
-		return c.descriptor(segment.Place{Segment: binary.LittleEndian.Uint32(body), Salt: binary.LittleEndian.Uint64(body[4:])})
+	case head[0] == 'A' && n >= 4:
+		return c.places(body[:4], string(body[4:]))
 	case head[0] == 'O' && n%4 == 0:
 		return c.opened(body)
 	}
 	return fmt.Errorf("an unknown message, %q of %d bytes", head[0], n)
 }
 
-// places answers A. The manifest is kept before the places are looked up: if it changes meanwhile, I follows.
-func (c *client) places(path string) error {
-	m := c.server.volume.Manifest()
-	c.manifest = m
+// places answers A.
+func (c *client) places(question []byte, path string) error {
+	le, m := binary.LittleEndian, c.manifest
+	body := le.AppendUint64(question[:4:4], c.version)
 	node, ok := m.Find(path)
 	if !ok || node.IsDir {
-		return c.send('P', make([]byte, 4))
+		return c.send('P', le.AppendUint32(body, 0))
 	}
-	le := binary.LittleEndian
 	first := node.Index &^ (near - 1)
 	end := min(first+near, m.Len())
-	body := le.AppendUint32(nil, uint32(end-first))
+	body = le.AppendUint32(body, uint32(end-first))
 	checks := int64(maxChecks)
 	for file := first; file < end; file++ {
 		p, ok := c.server.volume.Place(m, file, false)
@@ -230,16 +239,6 @@ func (c *client) places(path string) error {
 		body = append(m.AppendPath(body, file), 0)
 	}
 	return c.send('P', body)
-}
-
-// descriptor answers S.
-func (c *client) descriptor(p segment.Place) error {
-	f, err := c.server.volume.OpenSegment(c.manifest, p)
-	if err != nil {
-		return c.send('F', []byte{0})
-	}
-	defer f.Close()
-	return c.send('F', []byte{1}, int(f.Fd()))
 }
 
 // opened passes the positions of the reader on.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,25 +24,20 @@ import (
 
 // volume is a dataset with places made up: file i at i*64 of segment 1 + i%2, odd ones only.
 type volume struct {
-	m       *catalog.Manifest
+	m       atomic.Pointer[catalog.Manifest]
 	dir     string
 	mu      sync.Mutex
 	opened  []int
 	process uint32
 }
 
-func (v *volume) Manifest() *catalog.Manifest { return v.m }
+func (v *volume) Manifest() *catalog.Manifest { return v.m.Load() }
 
 func (v *volume) Place(_ *catalog.Manifest, file int, _ bool) (segment.Place, bool) {
 	return segment.Place{Segment: 1, Salt: 77 * uint64(file%2), Off: int64(file) * 64}, file%2 == 1
 }
 
-func (v *volume) OpenSegment(_ *catalog.Manifest, p segment.Place) (*os.File, error) {
-	if p.Salt != 77 {
-		return nil, segment.ErrGone
-	}
-	return os.Open(filepath.Join(v.dir, "segment"))
-}
+func (v *volume) SegmentDir(*catalog.Manifest) string { return v.dir }
 
 func (v *volume) Opened(_ *catalog.Manifest, file int, process uint32) {
 	v.mu.Lock()
@@ -51,12 +47,8 @@ func (v *volume) Opened(_ *catalog.Manifest, file int, process uint32) {
 
 func (v *volume) Released(*catalog.Manifest, int) {}
 
-func start(t testing.TB, files int) (*volume, *Server, func() *net.UnixConn) {
+func build(t testing.TB, files int) *catalog.Manifest {
 	t.Helper()
-	v := &volume{dir: t.TempDir()}
-	if err := os.WriteFile(filepath.Join(v.dir, "segment"), []byte("its bytes"), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	var objects []objstore.Object
 	for i := range files {
 		objects = append(objects, objstore.Object{Key: fmt.Sprintf("c/%04d.jpg", i), Size: int64(i + 1), ETag: "e"})
@@ -65,7 +57,13 @@ func start(t testing.TB, files int) (*volume, *Server, func() *net.UnixConn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v.m = m
+	return m
+}
+
+func start(t testing.TB, files int) (*volume, *Server, func() *net.UnixConn) {
+	t.Helper()
+	v := &volume{dir: t.TempDir()}
+	v.m.Store(build(t, files))
 	s := New(v, func(p unix.Ucred) {
 		if int(p.Pid) != os.Getpid() || int(p.Uid) != os.Getuid() {
 			t.Errorf("%+v", p)
@@ -93,60 +91,59 @@ func start(t testing.TB, files int) (*volume, *Server, func() *net.UnixConn) {
 		}
 		t.Cleanup(func() { _ = c.Close() })
 		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-		if kind, body, _ := receive(t, c); kind != 'H' || len(body) != 8 {
+		if kind, body := receive(t, c); kind != 'H' || version(body) != v.m.Load().Version()[:16] || string(body[8:]) != v.dir {
 			t.Fatalf("%q %x", kind, body)
 		}
 		return c
 	}
 }
 
-func receive(t testing.TB, c *net.UnixConn) (kind byte, body []byte, files []int) {
+func version(b []byte) string { return fmt.Sprintf("%016x", binary.LittleEndian.Uint64(b)) }
+
+func receive(t testing.TB, c *net.UnixConn) (kind byte, body []byte) {
 	t.Helper()
-	head, oob := make([]byte, 5), make([]byte, unix.CmsgSpace(16))
-	n, oobn, _, _, err := c.ReadMsgUnix(head, oob)
-	if err == nil && n < 5 {
-		_, err = io.ReadFull(c, head[max(n, 1):])
-	}
-	if err != nil {
+	head := make([]byte, 5)
+	if _, err := io.ReadFull(c, head); err != nil {
 		t.Fatal(err)
-	}
-	messages, _ := unix.ParseSocketControlMessage(oob[:oobn])
-	for i := range messages {
-		rights, _ := unix.ParseUnixRights(&messages[i])
-		files = append(files, rights...)
 	}
 	body = make([]byte, binary.LittleEndian.Uint32(head))
 	if _, err := io.ReadFull(c, body); err != nil {
 		t.Fatal(err)
 	}
-	return head[4], body, files
+	return head[4], body
 }
 
 func request(kind byte, body []byte) []byte {
 	return append(binary.LittleEndian.AppendUint32([]byte{kind}, uint32(len(body))), body...)
 }
 
-func ask(t testing.TB, c *net.UnixConn, kind byte, body []byte) (byte, []byte, []int) {
+func question(number uint32, path string) []byte {
+	return request('A', append(binary.LittleEndian.AppendUint32(nil, number), path...))
+}
+
+func send(t testing.TB, c *net.UnixConn, message []byte) {
 	t.Helper()
-	if _, err := c.Write(request(kind, body)); err != nil {
+	if _, err := c.Write(message); err != nil {
 		t.Fatal(err)
 	}
-	return receive(t, c)
 }
 
 func TestPlaces(t *testing.T) {
-	v, s, dial := start(t, near+44)
+	v, _, dial := start(t, near+44)
 	c := dial()
-	le := binary.LittleEndian
+	le, number := binary.LittleEndian, uint32(1<<32-3)
 	for path, want := range map[string][2]int{"c/0007.jpg": {0, near}, "c/0299.jpg": {near, 44}, "c/0300.jpg": {0, 0}, "c": {0, 0}, "": {0, 0}, "../x\x00": {0, 0}} {
-		kind, body, _ := ask(t, c, 'A', []byte(path))
-		if kind != 'P' || int(le.Uint32(body)) != want[1] {
-			t.Fatalf("%q: %q, %d files", path, kind, le.Uint32(body))
+		number++
+		send(t, c, question(number, path))
+		kind, body := receive(t, c)
+		if kind != 'P' || le.Uint32(body) != number || version(body[4:]) != v.m.Load().Version()[:16] || int(le.Uint32(body[12:])) != want[1] {
+			t.Fatalf("%q: %q, %x", path, kind, body[:16])
 		}
+		body = body[12:]
 		names := body[4+28*want[1]:]
 		for i := range want[1] {
 			e, file := body[4+28*i:], want[0]+i
-			p, _ := v.Place(v.m, file, false)
+			p, _ := v.Place(nil, file, false)
 			name := fmt.Sprintf("c/%04d.jpg\x00", file)
 			if int(le.Uint32(e)) != file || le.Uint32(e[4:]) != 1 || le.Uint64(e[8:]) != p.Salt || le.Uint64(e[16:]) != uint64(p.Off) || int(le.Uint32(e[24:])) != file+1 || string(names[:len(name)]) != name {
 				t.Fatalf("%q: entry %d: %x, %q", path, i, e[:28], names[:len(name)])
@@ -154,33 +151,48 @@ func TestPlaces(t *testing.T) {
 			names = names[len(name):]
 		}
 	}
-	segmentOf := func(salt uint64) []byte { return le.AppendUint64(le.AppendUint32(nil, 1), salt) }
-	if kind, body, files := ask(t, c, 'S', segmentOf(5)); kind != 'F' || body[0] != 0 || len(files) != 0 {
-		t.Errorf("a segment that was dropped: %q %x %v", kind, body, files)
-	}
-	kind, body, files := ask(t, c, 'S', segmentOf(77))
-	if kind != 'F' || body[0] != 1 || len(files) != 1 {
-		t.Fatalf("%q %x %v", kind, body, files)
-	}
-	f := os.NewFile(uintptr(files[0]), "")
-	defer f.Close()
-	if data, err := io.ReadAll(f); err != nil || string(data) != "its bytes" {
-		t.Errorf("%q, %v", data, err)
-	}
-	if _, err := f.WriteAt([]byte("x"), 0); !errors.Is(err, unix.EBADF) {
-		t.Errorf("a client can write to the cache: %v", err)
-	}
-	_, _ = c.Write(request('O', []byte{3, 0, 0, 0, 1, 0, 0, 0}))
-	ask(t, c, 'A', nil) // after it
+	send(t, c, request('O', []byte{3, 0, 0, 0, 1, 0, 0, 0}))
+	send(t, c, question(1, "")) // after it
+	receive(t, c)
 	if v.mu.Lock(); !slices.Equal(v.opened, []int{3, 1}) || v.process != uint32(os.Getpid()) {
 		t.Errorf("opened %v by %d", v.opened, v.process)
 	}
 	v.mu.Unlock()
-	s.Moved()
-	if kind, body, _ := receive(t, c); kind != 'I' || le.Uint64(body) != 1 {
-		t.Errorf("%q %x", kind, body)
+}
+
+// ended reports whether the client of a connection sees that it has ended, whatever waits to be received.
+func ended(t testing.TB, c *net.UnixConn) (end bool) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
 	}
-	s.Close()
+	_ = raw.Control(func(fd uintptr) {
+		at := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(at, 0)
+		end = err == nil && n == 1 && at[0].Revents&unix.POLLRDHUP != 0
+	})
+	return end
+}
+
+// When Moved and Close have returned, clients see it, also those with an answer that they have not received.
+func TestEndIsSeen(t *testing.T) {
+	v, s, dial := start(t, near)
+	for _, end := range []func(){s.Moved, s.Moved, s.Close} {
+		quiet, busy := dial(), dial()
+		for range 20 {
+			send(t, busy, question(1, "c/0001.jpg"))
+		}
+		v.m.Store(build(t, near+1))
+		if end(); !ended(t, quiet) || !ended(t, busy) {
+			t.Fatal("a client does not see the end")
+		}
+	}
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(v.dir, "sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("after Close: %v", err)
 	}
@@ -190,7 +202,7 @@ func TestPlaces(t *testing.T) {
 func TestHostileMessages(t *testing.T) {
 	_, _, dial := start(t, 10)
 	other := dial()
-	for _, message := range [][]byte{{'X', 0, 0, 0, 0}, {'A', 255, 255, 255, 255}, request('O', []byte{1, 2, 3}), request('O', []byte{10, 0, 0, 0}), request('S', nil), {'A', 9}} {
+	for _, message := range [][]byte{{'X', 0, 0, 0, 0}, {'A', 255, 255, 255, 255}, request('O', []byte{1, 2, 3}), request('O', []byte{10, 0, 0, 0}), request('S', nil), request('A', []byte("abc")), {'A', 9}} {
 		c := dial()
 		if _, err := c.Write(message); err != nil {
 			t.Fatal(err)
@@ -200,7 +212,8 @@ func TestHostileMessages(t *testing.T) {
 			t.Errorf("%q: %d bytes", message, n)
 		}
 	}
-	if kind, _, _ := ask(t, other, 'A', []byte("c/0001.jpg")); kind != 'P' {
+	send(t, other, question(1, "c/0001.jpg"))
+	if kind, _ := receive(t, other); kind != 'P' {
 		t.Errorf("%q", kind)
 	}
 }
@@ -212,7 +225,7 @@ func TestClientThatIsStopped(t *testing.T) {
 	_, s, dial := start(t, near)
 	c := dial()
 	for range 200 {
-		if _, err := c.Write(request('A', []byte("c/0001.jpg"))); err != nil {
+		if _, err := c.Write(question(1, "c/0001.jpg")); err != nil {
 			break
 		}
 	}

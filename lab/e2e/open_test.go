@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -83,6 +84,145 @@ func TestOpen(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// 40 readers, of which some have time limits by signals and some are interrupted by Ctrl-C: after a refresh has returned none gets
+// the old version of a file, and none an error but those that its handlers raise.
+func TestOpenAmidRefreshes(t *testing.T) {
+	dir, paths := tree(t, 2, 60, 100)
+	version := func(n int) {
+		for _, p := range paths {
+			write(t, filepath.Join(dir, p), fmt.Appendf(nil, "%06d %s %s", n, p, strings.Repeat("x", 5000)))
+		}
+		upload(t, dir, bucketName(t))
+	}
+	_, env := far(t, proxy.Options{})
+	source := bucket(t, dir)
+	version(0)
+	mnt := mount(t, env, source, "--cache-size", "256MiB", "--kernel-cache", "off")
+	cmd := python(t, refreshesScript, mnt, "40")
+	cmd.Stderr = os.Stderr
+	in, out := piped(t, cmd)
+	lines := json.NewDecoder(out)
+	var got struct{ Reads, Round, Interrupted, Wrong, Errors, Stale int }
+	say := func(what string, n int) {
+		t.Helper()
+		if _, err := fmt.Fprintln(in, what, n); err != nil {
+			t.Fatal(err)
+		}
+		if err := lines.Decode(&got); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const rounds = 3
+	for n := range rounds {
+		waitKept(t, mnt, len(paths))
+		say("all", 40) // have read round the mount since
+		t.Logf("version %d: %+v", n, got)
+		if n == rounds-1 {
+			break
+		}
+		say("highest", n+1)
+		version(n + 1)
+		mustShoal(t, env, "refresh", mnt)
+		say("lowest", n+1)
+	}
+	if err := in.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := lines.Decode(&got); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if t.Logf("%+v", got); got.Wrong+got.Errors > 0 || got.Interrupted == 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+const refreshesScript = `
+import ctypes, errno, json, mmap, os, random, signal, sys, threading, time
+import shoal, shoal._open
+mnt, n = sys.argv[1], int(sys.argv[2])
+shoal._open._RECONNECT = 0.05
+paths = [os.path.join(at, f)[len(mnt) + 1:] for at, _, files in os.walk(mnt) if ".shoal" not in at for f in files]
+NAMES = ("reads", "round", "interrupted", "wrong", "errors", "stale")
+shared = (ctypes.c_int64 * (3 + n * len(NAMES))).from_buffer(mmap.mmap(-1, 8 * (3 + n * len(NAMES))))
+LOWEST, HIGHEST, STOP = 0, 1, 2
+
+def reader(i):
+    def count(name): shared[3 + i * len(NAMES) + NAMES.index(name)] += 1
+    armed = False  # one exception a read, and inside the try
+    def interrupt(number, _):
+        nonlocal armed
+        if armed:
+            armed = False
+            raise KeyboardInterrupt if number == signal.SIGINT else TimeoutError("too slow")
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGALRM, interrupt)
+    while not shared[STOP]:
+        try:
+            armed = True
+            if i % 3 == 0:
+                signal.setitimer(signal.ITIMER_REAL, random.random() / 30)
+            path = random.choice(paths)
+            lowest, round = shared[LOWEST], False
+            with shoal.open(mnt + "/" + path) as f:
+                round, data = isinstance(f, shoal._open.File), f.read()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            version, name, rest = data.decode().split(" ")
+            good = lowest <= int(version) <= shared[HIGHEST] and name == path and rest == "x" * 5000
+            if not good:
+                print(path, data[:50], lowest, shared[HIGHEST], round, file=sys.stderr)
+            count("reads")
+            if round: count("round")
+            if not good: count("wrong")
+            armed = False
+        except (KeyboardInterrupt, TimeoutError):
+            count("interrupted")
+        except OSError as e:
+            armed = False
+            if e.errno == errno.ESTALE and not round:
+                count("stale")  # the mount's, of a name that was looked up before a refresh and opened after it
+            else:
+                print(repr(e), file=sys.stderr)
+                count("errors")
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+children = []
+for i in range(n):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            reader(i)
+        finally:
+            os._exit(0)
+    children.append(pid)
+
+def interrupts():
+    while not shared[STOP]:
+        os.kill(random.choice(children[1::3]), signal.SIGINT)
+        time.sleep(0.005)
+threading.Thread(target=interrupts, daemon=True).start()
+
+def counts(name): return [shared[3 + i * len(NAMES) + NAMES.index(name)] for i in range(n)]
+def totals(): print(json.dumps({name.capitalize(): sum(counts(name)) for name in NAMES}), flush=True)
+
+for line in sys.stdin:
+    what, number = line.split()
+    if what == "all":
+        before, end = counts("round"), time.monotonic() + 20
+        while any(a == b for a, b in zip(before, counts("round"))) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert time.monotonic() < end, ("not all read round the mount", before, counts("round"))
+    else:
+        shared[LOWEST if what == "lowest" else HIGHEST] = int(number)
+    totals()
+shared[STOP] = 1
+for pid in children:
+    os.waitpid(pid, 0)
+totals()
+`
 
 // Encrypted caches hand out no descriptors: everything is read from the mount.
 func TestOpenEncrypted(t *testing.T) {
@@ -220,8 +360,9 @@ def odd():
         assert False, bad
     assert shoal.open(__file__ if "__file__" in globals() else "/etc/hostname").read()
     f = shoal.open(mnt + "/" + paths[2])
-    assert f.readable() and f.seekable() and not f.writable() and f.name.endswith(paths[2]) and f.read(3) + f.read() == f.getvalue()
-    for write in (lambda: f.write(b"x"), lambda: f.truncate(1), lambda: f.writelines([b"x"]), f.fileno):
+    assert f.readable() and f.seekable() and not f.writable() and f.name.endswith(paths[2])
+    assert f.peek(1) and f.read(3) + f.read() == open(f.name, "rb").read() and os.fstat(f.fileno()).st_size == os.stat(f.name).st_size
+    for write in (lambda: f.write(b"x"), lambda: f.truncate(1), lambda: f.writelines([b"x"]), lambda: os.write(f.fileno(), b"x")):
         try:
             write()
             assert False

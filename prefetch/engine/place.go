@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"os"
-
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/segment"
 )
@@ -12,7 +10,5 @@ func (e *Engine) Place(m *catalog.Manifest, file int, check bool) (segment.Place
 	return e.volumeOf(m).Place(file, check)
 }
 
-// OpenSegment opens a segment with a place of the version m.
-func (e *Engine) OpenSegment(m *catalog.Manifest, p segment.Place) (*os.File, error) {
-	return e.volumeOf(m).OpenSegment(p)
-}
+// SegmentDir is Volume.SegmentDir of the version m.
+func (e *Engine) SegmentDir(m *catalog.Manifest) string { return e.volumeOf(m).SegmentDir() }
