@@ -151,13 +151,16 @@ func parse(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler) (s
 	return s, from, nil
 }
 
+// shortVersion is how many digits of a version messages show.
+const shortVersion = 12
+
 // resolve checks an Open against the dataset.
 func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) (*spec, error) {
 	invalid := func(err error) (*spec, error) { return nil, coded(codes.InvalidArgument, err) }
 	refuse := func(format string, args ...any) (*spec, error) {
 		return nil, coded(codes.FailedPrecondition, fmt.Errorf(format, args...))
 	}
-	if o.GetDataset() != "" && o.GetDataset() != ds.Version() {
+	if v := o.GetDataset(); v != "" && v != ds.Version() && (len(v) < shortVersion || !strings.HasPrefix(ds.Version(), v)) {
 		return refuse("the trainer requires dataset %s, this server has %s: serve that version, or omit dataset",
 			o.GetDataset(), ds.Version())
 	}

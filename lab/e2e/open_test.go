@@ -288,6 +288,10 @@ if os.environ.get("SHOAL_TEST_FSSPEC"):
     import fsspec, shoal._fsspec
     fsspec.register_implementation("shoal", "shoal._fsspec.ShoalFileSystem")
     data = open(path, "rb").read()
+    for opened in (fsspec.open("shoal://" + path).open(), fsspec.filesystem("shoal")._open(path), fsspec.filesystem("file").open(path)):
+        with opened as f:
+            assert f.size == len(data) and f.path == path and f.peek(1) and f.fileno() > 0
+    assert fsspec.filesystem("shoal").read_block(path, 10, 20) == data[10:30]
     with fsspec.open("shoal://" + path) as f:
         assert isinstance(f, shoal._open.File) and f.read() == data
     fs, root = fsspec.core.url_to_fs("shoal://" + sys.argv[1])

@@ -40,7 +40,8 @@ def explain(error: grpc.RpcError, addr: str) -> FeedError:
         remedy = ". This user may not connect: see --socket-mode and --socket-group of `shoal serve`"
     elif code == "UNAVAILABLE" and addr.startswith("tls://"):
         remedy = (". Check that `shoal serve` runs there with TLS, that ca= holds the issuer of its certificate, and that the certificate is "
-                  "for this host name. Resume from the last state_dict()")
+                  "for this host name. If the server has --tls-client-ca, it requires this client's certificate: pass cert= and key=, "
+                  "signed by that authority. Resume from the last state_dict()")
     elif code == "UNAVAILABLE":
         remedy = (". Check that `shoal serve` runs there, and the address. Resume from the last "
                   "state_dict(), or use reconnect=SECONDS to resume automatically")

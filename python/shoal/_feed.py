@@ -22,6 +22,7 @@ from ._slots import log
 if TYPE_CHECKING:
     import torch
 
+_LAST_EPOCH = (1 << 31) - 1  # maxEpoch of loader/state.go
 _SPARE_SLOTS = 4  # beyond the ready batches: for batches that the trainer works on or still refers to
 _SERVER_SECONDS = "fetch_seconds", "decode_seconds", "stall_seconds", "credit_seconds"  # the server's counters in stats()
 _RECONNECT_FIRST, _RECONNECT_MOST = 0.1, 2.0  # seconds between attempts
@@ -61,7 +62,7 @@ class Feed:
     as_torch    True: tensors; False: numpy arrays, and torch is not imported; None: tensors if torch
                 is installed
     rebatch     allow a state to be resumed with another global batch
-    dataset     refuse any other version of the dataset
+    dataset     refuse any other version of the dataset; its first 12 digits, as messages show them, will do
     label       what labels are: "folder", "cls" or "json:KEY" (a file beside the sample), "none"; None: the
                 class folders, or where there are none .cls files
     place       "local": in each global batch, samples go to ranks on the nodes that own them in the servers' cluster, as far as
@@ -101,10 +102,12 @@ class Feed:
                  threads: int = 2, as_torch: Optional[bool] = None, rebatch: bool = False, dataset: Optional[str] = None,
                  label: Optional[str] = None, place: Any = None, weight: int = 1, token: Optional[str] = None, ca: Optional[str] = None,
                  cert: Optional[str] = None, key: Optional[str] = None, reconnect: float = 0) -> None:
-        for name, value, least in (("batch_size", batch_size, 1), ("epochs", epochs, 1), ("world", world, 1), ("rank", rank, 0),
+        if epochs is not None:
+            _checked_epoch("epochs", epochs, 1)
+        for name, value, least in (("batch_size", batch_size, 1), ("world", world, 1), ("rank", rank, 0),
                                    ("credits", credits, 1), ("weight", weight, 1), ("slots", slots, 0), ("threads", threads, 1)):
             if value is not None and not least <= operator.index(value) < 1 << 32:
-                raise ValueError(f"{name}={value}: it must be at least {least}")
+                raise ValueError(f"{name}={value}: it must be at least {least}, and below 4294967296")
         if slots and slots <= credits:
             raise ValueError(f"slots={slots} with credits={credits}: ready batches alone fill all slots; it must be at least "
                              f"{credits + 1}, or 0")
@@ -177,7 +180,7 @@ class Feed:
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration. It starts at a loaded state's position if the state is of that epoch,
         else at the beginning."""
-        if epoch == self._epoch:
+        if _checked_epoch("epoch", epoch) == self._epoch:
             return
         self._epoch, self._resume = epoch, None
         if self._state is not None:
@@ -197,7 +200,10 @@ class Feed:
         if not isinstance(state, dict) or state.get("v") != 1:
             raise ValueError("not a state of a Shoal feed in format 1: "
                              f"{state.get('v') if isinstance(state, dict) else type(state).__name__}")
-        self._resume, self._state, self._epoch = dict(state), dict(state), int(state["epoch"])
+        for name in ("epoch", "cursor"):
+            if type(state.get(name)) is not int:
+                raise ValueError(f"not a state of a Shoal feed: its {name} is {state.get(name)!r}, not a number; pass what state_dict() returned")
+        self._resume, self._state, self._epoch = dict(state), dict(state), _checked_epoch("epoch", state["epoch"])
         self._iteration = None
 
     def stats(self) -> Dict[str, Any]:
@@ -391,6 +397,12 @@ class Feed:
 
 
 _pause = threading.Event()  # never set: a sleep that Ctrl-C can interrupt
+
+
+def _checked_epoch(name: str, epoch: int, least: int = 0) -> int:
+    if not least <= operator.index(epoch) <= _LAST_EPOCH:
+        raise ValueError(f"{name}={epoch}: it must be from {least} to {_LAST_EPOCH}")
+    return epoch
 
 
 def _parsed(state: Union[Dict[str, Any], str]) -> Dict[str, Any]:

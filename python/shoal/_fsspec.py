@@ -9,6 +9,7 @@ from typing import Any, List, Optional, Union
 
 from fsspec.implementations.local import LocalFileSystem
 
+from ._open import File, _Bytes, read_place
 from ._open import open as open_file
 
 
@@ -29,7 +30,13 @@ class ShoalFileSystem(LocalFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", block_size: Optional[int] = None, **options: Any) -> Any:
         path = self._strip_protocol(path)
-        return open_file(path) if mode == "rb" else super()._open(path, mode, block_size, **options)
+        if mode == "rb" and not options:
+            data = read_place(path)
+            if data is not None:
+                file = File(_Bytes(data, path))
+                file.size, file.path = len(data), path  # as those of LocalFileSystem have
+                return file
+        return super()._open(path, mode, block_size, **options)
 
     def cat_file(self, path: str, start: Optional[int] = None, end: Optional[int] = None, **options: Any) -> Any:
         with open_file(self._strip_protocol(path)) as f:

@@ -87,6 +87,9 @@ class _Bytes(io.BytesIO):
 class File(io.BufferedReader):
     """A whole file, in memory. It is read like one that builtins.open has opened in mode "rb"; its fileno is that of a copy."""
 
+    size: int  # of fsspec's
+    path: str
+
 
 def open(path: Union[str, os.PathLike[str]], mode: str = "rb") -> IO[bytes]:
     """Opens a file below a Shoal mount for reading, as builtins.open(path, "rb") does, without FUSE if that is possible.
@@ -112,7 +115,7 @@ def open(path: Union[str, os.PathLike[str]], mode: str = "rb") -> IO[bytes]:
         for mount in list(_mounts.values()):  # they have descriptors
             mount.leave(mount.known)
         return builtins.open(name, "rb")
-    return File(_Bytes(data, name))  # type: ignore[arg-type] # a RawIOBase in all but its class
+    return File(_Bytes(data, name))
 
 
 def read_place(path: str) -> Optional[bytes]:

@@ -101,6 +101,35 @@ class Arguments(FeedCase):
             with self.assertRaisesRegex(ValueError, word):
                 self.feed(**wrong)
 
+    def test_epochs(self):
+        for epochs in (0, -1, 1 << 31, 1 << 32, 1 << 64):
+            with self.assertRaisesRegex(ValueError, f"epochs={epochs}: it must be from 1 to 2147483647"):
+                self.feed(epochs=epochs)
+        feed = self.feed(transform="ramp(2,2)")
+        for epoch in (-1, 1 << 31, 1 << 32, (1 << 32) + 1):
+            with self.assertRaisesRegex(ValueError, f"epoch={epoch}: it must be from 0 to 2147483647"):
+                feed.set_epoch(epoch)
+        feed.set_epoch((1 << 31) - 1)
+        self.assertEqual({b.epoch for b in feed}, {(1 << 31) - 1})
+
+    def test_bad_states(self):
+        feed = self.feed(transform="ramp(2,2)")
+        good = feed.state_dict()
+        for bad in (None, "x", [], {}, {"v": 1}, {"v": 2}, {**good, "epoch": None}, {**good, "epoch": "1"}, {**good, "epoch": 1.5}, {**good, "epoch": -1},
+                    {**good, "epoch": 1 << 32}, {**good, "cursor": None}, {k: v for k, v in good.items() if k != "cursor"}):
+            with self.subTest(bad), self.assertRaises(ValueError):
+                feed.load_state_dict(bad)
+        feed.load_state_dict(good)
+        self.assertGreater(len(list(feed)), 1)
+
+    def test_short_version(self):
+        version = self.feed().info()["dataset"]
+        for short in (version, version[:12], version[:20]):
+            self.assertGreater(len(list(self.feed(transform="ramp(2,2)", dataset=short))), 1)
+        for wrong in (version[:11], version[:1], version + "0", "0" * 12):
+            with self.subTest(wrong), self.assertRaisesRegex(shoal.FeedError, "requires dataset"):
+                iter(self.feed(transform="ramp(2,2)", dataset=wrong))
+
     def test_device_without_one(self):
         with self.assertRaisesRegex(shoal.FeedError, r"device='cuda'.*batch.to\('cuda'\)"):
             iter(self.feed(transform="ramp(2,2)", device="cuda"))
@@ -135,8 +164,10 @@ class Security(unittest.TestCase):
         server = self.server("-listen=tls://127.0.0.1:0", f"-tls-client-ca={CERTS}/ca.crt")
         both = dict(cert=f"{CERTS}/client.crt", key=f"{CERTS}/client.key")
         self.assertEqual(self.ids(server.addr, ca=f"{CERTS}/ca.crt", **both), list(range(40)))
-        with self.assertRaises(shoal.FeedError):
+        with self.assertRaisesRegex(shoal.FeedError, "client's certificate: pass cert= and key="):
             iter(shoal.Feed(server.addr, 10, ca=f"{CERTS}/ca.crt"))
+        with self.assertRaisesRegex(shoal.FeedError, "client's certificate: pass cert= and key="):
+            shoal.Feed(server.addr, 10, ca=f"{CERTS}/ca.crt").info()
 
     def test_token(self):
         for listen, ca in (("tcp://127.0.0.1:0", None), ("tls://127.0.0.1:0", f"{CERTS}/ca.crt")):

@@ -1,0 +1,77 @@
+"""Files that shoal.open has in memory beside those of the builtin open: every method with good and bad arguments."""
+
+import errno
+import io
+import os
+import tempfile
+import unittest
+
+import support  # noqa: F401  the path
+from shoal import _open
+
+CONTENT = b"".join(b"line %d\n" % i for i in range(3000))  # larger than a buffer
+BAD = (None, "x", 1.5, -1, -2, -10**6, 0, 1, 7, 10**6, 2**31, 2**63, -2**63 - 1, b"x", (), True)
+
+
+class Files(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = os.path.join(folder.name, "file.bin")
+        with open(self.path, "wb") as f:
+            f.write(CONTENT)
+
+    def both(self, before, act):
+        """What happens to both files: the result and the position after it, or the exception's type and number."""
+        told = []
+        for file in (open(self.path, "rb", io.DEFAULT_BUFFER_SIZE), _open.File(_open._Bytes(CONTENT, self.path))):
+            with file as f:
+                try:
+                    before(f)
+                    result = act(f)
+                    told.append(("returned", type(result), result if not isinstance(result, io.RawIOBase) else None, None if f.closed else f.tell(), f.closed))
+                except Exception as e:
+                    told.append((type(e), getattr(e, "errno", None)))
+        return told
+
+    def test_every_method(self):
+        befores = {"begin": lambda f: None, "middle": lambda f: f.seek(9000), "read": lambda f: f.read(100), "end": lambda f: f.read(),
+                   "beyond": lambda f: f.seek(10**6), "closed": lambda f: f.close()}
+        calls = {}
+        for name in ("read", "read1", "readline", "readlines", "readinto", "readinto1", "peek", "seek", "truncate", "write", "writelines", "flush",
+                     "tell", "readable", "writable", "seekable", "isatty", "close", "__next__", "__iter__", "__enter__", "__exit__"):
+            if name == "__iter__" or name == "__enter__":
+                calls[name] = lambda f, name=name: getattr(f, name)() is f
+                continue
+            calls[name] = lambda f, name=name: getattr(f, name)()
+            for bad in BAD:
+                calls[f"{name}({bad!r})"] = lambda f, name=name, bad=bad: getattr(f, name)(bad)
+            calls[name + "(1, 2, 3, 4)"] = lambda f, name=name: getattr(f, name)(1, 2, 3, 4)
+        for whence in (-1, 0, 1, 2, os.SEEK_DATA, os.SEEK_HOLE, 5, None, "x", 1.5):
+            for offset in BAD:
+                calls[f"seek({offset!r}, {whence!r})"] = lambda f, offset=offset, whence=whence: f.seek(offset, whence)
+        for name in ("name", "mode", "closed", "getvalue", "getbuffer", "nothing"):
+            calls[name] = lambda f, name=name: getattr(f, name)
+        calls["fileno"] = lambda f: isinstance(f.fileno(), int)
+        for when, before in befores.items():
+            for what, act in calls.items():
+                with self.subTest(f"{when}: {what}"):
+                    plain, ours = self.both(before, act)
+                    self.assertEqual(plain, ours)
+
+    def test_fileno(self):
+        f = _open.File(_open._Bytes(CONTENT, self.path))
+        f.read(10)
+        fd = f.fileno()
+        self.assertEqual((os.fstat(fd).st_size, os.pread(fd, 100, 50), f.fileno()), (len(CONTENT), CONTENT[50:150], fd))
+        self.assertEqual(f.read(), CONTENT[10:])
+        with self.assertRaises(OSError):
+            os.write(fd, b"x")
+        f.close()
+        with self.assertRaises(OSError) as caught:
+            os.fstat(fd)
+        self.assertEqual(caught.exception.errno, errno.EBADF)
+
+
+if __name__ == "__main__":
+    unittest.main()
