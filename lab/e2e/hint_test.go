@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/lab/rig/proxy"
+	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
 // streamStats is what the stats say of one order in progress.
@@ -347,5 +348,50 @@ print(json.dumps(dict(Errno=e, Order=open(sys.argv[1] + "/.shoal/order").read())
 	if f, err := os.OpenFile(filepath.Join(mnt, ".shoal/stats"), os.O_WRONLY, 0); !errors.Is(err, syscall.EROFS) {
 		t.Errorf("the stats open for writing: %v", err)
 		_ = f.Close()
+	}
+}
+
+// A plan that the trainer does not follow is withdrawn within 64 opens, and .shoal/order says so; one that it follows stays,
+// from its beginning and after a resume, with workers and without.
+func TestPlanWithdrawn(t *testing.T) {
+	dir, paths := pictures(t, 8, 50)
+	mnt := mount(t, s3server.Env(server.URL), bucket(t, dir), "--kernel-cache", "on")
+	train := func(workers, planned, read, skip int) {
+		t.Helper()
+		cmd := exec.Command("/usr/bin/python3", "-B", "-c", `
+import sys, torch
+from torch.utils.data import DataLoader, Dataset
+mnt, (workers, planned, read, skip) = sys.argv[1], map(int, sys.argv[2:])
+files = sys.stdin.read().split()
+class Files(Dataset):
+    def __getitem__(self, i):
+        with open(mnt + "/" + files[i], "rb") as f:
+            return len(f.read())
+def order(seed):
+    return torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
+with open(mnt + "/.shoal/plans/default", "w") as f:
+    f.write("".join(files[i] + "\n" for i in order(planned)))
+for _ in DataLoader(Files(), 8, sampler=order(read)[skip:skip + 64], num_workers=workers):
+    pass
+`, mnt, fmt.Sprint(workers), fmt.Sprint(planned), fmt.Sprint(read), fmt.Sprint(skip))
+		cmd.Stdin = strings.NewReader(strings.Join(paths, "\n"))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	for i, workers := range []int{0, 2, 4} {
+		train(workers, 1+i, 101+i, 0)
+		within(t, 10*time.Second, "the plan withdrawn", func() bool {
+			return strings.Contains(orderSays(t, mnt), "plan default withdrawn")
+		})
+		if text := orderSays(t, mnt); !strings.Contains(text, "of their first 32 opens matched") || len(streamsOf(t, mnt)) != 0 && streamsOf(t, mnt)["plans/default"].Len > 0 {
+			t.Errorf("%d workers: %s", workers, text)
+		}
+		for _, skip := range []int{0, 200} {
+			train(workers, 201+i, 201+i, skip)
+			if text := orderSays(t, mnt); strings.Contains(text, "withdrawn") || streamsOf(t, mnt)["plans/default"].Len != len(paths) {
+				t.Errorf("%d workers, resumed at %d: %s", workers, skip, text)
+			}
+		}
 	}
 }

@@ -25,7 +25,7 @@ type plan struct {
 	written  time.Time
 	reserved int64  // in the ledger, for this plan
 	before   int64  // in the ledger, for the previous plan, which may still be read
-	rejected string // why the latest write was refused; empty if it was accepted
+	rejected string // what became of the latest write, and why, if it is not in force; empty if it is
 	opens    int    // opens of its files, at the last check
 	read     time.Time
 	stale    bool // no reader has followed it for staleAfter
@@ -147,7 +147,9 @@ func (e *Engine) putPlan(name string, data []byte) error {
 			waited = s.Behind()
 			waits = s.Retell(located)
 		} else {
-			s, err = e.host.runner.BeginPlan(e.streamOptions("plans/"+name, v, nil), located)
+			options := e.streamOptions("plans/"+name, v, nil)
+			options.Departs = func(matched, opens int) { e.withdrawPlan(name, matched, opens) }
+			s, err = e.host.runner.BeginPlan(options, located)
 		}
 	}
 	if err == nil {
@@ -160,7 +162,7 @@ func (e *Engine) putPlan(name string, data []byte) error {
 		e.plans[name] = p
 	}
 	if err != nil {
-		p.rejected = err.Error()
+		p.rejected = "refused:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  ")
 		e.mu.Unlock()
 		e.cache.Ledger().Release(reserved, cache.ForDemand)
 		return fmt.Errorf("plan %s: %w", name, err)
@@ -200,6 +202,29 @@ func (e *Engine) putPlan(name string, data []byte) error {
 func (e *Engine) RemovePlan(name string) error {
 	e.planning.Lock()
 	defer e.planning.Unlock()
+	return e.removePlan(name)
+}
+
+// withdrawPlan removes a plan that its readers do not follow. The order is inferred then, and says why.
+func (e *Engine) withdrawPlan(name string, matched, opens int) {
+	e.planning.Lock()
+	defer e.planning.Unlock()
+	if s := e.planStream("plans/"+name, e.cur.Load()); s == nil || !s.Departed() {
+		return // another was written meanwhile
+	}
+	if err := e.removePlan(name); err != nil {
+		e.log.Warn("a plan that its readers do not follow stays in force", "plan", name, "cause", err)
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.plans[name] = &plan{rejected: fmt.Sprintf("withdrawn at %s: the readers do not follow it; %d of their first %d opens matched",
+		time.Now().UTC().Format(time.RFC3339), matched, opens)}
+	e.log.Warn("plan withdrawn: the readers do not follow it", "plan", name, "matched", matched, "opens", opens)
+}
+
+// removePlan is RemovePlan. e.planning is held.
+func (e *Engine) removePlan(name string) error {
 	e.mu.Lock()
 	p := e.plans[name]
 	if p == nil || p.text == nil {
@@ -478,7 +503,7 @@ func (e *Engine) orderText() []byte {
 	defer e.mu.Unlock()
 	for name, p := range e.plans {
 		if p.rejected != "" {
-			fmt.Fprintf(&b, "plan %s refused:\n  %s\n", name, strings.ReplaceAll(p.rejected, "\n", "\n  "))
+			fmt.Fprintf(&b, "plan %s %s\n", name, p.rejected)
 		}
 	}
 	return b.Bytes()

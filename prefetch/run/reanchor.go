@@ -157,6 +157,13 @@ func (s *Stream) Followed() (opens int) {
 	return opens
 }
 
+// Departed reports whether the opens showed that the readers do not follow the latest plan.
+func (s *Stream) Departed() bool {
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	return s.told != nil && s.trials.now.Departed(*s.told.Load())
+}
+
 // OfPlan reports whether the stream follows a written plan.
 func (s *Stream) OfPlan() bool { return s.told != nil }
 

@@ -31,6 +31,8 @@ type Options struct {
 	Start  int                         // position to begin with
 	Opened []Opening                   // by all readers of the mount; they show where the stream's reader is
 	Parts  []string                    // extensions of the parts read with each file; see parts.go
+
+	Departs func(matched, opens int) // called once, from its own goroutine, if the readers do not follow a plan; see prefetch.Trial
 }
 
 // Opening is an open of a file by a process; 0 if unknown.
@@ -59,6 +61,7 @@ type Stream struct {
 	tracker  *prefetch.Tracker
 	walk     *prefetch.Walk
 	readers  prefetch.Followers
+	trials   trials
 	known    int // the epoch whose successor was given to the tracker
 	flying   int // requests
 	failed   int64
@@ -73,6 +76,12 @@ type Stream struct {
 	wake   chan struct{}
 	cancel context.CancelFunc
 	done   chan struct{}
+}
+
+// trials are of a plan, and of the one before.
+type trials struct {
+	of          order.Locator
+	now, before prefetch.Trial
 }
 
 // brief is the description of a stream. It does not change.
@@ -241,12 +250,30 @@ func (s *Stream) Heard(o Opening) {
 // heard handles an open by a process that may be of its reader. The runner's lock is held.
 func (s *Stream) heard(process uint32, file int) {
 	cur, next := s.walk.Orders()
+	if s.Departs != nil {
+		s.judge(process, file, cur)
+	}
 	counts := s.readers.Open(process, file, cur, next)
 	if s.readers.Strangers() {
 		s.runner.x.Beside(s.walk)
 	}
 	for _, file := range counts {
 		s.follow(file)
+	}
+}
+
+// judge finds out whether the readers follow the latest plan, or still the one before, for whose end that waits. The
+// runner's lock is held.
+func (s *Stream) judge(process uint32, file int, cur order.Locator) {
+	told := *s.told.Load()
+	if s.trials.of != told {
+		s.trials.before, s.trials.now, s.trials.of = s.trials.now, prefetch.Trial{}, told
+	}
+	if cur != told && s.trials.before.Open(process, file, cur) || s.trials.now.Departed(told) {
+		return
+	}
+	if s.trials.now.Open(process, file, told); s.trials.now.Departed(told) {
+		go s.Departs(s.trials.now.Matched, s.trials.now.Opens)
 	}
 }
 

@@ -91,7 +91,8 @@ def predict(sampler: Iterable[Any], epochs: int = 1, limit: Optional[int] = None
     `epochs` epochs, but at most `limit`. Raises TypeError and ValueError for the samplers for which hint does, and
     ValueError if epochs or limit is below 1.
     """
-    return _tried(sampler, epochs, limit)[0].tolist()
+    indices: List[int] = _tried(sampler, epochs, limit)[0].tolist()
+    return indices
 
 
 def _tried(sampler: Any, epochs: int = 1, limit: Optional[int] = None, dataset: Any = None, mounts: Optional[_Mounts] = None) -> Tuple[Any, Dict[int, str]]:
@@ -323,8 +324,10 @@ class _Order:
 
     def __init__(self, sampler: Any, epochs: int = 1, bounded: bool = False) -> None:
         torch = sys.modules.get("torch")
-        self._loader, self._base, self._ahead = None, None, 0
+        self._loader: Any = None
+        self._base: Any = None
         self._made: Any = None  # the loader's iterator that goes on
+        self._persistent: Any = None
         loader = sampler
         if torch is not None and isinstance(loader, torch.utils.data.DataLoader):
             self._base = torch.utils.data.dataloader._BaseDataLoaderIter
