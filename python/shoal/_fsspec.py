@@ -30,7 +30,7 @@ class ShoalFileSystem(LocalFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", block_size: Optional[int] = None, **options: Any) -> Any:
         path = self._strip_protocol(path)
-        if mode == "rb" and not options:
+        if mode == "rb":
             data = read_place(path)
             if data is not None:
                 file = File(_Bytes(data, path))
