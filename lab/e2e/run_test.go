@@ -104,4 +104,7 @@ os.system("cat %s/.shoal/stats" % sys.argv[1])
 	if plans, err := os.ReadDir(mnt + "/.shoal/plans"); err != nil || len(plans) != 0 {
 		t.Errorf("plans after the end: %v, %v", plans, err)
 	}
+	if text := orderSays(t, mnt); s.Order.State != "ended" || !strings.Contains(text, fmt.Sprintf("plan job ended in epoch 2: %d of %d read", train.Len, train.Len)) {
+		t.Errorf("after the end the order is %q:\n%s", s.Order.State, text)
+	}
 }

@@ -29,6 +29,7 @@ type plan struct {
 	opens    int    // opens of its files, at the last check
 	read     time.Time
 	stale    bool // no reader has followed it for staleAfter
+	ended    bool // it was followed, and removed
 }
 
 const (
@@ -242,6 +243,11 @@ func (e *Engine) removePlan(name string) error {
 	})
 	e.mu.Unlock()
 	for _, s := range ended {
+		if read := s.Progress(); read.Consumed > 0 { // said while nothing else is known
+			e.mu.Lock()
+			e.plans[name] = &plan{rejected: fmt.Sprintf("ended in epoch %d: %d of %d read", read.Epoch, read.Consumed, read.Len), ended: true}
+			e.mu.Unlock()
+		}
 		s.Close()
 	}
 	e.cache.Ledger().Release(p.reserved+p.before, cache.ForDemand)
@@ -328,6 +334,18 @@ func (e *Engine) endGuesses() {
 	for _, s := range ended {
 		s.Close()
 	}
+}
+
+// planEnded reports whether a plan was followed and removed, as `shoal run` does at its end.
+func (e *Engine) planEnded() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, p := range e.plans {
+		if p.ended {
+			return true
+		}
+	}
+	return false
 }
 
 // stalePlans returns the names of the streams whose plans are stale.

@@ -225,6 +225,9 @@ func (e *Engine) Stats() Stats {
 	if i := e.inference.Load(); i != nil {
 		i.state(&s.Order)
 	}
+	if s.Order.State == "none" && e.planEnded() {
+		s.Order.Spec, s.Order.State = "plan", "ended"
+	}
 	return s
 }
 
