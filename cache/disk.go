@@ -383,7 +383,7 @@ func (d *disk) probe() {
 			d.noReads.Store(false)
 			d.noWrites.Store(false)
 			d.mu.Unlock()
-			d.c.log.Info("disk tier in use again", "dir", d.dir, "was", reason)
+			d.c.log.Warn("disk tier in use again", "dir", d.dir, "was", reason, "over", "disk tier")
 			d.requeue()
 			return
 		}

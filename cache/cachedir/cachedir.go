@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -139,13 +140,18 @@ func Open(o Options) (_ *Dir, err error) {
 	return d, nil
 }
 
-// WithRemedy adds the remedy to an error about a full disk, or about an entry of the cache directory that is a folder
-// instead of a file, or a file instead of a folder.
+// wrongKind are the errors of an entry that is of another kind than it should be.
+var wrongKind = []error{syscall.EISDIR, syscall.ENOTDIR, syscall.EEXIST, syscall.ENOENT, syscall.ELOOP, syscall.ESPIPE, syscall.ENXIO, syscall.ENODEV}
+
+// WithRemedy adds the remedy to an error about a full or read-only disk, or about an entry of the cache directory that is not what it should be:
+// a folder instead of a file, the reverse, a link to nothing, a pipe.
 func WithRemedy(err error, dir string) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("cache directory: %w (free space on the disk of %s, or give another --cache-dir)", err, dir)
-	case (errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EEXIST)) && strings.Contains(err.Error(), dir+"/"):
+	case errors.Is(err, syscall.EROFS) && strings.Contains(err.Error(), dir+"/"):
+		return fmt.Errorf("cache directory: %w (make the disk of %s writable, or give another --cache-dir)", err, dir)
+	case slices.ContainsFunc(wrongKind, func(e error) bool { return errors.Is(err, e) }) && strings.Contains(err.Error(), dir+"/"):
 		return fmt.Errorf("%w (repair the cache directory with: shoal fsck %s --repair)", err, dir)
 	}
 	return err

@@ -152,7 +152,15 @@ func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOpt
 		return nil, err
 	}
 	if data != nil {
-		return s, s.openOwn(ctx, src.Prefix, data)
+		switch err := s.openOwn(ctx, src.Prefix, data); {
+		case !errors.Is(err, catalog.ErrCorrupt) || s.summary != nil:
+			return s, err
+		case !o.SkipBad:
+			return nil, fmt.Errorf("%w (restore it, or pack again into another prefix; mount and serve read the shards without it with --bad-shards skip)", err)
+		default:
+			o.Logger.Warn("the manifest of a shard set is damaged; its shards are read without it", "cause", err, "remedy", "restore it, or pack again into another prefix")
+		}
+		return s, s.openPrefix(ctx, src.Prefix, src.String())
 	}
 	if _, err := r.Stat(ctx, src.Prefix+MarkerName); err == nil {
 		return nil, fmt.Errorf("%s: the shards are not complete: %s is there, %s is not (run the same shoal pack again)", src, MarkerName, SummaryName)
@@ -507,6 +515,9 @@ func (s *Set) loadIndex(ctx context.Context, o, side objstore.Object, shard int,
 	}
 	if ix.size != o.Size {
 		return nil, bad(corrupt("it belongs to a tar of %d bytes, %s has %d", ix.size, o.Key, o.Size))
+	}
+	if s.summary == nil && ix.coded {
+		return nil, fmt.Errorf("%s has recoded members, and what restores them is in %s, which is damaged or not read (restore that, and name the prefix as the source)", o.Key, SummaryName)
 	}
 	if s.summary != nil {
 		m := s.summary.Shards[shard]

@@ -328,6 +328,16 @@ func TestSkipBad(t *testing.T) {
 		s.PutBytes("out/"+shardName(3)+indexSuffix, bytesOf(3, 500))
 		check(t, s, out, []int{1, 2, 3}, left)
 	})
+	t.Run("manifest", func(t *testing.T) {
+		s := newStore()
+		m := fill(t, s, manyFiles(60))
+		if _, err := Pack(ctx, m, s, s, "out/", small(1)); err != nil {
+			t.Fatal(err)
+		}
+		summary := get(t, s, "out/"+SummaryName)
+		s.PutBytes("out/"+SummaryName, summary[:len(summary)/2])
+		check(t, s, out, nil, m.Len())
+	})
 	t.Run("nothing left", func(t *testing.T) {
 		s := newStore()
 		s.PutBytes("p/x.tar", []byte("no tar"))

@@ -106,7 +106,7 @@ func (cache *cacheFlags) change(c *cobra.Command, dir, source string, e audit.Ev
 		if err != nil {
 			return err
 		}
-		err = do(h, d, out)
+		err = cachedir.WithRemedy(do(h, d, out), dir)
 		e.Source, e.Peer = d.Source, peerOf(c)
 		h.Audit().Write(outcome(e, err))
 		return err

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -369,7 +370,15 @@ func refreshCommand() *cobra.Command {
 				return err
 			}
 			if err := os.WriteFile(mountpoint+"/.shoal/refresh", []byte("refresh\n"), 0); err != nil {
-				return fmt.Errorf("refresh %s: %w (the daemon's log and `shoal stat` name the cause)", mountpoint, err)
+				cause := err.Error() + " (the daemon's log names the cause)"
+				if s, err := readStats(mountpoint); err == nil {
+					for _, e := range s.Errors { // the last one is this one
+						if text, ok := strings.CutPrefix(e.Text, fusefs.RefreshFailed+"; cause: "); ok {
+							cause = text
+						}
+					}
+				}
+				return fmt.Errorf("refresh %s: %s", mountpoint, cause)
 			}
 			after, err := readStats(mountpoint)
 			if err != nil {

@@ -170,6 +170,9 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	if s.Disk.Used > limit { // possible if the metadata of other datasets, or of a new version, has lowered the limit
 		used = human.Bytes(s.Disk.Used) + ", above the limit of " + human.Bytes(limit) + " that there is now: nothing is added"
 	}
+	if s.Disk.Reason != "" {
+		used += ", out of use (" + s.Disk.Reason + ")"
+	}
 	row("disk", "%s, %s of %s kept", used, humanize.Comma(int64(s.Disk.Kept)), human.Count(s.Disk.Extents, "extent"))
 	if n := s.Recoded; n.Files > 0 {
 		row("recoded", "%s, %s in %s; %s, %.2f s", human.Count(n.Files, "file"), human.Bytes(n.Before), human.Bytes(n.After), human.Count(n.Restored, "restore"), n.Restore)

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/minio/minio-go/v7"
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/lab/rig/faultdisk"
@@ -328,4 +329,31 @@ func TestHundredth(t *testing.T) {
 		umount(t, mnt)
 		mustBeClean(t, cache)
 	}
+}
+
+// The disk of the cache becomes read-only: what would write to it says so, and reads go on.
+func TestReadOnlyDisk(t *testing.T) {
+	dir, paths := tree(t, 1, 8, 4<<10)
+	_, env := far(t, proxy.Options{})
+	source := bucket(t, dir)
+	disk := badDisk(t)
+	cache := filepath.Join(disk.Dir, "cache")
+	mnt := mount(t, env, source, "--cache-dir", cache, "--order", "none", "--memory", "160MiB")
+	t.Cleanup(func() { _ = disk.Set(t.Context(), faultdisk.Settings{}) })
+	readAll(t, mnt, dir, paths[:4])
+	waitKept(t, mnt, 4)
+	err := disk.Set(t.Context(), faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Make, Path: "cache", Errno: "EROFS"}, {Op: faultdisk.Write, Path: "cache", Errno: "EROFS"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store(t).PutObject(t.Context(), bucketName(t), "train/class00/new.jpg", strings.NewReader("new"), 3, minio.PutObjectOptions{DisableContentSha256: true}); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"cache", "pin", cache, source}, {"cache", "quota", cache, source, "1GiB"}, {"refresh", mnt}} {
+		_, errs, code := shoal(t, env, args...)
+		if code != 1 || !strings.Contains(errs, "read-only") || !strings.Contains(errs, cache) || !strings.Contains(errs, "(") {
+			t.Errorf("shoal %s: exit %d: %s", strings.Join(args, " "), code, errs)
+		}
+	}
+	readAll(t, mnt, dir, paths)
 }

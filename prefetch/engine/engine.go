@@ -487,7 +487,10 @@ func (e *Engine) Refresh(ctx context.Context) (changed bool, err error) {
 // refresh moves to the version that list returns.
 func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catalog.Manifest, *catalog.Layout, error)) (changed bool, err error) {
 	ctx, span := trace.Start(ctx, "dataset.refresh")
-	defer func() { span.End(err) }()
+	defer func() {
+		err = cachedir.WithRemedy(err, e.host.Path())
+		span.End(err)
+	}()
 	// One at a time: two would both replace the same version, and the one with the older listing might be last.
 	select {
 	case e.refreshing <- struct{}{}:

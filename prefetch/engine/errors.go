@@ -3,13 +3,15 @@ package engine
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
 // errorRing is a slog handler that passes everything on and keeps the last warnings and errors, each distinct text
-// once with a count, for `.shoal/stats`.
+// once with a count, for `.shoal/stats`. A warning with the attribute "over" is not kept, and ends
+// those that begin with its value.
 type errorRing struct {
 	next slog.Handler
 
@@ -35,13 +37,28 @@ func (r *errorRing) Handle(ctx context.Context, rec slog.Record) error {
 	if rec.Level >= slog.LevelWarn {
 		var b strings.Builder
 		b.WriteString(rec.Message)
+		over := ""
 		rec.Attrs(func(a slog.Attr) bool {
+			if a.Key == "over" {
+				over = a.Value.String()
+			}
 			b.WriteString("; " + a.Key + ": " + a.Value.String())
 			return true
 		})
-		r.add(rec.Time, rec.Level, b.String())
+		if over != "" {
+			r.end(over)
+		} else {
+			r.add(rec.Time, rec.Level, b.String())
+		}
 	}
 	return r.next.Handle(ctx, rec)
+}
+
+// end drops the events that begin with text.
+func (r *errorRing) end(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.list = slices.DeleteFunc(r.list, func(e ErrorEvent) bool { return strings.HasPrefix(e.Text, text) })
 }
 
 func (r *errorRing) add(t time.Time, l slog.Level, text string) {
