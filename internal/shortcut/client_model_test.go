@@ -38,6 +38,7 @@ type world struct {
 	root, dir      string
 	listener       *net.UnixListener
 	conns          sync.WaitGroup
+	killing        sync.Mutex // one kill at a time
 	mu             sync.Mutex // the rest, in the order of the actions
 	rand           *rand.Rand
 	server         *Server
@@ -156,7 +157,9 @@ func (w *world) evict() {
 }
 
 // kill ends the daemon. Another takes its place, with another version.
-func (w *world) kill(wait bool) {
+func (w *world) kill() {
+	w.killing.Lock()
+	defer w.killing.Unlock()
 	w.mu.Lock()
 	old := w.server
 	w.killed++
@@ -167,9 +170,6 @@ func (w *world) kill(wait bool) {
 	}
 	old.clients = nil
 	old.mu.Unlock()
-	if wait {
-		old.Close()
-	}
 	w.mu.Lock()
 	w.change()
 	w.begin()
@@ -204,7 +204,7 @@ func (w *world) write(conn *net.UnixConn, message []byte) error {
 		case "evict":
 			w.evict()
 		case "kill":
-			w.kill(false)
+			w.kill()
 		case "pause":
 			time.Sleep(pause)
 		case "cut":
@@ -406,7 +406,7 @@ func TestClientModel(t *testing.T) {
 					case "evict":
 						w.evict()
 					case "kill":
-						w.kill(true)
+						w.kill()
 					}
 				})
 			}
