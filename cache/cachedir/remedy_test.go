@@ -1,6 +1,7 @@
 package cachedir
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,7 +23,7 @@ func TestWithRemedy(t *testing.T) {
 			t.Error(got)
 		}
 	}
-	if got := WithRemedy(missing, "/elsewhere"); got != missing {
+	if got := WithRemedy(missing, "/elsewhere"); !errors.Is(got, missing) || got.Error() != missing.Error() {
 		t.Error(got)
 	}
 }
