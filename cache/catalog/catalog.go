@@ -215,6 +215,33 @@ func (c *Catalog) Stale(source string) bool {
 	return err == nil && ok && v.Stale
 }
 
+// Number returns the number that SetNumber gave the source's current version; 0 if it has none.
+func (c *Catalog) Number(source string) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var v sourceValue
+	if _, err := c.get(sourcePrefix+source, &v); err != nil {
+		return 0
+	}
+	return v.Number
+}
+
+// SetNumber remembers which of a cluster's listings the source's current version is.
+func (c *Catalog) SetNumber(source string, number int64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var v sourceValue
+	ok, err := c.get(sourcePrefix+source, &v)
+	if err == nil && ok && v.Number != number {
+		v.Number = number
+		err = c.change("source", map[string]any{sourcePrefix + source: v})
+	}
+	if err != nil {
+		return fmt.Errorf("catalog: %s: %w", source, err)
+	}
+	return nil
+}
+
 // Sources returns what the catalog holds, by name.
 func (c *Catalog) Sources() (sources []Source, err error) {
 	err = each(c, sourcePrefix, func(name string, v sourceValue) {

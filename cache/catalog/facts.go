@@ -39,7 +39,8 @@ type sourceValue struct {
 	Bytes    int64     `json:"bytes"`
 	Skipped  Skipped   `json:"skipped"`
 	Listed   time.Time `json:"listed"`
-	Stale    bool      `json:"stale,omitempty"` // it has changed since
+	Stale    bool      `json:"stale,omitempty"`  // it has changed since
+	Number   int64     `json:"number,omitempty"` // of the listing, among those of a cluster; 0: none of a cluster
 }
 
 func (v sourceValue) manifest() string { return cmp.Or(v.Manifest, v.Version) }

@@ -503,6 +503,66 @@ func TestClusterRefresh(t *testing.T) {
 	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, append(paths, "class00/added.jpg")); return nil })
 }
 
+// etcd comes back from an older copy: the version does not go back, and who comes later gets the newest. And a warm node starts
+// while the store is away.
+func TestClusterGoesForward(t *testing.T) {
+	c := newCluster(t, 2)
+	dir, paths := tree(t, 2, 20, 20<<10)
+	c.clusterSet = &clusterSet{dir: dir, source: bucket(t, dir), paths: paths, bytes: 2 << 20}
+	c.start()
+	was := c.stats()[0].Dataset
+	restore, err := c.Etcd.Save(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "class00/added.jpg"), bytes.Repeat([]byte("added"), 5000))
+	paths = append(paths, "class00/added.jpg")
+	upload(t, dir, bucketName(t))
+	if _, err := c.Nodes[1].Shoal(t.Context(), "refresh", c.Nodes[1].Mount); err != nil {
+		t.Fatal(err)
+	}
+	isNew := func(nodes ...*fleet.Node) func() bool {
+		return func() bool {
+			for _, n := range nodes {
+				if s, err := n.Stats(t.Context()); err != nil || s.Dataset == was {
+					return false
+				}
+			}
+			return true
+		}
+	}
+	within(t, 20*time.Second, "all nodes have the new version", isNew(c.Nodes...))
+	if err := restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 30*time.Second, "etcd has the new version again", func() bool {
+		s := c.stats()
+		return slices.ContainsFunc(s, func(s fleet.Stats) bool { return slices.ContainsFunc(s.Errors, func(e struct{ Text string }) bool { return strings.Contains(e.Text, "as if it had been restored") }) })
+	})
+	c.settled()
+	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
+	if !isNew(c.Nodes...)() {
+		t.Error("a node went back")
+	}
+	// One that has nothing yet takes the list from the others.
+	first := c.Nodes[0]
+	if err := errors.Join(first.Stop(), os.RemoveAll(first.Cache)); err != nil {
+		t.Fatal(err)
+	}
+	c.start(0)
+	c.settled()
+	if !isNew(first)() {
+		t.Error("a new node got the old version")
+	}
+	readAll(t, first.Mount, dir, paths)
+
+	c.each(func(n *fleet.Node) error {
+		return errors.Join(n.Stop(), n.Far(proxy.Options{Faults: []proxy.Fault{{Kind: proxy.Unavailable, Op: proxy.OpAny, P: 1}}}))
+	})
+	c.start()
+	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
+}
+
 // A node is drained: the others take over what it owns, from it, and it reads from them like before.
 func TestClusterDrain(t *testing.T) {
 	c := newCluster(t, 0.4)

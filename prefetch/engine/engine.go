@@ -434,8 +434,11 @@ func (e *Engine) setQuota(n int64) {
 
 // firstManifest returns the version in the catalog, or lists the source.
 func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*catalog.Manifest, *catalog.Layout, error) {
-	if !e.cfg.Refresh && !e.catalog.Stale(e.name) && e.host.node == nil {
+	if !e.cfg.Refresh && !e.catalog.Stale(e.name) {
 		m, l, err := e.catalog.Manifest(e.name)
+		if err == nil && e.host.node != nil {
+			m, l, err = e.sharedManifest(ctx, m, l)
+		}
 		switch {
 		case err == nil:
 			if e.shards != nil && l == nil {

@@ -15,6 +15,9 @@ import (
 // One node of a cluster lists a source, the others take its list: so all have the same version, and the store one
 // listing. Who lists holds a lock in etcd, which ends with its holder, and publishes what it found under the source's
 // name. The list itself is a file by an immutable name, which any node that has it sends.
+//
+// Listings have numbers, and only go forward: each node keeps in its catalog the number of the version that it has. An etcd that was
+// restored from an older copy has an older one; who has a newer version publishes that again, and nobody goes back.
 
 // published is the version of a source that the nodes of a cluster read.
 type published struct {
@@ -50,26 +53,21 @@ func (e *Engine) listShared(ctx context.Context, afresh bool) (*catalog.Manifest
 	if err != nil {
 		return e.listAlone(ctx, err)
 	}
+	mine := e.catalog.Number(e.name)
 	// A list that was begun after the call has the second number after the one seen then, at least: the first may have been on
 	// its way.
-	if now.Number > 0 && (!afresh || now.Number > asked.Number+1) {
+	if now.Number > 0 && now.Number >= mine && (!afresh || now.Number > asked.Number+1) {
 		m, layout, err := e.take(ctx, now)
 		if err == nil || ctx.Err() != nil {
 			return m, layout, err
 		}
 		e.log.Warn("no node of the cluster sends the list of the source; listing it again", "version", now.Version, "cause", err)
 	}
-	if now.Number == 0 && !afresh { // the cluster is new, and this node is not
-		if m, layout, err := e.catalog.Manifest(e.name); err == nil {
-			e.publishVersion(held, 1, m, layout)
-			return m, layout, nil
-		}
-	}
 	m, layout, err := e.list(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	e.publishVersion(held, now.Number+1, m, layout)
+	e.publishVersion(held, max(now.Number, mine)+1, m, layout)
 	return m, layout, nil
 }
 
@@ -91,8 +89,47 @@ func (e *Engine) publishVersion(ctx context.Context, number int64, m *catalog.Ma
 	if err == nil {
 		err = e.host.node.cluster.Publish(ctx, e.sourceKey(), b)
 	}
-	if err != nil {
+	if err = errors.Join(err, e.catalog.SetNumber(e.name, number)); err != nil {
 		e.log.Warn("the cluster was not told of the new version", "version", m.Version(), "cause", err)
+	}
+}
+
+// sharedManifest returns the cluster's version in place of the catalog's. If the cluster has none, or an older one, or does not say,
+// it stays at the catalog's, and the store is not asked: it may be away.
+func (e *Engine) sharedManifest(ctx context.Context, m *catalog.Manifest, layout *catalog.Layout) (*catalog.Manifest, *catalog.Layout, error) {
+	p, err := e.clusterVersion(ctx)
+	switch {
+	case err == nil && p.Number > 0 && p.Number >= e.catalog.Number(e.name):
+		var theirs *catalog.Manifest
+		var packed *catalog.Layout
+		if theirs, packed, err = e.take(ctx, p); err == nil {
+			if layout != nil {
+				err = layout.Close()
+			}
+			return theirs, packed, errors.Join(err, m.Close())
+		}
+	case err == nil: // the cluster is new, or was turned back, and this node was not
+		e.publishAgain(ctx, m, layout)
+		return m, layout, nil
+	}
+	if ctx.Err() != nil {
+		return nil, nil, ctx.Err()
+	}
+	e.log.Warn("the cluster's version of the source is not to be had; starting with the one in the cache", "version", m.Version()[:12], "cause", err)
+	return m, layout, nil
+}
+
+// publishAgain publishes this node's version, unless the cluster has a newer one by now.
+func (e *Engine) publishAgain(ctx context.Context, m *catalog.Manifest, layout *catalog.Layout) {
+	held, unlock, err := e.host.node.cluster.Lock(ctx, "list/"+e.sourceKey())
+	if err != nil {
+		e.log.Warn("the version of the source could not be published again", "cause", err)
+		return
+	}
+	defer unlock()
+	mine := max(e.catalog.Number(e.name), 1)
+	if now, err := e.clusterVersion(held); err == nil && now.Number < mine {
+		e.publishVersion(held, mine, m, layout)
 	}
 }
 
@@ -109,7 +146,7 @@ func (e *Engine) clusterVersion(ctx context.Context) (p published, err error) {
 func (e *Engine) take(ctx context.Context, p published) (*catalog.Manifest, *catalog.Layout, error) {
 	if m, layout, err := e.catalog.Manifest(e.name); err == nil {
 		if has := layoutVersion(layout); m.Version() == p.Version && m.FileName() == p.Manifest && has == p.Layout {
-			return m, layout, nil
+			return m, layout, e.catalog.SetNumber(e.name, p.Number)
 		}
 		if layout != nil {
 			err = layout.Close()
@@ -135,7 +172,7 @@ func (e *Engine) take(ctx context.Context, p published) (*catalog.Manifest, *cat
 	if m.Version() != p.Version || layoutVersion(layout) != p.Layout {
 		return nil, nil, fmt.Errorf("node %s sent version %s instead of %s", p.Node, m.Version(), p.Version)
 	}
-	if err := e.catalog.SetManifest(e.name, m, layout); err != nil {
+	if err := errors.Join(e.catalog.SetManifest(e.name, m, layout), e.catalog.SetNumber(e.name, p.Number)); err != nil {
 		return nil, nil, err
 	}
 	e.log.Info("took the list of the source from the cluster", "version", p.Version[:12], "files", m.Len(), "listed_by", p.Node)
@@ -188,7 +225,14 @@ func (e *Engine) versionLoop(ctx context.Context) {
 			e.log.Error("the cluster has a version that this one does not understand (run one version of Shoal on all nodes)", "cause", err)
 			return
 		}
-		if v := e.cur.Load(); p.Version == v.manifest.Version() && p.Layout == layoutVersion(v.layout) {
+		v := e.cur.Load()
+		if mine := e.catalog.Number(e.name); p.Number < mine {
+			e.log.Warn("the cluster's etcd has an older version of the source than this node, as if it had been restored; publishing this node's",
+				"theirs", p.Version, "number", p.Number, "ours", v.manifest.Version(), "our_number", mine)
+			e.publishAgain(ctx, v.manifest, v.layout)
+			return
+		}
+		if p.Version == v.manifest.Version() && p.Layout == layoutVersion(v.layout) {
 			return
 		}
 		if _, err := e.refresh(ctx, func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.take(ctx, p) }); err != nil && ctx.Err() == nil {

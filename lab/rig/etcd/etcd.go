@@ -10,6 +10,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -168,6 +169,22 @@ func (s *Server) Restart(ctx context.Context, empty bool) error {
 			return fmt.Errorf("etcd does not listen: %w:\n%s", ctx.Err(), s.proc.Tail())
 		}
 	}
+}
+
+// Save copies its data, for which it is stopped a moment. restore starts it again from that copy, once.
+func (s *Server) Save(ctx context.Context) (restore func(ctx context.Context) error, err error) {
+	s.Stop()
+	data, saved := filepath.Join(s.dir, "data"), filepath.Join(s.dir, "saved")
+	if err := os.CopyFS(saved, os.DirFS(data)); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		s.Stop()
+		if err := errors.Join(os.RemoveAll(data), os.Rename(saved, data)); err != nil {
+			return err
+		}
+		return s.Restart(ctx, false)
+	}, s.Restart(ctx, false)
 }
 
 // Freeze stops it with its connections open (SIGSTOP). It returns when all its threads stand still.
