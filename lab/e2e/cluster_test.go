@@ -537,7 +537,9 @@ func TestClusterGoesForward(t *testing.T) {
 	}
 	within(t, 30*time.Second, "etcd has the new version again", func() bool {
 		s := c.stats()
-		return slices.ContainsFunc(s, func(s fleet.Stats) bool { return slices.ContainsFunc(s.Errors, func(e struct{ Text string }) bool { return strings.Contains(e.Text, "as if it had been restored") }) })
+		return slices.ContainsFunc(s, func(s fleet.Stats) bool {
+			return slices.ContainsFunc(s.Errors, func(e struct{ Text string }) bool { return strings.Contains(e.Text, "as if it had been restored") })
+		})
 	})
 	c.settled()
 	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
