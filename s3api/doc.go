@@ -22,8 +22,10 @@
 //   - Reads move the order's position, as opens of a mount do: a GET of a whole object is one open. Ranged GETs of one
 //     object from one address are one open together, until none has run for two seconds. HEAD is none. A reader is a
 //     connection, since a DataLoader's worker keeps its own.
-//   - What a listing cannot know is missing: Content-Type is S3's default, and held keys have no user metadata and no
-//     checksums.
+//   - What a listing cannot know, Content-Type, user metadata and checksums, a HEAD asks the origin for, once. Until then a GET does
+//     without, and Content-Type is S3's default.
+//   - Without signatures nobody writes unless that was asked for, no browser reads for a page of another origin, and nothing that an
+//     answer holds becomes a page.
 //
 // # Signatures
 //
@@ -34,8 +36,8 @@
 //
 // # Limits
 //
-// Headers have 64 KiB and 10 s, a connection 2 minutes between requests, each piece of a body 30 s. There are at most
-// maxConns connections, each with at most one request at work and a buffer of 128 KiB, or a chunk of 1 MiB.
+// Headers have 64 KiB and 10 s, a connection 2 minutes between requests, each piece of a body 30 s. Connections are bounded (conns),
+// each has at most one request at work and a buffer of 128 KiB, or a chunk of 1 MiB.
 //
 // # Traps
 //

@@ -23,21 +23,22 @@ func (e *apiError) Error() string { return e.code + ": " + e.message }
 
 // The errors with one text.
 var (
-	errNoSuchBucket   = &apiError{http.StatusNotFound, "NoSuchBucket", "The specified bucket does not exist"}
-	errBucketOwned    = &apiError{http.StatusConflict, "BucketAlreadyOwnedByYou", "Your previous request to create the named bucket succeeded and you already own it."}
-	errNoSuchKey      = &apiError{http.StatusNotFound, "NoSuchKey", "The specified key does not exist."}
-	errInvalidRange   = &apiError{http.StatusRequestedRangeNotSatisfiable, "InvalidRange", "The requested range is not satisfiable"}
-	errPrecondition   = &apiError{http.StatusPreconditionFailed, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"}
-	errNotModified    = &apiError{http.StatusNotModified, "NotModified", "Not Modified"}
-	errMethod         = &apiError{http.StatusMethodNotAllowed, "MethodNotAllowed", "The specified method is not allowed against this resource."}
-	errURI            = &apiError{http.StatusBadRequest, "InvalidURI", "Couldn't parse the specified URI."}
-	errUnsigned       = &apiError{http.StatusForbidden, "AccessDenied", "The request is not signed"}
-	errSignature      = &apiError{http.StatusForbidden, "SignatureDoesNotMatch", "The request signature we calculated does not match the signature you provided. Check your key and signing method."}
-	errAccessKey      = &apiError{http.StatusForbidden, "InvalidAccessKeyId", "The access key is not in the endpoint's key file."}
-	errSkewed         = &apiError{http.StatusForbidden, "RequestTimeTooSkewed", "The difference between the request time and the endpoint's time is too large."}
-	errExpired        = &apiError{http.StatusForbidden, "AccessDenied", "Request has expired"}
-	errNotYet         = &apiError{http.StatusForbidden, "AccessDenied", "Request is not valid yet"}
-	errUnsignedHeader = &apiError{http.StatusForbidden, "AccessDenied", "There were headers present in the request which were not signed"}
+	errNoSuchBucket     = &apiError{http.StatusNotFound, "NoSuchBucket", "The specified bucket does not exist"}
+	errBucketOwned      = &apiError{http.StatusConflict, "BucketAlreadyOwnedByYou", "Your previous request to create the named bucket succeeded and you already own it."}
+	errNoSuchKey        = &apiError{http.StatusNotFound, "NoSuchKey", "The specified key does not exist."}
+	errInvalidRange     = &apiError{http.StatusRequestedRangeNotSatisfiable, "InvalidRange", "The requested range is not satisfiable"}
+	errPrecondition     = &apiError{http.StatusPreconditionFailed, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"}
+	errNotModified      = &apiError{http.StatusNotModified, "NotModified", "Not Modified"}
+	errMethod           = &apiError{http.StatusMethodNotAllowed, "MethodNotAllowed", "The specified method is not allowed against this resource."}
+	errURI              = &apiError{http.StatusBadRequest, "InvalidURI", "Couldn't parse the specified URI."}
+	errAnonymousHeaders = &apiError{http.StatusBadRequest, "InvalidRequest", "Request specific response headers cannot be used for anonymous GET requests."}
+	errUnsigned         = &apiError{http.StatusForbidden, "AccessDenied", "The request is not signed"}
+	errSignature        = &apiError{http.StatusForbidden, "SignatureDoesNotMatch", "The request signature we calculated does not match the signature you provided. Check your key and signing method."}
+	errAccessKey        = &apiError{http.StatusForbidden, "InvalidAccessKeyId", "The access key is not in the endpoint's key file."}
+	errSkewed           = &apiError{http.StatusForbidden, "RequestTimeTooSkewed", "The difference between the request time and the endpoint's time is too large."}
+	errExpired          = &apiError{http.StatusForbidden, "AccessDenied", "Request has expired"}
+	errNotYet           = &apiError{http.StatusForbidden, "AccessDenied", "Request is not valid yet"}
+	errUnsignedHeader   = &apiError{http.StatusForbidden, "AccessDenied", "There were headers present in the request which were not signed"}
 )
 
 func badAuth(text string) *apiError {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"path"
 	"strings"
 	"time"
 
@@ -61,9 +62,8 @@ func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q 
 	if d.server.keys == nil {
 		resp.Header.Del("Access-Control-Allow-Origin") // no web page reads here, whatever the bucket's rules say
 	}
-	for name, values := range resp.Header {
-		w.Header()[name] = values
-	}
+	copyHeader(w.Header(), resp.Header)
+	inert(w.Header())
 	w.WriteHeader(resp.StatusCode)
 	stalled := time.AfterFunc(2*pieceTime, cancel)
 	defer stalled.Stop()
@@ -73,6 +73,18 @@ func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q 
 		panic(http.ErrAbortHandler) // the answer is cut off
 	}
 	return nil
+}
+
+// copyHeader adds an answer's headers. The names of user metadata are keys to their users, and are sent as S3 sends them.
+func copyHeader(to, from http.Header) {
+	for name, values := range from {
+		if strings.HasPrefix(name, "X-Amz-Meta-") {
+			name = strings.ToLower(name)
+		} else if name == requestIDHeader {
+			values = values[:1]
+		}
+		to[name] = values
+	}
 }
 
 // deadlined reads an upload as long as the client goes on sending.
@@ -114,11 +126,14 @@ func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q ur
 	}
 	if sources, copies := r.Header["X-Amz-Copy-Source"]; copies {
 		from, _ := url.PathUnescape(sources[0])
-		if bucket, key, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); len(sources) > 1 || bucket != d.Bucket || dotted(key) {
+		if bucket, key, _ := strings.Cut(strings.TrimPrefix(from, "/"), "/"); len(sources) > 1 || bucket != d.Bucket || key == "" || !within(bucket, key) {
 			return denied("The endpoint copies within bucket %s only: copy from others at %s", d.Bucket, d.Where)
 		}
 	}
 	keys := []string{key}
+	if dotted(key) { // and what it may become on the way
+		keys = append(keys, strings.TrimPrefix(path.Join("/", key), "/"))
+	}
 	if key == "" {
 		if r.Method == http.MethodPut && plain(r, q) { // rclone makes sure of the bucket before it writes
 			return errBucketOwned

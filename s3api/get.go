@@ -31,6 +31,7 @@ func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Mani
 	}
 	h.Set("Accept-Ranges", "bytes")
 	h.Set("Content-Type", defaultType)
+	d.meta.describe(d, r, m, file, h)
 	off, n, part, err := parseRange(r.Header.Get("Range"), size)
 	if err != nil {
 		h.Set("Content-Range", fmt.Sprintf("bytes */%d", size))
@@ -49,7 +50,7 @@ func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Mani
 		head()
 		return nil
 	}
-	reader, _ := r.Context().Value(readerKey{}).(uint32)
+	reader := readerOf(r).number
 	if n == size {
 		defer d.opens.whole(m, file, reader)()
 	} else {

@@ -176,7 +176,7 @@ func serve(t testing.TB, data s3api.Dataset, origin s3api.Origin, bucket string)
 
 func serveWith(t testing.TB, keys s3api.Keys, data s3api.Dataset, origin s3api.Origin, bucket string) side {
 	t.Helper()
-	s := s3api.New(keys, slog.New(slog.DiscardHandler))
+	s := s3api.New(keys, s3api.Limits{ReadOnly: keys == nil, Connections: 1024}, slog.New(slog.DiscardHandler))
 	remove, err := s.Add(s3api.Served{Dataset: data, Origin: origin, Bucket: bucket, Prefix: data.Manifest().Prefix(), Where: "the origin"})
 	must(t, err)
 	l, err := s3api.Listen("127.0.0.1:0", true)

@@ -182,7 +182,8 @@ func TestRefused(t *testing.T) {
 		{"PUT", "/photos/x", "", map[string]string{"X-Amz-Copy-Source": "other%2Fsecret"}, 403, "AccessDenied"},
 		{"PUT", "/photos/x", "", map[string]string{"X-Amz-Copy-Source": "photos/../other/secret"}, 403, "AccessDenied"},
 		{"GET", "/photos/train/../../other/x", "", nil, 400, "InvalidURI"},
-		{"GET", "/photos/./x", "", nil, 400, "InvalidURI"},
+		{"GET", "/photos/./x", "", nil, 404, "NoSuchKey"}, // the origin's word
+		{"GET", "/photos/..", "", nil, 400, "InvalidURI"},
 		{"GET", "/photos/\xff", "", nil, 400, "InvalidURI"},
 		{"POST", "/photos", "delete=", nil, 400, "MalformedXML"},
 		{"GET", "/photos", "list-type=2&prefix=train/&max-keys=x", nil, 400, "InvalidArgument"},

@@ -7,11 +7,13 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net"
 	"net/http"
 	"net/url"
+	pathpkg "path"
 	"slices"
 	"strings"
 	"sync"
@@ -29,7 +31,8 @@ const (
 	headerTime = 10 * time.Second
 	idleTime   = 2 * time.Minute
 	pieceTime  = 30 * time.Second
-	maxConns   = 1024
+	restTime   = 5 * time.Second
+	maxRest    = 64 << 20
 )
 
 const requestIDHeader = "X-Amz-Request-Id"
@@ -71,9 +74,17 @@ type Stats struct {
 	Connections int64  `json:"connections"` // open
 }
 
+// Limits say what a server does for those whom it serves.
+type Limits struct {
+	ReadOnly    bool // nothing is written through it
+	Connections int  // at most; see conns
+}
+
 // Server serves datasets at one address.
 type Server struct {
 	keys  Keys // who may sign; nil: requests need no signature
+	may   Limits
+	conns *conns
 	log   *slog.Logger
 	http  *http.Server
 	began time.Time // stands for times that a manifest lacks
@@ -87,13 +98,13 @@ type Server struct {
 }
 
 // New returns a server without datasets. Without keys, requests need no signature.
-func New(keys Keys, log *slog.Logger) *Server {
-	s := &Server{keys: keys, log: log, began: time.Now()}
+func New(keys Keys, may Limits, log *slog.Logger) *Server {
+	s := &Server{keys: keys, may: may, conns: newConns(may.Connections), log: log, began: time.Now()}
 	s.http = &http.Server{
 		Handler: s, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
-			return context.WithValue(ctx, readerKey{}, s.readers.Add(1))
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, readerKey{}, &reader{number: s.readers.Add(1), conn: c})
 		},
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			switch state {
@@ -211,6 +222,7 @@ type dataset struct {
 	server  *Server
 	opens   opens
 	written written
+	meta    meta
 	running sync.WaitGroup  // requests
 	left    context.Context // ends when their time is up
 	cut     func()          // ends it
@@ -236,14 +248,27 @@ func (d *dataset) remove(ctx context.Context) {
 // over reports whether requests must end now.
 func (d *dataset) over() bool { return d.left.Err() != nil }
 
-// readerKey finds the number of the connection in a request's context.
+// readerKey finds the reader in a request's context.
 type readerKey struct{}
+
+// reader is a connection.
+type reader struct {
+	number uint32
+	conn   net.Conn
+}
+
+func readerOf(r *http.Request) *reader {
+	if x, ok := r.Context().Value(readerKey{}).(*reader); ok {
+		return x
+	}
+	return &reader{} // of a test
+}
 
 // Serve serves l until Close.
 func (s *Server) Serve(l net.Listener) error {
 	at := l.Addr().String()
 	s.listen.Store(&at)
-	err := s.http.Serve(&limited{Listener: l, places: make(chan struct{}, maxConns)})
+	err := s.http.Serve(&listener{l, s.conns})
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
@@ -272,9 +297,14 @@ func (s *Server) Stats() Stats {
 // ServeHTTP implements [http.Handler].
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.count.requests.Add(1)
+	if !s.conns.work(readerOf(r).conn, true) {
+		panic(http.ErrAbortHandler) // it made room for another a moment ago
+	}
+	defer s.conns.work(readerOf(r).conn, false)
 	var id [8]byte
 	_, _ = rand.Read(id[:])
 	w.Header().Set(requestIDHeader, strings.ToUpper(hex.EncodeToString(id[:])))
+	inert(w.Header())
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Now().Add(pieceTime)) // in place of the last request's
 	if r.ContentLength != 0 {
@@ -288,6 +318,17 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = control.SetWriteDeadline(time.Now().Add(pieceTime))
 		fail(w, r, err)
 	}
+	if r.ContentLength != 0 && r.Header.Get("Expect") == "" {
+		rest(r, control)
+	}
+}
+
+// rest reads what is left of an upload that was answered early, up to a point: most clients see the answer only when they have sent
+// all, and a closed connection instead of it.
+func rest(r *http.Request, control *http.ResponseController) {
+	_ = control.Flush()
+	_ = control.SetReadDeadline(time.Now().Add(restTime))
+	_, _ = io.CopyN(io.Discard, r.Body, maxRest)
 }
 
 // serve answers a request, or returns the error to answer with.
@@ -314,8 +355,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 		return nil
 	case bucket == "":
 		return errMethod
-	case dotted(key):
+	case !within(bucket, key):
 		return errURI
+	case !read && s.may.ReadOnly && s.keys == nil:
+		return denied("Unsigned requests only read: start the endpoint with --s3-anonymous-write, or with --s3-keys")
+	case !read && s.may.ReadOnly:
+		return denied("The endpoint is read-only (--s3-read-only)")
 	}
 	d, ok := s.enter(bucket, at)
 	if !ok {
@@ -332,7 +377,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	case key == "":
 		return d.bucket(w, r, query)
 	}
-	if plain(r, query) {
+	if plain(r, query) && !dotted(key) {
 		if m, file, held := d.held(key); held {
 			return d.object(w, r, m, file)
 		}
@@ -352,13 +397,38 @@ func (s *Server) admit(r *http.Request, query url.Values) error {
 	if !LoopbackName(r.Host) {
 		return denied("The unsigned endpoint serves localhost only")
 	}
-	if err := browsers.Check(r); err != nil { // nor may any page write
-		return denied("The unsigned endpoint takes no writes from other web pages: %v", err)
+	if page(r) {
+		return denied("The unsigned endpoint does not serve web pages: a browser asks for one of another address, or opens this one")
+	}
+	for name := range query {
+		if strings.HasPrefix(name, "response-") {
+			return errAnonymousHeaders
+		}
 	}
 	return unchunk(r, nil)
 }
 
-var browsers = http.NewCrossOriginProtection()
+// page reports whether a browser asks for a page that it shows, or on behalf of a page of another origin. What it opens
+// or fetches says so by Sec-Fetch-*; browsers that do not send these name the page in Origin or Referer.
+func page(r *http.Request) bool {
+	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" || r.Header.Get("Sec-Fetch-Mode") == "navigate" {
+		return true
+	}
+	for _, name := range []string{"Origin", "Referer"} {
+		if text := r.Header.Get(name); text != "" {
+			if u, err := url.Parse(text); err != nil || u.Host != r.Host {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// inert keeps a browser from taking an answer for a page: an object may hold HTML, and anybody may have written it.
+func inert(h http.Header) {
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Security-Policy", "sandbox")
+}
 
 // LoopbackName reports whether a Host header names this machine and can name no other.
 func LoopbackName(host string) bool {
@@ -370,11 +440,13 @@ func LoopbackName(host string) bool {
 	return host == "localhost" || strings.HasSuffix(host, ".localhost") || ip != nil && ip.IsLoopback()
 }
 
-// dotted reports whether a key, on its way to the origin, might become another path, such as the bucket's.
+// within reports whether a key stays below its bucket if a server or proxy on the way to the origin cleans its path.
+func within(bucket, key string) bool {
+	return key == "" || strings.Trim(key, "/") != "" && strings.HasPrefix(pathpkg.Join("/", bucket, key), "/"+bucket+"/")
+}
+
+// dotted reports whether a key may become another on the way to the origin.
 func dotted(key string) bool {
-	if key != "" && strings.Trim(key, "/") == "" {
-		return true
-	}
 	return slices.ContainsFunc(strings.Split(key, "/"), func(part string) bool { return part == "." || part == ".." })
 }
 
@@ -493,33 +565,4 @@ func Listen(addr string, signed bool) (net.Listener, error) {
 		return nil, fmt.Errorf("S3 endpoint: %w", err)
 	}
 	return l, nil
-}
-
-// limited accepts a connection only if there is a place for it.
-type limited struct {
-	net.Listener
-	places chan struct{}
-}
-
-// Accept implements [net.Listener].
-func (l *limited) Accept() (net.Conn, error) {
-	l.places <- struct{}{}
-	c, err := l.Listener.Accept()
-	if err != nil {
-		<-l.places
-		return nil, err
-	}
-	return &placed{Conn: c, leave: sync.OnceFunc(func() { <-l.places })}, nil
-}
-
-// placed is a connection with a place.
-type placed struct {
-	net.Conn
-	leave func()
-}
-
-// Close implements [net.Conn].
-func (c *placed) Close() error {
-	defer c.leave()
-	return c.Conn.Close()
 }

@@ -61,7 +61,7 @@ func report(err error) int {
 // rare are rarely used settings, the rarest first: verbs with many flags omit them in their --help.
 var rare = []string{
 	"debug-fuse", "entry-timeout", "read-ahead", "umask", "uid", "gid", "log-size", "audit-log-keep", "audit-log-size", "weak-etag", "links-outside",
-	"latency-sigma", "request-cpu", "request-rate", "object-versions", "requester-pays", "reset-old-cache", "sse-c-key-file", "pprof", "price", "socket-group", "socket-mode", "quota", "drain-timeout",
+	"latency-sigma", "request-cpu", "request-rate", "object-versions", "requester-pays", "reset-old-cache", "s3-connections", "s3-anonymous-write", "s3-read-only", "sse-c-key-file", "pprof", "price", "socket-group", "socket-mode", "quota", "drain-timeout",
 	"gets-per-hour", "records", "kernel-cache", "bad-shards", "weight", "supervise", "fuse-transport", "log-format", "allow-remote", "tls-client-ca", "refresh", "publish", "zone", "near-profile", "nodes", "near-endpoint", "advertise", "recode",
 }
 

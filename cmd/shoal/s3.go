@@ -31,6 +31,9 @@ type s3Options struct {
 	flag      string // that sets addr
 	keys      string
 	anonymous bool
+	writes    bool // without signatures
+	readOnly  bool
+	most      int // connections
 	tls       *loader.TLSFiles
 }
 
@@ -39,7 +42,10 @@ func (o *s3Options) add(f *pflag.FlagSet, flag, usage string, files *loader.TLSF
 	o.flag, o.tls = flag, files
 	f.StringVar(&o.addr, flag, o.addr, usage)
 	f.StringVar(&o.keys, "s3-keys", "", "file of who may use the S3 endpoint: lines of an access key, a space and its secret")
-	f.BoolVar(&o.anonymous, "s3-anonymous", false, "serve the S3 endpoint on loopback without signatures: every user of this machine can use it")
+	f.BoolVar(&o.anonymous, "s3-anonymous", false, "serve the S3 endpoint on loopback without signatures, for reading: every user of this machine can use it")
+	f.BoolVar(&o.writes, "s3-anonymous-write", false, "let unsigned requests write to the bucket, too, with this daemon's credentials")
+	f.BoolVar(&o.readOnly, "s3-read-only", false, "refuse whatever would change the bucket through the S3 endpoint")
+	f.IntVar(&o.most, "s3-connections", 1024, "most connections to the S3 endpoint; beyond, the one that has been idle for longest makes room")
 	if files == nil {
 		o.tls = &loader.TLSFiles{}
 		f.StringVar(&o.tls.Cert, "tls-cert", "", "certificate for an https:// address of the S3 endpoint, PEM, with intermediates; reloaded when it changes")
@@ -76,6 +82,10 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error)
 		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give the endpoint's address, too: --%s 127.0.0.1:9000", o.flag)
 	case o.addr == "":
 		return nil, nil
+	case o.writes && (!o.anonymous || o.readOnly):
+		return nil, cli.Usagef("--s3-anonymous-write: give it with --s3-anonymous, and without --s3-read-only")
+	case o.most < 1:
+		return nil, cli.Usagef("--s3-connections %d: give 1 or more", o.most)
 	case o.keys != "" && o.anonymous:
 		return nil, cli.Usagef("--s3-keys and --s3-anonymous: give one of them")
 	case o.keys == "" && !o.anonymous:
@@ -93,8 +103,8 @@ func (o *s3Options) listen(inv *invocation, log *slog.Logger) (*endpoint, error)
 	endpoints.Lock()
 	defer endpoints.Unlock()
 	if shared := endpoints.at[o.addr]; shared != nil {
-		if shared.options.keys != o.keys || *shared.options.tls != *o.tls {
-			return nil, fmt.Errorf("S3 endpoint %s: this daemon serves it already, with other files: give the same --s3-keys, --tls-cert and --tls-key, or another address", o.addr)
+		if shared.options.keys != o.keys || *shared.options.tls != *o.tls || shared.options.limits() != o.limits() {
+			return nil, fmt.Errorf("S3 endpoint %s: this daemon serves it already, with other settings: give the same --s3-* flags, --tls-cert and --tls-key, or another address", o.addr)
 		}
 		shared.users++
 		return &endpoint{sharedEndpoint: shared}, nil
@@ -140,7 +150,12 @@ func (o *s3Options) open(log *slog.Logger) (*sharedEndpoint, error) {
 	if secure {
 		l = tls.NewListener(l, config)
 	}
-	return &sharedEndpoint{options: *o, listener: l, server: s3api.New(keys, log), users: 1}, nil
+	return &sharedEndpoint{options: *o, listener: l, server: s3api.New(keys, o.limits(), log), users: 1}, nil
+}
+
+// limits are what requests may do, but for who signs them.
+func (o *s3Options) limits() s3api.Limits {
+	return s3api.Limits{ReadOnly: o.readOnly || o.anonymous && !o.writes, Connections: o.most}
 }
 
 // open opens a dataset, and before the long part the address of its endpoint, so that a wrong one is reported at once.

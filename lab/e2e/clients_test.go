@@ -159,8 +159,8 @@ func TestS3Clients(t *testing.T) {
 				t.Errorf("%d objects, the origin has %d, or their bytes differ", len(got), len(want))
 			}
 			rows[c] = &row{requests: after.Requests - before.Requests, forwarded: after.Forwarded - before.Forwarded}
-			if rows[c].forwarded != parts[c] {
-				t.Errorf("%d requests went to the origin", rows[c].forwarded)
+			if most := parts[c] + int64(len(want)); rows[c].forwarded > most { // one HEAD of each object may
+				t.Errorf("%d requests went to the origin, more than %d", rows[c].forwarded, most)
 			}
 		})
 	}
@@ -169,7 +169,7 @@ func TestS3Clients(t *testing.T) {
 		for _, c := range []string{"unsigned", "boto3"} {
 			var got map[string]string
 			client(t, open.env, &got, "read", c, name)
-			if s := open.stats(t).S3; !maps.Equal(got, want) || s.Forwarded != 0 {
+			if s := open.stats(t).S3; !maps.Equal(got, want) || s.Forwarded > int64(len(want)) {
 				t.Errorf("%s: %d objects of %d, %d requests went to the origin", c, len(got), len(want), s.Forwarded)
 			}
 		}

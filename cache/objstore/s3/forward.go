@@ -5,9 +5,11 @@ import (
 	"crypto/sha256"
 	"hash"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	miniosigner "github.com/minio/minio-go/v7/pkg/signer"
@@ -28,6 +30,45 @@ type Request struct {
 
 // slowAnswer is how long the store may take to begin its answer to a request that is forwarded.
 const slowAnswer = 10 * time.Minute
+
+// answered makes connections on which an answer that comes before the whole body was sent is not lost. A store that refuses an upload
+// answers, and closes the connection; net/http then fails the request for the write that broke, unless it has read the answer.
+func answered(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &answeredConn{Conn: c, read: make(chan struct{})}, nil
+	}
+}
+
+type answeredConn struct {
+	net.Conn
+	once sync.Once
+	read chan struct{} // closed when reading has failed, which is after the answer
+}
+
+// Read implements [net.Conn].
+func (c *answeredConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if err != nil {
+		c.once.Do(func() { close(c.read) })
+	}
+	return n, err
+}
+
+// Write implements [net.Conn]. A failure is told when there is nothing to be read any more.
+func (c *answeredConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if err != nil {
+		select {
+		case <-c.read:
+		case <-time.After(time.Second):
+		}
+	}
+	return n, err
+}
 
 // hasher is what minio-go's signer takes.
 type hasher struct{ hash.Hash }
@@ -68,6 +109,9 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 			}
 			req = miniosigner.SignV4(*req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region)
 		}
+	}
+	if r.Length != 0 { // the store may refuse before it has the body
+		req.Header.Set("Expect", "100-continue")
 	}
 	if r.Method == http.MethodGet && r.Key != "" {
 		s.counts.get.Add(1)

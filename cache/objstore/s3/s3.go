@@ -135,6 +135,8 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	clk := &clock{base: cfg.Clock, log: cfg.Logger}
 	slow := transport.Clone()
 	slow.ResponseHeaderTimeout = slowAnswer
+	slow.ExpectContinueTimeout = time.Second
+	slow.DialContext = answered(slow.DialContext)
 	over := func(t *http.Transport) http.RoundTripper {
 		return extraHeaders{countedRequests{t, counts}, sse, cfg.Store.RequesterPays, keys, clk}
 	}
