@@ -69,7 +69,7 @@ func TestS3Endpoint(t *testing.T) {
 	flags := []string{"--cache-dir", cache, "--s3-keys", keys, "--daemon"}
 	mustShoal(t, env, append([]string{"s3", one, "--listen", addr, "--order", "sequential"}, flags...)...)
 	mustShoal(t, env, append([]string{"mount", two, t.TempDir(), "--s3", addr}, flags...)...)
-	if _, errs, code := shoal(t, env, "s3", one, "--listen", addr, "--cache-dir", cache, "--s3-keys", s3Keys(t)); code != 1 || !strings.Contains(errs, "with other files") {
+	if _, errs, code := shoal(t, env, "s3", one, "--listen", addr, "--cache-dir", cache, "--s3-keys", s3Keys(t)); code != 1 || !strings.Contains(errs, "with other settings") {
 		t.Errorf("another key file at the same address: exit %d, %s", code, errs)
 	}
 	c := s3Client(t, addr)
