@@ -30,6 +30,8 @@ type peerNode struct {
 	served, refused atomic.Int64
 }
 
+func (p *peerNode) Distrust(int, int) {}
+
 func (p *peerNode) Asks(file, x int) bool { return (*p.owner.Load())(file, x) != p.self }
 
 // Read asks without a deadline: nodes that wait for each other would do so forever.

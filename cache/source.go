@@ -1,7 +1,10 @@
 package cache
 
 import (
+	"bytes"
 	"context"
+	"crypto/md5" //nolint:gosec // see sum
+	"encoding/hex"
 	"fmt"
 	"slices"
 
@@ -34,6 +37,8 @@ type Peers interface {
 	Asks(file, extent int) bool
 	// Read is Fill, and never fails. held: only what that node has already.
 	Read(ctx context.Context, wants []Want, held bool) (rest []Want)
+	// Distrust says that a node gave other bytes of an extent than the store.
+	Distrust(file, extent int)
 }
 
 // reach is what a volume can ask, for flights that may have another node fetch, and for those that may not.
@@ -79,7 +84,62 @@ func (n nodes) Fill(ctx context.Context, wants []Want) (rest []Want, err error) 
 	all := slices.Clone(wants)
 	rest = n.p.Read(ctx, wants, n.held)
 	n.v.ds.count.peerBytes.Add(total(all) - total(rest))
+	left := 0
+	for _, w := range all {
+		if left < len(rest) && &rest[left].P[0] == &w.P[0] {
+			left++
+		} else if err := n.check(ctx, w); err != nil {
+			return nil, err
+		}
+	}
 	return rest, nil
+}
+
+// check compares what a node gave with what the store said. The ETag of a whole object is the MD5 of its bytes, as a rule; if it is not,
+// or the bytes are others, the store is asked. Of what has no such ETag one piece in auditEvery is compared with the store's.
+func (n nodes) check(ctx context.Context, w Want) error {
+	v := n.v
+	file, good := v.plain(w)
+	etag := v.m.ETag(w.File)
+	sums := v.Extents(w.File) == 1 && !v.otherTags.Load() && len(etag) == 2*md5.Size
+	switch {
+	case good && sums && hex.EncodeToString(sum(file)) == etag:
+		return nil
+	case good && !sums && v.audits.Add(1)%auditEvery != 0:
+		return nil
+	}
+	theirs := make([]byte, len(w.P))
+	_, err := (store{v}).Fill(ctx, []Want{{File: w.File, Off: w.Off, P: theirs}})
+	switch {
+	case err != nil && good && !sums: // the store is away, and nothing speaks against the node
+	case err != nil:
+		return err
+	case good && bytes.Equal(file, theirs):
+		v.otherTags.CompareAndSwap(false, sums) // as of a bucket encrypted with keys of its own
+	default:
+		if copy(w.P, theirs); w.Coded != nil {
+			*w.Coded = 0
+		}
+		n.p.Distrust(w.File, int(w.Off/ExtentSize))
+	}
+	return nil
+}
+
+// auditEvery is one in how many pieces that only the store can vouch for are compared with it.
+const auditEvery = 64
+
+// plain returns the file of a want that a node has filled; false if it cannot be restored.
+func (v *Volume) plain(w Want) ([]byte, bool) {
+	if w.Coded == nil || *w.Coded == 0 {
+		return w.P, true
+	}
+	file, err := v.codec.Decode(getBytes(len(w.P))[:0], w.P[:*w.Coded])
+	return file, err == nil
+}
+
+func sum(p []byte) []byte {
+	s := md5.Sum(p) //nolint:gosec // the ETags of S3 are; an attacker who can make collisions can write to the bucket
+	return s[:]
 }
 
 func total(wants []Want) (n int64) {

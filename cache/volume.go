@@ -44,6 +44,9 @@ type Volume struct {
 	reach  atomic.Pointer[reach]
 	inRing []atomic.Uint32 // a bit an extent: it is in the ring
 
+	otherTags atomic.Bool  // the store's ETags are no MD5s, as was seen
+	audits    atomic.Int64 // pieces of peers that are compared with the store's now and then
+
 	mu      sync.Mutex
 	flights map[piece]*part // what is on its way
 	failed  map[uint32]failure

@@ -94,6 +94,8 @@ func (n *clusterNode) node() Node {
 	return Node{ID: n.id, Address: n.address}
 }
 
+func (n *clusterNode) Distrust(int, int) {}
+
 func (n *clusterNode) Asks(file, x int) bool { return n.all[(*n.owner.Load())(file, x)] != n }
 
 func (n *clusterNode) Read(ctx context.Context, wants []cache.Want, held bool) (rest []cache.Want) {

@@ -19,7 +19,9 @@ import (
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/prefetch/engine"
+	"github.com/shoalfs/shoal/prefetch/order"
 )
 
 // cacheFlags are the common flags of the verbs of cache.
@@ -48,7 +50,7 @@ of the id that ls shows.`,
 	cache.crypt.addTo(c.PersistentFlags())
 	cache.audit.addTo(c.PersistentFlags())
 	c.PersistentFlags().StringVar(&cache.dir, "cache-dir", "", "the cache directory, instead of the first argument")
-	c.AddCommand(cacheLsCommand(&cache), cacheRmCommand(&cache), cachePinCommand(&cache, "pin", true), cachePinCommand(&cache, "unpin", false), cacheQuotaCommand(&cache), cacheRekeyCommand(&cache))
+	c.AddCommand(cacheLsCommand(&cache), cacheRmCommand(&cache), cachePinCommand(&cache, "pin", true), cachePinCommand(&cache, "unpin", false), cacheQuotaCommand(&cache), cacheVerifyCommand(&cache), cacheRekeyCommand(&cache))
 	return c
 }
 
@@ -270,6 +272,48 @@ func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 			}
 			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_quota", Quota: int64(n)}, func(h *engine.Host, d cachedir.Info, _ io.Writer) error {
 				return h.SetQuota(d.ID, int64(n))
+			})
+		},
+	}
+}
+
+func cacheVerifyCommand(cache *cacheFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "verify CACHE-DIR SOURCE",
+		Short: "Compare what is kept of a dataset with the store, and drop what differs",
+		Long: `Reads what is kept of a dataset and compares it with what the store has: with the ETag where that is the MD5 of an
+object, otherwise with its bytes, which are fetched for that. What differs is dropped, and fetched again when it is
+read; then the verb ends with 1. shoal fsck checks the files of the cache themselves.`,
+		Example: "  shoal cache verify /nvme/shoal s3://photos/train",
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			cacheDir, args, err := dirAnd(c, &cache.dir, args, 1)
+			if err != nil {
+				return err
+			}
+			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_verify"}, func(h *engine.Host, d cachedir.Info, out io.Writer) (err error) {
+				inv := invocationOf(c.Context())
+				e, ok := h.Use(d.ID)
+				if !ok {
+					none, err := order.Parse("none")
+					if err != nil {
+						return err
+					}
+					if e, err = openEngine(c.Context(), inv, h, engine.Config{Source: d.Source, Order: none, Samples: "*", Logger: slog.Default(), Getenv: inv.getenv}); err != nil {
+						return err
+					}
+				}
+				defer func() { err = joinClose(err, e) }()
+				bar := inv.step("verifying")
+				r, err := e.Verify(c.Context(), func(done, total int) { bar.Set(done, total, "") })
+				bar.Done(human.Count(r.Extents, "extent"))
+				if err == nil && r.Dropped > 0 {
+					err = fmt.Errorf("%s: %d of %s had other bytes than the store, and were dropped: they are fetched again when they are read", d.Source, r.Dropped, human.Count(r.Extents, "extent"))
+				}
+				if err == nil {
+					fmt.Fprintf(out, "%s of %s are as in the store; %s compared byte by byte\n", human.Count(r.Extents, "extent"), d.Source, humanize.Comma(int64(r.Asked)))
+				}
+				return err
 			})
 		},
 	}

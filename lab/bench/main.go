@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/shoalfs/shoal/lab/bench/infer"
 	"github.com/shoalfs/shoal/lab/bench/ingest"
 	"github.com/shoalfs/shoal/lab/bench/kit"
 	"github.com/shoalfs/shoal/lab/bench/open"
@@ -31,7 +30,6 @@ var benchmarks = []struct {
 	dir, out   string // the defaults of -dir and -out
 	bench      kit.Bench
 }{
-	{"infer", "a mount without --order, with torch", work, results, infer.Bench},
 	{"ingest", "decoding and the feed beside other loaders", work, results, ingest.Bench},
 	{"open", "shoal.open beside the mount", work, results, open.Bench},
 	{"pairs", "two binaries, pair by pair", work, results, pairs.Bench},

@@ -127,6 +127,7 @@ type Engine struct {
 
 	refreshing chan struct{} // held by the running refresh
 
+	lied       chan struct{} // a node of the cluster gave wrong bytes
 	background sync.WaitGroup
 	stop       context.CancelFunc
 }
@@ -148,7 +149,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	// The wrapped handler copies log messages into the stats.
 	e := &Engine{host: h, cfg: cfg, users: 1, opened: make(chan struct{}), gone: make(chan struct{}), catalog: h.Catalog, cache: h.Cache, started: time.Now(),
-		plans: map[string]*plan{}, sessions: map[*run.Stream]struct{}{}, refreshing: make(chan struct{}, 1)}
+		plans: map[string]*plan{}, sessions: map[*run.Stream]struct{}{}, refreshing: make(chan struct{}, 1), lied: make(chan struct{}, 1)}
 	e.log = slog.New(&e.errs)
 	e.errs.next = cfg.Logger.Handler()
 	e.spec.Store(&cfg.Order)
@@ -218,6 +219,16 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 func (e *Engine) startBackground() error {
 	ctx, stop := context.WithCancel(context.Background())
 	e.stop = stop
+	e.background.Go(func() {
+		for {
+			select {
+			case <-e.lied:
+				e.verifyKept(ctx)
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
 	e.background.Go(func() { e.scrubLoop(ctx) })
 	e.background.Go(func() { e.watchPlans(ctx) })
 	e.background.Go(func() { e.recodeLoop(ctx) })

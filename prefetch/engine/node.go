@@ -55,6 +55,7 @@ type node struct {
 	cluster *cluster.Cluster
 	client  *peer.Client
 	server  *peer.Server
+	liars   sync.Map // by id, the nodes that gave other bytes than the store
 }
 
 // join makes the host a node of the cluster in its configuration, if there is one.

@@ -273,6 +273,9 @@ func (s *sharing) elsewhere(file int) bool {
 // Asks implements cache.Peers.
 func (s *sharing) Asks(file, extent int) bool {
 	n, ok := s.keeper(file, extent, false)
+	if _, lies := s.e.host.node.liars.Load(n.ID); lies {
+		return false
+	}
 	return ok && s.e.host.node.client.Ready(n.ID)
 }
 
@@ -300,8 +303,30 @@ func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool) (rest
 	return rest
 }
 
+// Distrust implements cache.Peers: the node is asked nothing any more, until one of the two starts again, and what may have come from
+// it is compared with the store.
+func (s *sharing) Distrust(file, extent int) {
+	for _, former := range []bool{false, true} {
+		n, ok := s.keeper(file, extent, former)
+		if !ok {
+			continue
+		}
+		if _, before := s.e.host.node.liars.LoadOrStore(n.ID, true); !before {
+			s.e.log.Error("a node of the cluster gave other bytes than the store; it is asked nothing any more, and what is kept is compared with the store",
+				"node", n.ID, "address", n.Address, "path", s.v.manifest.Path(file), "remedy", "stop that node, and run `shoal fsck` and `shoal cache verify` there")
+			select {
+			case s.e.lied <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
 // ask reads pieces from a node, and returns those that it did not give.
 func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, held bool) (rest []cache.Want) {
+	if _, lies := s.e.host.node.liars.Load(n.ID); lies {
+		return wants
+	}
 	m := s.v.manifest
 	pieces := make([]peer.Piece, len(wants))
 	for i, w := range wants {
