@@ -389,11 +389,12 @@ type foldedPeer struct {
 	coded, plain atomic.Int64  // bytes given
 }
 
-func (p *foldedPeer) Distrust(int, int) {}
-
 func (p *foldedPeer) Asks(int, int) bool { return true }
 
-func (p *foldedPeer) Read(_ context.Context, wants []Want, _ bool) []Want {
+// checker is what the volume says of what its peers gave.
+type checker = func(context.Context, Want) error
+
+func (p *foldedPeer) Read(ctx context.Context, wants []Want, _ bool, check checker) (rest []Want) {
 	p.asked.Add(int64(len(wants)))
 	if p.gate != nil {
 		<-p.gate
@@ -406,8 +407,11 @@ func (p *foldedPeer) Read(_ context.Context, wants []Want, _ bool) []Want {
 		} else {
 			p.plain.Add(int64(copy(w.P, file[w.Off:])))
 		}
+		if check(ctx, w) != nil {
+			rest = append(rest, w)
+		}
 	}
-	return nil
+	return rest
 }
 
 func (f *codedFixture) checkPieces(v *Volume, i int) {

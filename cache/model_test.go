@@ -158,10 +158,10 @@ type modelPeers struct{ foldedPeer }
 
 func (p *modelPeers) Asks(file, _ int) bool { return file%3 != 2 }
 
-func (p *modelPeers) Read(ctx context.Context, wants []Want, held bool) (rest []Want) {
+func (p *modelPeers) Read(ctx context.Context, wants []Want, held bool, check checker) (rest []Want) {
 	for _, w := range wants {
 		if p.Asks(w.File, 0) {
-			p.foldedPeer.Read(ctx, []Want{w}, held)
+			rest = append(rest, p.foldedPeer.Read(ctx, []Want{w}, held, check)...)
 		} else {
 			rest = append(rest, w)
 		}

@@ -30,12 +30,10 @@ type peerNode struct {
 	served, refused atomic.Int64
 }
 
-func (p *peerNode) Distrust(int, int) {}
-
 func (p *peerNode) Asks(file, x int) bool { return (*p.owner.Load())(file, x) != p.self }
 
 // Read asks without a deadline: nodes that wait for each other would do so forever.
-func (p *peerNode) Read(ctx context.Context, wants []Want, held bool) (rest []Want) {
+func (p *peerNode) Read(ctx context.Context, wants []Want, held bool, check checker) (rest []Want) {
 	of := p.owner.Load()
 	if held {
 		of = p.had.Load()
@@ -62,6 +60,9 @@ func (p *peerNode) Read(ctx context.Context, wants []Want, held bool) (rest []Wa
 		p.all[o].served.Add(1)
 		copy(w.P, data)
 		release()
+		if check(ctx, w) != nil {
+			rest = append(rest, w)
+		}
 	}
 	return rest
 }

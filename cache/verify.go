@@ -3,51 +3,30 @@ package cache
 import (
 	"bytes"
 	"context"
-	"crypto/md5" //nolint:gosec // see sum
+	"crypto/md5" //nolint:gosec // the ETags of S3 are
 	"encoding/hex"
+	"errors"
+
+	"github.com/shoalfs/shoal/cache/segment"
 )
 
 // Verified is the result of a Verify.
 type Verified struct {
-	Extents, Asked, Dropped int // kept and looked at; of them, compared with the store; and given up, since the store has others
+	Extents, Asked, Dropped int // on disk and looked at; pieces compared with the store's; and given up, since the store has others
 }
 
-// Verify compares what is kept of the version with what the store has, and drops what differs, which is then fetched again. Where the
-// ETag is the MD5 of an object, as it is as a rule, the store is asked only if it differs. progress, unless nil, is called now and then.
+// Verify compares what the cache has of the version, in memory and on disk, with what the store has, and drops what differs, which is then
+// fetched again. progress, unless nil, is called now and then.
 func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (r Verified, err error) {
+	v.c.ring.dropIf(func(k extentKey) bool { return k.v == v && k.isGranule() })
 	total, _ := v.Kept()
 	for file := range v.m.Len() {
 		for x := range v.Extents(file) {
-			if err := ctx.Err(); err != nil {
+			for _, kind := range v.forms() {
+				err = errors.Join(err, v.verifyStaged(ctx, v.key(v.extent(file, x)).as(kind), file, x, &r))
+			}
+			if err = errors.Join(err, ctx.Err(), v.verifyKept(ctx, file, x, &r)); err != nil {
 				return r, err
-			}
-			e := v.extent(file, x)
-			loc, n, isCoded := v.record(e, file, x)
-			d := v.ds.readable()
-			if loc == 0 || d == nil {
-				continue
-			}
-			w := Want{File: file, Off: int64(x) * ExtentSize, P: make([]byte, v.ExtentBytes(file, x))}
-			if isCoded {
-				w.Coded = &n
-			}
-			if ok, err := v.readRecord(ctx, d, file, e, loc, func() error { return d.read(ctx, loc, n, w.P[:n], 0) }); err != nil || !ok {
-				if err != nil {
-					return r, err
-				}
-				continue // damaged, and forgotten
-			}
-			r.Extents++
-			good, asked, err := v.vouch(ctx, w)
-			if err != nil {
-				return r, err
-			}
-			if asked {
-				r.Asked++
-			}
-			if !good && v.unplace(e, file, loc) {
-				d.free(loc)
-				r.Dropped++
 			}
 			if progress != nil && r.Extents%64 == 0 {
 				progress(r.Extents, total)
@@ -57,13 +36,91 @@ func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (r 
 	return r, nil
 }
 
-// vouch reports whether the store has these bytes.
-func (v *Volume) vouch(ctx context.Context, w Want) (good, asked bool, err error) {
-	file, ok := v.plain(w)
-	if etag := v.m.ETag(w.File); ok && v.Extents(w.File) == 1 && len(etag) == 2*md5.Size && hex.EncodeToString(sum(file)) == etag {
-		return true, false, nil
+func (v *Volume) verifyStaged(ctx context.Context, k extentKey, file, x int, r *Verified) error {
+	b, _ := v.c.ring.get(k, 0)
+	if b == nil {
+		return nil
 	}
-	theirs := make([]byte, len(w.P))
-	_, err = (store{v}).Fill(ctx, []Want{{File: w.File, Off: w.Off, P: theirs}})
-	return ok && bytes.Equal(file, theirs), true, v.named(w.File, err)
+	defer b.Release()
+	w := Want{File: file, Off: int64(x) * ExtentSize, P: b.data}
+	if n := b.coded; n > 0 {
+		w.P, w.Coded = make([]byte, v.ExtentBytes(file, x)), &n
+		copy(w.P, b.data)
+	}
+	return v.verify(ctx, w, r, func() { v.c.ring.discard(k) })
+}
+
+func (v *Volume) verifyKept(ctx context.Context, file, x int, r *Verified) error {
+	e := v.extent(file, x)
+	loc, n, isCoded := v.record(e, file, x)
+	d := v.ds.readable()
+	if loc == 0 || d == nil {
+		return nil
+	}
+	w := Want{File: file, Off: int64(x) * ExtentSize, P: make([]byte, v.ExtentBytes(file, x))}
+	if isCoded {
+		w.Coded = &n
+	}
+	ok, err := v.readRecord(ctx, d, file, e, loc, func() error { return d.read(ctx, loc, n, w.P[:n], 0) })
+	if err != nil || !ok { // damaged, and forgotten
+		return err
+	}
+	r.Extents++
+	return v.verify(ctx, w, r, func() {
+		if v.unplace(e, file, loc) {
+			d.free(loc)
+		}
+	})
+}
+
+func (v *Volume) verify(ctx context.Context, w Want, r *Verified, drop func()) error {
+	asked, err := v.vouch(ctx, w, nil)
+	if asked {
+		r.Asked++
+	}
+	if errors.Is(err, ErrOtherBytes) || errors.Is(err, segment.ErrCorrupt) {
+		drop()
+		r.Dropped++
+		return nil
+	}
+	return err
+}
+
+// vouch compares bytes with what the store said: with the MD5 of the object, or else with its bytes, unless trusted says that it need not
+// be asked. The error is ErrOtherBytes, or ErrCorrupt of a coded form, or the store's.
+func (v *Volume) vouch(ctx context.Context, w Want, trusted func() bool) (asked bool, err error) {
+	file := w.P
+	if w.Coded != nil && *w.Coded > 0 {
+		file = getBytes(len(w.P))
+		defer putBytes(file)
+		if err := v.decode(file, w.P[:*w.Coded], true); err != nil {
+			return false, err
+		}
+	}
+	sum := v.md5(w)
+	if s := md5.Sum(file); sum != "" && hex.EncodeToString(s[:]) == sum { //nolint:gosec // who can make collisions can write to the bucket
+		v.sums.Add(1)
+		return false, nil
+	}
+	if trusted != nil && trusted() {
+		return false, nil
+	}
+	theirs := getBytes(len(file))
+	defer putBytes(theirs)
+	switch _, err = (store{v}).Fill(ctx, []Want{{File: w.File, Off: w.Off, P: theirs}}); {
+	case err != nil:
+	case !bytes.Equal(file, theirs):
+		err = ErrOtherBytes
+	case sum != "":
+		v.otherTags.Add(1)
+	}
+	return true, v.named(w.File, err)
+}
+
+// md5 returns what may be the MD5 of the want's bytes, as the ETag of an object is that was put in one piece; "" if there is none.
+func (v *Volume) md5(w Want) string {
+	if tag := v.m.ETag(w.File); v.locate == nil && int64(len(w.P)) == v.m.Size(w.File) && len(tag) == 2*md5.Size {
+		return tag
+	}
+	return ""
 }

@@ -44,8 +44,7 @@ type Volume struct {
 	reach  atomic.Pointer[reach]
 	inRing []atomic.Uint32 // a bit an extent: it is in the ring
 
-	otherTags atomic.Bool  // the store's ETags are no MD5s, as was seen
-	audits    atomic.Int64 // pieces of peers that are compared with the store's now and then
+	sums, otherTags atomic.Int64 // files from peers whose ETag was their MD5, and was not although the store has these bytes
 
 	mu      sync.Mutex
 	flights map[piece]*part // what is on its way

@@ -94,11 +94,9 @@ func (n *clusterNode) node() Node {
 	return Node{ID: n.id, Address: n.address}
 }
 
-func (n *clusterNode) Distrust(int, int) {}
-
 func (n *clusterNode) Asks(file, x int) bool { return n.all[(*n.owner.Load())(file, x)] != n }
 
-func (n *clusterNode) Read(ctx context.Context, wants []cache.Want, held bool) (rest []cache.Want) {
+func (n *clusterNode) Read(ctx context.Context, wants []cache.Want, held bool, check func(context.Context, cache.Want) error) (rest []cache.Want) {
 	if held { // nothing has moved
 		return wants
 	}
@@ -124,7 +122,7 @@ func (n *clusterNode) Read(ctx context.Context, wants []cache.Want, held bool) (
 			if pieces[j].Coded > 0 {
 				*wants[i].Coded = pieces[j].Coded
 			}
-			if !pieces[j].Filled {
+			if !pieces[j].Filled || check(ctx, wants[i]) != nil {
 				missing = append(missing, i)
 			}
 		}

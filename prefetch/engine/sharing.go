@@ -280,7 +280,7 @@ func (s *sharing) Asks(file, extent int) bool {
 }
 
 // Read implements cache.Peers. It asks one node after another: neighbours in a shard have the same owner.
-func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool) (rest []cache.Want) {
+func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool, check check) (rest []cache.Want) {
 	if m := s.now.Load(); m == nil || held && m.former == nil {
 		return wants // the usual case of what this node owns
 	}
@@ -294,7 +294,7 @@ func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool) (rest
 			same++
 		}
 		if n.ID != "" {
-			rest = append(rest, s.ask(ctx, n, wants[:same], held)...)
+			rest = append(rest, s.ask(ctx, n, wants[:same], held, check)...)
 		} else {
 			rest = append(rest, wants[:same]...)
 		}
@@ -303,27 +303,28 @@ func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool) (rest
 	return rest
 }
 
-// Distrust implements cache.Peers: the node is asked nothing any more, until one of the two starts again, and what may have come from
-// it is compared with the store.
-func (s *sharing) Distrust(file, extent int) {
-	for _, former := range []bool{false, true} {
-		n, ok := s.keeper(file, extent, former)
-		if !ok {
-			continue
-		}
-		if _, before := s.e.host.node.liars.LoadOrStore(n.ID, true); !before {
-			s.e.log.Error("a node of the cluster gave other bytes than the store; it is asked nothing any more, and what is kept is compared with the store",
-				"node", n.ID, "address", n.Address, "path", s.v.manifest.Path(file), "remedy", "stop that node, and run `shoal fsck` and `shoal cache verify` there")
-			select {
-			case s.e.lied <- struct{}{}:
-			default:
-			}
+// distrust has a node that gave other bytes than the store asked nothing any more, until one of the two starts again, and what this node
+// has compared with the store.
+func (s *sharing) distrust(n cluster.Node, file int) {
+	if _, before := s.e.host.node.liars.LoadOrStore(n.ID, true); before {
+		return
+	}
+	s.e.log.Error("a node of the cluster gave other bytes than the store; it is asked nothing any more, and what is here is compared with the store",
+		"node", n.ID, "address", n.Address, "path", s.v.manifest.Path(file), "remedy", "stop that node, and run `shoal fsck` and `shoal cache verify` there")
+	for _, e := range s.e.host.Engines() {
+		select {
+		case e.lied <- struct{}{}:
+		default:
 		}
 	}
 }
 
+type check = func(context.Context, cache.Want) error
+
+var errNotGiven = errors.New("not given")
+
 // ask reads pieces from a node, and returns those that it did not give.
-func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, held bool) (rest []cache.Want) {
+func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, held bool, check check) (rest []cache.Want) {
 	if _, lies := s.e.host.node.liars.Load(n.ID); lies {
 		return wants
 	}
@@ -339,11 +340,18 @@ func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, h
 	}
 	s.e.host.node.client.Read(ctx, peer.Node{ID: n.ID, Address: n.Address}, r, pieces)
 	for i, p := range pieces {
-		switch {
-		case !p.Filled:
-			rest = append(rest, wants[i])
-		case p.Coded > 0:
+		if p.Coded > 0 {
 			*wants[i].Coded = p.Coded
+		}
+		err := errNotGiven
+		if _, lies := s.e.host.node.liars.Load(n.ID); p.Filled && !lies {
+			err = check(ctx, wants[i])
+		}
+		if err != nil {
+			rest = append(rest, wants[i])
+		}
+		if errors.Is(err, cache.ErrOtherBytes) {
+			s.distrust(n, wants[i].File)
 		}
 	}
 	return rest

@@ -2,6 +2,7 @@ package objstoretest
 
 import (
 	"context"
+	"crypto/md5" //nolint:gosec // the ETags of S3 are
 	"fmt"
 	"iter"
 	"slices"
@@ -18,7 +19,7 @@ type Mem struct {
 	mu      sync.RWMutex
 	objects map[string]memObject
 	uploads map[*memUpload]struct{}
-	seq     uint64 // of the last Put; the source of ETags
+	seq     uint64 // of the last Put
 }
 
 type memObject struct {
@@ -33,8 +34,8 @@ func NewMem() *Mem {
 
 var _ objstore.Layer = (*Mem)(nil)
 
-// PutBytes stores a copy of data under key and returns the new version. Every call makes a new ETag, even for the
-// same data.
+// PutBytes stores a copy of data under key and returns the new version. The ETag is the data's MD5, or
+// another one if the object has that already.
 func (m *Mem) PutBytes(key string, data []byte) objstore.Object {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -44,10 +45,14 @@ func (m *Mem) PutBytes(key string, data []byte) objstore.Object {
 // put stores data and keeps the slice. m.mu is held.
 func (m *Mem) put(key string, data []byte) objstore.Object {
 	m.seq++
+	etag := fmt.Sprintf("%x", md5.Sum(data)) //nolint:gosec // as S3 does
+	if m.objects[key].ETag == etag {
+		etag = fmt.Sprintf("%016x", m.seq)
+	}
 	o := objstore.Object{
 		Key:     key,
 		Size:    int64(len(data)),
-		ETag:    fmt.Sprintf("%016x", m.seq),
+		ETag:    etag,
 		ModTime: time.Unix(int64(m.seq), 0), // deterministic: runs of a test are alike
 	}
 	m.objects[key] = memObject{o, data}
