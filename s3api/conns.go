@@ -2,15 +2,19 @@ package s3api
 
 import (
 	"net"
-	"net/http"
 	"sync"
 	"time"
 )
 
+// patience is how long a connection keeps its place without a request at work. A client that has just connected, or goes on with its next
+// request, is not silent.
+const patience = 250 * time.Millisecond
+
 // conns bounds the connections. Nobody holds a place by silence: if all are taken, a new connection gets that of the one that has been
-// without a request at work for longest. Only if a request is at work on each is it refused.
+// without a request at work for longest. While none has been for as long as patience, the new one waits.
 type conns struct {
-	most int
+	most  int
+	freed chan struct{} // told when a connection has left
 
 	mu  sync.Mutex
 	all map[net.Conn]*place
@@ -22,10 +26,26 @@ type place struct {
 	busy  bool      // a request is at work
 }
 
-func newConns(most int) *conns { return &conns{most: max(most, 1), all: map[net.Conn]*place{}} }
+func newConns(most int) *conns {
+	return &conns{most: max(most, 1), freed: make(chan struct{}, 1), all: map[net.Conn]*place{}}
+}
 
-// enter finds a place for c.
-func (cs *conns) enter(c net.Conn) bool {
+// enter waits for a place for c.
+func (cs *conns) enter(c net.Conn) {
+	for {
+		wait := cs.take(c, time.Now())
+		if wait <= 0 {
+			return
+		}
+		select {
+		case <-cs.freed:
+		case <-time.After(wait):
+		}
+	}
+}
+
+// take finds a place for c, or returns how long to wait before the next try.
+func (cs *conns) take(c net.Conn, now time.Time) (wait time.Duration) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if len(cs.all) >= cs.most {
@@ -36,13 +56,16 @@ func (cs *conns) enter(c net.Conn) bool {
 			}
 		}
 		if oldest == nil {
-			return false
+			return patience
+		}
+		if idle := now.Sub(cs.all[oldest].since); idle < patience {
+			return patience - idle
 		}
 		delete(cs.all, oldest)
 		go oldest.Close() // TLS says goodbye, which may take a while
 	}
-	cs.all[c] = &place{since: time.Now()}
-	return true
+	cs.all[c] = &place{since: now}
+	return 0
 }
 
 // work notes that a request begins or ends. It returns false if c has lost its place.
@@ -60,6 +83,10 @@ func (cs *conns) leave(c net.Conn) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.all, c)
+	select {
+	case cs.freed <- struct{}{}:
+	default:
+	}
 }
 
 // listener gives each connection a place.
@@ -70,24 +97,13 @@ type listener struct {
 
 // Accept implements [net.Listener].
 func (l *listener) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		p := &placed{Conn: c, conns: l.conns}
-		if l.conns.enter(p) {
-			return p, nil
-		}
-		go refuse(c)
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
 	}
-}
-
-// refuse answers a connection for which there is no place.
-func refuse(c net.Conn) {
-	_ = c.SetDeadline(time.Now().Add(time.Second))
-	_ = (&http.Response{StatusCode: http.StatusServiceUnavailable, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{"Retry-After": {"1"}}, Close: true}).Write(c)
-	_ = c.Close()
+	p := &placed{Conn: c, conns: l.conns}
+	l.conns.enter(p)
+	return p, nil
 }
 
 // placed is a connection with a place.

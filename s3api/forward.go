@@ -45,7 +45,7 @@ func (d *dataset) forward(w http.ResponseWriter, r *http.Request, key string, q 
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	if r.ContentLength != 0 {
-		req.Length, req.Body = r.ContentLength, deadlined{r.Body, control}
+		req.Length, req.Body = r.ContentLength, r.Body
 		_, req.Chunks = r.Body.(*chunked)
 	}
 	resp, err := d.Origin.Forward(ctx, req)
@@ -80,26 +80,11 @@ func copyHeader(to, from http.Header) {
 	for name, values := range from {
 		if strings.HasPrefix(name, "X-Amz-Meta-") {
 			name = strings.ToLower(name)
-		} else if name == requestIDHeader {
+		} else if name == requestIDHeader || name == "X-Amz-Id-2" {
 			values = values[:1]
 		}
 		to[name] = values
 	}
-}
-
-// deadlined reads an upload as long as the client goes on sending.
-type deadlined struct {
-	body    io.Reader
-	control *http.ResponseController
-}
-
-func (d deadlined) Read(p []byte) (int, error) {
-	_ = d.control.SetReadDeadline(time.Now().Add(pieceTime))
-	n, err := d.body.Read(p)
-	if err != nil { // from here on a silent client is one that waits for the answer
-		_ = d.control.SetReadDeadline(time.Time{})
-	}
-	return n, err
 }
 
 // patient writes as long as the client goes on reading, and the origin goes on sending.

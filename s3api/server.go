@@ -7,7 +7,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -32,7 +31,7 @@ const (
 	idleTime   = 2 * time.Minute
 	pieceTime  = 30 * time.Second
 	restTime   = 5 * time.Second
-	maxRest    = 64 << 20
+	maxRest    = 1 << 30
 )
 
 const requestIDHeader = "X-Amz-Request-Id"
@@ -101,7 +100,7 @@ type Server struct {
 func New(keys Keys, may Limits, log *slog.Logger) *Server {
 	s := &Server{keys: keys, may: may, conns: newConns(may.Connections), log: log, began: time.Now()}
 	s.http = &http.Server{
-		Handler: s, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime,
+		Handler: s, DisableGeneralOptionsHandler: true, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, readerKey{}, &reader{number: s.readers.Add(1), conn: c})
@@ -307,8 +306,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	inert(w.Header())
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Now().Add(pieceTime)) // in place of the last request's
+	var body *upload
 	if r.ContentLength != 0 {
-		_ = control.SetReadDeadline(time.Now().Add(pieceTime))
+		body = &upload{ReadCloser: r.Body, control: control, asks: r.Header.Get("Expect") != ""}
+		_ = control.EnableFullDuplex() // the answer does not wait for what is left of the body
+		r = r.WithContext(r.Context()) // net/http asks its own Body whether the client was told to send
+		r.Body = body
 	}
 	if err := s.serve(w, r); err != nil {
 		if e := errorOf(err); e.status >= 400 {
@@ -318,17 +321,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = control.SetWriteDeadline(time.Now().Add(pieceTime))
 		fail(w, r, err)
 	}
-	if r.ContentLength != 0 && r.Header.Get("Expect") == "" {
-		rest(r, control)
+	if body != nil {
+		s.conns.work(readerOf(r).conn, false) // a client that was refused keeps no place by sending on
+		body.rest()
 	}
-}
-
-// rest reads what is left of an upload that was answered early, up to a point: most clients see the answer only when they have sent
-// all, and a closed connection instead of it.
-func rest(r *http.Request, control *http.ResponseController) {
-	_ = control.Flush()
-	_ = control.SetReadDeadline(time.Now().Add(restTime))
-	_, _ = io.CopyN(io.Discard, r.Body, maxRest)
 }
 
 // serve answers a request, or returns the error to answer with.
@@ -408,14 +404,15 @@ func (s *Server) admit(r *http.Request, query url.Values) error {
 	return unchunk(r, nil)
 }
 
-// page reports whether a browser asks for a page that it shows, or on behalf of a page of another origin. What it opens
-// or fetches says so by Sec-Fetch-*; browsers that do not send these name the page in Origin or Referer.
+// page reports whether a browser asks for something that it shows or runs, or on behalf of a page of another origin. It says so by
+// Sec-Fetch-*; browsers that do not send these name the page in Origin or Referer.
 func page(r *http.Request) bool {
-	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" || r.Header.Get("Sec-Fetch-Mode") == "navigate" {
+	site, mode, dest := r.Header.Get("Sec-Fetch-Site"), r.Header.Get("Sec-Fetch-Mode"), r.Header.Get("Sec-Fetch-Dest")
+	if site != "" && site != "same-origin" || mode == "navigate" || mode == "no-cors" || dest != "" && dest != "empty" {
 		return true
 	}
 	for _, name := range []string{"Origin", "Referer"} {
-		if text := r.Header.Get(name); text != "" {
+		for _, text := range r.Header[name] {
 			if u, err := url.Parse(text); err != nil || u.Host != r.Host {
 				return true
 			}
@@ -424,10 +421,12 @@ func page(r *http.Request) bool {
 	return false
 }
 
-// inert keeps a browser from taking an answer for a page: an object may hold HTML, and anybody may have written it.
+// inert keeps a browser from taking an answer for a page, or for a part of one of another origin: an object may hold HTML, and anybody
+// may have written it.
 func inert(h http.Header) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Content-Security-Policy", "sandbox")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
 // LoopbackName reports whether a Host header names this machine and can name no other.

@@ -33,10 +33,13 @@ const (
 type BuildOptions struct {
 	// Prefix begins every key and is not part of the paths. It is empty or ends in "/".
 	Prefix string
+	// Empty lets a manifest have no files.
+	Empty bool
 }
 
 // Build makes a manifest of a listing, in memory, in any order of the objects. It fails with the listing's error, if
-// an object has no ETag, if a key was listed twice with different versions, and if no file is left to show.
+// an object has no ETag, if a key was listed twice with different versions, and if no file is left to show, unless
+// it may be empty.
 func Build(objects iter.Seq2[objstore.Object, error], o BuildOptions) (*Manifest, error) {
 	if o.Prefix != "" && !strings.HasSuffix(o.Prefix, "/") {
 		return nil, fmt.Errorf("prefix %q must be empty or end in a slash", o.Prefix)
@@ -341,7 +344,7 @@ func (b *builder) finish() (*Manifest, error) {
 	for i := range b.dirs {
 		files += len(b.dirs[i].files)
 	}
-	if files == 0 {
+	if files == 0 && !b.opts.Empty {
 		var what string
 		if n := b.skipped.Total(); n > 0 {
 			what = fmt.Sprintf(" that a file system can show (%d cannot: %s)", n, strings.Join(b.skipped.Examples, ", "))

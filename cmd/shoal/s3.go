@@ -278,6 +278,7 @@ with this daemon's credentials (docs/s3-endpoint.md). mount and serve have the s
 		RunE: func(c *cobra.Command, args []string) error {
 			inv := invocationOf(c.Context())
 			cfg, host, err := eo.config(inv, args[0])
+			cfg.Empty = true // who writes through the endpoint begins with nothing
 			if err == nil {
 				err = mo.drain.check()
 			}

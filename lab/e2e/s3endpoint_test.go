@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -114,6 +115,53 @@ func TestS3Endpoint(t *testing.T) {
 	mustShoal(t, nil, "stop", cache, "--all")
 	if _, err := net.DialTimeout("tcp", addr, time.Second); err == nil {
 		t.Error("somebody still listens")
+	}
+}
+
+// An empty bucket is served, whatever the order; so is one that is emptied, and the next daemon starts on it.
+func TestS3EmptyBucket(t *testing.T) {
+	if err := store(t).MakeBucket(t.Context(), bucketName(t), minio.MakeBucketOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	cache, addr, keys, env := t.TempDir(), freePort(t), s3Keys(t), s3server.Env(server.URL)
+	serve := func(order string) {
+		mustShoal(t, env, "s3", "s3://"+bucketName(t), "--listen", addr, "--cache-dir", cache, "--s3-keys", keys, "--order", order, "--samples", "*", "--daemon")
+	}
+	c := s3Client(t, addr)
+	listed := func(want ...string) {
+		t.Helper()
+		var got []string
+		for o := range c.ListObjects(t.Context(), bucketName(t), minio.ListObjectsOptions{Recursive: true}) {
+			if o.Err != nil {
+				t.Fatal(o.Err)
+			}
+			got = append(got, o.Key)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("listed: %q, want %q", got, want)
+		}
+	}
+	for _, order := range []string{"sequential", "auto"} {
+		serve(order)
+		listed()
+		if _, err := c.PutObject(t.Context(), bucketName(t), "a", strings.NewReader("text"), 4, minio.PutObjectOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		listed("a")
+		mustShoal(t, nil, "refresh", cache)
+		listed("a")
+		if got := string(get(t, c, bucketName(t), "a")); got != "text" {
+			t.Errorf("%q", got)
+		}
+		if err := c.RemoveObject(t.Context(), bucketName(t), "a", minio.RemoveObjectOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		mustShoal(t, nil, "refresh", cache)
+		listed()
+		mustShoal(t, nil, "stop", cache)
+	}
+	if _, errs, code := shoal(t, env, "mount", "s3://"+bucketName(t), t.TempDir(), "--cache-dir", cache); code != 1 || !strings.Contains(errs, "check bucket and prefix") {
+		t.Errorf("mount: exit %d, %s", code, errs)
 	}
 }
 

@@ -69,7 +69,7 @@ func (e *Engine) restartOrder() error {
 	v := e.cur.Load()
 	spec := e.order()
 	var streams []*run.Stream
-	if spec.Computed() {
+	if spec.Computed() && v.manifest.Len() > 0 {
 		if v.samples.Len() == 0 {
 			return fmt.Errorf("--order %s: %w", spec, noSamples(e.source.String(), e.cfg.Samples, v.manifest))
 		}

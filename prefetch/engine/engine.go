@@ -51,6 +51,7 @@ type Config struct {
 	Publish          string     // destination for shards packed after a complete pass; may be empty
 	Order            order.Spec // the order that readers of the mount are expected to follow
 	Samples          string     // which files are numbered: catalog.Match's globs
+	Empty            bool       // there may be no objects yet
 	SkipBadShards    bool       // leave out the shards that are damaged or missing
 	Records          string     // content of the objects: "" files, "csv" rows that are files
 	Recode           string     // whether kept files are brought into the host's codec's form: auto, on, off; "": as others say
@@ -451,6 +452,7 @@ func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*cata
 			m, l, err = e.sharedManifest(ctx, m, l)
 		}
 		switch {
+		case err == nil && m.Len() == 0: // there is no object to probe
 		case err == nil:
 			if e.shards != nil && l == nil {
 				e.shards.instead(e, "held no shard set of this version when "+e.source.String()+" was listed", "if it does now: --refresh")

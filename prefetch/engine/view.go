@@ -150,7 +150,7 @@ func (e *Engine) list(ctx context.Context) (m *catalog.Manifest, layout *catalog
 func (e *Engine) listFiles(ctx context.Context) (*catalog.Manifest, error) {
 	// 16 parallel listings: a page of 1,000 keys takes a store about 100 ms.
 	objects := objstore.ListParallel(ctx, e.store, e.source.Prefix, 16, e.cfg.Progress)
-	m, err := catalog.Build(objects, catalog.BuildOptions{Prefix: e.source.Prefix})
+	m, err := catalog.Build(objects, catalog.BuildOptions{Prefix: e.source.Prefix, Empty: e.cfg.Empty})
 	if d, ok := e.base.(*objstore.Dir); ok {
 		if l := d.TakeLeftOut(); l.Dangling+l.Special > 0 {
 			e.log.Warn("some entries of the folder are not files and are not shown", "dangling_links", l.Dangling, "pipes_sockets_devices", l.Special, "examples", l.Examples)

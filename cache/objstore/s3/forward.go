@@ -31,6 +31,10 @@ type Request struct {
 // slowAnswer is how long the store may take to begin its answer to a request that is forwarded.
 const slowAnswer = 10 * time.Minute
 
+// unasked is the size up to which a body is sent without asking first, which takes a round trip, or a second with stores that do not
+// reply: so much is written whatever the store does.
+const unasked = 64 << 10
+
 // answered makes connections on which an answer that comes before the whole body was sent is not lost. A store that refuses an upload
 // answers, and closes the connection; net/http then fails the request for the write that broke, unless it has read the answer.
 func answered(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -46,7 +50,13 @@ func answered(dial func(ctx context.Context, network, addr string) (net.Conn, er
 type answeredConn struct {
 	net.Conn
 	once sync.Once
-	read chan struct{} // closed when reading has failed, which is after the answer
+	read chan struct{} // closed when reading has failed, which is after the answer, and by Close
+}
+
+// Close implements [net.Conn].
+func (c *answeredConn) Close() error {
+	c.once.Do(func() { close(c.read) })
+	return c.Conn.Close()
 }
 
 // Read implements [net.Conn].
@@ -110,7 +120,7 @@ func (s *Store) Forward(ctx context.Context, r Request) (*http.Response, error) 
 			req = miniosigner.SignV4(*req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, region)
 		}
 	}
-	if r.Length != 0 { // the store may refuse before it has the body
+	if r.Length < 0 || r.Length > unasked { // the store may refuse before it has the body
 		req.Header.Set("Expect", "100-continue")
 	}
 	if r.Method == http.MethodGet && r.Key != "" {
