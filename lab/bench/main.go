@@ -15,7 +15,6 @@ import (
 	"github.com/shoalfs/shoal/lab/bench/pairs"
 	"github.com/shoalfs/shoal/lab/bench/parts"
 	"github.com/shoalfs/shoal/lab/bench/path"
-	"github.com/shoalfs/shoal/lab/bench/scale"
 	"github.com/shoalfs/shoal/lab/bench/soak"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
@@ -34,7 +33,6 @@ var benchmarks = []struct {
 	{"open", "shoal.open beside the mount", work, results, open.Bench},
 	{"pairs", "two binaries, pair by pair", work, results, pairs.Bench},
 	{"path", "the whole path, cold and warm", work, results, path.Bench},
-	{"scale", "very many objects", work, results, scale.Bench},
 	{"soak", "one daemon for as long as it is told", work, work, soak.Bench},
 }
 

@@ -390,13 +390,8 @@ func CPU(pid int) float64 {
 }
 
 // Status returns a field of /proc/PID/status in bytes, such as VmRSS, RssAnon, VmHWM.
-func Status(pid int, field string) int64 { return kib(fmt.Sprintf("/proc/%d/status", pid), field) }
-
-// MemInfo returns a field of /proc/meminfo in bytes, such as Slab.
-func MemInfo(field string) int64 { return kib("/proc/meminfo", field) }
-
-func kib(path, field string) int64 {
-	b, _ := os.ReadFile(path)
+func Status(pid int, field string) int64 {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(b)) {
 		if rest, ok := strings.CutPrefix(line, field+":"); ok {
 			n, _ := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
