@@ -62,7 +62,6 @@ type Server struct {
 	*subproc.Proc
 	bin  string
 	data string // the folder with a folder a bucket
-	side bool   // ETags lie in a side folder, not in attributes
 }
 
 // FindBinary returns the path of versitygw: $SHOAL_VERSITYGW, else bin/versitygw in the folder of
@@ -150,7 +149,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.bin, s.data, s.side = binary, data, side
+	s.bin, s.data = binary, data
 	return s, nil
 }
 

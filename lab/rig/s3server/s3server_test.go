@@ -1,17 +1,12 @@
 package s3server_test
 
 import (
-	"crypto/md5"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
-
-	"github.com/minio/minio-go/v7"
 
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
@@ -50,31 +45,4 @@ func TestUploadSendsTheDifference(t *testing.T) {
 	}
 	start()
 	upload(0, 0)
-}
-
-// What is laid straight into the server's folder is listed and read like what was sent.
-func TestLay(t *testing.T) {
-	s := newBucket(t)
-	tiny := s3server.Tiny{Size: 7, Folders: append(s3server.Folders(3, 50), s3server.Folder{Name: "big", Files: 100})}
-	must(t, s.Lay(t.Context(), "tiny", "a/b", tiny))
-	c, err := s3server.Client(s.URL, 1)
-	must(t, err)
-	n := 0
-	for o := range c.ListObjects(t.Context(), "tiny", minio.ListObjectsOptions{Prefix: "a/b/", Recursive: true}) {
-		if n++; o.Err != nil || o.Size != 7 || len(o.ETag) != 32 {
-			t.Fatalf("%s: %d bytes, ETag %q, %v", o.Key, o.Size, o.ETag, o.Err)
-		}
-	}
-	if n != 250 {
-		t.Errorf("%d objects", n)
-	}
-	r, err := c.GetObject(t.Context(), "tiny", "a/b/big/0000099.jpg", minio.GetObjectOptions{})
-	must(t, err)
-	b, err := io.ReadAll(r)
-	must(t, err)
-	info, err := r.Stat()
-	must(t, err)
-	if sum := md5.Sum(b); info.ETag != hex.EncodeToString(sum[:]) {
-		t.Errorf("%d bytes with ETag %s", len(b), info.ETag)
-	}
 }
