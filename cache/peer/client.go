@@ -59,10 +59,15 @@ type Client struct {
 	places places
 
 	silence, patience time.Duration // constant except in tests
+	dialer            func(ctx context.Context, network, address string) (net.Conn, error)
+
+	late  atomic.Int64 // how late this process's timers have rung of late
+	ctx   context.Context
+	stop  context.CancelFunc
+	pings sync.WaitGroup
 
 	mu      sync.Mutex
 	remotes map[string]*remote // by the nodes' IDs
-	closed  bool
 }
 
 // NewClient returns a client.
@@ -71,7 +76,9 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	c := &Client{cfg: cfg, silence: silence, patience: patience, places: newPlaces(allPlaces), remotes: map[string]*remote{}}
+	c := &Client{cfg: cfg, silence: silence, patience: patience, dialer: dialer.DialContext, places: newPlaces(allPlaces),
+		remotes: map[string]*remote{}}
+	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.http = &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: cfg.TLS, TLSHandshakeTimeout: sendDeadline, ResponseHeaderTimeout: sendDeadline, MaxIdleConnsPerHost: -1}}
 	return c
 }
@@ -85,7 +92,7 @@ type remote struct {
 	places  places
 	connect places       // for those that need a connection
 	late    atomic.Int64 // in a row
-	heard   atomic.Int64 // when the last answer was complete, as UnixNano
+	pinging atomic.Bool
 
 	mu    sync.Mutex
 	node  Node
@@ -165,9 +172,10 @@ func (c *Client) Retain(nodes []Node) {
 // Close closes idle connections, and each other one when its request is done.
 func (c *Client) Close() {
 	c.mu.Lock()
-	c.closed = true
+	c.stop()
 	c.mu.Unlock()
 	c.Retain(nil)
+	c.pings.Wait()
 	c.http.CloseIdleConnections()
 }
 
@@ -184,9 +192,9 @@ func (c *Client) remote(n Node) *remote {
 	c.mu.Lock()
 	r := c.remotes[n.ID]
 	if r == nil {
-		r = &remote{c: c, node: n, places: newPlaces(peerPlaces), connect: newPlaces(connecting), gone: c.closed}
+		r = &remote{c: c, node: n, places: newPlaces(peerPlaces), connect: newPlaces(connecting), gone: c.ctx.Err() != nil}
 		r.circuit = objstore.NewCircuit(c.cfg.Now, r.say)
-		if !c.closed {
+		if !r.gone {
 			c.remotes[n.ID] = r
 		}
 	}
@@ -222,7 +230,7 @@ func (c *Client) Read(ctx context.Context, node Node, req Request, pieces []Piec
 		r.count.passed.Add(int64(len(pieces)))
 		return
 	}
-	w := &watch{ctx: ctx, start: start, silence: c.silence, patience: c.patience}
+	w := &watch{r: r, ctx: ctx, start: start}
 	if objstore.PriorityOf(ctx) == objstore.Demand {
 		w.waits = start
 	}
@@ -246,39 +254,73 @@ func (c *Client) Read(ctx context.Context, node Node, req Request, pieces []Piec
 	}
 }
 
-// watch tells how long a read may go on.
+// watch tells how long a read may go on. Its times are those of now.
 type watch struct {
-	silence, patience time.Duration
-
+	r     *remote
 	ctx   context.Context
+	probe bool
 	start time.Time
-	waits time.Time // since when somebody waits for it; zero: nobody does
-	heard time.Time // when the last byte came
-	told  bool      // that the peer fetches
+	waits time.Time     // since when somebody waits for it; zero: nobody does
+	sent  time.Time     // when the request was; zero: it has waited for a place only
+	heard time.Time     // when the last byte came, or the request was sent
+	told  bool          // that the peer fetches
+	doubt bool          // its silence has been noted
+	late  time.Duration // by which timers have rung late
+}
+
+// now is the time without what this process has slept through.
+func (w *watch) now() time.Time { return time.Now().Add(-w.late) }
+
+// rang notes a timer that was to ring at a time.
+func (w *watch) rang(at time.Time) {
+	late := max(time.Since(at), 0)
+	w.late += late
+	w.r.c.rang(late)
+}
+
+// rang notes by how much a timer was late. It is forgotten as others are in time.
+func (c *Client) rang(late time.Duration) {
+	before := c.late.Load()
+	c.late.Store(max(int64(late), before-before/8))
 }
 
 var (
+	errAway   = errors.New("the node is away")
 	errLate   = errors.New("no answer in time")
 	errSilent = fmt.Errorf("silent for %v", silence)
 )
+
+// isSilence reports whether err means that nothing came for a while.
+func isSilence(err error) bool {
+	return errors.Is(err, errSilent) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded)
+}
 
 // tick is how often a read looks at its watch.
 const tick = 100 * time.Millisecond
 
 // check returns why the read is to be given up.
 func (w *watch) check() error {
-	now := time.Now()
+	now := w.now()
 	if w.waits.IsZero() && objstore.PriorityOf(w.ctx) == objstore.Demand {
 		w.waits = now
 	}
-	most := w.patience
+	most, quiet := w.r.c.patience, time.Duration(0)
 	if w.told {
 		most = max(most, fetching)
+	}
+	if !w.heard.IsZero() {
+		quiet = now.Sub(w.heard)
+	}
+	silent := quiet > w.r.c.silence
+	if silent && !w.probe {
+		w.suspect()
 	}
 	switch {
 	case w.ctx.Err() != nil:
 		return w.ctx.Err()
-	case !w.heard.IsZero() && now.Sub(w.heard) > w.silence:
+	case !w.probe && w.r.circuit.IsOpen():
+		return errAway
+	case silent && (w.probe || !w.waits.IsZero()), quiet > 3*w.r.c.silence:
 		return errSilent
 	case now.Sub(w.start) > longest, !w.waits.IsZero() && now.Sub(w.waits) > most:
 		return errLate
@@ -286,9 +328,60 @@ func (w *watch) check() error {
 	return nil
 }
 
+// suspect has a peer pinged that was silent, unless it is being pinged; once for each request.
+func (w *watch) suspect() {
+	r, again := w.r, w.doubt
+	w.doubt = true
+	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
+	if again || r.c.ctx.Err() != nil || !r.pinging.CompareAndSwap(false, true) {
+		return
+	}
+	r.c.pings.Go(func() {
+		defer r.pinging.Store(false)
+		err := r.ping()
+		switch {
+		case err != nil:
+			err = fmt.Errorf("%w, and does not answer a ping: %w", errSilent, err)
+		case r.late.Add(1) >= mostLate:
+			err = errSilent
+		}
+		if err != nil && r.c.ctx.Err() == nil {
+			r.fail(false, err)
+		}
+	})
+}
+
+// ping makes a connection, which is then used.
+func (r *remote) ping() (err error) {
+	for range 3 {
+		limit := min(max(r.c.silence, 4*r.latency.Quantiles(0.9)[0]), fetching) * min(tick+time.Duration(r.c.late.Load()), 4*tick) / tick
+		until := time.Now().Add(limit)
+		c, e := r.dial(r.c.ctx, limit)
+		if e == nil {
+			r.putIdle(c)
+			return nil
+		}
+		late := time.Since(until)
+		if err = e; late < tick {
+			break
+		}
+		r.c.rang(late)
+	}
+	return err
+}
+
+// fail ends a request, or a ping, after which the peer is away.
+func (r *remote) fail(probe bool, err error) {
+	r.mu.Lock()
+	r.cause = err.Error()
+	r.mu.Unlock()
+	r.circuit.Leave(probe, err)
+}
+
 // read asks for pieces by one request. It reports whether the node answered.
 func (r *remote) read(w *watch, req Request, pieces []Piece) bool {
-	w.heard = time.Time{}
+	w.sent, w.heard, w.probe, w.doubt = time.Time{}, time.Time{}, false, false
 	leave := r.place(w)
 	if leave == nil {
 		r.count.passed.Add(int64(len(pieces)))
@@ -300,8 +393,9 @@ func (r *remote) read(w *watch, req Request, pieces []Piece) bool {
 		r.count.passed.Add(int64(len(pieces)))
 		return false
 	}
-	start := time.Now()
-	err := r.exchange(w, req, pieces, probe)
+	start := w.now()
+	w.probe = probe
+	err := r.exchange(w, req, pieces)
 	if errors.Is(err, errAway) {
 		r.count.passed.Add(int64(len(pieces)))
 		return false
@@ -310,19 +404,20 @@ func (r *remote) read(w *watch, req Request, pieces []Piece) bool {
 	r.tally(pieces)
 	switch {
 	case err == nil:
-		now := time.Now()
-		r.latency.Record(now.Sub(start))
+		r.latency.Record(w.now().Sub(start))
 		r.late.Store(0)
-		r.heard.Store(now.UnixNano())
 		r.circuit.Leave(probe, nil)
 		return true
 	case w.ctx.Err() != nil:
 		r.circuit.Withdraw(probe)
 		return false
-	case errors.Is(err, errLate), errors.Is(err, errSilent) && time.Now().UnixNano()-r.heard.Load() < int64(w.silence): // others get answers
+	case isSilence(err), errors.Is(err, errLate):
 		r.count.late.Add(1)
-		if r.late.Add(1) < mostLate && !probe {
-			r.circuit.Withdraw(probe)
+		if isSilence(err) && !probe {
+			w.suspect()
+			return false
+		}
+		if !probe && (w.sent.IsZero() || w.now().Sub(w.sent) < r.c.silence || r.late.Add(1) < mostLate) {
 			return false
 		}
 	case errors.Is(err, errDamaged):
@@ -330,10 +425,7 @@ func (r *remote) read(w *watch, req Request, pieces []Piece) bool {
 	default:
 		r.count.errs.Add(1)
 	}
-	r.mu.Lock()
-	r.cause = err.Error()
-	r.mu.Unlock()
-	r.circuit.Leave(probe, err)
+	r.fail(probe, err)
 	return false
 }
 
@@ -387,15 +479,13 @@ func (r *remote) place(w *watch) (leave func()) {
 	}
 }
 
-var errAway = errors.New("the node is away")
-
 // obtain returns a connection, and whether it was used before. Few requests connect at once, and the others take what gets
 // idle meanwhile: handshakes are work, and a node that is late with them would count as away. A probe is alone.
-func (r *remote) obtain(w *watch, probe bool) (c *clientConn, used bool, err error) {
+func (r *remote) obtain(w *watch) (c *clientConn, used bool, err error) {
 	if c = r.takeIdle(); c != nil {
 		return c, true, nil
 	}
-	if !probe {
+	if !w.probe {
 		leave := r.take(r.connect, w)
 		if leave == nil {
 			return nil, false, cmp.Or(w.check(), errAway)
@@ -405,14 +495,14 @@ func (r *remote) obtain(w *watch, probe bool) (c *clientConn, used bool, err err
 			return c, true, nil
 		}
 	}
-	c, err = r.dial(w)
+	c, err = r.dial(w.ctx, r.c.silence)
 	return c, false, err
 }
 
 // exchange sends a request and reads its answer; a second time, on a new connection, if an idle one was closed.
-func (r *remote) exchange(w *watch, req Request, pieces []Piece, probe bool) error {
+func (r *remote) exchange(w *watch, req Request, pieces []Piece) error {
 	for again := false; ; again = true {
-		c, used, err := r.obtain(w, probe)
+		c, used, err := r.obtain(w)
 		if err != nil {
 			return err
 		}
@@ -484,6 +574,7 @@ type clientConn struct {
 	conn    net.Conn
 	address string
 	since   time.Time // it is idle
+	until   time.Time // a read from it may take
 
 	number   uint32
 	heard    bool // a byte of the answer
@@ -493,15 +584,15 @@ type clientConn struct {
 	seen     []bool // by piece: its frame came
 }
 
-// dial makes a connection.
-func (r *remote) dial(w *watch) (*clientConn, error) {
+// dial makes a connection within a time.
+func (r *remote) dial(ctx context.Context, within time.Duration) (*clientConn, error) {
 	r.mu.Lock()
 	node := r.node
 	r.mu.Unlock()
-	until := time.Now().Add(w.silence)
-	ctx, cancel := context.WithDeadline(w.ctx, until)
+	until := time.Now().Add(within)
+	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	conn, err := dialer.DialContext(ctx, "tcp", node.Address)
+	conn, err := r.c.dialer(ctx, "tcp", node.Address)
 	if err != nil {
 		return nil, err
 	}
@@ -561,14 +652,15 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 	c.number++
 	c.heard, req.number = false, c.number
 	c.out = appendRequest(c.out[:0], req, pieces)
-	w.heard = time.Now()
-	if err := c.conn.SetDeadline(w.heard.Add(w.silence)); err != nil {
+	w.sent = w.now()
+	w.heard = w.sent
+	if err := c.conn.SetDeadline(time.Now().Add(w.r.c.silence)); err != nil {
 		return err
 	}
 	if _, err := c.conn.Write(c.out); err != nil {
 		return err
 	}
-	if err := c.conn.SetReadDeadline(time.Now().Add(tick)); err != nil {
+	if err := c.soon(); err != nil {
 		return err
 	}
 	c.seen = slices.Grow(c.seen[:0], len(pieces))[:len(pieces)]
@@ -656,19 +748,26 @@ func (c *clientConn) read(w *watch, p []byte) (int, error) {
 	for {
 		n, err := c.conn.Read(p)
 		if n > 0 {
-			w.heard, c.heard = time.Now(), true
+			w.heard, c.heard = w.now(), true
 			return n, nil
 		}
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return 0, cmp.Or(err, io.ErrNoProgress)
 		}
+		w.rang(c.until)
 		if err := w.check(); err != nil {
 			return 0, err
 		}
-		if err := c.conn.SetReadDeadline(time.Now().Add(tick)); err != nil {
+		if err := c.soon(); err != nil {
 			return 0, err
 		}
 	}
+}
+
+// soon has the next read from the connection end at the next tick.
+func (c *clientConn) soon() error {
+	c.until = time.Now().Add(tick)
+	return c.conn.SetReadDeadline(c.until)
 }
 
 // File opens a manifest or a layout of a node. What it gives is not verified. A read fails when nothing comes for a while.

@@ -170,13 +170,13 @@ func TestHostilePeers(t *testing.T) {
 		"another":   {head: strings.Replace(goodHead, "node-b", "node-c", 1)},
 		"not http":  {head: "\x16\x03\x01 nonsense\r\n\r\n"},
 		"long head": {head: "HTTP/1.1 101 OK\r\nX: " + strings.Repeat("x", 1<<20) + "\r\n\r\n"},
-		"half-open": {answer: func(c *hostileConn, _ Request, _ []asked) bool { <-c.h.quit; return false }},
+		"half-open": {answer: func(c *hostileConn, _ Request, _ []asked) bool { <-c.h.quit; return false }, late: true},
 		"closes":    {answer: func(*hostileConn, Request, []asked) bool { return false }},
 		"freezes in the bytes": {answer: func(c *hostileConn, r Request, p []asked) bool {
 			c.say(data(r, 0, p[0]), data(r, 1, p[1])[:1000])
 			<-c.h.quit
 			return false
-		}, filled: 1},
+		}, filled: 1, late: true},
 		"ends in the bytes": {answer: func(c *hostileConn, r Request, p []asked) bool {
 			c.say(data(r, 0, p[0]), data(r, 1, p[1])[:1000])
 			return false
@@ -255,6 +255,9 @@ func TestHostilePeers(t *testing.T) {
 				if n != tt.filled {
 					t.Errorf("%d filled: %+v", n, b.stats())
 				}
+			}
+			if !tt.on { // what is silent is pinged first
+				until(t, "it is away", func() bool { return b.stats().State == "away" })
 			}
 			s := b.stats()
 			if (s.State == "on") != tt.on || s.Errors+s.Damaged+s.Late == 0 != tt.on || s.InFlight != 0 {

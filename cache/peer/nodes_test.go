@@ -424,8 +424,7 @@ func TestPlaces(t *testing.T) {
 		wg.Go(func() { c.Read(t.Context(), node, Request{}, want(10, 1)) })
 	}
 	wg.Wait()
-	if took := time.Since(start); took > stall+worst() || h.asks.Load() > peerPlaces+mostLate+2 { // on a busy machine the first are late, not silent
-
+	if took := time.Since(start); took > stall+worst() || h.asks.Load() > 3*peerPlaces {
 		t.Errorf("%v for %d asked", took, h.asks.Load())
 	}
 }

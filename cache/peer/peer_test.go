@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,7 +23,13 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if address := os.Getenv("PEER_TEST_ASKS"); address != "" {
+		asker(address)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var noise = func() []byte {
 	data := make([]byte, 24<<20)

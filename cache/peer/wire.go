@@ -10,12 +10,18 @@
 //     that the owner keeps in that form comes so, shorter than the piece.
 //   - The asker checks piece, length and checksums. Whatever is wrong, the store is asked: a reader gets the right bytes, or
 //     the store's error. When [Client.Read] has returned, nothing is written to a piece any more.
-//   - Nothing for [silence] (connecting, or between two bytes) on any connection means that the peer is away: it is not asked
-//     for a second, then one request tries, and each further failure doubles the pause, up to a minute ([objstore.Circuit]).
-//     The same goes for whatever breaks the protocol, and for a wrong checksum.
+//   - A read that hears nothing for [silence] (connecting, or between two bytes) goes to the store if somebody waits for it. Any
+//     such read has the peer pinged, once at a time: a connection of its own, up to the answer to its upgrade. Until the ping
+//     has ended the peer is asked as before. If the ping fails, too, the peer is away, and who waits for it goes to the store.
+//   - A ping may take [silence], or four times what nine of ten answers take if that is longer, at most [fetching]; and up to four
+//     times that when timers of this process ring late. What a timer is late is no silence of the peer's, and a ping whose
+//     timer was late is sent again.
+//   - A peer that is away is not asked for a second, then one request tries, and each further failure doubles the pause, up to
+//     a minute ([objstore.Circuit]). One that refuses connections, breaks the protocol or sends a wrong checksum is away at once.
 //   - A read that somebody waits for gives a peer up after [patience], or [fetching] if the peer says that it fetches: asking
 //     the store too would only take bytes from its line. That holds even if it was a prefetch when it began; others are
-//     given up after [longest]. If that happens [mostLate] times without an answer between, the peer counts as away.
+//     given up after [longest], or three silences. If that happens [mostLate] times without an answer between, answers to pings apart,
+//     the peer is away.
 //   - A request is tried once; again only if a connection that had been idle was closed. At most
 //     [peerPlaces] are under way to one peer, and [allPlaces] to all, and as many prefetches. Who gets no place in time asks the store.
 //   - The server answers at most [serverPlaces] requests at once, with a bounded amount of memory. It says no at once to the

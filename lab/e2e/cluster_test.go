@@ -418,6 +418,36 @@ func TestClusterNodeInTrouble(t *testing.T) {
 	}
 }
 
+// A node that pauses for a little longer than a silence costs the reads that met it, and is asked again at once.
+func TestClusterNodePauses(t *testing.T) {
+	c := newCluster(t, 0.3)
+	c.start()
+	epoch, victim := c.warm(), c.Nodes[clusterNodes-1]
+	for range atMost(2, 5) {
+		got := c.during("a pause", func() {
+			var all sync.WaitGroup
+			for _, n := range c.Nodes[:clusterNodes-1] {
+				all.Go(func() {
+					slowest, err := c.read(n, epoch)
+					if t.Logf("the slowest read of node %d took %v", n.Number, slowest); err != nil || slowest > stall {
+						t.Errorf("node %d: %v", n.Number, err)
+					}
+				})
+			}
+			time.Sleep(300 * time.Millisecond)
+			err := victim.Signal(syscall.SIGSTOP)
+			time.Sleep(1300 * time.Millisecond)
+			if err := errors.Join(err, victim.Signal(syscall.SIGCONT)); err != nil {
+				t.Fatal(err)
+			}
+			all.Wait()
+		})
+		if epoch++; got*float64(len(c.paths)) > 20 { // three nodes with two readers each
+			t.Errorf("about %.0f files were read from the store", got*float64(len(c.paths)))
+		}
+	}
+}
+
 // etcd is stopped, frozen, cut off and started empty: the last view stays, so no byte is read from the store again.
 func TestClusterEtcdInTrouble(t *testing.T) {
 	c := newCluster(t, 0.3)

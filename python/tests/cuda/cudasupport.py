@@ -111,11 +111,10 @@ class Trainer:
 class Capture:
     """A graph that a trainer captures as torch.cuda.graph does by default: no unsafe call of any thread may come between."""
 
-    def __init__(self, device, blocking=False):
+    def __init__(self, device):
         self._device, self.driver = device, device.driver
-        self._stream = ctypes.c_void_p()
         with device:
-            self.driver.cuStreamCreate(ctypes.byref(self._stream), 0 if blocking else 1)
+            self._stream = ctypes.c_void_p(device.stream())
 
     def __enter__(self):
         with self._device:
