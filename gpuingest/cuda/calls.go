@@ -68,6 +68,14 @@ func loaded() error {
 	}
 }
 
+// uuid returns a device's UUID: of a MIG instance its own, which gorgonia.org/cu's call does not know.
+func uuid(n cu.Device) (string, error) {
+	var id C.CUuuid
+	err := check("cuDeviceGetUuid_v2", C.cuDeviceGetUuid_v2(&id, C.CUdevice(n)))
+	b := *(*[16]byte)(unsafe.Pointer(&id))
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:]), err
+}
+
 // callError is the driver's error from a call of this file.
 type callError struct {
 	call string

@@ -90,11 +90,9 @@ func (d *Device) describe() error {
 	}
 	// Eight blocks of 256 threads fill a multiprocessor; more would only load the table more often.
 	d.blocks = 8 * max(sms, 1)
-	id, err := d.dev.UUID()
-	if err != nil {
-		return fail("cuDeviceGetUuid", err)
+	if d.uuid, err = uuid(d.dev); err != nil {
+		return err
 	}
-	d.uuid = "GPU-" + id.String()
 	if d.model, err = d.dev.Name(); err != nil {
 		return fail("cuDeviceGetName", err)
 	}

@@ -141,7 +141,7 @@ func TestNodesShareRecoded(t *testing.T) {
 			t.Errorf("%d bytes from the other node, which restored %d", s.PeerBytes, owner.Restored-restored)
 		}
 	}
-	if n := nodes[0].Stats().GetRequests + nodes[1].Stats().GetRequests - before; n > int64(len(content))/64+1 { // a file:// source has no MD5 of them: one in 64 is compared with it
+	if n := nodes[0].Stats().GetRequests + nodes[1].Stats().GetRequests - before; n > 24 { // a file:// source has no MD5 of them: one in 64, by chance, is compared with it
 		t.Errorf("%d requests to the store", n)
 	}
 	for _, e := range nodes {

@@ -12,7 +12,7 @@ from typing import Any, Dict, Optional
 OLDEST = 10010  # CUDA 10.1, the first with cuThreadExchangeStreamCaptureMode
 _CAPABILITY = 5, 0  # the target of finish.ptx
 
-INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE, ALREADY_REGISTERED, NOT_READY = 1, 2, 100, 712, 600
+INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE, ALREADY_REGISTERED, NOT_READY, CAPTURE_IMPLICIT = 1, 2, 100, 712, 600, 906
 _MAJOR, _MINOR, _VMM, _MULTIPROCESSORS = 75, 76, 102, 16
 _EVENT_FLAGS = 1 | 2  # wait by sleeping; no timing
 _NON_BLOCKING = 1
@@ -182,7 +182,11 @@ class Device:
     @property
     def uuid(self) -> str:
         raw = (ctypes.c_ubyte * 16)()
-        self.driver.cuDeviceGetUuid(ctypes.byref(raw), self.number)
+        try:
+            call = self.driver.cuDeviceGetUuid_v2  # knows MIG instances
+        except Unavailable:
+            call = self.driver.cuDeviceGetUuid
+        call(ctypes.byref(raw), self.number)
         digits = bytes(raw).hex()
         return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
@@ -234,9 +238,14 @@ class Device:
         self.driver.cuEventSynchronize(ctypes.c_void_p(event))
 
     def capturing(self, stream: int) -> bool:
-        """Whether the stream is being captured into a graph."""
+        """Whether the stream, or one that it would have to wait for as the default stream does, is being captured into a graph."""
         status = ctypes.c_int()
-        self.driver.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
+        try:
+            self.driver.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
+        except CUDAError as e:
+            if e.code != CAPTURE_IMPLICIT:
+                raise
+            return True
         return status.value != 0
 
     def allocate(self, size: int) -> int:

@@ -33,6 +33,7 @@
 	X(ERROR_STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture")                \
 	X(ERROR_STREAM_CAPTURE_UNJOINED, 904, "capturing stream has unjoined work")                                        \
 	X(ERROR_STREAM_CAPTURE_ISOLATION, 905, "dependency created on uncaptured work in another stream")                  \
+	X(ERROR_STREAM_CAPTURE_IMPLICIT, 906, "dependency on a capturing stream through the default stream")               \
 	X(ERROR_CAPTURED_EVENT, 907, "operation not permitted on an event last recorded in a capturing stream")            \
 	X(ERROR_UNKNOWN, 999, "unknown error")
 

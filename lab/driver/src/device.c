@@ -82,14 +82,19 @@ API CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
 	return CUDA_SUCCESS;
 }
 
+// cuDeviceGetUuid is the GPU's, as if the devices were MIG instances of one; those have their own from the other call.
 API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
 	ENTER(INIT);
-	memcpy(uuid->bytes, "shoal-software-", 15);
-	uuid->bytes[15] = (char)device;
+	(void)device;
+	memcpy(uuid->bytes, "shoal-software-", 16);
 	return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) { return cuDeviceGetUuid(uuid, device); }
+API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
+	CUresult result = cuDeviceGetUuid(uuid, device);
+	uuid->bytes[15] = (char)device;
+	return result;
+}
 
 API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 	ENTER(INIT);

@@ -95,11 +95,24 @@ API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
 	return CUDA_SUCCESS;
 }
 
+// blocking_capture returns a stream that captures and that the default stream waits for.
+static stream *blocking_capture(context *c) {
+	pthread_mutex_lock(&lock);
+	stream *s = first_stream();
+	while (s != NULL && (s->context != c || s->capture == NULL || (s->flags & STREAM_NON_BLOCKING) != 0))
+		s = s->next;
+	pthread_mutex_unlock(&lock);
+	return s;
+}
+
 API CUresult cuStreamIsCapturing(CUstream handle, int *status) {
 	ENTER(CONTEXT);
 	stream *s = stream_of(handle);
 	if (s == NULL)
 		return CUDA_ERROR_INVALID_HANDLE;
+	// As on hardware: the default stream does not say, since it would wait for the capturing stream. No capture ends of it.
+	if (s == s->context->standard && blocking_capture(s->context) != NULL)
+		return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 	*status = s->capture == NULL ? 0 : s->capture->invalid ? 2 : 1;
 	return CUDA_SUCCESS;
 }

@@ -111,10 +111,11 @@ class Trainer:
 class Capture:
     """A graph that a trainer captures as torch.cuda.graph does by default: no unsafe call of any thread may come between."""
 
-    def __init__(self, device):
+    def __init__(self, device, blocking=False):
         self._device, self.driver = device, device.driver
+        self._stream = ctypes.c_void_p()
         with device:
-            self._stream = ctypes.c_void_p(device.stream())
+            self.driver.cuStreamCreate(ctypes.byref(self._stream), 0 if blocking else 1)
 
     def __enter__(self):
         with self._device:

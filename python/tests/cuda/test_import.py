@@ -136,6 +136,9 @@ class ImportTest(unittest.TestCase):
         answer = {**self.server.answer, "uuid": "GPU-00000000-0000-0000-0000-000000000000"}
         with self.assertRaisesRegex(_cuda.Unavailable, "shoal-gpu uses GPU-0000.*CUDA_VISIBLE_DEVICES"):
             _cuda.Imported(self.device, None, answer, self.server.fds)
+        instance = _cuda.Device(self.device.driver, 1)  # of the same GPU
+        with self.assertRaisesRegex(_cuda.Unavailable, "shoal-gpu uses GPU-.*CUDA_VISIBLE_DEVICES"):
+            _cuda.Imported(instance, None, self.server.answer, self.server.fds)
 
     def test_descriptors_of_something_else(self):
         with self.assertRaisesRegex(_cuda.Unavailable, "cannot be imported: cuMemImportFromShareableHandle: invalid argument"):

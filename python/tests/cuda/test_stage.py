@@ -200,6 +200,22 @@ class StageTest(unittest.TestCase):
                 del staged, got
             stage.close()
 
+    def test_a_capture_that_the_default_stream_waits_for(self):
+        slots = Slots(transform="fp16|nchw")
+        stage = self.stage(slots, buffers=1)
+        staged, _ = self.put(stage, slots, 1)
+        got = staged.take()  # on the default stream
+        with Capture(self.device, blocking=True):
+            del staged, got
+            gc.collect()
+        came = []
+        threading.Thread(target=lambda: came.append(self.put(stage, slots, 2)), daemon=True).start()
+        eventually(lambda: came, "the only buffer is not lost")
+        staged, content = came.pop()
+        np.testing.assert_array_equal(staged.take()["label"].get(), content["label"])
+        del staged
+        stage.close()
+
     def test_views_keep_the_buffer(self):
         slots = Slots(transform="uint8|nhwc")
         stage = self.stage(slots, buffers=1)
