@@ -17,8 +17,9 @@
 //     its locks.
 //  2. Each second a node asks etcd how many nodes there are and which write was the last, and reads the list if
 //     either differs. There is no watch: a watch stays silent when its server hangs, and for ever when etcd
-//     was restarted empty and counts from one again. If two questions get no answer within 1 s each, etcd is
-//     away. A question costs etcd one read, and no write.
+//     was restarted empty and counts from one again. If two questions in a row get no answer, etcd is
+//     away. An exchange waits for 1 s, or four times the slowest of late if that is more; at most 4 s, as the first does, which has
+//     to connect: so an etcd may be a second away. A question costs etcd one read, and no write.
 //  3. A list becomes the view when its members (ID, weight, draining) have been the same for 2 s. Many joins
 //     therefore move ownership once. Other details of a node (thresholds, address) are taken at once.
 //  4. While etcd is away, or lists no node of this process, the last view stays. After that nodes return one by one, so

@@ -66,7 +66,7 @@ func (s *session) letGo(l lock) {
 
 // within bounds a question of a caller, which also ends with the session.
 func (s *session) within(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, s.c.pace.answer)
+	ctx, cancel := s.asking(ctx)
 	stop := context.AfterFunc(s.ctx, cancel)
 	return ctx, func() { stop(); cancel() }
 }

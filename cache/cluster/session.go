@@ -40,6 +40,7 @@ type session struct {
 	mu   sync.Mutex
 	drop map[string]string // locks to let go of: the key by the token
 	last error             // what went wrong on the wire
+	slow time.Duration     // how long the slowest exchange with etcd took of late
 }
 
 // record is a node as it is in etcd.
@@ -64,22 +65,25 @@ func (c *Cluster) use(s *session) {
 
 // open connects. A session has a client of its own, so that nothing of a connection that hung outlives it.
 func (c *Cluster) open(ctx context.Context) (*session, error) {
-	s := &session{c: c, drop: map[string]string{}, nodes: -1}
+	s := &session{c: c, drop: map[string]string{}, nodes: -1, slow: c.pace.answer} // the first one connects
 	// The client puts the deadline's error in place of what the connection said.
 	noted := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		began := time.Now()
 		err := call(ctx, method, req, reply, cc, opts...)
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		if err != nil {
-			s.mu.Lock()
 			s.last = err
-			s.mu.Unlock()
+		} else {
+			s.slow = max(time.Since(began), s.slow*3/4)
 		}
 		return err
 	}
-	dial := grpc.ConnectParams{MinConnectTimeout: c.pace.answer,
+	dial := grpc.ConnectParams{MinConnectTimeout: 2 * c.pace.answer,
 		Backoff: backoff.Config{BaseDelay: c.pace.beat / 4, Multiplier: 1.6, Jitter: 0.2, MaxDelay: c.pace.beat}}
 	var err error
 	s.Client, err = v3.New(v3.Config{Endpoints: c.at.endpoints(), Username: c.at.User, Password: c.at.Password, TLS: c.tls(),
-		Context: ctx, DialTimeout: c.pace.answer, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: c.pace.answer,
+		Context: ctx, DialTimeout: 2 * c.pace.answer, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: c.pace.answer,
 		Logger: zap.NewNop(), DialOptions: []grpc.DialOption{grpc.WithConnectParams(dial), grpc.WithChainUnaryInterceptor(noted)}})
 	if err != nil {
 		return nil, s.why(err)
@@ -131,16 +135,18 @@ func (c *Cluster) hold(ctx context.Context) error {
 	}
 }
 
-// asking bounds one question.
-func (s *session) asking() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(s.ctx, s.c.pace.answer)
+// asking bounds an exchange with etcd: rule 2.
+func (s *session) asking(ctx context.Context) (context.Context, context.CancelFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return context.WithTimeout(ctx, min(max(s.c.pace.answer/2, 4*s.slow), 2*s.c.pace.answer))
 }
 
 // register puts the node under a new lease: rule 7.
 func (s *session) register() error {
 	c := s.c
 	key := c.key("nodes/", c.o.Self.ID)
-	ctx, cancel := s.asking()
+	ctx, cancel := s.asking(s.ctx)
 	defer cancel()
 	got, err := s.Get(ctx, key)
 	if err != nil {
@@ -158,12 +164,14 @@ func (s *session) register() error {
 	if err := s.grant(); err != nil {
 		return err
 	}
-	if ok, err := s.put(ctx, rev); err != nil {
+	if ok, err := s.put(rev); err != nil {
 		return err
 	} else if !ok {
 		return ErrLost
 	}
 	if old != 0 { // the locks of the process before
+		ctx, cancel := s.asking(s.ctx)
+		defer cancel()
 		_, _ = s.Revoke(ctx, v3.LeaseID(old))
 	}
 	return nil
@@ -185,11 +193,13 @@ func (c *Cluster) value() (string, error) {
 }
 
 // put writes the node, unless etcd has it so, if it was last written at rev.
-func (s *session) put(ctx context.Context, rev int64) (ok bool, err error) {
+func (s *session) put(rev int64) (ok bool, err error) {
 	value, err := s.c.value()
 	if err != nil || value == s.said {
 		return true, err
 	}
+	ctx, cancel := s.asking(s.ctx)
+	defer cancel()
 	key := s.c.key("nodes/", s.c.o.Self.ID)
 	answer, err := s.Txn(ctx).If(v3.Compare(v3.ModRevision(key), "=", rev)).
 		Then(v3.OpPut(key, value, v3.WithLease(s.lease)), s.c.wrote()).Commit()
@@ -202,7 +212,7 @@ func (s *session) put(ctx context.Context, rev int64) (ok bool, err error) {
 // beat asks etcd what has changed, and renews the lease when it is time.
 func (s *session) beat() error {
 	c := s.c
-	ctx, cancel := context.WithTimeout(s.ctx, s.c.pace.answer/2)
+	ctx, cancel := s.asking(s.ctx)
 	defer cancel()
 	began, nodes := time.Now(), c.key("nodes/", "")
 	answer, err := s.Txn(ctx).Then(v3.OpGet(nodes, v3.WithPrefix(), v3.WithCountOnly()), v3.OpGet(c.key("written", "")),
@@ -219,12 +229,12 @@ func (s *session) beat() error {
 				return err
 			}
 		}
-		if err := s.renew(ctx); err != nil {
+		if err := s.renew(); err != nil {
 			return err
 		}
-		s.unlock(ctx)
+		s.unlock()
 		if c.o.Self.ID != "" {
-			if _, err := s.put(ctx, s.rev); err != nil { // or somebody else has written it: look again
+			if _, err := s.put(s.rev); err != nil { // or somebody else has written it: look again
 				return err
 			}
 		}
@@ -234,6 +244,8 @@ func (s *session) beat() error {
 		written = string(kvs[0].Value)
 	}
 	if n := answer.Responses[0].GetResponseRange().Count; n != s.nodes || written != s.written {
+		ctx, cancel := s.asking(s.ctx)
+		defer cancel()
 		got, err := s.Get(ctx, nodes, v3.WithPrefix())
 		if err != nil {
 			return err
@@ -246,7 +258,7 @@ func (s *session) beat() error {
 
 // grant gets the lease.
 func (s *session) grant() error {
-	ctx, cancel := s.asking()
+	ctx, cancel := s.asking(s.ctx)
 	defer cancel()
 	began := time.Now()
 	grant, err := s.Grant(ctx, int64(s.c.pace.lease/time.Second))
@@ -278,11 +290,13 @@ func (s *session) look(kvs []*mvccpb.KeyValue) error {
 }
 
 // renew does so after a quarter of the lease.
-func (s *session) renew(ctx context.Context) error {
+func (s *session) renew() error {
 	began := time.Now()
 	if began.Sub(s.renewed) < s.ttl/4 {
 		return nil
 	}
+	ctx, cancel := s.asking(s.ctx)
+	defer cancel()
 	if _, err := s.KeepAliveOnce(ctx, s.lease); err != nil {
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			s.lose(ErrLost)
@@ -323,7 +337,9 @@ func (c *Cluster) read(kvs []*mvccpb.KeyValue) []Node {
 }
 
 // unlock deletes the locks that were let go of.
-func (s *session) unlock(ctx context.Context) {
+func (s *session) unlock() {
+	ctx, cancel := s.asking(s.ctx)
+	defer cancel()
 	s.mu.Lock()
 	drop := maps.Clone(s.drop)
 	s.mu.Unlock()
