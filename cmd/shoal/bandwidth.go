@@ -28,6 +28,15 @@ func (b *bandwidth) String() string {
 	return fmt.Sprintf("%.3gbit", bits)
 }
 
+// words is String for sentences: 10 Gbit/s.
+func (b *bandwidth) words() string {
+	s := b.String()
+	if i := strings.IndexAny(s, "TGMkb"); i > 0 {
+		return s[:i] + " " + s[i:] + "/s"
+	}
+	return s
+}
+
 // bitUnits are decimal, the largest first.
 var bitUnits = []struct {
 	name   string

@@ -549,7 +549,7 @@ func (p *predictor) print(r planReport) error {
 		samples = r.Dataset.Source + ": " + samples
 	}
 	fmt.Fprintf(p.out, "%s, %s, %s\n", samples, humanize.IBytes(uint64(r.Dataset.Bytes)), kind)
-	fmt.Fprintf(p.out, "%s %s; %s; %s %.0f%% of the dataset\n\n", what.take, demand.String(), what.lines, what.hold,
+	fmt.Fprintf(p.out, "%s %s; %s; %s %.0f%% of the dataset\n\n", what.take, demand.words(), what.lines, what.hold,
 		100*min(float64(p.o.nodes)*float64(r.CacheBytes)/float64(max(r.Dataset.Bytes, 1)), 1))
 	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "policy\tepoch\tutilisation\ttime\tstall\tfetched\trequests\t"+what.columns+"cached\tahead\twaited for\tbound by\t")
@@ -589,7 +589,7 @@ type planWords struct {
 }
 
 func (o *planOptions) words(r planReport) planWords {
-	w := planWords{take: human.Count(o.accelerators, "accelerator") + " take", lines: "the line brings " + o.bandwidth.String(), hold: "the cache holds"}
+	w := planWords{take: human.Count(o.accelerators, "accelerator") + " take", lines: "bandwidth: " + o.bandwidth.words(), hold: "the cache holds"}
 	switch {
 	case r.Nodes > 1:
 		w.take = fmt.Sprintf("%d nodes of %s", r.Nodes, w.take)
@@ -598,11 +598,11 @@ func (o *planOptions) words(r planReport) planWords {
 		w.take += "s"
 	}
 	if o.tiered {
-		w.lines += ", that to the near tier " + o.near.String()
+		w.lines += ", to the near tier " + o.near.words()
 		w.columns = "near tier\t"
 	}
 	if r.Nodes > 1 {
-		w.lines += ", that between nodes " + o.link.String()
+		w.lines += ", between nodes " + o.link.words()
 		w.columns += "peers\town disk\t"
 	}
 	w.values = func(e sim.Epoch) (n []int64) {

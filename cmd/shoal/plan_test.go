@@ -66,7 +66,7 @@ func TestPlanSynthetic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"2,000 samples, 191 MiB, each an object", "2 accelerators take 160Mbit", "bandwidth", "for 95%: --cache-size ", "--bandwidth "} {
+	for _, want := range []string{"2,000 samples, 191 MiB, each an object", "2 accelerators take 160 Mbit/s", "bandwidth", "for 95%: --cache-size ", "--bandwidth "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in:\n%s", want, out)
 		}
@@ -107,7 +107,7 @@ func TestPlanNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"4 nodes of 1 accelerator take 320Mbit; the line brings 10Gbit, that to the near tier 1Gbit, that between nodes 10Gbit; the caches hold 80%", "near tier    peers  own disk", "received: 80 USD"} {
+	for _, want := range []string{"4 nodes of 1 accelerator take 320 Mbit/s; bandwidth: 10 Gbit/s, to the near tier 1 Gbit/s, between nodes 10 Gbit/s; the caches hold 80%", "near tier    peers  own disk", "received: 80 USD"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in:\n%s", want, out)
 		}

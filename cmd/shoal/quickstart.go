@@ -26,8 +26,8 @@ func quickstartCommand() *cobra.Command {
 		Use:   "quickstart [SOURCE]",
 		Short: "Serve a dataset with what this machine has, and print the Python to paste",
 		Long: `Starts a daemon for SOURCE in the background and prints the Python that reads from it. It asks nothing: credentials
-come from the settings of the AWS tools, the cache goes to the local disk with the most room, and SOURCE is mounted where
-FUSE is there, else served as a feed. It says what it has chosen, and the command line that does the same.
+come from the settings of the AWS tools, the cache goes to the local disk with the most room, and SOURCE is mounted if
+FUSE is available, else served as a feed. It says what it has chosen, and the command line that does the same.
 
 SOURCE is s3://bucket/prefix or a folder. Without it, shoal-lab's store of photographs is used if that program is beside
 this one or on PATH, else the current folder.`,

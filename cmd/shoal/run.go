@@ -26,7 +26,7 @@ func runCommand() *cobra.Command {
 	var verbose bool
 	c := &cobra.Command{
 		Use:   "run COMMAND [ARG...]",
-		Short: "Run a trainer that reads a mount, and give its orders to the mount",
+		Short: "Run a trainer and pass its sampler's order to the mount",
 		Long: `Runs a command. In every Python that it starts, each iteration of a torch DataLoader first writes its order as a plan into the
 mount that holds its files, as shoal.hint does, for any sampler that ends. The trainer is not changed: it draws the same
 random numbers, and a hint that fails does not make it fail. Files in no mount, and datasets whose files cannot be found,

@@ -128,7 +128,7 @@ func chooseMount(mounts []machine.Mount, ask bool, in io.Reader, out io.Writer) 
 	case len(mounts) == 1:
 		return mounts[0].Point, nil
 	case !ask:
-		return "", cli.Usagef("there are %d mounts (give one of %s)", len(mounts), strings.Join(pointsOf(mounts), ", "))
+		return "", cli.Usagef("%d mounts found; name one (%s)", len(mounts), strings.Join(pointsOf(mounts), ", "))
 	}
 	for i, m := range mounts {
 		fmt.Fprintf(out, "%d  %s  (%s)\n", i+1, m.Point, m.Source)

@@ -18,7 +18,7 @@ func TestChooseMount(t *testing.T) {
 		err    string
 	}{
 		{one, false, "", "/a", ""},
-		{two, false, "", "", "there are 2 mounts (give one of /a, /b)"},
+		{two, false, "", "", "2 mounts found; name one (/a, /b)"},
 		{two, true, "2\n", "/b", ""},
 		{two, true, "3\n", "", "is none of 1 to 2"},
 		{two, true, "", "", "no answer"},

@@ -75,7 +75,7 @@ func only(found []string, remedy string) (string, error) {
 	case 1:
 		return found[0], nil
 	}
-	return "", cli.Usagef("found %d (give one of %s)", len(found), strings.Join(found, ", "))
+	return "", cli.Usagef("%d mounts found; name one (%s)", len(found), strings.Join(found, ", "))
 }
 
 // say names the target that was chosen if none was given.

@@ -83,7 +83,7 @@ func TestOnly(t *testing.T) {
 	}{
 		{nil, "", "no Shoal mount was found (give a mount point)"},
 		{[]string{"/a"}, "/a", ""},
-		{[]string{"/a", "/b"}, "", "found 2 (give one of /a, /b)"},
+		{[]string{"/a", "/b"}, "", "2 mounts found; name one (/a, /b)"},
 	} {
 		got, err := only(c.found, "give a mount point")
 		if got != c.want || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {

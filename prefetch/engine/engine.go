@@ -489,7 +489,7 @@ func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Man
 		return err
 	}
 	if err != nil {
-		e.log.Warn("the object store does not answer as expected; going on with cached data", "cause", err)
+		e.log.Warn("could not verify access to the object store; continuing from the cache", "cause", err)
 	}
 	return nil
 }

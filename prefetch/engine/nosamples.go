@@ -57,8 +57,11 @@ func noSamples(source, pattern string, m *catalog.Manifest) error {
 	for _, kind := range kinds[:min(3, len(kinds))] {
 		most = append(most, fmt.Sprintf("%s %s", humanize.Comma(int64(count[kind])), kind))
 	}
-	return fmt.Errorf("no file of %s is a sample, since --samples %q matches none of %s: there are %s; %s (%s)",
-		source, pattern, humanize.Comma(int64(m.Len())), strings.Join(most, ", "), formats, strings.ReplaceAll(remedy, "SOURCE/", strings.TrimSuffix(source, "/")+"/"))
+	files := "files"
+	if m.Len() == 1 {
+		files = "file"
+	}
+	return fmt.Errorf("no file of %s is a sample: --samples %q matches none (%s %s); %s (%s)", source, pattern, strings.Join(most, ", "), files, formats, strings.ReplaceAll(remedy, "SOURCE/", strings.TrimSuffix(source, "/")+"/"))
 }
 
 // NoSamples returns an error that says why the dataset has no samples, and what to do; nil if it has some.

@@ -179,7 +179,7 @@ func unknownOrder(w *window) (Finding, bool) {
 		f.Remedy = "A search begins after about 64 reads. If this remains, pass the order: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan."
 	case "searching":
 		f.Title = "The trainer waits: Shoal is searching for its order"
-		f.Remedy = "Wait for the search, which takes from a second to an hour (.shoal/order has details), or pass the order: shoal.hint(sampler) in the trainer."
+		f.Remedy = "Run the trainer with `shoal run`: the search (.shoal/order has details) may not finish for unseeded loaders."
 	case "unknown":
 		f.Title = "The trainer waits: its order was not found, and the search has ended"
 		f.Remedy = "Pass the order: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan; .shoal/order says why the search ended."
