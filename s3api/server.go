@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -560,6 +561,9 @@ func Listen(addr string, signed bool) (net.Listener, error) {
 		return nil, fmt.Errorf("S3 endpoint %s: other machines can reach it, and requests would need no signature (give --s3-keys, or an address such as 127.0.0.1:%d)", addr, a.Port)
 	}
 	l, err := net.ListenTCP("tcp", a)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("S3 endpoint %s: another process listens there: stop it or choose another port", addr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("S3 endpoint: %w", err)
 	}

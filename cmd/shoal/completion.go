@@ -158,8 +158,8 @@ var argWords = map[string]cobra.CompletionFunc{
 		return list, cobra.ShellCompDirectiveNoFileComp
 	},
 	"ADDR": func(*cobra.Command, []string, string) (list []string, _ cobra.ShellCompDirective) {
-		if _, err := os.Stat("/run/shoal/feed.sock"); err == nil {
-			list = append(list, "unix:///run/shoal/feed.sock")
+		if _, err := os.Stat(strings.TrimPrefix(defaultFeed, "unix://")); err == nil {
+			list = append(list, defaultFeed)
 		}
 		return list, cobra.ShellCompDirectiveNoFileComp
 	},

@@ -17,8 +17,15 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 )
 
-// defaultFeed is the default address of `shoal serve`.
-const defaultFeed = "unix:///run/shoal/feed.sock"
+// defaultFeed is the default address of `shoal serve`: where only root can write, or in the folder of the user's session.
+var defaultFeed = func() string {
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && os.Geteuid() != 0 {
+		return "unix://" + dir + "/shoal/feed.sock"
+	}
+	return rootsFeed
+}()
+
+const rootsFeed = "unix:///run/shoal/feed.sock"
 
 // healthTick is the interval of attempts of `shoal health --wait`.
 const healthTick = 100 * time.Millisecond
@@ -31,7 +38,7 @@ func healthCommand() *cobra.Command {
 		Short: "Check whether mounts and feeds answer, for probes and scripts",
 		Long: `Exits 0 if all targets answer. For a mount point it reads .shoal/stats, for a feed's address (unix://, tcp://, tls://)
 it uses the gRPC health protocol, and for an admin address (http://HOST:PORT) it gets /readyz. A daemon that is
-starting or draining is not healthy. Without a target it checks every Shoal mount that it finds, and the feed at ` + defaultFeed + ` if there is a socket.
+starting or draining is not healthy. Without a target it checks every Shoal mount that it finds, and the default feed of serve if there is a socket.
 
 With --wait it asks until all answer: a trainer that may start before its data does calls it first.`,
 		Example: `  shoal health /mnt/train unix:///run/shoal/feed.sock

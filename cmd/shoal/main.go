@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 
 	"github.com/spf13/cobra"
 
@@ -72,7 +73,9 @@ func root() *cobra.Command {
 		Long: `Shoal keeps GPUs fed from object storage. It knows the order of an epoch before the trainer
 asks, so that the trainer never waits: as a mounted filesystem, as a feed of finished batches,
 or as a sidecar container.`,
+		Version: fmt.Sprintf("%s, %s, %s/%s", version, runtime.Version(), runtime.GOOS, runtime.GOARCH),
 	}
+	c.SetVersionTemplate("shoal {{.Version}}\n")
 	c.AddCommand(mountCommand(), umountCommand(), refreshCommand(), serveCommand(), s3Command(), stopCommand(), feedCommand(), verifyCommand(),
 		orderCommand(), planCommand(), packCommand(), unpackCommand(), warmCommand(), fsckCommand(), cacheCommand(),
 		statCommand(), topCommand(), clusterCommand(),

@@ -67,6 +67,9 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 	if err := o.drain.check(); err != nil || mountpoint == "" {
 		return "", err
 	}
+	if strings.Contains(mountpoint, "://") {
+		return "", cli.Usagef("mount point %s is a URL, not a folder (shoal mount SOURCE FOLDER)", mountpoint)
+	}
 	path, err := inv.abs(mountpoint)
 	if err != nil {
 		return "", err
@@ -166,6 +169,9 @@ func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 	}
 	at.set(up)
 	cfg.Logger.Info("mounted", "source", e.Source(), "mountpoint", mountpoint)
+	if why := e.Dataset().NoSamples(); why != nil {
+		cfg.Logger.Warn("nothing is prefetched", "cause", why)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	inv.announce(eo.cacheDir, append([]string{"mounted " + e.Source() + " at " + mountpoint}, where...)...)

@@ -70,7 +70,8 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 	security.add(c)
 	eo.s3.add(c.Flags(), "s3", "also serve an S3 endpoint at this address: HOST:PORT or https://HOST:PORT (docs/s3-endpoint.md)", &security.files)
 	f := c.Flags()
-	f.StringArrayVar(&listen, "listen", []string{defaultFeed}, "address of the feed: unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT; may be repeated")
+	f.StringArrayVar(&listen, "listen", []string{defaultFeed}, "address of the feed: unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT; may be repeated. Without root the default is in $XDG_RUNTIME_DIR")
+	f.Lookup("listen").DefValue = "[" + rootsFeed + "]"
 	f.StringVar(&mountpoint, "mount", "", "also mount the dataset here")
 	f.Var(&mode, "socket-mode", "permission bits of a unix socket")
 	f.StringVar(&group, "socket-group", "", "group of a unix socket (default: the daemon's)")

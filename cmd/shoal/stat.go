@@ -150,7 +150,11 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	if s.Transport != "" {
 		row("mount", "by %s", s.Transport)
 	}
-	row("order", "%s, epoch %d, position %d, %s; %s ahead of the reader", s.Order.Spec, s.Order.Epoch, s.Order.Position, s.Order.State, human.Count(s.Lead, "sample"))
+	if s.Order.State == "unknown" {
+		row("order", "unknown: run the trainer by `shoal run`")
+	} else {
+		row("order", "%s, epoch %d, position %d, %s; %s ahead of the reader", s.Order.Spec, s.Order.Epoch, s.Order.Position, s.Order.State, human.Count(s.Lead, "sample"))
+	}
 	row("reads", "%s of %s: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads), human.Count(s.Opens, "opened file"),
 		share(s.Hits.Keep), share(s.Hits.Ring), share(s.Joined), share(s.Misses))
 	row("stall", "%.2f s, summed over readers", s.Stall)

@@ -31,7 +31,7 @@ func versionCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !asJSON {
-				fmt.Fprintf(c.OutOrStdout(), "shoal %s, %s, %s/%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+				fmt.Fprintf(c.OutOrStdout(), "shoal %s\n", c.Root().Version)
 				return nil
 			}
 			return json.NewEncoder(c.OutOrStdout()).Encode(struct {

@@ -1,4 +1,8 @@
 #!/bin/sh
-# Makes the user of shoal-serve@.service, where there is systemd.
-if command -v systemd-sysusers >/dev/null; then systemd-sysusers shoal.conf || true; fi
+# Makes the user of shoal-serve@.service; where there is no systemd, of a start script.
+if command -v systemd-sysusers >/dev/null; then
+    systemd-sysusers shoal.conf || true
+elif command -v useradd >/dev/null; then
+    id shoal >/dev/null 2>&1 || useradd --system --comment Shoal --home-dir /var/cache/shoal --shell /usr/sbin/nologin shoal || true
+fi
 if [ -d /run/systemd/system ]; then systemctl daemon-reload || true; fi

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -395,19 +396,37 @@ func (i *inference) state(o *OrderState) {
 		o.Spec, o.State = i.said.finding.Spec(), "inferred"
 	case len(i.ahead) > 0:
 		o.Spec, o.State = i.ahead[0].spec(), "inferred"
+	case i.said.gaveUp != "" || i.hopeless():
+		o.State = "unknown"
 	case i.said.active:
 		o.State = "searching"
-	case i.said.gaveUp != "":
-		o.State = "unknown"
 	case i.said.reads > 0:
 		o.State = "watching"
 	}
 }
 
+// pays reports whether the running search may end before an epoch of n samples does, after which the order of a loader without a seed is
+// another.
+func (s *inferred) pays(n int, now time.Time, processors int) bool {
+	if s.depth < infer.Whole || n == 0 {
+		return true
+	}
+	sample := now.Sub(s.since) / time.Duration(max(s.reads, 1))
+	return wholeSearch/time.Duration(processors) < sample*time.Duration(n-s.reads%n)
+}
+
+// wholeSearch is the CPU time of a search of all seeds: 64 to 89 s on two processors (lab/bench/results/infer-locks.md).
+const wholeSearch = 150 * time.Second
+
+// hopeless reports whether the running search does not pay. i.mu is held.
+func (i *inference) hopeless() bool {
+	return i.said.active && !i.said.pays(i.view.samples.Len(), time.Now(), runtime.GOMAXPROCS(0))
+}
+
 // text describes the inferred order, and the evidence.
 func (i *inference) text(w io.Writer) {
 	i.mu.Lock()
-	said, ahead := i.said, slices.Clone(i.ahead)
+	said, ahead, hopeless := i.said, slices.Clone(i.ahead), i.hopeless()
 	i.mu.Unlock()
 	if !said.locked {
 		if len(ahead) == 0 {
@@ -415,8 +434,11 @@ func (i *inference) text(w io.Writer) {
 			switch {
 			case said.active:
 				fmt.Fprintf(w, "; searching %s for a torch shuffle", said.depth)
+				if hopeless {
+					fmt.Fprint(w, ", which takes longer than what is left of the epoch. Run the trainer by `shoal run`")
+				}
 			case said.gaveUp != "":
-				fmt.Fprintf(w, "; the search for a torch shuffle has ended: %s. Write a plan, or call shoal.hint(sampler) in the trainer", said.gaveUp)
+				fmt.Fprintf(w, "; the search for a torch shuffle has ended: %s. Run the trainer by `shoal run`, or write a plan", said.gaveUp)
 			}
 			fmt.Fprintln(w)
 		}

@@ -11,6 +11,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/internal/human"
 )
 
 // formats are the possible formats of samples (docs/samples.md, docs/records.md).
@@ -57,11 +58,10 @@ func noSamples(source, pattern string, m *catalog.Manifest) error {
 	for _, kind := range kinds[:min(3, len(kinds))] {
 		most = append(most, fmt.Sprintf("%s %s", humanize.Comma(int64(count[kind])), kind))
 	}
-	files := "files"
-	if m.Len() == 1 {
-		files = "file"
+	if len(kinds) == 1 && kinds[0][0] == '.' {
+		most[0] = human.Count(m.Len(), kinds[0]+" file")
 	}
-	return fmt.Errorf("no file of %s is a sample: --samples %q matches none (%s %s); %s (%s)", source, pattern, strings.Join(most, ", "), files, formats, strings.ReplaceAll(remedy, "SOURCE/", strings.TrimSuffix(source, "/")+"/"))
+	return fmt.Errorf("no file of %s is a sample: --samples %q matches none (%s); %s (%s)", source, pattern, strings.Join(most, ", "), formats, strings.ReplaceAll(remedy, "SOURCE/", strings.TrimSuffix(source, "/")+"/"))
 }
 
 // NoSamples returns an error that says why the dataset has no samples, and what to do; nil if it has some.

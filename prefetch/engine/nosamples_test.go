@@ -12,7 +12,7 @@ import (
 // A dataset without samples says what its files are, what samples can be, and what to do with formats that are none.
 func TestNoSamples(t *testing.T) {
 	for name, want := range map[string]string{
-		"part-0.parquet":   "there are 3 .parquet, 1 .txt; samples are pictures",
+		"part-0.parquet":   "matches none (3 .parquet, 1 .txt); samples are pictures",
 		"part-0.jsonl":     "lines of JSON are no samples",
 		"table.csv":        "--records csv)",
 		"shard-0.tar.gz":   "decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",
@@ -20,7 +20,7 @@ func TestNoSamples(t *testing.T) {
 		"shard-0.TAR":      "name the tars themselves",
 		"train.tfrecord":   "another loader",
 		"embedding.npy":    "(give --samples '*', or a glob that matches)",
-		"no-extension.d/x": "there are 3 without extension, 1 .txt",
+		"no-extension.d/x": "matches none (3 without extension, 1 .txt)",
 	} {
 		dir := t.TempDir()
 		for _, path := range []string{"a/" + name, "b/" + name, "c/" + name, "a/note.txt"} {

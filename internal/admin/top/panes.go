@@ -72,7 +72,7 @@ func (f *frame) orders(s *verdict.Snapshot, width int) []string {
 		case "searching":
 			return []string{f.dim.Render("Shoal is searching for the order behind the trainer's opens.")}
 		case "unknown":
-			return []string{f.dim.Render("The order was not found, and the search has ended: use shoal.hint(sampler) or .shoal/plan.")}
+			return []string{f.dim.Render("Order unknown: run the trainer by `shoal run`.")}
 		}
 		return []string{f.dim.Render("No order is known: nothing is fetched ahead.")}
 	}

@@ -100,11 +100,18 @@ func diskDown(w *window) (Finding, bool) {
 }
 
 func diskSlow(w *window) (Finding, bool) {
+	if w.diskGaveUp == 0 {
+		return Finding{
+			Code: "disk-errors", Level: w.troubleLevel(), Title: "The cache's disk fails",
+			Detail: human.Count(w.diskErrors, "disk error") + " so far; what could not be kept is fetched again.",
+			Remedy: "The log names the cause. Free space on the disk of " + w.now.CacheDir + ", or repair it.",
+		}, w.diskErrors > 0
+	}
 	return Finding{
 		Code: "disk-slow", Level: w.troubleLevel(), Title: "The cache's disk is slow",
 		Detail: fmt.Sprintf("%s waited too long for the disk and went to the store; %s.", human.Count(w.diskGaveUp, "read"), human.Count(w.diskErrors, "disk error")),
 		Remedy: "Move --cache-dir to a faster disk (NVMe, not a network file system), or find the other users of the disk.",
-	}, w.diskGaveUp+w.diskErrors > 0
+	}, true
 }
 
 // apart: etcd does not answer, or does not have this node.
@@ -171,18 +178,18 @@ func unknownOrder(w *window) (Finding, bool) {
 	f := Finding{
 		Code: "order-unknown", Level: w.level(), Title: "The trainer waits: Shoal does not know its order",
 		Detail: fmt.Sprintf("Readers wait %s of the time; %s of the reads were not prefetched.", human.Percent(w.rates.Stall), human.Percent(w.rates.Hits.late())),
-		Remedy: "Pass the order: shoal.hint(sampler) in the trainer, or --order torch:seed=… when mounting; or use the feed.",
+		Remedy: "Run the trainer by `shoal run`, or pass the order: shoal.hint(sampler) in the trainer, --order torch:seed=… when mounting; or use the feed.",
 	}
 	switch w.now.Order.State {
 	case "watching":
 		f.Title = "The trainer waits: Shoal does not recognise its order yet"
-		f.Remedy = "A search begins after about 64 reads. If this remains, pass the order: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan."
+		f.Remedy = "A search begins after about 64 reads. If this remains, run the trainer by `shoal run`, or pass the order: shoal.hint(sampler), or a list of paths in .shoal/plan."
 	case "searching":
 		f.Title = "The trainer waits: Shoal is searching for its order"
-		f.Remedy = "Run the trainer with `shoal run`: the search (.shoal/order has details) may not finish for unseeded loaders."
+		f.Remedy = "The search (.shoal/order has details) may not finish for unseeded loaders: run the trainer by `shoal run`, or pass the order: shoal.hint(sampler)."
 	case "unknown":
-		f.Title = "The trainer waits: its order was not found, and the search has ended"
-		f.Remedy = "Pass the order: shoal.hint(sampler) in the trainer, or a list of paths in .shoal/plan; .shoal/order says why the search ended."
+		f.Title = "The trainer waits: its order is unknown"
+		f.Remedy = "Run the trainer by `shoal run`, or pass the order: shoal.hint(sampler), or a list of paths in .shoal/plan; .shoal/order says why it was not found."
 	}
 	return f, w.waiting() && w.opens > 0 && !w.orderKnown()
 }
@@ -212,7 +219,7 @@ func filling(w *window) (Finding, bool) {
 	return Finding{
 		Code: "filling", Level: Warn, Title: "Starting up: fetching the first samples",
 		Detail: fmt.Sprintf("%s, %s so far; the trainer waited %s of the time.", human.Count(w.now.GetRequests, "request"), human.Bytes(w.now.GetBytes), human.Percent(w.rates.Stall)),
-	}, w.waiting() && w.now.Uptime < 10 && w.late() && w.orderKnown()
+	}, w.waiting() && w.now.Uptime < 10 && w.late() && w.orderKnown() && w.now.Order.State != "finished"
 }
 
 func decodeBound(w *window) (Finding, bool) {

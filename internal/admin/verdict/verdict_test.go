@@ -98,7 +98,7 @@ func TestVerdicts(t *testing.T) {
 		"no reason seen":  {func(s *Snapshot) { starved(s); s.Packed = true }, "store-slow", Bad, "20% of the dataset is kept so far", "shoal doctor s3://b/train/"},
 		"memory":          {func(s *Snapshot) { starved(s); s.InFlight = 8; s.Memory.Used = 390 << 20 }, "memory-small", Bad, "8 of 64 connections", "--memory"},
 		"order unknown":   {func(s *Snapshot) { starved(s); s.Order.State = "none" }, "order-unknown", Bad, "50% of the reads were not prefetched", "shoal.hint"},
-		"searching":       {func(s *Snapshot) { starved(s); s.Order.State = "searching" }, "order-unknown", Bad, "", "Wait for the search"},
+		"searching":       {func(s *Snapshot) { starved(s); s.Order.State = "searching" }, "order-unknown", Bad, "", "may not finish"},
 		"watching":        {func(s *Snapshot) { starved(s); s.Order.State = "watching" }, "order-unknown", Bad, "", ".shoal/plan"},
 		"given up":        {func(s *Snapshot) { starved(s); s.Order.State = "unknown" }, "order-unknown", Bad, "", ".shoal/plan"},
 		"unknown, warm": {func(s *Snapshot) {
@@ -106,22 +106,23 @@ func TestVerdicts(t *testing.T) {
 			s.Order.State = "none"
 			s.Hits.Keep += s.Hits.Ring
 		}, "fed", Good, "", ""},
-		"unknown, fast enough": {func(s *Snapshot) { reads(s, 10_000, 3000, 1); s.Order.State = "none" }, "fed", Warn, "", "shoal.hint"},
-		"another order":        {func(s *Snapshot) { starved(s); s.Streams[0].Strays = 2900; s.Streams[0].Events.Consumed -= 2900 }, "order-differs", Bad, "2900 were not", "--order"},
-		"moves about":          {func(s *Snapshot) { starved(s); s.Streams[0].Events.Jumps = 9 }, "order-differs", Bad, "moved 9 times", "--order"},
-		"idle":                 {nil, "idle", Idle, "No reads for 10 s; 4,000 samples can be read", ""},
-		"finished":             {func(s *Snapshot) { s.Order.State, s.Order.Position = "finished", 100_000 }, "finished", Idle, "All 100,000 samples of epoch 1", ""},
-		"denied":               {func(s *Snapshot) { busy(s); s.StoreErrors["access denied"] = 4 }, "access-denied", Bad, "4 requests refused", "s3:GetObject"},
-		"changed":              {func(s *Snapshot) { busy(s); s.StoreErrors["changed"] = 1 }, "dataset-changed", Bad, "1 object changed", "shoal refresh"},
-		"gone":                 {func(s *Snapshot) { busy(s); s.StoreErrors["not found"] = 2 }, "dataset-changed", Bad, "2 objects", "shoal refresh"},
-		"few failures":         {func(s *Snapshot) { busy(s); s.StoreErrors["temporary failure"] = 40 }, "fed", Good, "", ""},
-		"failures":             {func(s *Snapshot) { busy(s); s.StoreErrors["temporary failure"] = 603 }, "store-errors", Warn, "600 of 10,000 requests failed (600 temporary failure)", "--connections"},
-		"failures that cost":   {func(s *Snapshot) { starved(s); s.StoreErrors["temporary failure"] = 603; s.FetchErrors = 2 }, "store-errors", Bad, "2 prefetches given up", "503"},
-		"disk out":             {func(s *Snapshot) { busy(s); s.Disk.OutOfUse, s.Disk.Reason = true, "full" }, "disk-down", Warn, "(full)", "/cache"},
-		"disk out, waiting":    {func(s *Snapshot) { starved(s); s.Disk.OutOfUse = true }, "disk-down", Bad, "", "/cache"},
-		"disk slow":            {func(s *Snapshot) { busy(s); s.Disk.GaveUp = 30 }, "disk-slow", Warn, "30 reads waited too long", "--cache-dir"},
-		"etcd away":            {func(s *Snapshot) { busy(s); s.Cluster = inCluster("away", 0) }, "cluster-apart", Warn, "the 2 nodes known last. The cause: etcd at", "etcd"},
-		"refused":              {func(s *Snapshot) { busy(s); s.Cluster = inCluster("refused", 0) }, "cluster-apart", Warn, "etcd at", "/cache"},
+		"unknown, fast enough":   {func(s *Snapshot) { reads(s, 10_000, 3000, 1); s.Order.State = "none" }, "fed", Warn, "", "shoal.hint"},
+		"another order":          {func(s *Snapshot) { starved(s); s.Streams[0].Strays = 2900; s.Streams[0].Events.Consumed -= 2900 }, "order-differs", Bad, "2900 were not", "--order"},
+		"moves about":            {func(s *Snapshot) { starved(s); s.Streams[0].Events.Jumps = 9 }, "order-differs", Bad, "moved 9 times", "--order"},
+		"idle":                   {nil, "idle", Idle, "No reads for 10 s; 4,000 samples can be read", ""},
+		"finished":               {func(s *Snapshot) { s.Order.State, s.Order.Position = "finished", 100_000 }, "finished", Idle, "All 100,000 samples of epoch 1", ""},
+		"denied":                 {func(s *Snapshot) { busy(s); s.StoreErrors["access denied"] = 4 }, "access-denied", Bad, "4 requests refused", "s3:GetObject"},
+		"changed":                {func(s *Snapshot) { busy(s); s.StoreErrors["changed"] = 1 }, "dataset-changed", Bad, "1 object changed", "shoal refresh"},
+		"gone":                   {func(s *Snapshot) { busy(s); s.StoreErrors["not found"] = 2 }, "dataset-changed", Bad, "2 objects", "shoal refresh"},
+		"few failures":           {func(s *Snapshot) { busy(s); s.StoreErrors["temporary failure"] = 40 }, "fed", Good, "", ""},
+		"failures":               {func(s *Snapshot) { busy(s); s.StoreErrors["temporary failure"] = 603 }, "store-errors", Warn, "600 of 10,000 requests failed (600 temporary failure)", "--connections"},
+		"failures that cost":     {func(s *Snapshot) { starved(s); s.StoreErrors["temporary failure"] = 603; s.FetchErrors = 2 }, "store-errors", Bad, "2 prefetches given up", "503"},
+		"disk out":               {func(s *Snapshot) { busy(s); s.Disk.OutOfUse, s.Disk.Reason = true, "full" }, "disk-down", Warn, "(full)", "/cache"},
+		"disk out, waiting":      {func(s *Snapshot) { starved(s); s.Disk.OutOfUse = true }, "disk-down", Bad, "", "/cache"},
+		"disk slow":              {func(s *Snapshot) { busy(s); s.Disk.GaveUp = 30 }, "disk-slow", Warn, "30 reads waited too long", "--cache-dir"},
+		"disk full for a moment": {func(s *Snapshot) { busy(s); s.Disk.Errors = 3 }, "disk-errors", Warn, "3 disk errors", "/cache"},
+		"etcd away":              {func(s *Snapshot) { busy(s); s.Cluster = inCluster("away", 0) }, "cluster-apart", Warn, "the 2 nodes known last. The cause: etcd at", "etcd"},
+		"refused":                {func(s *Snapshot) { busy(s); s.Cluster = inCluster("refused", 0) }, "cluster-apart", Warn, "etcd at", "/cache"},
 		"node away": {func(s *Snapshot) {
 			busy(s)
 			s.Cluster = inCluster("joined", 0)
@@ -234,7 +235,7 @@ func TestRates(t *testing.T) {
 
 // codes are all that a Finding can have (docs/dashboard.md).
 var codes = []string{
-	"starting", "store-silent", "access-denied", "dataset-changed", "store-errors", "disk-down", "disk-slow", "cluster-apart", "nodes-away", "versions-differ",
+	"starting", "store-silent", "access-denied", "dataset-changed", "store-errors", "disk-down", "disk-slow", "disk-errors", "cluster-apart", "nodes-away", "versions-differ",
 	"order-differs", "order-unknown", "memory-small", "filling", "decode-bound", "link-slow", "store-slow",
 	"finished", "idle", "trainer-slower", "fed",
 }
