@@ -178,6 +178,11 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout) error {
 	if _, err := m.save(c.manifestDir(), c.key); err != nil {
 		return fmt.Errorf("catalog: %s: %w", source, err)
 	}
+	var old sourceValue
+	_, _ = c.get(sourcePrefix+source, &old) // what cannot be read is replaced
+	if v.Number = old.Number; v.Number > 0 && (v.Version != old.Version || v.Layout != old.Layout) {
+		v.Number++
+	}
 	if err := c.change("source", map[string]any{sourcePrefix + source: v}); err != nil {
 		return fmt.Errorf("catalog: %s: %w", source, err)
 	}
@@ -215,7 +220,7 @@ func (c *Catalog) Stale(source string) bool {
 	return err == nil && ok && v.Stale
 }
 
-// Number returns the number that SetNumber gave the source's current version; 0 if it has none.
+// Number returns the number of the source's current version; 0 if it is no cluster's.
 func (c *Catalog) Number(source string) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -226,7 +231,8 @@ func (c *Catalog) Number(source string) int64 {
 	return v.Number
 }
 
-// SetNumber remembers which of a cluster's listings the source's current version is.
+// SetNumber remembers which of a cluster's listings the source's current version is. SetManifest counts on from there, so that
+// what a node lists while the cluster is away, or before it is killed, is newer than what the cluster had.
 func (c *Catalog) SetNumber(source string, number int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

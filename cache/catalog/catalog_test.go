@@ -755,3 +755,27 @@ func TestTrees(t *testing.T) {
 		t.Errorf("%v", trees)
 	}
 }
+
+// What is listed after a cluster's version counts as newer, with no moment between in which it does not; what is listed again, or
+// was never a cluster's, keeps its number.
+func TestNumber(t *testing.T) {
+	c := open(t, t.TempDir())
+	one, two := build(t, "p/", "a/1.jpg"), build(t, "p/", "a/1.jpg", "b/2.jpg")
+	set := func(m *catalog.Manifest, want int64) {
+		t.Helper()
+		if err := c.SetManifest("s3://b/p", m, nil); err != nil {
+			t.Fatal(err)
+		}
+		if n := c.Number("s3://b/p"); n != want {
+			t.Errorf("number %d, want %d", n, want)
+		}
+	}
+	set(one, 0)
+	set(two, 0)
+	if err := c.SetNumber("s3://b/p", 7); err != nil {
+		t.Fatal(err)
+	}
+	set(two, 7)
+	set(one, 8)
+	set(two, 9)
+}

@@ -595,6 +595,36 @@ func TestClusterGoesForward(t *testing.T) {
 	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
 }
 
+// A node that refreshes while etcd is away does not go back to the older version that etcd still has when it starts again: the others
+// follow it.
+func TestClusterRefreshAlone(t *testing.T) {
+	c := newCluster(t, 2)
+	dir, paths := tree(t, 2, 20, 20<<10)
+	c.clusterSet = &clusterSet{dir: dir, source: bucket(t, dir), paths: paths, bytes: 2 << 20}
+	c.start()
+	was := c.stats()[0].Dataset
+	c.Etcd.Stop()
+	write(t, filepath.Join(dir, "class00/added.jpg"), bytes.Repeat([]byte("added"), 5000))
+	paths = append(paths, "class00/added.jpg")
+	upload(t, dir, bucketName(t))
+	n := c.Nodes[1]
+	if _, err := n.Shoal(t.Context(), "refresh", n.Mount); err != nil {
+		t.Fatal(err)
+	}
+	is := c.stats()[1].Dataset
+	if is == was {
+		t.Fatal("nothing was refreshed")
+	}
+	if err := errors.Join(n.Stop(), c.Etcd.Restart(t.Context(), false)); err != nil {
+		t.Fatal(err)
+	}
+	c.start(1)
+	within(t, 30*time.Second, "all nodes have its version", func() bool {
+		return !slices.ContainsFunc(c.stats(), func(s fleet.Stats) bool { return s.Dataset != is })
+	})
+	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
+}
+
 // A node is drained: the others take over what it owns, from it, and it reads from them like before.
 func TestClusterDrain(t *testing.T) {
 	c := newCluster(t, 0.4)
