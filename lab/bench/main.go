@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/shoalfs/shoal/lab/bench/ingest"
 	"github.com/shoalfs/shoal/lab/bench/kit"
 	"github.com/shoalfs/shoal/lab/bench/open"
 	"github.com/shoalfs/shoal/lab/bench/pairs"
@@ -29,7 +28,6 @@ var benchmarks = []struct {
 	dir, out   string // the defaults of -dir and -out
 	bench      kit.Bench
 }{
-	{"ingest", "decoding and the feed beside other loaders", work, results, ingest.Bench},
 	{"open", "shoal.open beside the mount", work, results, open.Bench},
 	{"pairs", "two binaries, pair by pair", work, results, pairs.Bench},
 	{"path", "the whole path, cold and warm", work, results, path.Bench},
@@ -38,7 +36,7 @@ var benchmarks = []struct {
 
 // verbs are what benchmarks run beside Shoal.
 var verbs = map[string]func(args []string) error{
-	"bareclient": parts.Bareclient, "chain": ingest.Chain, "fuseceiling": parts.Fuseceiling, "readers": parts.Readers, "s3proxy": proxy.Main,
+	"bareclient": parts.Bareclient, "fuseceiling": parts.Fuseceiling, "readers": parts.Readers, "s3proxy": proxy.Main,
 }
 
 func main() {
