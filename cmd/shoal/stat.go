@@ -56,8 +56,9 @@ func readStats(mountpoint string) (*mountStats, error) {
 }
 
 func statCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, live bool
 	var security clientSecurity
+	w := watch{interval: time.Second}
 	c := &cobra.Command{
 		Use:   "stat [MOUNTPOINT|ADDR|CACHE-DIR]",
 		Short: "Show a daemon's statistics",
@@ -75,6 +76,9 @@ a daemon's --admin address. Of the daemon of CACHE-DIR it shows what that serves
 			if err != nil {
 				return err
 			}
+			if w.target = target; live {
+				return w.run(c, &security)
+			}
 			raw, err := anyStats(c.Context(), target, &security)
 			if err != nil {
 				return err
@@ -87,13 +91,15 @@ a daemon's --admin address. Of the daemon of CACHE-DIR it shows what that serves
 			if err := json.Unmarshal(raw, &s); err != nil {
 				return fmt.Errorf("stats of %s: %w", target, err)
 			}
-			printVerdict(c.OutOrStdout(), verdict.Snapshot{Stats: s.Stats, Feed: s.Feed})
+			printVerdict(c.OutOrStdout(), "so far", verdict.Of(verdict.Snapshot{}, verdict.Snapshot{Stats: s.Stats, Feed: s.Feed}))
 			printStats(c.OutOrStdout(), &s)
 			return nil
 		},
 	}
 	security.add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
+	c.Flags().BoolVar(&live, "watch", false, "show what happens now, again and again, until Ctrl-C; one frame if the output is not a terminal")
+	w.add(c.Flags())
 	return c
 }
 
@@ -127,11 +133,10 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 	return client.Stats(ctx)
 }
 
-// printVerdict says whether the trainer has waited since the daemon's start, and why; shoal top says it for the present.
-func printVerdict(w io.Writer, s verdict.Snapshot) {
-	v := verdict.Of(verdict.Snapshot{}, s)
+// printVerdict says whether the trainer has waited, and why.
+func printVerdict(w io.Writer, when string, v verdict.Verdict) {
 	for _, f := range append([]verdict.Finding{v.Finding}, v.Notes...) {
-		fmt.Fprintf(w, "%-10s %s. %s", "so far", f.Title, f.Detail)
+		fmt.Fprintf(w, "%-10s %s. %s", when, f.Title, f.Detail)
 		if f.Remedy != "" {
 			fmt.Fprintf(w, " %s", f.Remedy)
 		}

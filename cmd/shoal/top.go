@@ -12,84 +12,146 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
-	"github.com/charmbracelet/x/term"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/fusefs"
-	"github.com/shoalfs/shoal/internal/admin/top"
+	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
 func topCommand() *cobra.Command {
 	var security clientSecurity
-	var once bool
-	interval := time.Second
+	w := watch{interval: time.Second}
 	c := &cobra.Command{
 		Use:   "top [MOUNTPOINT|ADDR|ADMIN-URL]",
 		Short: "Watch a daemon live: is the GPU waiting, and for what",
 		Long: `Shows once a second whether the trainer waits and for what, how far ahead of it Shoal is, throughput, where reads
-were served from, sessions, the slowest keys, and errors. The target is a mount, a feed's address (unix:///…,
+were served from, sessions and errors, as shoal stat --watch does. The target is a mount, a feed's address (unix:///…,
 tcp://…, tls://…) or an admin address (http://HOST:PORT). Without an argument it takes the only mount on this machine,
 asks if there are several, and takes the default feed if there is none.
 
-Keys: q quits, p pauses, 1 to 4 and tab choose a pane, the arrows scroll it, ? helps.
-If the output is not a terminal, it prints one frame as plain text. NO_COLOR is honoured.`,
+Ctrl-C ends it. If the output is not a terminal, it prints one frame.`,
 		Example: `  shoal top
   shoal top /mnt/train
   shoal top http://127.0.0.1:7071
   shoal top unix:///run/shoal/feed.sock --once`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if interval < 100*time.Millisecond {
-				return cli.Usagef("--interval %v: give at least 100ms", interval)
+			mounts, err := fusefs.Mounts()
+			switch {
+			case len(args) > 0:
+				w.target = args[0]
+			case err != nil || len(mounts) == 0:
+				w.target, err = oneDaemon(c.Context(), args, &security)
+			default:
+				w.target, err = chooseMount(mounts, isTerminal(c.OutOrStdout()) && isTerminal(os.Stdin), os.Stdin, c.ErrOrStderr())
 			}
-			out, onTerminal := c.OutOrStdout().(*os.File)
-			onTerminal = onTerminal && term.IsTerminal(out.Fd()) && term.IsTerminal(os.Stdin.Fd())
-			target := ""
-			if len(args) > 0 {
-				target = args[0]
-			} else {
-				mounts, err := fusefs.Mounts()
-				switch {
-				case err != nil:
-				case len(mounts) == 0:
-					target, err = oneDaemon(c.Context(), args, &security)
-				default:
-					target, err = chooseMount(mounts, onTerminal, os.Stdin, c.ErrOrStderr())
-				}
-				if err != nil {
-					return err
-				}
+			if err != nil && w.target == "" {
+				return err
 			}
-			o := top.Options{Target: target, Interval: interval, Fetch: func(ctx context.Context) (verdict.Snapshot, error) {
-				return fetchSnapshot(ctx, target, &security)
-			}}
-			if once || !onTerminal {
-				return top.Once(c.Context(), o, c.OutOrStdout(), terminalWidth(out))
-			}
-			return top.Run(c.Context(), o, os.Stdin, out)
+			return w.run(c, &security)
 		},
 	}
 	security.add(c)
-	c.Flags().BoolVar(&once, "once", false, "print one frame as plain text and exit")
-	c.Flags().DurationVar(&interval, "interval", interval, "time between frames")
+	w.add(c.Flags())
+	c.Flags().BoolVar(&w.once, "once", false, "print one frame and exit")
 	return c
 }
 
-// terminalWidth is the width of the terminal, or $COLUMNS, or a default that shows everything important.
-func terminalWidth(out *os.File) int {
-	if out != nil {
-		if w, _, err := term.GetSize(out.Fd()); err == nil && w > 0 {
-			return w
+// watch shows what a daemon does now, again and again.
+type watch struct {
+	target   string
+	interval time.Duration
+	once     bool
+}
+
+func (w *watch) add(f *pflag.FlagSet) {
+	f.DurationVar(&w.interval, "interval", w.interval, "time between frames")
+}
+
+// run fails if the first request does. Later ones are tried again.
+func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
+	if w.interval < 100*time.Millisecond {
+		return cli.Usagef("--interval %v: give at least 100ms", w.interval)
+	}
+	ctx, out := c.Context(), c.OutOrStdout()
+	before, err := fetchSnapshot(ctx, w.target, security)
+	if err != nil {
+		return err
+	}
+	live := isTerminal(out) && !w.once
+	if live {
+		fmt.Fprint(out, "\x1b[2J")
+	}
+	for {
+		select {
+		case <-time.After(w.interval):
+		case <-ctx.Done():
+			return nil
+		}
+		var frame bytes.Buffer
+		now, err := fetchSnapshot(ctx, w.target, security)
+		switch {
+		case ctx.Err() != nil:
+			return nil //nolint:nilerr // Ctrl-C is how it ends
+		case err != nil && !live:
+			return err
+		case err != nil:
+			fmt.Fprintf(&frame, "%v\nasking again ...\n", err)
+		default:
+			printFrame(&frame, before, now)
+			before = now
+		}
+		text := printable(frame.String())
+		if !live {
+			_, err := io.WriteString(out, text)
+			return err
+		}
+		// What is there is written over, so that nothing flickers.
+		if _, err := fmt.Fprintf(out, "\x1b[H%s\x1b[J", strings.ReplaceAll(text, "\n", "\x1b[K\n")); err != nil {
+			return err
 		}
 	}
-	if w, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && w >= 20 {
-		return w
+}
+
+// printFrame says what happened between two snapshots, and the totals.
+func printFrame(w io.Writer, before, now verdict.Snapshot) {
+	v := verdict.Of(before, now)
+	printVerdict(w, "now", v)
+	r := v.Rates
+	fmt.Fprintf(w, "%-10s %.0f samples/s; the trainer waits %s of the time; the store brings %s/s in %.0f requests/s; %s ahead (%.1f s)\n", "now", r.Samples,
+		human.Percent(r.Stall), human.Bytes(int64(r.Bytes)), r.Requests, human.Count(r.Lead, "sample"), r.LeadSeconds)
+	for _, p := range now.Streams {
+		fmt.Fprintf(w, "%-10s %s, epoch %d: %s of %s, %s ahead, %d in flight\n", "  reader", p.Name, p.Epoch, human.Number(p.Position), human.Number(p.Len),
+			human.Count(p.Lead, "sample"), p.InFlight)
 	}
-	return 120
+	printStats(w, &admin.Snapshot{Stats: now.Stats, Feed: now.Feed})
+}
+
+// printable replaces what a terminal would take for a command, as a file's name may have.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\n' && unicode.IsControl(r) {
+			return '·'
+		}
+		return r
+	}, text)
+}
+
+func isTerminal(f any) bool {
+	file, ok := f.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil
 }
 
 func fetchSnapshot(ctx context.Context, target string, security *clientSecurity) (s verdict.Snapshot, err error) {

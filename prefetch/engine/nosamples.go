@@ -11,7 +11,6 @@ import (
 	humanize "github.com/dustin/go-humanize"
 
 	"github.com/shoalfs/shoal/cache/catalog"
-	"github.com/shoalfs/shoal/internal/human"
 )
 
 // formats are the possible formats of samples (docs/samples.md, docs/records.md).
@@ -59,7 +58,7 @@ func noSamples(source, pattern string, m *catalog.Manifest) error {
 		most = append(most, fmt.Sprintf("%s %s", humanize.Comma(int64(count[kind])), kind))
 	}
 	if len(kinds) == 1 && kinds[0][0] == '.' {
-		most[0] = human.Count(m.Len(), kinds[0]+" file")
+		most[0] += " file" + "s"[:min(m.Len()-1, 1)]
 	}
 	return fmt.Errorf("no file of %s is a sample: --samples %q matches none (%s); %s (%s)", source, pattern, strings.Join(most, ", "), formats, strings.ReplaceAll(remedy, "SOURCE/", strings.TrimSuffix(source, "/")+"/"))
 }
