@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import bisect
 import builtins
 import errno
@@ -23,6 +24,7 @@ import numpy as np
 _State = Tuple[Any, Any, Any]  # of the global generators: Python's, numpy's, torch's
 _Paths = Union[List[Any], "_First", "_Joined"]
 
+_AT_ONCE = 1 << 14  # lines, as strings; a plan of 10^7 of them would take a GiB
 given = False  # whether this process gives hints by hand; then _run gives none
 
 
@@ -73,15 +75,15 @@ def hint(sampler: Iterable[Any], paths: Any = None, mountpoint: Union[str, os.Pa
     indices, opened = _tried(sampler, epochs, limit, None if listed else paths, mounts)
     if not listed and not _agrees(listing, opened):
         raise TypeError(f"hint: this {type(paths).__name__} opens other files than its list has at those places; give the files by index as paths")
-    plans = _lines((listing[i] for i in indices.tolist()), mounts)
+    plans = _texts(listing, indices, mounts)
     if mountpoint is None and not plans:
         raise ValueError("hint: no path lies below a Shoal mount; mount the dataset (`shoal mount SOURCE MOUNTPOINT`), "
                          "or give mountpoint if the paths are relative to it")
     if mounts.root is not None:
-        plans.setdefault(mounts.root, [])
-    for root, lines in plans.items():
-        _write(root, name, lines)
-    return sum(len(lines) for lines in plans.values())
+        plans.setdefault(mounts.root, bytearray())
+    for root, text in plans.items():
+        _write(root, name, text)
+    return sum(text.count(b"\n") for text in plans.values())
 
 
 def predict(sampler: Iterable[Any], epochs: int = 1, limit: Optional[int] = None) -> List[int]:
@@ -114,8 +116,17 @@ def _tried(sampler: Any, epochs: int = 1, limit: Optional[int] = None, dataset: 
 def _indices(sampler: Any, epochs: int = 1, limit: Optional[int] = None) -> Any:
     """predict, in the copy."""
     order = _Order(sampler, epochs, bounded=limit is not None)
-    indices = (int(i) for epoch in range(epochs) for i in _flat(order.epoch(epoch, last=epoch == epochs - 1)))
-    return np.fromiter(itertools.islice(indices, limit), np.int64)
+    taken = array.array("q")
+    for item in (item for epoch in range(epochs) for item in order.epoch(epoch, last=epoch == epochs - 1)):
+        before = len(taken)
+        try:
+            taken.extend(item if isinstance(item, list) else (item,))  # what almost all yield, batches of numbers or numbers
+        except TypeError:
+            del taken[before:]
+            taken.extend(int(i) for i in _flat((item,)))
+        if limit is not None and len(taken) >= limit:
+            break
+    return np.frombuffer(taken, np.int64)[:limit]
 
 
 def _opened(apart: _Apart, dataset: Any, indices: Any, mounts: _Mounts) -> Dict[int, str]:
@@ -147,29 +158,62 @@ def _flat(items: Iterable[Any]) -> Iterator[Any]:
             yield item
 
 
-def _lines(files: Iterable[Any], mounts: _Mounts) -> Dict[str, List[str]]:
-    """The plan of each mount: the files in it, in order."""
-    plans: Dict[str, List[str]] = {}
-    for path in files:
-        placed = mounts.place(os.fspath(path))
-        if placed is not None:
-            plans.setdefault(placed[0], []).append(placed[1])
+def _texts(listing: Any, indices: Any, mounts: _Mounts) -> Dict[str, bytearray]:
+    """The plan of each mount: the files in it, in order, one a line."""
+    count = len(listing) if hasattr(listing, "__len__") else 0
+    if not _AT_ONCE < count < 4 * len(indices):
+        return _lines(listing, indices.tolist(), mounts)
+    # Objects are slow to read at random: they are read in the list's order, and their lines put into the plan's.
+    try:
+        plans = _lines(listing, range(count), mounts, single=True)
+    except ValueError:  # of a file that is not in the plan, perhaps, or a sample of several
+        plans = {}
+    if [text.count(b"\n") for text in plans.values()] != [count]:
+        return _lines(listing, indices.tolist(), mounts)
+    (root, lines), = plans.items()
+    each = np.frombuffer(lines, np.uint8)
+    ends = np.concatenate([np.flatnonzero(each[at:at + (1 << 24)] == ord("\n")) + at + 1 for at in range(0, len(each), 1 << 24)])
+    starts = np.concatenate(([0], ends[:-1]))
+    text = bytearray()
+    for first in range(0, len(indices), _AT_ONCE):
+        some = indices[first:first + _AT_ONCE]
+        text += b"".join([lines[start:end] for start, end in zip(starts[some].tolist(), ends[some].tolist())])
+    return {root: text}
+
+
+def _lines(listing: Any, indices: Sequence[int], mounts: _Mounts, single: bool = False) -> Dict[str, bytearray]:
+    """_texts, a file after the other. Raises ValueError for a sample of several files if single."""
+    plans: Dict[str, bytearray] = {}
+    for first in range(0, len(indices), _AT_ONCE):
+        texts: Dict[str, List[str]] = {}
+        for i in indices[first:first + _AT_ONCE]:
+            files = listing[i]
+            if single and isinstance(files, list):
+                raise ValueError
+            for path in files if isinstance(files, list) else (files,):
+                placed = mounts.place(os.fspath(path))
+                if placed is not None:
+                    texts.setdefault(placed[0], []).append(placed[1])
+        for root, some in texts.items():
+            plans.setdefault(root, bytearray()).extend(("\n".join(some) + "\n").encode("utf-8", "surrogateescape"))
     return plans
 
 
-def _write(root: str, name: str, lines: List[str]) -> None:
+def _write(root: str, name: str, text: bytearray) -> None:
     plan = os.path.join(root, ".shoal", "plans", name)
     try:
-        with open(plan, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as f:
-            f.write("".join(line + "\n" for line in lines))
+        with open(plan, "wb", 0) as f:
+            view = memoryview(text)
+            while view:
+                view = view[f.write(view):]
     except OSError as e:
         if e.errno in (errno.ENOENT, errno.ENOTDIR):
-            text = f"{root} is not a Shoal mount: start it with `shoal mount SOURCE {root}`"
+            cause = f"{root} is not a Shoal mount: start it with `shoal mount SOURCE {root}`"
         elif e.errno == errno.EINVAL:
-            text = "the mount refused the plan: " + _reason(root)
+            cause = "the mount refused the plan: " + _reason(root)
         else:
-            text = e.strerror or str(e)
-        raise OSError(e.errno, text, plan) from None
+            cause = e.strerror or str(e)
+        raise OSError(e.errno, cause, plan) from None
 
 
 def _reason(root: str) -> str:

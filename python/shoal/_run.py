@@ -233,12 +233,12 @@ def _plans(hint: Any, apart: Any, loader: Any, name: str) -> Tuple[List[Tuple[st
         if not opened:
             raise unlisted or TypeError("no list of files")
         listing = _Tried(hint, apart, dataset, mounts)
-    plans: Dict[str, List[str]] = hint._lines((p for i in indices.tolist() for p in _each(listing[i])), mounts)
+    plans: Dict[str, bytearray] = hint._texts(listing, indices, mounts)
     written: List[Tuple[str, int]] = []
     try:
-        for root, lines in plans.items():
-            apart.unlocked(hint._write, root, name, lines)
-            written.append((root, len(lines)))
+        for root, text in plans.items():
+            apart.unlocked(hint._write, root, name, text)
+            written.append((root, text.count(b"\n")))
     except OSError as e:
         return written, str(e)
     return written, None

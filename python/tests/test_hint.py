@@ -17,6 +17,7 @@ from torchvision.datasets import ImageFolder
 import support  # noqa: F401 (sets the path)
 
 import shoal
+from shoal import _hint
 
 
 class Indices(Dataset):
@@ -524,6 +525,27 @@ class Plan(unittest.TestCase):
         with self.assertRaises(IndexError):
             shoal.hint([8], joined, self.mount)
 
+    def test_long_lists(self):
+        # Lists that are read in their own order give the same plans as those that are read in the plan's.
+        two = tempfile.TemporaryDirectory()
+        self.addCleanup(two.cleanup)
+        for root in (self.mount, two.name):
+            os.makedirs(os.path.join(root, ".shoal", "plans"), exist_ok=True)
+            open(os.path.join(root, ".shoal", "stats"), "w").close()
+        rng = random.Random(1)
+        for case in range(40):
+            n = rng.randrange(1, 400)
+            roots = rng.choice([[self.mount], [self.mount, two.name], [self.mount, "/elsewhere"], ["/elsewhere"]])
+            paths = [f"{rng.choice(roots)}/c{i % 7}/é{'x' * rng.randrange(9)}{i}.jpg" for i in range(n)]
+            listing = [[] if rng.random() < 0.1 else rng.sample(paths, rng.randrange(1, 3)) for _ in range(n)] if case % 4 == 0 else paths
+            indices = np.array([rng.randrange(-n, n) for _ in range(rng.choice([n, n // 3, n // 9, 2 * n]))], np.int64)
+            mounts = _hint._Mounts(None)
+            with mock.patch.object(_hint, "_AT_ONCE", 16):
+                told = _hint._texts(listing, indices, mounts)
+            self.assertEqual(told, _hint._lines(listing, indices.tolist(), mounts))
+        with mock.patch.object(_hint, "_AT_ONCE", 16), self.assertRaises(IndexError):
+            shoal.hint(list(range(30)) + [60], [os.path.join(self.mount, f"{i}.jpg") for i in range(60)])
+
     def test_names(self):
         data = Indices(4)
         loader = DataLoader(data, 2, sampler=DistributedSampler(data, 2, 1, shuffle=False))
@@ -555,9 +577,9 @@ class Plan(unittest.TestCase):
             f.write("line 1: no such file: a")
         real = open
 
-        def refusing(path, mode="r", **kwargs):
-            f = real(path, mode, **kwargs)
-            if mode != "w":
+        def refusing(path, mode="r", *args, **kwargs):
+            f = real(path, mode, *args, **kwargs)
+            if "w" not in mode:
                 return f
             handle = mock.MagicMock(wraps=f)
             handle.__enter__.return_value = f
