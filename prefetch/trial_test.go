@@ -17,6 +17,24 @@ func located(files []int) order.Locator {
 	return order.Index(order.List(list))
 }
 
+// hear tells trials of an open, as run.Runner does.
+func hear(process uint32, file int, trials ...*Trial) {
+	var continued []*Trial
+	for _, t := range trials {
+		if t.Continues(process, file) {
+			continued = append(continued, t)
+		}
+	}
+	if len(continued) == 1 {
+		continued[0].Matches(process)
+	}
+	for _, t := range trials {
+		if continued == nil {
+			t.Strays(process, file)
+		}
+	}
+}
+
 // Readers of all kinds of a plan, and of other orders of the same files.
 func TestTrial(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -28,11 +46,10 @@ func TestTrial(t *testing.T) {
 				files[i] = i
 			}
 		}
-		plan := located(files)
-		workers, batch := rapid.IntRange(1, 16).Draw(t, "workers"), rapid.IntRange(2, 64).Draw(t, "batch")
-		if rapid.Bool().Draw(t, "single samples") {
-			workers, batch = min(workers, n/64), 1
-		}
+		// One has 6 opens after the first of each worker, and after the first step from batch to batch.
+		workers, batch := rapid.IntRange(1, 100).Draw(t, "workers"), rapid.IntRange(1, 64).Draw(t, "batch")
+		workers = min(workers, n/batch/4, n/12)
+		workers = max(workers, 1)
 		follows := rapid.Bool().Draw(t, "follows")
 		reading := files
 		if !follows {
@@ -48,9 +65,9 @@ func TestTrial(t *testing.T) {
 
 		// Each worker takes the batches whose number leaves its own; they go on in random turns.
 		next := make([]int, workers)
-		var trial Trial
+		trial := NewTrial(located(files))
 		opens, departed := 0, false
-		for range 64 {
+		for range 2*workers + 32 {
 			w := rng.IntN(workers)
 			pos := start + (next[w]/batch*workers+w)*batch + next[w]%batch
 			next[w]++
@@ -58,19 +75,70 @@ func TestTrial(t *testing.T) {
 				break
 			}
 			opens++
-			trial.Open(uint32(w+1), reading[pos], plan)
-			departed = trial.Departed(plan)
+			hear(uint32(w+1), reading[pos], &trial)
+			departed = departed || trial.Departed
 			for range noise { // of files outside the plan, by the same and by other processes
-				trial.Open(uint32(rng.IntN(2*workers)+1), n+rng.IntN(n), plan)
+				hear(uint32(rng.IntN(2*workers)+1), n+rng.IntN(n), &trial)
 			}
 		}
-		switch {
+		switch enough := opens == 2*workers+32; {
 		case follows && departed:
 			t.Fatalf("withdrawn, although %d of %d opens matched", trial.Matched, trial.Opens)
-		case !follows && !departed && opens == 64 && trial.Matched < trialMatches:
-			t.Fatalf("not withdrawn after %d opens: %d of %d matched", opens, trial.Matched, trial.Opens)
-		case !follows && n >= 5000 && opens == 64 && !departed:
+		case follows && enough && trial.Matched < trialMatches:
+			t.Fatalf("still on trial after %d opens: %d of %d matched", opens, trial.Matched, trial.Opens)
+		case !follows && n >= 5000 && workers <= 32 && enough && !departed:
 			t.Fatalf("followed, with %d of %d matches by chance", trial.Matched, trial.Opens)
+		}
+	})
+}
+
+// Several plans of the same files, each with its own readers (the ranks of a node, two loaders of a process, two jobs): those
+// of the others do not count against it, also if one of them is wrong, or others read without a plan.
+func TestTrialBesideOthers(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+		n := rapid.SampledFrom([]int{1000, 20_000}).Draw(t, "files")
+		plans, workers := rapid.IntRange(1, 16).Draw(t, "plans"), rapid.IntRange(1, 4).Draw(t, "workers")
+		batch := rapid.IntRange(1, 16).Draw(t, "batch")
+		one := plans == 2 && workers == 1 && rapid.Bool().Draw(t, "one process reads all")
+		wrong := -1
+		if !one && plans > 1 && n > 1000 && rapid.Bool().Draw(t, "one is wrong") {
+			wrong = rng.IntN(plans)
+		}
+		strangers := !one && wrong < 0 && plans <= 4 && rapid.Bool().Draw(t, "strangers") // as many opens as a plan has
+		orders, trials := make([][]int, plans), make([]*Trial, plans)
+		for i := range plans {
+			orders[i] = rng.Perm(n)
+			trial := NewTrial(located(orders[i]))
+			trials[i] = &trial
+			if i == wrong {
+				orders[i] = rng.Perm(n)
+			}
+		}
+		next := make([]int, plans*workers)
+		for range 150 * plans {
+			reader := rng.IntN(plans * workers)
+			i, w := reader/workers, reader%workers
+			pos := (next[reader]/batch*workers+w)*batch + next[reader]%batch
+			if next[reader]++; pos >= n {
+				break
+			}
+			process := uint32(reader + 1)
+			if one {
+				process = 1
+			}
+			hear(process, orders[i][pos], trials...)
+			if strangers && rng.IntN(plans) == 0 {
+				hear(uint32(1000+rng.IntN(2)), rng.IntN(n), trials...)
+			}
+			for j, trial := range trials {
+				if j != wrong && trial.Departed {
+					t.Fatalf("plan %d withdrawn, although %d of %d opens matched", j, trial.Matched, trial.Opens)
+				}
+			}
+		}
+		if wrong >= 0 && !trials[wrong].Departed {
+			t.Fatalf("plan %d is wrong and followed: %d of %d", wrong, trials[wrong].Matched, trials[wrong].Opens)
 		}
 	})
 }
@@ -79,28 +147,29 @@ func TestTrial(t *testing.T) {
 func TestTrialMosaic(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	files := rng.Perm(2000)
-	plan := located(files)
-	var trial Trial
+	trial := NewTrial(located(files))
 	for pos := range 16 {
 		for k := range 4 {
 			file := files[pos]
 			if k > 0 {
 				file = rng.IntN(2000)
 			}
-			if trial.Open(1, file, plan); trial.Departed(plan) {
+			if hear(1, file, &trial); trial.Departed {
 				t.Fatalf("withdrawn at %d: %d of %d", pos, trial.Matched, trial.Opens)
 			}
 		}
 	}
-	if trial.Open(0, files[100], plan) || trial.Open(7, 5000, plan) {
-		t.Error("an open without a process, or of another file, ended the trial")
+	before := trial.Opens
+	hear(0, files[100], &trial)
+	if hear(7, 5000, &trial); trial.Opens != before {
+		t.Error("an open without a process, or of another file, counts")
 	}
 	// A new plan is on trial anew.
-	other := located(rng.Perm(2000))
+	other := NewTrial(located(rng.Perm(2000)))
 	for pos := range 64 {
-		trial.Open(1, files[pos], other)
+		hear(1, files[pos], &other)
 	}
-	if !trial.Departed(other) || trial.Departed(plan) {
-		t.Errorf("%d of %d opens matched another plan", trial.Matched, trial.Opens)
+	if !other.Departed || trial.Departed {
+		t.Errorf("%d of %d opens matched another plan", other.Matched, other.Opens)
 	}
 }

@@ -161,7 +161,7 @@ func (s *Stream) Followed() (opens int) {
 func (s *Stream) Departed() bool {
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()
-	return s.told != nil && s.trials.now.Departed(*s.told.Load())
+	return s.told != nil && s.trials.now.Of(*s.told.Load()) && s.trials.now.Departed
 }
 
 // OfPlan reports whether the stream follows a written plan.

@@ -200,7 +200,21 @@ func (r *Runner) event(bring func(x *prefetch.Executor)) {
 func (r *Runner) Opened(v *cache.Volume, file int, process uint32, streams ...*Stream) {
 	r.event(func(x *prefetch.Executor) {
 		x.Open(v, file)
+		var of *prefetch.Trial
+		continued := 0
 		for _, s := range streams {
+			if t := s.continues(process, file); t != nil {
+				of = t
+				continued++
+			}
+		}
+		if continued == 1 {
+			of.Matches(process)
+		}
+		for _, s := range streams {
+			if continued == 0 {
+				s.strays(process, file)
+			}
 			s.heard(process, file)
 		}
 	})

@@ -79,10 +79,7 @@ type Stream struct {
 }
 
 // trials are of a plan, and of the one before.
-type trials struct {
-	of          order.Locator
-	now, before prefetch.Trial
-}
+type trials struct{ now, before prefetch.Trial }
 
 // brief is the description of a stream. It does not change.
 type brief struct {
@@ -250,9 +247,6 @@ func (s *Stream) Heard(o Opening) {
 // heard handles an open by a process that may be of its reader. The runner's lock is held.
 func (s *Stream) heard(process uint32, file int) {
 	cur, next := s.walk.Orders()
-	if s.Departs != nil {
-		s.judge(process, file, cur)
-	}
 	counts := s.readers.Open(process, file, cur, next)
 	if s.readers.Strangers() {
 		s.runner.x.Beside(s.walk)
@@ -262,18 +256,29 @@ func (s *Stream) heard(process uint32, file int) {
 	}
 }
 
-// judge finds out whether the readers follow the latest plan, or still the one before, for whose end that waits. The
-// runner's lock is held.
-func (s *Stream) judge(process uint32, file int, cur order.Locator) {
-	told := *s.told.Load()
-	if s.trials.of != told {
-		s.trials.before, s.trials.now, s.trials.of = s.trials.now, prefetch.Trial{}, told
+// continues returns the trial of the plan that an open continues: the latest, or still the one before, for whose end that
+// waits. It returns nil if it continues neither. The runner's lock is held.
+func (s *Stream) continues(process uint32, file int) *prefetch.Trial {
+	if s.Departs == nil {
+		return nil
 	}
-	if cur != told && s.trials.before.Open(process, file, cur) || s.trials.now.Departed(told) {
-		return
+	told, t := *s.told.Load(), &s.trials
+	if !t.now.Of(told) {
+		t.before, t.now = t.now, prefetch.NewTrial(told)
 	}
-	if s.trials.now.Open(process, file, told); s.trials.now.Departed(told) {
-		go s.Departs(s.trials.now.Matched, s.trials.now.Opens)
+	if cur, _ := s.walk.Orders(); t.before.Of(cur) && t.before.Continues(process, file) {
+		return &t.before
+	}
+	if t.now.Continues(process, file) {
+		return &t.now
+	}
+	return nil
+}
+
+// strays handles an open that continues no plan. The runner's lock is held.
+func (s *Stream) strays(process uint32, file int) {
+	if t := &s.trials.now; s.Departs != nil && t.Strays(process, file) {
+		go s.Departs(t.Matched, t.Opens)
 	}
 }
 
