@@ -60,7 +60,7 @@ func (t *Trial) Continues(process uint32, file int) bool {
 
 // Matches records an open that continues this plan and no other.
 func (t *Trial) Matches(process uint32) {
-	if was := t.at[process]; t.Matched < trialMatches && !t.Departed {
+	if was := t.at[process]; t.undecided() {
 		t.Opens++
 		t.Matched++
 		was.matched++
@@ -68,13 +68,12 @@ func (t *Trial) Matches(process uint32) {
 	}
 }
 
+func (t *Trial) undecided() bool { return t.Matched < trialMatches && !t.Departed }
+
 // Strays records an open that continues no plan, and reports whether it was the one that showed that nobody follows this.
 func (t *Trial) Strays(process uint32, file int) (departed bool) {
-	pos := -1
-	if process != 0 {
-		pos = t.plan.Find(file, 0)
-	}
-	if pos < 0 {
+	pos := t.plan.Find(file, 0)
+	if pos < 0 || process == 0 {
 		return false
 	}
 	if len(t.at) > maxFollowers {
@@ -83,7 +82,7 @@ func (t *Trial) Strays(process uint32, file int) (departed bool) {
 	was, known := t.at[process]
 	if last := t.plan.Find(file, was.last); !known {
 		was.front = pos + 1
-	} else if t.Matched < trialMatches && !t.Departed {
+	} else if t.undecided() {
 		t.Opens++
 		was.strayed++
 		if last >= 0 {
@@ -92,7 +91,7 @@ func (t *Trial) Strays(process uint32, file int) (departed bool) {
 	}
 	was.last = pos + 1
 	t.at[process] = was
-	if t.Opens < trialOpens || t.Matched >= trialMatches || t.Departed {
+	if !t.undecided() || t.Opens < trialOpens {
 		return false
 	}
 	sure := 0

@@ -395,3 +395,59 @@ for _ in DataLoader(Files(), 8, sampler=order(read)[skip:skip + 64], num_workers
 		}
 	}
 }
+
+// Plans that are followed stay, however many workers with single samples read a short one, and however many ranks, loaders and
+// programs without a plan read the same files at the same time, each in its own order.
+func TestFollowedPlansStay(t *testing.T) {
+	dir, paths := pictures(t, 6, 50)
+	for _, c := range []struct{ ranks, workers, batch, loaders, resumed int }{
+		{1, 16, 1, 1, 0}, {1, 16, 2, 1, 90}, {8, 1, 8, 1, 0}, {4, 2, 1, 1, 150}, {1, 0, 4, 2, 0}, {2, 3, 4, 2, 20},
+	} {
+		mnt := mount(t, s3server.Env(server.URL), bucket(t, dir), "--kernel-cache", "on")
+		var ranks sync.WaitGroup
+		for rank := range c.ranks {
+			ranks.Go(func() {
+				cmd := exec.Command("/usr/bin/python3", "-B", "-c", `
+import os, sys, torch
+sys.path.insert(0, "../../python")
+import shoal
+from torch.utils.data import DataLoader, Dataset
+mnt, (rank, workers, batch, loaders, resumed) = sys.argv[1], map(int, sys.argv[2:])
+class Files(Dataset):
+    samples = [(mnt + "/" + p, 0) for p in sys.stdin.read().split()]
+    def __len__(self):
+        return len(self.samples)
+    def __getitem__(self, i):
+        with open(self.samples[i][0], "rb") as f:
+            return len(f.read())
+options = dict(num_workers=workers, batch_size=batch)
+if workers:
+    options.update(prefetch_factor=4, persistent_workers=True)
+made = []
+for k in range(loaders):
+    torch.manual_seed(10 * rank + k)
+    made.append(DataLoader(Files(), sampler=torch.randperm(len(Files())).tolist()[resumed:], **options))
+for epoch in range(2):
+    for k, loader in enumerate(made):
+        shoal.hint(loader, name=f"rank{rank}-{k}")
+    for _ in zip(*made):
+        pass
+`, mnt, fmt.Sprint(rank), fmt.Sprint(c.workers), fmt.Sprint(c.batch), fmt.Sprint(c.loaders), fmt.Sprint(c.resumed))
+				cmd.Stdin = strings.NewReader(strings.Join(paths, "\n"))
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Errorf("%+v: %v\n%s", c, err, out)
+				}
+			})
+		}
+		ranks.Wait()
+		plans, text := 0, orderSays(t, mnt)
+		for name, st := range streamsOf(t, mnt) {
+			if strings.HasPrefix(name, "plans/") && st.Len == len(paths)-c.resumed {
+				plans++
+			}
+		}
+		if plans != c.ranks*c.loaders || strings.Contains(text, "withdrawn") {
+			t.Errorf("%+v: %d plans stay\n%s", c, plans, text)
+		}
+	}
+}

@@ -177,21 +177,13 @@ func (e *Engine) putPlan(name string, data []byte) error {
 	}
 	*p = plan{text: slices.Clone(data), order: o, written: time.Now(), reserved: reserved, before: held}
 	// Streams of the old version, and those guessed for --order auto, are replaced.
-	var old []*run.Stream
-	keep := []*run.Stream{s}
-	for _, m := range e.mount {
-		switch {
-		case m == s:
-		case m.Name == s.Name || m.Name == "mount" || m.Name == sequenceName:
-			old = append(old, m)
-		default:
-			keep = append(keep, m)
-		}
-	}
-	e.mount = keep
+	old := e.unfollow(func(m *run.Stream) bool { return m.Name == s.Name || m.Name == "mount" || m.Name == sequenceName })
+	e.mount = append([]*run.Stream{s}, e.mount...)
 	e.mu.Unlock()
 	for _, m := range old {
-		m.Close()
+		if m != s {
+			m.Close()
+		}
 	}
 	e.cache.Ledger().Release(free, cache.ForDemand)
 	e.log.Info("plan installed", "plan", name, "lines", o.Len())
@@ -233,14 +225,7 @@ func (e *Engine) removePlan(name string) error {
 		return fs.ErrNotExist
 	}
 	delete(e.plans, name)
-	var ended []*run.Stream
-	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(s *run.Stream) bool {
-		if s.Name != "plans/"+name {
-			return false
-		}
-		ended = append(ended, s)
-		return true
-	})
+	ended := e.unfollow(func(s *run.Stream) bool { return s.Name == "plans/"+name })
 	e.mu.Unlock()
 	for _, s := range ended {
 		if read := s.Progress(); read.Consumed > 0 { // said while nothing else is known
@@ -321,19 +306,24 @@ func (e *Engine) lookAtPlans(now time.Time) {
 
 // endGuesses ends the streams left by an inference.
 func (e *Engine) endGuesses() {
-	var ended []*run.Stream
 	e.mu.Lock()
-	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(s *run.Stream) bool {
-		if s.OfPlan() {
-			return false
-		}
-		ended = append(ended, s)
-		return true
-	})
+	ended := e.unfollow(func(s *run.Stream) bool { return !s.OfPlan() })
 	e.mu.Unlock()
 	for _, s := range ended {
 		s.Close()
 	}
+}
+
+// unfollow removes streams from the mount's. e.mu is held.
+func (e *Engine) unfollow(which func(*run.Stream) bool) (taken []*run.Stream) {
+	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(s *run.Stream) bool {
+		if !which(s) {
+			return false
+		}
+		taken = append(taken, s)
+		return true
+	})
+	return taken
 }
 
 // planEnded reports whether a plan was followed and removed, as `shoal run` does at its end.

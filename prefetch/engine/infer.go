@@ -382,7 +382,7 @@ func (i *inference) drop() {
 func (i *inference) forget(s *run.Stream) {
 	e := i.engine
 	e.mu.Lock()
-	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(m *run.Stream) bool { return m == s })
+	e.unfollow(func(m *run.Stream) bool { return m == s })
 	e.mu.Unlock()
 	s.Close()
 }
