@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"hash/crc32"
 	"iter"
 	"strings"
 	"sync"
@@ -45,6 +46,8 @@ func pack(f *fixture, per int) *packed {
 }
 
 func (p *packed) Locate(file int) (objstore.Object, int64) { return p.shards[file/p.per], p.off[file] }
+
+func (p *packed) Sum(file int) (uint32, bool) { return crc32.Checksum(p.bytes[file], castagnoli), true }
 
 func (p *packed) volume(c *Cache) *Volume {
 	return c.NewVolume(VolumeOptions{Manifest: p.m, Dataset: [16]byte{1}, Store: p, Locate: p})
@@ -292,5 +295,66 @@ func TestFailedGroup(t *testing.T) {
 	<-done
 	if s := c.Stats(); s.FetchErrors != 3 || s.Misses != 1 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// rotten is a store that flips a bit of what it reads, as often as times says.
+type rotten struct {
+	objstore.Reader
+	times atomic.Int64
+}
+
+func (r *rotten) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	err := r.Reader.ReadAt(ctx, o, p, off)
+	if err == nil && r.times.Add(-1) >= 0 {
+		p[len(p)/2] ^= 4
+	}
+	return err
+}
+
+// A packed file whose bytes are not those that the index of its shard names is read once more, and then neither served nor kept: alone,
+// in a group, from a node, and with the shard's size and ETag unchanged.
+func TestPackedFilesAreCompared(t *testing.T) {
+	p := pack(newFixture(t, 5000, 5001, 5002, 5003, 5004, 5005, 5006, 5007, 5008, 5009, 5010, 5011), 4)
+	store := &rotten{Reader: p.mem}
+	c := newPatient(Options{Memory: 64 << 20, Disk: 64 << 20, Logger: quiet})
+	defer closeCache(t, c)
+	l := &liar{want: p.bytes, lies: func(_, file int) bool { return file == 9 }}
+	v := c.NewVolume(VolumeOptions{Manifest: p.m, Dataset: [16]byte{1}, Store: store, Locate: p, Peers: l})
+	must(t, v.OpenDisk(t.TempDir(), segment.Options{SegmentSize: 1 << 20, Logger: quiet}))
+	read := func(file int) error {
+		got := make([]byte, len(p.bytes[file]))
+		_, err := v.ReadAt(t.Context(), file, got, 0)
+		if err == nil && !bytes.Equal(got, p.bytes[file]) {
+			t.Errorf("file %d differs", file)
+		}
+		return err
+	}
+	if err := read(9); err != nil || l.found != 1 {
+		t.Errorf("from a node: %v, found out %d times", err, l.found)
+	}
+	v.SetPeers(nil)
+	store.times.Store(1)
+	if err := read(0); err != nil {
+		t.Errorf("a fault on the way: %v", err)
+	}
+	store.times.Store(2)
+	err := read(1)
+	if objstore.KindOf(err) != objstore.KindInvalid || !strings.Contains(err.Error(), "shard-a.tar") || !strings.Contains(err.Error(), p.m.Path(1)) || !strings.Contains(err.Error(), "checksum") {
+		t.Errorf("%v", err)
+	}
+	settled(t, c)
+	if v.KeptWhole(1) || !v.KeptWhole(0) || v.Residence(1) != InStore {
+		t.Error("what is wrong is kept, or what is right is not")
+	}
+	done := make(chan error, 4)
+	store.times.Store(1 << 20)
+	if n, _ := v.PrefetchGroup(c.NewAccount(1), []int{4, 5, 6, 7}, time.Time{}, func(_ int, err error) { done <- err }); n != 4 {
+		t.Fatal(n)
+	}
+	for range 4 {
+		if err := <-done; objstore.KindOf(err) != objstore.KindInvalid {
+			t.Errorf("a group: %v", err)
+		}
 	}
 }

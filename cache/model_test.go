@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"path/filepath"
@@ -61,6 +62,10 @@ type side struct {
 }
 
 func (s *side) Locate(file int) (objstore.Object, int64) { return s.objs[file], s.offs[file] }
+
+func (s *side) Sum(file int) (uint32, bool) {
+	return crc32.Checksum(s.want[file], castagnoli), file%2 == 0
+}
 
 var modelSizes = []int{0, 1, 4095, 4096, 64 << 10, 64 << 10, 131 << 10, 131 << 10, 700 << 10, 4<<20 + 1, 9<<20 + 5000}
 
@@ -144,7 +149,7 @@ func (w *world) list(s *side) {
 func (w *world) volume(s *side) *Volume {
 	o := VolumeOptions{Manifest: s.m, Dataset: s.id, Store: w.mem, Codec: &w.codec}
 	if s.packed {
-		o.Locate = &side{objs: s.objs, offs: s.offs}
+		o.Locate = &side{objs: s.objs, offs: s.offs, want: s.want}
 		o.Admit = func(file, x int) bool { return (file+x)%3 != 1 }
 	}
 	if w.peers {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -88,15 +89,16 @@ func (n nodes) Fill(ctx context.Context, wants []Want) (rest []Want, err error) 
 // counts them knows which. Where the store often confirms bytes with another MD5, as in a bucket that is encrypted with keys of its own,
 // ETags say nothing, and such pieces are audited like the others.
 func (v *Volume) check(ctx context.Context, w Want) error {
-	sum := v.md5(w)
-	_, err := v.vouch(ctx, w, func() bool {
-		return rand.N(auditEvery) != 0 && (sum == "" || v.otherTags.Load() > auditEvery+v.sums.Load()/16) //nolint:gosec // no node sees it
+	summed := false
+	_, err := v.vouch(ctx, w, func(sum bool) bool {
+		summed = sum
+		return rand.N(auditEvery) != 0 && (!sum || v.otherTags.Load() > auditEvery+v.sums.Load()/16) //nolint:gosec // no node sees it
 	})
 	n := len(w.P)
 	if w.Coded != nil && *w.Coded > 0 {
 		n = *w.Coded
 	}
-	if err != nil && (sum != "" || errors.Is(err, ErrOtherBytes) || errors.Is(err, segment.ErrCorrupt)) {
+	if err != nil && (summed || errors.Is(err, ErrOtherBytes) || errors.Is(err, segment.ErrCorrupt)) {
 		if w.Coded != nil {
 			*w.Coded = 0
 		}
@@ -112,12 +114,44 @@ const auditEvery = 64
 // store is the object store.
 type store struct{ v *Volume }
 
-// Fill implements Source.
+// Fill implements Source. Packed files that come whole are compared with the checksums of their shard's index. What differs is read once
+// more: the fault may have been on the way.
 func (s store) Fill(ctx context.Context, wants []Want) (rest []Want, err error) {
+	if err := s.read(ctx, wants); err != nil {
+		return nil, err
+	}
+	for i, w := range wants {
+		if known, right := s.v.summed(w); known && !right {
+			if err := s.read(ctx, wants[i:i+1]); err != nil {
+				return nil, err
+			}
+			if _, right := s.v.summed(w); !right {
+				o, base := s.v.object(w.File)
+				return nil, &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindInvalid,
+					Err:    fmt.Errorf("the member at %d does not have the checksum that the shard's index names", base),
+					Remedy: "restore the shard from a copy, or pack the source again into another place"}
+			}
+		}
+	}
+	return nil, nil
+}
+
+// summed reports whether the checksum of a want is known, as of a packed file that comes whole and plain, and whether it is right.
+func (v *Volume) summed(w Want) (known, right bool) {
+	if v.locate == nil || int64(len(w.P)) != v.m.Size(w.File) || w.Coded != nil && *w.Coded > 0 {
+		return false, false
+	}
+	sum, known := v.locate.Sum(w.File)
+	return known, known && crc32.Checksum(w.P, castagnoli) == sum
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func (s store) read(ctx context.Context, wants []Want) error {
 	o, base := s.v.object(wants[0].File)
 	r, codes := s.v.store.(objstore.CodedReader)
 	if len(wants) == 1 && (!codes || wants[0].Coded == nil) {
-		return nil, s.v.store.ReadAt(ctx, o, wants[0].P, base+wants[0].Off)
+		return s.v.store.ReadAt(ctx, o, wants[0].P, base+wants[0].Off)
 	}
 	spans, coded := make([]objstore.Span, len(wants)), make([]*int, len(wants))
 	for i, w := range wants {
@@ -125,9 +159,9 @@ func (s store) Fill(ctx context.Context, wants []Want) (rest []Want, err error) 
 		spans[i], coded[i] = objstore.Span{Off: base + w.Off, P: w.P}, w.Coded
 	}
 	if codes {
-		return nil, r.ReadCoded(ctx, o, spans, coded)
+		return r.ReadCoded(ctx, o, spans, coded)
 	}
-	return nil, objstore.ReadSpans(ctx, s.v.store, o, spans)
+	return objstore.ReadSpans(ctx, s.v.store, o, spans)
 }
 
 // object returns where the file's bytes lie.

@@ -86,9 +86,9 @@ func (v *Volume) verify(ctx context.Context, w Want, r *Verified, drop func()) e
 	return err
 }
 
-// vouch compares bytes with what the store said: with the MD5 of the object, or else with its bytes, unless trusted says that it need not
-// be asked. The error is ErrOtherBytes, or ErrCorrupt of a coded form, or the store's.
-func (v *Volume) vouch(ctx context.Context, w Want, trusted func() bool) (asked bool, err error) {
+// vouch compares bytes with what the store said: with the MD5 of an object, as the ETag of one is that was put in one piece, or
+// the checksum of a packed file, and otherwise with its bytes there, unless trusted says that it need not be asked. The error is ErrOtherBytes, or ErrCorrupt of a coded form, or the store's.
+func (v *Volume) vouch(ctx context.Context, w Want, trusted func(sum bool) bool) (asked bool, err error) {
 	file := w.P
 	if w.Coded != nil && *w.Coded > 0 {
 		file = getBytes(len(w.P))
@@ -97,12 +97,16 @@ func (v *Volume) vouch(ctx context.Context, w Want, trusted func() bool) (asked 
 			return false, err
 		}
 	}
-	sum := v.md5(w)
-	if s := md5.Sum(file); sum != "" && hex.EncodeToString(s[:]) == sum { //nolint:gosec // who can make collisions can write to the bucket
+	known, right := v.summed(Want{File: w.File, P: file})
+	if tag := v.m.ETag(w.File); v.locate == nil && int64(len(file)) == v.m.Size(w.File) && len(tag) == 2*md5.Size {
+		sum := md5.Sum(file) //nolint:gosec // who can make collisions can write to the bucket
+		known, right = true, hex.EncodeToString(sum[:]) == tag
+	}
+	if right {
 		v.sums.Add(1)
 		return false, nil
 	}
-	if trusted != nil && trusted() {
+	if trusted != nil && trusted(known) {
 		return false, nil
 	}
 	theirs := getBytes(len(file))
@@ -111,16 +115,8 @@ func (v *Volume) vouch(ctx context.Context, w Want, trusted func() bool) (asked 
 	case err != nil:
 	case !bytes.Equal(file, theirs):
 		err = ErrOtherBytes
-	case sum != "":
+	case known:
 		v.otherTags.Add(1)
 	}
 	return true, v.named(w.File, err)
-}
-
-// md5 returns what may be the MD5 of the want's bytes, as the ETag of an object is that was put in one piece; "" if there is none.
-func (v *Volume) md5(w Want) string {
-	if tag := v.m.ETag(w.File); v.locate == nil && int64(len(w.P)) == v.m.Size(w.File) && len(tag) == 2*md5.Size {
-		return tag
-	}
-	return ""
 }

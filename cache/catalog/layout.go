@@ -20,7 +20,7 @@ import (
 
 const (
 	layoutMagic   = "SHOALLAY"
-	layoutVersion = 1
+	layoutVersion = 2              // 1 is without checksums
 	nowhere       = math.MaxUint32 // a file that no place was named for yet
 )
 
@@ -36,7 +36,7 @@ const (
 //	offset
 //	     0  +--------------------------------+
 //	        | magic "SHOALLAY"               |  8 bytes
-//	     8  | format version (1)             |  u32
+//	     8  | format version (1 or 2)        |  u32
 //	    12  | header length (128)            |  u32
 //	    16  | dataset version                |  32 bytes, that of the manifest
 //	    48  | layout version                 |  32 bytes, SHA-256 of this file with zeros here
@@ -57,11 +57,12 @@ const (
 //	        | F x offset in the shard        |  u64, by file
 //	        | F x rank                       |  u32, by file
 //	        | F x file                       |  u32, by rank
+//	        | F x CRC32C of the file's bytes |  u32, by file; in version 2 only
 //	        | keys, ETags                    |
 //	        +--------------------------------+
 //
 // The shard of a file is not stored: a short binary search finds the shard whose ranks include the file's. So a file
-// costs 16 bytes.
+// costs 16 bytes, or 20.
 type Layout struct {
 	data   []byte // the whole file, on the heap after BuildLayout, beside it after loadLayout
 	loaded bool
@@ -70,16 +71,18 @@ type Layout struct {
 	files            int
 	shards           []objstore.Object
 	firstRank        []uint32 // S+1
-	offs             []byte
+	offs, sums       []byte   // sums is empty if they are not known
 	ranks            []byte
 	order            []byte
 }
 
 // Place is where the bytes of a file begin.
 type Place struct {
-	Path  string // as the manifest has it
-	Shard int    // index in the list of shards
-	Off   int64
+	Path   string // as the manifest has it
+	Shard  int    // index in the list of shards
+	Off    int64
+	Sum    uint32 // CRC32C of the file's bytes
+	Summed bool   // Sum is known
 }
 
 // BuildLayout makes the layout of a manifest's files, in memory. Places may come in any order; by shard and offset is
@@ -99,7 +102,7 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 	for i := range shardOf {
 		shardOf[i] = nowhere
 	}
-	offs := make([]int64, n)
+	offs, sums := make([]int64, n), make([]uint32, n)
 	order := make([]uint32, 0, n)
 	byPlace := func(x, y uint32) int {
 		return cmp.Or(cmp.Compare(shardOf[x], shardOf[y]), cmp.Compare(offs[x], offs[y]), cmp.Compare(x, y))
@@ -125,6 +128,11 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 			return nil, fmt.Errorf("layout: %q has two places: %d in shard %q and %d in shard %q", p.Path, offs[f], shards[shardOf[f]].Key, p.Off, shard.Key)
 		}
 		shardOf[f], offs[f] = uint32(p.Shard), p.Off
+		if p.Summed && sums != nil {
+			sums[f] = p.Sum
+		} else {
+			sums = nil
+		}
 		if len(order) > 0 && byPlace(order[len(order)-1], uint32(f)) > 0 {
 			sorted = false
 		}
@@ -137,17 +145,22 @@ func BuildLayout(m *Manifest, shards []objstore.Object, places iter.Seq2[Place, 
 	if !sorted {
 		slices.SortFunc(order, byPlace)
 	}
-	return encodeLayout(m, shards, shardOf, offs, order)
+	return encodeLayout(m, shards, shardOf, offs, order, sums)
 }
 
-func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs []int64, order []uint32) (*Layout, error) {
+// encodeLayout makes a layout; sums may be nil.
+func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs []int64, order, sums []uint32) (*Layout, error) {
 	var keys, tags uint64
 	for _, s := range shards {
 		keys += uint64(len(s.Key))
 		tags += uint64(len(s.ETag))
 	}
 	files, count := uint64(len(offs)), uint64(len(shards))
-	total := layoutLen(files, count) + keys + tags
+	format := uint32(1)
+	if sums != nil {
+		format = layoutVersion
+	}
+	total := layoutLen(format, files, count) + keys + tags
 	le := binary.LittleEndian
 	out := make([]byte, headerLen, total)
 	var off uint64
@@ -187,6 +200,9 @@ func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs 
 	for _, f := range order {
 		out = le.AppendUint32(out, f)
 	}
+	for _, sum := range sums {
+		out = le.AppendUint32(out, sum)
+	}
 	for _, s := range shards {
 		out = append(out, s.Key...)
 	}
@@ -196,7 +212,7 @@ func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs 
 
 	h := out[:headerLen]
 	copy(h, layoutMagic)
-	le.PutUint32(h[8:], layoutVersion)
+	le.PutUint32(h[8:], format)
 	le.PutUint32(h[12:], headerLen)
 	copy(h[16:], m.version[:])
 	for i, n := range []uint64{files, count, keys, tags, uint64(len(out))} {
@@ -213,8 +229,8 @@ func encodeLayout(m *Manifest, shards []objstore.Object, shardOf []uint32, offs 
 }
 
 // layoutLen is the length of a layout file without its arenas.
-func layoutLen(files, shards uint64) uint64 {
-	return headerLen + 2*8*(shards+1) + 2*8*shards + 4*(shards+1) + (8+4+4)*files
+func layoutLen(format uint32, files, shards uint64) uint64 {
+	return headerLen + 2*8*(shards+1) + 2*8*shards + 4*(shards+1) + (8+4+4+4*uint64(format-1))*files
 }
 
 func layoutHash(data []byte) [32]byte {
@@ -245,10 +261,13 @@ func loadLayout(path string, m *Manifest, key *crypt.Key) (*Layout, error) {
 
 // parseLayout checks data and returns a layout that reads from it. It trusts nothing, and reads every column once.
 func parseLayout(data []byte, m *Manifest) (*Layout, error) {
-	if err := checkHeader(data, layoutMagic, layoutVersion, "layout"); err != nil {
+	le, format := binary.LittleEndian, uint32(layoutVersion)
+	if len(data) >= headerLen && le.Uint32(data[8:]) == 1 {
+		format = 1
+	}
+	if err := checkHeader(data, layoutMagic, format, "layout"); err != nil {
 		return nil, err
 	}
-	le := binary.LittleEndian
 	h := data[:headerLen]
 	files, count := le.Uint64(h[80:]), le.Uint64(h[88:])
 	keyLen, tagLen := le.Uint64(h[96:]), le.Uint64(h[104:])
@@ -259,7 +278,7 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	if files != uint64(m.Len()) || [32]byte(h[16:48]) != m.version {
 		return nil, corrupt("the layout of %d files, dataset version %x; the manifest has %d files, version %x", files, h[16:48], m.Len(), m.version)
 	}
-	if count == 0 || count >= nowhere || keyLen > size || tagLen > size || layoutLen(files, count)+keyLen+tagLen != size {
+	if count == 0 || count >= nowhere || keyLen > size || tagLen > size || layoutLen(format, files, count)+keyLen+tagLen != size {
 		return nil, corrupt("sections of %d files and %d shards do not fill %d bytes", files, count, size)
 	}
 	if got, want := crc32.Checksum(data[headerLen:], castagnoli), le.Uint32(h[120:]); got != want {
@@ -274,7 +293,7 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	}
 	keyOff, tagOff := cut(8*(count+1)), cut(8*(count+1))
 	sizes, mtimes, first := cut(8*count), cut(8*count), cut(4*(count+1))
-	l.offs, l.ranks, l.order = cut(8*files), cut(4*files), cut(4*files)
+	l.offs, l.ranks, l.order, l.sums = cut(8*files), cut(4*files), cut(4*files), cut(4*uint64(format-1)*files)
 	keys, tags := cut(keyLen), cut(tagLen)
 	if err := ascends(keyOff, len(keys)); err != nil {
 		return nil, corrupt("keys: %v", err)
@@ -362,6 +381,14 @@ func (l *Layout) Where(file int) (shard int, off int64) {
 func (l *Layout) Locate(file int) (objstore.Object, int64) {
 	shard, off := l.Where(file)
 	return l.shards[shard], off
+}
+
+// Sum returns the CRC32C of a file's bytes, if the shards' indexes have them.
+func (l *Layout) Sum(file int) (sum uint32, ok bool) {
+	if len(l.sums) == 0 {
+		return 0, false
+	}
+	return binary.LittleEndian.Uint32(l.sums[4*file:]), true
 }
 
 // Rank returns the position of a file by (shard, offset).

@@ -49,11 +49,11 @@ func TestLayoutModel(t *testing.T) {
 		}
 		m := mustBuild(t, BuildOptions{}, keys...)
 		shards := shardObjects(make([]int64, rapid.IntRange(1, 6).Draw(rt, "shards"))...)
-		places := make([]Place, n)
+		places, summed := make([]Place, n), rapid.Bool().Draw(rt, "all are summed")
 		for f := range n {
 			s := rapid.IntRange(0, len(shards)-1).Draw(rt, "shard")
 			off := rapid.Int64Range(0, 5).Draw(rt, "off") * 512 // hard links: equal offsets occur
-			places[f] = Place{m.Path(f), s, off}
+			places[f] = Place{m.Path(f), s, off, rapid.Uint32().Draw(rt, "sum"), summed || rapid.Bool().Draw(rt, "summed")}
 			shards[s].Size = max(shards[s].Size, off+m.Size(f))
 		}
 		order := make([]int, n) // by rank
@@ -108,6 +108,10 @@ func TestLayoutModel(t *testing.T) {
 				rt.Fatalf("%d of %d ranks", next, n)
 			}
 			for r, f := range order {
+				all := !slices.ContainsFunc(places, func(p Place) bool { return !p.Summed })
+				if sum, ok := l.Sum(f); ok != all || ok && sum != places[f].Sum {
+					rt.Fatalf("file %d: sum %x, %v; want %+v", f, sum, ok, places[f])
+				}
 				shard, off := l.Where(f)
 				o, at := l.Locate(f)
 				if l.At(r) != f || l.Rank(f) != r || shard != places[f].Shard || off != places[f].Off || o != shards[shard] || at != off {
@@ -124,7 +128,7 @@ func TestLayoutModel(t *testing.T) {
 func TestBuildLayoutErrors(t *testing.T) {
 	m := mustBuild(t, BuildOptions{}, "a/1", "a/2", "b/3") // 3 bytes each
 	shards := shardObjects(1000, 600)
-	ok := []Place{{"a/1", 0, 512}, {"a/2", 1, 597}, {"b/3", 0, 997}}
+	ok := []Place{{Path: "a/1", Shard: 0, Off: 512}, {Path: "a/2", Shard: 1, Off: 597}, {Path: "b/3", Shard: 0, Off: 997}}
 	if _, err := BuildLayout(m, shards, seqOf(ok...)); err != nil {
 		t.Fatal(err)
 	}
@@ -140,15 +144,15 @@ func TestBuildLayoutErrors(t *testing.T) {
 	}{
 		"no place":         {shards, ok[:2], `1 of 3 files have no place in a shard, "b/3"`},
 		"no places":        {shards, nil, `3 of 3 files`},
-		"two places":       {shards, append(slices.Clone(ok), Place{"a/1", 1, 0}), `"a/1" has two places: 512 in shard "p/shard-000000.tar" and 0 in shard "p/shard-000001.tar"`},
+		"two places":       {shards, append(slices.Clone(ok), Place{Path: "a/1", Shard: 1, Off: 0}), `"a/1" has two places: 512 in shard "p/shard-000000.tar" and 0 in shard "p/shard-000001.tar"`},
 		"twice the same":   {shards, append(slices.Clone(ok), ok[0]), `two places`},
-		"unknown shard":    {shards, with(0, Place{"a/1", 2, 0}), "shard 2 of 2"},
-		"negative shard":   {shards, with(0, Place{"a/1", -1, 0}), "shard -1 of 2"},
-		"beyond the shard": {shards, with(1, Place{"a/2", 1, 598}), `beyond the end of shard "p/shard-000001.tar", which has 600 bytes`},
-		"far beyond":       {shards, with(1, Place{"a/2", 1, math.MaxInt64}), "beyond the end"},
-		"negative offset":  {shards, with(1, Place{"a/2", 1, -1}), "beyond the end"},
-		"unknown file":     {shards, with(0, Place{"a/x", 0, 0}), `"a/x" is in shard 0 but is not a file`},
-		"a folder":         {shards, with(0, Place{"a", 0, 0}), "is not a file"},
+		"unknown shard":    {shards, with(0, Place{Path: "a/1", Shard: 2, Off: 0}), "shard 2 of 2"},
+		"negative shard":   {shards, with(0, Place{Path: "a/1", Shard: -1, Off: 0}), "shard -1 of 2"},
+		"beyond the shard": {shards, with(1, Place{Path: "a/2", Shard: 1, Off: 598}), `beyond the end of shard "p/shard-000001.tar", which has 600 bytes`},
+		"far beyond":       {shards, with(1, Place{Path: "a/2", Shard: 1, Off: math.MaxInt64}), "beyond the end"},
+		"negative offset":  {shards, with(1, Place{Path: "a/2", Shard: 1, Off: -1}), "beyond the end"},
+		"unknown file":     {shards, with(0, Place{Path: "a/x", Shard: 0, Off: 0}), `"a/x" is in shard 0 but is not a file`},
+		"a folder":         {shards, with(0, Place{Path: "a", Shard: 0, Off: 0}), "is not a file"},
 		"no shards":        {nil, ok, "0 shards"},
 		"shard's size":     {[]objstore.Object{{Key: "s", Size: -1}}, ok, "size -1"},
 		"shard's key":      {[]objstore.Object{{Size: 1}}, ok, `shard ""`},
@@ -175,7 +179,7 @@ func goldenLayout(t testing.TB) (*Manifest, *Layout) {
 	m := mustBuild(t, BuildOptions{}, "a/1", "a/2", "b/c/3", "r")
 	shards := shardObjects(4096, 0, 2048)
 	shards[1].ModTime, shards[1].ETag = time.Time{}, ""
-	l, err := BuildLayout(m, shards, seqOf(Place{"r", 2, 512}, Place{"a/2", 0, 1536}, Place{"a/1", 0, 512}, Place{"b/c/3", 2, 1536}))
+	l, err := BuildLayout(m, shards, seqOf(Place{Path: "r", Shard: 2, Off: 512}, Place{Path: "a/2", Shard: 0, Off: 1536}, Place{Path: "a/1", Shard: 0, Off: 512}, Place{Path: "b/c/3", Shard: 2, Off: 1536}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +230,7 @@ func TestLoadLayoutDamaged(t *testing.T) {
 		t.Errorf("the layout of another dataset: %v", err)
 	}
 	newer := bytes.Clone(l.data)
-	newer[8] = 2
+	newer[8] = 3
 	seal(newer)
 	path := filepath.Join(t.TempDir(), "layout")
 	if err := os.WriteFile(path, newer, 0o600); err != nil {
@@ -374,7 +378,7 @@ func TestCatalogLayouts(t *testing.T) {
 		"removed": func() error { return os.Remove(path) },
 		"cut":     func() error { return os.Truncate(path, 200) },
 		"another's": func() error {
-			places := seqOf(Place{"r", 2, 512}, Place{"a/2", 0, 1536}, Place{"a/1", 0, 512}, Place{"b/c/3", 2, 1024})
+			places := seqOf(Place{Path: "r", Shard: 2, Off: 512}, Place{Path: "a/2", Shard: 0, Off: 1536}, Place{Path: "a/1", Shard: 0, Off: 512}, Place{Path: "b/c/3", Shard: 2, Off: 1024})
 			o, err := BuildLayout(m, l.shards, places)
 			return errors.Join(err, os.Remove(path), os.WriteFile(path, o.data, 0o600))
 		},

@@ -30,8 +30,8 @@ type Member struct {
 	Shard   int       // number in Set.Shards
 	Off     int64     // of its bytes in the shard of Set.Objects
 
-	sum    uint32 // CRC32C of its bytes, if summed
-	summed bool
+	Sum    uint32 // CRC32C of its bytes, if Summed
+	Summed bool
 }
 
 // OpenOptions configure Open. Zero values mean the defaults.
@@ -413,7 +413,7 @@ func (e *emitter) emit(shard int, l loaded, yield func(Member, error) bool) bool
 		if l.isDead(i) {
 			return true
 		}
-		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: fromNano(m.mtime), Shard: shard, Off: m.off + grown, sum: m.crc, summed: l.summed}
+		out := Member{Path: m.path, ETag: m.etag, Size: m.size, ModTime: fromNano(m.mtime), Shard: shard, Off: m.off + grown, Sum: m.crc, Summed: l.summed}
 		grown += m.size - m.stored
 		if out.ETag == "" {
 			out.ETag = o.ETag + "+" + strconv.FormatInt(m.off, 10)

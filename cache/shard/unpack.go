@@ -138,9 +138,9 @@ func (u *unpacker) restore(ctx context.Context, group []Member) error {
 		switch {
 		case err != nil:
 			return err
-		case there && m.summed && sum != m.sum:
+		case there && m.Summed && sum != m.Sum:
 			return u.differs(m)
-		case there && m.summed:
+		case there && m.Summed:
 			u.done(m, true)
 		default:
 			todo = append(todo, m)
@@ -236,11 +236,11 @@ func (u *unpacker) write(m Member, read func(off, n int64) ([]byte, error)) (err
 			return err
 		}
 	}
-	if m.summed && sum != m.sum {
+	if m.Summed && sum != m.Sum {
 		return fmt.Errorf("%q in %s has checksum %08x, and its index says %08x (restore the shard, or pack the source again into another place)",
-			m.Path, u.Shards[m.Shard].Key, sum, m.sum)
+			m.Path, u.Shards[m.Shard].Key, sum, m.Sum)
 	}
-	if !m.summed { // only now is it known whether a file that is there is this one
+	if !m.Summed { // only now is it known whether a file that is there is this one
 		old, there, err := u.there(m, make([]byte, 64<<10))
 		switch {
 		case err != nil:

@@ -263,6 +263,7 @@ type places struct {
 	mtime []int64
 	shard []uint32
 	at    []int64
+	sum   []uint32 // of all, or not of all: then of none
 }
 
 func (p *places) add(m shard.Member) {
@@ -273,6 +274,9 @@ func (p *places) add(m shard.Member) {
 	p.mtime = append(p.mtime, m.ModTime.UnixNano())
 	p.shard = append(p.shard, uint32(m.Shard))
 	p.at = append(p.at, m.Off)
+	if m.Summed {
+		p.sum = append(p.sum, m.Sum)
+	}
 }
 
 func (p *places) text(i int) (path, etag string) {
@@ -306,7 +310,11 @@ func (p *places) places(m *catalog.Manifest) iter.Seq2[catalog.Place, error] {
 					continue
 				}
 			}
-			if !yield(catalog.Place{Path: path, Shard: int(p.shard[i]), Off: p.at[i]}, nil) {
+			place := catalog.Place{Path: path, Shard: int(p.shard[i]), Off: p.at[i]}
+			if place.Summed = len(p.sum) == len(p.at); place.Summed {
+				place.Sum = p.sum[i]
+			}
+			if !yield(place, nil) {
 				return
 			}
 		}
