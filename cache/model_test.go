@@ -325,7 +325,7 @@ func (w *world) serve(ctx context.Context, s *side, i int, held bool) error {
 			n = min(n, granuleSize)
 		}
 		data, release, err := s.v.Serve(ctx, i, int64(off), n, time.Time{}, held)
-		if errors.Is(err, ErrBusy) || errors.Is(err, ErrNotHeld) || ctx.Err() != nil && err != nil {
+		if errors.Is(err, ErrBusy) || errors.Is(err, ErrMemory) || errors.Is(err, ErrNotHeld) || ctx.Err() != nil && err != nil {
 			continue
 		}
 		if err := w.judge(s, i, off, n, data, err); err != nil {

@@ -225,7 +225,7 @@ func TestServeRefuses(t *testing.T) {
 	}()
 	ctx := context.Background()
 	a, b := nodes[0], nodes[1]
-	if _, _, err := a.v.Serve(ctx, 3, 0, 4<<20, time.Time{}, false); !errors.Is(err, ErrBusy) {
+	if _, _, err := a.v.Serve(ctx, 3, 0, 4<<20, time.Time{}, false); !errors.Is(err, ErrMemory) {
 		t.Errorf("without memory: %v", err)
 	}
 	// A waits for B, which waits for the store.

@@ -73,7 +73,8 @@ func (l lease) release() {
 
 // Errors of Serve.
 var (
-	ErrBusy    = errors.New("cache: no memory now, or the bytes are on their way from another node")
+	ErrBusy    = errors.New("cache: the bytes are on their way from another node")
+	ErrMemory  = errors.New("cache: no memory now")
 	ErrNotHeld = errors.New("cache: not held")
 )
 
@@ -268,7 +269,7 @@ func (q *query) room(n int) (lease, error) {
 	class := ForPrefetch
 	if q.purpose == serving { // the server bounds how much peers get of what prefetching leaves
 		if class = ForDemand; !q.v.c.ledger.TryReserve(footprint(n), class) {
-			return lease{}, ErrBusy
+			return lease{}, ErrMemory
 		}
 	} else if err := q.v.c.reserve(q.ctx, footprint(n), class); err != nil {
 		return lease{}, err
@@ -392,8 +393,10 @@ func (q *query) joining(p *part) (b boarding, err error) {
 		switch {
 		case q.heldOnly:
 			return boarding{}, ErrNotHeld
-		case p.fl.asks() || p.fl.state.Load() == queued: // a peer waits for no memory, and for no other node
+		case p.fl.asks(): // a peer waits for no other node
 			return boarding{}, ErrBusy
+		case p.fl.state.Load() == queued:
+			return boarding{}, ErrMemory
 		}
 		p.join(0)
 		p.hurry(!q.due.After(time.Now()))
@@ -417,7 +420,7 @@ func (q *query) depart(from *restorer) (b boarding, err error) {
 	if q.purpose == serving {
 		if reserved = footprint(int(q.v.ExtentBytes(q.file, q.x))) + from.need(); !q.v.c.ledger.TryReserve(reserved, ForDemand) {
 			from.close()
-			return boarding{}, ErrBusy
+			return boarding{}, ErrMemory
 		}
 	}
 	if !q.v.ds.enter(1) {

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -285,9 +286,12 @@ func TestRefusals(t *testing.T) {
 	ask("not_held", Request{Dataset: dataset, Version: version, Held: true}, missing, nil)
 	ask("busy", ok, missing, cache.ErrBusy)
 	ask("error", ok, missing, errors.New("boom"))
-	b.server.memory.Add(b.server.cfg.Memory)
+	ask("memory", ok, missing, cache.ErrMemory)
+	if !b.server.budget.TryAcquire(32 << 20) {
+		t.Error("memory is left claimed")
+	}
 	ask("memory", ok, p, nil)
-	b.server.memory.Add(-b.server.cfg.Memory)
+	b.server.budget.Release(32 << 20)
 	b.server.busy.Add(serverPlaces)
 	ask("busy", ok, p, nil)
 	b.server.busy.Add(-serverPlaces)
@@ -297,6 +301,42 @@ func TestRefusals(t *testing.T) {
 	if n := b.read(t, []Piece{{File: 1, ETag: strings.Repeat("e", 256), P: make([]byte, 1)}}); n != 0 {
 		t.Error("an ETag that the protocol cannot carry")
 	}
+}
+
+// A server that is short of memory has who asks wait, and serves him as soon as there is some; he holds none meanwhile.
+func TestWaitsForMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage()
+		defer s.close(t)
+		if !s.server.budget.TryAcquire(32<<20 - 1500) { // one piece fits
+			t.Fatal("no budget")
+		}
+		s.readers(t.Context(), t, 16, time.Second, time.Millisecond)
+		if n := s.missed.Load(); n > 0 || s.asked.Load() < 1000 {
+			t.Errorf("%d of %d: %+v", n, s.asked.Load(), s.client.Stats())
+		}
+		synctest.Wait()
+		if !s.server.budget.TryAcquire(1500) {
+			t.Fatal("memory is left claimed")
+		}
+		time.AfterFunc(2*time.Second, func() { s.server.budget.Release(32 << 20) })
+		s.read(t.Context(), t)
+		if n := s.missed.Load(); n > 0 || time.Duration(s.slowest.Load()) > 2*time.Second+2*pressEvery {
+			t.Errorf("%d, the slowest took %v: %+v", n, time.Duration(s.slowest.Load()), s.client.Stats())
+		}
+		s.shelf.Lock()
+		s.shelf.err, s.shelf.held = cache.ErrMemory, map[int]bool{} // the cache's own memory
+		s.shelf.Unlock()
+		time.AfterFunc(2*time.Second, func() { s.shelf.Lock(); s.shelf.err = nil; s.shelf.Unlock() })
+		s.read(t.Context(), t)
+		if n := s.missed.Load(); n > 0 {
+			t.Errorf("%d: %+v", n, s.client.Stats())
+		}
+		synctest.Wait()
+		if !s.server.budget.TryAcquire(32 << 20) {
+			t.Error("memory is left claimed")
+		}
+	})
 }
 
 func quiet(log *synced.Buffer) *slog.Logger { return slog.New(slog.NewTextHandler(log, nil)) }

@@ -18,6 +18,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/shoalfs/shoal/cache"
 )
 
@@ -66,7 +68,8 @@ type Server struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	busy   atomic.Int64 // requests being answered
-	memory atomic.Int64 // of pieces being sent
+	budget *semaphore.Weighted
+	memory atomic.Int64 // of pieces being sent, from budget
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
@@ -80,7 +83,7 @@ type ServerStats struct {
 	Requests    int64 `json:"requests"`
 	Pieces      int64 `json:"pieces"` // given
 	Bytes       int64 `json:"bytes"`
-	Busy        int64 `json:"busy"` // pieces refused for lack of a place or of memory
+	Busy        int64 `json:"busy"` // pieces refused for lack of a place, or of memory until the asker's deadline
 	InFlight    int64 `json:"in_flight"`
 	Memory      int64 `json:"memory_bytes"`
 	Connections int   `json:"connections"`
@@ -89,7 +92,7 @@ type ServerStats struct {
 // NewServer returns a server.
 func NewServer(cfg ServerConfig) *Server {
 	s := &Server{cfg: cfg, mux: http.NewServeMux(), conns: map[net.Conn]bool{}}
-	s.cfg.Memory = max(cfg.Memory, extentSize)
+	s.budget = semaphore.NewWeighted(max(cfg.Memory, extentSize))
 	s.cfg.Log = cmp.Or(cfg.Log, slog.Default())
 	if cfg.Info == nil {
 		s.cfg.Info = func() any { return nil }
@@ -237,6 +240,7 @@ type serverConn struct {
 	heads    []byte
 	bufs     net.Buffers
 	size     int
+	claimed  int // of the server's budget
 	releases []func()
 }
 
@@ -290,8 +294,8 @@ func (c *serverConn) serve(r Request, free bool) error {
 		case !v.Check(p.file, p.path, p.etag):
 			why = ETag
 		default:
-			data, release, err := here(s.ctx, v, r, p, due)
-			if errors.Is(err, cache.ErrNotHeld) && !r.Held {
+			data, release, err := c.find(s.ctx, v, r, i, due, false)
+			if errors.Is(err, cache.ErrMemory) || errors.Is(err, cache.ErrNotHeld) && !r.Held {
 				c.pending, c.files = append(c.pending, i), append(c.files, p.file)
 				continue
 			}
@@ -308,7 +312,7 @@ func (c *serverConn) serve(r Request, free bool) error {
 		v.Gather(c.files, due)
 	}
 	for _, i := range c.pending {
-		if err := c.fetch(v, i, due); err != nil {
+		if err := c.fetch(v, r, i, due); err != nil {
 			return err
 		}
 	}
@@ -325,26 +329,52 @@ func here(ctx context.Context, v Volume, r Request, p asked, due time.Time) (dat
 	return v.Serve(ctx, p.file, p.off, p.n, due, true)
 }
 
-// fetch sends a piece that is to be fetched, and says all the while that it is.
-func (c *serverConn) fetch(v Volume, i int, due time.Time) error {
+// pressEvery is how often a piece is looked for again for which the cache has no memory.
+const pressEvery = 10 * time.Millisecond
+
+// find lends a piece, for which it has then claimed memory. wait: it may have to be fetched, or wait for memory, until ctx ends.
+func (c *serverConn) find(ctx context.Context, v Volume, r Request, i int, due time.Time, wait bool) (data []byte, release func(), err error) {
 	p := c.pieces[i]
-	data, release, err := v.Serve(c.s.ctx, p.file, p.off, p.n, due, true) // it may have landed
-	if errors.Is(err, cache.ErrNotHeld) {
-		if err := c.flush(); err != nil {
+	for {
+		if !c.s.budget.TryAcquire(int64(p.n)) && (!wait || c.s.budget.Acquire(ctx, int64(p.n)) != nil) {
+			return nil, nil, cache.ErrMemory
+		}
+		if wait {
+			data, release, err = v.Serve(ctx, p.file, p.off, p.n, due, r.Held)
+		} else {
+			data, release, err = here(ctx, v, r, p, due)
+		}
+		if err == nil {
+			c.s.memory.Add(int64(p.n))
+			return data, release, nil
+		}
+		c.s.budget.Release(int64(p.n))
+		if !wait || !errors.Is(err, cache.ErrMemory) {
+			return nil, nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil, err
+		case <-time.After(pressEvery):
+		}
+	}
+}
+
+// fetch sends a piece that is to be fetched, or waits for memory, and says all the while that it does.
+func (c *serverConn) fetch(v Volume, r Request, i int, due time.Time) error {
+	until := time.Now().Add(max(r.due, fetching))
+	data, release, err := c.find(c.s.ctx, v, r, i, due, false) // it may have landed
+	again := errors.Is(err, cache.ErrNotHeld) && !r.Held || errors.Is(err, cache.ErrMemory)
+	for waits := 0; again; waits++ {
+		if err := c.flush(); err != nil { // who waits for memory holds none
 			return err
 		}
-		for waits := 0; ; waits++ {
-			ctx, cancel := context.WithTimeout(c.s.ctx, waitEvery)
-			data, release, err = v.Serve(ctx, p.file, p.off, p.n, due, false)
-			tick := ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded)
-			cancel()
-			if !tick || waits >= mostWaits {
-				break
-			}
+		ctx, cancel := context.WithTimeout(c.s.ctx, waitEvery)
+		data, release, err = c.find(ctx, v, r, i, due, true)
+		again = waits < mostWaits && (ctx.Err() != nil && errors.Is(err, context.DeadlineExceeded) || errors.Is(err, cache.ErrMemory) && time.Now().Before(until))
+		cancel()
+		if again {
 			if err := c.add(frame{kind: frameWait}, nil, nil); err != nil {
-				return err
-			}
-			if err := c.flush(); err != nil {
 				return err
 			}
 		}
@@ -355,10 +385,6 @@ func (c *serverConn) fetch(v Volume, i int, due time.Time) error {
 // give adds what Serve returned for a piece.
 func (c *serverConn) give(i int, data []byte, release func(), err error) error {
 	switch {
-	case err == nil && c.s.memory.Add(int64(len(data))) > c.s.cfg.Memory:
-		c.s.memory.Add(-int64(len(data)))
-		release()
-		return c.refuse(i, Memory)
 	case err == nil:
 		c.s.count.pieces.Add(1)
 		c.s.count.bytes.Add(int64(len(data)))
@@ -371,6 +397,8 @@ func (c *serverConn) give(i int, data []byte, release func(), err error) error {
 		return c.s.ctx.Err()
 	case errors.Is(err, cache.ErrNotHeld):
 		return c.refuse(i, NotHeld)
+	case errors.Is(err, cache.ErrMemory):
+		return c.refuse(i, Memory)
 	case errors.Is(err, cache.ErrBusy):
 		return c.refuse(i, Busy)
 	}
@@ -390,7 +418,7 @@ func (c *serverConn) add(f frame, data []byte, release func()) error {
 		if err := c.flush(); err != nil {
 			if release != nil {
 				release()
-				c.s.memory.Add(-int64(len(data)))
+				c.unclaim(c.pieces[f.piece].n)
 			}
 			return err
 		}
@@ -401,6 +429,7 @@ func (c *serverConn) add(f frame, data []byte, release func()) error {
 	c.bufs = append(c.bufs, c.heads[at:])
 	if release != nil {
 		c.bufs, c.releases = append(c.bufs, data), append(c.releases, release)
+		c.claimed += c.pieces[f.piece].n
 	}
 	c.size += len(data)
 	return nil
@@ -431,8 +460,13 @@ func (c *serverConn) drop() {
 	for _, release := range c.releases {
 		release()
 	}
-	c.s.memory.Add(-int64(c.size))
+	c.unclaim(c.claimed)
 	clear(c.releases)
 	clear(c.bufs[:cap(c.bufs)])
-	c.heads, c.bufs, c.size, c.releases = c.heads[:0], c.bufs[:0], 0, c.releases[:0]
+	c.heads, c.bufs, c.size, c.claimed, c.releases = c.heads[:0], c.bufs[:0], 0, 0, c.releases[:0]
+}
+
+func (c *serverConn) unclaim(n int) {
+	c.s.memory.Add(-int64(n))
+	c.s.budget.Release(int64(n))
 }

@@ -312,6 +312,25 @@ func TestClusterReadsOnceForFourJobs(t *testing.T) {
 	c.atMost(0.01, c.epoch(1, 1), "four jobs, once more") // also with little memory, most of which prefetching has
 }
 
+// Large files and little memory: who asks waits until the owner has some, and does not read from the store what the owner will.
+func TestClusterLittleMemory(t *testing.T) {
+	c := newCluster(t, 0.3)
+	dir, paths := tree(t, 4, 40, 1<<20)
+	c.clusterSet = &clusterSet{dir: dir, source: bucket(t, dir), paths: paths}
+	for _, p := range paths {
+		fi, err := os.Stat(filepath.Join(dir, p))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.bytes += fi.Size()
+	}
+	c.flags[slices.Index(c.flags, "--memory")+1] = "300MiB"
+	c.flags[slices.Index(c.flags, "--cache-size")+1] = fleet.CacheSize(0.4, c.bytes, len(paths))
+	c.start()
+	c.atMost(1.03, c.epoch(0, 1), "four jobs")
+	c.atMost(0.01, c.epoch(1, 1), "four jobs, once more")
+}
+
 // Caches that hold a fifth of the dataset each: a later epoch reads no more than what none of them keeps.
 func TestClusterOfSmallCaches(t *testing.T) {
 	c := newCluster(t, 0.2)
