@@ -51,11 +51,10 @@ var (
 
 // Cluster is a membership. Its methods may be called concurrently.
 type Cluster struct {
-	at       Address
-	o        Options
-	log      *slog.Logger
-	pace     pace
-	instance string // tells this process from others with its ID
+	at   Address
+	o    Options
+	log  *slog.Logger
+	pace pace
 
 	stop context.CancelFunc
 	done chan struct{}
@@ -89,8 +88,8 @@ func join(o Options, p pace) (*Cluster, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	o.Self.Keeps = maps.Clone(o.Self.Keeps)
-	c := &Cluster{at: at, o: o, log: o.Log.With("cluster", at.Name), pace: p, instance: rand.Text(),
+	o.Self.Keeps, o.Self.Instance = maps.Clone(o.Self.Keeps), rand.Text()
+	c := &Cluster{at: at, o: o, log: o.Log.With("cluster", at.Name), pace: p,
 		done: make(chan struct{}), wake: make(chan struct{}, 1), self: o.Self, views: settling{pace: p, expect: o.Nodes},
 		changed: make(chan struct{}), settled: make(chan struct{}), refused: make(chan struct{}),
 		state: State{Phase: Joining, Since: time.Now()}}

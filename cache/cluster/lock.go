@@ -161,7 +161,7 @@ func (c *Cluster) Drain(ctx context.Context, id string) error {
 			if len(got.Kvs) == 0 {
 				return errors.New("there is no such node")
 			}
-			var r record
+			var r Node
 			if err := json.Unmarshal(got.Kvs[0].Value, &r); err != nil || r.Draining {
 				return err
 			}

@@ -43,12 +43,6 @@ type session struct {
 	slow time.Duration     // how long the slowest exchange with etcd took of late
 }
 
-// record is a node as it is in etcd.
-type record struct {
-	Node
-	Instance string `json:"instance"`
-}
-
 func (c *Cluster) key(kind, name string) string { return "/shoal/v1/" + c.at.Name + "/" + kind + name }
 
 func (c *Cluster) current() *session {
@@ -154,7 +148,7 @@ func (s *session) register() error {
 	}
 	var rev, old int64
 	if len(got.Kvs) > 0 {
-		var r record
+		var r Node
 		kv := got.Kvs[0]
 		if err := json.Unmarshal(kv.Value, &r); err != nil || !c.mayFollow(r) {
 			return ErrTaken
@@ -178,17 +172,17 @@ func (s *session) register() error {
 }
 
 // mayFollow tells whether this process may take r's place: it wrote r itself, or it has just started where r was.
-func (c *Cluster) mayFollow(r record) bool {
+func (c *Cluster) mayFollow(r Node) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return r.Instance == c.instance || !c.joined && r.Address == c.self.Address
+	return r.Instance == c.self.Instance || !c.joined && r.Address == c.self.Address
 }
 
 // value is this node for etcd.
 func (c *Cluster) value() (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	value, err := json.Marshal(record{c.self, c.instance})
+	value, err := json.Marshal(c.self)
 	return string(value), err
 }
 
@@ -278,8 +272,8 @@ func (s *session) look(kvs []*mvccpb.KeyValue) error {
 	if len(kvs) == 0 {
 		return ErrLost
 	}
-	var r record
-	if err := json.Unmarshal(kvs[0].Value, &r); err != nil || r.Instance != s.c.instance {
+	var r Node
+	if err := json.Unmarshal(kvs[0].Value, &r); err != nil || r.Instance != s.c.o.Self.Instance {
 		return ErrTaken
 	}
 	s.rev = kvs[0].ModRevision

@@ -13,6 +13,7 @@ type Node struct {
 	Address  string            `json:"address"` // HOST:PORT where peers reach it
 	Zone     string            `json:"zone,omitempty"`
 	Version  string            `json:"version,omitempty"` // of its program
+	Instance string            `json:"instance"`          // tells this process from others with its ID; Join makes it
 	Weight   uint32            `json:"weight"`            // its share, at least 1
 	Keeps    map[string]uint64 `json:"keeps,omitempty"`   // thresholds by dataset
 	Draining bool              `json:"draining,omitempty"`
@@ -47,7 +48,7 @@ func Shares(nodes []Node) map[string]float64 {
 }
 
 func (n Node) equal(o Node) bool {
-	return n.member(o) && n.Address == o.Address && n.Zone == o.Zone && n.Version == o.Version && maps.Equal(n.Keeps, o.Keeps)
+	return n.member(o) && n.Address == o.Address && n.Zone == o.Zone && n.Version == o.Version && n.Instance == o.Instance && maps.Equal(n.Keeps, o.Keeps)
 }
 
 // View is a list of nodes at a time. It is never changed, and must not be.

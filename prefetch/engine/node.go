@@ -55,7 +55,7 @@ type node struct {
 	cluster *cluster.Cluster
 	client  *peer.Client
 	server  *peer.Server
-	liars   sync.Map // by id, the nodes that gave other bytes than the store
+	liars   sync.Map // by Instance, the nodes that gave other bytes than the store: they may be well when they start again
 }
 
 // join makes the host a node of the cluster in its configuration, if there is one.

@@ -273,7 +273,7 @@ func (s *sharing) elsewhere(file int) bool {
 // Asks implements cache.Peers.
 func (s *sharing) Asks(file, extent int) bool {
 	n, ok := s.keeper(file, extent, false)
-	if _, lies := s.e.host.node.liars.Load(n.ID); lies {
+	if _, lies := s.e.host.node.liars.Load(n.Instance); lies {
 		return false
 	}
 	return ok && s.e.host.node.client.Ready(n.ID)
@@ -306,7 +306,7 @@ func (s *sharing) Read(ctx context.Context, wants []cache.Want, held bool, check
 // distrust has a node that gave other bytes than the store asked nothing any more, until one of the two starts again, and what this node
 // has compared with the store.
 func (s *sharing) distrust(n cluster.Node, file int) {
-	if _, before := s.e.host.node.liars.LoadOrStore(n.ID, true); before {
+	if _, before := s.e.host.node.liars.LoadOrStore(n.Instance, true); before {
 		return
 	}
 	s.e.log.Error("a node of the cluster gave other bytes than the store; it is asked nothing any more, and what is here is compared with the store",
@@ -325,7 +325,7 @@ var errNotGiven = errors.New("not given")
 
 // ask reads pieces from a node, and returns those that it did not give.
 func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, held bool, check check) (rest []cache.Want) {
-	if _, lies := s.e.host.node.liars.Load(n.ID); lies {
+	if _, lies := s.e.host.node.liars.Load(n.Instance); lies {
 		return wants
 	}
 	m := s.v.manifest
@@ -344,7 +344,7 @@ func (s *sharing) ask(ctx context.Context, n cluster.Node, wants []cache.Want, h
 			*wants[i].Coded = p.Coded
 		}
 		err := errNotGiven
-		if _, lies := s.e.host.node.liars.Load(n.ID); p.Filled && !lies {
+		if _, lies := s.e.host.node.liars.Load(n.Instance); p.Filled && !lies {
 			err = check(ctx, wants[i])
 		}
 		if err != nil {
