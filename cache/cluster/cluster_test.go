@@ -572,7 +572,6 @@ func TestTwoWithOneID(t *testing.T) {
 	phase(t, c, Joined)
 	// Who has been in it does not take its place back from another: two would take turns.
 	r := node(1)
-	r.Instance = "another"
 	cs[1].mu.Lock()
 	r.Address = c.self.Address
 	cs[1].mu.Unlock()
