@@ -1,25 +1,46 @@
 package s3
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
+	"os"
+	"strconv"
 	"strings"
+	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/credentials/ec2rolecreds"
+	"github.com/aws/aws-sdk-go-v2/credentials/endpointcreds"
+	"github.com/aws/aws-sdk-go-v2/credentials/processcreds"
+	"github.com/aws/aws-sdk-go-v2/credentials/ssocreds"
+	"github.com/aws/aws-sdk-go-v2/credentials/stscreds"
+	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
+	"github.com/aws/aws-sdk-go-v2/service/sso"
+	"github.com/aws/aws-sdk-go-v2/service/ssooidc"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
+	"github.com/aws/smithy-go"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// awsChain finds credentials as the AWS tools do. minio-go has providers for most of the sources. Its chain is not
-// used: it hides why each source failed and continues anonymously, which leads to a puzzling "access denied" much
-// later. Neither are its providers of files, containers and instances: this process's environment overrides their
-// parameters.
+// imdsTimeout bounds a request to the instance metadata service, which is one hop away or absent; outside EC2 nothing
+// answers at its address.
+const imdsTimeout = time.Second
+
+// awsChain finds credentials as the AWS tools do, by the providers of AWS' SDK. The SDK's own chain reads this process's
+// environment, and a daemon also opens datasets for others, with theirs. minio-go's hides why a source failed and goes on
+// without credentials, which leads to a puzzling "access denied" much later.
 type awsChain struct {
 	getenv func(string) string
 	region string
@@ -66,7 +87,7 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 		fetch keySource
 	}
 	name := profileName(getenv)
-	fromFiles := candidate{"profile " + name, func(ctx context.Context) (credentials.Value, error) { return chain.fromProfile(ctx, name, nil) }}
+	fromFiles := candidate{"profile " + name, source(func() (aws.CredentialsProvider, error) { return chain.ofProfile(name) })}
 	named := getenv("AWS_PROFILE") != "" || getenv("AWS_DEFAULT_PROFILE") != ""
 	var sources []candidate
 	if named {
@@ -74,7 +95,7 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 	}
 	web := getenv("AWS_WEB_IDENTITY_TOKEN_FILE") != ""
 	if web {
-		sources = append(sources, candidate{"web identity", chain.fromWebIdentity})
+		sources = append(sources, candidate{"web identity", source(chain.ofWebIdentity)})
 	}
 	if !named {
 		sources = append(sources, fromFiles)
@@ -82,9 +103,9 @@ func awsCredentials(ctx context.Context, cfg Config, client *http.Client) (*keyr
 	switch {
 	case web:
 	case chain.inContainer():
-		sources = append(sources, candidate{"container role", chain.fromContainer})
+		sources = append(sources, candidate{"container role", source(chain.container)})
 	case !envTrue(getenv, "AWS_EC2_METADATA_DISABLED"):
-		sources = append(sources, candidate{"instance role", chain.fromInstance})
+		sources = append(sources, candidate{"instance role", source(chain.instance)})
 	}
 	var tried []string
 	for _, s := range sources {
@@ -107,11 +128,21 @@ func keyPair(id, secret, token string) credentials.Value {
 	return credentials.Value{AccessKeyID: id, SecretAccessKey: secret, SessionToken: token, SignerType: credentials.SignatureV4}
 }
 
-// sourceError is err without the source's address, which may contain a secret.
+// sourceError is err without what may be secret: the source's address, the output of a process, and all that an
+// answer says beside its code and message.
 func sourceError(err error) error {
 	var ue *url.Error
 	var pe *fs.PathError
+	var answer smithy.APIError
+	var syntax *json.SyntaxError
+	var status interface{ HTTPStatusCode() int }
 	switch {
+	case errors.As(err, &syntax):
+		return errors.New("the answer is not credentials in JSON")
+	case errors.As(err, &answer) && answer.ErrorCode() != "":
+		return errors.New(clean(answer.ErrorCode() + ": " + answer.ErrorMessage()))
+	case errors.As(err, &status):
+		return fmt.Errorf("HTTP %d", status.HTTPStatusCode())
 	case errors.As(err, &ue):
 		return ue.Err
 	case errors.As(err, &pe) && errors.Is(err, fs.ErrNotExist):
@@ -134,87 +165,209 @@ func (c *awsChain) fromEnvironment() (credentials.Value, error) {
 	return credentials.Value{}, errNoneThere
 }
 
-// fromProfile resolves a profile of the shared files, which are read again each time. seen are the profiles whose
-// source_profile led here.
-//
-// https://docs.aws.amazon.com/sdkref/latest/guide/feature-assume-role-credentials.html
-func (c *awsChain) fromProfile(ctx context.Context, name string, seen []string) (v credentials.Value, err error) {
-	files, err := loadProfiles(c.getenv)
-	if err != nil {
-		return v, err
-	}
-	p, ok := files.profile(name)
-	if !ok {
-		if len(seen) > 0 || name != "default" {
-			return v, fmt.Errorf("profile %q is in neither of the shared files", name)
-		}
-		return v, errNoneThere
-	}
-	id, secret := p.get("aws_access_key_id"), p.get("aws_secret_access_key")
-	role, source := p.get("role_arn"), p.get("source_profile")
-	again := len(seen) > 0 && seen[len(seen)-1] == name // its own source_profile means its keys
-	if !again {
-		for _, s := range seen {
-			if s == name {
-				return v, fmt.Errorf("source_profile leads back to profile %q", name)
-			}
-		}
-	}
-	fail := func(err error) (credentials.Value, error) {
-		return credentials.Value{}, fmt.Errorf("profile %q: %w", name, err)
-	}
-	if role != "" && !again {
-		a := roleRequest{arn: role, session: p.get("role_session_name"), external: p.get("external_id"), seconds: p.get("duration_seconds")}
-		switch file := p.get("web_identity_token_file"); {
-		case p.get("mfa_serial") != "":
-			return fail(errors.New("mfa_serial requires a code, which a daemon cannot enter; use a role without it"))
-		case source != "":
-			v, err = c.fromProfile(ctx, source, append(seen, name))
-		case file != "":
-			return c.webIdentity(ctx, files, p, file, a)
-		default:
-			v, err = c.credentialSource(ctx, p.get("credential_source"))
-		}
+// source returns a source whose provider is made anew for each fetch, since the files that describe it change.
+func source(provider func() (aws.CredentialsProvider, error)) keySource {
+	return func(ctx context.Context) (credentials.Value, error) {
+		p, err := provider()
 		if err != nil {
-			return fail(err)
+			return credentials.Value{}, err
 		}
-		if v, err = c.assumeRole(ctx, files, p, a, v); err != nil {
-			return fail(fmt.Errorf("role %s: %w", role, err))
+		got, err := p.Retrieve(ctx)
+		if err != nil {
+			return credentials.Value{}, err
 		}
-		return v, nil
-	}
-	switch {
-	case id != "" && secret != "":
-		return keyPair(id, secret, p.get("aws_session_token")), nil
-	case id != "" || secret != "":
-		return fail(errors.New("incomplete key pair"))
-	case p.get("sso_session") != "" || p.get("sso_start_url") != "":
-		sso := &credentials.FileAWSCredentials{Filename: files.configPath, Profile: name}
-		if v, err = sso.RetrieveWithCredContext(&credentials.CredContext{Client: c.client, Context: ctx}); err != nil {
-			return fail(errors.New("SSO: " + err.Error())) // it names the file and the remedy
-		}
-		return v, nil
-	case p.get("credential_process") != "":
-		if v, err = fromProcess(ctx, p.get("credential_process")); err != nil {
-			return fail(fmt.Errorf("credential_process: %w", err))
+		v := keyPair(got.AccessKeyID, got.SecretAccessKey, got.SessionToken)
+		if got.CanExpire {
+			v.Expiration = got.Expires
 		}
 		return v, nil
 	}
-	if len(seen) > 0 {
-		return fail(errors.New("it has no credentials"))
-	}
-	return v, errNoneThere
 }
 
-// credentialSource returns the credentials for assuming a role.
-func (c *awsChain) credentialSource(ctx context.Context, name string) (credentials.Value, error) {
-	switch name {
-	case "Environment":
-		return c.fromEnvironment()
-	case "Ec2InstanceMetadata":
-		return c.fromInstance(ctx)
-	case "EcsContainer":
-		return c.fromContainer(ctx)
+// ofProfile returns the provider of a profile of the shared files.
+func (c *awsChain) ofProfile(name string) (aws.CredentialsProvider, error) {
+	p, found, err := loadProfile(c.getenv, name)
+	switch {
+	case err != nil:
+		return nil, err
+	case !found && name != "default":
+		return nil, fmt.Errorf("profile %q is in neither of the shared files", name)
+	case !found:
+		return nil, errNoneThere
 	}
-	return credentials.Value{}, errors.New("role_arn needs source_profile, web_identity_token_file, or credential_source = Environment, Ec2InstanceMetadata or EcsContainer")
+	return c.provider(&p, p.RoleARN != "")
+}
+
+// provider returns what a profile names. role: to name something is its duty, since a role is assumed with it.
+//
+// https://docs.aws.amazon.com/sdkref/latest/guide/feature-assume-role-credentials.html
+func (c *awsChain) provider(p *config.SharedConfig, role bool) (by aws.CredentialsProvider, err error) {
+	switch {
+	case p.RoleARN != "" && p.MFASerial != "":
+		return nil, fmt.Errorf("profile %q: mfa_serial requires a code, which a daemon cannot enter; use a role without it", p.Profile)
+	case p.Source != nil:
+		by, err = c.provider(p.Source, true)
+	case p.Credentials.HasKeys():
+		by = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return p.Credentials, nil })
+	case p.CredentialSource == "Environment":
+		by = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			v, err := c.fromEnvironment()
+			return aws.Credentials{AccessKeyID: v.AccessKeyID, SecretAccessKey: v.SecretAccessKey, SessionToken: v.SessionToken}, err
+		})
+	case p.CredentialSource == "Ec2InstanceMetadata":
+		by, err = c.instance()
+	case p.CredentialSource == "EcsContainer":
+		by, err = c.container()
+	case p.WebIdentityTokenFile != "":
+		return c.webIdentity(*p, p.WebIdentityTokenFile, p.RoleARN, p.RoleSessionName), nil
+	case p.SSOSession != nil:
+		o := ssocreds.Options{StartURL: p.SSOSession.SSOStartURL}
+		if o.CachedTokenFilepath, err = ssocreds.StandardCachedTokenFilepath(p.SSOSession.Name); err == nil {
+			o.SSOTokenProvider = ssocreds.NewSSOTokenProvider(ssooidc.New(ssooidc.Options{Region: p.SSOSession.SSORegion, HTTPClient: c.client}), o.CachedTokenFilepath)
+			by = c.sso(p, p.SSOSession.SSORegion, o)
+		}
+	case p.SSOStartURL != "":
+		by = c.sso(p, p.SSORegion, ssocreds.Options{StartURL: p.SSOStartURL})
+	case p.CredentialProcess != "":
+		by = processcreds.NewProvider(p.CredentialProcess, func(o *processcreds.Options) { o.Timeout = fetchTimeout })
+	case role:
+		err = errors.New("role_arn needs source_profile, web_identity_token_file, or credential_source = Environment, Ec2InstanceMetadata or EcsContainer")
+	default:
+		err = errNoneThere
+	}
+	if err != nil || p.RoleARN == "" {
+		return by, err
+	}
+	return stscreds.NewAssumeRoleProvider(c.sts(*p, by), p.RoleARN, func(o *stscreds.AssumeRoleOptions) {
+		o.RoleSessionName, o.Duration = sessionName(p.RoleSessionName), time.Hour
+		if p.ExternalID != "" {
+			o.ExternalID = &p.ExternalID
+		}
+		if p.RoleDurationSeconds != nil {
+			o.Duration = *p.RoleDurationSeconds
+		}
+	}), nil
+}
+
+// sso uses the login of `aws sso login`, and renews it where the profile has an sso_session.
+func (c *awsChain) sso(p *config.SharedConfig, region string, o ssocreds.Options) aws.CredentialsProvider {
+	client := sso.New(sso.Options{Region: region, HTTPClient: c.client, Retryer: aws.NopRetryer{}})
+	provider := ssocreds.New(client, p.SSOAccountID, p.SSORoleName, o.StartURL, func(to *ssocreds.Options) {
+		to.SSOTokenProvider, to.CachedTokenFilepath = o.SSOTokenProvider, o.CachedTokenFilepath
+	})
+	return aws.CredentialsProviderFunc(func(ctx context.Context) (aws.Credentials, error) {
+		v, err := provider.Retrieve(ctx)
+		if err != nil {
+			err = fmt.Errorf("profile %q: SSO: %w (aws sso login --profile %s)", p.Profile, sourceError(err), p.Profile)
+		}
+		return v, err
+	})
+}
+
+// sts returns a client of STS: at the configured endpoint, or the region's. Who uses it tries again.
+func (c *awsChain) sts(p config.SharedConfig, by aws.CredentialsProvider) *sts.Client {
+	o := sts.Options{HTTPClient: c.client, Credentials: by, Retryer: aws.NopRetryer{}}
+	o.Region = cmp.Or(c.getenv("AWS_REGION"), c.getenv("AWS_DEFAULT_REGION"), p.Region, c.region, "us-east-1")
+	if e := configuredEndpoint(c.getenv, p, "sts"); e != "" {
+		o.BaseEndpoint = &e
+	}
+	return sts.New(o)
+}
+
+// sessionName names a session in the account's audit log.
+func sessionName(given string) string {
+	return cmp.Or(given, "shoal-"+strconv.FormatInt(time.Now().Unix(), 10))
+}
+
+// ofWebIdentity is the web identity of the environment, as Kubernetes mounts it.
+func (c *awsChain) ofWebIdentity() (aws.CredentialsProvider, error) {
+	p, _, err := loadProfile(c.getenv, profileName(c.getenv))
+	if err == nil && c.getenv("AWS_ROLE_ARN") == "" {
+		err = errors.New("AWS_WEB_IDENTITY_TOKEN_FILE is set, AWS_ROLE_ARN is not")
+	}
+	return c.webIdentity(p, c.getenv("AWS_WEB_IDENTITY_TOKEN_FILE"), c.getenv("AWS_ROLE_ARN"), c.getenv("AWS_ROLE_SESSION_NAME")), err
+}
+
+// tokenFile is a token, without the line break at its file's end.
+type tokenFile string
+
+// GetIdentityToken implements [stscreds.IdentityTokenRetriever].
+func (f tokenFile) GetIdentityToken() ([]byte, error) {
+	b, err := os.ReadFile(string(f))
+	return bytes.TrimSpace(b), err
+}
+
+// GetToken implements [endpointcreds.AuthTokenProvider].
+func (f tokenFile) GetToken() (string, error) {
+	b, err := f.GetIdentityToken()
+	return string(b), err
+}
+
+// webIdentity assumes a role with a token, whose file is read each time.
+func (c *awsChain) webIdentity(p config.SharedConfig, file, role, session string) aws.CredentialsProvider {
+	provider := stscreds.NewWebIdentityRoleProvider(c.sts(p, nil), role, tokenFile(file), func(o *stscreds.WebIdentityRoleOptions) {
+		o.RoleSessionName = sessionName(session)
+		if p.RoleDurationSeconds != nil {
+			o.Duration = *p.RoleDurationSeconds
+		}
+	})
+	return aws.CredentialsProviderFunc(func(ctx context.Context) (aws.Credentials, error) {
+		v, err := provider.Retrieve(ctx)
+		if err != nil { // STS quotes what it refuses
+			token, _ := tokenFile(file).GetToken()
+			err = errors.New(strings.ReplaceAll(sourceError(err).Error(), cmp.Or(token, "\n"), "…"))
+		}
+		return v, err
+	})
+}
+
+func (c *awsChain) inContainer() bool {
+	return c.getenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != "" || c.getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI") != ""
+}
+
+// container is the agent of ECS, or of EKS Pod Identity, whose token file is read each time.
+func (c *awsChain) container() (aws.CredentialsProvider, error) {
+	endpoint := c.getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI")
+	if relative := c.getenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"); relative != "" {
+		endpoint = credentials.DefaultECSRoleEndpoint + relative
+	} else if err := trustedHost(endpoint); err != nil {
+		return nil, err
+	}
+	return endpointcreds.New(endpoint, func(o *endpointcreds.Options) {
+		o.HTTPClient, o.Retryer = c.client, aws.NopRetryer{}
+		o.AuthorizationToken = c.getenv("AWS_CONTAINER_AUTHORIZATION_TOKEN")
+		if file := c.getenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"); file != "" {
+			o.AuthorizationTokenProvider = tokenFile(file)
+		}
+	}), nil
+}
+
+// trustedHost refuses to send an unencrypted token to any address but this machine's and those of ECS and EKS agents,
+// like the AWS tools: the SDK's own check is not exported.
+func trustedHost(endpoint string) error {
+	u, err := url.Parse(endpoint)
+	if err != nil || u.Host == "" {
+		return errors.New("AWS_CONTAINER_CREDENTIALS_FULL_URI is not a URL")
+	}
+	addr, _ := netip.ParseAddr(u.Hostname())
+	switch addr.String() {
+	case "169.254.170.2", "169.254.170.23", "fd00:ec2::23":
+		return nil
+	}
+	if u.Scheme == "https" || u.Hostname() == "localhost" || addr.IsLoopback() {
+		return nil
+	}
+	return errors.New("AWS_CONTAINER_CREDENTIALS_FULL_URI is neither https nor an address of this machine")
+}
+
+// instance is the instance metadata service, version 2, or version 1 if it has no tokens.
+func (c *awsChain) instance() (aws.CredentialsProvider, error) {
+	o := imds.Options{HTTPClient: c.imds, Retryer: aws.NopRetryer{}, ClientEnableState: imds.ClientEnabled, Endpoint: c.getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT")}
+	if strings.EqualFold(c.getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE"), "IPv6") {
+		o.EndpointMode = imds.EndpointModeStateIPv6
+	}
+	if envTrue(c.getenv, "AWS_EC2_METADATA_V1_DISABLED") {
+		o.EnableFallback = aws.FalseTernary
+	}
+	return ec2rolecreds.New(func(to *ec2rolecreds.Options) { to.Client = imds.New(o) }), nil
 }

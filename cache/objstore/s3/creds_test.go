@@ -71,6 +71,7 @@ func (a *awsServices) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	const imds = "/latest/meta-data/iam/security-credentials/"
 	switch {
 	case r.URL.Path == "/latest/api/token" && r.Method == http.MethodPut && r.Header.Get("X-aws-ec2-metadata-token-ttl-seconds") != "":
+		w.Header().Set("X-aws-ec2-metadata-token-ttl-seconds", "21600")
 		fmt.Fprint(w, "hush-imds")
 	case strings.HasPrefix(r.URL.Path, imds) && r.Header.Get("X-aws-ec2-metadata-token") != "hush-imds":
 		w.WriteHeader(http.StatusUnauthorized)
@@ -234,7 +235,7 @@ sts =
 		{"role", profile("role"), ""},
 		{"role of a role", profile("chain"), ""},
 		{"its own source", profile("itself"), ""},
-		{"loop", profile("loop"), "leads back to profile \"loop\""},
+		{"loop", profile("loop"), `"loop", which is to assume arn:aws:iam::1:role/x, leads to no credentials`},
 		{"MFA", profile("mfa"), "which a daemon cannot enter"},
 		{"no source", profile("nosource"), "credential_source"},
 		{"STS refuses", profile("external"), "AccessDenied: said STS"},
@@ -242,9 +243,9 @@ sts =
 		{"role by the environment", profile("environment", "AWS_EC2_METADATA_DISABLED", "1"), "AWS_ACCESS_KEY_ID is set"},
 		{"role by the instance", profile("ec2", "AWS_EC2_METADATA_SERVICE_ENDPOINT", services), "InvalidClientTokenId"},
 		{"process", profile("process"), ""},
-		{"process of another version", profile("process2"), "version 2"},
+		{"process of another version", profile("process2"), "wrong version"},
 		{"process that fails", profile("processfails"), "exit status 3"},
-		{"half a pair", profile("half"), "incomplete key pair"},
+		{"half a pair", profile("half"), "partial credentials"},
 		{"STS of the services section", map[string]string{"AWS_PROFILE": "sts", "AWS_CONFIG_FILE": config, "AWS_SHARED_CREDENTIALS_FILE": shared, "AWS_REGION": "eu-west-3"}, ""},
 		{"web identity before the default profile", map[string]string{
 			"AWS_SHARED_CREDENTIALS_FILE": file("other", "[default]\naws_access_key_id = wrong\naws_secret_access_key = s\n"),

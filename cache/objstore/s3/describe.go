@@ -4,13 +4,16 @@ import (
 	"cmp"
 	"net/url"
 	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/config"
 )
 
 // Setting is a setting of the AWS tools for opening a bucket, and its origin. Its value is never a secret.
 type Setting struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
-	From  string `json:"from"` // env NAME, profile NAME of FILE, or default
+	From  string `json:"from"` // env NAME, profile NAME, or default
 }
 
 // Describe returns the settings that [New] would use from the environment and the shared files, and the source of
@@ -19,31 +22,26 @@ type Setting struct {
 func Describe(getenv func(string) string) ([]Setting, error) {
 	d := description{getenv: getenv}
 	var err error
-	if d.files, err = loadProfiles(getenv); err != nil {
+	name := profileName(getenv)
+	if d.profile, d.found, err = loadProfile(getenv, name); err != nil {
 		return nil, err
 	}
-	name := profileName(getenv)
-	d.profile, d.found = d.files.profile(name)
 	from := d.variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
 	d.add("profile", name, cmp.Or(from, "default"))
 
 	switch {
 	case envTrue(getenv, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
 		d.add("endpoint", "Amazon S3", "env AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
-	case strings.EqualFold(d.profile.get("ignore_configured_endpoint_urls"), "true"):
-		d.add("endpoint", "Amazon S3", d.inProfile("ignore_configured_endpoint_urls"))
+	case aws.ToBool(d.profile.IgnoreConfiguredEndpoints):
+		d.add("endpoint", "Amazon S3", "profile "+name)
 	default:
-		endpoint := configuredEndpoint(getenv, d.files, d.profile, "s3")
-		from := d.variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-		if from == "" && d.files.serviceEndpoint(d.profile, "s3") != "" {
-			from = "services " + d.profile.get("services") + " of " + d.files.configPath
-		}
-		d.add("endpoint", cmp.Or(withoutUser(endpoint), "Amazon S3"), cmp.Or(from, d.inProfile("endpoint_url"), "default"))
+		endpoint := configuredEndpoint(getenv, d.profile, "s3")
+		d.add("endpoint", cmp.Or(withoutUser(endpoint), "Amazon S3"), d.origin(endpoint, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
 	}
-	region := cmp.Or(getenv("AWS_REGION"), getenv("AWS_DEFAULT_REGION"), d.profile.get("region"))
-	d.add("region", cmp.Or(region, "as the store says"), cmp.Or(d.variable("AWS_REGION", "AWS_DEFAULT_REGION"), d.inProfile("region"), "default"))
-	if bundle := cmp.Or(getenv("AWS_CA_BUNDLE"), d.profile.get("ca_bundle")); bundle != "" {
-		d.add("CA bundle", bundle, cmp.Or(d.variable("AWS_CA_BUNDLE"), d.inProfile("ca_bundle")))
+	region := cmp.Or(getenv("AWS_REGION"), getenv("AWS_DEFAULT_REGION"), d.profile.Region)
+	d.add("region", cmp.Or(region, "as the store says"), d.origin(region, "AWS_REGION", "AWS_DEFAULT_REGION"))
+	if bundle := cmp.Or(getenv("AWS_CA_BUNDLE"), d.profile.CustomCABundle); bundle != "" {
+		d.add("CA bundle", bundle, d.origin(bundle, "AWS_CA_BUNDLE"))
 	}
 	d.credentials(name)
 	return d.list, nil
@@ -51,8 +49,7 @@ func Describe(getenv func(string) string) ([]Setting, error) {
 
 type description struct {
 	getenv  func(string) string
-	files   *profiles
-	profile profile
+	profile config.SharedConfig
 	found   bool
 	list    []Setting
 }
@@ -71,19 +68,12 @@ func (d *description) variable(names ...string) string {
 	return ""
 }
 
-// inProfile names the file with a key of the profile.
-func (d *description) inProfile(key string) string {
-	for _, s := range d.profile.sections {
-		if !s.HasKey(key) || strings.TrimSpace(s.Key(key).Value()) == "" {
-			continue
-		}
-		path := d.files.configPath
-		if d.files.credentials.HasSection(s.Name()) && d.files.credentials.Section(s.Name()) == s {
-			path = d.files.credentialsPath
-		}
-		return "profile " + d.profile.name + " of " + path
+// origin names where a value comes from: the first of the variables that is set, or the profile.
+func (d *description) origin(value string, names ...string) string {
+	if value == "" {
+		return "default"
 	}
-	return ""
+	return cmp.Or(d.variable(names...), "profile "+d.profile.Profile)
 }
 
 // credentials describes the source that [awsCredentials] would ask first.
@@ -116,17 +106,19 @@ func (d *description) credentials(name string) {
 
 // fromProfile describes the credentials of the profile, in the order of the search.
 func (d *description) fromProfile() bool {
-	get := d.profile.get
-	for _, source := range []struct{ key, value string }{
-		{"role_arn", "role " + get("role_arn")},
-		{"aws_access_key_id", "a key pair"},
-		{"aws_secret_access_key", "incomplete key pair"},
-		{"sso_session", "SSO, session " + get("sso_session")},
-		{"sso_start_url", "SSO"},
-		{"credential_process", "credential_process"}, // its arguments may be secrets
+	p, sso := d.profile, ""
+	if p.SSOSession != nil {
+		sso = "SSO, session " + p.SSOSession.Name
+	}
+	for _, source := range []struct{ is, value string }{
+		{p.RoleARN, "role " + p.RoleARN},
+		{p.Credentials.AccessKeyID, "a key pair"},
+		{sso, sso},
+		{p.SSOStartURL, "SSO"},
+		{p.CredentialProcess, "credential_process"}, // its arguments may be secrets
 	} {
-		if get(source.key) != "" {
-			d.add("credentials", source.value, d.inProfile(source.key))
+		if source.is != "" {
+			d.add("credentials", source.value, "profile "+p.Profile)
 			return true
 		}
 	}

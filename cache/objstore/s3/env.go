@@ -3,32 +3,34 @@ package s3
 import (
 	"cmp"
 	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/config"
 )
 
 // fillFromEnv sets empty fields of cfg from the AWS environment, with the precedence of the AWS tools: specific
 // variable, general variable, the profile's service section, the profile.
 func (cfg *Config) fillFromEnv() error {
-	files, err := loadProfiles(cfg.Getenv)
+	p, _, err := loadProfile(cfg.Getenv, profileName(cfg.Getenv))
 	if err != nil {
 		return err
 	}
-	p, _ := files.profile(profileName(cfg.Getenv))
 	if cfg.Endpoint == "" {
-		cfg.Endpoint = configuredEndpoint(cfg.Getenv, files, p, "s3")
+		cfg.Endpoint = configuredEndpoint(cfg.Getenv, p, "s3")
 	}
-	cfg.Region = cmp.Or(cfg.Region, cfg.Getenv("AWS_REGION"), cfg.Getenv("AWS_DEFAULT_REGION"), p.get("region"))
-	cfg.CABundle = cmp.Or(cfg.CABundle, cfg.Getenv("AWS_CA_BUNDLE"), p.get("ca_bundle"))
+	cfg.Region = cmp.Or(cfg.Region, cfg.Getenv("AWS_REGION"), cfg.Getenv("AWS_DEFAULT_REGION"), p.Region)
+	cfg.CABundle = cmp.Or(cfg.CABundle, cfg.Getenv("AWS_CA_BUNDLE"), p.CustomCABundle)
 	cfg.Anonymous = cfg.Anonymous || envTrue(cfg.Getenv, "AWS_NO_SIGN_REQUEST")
 	return nil
 }
 
 // configuredEndpoint returns the endpoint of a service, "s3" or "sts"; "" for Amazon's.
-func configuredEndpoint(getenv func(string) string, files *profiles, p profile, service string) string {
-	if envTrue(getenv, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") || strings.EqualFold(p.get("ignore_configured_endpoint_urls"), "true") {
+func configuredEndpoint(getenv func(string) string, p config.SharedConfig, service string) string {
+	if envTrue(getenv, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") || aws.ToBool(p.IgnoreConfiguredEndpoints) {
 		return ""
 	}
 	return cmp.Or(getenv("AWS_ENDPOINT_URL_"+strings.ToUpper(service)), getenv("AWS_ENDPOINT_URL"),
-		files.serviceEndpoint(p, service), p.get("endpoint_url"))
+		p.Services.ServiceValues[service]["endpoint_url"], p.BaseEndpoint)
 }
 
 // endpointVariable returns the variable that sets the endpoint of S3, or would set it.

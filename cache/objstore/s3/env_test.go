@@ -36,14 +36,11 @@ func TestGetenv(t *testing.T) {
 		case r.URL.Path == "/container" && r.Header.Get("Authorization") == "hush-agent":
 			fmt.Fprintf(w, "{%s}", keys)
 		case r.URL.Path == "/latest/api/token" && r.Method == http.MethodPut:
+			w.Header().Set("X-aws-ec2-metadata-token-ttl-seconds", "21600")
 			fmt.Fprint(w, "imds-token")
 		case strings.HasSuffix(r.URL.Path, "/security-credentials/") && r.Header.Get("X-aws-ec2-metadata-token") == "imds-token":
 			fmt.Fprint(w, "role\n")
 		case strings.HasSuffix(r.URL.Path, "/security-credentials/role") && r.Header.Get("X-aws-ec2-metadata-token") == "imds-token":
-			fmt.Fprintf(w, `{"Code":"Success",%s}`, keys)
-		case r.URL.Path == "/v1/latest/meta-data/iam/security-credentials/":
-			fmt.Fprint(w, "role")
-		case r.URL.Path == "/v1/latest/meta-data/iam/security-credentials/role":
 			fmt.Fprintf(w, `{"Code":"Success",%s}`, keys)
 		case r.URL.Path == "/" && r.Form.Get("WebIdentityToken") == "hush-web" && r.Form.Get("RoleArn") == "arn:theirs":
 			fmt.Fprintf(w, `<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult><Credentials>
@@ -54,6 +51,17 @@ func TestGetenv(t *testing.T) {
 		}
 	}))
 	t.Cleanup(agent.Close)
+	tokenless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/latest/meta-data/iam/security-credentials/":
+			fmt.Fprint(w, "role")
+		case "/latest/meta-data/iam/security-credentials/role":
+			fmt.Fprintf(w, `{"Code":"Success",%s}`, keys)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	t.Cleanup(tokenless.Close)
 
 	// Ours: all of it wrong for them.
 	write("ours/.aws/credentials", "[default]\naws_access_key_id = ours\naws_secret_access_key = s\n[theirs]\naws_access_key_id = ours\naws_secret_access_key = s\n")
@@ -97,7 +105,7 @@ func TestGetenv(t *testing.T) {
 		}, ""},
 		{"container elsewhere", map[string]string{"AWS_ENDPOINT_URL": endpoint, "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://192.0.2.1/"}, "neither https"},
 		{"instance", map[string]string{"AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_SERVICE_ENDPOINT": agent.URL}, ""},
-		{"instance without tokens", map[string]string{"AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_SERVICE_ENDPOINT": agent.URL + "/v1"}, ""},
+		{"instance without tokens", map[string]string{"AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_SERVICE_ENDPOINT": tokenless.URL}, ""},
 		{"none", map[string]string{"AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_DISABLED": "true"}, "no credentials"},
 		{"none, with a home", map[string]string{"HOME": home, "AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_DISABLED": "true"}, "no credentials"},
 		{"their mistake", map[string]string{"AWS_ENDPOINT_URL": "ftp://x", "AWS_ACCESS_KEY_ID": "theirs", "AWS_SECRET_ACCESS_KEY": "s"}, "neither http nor https"},

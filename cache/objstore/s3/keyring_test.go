@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
@@ -212,29 +213,8 @@ func TestSSOPortal(t *testing.T) {
 	}
 	env := map[string]string{"HOME": home}
 	chain := &awsChain{getenv: func(name string) string { return env[name] }, client: &http.Client{Transport: elsewhere{u.Host}}}
-	v, err := chain.fromProfile(t.Context(), "dev", nil)
+	v, err := source(func() (aws.CredentialsProvider, error) { return chain.ofProfile("dev") })(t.Context())
 	if err != nil || v.AccessKeyID != "id" || v.SessionToken != "t" || time.Until(v.Expiration) < 50*time.Minute {
 		t.Errorf("%v until %v: %v", v.AccessKeyID, v.Expiration, err)
 	}
-}
-
-// FuzzSharedFile: no text of a shared file makes its reader fail otherwise than by an error, or tells of
-// itself in it.
-func FuzzSharedFile(f *testing.F) {
-	for _, s := range []string{
-		"[default]\naws_access_key_id = id\naws_secret_access_key = s # no\n", "[profile a]\ns3 =\n  endpoint_url = http://x\nservices = b\n[services b]\ns3 =\n endpoint_url = y\n",
-		"[default", "=", "[a]\nb", "\xff\xfe[a]", "[default]\nrole_arn = x\nsource_profile = default\n", "[default]\na = \"\"\"x", "[default]\nb = %(b)s",
-	} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		file, err := parseIni([]byte(text))
-		if err != nil {
-			return
-		}
-		p := &profiles{config: file, credentials: file}
-		got, _ := p.profile("default")
-		_ = p.serviceEndpoint(got, "s3")
-		_ = got.get("aws_secret_access_key")
-	})
 }
