@@ -1,59 +1,81 @@
-// Package doctor checks a machine and a source, and reports what makes Shoal slow there or stops it from working, with
-// the remedy.
+// Package doctor measures a machine and a source, and reports what the rules of package findings make of that.
 //
-// A [Check] is a small function over injected probes: [Machine] is the checks' view of the machine, and [Source] the
-// object store. A check leaves no lasting change, prints no secret, and is bounded in time: a check that cannot run says
-// why.
+// It leaves no lasting change, prints no secret, and is bounded in time: what cannot be measured says why.
 //
-//	Machine ── FUSE, limits, disk, cache directory, versions, GPU
-//	Source  ── name, TCP, TLS, clock, credentials, listing, GETs, latency, connections that pay
-//	   └─ Run ── one after the other, since they measure ── Report ── text or JSON (docs/doctor.md)
+//	machine.go, disk.go ── findings.Machine ─┐
+//	source.go, rates.go ── findings.Store ───┴─ Run ── one after the other, since they measure ── Report
 package doctor
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"io"
+	"strings"
 	"time"
+
+	"github.com/shoalfs/shoal/internal/findings"
+	"github.com/shoalfs/shoal/internal/human"
 )
 
 // Version is that of the report's schema (docs/doctor.md). A field may be added without a new version.
-const Version = 1
+const Version = 2
 
-// Status is the result of a check in one word.
-type Status string
-
-// The statuses.
-const (
-	OK      Status = "ok"
-	Warn    Status = "warn"    // it works, and is slower or more fragile than it need be
-	Fail    Status = "fail"    // it does not work
-	Skipped Status = "skipped" // not checked, or not applicable: Meaning says why
-)
-
-// Result is the result of a check.
-type Result struct {
-	Area     string             `json:"area"`
-	Check    string             `json:"check"`
-	Status   Status             `json:"status"`
-	Measured string             `json:"measured,omitempty"` // the fact
-	Meaning  string             `json:"meaning,omitempty"`  // its consequence
-	Remedy   string             `json:"remedy,omitempty"`   // a command, or what to change
-	Values   map[string]float64 `json:"values,omitempty"`   // measurements as numbers; units are in their names
-	Seconds  float64            `json:"seconds"`            // duration of the check
+// Options say what to check.
+type Options struct {
+	CacheDir   string // absolute
+	CacheSize  int64  // bytes of --cache-size
+	Memory     int64  // bytes of --memory
+	Mountpoint string // absolute; "" for any
+	FeedOnly   bool   // nothing will be mounted
+	Quick      bool   // a third of the time
+	Source     *Source
 }
 
-// Check is one check.
+// window is the duration of a measurement.
+func (o *Options) window() time.Duration {
+	if o.Quick {
+		return 500 * time.Millisecond
+	}
+	return 1500 * time.Millisecond
+}
+
+// Check gathers the facts of a rule, and asks it.
 type Check struct {
-	Area, Name string
-	// Takes is its usual duration; 0 for a short one. It gets three times as long, plus 3 s, before it is abandoned.
-	Takes time.Duration
-	Run   func(ctx context.Context) Result
+	Code string
+	step
+	rule func() findings.Finding
 }
 
-// Report is the results of all checks.
+// step gathers facts.
+type step struct {
+	// takes is its usual duration; 0 for a short one. It gets three times as long, plus 3 s, before it is abandoned.
+	takes  time.Duration
+	gather func(ctx context.Context) error
+}
+
+func bind[F any](rules []findings.Rule[F], facts F, steps map[string]step) (all []Check) {
+	for _, r := range rules {
+		all = append(all, Check{r.Code, steps[r.Code], func() findings.Finding { return r.Of(facts) }})
+	}
+	return all
+}
+
+// Checks returns the checks to run.
+func Checks(o Options) []Check {
+	p := &patient{Options: o}
+	all := bind(findings.MachineRules, &p.facts, p.steps())
+	if s := o.Source; s != nil {
+		s.quick, s.facts.Cache = o.Quick, o.CacheSize
+		all = append(all, bind(findings.StoreRules, &s.facts, s.steps())...)
+	}
+	return all
+}
+
+// Report is what was found.
 type Report struct {
 	Version  int       `json:"version"`
+	Shoal    string    `json:"shoal"` // its version
 	Started  time.Time `json:"started"`
 	Seconds  float64   `json:"seconds"`
 	Source   string    `json:"source,omitempty"`
@@ -62,109 +84,73 @@ type Report struct {
 	Warn     int       `json:"warn"`
 	Fail     int       `json:"fail"`
 	Skipped  int       `json:"skipped"`
-	Results  []Result  `json:"results"`
+
+	Findings []findings.Finding `json:"findings"`
 }
 
-// Run performs the checks, one after the other. begin, if not nil, is called before each, and its result after it. Run
-// fails only when ctx ends.
-func Run(ctx context.Context, checks []Check, begin func(c Check) (end func(Result))) (Report, error) {
-	r := Report{Version: Version, Started: time.Now().UTC(), Results: []Result{}}
+// Run performs the checks, one after the other. begin is called before those that take long, and its result after them.
+// Run fails only when ctx ends.
+func Run(ctx context.Context, checks []Check, begin func(code string) (end func(result string))) (Report, error) {
+	r := Report{Version: Version, Started: time.Now().UTC(), Findings: []findings.Finding{}}
+	count := map[findings.Level]*int{findings.OK: &r.OK, findings.Warn: &r.Warn, findings.Fail: &r.Fail,
+		findings.Skipped: &r.Skipped}
+	broken := map[string]string{} // in each area the first check that failed: the later ones need its facts
 	for _, c := range checks {
-		end := func(Result) {}
-		if begin != nil {
-			end = begin(c)
+		area, _, _ := strings.Cut(c.Code, "/")
+		if first := broken[area]; first != "" && area != "fuse" {
+			c.gather = func(context.Context) error { return findings.Skip("it needs " + first) }
 		}
-		result := c.run(ctx)
-		end(result)
+		end := func(string) {}
+		if begin != nil && c.takes > 2*time.Second {
+			end = begin(c.Code)
+		}
+		f := c.run(ctx)
+		end(string(f.Level))
 		if err := ctx.Err(); err != nil {
 			return r, err
 		}
-		r.add(result)
+		if r.Findings = append(r.Findings, f); f.Level == findings.Fail || f.Level == findings.Skipped {
+			broken[area] = cmp.Or(broken[area], c.Code)
+		}
+		*count[f.Level]++
 	}
 	r.Seconds = time.Since(r.Started).Seconds()
 	return r, nil
 }
 
-func (r *Report) add(result Result) {
-	r.Results = append(r.Results, result)
-	switch result.Status {
-	case OK:
-		r.OK++
-	case Warn:
-		r.Warn++
-	case Fail:
-		r.Fail++
-	case Skipped:
-		r.Skipped++
-	}
-}
-
 // run performs the check within its time limit. A check that hangs in the kernel (a dead NFS server, for example) is
 // abandoned: its goroutine ends when the kernel answers.
-func (c Check) run(ctx context.Context) Result {
-	began := time.Now()
-	limit := 3*c.Takes + 3*time.Second
-	bounded, cancel := context.WithTimeout(ctx, limit)
+func (c Check) run(ctx context.Context) findings.Finding {
+	ctx, cancel := context.WithTimeout(ctx, 3*c.takes+3*time.Second)
 	defer cancel()
-	done := make(chan Result, 1)
-	go func() { done <- c.Run(bounded) }()
-	var r Result
+	done := make(chan findings.Finding, 1)
+	go func() {
+		if err := c.gather(ctx); err != nil {
+			done <- findings.OfError(err)
+		} else {
+			done <- c.rule()
+		}
+	}()
+	var f findings.Finding
 	select {
-	case r = <-done:
-	case <-bounded.Done():
+	case f = <-done:
+	case <-ctx.Done():
 		select {
-		case r = <-done:
+		case f = <-done:
 		case <-time.After(2 * time.Second): // it may report its result at the end of its time
-			r = Result{Status: Fail, Measured: fmt.Sprintf("no answer in %s", limit), Meaning: "the kernel or a server hangs", Remedy: "find what hangs: dmesg | tail, and the network"}
+			f = findings.OfError(context.DeadlineExceeded)
 		}
 	}
-	r.Area, r.Check, r.Seconds = c.Area, c.Name, time.Since(began).Seconds()
-	return r
+	f.Code = c.Code
+	return f
 }
 
-func ok(format string, args ...any) Result {
-	return Result{Status: OK, Measured: fmt.Sprintf(format, args...)}
-}
-
-func skipped(format string, args ...any) Result {
-	return Result{Status: Skipped, Meaning: fmt.Sprintf(format, args...)}
-}
-
-// because adds the meaning to a measured fact.
-func (r Result) because(status Status, meaning, remedy string) Result {
-	r.Status, r.Meaning, r.Remedy = status, meaning, remedy
-	return r
-}
-
-// with adds a number.
-func (r Result) with(name string, value float64) Result {
-	if r.Values == nil {
-		r.Values = map[string]float64{}
+// Print writes a report for people.
+func (r *Report) Print(w io.Writer) error {
+	if err := findings.Print(w, r.Findings); err != nil {
+		return err
 	}
-	r.Values[name] = value
-	return r
-}
-
-// Failed is the error of a report in which checks failed; nil if none did.
-func (r Report) Failed() error {
-	if r.Fail == 0 {
-		return nil
-	}
-	var first Result
-	for _, c := range r.Results {
-		if c.Status == Fail {
-			first = c
-			break
-		}
-	}
-	text := fmt.Sprintf("%s/%s: %s", first.Area, first.Check, first.Measured)
-	if first.Remedy != "" {
-		text += " (" + first.Remedy + ")"
-	}
-	if r.Fail > 1 {
-		text = fmt.Sprintf("%d checks failed, the first: %s", r.Fail, text)
-	} else {
-		text = "1 check failed: " + text
-	}
-	return errors.New(text)
+	_, err := fmt.Fprintf(w, "\n%d ok, %s, %d failed, %d skipped; %.1f s\n", r.OK, human.Count(r.Warn, "warning"), r.Fail,
+		r.Skipped, r.Seconds)
+	return err
 }

@@ -3,193 +3,123 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
-// Machine is the checks' view of the machine. Tests replace / by a folder, and the kernel's answers by their own. The
-// zero value of a field is the real machine.
-type Machine struct {
-	Root     string // prefix of /proc, /sys, /etc, /dev and LookPath's results; "" is the real machine
-	UID      func() int
-	Getenv   func(name string) string
-	OpenRW   func(path string) error // opens a device for reading and writing, and closes it
-	LookPath func(name string) (string, error)
-	Limit    func(resource int) (hard uint64, err error)
-	Statfs   func(path string) (unix.Statfs_t, error)
-	// Command runs a program and returns its output.
-	Command func(ctx context.Context, name string, args ...string) (string, error)
-	// Dial reports whether a process listens on a unix socket.
-	Dial func(path string) error
+// patient is a machine under examination.
+type patient struct {
+	Options
+	facts findings.Machine
 }
 
-// fill sets the missing fields.
-func (m Machine) fill() *Machine {
-	if m.UID == nil {
-		m.UID = os.Geteuid
+// steps gathers a machine's facts.
+func (p *patient) steps() map[string]step {
+	steps := map[string]step{
+		"fuse/device": {0, p.device}, "fuse/propagation": {0, p.propagation}, "fuse/mounts": {0, p.mounts},
+		"limits/machine": {0, p.limits}, "disk/filesystem": {0, p.filesystem}, "disk/speed": {2 * p.window(), p.speed},
+		"cache/daemon": {0, p.daemon},
 	}
-	if m.Getenv == nil {
-		m.Getenv = os.Getenv
+	if p.FeedOnly {
+		skip := step{0, func(context.Context) error { return findings.Skip("--feed-only: nothing will be mounted") }}
+		steps["fuse/device"], steps["fuse/propagation"], steps["fuse/mounts"] = skip, skip, skip
 	}
-	if m.OpenRW == nil {
-		m.OpenRW = func(path string) error {
-			fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
-			if err == nil {
-				err = unix.Close(fd)
-			}
-			return err
-		}
-	}
-	if m.LookPath == nil {
-		m.LookPath = exec.LookPath
-	}
-	if m.Limit == nil {
-		m.Limit = func(resource int) (uint64, error) {
-			var l unix.Rlimit
-			err := unix.Getrlimit(resource, &l)
-			return l.Max, err
-		}
-	}
-	if m.Statfs == nil {
-		m.Statfs = func(path string) (s unix.Statfs_t, err error) {
-			err = unix.Statfs(path, &s)
-			return s, err
-		}
-	}
-	if m.Command == nil {
-		m.Command = func(ctx context.Context, name string, args ...string) (string, error) {
-			c := exec.CommandContext(ctx, name, args...)
-			out, err := c.Output()
-			var failed *exec.ExitError
-			if errors.As(err, &failed) && len(failed.Stderr) > 0 {
-				err = errors.New(lastLine(string(failed.Stderr)))
-			}
-			return string(out), err
-		}
-	}
-	if m.Dial == nil {
-		m.Dial = dialUnix
-	}
-	return &m
+	return steps
 }
-
-func lastLine(text string) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return strings.TrimSpace(lines[len(lines)-1])
-}
-
-func (m *Machine) path(path string) string { return filepath.Join(m.Root, path) }
 
 // read returns the content of a small file, without surrounding spaces.
-func (m *Machine) read(path string) (string, error) {
-	b, err := os.ReadFile(m.path(path))
-	return strings.TrimSpace(string(b)), err
+func read(path string) string {
+	b, _ := os.ReadFile(path)
+	return strings.TrimSpace(string(b))
 }
 
-// has reports whether the path exists.
-func (m *Machine) has(path string) bool {
-	_, err := os.Lstat(m.path(path))
+func exists(path string) bool {
+	_, err := os.Lstat(path)
 	return err == nil
 }
 
-// field returns the text after "name:" on a line of a file such as /proc/self/status.
-func (m *Machine) field(path, name string) (string, bool) {
-	text, err := m.read(path)
-	if err != nil {
-		return "", false
+func (p *patient) device(context.Context) error {
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Close(fd)
 	}
-	for line := range strings.Lines(text) {
-		if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == name {
-			return strings.TrimSpace(v), true
+	p.facts.Device = err
+	cgroup := read("/proc/self/cgroup")
+	p.facts.Container = os.Getenv("KUBERNETES_SERVICE_HOST") != "" || exists("/.dockerenv") ||
+		exists("/run/.containerenv") ||
+		strings.Contains(cgroup, "kubepods") || strings.Contains(cgroup, "docker") || strings.Contains(cgroup, "containerd")
+	return nil
+}
+
+// propagation finds the mount that contains the mount point.
+func (p *patient) propagation(context.Context) error {
+	if !p.facts.Container {
+		return findings.Skip("not in a container")
+	}
+	all, err := machine.Mounts("/")
+	p.facts.Mountpoint = p.Mountpoint
+	for _, m := range all {
+		inside := p.Mountpoint == m.Point || strings.HasPrefix(p.Mountpoint, strings.TrimSuffix(m.Point, "/")+"/")
+		if inside && len(m.Point) >= len(p.facts.On.Point) {
+			p.facts.On = m
 		}
 	}
-	return "", false
+	return err
 }
 
-// number reads a decimal file; ok is false for "max" and for a missing file.
-func (m *Machine) number(path string) (int64, bool) {
-	text, err := m.read(path)
-	if err != nil {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(text, 10, 64)
-	return n, err == nil
-}
-
-// numbers reads lines of a name and a number, such as cpu.stat.
-func (m *Machine) numbers(path string) map[string]int64 {
-	text, err := m.read(path)
-	if err != nil {
-		return nil
-	}
-	all := map[string]int64{}
-	for line := range strings.Lines(text) {
-		f := strings.Fields(line)
-		if len(f) != 2 {
+// mounts looks for mounts of Shoal's whose daemon is gone: they refuse, or never answer.
+func (p *patient) mounts(ctx context.Context) error {
+	all, err := machine.Mounts("/")
+	for _, m := range all {
+		if m.Type != "fuse.shoal" {
 			continue
 		}
-		if n, err := strconv.ParseInt(f[1], 10, 64); err == nil {
-			all[f[0]] = n
+		found := make(chan error, 1)
+		go func() { found <- unix.Stat(m.Point, new(unix.Stat_t)) }()
+		var dead error
+		select {
+		case dead = <-found:
+		case <-ctx.Done():
+			dead = ctx.Err()
+		}
+		if dead != nil {
+			p.facts.Dead = append(p.facts.Dead, m.Point)
+		} else {
+			p.facts.Live = append(p.facts.Live, m.Point)
 		}
 	}
-	return all
+	return err
 }
 
-// container names the container that the process runs in, "" if it seems to be in none.
-func (m *Machine) container() string {
-	switch {
-	case m.Getenv("KUBERNETES_SERVICE_HOST") != "":
-		return "Kubernetes"
-	case m.has("/run/.containerenv"):
-		return "Podman"
-	case m.has("/.dockerenv"):
-		return "Docker"
-	}
-	if text, err := m.read("/proc/self/cgroup"); err == nil {
-		for _, mark := range []string{"kubepods", "docker", "containerd", "libpod", "lxc"} {
-			if strings.Contains(text, mark) {
-				return mark
-			}
+func (p *patient) limits(context.Context) error {
+	l := &p.facts.Limits
+	l.Memory, l.Want = machine.ReadMemory(), p.Memory
+	l.Cores, l.Quota = runtime.NumCPU(), machine.CPUQuota("/")
+	first, _, _ := strings.Cut(read("/proc/loadavg"), " ")
+	l.Load, _ = strconv.ParseFloat(first, 64)
+	for _, dir := range machine.Cgroups("/", "cpu") {
+		var periods, throttled int64
+		for line := range strings.Lines(read(dir + "/cpu.stat")) {
+			_, _ = fmt.Sscanf(line, "nr_periods %d", &periods)
+			_, _ = fmt.Sscanf(line, "nr_throttled %d", &throttled)
+		}
+		if periods > l.Periods {
+			l.Periods, l.Throttled = periods, throttled
 		}
 	}
-	return ""
-}
-
-// capability reports whether the process has one, by its number in linux/capability.h.
-func (m *Machine) capability(number uint) (has, known bool) {
-	text, ok := m.field("/proc/self/status", "CapEff")
-	if !ok {
-		return false, false
-	}
-	set, err := strconv.ParseUint(text, 16, 64)
-	return set>>number&1 != 0, err == nil
-}
-
-const capSysAdmin = 21
-
-// mounts returns the mounts, in the order in which they were made.
-func (m *Machine) mounts() ([]machine.Mount, error) { return machine.Mounts(m.path("/")) }
-
-// on returns the mount that contains a path.
-func on(all []machine.Mount, path string) (best machine.Mount) {
-	for _, e := range all {
-		if within(path, e.Point) && len(e.Point) >= len(best.Point) {
-			best = e
-		}
-	}
-	return best
-}
-
-func within(path, folder string) bool {
-	return folder == "/" || path == folder || strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
+	return nil
 }
 
 // existing returns the nearest existing folder at or above the path.
@@ -200,14 +130,49 @@ func existing(path string) (string, error) {
 		case err == nil && fi.IsDir():
 			return path, nil
 		case err == nil:
-			return "", &fs.PathError{Op: "open", Path: path, Err: unix.ENOTDIR}
-		case !errors.Is(err, fs.ErrNotExist):
+			return "", fmt.Errorf("%s: %w", path, unix.ENOTDIR)
+		case !errors.Is(err, fs.ErrNotExist) || path == "/":
 			return "", err
 		}
-		parent := filepath.Dir(path)
-		if parent == path {
-			return "", err
-		}
-		path = parent
+		path = filepath.Dir(path)
 	}
+}
+
+func (p *patient) filesystem(context.Context) (err error) {
+	d := &p.facts.Disk
+	if d.Dir, err = existing(p.CacheDir); err != nil {
+		return err
+	}
+	if d.Room, err = machine.Room(p.CacheDir); err != nil {
+		return err
+	}
+	var st unix.Statfs_t
+	err = unix.Statfs(d.Dir, &st)
+	d.Type, d.Want = int64(uint32(st.Type)), p.CacheSize
+	return err
+}
+
+// daemon looks for the owner's lock without taking it, which could stop a daemon from starting.
+func (p *patient) daemon(context.Context) error {
+	f := &p.facts
+	f.CacheDir = p.CacheDir
+	var st unix.Stat_t
+	if unix.Stat(filepath.Join(p.CacheDir, "lock"), &st) != nil {
+		return nil
+	}
+	// 1: FLOCK  ADVISORY  WRITE 15716 fe:00:10462412 0 EOF (proc(5)); devices of some file systems are not stat's.
+	for line := range strings.Lines(read("/proc/locks")) {
+		if l := strings.Fields(line); len(l) >= 6 && l[1] == "FLOCK" && strings.HasSuffix(l[5], fmt.Sprintf(":%d", st.Ino)) {
+			f.PID = l[4]
+		}
+	}
+	if f.PID == "" {
+		return nil
+	}
+	conn, err := net.DialTimeout("unix", filepath.Join(p.CacheDir, "shoal.sock"), time.Second)
+	if err == nil {
+		_ = conn.Close()
+	}
+	f.Deaf = err
+	return nil
 }

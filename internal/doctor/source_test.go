@@ -1,10 +1,11 @@
 package doctor
 
 import (
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/lab/rig/certtest"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
@@ -71,23 +73,20 @@ func environment(endpoint string, more ...string) func(string) string {
 	return func(name string) string { return env[name] }
 }
 
-// look runs the source's checks and returns their results by name.
-func look(t testing.TB, text string, env func(string) string) (Report, map[string]Result) {
+// look runs the source's checks and returns their findings by code.
+func look(t testing.TB, text string, env func(string) string) map[string]findings.Finding {
 	t.Helper()
-	s := &Source{Text: text, Getenv: env, quick: true, memory: 2 << 30, LedgerFor: func(memory int64, files int) int64 { return memory / 2 }}
-	s.Forecast = func(_ context.Context, f Facts) Result { return ok("%d objects", len(f.Sizes)) }
-	r, err := Run(t.Context(), s.checks(), nil)
+	s := &Source{Text: text, Getenv: env, Data: func(int) int64 { return 1 << 30 }}
+	checks := Checks(Options{CacheDir: t.TempDir(), CacheSize: 1 << 30, Quick: true, Source: s})[len(findings.MachineRules):]
+	r, err := Run(t.Context(), checks, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	by := map[string]Result{}
-	for _, c := range r.Results {
-		by[c.Check] = c
-		if c.Status == Fail && (c.Measured == "" || c.Meaning == "") {
-			t.Errorf("%s fails without a cause or a meaning: %+v", c.Check, c)
-		}
-		if c.Status == Skipped && c.Meaning == "" {
-			t.Errorf("%s is skipped and does not say why: %+v", c.Check, c)
+	by := map[string]findings.Finding{}
+	for _, f := range r.Findings {
+		by[strings.TrimPrefix(f.Code, "source/")] = f
+		if f.Thing == "" || f.Level == findings.Fail && f.Cause == "" {
+			t.Errorf("%s lacks a thing or a cause: %+v", f.Code, f)
 		}
 	}
 	text2, err := json.Marshal(r)
@@ -99,28 +98,15 @@ func look(t testing.TB, text string, env func(string) string) (Report, map[strin
 			t.Errorf("the report holds %q", secret)
 		}
 	}
-	return r, by
+	return by
 }
 
-// is checks a result's status and that its texts hold a word.
-func is(t testing.TB, by map[string]Result, check string, status Status, word string) {
+// slow is what a machine that was busy for a second makes of any store's latency.
+func slow(t testing.TB, f findings.Finding) {
 	t.Helper()
-	r, ran := by[check]
-	if !ran {
-		t.Errorf("no check %s", check)
+	if f.Level == findings.Fail || f.Values["gets"] < 4 || f.Values["p50_seconds"] <= 0 {
+		t.Errorf("%+v", f)
 	}
-	if r.Status != status || !strings.Contains(r.Measured+"|"+r.Meaning+"|"+r.Remedy, word) {
-		t.Errorf("%s: %+v, want %s and %q", check, r, status, word)
-	}
-}
-
-// far is what the latency that was measured comes to: a machine that was busy for a second makes any store late.
-func far(by map[string]Result) Status {
-	v := by["latency"].Values
-	if p50, p99 := v["p50_seconds"], v["p99_seconds"]; p50 > farMedian.Seconds() || p99 > longTail.Seconds() && p99 > 10*p50 {
-		return Warn
-	}
-	return OK
 }
 
 func TestAGoodStore(t *testing.T) {
@@ -129,19 +115,13 @@ func TestAGoodStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Stop)
-	r, by := look(t, "s3://photos/train", environment(p.URL))
-	for check, word := range map[string]string{
-		"name": p.URL, "tcp": "connects", "endpoint": "HTTP", "clock": "equal to the store's", "credentials": "AWS_ACCESS_KEY_ID", "bucket": "photos",
-		"listing": "40 objects", "get": "ETags", "range": "honoured", "if-match": "honoured", "memory": "40 files", "epoch": "40 objects",
+	by := look(t, "s3://photos/train", environment(p.URL))
+	for code, word := range map[string]string{
+		"bucket": p.URL, "listing": "40 objects", "get": "ETags", "epoch": "a first epoch takes",
 	} {
-		is(t, by, check, OK, word)
+		is(t, by[code], findings.OK, word)
 	}
-	is(t, by, "latency", far(by), "p50")
-	is(t, by, "tls", Skipped, "plain http")
-	is(t, by, "dns", Skipped, "address")
-	if r.Fail != 0 {
-		t.Errorf("%d checks fail", r.Fail)
-	}
+	slow(t, by["latency"])
 	// The proxy makes no request faster than its latency's distribution; the machine may make it slower.
 	if p50 := by["latency"].Values["p50_seconds"]; p50 < 0.008 {
 		t.Errorf("p50 %g s of a store whose median is 20 ms", p50)
@@ -157,188 +137,86 @@ func TestAGoodStore(t *testing.T) {
 
 func TestABadStore(t *testing.T) {
 	endpoint := objects(t)
-	t.Run("wrong secret", func(t *testing.T) {
-		_, by := look(t, "s3://photos/train", environment(endpoint, "AWS_SECRET_ACCESS_KEY", "not-the-secret"))
-		is(t, by, "endpoint", OK, "")
-		is(t, by, "bucket", Fail, "AWS_SECRET_ACCESS_KEY")
-		is(t, by, "listing", Skipped, "cannot be listed")
-		is(t, by, "latency", Skipped, "cannot be listed")
-	})
-	t.Run("no such key", func(t *testing.T) {
-		_, by := look(t, "s3://photos/train", environment(endpoint, "AWS_ACCESS_KEY_ID", "nobody", "AWS_SESSION_TOKEN", "token-of-a-session"))
-		is(t, by, "credentials", OK, "temporary")
-		is(t, by, "bucket", Fail, "")
-	})
-	t.Run("half a pair", func(t *testing.T) {
-		_, by := look(t, "s3://photos/train", environment(endpoint, "AWS_SECRET_ACCESS_KEY", ""))
-		is(t, by, "name", Fail, "AWS_SECRET_ACCESS_KEY")
-		is(t, by, "bucket", Skipped, "could not be opened")
-	})
-	t.Run("no such bucket", func(t *testing.T) {
-		_, by := look(t, "s3://fotos/train", environment(endpoint))
-		is(t, by, "bucket", Fail, "bucket's name")
-	})
-	t.Run("empty prefix", func(t *testing.T) {
-		_, by := look(t, "s3://photos/Train", environment(endpoint))
-		is(t, by, "bucket", OK, "")
-		is(t, by, "listing", Fail, "prefix")
-		is(t, by, "get", Skipped, "no non-empty object")
-	})
-	t.Run("nobody listens", func(t *testing.T) {
-		_, by := look(t, "s3://photos/train", environment("http://127.0.0.1:1"))
-		is(t, by, "tcp", Fail, "refused")
-		is(t, by, "endpoint", Fail, "AWS_ENDPOINT_URL")
-		is(t, by, "bucket", Skipped, "does not answer")
-	})
-	t.Run("no such host", func(t *testing.T) {
-		_, by := look(t, "s3://photos/train", environment("http://no-such-host.invalid.:9000")) // the dot: no search domain of this machine's has it
-		is(t, by, "dns", Fail, "AWS_ENDPOINT_URL")
-	})
-	t.Run("no source", func(t *testing.T) {
-		_, by := look(t, "gopher://photos", environment(endpoint))
-		is(t, by, "name", Fail, "s3://BUCKET/PREFIX")
-	})
+	ca, stranger := certtest.New(t, "rig"), certtest.New(t, "stranger")
+	for _, c := range []struct {
+		name, text string
+		env        func(string) string
+		code, word string // what fails
+	}{
+		{"wrong secret", "s3://photos/train", environment(endpoint, "AWS_SECRET_ACCESS_KEY", "not-the-secret"), "bucket", "AWS_SECRET_ACCESS_KEY"},
+		{"no such key", "s3://photos/train", environment(endpoint, "AWS_ACCESS_KEY_ID", "nobody", "AWS_SESSION_TOKEN", "token-of-a-session"), "bucket", ""},
+		{"half a pair", "s3://photos/train", environment(endpoint, "AWS_SECRET_ACCESS_KEY", ""), "bucket", "AWS_SECRET_ACCESS_KEY"},
+		{"no such bucket", "s3://fotos/train", environment(endpoint), "bucket", "bucket's name"},
+		{"empty prefix", "s3://photos/Train", environment(endpoint), "listing", "prefix"},
+		{"nobody listens", "s3://photos/train", environment("http://127.0.0.1:1"), "bucket", "AWS_ENDPOINT_URL"},
+		// The dot: no search domain of this machine's has it.
+		{"no such host", "s3://photos/train", environment("http://no-such-host.invalid.:9000"), "bucket", "AWS_ENDPOINT_URL"},
+		{"no source", "gopher://photos", environment(endpoint), "bucket", "s3://BUCKET/PREFIX"},
+		{"no folder", "file:///no/such/folder", environment(""), "bucket", "check the path"},
+		{"no Range", "s3://photos/train", environment(changed(t, endpoint, func(r *http.Request) { r.Header.Del("Range") })), "get", ""},
+		{"expired", "s3://photos/train", trusting(ca, serve(t, ca, "127.0.0.1", -time.Hour)), "bucket", "clock is out of date"},
+		{"another name", "s3://photos/train", trusting(ca, serve(t, ca, "10.9.8.7", time.Hour)), "bucket", "host name"},
+		{"unknown authority", "s3://photos/train", trusting(ca, serve(t, stranger, "127.0.0.1", time.Hour)), "bucket", "AWS_CA_BUNDLE"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			by := look(t, c.text, c.env)
+			is(t, by[c.code], findings.Fail, c.word)
+			is(t, by["epoch"], findings.Skipped, "it needs source/"+c.code)
+		})
+	}
 }
 
-// changed is a server between us and the store that changes answers.
-func changed(t testing.TB, endpoint string, request func(*http.Request), answer func(*http.Response)) string {
+// changed is a server between us and the store that changes requests.
+func changed(t testing.TB, endpoint string, request func(*http.Request)) string {
 	t.Helper()
 	target, err := url.Parse(endpoint)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) {
-			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = target.Scheme, target.Host, r.In.Host
-			if request != nil {
-				request(r.Out)
-			}
-		},
-		ModifyResponse: func(r *http.Response) error {
-			if answer != nil {
-				answer(r)
-			}
-			return nil
-		},
-	}
-	s := httptest.NewServer(p)
+	s := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = target.Scheme, target.Host, r.In.Host
+		request(r.Out)
+	}})
 	t.Cleanup(s.Close)
 	return s.URL
 }
 
-func TestWhatProxiesSpoil(t *testing.T) {
-	endpoint := objects(t)
-	for _, c := range []struct {
-		name    string
-		request func(*http.Request)
-		answer  func(*http.Response)
-		check   string
-		status  Status
-		word    string
-	}{
-		{"a clock 5 minutes ahead", nil, func(r *http.Response) {
-			r.Header.Set("Date", time.Now().Add(5*time.Minute).UTC().Format(http.TimeFormat))
-		}, "clock", Warn, "behind"},
-		{"a clock an hour behind", nil, func(r *http.Response) { r.Header.Set("Date", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat)) }, "clock", Fail, "ahead of"},
-		{"no date", nil, func(r *http.Response) { r.Header.Set("Date", "today") }, "clock", Skipped, "no Date"},
-		{"no If-Match", func(r *http.Request) {
-			if r.URL.Query().Has("X-Amz-Signature") { // our own GETs have it signed
-				r.Header.Del("If-Match")
-			}
-		}, nil, "if-match", Warn, "ignored"},
-		{"no Range", func(r *http.Request) { r.Header.Del("Range") }, nil, "range", Fail, "whole object"},
-		{"a web page", nil, func(r *http.Response) {
-			if r.Request.URL.Path == "/" {
-				r.Header.Set("Content-Type", "text/html")
-				r.Header.Del("X-Amz-Request-Id")
-			}
-		}, "endpoint", Warn, "web page"},
-		{"trouble", nil, func(r *http.Response) { r.StatusCode = http.StatusServiceUnavailable }, "endpoint", Warn, "has errors"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := &Source{Text: "s3://photos/train", Getenv: environment(changed(t, endpoint, c.request, c.answer)), quick: true}
-			by := map[string]Result{}
-			for _, check := range s.checks() {
-				if check.Name == "latency" {
-					break
-				}
-				if check.Name == "bucket" && c.check == "endpoint" {
-					break
-				}
-				by[check.Name] = check.run(t.Context())
-			}
-			is(t, by, c.check, c.status, c.word)
-		})
-	}
+func trusting(ca *certtest.Authority, endpoint string) func(string) string {
+	return environment(endpoint, "AWS_CA_BUNDLE", ca.File)
 }
 
-// TestAStoreThatStalls: a second in which nobody answers makes no store that hardly answers, and no clock that is wrong.
+// serve is a server with a certificate.
+func serve(t testing.TB, a *certtest.Authority, name string, valid time.Duration) string {
+	certFile, keyFile := a.Issue(t, name, valid)
+	cert, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(http.NotFoundHandler())
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// TestAStoreThatStalls: a second in which nobody answers makes no store that hardly answers.
 func TestAStoreThatStalls(t *testing.T) {
 	var stalled atomic.Int64 // answers that come late
-	s := &Source{Text: "s3://photos/train", quick: true, Getenv: environment(changed(t, objects(t), nil, func(*http.Response) {
+	endpoint := changed(t, objects(t), func(*http.Request) {
 		if stalled.Add(-1) >= 0 {
 			time.Sleep(time.Second)
 		}
-	}))}
-	by := map[string]Result{}
-	for _, check := range s.checks() {
-		if check.Name == "latency" {
+	})
+	s := &Source{Text: "s3://photos/train", Getenv: environment(endpoint), Data: func(int) int64 { return 1 << 30 }}
+	for _, c := range Checks(Options{CacheDir: t.TempDir(), Quick: true, Source: s})[len(findings.MachineRules):] {
+		if c.Code == "source/latency" {
 			stalled.Store(4)
+			slow(t, c.run(t.Context()))
+			return
 		}
-		if by[check.Name] = check.run(t.Context()); check.Name == "latency" {
-			break
-		}
+		c.run(t.Context())
 	}
-	if r := by["latency"]; r.Status == Fail || r.Values["gets"] < 4 {
-		t.Errorf("%+v", r)
-	}
-	now := time.Now()
-	s.noteClock(http.Header{"Date": {now.UTC().Format(http.TimeFormat)}}, now, 6*time.Second)
-	is(t, map[string]Result{"clock": s.clock(t.Context())}, "clock", OK, "equal to the store's, within 5 s")
-}
-
-func TestCertificates(t *testing.T) {
-	ca, stranger := certtest.New(t, "rig"), certtest.New(t, "stranger")
-	serve := func(a *certtest.Authority, name string, valid time.Duration) string {
-		certFile, keyFile := a.Issue(t, name, valid)
-		cert, err := tls.LoadX509KeyPair(certFile, keyFile)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := httptest.NewUnstartedServer(http.NotFoundHandler())
-		s.Config.ErrorLog = nil
-		s.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
-		s.StartTLS()
-		t.Cleanup(s.Close)
-		return s.URL
-	}
-	for _, c := range []struct {
-		name, endpoint string
-		status         Status
-		word           string
-	}{
-		{"good", serve(ca, "127.0.0.1", 30*24*time.Hour), OK, "TLS 1.3"},
-		{"soon", serve(ca, "127.0.0.1", 48*time.Hour), Warn, "expires in"},
-		{"expired", serve(ca, "127.0.0.1", -time.Hour), Fail, "has expired"},
-		{"another name", serve(ca, "10.9.8.7", time.Hour), Fail, "host name"},
-		{"unknown authority", serve(stranger, "127.0.0.1", time.Hour), Fail, "AWS_CA_BUNDLE"},
-		{"no TLS", strings.Replace(httpServer(t), "http://", "https://", 1), Fail, "https://"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := &Source{Text: "s3://photos/train", Getenv: environment(c.endpoint, "AWS_CA_BUNDLE", ca.File), quick: true}
-			s.checks()
-			if r := s.open(t.Context()); r.Status != OK {
-				t.Fatal(r)
-			}
-			is(t, map[string]Result{"tls": s.tls(t.Context())}, "tls", c.status, c.word)
-		})
-	}
-}
-
-func httpServer(t testing.TB) string {
-	s := httptest.NewServer(http.NotFoundHandler())
-	t.Cleanup(s.Close)
-	return s.URL
 }
 
 func TestAFolder(t *testing.T) {
@@ -346,17 +224,15 @@ func TestAFolder(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "a.jpg"), make([]byte, 3000), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	r, by := look(t, "file://"+dir, environment(""))
-	is(t, by, "name", OK, "a folder of this machine")
-	is(t, by, "listing", OK, "1 objects")
-	is(t, by, "latency", far(by), "p50")
-	is(t, by, "tls", Skipped, "folder")
-	if r.Fail != 0 {
-		t.Errorf("%+v", r)
+	by := look(t, "file://"+dir, environment(""))
+	is(t, by["bucket"], findings.OK, "a folder of this machine")
+	is(t, by["listing"], findings.OK, "1 object,")
+	is(t, by["epoch"], findings.OK, "epoch")
+	slow(t, by["latency"])
+	if err := os.Truncate(filepath.Join(dir, "a.jpg"), 0); err != nil {
+		t.Fatal(err)
 	}
-	_, by = look(t, "file:///no/such/folder", environment(""))
-	is(t, by, "name", Fail, "check the path")
-	is(t, by, "get", Skipped, "could not be opened")
+	is(t, look(t, "file://"+dir, environment(""))["get"], findings.Skipped, "empty")
 }
 
 // TestKnee climbs a model: connections bring in proportion up to a line's bandwidth.
@@ -379,18 +255,18 @@ func TestKnee(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			sizes := []int64{}
-			ladder, rising := ascend(c.most, 700*time.Millisecond, func(n int, size int64) rung {
+			ladder, rising := ascend(c.most, 700*time.Millisecond, func(n int, size int64) findings.Rung {
 				sizes = append(sizes, size)
 				b := min(float64(n)*c.each, c.line)
-				return rung{n, b, b / float64(size)}
+				return findings.Rung{Connections: n, Bytes: b, Gets: b / float64(size)}
 			})
-			_, knee := kneeOf(ladder)
-			if knee.connections != c.knee || rising != c.rising || len(ladder) != c.rungs {
-				t.Errorf("knee at %d, rising %t, %d rungs; want %d, %t, %d", knee.connections, rising, len(ladder), c.knee, c.rising, c.rungs)
+			_, knee := findings.Knee(ladder)
+			if knee.Connections != c.knee || rising != c.rising || len(ladder) != c.rungs {
+				t.Errorf("knee at %d, rising %t, %d rungs; want %d, %t, %d", knee.Connections, rising, len(ladder), c.knee, c.rising, c.rungs)
 			}
 			for i, s := range sizes {
-				if s < c.smallest || s > c.top || s*int64(ladder[i].connections) > largestTotal {
-					t.Errorf("GETs of %d bytes by %d connections", s, ladder[i].connections)
+				if s < c.smallest || s > c.top || s*int64(ladder[i].Connections) > largestTotal {
+					t.Errorf("GETs of %d bytes by %d connections", s, ladder[i].Connections)
 				}
 			}
 		})

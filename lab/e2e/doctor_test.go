@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"encoding/json"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,23 +13,21 @@ import (
 // examined is what `shoal doctor --json` prints, as far as is looked at.
 type examined struct {
 	Version, OK, Warn, Fail, Skipped int
-	Results                          []examination
+	Findings                         []struct {
+		Code, Level, Thing, Cause, Remedy string
+	}
 }
 
-type examination struct {
-	Area, Check, Status, Measured, Meaning, Remedy string
-}
-
-func (e examined) status(area, check string) string {
-	for _, r := range e.Results {
-		if r.Area == area && r.Check == check {
-			return r.Status
+func (e examined) level(code string) string {
+	for _, f := range e.Findings {
+		if f.Code == code {
+			return f.Level
 		}
 	}
 	return "not there"
 }
 
-// TestDoctor: the verb as a whole, on this machine, whatever that is like. What checks find is tested in package doctor.
+// TestDoctor: the verb as a whole, on this machine, whatever that is like. What the rules find is tested in package findings.
 func TestDoctor(t *testing.T) {
 	dir, _ := tree(t, 2, 20, 20_000)
 	source := bucket(t, dir)
@@ -41,7 +38,7 @@ func TestDoctor(t *testing.T) {
 		if err := json.Unmarshal([]byte(out), &e); err != nil {
 			t.Fatalf("%v in %s (%s)", err, out, errs)
 		}
-		if e.Version != 1 || e.OK+e.Warn+e.Fail+e.Skipped != len(e.Results) || (code == 1) != (e.Fail > 0) {
+		if e.Version != 2 || e.OK+e.Warn+e.Fail+e.Skipped != len(e.Findings) || (code == 1) != (e.Fail > 0) {
 			t.Errorf("exit %d, %+v", code, e)
 		}
 		if strings.Contains(out+errs, s3server.SecretKey) {
@@ -50,23 +47,21 @@ func TestDoctor(t *testing.T) {
 		return e, errs, code
 	}
 	e, _, _ := examine(source)
-	for _, check := range []string{"bucket", "listing", "get", "range", "if-match", "memory", "epoch", "credentials"} {
-		if got := e.status("source", check); got != "ok" {
-			t.Errorf("source/%s is %s: %+v", check, got, e.Results)
+	for _, code := range []string{"source/bucket", "source/listing", "source/get", "source/epoch"} {
+		if got := e.level(code); got != "ok" {
+			t.Errorf("%s is %s: %+v", code, got, e.Findings)
 		}
 	}
-	for _, area := range []string{"fuse", "limits", "disk", "cache", "versions", "gpu", "source"} {
-		if !slices.ContainsFunc(e.Results, func(r examination) bool {
-			return r.Area == area
-		}) {
-			t.Errorf("nothing of %s", area)
+	for _, code := range []string{"fuse/device", "limits/machine", "disk/filesystem", "disk/speed", "cache/daemon", "source/latency", "source/bandwidth"} {
+		if e.level(code) == "not there" {
+			t.Errorf("nothing of %s", code)
 		}
 	}
-	if e, _, _ := examine("--feed-only"); e.status("fuse", "device") != "skipped" || e.status("source", "name") != "not there" {
+	if e, _, _ := examine("--feed-only"); e.level("fuse/device") != "skipped" || e.level("source/bucket") != "not there" {
 		t.Errorf("%+v", e)
 	}
 	e, errs, code := examine("s3://no-such-bucket-here/x")
-	if code != 1 || e.status("source", "bucket") != "fail" || !strings.Contains(errs, "failed") {
+	if code != 1 || e.level("source/bucket") != "fail" || !strings.Contains(errs, "failed") {
 		t.Errorf("exit %d, %s, %+v", code, errs, e)
 	}
 	if _, errs, code := shoal(t, env, "doctor", source, "two"); code != 2 {

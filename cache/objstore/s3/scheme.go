@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -56,7 +58,7 @@ func (s *Store) secure() bool { return strings.HasPrefix(s.endpoint, "https://")
 // speaksOther reports whether the endpoint's port speaks HTTP although the endpoint says https, or TLS although it
 // says http. It sends no data of the user.
 func (s *Store) speaksOther(ctx context.Context) bool {
-	if p, err := s.Proxy(); p != nil || err != nil {
+	if p, err := s.proxy(); p != nil || err != nil {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, schemeTime)
@@ -112,4 +114,13 @@ func (s *Store) probeEither(ctx context.Context) error {
 		return &objstore.Error{Op: "check", Key: s.url(""), Kind: objstore.KindInvalid, Err: s.errScheme(), Remedy: s.remedyScheme()}
 	}
 	return err
+}
+
+// proxy returns the proxy that requests go through; nil for none.
+func (s *Store) proxy() (*url.URL, error) {
+	u, err := url.Parse(s.endpoint)
+	if err != nil {
+		return nil, err
+	}
+	return s.transport.Proxy(&http.Request{URL: u})
 }

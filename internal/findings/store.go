@@ -1,0 +1,199 @@
+package findings
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/prefetch/sim"
+)
+
+// Store is what is known of a source and its object store.
+type Store struct {
+	Source   string
+	Endpoint string // "" for a folder of this machine
+	Listing
+	Key      string // of an object that was read
+	Latency  Latency
+	Ladder   []Rung
+	Rising   bool // more connections would be faster, if more had been tried
+	Requests int64
+	Fetched  int64 // bytes
+	Cache    int64 // --cache-size
+	Data     int64 // bytes that --memory leaves for samples
+}
+
+// Listing is what is listed below the prefix, in a limited time.
+type Listing struct {
+	Objects int
+	Bytes   int64
+	Sizes   []int64 // in the keys' order
+	Took    time.Duration
+	Whole   bool // all was listed
+	Shards  bool // they are tar shards
+}
+
+// Latency is that of small GETs, sorted; those that failed are not in it.
+type Latency struct {
+	Took   []time.Duration
+	Failed int
+	Sigma  float64 // of the lognormal distribution, by its quartiles
+}
+
+// At is a quantile.
+func (l *Latency) At(q float64) time.Duration { return quantile(l.Took, q) }
+
+func quantile[T any](sorted []T, q float64) (v T) {
+	if len(sorted) == 0 {
+		return v
+	}
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}
+
+// Rung is the rate of a number of connections.
+type Rung struct {
+	Connections int
+	Bytes, Gets float64 // a second
+}
+
+// Knee returns the fastest rung, and the first one that is nearly as fast.
+func Knee(ladder []Rung) (best, knee Rung) {
+	for _, r := range ladder {
+		if r.Bytes > best.Bytes {
+			best = r
+		}
+	}
+	for _, r := range ladder {
+		if r.Bytes >= 0.9*best.Bytes {
+			return best, r
+		}
+	}
+	return best, best
+}
+
+// StoreRules are in the report's order: each needs the facts of those before it.
+var StoreRules = []Rule[*Store]{
+	{"source/bucket", bucket}, {"source/listing", listing}, {"source/get", get}, {"source/latency", latency},
+	{"source/bandwidth", bandwidth}, {"source/epoch", epoch},
+}
+
+func bucket(s *Store) Finding {
+	if s.Endpoint == "" {
+		return ok("%s, a folder of this machine", s.Source)
+	}
+	return ok("%s at %s can be listed", s.Source, s.Endpoint)
+}
+
+func listing(s *Store) Finding {
+	if s.Objects == 0 {
+		return ok("nothing at %s", s.Source).fail("there is nothing to mount",
+			"check the prefix and its case: aws s3 ls "+s.Source)
+	}
+	more := ""
+	if !s.Whole {
+		more = "more than "
+	}
+	mean, each := s.Bytes/int64(s.Objects), float64(s.Objects)/max(s.Took.Seconds(), 1e-6)
+	f := ok("%s%s, %s, %s each; %s objects/s", more, human.Count(s.Objects, "object"), human.Bytes(s.Bytes),
+		human.Bytes(mean),
+		human.Rate(each)).with("objects", float64(s.Objects)).with("bytes", float64(s.Bytes)).with("objects_per_second", each)
+	if s.Endpoint != "" && mean < 256<<10 && s.Objects >= 1000 && !s.Shards {
+		return f.note("many small objects: each costs a GET; packed into shards they cost a few large GETs",
+			"shoal pack "+s.Source+" DEST, then shoal mount "+s.Source+" --shards DEST")
+	}
+	return f
+}
+
+func get(s *Store) Finding { return ok("a part of %q was read; the store sends ETags", s.Key) }
+
+func latency(s *Store) Finding {
+	l := &s.Latency
+	n := len(l.Took)
+	if n < 4 {
+		return ok("%d GETs answered, %d failed", n, l.Failed).
+			fail("the store answers few requests", "ask its operator; try again later")
+	}
+	p50, p99 := l.At(0.5), l.At(0.99)
+	f := ok("p50 %s, p90 %s, p99 %s, worst %s, of %d GETs of 4 KiB, %d failed", short(p50), short(l.At(0.9)), short(p99),
+		short(l.At(1)), n, l.Failed).with("p50_seconds", p50.Seconds()).with("p90_seconds", l.At(0.9).Seconds()).
+		with("p99_seconds", p99.Seconds()).with("gets", float64(n)).with("failed", float64(l.Failed))
+	switch {
+	case l.Failed*100 > n:
+		return f.warn("the store refuses or drops requests; each is retried later",
+			"lower --connections, or ask the store's operator")
+	case p50 > 100*time.Millisecond:
+		return f.warn(fmt.Sprintf("the latency is high: a reader without an order gets %.0f files/s, eight of them %.0f",
+			1/p50.Seconds(), 8/p50.Seconds()),
+			"train in the store's region, use a cache (shoal warm), or pack into shards; and always pass the order")
+	case p99 > time.Second && p99 > 10*p50:
+		return f.warn("some answers are very late; Shoal sends a second request for those that delay a reader",
+			"ask the store's operator about hot partitions, throttling, a busy proxy")
+	}
+	return f
+}
+
+func bandwidth(s *Store) Finding {
+	if len(s.Ladder) == 0 {
+		return ok("no GET was answered in time").
+			fail("nothing can be read at a useful rate", "ask the store's operator; check the network")
+	}
+	best, knee := Knee(s.Ladder)
+	var steps []string
+	for _, g := range s.Ladder {
+		steps = append(steps, fmt.Sprintf("%d: %s/s", g.Connections, rate(g.Bytes)))
+	}
+	f := ok("%s/s, %s GETs/s with %d connections (%s)", rate(best.Bytes), human.Rate(best.Gets), knee.Connections,
+		strings.Join(steps, ", ")).with("bytes_per_second", best.Bytes).with("gets_per_second", best.Gets).
+		with("connections_that_pay", float64(knee.Connections)).with("bytes_per_second_alone", s.Ladder[0].Bytes).
+		with("bytes_fetched", float64(s.Fetched)).with("gets_sent", float64(s.Requests))
+	if s.Rising {
+		f.Thing += "; the rate still rises"
+	}
+	f.Thing += fmt.Sprintf("; the checks fetched %s with %s", rate(float64(s.Fetched)), human.Count(s.Requests, "GET"))
+	if needed := 204e6; s.Endpoint != "" && best.Bytes < needed/2 {
+		return f.warn(fmt.Sprintf("an H100 that trains ResNet-50 needs 204 MB/s of images; here it gets %.0f%% of them "+
+			"until the cache is filled", 100*best.Bytes/needed),
+			"a cache that holds the dataset (--cache-size, shoal warm), shards (shoal pack), a nearer store, or a faster link")
+	}
+	return f
+}
+
+// epoch predicts for a trainer without compute.
+func epoch(s *Store) Finding {
+	best, knee := Knee(s.Ladder)
+	p50 := s.Latency.At(0.5)
+	plan := fmt.Sprintf("shoal plan %s --latency %s --latency-sigma %.2f --bandwidth %.0fMbit --connections %d "+
+		"--cache-size %dMiB --workload resnet50-h100", s.Source, p50.Round(100*time.Microsecond), s.Latency.Sigma,
+		best.Bytes*8/1e6,
+		knee.Connections, s.Cache>>20)
+	if s.Shards {
+		return ok("%s in shards take %.3g s", human.Bytes(s.Bytes), float64(s.Bytes)/best.Bytes).
+			note("the line's time alone: what is in the shards is known once their indexes were read", plan)
+	}
+	m := model{
+		files: s.Objects, sizes: s.Sizes, cache: s.Cache, memory: s.Data,
+		job: sim.Job{Accelerators: 1, Batch: 256, Workers: 16, Step: 1e-6, Prefetch: 32},
+		store: sim.Store{Bandwidth: best.Bytes, Latency: p50.Seconds(), LatencySigma: s.Latency.Sigma,
+			Connections: knee.Connections},
+	}
+	cold, warm, bound, err := m.run()
+	if err != nil {
+		return OfError(err)
+	}
+	n := float64(s.Objects)
+	return ok("at these rates a first epoch takes %.3g s (%s files/s, bound by %s), and each one after it %.3g s", n/cold,
+		human.Rate(cold),
+		bound, n/warm).with("cold_epoch_seconds", n/cold).with("warm_epoch_seconds", n/warm).
+		note(fmt.Sprintf("--cache-size %s holds %s of it; a slower trainer never waits, if the order is known",
+			human.Bytes(s.Cache),
+			human.Percent(min(float64(s.Cache)/float64(max(s.Bytes, 1)), 1))), plan)
+}
+
+// short prints a duration with two or three digits.
+func short(d time.Duration) string {
+	if d < 10*time.Millisecond {
+		return fmt.Sprintf("%.2f ms", d.Seconds()*1e3)
+	}
+	return fmt.Sprintf("%.0f ms", d.Seconds()*1e3)
+}

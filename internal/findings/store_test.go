@@ -1,0 +1,102 @@
+package findings
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shoalfs/shoal/cache/objstore"
+)
+
+// good is a store 20 ms away that brings a gigabyte a second.
+func good() *Store {
+	s := &Store{Source: "s3://photos/train/", Endpoint: "https://s3", Key: "a", Cache: 1 << 30, Data: 1 << 30}
+	s.Objects, s.Bytes, s.Took, s.Whole = 4000, 4000*500_000, time.Second, true
+	for range 4000 {
+		s.Sizes = append(s.Sizes, 500_000)
+	}
+	for i := range 100 {
+		s.Latency.Took = append(s.Latency.Took, 20*time.Millisecond+time.Duration(i)*100*time.Microsecond)
+	}
+	s.Latency.Sigma = 0.2
+	s.Ladder = []Rung{{1, 20e6, 40}, {32, 900e6, 1800}, {64, 1e9, 2000}}
+	return s
+}
+
+func TestStore(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(s *Store)
+		code   string
+		level  Level
+		word   string
+	}{
+		{"bucket", nil, "source/bucket", OK, "s3://photos/train/ at https://s3"},
+		{"folder", func(s *Store) { s.Endpoint = "" }, "source/bucket", OK, "a folder of this machine"},
+		{"listing", nil, "source/listing", OK, "4,000 objects, 1.9 GiB, 488 KiB each; 4,000 objects/s"},
+		{"small objects", func(s *Store) { s.Bytes = 4000 * 1000 }, "source/listing", OK, "shoal pack"},
+		{"many", func(s *Store) { s.Whole = false }, "source/listing", OK, "more than"},
+		{"nothing", func(s *Store) { s.Objects = 0 }, "source/listing", Fail, "prefix"},
+		{"read", nil, "source/get", OK, "ETags"},
+		{"near", nil, "source/latency", OK, "p50 25 ms"},
+		{"far", func(s *Store) { s.Latency.Took = []time.Duration{time.Second, time.Second, time.Second, time.Second} }, "source/latency", Warn, "region"},
+		{"late", func(s *Store) { s.Latency.Took[99] = 2 * time.Second }, "source/latency", Warn, "operator"},
+		{"refuses", func(s *Store) { s.Latency.Failed = 5 }, "source/latency", Warn, "--connections"},
+		{"hardly answers", func(s *Store) { s.Latency.Took = nil }, "source/latency", Fail, "0 GETs"},
+		{"fast", nil, "source/bandwidth", OK, "1.0 GB/s, 2,000 GETs/s with 32 connections (1: 20 MB/s, 32: 900 MB/s, 64: 1.0 GB/s)"},
+		{"slow", func(s *Store) { s.Ladder = []Rung{{1, 20e6, 40}} }, "source/bandwidth", Warn, "10% of them"},
+		{"rising", func(s *Store) { s.Rising = true }, "source/bandwidth", OK, "still rises"},
+		{"no rate", func(s *Store) { s.Ladder = nil }, "source/bandwidth", Fail, "network"},
+		{"epoch", nil, "source/epoch", OK, "shoal plan s3://photos/train/ --latency 25ms --latency-sigma 0.20 --bandwidth 8000Mbit --connections 32 --cache-size 1024MiB"},
+		{"shards", func(s *Store) { s.Shards = true }, "source/epoch", OK, "indexes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := good()
+			if c.change != nil {
+				c.change(s)
+			}
+			judge(t, StoreRules, c.code, s).is(t, c.level, c.word)
+		})
+	}
+	// 32 connections bring 4,000 files, 25 ms away, in 3.1 s.
+	if got := epoch(good()).Values["cold_epoch_seconds"]; got < 3 || got > 4 {
+		t.Errorf("a cold epoch takes %g s, want a little more than 3.1", got)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	denied := &objstore.Error{Op: "check", Kind: objstore.KindDenied, Err: errors.New("AccessDenied:\n no"), Remedy: "check the keys"}
+	OfError(fmt.Errorf("it: %w", denied)).is(t, Fail, "AccessDenied: no|"+objstore.KindDenied.String()+"|check the keys")
+	OfError(&objstore.Error{Op: "list", Err: errors.New("object without an ETag")}).is(t, Fail, "--weak-etag")
+	OfError(Skip("nothing to do")).is(t, Skipped, "nothing to do")
+	OfError(context.DeadlineExceeded).is(t, Fail, "no answer in time")
+	OfError(errors.New("odd")).is(t, Fail, "odd")
+}
+
+func TestPrint(t *testing.T) {
+	var b strings.Builder
+	long := strings.Repeat("word ", 40)
+	list := []Finding{{Code: "a/b", Level: OK, Thing: long}, {Code: "c", Level: Fail, Thing: "it", Cause: "why", Remedy: "one\ntwo"}}
+	if err := Print(&b, list); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(b.String()) {
+		if len(line) > 121 {
+			t.Errorf("%d columns: %s", len(line), line)
+		}
+	}
+	for _, want := range []string{"\n                           word", "fail    c                  it\n", "\n                           why\n", "-> one\n", "-> two\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
+	}
+	if err := Failed(list); err == nil || err.Error() != "1 check failed, the first: c: it (one two)" {
+		t.Error(err)
+	}
+	if Failed(list[:1]) != nil {
+		t.Error("nothing failed")
+	}
+}
