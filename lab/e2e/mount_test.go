@@ -44,6 +44,13 @@ func TestEveryByte(t *testing.T) {
 	if s.Hits.Keep < int64(len(paths)) || s.Misses != 0 {
 		t.Errorf("warm: %+v", s)
 	}
+	umount(t, mnt)
+
+	// A warm start with a wrong key says that it is the key. It asks by a HEAD, whose refusal has no cause.
+	_, errs, code := shoal(t, append(env, "AWS_ACCESS_KEY_ID=nobody"), "mount", source, mnt, "--cache-dir", cache, "--daemon")
+	if code != 1 || !strings.Contains(errs, "check AWS_ACCESS_KEY_ID") {
+		t.Errorf("a wrong key: exit %d, %s", code, errs)
+	}
 }
 
 // TestMountOverIOURing: the same by io_uring, cold and warm, and then without the switch, which is the machine's.

@@ -471,7 +471,7 @@ func (e *Engine) firstManifest(ctx context.Context, base objstore.Reader) (*cata
 }
 
 // probe requests one object, so that a wrong key or a skewed clock is reported at the start and not by the first
-// read. A store that is merely down must not prevent the use of a warm cache.
+// read. A store that is merely down must not prevent the use of a warm cache, and a warm start reads nothing.
 func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Manifest, l *catalog.Layout) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -483,11 +483,10 @@ func (e *Engine) probe(ctx context.Context, base objstore.Reader, m *catalog.Man
 		object = l.Shard(0)
 	}
 	e.budget.TryTake() // the first request
-	var err error
-	if object.Size > 0 { // the answer to a HEAD has no body, and so no cause
+	_, err := base.Stat(ctx, object.Key)
+	if err != nil && object.Size > 0 && ctx.Err() == nil { // the answer to a HEAD has no body, and so no cause
+		e.budget.TryTake()
 		err = base.ReadAt(ctx, object, make([]byte, 1), 0)
-	} else {
-		_, err = base.Stat(ctx, object.Key)
 	}
 	switch objstore.KindOf(err) {
 	case objstore.KindDenied, objstore.KindInvalid:
