@@ -51,32 +51,46 @@ func Is(dir string) error {
 	return nil
 }
 
-// Fsck checks every record, manifest and layout of a cache directory that is not in use, and repairs what it can. Its
-// error means that it could not check; findings are in the report. secret is as in Options.
-func Fsck(ctx context.Context, dir string, secret *crypt.Secret, repair bool, progress func(done, total int64)) (*Report, error) {
+// FsckOptions of a Fsck.
+type FsckOptions struct {
+	Secret   *crypt.Secret // as in Options
+	Coder    Coder         // nil: whether recoded records can be restored is not checked
+	Repair   bool          // what can be
+	Progress func(done, total int64)
+}
+
+// Coder restores recoded files once it has learned their tables.
+type Coder interface {
+	Learn(tables []byte) (encode func(dst, file []byte) ([]byte, bool), err error)
+	Decode(dst, coded []byte) ([]byte, error)
+}
+
+// Fsck checks every record, manifest and layout of a cache directory that is not in use. Its error means that it could
+// not check; findings are in the report.
+func Fsck(ctx context.Context, dir string, o FsckOptions) (*Report, error) {
 	if err := Is(dir); err != nil {
 		return nil, err
 	}
 	r := &Report{Findings: []string{}}
-	if err := r.kinds(dir, ownKinds, repair); err != nil {
+	if err := r.kinds(dir, ownKinds, o.Repair); err != nil {
 		return nil, err
 	}
-	if err := r.format(dir, repair); err != nil {
+	if err := r.format(dir, o.Repair); err != nil {
 		return nil, err
 	}
-	if r.unfit(repair) {
+	if r.unfit(o.Repair) {
 		return r, nil
 	}
-	key, unlock, err := catalog.Lock(dir, secret, false)
+	key, unlock, err := catalog.Lock(dir, o.Secret, false)
 	if err != nil {
 		return nil, err
 	}
-	err = fsck(ctx, dir, key, repair, r, progress)
+	err = fsck(ctx, dir, key, o, r)
 	return r, errors.Join(err, unlock())
 }
 
-func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *Report, progress func(done, total int64)) (err error) {
-	if err := r.kinds(dir, innerKinds, repair); err != nil || r.unfit(repair) {
+func fsck(ctx context.Context, dir string, key *crypt.Key, o FsckOptions, r *Report) (err error) {
+	if err := r.kinds(dir, innerKinds, o.Repair); err != nil || r.unfit(o.Repair) {
 		return err
 	}
 	// A damaged catalog reports that itself and starts empty: all its content can be rebuilt.
@@ -86,10 +100,10 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *Repor
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	if aside := c.Rebuilt(); aside != "" {
-		r.find("%s: the catalog was damaged and was moved to %s (sources are listed again, and segments scanned, at the next mount)", filepath.Join(dir, "facts"), aside)
+	if err := r.facts(dir, c, o.Repair); err != nil {
+		return err
 	}
-	if err := r.sources(dir, c, repair); err != nil {
+	if err := r.sources(dir, c, o.Repair); err != nil {
 		return err
 	}
 	segments := filepath.Join(dir, "segments")
@@ -112,8 +126,12 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *Repor
 			r.note("%s: not a file of shoal (left alone)", path)
 			continue
 		}
-		rep, err := segment.Check(path, segment.CheckOptions{Context: ctx, Key: key, Repair: repair, Index: c.Index(id), MaxFindings: maxFindings,
-			Progress: func(done, _ int64) { progress(before+done, total) }})
+		coded, err := r.coded(c, id, o.Coder)
+		if err != nil {
+			return err
+		}
+		rep, err := segment.Check(path, segment.CheckOptions{Context: ctx, Key: key, Repair: o.Repair, Index: c.Index(id),
+			MaxFindings: maxFindings, Coded: coded, Progress: func(done, _ int64) { o.Progress(before+done, total) }})
 		if err != nil {
 			return fmt.Errorf("%s: %w", hex.EncodeToString(id[:4]), err)
 		}
@@ -128,7 +146,53 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, repair bool, r *Repor
 		r.Damage += rep.Damage()
 		before += rep.Bytes
 	}
+	for _, line := range c.Mended() {
+		r.find("%s", line)
+	}
 	return nil
+}
+
+// facts finds out whether facts were lost together with their copy, and begins new ones.
+func (r *Report) facts(dir string, c *catalog.Catalog, repair bool) error {
+	path := filepath.Join(dir, "facts")
+	what := "the catalog was damaged, as its copy, and was moved to " + c.Rebuilt()
+	if c.Rebuilt() == "" {
+		what = "the catalog and its copy are missing"
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		cached, err := filepath.Glob(filepath.Join(dir, "segments", datasetID, number+".seg"))
+		if err != nil || len(cached) == 0 { // nothing to know yet
+			return err
+		}
+	}
+	const remedy = "sources are listed again at the next mount, and keep what is cached; quotas and pins must be set again"
+	r.find("%s: %s (%s)", path, what, remedy)
+	if !repair {
+		return nil
+	}
+	return c.Begin()
+}
+
+// coded returns what checks a dataset's recoded records, nil if it cannot be checked.
+func (r *Report) coded(c *catalog.Catalog, id [16]byte, coder Coder) (func(payload []byte, size int64) error, error) {
+	if coder == nil {
+		return nil, nil //nolint:nilnil // there is nothing to check
+	}
+	tables, err := c.Coding(id)
+	for _, t := range tables {
+		if _, err := coder.Learn(t); err != nil {
+			r.note("%x: recoded files are not checked: %v", id[:4], err)
+			return nil, nil //nolint:nilnil // as above
+		}
+	}
+	var file []byte
+	return func(payload []byte, size int64) (err error) {
+		if file, err = coder.Decode(file[:0], payload); err == nil && int64(len(file)) != size {
+			err = fmt.Errorf("%d bytes were restored of %d", len(file), size)
+		}
+		return err
+	}, err
 }
 
 // sources checks the manifests and layouts that the catalog names.

@@ -25,7 +25,8 @@ var (
 	// ownKinds must be right before a process can lock the directory, innerKinds before it can open the content.
 	ownKinds   = []kind{{"FORMAT", false}, {"lock", false}, {crypt.FileName, false}}
 	innerKinds = []kind{
-		{"shoal.log", false}, {"facts", false},
+		{"shoal.log", false}, {"facts", false}, {"facts.copy", false},
+		{"codings", true}, {"codings/" + datasetID, false}, {"codings/" + datasetID + ".copy", false},
 		{"manifests", true}, {"manifests/" + digest, false}, {"layouts", true}, {"layouts/" + digest, false},
 		{"tables", true}, {"tables/" + datasetID, true}, {"tables/" + datasetID + "/" + number + ".table", false},
 		{"segments", true}, {"segments/" + datasetID, true}, {"segments/" + datasetID + "/" + number + ".seg", false},

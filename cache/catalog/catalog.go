@@ -38,6 +38,7 @@ type Catalog struct {
 	key     *crypt.Key
 	log     *slog.Logger
 	rebuilt string
+	mended  []string // guarded by mu
 	db      *badger.DB
 
 	// mu keeps files consistent with the facts that name them, and serializes writers.
@@ -59,8 +60,9 @@ type Source struct {
 	Listed   time.Time // when SetManifest was called
 }
 
-// Open opens the catalog of a cache folder, which the caller has locked. Damaged facts are moved aside and replaced
-// by empty ones; [Catalog.Rebuilt] and an error in the log say so. A listing restores them, except quotas and pins.
+// Open opens the catalog of a cache folder, which the caller has locked. Facts that are damaged, and their copy, too,
+// are moved aside and replaced by empty ones; [Catalog.Rebuilt] and an error in the log say so. A listing restores
+// them, except quotas and pins.
 func Open(cacheDir string, o Options) (*Catalog, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -69,8 +71,10 @@ func Open(cacheDir string, o Options) (*Catalog, error) {
 	err := c.openFacts()
 	if errors.Is(err, ErrCorrupt) {
 		aside := c.factsPath() + ".corrupt"
-		if e := os.Rename(c.factsPath(), aside); e != nil {
-			return nil, fmt.Errorf("open catalog: %w", errors.Join(err, e))
+		for _, suffix := range []string{copySuffix, ""} {
+			if e := os.Rename(c.factsPath()+suffix, aside); e != nil && !errors.Is(e, fs.ErrNotExist) {
+				return nil, fmt.Errorf("open catalog: %w", errors.Join(err, e))
+			}
 		}
 		o.Logger.Error("catalog is corrupt and was moved aside; sources are listed again, quotas and pins must be set again",
 			"moved_to", aside, "err", err)
@@ -93,6 +97,20 @@ func (c *Catalog) Close() error {
 
 // Rebuilt returns where Open moved corrupt facts; "" if it did not have to.
 func (c *Catalog) Rebuilt() string { return c.rebuilt }
+
+// Mended returns the files that were written anew from their copies since Open, a line each.
+func (c *Catalog) Mended() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mended
+}
+
+// Begin writes the facts, if there are none yet.
+func (c *Catalog) Begin() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.change("begin", nil)
+}
 
 // DatasetID returns the 16 bytes by which cached records name a source. It is independent of the dataset's version,
 // so that a refresh keeps unchanged files.
@@ -269,7 +287,7 @@ func (c *Catalog) GC(keep ...string) (removed int, err error) {
 		return 0, fmt.Errorf("catalog: %w", err)
 	}
 	var errs []error
-	for _, dir := range []string{c.manifestDir(), c.layoutDir()} {
+	for _, dir := range []string{c.manifestDir(), c.layoutDir(), c.codingsDir()} {
 		entries, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -392,7 +393,7 @@ func TestCatalogCorrupt(t *testing.T) {
 		}
 		for i := 0; i < len(whole); i += 1 + i/8 {
 			for _, b := range [][]byte{whole[:i], append(append(bytes.Clone(whole[:i]), whole[i]^1), whole[i+1:]...)} {
-				if err := os.WriteFile(path, b, 0o600); err != nil {
+				if err := errors.Join(os.WriteFile(path, b, 0o600), os.WriteFile(path+".copy", b[:len(b)/2], 0o600)); err != nil {
 					t.Fatal(err)
 				}
 				c, err := catalog.Open(dir, o)
@@ -410,6 +411,88 @@ func TestCatalogCorrupt(t *testing.T) {
 					t.Fatalf("%s, damaged at %d: %+v, %v", name, i, list, err)
 				}
 			}
+		}
+	}
+}
+
+// TestOneOfTwoIsEnough: facts and tables of recoded files outlive the loss of, and damage to, either of their files,
+// which is then made again.
+func TestOneOfTwoIsEnough(t *testing.T) {
+	t.Parallel()
+	key, err := crypt.Create(t.TempDir(), crypt.Secret{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, key := range map[string]*crypt.Key{"clear": nil, "sealed": key} {
+		dir := t.TempDir()
+		o := catalog.Options{Logger: quiet(), Key: key}
+		id, coding := catalog.DatasetID("s"), [][]byte{[]byte("first"), []byte("second")}
+		c, err := catalog.Open(dir, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(c.Touch(id, "s"), c.SetQuota(id, 7), c.SetCoding(id, coding[:1]), c.SetCoding(id, coding), c.Close()); err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range []string{"facts", fmt.Sprintf("codings/%x", id)} {
+			for _, hit := range []string{filepath.Join(dir, file), filepath.Join(dir, file+".copy")} {
+				whole, err := os.ReadFile(hit)
+				if err != nil {
+					t.Fatal(err)
+				}
+				half := whole[:len(whole)/2]
+				for what, do := range map[string]func() error{
+					"no":      func() error { return os.Remove(hit) },
+					"half of": func() error { return os.WriteFile(hit, half, 0o600) },
+					"flipped": func() error { return os.WriteFile(hit, append(bytes.Clone(half), ^whole[len(half)]), 0o600) },
+				} {
+					if err := do(); err != nil {
+						t.Fatal(err)
+					}
+					for round := range 2 {
+						c, err := catalog.Open(dir, o)
+						if err != nil {
+							t.Fatal(err)
+						}
+						got, err := c.Coding(id)
+						list, err2 := c.Datasets()
+						if err := errors.Join(err, err2, c.Close()); err != nil || !slices.EqualFunc(got, coding, bytes.Equal) || len(list) != 1 || list[0].Quota != 7 {
+							t.Errorf("%s, %s %s: %q, %+v, %v", name, what, hit, got, list, err)
+						}
+						// A copy that is missing is one that an older version did not write.
+						if n := len(c.Mended()); c.Rebuilt() != "" || (n > 0) != (round == 0 && (what != "no" || !strings.HasSuffix(hit, ".copy"))) {
+							t.Errorf("%s, %s %s, start %d: %q", name, what, hit, round, c.Mended())
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestCodingOfOlderVersions: tables of recoded files that lie in the facts get files of their own.
+func TestCodingOfOlderVersions(t *testing.T) {
+	t.Parallel()
+	dir, id := t.TempDir(), catalog.DatasetID("s")
+	path := filepath.Join(dir, "facts")
+	body := fmt.Sprintf(`{"dataset/%x":{"source":"s","quota":7,"last_used":"2026-01-01T00:00:00Z","coding":["Zmlyc3Q="]}}`, id)
+	old := fmt.Sprintf("shoal facts 1 %08x\n%s", crc32.Checksum([]byte(body), crc32.MakeTable(crc32.Castagnoli)), body)
+	if err := os.WriteFile(path, []byte(old), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		c := open(t, dir)
+		if got, err := c.Coding(id); err != nil || len(got) != 1 || string(got[0]) != "first" {
+			t.Fatalf("%q, %v", got, err)
+		}
+		if list, err := c.Datasets(); err != nil || len(list) != 1 || list[0].Quota != 7 {
+			t.Fatalf("%+v, %v", list, err)
+		}
+		if b, err := os.ReadFile(path); err != nil || bytes.Contains(b, []byte("coding")) {
+			t.Fatalf("%s, %v", b, err)
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

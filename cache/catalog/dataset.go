@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -120,17 +122,51 @@ func (c *Catalog) Shuffles(id [16]byte) ([]byte, error) {
 }
 
 // SetCoding stores what a codec needs for the files of a dataset that are kept coded: some KiB, the oldest first.
+// Nothing else can make it again, so it stands in a file of its own, twice.
 func (c *Catalog) SetCoding(id [16]byte, tables [][]byte) error {
-	return c.changeDataset(id, func(v *datasetValue) { v.Coding = tables })
+	body, err := json.Marshal(tables)
+	if err == nil {
+		err = makeDir(c.codingsDir())
+	}
+	if err == nil {
+		err = c.saveTwice(c.codingPath(id), codingKind, codingKind, body)
+	}
+	if err != nil {
+		return fmt.Errorf("catalog: coding of dataset %x: %w", id, full(err))
+	}
+	return nil
 }
 
-// Coding returns the last value of SetCoding, nil before that.
-func (c *Catalog) Coding(id [16]byte) ([][]byte, error) {
+// Coding returns the last value of SetCoding, nil before that, and if both copies are lost.
+func (c *Catalog) Coding(id [16]byte) (tables [][]byte, err error) {
 	var v datasetValue
 	if _, err := c.get(datasetKey(id), &v); err != nil {
 		return nil, fmt.Errorf("catalog: dataset %x: %w", id, err)
 	}
-	return v.Coding, nil
+	body, err := c.loadTwice(c.codingPath(id), codingKind)
+	if errors.Is(err, fs.ErrNotExist) && v.Coding != nil {
+		tables, err = v.Coding, c.SetCoding(id, v.Coding)
+	} else if err == nil {
+		err = json.Unmarshal(body, &tables)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		c.log.Error("tables of recoded files cannot be read, or not be moved to their own file", "path", c.codingPath(id), "err", err)
+	case v.Coding != nil:
+		if err := c.changeDataset(id, func(v *datasetValue) { v.Coding = nil }); err != nil {
+			c.log.Warn("the tables of recoded files stay in the facts, too", "err", err)
+		}
+	}
+	return tables, nil
+}
+
+const codingKind = "coding"
+
+func (c *Catalog) codingsDir() string { return filepath.Join(c.dir, "codings") }
+
+func (c *Catalog) codingPath(id [16]byte) string {
+	return filepath.Join(c.codingsDir(), hex.EncodeToString(id[:]))
 }
 
 // Touch records that a dataset is used now, and the name of its source.
@@ -162,6 +198,11 @@ func (c *Catalog) Forget(id [16]byte) error {
 	defer c.mu.Unlock()
 	if err := t.drop(); err != nil {
 		return fmt.Errorf("catalog: dataset %x: %w", id, err)
+	}
+	for _, suffix := range []string{copySuffix, ""} {
+		if err := os.Remove(c.codingPath(id) + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("catalog: dataset %x: %w", id, err)
+		}
 	}
 	killpoint.Pass("catalog.forget.tables")
 	list, err := c.datasets()

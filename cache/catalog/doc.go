@@ -1,7 +1,7 @@
 // Package catalog keeps the small facts about datasets: which objects a source holds ([Manifest]), in which shards
 // they lie ([Layout]), which version is current, where the cached bytes lie (the record tables of package segment),
-// and the user's settings (quota, pin). It holds no sample bytes. Everything but quotas and pins can be rebuilt: by
-// listing the source, and by scanning the segments.
+// the user's settings (quota, pin), and how recoded files are restored. It holds no sample bytes. Everything
+// but quotas, pins and the last can be rebuilt: by listing the source, and by scanning the segments.
 //
 //	CACHE-DIR/
 //	  FORMAT                         "shoal cache 4"; 5 if it is encrypted
@@ -11,8 +11,9 @@
 //	                                 folders, by a hash of both
 //	  layouts/VERSION                written once, named by the layout version
 //	  tables/DATASET/NNNNNNNN.table  a record table, replaced as a whole
-//	  facts                          sources and facts of datasets, replaced as a whole; the entry
+//	  facts, facts.copy              sources and facts of datasets, replaced as a whole; the entry
 //	                                 of a source names its manifest and its layout
+//	  codings/DATASET[.copy]         what recoded files need to be restored, replaced as a whole
 //
 // # What a crash leaves
 //

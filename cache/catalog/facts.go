@@ -1,13 +1,11 @@
 package catalog
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"path/filepath"
 	"strings"
@@ -19,9 +17,8 @@ import (
 )
 
 // The facts are what the catalog knows of sources and datasets. They are few and small: some 200 bytes per source.
-// Badger holds them in memory, since it would map its files on disk. CACHE-DIR/facts has a copy, replaced as a whole
-// at each change: a line with the format's version and the CRC32C of the rest, and a JSON object with badger's keys
-// and values. In an encrypted folder the file is sealed (package crypt). Keys:
+// Badger holds them in memory, since it would map its files on disk (ADR 38). CACHE-DIR/facts and its copy, replaced
+// as a whole at each change, hold a JSON object with badger's keys and values. Keys:
 //
 //	source/NAME    JSON of sourceValue
 //	dataset/ID     JSON of datasetValue; ID is 16 bytes in hex
@@ -53,13 +50,10 @@ type datasetValue struct {
 	LastUsed time.Time `json:"last_used"`
 
 	Shuffles json.RawMessage `json:"shuffles,omitempty"`
-	Coding   [][]byte        `json:"coding,omitempty"`
+	Coding   [][]byte        `json:"coding,omitempty"` // of an older version; now a file of its own
 }
 
-const (
-	factsName   = "facts"
-	factsFormat = "shoal facts 1 %08x\n"
-)
+const factsName = "facts"
 
 func (c *Catalog) factsPath() string { return filepath.Join(c.dir, factsName) }
 
@@ -74,16 +68,12 @@ func (c *Catalog) openFacts() error {
 		return err
 	}
 	c.db = db
-	b, err := readFile(c.factsPath(), factsName, c.key, func(n int64) ([]byte, error) { return make([]byte, n), nil })
+	body, err := c.loadTwice(c.factsPath(), factsName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
-	}
-	head, body, _ := bytes.Cut(b, []byte("\n"))
-	if want := fmt.Sprintf(factsFormat, crc32.Checksum(body, castagnoli)); string(head)+"\n" != want {
-		return corrupt("%s begins with %.40q, want %q", c.factsPath(), head, want)
 	}
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(body, &all); err != nil {
@@ -154,8 +144,13 @@ func (c *Catalog) change(what string, values map[string]any) error {
 			err = errors.Join(err, c.put(old))
 		}
 	}
+	return full(err)
+}
+
+// full adds the remedy to the error of a full disk.
+func full(err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		err = fmt.Errorf("%w (make room, or use another --cache-dir)", err)
+		return fmt.Errorf("%w (make room, or use another --cache-dir)", err)
 	}
 	return err
 }
@@ -186,11 +181,7 @@ func (c *Catalog) saveFacts(what string) error {
 	if err != nil {
 		return err
 	}
-	data := append(fmt.Appendf(nil, factsFormat, crc32.Checksum(body, castagnoli)), body...)
-	if c.key == nil {
-		return writeFileSync(c.factsPath(), what, data)
-	}
-	return writeParts(c.factsPath(), what, c.key.SealFile(factsName, factsName, data))
+	return c.saveTwice(c.factsPath(), factsName, what, body)
 }
 
 func datasetKey(id [16]byte) string { return datasetPrefix + hex.EncodeToString(id[:]) }

@@ -65,6 +65,7 @@ func killSteps(dir string) []func(c *catalog.Catalog) error {
 		func(c *catalog.Catalog) error { _, err := c.GC(); return err },
 		func(c *catalog.Catalog) error { return c.Touch(ds, "s") },
 		func(c *catalog.Catalog) error { return c.SetQuota(ds, 7) },
+		func(c *catalog.Catalog) error { return c.SetCoding(ds, [][]byte{[]byte("tables")}) },
 		func(c *catalog.Catalog) error { return c.Index(ds).CommitSegment(1, 64, false, []byte("one")) },
 		func(c *catalog.Catalog) error { return c.Index(ds).CommitSegment(1, 128, true, []byte("two")) },
 		set(true, "a/1", "a/2", "a/3"),
@@ -123,6 +124,9 @@ func state(t *testing.T, c *catalog.Catalog) string {
 		if d.ID == catalog.DatasetID("s") {
 			fmt.Fprintf(&b, "source %q, quota %d, used %v\n", d.Source, d.Quota, !d.LastUsed.IsZero())
 		}
+	}
+	if coding, err := c.Coding(catalog.DatasetID("s")); err != nil || len(coding) > 0 {
+		fmt.Fprintf(&b, "coding %q, %v\n", coding, err)
 	}
 	err = c.Index(catalog.DatasetID("s")).LoadSegments(func(id uint32, size int64, sealed bool, table []byte) error {
 		fmt.Fprintf(&b, "segment %d: %d, %v, %q\n", id, size, sealed, table)
@@ -197,7 +201,7 @@ func TestKill(t *testing.T) {
 	for _, point := range []string{
 		"catalog.cacheformat.renamed", "catalog.manifest.created", "catalog.manifest.written", "catalog.manifest.synced",
 		"catalog.manifest.renamed", "catalog.manifest.durable", "catalog.layout.renamed", "catalog.source.written", "catalog.source.renamed",
-		"catalog.table.written", "catalog.table.renamed", "catalog.dataset.renamed", "catalog.forget.tables", "catalog.forget.renamed",
+		"catalog.table.written", "catalog.table.renamed", "catalog.dataset.renamed", "catalog.coding.renamed", "catalog.forget.tables", "catalog.forget.renamed",
 		"catalog.gc.removed",
 	} {
 		if passed[point] == 0 {
@@ -246,7 +250,7 @@ func TestKill(t *testing.T) {
 			t.Fatal(err)
 		}
 		var left []string
-		for _, pattern := range []string{".tmp-*", "*/.tmp-*", "tables/*/*", "layouts/*", "manifests/*"} {
+		for _, pattern := range []string{".tmp-*", "*/.tmp-*", "tables/*/*", "layouts/*", "manifests/*", "codings/*"} {
 			names, err := filepath.Glob(filepath.Join(dir, pattern))
 			if err != nil {
 				t.Fatal(err)

@@ -110,11 +110,11 @@ func ReadFormat(cacheDir string) (v int, err error) {
 }
 
 // contents are the entries of cache folders with what was fetched and listed, in all formats so far.
-var contents = []string{"segments", "tables", "manifests", "layouts", "facts", "catalog"}
+var contents = []string{"segments", "tables", "manifests", "layouts", "codings", "facts", "facts.copy", "catalog"}
 
 // Used reports whether a folder contains entries of a cache folder, even without FORMAT.
 func Used(cacheDir string) bool {
-	for _, name := range []string{"segments", "facts", "manifests"} {
+	for _, name := range []string{"segments", "facts", "facts.copy", "manifests"} {
 		if _, err := os.Lstat(filepath.Join(cacheDir, name)); err == nil {
 			return true
 		}

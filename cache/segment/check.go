@@ -28,6 +28,8 @@ type CheckOptions struct {
 	Key *crypt.Key
 	// Index is the index that the store of this folder uses; without it the tables are not compared.
 	Index Index
+	// Coded, unless nil, tells whether a file of so many bytes comes back from its shorter form.
+	Coded func(payload []byte, size int64) error
 	// Progress, unless nil, is called now and then with the bytes checked and their total.
 	Progress func(done, total int64)
 	// MaxFindings is how many findings are listed; all are counted. The default is 1,000.
@@ -407,6 +409,12 @@ func (x *segmentCheck) scan() error {
 			x.bad = append(x.bad, badRecord{off, fmt.Sprintf("payload of a record cannot be read: %v", err)})
 		case !ok:
 			x.bad = append(x.bad, badRecord{off, "payload of a record is damaged"})
+		case x.o.Coded != nil && rec.Offset == 0 && int64(rec.Length) < min(rec.ObjectSize, ExtentSize):
+			if err := x.restore(&mine, &rec, off+int64(h.gap)); err != nil {
+				x.bad = append(x.bad, badRecord{off, fmt.Sprintf("a recoded file cannot be restored: %v", err)})
+				break
+			}
+			fallthrough
 		default:
 			x.good = append(x.good, entry{Extent: rec.scanned(), off: off, gap: h.gap})
 			x.seen = append(x.seen, seenExtent{maphash.Comparable(x.seed, extent{rec.Dataset, rec.KeyHash, rec.Offset}), uint32(rec.Length)})
@@ -448,6 +456,25 @@ func (x *segmentCheck) verify(h *header, off int64) (ok bool, err error) {
 		off, left = off+int64(n), left-n
 	}
 	return true, nil
+}
+
+// restore checks that the file comes back from the payload at off, which is intact.
+func (x *segmentCheck) restore(h *header, rec *Record, off int64) error {
+	payload := make([]byte, rec.Length)
+	if _, err := x.f.ReadAt(payload, off); err != nil {
+		return err
+	}
+	if x.key != nil {
+		buf := sealBuffers.Get().(*[BlockSize + tagLen]byte)
+		defer sealBuffers.Put(buf)
+		for i := range blocks(rec.Length) {
+			block := payload[i*BlockSize : min((i+1)*BlockSize, rec.Length)]
+			if !h.openCopy(x.key, i, block, block, buf) {
+				return ErrCorrupt
+			}
+		}
+	}
+	return x.o.Coded(payload, rec.ObjectSize)
 }
 
 // judge counts a scan's findings and repairs them; changed says that it wrote.

@@ -158,9 +158,14 @@ func (h *header) intactBlock(k *sealer, i int, block []byte) bool {
 	}
 	buf := sealBuffers.Get().(*[BlockSize + tagLen]byte)
 	defer sealBuffers.Put(buf)
+	return h.openCopy(k, i, buf[:len(block)], block, buf)
+}
+
+// openCopy decrypts a block to dst, which may be the block, by way of buf.
+func (h *header) openCopy(k *sealer, i int, dst, block []byte, buf *[BlockSize + tagLen]byte) bool {
 	sealed := buf[:len(block)+tagLen]
 	copy(sealed, block)
-	return h.openBlock(k, new(nonce), i, sealed[:len(block)], sealed)
+	return h.openBlock(k, new(nonce), i, dst, sealed)
 }
 
 // sealTable encrypts a record table, bound to the segment.

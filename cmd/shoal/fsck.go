@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/cachedir"
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
 	"github.com/shoalfs/shoal/internal/human"
 )
 
@@ -17,7 +18,8 @@ func fsckCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "fsck CACHE-DIR",
 		Short: "Check a cache directory, record by record",
-		Long: `Reads every record, the catalog and the manifests in CACHE-DIR and verifies their checksums. Exit code 0: clean;
+		Long: `Reads every record, the catalog and the manifests in CACHE-DIR and verifies their checksums, and that each
+recoded file can be restored. Exit code 0: clean;
 1: damage was found, even if --repair has repaired it. Damaged data is never served, repaired or not, because a
 daemon verifies what it reads. The directory must not be in use.`,
 		Example: `  shoal fsck /nvme/shoal
@@ -29,9 +31,13 @@ daemon verifies what it reads. The directory must not be in use.`,
 				return err
 			}
 			bar := localStep("checking " + args[0])
-			r, err := cachedir.Fsck(c.Context(), args[0], secret, repair, func(done, total int64) {
+			o := cachedir.FsckOptions{Secret: secret, Repair: repair, Progress: func(done, total int64) {
 				bar.Set(int(done>>20), int(total>>20), "MiB")
-			})
+			}}
+			if jpeg.Available {
+				o.Coder = jpegCoder{}
+			}
+			r, err := cachedir.Fsck(c.Context(), args[0], o)
 			bar.Done("")
 			if err != nil {
 				return err

@@ -7,6 +7,7 @@ import (
 	"image/png"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -71,9 +72,10 @@ func TestRecodedCache(t *testing.T) {
 			}
 			umount(t, mnt)
 
-			before := p.Stats()
+			gets := int64(0)                                     // but those of each start, which try the key
 			for _, mode := range []string{"auto", "on", "off"} { // the first is killed
 				addr, mnt = serve(t, env, source, append(flags, "--recode", mode)...)
+				before := p.Stats()
 				if got := feed(t, addr, "--transform", eyes, "--seed", "4").Digest; got != want {
 					t.Errorf("--recode %s: digest %s, want %s", mode, got, want)
 				}
@@ -84,6 +86,7 @@ func TestRecodedCache(t *testing.T) {
 					}
 					within(t, patience, "the daemon is gone", func() bool { _, err := os.Stat(filepath.Join(mnt, paths[0])); return err != nil })
 					umount(t, mnt)
+					gets += p.Stats().Sub(before).Gets
 					continue
 				}
 				s := recodedAll(t, mnt, 200)
@@ -104,11 +107,49 @@ func TestRecodedCache(t *testing.T) {
 					t.Errorf("%+v, %+v", s.Recoded, s.Disk)
 				}
 				umount(t, mnt)
+				gets += p.Stats().Sub(before).Gets
 			}
-			if d := p.Stats().Sub(before); d.Gets != 0 {
-				t.Errorf("%d GETs of what was kept", d.Gets)
+			if gets != 0 {
+				t.Errorf("%d GETs of what was kept", gets)
 			}
-			mustShoal(t, env, append([]string{"fsck", cache}, flags[4:]...)...)
+			reread := func(atLeast, atMost int64) {
+				t.Helper()
+				_, mnt = serve(t, env, source, append(flags, "--recode", "off")...)
+				before := p.Stats()
+				readAll(t, mnt, dir, paths)
+				if n := p.Stats().Sub(before).Gets; n < atLeast || n > atMost || readStats(t, mnt).Disk.Corrupt != 0 {
+					t.Errorf("%d GETs, want %d to %d; %+v", n, atLeast, atMost, readStats(t, mnt).Disk)
+				}
+				umount(t, mnt)
+			}
+			lose := func(pattern string) {
+				t.Helper()
+				names, err := filepath.Glob(filepath.Join(cache, pattern))
+				if err != nil || len(names) == 0 {
+					t.Fatalf("no %s: %v", pattern, err)
+				}
+				for _, name := range names {
+					if err := os.Remove(name); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for _, lost := range []string{"facts*", "facts", "codings/*[0-9a-f]", "codings/*.copy"} {
+				lose(lost)
+				reread(0, 0)
+			}
+			check := append([]string{"fsck", cache}, flags[4:]...)
+			mustShoal(t, env, check...)
+			// Without its tables a recoded file is lost, and fsck says so. A mount fetches it again.
+			lose("codings/*")
+			if out, errs, code := shoal(t, env, check...); code != 1 || !strings.Contains(out, "cannot be restored") {
+				t.Errorf("without tables: fsck exits %d: %s%s", code, out, errs)
+			}
+			if out, errs, code := shoal(t, env, append(check, "--repair")...); code != 1 {
+				t.Errorf("without tables: fsck --repair exits %d: %s%s", code, out, errs)
+			}
+			mustShoal(t, env, check...)
+			reread(200, 241)
 		})
 	}
 }

@@ -109,7 +109,7 @@ func TestEncryptedCache(t *testing.T) {
 		if !errors.Is(err, cachedir.ErrEncryption) || name == "wrong" != errors.Is(err, crypt.ErrWrongSecret) || !strings.Contains(err.Error(), "--cache-dir") {
 			t.Errorf("key %s: %v, %v", name, h, err)
 		}
-		if _, err := cachedir.Fsck(context.Background(), cacheDir, s, true, func(int64, int64) {}); !errors.Is(err, cachedir.ErrEncryption) {
+		if _, err := cachedir.Fsck(context.Background(), cacheDir, cachedir.FsckOptions{Secret: s, Repair: true}); !errors.Is(err, cachedir.ErrEncryption) {
 			t.Errorf("fsck with key %s: %v", name, err)
 		}
 	}
@@ -125,7 +125,7 @@ func TestEncryptedCache(t *testing.T) {
 		}
 	}
 
-	if r, err := cachedir.Fsck(context.Background(), cacheDir, secretOf(t, 1), false, func(int64, int64) {}); err != nil || r.Damage != 0 || r.Records < len(paths) {
+	if r, err := cachedir.Fsck(context.Background(), cacheDir, cachedir.FsckOptions{Secret: secretOf(t, 1), Progress: func(int64, int64) {}}); err != nil || r.Damage != 0 || r.Records < len(paths) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	reread := func(s *crypt.Secret) {

@@ -353,7 +353,7 @@ func TestFsck(t *testing.T) {
 	closeEngine(t, e)
 	check := func(repair bool) *cachedir.Report {
 		t.Helper()
-		r, err := cachedir.Fsck(context.Background(), cacheDir, nil, repair, func(int64, int64) {})
+		r, err := cachedir.Fsck(context.Background(), cacheDir, cachedir.FsckOptions{Repair: repair, Progress: func(int64, int64) {}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -19,8 +19,8 @@ import (
 // searches for seeds have it (searchPace), at ordinary priority. --recode auto begins once a feed has decoded more of the
 // dataset than was read as files: such files are restored for each reader that wants them whole.
 //
-// The codec learns tables from some kept files, once for a dataset. The catalog has them before the first record that needs
-// them is written. If it loses them, those files are fetched again.
+// The codec learns tables from some kept files, once for a dataset. The catalog has them, twice, before the first record
+// that needs them is written. If it loses both, those files are fetched again.
 //
 // Shards with recoded files bring their tables: such files are kept as they come.
 //
