@@ -144,6 +144,8 @@ type Compiler func(ctx context.Context, spec string, ds Dataset) (Transform, err
 type Memory interface {
 	// Reserve waits until n bytes are available. Any error other than the context's means that they never will be.
 	Reserve(ctx context.Context, n int64) error
+	// TryReserve reserves n bytes if they are available now.
+	TryReserve(n int64) bool
 	// Release gives n reserved bytes back.
 	Release(n int64)
 }

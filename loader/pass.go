@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -76,9 +77,6 @@ type ref struct {
 // It waits once, and not again until slots were free.
 const sharePatience = 100 * time.Millisecond
 
-// poolPatience is how long opening a session waits for memory for slots before it goes on without.
-const poolPatience = 2 * time.Second
-
 // join gives a session its pass and lease; the lease is nil if batches go in Chunks. It gets as many of the requested
 // slots as there is memory for, but at least one for each credit that it opens with and one for the batch that the
 // client works on.
@@ -116,7 +114,8 @@ func (s *Server) join(sess *session, slots, credits int, readonly bool) (*pass, 
 	return p, p.lease(slots, sess)
 }
 
-// newSlots allocates as many slots as there is memory for, between least and most; nil if there is too little. If
+// newSlots allocates as many slots as there is memory for now, between least and most; nil if there is too little: all who open or
+// leave a session wait for it. If
 // batches may also go in Chunks, it leaves room for one: raw batches can be too large for a slot, and sessions that
 // share slots can find all of them taken.
 func (s *Server) newSlots(sess *session, most, least int, shared bool) (*slotMemory, int64) {
@@ -129,12 +128,10 @@ func (s *Server) newSlots(sess *session, most, least int, shared bool) (*slotMem
 	if sess.spec.transform == nil || shared {
 		beside = bytes
 	}
-	ctx, cancel := context.WithTimeout(sess.ctx, poolPatience)
-	defer cancel()
-	var err error
+	err := errors.New("the memory is used up (raise --memory, or lower the batch size)")
 	for count := most; count >= least; count-- {
 		size := int64(count) * bytes
-		if err = s.memory.Reserve(ctx, size+beside); err != nil {
+		if !s.memory.TryReserve(size + beside) {
 			continue
 		}
 		s.memory.Release(beside)

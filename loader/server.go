@@ -94,6 +94,7 @@ func (o Options) withDefaults() Options {
 type unlimited struct{}
 
 func (unlimited) Reserve(ctx context.Context, _ int64) error { return ctx.Err() }
+func (unlimited) TryReserve(int64) bool                      { return true }
 func (unlimited) Release(int64)                              {}
 
 // Server serves a dataset to any number of sessions. They share only the processors and the memory, unless they agree

@@ -409,6 +409,22 @@ func TestFewerSlots(t *testing.T) {
 	}
 }
 
+// With all memory used up, opening a session waits for none: it goes on without slots.
+func TestSlotsWaitForNoMemory(t *testing.T) {
+	r := start(t, &feedtest.Dataset{Samples: 300}, loader.Options{}, 1<<20)
+	if err := r.mem.Reserve(t.Context(), 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	defer r.mem.Release(1 << 20)
+	for _, readonly := range []bool{false, true} {
+		_, opened := plain(t, r.addr, &feedpb.Open{Batch: 10, Transform: "ramp(32,32)", Slots: 4, Readonly: readonly, Epochs: 1})
+		const batch = 32 << 10 // for which building the first one may wait, once the session is open
+		if opened.GetPool() != nil || r.mem.Awaited() > batch {
+			t.Errorf("readonly %v: %v, waited for %d bytes", readonly, opened.GetPool(), r.mem.Awaited())
+		}
+	}
+}
+
 // A raw batch that is much larger than the mean comes in Chunks, among others in slots.
 func TestRawBatchTooLargeForASlot(t *testing.T) {
 	ds := &feedtest.Dataset{Samples: 200, Bytes: func(i int) []byte {

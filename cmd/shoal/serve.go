@@ -227,4 +227,5 @@ type batchMemory struct{ ledger *cache.Ledger }
 func (m batchMemory) Reserve(ctx context.Context, n int64) error {
 	return m.ledger.Reserve(ctx, n, cache.ForBatches)
 }
-func (m batchMemory) Release(n int64) { m.ledger.Release(n, cache.ForBatches) }
+func (m batchMemory) TryReserve(n int64) bool { return m.ledger.TryReserve(n, cache.ForBatches) }
+func (m batchMemory) Release(n int64)         { m.ledger.Release(n, cache.ForBatches) }

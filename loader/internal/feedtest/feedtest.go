@@ -225,37 +225,56 @@ func (r Ramp) Hash() string {
 type Ledger struct {
 	Limit int64
 
-	mu   sync.Mutex
-	used int64
-	peak int64
-	more chan struct{}
+	mu      sync.Mutex
+	used    int64
+	peak    int64
+	awaited int64
+	more    chan struct{}
 }
 
 // Reserve implements loader.Memory.
 func (l *Ledger) Reserve(ctx context.Context, n int64) error {
-	for {
+	if l.Limit > 0 && n > l.Limit {
+		return fmt.Errorf("%d bytes are more than the ledger's %d", n, l.Limit)
+	}
+	for !l.TryReserve(n) {
 		l.mu.Lock()
-		if l.Limit > 0 && n > l.Limit {
-			l.mu.Unlock()
-			return fmt.Errorf("%d bytes are more than the ledger's %d", n, l.Limit)
-		}
-		if l.Limit == 0 || l.used+n <= l.Limit {
-			l.used += n
-			l.peak = max(l.peak, l.used)
-			l.mu.Unlock()
-			return nil
-		}
 		if l.more == nil {
 			l.more = make(chan struct{})
 		}
 		more := l.more
+		l.awaited = max(l.awaited, n)
+		full := l.used+n > l.Limit
 		l.mu.Unlock()
+		if !full {
+			continue
+		}
 		select {
 		case <-more:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+	return nil
+}
+
+// TryReserve implements loader.Memory.
+func (l *Ledger) TryReserve(n int64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.Limit > 0 && l.used+n > l.Limit {
+		return false
+	}
+	l.used += n
+	l.peak = max(l.peak, l.used)
+	return true
+}
+
+// Awaited returns the most bytes for which Reserve has waited.
+func (l *Ledger) Awaited() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.awaited
 }
 
 // Release implements loader.Memory.
