@@ -30,7 +30,7 @@ func (e *Engine) CacheMap(cells int) CacheMap {
 	v := e.cur.Load()
 	m := CacheMap{Version: 1, Samples: v.samples.Len(), Orders: []run.Strip{}}
 	m.Dataset = run.NewStrip("dataset", v.samples.Len(), cells, func(sample int) cache.Residence { return v.volume.Residence(v.samples.File(sample)) })
-	mount, sessions := e.following()
+	mount, sessions := e.orders.following()
 	streams := append(mount, sessions...)
 	for _, s := range streams[:min(len(streams), mapOrders)] {
 		m.Orders = append(m.Orders, s.Strip(cells))
@@ -40,13 +40,13 @@ func (e *Engine) CacheMap(cells int) CacheMap {
 
 // following returns the streams of the mount, and those of the feed: by name, but those that have finished their
 // epoch last.
-func (e *Engine) following() (mount, sessions []*run.Stream) {
-	e.mu.Lock()
-	mount = slices.Clone(e.mount)
-	for s := range e.sessions {
+func (r *orders) following() (mount, sessions []*run.Stream) {
+	r.mu.Lock()
+	mount = slices.Clone(r.streams)
+	for s := range r.sessions {
 		sessions = append(sessions, s)
 	}
-	e.mu.Unlock()
+	r.mu.Unlock()
 	over := map[*run.Stream]int{}
 	for _, s := range sessions {
 		if s.Over() {

@@ -24,11 +24,8 @@ func (e *Engine) Cost() Cost {
 	if e.shards != nil {
 		r = r.Plus(objstore.RequestsOf(e.shards.base))
 	}
-	e.mu.Lock()
-	published := e.published
-	e.mu.Unlock()
-	if published != nil {
-		r = r.Plus(objstore.RequestsOf(published))
+	if published := e.published.Load(); published != nil {
+		r = r.Plus(objstore.RequestsOf(*published))
 	}
 	c := CostOf(r, e.cfg.Store.Prices)
 	c.Budget = e.budget.Stats()

@@ -69,13 +69,13 @@ func (d *Dataset) Parts(ext string) catalog.Kind { return d.v.samples.Kind(ext) 
 // against other readers (0 is 1), each with the parts of the given extensions. End closes the stream.
 func (d *Dataset) Begin(name string, seq order.Order, start, weight int, parts ...string) (*run.Stream, error) {
 	files := filesOf(seq, d.v.samples)
-	o := d.e.streamOptions(name, d.v, once(files))
+	o := d.e.orders.options(name, d.v, once(files))
 	o.Start, o.Weight, o.Parts = start, weight, parts
 	s, err := d.e.host.runner.Begin(o)
 	if err != nil {
 		return nil, err
 	}
-	d.e.addSession(s)
+	d.e.orders.addSession(s)
 	return s, nil
 }
 
@@ -90,7 +90,7 @@ func once(o order.Order) func(epoch int) order.Order {
 }
 
 // End closes a stream that Begin returned.
-func (d *Dataset) End(s *run.Stream) { d.e.endSession(s) }
+func (d *Dataset) End(s *run.Stream) { d.e.orders.endSession(s) }
 
 // Groups returns the samples by shard, and the name of this packing; nil if each sample is an object.
 func (d *Dataset) Groups() (order.Groups, string) {
@@ -100,17 +100,17 @@ func (d *Dataset) Groups() (order.Groups, string) {
 	return d.v.groups(), d.v.layout.Version()[:16]
 }
 
-func (e *Engine) addSession(s *run.Stream) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.sessions[s] = struct{}{}
+func (r *orders) addSession(s *run.Stream) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sessions[s] = struct{}{}
 }
 
-func (e *Engine) endSession(s *run.Stream) {
+func (r *orders) endSession(s *run.Stream) {
 	s.Close()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.sessions, s)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.sessions, s)
 }
 
 // Facts returns the facts of this version that orders may depend on.

@@ -39,7 +39,6 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/internal/trace"
-	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
@@ -73,64 +72,72 @@ const tries = 16
 
 // Engine is one open dataset. Safe for concurrent use.
 type Engine struct {
-	host      *Host
-	cfg       Config
-	log       *slog.Logger
-	source    objstore.Source
-	title     string // the dataset's name in the catalog
-	name      string // of the listing in the catalog: the title, and the shards that replace it
-	dataset   [16]byte
-	plain     objstore.Reader  // the store, retried and not metered
-	base      objstore.Reader  // the bare store
-	published objstore.Reader  // the bare store of Config.Publish; nil without; guarded by mu
-	budget    *objstore.Budget // of GETs, of all the dataset's stores; nil: none
-	remote                     // holds the listed objects
-	recoding  recoding
-	near      *Near         // between the cache and all stores of the dataset
-	withheld  int64         // of the ledger, for near
-	gate      prefetch.Gate // guarded by the runner's lock
-	shards    *shardStore   // of Config.Shards; may be nil
-	catalog   *catalog.Catalog
-	cache     *cache.Cache
-	started   time.Time
-
-	users  int           // guarded by the host's lock
-	opened chan struct{} // closed when Open ended
-	gone   chan struct{} // closed when the dataset was let go
-
-	cur   atomic.Pointer[view]
-	spec  atomic.Pointer[order.Spec] // the order of the mount
-	quota atomic.Int64               // bytes on disk; 0 is no bound of its own
-
-	guests    guests
-	inference atomic.Pointer[inference] // nil unless the mount's order is inferred
-
-	mu       sync.Mutex
-	views    []*view       // every version that readers may still have open
-	mount    []*run.Stream // streams of the mount: by --order, or one per plan
-	planning sync.Mutex    // held while plans are written or read again
-	plans    map[string]*plan
-
-	mountedAt []string      // guarded by mu; replaced, never changed
-	transport func() string // of the mount; guarded by mu; nil: there is none
-	moved     []*func()     // of OnMoved; guarded by mu
-
-	sessions map[*run.Stream]struct{} // the feed's
-
-	listed atomic.Pointer[time.Time] // when the listing of the version in force began; nil before the first refresh
-
-	opens   atomic.Int64
-	readers readers
-	goodput goodput
-	errs    errorRing
-
+	host *Host
+	cfg  Config
+	log  *slog.Logger
+	identity
+	origin
+	catalog *catalog.Catalog
+	cache   *cache.Cache
+	lifetime
+	versions
+	orders   orders
+	counted  counted
+	recoding recoding
+	guests   guests
 	recorder recorder
+	quota    atomic.Int64  // bytes on disk; 0 is no bound of its own
+	lied     chan struct{} // a node of the cluster gave wrong bytes
+}
 
-	refreshing chan struct{} // held by the running refresh
+// identity is what a dataset is called.
+type identity struct {
+	source  objstore.Source
+	title   string   // in the catalog
+	name    string   // of the listing in the catalog: the title, and the shards that replace it
+	dataset [16]byte // of the title
+}
 
-	lied       chan struct{} // a node of the cluster gave wrong bytes
+// origin is the stores that a dataset's bytes come from.
+type origin struct {
+	plain     objstore.Reader                // the store, retried and not metered
+	base      objstore.Reader                // the bare store
+	published atomic.Pointer[objstore.Store] // the bare store of Config.Publish; nil without
+	budget    *objstore.Budget               // of GETs, of all the dataset's stores; nil: none
+	remote                                   // holds the listed objects
+	near      *Near                          // between the cache and all stores of the dataset
+	withheld  int64                          // of the ledger, for near
+	shards    *shardStore                    // of Config.Shards; may be nil
+}
+
+// lifetime is who uses the dataset, and what runs meanwhile.
+type lifetime struct {
+	started    time.Time
+	users      int           // guarded by the host's lock
+	opened     chan struct{} // closed when Open ended
+	gone       chan struct{} // closed when the dataset was let go
 	background sync.WaitGroup
 	stop       context.CancelFunc
+}
+
+// versions are the versions of the dataset that readers may have open. One is in force, and only refresh changes which.
+type versions struct {
+	cur        atomic.Pointer[view]
+	listed     atomic.Pointer[time.Time] // when the listing of the version in force began; nil before the first refresh
+	refreshing chan struct{}             // held by the running refresh
+
+	mu    sync.Mutex
+	views []*view   // all, the one in force last
+	moved []*func() // of OnMoved
+}
+
+// counted is what the stats say of the readers and of the log.
+type counted struct {
+	opens     atomic.Int64
+	readers   readers
+	goodput   goodput
+	errs      errorRing
+	transport atomic.Pointer[func() string] // of the mount; nil: there is none
 }
 
 // CheckSamples fails if pattern is not valid for Config.Samples.
@@ -149,11 +156,16 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	// The wrapped handler copies log messages into the stats.
-	e := &Engine{host: h, cfg: cfg, users: 1, opened: make(chan struct{}), gone: make(chan struct{}), catalog: h.Catalog, cache: h.Cache, started: time.Now(),
-		plans: map[string]*plan{}, sessions: map[*run.Stream]struct{}{}, refreshing: make(chan struct{}, 1), lied: make(chan struct{}, 1)}
-	e.log = slog.New(&e.errs)
-	e.errs.next = cfg.Logger.Handler()
-	e.spec.Store(&cfg.Order)
+	e := &Engine{
+		host: h, cfg: cfg, catalog: h.Catalog, cache: h.Cache, lied: make(chan struct{}, 1),
+		lifetime: lifetime{started: time.Now(), users: 1, opened: make(chan struct{}), gone: make(chan struct{})},
+		versions: versions{refreshing: make(chan struct{}, 1)},
+		orders:   orders{plans: map[string]*plan{}, sessions: map[*run.Stream]struct{}{}},
+	}
+	e.orders.engine = e
+	e.log = slog.New(&e.counted.errs)
+	e.counted.errs.next = cfg.Logger.Handler()
+	e.orders.spec.Store(&cfg.Order)
 	e.guests.init()
 
 	base, source, err := stores.Open(ctx, cfg.Source, e.storeOptions())
@@ -207,7 +219,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	e.log.Info("dataset open", "source", source.String(), "version", m.Version()[:12], "files", m.Len(), "packed", layout != nil,
 		"samples", v.samples.Len(), "bytes", humanize.IBytes(uint64(m.Bytes())), "memory_for_data", humanize.IBytes(uint64(e.cache.Ledger().Limit())))
-	if err := e.startOrder(); err != nil {
+	if err := e.orders.start(); err != nil {
 		return nil, err
 	}
 	if err := e.startBackground(); err != nil {
@@ -231,7 +243,7 @@ func (e *Engine) startBackground() error {
 		}
 	})
 	e.background.Go(func() { e.scrubLoop(ctx) })
-	e.background.Go(func() { e.watchPlans(ctx) })
+	e.background.Go(func() { e.orders.watch(ctx) })
 	e.background.Go(func() { e.recodeLoop(ctx) })
 	if e.host.node != nil {
 		e.background.Go(func() { e.shareLoop(ctx) })
@@ -403,11 +415,11 @@ func (e *Engine) join(cfg Config) error {
 		return other("--gets-per-hour", strconv.FormatInt(e.cfg.Store.GetsPerHour, 10), strconv.FormatInt(cfg.Store.GetsPerHour, 10))
 	case cfg.Order.Name() == "auto" || cfg.Order == e.order():
 		return nil
-	case e.order().Computed() || e.order().Name() == "none" || e.inference.Load() == nil && len(e.mountStreams()) > 0:
+	case e.order().Computed() || e.order().Name() == "none" || e.orders.inference.Load() == nil && len(e.orders.mounted()) > 0:
 		return other("--order", e.order().String(), cfg.Order.String())
 	}
-	e.spec.Store(&cfg.Order)
-	return e.startOrder()
+	e.orders.spec.Store(&cfg.Order)
+	return e.orders.start()
 }
 
 // openDisk attaches the dataset's segments.
@@ -557,22 +569,22 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 		(*f)()
 	}
 	e.log.Info("moved to a new dataset version", "old", old.manifest.Version()[:12], "new", m.Version()[:12], "files", m.Len())
-	return true, e.startOrder()
+	return true, e.orders.start()
 }
 
 // OnMoved calls f after each move to another version, whoever asked for it.
-func (e *Engine) OnMoved(f func()) (cancel func()) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.moved = append(e.moved, &f)
+func (v *versions) OnMoved(f func()) (cancel func()) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.moved = append(v.moved, &f)
 	return func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.moved = slices.DeleteFunc(e.moved, func(g *func()) bool { return g == &f })
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.moved = slices.DeleteFunc(v.moved, func(g *func()) bool { return g == &f })
 	}
 }
 
-func (e *Engine) order() order.Spec { return *e.spec.Load() }
+func (e *Engine) order() order.Spec { return *e.orders.spec.Load() }
 
 // samePacking reports whether two listings have the files in the same places.
 func samePacking(a, b *catalog.Layout) bool {
@@ -597,14 +609,14 @@ func (e *Engine) Ledger() *cache.Ledger { return e.cache.Ledger() }
 
 // ReadAt reads a file of version m, as cache.Volume.ReadAt does.
 func (e *Engine) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error) {
-	e.readers.read()
+	e.counted.readers.read()
 	e.recoding.asFiles.Add(int64(len(p)))
 	return e.volumeOf(m).ReadAt(ctx, file, p, off)
 }
 
 // Lend returns bytes of a file that are in memory, as cache.Volume.Lend does.
 func (e *Engine) Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool) {
-	e.readers.read()
+	e.counted.readers.read()
 	e.recoding.asFiles.Add(int64(n))
 	return e.volumeOf(m).Lend(file, off, n)
 }
@@ -641,13 +653,14 @@ func (e *Engine) Permissions(m *catalog.Manifest, file int) (bits uint32, ok boo
 	return uint32(info.Mode().Perm()), true
 }
 
-func (e *Engine) volumeOf(m *catalog.Manifest) *cache.Volume {
-	if v := e.cur.Load(); v.manifest == m {
+// volumeOf returns the volume of a version that is or was in force.
+func (s *versions) volumeOf(m *catalog.Manifest) *cache.Volume {
+	if v := s.cur.Load(); v.manifest == m {
 		return v.volume
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, v := range e.views {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range s.views {
 		if v.manifest == m {
 			return v.volume
 		}
@@ -658,8 +671,8 @@ func (e *Engine) volumeOf(m *catalog.Manifest) *cache.Volume {
 // Opened is the position signal: a reader of the mount has opened a file. process identifies the reader; 0 if
 // unknown.
 func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
-	e.opens.Add(1)
-	e.readers.opened(process)
+	e.counted.opens.Add(1)
+	e.counted.readers.opened(process)
 	v := e.volumeOf(m)
 	v.WillRead(file)
 	cur := e.cur.Load()
@@ -667,10 +680,10 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 		e.host.runner.Opened(v, file, process)
 		return
 	}
-	e.goodput.opened(file, cur.samples)
+	e.counted.goodput.opened(file, cur.samples)
 	cur.keeping.Opened(file)
-	e.host.runner.Opened(v, file, process, e.mountStreams()...)
-	if i := e.inference.Load(); i != nil {
+	e.host.runner.Opened(v, file, process, e.orders.mounted()...)
+	if i := e.orders.inference.Load(); i != nil {
 		i.opened(process, file)
 	}
 }
@@ -678,12 +691,6 @@ func (e *Engine) Opened(m *catalog.Manifest, file int, process uint32) {
 // Released says that a reader of the mount has closed a file.
 func (e *Engine) Released(m *catalog.Manifest, file int) {
 	e.host.runner.Done(e.volumeOf(m), file)
-}
-
-func (e *Engine) mountStreams() []*run.Stream {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.mount
 }
 
 // Close ends one use of the dataset. The last one ends every stream and closes the dataset; its data on disk stays.
@@ -701,19 +708,7 @@ func (e *Engine) Close() error {
 		e.stop()
 		e.background.Wait() // it may begin an inference
 	}
-	e.stopInference()
-	e.mu.Lock()
-	streams := append([]*run.Stream(nil), e.mount...)
-	for s := range e.sessions {
-		streams = append(streams, s)
-	}
-	e.mu.Unlock()
-	for _, s := range streams {
-		s.Close()
-	}
-	for _, p := range e.plans {
-		e.cache.Ledger().Release(p.reserved+p.before, cache.ForDemand)
-	}
+	e.orders.close()
 	e.logCost()
 	return e.host.leave(e)
 }

@@ -150,7 +150,7 @@ func TestPlans(t *testing.T) {
 	dir, paths := folder(t, 2, 10)
 	e := openEngine(t, dir, t.TempDir(), "auto")
 	defer closeEngine(t, e)
-	if text := string(e.orderText()); !strings.HasPrefix(text, "order: none") {
+	if text := string(e.orders.text()); !strings.HasPrefix(text, "order: none") {
 		t.Errorf("before any plan: %s", text)
 	}
 	plan := strings.Join(paths, "\n") + "\n"
@@ -163,7 +163,7 @@ func TestPlans(t *testing.T) {
 			t.Errorf("plan %q was taken", bad)
 		}
 	}
-	if text := string(e.orderText()); !strings.Contains(text, "line 21") || !strings.Contains(text, "/etc/passwd") {
+	if text := string(e.orders.text()); !strings.Contains(text, "line 21") || !strings.Contains(text, "/etc/passwd") {
 		t.Errorf("the refusal does not name the line:\n%s", text)
 	}
 	got, err := e.Get("plan")
@@ -204,8 +204,8 @@ func TestRefreshKeepsPlansAndOldReaders(t *testing.T) {
 	if n, err := e.ReadAt(context.Background(), old, node.Index, make([]byte, 10), 0); n != 10 || err != nil {
 		t.Errorf("a file that was open before: %d, %v", n, err)
 	}
-	if names := e.Plans(); len(names) != 1 || len(e.mountStreams()) != 1 {
-		t.Errorf("plans %v, %d streams", names, len(e.mountStreams()))
+	if names := e.Plans(); len(names) != 1 || len(e.orders.mounted()) != 1 {
+		t.Errorf("plans %v, %d streams", names, len(e.orders.mounted()))
 	}
 }
 
@@ -243,13 +243,13 @@ func TestRefreshBesideOthers(t *testing.T) {
 		if n := changes.Load(); n != 1 {
 			t.Errorf("%d refreshes found one change", n)
 		}
-		if s := e.mountStreams(); len(s) != 1 || s[0].Volume != e.cur.Load().volume {
+		if s := e.orders.mounted(); len(s) != 1 || s[0].Volume != e.cur.Load().volume {
 			t.Errorf("%d streams, or one of a version that is gone", len(s))
 		}
 		if plan, err := e.Get("plan"); err != nil || string(plan) != paths[(i+4)%len(paths)] {
 			t.Errorf("the plan in force is %s, %v, and not the last one", plan, err)
 		}
-		if e.inference.Load() != nil {
+		if e.orders.inference.Load() != nil {
 			t.Error("an order is searched although a plan is in force")
 		}
 	}

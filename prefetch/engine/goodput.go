@@ -16,7 +16,7 @@ type GoodputStats struct {
 }
 
 // CountDelivered says that a feed has delivered so many samples to a trainer.
-func (e *Engine) CountDelivered(samples int) { e.goodput.delivered.Add(int64(samples)) }
+func (e *Engine) CountDelivered(samples int) { e.counted.goodput.delivered.Add(int64(samples)) }
 
 // goodput counts samples, with a history of counts.
 type goodput struct {

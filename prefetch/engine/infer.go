@@ -79,27 +79,27 @@ const maxWaiting = 1 << 18
 // half an hour without.
 const maxFruitless = 40 * time.Minute
 
-// startInference begins to watch readers of the version in force.
-func (e *Engine) startInference(v *view) {
+// infer begins to watch readers of the version in force.
+func (r *orders) infer(v *view) {
 	subsets := []infer.Subset{{Len: v.samples.Len()}}
 	for _, t := range v.samples.Trees() {
 		subsets = append(subsets, infer.Subset{Folder: t.Folder, First: t.First, Len: t.Len})
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	i := &inference{
-		engine: e, view: v, wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
+		engine: r.engine, view: v, wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 		detector: infer.NewDetector(subsets), sequences: sequencesOf(v), running: map[infer.Depth]*searching{}, found: make(chan result), left: maxFruitless,
 	}
 	i.remember()
-	if old := e.inference.Swap(i); old != nil {
+	if old := r.inference.Swap(i); old != nil {
 		old.close()
 	}
 	go i.run(ctx)
 }
 
-// stopInference ends it, if running. The caller must close the stream that it has started.
-func (e *Engine) stopInference() {
-	if i := e.inference.Swap(nil); i != nil {
+// stopInferring ends it, if running. The caller must close the stream that it has started.
+func (r *orders) stopInferring() {
+	if i := r.inference.Swap(nil); i != nil {
 		i.close()
 	}
 }
@@ -322,7 +322,7 @@ func (i *inference) install(f infer.Finding, epoch int) {
 			}
 		}
 	}
-	o := i.engine.streamOptions("mount", i.view, func(epoch int) order.Order {
+	o := i.engine.orders.options("mount", i.view, func(epoch int) order.Order {
 		o := f.Order(epoch)
 		if o == nil {
 			return nil
@@ -344,17 +344,17 @@ func (i *inference) install(f infer.Finding, epoch int) {
 
 // begin makes a stream follow the mount's readers, before the others or after them.
 func (i *inference) begin(s *run.Stream, first bool) {
-	e := i.engine
-	e.mu.Lock()
-	told := e.inference.Load() != i // by a plan, meanwhile
+	r := &i.engine.orders
+	r.mu.Lock()
+	told := r.inference.Load() != i // by a plan, meanwhile
 	switch {
 	case told:
 	case first:
-		e.mount = append([]*run.Stream{s}, e.mount...)
+		r.streams = append([]*run.Stream{s}, r.streams...)
 	default:
-		e.mount = append(slices.Clip(e.mount), s)
+		r.streams = append(slices.Clip(r.streams), s)
 	}
-	e.mu.Unlock()
+	r.mu.Unlock()
 	if told {
 		s.Close()
 		return
@@ -380,10 +380,10 @@ func (i *inference) drop() {
 
 // forget ends a stream's following of readers.
 func (i *inference) forget(s *run.Stream) {
-	e := i.engine
-	e.mu.Lock()
-	e.unfollow(func(m *run.Stream) bool { return m == s })
-	e.mu.Unlock()
+	r := &i.engine.orders
+	r.mu.Lock()
+	r.unfollow(func(m *run.Stream) bool { return m == s })
+	r.mu.Unlock()
 	s.Close()
 }
 

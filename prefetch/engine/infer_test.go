@@ -35,7 +35,7 @@ func TestInference(t *testing.T) {
 	}
 	before := runtime.NumGoroutine()
 	e := openEngine(t, dir, t.TempDir(), "auto")
-	if text := string(e.orderText()); !strings.HasPrefix(text, "order: none yet") {
+	if text := string(e.orders.text()); !strings.HasPrefix(text, "order: none yet") {
 		t.Error(text)
 	}
 	reads := order.Torch(n, 77, 0, 1, 0, 0, false)
@@ -60,7 +60,7 @@ func TestInference(t *testing.T) {
 		openAs(t, e, 10, reads.At(pos))
 	}
 	eventually(t, "the next epoch", func() bool { return e.Stats().Order.Epoch == 1 })
-	if streams := e.mountStreams(); len(streams) != 1 {
+	if streams := e.orders.mounted(); len(streams) != 1 {
 		t.Errorf("%d streams", len(streams))
 	}
 
@@ -70,14 +70,14 @@ func TestInference(t *testing.T) {
 		openAs(t, e, 11, reads.At(pos))
 	}
 	eventually(t, "letting go", func() bool { return e.Stats().Order.State == "searching" })
-	if streams := e.mountStreams(); len(streams) != 0 {
+	if streams := e.orders.mounted(); len(streams) != 0 {
 		t.Errorf("%d streams", len(streams))
 	}
 
 	if err := e.PutPlan("default", []byte("c0/img0.jpg\n")); err != nil {
 		t.Fatal(err)
 	}
-	if text := string(e.orderText()); e.inference.Load() != nil || !strings.HasPrefix(text, "order: plan") {
+	if text := string(e.orders.text()); e.orders.inference.Load() != nil || !strings.HasPrefix(text, "order: plan") {
 		t.Error(text)
 	}
 	closeEngine(t, e)
@@ -97,7 +97,7 @@ func TestInferenceCloses(t *testing.T) {
 	for pos := range 200 {
 		openAs(t, e, 9, reads.At(pos))
 	}
-	eventually(t, "a search", func() bool { return strings.Contains(string(e.orderText()), "searching") })
+	eventually(t, "a search", func() bool { return strings.Contains(string(e.orders.text()), "searching") })
 	closeEngine(t, e)
 	eventually(t, "all goroutines ended", func() bool { return runtime.NumGoroutine() <= before })
 }
@@ -120,7 +120,7 @@ func TestInferenceRemembers(t *testing.T) {
 		if life > 0 {
 			want = "usual seeds"
 		}
-		if text := string(e.orderText()); !strings.Contains(text, "torch:seed=1017") || !strings.Contains(text, want) {
+		if text := string(e.orders.text()); !strings.Contains(text, "torch:seed=1017") || !strings.Contains(text, want) {
 			t.Errorf("life %d: %s", life, text)
 		}
 		closeEngine(t, e)

@@ -33,7 +33,7 @@ func twoJobs(t *testing.T, spec string) int {
 			process := uint32(100*epoch + 1 + pos/batch%workers)
 			openAs(t, e, process, first.At(pos))
 			openAs(t, e, process+workers, second.At(pos))
-			if i := e.inference.Load(); i != nil && pos%16 == 0 { // trainers are slower than the daemon
+			if i := e.orders.inference.Load(); i != nil && pos%16 == 0 { // trainers are slower than the daemon
 				waitFor(t, "it has looked at all opens", func() bool {
 					i.mu.Lock()
 					defer i.mu.Unlock()

@@ -39,9 +39,7 @@ func (e *Engine) startPublish(ctx context.Context) error {
 	if Inside(where, e.source) {
 		return fmt.Errorf("--publish %s lies inside the source %s, which it would change (give another place)", where, e.source)
 	}
-	e.mu.Lock()
-	e.published = dst
-	e.mu.Unlock()
+	e.published.Store(&dst)
 	e.background.Go(func() {
 		if err := e.publish(ctx, dst, where); err != nil && ctx.Err() == nil {
 			e.log.Error("the dataset was not published", "destination", where.String(), "cause", err)
@@ -84,7 +82,7 @@ func (e *Engine) passed() bool {
 	if kept, extents := e.cur.Load().volume.Kept(); kept == extents {
 		return true
 	}
-	for _, s := range e.mountStreams() {
+	for _, s := range e.orders.mounted() {
 		if p := s.Progress(); p.Epoch > s.First || p.Pass > 0 || p.Consumed == p.Len {
 			return true
 		}

@@ -40,7 +40,7 @@ func TestPlanWaitsForItsTurn(t *testing.T) {
 	if s := e.Stats(); s.Lead != 100 || s.Order.Position != 100 || s.Order.Epoch != 0 {
 		t.Errorf("the plan in progress is not what is followed: %+v, lead %d", s.Order, s.Lead)
 	}
-	if text := string(e.orderText()); !strings.Contains(text, "another plan was written") {
+	if text := string(e.orders.text()); !strings.Contains(text, "another plan was written") {
 		t.Errorf("order: %s", text)
 	}
 	for _, p := range append(first[100:], second...) {
@@ -53,7 +53,7 @@ func TestPlanWaitsForItsTurn(t *testing.T) {
 	if st := s.Streams[0]; st.Epoch != 1 || st.Consumed != len(paths) || st.Events.NextEpochs != 1 || st.Reanchored.Unread != 0 {
 		t.Errorf("%+v, %+v", st, st.Reanchored)
 	}
-	if text := string(e.orderText()); strings.Contains(text, "another plan was written") || !strings.Contains(text, "went on to epoch 1, at 20") {
+	if text := string(e.orders.text()); strings.Contains(text, "another plan was written") || !strings.Contains(text, "went on to epoch 1, at 20") {
 		t.Errorf("order: %s", text)
 	}
 	// The same again is another epoch's, which is expected at its beginning.
@@ -101,7 +101,7 @@ func TestPlansModel(t *testing.T) {
 			if got, err := e.Get("plan"); err != nil || string(got) != strings.Join(plan, "\n") {
 				rt.Fatalf("the plan in force has %d bytes, %v", len(got), err)
 			}
-			if n := len(e.mountStreams()); n != 1 {
+			if n := len(e.orders.mounted()); n != 1 {
 				rt.Fatalf("%d streams", n)
 			}
 		}

@@ -92,7 +92,7 @@ func (i *inference) inSequence(o run.Opening) (fits bool) {
 
 // follow starts to read ahead.
 func (i *inference) follow(r infer.Run) {
-	a := &follower{run: r, spread: r.Spread, seen: time.Now(), reads: i.engine.opens.Load()}
+	a := &follower{run: r, spread: r.Spread, seen: time.Now(), reads: i.engine.counted.opens.Load()}
 	read := make([]run.Opening, len(r.Read)) // workers leave gaps, which are still to be read
 	for j, pos := range r.Read {
 		read[j].File = r.Over.At(pos)
@@ -101,7 +101,7 @@ func (i *inference) follow(r infer.Run) {
 	a.least, a.most = int(min(leastAhead/mean+1, leastFiles)), int(min(mostAhead/mean+1, mostFiles))
 	window := r.Window(r.Head + a.least*r.World)
 	a.window.Store(&window)
-	o := i.engine.streamOptions(sequenceName, i.view, func(epoch int) order.Order {
+	o := i.engine.orders.options(sequenceName, i.view, func(epoch int) order.Order {
 		if epoch > 0 {
 			return nil // its end is unknown
 		}

@@ -47,7 +47,7 @@ func TestReadInSequence(t *testing.T) {
 	if s := e.Stats(); s.Order.Spec != "sequential" || len(s.Streams) != 1 || s.Streams[0].Name != sequenceName {
 		t.Errorf("%+v, %+v", s.Order, s.Streams)
 	}
-	if text := string(e.orderText()); !strings.Contains(text, "file after file of the listing, from c0/img02") {
+	if text := string(e.orders.text()); !strings.Contains(text, "file after file of the listing, from c0/img02") {
 		t.Error(text)
 	}
 }
@@ -74,7 +74,7 @@ func TestWorkersInSequence(t *testing.T) {
 // Opens that wait to be looked at when a sequence is seen among those before them count as read, too.
 func TestSequenceInOneLook(t *testing.T) {
 	e := numbered(t, 300)
-	i := e.inference.Load()
+	i := e.orders.inference.Load()
 	i.mu.Lock()
 	for file := range 40 {
 		i.opens = append(i.opens, run.Opening{Process: 9, File: file})
@@ -112,21 +112,21 @@ func TestPlansEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := put("another"); err != nil || len(e.mountStreams()) != 2 || e.inference.Load() != nil {
-		t.Errorf("%v, %d streams", err, len(e.mountStreams()))
+	if err := put("another"); err != nil || len(e.orders.mounted()) != 2 || e.orders.inference.Load() != nil {
+		t.Errorf("%v, %d streams", err, len(e.orders.mounted()))
 	}
 
 	later := func(d time.Duration) {
-		e.planning.Lock()
-		e.lookAtPlans(time.Now().Add(d))
-		e.planning.Unlock()
+		e.orders.planning.Lock()
+		e.orders.look(time.Now().Add(d))
+		e.orders.planning.Unlock()
 	}
 	later(0)
-	if e.inference.Load() != nil {
+	if e.orders.inference.Load() != nil {
 		t.Error("fresh plans, and the order is inferred")
 	}
 	later(2 * staleAfter)
-	if text := string(e.orderText()); e.inference.Load() == nil || !strings.Contains(text, "rm .shoal/plans/another ends it") || !e.Stats().Streams[0].Stale {
+	if text := string(e.orders.text()); e.orders.inference.Load() == nil || !strings.Contains(text, "rm .shoal/plans/another ends it") || !e.Stats().Streams[0].Stale {
 		t.Error(text)
 	}
 	for i := range 40 {
@@ -135,7 +135,7 @@ func TestPlansEnd(t *testing.T) {
 	eventually(t, "a sequence beside stale plans", func() bool { return e.Stats().Order.State == "inferred" })
 	openAs(t, e, 9, 7)
 	later(3 * staleAfter)
-	if text := string(e.orderText()); e.inference.Load() != nil || len(e.mountStreams()) != 2 || strings.Contains(text, "stale") {
+	if text := string(e.orders.text()); e.orders.inference.Load() != nil || len(e.orders.mounted()) != 2 || strings.Contains(text, "stale") {
 		t.Error(text)
 	}
 
@@ -144,7 +144,7 @@ func TestPlansEnd(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if e.inference.Load() == nil || len(e.mountStreams()) != 0 {
+	if e.orders.inference.Load() == nil || len(e.orders.mounted()) != 0 {
 		t.Error("without a plan the order is not inferred")
 	}
 	eventually(t, "all memory back", func() bool { return e.cache.Ledger().Used() <= used+1<<20 })

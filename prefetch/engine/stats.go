@@ -173,23 +173,23 @@ func (e *Engine) Stats() Stats {
 		Version: StatsVersion, PID: os.Getpid(), Source: e.source.String(), Dataset: v.manifest.Version(), Files: v.manifest.Len(),
 		Samples: v.samples.Len(), Bytes: v.manifest.Bytes(), Uptime: time.Since(e.started).Seconds(),
 		Packed: v.layout != nil, CacheDir: e.host.Path(), DatasetID: hex.EncodeToString(e.dataset[:]), Users: e.host.users(),
-		Transport: e.overWhat(), Opens: e.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
+		Transport: e.counted.overWhat(), Opens: e.counted.opens.Load(), Reads: c.Reads, ReadBytes: c.ReadBytes, Hits: Hits{c.KeepHits, c.RingHits}, Joined: c.Joined, Misses: c.Misses,
 		Stall: c.Stall.Seconds(), Prefetched: c.Prefetched, FetchErrors: c.FetchErrors,
 		GetRequests: m.Reads, GetBytes: m.Bytes, ListRequests: m.Lists, StatRequests: m.Stats, InFlight: m.InFlight,
 		StoreErrors: m.Errors, LatencyP50: m.Median.Seconds(), LatencyP99: m.P99.Seconds(),
 		Memory:  MemoryStats{Used: all.MemoryUsed, Peak: all.MemoryPeak, Limit: all.MemoryLimit, Demand: all.MemoryDemand, Prefetch: all.MemoryPrefetch, Batches: all.MemoryBatches, Waiting: all.MemoryWaiting, Ring: all.RingBytes, Goroutines: runtime.NumGoroutine()},
 		Disk:    DiskStats{Used: c.DiskUsed, Limit: c.DiskLimit, Declined: c.Declined, Corrupt: c.Corrupt, Errors: c.DiskErrors, OutOfUse: c.DiskDown, Reason: c.DiskReason, Waits: c.DiskWaits, GaveUp: c.DiskGaveUp, Budget: all.DiskLimit, AllUsed: all.DiskUsed, Queued: c.DiskQueued},
 		Recoded: RecodeStats{e.recoding.underWay.Load(), c.Coded, c.CodedBefore, c.CodedAfter, c.Restored, c.Restore.Seconds()},
-		Errors:  append(e.host.errs.snapshot(), e.errs.snapshot()...), Streams: []run.Progress{},
+		Errors:  append(e.host.errs.snapshot(), e.counted.errs.snapshot()...), Streams: []run.Progress{},
 	}
-	s.Delivered, s.PerSecond = e.goodput.rate(time.Now())
+	s.Delivered, s.PerSecond = e.counted.goodput.rate(time.Now())
 	s.Cost = e.Cost()
 	s.Audit.Written, s.Audit.Lost = e.host.audit.Counts()
 	s.Connections, s.Hedges = e.placesOf(v)(), e.remoteOf(v).hedger.Stats()
 	s.Store, s.Near = e.storeStats(), e.near.stats()
 	s.Cluster = e.clusterStats(c.PeerBytes, c.KeptBytes)
-	s.Slowest, s.Readers = e.remoteOf(v).slowest.snapshot(), e.readers.count()
-	s.ReaderTime = e.readers.seconds()
+	s.Slowest, s.Readers = e.remoteOf(v).slowest.snapshot(), e.counted.readers.count()
+	s.ReaderTime = e.counted.readers.seconds()
 	s.Disk.Kept, s.Disk.Extents = v.volume.Kept()
 	s.Memory.RSS, s.Memory.RSSAnon = residentBytes()
 	sk := v.manifest.Skipped()
@@ -197,8 +197,8 @@ func (e *Engine) Stats() Stats {
 	s.Skipped = SkippedKeys{sk.Markers, sk.Hostile, sk.Shadowed, bad, append(examples, sk.Examples...)}
 
 	s.Order = OrderState{Spec: e.order().String(), State: "none"}
-	mount, sessions := e.following()
-	stale, told := e.stalePlans(), false
+	mount, sessions := e.orders.following()
+	stale, told := e.orders.stale(), false
 	for _, st := range append(mount, sessions...) {
 		p := st.Progress()
 		p.Stale = stale[p.Name]
@@ -222,10 +222,10 @@ func (e *Engine) Stats() Stats {
 			s.Order.Spec = "plan"
 		}
 	}
-	if i := e.inference.Load(); i != nil {
+	if i := e.orders.inference.Load(); i != nil {
 		i.state(&s.Order)
 	}
-	if s.Order.State == "none" && e.planEnded() {
+	if s.Order.State == "none" && e.orders.ended() {
 		s.Order.Spec, s.Order.State = "plan", "ended"
 	}
 	return s

@@ -76,16 +76,16 @@ func (e *Engine) newView(m *catalog.Manifest, layout *catalog.Layout, match *cat
 }
 
 // openVersions returns the file names of manifests and layouts in use.
-func (e *Engine) openVersions() (versions []string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, v := range e.views {
-		versions = append(versions, v.manifest.FileName())
+func (s *versions) openVersions() (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range s.views {
+		names = append(names, v.manifest.FileName())
 		if v.layout != nil {
-			versions = append(versions, v.layout.Version())
+			names = append(names, v.layout.Version())
 		}
 	}
-	return versions
+	return names
 }
 
 // list lists the source and makes the result the catalog's current version.

@@ -94,13 +94,13 @@ func (e *Engine) warm(ctx context.Context, files []uint32, progress func(WarmPro
 		return p, nil
 	}
 	w.list = order.List(missing)
-	o := e.streamOptions("warm", v, once(w.list))
+	o := e.orders.options("warm", v, once(w.list))
 	o.Weight, o.Choose = 1, false // it chooses the kept files itself
 	if w.s, err = e.host.runner.Begin(o); err != nil {
 		return w.of, err
 	}
-	e.addSession(w.s)
-	defer e.endSession(w.s)
+	e.orders.addSession(w.s)
+	defer e.orders.endSession(w.s)
 	ticked := make(chan struct{})
 	ticking, stop := context.WithCancel(context.Background())
 	go func() {
@@ -238,7 +238,7 @@ func (e *Engine) WarmFraction(fraction float64) []uint32 {
 
 // FilesOf returns the files named by lines of relative paths, as in a plan.
 func (e *Engine) FilesOf(list []byte) ([]uint32, error) {
-	o, err := parsePlan(e.cur.Load().manifest, list, e.mountPoints())
+	o, err := parsePlan(e.cur.Load().manifest, list, e.orders.mountPoints())
 	if err != nil {
 		return nil, err
 	}

@@ -8,12 +8,15 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	humanize "github.com/dustin/go-humanize"
 
 	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/prefetch"
 	"github.com/shoalfs/shoal/prefetch/order"
 	"github.com/shoalfs/shoal/prefetch/run"
 )
@@ -48,35 +51,73 @@ func planSize(m *catalog.Manifest, data []byte, o order.Order) int64 {
 // maxPlanErrors is how many bad lines of a plan are named.
 const maxPlanErrors = 20
 
-// streamOptions are the options of a stream of a version, with the mount's weight.
-func (e *Engine) streamOptions(name string, v *view, epochs func(epoch int) order.Order) run.Options {
-	return run.Options{
-		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &e.gate, Places: e.placesOf(v),
-		Grouped: func() bool { return e.order().NeedsGroups() }, Keep: v.keeping, Choose: true, Weight: e.cfg.Weight, Epochs: epochs,
+// orders are what the readers of a dataset follow: --order, written plans, or what was inferred from their opens; and the
+// orders of the feed's sessions.
+//
+// Who changes what the mount follows holds planning from the decision until the streams have changed: it begins and ends streams, which
+// waits for the runner. mu is held for moments. Streams begin and end without it.
+type orders struct {
+	engine    *Engine
+	gate      prefetch.Gate              // guarded by the runner's lock
+	spec      atomic.Pointer[order.Spec] // the order of the mount
+	inference atomic.Pointer[inference]  // nil unless the mount's order is inferred
+
+	planning  sync.Mutex
+	mu        sync.Mutex
+	streams   []*run.Stream            // of the mount: by --order, or one per plan; replaced, never changed
+	plans     map[string]*plan         // by name
+	mountedAt []string                 // replaced, never changed
+	sessions  map[*run.Stream]struct{} // the feed's
+}
+
+// mounted returns the streams of the mount.
+func (r *orders) mounted() []*run.Stream {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.streams
+}
+
+// close ends all streams. Nobody reads any more.
+func (r *orders) close() {
+	r.stopInferring()
+	mount, sessions := r.following()
+	for _, s := range slices.Concat(mount, sessions) {
+		s.Close()
+	}
+	for _, p := range r.plans {
+		r.engine.cache.Ledger().Release(p.reserved+p.before, cache.ForDemand)
 	}
 }
 
-// startOrder (re)starts the mount's order on the version in force.
-func (e *Engine) startOrder() error {
-	e.planning.Lock() // a plan written meanwhile would be installed on the old version, or beside an inference
-	defer e.planning.Unlock()
-	return e.restartOrder()
+// options are the options of a stream of a version, with the mount's weight.
+func (r *orders) options(name string, v *view, epochs func(epoch int) order.Order) run.Options {
+	return run.Options{
+		Name: name, Volume: v.volume, Layout: v.layout, Samples: v.samples, Gate: &r.gate, Places: r.engine.placesOf(v),
+		Grouped: func() bool { return r.engine.order().NeedsGroups() }, Keep: v.keeping, Choose: true, Weight: r.engine.cfg.Weight, Epochs: epochs,
+	}
 }
 
-// restartOrder is startOrder. e.planning is held.
-func (e *Engine) restartOrder() error {
-	e.stopInference()
-	v := e.cur.Load()
-	spec := e.order()
+// start (re)starts the mount's order on the version in force.
+func (r *orders) start() error {
+	r.planning.Lock() // a plan written meanwhile would be installed on the old version, or beside an inference
+	defer r.planning.Unlock()
+	return r.restart()
+}
+
+// restart is start. e.orders.planning is held.
+func (r *orders) restart() error {
+	r.stopInferring()
+	v := r.engine.cur.Load()
+	spec := r.engine.order()
 	var streams []*run.Stream
 	if spec.Computed() && v.manifest.Len() > 0 {
 		if v.samples.Len() == 0 {
-			return fmt.Errorf("--order %s: %w", spec, noSamples(e.source.String(), e.cfg.Samples, v.manifest))
+			return fmt.Errorf("--order %s: %w", spec, noSamples(r.engine.source.String(), r.engine.cfg.Samples, v.manifest))
 		}
 		if _, err := v.orderOf(spec, spec.Epoch()); err != nil {
 			return fmt.Errorf("--%w", err) // it begins with the order: the spec was checked before
 		}
-		o := e.streamOptions("mount", v, func(epoch int) order.Order {
+		o := r.options("mount", v, func(epoch int) order.Order {
 			o, err := v.orderOf(spec, epoch)
 			if err != nil {
 				return nil // an epoch that this order does not know
@@ -84,20 +125,20 @@ func (e *Engine) restartOrder() error {
 			return filesOf(o, v.samples)
 		})
 		o.First, o.Search = spec.Epoch(), true
-		s, err := e.host.runner.Begin(o)
+		s, err := r.engine.host.runner.Begin(o)
 		if err != nil {
 			return err
 		}
 		streams = append(streams, s)
 	}
-	e.mu.Lock()
-	old := e.mount
-	e.mount = streams
+	r.mu.Lock()
+	old := r.streams
+	r.streams = streams
 	texts := map[string][]byte{}
-	for name, p := range e.plans {
+	for name, p := range r.plans {
 		texts[name] = p.text
 	}
-	e.mu.Unlock()
+	r.mu.Unlock()
 	for _, s := range old {
 		s.Close()
 	}
@@ -105,12 +146,12 @@ func (e *Engine) restartOrder() error {
 		if text == nil {
 			continue
 		}
-		if err := e.putPlan(name, text); err != nil {
-			e.log.Warn("a plan does not fit the new version of the dataset", "plan", name, "cause", err)
+		if err := r.put(name, text); err != nil {
+			r.engine.log.Warn("a plan does not fit the new version of the dataset", "plan", name, "cause", err)
 		}
 	}
-	if spec.Name() == "auto" && len(e.mountStreams()) == 0 {
-		e.startInference(v)
+	if spec.Name() == "auto" && len(r.mounted()) == 0 {
+		r.infer(v)
 	}
 	return nil
 }
@@ -118,24 +159,24 @@ func (e *Engine) restartOrder() error {
 // PutPlan checks a whole plan and installs it, or fails and leaves the old one in force. data contains relative
 // paths, one a line. While the old one is being read the new one waits; see run.Stream.Retell.
 func (e *Engine) PutPlan(name string, data []byte) error {
-	e.planning.Lock()
-	defer e.planning.Unlock()
-	return e.putPlan(name, data)
+	e.orders.planning.Lock()
+	defer e.orders.planning.Unlock()
+	return e.orders.put(name, data)
 }
 
-// putPlan is PutPlan. e.planning is held.
-func (e *Engine) putPlan(name string, data []byte) error {
-	v := e.cur.Load()
-	o, err := parsePlan(v.manifest, data, e.mountPoints())
-	if err == nil && e.order().Name() == "none" {
+// put is PutPlan. e.orders.planning is held.
+func (r *orders) put(name string, data []byte) error {
+	v := r.engine.cur.Load()
+	o, err := parsePlan(v.manifest, data, r.mountPoints())
+	if err == nil && r.engine.order().Name() == "none" {
 		err = fmt.Errorf("the mount runs with --order none, which follows no plan; mount with --order auto")
 	}
-	if n := e.plansBut(name); err == nil && n >= maxPlans {
+	if n := r.inForce(name); err == nil && n >= maxPlans {
 		err = fmt.Errorf("%d plans are in force; remove those of jobs that have ended: rm MOUNTPOINT/.shoal/plans/NAME", n)
 	}
 	var reserved int64
 	if err == nil {
-		if reserved = planSize(v.manifest, data, o); !e.cache.TryReserve(reserved) {
+		if reserved = planSize(v.manifest, data, o); !r.engine.cache.TryReserve(reserved) {
 			err = fmt.Errorf("it needs %s of memory, and --memory leaves too little; raise --memory, or split the plan", humanize.IBytes(uint64(reserved)))
 			reserved = 0
 		}
@@ -144,28 +185,28 @@ func (e *Engine) putPlan(name string, data []byte) error {
 	waits, waited := false, false
 	if err == nil {
 		located := order.Index(o)
-		if s = e.planStream("plans/"+name, v); s != nil {
+		if s = r.ofPlan("plans/"+name, v); s != nil {
 			waited = s.Behind()
 			waits = s.Retell(located)
 		} else {
-			options := e.streamOptions("plans/"+name, v, nil)
-			options.Departs = func(matched, opens int) { e.withdrawPlan(name, matched, opens) }
-			s, err = e.host.runner.BeginPlan(options, located)
+			options := r.options("plans/"+name, v, nil)
+			options.Departs = func(matched, opens int) { r.withdraw(name, matched, opens) }
+			s, err = r.engine.host.runner.BeginPlan(options, located)
 		}
 	}
 	if err == nil {
-		e.stopInference()
+		r.stopInferring()
 	}
-	e.mu.Lock()
-	p := e.plans[name]
+	r.mu.Lock()
+	p := r.plans[name]
 	if p == nil {
 		p = &plan{}
-		e.plans[name] = p
+		r.plans[name] = p
 	}
 	if err != nil {
 		p.rejected = "refused:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  ")
-		e.mu.Unlock()
-		e.cache.Ledger().Release(reserved, cache.ForDemand)
+		r.mu.Unlock()
+		r.engine.cache.Ledger().Release(reserved, cache.ForDemand)
 		return fmt.Errorf("plan %s: %w", name, err)
 	}
 	held, free := int64(0), p.reserved+p.before
@@ -177,78 +218,78 @@ func (e *Engine) putPlan(name string, data []byte) error {
 	}
 	*p = plan{text: slices.Clone(data), order: o, written: time.Now(), reserved: reserved, before: held}
 	// Streams of the old version, and those guessed for --order auto, are replaced.
-	old := e.unfollow(func(m *run.Stream) bool { return m.Name == s.Name || m.Name == "mount" || m.Name == sequenceName })
-	e.mount = append([]*run.Stream{s}, e.mount...)
-	e.mu.Unlock()
+	old := r.unfollow(func(m *run.Stream) bool { return m.Name == s.Name || m.Name == "mount" || m.Name == sequenceName })
+	r.streams = append([]*run.Stream{s}, r.streams...)
+	r.mu.Unlock()
 	for _, m := range old {
 		if m != s {
 			m.Close()
 		}
 	}
-	e.cache.Ledger().Release(free, cache.ForDemand)
-	e.log.Info("plan installed", "plan", name, "lines", o.Len())
+	r.engine.cache.Ledger().Release(free, cache.ForDemand)
+	r.engine.log.Info("plan installed", "plan", name, "lines", o.Len())
 	return nil
 }
 
 // RemovePlan ends a plan. Without another one, the mount continues as if none had been written. It fails with
 // fs.ErrNotExist if there is none.
 func (e *Engine) RemovePlan(name string) error {
-	e.planning.Lock()
-	defer e.planning.Unlock()
-	return e.removePlan(name)
+	e.orders.planning.Lock()
+	defer e.orders.planning.Unlock()
+	return e.orders.remove(name)
 }
 
-// withdrawPlan removes a plan that its readers do not follow. The order is inferred then, and says why.
-func (e *Engine) withdrawPlan(name string, matched, opens int) {
-	e.planning.Lock()
-	defer e.planning.Unlock()
-	if s := e.planStream("plans/"+name, e.cur.Load()); s == nil || !s.Departed() {
+// withdraw removes a plan that its readers do not follow. The order is inferred then, and says why.
+func (r *orders) withdraw(name string, matched, opens int) {
+	r.planning.Lock()
+	defer r.planning.Unlock()
+	if s := r.ofPlan("plans/"+name, r.engine.cur.Load()); s == nil || !s.Departed() {
 		return // another was written meanwhile
 	}
-	if err := e.removePlan(name); err != nil {
-		e.log.Warn("a plan that its readers do not follow stays in force", "plan", name, "cause", err)
+	if err := r.remove(name); err != nil {
+		r.engine.log.Warn("a plan that its readers do not follow stays in force", "plan", name, "cause", err)
 		return
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.plans[name] = &plan{rejected: fmt.Sprintf("withdrawn at %s: the readers do not follow it; %d of their first %d opens matched",
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.plans[name] = &plan{rejected: fmt.Sprintf("withdrawn at %s: the readers do not follow it; %d of their first %d opens matched",
 		time.Now().UTC().Format(time.RFC3339), matched, opens)}
-	e.log.Warn("plan withdrawn: the readers do not follow it", "plan", name, "matched", matched, "opens", opens)
+	r.engine.log.Warn("plan withdrawn: the readers do not follow it", "plan", name, "matched", matched, "opens", opens)
 }
 
-// removePlan is RemovePlan. e.planning is held.
-func (e *Engine) removePlan(name string) error {
-	e.mu.Lock()
-	p := e.plans[name]
+// remove is RemovePlan. e.orders.planning is held.
+func (r *orders) remove(name string) error {
+	r.mu.Lock()
+	p := r.plans[name]
 	if p == nil || p.text == nil {
-		e.mu.Unlock()
+		r.mu.Unlock()
 		return fs.ErrNotExist
 	}
-	delete(e.plans, name)
-	ended := e.unfollow(func(s *run.Stream) bool { return s.Name == "plans/"+name })
-	e.mu.Unlock()
+	delete(r.plans, name)
+	ended := r.unfollow(func(s *run.Stream) bool { return s.Name == "plans/"+name })
+	r.mu.Unlock()
 	for _, s := range ended {
 		if read := s.Progress(); read.Consumed > 0 { // said while nothing else is known
-			e.mu.Lock()
-			e.plans[name] = &plan{rejected: fmt.Sprintf("ended in epoch %d: %d of %d read", read.Epoch, read.Consumed, read.Len), ended: true}
-			e.mu.Unlock()
+			r.mu.Lock()
+			r.plans[name] = &plan{rejected: fmt.Sprintf("ended in epoch %d: %d of %d read", read.Epoch, read.Consumed, read.Len), ended: true}
+			r.mu.Unlock()
 		}
 		s.Close()
 	}
-	e.cache.Ledger().Release(p.reserved+p.before, cache.ForDemand)
-	e.log.Info("plan removed", "plan", name)
-	if e.plansBut("") > 0 {
-		e.lookAtPlans(time.Now())
+	r.engine.cache.Ledger().Release(p.reserved+p.before, cache.ForDemand)
+	r.engine.log.Info("plan removed", "plan", name)
+	if r.inForce("") > 0 {
+		r.look(time.Now())
 		return nil
 	}
-	return e.restartOrder()
+	return r.restart()
 }
 
-// plansBut returns how many plans are in force, except one.
-func (e *Engine) plansBut(name string) (n int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for other, p := range e.plans {
+// inForce returns how many plans are in force, except one.
+func (r *orders) inForce(name string) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for other, p := range r.plans {
 		if other != name && p.text != nil {
 			n++
 		}
@@ -256,8 +297,8 @@ func (e *Engine) plansBut(name string) (n int) {
 	return n
 }
 
-// watchPlans checks the plans now and then until ctx ends.
-func (e *Engine) watchPlans(ctx context.Context) {
+// watch checks the plans now and then until ctx ends.
+func (r *orders) watch(ctx context.Context) {
 	t := time.NewTicker(staleAfter / 20)
 	defer t.Stop()
 	for {
@@ -265,23 +306,23 @@ func (e *Engine) watchPlans(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-t.C:
-			e.planning.Lock()
-			e.lookAtPlans(now)
-			e.planning.Unlock()
+			r.planning.Lock()
+			r.look(now)
+			r.planning.Unlock()
 		}
 	}
 }
 
-// lookAtPlans records which plans are stale. While all are, the order is inferred as well, if enabled. e.planning is
+// look records which plans are stale. While all are, the order is inferred as well, if enabled. e.orders.planning is
 // held.
-func (e *Engine) lookAtPlans(now time.Time) {
-	v, live := e.cur.Load(), 0
+func (r *orders) look(now time.Time) {
+	v, live := r.engine.cur.Load(), 0
 	opened := map[string]int{}
-	for _, s := range e.mountStreams() {
+	for _, s := range r.mounted() {
 		opened[s.Name] = s.Followed()
 	}
-	e.mu.Lock()
-	for name, p := range e.plans {
+	r.mu.Lock()
+	for name, p := range r.plans {
 		opens, followed := opened["plans/"+name]
 		if !followed {
 			continue
@@ -293,30 +334,30 @@ func (e *Engine) lookAtPlans(now time.Time) {
 			live++
 		}
 	}
-	e.mu.Unlock()
-	inferring := e.inference.Load() != nil
+	r.mu.Unlock()
+	inferring := r.inference.Load() != nil
 	switch {
 	case live > 0 && inferring:
-		e.stopInference()
-		e.endGuesses()
-	case live == 0 && !inferring && e.order().Name() == "auto":
-		e.startInference(v)
+		r.stopInferring()
+		r.endGuesses()
+	case live == 0 && !inferring && r.engine.order().Name() == "auto":
+		r.infer(v)
 	}
 }
 
 // endGuesses ends the streams left by an inference.
-func (e *Engine) endGuesses() {
-	e.mu.Lock()
-	ended := e.unfollow(func(s *run.Stream) bool { return !s.OfPlan() })
-	e.mu.Unlock()
+func (r *orders) endGuesses() {
+	r.mu.Lock()
+	ended := r.unfollow(func(s *run.Stream) bool { return !s.OfPlan() })
+	r.mu.Unlock()
 	for _, s := range ended {
 		s.Close()
 	}
 }
 
-// unfollow removes streams from the mount's. e.mu is held.
-func (e *Engine) unfollow(which func(*run.Stream) bool) (taken []*run.Stream) {
-	e.mount = slices.DeleteFunc(slices.Clone(e.mount), func(s *run.Stream) bool {
+// unfollow removes streams from the mount's. r.mu is held.
+func (r *orders) unfollow(which func(*run.Stream) bool) (taken []*run.Stream) {
+	r.streams = slices.DeleteFunc(slices.Clone(r.streams), func(s *run.Stream) bool {
 		if !which(s) {
 			return false
 		}
@@ -326,11 +367,11 @@ func (e *Engine) unfollow(which func(*run.Stream) bool) (taken []*run.Stream) {
 	return taken
 }
 
-// planEnded reports whether a plan was followed and removed, as `shoal run` does at its end.
-func (e *Engine) planEnded() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, p := range e.plans {
+// ended reports whether a plan was followed and removed, as `shoal run` does at its end.
+func (r *orders) ended() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.plans {
 		if p.ended {
 			return true
 		}
@@ -338,12 +379,12 @@ func (e *Engine) planEnded() bool {
 	return false
 }
 
-// stalePlans returns the names of the streams whose plans are stale.
-func (e *Engine) stalePlans() map[string]bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+// stale returns the names of the streams whose plans are stale.
+func (r *orders) stale() map[string]bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	stale := map[string]bool{}
-	for name, p := range e.plans {
+	for name, p := range r.plans {
 		if p.stale {
 			stale["plans/"+name] = true
 		}
@@ -353,40 +394,34 @@ func (e *Engine) stalePlans() map[string]bool {
 
 // MountedAt sets a mount point of the dataset, so that plans may contain absolute paths.
 func (e *Engine) MountedAt(dir string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if !slices.Contains(e.mountedAt, dir) {
-		e.mountedAt = append(slices.Clip(e.mountedAt), dir)
+	r := &e.orders
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.Contains(r.mountedAt, dir) {
+		r.mountedAt = append(slices.Clip(r.mountedAt), dir)
 	}
 }
 
 // MountedOver says how the mount's requests come from the kernel, for the stats.
-func (e *Engine) MountedOver(transport func() string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.transport = transport
-}
+func (e *Engine) MountedOver(transport func() string) { e.counted.transport.Store(&transport) }
 
 // overWhat is empty if nothing is mounted.
-func (e *Engine) overWhat() string {
-	e.mu.Lock()
-	transport := e.transport
-	e.mu.Unlock()
-	if transport == nil {
-		return ""
+func (c *counted) overWhat() string {
+	if transport := c.transport.Load(); transport != nil {
+		return (*transport)()
 	}
-	return transport()
+	return ""
 }
 
-func (e *Engine) mountPoints() []string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.mountedAt
+func (r *orders) mountPoints() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mountedAt
 }
 
-// planStream returns the stream of the plans of a name, nil if there is none for this version.
-func (e *Engine) planStream(name string, v *view) *run.Stream {
-	for _, s := range e.mountStreams() {
+// ofPlan returns the stream of the plans of a name, nil if there is none for this version.
+func (r *orders) ofPlan(name string, v *view) *run.Stream {
+	for _, s := range r.mounted() {
 		if s.Name == name && s.Volume == v.volume {
 			return s
 		}
@@ -443,16 +478,16 @@ func (e *Engine) Get(name string) ([]byte, error) {
 		b, err := json.MarshalIndent(e.Stats(), "", "  ")
 		return append(b, '\n'), err
 	case "order":
-		return e.orderText(), nil
+		return e.orders.text(), nil
 	case "refresh":
 		return []byte("Write anything to this file to list the source again.\n"), nil
 	case "plan":
 		name = "plans/default"
 	}
 	plainName, ok := strings.CutPrefix(name, "plans/")
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if p := e.plans[plainName]; ok && p != nil && p.text != nil {
+	e.orders.mu.Lock()
+	defer e.orders.mu.Unlock()
+	if p := e.orders.plans[plainName]; ok && p != nil && p.text != nil {
 		return p.text, nil
 	}
 	return nil, fs.ErrNotExist
@@ -460,10 +495,10 @@ func (e *Engine) Get(name string) ([]byte, error) {
 
 // Plans returns the names of the written plans.
 func (e *Engine) Plans() []string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.orders.mu.Lock()
+	defer e.orders.mu.Unlock()
 	var names []string
-	for name, p := range e.plans {
+	for name, p := range e.orders.plans {
 		if p.text != nil {
 			names = append(names, name)
 		}
@@ -472,23 +507,23 @@ func (e *Engine) Plans() []string {
 	return names
 }
 
-// orderText describes the order in force, and its origin.
-func (e *Engine) orderText() []byte {
+// text describes the order in force, and its origin.
+func (r *orders) text() []byte {
 	var b bytes.Buffer
-	streams := e.mountStreams()
-	inference := e.inference.Load()
+	streams := r.mounted()
+	inference := r.inference.Load()
 	if inference != nil {
 		inference.text(&b)
 	} else if len(streams) == 0 {
-		fmt.Fprintf(&b, "order: none (--order %s; write paths to .shoal/plan to give one)\n", e.order())
+		fmt.Fprintf(&b, "order: none (--order %s; write paths to .shoal/plan to give one)\n", r.engine.order())
 	}
-	stale := e.stalePlans()
+	stale := r.stale()
 	for _, s := range streams {
 		p := s.Progress()
 		switch {
 		case inference != nil && !s.OfPlan(): // which has written it
 		case p.Name == "mount":
-			fmt.Fprintf(&b, "order: %s (by --order)\n", e.order())
+			fmt.Fprintf(&b, "order: %s (by --order)\n", r.engine.order())
 		default:
 			fmt.Fprintf(&b, "order: plan (written to .shoal/%s)\n", p.Name)
 		}
@@ -507,9 +542,9 @@ func (e *Engine) orderText() []byte {
 			fmt.Fprintf(&b, "  another plan was written, and takes effect when the reader begins it\n")
 		}
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for name, p := range e.plans {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, p := range r.plans {
 		if p.rejected != "" {
 			fmt.Fprintf(&b, "plan %s %s\n", name, p.rejected)
 		}
