@@ -534,11 +534,14 @@ func TestFrozenAndThawed(t *testing.T) {
 		t.Fatal(err)
 	}
 	see(t, cs[0], node(1).ID, node(9).ID)
-	eventually(t, "its loss", func() bool { return strings.Contains(p.out.String(), "unlocked "+ErrLost.Error()) })
+	lost := func(times int) func() bool {
+		return func() bool { return strings.Count(p.out.String(), "unlocked "+ErrLost.Error()) == times }
+	}
+	eventually(t, "its loss", lost(1))
 	unlock()
 	eventually(t, "the lock again", func() bool { return strings.Count(p.out.String(), "locked\n") == 2 })
 	s.Stop()
-	time.Sleep(2 * quick.lease)
+	eventually(t, "its loss again", lost(2))
 	if err := s.Restart(within(t, 20*time.Second), true); err != nil {
 		t.Fatal(err)
 	}
