@@ -102,7 +102,9 @@ func listenUnix(path string, o ListenOptions) (net.Listener, error) {
 		return fail(fmt.Errorf("%w: the path has %d bytes, and the kernel's limit is %d: choose a shorter one", ErrAddress, len(path), maxSocketPath-1))
 	}
 	// The default path is in its own folder under /run, which is empty after a boot.
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); errors.Is(err, fs.ErrPermission) {
+		return fail(fmt.Errorf("%w (choose a path in a folder of yours)", err))
+	} else if err != nil {
 		return fail(err)
 	}
 	if err := removeStale(path); err != nil {

@@ -425,6 +425,10 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		}
 		return o
 	}
+	if step := p.o.nodes * c.Accelerators * c.Batch; d.Samples < step {
+		return cli.Usagef("%s are less than one step: %s of a batch of %d take %s (give fewer --nodes or --accelerators, a smaller --batch, or more samples)",
+			human.Count(d.Samples, "sample"), human.Count(p.o.nodes*c.Accelerators, "accelerator"), c.Batch, humanize.Comma(int64(step)))
+	}
 	c.Watch = func(int, int, int) bool { return ctx.Err() == nil }
 	explain := func(err error) error {
 		switch {

@@ -163,7 +163,7 @@ func TestPlanWrongUse(t *testing.T) {
 		append(some, "--latency-sigma", "NaN"), append(some, "--request-rate", "-1"), append(some, "--order", "plan"), append(some, "--order", "torch-loader:seed=1"),
 		append(some, "--order", "torch:seed=1,world=2"), append(some, "--policy", "fifo"), append(some, "--target", "100%"), append(some, "--target", "x"), append(some, "--bandwidth", "10"),
 		append(some, "--near-bandwidth", "fast"), append(some, "--nodes", "0"), append(some, "--nodes", "1025"), append(some, "--link", "1Gbit"),
-		append(some, "--nodes", "2", "--policy", "all"), append(some, "--nodes", "2", "--order", "torch:seed=1,world=4,rank=0-1"),
+		append(some, "--nodes", "26"), append(some, "--nodes", "2", "--policy", "all"), append(some, "--nodes", "2", "--order", "torch:seed=1,world=4,rank=0-1"),
 	} {
 		if _, err := shoal(t, append([]string{"plan"}, args...)...); !errors.As(err, new(cli.UsageError)) {
 			t.Errorf("shoal plan %s: %v", strings.Join(args, " "), err)

@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -22,53 +25,79 @@ import (
 )
 
 func quickstartCommand() *cobra.Command {
-	return &cobra.Command{
+	var q quickstart
+	c := &cobra.Command{
 		Use:   "quickstart [SOURCE]",
-		Short: "Serve a dataset with what this machine has, and print the Python to paste",
-		Long: `Starts a daemon for SOURCE in the background and prints the Python that reads from it. It asks nothing: credentials
-come from the settings of the AWS tools, the cache goes to the local disk with the most room, and SOURCE is mounted if
-FUSE is available, else served as a feed. It says what it has chosen, and the command line that does the same.
+		Short: "Serve a dataset with what this machine has, and print a trainer and how to run it",
+		Long: `Starts a daemon for SOURCE in the background and prints a trainer that reads from it, for pictures or Parquet, and the
+commands that run it, look at the daemon, end it and remove what it has left. It asks nothing: credentials come from the
+settings of the AWS tools, the cache goes to the local disk with the most room, and SOURCE is mounted if FUSE is available,
+else served as a feed. It says what it has chosen, and the command line that does the same. If it fails, it leaves nothing.
 
 SOURCE is s3://bucket/prefix or a folder. Without it, shoal-lab's store of photographs is used if that program is beside
 this one or on PATH, else the current folder.`,
 		Example: `  shoal quickstart s3://photos/train
-  shoal quickstart ~/datasets/photos`,
+  shoal quickstart ~/datasets/photos --mountpoint /mnt/photos --cache-dir /nvme/shoal`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			q := quickstart{out: c.OutOrStdout(), err: c.ErrOrStderr()}
-			return q.run(c.Context(), strings.Join(args, ""))
+			q.out, q.err = c.OutOrStdout(), c.ErrOrStderr()
+			return q.run(c.Context(), invocationOf(c.Context()), strings.Join(args, ""))
 		},
 	}
+	c.Flags().StringVar(&q.at, "mountpoint", "", "where to mount (default ~/shoal/NAME, without HOME ./shoal/NAME);"+
+		" a feed's socket is MOUNTPOINT.sock")
+	c.Flags().StringVar(&q.cache, "cache-dir", "", "folder for the cache (default: on the local disk with the most room)")
+	return c
 }
 
 type quickstart struct {
-	out, err io.Writer
-	env      []string // of the store that it started
-	stop     string   // the command that ends that store
+	out, err  io.Writer
+	at, cache string   // the mount point and the cache's folder
+	env       []string // of the store that it started
+	store     int      // that store's process
+	made      []string // folders that did not exist before
 }
 
-func (q *quickstart) run(ctx context.Context, source string) error {
-	source, err := q.source(ctx, source)
-	if err != nil {
+func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (err error) {
+	defer func() {
+		if err != nil {
+			q.undo()
+		}
+	}()
+	if source, err = q.source(ctx, source); err != nil {
 		return err
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
+		home = "" // some containers have none
+	}
+	name := cmp.Or(strings.Trim(path.Base(strings.TrimRight(source, "/")), ".*{}"), "data")
+	if q.at, err = inv.abs(cmp.Or(q.at, filepath.Join(home, "shoal", name))); err != nil {
 		return err
 	}
-	dir := filepath.Join(home, "shoal")
-	at := filepath.Join(dir, cmp.Or(strings.Trim(path.Base(strings.TrimRight(source, "/")), ".*{}"), "data"))
-	cache, room := roomiest(cacheBase())
-	args := []string{"mount", source, at, "--mkdir"}
-	code, reached := mountCode, at
+	base, room := roomiest(cacheBase())
+	if q.cache != "" {
+		base = q.cache
+		room, _ = machine.Room(q.cache)
+	}
+	if q.cache, err = inv.abs(cmp.Or(q.cache, filepath.Join(base, name))); err != nil {
+		return err
+	}
+	args := []string{"mount", source, q.at, "--mkdir"}
+	code, reached := mountCode, q.at
 	missing := noFUSE()
 	if missing != nil {
-		reached = "unix://" + at + ".sock"
+		reached = "unix://" + q.at + ".sock"
 		args = []string{"serve", source, "--listen", reached}
 		code = feedCode
 	}
-	args = append(args, "--cache-dir", filepath.Join(cache, path.Base(at)), "--daemon")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	args = append(args, "--cache-dir", q.cache, "--daemon")
+	for _, dir := range []string{q.cache, q.at, filepath.Dir(q.at)} {
+		if _, err := os.Lstat(dir); err != nil {
+			q.made = append(q.made, dir)
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(q.at), 0o755); err != nil {
 		return err
 	}
 
@@ -76,7 +105,7 @@ func (q *quickstart) run(ctx context.Context, source string) error {
 	if strings.HasPrefix(source, "s3://") {
 		fmt.Fprintf(q.out, "credentials  %s\n", q.credentials(home))
 	}
-	fmt.Fprintf(q.out, "cache        %s, %s free\n", cache, humanize.IBytes(uint64(room)))
+	fmt.Fprintf(q.out, "cache        %s, %s free\n", base, humanize.IBytes(uint64(room)))
 	if missing != nil {
 		fmt.Fprintf(q.out, "FUSE         none (%v): a feed\n", missing)
 	} else {
@@ -97,18 +126,66 @@ func (q *quickstart) run(ctx context.Context, source string) error {
 	case err != nil:
 		return err
 	}
-	fmt.Fprintf(q.out, "\nPaste into Python:\n\n%s\n", strings.ReplaceAll(code, "ADDRESS", reached))
-	fmt.Fprintf(q.out, "Look at it:  shoal stat %[1]s, shoal top %[1]s\nEnd it:      ", reached)
-	if missing == nil {
-		fmt.Fprintf(q.out, "shoal umount %s\n", reached)
-	} else {
-		fmt.Fprintf(q.out, "shoal stop %s\n", reached)
-	}
-	if q.stop != "" {
-		fmt.Fprintf(q.out, "End the store: %s\n", q.stop)
-	}
+	q.say(reached, code, missing == nil)
 	return nil
 }
+
+// say prints a trainer, and the commands that run it, look at the daemon, end it and remove its files.
+func (q *quickstart) say(reached, code string, mounted bool) {
+	run, end, remove := "python train.py", "shoal stop "+reached, "rm -r "+q.cache
+	if mounted {
+		if end, remove = "shoal umount "+reached, remove+" && rmdir "+q.at; firstExt(q.at) == ".parquet" {
+			code = parquetCode
+		} else {
+			run = "shoal run -- " + run // which passes the sampler's order on
+		}
+	}
+	if q.store != 0 {
+		end += fmt.Sprintf(" && kill %d", q.store)
+	}
+	fmt.Fprintf(q.out, "\nSave as train.py:\n\n%s\nRun it:      %s\n", strings.ReplaceAll(code, "ADDRESS", reached), run)
+	fmt.Fprintf(q.out, "Look at it:  shoal stat %[1]s, shoal top %[1]s\nEnd it:      %s\nRemove it:   %s\n", reached, end, remove)
+}
+
+// undo removes what it has made.
+func (q *quickstart) undo() {
+	if q.store != 0 {
+		_ = syscall.Kill(q.store, syscall.SIGTERM)
+	}
+	for _, dir := range q.made {
+		if dir == q.cache {
+			_ = os.RemoveAll(dir)
+		}
+		_ = os.Remove(dir)
+	}
+}
+
+// firstExt is the extension of a mount's first file.
+func firstExt(mountpoint string) (ext string) {
+	_ = filepath.WalkDir(mountpoint, func(p string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && strings.HasPrefix(d.Name(), "."):
+			return fs.SkipDir
+		case d.IsDir():
+			return nil
+		}
+		ext = path.Ext(p)
+		return fs.SkipAll
+	})
+	return ext
+}
+
+const parquetCode = `import glob
+import pyarrow.parquet as pq
+
+for path in sorted(glob.glob("ADDRESS/**/*.parquet", recursive=True)):
+    rows = 0
+    for batch in pq.ParquetFile(path, pre_buffer=True).iter_batches(batch_size=1024):
+        rows += len(batch)
+    print(path, rows, "rows")
+`
 
 const mountCode = `import torch
 from torchvision import datasets, transforms
@@ -177,7 +254,7 @@ func (q *quickstart) startStore(ctx context.Context, lab string) (string, error)
 		name, value, _ := strings.Cut(strings.TrimPrefix(lines.Text(), "export "), "=")
 		value = strings.Trim(value, "'")
 		if name == "STORE_PID" {
-			q.stop = "kill " + value
+			q.store, _ = strconv.Atoi(value)
 			continue
 		}
 		q.env = append(q.env, name+"="+value)

@@ -155,9 +155,12 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	if s.Transport != "" {
 		row("mount", "by %s", s.Transport)
 	}
-	if s.Order.State == "unknown" {
+	switch s.Order.State {
+	case "unknown":
 		row("order", "unknown: run the trainer by `shoal run`")
-	} else {
+	case "ended":
+		row("order", "%s, ended with its trainer", s.Order.Spec)
+	default:
 		row("order", "%s, epoch %d, position %d, %s; %s ahead of the reader", s.Order.Spec, s.Order.Epoch, s.Order.Position, s.Order.State, human.Count(s.Lead, "sample"))
 	}
 	row("reads", "%s of %s: %.1f%% keep, %.1f%% ring, %.1f%% joined a fetch, %.1f%% missed", humanize.Comma(s.Reads), human.Count(s.Opens, "opened file"),

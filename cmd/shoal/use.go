@@ -20,6 +20,9 @@ import (
 // oneMount returns the mount that args name, or the only one on this machine.
 func oneMount(args []string) (string, error) {
 	if len(args) > 0 {
+		if strings.Contains(args[0], "://") {
+			return "", cli.Usagef("%s is a URL, not a mount point: give the folder (findmnt -t fuse.shoal lists the mounts)", args[0])
+		}
 		return args[0], nil
 	}
 	mounts, err := fusefs.Mounts()

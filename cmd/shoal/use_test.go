@@ -90,6 +90,11 @@ func TestOnly(t *testing.T) {
 			t.Errorf("%q: %q, %v", c.found, got, err)
 		}
 	}
+	for _, verb := range []string{"umount", "refresh"} {
+		if _, err := shoal(t, verb, "s3://photos/train"); err == nil || !strings.Contains(err.Error(), "s3://photos/train is a URL, not a mount point") {
+			t.Errorf("%s of a URL: %v", verb, err)
+		}
+	}
 }
 
 // The help of a verb is read in a minute; what it leaves out is told of, and is in the reference.

@@ -23,6 +23,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/shoalfs/shoal/internal/admin/dashboard"
@@ -72,6 +73,9 @@ type Server struct {
 // Listen starts to serve on addr, HOST:PORT. Without a host, or with a port alone, it listens on loopback.
 func Listen(addr string, o Options) (*Server, error) {
 	l, err := net.Listen("tcp", local(addr))
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("--admin %s: another process listens there: stop it or choose another port", addr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("--admin %s: %w (give another port)", addr, err)
 	}

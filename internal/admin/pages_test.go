@@ -84,6 +84,9 @@ func TestProfiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
+	if _, err := Listen(s.Addr(), Options{}); err == nil || !strings.Contains(err.Error(), "another process listens there") {
+		t.Errorf("a busy port: %v", err)
+	}
 	for _, path := range []string{"", "goroutine?debug=1", "heap", "cmdline", "profile?seconds=1", "trace?seconds=1"} {
 		if resp, body := get(t, "http://"+s.Addr()+"/debug/pprof/"+path, ""); resp.StatusCode != http.StatusNotFound || !strings.Contains(body, "--pprof") {
 			t.Errorf("%s: %d, %.80s", path, resp.StatusCode, body)

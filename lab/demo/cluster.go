@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,6 +31,7 @@ import (
 const (
 	// clusterNodes is how many nodes a cluster is played with.
 	clusterNodes = 4
+	clusterBatch = 32
 	// clusterLink is the rate of their links, in bits a second.
 	clusterLink = 1_000_000_000
 	// clusterKept is how much of the dataset all caches hold together.
@@ -44,7 +46,7 @@ const (
 type act struct {
 	Title, Detail string
 	epoch         int
-	kill          bool // the last node, after a third of its samples
+	kill          bool // the last node, after a third of its samples and before the others fetch theirs, which takes a second
 
 	Seconds float64
 	Rows    []Origin // a row a node
@@ -151,7 +153,7 @@ func (c *clusterJob) run(ctx context.Context, out io.Writer) error {
 	if err := c.play(ctx, true, []*act{
 		{Title: "cluster, first epoch", Detail: "Each sample is read from the store once, by the node that owns it, and given to the node whose trainer reads it."},
 		{Title: "cluster, second epoch", epoch: 1, Detail: "Everything is in some node's cache."},
-		{Title: "cluster, a node is killed", epoch: 2, kill: true, Detail: "What the dead node has owned is read from the store."},
+		{Title: "cluster, a node is killed", epoch: 2, kill: true, Detail: "Node 4 is killed after a third of its samples, before the others begin. What it has owned is read from the store."},
 	}); err != nil {
 		return err
 	}
@@ -235,28 +237,33 @@ func (c *clusterJob) epoch(ctx context.Context, f *fleet.Fleet, a *act) (err err
 	}); err != nil {
 		return err
 	}
-	victim := -1
+	trainers := f.Nodes
 	if a.kill {
-		victim = clusterNodes - 1
+		victim := f.Nodes[clusterNodes-1]
+		third := strconv.Itoa(len(c.paths)/clusterNodes/3/clusterBatch + 1)
+		if _, err := victim.Feed(ctx, append(c.flags(a.epoch, victim.Number), "--batches", third)...); err != nil {
+			return err
+		}
+		victim.Kill()
+		trainers = f.Nodes[:clusterNodes-1]
 	}
 	begin := time.Now()
 	var got [clusterNodes]fleet.Fed
 	fed := make(chan error, 1)
 	go func() {
 		fed <- f.Each(func(n *fleet.Node) (err error) {
-			got[n.Number], err = n.Feed(ctx, c.flags(a.epoch, n.Number)...)
-			if n.Number == victim {
-				return nil // it breaks off
+			if slices.Contains(trainers, n) {
+				got[n.Number], err = n.Feed(ctx, c.flags(a.epoch, n.Number)...)
 			}
 			return err
 		})
 	}()
-	if err := c.watch(ctx, f, a, bar.Set, before, stores, victim, fed); err != nil {
+	if err := c.watch(ctx, f, a, bar.Set, before, stores, fed); err != nil {
 		return err
 	}
 	a.Seconds = time.Since(begin).Seconds()
-	for i, n := range f.Nodes {
-		if n.Runs() && got[i].Digest == c.want(ctx, n, a.epoch) {
+	for i, n := range trainers {
+		if got[i].Digest == c.want(ctx, n, a.epoch) {
 			a.Right++
 		}
 	}
@@ -269,11 +276,11 @@ func (c *clusterJob) epoch(ctx context.Context, f *fleet.Fleet, a *act) (err err
 
 // flags are those of shoal feed.
 func (c *clusterJob) flags(epoch, rank int) []string {
-	return []string{"--batch", "32", "--order", fmt.Sprintf("torch:seed=%d", c.Seed), "--epoch", strconv.Itoa(epoch), "--world", strconv.Itoa(clusterNodes), "--rank", strconv.Itoa(rank)}
+	return []string{"--batch", strconv.Itoa(clusterBatch), "--order", fmt.Sprintf("torch:seed=%d", c.Seed), "--epoch", strconv.Itoa(epoch), "--world", strconv.Itoa(clusterNodes), "--rank", strconv.Itoa(rank)}
 }
 
-// watch follows the act until all trainers have ended, and kills the victim.
-func (c *clusterJob) watch(ctx context.Context, f *fleet.Fleet, a *act, progress func(done, total int), before []fleet.Stats, stores []int64, victim int, fed chan error) error {
+// watch follows the act until all trainers have ended.
+func (c *clusterJob) watch(ctx context.Context, f *fleet.Fleet, a *act, progress func(done, total int), before []fleet.Stats, stores []int64, fed chan error) error {
 	delivered := make([]int64, clusterNodes)
 	for tick := 0; ; tick++ {
 		select {
@@ -283,10 +290,7 @@ func (c *clusterJob) watch(ctx context.Context, f *fleet.Fleet, a *act, progress
 		}
 		// One node at a time: each question is a process.
 		look := tick % clusterNodes
-		if victim >= 0 && f.Nodes[victim].Runs() {
-			look = victim
-		}
-		if s, err := f.Nodes[look].Stats(ctx); err == nil {
+		if s, err := f.Nodes[look].Stats(ctx); f.Nodes[look].Runs() && err == nil {
 			delivered[look] = s.Delivered - before[look].Delivered
 		}
 		var bytes, all int64
@@ -295,9 +299,6 @@ func (c *clusterJob) watch(ctx context.Context, f *fleet.Fleet, a *act, progress
 		}
 		a.Course = append(a.Course, bytes)
 		progress(int(all), len(c.paths))
-		if victim >= 0 && delivered[victim] > int64(len(c.paths)/clusterNodes/3) {
-			f.Nodes[victim].Kill()
-		}
 	}
 }
 

@@ -68,6 +68,12 @@ func (r *report) Notes() []string {
 			notes = append(notes, fmt.Sprintf("%s: other processes took %.0f%% of the cores meanwhile", s.Title, 100*share))
 		}
 	}
+	if len(r.Results) > 2 {
+		if cold, warm := r.Results[1], r.Results[2]; warm.Rate() < 1.05*cold.Rate() {
+			notes = append(notes, fmt.Sprintf("the warm pass is no faster than the cold one, since the trainer's own work takes as long in both: compare the waiting (%.0f%%, then %.0f%%) and the GETs (%s, then %s)",
+				100*cold.WaitShare(), 100*warm.WaitShare(), humanize.Comma(cold.StoreGets), humanize.Comma(warm.StoreGets)))
+		}
+	}
 	if !r.Dropped {
 		notes = append(notes, "the kernel's caches could not be dropped between the runs (that takes root): the warm runs may have read from memory")
 	}

@@ -70,3 +70,19 @@ func TestNiceStep(t *testing.T) {
 		}
 	}
 }
+
+// A warm pass that is no faster than the cold one says why.
+func TestWarmNote(t *testing.T) {
+	run := func(seconds, wait float64) *Result {
+		return &Result{Samples: 100, Seconds: seconds, Steps: []Step{{Wait: wait}}}
+	}
+	for _, c := range []struct {
+		warm *Result
+		says bool
+	}{{run(10, 0.1), true}, {run(5, 0.1), false}} {
+		r := &report{Results: []*Result{run(40, 30), run(9.8, 0.9), c.warm}, Dropped: true, Cores: 2}
+		if notes := strings.Join(r.Notes(), "\n"); strings.Contains(notes, "no faster than the cold one") != c.says {
+			t.Errorf("%v: %s", c.warm.Seconds, notes)
+		}
+	}
+}

@@ -408,8 +408,11 @@ func (i *inference) state(o *OrderState) {
 // pays reports whether the running search may end before an epoch of n samples does, after which the order of a loader without a seed is
 // another.
 func (s *inferred) pays(n int, now time.Time, processors int) bool {
-	if s.depth < infer.Whole || n == 0 {
+	switch {
+	case n == 0:
 		return true
+	case s.depth < infer.Whole: // which takes some seconds, if the processors have time for it
+		return s.reads < n
 	}
 	sample := now.Sub(s.since) / time.Duration(max(s.reads, 1))
 	return wholeSearch/time.Duration(processors) < sample*time.Duration(n-s.reads%n)

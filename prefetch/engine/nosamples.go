@@ -22,7 +22,7 @@ var foreign = []struct {
 	ext    []string
 }{
 	{"rows of tables are samples with --records csv", []string{".csv", ".tsv"}},
-	{"Parquet and its like are not read by the row: write the rows as a .csv for --records csv, or as files in tars, or mount SOURCE for a reader that knows the format",
+	{"Parquet and its like are not read by the row: write the rows as a .csv for --records csv, or as files in tars, or serve SOURCE by shoal mount or shoal s3 to a reader that knows the format",
 		[]string{".parquet", ".arrow", ".feather", ".orc"}},
 	{"lines of JSON are no samples: write them as a .csv for --records csv, or each as a file of its own, in tars", []string{".jsonl", ".ndjson"}},
 	{"single files cannot be read from a compressed tar: decompress the tars, and name them: SOURCE/shard-{000000..000127}.tar",

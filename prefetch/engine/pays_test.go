@@ -17,6 +17,7 @@ func TestSearchesThatPay(t *testing.T) {
 		pays     bool
 	}{
 		{infer.Small, 1000, 1024, time.Second, 2, true},          // some seconds
+		{infer.Small, 1024, 1024, time.Second, 2, false},         // an epoch was not enough
 		{infer.Whole, 500, 1_281_167, time.Second, 2, true},      // 43 minutes are left
 		{infer.Whole, 500, 8192, time.Second, 2, false},          // 16 s are left
 		{infer.Whole, 500, 8192, time.Second, 16, true},          // of which 9 are enough

@@ -618,6 +618,18 @@ func TestPeers(t *testing.T) {
 	}
 }
 
+// A node whose part is small prefetches the next epoch at once. Others read those samples now, so they leave the store once.
+func TestManyPeers(t *testing.T) {
+	const n = 1_000
+	c := job(n)
+	c.Batch, c.Peers, c.CacheBytes = 4, &Peers{Nodes: 100}, n*100*KB
+	for i, e := range run(t, c) {
+		if want := []int64{n, 0}[min(i, 1)]; e.Requests != want {
+			t.Errorf("epoch %d: %d requests to the store, want %d", i, e.Requests, want)
+		}
+	}
+}
+
 // Three quarters of the bytes come over a link that brings half of that, or a fifth over the store's line, which the nodes
 // share: then the accelerators of each are half busy, and the limits say by what.
 func TestPeersBound(t *testing.T) {

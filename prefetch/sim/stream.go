@@ -125,7 +125,7 @@ func (st *stream) fetchGroup(p access, files []int) (out prefetch.Outcome, bytes
 			continue
 		}
 		_, off, end := places.Extent(places.Rank(f))
-		from := st.s.source(f, v.extent(f, 0))
+		from := st.s.source(p, f, v.extent(f, 0))
 		if r.files != nil && from != r.from {
 			break // others have it: a request of its own
 		}

@@ -175,7 +175,7 @@ func (v *volume) fetch(p access, sample, x int, demand bool) {
 		}
 	}
 	v.states[e] |= flying
-	id := v.s.store.send(request{epoch: p.epoch, sample: int32(sample), extent: int32(x), bytes: v.sizes.ExtentBytes(sample, x), from: v.s.source(sample, e), demand: demand, ahead: !demand})
+	id := v.s.store.send(request{epoch: p.epoch, sample: int32(sample), extent: int32(x), bytes: v.sizes.ExtentBytes(sample, x), from: v.s.source(p, sample, e), demand: demand, ahead: !demand})
 	v.remember(e, id)
 }
 

@@ -92,7 +92,8 @@ func (g answerGuard) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	page.body, page.Closer, resp.Body = bufio.NewReader(resp.Body), resp.Body, page
-	if resp.StatusCode == http.StatusOK {
+	ofWeb := strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html") // minio-go takes any 404 for NoSuchBucket
+	if resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusNotFound && ofWeb {
 		if err := page.isResult(resp.Header.Get("Content-Type")); err != nil {
 			_ = page.Close()
 			return nil, err

@@ -216,10 +216,15 @@ func memorySmall(w *window) (Finding, bool) {
 
 // filling: the first seconds of a pass over data that is not cached yet.
 func filling(w *window) (Finding, bool) {
-	return Finding{
+	f := Finding{
 		Code: "filling", Level: Warn, Title: "Starting up: fetching the first samples",
 		Detail: fmt.Sprintf("%s, %s so far; the trainer waited %s of the time.", human.Count(w.now.GetRequests, "request"), human.Bytes(w.now.GetBytes), human.Percent(w.rates.Stall)),
-	}, w.waiting() && w.now.Uptime < 10 && w.late() && w.orderKnown() && w.now.Order.State != "finished"
+	}
+	if d := w.now.Disk; w.inFlight == 0 && (w.now.Order.Position >= w.now.Samples || d.Kept == d.Extents || w.now.Order.State == "ended") {
+		f.Title = "All was read, for the first time from the store"
+		f.Detail = strings.TrimSuffix(f.Detail, ".") + "; nothing is left to fetch."
+	}
+	return f, w.waiting() && w.now.Uptime < 10 && w.late() && w.orderKnown() && w.now.Order.State != "finished"
 }
 
 func decodeBound(w *window) (Finding, bool) {
@@ -323,7 +328,7 @@ func fed(w *window) (Finding, bool) {
 	}
 	if !w.orderKnown() && !w.served() && w.rates.Hits.late() > 0.02 {
 		f.Level, f.Title = Warn, "The GPU has data, but Shoal does not know the order"
-		f.Remedy = "Pass it, so that no read waits: shoal.hint(sampler) in the trainer, or --order torch:seed=…"
+		f.Remedy = "Run the trainer by `shoal run`, so that no read waits; or pass the order: shoal.hint(sampler) in the trainer, or --order torch:seed=…"
 	}
 	return f, true
 }
@@ -331,7 +336,7 @@ func fed(w *window) (Finding, bool) {
 // ahead describes the lead, as the end of a sentence.
 func (w *window) ahead() string {
 	switch {
-	case !w.orderKnown():
+	case !w.orderKnown() || w.now.Order.State == "ended":
 		return ""
 	case w.rates.LeadSeconds > 0:
 		return fmt.Sprintf("; Shoal is %s (%.0f s) ahead", human.Count(w.rates.Lead, "sample"), w.rates.LeadSeconds)

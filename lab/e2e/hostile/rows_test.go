@@ -322,6 +322,11 @@ func listings() []row {
 			a.Set("Content-Type", "text/html")
 			x.Send(a.Bytes())
 		}), want: "refused", text: "web page", within: atOnce, core: true},
+		{name: "listing: a web page, 404", script: lists(func(x *hostile.Exchange) {
+			a := hostile.XML("404 File not found", "<html>Nothing matches the given URI.</html>")
+			a.Set("Content-Type", "text/html;charset=utf-8")
+			x.Send(a.Bytes())
+		}), want: "refused", text: "not an S3 API", within: atOnce, core: true},
 		{name: "listing: JSON", script: lists(func(x *hostile.Exchange) {
 			a := hostile.XML("200 OK", "{}")
 			a.Set("Content-Type", "application/json")
