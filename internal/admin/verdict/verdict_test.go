@@ -136,8 +136,14 @@ func TestVerdicts(t *testing.T) {
 		"versions":        {func(s *Snapshot) { busy(s); s.Cluster = inCluster("joined", 7) }, "versions-differ", Warn, "7 pieces", "shoal refresh"},
 		"a sound cluster": {func(s *Snapshot) { busy(s); s.Cluster = inCluster("joined", 0) }, "fed", Good, "", ""},
 		"another daemon":  {func(s *Snapshot) { s.PID = 8; s.Uptime = 4; s.Stall = 16; s.Joined = 5000 }, "filling", Warn, "50%", ""},
-		"all was read":    {func(s *Snapshot) { s.PID = 8; s.Uptime = 4; s.Stall = 16; s.Joined = 5000; s.Order.Position = s.Samples }, "filling", Warn, "nothing is left to fetch", ""},
-		"just born":       {func(s *Snapshot) { s.PID = 8; s.Uptime = 0.1 }, "starting", Idle, "", ""},
+		"all was read": {func(s *Snapshot) {
+			s.PID = 8
+			s.Uptime = 4
+			s.Stall = 16
+			s.Joined = 5000
+			s.Order.Position = s.Samples
+		}, "filling", Warn, "nothing is left to fetch", ""},
+		"just born": {func(s *Snapshot) { s.PID = 8; s.Uptime = 0.1 }, "starting", Idle, "", ""},
 
 		"feed idle":      {func(s *Snapshot) { session(s, loader.SessionStats{Credit: 10}) }, "idle", Idle, "1 open session", ""},
 		"trainer slower": {func(s *Snapshot) { session(s, loader.SessionStats{Samples: 5000, Credit: 6, Stall: 0.1}) }, "trainer-slower", Good, "60% of the time, at 500 samples/s", ""},
