@@ -38,7 +38,8 @@ func (d deed) signed() bool { return d >= doShearX && d <= doSharpness }
 // graded deeds have a magnitude.
 func (d deed) graded() bool { return d >= doShearX && d <= doSolarize }
 
-// linspace is the i-th of n numbers from 0 or lo to hi in float32, as torch.linspace computes it from both ends.
+// linspace is the i-th of n numbers from 0 or lo to hi in float32, as torch.linspace computes it from both ends: by fused
+// multiply-adds, which float64 equals here.
 func linspace(lo, hi float64, n, i int) float64 {
 	start, end := float32(lo), float32(hi)
 	if n == 1 {
@@ -46,9 +47,9 @@ func linspace(lo, hi float64, n, i int) float64 {
 	}
 	step := (end - start) / float32(n-1)
 	if i < n/2 {
-		return float64(start + float32(step*float32(i)))
+		return float64(float32(float64(start) + float64(step)*float64(i)))
 	}
-	return float64(end - float32(step*float32(n-i-1)))
+	return float64(float32(float64(end) - float64(step)*float64(n-i-1)))
 }
 
 // space is the range of magnitudes.
@@ -93,6 +94,15 @@ func (s *space) magnitude(d deed, n, i int, size image.Point) float64 {
 type canvas struct {
 	filter jpeg.Filter
 	fill   [3]uint8
+	v2     bool
+}
+
+// magnitude is the space's, but that torchvision's v2 takes Solarize's threshold as 255 times a number from 1 to 0.
+func (c *canvas) magnitude(s *space, d deed, n, i int, size image.Point) float64 {
+	if c.v2 && d == doSolarize {
+		return 255 * linspace(1, 0, n, i)
+	}
+	return s.magnitude(d, n, i, size)
 }
 
 // do appends the step of a deed with a magnitude.
@@ -140,6 +150,7 @@ func (c *canvas) read(a *args) (err error) {
 	if c.filter, err = a.interpolation(); err != nil {
 		return err
 	}
+	c.v2 = a.p.v2
 	c.fill, err = a.fill()
 	return err
 }
@@ -178,7 +189,7 @@ func buildRandAugment(a *args) (operation, error) {
 func (o *randAugment) draw(steps []step, size image.Point, r *Rand) []step {
 	for range o.n {
 		d := deed(r.IntN(deeds))
-		m := usualSpace.magnitude(d, o.bins, o.magnitude, size)
+		m := o.canvas.magnitude(&usualSpace, d, o.bins, o.magnitude, size)
 		if d.signed() && r.IntN(2) == 1 {
 			m = -m
 		}
@@ -211,7 +222,7 @@ func buildTrivialAugment(a *args) (operation, error) {
 func (o *trivialAugment) draw(steps []step, size image.Point, r *Rand) []step {
 	d, m := deed(r.IntN(deeds)), 0.0
 	if d.graded() {
-		m = wideSpace.magnitude(d, o.bins, r.IntN(o.bins), size)
+		m = o.magnitude(&wideSpace, d, o.bins, r.IntN(o.bins), size)
 	}
 	if d.signed() && r.IntN(2) == 1 {
 		m = -m
@@ -255,7 +266,7 @@ func (o *autoAugment) draw(steps []step, size image.Point, r *Rand) []step {
 		}
 		m := 0.0
 		if q.deed.graded() {
-			m = usualSpace.magnitude(q.deed, 10, q.level, size)
+			m = o.magnitude(&usualSpace, q.deed, 10, q.level, size)
 		}
 		if q.deed.signed() && negative[i] {
 			m = -m

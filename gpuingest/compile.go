@@ -137,7 +137,7 @@ var operations = map[string]operationKind{
 	"RandomAdjustSharpness": {[]param{{"sharpness_factor", ""}, {"p", "0.5"}}, buildRecolouring("RandomAdjustSharpness", "sharpness_factor", sharpness, 0, 1e4)},
 }
 
-var normalizeParams = []param{{"mean", ""}, {"std", ""}, {"inplace", "False"}}
+var normalizeParams = []param{{"mean", ""}, {"std", ""}, {"inplace", "False"}, {"dtype", "'fp32'"}}
 
 // dtypes maps each type's word to its size in bytes.
 var dtypes = map[string]int{"uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4}
@@ -148,6 +148,7 @@ const (
 	rawWord    = "raw"
 	pillowWord = "pillow"
 	dctWord    = "dct"
+	v2Word     = "v2"
 	eraseWord  = "RandomErasing"
 )
 
@@ -177,7 +178,7 @@ var hints = map[string]string{
 
 func words() []string {
 	return slices.Concat(slices.Collect(maps.Keys(operations)), slices.Collect(maps.Keys(dtypes)), layouts, mixWords, slices.Collect(maps.Keys(families)), slices.Collect(maps.Keys(jointWords)),
-		[]string{"Normalize", rawWord, pillowWord, dctWord, eraseWord})
+		[]string{"Normalize", rawWord, pillowWord, dctWord, v2Word, eraseWord})
 }
 
 // Compile parses a transform SPEC.
@@ -185,7 +186,8 @@ func words() []string {
 //	SPEC      = "raw" | operation { "|" operation } { "|" word }
 //	operation = a name of torchvision with its arguments: RandomResizedCrop(224), ColorJitter(0.4, hue=0.1), ...
 //	word      = uint8 | fp16 | bf16 | fp32 | nchw | nhwc | Normalize(mean, std) | RandomErasing(p, scale, ratio, value)
-//	          | MixUp(alpha) | CutMix(alpha) | RandomChoice([MixUp(alpha), CutMix(alpha)]) | dct | pillow(9.4) | pillow(13)
+//	          | MixUp(alpha) | CutMix(alpha) | RandomChoice([MixUp(alpha), CutMix(alpha)]) | dct | v2 | pillow(9.4)
+//	          | pillow(13)
 //
 // Names, keywords, order of arguments and defaults are torchvision's, values are Python literals. uint8 is the default
 // type, nchw the default layout (PyTorch's). uint8 gives pixels as they are, the other types value/255, or
@@ -196,7 +198,8 @@ func Compile(spec string) (*Transform, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &compiler{p: &parser{s: spec}, t: &Transform{dtype: "uint8", layout: "nchw"}, seen: map[string]string{}}
+	v2 := slices.ContainsFunc(calls, func(c call) bool { return c.name == v2Word })
+	c := &compiler{p: &parser{s: spec, v2: v2}, t: &Transform{dtype: "uint8", layout: "nchw"}, seen: map[string]string{}}
 	if calls[0].name == rawWord {
 		c.t.raw, c.t.dtype, c.t.layout = true, rawWord, rawWord
 		if err := c.p.alone(calls); err != nil {
@@ -309,6 +312,8 @@ func (c *compiler) word(of call) (err error) {
 		return plain("type", func() { t.dtype = of.name })
 	case of.name == dctWord:
 		return plain("way to decode", func() { t.dct = true })
+	case of.name == v2Word:
+		return plain("version of torchvision", func() { t.v2 = true })
 	case slices.Contains(layouts, of.name):
 		return plain("layout", func() { t.layout = of.name })
 	}
@@ -533,14 +538,18 @@ func (t *Transform) setNorm(a *args) error {
 		}
 		for c := range 3 {
 			x := list[c%len(list)]
-			if f := math.Abs(x.num); !x.number() || f > math.MaxFloat32 || !zero && float32(f) == 0 {
-				return a.bad(x, "%s must contain finite numbers, and std no 0", name)
+			f := math.Abs(float64(rounded(float32(x.num), t.norm)))
+			if !x.number() || math.IsInf(f, 0) || !zero && f == 0 {
+				return a.bad(x, "%s must contain finite numbers of %s, and std no 0", name, t.norm)
 			}
 			to[c] = x.num
 		}
 		return nil
 	}
-	t.norm = true
+	var err error
+	if t.norm, err = a.oneOf("dtype", "fp32", "fp16", "bf16"); err != nil {
+		return err
+	}
 	if err := read("mean", &t.mean, true); err != nil {
 		return err
 	}

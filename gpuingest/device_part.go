@@ -50,7 +50,7 @@ func Split(spec string) (*HostPart, error) {
 	}
 	host := *t
 	host.ops = t.ops[:h.first:h.first]
-	host.dtype, host.layout, host.norm, host.table = "uint8", "nhwc", false, nil
+	host.dtype, host.layout, host.norm, host.table = "uint8", "nhwc", "", nil
 	h.host = &host
 	h.finish = &Finish{DType: t.dtype, Layout: t.layout, Height: t.size.Y, Width: t.size.X,
 		SourceHeight: t.size.Y, SourceWidth: t.size.X, Table: t.table}

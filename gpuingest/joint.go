@@ -111,6 +111,7 @@ func (j *joint) Hash() string {
 func (j *joint) Make(src Sample, at Draw, row *Row) error {
 	out := row.Fields[1:]
 	return j.picture.applyWith(src.Data, at, row.Fields[0], func(size image.Point, steps []step) error {
+		row.Width, row.Height = uint32(size.X), uint32(size.Y)
 		if j.boxes != nil {
 			part, err := src.part(j.boxes.ext)
 			if err != nil {

@@ -50,6 +50,9 @@ func tryMake(t testing.TB, in Ingest, src []byte, parts map[string]string, at Dr
 	if err := in.Make(sample, at, &row); err != nil {
 		return m, err
 	}
+	if row.Width == 0 || row.Height == 0 {
+		t.Error("the row has no size of the stored picture, which batch.params needs")
+	}
 	le := binary.LittleEndian
 	m.data = row.Fields[0]
 	n := -1

@@ -96,8 +96,9 @@ type call struct {
 
 // parser parses `call ('|' call)*`.
 type parser struct {
-	s string
-	i int
+	s  string
+	i  int
+	v2 bool // the SPEC has this word
 }
 
 func (p *parser) fail(pos, n int, hint, format string, a ...any) *SpecError {

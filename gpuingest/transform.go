@@ -39,11 +39,12 @@ type Transform struct {
 	ops           []operation
 	raw           bool
 	dtype, layout string
-	norm          bool
+	norm          string // the type in which Normalize computes; empty: none
 	mean, std     [3]float64
 	size          image.Point // of the result
 	table         []byte      // 3 x 256 elements, nil for uint8
 	verticalFirst bool        // Pillow 13's rule of resizing
+	v2            bool        // torchvision's v2 where it differs from v1
 	dct           bool        // decode at a fraction of the size if that is enough
 	erase         *erasing    // nil: none
 	mix           *mixing     // nil: none
@@ -84,17 +85,24 @@ func (t *Transform) String() string {
 		parts = append(parts, o.String())
 	}
 	parts = append(parts, t.dtype, t.layout)
-	if t.norm {
+	if t.norm != "" {
 		triple := func(v [3]float64) string {
 			return "(" + pyFloat(v[0]) + ", " + pyFloat(v[1]) + ", " + pyFloat(v[2]) + ")"
 		}
-		parts = append(parts, "Normalize(mean="+triple(t.mean)+", std="+triple(t.std)+")")
+		in := ""
+		if t.norm != "fp32" {
+			in = ", dtype='" + t.norm + "'"
+		}
+		parts = append(parts, "Normalize(mean="+triple(t.mean)+", std="+triple(t.std)+in+")")
 	}
 	if t.erase != nil {
 		parts = append(parts, t.erase.String())
 	}
 	if t.mix != nil {
 		parts = append(parts, t.mix.String())
+	}
+	if t.v2 {
+		parts = append(parts, v2Word)
 	}
 	rule := pillowRules[0]
 	if t.verticalFirst {
@@ -112,8 +120,8 @@ func (t *Transform) Hash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// makeTable computes ToTensor and Normalize of torch for each byte value of each channel: in float32, each step
-// rounded, then rounded to the type, half to even.
+// makeTable computes ToTensor and Normalize of torch for each byte value of each channel: in Normalize's type, each step
+// rounded to it, then rounded to the batch's, half to even.
 func (t *Transform) makeTable() {
 	if t.dtype == "uint8" {
 		return
@@ -122,12 +130,15 @@ func (t *Transform) makeTable() {
 	words := make([]uint32, 3*256*elem/4) // words, so that the table is aligned for the C side
 	t.table = unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), len(words)*4)
 	for c := range 3 {
-		mean, std := float32(t.mean[c]), float32(t.std[c])
+		mean, std := rounded(float32(t.mean[c]), t.norm), rounded(float32(t.std[c]), t.norm)
 		for v := range 256 {
 			x := float32(v) / 255
-			if t.norm {
-				x = float32(x - mean)
-				x = float32(x / std)
+			if t.v2 { // Tensor.mul_(1 / 255)
+				x = float32(v) * float32(1.0/255)
+			}
+			if t.norm != "" {
+				x = rounded(rounded(x, t.norm)-mean, t.norm)
+				x = rounded(x/std, t.norm)
 			}
 			at := t.table[(c*256+v)*elem:]
 			switch t.dtype {
@@ -140,6 +151,17 @@ func (t *Transform) makeTable() {
 			}
 		}
 	}
+}
+
+// rounded is the nearest number of a type.
+func rounded(x float32, dtype string) float32 {
+	switch dtype {
+	case "fp16":
+		return float32(fromFloat16(float16(x)))
+	case "bf16":
+		return math.Float32frombits(uint32(bfloat16(x)) << 16)
+	}
+	return x
 }
 
 // bfloat16 rounds to nearest, half to even. x must not be NaN.

@@ -187,6 +187,7 @@ func mirrored(t *testing.T, src []byte) []byte {
 // TestTables compares every value of every channel with torch's ToTensor and Normalize, bit for bit.
 func TestTables(t *testing.T) {
 	imagenet := oracle.Q{"mean": []float64{0.485, 0.456, 0.406}, "std": []float64{0.229, 0.224, 0.225}}
+	const norm = "|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225)"
 	odd := oracle.Q{"mean": []float64{-3.5, 1e-5, 12}, "std": []float64{1e-4, 70000, -0.3}} // overflows fp16, and subnormals
 	for _, dtype := range []string{"fp32", "fp16", "bf16"} {
 		for name, c := range map[string]struct {
@@ -197,6 +198,10 @@ func TestTables(t *testing.T) {
 			"imagenet": {"|Normalize((0.485,0.456,0.406),(0.229,0.224,0.225))", imagenet},
 			"odd":      {"|Normalize(mean=[-3.5, 1e-5, 12], std=(1e-4, 70000., -.3))", odd},
 			"one":      {"|Normalize((0.5,),(0.25,))", oracle.Q{"mean": []float64{0.5, 0.5, 0.5}, "std": []float64{0.25, 0.25, 0.25}}},
+			"in fp16":  {norm + ",dtype='fp16')", oracle.Q{"mean": imagenet["mean"], "std": imagenet["std"], "in": "fp16"}},
+			"in bf16":  {norm + ",dtype='bf16')", oracle.Q{"mean": imagenet["mean"], "std": imagenet["std"], "in": "bf16"}},
+			"v2":       {"|v2", oracle.Q{"v2": true}},
+			"v2, norm": {norm + ",dtype='fp16')|v2", oracle.Q{"mean": imagenet["mean"], "std": imagenet["std"], "in": "fp16", "v2": true}},
 		} {
 			c.q["dtype"] = dtype
 			_, want := ask(t, "tensor", c.q, nil)

@@ -32,7 +32,8 @@ func verifyCommand() *cobra.Command {
 		Use:   "verify ADDR",
 		Short: "Replay a feed's batches in your own torchvision, and compare",
 		Long: `Takes batches of pictures from the feed at ADDR, applies the same random transforms to the original files with your
-own torchvision, and compares every value. It prints for each row whether it is equal, or what differs.
+own torchvision, and compares every value. It prints for each row whether it is equal, or what differs. --transform takes
+MODULE:NAME, too: a torchvision transform of your own in a module on PYTHONPATH, whose classes then replay.
 Exit code 0: all are equal; 1: some differ; 2: they could not be compared. It runs the Python package that this binary
 carries; python -m shoal verify does the same.`,
 		Example: `  shoal verify unix:///run/shoal/feed.sock

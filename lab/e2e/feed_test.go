@@ -286,6 +286,15 @@ func TestVerify(t *testing.T) {
 	dir, _ := pictures(t, 2, 12)
 	_, env := far(t, proxy.Options{})
 	addr, _ := serve(t, env, bucket(t, dir))
+	own := t.TempDir()
+	write(t, filepath.Join(own, "own.py"), []byte(`
+import torch
+from torchvision import transforms as T
+classes = T.Compose([T.Resize(100), T.RandomCrop(90, padding=4), T.RandomHorizontalFlip(), T.ColorJitter(.4, .4, .4, .1), T.RandomRotation(9),
+                     T.RandAugment(), T.AutoAugment(), T.RandomEqualize(), T.RandomResizedCrop(64), T.TrivialAugmentWide(), T.PILToTensor(),
+                     T.ConvertImageDtype(torch.half), T.Normalize(.5, (.2, .3, .4)), T.RandomErasing(.5, value=(1, 2, 3))])
+`))
+	t.Setenv("PYTHONPATH", own)
 	for _, c := range []struct {
 		transform string
 		code      int
@@ -295,7 +304,10 @@ func TestVerify(t *testing.T) {
 		{"RandomResizedCrop((40,70), interpolation='bicubic')|RandomVerticalFlip()|RandAugment()|bf16", 0, "24 of 24 rows equal"},
 		{"Resize(80)|RandomCrop(90, padding=4, pad_if_needed=True)|ColorJitter(0.4,0.4,0.4,0.1)|TrivialAugmentWide()|fp16", 0, "24 of 24 rows equal"},
 		{"CenterCrop(90)|AutoAugment()|RandomRotation(20)|RandomGrayscale()|GaussianBlur(5)", 0, "24 of 24 rows equal"},
-		{"Resize((40,190))|pillow(13)", 1, "of 22800 values, by 1 at most"}, // Debian's Pillow has the rule of 9.4
+		{"Resize((40,190))|pillow(13)", 1, "of 22800 values, by 1 at most"},                                               // Debian's Pillow has the rule of 9.4
+		{"RandomResizedCrop(64)|GaussianBlur(5)|fp16|Normalize((0.5,),(0.2,),dtype='fp16')|v2", 0, "24 of 24 rows equal"}, // within 1 of 255
+		{"own:classes", 0, "24 of 24 rows equal"},
+		{"own:absent", 2, "own:absent"},
 		{"CenterCrop(90)|MixUp()", 2, "MixUp is not replayed"},
 		{"CenterCrop(90", 2, "column 14"},
 	} {

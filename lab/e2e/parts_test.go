@@ -197,6 +197,10 @@ func TestDetectionFeed(t *testing.T) {
 			}
 			// Whatever the layout, the same.
 			digests[kind] = feed(t, addr, "--batch", "8", "--seed", "5", "--transform", "Detection()|RandomResizedCrop(64)|RandomHorizontalFlip()").Digest
+			out, errs, code := shoal(t, nil, "verify", addr, "--python", "/usr/bin/python3", "--batch", "8", "--transform", "Detection()|Resize(80)|RandomCrop(64)|RandAugment()")
+			if code != 0 || !strings.Contains(out, "8 of 8 rows equal") {
+				t.Errorf("verify: exit %d\n%s%s", code, out, errs)
+			}
 		})
 	}
 	if digests["folder"] != digests["tars"] {

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ._spec import words
+from ._spec import linspace, words
 
 Params = List[Tuple[str, Dict[str, Any]]]
 
@@ -74,7 +74,8 @@ def draw(operations: List[Tuple[str, Dict[str, Any]]], seed: int, epoch: int, sa
     """The draws of the operations of a parsed transform for a picture of (width, height), in order. Raises ValueError
     for operations whose draws it does not know."""
     out: Params = []
-    for place, (name, given) in enumerate(operations):
+    v2 = ("v2", {}) in operations
+    for place, (name, given) in enumerate((name, given) for name, given in operations if name not in _BESIDE):
         if name == "RandomErasing":
             width, height = size
             r = Rand(seed, epoch, sample, occurrence, _ERASE)
@@ -82,12 +83,13 @@ def draw(operations: List[Tuple[str, Dict[str, Any]]], seed: int, epoch: int, sa
         elif name[:1].isupper() and name not in _BEHIND:
             if name not in _OPERATIONS:
                 raise ValueError(f"the draws of {name} are unknown")
-            drawn, size = _OPERATIONS[name](Rand(seed, epoch, sample, occurrence, place), given, size)
+            drawn, size = _OPERATIONS[name](Rand(seed, epoch, sample, occurrence, place), {**given, "v2": v2}, size)
             out.append((name, drawn))
     return out
 
 
 _BEHIND = "Normalize", "MixUp", "CutMix", "RandomChoice"  # operations without draws for a row
+_BESIDE = "Detection", "Segmentation"  # what follows the picture
 _Size = Tuple[int, int]
 _Drawn = Tuple[Dict[str, Any], _Size]
 
@@ -174,47 +176,42 @@ def _chance(name: str) -> Callable[[Rand, Dict[str, Any], _Size], _Drawn]:
     return lambda r, given, size: ({name: r.float64() < given["p"]}, size)
 
 
-_DEEDS = ["Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness", "Posterize",
+DEEDS = ["Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness", "Posterize",
           "Solarize", "AutoContrast", "Equalize"]
-_GRADED, _SIGNED = _DEEDS[1:12], _DEEDS[1:10]
+GRADED, SIGNED = DEEDS[1:12], DEEDS[1:10]
 # The ranges of magnitudes: shear, pixels of translation (0: 150/331 of the side), degrees, factor, bits.
-_USUAL, _WIDE = (0.3, 0, 30.0, 0.9, 4), (0.99, 32.0, 135.0, 0.99, 6)
+USUAL, WIDE = (0.3, 0, 30.0, 0.9, 4), (0.99, 32.0, 135.0, 0.99, 6)
 
 
-def _linspace(lo: float, hi: float, n: int, i: int) -> float:
-    start, end = np.float32(lo), np.float32(hi)
-    step = (end - start) / np.float32(n - 1)
-    return float(start + step * np.float32(i)) if i < n // 2 else float(end - step * np.float32(n - i - 1))
-
-
-def _magnitude(space: Tuple[float, ...], deed: str, n: int, i: int, size: _Size) -> float:
+def magnitude(space: Tuple[float, ...], deed: str, n: int, i: int, size: _Size, v2: bool) -> float:
+    """The i-th of an operation's n magnitudes."""
     shear, translate, degrees, factor, bits = space
     if deed == "Posterize":
         return 8 - round(float(np.float32(i) / np.float32((n - 1) / bits)))
     if deed == "Solarize":
-        return _linspace(255, 0, n, i)
+        return 255 * linspace(1, 0, n, i) if v2 else linspace(255, 0, n, i)
     if deed.startswith("Translate"):
-        return _linspace(0, translate or 150.0 / 331.0 * size[deed == "TranslateY"], n, i)
-    return _linspace(0, shear if deed.startswith("Shear") else degrees if deed == "Rotate" else factor, n, i)
+        return linspace(0, translate or 150.0 / 331.0 * size[deed == "TranslateY"], n, i)
+    return linspace(0, shear if deed.startswith("Shear") else degrees if deed == "Rotate" else factor, n, i)
 
 
 def _rand_augment(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
     done = []
     for _ in range(given["num_ops"]):
-        deed, m = _DEEDS[r.below(len(_DEEDS))], 0.0
-        if deed in _GRADED:
-            m = _magnitude(_USUAL, deed, given["num_magnitude_bins"], given["magnitude"], size)
-        if deed in _SIGNED and r.below(2) == 1:
+        deed, m = DEEDS[r.below(len(DEEDS))], 0.0
+        if deed in GRADED:
+            m = magnitude(USUAL, deed, given["num_magnitude_bins"], given["magnitude"], size, given["v2"])
+        if deed in SIGNED and r.below(2) == 1:
             m = -m
         done.append((deed, m))
     return {"operations": done}, size
 
 
 def _trivial_augment(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
-    deed, m = _DEEDS[r.below(len(_DEEDS))], 0.0
-    if deed in _GRADED:
-        m = _magnitude(_WIDE, deed, given["num_magnitude_bins"], r.below(given["num_magnitude_bins"]), size)
-    if deed in _SIGNED and r.below(2) == 1:
+    deed, m = DEEDS[r.below(len(DEEDS))], 0.0
+    if deed in GRADED:
+        m = magnitude(WIDE, deed, given["num_magnitude_bins"], r.below(given["num_magnitude_bins"]), size, given["v2"])
+    if deed in SIGNED and r.below(2) == 1:
         m = -m
     return {"operations": [(deed, m)]}, size
 
@@ -228,8 +225,8 @@ def _auto_augment(r: Rand, given: Dict[str, Any], size: _Size) -> _Drawn:
     done = []
     for i, (deed, p, level) in enumerate(pair):
         if chance[i] <= p:
-            m = _magnitude(_USUAL, deed, 10, level, size) if deed in _GRADED else 0.0
-            done.append((deed, -m if deed in _SIGNED and negative[i] else m))
+            m = magnitude(USUAL, deed, 10, level, size, given["v2"]) if deed in GRADED else 0.0
+            done.append((deed, -m if deed in SIGNED and negative[i] else m))
     return {"operations": done}, size
 
 

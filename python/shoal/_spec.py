@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, List, Optional
+import math
+from typing import Any, Dict, List, Optional
+
+import numpy as np
 
 _TYPES = {"uint8": "uint8", "u8": "uint8", "byte": "uint8", "fp16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16",
           "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "float": "fp32"}
@@ -59,7 +62,7 @@ def _name(value: Any) -> str:
 # What torchvision's classes are called here, and which of their attributes are arguments. Everything that is not the
 # class's default is written out. Pictures are Pillow's until ToTensor, which always antialiases.
 _CROP_FILL = ("padding", "pad_if_needed", "fill", "padding_mode")
-_OPERATIONS = {
+OPERATIONS = {
     "RandomResizedCrop": ("size", "scale", "ratio", "interpolation"), "Resize": ("size", "interpolation", "max_size"),
     "CenterCrop": ("size",), "RandomCrop": ("size",) + _CROP_FILL, "Pad": ("padding", "fill", "padding_mode"),
     "RandomHorizontalFlip": ("p",), "RandomVerticalFlip": ("p",),
@@ -76,63 +79,137 @@ _OPERATIONS = {
 def of_torchvision(transform: Any) -> str:
     """The spec that says what a torchvision transform (v1 or v2, or a Compose of them) does. Raises ValueError for a step
     that has no equal, and names it."""
-    out: List[str] = []
-    tensor = ""  # the step that made a tensor of the picture
-    dtype = "uint8"
-    for step in _steps(transform):
+    operations: List[str] = []
+    finish = _Finish()
+    by: Dict[bool, str] = {}  # the first step that computes as v1 does (False), as v2 (True), where the two differ
+    for step in steps(transform):
         name = type(step).__name__
-        if not type(step).__module__.startswith("torchvision.") or name not in _OPERATIONS and name not in _TO_TENSOR:
+        module = type(step).__module__
+        if not module.startswith("torchvision.") or name not in OPERATIONS and name not in _TO_TENSOR:
             raise ValueError(f"transform: {name} has no equal in a feed (docs/transforms.md lists the operations); leave it out, and do it "
                              "by map= or in the trainer")
+        v2 = module.startswith("torchvision.transforms.v2")
         if name in _TO_TENSOR:
-            tensor = tensor or name
-            if name == "ToTensor" or name != "PILToTensor" and getattr(step, "scale", name == "ConvertImageDtype"):
-                dtype = _TYPES.get(_name(getattr(step, "dtype", "float32")), "")
-            elif name == "ToDtype" and _TYPES.get(_name(step.dtype)) != dtype:
-                raise ValueError("transform: ToDtype without scale=True has no equal in a feed: write ToDtype(torch.float32, scale=True)")
-            if not dtype:
-                raise ValueError(f"transform: {name} makes {step.dtype}: a feed has uint8, fp16, bf16 and fp32")
+            if finish.tensor(name, step):
+                by.setdefault(v2 and name != "ToTensor", name)
         elif name in ("Normalize", "RandomErasing"):
-            if dtype == "uint8":
-                raise ValueError(f"transform: {name} needs values of a float type: put ToTensor() before it")
-            if name == "Normalize" and any(word.startswith("RandomErasing") for word in out):
-                raise ValueError("transform: RandomErasing comes before Normalize: a feed erases finished values; put it last")
-            out.append(_call(name, step))
-        elif tensor:
-            raise ValueError(f"transform: {name} comes after {tensor}: a feed works on pictures as Pillow does; put it before")
+            finish.value(name, step)
+        elif finish.maker:
+            raise ValueError(f"transform: {name} comes after {finish.maker}: a feed works on pictures as Pillow does; put it before")
         else:
-            out.append(_call(name, step))
-    words = [w for w in out if w.startswith(("Normalize", "RandomErasing"))]
-    return "|".join([w for w in out if w not in words] + [dtype, "nchw"] + words)
+            operations.append(_call(name, step))
+            if name in ("TrivialAugmentWide", "AutoAugment") or name == "RandAugment" and _solarizes(step):
+                by.setdefault(v2, name)
+    if len(by) > 1:
+        raise ValueError(f"transform: {by[True]} is torchvision.transforms.v2's, {by[False]} is not, and the two versions round differently: "
+                         "take both from one (in v2, ToImage() and ToDtype(torch.float32, scale=True) in place of ToTensor())")
+    return "|".join(operations + [finish.dtype, "nchw"] + finish.words() + (["v2"] if True in by else []))
 
 
 _TO_TENSOR = "ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype", "ToPureTensor"
 
 
-def _steps(transform: Any) -> List[Any]:
+class _Finish:
+    """What follows the operations: types, Normalize, RandomErasing. A feed divides by 255 and normalizes in one type, rounds to
+    the batch's, and erases."""
+
+    def __init__(self) -> None:
+        self.maker = ""  # the step that made a tensor of the picture
+        self.dtype = "uint8"
+        self._rounded = False  # to this type, from a wider one
+        self._norm = self._erase = ""
+
+    def tensor(self, name: str, step: Any) -> bool:
+        """Takes a step that makes a tensor, or changes its type. Returns whether it scales to 0 to 1."""
+        self.maker = self.maker or name
+        if name in ("PILToTensor", "ToImage", "ToPureTensor"):
+            return False
+        to = "fp32" if name == "ToTensor" else _TYPES.get(_name(step.dtype), "")
+        if not to:
+            raise ValueError(f"transform: {name} makes {step.dtype}: a feed has uint8, fp16, bf16 and fp32")
+        if to == self.dtype:
+            return False
+        if self.dtype == "uint8":
+            if not getattr(step, "scale", True):
+                raise ValueError("transform: ToDtype without scale=True has no equal in a feed: write ToDtype(torch.float32, scale=True)")
+            self.dtype = to
+            return True
+        narrow = self._rounded or self.dtype != "fp32" and (not self._norm or self._erase)
+        if narrow or to == "uint8":
+            raise ValueError(f"transform: {name} makes {to} of {self.dtype}: a feed changes the type of fractions once; leave one of the "
+                             "two steps out")
+        self.dtype, self._rounded = to, True
+        return False
+
+    def value(self, name: str, step: Any) -> None:
+        """Takes Normalize or RandomErasing."""
+        if self.dtype == "uint8":
+            raise ValueError(f"transform: {name} needs values of a float type: put ToTensor() before it")
+        if self._erase:
+            raise ValueError(f"transform: RandomErasing comes before {name}: a feed erases finished values, once; put it last")
+        if name == "RandomErasing":
+            if getattr(step, "value", None) in (None, "random"):
+                raise ValueError("transform: RandomErasing(value='random') has no equal in a feed: give a number or three")
+            self._erase = _call(name, step)
+            return
+        if self._norm:
+            raise ValueError("transform: Normalize comes twice: a feed normalizes once; put the two together")
+        numbers = []
+        for what in ("mean", "std"):
+            given = _literal(getattr(step, what))
+            flat = given if isinstance(given, tuple) else (given,)
+            shape = tuple(getattr(getattr(step, what), "shape", ()))
+            if len(flat) not in (1, 3) or shape[1:] not in ((), (1, 1)) or not all(isinstance(x, (int, float)) for x in flat):
+                raise ValueError(f"transform: Normalize has {what}={getattr(step, what)!r}: it must be a number, or three, one for each channel")
+            numbers.append("(" + ", ".join(repr(float(x)) for x in flat) + ("," if len(flat) == 1 else "") + ")")
+        self._norm = f"Normalize({numbers[0]}, std={numbers[1]}" + ("" if self.dtype == "fp32" else f", dtype={self.dtype!r}") + ")"
+        self._rounded = False
+
+    def words(self) -> List[str]:
+        return [word for word in (self._norm, self._erase) if word]
+
+
+def _solarizes(step: Any) -> bool:
+    """Whether RandAugment's threshold of Solarize is another one in v2."""
+    n, i = step.num_magnitude_bins, step.magnitude
+    return math.ceil(linspace(255, 0, n, i)) != math.ceil(255 * linspace(1, 0, n, i))
+
+
+def linspace(lo: float, hi: float, n: int, i: int) -> float:
+    """The i-th of n numbers from lo to hi, as torch.linspace has it, by fused multiply-adds."""
+    start, end = np.float32(lo), np.float32(hi)
+    step = float((end - start) / np.float32(n - 1))
+    return float(np.float32(float(start) + step * i if i < n // 2 else float(end) - step * (n - i - 1)))
+
+
+def steps(transform: Any) -> List[Any]:
     """The steps of Compose and Sequential, those inside of others among them."""
     inside = getattr(transform, "transforms", None)
     if inside is None and type(transform).__name__ == "Sequential":
         inside = list(transform)
-    return [transform] if inside is None or type(transform).__name__ not in ("Compose", "Sequential") else [s for t in inside for s in _steps(t)]
+    return [transform] if inside is None or type(transform).__name__ not in ("Compose", "Sequential") else [s for t in inside for s in steps(t)]
 
 
 def _call(name: str, step: Any) -> str:
     """A step in a spec's words: RandomResizedCrop((224, 224), scale=(0.2, 1.0))."""
     known = inspect.signature(type(step)).parameters
     args = []
-    for i, parameter in enumerate(_OPERATIONS[name]):
-        value = _literal(getattr(step, parameter, None))
+    for i, parameter in enumerate(OPERATIONS[name]):
+        given = getattr(step, parameter, None)
+        value = _literal(given)
         default = known[parameter].default if parameter in known else None
         if value is None or i > 0 and value == _literal(default):
             continue
+        if not all(isinstance(v, (bool, int, float, str)) for v in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError(f"transform: {name} has {parameter}={given!r}: a feed takes numbers, strings and tuples of them")
         args.append(repr(value) if i == 0 else f"{parameter}={value!r}")
     return f"{name}({', '.join(args)})"
 
 
 def _literal(value: Any) -> Any:
-    """A value as a Python literal: an enumeration's value, and tuples in place of lists."""
-    value = getattr(value, "value", value)
+    """A value as a Python literal: an enumeration's value, tuples in place of lists, what numpy's and torch's values are. A
+    sequence of one item is the item: v2's Resize has [256], and a mean may have the shape (3, 1, 1)."""
+    value = value.tolist() if hasattr(value, "tolist") else getattr(value, "value", value)
     if isinstance(value, (list, tuple)):
-        value = tuple(_literal(v) for v in value) if len(value) != 1 else _literal(value[0])  # v2's Resize has [256]
+        value = tuple(_literal(v) for v in value) if len(value) != 1 else _literal(value[0])
     return value

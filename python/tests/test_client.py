@@ -61,13 +61,42 @@ class Torchvision(unittest.TestCase):
                  "RandomCrop((32, 32), padding=4, pad_if_needed=True)|fp32|nchw|Normalize((0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))|RandomErasing(0.25)")):
             self.assertEqual(of_torchvision(transform), spec)
 
+    def test_normalize(self):
+        three = "(0.5, 0.25, 0.75)"
+        for mean, std, words in (
+                ((.5,), (.5,), "(0.5,), std=(0.5,)"), (.5, 2, "(0.5,), std=(2.0,)"), ([.5, .25, .75], np.float32(.5), f"{three}, std=(0.5,)"),
+                (np.array([.5, .25, .75]), torch.tensor([.5, .25, .75]), f"{three}, std={three}"),
+                (torch.tensor(.5), torch.tensor([.5, .25, .75]).view(3, 1, 1), f"(0.5,), std={three}"),
+                ([np.float64(.5)] * 3, [torch.tensor(.5)] * 3, "(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)")):
+            self.assertEqual(of_torchvision(T.Compose([T.ToTensor(), T.Normalize(mean, std)])), f"fp32|nchw|Normalize({words})")
+        for mean in ((.5, .5), torch.zeros(1, 3), "x", None):
+            with self.assertRaisesRegex(ValueError, "a number, or three"):
+                of_torchvision(T.Compose([T.ToTensor(), T.Normalize(mean, .5)]))
+        norm, half = T.Normalize(.5, .5), T.ConvertImageDtype(torch.float16)
+        for steps, spec in (([T.PILToTensor(), half, norm], "fp16|nchw|Normalize((0.5,), std=(0.5,), dtype='fp16')"),
+                            ([T.ToTensor(), half, norm, T.ConvertImageDtype(torch.float32)], "fp32|nchw|Normalize((0.5,), std=(0.5,), dtype='fp16')"),
+                            ([T.ToTensor(), norm, half], "fp16|nchw|Normalize((0.5,), std=(0.5,))"),
+                            ([T.ToTensor(), norm, T.RandomErasing(), half], "fp16|nchw|Normalize((0.5,), std=(0.5,))|RandomErasing(0.5)")):
+            self.assertEqual(of_torchvision(T.Compose(steps)), spec)
+
     def test_v2(self):
         def v2(name, **fields):  # Debian's torchvision has none
             return type(name, (), {"__module__": "torchvision.transforms.v2", "__init__": lambda self: None, **fields})()
 
         for scale, dtype, word in ((True, torch.float32, "fp32"), (False, torch.uint8, "uint8"), (True, torch.uint8, "uint8")):
             steps = v2("Resize", size=[256]), T.CenterCrop(224), v2("ToImage"), v2("ToDtype", dtype=dtype, scale=scale)
-            self.assertEqual(of_torchvision(T.Compose(steps)), f"Resize(256)|CenterCrop((224, 224))|{word}|nchw")
+            self.assertEqual(of_torchvision(T.Compose(steps)), f"Resize(256)|CenterCrop((224, 224))|{word}|nchw" + "|v2" * (word != "uint8"))
+        scaled = [v2("ToImage"), v2("ToDtype", dtype=torch.float32, scale=True)]
+        trivial = dict(num_magnitude_bins=31, interpolation=T.InterpolationMode.NEAREST, fill=None)
+        half = v2("ToDtype", dtype=torch.float16, scale=False)
+        for steps, spec in (([v2("TrivialAugmentWide", **trivial), v2("PILToTensor")], "TrivialAugmentWide(31, interpolation='nearest')|uint8|nchw|v2"),
+                            ([*scaled, T.Normalize(.5, .5), half], "fp16|nchw|Normalize((0.5,), std=(0.5,))|v2"),
+                            ([*scaled, half, T.Normalize(.5, .5)], "fp16|nchw|Normalize((0.5,), std=(0.5,), dtype='fp16')|v2"),
+                            ([T.RandAugment(), *scaled], "RandAugment(2)|fp32|nchw|v2")):
+            self.assertEqual(of_torchvision(T.Compose(steps)), spec)
+        for steps in ([v2("TrivialAugmentWide", **trivial), T.ToTensor()], [T.AutoAugment(), *scaled], [T.RandAugment(2, 8), *scaled]):
+            with self.assertRaisesRegex(ValueError, "take both from one"):
+                of_torchvision(T.Compose(steps))
         with self.assertRaisesRegex(ValueError, "scale=True"):
             of_torchvision(v2("ToDtype", dtype=torch.float32, scale=False))
 
@@ -75,7 +104,11 @@ class Torchvision(unittest.TestCase):
         norm = T.Normalize((0.5,) * 3, (0.5,) * 3)
         for steps, word in (([T.Lambda(abs)], "Lambda has no equal"), ([T.ToTensor(), T.Resize(8)], "Resize comes after ToTensor"),
                             ([norm], "put ToTensor"), ([T.ToTensor(), T.RandomErasing(), norm], "put it last"), ([T.FiveCrop(8)], "FiveCrop has no equal"),
-                            ([T.PILToTensor(), T.ConvertImageDtype(torch.int32)], "uint8, fp16, bf16 and fp32")):
+                            ([T.PILToTensor(), T.ConvertImageDtype(torch.int32)], "uint8, fp16, bf16 and fp32"),
+                            ([T.PILToTensor(), T.ConvertImageDtype(torch.half), T.ToTensor()], "changes the type of fractions once"),
+                            ([T.ToTensor(), norm, norm], "twice"), ([T.ToTensor(), T.RandomErasing(value="random")], "value='random'"),
+                            ([T.ToTensor(), norm, T.ConvertImageDtype(torch.half), T.ConvertImageDtype(torch.float)], "changes the type"),
+                            ([T.RandomRotation(5, fill=[object()] * 3)], "numbers, strings and tuples")):
             with self.assertRaisesRegex(ValueError, word):
                 of_torchvision(T.Compose(steps))
 

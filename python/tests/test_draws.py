@@ -26,6 +26,21 @@ class Numbers(unittest.TestCase):
             self.assertTrue(all(0 <= r.below(n) < n for _ in range(50)))
         self.assertTrue(all(0 <= r.float64() < 1 for _ in range(50)))
 
+    def test_beside(self):
+        # Boxes and masks follow the picture's operations, which keep their places.
+        picture = "Resize(size=8, interpolation='bilinear', max_size=None, antialias=True)|RandomHorizontalFlip(p=0.5)|uint8|nchw"
+        joint = "Detection(boxes='json', keys=('a|b', 'c'))|Segmentation(mask='png')|" + picture
+        for sample in range(9):
+            drawn = [_draws.draw(_draws.parse(spec), 1, 2, sample, 0, (30, 20)) for spec in (picture, joint)]
+            self.assertEqual(*drawn)
+
+    def test_linspace(self):
+        # What torch 2 has on processors that multiply and add in one step; the rounding of two steps has 16.0 and 169.99999.
+        self.assertEqual(_draws.linspace(0, 32, 31, 15), 15.999999046325684)
+        self.assertEqual(255 * _draws.linspace(1, 0, 10, 3), 170.0000050663948)
+        self.assertEqual(_draws.magnitude(_draws.WIDE, "Solarize", 31, 2, (9, 9), False), 238.0)
+        self.assertNotEqual(_draws.magnitude(_draws.WIDE, "Solarize", 31, 2, (9, 9), True), 238.0)
+
     def test_unknown(self):
         operations = _draws.parse("RandomRotation(degrees=(-1.0, 1.0), interpolation='nearest', expand=True, center=None, fill=(0, 0, 0))|uint8")
         with self.assertRaisesRegex(ValueError, "expand"):

@@ -143,19 +143,22 @@ def erase(q, b):
 
 
 def tensor(q, _):
-    """ToTensor, Normalize and a cast, of every byte value in each channel: 3 x 256."""
+    """ToTensor (v2's, if asked), Normalize in a type and a cast, of every byte value in each channel: 3 x 256."""
     import numpy as np
     import torch
     from torchvision import transforms as T
 
     ramp = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2)
+    types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     t = T.ToTensor()(Image.fromarray(ramp, "RGB"))
+    if q.get("v2"):
+        t = T.PILToTensor()(Image.fromarray(ramp, "RGB")).to(torch.float32).mul_(1.0 / 255)
     if q.get("mean"):
-        t = T.Normalize(q["mean"], q["std"])(t)
+        t = T.Normalize(q["mean"], q["std"])(t.to(types[q.get("in", "fp32")]))
     t = t[:, 0, :].contiguous()
     if q["dtype"] == "fp32":
-        return {}, t.numpy().tobytes()
-    return {}, t.to({"fp16": torch.float16, "bf16": torch.bfloat16}[q["dtype"]]).view(torch.int16).numpy().tobytes()
+        return {}, t.float().numpy().tobytes()
+    return {}, t.to(types[q["dtype"]]).view(torch.int16).numpy().tobytes()
 
 
 def boxes(q, _):
