@@ -40,8 +40,9 @@ import (
 // What is given back. A walk without memory takes back what another walk will read last. It does so at once if that
 // one holds four times as much for its weight, so that a new walk can start. If that one holds a quarter more, it does so
 // once per four files that its own reader opens, which show that it needs the memory. For the file that its reader needs
-// next it takes what any reader needs last, once per extent until its reader opens another file; but no other parts of
-// that file, and no small file that another reader needs next. Walks that want memory for later files leave it alone.
+// next it takes from the walk that holds the most, whatever that is, once per extent until its reader opens another file;
+// but no other parts of that file, and no small file that another reader needs next. What goes is what the walk that
+// loses it reads last, of the extents that landed last (cache.TakeBack). Walks that want memory for later files leave it alone.
 // Taking back ends while nobody reads: from one open to the next a walk does so about as often as files fit in its
 // share. Otherwise walks whose needs do not fit together would fetch the same files in turns.
 //
@@ -165,7 +166,7 @@ type need struct {
 	file   int   // for this file,
 	urgent bool  // which its reader needs next
 	opens  int   // by the reader, since bytes were last taken back from a walk that held a little more
-	urged  int   // extents fetched urgently since the reader's last open
+	rushed int   // extents fetched urgently since the reader's last open
 	taken  int   // times that bytes were taken back since then
 }
 
@@ -254,7 +255,8 @@ const (
 	minHead = 16
 	// takeBackEvery is the number of opens after which a walk may take back bytes from one that holds a little more.
 	takeBackEvery = 4
-	much, more    = 4.0, 1.25
+	// A walk takes back bytes at once from one with overAtOnce times its load, in time from one with overInTime times.
+	overAtOnce, overInTime = 4.0, 1.25
 )
 
 // Bounds of a request for several files of a shard. More than 4 MiB gain nothing, since a request's cost is then
@@ -288,7 +290,7 @@ func (x *Executor) Moved(w *Walk, cur, next Route) {
 	w.cur = phase{Route: cur, pos: cur.Reader.Frontier()}
 	w.next = phase{Route: next}
 	w.frontier, w.moved, w.head, w.state = w.cur.pos, true, 0, Walking
-	w.urged, w.taken = 0, 0
+	w.rushed, w.taken = 0, 0
 }
 
 // Known sets the epoch after the current one.
@@ -317,7 +319,7 @@ func (x *Executor) Beside(w *Walk) { w.beside = sureFor }
 // Opened says that the walk's reader has opened a file, after its Reader has recorded it.
 func (x *Executor) Opened(w *Walk) {
 	w.opens++
-	w.urged, w.taken = 0, 0
+	w.rushed, w.taken = 0, 0
 	w.beside = max(w.beside-1, 0)
 	before := w.frontier
 	w.frontier = w.cur.Reader.Frontier()
@@ -612,7 +614,7 @@ func (w *Walk) extents(file int) (n int) {
 // fetch requests the extent that the walk stands at, if it may.
 func (x *Executor) fetch(w *Walk, p *phase, file, extent int) Action {
 	w.short, w.file = w.Source.ExtentBytes(file, extent), file
-	w.urgent = p == &w.cur && p.pos <= p.Reader.Frontier() && w.urged < w.extents(file)
+	w.urgent = p == &w.cur && p.pos <= p.Reader.Frontier() && w.rushed < w.extents(file)
 	if !w.urgent && x.yields(w) {
 		x.stop(w, Yielding)
 		x.takers = append(x.takers, w)
@@ -659,7 +661,7 @@ func (x *Executor) Done(a Action, out Outcome, bytes int64) {
 		w.Gate.fair.Serve(&w.flow, bytes)
 		w.fetched = true
 		if w.urgent {
-			w.urged++
+			w.rushed++
 		}
 		w.resume()
 	case Present:
@@ -765,14 +767,14 @@ func (x *Executor) yields(w *Walk) bool {
 
 // takeBack says from which walks this one may take memory, if from any.
 func (w *Walk) takeBack() Action {
-	a := Action{Do: TakeBack, Walk: w, Data: w.Data, File: w.file, Bytes: w.short, Over: much}
+	a := Action{Do: TakeBack, Walk: w, Data: w.Data, File: w.file, Bytes: w.short, Over: overAtOnce}
 	switch {
 	case w.taken > w.Source.Share()+w.extents(w.file):
 		return Action{}
 	case w.urgent:
 		a.Over = 0
 	case w.opens >= takeBackEvery:
-		w.opens, a.Over = 0, more
+		w.opens, a.Over = 0, overInTime
 	}
 	return a
 }

@@ -224,7 +224,7 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 	err = json.Unmarshal(line, &req)
 	if server, ok := shortcuts.Load(req.Shortcut); ok {
 		if err := server.(*shortcut.Server).Serve(conn); err != nil {
-			slog.Warn("a program that reads round the mount was left", "cause", err)
+			slog.Warn("the connection to a shoal.open client was closed", "cause", err)
 		}
 		return
 	}

@@ -214,7 +214,7 @@ func (h *Host) Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 	e.cur.Store(v)
-	if err := e.hearKeeps(ctx); err != nil {
+	if err := e.awaitThresholds(ctx); err != nil {
 		return nil, err
 	}
 	e.log.Info("dataset open", "source", source.String(), "version", m.Version()[:12], "files", m.Len(), "packed", layout != nil,
@@ -450,7 +450,7 @@ func (e *Engine) setQuota(n int64) {
 	if v := e.cur.Load(); v != nil {
 		if below := v.keeping.again(); v.sharing != nil {
 			v.sharing.below.Store(below)
-			e.sayKeeps()
+			e.publishThreshold()
 		}
 		v.volume.SetQuota(n)
 	}
@@ -560,7 +560,7 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 	}
 	v.volume.Inherit(old.volume)
 	e.cur.Store(v)
-	e.sayKeeps()
+	e.publishThreshold()
 	old.volume.Retire()
 	e.mu.Lock()
 	told := slices.Clone(e.moved)

@@ -15,8 +15,8 @@ import (
 	"github.com/shoalfs/shoal/cache/shard"
 )
 
-// Recoding. What the disk has of a dataset is brought into the form of the host's codec, by spare time of the processors: as
-// searches for seeds have it (searchPace), at ordinary priority. --recode auto begins once a feed has decoded more of the
+// Recoding. Kept files are recoded in the background, at the pace of searches for seeds (searchPace) and at ordinary priority:
+// readers go first. --recode auto begins once a feed has decoded more of the
 // dataset than was read as files: such files are restored for each reader that wants them whole.
 //
 // The codec learns tables from some kept files, once for a dataset. The catalog has them, twice, before the first record

@@ -141,7 +141,7 @@ func (e *Engine) shareLoop(ctx context.Context) {
 		changed := e.host.node.cluster.Changed()
 		view := e.host.node.cluster.View()
 		e.cur.Load().sharing.follow(view)
-		e.sayKeeps()
+		e.publishThreshold()
 		e.host.node.retain(view)
 		select {
 		case <-changed:
@@ -151,17 +151,17 @@ func (e *Engine) shareLoop(ctx context.Context) {
 	}
 }
 
-// sayKeeps tells the other nodes the threshold of the version in force. 0 says that there is none yet.
-func (e *Engine) sayKeeps() {
+// publishThreshold tells the other nodes the threshold of the version in force. 0 says that there is none yet.
+func (e *Engine) publishThreshold() {
 	if v := e.cur.Load(); v.sharing != nil {
 		e.host.node.cluster.Keep(e.datasetID(), max(v.sharing.below.Load(), 1))
 	}
 }
 
-// hearKeeps waits for some seconds until the others that have the dataset open have said their thresholds: nodes that are
-// started together would else read from the store what the others are about to keep.
-func (e *Engine) hearKeeps(ctx context.Context) error {
-	e.sayKeeps()
+// awaitThresholds waits a few seconds for the thresholds of the other nodes that have the dataset open. Without it, nodes that start
+// together would read from the store what the others are about to keep.
+func (e *Engine) awaitThresholds(ctx context.Context) error {
+	e.publishThreshold()
 	s := e.cur.Load().sharing
 	if s == nil {
 		return nil

@@ -185,7 +185,7 @@ func (s *Stream) Retell(plan order.Locator) (waits bool) {
 		return false
 	case t.Consumed() == 0 || t.Frontier() == t.Order().Len():
 		began := t.Consumed() > 0
-		s.retold = s.retold || began
+		s.replanned = s.replanned || began
 		t.Begin(plan)
 		s.known = t.Epoch() - 1
 		s.plan()
@@ -194,7 +194,7 @@ func (s *Stream) Retell(plan order.Locator) (waits bool) {
 		}
 		return false
 	}
-	s.retold = true
+	s.replanned = true
 	s.tracker.SetNext(plan)
 	s.tracker.ExpectNext()
 	s.known = s.tracker.Epoch()

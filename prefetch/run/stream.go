@@ -58,18 +58,18 @@ type Stream struct {
 	told    *atomic.Pointer[order.Locator] // the latest plan; nil for an order that is not a plan
 
 	// Guarded by the runner's lock.
-	tracker  *prefetch.Tracker
-	walk     *prefetch.Walk
-	readers  prefetch.Followers
-	trials   trials
-	known    int // the epoch whose successor was given to the tracker
-	flying   int // requests
-	failed   int64
-	unit     []int       // the file of the order that was last planned, and its parts
-	searched bool        // in other epochs, for a reader not found in the expected one
-	anchor   *Reanchored // the latest move; nil before any
-	retold   bool        // plans followed upon plans
-	pace     paceMeter
+	tracker   *prefetch.Tracker
+	walk      *prefetch.Walk
+	readers   prefetch.Followers
+	trials    trials
+	known     int // the epoch whose successor was given to the tracker
+	flying    int // requests
+	failed    int64
+	unit      []int       // the file of the order that was last planned, and its parts
+	searched  bool        // in other epochs, for a reader not found in the expected one
+	anchor    *Reanchored // the latest move; nil before any
+	replanned bool        // its reader writes a plan for each epoch
+	pace      paceMeter
 
 	through atomic.Bool // the reader has finished an epoch
 
@@ -214,7 +214,7 @@ func (s *Stream) prepareNext() {
 	s.known = epoch
 	switch {
 	case next != nil && s.OfPlan() && next == s.tracker.Order():
-		if !s.retold {
+		if !s.replanned {
 			r.x.Known(s.walk, coming(next)) // its reader may repeat it; others write a plan per epoch
 		}
 	case next != nil:
