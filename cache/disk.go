@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -144,6 +145,24 @@ func (d *disk) stats() DiskStats {
 
 // free gives a record up.
 func (d *disk) free(loc segment.Loc) { d.writer.free(loc) }
+
+// void frees a record for good, whose bytes are wrong though its checksums are right. It returns when that is on disk.
+func (d *disk) void(ctx context.Context, loc segment.Loc) (err error) {
+	done := d.writer.do(func() {
+		d.watch.begin()
+		defer d.watch.end()
+		err = d.store.Void(loc)
+		d.freed, d.garbage = true, true
+	})
+	select {
+	case <-done:
+		return err
+	case <-d.closing:
+		return segment.ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 // keep appends the extent to the kept set and returns 0 if it does not fit. An extra extent uses free space only.
 // Only the writer calls it.

@@ -101,11 +101,13 @@ func TestLiars(t *testing.T) {
 			}
 			m, err := catalog.Build(objstoretest.Listing(objects...), catalog.BuildOptions{Prefix: "a/"})
 			must(t, err)
-			ca := newPatient(Options{Memory: 256 << 20, Disk: 256 << 20, Logger: quiet})
-			defer closeCache(t, ca)
+			options := Options{Memory: 256 << 20, Disk: 256 << 20, Logger: quiet}
+			ca := newPatient(options)
+			defer func() { closeCache(t, ca) }()
 			v := ca.NewVolume(VolumeOptions{Manifest: m, Dataset: [16]byte{5}, Store: store, Peers: l})
+			dir, segments := t.TempDir(), segment.Options{SegmentSize: 1 << 20, Logger: quiet}
 			if c.disk {
-				must(t, v.OpenDisk(t.TempDir(), segment.Options{SegmentSize: 1 << 20, Logger: quiet}))
+				must(t, v.OpenDisk(dir, segments))
 			}
 			read := func() (wrong int) {
 				for i, want := range l.want {
@@ -123,8 +125,17 @@ func TestLiars(t *testing.T) {
 			if c.exact && (wrong > 0 || l.found != l.lied) || !c.exact && l.found == 0 || wrong+l.found != l.lied {
 				t.Errorf("%d wrong, found out %d times of %d", wrong, l.found, l.lied)
 			}
-			if r, err := v.Verify(t.Context(), nil); err != nil || r.Dropped < wrong || c.disk && r.Extents != c.files {
+			if r, err := v.Verify(t.Context(), nil); err != nil || r.Dropped < wrong || c.disk && r.Extents != c.files || len(r.Files) != r.Dropped {
 				t.Errorf("%+v, %v; %d were wrong", r, err, wrong)
+			}
+			if c.disk { // what was dropped does not come back
+				closeCache(t, ca)
+				ca = newPatient(options)
+				v = ca.NewVolume(VolumeOptions{Manifest: m, Dataset: [16]byte{5}, Store: store, Peers: l})
+				must(t, v.OpenDisk(dir, segments))
+				if r, err := v.Verify(t.Context(), nil); err != nil || r.Dropped > 0 {
+					t.Errorf("after a restart: %+v, %v", r, err)
+				}
 			}
 			l.lies = func(int, int) bool { return false }
 			if again := read(); again > 0 {

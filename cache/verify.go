@@ -12,7 +12,8 @@ import (
 
 // Verified is the result of a Verify.
 type Verified struct {
-	Extents, Asked, Dropped int // on disk and looked at; pieces compared with the store's; and given up, since the store has others
+	Extents, Asked, Dropped int   // on disk and looked at; compared with the store's; given up, since the store has others
+	Files                   []int // of what was given up; the kernel and readers round the mount may still have it
 }
 
 // Verify compares what the cache has of the version, in memory and on disk, with what the store has, and drops what differs, which is then
@@ -47,7 +48,7 @@ func (v *Volume) verifyStaged(ctx context.Context, k extentKey, file, x int, r *
 		w.P, w.Coded = make([]byte, v.ExtentBytes(file, x)), &n
 		copy(w.P, b.data)
 	}
-	return v.verify(ctx, w, r, func() { v.c.ring.discard(k) })
+	return v.verify(ctx, w, r, func() error { v.c.ring.discard(k); return nil })
 }
 
 func (v *Volume) verifyKept(ctx context.Context, file, x int, r *Verified) error {
@@ -66,22 +67,22 @@ func (v *Volume) verifyKept(ctx context.Context, file, x int, r *Verified) error
 		return err
 	}
 	r.Extents++
-	return v.verify(ctx, w, r, func() {
+	return v.verify(ctx, w, r, func() error {
 		if v.unplace(e, file, loc) {
-			d.free(loc)
+			return d.void(ctx, loc)
 		}
+		return nil
 	})
 }
 
-func (v *Volume) verify(ctx context.Context, w Want, r *Verified, drop func()) error {
+func (v *Volume) verify(ctx context.Context, w Want, r *Verified, drop func() error) error {
 	asked, err := v.vouch(ctx, w, nil)
 	if asked {
 		r.Asked++
 	}
 	if errors.Is(err, ErrOtherBytes) || errors.Is(err, segment.ErrCorrupt) {
-		drop()
-		r.Dropped++
-		return nil
+		r.Dropped, r.Files = r.Dropped+1, append(r.Files, w.File)
+		return drop()
 	}
 	return err
 }

@@ -339,7 +339,7 @@ func (v *memVolume) Refresh(context.Context) error {
 	}
 	v.version++
 	v.manifest.Store(buildManifest(v.data(v.version)))
-	v.server.Load().Invalidate()
+	v.server.Load().Invalidate(nil)
 	return nil
 }
 

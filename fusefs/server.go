@@ -203,7 +203,7 @@ type Server struct {
 	mountpoint string // absolute, without symbolic links
 	device     string // of the mount, MAJOR:MINOR
 
-	invalidate chan chan struct{}
+	invalidate chan forgetting
 	stop       sync.Once
 	done       chan struct{} // closed when the server has ended completely
 }
@@ -240,7 +240,7 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	if why != "" {
 		o.Logger.Debug("requests come by /dev/fuse, not by io_uring", "why", why)
 	}
-	s := &Server{fs: f, transport: t, why: why, mountpoint: path, invalidate: make(chan chan struct{}), done: make(chan struct{})}
+	s := &Server{fs: f, transport: t, why: why, mountpoint: path, invalidate: make(chan forgetting), done: make(chan struct{})}
 	served := make(chan struct{})
 	go func() {
 		t.Serve()
@@ -382,14 +382,19 @@ func (s *Server) Abort() error {
 
 // Invalidate makes the kernel forget names, so that lookups see the version in force. Open files, and folders that
 // are a process's working directory, stay as they are. It returns when that is done, or when the server ends. It may
-// be called from [Control].
-func (s *Server) Invalidate() {
-	finished := make(chan struct{})
+// be called from [Control]. With files, it makes the kernel forget their bytes instead.
+func (s *Server) Invalidate(files []int) {
+	f := forgetting{files, make(chan struct{})}
 	select {
-	case s.invalidate <- finished:
-		<-finished
+	case s.invalidate <- f:
+		<-f.finished
 	case <-s.done:
 	}
+}
+
+type forgetting struct {
+	files    []int
+	finished chan struct{}
 }
 
 // notifyLoop sends notifications until the server has ended.
@@ -397,11 +402,16 @@ func (s *Server) notifyLoop(served <-chan struct{}) {
 	before := s.fs.gens.current().manifest
 	for {
 		select {
-		case finished := <-s.invalidate:
-			now := s.fs.gens.current().manifest
-			s.notify(before, now)
-			before = now
-			close(finished)
+		case f := <-s.invalidate:
+			now := s.fs.gens.current()
+			for _, file := range f.files {
+				s.transport.InodeNotify(uint64(makeID(now.number, kindFile, file)), 0, 0) // ENOENT: unknown to the kernel
+			}
+			if f.files == nil {
+				s.notify(before, now.manifest)
+				before = now.manifest
+			}
+			close(f.finished)
 		case <-served:
 			return
 		}

@@ -81,8 +81,8 @@
 //
 // # Void
 //
-// "SHVD" instead of the magic marks a void record: an append that failed between others, or damage that [Check]
-// repaired.
+// "SHVD" instead of the magic marks a void record: an append that failed between others, damage that [Check]
+// repaired, or one that its owner has given up ([Store.Void]).
 //
 // # Writing and recovery
 //
@@ -131,7 +131,7 @@
 // # Traps
 //
 // A dead record ([Store.Free]) is not marked on disk: after a restart it is visited again, and the owner, who knows
-// the current versions, frees it again. Records of one extent are visited in the order of their appends, so the last
+// the current versions, frees it again. [Store.Void] marks one, whose bytes are wrong although they are as they were written. Records of one extent are visited in the order of their appends, so the last
 // one visited is the newest.
 //
 // A [Loc] is valid until its segment is dropped. Segment numbers are not reused while a store is open, so a stale one

@@ -510,6 +510,40 @@ func (s *Store) Free(loc Loc) {
 	g.liveRecs--
 }
 
+// Void is Free for good: the record is not there after a restart either, though its bytes are as they were written. The table of its segment
+// still has it, and is dropped, so that the next Open scans.
+func (s *Store) Void(loc Loc) error {
+	s.Free(loc)
+	g := s.segment(loc.Segment())
+	if g == nil {
+		return nil
+	}
+	g.commit.Lock()
+	defer g.commit.Unlock()
+	s.mu.Lock()
+	i := g.tab.Load().find(loc.off())
+	if s.closed || g.dropped || i < 0 || !g.isDead(i) {
+		s.mu.Unlock()
+		return nil
+	}
+	if !g.sealed {
+		g.entries[i].state = void
+	}
+	g.committed = segHeaderLen
+	s.mu.Unlock()
+	err := writeAt(g.f, []byte(voidMagic), loc.off())
+	if err == nil {
+		err = g.f.Sync()
+	}
+	if err == nil && s.o.Index != nil {
+		err = s.o.Index.DropSegment(g.id)
+	}
+	if err != nil {
+		return fmt.Errorf("segment: void a record of segment %08d: %w", g.id, err)
+	}
+	return nil
+}
+
 // Sync makes every record durable whose Append returned before, and commits the tables to the index.
 func (s *Store) Sync() error {
 	s.mu.Lock()

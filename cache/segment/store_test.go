@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -318,6 +319,42 @@ func TestCutSegment(t *testing.T) {
 	}
 	if loc, _ := mustAppend(t, s, 9, 1000); loc != locs[2] {
 		t.Errorf("the next record lies at %v, want %v", loc, locs[2])
+	}
+}
+
+// A voided record is not there after a restart, nor after a kill, in whatever segment it was. The others are.
+func TestVoid(t *testing.T) {
+	for _, key := range []*crypt.Key{nil, testKey} {
+		for _, killed := range []bool{false, true} {
+			o := Options{FS: newMemFS(), Index: &mapIndex{}, Key: key, SegmentSize: 10_000, Logger: quiet()}
+			s := mustOpen(t, "/s", o, nil)
+			for i := range 10 {
+				mustAppend(t, s, i, 3000)
+			}
+			mustClose(t, s)
+			locs := map[int]Loc{}
+			s = mustOpen(t, "/s", o, func(x Extent, loc Loc) { locs[numberOf(t, x)] = loc })
+			for _, i := range []int{0, 4, 5, 9, 5} {
+				if err := s.Void(locs[i]); err != nil {
+					t.Error(err)
+				}
+			}
+			mustAppend(t, s, 10, 3000)
+			if !killed {
+				mustClose(t, s)
+			}
+			for range 2 {
+				var got []int
+				next := mustOpen(t, "/s", o, func(x Extent, _ Loc) { got = append(got, numberOf(t, x)) })
+				if want := []int{1, 2, 3, 6, 7, 8, 10}; !slices.Equal(got, want) {
+					t.Errorf("key %v, killed %v: %v, want %v", key != nil, killed, got, want)
+				}
+				mustClose(t, next)
+			}
+			if killed {
+				mustClose(t, s)
+			}
+		}
 	}
 }
 

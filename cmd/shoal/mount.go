@@ -259,7 +259,7 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 		return nil, err
 	}
 	e.MountedOver(func() string { return server.Transport().String() })
-	forget := e.OnMoved(func() { server.Invalidate(); door.shortcut.Moved() })
+	forget := e.OnMoved(func(dropped []int) { server.Invalidate(dropped); door.shortcut.Moved() })
 	shortcuts.Store(door.shortcut.Key(), door.shortcut)
 	return &mounted{server, mountpoint, events, door.shortcut, forget}, nil
 }

@@ -63,3 +63,49 @@ func TestFlippedPackedMember(t *testing.T) {
 		umount(t, mnt)
 	}
 }
+
+// What `shoal cache verify` drops does not come back: not from the kernel's page cache, nor after a restart. Without it the daemon and the
+// kernel go on with what they have, as the file's size and time are the same.
+func TestVerifyDropsForGood(t *testing.T) {
+	dir, paths := tree(t, 2, 20, 40<<10)
+	cache, mnt, source := t.TempDir(), t.TempDir(), "file://"+dir
+	mountAt(t, nil, source, mnt, "--cache-dir", cache)
+	readAll(t, mnt, dir, paths)
+	bad := filepath.Join(dir, paths[7])
+	fi, err := os.Stat(bad)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := os.ReadFile(bad)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := bytes.Clone(old)
+	data[len(data)/2] ^= 8
+	if err := errors.Join(os.WriteFile(bad, data, 0o644), os.Chtimes(bad, fi.ModTime(), fi.ModTime())); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(mnt, paths[7])); err != nil || !bytes.Equal(got, old) {
+		t.Fatalf("it was not in the cache: %v", err)
+	}
+	if _, text, code := shoal(t, nil, "cache", "verify", cache, source); code != 1 || !strings.Contains(text, "1 of 40 extents had other bytes") {
+		t.Fatalf("%d: %s", code, text)
+	}
+	readAll(t, mnt, dir, paths)
+	umount(t, mnt)
+	mountAt(t, nil, source, mnt, "--cache-dir", cache)
+	readAll(t, mnt, dir, paths)
+	if text, err, code := shoal(t, nil, "cache", "verify", cache, source); code != 0 {
+		t.Errorf("%d: %s%s", code, text, err)
+	}
+	umount(t, mnt)
+	// Nor where no daemon runs, and nothing is read between.
+	if err := errors.Join(os.WriteFile(bad, old, 0o644), os.Chtimes(bad, fi.ModTime(), fi.ModTime())); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{1, 0} {
+		if text, err, code := shoal(t, nil, "cache", "verify", cache, source); code != want {
+			t.Errorf("%d, want %d: %s%s", code, want, text, err)
+		}
+	}
+}

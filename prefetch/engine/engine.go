@@ -127,8 +127,8 @@ type versions struct {
 	refreshing chan struct{}             // held by the running refresh
 
 	mu    sync.Mutex
-	views []*view   // all, the one in force last
-	moved []*func() // of OnMoved
+	views []*view        // all, the one in force last
+	moved []*func([]int) // of OnMoved
 }
 
 // counted is what the stats say of the readers and of the log.
@@ -562,25 +562,31 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 	e.cur.Store(v)
 	e.publishThreshold()
 	old.volume.Retire()
-	e.mu.Lock()
-	told := slices.Clone(e.moved)
-	e.mu.Unlock()
-	for _, f := range told {
-		(*f)()
-	}
+	e.tellMoved(nil)
 	e.log.Info("moved to a new dataset version", "old", old.manifest.Version()[:12], "new", m.Version()[:12], "files", m.Len())
 	return true, e.orders.start()
 }
 
-// OnMoved calls f after each move to another version, whoever asked for it.
-func (v *versions) OnMoved(f func()) (cancel func()) {
+// tellMoved calls what OnMoved was given.
+func (v *versions) tellMoved(dropped []int) {
+	v.mu.Lock()
+	told := slices.Clone(v.moved)
+	v.mu.Unlock()
+	for _, f := range told {
+		(*f)(dropped)
+	}
+}
+
+// OnMoved calls f after each move to another version, whoever asked for it, with nil; and with the files of which Verify has dropped
+// something, since others may have the wrong bytes, too.
+func (v *versions) OnMoved(f func(dropped []int)) (cancel func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.moved = append(v.moved, &f)
 	return func() {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		v.moved = slices.DeleteFunc(v.moved, func(g *func()) bool { return g == &f })
+		v.moved = slices.DeleteFunc(v.moved, func(g *func([]int)) bool { return g == &f })
 	}
 }
 

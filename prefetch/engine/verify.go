@@ -8,7 +8,11 @@ import (
 
 // Verify compares what is kept of the version in force with the store, and drops what differs (cache.Volume.Verify).
 func (e *Engine) Verify(ctx context.Context, progress func(done, total int)) (cache.Verified, error) {
-	return e.cur.Load().volume.Verify(ctx, progress)
+	r, err := e.cur.Load().volume.Verify(ctx, progress)
+	if len(r.Files) > 0 {
+		e.tellMoved(r.Files)
+	}
+	return r, err
 }
 
 // Use returns the dataset if it is open here, with another user, who closes it.
