@@ -198,8 +198,10 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout) error {
 	}
 	var old sourceValue
 	_, _ = c.get(sourcePrefix+source, &old) // what cannot be read is replaced
-	if v.Number = old.Number; v.Number > 0 && (v.Version != old.Version || v.Layout != old.Layout) {
+	if v.Number, v.Past = old.Number, old.Past; v.Number > 0 && (v.Version != old.Version || v.Layout != old.Layout) {
 		v.Number++
+		v.Past = append(v.Past, old.Version)
+		v.Past = v.Past[max(0, len(v.Past)-pastVersions):]
 	}
 	if err := c.change("source", map[string]any{sourcePrefix + source: v}); err != nil {
 		return fmt.Errorf("catalog: %s: %w", source, err)
@@ -247,6 +249,15 @@ func (c *Catalog) Number(source string) int64 {
 		return 0
 	}
 	return v.Number
+}
+
+// Had reports whether the source had a version lately, or has it.
+func (c *Catalog) Had(source, version string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var v sourceValue
+	ok, err := c.get(sourcePrefix+source, &v)
+	return err == nil && ok && (v.Version == version || slices.Contains(v.Past, version))
 }
 
 // SetNumber remembers which of a cluster's listings the source's current version is. SetManifest counts on from there, so that

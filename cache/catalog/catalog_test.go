@@ -858,7 +858,24 @@ func TestNumber(t *testing.T) {
 	if err := c.SetNumber("s3://b/p", 7); err != nil {
 		t.Fatal(err)
 	}
+	three := build(t, "p/", "a/1.jpg", "b/3.jpg")
+	had := func(m *catalog.Manifest, want bool) {
+		t.Helper()
+		if c.Had("s3://b/p", m.Version()) != want {
+			t.Errorf("had version %s: %v", m.Version(), !want)
+		}
+	}
 	set(two, 7)
+	had(one, false) // it was before the cluster
 	set(one, 8)
 	set(two, 9)
+	had(one, true)
+	had(two, true)
+	had(three, false)
+	for i := range 2 * 9 {
+		set([]*catalog.Manifest{one, two}[i%2], int64(10+i))
+	}
+	set(three, 28)
+	had(three, true)
+	had(two, true)
 }

@@ -38,7 +38,10 @@ type sourceValue struct {
 	Listed   time.Time `json:"listed"`
 	Stale    bool      `json:"stale,omitempty"`  // it has changed since
 	Number   int64     `json:"number,omitempty"` // of the listing, among those of a cluster; 0: none of a cluster
+	Past     []string  `json:"past,omitempty"`   // the versions before it, the last pastVersions of them
 }
+
+const pastVersions = 16
 
 func (v sourceValue) manifest() string { return cmp.Or(v.Manifest, v.Version) }
 

@@ -644,6 +644,55 @@ func TestClusterRefreshAlone(t *testing.T) {
 	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
 }
 
+// Neither of two versions that were listed after etcd's older copy was saved is taken for the newer one: a node whose version has the higher
+// number, but is the older listing, does not turn another back, whose files would be gone. Both list again.
+func TestClusterForked(t *testing.T) {
+	c := newCluster(t, 2)
+	dir, paths := tree(t, 2, 20, 20<<10)
+	c.clusterSet = &clusterSet{dir: dir, source: bucket(t, dir), paths: paths, bytes: 2 << 20}
+	c.start(0)
+	restore, err := c.Etcd.Save(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	change := func(path string) {
+		write(t, filepath.Join(dir, path), bytes.Repeat([]byte(t.Name()), 100+rand.IntN(1000)))
+		upload(t, dir, bucketName(t))
+	}
+	dataset := func(n *fleet.Node) string {
+		s, err := n.Stats(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Dataset
+	}
+	old, fresh := c.Nodes[0], c.Nodes[1]
+	for _, p := range paths[:2] { // twice, so that its number is the higher one
+		change(p)
+		if _, err := old.Shoal(t.Context(), "refresh", old.Mount); err != nil {
+			t.Fatal(err)
+		}
+	}
+	was := dataset(old)
+	if err := errors.Join(old.Stop(), restore(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	change(paths[0])
+	c.start(1) // nobody sends etcd's version, so it lists
+	is := dataset(fresh)
+	if is == was {
+		t.Fatal("nothing has changed")
+	}
+	c.start(0)
+	within(t, 30*time.Second, "both have the newest version", func() bool { return dataset(old) == is && dataset(fresh) == is })
+	for _, n := range []*fleet.Node{old, fresh} {
+		readAll(t, n.Mount, dir, paths)
+	}
+	if dataset(old) != is || dataset(fresh) != is {
+		t.Error("one went back")
+	}
+}
+
 // A node is drained: the others take over what it owns, from it, and it reads from them like before.
 func TestClusterDrain(t *testing.T) {
 	c := newCluster(t, 0.4)

@@ -17,7 +17,8 @@ import (
 // name. The list itself is a file by an immutable name, which any node that has it sends.
 //
 // Listings have numbers, and only go forward: each node keeps in its catalog the number of the version that it has. An etcd that was
-// restored from an older copy has an older one; who has a newer version publishes that again, and nobody goes back.
+// restored from an older copy has an older one; who has a newer version publishes that again, and nobody goes back. If somebody has listed in
+// between, neither listing is known to be the newer one: the source is listed again.
 
 // published is the version of a source that the nodes of a cluster read.
 type published struct {
@@ -99,6 +100,15 @@ func (e *Engine) publishVersion(ctx context.Context, number int64, m *catalog.Ma
 func (e *Engine) sharedManifest(ctx context.Context, m *catalog.Manifest, layout *catalog.Layout) (*catalog.Manifest, *catalog.Layout, error) {
 	p, err := e.clusterVersion(ctx)
 	switch {
+	case err == nil && e.astray(p, m):
+		var listed *catalog.Manifest
+		var packed *catalog.Layout
+		if listed, packed, err = e.listShared(ctx, true); err == nil {
+			if layout != nil {
+				err = layout.Close()
+			}
+			return listed, packed, errors.Join(err, m.Close())
+		}
 	case err == nil && p.Number > 0 && p.Number >= e.catalog.Number(e.name):
 		var theirs *catalog.Manifest
 		var packed *catalog.Layout
@@ -117,6 +127,12 @@ func (e *Engine) sharedManifest(ctx context.Context, m *catalog.Manifest, layout
 	}
 	e.log.Warn("the cluster's version of the source is not to be had; starting with the one in the cache", "version", m.Version()[:12], "cause", err)
 	return m, layout, nil
+}
+
+// astray reports whether the cluster's version may not be taken for an older or newer one than m, this node's: both have been listed after
+// one that etcd was turned back to, or that was the last before it went away.
+func (e *Engine) astray(p published, m *catalog.Manifest) bool {
+	return p.Number > 0 && p.Number <= e.catalog.Number(e.name) && p.Version != m.Version() && !e.catalog.Had(e.name, p.Version)
 }
 
 // publishAgain publishes this node's version, unless the cluster has a newer one by now.
@@ -226,7 +242,12 @@ func (e *Engine) versionLoop(ctx context.Context) {
 			return
 		}
 		v := e.cur.Load()
-		if mine := e.catalog.Number(e.name); p.Number < mine {
+		list := func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.take(ctx, p) }
+		if mine := e.catalog.Number(e.name); e.astray(p, v.manifest) {
+			e.log.Warn("the cluster's etcd has a version of the source that neither preceded this node's nor follows it, as if it had been restored; listing the source again",
+				"theirs", p.Version, "number", p.Number, "ours", v.manifest.Version(), "our_number", mine)
+			list = func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.listShared(ctx, true) }
+		} else if p.Number < mine {
 			e.log.Warn("the cluster's etcd has an older version of the source than this node, as if it had been restored; publishing this node's",
 				"theirs", p.Version, "number", p.Number, "ours", v.manifest.Version(), "our_number", mine)
 			e.publishAgain(ctx, v.manifest, v.layout)
@@ -235,7 +256,7 @@ func (e *Engine) versionLoop(ctx context.Context) {
 		if p.Version == v.manifest.Version() && p.Layout == layoutVersion(v.layout) {
 			return
 		}
-		if _, err := e.refresh(ctx, func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.take(ctx, p) }); err != nil && ctx.Err() == nil {
+		if _, err := e.refresh(ctx, list); err != nil && ctx.Err() == nil {
 			e.log.Error("this node stays at its version of the source; it reads what the others do not have from the store (shoal refresh tries again)", "cluster", p.Version, "cause", err)
 		}
 	})
