@@ -465,6 +465,7 @@ def _same(a: _State, b: _State) -> bool:
 # --- a process apart
 
 _PATIENCE = 600  # seconds that a prediction may take
+_STILL = 20  # seconds that it may use no processor: what it waits for never comes, since it has no other threads
 _PDEATHSIG, _PROT_READ = 1, 1
 _HARMLESS = {"os.listdir", "os.scandir", "os.walk", "os.putenv", "os.unsetenv", "os.chdir", "os.fwalk", "os.getxattr", "os.listxattr"}
 _OUTSIDE = ("os.", "shutil.", "socket.", "subprocess.", "tempfile.", "sqlite3.", "urllib.", "fcntl.", "signal.", "pty.", "webbrowser.")
@@ -483,7 +484,7 @@ class _Apart:
     /dev/null there, so that it prints nothing and moves no file's position), writable shared memory (made read-only: a
     write ends the copy), and by an audit hook all that reaches out: files opened for writing, connections, commands,
     signals. What tries any of that is not predicted. Of the trainer's threads the copy has none, as a DataLoader's
-    worker; one that waits for them ends after _PATIENCE seconds, and with the trainer.
+    worker; one that waits for them is ended after _STILL seconds, or after _PATIENCE, and with the trainer.
     """
 
     def __init__(self, work: Callable[[_Apart], bytes]) -> None:
@@ -507,6 +508,8 @@ class _Apart:
             except BaseException as e:
                 kind = type(e).__name__ if isinstance(e, Exception) and hasattr(builtins, type(e).__name__) else "TypeError"
                 text = str(e) if kind == type(e).__name__ and str(e) else repr(e)
+                if "forked subprocess" in text:  # of torch.cuda
+                    kind, text = "TypeError", "hint: this sampler uses a CUDA device, which a copy of the process cannot; its order is not predicted"
                 answer = b"!" + f"{kind} {text}".encode("utf-8", "surrogateescape")
             if self.refused:
                 answer = ("!TypeError hint: this sampler reaches out of the process (" + self.refused[0] + "), so it cannot be tried; "
@@ -524,7 +527,8 @@ class _Apart:
             signal.signal(s, signal.SIG_IGN if s == signal.SIGINT else signal.SIG_DFL)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_PATIENCE)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):  # of files' sizes: what C code writes fails with EFBIG
+            resource.setrlimit(limit, (0, resource.getrlimit(limit)[1]))
         libc = ctypes.CDLL(None)
         libc.prctl(_PDEATHSIG, int(signal.SIGKILL))
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -560,10 +564,13 @@ class _Apart:
         """Does something of Shoal's in the copy."""
         if self.refused:
             raise PermissionError(self.refused[0])
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         self._locked = False
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         try:
             return do(*args)
         finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
             self._locked = True
 
     def first_open(self, dataset: Any, index: int, inside: Callable[[str], bool]) -> Optional[str]:
@@ -578,15 +585,32 @@ class _Apart:
         return self.opened
 
     def answer(self, timeout: Optional[float] = None) -> Optional[bytes]:
-        """What work returned; None if it is not there within timeout seconds. Raises what work raised."""
+        """What work returned; None if it is not there within timeout seconds. Raises what work raised. Whatever ends the wait
+        early, Ctrl-C for one, ends the copy."""
+        try:
+            return self._answer(timeout)
+        except BaseException:
+            self.end()
+            raise
+
+    def _answer(self, timeout: Optional[float]) -> Optional[bytes]:
         if not hasattr(self, "_parts"):
             self._parts: List[bytes] = []
         until = None if timeout is None else time.monotonic() + timeout
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
+        used, since = -1, time.monotonic()
         while True:
-            if not poll.poll(None if until is None else max(until - time.monotonic(), 0) * 1000):
-                return None
+            now = time.monotonic()
+            if not poll.poll(min(1000, max((now + 1 if until is None else until) - now, 0) * 1000)):
+                if until is not None and time.monotonic() >= until:
+                    return None
+                if used != self._used():
+                    used, since = self._used(), now
+                elif now - since >= _STILL:
+                    raise TypeError(f"hint: the process that tried this sampler has done nothing for {_STILL} s: it waits for other threads or "
+                                    "processes, or sleeps; its order is not predicted")
+                continue
             part = os.read(self._pipe, 1 << 20)
             if not part:
                 break
@@ -600,6 +624,14 @@ class _Apart:
             kind, _, text = data[1:].decode("utf-8", "surrogateescape").partition(" ")
             raise getattr(builtins, kind)(text)
         return data
+
+    def _used(self) -> int:
+        """The copy's processor time, in ticks; 0 if it is gone."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as f:
+                return sum(map(int, f.read().rpartition(b")")[2].split()[11:13]))
+        except OSError:
+            return 0
 
     def end(self) -> None:
         """Ends the copy."""

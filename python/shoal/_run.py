@@ -146,13 +146,15 @@ def _tell(loader: Any, applies: Callable[[Any], bool]) -> None:
     if getattr(by_hand, "given", False):
         _say("no hint: the trainer gives hints itself")
         return
-    hint, begun = _hint(), time.monotonic()
+    hint, begun, late = _hint(), time.monotonic(), False
     job = _jobs.pop((os.getpid(), id(loader)), None)
     if job is not None:
         _guarded(job.finish, 0)
+        late = job.late
         job.apart.end()
     _jobs[os.getpid(), id(loader)] = job = _Job(hint, loader, begun)
-    job.finish(_WAIT if job.short else 0)
+    job.finish(_WAIT if job.short and not late else 0)
+    job.late = late or job.short and not job.done  # this sampler's epochs are not waited for again
 
 
 _WAIT = 5.0  # seconds for orders of up to _SHORT samples, which take a fraction of one
@@ -166,7 +168,7 @@ class _Job:
 
     def __init__(self, hint: Any, loader: Any, begun: float) -> None:
         self._new = id(loader) not in _numbers
-        self._key, self._begun, self._done = id(loader), begun, False
+        self._key, self._begun, self.done, self.late = id(loader), begun, False, False
         self._name, self._type = _name(hint, loader), type(loader.dataset).__name__
         self.short = _size(loader.dataset) <= _SHORT
         if os.getpid() not in _written:
@@ -176,13 +178,13 @@ class _Job:
 
     def finish(self, timeout: float) -> None:
         """Takes what the copy says, if it has said it by then."""
-        if self._done:
+        if self.done:
             return
         try:
             said = self.apart.answer(timeout)
             if said is None:
                 return
-            self._done = True
+            self.done = True
             plans, failed = json.loads(said)
             for root, lines in plans:
                 if (root, self._name) not in self._mine:
@@ -194,7 +196,7 @@ class _Job:
                 _numbers[self._key] = 0
                 raise ValueError(f"no file of this {self._type} is in a Shoal mount")
         except Exception:
-            self._done = True
+            self.done = True
             # What was told of the last epoch would keep the mount from finding the order by itself.
             _remove(self._mine, lambda plan: plan[1] == self._name)
             if self._new and _numbers.get(self._key):

@@ -116,6 +116,24 @@ train(DataLoader(files, 4, sampler=Own(None)))""")
         for i, (told, read) in enumerate(epochs):
             self.assertEqual(told, read, i)
 
+    def test_waits_once_for_what_does_not_answer(self):
+        epochs = self.trained("""
+import signal
+trainer, run, waits = os.getpid(), sys.modules.get("_shoal_run"), []
+class Waiting(Sampler):
+    def __iter__(self):
+        if os.getpid() != trainer:
+            signal.pause()
+        return iter(range(24))
+    def __len__(self):
+        return 24
+if run is not None:
+    run._WAIT, finish = 0.1, run._Job.finish
+    run._Job.finish = lambda job, timeout: (waits.append(timeout), finish(job, timeout))[1]
+train(DataLoader(Files(FILES), 4, sampler=Waiting(None)), times=4)
+assert run is None or sum(map(bool, waits)) == 1, waits""")
+        self.assertEqual([told for told, _ in epochs], [None] * 4)
+
     def test_datasets(self):
         epochs = self.trained("""
 from pathlib import Path

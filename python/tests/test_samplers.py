@@ -1,16 +1,24 @@
 """Samplers as public repositories write them, trained plain and told beside each other: the trainer must not notice."""
 
+import atexit
 import collections
+import concurrent.futures
 import contextlib
+import ctypes
 import heapq
 import io
 import itertools
+import logging
 import math
 import os
 import pickle
+import queue
 import random
+import signal
 import tempfile
+import threading
 import unittest
+from unittest import mock
 
 import numpy as np
 import torch
@@ -20,7 +28,10 @@ from torch.utils.data import (BatchSampler, DataLoader, Dataset, DistributedSamp
 import support  # noqa: F401 (sets the path)
 
 import shoal
+from shoal import _hint
 
+LOG = logging.getLogger("trainer")
+LOG.setLevel(logging.INFO)
 N, CLASSES = 60, 6
 LABELS = [i * 7 % CLASSES for i in range(N)]
 LENGTHS = [5 + i * 13 % 40 for i in range(N)]
@@ -747,6 +758,63 @@ class Temperature(Sized):
         return iter([int(c) * 7 % N for c in classes])
 
 
+class Logged(Sized):
+    def __iter__(self):
+        LOG.info("a new epoch")
+        return iter(torch.randperm(N).tolist())
+
+
+class Locked(Sized):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __iter__(self):
+        with self.lock:
+            return iter(np.random.permutation(N).tolist())
+
+
+class InThreads(Sized):
+    def __iter__(self):
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            return iter(list(pool.map(int, torch.randperm(N).tolist())))
+
+
+class Environment(Sized):
+    def __iter__(self):
+        os.environ["SAMPLER_PASSES"] = passes = str(int(os.environ.get("SAMPLER_PASSES", "0")) + 1)
+        return iter([(i + int(passes)) % N for i in range(N)])
+
+
+class BitGenerators(Sized):
+    def __init__(self):
+        self.all = [np.random.Generator(g(5)) for g in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)]
+
+    def __iter__(self):
+        return iter((sum(g.permutation(N) for g in self.all) % N).tolist())
+
+
+class CountingRandom(random.Random):
+    calls = 0
+
+    def random(self):
+        self.calls += 1
+        return super().random()
+
+
+class Subclassed(Sized):
+    def __init__(self):
+        self.rng = CountingRandom(3)
+
+    def __iter__(self):
+        return iter(sorted(range(N), key=lambda _: self.rng.random()))
+
+
+class AtExit(Sized):
+    def __iter__(self):
+        atexit.register(LOG.info, "the copy's")
+        return iter(range(N))
+
+
 def loader(sampler, size=8, **options):
     return lambda: DataLoader(Indices(), size, sampler=sampler(), **options)
 
@@ -761,7 +829,8 @@ def seeded():
 
 OWN = (ClassAware, Deque, Matrix, Kept, WithHelper, Counted, Drained, OnClass, OnModule, closed, Defaults, OnDataset, Slots, Itself, Bound, Reduced, Heap, Ordered,
        Objects, Cycles, ListIterator, RepeatedAugmentation, DistributedWeighted, MPerClass, RandomIdentity, Curriculum, Stateful, Imbalanced, Hard, Reservoir,
-       Subepochs, InPlaceTensor, Shared, Eager, Printing, GlobalEverything, Generators, Threadlike, Prefetched, Temperature)
+       Subepochs, InPlaceTensor, Shared, Eager, Printing, GlobalEverything, Generators, Threadlike, Prefetched, Temperature,
+       Logged, Locked, InThreads, Environment, BitGenerators, Subclassed, AtExit)
 BATCHES = (LengthBuckets, MaxTokens, BalancedBatch, Episodes, TwoStream, EagerBatches)
 CASES = {
     **{s.__name__: loader(s) for s in OWN}, **{s.__name__: batches(s) for s in BATCHES},
@@ -808,17 +877,19 @@ def states(made):
                 objects[role] = None
             role, value = role + ".sampler", getattr(value, "sampler", None)
     return (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist(), objects, OnClass.passes, list(PASSES), dict(MANY),
-            len(Defaults.__iter__.__defaults__[0]), list(made.dataset.labels))
+            len(Defaults.__iter__.__defaults__[0]), list(made.dataset.labels), os.environ.get("SAMPLER_PASSES"),
+            signal.getsignal(signal.SIGCHLD))
 
 
 class Samplers(unittest.TestCase):
     def trained(self, make, told):
         random.seed(1), np.random.seed(2), torch.manual_seed(3)
         OnClass.passes, PASSES[:], MANY["passes"] = 0, [0], 0
+        os.environ.pop("SAMPLER_PASSES", None)
         Defaults.__iter__.__defaults__[0].clear()
         made, out, after = make(), [], []
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stdout(printed), mock.patch.object(LOG, "handlers", [logging.StreamHandler(printed)]):
             for epoch in range(4):
                 if hasattr(made.sampler, "set_epoch"):
                     made.sampler.set_epoch(epoch)
@@ -880,6 +951,49 @@ class Samplers(unittest.TestCase):
                     shoal.predict(DataLoader(Indices(), 8, sampler=sampler))
                 self.assertEqual(os.listdir(folder), ["mark"])
                 self.assertEqual(int(getattr(sampler, "passes", torch.zeros(1))), 0)
+
+    def test_c_code_writes_no_files(self):
+        with tempfile.NamedTemporaryFile() as f:
+            class Extension(Sized):
+                def __iter__(self):
+                    libc = ctypes.CDLL(None)
+                    fd = libc.open(f.name.encode(), os.O_WRONLY | os.O_APPEND)
+                    libc.write(fd, b"epoch", 5)
+                    libc.close(fd)
+                    return iter(range(N))
+
+            with contextlib.suppress(TypeError):
+                shoal.predict(DataLoader(Indices(), 8, sampler=Extension()))
+            self.assertEqual(os.path.getsize(f.name), 0)
+
+    def assertNoChildren(self):
+        with self.assertRaises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+
+    def test_what_waits_is_ended(self):
+        orders = queue.Queue()  # of a thread, which the copy does not have
+
+        class Waiting(Sized):
+            def __iter__(self):
+                return iter(orders.get())
+
+        with mock.patch.object(_hint, "_STILL", 1), self.assertRaisesRegex(TypeError, "waits for other threads"):
+            shoal.predict(DataLoader(Indices(), 8, sampler=Waiting()))
+        self.assertNoChildren()
+
+    def test_interrupted(self):
+        with mock.patch("select.poll") as poll, self.assertRaises(KeyboardInterrupt):
+            poll.return_value.poll.side_effect = KeyboardInterrupt
+            shoal.predict(DataLoader(Indices(), 8, sampler=Eager()))
+        self.assertNoChildren()
+
+    def test_cuda(self):
+        class OnDevice(Sized):
+            def __iter__(self):
+                raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ...")
+
+        with self.assertRaisesRegex(TypeError, "uses a CUDA device"):
+            shoal.predict(DataLoader(Indices(), 8, sampler=OnDevice()))
 
     def test_open_files_stay_where_they_are(self):
         with tempfile.TemporaryFile("w+b", buffering=0) as f:
