@@ -31,9 +31,6 @@ const (
 	firstPlanName // then the names seen, in order
 )
 
-// RefreshFailed is what is logged, with the cause, when a write to .shoal/refresh fails: an errno says less.
-const RefreshFailed = "refresh failed"
-
 var controlFiles = map[string]int{"order": controlOrder, "plan": controlPlan, "plans": controlPlans, "profile": controlProfile, "refresh": controlRefresh, "stats": controlStats}
 
 // controlNames are listed. profile is not: walking the folder must not start a recording.
@@ -415,7 +412,7 @@ func (f *controlFolder) flush(cancel <-chan struct{}, who Caller, fh uint64) fus
 		err := f.c.Refresh(ctx)
 		f.did(who, h.name, err)
 		if err != nil {
-			f.log.Warn(RefreshFailed, "cause", err)
+			f.log.Warn("refresh failed", "cause", err)
 			if errors.Is(err, context.Canceled) && interrupted(cancel) {
 				return fuse.EINTR
 			}

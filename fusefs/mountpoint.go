@@ -136,15 +136,43 @@ func resolve(path string) (string, error) {
 	return "", &os.PathError{Op: "resolve", Path: path, Err: unix.ELOOP}
 }
 
-// Mounts returns Shoal's mounts visible to this process, even dead ones, each place once.
+// Mounts returns Shoal's mounts visible to this process, even dead ones, at each place the topmost.
 func Mounts() (list []machine.Mount, err error) {
 	all, err := machine.Mounts("/")
 	for _, m := range all {
-		if m.Type == "fuse.shoal" && !slices.ContainsFunc(list, func(o machine.Mount) bool { return o.Point == m.Point }) {
-			list = append(list, m)
+		if m.Type != "fuse.shoal" {
+			continue
 		}
+		list = append(slices.DeleteFunc(list, func(o machine.Mount) bool { return o.Point == m.Point }), m)
 	}
 	return list, err
+}
+
+// At returns Shoal's mount that a path leads to or lies in, or nil. It asks no mount: one that hangs would keep the process.
+func At(path string) (*machine.Mount, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := Mounts()
+	if err != nil {
+		return nil, err
+	}
+	in := func(path string) *machine.Mount {
+		for _, m := range slices.Backward(mounts) {
+			if path == m.Point || strings.HasPrefix(path, m.Point+"/") {
+				return &m
+			}
+		}
+		return nil
+	}
+	if m := in(path); m != nil {
+		return m, nil
+	}
+	if path, err = resolve(path); err != nil {
+		return nil, nil //nolint:nilerr // there is no such path
+	}
+	return in(path), nil
 }
 
 // findMount returns the topmost mount at path, or nil.

@@ -342,6 +342,9 @@ func closeOnExec() {
 	}
 }
 
+// Device returns the number of the mount's device, MAJOR:MINOR, "" if it is not known.
+func (s *Server) Device() string { return s.device }
+
 // Wait returns when the mount is gone and the server has ended completely.
 func (s *Server) Wait() { <-s.done }
 

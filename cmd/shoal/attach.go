@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,6 +29,9 @@ import (
 // one line of JSON, and the daemon runs the verb in its own process. Its output comes back as lines of JSON; the last
 // one has the result. If the client closes the connection before it detaches, the verb ends, as with Ctrl-C.
 //
+// Each line names its question. The first comes at once, and one each second while the verb runs, so that a client knows a
+// daemon that hangs from one that works. Whatever is not as it should be ends the connection.
+//
 // Only the user can open the socket (0600), since anyone who can write to it can control the daemon.
 const socketName = "shoal.sock"
 
@@ -35,6 +39,7 @@ const socketName = "shoal.sock"
 const detached = "detached\n"
 
 type attachRequest struct {
+	ID     string            `json:"id"` // of the question; every answer has it
 	Args   []string          `json:"args"`
 	Dir    string            `json:"dir"`
 	Env    map[string]string `json:"env"`
@@ -46,8 +51,9 @@ type attachRequest struct {
 // shortcuts are the servers of this process's mounts by their keys.
 var shortcuts sync.Map
 
-// attachReply is one line from the daemon; one field is set.
+// attachReply is one line from the daemon; one field beside ID is set, or none: it is alive.
 type attachReply struct {
+	ID     string     `json:"id"`
 	Notice string     `json:"notice,omitempty"`
 	Out    string     `json:"out,omitempty"`
 	Bar    *barReply  `json:"bar,omitempty"`
@@ -151,7 +157,7 @@ func ownHost(ctx context.Context, cfg engine.HostConfig) (*daemon, error) {
 			if err != nil {
 				return
 			}
-			d.verbs.Go(func() { d.serve(ctx, conn) })
+			d.verbs.Go(func() { serve(ctx, h, conn, nil) })
 		}
 	})
 	return d, nil
@@ -205,37 +211,23 @@ func (d *daemon) closeAfter(ctx context.Context, err error) error {
 	return errors.Join(err, d.close())
 }
 
-// serve runs one attached verb.
-func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
+// serve runs one attached verb, of the mount m unless that is nil.
+func serve(ctx context.Context, h *engine.Host, conn *net.UnixConn, m *mounted) {
 	defer func() { _ = conn.Close() }()
 	verbCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	in := bufio.NewReader(io.LimitReader(conn, 1<<20))
-	line, err := in.ReadBytes('\n')
-	if err != nil {
+	peer, in := audit.Unix(conn), bufio.NewReader(io.LimitReader(conn, 1<<20))
+	req, out, ok := takeQuestion(ctx, conn, in, m, peer)
+	if !ok {
 		return
 	}
-	out := &replies{w: conn}
-	if ctx.Err() != nil {
-		out.send(attachReply{Ended: &endedWith{codeEnding, "the daemon is ending"}})
-		return
-	}
-	var req attachRequest
-	err = json.Unmarshal(line, &req)
-	if server, ok := shortcuts.Load(req.Shortcut); ok {
-		if err := server.(*shortcut.Server).Serve(conn); err != nil {
-			slog.Warn("the connection to a shoal.open client was closed", "cause", err)
-		}
-		return
-	}
-	if err != nil || len(req.Args) == 0 || !attachVerbs[req.Args[0]] {
-		out.send(attachReply{Ended: &endedWith{1, "the daemon does not understand this request (is it another version? stop it first)"}})
-		return
-	}
+	var beating sync.WaitGroup
+	beating.Go(func() { out.beat(verbCtx) })
+	defer func() { cancel(); beating.Wait() }()
 	ready := make(chan struct{})
 	var once sync.Once
 	inv := &invocation{
-		host: d.host, dir: req.Dir, peer: audit.Unix(conn), getenv: func(name string) string { return req.Env[name] },
+		host: h, mount: m, dir: req.Dir, peer: peer, getenv: func(name string) string { return req.Env[name] },
 		notice: func(format string, args ...any) { out.send(attachReply{Notice: fmt.Sprintf(format, args...)}) },
 		ready: func() error {
 			once.Do(func() { close(ready) })
@@ -268,9 +260,9 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 	c.SetArgs(req.Args)
 	c.SetOut(out)
 	c.SetErr(out)
-	err = c.ExecuteContext(context.WithValue(verbCtx, invocationKey{}, inv))
+	err := c.ExecuteContext(context.WithValue(verbCtx, invocationKey{}, inv))
 	if err != nil && ctx.Err() == nil {
-		d.host.Audit().Write(outcome(audit.Event{Event: "attach", Verb: req.Args[0], Peer: inv.peer}, err))
+		h.Audit().Write(outcome(audit.Event{Event: "attach", Verb: req.Args[0], Peer: inv.peer}, err))
 	}
 	end := &endedWith{}
 	if err != nil && ctx.Err() != nil {
@@ -281,13 +273,60 @@ func (d *daemon) serve(ctx context.Context, conn *net.UnixConn) {
 	out.send(attachReply{Ended: end})
 }
 
+// takeQuestion reads what a client asks, and reports whether it is a verb that may run. Otherwise it has been answered.
+func takeQuestion(ctx context.Context, conn *net.UnixConn, in *bufio.Reader, m *mounted, peer *audit.Peer) (req attachRequest, out *replies, ok bool) {
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	line, err := in.ReadBytes('\n')
+	if err != nil {
+		return req, nil, false
+	}
+	_ = conn.SetReadDeadline(time.Time{})
+	err = json.Unmarshal(line, &req)
+	out = &replies{w: conn, id: req.ID}
+	refuse := func(code int, text string) (attachRequest, *replies, bool) {
+		out.send(attachReply{Ended: &endedWith{code, text}})
+		return req, out, false
+	}
+	if ctx.Err() != nil {
+		return refuse(codeEnding, "the daemon is ending")
+	}
+	if server, ok := shortcuts.Load(req.Shortcut); ok && m == nil {
+		if err := server.(*shortcut.Server).Serve(conn); err != nil {
+			slog.Warn("the connection to a shoal.open client was closed", "cause", err)
+		}
+		return req, out, false
+	}
+	switch {
+	case err != nil || len(req.Args) == 0 || !attachVerbs[req.Args[0]]:
+		return refuse(1, "the daemon does not understand this request (is it another version? stop it first)")
+	case m != nil && !m.may(peer, req.Args[0]):
+		return refuse(1, fmt.Sprintf("only the owner of the mount %s may %s it: run this as that user, or as root", m.path, req.Args[0]))
+	}
+	return req, out, true
+}
+
 // replies sends lines to a client. The verb's output is among them.
 type replies struct {
 	mu sync.Mutex
 	w  net.Conn
+	id string // of the question
+}
+
+// beat says that the daemon is alive until ctx ends.
+func (r *replies) beat(ctx context.Context) {
+	t := time.NewTicker(beat)
+	defer t.Stop()
+	for r.write(attachReply{}) == nil {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 func (r *replies) write(reply attachReply) error {
+	reply.ID = r.id
 	b, err := json.Marshal(reply)
 	if err != nil {
 		return err
@@ -309,26 +348,74 @@ func (r *replies) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-var (
-	// errSilent: nothing answers on the socket.
-	errSilent = errors.New("the daemon does not answer")
-	// errEnding: the daemon ended before the verb was ready.
-	errEnding = errors.New("the daemon is ending")
-)
+// errEnding: the daemon ended before the verb was ready.
+var errEnding = errors.New("the daemon is ending")
 
-// attach runs a verb in the daemon that owns cacheDir. It fails with errSilent or errEnding if there is no daemon, or if
+// question is whom to ask, and how errors name it.
+type question struct {
+	address string // of the socket
+	owner   string // user who must listen there; "": whoever could make the socket
+	at      string // what the user names
+	then    string // what to do once a daemon that hangs was ended
+}
+
+// attach runs a verb in the daemon that owns cacheDir. It fails with errNobody or errEnding if there is no daemon, or if
 // it is about to end.
 func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) error {
-	conn, err := dialUnix(filepath.Join(cacheDir, socketName))
-	if err != nil {
-		return errSilent
+	return ask(ctx, question{address: filepath.Join(cacheDir, socketName), at: cacheDir, then: "run this again"}, args, out)
+}
+
+// ask runs a verb in a daemon. One that says nothing for patience is an error; once it has said something, the user is told.
+func ask(ctx context.Context, q question, args []string, out io.Writer) error {
+	a := &asking{silence: silence{question: q, since: time.Now()}, verb: args[0], out: out}
+	dialing, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	to, err := soon(dialing, func() (net.Conn, error) { return reach(q.address) })
+	switch {
+	case errors.Is(err, syscall.EAGAIN): // as many wait as the kernel lets wait
+		return a.silence
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("the disk of %s does not answer since %s", q.at, a.since.Format(time.TimeOnly))
+	case err != nil:
+		return errors.Join(ctx.Err(), errNobody)
 	}
+	conn := to.(*net.UnixConn)
 	defer conn.Close()
+	who := audit.Unix(conn)
+	if a.conn, a.pid = conn, who.PID; q.owner != "" && q.owner != fmt.Sprint(*who.UID) {
+		return fmt.Errorf("%s: what listens for its daemon is user %d's (pid %d) and not the mount's (end that process)", q.at, *who.UID, who.PID)
+	}
+	if err := a.send(args); err != nil {
+		return err
+	}
+	// The daemon then ends the verb and replies.
+	stop := context.AfterFunc(ctx, func() { _ = conn.CloseWrite() })
+	defer stop()
+	return a.listen(ctx)
+}
+
+// asking is a question that was sent.
+type asking struct {
+	silence
+	conn *net.UnixConn
+	id   string
+	verb string
+	out  io.Writer
+
+	bar       step
+	wasReady  bool
+	wordAt    time.Time // when there was something for the user
+	lastAt    time.Time // when there was anything
+	told, bid bool      // the user, of a silence, and of a verb that takes its time
+}
+
+func (a *asking) send(args []string) error {
 	dir, err := os.Getwd()
 	if err != nil {
 		return err
 	}
-	req := attachRequest{Args: args, Dir: dir, Env: map[string]string{}, Detach: readyPipe.Load() != nil}
+	a.id = rand.Text()
+	req := attachRequest{ID: a.id, Args: args, Dir: dir, Env: map[string]string{}, Detach: readyPipe.Load() != nil}
 	for _, kv := range os.Environ() {
 		if name, value, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "AWS_") || name == "HOME" || name == tokenEnv || name == customerKeyVariable {
 			req.Env[name] = value
@@ -338,63 +425,138 @@ func attach(ctx context.Context, cacheDir string, args []string, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	if _, err := conn.Write(append(b, '\n')); err != nil {
+	_ = a.conn.SetWriteDeadline(time.Now().Add(patience))
+	if _, err = a.conn.Write(append(b, '\n')); errors.Is(err, os.ErrDeadlineExceeded) {
+		return a.silence
+	} else if err != nil {
 		return errEnding // it closed its socket, or was killed, after the connection was made
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.(*net.UnixConn).CloseWrite() }) // the daemon then ends the verb and replies
-	defer stop()
-	var bar step
-	wasReady := false
-	lines := bufio.NewScanner(conn)
-	lines.Buffer(nil, 16<<20)
-	for lines.Scan() {
-		var r attachReply
-		if err := json.NewDecoder(bytes.NewReader(lines.Bytes())).Decode(&r); err != nil {
-			return fmt.Errorf("the daemon of %s: %w", cacheDir, err)
+	return nil
+}
+
+// listen shows what the daemon says until the verb has ended.
+func (a *asking) listen(ctx context.Context) error {
+	lines, done := make(chan []byte), make(chan struct{})
+	defer close(done)
+	go func() {
+		defer close(lines)
+		said := bufio.NewScanner(a.conn)
+		said.Buffer(nil, 16<<20)
+		for said.Scan() {
+			select {
+			case lines <- bytes.Clone(said.Bytes()):
+			case <-done:
+				return
+			}
+		}
+	}()
+	over, deadline := ctx.Done(), time.NewTicker(beat)
+	defer deadline.Stop()
+	a.wordAt = a.since
+	for {
+		select {
+		case line, ok := <-lines:
+			switch {
+			case ok:
+				if end, err := a.hear(ctx, line); end {
+					return err
+				}
+			case !a.wasReady && ctx.Err() == nil:
+				return errEnding
+			default:
+				return fmt.Errorf("the daemon of %s ended", a.at)
+			}
+		case <-over:
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return a.silence
+			}
+			over = nil // the daemon ends the verb, and says so
+		case <-deadline.C:
+			if err := a.quiet(ctx); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// quiet is called from time to time. It says who is waited for, or that there is nothing to wait for.
+func (a *asking) quiet(ctx context.Context) error {
+	switch {
+	case time.Since(a.since) <= patience:
+	case a.lastAt.IsZero() || ctx.Err() != nil:
+		return a.silence
+	case !a.told:
+		a.told = true
+		notice("%v; waiting for it", a.silence)
+	}
+	if !a.bid && !a.told && !a.wasReady && a.bar == nil && time.Since(a.wordAt) > patience {
+		a.bid = true
+		notice("the daemon (pid %d) of %s is alive, and at `%s` since %s; waiting for it", a.pid, a.at, a.verb, a.wordAt.Format(time.TimeOnly))
+	}
+	return nil
+}
+
+// hear takes one line from the daemon. end is whether it is the last one.
+func (a *asking) hear(ctx context.Context, line []byte) (end bool, err error) {
+	var r attachReply
+	if err := json.Unmarshal(line, &r); err != nil {
+		return true, fmt.Errorf("the daemon of %s: %w", a.at, err)
+	}
+	if r.ID != a.id {
+		return true, fmt.Errorf("the daemon (pid %d) of %s is of another version, which answers otherwise (end it with kill %d, then %s)", a.pid, a.at, a.pid, a.then)
+	}
+	if a.told {
+		notice("the daemon of %s answers again", a.at)
+	}
+	now := time.Now()
+	a.since, a.lastAt, a.told = now, now, false
+	if r != (attachReply{ID: a.id}) {
+		a.wordAt = now
+	}
+	switch {
+	case r.Notice != "":
+		notice("%s", r.Notice)
+	case r.Out != "":
+		if _, err := io.WriteString(a.out, r.Out); err != nil {
+			return true, err
+		}
+	case r.Bar != nil:
+		a.show(r.Bar)
+	case r.Ready:
+		a.wasReady = true
+		if readyPipe.Load() != nil {
+			if err := ready(); err != nil {
+				return true, err // closing the connection then ends the mount
+			}
+			_, err := io.WriteString(a.conn, detached)
+			return true, err
+		}
+		notice("attached to the daemon that owns %s", a.at)
+		serviceReady()
+	case r.Ended != nil:
+		if a.bar != nil {
+			a.bar.Done("")
 		}
 		switch {
-		case r.Notice != "":
-			notice("%s", r.Notice)
-		case r.Out != "":
-			if _, err := io.WriteString(out, r.Out); err != nil {
-				return err
-			}
-		case r.Bar != nil:
-			if bar == nil {
-				bar = localStep(r.Bar.Label)
-			}
-			if r.Bar.End {
-				bar.Done(r.Bar.Note)
-				bar = nil
-				continue
-			}
-			bar.Set(r.Bar.Done, r.Bar.Total, r.Bar.Note)
-		case r.Ready:
-			wasReady = true
-			if readyPipe.Load() != nil {
-				if err := ready(); err != nil {
-					return err // closing the connection then ends the mount
-				}
-				_, err := io.WriteString(conn, detached)
-				return err
-			}
-			notice("attached to the daemon that owns %s", cacheDir)
-			serviceReady()
-		case r.Ended != nil:
-			if bar != nil {
-				bar.Done("")
-			}
-			switch {
-			case r.Ended.Error == "":
-				return ctx.Err()
-			case r.Ended.Code == codeEnding && !wasReady:
-				return errEnding
-			}
-			return cli.Failure(r.Ended.Code, r.Ended.Error)
+		case r.Ended.Error == "":
+			return true, ctx.Err()
+		case r.Ended.Code == codeEnding && !a.wasReady:
+			return true, errEnding
 		}
+		return true, cli.Failure(r.Ended.Code, r.Ended.Error)
 	}
-	if !wasReady && ctx.Err() == nil {
-		return errEnding
+	return false, nil
+}
+
+// show shows the progress of a long step.
+func (a *asking) show(b *barReply) {
+	if a.bar == nil {
+		a.bar = localStep(b.Label)
 	}
-	return fmt.Errorf("the daemon of %s ended", cacheDir)
+	if b.End {
+		a.bar.Done(b.Note)
+		a.bar = nil
+		return
+	}
+	a.bar.Set(b.Done, b.Total, b.Note)
 }

@@ -63,7 +63,7 @@ func TestOwnerOfALongPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if pid := ownerOf(dir); pid != os.Getpid() {
+	if pid := ownerOf(filepath.Join(dir, socketName)); pid != os.Getpid() {
 		t.Errorf("process %d", pid)
 	}
 }

@@ -36,7 +36,7 @@ func healthCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "health [MOUNTPOINT|ADDR ...]",
 		Short: "Check whether mounts and feeds answer, for probes and scripts",
-		Long: `Exits 0 if all targets answer. For a mount point it reads .shoal/stats, for a feed's address (unix://, tcp://, tls://)
+		Long: `Exits 0 if all targets answer. For a mount point it asks its daemon by a socket, for a feed's address (unix://, tcp://, tls://)
 it uses the gRPC health protocol, and for an admin address (http://HOST:PORT) it gets /readyz. A daemon that is
 starting or draining is not healthy. Without a target it checks every Shoal mount that it finds, and the default feed of serve if there is a socket.
 
@@ -102,7 +102,7 @@ func healthOfAll(ctx context.Context, targets []string, timeout time.Duration, s
 	errs := make([]error, len(targets))
 	var wg sync.WaitGroup
 	for i, target := range targets {
-		wg.Go(func() { errs[i] = healthOf(ctx, target, timeout, security) })
+		wg.Go(func() { errs[i] = healthOf(ctx, target, security) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
@@ -123,7 +123,8 @@ func foundTargets() ([]string, error) {
 	return targets, nil
 }
 
-func healthOf(ctx context.Context, target string, timeout time.Duration, security *clientSecurity) error {
+func healthOf(ctx context.Context, target string, security *clientSecurity) error {
+	since := time.Now()
 	switch {
 	case strings.HasPrefix(target, "http://"):
 		return adminHealth(ctx, target)
@@ -133,20 +134,13 @@ func healthOf(ctx context.Context, target string, timeout time.Duration, securit
 			return err
 		}
 		defer client.Close()
-		return client.Healthy(ctx)
-	}
-	// A read of a mount whose daemon hangs blocks in the kernel.
-	answered := make(chan error, 1)
-	go func() {
-		_, err := readStats(target)
-		answered <- err
-	}()
-	select {
-	case err := <-answered:
+		if err = client.Healthy(ctx); errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			err = unanswered(target, since)
+		}
 		return err
-	case <-ctx.Done():
-		return fmt.Errorf("%s: no answer for %s: its daemon hangs or is stopped (end it and mount again)", target, timeout)
 	}
+	_, err := readStats(ctx, target)
+	return err
 }
 
 // adminHealth asks an admin address whether the daemon is ready.

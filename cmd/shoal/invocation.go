@@ -22,6 +22,7 @@ import (
 // directory.
 type invocation struct {
 	host   *engine.Host                     // the daemon's; nil in a process of its own
+	mount  *mounted                         // whose socket the verb came by; nil: the cache directory's
 	dir    string                           // base of relative paths; "" is the process's own
 	getenv func(name string) string         // nil: the process's own environment
 	notice func(format string, args ...any) // shows the user a message during the start
@@ -137,17 +138,20 @@ func withHost(c *cobra.Command, cfg engine.HostConfig, do func(ctx context.Conte
 	// A daemon that is ending still owns the directory for a moment.
 	start := time.Now()
 	for ; ; time.Sleep(50 * time.Millisecond) {
-		d, inUse := ownHost(c.Context(), cfg)
-		if inUse == nil {
-			return d.closeAfter(c.Context(), do(c.Context(), d.host, c.OutOrStdout()))
-		}
-		if !errors.Is(inUse, cachedir.ErrInUse) {
-			return inUse
-		}
-		switch err := attach(c.Context(), cfg.Path, selfArgs(), c.OutOrStdout()); {
-		case errors.Is(err, errSilent) && time.Since(start) > silentPatience:
-			return inUse
-		case !errors.Is(err, errSilent) && (!errors.Is(err, errEnding) || time.Since(start) > endingPatience):
+		// Who uses the directory is asked first: its disk may hang.
+		err := attach(c.Context(), cfg.Path, selfArgs(), c.OutOrStdout())
+		if errors.Is(err, errNobody) {
+			var d *daemon
+			slow := time.AfterFunc(patience, func() { inv.notice("opening the cache directory %s takes longer than %s", cfg.Path, patience) })
+			d, err = ownHost(c.Context(), cfg)
+			slow.Stop()
+			if err == nil {
+				return d.closeAfter(c.Context(), do(c.Context(), d.host, c.OutOrStdout()))
+			}
+			if !errors.Is(err, cachedir.ErrInUse) || time.Since(start) > silentPatience {
+				return err
+			}
+		} else if !errors.Is(err, errEnding) || time.Since(start) > endingPatience {
 			return err
 		}
 		if err := c.Context().Err(); err != nil {

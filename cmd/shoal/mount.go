@@ -74,6 +74,14 @@ func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint stri
 	if err != nil {
 		return "", err
 	}
+	// If the daemon of a mount there hangs, so do the checks below.
+	if m, err := fusefs.At(path); err == nil && m != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := ask(ctx, asMount(m), []string{"stat"}, io.Discard); errors.As(err, new(silence)) {
+			return "", fmt.Errorf("mount point %s: %w", path, err)
+		}
+	}
 	if err := eo.cacheOutside(path, "the mount point", "would be hidden by the mount"); err != nil {
 		return "", err
 	}
@@ -194,11 +202,13 @@ func runMount(ctx context.Context, inv *invocation, h *engine.Host, cfg engine.C
 
 // mounted is a mount of an engine.
 type mounted struct {
-	server *fusefs.Server
-	path   string
-	audit  *audit.Log
-	around *shortcut.Server
-	forget func() // the dataset's changes
+	server  *fusefs.Server
+	path    string
+	audit   *audit.Log
+	door    *door
+	options *mountOptions
+	forget  func() // the dataset's changes
+	unheard func() // ends the answers on the mount's socket
 }
 
 // gone returns a channel that is closed when the mount is gone.
@@ -210,9 +220,10 @@ func (m *mounted) gone() <-chan struct{} {
 
 // left records that the mount is gone.
 func (m *mounted) left() {
+	m.unheard()
 	m.forget()
-	shortcuts.Delete(m.around.Key())
-	m.around.Close()
+	shortcuts.Delete(m.door.shortcut.Key())
+	m.door.shortcut.Close()
 	m.audit.Write(audit.Event{Event: "unmount"})
 }
 
@@ -261,7 +272,9 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 	e.MountedOver(func() string { return server.Transport().String() })
 	forget := e.OnMoved(func(dropped []int) { server.Invalidate(dropped); door.shortcut.Moved() })
 	shortcuts.Store(door.shortcut.Key(), door.shortcut)
-	return &mounted{server, mountpoint, events, door.shortcut, forget}, nil
+	m := &mounted{server: server, path: mountpoint, audit: events, door: door, options: mo, forget: forget}
+	m.unheard = m.answerFor(h, e.Logger())
+	return m, nil
 }
 
 func umountCommand() *cobra.Command {
@@ -290,12 +303,17 @@ ends after the daemon's (docs/kubernetes.md).`,
 			}
 			say(args, "unmounting %s", mountpoint)
 			pid := 0 // of the daemon to wait for; a dead mount has none
-			stats, err := readStats(mountpoint)
-			if err == nil {
+			stats, silent := readStats(c.Context(), mountpoint)
+			if silent == nil {
 				pid = stats.PID
 			}
-			if err := fusefs.Unmount(mountpoint, lazy); err != nil {
+			var of silence
+			hangs := errors.As(silent, &of)
+			if err := fusefs.Unmount(mountpoint, lazy || hangs); err != nil {
 				return err
+			}
+			if of.then = ""; hangs {
+				return fmt.Errorf("%s is detached, but %w", mountpoint, of)
 			}
 			if pid != 0 && stats.Users > 1 { // the daemon still has other mounts
 				return waitUsers(c.Context(), stats.CacheDir, stats.Users, wait)
@@ -331,7 +349,7 @@ func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Durat
 		var out bytes.Buffer
 		err := attach(ctx, cacheDir, []string{"cache", "ls", cacheDir, "--json"}, &out)
 		switch {
-		case errors.Is(err, errSilent) || errors.Is(err, errEnding):
+		case errors.Is(err, errNobody) || errors.Is(err, errEnding):
 			return nil // it has ended altogether
 		case err != nil:
 			return err
@@ -361,37 +379,20 @@ func refreshCommand() *cobra.Command {
 		Example: "  shoal refresh /mnt/train",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if inv := invocationOf(c.Context()); inv.attached() {
+			inv := invocationOf(c.Context())
+			if inv.mount != nil {
+				return inv.mount.refresh(c.Context(), inv.who(), c.OutOrStdout())
+			} else if inv.attached() {
 				return refreshAll(c.Context(), inv.host, c.OutOrStdout())
 			}
-			mountpoint, err := oneMount(args)
+			target, err := oneMount(args)
 			if err != nil {
 				return err
 			}
-			if _, err := os.Lstat(filepath.Join(mountpoint, socketName)); err == nil {
-				return attach(c.Context(), mountpoint, []string{"refresh"}, c.OutOrStdout())
+			if m, err := fusefs.At(target); err == nil && m == nil && isCacheDir(target) {
+				return attach(c.Context(), target, []string{"refresh"}, c.OutOrStdout())
 			}
-			before, err := readStats(mountpoint)
-			if err != nil {
-				return err
-			}
-			if err := os.WriteFile(mountpoint+"/.shoal/refresh", []byte("refresh\n"), 0); err != nil {
-				cause := err.Error() + " (the daemon's log names the cause)"
-				if s, err := readStats(mountpoint); err == nil {
-					for _, e := range s.Errors { // the last one is this one
-						if text, ok := strings.CutPrefix(e.Text, fusefs.RefreshFailed+"; cause: "); ok {
-							cause = text
-						}
-					}
-				}
-				return fmt.Errorf("refresh %s: %s", mountpoint, cause)
-			}
-			after, err := readStats(mountpoint)
-			if err != nil {
-				return err
-			}
-			refreshed(c.OutOrStdout(), before.Stats, after.Stats)
-			return nil
+			return askMount(c.Context(), target, c.OutOrStdout(), "refresh")
 		},
 	}
 }

@@ -25,7 +25,7 @@ import (
 type orderOptions struct {
 	n, shardSamples, classSamples int
 	sizes                         string
-	mountpoint, dataset           string
+	mountpoint                    string
 	paths                         bool
 	certify, json                 bool
 	batch, epochs                 int
@@ -70,8 +70,6 @@ rank sees.`,
 	f.IntVar(&o.batch, "batch", 0, "with --certificate: samples per batch, all ranks together")
 	f.IntVar(&o.epochs, "epochs", 1, "with --certificate: number of epochs, from --epoch on")
 	f.BoolVar(&o.json, "json", false, "with --certificate: print a JSON object for each epoch (schema in docs/orders.md)")
-	f.StringVar(&o.dataset, "dataset", "", "")
-	_ = f.MarkHidden("dataset") // for requests to a daemon
 	f.Int("epoch", 0, "epoch")
 	f.Int("world", 1, "number of ranks")
 	f.String("rank", "0", "rank whose samples are printed, R or A-B")
@@ -100,11 +98,8 @@ func (o *orderOptions) run(c *cobra.Command, text string) error {
 		return cli.Usage(err)
 	}
 	switch {
-	case inv.attached():
-		e, err := inv.host.Opened(o.dataset)
-		if err != nil {
-			return err
-		}
+	case inv.mount != nil:
+		e := inv.mount.door
 		if o.paths {
 			out := bufio.NewWriterSize(c.OutOrStdout(), 1<<16)
 			if err := e.WriteOrder(out, spec, true); err != nil {
@@ -335,11 +330,7 @@ func (c epochCertificate) write(w io.Writer) error {
 
 // ofMount asks the daemon of a mount, which has the manifest and the shards.
 func (o *orderOptions) ofMount(ctx context.Context, spec order.Spec, out io.Writer) error {
-	stats, err := readStats(o.mountpoint)
-	if err != nil {
-		return err
-	}
-	args := []string{"order", spec.String(), "--dataset", stats.DatasetID}
+	args := []string{"order", spec.String()}
 	if o.paths {
 		args = append(args, "--paths")
 	}
@@ -349,8 +340,5 @@ func (o *orderOptions) ofMount(ctx context.Context, spec order.Spec, out io.Writ
 	if o.json {
 		args = append(args, "--json")
 	}
-	if err := attach(ctx, stats.CacheDir, args, out); !errors.Is(err, errSilent) {
-		return err
-	}
-	return fmt.Errorf("the daemon of %s does not answer at its cache directory %s", o.mountpoint, stats.CacheDir)
+	return askMount(ctx, o.mountpoint, out, args...)
 }

@@ -127,7 +127,7 @@ func readTrace(name string) (*trace.Trace, error) {
 
 // record records a mount until the time is over, the user stops it, or the mount is gone.
 func (o *profileOptions) record(ctx context.Context, inv *invocation, mountpoint string) (_ *trace.Trace, err error) {
-	before, err := readStats(mountpoint)
+	before, err := readStats(ctx, mountpoint)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +186,7 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, mountpoint
 	if _, err := r.drain(f); err != nil {
 		return nil, err
 	}
-	if after, err := readStats(mountpoint); err == nil {
+	if after, err := readStats(context.WithoutCancel(ctx), mountpoint); err == nil {
 		if err := r.stats(after.raw); err != nil {
 			return nil, err
 		}

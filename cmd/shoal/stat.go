@@ -10,7 +10,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +17,7 @@ import (
 	humanize "github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/internal/human"
@@ -30,27 +30,17 @@ type mountStats struct {
 	raw []byte
 }
 
-// running reports whether a process still exists and holds resources.
-func running(pid int) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
+// readStats asks the daemon of a mount.
+func readStats(ctx context.Context, mountpoint string) (*mountStats, error) {
+	ctx, cancel := inTime(ctx)
+	defer cancel()
+	var out bytes.Buffer
+	if err := askMount(ctx, mountpoint, &out, "stat"); err != nil {
+		return nil, err
 	}
-	// Field 2 is the command in parentheses, field 3 the state; a zombie holds nothing.
-	_, rest, _ := strings.Cut(string(b), ") ")
-	return !strings.HasPrefix(rest, "Z")
-}
-
-// readStats reads the control file of a mount.
-func readStats(mountpoint string) (*mountStats, error) {
-	path := filepath.Join(mountpoint, ".shoal", "stats")
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("%s is not a live shoal mount: %w (mount it with `shoal mount SOURCE %s`)", mountpoint, err, mountpoint)
-	}
-	s := &mountStats{raw: b}
-	if err := json.Unmarshal(b, &s.Stats); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	s := &mountStats{raw: out.Bytes()}
+	if err := json.Unmarshal(s.raw, &s.Stats); err != nil {
+		return nil, fmt.Errorf("stats of %s: %w", mountpoint, err)
 	}
 	return s, nil
 }
@@ -69,7 +59,9 @@ a daemon's --admin address. Of the daemon of CACHE-DIR it shows what that serves
   shoal stat unix:///run/shoal/feed.sock --json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if invocationOf(c.Context()).attached() {
+			if inv := invocationOf(c.Context()); inv.mount != nil {
+				return inv.mount.stats(c.OutOrStdout())
+			} else if inv.attached() {
 				return ownStats(c.OutOrStdout())
 			}
 			target, err := oneDaemon(c.Context(), args, &security)
@@ -105,24 +97,33 @@ a daemon's --admin address. Of the daemon of CACHE-DIR it shows what that serves
 
 // anyStats asks a mount, a feed, an admin address, or the daemon that owns a cache directory.
 func anyStats(ctx context.Context, target string, security *clientSecurity) ([]byte, error) {
+	since := time.Now()
+	ctx, cancel := inTime(ctx)
+	defer cancel()
 	if strings.HasPrefix(target, "http://") || strings.HasPrefix(target, "https://") {
 		return adminStats(ctx, target)
 	}
-	if _, err := os.Lstat(filepath.Join(target, socketName)); err == nil {
-		var out bytes.Buffer
-		err := attach(ctx, target, []string{"stat"}, &out)
-		if errors.Is(err, errSilent) {
-			err = fmt.Errorf("no daemon uses the cache directory %s", target)
-		}
-		return out.Bytes(), err
-	}
 	if !strings.Contains(target, "://") {
-		if _, err := os.Lstat(target); err == nil || strings.HasPrefix(target, "/") || !strings.Contains(target, ":") {
-			s, err := readStats(target)
+		m, err := fusefs.At(target)
+		switch {
+		case err != nil:
+			return nil, err
+		case m != nil:
+			s, err := readStats(ctx, target)
 			if err != nil {
 				return nil, err
 			}
 			return s.raw, nil
+		case isCacheDir(target):
+			var out bytes.Buffer
+			err := attach(ctx, target, []string{"stat"}, &out)
+			if errors.Is(err, errNobody) {
+				err = fmt.Errorf("no daemon uses the cache directory %s", target)
+			}
+			return out.Bytes(), err
+		}
+		if _, err := os.Lstat(target); err == nil || strings.HasPrefix(target, "/") || !strings.Contains(target, ":") {
+			return nil, notMounted(target)
 		}
 	}
 	client, err := security.dial(target)
@@ -130,7 +131,11 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 		return nil, err
 	}
 	defer client.Close()
-	return client.Stats(ctx)
+	raw, err := client.Stats(ctx)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = unanswered(target, since)
+	}
+	return raw, err
 }
 
 // printVerdict says whether the trainer has waited, and why.

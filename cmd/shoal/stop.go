@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -13,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/admin"
-	"github.com/shoalfs/shoal/internal/audit"
 )
 
 func stopCommand() *cobra.Command {
@@ -53,7 +51,7 @@ cache is closed. If the daemon serves several mounts and feeds, only that feed s
 				return fmt.Errorf("the daemon of %s serves %d mounts, feeds and S3 endpoints: unmount one with `shoal umount %s`, or stop all with --all", target, s.Users, mountpoint)
 			}
 			// The number may be another machine's or container's: it must own the cache directory here.
-			if pid := ownerOf(s.CacheDir); pid == 0 || pid != s.PID {
+			if pid := ownerOf(filepath.Join(s.CacheDir, socketName)); pid == 0 || pid != s.PID {
 				return fmt.Errorf("the daemon of %s (pid %d, cache directory %s) is not one of this machine and user: stop it where it runs", target, s.PID, s.CacheDir)
 			}
 			if one {
@@ -114,14 +112,4 @@ func stopServing(ctx context.Context, addr string, wait time.Duration) error {
 	case <-time.After(wait):
 		return fmt.Errorf("the feed at %s has not ended within %s; see the daemon's log", addr, wait)
 	}
-}
-
-// ownerOf returns the process that listens on a cache directory's socket, by this pid namespace's number, or 0.
-func ownerOf(cacheDir string) (pid int) {
-	conn, err := dialUnix(filepath.Join(cacheDir, socketName))
-	if err != nil {
-		return 0
-	}
-	defer conn.Close()
-	return audit.Unix(conn.(*net.UnixConn)).PID
 }
