@@ -198,12 +198,16 @@ func (l *Ledger) Release(n int64, c Class) {
 }
 
 // Withhold lowers the limit by n bytes, which are needed for something other than sample data; a negative n raises it
-// again. It reports whether the bytes were available.
+// again. It reports whether the bytes were available, and reclaims unneeded memory for that.
 func (l *Ledger) Withhold(n int64) bool {
+	if n > 0 && !l.TryReserve(n, ForDemand) {
+		return false
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.total+n > l.limit {
-		return false
+	if n > 0 {
+		l.used[ForDemand] -= n
+		l.total -= n
 	}
 	l.limit -= n
 	l.grant()

@@ -56,6 +56,7 @@ type Dir struct {
 	idle     map[[16]byte]int64 // bytes of segments of datasets that are not open
 	metadata int64              // bytes on disk reserved for the open datasets' metadata
 	offHeap  int64              // bytes of memory that the open datasets' manifests and layouts take
+	native   int64              // bytes of memory withheld for Native
 }
 
 const (
@@ -64,6 +65,10 @@ const (
 	overhead = 64 << 20
 	// minLedger lets eight readers wait for 1-MiB objects while prefetching goes on.
 	minLedger = 32 << 20
+	// LeastNative is the memory for decoders in C while nobody has asked for more. It is not a part of --memory.
+	LeastNative = 32 << 20
+	// mostNative is for the largest pictures, several at once.
+	mostNative = 1 << 30
 	// bytesPerFile is the engine's memory per file while an order is in force: 8 for the kept record's place, 4 each
 	// for this epoch's order, the next one's and the inverse, some bits.
 	bytesPerFile = 24
@@ -222,6 +227,20 @@ func (d *Dir) Release(n Need) {
 	d.charge(-n.disk, -n.offHeap)
 }
 
+// Native returns how much memory decoders and coders in C may take together, from now on: LeastNative, and an eighth
+// of what the ledger has for others, which is withheld from it for good.
+func (d *Dir) Native() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ledger := d.Cache.Ledger()
+	limit := ledger.Limit()
+	if n := min(limit/8, (limit-minLedger)/2, mostNative); d.native == 0 && n > 0 && ledger.Withhold(n) {
+		d.native = n
+		d.limitHeap()
+	}
+	return LeastNative + d.native
+}
+
 // charge changes the metadata's reservation. d.mu is held.
 func (d *Dir) charge(disk, offHeap int64) {
 	d.metadata += disk
@@ -230,9 +249,9 @@ func (d *Dir) charge(disk, offHeap int64) {
 	d.Cache.Budget().SetLimit(d.diskLimit())
 }
 
-// limitHeap limits Go's heap to --memory without manifests and layouts, which are outside it. d.mu is held, or d is
-// new.
-func (d *Dir) limitHeap() { debug.SetMemoryLimit(d.o.Memory - d.offHeap) }
+// limitHeap limits Go's heap to --memory without manifests, layouts and the memory of C code, which are outside it.
+// d.mu is held, or d is new.
+func (d *Dir) limitHeap() { debug.SetMemoryLimit(d.o.Memory - d.offHeap - d.native) }
 
 func (d *Dir) syncLoop(ctx context.Context) {
 	t := time.NewTicker(syncInterval)

@@ -213,6 +213,11 @@ func (r *Restorer) fill(t *codedShard, s, from objstore.Span, coded *int) error 
 		c := t.coded[i]
 		plain(c.at)
 		file, err := r.restore(c, from.P[c.off-from.Off:][:c.stored])
+		var known *objstore.Error
+		if errors.As(err, &known) {
+			known.Key = t.tar.Key
+			return known
+		}
 		if err != nil {
 			return &objstore.Error{
 				Op: "restore", Key: t.tar.Key, Kind: objstore.KindInvalid, Err: fmt.Errorf("the recoded member at %d: %w", c.off, err),

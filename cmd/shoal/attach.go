@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/shoalfs/shoal/cache/cachedir"
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/shortcut"
@@ -141,6 +143,9 @@ func ownHost(ctx context.Context, cfg engine.HostConfig) (*daemon, error) {
 	d := &daemon{host: h}
 	ctx, d.cancel = context.WithCancel(ctx)
 	d.accept.Go(func() { adjustProcs(ctx, h.Fetched) })
+	owned.Store(h)
+	jpeg.SetMemory(cachedir.LeastNative)
+	d.accept.Go(func() { giveBack(ctx) })
 	path := filepath.Join(cfg.Path, socketName)
 	_ = os.Remove(path) // left by a daemon that was killed: the lock is ours
 	mask := syscall.Umask(0o177)

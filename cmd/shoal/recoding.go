@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"slices"
 
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 )
 
@@ -18,6 +20,7 @@ func (jpegCoder) Train(files [][]byte) ([]byte, error) {
 }
 
 func (jpegCoder) Learn(tables []byte) (func(dst, file []byte) ([]byte, bool), error) {
+	usesNative()
 	t, err := jpeg.ParseTables(tables)
 	if err == nil {
 		err = jpeg.Register(t)
@@ -31,7 +34,13 @@ func (jpegCoder) Learn(tables []byte) (func(dst, file []byte) ([]byte, bool), er
 	}, nil
 }
 
-func (jpegCoder) Decode(dst, coded []byte) ([]byte, error) { return jpeg.Restore(dst, coded) }
+func (jpegCoder) Decode(dst, coded []byte) ([]byte, error) {
+	file, err := jpeg.Restore(dst, coded)
+	if errors.Is(err, jpeg.ErrTooLarge) {
+		err = &objstore.Error{Op: "restore", Kind: objstore.KindInvalid, Err: err, Remedy: "raise --memory"}
+	}
+	return file, err
+}
 
 func (jpegCoder) Form(coded []byte) [8]byte { return jpeg.RecodedTables(coded) }
 

@@ -60,6 +60,7 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 					return err
 				}
 				return withHost(c, host, func(ctx context.Context, h *engine.Host, _ io.Writer) error {
+					usesNative()
 					return runServe(ctx, inv, h, cfg, &eo, &mo, listen, lo, fo, mountpoint)
 				})
 			})

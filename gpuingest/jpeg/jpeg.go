@@ -15,11 +15,9 @@ package jpeg
 import "C"
 
 import (
-	"errors"
 	"fmt"
 	"image"
 	"math"
-	"runtime"
 	"unsafe"
 )
 
@@ -38,54 +36,7 @@ var haveSIMD = setSIMD(vnni)
 // setSIMD selects the loops, at most the given ones, and returns those in use. Not safe during calls.
 func setSIMD(most int) int { return int(C.sj_set_simd(C.int(most))) }
 
-// pool keeps C memory between calls. It is a channel and not a sync.Pool: the garbage collector does not see C memory, and
-// a Pool would drop it without freeing it. P is a pointer to a C type.
-type pool[P any] struct {
-	idle  chan P
-	make  func() P // nil: out of memory
-	free  func(P)
-	bytes func(P) int
-}
-
-// maxIdle is the most C memory in bytes that an idle object of a pool may keep.
-const maxIdle = 32 << 20
-
-func newPool[P any](mk func() P, free func(P), bytes func(P) int) *pool[P] {
-	return &pool[P]{make(chan P, max(4, runtime.NumCPU())), mk, free, bytes}
-}
-
-func (p *pool[P]) get() P {
-	select {
-	case c := <-p.idle:
-		return c
-	default:
-		return p.make()
-	}
-}
-
-func (p *pool[P]) put(c P) {
-	if p.bytes(c) <= maxIdle {
-		select {
-		case p.idle <- c:
-			return
-		default:
-		}
-	}
-	p.free(c)
-}
-
-var scratches = newPool(func() *C.sj_scratch { return C.sj_new() }, func(s *C.sj_scratch) { C.sj_free(s) }, scratchBytes)
-
-func getScratch() (*C.sj_scratch, error) {
-	if s := scratches.get(); s != nil {
-		return s, nil
-	}
-	return nil, errors.New("jpeg: out of memory")
-}
-
-func scratchBytes(s *C.sj_scratch) int { return int(C.sj_bytes(s)) }
-
-func putScratch(s *C.sj_scratch) { scratches.put(s) }
+var scratches = newPool(func() *C.sj_scratch { return C.sj_new() }, func(s *C.sj_scratch) { C.sj_free(s) }, func(s *C.sj_scratch) int { return int(C.sj_bytes(s)) })
 
 // DecodeSized is Decode for a caller that has called Size already, usually to choose the box. src may be recoded; its
 // tables must be registered.
@@ -100,17 +51,19 @@ func DecodeSized(dst, src []byte, size image.Point, j *Job) error {
 	if IsRecoded(src) {
 		return decodeRecoded(dst, src, size, j)
 	}
-	s, err := getScratch()
-	if err != nil {
-		return err
-	}
-	defer putScratch(s)
-	if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
-		return err
-	}
 	if len(src) == 0 {
 		return fmt.Errorf("%w: no bytes", ErrTruncated)
 	}
+	need := j.needs(size) + decodeNeeds(src)
+	s, err := scratches.get(need, "decode")
+	if err != nil {
+		return err
+	}
+	defer scratches.put(s, need)
+	if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
+		return err
+	}
+	C.sj_req(s).most = C.long(need)
 	rc := C.sj_decode(s, bytePtr(src), C.size_t(len(src)), bytePtr(j.Table), bytePtr(dst))
 	return result(s, rc, size, len(src))
 }
@@ -121,11 +74,12 @@ func Resample(dst, rgb []byte, size image.Point, j *Job) error {
 	if size.X <= 0 || size.Y <= 0 || size.X > maxSide || size.Y > maxSide || len(rgb) != size.X*size.Y*3 {
 		return fmt.Errorf("jpeg: %d bytes are not %dx%d RGB pixels", len(rgb), size.X, size.Y)
 	}
-	s, err := getScratch()
+	need := j.needs(size)
+	s, err := scratches.get(need, "resize")
 	if err != nil {
 		return err
 	}
-	defer putScratch(s)
+	defer scratches.put(s, need)
 	if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
 		return err
 	}
@@ -133,20 +87,48 @@ func Resample(dst, rgb []byte, size image.Point, j *Job) error {
 	return result(s, rc, size, len(rgb))
 }
 
-// fill checks the job against the picture and writes it to the C request.
-func (j *Job) fill(q *C.sj_request, size image.Point, dst int) error {
-	box, out, win := j.Box, j.Size, j.Window
+// parts returns Box, Size and Window where they are not given, too.
+func (j *Job) parts(size image.Point) (box image.Rectangle, out image.Point, win image.Rectangle) {
+	box, out, win = j.Box, j.Size, j.Window
 	if box.Empty() {
 		box = image.Rectangle{Max: size}
-	}
-	if !box.In(image.Rectangle{Max: size}) {
-		return fmt.Errorf("jpeg: crop box %v lies outside of the %dx%d picture", box, size.X, size.Y)
 	}
 	if out == (image.Point{}) {
 		out = box.Size()
 	}
 	if win.Empty() {
 		win = image.Rectangle{Max: out}
+	}
+	return box, out, win
+}
+
+const slack = 192 // bytes behind a row, at most
+
+// needs bounds the memory for the resize: the taps of both axes, and the rows between the passes.
+func (j *Job) needs(size image.Point) int64 {
+	box, out, win := j.parts(size)
+	axis := func(in, out, seen int) int64 {
+		support := max(float64(in)/float64(max(out, 1)), 1)
+		if j.Filter == Bicubic {
+			support *= 2
+		}
+		return 8 * int64(seen+1) * (2*int64(support+2) + 4)
+	}
+	w, h := min(out.X, win.Dx()), min(out.Y, win.Dy())
+	n := axis(size.X, out.X, w) + axis(size.Y, out.Y, h) + 1100*int64(w+16) // the last: spread, or widened
+	stride := 3*int64(w+slack) + slack
+	if fewer := box.Dy() - out.Y; j.VerticalFirst && (j.DCT || fewer > 0 && fewer > 2*(box.Dx()-out.X)) {
+		stride = max(stride, 4*int64(size.X)+slack)
+	}
+	n += stride*int64(box.Dy()+8) + 3*int64(win.Dx()) + 4*int64(size.X+slack)*8
+	return n + min(n/4, 1<<20) + 64<<10
+}
+
+// fill checks the job against the picture and writes it to the C request.
+func (j *Job) fill(q *C.sj_request, size image.Point, dst int) error {
+	box, out, win := j.parts(size)
+	if !box.In(image.Rectangle{Max: size}) {
+		return fmt.Errorf("jpeg: crop box %v lies outside of the %dx%d picture", box, size.X, size.Y)
 	}
 	elem := max(j.Elem, 1)
 	if out.X <= 0 || out.Y <= 0 || out.X > maxSide || out.Y > maxSide || win.Dx() > maxSide || win.Dy() > maxSide ||
@@ -223,11 +205,15 @@ func EncodeWith(dst, pix []byte, w, h int, e Encoding) ([]byte, error) {
 	case w < 1 || h < 1 || w > 65500 || h > 65500 || len(pix) != w*h*e.Components:
 		return dst, fmt.Errorf("jpeg: %d bytes are not %dx%d pixels of %d components, or a side exceeds 65,500", len(pix), w, h, e.Components)
 	}
-	s, err := getScratch()
+	need := int64(len(pix))/2 + 1<<20
+	if e.Progressive || e.Optimize { // the coefficients are kept
+		need += 2*int64(len(pix)) + 64*int64(w+h)*int64(e.Components)
+	}
+	s, err := scratches.get(need, "encode")
 	if err != nil {
 		return dst, err
 	}
-	defer putScratch(s)
+	defer scratches.put(s, need)
 	c := C.sj_encoding{
 		w: C.int(w), h: C.int(h), components: C.int(e.Components), ycck: cbool(e.YCCK),
 		h_samp: C.int(factors[0]), v_samp: C.int(factors[1]), quality: C.int(e.Quality),

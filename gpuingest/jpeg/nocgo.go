@@ -5,6 +5,7 @@ package jpeg
 import (
 	"image"
 	"iter"
+	"time"
 )
 
 // Available tells that this build decodes JPEG.
@@ -45,3 +46,9 @@ func (t *Tables) Restore(dst, _ []byte) ([]byte, error) { return dst, ErrUnavail
 
 // Register fails.
 func Register(*Tables) error { return ErrUnavailable }
+
+// SetMemory does nothing.
+func SetMemory(int64) {}
+
+// TrimMemory does nothing.
+func TrimMemory(time.Duration) {}

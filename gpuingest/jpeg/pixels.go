@@ -27,17 +27,8 @@ func decodeRecoded(dst, src []byte, size image.Point, j *Job) error {
 		return fmt.Errorf("%w: %x", ErrNoTables, RecodedTables(src))
 	}
 	if works() {
-		s, err := getScratch()
-		if err != nil {
+		if rc, err := t.decode(dst, src, size, j); rc != C.SJ_RESTORE {
 			return err
-		}
-		defer putScratch(s)
-		if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
-			return err
-		}
-		rc := C.sj_decode_recoded(s, t.c, bytePtr(src), C.size_t(len(src)), bytePtr(j.Table), bytePtr(dst))
-		if rc != C.SJ_RESTORE {
-			return result(s, rc, size, len(src))
 		}
 	}
 	jpeg, err := t.Restore(nil, src)
@@ -45,6 +36,20 @@ func decodeRecoded(dst, src []byte, size image.Point, j *Job) error {
 		return err
 	}
 	return DecodeSized(dst, jpeg, size, j)
+}
+
+func (t *Tables) decode(dst, src []byte, size image.Point, j *Job) (rc C.int, err error) {
+	need := j.needs(size) + recodedNeeds(src)
+	s, err := scratches.get(need, "decode")
+	if err != nil {
+		return 0, err
+	}
+	defer scratches.put(s, need)
+	if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
+		return 0, err
+	}
+	rc = C.sj_decode_recoded(s, t.c, bytePtr(src), C.size_t(len(src)), bytePtr(j.Table), bytePtr(dst))
+	return rc, result(s, rc, size, len(src))
 }
 
 // works tries the ways from coefficients to pixels with small pictures: they repeat libjpeg's arithmetic, and reach into
@@ -98,11 +103,11 @@ func readCoefs(src []byte) (*coefs, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := getScratch()
+	s, err := scratches.get(0, "decode") // small, or a test's
 	if err != nil {
 		return nil, err
 	}
-	defer putScratch(s)
+	defer scratches.put(s, 0)
 	k := &coefs{size: image.Pt(w, h)}
 	k.pin.Pin(bytePtr(src))
 	if k.c = C.sj_trial_read(s, bytePtr(src), C.size_t(len(src))); k.c == nil {
@@ -120,11 +125,11 @@ func (k *coefs) close() {
 var errRestore = errors.New("only the original can be decoded")
 
 func (k *coefs) decode(dst []byte, j *Job) error {
-	s, err := getScratch()
+	s, err := scratches.get(0, "decode")
 	if err != nil {
 		return err
 	}
-	defer putScratch(s)
+	defer scratches.put(s, 0)
 	if err := j.fill(C.sj_req(s), k.size, len(dst)); err != nil {
 		return err
 	}

@@ -11,6 +11,10 @@ package jpeg
 #cgo nocallback sj_split
 #cgo noescape sj_bands
 #cgo nocallback sj_bands
+#cgo noescape sj_recode_needs
+#cgo nocallback sj_recode_needs
+#cgo noescape sj_restore_needs
+#cgo nocallback sj_restore_needs
 #cgo noescape sj_lanes
 #cgo nocallback sj_lanes
 #include "sjrecode.h"
@@ -19,6 +23,7 @@ import "C"
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"iter"
@@ -43,41 +48,53 @@ const (
 // TrainTables makes tables from some files of a dataset: some tens are enough. What cannot be recoded is passed over;
 // ErrKeep means that nothing was left.
 func TrainTables(files iter.Seq[[]byte]) (*Tables, error) {
-	c, err := getCoder()
-	if err != nil {
-		return nil, err
-	}
-	defer putCoder(c)
 	var lanes []lane
 	size := 0
 	for f := range files {
 		if size += len(f); size > trainBytes || len(lanes) > trainLanes {
 			break
 		}
-		switch C.sj_split(c, bytePtr(f), C.size_t(len(f))) {
-		case C.SJ_OK:
-		case C.SJ_MEMORY:
-			return nil, errCoderMemory
-		default:
-			continue
-		}
-		for i := range int(C.sj_lane_count(c)) {
-			var kind C.int
-			var n C.size_t
-			p := C.sj_lane(c, C.int(i), &kind, &n)
-			l := lane{kind: int(kind)}
-			for _, s := range unsafe.Slice((*byte)(unsafe.Pointer(p)), int(n)) {
-				l.counts[s]++
-			}
-			if n > 0 {
-				lanes = append(lanes, l)
-			}
+		var err error
+		if lanes, err = appendLanes(lanes, f); err != nil {
+			return nil, err
 		}
 	}
 	if len(lanes) == 0 {
 		return nil, fmt.Errorf("%w: no file to train tables from", ErrKeep)
 	}
 	return ParseTables(packTables(trainTables(lanes)))
+}
+
+// appendLanes appends the lanes of a file, if it can be recoded.
+func appendLanes(lanes []lane, f []byte) ([]lane, error) {
+	need := int64(C.sj_recode_needs(bytePtr(f), C.size_t(len(f))))
+	c, err := coders.get(need, "recode")
+	if errors.Is(err, ErrTooLarge) {
+		return lanes, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer coders.put(c, need)
+	switch C.sj_split(c, bytePtr(f), C.size_t(len(f))) {
+	case C.SJ_OK:
+	case C.SJ_MEMORY:
+		return nil, errMemory
+	default:
+		return lanes, nil
+	}
+	for i := range int(C.sj_lane_count(c)) {
+		var kind C.int
+		var n C.size_t
+		p := C.sj_lane(c, C.int(i), &kind, &n)
+		l := lane{kind: int(kind)}
+		for _, s := range unsafe.Slice((*byte)(unsafe.Pointer(p)), int(n)) {
+			l.counts[s]++
+		}
+		if n > 0 {
+			lanes = append(lanes, l)
+		}
+	}
+	return lanes, nil
 }
 
 // ParseTables reads what Bytes returned. Errors wrap ErrCorrupt.
@@ -114,18 +131,21 @@ func (t *Tables) Recode(dst, src []byte) ([]byte, error) {
 
 // recode is Recode whatever the size.
 func (t *Tables) recode(dst, src []byte) ([]byte, error) {
-	c, err := getCoder()
-	if err != nil {
+	need := int64(C.sj_recode_needs(bytePtr(src), C.size_t(len(src))))
+	c, err := coders.get(need, "recode")
+	if errors.Is(err, ErrTooLarge) {
+		return dst, fmt.Errorf("%w: %w", ErrKeep, err)
+	} else if err != nil {
 		return dst, err
 	}
-	defer putCoder(c)
+	defer coders.put(c, need)
 	rc := C.sj_recode(c, t.c, bytePtr(t.id[:]), C.uint32_t(crc32.Checksum(src, castagnoli)), bytePtr(src), C.size_t(len(src)))
 	runtime.KeepAlive(t)
 	switch rc {
 	case C.SJ_OK, C.SJ_LARGER:
 		return appendOutput(dst, c), nil
 	case C.SJ_MEMORY:
-		return dst, errCoderMemory
+		return dst, errMemory
 	}
 	return dst, ErrKeep
 }
@@ -148,17 +168,18 @@ func (t *Tables) Restore(dst, rec []byte) ([]byte, error) {
 	if id := RecodedTables(rec); id != t.id {
 		return dst, fmt.Errorf("%w: it needs %x, these are %x", ErrNoTables, id, t.id)
 	}
-	c, err := getCoder()
+	need := int64(C.sj_restore_needs(bytePtr(rec), C.size_t(len(rec)), t.c))
+	c, err := coders.get(need, "restore")
 	if err != nil {
 		return dst, err
 	}
-	defer putCoder(c)
+	defer coders.put(c, need)
 	rc := C.sj_restore(c, t.c, bytePtr(rec), C.size_t(len(rec)))
 	runtime.KeepAlive(t)
 	switch rc {
 	case C.SJ_OK:
 	case C.SJ_MEMORY:
-		return dst, errCoderMemory
+		return dst, errMemory
 	default:
 		return dst, fmt.Errorf("%w: recoded file of %d bytes", ErrCorrupt, len(rec))
 	}
@@ -176,18 +197,7 @@ func appendOutput(dst []byte, c *C.sj_coder) []byte {
 	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(p)), int(n))...)
 }
 
-var errCoderMemory = fmt.Errorf("jpeg: out of memory for recoding")
-
 var coders = newPool(func() *C.sj_coder { return C.sj_coder_new() }, func(c *C.sj_coder) { C.sj_coder_free(c) }, func(c *C.sj_coder) int { return int(C.sj_coder_bytes(c)) })
-
-func getCoder() (*C.sj_coder, error) {
-	if c := coders.get(); c != nil {
-		return c, nil
-	}
-	return nil, errCoderMemory
-}
-
-func putCoder(c *C.sj_coder) { coders.put(c) }
 
 // maxTables bounds the registry: a set takes about 1 MiB.
 const maxTables = 256
@@ -225,11 +235,11 @@ func registered(id [8]byte) *Tables {
 // bands expands bands [from, to) of a recoded file, for tests: the coefficients, and what sj_recoded_band says of the
 // last in each block.
 func (t *Tables) bands(rec []byte, from, to int) (blocks []int16, last []byte, err error) {
-	c, err := getCoder()
+	c, err := coders.get(0, "restore")
 	if err != nil {
 		return nil, nil, err
 	}
-	defer putCoder(c)
+	defer coders.put(c, 0)
 	n := C.sj_bands(c, t.c, bytePtr(rec), C.size_t(len(rec)), C.int(from), C.int(to))
 	runtime.KeepAlive(t)
 	if n < 0 {
@@ -243,11 +253,11 @@ func (t *Tables) bands(rec []byte, from, to int) (blocks []int16, last []byte, e
 
 // lanes runs the entropy stage alone, for benchmarks.
 func (t *Tables) lanes(rec []byte) error {
-	c, err := getCoder()
+	c, err := coders.get(0, "restore")
 	if err != nil {
 		return err
 	}
-	defer putCoder(c)
+	defer coders.put(c, 0)
 	if C.sj_lanes(c, t.c, bytePtr(rec), C.size_t(len(rec))) != C.SJ_OK {
 		return ErrCorrupt
 	}

@@ -30,6 +30,10 @@
 
 #include <jerror.h>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #ifdef SJ_X86
 #include <immintrin.h>
 #elif defined(SJ_NEON)
@@ -108,6 +112,20 @@ int sj_set_simd(int most) {
 }
 
 int sj_simd(void) { return simd; }
+
+// What is freed is to go back to the kernel: large buffers at once, and from few arenas the rest. glibc's own rule
+// lets each thread have an arena, and keep what it once used.
+#ifdef __GLIBC__
+__attribute__((constructor)) static void few_arenas(void) {
+	mallopt(M_ARENA_MAX, 4);
+	mallopt(M_MMAP_THRESHOLD, 1 << 20);
+	mallopt(M_TRIM_THRESHOLD, 4 << 20);
+}
+
+int sj_trim(void) { return malloc_trim(0); }
+#else
+int sj_trim(void) { return 0; }
+#endif
 
 sj_scratch *sj_new(void) { return calloc(1, sizeof(sj_scratch)); }
 
@@ -1015,7 +1033,8 @@ static void fail(j_common_ptr c, int code) {
 }
 
 static void on_error(j_common_ptr c) {
-	fail(c, c->err->msg_code == JERR_OUT_OF_MEMORY ? SJ_MEMORY : SJ_CORRUPT);
+	int code = c->err->msg_code;
+	fail(c, code == JERR_OUT_OF_MEMORY || code == JERR_NO_BACKING_STORE ? SJ_MEMORY : SJ_CORRUPT);
 }
 
 // Warnings (extraneous bytes, a damaged scan) are tolerated, as Pillow tolerates them.
@@ -1148,6 +1167,7 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, const sj_source 
 	const sj_request *q = &s->req;
 	if (from) open_source(s, from->head, from->head_n);
 	else open_source(s, src, n);
+	d->mem->max_memory_to_use = q->most;
 	if ((int)d->image_width != q->img_w || (int)d->image_height != q->img_h) fail((j_common_ptr)d, SJ_SIZE);
 	if (!from && !has_end(s->src.next_input_byte, s->src.bytes_in_buffer)) fail((j_common_ptr)d, SJ_TRUNCATED);
 	switch (d->num_components) {

@@ -45,6 +45,7 @@ typedef struct {
 	int turn; // top to bottom
 	int planar; // 0: HWC, 1: CHW
 	int elem;   // bytes of an element: 1 without table, else 1, 2 or 4
+	long most;  // bytes for libjpeg; 0: no limit
 } sj_request;
 
 typedef struct sj_scratch sj_scratch;
@@ -89,5 +90,7 @@ const uint8_t *sj_output(const sj_scratch *s, size_t *n);
 // Not safe beside running calls: the package chooses once at start, tests choose again.
 int sj_set_simd(int most);
 int sj_simd(void); // what is in force
+
+int sj_trim(void); // gives free memory back to the kernel; whether there was some
 
 #endif

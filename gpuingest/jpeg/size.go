@@ -10,13 +10,22 @@ func Size(src []byte) (w, h int, err error) {
 	if IsRecoded(src) {
 		src = verbatim(src)
 	}
+	at, err := frameAt(src)
+	if err != nil {
+		return 0, 0, err
+	}
+	return frame(src[at:], src[at-1], int(src[at])<<8|int(src[at+1]))
+}
+
+// frameAt returns where the frame header begins, behind its marker.
+func frameAt(src []byte) (at int, err error) {
 	switch {
 	case len(src) == 0:
-		return 0, 0, fmt.Errorf("%w: no bytes", ErrTruncated)
+		return 0, fmt.Errorf("%w: no bytes", ErrTruncated)
 	case len(src) < 3 && "\xff\xd8"[:min(2, len(src))] == string(src[:min(2, len(src))]):
-		return 0, 0, fmt.Errorf("%w: %d bytes", ErrTruncated, len(src))
+		return 0, fmt.Errorf("%w: %d bytes", ErrTruncated, len(src))
 	case len(src) < 3 || src[0] != 0xff || src[1] != 0xd8 || src[2] != 0xff:
-		return 0, 0, fmt.Errorf("%w: the file starts with % x, a JPEG with ff d8 ff", ErrCorrupt, src[:min(4, len(src))])
+		return 0, fmt.Errorf("%w: the file starts with % x, a JPEG with ff d8 ff", ErrCorrupt, src[:min(4, len(src))])
 	}
 	for i := 2; ; {
 		// Skip everything up to the next marker, like libjpeg (which warns).
@@ -27,7 +36,7 @@ func Size(src []byte) (w, h int, err error) {
 			i++
 		}
 		if i >= len(src) {
-			return 0, 0, fmt.Errorf("%w: %d bytes hold no frame header", ErrTruncated, len(src))
+			return 0, fmt.Errorf("%w: %d bytes hold no frame header", ErrTruncated, len(src))
 		}
 		m := src[i]
 		i++
@@ -37,19 +46,19 @@ func Size(src []byte) (w, h int, err error) {
 		case m == 0x01 || m >= 0xd0 && m <= 0xd7:
 			continue // TEM and RSTn stand alone
 		case m == 0xd8:
-			return 0, 0, fmt.Errorf("%w: a second start marker at byte %d", ErrCorrupt, i-2)
+			return 0, fmt.Errorf("%w: a second start marker at byte %d", ErrCorrupt, i-2)
 		case m == 0xd9 || m == 0xda:
-			return 0, 0, fmt.Errorf("%w: marker ff %02x at byte %d before any frame header", ErrCorrupt, m, i-2)
+			return 0, fmt.Errorf("%w: marker ff %02x at byte %d before any frame header", ErrCorrupt, m, i-2)
 		}
 		if i+2 > len(src) {
-			return 0, 0, fmt.Errorf("%w: it ends in the header, at byte %d", ErrTruncated, len(src))
+			return 0, fmt.Errorf("%w: it ends in the header, at byte %d", ErrTruncated, len(src))
 		}
 		n := int(src[i])<<8 | int(src[i+1])
 		if n < 2 {
-			return 0, 0, fmt.Errorf("%w: segment ff %02x at byte %d has length %d", ErrCorrupt, m, i-2, n)
+			return 0, fmt.Errorf("%w: segment ff %02x at byte %d has length %d", ErrCorrupt, m, i-2, n)
 		}
 		if m >= 0xc0 && m <= 0xcf && m != 0xc4 && m != 0xc8 && m != 0xcc {
-			return frame(src[i:], m, n)
+			return i, nil
 		}
 		i += n
 	}

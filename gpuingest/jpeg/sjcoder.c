@@ -10,18 +10,20 @@ static inline void put32(uint8_t *p, uint32_t v) {
 
 // The symbols of a part, before they are coded.
 typedef struct {
-	uint32_t at[SJ_LANES], n[SJ_LANES];
-	uint32_t escapes[SJ_LANES]; // those of each lane, in int16
+	uint8_t *at[SJ_LANES];
+	uint32_t n[SJ_LANES];
+	int16_t *escapes[SJ_LANES]; // those of each lane
 } split;
 
 // A coder's buffers; the first five are those of its coefficients.
-enum { DC, MASK, AT, VALUES, DENSE, CLEAN, SYMBOLS, ESCAPES, PARTS, VERBATIM, CODED, OUT, BUFFERS };
+enum { DC, MASK, AT, VALUES, DENSE, CLEAN, SYMBOLS, ESCAPES, VERBATIM, CODED, OUT, BUFFERS };
 
 struct sj_coder {
 	sj_jpeg j;
 	sj_coefs c;
 	sj_recoded geometry, r;
 	sj_buf b[BUFFERS];
+	split part;
 	size_t verbatim_n, coded_n;
 	const sj_buf *result;
 	size_t result_n;
@@ -47,11 +49,13 @@ const uint8_t *sj_coder_output(const sj_coder *c, size_t *n) {
 	return c->result->p;
 }
 
-// room makes space for the coefficients of all blocks; values is the most that there can be.
-static int room(sj_coder *c, size_t values) {
-	size_t n = c->j.blocks;
-	if (values > n * 63) values = n * 63;
-	values += 64;
+// most_values bounds the AC coefficients of a file of n bytes: each has two bits at least, but for some in damaged or
+// odd files, which are not recoded.
+static size_t most_values(const sj_jpeg *j, size_t n) { return (4 * n < j->blocks * 63 ? 4 * n : j->blocks * 63) + 64; }
+
+// room makes space for the coefficients of all blocks of a file of n bytes.
+static int room(sj_coder *c, size_t file) {
+	size_t n = c->j.blocks, values = most_values(&c->j, file);
 	if (!sj_reserve(&c->b[DC], n * 2) || !sj_reserve(&c->b[MASK], n * 8) || !sj_reserve(&c->b[AT], n * 4) || !sj_reserve(&c->b[VALUES], values * 2)) return 0;
 	if (c->j.progressive && !sj_reserve(&c->b[DENSE], n * 128)) return 0;
 	c->c = (sj_coefs){c->b[DC].p, c->b[MASK].p, c->b[AT].p, c->b[VALUES].p, 0, values, c->j.progressive ? c->b[DENSE].p : NULL};
@@ -59,10 +63,11 @@ static int room(sj_coder *c, size_t values) {
 }
 
 // sparse makes the sparse form from the dense one.
-static void sparse(sj_coefs *c, size_t blocks) {
+static int sparse(sj_coefs *c, size_t blocks) {
 	const int16_t *q = c->dense;
 	for (size_t b = 0; b < blocks; b++, q += 64) {
 		uint64_t m = 0;
+		if (c->cap - c->used < 64) return SJ_KEEP;
 		c->dc[b] = q[0];
 		c->at[b] = (uint32_t)c->used;
 		for (int k = 1; k < 64; k++) {
@@ -72,6 +77,7 @@ static void sparse(sj_coefs *c, size_t blocks) {
 		}
 		c->mask[b] = m;
 	}
+	return SJ_OK;
 }
 
 static void dense(sj_coefs *c, size_t blocks) {
@@ -124,7 +130,7 @@ static int take_apart(sj_coder *c, const uint8_t *p, size_t n) {
 	while ((rc = sj_walk(&c->j, p, n, &at, &s)) == SJ_WALK_SCAN) {
 		if (c->j.scans == 1) {
 			if (c->j.blocks > 8 * n) return SJ_KEEP;
-			if (!room(c, 4 * n)) return SJ_MEMORY;
+			if (!room(c, n)) return SJ_MEMORY;
 			if (c->c.dense) {
 				memset(c->c.dense, 0, c->j.blocks * 128);
 			} else {
@@ -142,14 +148,7 @@ static int take_apart(sj_coder *c, const uint8_t *p, size_t n) {
 	if (rc != SJ_WALK_END || c->j.scans == 0 || !complete(&k, c->j.comps)) return SJ_KEEP;
 	memcpy(o + c->verbatim_n, p + from, n - from);
 	c->verbatim_n += n - from;
-	if (c->c.dense) {
-		if (c->j.blocks * 63 > c->c.cap) { // refinement gives coefficients for less than two bits
-			if (!sj_reserve(&c->b[VALUES], (c->j.blocks * 63 + 64) * 2)) return SJ_MEMORY;
-			c->c.values = c->b[VALUES].p;
-		}
-		sparse(&c->c, c->j.blocks);
-	}
-	return SJ_OK;
+	return c->c.dense ? sparse(&c->c, c->j.blocks) : SJ_OK;
 }
 
 typedef struct {
@@ -219,54 +218,50 @@ static const uint8_t most[SJ_LANES] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 5, 8, 24, 8, 5
 
 enum { MOST = 1 + 1 + 4 + 8 + 32 + 64, SPARE = 32 }; // of all lanes; bytes that may be overwritten behind one
 
-// split_part makes the symbols of one group of components of one band.
-static void split_part(sj_coder *c, int group, int band, split *q, uint8_t **symbols, int16_t **escapes) {
-	const sj_recoded *g = &c->geometry;
-	int to = group ? g->comps : 1;
-	size_t blocks = 0;
-	for (int i = group; i < to; i++) blocks += (size_t)(g->comp[i].blocks_w * sj_band_rows(g, i, band));
-	splitter s;
-	for (int k = 0; k < SJ_LANES; k++) {
-		s.o[k] = *symbols;
-		s.escape[k] = *escapes;
-		q->at[k] = (uint32_t)(*symbols - (uint8_t *)c->b[SYMBOLS].p);
-		q->escapes[k] = (uint32_t)(*escapes - (int16_t *)c->b[ESCAPES].p);
-		*symbols += blocks * most[k] + SPARE;
-		*escapes += blocks * most[k];
-	}
-	for (int i = group; i < to; i++) split_comp(c, i, band, &s);
-	for (int k = 0; k < SJ_LANES; k++) q->n[k] = (uint32_t)(s.o[k] - ((uint8_t *)c->b[SYMBOLS].p + q->at[k]));
+// most_blocks is how many blocks a part can have.
+static size_t most_blocks(const sj_recoded *g) {
+	size_t n[2] = {0, 0};
+	for (int i = 0; i < g->comps; i++) n[i > 0] += (size_t)g->comp[i].blocks_w * (size_t)g->comp[i].band_rows;
+	return n[0] > n[1] ? n[0] : n[1];
 }
 
-static int split_all(sj_coder *c) {
-	sj_recoded *g = &c->geometry;
-	sj_set_geometry(g, &c->j);
-	size_t parts = (size_t)(g->bands * g->groups);
-	if (!sj_reserve(&c->b[SYMBOLS], c->j.blocks * MOST + parts * SJ_LANES * SPARE) || !sj_reserve(&c->b[ESCAPES], c->j.blocks * MOST * 2) || !sj_reserve(&c->b[PARTS], parts * sizeof(split))) {
-		return SJ_MEMORY;
-	}
+// split_part makes the symbols of part i, in the place of those of the one before.
+static const split *split_part(sj_coder *c, int part) {
+	const sj_recoded *g = &c->geometry;
+	int group = part % g->groups, band = part / g->groups, to = group ? g->comps : 1;
+	size_t blocks = 0;
+	for (int i = group; i < to; i++) blocks += (size_t)(g->comp[i].blocks_w * sj_band_rows(g, i, band));
+	split *q = &c->part;
+	splitter s;
 	uint8_t *symbols = c->b[SYMBOLS].p;
 	int16_t *escapes = c->b[ESCAPES].p;
-	split *q = c->b[PARTS].p;
-	for (int b = 0; b < g->bands; b++) {
-		for (int i = 0; i < g->groups; i++) split_part(c, i, b, q++, &symbols, &escapes);
+	for (int k = 0; k < SJ_LANES; k++) {
+		s.o[k] = q->at[k] = symbols;
+		s.escape[k] = q->escapes[k] = escapes;
+		symbols += blocks * most[k] + SPARE;
+		escapes += blocks * most[k];
 	}
-	return SJ_OK;
+	for (int i = group; i < to; i++) split_comp(c, i, band, &s);
+	for (int k = 0; k < SJ_LANES; k++) q->n[k] = (uint32_t)(s.o[k] - q->at[k]);
+	return q;
 }
 
 int sj_split(sj_coder *c, const uint8_t *src, size_t n) {
 	int rc = take_apart(c, src, n);
-	return rc != SJ_OK ? rc : split_all(c);
+	if (rc != SJ_OK) return rc;
+	sj_set_geometry(&c->geometry, &c->j);
+	size_t blocks = most_blocks(&c->geometry);
+	return sj_reserve(&c->b[SYMBOLS], blocks * MOST + SJ_LANES * SPARE) && sj_reserve(&c->b[ESCAPES], blocks * MOST * 2) ? SJ_OK : SJ_MEMORY;
 }
 
 int sj_lane_count(const sj_coder *c) { return c->geometry.bands * c->geometry.groups * SJ_LANES; }
 
-const uint8_t *sj_lane(const sj_coder *c, int i, int *kind, size_t *n) {
-	const split *q = (const split *)c->b[PARTS].p + i / SJ_LANES;
+const uint8_t *sj_lane(sj_coder *c, int i, int *kind, size_t *n) {
 	int lane = i % SJ_LANES;
+	if (lane == 0) split_part(c, i / SJ_LANES);
 	*kind = sj_kind(lane);
-	*n = q->n[lane];
-	return (const uint8_t *)c->b[SYMBOLS].p + q->at[lane];
+	*n = c->part.n[lane];
+	return c->part.at[lane];
 }
 
 // choose returns the table of a kind in which n symbols take fewest bits.
@@ -335,15 +330,6 @@ static void put_varint(uint8_t **o, uint32_t v) {
 	*(*o)++ = (uint8_t)v;
 }
 
-static size_t count_symbols(const sj_coder *c, size_t parts) {
-	const split *q = c->b[PARTS].p;
-	size_t n = 0;
-	for (size_t i = 0; i < parts; i++) {
-		for (int k = 0; k < SJ_LANES; k++) n += q[i].n[k];
-	}
-	return n;
-}
-
 // put_verbatim leaves the standard tables out: 2 bytes say where they were, and 2 how many bytes.
 static uint8_t *put_verbatim(const sj_coder *c, uint8_t *header, uint8_t *o) {
 	const uint8_t *p = c->b[VERBATIM].p;
@@ -365,29 +351,34 @@ static uint8_t *put_verbatim(const sj_coder *c, uint8_t *header, uint8_t *o) {
 	return o + n - out;
 }
 
+// most_coded is the space for the lanes of a file of n bytes, and for their escapes: what takes more is not worth it.
+static size_t most_coded(size_t n) { return 2 * n + (64 << 10); }
+
+static size_t most_directory(const sj_recoded *g) { return SJ_HEADER + (size_t)(g->bands * g->groups) * 5 * (SJ_LANES + 1); }
+
 // encode writes the container.
 static int encode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t crc, size_t size) {
 	const sj_recoded *g = &c->geometry;
-	size_t parts = (size_t)(g->bands * g->groups), symbols = count_symbols(c, parts);
-	size_t dir = SJ_HEADER + parts * 5 * (SJ_LANES + 1), escapes = 2 * symbols, lanes = symbols * 3 / 2 + parts * SJ_LANES * 8;
-	if (!sj_reserve(&c->b[CODED], dir + escapes + lanes + c->verbatim_n)) return SJ_MEMORY;
+	size_t dir = most_directory(g), some = most_coded(size);
+	if (!sj_reserve(&c->b[CODED], dir + 2 * some + c->verbatim_n)) return SJ_MEMORY;
 	uint8_t *p = c->b[CODED].p;
-	container o = {p + SJ_HEADER, p + dir, p + dir + escapes};
+	container o = {p + SJ_HEADER, p + dir, p + dir + some};
 	memcpy(p, sj_magic, 8);
 	memcpy(p + 8, id, 8);
 	put32(p + 16, (uint32_t)size);
 	put32(p + 20, crc);
-	for (size_t i = 0; i < parts; i++) {
-		const split *q = (const split *)c->b[PARTS].p + i;
+	for (int i = 0; i < g->bands * g->groups; i++) {
+		const split *q = split_part(c, i);
 		const uint8_t *escape = o.escape;
 		for (int k = 0; k < SJ_LANES; k++) {
 			if (!q->n[k]) {
 				put_varint(&o.dir, 0);
 				continue;
 			}
-			const uint8_t *s = (const uint8_t *)c->b[SYMBOLS].p + q->at[k], *from = o.lane;
-			int table = choose(t, sj_kind(k), s, q->n[k]);
-			encode_lane(t, table, s, q->n[k], (const int16_t *)c->b[ESCAPES].p + q->escapes[k], &o);
+			if (o.escape + 2 * (size_t)q->n[k] > p + dir + some || o.lane + 3 * (size_t)q->n[k] / 2 + 8 > p + dir + 2 * some) return SJ_KEEP;
+			const uint8_t *from = o.lane;
+			int table = choose(t, sj_kind(k), q->at[k], q->n[k]);
+			encode_lane(t, table, q->at[k], q->n[k], q->escapes[k], &o);
 			put_varint(&o.dir, (uint32_t)(o.lane - from) << 3 | (uint32_t)(table % SJ_CHOICES));
 		}
 		put_varint(&o.dir, (uint32_t)(o.escape - escape) / 2);
@@ -396,8 +387,8 @@ static int encode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t c
 	size_t n = (size_t)(o.escape - (p + dir));
 	memmove(to, p + dir, n);
 	to += n;
-	n = (size_t)(o.lane - (p + dir + escapes));
-	memmove(to, p + dir + escapes, n);
+	n = (size_t)(o.lane - (p + dir + some));
+	memmove(to, p + dir + some, n);
 	c->coded_n = (size_t)(put_verbatim(c, p + 24, to + n) - p);
 	return SJ_OK;
 }
@@ -449,7 +440,7 @@ static int gather(sj_coder *c) {
 	for (int i = 0; i < r->bands * r->groups; i++) {
 		for (int k = SJ_VALUES; k < SJ_LANES; k++) values += r->part[i].n[0][k] + r->part[i].n[1][k];
 	}
-	if (!room(c, values)) return SJ_MEMORY;
+	if (!room(c, r->size) || values + 64 > c->c.cap) return SJ_MEMORY;
 	for (int band = 0; band < r->bands; band++) {
 		for (int comp = 0; comp < r->comps; comp++) {
 			int rc = gather_comp(c, band, comp);
@@ -492,6 +483,39 @@ int sj_restore(sj_coder *c, const sj_tables *t, const uint8_t *rec, size_t n) {
 	sj_walk(&c->j, c->r.verbatim, c->r.verbatim_n, &at, &s);
 	rc = gather(c);
 	return rc != SJ_OK ? rc : put_together(c);
+}
+
+// grown adds what sj_reserve takes beyond the sum of the buffers, and what reading a scan does.
+static size_t grown(size_t n) { return n + (n / 4 < BUFFERS * SJ_GROWTH ? n / 4 : BUFFERS * SJ_GROWTH) + (128 << 10); }
+
+// restore_needs bounds what sj_restore takes for a file of so many bytes.
+static size_t restore_needs(const sj_jpeg *j, size_t file) {
+	sj_recoded g = {0};
+	sj_set_geometry(&g, j);
+	size_t coefs = j->blocks * (2 + 8 + 4 + (j->progressive ? 128 : 0)) + 2 * most_values(j, file);
+	return coefs + sj_lanes_need(j->blocks, (size_t)(g.bands * g.groups)) + 2 * file;
+}
+
+size_t sj_recode_needs(const uint8_t *src, size_t n) {
+	sj_jpeg j = {0};
+	sj_scan s;
+	sj_recoded g = {0};
+	size_t at = 0;
+	if (sj_walk(&j, src, n, &at, &s) != SJ_WALK_SCAN || j.blocks > 8 * n) return 0;
+	sj_set_geometry(&g, &j);
+	return grown(restore_needs(&j, n) + most_blocks(&g) * MOST * 3 + most_directory(&g) + 2 * most_coded(n) + 3 * n);
+}
+
+size_t sj_restore_needs(const uint8_t *rec, size_t n, const sj_tables *t) {
+	sj_recoded r = {0};
+	sj_jpeg j = {0};
+	sj_scan s;
+	size_t at = 0, need = 0;
+	if (sj_recoded_open(&r, rec, n, t) == SJ_OK && r.size <= 64 * (uint64_t)n && sj_walk(&j, r.verbatim, r.verbatim_n, &at, &s) == SJ_WALK_SCAN) {
+		need = grown(restore_needs(&j, r.size) + r.whole_cap);
+	}
+	sj_recoded_free(&r);
+	return need;
 }
 
 int sj_recode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t crc, const uint8_t *src, size_t n) {

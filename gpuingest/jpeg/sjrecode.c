@@ -515,13 +515,19 @@ static int lanes_of(sj_recoded *r, int from, int to) {
 	return 1;
 }
 
+enum { PER_BLOCK = 1 + 1 + 8 + 64, AT_ONCE = 8 }; // symbols at most; lanes of a part
+
+size_t sj_lanes_need(size_t blocks, size_t parts) {
+	return blocks * PER_BLOCK + parts * (SJ_LANES * SJ_SLACK + AT_ONCE * sizeof(run) + sizeof(sj_part));
+}
+
 int sj_recoded_lanes(sj_recoded *r, int from, int to) {
 	r->from = r->to = 0;
 	if (from < 0 || to > r->bands || from >= to) return SJ_CORRUPT;
 	size_t blocks = 0, parts = (size_t)((to - from) * r->groups);
 	for (int i = from * r->groups; i < to * r->groups; i++) blocks += r->part[i].blocks[0] + r->part[i].blocks[1];
-	r->lanes = at_least(r->lanes, &r->lanes_cap, blocks * (1 + 1 + 8 + 64) + parts * SJ_LANES * SJ_SLACK);
-	r->queue = at_least(r->queue, &r->queue_cap, parts * 8 * sizeof(run)); // at most 8 lanes of a part at once
+	r->lanes = at_least(r->lanes, &r->lanes_cap, blocks * PER_BLOCK + parts * SJ_LANES * SJ_SLACK);
+	r->queue = at_least(r->queue, &r->queue_cap, parts * AT_ONCE * sizeof(run));
 	if (!r->lanes || !r->queue) return SJ_MEMORY;
 	if (!lanes_of(r, from * r->groups, to * r->groups)) return SJ_CORRUPT;
 	r->from = from;

@@ -66,6 +66,7 @@ int sj_recoded_lanes(sj_recoded *r, int from, int to);
 // SJ_OK, or SJ_CORRUPT for a band whose lanes are not there.
 int sj_recoded_band(const sj_recoded *r, int comp, int band, int16_t *blocks, uint8_t *last);
 size_t sj_recoded_bytes(const sj_recoded *r); // memory held
+size_t sj_lanes_need(size_t blocks, size_t parts); // the most that opening and sj_recoded_lanes take
 void sj_recoded_free(sj_recoded *r);
 
 // A coder holds the buffers of one sj_recode, sj_restore or sj_split at a time, and its result until the next.
@@ -73,6 +74,10 @@ typedef struct sj_coder sj_coder;
 sj_coder *sj_coder_new(void);
 void sj_coder_free(sj_coder *c);
 size_t sj_coder_bytes(const sj_coder *c);
+
+// The most that a new coder takes for sj_recode or sj_split, and for sj_restore; 0 for what they refuse by its header.
+size_t sj_recode_needs(const uint8_t *src, size_t n);
+size_t sj_restore_needs(const uint8_t *rec, size_t n, const sj_tables *t);
 
 // sj_recode makes the recoded form, restores it and compares. SJ_OK, SJ_KEEP, SJ_LARGER (the result is there
 // nevertheless) or SJ_MEMORY.
@@ -84,7 +89,7 @@ const uint8_t *sj_coder_output(const sj_coder *c, size_t *n);
 // sj_split makes the lanes of a file, for training. SJ_OK, SJ_KEEP or SJ_MEMORY.
 int sj_split(sj_coder *c, const uint8_t *src, size_t n);
 int sj_lane_count(const sj_coder *c);
-const uint8_t *sj_lane(const sj_coder *c, int i, int *kind, size_t *n); // n symbols of one kind
+const uint8_t *sj_lane(sj_coder *c, int i, int *kind, size_t *n); // n symbols of one kind; by rising i, once each
 
 // sj_bands expands bands [from, to) of a recoded file, for tests. The output is last of each block, padding, and then the
 // blocks, of which it returns how many there are; -1 for an error.

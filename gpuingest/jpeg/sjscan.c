@@ -19,7 +19,7 @@ int sj_reserve(sj_buf *b, size_t n) {
 	free(b->p);
 	b->p = NULL;
 	b->cap = 0;
-	n += n / 4;
+	n += n < SJ_GROWTH * 4 ? n / 4 : SJ_GROWTH;
 	b->p = malloc(n);
 	if (!b->p) return 0;
 	b->cap = n;

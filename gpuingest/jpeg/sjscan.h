@@ -51,6 +51,7 @@ typedef struct {
 	size_t cap;
 } sj_buf;
 int sj_reserve(sj_buf *b, size_t n);
+enum { SJ_GROWTH = 1 << 18 }; // the most that sj_reserve takes beyond n
 
 enum { SJ_WALK_BAD = -1, SJ_WALK_END = 0, SJ_WALK_SCAN = 1 };
 
