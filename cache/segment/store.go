@@ -510,8 +510,8 @@ func (s *Store) Free(loc Loc) {
 	g.liveRecs--
 }
 
-// Void is Free for good: the record is not there after a restart either, though its bytes are as they were written. The table of its segment
-// still has it, and is dropped, so that the next Open scans.
+// Void is Free for good: the record is not there after a restart either, though its bytes are as they were written. The
+// table of its segment still has it, and is dropped, so that the next Open scans.
 func (s *Store) Void(loc Loc) error {
 	s.Free(loc)
 	g := s.segment(loc.Segment())

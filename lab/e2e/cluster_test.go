@@ -644,8 +644,8 @@ func TestClusterRefreshAlone(t *testing.T) {
 	c.each(func(n *fleet.Node) error { readAll(t, n.Mount, dir, paths); return nil })
 }
 
-// Neither of two versions that were listed after etcd's older copy was saved is taken for the newer one: a node whose version has the higher
-// number, but is the older listing, does not turn another back, whose files would be gone. Both list again.
+// Neither of two versions that were listed after etcd's older copy was saved is taken for the newer one: a node whose version
+// has the higher number, but is the older listing, does not turn another back, whose files would be gone. Both list again.
 func TestClusterForked(t *testing.T) {
 	c := newCluster(t, 2)
 	dir, paths := tree(t, 2, 20, 20<<10)

@@ -64,8 +64,8 @@ func TestFlippedPackedMember(t *testing.T) {
 	}
 }
 
-// What `shoal cache verify` drops does not come back: not from the kernel's page cache, nor after a restart. Without it the daemon and the
-// kernel go on with what they have, as the file's size and time are the same.
+// What `shoal cache verify` drops does not come back: not from the kernel's page cache, nor after a restart. Without it the
+// daemon and the kernel go on with what they have, as the file's size and time are the same.
 func TestVerifyDropsForGood(t *testing.T) {
 	dir, paths := tree(t, 2, 20, 40<<10)
 	cache, mnt, source := t.TempDir(), t.TempDir(), "file://"+dir

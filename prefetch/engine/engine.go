@@ -577,8 +577,8 @@ func (v *versions) tellMoved(dropped []int) {
 	}
 }
 
-// OnMoved calls f after each move to another version, whoever asked for it, with nil; and with the files of which Verify has dropped
-// something, since others may have the wrong bytes, too.
+// OnMoved calls f after each move to another version, whoever asked for it, with nil; and with the files of which Verify
+// has dropped something, since others may have the wrong bytes, too.
 func (v *versions) OnMoved(f func(dropped []int)) (cancel func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

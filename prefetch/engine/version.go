@@ -129,10 +129,11 @@ func (e *Engine) sharedManifest(ctx context.Context, m *catalog.Manifest, layout
 	return m, layout, nil
 }
 
-// astray reports whether the cluster's version may not be taken for an older or newer one than m, this node's: both have been listed after
-// one that etcd was turned back to, or that was the last before it went away.
+// astray reports whether the cluster's version may not be taken for an older or newer one than m, this node's: both have
+// been listed after one that etcd was turned back to, or that was the last before it went away.
 func (e *Engine) astray(p published, m *catalog.Manifest) bool {
-	return p.Number > 0 && p.Number <= e.catalog.Number(e.name) && p.Version != m.Version() && !e.catalog.Had(e.name, p.Version)
+	known := p.Version == m.Version() || e.catalog.Had(e.name, p.Version)
+	return !known && p.Number > 0 && p.Number <= e.catalog.Number(e.name)
 }
 
 // publishAgain publishes this node's version, unless the cluster has a newer one by now.
@@ -244,7 +245,7 @@ func (e *Engine) versionLoop(ctx context.Context) {
 		v := e.cur.Load()
 		list := func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.take(ctx, p) }
 		if mine := e.catalog.Number(e.name); e.astray(p, v.manifest) {
-			e.log.Warn("the cluster's etcd has a version of the source that neither preceded this node's nor follows it, as if it had been restored; listing the source again",
+			e.log.Warn("the cluster's etcd has a version of the source that is not known to be older or newer than this node's; listing again",
 				"theirs", p.Version, "number", p.Number, "ours", v.manifest.Version(), "our_number", mine)
 			list = func(ctx context.Context) (*catalog.Manifest, *catalog.Layout, error) { return e.listShared(ctx, true) }
 		} else if p.Number < mine {
