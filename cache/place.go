@@ -16,6 +16,9 @@ func (v *Volume) Place(file int, check bool) (segment.Place, bool) {
 	return d.store.Place(loc, int(v.m.Size(file)), check)
 }
 
+// Damaged returns how many records of the dataset were found damaged so far. Places that were given before may be of one.
+func (v *Volume) Damaged() int64 { return v.ds.count.corrupt.Load() }
+
 // SegmentDir returns the folder of the segments, or "" if there are none.
 func (v *Volume) SegmentDir() string {
 	if d := v.ds.readable(); d != nil {

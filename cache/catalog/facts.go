@@ -17,7 +17,7 @@ import (
 )
 
 // The facts are what the catalog knows of sources and datasets. They are few and small: some 200 bytes per source.
-// Badger holds them in memory, since it would map its files on disk (ADR 38). CACHE-DIR/facts and its copy, replaced
+// Badger holds them in memory, since it would map its files on disk (ADR 60). CACHE-DIR/facts and its copy, replaced
 // as a whole at each change, hold a JSON object with badger's keys and values. Keys:
 //
 //	source/NAME    JSON of sourceValue

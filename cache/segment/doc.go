@@ -99,9 +99,9 @@
 // names.
 //
 // The scan does not read payloads. After power loss a payload may be missing under a valid header; after bit rot it
-// may differ. Each block is checked when it is first read after each Open, before any of its bytes are returned;
-// later reads are plain preads. [Store.Scrub] checks the rest in the background, and [Check] all of it while no store
-// is open.
+// may differ. Each block is checked when it is first read after each Open, before any of its bytes are returned, and
+// later by reads of half of the blocks that they touch, or more. Reads of less are plain preads then: a check would have
+// the disk read 128 KiB for them. [Store.Scrub] checks all in the background, and [Check] while no store is open.
 //
 // # Moments of a crash
 //

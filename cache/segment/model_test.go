@@ -218,13 +218,8 @@ func (m *machine) forgetPages() {
 // scrub walks all records; those that it calls bad were damaged, and those that it does not are right.
 func (m *machine) scrub(t *rapid.T) {
 	m.forgetPages()
-	all := rapid.Bool().Draw(t, "all")
 	bad := make(map[Loc]Record)
-	do := m.s.Scrub
-	if all {
-		do = m.s.ScrubAll
-	}
-	if err := do(context.Background(), nil, func(r Record, loc Loc) { bad[makeLoc(loc.Segment(), loc.off(), 0)] = r }); err != nil {
+	if err := m.s.Scrub(context.Background(), nil, func(r Record, loc Loc) { bad[makeLoc(loc.Segment(), loc.off(), 0)] = r }); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range m.known() {
@@ -236,7 +231,7 @@ func (m *machine) scrub(t *rapid.T) {
 			t.Fatalf("scrub says that %v is bad (freed %v): %+v, want %+v", r.loc, r.freed, rec, r.rec)
 		}
 		if isBad {
-			if err := m.s.ReadAt(r.loc, r.rec.Length, make([]byte, r.rec.Length), 0); !all && !errors.Is(err, ErrCorrupt) {
+			if err := m.s.ReadAt(r.loc, r.rec.Length, make([]byte, r.rec.Length), 0); !errors.Is(err, ErrCorrupt) {
 				t.Fatalf("%v is bad, and was read: %v", r.loc, err)
 			}
 			m.s.Free(r.loc)

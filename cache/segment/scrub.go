@@ -22,9 +22,9 @@ const (
 	scrubErrors = 8
 )
 
-// Scrub reads and checks the records with blocks that were not checked since Open, the oldest segment first, so that
-// damage is found before a reader needs the bytes. Reads need not check good blocks again. Damaged records are passed
-// to bad, for the owner to free. If even the header is damaged, the record has Length 0; Free accepts its Loc, but it
+// Scrub reads and checks all records, the oldest segment first, so that damage is found before a reader needs the bytes,
+// and where reads do not check: those of a few bytes, and those of other processes. Damaged records are passed to bad,
+// for the owner to free. If even the header is damaged, the record has Length 0; Free accepts its Loc, but it
 // equals none that Append returned. pace, unless nil, is called after each read with its length, and sleeps as long
 // as the owner wants. Unreadable records stay unchecked, and the error is returned at the end.
 //
@@ -33,25 +33,7 @@ const (
 // memory, so the pages of one pass would evict those in use and be evicted before their own use. If the file system
 // cannot tell what is in memory nothing is dropped, since it might be in use.
 func (s *Store) Scrub(ctx context.Context, pace func(n int), bad func(Record, Loc)) error {
-	return s.scrub(ctx, pace, bad, false)
-}
-
-// scrubber is one scrub.
-type scrubber struct {
-	s    *Store
-	ctx  context.Context
-	pace func(n int)
-	bad  func(Record, Loc)
-	all  bool
-	buf  []byte
-	errs []error
-}
-
-// errGiveUp ends a scrub; the errors are in errs.
-var errGiveUp = errors.New("the scrub gave up")
-
-func (s *Store) scrub(ctx context.Context, pace func(n int), bad func(Record, Loc), all bool) error {
-	x := &scrubber{s: s, ctx: ctx, pace: pace, bad: bad, all: all}
+	x := &scrubber{s: s, ctx: ctx, pace: pace, bad: bad}
 	if x.pace == nil {
 		x.pace = func(int) {}
 	}
@@ -66,6 +48,19 @@ func (s *Store) scrub(ctx context.Context, pace func(n int), bad func(Record, Lo
 	}
 	return errors.Join(x.errs...)
 }
+
+// scrubber is one scrub.
+type scrubber struct {
+	s    *Store
+	ctx  context.Context
+	pace func(n int)
+	bad  func(Record, Loc)
+	buf  []byte
+	errs []error
+}
+
+// errGiveUp ends a scrub; the errors are in errs.
+var errGiveUp = errors.New("the scrub gave up")
 
 // scrubRecord is a record to check.
 type scrubRecord struct {
@@ -89,13 +84,8 @@ func (x *scrubber) todo(g *segment) ([]scrubRecord, error) {
 		if g.isDead(i) || g.entries != nil && g.entries[i].state != done {
 			continue
 		}
-		// The slot includes header and padding, so it may have one bit more than the payload has blocks. Only a scrub
-		// sets that bit.
 		r := t.recs[i]
-		size := int64(r.units) * unit
-		if x.all || !t.isChecked(i, 0, blocks(int(size))-1) {
-			todo = append(todo, scrubRecord{i, int64(r.off) * unit, size})
-		}
+		todo = append(todo, scrubRecord{i, int64(r.off) * unit, int64(r.units) * unit})
 	}
 	return todo, nil
 }

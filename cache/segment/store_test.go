@@ -138,7 +138,7 @@ func TestOnDisk(t *testing.T) {
 				t.Fatalf("%v: %v", loc, err)
 			}
 		}
-		if st := s.Stats(); st.Checks != 50 || st.Reads != int64(50*(round+1)) {
+		if st := s.Stats(); st.Checks != st.Reads || st.Reads != int64(50*(round+1)) {
 			t.Errorf("%d reads had %d checks", st.Reads, st.Checks)
 		}
 	}
@@ -160,13 +160,15 @@ func TestOnDisk(t *testing.T) {
 	}
 }
 
-// TestReadParts reads parts of a long payload: each block is checked once, when it is first touched.
+// TestReadParts reads parts of a long payload: blocks are checked when they are first touched, and whenever half of
+// their bytes are read.
 func TestReadParts(t *testing.T) {
 	s := mustOpen(t, "/s", Options{FS: newMemFS()}, nil)
 	defer mustClose(t, s)
 	loc, want := mustAppend(t, s, 1, 3*BlockSize+77)
 	for _, r := range []struct{ off, n, checks int }{
-		{10, 5, 1}, {0, BlockSize, 1}, {BlockSize - 1, 2, 2}, {BlockSize, BlockSize, 2}, {3 * BlockSize, 77, 3}, {3*BlockSize + 70, 7, 3}, {0, len(want), 4}, {0, len(want), 4}, {5, 0, 4},
+		{10, 5, 1}, {0, BlockSize, 2}, {BlockSize - 1, 2, 3}, {BlockSize, BlockSize, 4}, {3 * BlockSize, 77, 5},
+		{3*BlockSize + 70, 7, 5}, {0, len(want), 6}, {0, len(want), 7}, {5, 0, 7}, {1, BlockSize / 2, 8}, {1, BlockSize/2 - 1, 8},
 	} {
 		p := make([]byte, r.n)
 		if err := s.ReadAt(loc, len(want), p, int64(r.off)); err != nil || !bytes.Equal(p, want[r.off:r.off+r.n]) {

@@ -66,6 +66,8 @@ func (w *world) Manifest() *catalog.Manifest {
 	return w.current
 }
 
+func (w *world) Damaged() int64 { return 0 }
+
 func (w *world) Place(m *catalog.Manifest, file int, check bool) (segment.Place, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -6,7 +6,7 @@
 // # Rules
 //
 // A connection is for one version of the dataset. The server ends it before a refresh returns; it also ends with the mount and with
-// the daemon, and after anything odd. What a client has learned from it holds only as long. So a client
+// the daemon, after anything odd, and at the first message after a record on disk was found to be damaged. What a client has learned from it holds only as long. So a client
 //
 //  1. finds the place of a file,
 //  2. then looks whether the connection has ended (poll with POLLRDHUP, whatever waits to be received), and
@@ -64,6 +64,7 @@ type Volume interface {
 	Manifest() *catalog.Manifest
 	Place(m *catalog.Manifest, file int, check bool) (segment.Place, bool)
 	SegmentDir(m *catalog.Manifest) string
+	Damaged() int64 // how many records were found damaged so far
 	Opened(m *catalog.Manifest, file int, process uint32)
 	Released(m *catalog.Manifest, file int)
 }
@@ -115,7 +116,7 @@ func (s *Server) Serve(conn *net.UnixConn) error {
 		return err
 	}
 	s.opens(process)
-	c := &client{server: s, conn: conn, process: uint32(process.Pid)}
+	c := &client{server: s, conn: conn, process: uint32(process.Pid), damaged: s.volume.Damaged()}
 	s.mu.Lock()
 	if s.clients == nil {
 		s.mu.Unlock()
@@ -165,6 +166,7 @@ type client struct {
 	process  uint32
 	manifest *catalog.Manifest // of its places
 	version  uint64            // its first digits
+	damaged  int64             // records when the connection began
 	in, out  []byte
 }
 
@@ -204,6 +206,8 @@ func (c *client) serve() error {
 		return err
 	}
 	switch {
+	case c.server.volume.Damaged() != c.damaged: // perhaps one that it knows the place of
+		return io.EOF
 	case head[0] == 'A' && n >= 4:
 		return c.places(body[:4], string(body[4:]))
 	case head[0] == 'O' && n%4 == 0:

@@ -29,7 +29,10 @@ type volume struct {
 	mu      sync.Mutex
 	opened  []int
 	process uint32
+	damaged atomic.Int64
 }
+
+func (v *volume) Damaged() int64 { return v.damaged.Load() }
 
 func (v *volume) Manifest() *catalog.Manifest { return v.m.Load() }
 
@@ -195,6 +198,20 @@ func TestEndIsSeen(t *testing.T) {
 	defer c.Close()
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+// A client that knows places loses them with its next message after damage was found; one that comes later does not.
+func TestDamageEndsConnections(t *testing.T) {
+	v, _, dial := start(t, near)
+	for range 2 {
+		c := dial()
+		send(t, c, question(1, "c/0001.jpg"))
+		v.damaged.Add(1)
+		send(t, c, question(2, "c/0001.jpg"))
+		if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, unix.ECONNRESET) {
+			t.Fatalf("the client keeps its places: %v", err)
+		}
 	}
 }
 

@@ -207,7 +207,7 @@ func TestFsck(t *testing.T) {
 					continue
 				}
 				mnt := mount(t, env, source, "--cache-dir", at, "--kernel-cache", "off")
-				before := p.Stats() // behind the GET that tries the key
+				before := p.Stats() // behind what tries the key
 				readAll(t, mnt, dir, paths)
 				if d := p.Stats().Sub(before); d.Gets < int64(c.gets) || c.gets < 2 && d.Gets > int64(len(paths)+len(paths)/50+1) || c.gets == 0 && d.Gets > 0 { // 2% are hedges
 					t.Errorf("%d GETs after the damage", d.Gets)

@@ -8,6 +8,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
 // A bit that has flipped in a plain packed member, in a shard with the same size and time, is neither served nor kept; the error names the
@@ -108,4 +112,55 @@ func TestVerifyDropsForGood(t *testing.T) {
 			t.Errorf("%d, want %d: %s%s", code, want, text, err)
 		}
 	}
+}
+
+// Bytes that change on the disk after they were read, and checked, are not served when the files are read again. Each is fetched,
+// and counted.
+func TestFlippedAfterItWasRead(t *testing.T) {
+	dir, paths := tree(t, 2, 40, 60<<10)
+	write(t, filepath.Join(dir, "c/large"), bytes.Repeat(content(t, filepath.Join(dir, paths[0])), 11))
+	paths = append(paths, "c/large")
+	cache := t.TempDir()
+	source := bucket(t, dir)
+	_, env := far(t, proxy.Options{})
+	mnt := mount(t, env, source, "--cache-dir", cache, "--kernel-cache", "off")
+	readAll(t, mnt, dir, paths)
+	waitKept(t, mnt, len(paths))
+	umount(t, mnt)
+	mountAt(t, env, source, mnt, "--cache-dir", cache, "--kernel-cache", "off")
+	readAll(t, mnt, dir, paths) // from the disk, and checked
+	if s := readStats(t, mnt); s.Disk.Corrupt != 0 || s.Hits.Keep < int64(len(paths)) {
+		t.Fatalf("%+v, %+v", s.Disk, s.Hits)
+	}
+	flipped := 0
+	for _, name := range segments(t, cache) {
+		b := content(t, name)
+		f, err := os.OpenFile(name, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, p := range paths {
+			want := content(t, filepath.Join(dir, p))
+			at := bytes.Index(b, want)
+			if i%2 == 1 && p != "c/large" || at < 0 {
+				continue
+			}
+			at += len(want) - 100
+			if _, err := f.WriteAt([]byte{^b[at]}, int64(at)); err != nil {
+				t.Fatal(err)
+			}
+			flipped++
+		}
+		if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if flipped < len(paths)/2 {
+		t.Fatalf("%d files were found on disk", flipped)
+	}
+	readAll(t, mnt, dir, paths)
+	if s := readStats(t, mnt); s.Disk.Corrupt != int64(flipped) {
+		t.Errorf("%d of %d were found", s.Disk.Corrupt, flipped)
+	}
+	umount(t, mnt)
 }

@@ -72,7 +72,7 @@ func TestRecodedCache(t *testing.T) {
 			}
 			umount(t, mnt)
 
-			gets := int64(0)                                     // but those of each start, which try the key
+			gets := int64(0)                                     // without what tries the key at each start
 			for _, mode := range []string{"auto", "on", "off"} { // the first is killed
 				addr, mnt = serve(t, env, source, append(flags, "--recode", mode)...)
 				before := p.Stats()

@@ -10,5 +10,8 @@ func (e *Engine) Place(m *catalog.Manifest, file int, check bool) (segment.Place
 	return e.volumeOf(m).Place(file, check)
 }
 
+// Damaged is Volume.Damaged.
+func (e *Engine) Damaged() int64 { return e.cur.Load().volume.Damaged() }
+
 // SegmentDir is Volume.SegmentDir of the version m.
 func (e *Engine) SegmentDir(m *catalog.Manifest) string { return e.volumeOf(m).SegmentDir() }

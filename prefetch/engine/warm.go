@@ -254,11 +254,12 @@ const (
 	scrubAfter = 2 * time.Minute
 	// scrubRate in bytes a second is little for any disk, and covers a terabyte in 18 hours.
 	scrubRate = 16 << 20
-	// scrubEvery is how often everything is read again.
+	// scrubEvery is how long after one scrub the next begins.
 	scrubEvery = 24 * time.Hour
 )
 
-// scrubLoop reads records that were not read since the start, so that damage is found before they are needed.
+// scrubLoop reads all records again and again, so that damage is found before they are needed, and where nobody checks what
+// is read: a few bytes of a file, and what shoal.open reads.
 func (e *Engine) scrubLoop(ctx context.Context) {
 	wait := scrubAfter
 	for {
