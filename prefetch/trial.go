@@ -11,7 +11,8 @@ import "github.com/shoalfs/shoal/prefetch/order"
 // in between (mosaics of pictures). By chance one open in 30 matches. A process's first open says nothing, so it does not
 // matter where a resumed run begins. Files that are not in the plan are other readers' (a validation pass), and opens without
 // a process count for neither. Nor does an open that continues another plan: it is another rank's, or another loader's. So
-// every open is shown to all trials (Continues) before it counts in one (Matches) or in all (Strays).
+// every open is shown to all trials (Continues) before it counts in one (Matches) or in all (Strays). For that a plan that is
+// followed goes on learning the steps of processes that matched: their first ones past other workers' batches may come after its trial.
 //
 // The plan is on trial until 6 opens have matched: then it is followed, and the Tracker does the rest. If of 32 opens
 // fewer have, nobody follows it, unless some processes do so more often than not, which are outnumbered by others. With up to
@@ -82,12 +83,14 @@ func (t *Trial) Strays(process uint32, file int) (departed bool) {
 	was, known := t.at[process]
 	if last := t.plan.Find(file, was.last); !known {
 		was.front = pos + 1
-	} else if t.undecided() {
-		t.Opens++
-		was.strayed++
-		if last >= 0 {
+	} else {
+		if last >= 0 && (t.undecided() || was.matched > was.strayed) {
 			t.steps[last-was.last] = true
 		}
+		if t.undecided() {
+			t.Opens++
+		}
+		was.strayed++
 	}
 	was.last = pos + 1
 	t.at[process] = was

@@ -143,6 +143,26 @@ func TestTrialBesideOthers(t *testing.T) {
 	})
 }
 
+// A rank whose readers come late, on a busy machine, keeps its plan while another's read their whole epoch: also their first steps past
+// the other workers' batches continue a plan, although it is followed by then.
+func TestTrialOfLateReaders(t *testing.T) {
+	const n, workers, batch = 280, 3, 4
+	rng := rand.New(rand.NewPCG(1, 2))
+	early, late := rng.Perm(n), rng.Perm(n)
+	first, second := NewTrial(located(early)), NewTrial(located(late))
+	for _, file := range late[:2] {
+		hear(100, file, &first, &second)
+	}
+	for pos, file := range early {
+		if hear(uint32(1+pos/batch%workers), file, &first, &second); second.Departed {
+			t.Fatalf("withdrawn after %d opens of the other's: %d of %d", pos, second.Matched, second.Opens)
+		}
+	}
+	if second.Opens > 1+2*workers {
+		t.Errorf("%d opens count", second.Opens)
+	}
+}
+
 // Each sample is read with three random ones, as for a mosaic.
 func TestTrialMosaic(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
