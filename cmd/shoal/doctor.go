@@ -14,7 +14,7 @@ import (
 
 // doctorOptions are the flags of shoal doctor.
 type doctorOptions struct {
-	cacheDir, mountpoint              string
+	cacheDir                          string
 	cacheSize, memory                 amount
 	quick, feedOnly, asJSON, weakETag bool
 }
@@ -47,7 +47,6 @@ hundreds to thousands of GETs. It takes about 20 s, or a third of that with --qu
 	f.StringVar(&o.cacheDir, "cache-dir", "", "cache folder whose disk is measured (default: the one for SOURCE in the user's cache folder)")
 	f.Var(&o.cacheSize, "cache-size", "the --cache-size that you will give to mount")
 	f.Var(&o.memory, "memory", "the --memory that you will give to mount")
-	f.StringVar(&o.mountpoint, "mountpoint", "", "future mount point, to check whether other containers will see it")
 	f.BoolVar(&o.feedOnly, "feed-only", false, "skip the FUSE checks")
 	f.BoolVar(&o.quick, "quick", false, "measure for a third of the time, and up to 64 connections")
 	f.BoolVar(&o.weakETag, "weak-etag", false, "accept objects listed without an ETag, as mount does")
@@ -58,11 +57,6 @@ hundreds to thousands of GETs. It takes about 20 s, or a third of that with --qu
 func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 	inv := invocationOf(c.Context())
 	opts := doctor.Options{FeedOnly: o.feedOnly, Quick: o.quick}
-	if o.mountpoint != "" {
-		if opts.Mountpoint, err = inv.abs(o.mountpoint); err != nil {
-			return err
-		}
-	}
 	if opts.CacheDir = cacheBase(); source != "" || o.cacheDir != "" {
 		eo := engineOptions{cacheDir: o.cacheDir}
 		if err := eo.resolveCacheDir(inv, source); err != nil {

@@ -15,17 +15,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/internal/cli"
-	"github.com/shoalfs/shoal/internal/profile"
+	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
 // profileOptions are the flags of shoal profile.
 type profileOptions struct {
-	duration, step time.Duration
-	bandwidth      bandwidth
-	batch          int
-	out, from      string
-	asJSON         bool
+	duration  time.Duration
+	bandwidth bandwidth
+	out, from string
+	asJSON    bool
 }
 
 func profileCommand() *cobra.Command {
@@ -43,31 +42,32 @@ recording as JSON lines; --from reads one.`,
   shoal profile /mnt/train --duration 5m --out monday.trace --bandwidth 2Gbit
   shoal profile --from monday.trace --json`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			if err := o.check(args); err != nil {
-				return err
+		RunE: func(c *cobra.Command, args []string) (err error) {
+			switch {
+			case o.from != "" && len(args) > 0:
+				return cli.Usagef("give a MOUNTPOINT or --from, not both")
+			case o.from != "" && o.out != "":
+				return cli.Usagef("--out: %s is already a recording", o.from)
+			case o.duration < 0:
+				return cli.Usagef("--duration %s: it may not be negative", o.duration)
 			}
-			var t *trace.Trace
-			var err error
+			r := recording{name: o.from}
 			if o.from != "" {
-				t, err = readTrace(o.from)
-			} else {
-				var mountpoint string
-				if mountpoint, err = oneMount(args); err == nil {
-					t, err = o.record(c.Context(), invocationOf(c.Context()), mountpoint)
-				}
+				err = r.load()
+			} else if r.name, err = oneMount(args); err == nil {
+				err = o.record(c.Context(), invocationOf(c.Context()), &r)
 			}
 			if err != nil {
 				return err
 			}
-			r, err := profile.Analyse(t, profile.Options{Bandwidth: float64(o.bandwidth), Batch: o.batch, Step: o.step.Seconds()})
-			if err != nil {
+			p, err := findings.Analyse(&r.Trace, findings.ProfileOptions{Bandwidth: float64(o.bandwidth), Searches: 4})
+			switch {
+			case err != nil:
 				return err
+			case o.asJSON:
+				return json.NewEncoder(c.OutOrStdout()).Encode(p)
 			}
-			if o.asJSON {
-				return json.NewEncoder(c.OutOrStdout()).Encode(r)
-			}
-			return r.Print(c.OutOrStdout())
+			return p.Print(c.OutOrStdout())
 		},
 	}
 	f := c.Flags()
@@ -75,139 +75,94 @@ recording as JSON lines; --from reads one.`,
 	f.StringVar(&o.out, "out", "", "save the recording to this file")
 	f.StringVar(&o.from, "from", "", "analyse a saved recording instead of a mount")
 	f.Var(&o.bandwidth, "bandwidth", "bandwidth to the object store, for the estimate (shoal doctor measures it)")
-	f.IntVar(&o.batch, "batch", 64, "samples per step of the trainer, for the estimate")
-	f.DurationVar(&o.step, "step-time", 0, "compute time of a step, for the estimate (default: as observed)")
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/profile.md)")
 	return c
 }
 
-func (o *profileOptions) check(args []string) error {
-	switch {
-	case o.from != "" && len(args) > 0:
-		return cli.Usagef("give a MOUNTPOINT or --from, not both")
-	case o.from != "" && o.out != "":
-		return cli.Usagef("--out: %s is already a recording", o.from)
-	case o.duration < 0 || o.step < 0:
-		return cli.Usagef("--duration %s, --step-time %s: neither may be negative", o.duration, o.step)
-	case o.batch < 1:
-		return cli.Usagef("--batch %d: give the samples per step, 1 or more", o.batch)
+// pollEvery is much shorter than the time in which a recording's ring fills up.
+const pollEvery = 100 * time.Millisecond
+
+// recording is the reading end of a recording.
+type recording struct {
+	trace.Trace
+	name string        // file or mount point
+	out  *bufio.Writer // nil: not saved
+	part []byte        // beginning of an incomplete line
+	n    int           // lines
+}
+
+func (r *recording) load() error {
+	text, err := os.ReadFile(r.name)
+	if err != nil {
+		return fmt.Errorf("--from: %w (shoal profile MOUNTPOINT --out %s makes one)", err, r.name)
+	}
+	if _, err := r.drain(bytes.NewReader(append(text, '\n'))); err != nil {
+		return err
+	}
+	if r.Version == 0 {
+		return fmt.Errorf("%s is empty (shoal profile MOUNTPOINT --out %s makes a recording)", r.name, r.name)
 	}
 	return nil
 }
 
-const (
-	// pollEvery is much shorter than the time in which a recording's ring fills up.
-	pollEvery = 100 * time.Millisecond
-	// maxLine bounds a line of a recording: a path, or the stats of many streams.
-	maxLine = 16 << 20
-)
-
-func readTrace(name string) (*trace.Trace, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, fmt.Errorf("--from: %w (shoal profile MOUNTPOINT --out %s makes one)", err, name)
-	}
-	defer f.Close()
-	t := &trace.Trace{}
-	s := bufio.NewScanner(f)
-	s.Buffer(make([]byte, 0, 64<<10), maxLine)
-	for n := 1; s.Scan(); n++ {
-		if err := t.Add(s.Bytes()); err != nil {
-			return nil, fmt.Errorf("%s, line %d: %w", name, n, err)
-		}
-	}
-	if err := s.Err(); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	if t.Version == 0 {
-		return nil, fmt.Errorf("%s is empty (shoal profile MOUNTPOINT --out %s makes a recording)", name, name)
-	}
-	return t, nil
-}
-
 // record records a mount until the time is over, the user stops it, or the mount is gone.
-func (o *profileOptions) record(ctx context.Context, inv *invocation, mountpoint string) (_ *trace.Trace, err error) {
-	before, err := readStats(ctx, mountpoint)
-	if err != nil {
-		return nil, err
+func (o *profileOptions) record(ctx context.Context, inv *invocation, r *recording) (err error) {
+	if _, err := readStats(ctx, r.name); err != nil {
+		return err
 	}
-	path := filepath.Join(mountpoint, ".shoal", "profile")
-	f, err := os.Open(path)
+	f, err := os.Open(filepath.Join(r.name, ".shoal", "profile"))
 	switch {
 	case errors.Is(err, os.ErrPermission):
-		return nil, fmt.Errorf("%s: %w (only the mount's owner may record it: run this as that user, or as root)", path, err)
+		return fmt.Errorf("%w (only the mount's owner may record it: run this as that user, or as root)", err)
 	case err != nil:
-		return nil, fmt.Errorf("%s: cannot start a recording: %w (others may be recording, or --memory is too small: see `shoal stat %s`)", mountpoint, err, mountpoint)
+		return fmt.Errorf("%s: cannot start a recording: %w (others may be recording, or --memory is too small: see "+
+			"`shoal stat %s`)", r.name, err, r.name)
 	}
 	defer f.Close()
-	r := recording{t: &trace.Trace{}}
 	if o.out != "" {
 		out, err := os.Create(o.out)
 		if err != nil {
-			return nil, fmt.Errorf("--out: %w", err)
+			return fmt.Errorf("--out: %w", err)
 		}
 		r.out = bufio.NewWriter(out)
 		defer func() { err = errors.Join(err, r.out.Flush(), out.Close()) }()
 	}
-	bar := inv.step("recording " + mountpoint)
-	began := time.Now()
-	ended := ""
-	for first := true; ended == ""; first = false {
+	bar := inv.step("recording " + r.name)
+	began, took, ended := time.Now(), time.Duration(0), ""
+	for ended == "" && (o.duration == 0 || took < o.duration) {
 		gone, err := r.drain(f)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if gone {
 			ended = "the mount is gone"
 			break
 		}
-		if first { // after the header
-			if err := r.stats(before.raw); err != nil {
-				return nil, err
-			}
-		}
-		took := time.Since(began)
-		bar.Set(int(took.Seconds()), int(o.duration.Seconds()), fmt.Sprintf("%d events", len(r.t.Events)))
-		wait := pollEvery
-		if o.duration > 0 {
-			if took >= o.duration {
-				break
-			}
-			wait = min(wait, o.duration-took)
-		}
+		bar.Set(int(time.Since(began).Seconds()), int(o.duration.Seconds()), fmt.Sprintf("%d events", len(r.Events)))
 		select {
 		case <-ctx.Done():
 			ended = "interrupted"
-		case <-time.After(wait):
+		case <-time.After(pollEvery):
 		}
+		took = time.Since(began)
 	}
-	took := time.Since(began)
 	bar.Done(ended)
 	if _, err := r.drain(f); err != nil {
-		return nil, err
+		return err
 	}
-	if after, err := readStats(context.WithoutCancel(ctx), mountpoint); err == nil {
-		if err := r.stats(after.raw); err != nil {
-			return nil, err
+	if after, err := readStats(context.WithoutCancel(ctx), r.name); err == nil {
+		if err := r.add("stats", json.RawMessage(after.raw)); err != nil {
+			return err
 		}
 	}
-	if r.t.Version == 0 {
-		return nil, fmt.Errorf("%s: the mount disappeared before anything was recorded", mountpoint)
+	if r.Version == 0 {
+		return fmt.Errorf("%s: the mount disappeared before anything was recorded", r.name)
 	}
-	return r.t, r.line(trace.AppendJSON(nil, struct {
-		Footer trace.Footer `json:"footer"`
-	}{trace.Footer{Seconds: took.Seconds()}}))
-}
-
-// recording is the reading end of a recording.
-type recording struct {
-	t    *trace.Trace
-	out  *bufio.Writer // nil: not saved
-	part []byte        // beginning of an incomplete line
+	return r.add("footer", trace.Footer{Seconds: took.Seconds()})
 }
 
 // drain reads the available lines. gone reports that there will be no more.
-func (r *recording) drain(f *os.File) (gone bool, err error) {
+func (r *recording) drain(f io.Reader) (gone bool, err error) {
 	buf := make([]byte, 256<<10)
 	for {
 		n, failed := f.Read(buf)
@@ -228,11 +183,9 @@ func (r *recording) drain(f *os.File) (gone bool, err error) {
 	}
 }
 
-// stats adds a snapshot of the stats.
-func (r *recording) stats(raw []byte) error {
-	return r.line(trace.AppendJSON(nil, struct {
-		Stats json.RawMessage `json:"stats"`
-	}{raw}))
+// add adds a line of the reader's own.
+func (r *recording) add(name string, v any) error {
+	return r.line(trace.AppendJSON(nil, map[string]any{name: v}))
 }
 
 func (r *recording) line(line []byte) error {
@@ -241,5 +194,9 @@ func (r *recording) line(line []byte) error {
 			return fmt.Errorf("--out: %w", err)
 		}
 	}
-	return r.t.Add(line)
+	r.n++
+	if err := r.Add(line); err != nil {
+		return fmt.Errorf("%s, line %d: %w", r.name, r.n, err)
+	}
+	return nil
 }

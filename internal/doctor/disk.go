@@ -22,7 +22,7 @@ const (
 
 // speed writes an unnamed file and reads it. The window bounds each of the two.
 func (p *patient) speed(ctx context.Context) error {
-	d, window := &p.facts.Disk, p.window()
+	d, window := &p.facts.Disk, 2*p.window
 	f, err := scratch(d)
 	if err != nil {
 		return fmt.Errorf("cannot create a file: %w", err)
@@ -50,8 +50,7 @@ func (p *patient) speed(ctx context.Context) error {
 	if !d.Direct { // reads must not come from the page cache
 		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 	}
-	d.Sequential = readRate(ctx, f, written, diskBlock, 1, window/4, false)
-	d.Random = readRate(ctx, f, written, findings.RandomRead, 8, window/2, true)
+	d.Random = readRate(ctx, f, written, window)
 	return nil
 }
 
@@ -79,26 +78,19 @@ func aligned(n int) []byte {
 	return b[at : at+n : at+n]
 }
 
-// readRate reads blocks of a file of n bytes with several workers, until window is over. It returns bytes a second.
-func readRate(ctx context.Context, f *os.File, n int64, block, workers int, window time.Duration, random bool) float64 {
-	blocks := n / int64(block)
-	var next, done atomic.Int64
+// readRate reads blocks at random of a file of n bytes, eight at a time. It returns bytes a second.
+func readRate(ctx context.Context, f *os.File, n int64, window time.Duration) float64 {
+	var done atomic.Int64
 	var wg sync.WaitGroup
 	began := time.Now()
-	for range workers {
+	for range 8 {
 		wg.Go(func() {
-			p := aligned(block)
+			p := aligned(findings.RandomRead)
 			for first := true; first || time.Since(began) < window && ctx.Err() == nil; first = false {
-				at := next.Add(1) - 1
-				if random {
-					at = rand.Int64N(blocks)
-				} else if at >= blocks {
+				if _, err := f.ReadAt(p, rand.Int64N(n/findings.RandomRead)*findings.RandomRead); err != nil {
 					return
 				}
-				if _, err := f.ReadAt(p, at*int64(block)); err != nil {
-					return
-				}
-				done.Add(int64(block))
+				done.Add(findings.RandomRead)
 			}
 		})
 	}

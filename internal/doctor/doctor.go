@@ -23,21 +23,12 @@ const Version = 2
 
 // Options say what to check.
 type Options struct {
-	CacheDir   string // absolute
-	CacheSize  int64  // bytes of --cache-size
-	Memory     int64  // bytes of --memory
-	Mountpoint string // absolute; "" for any
-	FeedOnly   bool   // nothing will be mounted
-	Quick      bool   // a third of the time
-	Source     *Source
-}
-
-// window is the duration of a measurement.
-func (o *Options) window() time.Duration {
-	if o.Quick {
-		return 500 * time.Millisecond
-	}
-	return 1500 * time.Millisecond
+	CacheDir  string // absolute
+	CacheSize int64  // bytes of --cache-size
+	Memory    int64  // bytes of --memory
+	FeedOnly  bool   // nothing will be mounted
+	Quick     bool   // a third of the time
+	Source    *Source
 }
 
 // Check gathers the facts of a rule, and asks it.
@@ -63,10 +54,14 @@ func bind[F any](rules []findings.Rule[F], facts F, steps map[string]step) (all 
 
 // Checks returns the checks to run.
 func Checks(o Options) []Check {
-	p := &patient{Options: o}
+	window := 700 * time.Millisecond
+	if o.Quick {
+		window /= 3
+	}
+	p := &patient{Options: o, window: window}
 	all := bind(findings.MachineRules, &p.facts, p.steps())
 	if s := o.Source; s != nil {
-		s.quick, s.facts.Cache = o.Quick, o.CacheSize
+		s.quick, s.window, s.facts.Cache = o.Quick, window, o.CacheSize
 		all = append(all, bind(findings.StoreRules, &s.facts, s.steps())...)
 	}
 	return all

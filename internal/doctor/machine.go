@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -22,19 +21,19 @@ import (
 // patient is a machine under examination.
 type patient struct {
 	Options
-	facts findings.Machine
+	facts  findings.Machine
+	window time.Duration // of a measurement
 }
 
 // steps gathers a machine's facts.
 func (p *patient) steps() map[string]step {
 	steps := map[string]step{
-		"fuse/device": {0, p.device}, "fuse/propagation": {0, p.propagation}, "fuse/mounts": {0, p.mounts},
-		"limits/machine": {0, p.limits}, "disk/filesystem": {0, p.filesystem}, "disk/speed": {2 * p.window(), p.speed},
-		"cache/daemon": {0, p.daemon},
+		"fuse/device": {0, p.device}, "fuse/mounts": {0, p.mounts}, "limits/machine": {0, p.limits},
+		"disk/filesystem": {0, p.filesystem}, "disk/speed": {4 * p.window, p.speed},
 	}
 	if p.FeedOnly {
 		skip := step{0, func(context.Context) error { return findings.Skip("--feed-only: nothing will be mounted") }}
-		steps["fuse/device"], steps["fuse/propagation"], steps["fuse/mounts"] = skip, skip, skip
+		steps["fuse/device"], steps["fuse/mounts"] = skip, skip
 	}
 	return steps
 }
@@ -61,22 +60,6 @@ func (p *patient) device(context.Context) error {
 		exists("/run/.containerenv") ||
 		strings.Contains(cgroup, "kubepods") || strings.Contains(cgroup, "docker") || strings.Contains(cgroup, "containerd")
 	return nil
-}
-
-// propagation finds the mount that contains the mount point.
-func (p *patient) propagation(context.Context) error {
-	if !p.facts.Container {
-		return findings.Skip("not in a container")
-	}
-	all, err := machine.Mounts("/")
-	p.facts.Mountpoint = p.Mountpoint
-	for _, m := range all {
-		inside := p.Mountpoint == m.Point || strings.HasPrefix(p.Mountpoint, strings.TrimSuffix(m.Point, "/")+"/")
-		if inside && len(m.Point) >= len(p.facts.On.Point) {
-			p.facts.On = m
-		}
-	}
-	return err
 }
 
 // mounts looks for mounts of Shoal's whose daemon is gone: they refuse, or never answer.
@@ -150,29 +133,4 @@ func (p *patient) filesystem(context.Context) (err error) {
 	err = unix.Statfs(d.Dir, &st)
 	d.Type, d.Want = int64(uint32(st.Type)), p.CacheSize
 	return err
-}
-
-// daemon looks for the owner's lock without taking it, which could stop a daemon from starting.
-func (p *patient) daemon(context.Context) error {
-	f := &p.facts
-	f.CacheDir = p.CacheDir
-	var st unix.Stat_t
-	if unix.Stat(filepath.Join(p.CacheDir, "lock"), &st) != nil {
-		return nil
-	}
-	// 1: FLOCK  ADVISORY  WRITE 15716 fe:00:10462412 0 EOF (proc(5)); devices of some file systems are not stat's.
-	for line := range strings.Lines(read("/proc/locks")) {
-		if l := strings.Fields(line); len(l) >= 6 && l[1] == "FLOCK" && strings.HasSuffix(l[5], fmt.Sprintf(":%d", st.Ino)) {
-			f.PID = l[4]
-		}
-	}
-	if f.PID == "" {
-		return nil
-	}
-	conn, err := net.DialTimeout("unix", filepath.Join(p.CacheDir, "shoal.sock"), time.Second)
-	if err == nil {
-		_ = conn.Close()
-	}
-	f.Deaf = err
-	return nil
 }

@@ -9,64 +9,16 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/internal/findings"
 )
 
-// window is the duration of a rung; others are multiples of it.
-func (s *Source) window() time.Duration {
-	if s.quick {
-		return 250 * time.Millisecond
-	}
-	return 700 * time.Millisecond
-}
-
-// read reads a part of an object and counts it.
-func (s *Source) read(ctx context.Context, o objstore.Object, p []byte, off int64) error {
-	atomic.AddInt64(&s.facts.Requests, 1)
-	err := s.store.ReadAt(ctx, o, p, off)
-	if err == nil {
-		atomic.AddInt64(&s.facts.Fetched, int64(len(p)))
-	}
-	return err
-}
-
 // latency measures small GETs, four at a time over open connections.
 func (s *Source) latency(ctx context.Context) error {
-	const small, most = 4 << 10, 400
 	l := &s.facts.Latency
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	began := time.Now()
-	for range 4 {
-		wg.Go(func() {
-			p := make([]byte, small)
-			// At least two: if the first answers are late, those after them show the usual latency.
-			for n, full := 0, false; !full && (n < 2 || time.Since(began) < 3*s.window()) && ctx.Err() == nil; n++ {
-				o, err := s.sample()
-				t := time.Now()
-				if err == nil {
-					err = s.read(ctx, o, p[:min(o.Size, small)], 0)
-				}
-				d := time.Since(t)
-				mu.Lock()
-				switch {
-				case err != nil:
-					l.Failed++
-				case n > 0: // the first opens the connection
-					l.Took = append(l.Took, d)
-				}
-				full = len(l.Took) >= most
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
+	_, *l = s.climb(ctx, 4, 4<<10, 3*s.window)
 	slices.Sort(l.Took)
-	if len(l.Took) >= 4 {
-		// The quartiles of a normal distribution are 1.349 sigma apart.
-		l.Sigma = math.Log(float64(l.At(0.75))/float64(max(l.At(0.25), 1))) / 1.349
-	}
+	// The quartiles of a normal distribution are 1.349 sigma apart.
+	l.Sigma = math.Log(float64(max(l.At(0.75), 1))/float64(max(l.At(0.25), 1))) / 1.349
 	return nil
 }
 
@@ -77,11 +29,9 @@ func (s *Source) bandwidth(ctx context.Context) error {
 		most = 64
 	}
 	f := &s.facts
-	f.Ladder, f.Rising = ascend(most, s.window(), func(connections int, size int64) findings.Rung {
-		if ctx.Err() != nil {
-			return findings.Rung{}
-		}
-		return s.climb(ctx, connections, size)
+	f.Ladder, f.Rising = ascend(most, s.window, func(connections int, size int64) findings.Rung {
+		rung, _ := s.climb(ctx, connections, size, s.window)
+		return rung
 	})
 	return nil
 }
@@ -117,41 +67,49 @@ func ascend(most int, window time.Duration, climb func(connections int,
 	return ladder, idle == 0
 }
 
-// climb reads with this many connections for one window, after each has answered once.
-func (s *Source) climb(ctx context.Context, connections int, size int64) findings.Rung {
-	window := s.window()
+// climb reads with this many connections for one window, after each has answered once. It reads from within objects: a
+// store that ignores Range is found out.
+func (s *Source) climb(ctx context.Context, connections int, size int64, window time.Duration) (findings.Rung,
+	findings.Latency) {
 	ctx, cancel := context.WithTimeout(ctx, 4*window+2*time.Second)
 	defer cancel()
 	var warm, wg sync.WaitGroup
 	warm.Add(connections)
-	var got, gets, began atomic.Int64 // began: since base, once all are warm
+	var mu sync.Mutex
+	var l findings.Latency
+	var got, gets int64
+	var began atomic.Int64 // since base, once all are warm
 	base := time.Now()
 	for range connections {
 		wg.Go(func() {
 			p := make([]byte, size)
-			one := func() (n int64) {
+			for n := 0; n == 0 || ctx.Err() == nil && int64(time.Since(base))-began.Load() < int64(window); n++ {
+				t := time.Now()
 				o, err := s.sample()
-				if err != nil {
-					return 0
+				part := p[:min(o.Size, size)]
+				if err == nil {
+					err = s.store.ReadAt(ctx, o, part, rand.Int64N(o.Size-int64(len(part))+1))
 				}
-				if n = min(o.Size, size); s.read(ctx, o, p[:n], rand.Int64N(o.Size-n+1)) != nil {
-					return 0
+				mu.Lock()
+				s.facts.Requests++
+				switch {
+				case err != nil && ctx.Err() == nil:
+					l.Failed, l.Err = l.Failed+1, err
+				case err == nil:
+					if s.facts.Fetched += int64(len(part)); n > 0 {
+						got, gets, l.Took = got+int64(len(part)), gets+1, append(l.Took, time.Since(t))
+					}
 				}
-				return n
-			}
-			one()
-			warm.Done()
-			warm.Wait()
-			began.CompareAndSwap(0, int64(time.Since(base))+1)
-			for ctx.Err() == nil && time.Since(base)-time.Duration(began.Load()) < window {
-				if n := one(); n > 0 {
-					got.Add(n)
-					gets.Add(1)
+				mu.Unlock()
+				if n == 0 {
+					warm.Done()
+					warm.Wait()
+					began.CompareAndSwap(0, int64(time.Since(base))+1)
 				}
 			}
 		})
 	}
 	wg.Wait()
 	took := max((time.Since(base) - time.Duration(began.Load())).Seconds(), 1e-6)
-	return findings.Rung{Connections: connections, Bytes: float64(got.Load()) / took, Gets: float64(gets.Load()) / took}
+	return findings.Rung{Connections: connections, Bytes: float64(got) / took, Gets: float64(gets) / took}, l
 }

@@ -21,6 +21,7 @@ type Source struct {
 	Data func(files int) int64
 
 	quick   bool
+	window  time.Duration // of a rung of connections; others are multiples of it
 	facts   findings.Store
 	store   objstore.Store
 	where   objstore.Source
@@ -30,10 +31,10 @@ type Source struct {
 // steps gathers a source's facts.
 func (s *Source) steps() map[string]step {
 	return map[string]step{
-		"source/bucket":  {4 * time.Second, s.open}, // it may request a role's credentials
-		"source/listing": {4 * s.window(), s.list}, "source/get": {2 * time.Second, s.get},
-		"source/latency":   {3 * s.window(), s.latency},
-		"source/bandwidth": {10 * s.window(), s.bandwidth}, "source/epoch": {10 * time.Second,
+		"source/bucket":    {4 * time.Second, s.open}, // it may request a role's credentials
+		"source/listing":   {4 * s.window, s.list},
+		"source/latency":   {3 * s.window, s.latency},
+		"source/bandwidth": {10 * s.window, s.bandwidth}, "source/epoch": {10 * time.Second,
 			func(context.Context) error { return nil }},
 	}
 }
@@ -85,7 +86,7 @@ func (s *Source) list(ctx context.Context) error {
 		} else if i := rand.IntN(f.Objects); i < keepsMost {
 			s.objects[i] = o
 		}
-		if f.Objects == listMost || time.Since(began) > 4*s.window() {
+		if f.Objects == listMost || time.Since(began) > 4*s.window {
 			f.Whole = false
 			break
 		}
@@ -104,14 +105,4 @@ func (s *Source) sample() (objstore.Object, error) {
 		}
 	}
 	return objstore.Object{}, findings.Skip("all objects are empty")
-}
-
-// get reads a part of an object that is not its beginning: a store that ignores Range is found out.
-func (s *Source) get(ctx context.Context) error {
-	o, err := s.sample()
-	if err != nil {
-		return err
-	}
-	s.facts.Key = o.Key
-	return s.read(ctx, o, make([]byte, min((o.Size+1)/2, 64<<10)), o.Size/2)
 }

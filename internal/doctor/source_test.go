@@ -117,7 +117,7 @@ func TestAGoodStore(t *testing.T) {
 	t.Cleanup(p.Stop)
 	by := look(t, "s3://photos/train", environment(p.URL))
 	for code, word := range map[string]string{
-		"bucket": p.URL, "listing": "40 objects", "get": "ETags", "epoch": "a first epoch takes",
+		"bucket": p.URL, "listing": "40 objects", "epoch": "a first epoch takes",
 	} {
 		is(t, by[code], findings.OK, word)
 	}
@@ -153,7 +153,7 @@ func TestABadStore(t *testing.T) {
 		{"no such host", "s3://photos/train", environment("http://no-such-host.invalid.:9000"), "bucket", "AWS_ENDPOINT_URL"},
 		{"no source", "gopher://photos", environment(endpoint), "bucket", "s3://BUCKET/PREFIX"},
 		{"no folder", "file:///no/such/folder", environment(""), "bucket", "check the path"},
-		{"no Range", "s3://photos/train", environment(changed(t, endpoint, func(r *http.Request) { r.Header.Del("Range") })), "get", ""},
+		{"no Range", "s3://photos/train", environment(changed(t, endpoint, func(r *http.Request) { r.Header.Del("Range") })), "latency", ""},
 		{"expired", "s3://photos/train", trusting(ca, serve(t, ca, "127.0.0.1", -time.Hour)), "bucket", "clock is out of date"},
 		{"another name", "s3://photos/train", trusting(ca, serve(t, ca, "10.9.8.7", time.Hour)), "bucket", "host name"},
 		{"unknown authority", "s3://photos/train", trusting(ca, serve(t, stranger, "127.0.0.1", time.Hour)), "bucket", "AWS_CA_BUNDLE"},
@@ -232,7 +232,7 @@ func TestAFolder(t *testing.T) {
 	if err := os.Truncate(filepath.Join(dir, "a.jpg"), 0); err != nil {
 		t.Fatal(err)
 	}
-	is(t, look(t, "file://"+dir, environment(""))["get"], findings.Skipped, "empty")
+	is(t, look(t, "file://"+dir, environment(""))["latency"], findings.Skipped, "empty")
 }
 
 // TestKnee climbs a model: connections bring in proportion up to a line's bandwidth.

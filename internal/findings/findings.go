@@ -2,6 +2,7 @@
 // the remedy. Who asks gathers the facts, and shows what was found:
 //
 //	Machine, Store ◄── package doctor measures ── shoal doctor
+//	trainer ◄── package trace records ── shoal profile
 //
 // The package is pure: no clock, no I/O, no goroutines.
 package findings
@@ -49,6 +50,12 @@ func ok(thing string, args ...any) Finding {
 	return Finding{Level: OK, Thing: fmt.Sprintf(thing, args...)}
 }
 
+// because adds the cause.
+func (f Finding) because(cause string, args ...any) Finding {
+	f.Cause = fmt.Sprintf(cause, args...)
+	return f
+}
+
 // note adds what one may want to know.
 func (f Finding) note(cause, remedy string) Finding {
 	f.Cause, f.Remedy = cause, remedy
@@ -87,11 +94,7 @@ func OfError(err error) Finding {
 	case errors.As(err, &skip):
 		return Finding{Level: Skipped, Thing: string(skip)}
 	case errors.As(err, &e):
-		remedy := e.Remedy
-		if strings.Contains(e.Err.Error(), "ETag") {
-			remedy = "shoal mount --weak-etag, or upload the object again through the S3 API"
-		}
-		return ok("%s", oneLine(e.Err.Error())).fail(e.Kind.String(), remedy)
+		return ok("%s", oneLine(e.Err.Error())).fail(e.Kind.String(), e.Remedy)
 	case errors.Is(err, context.DeadlineExceeded):
 		return ok("no answer in time").fail("the kernel, the network or a server hangs",
 			"find out which: dmesg | tail, and the network")

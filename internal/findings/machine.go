@@ -3,7 +3,6 @@ package findings
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 
 	humanize "github.com/dustin/go-humanize"
@@ -15,16 +14,11 @@ import (
 
 // Machine is what is known of a machine.
 type Machine struct {
-	Device     error         // of opening /dev/fuse
-	Container  bool          // this process is in one
-	Mountpoint string        // of the future; "": any
-	On         machine.Mount // in which that is
-	Live, Dead []string      // mounts of Shoal's whose daemon answers, and does not
+	Device     error    // of opening /dev/fuse
+	Container  bool     // this process is in one
+	Live, Dead []string // mounts of Shoal's whose daemon answers, and does not
 	Limits     Limits
 	Disk       Disk
-	CacheDir   string
-	PID        string // of the process that owns the cache directory; "": none
-	Deaf       error  // of a connection to it
 }
 
 // Limits are those of this process and its cgroups.
@@ -43,14 +37,13 @@ type Disk struct {
 	Room, Want int64   // bytes for the cache, --cache-size
 	Direct     bool    // read and written without the page cache
 	Write      float64 // bytes a second; so are the next two
-	Sequential float64
 	Random     float64 // of blocks of RandomRead, 8 at a time
 }
 
 // MachineRules are in the report's order.
 var MachineRules = []Rule[*Machine]{
-	{"fuse/device", fuseDevice}, {"fuse/propagation", propagation}, {"fuse/mounts", mounts}, {"limits/machine", limits},
-	{"disk/filesystem", filesystem}, {"disk/speed", speed}, {"cache/daemon", daemon},
+	{"fuse/device", fuseDevice}, {"fuse/mounts", mounts}, {"limits/machine", limits},
+	{"disk/filesystem", filesystem}, {"disk/speed", speed},
 }
 
 func fuseDevice(m *Machine) Finding {
@@ -66,19 +59,6 @@ func fuseDevice(m *Machine) Finding {
 		remedy = "sudo chmod 666 /dev/fuse"
 	}
 	return ok("/dev/fuse: %s", err).fail("mounts are impossible; the feed (shoal serve) works", remedy)
-}
-
-func propagation(m *Machine) Finding {
-	switch {
-	case m.Mountpoint == "":
-		return ok("a container").note("whether others will see a mount depends on its folder",
-			"shoal doctor --mountpoint DIR")
-	case m.On.Shared:
-		return ok("%s is on %s, which is shared", m.Mountpoint, m.On.Point)
-	}
-	return ok("%s is on %s, which is not shared", m.Mountpoint, m.On.Point).warn("a mount there is visible only in this "+
-		"container: a trainer in another one sees an empty folder", "mountPropagation: Bidirectional on the volume here and "+
-		"HostToContainer in the trainer's (docker: -v DIR:DIR:rshared)")
 }
 
 func mounts(m *Machine) Finding {
@@ -169,9 +149,8 @@ func speed(m *Machine) Finding {
 	const another = "--cache-dir on a local NVMe disk"
 	d := &m.Disk
 	reads := human.Rate(d.Random / RandomRead)
-	f := ok("writes %s/s, reads %s/s in sequence, %s/s at random (128 KiB, 8 at a time: %s/s)", rate(d.Write),
-		rate(d.Sequential),
-		rate(d.Random), reads).with("write_bytes_per_second", d.Write).with("sequential_read_bytes_per_second", d.Sequential).
+	f := ok("writes %s/s, reads %s/s at random (128 KiB, 8 at a time: %s/s)", rate(d.Write), rate(d.Random),
+		reads).with("write_bytes_per_second", d.Write).
 		with("random_read_bytes_per_second", d.Random)
 	if !d.Direct {
 		f.Thing += ", through the page cache (no O_DIRECT here)"
@@ -184,18 +163,6 @@ func speed(m *Machine) Finding {
 		return f.warn("a cold epoch is kept no faster than the disk writes; data beyond that is fetched again", another)
 	}
 	return f
-}
-
-func daemon(m *Machine) Finding {
-	switch {
-	case m.PID == "":
-		return ok("no daemon owns %s now", m.CacheDir)
-	case m.Deaf != nil:
-		return ok("pid %s owns %s, but does not answer: %s", m.PID, m.CacheDir, m.Deaf).
-			warn("another mount or feed cannot share it; it may be starting, ending, or hung",
-				"look at "+filepath.Join(m.CacheDir, "shoal.log")+", or give another --cache-dir")
-	}
-	return ok("a daemon (pid %s) owns %s, and others can attach to it", m.PID, m.CacheDir)
 }
 
 func rate(bytes float64) string { return humanize.Bytes(uint64(max(bytes, 0))) }

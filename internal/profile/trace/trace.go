@@ -7,14 +7,6 @@
 //	[1310,"r",4711,17,0,114660,30512,"miss"]                       a read: ..., offset, bytes, wait in microseconds, area
 //	{"lost":12}                                                    events lost because the ring was full, or of another version
 //	{"stats":{...}}                                                `.shoal/stats`, added by the reader of the recording
-//
-// Limits:
-//
-//   - A process is the thread that made the request, by the kernel's number; 0 is one in a pid namespace that the daemon
-//     cannot see.
-//   - Reads served by the kernel's page cache are not recorded: then there is only an open.
-//   - The kernel reads ahead: reads of one process may overlap in time, and are up to 512 KiB long whatever the process
-//     requested.
 package trace
 
 import (
@@ -22,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -93,12 +86,7 @@ const (
 
 var areas = [...]string{None: "", Keep: "keep", Ring: "ring", Joined: "joined", Miss: "miss"}
 
-func (a Area) String() string {
-	if int(a) < len(areas) {
-		return areas[a]
-	}
-	return "Area(" + strconv.Itoa(int(a)) + ")"
-}
+func (a Area) String() string { return areas[min(int(a), len(areas)-1)] }
 
 // Event is one action of a process.
 type Event struct {
@@ -114,24 +102,18 @@ type Event struct {
 
 // Append appends the event's line.
 func (e *Event) Append(b []byte) []byte {
-	b = append(b, '[')
-	b = strconv.AppendInt(b, e.At.Microseconds(), 10)
-	b = append(b, ',', '"', byte(e.Kind), '"', ',')
-	b = strconv.AppendUint(b, uint64(e.Process), 10)
-	b = append(b, ',')
-	b = strconv.AppendInt(b, int64(e.File), 10)
+	number := func(before string, n int64) { b = strconv.AppendInt(append(b, before...), n, 10) }
+	number("[", e.At.Microseconds())
+	b = append(b, ',', '"', byte(e.Kind), '"')
+	number(",", int64(e.Process))
+	number(",", int64(e.File))
 	if e.Kind == Read {
-		b = append(b, ',')
-		b = strconv.AppendInt(b, e.Off, 10)
-		b = append(b, ',')
-		b = strconv.AppendInt(b, int64(e.Len), 10)
-		b = append(b, ',')
-		b = strconv.AppendInt(b, e.Wait.Microseconds(), 10)
-		b = append(b, ',', '"')
-		b = append(b, e.Area.String()...)
-		b = append(b, '"')
+		number(",", e.Off)
+		number(",", int64(e.Len))
+		number(",", e.Wait.Microseconds())
+		b = append(append(append(b, `,"`...), e.Area.String()...), '"')
 	}
-	return append(b, ']', '\n')
+	return append(b, "]\n"...)
 }
 
 // Losses is the line about events lost because the ring was full, or of another version of the dataset.
@@ -149,42 +131,18 @@ func AppendJSON(b []byte, v any) []byte {
 }
 
 // parseEvent is the inverse of Event.Append.
-func parseEvent(line string) (e Event, err error) {
-	fields := strings.Split(strings.TrimSuffix(strings.TrimPrefix(line, "["), "]"), ",")
-	fail := func() (Event, error) { return Event{}, fmt.Errorf("%.80q is not an event", line) }
-	if len(fields) != 4 && len(fields) != 8 {
-		return fail()
+func parseEvent(line []byte) (e Event, err error) {
+	var kind, area string
+	var at, wait int64
+	fields := []any{&at, &kind, &e.Process, &e.File, &e.Off, &e.Len, &wait, &area}
+	err = json.Unmarshal(line, &fields)
+	read := kind == string(Read) && len(fields) == 8
+	if other := len(kind) == 1 && strings.Contains("ocld", kind) && len(fields) == 4; err != nil || !read && !other ||
+		at < 0 || wait < 0 || e.Off < 0 || e.Len < 0 || e.File < -1 {
+		return Event{}, fmt.Errorf("%.80q is not an event", line)
 	}
-	number := func(i int, bits int) (n int64) {
-		if err == nil {
-			n, err = strconv.ParseInt(fields[i], 10, bits)
-		}
-		return n
-	}
-	kind := strings.Trim(fields[1], `"`)
-	if len(kind) != 1 {
-		return fail()
-	}
-	e.Kind = Kind(kind[0])
-	e.At = time.Duration(number(0, 64)) * time.Microsecond
-	process := number(2, 64)
-	e.Process, e.File = uint32(process), int32(number(3, 32))
-	switch {
-	case e.Kind == Read && len(fields) == 8:
-		e.Off, e.Len, e.Wait = number(4, 64), int32(number(5, 32)), time.Duration(number(6, 64))*time.Microsecond
-		name := strings.Trim(fields[7], `"`)
-		for a, n := range areas {
-			if n == name {
-				e.Area = Area(a)
-			}
-		}
-	case len(fields) == 4 && strings.Contains("ocld", kind):
-	default:
-		return fail()
-	}
-	if err != nil || process < 0 || process > 1<<32-1 || e.At < 0 || e.Wait < 0 || e.Off < 0 || e.Len < 0 || e.File < -1 {
-		return fail()
-	}
+	e.Kind, e.At, e.Wait = Kind(kind[0]), time.Duration(at)*time.Microsecond, time.Duration(wait)*time.Microsecond
+	e.Area = Area(max(slices.Index(areas[:], area), 0))
 	return e, nil
 }
 
@@ -210,7 +168,7 @@ func (t *Trace) Add(line []byte) error {
 		if !t.begun {
 			return errors.New("the recording does not begin with its header")
 		}
-		e, err := parseEvent(string(line))
+		e, err := parseEvent(line)
 		if err == nil {
 			t.Events = append(t.Events, e)
 			t.Length = max(t.Length, e.At+e.Wait)
@@ -218,36 +176,33 @@ func (t *Trace) Add(line []byte) error {
 		return err
 	}
 	if !t.begun {
-		var h Header
-		if err := json.Unmarshal(line, &h); err != nil || h.Version == 0 {
+		if err := json.Unmarshal(line, &t.Header); err != nil || t.Version == 0 {
 			return fmt.Errorf("%.80q is not the header of a recording (shoal profile --out writes them)", line)
 		}
-		if h.Version > Version {
-			return fmt.Errorf("the recording has version %d, and this program reads up to %d (use a newer shoal)", h.Version, Version)
+		if t.Version > Version {
+			return fmt.Errorf("the recording has version %d, and this program reads %d (use a newer shoal)", t.Version, Version)
 		}
-		t.Header, t.Files, t.begun = h, map[int]File{}, true
+		t.Files, t.begun = map[int]File{}, true
 		return nil
 	}
 	var f struct {
 		IsFile *int            `json:"file"`
-		Lost   int64           `json:"lost"`
 		Stats  json.RawMessage `json:"stats"`
-		Footer *Footer         `json:"footer"`
-		Sample int             `json:"sample"`
-		Size   int64           `json:"size"`
-		Path   string          `json:"path"`
+		Footer Footer          `json:"footer"`
+		Losses
+		File
 	}
 	if err := json.Unmarshal(line, &f); err != nil {
 		return fmt.Errorf("%.80q is not a line of a recording: %w", line, err)
 	}
-	switch {
-	case f.IsFile != nil:
-		t.Files[*f.IsFile] = File{*f.IsFile, f.Sample, f.Size, f.Path}
-	case f.Stats != nil:
-		t.Stats = append(t.Stats, f.Stats)
-	case f.Footer != nil:
-		t.Length = max(t.Length, time.Duration(f.Footer.Seconds*float64(time.Second)))
+	if f.IsFile != nil {
+		f.File.File = *f.IsFile
+		t.Files[*f.IsFile] = f.File
 	}
+	if f.Stats != nil {
+		t.Stats = append(t.Stats, f.Stats)
+	}
+	t.Length = max(t.Length, time.Duration(f.Footer.Seconds*float64(time.Second)))
 	t.Lost += f.Lost
 	return nil
 }

@@ -23,7 +23,7 @@ func TestEventsSurvive(t *testing.T) {
 			e.Len, e.Area = rapid.Int32Min(0).Draw(t, "len"), Area(rapid.IntRange(1, int(Miss)).Draw(t, "area"))
 		}
 		line := e.Append(nil)
-		got, err := parseEvent(string(bytes.TrimSpace(line)))
+		got, err := parseEvent(line)
 		if err != nil || got != e {
 			t.Fatalf("%s became %+v, %v; want %+v", line, got, err, e)
 		}

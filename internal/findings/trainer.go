@@ -1,0 +1,399 @@
+package findings
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/internal/profile/trace"
+	"github.com/shoalfs/shoal/prefetch/infer"
+	"github.com/shoalfs/shoal/prefetch/sim"
+)
+
+// ProfileVersion is that of a profile's schema (docs/profile.md). A field may be added without a new version.
+const ProfileVersion = 2
+
+// Profile is what a recording of a mount says about the trainer.
+type Profile struct {
+	Version  int       `json:"version"`
+	Source   string    `json:"source"`
+	Started  time.Time `json:"started"`
+	Seconds  float64   `json:"seconds"`
+	Figures  Figures   `json:"figures"`
+	Findings []Finding `json:"findings"` // the most important first
+	Estimate *Estimate `json:"estimate,omitempty"`
+	Verdict  string    `json:"verdict"`
+}
+
+// Figures are counts and rates.
+type Figures struct {
+	Opens          int     `json:"opens"`
+	Reads          int     `json:"reads"`
+	Bytes          int64   `json:"bytes"`
+	Lookups        int     `json:"lookups"` // of names and attributes, and pieces of listings
+	Files          int     `json:"files"`   // distinct files opened
+	DatasetFiles   int     `json:"dataset_files"`
+	AtOnce         float64 `json:"processes_at_once"`
+	FilesPerSecond float64 `json:"files_per_second"` // opened, while anything was
+	WaitShare      float64 `json:"wait_share"`       // share of the processes' time spent waiting for reads
+	WaitP50        float64 `json:"read_wait_p50_seconds"`
+	WaitP99        float64 `json:"read_wait_p99_seconds"`
+	Passes         int     `json:"passes"` // over the files, begun
+	Lost           int64   `json:"lost"`   // events that the recording lost
+	LatencySeconds float64 `json:"get_latency_p50_seconds"`
+	Order          string  `json:"order"` // followed by the mount
+	OrderState     string  `json:"order_state"`
+	served
+}
+
+// served counts reads by where the bytes were.
+type served struct {
+	Keep   int `json:"keep"`
+	Ring   int `json:"ring"`
+	Joined int `json:"joined"`
+	Misses int `json:"misses"`
+}
+
+// Estimate is the rate of the job if its order were known, and the model that it comes from.
+type Estimate struct {
+	Now         float64 `json:"files_per_second"`      // as seen
+	Cold        float64 `json:"cold_files_per_second"` // an epoch that fetches everything
+	Warm        float64 `json:"warm_files_per_second"` // one after it, with the cache as it is
+	Bound       string  `json:"cold_bound"`            // what bounds the cold epoch
+	Workers     int     `json:"workers"`
+	Read        float64 `json:"read_seconds"` // of a worker for a sample: all but waiting for its bytes
+	Connections int     `json:"connections"`
+	CacheShare  float64 `json:"cache_share"` // of the dataset that the cache may hold
+}
+
+// ProfileOptions are facts that a recording does not contain.
+type ProfileOptions struct {
+	Bandwidth float64 // bytes a second of the link to the store; 0: no limit
+	// Searches is the number of searches for PyTorch's shuffles, which take some tenths of a second each.
+	Searches int
+}
+
+// mountStats is the part of `.shoal/stats` that is used.
+type mountStats struct {
+	LatencyP50  float64 `json:"get_latency_p50_seconds"`
+	Connections int     `json:"connections"`
+	Lead        int     `json:"lead_samples"`
+	Order       struct {
+		Spec  string `json:"spec"`
+		State string `json:"state"`
+	} `json:"order"`
+}
+
+// fewest is the least number of opens to analyse.
+const fewest = 24
+
+// Analyse analyses a recording. It fails if the recorded stats cannot be parsed.
+//
+// Reads served by the kernel's page cache are not in a recording, only the opens. A process is a thread: a DataLoader's
+// workers are distinct, but not which of them belong to one trainer.
+func Analyse(t *trace.Trace, o ProfileOptions) (Profile, error) {
+	tr := &trainer{trace: t, options: o}
+	if n := len(t.Stats); n > 0 {
+		if err := json.Unmarshal(t.Stats[n-1], &tr.stats); err != nil {
+			return Profile{}, fmt.Errorf("the recording's stats: %w", err)
+		}
+	}
+	tr.digest()
+	p := Profile{
+		Version: ProfileVersion, Source: t.Source, Started: t.Started, Seconds: t.Length.Seconds(), Figures: tr.Figures,
+		Findings: []Finding{},
+	}
+	if tr.trains() {
+		if err := tr.predict(); err != nil {
+			return Profile{}, err
+		}
+		p.Estimate = &tr.estimate
+	}
+	for _, r := range trainerRules {
+		if f := r.Of(tr); f.Thing != "" {
+			f.Code = r.Code
+			p.Findings = append(p.Findings, f)
+		}
+	}
+	p.Verdict = tr.verdict()
+	return p, nil
+}
+
+// trainer is what a recording shows.
+type trainer struct {
+	Figures
+	trace    *trace.Trace
+	stats    mountStats // the last
+	options  ProfileOptions
+	visits   []visit // by their start
+	process  map[uint32]*process
+	lens     []int          // of reads, sorted
+	span     time.Duration  // of all processes
+	near     float64        // share of the visits that repeat a file of the last visits, as many as a quarter of the files
+	passes   [][]int        // numbers of files, in the order of their visits
+	torch    *infer.Finding // the shuffle that the opens follow; nil: none
+	searched bool
+	estimate Estimate
+}
+
+// visit is one open of a file, with its reads.
+type visit struct {
+	file       int32
+	process    uint32
+	start, end time.Duration // end: of the last read
+	wait       time.Duration // in which at least one read was pending
+	bytes      int64
+	reads      int
+	jumps      int   // reads that do not continue near the end of the previous one
+	next       int64 // offset after the last read
+	again      bool  // the same process had this file open just before
+}
+
+// process is the activity of one thread.
+type process struct {
+	visits         []*visit
+	from, to, wait time.Duration
+}
+
+// digest fills the trainer from the events.
+func (t *trainer) digest() {
+	events := slices.Clone(t.trace.Events)
+	slices.SortStableFunc(events, func(a, b trace.Event) int { return cmp.Compare(a.At, b.At) })
+	type place struct {
+		process uint32
+		file    int32
+	}
+	open, anybody, latest := map[place]int{}, map[int32]int{}, map[uint32]int{} // the latest visit
+	begin := func(e trace.Event) int {
+		at, ok := latest[e.Process]
+		again := ok && e.Process != 0 && t.visits[at].file == e.File
+		i := len(t.visits)
+		t.visits = append(t.visits, visit{file: e.File, process: e.Process, start: e.At, end: e.At, again: again})
+		open[place{e.Process, e.File}], anybody[e.File], latest[e.Process] = i, i, i
+		return i
+	}
+	var waits []time.Duration
+	for _, e := range events {
+		i, ok := open[place{e.Process, e.File}]
+		if !ok {
+			i, ok = anybody[e.File]
+		}
+		switch e.Kind {
+		case trace.Open:
+			begin(e)
+		case trace.Read:
+			if !ok {
+				i = begin(e) // opened before the recording began
+			}
+			t.visits[i].read(e)
+			t.Reads++
+			t.Bytes += int64(e.Len)
+			*[]*int{new(int), &t.Keep, &t.Ring, &t.Joined, &t.Misses}[min(e.Area, trace.Miss)]++
+			waits = append(waits, e.Wait)
+			t.lens = append(t.lens, int(e.Len))
+		case trace.List, trace.Lookup:
+			t.Lookups++
+		}
+	}
+	slices.Sort(waits)
+	slices.Sort(t.lens)
+	t.WaitP50, t.WaitP99 = quantile(waits, 0.5).Seconds(), quantile(waits, 0.99).Seconds()
+	t.LatencySeconds, t.Order, t.OrderState = t.stats.LatencyP50, cmp.Or(t.stats.Order.Spec, t.trace.Order),
+		t.stats.Order.State
+	t.Opens, t.DatasetFiles, t.Lost = len(t.visits), t.trace.Header.Files, t.trace.Lost
+	t.group()
+}
+
+func (v *visit) read(e trace.Event) {
+	end := e.At + e.Wait
+	if v.reads == 0 {
+		v.wait = e.Wait
+	} else if from := max(e.At, v.end); end > from {
+		v.wait += end - from
+	}
+	// The kernel reads ahead with several requests at once, which arrive in any order.
+	if off := e.Off - v.next; v.reads > 0 && max(off, -off) > 2*int64(e.Len) {
+		v.jumps++
+	}
+	v.reads++
+	v.bytes += int64(e.Len)
+	v.next = e.Off + int64(e.Len)
+	v.end = max(v.end, end)
+}
+
+// group sorts the visits by process and by job, and cuts the largest job's into passes.
+func (t *trainer) group() {
+	t.process = map[uint32]*process{}
+	seen := map[int32]bool{}
+	var from, to time.Duration
+	var all []*visit
+	for i := range t.visits {
+		v := &t.visits[i]
+		p := t.process[v.process]
+		if p == nil {
+			p = &process{from: v.start}
+			t.process[v.process] = p
+		}
+		p.visits = append(p.visits, v)
+		p.wait += v.wait
+		if i == 0 {
+			from = v.start
+		}
+		p.to, to = max(p.to, v.end), max(to, v.end)
+		seen[v.file] = true
+		if !v.again {
+			all = append(all, v)
+		}
+	}
+	var wait time.Duration
+	for _, p := range t.process {
+		t.span += p.to - p.from
+		wait += min(p.wait, p.to-p.from)
+	}
+	t.Files, t.WaitShare = len(seen), share(float64(wait), float64(t.span))
+	t.AtOnce, t.FilesPerSecond = share(float64(t.span), float64(to-from)), share(float64(len(all)), (to-from).Seconds())
+	t.repeats(all)
+}
+
+// number is a visited file's place in the listing's order: its sample number, if it has one.
+func (t *trainer) number(v *visit) int {
+	if sample := t.file(v).Sample; sample >= 0 {
+		return sample
+	}
+	return int(v.file)
+}
+
+func (t *trainer) file(v *visit) trace.File { return t.trace.Files[int(v.file)] }
+
+// many is the share of visits that repeat a file of the last visits, as many as a quarter of the files, from which
+// there are several readers, or one that draws with replacement: a single reader at the end of an epoch causes 3%.
+const many = 0.05
+
+// repeats cuts the visits into passes: the n-th visit of a file belongs to the n-th.
+func (t *trainer) repeats(all []*visit) {
+	last, turn := map[int32]int{}, map[int32]int{}
+	near := 0.0
+	for i, v := range all {
+		if at, ok := last[v.file]; ok && i-at <= t.Files/4 {
+			near++
+		}
+		last[v.file] = i
+		n := turn[v.file]
+		if turn[v.file]++; n == len(t.passes) {
+			t.passes = append(t.passes, nil)
+		}
+		t.passes[n] = append(t.passes[n], t.number(v))
+	}
+	t.near = share(near, float64(len(all)))
+	for n := len(t.passes) - 1; n > 0 && (t.near >= many || 20*len(t.passes[n]) < len(t.passes[0])); n-- {
+		t.passes = t.passes[:n]
+	}
+	t.Passes = len(t.passes)
+}
+
+// trains reports whether enough files were opened for a trainer.
+func (t *trainer) trains() bool { return t.Opens >= fewest && t.Bytes > 0 }
+
+// ordered reports whether the mount knew the order of the reads.
+func (t *trainer) ordered() bool {
+	return slices.Contains([]string{"inferred", "following", "finished"}, t.OrderState)
+}
+
+// rising returns which share of numbers is smaller than the one lag places later: a half in an order that is unrelated.
+func rising(numbers []int, lag int) float64 {
+	n := 0
+	for i := lag; i < len(numbers); i++ {
+		if numbers[i] > numbers[i-lag] {
+			n++
+		}
+	}
+	return share(float64(n), float64(len(numbers)-lag))
+}
+
+// ceiling is the approximate rate of a mount on two cores with warm data; the model does not include it.
+const ceiling = 12_000.0
+
+// predict simulates the recorded job with its order known.
+func (t *trainer) predict() (err error) {
+	n := t.FilesPerSecond * share(float64(t.span), t.AtOnce*float64(time.Second)) // visits without repeats
+	e := &t.estimate
+	*e = Estimate{
+		Now: t.FilesPerSecond, Workers: max(int(math.Round(t.AtOnce)), 1),
+		Connections: cmp.Or(t.stats.Connections, t.trace.Connections, 512),
+		Read:        share((1-t.WaitShare)*t.span.Seconds(), n),
+		CacheShare:  min(share(float64(t.trace.CacheBytes), float64(t.trace.Bytes)), 1),
+	}
+	seen := map[int32]bool{}
+	m := model{
+		job: sim.Job{Accelerators: 1, Batch: 64, Workers: e.Workers, Step: 1e-6, Read: e.Read, Prefetch: 2 * e.Workers},
+		store: sim.Store{Bandwidth: t.options.Bandwidth, Latency: t.LatencySeconds, LatencySigma: 0.3,
+			Connections: e.Connections},
+		cache: t.trace.CacheBytes, memory: t.trace.Memory,
+	}
+	for i := range t.visits {
+		if v := &t.visits[i]; !seen[v.file] {
+			seen[v.file] = true
+			m.sizes = append(m.sizes, t.file(v).Size)
+		}
+	}
+	m.files = max(t.DatasetFiles, len(m.sizes))
+	e.Cold, e.Warm, e.Bound, err = m.run()
+	e.Cold, e.Warm = min(e.Cold, ceiling), min(e.Warm, ceiling)
+	return err
+}
+
+// idleShare is the share of waiting that is negligible.
+const idleShare = 0.05
+
+// verdict is the profile in one sentence.
+func (t *trainer) verdict() string {
+	e := &t.estimate
+	head := fmt.Sprintf("%.0f files/s; reads wait %.0f%% of the readers' time.", t.FilesPerSecond, 100*t.WaitShare)
+	switch {
+	case !t.trains():
+		return fmt.Sprintf("%s read by %s: too few for an estimate.", human.Bytes(t.Bytes), human.Count(t.Opens, "open"))
+	case t.WaitShare < idleShare:
+		return head + " Faster storage would gain almost nothing."
+	case max(e.Cold, e.Warm) <= 1.1*e.Now:
+		return head + " The model expects no gain from a known order or a filled cache: " + e.Bound + " is the limit."
+	}
+	return head +
+		fmt.Sprintf(" With its order known the model expects %.0f files/s while everything is fetched (%.1f times as many; "+
+			"bound by %s), and %.0f/s from the cache.", e.Cold, share(e.Cold, e.Now), e.Bound, e.Warm)
+}
+
+func share(part, whole float64) float64 {
+	if whole <= 0 {
+		return 0
+	}
+	return part / whole
+}
+
+// Print writes a profile for people.
+func (p *Profile) Print(w io.Writer) error {
+	f := &p.Figures
+	_, err := fmt.Fprintf(w, `source     %s, %.1f s recorded, %s lost
+opens      %s of %s (of %s), %.0f files/s by %.1f processes at a time; %s looked up
+reads      %s, %s: %s keep, %s ring, %s joined a fetch, %s missed
+waits      %s of the processes' time; a read p50 %s, p99 %s; the store's GETs p50 %s
+order      %s (%s), %s
+
+`, p.Source, p.Seconds, human.Count(f.Lost, "event"),
+		human.Number(f.Opens), human.Count(f.Files, "file"), human.Number(f.DatasetFiles), f.FilesPerSecond, f.AtOnce,
+		human.Count(f.Lookups, "name"), human.Number(f.Reads), human.Bytes(f.Bytes), percent(f.Keep, f.Reads),
+		percent(f.Ring, f.Reads), percent(f.Joined, f.Reads), percent(f.Misses, f.Reads), human.Percent(f.WaitShare),
+		seconds(f.WaitP50), seconds(f.WaitP99), seconds(f.LatencySeconds), f.Order, cmp.Or(f.OrderState, "not told"),
+		human.Count(f.Passes, "pass"))
+	if err == nil {
+		err = Print(w, p.Findings)
+	}
+	if err == nil {
+		_, err = fmt.Fprintf(w, "\n%s\n", p.Verdict)
+	}
+	return err
+}
