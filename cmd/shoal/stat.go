@@ -19,7 +19,7 @@ import (
 
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
-	"github.com/shoalfs/shoal/internal/admin/verdict"
+	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
@@ -83,7 +83,7 @@ a daemon's --admin address. Of the daemon of CACHE-DIR it shows what that serves
 			if err := json.Unmarshal(raw, &s); err != nil {
 				return fmt.Errorf("stats of %s: %w", target, err)
 			}
-			printVerdict(c.OutOrStdout(), "so far", verdict.Of(verdict.Snapshot{}, verdict.Snapshot{Stats: s.Stats, Feed: s.Feed}))
+			printVerdict(c.OutOrStdout(), findings.Of(findings.Snapshot{}, findings.Snapshot{Stats: s.Stats, Feed: s.Feed}))
 			printStats(c.OutOrStdout(), &s)
 			return nil
 		},
@@ -139,14 +139,8 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 }
 
 // printVerdict says whether the trainer has waited, and why.
-func printVerdict(w io.Writer, when string, v verdict.Verdict) {
-	for _, f := range append([]verdict.Finding{v.Finding}, v.Notes...) {
-		fmt.Fprintf(w, "%-10s %s. %s", when, f.Title, f.Detail)
-		if f.Remedy != "" {
-			fmt.Fprintf(w, " %s", f.Remedy)
-		}
-		fmt.Fprintln(w)
-	}
+func printVerdict(w io.Writer, v findings.Verdict) {
+	_ = findings.Print(w, append([]findings.Finding{v.Finding}, v.Notes...)) // the rows after it fail as well
 }
 
 func printStats(w io.Writer, s *admin.Snapshot) {

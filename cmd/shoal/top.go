@@ -20,8 +20,8 @@ import (
 
 	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
-	"github.com/shoalfs/shoal/internal/admin/verdict"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 )
@@ -122,9 +122,9 @@ func (w *watch) run(c *cobra.Command, security *clientSecurity) error {
 }
 
 // printFrame says what happened between two snapshots, and the totals.
-func printFrame(w io.Writer, before, now verdict.Snapshot) {
-	v := verdict.Of(before, now)
-	printVerdict(w, "now", v)
+func printFrame(w io.Writer, before, now findings.Snapshot) {
+	v := findings.Of(before, now)
+	printVerdict(w, v)
 	r := v.Rates
 	fmt.Fprintf(w, "%-10s %.0f samples/s; the trainer waits %s of the time; the store brings %s/s in %.0f requests/s; %s ahead (%.1f s)\n", "now", r.Samples,
 		human.Percent(r.Stall), human.Bytes(int64(r.Bytes)), r.Requests, human.Count(r.Lead, "sample"), r.LeadSeconds)
@@ -154,7 +154,7 @@ func isTerminal(f any) bool {
 	return err == nil
 }
 
-func fetchSnapshot(ctx context.Context, target string, security *clientSecurity) (s verdict.Snapshot, err error) {
+func fetchSnapshot(ctx context.Context, target string, security *clientSecurity) (s findings.Snapshot, err error) {
 	raw, err := anyStats(ctx, target, security)
 	if err != nil {
 		return s, err

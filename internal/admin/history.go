@@ -8,11 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/shoalfs/shoal/internal/admin/verdict"
+	"github.com/shoalfs/shoal/internal/findings"
 )
 
 // HistoryVersion is the version of the answer to GET /api/history (docs/stats.md).
-const HistoryVersion = 1
+const HistoryVersion = 2
 
 const (
 	historyStep   = time.Second
@@ -42,10 +42,10 @@ type Point struct {
 
 	FeedPoint
 
-	// Of the seconds before, from package verdict.
-	StallShare float64       `json:"stall_share"` // of the time, 0 to 1
-	Level      verdict.Level `json:"level"`
-	Code       string        `json:"code"`
+	// Of the seconds before, from package findings.
+	StallShare float64        `json:"stall_share"` // of the time, 0 to 1
+	Level      findings.Level `json:"level"`
+	Code       string         `json:"code"`
 }
 
 // FeedPoint is of the feed; 0 without one.

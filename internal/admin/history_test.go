@@ -49,7 +49,7 @@ func TestHistoryServed(t *testing.T) {
 		Step    float64 `json:"step_seconds"`
 		Points  []map[string]any
 	}
-	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || got.Version != 1 || got.Step != 1 || len(got.Points) != 1 {
+	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || got.Version != 2 || got.Step != 1 || len(got.Points) != 1 {
 		t.Fatalf("%v, %v", got, err)
 	}
 	want := map[string]any{

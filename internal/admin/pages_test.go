@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shoalfs/shoal/internal/admin/verdict"
+	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
@@ -108,7 +108,7 @@ func TestAnyHostElsewhere(t *testing.T) {
 
 func TestVerdictServed(t *testing.T) {
 	url := serve(t)
-	var v verdict.Verdict
+	var v findings.Verdict
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		_, body := get(t, url+"/api/verdict", "")
 		if err := json.Unmarshal([]byte(body), &v); err != nil {
@@ -121,7 +121,7 @@ func TestVerdictServed(t *testing.T) {
 			t.Fatal("no verdict")
 		}
 	}
-	if v.Version != 1 || v.Code != "fed" || v.Rates.Hits.Keep != 1 || v.Rates.Samples != 100 {
+	if v.Version != 2 || v.Code != "fed" || v.Rates.Hits.Keep != 1 || v.Rates.Samples != 100 {
 		t.Errorf("%+v", v)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"sync"
 
-	"github.com/shoalfs/shoal/internal/admin/verdict"
+	"github.com/shoalfs/shoal/internal/findings"
 )
 
 // judged is the number of snapshots, a second apart, over which a verdict is given: long enough that one slow batch does
@@ -15,22 +15,22 @@ const judged = 10
 // watch judges snapshots as they arrive.
 type watch struct {
 	mu   sync.Mutex
-	ring [judged]verdict.Snapshot
+	ring [judged]findings.Snapshot
 	n    int // snapshots so far
-	last verdict.Verdict
+	last findings.Verdict
 }
 
 // judge returns the verdict over the time from the oldest of the last snapshots to this one.
-func (w *watch) judge(s Snapshot) verdict.Verdict {
+func (w *watch) judge(s Snapshot) findings.Verdict {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	oldest := w.ring[w.n%judged]
 	if w.n < judged {
 		oldest = w.ring[0] // the zero snapshot before the first one: since the daemon's start
 	}
-	w.ring[w.n%judged] = verdict.Snapshot{Stats: s.Stats, Feed: s.Feed}
+	w.ring[w.n%judged] = findings.Snapshot{Stats: s.Stats, Feed: s.Feed}
 	w.n++
-	w.last = verdict.Of(oldest, verdict.Snapshot{Stats: s.Stats, Feed: s.Feed})
+	w.last = findings.Of(oldest, findings.Snapshot{Stats: s.Stats, Feed: s.Feed})
 	return w.last
 }
 

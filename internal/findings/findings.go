@@ -3,6 +3,7 @@
 //
 //	Machine, Store ◄── package doctor measures ── shoal doctor
 //	trainer ◄── package trace records ── shoal profile
+//	Snapshot ◄── a daemon counts ── shoal stat, the dashboard
 //
 // The package is pure: no clock, no I/O, no goroutines.
 package findings
@@ -25,6 +26,7 @@ type Level string
 // The levels.
 const (
 	OK      Level = "ok"
+	Idle    Level = "idle"    // nothing happens
 	Warn    Level = "warn"    // it works, and is slower or more fragile than it need be
 	Fail    Level = "fail"    // it does not work
 	Skipped Level = "skipped" // not judged: Thing says why

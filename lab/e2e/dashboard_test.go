@@ -64,7 +64,7 @@ func TestDashboard(t *testing.T) {
 		b.until("the title shows it", `document.title.includes(document.getElementById("v-title").textContent)`)
 		var level string
 		b.eval(`document.getElementById("verdict").dataset.level`, &level)
-		if !slices.Contains([]string{"good", "idle", "warn", "bad"}, level) {
+		if !slices.Contains([]string{"ok", "idle", "warn", "fail"}, level) {
 			t.Errorf("level %q", level)
 		}
 	})

@@ -52,19 +52,19 @@ function text(node, words) { if (node.textContent !== words) node.textContent = 
 function showVerdict(v) {
   $("verdict").dataset.level = v.level;
   $("v-icon").setAttribute("href", `#i-${v.level}`);
-  text($("v-title"), v.title);
-  text($("v-detail"), v.detail);
+  text($("v-title"), v.thing);
+  text($("v-detail"), v.cause);
   $("v-remedy").hidden = !v.remedy;
   flags($("v-remedy"), v.remedy ?? "");
   const notes = v.notes ?? [];
   $("v-notes").hidden = !notes.length;
-  const said = notes.map(n => `${n.title}. ${n.detail}`).join("\n");
+  const said = notes.map(n => `${n.thing}. ${n.cause}`).join("\n");
   if ($("v-notes").dataset.said !== said) {
     $("v-notes").dataset.said = said;
-    $("v-notes").replaceChildren(...notes.map(n => el("li", { class: n.level }, el("b", {}, n.title + ". "), `${n.detail} `, n.remedy ? el("span", {}, n.remedy) : null)));
+    $("v-notes").replaceChildren(...notes.map(n => el("li", { class: n.level }, el("b", {}, n.thing + ". "), `${n.cause} `, n.remedy ? el("span", {}, n.remedy) : null)));
   }
-  const mark = { good: "●", idle: "○", warn: "▲", bad: "■", lost: "✕" }[v.level] ?? "○";
-  document.title = `${mark} ${v.title} – Shoal`;
+  const mark = { ok: "●", idle: "○", warn: "▲", fail: "■", lost: "✕" }[v.level] ?? "○";
+  document.title = `${mark} ${v.thing} – Shoal`;
 }
 
 function showStats(s, verdict) {
@@ -136,8 +136,8 @@ function lost(err) {
   link("lost", "no answer");
   document.body.classList.add("lost");
   showVerdict({
-    level: "lost", title: "The daemon does not answer",
-    detail: since < 2 ? "Retrying …" : `For ${seconds(since)}; retrying. ` + (state.stats ? "Below are the last figures." : String(err.message)),
+    level: "lost", thing: "The daemon does not answer",
+    cause: since < 2 ? "Retrying …" : `For ${seconds(since)}; retrying. ` + (state.stats ? "Below are the last figures." : String(err.message)),
     remedy: state.stats ? "Check that it runs (shoal stat, kubectl get pods), and the end of its log; the page continues when it is back." : "",
   });
 }

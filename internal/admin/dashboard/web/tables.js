@@ -121,7 +121,7 @@ export function errors(box, list, now) {
     box.replaceChildren(el("p", { class: "empty" }, "None."));
     return;
   }
-  box.replaceChildren(el("ul", { class: "errors" }, ...list.map(e => el("li", { class: e.level === "ERROR" ? "bad" : "warn" },
+  box.replaceChildren(el("ul", { class: "errors" }, ...list.map(e => el("li", { class: e.level === "ERROR" ? "fail" : "warn" },
     el("b", { class: "tag" }, e.level === "ERROR" ? "error" : "warning"),
     el("div", {}, el("bdi", { class: "text" }, visible(e.text)), e.remedy ? remedy(e) : null),
     el("span", { class: "facts" }, (e.count > 1 ? `${number(e.count)} times, last ` : "") + ago(e.time, now))))));

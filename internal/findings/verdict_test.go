@@ -1,4 +1,4 @@
-package verdict
+package findings
 
 import (
 	"encoding/json"
@@ -87,38 +87,38 @@ func TestVerdicts(t *testing.T) {
 		detail string // part of it
 		remedy string // part of it; "": there must be none
 	}{
-		"fed":             {busy, "fed", Good, "1,000 samples/s; 100% of the reads did not wait; Shoal is 4,000 samples (4 s) ahead", ""},
-		"page cache":      {func(s *Snapshot) { s.Opens += 5000; s.Delivered += 5000 }, "fed", Good, "all from the kernel's page cache", ""},
-		"a little late":   {func(s *Snapshot) { reads(s, 10_000, 20, 0.5) }, "fed", Good, "99.8% of the reads did not wait", ""},
+		"fed":             {busy, "fed", OK, "1,000 samples/s; 100% of the reads did not wait; Shoal is 4,000 samples (4 s) ahead", ""},
+		"page cache":      {func(s *Snapshot) { s.Opens += 5000; s.Delivered += 5000 }, "fed", OK, "all from the kernel's page cache", ""},
+		"a little late":   {func(s *Snapshot) { reads(s, 10_000, 20, 0.5) }, "fed", OK, "99.8% of the reads did not wait", ""},
 		"a bit late":      {func(s *Snapshot) { reads(s, 10_000, 500, 8) }, "store-slow", Warn, "10% of the time", "Pack"},
-		"store slow":      {starved, "store-slow", Bad, "It waits 50% of the time. The store delivers 23 MiB/s in 300 requests/s", "Pack the dataset, since a request fetches only 78 KiB"},
-		"all connections": {func(s *Snapshot) { starved(s); s.InFlight = 63; s.Packed = true }, "store-slow", Bad, "63 of 64", "Raise --connections."},
-		"cache full":      {func(s *Snapshot) { starved(s); s.Packed = true; s.Disk.AllUsed = 10 << 30 }, "store-slow", Bad, "", "Raise --cache-size, since only 20% of the dataset is kept."},
-		"quota full":      {func(s *Snapshot) { starved(s); s.Packed = true; s.Disk.Limit, s.Disk.Used = 2<<30, 2<<30 }, "store-slow", Bad, "", "Raise --cache-size"},
-		"no reason seen":  {func(s *Snapshot) { starved(s); s.Packed = true }, "store-slow", Bad, "20% of the dataset is kept so far", "shoal doctor s3://b/train/"},
-		"memory":          {func(s *Snapshot) { starved(s); s.InFlight = 8; s.Memory.Used = 390 << 20 }, "memory-small", Bad, "8 of 64 connections", "--memory"},
-		"order unknown":   {func(s *Snapshot) { starved(s); s.Order.State = "none" }, "order-unknown", Bad, "50% of the reads were not prefetched", "shoal.hint"},
-		"searching":       {func(s *Snapshot) { starved(s); s.Order.State = "searching" }, "order-unknown", Bad, "", "may not finish"},
-		"watching":        {func(s *Snapshot) { starved(s); s.Order.State = "watching" }, "order-unknown", Bad, "", ".shoal/plan"},
-		"given up":        {func(s *Snapshot) { starved(s); s.Order.State = "unknown" }, "order-unknown", Bad, "", ".shoal/plan"},
+		"store slow":      {starved, "store-slow", Fail, "It waits 50% of the time. The store delivers 23 MiB/s in 300 requests/s", "Pack the dataset, since a request fetches only 78 KiB"},
+		"all connections": {func(s *Snapshot) { starved(s); s.InFlight = 63; s.Packed = true }, "store-slow", Fail, "63 of 64", "Raise --connections."},
+		"cache full":      {func(s *Snapshot) { starved(s); s.Packed = true; s.Disk.AllUsed = 10 << 30 }, "store-slow", Fail, "", "Raise --cache-size, since only 20% of the dataset is kept."},
+		"quota full":      {func(s *Snapshot) { starved(s); s.Packed = true; s.Disk.Limit, s.Disk.Used = 2<<30, 2<<30 }, "store-slow", Fail, "", "Raise --cache-size"},
+		"no reason seen":  {func(s *Snapshot) { starved(s); s.Packed = true }, "store-slow", Fail, "20% of the dataset is kept so far", "shoal doctor s3://b/train/"},
+		"memory":          {func(s *Snapshot) { starved(s); s.InFlight = 8; s.Memory.Used = 390 << 20 }, "memory-small", Fail, "8 of 64 connections", "--memory"},
+		"order unknown":   {func(s *Snapshot) { starved(s); s.Order.State = "none" }, "order-unknown", Fail, "50% of the reads were not prefetched", "shoal.hint"},
+		"searching":       {func(s *Snapshot) { starved(s); s.Order.State = "searching" }, "order-unknown", Fail, "", "may not finish"},
+		"watching":        {func(s *Snapshot) { starved(s); s.Order.State = "watching" }, "order-unknown", Fail, "", ".shoal/plan"},
+		"given up":        {func(s *Snapshot) { starved(s); s.Order.State = "unknown" }, "order-unknown", Fail, "", ".shoal/plan"},
 		"unknown, warm": {func(s *Snapshot) {
 			busy(s)
 			s.Order.State = "none"
 			s.Hits.Keep += s.Hits.Ring
-		}, "fed", Good, "", ""},
+		}, "fed", OK, "", ""},
 		"unknown, fast enough":   {func(s *Snapshot) { reads(s, 10_000, 3000, 1); s.Order.State = "none" }, "fed", Warn, "", "shoal.hint"},
-		"another order":          {func(s *Snapshot) { starved(s); s.Streams[0].Strays = 2900; s.Streams[0].Events.Consumed -= 2900 }, "order-differs", Bad, "2900 were not", "--order"},
-		"moves about":            {func(s *Snapshot) { starved(s); s.Streams[0].Events.Jumps = 9 }, "order-differs", Bad, "moved 9 times", "--order"},
+		"another order":          {func(s *Snapshot) { starved(s); s.Streams[0].Strays = 2900; s.Streams[0].Events.Consumed -= 2900 }, "order-differs", Fail, "2900 were not", "--order"},
+		"moves about":            {func(s *Snapshot) { starved(s); s.Streams[0].Events.Jumps = 9 }, "order-differs", Fail, "moved 9 times", "--order"},
 		"idle":                   {nil, "idle", Idle, "No reads for 10 s; 4,000 samples can be read", ""},
 		"finished":               {func(s *Snapshot) { s.Order.State, s.Order.Position = "finished", 100_000 }, "finished", Idle, "All 100,000 samples of epoch 1", ""},
-		"denied":                 {func(s *Snapshot) { busy(s); s.StoreErrors["access denied"] = 4 }, "access-denied", Bad, "4 requests refused", "s3:GetObject"},
-		"changed":                {func(s *Snapshot) { busy(s); s.StoreErrors["changed"] = 1 }, "dataset-changed", Bad, "1 object changed", "shoal refresh"},
-		"gone":                   {func(s *Snapshot) { busy(s); s.StoreErrors["not found"] = 2 }, "dataset-changed", Bad, "2 objects", "shoal refresh"},
-		"few failures":           {func(s *Snapshot) { busy(s); s.StoreErrors["temporary failure"] = 40 }, "fed", Good, "", ""},
+		"denied":                 {func(s *Snapshot) { busy(s); s.StoreErrors["access denied"] = 4 }, "access-denied", Fail, "4 requests refused", "s3:GetObject"},
+		"changed":                {func(s *Snapshot) { busy(s); s.StoreErrors["changed"] = 1 }, "dataset-changed", Fail, "1 object changed", "shoal refresh"},
+		"gone":                   {func(s *Snapshot) { busy(s); s.StoreErrors["not found"] = 2 }, "dataset-changed", Fail, "2 objects", "shoal refresh"},
+		"few failures":           {func(s *Snapshot) { busy(s); s.StoreErrors["temporary failure"] = 40 }, "fed", OK, "", ""},
 		"failures":               {func(s *Snapshot) { busy(s); s.StoreErrors["temporary failure"] = 603 }, "store-errors", Warn, "600 of 10,000 requests failed (600 temporary failure)", "--connections"},
-		"failures that cost":     {func(s *Snapshot) { starved(s); s.StoreErrors["temporary failure"] = 603; s.FetchErrors = 2 }, "store-errors", Bad, "2 prefetches given up", "503"},
+		"failures that cost":     {func(s *Snapshot) { starved(s); s.StoreErrors["temporary failure"] = 603; s.FetchErrors = 2 }, "store-errors", Fail, "2 prefetches given up", "503"},
 		"disk out":               {func(s *Snapshot) { busy(s); s.Disk.OutOfUse, s.Disk.Reason = true, "full" }, "disk-down", Warn, "(full)", "/cache"},
-		"disk out, waiting":      {func(s *Snapshot) { starved(s); s.Disk.OutOfUse = true }, "disk-down", Bad, "", "/cache"},
+		"disk out, waiting":      {func(s *Snapshot) { starved(s); s.Disk.OutOfUse = true }, "disk-down", Fail, "", "/cache"},
 		"disk slow":              {func(s *Snapshot) { busy(s); s.Disk.GaveUp = 30 }, "disk-slow", Warn, "30 reads waited too long", "--cache-dir"},
 		"disk full for a moment": {func(s *Snapshot) { busy(s); s.Disk.Errors = 3 }, "disk-errors", Warn, "3 disk errors", "/cache"},
 		"etcd away":              {func(s *Snapshot) { busy(s); s.Cluster = inCluster("away", 0) }, "cluster-apart", Warn, "the 2 nodes known last. The cause: etcd at", "etcd"},
@@ -132,9 +132,9 @@ func TestVerdicts(t *testing.T) {
 			starved(s)
 			s.Cluster = inCluster("joined", 0)
 			s.Cluster.Nodes[1].Asked.State = "away"
-		}, "nodes-away", Bad, "", "shoal cluster ls"},
+		}, "nodes-away", Fail, "", "shoal cluster ls"},
 		"versions":        {func(s *Snapshot) { busy(s); s.Cluster = inCluster("joined", 7) }, "versions-differ", Warn, "7 pieces", "shoal refresh"},
-		"a sound cluster": {func(s *Snapshot) { busy(s); s.Cluster = inCluster("joined", 0) }, "fed", Good, "", ""},
+		"a sound cluster": {func(s *Snapshot) { busy(s); s.Cluster = inCluster("joined", 0) }, "fed", OK, "", ""},
 		"another daemon":  {func(s *Snapshot) { s.PID = 8; s.Uptime = 4; s.Stall = 16; s.Joined = 5000 }, "filling", Warn, "50%", ""},
 		"all was read": {func(s *Snapshot) {
 			s.PID = 8
@@ -146,15 +146,15 @@ func TestVerdicts(t *testing.T) {
 		"just born": {func(s *Snapshot) { s.PID = 8; s.Uptime = 0.1 }, "starting", Idle, "", ""},
 
 		"feed idle":      {func(s *Snapshot) { session(s, loader.SessionStats{Credit: 10}) }, "idle", Idle, "1 open session", ""},
-		"trainer slower": {func(s *Snapshot) { session(s, loader.SessionStats{Samples: 5000, Credit: 6, Stall: 0.1}) }, "trainer-slower", Good, "60% of the time, at 500 samples/s", ""},
-		"slots held":     {func(s *Snapshot) { session(s, loader.SessionStats{Samples: 5000, Slots: 4}) }, "trainer-slower", Good, "40% of the time", ""},
+		"trainer slower": {func(s *Snapshot) { session(s, loader.SessionStats{Samples: 5000, Credit: 6, Stall: 0.1}) }, "trainer-slower", OK, "60% of the time, at 500 samples/s", ""},
+		"slots held":     {func(s *Snapshot) { session(s, loader.SessionStats{Samples: 5000, Slots: 4}) }, "trainer-slower", OK, "40% of the time", ""},
 		"decode": {func(s *Snapshot) {
 			session(s, loader.SessionStats{Samples: 5000, Batches: 50, Stall: 5, Decode: 39, Fetch: 0.1})
-		}, "decode-bound", Bad, "3.9 workers", "--workers"},
+		}, "decode-bound", Fail, "3.9 workers", "--workers"},
 		"decode, beside a mount": {func(s *Snapshot) {
 			busy(s)
 			session(s, loader.SessionStats{Samples: 5000, Batches: 50, Stall: 8, Decode: 37, Fetch: 4})
-		}, "decode-bound", Bad, "sessions wait 80% of the time", "--workers"},
+		}, "decode-bound", Fail, "sessions wait 80% of the time", "--workers"},
 		"link": {func(s *Snapshot) {
 			session(s, loader.SessionStats{Samples: 5000, Batches: 50, Bytes: 1 << 30, Stall: 1.5, Decode: 2, Send: 8, Fetch: 0.1})
 		}, "link-slow", Warn, "80% of the time, at 102 MiB/s", "unix://"},
@@ -162,20 +162,20 @@ func TestVerdicts(t *testing.T) {
 			session(s, loader.SessionStats{Samples: 3000, Stall: 7, Decode: 5, Fetch: 60})
 			reads(s, 3000, 2000, 60)
 			s.Opens, s.Delivered = base().Opens, s.Delivered-3000 // the feed's reads are no opens
-		}, "store-slow", Bad, "It waits 70% of the time", "Pack"},
-		"feed memory": {func(s *Snapshot) { session(s, loader.SessionStats{Samples: 3000, Stall: 7, Decode: 5, Reserve: 60}) }, "memory-small", Bad, "", "--memory"},
+		}, "store-slow", Fail, "It waits 70% of the time", "Pack"},
+		"feed memory": {func(s *Snapshot) { session(s, loader.SessionStats{Samples: 3000, Stall: 7, Decode: 5, Reserve: 60}) }, "memory-small", Fail, "", "--memory"},
 		"mount and feed": {func(s *Snapshot) {
 			session(s, loader.SessionStats{Samples: 3000, Stall: 0.1, Credit: 3, Fetch: 40})
 			reads(s, 5000, 10, 41) // of which the feed waited 40 s
-		}, "trainer-slower", Good, "30% of the time", ""},
+		}, "trainer-slower", OK, "30% of the time", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := Of(base(), later(c.do))
-			if v.Code != c.code || v.Level != c.level || !strings.Contains(v.Detail, c.detail) || !strings.Contains(v.Remedy, c.remedy) || c.remedy == "" && v.Remedy != "" {
-				t.Errorf("%s, %s: %q, %q, %q\n%+v", v.Code, v.Level, v.Title, v.Detail, v.Remedy, v.Rates)
+			if v.Code != c.code || v.Level != c.level || !strings.Contains(v.Cause, c.detail) || !strings.Contains(v.Remedy, c.remedy) || c.remedy == "" && v.Remedy != "" {
+				t.Errorf("%s, %s: %q, %q, %q\n%+v", v.Code, v.Level, v.Thing, v.Cause, v.Remedy, v.Rates)
 			}
-			if v.Title == "" || v.Detail == "" || !strings.HasSuffix(v.Detail, ".") {
-				t.Errorf("%q, %q", v.Title, v.Detail)
+			if v.Thing == "" || v.Cause == "" || !strings.HasSuffix(v.Cause, ".") {
+				t.Errorf("%q, %q", v.Thing, v.Cause)
 			}
 		})
 	}
@@ -195,8 +195,8 @@ func TestAfterTheRun(t *testing.T) {
 			s := base()
 			s.Readers, s.Uptime = 0, uptime
 			run(&s)
-			if v := Of(Snapshot{}, s); v.Level != Bad || math.Abs(v.Rates.Stall-0.69) > 0.005 {
-				t.Errorf("%s, %g s after the start: %s, %s: %q, %+v", name, uptime, v.Code, v.Level, v.Title, v.Rates)
+			if v := Of(Snapshot{}, s); v.Level != Fail || math.Abs(v.Rates.Stall-0.69) > 0.005 {
+				t.Errorf("%s, %g s after the start: %s, %s: %q, %+v", name, uptime, v.Code, v.Level, v.Thing, v.Rates)
 			}
 		}
 	}
@@ -205,7 +205,7 @@ func TestAfterTheRun(t *testing.T) {
 func TestSilentStore(t *testing.T) {
 	before, now := base(), later(func(s *Snapshot) { s.Opens += 8; s.Delivered += 8; s.GetRequests += 8 })
 	before.InFlight, now.InFlight = 40, 40
-	if v := Of(before, now); v.Code != "store-silent" || v.Level != Bad || !strings.Contains(v.Detail, "40 requests") {
+	if v := Of(before, now); v.Code != "store-silent" || v.Level != Fail || !strings.Contains(v.Cause, "40 requests") {
 		t.Errorf("%+v", v.Finding)
 	}
 	// Requests that were not yet out long enough say nothing.
@@ -263,7 +263,7 @@ func TestAnySnapshots(t *testing.T) {
 			before = Snapshot{}
 		}
 		v := Of(before, now)
-		if !slices.Contains(codes, v.Code) || v.Title == "" || v.Level == "" {
+		if !slices.Contains(codes, v.Code) || v.Thing == "" || v.Level == "" {
 			t.Fatalf("%+v", v.Finding)
 		}
 		for _, x := range []float64{v.Rates.Stall, v.Rates.Spare} {

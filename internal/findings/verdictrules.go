@@ -1,4 +1,4 @@
-package verdict
+package findings
 
 import (
 	"fmt"
@@ -22,7 +22,7 @@ func (w *window) waiting() bool { return w.rates.Stall >= waits }
 // level is the level of findings about a trainer that waits.
 func (w *window) level() Level {
 	if w.rates.Stall >= waitsBad {
-		return Bad
+		return Fail
 	}
 	return Warn
 }
@@ -30,20 +30,20 @@ func (w *window) level() Level {
 // troubleLevel is the level of a fault: bad if it makes the trainer wait.
 func (w *window) troubleLevel() Level {
 	if w.waiting() {
-		return Bad
+		return Fail
 	}
 	return Warn
 }
 
 func tooShort(w *window) (Finding, bool) {
-	return Finding{Code: "starting", Level: Idle, Title: "Just started", Detail: "There is nothing to judge yet."}, w.seconds < least
+	return Finding{Code: "starting", Level: Idle, Thing: "Just started", Cause: "There is nothing to judge yet."}, w.seconds < least
 }
 
 // silent: requests are in flight and no answer comes.
 func silent(w *window) (Finding, bool) {
 	return Finding{
-		Code: "store-silent", Level: Bad, Title: "The store does not answer",
-		Detail: fmt.Sprintf("%s to the store in flight, and no answer for %.0f s.", human.Count(w.inFlight, "request"), w.seconds),
+		Code: "store-silent", Level: Fail, Thing: "The store does not answer",
+		Cause:  fmt.Sprintf("%s to the store in flight, and no answer for %.0f s.", human.Count(w.inFlight, "request"), w.seconds),
 		Remedy: "Check that the store is up and reachable from here: shoal doctor " + w.now.Source,
 	}, w.inFlight > 0 && w.bytes == 0 && w.gets <= w.inFlightMost && w.seconds >= 5 && !w.restarted
 }
@@ -51,8 +51,8 @@ func silent(w *window) (Finding, bool) {
 func denied(w *window) (Finding, bool) {
 	n := w.errors["access denied"]
 	return Finding{
-		Code: "access-denied", Level: Bad, Title: "The store refuses access",
-		Detail: human.Count(n, "request") + " refused.",
+		Code: "access-denied", Level: Fail, Thing: "The store refuses access",
+		Cause:  human.Count(n, "request") + " refused.",
 		Remedy: "Check the credentials and their right to s3:GetObject; the errors below name the key and the cause.",
 	}, n > 0
 }
@@ -60,8 +60,8 @@ func denied(w *window) (Finding, bool) {
 func changed(w *window) (Finding, bool) {
 	n := w.errors["changed"] + w.errors["not found"]
 	return Finding{
-		Code: "dataset-changed", Level: Bad, Title: "The dataset changed in the store",
-		Detail: human.Count(n, "object") + " changed or deleted since they were listed; reads of them fail.",
+		Code: "dataset-changed", Level: Fail, Thing: "The dataset changed in the store",
+		Cause:  human.Count(n, "object") + " changed or deleted since they were listed; reads of them fail.",
 		Remedy: "Restore them, or switch to the new version: shoal refresh MOUNTPOINT, or restart with --refresh.",
 	}, n > 0
 }
@@ -76,12 +76,12 @@ func failing(w *window) (Finding, bool) {
 	}
 	slices.Sort(kinds)
 	f := Finding{
-		Code: "store-errors", Level: w.troubleLevel(), Title: "The store fails requests",
-		Detail: fmt.Sprintf("%d of %s failed (%s) and are retried.", n, human.Count(max(w.gets, n), "request"), strings.Join(kinds, ", ")),
+		Code: "store-errors", Level: w.troubleLevel(), Thing: "The store fails requests",
+		Cause:  fmt.Sprintf("%d of %s failed (%s) and are retried.", n, human.Count(max(w.gets, n), "request"), strings.Join(kinds, ", ")),
 		Remedy: "See the errors below. If the store throttles (503 SlowDown), lower --connections or set it to auto.",
 	}
 	if w.prefetchFails > 0 {
-		f.Detail += fmt.Sprintf(" %s given up.", human.Count(w.prefetchFails, "prefetch"))
+		f.Cause += fmt.Sprintf(" %s given up.", human.Count(w.prefetchFails, "prefetch"))
 	}
 	return f, n > 0 && (n*100 >= w.gets || w.prefetchFails > 0)
 }
@@ -93,8 +93,8 @@ func diskDown(w *window) (Finding, bool) {
 		reason = " (" + d.Reason + ")"
 	}
 	return Finding{
-		Code: "disk-down", Level: w.troubleLevel(), Title: "The cache's disk is out of use",
-		Detail: "Reads go on from memory and the store" + reason + "; nothing more is kept.",
+		Code: "disk-down", Level: w.troubleLevel(), Thing: "The cache's disk is out of use",
+		Cause:  "Reads go on from memory and the store" + reason + "; nothing more is kept.",
 		Remedy: "Free space on the disk of " + w.now.CacheDir + ", or repair it; it is used again once it recovers.",
 	}, d.OutOfUse
 }
@@ -102,14 +102,14 @@ func diskDown(w *window) (Finding, bool) {
 func diskSlow(w *window) (Finding, bool) {
 	if w.diskGaveUp == 0 {
 		return Finding{
-			Code: "disk-errors", Level: w.troubleLevel(), Title: "The cache's disk fails",
-			Detail: human.Count(w.diskErrors, "disk error") + " so far; what could not be kept is fetched again.",
+			Code: "disk-errors", Level: w.troubleLevel(), Thing: "The cache's disk fails",
+			Cause:  human.Count(w.diskErrors, "disk error") + " so far; what could not be kept is fetched again.",
 			Remedy: "The log names the cause. Free space on the disk of " + w.now.CacheDir + ", or repair it.",
 		}, w.diskErrors > 0
 	}
 	return Finding{
-		Code: "disk-slow", Level: w.troubleLevel(), Title: "The cache's disk is slow",
-		Detail: fmt.Sprintf("%s waited too long for the disk and went to the store; %s.", human.Count(w.diskGaveUp, "read"), human.Count(w.diskErrors, "disk error")),
+		Code: "disk-slow", Level: w.troubleLevel(), Thing: "The cache's disk is slow",
+		Cause:  fmt.Sprintf("%s waited too long for the disk and went to the store; %s.", human.Count(w.diskGaveUp, "read"), human.Count(w.diskErrors, "disk error")),
 		Remedy: "Move --cache-dir to a faster disk (NVMe, not a network file system), or find the other users of the disk.",
 	}, true
 }
@@ -121,8 +121,8 @@ func apart(w *window) (Finding, bool) {
 		return Finding{}, false
 	}
 	f := Finding{
-		Code: "cluster-apart", Level: w.troubleLevel(), Title: "This node is not in its cluster",
-		Detail: fmt.Sprintf("Reads go on with the %s known last. The cause: %s.", human.Count(len(c.Nodes), "node"), c.Cause),
+		Code: "cluster-apart", Level: w.troubleLevel(), Thing: "This node is not in its cluster",
+		Cause:  fmt.Sprintf("Reads go on with the %s known last. The cause: %s.", human.Count(len(c.Nodes), "node"), c.Cause),
 		Remedy: "Restore etcd; the node registers again by itself.",
 	}
 	if c.State == "refused" {
@@ -141,8 +141,8 @@ func nodesAway(w *window) (Finding, bool) {
 		said = append(said, n.Address+" ("+n.Asked.Cause+")")
 	}
 	return Finding{
-		Code: "nodes-away", Level: w.troubleLevel(), Title: "Other nodes do not answer",
-		Detail: fmt.Sprintf("What they keep is read from the store: %s.", strings.Join(said[:min(len(said), 3)], ", ")),
+		Code: "nodes-away", Level: w.troubleLevel(), Thing: "Other nodes do not answer",
+		Cause:  fmt.Sprintf("What they keep is read from the store: %s.", strings.Join(said[:min(len(said), 3)], ", ")),
 		Remedy: "Check that these daemons run, and that this machine reaches them; shoal cluster ls shows all nodes.",
 	}, len(said) > 0
 }
@@ -150,8 +150,8 @@ func nodesAway(w *window) (Finding, bool) {
 // versionsDiffer: other nodes have another version of a dataset.
 func versionsDiffer(w *window) (Finding, bool) {
 	return Finding{
-		Code: "versions-differ", Level: w.troubleLevel(), Title: "The nodes have different versions of a dataset",
-		Detail: human.Count(w.otherVersion, "piece") + " of a file came from the store instead of from the node that keeps it.",
+		Code: "versions-differ", Level: w.troubleLevel(), Thing: "The nodes have different versions of a dataset",
+		Cause:  human.Count(w.otherVersion, "piece") + " of a file came from the store instead of from the node that keeps it.",
 		Remedy: "If it does not pass within a minute: shoal refresh on one node moves all of them; shoal cluster ls shows who has which version.",
 	}, w.otherVersion > 0
 }
@@ -160,8 +160,8 @@ func versionsDiffer(w *window) (Finding, bool) {
 func otherOrder(w *window) (Finding, bool) {
 	lost := w.strays > w.consumed || w.moves >= 8
 	return Finding{
-		Code: "order-differs", Level: w.level(), Title: "The trainer reads in another order than Shoal was told",
-		Detail: fmt.Sprintf("Of %s, %d were not in the order that Shoal follows, and the reader moved %d times.", human.Count(w.opens, "opened file"), w.strays, w.moves),
+		Code: "order-differs", Level: w.level(), Thing: "The trainer reads in another order than Shoal was told",
+		Cause:  fmt.Sprintf("Of %s, %d were not in the order that Shoal follows, and the reader moved %d times.", human.Count(w.opens, "opened file"), w.strays, w.moves),
 		Remedy: "Check seed, world size and rank in --order (.shoal/order shows the order in use), or let Shoal infer it: --order auto.",
 	}, w.waiting() && w.opens > 0 && lost
 }
@@ -176,19 +176,19 @@ func (w *window) orderKnown() bool {
 
 func unknownOrder(w *window) (Finding, bool) {
 	f := Finding{
-		Code: "order-unknown", Level: w.level(), Title: "The trainer waits: Shoal does not know its order",
-		Detail: fmt.Sprintf("Readers wait %s of the time; %s of the reads were not prefetched.", human.Percent(w.rates.Stall), human.Percent(w.rates.Hits.late())),
+		Code: "order-unknown", Level: w.level(), Thing: "The trainer waits: Shoal does not know its order",
+		Cause:  fmt.Sprintf("Readers wait %s of the time; %s of the reads were not prefetched.", human.Percent(w.rates.Stall), human.Percent(w.rates.Hits.late())),
 		Remedy: "Run the trainer by `shoal run`, or pass the order: shoal.hint(sampler) in the trainer, --order torch:seed=… when mounting; or use the feed.",
 	}
 	switch w.now.Order.State {
 	case "watching":
-		f.Title = "The trainer waits: Shoal does not recognise its order yet"
+		f.Thing = "The trainer waits: Shoal does not recognise its order yet"
 		f.Remedy = "A search begins after about 64 reads. If this remains, run the trainer by `shoal run`, or pass the order: shoal.hint(sampler), or a list of paths in .shoal/plan."
 	case "searching":
-		f.Title = "The trainer waits: Shoal is searching for its order"
+		f.Thing = "The trainer waits: Shoal is searching for its order"
 		f.Remedy = "The search (.shoal/order has details) may not finish for unseeded loaders: run the trainer by `shoal run`, or pass the order: shoal.hint(sampler)."
 	case "unknown":
-		f.Title = "The trainer waits: its order is unknown"
+		f.Thing = "The trainer waits: its order is unknown"
 		f.Remedy = "Run the trainer by `shoal run`, or pass the order: shoal.hint(sampler), or a list of paths in .shoal/plan; .shoal/order says why it was not found."
 	}
 	return f, w.waiting() && w.opens > 0 && !w.orderKnown()
@@ -208,8 +208,8 @@ func memorySmall(w *window) (Finding, bool) {
 	full := m.Limit > 0 && m.Used >= m.Limit*4/5 && w.inFlightMost > 0 && w.inFlightMost*2 <= int64(w.now.Connections)
 	reserve := w.feed.Reserve > w.feed.Fetch && w.feed.Reserve > w.feed.Decode && w.rates.Stall > 0
 	return Finding{
-		Code: "memory-small", Level: w.level(), Title: "The trainer waits: memory is too small",
-		Detail: fmt.Sprintf("%s of the %s for data are in use, so only %d of %d connections can be used.", human.Bytes(m.Used), human.Bytes(m.Limit), w.inFlightMost, w.now.Connections),
+		Code: "memory-small", Level: w.level(), Thing: "The trainer waits: memory is too small",
+		Cause:  fmt.Sprintf("%s of the %s for data are in use, so only %d of %d connections can be used.", human.Bytes(m.Used), human.Bytes(m.Limit), w.inFlightMost, w.now.Connections),
 		Remedy: "Raise --memory, or raise --cache-size so that fetched data can leave memory.",
 	}, w.waiting() && (reserve || w.late() && full)
 }
@@ -217,28 +217,28 @@ func memorySmall(w *window) (Finding, bool) {
 // filling: the first seconds of a pass over data that is not cached yet.
 func filling(w *window) (Finding, bool) {
 	f := Finding{
-		Code: "filling", Level: Warn, Title: "Starting up: fetching the first samples",
-		Detail: fmt.Sprintf("%s, %s so far; the trainer waited %s of the time.", human.Count(w.now.GetRequests, "request"), human.Bytes(w.now.GetBytes), human.Percent(w.rates.Stall)),
+		Code: "filling", Level: Warn, Thing: "Starting up: fetching the first samples",
+		Cause: fmt.Sprintf("%s, %s so far; the trainer waited %s of the time.", human.Count(w.now.GetRequests, "request"), human.Bytes(w.now.GetBytes), human.Percent(w.rates.Stall)),
 	}
 	if d := w.now.Disk; w.inFlight == 0 && (w.now.Order.Position >= w.now.Samples || d.Kept == d.Extents || w.now.Order.State == "ended") {
-		f.Title = "All was read, for the first time from the store"
-		f.Detail = strings.TrimSuffix(f.Detail, ".") + "; nothing is left to fetch."
+		f.Thing = "All was read, for the first time from the store"
+		f.Cause = strings.TrimSuffix(f.Cause, ".") + "; nothing is left to fetch."
 	}
 	return f, w.waiting() && w.now.Uptime < 10 && w.late() && w.orderKnown() && w.now.Order.State != "finished"
 }
 
 func decodeBound(w *window) (Finding, bool) {
 	return Finding{
-		Code: "decode-bound", Level: w.level(), Title: "The trainer waits for decoding",
-		Detail: fmt.Sprintf("The samples are here; decoding them keeps %.1f workers of each session busy; sessions wait %s of the time.", w.feed.Decode/w.feed.Age, human.Percent(w.rates.Stall)),
+		Code: "decode-bound", Level: w.level(), Thing: "The trainer waits for decoding",
+		Cause:  fmt.Sprintf("The samples are here; decoding them keeps %.1f workers of each session busy; sessions wait %s of the time.", w.feed.Decode/w.feed.Age, human.Percent(w.rates.Stall)),
 		Remedy: "Give the daemon more cores (--workers), use a cheaper transform, or store smaller pictures: shoal pack SOURCE DEST --resize short=400.",
 	}, w.waiting() && w.served() && !w.late() && w.feed.Decode >= w.feed.Send
 }
 
 func clientLink(w *window) (Finding, bool) {
 	return Finding{
-		Code: "link-slow", Level: w.level(), Title: "The trainer waits for its connection",
-		Detail: fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.", human.Percent(w.feed.Send/w.feed.Age), human.Bytes(int64(float64(w.feed.Bytes)/w.feed.Age))),
+		Code: "link-slow", Level: w.level(), Thing: "The trainer waits for its connection",
+		Cause:  fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.", human.Percent(w.feed.Send/w.feed.Age), human.Bytes(int64(float64(w.feed.Bytes)/w.feed.Age))),
 		Remedy: "On one machine listen on unix:// so that batches go through shared memory; over a network send uint8, not float32.",
 	}, w.waiting() && w.served() && !w.late() && w.feed.Send > w.feed.Decode
 }
@@ -246,19 +246,19 @@ func clientLink(w *window) (Finding, bool) {
 func storeSlow(w *window) (Finding, bool) {
 	s := &w.now
 	f := Finding{
-		Code: "store-slow", Level: w.level(), Title: "The trainer waits: the store is too slow",
-		Detail: fmt.Sprintf("It waits %s of the time. The store delivers %s/s in %.0f requests/s", human.Percent(w.rates.Stall), human.Bytes(int64(w.rates.Bytes)), w.rates.Requests),
+		Code: "store-slow", Level: w.level(), Thing: "The trainer waits: the store is too slow",
+		Cause: fmt.Sprintf("It waits %s of the time. The store delivers %s/s in %.0f requests/s", human.Percent(w.rates.Stall), human.Bytes(int64(w.rates.Bytes)), w.rates.Requests),
 	}
 	if w.inFlightMost > 0 { // otherwise the run is over
-		f.Detail += fmt.Sprintf(", with %d of %d connections in use", w.inFlightMost, s.Connections)
+		f.Cause += fmt.Sprintf(", with %d of %d connections in use", w.inFlightMost, s.Connections)
 	}
 	if w.rates.Requests > 0 && w.inFlight > 0 {
 		// Requests in flight are the rate times the duration of each (J. D. C. Little, Operations Research 9, 1961). The
 		// quantiles of the latency cover the daemon's whole life.
 		each := float64(w.inFlight+w.inFlightMost) / 2 / w.rates.Requests
-		f.Detail += fmt.Sprintf(", about %.2g s each", each)
+		f.Cause += fmt.Sprintf(", about %.2g s each", each)
 	}
-	f.Detail += "."
+	f.Cause += "."
 	var todo []string
 	if w.gets > 0 && w.bytes/w.gets < 512<<10 && !s.Packed {
 		todo = append(todo, fmt.Sprintf("pack the dataset, since a request fetches only %s (shoal pack)", human.Bytes(w.bytes/w.gets)))
@@ -272,7 +272,7 @@ func storeSlow(w *window) (Finding, bool) {
 	if len(todo) == 0 {
 		todo = append(todo, "find the bottleneck with shoal doctor "+s.Source)
 		if d := s.Disk; d.Kept < d.Extents {
-			f.Detail += fmt.Sprintf(" %s of the dataset is kept so far, and will be faster in the next epoch.", human.Percent(float64(d.Kept)/float64(d.Extents)))
+			f.Cause += fmt.Sprintf(" %s of the dataset is kept so far, and will be faster in the next epoch.", human.Percent(float64(d.Kept)/float64(d.Extents)))
 		}
 	}
 	f.Remedy = upper(strings.Join(todo, "; ")) + "."
@@ -292,42 +292,42 @@ func (w *window) quiet() bool {
 
 func finished(w *window) (Finding, bool) {
 	return Finding{
-		Code: "finished", Level: Idle, Title: "The epoch is over",
-		Detail: fmt.Sprintf("All %s of epoch %d were read; there are no reads now.", human.Count(w.now.Order.Position, "sample"), w.now.Order.Epoch),
+		Code: "finished", Level: Idle, Thing: "The epoch is over",
+		Cause: fmt.Sprintf("All %s of epoch %d were read; there are no reads now.", human.Count(w.now.Order.Position, "sample"), w.now.Order.Epoch),
 	}, w.quiet() && w.now.Order.State == "finished"
 }
 
 func idle(w *window) (Finding, bool) {
 	f := Finding{
-		Code: "idle", Level: Idle, Title: "Idle",
-		Detail: fmt.Sprintf("No reads for %.0f s; %s can be read without waiting.", w.seconds, human.Count(w.rates.Lead, "sample")),
+		Code: "idle", Level: Idle, Thing: "Idle",
+		Cause: fmt.Sprintf("No reads for %.0f s; %s can be read without waiting.", w.seconds, human.Count(w.rates.Lead, "sample")),
 	}
 	switch {
 	case w.now.Reads == 0 && w.now.Opens == 0:
-		f.Title = "Waiting for the trainer"
+		f.Thing = "Waiting for the trainer"
 	case w.rates.Spare >= 0.5:
-		f.Title, f.Detail = "The trainer requests nothing", fmt.Sprintf("%s; batches are ready, and none was requested for %.0f s.", human.Count(w.sessions, "open session"), w.seconds)
+		f.Thing, f.Cause = "The trainer requests nothing", fmt.Sprintf("%s; batches are ready, and none was requested for %.0f s.", human.Count(w.sessions, "open session"), w.seconds)
 	}
 	return f, w.quiet()
 }
 
 func trainerSlower(w *window) (Finding, bool) {
 	return Finding{
-		Code: "trainer-slower", Level: Good, Title: "The GPU has data: the trainer is the slower side",
-		Detail: fmt.Sprintf("Batches were ready and not requested %s of the time, at %s samples/s%s.", human.Percent(w.rates.Spare), human.Rate(w.rates.Samples), w.ahead()),
+		Code: "trainer-slower", Level: OK, Thing: "The GPU has data: the trainer is the slower side",
+		Cause: fmt.Sprintf("Batches were ready and not requested %s of the time, at %s samples/s%s.", human.Percent(w.rates.Spare), human.Rate(w.rates.Samples), w.ahead()),
 	}, w.rates.Spare >= waitsBad
 }
 
 func fed(w *window) (Finding, bool) {
 	f := Finding{
-		Code: "fed", Level: Good, Title: "The GPU has data",
-		Detail: fmt.Sprintf("%s samples/s; %s of the reads did not wait%s.", human.Rate(w.rates.Samples), human.Percent(1-w.rates.Hits.late()), w.ahead()),
+		Code: "fed", Level: OK, Thing: "The GPU has data",
+		Cause: fmt.Sprintf("%s samples/s; %s of the reads did not wait%s.", human.Rate(w.rates.Samples), human.Percent(1-w.rates.Hits.late()), w.ahead()),
 	}
 	if w.reads == 0 {
-		f.Detail = fmt.Sprintf("%s samples/s, all from the kernel's page cache%s.", human.Rate(w.rates.Samples), w.ahead())
+		f.Cause = fmt.Sprintf("%s samples/s, all from the kernel's page cache%s.", human.Rate(w.rates.Samples), w.ahead())
 	}
 	if !w.orderKnown() && !w.served() && w.rates.Hits.late() > 0.02 {
-		f.Level, f.Title = Warn, "The GPU has data, but Shoal does not know the order"
+		f.Level, f.Thing = Warn, "The GPU has data, but Shoal does not know the order"
 		f.Remedy = "Run the trainer by `shoal run`, so that no read waits; or pass the order: shoal.hint(sampler) in the trainer, or --order torch:seed=…"
 	}
 	return f, true

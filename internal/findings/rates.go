@@ -1,4 +1,4 @@
-package verdict
+package findings
 
 import (
 	"github.com/shoalfs/shoal/loader"

@@ -1,6 +1,4 @@
-// Package verdict judges whether the GPU waits for data, and why, from the difference between two snapshots of a daemon's
-// counters. It is pure, and the only judge: the dashboard, `shoal top` and `shoal stat` show its findings.
-package verdict
+package findings
 
 import (
 	"github.com/shoalfs/shoal/loader"
@@ -13,29 +11,9 @@ type Snapshot struct {
 	Feed *loader.Stats `json:"feed,omitempty"` // nil without a feed
 }
 
-// Level is how good a verdict is.
-type Level string
-
-// The levels.
-const (
-	Good Level = "good" // data comes in time
-	Idle Level = "idle" // there are no reads
-	Warn Level = "warn" // it could be better, or will soon be worse
-	Bad  Level = "bad"  // the trainer waits, or reads fail
-)
-
-// Finding is one finding, in words.
-type Finding struct {
-	Code   string `json:"code"` // see docs/dashboard.md; does not change once published
-	Level  Level  `json:"level"`
-	Title  string `json:"title"`            // a few words
-	Detail string `json:"detail"`           // a sentence with the figures
-	Remedy string `json:"remedy,omitempty"` // what to do about it; empty if there is nothing to do
-}
-
 // Verdict is the most important finding, and the other ones.
 type Verdict struct {
-	Version int `json:"version"` // of this schema, 1
+	Version int `json:"version"` // of this schema, 2
 	Finding
 	Rates Rates     `json:"rates"`
 	Notes []Finding `json:"notes"`  // other findings, worst first
@@ -46,7 +24,7 @@ type Verdict struct {
 // Snapshot, it judges the time since the start.
 func Of(before, now Snapshot) Verdict {
 	w := between(before, now)
-	v := Verdict{Version: 1, Rates: w.rates, Notes: []Finding{}, Error: Explain(now.Errors)}
+	v := Verdict{Version: 2, Rates: w.rates, Notes: []Finding{}, Error: Explain(now.Errors)}
 	var found []Finding
 	for _, rule := range trouble {
 		if f, ok := rule(&w); ok {
@@ -55,7 +33,7 @@ func Of(before, now Snapshot) Verdict {
 	}
 	for _, list := range [][]func(*window) (Finding, bool){causes, calm} {
 		for _, rule := range list {
-			if f, ok := rule(&w); ok && (f.Level == Bad || f.Level == Warn || len(found) == 0) {
+			if f, ok := rule(&w); ok && (f.Level == Fail || f.Level == Warn || len(found) == 0) {
 				found = append(found, f)
 				break // the later rules would repeat it
 			}
