@@ -30,8 +30,8 @@ import (
 // Options say which directory is owned, and within which bounds.
 type Options struct {
 	Path   string // owned while it is open
-	Size   int64  // bytes on disk, everything under Path counted
-	Memory int64  // bytes of memory for the whole process
+	Size   int64  `flag:"cache-size"` // bytes on disk, everything under Path counted
+	Memory int64  `flag:"memory"`     // bytes of memory for the whole process
 	// Secret is the key that encrypts the directory; nil: it is not encrypted. A new directory is made accordingly; an
 	// existing one of the other kind, or with another key, is refused.
 	Secret   *crypt.Secret

@@ -13,6 +13,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/audit"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/progress"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -130,7 +131,9 @@ func (inv *invocation) environ(name string) string {
 func withHost(c *cobra.Command, cfg engine.HostConfig, do func(ctx context.Context, h *engine.Host, out io.Writer) error) error {
 	inv := invocationOf(c.Context())
 	if inv.attached() {
-		if err := inv.host.Accepts(cfg); err != nil {
+		if err := inv.host.Accepts(cfg, func(flag string) bool { return given(c, flag) }); errors.Is(err, engine.ErrOther) {
+			return cli.Usage(err)
+		} else if err != nil {
 			return err
 		}
 		return do(c.Context(), inv.host, c.OutOrStdout())

@@ -42,6 +42,11 @@ func (a *amount) String() string {
 	return humanize.IBytes(uint64(a.bytes))
 }
 
+// same reports whether two values mean the same in any process.
+func (a *amount) same(b amount) bool {
+	return a.text != "" && a.bytes == b.bytes && a.part == b.part && a.auto == b.auto && b.text != ""
+}
+
 func (a *amount) Set(text string) error {
 	if text == "auto" {
 		*a = amount{auto: true, text: text}
@@ -137,11 +142,24 @@ func (a *amount) disk(dir string, roomOf func(dir string) (int64, error)) (n int
 	return n, []remark{{slog.LevelInfo, "--cache-size " + a.String(), args()}}, nil
 }
 
-// limits returns the values of the flags in bytes here. In a daemon that already runs they have no effect.
+// ownLimits are the values of --cache-size and --memory that this process was started with.
+var ownLimits struct{ disk, memory amount }
+
+// limits returns the values of the flags in bytes here. In a daemon that already runs, what it was started with means what is in
+// force: 80% of the free space would be less by now.
 func (o *engineOptions) limits(inv *invocation) (disk, memory int64, err error) {
 	if inv.attached() {
-		return o.cacheSize.bytes, o.memory.bytes, nil
+		if disk, memory = inv.host.Limits(); !o.cacheSize.same(ownLimits.disk) {
+			if disk, _, err = o.cacheSize.disk(o.cacheDir, machine.Room); err != nil {
+				return 0, 0, err
+			}
+		}
+		if !o.memory.same(ownLimits.memory) {
+			memory, _, err = o.memory.memory(machine.ReadMemory())
+		}
+		return disk, memory, err
 	}
+	ownLimits.disk, ownLimits.memory = o.cacheSize, o.memory
 	disk, remarks, err := o.cacheSize.disk(o.cacheDir, machine.Room)
 	if err != nil {
 		return 0, 0, err

@@ -26,14 +26,14 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// connections is a flag value: a number of requests in flight, or 0 for auto.
+// connections is a flag value: a number of requests in flight, -1 for auto, or 0, which is auto that nobody has asked for.
 type connections int
 
 // mostConnections fits into a process's usual limit of 1,024 open files, beside the cache's files.
 const mostConnections = 512
 
 func (c *connections) String() string {
-	if *c == 0 {
+	if *c <= 0 {
 		return "auto"
 	}
 	return strconv.Itoa(int(*c))
@@ -41,7 +41,7 @@ func (c *connections) String() string {
 func (c *connections) Type() string { return "number" }
 func (c *connections) Set(text string) error {
 	if text == "auto" {
-		*c = 0
+		*c = -1
 		return nil
 	}
 	n, err := strconv.Atoi(text)
@@ -53,7 +53,7 @@ func (c *connections) Set(text string) error {
 }
 
 func (c *connections) most() int {
-	if *c == 0 {
+	if *c <= 0 {
 		return mostConnections
 	}
 	return int(*c)
@@ -249,7 +249,8 @@ func (o *engineOptions) config(inv *invocation, source string) (c engine.Config,
 	c.Store, err = o.store.options(inv)
 	c.Near, c.Recode = o.store.near, o.recode
 	c.SkipBadShards, c.Samples, c.Records, c.Quota, c.Weight, c.Refresh = o.badShards == "skip", o.samples, o.records, int64(o.quota), o.weight, o.refresh
-	c.Connections, c.AdaptConnections, c.Getenv = o.connections.most(), o.connections == 0, inv.getenv
+	c.Connections, c.AdaptConnections, c.ConnectionsGiven, c.Getenv = o.connections.most(), o.connections <= 0, o.connections != 0, inv.getenv
+	h.Log.Level, h.Log.Format, h.Log.Size = o.log.level, o.log.format, int64(o.logSize)
 	h.Coder = jpegCoder{}
 	h.Path, h.ResetOld, h.Logger, h.Searcher = o.cacheDir, o.resetOld, c.Logger, []string{"/proc/self/exe", searchVerb}
 	return c, h, err
@@ -306,6 +307,9 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 	e, err := h.Open(ctx, cfg)
 	close(done)
 	<-stopped
+	if errors.Is(err, engine.ErrOther) {
+		err = cli.Usage(err)
+	}
 	return e, err
 }
 

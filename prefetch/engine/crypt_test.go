@@ -63,10 +63,10 @@ func TestEncryptedCache(t *testing.T) {
 		if _, err := d.OpenFit("another", sealed); !errors.Is(err, crypt.ErrOpen) {
 			t.Error(err)
 		}
-		if err := e.host.Accepts(config(secretOf(t, 2))); !errors.Is(err, crypt.ErrWrongSecret) {
+		if err := e.host.Accepts(config(secretOf(t, 2)), func(string) bool { return false }); !errors.Is(err, crypt.ErrWrongSecret) {
 			t.Error(err)
 		}
-		if err := errors.Join(e.host.Accepts(config(nil)), e.host.Accepts(config(secretOf(t, 1)))); err != nil {
+		if err := errors.Join(e.host.Accepts(config(nil), func(string) bool { return false }), e.host.Accepts(config(secretOf(t, 1)), func(string) bool { return false })); err != nil {
 			t.Error(err)
 		}
 		closeEngine(t, e)
@@ -149,7 +149,7 @@ func TestEncryptedCache(t *testing.T) {
 	if err := h.Rekey(*secretOf(t, 5)); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(h.Accepts(config(secretOf(t, 5))), h.Close()); err != nil {
+	if err := errors.Join(h.Accepts(config(secretOf(t, 5)), func(string) bool { return false }), h.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := OpenHost(config(secretOf(t, 1))); !errors.Is(err, crypt.ErrWrongSecret) {

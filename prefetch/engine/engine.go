@@ -57,6 +57,7 @@ type Config struct {
 	Quota            int64      // bytes on disk for this dataset; 0: the earlier quota, or none
 	Connections      int        // GETs in flight at most
 	AdaptConnections bool       // fewer than Connections if they bring as much
+	ConnectionsGiven bool       // a dataset that is open with others is not shared
 	Weight           int        // of the mount's streams against others; 0 is 1, or the current one
 	Refresh          bool       // list again even if the catalog knows the source
 	Store            objstore.StoreOptions
@@ -376,17 +377,32 @@ func (h *Host) enter(ctx context.Context, e *Engine) (*Engine, error) {
 			_ = same.Close()
 			continue
 		}
-		if err := same.join(e.cfg); err != nil {
+		err := same.join(e.cfg)
+		if err == nil && e.cfg.Quota > 0 {
+			err = h.SetQuota(e.dataset, e.cfg.Quota)
+		}
+		if err == nil && e.cfg.Refresh {
+			_, err = same.Refresh(ctx)
+		}
+		if err != nil {
 			return nil, errors.Join(err, same.Close())
 		}
 		return same, nil
 	}
 }
 
+// connections shows how many GETs may be in flight.
+func (c Config) connections() string {
+	if c.AdaptConnections {
+		return "auto"
+	}
+	return strconv.Itoa(c.Connections)
+}
+
 // join checks that a further user of the dataset has the same settings as the first.
 func (e *Engine) join(cfg Config) error {
 	other := func(flag, is, asked string) error {
-		return fmt.Errorf("%s is open in this cache directory with %s %q, not %q (give the same, or another --cache-dir)", e.source, flag, is, asked)
+		return fmt.Errorf("%s is open in this cache directory with %s %q, not %q: %w (give the same, or another --cache-dir)", e.source, flag, is, asked, ErrOther)
 	}
 	switch {
 	case cfg.Samples != e.cfg.Samples:
@@ -411,6 +427,14 @@ func (e *Engine) join(cfg Config) error {
 		return fmt.Errorf("%s is open in this cache directory with another --object-versions (give the same, or another --cache-dir)", e.source)
 	case cfg.Store.LinksOutside != e.cfg.Store.LinksOutside:
 		return other("--links-outside", strconv.FormatBool(e.cfg.Store.LinksOutside), strconv.FormatBool(cfg.Store.LinksOutside))
+	case cfg.ConnectionsGiven && (cfg.Connections != e.cfg.Connections || cfg.AdaptConnections != e.cfg.AdaptConnections):
+		return other("--connections", e.cfg.connections(), cfg.connections())
+	case cfg.Publish != "" && cfg.Publish != e.cfg.Publish:
+		return other("--publish", e.cfg.Publish, cfg.Publish)
+	case cfg.Store.WeakETag && !e.cfg.Store.WeakETag:
+		return other("--weak-etag", "false", "true")
+	case !cfg.Store.Prices.IsZero() && cfg.Store.Prices != e.cfg.Store.Prices:
+		return fmt.Errorf("%s is open in this cache directory with another --price: %w (give the same, or another --cache-dir)", e.source, ErrOther)
 	case cfg.Store.GetsPerHour != 0 && cfg.Store.GetsPerHour != e.cfg.Store.GetsPerHour:
 		return other("--gets-per-hour", strconv.FormatInt(e.cfg.Store.GetsPerHour, 10), strconv.FormatInt(cfg.Store.GetsPerHour, 10))
 	case cfg.Order.Name() == "auto" || cfg.Order == e.order():

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	humanize "github.com/dustin/go-humanize"
 
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/internal/audit"
@@ -26,6 +29,12 @@ type HostConfig struct {
 	Cluster  ClusterConfig
 	// Coder has a shorter form of some files for the cache's disk; nil: none.
 	Coder Coder
+	// Log is how the process logs; it is compared alone.
+	Log struct {
+		Level  string `flag:"log-level"`
+		Format string `flag:"log-format"`
+		Size   int64  `flag:"log-size"`
+	}
 }
 
 // Host is a cache directory with its open datasets, and the runner of their streams. Safe for concurrent use.
@@ -163,23 +172,49 @@ func (h *Host) SetQuota(id [16]byte, n int64) error {
 	return nil
 }
 
-// Accepts compares the settings of another process that shares the host with the host's: its key, if it gives one,
-// and its audit log.
-func (h *Host) Accepts(o HostConfig) error {
+// ErrOther is wrapped by errors about settings that a further user asks for and that are not in force.
+var ErrOther = errors.New("another value is in force")
+
+// Accepts compares what another process that shares the host asks for with what is in force: its key, and what it gave explicitly of
+// the settings of the whole process, which are the fields of HostConfig with the tag flag.
+func (h *Host) Accepts(o HostConfig, given func(flag string) bool) error {
 	if err := h.Dir.Accepts(o.Secret); err != nil {
 		return err
 	}
-	if at := o.Cluster.URL; at != "" && at != h.cfg.Cluster.URL {
-		return fmt.Errorf("the daemon of %s is not a node of that --cluster (give its own, none, or start the daemon with it)", h.Path())
-	}
-	if has := h.audit.Path(); o.Audit.Path != "" && o.Audit.Path != has {
-		if has == "" {
-			has = "nowhere"
+	return h.sameFields(reflect.ValueOf(h.cfg), reflect.ValueOf(o), func(flag string) bool {
+		return given(flag) || flag == "cluster" && o.Cluster.URL != "" || flag == "audit-log" && o.Audit.Path != ""
+	})
+}
+
+func (h *Host) sameFields(in, asked reflect.Value, given func(flag string) bool) error {
+	for i := range in.NumField() {
+		field, flag := in.Type().Field(i), in.Type().Field(i).Tag.Get("flag")
+		switch {
+		case flag == "" && field.Type.Kind() == reflect.Struct && field.IsExported():
+			if err := h.sameFields(in.Field(i), asked.Field(i), given); err != nil {
+				return err
+			}
+		case flag != "" && given(flag) && !in.Field(i).Equal(asked.Field(i)):
+			return fmt.Errorf("--%s %s: %w: the daemon of %s has %s until it ends (leave --%s out, or end it first: shoal stop %s --all)",
+				flag, shown(asked.Field(i)), ErrOther, h.Path(), shown(in.Field(i)), flag, h.Path())
 		}
-		return fmt.Errorf("the daemon of %s writes its audit log to %s, and not to %s (give that one, none, or start the daemon with it)", h.Path(), has, o.Audit.Path)
 	}
 	return nil
 }
+
+// shown shows the value of a flag.
+func shown(v reflect.Value) string {
+	switch {
+	case v.Kind() == reflect.Int64:
+		return humanize.IBytes(uint64(v.Int()))
+	case v.Kind() == reflect.String && v.String() == "":
+		return "none"
+	}
+	return fmt.Sprint(v)
+}
+
+// Limits returns the bytes of disk and of memory in force.
+func (h *Host) Limits() (disk, memory int64) { return h.cfg.Size, h.cfg.Memory }
 
 // Audit returns the log of opens; if there is none it is nil, which accepts events, too.
 func (h *Host) Audit() *audit.Log { return h.audit }

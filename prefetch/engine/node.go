@@ -24,14 +24,16 @@ import (
 
 // ClusterConfig says which cluster a host is a node of. The zero value is none.
 type ClusterConfig struct {
-	URL       string // etcd://HOST:PORT[,…]/NAME
-	Advertise string // HOST:PORT at which other nodes reach this one; "": this machine's address towards etcd, port 7073
-	Zone      string
+	URL       string `flag:"cluster"`   // etcd://HOST:PORT[,…]/NAME
+	Advertise string `flag:"advertise"` // HOST:PORT at which other nodes reach this one; "": this machine's address towards etcd, port 7073
+	Zone      string `flag:"zone"`
 	Program   string // version of Shoal
-	Nodes     int    // that a dataset waits for when it is opened, at most a minute; 0: until no more come
+	Nodes     int    `flag:"nodes"` // that a dataset waits for when it is opened, at most a minute; 0: until no more come
 	// Cert, Key and CA are files of TLS; Insecure: without.
-	Cert, Key, CA string
-	Insecure      bool
+	Cert     string `flag:"cluster-cert"`
+	Key      string `flag:"cluster-key"`
+	CA       string `flag:"cluster-ca"`
+	Insecure bool   `flag:"cluster-insecure"`
 }
 
 // Config returns the configuration of TLS; nil without.
