@@ -9,8 +9,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/shoalfs/shoal/prefetch/engine"
 )
 
 // fakeDaemon listens as the daemon of a cache directory, and does with each question what answer does.
@@ -73,5 +78,43 @@ func TestAnswersNameTheirQuestion(t *testing.T) {
 	var out strings.Builder
 	if err := attach(t.Context(), dir, []string{"cache", "ls"}, &out); err != nil || out.String() != "x" {
 		t.Errorf("%v, %q", err, out.String())
+	}
+}
+
+// A flag of a verb that attaches is of the whole process, and compared with what is in force; or of the dataset, and compared by
+// engine.join or applied; or the verb's own. One that is none of these would be ignored in silence.
+func TestEveryFlagIsHeeded(t *testing.T) {
+	heeded := map[string]bool{}
+	var tagged func(c reflect.Type)
+	tagged = func(c reflect.Type) {
+		for i := range c.NumField() {
+			if flag := c.Field(i).Tag.Get("flag"); flag != "" {
+				heeded[flag] = true
+			} else if c.Field(i).Type.Kind() == reflect.Struct {
+				tagged(c.Field(i).Type)
+			}
+		}
+	}
+	tagged(reflect.TypeFor[engine.HostConfig]())
+	for _, flag := range strings.Fields(`
+		encryption-key-file reset-old-cache cache-dir config standing help
+		samples records shards bad-shards weight recode near near-endpoint near-profile sse-c-key-file requester-pays object-versions links-outside
+		gets-per-hour price weak-etag connections publish order epoch quota refresh
+		admin pprof daemon supervise drain-timeout mkdir allow-other uid gid umask read-ahead entry-timeout debug-fuse kernel-cache fuse-transport
+		s3 s3-keys s3-anonymous s3-anonymous-write s3-read-only s3-connections tls-cert tls-key
+		listen mount socket-mode socket-group workers allow-remote tls-client-ca token-file fraction list`) {
+		heeded[flag] = true
+	}
+	r := root()
+	for _, verb := range []string{"mount", "serve", "s3", "warm"} {
+		c, _, err := r.Find([]string{verb})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if !heeded[f.Name] {
+				t.Errorf("%s --%s: attaching ignores it", verb, f.Name)
+			}
+		})
 	}
 }

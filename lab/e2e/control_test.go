@@ -224,3 +224,38 @@ func TestControlByAnotherUser(t *testing.T) {
 		}
 	}
 }
+
+// What a verb that attaches asks for explicitly is in force, or refused with what is.
+func TestAttachFlags(t *testing.T) {
+	dir, _ := pictures(t, 1, 8)
+	other, _ := pictures(t, 1, 4)
+	cache := t.TempDir()
+	mount(t, nil, "file://"+dir, "--cache-dir", cache, "--memory", "256MiB", "--cache-size", "80%", "--connections", "8")
+	for _, c := range []struct {
+		flags  []string
+		source string
+		want   string // "": it attaches
+	}{
+		{[]string{"--memory", "512MiB"}, dir, "has 256 MiB"},
+		{[]string{"--memory", "0.25GiB"}, dir, ""},
+		{[]string{"--cache-size", "1GiB"}, dir, "--cache-size"},
+		{[]string{"--cache-size", "80%"}, dir, ""},
+		{[]string{"--connections", "16"}, dir, `--connections "8", not "16"`},
+		{[]string{"--connections", "auto"}, dir, `--connections "8", not "auto"`},
+		{[]string{"--connections", "8"}, dir, ""},
+		{[]string{"--connections", "16"}, other, ""}, // another dataset has its own
+		{[]string{"--log-level", "debug"}, dir, "has info"},
+		{[]string{"--audit-log", filepath.Join(other, "log")}, dir, "has none"},
+		{nil, dir, ""},
+	} {
+		mnt := t.TempDir()
+		args := append([]string{"mount", "file://" + c.source, mnt, "--cache-dir", cache, "--daemon"}, c.flags...)
+		_, errs, code := shoal(t, nil, args...)
+		if c.want == "" && code != 0 || c.want != "" && (code != 2 || !strings.Contains(errs, c.want)) {
+			t.Errorf("%v: exit %d, %s", c.flags, code, errs)
+		}
+		if mounted(mnt) {
+			umount(t, mnt)
+		}
+	}
+}
