@@ -258,7 +258,7 @@ func (c *awsChain) sso(p *config.SharedConfig, region string, o ssocreds.Options
 	return aws.CredentialsProviderFunc(func(ctx context.Context) (aws.Credentials, error) {
 		v, err := provider.Retrieve(ctx)
 		if err != nil {
-			err = fmt.Errorf("profile %q: SSO: %w (aws sso login --profile %s)", p.Profile, sourceError(err), p.Profile)
+			err = fmt.Errorf("profile %q: SSO: %w (AWS_PROFILE=%s aws sso login)", p.Profile, sourceError(err), p.Profile)
 		}
 		return v, err
 	})
