@@ -101,7 +101,7 @@ func TestAuditLog(t *testing.T) {
 		t.Errorf("cache rm: exit %d", code)
 	}
 	// Another who attaches may name this log, or none, but not one that would stay empty.
-	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", cache, "--audit-log", file+"2"); code != 1 || !strings.Contains(errs, file) {
+	if _, errs, code := shoal(t, env, "warm", source, "--cache-dir", cache, "--audit-log", file+"2"); code != 2 || !strings.Contains(errs, file) {
 		t.Errorf("another audit log: exit %d, %s", code, errs)
 	}
 	within(t, time.Minute, "the stats count the lines of the log", func() bool {
