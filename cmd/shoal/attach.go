@@ -384,8 +384,8 @@ func ask(ctx context.Context, q question, args []string, out io.Writer) error {
 	case err != nil:
 		return errors.Join(ctx.Err(), errNobody)
 	}
+	defer to.Close()
 	conn := to.(*net.UnixConn)
-	defer conn.Close()
 	who := audit.Unix(conn)
 	if a.conn, a.pid = conn, who.PID; q.owner != "" && q.owner != fmt.Sprint(*who.UID) {
 		return fmt.Errorf("%s: what listens for its daemon is user %d's (pid %d) and not the mount's (end that process)", q.at, *who.UID, who.PID)

@@ -11,6 +11,7 @@ order (setup, load_state_dict, train_dataloader, training_step, state_dict, tear
 import argparse
 import hashlib
 import os
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,44 +22,44 @@ import shoal
 class ShoalData:  # (lightning.LightningDataModule)
     """The feed, whose state is part of the checkpoint: Lightning saves and loads the state of data modules."""
 
-    def __init__(self, addr, batch_size, seed):
+    def __init__(self, addr: str, batch_size: int, seed: int) -> None:
         self.feed = shoal.Feed(addr, batch_size, seed=seed, session="lightning-example",  # connects when it is first used
                                transform="RandomResizedCrop(64, scale=(0.5, 1))|RandomHorizontalFlip()|fp32|nchw")
 
-    def train_dataloader(self):
+    def train_dataloader(self) -> shoal.Feed:
         return self.feed
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return self.feed.state_dict()
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.feed.load_state_dict(state)
 
-    def teardown(self, stage):
+    def teardown(self, stage: str) -> None:
         self.feed.close()
 
 
 class Classifier(nn.Module):  # (lightning.LightningModule)
-    def __init__(self, classes):
+    def __init__(self, classes: int) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Conv2d(3, 16, 7, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 15 * 15, classes))
 
-    def training_step(self, batch, step):
+    def training_step(self, batch: Any, step: int) -> torch.Tensor:
         images, labels = batch
         return nn.functional.cross_entropy(self.net(images), labels)
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.003, momentum=0.9)
 
 
 class Trainer:
     """Replaces lightning.Trainer. history is a digest of all samples that the job has trained on, in order."""
 
-    def __init__(self, max_epochs, max_steps, checkpoint):
+    def __init__(self, max_epochs: int, max_steps: int, checkpoint: str) -> None:
         self.max_epochs, self.max_steps, self.checkpoint = max_epochs, max_steps, checkpoint
         self.step, self.history = 0, b""
 
-    def fit(self, model, data):
+    def fit(self, model: Classifier, data: ShoalData) -> float:
         optimizer = model.configure_optimizers()
         if os.path.exists(self.checkpoint):
             saved = torch.load(self.checkpoint)
@@ -83,7 +84,7 @@ class Trainer:
         return loss.item()
 
 
-def main():
+def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("addr", help="unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT")
     p.add_argument("--max-epochs", type=int, default=2)

@@ -10,35 +10,41 @@ write gradient(), and take batches by jax.dlpack.from_dlpack(batch.data): it hol
 import argparse
 
 import numpy as np
+from numpy.typing import NDArray
 
 import shoal
 
+Floats = NDArray[np.float32]
+Labels = NDArray[np.int64]
+Params = dict[str, Floats]
 
-def predict(params, images):
+
+def predict(params: Params, images: Floats) -> Floats:
     """Log-probabilities of a softmax regression: (n, classes)."""
     logits = images @ params["w"] + params["b"]
     logits = logits - logits.max(axis=1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    result: Floats = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return result
 
 
-def loss_of(params, images, labels):
-    return -predict(params, images)[np.arange(len(labels)), labels].mean()
+def loss_of(params: Params, images: Floats, labels: Labels) -> float:
+    return -float(predict(params, images)[np.arange(len(labels)), labels].mean())
 
 
-def gradient(params, images, labels):
+def gradient(params: Params, images: Floats, labels: Labels) -> Params:
     error = np.exp(predict(params, images))
     error[np.arange(len(labels)), labels] -= 1
     error /= len(labels)
     return {"w": images.T @ error, "b": error.sum(axis=0)}
 
 
-def update(params, images, labels, rate):
+def update(params: Params, images: Floats, labels: Labels, rate: float) -> Params:
     """Returns the parameters after one step, without changing the old ones."""
     slope = gradient(params, images, labels)
     return {name: params[name] - rate * slope[name] for name in params}
 
 
-def main():
+def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("addr", help="unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT")
     p.add_argument("--epochs", type=int, default=5)

@@ -22,7 +22,7 @@ from torch import nn
 import shoal
 
 
-def main():
+def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("addr", help="unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT")
     p.add_argument("--epochs", type=int, default=2)

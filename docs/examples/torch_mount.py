@@ -17,7 +17,7 @@ from torchvision import datasets, transforms
 import shoal
 
 
-def main():
+def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("folder", help="the mount point, or a folder in it")
     p.add_argument("--epochs", type=int, default=3)

@@ -466,7 +466,7 @@ def _torch_feed(required: bool) -> Type[Feed]:
             raise
         return Feed
 
-    class TorchFeed(Feed, IterableDataset):  # type: ignore[misc]
+    class TorchFeed(Feed, IterableDataset):  # type: ignore
         __doc__ = Feed.__doc__
 
         def _import_torch(self) -> Any:

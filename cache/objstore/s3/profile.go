@@ -57,7 +57,7 @@ func readable(path string) error {
 		_, err = io.CopyN(io.Discard, f, 1)
 		f.Close()
 	}
-	if path == "" || err == io.EOF || errors.Is(err, fs.ErrNotExist) {
+	if path == "" || errors.Is(err, io.EOF) || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return sourceError(err)
