@@ -603,14 +603,14 @@ func (v *versions) tellMoved(dropped []int) {
 
 // OnMoved calls f after each move to another version, whoever asked for it, with nil; and with the files of which Verify
 // has dropped something, since others may have the wrong bytes, too.
-func (v *versions) OnMoved(f func(dropped []int)) (cancel func()) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.moved = append(v.moved, &f)
+func (s *versions) OnMoved(f func(dropped []int)) (cancel func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.moved = append(s.moved, &f)
 	return func() {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		v.moved = slices.DeleteFunc(v.moved, func(g *func([]int)) bool { return g == &f })
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.moved = slices.DeleteFunc(s.moved, func(g *func([]int)) bool { return g == &f })
 	}
 }
 
