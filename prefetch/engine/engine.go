@@ -592,10 +592,10 @@ func (e *Engine) refresh(ctx context.Context, list func(context.Context) (*catal
 }
 
 // tellMoved calls what OnMoved was given.
-func (v *versions) tellMoved(dropped []int) {
-	v.mu.Lock()
-	told := slices.Clone(v.moved)
-	v.mu.Unlock()
+func (s *versions) tellMoved(dropped []int) {
+	s.mu.Lock()
+	told := slices.Clone(s.moved)
+	s.mu.Unlock()
 	for _, f := range told {
 		(*f)(dropped)
 	}
