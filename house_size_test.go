@@ -16,7 +16,7 @@ import (
 
 // bound is how many lines of Go and C all rooms may hold together, tests and generated code apart. No commit raises it, but one whose
 // issue gives an allowance: rooms trade, and a new capability pays with what it made unnecessary.
-const bound = 115_992
+const bound = 113_778
 
 // rooms are listed in the log. A file belongs to the longest that its path begins with.
 var rooms = []string{"cmd/shoal", "cmd/shoal-gpu", "cmd/shoal-lab", "fusefs", "fusefs/uring", "cache", "prefetch", "prefetch/engine",
@@ -25,7 +25,7 @@ var rooms = []string{"cmd/shoal", "cmd/shoal-gpu", "cmd/shoal-lab", "fusefs", "f
 // What reads well has bounds. Beyond each there is what was there before it was; it may only become less.
 const (
 	longestFunction, longFunctions = 80, 0
-	mostFields, wideStructs        = 20, 10
+	mostFields, wideStructs        = 20, 9
 	mostFolders                    = 13
 	mostNames                      = 40 // exported by a package at its top level, unless its comment says why
 	manyNames                      = "More than 40 names are exported"
