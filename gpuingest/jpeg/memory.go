@@ -26,24 +26,24 @@ import (
 var memory = struct {
 	sync.Mutex
 	limit, used int64
-	waiting     []*claim      // in order of arrival
-	idle        []idler       // by the time of their last use
-	had         map[any]int64 // of the objects in use: what they held before, which is counted too
-	over        int           // calls that allocated more than they took, which tests look at
-}{limit: math.MaxInt64, had: map[any]int64{}}
+	waiting     []*claim  // in order of arrival
+	idle        []*object // by the time of their last use
+	over        int       // calls that allocated more than they took, which tests look at
+}{limit: math.MaxInt64}
 
 type claim struct {
-	n     int64
-	ready chan struct{}
+	n       int64
+	granted bool // else it is more than there can be
+	ready   chan struct{}
 }
 
-// idler is an object of a pool that nobody uses.
-type idler struct {
+// object is one of a pool. It is made once for each, since a pointer to a C type costs an allocation in an interface.
+type object struct {
 	pool  any
 	c     any
-	bytes int64 // which are counted
-	since time.Time
 	free  func()
+	bytes int64     // which are counted while it is idle
+	since time.Time // of its last use
 }
 
 // maxIdle is the most that an object keeps while it is idle. All of them keep a quarter of the limit.
@@ -80,18 +80,27 @@ func drop(n int) {
 	memory.idle = slices.Delete(memory.idle, 0, n)
 }
 
+// take counts n bytes if there is room for them, or idle objects can make it. The lock is held.
+func take(n int64) bool {
+	if n > memory.limit {
+		return false
+	}
+	for memory.used > memory.limit-n {
+		if len(memory.idle) == 0 {
+			return false
+		}
+		drop(1)
+	}
+	memory.used += n
+	return true
+}
+
 // grant serves those that wait. The lock is held.
 func grant() {
 	for len(memory.waiting) > 0 {
 		w := memory.waiting[0]
-		if w.n <= memory.limit { // else it fails
-			for memory.used > memory.limit-w.n {
-				if len(memory.idle) == 0 {
-					return
-				}
-				drop(1)
-			}
-			memory.used += w.n
+		if w.granted = take(w.n); !w.granted && w.n <= memory.limit {
+			return
 		}
 		memory.waiting = memory.waiting[1:]
 		close(w.ready)
@@ -103,40 +112,57 @@ type pool[P comparable] struct {
 	make  func() P // nil: out of memory
 	free  func(P)
 	bytes func(P) int
+
+	objects map[P]*object // guarded by memory's lock
 }
 
 func newPool[P comparable](mk func() P, free func(P), bytes func(P) int) *pool[P] {
-	return &pool[P]{mk, free, bytes}
+	return &pool[P]{mk, free, bytes, map[P]*object{}}
 }
 
 // get returns an object that may allocate so many bytes. put must be called with them.
 func (p *pool[P]) get(need int64, what string) (c P, err error) {
 	memory.Lock()
-	w := &claim{need, make(chan struct{})}
-	memory.waiting = append(memory.waiting, w)
-	grant()
-	memory.Unlock()
-	<-w.ready
-	memory.Lock()
-	if limit := memory.limit; need > limit {
+	taken := len(memory.waiting) == 0 && take(need)
+	if !taken {
+		w := &claim{n: need, ready: make(chan struct{})}
+		memory.waiting = append(memory.waiting, w)
+		grant()
+		memory.Unlock()
+		<-w.ready
+		memory.Lock()
+		taken = w.granted
+	}
+	if limit := memory.limit; !taken {
 		memory.Unlock()
 		return c, fmt.Errorf("%w: to %s it takes up to %s of memory, and all pictures together have %s (raise --memory)",
 			ErrTooLarge, what, humanize.IBytes(uint64(need)), humanize.IBytes(uint64(limit)))
 	}
-	for i, o := range slices.Backward(memory.idle) {
-		if o.pool == p {
-			memory.had[o.c] = o.bytes
+	for i := len(memory.idle) - 1; i >= 0; i-- {
+		if o := memory.idle[i]; o.pool == any(p) {
 			memory.idle = slices.Delete(memory.idle, i, i+1)
 			memory.Unlock()
 			return o.c.(P), nil
 		}
 	}
 	memory.Unlock()
-	if c = p.make(); c == *new(P) {
+	if c = p.more(); c == *new(P) {
 		give(need)
 		return c, errMemory
 	}
 	return c, nil
+}
+
+// more makes an object.
+func (p *pool[P]) more() P {
+	c := p.make()
+	if c != *new(P) {
+		o := &object{pool: p, c: c, free: func() { delete(p.objects, c); p.free(c) }}
+		memory.Lock()
+		p.objects[c] = o
+		memory.Unlock()
+	}
+	return c
 }
 
 // give returns what was taken.
@@ -151,19 +177,22 @@ func give(n int64) {
 func (p *pool[P]) put(c P, need int64) {
 	bytes := int64(p.bytes(c))
 	memory.Lock()
-	if had := memory.had[c]; bytes > had+need && need > 0 {
+	o := p.objects[c]
+	if bytes > o.bytes+need && need > 0 {
 		memory.over++
 	}
-	need += memory.had[c]
-	delete(memory.had, c)
+	need += o.bytes
 	kept := bytes
 	for _, o := range memory.idle {
 		kept += o.bytes
 	}
 	keep := bytes <= maxIdle && kept <= memory.limit/4 && len(memory.idle) < 2*max(4, runtime.NumCPU())
 	if keep {
-		memory.idle = append(memory.idle, idler{p, c, bytes, time.Now(), func() { p.free(c) }})
+		o.bytes, o.since = bytes, time.Now()
+		memory.idle = append(memory.idle, o)
 		need -= bytes
+	} else {
+		delete(p.objects, c)
 	}
 	memory.Unlock()
 	if !keep {
