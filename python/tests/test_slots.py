@@ -206,7 +206,7 @@ class Lifetime(SlotCase):
             with self.assertRaisesRegex(_slots.HandoverError, word):
                 _slots.SlotPool(server.path, key, lambda: None)
             self.assertTrue(server.gone.wait(30))
-            self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+            self.assertLessEqual(len(os.listdir("/proc/self/fd")), before)  # the collector may close what other tests left
         with self.assertRaisesRegex(_slots.HandoverError, "FileNotFoundError"):
             _slots.SlotPool("/nonexistent/sock", "k", lambda: None)
 
