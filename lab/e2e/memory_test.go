@@ -164,6 +164,6 @@ func TestMemoryHolds(t *testing.T) {
 	if peak > most {
 		t.Errorf("RssAnon %d MiB with --memory %d MiB", peak>>20, memory>>20)
 	}
-	within(t, 2*patience, "files are recoded", func() bool { return readStats(t, mnt).Recoded.Files > 0 }) // by spare time of the processors
+	within(t, 2*patience, "files are recoded", func() bool { return readStats(t, mnt).Recoded.Files > 0 }) // by idle processors
 	within(t, time.Minute, "memory is given back", func() bool { return kit.Status(pid, "RssAnon") < memory })
 }
