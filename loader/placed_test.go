@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/shoalfs/shoal/cache/owner"
+	"github.com/shoalfs/shoal/lab/rig/synced"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
 	"github.com/shoalfs/shoal/loader/feedpb"
@@ -195,7 +196,7 @@ func TestPlacementShares(t *testing.T) {
 
 // A placement that was made for other nodes is correct, but of no use. A node that got another cache directory is another node.
 func TestPlacementOfAnotherNode(t *testing.T) {
-	var log bytes.Buffer
+	var log synced.Buffer
 	r := start(t, &feedtest.Dataset{Samples: 60}, loader.Options{Log: slog.New(slog.NewTextHandler(&log, nil)),
 		Node: func() (string, uint32, bool) { return "n0", 100, true }}, 0)
 	for rank, warned := range []bool{false, true} {
